@@ -1,11 +1,12 @@
-// A local run is a small cluster with a life of its own:
+// A local run starts a small cluster that exists only for this run:
 //
 //   folder     a temporary one, or --dir; it is kept if the run fails, because it has the logs
 //   processes  a coordinator, aggregators and workers (cli/local_cluster.h)
-//   run        submitted over gRPC like any other; a thread of its own follows it (cli/follow.h),
-//              so that this thread can supervise the processes at short intervals
-//   end        the run has ended, a process failed permanently, the time is over, or an interrupt
-//              arrived; in all cases the processes are stopped before the result is reported
+//   run        submitted over gRPC like any other; a second thread follows it (cli/follow.h), so
+//              that this thread can supervise the processes at short intervals
+//   end        the run has ended, a process failed permanently, the time limit is reached, or an
+//              interrupt arrived; in all cases the processes are stopped before the result is
+//              reported
 //
 // The first interrupt stops the processes in order, a second one kills them.
 #include "cli/cluster_run.h"
@@ -131,8 +132,8 @@ ClusterRunEnd RunOnCluster(const v1::RunSpec& spec, const ClusterRunOptions& opt
 int ReportFailure(const ClusterRunEnd& end, const Console& console) {
   if (end.interrupt) return 128 + *end.interrupt;
   int code = end.done() ? kExitOk : kExitFailure;
-  // Before the processes were started, the exit codes of coordinators (such as unavailable) would
-  // mislead.
+  // Errors before the start of the processes are plain failures: exit codes for a coordinator's
+  // errors (such as unavailable) would mislead.
   if (!end.status.ok()) {
     const int failed = Fail(console, end.status);
     if (end.started) code = failed;

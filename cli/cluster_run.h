@@ -29,7 +29,7 @@ struct ClusterRunOptions {
   bool restart = true;
   absl::Duration lease = absl::Seconds(5);
   absl::Time deadline = absl::InfiniteFuture();
-  // Printed when the run is about to begin; empty: nothing.
+  // Line that is printed before the run begins; empty: none.
   std::string note;
   // Called with each update of the run. Optional.
   std::function<void(const v1::RunStatus&)> on_update;
@@ -38,10 +38,10 @@ struct ClusterRunOptions {
 struct ClusterRunEnd {
   // OK: the run has ended in summary.run.state(), or was interrupted.
   absl::Status status;
-  // The signal that interrupted it.
+  // The signal that interrupted the run, if any.
   std::optional<int> interrupt;
   Summary summary;
-  // The processes were started; earlier errors concern only this machine.
+  // Whether the processes were started; earlier errors concern only this machine.
   bool started = false;
   // Folder of the processes' logs after a failure; else empty.
   std::string logs;
@@ -55,7 +55,7 @@ struct ClusterRunEnd {
 ClusterRunEnd RunOnCluster(const v1::RunSpec& spec, const ClusterRunOptions& options,
                            Progress& progress);
 
-// Prints the error and the folder of the logs on err, nothing for a run that is done. Returns the
+// Prints the error and the folder of the logs on err, or nothing if the run is done. Returns the
 // exit code.
 int ReportFailure(const ClusterRunEnd& end, const Console& console);
 

@@ -16,9 +16,9 @@
 #include "base/status.h"
 #include "cli/help.h"
 
-// Flags may stand before the verb, so words are split before the verb is known: whether a flag
-// takes a value is looked up over all verbs, which agree on it (a test holds them to that). What
-// the verb does not take is refused afterwards.
+// Flags may precede the verb, so words are split before the verb is known. Whether a flag takes a
+// value is looked up over all verbs; a test checks that all verbs agree on it. Flags that the verb
+// does not take are refused afterwards.
 
 namespace cadre {
 namespace {
@@ -29,7 +29,7 @@ struct FlagWord {
   std::optional<std::string> value;
 };
 
-// One or two dashes are accepted, as by gflags.
+// Splits a flag at "=". One or two dashes are accepted, as in gflags.
 FlagWord SplitFlag(absl::string_view word) {
   if (!absl::ConsumePrefix(&word, "--")) absl::ConsumePrefix(&word, "-");
   const size_t equals = word.find('=');
@@ -37,6 +37,7 @@ FlagWord SplitFlag(absl::string_view word) {
   return {std::string(word.substr(0, equals)), std::string(word.substr(equals + 1))};
 }
 
+// The global flag of that name, or the flag of the first verb that has one; null if none has.
 const Flag* FindAnywhere(absl::string_view name) {
   if (const Flag* flag = FindFlag(GlobalFlags(), name)) return flag;
   for (const Verb& verb : Verbs()) {
@@ -45,14 +46,14 @@ const Flag* FindAnywhere(absl::string_view name) {
   return nullptr;
 }
 
-// The switch that "--noname" or "--no-name" turns off; null: none.
+// The switch that "--noname" or "--no-name" turns off; null if there is none.
 const Flag* FindNegated(absl::string_view name) {
   if (!absl::ConsumePrefix(&name, "no")) return nullptr;
   const Flag* flag = FindAnywhere(absl::StripPrefix(name, "-"));
   return flag != nullptr && flag->kind == ValueKind::kSwitch ? flag : nullptr;
 }
 
-// Finds the flag of `verb` first, so that a name that verbs explain differently is this verb's.
+// Searches the flags of `verb` first, because verbs may explain flags of one name differently.
 const Flag* FindFor(const Verb* verb, absl::string_view name) {
   if (const Flag* flag = FindFlag(GlobalFlags(), name)) return flag;
   return verb == nullptr ? nullptr : FindFlag(verb->flags, name);
@@ -67,6 +68,7 @@ std::string Suggestion(absl::string_view word, absl::string_view prefix, absl::s
   return nearest ? absl::StrCat("; did you mean ", prefix, *nearest, suffix, "?") : "";
 }
 
+// The error for a flag that no verb has. It suggests the nearest flag of the verb.
 absl::Status UnknownFlag(absl::string_view written, const Verb* verb) {
   const std::string name = absl::StrReplaceAll(written, {{"_", "-"}});
   std::vector<Flag> flags = GlobalFlags();
@@ -77,7 +79,7 @@ absl::Status UnknownFlag(absl::string_view written, const Verb* verb) {
                               {"help", "version"})));
 }
 
-// The flag exists, but not for this verb; the verbs that have it are usually what the user meant.
+// The error for a flag of other verbs. It names these, because the user usually meant one of them.
 absl::Status ForeignFlag(const Flag& flag, const Verb& verb) {
   std::vector<std::string> owners;
   for (const Verb& other : Verbs()) {
@@ -116,7 +118,7 @@ std::optional<bool> ParseBool(const std::string& text) {
   return value;
 }
 
-// What the flag takes, if `text` is not of that kind; "" if it is.
+// Describes the values that the flag takes if `text` is not one of them; "" if it is.
 std::string Expected(const Flag& flag, const std::string& text) {
   uint64_t count = 0;
   double number = 0;
@@ -236,7 +238,7 @@ absl::Status CommandLine::CheckFlags() {
   return absl::OkStatus();
 }
 
-// Arguments are required in order, then optional, then repeated.
+// In the table, required arguments precede optional ones, and a repeated one is last.
 absl::Status CommandLine::CheckArguments() const {
   size_t i = 0;
   for (const Argument& argument : verb_->arguments) {

@@ -1,8 +1,8 @@
 // A command line, parsed and checked against the table of verbs (cli/verb.h).
 //
-// Flags stand before, between or after the other words: `--name value`, `--name=value`, `-O value`,
-// `--switch`, `--noswitch`, `--no-switch`; "--" ends the flags. The last of two equal flags counts.
-// Thread-compatible.
+// Flags may precede, follow or separate the other words: `--name value`, `--name=value`,
+// `-O value`, `--switch`, `--noswitch`, `--no-switch`; "--" ends the flags. If a flag is given
+// twice, the last one counts. Thread-compatible.
 #pragma once
 
 #include <map>
@@ -20,12 +20,12 @@ namespace cadre {
 
 class CommandLine {
  public:
-  // `words` are the program's arguments without its own name. Also reads --help and --version, with
-  // which nothing else is checked.
+  // `words` are the program's arguments without its own name. If --help or --version is among them,
+  // nothing else is checked.
   // Errors: InvalidArgument for an unknown verb or flag (with the nearest one), a flag of another
   // verb, a bad value, a missing or unexpected argument.
   static absl::StatusOr<CommandLine> Parse(std::span<const std::string> words);
-  // The verb of words that Parse refuses; null if they have none.
+  // The verb in `words`, even if Parse refuses them; null if there is none.
   static const Verb* VerbOf(std::span<const std::string> words);
 
   // Null if there is none.
@@ -40,8 +40,8 @@ class CommandLine {
   // The verb's own flags that were given, by name.
   std::vector<std::string> given() const;
   bool Has(absl::string_view flag) const { return values_.contains(std::string(flag)); }
-  // The flag's value, else its fallback, else nothing; nothing too if the verb has no such flag.
-  // T is std::string, bool, uint32_t, uint64_t, double or absl::Duration.
+  // The flag's value or, if it was not given, its fallback; nullopt if it has none, or if the verb
+  // has no such flag. T is std::string, bool, uint32_t, uint64_t, double or absl::Duration.
   template <typename T>
   std::optional<T> Get(absl::string_view flag) const {
     const std::optional<std::string> text = Text(flag);

@@ -1,6 +1,6 @@
-// Flags that several verbs share. The parser has already checked single values
-// (cli/command_line.h), so what remains here are texts with a syntax of their own (--mesh, --layer,
-// --device) and the rules that depend on the verb.
+// Flags that several verbs share. The parser (cli/command_line.h) has already checked single
+// values; this file reads texts with special syntax (--mesh, --layer, --device) and applies the
+// rules that depend on the verb.
 #include "cli/command_options.h"
 
 #include <filesystem>
@@ -16,7 +16,8 @@
 namespace cadre {
 namespace {
 
-// Which of several GPUs ("cuda:1") is each worker's own setting, so a run file has only "cuda".
+// The kind of device. The number of a GPU ("cuda:1") is a setting of each worker, so the run file
+// has only "cuda".
 absl::StatusOr<std::optional<v1::Cluster::Device>> DeviceOf(const CommandLine& line) {
   const std::optional<std::string> device = line.Get<std::string>("device");
   if (!device) return std::nullopt;

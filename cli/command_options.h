@@ -14,10 +14,11 @@ namespace cadre {
 
 GlobalOptions GlobalOptionsOf(const CommandLine& line);
 
-// The values that replace those of the run file. Errors: InvalidArgument, naming the flag.
+// The values of flags that replace values of the run file. Errors: InvalidArgument, naming the
+// flag.
 absl::StatusOr<SpecFlags> SpecFlagsOf(const CommandLine& line);
 
-// Folder of the other programs, which is that of this program.
+// The folder of this program, which contains the other programs as well.
 absl::StatusOr<std::string> ProgramsFolder();
 
 }  // namespace cadre

@@ -1,5 +1,6 @@
-// Where errors end: parsing and flags give usage errors with exit code 2; all other errors are one
-// line on stderr, and their code determines the exit code (cli/console.h), on which scripts rely.
+// All errors are reported here. Errors of parsing and of flags are usage errors with exit code 2.
+// All other errors are one line on stderr; their status code determines the exit code
+// (cli/console.h), on which scripts rely.
 #include "cli/commands.h"
 
 #include "absl/strings/str_cat.h"

@@ -1,8 +1,8 @@
 // The commands of cadre that do more than print text: one function for each verb (cli/verbs.cc).
 //
-// Each returns the exit code. Errors are reported by RunCommandLine: InvalidArgument for a
-// command line that makes no sense, with the usage of the verb; all others with their own exit
-// code. Thread-compatible; on the main thread.
+// Each returns the exit code. RunCommandLine reports errors: InvalidArgument, for an invalid
+// command line, with the usage of the verb; all others with the exit code of their status.
+// Thread-compatible; to be called on the main thread.
 #pragma once
 
 #include <span>

@@ -37,7 +37,7 @@ class Candidates {
   }
   void AddFlags(const std::vector<Flag>& flags) {
     for (const Flag& flag : flags) {
-      // Of a switch, the form that changes its default.
+      // A switch is completed to the form that changes its default.
       const bool turns_off = flag.kind == ValueKind::kSwitch && flag.fallback == "true";
       Add(turns_off ? absl::StrCat("--no-", flag.name) : FlagName(flag), flag.help);
       if (flag.letter != 0) Add(std::string("-") + flag.letter, flag.help);
@@ -52,7 +52,7 @@ class Candidates {
     if (argument.kind == ValueKind::kModel) {
       for (const std::string& model : ZooNames()) Add(model);
     } else if (absl::StrContains(argument.name, '|')) {
-      // "bash|zsh|fish" lists its values.
+      // The name of an argument such as "bash|zsh|fish" lists its values.
       for (const absl::string_view value : absl::StrSplit(argument.name, '|')) Add(value);
     }
     AddFiles(argument.kind);
@@ -134,7 +134,7 @@ complete -c cadre -f -a '(__cadre_complete)'
 
 std::vector<std::string> Completions(std::span<const std::string> words) {
   const Verb* verb = nullptr;
-  // The flag whose value comes next, and the number of arguments after the verb.
+  // The flag whose value comes next, if any, and the number of arguments so far.
   const Flag* pending = nullptr;
   size_t arguments = 0;
   for (const std::string& word : words.first(words.empty() ? 0 : words.size() - 1)) {

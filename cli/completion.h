@@ -18,9 +18,9 @@ namespace cadre {
 // The first argument with which the scripts call cadre.
 inline constexpr char kCompleteCommand[] = "__complete";
 
-// Completions of the last of the words that follow the name of the program; it may be empty. Each
-// is "WORD" or "WORD<tab>DESCRIPTION"; ":files" and ":folders" stand for the files or folders that
-// match.
+// Completions of the last of `words`, which may be empty; `words` follow the name of the program.
+// Each is "WORD" or "WORD<tab>DESCRIPTION"; ":files" and ":folders" mean all matching files or
+// folders.
 std::vector<std::string> Completions(std::span<const std::string> words);
 
 // The script for a shell. Errors: InvalidArgument if `shell` is not bash, zsh or fish.

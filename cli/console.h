@@ -34,7 +34,7 @@ enum ExitCode : int {
 // NotFound, Unavailable and DeadlineExceeded have their own codes; other errors are failures.
 ExitCode ExitCodeOf(const absl::Status& status);
 
-// "cadre: <message>" on err; returns the status's exit code.
+// Prints "cadre: <message>" on err. Returns the exit code of the status.
 ExitCode Fail(const Console& console, const absl::Status& status);
 
 }  // namespace cadre

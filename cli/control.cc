@@ -23,11 +23,12 @@ struct Submitted {
 Json ToJson(const Submitted& submitted) { return {{"run", submitted.run}}; }
 std::string ToText(const Submitted& submitted) { return submitted.run + "\n"; }
 
+// Scripts must notice runs that failed or were stopped, although the call succeeded.
 int ExitCodeOfRun(const v1::RunStatus& run) {
   return run.state() == v1::RUN_STATE_DONE ? kExitOk : kExitFailure;
 }
 
-// Follows a run to its end and prints its summary.
+// Follows a run to its end and prints its summary; progress goes to stderr.
 absl::StatusOr<int> FollowToEnd(const Invocation& in, const CoordinatorClient& client,
                                 Summary summary, const std::string& run) {
   const GlobalOptions& options = in.global;

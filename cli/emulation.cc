@@ -1,7 +1,7 @@
-// Why a run of one worker stands for N: with a sum of gradients the update of N workers is that of
-// one worker whose batch is the union of theirs. Gradient accumulation computes the same sum in N
-// micro-batches with the memory of one. So epochs as a function of N can be measured on one
-// machine, at N times the time per step; seconds cannot.
+// One worker can emulate N: workers that sum their gradients make the same update as one worker
+// whose batch is the union of theirs. Gradient accumulation computes the same sum in N
+// micro-batches with the memory of one. The number of epochs as a function of N can therefore be
+// measured on one machine, at N times the time per step; the time of N workers cannot.
 //
 // The schedule counts steps, and the emulated run has fewer of them per epoch by the factor of the
 // batches. Lengths in steps are therefore divided by that factor (at least 1), which keeps them
@@ -23,8 +23,8 @@
 namespace cadre {
 namespace {
 
-// Consecutive evaluations are one epoch apart, up to a fraction of a step; more means one is
-// missing.
+// Consecutive evaluations are one epoch apart, except for a fraction of a step. If the distance is
+// larger, an evaluation between them was not observed.
 constexpr double kMaxEvaluationGap = 1.5;
 // Largest share of a run that an added warm-up takes.
 constexpr double kMaxWarmupShare = 0.1;

@@ -1,8 +1,8 @@
 // A watch is a stream of updates of one run. It ends without an error when the server closes it or
-// the time of one call is over, and with Unavailable when the coordinator is gone; in both cases
-// the watch is opened again. A coordinator may be restarted while runs train, so it may be
-// unreachable for a while: only after `patience` without a reply does following fail. A coordinator
-// that has never replied fails immediately, since its address is probably wrong.
+// the time limit of one call is reached, and with Unavailable when the coordinator is unreachable;
+// in both cases the watch is opened again. A coordinator may be restarted while runs train, so
+// following fails only after `patience` without a reply. If the coordinator has never replied,
+// following fails immediately, since the address is probably wrong.
 #include "cli/follow.h"
 
 #include <algorithm>
@@ -41,7 +41,7 @@ absl::Status Follow(const CoordinatorClient& client, const FollowOptions& option
           return !leaving && !ended;
         });
     if (leaving || ended) return absl::OkStatus();
-    // The server closed the stream, or kMaxWatch is over: watch again.
+    // If the server closed the stream or kMaxWatch has passed, watch again.
     if (!status.ok() && !absl::IsDeadlineExceeded(status)) {
       const bool gone = absl::IsUnavailable(status) || absl::IsCancelled(status);
       if (!gone || absl::Now() - last_reply > options.patience) return status;
@@ -68,7 +68,7 @@ Follower::Follower(const CoordinatorClient& client, std::string run) {
       newest_ = update;
       return !stopping_;
     };
-    // In periods of a second, so that stopping_ is checked although no reply arrives.
+    // Each watch lasts one second, so that stopping_ is checked even if no reply arrives.
     absl::Status status;
     while (true) {
       options.deadline = absl::Now() + absl::Seconds(1);

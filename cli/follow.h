@@ -48,7 +48,7 @@ class Follower {
 
   // The newest update, if one arrived since the last call.
   std::optional<v1::WatchUpdate> Take() ABSL_LOCKS_EXCLUDED(mutex_);
-  // Set once following is over: OK when the run has ended.
+  // Set once the follower has stopped by itself: OK if the run has ended.
   std::optional<absl::Status> Outcome() const ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:

@@ -3,8 +3,8 @@
 // derive from it.
 //
 // The functions of plan/cost require arguments for which integers do not overflow and loops end.
-// The ranges of the kinds ensure that for single parameters; functions that multiply or add several
-// check the result against kMaxProduct before they call. Results that are not finite are errors.
+// For single parameters, the range of their kind ensures this. Functions that multiply or add
+// parameters first compare the result with kMaxProduct. Results that are not finite are errors.
 #include "cli/formulas.h"
 
 #include <algorithm>
@@ -36,14 +36,14 @@ namespace {
 
 // Doubles represent integers exactly up to here.
 constexpr double kMaxCount = 9e15;
-// Of ranks, groups and devices.
+// Maximum number of ranks, groups and devices.
 constexpr double kMaxRanks = 1 << 20;
-// Products and sums of counts fit into 64 bits.
+// Maximum of products and sums of counts, so that they fit into 64 bits.
 constexpr double kMaxProduct = 1e18;
-// Length of a list.
+// Maximum length of a list.
 constexpr int kMaxNumbers = 100'000;
 
-// What values a parameter takes: see RangeOf. The last two are lists.
+// The kinds of parameters; RangeOf gives their ranges. The last two are lists.
 enum class Kind { kCount, kRanks, kNumber, kPositive, kNumbers, kCounts };
 
 bool IsList(Kind kind) { return kind == Kind::kNumbers || kind == Kind::kCounts; }
@@ -51,7 +51,7 @@ bool IsList(Kind kind) { return kind == Kind::kNumbers || kind == Kind::kCounts;
 struct Parameter {
   const char* name;
   Kind kind = Kind::kNumber;
-  // The default; nothing: required.
+  // The default value; a parameter without one is required.
   std::optional<double> fallback = std::nullopt;
 };
 
@@ -107,7 +107,7 @@ absl::StatusOr<FormulaResults> EvaluateButterflyLimit(const Numbers& numbers) {
   if (ranks < 2 || (ranks & (ranks - 1)) != 0) {
     return absl::InvalidArgumentError("ranks must be a power of two, 2 or more");
   }
-  // With two ranks for every size.
+  // With two ranks, recursive doubling is faster for every size.
   if (ranks == 2) return FormulaResults{{"butterfly_always", 1}};
   const LinkProfile link = LinkOf(numbers);
   const double limit = ButterflyLimit(static_cast<int>(ranks), link);
@@ -116,8 +116,9 @@ absl::StatusOr<FormulaResults> EvaluateButterflyLimit(const Numbers& numbers) {
                         {"bytes_over_alpha_beta", limit * link.beta / link.alpha}};
 }
 
-// The recurrence of a step whose all-reduces run behind the backward pass: a layer's starts when
-// its gradients are computed and the all-reduce before it has ended.
+// The time of a step whose all-reduces overlap with the backward pass, as a recurrence: the
+// all-reduce of a layer starts when its gradients are computed and the previous all-reduce has
+// ended.
 absl::StatusOr<FormulaResults> EvaluateOverlap(const Numbers& numbers) {
   const std::vector<double>& forward = numbers.List("forward");
   const std::vector<double>& backward = numbers.List("backward");
@@ -135,7 +136,7 @@ absl::StatusOr<FormulaResults> EvaluateOverlap(const Numbers& numbers) {
       {"seconds", time.seconds}, {"exposed", time.exposed}, {"serial", time.serial}};
 }
 
-// A layer without inputs is the first, which has no gradient of its input.
+// A layer without a number of inputs is the first layer, which has no gradient of its input.
 LayerShape LayerOf(const Numbers& numbers) {
   return {.first = numbers.Count("inputs") == 0,
           .weights = numbers.Count("weights"),
@@ -143,8 +144,9 @@ LayerShape LayerOf(const Numbers& numbers) {
           .outputs = numbers.Count("outputs")};
 }
 
-// Words of one layer on a pr x pc grid (Gholami et al. 2018): weights are split over pr ranks,
-// samples over pc. Without a bandwidth only words and messages are reported.
+// Words (fp32 elements that a rank sends) of one layer on a pr x pc grid (Gholami et al. 2018):
+// weights are split over pr ranks, samples over pc. Without a bandwidth only words and messages are
+// reported.
 absl::StatusOr<FormulaResults> EvaluateGrid(const Numbers& numbers) {
   const GridTerms terms = IntegratedTerms(
       LayerOf(numbers), {.pr = numbers.Count("pr"), .pc = numbers.Count("pc")}, numbers["batch"]);
@@ -159,14 +161,14 @@ absl::StatusOr<FormulaResults> EvaluateGrid(const Numbers& numbers) {
   return results;
 }
 
-// The batch below which splitting the samples of a layer moves more words than splitting its
-// weights: by the simple rule of the paper, and exactly.
+// The batch size up to which one way to split a layer, by samples or by weights, moves fewer words
+// than the other: by the simple rule of the paper, and exactly.
 absl::StatusOr<FormulaResults> EvaluateBatchLimit(const Numbers& numbers) {
   return FormulaResults{{"simple", SimpleBatchLimit(LayerOf(numbers))},
                         {"exact", ExactBatchLimit(LayerOf(numbers))}};
 }
 
-// Words of the rows that two neighbors exchange if images are split by height.
+// The words of the rows (the halo) that two neighbors exchange if images are split by height.
 absl::StatusOr<FormulaResults> EvaluateHalo(const Numbers& numbers) {
   return FormulaResults{{"words", HaloWords(numbers["batch"], numbers.Count("width"),
                                             numbers.Count("channels"), numbers.Count("kernel"))}};
@@ -234,9 +236,9 @@ absl::StatusOr<FormulaResults> EvaluateGroupHybrid(const Numbers& numbers) {
                         {"state_bytes", HybridStateBytes(network, group)}};
 }
 
-// When splitting the model pays (Pal et al. 2019): the gain is the speed-up of the split divided by
-// the speed-up that more data-parallel devices reach despite more epochs. The speed-ups themselves
-// need the epochs of one device.
+// The rule when splitting the model is worthwhile (Pal et al. 2019). The gain is the speed-up of
+// the split divided by the speed-up of as many more data-parallel devices, which need more epochs.
+// The speed-ups themselves are only known if the epochs of one device are given.
 absl::StatusOr<FormulaResults> EvaluateHybridRule(const Numbers& numbers) {
   const double threshold =
       HybridThreshold(numbers["devices"], numbers["efficiency"], numbers["more_efficiency"],
@@ -259,8 +261,8 @@ absl::Status CheckProduct(const Numbers& numbers, const char* one, const char* o
       absl::StrCat(one, " times ", other, " is more than ", kMaxProduct));
 }
 
-// Traffic of averaging every tau steps (Lee et al. 2020), compared with synchronous steps, and the
-// saving over an epoch if the number of samples is given.
+// The traffic of averaging every tau steps (Lee et al. 2020), compared with synchronous steps, and
+// the traffic saved per epoch if the number of samples is given.
 absl::StatusOr<FormulaResults> EvaluateAveraging(const Numbers& numbers) {
   const int64_t n = numbers.Count("parameters");
   const int64_t groups = numbers.Count("groups");
@@ -288,8 +290,8 @@ absl::StatusOr<FormulaResults> EvaluateAveraging(const Numbers& numbers) {
   return results;
 }
 
-// Gradients of the weights of a fully connected layer against its activations: the larger number
-// shows which of the two is better left in place.
+// Compares the size of a fully connected layer's weight gradients with that of its activations. The
+// larger of the two is better left in place.
 absl::StatusOr<FormulaResults> EvaluateActivations(const Numbers& numbers) {
   const int64_t ranks = numbers.Count("ranks");
   const int64_t inputs = numbers.Count("inputs");
@@ -301,8 +303,7 @@ absl::StatusOr<FormulaResults> EvaluateActivations(const Numbers& numbers) {
                         {"ratio", gradient / activations}};
 }
 
-// The divergence that groups are expected to have, from the signal and the noise of their
-// gradients.
+// The expected divergence of the groups, computed from the signal and the noise of their gradients.
 absl::StatusOr<FormulaResults> EvaluateDiscrepancy(const Numbers& numbers) {
   if (numbers["signal"] == 0 && numbers["noise"] == 0) {
     return absl::InvalidArgumentError("signal and noise are both 0");
@@ -311,7 +312,7 @@ absl::StatusOr<FormulaResults> EvaluateDiscrepancy(const Numbers& numbers) {
       {"gamma", ExpectedDiscrepancy(numbers["signal"], numbers["noise"], numbers["groups"])}};
 }
 
-// Built once; its order is that of the list that `cadre formula` prints.
+// The table of formulas, built once. `cadre formula` lists them in this order.
 const std::vector<Formula>& Formulas() {
   constexpr Kind kCount = Kind::kCount;
   constexpr Kind kRanks = Kind::kRanks;

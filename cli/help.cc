@@ -11,9 +11,11 @@ namespace cadre {
 namespace {
 
 constexpr size_t kColumns = 100;
-// Where the explanation of a flag begins.
+// Column in which the explanation of a flag begins.
 constexpr size_t kFlagColumn = 24;
 
+// One flag: its label in the first column, the explanation, wrapped, in the second. A switch that
+// is on by default is shown in the form that turns it off.
 std::string FlagHelp(const Flag& flag) {
   std::string label = "  ";
   if (flag.letter != 0) absl::StrAppend(&label, "-", std::string(1, flag.letter), ", ");
@@ -27,7 +29,7 @@ std::string FlagHelp(const Flag& flag) {
   if (!flag.fallback.empty() && !turns_off) {
     absl::StrAppend(&text, " (default ", flag.fallback, ")");
   }
-  // A label that is too long has a line of its own.
+  // If the label is too long for its column, the explanation starts on the next line.
   label += label.size() + 2 <= kFlagColumn ? std::string(kFlagColumn - label.size(), ' ')
                                            : "\n" + std::string(kFlagColumn, ' ');
   return absl::StrCat(label, Wrap(text, kColumns - kFlagColumn, kFlagColumn), "\n");

@@ -11,10 +11,10 @@ namespace cadre {
 
 // "--name", or "-o" for a name of one letter.
 std::string FlagName(const Flag& flag);
-// "cadre local RUN.textproto [flags]"; required flags are shown.
+// A line such as "cadre local RUN.textproto [flags]", with the flags that are required.
 std::string Usage(const Verb& verb);
 
-// Help on everything, and on one verb.
+// The help on all verbs, and on one verb.
 std::string GeneralHelp();
 std::string VerbHelp(const Verb& verb);
 

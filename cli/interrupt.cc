@@ -1,7 +1,7 @@
-// Two ways to treat SIGINT, SIGTERM and SIGHUP. Most commands may end anywhere, so a handler exits
-// immediately. Commands that have started processes block the signals instead and take them
-// synchronously with sigtimedwait in their main loop: no code runs in a signal handler, and other
-// threads and child processes do not see them (cli/process.cc unblocks them in children).
+// There are two ways to handle SIGINT, SIGTERM and SIGHUP. Most commands may end at any point, so a
+// signal handler exits immediately. Commands that start processes block the signals instead and
+// receive them in their main loop with sigtimedwait: no code runs in a signal handler, and no other
+// thread receives them (cli/process.cc unblocks them in child processes).
 #include "cli/interrupt.h"
 
 #include <pthread.h>
@@ -25,7 +25,7 @@ sigset_t InterruptSet() {
   return set;
 }
 
-// Makes only async-signal-safe calls.
+// The signal handler. It makes only async-signal-safe calls.
 void ExitImmediately(int number) { _exit(128 + number); }
 
 }  // namespace

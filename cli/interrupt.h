@@ -1,7 +1,7 @@
 // Signals that request the end of the program: Ctrl-C, SIGTERM, a closed terminal.
 //
-// Use either BlockInterrupts and TakeInterrupt (a command that must clean up), or ExitOnInterrupt.
-// Call before any thread is started.
+// A command that must clean up uses BlockInterrupts and TakeInterrupt, all others ExitOnInterrupt.
+// Call BlockInterrupts or ExitOnInterrupt before any thread is started.
 #pragma once
 
 #include <optional>
@@ -10,13 +10,13 @@
 
 namespace cadre {
 
-// The signals stay pending, in all threads, until TakeInterrupt.
+// From now on the signals stay pending, in all threads, until TakeInterrupt.
 void BlockInterrupts();
 
 // Waits for a signal, at most `timeout`, and returns its number.
 std::optional<int> TakeInterrupt(absl::Duration timeout);
 
-// The signals end the process with exit code 128 + number (130 for Ctrl-C).
+// From now on the signals end the process with exit code 128 + number (130 for Ctrl-C).
 void ExitOnInterrupt();
 
 }  // namespace cadre

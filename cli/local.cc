@@ -34,7 +34,7 @@ absl::StatusOr<int> RunLocal(const Invocation& in) {
                     .deadline = DeadlineOf(in.global, absl::Now()),
                     .note = loaded->begins},
                    progress);
-  // A failed run also has a summary.
+  // The summary is printed for failed runs as well.
   if (end.status.ok() && !end.interrupt) {
     Print(end.summary, in.global, in.console, JsonLayout::kOneLine);
   }

@@ -1,11 +1,11 @@
 // The processes find each other without fixed ports: the coordinator listens on a port that the
 // kernel picks and writes it to a file; all others receive its address as a flag and register their
-// own. After a restart the coordinator must keep its port, because the others reconnect to it, and
-// an aggregator its name and folder, because they identify its data. A worker has no state: a
-// restarted one joins as a new member.
+// own. After a restart the coordinator must keep its port, because the others reconnect to it. An
+// aggregator must keep its name and folder, because they identify its data. A worker has no state:
+// a restarted one joins as a new member.
 //
-// A process that ends with an exit code that a restart cannot cure (wrong flags, refused by the
-// coordinator), or too often, fails the cluster; the error quotes the end of its log.
+// The cluster fails if a process ends too often, or with an exit code that shows that a restart
+// cannot help (wrong flags, refused by the coordinator). The error quotes the end of its log.
 #include "cli/local_cluster.h"
 #include "base/counted_noun.h"
 
@@ -28,7 +28,7 @@ namespace {
 
 // A coordinator that does not listen after this time has failed.
 constexpr absl::Duration kStartTimeout = absl::Seconds(20);
-// Time of a process to end after SIGTERM; longer than daemons wait for calls in flight.
+// Time that a process has to end after SIGTERM; longer than daemons wait for calls in flight.
 constexpr absl::Duration kStopTimeout = absl::Seconds(8);
 constexpr absl::Duration kPollInterval = absl::Milliseconds(10);
 // Lines of a log that an error shows.
@@ -69,8 +69,9 @@ absl::Status LocalCluster::StartCoordinator() {
   return absl::OkStatus();
 }
 
-// The port file appears when the coordinator listens. Until then its process is checked as well, so
-// that a coordinator that fails is reported with its own words, not with a timeout.
+// Waits for the port file, which appears when the coordinator listens. Until then its process is
+// checked as well, so that a failing coordinator is reported with its own message, not as a
+// timeout.
 absl::Status LocalCluster::WaitForPort(Member& coordinator, const std::string& port_file) {
   const absl::Time deadline = absl::Now() + kStartTimeout;
   while (absl::Now() < deadline) {
@@ -117,7 +118,8 @@ absl::Status LocalCluster::StartWorkers() {
     if (options_.device != "cpu") {
       worker.arguments.push_back(absl::StrCat("--device=", options_.device));
       worker.environment.push_back(absl::StrCat("NCCL_HOSTID=", name));
-      // Two communicators in use at the same time start work in the order of the host's calls.
+      // With two communicators in use at the same time, NCCL must start their work in the order of
+      // the host's calls.
       worker.environment.push_back("NCCL_LAUNCH_ORDER_IMPLICIT=1");
     }
     CADRE_RETURN_IF_ERROR(AddMember(std::move(worker)));
@@ -167,8 +169,8 @@ absl::Status LocalCluster::Check(Member& member) {
   return absl::OkStatus();
 }
 
-// Workers first: they deregister while the coordinator still accepts it. The coordinator last, so
-// that the final state of the run is in its store.
+// Workers end first, so that they can deregister while the coordinator still listens. The
+// coordinator ends last, so that the final state of the run is in its store.
 void LocalCluster::Shutdown() {
   const size_t aggregators = std::min<size_t>(1, members_.size());
   const size_t workers = std::min<size_t>(1 + options_.aggregators, members_.size());

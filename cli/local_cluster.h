@@ -32,18 +32,19 @@ struct LocalClusterOptions {
   uint32_t aggregators = 1;
   // Compute threads of one worker.
   uint32_t threads = 1;
-  // cadre-worker --device. NCCL refuses two ranks of one machine on one GPU, so each worker gets
-  // its own host id.
+  // Value of `cadre-worker --device`. NCCL refuses two ranks of one machine on one GPU, so each
+  // worker gets its own host id.
   std::string device = "cpu";
   // A member without a heartbeat for this long counts as lost.
   absl::Duration lease = absl::Seconds(5);
   // Restart processes that die; otherwise their death is an error.
   bool restart = true;
-  // Restarts of one process before the cluster fails.
+  // Maximum number of restarts of one process; after them the cluster fails.
   int max_restarts = 10;
-  // Receives a line about each event of a process. Optional.
+  // Receives one line for each start or end of a process that the user should know. Optional.
   std::function<void(absl::string_view)> note;
-  // Called repeatedly while Shutdown waits; true kills the remaining processes. Optional.
+  // Called repeatedly while Shutdown waits. If it returns true, the remaining processes are killed.
+  // Optional.
   std::function<bool()> hurry;
 };
 
@@ -57,7 +58,7 @@ class LocalCluster {
 
   // host:port of the coordinator; stays the same when it is restarted.
   const std::string& coordinator() const { return coordinator_; }
-  // Where the processes' logs are.
+  // Folder of the processes' logs.
   std::string logs() const { return options_.folder + "/logs"; }
 
   // Reaps and restarts processes that died: the coordinator with its port and store, an aggregator

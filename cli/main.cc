@@ -1,4 +1,4 @@
-// The program cadre.
+// The program cadre: one command line with a verb for each command (cli/verbs.cc).
 #include <glog/logging.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
@@ -31,7 +31,7 @@ int main(int argc, char** argv) {
                                                  .err_terminal = isatty(STDERR_FILENO) != 0,
                                                  .color = true,
                                                  .width = TerminalWidth});
-  // A full disk, for example, shows only when the last text is flushed.
+  // An error such as a full disk may occur only when the last text is flushed.
   std::cout.flush();
   if (!std::cout && code == 0) {
     std::cerr << "cadre: cannot write to stdout" << std::endl;

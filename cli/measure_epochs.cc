@@ -39,9 +39,9 @@ struct MeasureOptions {
   double target = 0;
   // Ascending, without duplicates.
   std::vector<uint32_t> workers;
-  // Samples of one worker's step; nothing: the run file's batch_per_group.
+  // Samples of one worker's step. Default: the run file's batch_per_group.
   std::optional<uint32_t> batch;
-  // Epochs after which a run stops without the target; nothing: the run file's stop.epochs.
+  // Epochs after which a run stops without the target. Default: the run file's stop.epochs.
   std::optional<uint32_t> max_epochs;
   RateRule rate = RateRule::kLinear;
   // File of the table; entries that it already has are not measured again. Empty: no file.
@@ -70,8 +70,8 @@ Emulation EmulationOf(const MeasureOptions& options, const v1::RunSpec& spec, ui
           .max_epochs = options.max_epochs.value_or(spec.stop().epochs())};
 }
 
-// The table of the output file, if it exists; it must be of the same measurement.
-// The file of an earlier call is continued, never overwritten by another measurement.
+// The table in the output file, or an empty one if there is no file. A file of an earlier call is
+// continued, never overwritten by another measurement.
 absl::StatusOr<v1::EpochsTable> LoadTable(const MeasureOptions& options, const v1::RunSpec& spec) {
   v1::EpochsTable table;
   table.set_recipe(RecipeDigest(spec, EmulationOf(options, spec, 1)));
@@ -104,7 +104,7 @@ bool Contains(const v1::EpochsTable& table, uint32_t workers, uint64_t seed) {
   });
 }
 
-// The run of each number of workers; all are checked before the first starts.
+// The runs for all numbers of workers; all are checked before the first one starts.
 absl::StatusOr<std::vector<v1::RunSpec>> EmulatedSpecs(const MeasureOptions& options,
                                                        const v1::RunSpec& spec) {
   if (spec.checkpoint().from_step() > 0) {
@@ -135,7 +135,7 @@ absl::StatusOr<std::vector<v1::RunSpec>> EmulatedSpecs(const MeasureOptions& opt
   return specs;
 }
 
-// A run that meets the target at its first evaluation may have met it earlier.
+// If a run meets the target at its first evaluation, it may have met it earlier; the text says so.
 std::string OutcomeText(const v1::EpochsEntry& entry, const EpochsToTarget& measured) {
   if (!entry.reached()) {
     return absl::StrFormat("not reached in %.4g epochs: test accuracy is %.4f", entry.epochs(),
@@ -147,7 +147,7 @@ std::string OutcomeText(const v1::EpochsEntry& entry, const EpochsToTarget& meas
                              : "");
 }
 
-// The entry of one number of workers, valid if end.done().
+// How the run for one number of workers ended, and its entry, which is valid if end.done().
 struct Measured {
   ClusterRunEnd end;
   v1::EpochsEntry entry;

@@ -1,4 +1,4 @@
-// Options of every command.
+// Options that every command has, and what commands derive from them.
 //
 // Plain values.
 #pragma once
@@ -21,11 +21,11 @@ struct GlobalOptions {
   OutputFormat format = OutputFormat::kTable;
   // Limit of the whole command; each command has its own default.
   std::optional<absl::Duration> timeout;
-  // No progress on stderr.
+  // Suppresses progress on stderr.
   bool quiet = false;
 };
 
-// A client for commands that are one call.
+// A client for commands that make one call.
 inline CoordinatorClient MakeClient(const GlobalOptions& options) {
   CoordinatorClient::Options client;
   client.coordinator = options.coordinator;

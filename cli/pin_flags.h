@@ -1,4 +1,5 @@
-// Parses pins: `--mesh data=4,model=2`, `--layer fc6=model,conv1=data`.
+// Parses flags with which the user fixes parts of a plan (pins): `--mesh data=4,model=2`,
+// `--layer fc6=model,conv1=data`.
 //
 // Thread-safe (pure functions).
 #pragma once
@@ -12,9 +13,9 @@
 
 namespace cadre {
 
-// In the given order. The run file's validation checks whether such axes and layers exist. Errors:
-// InvalidArgument, naming the flag: empty text, a part without `=`, a duplicate axis or layer, a
-// size that is not a whole number of at least 1.
+// Both return the pins in the given order. The run file's validation checks whether such axes and
+// layers exist. Errors: InvalidArgument, naming the flag, for empty text, a part without `=`, a
+// duplicate axis or layer, or a size that is not a whole number of at least 1.
 absl::StatusOr<std::vector<v1::MeshAxis>> ParseMesh(absl::string_view text);
 absl::StatusOr<std::vector<v1::LayerPin>> ParseLayerPins(absl::string_view text);
 

@@ -23,7 +23,7 @@ namespace cadre {
 namespace {
 
 constexpr int kChartColumns = 72;
-// Rows that fit a screen or two; JSON has all.
+// Maximum number of rows of a table, about two screens.
 constexpr size_t kMaxRows = 60;
 
 std::string Seconds(double seconds) { return absl::StrFormat("%.6g s", seconds); }
@@ -40,6 +40,8 @@ double SecondsOf(const PlacementReport& report, int op) {
   return report.problem.Seconds(op, DeviceOf(report, op));
 }
 
+// The makespan, the speed-up over the best single device, and how close the placement is to the
+// optimum.
 std::string SummaryText(const PlacementReport& report) {
   const PlacedGraph& placement = report.placement;
   std::string text = absl::StrFormat(
@@ -74,10 +76,12 @@ std::string DevicesTable(const PlacementReport& report) {
   return table.Text();
 }
 
+// States how many of `all` rows a table leaves out; "" if it has all.
 std::string MoreText(size_t all) {
   return all > kMaxRows ? absl::StrCat("... and ", all - kMaxRows, " more; -o json has all\n") : "";
 }
 
+// One row per operator, in the order of their starts.
 std::string OperatorsTable(const PlacementReport& report) {
   std::vector<int> ops(report.problem.ops.size());
   std::iota(ops.begin(), ops.end(), 0);
@@ -175,7 +179,7 @@ std::string PlacementChart(const PlacementProblem& problem, const Schedule& sche
     if (width == 0) continue;
     std::string box = "|";
     if (width > 1) {
-      // Only of an ASCII name are bytes columns, so only such a name can be cut.
+      // A name is cut by bytes, so only ASCII names, whose bytes are columns, can be cut.
       const std::string& name = problem.op(i).name;
       const bool ascii = Width(name) == name.size();
       const std::string label = ascii ? name.substr(0, width - 2) : std::string();

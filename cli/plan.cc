@@ -1,6 +1,6 @@
-// A plan may be asked for more workers than a run may have, for instance to compare with the
-// figures of a paper. The run file is then validated as one of a single rank, and the number of
-// ranks and the pins are set afterwards (LoadFor).
+// A user may request a plan for more workers than a run may have, for example to compare it with
+// the figures of a paper. The run file is therefore validated as a run of a single rank, and the
+// number of ranks and the pins are set afterwards (LoadFor).
 #include <algorithm>
 #include <optional>
 #include <utility>
@@ -48,7 +48,8 @@ absl::Status CheckLink(const CommandLine& line) {
       "--", flag, " requires --alpha and --bandwidth: without a link nothing is predicted"));
 }
 
-// Parts of the report that are about time.
+// Rejects flags for parts of the report that consist of times if nothing states how fast the
+// cluster is.
 absl::Status CheckTimed(const CommandLine& line) {
   const std::string flag = FirstGiven(line, {"compare", "epochs", "groups"});
   if (flag.empty() || line.Has("bandwidth") || line.Has("profile")) return absl::OkStatus();
@@ -77,7 +78,7 @@ absl::Status CheckRanks(const SpecFlags& flags, uint32_t workers) {
                                                  ranks, " ranks, not ", workers));
 }
 
-// "uniform-grid". Errors: InvalidArgument listing the names.
+// Parses a name such as "uniform-grid". Errors: InvalidArgument listing the names.
 absl::StatusOr<Strategy> ParseStrategy(absl::string_view name) {
   if (const std::optional<Strategy> strategy = StrategyFromName(name)) return *strategy;
   const std::string known = absl::StrJoin(
@@ -86,8 +87,8 @@ absl::StatusOr<Strategy> ParseStrategy(absl::string_view name) {
   return absl::InvalidArgumentError(absl::StrCat("unknown strategy '", name, "'; use ", known));
 }
 
-// "data,model,auto", or "all". `data` is an alias of batch, `hybrid` of group-hybrid. Duplicates
-// are dropped.
+// Parses a list such as "data,model,auto", or "all". `data` is an alias of batch, `hybrid` of
+// group-hybrid. Duplicates are dropped.
 absl::StatusOr<std::vector<Strategy>> ParseStrategies(absl::string_view names) {
   if (names == "all") return AllStrategies();
   std::vector<Strategy> strategies;
@@ -102,7 +103,7 @@ absl::StatusOr<std::vector<Strategy>> ParseStrategies(absl::string_view names) {
   return strategies;
 }
 
-// LoadSpec rejects pins of more ranks than a run may have; these are set after it.
+// Sets the pins after LoadSpec, which rejects pins for more ranks than a run may have.
 void Pin(const SpecFlags& flags, v1::Cluster& cluster) {
   cluster.set_model_ranks(flags.model_ranks.value_or(0));
   cluster.set_space_ranks(flags.space_ranks.value_or(0));
@@ -120,13 +121,13 @@ void Pin(const SpecFlags& flags, v1::Cluster& cluster) {
   }
 }
 
-// Applies all rules of LoadSpec except the limits on ranks and, because neither the schedule nor
-// the data matter here, those on the batch.
+// Reads a run file with all rules of LoadSpec except the limits on ranks and, because neither the
+// schedule nor the data matter here, on the batch.
 absl::StatusOr<v1::RunSpec> LoadFor(const CommandLine& line, const SpecFlags& given) {
   const auto workers = line.Value<uint32_t>("workers");
   SpecFlags flags = given;
   flags.here = false;
-  // These are questions to the planner, not changes of the run.
+  // These flags are input of the planner, not changes of the run.
   flags.groups.reset();
   flags.batch.reset();
   const bool large = workers > kMaxRanksPerGroup;
@@ -174,7 +175,8 @@ absl::Status ReadFiles(const CommandLine& line, const SpecFlags& flags, PlanRequ
   return absl::OkStatus();
 }
 
-// What the flags state; ReadFiles adds the rest. Errors: InvalidArgument naming the flag.
+// The request as far as the flags state it; ReadFiles adds the rest. Errors: InvalidArgument naming
+// the flag.
 absl::StatusOr<PlanRequest> RequestOf(const CommandLine& line, const SpecFlags& flags) {
   PlanRequest request{.workers = static_cast<int>(line.Value<uint32_t>("workers")),
                       .flops = line.Get<double>("flops").value_or(0),

@@ -2,8 +2,9 @@
 // reports with every optional part. Numbers are not rounded. A value that is not known is null, so
 // that the keys do not depend on the flags, except for parts that only some reports have.
 //
-// If the user asks for a strategy of a paper, the figures of its formulas are at the top level and
-// those of the engine under "engine"; otherwise it is the other way round.
+// "Engine" means the project's own search and prediction, as opposed to the formulas of a paper. If
+// the user requests a strategy of a paper, the figures of its formulas are at the top level and
+// those of the engine under "engine"; otherwise the figures of the engine are at the top level.
 #include <cmath>
 #include <optional>
 #include <string>
@@ -22,6 +23,7 @@ Json OrNull(const std::optional<T>& value) {
   return value ? Json(*value) : Json();
 }
 
+// Without a link there are no times.
 Json KnownSeconds(const PlanReport& report, double seconds) {
   return report.question->link_known() ? Json(seconds) : Json();
 }
@@ -51,6 +53,7 @@ Json SplitsJson(const std::vector<IndexSplit>& splits) {
   return json;
 }
 
+// The best other split of the layer; null if there is none or the plan was not searched.
 Json RunnerUpJson(const PlanReport& report, size_t layer) {
   if (!report.searched) return nullptr;
   const LayerRunnerUp& other = report.searched->runners_up[layer];
@@ -122,6 +125,7 @@ Json EngineJson(const PlanReport& report) {
   return json;
 }
 
+// A plan that was considered, with the figures by which plans are compared.
 Json CandidateJson(const Candidate& candidate) {
   return {{"mesh", MeshJson(candidate.plan.mesh)},
           {"words_per_rank", candidate.prediction.elements_per_rank},
@@ -219,7 +223,8 @@ Json ComparedEngineJson(const Candidate& candidate) {
           {"memory_bytes_per_rank", prediction.memory_bytes}};
 }
 
-// Figures of a paper and of the engine are comparable within a column, not across.
+// Figures of a paper may be compared with one another, as may figures of the engine, but not one
+// with the other.
 Json ComparedJson(const ComparedStrategy& row) {
   Json json = {{"strategy", StrategyName(row.strategy)}};
   if (row.paper) {
@@ -295,6 +300,7 @@ Json GroupChoiceJson(const GroupChoice& choice) {
           {"seconds_to_target", OrNull(choice.seconds_to_target)}};
 }
 
+// A number of groups that cannot be used, and the reason.
 Json RefusedJson(const RejectedGroups& refused) {
   return {{"groups", refused.groups}, {"ranks", refused.ranks}, {"why", refused.reason}};
 }

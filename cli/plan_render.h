@@ -13,8 +13,8 @@ namespace cadre {
 std::string ToText(const PlanReport& report);
 Json ToJson(const PlanReport& report);
 
-// What "exact" refers to: the sums that the search minimises, which are the seconds of a step only
-// if nothing overlaps.
+// A sentence that states what "exact" refers to: the sums that the search minimises. These are the
+// seconds of a step only if nothing overlaps.
 std::string ExactNote(const SearchResult& searched, bool overlap);
 
 }  // namespace cadre

@@ -18,11 +18,12 @@
 namespace cadre {
 namespace {
 
-// The number alone, for columns whose header has the unit.
+// Milliseconds without the unit, for columns whose header has it.
 std::string Milliseconds(double seconds) { return absl::StrFormat("%.4f", 1e3 * seconds); }
 std::string Ms(double seconds) { return Milliseconds(seconds) + " ms"; }
 std::string Whole(double number) { return absl::StrFormat("%.0f", number); }
 
+// `text` of a value that is known, "-" otherwise.
 template <typename F>
 std::string OrDash(std::optional<double> value, F text) {
   return value ? text(*value) : "-";
@@ -40,6 +41,7 @@ std::string SplitsText(const std::vector<IndexSplit>& splits) {
 
 // --- A paper's formulas ---
 
+// What the paper of the requested strategy computes with its own formulas.
 std::string PaperText(const PlanReport& report) {
   const PaperCost& cost = *report.paper;
   const bool known = report.question->link_known();
@@ -83,6 +85,7 @@ std::string LayersText(const Candidate& candidate, const SearchResult& searched)
   return table.Text();
 }
 
+// The parts of the predicted step time.
 std::string StepText(const Prediction& prediction) {
   const v1::StepTimes& times = prediction.times;
   const double waiting = times.step() > 0 ? times.exposed() / times.step() : 0;
@@ -155,7 +158,7 @@ std::string ValueText(const Variation& variation) {
   return FormatCount(variation.value);
 }
 
-// What the variation changes: nothing, the mesh, or the splits of some layers.
+// What the variation changes in the best plan: nothing, the mesh, or the splits of some layers.
 std::string EffectText(const Variation& variation) {
   if (!variation.candidate) return variation.note;
   if (!variation.changes()) return "same plan";
@@ -174,6 +177,7 @@ std::string SensitivityText(const std::vector<Variation>& variations) {
   return table.Text();
 }
 
+// One row of the comparison of strategies; unknown figures are "-".
 std::vector<std::string> ComparisonCells(const ComparedStrategy& row) {
   std::vector<std::string> cells = {std::string(StrategyName(row.strategy))};
   if (row.paper) {
@@ -246,7 +250,8 @@ std::string ForecastText(const EpochsForecast& forecast) {
   return text + "\n";
 }
 
-// Numbers of groups with the best interval between averages for each, and why others are excluded.
+// The numbers of groups, each with its best interval between averages, and why other numbers are
+// excluded.
 std::string GroupsText(const GroupsResult& answer) {
   Table table({"GROUPS", "RANKS", "MESH", "STEP ms", "AVERAGE ms", "EVERY", "SAMPLES/s", "EPOCH",
                "EPOCHS", "TO TARGET"});

@@ -1,5 +1,5 @@
 // A group measures the time of its step repeatedly, and every update carries the latest
-// measurement. A note is due when the generation of the group or the measured time has changed.
+// measurement. A note is made when the generation of the group or the measured time has changed.
 #include "cli/prediction_notes.h"
 
 #include "absl/strings/str_cat.h"

@@ -1,4 +1,4 @@
-// Notes of what the steps of a group take, compared with their prediction.
+// Makes notes on the time that the steps of a group take, compared with the prediction.
 //
 // Thread-compatible.
 #pragma once

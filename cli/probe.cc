@@ -7,9 +7,9 @@
 //   links    only with --peers: one process per host. They meet at the given addresses and measure
 //            each pair of hosts; rank 0 merges the hosts' profiles and links.
 //
-// The first phase takes minutes and depends on nothing but the machine, the programs and the model,
-// so its result is cached; the file name is a digest of all of these. The second phase is measured
-// every time, as it depends on what else uses the network. Processes return results in files of a
+// The first phase takes minutes and depends only on the machine, the programs and the model, so its
+// result is cached; the file name is a digest of all of these. The second phase is measured every
+// time, because it depends on other traffic in the network. Processes return results in files of a
 // temporary folder and report progress in the last line of their logs.
 #include <unistd.h>
 
@@ -57,7 +57,7 @@ constexpr absl::Duration kDefaultTimeout = absl::Minutes(30);
 constexpr int kBarWidth = 30;
 // Lines of a failed worker's log that the error quotes.
 constexpr int kLogLines = 5;
-// Changes with the method of measurement.
+// Must be changed when the method of measurement changes, so that old results are not used.
 constexpr char kCacheVersion[] = "1";
 
 struct ProbeOptions {
@@ -75,11 +75,11 @@ struct ProbeOptions {
   absl::Duration meet_timeout = absl::Seconds(60);
   // Folder of the cache; empty: no cache.
   std::string cache;
-  // Measure again what the cache has.
+  // Measures again even if the cache has a result.
   bool fresh = false;
 };
 
-// Progress on stderr.
+// Prints the progress of a probe on stderr.
 class ProbeProgress {
  public:
   ProbeProgress(const GlobalOptions& global, const Console& console)
@@ -108,7 +108,8 @@ class ProbeProgress {
   int last_ = -1;
 };
 
-// Plans done and all plans, from the last line of a worker's log; zeros if it does not state them.
+// The number of plans done and of all plans, from the last line of a worker's log; zeros if that
+// line does not state them.
 std::pair<int, int> PlansDone(const std::string& log) {
   for (const std::string& line : LastLines(log, 1)) {
     absl::string_view rest = line;
@@ -152,7 +153,7 @@ class Probe {
     return request;
   }
 
-  // The machine's profile from the cache, or else measured and then cached.
+  // Returns the machine's profile from the cache or, if it has none, measures and caches it.
   absl::StatusOr<v1::ClusterProfile> ProbeMachine(const v1::RunSpec& spec) {
     CADRE_ASSIGN_OR_RETURN(const v1::ProbeRequest request, RequestFor(spec));
     const std::string file = CacheFile(request);
@@ -219,7 +220,8 @@ class Probe {
     CADRE_RETURN_IF_ERROR(
         WriteFileAtomically(folder.path() + "/own", PrintClusterProfile(machine)));
     progress_.Note(absl::StrCat("measuring the links between ", options_.peers.size(), " hosts"));
-    // The user named the hosts' addresses, so their network may be used without TLS.
+    // The user has listed the hosts' addresses and thereby permits traffic without TLS between
+    // them.
     return RunWorkers(
         folder.path(),
         {{absl::StrCat("--probe-hosts=", absl::StrJoin(options_.peers, ",")),
@@ -282,12 +284,13 @@ class Probe {
   std::optional<int> interrupt_;
 };
 
+// Bytes per second as text.
 std::string Rate(double bytes_per_second) {
   return absl::StrCat(FormatBytes(bytes_per_second), "/s");
 }
 
-// What a user checks before planning with a profile: hosts, devices with the number of timed parts
-// of layers, and links.
+// The content of a profile that a user may want to check before planning with it: hosts, devices
+// with the number of timed parts of layers, and links.
 std::string SummaryText(const v1::ClusterProfile& profile) {
   Table hosts({"HOST", "WORKERS", "CORES", "MEMORY EACH", "DEVICE"});
   for (const v1::HostProfile& host : profile.host()) {
@@ -336,7 +339,7 @@ absl::Status Show(const Invocation& in, const v1::ClusterProfile& profile, const
   return absl::OkStatus();
 }
 
-// A wrong list of hosts would otherwise show only after the layers have been timed.
+// Checks the list of hosts early: otherwise an error would show only after the layers are timed.
 absl::Status CheckPeers(const ProbeOptions& options) {
   if (options.peers.size() == 1) {
     return absl::InvalidArgumentError(
@@ -361,7 +364,7 @@ absl::Status CheckPeers(const ProbeOptions& options) {
   return absl::OkStatus();
 }
 
-// Folder of files of this user that can be computed again; empty: none.
+// The user's cache folder; "" if there is none.
 std::string UserCache() {
   const char* const cache = std::getenv("XDG_CACHE_HOME");
   if (cache != nullptr && *cache != 0) return absl::StrCat(cache, "/cadre");
@@ -401,7 +404,7 @@ absl::StatusOr<int> ProbeCluster(const Invocation& in) {
   const absl::StatusOr<v1::ClusterProfile> profile = probe.Run(loaded->spec);
   if (probe.interrupt()) return 128 + *probe.interrupt();
   if (!profile.ok()) return Fail(in.console, profile.status());
-  // Rank 0, on another host, has the profile.
+  // On hosts of other ranks the profile is empty: rank 0 has it.
   if (profile->host_size() > 0) CADRE_RETURN_IF_ERROR(Show(in, *profile, probe));
   return kExitOk;
 }

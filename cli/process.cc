@@ -1,10 +1,9 @@
 // Children must never outlive this program, and never hang it:
 //
 //   death    PR_SET_PDEATHSIG kills a child when the thread that started it ends. If the parent
-//   died
-//            before prctl, the child notices by its parent's id.
-//   signals  A child is in a process group of its own, so that Ctrl-C in the terminal reaches this
-//            program only, which then stops the children in order.
+//            died before prctl, the child notices this by its parent's id.
+//   signals  Each child has its own process group, so that Ctrl-C in the terminal reaches only this
+//            program, which then stops the children in order.
 //   exec     A pipe that exec closes reports a failed exec: Start returns the reason instead of a
 //            process that has already ended.
 //   files    All descriptors beyond stderr are closed on exec, including those of libraries.
@@ -33,7 +32,7 @@
 namespace cadre {
 namespace {
 
-// Between two checks of a child that is waited for.
+// Interval between two checks whether a child has ended.
 constexpr absl::Duration kPollInterval = absl::Milliseconds(5);
 // Exit code of a child whose exec failed; the reason was sent through the pipe.
 constexpr int kNotStarted = 127;
@@ -61,7 +60,7 @@ struct ChildPlan {
   _exit(kNotStarted);
 }
 
-// Runs in the child.
+// Replaces the child by the program. Runs in the child, so it makes only async-signal-safe calls.
 [[noreturn]] void BecomeProgram(const ChildPlan& plan) {
   if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) GiveUp(plan.report);
   // If the parent died before prctl, the signal never arrives.
@@ -86,7 +85,7 @@ Ending EndingOf(int wait_status) {
   return {false, WEXITSTATUS(wait_status)};
 }
 
-// waitpid that restarts after signals.
+// Calls waitpid, again if a signal interrupts it.
 pid_t Wait(pid_t pid, int* wait_status, int flags) {
   pid_t result;
   do {
@@ -196,7 +195,7 @@ std::optional<Ending> Process::WaitUntil(absl::Time deadline) {
 }
 
 void Process::Signal(int number) {
-  // Not reaped yet, so the id still belongs to this child.
+  // The child is not reaped yet, so no other process can have its id.
   if (pid_ >= 0 && !Poll().has_value()) kill(pid_, number);
 }
 

@@ -56,11 +56,11 @@ class Process {
 
   pid_t pid() const { return pid_; }
 
-  // Reaps the child if it has ended; nothing while it runs.
+  // Reaps the child and returns how it ended; nullopt while it runs.
   std::optional<Ending> Poll();
-  // Waits until the child ends, or until `deadline`.
+  // Like Poll, but waits until the child ends, at most until `deadline`.
   std::optional<Ending> WaitUntil(absl::Time deadline);
-  // Does nothing once the child is reaped.
+  // Sends a signal to the child; does nothing once the child is reaped.
   void Signal(int number);
   // Sends SIGKILL and waits for the end.
   Ending Kill();
@@ -72,7 +72,7 @@ class Process {
   std::optional<Ending> ending_;
 };
 
-// The last `lines` lines of a file, at most 16 KiB of them; empty if it cannot be read.
+// The last `lines` lines of a file, at most its last 16 KiB; empty if it cannot be read.
 std::vector<std::string> LastLines(const std::string& path, int lines);
 
 }  // namespace cadre

@@ -1,6 +1,6 @@
 // On a terminal one line is redrawn: "\r", the sequence that clears the line, then the text, cut to
-// the current width so that it never wraps. Elsewhere, for example in a log file, a line is printed
-// only if something important changed (the state, a test result) or after some time.
+// the current width so that it never wraps. On other streams, such as log files, a line is printed
+// only if something important has changed (the state, a test result) or after some time.
 #include "cli/progress.h"
 
 #include <algorithm>
@@ -31,7 +31,7 @@ std::string ProgressBar(double fraction, int width) {
   return absl::StrCat("[", std::string(full, '#'), std::string(inside - full, '.'), "]");
 }
 
-// A run that stops at an accuracy may end earlier.
+// The fraction is by steps or epochs; a run that stops at an accuracy may end earlier.
 double ProgressFraction(const v1::RunStatus& run) {
   if (run.total_steps() > 0) return std::min(1.0, double{1} * run.step() / run.total_steps());
   if (run.total_epochs() > 0) return std::clamp(run.epoch() / run.total_epochs(), 0.0, 1.0);

@@ -20,10 +20,10 @@
 namespace cadre {
 
 struct ProgressOptions {
-  // Redraw one line instead of adding lines.
+  // Whether one line is redrawn, instead of adding lines.
   bool terminal = false;
   bool color = false;
-  // Notes and updates are dropped.
+  // Whether notes and updates are dropped.
   bool quiet = false;
   // Current columns of the terminal.
   std::function<int()> width = [] { return 80; };
@@ -58,7 +58,7 @@ class Progress {
   std::ostream& out_;
   const ProgressOptions options_;
   std::map<std::string, Shown> shown_;
-  // The cursor is at the end of a redrawn line.
+  // Whether the cursor is at the end of a redrawn line.
   bool line_open_ = false;
 };
 

@@ -61,7 +61,7 @@ absl::StatusOr<int> WatchRuns(const Invocation& in) {
       progress.Update(update.run(), absl::Now());
       for (const std::string& line : notes.New(update)) progress.Note(line);
     }
-    // Stop when the reader has closed the pipe.
+    // Following stops when the reader has closed the pipe.
     return console.out.good();
   };
   follow.on_away = [&](const absl::Status& status) {

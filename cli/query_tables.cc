@@ -1,10 +1,9 @@
 // Tables of the coordinator's reply. A table without rows is omitted with its title, so that a
 // small cluster has a small status. Values that are not known yet are empty cells, which Table
-// shows as
-// "<none>".
+// shows as "<none>".
 //
-// A prediction of a step assumes that nothing else runs on the devices of the group; it is not
-// shown for groups whose devices other groups use as well.
+// The prediction of a step assumes that nothing else runs on the devices of the group. It is
+// therefore not shown for groups that share devices with other groups.
 #include "cli/query_tables.h"
 #include "base/counted_noun.h"
 
@@ -89,7 +88,7 @@ std::string RunsTable(const RepeatedPtrField<v1::RunStatus>& runs) {
   return table.Text();
 }
 
-// Only runs for which the divergence has been measured.
+// One row per run whose divergence was measured.
 std::string DivergenceTable(const RepeatedPtrField<v1::RunStatus>& runs) {
   Table table({"RUN", "DIVERGENCE OF GROUPS"});
   for (const v1::RunStatus& run : runs) {
@@ -155,7 +154,7 @@ std::string PredictionsTable(const v1::StatusReply& status) {
   return table.Text() + note;
 }
 
-// Only parameters of which a rank holds a part: whole parameters are the same everywhere.
+// Only parameters of which ranks hold parts, since whole parameters are equal on all ranks.
 std::string ShardedTable(const RepeatedPtrField<v1::GroupStatus>& groups) {
   Table table({"RUN", "GROUP", "RANK", "MEMBER", "PARAMETER", "HELD", "OF", "SHARE"});
   for (const v1::GroupStatus& group : groups) {
@@ -173,7 +172,7 @@ std::string ShardedTable(const RepeatedPtrField<v1::GroupStatus>& groups) {
   return table.Text();
 }
 
-// What each rank has allocated, and the total that its plan expected.
+// The memory that each rank has allocated, by use, and the total that the plan predicted.
 std::string MemoryTable(const RepeatedPtrField<v1::GroupStatus>& groups) {
   Table table({"RUN", "GROUP", "RANK", "MEMBER", "WEIGHTS", "GRADIENTS", "OPTIMIZER", "ACTIVATIONS",
                "BUFFERS", "TOTAL", "PLANNED"});
@@ -331,7 +330,7 @@ std::string BucketsText(const v1::GroupStatus& group) {
 std::string StepText(const v1::GroupStatus& group) {
   if (group.step_seconds() <= 0) return "";
   std::string text = absl::StrFormat("%.3g ms", 1e3 * group.step_seconds());
-  // GPUs do not report it.
+  // GPU workers do not report the waiting time.
   if (group.exposed_seconds() > 0) {
     absl::StrAppendFormat(&text, ", %.0f%% waiting",
                           100 * group.exposed_seconds() / group.step_seconds());

@@ -25,7 +25,7 @@ using google::protobuf::Message;
 // Enums are printed as in run files.
 Json EnumValue(const FieldDescriptor& field, int number) {
   const EnumValueDescriptor* value = field.enum_type()->FindValueByNumber(number);
-  // A value from a newer build has no name here.
+  // A value from a newer build has no name in this one.
   return value == nullptr ? Json(number) : Json(EnumText(*value));
 }
 
@@ -36,7 +36,7 @@ Json Bytes(const FieldDescriptor& field, const std::string& text) {
 // A field that holds one value, or element `index` of a repeated field.
 Json Value(const Message& message, const FieldDescriptor& field, int index) {
   const google::protobuf::Reflection& reflection = *message.GetReflection();
-  // The two getters of one type.
+  // Calls the getter for a repeated field or for a single value.
 #define CADRE_GET(Type)                                                       \
   (field.is_repeated() ? reflection.GetRepeated##Type(message, &field, index) \
                        : reflection.Get##Type(message, &field))
@@ -101,7 +101,7 @@ Json Field(const Message& message, const FieldDescriptor& field) {
   return Value(message, field, 0);
 }
 
-// Text that is not UTF-8 is replaced, as JSON cannot hold it.
+// Bytes that are not UTF-8 are replaced, because JSON cannot contain them.
 std::string Dump(const Json& json, int indent) {
   return json.dump(indent, ' ', false, Json::error_handler_t::replace);
 }

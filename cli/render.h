@@ -19,10 +19,10 @@ namespace cadre {
 // Keys keep the order in which they are added.
 using Json = nlohmann::ordered_json;
 
-// Every field of the message, defaults too, under its name in the proto file (or under its
-// json_name, if the proto file gives one); of a oneof only the field that is set. Enums are their
-// names in lower case without the enum's own name in front, 64-bit hashes (fixed64) 16 hex digits,
-// bytes base64. A message that is not set is null. Maps are sorted by key.
+// Every field of the message, including defaults, under its name in the proto file (or under its
+// json_name, if the proto file gives one); of a oneof only the field that is set. Enum values are
+// written as their names in lower case without the name of the enum, 64-bit hashes (fixed64) as 16
+// hex digits, bytes as base64. A message that is not set is null. Maps are sorted by key.
 Json ToJson(const google::protobuf::Message& message);
 
 // The double with the fewest digits that a float needs: 0.1f is 0.1, not 0.10000000149011612.

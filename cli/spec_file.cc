@@ -1,7 +1,7 @@
-// A run file becomes a run spec in four steps: read the text (positions of fields are kept),
-// replace values by flags, resolve the checkpoint, validate everything. All problems are collected
-// and reported together, each at its position in the file; a problem that a flag causes is reported
-// at the field that the flag replaced.
+// A run file becomes a run spec in four steps: the text is read (with the positions of its fields),
+// flags replace values, the checkpoint is resolved, and everything is validated. All problems are
+// collected and reported together, each at its position in the file. A problem that a flag causes
+// is reported at the field that the flag replaced.
 //
 // The checkpoint is resolved when the run is submitted: a directory of checkpoints is replaced by
 // its newest one. Otherwise processes that start at different times might begin from different
@@ -29,7 +29,8 @@
 namespace cadre {
 namespace {
 
-// A pinned mesh determines the number of ranks; the product is limited so that it fits the field.
+// A pinned mesh determines the number of ranks. The product is limited so that it fits into the
+// field.
 void PinMesh(const std::vector<v1::MeshAxis>& mesh, v1::Cluster& cluster) {
   cluster.clear_model_ranks();
   cluster.clear_space_ranks();
@@ -76,7 +77,7 @@ void Replace(const SpecFlags& flags, v1::RunSpec& spec) {
   if (flags.checkpoint) spec.mutable_checkpoint()->set_directory(*flags.checkpoint);
 }
 
-// The processes of a local run may have other working directories.
+// Paths must be absolute, because the processes of a local run may have other working directories.
 std::string Absolute(const std::string& path) {
   std::error_code error;
   const std::filesystem::path absolute = std::filesystem::absolute(path, error);

@@ -17,7 +17,7 @@
 namespace cadre {
 
 struct SpecFlags {
-  // Each replaces the value of the file if it is given.
+  // Values that replace those of the file, if given.
   std::optional<uint32_t> groups;
   std::optional<uint32_t> ranks;
   std::optional<uint32_t> aggregators;
@@ -36,21 +36,22 @@ struct SpecFlags {
   // Checkpoint to start from, and folder of the run's checkpoints.
   std::optional<std::string> from;
   std::optional<std::string> checkpoint;
-  // The workers will be on this machine: data files are checked, too, and groups, ranks and
-  // aggregators that the file leaves to the cluster get defaults.
+  // Whether the workers will run on this machine. Data files are then checked, too, and groups,
+  // ranks and aggregators that the file does not set get defaults.
   bool here = true;
 };
 
 struct LoadedSpec {
   v1::RunSpec spec;
-  // A note for the user about the checkpoint that the run starts from; empty: none.
+  // A note for the user about the checkpoint from which the run starts; empty: none.
   std::string begins;
 };
 
 // `path` is a file, or the name of a model of the zoo (model/zoo_file.h).
 //
-// If checkpoint.from is a directory of checkpoints, the newest that is visible here replaces it,
-// its step becomes checkpoint.from_step and its cursor checkpoint.from_position. Errors: NotFound
+// If checkpoint.from is a directory of checkpoints, the newest one that this machine can read
+// replaces it; its step becomes checkpoint.from_step and its cursor checkpoint.from_position.
+// Errors: NotFound
 // for a missing file; InvalidArgument with one "FILE:LINE:COLUMN: field: message" per line of the
 // status's message.
 absl::StatusOr<LoadedSpec> LoadSpec(const std::string& path, const SpecFlags& flags);

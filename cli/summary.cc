@@ -1,8 +1,8 @@
-// The summary compares what was sent between groups with what synchronous training would send. The
-// former is measured, the latter is a formula; text and JSON state which is which.
+// The summary compares the measured traffic between groups with that of synchronous training, which
+// is computed by a formula; text and JSON state which is which.
 //
-// The final status of a run has no groups any more, so the last state of each group with members is
-// kept while the run is followed.
+// The final status of a run does not contain groups any more, so the last state of each group with
+// members is stored while the run is followed.
 #include "cli/summary.h"
 
 #include <algorithm>
@@ -141,7 +141,7 @@ std::string AveragingText(const v1::RunStatus& run) {
                       DiscrepancyText(run));
 }
 
-// Headers are the part of the messages that is not model data.
+// The traffic between groups; "headers" are the part of the messages that is not model data.
 std::string TrafficText(const v1::RunStatus& run) {
   const auto payload = static_cast<double>(run.payload_bytes_across_groups());
   const auto whole = static_cast<double>(run.bytes_across_groups());

@@ -20,15 +20,15 @@ struct Summary {
   // Per group.
   uint32_t ranks = 0;
   uint32_t aggregators = 0;
-  // All processes shared this machine.
+  // Whether all processes ran on this machine.
   bool one_machine = false;
 };
 
-// Stores the groups of an update that have members, with the parameters that these hold.
+// Stores those groups of an update that have members, with the parameters that the members hold.
 void KeepGroups(const google::protobuf::RepeatedPtrField<v1::GroupStatus>& groups,
                 Summary& summary);
 
-// The keys are fixed, scripts rely on them.
+// Scripts rely on the keys, so they must not change.
 Json ToJson(const Summary& summary);
 
 // At most 24 lines of 100 columns. Says which figures were measured and which computed.

@@ -1,4 +1,4 @@
-// Tables and figures as text.
+// Tables and numbers as text.
 //
 // Thread-compatible; the functions are pure.
 #pragma once
@@ -13,7 +13,8 @@
 
 namespace cadre {
 
-// Columns as wide as their widest cell, three blanks between them, no blanks at the end of a line:
+// A table whose columns are as wide as their widest cell, with three blanks between them and no
+// blanks at the end of a line:
 //
 //   NAME   STATE
 //   demo   running
@@ -48,7 +49,7 @@ std::string FormatCount(uint64_t count);
 std::string FormatBytes(uint64_t bytes);
 // "45s", "3m12s", "2h05m", "3d04h"; "<1s" below a second.
 std::string FormatAge(absl::Duration age);
-// The same of seconds.
+// The same for a number of seconds.
 std::string FormatDuration(double seconds);
 // "0.9134"; "<none>" if it is not a number.
 std::string FormatFraction(double value);

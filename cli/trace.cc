@@ -1,6 +1,6 @@
-// The target file is checked before the request: recording takes up to two minutes, and an error in
-// the path should not cost them. The file is written atomically, so an older trace survives a
-// failure.
+// The target file is checked before the request, because recording takes up to two minutes, which
+// an error in the path would waste. The file is written atomically, so a failure leaves an older
+// trace unchanged.
 #include <filesystem>
 #include <ostream>
 
@@ -19,7 +19,8 @@ namespace {
 constexpr absl::Duration kDefaultTimeout = absl::Minutes(2);
 constexpr char kStdout[] = "-";
 
-// Checked before the trace. A device, for example, must not be replaced by a file.
+// Checks the target before the trace is recorded. A device, for example, must not be replaced by a
+// file.
 absl::Status CheckTarget(const std::string& path) {
   std::error_code error;
   const std::filesystem::path folder = std::filesystem::path(path).parent_path();
@@ -57,7 +58,7 @@ Json ToJson(const TraceResult& result) {
 
 std::string ToText(const TraceResult& result) { return TimesTable(result.ranks); }
 
-// On stderr, because stdout has the table or the trace.
+// Tells the user how to view the trace, on stderr, because stdout has the table or the trace.
 void Hint(const std::string& path, const std::vector<RankTimes>& times, std::ostream& err) {
   uint64_t dropped = 0;
   for (const RankTimes& rank : times) dropped += rank.dropped;

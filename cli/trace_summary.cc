@@ -2,8 +2,8 @@
 // the main thread, and an interval may contain others. The time of a category is therefore the
 // length of the union of its intervals, computed by sorting them by their beginnings.
 //
-// Only waits of the main thread are exposed communication; the background thread waits for work
-// most of the time.
+// Only waits of the main thread count as exposed communication: the background thread waits for
+// work most of the time.
 #include "cli/trace_summary.h"
 
 #include <algorithm>
@@ -21,7 +21,7 @@ namespace {
 constexpr uint32_t kMainTrack = 0;
 constexpr double kMicrosecond = 1e-6;
 
-// Seconds that at least one of the intervals covers; they may lie in each other or overlap.
+// The length of the union of intervals, which may contain each other or overlap.
 class Cover {
  public:
   void Add(const v1::TraceEvent& event) {

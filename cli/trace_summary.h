@@ -25,7 +25,7 @@ struct RankTimes {
   double moves = 0;
   // Collectives on gradients and weights, on any thread.
   double collectives = 0;
-  // The rank's main thread waited for collectives without other work.
+  // Time for which the rank's main thread waited for collectives without doing other work.
   double wait = 0;
   uint64_t events = 0;
   uint64_t dropped = 0;

@@ -1,10 +1,10 @@
 // The command line as a table: verbs, their arguments and their flags.
 //
-// Everything that concerns the command line derives from this table: parsing and its refusals
-// (cli/command_line.h), help (cli/help.h) and shell completion (cli/completion.h). So a flag that
-// is not in a verb's row cannot be given to the verb.
+// Everything that concerns the command line derives from this table: parsing and its errors
+// (cli/command_line.h), help (cli/help.h) and shell completion (cli/completion.h). A flag that is
+// not in a verb's row can therefore not be given to the verb.
 //
-// Plain values; the table is constant, hence thread-safe.
+// Plain values; the table is constant and therefore thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -22,14 +22,14 @@ namespace cadre {
 
 class CommandLine;
 
-// What a verb works with.
+// The input of a verb.
 struct Invocation {
   const CommandLine& line;
   const GlobalOptions& global;
   const Console& console;
 };
 
-// What a flag or an argument takes. It decides how a value is checked and completed.
+// The kind of value of a flag or an argument, which determines how it is checked and completed.
 enum class ValueKind {
   kSwitch,    // true or false: --name or --no-name
   kText,      // anything; `choices` are suggestions of the completion
@@ -47,18 +47,18 @@ struct Flag {
   // With dashes; users may write underscores instead.
   absl::string_view name;
   ValueKind kind = ValueKind::kText;
-  // Names the value in the help, such as "FILE".
+  // Placeholder for the value in the help, such as "FILE".
   absl::string_view value;
   absl::string_view help;
   std::vector<absl::string_view> choices = {};
-  // Stands for a flag that is not given; empty: none.
+  // Value if the flag is not given; empty: none.
   absl::string_view fallback = "";
   uint64_t min = 0;
   uint64_t max = std::numeric_limits<uint32_t>::max();
   double low = std::numeric_limits<double>::lowest();
   double high = std::numeric_limits<double>::max();
   bool required = false;
-  // "-O" for 'O'.
+  // Letter of the short form: "-O" for 'O'; 0: none.
   char letter = 0;
 
   Flag Fallback(absl::string_view text) && { return fallback = text, *this; }
@@ -87,10 +87,10 @@ struct Verb {
   absl::string_view text = "";
   // Command lines; may be empty.
   absl::string_view examples = "";
-  // Ends its child processes itself when it is interrupted (cli/interrupt.h).
+  // Whether the verb handles interrupts itself, to end its child processes (cli/interrupt.h).
   bool handles_interrupts = false;
-  // Returns the exit code. Errors: InvalidArgument for a command line that makes no sense, which is
-  // reported with the usage of the verb; others are reported with their own exit code.
+  // Returns the exit code. Errors: InvalidArgument for an invalid command line, which is reported
+  // with the usage of the verb; other errors are reported with the exit code of their status.
   std::function<absl::StatusOr<int>(const Invocation&)> run;
 };
 
@@ -101,7 +101,7 @@ const std::vector<Flag>& GlobalFlags();
 
 // Null for an unknown verb.
 const Verb* FindVerb(absl::string_view name);
-// InvalidArgument, with the nearest verb.
+// The error for an unknown verb: InvalidArgument, with the nearest verb.
 absl::Status UnknownVerb(absl::string_view name);
 // The flag of that name or letter, with dashes or underscores; null if it is not in the list.
 const Flag* FindFlag(const std::vector<Flag>& flags, absl::string_view name);

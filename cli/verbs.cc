@@ -1,4 +1,8 @@
 // The table of verbs. A verb's row is all that the program knows about it; see cli/verb.h.
+//
+// Each function below returns one row, or flags that several rows share. Ranges of values are as
+// narrow as the meaning of a flag permits, so that most errors are found when the command line is
+// parsed.
 #include <algorithm>
 #include <iostream>
 #include <utility>
@@ -56,7 +60,7 @@ Flag Threads() {
 
 Flag Output(absl::string_view help) { return Flag{"output", kFile, "FILE", help}.Letter('O'); }
 
-// What 'cadre local' and 'cadre run' replace in the run file.
+// The flags of 'cadre local' and 'cadre run' that replace values of the run file.
 std::vector<Flag> RunFlags() {
   return {
       Flag{"groups", kCount, "G", "groups that train in parallel and average their models"}.Min(1),
@@ -91,7 +95,7 @@ std::vector<Flag> RunFlags() {
        "directory that receives the run's checkpoints; each run needs its own"}};
 }
 
-// The flags of one verb, with those that it shares.
+// The flags of one verb, followed by flags that it shares with other verbs.
 std::vector<Flag> With(std::vector<Flag> flags, const std::vector<Flag>& more) {
   flags.insert(flags.end(), more.begin(), more.end());
   return flags;
@@ -110,7 +114,7 @@ const Argument kOptionalRun{.name = "RUN", .optional = true};
 
 // --- Verbs ---
 
-// Verbs that start processes handle interrupts themselves, so that they can stop these.
+// Like other verbs that start processes, 'cadre local' handles interrupts itself to stop them.
 Verb Local() {
   return {
       .name = "local",
@@ -161,7 +165,7 @@ stop rule.
       .run = SubmitRun};
 }
 
-// More workers than any cluster has, and larger batches, are typing errors.
+// Larger numbers of workers or batches are assumed to be typing errors.
 constexpr uint32_t kMaxPlannedWorkers = 100'000;
 constexpr uint32_t kMaxPlannedBatch = 1 << 24;
 // Within these bounds sums of products of seconds and rates stay finite.
@@ -169,6 +173,7 @@ constexpr double kMaxSeconds = 1e12;
 constexpr double kMinRate = 1e-12;
 constexpr double kMaxRate = 1e30;
 
+// The flags of 'cadre plan', in the order of its help.
 std::vector<Flag> PlanFlags() {
   return {
       Flag{"workers", kCount, "P",

@@ -1,5 +1,5 @@
-// A folder that the user names is kept. It must not contain the store of an earlier cluster: its
-// coordinator would resume the runs of that store.
+// A folder that the user names is kept. It must not contain the store of an earlier cluster,
+// because the coordinator would resume the runs of that store.
 #include "cli/work_folder.h"
 
 #include <stdlib.h>

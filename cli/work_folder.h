@@ -1,5 +1,5 @@
-// The folder of store, data and logs of a local cluster. A temporary one is removed unless Keep is
-// called.
+// The folder of a local cluster's store, data and logs. A temporary folder is removed unless Keep
+// is called.
 //
 // Owns the folder unless it is kept. Thread-compatible.
 #pragma once
@@ -12,8 +12,9 @@ namespace cadre {
 
 class WorkFolder {
  public:
-  // `dir`, which is created if necessary and never removed; if it is empty, a temporary folder.
-  // Errors: AlreadyExists if it has the store of an earlier cluster; file system errors.
+  // Returns the folder `dir`, which is created if necessary and never removed or, if `dir` is
+  // empty, a temporary folder. Errors: AlreadyExists if `dir` has the store of an earlier cluster;
+  // file system errors.
   static absl::StatusOr<WorkFolder> Make(const std::string& dir);
   WorkFolder(WorkFolder&& other) noexcept;
   WorkFolder& operator=(WorkFolder&&) = delete;
