@@ -161,8 +161,8 @@ absl::StatusOr<FormulaResults> EvaluateGrid(const Numbers& numbers) {
   return results;
 }
 
-// The batch size up to which one way to split a layer, by samples or by weights, moves fewer words
-// than the other: by the simple rule of the paper, and exactly.
+// The batch size below which splitting the weights of a layer moves fewer words than splitting its
+// samples: by the simple rule of the paper, and exactly.
 absl::StatusOr<FormulaResults> EvaluateBatchLimit(const Numbers& numbers) {
   return FormulaResults{{"simple", SimpleBatchLimit(LayerOf(numbers))},
                         {"exact", ExactBatchLimit(LayerOf(numbers))}};

@@ -30,7 +30,8 @@ uint64_t Mix(uint64_t digest, const v1::Apply& apply) {
   return digest;
 }
 
-// Bound of all loops, so that a machine that requests ticks without end fails the test.
+// Maximum number of iterations of any loop, so that a machine that requests ticks without end fails
+// the test.
 constexpr int kMaxTurns = 200'000;
 
 // The envelope of one of the messages that members send.

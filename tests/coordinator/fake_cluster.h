@@ -1,5 +1,6 @@
-// Simulated members around one Machine and a store in memory, in virtual time and one thread. They
-// follow the protocol; tests delay them, kill them, and crash the machine.
+// A cluster of simulated members around one Machine (the coordinator's state machine) and a store
+// in memory, in virtual time and one thread. The members follow the protocol; tests delay and kill
+// them, and crash the machine.
 //
 // The models are numbers: the digest of shard s at version 0 is 1000 + s, and every Apply mixes the
 // participants into it, so that equal histories have equal digests and different ones do not.
@@ -50,7 +51,7 @@ struct FakeWorker {
   std::optional<v1::Contributed> contributed;
   std::optional<v1::Adopted> adopted;
   std::optional<v1::Evaluated> evaluated;
-  // On rank 0: the state of the group.
+  // State of the group; used on rank 0 (the lead) only.
   uint32_t version = 0;
   uint32_t step = 0;
   std::optional<uint32_t> next_step;
@@ -112,7 +113,7 @@ class FakeCluster {
     Cut(member);
     Connect(member);
   }
-  // Starts a new process with the same name (and, for an aggregator, the same disk).
+  // Starts a new process with the same name and, for an aggregator, the same disk.
   void Restart(FakeWorker& worker);
   void Restart(FakeAggregator& aggregator);
 
@@ -122,11 +123,11 @@ class FakeCluster {
     SendFrom(member.connection, body);
   }
   void SendFrom(ConnectionId connection, const google::protobuf::Message& body);
-  // A lead reports step times; half of `step_seconds` is computation.
+  // The lead (rank 0) of a group reports step times; half of `step_seconds` is computation.
   void Measure(FakeWorker& lead, double step_seconds);
   // A lead contributes to the round after its version, although behaviour.train is off.
   void ContributeOnce(FakeWorker& lead);
-  // A worker reports that its group has failed.
+  // The worker, which stays alive, reports that its group has failed.
   void Fail(const FakeWorker& worker, const std::string& reason = "a peer is lost",
             bool permanent = false);
   // The messages that a lead would send now.
@@ -178,9 +179,9 @@ class FakeCluster {
     bool train = true;
     bool apply = true;
     bool evaluate = true;
-    // Correct answers per hundred.
+    // Correctly predicted labels per hundred.
     uint64_t accuracy = 50;
-    // Added to the digest that groups report as adopted.
+    // Error that is added to the digest of an adopted version in reports of groups.
     uint64_t digest_error = 0;
     uint64_t train_samples = kTrainSamples;
     // Changes the Prepared messages of ranks. Optional.

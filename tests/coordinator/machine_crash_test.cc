@@ -13,8 +13,8 @@ struct Outcome {
   int transactions = 0;
 };
 
-// Two groups of two, two shards, four rounds, an evaluation in the middle; crashes after the given
-// transaction (0: never).
+// Runs two groups of two ranks over two shards and four rounds, with an evaluation in the middle.
+// The coordinator crashes after the given transaction (0: never).
 Outcome RunToTheEnd(int crash_after, bool averages) {
   FakeCluster cluster;
   if (crash_after > 0) cluster.CrashAfterTransaction(crash_after);
@@ -78,7 +78,7 @@ TEST_F(MachineRestoreTest, MissingMemberFencesGroup) {
   AddMembers(1, 3);
   const std::string run = cluster_.Submit(MakeSpec(1, 2, 5, 20));
   ASSERT_EQ(cluster_.Group(run, 0).generation(), 1u);
-  cluster_.workers()[1].alive = false;  // It ends while the coordinator is down.
+  cluster_.workers()[1].alive = false;  // This worker ends while the coordinator is down.
   cluster_.RestartCoordinator();
   cluster_.Run(absl::Seconds(9));
   EXPECT_EQ(cluster_.Group(run, 0).generation(), 1u) << "the restart grants a new lease";
@@ -87,8 +87,8 @@ TEST_F(MachineRestoreTest, MissingMemberFencesGroup) {
   EXPECT_EQ(StateOf(run), v1::GROUP_STATE_TRAINING);
 }
 
-// The decision is sent when the last shard has applied, also to groups that have not repeated their
-// Contributed yet.
+// The decision is sent when the last shard has applied the round, even to groups that have not sent
+// Contributed again yet.
 TEST_F(MachineRestoreTest, CommitAfterRestartIsEvaluated) {
   AddMembers(1, 2);
   cluster_.behaviour.train = true;

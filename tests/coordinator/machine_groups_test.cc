@@ -1,4 +1,5 @@
-// Groups: forming, starting together, fencing, continuing with fewer ranks, growing.
+// Groups in the coordinator's state machine (Machine): forming, starting together, fencing (ending
+// a generation), continuing with fewer ranks, growing.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -13,10 +14,14 @@ using ::testing::HasSubstr;
 
 constexpr char kCpu[] = "cpu:4";
 constexpr char kGpu[] = "cuda:NVIDIA H200";
+// Default of rejoin_wait_ms in run.proto: how long a slot waits for a full group, and how long the
+// first prepared group waits for the others.
+constexpr absl::Duration kRejoinWait = absl::Seconds(5);
 
 class MachineGroupsTest : public MachineTest {
  protected:
-  // A run whose groups have started. `every_steps` 0: it never averages.
+  // Submits a run and its members, whose groups start. It averages every `every_steps` steps; 0:
+  // the run never averages.
   std::string Begin(uint32_t groups, uint32_t ranks, uint32_t every_steps, int spares = 0) {
     const int workers = groups * ranks;
     AddMembers(every_steps > 0 ? 1 : 0, workers + spares);
@@ -32,12 +37,12 @@ TEST_F(MachineGroupsTest, AssignmentIsComplete) {
   const std::string run = cluster_.Submit(MakeSpec(1, 2, 5, 20));
   const v1::Assignment& assignment = *cluster_.Rank(run, 0, 1).assignment;
   EXPECT_EQ(assignment.place().generation(), 1u);
-  EXPECT_FALSE(assignment.lineage().empty());
+  EXPECT_FALSE(assignment.lineage().empty()) << "the id of the model's history";
   EXPECT_EQ(assignment.spec().batch_per_group(), 32u);
   EXPECT_EQ(assignment.plan().mesh(0).size(), 2u);
   ASSERT_EQ(assignment.peers_size(), 2);
   EXPECT_EQ(assignment.peers(0), "w0:1");
-  EXPECT_EQ(assignment.digest(), 2001u) << "the sum of the digests of both shards";
+  EXPECT_EQ(assignment.digest(), 1000u + 1001u) << "the sum of the digests of both shards";
   ASSERT_EQ(assignment.shards_size(), 2);
   EXPECT_EQ(assignment.shards(1).address(), "agg-1:1");
   const v1::Start& start = *cluster_.Rank(run, 0, 1).start;
@@ -124,11 +129,11 @@ TEST_F(MachineGroupsTest, StartBarrierIsBounded) {
   cluster_.AddAggregator("agg-0");
   const std::string run = cluster_.Submit(MakeSpec(2, 1, 5, 20));
   cluster_.AddWorkers(1);
-  cluster_.Run(absl::Seconds(5));
+  cluster_.Run(kRejoinWait);
   EXPECT_EQ(StateOf(run, 0), v1::GROUP_STATE_TRAINING);
   EXPECT_EQ(StateOf(run, 1), v1::GROUP_STATE_WAITING);
   cluster_.AddWorkers(1);
-  EXPECT_EQ(StateOf(run, 1), v1::GROUP_STATE_TRAINING) << "there is no second barrier";
+  EXPECT_EQ(StateOf(run, 1), v1::GROUP_STATE_TRAINING) << "a late group starts alone";
 }
 
 TEST_F(MachineGroupsTest, FirstGroupWaitsForAllRanks) {
@@ -142,8 +147,8 @@ TEST_F(MachineGroupsTest, SpareReplacesKilledWorker) {
   const std::string run = Begin(2, 2, 5, /*spares=*/1);
   const uint32_t other = cluster_.Group(run, 1).generation();
   cluster_.Kill(cluster_.Rank(run, 0, 1));
-  EXPECT_EQ(StateOf(run, 0), v1::GROUP_STATE_TRAINING) << "a broken stream keeps its lease";
-  cluster_.Fail(cluster_.Lead(run, 0));
+  EXPECT_EQ(StateOf(run, 0), v1::GROUP_STATE_TRAINING) << "the killed member still has its lease";
+  cluster_.Fail(cluster_.Lead(run, 0));  // The other rank reports the loss.
   EXPECT_EQ(cluster_.Group(run, 0).generation(), 3u);
   EXPECT_EQ(cluster_.Group(run, 0).members_size(), 2);
   EXPECT_EQ(cluster_.Group(run, 1).generation(), other) << "the other group continues";
@@ -175,7 +180,7 @@ TEST_F(MachineGroupsTest, SmallerGroupAfterRejoinWait) {
   cluster_.Kill(cluster_.Rank(run, 0, 1));
   cluster_.Fail(cluster_.Lead(run, 0));
   EXPECT_EQ(StateOf(run), v1::GROUP_STATE_WAITING);
-  cluster_.Run(absl::Milliseconds(4900));
+  cluster_.Run(kRejoinWait - absl::Milliseconds(100));
   EXPECT_EQ(StateOf(run), v1::GROUP_STATE_WAITING);
   cluster_.Run(absl::Milliseconds(200));
   EXPECT_EQ(StateOf(run), v1::GROUP_STATE_TRAINING);
@@ -220,7 +225,7 @@ TEST_F(MachineGroupsTest, RunGetsRequestedDevices) {
   EXPECT_EQ(RunStateOf(gpus), v1::RUN_STATE_QUEUED);
   EXPECT_EQ(ReasonOf(gpus),
             "waiting for 2 workers with CUDA devices; idle: 0 with CUDA devices, 3 with CPUs");
-  // A run reserves only workers of its own kind.
+  // A run reserves only workers with the kind of device that it requests.
   spec.mutable_cluster()->set_device(v1::Cluster::CPU);
   const std::string cpus = cluster_.Submit(spec);
   EXPECT_EQ(RunStateOf(cpus), v1::RUN_STATE_RUNNING);
@@ -237,7 +242,7 @@ TEST_F(MachineGroupsTest, RunGetsRequestedDevices) {
   EXPECT_EQ(RunStateOf(precise), v1::RUN_STATE_RUNNING);
 }
 
-TEST_F(MachineGroupsTest, GrowsOnlyByEqualDevices) {
+TEST_F(MachineGroupsTest, GrowsOnlyWithDevicesOfSameKind) {
   cluster_.AddAggregator("agg-0");
   AddDevice("g0", kGpu);
   AddDevice("g1", kGpu);
@@ -256,7 +261,7 @@ TEST_F(MachineGroupsTest, GrowsOnlyByEqualDevices) {
   EXPECT_EQ(cluster_.Rank(run, 0, 1).name, "g2");
 }
 
-TEST_F(MachineGroupsTest, OtherDeviceKindsReserveNothing) {
+TEST_F(MachineGroupsTest, WaitingRunReservesOnlyItsDeviceKind) {
   cluster_.AddAggregator("agg-0");
   AddDevice("c0", kCpu);
   AddDevice("c1", kCpu);
@@ -281,24 +286,24 @@ TEST_F(MachineGroupsTest, OtherDeviceKindsReserveNothing) {
   EXPECT_EQ(cluster_.Group(gpus, 0).members_size(), 2);
 }
 
-TEST_F(MachineGroupsTest, ShortGroupGrowsAtCommit) {
+TEST_F(MachineGroupsTest, ShrunkenGroupGrowsAtCommit) {
   const std::string run = Begin(1, 2, 5);
   cluster_.Kill(cluster_.Rank(run, 0, 1));
   cluster_.Fail(cluster_.Lead(run, 0));
   cluster_.Run(absl::Seconds(6));
   ASSERT_EQ(cluster_.Group(run, 0).members_size(), 1);
-  const uint32_t small = cluster_.Group(run, 0).generation();
+  const uint32_t before = cluster_.Group(run, 0).generation();
   cluster_.AddWorker("new");
-  EXPECT_EQ(cluster_.Group(run, 0).generation(), small) << "a group never grows inside a round";
+  EXPECT_EQ(cluster_.Group(run, 0).generation(), before) << "a group never grows inside a round";
   Train(run);
   ASSERT_EQ(cluster_.RunStatus(run).version(), 1u);
   EXPECT_EQ(cluster_.Counter("groups_grown"), 1u);
   EXPECT_EQ(cluster_.Group(run, 0).members_size(), 2);
-  EXPECT_EQ(cluster_.Commit(run, 1)->participants(0).generation(), small);
+  EXPECT_EQ(cluster_.Commit(run, 1)->participants(0).generation(), before);
   EXPECT_EQ(cluster_.Counter("groups_failed"), 1u) << "growing is not a failure";
 }
 
-TEST_F(MachineGroupsTest, BrokenStreamReformsPreparingGroup) {
+TEST_F(MachineGroupsTest, PreparingGroupIsFormedAgainAfterBrokenStream) {
   cluster_.behaviour.prepare = false;
   const std::string run = Begin(1, 2, 0, /*spares=*/1);
   cluster_.Kill(cluster_.Rank(run, 0, 1));
@@ -318,7 +323,7 @@ TEST_F(MachineGroupsTest, ReconnectedWorkerContinues) {
   EXPECT_TRUE(worker.received[2].has_shard_addresses());
 }
 
-TEST_F(MachineGroupsTest, ReconnectAfterFenceIsReleased) {
+TEST_F(MachineGroupsTest, WorkerReconnectingAfterFenceIsReleased) {
   const std::string run = Begin(1, 2, 0);
   FakeWorker& away = cluster_.Rank(run, 0, 1);
   cluster_.Cut(away);
@@ -331,7 +336,7 @@ TEST_F(MachineGroupsTest, ReconnectAfterFenceIsReleased) {
   EXPECT_EQ(StateOf(run), v1::GROUP_STATE_TRAINING) << "both workers are idle and form a group";
 }
 
-TEST_F(MachineGroupsTest, ReconnectWithoutRankFencesGroup) {
+TEST_F(MachineGroupsTest, ReconnectThatNamesNoRankFencesGroup) {
   const std::string run = Begin(1, 2, 0);
   FakeWorker& worker = cluster_.Rank(run, 0, 1);
   cluster_.Cut(worker);
@@ -379,7 +384,7 @@ TEST_F(MachineGroupsTest, OnlyRankZeroReports) {
   EXPECT_FALSE(cluster_.IsOpen(other.connection));
 }
 
-TEST(MachinePlanTest, GroupHasSizeWithPlan) {
+TEST(MachinePlanTest, GroupShrinksToSizeThatHasPlan) {
   FakeCluster cluster([](Machine::Options& options) {
     options.plan = [](const v1::RunSpec&, int ranks) -> absl::StatusOr<v1::Plan> {
       if (ranks == 3) return absl::InvalidArgumentError("no plan for 3 ranks");

@@ -25,7 +25,8 @@ class MachineMembershipTest : public MachineTest {
     EXPECT_FALSE(received.empty());
     return received.empty() ? v1::CoordinatorMessage() : received.back();
   }
-  // Expects that the last message refuses by this name and that the stream has ended.
+  // Expects that the last message is this refusal, that it was counted and that the stream has
+  // ended.
   void ExpectRefused(v1::Refusal refusal, const std::string& counter) {
     const v1::CoordinatorMessage message = LastSent();
     ASSERT_TRUE(message.has_refused()) << message.ShortDebugString();

@@ -13,8 +13,8 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Has two plans: over "data", which is also the plan of the rules, and over "model". Tests set
-// their step times, which hold on any host whose layers were measured.
+// A planner with two plans: over "data", which is also the plan of the rules, and over "model".
+// Tests set their step times, which apply to any host whose layers were measured.
 class FakePlanning final : public Planning {
  public:
   std::map<std::string, double> seconds = {{"data", 0.05}, {"model", 0.03}};
@@ -67,7 +67,7 @@ class MachinePlanningTest : public MachineTest {
       : MachineTest([this](Machine::Options& options) { options.planning = &planning_; }) {
     cluster_.AddAggregator("agg-0");
   }
-  // Adds workers and submits a run of one group of all of them.
+  // Adds workers and submits a run with one group, which consists of all of them.
   std::string Begin(int workers, uint32_t steps = 1000) {
     cluster_.AddWorkers(workers);
     return cluster_.Submit(MakeSpec(1, workers, 5, steps));
@@ -272,7 +272,7 @@ TEST_F(MachinePlanningTest, ShortGroupIsReplannedWithoutWait) {
   EXPECT_EQ(cluster_.Group(run, 0).state(), v1::GROUP_STATE_TRAINING);
 }
 
-// Otherwise, the oldest idle workers would be taken first.
+// A replanned group keeps its members, although other idle workers are older.
 TEST_F(MachinePlanningTest, ReplanKeepsMembers) {
   cluster_.AddWorkers(4);
   const std::string early = cluster_.Submit(MakeSpec(1, 2, 5, 1000));
@@ -399,8 +399,8 @@ TEST_F(MachinePlanningTest, OneReplanPerCall) {
   EXPECT_EQ(cluster_.Counter("groups_replanned"), 2u);
 }
 
-// The stream stays open: the member would send the message first on every new stream, and no other
-// message would be received.
+// The stream stays open after an invalid measurement: the member would send the same message first
+// on every new stream, and no other message would be received.
 TEST_F(MachinePlanningTest, InvalidMeasurementIsDropped) {
   const std::string run = Begin(2, 20);
   FakeWorker& lead = cluster_.Lead(run, 0);

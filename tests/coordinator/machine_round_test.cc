@@ -29,7 +29,7 @@ class MachineRoundTest : public MachineTest {
     EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_FINISHING);
     return run;
   }
-  // Sends a contribution as the group's own, which is repeated after a reconnect.
+  // Sends the contribution, and makes the worker send it again after a reconnect.
   void Contribute(FakeWorker& lead, const v1::Contributed& contributed) {
     lead.contributed = contributed;
     cluster_.Send(lead, contributed);
@@ -276,7 +276,7 @@ TEST_F(MachineRoundTest, LostPartIsReassignedAtEnd) {
   EXPECT_EQ(LastDecision(run, 0).next_step(), 0u);
   EXPECT_EQ(StateOf(run, 0), v1::GROUP_STATE_IDLE);
   cluster_.behaviour.evaluate = true;
-  // Group 0 reports its part; group 1 is lost with its own.
+  // Group 0 reports its part; group 1 is lost before it has reported its own.
   FakeWorker& lead = cluster_.Lead(run, 0);
   cluster_.Send(lead, FakeCluster::EvaluationOf(lead, 0, 50, 50));
   EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_FINISHING);

@@ -40,7 +40,7 @@ TEST_F(MachineRunTest, TwoGroupsFinish) {
   EXPECT_EQ(status.test().samples(), kTestSamples);
   EXPECT_DOUBLE_EQ(status.test().accuracy(), 0.5);
   EXPECT_DOUBLE_EQ(status.test().loss(), 0.5);
-  // 4 rounds of 2 groups, each with 1000 bytes up and 100 down.
+  // 4 rounds of 2 groups; in each, a group stages 1000 bytes and pulls 100.
   EXPECT_EQ(status.payload_bytes_across_groups(), 4u * 2 * 1100);
   EXPECT_EQ(status.bytes_across_groups(), 4u * 2 * 1120);
   EXPECT_EQ(status.bytes_across_groups_synchronous(), 2u * 1000 * 4 * 20);

@@ -55,7 +55,7 @@ TEST_F(MachineShardsTest, VersionZeroErrorFailsRun) {
   const std::string run = cluster_.Submit(MakeSpec(1, 1, 5, 100));
   ASSERT_EQ(RunStateOf(run), v1::RUN_STATE_FAILED);
   EXPECT_THAT(ReasonOf(run), AllOf(HasSubstr("agg-0"), HasSubstr("/ckpt/step-3: no such file")));
-  // The members are free for the next run.
+  // The members are available to the next run.
   cluster_.behaviour.open_error.clear();
   cluster_.behaviour.train = true;
   const std::string next = cluster_.Submit(MakeSpec(1, 1, 5, 100));
@@ -63,7 +63,7 @@ TEST_F(MachineShardsTest, VersionZeroErrorFailsRun) {
   EXPECT_EQ(RunStateOf(next), v1::RUN_STATE_DONE);
 }
 
-// The digest of a shard depends on the number of shards when OpenRun was sent.
+// An answer belongs to the number of shards for which OpenRun was sent: the digest depends on it.
 TEST_F(MachineShardsTest, AnswerBeforeReassignmentIsIgnored) {
   const auto join = [&](const std::string& name) {
     const ConnectionId connection = cluster_.Open();

@@ -12,7 +12,7 @@ using ::testing::IsEmpty;
 
 class MachineTraceTest : public MachineTest {
  protected:
-  // One group of two workers that trains and reaches no boundary.
+  // Starts one group of two workers that trains but does not reach a boundary.
   void SetUp() override {
     cluster_.AddWorker("alpha");
     cluster_.AddWorker("beta");
@@ -29,7 +29,7 @@ class MachineTraceTest : public MachineTest {
     }
     return requests;
   }
-  // The rank answers its newest request.
+  // Makes the rank answer its newest request.
   void Answer(uint32_t rank) {
     ASSERT_FALSE(Requests(Rank(rank)).empty());
     cluster_.Send(Rank(rank), TracedBy(Requests(Rank(rank)).back()));
@@ -39,7 +39,7 @@ class MachineTraceTest : public MachineTest {
     if (!Answered(request)) return absl::UnknownError("not answered");
     return cluster_.traces[request].status;
   }
-  // Expects that the group cannot be traced, for a reason with these words.
+  // Expects that a trace of the group fails, for a reason that contains this text.
   void ExpectFailure(const std::string& run, uint32_t group, absl::StatusCode code,
                      const std::string& reason) {
     const absl::Status status = StatusOf(cluster_.TraceGroup(run, group));

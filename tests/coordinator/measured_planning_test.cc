@@ -14,7 +14,7 @@ namespace {
 using ::testing::IsSupersetOf;
 using ::testing::Not;
 
-// Wide layers and small samples: many weights and few activations.
+// A model with many weights and few activations.
 constexpr char kWide[] = R"(
 model {
   input { channels: 1 height: 4 width: 4 }
@@ -34,7 +34,7 @@ v1::LinkProfile LinkOf(double seconds_per_byte) {
   return link;
 }
 
-// Times of every whole layer for `samples`.
+// Times of all layers, each measured whole with `samples` samples.
 v1::LayerTimesRecord TimesOf(const v1::RunSpec& spec, uint32_t samples, double seconds) {
   v1::LayerTimesRecord record;
   record.set_update_seconds(1e-9);

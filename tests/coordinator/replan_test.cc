@@ -61,7 +61,7 @@ TEST(ReplanTest, MeasurementOverridesPrediction) {
   EXPECT_EQ(&FastestOf(plans, history), &plans[0]) << "both are measured";
 }
 
-// The present plan takes twice its predicted time, so the same factor applies to other plans.
+// The current plan takes twice its predicted time; the same factor is applied to other plans.
 TEST(ReplanTest, BiasAppliesToPredictions) {
   const std::vector<GroupPlan> plans = {Predicted("model", 45), Predicted("data", 50)};
   PlanHistory history;

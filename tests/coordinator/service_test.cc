@@ -1,4 +1,4 @@
-// The coordinator over gRPC, with members that use the real membership client.
+// Tests the coordinator's services over gRPC, with members that use the real membership client.
 #include "coordinator/service.h"
 
 #include <gmock/gmock.h>
@@ -350,7 +350,7 @@ TEST_F(ServiceTest, MessagesBothWays) {
   EXPECT_EQ(client_->Status(run)->groups(0).state(), v1::GROUP_STATE_TRAINING);
 }
 
-// A run that one worker trains.
+// Tests traces of a run that one worker trains.
 class TraceServiceTest : public ServiceTest {
  protected:
   void SetUp() override {
@@ -425,13 +425,13 @@ TEST_F(TraceServiceTest, CancelledTraceFreesGroup) {
       EXPECT_TRUE(member_->client().Send(AnswerTo(request.trace_steps(), 1)).ok());
     }
   });
-  // The coordinator receives the cancellation some time after the caller has left.
+  // The coordinator receives the cancellation some time after the caller has disconnected.
   const absl::Time limit = absl::Now() + kLimit;
   do {
     traced_ = client_->Trace(run_, 0, 2, limit);
   } while (absl::IsResourceExhausted(traced_.status()) && absl::Now() < limit);
   EXPECT_TRUE(traced_.ok()) << traced_.status();
-  // The thread ends with Release.
+  // The worker's thread ends when it receives Release.
   EXPECT_TRUE(client_->Stop(run_, "enough").ok());
   worker.join();
 }

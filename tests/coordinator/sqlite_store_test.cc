@@ -140,7 +140,7 @@ TEST_F(SqliteStoreTest, DamagedFileIsReported) {
   const auto size = static_cast<std::streamoff>(std::filesystem::file_size(path_));
   ASSERT_GT(size, 5 * 4096);
   std::fstream file(path_, std::ios::in | std::ios::out | std::ios::binary);
-  // The headers of all pages after that of the schema.
+  // Damages the headers of all pages except that of the schema.
   for (std::streamoff page = 4096; page < size; page += 4096) {
     file.seekp(page);
     file << std::string(64, '\x5a');

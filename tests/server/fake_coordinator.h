@@ -1,5 +1,5 @@
-// A coordinator that a member can join: sends the messages of the test and records those it
-// receives.
+// A fake coordinator that a member can join. It sends the messages that the test gives it, and
+// records the messages that it receives.
 #pragma once
 
 #include <deque>

@@ -32,7 +32,7 @@ RunTerms Terms(const SmallRun& run) {
   return terms;
 }
 
-// The refusal in a decision of any kind.
+// Returns the refusal in any kind of decision.
 template <typename D>
 v1::Refusal RefusalIn(const D& decision) {
   const auto* refused = std::get_if<Refused>(&decision);
@@ -407,7 +407,7 @@ TEST_F(LedgerTest, ApplyNeedsExactCover) {
   EXPECT_THAT(WhyNot(MakeApply(run_, 1, {{}})), HasSubstr("does not cover"));
   StageAll({.rank = 0}, 0, 8);
   EXPECT_THAT(WhyNot(MakeApply(run_, 1, {{.ranks = 2}})), HasSubstr("gap or overlap at 8"));
-  // The other rank of the participant may still stage; other groups may not.
+  // The participant's other rank may still stage its slice; other groups may not.
   EXPECT_EQ(RefusalIn(ledger_.Stage(Header(run_, {.group = 1}, 0, 15, kChunk))),
             v1::REFUSAL_CLOSED_ROUND);
   const StageGrant rest = Grant(Header(run_, {.rank = 1}, 8, 15, kChunk));

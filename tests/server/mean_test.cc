@@ -32,11 +32,11 @@ DiscrepancyTerms Sum(const std::vector<float>& before, const Vectors& groups,
 }
 
 TEST(DiscrepancySumsTest, SmallNumbersByHand) {
-  // Displacements 1, 3 and 0, 4: means 2 and 2, weights 1:1.
+  // The groups' displacements are (1, 0) and (3, 4). With weights 1:1 their mean is (2, 2).
   const DiscrepancyTerms even = Sum({10, 20}, {{11, 20}, {13, 24}}, {0.5, 0.5}, 2);
   EXPECT_EQ(even.variance_between_groups, 1 + 4);
   EXPECT_EQ(even.displacement, 4 + 4);
-  // Weights 1:3: means 2.5 and 3.
+  // With weights 1:3 the mean is (2.5, 3).
   const DiscrepancyTerms uneven = Sum({10, 20}, {{11, 20}, {13, 24}}, {1, 3}, 2);
   EXPECT_DOUBLE_EQ(uneven.variance_between_groups, 0.25 * (1.5 * 1.5 + 9) + 0.75 * (0.5 * 0.5 + 1));
   EXPECT_DOUBLE_EQ(uneven.displacement, 2.5 * 2.5 + 9);

@@ -35,8 +35,8 @@ class RoundMeanTest : public ::testing::Test {
     return *std::move(file);
   }
 
-  // Discrepancy of two groups of one rank each, whose values changed from 0 to 1 and 3, if
-  // `statistics` are not trained. The mean is computed in blocks of `piece` positions.
+  // The discrepancy of two groups of one rank each, whose values changed from 0 to 1 and to 3. The
+  // positions in `statistics` are not trained. The mean is computed in blocks of `piece` positions.
   DiscrepancyTerms TermsWithout(const std::vector<Interval>& statistics, int64_t piece) {
     ApplyPlan plan{"run-1", 1, {0, kElements}, {}, statistics};
     RoundMean::Files files;

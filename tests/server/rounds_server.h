@@ -1,4 +1,4 @@
-// A shard host behind a real server on loopback, for tests.
+// A shard host with a real gRPC server on loopback, for tests.
 #pragma once
 
 #include <memory>
@@ -15,7 +15,8 @@ namespace cadre::testing {
 
 class RoundsServer {
  public:
-  // The folder outlives the server; a second server on it continues from its files.
+  // Opens the data in `folder`, which must outlive the server. A later server on the same folder
+  // continues from its files.
   explicit RoundsServer(const std::string& folder, RoundsServiceOptions options = {});
   ~RoundsServer();
 

@@ -33,7 +33,8 @@ using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-// Sanitizers keep freed memory; the bound still detects 64 MiB per stream.
+// Sanitizers delay the release of memory, so the limit is higher with them. It still detects a copy
+// of the model (64 MiB) per stream.
 constexpr uint64_t kMemoryFactor = 16;
 #else
 constexpr uint64_t kMemoryFactor = 1;
@@ -180,7 +181,7 @@ TEST_F(ServiceTest, ResumesAtNewAddress) {
   }
   const std::string old_address = server_->address();
   Start({});
-  // The first attempts get no address and the old one.
+  // The first attempt gets no address, the second the old one.
   std::atomic<int> attempts = 0;
   RoundsClient client([&]() -> std::string {
     const int n = attempts++;
@@ -196,7 +197,7 @@ TEST_F(ServiceTest, ResumesAtNewAddress) {
 
 // --- Refusals
 
-// The rules are tested in ledger_test and shard_host_test; here, that a refusal at each point of a
+// ledger_test and shard_host_test test the rules. This test shows that a refusal at any point of a
 // call reaches the caller by name.
 TEST_F(ServiceTest, RefusalsReachTheCaller) {
   Open();
@@ -394,8 +395,8 @@ TEST_F(ServiceTest, MemoryIsBounded) {
     work();
     return PeakMemory() - before;
   };
-  // Client and server together: a few messages of 1 MiB on both sides, and those that flow control
-  // lets the client send ahead of a slow disk. A copy of the model would need 64 MiB.
+  // Client and server together hold a few messages of 1 MiB each, and those that flow control lets
+  // the client send ahead of a slow disk. A copy of the model would take 64 MiB.
   const uint64_t allowed = kMemoryFactor * (40 << 20);
   EXPECT_LT(grown([&] { ASSERT_TRUE(Stage({}, values, 256 << 10).ok()); }), allowed);
   EXPECT_LT(grown([&] { ASSERT_EQ(Apply(MakeApply(run_, 1, {{}})).error(), ""); }), allowed);

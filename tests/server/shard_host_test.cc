@@ -1,5 +1,5 @@
-// The host with its store: versions and contributions on disk, and restarts after a crash at any
-// point.
+// Tests of the shard host with its store: versions and contributions on disk, and restarts after a
+// crash at any point.
 #include "server/shard_host.h"
 
 #include <gmock/gmock.h>
@@ -36,7 +36,7 @@ class ShardHostTest : public ::testing::Test {
  protected:
   void SetUp() override { Restart(); }
 
-  // Starts a new host on the folder, as after a kill of the process.
+  // Starts a new host on the folder, as if the process had been killed and restarted.
   void Restart() {
     host_.reset();
     auto host = ShardHost::Open(folder_.path(), &counters_);
@@ -299,7 +299,7 @@ TEST_F(ShardHostTest, PullsRangesInOrder) {
     range.set_begin(begin);
     range.set_end(end);
   };
-  // Ranges across the borders of blocks, in descending order, and an empty one.
+  // The ranges cross borders of blocks and are in descending order; one is empty.
   add(1, 10, 20);
   add(0, 65530, 131080);
   add(0, 5, 5);
@@ -368,7 +368,7 @@ TEST_F(ShardHostTest, EveryStepSurvivesARestart) {
   const std::vector<float> second = Values(2, 15);
   ASSERT_TRUE(Stage({.group = 0}, first).ok());
   Restart();
-  // Half of the chunks of the other group, then a crash.
+  // The process crashes when half of the chunks of the other group are stored.
   auto staging = host_->Stage(Header(run_, {.group = 1}, 0, 15, kChunk));
   ASSERT_TRUE(staging.ok()) << staging.status();
   ASSERT_TRUE(PutChunks(*staging, second, 2).ok());
@@ -392,7 +392,7 @@ TEST_F(ShardHostTest, EveryStepSurvivesARestart) {
   EXPECT_EQ(Apply(apply).digest(), applied.digest());
   EXPECT_EQ(Digest(PullAll(1), 0), applied.digest());
   EXPECT_EQ(PullAll(0).size(), 15u);
-  // The round's contributions are gone.
+  // The round's contributions are removed.
   EXPECT_THAT(Files(RunPath("")), ElementsAre("run", "version-0", "version-1"));
 
   ASSERT_TRUE(host_->CloseRun(run_.run).ok());
@@ -423,7 +423,7 @@ TEST_F(ShardHostTest, RestartRemovesObsoleteFiles) {
     ASSERT_TRUE(Stage({.round = round}, Values(round, 15)).ok());
     Apply(MakeApply(run_, round, {{}}));
   }
-  // As after a kill before these files were removed.
+  // These files exist if the process was killed before it removed them.
   WriteAll(RunPath("version-0"), zero);
   WriteAll(RunPath("stage-10-0-1-0"), zero);
   Restart();
@@ -499,7 +499,7 @@ TEST_F(ShardHostTest, RestartKeepsLeadingChunks) {
   const std::vector<float> values = Values(1, 15);
   ASSERT_TRUE(Stage({}, values).ok());
   const std::string whole = ReadAll(RunPath("stage-1-0-1-0"));
-  // Three blocks of 4 + 16 bytes, one of 4 + 12; cut into the third.
+  // The file has three blocks of 4 + 16 bytes and one of 4 + 12. It is truncated inside the third.
   WriteAll(RunPath("stage-1-0-1-0"), whole.substr(0, whole.size() - 20));
   Restart();
   EXPECT_THAT(Apply(MakeApply(run_, 1, {{}})).error(), HasSubstr("2 of 4 chunks"));
@@ -630,7 +630,8 @@ TEST_F(ShardHostTest, FullDiskRetriesApply) {
 
 TEST_F(ShardHostTest, FullDiskRetriesOpenRun) {
   for (const uint64_t room : {0, 50, 127}) {
-    // No run file; half of one; the run file, but not all 128 bytes of version 0.
+    // There is room for no run file, for half of one, or for the run file but not for all 128 bytes
+    // of version 0.
     const FileSizeLimit full(room);
     EXPECT_EQ(host_->OpenRun(run_.Open()).status().code(), absl::StatusCode::kResourceExhausted);
     EXPECT_THAT(host_->States(), IsEmpty());

@@ -1,4 +1,4 @@
-// Shared by the tests of the aggregator: a small run, its messages, a temporary folder.
+// Functions that the aggregator's tests share: a small run, its messages, a temporary folder.
 #pragma once
 
 #include <cstdint>
@@ -67,7 +67,7 @@ v1::Apply MakeApply(const SmallRun& run, uint32_t round, const std::vector<Part>
 // `count` values that depend on `salt`, with many different bits.
 std::vector<float> Values(uint64_t salt, int64_t count);
 
-// Whether all bits are equal, also those of NaN and -0.0.
+// Whether all bits are equal, including those of NaN and -0.0.
 bool SameBits(std::span<const float> a, std::span<const float> b);
 
 std::string ReadAll(const std::string& path);

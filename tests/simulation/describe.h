@@ -1,4 +1,4 @@
-// Messages as text of one line, for the log.
+// Formats messages as text of one line, for the log.
 //
 // Thread-safe (pure functions).
 #pragma once
@@ -9,7 +9,7 @@
 
 namespace cadre::simulation {
 
-// Such as "run-1-simulated/0#7:1": run, group, generation and rank.
+// Run, group, generation and rank, such as "run-1-simulated/0#7:1".
 std::string Describe(const v1::RankSlot& place);
 // All fields, except for the run's spec and plan.
 std::string Describe(const v1::MemberMessage& message);

@@ -1,4 +1,5 @@
-// The only source of randomness in a simulation: equal seeds give equal numbers.
+// The random numbers of a simulation. They are its only source of randomness; equal seeds give
+// equal numbers.
 //
 // Thread-compatible.
 #pragma once

@@ -1,5 +1,5 @@
-// The connections between the ranks of one generation of a group: collectives that all ranks enter
-// in the same order, and that fail for all ranks when one leaves.
+// The simulated connections between the ranks of one generation of a group. They provide
+// collectives, which all ranks enter in the same order and which fail for all when a rank leaves.
 //
 // A collective is complete when every rank has entered it; each rank then receives the inputs of
 // all ranks, by rank.
@@ -26,8 +26,8 @@ class GroupFabric {
 
   GroupFabric(World& world, size_t ranks) : world_(world), ranks_(ranks) {}
 
-  // `kind` names the collective; all ranks must enter the same one. The first forms the
-  // connections.
+  // Enters a collective. `kind` is its name; all ranks must enter the same one. The first
+  // collective forms the connections.
   void Enter(uint32_t rank, const std::string& kind, std::string input, const Lifetime& life,
              Entered entered);
   // The rank's process or session has ended. If its host is lost, its peers do not notice.
@@ -48,7 +48,7 @@ class GroupFabric {
   std::map<uint32_t, Waiting> waiting_;
 };
 
-// The fabric of each generation.
+// The fabrics of all generations.
 class Fabrics {
  public:
   explicit Fabrics(World& world) : world_(world) {}

@@ -1,5 +1,6 @@
-// The invariants that must hold after every event. The simulated shells report all events; the
-// checker keeps its own record of them and ends the simulation at the first contradiction.
+// The invariants that must hold after every event. The simulated shells (stand-ins for the
+// programs' threads, streams and disks) report all events; the checker records them and ends the
+// simulation at the first contradiction.
 //
 //   - numbers of generations, runs, members and rounds are never reused, also after restarts
 //   - the participants of a durable commit record never change, and Apply has the same participants
@@ -7,7 +8,7 @@
 //   - every version is the result of its commit record on the previous version, at all holders
 //   - acknowledged contributions, runs, commits and versions are not lost
 //   - a worker belongs to at most one group, and a rank to one worker
-//   - ended runs stay ended, and are DONE unless a limit permits a failure
+//   - ended runs remain ended, and are DONE unless a limit of failures is configured
 //
 // Thread-compatible.
 #pragma once
@@ -52,7 +53,7 @@ class Invariants {
                         const ApplyPlan& plan, const Words& words);
 
   // ---- Workers
-  // The rank has loaded the version; `words` has its part.
+  // The rank has loaded the version; `words` contains its part of the model.
   void OnHeld(const v1::RankSlot& place, uint32_t version, const Words& words,
               const std::vector<Interval>& owned);
   void OnTraining(const v1::RankSlot& place, bool begins);

@@ -1,5 +1,5 @@
-// The member's side of its stream to the coordinator, as in coordinator/client/membership_client:
-// connects until it receives Welcome, keeps the member's id, sends heartbeats, reconnects.
+// The member's side of its stream to the coordinator, as in coordinator/client/membership_client.
+// It connects until it receives Welcome, stores the member's id, sends heartbeats and reconnects.
 //
 // Thread-compatible.
 #pragma once
@@ -32,7 +32,7 @@ class MembershipLink {
   void Start() { Dial(); }
   // The process has ended.
   void Stop(bool host_lost);
-  // The message is lost if there is no stream.
+  // Sends a message, which is lost if there is no stream.
   void Send(const v1::MemberMessage& message);
   void SendGoodbye();
   bool connected() const { return welcomed_; }

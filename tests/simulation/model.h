@@ -1,8 +1,8 @@
 // Models of the simulation: one 64-bit word per position of the parameter order.
 //
-// Training, initial values and the weighted mean are hashes of their inputs, so that a contribution
-// that is applied twice, omitted, mixed up or taken in another order gives other words and
-// therefore another digest. Digests add up over positions, as the real ones do.
+// Training, initial values and the weighted mean are hashes of their inputs. A contribution that is
+// applied twice, omitted, confused with another or applied in another order therefore gives other
+// words and another digest. Digests add up over positions, like real ones.
 //
 // Thread-safe (pure functions).
 #pragma once

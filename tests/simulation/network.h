@@ -1,8 +1,9 @@
-// The control network: streams between members and the coordinator, with delays, breaks and cuts.
+// The simulated control network: streams between members and the coordinator, with delays, broken
+// streams and hosts that are cut off.
 //
-// A stream is ordered and reliable until it breaks; then messages in transit may be lost, and each
-// side detects the break at its own time. While a host is cut off, no message is delivered and each
-// side may give up its streams; otherwise the messages are delivered after the cut.
+// A stream is ordered and reliable until it breaks. Then messages in transit may be lost, and each
+// side detects the break at a different time. While a host is cut off, no message is delivered, and
+// either side may give up its streams; messages on the other streams are delivered afterwards.
 //
 // Thread-compatible.
 #pragma once
@@ -46,7 +47,7 @@ class Network {
   void EndByServer(ConnectionId connection);
 
   // ---- Members
-  // Always returns a stream; if no coordinator listens, it is closed later.
+  // Always returns a stream; if no coordinator listens, the stream is closed later.
   ConnectionId Dial(const std::string& host, Client client);
   void Up(ConnectionId connection, const v1::MemberMessage& message);
   // The process closes the stream or has crashed. `host_lost`: the other side is not notified.
@@ -74,9 +75,9 @@ class Network {
     Client client;
     Direction<v1::MemberMessage> up;
     Direction<v1::CoordinatorMessage> down;
-    // The server has been notified of the stream.
+    // Whether the server was notified of the stream.
     bool opened = false;
-    // Broken: no more messages are accepted.
+    // Whether the stream is broken: it accepts no more messages.
     bool broken = false;
     bool client_gone = false;
     bool server_gone = false;
@@ -86,7 +87,7 @@ class Network {
   template <typename Message>
   void Post(ConnectionId connection, Direction<Message> Stream::*direction,
             std::optional<Message> message);
-  // Delivers the oldest message, later if the host is cut off.
+  // Delivers the oldest message or, if the host is cut off, tries again later.
   template <typename Message>
   void Arrive(ConnectionId connection, Direction<Message> Stream::*direction);
   void Take(ConnectionId connection, Stream& stream,

@@ -1,8 +1,8 @@
-// An aggregator: the ledger, a disk that outlives the process, and orders executed one at a time,
-// as in server/shard_host and server/aggregator.
+// A simulated aggregator: the real ledger, a disk that outlives the process, and orders executed
+// one at a time, as in server/shard_host and server/aggregator.
 //
-// Ranks call functions that represent one message of the service each; a call names the process
-// that it is connected to, so that a restart breaks it.
+// Each function that ranks call represents one message of the service. A call states the process to
+// which it is connected, so that a restart breaks it.
 //
 // Thread-compatible.
 #pragma once

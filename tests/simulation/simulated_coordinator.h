@@ -1,5 +1,6 @@
-// The coordinator's machine with a store in memory that outlives its process, driven as by
-// coordinator/loop: events in batches, one transaction per batch, then the messages.
+// A simulated coordinator process: the real state machine (coordinator/machine) with a store in
+// memory that outlives the process. As in coordinator/loop, events are handled in batches with one
+// transaction each, and messages are sent after the transaction.
 //
 // Thread-compatible.
 #pragma once

@@ -6,7 +6,7 @@
 namespace cadre::simulation {
 namespace {
 
-// As TrainerOptions::exchange_timeout.
+// Equal to the default of TrainerOptions::exchange_timeout.
 constexpr absl::Duration kTimeout = absl::Minutes(10);
 constexpr uint32_t kChunkElements = 2;
 
@@ -94,7 +94,7 @@ void SimulatedExchange::Deliver(const CallPtr& call,
 
 void SimulatedExchange::RetryLater(const CallPtr& call,
                                    const std::function<void(const CallPtr&)>& again) {
-  if (call->finished == nullptr) return;  // The caller saw a failure and has repeated the call.
+  if (call->finished == nullptr) return;  // The caller received an error and repeated the call.
   world_.timeline.After(
       world_.dice.Between(absl::Milliseconds(50), absl::Seconds(3)), life_, [this, call, again] {
         if (world_.timeline.now() >= call->deadline) {
@@ -144,7 +144,7 @@ void SimulatedExchange::FinishStage(const CallPtr& call) {
     if (status.ok()) invariants_.OnStaged(call->at->name(), call->header);
     if (!call->finished) return;
     if (!status.ok()) return call->finished(status);
-    // The acknowledgement is a message of its own, which may be lost.
+    // The acknowledgement is a separate message, which may be lost.
     Deliver(call, again, [call] {
       if (call->finished) call->finished(absl::OkStatus());
     });

@@ -1,6 +1,6 @@
-// A rank's calls to all shards with retries, as in worker/train/shard_exchange and
-// server/client/rounds_client: each message of a call may be delayed, fail, or be executed although
-// the caller saw a failure.
+// A rank's simulated calls to all shards, with retries, as in worker/train/shard_exchange and
+// server/client/rounds_client. Each message of a call may be delayed, may fail, or may be executed
+// although the caller receives an error.
 //
 // Thread-compatible.
 #pragma once

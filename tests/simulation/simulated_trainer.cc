@@ -154,7 +154,7 @@ void SimulatedTrainer::Prepare() {
   prepared.set_train_samples(spec().data().synthetic().train_samples());
   prepared.set_test_samples(spec().data().synthetic().test_samples());
   if (place().rank() == 0) {
-    // A measured link.
+    // Rank 0 reports a measured link.
     *prepared.mutable_plan() = assignment_.plan();
     prepared.mutable_plan()->mutable_link()->set_alpha(1e-5);
     prepared.mutable_plan()->mutable_link()->set_beta(1e-9);

@@ -1,5 +1,6 @@
-// One rank in one generation, with the messages, exchanges and collectives of worker/train/trainer
-// in the same order, but without training: time passes and the words of the model change.
+// The simulated trainer of one rank in one generation. It has the messages, exchanges and
+// collectives of worker/train/trainer in the same order, but does not train: time passes and the
+// words of the model change.
 //
 // Thread-compatible.
 #pragma once
@@ -32,7 +33,7 @@ class SimulatedTrainer {
     std::function<void(const v1::Evaluated&)> evaluated;
     std::function<void(const v1::Traced&)> traced;
     std::function<bool()> connected;
-    // The generation has ended for this rank, by a failure or cancelled.
+    // Called when the generation has ended for this rank, by a failure or a cancellation.
     std::function<void(const absl::Status&)> ended;
   };
 
@@ -101,7 +102,7 @@ class SimulatedTrainer {
   std::deque<v1::Decision> decisions_;
   bool awaiting_decision_ = false;
   std::optional<v1::TraceSteps> trace_request_;
-  // The trace in progress, and the number of steps that it lacks.
+  // The trace in progress, if any, and the number of steps that it still needs.
   std::optional<v1::Traced> tracing_;
   uint32_t trace_steps_left_ = 0;
 

@@ -122,7 +122,7 @@ void SimulatedWorker::OnEnded(const v1::RankSlot& place, const absl::Status& sta
     Do(machine_->Fail(place, /*permanent=*/false, std::string(status.message())));
   }
   if (std::exchange(ending_, true)) return;
-  // The session calls this function, so it is destroyed later; a step in progress has to end first.
+  // The session itself calls this function, so it is destroyed later, after a step in progress.
   world_.timeline.After(world_.dice.Between(absl::ZeroDuration(), step_time_), life_, [this] {
     ending_ = false;
     current_.reset();

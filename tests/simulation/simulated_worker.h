@@ -1,5 +1,5 @@
-// A worker: the assignment machine, the stream, and at most one trainer at a time, as in
-// worker/worker.
+// A simulated worker process: the real state machine of assignments (worker/assignment), the
+// stream, and at most one trainer (session) at a time, as in worker/worker.
 //
 // Thread-compatible.
 #pragma once
@@ -64,7 +64,7 @@ class SimulatedWorker {
   std::unique_ptr<MembershipLink> link_;
   std::unique_ptr<SimulatedTrainer> current_;
   std::unique_ptr<SimulatedTrainer> waiting_;
-  // `current_` was cancelled and ends after a random time, as its thread would.
+  // Whether `current_` was cancelled; it then ends after a random time, as its thread would.
   bool ending_ = false;
 };
 

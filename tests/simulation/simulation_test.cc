@@ -21,8 +21,8 @@ std::string Replay(uint64_t seed, const Outcome& outcome) {
                       absl::StrJoin(outcome.last_lines, "\n"));
 }
 
-// The invariants hold after every event, every run ends, and the seeds reach the intended
-// situations.
+// The invariants hold after every event, every run ends, and the seeds produce enough of each kind
+// of fault.
 TEST(Simulation, InvariantsHold) {
   std::map<std::string, uint64_t> counters;
   for (uint64_t seed = 1; seed <= kSeeds; ++seed) {

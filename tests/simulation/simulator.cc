@@ -14,7 +14,7 @@ namespace {
 constexpr uint64_t kSchema = 0xcad7e;
 // Time limit of all runs after the last fault. Without faults, the longest run takes a few minutes.
 constexpr absl::Duration kRecoveryLimit = absl::Minutes(30);
-// Limit of the events of one simulation, which it reaches only if it does not end.
+// Maximum number of events of one simulation, which only a simulation without end reaches.
 constexpr uint64_t kMaxEvents = 5'000'000;
 
 absl::StatusOr<v1::Plan> PlanOf(const v1::RunSpec& spec, int ranks) {
@@ -71,7 +71,7 @@ void AddCounters(const std::map<std::string, std::string>& store, World& world) 
   for (const auto& [name, value] : meta.counters()) world.Count(name, value);
 }
 
-// Every tenth world has the usual limit of failures; in the others runs must always come through.
+// Every tenth simulation has the usual limit of failures; in the others no run may fail.
 bool MayFail(uint64_t seed) { return seed % 10 == 9; }
 
 Machine::Options MachineOptions(uint64_t seed) {
@@ -110,7 +110,7 @@ Simulator::Simulator(const SimulatorOptions& options)
 void Simulator::ChooseFaults() {
   Dice& dice = world_.dice;
   Faults& faults = world_.faults;
-  // Some simulations have no faults of a kind, so that the others occur in more states.
+  // Some simulations lack some kinds of faults, so that the other kinds occur in more states.
   const auto maybe = [&](double max) {
     return dice.Chance(0.3) ? 0.0 : max * dice.Between(1, 100) / 100;
   };

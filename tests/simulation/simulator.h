@@ -1,5 +1,5 @@
-// One simulation: a cluster and faults derived from one seed, and after the last fault enough time
-// for every run to end.
+// One simulation: it derives a cluster and its faults from a seed and, after the last fault, leaves
+// enough time for every run to end.
 //
 //   Simulator simulator({.seed = 7});
 //   const Outcome outcome = simulator.Run();

@@ -1,7 +1,7 @@
 // Virtual time: a queue of scheduled work.
 //
-// Work of a process is scheduled under its Lifetime and is dropped when that has ended, so a killed
-// process does nothing more. Work for equal times runs in the order in which it was scheduled.
+// The work of a process is scheduled with its Lifetime and is dropped if that has ended, so a
+// killed process does nothing more. Work for equal times runs in the order of scheduling.
 //
 // Thread-compatible.
 #pragma once
@@ -16,7 +16,8 @@
 
 namespace cadre::simulation {
 
-// Drops the work that was scheduled under it when it is destroyed, or by End.
+// The lifetime of a process, stream or call. Its End or its destructor drops the work that was
+// scheduled with it.
 class Lifetime {
  public:
   std::weak_ptr<const char> watch() const { return token_; }

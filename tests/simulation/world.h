@@ -1,4 +1,4 @@
-// Shared by everything in one simulation: time, randomness, faults, the log and counters.
+// The state that all parts of one simulation share: time, randomness, faults, the log and counters.
 //
 // Thread-compatible.
 #pragma once
@@ -22,7 +22,7 @@ namespace cadre::simulation {
 struct Faults {
   // Per message on a control stream: the stream breaks.
   double break_stream = 0;
-  // Per leg of a bulk call: it breaks.
+  // Per message of a bulk call: the call breaks.
   double break_call = 0;
   // Per transaction of the coordinator: it crashes immediately before, or after.
   double crash_before_commit = 0;
@@ -41,7 +41,7 @@ struct Faults {
   double slow_message = 0;
 };
 
-// Bugs that tests plant in the simulated shells, to test that the checker detects them.
+// Bugs that tests insert into the simulated shells, to test that the checker detects them.
 enum class Plant {
   kNone,
   // The coordinator restarts without its counters of generations, runs and members.

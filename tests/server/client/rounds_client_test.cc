@@ -1,4 +1,4 @@
-// The client with shards that end calls early, send damaged bytes or wrong sizes.
+// Tests of the client with shards that end calls early, send damaged bytes or wrong sizes.
 #include "server/client/rounds_client.h"
 
 #include <gmock/gmock.h>
@@ -27,7 +27,7 @@ using ::testing::HasSubstr;
 constexpr RoundsClientOptions kQuick = {.first_wait = absl::Milliseconds(1),
                                         .max_wait = absl::Milliseconds(5)};
 
-// A shard whose calls run functions of the test.
+// A shard that answers each call by running a function of the test.
 class ScriptedShard final : public v1::Rounds::Service {
  public:
   using StageStream = grpc::ServerReaderWriter<v1::StageReply, v1::StageRequest>;
@@ -79,7 +79,7 @@ class ScriptedShard final : public v1::Rounds::Service {
   int calls_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
-// Element i of the model is i.
+// The bytes of elements [begin, end) of a model whose element i has the value i.
 std::string Bytes(uint64_t begin, uint64_t end) {
   std::vector<float> values;
   for (uint64_t i = begin; i < end; ++i) values.push_back(i);
