@@ -22,7 +22,7 @@ TEST(BackoffTest, DoublesUpToMaxWithJitter) {
   for (uint64_t seed = 0; seed < 50; ++seed) {
     Backoff backoff(kFirst, kMax, seed);
     absl::Duration whole = kFirst;
-    // Long enough that doubling an integer each time would have overflowed.
+    // So many delays that doubling an integer each time would overflow.
     for (int i = 0; i < 200; ++i) {
       const absl::Duration delay = backoff.Next();
       EXPECT_GE(delay, whole / 2);

@@ -33,7 +33,7 @@ TEST(BoundedQueueTest, PopBeforeDeadline) {
   const absl::Time deadline = absl::Now() + absl::Milliseconds(20);
   EXPECT_EQ(queue.PopBefore(deadline), std::nullopt);
   EXPECT_GE(absl::Now(), deadline);
-  // After the deadline, Pop still takes an item that is in the queue.
+  // If the deadline has passed, PopBefore still returns an item that is in the queue.
   EXPECT_TRUE(queue.Push(1));
   EXPECT_EQ(queue.PopBefore(absl::InfinitePast()), 1);
   EXPECT_EQ(queue.PopBefore(absl::InfinitePast()), std::nullopt);

@@ -23,7 +23,7 @@ TEST(Crc32cTest, KnownAnswers) {
   EXPECT_EQ(Crc32c(down), 0x113fdb5cU);
 }
 
-// Bit by bit, from the polynomial.
+// Computes the CRC bit by bit from the polynomial.
 uint32_t Slow(const std::string& bytes) {
   uint32_t crc = 0xffffffffU;
   for (const unsigned char byte : bytes) {
@@ -33,7 +33,7 @@ uint32_t Slow(const std::string& bytes) {
   return ~crc;
 }
 
-// The library works in blocks: lengths and alignments around their boundaries.
+// The library works in blocks, so lengths and alignments around block boundaries are tested.
 TEST(Crc32cTest, EveryLengthAndAlignment) {
   std::string bytes;
   for (int i = 0; i < 5000; ++i) bytes.push_back(i * 31 + i / 256);

@@ -39,7 +39,7 @@ TEST(DigestTest, AddsUpOverIntervals) {
   const std::span<const float> all = values;
   const uint64_t whole = Digest(all, kFirst);
   for (uint64_t trial = 0; trial < 50; ++trial) {
-    // Random intervals, in a random order.
+    // The values are split into random intervals, which are added in a random order.
     std::set<size_t> cuts = {0, all.size()};
     for (uint64_t i = 0; i < trial; ++i) {
       cuts.insert(RandomBits(trial, RandomStream::kTest, 0, i) % all.size());
@@ -88,7 +88,7 @@ TEST(DigestTest, DependsOnOrder) {
 TEST(DigestTest, DependsOnPosition) {
   const std::vector<float> zeros(10, 0.0F);
   std::set<uint64_t> seen;
-  // Shifts near every power of two, where a weak mix would repeat itself.
+  // Shifts positions by about every power of two, for which a weak mix would repeat itself.
   for (int bit = 0; bit < 63; ++bit) {
     seen.insert(Digest(zeros, uint64_t{1} << bit));
     if (bit > 1) seen.insert(Digest(zeros, (uint64_t{1} << bit) + 1));
@@ -96,7 +96,7 @@ TEST(DigestTest, DependsOnPosition) {
   EXPECT_EQ(seen.size(), 63U + 61U);
 }
 
-// The two changes would cancel in a sum of the values.
+// In a plain sum of the values, the two changes would cancel.
 TEST(DigestTest, OppositeChangesDoNotCancel) {
   std::vector<float> values(256, 1.0F);
   const uint64_t before = Digest(values, 0);

@@ -1,4 +1,4 @@
-// A full disk: files of this process cannot grow beyond a size while the object exists.
+// Simulates a full disk: while the object exists, files of this process cannot grow beyond a size.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -97,7 +97,7 @@ TEST_F(FileTest, LimitsFileSize) {
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(std::string(status.message()),
             Path("f") + ": has more than the 4 bytes that are allowed");
-  // A sparse file, which needs no space.
+  // The file is sparse and takes no space.
   ASSERT_TRUE(WriteFileAtomically(Path("hole"), "").ok());
   std::filesystem::resize_file(Path("hole"), kMaxReadBytes + 1);
   EXPECT_EQ(ReadFile(Path("hole")).status().code(), absl::StatusCode::kInvalidArgument);
@@ -111,7 +111,7 @@ TEST_F(FileTest, LimitsFilesOfUnknownSize) {
   EXPECT_EQ(ReadFile("/proc/self/status", 10).status().code(), absl::StatusCode::kInvalidArgument);
 }
 
-// The limit leaves room for half of the file: the first write succeeds in part, the second fails.
+// There is room for half of the file, so the first write succeeds partly and the second fails.
 TEST_F(FileTest, FullDiskKeepsOldFile) {
   ASSERT_TRUE(WriteFileAtomically(Path("f"), "old").ok());
   absl::Status status;

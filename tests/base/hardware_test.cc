@@ -17,7 +17,7 @@ TEST(HardwareTest, ReportsHost) {
   EXPECT_GT(UsableMemoryBytes(), uint64_t{1} << 26);
 }
 
-// Another thread, so that the affinity of this one does not change.
+// The test uses another thread, so that the affinity of this one does not change.
 TEST(HardwareTest, UsableCoresFollowAffinity) {
   int usable = 0;
   std::thread confined([&] {

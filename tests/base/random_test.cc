@@ -15,8 +15,8 @@ namespace {
 
 constexpr RandomStream kTest = RandomStream::kTest;
 
-// Initial weights and the order of samples follow from these numbers; a change would break the
-// compatibility of stored runs with new workers.
+// Initial weights and the order of samples depend on these numbers; a change would make stored runs
+// incompatible with new workers.
 TEST(RandomTest, KnownAnswers) {
   EXPECT_EQ(RandomBits(42, kTest, 0, 0), 0xb677f62a6bfa0d13ULL);
   EXPECT_EQ(RandomBits(42, kTest, 1, 7), 0x263a1a584124a745ULL);
@@ -30,7 +30,7 @@ TEST(RandomTest, KnownAnswers) {
               ::testing::ElementsAre(2, 5, 6, 3, 9, 7, 8, 4, 0, 1));
 }
 
-// The numbers of the streams determine the random numbers.
+// The numbers of the streams must not change, because they determine the random numbers.
 TEST(RandomTest, StreamsKeepTheirNumbers) {
   EXPECT_EQ(static_cast<int>(RandomStream::kInitialWeights), 1);
   EXPECT_EQ(static_cast<int>(RandomStream::kSampleOrder), 2);
@@ -73,7 +73,7 @@ TEST(RandomTest, UniformIsUniform) {
     ASSERT_LT(value, 1);
     ++counts[value * 10];
   }
-  // Five deviations of a binomial count: sqrt(n p (1 - p)) is 95.
+  // The bound is five standard deviations of a binomial count: sqrt(n p (1 - p)) is 95.
   for (const int count : counts) EXPECT_NEAR(count, kDraws / 10, 475);
 }
 
@@ -89,8 +89,9 @@ TEST(RandomTest, NormalIsNormal) {
     fourths += value * value * value * value;
     within_one += std::abs(value) < 1 ? 1 : 0;
   }
-  // Five deviations each: of the mean 1 / sqrt(n), of the second moment sqrt(2 / n), of the fourth
-  // sqrt(96 / n), of the share within one deviation sqrt(0.683 * 0.317 / n).
+  // The bounds are five standard deviations. These are 1 / sqrt(n) for the mean, sqrt(2 / n) for
+  // the second moment, sqrt(96 / n) for the fourth, and sqrt(0.683 * 0.317 / n) for the share of
+  // values within one standard deviation.
   EXPECT_NEAR(sum / kDraws, 0, 5 * std::sqrt(1.0 / kDraws));
   EXPECT_NEAR(squares / kDraws, 1, 5 * std::sqrt(2.0 / kDraws));
   EXPECT_NEAR(fourths / kDraws, 3, 5 * std::sqrt(96.0 / kDraws));

@@ -27,7 +27,7 @@ absl::Status Check(int value, int* calls) {
 
 absl::StatusOr<int> Sum(int a, int b, int* calls) {
   CADRE_RETURN_IF_ERROR(Check(a, calls));
-  // Two in one function, of a move-only type.
+  // The macro may be used twice in one function, and with a move-only type.
   CADRE_ASSIGN_OR_RETURN(const std::unique_ptr<int> first, Make(a));
   CADRE_ASSIGN_OR_RETURN(std::unique_ptr<int> second, Make(b));
   CADRE_RETURN_IF_ERROR(Check(b, calls));

@@ -19,7 +19,7 @@ TraceInterval Interval(const std::string& name, int64_t begin_us, int64_t durati
   return {.name = name, .category = "compute", .begin_us = begin_us, .duration_us = duration_us};
 }
 
-// The events of a document with this "ph".
+// The events of a document whose phase ("ph") is `phase`.
 std::vector<Json> EventsOf(const std::string& document, const std::string& phase) {
   std::vector<Json> events;
   const Json parsed = Json::parse(document);
@@ -116,7 +116,7 @@ TEST(TraceTest, ConcurrentStartStopAdd) {
     }
   });
   size_t kept = 0;
-  // At least one interval must have come through, however the threads are scheduled.
+  // At least one interval must be kept, however the threads are scheduled.
   for (int i = 0; i < 100 || kept == 0; ++i) {
     trace.Start();
     kept += trace.Stop().size();

@@ -65,7 +65,7 @@ TEST(CommandLineTest, Fallbacks) {
   EXPECT_EQ(line->Get<uint32_t>("threads"), 1u);
   EXPECT_FALSE(line->Has("threads"));
   EXPECT_EQ(line->Get<uint32_t>("groups"), std::nullopt);
-  // Not a flag of this verb.
+  // The verb has no such flag.
   EXPECT_EQ(line->Get<std::string>("rate"), std::nullopt);
 }
 

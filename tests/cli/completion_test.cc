@@ -1,4 +1,4 @@
-// Completions, and the generated scripts, run by the shells themselves where they are installed.
+// Tests the completions, and the generated scripts in those shells that are installed.
 #include "cli/completion.h"
 
 #include <filesystem>

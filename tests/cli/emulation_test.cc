@@ -52,7 +52,7 @@ TEST(RecipeDigestTest, IgnoresWorkersSeedAndName) {
   v1::RunSpec spec = SpecOf(64);
   spec.set_seed(1);
   spec.set_name("another");
-  // One worker has no cluster.
+  // The emulated run, with one worker, ignores the cluster of the run file.
   spec.mutable_cluster()->set_groups(5);
   EXPECT_EQ(RecipeDigest(spec, two), recipe);
 
@@ -137,7 +137,7 @@ TEST(EmulatedSpecTest, KeepsInitialWeights) {
   EXPECT_EQ(emulated.checkpoint().directory(), "");
 }
 
-// 10 steps an epoch, evaluated at `step`.
+// The status of a run with 10 steps per epoch that was evaluated at `step`.
 v1::RunStatus At(uint32_t step, double accuracy) {
   v1::RunStatus run;
   run.set_total_steps(100);

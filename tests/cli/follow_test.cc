@@ -1,4 +1,4 @@
-// Following runs of a fake coordinator.
+// Tests following runs with a fake coordinator.
 #include "cli/follow.h"
 
 #include <thread>
@@ -19,7 +19,7 @@ using testing::HasSubstr;
 
 constexpr absl::Duration kSoon = absl::Seconds(20);
 
-// Sends the given steps, then ends the stream or, with `hold`, stays silent.
+// Sends an update for each of `steps`, then ends the stream or, with `hold`, keeps it open.
 class Status final : public v1::Status::Service {
  public:
   grpc::Status Watch(grpc::ServerContext* context, const v1::WatchRequest* request,
@@ -127,11 +127,11 @@ TEST_F(FollowTest, SurvivesARestartOfTheCoordinator) {
   int away = 0;
   options.on_away = [&](const absl::Status&) {
     ++away;
-    // It comes back with more to tell, while the follower tries again.
+    // The coordinator restarts with more updates while the follower tries to reach it.
     status_.steps = {3, 100};
     Serve(address_);
   };
-  // After the second update the coordinator goes.
+  // The coordinator is shut down after the second update.
   std::thread killer;
   options.on_update = [&](const v1::WatchUpdate& update) {
     seen_.push_back(update.run().step());
@@ -180,7 +180,7 @@ TEST_F(FollowTest, ThreadSurvivesARestart) {
   const CoordinatorClient client = Client();
   daemon_.reset();
   Follower follower(client, "run-1");
-  absl::SleepFor(absl::Milliseconds(600));  // longer than it dials
+  absl::SleepFor(absl::Milliseconds(600));  // longer than one attempt to connect
   EXPECT_FALSE(follower.Outcome().has_value());
   status_.steps = {100};
   Serve(address_);

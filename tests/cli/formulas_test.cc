@@ -1,6 +1,5 @@
-// The command `cadre formula`: one worked number of the papers for each result, which shows that
-// parameters and results are connected correctly (tests/plan/cost has all worked numbers), and
-// invalid input.
+// Tests `cadre formula`: one number from the papers for each result, which shows that parameters
+// and results are connected correctly (tests/plan/cost tests all numbers), and invalid input.
 #include "cli/formulas.h"
 
 #include <cmath>
@@ -133,7 +132,7 @@ TEST(FormulasTest, RejectsInvalidInput) {
       {"ring ranks=6 bytes=1 alpha=-1 bandwidth=1", "alpha is '-1'"},
       {"overlap forward=1,2 backward=1 communication=1,2", "one number per layer"},
       {"overlap forward=1, backward=1 communication=1", "forward is ''"},
-      // Loops without end, overflow, results that are not finite.
+      // These would lead to endless loops, overflow or results that are not finite.
       {"averaging parameters=9000000000000000 groups=9000000000000000 ranks=9000000000000000",
        "groups is '9000000000000000', but must be a whole number, 1 to 1048576"},
       {"averaging parameters=1 groups=4611686018427388 ranks=4611686018427388 samples=1e300",

@@ -1,4 +1,4 @@
-// docs/json.md as data, to compare it with what commands print.
+// Reads docs/json.md as data, to compare it with the JSON that commands print.
 #pragma once
 
 #include <fstream>
@@ -33,15 +33,15 @@ class JsonDocument {
     }
   }
 
-  // What of `json` is not as the section states: keys that it lacks, keys that are missing, values
-  // of other types. Remembers the keys that were found.
+  // Returns the differences of `json` from the section: keys that the section does not have,
+  // required keys that are missing, and values of other types. Records the keys that were found.
   std::vector<std::string> Compare(const Json& json, const std::string& section) {
     std::vector<std::string> problems;
     Object(json, section, section, problems);
     return problems;
   }
 
-  // Keys of these sections that no JSON has had, such as "Layer.kind".
+  // Keys of these sections that no compared JSON had, such as "Layer.kind".
   std::vector<std::string> Unseen(const std::vector<std::string>& sections) const {
     std::vector<std::string> unseen;
     for (const std::string& section : sections) {
@@ -58,7 +58,7 @@ class JsonDocument {
     std::string name;
     std::string type;
     bool required = true;
-    // Of another section that is part of this one.
+    // The section that has the key, which may be part of another section.
     std::string section;
   };
 
@@ -67,7 +67,7 @@ class JsonDocument {
     return {.name = std::string(name), .type = std::string(type), .required = !optional};
   }
 
-  // The keys of a section, those of its "..." among them.
+  // The keys of a section, including those of the sections that it contains by "...".
   std::vector<Key> KeysOf(const std::string& section, bool required) const {
     std::vector<Key> keys;
     for (Key key : sections_.at(section)) {

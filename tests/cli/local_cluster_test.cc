@@ -1,5 +1,5 @@
-// LocalCluster over shell scripts that stand in for the three programs: which processes are
-// started, restarted and ended, without training.
+// Tests which processes LocalCluster starts, restarts and ends. Shell scripts replace the three
+// programs, so nothing is trained.
 #include "cli/local_cluster.h"
 
 #include <signal.h>
@@ -28,7 +28,8 @@ using testing::SizeIs;
 
 constexpr absl::Duration kSoon = absl::Seconds(20);
 
-// Writes its arguments and process id to its log, writes its port file, ends on SIGTERM.
+// A script that writes its arguments and process id to its log, writes its port file and ends on
+// SIGTERM.
 constexpr char kGood[] = R"(#!/bin/sh
 trap 'echo ended; exit 0' TERM
 echo "pid $$"
@@ -92,7 +93,7 @@ class LocalClusterTest : public FolderTest {
     return std::ssize(lines) < starts ? -1 : std::stoi(lines.back().substr(4));
   }
 
-  // Supervises until it fails, or until a member has been started `starts` times.
+  // Supervises the cluster until it fails, or until a member was started `starts` times.
   absl::Status Supervise(LocalCluster& cluster, const std::string& name = "", int starts = 0) {
     const absl::Time deadline = absl::Now() + kSoon;
     while (absl::Now() < deadline) {
@@ -127,7 +128,7 @@ TEST_F(LocalClusterTest, StartsAndStopsInOrder) {
   EXPECT_TRUE((*cluster)->Supervise().ok());
   (*cluster)->Shutdown();
   for (const pid_t pid : pids) EXPECT_EQ(kill(pid, 0), -1);
-  // They ended by themselves.
+  // The processes ended by themselves; they were not killed.
   EXPECT_THAT(Log("worker-0"), Contains("ended"));
   EXPECT_THAT(Log("coordinator"), Contains("ended"));
   EXPECT_THAT(notes_, SizeIs(0));
@@ -149,7 +150,7 @@ TEST_F(LocalClusterTest, RestartsKilledProcesses) {
   }
   EXPECT_THAT(notes_, SizeIs(6));
   EXPECT_THAT(notes_[0], AllOf(HasSubstr("worker-0"), HasSubstr("signal 9")));
-  // The coordinator went back to its port and its store.
+  // The restarted coordinator uses the same port and store.
   const std::vector<std::string> starts = Await("coordinator", "arguments", 3);
   ASSERT_THAT(starts, SizeIs(3));
   EXPECT_THAT(starts[0], HasSubstr("--listen=127.0.0.1:0 "));
@@ -214,7 +215,7 @@ TEST_F(LocalClusterTest, MissingProgramStopsTheOthers) {
   const auto cluster = LocalCluster::Start(Options());
   ASSERT_TRUE(absl::IsNotFound(cluster.status())) << cluster.status();
   EXPECT_THAT(std::string(cluster.status().message()), HasSubstr("cadre-worker"));
-  // A script that was ended before it said its process id is gone as well.
+  // A script may have ended before it has written its process id.
   for (const std::string& line : Log("coordinator")) {
     if (!absl::StartsWith(line, "pid ")) continue;
     EXPECT_EQ(kill(std::stoi(line.substr(4)), 0), -1);

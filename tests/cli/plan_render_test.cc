@@ -22,7 +22,7 @@ using ::testing::Not;
 using testing::SmallRequest;
 using testing::ZooRequest;
 
-// A report with the question that it borrows.
+// A report, and its input (PlanQuestion), which the report borrows.
 struct Asked {
   std::unique_ptr<PlanQuestion> question;
   PlanReport report;

@@ -1,4 +1,4 @@
-// The command `cadre plan`: its flags and files. plan_render_test.cc tests the output, and
+// Tests the flags and files of `cadre plan`. plan_render_test.cc tests its output,
 // tests/plan/report the values.
 #include <fstream>
 #include <string>
@@ -53,7 +53,7 @@ TEST_F(PlanCommandTest, FlagsReachTheReport) {
   EXPECT_TRUE(json.contains("unpinned"));
 }
 
-// The strategies of the papers; tests/plan/cost has all of their worked numbers.
+// One number from each paper; tests/plan/cost tests all of them.
 TEST_F(PlanCommandTest, StrategiesReportThePapersNumbers) {
   const auto plan = [&](const std::string& flags) {
     return JsonOf(Run(absl::StrCat("plan alexnet --workers 512 --batch 2048 --alpha 2e-6 ",
@@ -148,7 +148,7 @@ TEST_F(PlanCommandTest, RejectsContradictingPins) {
       {"--layer nowhere=model", "is 'nowhere', which is not a layer of the model"},
       {"--layer fc6=sideways", "is 'sideways'; give data, model, model-in or domain"},
       {"--layer fc6=domain", "'fc6' can only be split along data, model, model-in"},
-      // The paper's figures would be those of a plan without the pin.
+      // The paper's formulas do not account for the pin.
       {"--strategy batch --layer fc6=model", "do not model pinned layers such as fc6"},
       {"--strategy uniform-grid --layer fc6=model", "strategy auto supports pins"},
   };

@@ -71,7 +71,7 @@ TEST(ProcessTest, DestructorKills) {
     auto process = Shell("while :; do sleep 1; done");
     ASSERT_TRUE(process.ok());
     pid = process->pid();
-    // Moving moves the duty too.
+    // The new owner is responsible for ending the process.
     Process moved = std::move(*process);
     EXPECT_EQ(moved.pid(), pid);
   }
@@ -100,7 +100,7 @@ TEST(ProcessTest, AppendsToTheLog) {
 }
 
 TEST(ProcessTest, ChildInheritsNoSignalsOrFiles) {
-  // Blocked signals and open files of the parent are not handed on.
+  // The child inherits neither blocked signals nor open files of the parent.
   sigset_t set, old;
   sigemptyset(&set);
   sigaddset(&set, SIGTERM);
@@ -131,9 +131,9 @@ TEST(ProcessTest, OwnProcessGroup) {
   EXPECT_EQ(getpgid(process->pid()), process->pid());
 }
 
-// A parent that is killed without warning takes its children along.
+// If a parent is killed, its children end as well.
 TEST(ProcessTest, DiesWithItsParent) {
-  // Orphans come to us, so that their end can be seen.
+  // Orphans become children of this process, so that it can observe their end.
   ASSERT_EQ(prctl(PR_SET_CHILD_SUBREAPER, 1), 0);
   int report[2];
   ASSERT_EQ(pipe(report), 0);

@@ -1,4 +1,4 @@
-// The program `cadre` in a folder of its own, for tests that call it as users and scripts do.
+// Runs the program `cadre`, in a separate folder, as users and scripts do.
 #pragma once
 
 #include <stdlib.h>
@@ -54,7 +54,7 @@ inline Result Call(absl::string_view words) {
   return Call(std::vector<std::string>(absl::StrSplit(words, ' ', absl::SkipEmpty())));
 }
 
-// A temporary folder that is removed with the test.
+// A test with a temporary folder, which is removed at its end.
 class FolderTest : public ::testing::Test {
  protected:
   FolderTest() {
@@ -91,15 +91,15 @@ class ProgramTest : public FolderTest {
 
   void WriteSpec(const std::string& text) { std::ofstream(folder_ + "/run.textproto") << text; }
 
-  // The run file with one text replaced, which must occur in it.
+  // Returns the run file with `what`, which must occur in it, replaced by `by`.
   static std::string With(const std::string& what, const std::string& by) {
     const std::string changed = absl::StrReplaceAll(kGoodSpec, {{what, by}});
     EXPECT_NE(changed, kGoodSpec) << what;
     return changed;
   }
 
-  // `cadre local` rejects the run file with a first line that names file, line, column and field,
-  // before it starts a process.
+  // Expects that `cadre local` rejects the run file before it starts a process, and that the first
+  // line of the error names file, line, column and field.
   void ExpectRefused(const std::string& spec, int line, const std::string& field,
                      const std::string& flags = "") {
     WriteSpec(spec);

@@ -1,5 +1,5 @@
-// The program `cadre`: usage errors and help, and as a process: run files that are rejected before
-// another process is started.
+// Tests the program `cadre`: usage errors, help, and run files that are rejected before another
+// process is started.
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -105,7 +105,7 @@ TEST_F(ProgramTest, GoodSpecReachesTheMissingPrograms) {
   const Result result = Run("local run.textproto");
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_THAT(result.err, HasSubstr("cadre-coordinator"));
-  // The temporary folder is gone with it.
+  // The temporary folder is removed, so its logs are not mentioned.
   EXPECT_THAT(result.err, Not(HasSubstr("logs are in")));
 }
 
@@ -115,7 +115,7 @@ TEST_F(ProgramTest, NamesTheMissingSpec) {
   EXPECT_THAT(result.err, HasSubstr("nowhere.textproto"));
 }
 
-// tests/model has all rules; these are one error of each phase.
+// One error from each phase of reading a run file; tests/model tests all rules.
 TEST_F(ProgramTest, SpecErrorsHaveALocation) {
   ExpectRefused(With("base_rate", "base_rat"), 11, "base_rat");
   ExpectRefused(With("kernel: 3", "kernel: 30"), 4, "kernel");
@@ -131,18 +131,18 @@ TEST_F(ProgramTest, RejectsMissingData) {
 
 TEST_F(ProgramTest, ChecksFlagsLikeTheSpec) {
   WriteSpec(kGoodSpec);
-  // Flags change what is submitted, too.
+  // Errors that flags cause are reported as well.
   Result result = Run("run run.textproto --ranks 6 --space_ranks 4");
   EXPECT_THAT(result.err, HasSubstr("space_ranks"));
   result = Run("local run.textproto --aggregators 0");
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_THAT(result.err, AllOf(HasSubstr("aggregators"), Not(HasSubstr("cadre-coordinator"))));
-  // Axes of 2 and 2 in a group of 6.
+  // Two axes of 2 ranks do not fit into a group of 6.
   result = Run("local run.textproto --ranks 6 --space_ranks 2 --model_ranks 2");
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_THAT(result.err, AllOf(HasSubstr("cluster.space_ranks"), HasSubstr("their product, 4"),
                                 Not(HasSubstr("cadre-coordinator"))));
-  // A missing checkpoint.
+  // The checkpoint does not exist.
   result = Run("local run.textproto --from nowhere");
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_THAT(result.err, AllOf(HasSubstr("checkpoint.from"), HasSubstr("nowhere"),
@@ -179,7 +179,7 @@ TEST_F(ProgramTest, ChoicesAreAccepted) {
        {"--overlap off --collectives paper", "--collectives ring", "--collectives butterfly",
         "--collectives halving-doubling", "--collectives auto", "--device cuda:3",
         "--device cuda --collectives native", "--device cuda --precision bf16", "--device cpu"}) {
-    // The first error is that the other programs are missing.
+    // The flags are valid: the first error is that the other programs are missing.
     const Result result = Run(absl::StrCat("local run.textproto ", flags));
     EXPECT_EQ(result.exit_code, 1) << flags;
     EXPECT_THAT(result.err, HasSubstr("cadre-coordinator")) << flags;
@@ -203,7 +203,7 @@ TEST_F(ProgramTest, MeasureEpochsChecksAllRunsFirst) {
   result = Run(words + "--workers 1,2");
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_THAT(result.err, HasSubstr("missing --max-epochs"));
-  // Valid: the first error is the missing program.
+  // These flags are valid: the first error is the missing program.
   result = Run(words + "--workers 1,2 --max_epochs 3");
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_THAT(result.err, HasSubstr("cadre-coordinator"));

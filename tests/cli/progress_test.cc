@@ -65,7 +65,7 @@ TEST(ProgressTest, PlainLinesAtIntervals) {
   for (int tenth = 0; tenth <= 40; ++tenth) {
     progress.Update(Running(tenth), start + absl::Milliseconds(100 * tenth));
   }
-  // At 0, 2 and 4 seconds.
+  // Lines are printed at 0, 2 and 4 seconds.
   EXPECT_EQ(Lines(out.str()), 3u);
   EXPECT_THAT(out.str(), Not(HasSubstr("\r")));
   EXPECT_THAT(out.str(), Not(HasSubstr("\x1b")));

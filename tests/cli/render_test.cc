@@ -73,7 +73,7 @@ TEST(ToJsonTest, EnumsAreShortNames) {
   v1::Refused refused;
   refused.set_refusal(v1::REFUSAL_STALE_GENERATION);
   EXPECT_EQ(ToJson(refused)["refusal"], "stale_generation");
-  // From a newer build.
+  // The value comes from a newer build.
   refused.set_refusal(static_cast<v1::Refusal>(4711));
   EXPECT_EQ(ToJson(refused)["refusal"], 4711);
 }

@@ -17,7 +17,7 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::Not;
 
-// Two groups of two, half of one layer each.
+// The summary of a run with two groups of two ranks, each of which holds half of one layer.
 Summary Trained() {
   Summary summary;
   v1::RunStatus& run = summary.run;
@@ -224,7 +224,7 @@ TEST(GroupTextTest, Texts) {
   EXPECT_EQ(LinkText(group), "2.5 us, 6.25 GB/s, shared memory");
   EXPECT_EQ(BucketsText(group), "4 buckets: ring 2, halving-doubling 2");
   EXPECT_EQ(StepText(group), "41 ms, 6% waiting");
-  // GPUs do not report how long they waited.
+  // GPU workers do not report how long they waited.
   group.clear_exposed_seconds();
   EXPECT_EQ(StepText(group), "41 ms");
   group.mutable_plan()->mutable_buckets()->DeleteSubrange(1, 3);
@@ -262,7 +262,7 @@ TEST(RunDetailsTest, ShowsPredictionsThatApply) {
   EXPECT_THAT(ToText(details),
               AllOf(Not(HasSubstr("predicted ")), Not(HasSubstr("-25%")),
                     HasSubstr("share a machine's cores with others have no prediction")));
-  // Another device of the host, or an idle worker.
+  // Neither a worker on another device of the host nor an idle worker shares the device.
   details.status.mutable_workers(1)->set_device("cuda:1");
   EXPECT_FALSE(SharesDevices(details.status.groups(0), details.status));
   details.status.mutable_workers(1)->set_device("cpu");

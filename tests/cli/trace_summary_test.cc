@@ -65,7 +65,7 @@ TEST(TraceSummaryTest, OverlapCountsOnce) {
   v1::TraceReply reply;
   v1::RankTrace& rank = *reply.add_ranks();
   Add(rank, "step", 0, 1000);
-  // Out of order, one inside another, two that overlap, two that touch, one of no length.
+  // The intervals are out of order: one lies inside another, two overlap, two touch, one is empty.
   Add(rank, "collective", 500, 100, 1);
   Add(rank, "collective", 100, 100, 0);
   Add(rank, "collective", 150, 100, 1);

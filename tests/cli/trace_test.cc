@@ -1,4 +1,4 @@
-// The command with a fake coordinator; tests/cluster tests what real ranks record.
+// Tests `cadre trace` with a fake coordinator; tests/cluster tests the traces of real ranks.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -25,7 +25,7 @@ using ::testing::Not;
 using ::testing::SizeIs;
 using Json = nlohmann::json;
 
-// Returns `answer` or `status`, and stores the request.
+// A fake coordinator that returns `answer` or `status` and stores the request.
 class FakeStatus final : public v1::Status::Service {
  public:
   grpc::Status Trace(grpc::ServerContext* context, const v1::TraceRequest* request,
@@ -71,7 +71,7 @@ class TraceTest : public FolderTest {
     return Call(absl::StrCat("trace run-7 --group 2 --steps 5 --coordinator ", daemon_->address(),
                              " --timeout ", timeout_, " -O ", output_, " ", flags));
   }
-  // Files in the folder, whole or not.
+  // Number of files in the folder, including temporary ones.
   size_t Files() const {
     size_t files = 0;
     for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator(folder_)) ++files;

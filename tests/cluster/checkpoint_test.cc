@@ -1,5 +1,5 @@
-// A killed run continues from its checkpoint with the same result, also with another mesh or number
-// of groups; invalid checkpoints are refused.
+// Tests that a killed run continues from its checkpoint with the same result, even with another
+// mesh or number of groups, and that invalid checkpoints are refused.
 #include <filesystem>
 #include <fstream>
 #include <vector>
@@ -36,7 +36,7 @@ class CheckpointTest : public ::testing::Test {
     return spec;
   }
 
-  // Trains in a cluster of its own.
+  // Trains in a new cluster.
   static absl::StatusOr<v1::StatusReply> Train(const v1::RunSpec& spec) {
     Cluster cluster;
     CADRE_ASSIGN_OR_RETURN(const std::string run, cluster.StartRun(spec));
@@ -120,7 +120,7 @@ TEST_F(CheckpointTest, KilledRunContinuesFromCheckpoint) {
       << "only the remaining steps are trained";
   EXPECT_EQ(resumed->runs(0).test().accuracy(), whole->runs(0).test().accuracy());
 
-  // Three ranks with uneven parts of the weights, without aggregators: another order of sums.
+  // With three ranks, uneven parts of the weights and no aggregators, sums have another order.
   v1::RunSpec cut = Spec("cut", 0);
   BeginFrom(*killed, &cut);
   cut.mutable_cluster()->set_ranks_per_group(3);
@@ -131,11 +131,11 @@ TEST_F(CheckpointTest, KilledRunContinuesFromCheckpoint) {
   ASSERT_TRUE(other.ok()) << other.status();
   const auto weights = Weights(cut, end);
   ASSERT_TRUE(weights.ok()) << weights.status();
-  // 20 steps, each of which rounds weights below 1 to 2^-24 a few times, with a margin for
-  // gradients of slightly different weights. Lost momentum would change weights by 1e-3 and more.
+  // Each of the 20 steps rounds weights below 1 to 2^-24 a few times, and gradients of slightly
+  // different weights differ. Lost momentum would change weights by 1e-3 and more.
   EXPECT_LT(LargestDifference(*weights, *expected), 2e-5);
 
-  // From the weights alone, the momentum is missing, which changes the result.
+  // A run from the weights alone lacks the momentum, which changes the result.
   v1::RunSpec bare = cut;
   bare.mutable_checkpoint()->set_directory(folder_ / "bare");
   bare.mutable_checkpoint()->set_from(killed->path + "/model.safetensors");

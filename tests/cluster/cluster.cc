@@ -282,7 +282,7 @@ v1::RunSpec SmallSpec(const SmallRun& run) {
   cluster->set_aggregators(run.aggregators);
   spec.mutable_stop()->set_epochs(run.epochs);
   spec.mutable_stop()->set_steps(run.steps);
-  // Runs with many steps are not evaluated every few milliseconds.
+  // Runs with many steps have fewer evaluations, which would otherwise follow within milliseconds.
   spec.mutable_evaluation()->set_every_epochs(run.epochs > 0 ? 1 : 50);
   spec.set_seed(7);
   return spec;

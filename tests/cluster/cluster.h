@@ -1,6 +1,7 @@
 // A cluster of real processes on free loopback ports, for tests that kill some of them.
 //
-// Owns the processes and a temporary folder and removes both. Thread-compatible.
+// Owns the processes and a temporary folder; its destructor ends and removes them.
+// Thread-compatible.
 //
 //   Cluster cluster({.lease = absl::Seconds(2)});
 //   ASSERT_TRUE(cluster.StartCoordinator().ok());
@@ -54,9 +55,9 @@ class Cluster {
   // Prints the ends of the logs if the test has failed.
   ~Cluster();
 
-  // On a free port the first time, then on the same port and store.
+  // Starts the coordinator: the first time on a free port, later on the same port and store.
   absl::Status StartCoordinator();
-  // With its name and folder, on a free port.
+  // Starts an aggregator with this name and the folder of this name, on a free port.
   absl::Status StartAggregator(const std::string& name);
   absl::Status StartWorker(const std::string& name);
   // Starts a coordinator, aggregator-<i> and worker-<i>, and awaits that all have joined.
@@ -73,15 +74,15 @@ class Cluster {
   const std::string& folder() const { return folder_.path(); }
   std::string store() const { return folder_ / "store.db"; }
   std::string LogOf(const std::string& name) const { return folder_ / (name + ".log"); }
-  // A client with a short timeout for a coordinator that is down.
+  // A client with a short timeout, since the coordinator may be down.
   const CoordinatorClient& client() const { return *client_; }
 
   using Predicate = std::function<bool(const v1::StatusReply&)>;
-  // Polls the status until the predicate holds, also while the coordinator is down.
+  // Polls the status until the predicate holds. The coordinator may be down meanwhile.
   // Errors: DeadlineExceeded with `what` and the newest status.
   absl::StatusOr<v1::StatusReply> Await(const Predicate& predicate, absl::Duration limit,
                                         const std::string& what);
-  // Awaits the end of the run. Errors: also Aborted if its state is not DONE.
+  // Awaits the end of the run. Errors: as Await; Aborted if its state is not DONE.
   absl::StatusOr<v1::StatusReply> AwaitDone(const std::string& run, absl::Duration limit);
 
   // The commit records in the store, by round. Requires: no coordinator runs.
@@ -99,7 +100,7 @@ class Cluster {
   std::map<std::string, Process> processes_;
 };
 
-// Where the programs are; `name` such as "cadre-worker".
+// The path of a program such as "cadre-worker".
 std::string ProgramPath(const std::string& name);
 
 // Result of a program that ends by itself.
@@ -111,7 +112,7 @@ struct Finished {
 absl::StatusOr<Finished> RunProgram(const std::string& name, std::vector<std::string> arguments,
                                     absl::Duration limit);
 
-// --- Parts of a status; null if it has no such part.
+// --- Each function returns a part of a status; null if the status has no such part.
 const v1::RunStatus* FindRun(const v1::StatusReply& status, const std::string& run);
 const v1::GroupStatus* FindGroup(const v1::StatusReply& status, const std::string& run,
                                  uint32_t group);
@@ -126,7 +127,7 @@ struct SmallRun {
   // The stop rules of the spec; one is set.
   uint32_t epochs = 0;
   uint32_t steps = 0;
-  // Features of the first fully connected layer; makes the model larger.
+  // Features of the first fully connected layer, which determine the size of the model.
   uint32_t hidden = 32;
   uint32_t min_ranks = 1;
   uint32_t rejoin_wait_ms = 5000;

@@ -1,4 +1,4 @@
-// Results that averaging must not change, with real processes and aggregators.
+// Tests, with real processes and aggregators, that averaging does not change certain results.
 #include <vector>
 
 #include "absl/time/clock.h"
@@ -32,8 +32,8 @@ absl::StatusOr<Trained> Train(const v1::RunSpec& spec) {
   return trained;
 }
 
-// Two groups that average after every plain SGD step compute (w - r g1 + w - r g2) / 2, which is
-// w - r (g1 + g2) / 2: one group on both batches.
+// Two groups that average after every step of plain SGD compute (w - r g1 + w - r g2) / 2. That is
+// w - r (g1 + g2) / 2, the step of one group on both batches.
 TEST(EqualityTest, AveragingEveryStepEqualsOneGroup) {
   constexpr uint32_t kSteps = 20;
   v1::RunSpec two = SmallSpec({.groups = 2, .ranks = 2, .every_steps = 1, .steps = kSteps});
@@ -50,9 +50,9 @@ TEST(EqualityTest, AveragingEveryStepEqualsOneGroup) {
   ASSERT_EQ(averaged->weights.size(), united->weights.size());
   EXPECT_EQ(averaged->run.samples(), united->run.samples());
   EXPECT_EQ(averaged->run.rounds_committed(), kSteps);
-  // Weights are below 1 and rounded once or twice more per step: 20 steps of 2^-24, times a margin
-  // for gradients of slightly different weights. A group that is missing in one average changes
-  // weights by the rate times a gradient, 1e-3 and more.
+  // Weights are below 1, and averaging rounds them to 2^-24 once or twice more in each of the 20
+  // steps; gradients of slightly different weights differ as well. A group that is missing in one
+  // average would change weights by the rate times a gradient, 1e-3 and more.
   EXPECT_LT(LargestDifference(averaged->weights, united->weights), 1e-5);
 }
 

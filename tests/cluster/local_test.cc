@@ -1,4 +1,4 @@
-// `cadre local` from its command line to its last line, and the end of all processes it started.
+// Tests `cadre local` from its command line to its last line, and that all its processes end.
 #include <glog/logging.h>
 #include <google/protobuf/struct.pb.h>
 #include <google/protobuf/util/json_util.h>
@@ -32,7 +32,7 @@ using ::testing::Not;
 
 constexpr absl::Duration kLong = absl::Seconds(120);
 
-// Child processes of `parent`, from /proc.
+// The child processes of `parent`, as /proc lists them.
 std::vector<pid_t> ChildrenOf(pid_t parent) {
   std::vector<pid_t> children;
   for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
@@ -53,7 +53,7 @@ std::vector<pid_t> ChildrenOf(pid_t parent) {
 }
 
 bool IsGone(pid_t pid) {
-  // This process is a subreaper: orphans become its children and are reaped here.
+  // The test is a subreaper: orphans become its children and are reaped here.
   waitpid(pid, nullptr, WNOHANG);
   return kill(pid, 0) != 0;
 }

@@ -1,5 +1,5 @@
-// `cadre measure-epochs` with real processes: the table, entries that exist already, and a target
-// that is not reached.
+// Tests `cadre measure-epochs` with real processes: the table, entries that already exist, and a
+// target that is not reached.
 #include <fstream>
 #include <string>
 #include <vector>
@@ -64,7 +64,7 @@ TEST_F(MeasureEpochsTest, MeasuresEachWorkerCountOnce) {
     EXPECT_LE(table.entry(i).epochs(), 6);
   }
 
-  // For more numbers of workers, existing entries remain unchanged.
+  // If more numbers of workers are measured, existing entries remain unchanged.
   const std::string more = Measure({"--target", "0.8", "--workers", "1,2,4", "-o", "json"});
   EXPECT_THAT(more, HasSubstr("2 workers: already in "));
   EXPECT_THAT(more, Not(HasSubstr("2 workers: batch")));

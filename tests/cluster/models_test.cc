@@ -1,5 +1,5 @@
-// Models other than image classifiers with real processes: tokens, batch norm with split images,
-// and a run that diverges.
+// Tests special models with real processes: tokens, batch norm with split images, and a run that
+// diverges.
 #include <glog/logging.h>
 #include <google/protobuf/text_format.h>
 
@@ -22,7 +22,7 @@ constexpr absl::Duration kLong = absl::Seconds(120);
 
 struct Trained {
   v1::RunStatus run;
-  // A group when its ranks were prepared.
+  // Status of the group when its ranks were prepared.
   v1::GroupStatus group;
 };
 
@@ -118,7 +118,7 @@ TEST(ModelsTest, TwoGroupsLearnTokens) {
   ASSERT_TRUE(again.ok()) << again.status();
   EXPECT_EQ(once->run.samples(), 4u * 1024);
   EXPECT_EQ(once->run.test().samples(), 100u);
-  // A random guess has 1/16.
+  // A random guess has an accuracy of 1/16.
   EXPECT_GE(once->run.test().accuracy(), 0.9);
   EXPECT_LE(once->run.test().accuracy(), 1.0);
   EXPECT_EQ(once->run.digest(), again->run.digest());
@@ -151,8 +151,8 @@ TEST(ModelsTest, BatchNormIsReproducible) {
   ExpectMemoryAsPlanned(once->group);
 }
 
-// Trains until the run fails; checks that the shards hold the version that the reason names, with
-// finite values. Returns the reason.
+// Trains until the run fails. Checks that its last version is `version` and that the shards store
+// that version with finite values. Returns the reason of the failure.
 std::string ReasonOfDivergence(const v1::RunSpec& spec, uint32_t version) {
   Cluster cluster;
   const auto run = cluster.StartRun(spec);

@@ -1,5 +1,5 @@
-// `cadre probe` with real processes: the profile, its use by `cadre plan`, the cache, and the links
-// between hosts.
+// Tests `cadre probe` with real processes: the profile, its use by `cadre plan`, the cache, and the
+// links between hosts.
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
@@ -29,9 +29,9 @@ using ::testing::Not;
 
 constexpr absl::Duration kLong = absl::Seconds(240);
 
-// Reserves ports on loopback for its lifetime, with sockets that are bound to them and do not
-// listen. A program that requests such a port by number with SO_REUSEADDR can listen on it; the
-// kernel does not assign it to a program that requests any free port.
+// Reserves ports on loopback for its lifetime: its sockets are bound to them but do not listen. A
+// program that requests such a port by number, with SO_REUSEADDR, can listen on it. The kernel does
+// not assign the port to a program that requests any free port.
 class HeldPorts {
  public:
   explicit HeldPorts(int count) {
@@ -112,13 +112,13 @@ TEST_F(ProbeTest, MeasuresOnce) {
   const std::string plan = Run({"plan", spec(), "--workers", "2", "--profile", profile()});
   EXPECT_THAT(plan, HasSubstr("step"));
 
-  // The cached times are equal to the byte, and no worker is started.
+  // The file with cached times has the same bytes, and no worker is started.
   const std::string before = *ReadFile(profile());
   const std::string second = Probe({"--workers", "2", "-O", profile()});
   EXPECT_THAT(second, HasSubstr("using cached times"));
   EXPECT_EQ(*ReadFile(profile()), before);
 
-  // Another number of workers, or --fresh, is measured.
+  // The cache is not used for another number of workers, or with --fresh.
   EXPECT_THAT(Probe({"--workers", "1", "-O", profile()}), Not(HasSubstr("using cached times")));
   EXPECT_THAT(Probe({"--workers", "2", "-O", profile(), "--fresh"}),
               Not(HasSubstr("using cached times")));

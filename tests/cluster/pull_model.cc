@@ -13,8 +13,8 @@
 namespace cadre::testing {
 namespace {
 
-// Pulls one shard of the last version of the run. The status of an ended run does not name the
-// aggregators of its shards, so all are tried; those of other shards refuse.
+// Pulls one shard of the last version of the run. The status of an ended run does not state which
+// aggregator stores the shard, so all are tried; the others refuse.
 absl::Status PullShard(const v1::StatusReply& status, const ParameterIndex& index,
                        const Interval& span, std::span<float> out) {
   v1::PullRequest request;

@@ -1,4 +1,4 @@
-// The last version of a run from its aggregators.
+// Reads the last version of a run from its aggregators, and compares models.
 //
 // Thread-safe (functions without state).
 #pragma once
@@ -11,11 +11,11 @@
 
 namespace cadre::testing {
 
-// In parameter order. Requires: the status has one run, which uses all aggregators.
+// The values in parameter order. Requires: the status has one run, which uses all aggregators.
 absl::StatusOr<std::vector<float>> PullModel(const v1::StatusReply& status,
                                              const v1::RunSpec& spec);
 
-// Infinite if a value is not finite. Requires: equal sizes.
+// The largest absolute difference; infinite if a value is not finite. Requires: equal sizes.
 double LargestDifference(const std::vector<float>& a, const std::vector<float>& b);
 
 }  // namespace cadre::testing

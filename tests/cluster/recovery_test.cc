@@ -1,4 +1,4 @@
-// Processes killed with SIGKILL during a run, which continues to its end.
+// Tests that a run continues to its end although processes are killed with SIGKILL.
 #include <algorithm>
 #include <map>
 #include <set>
@@ -14,23 +14,24 @@
 namespace cadre::testing {
 namespace {
 
-// Above the longest wait between two attempts to join again, which is 2 seconds.
+// Longer than the longest wait between two attempts to join again, which is 2 seconds.
 constexpr absl::Duration kLease = absl::Seconds(3);
 constexpr absl::Duration kLong = absl::Seconds(120);
 constexpr absl::Duration kRecovery = absl::Seconds(45);
 // Long enough that every kill happens during training.
 constexpr uint32_t kSteps = 8000;
-// A group at its boundary waits for another group until that one is detected as lost: immediately
-// if its peers see the connection break, otherwise when its lease expires. Steps are reported with
-// rounds and about once per second. The rest is a margin for a busy machine.
+// Longest time without progress. A group at its boundary waits for a lost group until the loss is
+// detected: immediately if peers of the lost process see their connections break, otherwise when
+// its lease expires. Steps are reported with rounds and about once per second. The rest is a margin
+// for a busy host.
 constexpr absl::Duration kMaxStall = absl::Seconds(3 /* lease */ + 1 + 3);
 
 class RecoveryTest : public ::testing::Test {
  protected:
   RecoveryTest() : cluster_({.lease = kLease}) {}
 
-  // Submits the run and waits until all of its groups train. Plans are kept: on a busy machine the
-  // measured times of so small a model would have the groups formed again while a test kills them.
+  // Submits the run and waits until all of its groups train. The run keeps its plans: otherwise, on
+  // a busy host, the measured times of so small a model could cause groups to be formed again.
   void Begin(v1::RunSpec spec, int aggregators, int workers) {
     spec.mutable_cluster()->set_keep_plan(true);
     ASSERT_EQ(cluster_.StartAll(aggregators, workers), absl::OkStatus());
@@ -161,7 +162,7 @@ class RecoveryTest : public ::testing::Test {
 TEST_F(RecoveryTest, KilledWorkerIsReplaced) {
   Begin(SmallSpec({.every_steps = 8, .steps = kSteps, .rejoin_wait_ms = 30000}), 2, 4);
   v1::StatusReply before = AwaitVersion(5);
-  // The second recovery must work as the first.
+  // The second recovery must work like the first.
   for (int time = 0; time < 2; ++time) {
     const uint32_t generation = GenerationOf(before, 0);
     const std::string victim = WorkerOf(before, 0);
@@ -225,7 +226,8 @@ TEST_F(RecoveryTest, AggregatorRestart) {
   for (int time = 0; time < 2; ++time) {
     const uint32_t version = FindRun(AwaitVersion(0), run_)->version();
     cluster_.Kill("aggregator-0");
-    // Without this shard no round can be committed, so later versions need the new process.
+    // Without this shard no round can be committed, so later versions prove that the new process
+    // works.
     ASSERT_EQ(cluster_.StartAggregator("aggregator-0"), absl::OkStatus());
     const v1::StatusReply after = AwaitVersion(version + 5);
     const auto found = std::find_if(

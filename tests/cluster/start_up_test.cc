@@ -1,4 +1,5 @@
-// Programs that cannot start report one line and a non-zero exit code; SIGTERM ends them with 0.
+// Tests that programs that cannot start report one line and a non-zero exit code, and that SIGTERM
+// ends running ones with exit code 0.
 #include <signal.h>
 
 #include <filesystem>
@@ -22,7 +23,7 @@ using ::testing::HasSubstr;
 
 constexpr absl::Duration kEnd = absl::Seconds(30);
 
-// The lines of the program itself, without those of libraries.
+// The lines that the program itself has printed, without those of libraries.
 std::vector<std::string> Reasons(const Finished& finished, const std::string& program) {
   std::vector<std::string> reasons;
   for (const std::string& line : finished.lines) {
@@ -63,7 +64,7 @@ TEST_F(StartUpTest, TakenPort) {
 }
 
 TEST_F(StartUpTest, MissingCoordinator) {
-  // A port on which no program listens: that of a killed coordinator.
+  // No program listens on the port of a killed coordinator.
   ASSERT_EQ(cluster_.StartCoordinator(), absl::OkStatus());
   const std::string address = cluster_.coordinator();
   cluster_.Kill("coordinator");
@@ -96,8 +97,8 @@ TEST_F(StartUpTest, LockedStore) {
 }
 
 TEST_F(StartUpTest, UnwritableStore) {
-  // Files may not grow, as on a full disk, from the start or from the middle of the first
-  // transactions.
+  // As on a full disk, files may not grow: from the start, or after the first transactions have
+  // begun.
   for (const int blocks : {0, 8}) {
     const std::string store = absl::StrCat(cluster_.folder(), "/full-", blocks, ".db");
     const std::string command = absl::StrCat(
@@ -132,7 +133,7 @@ TEST_F(StartUpTest, MissingDevice) {
   // The error is reported before the worker connects; no coordinator is running.
   ExpectRefusal("cadre-worker", {"--device=tpu"}, 2, HasSubstr("tpu"));
   ExpectRefusal("cadre-worker", {"--device=cuda:-1"}, 2, HasSubstr("cuda:-1"));
-  // With a driver, the flag is wrong; without one, no flag would help.
+  // With a driver, the number of the GPU is wrong (a bad flag); without a driver, no flag can help.
   const bool has_driver = std::filesystem::exists("/dev/nvidiactl");
   ExpectRefusal(
       "cadre-worker", {"--device=cuda:99"}, has_driver ? 2 : 64,

@@ -1,4 +1,4 @@
-// Traces of the steps of real ranks, through `cadre trace`.
+// Tests `cadre trace` with real ranks.
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -20,7 +20,7 @@ constexpr uint32_t kSteps = 4;
 
 class TraceTest : public ::testing::Test {
  protected:
-  // A run that is longer than the test; its weights are split over two ranks.
+  // Starts a run that takes longer than the test. Its weights are split over two ranks.
   void Start(uint32_t groups) {
     const SmallRun small = {.groups = groups,
                             .aggregators = 1,
@@ -70,7 +70,7 @@ TEST_F(TraceTest, EveryRankIsTraced) {
   const auto text = ReadFile(path);
   ASSERT_TRUE(text.ok()) << text.status();
   const Json document = Json::parse(*text);
-  // By rank: the steps, the number of intervals of each kind, bytes, and the newest begin.
+  // By rank: steps, number of intervals of each kind, bytes, and begin of the last interval.
   std::map<int, std::set<int64_t>> steps;
   std::map<int, std::map<std::string, int>> kinds;
   std::map<int, int64_t> bytes;

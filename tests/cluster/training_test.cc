@@ -1,4 +1,4 @@
-// Runs from submission to their end with real processes, without faults.
+// Tests runs from their submission to their end, with real processes and without faults.
 #include <cmath>
 #include <map>
 
@@ -53,7 +53,7 @@ TEST(TrainingTest, TwoGroupsLearnAndCountBytes) {
   EXPECT_GT(run.samples_per_second(), 0);
   EXPECT_GT(run.seconds(), 0);
 
-  // Between guessing, 0.25, and the best possible, 0.99 (cluster.h).
+  // The accuracy is between that of guessing, 0.25, and the best possible, 0.99 (cluster.h).
   EXPECT_EQ(run.test().samples(), 512u);
   EXPECT_EQ(run.test().version(), 32u);
   EXPECT_GE(run.test().accuracy(), 0.9);
@@ -62,7 +62,7 @@ TEST(TrainingTest, TwoGroupsLearnAndCountBytes) {
 
   const uint64_t parameters = SmallParameters(small);
   EXPECT_EQ(run.parameters(), parameters);
-  // Each rank stages its slice and pulls it, whatever the mesh: n values in each direction per
+  // Each rank stages and pulls its slice. With any mesh these are n values in each direction per
   // group and round.
   EXPECT_EQ(run.payload_bytes_across_groups(), uint64_t{32} * 2 * 2 * parameters * 4);
   EXPECT_GT(run.bytes_across_groups(), run.payload_bytes_across_groups());
@@ -70,8 +70,8 @@ TEST(TrainingTest, TwoGroupsLearnAndCountBytes) {
             1.01 * static_cast<double>(run.payload_bytes_across_groups()));
   EXPECT_EQ(run.bytes_across_groups_synchronous(), uint64_t{128} * 2 * 1 * parameters * 4);
 
-  // Both groups learn the same function from different samples: they differ, but less than by
-  // independent noise.
+  // Both groups learn the same function from different samples, so their models differ, but less
+  // than by independent noise.
   EXPECT_EQ(run.discrepancy().rounds(), 32u);
   EXPECT_GT(run.discrepancy().newest(), 0);
   EXPECT_GT(run.discrepancy().smoothed(), 0);

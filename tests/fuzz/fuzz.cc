@@ -39,7 +39,7 @@ namespace cadre::fuzz {
 namespace {
 
 constexpr size_t kMaxInputBytes = 1 << 20;
-// Resident memory of the whole run, including that of sanitizers.
+// Limit of the resident memory of the whole run, including that of sanitizers.
 constexpr int64_t kMaxMemoryMb = 1024;
 
 // Shared by parent and child: the current input.

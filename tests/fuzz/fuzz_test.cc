@@ -1,5 +1,5 @@
-// The driver detects broken targets and keeps the failing input; mutations are a function of the
-// seed.
+// Tests that the driver detects broken targets and stores the failing input, and that mutations are
+// a function of the seed.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>

@@ -80,8 +80,8 @@ void Mutator::Splice(std::string& input) {
   input.append(other, Below(other.size() + 1), std::string::npos);
 }
 
-// Replaces an integer of one to eight bytes, in either byte order, by one that is likely to be
-// wrong as a length.
+// Replaces an integer of one to eight bytes, in either byte order, by a number that is likely to be
+// a wrong length.
 void Mutator::CorruptNumber(std::string& input) {
   const size_t width = size_t{1} << Below(4);
   if (input.size() < width) return;

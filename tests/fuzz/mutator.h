@@ -1,5 +1,5 @@
-// Turns well-formed inputs into malformed ones: flipped bits, removed, repeated and spliced parts,
-// wrong lengths.
+// Makes malformed inputs from well-formed ones: it flips bits, removes, repeats and splices parts,
+// and changes lengths.
 //
 // Equal seeds give equal inputs.
 //
@@ -16,10 +16,10 @@ namespace cadre::fuzz {
 
 class Mutator {
  public:
-  // Inputs are truncated to `max_bytes`. An empty corpus stands for one empty input.
+  // Inputs are truncated to `max_bytes`. An empty corpus is treated like one empty input.
   Mutator(std::vector<std::string> corpus, uint64_t seed, size_t max_bytes);
 
-  // The next input: one of the corpus, or the previous one, with one to eight changes.
+  // The next input: an input of the corpus, or the previous result, with one to eight changes.
   const std::string& Next();
 
  private:

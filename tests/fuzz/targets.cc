@@ -48,8 +48,8 @@ void Cifar10(std::span<const uint8_t> input) {
   for (const int32_t label : images.labels) CHECK(label >= 0 && label < kCifarClasses);
 }
 
-// Messages of the connection set-up: a decoded message is encoded to the same bytes, and an
-// incomplete greeting is not waited for indefinitely.
+// Messages of the connection set-up: a decoded message must be encoded to the same bytes, and the
+// reader must not wait indefinitely for the rest of an incomplete greeting.
 void Handshake(std::span<const uint8_t> input) {
   const std::string bytes = TextOf(input);
   const auto greeting = DecodeGreeting(bytes);
@@ -115,7 +115,7 @@ void Safetensors(std::span<const uint8_t> input) {
   }
 }
 
-// The members of a tar archive lie in it one after the other, and each is found again from its own
+// The members of a tar archive must follow each other, and each must be found again from its own
 // offset.
 void ScanTar(const std::string& archive) {
   const MemoryBytes source("input", std::as_bytes(std::span(archive)));
@@ -139,8 +139,8 @@ void ScanTar(const std::string& archive) {
   }
 }
 
-// Corrects the checksums of all blocks that could be headers; otherwise nearly all mutations would
-// be rejected there.
+// Corrects the checksums of all blocks that could be headers; otherwise the reader would reject
+// nearly all mutations because of their checksums.
 void Tar(std::span<const uint8_t> input) {
   constexpr size_t kBlock = kTarBlockBytes;
   constexpr size_t kChecksum = 148;

@@ -1,4 +1,4 @@
-// The readers of untrusted bytes that are fuzzed, by name.
+// The fuzz targets, by name: each calls a reader of untrusted bytes.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,8 @@
 
 namespace cadre::fuzz {
 
-// Must return, without leaks, for any input; ends the process only if the reader is broken.
+// A target must return, without leaks, for any input; it ends the process only if the reader has a
+// bug.
 using Target = void (*)(std::span<const uint8_t> input);
 
 const std::map<std::string, Target>& Targets();

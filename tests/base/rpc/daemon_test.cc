@@ -1,4 +1,4 @@
-// Daemons and channels over the loopback interface.
+// Tests daemons and channels over the loopback interface.
 #include "base/rpc/daemon.h"
 
 #include <gmock/gmock.h>
@@ -33,8 +33,8 @@ using ::testing::StartsWith;
 
 constexpr absl::Duration kPatience = absl::Seconds(20);
 
-// Stop fails with the address of the caller as the message for run "peer", and blocks until
-// `let_go_` is notified for run "wait".
+// A service whose Stop has two special cases. For run "peer" it fails, with the address of the
+// caller as the message; for run "wait" it blocks until `let_go_` is notified.
 class FakeRuns final : public v1::Runs::Service {
  public:
   grpc::Status Stop(grpc::ServerContext* context, const v1::StopRequest* request,
@@ -163,7 +163,7 @@ TEST(DaemonTest, ListenAddresses) {
 
 TEST(DaemonTest, StartChecksListenAddress) {
   FakeRuns service;
-  // An unusual spelling of the loopback host: the test opens no port to other hosts.
+  // The host is an unusual spelling of localhost, so the test opens no port to other hosts.
   EXPECT_EQ(Daemon::Start({.listen = "LOCALHOST:0"}, {&service}).status().code(),
             absl::StatusCode::kInvalidArgument);
   const auto daemon = Daemon::Start({.listen = "LOCALHOST:0", .insecure = true}, {&service});
@@ -302,7 +302,7 @@ class SlowRelay {
     thread_ = std::thread([this] { Run(); });
   }
   ~SlowRelay() {
-    // Wakes accept, if it still waits.
+    // Ends accept if it is still waiting.
     shutdown(listener_, SHUT_RDWR);
     thread_.join();
     close(listener_);
@@ -318,7 +318,7 @@ class SlowRelay {
     return address;
   }
 
-  // One connection; ends when either side does.
+  // Forwards one connection until either side ends it.
   void Run() const {
     const int client = accept(listener_, nullptr, nullptr);
     if (client < 0) return;
@@ -360,8 +360,8 @@ TEST(ChannelTest, ConnectsOverSlowLink) {
   EXPECT_TRUE(status.ok()) << status.error_message();
 }
 
-// Runs in a process of its own: signals concern the whole process and must be blocked before any
-// thread starts.
+// Runs in a separate process, because signals concern the whole process and must be blocked before
+// any thread starts.
 void WaitAndExit(int signal_number) {
   BlockTerminationSignals();
   std::thread sender([signal_number] {
