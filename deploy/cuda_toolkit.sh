@@ -17,7 +17,7 @@ set -euo pipefail
 root=${CADRE_CUDA_ROOT:-${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/cadre/cuda-13.0}
 machine=$(uname -m)
 
-# All of one CUDA version, so that headers and libraries agree.
+# All wheels belong to one CUDA version, so that headers and libraries agree.
 wheels=(
   nvidia-cuda-nvcc==13.0.88
   nvidia-nvvm==13.0.88
@@ -30,7 +30,7 @@ wheels=(
   nvidia-cudnn-frontend==1.18.0
   nvidia-nccl-cu13==2.28.9
 )
-# Unpacked, and the largest wheel while it is unpacked.
+# Space for the unpacked wheels, and for the largest wheel while it is unpacked.
 needed_megabytes=2100
 
 say() { echo "setup: CUDA: $*" >&2; }
@@ -44,7 +44,7 @@ usage() {
   sed -n '2,/^set -/p' "$0" | grep '^#' | cut -c3-
 }
 
-# "13" for a folder with a working nvcc; 0 for any other.
+# Prints the major CUDA version of a folder with a working nvcc, such as 13; 0 for any other folder.
 toolkit_major() {
   local major
   major=$("$1/bin/nvcc" --version 2>/dev/null | sed -n 's/.*release \([0-9]*\)\..*/\1/p' | head -n 1)
@@ -77,7 +77,7 @@ find_toolkit() {
   done
 }
 
-# The value of a macro in a C header; 0 if it is not defined.
+# Prints the value of a macro in a C header; 0 if it is not defined.
 macro() {
   local value
   value=$(sed -n "s/^ *# *define  *$2  *\([0-9][0-9]*\).*/\1/p" "$1" | head -n 1)
@@ -132,7 +132,8 @@ check_space() {
       "CADRE_CUDA_ROOT to another folder"
 }
 
-# Installs a wheel into the folder $2. The tags make the choice independent of the Python in use.
+# Installs a wheel into the folder $2. The platform tags make the result independent of the Python
+# in use.
 pip_install() {
   local minor platforms=()
   for minor in 5 12 17 18 24 26 27 28 31 34; do

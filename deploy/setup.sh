@@ -34,7 +34,7 @@ test_library_packages=(libgtest-dev libgmock-dev)
 
 test_packages=(ca-certificates python3 python3-pip python3-yaml python3-jsonschema python3-matplotlib shellcheck)
 
-# Only for comparisons in benchmarks.
+# These are only needed for comparisons in benchmarks.
 bench_packages=(libgloo-dev)
 
 say() { echo "setup: $*"; }

@@ -24,7 +24,8 @@ std::string PrefixOf(const EnumDescriptor& type) {
   return prefix + "_";
 }
 
-// Between the words of a value. Names of algorithms and of parallelisms are also flag values.
+// The character between the words of a value. Names of algorithms and of parallelisms have dashes,
+// because they are also flag values.
 char SeparatorOf(const EnumDescriptor& type) {
   if (&type == v1::LinkProfile::Kind_descriptor()) return ' ';
   const bool is_flag =

@@ -17,14 +17,14 @@ namespace cadre {
 // "at_boundary", Plan.HALVING_DOUBLING "halving-doubling", LinkProfile.SHARED_MEMORY_AND_TCP
 // "shared memory and tcp". Zero values are "unspecified".
 std::string EnumText(const google::protobuf::EnumValueDescriptor& value);
-// A number without a name (from a newer build) is its digits.
+// The same for a number; a number without a name (from a newer build) is written in digits.
 std::string EnumText(const google::protobuf::EnumDescriptor& type, int number);
 template <typename Enum>
 std::string EnumText(Enum value) {
   return EnumText(*google::protobuf::GetEnumDescriptor<Enum>(), value);
 }
 
-// The inverse, for values other than zero; nothing if `text` names none of them.
+// The inverse, for values other than zero; nullopt if `text` is the name of none of them.
 std::optional<int> EnumNumber(const google::protobuf::EnumDescriptor& type, absl::string_view text);
 template <typename Enum>
 std::optional<Enum> EnumFromText(absl::string_view text) {

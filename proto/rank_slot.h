@@ -1,4 +1,4 @@
-// Comparison of the places of ranks, which name a rank of one generation of a group.
+// Compares RankSlot messages. Each identifies a rank in one generation of a group.
 //
 // Thread-safe (pure function).
 #pragma once

@@ -15,7 +15,7 @@
 namespace cadre {
 namespace {
 
-// FNV-1a, 64 bits: spreads well enough for a handful of builds, and needs no library.
+// FNV-1a with 64 bits, which is sufficient to distinguish builds and needs no library.
 uint64_t Fold(uint64_t hash, const std::string& bytes) {
   for (unsigned char c : bytes) {
     hash = (hash ^ c) * 0x100000001b3ULL;
@@ -32,7 +32,7 @@ uint64_t Compute() {
   uint64_t hash = 0xcbf29ce484222325ULL;
   for (const auto* file : files) {
     google::protobuf::FileDescriptorProto proto;
-    file->CopyTo(&proto);  // leaves comments and positions out
+    file->CopyTo(&proto);  // without comments and positions
     hash = Fold(hash, proto.SerializeAsString());
   }
   return hash;

@@ -1,7 +1,7 @@
 // A fingerprint of the whole protocol.
 //
-// Two builds that could misread one another's messages have different hashes, and refuse one
-// another at the first message. It covers names, numbers and types of every field of every file in
+// Two builds that could misread each other's messages have different hashes and refuse each other
+// at the first message. The hash covers names, numbers and types of every field of every file in
 // proto/cadre/v1, not comments.
 //
 // Thread-safe.
