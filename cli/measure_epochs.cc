@@ -1,6 +1,6 @@
 // The table is measured one entry at a time, and each entry is written to the file before the next
-// run starts, because a run takes minutes to hours. A second call with the same file continues
-// where the first stopped. The file is only extended if it belongs to the same measurement: model,
+// run starts, because a run takes minutes to hours. A second call with the same file measures only
+// the missing entries. The file is only extended if it belongs to the same measurement: model,
 // target, batch and a digest of everything else that influences training (RecipeDigest) must agree.
 #include <algorithm>
 #include <filesystem>

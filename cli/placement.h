@@ -17,8 +17,8 @@ struct PlacementReport {
 std::string ToText(const PlacementReport& report);
 Json ToJson(const PlacementReport& report);
 
-// One line per device, time from left to right: operators as boxes, with their names if they fit,
-// dots where the device is idle.
+// A chart with one line per device and time from left to right. Operators are boxes, with their
+// names if they fit; dots mean that the device is idle.
 std::string PlacementChart(const PlacementProblem& problem, const Schedule& schedule, int columns);
 
 }  // namespace cadre

@@ -318,7 +318,7 @@ Json GroupsJson(const GroupsResult& answer) {
           {"why", answer.reason}};
 }
 
-// Cost of all collectives by policy, whatever policy the plan uses.
+// Cost of all collectives for each policy, not only for the one that the plan uses.
 Json PoliciesJson(const PlanReport& report, double PolicyCost::*cost) {
   Json json;
   for (const PolicyCost& each : report.policies) {

@@ -79,7 +79,7 @@ void Progress::Update(const v1::RunStatus& run, absl::Time now) {
   out_ << run.run() << "  " << ProgressText(run) << std::endl;
 }
 
-// Each test result is shown once, whatever the interval.
+// Each test result is shown once, regardless of the interval.
 bool Progress::IsDue(const v1::RunStatus& run, const Shown& shown, absl::Time now) const {
   const bool tested = run.test().samples() > 0;
   const bool new_test = tested && (!shown.tested || run.test().version() != shown.tested_version);

@@ -44,7 +44,7 @@ std::string ToText(const RunList& runs);
 // a step does not account for that.
 bool SharesDevices(const v1::GroupStatus& group, const v1::StatusReply& status);
 
-// The texts below are "" where nothing is known yet.
+// The texts below are "" if nothing is known yet.
 
 // "0.42: the groups agree: ...".
 std::string DiscrepancyText(const v1::RunStatus& run);

@@ -142,7 +142,8 @@ std::string BeginFrom(const SpecFlags& flags, v1::RunSpec& spec, std::vector<Pro
                       note);
 }
 
-// Defaults for a run on this machine, where the number of workers is not given by a cluster.
+// Sets defaults for a run on this machine, which has no cluster that determines the number of
+// workers.
 void FillIn(v1::RunSpec& spec) {
   v1::Cluster& cluster = *spec.mutable_cluster();
   cluster.set_groups(std::max(1u, cluster.groups()));

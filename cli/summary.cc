@@ -107,7 +107,8 @@ std::string ModelText(const Summary& summary) {
   return text;
 }
 
-// "data=1,model=2" of all groups, or of each where they differ. `text_of` formats one group.
+// A text such as "data=1,model=2" for all groups or, if they differ, for each group. `text_of`
+// formats one group.
 std::string PerGroup(const Summary& summary, std::string (*text_of)(const v1::GroupStatus&)) {
   std::vector<std::string> texts;
   for (const auto& [slot, group] : summary.groups) {

@@ -37,7 +37,7 @@ class Table {
 std::string FieldsText(const std::vector<std::pair<std::string, std::string>>& fields);
 
 // Breaks `text` at blanks into lines of at most `width` columns; all but the first begin with
-// `indent` blanks. A word that is longer has a line of its own.
+// `indent` blanks. A word that is longer is alone on its line.
 std::string Wrap(absl::string_view text, size_t width, size_t indent);
 
 // Columns that `text` takes on a terminal (UTF-8 code points).

@@ -27,7 +27,7 @@ class JoinStream final
     virtual ~Host() = default;
     // Returns false when the host has stopped.
     virtual bool OnStreamEvent(Event event) = 0;
-    // The last call; the stream is deleted after it.
+    // The last call for this stream, which is deleted afterwards.
     virtual void OnStreamDone(ConnectionId connection) = 0;
   };
 

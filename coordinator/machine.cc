@@ -4,7 +4,8 @@
 // contribution is added, a group is fenced. The second, Settle, does everything that has become
 // possible, in one fixed order over the runs: choose shards, form groups, start them, close a
 // round, assign parts of an evaluation. Settle looks only at the state and the time, never at the
-// event, so there are no pending tasks: after a restart, the first event settles whatever is due.
+// event, so there are no pending tasks: after a restart, the first event settles everything that is
+// due.
 //
 // Determinism: the containers are ordered, the records are serialized deterministically
 // (outbox.cc), and random numbers are functions of seeds in the events. The simulation and the

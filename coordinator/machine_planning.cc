@@ -23,8 +23,8 @@ uint64_t StepsLeft(const v1::RunRecord& run) {
   return total == 0 ? run.step() - FirstStep(run.spec()) : total - std::min(total, run.step());
 }
 
-// Name of a worker's link endpoint in measurements. GPUs have names of their own, because their
-// links differ from the links of their hosts.
+// Name of a worker's link endpoint in measurements. GPUs have separate names, because their links
+// differ from the links of their hosts.
 std::string LinkEndOf(const v1::MemberRecord& worker) {
   const bool cuda = worker.device_kind() == v1::Cluster::CUDA;
   return cuda ? absl::StrCat(worker.host(), " (CUDA)") : worker.host();

@@ -1,5 +1,5 @@
-// The hardware model of a group is pessimistic where ranks differ: the slowest device, the smallest
-// memory and the fewest cores, because a synchronous group runs at the pace of its slowest rank.
+// If ranks differ, the hardware model of a group has the slowest device, the smallest memory and
+// the fewest cores, because a synchronous group runs at the pace of its slowest rank.
 //
 // Layers or parts of layers that were never timed are estimated from their arithmetic and the speed
 // of the timed ones. The estimate is poor for memory-bound layers. It only affects the first plan
@@ -79,7 +79,7 @@ bool HasArithmetic(const Graph& graph) {
                      [](const GraphLayer& layer) { return layer.flops > 0; });
 }
 
-// Ranks on each host; 1 where hosts have different numbers of them.
+// Number of ranks on each host; 1 if hosts have different numbers of ranks.
 int PerHost(const std::vector<RankResources>& ranks) {
   std::map<std::string, int> hosts;
   for (const RankResources& rank : ranks) ++hosts[rank.host];

@@ -2,9 +2,9 @@
 // planner's errors are mostly common to all plans of one group (a busy host, a link slower than its
 // probe), so the expected time of another plan is its prediction times bias, the ratio measured /
 // predicted of the plan measured last. A plan that was run before is expected to take its measured
-// time, whatever the planner predicts. Therefore a group that moves to a disappointing plan returns
-// at most once and never oscillates. The history is part of the group's durable record, so this
-// also holds across restarts of the coordinator.
+// time, regardless of its prediction. Therefore a group that changes to a plan that is slower than
+// predicted returns at most once and never oscillates. The history is part of the group's durable
+// record, so this also holds across restarts of the coordinator.
 //
 // A change costs one formation of the group: all ranks drain, reconnect, allocate and pull the
 // model. It is made only if

@@ -34,7 +34,7 @@ bool IsLive(v1::RunState state);
 uint32_t TotalSteps(const v1::RunRecord& run);
 // Epochs completed at `step`; 0 while the number of samples is unknown.
 double EpochAt(const v1::RunRecord& run, uint32_t step);
-// Whether an evaluation is due at `step`; the epoch of the next one after it.
+// Whether an evaluation is due at `step`, and the epoch of the first evaluation after `step`.
 bool EvaluationDue(const v1::RunRecord& run, uint32_t step);
 uint32_t EvaluationEpochAfter(const v1::RunRecord& run, uint32_t step);
 // The next step at which a group at `step` must contribute: after every_steps or, in a run that

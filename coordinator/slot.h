@@ -1,4 +1,5 @@
-// One group slot of a run: the generation that occupies it, and its progress.
+// One slot for a group of a run: the generation (the group's current membership) that occupies it,
+// and the progress of that generation.
 //
 //   waiting --Form--> preparing --all Prepared, Start--> started --Clear--> waiting
 //

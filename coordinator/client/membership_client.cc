@@ -7,7 +7,7 @@
 //   - The reader writes the Hello itself; the writer writes only after Welcome. Hello is therefore
 //     always the first message of a stream.
 //   - The reader detects a lost connection only by the end of the stream; a failed write therefore
-//     cancels the stream instead of reporting an error of its own.
+//     cancels the stream and reports no other error.
 //
 // A heartbeat has precedence over queued messages: it carries the counters, and a long queue must
 // not let the lease expire. (Every message renews the lease.)

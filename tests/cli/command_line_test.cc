@@ -26,7 +26,7 @@ std::string Refusal(absl::string_view words) {
   return std::string(Parse(words).status().message());
 }
 
-TEST(CommandLineTest, FlagsStandAnywhere) {
+TEST(CommandLineTest, FlagsMayBeAnywhere) {
   const auto line = Parse("-o json local --groups 2 run.textproto --quiet");
   ASSERT_TRUE(line.ok()) << line.status();
   EXPECT_EQ(line->verb()->name, "local");

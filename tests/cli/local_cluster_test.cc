@@ -132,7 +132,8 @@ TEST_F(LocalClusterTest, StartsAndStopsInOrder) {
   EXPECT_THAT(Log("worker-0"), Contains("ended"));
   EXPECT_THAT(Log("coordinator"), Contains("ended"));
   EXPECT_THAT(notes_, SizeIs(0));
-  EXPECT_TRUE((*cluster)->Supervise().ok()) << "what was shut down is not started again";
+  EXPECT_TRUE((*cluster)->Supervise().ok())
+      << "processes that were shut down are not started again";
 }
 
 TEST_F(LocalClusterTest, RestartsKilledProcesses) {

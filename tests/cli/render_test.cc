@@ -107,7 +107,7 @@ struct Answer {};
 Json ToJson(const Answer&) { return {{"z", 1.5}, {"a", Json::array()}}; }
 std::string ToText(const Answer&) { return "text\n"; }
 
-TEST(PrintTest, WritesTheFormatAskedFor) {
+TEST(PrintTest, WritesTheRequestedFormat) {
   std::ostringstream out;
   const Console console{.out = out, .err = out};
   Print(Answer(), {}, console);

@@ -146,7 +146,7 @@ class RecoveryTest : public ::testing::Test {
       EXPECT_EQ(commit.participants().empty(), number == 0) << number;
       for (const v1::Participant& participant : commit.participants()) {
         const auto [place, fresh] = group_of.emplace(participant.generation(), participant.group());
-        EXPECT_EQ(place->second, participant.group()) << "a generation belongs to one group";
+        EXPECT_EQ(place->second, participant.group()) << "a generation belongs to only one group";
         EXPECT_GE(participant.generation(), newest[participant.group()]);
         EXPECT_LE(participant.generation(), meta->generation());
         newest[participant.group()] = participant.generation();

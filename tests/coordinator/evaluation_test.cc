@@ -47,10 +47,11 @@ TEST(EvaluationTest, EmptySplitIsComplete) {
 TEST(EvaluationTest, RecordsEachPartOnce) {
   v1::EvaluationRecord cut = CutTestSplit(3, 30, 100, {0, 1});
   EXPECT_TRUE(RecordPart(cut, EvaluatedBy(3, 0, 0, 50, 40)));
-  EXPECT_FALSE(RecordPart(cut, EvaluatedBy(3, 0, 0, 50, 40))) << "twice";
-  EXPECT_FALSE(RecordPart(cut, EvaluatedBy(2, 1, 50, 100, 20))) << "another version";
-  EXPECT_FALSE(RecordPart(cut, EvaluatedBy(3, 1, 50, 99, 20))) << "another range";
-  EXPECT_FALSE(RecordPart(cut, EvaluatedBy(3, 0, 50, 100, 20))) << "the part of another group";
+  EXPECT_FALSE(RecordPart(cut, EvaluatedBy(3, 0, 0, 50, 40))) << "the part is reported twice";
+  EXPECT_FALSE(RecordPart(cut, EvaluatedBy(2, 1, 50, 100, 20))) << "the version is another one";
+  EXPECT_FALSE(RecordPart(cut, EvaluatedBy(3, 1, 50, 99, 20))) << "the range is another one";
+  EXPECT_FALSE(RecordPart(cut, EvaluatedBy(3, 0, 50, 100, 20)))
+      << "the part belongs to another group";
   EXPECT_FALSE(IsComplete(cut));
   EXPECT_TRUE(RecordPart(cut, EvaluatedBy(3, 1, 50, 100, 20)));
   EXPECT_TRUE(IsComplete(cut));

@@ -110,7 +110,7 @@ TEST_F(MachineMembershipTest, MessageOfOtherRoleIsRefused) {
   EXPECT_EQ(cluster_.Counter("refused_malformed"), 2u);
   ASSERT_TRUE(Join(HelloOf("b")).has_welcome());
   cluster_.SendFrom(connection_, v1::MemberMessage());
-  EXPECT_EQ(cluster_.Counter("refused_malformed"), 3u) << "a message without a body";
+  EXPECT_EQ(cluster_.Counter("refused_malformed"), 3u) << "the message has no body";
 }
 
 TEST_F(MachineMembershipTest, SilentMemberIsDropped) {
@@ -205,7 +205,8 @@ TEST_F(MachineMembershipTest, RefusalCountersOutliveMembers) {
   EXPECT_EQ(cluster_.Counter("refused_wrong_crc"), 3u);
   cluster_.Kill(aggregator);
   cluster_.Run(absl::Seconds(20));
-  EXPECT_EQ(cluster_.Counter("refused_wrong_crc"), 3u) << "the counters remain after the member";
+  EXPECT_EQ(cluster_.Counter("refused_wrong_crc"), 3u)
+      << "the counters remain when the member is lost";
 }
 
 TEST_F(MachineMembershipTest, ClosedStreamsAreIgnored) {

@@ -156,7 +156,7 @@ TEST_F(MachinePlanningTest, RestartKeepsPredictionAndMeasurement) {
   const v1::GroupStatus group = cluster_.Group(run, 0);
   EXPECT_EQ(group.generation(), 1u);
   EXPECT_EQ(group.predicted().step(), 0.05);
-  EXPECT_EQ(group.measured().step(), 0.06) << "sent again by rank 0";
+  EXPECT_EQ(group.measured().step(), 0.06) << "rank 0 has sent it again";
   EXPECT_TRUE(group.prediction_from_own_measurement());
 }
 
@@ -227,9 +227,9 @@ TEST_F(MachinePlanningTest, BetterPlanAtNextCommit) {
   EXPECT_EQ(cluster_.Counter("groups_replanned"), 1u);
 }
 
-// A group that moves to a plan that is slower than predicted returns once and then stays, also
-// after a restart of the coordinator.
-TEST_F(MachinePlanningTest, DisappointingPlanIsLeftOnce) {
+// A group that changes to a plan that is slower than predicted returns once and then keeps its
+// plan, also after a restart of the coordinator.
+TEST_F(MachinePlanningTest, SlowerPlanIsAbandonedOnce) {
   const std::string run = Begin(2);
   Measure(run, 0.05);
   Commit(run);
@@ -248,8 +248,8 @@ TEST_F(MachinePlanningTest, DisappointingPlanIsLeftOnce) {
   EXPECT_EQ(cluster_.Counter("groups_replanned"), 2u);
 }
 
-// A group below full size does not wait for a full one again when its plan changes.
-TEST_F(MachinePlanningTest, ShortGroupIsReplannedWithoutWait) {
+// When its plan changes, a group with fewer ranks than requested does not wait for more again.
+TEST_F(MachinePlanningTest, ShrunkenGroupIsReplannedWithoutWait) {
   cluster_.AddWorkers(3);
   v1::RunSpec spec = MakeSpec(1, 3, 5, 1000);
   spec.mutable_cluster()->set_min_ranks_per_group(2);

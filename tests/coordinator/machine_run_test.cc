@@ -106,7 +106,7 @@ TEST_F(MachineRunTest, NeverAveragingRunEvaluates) {
   for (const v1::CoordinatorMessage& message : cluster_.workers()[0].received) {
     if (message.has_decision() && message.decision().evaluate_end() > 0) ++evaluations;
   }
-  EXPECT_EQ(evaluations, 3) << "at steps 20, 40 and 50";
+  EXPECT_EQ(evaluations, 3) << "the run is evaluated at steps 20, 40 and 50";
 }
 
 // Without aggregators, the model is lost with its group.
@@ -327,7 +327,7 @@ TEST_F(MachineRunTest, CheckpointRunStartsAtItsStep) {
   const v1::RunStatus status = Finish(run);
   EXPECT_EQ(status.state(), v1::RUN_STATE_DONE);
   EXPECT_EQ(status.step(), 60u);
-  EXPECT_EQ(status.rounds_committed(), 3u) << "steps 48, 56 and 60";
+  EXPECT_EQ(status.rounds_committed(), 3u) << "the rounds end at steps 48, 56 and 60";
 }
 
 TEST_F(MachineRunTest, CheckpointAtLastEpochFails) {

@@ -83,7 +83,7 @@ TEST(MeasurementsTest, LinksByHosts) {
   all.RecordLink({"a", "b"}, LinkOf(2));
   all.RecordLink({"a", "a", "a", "a"}, LinkOf(4));
   EXPECT_EQ(all.LinkOf({"a", "a"})->beta(), 1);
-  EXPECT_EQ(all.LinkOf({"b", "a"})->beta(), 2) << "in any order of hosts";
+  EXPECT_EQ(all.LinkOf({"b", "a"})->beta(), 2) << "the order of hosts does not matter";
   EXPECT_EQ(all.LinkOf({"a", "a", "a"})->beta(), 4) << "the newest link of any number of ranks";
   EXPECT_EQ(all.LinkOf({"a", "b", "b"})->beta(), 2);
   EXPECT_FALSE(all.LinkOf({"b", "b"}).has_value());

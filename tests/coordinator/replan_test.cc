@@ -81,7 +81,7 @@ TEST(ReplanTest, BiasIsClamped) {
   EXPECT_DOUBLE_EQ(history.bias, 0.25);
 }
 
-TEST(ReplanTest, PresentPlanIsNoChange) {
+TEST(ReplanTest, CurrentPlanIsNoChange) {
   PlanHistory history;
   history.Record(PlanOf("data"), 50, 20);
   EXPECT_FALSE(

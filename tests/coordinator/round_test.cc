@@ -25,7 +25,7 @@ TEST(RoundTest, ClosesWithAllGroups) {
   round.Open(1);
   EXPECT_FALSE(round.MayClose({}, kStart)) << "there are no contributions";
   EXPECT_TRUE(round.Add(From(0, 1, 10, 5, 1), 2, kStart));
-  EXPECT_FALSE(round.Add(From(0, 1, 10, 5, 1), 2, kStart)) << "twice";
+  EXPECT_FALSE(round.Add(From(0, 1, 10, 5, 1), 2, kStart)) << "group 0 contributes twice";
   EXPECT_FALSE(round.MayClose({0, 1}, kStart + absl::Hours(9)))
       << "group 1 is live and has not contributed";
   EXPECT_EQ(round.ClosesAt({0, 1}), absl::InfiniteFuture());

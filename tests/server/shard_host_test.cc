@@ -342,7 +342,7 @@ TEST_F(ShardHostTest, AppliedHasDiscrepancy) {
   EXPECT_EQ(Apply(MakeApply(run_, 2, {{}})).error(), "");
   Restart();
   EXPECT_EQ(Apply(apply).SerializeAsString(), applied.SerializeAsString())
-      << "of the version before the newest";
+      << "the answer for the version before the newest is stored";
 }
 
 TEST_F(ShardHostTest, LostPreviousVersionIsTolerated) {
