@@ -76,7 +76,7 @@ class CommandLine {
   bool help_ = false;
   bool version_ = false;
   std::vector<std::string> arguments_;
-  // By the flag's name in the table.
+  // The values as text, by the flag's name in the table.
   std::map<std::string, std::string> values_;
 };
 

@@ -35,7 +35,7 @@ struct Ending {
 struct ProcessOptions {
   // Path of the executable.
   std::string program;
-  // Without the program's own name.
+  // Arguments of the program, without its own name.
   std::vector<std::string> arguments;
   // "NAME=value", in addition to the parent's environment; replaces variables of the same name.
   std::vector<std::string> environment;

@@ -44,7 +44,7 @@ enum class ValueKind {
 };
 
 struct Flag {
-  // With dashes; users may write underscores instead.
+  // Name with dashes; users may write underscores instead.
   absl::string_view name;
   ValueKind kind = ValueKind::kText;
   // Placeholder for the value in the help, such as "FILE".

@@ -62,7 +62,7 @@ struct TraceGroup {
   RequestId request = 0;
   std::string run;
   uint32_t group = 0;
-  // 0: kDefaultTraceSteps.
+  // Number of steps to trace; 0 means kDefaultTraceSteps.
   uint32_t steps = 0;
 };
 

@@ -7,8 +7,9 @@
 //   Prepared     from every rank: data sets are open, the version is loaded, the ranks are
 //                connected; rank 0 reports the plan with buckets and the measured link
 //   Start        to every rank, once all are prepared; the first groups of a run start together
-//   Fence        ends the generation: its ranks are released, its contribution to the open round is
-//                removed and its part of an evaluation becomes free
+//   Fence        ends the generation, whose late messages are refused from then on: its ranks are
+//                released, its contribution to the open round is removed and its part of an
+//                evaluation becomes free
 //
 // A slot that waits for workers reserves idle ones, in order of submission and of slots. Otherwise
 // runs with small groups would take every worker that becomes idle, and a large group would never

@@ -71,7 +71,7 @@ class Measurements {
   void EvictOldestLink();
 
   std::map<std::string, Times> times_;
-  // By set of hosts, then by hosts with one entry per rank.
+  // The links, by set of hosts, then by list of hosts with one entry per rank.
   std::map<std::string, std::map<std::string, Link>> links_;
   // Both keys of each link, oldest first.
   std::map<uint64_t, std::pair<std::string, std::string>> by_age_;

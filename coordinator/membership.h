@@ -35,10 +35,10 @@ struct Member {
   ConnectionId connection = 0;
   absl::Time last_heard;
   absl::Time lease_until;
-  // Resources of its host, from its last Hello; 0: unknown.
+  // Resources of the member's host, from its last Hello; 0: unknown.
   uint32_t cores = 0;
   uint64_t memory_bytes = 0;
-  // From its last heartbeat.
+  // Counters from the member's last heartbeat.
   std::map<std::string, uint64_t> counters;
   // The rank that a worker holds in a group; none while it is idle.
   std::optional<v1::RankSlot> place;

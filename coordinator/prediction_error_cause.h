@@ -18,7 +18,7 @@ double PredictionError(const v1::StepTimes& predicted, const v1::StepTimes& meas
 // Empty if the error is within the bound. Otherwise the input of the prediction that explains most
 // of the difference, with its values, such as "link: collectives took 41 ms, 12 ms predicted":
 //
-//   compute   the rank's own thread, without moves and waiting
+//   compute   the rank's own thread, without moves (exchanges of activations) and waiting
 //   link      moves, and the part of the waiting explained by the error of collectives and updates
 //   overlap   the rest of the waiting: collectives took the predicted time but were not hidden
 //

@@ -58,13 +58,14 @@ struct Run {
 // Sum of the digests of all shards: the digest of the version.
 uint64_t SumOfDigests(const v1::CommitRecord& commit);
 
-// ---- The discrepancy between the groups at averaging, as stored in the record of the run.
+// ---- The discrepancy between the groups at averaging (the share of noise in what they learned),
+// as stored in the record of the run.
 
 // Adds a commit that became the run's newest version. Rounds of one group, rounds for which a shard
 // has no values, and rounds without displacement of the mean add nothing.
 void CountDiscrepancy(const v1::CommitRecord& commit, v1::RunRecord& run);
 
-// For the status. Requires: run.has_discrepancy().
+// The discrepancy as the status shows it. Requires: run.has_discrepancy().
 v1::Discrepancy DiscrepancyStatus(const v1::RunRecord& run);
 
 }  // namespace cadre

@@ -107,7 +107,7 @@ class CoordinatorService final : public v1::Membership::CallbackService,
     Call* call = nullptr;
     v1::SubmitReply* submit = nullptr;
     v1::TraceReply* trace = nullptr;
-    // Of a Wait call: its reply and its run.
+    // Reply and run of a Wait call.
     v1::WaitReply* wait = nullptr;
     std::string run;
   };

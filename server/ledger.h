@@ -17,8 +17,8 @@
 //      never changes.
 //   2. Round r accepts only contributions computed from version r - 1, and none once version r
 //      exists.
-//   3. A generation below the lowest accepted one of its group is stale; a newer generation fences
-//      older ones.
+//   3. A generation (one membership of a group) below the lowest accepted one of its group is stale
+//      and refused; a newer generation fences older ones, which makes them stale.
 //   4. Apply takes exactly its participants, whose slices must cover the shard without gap or
 //      overlap; all other contributions to the round are dropped and never applied.
 //   5. A complete contribution of a fenced generation is kept until its round is applied: the
@@ -129,7 +129,7 @@ struct ApplyPlan {
   uint32_t round = 0;
   Interval span;
   std::vector<GroupSource> groups;
-  // As in RunTerms; excluded from the discrepancy.
+  // Positions that are averaged but not trained (see RunTerms); excluded from the discrepancy.
   std::vector<Interval> statistics;
 };
 

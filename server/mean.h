@@ -28,8 +28,8 @@ void AddWeighted(float weight, std::span<const float> x, std::span<float> sum);
 // The two sums of the discrepancy measure (plan/cost/discrepancy.h) over one shard: the variance
 // between the groups' models in a round, and the displacement of their mean.
 //
-// With x_g a group's value minus the value of the version before, and w_g its weight, every
-// position adds
+// Let x_g be a group's value minus the value of the previous version, and w_g the group's weight.
+// Then every position adds
 //
 //   m                        = sum of w_g x_g / sum of w_g
 //   variance_between_groups += sum of w_g (x_g - m)^2 / sum of w_g
@@ -49,7 +49,7 @@ struct DiscrepancyTerms {
 //   sums.Total()
 class DiscrepancySums {
  public:
-  // Starts a block with the values of the version before, which must stay valid until End.
+  // Starts a block with the values of the previous version, which must stay valid until End.
   void Begin(std::span<const float> before);
   // The next group's values at the same positions. Requires: weight >= 0, x as long as `before`.
   void Add(double weight, std::span<const float> x);

@@ -1,6 +1,7 @@
-// A rank's client of one aggregator shard: stages (uploads) the rank's slice for a round and pulls
-// its part of a committed version. Calls block until they are done, refused, cancelled or past
-// their deadline. After a broken connection they reconnect and resume the transfer.
+// A rank's client of one aggregator shard: it stages (uploads) the rank's slice, the parameters
+// that the rank owns, for a round and pulls its part of a committed version. Calls block until they
+// are done, refused, cancelled or past their deadline. After a broken connection they reconnect and
+// resume the transfer.
 //
 //   RoundsClient shard([&] { return addresses.Of(run, 3); }, {.seed = rank});
 //   CADRE_RETURN_IF_ERROR(shard.Stage(header, values, deadline, &traffic));

@@ -499,7 +499,7 @@ TEST_F(ServiceTest, DrainEndsWaitingCalls) {
 TEST_F(ShortLeaseTest, ExpiredMemberJoinsAsNew) {
   FakeMember member(coordinator_->address(), "alpha");
   const std::string address = coordinator_->address();
-  // The next coordinator starts on an empty store, without the member.
+  // The next coordinator starts with an empty store, so it does not know the member.
   coordinator_.reset();
   path_ = folder_ + "/another.db";
   coordinator_ = std::make_unique<Coordinator>(path_, address, lease_);

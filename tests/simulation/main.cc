@@ -1,4 +1,4 @@
-// cadre-sim: runs simulations from their seeds.
+// cadre-sim: runs simulations of a cluster, each of which is determined by its seed.
 #include <cstdint>
 #include <map>
 #include <string>
