@@ -17,7 +17,7 @@
 namespace cadre {
 
 struct TraceInterval {
-  // "conv1 forward", "reduce-scatter bucket 2".
+  // Such as "conv1 forward" or "reduce-scatter bucket 2".
   std::string name;
   // "compute", "move", "collective", "update", "wait" or "step".
   std::string category;
@@ -41,7 +41,8 @@ class Trace {
   void Start() ABSL_LOCKS_EXCLUDED(mutex_);
   // Stops recording and returns the intervals.
   std::vector<TraceInterval> Stop() ABSL_LOCKS_EXCLUDED(mutex_);
-  // Ignored if inactive; counted as dropped if full.
+  // Records an interval. It is ignored if the trace is inactive, and counted as dropped if it is
+  // full.
   void Add(TraceInterval interval) ABSL_LOCKS_EXCLUDED(mutex_);
   uint64_t dropped() const ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -57,7 +58,7 @@ class Trace {
 
 // One process of the trace viewer: a rank with its tracks.
 struct TraceProcess {
-  // "group 0 rank 1 (worker-3)".
+  // Such as "group 0 rank 1 (worker-3)".
   std::string name;
   std::vector<TraceInterval> intervals;
 };

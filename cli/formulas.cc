@@ -236,8 +236,9 @@ absl::StatusOr<FormulaResults> EvaluateGroupHybrid(const Numbers& numbers) {
                         {"state_bytes", HybridStateBytes(network, group)}};
 }
 
-// The rule when splitting the model is worthwhile (Pal et al. 2019). The gain is the speed-up of
-// the split divided by the speed-up of as many more data-parallel devices, which need more epochs.
+// The rule that says when splitting the model is worthwhile (Pal et al. 2019). The gain is the
+// speed-up of the split divided by the speed-up that more data-parallel devices reach, which need
+// more epochs.
 // The speed-ups themselves are only known if the epochs of one device are given.
 absl::StatusOr<FormulaResults> EvaluateHybridRule(const Numbers& numbers) {
   const double threshold =

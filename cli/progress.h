@@ -27,7 +27,7 @@ struct ProgressOptions {
   bool quiet = false;
   // Current columns of the terminal.
   std::function<int()> width = [] { return 80; };
-  // Minimum time between plain lines of a run if only its figures changed.
+  // Minimum time between plain lines of a run if only numbers such as the loss have changed.
   absl::Duration plain_interval = absl::Seconds(2);
 };
 
@@ -35,8 +35,8 @@ class Progress {
  public:
   Progress(std::ostream& out, ProgressOptions options) : out_(out), options_(std::move(options)) {}
 
-  // On a terminal: always shown, truncated to its width. Otherwise: shown when the state or the
-  // test result changed, or after plain_interval.
+  // Shows the status of a run. On a terminal it is always shown, truncated to the width; otherwise
+  // only if the state or the test result has changed, or after plain_interval.
   void Update(const v1::RunStatus& run, absl::Time now);
   // Prints a line that is not overwritten.
   void Note(absl::string_view line);
@@ -65,7 +65,7 @@ class Progress {
 // "[######....]" of `width` columns, brackets included. Requires: width >= 3.
 std::string ProgressBar(double fraction, int width);
 
-// "running  epoch 1.52/6  step 712/2814  loss 0.3412  ..."; unknown figures are left out.
+// "running  epoch 1.52/6  step 712/2814  loss 0.3412  ..."; unknown values are left out.
 std::string ProgressText(const v1::RunStatus& run);
 
 // The completed fraction of the run, in [0, 1].

@@ -39,7 +39,7 @@ class Slot {
   uint32_t ranks() const { return record_.members_size(); }
   uint32_t group() const { return record_.group(); }
   const v1::GroupRecord& record() const { return record_; }
-  // Member ids, by rank.
+  // The ids of the members, by rank.
   std::vector<std::string> members() const {
     return {record_.members().begin(), record_.members().end()};
   }
@@ -59,15 +59,16 @@ class Slot {
   // Identifies a rank of the current generation.
   v1::RankSlot Place(uint32_t rank) const;
 
-  // A new generation occupies the slot, from `version` at `step`. Requires: waiting().
+  // Lets a new generation occupy the slot; it trains from `version`, at `step`. Requires:
+  // waiting().
   void Form(uint32_t generation, const std::vector<std::string>& members, const v1::Plan& plan,
             uint32_t version, uint32_t step, absl::Time now);
   // OK if `plan` equals the assigned plan except for buckets and link.
   // Errors: InvalidArgument naming the difference.
   absl::Status CheckReportedPlan(const v1::Plan& plan) const;
-  // Requires: a plan in the message has passed CheckReportedPlan.
+  // Stores that a rank is prepared. Requires: a plan in the message has passed CheckReportedPlan.
   void Prepare(const v1::Prepared& prepared);
-  // Requires: prepared().
+  // The group trains until `next_step`, its first boundary. Requires: prepared().
   void Start(uint32_t next_step, absl::Time now);
   // Stores the predicted step times of the plan. `from_own_measurement`: the prediction uses only
   // measurements of this generation.

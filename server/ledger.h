@@ -58,8 +58,8 @@ struct RunTerms {
   // Number of group slots, and the maximum of ranks per group.
   uint32_t groups = 1;
   uint32_t ranks = 1;
-  // Position of every tensor in the parameter order, then the number of elements: one entry more
-  // than tensors.
+  // Position of every tensor in the parameter order (all elements of all parameters in one fixed
+  // order), then the number of elements: one entry more than there are tensors.
   std::vector<int64_t> tensor_begin;
   // Positions that are averaged but not trained (running statistics of batch normalisation), in
   // order.
@@ -77,7 +77,7 @@ struct ContributionKey {
 
   static ContributionKey Of(const v1::ContributionHeader& header);
   auto operator<=>(const ContributionKey&) const = default;
-  // "round 3 of run-1, group 0, generation 7, rank 1".
+  // Text such as "round 3 of run-1, group 0, generation 7, rank 1".
   std::string ToString() const;
 };
 
@@ -114,7 +114,7 @@ struct SourceSegment {
   int64_t offset = 0;
 };
 
-// One group's model, its segments in flat order.
+// One group's model as segments of its contributions, in the order of positions.
 struct GroupSource {
   uint32_t group = 0;
   // samples / total, rounded once; exactly 1 for a single participant.
