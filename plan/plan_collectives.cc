@@ -44,7 +44,7 @@ std::vector<int> KindsOf(const Graph& graph, v1::Cluster::CollectivePolicy polic
   return kinds;
 }
 
-// The algorithm of a policy; nothing for AUTO, which decides by cost.
+// The algorithm of a policy; nullopt for AUTO, which decides by cost.
 std::optional<Algorithm> Prescribed(v1::Cluster::CollectivePolicy policy, const GraphLayer& layer) {
   switch (policy) {
     case v1::Cluster::RING:

@@ -42,7 +42,7 @@ enum class Algorithm : uint8_t {
 };
 // "ring", "butterfly", "halving-doubling", "hierarchical", "native".
 absl::string_view AlgorithmName(Algorithm algorithm);
-// The inverse; nothing for other text.
+// The inverse; nullopt for other text.
 std::optional<Algorithm> AlgorithmFromName(absl::string_view name);
 
 }  // namespace cadre

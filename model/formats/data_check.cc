@@ -67,7 +67,7 @@ class DataChecker : private ProblemCollector {
     Add(field, path, ": ", message...);
   }
 
-  // The value; nothing, with a problem, for an error, which names the file.
+  // Returns the value. For an error, which names the file, adds a problem and returns nullopt.
   template <typename T>
   std::optional<T> Take(const std::string& field, absl::StatusOr<T> value) {
     if (value.ok()) return *std::move(value);

@@ -8,7 +8,7 @@ namespace {
 
 double PowerOf(IntervalBound bound) { return bound == IntervalBound::kYu ? 4 : 2; }
 
-// The floor, at least 1; a whole number up to rounding is kept.
+// Rounds down, to at least 1. The factor keeps a value that is whole except for rounding errors.
 int64_t Whole(double value) { return std::max<int64_t>(1, std::floor(value * (1 + 1e-12))); }
 
 }  // namespace

@@ -45,7 +45,7 @@ inline constexpr int kMaxLinkSamples = 256;
 absl::StatusOr<LinkProfile> LinkProfileFromProto(const v1::LinkProfile& proto);
 v1::LinkProfile LinkProfileToProto(const LinkProfile& profile);
 
-// Unspecified for algorithms that no plan uses; nothing for values that this build does not have.
+// Unspecified for algorithms that no plan uses; nullopt for values that this build does not have.
 v1::Plan::Algorithm AlgorithmToProto(Algorithm algorithm);
 std::optional<Algorithm> AlgorithmFromProto(v1::Plan::Algorithm algorithm);
 

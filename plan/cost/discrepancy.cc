@@ -27,7 +27,7 @@ std::string StepsText(uint32_t steps) {
   return steps == 1 ? std::string("every step") : absl::StrCat("every ", steps, " steps");
 }
 
-// What may be increased; empty: nothing.
+// Text that names what may be increased; empty: neither groups nor steps between averages.
 std::string RaiseText(const DiscrepancyView& view, const DiscrepancyOutlook& outlook) {
   std::vector<std::string> ways;
   if (!outlook.max_groups) {

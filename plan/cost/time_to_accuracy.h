@@ -84,7 +84,7 @@ struct TrainingTimes {
   // Per epoch, and per step of a worker.
   double samples = 0;
   int64_t batch_per_worker = 1;
-  // T for so many workers of so many devices, T_1 / (SU^M SE_N) in the rule above; nothing: the
+  // T for so many workers of so many devices, T_1 / (SU^M SE_N) in the rule above; nullopt: the
   // step cannot be executed that way.
   std::function<std::optional<double>(int64_t workers, int64_t model_devices)> step_seconds;
 };
@@ -97,7 +97,7 @@ std::vector<DevicePlan> DevicePlansFor(int64_t devices, const TrainingTimes& tim
 size_t FastestPlan(const std::vector<DevicePlan>& plans);
 
 // The smallest number of devices, among powers of two up to max_devices that the table covers, from
-// which on the fastest plan splits the model; nothing: there is none.
+// which on the fastest plan splits the model; nullopt: there is none.
 std::optional<int64_t> CrossoverDevices(int64_t max_devices, const TrainingTimes& times);
 
 }  // namespace cadre

@@ -11,7 +11,7 @@
 namespace cadre {
 
 struct ProgramResult {
-  // Shorter than the known one; nothing: none was found.
+  // Shorter than the known one; nullopt: none was found.
   std::optional<Schedule> schedule;
   // `schedule`, or the known one if nothing was found, is optimal.
   bool proven = false;

@@ -6,9 +6,9 @@
 //
 //   floor(samples / batch) * epochs(N) * step(N, M)
 //
-// The paper splits a model over M devices and replicates the result N times; the search may use any
-// mesh of P ranks for that batch, so its step is at most the predicted one of such replicas.
-// A batch larger than an epoch has no step and would win with zero seconds: it is left out.
+// The paper splits a model over M devices and replicates the result N times. The search may use any
+// mesh of P ranks for that batch, so the step that it finds takes at most as long. A batch larger
+// than an epoch has no step and would win with zero seconds, so it is left out.
 #include "plan/report/epochs_forecast.h"
 
 #include <cmath>
@@ -24,7 +24,7 @@
 namespace cadre {
 namespace {
 
-// Searches the step of `workers` workers of `devices` ranks each, and stores its mesh.
+// Finds the step time of `workers` workers of `devices` ranks each, and stores the plan's mesh.
 class StepSearch {
  public:
   StepSearch(const PlanQuestion& question, int64_t batch_per_worker)
@@ -109,7 +109,7 @@ class Forecaster {
     if (question_.problem.pins.mesh.empty()) forecast_.crossover = CrossoverDevices(ranks, times);
   }
 
-  // Batches that the table covers although an epoch has no step of them; empty: there are none.
+  // Names the batches that the table covers but that are larger than an epoch; empty: none.
   std::string LeftOut() const {
     for (const int64_t workers : DivisorsOf(question_.problem.ranks)) {
       const double batch = workers * batch_per_worker_;

@@ -1,6 +1,6 @@
-// Forecast of the time to a target accuracy, by the predicted step and a table of epochs: whether
-// the workers would reach the target sooner with a smaller batch and a split model (Pal et al.
-// 2019; plan/cost/time_to_accuracy.h).
+// Forecasts the time to a target accuracy from the predicted step and a table of epochs, and
+// whether the workers would reach the target sooner with a smaller batch and a split model (Pal et
+// al. 2019; plan/cost/time_to_accuracy.h).
 //
 // Values and pure functions; thread-compatible.
 #pragma once
@@ -17,7 +17,8 @@
 
 namespace cadre {
 
-// The batch of `way.workers` workers, each worker's share split over `way.model_devices` ranks.
+// One way to use the ranks: the batch of `way.workers` data-parallel workers, where the model of
+// each worker is split over `way.model_devices` ranks.
 struct BatchChoice {
   DevicePlan way;
   int64_t batch = 1;
@@ -28,21 +29,22 @@ struct EpochsForecast {
   float target_accuracy = 0;
   // Samples per epoch.
   double samples = 0;
-  // For the question's own batch. Nothing: the table does not cover it, or the target is not
-  // reached; `note` states which.
+  // For the batch of the request. nullopt: the table does not cover this batch, or the target is
+  // not reached with it; `note` states which.
   std::optional<double> epochs;
   std::optional<double> seconds;
   std::string note;
-  // One choice for every number of workers that the table covers and that divides the group, if an
-  // epoch has at least one step of its batch (`left_out` names batches without); the best of them.
+  // One choice for every number of workers that divides the ranks and that the table covers, if an
+  // epoch has at least one step of this batch (`left_out` names batches without a step).
   std::vector<BatchChoice> choices;
+  // Position of the fastest choice.
   std::optional<size_t> best;
   std::string left_out;
-  // Time of pure data parallelism, where each worker has a batch of its own, divided by the best
-  // choice's. Nothing: the table does not cover it.
+  // Time to the target with pure data parallelism (each rank is a worker), divided by the time of
+  // the best choice. nullopt: the table does not cover data parallelism.
   std::optional<double> gain;
-  // The smallest number of workers (doubled from 2 up to the question's) from which on a split
-  // model reaches the target sooner than data parallelism. Nothing: there is none within the table,
+  // The smallest number of ranks (a power of two up to the requested number) from which on a split
+  // model reaches the target sooner than data parallelism. nullopt: there is none within the table,
   // or the mesh is pinned.
   std::optional<int64_t> crossover;
 };

@@ -23,8 +23,8 @@ struct PlanRequest {
   v1::RunSpec spec;
   // Ranks of the group.
   int workers = 1;
-  // The link between any two ranks: seconds per message, bytes per second each way, seconds to add
-  // a byte. Neither a link nor a profile: nothing is predicted.
+  // The link between any two ranks: seconds per message, bytes per second in each direction,
+  // seconds to add a byte. Without a link and a profile, no times are predicted.
   struct Link {
     double alpha = 0;
     double bandwidth = 1;
@@ -37,22 +37,25 @@ struct PlanRequest {
   std::optional<v1::ClusterProfile> profile;
   // Limit in bytes per worker; 0: the profile's, if any.
   int64_t memory_bytes = 0;
-  // Elements at which a bucket is full; nothing: chosen by the link.
+  // Number of elements at which a bucket is full; nullopt: the planner chooses it for the link.
   std::optional<int64_t> bucket_elements;
   Strategy strategy = Strategy::kAuto;
 
-  // The optional parts of the report. Strategies to compare.
+  // The optional parts of the report.
+  //
+  // Strategies to compare.
   std::vector<Strategy> compare;
   // The largest number of groups to try; 0: as many as the table of epochs covers.
   std::optional<int> max_groups;
-  // With samples per epoch: forecasts the time to the table's target.
+  // Epochs to a target accuracy by batch size, and samples per epoch: with both, the report
+  // forecasts the time to the target.
   std::optional<v1::EpochsTable> epochs;
   std::optional<double> samples;
-  // Nothing: included if it is cheap.
+  // Whether to include the sensitivity (sensitivity.h); nullopt: if it is cheap.
   std::optional<bool> sensitivity;
 };
 
-// `problem` borrows from the other members.
+// A request and what is derived from it. `problem` borrows from the other members.
 struct PlanQuestion {
   PlanQuestion() = default;
   PlanQuestion(const PlanQuestion&) = delete;
@@ -65,13 +68,13 @@ struct PlanQuestion {
   PlanProblem problem;
 
   bool link_known() const { return problem.hardware.link.known(); }
-  // The problem as the papers' formulas take it.
+  // The problem in the form that the papers' formulas use.
   HybridProblem paper_problem() const;
 };
 
-// Where computation is not predicted nothing overlaps: a step is its communication.
-// Requires: a link or a profile if `compare`, `max_groups` or `epochs` is given; `samples` with
-// `epochs`. Errors: those of Graph, HardwareOf and ProblemOf.
+// If computation is not predicted, overlap is off: a step then consists of communication alone.
+// Requires: a link or a profile if `compare` is not empty or `max_groups` or `epochs` is set;
+// `samples` if `epochs` is set. Errors: those of Graph, HardwareOf and ProblemOf.
 absl::StatusOr<std::unique_ptr<PlanQuestion>> MakePlanQuestion(PlanRequest request);
 
 }  // namespace cadre

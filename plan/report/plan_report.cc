@@ -1,16 +1,17 @@
-// A report combines two kinds of figures that must not be mixed.
+// A report contains two kinds of numbers that must not be mixed.
 //
-//   paper    a strategy by the closed forms of its paper (plan/cost): messages and words of a grid,
-//            no overlap, no buckets, no moves between layouts
-//   engine   a plan as Cadre executes it (plan/search): buckets, sharded updates, overlap
+//   paper    the cost of a strategy by the formulas of its paper (plan/cost): messages and words of
+//            a grid, without overlap, buckets or moves between layouts
+//   engine   the cost of a plan as the planner predicts it (plan/search): with buckets, sharded
+//            updates and overlap
 //
-// On a link given by flags, a strategy of the papers is reported with the paper's figures, so that
-// the papers' tables can be reproduced digit by digit; the engine's plan for the same strategy is
-// reported next to them. A profile has measured times of layers, which the formulas do not use, so
-// there the engine's figures count. `auto` has no paper.
+// If flags describe the link, a published strategy is reported with its paper's numbers, so that
+// the papers' tables can be reproduced digit by digit; the predicted plan for the same strategy is
+// reported next to them. A cluster profile has measured times of layers, which the formulas do not
+// use, so predictions are reported then. No formulas exist for strategy `auto`.
 //
-// Cost: one search; seven more for the sensitivity, seven for the comparison, and for the forecast
-// one per divisor of the workers, several times for the crossover.
+// Cost: one search for the plan, seven for the sensitivity, seven for the comparison; one per
+// divisor of the workers for the forecast, and several times as many for the crossover.
 #include "plan/report/plan_report.h"
 
 #include <algorithm>

@@ -19,11 +19,12 @@
 
 namespace cadre {
 
-// Communication of a step under a policy of collectives, in seconds: as Cadre executes it, and with
-// every bucket all-reduced instead of sharded.
+// Communication of a step under a policy of collectives, in seconds.
 struct PolicyCost {
   v1::Cluster::CollectivePolicy policy = v1::Cluster::AUTO;
+  // As Cadre executes it: gradients are reduce-scattered to their owners, weights gathered.
   double seconds = 0;
+  // If every bucket were all-reduced instead.
   double all_reduced = 0;
 };
 
@@ -33,28 +34,30 @@ struct BucketReport {
   double seconds = 0;
 };
 
-// Borrows the question.
+// The report; borrows the question. "Engine" means Cadre's planner, as opposed to the formulas of
+// the papers.
 struct PlanReport {
   const PlanQuestion* question = nullptr;
 
-  // The plan that Cadre's engine would execute. Nothing: there is none, for the reason in
-  // `refusal`, and `paper` holds the answer.
+  // The plan that a group would execute. nullopt: there is none, for the reason in `refusal`; the
+  // report then consists of `paper`.
   std::optional<Candidate> chosen;
   absl::Status refusal;
   // One per bucket of the chosen plan.
   std::vector<BucketReport> buckets;
-  // How it was found; nothing if by rules, as a group does before it has measured a link.
+  // The search that found the plan; nullopt if fixed rules made it (plan/search/planner.h), as for
+  // a group that has not measured its link yet.
   std::optional<SearchResult> searched;
   bool by_rules = false;
-  // Cost by the paper's formulas, for a strategy of the papers.
+  // Cost by the formulas of the strategy's paper; nullopt for strategy `auto`.
   std::optional<PaperCost> paper;
-  // Whether the report's figures are the paper's (a strategy of the papers on a given link) or the
-  // engine's (all other cases).
+  // Whether the functions below return values of the paper's formulas (a published strategy on a
+  // link that flags describe) or the planner's predictions (all other cases).
   bool paper_figures = false;
   // Empty if the link is unknown.
   std::vector<PolicyCost> policies;
-  // Payload per step inside the group, over all ranks, and between all groups and their
-  // aggregators, on average.
+  // Average payload of a step: inside the group, summed over its ranks; and between all groups and
+  // their aggregators.
   double bytes_inside = 0;
   double bytes_across = 0;
 
@@ -64,16 +67,16 @@ struct PlanReport {
   std::optional<EpochsForecast> forecast;
   std::optional<GroupsResult> groups;
 
-  // By paper_figures.
+  // Elements that a rank sends in a step, and times, from the source that paper_figures selects.
   double words_per_rank() const;
   double communication_seconds() const;
   double step_seconds() const;
-  // Seconds that the pins add to a step; nothing: nothing is pinned.
+  // Seconds that the pins add to a step; nullopt: there are no pins.
   std::optional<double> pins_cost() const;
 };
 
-// Errors: Search's, CostOf's (plan/cost/paper_strategies.h), ForecastEpochs's, ChooseGroups's;
-// InvalidArgument for pinned layers with a strategy of the papers on a given link.
+// Errors: those of Search, CostOf (plan/cost/paper_strategies.h), ForecastEpochs and ChooseGroups;
+// InvalidArgument for pinned layers with a published strategy on a link that flags describe.
 absl::StatusOr<PlanReport> BuildPlanReport(const PlanQuestion& question);
 
 }  // namespace cadre

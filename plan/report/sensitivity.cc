@@ -1,7 +1,7 @@
-// Each variation changes one input and searches again; nothing is interpolated, since the best plan
-// changes abruptly with its inputs. Measured samples of the link scale like its bandwidth, its
-// latency stays. A limit of one byte less than the answer needs excludes the answer and shows what
-// memory is worth.
+// Each variation changes one input and searches again. Interpolation is not possible, since the
+// best plan changes abruptly with its inputs. The timed transfers in the link's profile scale like
+// its bandwidth; its latency does not change. A limit of one byte less than the answer needs
+// excludes the answer and shows how much time that memory saves.
 #include "plan/report/sensitivity.h"
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 namespace cadre {
 namespace {
 
-// Layers times meshes that a search covers in well under a tenth of a second.
+// The largest product of layers and meshes that a search covers in well under a tenth of a second.
 constexpr int64_t kMaxCheapStates = 4'000;
 
 LinkProfile Scaled(LinkProfile link, double factor) {

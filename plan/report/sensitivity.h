@@ -1,5 +1,5 @@
-// Sensitivity of a searched plan: the same search with a faster or slower link, a larger or smaller
-// batch, or less memory.
+// Shows how sensitive a plan is to its inputs: repeats the search with a faster or slower link, a
+// larger or smaller batch, or less memory.
 //
 // Values and pure functions; thread-compatible.
 #pragma once
@@ -14,27 +14,29 @@
 
 namespace cadre {
 
+// One repetition of the search, with one input changed.
 struct Variation {
-  // The input that is varied: "bandwidth" (bytes per second), "batch" (samples) or "memory" (bytes
+  // The input that is changed: "bandwidth" (bytes per second), "batch" (samples) or "memory" (bytes
   // per rank); the factor (1 for memory), and the resulting value.
   absl::string_view what;
   double factor = 1;
   double value = 0;
-  // The best plan for that value; nothing: no plan is possible, for the reason in `note`.
+  // The best plan for that value; nullopt: no plan is possible, for the reason in `note`.
   std::optional<Candidate> candidate;
   std::string note;
-  // How that plan differs from the answer: in its mesh, and in the splits of so many layers.
+  // How that plan differs from the original answer: whether its mesh does, and the number of layers
+  // that are split differently.
   bool other_mesh = false;
   int other_layers = 0;
 
   bool changes() const { return other_mesh || other_layers > 0 || !candidate; }
 };
 
-// Bandwidth times 1/4, 1/2, 2 and 4; batch times 1/2 and 2; memory one byte below what the answer
-// needs. Cost: one search each.
+// Varies the bandwidth by 1/4, 1/2, 2 and 4, the batch by 1/2 and 2, and limits memory to one byte
+// less than the answer needs. Cost: one search each.
 std::vector<Variation> VaryInputs(const PlanQuestion& question, const SearchResult& answer);
 
-// Whether the searches of VaryInputs take so little time that they need not be requested.
+// Whether the searches of VaryInputs take so little time that a report includes them by default.
 bool VaryingIsCheap(const PlanQuestion& question, const SearchResult& answer);
 
 }  // namespace cadre

@@ -1,11 +1,13 @@
-// All strategies are evaluated, even if only some are requested: the best of the papers, by which
-// ratios and gains are defined, must not depend on the rows shown.
+// All published strategies (plan/cost/paper_strategies.h) are evaluated, even if only some are
+// requested: ratios and gains refer to the fastest of them, which must not depend on the rows
+// shown.
 //
-// A gain divides the best paper's seconds by auto's. The former are the formulas', the latter the
-// engine's, which is fair only if both count the same: communication alone, without overlap and
-// without pins that the formulas lack. Otherwise only `engine_gain` is given, for which the engine
-// times both sides. A strategy with more ranks than samples is not a candidate for the best, since
-// its formulas count ranks that have no work.
+// A gain is the time of the fastest published strategy divided by that of the plan that the search
+// finds (strategy `auto`). Formulas give the first time, the planner predicts the second one. The
+// ratio is fair only if both count communication alone; the formulas model neither overlap nor
+// pinned layers. Otherwise only `engine_gain` is reported, for which the planner predicts both
+// times. A strategy with too few samples for its ranks is not a candidate for the fastest, since
+// its formulas would include ranks without work.
 #include "plan/report/strategy_comparison.h"
 
 #include <algorithm>
@@ -17,7 +19,8 @@
 namespace cadre {
 namespace {
 
-// Ranks of the axes that do not split the samples, if the mesh is pinned.
+// P_r, the rows of the papers' grid, in a pinned mesh: the ranks of the axes that do not split the
+// samples. nullopt: the mesh is not pinned.
 std::optional<int64_t> PinnedRows(const PlanProblem& problem) {
   if (problem.pins.mesh.empty()) return std::nullopt;
   int64_t rows = 1;
@@ -25,8 +28,8 @@ std::optional<int64_t> PinnedRows(const PlanProblem& problem) {
   return rows;
 }
 
-// Why the formulas cannot be compared with the engine; empty: they can. On a profile only figures
-// of the engine are compared.
+// Why times by the formulas cannot be compared with predicted ones; empty: they can. With a cluster
+// profile, only predicted times are compared.
 std::string IncomparableReason(const PlanQuestion& question) {
   if (question.request.profile) return "";
   if (question.problem.overlap) {
@@ -84,7 +87,7 @@ void FindBest(const std::vector<ComparedStrategy>& rows, StrategyComparison& com
   }
 }
 
-// Seconds of the papers' fastest strategy in the engine.
+// The minimum predicted step of a published strategy, in seconds.
 std::optional<double> BestInEngine(const std::vector<ComparedStrategy>& rows) {
   std::optional<double> best;
   for (const ComparedStrategy& row : rows) {

@@ -18,7 +18,7 @@
 
 namespace cadre {
 
-// Axes of a mesh that have more than one rank, by number.
+// Axes with more than one rank are numbered in the mesh's order; a mesh has at most so many.
 inline constexpr int kMaxCompactAxes = 16;
 using AxisSet = uint32_t;  // bit a: axis a
 
@@ -32,11 +32,13 @@ struct AxisList {
   friend bool operator==(const AxisList&, const AxisList&) = default;
 };
 
-// Dimensions of an activation, samples first.
+// Maximum number of dimensions of an activation, including the samples, which are the first.
 inline constexpr int kMaxDimensions = 4;
 
 struct CompactLayout {
+  // By dimension.
   std::array<AxisList, kMaxDimensions> split;
+  // The axes over which the tensor is a partial sum.
   AxisSet partial = 0;
   friend bool operator==(const CompactLayout&, const CompactLayout&) = default;
 };
@@ -51,6 +53,7 @@ class CompactMesh {
   const std::string& name(int axis) const { return names_[axis]; }
   // The number of an axis; -1 for unknown names and for axes of one rank.
   int Find(const std::string& name) const;
+  // The product of the sizes of these axes.
   double Ranks(const AxisList& axes) const;
   double Ranks(AxisSet axes) const;
 
@@ -68,7 +71,7 @@ AxisSet SetOf(const AxisList& axes);
 // The axes that split some dimension.
 AxisSet SplittingAxes(const CompactLayout& layout);
 
-// Extents of a batch of activations. The number of samples may be a fraction.
+// Extents of an activation of several samples. The number of samples may be a fraction.
 struct Extents {
   int count = 0;
   std::array<double, kMaxDimensions> extent = {1, 1, 1, 1};

@@ -25,15 +25,15 @@
 // Two methods are used in turn:
 //
 //   1. Lagrangian relaxation: bytes get a price, in seconds per byte, and plain elimination
-//      minimises sum + price * bytes. That minimum less price * limit is a lower bound on every
-//      choice that fits. Prices are chosen as Handler and Zang do for constrained shortest paths
-//      ("A dual algorithm for the constrained shortest path problem", Networks 10, 1980): given one
-//      choice above the limit and one below, the next price is that at which both cost the same.
-//   2. If a gap remains and the problem is small, elimination with Pareto labels: instead of one
-//   sum,
-//      an entry holds all pairs (sum, bytes) that no other pair beats in both. If an entry has more
-//      than max_labels, they are thinned evenly and the result is marked as not exact; the lower
-//      bound of the relaxation still holds.
+//      minimises sum + price * bytes. That minimum less price * limit is a lower bound on the sum
+//      of every choice that fits. Prices are chosen as by Handler and Zang for constrained shortest
+//      paths ("A dual algorithm for the constrained shortest path problem", Networks 10, 1980): for
+//      one choice above the limit and one below it, the next price is the one at which both cost
+//      the same.
+//   2. If a gap remains and the problem is small, elimination with Pareto labels: an entry holds,
+//      in place of one sum, all pairs (sum, bytes) that no other pair beats in both. If it has more
+//      than max_labels pairs, some are dropped at even distances and the result is marked as not
+//      exact; the lower bound of the relaxation still holds.
 #include "plan/search/elimination.h"
 
 #include <glog/logging.h>
@@ -234,7 +234,7 @@ struct Label {
   double sum = 0;
   int64_t bytes = 0;
   int node = -1;
-  // Until the label gets a node of its own: the option or the node that it adds to `node`.
+  // The option or the node that this label adds to `node`; used until the label has its own node.
   int other = -1;
 };
 
@@ -342,7 +342,8 @@ class LimitedEliminator {
     label.node = std::ssize(nodes_) - 1;
   }
 
-  // Keeps the labels that no other label beats in both sums, evenly thinned if there are too many.
+  // Keeps the labels that no other label beats in both sums; drops some at even distances if there
+  // are too many.
   void KeepPareto(Labels& labels) {
     std::sort(labels.begin(), labels.end(), [](const Label& a, const Label& b) {
       return a.sum != b.sum ? a.sum < b.sum : a.bytes < b.bytes;
@@ -559,7 +560,7 @@ class PricedSearch {
     return lean;
   }
 
-  // Returns false if the minimum at this price was known already.
+  // Minimises at this price. Returns false if the result was known already.
   bool TryPrice(double price) {
     for (size_t v = 0; v < problem_.unary.size(); ++v) {
       for (size_t o = 0; o < problem_.unary[v].size(); ++o) {

@@ -1,5 +1,5 @@
-// Minimises a sum of terms over discrete variables, where every term depends on one variable or on
-// two. A plan's cost is such a sum: layers are variables, their ways to be split are options, and
+// Minimises a sum of terms over discrete variables; every term depends on one or two variables. A
+// plan's cost is such a sum: layers are variables, the ways to split a layer are its options, and
 // the moves between layers are terms of two variables. elimination.cc explains the algorithms.
 //
 // Pure functions; thread-safe.
@@ -17,7 +17,7 @@ namespace cadre {
 struct SumProblem {
   // Cost by variable and option; every variable has at least one option.
   std::vector<std::vector<double>> unary;
-  // A second quantity by variable and option, which may be limited; empty: there is none.
+  // Memory by variable and option, of which MinimiseWithin limits the sum; empty: not used.
   std::vector<std::vector<int64_t>> bytes;
   struct Pair {
     int a = 0;
@@ -36,8 +36,8 @@ class EliminationOrder {
  public:
   struct Step {
     int variable = 0;
-    // The variable's neighbours at its elimination, all eliminated later. Their order is that of
-    // the dimensions of the term that the step creates.
+    // The variable's neighbours at its elimination, which are all eliminated later. The term that
+    // the step creates has one dimension per neighbour, in this order.
     std::vector<int> scope;
   };
   EliminationOrder(int variables, const std::vector<std::pair<int, int>>& pairs);
@@ -52,40 +52,42 @@ struct SumSolution {
   std::vector<int> choice;
   double sum = 0;
   int64_t bytes = 0;
-  // No other choice (within the limit, if there is one) has a smaller sum.
+  // Whether it is certain that no other choice (within the limit, if any) has a smaller sum.
   bool exact = true;
   // A lower bound on all sums.
   double bound = 0;
-  // Table entries that were computed.
+  // Number of table entries that were computed.
   int64_t states = 0;
 };
 
-// The choice of minimum sum; an approximation, with `exact` false, if a term of more than
-// `max_states` entries would be needed. Requires: `order` was made from the problem's pairs.
+// Returns the choice of minimum sum, or an approximation with `exact` false if the minimum would
+// take a term of more than `max_states` entries. Requires: `order` was made from the problem's
+// pairs.
 SumSolution Minimise(const SumProblem& problem, const EliminationOrder& order, int64_t max_states);
 
+// A limit on the bytes of a choice, and how much effort to spend on it.
 struct ByteLimit {
   int64_t bytes = 0;
-  // The caller has no use for larger sums.
+  // Solutions with a larger sum need not be found.
   double max_sum = std::numeric_limits<double>::infinity();
-  // Pareto labels are computed only if that takes at most so many combinations of an entry and an
-  // option; and at most `max_labels` are kept of an entry.
+  // Pareto labels (elimination.cc) are computed only if entries and options have at most so many
+  // combinations. At most `max_labels` labels per entry are kept.
   int64_t max_work = 100'000;
   size_t max_labels = 64;
-  // In: a guess of the multiplier (seconds per byte) at which the minimum sum fits, 0 for none.
-  // Out: the last multiplier tried.
+  // Input: a guess of the multiplier (seconds per byte) at which the minimum sum fits; 0: none.
+  // Output: the last multiplier tried.
   double price = 0;
 };
 
-// The minimum sum of the choices whose bytes are within the limit; nothing if there are none, or if
-// all of them are above max_sum. Requires: `unlimited` is the result of Minimise.
+// Returns the minimum sum of the choices whose bytes are within the limit; nullopt if there are
+// none, or if all their sums exceed max_sum. Requires: `unlimited` is the result of Minimise.
 std::optional<SumSolution> MinimiseWithin(const SumProblem& problem, const EliminationOrder& order,
                                           int64_t max_states, const SumSolution& unlimited,
                                           ByteLimit& limit);
 
 double SumOf(const SumProblem& problem, std::span<const int> choice);
 int64_t BytesOf(const SumProblem& problem, std::span<const int> choice);
-// The bytes of the choice that needs the fewest.
+// The minimum bytes of all choices.
 int64_t MinBytes(const SumProblem& problem);
 
 }  // namespace cadre

@@ -1,27 +1,27 @@
 // Chooses the number of groups. P workers make G groups of p = P / G ranks; every group's step has
-// the same B samples. More groups mean fewer steps per epoch but a larger total batch, which needs
-// more epochs, and fewer ranks that share a group's work. Where more groups stop paying, ranks are
-// better used inside the groups, on a split model: the hybrid rule of Pal et al. 2019 ("Optimizing
-// multi-GPU parallelization strategies for deep learning training", IEEE Micro), applied here to
-// the predicted step of the best plan for each p:
+// the same B samples. More groups mean fewer steps per epoch, but also a larger total batch, which
+// needs more epochs, and fewer ranks that share a group's work. When further groups no longer
+// reduce the time, ranks are better used inside the groups, on a split model. This is the hybrid
+// rule of Pal et al. 2019 ("Optimizing multi-GPU parallelization strategies for deep learning
+// training", IEEE Micro), applied here to the predicted step of the best plan for each p:
 //
 //   time = floor(D / (G B)) E(G B) (step(p) + average(G, p) / H)
 //
 //   D        samples per epoch.
 //   E        epochs by the measured table, at G B / batch_per_worker workers: groups that average
-//            every step do what so many synchronous workers do. That E does not change for H > 1 is
-//            proved only up to an order of magnitude (plan/cost/averaging_interval.h), so H stays
-//            within the stricter of the two bounds (Yu, Yang, Zhu 2019), and is no larger than is
-//            needed to make averaging cheap.
+//            every step are equivalent to so many synchronous workers. That E does not change for
+//            H > 1 is proved only up to an order of magnitude (plan/cost/averaging_interval.h), so
+//            H stays within the stricter of the two bounds (Yu, Yang, Zhu 2019), and is no larger
+//            than needed to make averaging cheap.
 //   average  each rank sends its n / p words to the aggregators and receives as many (Lee et al.
-//            2020), over the slowest link between groups, with no other traffic on it: all groups
-//            wait for the round. If the spec gives the number of aggregators, all groups' slices
-//            share their links, and the slower of the two limits counts.
+//            2020), over the slowest link between groups, without other traffic, since all groups
+//            wait for the round. If the spec states the number of aggregators, the slices of all
+//            groups share the aggregators' links, and the slower of the two limits counts.
 //
 // Workers are assigned to groups host by host in the profile's order, and the slowest group
-// determines the step. Groups on equal hosts are planned once; of the different ones, those that a
-// rough estimate finds slowest are planned (kMaxPlanned). Cost: one search per divisor of P and
-// kind of group.
+// determines the step. Groups on equal hosts are of one kind and are planned once; at most
+// kMaxPlanned kinds are planned, those that a rough estimate finds slowest. Cost: one search per
+// divisor of P and kind of group.
 #include "plan/search/group_choice.h"
 #include "base/counted_noun.h"
 
@@ -183,7 +183,7 @@ double EpochSteps(const GroupsProblem& problem, int groups) {
   return StepsPerEpoch(problem.samples, BatchOf(problem) * groups);
 }
 
-// Steps of the whole training; nothing if unknown.
+// Steps of the whole training; nullopt if unknown.
 std::optional<double> StepsOfTraining(const GroupsProblem& problem, const GroupChoice& choice) {
   const v1::Stop& stop = problem.spec->stop();
   const double pass = EpochSteps(problem, choice.groups);
@@ -193,8 +193,8 @@ std::optional<double> StepsOfTraining(const GroupsProblem& problem, const GroupC
   return std::nullopt;
 }
 
-// The minimum of 1, 2, 4, ... up to the bound with which a step is nearly as short as with the
-// largest.
+// Chooses the smallest H of 1, 2, 4, ... with which a step takes nearly as little time as with the
+// largest H within the bound.
 void ChooseInterval(const GroupsProblem& problem, GroupChoice& choice) {
   if (choice.groups == 1) return;
   choice.every_steps = problem.spec->averaging().every_steps();
@@ -240,7 +240,7 @@ void AddTimes(const GroupsProblem& problem, GroupChoice& choice) {
 absl::StatusOr<GroupChoice> ChoiceOf(const GroupsProblem& problem, const EpochsCurve* curve,
                                      const LinkProfile& across, int groups) {
   GroupChoice choice{.groups = groups, .ranks = problem.workers / groups};
-  // Before planning, which takes longer.
+  // Checked before planning, which takes longer.
   if (curve != nullptr) CADRE_RETURN_IF_ERROR(AddEpochs(problem, *curve, choice));
   if (problem.samples > 0 && EpochSteps(problem, groups) < 1) {
     return absl::OutOfRangeError(

@@ -1,5 +1,5 @@
-// Chooses how many groups train, of how many ranks, and how often they average: the outermost
-// decision of a plan. group_choice.cc has the formula.
+// Chooses the number of groups, the ranks of each, and the steps between averages, before each
+// group is planned. group_choice.cc has the formula.
 //
 // Pure functions; thread-safe.
 #pragma once
@@ -19,9 +19,9 @@ namespace cadre {
 
 // Borrows everything it points to.
 struct GroupsProblem {
-  // batch_per_group is B; averaging.every_steps, if not 0, fixes H; cluster.aggregators, if not 0,
-  // is the number of aggregators; stop gives the length of the training if there is no table of
-  // epochs.
+  // The fields used: batch_per_group is B; averaging.every_steps, if not 0, fixes H;
+  // cluster.aggregators, if not 0, is the number of aggregators; stop determines the length of the
+  // training if there is no table of epochs.
   const v1::RunSpec* spec = nullptr;
   const Graph* graph = nullptr;
   const ParameterIndex* index = nullptr;
@@ -32,23 +32,24 @@ struct GroupsProblem {
   // Fixed by the user; 0: free.
   int groups = 0;
   int ranks = 0;
-  // Epochs by number of workers. Null: not known; then several groups are considered only up to
-  // `max_groups` (or where fixed), and the time of an epoch is minimised.
+  // Epochs by number of workers. Null: not known; then the time of an epoch is minimised, over at
+  // most `max_groups` groups (or the fixed number).
   const v1::EpochsTable* epochs = nullptr;
   int max_groups = 0;
   // D, samples per epoch; 0: not known.
   double samples = 0;
 };
 
+// One possible number of groups, and its predicted times.
 struct GroupChoice {
   int groups = 1;
   int ranks = 1;
-  // H; 0: a single group, which averages with no other.
+  // H; 0: a single group, which does not average.
   int every_steps = 0;
   // Of the slowest group: the mesh of its plan, and its step.
   Mesh mesh;
   double step_seconds = 0;
-  // One average, and its share of a step.
+  // Time of one average, and its share of a step.
   double averaging_seconds = 0;
   double averaging_share() const { return every_steps > 0 ? averaging_seconds / every_steps : 0; }
   double seconds_per_step() const { return step_seconds + averaging_share(); }
@@ -71,12 +72,12 @@ struct GroupsResult {
   // Best first: minimum time to the target, or per epoch. Not empty.
   std::vector<GroupChoice> choices;
   std::vector<RejectedGroups> rejected;
-  // The choice with the next larger number of groups than the best, and its time over that of the
-  // best; nothing: no larger number was possible.
+  // The choice with the next larger number of groups than the best choice, and its time divided by
+  // the time of the best one; nullopt: no larger number was possible.
   std::optional<GroupChoice> more;
   double more_time_ratio = 0;
-  // Only with a table of epochs: from the best number of groups on, additional ranks are better
-  // used inside the groups than for more groups.
+  // Only with a table of epochs: whether additional ranks reduce the time more inside the best
+  // number of groups than as further groups.
   bool crossover = false;
   // A sentence that explains the choice.
   std::string reason;
@@ -89,15 +90,16 @@ struct GroupsResult {
 // (ResourceExhausted if memory is short; see Search).
 absl::StatusOr<GroupsResult> ChooseGroups(const GroupsProblem& problem);
 
-// Workers are assigned to groups host by host, so that fast links lie inside groups. Groups on
-// equal hosts are of one kind and are planned once.
+// Groups on equal hosts, which are of one kind and are planned once. Workers are assigned to groups
+// host by host, so that the fast links inside hosts are links inside groups.
 struct GroupKind {
-  // Of the first group of the kind, as HardwareOf (plan/search/hardware_model.h) takes it.
+  // First worker of the first group of the kind (see HardwareOf in plan/search/hardware_model.h).
   int first_worker = 0;
   int64_t groups = 0;
 };
-// Ordered by their first groups; the counts add up to `groups`. A group within one host equals a
-// group within any equal host. Requires: the profile is valid and has groups * ranks workers.
+// Returns the kinds, ordered by their first groups; the counts add up to `groups`. A group within
+// one host is of the same kind as a group within any equal host. Requires: the profile is valid and
+// has groups * ranks workers.
 std::vector<GroupKind> KindsOfGroups(const v1::ClusterProfile& profile, int64_t groups,
                                      int64_t ranks);
 

@@ -2,9 +2,10 @@
 // hosts differ computes at the speed of the slowest device and communicates over the slowest link,
 // because every step waits for all ranks.
 //
-// Compute times are measured for some parts of every layer and interpolated for others. The work of
-// a part (samples times fractions of rows, outputs and inputs) is the abscissa; parts with the same
-// splits come first, because the time per unit of work depends on the shapes of the operands.
+// Compute times are measured for some parts of every layer and interpolated by work for others. The
+// work of a part is its samples times its fractions of rows, outputs and inputs. Measured parts
+// with the same splits are preferred, because the time per unit of work depends on the operands'
+// shapes.
 #include "plan/search/hardware_model.h"
 
 #include <algorithm>
@@ -51,7 +52,7 @@ LayerSeconds Between(const std::vector<std::pair<double, LayerSeconds>>& by_work
           mix(below->second.backward, above->second.backward)};
 }
 
-// The larger of each number. Timed samples are kept only while all links are equal.
+// Takes the larger of each number. Timed samples are kept only if all links are equal.
 void Worsen(const LinkProfile& other, LinkProfile* link) {
   if (!link->known()) {
     *link = other;

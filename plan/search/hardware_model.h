@@ -25,7 +25,8 @@ struct LayerSeconds {
   double backward = 0;
 };
 
-// Measured times of a model's layers on one kind of device, interpolated between measured sizes.
+// Measured times of a model's layers on one kind of device. Layers are timed in parts (the part of
+// a layer that one rank computes, plan/layer_part.h); times of other parts are interpolated.
 class MeasuredLayers {
  public:
   MeasuredLayers() = default;
@@ -33,9 +34,9 @@ class MeasuredLayers {
   MeasuredLayers(const v1::ModelTimes& times, const Graph& graph);
 
   bool empty() const { return times_.empty(); }
-  // The time of exactly this part if it was measured; otherwise linear in work between the nearest
-  // smaller and larger measured parts, or proportional to the nearest one. Nothing: the layer was
-  // not measured.
+  // The time of this part if exactly this part was measured. Otherwise interpolates linearly by
+  // work between the nearest smaller and larger measured parts, or scales the nearest one. nullopt:
+  // the layer was not measured.
   std::optional<LayerSeconds> Of(int layer, const LayerPart& part) const;
 
  private:
@@ -43,12 +44,13 @@ class MeasuredLayers {
 };
 
 struct HardwareModel {
-  // Between ranks of different hosts, and of one host.
+  // The link between ranks of different hosts.
   LinkProfile link;
   v1::LinkProfile::Kind link_kind = v1::LinkProfile::KIND_UNSPECIFIED;
+  // The link between ranks of one host.
   LinkProfile inside;
   int per_host = 1;
-  // Cores that the `per_host` ranks of a host share; 0: one for every thread.
+  // Cores that the `per_host` ranks of a host share; 0: every thread has its own core.
   double cores = 0;
   // Floating-point operations per second of a rank; 0: compute time is not modelled.
   double flops = 0;
@@ -56,7 +58,7 @@ struct HardwareModel {
   // Seconds to update, and to copy, one element.
   double update_seconds = 0;
   double copy_seconds = 0;
-  // Of a rank; 0: no limit.
+  // Memory of a rank; 0: no limit.
   int64_t memory_bytes = 0;
 
   bool computes() const { return flops > 0 || !times.empty(); }
@@ -69,12 +71,12 @@ struct HardwareModel {
   LayerSeconds SecondsOf(const GraphLayer& layer, int number, const LayerPart& part) const;
 };
 
-// One link between all ranks, and nothing else.
+// Hardware with the same link between all ranks; the rest is unknown except `flops`.
 HardwareModel UniformHardware(const LinkProfile& link, double flops);
 
-// The hardware of `ranks` workers, assigned host by host in the profile's order from first_worker
-// on: the slowest link between their hosts, the slowest device, the minimum memory. Errors:
-// InvalidArgument if the profile has fewer workers, and errors of CheckProfile.
+// The hardware of `ranks` workers, numbered host by host in the profile's order and beginning with
+// first_worker: the slowest link between their hosts, the slowest device, the minimum memory.
+// Errors: InvalidArgument if the profile has fewer workers, and errors of CheckProfile.
 absl::StatusOr<HardwareModel> HardwareOf(const v1::ClusterProfile& profile, const v1::Model& model,
                                          const Graph& graph, int first_worker, int ranks);
 

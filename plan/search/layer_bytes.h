@@ -1,12 +1,12 @@
-// Upper bounds on the memory of a layer that depend on the layer's own splits alone, so that a
-// plan's memory is a sum over layers.
+// Upper bounds on the memory of a layer. They depend only on how this layer is split, so a plan's
+// memory is a sum over layers.
 //
 //   parameters   weights, gradients (twice with micro-batches), the owned part of the state
 //   activations  what backward reads: the input with its halo, the output, saved values
-//   transient    once more the larger of input and output: for what exists only while the layer
-//                runs, such as a received input or gradient and packed messages
+//   transient    the larger of input and output, a second time: for buffers that exist only while
+//                the layer runs, such as a received input or gradient and packed messages
 //
-// plan/memory.h computes the memory of one rank exactly; buffers share memory there, so it is less.
+// plan/memory.h computes the exact memory of one rank, which is less, since buffers share memory.
 //
 // Pure functions; thread-safe.
 #pragma once
@@ -26,8 +26,8 @@ namespace cadre {
 // Samples of the largest micro-batch.
 int64_t LargestMicroBatch(const PlanProblem& problem);
 
-// Weights, gradients and state of a parameter of which a rank holds `elements` and shares their
-// ownership with `owners` ranks in all.
+// Weights, gradients and state of a parameter. A rank holds `elements` of it; `owners` ranks,
+// including this one, divide the ownership of these elements.
 int64_t ParameterBytes(const PlanProblem& problem, int64_t elements, int64_t owners);
 
 // The number of parts of each dimension, samples first.

@@ -1,17 +1,17 @@
-// The ways to split a layer that the search considers: a small part of what is legal
-// (LegalSplits of model/op_indices.h), chosen so that the rest is unlikely to be faster.
+// The ways to split a layer (options) that the search considers: few of the legal ones (LegalSplits
+// of model/op_indices.h), chosen so that the others are unlikely to be faster.
 //
 //   `data`           splits samples, always
-//   `space`, `model` split samples, or what the layer has of outputs, inputs, heads, groups,
-//                    channels or features, and tokens; `space` also rows
-//   no split         (all ranks of the axis compute the same) only where work is small: layers
+//   `space`, `model` split samples or an index that the layer has: outputs, inputs, heads, groups,
+//                    channels, features or tokens; `space` also rows
+//   no split         (all ranks of the axis compute the same) only if the work is small: layers
 //                    without matrix products, and products with less than a fiftieth of the
 //                    model's work if compute time is modelled
 //
 // A split that would leave a part empty is considered for samples only. Axes that split one index
-// are in the mesh's order. A strategy or a pin leaves one way; if a strategy's way does not exist
-// for a layer, or would leave ranks without rows, the layer is free and reported as such. Layers
-// without weights are free in every strategy.
+// are in the mesh's order. A strategy or a pin leaves one option. If the strategy's option does not
+// exist for a layer, or would leave ranks without rows, the search may split this layer in any way
+// and reports it (SearchResult::freed). No strategy restricts layers without weights.
 //
 // Values and pure functions; thread-safe.
 #pragma once
@@ -28,6 +28,7 @@
 
 namespace cadre {
 
+// One way to split a layer.
 struct LayerOption {
   // By axis of the compact mesh: the position in IndicesOf of the index that it splits; -1: none.
   std::vector<int8_t> index;
@@ -39,14 +40,15 @@ struct LayerOption {
   friend bool operator==(const LayerOption&, const LayerOption&) = default;
 };
 
-// Layers of one class have the same options at the same cost, measured times aside. Independent of
-// the mesh.
+// Layers of one class have the same options at the same cost, except for measured times. A class
+// does not depend on the mesh.
 struct LayerClass {
   std::vector<OpIndex> indices;
   // By index: the largest number of parts that leaves none empty.
   std::vector<int64_t> extents;
   const GraphLayer* example = nullptr;
-  // The index that a pin or a strategy assigns to every axis but `data`; -1: free.
+  // The index that a pin (`pinned`) or a strategy (`wanted`) assigns to every axis but `data`; -1:
+  // the search chooses.
   int pinned = -1;
   int wanted = -1;
   // Whether axes may be left without an index.
@@ -66,7 +68,7 @@ bool StrategyApplies(const LayerClass& of, const CompactMesh& mesh);
 // Empty only if a pin cannot be satisfied on this mesh.
 std::vector<LayerOption> OptionsOf(const LayerClass& of, const CompactMesh& mesh);
 
-// Parts into which an option splits an index.
+// The number of parts into which an option splits an index.
 int64_t PartsOf(const CompactMesh& mesh, const std::vector<int8_t>& option, int index);
 
 std::vector<IndexSplit> SplitsOf(const LayerClass& of, const CompactMesh& mesh,

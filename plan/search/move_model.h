@@ -1,5 +1,6 @@
-// The cost of a plan's moves of activations in closed form from two layouts, without enumerating
-// ranks: elements received by the busiest rank, and seconds. move_model.cc has the model.
+// Estimates what a move of an activation between two layouts costs: elements received by the
+// busiest rank, and seconds. The formulas are closed, without enumerating ranks. move_model.cc
+// explains them.
 //
 // Thread-safe (pure functions), except MoveModel, which is thread-compatible.
 #pragma once
@@ -17,7 +18,7 @@
 
 namespace cadre {
 
-// On the rank with the most to do.
+// The cost of a move on the busiest rank.
 struct MoveEstimate {
   // Received from other ranks.
   double elements = 0;
@@ -27,8 +28,8 @@ struct MoveEstimate {
   MoveEstimate& operator+=(const MoveEstimate& other);
 };
 
-// Moves to a layer's inputs, all of them together, and of the gradients back to their producers,
-// for one micro-batch.
+// The moves to all inputs of a layer together (forward), and those of the gradients back to the
+// producers (backward), for one micro-batch.
 struct LayerMoves {
   MoveEstimate forward;
   MoveEstimate backward;
@@ -36,7 +37,7 @@ struct LayerMoves {
 // One per layer. Requires: the plan is legal for the problem's graph.
 std::vector<LayerMoves> MovesOf(const PlanProblem& problem, const Plan& plan);
 
-// How one dimension of a window's output depends on the input.
+// How one dimension of the output of a convolution or pooling layer depends on the input.
 struct WindowRows {
   int64_t in = 0;
   int64_t out = 0;
@@ -53,11 +54,11 @@ struct Halo {
   WindowRows rows;
   WindowRows columns;
 };
-// The halo that the layer needs of its input; not wanted if every part of the output needs exactly
-// its own part of the input.
+// The halo of the layer's input that the layer needs; not wanted if every part of the output needs
+// only the same part of the input.
 Halo HaloOf(const GraphLayer& layer);
 
-// Moves on one mesh. Borrows the hardware.
+// Estimates moves on one mesh. Borrows the hardware.
 class MoveModel {
  public:
   MoveModel(const Mesh& mesh, const HardwareModel& hardware);
@@ -66,7 +67,7 @@ class MoveModel {
   // The link between ranks that differ along these axes.
   const LinkProfile& LinkOf(AxisSet axes) const;
 
-  // To the input of a layer with this halo, and of that input's gradient.
+  // The move to the input of a layer with this halo, and the move of that input's gradient.
   MoveEstimate Forward(const Extents& whole, const CompactLayout& from, const CompactLayout& to,
                        const Halo& halo) const;
   MoveEstimate Backward(const Extents& whole, const CompactLayout& from, const CompactLayout& to,

@@ -66,7 +66,7 @@ struct SearchResult {
   int64_t states = 0;
   // The number with which the best plan fits into memory; that of the problem unless it is free.
   int micro_batches = 1;
-  // The best plan without the pins; nothing: the problem has no pins.
+  // The best plan without the pins; nullopt: the problem has no pins.
   std::optional<Candidate> unpinned;
 };
 

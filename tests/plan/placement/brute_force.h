@@ -8,7 +8,7 @@
 
 namespace cadre::testing {
 
-// The minimum makespan; nothing: no placement fits into memory. Requires: at most about 8
+// The minimum makespan; nullopt: no placement fits into memory. Requires: at most about 8
 // operators.
 std::optional<double> OptimalMakespan(const v1::OperatorGraph& graph);
 

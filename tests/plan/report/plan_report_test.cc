@@ -94,7 +94,7 @@ TEST_F(PlanReportTest, ReportsEnginesFiguresOnProfile) {
   EXPECT_GE(report.step_seconds() * (1 + 1e-9), best.step_seconds());
   EXPECT_GE(best.step_seconds(), best.chosen->prediction.times.compute());
   EXPECT_GT(best.chosen->prediction.times.compute(), 0);
-  // 2 (4 - 1) / 4 of the weights.
+  // A ring all-reduce on 4 ranks sends 2 (4 - 1) / 4 of the weights per rank.
   EXPECT_DOUBLE_EQ(report.paper->communication.words, 1.5 * 62'367'776);
 }
 
@@ -155,7 +155,7 @@ TEST_F(PlanReportTest, CostsAllPoliciesAndUsesRequestedOne) {
 TEST_F(PlanReportTest, CountsBytesInsideAndAcrossGroups) {
   const PlanReport report = Report(SmallRequest(4));
   EXPECT_DOUBLE_EQ(report.bytes_inside, report.words_per_rank() * 4 * 4);
-  // Two groups, up and down, every four steps.
+  // Each of two groups stages and pulls all parameters (4 bytes each) every four steps.
   const double parameters = 4 * 9 + 4 + 4 * 256 + 4;
   EXPECT_DOUBLE_EQ(report.bytes_across, 2 * 2 * parameters * 4 / 4);
   PlanRequest alone = SmallRequest(4);

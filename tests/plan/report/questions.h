@@ -1,4 +1,4 @@
-// Questions for the tests of plan reports.
+// Requests and questions (plan/report/plan_question.h) for the tests of plan reports.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -20,7 +20,8 @@ inline std::unique_ptr<PlanQuestion> Ask(PlanRequest request) {
   return *std::move(question);
 }
 
-// A model of the zoo. `auto` on the link of the papers unless changed: 2 us, 6 GB/s.
+// Requests a plan for a zoo model with strategy `auto`, on the link of Gholami et al.: 2 us, 6
+// GB/s.
 inline PlanRequest ZooRequest(const std::string& model, int workers, int batch) {
   const auto file = ReadRunSpec(ZooFolder() + "/" + model + ".textproto");
   EXPECT_TRUE(file.ok()) << file.status();
@@ -31,8 +32,8 @@ inline PlanRequest ZooRequest(const std::string& model, int workers, int batch) 
   return request;
 }
 
-// Two small layers in two groups that average 1,068 parameters every four steps; 32 samples a step,
-// 256 an epoch; on 50 us and 1.25 GB/s.
+// Requests a plan for two small layers in two groups that average 1,068 parameters every four
+// steps, with 32 samples per step, 256 per epoch, and a link of 50 us and 1.25 GB/s.
 inline PlanRequest SmallRequest(int workers) {
   PlanRequest request{.spec = SpecOf(R"(
       model {
@@ -74,7 +75,8 @@ inline v1::ClusterProfile TwoHosts() {
       device { name: "d" flops: 1e11 })");
 }
 
-// Epochs to accuracy 0.9 by workers of 8 samples each; 0 epochs: not reached.
+// A table of epochs to accuracy 0.9, from pairs of a number of workers (of 8 samples each) and its
+// epochs; 0 epochs: the target is not reached.
 inline v1::EpochsTable Epochs(std::initializer_list<std::pair<int, double>> entries) {
   v1::EpochsTable table;
   table.set_target_accuracy(0.9F);

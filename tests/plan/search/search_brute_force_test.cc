@@ -149,7 +149,7 @@ class EveryPlan {
   std::vector<std::map<std::vector<size_t>, double>> moves_;
 };
 
-// Nothing: too many combinations.
+// nullopt: too many combinations.
 std::optional<double> MinCostOfAll(const PlanProblem& problem) {
   double minimum = kInfinite;
   for (const Mesh& mesh : MeshesFor(problem)) {
