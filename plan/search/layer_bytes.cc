@@ -10,7 +10,7 @@
 namespace cadre {
 namespace {
 
-// Extent of the input that the largest part of a window's output needs.
+// The input rows (or columns) that the largest part of a window's output needs.
 int64_t WithHalo(const WindowRows& rows, int64_t parts) {
   if (parts == 1) return rows.in;
   const int64_t needed = (LargestPart(rows.out, parts) - 1) * rows.stride + rows.reach;
@@ -113,7 +113,7 @@ int64_t LayerBytes(const PlanProblem& problem, const Mesh& mesh, int layer,
       parts *= cut;
       if (p == 0 && d == 0) heads = cut;
     }
-    // All ranks that hold the same elements own a part of them.
+    // The ranks that hold the same elements divide the ownership of them.
     bytes += ParameterBytes(problem, local, mesh.ranks() / parts);
   }
   std::vector<Parts> inputs;

@@ -1,7 +1,6 @@
-// Options are vectors with one entry per axis, the index that the axis splits. They are enumerated
-// axis by axis from the choices of each axis and filtered: parts must divide evenly where the
-// operation requires it, and no part may be empty. The input and output layouts follow from the
-// table of model/op_indices.h.
+// An option is a vector with one entry per axis: the index that the axis splits. Options are
+// enumerated axis by axis and filtered: parts must divide evenly if the operation requires it, and
+// no part may be empty. The input and output layouts follow from the table of model/op_indices.h.
 #include "plan/search/layer_options.h"
 
 #include <algorithm>
@@ -114,7 +113,7 @@ LayerOption Option(const LayerClass& of, std::vector<int8_t> index) {
   return option;
 }
 
-// Whether the parts of every index that must divide evenly do.
+// Whether every index that must be split evenly is.
 bool Divides(const LayerClass& of, const CompactMesh& mesh, const std::vector<int8_t>& index) {
   for (size_t i = 0; i < of.indices.size(); ++i) {
     const int64_t divisible = of.indices[i].divisible;

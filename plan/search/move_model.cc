@@ -39,10 +39,11 @@
 namespace cadre {
 namespace {
 
-// The splits of one dimension before and after a move. A common prefix of axes splits it equally;
-// what follows differs.
+// The splits of one dimension before and after a move. Both begin with the same axes (the common
+// prefix, possibly empty); the axes after it differ.
 struct DimensionSplit {
-  // Parts, and the factor of them beyond the common prefix.
+  // The number of parts before and after the move, and the factor of it due to axes beyond the
+  // common prefix.
   double from_parts = 1;
   double to_parts = 1;
   double from_beyond = 1;
@@ -50,12 +51,13 @@ struct DimensionSplit {
   // The factor of to_beyond along axes that do not distinguish senders.
   double outside = 1;
 
-  // Both continue differently, so a rank's parts before and after may be disjoint.
+  // Whether both have axes beyond the common prefix, so that the parts of a rank before and after
+  // the move may be disjoint.
   bool misaligned() const { return from_beyond > 1 && to_beyond > 1; }
   bool same() const { return from_beyond == 1 && to_beyond == 1; }
 };
 
-// Parts of a split into `a` parts that one part of a split into `b` may overlap.
+// The number of parts of a split into `a` parts that one part of a split into `b` may overlap.
 double Touched(double a, double b) {
   if (b == 1) return a;
   if (a == 1) return 1;
@@ -85,7 +87,7 @@ DimensionSplit SplitOf(const CompactMesh& mesh, const AxisList& from, const Axis
   return cut;
 }
 
-// What one rank needs and holds of the rows (or columns) of a halo.
+// The numbers of rows (or columns) of a dimension with a halo that one rank needs and holds.
 struct RowNeeds {
   // Summed over the ranks that hold some of it.
   double needs = 0;
@@ -113,19 +115,19 @@ Interval Needed(const WindowRows& rows, int64_t i, int64_t parts) {
   return {begin, end};
 }
 
-// A part that is not after the one that contains this element.
+// A lower bound on the number of the part that contains this element.
 int64_t PartAt(int64_t n, int64_t element, int64_t parts) {
   return std::max<int64_t>(0, element * parts / n - 1);
 }
 
-// A part of the output that is not after the first one that needs this element of the input.
+// A lower bound on the number of the first part of the output that needs this input element.
 int64_t FirstThatNeeds(const WindowRows& rows, int64_t element, int64_t parts) {
   const int64_t first = (element + rows.padding - rows.reach) / rows.stride;
   return PartAt(rows.out, std::clamp<int64_t>(first, 0, rows.out), parts);
 }
 
-// Visits the pairs of a part with halo and a part without that some rank has. If one split refines
-// the other, the finer part determines the coarser one; if they are misaligned there is none (-1).
+// Visits all pairs (part with halo, part without halo) that some rank holds. If one split refines
+// the other, the finer part determines the coarser one; if they are misaligned, the second is -1.
 template <typename Visit>
 void ForPairs(int64_t wide, int64_t plain, bool misaligned, Visit visit) {
   if (misaligned) {
@@ -233,7 +235,7 @@ Halo HaloOf(const GraphLayer& layer) {
   return halo;
 }
 
-// One exchange, on the busiest rank.
+// The costs of one exchange on the busiest rank.
 struct MoveModel::Exchanged {
   double received = 0;
   double sent = 0;
@@ -245,7 +247,7 @@ struct MoveModel::Exchanged {
   bool all_to_all = false;
   AxisSet axes = 0;
 
-  // As tensor/move.h chooses between one exchange and two.
+  // The cost by which tensor/move.h chooses between one exchange and two.
   double Cost(const MoveCost& cost) const {
     return std::max(in_messages * cost.elements_per_message + received,
                     out_messages * cost.elements_per_message + sent);
@@ -266,7 +268,7 @@ MoveModel::Exchanged MoveModel::Exchange(const Extents& whole, const CompactLayo
                                          HaloAt at) const {
   const AxisSet group = SplittingAxes(from) | from.partial;
   const double addends = compact_.Ranks(from.partial);
-  // Products over the dimensions without a halo: what a rank needs, holds, and sends of its own.
+  // Elements that a rank needs, holds and sends, as products over the dimensions without a halo.
   double needs = 1, has = 1, sends = 1;
   double in_peers = addends;
   double out_peers = compact_.Ranks(group & ~SplittingAxes(to));
@@ -304,7 +306,7 @@ MoveModel::Exchanged MoveModel::Exchange(const Extents& whole, const CompactLayo
       if (!cut.misaligned()) has *= whole.extent[d] / std::max(cut.from_parts, cut.to_parts);
       in_peers *= Touched(cut.from_beyond, cut.to_beyond);
     }
-    // A rank's part is needed by the senders' peers whose new part overlaps it.
+    // A rank sends its part to the peers whose new part overlaps it.
     sends *= whole.extent[d] / (cut.misaligned() || cut.to_beyond == 1
                                     ? cut.from_parts
                                     : cut.to_parts / cut.to_beyond * cut.outside);

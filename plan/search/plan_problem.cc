@@ -3,8 +3,8 @@
 // A valid spec (model/validate.h) describes a group of full size. The problem may be about another
 // number of ranks: a group that has lost workers shrinks its mesh to divisors of the remaining
 // ranks, and `cadre plan` plans for any number of workers. The pins are therefore checked here
-// again, for the actual number of ranks. A pinned layer gives all axes but `data` to one index, so
-// a mesh of `data` alone cannot satisfy a pin to another index than the samples.
+// again, for the actual number of ranks. A pin of a layer assigns all axes but `data` to one index,
+// so a mesh of `data` alone can satisfy only pins to samples.
 #include "plan/search/plan_problem.h"
 
 #include <algorithm>
@@ -62,7 +62,7 @@ absl::StatusOr<std::vector<Mesh::Axis>> MeshInSpec(const v1::Cluster& cluster) {
   return axes;
 }
 
-// Checks model_ranks or space_ranks against a mesh that is given too.
+// Checks model_ranks or space_ranks against the pinned mesh, if the spec has both.
 absl::Status CheckAgrees(const std::vector<Mesh::Axis>& mesh, absl::string_view field,
                          uint32_t ranks, absl::string_view axis) {
   if (ranks == 0) return absl::OkStatus();
@@ -73,8 +73,8 @@ absl::Status CheckAgrees(const std::vector<Mesh::Axis>& mesh, absl::string_view 
                  size, " along ", axis);
 }
 
-// For a group with fewer ranks than its mesh: the largest divisors for model, then space; data gets
-// the rest.
+// The mesh of a group with fewer ranks than its pinned mesh: `model` and then `space` get the
+// largest divisors up to their pinned sizes, `data` gets the rest.
 std::vector<Mesh::Axis> Shrunk(const std::vector<Mesh::Axis>& wanted, int ranks) {
   std::vector<Mesh::Axis> axes = wanted;
   for (const char* name : {kModelAxis, kSpaceAxis, kDataAxis}) {

@@ -1,5 +1,5 @@
-// The input of the search: one group's training step of one model on given hardware, and what the
-// user has fixed.
+// The input of the search: a model, a group's batch and hardware, and the choices that the user has
+// fixed.
 //
 // Values; thread-compatible. A PlanProblem borrows graph and index.
 #pragma once
@@ -33,12 +33,12 @@ struct Pins {
   bool empty() const { return mesh.empty() && layers.empty(); }
 };
 // Reads the pins of a spec (cluster.mesh, .model_ranks, .space_ranks, .layer). In a group with
-// fewer ranks than the spec requests, each axis has the largest divisor of the remaining ranks that
-// does not exceed its pinned size. Errors: InvalidArgument, naming the field, for pins that
-// contradict one another, the ranks or the model.
+// fewer ranks than the spec requests, `model` and then `space` have the largest divisor of the
+// remaining ranks that does not exceed their pinned size. Errors: InvalidArgument, naming the
+// field, for pins that contradict one another, the ranks or the model.
 absl::StatusOr<Pins> PinsOf(const v1::RunSpec& spec, const Graph& graph, int ranks);
 
-// Requires: ranks >= 1.
+// The largest divisor of `ranks` that is at most `at_most`. Requires: ranks >= 1.
 int LargestDivisor(int ranks, int at_most);
 
 struct PlanProblem {
@@ -54,7 +54,7 @@ struct PlanProblem {
   int optimizer_states = 1;
   // Ranks hold a second copy of the weights, in bf16.
   bool bf16_weights = false;
-  // No update before all buckets are reduced (clipping, LARS).
+  // Whether updates must wait until all buckets are reduced (clipping, LARS).
   bool update_together = false;
   bool overlap = true;
   v1::Cluster::CollectivePolicy collectives = v1::Cluster::AUTO;

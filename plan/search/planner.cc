@@ -80,8 +80,8 @@ class Rules {
  private:
   Axes Present(const char* axis) const { return mesh_.Size(axis) > 1 ? Axes{axis} : Axes{}; }
 
-  // The axes that split the samples of non-images: `model` is among them only if no product needs
-  // it.
+  // The axes that split the samples of activations that are not images. They include `model` only
+  // if no product needs it.
   Axes RowAxes() const { return products_ ? data_ : data_ + model_; }
 
   // The output layout of the producer of input `i`; null for the model's input.
@@ -140,8 +140,8 @@ class Rules {
     return {{"samples", data_ + model_}, {"height", split_rows ? space_ : Axes{}}};
   }
 
-  // By outputs: the input is gathered, and so is the output. By inputs: the input stays split, and
-  // the output is a partial sum, whose reduction moves as much as two gathers.
+  // A split by outputs gathers the input and the output. A split by inputs leaves the input split,
+  // and the output is a partial sum, whose reduction moves as much as two gathers.
   Splits FullyConnected(const GraphLayer& layer) const {
     const int last = layer.input().rank();
     const Layout* before = Before(layer, 0);
@@ -152,7 +152,7 @@ class Rules {
     return {{"samples", data_}, {"out", model_ + space_}};
   }
 
-  // In the layout of the inputs if all of them have the same.
+  // Keeps the layout of the inputs if all inputs have the same one.
   Splits Elementwise(const GraphLayer& layer) const {
     const Layout* before = Before(layer, 0);
     for (size_t i = 0; i < layer.inputs.size(); ++i) {

@@ -3,21 +3,21 @@
 // The mesh is {data, space, model}. The rules, by kind of layer:
 //
 //   images        samples over data and model, rows over space: all ranks share the work
-//   products      fully connected: samples over data, outputs over model and space; a layer whose
-//                 input is already split by features keeps that split, by its inputs, if it has
-//                 fewer outputs than inputs; attention: heads over model
+//   products      fully connected: samples over data, outputs over model and space; but a layer
+//                 with fewer outputs than inputs whose input is already split by features is split
+//                 by its inputs; attention: heads over model
 //   elementwise   the layout of the input
 //   norms, joins  samples as in the input, features whole
 //   loss          samples over all ranks
 //
 // Images are thus data and domain parallel, products are model parallel, and together they form
-// group hybrid parallelism; with one model rank everything is data parallel. The best mesh is not
-// searched for here (plan/search/search.h does that): the spec or a rule decides. Meshes and
-// layers that the spec pins are used as given.
+// group hybrid parallelism; with one model rank everything is data parallel. The spec or a rule
+// determines the mesh; plan/search/search.h searches for the best one instead. Pins of the spec are
+// respected.
 //
 // Buckets and their algorithms follow from the links and from spec.cluster.collectives
-// (plan/plan_collectives.h). A coordinator has no measured links; its plans leave the choice to the
-// ranks, which measure them.
+// (plan/plan_collectives.h). A coordinator has not measured any links, so its plans leave this
+// choice to the ranks, which measure them.
 //
 // Thread-safe (pure functions).
 #pragma once
@@ -36,16 +36,16 @@
 
 namespace cadre {
 
-// The plan of a group of `ranks` workers. A mesh that the spec pins is used as given. Otherwise
-// `space` has spec.cluster.space_ranks ranks if the model takes images, and is omitted if that is
-// 1; `model` has model_ranks, or, if that is 0, all remaining ranks if the model has a fully
-// connected layer and one otherwise. In a group with fewer ranks than the spec requests, each has
-// the largest divisor of the remaining ranks that does not exceed that number. Ranks without
-// samples are legal. Requires: ranks >= 1. Errors: InvalidArgument for a malformed model, and for
-// pins that contradict it or one another.
+// The plan of a group of `ranks` workers. A pinned mesh is used unchanged. Otherwise `space` has
+// spec.cluster.space_ranks ranks if the model takes images; an axis of one rank is omitted. `model`
+// has model_ranks ranks or, if model_ranks is 0, all remaining ranks if the model has a fully
+// connected layer, and one rank if not. In a group with fewer ranks than the spec requests, an axis
+// gets the largest divisor of the remaining ranks that does not exceed its requested size. Ranks
+// without samples are legal. Requires: ranks >= 1. Errors: InvalidArgument for a malformed model,
+// and for pins that contradict the model or one another.
 absl::StatusOr<v1::Plan> MakePlan(const v1::RunSpec& spec, int ranks);
 
-// The same as a value, for known links. `bucket_elements` as in WithCollectives.
+// The same plan as a C++ value, for a known link. `bucket_elements` is as in WithCollectives.
 absl::StatusOr<Plan> MakePlan(const v1::RunSpec& spec, int ranks, const Graph& graph,
                               const ParameterIndex& index, const LinkProfile& link,
                               v1::LinkProfile::Kind link_kind,

@@ -2,18 +2,17 @@
 //
 // A rank's compute thread runs layer by layer and moves activations; its communication thread
 // reduces, updates and gathers buckets, chunk by chunk. Inputs: compute times are measured or
-// follow from work (hardware_model.h), moves are in closed form (move_model.h), collectives follow
-// the alpha-beta-gamma model or samples of it (plan/cost/collective_cost.h). All ranks are
-// represented by one that has the most of everything. Layers and moves count once per micro-batch,
-// buckets once per step.
+// follow from work (hardware_model.h), moves are in closed form (move_model.h), and collectives
+// follow the alpha-beta-gamma model or timed samples (plan/cost/collective_cost.h). One rank, which
+// has the largest part of everything, represents all ranks. Layers and moves count once per
+// micro-batch, buckets once per step.
 //
 // Two effects are added to the simulation:
 //
 //   cores   If a host has fewer cores than its ranks have threads, communication takes processor
-//           time from compute. The lost time is Crowding() times the processor seconds of the part
-//           of communication that is hidden; compute is stretched by it and the step simulated
-//           again.
-//   link    Moves and collectives share a rank's link, so the step is at least as long as both
+//           time from compute. The lost time is Crowding() times the processor seconds of the
+//           hidden communication; it is added to compute, and the step is simulated again.
+//   link    Moves and collectives share a rank's link, so the step takes at least as long as both
 //           together.
 //
 // Not modelled: contention between hosts or groups for a switch, and skew between ranks.
@@ -32,7 +31,7 @@
 namespace cadre {
 namespace {
 
-// The collectives and the update of one bucket, all chunks.
+// Seconds of the collectives and of the update of one bucket, over all chunks.
 struct BucketTimes {
   double reduce = 0;
   double gather = 0;
@@ -167,8 +166,8 @@ class Predictor {
       processor += of.processor;
     }
     StepTime step = StepWith(1);
-    // Hidden communication slows compute down where they share cores, and then more of it may be
-    // hidden: a few rounds of a fixed-point iteration.
+    // Hidden communication slows compute down if they share cores, and slower compute may hide more
+    // communication, so this is iterated towards a fixed point.
     constexpr int kRounds = 3;
     double interference = 0;
     for (int round = 0; round < kRounds && compute > 0 && communication > 0 && Crowding() > 0;
@@ -267,7 +266,7 @@ Plan WithBestBuckets(const PlanProblem& problem, Plan plan) {
     minimum = seconds;
     best = std::move(candidate);
   };
-  // What each policy would choose.
+  // The buckets that each policy would choose.
   for (const v1::Cluster::CollectivePolicy policy : AllPolicies()) {
     if (policy != v1::Cluster::AUTO) consider(policy, problem.bucket_elements);
   }

@@ -1,5 +1,5 @@
-// Predicts the time of a training step of a plan, part by part, on modelled hardware. Runs are
-// compared with it. prediction.cc explains the model.
+// Predicts how long a training step of a plan takes on modelled hardware, part by part. Measured
+// steps of a run are compared with this prediction. prediction.cc explains the model.
 //
 // Pure functions; thread-safe.
 #pragma once
@@ -15,14 +15,14 @@
 
 namespace cadre {
 
-// On the rank with the most to do. Fractions of elements are kept.
+// The costs of one layer on the busiest rank. Elements may be fractions.
 struct LayerPrediction {
   LayerSeconds compute;
   // Moves of the layer's inputs, and of their gradients.
   double move_forward = 0;
   double move_backward = 0;
   double move_elements = 0;
-  // The layer's share of its buckets: gradients and weights.
+  // The layer's share of the collectives of its buckets: of gradients and of weights.
   double collective = 0;
   double collective_elements = 0;
   double update = 0;
@@ -36,11 +36,11 @@ struct LayerPrediction {
 struct Prediction {
   std::vector<LayerPrediction> layers;
   v1::StepTimes times;
-  // The step without any overlap.
+  // Seconds of the step without any overlap.
   double serial_seconds = 0;
-  // Compute time without interference, over the step.
+  // Compute time without slowdown by communication, divided by the step time.
   double utilisation = 0;
-  // The resource that the step spends most time on: "compute", "link" or "processor".
+  // The resource that limits the step: "compute", "link" or "processor".
   std::string bound;
   double elements_per_rank = 0;
   int64_t memory_bytes = 0;
@@ -60,12 +60,12 @@ double BucketSeconds(const PlanProblem& problem, const Plan& plan, const Bucket&
 double ObjectiveOf(const PlanProblem& problem, const Prediction& prediction);
 
 // The plan with the buckets and algorithms that plan/plan_collectives.h chooses for the problem's
-// hardware and policy. A group's workers choose theirs by the same rule.
+// hardware and policy. The workers of a group choose their buckets by the same rule.
 Plan WithBuckets(const PlanProblem& problem, Plan plan);
 
-// Under AUTO and with a known link: the buckets of minimum predicted objective among a few sizes
-// and the algorithms of all policies; otherwise WithBuckets. Guarantees: not slower than
-// WithBuckets under any policy.
+// Under AUTO and with a known link: the plan with the buckets of minimum predicted objective, among
+// a few sizes and the algorithms of all policies; otherwise the same as WithBuckets. Guarantees:
+// not slower than WithBuckets under any policy.
 Plan WithBestBuckets(const PlanProblem& problem, Plan plan);
 
 }  // namespace cadre

@@ -15,7 +15,8 @@
 namespace cadre {
 namespace {
 
-// Typical hardware, so that compute and communication are weighed against each other.
+// Typical hardware. Both speeds are needed, so that the search weighs compute against
+// communication.
 constexpr LinkProfile kTypicalLink = {.alpha = 50e-6, .beta = 1e-9};
 constexpr double kTypicalFlops = 2e10;
 
@@ -41,7 +42,7 @@ absl::Status AddPlans(const PlanProblem& whole, std::set<std::string>& seen,
       if (!found.ok()) continue;
       any = true;
       v1::Plan plan = PlanToProto(found->best.plan, *problem.index);
-      // The link is not a measured one.
+      // The plan must not claim that the link was measured.
       plan.clear_link();
       if (seen.insert(plan.SerializeAsString()).second) plans.push_back(std::move(plan));
     }

@@ -1,5 +1,5 @@
-// Plans whose layers should be timed on an unmeasured cluster: together they split the layers in
-// every way that a search is likely to consider.
+// Chooses the plans whose layers `cadre probe` times on a cluster without measurements. Together
+// they split the layers in every way that a search is likely to choose.
 //
 // A pure function; thread-safe.
 #pragma once
@@ -13,7 +13,7 @@
 namespace cadre {
 
 // For groups of 1, 2, 4, ... and `max_ranks` ranks: the best plan of each strategy on each of its
-// meshes, for typical hardware, without duplicates. The spec's pins are kept where possible.
+// meshes, for typical hardware, without duplicates. The plans satisfy the spec's pins if possible.
 // Requires: max_ranks >= 1. Errors: InvalidArgument for a malformed model, or pins that no plan
 // satisfies.
 absl::StatusOr<std::vector<v1::Plan>> PlansToProbe(const v1::RunSpec& spec, int max_ranks);

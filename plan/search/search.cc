@@ -7,16 +7,16 @@
 //    OptCNN (Jia, Lin, Qi, Aiken 2018), with the layouts and strategies of Gholami et al. 2018 and
 //    Joo and Youn 2021 among its options.
 // 2. Overlapped time is not a sum. The minimisation is therefore repeated with smaller and smaller
-//    weights of gradient communication (kWeights), and the resulting plans are predicted as a whole
-//    (prediction.h), the minimum sums of each weight in turn.
-// 3. The fastest few get their best buckets.
+//    weights of gradient communication (kWeights). The resulting plans are predicted as a whole
+//    (prediction.h): first the best plan of each weight, then the second best, and so on.
+// 3. The best buckets are searched for the fastest few plans.
 // 4. Local search: one layer of the fastest plan is forced to another option, all others are
-//    minimised again, and the result is predicted; until no change of a layer helps, or
-//    max_improvements is used up.
+//    minimised again, and the result is predicted. This is repeated until no change of a layer
+//    reduces the time or max_improvements is used up.
 //
-// Pruning: meshes are visited by the sum of their layers' minimum costs, which bounds their plans
-// from below without any move. A mesh is skipped for a weight if its bound is above the best sum so
-// far, times kSlack, because overlap may favour a plan with a larger sum.
+// Pruning: meshes are visited in the order of the sum of their layers' minimum costs without moves,
+// which is a lower bound. A mesh is skipped for a weight if its bound is above kSlack times the
+// best sum so far; the slack is needed because a plan with a larger sum may overlap better.
 //
 // Under AUTO the search is repeated under every fixed policy, and with pins it is repeated without
 // them, so that no policy and no pin is ever faster than the answer that is reported.
@@ -44,16 +44,16 @@ namespace {
 
 constexpr double kInfiniteSeconds = std::numeric_limits<double>::infinity();
 
-// Weights of the communication thread's seconds: from 1, if nothing is hidden behind compute, to
-// nearly 0, which still prefers less communication among equals.
+// Weights of the communication thread's seconds: from 1 (compute hides no communication) to nearly
+// 0 (compute hides all of it; among equal plans the one with less communication is still
+// preferred).
 constexpr double kWeights[] = {1, 0.5, 0.2, 0.01};
 
-// For many meshes.
+// The weights if there are many meshes.
 constexpr double kFewWeights[] = {1, 0.05};
 constexpr size_t kManyMeshes = 150;
 
-// A plan whose sum is up to this factor above the minimum may still be the fastest once it
-// overlaps.
+// With overlap, a plan whose sum is up to this factor above the minimum may still be the fastest.
 constexpr double kSlack = 1.05;
 constexpr double kManyMeshesSlack = 1.0;
 
@@ -96,7 +96,7 @@ class Searcher {
     size_t weight = 0;
     std::vector<int> choice;
     Candidate candidate;
-    // Nearly equal objectives are made equal (Order).
+    // Order() makes nearly equal objectives equal.
     double objective = 0;
   };
 
@@ -193,8 +193,8 @@ class Searcher {
     return a.weight == b.weight && std::abs(a.sum - b.sum) <= kSame * std::abs(a.sum);
   }
 
-  // Equal sums usually belong to the same plan on a mesh whose axes are factored differently; the
-  // one with the fewest axes, and the most ranks along data, is preferred.
+  // Equal sums usually belong to the same plan on meshes that factor the ranks differently. The
+  // mesh with the fewest axes, then the one with the most ranks along data, is preferred.
   bool PreferredOver(const Found& a, const Found& b) const {
     if (a.weight != b.weight) return a.weight < b.weight;
     if (a.sum != b.sum) return a.sum < b.sum;
@@ -204,16 +204,16 @@ class Searcher {
     return left.Size(kDataAxis) > right.Size(kDataAxis);
   }
 
-  // Accounts for a minimised sum in what is known of the minimum sums.
+  // Updates exactness and lower bound of the result with a minimised sum.
   void UpdateBounds(size_t weight, const SumSolution& solution) {
     result_.exact = result_.exact && solution.exact;
     if (weight > 0) return;
     bound_ = std::min(bound_, solution.bound);
   }
 
-  // The best of each weight in turn, until there are enough.
+  // Predicts the best plan of each weight, then the second best and so on, until there are enough.
   void PredictMostPromising() {
-    // Near-equality is not transitive, so sums within rounding are made equal first.
+    // Near-equality is not transitive, so sums that differ only by rounding are made equal first.
     std::sort(found_.begin(), found_.end(), [](const Found& a, const Found& b) {
       return std::pair(a.weight, a.sum) < std::pair(b.weight, b.sum);
     });
@@ -264,7 +264,7 @@ class Searcher {
     return mesh.Size(kDataAxis) > right.plan.mesh.Size(kDataAxis);
   }
 
-  // Sorts by objective, after making objectives within rounding equal.
+  // Sorts by objective, after making objectives equal that differ only by rounding.
   void Order() {
     constexpr double kSame = 1e-9;
     std::stable_sort(
@@ -278,7 +278,7 @@ class Searcher {
     std::stable_sort(predicted_.begin(), predicted_.end(), Better);
   }
 
-  // Gives the first few their best buckets.
+  // Searches the best buckets for the first few plans.
   void Refine() {
     constexpr size_t kRefined = 3;
     Order();
@@ -337,8 +337,8 @@ class Searcher {
     if (solution.sum >= kForbidden || (limit > 0 && solution.bytes > limit)) return cost;
     if (!improvements_.insert({best.mesh, solution.choice}).second) return cost;
     Predict({best.mesh, weight, solution.sum, std::move(solution.choice)});
-    // The fastest plan has its best buckets already, so nearly as fast ones are compared with
-    // theirs.
+    // The fastest plan has its best buckets already, so a plan that is nearly as fast gets its best
+    // buckets before the comparison.
     constexpr double kNearly = 1.005;
     constexpr int kRefining = 9;
     const bool nearly = predicted_.back().objective < kNearly * best.objective;

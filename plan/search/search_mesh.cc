@@ -1,7 +1,7 @@
 // The sum that a mesh contributes to the search.
 //
-// A search looks at every mesh (hundreds for many ranks), every layer (hundreds), up to twenty
-// options per layer, and every pair of options of adjacent layers. Three facts keep that small:
+// A search visits every mesh (hundreds for many ranks), every layer (hundreds), up to twenty
+// options per layer, and every pair of options of adjacent layers. Three facts reduce this work:
 //
 //   classes      Networks repeat layers. Layers of equal kind, shapes and pins form a class
 //                (ClassKey) and share options and costs; only measured times are per layer.
@@ -63,7 +63,7 @@ void SearchGraph::FindClasses(const PlanProblem& problem) {
 void SearchGraph::FindEdges(const PlanProblem& problem) {
   const Graph& graph = *problem.graph;
   const std::vector<bool> learns = LayersWithGradient(graph);
-  // Inputs of a layer may be of different shapes: then they are of different kinds.
+  // If the inputs of a layer have different shapes, their edges are of different kinds.
   std::map<std::tuple<int, int, bool, bool, std::vector<int64_t>>, int> kinds;
   for (int l = 0; l < graph.size(); ++l) {
     for (int i = 0; i < std::ssize(graph[l].inputs); ++i) {
@@ -118,7 +118,7 @@ bool MeshSearch::IsFreed(int layer) const {
   return of.pinned < 0 && of.wanted >= 0 && !StrategyApplies(of, moves_.mesh());
 }
 
-// What a rank holds of a layer's parameters.
+// The part of a layer's parameters that a rank holds.
 struct MeshSearch::LocalParameters {
   // Weights, gradients and state.
   int64_t bytes = 0;
@@ -188,7 +188,7 @@ MeshSearch::LocalParameters MeshSearch::ParametersOf(const LayerClass& of,
   return local;
 }
 
-// Seconds to reduce, update and gather.
+// Seconds to reduce a layer's gradients, to update its weights and to gather them.
 double MeshSearch::CollectiveCost(const LayerClass& of, const LocalParameters& parameters) const {
   const CompactMesh& mesh = moves_.mesh();
   double seconds = 0;

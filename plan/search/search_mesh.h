@@ -1,5 +1,5 @@
-// The search on one mesh: the options of each layer, their costs and those of the moves between
-// layers, as a sum to minimise (elimination.h).
+// The search on one mesh: the options of each layer, the costs of these options and of the moves
+// between layers, as a sum to minimise (elimination.h).
 //
 // SearchGraph and MeshSearch borrow the problem; MeshSearch borrows the SearchGraph.
 // Thread-compatible.
@@ -23,17 +23,17 @@
 
 namespace cadre {
 
-// What depends on the graph alone and is shared by all meshes.
+// The part of the search's input that depends on the graph alone and is shared by all meshes.
 class SearchGraph {
  public:
-  // A move of an output to a consumer; or of the model's input, from the layout in which the first
-  // consumer receives it, to another consumer.
+  // A move of a layer's output to a consumer; or a move of the model's input to a consumer other
+  // than the first one, from the layout in which the first one receives it.
   struct Edge {
     int producer = 0;
     int consumer = 0;
     int input = 0;
     bool of_model_input = false;
-    // Whether a gradient is moved back.
+    // Whether backward moves a gradient in the opposite direction.
     bool backward = false;
     // Equal for edges with equal move costs.
     int kind = 0;
@@ -47,9 +47,9 @@ class SearchGraph {
   const std::vector<Edge>& edges() const { return edges_; }
   int edge_kinds() const { return edge_kinds_; }
   const EliminationOrder& order() const { return order_; }
-  // The first layer that takes the model's input, which it receives as the loader delivers it.
+  // The first layer that takes the model's input. The loader delivers the input to this layer.
   int first() const { return first_; }
-  // Forward and backward of a part of a layer. Cached: meshes have many parts in common.
+  // Seconds of forward and backward of a part of a layer. Cached, since meshes share many parts.
   double ComputeSeconds(const PlanProblem& problem, int layer, const LayerPart& part) const;
 
  private:
@@ -79,13 +79,13 @@ class MeshSearch {
   MeshSearch& operator=(const MeshSearch&) = delete;
 
   const Mesh& mesh() const { return mesh_; }
-  // A layer whose pin cannot be satisfied on this mesh; -1: there is none.
+  // A layer with a pin that this mesh cannot satisfy; -1: there is none.
   int unsatisfied() const { return unsatisfied_; }
 
   // Whether the strategy prescribes a split of the layer that is impossible on this mesh.
   bool IsFreed(int layer) const;
 
-  // No plan on this mesh costs less.
+  // A lower bound on the cost of a plan on this mesh.
   double LowerBound(double weight) const;
   // The minimum memory of a plan, and the layer that needs the largest part of it.
   int64_t MinBytes() const;
@@ -115,7 +115,7 @@ class MeshSearch {
   const std::vector<LayerOption>& options(int layer) const {
     return options_[graph_.class_of(layer)];
   }
-  // All costs but measured times.
+  // All costs except measured times.
   Costs ClassCosts(const LayerClass& of, const std::vector<LayerOption>& options,
                    Terms terms) const;
   struct LocalParameters;
@@ -146,9 +146,9 @@ class MeshSearch {
 };
 
 // The error of a search in which no plan fits into memory: ResourceExhausted with the minimum
-// memory of a plan, the layer that needs the largest part of it, the number of bytes missing, and
-// the minimum number of ranks that would suffice, if any. Requires: at least one mesh, and no plan
-// fits on any of them.
+// memory of a plan, the layer that needs the largest part of it, the number of bytes missing and,
+// if found, the minimum number of ranks that suffices. Requires: at least one mesh, and no plan on
+// any of them fits.
 absl::Status NoPlanFits(const PlanProblem& problem,
                         const std::vector<std::unique_ptr<MeshSearch>>& meshes);
 
