@@ -3,10 +3,10 @@
 // Users edit profiles, and the coordinator stores profiles that other programs have sent, so every
 // number is checked: the planner multiplies counts, divides by rates and takes logarithms of sizes.
 // Names are checked in the order devices, hosts, links, because later ones refer to earlier ones. A
-// cluster of n kinds of hosts needs n (n - 1) / 2 links, and one more for every kind of which there
-// are several hosts; a default link stands for all that are not listed.
+// cluster of n kinds of hosts needs n (n - 1) / 2 links, and one more for every kind with several
+// hosts; a default link replaces all links that are not listed.
 //
-// The text is printed by protobuf, except that a measured time and a sample take one line each: a
+// Protobuf prints the text, except that a measured time and a sample take one line each, since a
 // profile has thousands of them.
 #include "plan/cluster_profile.h"
 
@@ -35,10 +35,10 @@ namespace {
 using google::protobuf::FieldDescriptor;
 using google::protobuf::TextFormat;
 
-// Fits the full link matrix of a thousand hosts.
+// Large enough for the full link matrix of a thousand hosts.
 constexpr int64_t kMaxProfileBytes = int64_t{256} << 20;
 
-// Hosts of one kind, workers of a host, and workers in all.
+// Maximum numbers of hosts of one kind, of workers of a host, and of workers in total.
 constexpr uint32_t kMaxOfHost = 1U << 20;
 constexpr uint64_t kMaxWorkers = uint64_t{1} << 30;
 // Limits on seconds and on operations per second keep sums of their products finite.

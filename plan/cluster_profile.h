@@ -1,4 +1,4 @@
-// Reading, checking and printing of cluster profiles.
+// Reads, checks and prints cluster profiles: measured hosts, links and layer times.
 //
 // Thread-safe.
 #pragma once
@@ -19,19 +19,20 @@ namespace cadre {
 // naming file, line and field, for malformed text and for errors of CheckProfile.
 absl::StatusOr<v1::ClusterProfile> ReadClusterProfile(const std::string& path);
 
-// Errors: InvalidArgument, naming the field: no host; names that are missing or used twice; times,
-// rates or counts that are negative, not finite, or 0 where that is not allowed; unknown devices or
-// hosts; a pair of hosts without a link; a host of several workers without `inside`; more than 2^20
-// hosts of a kind, 2^20 workers of one host or 2^30 in all; seconds above 1e12.
+// Errors: InvalidArgument, naming the field, for: no host; names that are missing or used twice;
+// times, rates or counts that are negative, not finite, or 0 although 0 is not allowed; unknown
+// devices or hosts; a pair of hosts without a link; a host of several workers without `inside`;
+// more than 2^20 hosts of a kind, 2^20 workers of one host or 2^30 workers in total; seconds above
+// 1e12.
 absl::Status CheckProfile(const v1::ClusterProfile& profile);
 
-// The same as a list, with the path of each field.
+// The same errors as a list, with the path of each field.
 std::vector<Problem> FindProfileProblems(const v1::ClusterProfile& profile);
 
 // The text that ReadClusterProfile reads, with an explanatory comment.
 std::string PrintClusterProfile(const v1::ClusterProfile& profile);
 
-// 16 hexadecimal digits, equal for models with equal layers and inputs.
+// The key of a model in profiles: 16 hexadecimal digits, equal for equal layers and inputs.
 std::string ModelKey(const v1::Model& model);
 
 }  // namespace cadre

@@ -1,5 +1,5 @@
-// The part of a layer that one rank computes, reduced to what determines its compute time. Measured
-// times are stored and looked up by it.
+// The part of a layer that one rank computes, described only by what determines its compute time.
+// Measured times are stored and looked up by this description.
 //
 // Values and pure functions; thread-safe.
 #pragma once
@@ -16,11 +16,11 @@
 
 namespace cadre {
 
-// Size of the largest of `parts` near-equal parts (PartBegin) of `n`.
+// Size of the largest part if `n` is divided into `parts` near-equal parts (PartBegin).
 inline int64_t LargestPart(int64_t n, int64_t parts) { return (n + parts - 1) / parts; }
 
 struct LayerPart {
-  // On the rank that has the most.
+  // Samples on the rank that has the most.
   int64_t samples = 0;
   // Number of parts of the rows of the output (or the tokens of a sequence); of the outputs, or the
   // channels, features, heads, groups or columns; and of the inputs that the layer sums over.
@@ -47,7 +47,7 @@ struct LayerPartKey {
   friend auto operator<=>(const LayerPartKey&, const LayerPartKey&) = default;
 };
 LayerPartKey KeyOf(const v1::LayerTime& time);
-// An entry for this key, without seconds; the inverse of KeyOf.
+// A profile entry for this key, without seconds; the inverse of KeyOf.
 v1::LayerTime TimeOf(const LayerPartKey& key);
 
 }  // namespace cadre

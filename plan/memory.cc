@@ -1,8 +1,8 @@
-// Adds up what the engine will allocate, from the same tape and ownership that it will execute.
-// Weights and gradients count the local shards, not the owned slices, because forward and backward
-// need whole shards; only the optimizer's state is divided. Activations are the block of the tape,
-// in which buffers whose lifetimes do not overlap share memory. A step whose micro-batches have two
-// sizes needs the larger tape.
+// Adds up what a worker will allocate, from the same tape and ownership that the worker executes.
+// Weights and gradients count whole local shards, which forward and backward need; of the optimizer
+// state a rank has only its owned slices. Activations are the block of the tape, in which buffers
+// share memory if their lifetimes do not overlap. If a step has micro-batches of two sizes, the
+// larger tape counts.
 #include "plan/memory.h"
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// The memory of one rank, computed from the plan alone. The engine counts its actual allocations in
-// the same categories; the status shows both.
+// The memory of one rank, computed from the plan alone. Workers count their actual allocations in
+// the same categories; the status of a run shows both.
 //
 // Thread-safe (pure functions).
 #pragma once
@@ -26,15 +26,15 @@ int64_t BytesPerWeight(DType activations);
 
 // Bytes by kind:
 //   weights      the local shards; with precision BF16 also their copies in bf16
-//   gradients    as many again, twice with micro-batches
+//   gradients    the same size as the fp32 weights; twice that with micro-batches
 //   optimizer    the owned slices, once for every state tensor of the optimiser
 //   activations  the block of memory of the training tape (plan/tape.h)
-//   buffers      the largest packed messages of any move in both directions, and its largest
-//                intermediate; on CUDA devices also the batches being uploaded, two as loaded and
-//                one in the activation type
+//   buffers      the largest packed messages of any move in both directions, and the largest
+//                intermediate result of a move; on CUDA devices also the batches being uploaded,
+//                two in the type of the loader and one in the activation type
 // Not counted, and comparatively small: a mebibyte per communicator that reduces, scratch memory of
 // kernels and libraries, and the loader's prefetched batches.
-// `device`: the group's device, which a spec may leave open.
+// `device`: the kind of the group's devices, because a spec may not state it.
 // Requires: CheckPlan is OK; 0 <= rank < plan.mesh.ranks().
 v1::MemoryUse PlannedMemory(const v1::RunSpec& spec, const Graph& graph,
                             const ParameterIndex& index, const Plan& plan, int rank,

@@ -37,8 +37,8 @@ LocalParameter Locate(const Plan& plan, const Parameter& parameter, int number, 
           .offset = offset};
 }
 
-// The number of consecutive elements of the shard that are consecutive in the tensor too: those of
-// the inner dimensions that are whole, times the part of the next one.
+// The number of consecutive elements of the shard that are consecutive in the tensor too: the
+// product of the whole inner dimensions and of the shard's part of the next dimension.
 int64_t ContiguousLength(const Shape& whole, const Box& box) {
   const Shape part = box.shape();
   int64_t run = 1;

@@ -27,17 +27,18 @@ struct LocalParameter {
   int64_t size() const { return box.shape().elements(); }
 };
 
-// Flat positions of the model that are contiguous in the buffer, from `offset` on. A shard that is
-// split along an inner dimension consists of one interval per row.
+// Flat positions (model/parameter_index.h) that are contiguous in the buffer too, where they begin
+// at `offset`. A shard that is split along an inner dimension consists of one interval per row.
 struct OwnedInterval {
   int parameter = 0;
   Interval flat;
   int64_t offset = 0;
 };
 
+// One bucket as one rank holds and owns it.
 struct BucketOwnership {
   std::vector<LocalParameter> parameters;
-  // Elements of the buffer.
+  // Number of elements in the buffer.
   int64_t size = 0;
   // Borders of the slices: the peer with coordinate i over the bucket's owner_axes() owns
   // [borders[i], borders[i + 1]) of the buffer.

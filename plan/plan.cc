@@ -1,11 +1,11 @@
-// Verification of plans, and the formation of buckets.
+// Checks plans, and divides parameters into buckets.
 //
-// Parameters share a bucket if their gradients are summed over the same axes and their sums are
-// replicated along the same axes: then one reduce-scatter serves them all, and the same ranks
+// Parameters share a bucket if their gradients are summed over the same axes and the sums are
+// replicated along the same axes: one reduce-scatter then reduces them all, and the same ranks
 // divide the ownership. Layers are visited from the last to the first, as backward completes them.
-// A bucket is closed when the next layer would exceed its limit; a layer is never divided, so that
-// its gradients are complete together. A bucket is complete when backward has passed its first
-// layer, which determines the order.
+// A bucket is closed when the next layer would exceed its limit. All parameters of a layer with
+// these axes are in one bucket, since backward completes them at the same time. A bucket is
+// complete when backward has passed its first layer; this determines the order of buckets.
 #include "plan/plan.h"
 
 #include <algorithm>
@@ -165,7 +165,7 @@ std::vector<Bucket> MakeBuckets(const std::vector<LayerLayouts>& layers, const M
   std::map<Key, Open> open;
   for (int l = std::ssize(layers) - 1; l >= 0; --l) {
     const int kind = rules.kinds.empty() ? 0 : rules.kinds[l];
-    // A layer's gradients are completed together, so those with equal keys stay together.
+    // A layer's gradients are completed together, so parameters with equal keys share a bucket.
     std::map<Key, std::vector<int>> alike;
     for (const int p : index.OfLayer(l)) {
       alike[{kind, GradientAxesOf(layers, mesh, index[p])}].push_back(p);

@@ -1,4 +1,4 @@
-// A plan: all parallelisation choices of one group, as a value that is checked against the model.
+// A plan: all choices of how one group divides its model and its work, as a value.
 //
 // For each layer it lists which mesh axes split which index of the operation; the layouts of all
 // tensors follow from the table of model/op_indices.h. A move (tensor/move.h) connects a layer's
@@ -24,18 +24,18 @@
 namespace cadre {
 
 struct Bucket {
-  // Positions in the parameter index, ascending. All with the same gradient sums and the same axes
-  // in their layouts.
+  // Positions in the parameter index, ascending. The gradients of all these parameters are summed
+  // over the same axes and replicated along the same axes.
   std::vector<int> parameters;
   // Gradients are summed over these axes.
   std::vector<std::string> axes;
   // Axes along which ranks hold equal gradients after that sum. Nothing is reduced over them; they
   // divide the ownership of the slices further.
   std::vector<std::string> replica_axes;
-  // Reduces its gradients and gathers its weights.
+  // The algorithm that reduces the gradients and gathers the weights.
   Algorithm algorithm = Algorithm::kRing;
 
-  // `axes`, then `replica_axes`: the ranks that share the ownership of its slices.
+  // `axes`, then `replica_axes`: the ranks along these axes divide the ownership of the bucket.
   std::vector<std::string> owner_axes() const;
   // "[data] shared by [model]".
   std::string AxesText() const;
@@ -47,8 +47,8 @@ struct Plan {
   std::vector<LayerLayouts> layers;
   // In the order in which backward completes them.
   std::vector<Bucket> buckets;
-  // The link for which buckets and algorithms were chosen (plan/plan_collectives.h), and its kind;
-  // unknown and empty before it is measured.
+  // The link for which buckets and algorithms were chosen (plan/plan_collectives.h), and its kind.
+  // Unknown before the link is measured.
   LinkProfile link;
   v1::LinkProfile::Kind link_kind = v1::LinkProfile::KIND_UNSPECIFIED;
 };
@@ -65,8 +65,8 @@ struct BucketRules {
   Algorithm algorithm = Algorithm::kRing;
 };
 
-// The buckets for the layers' layouts: parameters with equal axes share a bucket until it is full,
-// last layer first. In the order in which backward completes them.
+// Divides the parameters into buckets: from the last layer to the first, parameters with equal axes
+// share a bucket until it is full. The result is in the order in which backward completes buckets.
 std::vector<Bucket> MakeBuckets(const std::vector<LayerLayouts>& layers, const Mesh& mesh,
                                 const ParameterIndex& index, const BucketRules& rules);
 // Buckets of up to `max_elements` local elements (0: no limit), reduced by rings.
@@ -77,9 +77,10 @@ std::vector<Bucket> MakeBuckets(const std::vector<LayerLayouts>& layers, const M
 int64_t LocalElements(const Shape& shape, const Layout& layout, const Mesh& mesh);
 int64_t BufferElements(const Plan& plan, const ParameterIndex& index, const Bucket& bucket);
 
-// Errors: InvalidArgument for a mesh, name, index or axis that is malformed or not in the model,
-// naming the layer or bucket; for parameters that are not in exactly one bucket, with the axes of
-// their gradients; for an impossible link. Guarantees: the result is legal.
+// Converts and checks a plan. Errors: InvalidArgument for a mesh, name, index or axis that is
+// malformed or not in the model, naming the layer or bucket; for parameters that are not in exactly
+// one bucket, with the axes of their gradients; for an impossible link. Guarantees: the result is
+// legal.
 absl::StatusOr<Plan> PlanFromProto(const v1::Plan& proto, const Graph& graph,
                                    const ParameterIndex& index);
 v1::Plan PlanToProto(const Plan& plan, const ParameterIndex& index);

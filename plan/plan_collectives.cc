@@ -1,10 +1,10 @@
 // Buckets and algorithms for a given link.
 //
-// Bucket sizes trade two costs: every collective pays its latency, so buckets should be large, and
-// the first bucket cannot be sent before its last gradient is computed, so they should be small.
-// AUTO takes the smallest size for which latency is a small part of the time (BucketElements);
-// other policies use a fixed size, so that the sums, and with them the bits of a run, do not depend
-// on measurements.
+// Bucket sizes are a trade-off: every collective has a latency, so buckets should be large; but a
+// bucket cannot be sent before its last gradient is computed, so the first one should be small.
+// AUTO takes the smallest size for which latency is a small part of the time (BucketElements).
+// Other policies use a fixed size, so that the order of sums, and thus the bits of a run, do not
+// depend on measurements.
 #include "plan/plan_collectives.h"
 
 #include <algorithm>
@@ -24,7 +24,7 @@ namespace {
 constexpr v1::Cluster::CollectivePolicy kPolicies[] = {
     v1::Cluster::PAPER, v1::Cluster::RING, v1::Cluster::BUTTERFLY, v1::Cluster::HALVING_DOUBLING,
     v1::Cluster::AUTO};
-// The ring comes first: it is chosen among equal costs.
+// The ring comes first, so that it is chosen if costs are equal.
 constexpr Algorithm kAlgorithms[] = {Algorithm::kRing, Algorithm::kHalvingDoubling,
                                      Algorithm::kButterfly, Algorithm::kNative};
 

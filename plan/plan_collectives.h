@@ -1,14 +1,14 @@
-// The part of a plan that follows from the links: which algorithm reduces which bucket, how large
-// buckets are, and the predicted cost.
+// Chooses the part of a plan that depends on the links: the size of buckets, the algorithm that
+// reduces each bucket, and its predicted cost.
 //
-// A step sums a bucket's gradients with a reduce-scatter over the bucket's `axes`; after the owners
-// have updated their slices it gathers the weights over `axes` and `replica_axes`. Both use the
-// bucket's algorithm. The seconds here add these up without overlap (plan/cost/overlap.h).
+// A step sums a bucket's gradients with a reduce-scatter over the bucket's `axes`. After the owners
+// have updated their slices, it gathers the weights over `axes` and `replica_axes`. Both use the
+// bucket's algorithm. Seconds in this file are sums without overlap (plan/cost/overlap.h has it).
 //
 // Policies: `auto` chooses the cheapest algorithm for each bucket, including `native` if the link's
-// samples show that the ranks have it; `ring`, `butterfly`, `halving-doubling` and `native` (NCCL;
-// CUDA devices only) always use that one; `paper` uses the butterfly for convolutions (with their
-// biases, and batch norms) and the ring for other layers (Kim, Yeo, Oh 2021).
+// samples include it; `ring`, `butterfly`, `halving-doubling` and `native` (NCCL; CUDA devices
+// only) use the algorithm of that name for all buckets; `paper` uses the butterfly for convolutions
+// (with their biases, and batch norms) and the ring for other layers (Kim, Yeo, Oh 2021).
 //
 // Thread-safe (pure functions). Guarantees: equal arguments give equal plans on all machines of one
 // kind, so ranks that share a profile share a plan.
@@ -43,12 +43,13 @@ inline constexpr int64_t kChunkElements = 1 << 20;
 // Chunks of a bucket; equal on all ranks even if their shards differ by a row.
 int ChunksOf(const Plan& plan, const ParameterIndex& index, const Bucket& bucket);
 
-// The plan with new buckets and their algorithms. Under AUTO and with a known link, buckets have
-// BucketElements(ranks that sum them) elements; otherwise kUnmeasuredBucketElements, so that a
-// fixed policy gives bitwise equal sums whatever was measured. `bucket_elements` overrides both (0:
-// no limit). Layers are not divided, so with 1 every layer has its own buckets. Under PAPER,
-// convolutional layers share no bucket with others. AUTO is the ring if the link is unknown.
-// Requires: the plan's mesh and layers are legal for the graph. Guarantees: so is the result.
+// The plan with new buckets and their algorithms. Under AUTO and with a known link, full buckets
+// have BucketElements(ranks that sum them) elements; otherwise kUnmeasuredBucketElements, so that
+// the sums under a fixed policy are bitwise equal, independent of measurements. `bucket_elements`
+// overrides both (0: no limit). Layers are not divided, so with 1 every layer has its own buckets.
+// Under PAPER, convolutional layers share no bucket with others. If the link is unknown, AUTO uses
+// the ring. Requires: the plan's mesh and layers are legal for the graph. Guarantees: so is the
+// result.
 Plan WithCollectives(Plan plan, const Graph& graph, const ParameterIndex& index,
                      v1::Cluster::CollectivePolicy policy, const LinkProfile& link,
                      v1::LinkProfile::Kind link_kind,
@@ -57,16 +58,16 @@ Plan WithCollectives(Plan plan, const Graph& graph, const ParameterIndex& index,
 // The link between ranks that differ only along these axes of the plan's mesh.
 using LinkOfAxes = std::function<const LinkProfile&(const std::vector<std::string>& axes)>;
 
-// The same if links differ: `link` is stored in the plan and determines the size of buckets;
-// algorithms are chosen for the links that a bucket uses. Calls `link_of` only before it returns.
+// The same for links that differ by axis: `link` is stored in the plan and determines the size of
+// buckets; the algorithm of a bucket is chosen for the links that it uses. Does not keep `link_of`.
 Plan WithCollectives(Plan plan, const Graph& graph, const ParameterIndex& index,
                      v1::Cluster::CollectivePolicy policy, const LinkProfile& link,
                      v1::LinkProfile::Kind link_kind, std::optional<int64_t> bucket_elements,
                      const LinkOfAxes& link_of);
 
-// The cost of one bucket in a step, chunk after chunk.
+// The cost of one bucket in a step, if its chunks are reduced one after the other.
 struct BucketCost {
-  // Of its gradients, and as many of its weights, on the rank that holds the most.
+  // Bytes of its gradients (the weights have as many) on the rank that holds the most.
   int64_t bytes = 0;
   // Seconds; 0 if the link is unknown.
   double reduce_scatter = 0;
@@ -75,7 +76,7 @@ struct BucketCost {
 };
 BucketCost CostOf(const Plan& plan, const ParameterIndex& index, const Bucket& bucket,
                   Algorithm algorithm, const LinkProfile& link);
-// Gradients are reduced over the bucket's axes, weights gathered over those of its owners.
+// Gradients are reduced over the bucket's axes; weights are gathered over its owner_axes().
 BucketCost CostOf(const Plan& plan, const ParameterIndex& index, const Bucket& bucket,
                   Algorithm algorithm, const LinkProfile& reducing, const LinkProfile& gathering);
 
@@ -91,8 +92,8 @@ double MinCollectiveSeconds(v1::Cluster::CollectivePolicy policy, const GraphLay
                             const LinkProfile& gathering);
 
 // Seconds of all buckets if gradients were all-reduced and every rank updated all weights, as in
-// data parallel training without sharding. `policy` chooses the algorithms: AUTO by the cost of the
-// all-reduce.
+// data parallel training without sharding. `policy` determines the algorithms; AUTO chooses the one
+// with the cheapest all-reduce.
 double AllReduceSeconds(const Plan& plan, const Graph& graph, const ParameterIndex& index,
                         v1::Cluster::CollectivePolicy policy);
 

@@ -1,14 +1,14 @@
 // Builds the tape of one rank: a static schedule of operations and buffers, made before the first
-// step, so that training allocates nothing and its memory is known from the plan alone.
+// step, so that training does not allocate memory and its size is known from the plan alone.
 //
 // Forward visits layers in graph order. An input whose layout or halo differs from the producer's
 // output gets a move (tensor/move.h) into a buffer of its own. Backward visits layers in reverse
 // order and adds the gradients of several consumers of one output. Layers without parameters at or
 // before them have no backward (LayersWithGradient).
 //
-// What backward reads decides how long forward's buffers live: input, output, or values that
-// forward saves (SavedBy); gelu, for example, needs its input, relu only its output. Choosing the
-// output where possible allows the following layer to overwrite in place.
+// What backward reads determines how long the buffers of forward live: input, output, or values
+// that forward saves (SavedBy). Gelu, for example, needs its input, relu only its output, so relu
+// may overwrite its input in place.
 //
 // Overlap. A convolution whose rows are split needs a halo from its neighbours. Its output is
 // divided into rows that depend on the halo and interior rows that do not (FindInterior); the move
@@ -31,7 +31,7 @@
 namespace cadre {
 namespace {
 
-// Whether the output may overwrite an input, and the input's gradient that of the output.
+// Whether the output may overwrite an input, and the input's gradient the output's gradient.
 bool WorksInPlace(LayerKind kind) {
   switch (kind) {
     case LayerKind::kRelu:
@@ -49,8 +49,9 @@ bool WorksInPlace(LayerKind kind) {
 
 constexpr int kRows = 1;
 
-// Receiving a halo takes tens of microseconds even on fast links; splitting the work does not pay
-// for fewer operations in the interior.
+// The minimum work of an interior that is computed while the halo is received. Receiving a halo
+// takes tens of microseconds even on fast links; with less work, splitting costs more than it
+// saves.
 constexpr int64_t kMinInteriorFlops = 4 << 20;
 
 int64_t Elements(const Box& box) { return box.shape().elements(); }
@@ -125,7 +126,7 @@ class TapeBuilder {
     return tape_.ops.back();
   }
 
-  // The layout of the gradient of a producer's output: that of the output without partial sums.
+  // The layout of the gradient of a producer's output: the output's layout without partial sums.
   Layout GradientLayout(int producer) const {
     Layout layout = layouts(producer).output;
     layout.partial_sum.clear();
@@ -227,8 +228,8 @@ class TapeBuilder {
     if (tape_.training) MoveGradient(l, 0, gradient);
   }
 
-  // Moves the gradient of input i of layer l to the producer, where it is added to those of other
-  // consumers.
+  // Moves the gradient of input i of layer l to the producer, where it is added to the gradients of
+  // other consumers.
   void MoveGradient(int l, int i, int gradient) {
     const GraphLayer& layer = graph_[l];
     const int producer = layer.inputs[i];
@@ -265,7 +266,7 @@ class TapeBuilder {
     if (!needs_gradient_[l] || layer.kind == LayerKind::kSoftmaxCrossEntropy) return;
     const int dy = dy_[l];
     if (layer.kind == LayerKind::kAdd) {
-      // The gradient of every addend is that of the sum.
+      // The gradient of every addend equals the gradient of the sum.
       for (size_t i = 0; i < layer.inputs.size(); ++i) MoveGradient(l, i, dy);
       return;
     }
@@ -288,8 +289,8 @@ class TapeBuilder {
     for (size_t i = 0; i < dx.size(); ++i) {
       if (dx[i] != TapeOp::kNone) MoveGradient(l, i, dx[i]);
     }
-    // These layers compute the gradient of the input first, which can be moved while they compute
-    // those of the parameters.
+    // These layers compute the gradient of the input first. It can then be moved while they compute
+    // the gradients of the parameters.
     const bool separate =
         layer.kind == LayerKind::kConvolution || layer.kind == LayerKind::kFullyConnected;
     if (separate && tape_.ops.size() > before &&

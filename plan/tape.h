@@ -18,8 +18,9 @@
 
 namespace cadre {
 
+// Memory for one tensor during a part of the tape.
 struct TapeBuffer {
-  // For messages: "conv1 y", "fc2 dx".
+  // Appears in error messages: "conv1 y", "fc2 dx".
   std::string name;
   // Activations and their gradients have the tape's type. Values that only kernels interpret (the
   // position of a maximum, statistics) and tokens are four bytes wide and labelled float32.
@@ -27,10 +28,10 @@ struct TapeBuffer {
   int64_t elements = 0;
   // Size of the elements in words of four bytes.
   int64_t words = 0;
-  // The first and the last operation that uses it.
+  // The first and the last operation that uses the buffer.
   int first = 0;
   int last = 0;
-  // Its offset in the block, in words.
+  // The buffer's offset in the block, in words.
   int64_t offset = 0;
 };
 
@@ -43,6 +44,7 @@ enum class TapeOpKind {
   kAdd,           // x[0] + x[1] -> y
 };
 
+// One operation, with the numbers of the buffers that it uses.
 struct TapeOp {
   static constexpr int kNone = -1;
 
@@ -59,9 +61,9 @@ struct TapeOp {
   int dy = kNone;
   std::vector<int> dx;
   Move move;
-  // This operation and the next are executed concurrently: a move to a convolution while the rows
-  // that do not need it are computed; or the move of an input gradient while the layer computes the
-  // gradients of its parameters.
+  // Whether this operation and the next one are executed concurrently: a move to a convolution and
+  // the rows that do not need the move; or the move of an input gradient and the gradients of the
+  // layer's parameters.
   bool with_next = false;
 };
 
@@ -70,8 +72,8 @@ struct LayerRegion {
   // Local parts of each input, with the halo, and of the output.
   std::vector<Box> inputs;
   Box output;
-  // If a halo is received while the interior is computed: the local part of the input without it,
-  // and the rows [interior_begin, interior_end) of the output, which need nothing else.
+  // If a halo is received while the interior is computed: the local part of the input without the
+  // halo, and the rows [interior_begin, interior_end) of the output, which need only that part.
   Box held;
   int64_t interior_begin = 0;
   int64_t interior_end = 0;
@@ -81,14 +83,15 @@ struct LayerRegion {
   Box InputRowsFor(const Window& window, int64_t begin, int64_t end) const;
 };
 
-// The layout of an attention's saved memory, in elements of activations: queries, keys and values
-// from 0 on, then context and probabilities, aligned to kAlignmentElements. The scratch memory of
-// its backward has the same layout for the gradients of queries, keys, values and context.
+// The memory that an attention layer saves for backward, in elements of activations: queries, keys
+// and values at offset 0, then context, then probabilities, each aligned to kAlignmentElements. The
+// scratch memory of backward has the same layout for the gradients of queries, keys, values and
+// context.
 struct AttentionMemory {
   int64_t qkv = 0;
   int64_t context = 0;
-  // Has room for at least one fp32 number per token and head, for back ends that store statistics
-  // instead of probabilities.
+  // At least one fp32 number per token and head, for back ends that store statistics instead of
+  // probabilities.
   int64_t probabilities = 0;
   int64_t context_begin = 0;
   int64_t probabilities_begin = 0;
@@ -122,7 +125,7 @@ struct Tape {
 // The layout in which ranks load the batch: samples split as in the first layer, each sample whole.
 Layout InputLayout(const Graph& graph, const Plan& plan);
 
-// What an operation's backward reads besides the gradient of its output.
+// The values that an operation's backward reads, besides the gradient of its output.
 struct SavedForBackward {
   bool x = false;
   bool y = false;

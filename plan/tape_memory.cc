@@ -8,10 +8,10 @@
 // size, each at the lowest offset where no placed buffer with an overlapping lifetime lies. Ties
 // keep the order of creation, so all ranks with equal tapes have equal offsets.
 //
-// Before that, operations that may work in place are merged with an operand whose last use they are
-// (the in-place optimisation of Chen, Xu, Zhang and Guestrin, "Training deep nets with sublinear
-// memory cost", 2016, section 3). Merging extends the operand's lifetime, so operations are
-// considered in execution order.
+// Before that, an operation that may work in place and is the last one to use an operand gets the
+// operand's buffer for its result (the in-place optimisation of Chen, Xu, Zhang and Guestrin,
+// "Training deep nets with sublinear memory cost", 2016, section 3). This extends the lifetime of
+// the operand's buffer, so operations are considered in execution order.
 //
 // Invariants (tape_test): two buffers that are alive at the same operation do not overlap, and
 // buffers of concurrent operations count as alive in both. Cost: quadratic in buffers, at most a
@@ -42,7 +42,7 @@ void FindLifetimes(Tape& tape) {
     buffer.last = -1;
   }
   for (int i = 0; i < std::ssize(tape.ops); ++i) {
-    // Concurrent operations both keep the buffers of either alive.
+    // The buffers of either of two concurrent operations are alive during both.
     const int first = i > 0 && tape.ops[i - 1].with_next ? i - 1 : i;
     const int last = tape.ops[i].with_next ? i + 1 : i;
     for (const int* number : BuffersOf(tape.ops[i])) {

@@ -1,4 +1,4 @@
-// Costs of collectives: formulas, corrected by measurements where there are any.
+// Costs of collectives: formulas, corrected by measurements if there are any.
 //
 // Formulas. The alpha-beta-gamma model charges alpha per step, beta per byte that the busiest rank
 // sends, gamma per byte that it adds. Steps and bytes of the algorithms are those of Thakur,
@@ -9,20 +9,20 @@
 //   butterfly         all-reduce by recursive doubling: log2 p steps, log2 p n bytes
 //   halving-doubling  all-reduce: 2 log2 p steps, 2 (p - 1) / p n bytes
 //
-// For other numbers than powers of two, the r = p - P ranks beyond the largest power of two P fold:
-// they send their data to a partner first and receive the result last, which adds up to two steps
-// and n bytes. worker/comm/README.md has the resulting table; a test compares it with the schedules
-// that are executed.
+// If p is not a power of two, let P be the largest power of two below p. The r = p - P remaining
+// ranks "fold": they send their data to a partner first and receive the result last, which adds up
+// to two steps and n bytes. worker/comm/README.md has the resulting table; a test compares it with
+// the schedules that are executed.
 //
-// Choice. Latency decides for small buckets (butterfly), bandwidth for large ones (ring or
-// halving-doubling). ButterflyLimit is where ring and butterfly meet; Kim, Yeo and Oh (2021) apply
-// the same idea by kind of layer.
+// Choice. Latency dominates for small buckets (butterfly), bandwidth for large ones (ring or
+// halving-doubling). At ButterflyLimit bytes, ring and butterfly cost the same; Kim, Yeo and Oh
+// (2021) apply the same idea by kind of layer.
 //
-// Measurements. Samples of all-reduces replace the formula: between two sizes, time is interpolated
-// linearly in logarithms, which is exact for a power law and between latency and bandwidth never
-// far off. Outside the measured sizes the formula is scaled to the nearest sample, unless that
-// sample is dominated by latency and more bytes are required: then the formula's difference is
-// added. The two phases of an all-reduce are scaled by the same factor as the whole.
+// Measurements. Samples of all-reduces replace the formula. Between two sizes, the logarithm of
+// time is interpolated linearly in the logarithm of size, which is exact for a power law and a good
+// approximation between latency and bandwidth. Outside the measured sizes the formula is scaled to
+// the nearest sample. If latency dominates the largest sample, the difference by the formula is
+// added to it instead. The two phases of an all-reduce are scaled by the same factor as the whole.
 //
 // Limits: no contention, one algorithm at a time, and equal links between all ranks.
 #include "plan/cost/collective_cost.h"
@@ -54,7 +54,7 @@ struct Members {
   double q = 0;
   double P = 1;
   double r = 0;
-  // 1 where members fold in.
+  // 1 if some members fold, else 0.
   double f = 0;
   // Chunks of folded members that the first member sums while halving, or forwards while doubling.
   double w = 0;
@@ -81,7 +81,7 @@ CollectiveWork RingWork(Collective collective, const Members& m, double n) {
   return {2 * (m.p - 1), 2 * share, share};
 }
 
-// Recursive doubling, with which both algorithms gather.
+// All-gather by recursive doubling, which both algorithms use.
 CollectiveWork GatherWork(const Members& m, double n) {
   return {m.q + 2 * m.f, (m.P - 1 + m.w) / m.p * n + m.f * n, 0};
 }
@@ -113,7 +113,7 @@ double AllReduceFormula(Algorithm algorithm, int ranks, double bytes, const Link
   return FormulaSeconds(Collective::kAllReduce, algorithm, ranks, bytes, link);
 }
 
-// The timed sizes next to `bytes`; if all are on one side, the nearest one twice.
+// The timed sizes next below and above `bytes`; if all are on one side, the nearest one twice.
 struct Neighbours {
   LinkProfile::Sample below;
   LinkProfile::Sample above;
@@ -174,7 +174,7 @@ absl::StatusOr<LinkProfile::Sample> SampleFromProto(const v1::CollectiveSample& 
   if (!algorithm.has_value()) {
     return absl::InvalidArgumentError(absl::StrCat("unknown algorithm ", proto.algorithm()));
   }
-  // Interpolation takes logarithms of both.
+  // Interpolation takes logarithms of seconds and bytes.
   if (!std::isfinite(proto.seconds()) || proto.seconds() <= 0 || proto.bytes() == 0 ||
       proto.bytes() > uint64_t{std::numeric_limits<int64_t>::max()} ||
       proto.ranks() > uint32_t{std::numeric_limits<int>::max()}) {
@@ -300,7 +300,7 @@ int64_t BucketElements(int ranks, const LinkProfile& link) {
   // largest layer and hardly overlaps with anything.
   constexpr int64_t kMin = int64_t{1} << 16;
   constexpr int64_t kMax = int64_t{1} << 24;
-  // For an unknown link.
+  // Used for an unknown link.
   constexpr int64_t kDefault = int64_t{1} << 20;
   // Latency may take this part of the time.
   constexpr double kLatencyShare = 0.1;

@@ -1,5 +1,5 @@
-// The cost of collectives and the choice of their algorithm: the alpha-beta-gamma model with
-// measured parameters. collective_cost.cc explains it.
+// The cost of collectives by the alpha-beta-gamma model with measured parameters, and the choice of
+// their algorithm. collective_cost.cc explains the model.
 //
 //   alpha  seconds per message, however short
 //   beta   seconds per byte on a rank's link, in each direction
@@ -36,7 +36,7 @@ struct LinkProfile {
   std::vector<Sample> samples;
 
   bool known() const { return beta > 0; }
-  // Whether the ranks have native collectives, shown by samples of them.
+  // Whether the ranks have native collectives: whether there are samples of them.
   bool native() const;
 };
 // Errors: InvalidArgument for negative or infinite numbers, unknown algorithms, and more than
@@ -56,17 +56,17 @@ struct CollectiveWork {
   double bytes = 0;
   double added = 0;
 };
-// The work of an all-reduce, reduce-scatter or all-gather of `bytes` on each of `ranks`, for any
-// number of ranks. Native counts as the ring: its real algorithm is chosen by its library, and its
-// cost is measured. Requires: ranks >= 1, bytes >= 0.
+// The work of an all-reduce, reduce-scatter or all-gather of `bytes` bytes on each rank, for any
+// number of ranks. Native counts as the ring; its library chooses the real algorithm, whose cost is
+// measured. Requires: ranks >= 1, bytes >= 0.
 CollectiveWork WorkOf(Collective collective, Algorithm algorithm, int ranks, int64_t bytes);
 
 // alpha steps + beta bytes + gamma added, or an interpolation of samples. 0 for one rank.
 double SecondsOf(Collective collective, Algorithm algorithm, int ranks, int64_t bytes,
                  const LinkProfile& link);
 
-// The cheapest of ring, butterfly, halving-doubling and, if the link has it, native; the ring among
-// equals.
+// The cheapest of ring, butterfly, halving-doubling and, if the link has it, native; the ring if
+// the costs are equal.
 Algorithm BestAlgorithm(Collective collective, int ranks, int64_t bytes, const LinkProfile& link);
 
 // Bytes at which ring and recursive doubling cost the same on p ranks:
@@ -74,8 +74,8 @@ Algorithm BestAlgorithm(Collective collective, int ranks, int64_t bytes, const L
 // the butterfly is never worse. Requires: p a power of two, >= 2.
 double ButterflyLimit(int ranks, const LinkProfile& link);
 
-// Elements of a full bucket of gradients: the fewest for which latency is a small part of its
-// collective, so that the first bucket is sent early.
+// Elements of a full bucket of gradients: the smallest number with which latency is a small part of
+// the bucket's collective; a small bucket is sent early.
 int64_t BucketElements(int ranks, const LinkProfile& link);
 
 }  // namespace cadre

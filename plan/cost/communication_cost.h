@@ -1,10 +1,10 @@
 // The cost of an exchange between ranks as the papers count it: the words (fp32 elements) that one
-// rank sends, the messages that depend on one another, and the seconds that follow.
+// rank sends, the messages that depend on one another, and the resulting seconds.
 //
-// All-gather and reduce-scatter of n words over p ranks take ceil(log2 p) messages and
-// (p - 1) / p n words (Bruck; recursive halving); an all-reduce is both: 2 ceil(log2 p) messages
-// and 2 (p - 1) / p n words (Thakur, Rabenseifner, Gropp 2005). Fractions are kept: they are means
-// over ranks if n does not divide. Cadre's own collectives are in plan/cost/collective_cost.h.
+// All-gather and reduce-scatter of n words over p ranks take ceil(log2 p) messages and (p - 1) / p
+// n words (Bruck; recursive halving); an all-reduce is both: 2 ceil(log2 p) messages and 2 (p - 1)
+// / p n words (Thakur, Rabenseifner, Gropp 2005). If p does not divide n, the fraction is a mean
+// over ranks. plan/cost/collective_cost.h has the costs of Cadre's own collectives.
 //
 // Thread-safe (values and pure functions).
 #pragma once
@@ -48,11 +48,11 @@ inline double Log2Up(int64_t ranks) { return std::bit_width(static_cast<uint64_t
 // (ranks - 1) / ranks of `words`.
 inline double AllButOwn(double words, int64_t ranks) { return words * (ranks - 1) / ranks; }
 
-// `words` in total, a ranks-th part of them on each rank. Requires: ranks >= 1.
+// `words`: the total, of which each rank has an equal part at the start. Requires: ranks >= 1.
 inline CommunicationCost AllGather(double words, int64_t ranks) {
   return {AllButOwn(words, ranks), Log2Up(ranks)};
 }
-// `words` on each rank.
+// `words`: the number on each rank at the start.
 inline CommunicationCost ReduceScatter(double words, int64_t ranks) {
   return AllGather(words, ranks);
 }

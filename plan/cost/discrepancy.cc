@@ -96,7 +96,7 @@ std::optional<uint32_t> MaxGroups(double noise_over_signal) {
   if (std::isinf(noise_over_signal)) return 2;
   const double max_groups = 2 * noise_over_signal / (noise_over_signal - 1);
   if (max_groups >= kUnlimited) return std::nullopt;
-  // The tolerance keeps a gamma of exactly 1 from losing a group to rounding.
+  // The tolerance prevents rounding from excluding a group for a gamma of exactly 1.
   const uint32_t whole = std::floor(max_groups * (1 + 1e-12));
   return whole;
 }

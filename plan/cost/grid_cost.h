@@ -10,7 +10,7 @@
 //             dW = dY X^T        all-reduce over P_c
 //
 // P_c = 1 is model parallelism, P_r = 1 batch parallelism. Domain parallelism splits images by rows
-// instead and exchanges border rows. Words are those that one rank sends; it receives as many.
+// instead and exchanges border rows. Words: the number that one rank sends; it receives as many.
 // Exchanges follow plan/cost/communication_cost.h.
 //
 // Thread-safe (values and pure functions). Requires: ranks and batches >= 1.
@@ -34,9 +34,10 @@ struct Grid {
 
 // The cost of one layer. B is the batch of all ranks together.
 struct GridTerms {
-  // Outputs gathered; with domain parallelism, border rows of the input.
+  // Gather of the outputs; with domain parallelism, exchange of border rows of the input.
   CommunicationCost forward;
-  // Of the inputs; border rows of the output's gradient.
+  // All-reduce of the inputs' gradient; with domain parallelism, exchange of border rows of the
+  // output's gradient.
   CommunicationCost input_gradient;
   CommunicationCost weight_gradient;
 
@@ -47,13 +48,13 @@ struct GridTerms {
 // 2 (ceil(log P_r) alpha + beta B / P_c (P_r - 1) / P_r d_in), 0 for the first layer;
 // 2 (ceil(log P_c) alpha + beta (P_c - 1) / P_c |W| / P_r).
 GridTerms IntegratedTerms(const LayerShape& layer, const Grid& grid, double batch);
-// The same on 1 x P.
+// The same terms on the grid 1 x P.
 GridTerms BatchTerms(const LayerShape& layer, int64_t ranks);
 
-// Images of B / P_c samples split by rows over P_r, weights replicated on all ranks:
-// alpha + beta B / P_c X_W X_C floor(k_h / 2); alpha + beta B / P_c Y_W Y_C floor(k_w / 2);
-// 2 (ceil(log P) alpha + beta (P - 1) / P |W|). No borders if P_r = 1 or the kernel has
-// size 1. Counted for a rank at the edge; the others have two neighbours and send twice as much.
+// Images of B / P_c samples split by rows over P_r, weights replicated on all ranks: alpha + beta B
+// / P_c X_W X_C floor(k_h / 2); alpha + beta B / P_c Y_W Y_C floor(k_w / 2); 2 (ceil(log P) alpha +
+// beta (P - 1) / P |W|). No borders if P_r = 1 or the kernel has size 1. The formulas count the
+// words of a rank at the edge of the image; other ranks have two neighbours and send twice as many.
 // Requires: a convolution.
 GridTerms DomainTerms(const LayerShape& layer, const Grid& grid, double batch);
 

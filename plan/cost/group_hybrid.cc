@@ -16,8 +16,8 @@ WordLink LinkOf(const HybridProblem& problem) {
   return problem.link.known() ? problem.link : WordLink{.alpha = 0, .beta = 1};
 }
 
-// A fully connected layer in groups of g. Gathering the group's b g samples from members with b
-// samples each moves as many words as gathering outputs from members with a g-th of them each.
+// A fully connected layer in groups of g. Gathering the group's b g samples, of which each member
+// has b, moves as many words as gathering outputs, of which each member has 1 / g.
 CommunicationCost SplitLayer(const LayerShape& layer, const HybridProblem& problem, int64_t group,
                              bool gathers_inputs) {
   const double samples = problem.samples() * group;
@@ -153,8 +153,8 @@ absl::StatusOr<int64_t> ChooseGroup(const HybridProblem& problem) {
 std::vector<bool> LayersWorthSplitting(const HybridProblem& problem, int64_t group) {
   const std::vector<LayerShape>& layers = problem.network->layers;
   const WordLink link = LinkOf(problem);
-  // The minimum sum up to the current layer if that layer is whole (0) or split (1), and the state
-  // of the layer before in that sum.
+  // The minimum sum up to the current layer if this layer is whole (0) or split (1), and the state
+  // of the previous layer in that minimum.
   std::array<double, 2> min_sum = {0, std::numeric_limits<double>::infinity()};
   std::vector<std::array<int, 2>> from;
   for (const LayerShape& layer : layers) {

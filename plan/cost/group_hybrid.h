@@ -11,9 +11,10 @@
 //   S        = d_in of the first fully connected layer + sum of d_out + d_in of all of them
 //   memory   = c (|W_conv| + |W_fc| / g) + activations
 //
-// for b = B / N samples of a worker, F operations per sample and R operations per second; AG, RS,
-// AR as in plan/cost/communication_cost.h. Latency: the groups' gathers and sums take ceil(log2 g)
-// messages each, and each layer's gradients are reduced on their own.
+// for b = B / N samples of a worker, F operations per sample and R operations per second.
+// plan/cost/communication_cost.h has AllGather (AG), ReduceScatter (RS) and the all-reduce (AR).
+// Latency: each gather or sum of a group takes ceil(log2 g) messages, and the gradients of each
+// layer are reduced separately.
 //
 // Thread-safe (values and pure functions).
 #pragma once
@@ -38,7 +39,7 @@ struct HybridProblem {
   WordLink link;
   // R; 0: compute time is not counted.
   double flops = 0;
-  // Of a worker; 0: no limit.
+  // Memory of a worker; 0: no limit.
   double memory_bytes = 0;
 
   double samples() const { return batch / workers; }
@@ -46,7 +47,7 @@ struct HybridProblem {
 
 // --- Time ---
 
-// F b / R; backward takes as long as two forwards.
+// F b / R, where F includes backward, which takes as long as two forwards.
 double HybridComputeSeconds(const HybridProblem& problem);
 // All weights in one all-reduce, as in T_DP.
 CommunicationCost DataParallelCommunication(const HybridProblem& problem);
@@ -62,7 +63,7 @@ double GroupHybridSeconds(const HybridProblem& problem, int64_t group);
 
 // c (|W_conv| + |W_fc| / g).
 double HybridStateBytes(const NetworkShape& network, int64_t group);
-// The inputs that layers keep for backward: convolutions b samples, the others g b.
+// The inputs that layers keep for backward: of b samples in convolutions, of g b in other layers.
 double HybridActivationBytes(const HybridProblem& problem, int64_t group);
 
 // --- Which group ---

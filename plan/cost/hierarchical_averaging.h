@@ -5,13 +5,14 @@
 // derived from the algorithm:
 //
 //   step                2 ceil(log2 p) alpha + 2 (p - 1) / p n beta
-//   more per averaging  2 ceil(log2 G) alpha + 2 (G - 1) / G (n / p) beta
-//     were it naive     2 ceil(log2 G) alpha + 2 (G - 1) / G n beta
-//   epoch               floor(D / (G B)) (step + more / tau), against floor(D / B) 2 (P - 1) / P n
+//   average             2 ceil(log2 G) alpha + 2 (G - 1) / G (n / p) beta
+//     without slices    2 ceil(log2 G) alpha + 2 (G - 1) / G n beta
+//   epoch               floor(D / (G B)) (step + average / tau); with synchronous steps of all
+//                       ranks floor(D / B) 2 (P - 1) / P n
 //
 // for n parameters of the model (fp32 words), P ranks in G groups of p, tau steps between averages,
-// B samples per step of a group and D per epoch. Exchanges and fractions as in
-// plan/cost/communication_cost.h; words are those that a rank sends; it receives as many.
+// B samples per step of a group and D per epoch. Exchanges and fractions are as in
+// plan/cost/communication_cost.h. Words: the number that a rank sends; it receives as many.
 //
 // Thread-safe (pure functions). Requires: n, p, G, tau >= 1.
 #pragma once
@@ -24,15 +25,15 @@ namespace cadre {
 
 // --- Inside a group, per rank ---
 
-// One synchronous step's all-reduce of n words.
+// The all-reduce of n words in a synchronous step.
 CommunicationCost SynchronousStep(int64_t n, int64_t ranks);
 
-// A fully connected layer whose weights are replicated: the exchange of its gradient, (p - 1) / p
-// d_in d_out words for each phase of an all-reduce.
+// The exchange of the weight gradient of a fully connected layer with replicated weights: (p - 1) /
+// p d_in d_out words for each phase of an all-reduce.
 double WeightGradientWords(int64_t ranks, int64_t in_features, int64_t out_features);
 
-// The same layer if activations and their gradients are exchanged instead:
-// (p - 1) / p B (d_in / p + d_out).
+// The exchange of activations and their gradients for the same layer with split weights: (p - 1) /
+// p B (d_in / p + d_out).
 double ActivationWords(int64_t ranks, int64_t batch, int64_t in_features, int64_t out_features);
 
 // --- Across groups, by all-reduce among the ranks that own the same slice ---
@@ -59,21 +60,21 @@ AggregationTraffic TrafficOfRound(int64_t n, int64_t groups, int64_t ranks);
 // slice of the gradients: 2 (G - 1) n words.
 int64_t SynchronousBytesPerStep(int64_t n, int64_t groups);
 
-// The ratio of payload between groups per step, synchronous over averaging every tau steps through
-// aggregators: tau (G - 1) / G.
+// The payload between groups per step with synchronous steps, divided by the payload when groups
+// average every tau steps through aggregators: tau (G - 1) / G.
 double AggregationSaving(int64_t groups, int64_t tau);
 
 // --- A step, and an epoch, per rank ---
 
-// A step plus the tau-th part of an average.
+// A step plus 1 / tau of an average.
 CommunicationCost HierarchicalStep(int64_t n, int64_t groups, int64_t ranks, int64_t tau);
 
 // Whole steps per epoch: the remainder is dropped.
 int64_t SynchronousSteps(int64_t samples, int64_t batch);
 int64_t HierarchicalSteps(int64_t samples, int64_t groups, int64_t batch);
 
-// Words per epoch with synchronous steps of B samples over all P ranks, relative to hierarchical
-// steps.
+// Words per epoch with synchronous steps of B samples over all P ranks, divided by the words per
+// epoch with hierarchical steps.
 double EpochSaving(int64_t n, int64_t groups, int64_t ranks, int64_t tau, int64_t samples,
                    int64_t batch);
 

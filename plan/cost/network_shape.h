@@ -18,9 +18,11 @@ struct LayerShape {
   std::string name;
   // Position in the graph.
   int number = 0;
-  // All other layers count as fully connected, including attention and embeddings.
+  // Whether the layer is a convolution. All other layers, including attention and embeddings, count
+  // as fully connected.
   bool convolution = false;
-  // The gradient of its input is not needed: no layer before it has weights.
+  // Whether the gradient of the layer's input is not needed, because no layer before it has
+  // weights.
   bool first = false;
   int64_t weights = 0;
   int64_t inputs = 0;
@@ -33,7 +35,7 @@ struct LayerShape {
 
 struct NetworkShape {
   std::vector<LayerShape> layers;
-  // Forward, per sample, of all layers of the graph.
+  // Floating-point operations of forward, per sample, of all layers of the graph.
   double flops = 0;
 
   int64_t weights() const;

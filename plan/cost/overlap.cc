@@ -11,11 +11,12 @@
 // et al., MLSys 2019): what forward needs first is sent first. This order makes a recurrence over
 // layers impossible, because what is ready depends on time; so the step is simulated.
 //
-// StepSimulation has two clocks, one per thread. Each iteration starts what can start on an idle
-// thread and advances to the earlier of the two ends. Operations are not preempted; finer chunks of
-// buckets (plan/plan_collectives.h) reduce the resulting priority inversion. Steps run back to
-// back, since the tail of one step's communication is hidden in the next step's forward; the result
-// is the mean over the steps after a warm-up. Cost: kSteps times (layers + buckets log buckets).
+// StepSimulation has two clocks, one per thread. Each iteration starts the operations that can
+// start on an idle thread and advances to the earlier of the two ends. Operations are not
+// preempted; small chunks of buckets (plan/plan_collectives.h) reduce the resulting priority
+// inversion. Several steps are simulated in a row, since the end of one step's communication
+// overlaps with the next step's forward; the result is the mean over the steps after a warm-up.
+// Cost: kSteps times (layers + buckets log buckets).
 //
 // Limits: one rank represents all, and the threads do not slow each other down
 // (plan/search/prediction.h adds that).

@@ -1,13 +1,14 @@
-// The length of a training step whose communication overlaps with its computation.
+// The duration of a training step whose communication overlaps with its computation.
 //
-// Two models: OverlapRecurrence is that of data parallel training that all-reduces every layer and
-// then starts the next step. OverlappedStep is what Cadre executes: weights are gathered while the
-// next forward is already running.
+// There are two models. OverlapRecurrence models data parallel training that all-reduces every
+// layer and then starts the next step. OverlappedStep models what Cadre executes: weights are
+// gathered while the next forward is already running.
 //
 // Both assume:
 //   - all ranks do the same at the same time, so one rank represents all;
-//   - a rank computes on one thread, layer by layer, forward from the front and backward from the
-//     back; exchanges of activations (halos, moves between layouts) are part of a layer's times;
+//   - a rank computes on one thread, layer by layer, forward from the first layer to the last and
+//     backward in reverse order; exchanges of activations (halos, moves between layouts) are part
+//     of a layer's times;
 //   - one other thread communicates, one operation at a time without preemption; computing and
 //     communicating do not slow each other down.
 //
@@ -23,11 +24,11 @@
 namespace cadre {
 
 struct StepTime {
-  // Between the ends of two steps.
+  // From the end of one step to the end of the next.
   double seconds = 0;
-  // The part of them in which the computing thread waits for communication.
+  // The part of this time in which the computing thread waits for communication.
   double exposed = 0;
-  // Without any overlap.
+  // The time without any overlap.
   double serial = 0;
 };
 
@@ -40,8 +41,8 @@ struct LayerTimes {
   double communication = 0;
 };
 
-// Layers from first to last, 1 to L. A layer's all-reduce begins when its backward is done and the
-// all-reduce of the layer after it has ended; the step ends with that of the first layer:
+// Layers are in forward order, 1 to L. A layer's all-reduce begins when its backward is done and
+// the next layer's all-reduce has ended. The step ends with the all-reduce of the first layer:
 //   e_L = sum of forward + backward_L, e_(l-1) = e_l + backward_(l-1)
 //   c_l = max(e_l, c_(l+1)) + communication_l, c_(L+1) = 0
 //   seconds = c_1, exposed = c_1 - e_1
@@ -55,27 +56,27 @@ struct StepModel {
     double backward = 0;
   };
   struct Bucket {
-    // Its first layer: the last one that backward reaches, and the first one whose forward needs
-    // the bucket.
+    // The bucket's first layer: backward completes the bucket there, and forward needs it from
+    // there on.
     int layer = 0;
     double reduce_scatter = 0;
     // The owners' update, which the communicating thread performs after the reduce-scatter.
     double update = 0;
     double all_gather = 0;
   };
-  // First to last.
+  // In forward order.
   std::vector<Layer> layers;
   std::vector<Bucket> buckets;
-  // No update before every bucket is reduced (clipping by the norm of all gradients): the updates
-  // are then part of the pieces of the all-gathers.
+  // Whether updates wait until every bucket is reduced (clipping by the norm of all gradients).
+  // Each update then runs together with the all-gather of its bucket.
   bool update_together = false;
 };
 
-// The steady state. A bucket has two operations: a reduce-scatter, ready when the backward of its
-// layer is done, and an all-gather, ready when the bucket is updated, for which the forward of that
-// layer in the next step waits. Of the ready operations, the one whose layer comes first in forward
-// runs first; among equals, the one that was ready first. Requires: times >= 0;
-// 0 <= layer < layers.size().
+// The steady state. A bucket has two operations: a reduce-scatter, which is ready when the backward
+// of its layer is done, and an all-gather, which is ready when the bucket is updated. The forward
+// of that layer in the next step waits for the all-gather. Of the ready operations, the one whose
+// layer comes first in forward runs first; for the same layer, the one that was ready first.
+// Requires: times >= 0; 0 <= layer < layers.size().
 StepTime OverlappedStep(const StepModel& model);
 // The same operations without any overlap.
 StepTime SerialStep(const StepModel& model);

@@ -2,19 +2,19 @@
 //
 // Gholami, Azad, Jin, Keutzer and Buluc ("Integrated model, batch, and domain parallelism in
 // training neural networks", SPAA 2018) arrange P ranks as a grid P_r x P_c and split each layer on
-// it: weights (or rows of images) over P_r, samples over P_c. Their strategies differ in what
-// convolutions do (SplitOf): lie on the grid like the fully connected layers, be split by samples
-// over all ranks, or be split by rows and samples. Joo and Youn (2021) split convolutions by
-// samples and fully connected layers inside groups of g ranks, the grid g x N / g; their formulas
-// count reduce-scatters where the first paper counts all-reduces (group_hybrid.h).
+// it: weights (or rows of images) over P_r, samples over P_c. Their strategies differ in how they
+// split convolutions (SplitOf): on the grid like the fully connected layers, by samples over all
+// ranks, or by rows and samples. Joo and Youn (2021) split convolutions by samples and fully
+// connected layers inside groups of g ranks, which is the grid g x N / g; their formulas count
+// reduce-scatters instead of the all-reduces of the first paper (group_hybrid.h).
 //
-// The best grid is found by trying all divisors of P; closed forms (BestRows, BestGroup) are
-// reported beside it, unrounded. Memory excludes grids, and grids with fewer samples than P_c are
-// used only if there is no other. The cost is linear in divisors and layers.
+// The best grid is found by trying all divisors of P; the values of the closed forms (BestRows,
+// BestGroup) are reported next to it, not rounded. Grids that do not fit into memory are excluded;
+// grids with fewer samples than P_c are used only if there is no other. The cost is linear in
+// divisors and layers.
 //
 // Limits: no overlap, equal links, biases and norms ignored, and halos counted in one direction, as
-// in the papers. These numbers are a yardstick; the engine's own plans are predicted by
-// plan/search/prediction.h.
+// in the papers. plan/search/prediction.h predicts the plans that Cadre executes.
 #include "plan/cost/paper_strategies.h"
 
 #include <algorithm>
@@ -99,7 +99,7 @@ PaperLayer LayerOf(Strategy strategy, const HybridProblem& problem, const LayerS
   return cost;
 }
 
-// Group-hybrid has the formulas of its own paper.
+// Group-hybrid uses the formulas of its own paper.
 void SetHybridLayers(const HybridProblem& problem, PaperCost& cost) {
   const std::vector<CommunicationCost> layers = GroupHybridLayers(problem, cost.grid.pr);
   const std::vector<bool> worth = LayersWorthSplitting(problem, cost.grid.pr);

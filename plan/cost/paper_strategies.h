@@ -1,14 +1,15 @@
-// The papers' strategies by name: for a network, a number of workers and a batch, the grid that
-// each chooses, and its cost by its own formulas.
+// The strategies of two papers (all but the last: Gholami et al. 2018; the last: Joo, Youn 2021).
+// For a network, a number of workers and a batch: the grid of ranks that each strategy chooses, and
+// its cost by the formulas of its paper. A strategy splits
 //
-//   batch               all layers by samples (Gholami et al. 2018)
+//   batch               all layers by samples
 //   model               all layers by outputs
-//   uniform-grid        all layers on one grid P_r x P_c of outputs and samples
-//   conv-batch-fc-grid  convolutions by samples over all, fully connected layers on a grid
-//   conv-domain-fc-grid convolutions by rows and samples, fully connected layers, on one grid
-//   group-hybrid        convolutions by samples, fully connected layers in groups (Joo, Youn 2021)
+//   uniform-grid        all layers on one grid P_r x P_c by outputs and samples
+//   conv-batch-fc-grid  convolutions by samples over all ranks, fully connected layers on a grid
+//   conv-domain-fc-grid convolutions by rows and samples, and fully connected layers, on one grid
+//   group-hybrid        convolutions by samples, fully connected layers inside groups
 //
-// They serve for comparison with plans and are not executed. The formulas have no overlap.
+// The costs serve for comparison with plans. The formulas do not model overlap.
 //
 // Thread-safe (values and pure functions).
 #pragma once
@@ -27,7 +28,7 @@
 
 namespace cadre {
 
-// Families of plans: the strategies of the papers, and all plans.
+// The strategies of the table above, and `auto`: the planner's own search over all plans.
 enum class Strategy {
   kBatch,             // every layer by samples
   kModel,             // every layer with weights by outputs
@@ -52,27 +53,28 @@ struct PaperLayer {
   double seconds = 0;
   double state_bytes = 0;
   double activation_bytes = 0;
-  // Fully connected layers of group-hybrid only: whether splitting the layer pays.
+  // Fully connected layers of group-hybrid only: whether splitting the layer reduces the time.
   std::optional<bool> worth_splitting;
 };
 
 struct PaperCost {
   Strategy strategy = Strategy::kBatch;
-  // Group-hybrid: g x N / g.
+  // The grid used; for group-hybrid g x N / g.
   Grid grid;
-  // The closed form, not rounded: P_r* of uniform-grid and conv-batch-fc-grid, g* of group-hybrid.
+  // The best value by the closed form, not rounded: P_r* of uniform-grid and conv-batch-fc-grid, g*
+  // of group-hybrid.
   std::optional<double> closed_form;
-  // Of the rank that sends the most words.
+  // Communication of the rank that sends the most words.
   CommunicationCost communication;
   double communication_seconds = 0;
   // 0 if the workers' speed is unknown.
   double compute_seconds = 0;
-  // Weights, gradients and momentum; and inputs that layers keep for backward.
+  // Memory for weights, gradients and momentum; and for inputs that layers keep for backward.
   double state_bytes = 0;
   double activation_bytes = 0;
   // Layers with weights.
   std::vector<PaperLayer> layers;
-  // Every part of the batch has at least one sample.
+  // Whether every part of the batch has at least one sample.
   bool enough_samples = true;
 
   double step_seconds() const { return compute_seconds + communication_seconds; }
@@ -80,10 +82,11 @@ struct PaperCost {
 };
 
 // The cost on the best grid that fits into memory: P_r divides the workers, P_c is at most B if
-// possible, and seconds (words if the link is unknown) are minimal; the smaller P_r among equals.
-// With `rows`, on that grid. Group-hybrid uses its rounded closed form. Errors: InvalidArgument for
-// rows that do not divide the workers or that the strategy does not allow; ResourceExhausted, with
-// the number of bytes missing, if no grid fits into memory. Requires: not kAuto.
+// possible, and seconds (words if the link is unknown) are minimal; if equal, the smallest P_r.
+// `rows`, if set, is P_r instead. Group-hybrid uses its rounded closed form. Errors:
+// InvalidArgument for rows that do not divide the workers or that the strategy does not allow;
+// ResourceExhausted, with the number of bytes missing, if no grid fits into memory. Requires: not
+// kAuto.
 absl::StatusOr<PaperCost> CostOf(Strategy strategy, const HybridProblem& problem,
                                  std::optional<int64_t> rows = std::nullopt);
 

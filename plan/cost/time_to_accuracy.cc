@@ -106,8 +106,8 @@ size_t FastestPlan(const std::vector<DevicePlan>& plans) {
 std::optional<int64_t> CrossoverDevices(int64_t max_devices, const TrainingTimes& times) {
   std::optional<int64_t> crossover;
   for (int64_t devices = 2; devices <= max_devices; devices *= 2) {
-    // Numbers that the table does not cover end the search; those that it marks as not reaching the
-    // target are never the fastest.
+    // The search ends at a number that the table does not cover. A number that does not reach the
+    // target by the table is never the fastest.
     if (!times.epochs->At(devices).ok()) break;
     const std::vector<DevicePlan> plans = DevicePlansFor(devices, times);
     if (plans.empty()) break;

@@ -1,5 +1,5 @@
-// When to split the model instead of adding data parallel workers: the time to a target is
-// C = T S E, seconds per step times steps per epoch times epochs.
+// Decides whether to split the model instead of adding data parallel workers, by the time to a
+// target accuracy: C = T S E, seconds per step times steps per epoch times epochs.
 //
 // Source: Pal, Ebrahimi, Zulfiqar, Fu, Zhang, Migacz, Nellans, Gupta, "Optimizing multi-GPU
 // parallelization strategies for deep learning training", IEEE Micro 2019. With a scaling
@@ -37,13 +37,14 @@ double StepsPerEpoch(double samples, double batch);
 
 class EpochsCurve {
  public:
-  // Several entries of one number of workers are averaged; an entry that did not reach the target
-  // makes the mean infinite. Errors: those of CheckEpochsTable; InvalidArgument if no entry reached
-  // the target.
+  // Averages several entries for the same number of workers; the mean is infinite if one of them
+  // did not reach the target. Errors: those of CheckEpochsTable; InvalidArgument if no entry
+  // reached the target.
   static absl::StatusOr<EpochsCurve> FromTable(const v1::EpochsTable& table);
 
-  // Linear in log2 of the workers between two measured numbers; infinite next to one that did not
-  // reach the target. Errors: OutOfRange for fewer or more workers than were measured.
+  // Interpolates linearly in log2 of the workers between two measured numbers; infinite if one of
+  // these two did not reach the target. Errors: OutOfRange for fewer or more workers than were
+  // measured.
   absl::StatusOr<double> At(double workers) const;
 
   // As measured; infinite if the target was not reached.
@@ -62,8 +63,8 @@ double DataParallelSpeedup(double efficiency, double workers, double epochs_of_o
 // SU^M_N.
 double HybridSpeedup(double model_speedup, double efficiency, double workers, double epochs_of_one,
                      double epochs);
-// RHS: the minimum speed-up by splitting over `devices` that pays. Efficiencies and epochs are
-// those of N workers and of M N workers.
+// RHS: the speed-up above which splitting over `devices` reduces the time. Efficiencies and epochs
+// are those of N workers and of M N workers.
 double HybridThreshold(double devices, double efficiency, double more_efficiency, double epochs,
                        double more_epochs);
 
@@ -81,7 +82,7 @@ struct DevicePlan {
 
 struct TrainingTimes {
   const EpochsCurve* epochs = nullptr;
-  // Per epoch, and per step of a worker.
+  // Samples per epoch, and per step of a worker.
   double samples = 0;
   int64_t batch_per_worker = 1;
   // T for so many workers of so many devices, T_1 / (SU^M SE_N) in the rule above; nullopt: the
@@ -89,15 +90,15 @@ struct TrainingTimes {
   std::function<std::optional<double>(int64_t workers, int64_t model_devices)> step_seconds;
 };
 
-// All uses of so many devices, fewest workers first, for which N workers reach the target by the
-// table, an epoch has at least one step, and the step can be executed. The rule chooses the one
-// with the minimum C. Requires: devices >= 1.
+// All ways to divide the devices among N workers, smallest N first, for which the table says that N
+// workers reach the target, an epoch has at least one step, and the step can be executed. The rule
+// chooses the one with the minimum C. Requires: devices >= 1.
 std::vector<DevicePlan> DevicePlansFor(int64_t devices, const TrainingTimes& times);
-// Requires: not empty.
+// The position of the plan with the minimum C. Requires: not empty.
 size_t FastestPlan(const std::vector<DevicePlan>& plans);
 
-// The smallest number of devices, among powers of two up to max_devices that the table covers, from
-// which on the fastest plan splits the model; nullopt: there is none.
+// The smallest power of two from which on the fastest plan for so many devices splits the model;
+// nullopt: there is none up to max_devices, or within the table.
 std::optional<int64_t> CrossoverDevices(int64_t max_devices, const TrainingTimes& times);
 
 }  // namespace cadre
