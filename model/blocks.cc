@@ -1,8 +1,8 @@
 // Expansion of blocks.
 //
-// Idea. A use of a block is replaced by the layers of the block, with names that begin with the
-// name of the use, and inputs resolved in the scope of the block: earlier layers of the block, and
-// "input" for what the use takes. Uses in blocks expand recursively.
+// Idea. A use of a block is replaced by the layers of the block. Their names begin with the name of
+// the use, and their inputs are resolved in the scope of the block: earlier layers of the block, or
+// "input", the input of the use. Uses in blocks expand recursively.
 //
 // A run file is untrusted, and a few lines may describe an exponential number of layers (blocks
 // that use blocks twice), so every dimension has a limit that is checked before the expansion: the
@@ -37,7 +37,7 @@ using google::protobuf::FieldDescriptor;
 using google::protobuf::Message;
 using google::protobuf::RepeatedPtrField;
 
-// Limit of nested uses, for the stack.
+// Limit of nested uses, because the recursion uses the stack.
 constexpr size_t kMaxNesting = 32;
 // Limit of names in blocks and of uses; names of plain layers may be as long as expanded names.
 constexpr size_t kMaxBlockName = 200;
@@ -111,7 +111,7 @@ class Expansion {
   }
 
  private:
-  // Adds a problem unless it is known, as from another use of the block. Returns false.
+  // Adds a problem unless another use of the block has added it already. Returns false.
   template <typename... Parts>
   bool Add(std::string field, const Parts&... message) {
     if (problems_.size() >= kMaxProblems) return false;
@@ -121,7 +121,7 @@ class Expansion {
     return false;
   }
 
-  // Without the text itself, which would fill the log.
+  // Adds a problem about a long text without the text itself, which would fill the log.
   bool AddTooLong(std::string field, size_t characters, size_t max) {
     return Add(std::move(field), "has ", characters, " characters; at most ", max, " are possible");
   }
@@ -385,7 +385,7 @@ class Expansion {
   std::vector<std::string> uses_;
   // Names of the layers so far.
   std::set<std::string> made_;
-  // Of the layers so far.
+  // Size of the layers so far.
   size_t bytes_ = 0;
 };
 

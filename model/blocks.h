@@ -21,15 +21,15 @@
 namespace cadre {
 
 struct ExpandedModel {
-  // Without blocks, uses and `set`.
+  // The model without blocks, uses and `set`.
   v1::Model model;
   // For every layer of `model`, the path of its definition, such as
   // "model.block[0].layer[2]" or "model.layer[7]".
   std::vector<std::string> origins;
 };
 
-// Appends errors to `problems`, by path from the spec; the result is then incomplete. A model
-// without blocks is unchanged.
+// Replaces all uses of blocks. Appends errors to `problems`, by path from the spec; the result is
+// then incomplete. A model without blocks is unchanged.
 ExpandedModel ExpandBlocks(const v1::Model& model, std::vector<Problem>* problems);
 
 }  // namespace cadre

@@ -1,4 +1,5 @@
-// Positions of a run's steps in the infinite sequence of samples.
+// Computes the positions of a run's steps in the infinite sequence of samples (the permutations of
+// all epochs, one after the other).
 //
 // A step consumes groups x batch positions. A run that starts from a checkpoint continues at the
 // checkpoint's position, independent of the batch and the groups of the run that wrote it.

@@ -1,9 +1,9 @@
-// From the layers of a spec to the graph: names, inputs, shapes, parameters and operations.
+// Converts the layers of a spec to the graph: names, inputs, shapes, parameters and operations.
 //
-// Three steps that the spec leaves implicit happen here: a layer without inputs takes the previous
-// layer's output; a fully connected layer on an image gets a flatten layer before it; the last
-// weights get the variance of a layer that no ReLU follows. Everything else is the layers' own
-// affair (model/inference.h).
+// Three rules that the spec leaves implicit are applied here: a layer without inputs takes the
+// previous layer's output; a flatten layer is inserted between an image and a fully connected
+// layer; the last weights get the variance of a layer that no ReLU follows. model/inference.h has
+// the rules of each kind of layer.
 #include "model/graph.h"
 
 #include <cmath>
@@ -39,8 +39,8 @@ bool TakesSeveral(LayerKind kind) { return kind == LayerKind::kAdd || kind == La
 
 // Visits the layers in the order of the spec, resolves their inputs and infers their shapes. An
 // input must be an earlier layer, so the order is topological and one pass suffices. The walk ends
-// at the first invalid layer, because the shapes of later layers are then unknown; only unused
-// outputs, which leave all shapes known, are reported together.
+// at the first invalid layer, because the shapes of later layers are then unknown. Unused outputs
+// do not affect shapes, so all of them are reported together.
 class Walk {
  public:
   Walk(const v1::Model& model, std::vector<LayerProblem>* problems)
@@ -122,8 +122,8 @@ class Walk {
     return Infer(std::move(layer)) && CheckPlace(layers_.back());
   }
 
-  // Names are part of parameter names in checkpoints and of pins in specs, so they are unique and
-  // of characters that need no escape.
+  // Names are part of parameter names in checkpoints and of pins in specs, so they must be unique
+  // and consist of characters that need no escape.
   bool CheckName(int i, const std::string& name) {
     if (name.empty()) return Problem(i, "name", "the layer has no name");
     if (name.size() > kMaxLayerNameCharacters) {
@@ -176,8 +176,8 @@ class Walk {
                    layer->inputs.size(), "; add and concat take several");
   }
 
-  // Distinguishes a later layer from a layer that does not exist: the former is a cycle or a wrong
-  // order, the latter usually a typing error.
+  // Distinguishes a later layer (a cycle or a wrong order) from a layer that does not exist
+  // (usually a typing error).
   bool UnknownInput(int i, int n) {
     const std::string& name = model_.layer(i).input(n);
     const std::string field = absl::StrCat("input[", n, "]");
@@ -212,8 +212,8 @@ class Walk {
                    LayerKindName(layer.kind));
   }
 
-  // Inserts the flattening of an image before a fully connected layer. Its name is derived from
-  // that of the layer, so that plans of all runs name it the same.
+  // Inserts a flatten layer before a fully connected layer on an image. Its name is derived from
+  // the name of that layer, so that it is the same in the plans of all runs.
   bool AddFlatten(GraphLayer* layer) {
     GraphLayer flatten;
     flatten.name = absl::StrCat(layer->name, "/flatten");
@@ -281,7 +281,7 @@ class Walk {
   std::vector<GraphLayer> layers_;
 };
 
-// A name that is too long may be megabytes of text: the position identifies the layer.
+// Identifies a layer with a too long name by its position, since the name may be megabytes of text.
 absl::Status AsStatus(const v1::Model& model, const LayerProblem& problem) {
   std::string where = "model";
   if (problem.layer >= 0) {

@@ -16,7 +16,7 @@
 
 namespace cadre {
 
-// The operations of v1::Layer but `use`, which the reader of run files expands.
+// The operations of v1::Layer, except `use`, which the reader of run files expands.
 enum class LayerKind {
   kConvolution = v1::Layer::kConvolution,
   kMaxPool = v1::Layer::kMaxPool,
@@ -49,8 +49,8 @@ enum class ParameterRole {
   // The affine map of norms.
   kScale,
   kShift,
-  // Running statistics of batch norm: not trained, but averaged with those of each batch. Their
-  // "gradient" is the statistic of the batch.
+  // Running statistics of batch norm: not trained, but averaged with the statistics of each batch,
+  // which are passed as their "gradient".
   kRunningMean,
   kRunningVariance,
 };
@@ -65,12 +65,12 @@ struct LayerParameter {
   std::string name;
   Shape shape;
   ParameterRole role = ParameterRole::kWeight;
-  // Standard deviation of initial values; 0: all are `initial_value`.
+  // Standard deviation of initial values; 0: all of them equal `initial_value`.
   double initial_stddev = 0;
   float initial_value = 0;
 };
 
-// Convolution and pooling, in elements.
+// The window of a convolution or pooling layer, in elements.
 struct Window {
   int64_t kernel_height = 1, kernel_width = 1;
   int64_t stride = 1;
@@ -125,7 +125,8 @@ class Graph {
   int64_t classes() const;
   // 1, or the tokens of a sequence.
   int64_t labels_per_sample() const;
-  // Layers with input `i` (kInput allowed), in order; with repetitions.
+  // The layers that take the output of layer `i` (or kInput), in order; a layer that takes it twice
+  // is listed twice.
   const std::vector<int>& consumers(int i) const { return consumers_[i + 1]; }
 
  private:
@@ -142,7 +143,7 @@ struct LayerProblem {
   std::string message;  // with valid values
 };
 
-// As Graph::FromModel, with all problems. Returns the layers before the first problem.
+// The same as Graph::FromModel, but reports all problems. Returns the layers before the first one.
 std::vector<GraphLayer> InferLayers(const v1::Model& model, std::vector<LayerProblem>* problems);
 
 }  // namespace cadre

@@ -3,7 +3,7 @@
 // inference_window.cc.
 //
 // Every check stops at the first problem of a layer, because later ones would follow from it. A
-// problem names the field of the settings, or no field where the inputs are invalid. Extents are
+// problem names the field of the settings, or no field if the inputs are invalid. Extents are
 // checked before they are multiplied: with at most kMaxExtent per dimension and ElementsUpTo for
 // products, no model overflows 64 bits.
 #include "model/inference.h"
@@ -95,7 +95,7 @@ bool LayerInference::NeedsImage() {
   return Problem("", "requires an image [height, width, channels]; its input is ", in().ToString());
 }
 
-// Products and norms of features treat an image's dimensions as an error, not as rows.
+// Products and norms of features do not accept images.
 bool LayerInference::NeedsRows() {
   if (in().rank() == 1 || in().rank() == 2) return true;
   return Problem("", "requires [features] or [tokens, features]; its input is the image ",

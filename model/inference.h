@@ -17,8 +17,8 @@ namespace cadre {
 
 // Larger extents are typing errors, and their products would overflow.
 inline constexpr int64_t kMaxExtent = 1 << 20;
-// Limits of the elements of one sample of an activation and of the weights of one layer: twice
-// their product does not overflow int64_t.
+// Limits of the elements of one sample of an activation and of the weights of one layer, so that
+// twice their product does not overflow int64_t.
 inline constexpr int64_t kMaxElements = 1 << 26;
 inline constexpr int64_t kMaxWeights = int64_t{1} << 33;
 // Limit of layers of a model, after expansion of blocks.
@@ -30,15 +30,15 @@ inline constexpr char kInputName[] = "input";
 // Limit of inputs of one layer.
 inline constexpr int kMaxInputs = 1024;
 
-// Completes a layer with name, kind, inputs and settings by its shapes, parameters and costs. Rules
-// return false if they added a problem.
+// Adds shapes, parameters and costs to a layer that has its name, kind, inputs and settings. The
+// methods return false if they added a problem.
 class LayerInference {
  public:
   // Both are borrowed.
   LayerInference(GraphLayer* layer, std::vector<LayerProblem>* problems)
       : layer_(*layer), problems_(*problems) {}
 
-  // By kind. Requires: input_shapes has an entry per input.
+  // Applies the rules of the layer's kind. Requires: input_shapes has an entry per input.
   bool Run();
 
  private:
@@ -46,7 +46,7 @@ class LayerInference {
   const Shape& in() const { return layer_.input(); }
   v1::Layer& settings() { return layer_.settings; }
 
-  // Adds a problem of a field of the operation ("": of the operation as a whole). Returns false.
+  // Adds a problem of a field of the operation ("": the operation as a whole). Returns false.
   template <typename... Parts>
   bool Problem(absl::string_view field, const Parts&... message) {
     const char* op = LayerKindName(layer_.kind);
@@ -55,16 +55,16 @@ class LayerInference {
     return false;
   }
 
-  // 1 to kMaxExtent.
+  // Requires a value from 1 to kMaxExtent.
   bool Extent(absl::string_view field, int64_t value);
   bool AtMostExtent(absl::string_view field, int64_t value);
-  // Finite and at least 0.
+  // Requires a finite value of at least 0.
   bool NotNegative(absl::string_view field, float value);
-  // At least 0 and below 1.
+  // Requires a value in [0, 1).
   bool Fraction(absl::string_view field, float value);
 
   bool NeedsImage();
-  // [features] or [tokens, features].
+  // Requires an input [features] or [tokens, features].
   bool NeedsRows();
   bool NeedsInputs(size_t least);
 
@@ -79,7 +79,7 @@ class LayerInference {
   bool Convolution();
   bool ConvolutionWindow();
   bool Pool(v1::Pooling& settings);
-  // Sets the output from `window`. The fields are those of problems.
+  // Sets the output from `window`. Problems name the two fields.
   bool SlideWindow(int64_t channels, const char* height_field, const char* width_field);
   bool GlobalAveragePool();
   bool Flatten();
@@ -107,8 +107,8 @@ class LayerInference {
 // "makes [..], more than the N elements that are allowed".
 std::string TooManyElements(const Shape& shape, int64_t max);
 
-// Elements of a shape, or some number above `max` if there are more (without overflow).
-// Requires: every extent is at most 2^31, max <= 2^40.
+// The number of elements of a shape; if it is above `max`, some number above `max`, without
+// overflow. Requires: every extent is at most 2^31, max <= 2^40.
 int64_t ElementsUpTo(const Shape& shape, int64_t max);
 
 }  // namespace cadre

@@ -9,7 +9,8 @@ namespace {
 // Deviation of the rows of embeddings (as in Radford et al. 2019).
 constexpr double kEmbeddingStddev = 0.02;
 
-// Keeps the variance of its input, for layers without a ReLU, which would halve it.
+// The deviation of weights that preserve the variance of the input, for layers that no ReLU (which
+// halves the variance) follows.
 double PlainStddev(int64_t fan_in) { return std::sqrt(1.0 / fan_in); }
 
 }  // namespace

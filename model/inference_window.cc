@@ -127,7 +127,7 @@ bool LayerInference::SlideWindow(int64_t channels, const char* height_field,
                    ", larger than the padded input of ", height, " x ", width, "; at most ",
                    (room - 1) / window.dilation + 1, " fits");
   }
-  // Divided, since the products of three could overflow.
+  // Divides, since the product of all three could overflow.
   if (window.kernel_height * window.kernel_width > kMaxWeights / channels) {
     return Problem(height_field, "is ", window.kernel_height, ", too large for ", channels,
                    " channels");

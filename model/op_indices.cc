@@ -8,9 +8,8 @@
 //   dimension of the tensor                the axes split that dimension
 //   not a dimension, of an input           replicated; its gradient is a partial sum
 //   not a dimension, of the output         the output is a partial sum (a contracted index)
-//   not a dimension, of a parameter        replicated; its gradient is a partial sum (kSummed), or
-//   is
-//                                          equal on all ranks if the output gradient is (kSame)
+//   not a dimension, of a parameter        replicated; its gradient is a partial sum (kSummed) or,
+//                                          like the output gradient, equal on all ranks (kSame)
 //
 // For a fully connected layer, splitting `samples` is data parallelism (the gradient of W is
 // summed); `out` is model parallelism by columns (the gradient of x is summed) and `in` by rows
@@ -19,9 +18,9 @@
 // Splits by named dimensions come from Mesh-TensorFlow (Shazeer et al. 2018) and GSPMD (Xu et al.
 // 2021).
 //
-// Invariants. An axis splits at most one index of a layer. An index that is a dimension of an input
-// and of the output splits both in the same parts, so no communication is necessary inside the
-// layer except for halos and partial sums; tensor/move.h redistributes between layers.
+// Invariants. An axis splits at most one index of a layer. If an index is a dimension of an input
+// and of the output, both are split into the same parts, so no communication is necessary inside
+// the layer except for halos and partial sums; tensor/move.h redistributes tensors between layers.
 //
 // Limits. `divisible` restricts indices whose parts must not be cut (groups of a convolution,
 // channels of a flatten). Batch norm and the loss need statistics of the whole batch; their layers
@@ -74,7 +73,7 @@ OpIndex Along(const GraphLayer& layer, absl::string_view name, int dimension) {
   return Index(layer, name, IndexPlace::Dimension(dimension), IndexPlace::Dimension(dimension));
 }
 
-// What the dimensions of one sample are called.
+// The names of the dimensions of one sample.
 std::vector<std::string> DimensionNames(const Shape& sample) {
   if (sample.rank() == 3) return {"height", "width", "channels"};
   if (sample.rank() == 2) return {"tokens", "features"};
@@ -158,7 +157,7 @@ std::vector<OpIndex> BatchNormIndices(const GraphLayer& layer) {
   return indices;
 }
 
-// Channel by channel, so a part of the channels is a part of the features.
+// Flattening is channel by channel, so a part of the channels is a part of the features.
 std::vector<OpIndex> FlattenIndices(const GraphLayer& layer) {
   const int last = LastDimension(layer);
   std::vector<OpIndex> indices = {
@@ -185,7 +184,7 @@ std::vector<OpIndex> AttentionIndices(const GraphLayer& layer) {
                  {"out_bias", IndexPlace::Same()}})};
 }
 
-// The loss is one number: what a rank computes of it is an addend.
+// The loss is one number, and every rank computes an addend of it.
 std::vector<OpIndex> LossIndices(const GraphLayer& layer) {
   std::vector<OpIndex> indices = AllButLast(layer);
   for (OpIndex& index : indices) index.output = IndexPlace::Summed();
@@ -210,7 +209,8 @@ Axes Dividing(const Mesh& mesh, const Axes& axes) {
   return dividing;
 }
 
-// What the splits make of one tensor. `sums` gets the axes over which it is one addend.
+// The layout of one tensor under the splits. Stores in `sums` the axes over which the tensor is a
+// partial sum.
 Layout LayoutOf(const Mesh& mesh, const std::vector<IndexSplit>& splits,
                 const std::vector<IndexPlace>& places, int dimensions, Axes& sums) {
   Layout layout;
@@ -244,7 +244,7 @@ absl::Status CheckAxes(const GraphLayer& layer, const Mesh& mesh, const IndexSpl
   return absl::OkStatus();
 }
 
-// Rows of the input that outputs [begin, end) see, clipped to the image.
+// The rows of the input that outputs [begin, end) depend on, clipped to the image.
 void Widen(int64_t begin, int64_t end, int64_t extent, int64_t reach, int64_t stride,
            int64_t padding, int64_t& from, int64_t& to) {
   if (begin >= end) {

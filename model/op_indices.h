@@ -1,6 +1,6 @@
-// The indices of each operation, and the layouts of its tensors if mesh axes split them. Planner
-// and engine use the same table; every assignment of mesh axes to indices is a legal plan for the
-// layer.
+// The indices that each operation loops over, and the layouts of its tensors if mesh axes split
+// these indices. The planner and the workers use the same table. Every assignment of mesh axes to
+// indices is a legal plan for the layer.
 //
 //   operation              indices
 //   convolution            samples, height*, width*, out, in         (groups > 1: samples, height*,
@@ -38,7 +38,7 @@
 
 namespace cadre {
 
-// The dimension of a tensor that an index is, if any; 0 is the samples.
+// How an index of an operation relates to one tensor: it is a dimension (0: the samples) or not.
 struct IndexPlace {
   enum class Kind {
     kDimension,
@@ -59,13 +59,13 @@ struct IndexPlace {
 
 struct OpIndex {
   std::string name;
-  // One per input, and one per parameter of the layer.
+  // One entry per input; `parameters` has one per parameter of the layer.
   std::vector<IndexPlace> inputs;
   IndexPlace output;
   std::vector<IndexPlace> parameters;
-  // The number of parts must divide this; 0: any number.
+  // The number of parts must divide this number; 0: no restriction.
   int64_t divisible = 0;
-  // A part of the output needs input elements beyond the same part.
+  // Whether a part of the output needs input elements beyond the same part.
   bool halo = false;
 };
 
@@ -74,7 +74,8 @@ std::vector<OpIndex> IndicesOf(const GraphLayer& layer);
 // Name of the index that a pin of this kind splits: "samples", "out", "in" or "height"; empty for
 // other values.
 absl::string_view IndexOfParallelism(v1::LayerPin::Parallelism parallelism);
-// "data, model": the parallelisms whose index the layer has; all of them without a layer.
+// A list such as "data, model" of the parallelisms whose index the layer has; of all parallelisms
+// if `layer` is null.
 std::string ParallelismsOf(const GraphLayer* layer);
 bool HasIndex(const GraphLayer& layer, absl::string_view index);
 
@@ -89,9 +90,9 @@ struct IndexSplit {
 struct LayerLayouts {
   std::string name;
   std::vector<IndexSplit> splits;
-  // Complete: never a partial sum.
+  // Inputs are never partial sums.
   std::vector<Layout> inputs;
-  // May be a partial sum.
+  // The output may be a partial sum.
   Layout output;
   // `inputs`, with the axes over which the gradient is a partial sum.
   std::vector<Layout> input_gradients;
@@ -104,18 +105,18 @@ struct LayerLayouts {
   const std::vector<std::string>& axes(const std::string& index) const;
 };
 
-// Errors: InvalidArgument with the layer's name: an unknown or repeated index or axis, or a number
-// of parts that violates `divisible`.
+// The layouts that follow from the splits. Errors: InvalidArgument with the layer's name for an
+// unknown or repeated index or axis, or a number of parts that violates `divisible`.
 absl::StatusOr<LayerLayouts> LayOut(const GraphLayer& layer, const Mesh& mesh,
                                     std::vector<IndexSplit> splits);
 
-// The box of input `i` that the layer requires to compute `output_box`: the part of the layout,
-// widened by the halo. `input_part`: LocalBox of the input's layout on the same rank. All boxes
-// include the samples.
+// The box of input `i` that the layer requires to compute `output_box`: `input_part`, which is the
+// LocalBox of the input's layout on the same rank, widened by the halo. All boxes include the
+// samples.
 Box NeededInput(const GraphLayer& layer, int i, const Box& input_part, const Box& output_box);
 
-// All splits of the layer's indices over the mesh's axes, in every order of the axes of an index,
-// including the one without splits. Axes of size 1 are not used.
+// All splits of the layer's indices over the mesh's axes, with every order of the axes of an index,
+// and the case without splits. Axes of size 1 are not used.
 std::vector<std::vector<IndexSplit>> LegalSplits(const GraphLayer& layer, const Mesh& mesh);
 
 }  // namespace cadre

@@ -1,5 +1,5 @@
-// The state of optimizers: fp32 tensors of the shape of each parameter. Used by the planner
-// (memory), the engine (slices) and checkpoints (names).
+// The names of the state tensors of each optimizer. Each is an fp32 tensor of the shape of its
+// parameter. Used by the planner (memory), by workers (slices) and by checkpoints (names).
 //
 // Thread-safe (pure functions).
 #pragma once

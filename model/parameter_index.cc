@@ -1,5 +1,5 @@
-// Parameters are stored in the order of the layers, so that both the layer and the offset increase
-// along the list; lookups by either are binary searches.
+// Parameters are stored in the order of the layers. Both the layer and the offset increase along
+// the list, so lookups by either are binary searches.
 #include "model/parameter_index.h"
 
 #include <algorithm>
@@ -51,7 +51,7 @@ absl::StatusOr<int> ParameterIndex::Find(absl::string_view name) const {
   return absl::NotFoundError(absl::StrCat("the model has no parameter '", name, "'"));
 }
 
-// Parameters without elements lie between others and yield no range.
+// Parameters without elements yield no range.
 std::vector<v1::Range> ParameterIndex::RangesOf(int64_t begin, int64_t end) const {
   std::vector<v1::Range> ranges;
   const auto first = std::partition_point(parameters_.begin(), parameters_.end(),

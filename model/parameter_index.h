@@ -1,5 +1,5 @@
-// The fixed order of a model's parameters: every element of every parameter tensor has a flat
-// position, which ranks, shards and digests use.
+// The fixed order of a model's parameters (the parameter order): every element of every parameter
+// tensor has a number in it, its flat position, which ranks, shards and digests use.
 //
 // Order: layers as in the graph, parameters as in the layer (weight before bias), elements
 // row-major.

@@ -1,5 +1,5 @@
-// Names in messages come from files and other programs: they are escaped, and cut to a length that
-// keeps a message readable.
+// Names in error texts come from files and other programs. They are escaped, and truncated so that
+// the text remains readable.
 #include "model/problem.h"
 
 #include "absl/strings/escaping.h"

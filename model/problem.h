@@ -1,4 +1,5 @@
-// Errors in messages that users write: run specs, cluster profiles, operator graphs. Values.
+// Errors in protobuf messages that users write: run specs, cluster profiles, operator graphs.
+// Values.
 #pragma once
 
 #include <cstdint>
@@ -15,14 +16,14 @@ namespace cadre {
 struct Problem {
   // Path of the field from the message, such as "model.layer[3].convolution.kernel".
   std::string field;
-  // One line, with valid values.
+  // One line that states the valid values.
   std::string message;
 
   std::string ToString() const { return absl::StrCat(field, ": ", message); }
   friend bool operator==(const Problem&, const Problem&) = default;
 };
 
-// Base of the checkers of messages: collects problems.
+// Base class of the checkers of such messages: collects problems.
 class ProblemCollector {
  protected:
   template <typename... Parts>
@@ -36,7 +37,7 @@ class ProblemCollector {
 // OK without problems. Errors: InvalidArgument with one "field: message" per line.
 absl::Status StatusOf(const std::vector<Problem>& problems);
 
-// A name for messages: escaped, in quotes, truncated if it is long.
+// A name for use in error texts: escaped, in quotes, truncated if it is long.
 std::string Quoted(absl::string_view name);
 
 }  // namespace cadre

@@ -1,6 +1,6 @@
-// Reads run files: text format, then the blocks are expanded, so that the rest of the program sees
-// a plain list of layers. Problems found later refer to the expanded layers; layer_paths maps them
-// back to the layer of the block, or to the layer that uses it, in the file.
+// Reads run files: parses the text, then expands the blocks, so that the rest of the program sees a
+// plain list of layers. Problems found later refer to the expanded layers; layer_paths maps them
+// back to the layer of the block, or to the layer that uses the block, in the file.
 #include "model/run_file.h"
 
 #include <utility>
@@ -18,7 +18,7 @@ namespace {
 // Enough for models of thousands of layers.
 constexpr int64_t kMaxSpecBytes = 32 << 20;
 
-// A field of a layer of the expanded model by its path in the file; other fields as they are.
+// The path in the file of a field of an expanded layer; other fields are unchanged.
 std::string PathInFile(const std::vector<std::string>& layer_paths, const std::string& field) {
   constexpr absl::string_view kLayers = "model.layer[";
   if (!absl::StartsWith(field, kLayers)) return field;
@@ -58,7 +58,7 @@ absl::StatusOr<RunSpecFile> ParseRunSpec(const std::string& path, const std::str
   CADRE_ASSIGN_OR_RETURN(file.locations,
                          ParseTextMessage(path, text, "a run spec in text format", file.spec));
   if (!file.spec.has_model()) return file;
-  // The paths of these problems are already those of the file.
+  // These problems already have the paths of the file.
   std::vector<Problem> problems;
   ExpandedModel expanded = ExpandBlocks(file.spec.model(), &problems);
   CADRE_RETURN_IF_ERROR(file.Refuse(problems));

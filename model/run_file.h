@@ -19,7 +19,7 @@ namespace cadre {
 
 // A run spec with the locations of its fields in the file. Movable; thread-compatible.
 struct RunSpecFile {
-  // Without blocks. The caller may change it; locations remain those of the file.
+  // The spec without blocks. The caller may change it; locations still refer to the file.
   v1::RunSpec spec;
   // For every layer that was read, its path in the file, such as
   // "model.block[0].layer[2]".
@@ -31,7 +31,7 @@ struct RunSpecFile {
   // in the file are located at the innermost enclosing message, or at the beginning of the file.
   std::string Locate(const Problem& problem) const;
 
-  // OK without problems. Errors: InvalidArgument with one located problem per line.
+  // OK if there are no problems. Errors: InvalidArgument with one located problem per line.
   absl::Status Refuse(const std::vector<Problem>& problems) const;
 
   // The problem, with the path of its field in the file.
@@ -44,7 +44,7 @@ struct RunSpecFile {
 // the nearest known one.
 absl::StatusOr<RunSpecFile> ReadRunSpec(const std::string& path);
 
-// The same for a text; messages refer to it as `path`.
+// The same for a text; error messages refer to it as `path`.
 absl::StatusOr<RunSpecFile> ParseRunSpec(const std::string& path, const std::string& text);
 
 }  // namespace cadre

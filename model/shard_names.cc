@@ -1,6 +1,6 @@
 // Brace ranges of file names: "train-{000..015}.tar". Numbers are padded with zeros to the width of
-// the first one, as shells do. One range is enough for the shards of a data set; several would
-// multiply, and the limit of files could not be checked on sight.
+// the first one. One range is enough for the shards of a data set, and its two ends
+// suffice to check the limit of files; several ranges would multiply.
 #include "model/shard_names.h"
 
 #include <cstdint>

@@ -10,10 +10,9 @@
 
 namespace cadre {
 
-// The names of a pattern in order; a pattern without a range is a name. Numbers are padded to the
-// digits of the first one.
-// Errors: InvalidArgument for braces without a range, descending ranges, more than a million names,
-// and more than one range.
+// The names of a pattern in order; a pattern without a range is a single name. Numbers are padded
+// with zeros to the width of the first one. Errors: InvalidArgument for braces without a range,
+// descending ranges, more than a million names, and more than one range.
 absl::StatusOr<std::vector<std::string>> ExpandShardNames(const std::string& pattern);
 
 }  // namespace cadre

@@ -1,9 +1,10 @@
-// Errors of protobuf's text parser, made useful for users.
+// Rewrites the errors of protobuf's text parser for users.
 //
-// The parser reports the token after an unknown field, the full name of the message type and no
-// suggestion. This file restores the position of the name, shortens the type and suggests the field
-// with the smallest edit distance. It does so by parsing the parser's messages (AsUnknownField,
-// ExplainEnum); if a later version words them differently, users see its messages unchanged.
+// For an unknown field the parser reports the position of the next token and the full name of the
+// message type, without a suggestion. This file restores the position of the name, shortens the
+// type and suggests the field with the smallest edit distance. To do so, it parses the parser's
+// messages (AsUnknownField, ExplainEnum). If a later version of protobuf phrases them differently,
+// users see its messages unchanged.
 //
 // Problems that are found after parsing are located by the path of their field in the tree of
 // locations that the parser writes; a field that is not in the file is located at the innermost
@@ -100,7 +101,7 @@ std::optional<UnknownField> AsUnknownField(absl::string_view message) {
 }
 
 // Names the value that a quoted text should be: 'Expected integer or identifier, got: "model-in"'
-// becomes 'expected MODEL_IN, a name without quotes'. Other messages as they are.
+// becomes 'expected MODEL_IN, a name without quotes'. Other messages are unchanged.
 std::string ExplainEnum(absl::string_view message) {
   absl::string_view text = message;
   if (!absl::ConsumePrefix(&text, "Expected integer or identifier, got: \"") ||

@@ -1,4 +1,4 @@
-// Reading of messages in protobuf text format, with errors by file, line and column.
+// Reads protobuf messages in text format and reports errors with file, line and column.
 //
 //   v1::ClusterProfile profile;
 //   CADRE_ASSIGN_OR_RETURN(const TextLocations locations,
@@ -22,7 +22,7 @@
 
 namespace cadre {
 
-// Limit of nested messages, for the stack.
+// Limit of nested messages, because the recursion uses the stack.
 inline constexpr int kMaxTextNesting = 100;
 
 enum class UnknownFields { kReject, kIgnore };
@@ -36,7 +36,7 @@ class TextLocations {
   // innermost enclosing message, or at the beginning of the file.
   std::string Locate(const Problem& problem) const;
 
-  // OK without problems. Errors: InvalidArgument with one located problem per line.
+  // OK if there are no problems. Errors: InvalidArgument with one located problem per line.
   absl::Status Refuse(const std::vector<Problem>& problems) const;
 
  private:
@@ -51,22 +51,22 @@ class TextLocations {
   std::unique_ptr<google::protobuf::TextFormat::ParseInfoTree> tree_;
 };
 
-// Fills `message`, which must be empty, without validation. Errors refer to the text as `path`;
-// `what` is its expected kind ("a run spec"). Errors: InvalidArgument with one "FILE:LINE:COLUMN:
-// message" per line. Errors of unknown fields suggest the nearest known one.
+// Parses a text into `message`, which must be empty, without validation. `what` is the expected
+// kind of message ("a run spec"). Errors: InvalidArgument with one "FILE:LINE:COLUMN: error" per
+// line, with `path` as the file. An error about an unknown field suggests the nearest known one.
 absl::StatusOr<TextLocations> ParseTextMessage(const std::string& path, const std::string& text,
                                                absl::string_view what,
                                                google::protobuf::Message& message,
                                                UnknownFields unknown = UnknownFields::kReject);
 
-// The same for a file. Errors: also NotFound, PermissionDenied, ... with the path; InvalidArgument
-// for one of more than `max_bytes`.
+// The same for a file. Further errors: NotFound, PermissionDenied, ... with the path;
+// InvalidArgument if the file has more than `max_bytes`.
 absl::StatusOr<TextLocations> ReadTextMessage(const std::string& path, int64_t max_bytes,
                                               absl::string_view what,
                                               google::protobuf::Message& message,
                                               UnknownFields unknown = UnknownFields::kReject);
 
-// A message from a file that `find_problems` finds valid. Errors: as ReadTextMessage;
+// Reads a message and validates it with `find_problems`. Errors: as ReadTextMessage;
 // InvalidArgument with one located problem per line.
 template <typename Message>
 absl::StatusOr<Message> ReadValidMessage(const std::string& path, int64_t max_bytes,

@@ -1,9 +1,9 @@
-// The rules of a run spec that concern it as a whole; other files have those of its parts.
+// The rules that concern a run spec as a whole; validate_*.cc have the rules of its parts.
 //
 // All problems are reported together, in the order of the fields, so that one attempt shows all of
 // them. A rule that depends on the shapes of the model is skipped while the model itself has
-// problems. Limits keep values that are surely typing errors from exhausting the memory of a worker
-// hours later.
+// problems. Limits reject values that are surely typing errors and would exhaust the memory of a
+// worker hours later.
 #include "model/validate.h"
 #include "base/counted_noun.h"
 
@@ -122,7 +122,7 @@ void Validation::CheckModel() {
   CheckTokenClasses();
 }
 
-// The labels of a language model are tokens, so that classes and vocabulary are equal.
+// The labels of a language model are tokens, so the number of classes equals the vocabulary.
 void Validation::CheckTokenClasses() {
   for (const GraphLayer& layer : graph_->layers()) {
     if (layer.kind != LayerKind::kEmbedding) continue;

@@ -1,4 +1,4 @@
-// Validation of run specs: all rules of proto/cadre/v1/run.proto, before a run starts.
+// Validates run specs by all rules of proto/cadre/v1/run.proto, before a run starts.
 //
 // Thread-safe (pure functions).
 #pragma once
@@ -25,7 +25,7 @@ inline constexpr int64_t kMaxCenterElements = 1 << 28;
 inline constexpr int64_t kMaxBatchElements = int64_t{1} << 31;
 
 // All problems, in the order of the spec's fields. Does not read files (model/formats/data_check.h
-// does). Of a model only the first invalid layer is reported, since later shapes are unknown.
+// does). Only the first invalid layer of a model is reported, since later shapes are then unknown.
 std::vector<Problem> FindProblems(const v1::RunSpec& spec);
 
 // Errors: InvalidArgument with one "field: message" per line.

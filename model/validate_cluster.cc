@@ -41,7 +41,8 @@ uint32_t Validation::RanksAlong(absl::string_view name) const {
   return 1;
 }
 
-// A pinned mesh of several ranks of which all are data-parallel: no layer can be split otherwise.
+// Whether the mesh is pinned, has several ranks and consists of `data` alone, so that no layer can
+// be split by another index than samples.
 bool Validation::IsDataAlone() const {
   return !spec_.cluster().mesh().empty() && RanksAlong(kModelAxis) == 1 &&
          RanksAlong(kSpaceAxis) == 1 && OrOne(spec_.cluster().ranks_per_group()) > 1;
@@ -94,7 +95,8 @@ void Validation::CheckDevice() {
   }
 }
 
-// The counts of the mesh; `data` has the remaining ranks, so that the product must divide them.
+// Checks the counts of the mesh. `data` has the remaining ranks, so the product of the counts must
+// divide the ranks.
 void Validation::CheckMesh() {
   const v1::Cluster& cluster = spec_.cluster();
   const uint32_t ranks = OrOne(cluster.ranks_per_group());
@@ -116,7 +118,7 @@ void Validation::CheckMesh() {
   CheckRows("cluster.space_ranks", space);
 }
 
-// The space axis splits the rows of images, one row per rank at least.
+// The space axis splits the rows of images; every rank needs at least one row.
 void Validation::CheckRows(const std::string& field, uint32_t space) {
   if (!graph_ || space == 1) return;
   if (graph_->takes_tokens()) {
@@ -156,14 +158,14 @@ void Validation::CheckPinnedMesh() {
   CheckMeshAgrees("cluster.space_ranks", cluster.space_ranks(), kSpaceAxis);
 }
 
-// Zero is an unset count; otherwise counts and list must describe the same mesh.
+// A count of zero is unset; otherwise the count and the list of axes must describe the same mesh.
 void Validation::CheckMeshAgrees(absl::string_view field, uint32_t ranks, absl::string_view axis) {
   if (ranks == 0 || ranks == RanksAlong(axis)) return;
   Add(field, "is ", ranks, ", but cluster.mesh has ", RanksAlong(axis), " along ", axis,
       "; give one of them");
 }
 
-// The planner would report these problems only after the run has been accepted.
+// Checked here because the planner would report these problems only after the run was accepted.
 void Validation::CheckLayerPins() {
   const auto& pins = spec_.cluster().layer();
   // Without a graph another problem has been reported.

@@ -12,7 +12,7 @@ namespace {
 constexpr int64_t kCifarSide = 32;
 constexpr int64_t kCifarChannels = 3;
 constexpr int64_t kCifarClasses = 10;
-// CIFAR uses 4.
+// Limit of the padding; the usual value for CIFAR is 4.
 constexpr uint32_t kMaxCropPadding = 1024;
 
 }  // namespace
@@ -89,7 +89,8 @@ void Validation::CheckCenters(int64_t classes) {
       " elements together, so that at most ", max_classes, " classes of such images are possible");
 }
 
-// The format fixes shape and classes, so the model is compared with them; it may have more classes.
+// The format determines shape and classes, so the model must have the same shape and at least as
+// many classes.
 void Validation::CheckCifar10(const v1::Cifar10& cifar10) {
   NeededPath("data.cifar10.directory", cifar10.directory());
   if (NeedsImages("data.cifar10") && graph_) {

@@ -1,7 +1,7 @@
 // Part of Validation: optimizer and learning rate schedule.
 //
-// Decays by cosine and polynomial are functions of the run's length, so that they require a rule
-// that fixes it (epochs or steps); a target accuracy alone ends the run at an unknown step.
+// Cosine and polynomial decay are functions of the run's length, so they require a stop rule that
+// determines it (epochs or steps); a target accuracy alone ends the run at an unknown step.
 #include <algorithm>
 
 #include "model/validation.h"

@@ -35,14 +35,15 @@ class Validation : private ProblemCollector {
   void Finite(absl::string_view field, float value);
   void NotNegative(absl::string_view field, float value);
   void Positive(absl::string_view field, float value);
-  // In [0, 1].
+  // Requires a value in [0, 1].
   void Fraction(absl::string_view field, float value);
-  // In [0, 1).
+  // Requires a value in [0, 1).
   void BelowOne(absl::string_view field, float value);
-  // UTF-8 without zero bytes.
+  // Requires UTF-8 without zero bytes.
   void Path(absl::string_view field, const std::string& path);
   void NeededPath(absl::string_view field, const std::string& path);
-  // A number above 0 is only meaningful if the text of another field is set.
+  // Adds a problem if `value` is above 0 but the text of another field, which it requires, is
+  // empty.
   void Requires(absl::string_view field, uint64_t value, absl::string_view other,
                 const std::string& other_value);
 
@@ -63,14 +64,14 @@ class Validation : private ProblemCollector {
   void CheckDevice();
   void CheckMesh();
   void CheckPinnedMesh();
-  // Consistency of model_ranks or space_ranks with a mesh.
+  // Checks that model_ranks or space_ranks agrees with the mesh.
   void CheckMeshAgrees(absl::string_view field, uint32_t ranks, absl::string_view axis);
-  // Images have at least this many rows.
+  // Checks that images have at least `space` rows.
   void CheckRows(const std::string& field, uint32_t space);
   void CheckLayerPins();
-  // The layer has the index of the pin.
+  // Checks that the layer has the index of the pin.
   void CheckLayerPin(const std::string& field, const v1::LayerPin& pin, const GraphLayer& layer);
-  // The mesh is pinned and splits only samples.
+  // Whether the mesh is pinned and splits only samples.
   bool IsDataAlone() const;
   // Ranks along `model` or `space`, from the mesh or from the counts; 1 by default.
   uint32_t RanksAlong(absl::string_view axis) const;

@@ -1,11 +1,11 @@
 // Atomic creation and replacement of folders.
 //
-// A file can be replaced atomically by a rename, a folder that is not empty cannot. Linux can
-// exchange two names atomically (RENAME_EXCHANGE); where the file system does not support it, the
-// old folder is first renamed to ".aside". A crash between the two renames leaves only that folder,
-// so readers accept it while its step has no other, and the next writer restores its name. Removal
-// renames a folder to the name of a draft first, because its files are removed one by one and
-// readers must not see a part.
+// A rename can replace a file atomically, but not a folder that is not empty. Linux can exchange
+// two names atomically (RENAME_EXCHANGE). If the file system does not support this, the old folder
+// is first renamed to ".aside". A crash between the two renames leaves only the ".aside" folder, so
+// readers accept it if its step has no other folder, and the next writer restores its name. Removal
+// first renames a folder to the name of a draft, because its files are removed one by one and
+// readers must not see an incomplete checkpoint.
 //
 // States after a crash, and what the next CheckpointDraft::Begin does:
 //   step-N.tmp-*                  removes it
@@ -117,7 +117,7 @@ absl::StatusOr<std::vector<CheckpointEntry>> ListCheckpoints(const std::string& 
   for (const std::string& name : names) {
     const fs::path path = fs::path(directory) / name;
     if (StepOf(name) >= 0 && IsComplete(path)) entries.push_back({StepOf(name), path.string()});
-    // An ".aside" folder is valid while there is no other of its step.
+    // An ".aside" folder is valid if its step has no other folder.
     const absl::string_view place = absl::StripSuffix(name, kAsideMark);
     if (IsAside(name) && IsComplete(path) &&
         !IsComplete(fs::path(directory) / std::string(place))) {
@@ -184,8 +184,8 @@ absl::Status CheckpointDraft::Publish() {
   return SyncFolder(directory_);
 }
 
-// Exchanges the two names atomically. Without support of the file system, renames the old folder to
-// ".aside" first; after a crash the next Begin restores it (PutBack).
+// Exchanges the two names atomically. If the file system does not support this, renames the old
+// folder to ".aside" first; after a crash the next Begin restores it (PutBack).
 absl::Status CheckpointDraft::Replace() {
   if (renameat2(AT_FDCWD, path_.c_str(), AT_FDCWD, target_.c_str(), RENAME_EXCHANGE) != 0) {
     const std::string aside = absl::StrCat(target_, kAsideMark);

@@ -1,10 +1,11 @@
-// Checkpoint folders: atomic creation, listing and removal.
+// Creates, lists and removes checkpoints atomically. A checkpoint directory contains one folder per
+// checkpoint.
 //
-// A checkpoint is written in "step-<N>.tmp-<random>" and renamed to "step-<N>" when it is complete
-// and durable, so every "step-<N>" is complete. A directory must not have concurrent writers:
-// drafts that exist when another begins are left from a crash, and are removed. While a step is
-// replaced, its old folder may be called "step-<N>.aside"; it remains valid until the new one has
-// its name.
+// A checkpoint is written as a draft, in the folder "step-<N>.tmp-<random>", and renamed to
+// "step-<N>" when it is complete and durable, so every "step-<N>" is complete. A directory must not
+// have concurrent writers: when a draft begins, older drafts are left from a crash and are removed.
+// While the checkpoint of a step is replaced, its old folder may be called "step-<N>.aside"; this
+// remains the valid checkpoint until the new folder is renamed to "step-<N>".
 //
 // Readers are thread-safe; a CheckpointDraft is thread-compatible.
 #pragma once
@@ -24,7 +25,8 @@ struct CheckpointEntry {
   std::string path;
 };
 
-// Complete checkpoints in ascending order of steps. Errors: NotFound, ... with the path.
+// Complete checkpoints in ascending order of steps. Errors: NotFound or other file errors, naming
+// the path.
 absl::StatusOr<std::vector<CheckpointEntry>> ListCheckpoints(const std::string& directory);
 
 // The checkpoint with the highest step. Errors: NotFound, also if there is none.
@@ -48,8 +50,8 @@ class CheckpointDraft {
   // The folder after publication.
   const std::string& target() const { return target_; }
 
-  // Renames the folder, over one of the same step if there is one. Requires: the files in it are
-  // complete and synced.
+  // Renames the folder, and replaces a checkpoint of the same step if there is one. Requires: the
+  // files in it are complete and synced.
   absl::Status Publish();
 
  private:
@@ -57,13 +59,14 @@ class CheckpointDraft {
   absl::Status Replace();
 
   std::string directory_;
-  // Empty: published, nothing to remove.
+  // Empty once the draft is published.
   std::string path_;
   std::string target_;
 };
 
-// Checkpoints whose manifests name `run`, and all others (also those without a readable manifest),
-// in ascending order of steps. Errors: as ListCheckpoints.
+// The checkpoints of a directory in ascending order of steps, divided by their run: those whose
+// manifest has `run` as its run, and all others (also those without a readable manifest). Errors:
+// as ListCheckpoints.
 struct OwnedCheckpoints {
   std::vector<CheckpointEntry> mine;
   std::vector<CheckpointEntry> others;
@@ -71,8 +74,9 @@ struct OwnedCheckpoints {
 absl::StatusOr<OwnedCheckpoints> CheckpointsByOwner(const std::string& directory,
                                                     const std::string& run);
 
-// Removes the checkpoints of `run` except the `keep` with the highest steps and that of step
-// `written`. Those of other runs are kept. Removal is atomic for readers. Requires: keep >= 1.
+// Removes the checkpoints of `run` except the `keep` ones with the highest steps and the one of
+// step `written`. Does not remove checkpoints of other runs. Removal is atomic for readers.
+// Requires: keep >= 1.
 absl::Status PruneCheckpoints(const std::string& directory, const std::string& run, int keep,
                               int64_t written);
 

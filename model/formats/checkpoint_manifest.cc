@@ -1,9 +1,9 @@
 // The manifest describes the two tensor files of a checkpoint: run, step, position in the data, and
 // the parameters in the order of the flat model vector.
 //
-// Tensors are found by name, so the files may be written by other programs (OpenWeights takes a
-// bare .safetensors file). The order of the manifest matters only for the digests, which depend on
-// positions: SameOrder tells whether they can be compared.
+// Tensors are found by name, so other programs may write the files (OpenWeights accepts a
+// .safetensors file without a manifest). The order in the manifest matters only for digests, which
+// depend on positions: they can be compared only if SameOrder is true.
 #include "model/formats/checkpoint_manifest.h"
 
 #include <google/protobuf/text_format.h>
@@ -98,7 +98,7 @@ absl::Status WriteManifest(const std::string& path, const v1::CheckpointManifest
   return WriteFileAtomically(path, text);
 }
 
-// Lists up to kMaxDifferences, first those of the model's tensors, because a missing or differently
+// Lists up to kMaxDifferences tensors, those of the model first, because a missing or differently
 // shaped weight identifies a wrong file better than an additional one.
 absl::Status CheckTensors(absl::string_view file, const std::vector<NamedShape>& in_file,
                           const std::vector<NamedShape>& in_model) {

@@ -32,9 +32,9 @@ std::vector<NamedShape> StateTensors(const ParameterIndex& index,
 // "<parameter>@<state>".
 std::string StateTensorName(absl::string_view parameter, absl::string_view state);
 
-// Sets the manifest's names and shapes, in index order.
+// Sets the names and shapes of all parameters in the manifest, in index order.
 void DescribeParameters(const ParameterIndex& index, v1::CheckpointManifest* manifest);
-// Whether the flat positions of the manifest are those of the index.
+// Whether elements have the same flat positions by the manifest and by the index.
 bool SameOrder(const v1::CheckpointManifest& manifest, const ParameterIndex& index);
 
 // Errors: NotFound, PermissionDenied, ... as ReadFile; InvalidArgument with "FILE:LINE:COLUMN:" for
@@ -51,8 +51,9 @@ absl::StatusOr<SafetensorsFile> OpenTensors(const std::string& path,
 // *.safetensors file. Errors: NotFound, ... of files; those of OpenTensors.
 absl::StatusOr<SafetensorsFile> OpenWeights(const std::string& from, const ParameterIndex& index);
 
-// InvalidArgument naming `file` and what differs, at most ten tensors and how many more: those of
-// another shape, those that only the file has, those that only the model has. Order is free.
+// Compares the tensors of a file with those of the model, in any order. Errors: InvalidArgument,
+// naming `file` and up to ten tensors that have another shape or that only one of the two has, with
+// the number of further ones.
 absl::Status CheckTensors(absl::string_view file, const std::vector<NamedShape>& in_file,
                           const std::vector<NamedShape>& in_model);
 

@@ -15,9 +15,9 @@ namespace cadre {
 // message.
 absl::StatusOr<std::vector<std::string>> ListClassFolders(const std::string& folder);
 
-// The first of `present` that is not in `known`; null if all are. A split may lack classes of the
-// training split, but must not have others, since numbers of classes would differ.
-// Requires: both are in ascending order.
+// The first of `present` that is not in `known`; null if all are. Another split may lack classes of
+// the training split, but must not have additional ones, which would have no number. Requires: both
+// are in ascending order.
 const std::string* FindUnknownClass(const std::vector<std::string>& present,
                                     const std::vector<std::string>& known);
 

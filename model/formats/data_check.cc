@@ -1,7 +1,7 @@
 // Checks that only a host with the files can make: they exist, their sizes fit their formats, and
-// their shapes, classes and counts fit the model. IDX files are read whole, because their labels
-// must be below the number of classes; of the other formats, which may be terabytes, only names and
-// sizes are read. Files that the spec does not name are the business of FindProblems.
+// their shapes, classes and counts fit the model. IDX files are read completely, because their
+// labels must be below the number of classes; of the other formats, which may be terabytes, only
+// names and sizes are read. FindProblems reports paths that are missing in the spec.
 #include "model/formats/data_check.h"
 
 #include <algorithm>
@@ -154,7 +154,8 @@ class DataChecker : private ProblemCollector {
     }
   }
 
-  // The classes of a split; none, with a problem, if there are none or they cannot be read.
+  // The classes of a split. If there are none or they cannot be read, adds a problem and returns
+  // nullopt.
   std::optional<std::vector<std::string>> ClassesOf(const std::string& field,
                                                     const std::string& path) {
     if (path.empty()) return std::nullopt;
@@ -166,7 +167,7 @@ class DataChecker : private ProblemCollector {
     return classes;
   }
 
-  // Whole blocks only: the members are read when training starts.
+  // Checks only that files consist of whole blocks; training reads the members.
   void CheckTarShards(const std::string& field, const std::string& pattern) {
     // An invalid pattern is reported as a problem of the spec.
     const auto names = ExpandShardNames(pattern);
@@ -185,8 +186,8 @@ class DataChecker : private ProblemCollector {
     AddOfFile(field, path, "holds ", *tokens, " tokens; one sample and its labels are ", required);
   }
 
-  // Number of units of `unit` bytes in a file. None, with a problem, for a file that is empty or
-  // has another size: sizes are read without opening the file, so the check is cheap for terabytes.
+  // The number of units of `unit` bytes in a file. If the file is empty or has another size, adds a
+  // problem and returns nullopt. Does not open the file, so the check is cheap even for terabytes.
   std::optional<uint64_t> UnitsOf(const std::string& field, const std::string& path, uint64_t unit,
                                   absl::string_view unit_name) {
     std::error_code error;

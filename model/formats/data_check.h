@@ -1,6 +1,6 @@
-// Verification of the data files of a run spec: they exist, are complete, and match one another and
-// the model. For programs on hosts with the files. Reads IDX files completely, and the sizes (tar
-// shards, tokens, CIFAR-10) or the classes (image folders) of others.
+// Verifies that the data files of a run spec exist, are complete, and match one another and the
+// model. Only programs on hosts with the files can use it. Reads IDX files completely; of other
+// files only the sizes (tar shards, tokens, CIFAR-10) or the class names (image folders).
 //
 // Thread-safe (pure function over files).
 #pragma once

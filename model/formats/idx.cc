@@ -1,7 +1,7 @@
-// A file is untrusted until its end: the header may announce any size. Elements are therefore read
-// in blocks, so that memory grows with the data that exists, and the product of the extents is
-// limited before anything is allocated. A file must end with its last element; reading beyond it
-// also makes zlib verify the checksum of a compressed file.
+// A file is not trusted, since its header may state any size. Elements are therefore read in
+// blocks, so that memory grows with the data that exists, and the product of the extents is checked
+// before any allocation. A file must end with its last element; the attempt to read beyond it also
+// makes zlib verify the checksum of a compressed file.
 #include "model/formats/idx.h"
 
 #include <unistd.h>
@@ -32,7 +32,7 @@ struct CloseGzip {
   void operator()(gzFile file) const { gzclose_r(file); }
 };
 
-// Sequential reader of one IDX file. zlib reads files that are not compressed as they are.
+// Sequential reader of one IDX file. zlib reads uncompressed files unchanged.
 class IdxReader {
  public:
   static absl::StatusOr<IdxReader> Open(const std::string& path) {
@@ -110,7 +110,7 @@ absl::Status IdxReader::CheckMagic(std::span<const uint8_t> magic) const {
   return absl::OkStatus();
 }
 
-// Divides instead of multiplying: four extents of 32 bits overflow 64 bits.
+// Divides instead of multiplying, since the product of four 32-bit extents can overflow 64 bits.
 absl::Status IdxReader::CheckSize(const std::vector<int64_t>& dims) const {
   int64_t elements = 1;
   for (const int64_t extent : dims) {

@@ -3,10 +3,10 @@
 //
 // Idea. The header lists the byte range of every tensor, so ranks read only their own elements: a
 // rank of a group calls Read() for its ranges, and no process needs memory for the whole model.
-// Headers are untrusted. The reader limits their length before allocating, parses them by events
+// Headers are not trusted. The reader limits their length before allocating, parses them by events
 // instead of a tree (safetensors_header.cc), and verifies that the tensors exactly cover the rest
-// of the file. After that no offset can exceed the file, and Read() needs no checks beyond those
-// for a file that was truncated in the meantime.
+// of the file. After that no offset can exceed the file, and Read() only needs to check whether the
+// file was truncated in the meantime.
 //
 // The writer is sequential, so that group members can send their parts to one rank in parameter
 // order and that rank needs one buffer only. AtomicFile makes the result visible in one step.
@@ -38,7 +38,7 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "the format's numbers are little-endian");
 
 constexpr int64_t kLengthBytes = 8;
-// Elements that are converted at a time.
+// The number of elements in a block that is read and converted at once.
 constexpr size_t kConvertElements = 16384;
 
 template <typename T>

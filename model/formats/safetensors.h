@@ -81,7 +81,7 @@ class SafetensorsWriter {
       : file_(std::move(file)), missing_(elements) {}
 
   AtomicFile file_;
-  // Elements to append.
+  // Number of elements that are still to be appended.
   int64_t missing_;
 };
 

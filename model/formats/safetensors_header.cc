@@ -1,9 +1,10 @@
 // The JSON header of safetensors files: {"name": {"dtype", "shape", "data_offsets"}, ...}.
 //
-// Files may come from anywhere, so that nothing is trusted: names and fields must be unique, sizes
-// must match shapes without overflow, and the tensors must cover the data without gaps or overlaps,
-// as the format requires. A reader can then take any tensor's bytes without further checks. The
-// JSON parser's own message would quote the header, which may be 100 MB; ours gives the position.
+// Files may come from anywhere, so nothing in them is trusted: names and fields must be unique,
+// sizes must match shapes without overflow, and the tensors must cover the data without gaps or
+// overlaps, as the format requires. A reader can then take any tensor's bytes without further
+// checks. The JSON parser's own message would quote the header, which may be 100 MB; the message
+// here states the position instead.
 #include "model/formats/safetensors_header.h"
 
 #include <algorithm>
@@ -26,8 +27,8 @@ constexpr char kMetadata[] = "__metadata__";
 constexpr int64_t kHighest = std::numeric_limits<int64_t>::max();
 constexpr size_t kDataAlignment = 8;
 
-// Receives the events of the JSON parser. Events instead of a tree make repeated names visible, and
-// nothing is built for a header that announces more than it may. Methods return false to stop.
+// Receives the events of the JSON parser. Unlike a tree, events show repeated names, and parsing
+// stops before memory is used for a header beyond the limits. Methods return false to stop.
 class HeaderEvents {
  public:
   using number_integer_t = Json::number_integer_t;
@@ -210,8 +211,8 @@ std::string CheckPositions(std::vector<StoredTensor>& tensors, int64_t data_byte
 
 }  // namespace
 
-// Types of all sizes are known, although only the real ones can be read: a file of mixed types is
-// valid as long as the other tensors are not needed.
+// The sizes of all types of the format are known, although only floating-point types can be read: a
+// file with tensors of other types is valid as long as these tensors are not needed.
 int64_t ElementBytes(absl::string_view type) {
   static constexpr std::pair<absl::string_view, int64_t> kTypes[] = {
       {"F32", 4},  {"F16", 2}, {"BF16", 2},    {"F64", 8},     {"I64", 8},     {"I32", 4},

@@ -51,11 +51,13 @@ GridTerms IntegratedTerms(const LayerShape& layer, const Grid& grid, double batc
 // The same terms on the grid 1 x P.
 GridTerms BatchTerms(const LayerShape& layer, int64_t ranks);
 
-// Images of B / P_c samples split by rows over P_r, weights replicated on all ranks: alpha + beta B
-// / P_c X_W X_C floor(k_h / 2); alpha + beta B / P_c Y_W Y_C floor(k_w / 2); 2 (ceil(log P) alpha +
-// beta (P - 1) / P |W|). No borders if P_r = 1 or the kernel has size 1. The formulas count the
-// words of a rank at the edge of the image; other ranks have two neighbours and send twice as many.
-// Requires: a convolution.
+// Images of B / P_c samples are split by rows over P_r, weights are replicated on all ranks:
+//   alpha + beta B / P_c X_W X_C floor(k_h / 2)
+//   alpha + beta B / P_c Y_W Y_C floor(k_w / 2)
+//   2 (ceil(log P) alpha + beta (P - 1) / P |W|)
+// There are no borders if P_r = 1 or the kernel has size 1. The formulas count the words of a rank
+// at the edge of the image; other ranks have two neighbours and send twice as many. Requires: a
+// convolution.
 GridTerms DomainTerms(const LayerShape& layer, const Grid& grid, double batch);
 
 // Border rows sent in one direction: B width channels floor(kernel / 2).
