@@ -1,6 +1,6 @@
 // Brace ranges of file names: "train-{000..015}.tar". Numbers are padded with zeros to the width of
-// the first one. One range is enough for the shards of a data set, and its two ends
-// suffice to check the limit of files; several ranges would multiply.
+// the first one. One range is enough for the shards of a data set, and its two ends suffice to
+// check the limit of files; several ranges would multiply.
 #include "model/shard_names.h"
 
 #include <cstdint>

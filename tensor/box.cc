@@ -1,7 +1,7 @@
 // Copies between row-major tensors that hold different boxes of one tensor.
 //
-// A region consists of runs: maximal sequences of elements that are contiguous in both tensors. The
-// inner dimensions in which the region spans both boxes, and one dimension more, form a run; an
+// A region is copied in runs: sequences of elements that are contiguous in both tensors. A run
+// covers the inner dimensions in which the region spans both boxes, and one more dimension. An
 // odometer over the other dimensions visits the runs in row-major order. The cost per run is two
 // offsets, so a region of whole rows is copied at the speed of memory, and a region of single
 // columns element by element.
@@ -36,8 +36,8 @@ bool Inside(const Box& inner, const Box& outer) {
   return inner.begin.size() == outer.begin.size();
 }
 
-// Steps `index` to the next position over the first `dims` dimensions of `region`, last fastest.
-// False: that was the last position.
+// Advances `index` to the next position over the first `dims` dimensions of `region`, the last
+// dimension fastest. Returns false if there is none.
 bool Advance(const Box& region, size_t dims, std::vector<int64_t>& index) {
   for (size_t d = dims; d-- > 0;) {
     if (++index[d] < region.end[d]) return true;
@@ -46,8 +46,7 @@ bool Advance(const Box& region, size_t dims, std::vector<int64_t>& index) {
   return false;
 }
 
-// Calls `with_run(from, to, size)` for runs that make up the region and are contiguous on both
-// sides.
+// Calls `with_run(from, to, size)` for every run of the region, with its offsets in both tensors.
 template <typename WithRun>
 void ForEachRun(std::span<const float> from, const Box& from_box, std::span<float> to,
                 const Box& to_box, const Box& region, const WithRun& with_run) {
@@ -57,8 +56,7 @@ void ForEachRun(std::span<const float> from, const Box& from_box, std::span<floa
   CHECK(Inside(region, from_box) && Inside(region, to_box))
       << region.ToString() << " in " << from_box.ToString() << " and " << to_box.ToString();
 
-  // The longest run that is contiguous on both sides: inner dimensions for as long as the region
-  // spans both boxes, and one dimension more.
+  // The longest run: the inner dimensions in which the region spans both boxes, and one more.
   size_t outer = region.begin.size();
   int64_t run = 1;
   while (outer > 0) {

@@ -35,12 +35,12 @@ Box Intersect(const Box& a, const Box& b);
 void CopyBox(std::span<const float> from, const Box& from_box, std::span<float> to,
              const Box& to_box, const Box& region);
 
-// The same, adding to the elements of `to`.
+// The same, but adds to the elements of `to`.
 void AddBox(std::span<const float> from, const Box& from_box, std::span<float> to,
             const Box& to_box, const Box& region);
 
-// Offset of the elements of `region` in a row-major tensor that holds `box`, if they are contiguous
-// in it. Requires: region lies inside box and is not empty.
+// Offset of `region` in a row-major tensor that holds `box`; nullopt if the elements of the region
+// are not contiguous there. Requires: region lies inside box and is not empty.
 std::optional<int64_t> RunIn(const Box& region, const Box& box);
 
 }  // namespace cadre

@@ -19,7 +19,7 @@ enum class Collective : uint8_t {
   kAllToAll,
   kBroadcast,
   kBarrier,
-  // The next operation of the background queue.
+  // Agreement on the next operation of the background queue (worker/comm).
   kOrder,
 };
 // "all-reduce".
@@ -27,13 +27,13 @@ absl::string_view CollectiveName(Collective collective);
 
 enum class Algorithm : uint8_t {
   kNone = 0,
-  // Around a ring, chunk by chunk.
+  // Data moves around a ring, chunk by chunk.
   kRing,
   // Recursive doubling: exchanges of the whole buffer at distances 1, 2, 4, ...
   kButterfly,
   // Recursive halving for the sum, then recursive doubling for the gather.
   kHalvingDoubling,
-  // Within each host, then between hosts, then within each host.
+  // A reduction inside each host, a collective between hosts, then a distribution inside each host.
   kHierarchical,
   // For collectives with a single algorithm (binomial tree, dissemination, pairwise).
   kOnly,

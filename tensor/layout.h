@@ -1,5 +1,6 @@
-// The distribution of one tensor over a mesh: the axes that split each dimension, and the axes over
-// which it is a partial sum. Data, model and domain parallelism are special cases. A value.
+// The distribution of one tensor over the ranks of a mesh: the axes that split each dimension, and
+// the axes over which the tensor is a partial sum. Data, model and domain parallelism are special
+// cases. A value.
 #pragma once
 
 #include <string>
@@ -31,12 +32,12 @@ struct Layout {
   friend bool operator==(const Layout& a, const Layout& b);
 };
 
-// Begin of part i of n elements split into `parts` near-equal parts: part i is
-// [n * i / parts, n * (i + 1) / parts). All splits of samples, features, slices and shards use it.
+// The first element of part i if n elements are split into `parts` near-equal parts: part i is [n *
+// i / parts, n * (i + 1) / parts). All splits of samples, features, slices and shards use it.
 int64_t PartBegin(int64_t n, int64_t i, int64_t parts);
 
-// The region of a tensor of `shape` on `rank`.
-// Requires: every axis of the layout splits at most one dimension.
+// The region of a tensor of `shape` that `rank` holds. Requires: every axis of the layout splits at
+// most one dimension.
 Box LocalBox(const Shape& shape, const Layout& layout, const Mesh& mesh, int rank);
 
 }  // namespace cadre

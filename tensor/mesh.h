@@ -10,7 +10,7 @@
 
 namespace cadre {
 
-// Axes of plans.
+// The names of the axes that plans use.
 inline constexpr char kDataAxis[] = "data";
 inline constexpr char kSpaceAxis[] = "space";
 inline constexpr char kModelAxis[] = "model";

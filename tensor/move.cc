@@ -8,22 +8,24 @@
 // halo (messages of several ranks overlap and are added), and the reduction of a partial sum (every
 // rank has the whole box, as an addend).
 //
-// Groups. Ranks that differ only along an axis that neither splits nor sums the tensor hold copies.
-// Each copy is redistributed within its own group (GroupAxes), so replication causes no traffic.
-// The same holds for axes over which the tensor is a partial sum before and after the move.
+// Groups. Here a group is a set of ranks that exchange messages. Ranks that differ only along an
+// axis that neither splits nor sums the tensor hold copies. Each copy is redistributed within its
+// own group (GroupAxes), so replication causes no traffic. The same applies to axes over which the
+// tensor is a partial sum before and after the move.
 //
-// One or two exchanges. If a partial sum is needed by all of its n ranks, one exchange sends the
-// box n - 1 times from every rank. A reduce-scatter followed by an all-gather sends 2 (n - 1) / n
-// of it, with twice as many messages (Thakur, Rabenseifner, Gropp 2005). Choose() compares the
-// single exchange with one pair per dimension in which the intermediate tensor can be split.
+// One or two exchanges. If all n ranks of a partial sum need the result, every rank sends the box n
+// - 1 times in a single exchange. A reduce-scatter followed by an all-gather sends 2 (n - 1) / n
+// times the box, with twice as many messages (Thakur, Rabenseifner, Gropp 2005). Choose() compares
+// the single exchange with such a pair for each dimension in which the intermediate tensor can be
+// split.
 //
 // Invariants. Within a group every element of a result receives at least one message, and exactly
 // one unless `sums` is set. Addends are added in the order of the members, which is equal on all
 // ranks: results are bitwise equal on all ranks and in all runs.
 //
 // Cost. Planning is O(g) boxes for one rank of a group of g, and O(g^3) to detect sums. The cost of
-// a candidate is that of the busiest rank; for more than kMaxCostedRanks ranks it is that of the
-// first and the last, which differ most if splits are uneven.
+// a candidate is the cost of the busiest rank. For more than kMaxCostedRanks ranks only the first
+// and the last are compared, which differ most if splits are uneven.
 //
 // Limits. Within an exchange every pair communicates directly; there is no tree or ring. The
 // intermediate tensor is split in one dimension only.
@@ -50,19 +52,19 @@ Axes PlacingAxes(const Layout& layout) {
   return axes;
 }
 
-// Empty boxes are equal whatever their corners.
+// Whether two boxes have the same elements; all empty boxes do.
 bool SameElements(const Box& a, const Box& b) { return a == b || (a.empty() && b.empty()); }
 
 // An exchange as all ranks see it.
 struct Step {
-  // The members of a group differ along these.
+  // The axes along which the members of a group differ.
   Axes axes;
   // By rank.
   std::vector<Box> have;
   std::vector<Box> make;
-  // Whether the rank gets its box; zeros otherwise.
+  // By rank: whether the rank gets its box; if not, it gets zeros.
   std::vector<bool> takes;
-  // The boxes of the members of a group do not overlap.
+  // Whether the boxes of the members of a group do not overlap.
   bool disjoint = false;
 
   // The message from one rank to another.
@@ -128,7 +130,7 @@ class Planner {
 
   Step MakeStep(const Placement& from, const Placement& to) const {
     Step step{.axes = GroupAxes(from.layout)};
-    // The boxes of a layout overlap only if they are addends.
+    // Boxes of a layout overlap within a group only if their values are addends.
     step.disjoint =
         std::all_of(from.layout.partial_sum.begin(), from.layout.partial_sum.end(),
                     [&](const auto& axis) { return StaysPartial(axis) || mesh_.Size(axis) == 1; });
@@ -156,7 +158,7 @@ class Planner {
     return true;
   }
 
-  // Axes over which the tensor is summed and whose ranks all need the result.
+  // Axes over which the tensor is summed and along which all ranks need the result.
   Axes SummedForSeveral() const {
     const Axes placing = PlacingAxes(to_.layout);
     Axes axes;
@@ -205,7 +207,7 @@ class Planner {
     return false;
   }
 
-  // Cost of sending or of receiving, whichever is higher.
+  // The cost of sending or the cost of receiving, whichever is higher.
   double Seconds(const Exchange& part, const MoveCost& cost) const {
     const auto one_way = [&](const std::vector<Exchange::Message>& messages, int64_t elements) {
       const auto others = std::count_if(messages.begin(), messages.end(),

@@ -11,7 +11,7 @@ namespace cadre {
 class Shape {
  public:
   Shape() = default;
-  // Requires: no negative extent. A zero extent is legal: a rank may hold nothing.
+  // Requires: no negative extent. A zero extent is legal, since a rank's part may be empty.
   Shape(std::initializer_list<int64_t> dims) : dims_(dims) {}
   explicit Shape(std::vector<int64_t> dims) : dims_(std::move(dims)) {}
 

@@ -1,5 +1,5 @@
-// A typed view of elements in the memory of one device, without ownership: activations and their
-// gradients, as arguments of kernels.
+// A typed view of elements in the memory of one device, without ownership. Kernels take activations
+// and their gradients as such views.
 //
 // Parameters, their gradients and statistics are always fp32 and are passed as std::span<float>.
 // Activations can be bf16 and are passed as Values. Only kernels of the device may dereference the
@@ -27,7 +27,7 @@ class BasicValues {
 
   BasicValues() = default;
   BasicValues(Void* data, size_t size, DType type) : data_(data), size_(size), type_(type) {}
-  // fp32, from anything that converts to a span.
+  // A view of fp32 elements, from anything that converts to a span.
   template <typename Range>
   requires(std::is_convertible_v<Range&&, std::span<Float>> &&
            !std::is_base_of_v<BasicValues, std::remove_cvref_t<Range>>)
@@ -36,7 +36,7 @@ class BasicValues {
     data_ = floats.data();
     size_ = floats.size();
   }
-  // Mutable to const.
+  // Converts a mutable view to a const one.
   template <bool kOther>
   requires(kConst && !kOther) BasicValues(const BasicValues<kOther>& values)  // NOLINT
       : data_(values.data()), size_(values.size()), type_(values.type()) {}

@@ -1,5 +1,5 @@
-// Two bounds on the start of an operator: the longest path to it, and the work of all its
-// predecessors, which must be done before it by all devices together. The first is strong for deep
+// There are two bounds on the start of an operator: the longest path to it, and the total work of
+// its predecessors, which all devices together must complete first. The first is strong for deep
 // graphs, the second for wide ones. Both are valid for any placement, because every operator counts
 // with its minimum time.
 #include "plan/placement/bounds.h"

@@ -1,7 +1,7 @@
-// The C interface of COIN-OR CBC. Columns and rows need names, although nothing reads them. After a
-// stop by the time limit CBC still reports its best solution and bound; a status of "proven
-// optimal" without a solution has been seen for programs that are infeasible within tolerances, and
-// counts as stopped.
+// Calls the C interface of COIN-OR CBC. It requires names of columns and rows, which are not used.
+// When CBC stops at the time limit, it still reports its best solution and bound. For programs that
+// are infeasible within tolerances, CBC may report "proven optimal" without a solution; this counts
+// as stopped.
 #include "plan/placement/integer_program.h"
 
 #include <coin/Cbc_C_Interface.h>
@@ -13,8 +13,8 @@
 namespace cadre {
 namespace {
 
-// Much finer than CBC's default of 1e-6: binaries have coefficients of about a thousand, so their
-// rounding errors would be noticeable in time.
+// Much finer than CBC's default of 1e-6: binary variables have coefficients of about a thousand, so
+// their rounding errors would noticeably change times.
 constexpr char kIntegerTolerance[] = "1e-9";
 // CBC treats a limit of 0 as no limit.
 constexpr double kMinSeconds = 1e-3;

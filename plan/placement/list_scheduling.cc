@@ -8,14 +8,14 @@
 // operators could then not be packed (MemoryReserve, packing.h), so the heuristic never has to
 // backtrack.
 //
-// HEFT ignores what a placement means for later transfers. The result is therefore compared with
+// HEFT ignores the later transfers that a placement causes. The result is therefore compared with
 // each single device that has enough memory, and improved by local search: move one operator, or
-// swap the devices of two, and reschedule with ranks for the actual placement; accept the first
-// improvement.
+// swap the devices of two, reschedule with upward ranks for the actual placement, and accept the
+// first improvement.
 //
 // Cost: the list schedule takes (operators + edges) times devices, plus the insertion; local search
 // takes devices * operators + operators^2 reschedulings per round and is limited by max_work. The
-// result has no guarantee; its gap is that to the lower bound of bounds.h. Deterministic.
+// result has no guarantee; its gap refers to the lower bound of bounds.h. Deterministic.
 #include "plan/placement/list_scheduling.h"
 
 #include <algorithm>
@@ -30,7 +30,7 @@ namespace {
 // Mean transfer times are taken over at most so many devices, evenly chosen, because their number
 // is squared.
 constexpr int kMaxRankDevices = 16;
-// An improvement must be more than rounding.
+// An improvement must exceed rounding errors: the new makespan is below this part of the old one.
 constexpr double kBetter = 1 - 1e-9;
 
 // The operators of a device, by start.
@@ -102,7 +102,7 @@ std::vector<double> PlacedRanks(const PlacementProblem& problem, const std::vect
   return rank;
 }
 
-// When an operator's inputs have arrived. Requires: its predecessors are scheduled.
+// The time at which an operator's inputs have arrived. Requires: its predecessors are scheduled.
 double ReadyOn(const PlacementProblem& problem, const Schedule& schedule, int op, int device) {
   double ready = 0;
   for (const int e : problem.in[op]) {
@@ -163,7 +163,8 @@ Schedule SchedulePlacement(const PlacementProblem& problem, const std::vector<in
   return schedule;
 }
 
-// Local search: moves operators to other devices and swaps the devices of two, while that helps.
+// Local search: moves operators to other devices and swaps the devices of two operators, as long as
+// this reduces the makespan.
 class Improver {
  public:
   Improver(const PlacementProblem& problem, Schedule start, const ListSchedulingOptions& options)

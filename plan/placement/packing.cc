@@ -2,11 +2,11 @@
 // all instances; the others are decided by an integer program, which also proves that there is no
 // packing.
 //
-// MemoryReserve lets a scheduler place operators in any order without running into a dead end. It
-// keeps a packing of the operators that are not placed yet, reserved next to the memory of those
-// that are. An operator may go to a device if it fits beside the reservation, or if first fit finds
-// another packing of the rest. The device of the current packing is always allowed, so there is
-// always a way to continue.
+// With MemoryReserve a scheduler can place operators in any order and never reaches a state in
+// which the next operator fits nowhere. It reserves memory for a packing of the operators that are
+// not placed yet. An operator may be placed on a device if it fits next to the reservations there,
+// or if first fit finds another packing of the remaining operators. Its device in the current
+// packing is always allowed, so there is always a device.
 #include "plan/placement/packing.h"
 
 #include <algorithm>

@@ -15,13 +15,13 @@ namespace cadre {
 // byte. The operators' sizes are rounded up, so the solutions fit.
 double MemoryPart(const PlacementProblem& problem);
 
-// A device for every operator so that all fit: by first fit in decreasing size, and if that fails
-// by an integer program within `seconds`. Errors: ResourceExhausted if there is none;
-// DeadlineExceeded if none was found in time.
+// Returns a device for every operator so that all operators fit: by first fit in order of
+// decreasing size or, if this fails, by an integer program within `seconds`. Errors:
+// ResourceExhausted if there is no packing; DeadlineExceeded if none was found in time.
 absl::StatusOr<std::vector<int>> PackMemory(const PlacementProblem& problem, double seconds);
 
-// Places operators one by one so that the remaining ones always fit: it maintains a packing of
-// them.
+// Maintains a packing of the operators that are not placed yet, so that operators can be placed one
+// by one and the remaining ones always fit.
 class MemoryReserve {
  public:
   // `packing` is a result of PackMemory. Borrows the problem.
@@ -35,7 +35,7 @@ class MemoryReserve {
 
  private:
   bool Fits(int device, int64_t bytes) const;
-  // Another packing of the remaining operators; empty: first fit finds none.
+  // Another packing of the remaining operators; empty if first fit finds none.
   std::vector<int> Repacked(int op, int device) const;
 
   const PlacementProblem& problem_;
@@ -43,7 +43,8 @@ class MemoryReserve {
   std::vector<int> by_size_;
   std::vector<bool> placed_;
   std::vector<int> packing_;
-  // Memory left by placed operators; and the part of it that the packing of the others uses.
+  // By device: memory that placed operators leave free; and the part of it that the packing of the
+  // remaining operators uses.
   std::vector<int64_t> room_;
   std::vector<int64_t> reserved_;
 };

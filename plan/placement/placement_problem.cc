@@ -5,8 +5,8 @@
 // predecessors (Kahn 1962) and reported with its operators; unconnected devices are found by
 // union-find.
 //
-// The topological order takes the operator that comes first in the graph among those that are
-// ready, so all later algorithms, and their results, depend on the graph alone.
+// The topological order always takes the ready operator that is listed first in the graph, so all
+// later algorithms, and their results, depend on the graph alone.
 #include "plan/placement/placement_problem.h"
 
 #include <algorithm>
@@ -33,9 +33,9 @@ using Numbers = absl::flat_hash_map<std::string, int>;
 // With these limits, sums over all operators neither overflow nor lose precision.
 constexpr double kMaxSeconds = 1e12;
 constexpr double kMinBandwidth = 1e-3;
-// Fits the largest graph that is allowed.
+// Large enough for the largest graph that is allowed.
 constexpr int64_t kMaxGraphBytes = 32 << 20;
-// Of an operator or a tensor, and of a device.
+// Maximum bytes of an operator or a tensor, and of a device.
 constexpr uint64_t kMaxBytes = uint64_t{1} << 40;
 constexpr uint64_t kMaxDeviceBytes = uint64_t{1} << 50;
 
@@ -170,8 +170,8 @@ class GraphChecker : private ProblemCollector {
     }
   }
 
-  // Removes operators without predecessors (Kahn). If any are left, each of them has a predecessor
-  // among them, so walking backwards finds a cycle.
+  // Removes operators without predecessors (Kahn) as long as there are any. Every operator that is
+  // left has a predecessor among those left, so following predecessors finds a cycle.
   void CheckCycle() {
     std::vector<std::vector<int>> before(graph_.op_size());
     std::vector<std::vector<int>> after(before.size());
@@ -296,7 +296,8 @@ void AddRoutes(const v1::OperatorGraph& graph, Numbers nodes, PlacementProblem& 
   problem.routes = Routes(problem.device_count(), std::ssize(nodes), std::move(links), max_bytes);
 }
 
-// Among ready operators the first in the graph is next, so the order depends on the graph alone.
+// Takes the ready operator that is listed first in the graph, so the order depends on the graph
+// alone.
 void AddOrder(PlacementProblem& problem) {
   std::vector<size_t> waits;
   std::priority_queue<int, std::vector<int>, std::greater<>> free;

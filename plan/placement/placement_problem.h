@@ -37,7 +37,7 @@ struct PlacementProblem {
   };
   struct Device {
     std::string name;
-    // 0: no limit.
+    // The device's memory; 0: no limit.
     int64_t memory_bytes = 0;
   };
 
@@ -74,7 +74,7 @@ inline constexpr int kMaxPlacementLinks = 10'000;
 
 // All problems of a graph: names that are missing, unknown or used twice; invalid times, rates and
 // sizes; a cycle, with its operators; devices that are not connected; an operator that fits on no
-// device, and more memory than all devices have. Fields are paths of the message.
+// device; operators that need more memory than all devices have. Fields are paths in the message.
 std::vector<Problem> FindGraphProblems(const v1::OperatorGraph& graph);
 
 // Requires: FindGraphProblems finds none.
@@ -84,7 +84,7 @@ PlacementProblem PlacementProblemOf(const v1::OperatorGraph& graph);
 // InvalidArgument with one "FILE:LINE:COLUMN: field: message" per line, for malformed text and for
 // the problems that FindGraphProblems finds.
 absl::StatusOr<PlacementProblem> ReadOperatorGraph(const std::string& path);
-// The same for a text; `path` stands for the file in messages.
+// The same for a text; error messages refer to it as `path`.
 absl::StatusOr<PlacementProblem> ParseOperatorGraph(const std::string& path,
                                                     const std::string& text);
 

@@ -12,10 +12,10 @@
 //   T >= t_k + sum_n d_kn P_kn
 //
 // The paper routes each tensor by a flow over links. Transfers do not compete here, so every tensor
-// takes its fastest route, which is computed beforehand (c_enm, routes.h): the same optimum with
-// fewer unknowns. Only P and x need to be integral: y follows from P. The ordering rows are the
-// disjunctive constraints of job shop scheduling (Manne 1960); their big M makes the linear
-// relaxation weak, so the program is tightened:
+// takes its fastest route, which is computed beforehand (c_enm, routes.h). This gives the same
+// optimum with fewer unknowns. Only P and x need to be integral, since y follows from P. The rows
+// with x are the disjunctive constraints of job shop scheduling (Manne 1960); their big M makes the
+// linear relaxation weak, so the program is tightened:
 //
 //   windows     Only schedules shorter than a known one are sought. Heads and tails (bounds.h) then
 //               bound every start from both sides, which makes every M_ij as small as possible and
@@ -46,7 +46,7 @@ namespace {
 // The known makespan in the program's unit of time, large compared with the solver's tolerances.
 constexpr double kScale = 1000;
 constexpr double kShorterBy = 1e-6;
-// Rows of loads between heads and tails, per device.
+// Maximum number of load rows per device.
 constexpr size_t kMaxLoads = 200;
 
 // x_ij and x_ji of a pair; -1: that order is impossible.

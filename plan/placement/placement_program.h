@@ -11,11 +11,11 @@
 namespace cadre {
 
 struct ProgramResult {
-  // Shorter than the known one; nullopt: none was found.
+  // A schedule shorter than the known one; nullopt: none was found.
   std::optional<Schedule> schedule;
-  // `schedule`, or the known one if nothing was found, is optimal.
+  // Whether `schedule` (or, if it is nullopt, the known one) is optimal.
   bool proven = false;
-  // No schedule is shorter; 0: unknown.
+  // A lower bound on the makespan; 0: unknown.
   double lower_bound = 0;
 };
 
@@ -23,7 +23,7 @@ struct ProgramResult {
 ProgramResult SolvePlacement(const PlacementProblem& problem, const TimeWindows& windows,
                              const Schedule& known, double seconds);
 
-// The order of the program's size: pairs of operators times devices, and edges times pairs of
+// An estimate of the program's size: pairs of operators times devices, plus edges times pairs of
 // devices.
 int64_t ProgramSize(const PlacementProblem& problem);
 

@@ -1,6 +1,6 @@
-// The order of the methods: the list schedule always gives a result, whose distance from the lower
-// bound is known; the integer program can only improve on it. Its lower bound replaces the first
-// one if it is higher, so the reported gap never grows.
+// List scheduling comes first: it always gives a result, whose distance from the lower bound is
+// known. The integer program can only improve this result. Its lower bound replaces the first one
+// if it is higher, so the reported gap never grows.
 #include "plan/placement/placer.h"
 
 #include <algorithm>
@@ -15,7 +15,7 @@
 namespace cadre {
 namespace {
 
-// A schedule meets its bound within rounding.
+// Relative difference up to which a makespan counts as equal to its lower bound.
 constexpr double kRounding = 1e-9;
 
 // The fastest single device, for the speed-up. Its memory may not suffice, which is reported.

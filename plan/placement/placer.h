@@ -3,13 +3,14 @@
 //   CADRE_ASSIGN_OR_RETURN(const PlacementProblem problem, ReadOperatorGraph("graph.textproto"));
 //   CADRE_ASSIGN_OR_RETURN(const PlacedGraph placement, PlaceGraph(problem));
 //
-// First a list schedule is made. If it meets the lower bound it is optimal. Otherwise, if the graph
-// is small enough, the integer program searches for a shorter one and, if time permits, proves that
-// there is none; the result is the best schedule found, with its gap to the lower bound.
+// First a list schedule is made. If its makespan equals the lower bound, it is optimal. Otherwise,
+// if the graph is small enough, the integer program searches for a shorter schedule and, if time
+// permits, proves that there is none. The result is the best schedule found, with its gap to the
+// lower bound.
 //
-// A result has everything that execution needs: a device for every operator, the order of the
-// operators of each device (by start), and the transfers with their routes. No worker executes it
-// yet.
+// A result contains all that execution needs: a device for every operator, the order of the
+// operators of each device (by start), and the transfers with their routes. No worker executes
+// placements yet.
 //
 // Thread-compatible; one call at a time in a process, because the solver has global state.
 #pragma once
@@ -26,16 +27,16 @@ namespace cadre {
 struct PlacerOptions {
   // Time limit of the solver. Results are deterministic unless it is reached.
   double solver_seconds = 10;
-  // The program is not tried above this ProgramSize (plan/placement/placement_program.h).
+  // The integer program is used only up to this ProgramSize (plan/placement/placement_program.h).
   int64_t max_program_size = 4'000;
 };
 
 enum class PlacementMethod {
   // Optimal to a millionth.
   kExact,
-  // The solver reached its time limit: the best found.
+  // The solver reached its time limit; the best schedule found.
   kTimeLimit,
-  // Too large for the solver.
+  // The graph is too large for the solver.
   kListScheduling,
 };
 // "exact", "time limit", "list scheduling".
@@ -55,14 +56,14 @@ struct PlacedGraph {
   std::vector<Transfer> transfers;
   double lower_bound = 0;
   PlacementMethod method = PlacementMethod::kListScheduling;
-  // All operators on the fastest single device, and whether they fit into its memory.
+  // Seconds of all operators on the fastest single device, and whether they fit into its memory.
   double serial_seconds = 0;
   int serial_device = 0;
   bool serial_fits = true;
   // The result of list scheduling alone.
   double list_makespan = 0;
 
-  // As a part of the makespan; 0: optimal.
+  // The distance to the lower bound as a fraction of the makespan; 0: optimal.
   double gap() const { return schedule.makespan > 0 ? 1 - lower_bound / schedule.makespan : 0; }
   double speedup() const { return schedule.makespan > 0 ? serial_seconds / schedule.makespan : 1; }
 };

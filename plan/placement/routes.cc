@@ -2,9 +2,9 @@
 //
 // The time of a route is a line alpha + beta D in the size D, so the minimum time between two
 // devices is the lower envelope of the lines of all routes: a concave, piecewise linear function.
-// Envelopes take the place of distances in the algorithm of Bellman and Ford. They have few lines,
-// because latencies and bandwidths of a cluster take few values. The links of a route are found by
-// Dijkstra's algorithm for the size in question, only for the transfers of the final placement.
+// Envelopes replace distances in the algorithm of Bellman and Ford. They have few lines, because
+// latencies and bandwidths of a cluster take few values. The links of a route are found by
+// Dijkstra's algorithm for a given size, only for the transfers of the final placement.
 #include "plan/placement/routes.h"
 
 #include <algorithm>

@@ -1,7 +1,7 @@
 // Routes between devices, over links and switches.
 //
-// A transfer of D bytes over links l takes the sum of alpha_l + D / bandwidth_l on the route for
-// which that is minimal, so the route depends on D. Links carry any number of transfers
+// A transfer of D bytes takes, over the links l of a route, the sum of alpha_l + D / bandwidth_l.
+// It uses the route with the minimum sum, which depends on D. Links carry any number of transfers
 // simultaneously, each at full speed, as in Pal et al. 2019; this is optimistic if many tensors
 // share a link.
 //
@@ -31,7 +31,7 @@ class Routes {
 
   // Whether there is a route between two devices.
   bool Connected(int from, int to) const { return !lines(from, to).empty(); }
-  // 0 between a device and itself. Requires: Connected.
+  // Seconds of a transfer; 0 between a device and itself. Requires: Connected.
   double Seconds(int from, int to, int64_t bytes) const;
   // Numbers of the links of the fastest route, in order. Requires: Connected.
   std::vector<int> Path(int from, int to, int64_t bytes) const;

@@ -1,5 +1,5 @@
-// Simulates a placement in one pass over the operators in topological order, which the priorities
-// refine. CheckSchedule verifies a schedule by its definition, independent of how it was made.
+// Simulates a placement in one pass over the operators, in a topological order that the priorities
+// determine. CheckSchedule verifies a schedule by its definition, independent of how it was made.
 #include "plan/placement/schedule.h"
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 namespace cadre {
 namespace {
 
-// Rounding of sums of thousands of times, relative to the makespan.
+// Tolerance for the rounding of sums of thousands of times, relative to the makespan.
 constexpr double kScheduleRounding = 1e-9;
 
 double Finish(const PlacementProblem& problem, const Schedule& schedule, int i) {

@@ -11,7 +11,7 @@
 
 namespace cadre {
 
-// By operator.
+// Devices and times by operator.
 struct Schedule {
   std::vector<int> device;
   std::vector<double> start;
@@ -19,8 +19,9 @@ struct Schedule {
   double makespan = 0;
 };
 
-// Schedules operators in order of `priority` (smallest first, then by number) among those whose
-// predecessors are scheduled. Each starts when its inputs have arrived and its device is free.
+// Schedules operators one by one: of those whose predecessors are scheduled, the one with the
+// smallest `priority` (then the smallest number). It starts when its inputs have arrived and its
+// device is free.
 Schedule ScheduleByPriority(const PlacementProblem& problem, const std::vector<int>& device,
                             const std::vector<double>& priority);
 
@@ -28,8 +29,8 @@ Schedule ScheduleByPriority(const PlacementProblem& problem, const std::vector<i
 std::vector<int64_t> MemoryOf(const PlacementProblem& problem, const std::vector<int>& device);
 bool FitsMemory(const PlacementProblem& problem, const std::vector<int>& device);
 
-// Errors: Internal, if an operator starts before its inputs have arrived, overlaps with another one
-// or ends after the makespan, or if a device's memory is exceeded, within rounding.
+// Errors: Internal if, beyond rounding, an operator starts before its inputs have arrived, overlaps
+// with another one or ends after the makespan, or if a device's memory is exceeded.
 absl::Status CheckSchedule(const PlacementProblem& problem, const Schedule& schedule);
 
 }  // namespace cadre
