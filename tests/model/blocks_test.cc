@@ -33,7 +33,7 @@ ExpandedModel Expand(const std::string& text) {
   return expanded;
 }
 
-// "name(inputs)" of every layer.
+// The wiring of every layer as "name(inputs)".
 std::vector<std::string> Wiring(const v1::Model& model) {
   std::vector<std::string> layers;
   for (const v1::Layer& layer : model.layer()) {
@@ -219,7 +219,7 @@ TEST(BlocksTest, InvalidModels) {
   }
 }
 
-// Doubles at every level, which would make 2^40 layers.
+// Each block uses the next one twice, which would make 2^40 layers.
 TEST(BlocksTest, LimitsNesting) {
   std::string model = "block { name: 'b0' layer { name: 'r' relu {} } }";
   for (int i = 1; i <= 40; ++i) {
@@ -245,7 +245,7 @@ TEST(BlocksTest, ExpandedNamesInErrors) {
               HasSubstr("layer 'a/sum': add: adds [8, 8, 32] and [6, 6, 32]"));
 }
 
-// The expansion would repeat each text thousands of times. Messages do not contain the texts.
+// The expansion would repeat each text thousands of times. Error messages do not contain the texts.
 TEST(BlocksTest, LongTextsFailBeforeExpansion) {
   const std::string large(1 << 20, 'a');
   const std::string block = "block { name: 'b' layer { name: 'r' relu {} } }";
@@ -314,7 +314,7 @@ TEST(BlocksTest, LimitsExpandedBytes) {
   ASSERT_EQ(problems.size(), 1U);
   EXPECT_EQ(problems[0].field, "model.block[0].layer[1]");
   EXPECT_THAT(problems[0].message, HasSubstr("take more than 67108864 bytes"));
-  // One input more.
+  // The same with one more input is too large.
   problems = ProblemsOf("block { name: 'b' " + first + layer + " input: 'input' } }" +
                         "layer { name: 'u' use { block: 'b' } }");
   ASSERT_EQ(problems.size(), 1U);

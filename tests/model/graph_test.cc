@@ -23,7 +23,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 constexpr char kLoss[] = "layer { name: 'loss' softmax_cross_entropy {} }";
-// Produces two classes from any input.
+// A layer that produces two classes from any input.
 constexpr char kEnd[] = "layer { name: 'end' fully_connected { out_features: 2 } }";
 
 Graph GraphOf(const std::string& model) {
@@ -243,7 +243,7 @@ TEST(GraphTest, InitialDeviations) {
   EXPECT_EQ(deviation("h/bias"), 0);
 }
 
-// Texts of models, with words in capitals for common beginnings and ends.
+// Parses the text of a model, in which words in capitals stand for common beginnings and ends.
 v1::Model ModelOf(const std::string& text) {
   const std::string small = "input { channels: 1 height: 4 width: 6 }";
   const std::string tokens = "tokens { length: 4 }";
@@ -461,7 +461,7 @@ TEST(GraphTest, LimitsLayers) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("20000 layers; at most 16384"));
 }
 
-// Names from other programs may contain any bytes; messages must be text.
+// Names from other programs may contain any bytes; error messages must be text.
 TEST(GraphTest, EscapesNames) {
   v1::Model model = ModelOf("input { channels: 1 height: 1 width: 1 } layer { relu {} }");
   model.mutable_layer(0)->set_name("\xff\n");
@@ -524,7 +524,7 @@ TEST(ParameterIndexTest, RangesCoverInterval) {
   }
 }
 
-// Models of other programs have not passed the reader of run files.
+// Models from other programs have not been checked by the reader of run files.
 TEST(GraphTest, LimitsNamesAndInputs) {
   const auto message = [](const std::string& name, int inputs) {
     v1::Model model = ModelOf(

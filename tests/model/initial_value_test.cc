@@ -84,7 +84,7 @@ TEST_F(InitialValueTest, MomentsMatchLayer) {
   }
 }
 
-// Norms begin as the identity, running statistics as those of a standard normal.
+// Norms begin as the identity, running statistics with mean 0 and variance 1.
 TEST(InitialValueOfNormsTest, AreConstants) {
   const auto index = ParameterIndex::FromModel(testing::SpecOf(R"(model {
     input { channels: 3 height: 2 width: 2 }

@@ -136,7 +136,7 @@ TEST_F(OpIndicesTest, WindowsNeedHalos) {
   EXPECT_FALSE(Index(Layer("gap"), "height").halo) << "its output is a sum instead";
 }
 
-// The layouts of a layer of which one index is split over axis a.
+// The layouts of a layer if one of its indices is split over axis `a`.
 struct ExpectedLayouts {
   std::string input, output, input_gradient;
   // "layout" or "layout, summed".
@@ -242,9 +242,10 @@ TEST_F(OpIndicesTest, RefusesInvalidSplits) {
 }
 
 TEST_F(OpIndicesTest, EnumeratesLegalSplits) {
-  // 5 indices of a convolution and no index, for each of two axes; both on one index in two orders.
+  // Each of two axes splits one of 5 indices or none; if both split the same index, there are two
+  // orders.
   EXPECT_EQ(LegalSplits(Layer("conv"), mesh_).size(), 6U * 6U + 5U);
-  // Two groups cannot be three parts, nor six.
+  // Two groups cannot be split into three parts, nor into six.
   EXPECT_EQ(LegalSplits(Layer("grouped"), mesh_).size(), 5U * 5U - 5U + 3U);
   for (const GraphLayer& layer : images_.layers()) {
     std::set<std::string> seen;
@@ -262,7 +263,7 @@ TEST_F(OpIndicesTest, EnumeratesLegalSplits) {
   }
 }
 
-// The part of the input that the outputs read, computed tap by tap.
+// The part of the input that these outputs read, computed for each element of the kernel.
 Box ReadBy(const GraphLayer& layer, const Box& input_part, const Box& output) {
   Box read = input_part;
   const Window& w = layer.window;

@@ -88,7 +88,7 @@ TEST(RunFileTest, LocatesSyntaxErrors) {
   EXPECT_THAT(ErrorOf("schedule { base_rate: fast }"), HasSubstr("run.textproto:1:23: "));
 }
 
-// Errors, not crashes, and a bounded number of lines.
+// Binary files result in an error with a bounded number of lines, not in a crash.
 TEST(RunFileTest, RefusesBinaryFiles) {
   std::string bytes;
   for (int i = 0; i < 20'000; ++i) bytes.push_back(static_cast<char>(i * 37 >> 3));

@@ -53,7 +53,8 @@ constexpr char kLargeImages[] =
     "data { synthetic { train_samples: 100000 test_samples: 10 classes: 256 } }"
     "schedule { warmup_steps: 10 }";
 
-// The demo without some fields ("a.b, c", may be empty), merged with a text.
+// The spec of the demo without the fields in `cleared` ("a.b, c"; may be empty), merged with
+// `text`.
 v1::RunSpec Changed(const std::string& cleared, const std::string& text) {
   v1::RunSpec spec = testing::DemoSpec();
   for (const absl::string_view path : absl::StrSplit(cleared, ", ", absl::SkipEmpty())) {
@@ -70,7 +71,7 @@ struct Violation {
   std::string message;
 };
 
-// Every change to the demo violates one rule.
+// Expects that each of these changes to the demo violates one rule.
 void ExpectProblems(const std::vector<Violation>& violations) {
   ASSERT_THAT(FindProblems(testing::DemoSpec()), IsEmpty());
   for (const Violation& violation : violations) {

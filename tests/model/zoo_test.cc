@@ -1,4 +1,4 @@
-// The networks of model/zoo are valid and have the sizes that their papers give.
+// Tests that the networks of model/zoo are valid and have the sizes stated in their papers.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -18,9 +18,9 @@
 namespace cadre {
 namespace {
 
-// Bytes, 384 features, 6 blocks, 128 positions.
+// GPT: a vocabulary of 256 bytes, 384 features, 6 blocks, 128 positions.
 constexpr int64_t kV = 256, kD = 384, kBlocks = 6, kT = 128;
-// Two norms, attention with its biases, two products with theirs.
+// Parameters of a block: two norms, attention and two fully connected layers with their biases.
 constexpr int64_t kBlock = 2 * 2 * kD + (3 * kD * kD + 3 * kD) + (kD * kD + kD) +
                            (4 * kD * kD + 4 * kD) + (4 * kD * kD + kD);
 constexpr int64_t kGpt = kV * kD + kT * kD + kBlocks * kBlock + 2 * kD + kD * kV;

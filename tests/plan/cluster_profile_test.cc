@@ -1,4 +1,5 @@
-// Profiles survive printing and reading; every kind of error is reported with its position.
+// Profiles are unchanged after printing and reading; every kind of error is reported with its
+// position.
 #include "plan/cluster_profile.h"
 
 #include <gmock/gmock.h>
@@ -50,7 +51,7 @@ absl::StatusOr<v1::ClusterProfile> Read(const std::string& text) {
   return ReadClusterProfile(folder.Write("rack.profile", text));
 }
 
-// The error after one replacement in the valid text.
+// The error of the valid text with `from` replaced by `to`.
 std::string ErrorOf(const std::string& from, const std::string& to) {
   EXPECT_THAT(kGood, HasSubstr(from));
   const absl::Status status = Read(absl::StrReplaceAll(kGood, {{from, to}})).status();

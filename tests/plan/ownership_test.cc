@@ -48,7 +48,7 @@ Plan RandomPlan(const Graph& graph, const ParameterIndex& index, const Mesh& mes
   return plan;
 }
 
-// Every element of the model has one owner, at the right offset of its buffer.
+// Expects that every element of the model has one owner, at the right offset of its buffer.
 void ExpectOwnedOnce(const Plan& plan, const ParameterIndex& index) {
   std::vector<int> owners(index.size(), 0);
   for (int rank = 0; rank < plan.mesh.ranks(); ++rank) {
@@ -89,7 +89,7 @@ void ExpectOwnedOnce(const Plan& plan, const ParameterIndex& index) {
   EXPECT_EQ(std::count(owners.begin(), owners.end(), 1), index.size());
 }
 
-// The ranks of a reduce-scatter have equal slice borders.
+// Expects that the ranks of a reduce-scatter have equal slice borders.
 void ExpectPeersAgree(const Plan& plan, const ParameterIndex& index) {
   for (int rank = 0; rank < plan.mesh.ranks(); ++rank) {
     const auto mine = OwnershipOf(plan, index, rank);
@@ -148,7 +148,7 @@ INSTANTIATE_TEST_SUITE_P(Meshes, RandomPlans,
                            return name;
                          });
 
-// [4, 6] by columns over two ranks, and its slices over two more.
+// The shape [4, 6] is split by columns over two ranks; each shard is owned by two ranks.
 TEST(OwnershipTest, ColumnsAreOwnedByRow) {
   const Graph graph = *Graph::FromModel(testing::SpecOf(R"(model {
     input { channels: 6 height: 1 width: 1 }

@@ -16,7 +16,8 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-// A convolution, a batch norm, two products: 1,024 + 128 + 128 bytes in front, 640 KiB behind.
+// A convolution and a batch norm with 1,024 + 128 + 128 bytes of parameters, and two fully
+// connected layers with 640 KiB.
 constexpr char kTwoProducts[] = R"(model {
   input { channels: 4 height: 8 width: 8 }
   layer { name: "conv" convolution { out_channels: 16 kernel: 2 stride: 2 no_bias: true } }
@@ -32,7 +33,7 @@ constexpr char kTwoProducts[] = R"(model {
 constexpr double kAlpha = 50e-6;
 constexpr double kBeta = 1 / 1.25e9;
 
-// All buckets, without overlap.
+// Seconds of all buckets, without overlap.
 double CommunicationSeconds(const Plan& plan, const ParameterIndex& index) {
   double seconds = 0;
   for (const Bucket& bucket : plan.buckets) {
@@ -70,7 +71,7 @@ class PlanCollectivesTest : public ::testing::Test {
     return plan;
   }
 
-  // "conv/weight ring", one per bucket, by the first of its parameters.
+  // One text per bucket, such as "conv/weight ring": its first parameter and its algorithm.
   std::vector<std::string> Choices(const Plan& plan) const {
     std::vector<std::string> choices;
     for (const Bucket& bucket : plan.buckets) {
@@ -171,7 +172,7 @@ TEST_F(PlanCollectivesTest, LinkDeterminesBucketSize) {
   EXPECT_EQ(Choices(plan), Choices(With(v1::Cluster::RING, max_elements)));
 }
 
-// Two ranks sum the bucket, six gather it.
+// Two ranks sum the bucket, six ranks gather it.
 TEST_F(PlanCollectivesTest, ReduceScatterAndGatherOverTheirRanks) {
   Split(Mesh({{"data", 2}, {"model", 3}}), {{"samples", {"data"}}});
   const Plan plan = With(v1::Cluster::RING, 0);

@@ -64,7 +64,7 @@ class PlanTest : public ::testing::Test {
     EXPECT_THAT(std::string(status.message()), HasSubstr(text));
   }
 
-  // The same for its message.
+  // The same for the plan as a protobuf message.
   void ExpectProtoRejected(const std::function<void(v1::Plan&)>& change, const std::string& text) {
     v1::Plan proto = PlanToProto(plan_, index_);
     change(proto);
@@ -90,7 +90,8 @@ TEST_F(PlanTest, ReplicatedPlan) {
 }
 
 TEST_F(PlanTest, EqualAxesShareBucket) {
-  // In the order of backward: fc2 by inputs, whose bias is replicated over model; then the rest.
+  // In the order of backward: first the bias of fc2, which is replicated over `model` because fc2
+  // is split by inputs.
   ASSERT_EQ(plan_.buckets.size(), 3U);
   EXPECT_THAT(plan_.buckets[0].parameters, ElementsAre(5)) << "fc2/bias";
   EXPECT_THAT(plan_.buckets[0].axes, ElementsAre("data"));
@@ -290,7 +291,7 @@ TEST_F(PlanTest, PrintsLinkAndSeconds) {
   plan_.link_kind = v1::LinkProfile::TCP;
   const std::string text = PrintPlan(plan_, graph_, index_);
   EXPECT_THAT(text, HasSubstr("\n  link 50.0 us a message, 1.25 GB/s, tcp\n  bucket 0 over"));
-  // Two ranks sum it: 50 us and 32 bytes each way.
+  // Two ranks sum the bucket: 50 us and 32 bytes in each direction.
   EXPECT_THAT(text, HasSubstr("  bucket 1 over [data] by ring, 64 bytes, 0.1001 ms: fc1/weight"));
 }
 

@@ -148,7 +148,7 @@ TEST_F(TapeTest, NoGradientOfInput) {
 TEST_F(TapeTest, WordsOfTypes) {
   for (const char* index : {"samples", "height", "out", "in", "channels"}) {
     for (const DType type : {DType::kFloat32, DType::kBFloat16}) {
-      // Odd numbers of samples and ranks: buffers of odd numbers of elements.
+      // With odd numbers of samples and ranks, buffers have odd numbers of elements.
       const Tape tape = MakeTape(graph_, PlanSplitting(index, 3), 1, 5, /*training=*/true, type);
       EXPECT_EQ(tape.activations, type);
       for (const TapeBuffer& buffer : tape.buffers) {
@@ -192,7 +192,7 @@ class TokenTapeTest : public TapeTest {
 };
 
 TEST_F(TokenTapeTest, TokensStayFp32) {
-  // Tokens are loaded whole and needed in halves, so a move has a buffer of them.
+  // Every rank loads all tokens and needs half of them, so a move has a buffer for them.
   const Tape tape =
       MakeTape(graph_, PlanSplitting("tokens", 2), 1, 2, /*training=*/true, DType::kBFloat16);
   const TapeOp& embed = Find(tape, TapeOpKind::kForward, "embed");
@@ -247,7 +247,7 @@ class FirstNormTapeTest : public TapeTest {
       layer { name: "loss" softmax_cross_entropy {} } })") {}
 };
 
-// The kernel of a norm computes the gradient of its input even if it is not needed.
+// The kernel of a layer norm computes the gradient of its input even if no layer needs it.
 TEST_F(FirstNormTapeTest, HasRoomForUnusedGradient) {
   const Tape tape = MakeTape(graph_, PlanSplitting("samples", 1), 0, 4, /*training=*/true);
   const TapeOp& back = Find(tape, TapeOpKind::kBackward, "norm");

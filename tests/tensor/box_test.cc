@@ -21,7 +21,7 @@ Tensor Counting(const Shape& shape) {
   return tensor;
 }
 
-// The element of a row-major tensor that holds `box`, found index by index.
+// The element at `index` of a row-major tensor that holds `box`.
 float At(const Tensor& tensor, const Box& box, const std::vector<int64_t>& index) {
   int64_t offset = 0;
   for (size_t d = 0; d < index.size(); ++d) {
@@ -87,7 +87,7 @@ TEST(CopyBoxTest, StridedInFourDimensions) {
   const Shape shape{3, 4, 5, 6};
   const Box whole = Box::Whole(shape);
   const Tensor tensor = Counting(shape);
-  // Each spans another set of dimensions, so that runs of every length occur.
+  // Each region spans a different set of dimensions, so that runs of every length occur.
   const std::vector<Box> regions = {
       whole,
       {{1, 0, 0, 0}, {2, 4, 5, 6}},
@@ -135,7 +135,7 @@ TEST(CopyBoxTest, BetweenOverlappingBoxes) {
   }
 }
 
-// A reshard without the network: splits by one layout, joins by another.
+// Splits a tensor by one layout and assembles it by another, as a reshard does.
 TEST(CopyBoxTest, BetweenTwoLayouts) {
   const Mesh mesh({{"a", 2}, {"b", 3}});
   const Shape shape{5, 4, 3, 7};

@@ -68,7 +68,7 @@ TEST(LocalBoxTest, DataAndModelParallel) {
   // Rank 4 is data 1, model 1.
   EXPECT_EQ(LocalBox(shape, layout, mesh, 4), (Box{{5, 2}, {10, 4}}));
   EXPECT_EQ(LocalBox(shape, Layout::Replicated(), mesh, 4), Box::Whole(shape));
-  // Over both axes the mesh is six parts of one dimension.
+  // Both axes together split one dimension into six parts.
   EXPECT_EQ(LocalBox(shape, Layout::Split(0, {"data", "model"}), mesh, 4), (Box{{6, 0}, {8, 7}}));
   // A partial sum is a whole tensor on every rank.
   EXPECT_EQ(LocalBox(shape, Layout{.partial_sum = {"model"}}, mesh, 4), Box::Whole(shape));

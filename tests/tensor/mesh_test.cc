@@ -69,12 +69,12 @@ TEST(MeshTest, PeersDifferOnlyAlongTheAxes) {
   EXPECT_THAT(mesh.Peers(4, Axes{}), ElementsAre(4));
   EXPECT_THAT(mesh.Peers(4, Axes{"other"}), ElementsAre(4));
   EXPECT_THAT(mesh.Peers(4, Axes{"data", "model"}), ElementsAre(0, 1, 2, 3, 4, 5));
-  // Ordered by the coordinate over the axes as given, not by rank.
+  // Peers are ordered by their coordinate over the axes in the order of the argument, not by rank.
   EXPECT_THAT(mesh.Peers(4, Axes{"model", "data"}), ElementsAre(0, 3, 1, 4, 2, 5));
 }
 
-// Collectives rely on this: every member computes the same list and finds itself at the index that
-// is its own coordinate, and the lists of all ranks partition the mesh.
+// Collectives require that every member computes the same list, that its own index in the list is
+// its coordinate, and that the lists of all ranks partition the mesh.
 TEST(MeshTest, PeersPartitionMesh) {
   const Mesh mesh({{"a", 2}, {"b", 3}, {"c", 2}});
   for (const Axes& axes :

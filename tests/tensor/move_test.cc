@@ -15,7 +15,7 @@ namespace {
 using Axes = std::vector<std::string>;
 using Values = std::vector<float>;  // of a box, row-major
 
-// Messages cost nothing: only elements count.
+// A cost by which only elements count, not messages.
 constexpr MoveCost kNoLatency{.elements_per_message = 0};
 
 Values Part(const Values& from, const Box& from_box, const Box& box) {
@@ -94,7 +94,8 @@ std::vector<Values> RunAll(const std::vector<Move>& moves, std::vector<Values> h
 // A tensor with a placement. Ranks that differ only along axes that the placement does not name
 // hold the same elements.
 struct World {
-  // By rank: the elements that it holds, and the tensor as the ranks of its plane see it.
+  // By rank: the elements that it holds, and the tensor from which they are taken, which is the
+  // same for all ranks of a plane.
   std::vector<Values> have;
   std::vector<Values> whole;
 };
@@ -181,7 +182,7 @@ TEST_P(EveryPair, MatchesDefinition) {
     for (const Layout& from : layouts) {
       for (const Layout& to : layouts) {
         ExpectRight(shape, mesh, Placement::Of(shape, from, mesh), Placement::Of(shape, to, mesh));
-        // With free messages, sums take two steps wherever that saves elements.
+        // If messages cost 0, sums take two steps whenever this reduces the number of elements.
         if (!from.partial_sum.empty()) {
           ExpectRight(shape, mesh, Placement::Of(shape, from, mesh), Placement::Of(shape, to, mesh),
                       kNoLatency);
@@ -215,8 +216,8 @@ TEST(MoveTest, EqualLayoutsAreIdentity) {
   }
 }
 
-// Axes in another order assign the parts to other ranks. Ranks without a part take part in the
-// step.
+// Axes in a different order assign the parts to other ranks. Ranks without elements participate in
+// the step, too.
 TEST(MoveTest, OrderOfAxesMatters) {
   const Mesh mesh({{"a", 2}, {"b", 2}});
   const auto plan = [&](const Shape& shape) {
@@ -276,7 +277,7 @@ TEST(MoveTest, PlanesMoveIndependently) {
       2 * 2 * 12);
 }
 
-// Two steps do not pay for small sums.
+// For small sums one step is cheaper, for large sums two are.
 TEST(MoveTest, CostSelectsOneOrTwoSteps) {
   const Mesh mesh({{"a", 4}});
   const auto steps = [&](int64_t n) {
@@ -363,7 +364,8 @@ TEST_F(HaloTest, RowsOfNoRankAreZero) {
   ExpectRight(shape_, mesh_, narrow, Placement::Of(shape_, {}, mesh_));
 }
 
-// Beyond 64 ranks only two of them are costed; all ranks must still choose the same steps.
+// Above 64 ranks, costs are computed for two ranks only; all ranks must still choose the same
+// steps.
 TEST(MoveTest, ManyRanksAgree) {
   const Mesh mesh({{"a", 70}});
   const Shape shape{70, 211};

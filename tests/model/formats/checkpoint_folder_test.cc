@@ -131,7 +131,7 @@ TEST(CheckpointFolder, KeepsTheNewestOfItsRun) {
   ASSERT_TRUE(PruneCheckpoints(folder.path(), "a", 2, 10).ok());
   EXPECT_THAT(Steps(folder.path()), ElementsAre(3, 10));
   EXPECT_EQ(folder.Entries(), 2);
-  // A run that went back to an earlier step keeps what it has just written.
+  // A run that continues from an earlier step keeps the checkpoint that it has just written.
   Save(folder.path(), 2, run);
   ASSERT_TRUE(PruneCheckpoints(folder.path(), "a", 1, 2).ok());
   EXPECT_THAT(Steps(folder.path()), ElementsAre(2, 10));

@@ -54,7 +54,7 @@ struct Bad {
 
 void PrintTo(const Bad& bad, std::ostream* out) { *out << bad.what; }
 
-// "[1,1,1]".
+// A list of `n` ones, such as "[1,1,1]".
 std::string Ones(int n) {
   return absl::StrCat("[", absl::StrJoin(std::vector<int>(n, 1), ","), "]");
 }

@@ -34,7 +34,7 @@ std::string Bytes(const std::string& json, const std::string& data) {
   return Raw<uint64_t>({json.size()}) + json + data;
 }
 
-// Opens a file with these bytes; the folder may be removed afterwards.
+// Writes these bytes to a file in a temporary folder and opens it. The folder is removed on return.
 absl::StatusOr<SafetensorsFile> OpenBytes(const std::string& bytes) {
   const TemporaryFolder folder;
   return SafetensorsFile::Open(folder.Write("bytes", bytes));

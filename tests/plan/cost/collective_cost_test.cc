@@ -103,7 +103,7 @@ TEST(CollectiveCostTest, WorkHasLowerBounds) {
             std::pair(Collective::kAllReduce, 2)}) {
         const CollectiveWork work = WorkOf(collective, algorithm, ranks, 1'000'000);
         EXPECT_GE(work.steps, min_steps);
-        // Recursive doubling on two ranks sends everything once and has no second phase.
+        // Recursive doubling on two ranks sends the whole buffer once and has no second phase.
         const bool once = ranks == 2 && algorithm == Algorithm::kButterfly;
         EXPECT_GE(work.bytes, (once ? 1 : shares) * share - 1e-6) << ranks;
         EXPECT_GE(work.added, collective == Collective::kAllGather ? 0 : share - 1e-6);
@@ -135,7 +135,7 @@ TEST(MeasuredCostTest, Interpolates) {
   };
   EXPECT_DOUBLE_EQ(ring(10'000), 1e-3);
   EXPECT_DOUBLE_EQ(ring(1'000'000), 4e-3);
-  // The middle in logarithms: the geometric mean.
+  // Half way between the logarithms is the geometric mean.
   EXPECT_NEAR(ring(100'000), 2e-3, 1e-12);
   EXPECT_LT(ring(50'000), ring(60'000));
 }

@@ -77,7 +77,7 @@ TEST(DiscrepancyTest, SmoothingFollows) {
 TEST(DiscrepancyTest, SmoothingResistsOutliers) {
   SmoothedDiscrepancy smoothed;
   for (int i = 0; i < 100; ++i) smoothed.Add(1, 2);
-  // A round without displacement: its ratio is a million.
+  // A round almost without displacement: its gamma is a million.
   smoothed.Add(1, 1e-6);
   EXPECT_LT(smoothed.Value(), 0.7);
   // A round with a thousand times the displacement has the same weight.
@@ -123,7 +123,7 @@ TEST(DiscrepancyTest, OutlookFollowsBound) {
 
   EXPECT_EQ(Outlook(2.9, 3, 4, 8).advice, DiscrepancyAdvice::kNoise);
   EXPECT_EQ(Outlook(7, 3, 4, 8).advice, DiscrepancyAdvice::kNoise);
-  // Two groups reach 1 with pure noise.
+  // For two groups the discrepancy of pure noise is only 1.
   EXPECT_EQ(Outlook(0.95, 3, 2, 8).advice, DiscrepancyAdvice::kKeep);
   EXPECT_EQ(Outlook(1.05, 3, 2, 8).advice, DiscrepancyAdvice::kNoise);
 }

@@ -1,4 +1,4 @@
-// Worked numbers of AlexNet without groups, and of a tiny grid.
+// Expected numbers computed by hand, for AlexNet without groups and for a tiny grid.
 #include "plan/cost/grid_cost.h"
 
 #include <gtest/gtest.h>
@@ -60,7 +60,8 @@ TEST(GridCostTest, LimitOfConvolution) {
   EXPECT_DOUBLE_EQ(SimpleBatchLimit(conv2), 2.0 * 5 * 5 * 96 / (3 * 27 * 27));
 }
 
-// Below the exact limit model parallelism moves less, above it more, for any number of ranks.
+// Below the exact limit, model parallelism moves fewer words than batch parallelism, above it more,
+// for any number of ranks.
 TEST(GridCostTest, ExactLimitIsCrossover) {
   for (const LayerShape& layer : testing::ZooShape("alexnet").layers) {
     const double limit = ExactBatchLimit(layer);

@@ -1,4 +1,4 @@
-// Worked numbers of AlexNet and VGG-16 in groups.
+// Expected numbers computed by hand, for AlexNet and VGG-16 in groups.
 #include "plan/cost/group_hybrid.h"
 
 #include <gmock/gmock.h>
@@ -132,7 +132,7 @@ TEST_F(GroupHybridTest, SplitsLayersIfThatPays) {
   EXPECT_FALSE(large[7]);
 }
 
-// Compared with all ways to split three layers.
+// Compares the result with all ways to split three layers.
 TEST_F(GroupHybridTest, SplitsAreOptimal) {
   for (const double samples : {1.0, 4.0, 32.0, 100.0, 400.0}) {
     for (const int64_t group : {2, 8, 64}) {

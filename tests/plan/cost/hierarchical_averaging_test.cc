@@ -1,4 +1,4 @@
-// Worked numbers of ResNet-50 (25,557,032 parameters) and of the demo.
+// Expected numbers computed by hand, for ResNet-50 (25,557,032 parameters) and for the demo.
 #include "plan/cost/hierarchical_averaging.h"
 
 #include <gtest/gtest.h>
@@ -58,7 +58,7 @@ TEST(HierarchicalAveragingTest, RoundOfDemo) {
   EXPECT_EQ(round.bytes_per_round, 51'861'664);
 }
 
-// The ranks' traffic adds up to that between groups, for any number of ranks.
+// The traffic of all ranks adds up to the traffic between groups, for any number of ranks.
 TEST(HierarchicalAveragingTest, RanksShareRound) {
   for (const int64_t groups : {1, 2, 5}) {
     for (const int64_t ranks : {1, 3, 8}) {
@@ -73,7 +73,7 @@ TEST(HierarchicalAveragingTest, RanksShareRound) {
 TEST(HierarchicalAveragingTest, SavingOverSynchronousSteps) {
   EXPECT_EQ(SynchronousBytesPerStep(kDemo, 2), 25'930'832);
   EXPECT_EQ(SynchronousBytesPerStep(kDemo, 1), 0);
-  // tau steps of the one against one round of the other.
+  // Compares tau synchronous steps with one round.
   for (const int64_t groups : {2, 3, 8}) {
     for (const int64_t tau : {1, 16}) {
       const double synchronous = tau * SynchronousBytesPerStep(kDemo, groups);

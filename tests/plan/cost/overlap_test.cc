@@ -65,8 +65,9 @@ TEST(OverlappedStepTest, WithoutCommunication) {
   EXPECT_EQ(OverlappedStep({}).seconds, 0);
 }
 
-// Backward: 1 ends at 4, 0 at 8. Bucket 1 reduces 4 to 7; it gathers 7 to 9. Bucket 0 reduces 9 to
-// 10, gathers 10 to 11: forward 0 waits from 8 to 11.
+// Backward of layer 1 ends at 4, of layer 0 at 8. Bucket 1 is reduced from 4 to 7 and gathered from
+// 7 to 9. Bucket 0 is reduced from 9 to 10 and gathered from 10 to 11, so forward of layer 0 waits
+// from 8 to 11.
 TEST(OverlappedStepTest, NoPreemption) {
   const StepModel model = {.layers = {{1, 4}, {1, 2}}, .buckets = {{1, 3, 0, 2}, {0, 1, 0, 1}}};
   const StepTime time = OverlappedStep(model);
@@ -74,9 +75,10 @@ TEST(OverlappedStepTest, NoPreemption) {
   EXPECT_NEAR(time.seconds, 11, kNear);
 }
 
-// Forward 0 to 2, backward 1 to 4, 0 to 5. Bucket 1 reduces 4 to 7; at 7 the reduce-scatter of
-// bucket 0 goes before the all-gather of bucket 1, then so does its all-gather: 7, 8, 9. Forward 0
-// from 9 to 10; bucket 1 gathers 9 to 11: forward 1 waits from 10 to 11.
+// Forward ends at 2, backward of layer 1 at 4, of layer 0 at 5. Bucket 1 is reduced from 4 to 7.
+// Then the reduce-scatter of bucket 0 (7 to 8) and its all-gather (8 to 9) run before the
+// all-gather of bucket 1 (9 to 11). Forward of layer 0 runs from 9 to 10, so forward of layer 1
+// waits from 10 to 11.
 TEST(OverlappedStepTest, EarlierLayersFirst) {
   const StepModel model = {.layers = {{1, 1}, {1, 2}}, .buckets = {{1, 3, 0, 2}, {0, 1, 0, 1}}};
   const StepTime time = OverlappedStep(model);
@@ -84,20 +86,20 @@ TEST(OverlappedStepTest, EarlierLayersFirst) {
   EXPECT_NEAR(time.seconds, 10, kNear);
 }
 
-// The last bucket's all-gather is hidden behind the forward of earlier layers.
+// The forward of earlier layers hides the last bucket's all-gather.
 TEST(OverlappedStepTest, NextForwardHidesGathers) {
   const StepModel model = {.layers = {{10, 1}, {1, 1}}, .buckets = {{0, 1, 0, 1}, {1, 1, 0, 8}}};
   EXPECT_NEAR(OverlappedStep(model).exposed, 2, kNear);
 }
 
 TEST(OverlappedStepTest, UpdateTogetherWaitsForAllGradients) {
-  // Bucket 1 could be gathered while backward of layer 0 goes on; with a common norm it cannot.
+  // Without a common norm, bucket 1 could be gathered during the backward of layer 0.
   StepModel model = {.layers = {{1, 10}, {1, 1}}, .buckets = {{1, 1, 0, 4}, {0, 1, 0, 1}}};
   EXPECT_NEAR(OverlappedStep(model).exposed, 2, kNear);
   model.update_together = true;
-  // 1 + 1 for bucket 0, then bucket 1's 4 behind the forward of layer 0, which takes 1.
+  // Exposed are 1 + 1 of bucket 0, and 4 - 1 of bucket 1, since the forward of layer 0 hides 1.
   EXPECT_NEAR(OverlappedStep(model).exposed, 2 + 3, kNear);
-  // Updates cost their time once either way.
+  // Updates add their time once, with or without update_together.
   for (StepModel::Bucket& bucket : model.buckets) bucket.update = 0.25;
   EXPECT_NEAR(OverlappedStep(model).exposed, 5.5, kNear);
 }

@@ -1,4 +1,4 @@
-// Worked numbers of AlexNet without groups on 512 and 4096 workers.
+// Expected numbers computed by hand, for AlexNet without groups on 512 and 4096 workers.
 #include "plan/cost/paper_strategies.h"
 
 #include <gmock/gmock.h>
@@ -195,7 +195,7 @@ TEST_F(PaperStrategiesTest, OneWorkerIsFree) {
   }
 }
 
-// Networks without convolutions, with branches, of tokens.
+// Networks without convolutions, with branches, and with tokens as input.
 TEST(NetworkShapeTest, Zoo) {
   const NetworkShape mlp = testing::ZooShape("mlp");
   EXPECT_EQ(mlp.convolution_weights(), 0);

@@ -52,7 +52,7 @@ TEST(TimeToAccuracyTest, Thresholds) {
   // Scaling efficiency falls from 0.95 to 0.90.
   EXPECT_NEAR(HybridThreshold(2, 0.95, 0.90, 4, 7), 1.082707, 5e-7);
   EXPECT_NEAR(1.32 / HybridThreshold(2, 0.95, 0.90, 4, 7), 1.219167, 5e-7);
-  // Twice the workers need twice the epochs, so any speed-up pays.
+  // Twice the workers need twice the epochs, so any speed-up by splitting reduces the time.
   EXPECT_NEAR(HybridThreshold(2, 1, 1, 1, 2), 1, 1e-12);
 }
 
@@ -110,7 +110,7 @@ TEST(TimeToAccuracyTest, ImpossiblePlans) {
   const EpochsCurve never = CurveOf({{1, 4}, {2, 9, false}});
   ASSERT_EQ(DevicePlansFor(2, rule.Times(never)).size(), 1u);
   EXPECT_EQ(DevicePlansFor(2, rule.Times(never))[0].model_devices, 2);
-  // An epoch without a step of two workers is not a plan of zero seconds.
+  // If an epoch has fewer samples than a step of two workers, they must not win with zero seconds.
   TrainingTimes few = rule.Times(curve);
   few.samples = 10;
   ASSERT_EQ(DevicePlansFor(2, few).size(), 1u);
@@ -121,7 +121,7 @@ TEST(TimeToAccuracyTest, ImpossiblePlans) {
 }
 
 TEST(TimeToAccuracyTest, Crossover) {
-  // Doubling costs nothing up to 32, then 1.5 and then 1.75 times the epochs.
+  // Doubling the workers needs no more epochs up to 32, then 1.5 and then 1.75 times as many.
   const EpochsCurve curve =
       CurveOf({{1, 4}, {2, 4}, {4, 4}, {8, 4}, {16, 4}, {32, 4}, {64, 6}, {128, 10.5}});
   const auto crossover = [&](std::map<int64_t, double> speedups, int64_t max_devices) {
@@ -137,7 +137,7 @@ TEST(TimeToAccuracyTest, Crossover) {
   EXPECT_EQ(crossover({}, 128), std::nullopt);
 }
 
-// With too large a batch the target is not reached, and only splitting remains.
+// With too large a batch the target is not reached, so only plans that split the model remain.
 TEST(TimeToAccuracyTest, CrossoverBeforeUnreachedTarget) {
   const Rule rule{.speedups = {{2, 1.01}}};
   const EpochsCurve curve = CurveOf({{1, 4}, {2, 4}, {4, 9, false}});

@@ -90,7 +90,8 @@ class Search {
     }
   }
 
-  // When the inputs of an operator are on a device; infinite: some are not computed yet.
+  // The time at which the inputs of an operator are on a device; infinite if one is not computed
+  // yet.
   double Ready(size_t op, size_t device) const {
     double ready = 0;
     for (const Edge& edge : edges_) {
@@ -101,15 +102,15 @@ class Search {
     return ready;
   }
 
-  // Places operators in order of their starts, which covers all schedules in which none could start
-  // earlier.
+  // Places operators in order of their starts, which covers all schedules in which no operator
+  // could start earlier.
   void Choose(size_t placed, double last_start) {
     if (placed == ops_) {
       best_ = std::min(best_, *std::max_element(finish_.begin(), finish_.end()));
       return;
     }
     for (size_t i = 0; i < ops_; ++i) {
-      // Nothing starts before the last one started.
+      // No operator starts before the one placed last.
       if (place_[i] == kNowhere && last_start + tail_[i] >= best_) return;
     }
     for (size_t i = 0; i < ops_; ++i) {

@@ -1,5 +1,5 @@
-// The oracle for placements: enumerates all placements and orders of operators on the message
-// itself, without code of plan/placement.
+// Reference for placements: enumerates all placements and orders of operators directly on the
+// protobuf message, without code of plan/placement.
 #pragma once
 
 #include <optional>

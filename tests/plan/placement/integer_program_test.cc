@@ -42,7 +42,7 @@ TEST(IntegerProgramTest, Infeasible) {
 }
 
 TEST(IntegerProgramTest, MixedIntegers) {
-  // 4 units for a fixed cost of 3; further units cost 1 each.
+  // A fixed cost of 3 covers 4 units; further units cost 1 each.
   IntegerProgram program;
   const int x = program.AddVariable(0, 8, 1);
   const int buy = program.AddBinary(3);

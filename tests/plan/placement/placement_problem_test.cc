@@ -30,7 +30,7 @@ std::string ErrorOf(const std::string& text) {
   return std::string(problem.status().message());
 }
 
-// The graph above after one replacement.
+// The graph above with `what` replaced by `by`.
 std::string With(const std::string& what, const std::string& by) {
   std::string text = kTwo;
   const size_t at = text.find(what);

@@ -24,7 +24,7 @@ using ::testing::UnorderedElementsAre;
 // Long enough that a busy machine does not affect results.
 constexpr PlacerOptions kPatient = {.solver_seconds = 60};
 
-// a -> {b, c} -> d on two devices, `bytes` on every edge, a byte a second.
+// a -> {b, c} -> d on two devices, with `bytes` on every edge and one byte per second.
 std::string Diamond(int bytes) {
   std::string text = R"(
     op { name: "a" seconds: 2 } op { name: "b" seconds: 4 }
@@ -88,7 +88,7 @@ TEST(PlacerTest, EqualsBruteForce) {
     EXPECT_GE(placement->list_makespan, *minimum * (1 - 1e-9));
     if (placement->list_makespan > *minimum * (1 + 1e-9)) ++beyond_lists;
   }
-  // Some graphs are not solved by list scheduling, and some are infeasible.
+  // The test covers graphs for which list scheduling is not optimal, and infeasible graphs.
   EXPECT_GT(beyond_lists, 25);
   EXPECT_GT(without_placement, 5);
 }

@@ -29,7 +29,7 @@ class Maker {
     const int64_t offset = random_() % (max - min + 1);
     return min + offset;
   }
-  // One in so many.
+  // True with probability 1 / times.
   bool Chance(int times) { return Between(1, times) == 1; }
 
   void AddOperators() {
@@ -47,7 +47,7 @@ class Maker {
     }
   }
 
-  // Edges follow an order that is not that of the names.
+  // Edges follow an order of operators that differs from the order of their names.
   void AddEdges() {
     const int density = Between(2, 5);
     const int ops = graph_.op_size();

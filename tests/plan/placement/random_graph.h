@@ -13,8 +13,8 @@ struct RandomGraphOptions {
   int max_devices = 3;
 };
 
-// At least 2 devices, connected directly, in a row, by one switch or by two; some with different
-// speeds, some with little memory. All numbers are small, so that sums are exact.
+// A graph on at least 2 devices, which are connected directly, in a row, by one switch or by two;
+// some have different speeds, some have little memory. All numbers are small, so sums are exact.
 v1::OperatorGraph RandomGraph(uint64_t seed, const RandomGraphOptions& options = {});
 
 }  // namespace cadre::testing

@@ -13,7 +13,7 @@ namespace {
 using testing::Epochs;
 using ::testing::HasSubstr;
 
-// With a step of one second.
+// The forecast for a step of one second.
 EpochsForecast Forecast(PlanRequest request) {
   const auto question = testing::Ask(std::move(request));
   auto forecast = ForecastEpochs(*question, 1.0);
@@ -27,7 +27,7 @@ TEST(EpochsForecastTest, ChoosesTheBatchThatReachesTheTargetSoonest) {
   const EpochsForecast forecast = Forecast(request);
   EXPECT_EQ(forecast.target_accuracy, 0.9F);
   EXPECT_EQ(forecast.samples, 256);
-  // 32 samples are the batches of four workers, and an epoch has eight steps of them.
+  // The batch of 32 samples is that of four workers, and an epoch has eight such steps.
   EXPECT_DOUBLE_EQ(forecast.epochs.value_or(0), 5);
   EXPECT_DOUBLE_EQ(forecast.seconds.value_or(0), 5.0 * 8);
   ASSERT_EQ(forecast.choices.size(), 4u);

@@ -15,7 +15,7 @@ using ::testing::HasSubstr;
 using testing::SmallRequest;
 using testing::ZooRequest;
 
-// All strategies on a link without a compute speed.
+// The request with all strategies to compare and without a compute speed.
 PlanRequest All(PlanRequest request) {
   request.flops = 0;
   request.compare = AllStrategies();
@@ -28,7 +28,7 @@ TEST(StrategyComparisonTest, AutoBeatsTheBestOfThePapers) {
   ASSERT_EQ(comparison.rows.size(), 7u);
   EXPECT_EQ(comparison.best_of_papers, Strategy::kGroupHybrid);
   EXPECT_NEAR(comparison.best_of_papers_seconds, 10.533e-3, 5e-7);
-  // Nothing overlaps, so formulas and engine count the same.
+  // Without compute times nothing overlaps, so formulas and predictions count the same costs.
   ASSERT_TRUE(comparison.gain && comparison.engine_gain && comparison.auto_seconds);
   EXPECT_GT(*comparison.gain, 1.4);
   EXPECT_NEAR(*comparison.gain * *comparison.auto_seconds, 10.533e-3, 5e-7);
@@ -89,7 +89,7 @@ TEST(StrategyComparisonTest, OnAProfileTheEngineIsCompared) {
   EXPECT_DOUBLE_EQ(*comparison.gain, *comparison.engine_gain);
 }
 
-// A strategy whose ranks are partly idle is no candidate for the best of the papers.
+// A strategy that leaves ranks without samples is not a candidate for best_of_papers.
 TEST(StrategyComparisonTest, TooFewSamplesAreNoted) {
   const auto question = Ask(All(ZooRequest("alexnet", 64, 8)));
   const StrategyComparison comparison = CompareStrategies(*question);

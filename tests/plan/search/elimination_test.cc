@@ -114,7 +114,7 @@ TEST(EliminationTest, RelaxationBoundsLeastSum) {
   }
 }
 
-// A limit of states or labels gives an approximation, which is marked as one.
+// With a limit of states or labels the result is an approximation, which is marked as not exact.
 TEST(EliminationTest, ReportsInexactResults) {
   std::mt19937 random(3);
   int inexact = 0;

@@ -104,12 +104,13 @@ TEST_F(GroupChoiceTest, AggregatorLinksLimitAverages) {
   ASSERT_TRUE(one.ok());
   const double n = index_.size();
   EXPECT_DOUBLE_EQ(leaders->best().averaging_seconds, 2 * 50e-6 + 2 * n * 4 * 0.8e-9);
-  // All eight models cross one link.
+  // The models of all eight groups cross the aggregator's link.
   EXPECT_DOUBLE_EQ(one->best().averaging_seconds, 2 * 50e-6 + 8 * 2 * n * 4 * 0.8e-9);
 }
 
-// Constant epochs: groups of one rank. Exploding epochs: one group. In between, ranks are used
-// inside groups from some number of groups on.
+// If epochs do not depend on the batch, groups of one rank are best; if epochs grow rapidly, a
+// single group is. Otherwise there is a number of groups from which on ranks are better used inside
+// groups.
 TEST_F(GroupChoiceTest, HybridRule) {
   const v1::EpochsTable flat = Table({{1, 4}, {2, 4}, {4, 4}, {8, 4}});
   GroupsProblem problem = Uniform(8);
@@ -157,7 +158,7 @@ TEST_F(GroupChoiceTest, RejectsUnmeasuredBatches) {
   EXPECT_EQ(result->rejected[1].groups, 8);
 }
 
-// The interval respects the convergence bound and is no longer than needed to make averages cheap.
+// The interval is within the convergence bound and no longer than needed to make averages cheap.
 TEST_F(GroupChoiceTest, StepsBetweenAverages) {
   GroupsProblem problem = Uniform(2);
   problem.groups = 2;
@@ -169,7 +170,7 @@ TEST_F(GroupChoiceTest, StepsBetweenAverages) {
   auto bounded = ChooseGroups(problem);
   ASSERT_TRUE(bounded.ok());
   EXPECT_EQ(bounded->best().every_steps, 8);
-  // A free link needs no longer interval.
+  // If the link costs nothing, a longer interval is not needed.
   problem.uniform = UniformHardware({.alpha = 0, .beta = 1e-15}, 1e10);
   auto free = ChooseGroups(problem);
   ASSERT_TRUE(free.ok());
@@ -196,8 +197,7 @@ TEST_F(GroupChoiceTest, GroupsUseFastLinksInside) {
   const GroupChoice* one = Find(*result, 1);
   const GroupChoice* two = Find(*result, 2);
   ASSERT_TRUE(one != nullptr && two != nullptr);
-  // Eight ranks over the slow link, or four over the fast one, in two groups of which the slower
-  // one counts.
+  // One group of eight ranks uses the slow link; two groups of four use fast links.
   EXPECT_GT(one->step_seconds, two->step_seconds);
   // Averages use the slow link.
   const double n = index_.size();

@@ -15,7 +15,7 @@ using ::testing::HasSubstr;
 
 class HardwareModelTest : public ::testing::Test {
  protected:
-  // Three hosts of two workers, one of four; slower links to the last.
+  // Three hosts with two workers each and one with four, to which links are slower.
   HardwareModelTest()
       : profile_(testing::ProfileOf(R"(
             host { name: "rack" count: 3 workers: 2 device: "small" cores: 4 memory_bytes: 1000
@@ -81,7 +81,7 @@ TEST_F(HardwareModelTest, AxesWithinHostUseInnerLink) {
   EXPECT_DOUBLE_EQ(hardware.LinkOf(inner, {"model"}).beta, 1e-10);
   EXPECT_DOUBLE_EQ(hardware.LinkOf(inner, {"data"}).beta, 1e-9);
   EXPECT_DOUBLE_EQ(hardware.LinkOf(inner, {"data", "model"}).beta, 1e-9);
-  // The inner axis of three ranks crosses hosts of two.
+  // The inner axis of three ranks crosses the borders of hosts with two workers.
   const Mesh outer({{"data", 2}, {"model", 3}});
   EXPECT_DOUBLE_EQ(hardware.LinkOf(outer, {"model"}).beta, 1e-9);
 }
@@ -115,7 +115,8 @@ TEST_F(HardwareModelTest, InterpolatesBetweenEqualSplits) {
   EXPECT_NEAR(layers.Of(1, {.samples = 6})->forward, 0.6, 1e-12);
   EXPECT_NEAR(layers.Of(1, {.samples = 2})->forward, 0.25, 1e-12);
   EXPECT_NEAR(layers.Of(1, {.samples = 16})->forward, 1.4, 1e-12);
-  // No part is split in four: the time of two samples' work.
+  // No measured part is split in four, so the time follows from the work, which is that of two
+  // samples.
   EXPECT_NEAR(layers.Of(1, {.samples = 8, .outs = 4})->forward, 0.25, 1e-12);
   EXPECT_FALSE(layers.Of(2, {.samples = 8}).has_value());
 }

@@ -1,4 +1,4 @@
-// Predicted memory compared with that of the tapes of all ranks (plan/memory.h).
+// Compares predicted memory with the memory of the tapes of all ranks (plan/memory.h).
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -36,7 +36,7 @@ class Model {
     return problem;
   }
 
-  // Memory of the tape on the rank that needs the most.
+  // Memory of the tape of the rank that needs the most.
   int64_t Planned(const Plan& plan) const {
     int64_t max_bytes = 0;
     for (int rank = 0; rank < plan.mesh.ranks(); ++rank) {

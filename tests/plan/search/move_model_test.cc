@@ -105,8 +105,8 @@ TapeElements ElementsOfTapes(const PlannedModel& planned) {
   return sums;
 }
 
-// Whether the axes of some dimension differ before either list ends. Then the overlap of a rank's
-// parts before and after depends on the rank.
+// Whether the two lists of axes of some dimension differ although neither is a prefix of the other.
+// The overlap of a rank's parts before and after the move then depends on the rank.
 bool Misaligned(const Layout& from, const Layout& to) {
   for (int d = 0; d < 4; ++d) {
     const std::vector<std::string>& a = from.axes(d);
@@ -129,7 +129,7 @@ bool HasMisalignedMove(const PlannedModel& planned, int l) {
   return false;
 }
 
-// Exact, except for misaligned layouts.
+// Expects equal numbers, except for misaligned layouts.
 void ExpectElements(double estimate, double elements, bool misaligned) {
   const double tolerance = misaligned ? 0.35 * elements : 1e-6;
   ASSERT_NEAR(estimate, elements, tolerance);

@@ -89,7 +89,7 @@ v1::RunSpec With(v1::RunSpec spec, uint32_t model_ranks, uint32_t space_ranks = 
 
 v1::RunSpec DemoWith(uint32_t model_ranks) { return With(DemoSpec(), model_ranks); }
 
-// By layer: "samples/data*model, height/space".
+// The splits of each layer as text, such as "samples/data*model, height/space".
 std::map<std::string, std::string> SplitsOf(const Plan& plan) {
   std::map<std::string, std::string> splits;
   for (const LayerLayouts& layer : plan.layers) {
@@ -167,7 +167,7 @@ TEST(PlannerTest, GroupHybrid) {
 TEST(PlannerTest, DomainParallelImages) {
   EXPECT_EQ(SplitsOf(PlanOf(With(testing::SpecOf(kImages), 2, 3), 12)),
             (Splits{{"conv", "samples/data*model, height/space"},
-                    // Two rows for three ranks.
+                    // The image has two rows for three ranks, so rows are not split.
                     {"pool", "samples/data*model"},
                     {"conv2", "samples/data*model"},
                     {"flat", "samples/data*model"},
@@ -211,7 +211,7 @@ TEST(PlannerTest, SequencesSplitHeadsAndOutputs) {
   EXPECT_THAT(plan.layers[2].output.partial_sum, ElementsAre("model"));
 }
 
-// fc2 has few outputs: it is split by inputs, which therefore need no move.
+// fc2 has few outputs, so it is split by inputs, and its input needs no move.
 TEST(PlannerTest, DemoLayouts) {
   const Plan plan = PlanOf(DemoWith(2), 4);
   EXPECT_EQ(LayerOf(plan, "conv1").inputs[0], Layout::Split(0, {"data", "model"}));
@@ -267,7 +267,7 @@ TEST(PlannerTest, LargeModelsHaveSeveralBuckets) {
   EXPECT_EQ(plan.buckets.back().parameters.front(), 0);
 }
 
-// Without a measured link the policy alone decides.
+// Without a measured link, the policy alone determines the algorithm.
 TEST(PlannerTest, UsesPolicyOfSpec) {
   const auto algorithms = [](v1::Cluster::CollectivePolicy policy) {
     v1::RunSpec spec = With(testing::SpecOf(kImages), 1);

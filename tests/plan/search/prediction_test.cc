@@ -12,7 +12,7 @@
 namespace cadre {
 namespace {
 
-// Of 16 inputs, 8 and 4 outputs: 136 and 36.
+// Layers with 16 inputs, 8 and 4 outputs have 136 and 36 parameters.
 constexpr double kParameters = 172;
 
 class PredictionTest : public ::testing::Test {
@@ -22,7 +22,7 @@ class PredictionTest : public ::testing::Test {
     hardware_.update_seconds = 1e-3;
   }
 
-  // Data parallel, or with outputs split over `model`.
+  // A data-parallel plan, with outputs split over `model` if model_ranks > 1.
   Plan PlanFor(int ranks, int model_ranks) {
     v1::RunSpec spec = spec_;
     spec.mutable_cluster()->set_ranks_per_group(ranks);
@@ -30,7 +30,7 @@ class PredictionTest : public ::testing::Test {
     return WithBuckets(ProblemFor(ranks), *MakePlan(spec, ranks, graph_, index_, {},
                                                     v1::LinkProfile::KIND_UNSPECIFIED));
   }
-  // All buckets over the plan's one link, without overlap.
+  // Seconds of all buckets over the plan's link, without overlap.
   double BucketSum(const Plan& plan) {
     double seconds = 0;
     for (const Bucket& bucket : plan.buckets) {
@@ -51,8 +51,8 @@ class PredictionTest : public ::testing::Test {
   HardwareModel hardware_;
 };
 
-// 2 (16 * 8 + 8 * 4) operations per sample forward, twice as many backward; flattening and loss
-// count no arithmetic.
+// 2 (16 * 8 + 8 * 4) operations per sample forward, twice as many backward; flatten and loss count
+// as 0.
 TEST_F(PredictionTest, OneRankComputesAndUpdates) {
   const PlanProblem problem = ProblemFor(1);
   const Prediction prediction = Predict(problem, PlanFor(1, 1));
@@ -150,8 +150,8 @@ TEST_F(PredictionTest, BestBucketsBeatEveryPolicy) {
   }
 }
 
-// fc1 on two ranks that split its outputs: 4 rows of 16 and 4 biases, as many gradients and
-// momenta; 8 samples of 16 inputs, saved for backward and once more as transient memory.
+// fc1 on two ranks that split its outputs: 4 rows of 16 weights and 4 biases, as many gradients and
+// momenta; 8 samples of 16 inputs, saved for backward, and the same size as transient memory.
 TEST_F(PredictionTest, LayerBytes) {
   const Plan plan = PlanFor(2, 2);
   PlanProblem problem = ProblemFor(2);
@@ -164,7 +164,7 @@ TEST_F(PredictionTest, LayerBytes) {
             4 * (3 * parameters + 2 * parameters + 2 * 2 * 16));
 }
 
-// Buffers of the tape share memory, so it needs no more.
+// The tape needs at most as much memory, since its buffers share memory.
 TEST_F(PredictionTest, MemoryIsAnUpperBound) {
   const Plan plan = PlanFor(2, 1);
   const Prediction prediction = Predict(ProblemFor(2), plan);

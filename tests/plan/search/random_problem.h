@@ -19,11 +19,11 @@ struct OwnedProblem {
   PlanProblem problem;
 };
 
-// The model and batch of a spec; everything else has its default.
+// A problem with the model and batch of a spec and defaults for everything else.
 OwnedProblem ProblemOfText(const std::string& text, int ranks);
 
-// A chain, or branches that are added or joined, of `layers` layers or a few more, on a hardware
-// that has some of what machines have.
+// A random chain of layers, or branches that are added or concatenated, on hardware with a random
+// selection of limits and measurements.
 OwnedProblem RandomProblem(std::mt19937& random, int ranks);
 
 }  // namespace cadre::testing

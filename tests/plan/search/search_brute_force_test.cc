@@ -1,4 +1,4 @@
-// The search compared with exhaustive enumeration of all combinations of options on every mesh.
+// Compares the search with the enumeration of all combinations of options on every mesh.
 //
 // This tests the minimisation: elimination, memory limits, bounds, and the search's tables by
 // class. Both sides share the options of layer_options.h (checked to be legal here), the seconds of
@@ -124,8 +124,8 @@ class EveryPlan {
     return cost;
   }
 
-  // A layer's moves depend on its own splits and those of its producers, and of the first layer,
-  // which determine the layout of the batch. Each case is computed once, from a whole plan.
+  // A layer's moves depend on its own splits, on those of its producers and on those of the first
+  // layer, which determine the layout of the batch. Each case is computed once, from a whole plan.
   double MovesTo(size_t l, const std::vector<size_t>& choice) {
     std::vector<size_t> key = {choice[l]};
     for (const int producer : (*problem_.graph)[l].inputs) {
@@ -149,7 +149,7 @@ class EveryPlan {
   std::vector<std::map<std::vector<size_t>, double>> moves_;
 };
 
-// nullopt: too many combinations.
+// The minimum cost over all meshes; nullopt if there are too many combinations.
 std::optional<double> MinCostOfAll(const PlanProblem& problem) {
   double minimum = kInfinite;
   for (const Mesh& mesh : MeshesFor(problem)) {
@@ -160,7 +160,7 @@ std::optional<double> MinCostOfAll(const PlanProblem& problem) {
   return minimum;
 }
 
-// With one predicted plan, the result is the plan of the minimum sum.
+// Searches with a single predicted plan, so that the result is the plan with the minimum sum.
 absl::StatusOr<SearchResult> SearchSums(const PlanProblem& problem) {
   return Search(problem, {.max_labels = 100'000, .max_predicted = 1, .max_improvements = 0});
 }
@@ -208,7 +208,8 @@ TEST(SearchBruteForceTest, FindsLeastPlan) {
   ForRandomProblems(1'000, 1, [](PlanProblem&, std::mt19937&) {});
 }
 
-// Limits from just below the minimum memory of any plan to the memory of the fastest plan.
+// The limits range from just below the minimum memory of any plan to the memory of the fastest
+// plan.
 TEST(SearchBruteForceTest, FindsLeastPlanWithinMemory) {
   ForRandomProblems(150, 2, [](PlanProblem& problem, std::mt19937& random) {
     const SearchGraph graph(problem);

@@ -46,7 +46,7 @@ OwnedProblem FromZoo(const std::string& name, int ranks, int64_t batch) {
   return owned;
 }
 
-// The papers' model: communication only.
+// AlexNet on 512 ranks without compute times, as in the papers.
 OwnedProblem AlexNetOf512() {
   OwnedProblem owned = FromZoo("alexnet", 512, 2048);
   owned.problem.hardware.flops = 0;
@@ -61,7 +61,7 @@ TEST(SearchTest, BeatsPapersOnAlexNet) {
   ASSERT_TRUE(result.ok()) << result.status();
   EXPECT_TRUE(result->exact);
   const Prediction& best = result->best.prediction;
-  // The words of group hybrid parallelism, and the seconds of conv-batch-fc-grid on 32 x 16.
+  // Compared with the words of group-hybrid, and with the seconds of conv-batch-fc-grid on 32 x 16.
   EXPECT_LT(best.elements_per_rank, 0.64 * 15'353'079.875);
   EXPECT_LT(best.communication_seconds(), 0.61 * 11.231e-3);
 }
