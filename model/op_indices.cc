@@ -92,7 +92,7 @@ std::vector<OpIndex> Leading(const GraphLayer& layer, int dimensions) {
 
 int LastDimension(const GraphLayer& layer) { return layer.input().rank(); }
 
-// All but the last dimension, along which the operation mixes.
+// The indices of all dimensions except the last one, along which the operation mixes elements.
 std::vector<OpIndex> AllButLast(const GraphLayer& layer) {
   return Leading(layer, layer.input().rank() - 1);
 }
@@ -191,7 +191,7 @@ std::vector<OpIndex> LossIndices(const GraphLayer& layer) {
   return indices;
 }
 
-// Puts axes that divide something in the mesh's order, leaving out those of one rank.
+// Puts axes into the mesh's order and omits axes of one rank.
 Axes Ordered(const Mesh& mesh, const Axes& axes) {
   Axes ordered;
   for (const Mesh::Axis& axis : mesh.axes()) {

@@ -57,6 +57,7 @@ struct IndexPlace {
   friend bool operator==(const IndexPlace&, const IndexPlace&) = default;
 };
 
+// An index of an operation, and its relation to each tensor of the operation.
 struct OpIndex {
   std::string name;
   // One entry per input; `parameters` has one per parameter of the layer.

@@ -17,7 +17,7 @@
 
 namespace cadre {
 
-// For counts whose default is 1.
+// The value of a count whose default is 1; 0 means not set.
 inline uint32_t OrOne(uint32_t value) { return value == 0 ? 1 : value; }
 
 class Validation : private ProblemCollector {

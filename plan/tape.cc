@@ -2,7 +2,7 @@
 // step, so that training does not allocate memory and its size is known from the plan alone.
 //
 // Forward visits layers in graph order. An input whose layout or halo differs from the producer's
-// output gets a move (tensor/move.h) into a buffer of its own. Backward visits layers in reverse
+// output gets a move (tensor/move.h) into a separate buffer. Backward visits layers in reverse
 // order and adds the gradients of several consumers of one output. Layers without parameters at or
 // before them have no backward (LayersWithGradient).
 //

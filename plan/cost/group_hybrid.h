@@ -80,8 +80,8 @@ double BestGroup(double product_weights, double samples, double activation_words
 // number of bytes missing, if not even g = N fits.
 absl::StatusOr<int64_t> ChooseGroup(const HybridProblem& problem);
 
-// By layer: whether splitting it in groups of g pays, from the minimum total cost of the chain. A
-// split layer after one that is not split gathers its input.
+// By layer: whether it is split in groups of g in the solution of minimum total cost. A split layer
+// after one that is not split gathers its input.
 std::vector<bool> LayersWorthSplitting(const HybridProblem& problem, int64_t group);
 
 // Ascending. Requires: n >= 1.

@@ -207,7 +207,7 @@ std::optional<Strategy> StrategyFromName(absl::string_view name) {
 }
 
 const std::vector<Strategy>& AllStrategies() {
-  // Never destroyed, so that it may be read at any time.
+  // Never destroyed, so that it can be read during the destruction of static objects.
   static const auto& all = *[] {
     auto* strategies = new std::vector<Strategy>();
     for (const auto& [strategy, name] : kNames) strategies->push_back(strategy);

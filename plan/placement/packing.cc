@@ -30,7 +30,7 @@ std::vector<int> BySize(const PlacementProblem& problem) {
   return ops;
 }
 
-// The memory of each device; practically infinite if it has no limit.
+// The memory of each device; a very large number if it has no limit.
 std::vector<int64_t> RoomOf(const PlacementProblem& problem) {
   std::vector<int64_t> room;
   for (const PlacementProblem::Device& device : problem.devices) {

@@ -2,12 +2,12 @@
 // requested: ratios and gains refer to the fastest of them, which must not depend on the rows
 // shown.
 //
-// A gain is the time of the fastest published strategy divided by that of the plan that the search
-// finds (strategy `auto`). Formulas give the first time, the planner predicts the second one. The
-// ratio is fair only if both count communication alone; the formulas model neither overlap nor
-// pinned layers. Otherwise only `engine_gain` is reported, for which the planner predicts both
-// times. A strategy with too few samples for its ranks is not a candidate for the fastest, since
-// its formulas would include ranks without work.
+// The gain is a ratio: the time of the fastest published strategy, by its formulas, divided by the
+// predicted time of the plan that the search finds (strategy `auto`). The ratio is fair only if
+// both count communication alone; the formulas model neither overlap nor pinned layers. Otherwise
+// only `engine_gain` is reported, for which the planner predicts both times. A strategy with too
+// few samples for its ranks is not a candidate for the fastest, since its formulas would include
+// ranks without work.
 #include "plan/report/strategy_comparison.h"
 
 #include <algorithm>
@@ -21,7 +21,7 @@ namespace {
 
 // P_r, the rows of the papers' grid, in a pinned mesh: the ranks of the axes that do not split the
 // samples. nullopt: the mesh is not pinned.
-std::optional<int64_t> PinnedRows(const PlanProblem& problem) {
+std::optional<int64_t> PinnedGridRows(const PlanProblem& problem) {
   if (problem.pins.mesh.empty()) return std::nullopt;
   int64_t rows = 1;
   for (const Mesh::Axis& axis : problem.pins.mesh) rows *= axis.name == kDataAxis ? 1 : axis.size;
@@ -68,9 +68,9 @@ ComparedStrategy RowOf(const PlanQuestion& question, Strategy strategy) {
   } else if (row.note.empty()) {
     row.note = std::string(searched.status().message());
   }
-  const bool by_engine = strategy == Strategy::kAuto || question.request.profile;
-  if (by_engine && row.engine) row.seconds = row.engine->prediction.times.step();
-  if (!by_engine && row.paper) row.seconds = row.paper->step_seconds();
+  const bool by_prediction = strategy == Strategy::kAuto || question.request.profile;
+  if (by_prediction && row.engine) row.seconds = row.engine->prediction.times.step();
+  if (!by_prediction && row.paper) row.seconds = row.paper->step_seconds();
   return row;
 }
 
@@ -88,7 +88,7 @@ void FindBest(const std::vector<ComparedStrategy>& rows, StrategyComparison& com
 }
 
 // The minimum predicted step of a published strategy, in seconds.
-std::optional<double> BestInEngine(const std::vector<ComparedStrategy>& rows) {
+std::optional<double> MinPredictedSeconds(const std::vector<ComparedStrategy>& rows) {
   std::optional<double> best;
   for (const ComparedStrategy& row : rows) {
     if (row.strategy == Strategy::kAuto || !row.engine) continue;
@@ -101,7 +101,7 @@ std::optional<double> BestInEngine(const std::vector<ComparedStrategy>& rows) {
 }  // namespace
 
 absl::StatusOr<PaperCost> PaperCostOf(const PlanQuestion& question, Strategy strategy) {
-  return CostOf(strategy, question.paper_problem(), PinnedRows(question.problem));
+  return CostOf(strategy, question.paper_problem(), PinnedGridRows(question.problem));
 }
 
 StrategyComparison CompareStrategies(const PlanQuestion& question) {
@@ -115,12 +115,12 @@ StrategyComparison CompareStrategies(const PlanQuestion& question) {
     comparison.gain_note = IncomparableReason(question);
     const bool comparable = comparison.gain_note.empty();
     for (ComparedStrategy& row : all) {
-      const bool alike = comparable || row.strategy != Strategy::kAuto;
-      if (row.seconds && best > 0 && alike) row.ratio = *row.seconds / best;
+      const bool row_comparable = comparable || row.strategy != Strategy::kAuto;
+      if (row.seconds && best > 0 && row_comparable) row.ratio = *row.seconds / best;
     }
     if (comparable && auto_known) comparison.gain = best / *comparison.auto_seconds;
   }
-  if (const auto best = BestInEngine(all); best && auto_known) {
+  if (const auto best = MinPredictedSeconds(all); best && auto_known) {
     comparison.engine_gain = *best / *comparison.auto_seconds;
   }
   for (const Strategy requested : question.request.compare) {

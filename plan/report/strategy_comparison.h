@@ -34,7 +34,7 @@ struct ComparedStrategy {
 };
 
 struct StrategyComparison {
-  // In the order requested.
+  // The requested strategies, in the order of the request.
   std::vector<ComparedStrategy> rows;
   // The fastest of all published strategies, requested or not.
   std::optional<Strategy> best_of_papers;

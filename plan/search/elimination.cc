@@ -117,7 +117,7 @@ std::vector<std::vector<size_t>> StridesOf(const SumProblem& problem,
   return strides;
 }
 
-// The terms that a step combines: those of its variable that no earlier step has used.
+// The terms that a step combines: all terms of its variable that no earlier step has used.
 struct StepTerms {
   std::vector<int> pairs;
   // Steps whose terms are terms_of.

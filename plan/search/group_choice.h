@@ -46,7 +46,7 @@ struct GroupChoice {
   int ranks = 1;
   // H; 0: a single group, which does not average.
   int every_steps = 0;
-  // Of the slowest group: the mesh of its plan, and its step.
+  // The mesh of the slowest group's plan, and the seconds of its step.
   Mesh mesh;
   double step_seconds = 0;
   // Time of one average, and its share of a step.

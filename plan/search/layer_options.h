@@ -44,7 +44,7 @@ struct LayerOption {
 // does not depend on the mesh.
 struct LayerClass {
   std::vector<OpIndex> indices;
-  // By index: the largest number of parts that leaves none empty.
+  // By index: the largest number of parts with which no part is empty.
   std::vector<int64_t> extents;
   const GraphLayer* example = nullptr;
   // The index that a pin (`pinned`) or a strategy (`wanted`) assigns to every axis but `data`; -1:

@@ -15,15 +15,16 @@
 // gather (p-1)/p, all-to-all (p-1)/p of a part, reduce-scatter (p-1)/p of the elements per rank.
 //
 // Seconds. beta is charged for each byte of the busier direction, gamma for received addends. alpha
-// is charged once per doubling of the participants, as for the collectives of the papers: the
-// engine sends all messages of an exchange simultaneously, so their latencies overlap. For an
+// is charged once per doubling of the participants, as for the collectives of the papers, because
+// workers send all messages of an exchange simultaneously, so their latencies overlap. For an
 // all-to-all, no algorithm is optimal both in messages and in bytes (Bruck et al., "Efficient
 // algorithms for all-to-all communications in multiport message-passing systems", 1997), so alpha
 // is charged for every message.
 //
-// Accuracy. Elements equal those of the tapes of all ranks if splits divide evenly, except where a
-// dimension's axes differ from the first axis on (misaligned): which of its own elements a rank
-// needs then depends on the rank, and the estimate is within 35 % (move_model_test).
+// Accuracy. If splits divide evenly, the estimated elements equal those that tapes move, with one
+// exception: if a dimension is split before and after the move and already the first axes differ
+// (misaligned), the elements that a rank holds and needs depend on the rank, and the estimate is
+// within 35 % (move_model_test).
 #include "plan/search/move_model.h"
 
 #include <algorithm>

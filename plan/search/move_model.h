@@ -28,7 +28,7 @@ struct MoveEstimate {
   MoveEstimate& operator+=(const MoveEstimate& other);
 };
 
-// The moves to all inputs of a layer together (forward), and those of the gradients back to the
+// The moves to all inputs of a layer together (forward), and the moves of the gradients back to the
 // producers (backward), for one micro-batch.
 struct LayerMoves {
   MoveEstimate forward;

@@ -12,7 +12,7 @@
 // Costs of an option: `exposed` seconds (compute, and the move of the model's input into the first
 // layer) always count in full; `hidden` seconds (collectives and updates of the layer's parameters,
 // as if they were buckets of their own) are scaled by the weight of the current minimisation.
-// Memory is that of layer_bytes.h. The brute-force test compares the result with the same sum
+// layer_bytes.h computes the memory. The brute-force test compares the result with the same sum
 // computed from the layouts of whole plans.
 #include "plan/search/search_mesh.h"
 
@@ -301,7 +301,7 @@ struct Distinct {
   }
 };
 
-// The layout that a consumer needs of its input, and that of the gradient that it produces.
+// The layout in which a consumer needs its input, and the layout of the gradient that it produces.
 using ConsumerLayouts = std::pair<CompactLayout, CompactLayout>;
 
 }  // namespace

@@ -63,7 +63,7 @@ class IdxDataCheckTest : public DataCheckTest {
 TEST_F(IdxDataCheckTest, AcceptsValidFiles) {
   EXPECT_THAT(FindDataProblems(spec_), IsEmpty());
   Train({2, 1, 2, 3}, 12, {0, 3});
-  EXPECT_THAT(FindDataProblems(spec_), IsEmpty()) << "one channel may have an extent of its own";
+  EXPECT_THAT(FindDataProblems(spec_), IsEmpty()) << "one channel may be a separate dimension";
 }
 
 TEST_F(IdxDataCheckTest, SkipsSyntheticData) {

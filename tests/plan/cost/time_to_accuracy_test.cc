@@ -172,7 +172,7 @@ TEST(EpochsCurveTest, UnreachedIsInfinite) {
   const EpochsCurve curve = CurveOf({{1, 4}, {2, 5}, {4, 20, false}, {4, 6}});
   EXPECT_DOUBLE_EQ(*curve.At(2), 5);
   EXPECT_TRUE(std::isinf(*curve.At(3)));
-  EXPECT_TRUE(std::isinf(*curve.At(4))) << "one seed of two";
+  EXPECT_TRUE(std::isinf(*curve.At(4))) << "one of two entries did not reach the target";
 }
 
 TEST(EpochsCurveTest, RejectsMalformedTables) {

@@ -22,7 +22,7 @@ using ::testing::SizeIs;
 using testing::SmallRequest;
 using testing::ZooRequest;
 
-absl::Status Refusal(PlanRequest request) {
+absl::Status ErrorOf(PlanRequest request) {
   const auto question = MakePlanQuestion(std::move(request));
   return question.ok() ? BuildPlanReport(**question).status() : question.status();
 }
@@ -69,7 +69,7 @@ TEST_F(PlanReportTest, PaperStrategyCountsWordsWithoutLink) {
 
 // --- Strategies of the papers ---
 
-TEST_F(PlanReportTest, ReportsPapersFiguresOnGivenLink) {
+TEST_F(PlanReportTest, ReportsFormulasForGivenLink) {
   PlanRequest request = ZooRequest("alexnet", 512, 2048);
   request.strategy = Strategy::kGroupHybrid;
   const PlanReport report = Report(request);
@@ -82,7 +82,7 @@ TEST_F(PlanReportTest, ReportsPapersFiguresOnGivenLink) {
   EXPECT_TRUE(report.chosen.has_value());
 }
 
-TEST_F(PlanReportTest, ReportsEnginesFiguresOnProfile) {
+TEST_F(PlanReportTest, ReportsPredictionsForProfile) {
   PlanRequest request = ZooRequest("alexnet", 4, 64);
   request.link.reset();
   request.profile = testing::TwoHosts();
@@ -110,10 +110,10 @@ TEST_F(PlanReportTest, PaperStrategyRefusesPinnedLayers) {
   PlanRequest request = ZooRequest("alexnet", 8, 64);
   testing::PinLayer("fc6", request);
   request.strategy = Strategy::kBatch;
-  EXPECT_THAT(Refusal(request).message(), HasSubstr("do not model pinned layers such as fc6"));
+  EXPECT_THAT(ErrorOf(request).message(), HasSubstr("do not model pinned layers such as fc6"));
   request.link.reset();
   request.profile = testing::TwoHosts();
-  EXPECT_THAT(Refusal(request).message(), HasSubstr("hosts have 4 workers, 8 are required"));
+  EXPECT_THAT(ErrorOf(request).message(), HasSubstr("hosts have 4 workers, 8 are required"));
 }
 
 // --- Searched plans ---
@@ -131,7 +131,7 @@ TEST_F(PlanReportTest, BucketsAddUpToCommunication) {
   EXPECT_LE(report.step_seconds(), report.chosen->prediction.serial_seconds);
 }
 
-TEST_F(PlanReportTest, CostsAllPoliciesAndUsesRequestedOne) {
+TEST_F(PlanReportTest, PredictsAllPoliciesAndUsesRequestedOne) {
   const auto algorithms = [this](v1::Cluster::CollectivePolicy policy) {
     PlanRequest request = SmallRequest(4);
     testing::PinDataParallel(request);
@@ -149,6 +149,8 @@ TEST_F(PlanReportTest, CostsAllPoliciesAndUsesRequestedOne) {
   EXPECT_THAT(algorithms(v1::Cluster::RING), Each(Algorithm::kRing));
   EXPECT_THAT(algorithms(v1::Cluster::BUTTERFLY), Each(Algorithm::kButterfly));
   EXPECT_THAT(algorithms(v1::Cluster::HALVING_DOUBLING), Each(Algorithm::kHalvingDoubling));
+  // The ring for the fully connected layer, whose bucket is first, the butterfly for the
+  // convolution.
   EXPECT_THAT(algorithms(v1::Cluster::PAPER), ElementsAre(Algorithm::kRing, Algorithm::kButterfly));
 }
 
@@ -163,7 +165,7 @@ TEST_F(PlanReportTest, CountsBytesInsideAndAcrossGroups) {
   EXPECT_EQ(Report(alone).bytes_across, 0);
 }
 
-TEST_F(PlanReportTest, KeepsPinsAndReportsTheirCost) {
+TEST_F(PlanReportTest, RespectsPinsAndReportsTheirCost) {
   PlanRequest request = ZooRequest("alexnet", 8, 64);
   v1::Cluster& cluster = *request.spec.mutable_cluster();
   for (const auto& [name, size] : {std::pair("data", 4), std::pair("model", 2)}) {
@@ -179,7 +181,7 @@ TEST_F(PlanReportTest, KeepsPinsAndReportsTheirCost) {
               report.searched->unpinned->prediction.times.step(), 1e-12);
 }
 
-TEST_F(PlanReportTest, KeepsMemoryLimit) {
+TEST_F(PlanReportTest, RespectsMemoryLimit) {
   PlanRequest request = ZooRequest("alexnet", 8, 64);
   const PlanReport fastest = Report(request);
   const int64_t needs = fastest.chosen->prediction.memory_bytes;
@@ -189,9 +191,9 @@ TEST_F(PlanReportTest, KeepsMemoryLimit) {
   EXPECT_GE(report.step_seconds(), fastest.step_seconds());
   request.memory_bytes = 100'000'000;
   request.strategy = Strategy::kBatch;
-  EXPECT_THAT(Refusal(request).message(), HasSubstr("batch needs"));
+  EXPECT_THAT(ErrorOf(request).message(), HasSubstr("batch needs"));
   request.strategy = Strategy::kAuto;
-  EXPECT_TRUE(absl::IsResourceExhausted(Refusal(request)));
+  EXPECT_TRUE(absl::IsResourceExhausted(ErrorOf(request)));
 }
 
 TEST_F(PlanReportTest, OneWorkerDoesNotCommunicate) {
@@ -216,7 +218,7 @@ TEST_F(PlanReportTest, HasRequestedParts) {
   request.epochs = testing::Epochs({{1, 4}, {4, 5}});
   request.max_groups = 2;
   report = Report(request);
-  EXPECT_THAT(report.variations, SizeIs(7)) << "variations are the default for cheap searches";
+  EXPECT_THAT(report.variations, SizeIs(7)) << "sensitivity is included if searches are cheap";
   EXPECT_TRUE(report.comparison && report.forecast);
   ASSERT_TRUE(report.groups.has_value());
   EXPECT_FALSE(report.groups->choices.empty());

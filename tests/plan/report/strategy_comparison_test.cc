@@ -75,7 +75,7 @@ TEST(StrategyComparisonTest, RowsAreTheRequestedStrategies) {
                           Field(&ComparedStrategy::strategy, Strategy::kBatch)));
 }
 
-TEST(StrategyComparisonTest, OnAProfileTheEngineIsCompared) {
+TEST(StrategyComparisonTest, ProfileComparesPredictions) {
   PlanRequest request = All(SmallRequest(4));
   request.link.reset();
   request.profile = testing::TwoHosts();

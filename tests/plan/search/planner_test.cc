@@ -219,7 +219,7 @@ TEST(PlannerTest, DemoLayouts) {
   EXPECT_EQ(LayerOf(plan, "fc1").inputs[0], Layout::Split(0, {"data"}));
   EXPECT_EQ(LayerOf(plan, "fc1").parameters[0], Layout::Split(0, {"model"}));
   EXPECT_EQ(LayerOf(plan, "fc2").inputs[0], LayerOf(plan, "fc1").output)
-      << "nothing moves in between";
+      << "the layers need no move between them";
   EXPECT_EQ(LayerOf(plan, "fc2").parameters[0], Layout::Split(1, {"model"}));
 }
 
