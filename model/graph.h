@@ -60,6 +60,7 @@ inline bool IsStatistic(ParameterRole role) {
   return role == ParameterRole::kRunningMean || role == ParameterRole::kRunningVariance;
 }
 
+// One parameter tensor of a layer.
 struct LayerParameter {
   // "weight", "bias", "scale", "qkv_weight", ...
   std::string name;
@@ -83,6 +84,7 @@ struct Window {
   int64_t reach_width() const { return dilation * (kernel_width - 1) + 1; }
 };
 
+// One layer, with its inferred shapes and parameters.
 struct GraphLayer {
   std::string name;
   LayerKind kind = LayerKind::kRelu;

@@ -20,6 +20,7 @@
 
 namespace cadre {
 
+// One parameter tensor of the model.
 struct Parameter {
   // "<layer>/weight", "<layer>/bias", ...
   std::string name;

@@ -13,6 +13,7 @@
 
 namespace cadre {
 
+// One error.
 struct Problem {
   // Path of the field from the message, such as "model.layer[3].convolution.kernel".
   std::string field;

@@ -25,6 +25,7 @@ namespace cadre {
 // Limit of nested messages, because the recursion uses the stack.
 inline constexpr int kMaxTextNesting = 100;
 
+// Whether fields that the message type does not have are errors.
 enum class UnknownFields { kReject, kIgnore };
 
 // The locations of the fields of a text. Movable; thread-compatible.

@@ -23,6 +23,7 @@
 
 namespace cadre {
 
+// Parameters whose gradients are reduced together.
 struct Bucket {
   // Positions in the parameter index, ascending. The gradients of all these parameters are summed
   // over the same axes and replicated along the same axes.
@@ -57,6 +58,7 @@ struct Plan {
 // and of its summed gradient, in the mesh's order.
 std::vector<std::string> ReplicaAxes(const LayerLayouts& layer, int parameter, const Mesh& mesh);
 
+// How MakeBuckets divides parameters into buckets.
 struct BucketRules {
   // Local elements of a full bucket, by the number of ranks that sum it; 0 or not set: no limit.
   std::function<int64_t(int ranks)> max_elements;

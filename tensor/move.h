@@ -66,6 +66,7 @@ struct Exchange {
   bool is_identity() const;
 };
 
+// One rank's part of a move.
 struct Move {
   // Exchanges in order; step k + 1 takes the result of step k. Empty: the tensor is not changed.
   std::vector<Exchange> steps;

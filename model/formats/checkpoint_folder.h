@@ -36,6 +36,7 @@ absl::StatusOr<CheckpointEntry> NewestCheckpoint(const std::string& directory);
 // checkpoint in a directory. Errors: NotFound.
 absl::StatusOr<std::string> ResolveCheckpoint(const std::string& from);
 
+// A checkpoint that is being written.
 class CheckpointDraft {
  public:
   // Creates the directory if necessary, and removes drafts that a crash has left.

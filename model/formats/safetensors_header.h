@@ -25,6 +25,7 @@ struct NamedShape {
   friend bool operator==(const NamedShape&, const NamedShape&) = default;
 };
 
+// One tensor of a file.
 struct StoredTensor {
   std::string name;
   // "F32", "BF16", ...

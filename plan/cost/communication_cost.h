@@ -27,6 +27,7 @@ struct WordLink {
   }
 };
 
+// The cost of one or several exchanges.
 struct CommunicationCost {
   double words = 0;
   double messages = 0;

@@ -63,6 +63,7 @@ struct SmoothedDiscrepancy {
   double Value() const;
 };
 
+// What to change in a run.
 enum class DiscrepancyAdvice {
   // Too few rounds for a conclusion.
   kTooEarly,
@@ -88,6 +89,7 @@ struct DiscrepancyView {
   uint32_t total_steps = 0;
 };
 
+// The advice for a run, with its bounds.
 struct DiscrepancyOutlook {
   DiscrepancyAdvice advice = DiscrepancyAdvice::kTooEarly;
   // The minimum of MaxGroups and the bound for the interval; empty: unlimited or unknown.

@@ -23,6 +23,7 @@
 
 namespace cadre {
 
+// A grid of P_r x P_c ranks.
 struct Grid {
   // Parts of the weights (or of the rows of images), and parts of the batch.
   int64_t pr = 1;

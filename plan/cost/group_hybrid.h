@@ -31,6 +31,7 @@ namespace cadre {
 // Weight, gradient and momentum in fp32.
 inline constexpr double kBytesPerParameter = 12;
 
+// The input of the formulas.
 struct HybridProblem {
   const NetworkShape* network = nullptr;
   // N, and B over all of them.

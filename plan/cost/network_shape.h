@@ -14,6 +14,7 @@
 
 namespace cadre {
 
+// One layer with weights.
 struct LayerShape {
   std::string name;
   // Position in the graph.

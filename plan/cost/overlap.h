@@ -23,6 +23,7 @@
 
 namespace cadre {
 
+// The duration of a step.
 struct StepTime {
   // From the end of one step to the end of the next.
   double seconds = 0;
@@ -50,6 +51,7 @@ StepTime OverlapRecurrence(std::span<const LayerTimes> layers);
 
 // --- A step whose weights are owned in slices ---
 
+// The operations of a step, with their seconds.
 struct StepModel {
   struct Layer {
     double forward = 0;

@@ -43,6 +43,7 @@ absl::string_view StrategyName(Strategy strategy);
 std::optional<Strategy> StrategyFromName(absl::string_view name);
 const std::vector<Strategy>& AllStrategies();
 
+// The cost of one layer.
 struct PaperLayer {
   std::string name;
   // Position in the graph.
@@ -57,6 +58,7 @@ struct PaperLayer {
   std::optional<bool> worth_splitting;
 };
 
+// The cost of a strategy.
 struct PaperCost {
   Strategy strategy = Strategy::kBatch;
   // The grid used; for group-hybrid g x N / g.

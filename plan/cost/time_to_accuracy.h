@@ -80,6 +80,7 @@ struct DevicePlan {
   double seconds = 0;
 };
 
+// The inputs of the rule.
 struct TrainingTimes {
   const EpochsCurve* epochs = nullptr;
   // Samples per epoch, and per step of a worker.

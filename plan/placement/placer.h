@@ -51,6 +51,7 @@ struct Transfer {
   std::vector<int> links;
 };
 
+// The result: a schedule and how it was found.
 struct PlacedGraph {
   Schedule schedule;
   std::vector<Transfer> transfers;

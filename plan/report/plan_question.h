@@ -18,6 +18,7 @@
 
 namespace cadre {
 
+// What the caller asks for.
 struct PlanRequest {
   // The run, with all overrides applied.
   v1::RunSpec spec;

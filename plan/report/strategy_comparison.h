@@ -18,6 +18,7 @@ namespace cadre {
 // is pinned. Requires: not kAuto. Errors: those of CostOf.
 absl::StatusOr<PaperCost> PaperCostOf(const PlanQuestion& question, Strategy strategy);
 
+// One strategy in the comparison.
 struct ComparedStrategy {
   Strategy strategy = Strategy::kAuto;
   // By the paper's formulas; nullopt for auto and if the formulas do not apply.

@@ -14,6 +14,7 @@
 
 namespace cadre {
 
+// A sum to minimise.
 struct SumProblem {
   // Cost by variable and option; every variable has at least one option.
   std::vector<std::vector<double>> unary;
@@ -47,6 +48,7 @@ class EliminationOrder {
   std::vector<Step> steps_;
 };
 
+// A choice of options and its sum.
 struct SumSolution {
   // Option of each variable.
   std::vector<int> choice;

@@ -62,6 +62,7 @@ struct GroupChoice {
   std::optional<double> seconds_to_target;
 };
 
+// A number of groups that is not possible.
 struct RejectedGroups {
   int groups = 1;
   int ranks = 1;

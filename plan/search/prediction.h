@@ -33,6 +33,7 @@ struct LayerPrediction {
   double elements() const { return move_elements + collective_elements; }
 };
 
+// The predicted step of a plan.
 struct Prediction {
   std::vector<LayerPrediction> layers;
   v1::StepTimes times;

@@ -19,6 +19,7 @@
 
 namespace cadre {
 
+// Limits on the effort of a search.
 struct SearchOptions {
   // Maximum number of table entries for one layer on one mesh (elimination.h).
   int64_t max_states = 20'000;
@@ -35,6 +36,7 @@ struct SearchOptions {
   int runners_up = 5;
 };
 
+// A plan and its predicted step.
 struct Candidate {
   Plan plan;
   Prediction prediction;

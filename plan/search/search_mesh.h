@@ -66,6 +66,7 @@ class SearchGraph {
   mutable std::vector<std::map<LayerPart, double>> compute_cache_;
 };
 
+// The search on one mesh.
 class MeshSearch {
  public:
   enum class Terms {
