@@ -34,8 +34,7 @@ struct BucketReport {
   double seconds = 0;
 };
 
-// The report; borrows the question. "Engine" means Cadre's planner, as opposed to the formulas of
-// the papers.
+// The report; borrows the question.
 struct PlanReport {
   const PlanQuestion* question = nullptr;
 
