@@ -357,7 +357,7 @@ class CudaDense final : public DenseKernels {
                Strided(cuda_.device, std::ssize(dpositions)), dims, std::ssize(dpositions),
                Data<T>(dy), dpositions.data());
       }
-      if (n == 0 || dw.empty() || order.empty()) return;
+      if (n == 0 || dw.empty() || buffers.empty()) return;
       int32_t* const sorted_position = buffers.data();
       int32_t* const sorted = sorted_position + n;
       SortTokens(dims, ids, sorted_position, sorted);
