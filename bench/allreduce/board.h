@@ -30,7 +30,7 @@ class Board {
 
   // Records the error if it is the first one. All barriers then fail.
   void Fail(const absl::Status& status);
-  // The recorded error. Requires: no rank runs any more.
+  // The recorded error; OK if there is none. Callable while ranks run.
   absl::Status failure() const;
 
  private:

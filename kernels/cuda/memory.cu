@@ -201,8 +201,8 @@ class CudaMemory final : public MemoryKernels {
  private:
   static void CheckBoxes(ConstValues from, const Box& from_box, ConstValues to, const Box& to_box) {
     CHECK(from.type() == to.type());
-    CheckSize(from_box.ToString(), from.size(), from_box.shape().elements());
-    CheckSize(to_box.ToString(), to.size(), to_box.shape().elements());
+    CheckSize("from", from.size(), from_box.shape().elements());
+    CheckSize("to", to.size(), to_box.shape().elements());
   }
 
   // Calls f(nest, zero of the type, integral_constant of the group's size) with the largest groups

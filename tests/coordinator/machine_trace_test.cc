@@ -171,6 +171,15 @@ TEST_F(MachineTraceTest, DuplicateAnswerIsIgnored) {
   EXPECT_TRUE(cluster_.IsOpen(Rank(0).connection)) << "late and unrequested answers are harmless";
 }
 
+TEST_F(MachineTraceTest, AnswerForOtherRankIsStale) {
+  const RequestId request = cluster_.TraceGroup(run_, 0);
+  v1::Traced answer = TracedBy(Requests(Rank(0)).back());
+  answer.mutable_place()->set_rank(1);
+  cluster_.Send(Rank(0), answer);
+  EXPECT_EQ(cluster_.Counter("refused_stale_generation"), 1u);
+  EXPECT_FALSE(Answered(request));
+}
+
 TEST_F(MachineTraceTest, LostRankAbortsTrace) {
   const RequestId request = cluster_.TraceGroup(run_, 0);
   Answer(0);

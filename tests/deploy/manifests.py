@@ -142,7 +142,10 @@ def check_schema(objects, schemas):
 
 
 def check_names(objects):
-    for namespace in of(objects, "Namespace"):
+    namespaces = list(of(objects, "Namespace"))
+    if not namespaces:
+        yield "there is no Namespace"
+    for namespace in namespaces:
         if namespace["metadata"].get("labels", {}).get(ENFORCE) != "restricted":
             yield f"the namespace needs the label {ENFORCE}: restricted"
     for workload, container in pods(objects):

@@ -214,6 +214,54 @@ TEST_F(ShardHostTest, SingleParticipantKeepsBits) {
   EXPECT_TRUE(SameBits(PullAll(1), values));
 }
 
+TEST_F(ShardHostTest, OneGroupHasNoDiscrepancy) {
+  Open();
+  ASSERT_TRUE(Stage({}, Values(1, 15)).ok());
+  const v1::Applied applied = Apply(MakeApply(run_, 1, {{}}));
+  EXPECT_TRUE(std::isnan(applied.variance_between_groups()));
+  EXPECT_TRUE(std::isnan(applied.displacement()));
+}
+
+TEST_F(ShardHostTest, DiscrepanciesOfShardsAddUp) {
+  const auto discrepancy = [&](uint32_t shard, uint32_t shards) {
+    const TemporaryFolder folder;
+    auto host = ShardHost::Open(folder.path(), &counters_);
+    EXPECT_TRUE(host.ok()) << host.status();
+    host_ = *std::move(host);
+    run_.shards = shards;
+    run_.shard = shard;
+    Open();
+    const Interval interval = ShardSpan(15, shard, shards);
+    for (uint32_t group = 0; group < 2; ++group) {
+      const std::vector<float> model = Values(1 + group, 15);
+      const std::vector<float> part(model.begin() + interval.begin, model.begin() + interval.end);
+      EXPECT_EQ(Stage({.group = group}, part, interval.begin), absl::OkStatus());
+    }
+    const v1::Applied applied = Apply(MakeApply(run_, 1, {{.group = 0}, {.group = 1}}));
+    host_.reset();
+    return std::pair(applied.variance_between_groups(), applied.displacement());
+  };
+  const auto [variance, displacement] = discrepancy(0, 1);
+  double variance_sum = 0;
+  double displacement_sum = 0;
+  for (uint32_t shard = 0; shard < 3; ++shard) {
+    const auto [variance_part, displacement_part] = discrepancy(shard, 3);
+    variance_sum += variance_part;
+    displacement_sum += displacement_part;
+  }
+  EXPECT_GT(variance, 0);
+  EXPECT_NEAR(variance_sum, variance, 1e-12 * variance);
+  EXPECT_NEAR(displacement_sum, displacement, 1e-12 * displacement);
+}
+
+TEST_F(ShardHostTest, FolderOfOtherAggregatorIsRefused) {
+  const auto second = ShardHost::Open(folder_.path(), &counters_);
+  EXPECT_EQ(second.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(second.status().message()), HasSubstr("in use by another aggregator"));
+  host_.reset();
+  EXPECT_EQ(ShardHost::Open(folder_.path(), &counters_).status(), absl::OkStatus());
+}
+
 TEST_F(ShardHostTest, MeanIsInGroupOrder) {
   run_.groups = 3;
   Open();

@@ -19,9 +19,6 @@
 
 namespace cadre {
 
-// An interval of elements.
-using Piece = Interval;
-
 // [0, elements) in `count` consecutive intervals of nearly equal size (PartBegin).
 std::vector<Interval> EqualIntervals(int64_t elements, int count);
 
