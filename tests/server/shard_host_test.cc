@@ -1,6 +1,7 @@
 // Tests of the shard host with its store: versions and contributions on disk, and restarts after a
 // crash at any point.
 #include "server/shard_host.h"
+#include "server/client/shard_span.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
