@@ -26,6 +26,12 @@ struct IntegerProgram::Model {
   int variables = 0;
   int rows = 0;
   ~Model() { Cbc_deleteModel(cbc); }
+
+  int Add(double lower, double upper, double cost, bool integer) {
+    Cbc_addCol(cbc, absl::StrCat("v", variables).c_str(), lower, upper, cost, integer ? 1 : 0, 0,
+               nullptr, nullptr);
+    return variables++;
+  }
 };
 
 IntegerProgram::IntegerProgram() : model_(std::make_unique<Model>()) {
@@ -33,23 +39,12 @@ IntegerProgram::IntegerProgram() : model_(std::make_unique<Model>()) {
   Cbc_setObjSense(model_->cbc, 1);
 }
 IntegerProgram::~IntegerProgram() = default;
-IntegerProgram::IntegerProgram(IntegerProgram&&) noexcept = default;
-IntegerProgram& IntegerProgram::operator=(IntegerProgram&&) noexcept = default;
-
-int IntegerProgram::variables() const { return model_->variables; }
-int IntegerProgram::rows() const { return model_->rows; }
 
 int IntegerProgram::AddVariable(double lower, double upper, double cost) {
-  Cbc_addCol(model_->cbc, absl::StrCat("v", model_->variables).c_str(), lower, upper, cost, 0, 0,
-             nullptr, nullptr);
-  return model_->variables++;
+  return model_->Add(lower, upper, cost, /*integer=*/false);
 }
 
-int IntegerProgram::AddBinary(double cost) {
-  Cbc_addCol(model_->cbc, absl::StrCat("v", model_->variables).c_str(), 0, 1, cost, 1, 0, nullptr,
-             nullptr);
-  return model_->variables++;
-}
+int IntegerProgram::AddBinary(double cost) { return model_->Add(0, 1, cost, /*integer=*/true); }
 
 void IntegerProgram::AddRow(const Terms& terms, char relation, double right) {
   std::vector<int> columns;
@@ -64,13 +59,13 @@ void IntegerProgram::AddRow(const Terms& terms, char relation, double right) {
   ++model_->rows;
 }
 
-IntegerProgram::Answer IntegerProgram::Minimise(const Options& options) {
+IntegerProgram::Answer IntegerProgram::Minimise(double seconds) {
   Cbc_Model* cbc = model_->cbc;
   Cbc_setParameter(cbc, "integerTolerance", kIntegerTolerance);
   Cbc_setParameter(cbc, "timeMode", "elapsed");
   Cbc_setParameter(cbc, "ratioGap", "0");
   Cbc_setParameter(cbc, "allowableGap", "1e-7");
-  Cbc_setMaximumSeconds(cbc, std::max(kMinSeconds, options.seconds));
+  Cbc_setMaximumSeconds(cbc, std::max(kMinSeconds, seconds));
   Cbc_solve(cbc);
   Answer answer{.bound = Cbc_getBestPossibleObjValue(cbc)};
   const bool stopped = Cbc_status(cbc) != 0;

@@ -3,14 +3,13 @@
 //   IntegerProgram program;
 //   const int x = program.AddBinary();
 //   program.AddRow({{x, 3.0}, {y, 1.0}}, '<', 4);
-//   const auto answer = program.Minimise({.seconds = 10});
+//   const auto answer = program.Minimise(/*seconds=*/10);
 //
 // Thread-compatible; CBC has global state, so a process must minimise one program at a time.
 // Writes nothing to stdout or stderr.
 #pragma once
 
 #include <memory>
-#include <optional>
 #include <utility>
 #include <vector>
 
@@ -35,14 +34,9 @@ class IntegerProgram {
     // A lower bound on the cost; minus infinity: unknown.
     double bound = 0;
   };
-  struct Options {
-    double seconds = 10;
-  };
 
   IntegerProgram();
   ~IntegerProgram();
-  IntegerProgram(IntegerProgram&&) noexcept;
-  IntegerProgram& operator=(IntegerProgram&&) noexcept;
 
   // Return the variable's number. `cost` is its coefficient in the objective.
   int AddVariable(double lower, double upper, double cost = 0);
@@ -51,12 +45,9 @@ class IntegerProgram {
   // `relation` is '<' (at most), '>' (at least) or '='. Requires: each variable at most once.
   void AddRow(const Terms& terms, char relation, double right);
 
-  int variables() const;
-  int rows() const;
-
-  // May be called once. Deterministic unless the time limit is reached. Requires: at least one
-  // binary.
-  Answer Minimise(const Options& options);
+  // May be called once. Deterministic unless the limit of `seconds` is reached. Requires: at least
+  // one binary.
+  Answer Minimise(double seconds);
 
  private:
   struct Model;

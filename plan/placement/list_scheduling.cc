@@ -14,15 +14,14 @@
 // first improvement.
 //
 // Cost: the list schedule takes (operators + edges) times devices, plus the insertion; local search
-// takes devices * operators + operators^2 reschedulings per round and is limited by max_work. The
-// result has no guarantee; its gap refers to the lower bound of bounds.h. Deterministic.
-#include "plan/placement/list_scheduling.h"
-
+// takes devices * operators + operators^2 reschedulings per round and is limited by kMaxWork. The
+// result has no guarantee; its gap refers to the lower bound of schedule.h. Deterministic.
 #include <algorithm>
 #include <limits>
 #include <utility>
 
 #include "plan/placement/packing.h"
+#include "plan/placement/schedule.h"
 
 namespace cadre {
 namespace {
@@ -32,6 +31,9 @@ namespace {
 constexpr int kMaxRankDevices = 16;
 // An improvement must exceed rounding errors: the new makespan is below this part of the old one.
 constexpr double kBetter = 1 - 1e-9;
+// Operators and edges that local search may visit, over all schedules; ten million take about a
+// second.
+constexpr int64_t kMaxWork = 20'000'000;
 
 // The operators of a device, by start.
 class Timeline {
@@ -76,28 +78,18 @@ double MeanTransfer(const PlacementProblem& problem, int edge) {
   return sum / (used * used);
 }
 
-std::vector<double> MeanRanks(const PlacementProblem& problem) {
+// The longest path from each operator to the end, with `seconds` of an operator and `transfer`
+// seconds of an edge.
+template <typename Seconds, typename Transfer>
+std::vector<double> UpwardRanks(const PlacementProblem& problem, Seconds seconds,
+                                Transfer transfer) {
   std::vector<double> rank(problem.ops.size(), 0);
   for (auto it = problem.order.rbegin(); it != problem.order.rend(); ++it) {
     double after = 0;
     for (const int e : problem.out[*it]) {
-      after = std::max(after, MeanTransfer(problem, e) + rank[problem.edge(e).to]);
+      after = std::max(after, transfer(e) + rank[problem.edge(e).to]);
     }
-    rank[*it] = problem.op(*it).mean + after;
-  }
-  return rank;
-}
-
-std::vector<double> PlacedRanks(const PlacementProblem& problem, const std::vector<int>& device) {
-  std::vector<double> rank(problem.ops.size(), 0);
-  for (auto it = problem.order.rbegin(); it != problem.order.rend(); ++it) {
-    const int on = device[*it];
-    double after = 0;
-    for (const int e : problem.out[*it]) {
-      const int to = problem.edge(e).to;
-      after = std::max(after, problem.TransferSeconds(e, on, device[to]) + rank[to]);
-    }
-    rank[*it] = problem.Seconds(*it, on) + after;
+    rank[*it] = seconds(*it) + after;
   }
   return rank;
 }
@@ -114,8 +106,8 @@ double ReadyOn(const PlacementProblem& problem, const Schedule& schedule, int op
   return ready;
 }
 
-void Put(const PlacementProblem& problem, int op, int device, double start, Schedule& schedule,
-         std::vector<Timeline>& timelines) {
+void PlaceOperator(const PlacementProblem& problem, int op, int device, double start,
+                   Schedule& schedule, std::vector<Timeline>& timelines) {
   const double finish = start + problem.Seconds(op, device);
   schedule.device[op] = device;
   schedule.start[op] = start;
@@ -123,16 +115,19 @@ void Put(const PlacementProblem& problem, int op, int device, double start, Sche
   timelines[device].Take(start, finish);
 }
 
-Schedule Empty(const PlacementProblem& problem) {
+Schedule EmptySchedule(const PlacementProblem& problem) {
   return {.device = std::vector<int>(problem.ops.size(), -1),
           .start = std::vector<double>(problem.ops.size(), 0)};
 }
 
 Schedule EarliestFinish(const PlacementProblem& problem, const std::vector<int>& packing) {
-  Schedule schedule = Empty(problem);
+  Schedule schedule = EmptySchedule(problem);
   std::vector<Timeline> timelines(problem.devices.size());
   MemoryReserve reserve(problem, packing);
-  for (const int i : ByRank(problem, MeanRanks(problem))) {
+  const std::vector<double> ranks = UpwardRanks(
+      problem, [&](int op) { return problem.op(op).mean; },
+      [&](int edge) { return MeanTransfer(problem, edge); });
+  for (const int i : ByRank(problem, ranks)) {
     int best = -1;
     double best_start = 0;
     double best_finish = std::numeric_limits<double>::infinity();
@@ -145,20 +140,25 @@ Schedule EarliestFinish(const PlacementProblem& problem, const std::vector<int>&
       best_finish = start + seconds;
     }
     reserve.Place(i, best);
-    Put(problem, i, best, best_start, schedule, timelines);
+    PlaceOperator(problem, i, best, best_start, schedule, timelines);
   }
   return schedule;
 }
 
 // The schedule of a given placement: operators by upward rank, also into gaps.
 Schedule SchedulePlacement(const PlacementProblem& problem, const std::vector<int>& device) {
-  Schedule schedule = Empty(problem);
+  Schedule schedule = EmptySchedule(problem);
   std::vector<Timeline> timelines(problem.devices.size());
-  for (const int i : ByRank(problem, PlacedRanks(problem, device))) {
-    const int on = device[i];
-    const double start =
-        timelines[on].EarliestStart(ReadyOn(problem, schedule, i, on), problem.Seconds(i, on));
-    Put(problem, i, on, start, schedule, timelines);
+  const std::vector<double> ranks = UpwardRanks(
+      problem, [&](int op) { return problem.Seconds(op, device[op]); },
+      [&](int e) {
+        const PlacementProblem::Edge& edge = problem.edge(e);
+        return problem.TransferSeconds(e, device[edge.from], device[edge.to]);
+      });
+  for (const int i : ByRank(problem, ranks)) {
+    const double start = timelines[device[i]].EarliestStart(
+        ReadyOn(problem, schedule, i, device[i]), problem.Seconds(i, device[i]));
+    PlaceOperator(problem, i, device[i], start, schedule, timelines);
   }
   return schedule;
 }
@@ -167,10 +167,10 @@ Schedule SchedulePlacement(const PlacementProblem& problem, const std::vector<in
 // this reduces the makespan.
 class Improver {
  public:
-  Improver(const PlacementProblem& problem, Schedule start, const ListSchedulingOptions& options)
+  Improver(const PlacementProblem& problem, Schedule start)
       : problem_(problem),
         best_(std::move(start)),
-        tries_(options.max_work / (std::ssize(problem.ops) + std::ssize(problem.edges) + 1)) {}
+        tries_(kMaxWork / (std::ssize(problem.ops) + std::ssize(problem.edges) + 1)) {}
 
   Schedule Improve() {
     for (bool better = true; better && tries_ > 0;) {
@@ -223,8 +223,7 @@ class Improver {
 
 }  // namespace
 
-Schedule ListSchedule(const PlacementProblem& problem, const std::vector<int>& packing,
-                      const ListSchedulingOptions& options) {
+Schedule ListSchedule(const PlacementProblem& problem, const std::vector<int>& packing) {
   Schedule best = EarliestFinish(problem, packing);
   for (int d = 0; d < problem.device_count(); ++d) {
     const std::vector<int> alone(problem.ops.size(), d);
@@ -232,7 +231,7 @@ Schedule ListSchedule(const PlacementProblem& problem, const std::vector<int>& p
     Schedule schedule = SchedulePlacement(problem, alone);
     if (schedule.makespan < best.makespan) best = std::move(schedule);
   }
-  return Improver(problem, std::move(best), options).Improve();
+  return Improver(problem, std::move(best)).Improve();
 }
 
 }  // namespace cadre

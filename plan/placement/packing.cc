@@ -73,7 +73,7 @@ absl::StatusOr<std::vector<int>> SolvePacking(const PlacementProblem& problem, d
     if (!problem.limited(d)) continue;
     program.AddRow(loads[d], '<', std::floor(problem.devices[d].memory_bytes / part));
   }
-  const IntegerProgram::Answer answer = program.Minimise({.seconds = seconds});
+  const IntegerProgram::Answer answer = program.Minimise(seconds);
   if (answer.outcome == IntegerProgram::Outcome::kInfeasible) {
     return absl::ResourceExhaustedError(absl::StrCat(
         "no placement fits: no assignment of the operators keeps every device within its "

@@ -11,7 +11,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
+#include <functional>
 #include <numeric>
 #include <optional>
 #include <queue>
@@ -41,6 +41,28 @@ constexpr uint64_t kMaxDeviceBytes = uint64_t{1} << 50;
 
 std::string At(absl::string_view field, int i, absl::string_view more = "") {
   return absl::StrCat(field, "[", i, "]", more);
+}
+
+// Kahn's algorithm: always takes the operator with the smallest number among those whose
+// predecessors have all been taken. Operators of cycles, and those behind them, are left out.
+std::vector<int> TopologicalOrder(const std::vector<std::vector<int>>& successors) {
+  std::vector<int> waits(successors.size());
+  for (const std::vector<int>& each : successors) {
+    for (const int to : each) ++waits[to];
+  }
+  std::priority_queue<int, std::vector<int>, std::greater<>> free;
+  for (size_t i = 0; i < waits.size(); ++i) {
+    if (waits[i] == 0) free.push(i);
+  }
+  std::vector<int> order;
+  while (!free.empty()) {
+    order.push_back(free.top());
+    free.pop();
+    for (const int to : successors[order.back()]) {
+      if (--waits[to] == 0) free.push(to);
+    }
+  }
+  return order;
 }
 
 // Checks a graph from top to bottom; later checks rely on the success of earlier ones.
@@ -170,37 +192,28 @@ class GraphChecker : private ProblemCollector {
     }
   }
 
-  // Removes operators without predecessors (Kahn) as long as there are any. Every operator that is
-  // left has a predecessor among those left, so following predecessors finds a cycle.
+  // Every operator that has no place in the topological order has a predecessor of the same kind,
+  // so following predecessors finds a cycle.
   void CheckCycle() {
-    std::vector<std::vector<int>> before(graph_.op_size());
-    std::vector<std::vector<int>> after(before.size());
-    std::vector<size_t> waits(before.size());
+    std::vector<std::vector<int>> predecessors(graph_.op_size());
+    std::vector<std::vector<int>> successors(graph_.op_size());
     for (const v1::OperatorEdge& edge : graph_.edge()) {
       const int from = ops_.at(edge.from());
       const int to = ops_.at(edge.to());
-      before[to].push_back(from);
-      after[from].push_back(to);
-      ++waits[to];
+      predecessors[to].push_back(from);
+      successors[from].push_back(to);
     }
-    std::vector<int> free;
-    for (size_t i = 0; i < waits.size(); ++i) {
-      if (waits[i] == 0) free.push_back(i);
-    }
-    for (size_t next = 0; next < free.size(); ++next) {
-      for (const int to : after[free[next]]) {
-        if (--waits[to] == 0) free.push_back(to);
-      }
-    }
-    if (free.size() == waits.size()) return;
-    int first = 0;
-    while (waits[first] == 0) ++first;
-    std::vector<int> walk = {first};
-    std::vector<int> at(waits.size(), -1);
+    std::vector<bool> ordered(successors.size());
+    for (const int i : TopologicalOrder(successors)) ordered[i] = true;
+    const auto first = std::find(ordered.begin(), ordered.end(), false);
+    if (first == ordered.end()) return;
+    std::vector<int> walk;
+    walk.push_back(first - ordered.begin());
+    std::vector<int> at(ordered.size(), -1);
     while (at[walk.back()] < 0) {
       at[walk.back()] = std::ssize(walk) - 1;
-      const std::vector<int>& from = before[walk.back()];
-      walk.push_back(*std::find_if(from.begin(), from.end(), [&](int i) { return waits[i] > 0; }));
+      const std::vector<int>& from = predecessors[walk.back()];
+      walk.push_back(*std::find_if(from.begin(), from.end(), [&](int i) { return !ordered[i]; }));
     }
     AddCycle({walk.begin() + at[walk.back()], walk.end()});
   }
@@ -296,26 +309,6 @@ void AddRoutes(const v1::OperatorGraph& graph, Numbers nodes, PlacementProblem& 
   problem.routes = Routes(problem.device_count(), std::ssize(nodes), std::move(links), max_bytes);
 }
 
-// Takes the ready operator that is listed first in the graph, so the order depends on the graph
-// alone.
-void AddOrder(PlacementProblem& problem) {
-  std::vector<size_t> waits;
-  std::priority_queue<int, std::vector<int>, std::greater<>> free;
-  for (int i = 0; i < problem.size(); ++i) {
-    waits.push_back(problem.in[i].size());
-    if (waits.back() == 0) free.push(i);
-  }
-  while (!free.empty()) {
-    const int i = free.top();
-    free.pop();
-    problem.order.push_back(i);
-    for (const int e : problem.out[i]) {
-      const int to = problem.edge(e).to;
-      if (--waits[to] == 0) free.push(to);
-    }
-  }
-}
-
 }  // namespace
 
 std::vector<Problem> FindGraphProblems(const v1::OperatorGraph& graph) {
@@ -337,15 +330,17 @@ PlacementProblem PlacementProblemOf(const v1::OperatorGraph& graph) {
   }
   problem.in.resize(problem.ops.size());
   problem.out.resize(problem.ops.size());
+  std::vector<std::vector<int>> successors(problem.ops.size());
   for (const v1::OperatorEdge& edge : graph.edge()) {
     const int e = std::ssize(problem.edges);
     problem.edges.push_back({.from = ops.at(edge.from()), .to = ops.at(edge.to())});
     problem.edges.back().bytes = edge.bytes();
     problem.out[problem.edges.back().from].push_back(e);
     problem.in[problem.edges.back().to].push_back(e);
+    successors[problem.edges.back().from].push_back(problem.edges.back().to);
   }
   AddRoutes(graph, devices, problem);
-  AddOrder(problem);
+  problem.order = TopologicalOrder(successors);
   return problem;
 }
 

@@ -17,7 +17,8 @@
 // with x are the disjunctive constraints of job shop scheduling (Manne 1960); their big M makes the
 // linear relaxation weak, so the program is tightened:
 //
-//   windows     Only schedules shorter than a known one are sought. Heads and tails (bounds.h) then
+//   windows     Only schedules shorter than a known one are sought. Heads and tails (schedule.h)
+//   then
 //               bound every start from both sides, which makes every M_ij as small as possible and
 //               fixes the order of many pairs, or excludes devices on which an operator is too
 //               slow.
@@ -29,8 +30,6 @@
 // solution is rescheduled from its order, so the makespan is exact. An infeasible program proves
 // that the known schedule is optimal to a millionth. Size: pairs of operators times devices plus
 // edges times pairs of devices (ProgramSize); the placer tries it up to a few thousand.
-#include "plan/placement/placement_program.h"
-
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -39,6 +38,7 @@
 
 #include "plan/placement/integer_program.h"
 #include "plan/placement/packing.h"
+#include "plan/placement/schedule.h"
 
 namespace cadre {
 namespace {
@@ -100,8 +100,6 @@ class Builder {
   int Placed(int op, int device) const { return placed_[op] + device; }
   double Duration(int op, int device) const { return problem_.Seconds(op, device) * unit_; }
   double MinSeconds(int op) const { return problem_.op(op).min_seconds * unit_; }
-  double head(int op) const { return head_[op]; }
-  double latest_finish(int op) const { return latest_finish_[op]; }
 
   // Adds factor * duration of the operator.
   void AppendDuration(int op, double factor, IntegerProgram::Terms& terms) const {
@@ -117,7 +115,7 @@ class Builder {
         const int placed = program_.AddBinary();
         if (d == 0) placed_.push_back(placed);
         one.push_back({placed, 1});
-        const bool late = head(i) + Duration(i, d) > latest_finish(i);
+        const bool late = head_[i] + Duration(i, d) > latest_finish_[i];
         const int64_t room = problem_.devices[d].memory_bytes;
         if (late || (room > 0 && problem_.op(i).memory_bytes > room)) {
           program_.AddRow({{placed, 1}}, '=', 0);
@@ -144,8 +142,8 @@ class Builder {
 
   void AddStarts() {
     for (int i = 0; i < problem_.size(); ++i) {
-      const double last = std::max(head(i), latest_finish(i) - MinSeconds(i));
-      start_.push_back(program_.AddVariable(head(i), last));
+      const double last = std::max(head_[i], latest_finish_[i] - MinSeconds(i));
+      start_.push_back(program_.AddVariable(head_[i], last));
       IntegerProgram::Terms terms = {{makespan_, 1}, {start_.back(), -1}};
       AppendDuration(i, -1, terms);
       program_.AddRow(terms, '>', after_[i]);
@@ -179,8 +177,8 @@ class Builder {
       for (int m = 0; m < devices; ++m) {
         const double seconds = problem_.TransferSeconds(e, n, m) * unit_;
         const bool late =
-            head(edge.from) + Duration(edge.from, n) + seconds + Duration(edge.to, m) >
-            latest_finish(edge.to);
+            head_[edge.from] + Duration(edge.from, n) + seconds + Duration(edge.to, m) >
+            latest_finish_[edge.to];
         const int joins = program_.AddVariable(0, late ? 0 : 1);
         leaves[n].push_back({joins, 1});
         arrives[m].push_back({joins, 1});
@@ -196,13 +194,13 @@ class Builder {
   }
 
   bool CanPrecede(int i, int j) const {
-    return head(i) + MinSeconds(i) + MinSeconds(j) <= latest_finish(j);
+    return head_[i] + MinSeconds(i) + MinSeconds(j) <= latest_finish_[j];
   }
 
   // A row that is active if `order` is 1: j starts after i ends.
   int AddOrder(int i, int j) {
     const int order = program_.AddBinary();
-    const double big = latest_finish(i) - head(j);
+    const double big = latest_finish_[i] - head_[j];
     IntegerProgram::Terms terms = {{start_[j], 1}, {start_[i], -1}, {order, -big}};
     AppendDuration(i, -1, terms);
     program_.AddRow(terms, '>', -big);
@@ -213,7 +211,7 @@ class Builder {
     for (int i = 0; i < problem_.size(); ++i) {
       for (int j = i + 1; j < problem_.size(); ++j) {
         const bool ordered = reaches_[i][j] || reaches_[j][i];
-        const bool apart = latest_finish(i) <= head(j) || latest_finish(j) <= head(i);
+        const bool apart = latest_finish_[i] <= head_[j] || latest_finish_[j] <= head_[i];
         const bool instant = problem_.op(i).mean == 0 && problem_.op(j).mean == 0;
         if (!ordered && !apart && !instant) AddPair(i, j);
       }
@@ -244,7 +242,7 @@ class Builder {
       for (const double q : tails) {
         std::set<int> ops;
         for (int i = 0; i < problem_.size(); ++i) {
-          if (head(i) >= r && after_[i] >= q) ops.insert(i);
+          if (head_[i] >= r && after_[i] >= q) ops.insert(i);
         }
         if (ops.size() < 2) continue;
         double& load = loads[ops];
@@ -311,7 +309,7 @@ class Builder {
 ProgramResult SolvePlacement(const PlacementProblem& problem, const TimeWindows& windows,
                              const Schedule& known, double seconds) {
   Builder builder(problem, windows, known);
-  const IntegerProgram::Answer solved = builder.program().Minimise({.seconds = seconds});
+  const IntegerProgram::Answer solved = builder.program().Minimise(seconds);
   ProgramResult answer;
   if (solved.outcome == IntegerProgram::Outcome::kInfeasible) {
     answer.proven = true;

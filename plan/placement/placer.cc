@@ -7,10 +7,7 @@
 #include <utility>
 
 #include "base/status.h"
-#include "plan/placement/bounds.h"
-#include "plan/placement/list_scheduling.h"
 #include "plan/placement/packing.h"
-#include "plan/placement/placement_program.h"
 
 namespace cadre {
 namespace {

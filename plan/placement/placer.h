@@ -27,7 +27,7 @@ namespace cadre {
 struct PlacerOptions {
   // Time limit of the solver. Results are deterministic unless it is reached.
   double solver_seconds = 10;
-  // The integer program is used only up to this ProgramSize (plan/placement/placement_program.h).
+  // The integer program is used only up to this ProgramSize (plan/placement/schedule.h).
   int64_t max_program_size = 4'000;
 };
 

@@ -8,7 +8,6 @@
 // A value; thread-compatible.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -29,11 +28,9 @@ class Routes {
   // 0; no transfer has more than `max_bytes`.
   Routes(int devices, int nodes, std::vector<Link> links, int64_t max_bytes);
 
-  // Whether there is a route between two devices.
-  bool Connected(int from, int to) const { return !lines(from, to).empty(); }
-  // Seconds of a transfer; 0 between a device and itself. Requires: Connected.
+  // Seconds of a transfer; 0 between a device and itself; infinite if there is no route.
   double Seconds(int from, int to, int64_t bytes) const;
-  // Numbers of the links of the fastest route, in order. Requires: Connected.
+  // Numbers of the links of the fastest route, in order. Requires: there is a route.
   std::vector<int> Path(int from, int to, int64_t bytes) const;
   // Whether transfers from two devices to a third always take equally long.
   bool SameRoutes(int one, int other, int third) const {

@@ -1,28 +1,27 @@
 // Simulates a placement in one pass over the operators, in a topological order that the priorities
-// determine. CheckSchedule verifies a schedule by its definition, independent of how it was made.
+// determine.
+//
+// There are two bounds on the start of an operator: the longest path to it, and the total work of
+// its predecessors, which all devices together must complete first. The first is strong for deep
+// graphs, the second for wide ones. Both are valid for any placement, because every operator counts
+// with its minimum time.
 #include "plan/placement/schedule.h"
 
 #include <algorithm>
-#include <numeric>
+#include <functional>
 #include <queue>
 #include <utility>
-
-#include "absl/strings/str_cat.h"
 
 namespace cadre {
 namespace {
 
-// Tolerance for the rounding of sums of thousands of times, relative to the makespan.
-constexpr double kScheduleRounding = 1e-9;
-
-double Finish(const PlacementProblem& problem, const Schedule& schedule, int i) {
-  return schedule.start[i] + problem.Seconds(i, schedule.device[i]);
-}
+// The work of all predecessors (or successors) needs the transitive closure; beyond so many
+// operators only the longest path is used.
+constexpr int kMaxClosure = 2'000;
 
 }  // namespace
 
-// Takes the operator of the smallest priority among those whose predecessors have been scheduled.
-// It starts when its inputs have arrived and its device is free. O((ops + edges) log ops).
+// O((ops + edges) log ops).
 Schedule ScheduleByPriority(const PlacementProblem& problem, const std::vector<int>& device,
                             const std::vector<double>& priority) {
   Schedule schedule{.device = device, .start = std::vector<double>(device.size(), 0)};
@@ -69,41 +68,65 @@ bool FitsMemory(const PlacementProblem& problem, const std::vector<int>& device)
   return true;
 }
 
-absl::Status CheckSchedule(const PlacementProblem& problem, const Schedule& schedule) {
-  const double slack = kScheduleRounding * schedule.makespan;
-  for (int e = 0; e < std::ssize(problem.edges); ++e) {
-    const PlacementProblem::Edge& edge = problem.edge(e);
-    const double arrives =
-        Finish(problem, schedule, edge.from) +
-        problem.TransferSeconds(e, schedule.device[edge.from], schedule.device[edge.to]);
-    if (schedule.start[edge.to] + slack < arrives) {
-      return absl::InternalError(absl::StrCat(problem.op(edge.to).name,
-                                              " starts before the tensor of ",
-                                              problem.op(edge.from).name, " has arrived"));
+std::vector<std::vector<bool>> Reaches(const PlacementProblem& problem) {
+  const size_t n = problem.size();
+  std::vector<std::vector<bool>> reaches(n, std::vector<bool>(n, false));
+  for (auto it = problem.order.rbegin(); it != problem.order.rend(); ++it) {
+    std::vector<bool>& row = reaches[*it];
+    for (const int e : problem.out[*it]) {
+      const int to = problem.edge(e).to;
+      row[to] = true;
+      for (size_t j = 0; j < n; ++j) {
+        if (reaches[to][j]) row[j] = true;
+      }
     }
   }
-  std::vector<int> by_start(schedule.start.size());
-  std::iota(by_start.begin(), by_start.end(), 0);
-  std::sort(by_start.begin(), by_start.end(), [&](int a, int b) {
-    return std::pair(schedule.start[a], Finish(problem, schedule, a)) <
-           std::pair(schedule.start[b], Finish(problem, schedule, b));
-  });
-  std::vector<double> free_at(problem.devices.size(), 0);
-  for (const int i : by_start) {
-    double& free = free_at[schedule.device[i]];
-    if (schedule.start[i] + slack < free) {
-      return absl::InternalError(
-          absl::StrCat(problem.op(i).name, " starts before its device is free"));
-    }
-    free = Finish(problem, schedule, i);
-    if (free > schedule.makespan + slack) {
-      return absl::InternalError(absl::StrCat(problem.op(i).name, " ends after the makespan"));
+  return reaches;
+}
+
+TimeWindows WindowsOf(const PlacementProblem& problem) {
+  const size_t n = problem.size();
+  const double devices = problem.device_count();
+  std::vector<double> before(n, 0);
+  std::vector<double> after(n, 0);
+  if (problem.size() <= kMaxClosure) {
+    const std::vector<std::vector<bool>> reaches = Reaches(problem);
+    for (size_t i = 0; i < n; ++i) {
+      for (size_t j = 0; j < n; ++j) {
+        if (!reaches[i][j]) continue;
+        before[j] += problem.ops[i].min_seconds;
+        after[i] += problem.ops[j].min_seconds;
+      }
     }
   }
-  if (!FitsMemory(problem, schedule.device)) {
-    return absl::InternalError("a device holds more than its memory");
+  TimeWindows windows{std::vector<double>(n, 0), std::vector<double>(n, 0)};
+  for (const int i : problem.order) {
+    double& head = windows.head[i];
+    head = before[i] / devices;
+    for (const int e : problem.in[i]) {
+      const int from = problem.edge(e).from;
+      head = std::max(head, windows.head[from] + problem.op(from).min_seconds);
+    }
   }
-  return absl::OkStatus();
+  for (auto it = problem.order.rbegin(); it != problem.order.rend(); ++it) {
+    double& tail = windows.tail[*it];
+    tail = after[*it] / devices;
+    for (const int e : problem.out[*it]) {
+      tail = std::max(tail, windows.tail[problem.edge(e).to]);
+    }
+    tail += problem.op(*it).min_seconds;
+  }
+  return windows;
+}
+
+double LowerBound(const PlacementProblem& problem, const TimeWindows& windows) {
+  double work = 0;
+  double longest = 0;
+  for (size_t i = 0; i < windows.head.size(); ++i) {
+    work += problem.ops[i].min_seconds;
+    longest = std::max(longest, windows.head[i] + windows.tail[i]);
+  }
+  return std::max(longest, work / problem.device_count());
 }
 
 }  // namespace cadre

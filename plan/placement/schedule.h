@@ -1,12 +1,14 @@
-// Schedules: when and where each operator runs.
+// Schedules, which state when and where each operator runs: heuristics and the integer program that
+// make them, and lower bounds on their makespan.
 //
-// Values and pure functions; thread-safe.
+// Values and pure functions; thread-safe except for SolvePlacement, which is thread-compatible like
+// IntegerProgram.
 #pragma once
 
-#include <string>
+#include <cstdint>
+#include <optional>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "plan/placement/placement_problem.h"
 
 namespace cadre {
@@ -29,8 +31,45 @@ Schedule ScheduleByPriority(const PlacementProblem& problem, const std::vector<i
 std::vector<int64_t> MemoryOf(const PlacementProblem& problem, const std::vector<int>& device);
 bool FitsMemory(const PlacementProblem& problem, const std::vector<int>& device);
 
-// Errors: Internal if, beyond rounding, an operator starts before its inputs have arrived, overlaps
-// with another one or ends after the makespan, or if a device's memory is exceeded.
-absl::Status CheckSchedule(const PlacementProblem& problem, const Schedule& schedule);
+// The best schedule that heuristics find for a graph of any size (list_scheduling.cc). Requires:
+// `packing` fits (plan/placement/packing.h).
+Schedule ListSchedule(const PlacementProblem& problem, const std::vector<int>& packing);
+
+// Bounds by operator, in seconds. Every operator counts with its minimum time; transfers count 0.
+struct TimeWindows {
+  // The earliest start in any schedule: the larger of the longest path to the operator and the
+  // total work of its predecessors divided by the number of devices.
+  std::vector<double> head;
+  // The minimum time from the operator's start to the end of the schedule, computed in the same way
+  // from its successors.
+  std::vector<double> tail;
+};
+TimeWindows WindowsOf(const PlacementProblem& problem);
+
+// A lower bound on the makespan: the larger of the longest path (heads plus tails) and the total
+// work divided by the number of devices.
+double LowerBound(const PlacementProblem& problem, const TimeWindows& windows);
+
+// The result of the integer program.
+struct ProgramResult {
+  // A schedule shorter than the known one; nullopt: none was found.
+  std::optional<Schedule> schedule;
+  // Whether `schedule` (or, if it is nullopt, the known one) is optimal.
+  bool proven = false;
+  // A lower bound on the makespan; 0: unknown.
+  double lower_bound = 0;
+};
+
+// Searches for a schedule shorter than `known` by more than a millionth, by an integer program
+// (placement_program.cc). Requires: `known` fits.
+ProgramResult SolvePlacement(const PlacementProblem& problem, const TimeWindows& windows,
+                             const Schedule& known, double seconds);
+
+// An estimate of the program's size: pairs of operators times devices, plus edges times pairs of
+// devices.
+int64_t ProgramSize(const PlacementProblem& problem);
+
+// reaches[i][j]: whether there is a path from operator i to operator j.
+std::vector<std::vector<bool>> Reaches(const PlacementProblem& problem);
 
 }  // namespace cadre

@@ -34,8 +34,8 @@ TEST(RoutesTest, OneDevice) {
 
 TEST(RoutesTest, UnconnectedDevices) {
   const Routes routes(3, 3, {{0, 1, 1, 1}}, kMaxBytes);
-  EXPECT_TRUE(routes.Connected(1, 0));
-  EXPECT_FALSE(routes.Connected(0, 2));
+  EXPECT_DOUBLE_EQ(routes.Seconds(1, 0, 0), 1);
+  EXPECT_EQ(routes.Seconds(0, 2, 0), std::numeric_limits<double>::infinity());
 }
 
 TEST(RoutesTest, EqualDevices) {
