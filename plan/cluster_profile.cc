@@ -226,6 +226,10 @@ class ProfileChecker : private ProblemCollector {
   std::set<std::pair<std::string, std::string>> pairs_;
 };
 
+std::vector<Problem> FindProfileProblems(const v1::ClusterProfile& profile) {
+  return ProfileChecker(profile).Check();
+}
+
 // Prints a message field on one line.
 class OneLine final : public TextFormat::FastFieldValuePrinter {
  public:
@@ -269,10 +273,6 @@ constexpr char kHeader[] =
 absl::StatusOr<v1::ClusterProfile> ReadClusterProfile(const std::string& path) {
   return ReadValidMessage(path, kMaxProfileBytes, "a cluster profile in text format",
                           FindProfileProblems);
-}
-
-std::vector<Problem> FindProfileProblems(const v1::ClusterProfile& profile) {
-  return ProfileChecker(profile).Check();
 }
 
 absl::Status CheckProfile(const v1::ClusterProfile& profile) {

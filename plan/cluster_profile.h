@@ -4,12 +4,9 @@
 #pragma once
 
 #include <string>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
-#include "model/problem.h"
 #include "proto/cadre/v1/profile.pb.h"
 #include "proto/cadre/v1/run.pb.h"
 
@@ -25,9 +22,6 @@ absl::StatusOr<v1::ClusterProfile> ReadClusterProfile(const std::string& path);
 // more than 2^20 hosts of a kind, 2^20 workers of one host or 2^30 workers in total; seconds above
 // 1e12.
 absl::Status CheckProfile(const v1::ClusterProfile& profile);
-
-// The same errors as a list, with the path of each field.
-std::vector<Problem> FindProfileProblems(const v1::ClusterProfile& profile);
 
 // The text that ReadClusterProfile reads, with an explanatory comment.
 std::string PrintClusterProfile(const v1::ClusterProfile& profile);

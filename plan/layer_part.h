@@ -9,7 +9,6 @@
 #include <string>
 
 #include "absl/strings/string_view.h"
-#include "model/graph.h"
 #include "model/op_indices.h"
 #include "proto/cadre/v1/profile.pb.h"
 #include "tensor/mesh.h"

@@ -111,9 +111,9 @@ class Checker {
         return bad("there is no parameter ", parameter);
       }
       ++seen[parameter];
-      const GradientAxes wanted = GradientAxesOf(plan_.layers, plan_.mesh, index_[parameter]);
-      if (has == wanted) continue;
-      const Bucket needed{.axes = wanted.sums, .replica_axes = wanted.replica_axes};
+      const GradientAxes expected = GradientAxesOf(plan_.layers, plan_.mesh, index_[parameter]);
+      if (has == expected) continue;
+      const Bucket needed{.axes = expected.sums, .replica_axes = expected.replica_axes};
       return bad("reduces over ", bucket.AxesText(), ", but ", index_[parameter].name, " needs ",
                  needed.AxesText());
     }

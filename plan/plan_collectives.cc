@@ -8,6 +8,7 @@
 #include "plan/plan_collectives.h"
 
 #include <algorithm>
+#include <iterator>
 #include <limits>
 #include <utility>
 #include <vector>
@@ -21,9 +22,12 @@
 namespace cadre {
 namespace {
 
+// NATIVE, which depends on the device, is last.
 constexpr v1::Cluster::CollectivePolicy kPolicies[] = {
-    v1::Cluster::PAPER, v1::Cluster::RING, v1::Cluster::BUTTERFLY, v1::Cluster::HALVING_DOUBLING,
-    v1::Cluster::AUTO};
+    v1::Cluster::PAPER, v1::Cluster::RING,  v1::Cluster::BUTTERFLY, v1::Cluster::HALVING_DOUBLING,
+    v1::Cluster::AUTO,  v1::Cluster::NATIVE};
+constexpr absl::string_view kPolicyNames[] = {"paper", "ring",  "butterfly", "halving-doubling",
+                                              "auto",  "native"};
 // The ring comes first, so that it is chosen if costs are equal.
 constexpr Algorithm kAlgorithms[] = {Algorithm::kRing, Algorithm::kHalvingDoubling,
                                      Algorithm::kButterfly, Algorithm::kNative};
@@ -45,7 +49,8 @@ std::vector<int> KindsOf(const Graph& graph, v1::Cluster::CollectivePolicy polic
 }
 
 // The algorithm of a policy; nullopt for AUTO, which decides by cost.
-std::optional<Algorithm> Prescribed(v1::Cluster::CollectivePolicy policy, const GraphLayer& layer) {
+std::optional<Algorithm> PrescribedAlgorithm(v1::Cluster::CollectivePolicy policy,
+                                             const GraphLayer& layer) {
   switch (policy) {
     case v1::Cluster::RING:
       return Algorithm::kRing;
@@ -63,9 +68,10 @@ std::optional<Algorithm> Prescribed(v1::Cluster::CollectivePolicy policy, const 
 }
 
 // A bucket's layers are of one kind, so any of them decides.
-std::optional<Algorithm> Prescribed(v1::Cluster::CollectivePolicy policy, const Graph& graph,
-                                    const ParameterIndex& index, const Bucket& bucket) {
-  return Prescribed(policy, graph[index[bucket.parameters.front()].layer]);
+std::optional<Algorithm> PrescribedAlgorithm(v1::Cluster::CollectivePolicy policy,
+                                             const Graph& graph, const ParameterIndex& index,
+                                             const Bucket& bucket) {
+  return PrescribedAlgorithm(policy, graph[index[bucket.parameters.front()].layer]);
 }
 
 BucketCost CostOf(Algorithm algorithm, int64_t elements, int sum, int own,
@@ -100,29 +106,21 @@ std::pair<Algorithm, double> Cheapest(int64_t elements, int sum, int own,
 
 Plan WithCollectives(Plan plan, const Graph& graph, const ParameterIndex& index,
                      v1::Cluster::CollectivePolicy policy, const LinkProfile& link,
-                     v1::LinkProfile::Kind link_kind, std::optional<int64_t> bucket_elements) {
-  return WithCollectives(
-      std::move(plan), graph, index, policy, link, link_kind, bucket_elements,
-      [&](const std::vector<std::string>&) -> const LinkProfile& { return link; });
-}
-
-Plan WithCollectives(Plan plan, const Graph& graph, const ParameterIndex& index,
-                     v1::Cluster::CollectivePolicy policy, const LinkProfile& link,
                      v1::LinkProfile::Kind link_kind, std::optional<int64_t> bucket_elements,
                      const LinkOfAxes& link_of) {
   BucketRules rules{.kinds = KindsOf(graph, policy)};
-  const bool measured = link.known() && (policy == v1::Cluster::AUTO ||
-                                         policy == v1::Cluster::COLLECTIVE_POLICY_UNSPECIFIED);
+  const bool measured = link.known() && IsAuto(policy);
   rules.max_elements = [&](int ranks) {
     if (bucket_elements) return *bucket_elements;
     return measured ? BucketElements(ranks, link) : kUnmeasuredBucketElements;
   };
   plan.buckets = MakeBuckets(plan.layers, plan.mesh, index, rules);
   for (Bucket& bucket : plan.buckets) {
-    const std::optional<Algorithm> prescribed = Prescribed(policy, graph, index, bucket);
-    bucket.algorithm = prescribed ? *prescribed
-                                  : CheapestFor(plan, index, bucket, link_of(bucket.axes),
-                                                link_of(bucket.owner_axes()));
+    const std::optional<Algorithm> prescribed = PrescribedAlgorithm(policy, graph, index, bucket);
+    bucket.algorithm = prescribed
+                           ? *prescribed
+                           : CheapestFor(plan, index, bucket, link_of ? link_of(bucket.axes) : link,
+                                         link_of ? link_of(bucket.owner_axes()) : link);
   }
   plan.link = link;
   plan.link_kind = link_kind;
@@ -154,7 +152,7 @@ Algorithm CheapestFor(const Plan& plan, const ParameterIndex& index, const Bucke
 double MinCollectiveSeconds(v1::Cluster::CollectivePolicy policy, const GraphLayer& layer,
                             int64_t elements, int sum, int own, const LinkProfile& reducing,
                             const LinkProfile& gathering) {
-  if (const auto prescribed = Prescribed(policy, layer)) {
+  if (const auto prescribed = PrescribedAlgorithm(policy, layer)) {
     return CostOf(*prescribed, elements, sum, own, reducing, gathering).seconds();
   }
   return Cheapest(elements, sum, own, reducing, gathering).second;
@@ -168,7 +166,7 @@ double AllReduceSeconds(const Plan& plan, const Graph& graph, const ParameterInd
     const int ranks = plan.mesh.Size(bucket.axes);
     const int64_t bytes = kBytesPerWord * BufferElements(plan, index, bucket);
     const Algorithm algorithm =
-        Prescribed(policy, graph, index, bucket)
+        PrescribedAlgorithm(policy, graph, index, bucket)
             .value_or(BestAlgorithm(Collective::kAllReduce, ranks, bytes, plan.link));
     seconds += SecondsOf(Collective::kAllReduce, algorithm, ranks, bytes, plan.link);
   }
@@ -197,31 +195,23 @@ absl::Status CheckNative(const Plan& plan, bool has_native) {
   return absl::OkStatus();
 }
 
-std::span<const v1::Cluster::CollectivePolicy> AllPolicies() { return kPolicies; }
+bool IsAuto(v1::Cluster::CollectivePolicy policy) {
+  return policy == v1::Cluster::AUTO || policy == v1::Cluster::COLLECTIVE_POLICY_UNSPECIFIED;
+}
+
+std::span<const v1::Cluster::CollectivePolicy> AllPolicies() {
+  return std::span(kPolicies).first(std::size(kPolicies) - 1);
+}
 
 absl::string_view PolicyName(v1::Cluster::CollectivePolicy policy) {
-  switch (policy) {
-    case v1::Cluster::RING:
-      return "ring";
-    case v1::Cluster::BUTTERFLY:
-      return "butterfly";
-    case v1::Cluster::HALVING_DOUBLING:
-      return "halving-doubling";
-    case v1::Cluster::PAPER:
-      return "paper";
-    case v1::Cluster::NATIVE:
-      return "native";
-    default:
-      return "auto";
-  }
+  const auto found = std::find(std::begin(kPolicies), std::end(kPolicies), policy);
+  return found == std::end(kPolicies) ? "auto" : kPolicyNames[found - std::begin(kPolicies)];
 }
 
 std::optional<v1::Cluster::CollectivePolicy> PolicyFromName(absl::string_view name) {
-  for (const v1::Cluster::CollectivePolicy policy : kPolicies) {
-    if (name == PolicyName(policy)) return policy;
-  }
-  if (name == PolicyName(v1::Cluster::NATIVE)) return v1::Cluster::NATIVE;
-  return std::nullopt;
+  const auto found = std::find(std::begin(kPolicyNames), std::end(kPolicyNames), name);
+  if (found == std::end(kPolicyNames)) return std::nullopt;
+  return kPolicies[found - std::begin(kPolicyNames)];
 }
 
 }  // namespace cadre

@@ -43,27 +43,23 @@ inline constexpr int64_t kChunkElements = 1 << 20;
 // Chunks of a bucket; equal on all ranks even if their shards differ by a row.
 int ChunksOf(const Plan& plan, const ParameterIndex& index, const Bucket& bucket);
 
+// The link between ranks that differ only along these axes of the plan's mesh.
+using LinkOfAxes = std::function<const LinkProfile&(const std::vector<std::string>& axes)>;
+
 // The plan with new buckets and their algorithms. Under AUTO and with a known link, full buckets
 // have BucketElements(ranks that sum them) elements; otherwise kUnmeasuredBucketElements, so that
 // the sums under a fixed policy are bitwise equal, independent of measurements. `bucket_elements`
 // overrides both (0: no limit). Layers are not divided, so with 1 every layer has its own buckets.
 // Under PAPER, convolutional layers share no bucket with others. If the link is unknown, AUTO uses
-// the ring. Requires: the plan's mesh and layers are legal for the graph. Guarantees: so is the
-// result.
+// the ring. If links differ by axis, `link_of` returns them: `link` is stored in the plan and
+// determines the size of buckets; the algorithm of a bucket is chosen for the links that it uses.
+// Does not keep `link_of`. Requires: the plan's mesh and layers are legal for the graph.
+// Guarantees: so is the result.
 Plan WithCollectives(Plan plan, const Graph& graph, const ParameterIndex& index,
                      v1::Cluster::CollectivePolicy policy, const LinkProfile& link,
                      v1::LinkProfile::Kind link_kind,
-                     std::optional<int64_t> bucket_elements = std::nullopt);
-
-// The link between ranks that differ only along these axes of the plan's mesh.
-using LinkOfAxes = std::function<const LinkProfile&(const std::vector<std::string>& axes)>;
-
-// The same for links that differ by axis: `link` is stored in the plan and determines the size of
-// buckets; the algorithm of a bucket is chosen for the links that it uses. Does not keep `link_of`.
-Plan WithCollectives(Plan plan, const Graph& graph, const ParameterIndex& index,
-                     v1::Cluster::CollectivePolicy policy, const LinkProfile& link,
-                     v1::LinkProfile::Kind link_kind, std::optional<int64_t> bucket_elements,
-                     const LinkOfAxes& link_of);
+                     std::optional<int64_t> bucket_elements = std::nullopt,
+                     const LinkOfAxes& link_of = nullptr);
 
 // The cost of one bucket in a step, if its chunks are reduced one after the other.
 struct BucketCost {
@@ -109,6 +105,8 @@ absl::Status CheckNative(const Plan& plan, bool has_native);
 
 // --- Policies by name: auto, ring, butterfly, halving-doubling, paper, native ---
 
+// Whether the policy is AUTO, which is also the default.
+bool IsAuto(v1::Cluster::CollectivePolicy policy);
 // The policies that do not depend on the device (all but NATIVE), AUTO last.
 std::span<const v1::Cluster::CollectivePolicy> AllPolicies();
 // Unspecified is "auto".

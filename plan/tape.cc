@@ -26,7 +26,6 @@
 #include "absl/strings/str_cat.h"
 #include "plan/cost/communication_cost.h"
 #include "plan/layer_part.h"
-#include "plan/tape_memory.h"
 
 namespace cadre {
 namespace {
@@ -67,7 +66,7 @@ class TapeBuilder {
   }
 
   Tape Run() {
-    tape_.input = Placed(graph_.input(), InputLayout(graph_, plan_)).box(rank_);
+    tape_.input = PlacementOf(graph_.input(), InputLayout(graph_, plan_)).box(rank_);
     for (int l = 0; l < graph_.size(); ++l) AddRegion(l);
     for (int l = 0; l < graph_.size(); ++l) Forward(l);
     if (tape_.training) {
@@ -82,7 +81,7 @@ class TapeBuilder {
   LayerRegion& region(int l) { return tape_.regions[l]; }
 
   Shape Whole(const Shape& sample) const { return BatchShape(tape_.samples, sample); }
-  Placement Placed(const Shape& sample, const Layout& layout) const {
+  Placement PlacementOf(const Shape& sample, const Layout& layout) const {
     return Placement::Of(Whole(sample), layout, plan_.mesh);
   }
 
@@ -90,8 +89,8 @@ class TapeBuilder {
   // which outlive the builder.
   Placement NeededPlacement(int l, int i, const Layout& layout) const {
     const GraphLayer& layer = graph_[l];
-    const Placement part = Placed(layer.input(i), layouts(l).inputs[i]);
-    const Placement output = Placed(layer.output, layouts(l).output);
+    const Placement part = PlacementOf(layer.input(i), layouts(l).inputs[i]);
+    const Placement output = PlacementOf(layer.output, layouts(l).output);
     return {layout, [&layer, i, part, output](int rank) {
               return NeededInput(layer, i, part.box(rank), output.box(rank));
             }};
@@ -103,7 +102,7 @@ class TapeBuilder {
     for (size_t i = 0; i < layer.inputs.size(); ++i) {
       region.inputs.push_back(NeededPlacement(l, i, layouts(l).inputs[i]).box(rank_));
     }
-    region.output = Placed(layer.output, layouts(l).output).box(rank_);
+    region.output = PlacementOf(layer.output, layouts(l).output).box(rank_);
     tape_.regions.push_back(std::move(region));
   }
 
@@ -140,8 +139,9 @@ class TapeBuilder {
     const Layout from =
         producer == Graph::kInput ? InputLayout(graph_, plan_) : layouts(producer).output;
     const int buffer = producer == Graph::kInput ? TapeOp::kInput : y_[producer];
-    Move move = PlanMove(Whole(layer.input(i)), plan_.mesh, rank_, Placed(layer.input(i), from),
-                         NeededPlacement(l, i, layouts(l).inputs[i]));
+    Move move =
+        PlanMove(Whole(layer.input(i)), plan_.mesh, rank_, PlacementOf(layer.input(i), from),
+                 NeededPlacement(l, i, layouts(l).inputs[i]));
     if (move.is_identity()) return buffer;
     const bool tokens = producer == Graph::kInput && graph_.takes_tokens();
     const int moved = NewBuffer(l, "x", tokens ? DType::kFloat32 : tape_.activations,
@@ -236,7 +236,7 @@ class TapeBuilder {
     if (!NeedsGradient(producer)) return;
     Move move = PlanMove(Whole(layer.input(i)), plan_.mesh, rank_,
                          NeededPlacement(l, i, layouts(l).input_gradients[i]),
-                         Placed(layer.input(i), GradientLayout(producer)));
+                         PlacementOf(layer.input(i), GradientLayout(producer)));
     if (!move.is_identity()) {
       const int moved = NewActivations(producer, "dy", region(producer).output);
       TapeOp& op = NewOp(TapeOpKind::kMoveGradient, l);

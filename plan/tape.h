@@ -136,6 +136,11 @@ SavedForBackward SavedForBackwardBy(LayerKind kind);
 // parameters.
 std::vector<bool> LayersWithGradient(const Graph& graph);
 
+// The last step of MakeTape (tape_memory.cc): sets the buffers' lifetimes and offsets and the size
+// of the tape. `in_place`: operations that may overwrite an operand; if it has no later use,
+// operand and result become one buffer.
+void AssignMemory(Tape& tape, const std::vector<int>& in_place);
+
 // Requires: CheckPlan is OK; 0 <= rank < plan.mesh.ranks(); samples >= 0; activations are kFloat32
 // or kBFloat16.
 Tape MakeTape(const Graph& graph, const Plan& plan, int rank, int64_t samples, bool training,

@@ -16,7 +16,7 @@
 // Invariants (tape_test): two buffers that are alive at the same operation do not overlap, and
 // buffers of concurrent operations count as alive in both. Cost: quadratic in buffers, at most a
 // few thousand.
-#include "plan/tape_memory.h"
+#include "plan/tape.h"
 
 #include <algorithm>
 #include <numeric>

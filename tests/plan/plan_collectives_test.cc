@@ -7,7 +7,6 @@
 #include <utility>
 #include <vector>
 
-#include "model/run_file.h"
 #include "tests/model/testing.h"
 
 namespace cadre {
@@ -183,6 +182,11 @@ TEST_F(PlanCollectivesTest, ReduceScatterAndGatherOverTheirRanks) {
   EXPECT_NEAR(cost.reduce_scatter, kAlpha + bytes / 2 * kBeta, 1e-12);
   EXPECT_NEAR(cost.all_gather, 5 * kAlpha + 5 * bytes / 6 * kBeta, 1e-12);
   EXPECT_DOUBLE_EQ(CommunicationSeconds(plan, index_), cost.seconds());
+  // An all-reduce sums over the same two ranks.
+  EXPECT_NEAR(AllReduceSeconds(plan, graph_, index_, v1::Cluster::RING), 2 * kAlpha + bytes * kBeta,
+              1e-12);
+  EXPECT_LE(AllReduceSeconds(plan, graph_, index_, v1::Cluster::AUTO),
+            AllReduceSeconds(plan, graph_, index_, v1::Cluster::RING));
 }
 
 TEST_F(PlanCollectivesTest, OneRankIsFree) {
@@ -223,34 +227,6 @@ TEST(LinkTextTest, LatencyBandwidthAndKind) {
   EXPECT_EQ(LinkText({.alpha = 5e-5, .beta = 8e-10}, v1::LinkProfile::KIND_UNSPECIFIED),
             "50.0 us a message, 1.25 GB/s");
   EXPECT_EQ(LinkText({}, v1::LinkProfile::TCP), "link not measured");
-}
-
-// --- AlexNet on 8 ranks over 10 Gbit/s Ethernet, one bucket per layer ---
-
-TEST(AlexNetTest, ChoiceBySizeBeatsChoiceByKind) {
-  const Graph graph =
-      *Graph::FromModel(ReadRunSpec(testing::ZooFolder() + "/alexnet.textproto")->spec.model());
-  const ParameterIndex index = ParameterIndex::FromGraph(graph);
-  Plan plan{.mesh = Mesh({{"data", 8}})};
-  for (const GraphLayer& layer : graph.layers()) {
-    plan.layers.push_back(*LayOut(layer, plan.mesh, {{"samples", {"data"}}}));
-  }
-  const auto with = [&](v1::Cluster::CollectivePolicy policy) {
-    return WithCollectives(plan, graph, index, policy, {.alpha = kAlpha, .beta = kBeta},
-                           v1::LinkProfile::GIVEN, 1);
-  };
-  const Plan chosen = with(v1::Cluster::AUTO);
-  ASSERT_EQ(chosen.buckets.size(), 8U);
-  const double seconds = CommunicationSeconds(chosen, index);
-  const double all_reduce = AllReduceSeconds(chosen, graph, index, v1::Cluster::AUTO);
-  EXPECT_LT(seconds, CommunicationSeconds(with(v1::Cluster::PAPER), index));
-  EXPECT_LT(all_reduce, AllReduceSeconds(chosen, graph, index, v1::Cluster::PAPER));
-  for (const v1::Cluster::CollectivePolicy policy : AllPolicies()) {
-    EXPECT_LE(seconds, CommunicationSeconds(with(policy), index) * (1 + 1e-12));
-    EXPECT_LE(all_reduce, AllReduceSeconds(chosen, graph, index, policy)) << PolicyName(policy);
-  }
-  // Butterfly for the small first layer, halving-doubling for the others.
-  EXPECT_LT(all_reduce, AllReduceSeconds(chosen, graph, index, v1::Cluster::HALVING_DOUBLING));
 }
 
 }  // namespace
