@@ -28,7 +28,7 @@
 #include "cli/table.h"
 #include "model/validate.h"
 #include "plan/cluster_profile.h"
-#include "plan/cost/epochs_table.h"
+#include "plan/cost/time_to_accuracy.h"
 #include "proto/cadre/v1/profile.pb.h"
 
 namespace cadre {

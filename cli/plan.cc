@@ -16,7 +16,6 @@
 #include "cli/spec_file.h"
 #include "model/validate.h"
 #include "plan/cluster_profile.h"
-#include "plan/cost/epochs_table.h"
 #include "plan/cost/time_to_accuracy.h"
 #include "plan/report/plan_report.h"
 

@@ -94,7 +94,7 @@ Json BucketsJson(const PlanReport& report) {
                        {"same", bucket.replica_axes},
                        {"algorithm", AlgorithmName(bucket.algorithm)},
                        {"bytes", report.buckets[b].bytes},
-                       {"seconds", KnownSeconds(report, report.buckets[b].seconds)}});
+                       {"seconds", KnownSeconds(report, report.buckets[b].seconds())}});
   }
   return buckets;
 }
@@ -233,15 +233,15 @@ Json ComparedJson(const ComparedStrategy& row) {
                  {"alpha_messages", row.paper->communication.messages},
                  {"communication_seconds", row.paper->communication_seconds},
                  {"memory_bytes_per_rank", row.paper->memory_bytes()}});
-  } else if (row.engine && row.strategy == Strategy::kAuto) {
-    const Prediction& prediction = row.engine->prediction;
+  } else if (row.predicted && row.strategy == Strategy::kAuto) {
+    const Prediction& prediction = row.predicted->prediction;
     json.update({{"words_per_rank", prediction.elements_per_rank},
                  {"communication_seconds", prediction.communication_seconds()},
                  {"memory_bytes_per_rank", prediction.memory_bytes}});
   }
   json.update({{"step_seconds", OrNull(row.seconds)},
                {"ratio", OrNull(row.ratio)},
-               {"engine", row.engine ? ComparedEngineJson(*row.engine) : Json()},
+               {"engine", row.predicted ? ComparedEngineJson(*row.predicted) : Json()},
                {"note", row.note}});
   return json;
 }
@@ -255,7 +255,7 @@ Json ComparisonJson(const StrategyComparison& comparison) {
   json.update({{"auto_seconds", OrNull(comparison.auto_seconds)},
                {"gain", OrNull(comparison.gain)},
                {"gain_note", comparison.gain_note},
-               {"engine_gain", OrNull(comparison.engine_gain)}});
+               {"engine_gain", OrNull(comparison.predicted_gain)}});
   return json;
 }
 
@@ -361,13 +361,13 @@ void AddSearch(const PlanReport& report, Json& json) {
 Json ToJson(const PlanReport& report) {
   const PlanQuestion& question = *report.question;
   const Strategy strategy = question.request.strategy;
-  Json json = {{"strategy", report.by_rules ? "rules" : StrategyName(strategy)},
+  Json json = {{"strategy", report.by_rules() ? "rules" : StrategyName(strategy)},
                {"workers", question.problem.ranks},
                {"batch", question.problem.batch},
                {"collectives", PolicyName(question.problem.collectives)},
                {"link", LinkJson(question)}};
-  json.update(report.paper_figures ? PaperJson(report) : EngineJson(report));
-  if (report.paper_figures) {
+  json.update(report.uses_formulas ? PaperJson(report) : EngineJson(report));
+  if (report.uses_formulas) {
     json["engine"] = EngineJson(report);
   } else if (strategy != Strategy::kAuto) {
     json["paper"] = PaperJson(report);

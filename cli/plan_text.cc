@@ -184,10 +184,10 @@ std::vector<std::string> ComparisonCells(const ComparedStrategy& row) {
     cells.insert(cells.end(), {GridText(row.paper->grid), Whole(row.paper->communication.words),
                                Whole(row.paper->communication.messages),
                                Milliseconds(row.paper->communication_seconds)});
-  } else if (row.strategy == Strategy::kAuto && row.engine) {
-    const Prediction& prediction = row.engine->prediction;
+  } else if (row.strategy == Strategy::kAuto && row.predicted) {
+    const Prediction& prediction = row.predicted->prediction;
     cells.insert(cells.end(),
-                 {row.engine->plan.mesh.ToString(), Whole(prediction.elements_per_rank), "-",
+                 {row.predicted->plan.mesh.ToString(), Whole(prediction.elements_per_rank), "-",
                   Milliseconds(prediction.communication_seconds())});
   } else {
     cells.insert(cells.end(), {"-", "-", "-", "-"});
@@ -195,7 +195,7 @@ std::vector<std::string> ComparisonCells(const ComparedStrategy& row) {
   cells.insert(cells.end(),
                {OrDash(row.seconds, Milliseconds),
                 OrDash(row.ratio, [](double ratio) { return absl::StrFormat("%.3f", ratio); }),
-                row.engine ? Milliseconds(row.engine->prediction.times.step()) : "-",
+                row.predicted ? Milliseconds(row.predicted->prediction.times.step()) : "-",
                 row.note.empty() ? "-" : row.note});
   return cells;
 }
@@ -212,9 +212,9 @@ std::string ComparisonText(const StrategyComparison& comparison) {
     absl::StrAppendFormat(&text, "; auto is %.3f times as fast", *comparison.gain);
   }
   if (!comparison.gain_note.empty()) absl::StrAppend(&text, "; no gain: ", comparison.gain_note);
-  if (comparison.engine_gain) {
+  if (comparison.predicted_gain) {
     absl::StrAppendFormat(&text, "; auto is %.3f times as fast as the best of them in Cadre",
-                          *comparison.engine_gain);
+                          *comparison.predicted_gain);
   }
   return text + "\n";
 }

@@ -45,7 +45,7 @@
 #include "cli/work_folder.h"
 #include "plan/cluster_profile.h"
 #include "plan/plan_collectives.h"
-#include "plan/search/probe_plans.h"
+#include "plan/search/search.h"
 #include "proto/cadre/v1/profile.pb.h"
 
 namespace cadre {

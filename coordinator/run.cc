@@ -92,12 +92,11 @@ v1::Discrepancy DiscrepancyStatus(const v1::RunRecord& run) {
   status.set_newest(record.newest());
   status.set_smoothed(SmoothedDiscrepancy{record.share(), record.rounds()}.Value());
   status.set_rounds(record.rounds());
-  status.set_recommendation(OutlookOf({.gamma = status.smoothed(),
+  status.set_recommendation(AdviceFor({.gamma = status.smoothed(),
                                        .rounds = record.rounds(),
                                        .groups = record.groups(),
                                        .every_steps = run.spec().averaging().every_steps(),
-                                       .total_steps = TotalSteps(run)})
-                                .text);
+                                       .total_steps = TotalSteps(run)}));
   return status;
 }
 

@@ -8,7 +8,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/counted_noun.h"
-#include "plan/cost/averaging_interval.h"
 
 namespace cadre {
 namespace {
@@ -23,33 +22,46 @@ constexpr double kNoiseShare = 0.9;
 // Beyond this, the number of groups counts as unlimited.
 constexpr double kUnlimited = 1e6;
 
+// Rounds down, to at least 1. The factor keeps a value that is whole except for rounding errors.
+int64_t RoundDown(double value) { return std::max<int64_t>(1, std::floor(value * (1 + 1e-12))); }
+
+// The exponent of H in the bound.
+double PowerOf(IntervalBound bound) { return bound == IntervalBound::kYu ? 4 : 2; }
+
+struct Bounds {
+  // The minimum of MaxGroups and the bound for the interval; empty: unlimited or unknown.
+  std::optional<uint32_t> max_groups;
+  // The maximum number of steps between averages; empty: unknown.
+  std::optional<uint32_t> max_steps;
+};
+
 std::string StepsText(uint32_t steps) {
   return steps == 1 ? std::string("every step") : absl::StrCat("every ", steps, " steps");
 }
 
 // Text that names what may be increased; empty: neither groups nor steps between averages.
-std::string RaiseText(const DiscrepancyView& view, const DiscrepancyOutlook& outlook) {
+std::string RaiseText(const DiscrepancyView& view, const Bounds& bounds) {
   std::vector<std::string> ways;
-  if (!outlook.max_groups) {
+  if (!bounds.max_groups) {
     ways.push_back("more groups");
-  } else if (*outlook.max_groups > view.groups) {
-    ways.push_back(absl::StrCat("up to ", *outlook.max_groups, " groups"));
+  } else if (*bounds.max_groups > view.groups) {
+    ways.push_back(absl::StrCat("up to ", *bounds.max_groups, " groups"));
   }
-  if (outlook.max_steps && *outlook.max_steps > view.every_steps) {
-    ways.push_back(absl::StrCat("averages as seldom as ", StepsText(*outlook.max_steps)));
+  if (bounds.max_steps && *bounds.max_steps > view.every_steps) {
+    ways.push_back(absl::StrCat("averages as seldom as ", StepsText(*bounds.max_steps)));
   }
   return absl::StrJoin(ways, ", or ");
 }
 
 std::string LowerText(const DiscrepancyView& view, uint32_t max_groups) {
-  return absl::StrCat("the groups drift too far apart: use ", Counted(max_groups, "group"), ", or ",
+  return absl::StrCat("the groups diverge too far: use ", Counted(max_groups, "group"), ", or ",
                       view.every_steps > 1
                           ? absl::StrCat("average more often than ", StepsText(view.every_steps))
                           : std::string("a larger batch in each"));
 }
 
 std::string NoiseText(const DiscrepancyView& view) {
-  return absl::StrCat("the groups share hardly more than noise: use fewer groups, ",
+  return absl::StrCat("the progress of the groups is mostly noise: use fewer groups, ",
                       view.every_steps > 1 ? absl::StrCat("average more often than ",
                                                           StepsText(view.every_steps), ", ")
                                            : std::string(),
@@ -62,15 +74,15 @@ std::string SeldomText(const DiscrepancyView& view, uint32_t max_steps) {
                       ", or use fewer groups");
 }
 
-// Sets the bounds on groups and on steps between averages.
-void AddBounds(const DiscrepancyView& view, DiscrepancyOutlook& outlook) {
-  outlook.max_groups = MaxGroups(NoiseOverSignal(view.gamma, view.groups));
-  if (view.total_steps == 0) return;
-  outlook.max_steps =
+Bounds BoundsFor(const DiscrepancyView& view) {
+  Bounds bounds{.max_groups = MaxGroups(NoiseOverSignal(view.gamma, view.groups))};
+  if (view.total_steps == 0) return bounds;
+  bounds.max_steps =
       MaxStepsBetweenAverages(view.total_steps, view.groups, IntervalBound::kWangJoshi);
   const uint32_t by_interval =
       MaxGroupsForInterval(view.total_steps, view.every_steps, IntervalBound::kWangJoshi);
-  outlook.max_groups = std::min(outlook.max_groups.value_or(by_interval), by_interval);
+  bounds.max_groups = std::min(bounds.max_groups.value_or(by_interval), by_interval);
+  return bounds;
 }
 
 }  // namespace
@@ -96,9 +108,16 @@ std::optional<uint32_t> MaxGroups(double noise_over_signal) {
   if (std::isinf(noise_over_signal)) return 2;
   const double max_groups = 2 * noise_over_signal / (noise_over_signal - 1);
   if (max_groups >= kUnlimited) return std::nullopt;
-  // The tolerance prevents rounding from excluding a group for a gamma of exactly 1.
-  const uint32_t whole = std::floor(max_groups * (1 + 1e-12));
-  return whole;
+  return RoundDown(max_groups);
+}
+
+int64_t MaxStepsBetweenAverages(double steps, int64_t groups, IntervalBound bound) {
+  const double g = groups;
+  return RoundDown(std::pow(steps / (g * g * g), 1 / PowerOf(bound)));
+}
+
+int64_t MaxGroupsForInterval(double steps, int64_t every_steps, IntervalBound bound) {
+  return RoundDown(std::cbrt(steps / std::pow(every_steps, PowerOf(bound))));
 }
 
 void SmoothedDiscrepancy::Add(double variance, double displacement) {
@@ -112,31 +131,21 @@ double SmoothedDiscrepancy::Value() const {
   return rounds == 0 ? std::numeric_limits<double>::quiet_NaN() : share / (1 - share);
 }
 
-DiscrepancyOutlook OutlookOf(const DiscrepancyView& view) {
-  DiscrepancyOutlook outlook;
+std::string AdviceFor(const DiscrepancyView& view) {
   if (view.rounds < kMinRounds) {
-    outlook.text =
-        absl::StrCat("too early to say, after ", view.rounds, " of ", kMinRounds, " rounds");
-    return outlook;
+    return absl::StrCat("too early for advice, after ", view.rounds, " of ", kMinRounds, " rounds");
   }
-  AddBounds(view, outlook);
+  const Bounds bounds = BoundsFor(view);
   if (view.gamma > kMaxDiscrepancy && view.gamma >= kNoiseShare * (view.groups - 1)) {
-    outlook.advice = DiscrepancyAdvice::kNoise;
-    outlook.text = NoiseText(view);
-  } else if (view.gamma > kMaxDiscrepancy) {
-    outlook.advice = DiscrepancyAdvice::kLower;
-    outlook.text = LowerText(view, outlook.max_groups.value_or(1));
-  } else if (outlook.max_steps && view.every_steps > *outlook.max_steps) {
-    outlook.advice = DiscrepancyAdvice::kLower;
-    outlook.text = SeldomText(view, *outlook.max_steps);
-  } else {
-    const std::string more = RaiseText(view, outlook);
-    outlook.advice = more.empty() ? DiscrepancyAdvice::kKeep : DiscrepancyAdvice::kRaise;
-    outlook.text = more.empty() ? "the groups agree enough, but neither more groups nor averaging "
-                                  "more seldom is advised"
-                                : absl::StrCat("the groups agree: ", more, " may be tried");
+    return NoiseText(view);
   }
-  return outlook;
+  if (view.gamma > kMaxDiscrepancy) return LowerText(view, bounds.max_groups.value_or(1));
+  if (bounds.max_steps && view.every_steps > *bounds.max_steps) {
+    return SeldomText(view, *bounds.max_steps);
+  }
+  const std::string more = RaiseText(view, bounds);
+  if (!more.empty()) return absl::StrCat("the groups agree: ", more, " may be tried");
+  return "the groups agree enough, but neither more groups nor averaging more seldom is advised";
 }
 
 }  // namespace cadre

@@ -1,5 +1,6 @@
 // Computes the discrepancy: how far the groups' models diverge between two averages, relative to
-// the progress of their mean. Advises on the number of groups and of steps between averages.
+// the progress of their mean. Advises on the number of groups and of steps between averages, with
+// the bounds that convergence results for local SGD give.
 //
 // Just before averaging, with w_g the weights of the G groups, w their mean and w' the version from
 // which they started:
@@ -17,8 +18,11 @@
 // bound more groups are advised.
 //
 // Limit: over H steps the signal grows with H and the noise with its root, so gamma falls as H
-// grows, although training gets worse. H is therefore bounded separately, by the convergence of
-// local SGD (plan/cost/averaging_interval.h).
+// grows, although training gets worse. H is therefore bounded separately: for G groups that average
+// every H steps and train for T steps each, the speed-up is linear in G while G is at most about
+// (T / H^4)^(1/3) (Yu, Yang, Zhu 2019: gradients of bounded length) or (T / H^2)^(1/3) (Wang, Joshi
+// 2018). Both omit constants, so they are only orders of magnitude; the measured discrepancy takes
+// precedence.
 //
 // Source: the practical metric of "hierarchical local SGD" (Lee, Kang, Agrawal, Choudhary, Liao,
 // IEEE Big Data 2020) has not been published in full; this measure takes its place.
@@ -63,19 +67,18 @@ struct SmoothedDiscrepancy {
   double Value() const;
 };
 
-// What to change in a run.
-enum class DiscrepancyAdvice {
-  // Too few rounds for a conclusion.
-  kTooEarly,
-  // More groups, or more steps between averages, may be tried.
-  kRaise,
-  // Neither more groups nor more steps.
-  kKeep,
-  // Fewer groups, or fewer steps.
-  kLower,
-  // The same as kLower, but urgent: the discrepancy is near that of pure noise.
-  kNoise,
+// The convergence result that bounds the interval.
+enum class IntervalBound {
+  kYu,
+  kWangJoshi,
 };
+
+// The maximum number of steps between averages; at least 1. `steps` is T. Requires: steps >= 0,
+// groups >= 1.
+int64_t MaxStepsBetweenAverages(double steps, int64_t groups, IntervalBound bound);
+
+// The maximum number of groups; at least 1. Requires: steps >= 0, every_steps >= 1.
+int64_t MaxGroupsForInterval(double steps, int64_t every_steps, IntervalBound bound);
 
 // The state of a run.
 struct DiscrepancyView {
@@ -89,18 +92,8 @@ struct DiscrepancyView {
   uint32_t total_steps = 0;
 };
 
-// The advice for a run, with its bounds.
-struct DiscrepancyOutlook {
-  DiscrepancyAdvice advice = DiscrepancyAdvice::kTooEarly;
-  // The minimum of MaxGroups and the bound for the interval; empty: unlimited or unknown.
-  std::optional<uint32_t> max_groups;
-  // The maximum number of steps between averages; empty: unknown.
-  std::optional<uint32_t> max_steps;
-  // The advice as one clause. Begins with "the groups agree" if the advice is kRaise or kKeep.
-  std::string text;
-};
-
-// Requires: view.groups > 1, view.every_steps > 0.
-DiscrepancyOutlook OutlookOf(const DiscrepancyView& view);
+// What to change in a run, as one clause. Begins with "the groups agree" unless fewer groups or
+// fewer steps between averages are advised. Requires: view.groups > 1, view.every_steps > 0.
+std::string AdviceFor(const DiscrepancyView& view);
 
 }  // namespace cadre

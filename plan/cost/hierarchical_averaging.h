@@ -26,23 +26,30 @@ namespace cadre {
 // --- Inside a group, per rank ---
 
 // The all-reduce of n words in a synchronous step.
-CommunicationCost SynchronousStep(int64_t n, int64_t ranks);
+inline CommunicationCost SynchronousStep(int64_t n, int64_t ranks) { return AllReduce(n, ranks); }
 
 // The exchange of the weight gradient of a fully connected layer with replicated weights: (p - 1) /
 // p d_in d_out words for each phase of an all-reduce.
-double WeightGradientWords(int64_t ranks, int64_t in_features, int64_t out_features);
+inline double WeightGradientWords(int64_t ranks, int64_t in_features, int64_t out_features) {
+  return AllButOwn(1.0 * in_features * out_features, ranks);
+}
 
 // The exchange of activations and their gradients for the same layer with split weights: (p - 1) /
 // p B (d_in / p + d_out).
-double ActivationWords(int64_t ranks, int64_t batch, int64_t in_features, int64_t out_features);
+inline double ActivationWords(int64_t ranks, int64_t batch, int64_t in_features,
+                              int64_t out_features) {
+  return AllButOwn(batch * (1.0 * in_features / ranks + out_features), ranks);
+}
 
 // --- Across groups, by all-reduce among the ranks that own the same slice ---
 
 // One average in which every rank exchanges the whole model.
-CommunicationCost NaiveAcross(int64_t n, int64_t groups);
+inline CommunicationCost NaiveAcross(int64_t n, int64_t groups) { return AllReduce(n, groups); }
 
 // Every rank exchanges only the slice that it owns: p times fewer words.
-CommunicationCost ShardedAcross(int64_t n, int64_t groups, int64_t ranks);
+inline CommunicationCost ShardedAcross(int64_t n, int64_t groups, int64_t ranks) {
+  return AllReduce(1.0 * n / ranks, groups);
+}
 
 // --- Across groups, through aggregator shards, as Cadre averages ---
 
@@ -54,28 +61,42 @@ struct AggregationTraffic {
   int64_t bytes_per_round = 0;
 };
 
-AggregationTraffic TrafficOfRound(int64_t n, int64_t groups, int64_t ranks);
+inline AggregationTraffic TrafficOfRound(int64_t n, int64_t groups, int64_t ranks) {
+  const double words = 1.0 * n / ranks;
+  return {words, words, 2 * groups * n * kBytesPerWord};
+}
 
 // Payload between groups of one synchronous step, in which rings of one member per group sum each
 // slice of the gradients: 2 (G - 1) n words.
-int64_t SynchronousBytesPerStep(int64_t n, int64_t groups);
+inline int64_t SynchronousBytesPerStep(int64_t n, int64_t groups) {
+  return 2 * (groups - 1) * n * kBytesPerWord;
+}
 
 // The payload between groups per step with synchronous steps, divided by the payload when groups
 // average every tau steps through aggregators: tau (G - 1) / G.
-double AggregationSaving(int64_t groups, int64_t tau);
+inline double AggregationSaving(int64_t groups, int64_t tau) { return AllButOwn(tau, groups); }
 
 // --- A step, and an epoch, per rank ---
 
 // A step plus 1 / tau of an average.
-CommunicationCost HierarchicalStep(int64_t n, int64_t groups, int64_t ranks, int64_t tau);
+inline CommunicationCost HierarchicalStep(int64_t n, int64_t groups, int64_t ranks, int64_t tau) {
+  const CommunicationCost average = ShardedAcross(n, groups, ranks);
+  return SynchronousStep(n, ranks) + CommunicationCost{average.words / tau, average.messages / tau};
+}
 
 // Whole steps per epoch: the remainder is dropped.
-int64_t SynchronousSteps(int64_t samples, int64_t batch);
-int64_t HierarchicalSteps(int64_t samples, int64_t groups, int64_t batch);
+inline int64_t SynchronousSteps(int64_t samples, int64_t batch) { return samples / batch; }
+inline int64_t HierarchicalSteps(int64_t samples, int64_t groups, int64_t batch) {
+  return samples / (groups * batch);
+}
 
 // Words per epoch with synchronous steps of B samples over all P ranks, divided by the words per
 // epoch with hierarchical steps.
-double EpochSaving(int64_t n, int64_t groups, int64_t ranks, int64_t tau, int64_t samples,
-                   int64_t batch);
+inline double EpochSaving(int64_t n, int64_t groups, int64_t ranks, int64_t tau, int64_t samples,
+                          int64_t batch) {
+  return SynchronousSteps(samples, batch) * SynchronousStep(n, groups * ranks).words /
+         (HierarchicalSteps(samples, groups, batch) *
+          HierarchicalStep(n, groups, ranks, tau).words);
+}
 
 }  // namespace cadre

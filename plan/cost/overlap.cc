@@ -23,12 +23,10 @@
 #include "plan/cost/overlap.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <limits>
 #include <set>
 #include <tuple>
-#include <utility>
 
 namespace cadre {
 namespace {
@@ -99,7 +97,7 @@ class StepSimulation {
 
   void StartLayer() {
     if (computing_until_ != kNever) return;
-    const StepModel::Layer& times = model_.layers[layer()];
+    const LayerSeconds& times = model_.layers[layer()];
     if (forward()) {
       // The weights of step 0 are present from the start.
       for (const size_t bucket : waits_[layer()]) {
@@ -161,7 +159,7 @@ StepTime OverlapRecurrence(std::span<const LayerTimes> layers) {
 
 StepTime SerialStep(const StepModel& model) {
   StepTime time;
-  for (const StepModel::Layer& layer : model.layers) time.serial += layer.forward + layer.backward;
+  for (const LayerSeconds& layer : model.layers) time.serial += layer.forward + layer.backward;
   const double computing = time.serial;
   for (const StepModel::Bucket& bucket : model.buckets) {
     time.serial += bucket.reduce_scatter + bucket.update + bucket.all_gather;

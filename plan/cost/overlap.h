@@ -17,7 +17,6 @@
 // Thread-safe (pure functions over values).
 #pragma once
 
-#include <cstdint>
 #include <span>
 #include <vector>
 
@@ -51,12 +50,13 @@ StepTime OverlapRecurrence(std::span<const LayerTimes> layers);
 
 // --- A step whose weights are owned in slices ---
 
+struct LayerSeconds {
+  double forward = 0;
+  double backward = 0;
+};
+
 // The operations of a step, with their seconds.
 struct StepModel {
-  struct Layer {
-    double forward = 0;
-    double backward = 0;
-  };
   struct Bucket {
     // The bucket's first layer: backward completes the bucket there, and forward needs it from
     // there on.
@@ -67,7 +67,7 @@ struct StepModel {
     double all_gather = 0;
   };
   // In forward order.
-  std::vector<Layer> layers;
+  std::vector<LayerSeconds> layers;
   std::vector<Bucket> buckets;
   // Whether updates wait until every bucket is reduced (clipping by the norm of all gradients).
   // Each update then runs together with the all-gather of its bucket.

@@ -161,15 +161,15 @@ bool Better(const PaperCost& one, const PaperCost& other, const HybridProblem& p
   return Measure(one, problem.link) < Measure(other, problem.link);
 }
 
-absl::Status OutOfMemory(const PaperCost& leanest, const HybridProblem& problem) {
+absl::Status OutOfMemory(const PaperCost& smallest, const HybridProblem& problem) {
   const auto largest = std::max_element(
-      leanest.layers.begin(), leanest.layers.end(), [](const PaperLayer& a, const PaperLayer& b) {
+      smallest.layers.begin(), smallest.layers.end(), [](const PaperLayer& a, const PaperLayer& b) {
         return a.state_bytes + a.activation_bytes < b.state_bytes + b.activation_bytes;
       });
-  const int64_t bytes = std::ceil(leanest.memory_bytes());
-  const int64_t missing = std::ceil(leanest.memory_bytes() - problem.memory_bytes);
+  const int64_t bytes = std::ceil(smallest.memory_bytes());
+  const int64_t missing = std::ceil(smallest.memory_bytes() - problem.memory_bytes);
   return absl::ResourceExhaustedError(absl::StrCat(
-      StrategyName(leanest.strategy), " needs ", bytes, " bytes on each of ", problem.workers,
+      StrategyName(smallest.strategy), " needs ", bytes, " bytes on each of ", problem.workers,
       " workers, ", missing, " more than it has; most of that, ",
       largest->state_bytes + largest->activation_bytes, " bytes, for layer '", largest->name, "'"));
 }
@@ -177,17 +177,17 @@ absl::Status OutOfMemory(const PaperCost& leanest, const HybridProblem& problem)
 absl::StatusOr<PaperCost> BestGrid(Strategy strategy, const HybridProblem& problem,
                                    const std::vector<int64_t>& rows) {
   std::optional<PaperCost> best;
-  std::optional<PaperCost> leanest;
+  std::optional<PaperCost> smallest;
   for (const int64_t pr : rows) {
     PaperCost cost = CostOnGrid(strategy, problem, {.pr = pr, .pc = problem.workers / pr});
     if (problem.memory_bytes > 0 && cost.memory_bytes() > problem.memory_bytes) {
-      if (!leanest || cost.memory_bytes() < leanest->memory_bytes()) leanest = std::move(cost);
+      if (!smallest || cost.memory_bytes() < smallest->memory_bytes()) smallest = std::move(cost);
       continue;
     }
     if (!best || Better(cost, *best, problem)) best = std::move(cost);
   }
   if (best) return *std::move(best);
-  return OutOfMemory(*leanest, problem);
+  return OutOfMemory(*smallest, problem);
 }
 
 }  // namespace

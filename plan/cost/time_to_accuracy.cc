@@ -1,5 +1,7 @@
 #include "plan/cost/time_to_accuracy.h"
 
+#include <google/protobuf/text_format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -8,27 +10,59 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "plan/cost/epochs_table.h"
+#include "model/text_message.h"
 #include "plan/cost/group_hybrid.h"
 
 namespace cadre {
 namespace {
 
 constexpr double kInfinite = std::numeric_limits<double>::infinity();
+constexpr int64_t kMaxTableBytes = 16 << 20;
+
+std::vector<Problem> FindTableProblems(const v1::EpochsTable& table) {
+  std::vector<Problem> problems;
+  const float target = table.target_accuracy();
+  if (!(target >= 0 && target <= 1)) {
+    problems.push_back({"target_accuracy", absl::StrCat("is ", target, "; it lies in [0, 1]")});
+  }
+  if (table.batch_per_worker() == 0) problems.push_back({"batch_per_worker", "is missing"});
+  for (int i = 0; i < table.entry_size(); ++i) {
+    const v1::EpochsEntry& entry = table.entry(i);
+    const std::string field = absl::StrCat("entry[", i, "]");
+    if (entry.workers() == 0) problems.push_back({field + ".workers", "is missing"});
+    if (!(entry.epochs() > 0) || !std::isfinite(entry.epochs())) {
+      problems.push_back(
+          {field + ".epochs", absl::StrCat("is ", entry.epochs(), "; it must be above 0")});
+    }
+  }
+  return problems;
+}
 
 }  // namespace
 
-double TimeToAccuracy(double step_seconds, double steps_per_epoch, double epochs) {
-  return step_seconds * steps_per_epoch * epochs;
+absl::StatusOr<v1::EpochsTable> ReadEpochsTable(const std::string& path) {
+  return ReadValidMessage(path, kMaxTableBytes, "a table of epochs in text format",
+                          FindTableProblems);
 }
 
-double StepsPerEpoch(double samples, double batch) { return std::floor(samples / batch); }
+std::string PrintEpochsTable(const v1::EpochsTable& table, absl::string_view name) {
+  std::string text;
+  google::protobuf::TextFormat::PrintToString(table, &text);
+  return absl::StrCat(
+      "# proto-file: proto/cadre/v1/profile.proto\n"
+      "# proto-message: cadre.v1.EpochsTable\n"
+      "#\n"
+      "# Epochs until a model is good enough, by the number of workers that train it, each on\n"
+      "# batch_per_worker samples a step. Measured by 'cadre measure-epochs', read by\n"
+      "# 'cadre plan --epochs'.",
+      name.empty() ? "" : absl::StrCat(" The run spec was \"", name, "\"."), "\n\n", text);
+}
 
 absl::StatusOr<EpochsCurve> EpochsCurve::FromTable(const v1::EpochsTable& table) {
   if (table.entry().empty()) {
     return absl::InvalidArgumentError("the table of epochs has no entry");
   }
-  CADRE_RETURN_IF_ERROR(CheckEpochsTable(table));
+  CADRE_RETURN_IF_ERROR(StatusOf(FindTableProblems(table)));
   std::map<uint32_t, std::pair<double, int>> sums;
   for (const v1::EpochsEntry& entry : table.entry()) {
     auto& [sum, count] = sums[entry.workers()];
@@ -63,20 +97,6 @@ absl::StatusOr<double> EpochsCurve::At(double workers) const {
   const double part =
       std::log2(workers / below->first) / std::log2(1.0 * above->first / below->first);
   return below->second + part * (above->second - below->second);
-}
-
-double DataParallelSpeedup(double efficiency, double workers, double epochs_of_one, double epochs) {
-  return efficiency * workers * epochs_of_one / epochs;
-}
-
-double HybridSpeedup(double model_speedup, double efficiency, double workers, double epochs_of_one,
-                     double epochs) {
-  return model_speedup * DataParallelSpeedup(efficiency, workers, epochs_of_one, epochs);
-}
-
-double HybridThreshold(double devices, double efficiency, double more_efficiency, double epochs,
-                       double more_epochs) {
-  return devices * (more_efficiency / efficiency) * (epochs / more_epochs);
 }
 
 std::vector<DevicePlan> DevicePlansFor(int64_t devices, const TrainingTimes& times) {

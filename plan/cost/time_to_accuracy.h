@@ -11,35 +11,49 @@
 //   RHS    = M (SE_MN / SE_N) (E_N / E_MN)                       split when SU^M > RHS
 //   gain   = SU^M / RHS                                          by splitting, on M N devices
 //
-// E is a table, measured by `cadre measure-epochs`.
+// E is a table: protobuf text that `cadre measure-epochs` writes, `cadre plan --epochs` reads and
+// users may edit.
 //
-// Values and pure functions; thread-safe.
+// Values, and functions that are pure except for files; thread-safe.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "proto/cadre/v1/profile.pb.h"
 
 namespace cadre {
 
 // C. Requires: all >= 0.
-double TimeToAccuracy(double step_seconds, double steps_per_epoch, double epochs);
+inline double TimeToAccuracy(double step_seconds, double steps_per_epoch, double epochs) {
+  return step_seconds * steps_per_epoch * epochs;
+}
 
 // S: whole steps; the remainder of an epoch is dropped. Requires: batch > 0.
-double StepsPerEpoch(double samples, double batch);
+inline double StepsPerEpoch(double samples, double batch) { return std::floor(samples / batch); }
 
 // --- Epochs by number of workers ---
+
+// Errors: NotFound if there is no such file; InvalidArgument, naming file, line and field, for
+// malformed text, no batch_per_worker, a target that is not in [0, 1], and entries without workers
+// or with epochs that are not positive or not finite.
+absl::StatusOr<v1::EpochsTable> ReadEpochsTable(const std::string& path);
+
+// The text that ReadEpochsTable reads, with an explanatory comment; `name` is the run spec's name.
+std::string PrintEpochsTable(const v1::EpochsTable& table, absl::string_view name);
 
 class EpochsCurve {
  public:
   // Averages several entries for the same number of workers; the mean is infinite if one of them
-  // did not reach the target. Errors: those of CheckEpochsTable; InvalidArgument if no entry
-  // reached the target.
+  // did not reach the target. Errors: InvalidArgument for the same faults as ReadEpochsTable, no
+  // entry, and no entry that reached the target.
   static absl::StatusOr<EpochsCurve> FromTable(const v1::EpochsTable& table);
 
   // Interpolates linearly in log2 of the workers between two measured numbers; infinite if one of
@@ -47,26 +61,31 @@ class EpochsCurve {
   // measured.
   absl::StatusOr<double> At(double workers) const;
 
-  // As measured; infinite if the target was not reached.
-  const std::map<uint32_t, double>& measured() const { return epochs_; }
-
  private:
   explicit EpochsCurve(std::map<uint32_t, double> epochs) : epochs_(std::move(epochs)) {}
 
+  // By number of workers; infinite if the target was not reached.
   std::map<uint32_t, double> epochs_;
 };
 
 // --- The rule ---
 
 // SU_N. Requires: epochs > 0.
-double DataParallelSpeedup(double efficiency, double workers, double epochs_of_one, double epochs);
+inline double DataParallelSpeedup(double efficiency, double workers, double epochs_of_one,
+                                  double epochs) {
+  return efficiency * workers * epochs_of_one / epochs;
+}
 // SU^M_N.
-double HybridSpeedup(double model_speedup, double efficiency, double workers, double epochs_of_one,
-                     double epochs);
+inline double HybridSpeedup(double model_speedup, double efficiency, double workers,
+                            double epochs_of_one, double epochs) {
+  return model_speedup * DataParallelSpeedup(efficiency, workers, epochs_of_one, epochs);
+}
 // RHS: the speed-up above which splitting over `devices` reduces the time. Efficiencies and epochs
 // are those of N workers and of M N workers.
-double HybridThreshold(double devices, double efficiency, double more_efficiency, double epochs,
-                       double more_epochs);
+inline double HybridThreshold(double devices, double efficiency, double more_efficiency,
+                              double epochs, double more_epochs) {
+  return devices * (more_efficiency / efficiency) * (epochs / more_epochs);
+}
 
 // --- A number of devices ---
 

@@ -12,7 +12,6 @@
 #include "plan/report/epochs_forecast.h"
 
 #include <cmath>
-#include <functional>
 #include <map>
 #include <utility>
 
@@ -24,115 +23,82 @@
 namespace cadre {
 namespace {
 
-// Finds the step time of `workers` workers of `devices` ranks each, and stores the plan's mesh.
-class StepSearch {
- public:
-  StepSearch(const PlanQuestion& question, int64_t batch_per_worker)
-      : question_(question), batch_per_worker_(batch_per_worker) {}
+void ForecastOwnBatch(const PlanQuestion& question, const EpochsCurve& curve, double step_seconds,
+                      EpochsForecast& forecast) {
+  const double batch = question.problem.batch;
+  const double steps = StepsPerEpoch(forecast.samples, batch);
+  const absl::StatusOr<double> epochs =
+      curve.At(batch / question.request.epochs->batch_per_worker());
+  if (!epochs.ok()) {
+    forecast.note = std::string(epochs.status().message());
+  } else if (!std::isfinite(*epochs)) {
+    forecast.note = "a batch of this size did not reach the target";
+  } else if (steps < 1) {
+    forecast.note = absl::StrFormat("an epoch of %.0f samples has no step of %.0f samples",
+                                    forecast.samples, batch);
+  } else {
+    forecast.epochs = *epochs;
+    forecast.seconds = TimeToAccuracy(step_seconds, steps, *epochs);
+  }
+}
 
-  std::optional<double> operator()(int64_t workers, int64_t devices) {
-    PlanProblem problem = question_.problem;
+void ForecastChoices(const PlanQuestion& question, const EpochsCurve& curve,
+                     EpochsForecast& forecast) {
+  const int64_t ranks = question.problem.ranks;
+  const int64_t batch_per_worker = question.request.epochs->batch_per_worker();
+  // By workers and devices: the mesh of the plan that was found.
+  std::map<std::pair<int64_t, int64_t>, Mesh> meshes;
+  const auto step_seconds = [&](int64_t workers, int64_t devices) -> std::optional<double> {
+    PlanProblem problem = question.problem;
     problem.ranks = workers * devices;
-    problem.batch = workers * batch_per_worker_;
+    problem.batch = workers * batch_per_worker;
     const absl::StatusOr<SearchResult> searched = Search(problem);
     if (!searched.ok()) return std::nullopt;
-    meshes_[{workers, devices}] = searched->best.plan.mesh;
+    meshes[{workers, devices}] = searched->best.plan.mesh;
     return searched->best.prediction.times.step();
+  };
+  const TrainingTimes times = {.epochs = &curve,
+                               .samples = forecast.samples,
+                               .batch_per_worker = batch_per_worker,
+                               .step_seconds = step_seconds};
+  const std::vector<DevicePlan> ways = DevicePlansFor(ranks, times);
+  for (const DevicePlan& way : ways) {
+    forecast.choices.push_back({.way = way,
+                                .batch = way.workers * batch_per_worker,
+                                .mesh = meshes.at({way.workers, way.model_devices})});
   }
-
-  // Requires: the call for `way` returned a step.
-  const Mesh& MeshOf(const DevicePlan& way) const {
-    return meshes_.at({way.workers, way.model_devices});
+  if (ways.empty()) return;
+  forecast.best = FastestPlan(ways);
+  // Ways are in order of workers, so pure data parallelism is last.
+  if (ways.back().model_devices == 1) {
+    forecast.gain = ways.back().seconds / ways[*forecast.best].seconds;
   }
+  if (question.problem.pins.mesh.empty()) forecast.crossover = CrossoverDevices(ranks, times);
+}
 
- private:
-  const PlanQuestion& question_;
-  const int64_t batch_per_worker_;
-  std::map<std::pair<int64_t, int64_t>, Mesh> meshes_;
-};
-
-class Forecaster {
- public:
-  Forecaster(const PlanQuestion& question, const EpochsCurve& curve)
-      : question_(question),
-        curve_(curve),
-        batch_per_worker_(question.request.epochs->batch_per_worker()) {
-    forecast_.target_accuracy = question.request.epochs->target_accuracy();
-    forecast_.samples = *question.request.samples;
+// Names the batches that the table covers but that are larger than an epoch; empty: none.
+std::string LeftOut(const PlanQuestion& question, const EpochsCurve& curve, double samples) {
+  for (const int64_t workers : DivisorsOf(question.problem.ranks)) {
+    const double batch = workers * question.request.epochs->batch_per_worker();
+    if (!curve.At(workers).ok() || StepsPerEpoch(samples, batch) >= 1) continue;
+    return absl::StrFormat(
+        "batches of %d or more workers are left out: an epoch of %.0f samples has no step of "
+        "%.0f samples",
+        workers, samples, batch);
   }
-
-  EpochsForecast Run(double step_seconds) {
-    ForecastOwnBatch(step_seconds);
-    ForecastChoices();
-    forecast_.left_out = LeftOut();
-    return std::move(forecast_);
-  }
-
- private:
-  double EpochSteps(double batch) const { return StepsPerEpoch(forecast_.samples, batch); }
-
-  void ForecastOwnBatch(double step_seconds) {
-    const double batch = question_.problem.batch;
-    const double steps = EpochSteps(batch);
-    const absl::StatusOr<double> epochs = curve_.At(batch / batch_per_worker_);
-    if (!epochs.ok()) {
-      forecast_.note = std::string(epochs.status().message());
-    } else if (!std::isfinite(*epochs)) {
-      forecast_.note = "a batch of this size did not reach the target";
-    } else if (steps < 1) {
-      forecast_.note = absl::StrFormat("an epoch of %.0f samples has no step of %.0f samples",
-                                       forecast_.samples, batch);
-    } else {
-      forecast_.epochs = *epochs;
-      forecast_.seconds = TimeToAccuracy(step_seconds, steps, *epochs);
-    }
-  }
-
-  void ForecastChoices() {
-    StepSearch steps(question_, batch_per_worker_);
-    const TrainingTimes times = {.epochs = &curve_,
-                                 .samples = forecast_.samples,
-                                 .batch_per_worker = batch_per_worker_,
-                                 .step_seconds = std::ref(steps)};
-    const int64_t ranks = question_.problem.ranks;
-    const std::vector<DevicePlan> ways = DevicePlansFor(ranks, times);
-    for (const DevicePlan& way : ways) {
-      forecast_.choices.push_back(
-          {.way = way, .batch = way.workers * batch_per_worker_, .mesh = steps.MeshOf(way)});
-    }
-    if (ways.empty()) return;
-    forecast_.best = FastestPlan(ways);
-    // Ways are in order of workers, so pure data parallelism is last.
-    if (ways.back().model_devices == 1) {
-      forecast_.gain = ways.back().seconds / ways[*forecast_.best].seconds;
-    }
-    if (question_.problem.pins.mesh.empty()) forecast_.crossover = CrossoverDevices(ranks, times);
-  }
-
-  // Names the batches that the table covers but that are larger than an epoch; empty: none.
-  std::string LeftOut() const {
-    for (const int64_t workers : DivisorsOf(question_.problem.ranks)) {
-      const double batch = workers * batch_per_worker_;
-      if (!curve_.At(workers).ok() || EpochSteps(batch) >= 1) continue;
-      return absl::StrFormat(
-          "batches of %d or more workers are left out: an epoch of %.0f samples has no step of "
-          "%.0f samples",
-          workers, forecast_.samples, batch);
-    }
-    return "";
-  }
-
-  const PlanQuestion& question_;
-  const EpochsCurve& curve_;
-  const int64_t batch_per_worker_;
-  EpochsForecast forecast_;
-};
+  return "";
+}
 
 }  // namespace
 
 absl::StatusOr<EpochsForecast> ForecastEpochs(const PlanQuestion& question, double step_seconds) {
   CADRE_ASSIGN_OR_RETURN(const EpochsCurve curve, EpochsCurve::FromTable(*question.request.epochs));
-  return Forecaster(question, curve).Run(step_seconds);
+  EpochsForecast forecast{.target_accuracy = question.request.epochs->target_accuracy(),
+                          .samples = *question.request.samples};
+  ForecastOwnBatch(question, curve, step_seconds, forecast);
+  ForecastChoices(question, curve, forecast);
+  forecast.left_out = LeftOut(question, curve, forecast.samples);
+  return forecast;
 }
 
 }  // namespace cadre

@@ -1,6 +1,5 @@
 #include "plan/report/plan_question.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "base/status.h"
@@ -46,16 +45,16 @@ HybridProblem PlanQuestion::paper_problem() const {
 absl::StatusOr<std::unique_ptr<PlanQuestion>> MakePlanQuestion(PlanRequest request) {
   auto question = std::make_unique<PlanQuestion>();
   question->request = std::move(request);
-  const PlanRequest& given = question->request;
-  CADRE_ASSIGN_OR_RETURN(question->graph, Graph::FromModel(given.spec.model()));
+  const v1::RunSpec& spec = question->request.spec;
+  CADRE_ASSIGN_OR_RETURN(question->graph, Graph::FromModel(spec.model()));
   question->index = ParameterIndex::FromGraph(question->graph);
   question->network = NetworkShapeOf(question->graph);
-  CADRE_ASSIGN_OR_RETURN(HardwareModel hardware, HardwareFor(given, question->graph));
+  CADRE_ASSIGN_OR_RETURN(HardwareModel hardware, HardwareFor(question->request, question->graph));
   PlanProblem& problem = question->problem;
-  CADRE_ASSIGN_OR_RETURN(problem, ProblemOf(given.spec, question->graph, question->index,
-                                            given.workers, std::move(hardware)));
-  problem.strategy = given.strategy;
-  if (given.bucket_elements) problem.bucket_elements = given.bucket_elements;
+  CADRE_ASSIGN_OR_RETURN(problem, ProblemOf(spec, question->graph, question->index,
+                                            question->request.workers, std::move(hardware)));
+  problem.strategy = question->request.strategy;
+  problem.bucket_elements = question->request.bucket_elements;
   if (!problem.hardware.computes()) problem.overlap = false;
   return question;
 }

@@ -18,7 +18,7 @@
 
 namespace cadre {
 
-// What the caller asks for.
+// The inputs of a plan report.
 struct PlanRequest {
   // The run, with all overrides applied.
   v1::RunSpec spec;

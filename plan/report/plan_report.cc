@@ -1,9 +1,9 @@
 // A report contains two kinds of numbers that must not be mixed.
 //
-//   paper    the cost of a strategy by the formulas of its paper (plan/cost): messages and words of
-//            a grid, without overlap, buckets or moves between layouts
-//   engine   the cost of a plan as the planner predicts it (plan/search): with buckets, sharded
-//            updates and overlap
+//   formulas     the cost of a strategy by its paper (plan/cost): messages and words of a grid,
+//                without overlap, buckets or moves between layouts
+//   predictions  the cost of a plan as the planner predicts it (plan/search): with buckets, sharded
+//                updates and overlap
 //
 // If flags describe the link, a published strategy is reported with its paper's numbers, so that
 // the papers' tables can be reproduced digit by digit; the predicted plan for the same strategy is
@@ -41,15 +41,15 @@ absl::StatusOr<Candidate> PlanByRules(const PlanQuestion& question) {
 absl::Status AddPaper(const PlanQuestion& question, PlanReport& report) {
   const Strategy strategy = question.request.strategy;
   if (strategy == Strategy::kAuto) return absl::OkStatus();
-  report.paper_figures = !question.request.profile;
+  report.uses_formulas = !question.request.profile;
   const auto& pinned = question.problem.pins.layers;
-  if (report.paper_figures && !pinned.empty()) {
+  if (report.uses_formulas && !pinned.empty()) {
     return absl::InvalidArgumentError(absl::StrCat(
         "the formulas of strategy ", StrategyName(strategy), " do not model pinned layers such as ",
         pinned.begin()->first, "; strategy auto supports pins"));
   }
   absl::StatusOr<PaperCost> cost = PaperCostOf(question, strategy);
-  if (!cost.ok() && report.paper_figures) return cost.status();
+  if (!cost.ok() && report.uses_formulas) return cost.status();
   if (cost.ok()) report.paper = *std::move(cost);
   return absl::OkStatus();
 }
@@ -60,14 +60,13 @@ absl::Status ChoosePlan(const PlanQuestion& question, PlanReport& report) {
       report.refusal = absl::FailedPreconditionError("the link is unknown");
       return absl::OkStatus();
     }
-    report.by_rules = true;
     CADRE_ASSIGN_OR_RETURN(report.chosen, PlanByRules(question));
     return absl::OkStatus();
   }
   absl::StatusOr<SearchResult> searched = Search(question.problem);
   if (!searched.ok()) {
     report.refusal = searched.status();
-    return report.paper_figures ? absl::OkStatus() : report.refusal;
+    return report.uses_formulas ? absl::OkStatus() : report.refusal;
   }
   report.chosen = searched->best;
   report.searched = *std::move(searched);
@@ -77,9 +76,7 @@ absl::Status ChoosePlan(const PlanQuestion& question, PlanReport& report) {
 void CostBuckets(const PlanQuestion& question, PlanReport& report) {
   const Plan& plan = report.chosen->plan;
   for (const Bucket& bucket : plan.buckets) {
-    report.buckets.push_back(
-        {.bytes = CostOf(plan, question.index, bucket, bucket.algorithm, plan.link).bytes,
-         .seconds = BucketSeconds(question.problem, plan, bucket)});
+    report.buckets.push_back(CostOf(question.problem, plan, bucket));
   }
   if (!question.link_known()) return;
   for (const v1::Cluster::CollectivePolicy policy : AllPolicies()) {
@@ -94,7 +91,7 @@ void CostBuckets(const PlanQuestion& question, PlanReport& report) {
 }
 
 void CountBytes(const PlanQuestion& question, PlanReport& report) {
-  report.bytes_inside = report.words_per_rank() * kBytesPerWord * question.problem.ranks;
+  report.bytes_inside = report.elements_per_rank() * kBytesPerWord * question.problem.ranks;
   const v1::RunSpec& spec = question.request.spec;
   if (spec.averaging().every_steps() == 0) return;
   const int64_t groups = std::max(1U, spec.cluster().groups());
@@ -103,31 +100,18 @@ void CountBytes(const PlanQuestion& question, PlanReport& report) {
   report.bytes_across = 1.0 * round.bytes_per_round / spec.averaging().every_steps();
 }
 
-absl::StatusOr<GroupsResult> ChooseGroupsFor(const PlanQuestion& question) {
-  const PlanRequest& request = question.request;
-  return ChooseGroups({.spec = &request.spec,
-                       .graph = &question.graph,
-                       .index = &question.index,
-                       .profile = request.profile ? &*request.profile : nullptr,
-                       .uniform = question.problem.hardware,
-                       .workers = question.problem.ranks,
-                       .epochs = request.epochs ? &*request.epochs : nullptr,
-                       .max_groups = request.max_groups.value_or(0),
-                       .samples = request.samples.value_or(0)});
-}
-
 }  // namespace
 
-double PlanReport::words_per_rank() const {
-  return paper_figures ? paper->communication.words : chosen->prediction.elements_per_rank;
+double PlanReport::elements_per_rank() const {
+  return uses_formulas ? paper->communication.words : chosen->prediction.elements_per_rank;
 }
 
 double PlanReport::communication_seconds() const {
-  return paper_figures ? paper->communication_seconds : chosen->prediction.communication_seconds();
+  return uses_formulas ? paper->communication_seconds : chosen->prediction.communication_seconds();
 }
 
 double PlanReport::step_seconds() const {
-  return paper_figures ? paper->step_seconds() : chosen->prediction.times.step();
+  return uses_formulas ? paper->step_seconds() : chosen->prediction.times.step();
 }
 
 std::optional<double> PlanReport::pins_cost() const {
@@ -150,7 +134,7 @@ absl::StatusOr<PlanReport> BuildPlanReport(const PlanQuestion& question) {
     CADRE_ASSIGN_OR_RETURN(report.forecast, ForecastEpochs(question, report.step_seconds()));
   }
   if (request.max_groups || (request.profile && request.epochs)) {
-    CADRE_ASSIGN_OR_RETURN(report.groups, ChooseGroupsFor(question));
+    CADRE_ASSIGN_OR_RETURN(report.groups, ChooseGroups(question));
   }
   return report;
 }

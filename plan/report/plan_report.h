@@ -3,17 +3,17 @@
 // Values; thread-compatible.
 #pragma once
 
-#include <cstdint>
 #include <optional>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "plan/plan_collectives.h"
 #include "plan/report/epochs_forecast.h"
+#include "plan/report/group_choice.h"
 #include "plan/report/plan_question.h"
 #include "plan/report/sensitivity.h"
 #include "plan/report/strategy_comparison.h"
-#include "plan/search/group_choice.h"
 #include "plan/search/search.h"
 #include "proto/cadre/v1/run.pb.h"
 
@@ -28,12 +28,6 @@ struct PolicyCost {
   double all_reduced = 0;
 };
 
-// Payload of a bucket and the seconds of its collectives; 0 seconds if the link is unknown.
-struct BucketReport {
-  int64_t bytes = 0;
-  double seconds = 0;
-};
-
 // The report; borrows the question.
 struct PlanReport {
   const PlanQuestion* question = nullptr;
@@ -43,16 +37,16 @@ struct PlanReport {
   std::optional<Candidate> chosen;
   absl::Status refusal;
   // One per bucket of the chosen plan.
-  std::vector<BucketReport> buckets;
+  std::vector<BucketCost> buckets;
   // The search that found the plan; nullopt if fixed rules made it (plan/search/planner.h), as for
   // a group that has not measured its link yet.
   std::optional<SearchResult> searched;
-  bool by_rules = false;
+  bool by_rules() const { return chosen && !searched; }
   // Cost by the formulas of the strategy's paper; nullopt for strategy `auto`.
   std::optional<PaperCost> paper;
   // Whether the functions below return values of the paper's formulas (a published strategy on a
   // link that flags describe) or the planner's predictions (all other cases).
-  bool paper_figures = false;
+  bool uses_formulas = false;
   // Empty if the link is unknown.
   std::vector<PolicyCost> policies;
   // Average payload of a step: inside the group, summed over its ranks; and between all groups and
@@ -66,8 +60,8 @@ struct PlanReport {
   std::optional<EpochsForecast> forecast;
   std::optional<GroupsResult> groups;
 
-  // Elements that a rank sends in a step, and times, from the source that paper_figures selects.
-  double words_per_rank() const;
+  // Elements that a rank sends in a step, and times, from the source that uses_formulas selects.
+  double elements_per_rank() const;
   double communication_seconds() const;
   double step_seconds() const;
   // Seconds that the pins add to a step; nullopt: there are no pins.

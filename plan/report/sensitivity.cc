@@ -14,13 +14,14 @@ namespace {
 // The largest product of layers and meshes that a search covers in well under a tenth of a second.
 constexpr int64_t kMaxCheapStates = 4'000;
 
-LinkProfile Scaled(LinkProfile link, double factor) {
+LinkProfile ScaleLink(LinkProfile link, double factor) {
   link.beta /= factor;
   for (LinkProfile::Sample& sample : link.samples) sample.seconds /= factor;
   return link;
 }
 
-Variation Searched(const SearchResult& answer, const PlanProblem& problem, Variation variation) {
+Variation SearchVariation(const SearchResult& answer, const PlanProblem& problem,
+                          Variation variation) {
   absl::StatusOr<SearchResult> searched = Search(problem);
   if (!searched.ok()) {
     variation.note = std::string(searched.status().message());
@@ -42,24 +43,24 @@ std::vector<Variation> VaryInputs(const PlanQuestion& question, const SearchResu
   for (const double factor : {0.25, 0.5, 2.0, 4.0}) {
     PlanProblem problem = question.problem;
     HardwareModel& hardware = problem.hardware;
-    hardware.link = Scaled(hardware.link, factor);
-    if (hardware.inside.known()) hardware.inside = Scaled(hardware.inside, factor);
-    variations.push_back(
-        Searched(answer, problem,
-                 {.what = "bandwidth", .factor = factor, .value = 1 / problem.hardware.link.beta}));
+    hardware.link = ScaleLink(hardware.link, factor);
+    if (hardware.inside.known()) hardware.inside = ScaleLink(hardware.inside, factor);
+    variations.push_back(SearchVariation(
+        answer, problem,
+        {.what = "bandwidth", .factor = factor, .value = 1 / problem.hardware.link.beta}));
   }
   for (const double factor : {0.5, 2.0}) {
     PlanProblem problem = question.problem;
     problem.batch = std::ceil(problem.batch * factor);
     Variation variation{.what = "batch", .factor = factor};
     variation.value = problem.batch;
-    variations.push_back(Searched(answer, problem, std::move(variation)));
+    variations.push_back(SearchVariation(answer, problem, std::move(variation)));
   }
   PlanProblem problem = question.problem;
   problem.hardware.memory_bytes = std::max<int64_t>(1, answer.best.prediction.memory_bytes - 1);
   Variation memory{.what = "memory"};
   memory.value = problem.hardware.memory_bytes;
-  variations.push_back(Searched(answer, problem, std::move(memory)));
+  variations.push_back(SearchVariation(answer, problem, std::move(memory)));
   return variations;
 }
 

@@ -5,7 +5,7 @@
 // The gain is a ratio: the time of the fastest published strategy, by its formulas, divided by the
 // predicted time of the plan that the search finds (strategy `auto`). The ratio is fair only if
 // both count communication alone; the formulas model neither overlap nor pinned layers. Otherwise
-// only `engine_gain` is reported, for which the planner predicts both times. A strategy with too
+// only `predicted_gain` is reported, for which the planner predicts both times. A strategy with too
 // few samples for its ranks is not a candidate for the fastest, since its formulas would include
 // ranks without work.
 #include "plan/report/strategy_comparison.h"
@@ -60,42 +60,41 @@ ComparedStrategy RowOf(const PlanQuestion& question, Strategy strategy) {
   problem.strategy = strategy;
   absl::StatusOr<SearchResult> searched = Search(problem);
   if (searched.ok()) {
-    if (!searched->freed.empty()) {
-      AddNote(absl::StrCat("in Cadre not applicable to ", absl::StrJoin(searched->freed, ", ")),
+    if (!searched->strategy_exceptions.empty()) {
+      AddNote(absl::StrCat("in Cadre not applicable to ",
+                           absl::StrJoin(searched->strategy_exceptions, ", ")),
               row);
     }
-    row.engine = std::move(searched->best);
+    row.predicted = std::move(searched->best);
   } else if (row.note.empty()) {
     row.note = std::string(searched.status().message());
   }
   const bool by_prediction = strategy == Strategy::kAuto || question.request.profile;
-  if (by_prediction && row.engine) row.seconds = row.engine->prediction.times.step();
+  if (by_prediction && row.predicted) row.seconds = row.predicted->prediction.times.step();
   if (!by_prediction && row.paper) row.seconds = row.paper->step_seconds();
   return row;
 }
 
-void FindBest(const std::vector<ComparedStrategy>& rows, StrategyComparison& comparison) {
+// Finds the fastest published strategy by `seconds`. Returns the minimum predicted step of all
+// published strategies.
+std::optional<double> FindBest(const std::vector<ComparedStrategy>& rows,
+                               StrategyComparison& comparison) {
+  std::optional<double> min_predicted;
   for (const ComparedStrategy& row : rows) {
     if (row.strategy == Strategy::kAuto) {
       comparison.auto_seconds = row.seconds;
       continue;
+    }
+    if (row.predicted) {
+      const double step = row.predicted->prediction.times.step();
+      min_predicted = std::min(min_predicted.value_or(step), step);
     }
     if (!row.seconds || (row.paper && !row.paper->enough_samples)) continue;
     if (comparison.best_of_papers && *row.seconds >= comparison.best_of_papers_seconds) continue;
     comparison.best_of_papers = row.strategy;
     comparison.best_of_papers_seconds = *row.seconds;
   }
-}
-
-// The minimum predicted step of a published strategy, in seconds.
-std::optional<double> MinPredictedSeconds(const std::vector<ComparedStrategy>& rows) {
-  std::optional<double> best;
-  for (const ComparedStrategy& row : rows) {
-    if (row.strategy == Strategy::kAuto || !row.engine) continue;
-    const double seconds = row.engine->prediction.times.step();
-    best = std::min(best.value_or(seconds), seconds);
-  }
-  return best;
+  return min_predicted;
 }
 
 }  // namespace
@@ -108,7 +107,7 @@ StrategyComparison CompareStrategies(const PlanQuestion& question) {
   std::vector<ComparedStrategy> all;
   for (const Strategy strategy : AllStrategies()) all.push_back(RowOf(question, strategy));
   StrategyComparison comparison;
-  FindBest(all, comparison);
+  const std::optional<double> min_predicted = FindBest(all, comparison);
   const bool auto_known = comparison.auto_seconds.value_or(0) > 0;
   if (comparison.best_of_papers) {
     const double best = comparison.best_of_papers_seconds;
@@ -120,8 +119,8 @@ StrategyComparison CompareStrategies(const PlanQuestion& question) {
     }
     if (comparable && auto_known) comparison.gain = best / *comparison.auto_seconds;
   }
-  if (const auto best = MinPredictedSeconds(all); best && auto_known) {
-    comparison.engine_gain = *best / *comparison.auto_seconds;
+  if (min_predicted && auto_known) {
+    comparison.predicted_gain = *min_predicted / *comparison.auto_seconds;
   }
   for (const Strategy requested : question.request.compare) {
     for (const ComparedStrategy& row : all) {

@@ -1,5 +1,5 @@
 // Compares the published strategies (plan/cost/paper_strategies.h): the cost of each by the
-// formulas of its paper and as the planner predicts it ("engine"), and the gain of the plan that
+// formulas of its paper and as the planner predicts it, and the gain of the plan that
 // the search finds (strategy `auto`) over the fastest of them.
 //
 // Values and pure functions; thread-compatible.
@@ -24,7 +24,7 @@ struct ComparedStrategy {
   // By the paper's formulas; nullopt for auto and if the formulas do not apply.
   std::optional<PaperCost> paper;
   // The plan under this strategy with the minimum predicted step.
-  std::optional<Candidate> engine;
+  std::optional<Candidate> predicted;
   // Why one of the two above is missing, and other restrictions.
   std::string note;
   // Seconds of a step that the comparison uses: predicted for auto and with a cluster profile, by
@@ -46,7 +46,7 @@ struct StrategyComparison {
   std::optional<double> gain;
   std::string gain_note;
   // The same ratio with the planner's predicted times for all strategies.
-  std::optional<double> engine_gain;
+  std::optional<double> predicted_gain;
 };
 
 // Requires: the question's link is known.

@@ -56,11 +56,11 @@ struct Term {
   std::vector<Entry> entries;
 };
 
-// Distance between the entries of neighbouring options of a variable; 0 if it is not in the scope.
-template <typename Entry>
-size_t StrideOf(const SumProblem& problem, const Term<Entry>& term, int variable) {
+// Distance between the entries of neighbouring options of a variable in a term with this scope; 0
+// if the variable is not in the scope.
+size_t StrideOf(const SumProblem& problem, const std::vector<int>& scope, int variable) {
   size_t stride = 1;
-  for (auto v = term.scope.rbegin(); v != term.scope.rend(); ++v) {
+  for (auto v = scope.rbegin(); v != scope.rend(); ++v) {
     if (*v == variable) return stride;
     stride *= problem.options(*v);
   }
@@ -105,15 +105,11 @@ class Odometer {
   std::vector<size_t> offsets_;
 };
 
-template <typename Entry>
-std::vector<std::vector<size_t>> StridesOf(const SumProblem& problem,
-                                           const std::vector<const Term<Entry>*>& terms,
-                                           const std::vector<int>& scope) {
-  std::vector<std::vector<size_t>> strides;
-  for (const Term<Entry>* term : terms) {
-    strides.emplace_back();
-    for (const int v : scope) strides.back().push_back(StrideOf(problem, *term, v));
-  }
+// The strides of a term with scope `of_term` for the variables of another scope.
+std::vector<size_t> StridesOf(const SumProblem& problem, const std::vector<int>& of_term,
+                              const std::vector<int>& scope) {
+  std::vector<size_t> strides;
+  for (const int v : scope) strides.push_back(StrideOf(problem, of_term, v));
   return strides;
 }
 
@@ -126,8 +122,8 @@ struct StepTerms {
 
 std::vector<StepTerms> TermsByStep(const SumProblem& problem, const EliminationOrder& order) {
   std::vector<int> when(problem.size());
-  const int steps = std::ssize(order.steps());
-  for (int s = 0; s < steps; ++s) when[order.steps()[s].variable] = s;
+  const int steps = std::ssize(order);
+  for (int s = 0; s < steps; ++s) when[order[s].variable] = s;
   std::vector<StepTerms> terms_of(steps);
   for (size_t p = 0; p < problem.pairs.size(); ++p) {
     const int first = std::min(when[problem.pairs[p].a], when[problem.pairs[p].b]);
@@ -135,7 +131,7 @@ std::vector<StepTerms> TermsByStep(const SumProblem& problem, const EliminationO
   }
   for (int s = 0; s < steps; ++s) {
     int first = steps;
-    for (const int v : order.steps()[s].scope) first = std::min(first, when[v]);
+    for (const int v : order[s].scope) first = std::min(first, when[v]);
     if (first < steps) terms_of[first].terms.push_back(s);
   }
   return terms_of;
@@ -149,14 +145,12 @@ class Eliminator {
       : problem_(problem), order_(order), terms_of_(TermsByStep(problem, order)) {}
 
   SumSolution Run() {
-    terms_.resize(order_.steps().size());
-    best_.resize(order_.steps().size());
-    for (size_t s = 0; s < order_.steps().size(); ++s) Eliminate(s);
+    terms_.resize(order_.size());
+    best_.resize(order_.size());
+    for (size_t s = 0; s < order_.size(); ++s) Eliminate(s);
     SumSolution solution{.choice = std::vector<int>(problem_.size(), 0)};
-    for (size_t s = order_.steps().size(); s-- > 0;) Choose(s, solution.choice);
-    for (const std::vector<uint16_t>& of : best_) {
-      solution.states += of.size();
-    }
+    for (size_t s = order_.size(); s-- > 0;) Choose(s, solution.choice);
+    for (const std::vector<uint16_t>& options : best_) solution.states += options.size();
     solution.sum = SumOf(problem_, solution.choice);
     if (!problem_.bytes.empty()) solution.bytes = BytesOf(problem_, solution.choice);
     return solution;
@@ -169,14 +163,12 @@ class Eliminator {
   };
 
   void Eliminate(size_t s) {
-    const auto& [variable, scope] = order_.steps()[s];
+    const auto& [variable, scope] = order_[s];
     std::vector<Source> sources;
     std::vector<std::vector<size_t>> strides;
-    const auto add = [&](const std::vector<int>& of, const double* values) {
-      const Term<double> shape{of, {}};
-      sources.push_back({values, StrideOf(problem_, shape, variable)});
-      strides.emplace_back();
-      for (const int v : scope) strides.back().push_back(StrideOf(problem_, shape, v));
+    const auto add = [&](const std::vector<int>& term_scope, const double* values) {
+      sources.push_back({values, StrideOf(problem_, term_scope, variable)});
+      strides.push_back(StridesOf(problem_, term_scope, scope));
     };
     for (const int p : terms_of_[s].pairs) {
       const SumProblem::Pair& pair = problem_.pairs[p];
@@ -212,7 +204,7 @@ class Eliminator {
 
   // Sets the step's variable to its best option for the choices of its scope.
   void Choose(size_t s, std::vector<int>& choice) const {
-    const auto& [variable, scope] = order_.steps()[s];
+    const auto& [variable, scope] = order_[s];
     size_t at = 0;
     for (const int v : scope) at = at * problem_.options(v) + choice[v];
     choice[variable] = best_[s][at];
@@ -262,11 +254,11 @@ class LimitedEliminator {
 
   std::optional<SumSolution> Run() {
     if (spare_ < 0) return std::nullopt;
-    terms_.resize(order_.steps().size());
-    for (size_t s = 0; s < order_.steps().size(); ++s) Eliminate(s);
+    terms_.resize(order_.size());
+    for (size_t s = 0; s < order_.size(); ++s) Eliminate(s);
     Labels all = {{0, 0, -1}};
-    for (size_t s = 0; s < order_.steps().size(); ++s) {
-      if (order_.steps()[s].scope.empty()) all = Combine(all, terms_[s].entries[0]);
+    for (size_t s = 0; s < order_.size(); ++s) {
+      if (order_[s].scope.empty()) all = Combine(all, terms_[s].entries[0]);
     }
     if (all.empty()) return std::nullopt;
     const Label best = *std::min_element(
@@ -281,18 +273,18 @@ class LimitedEliminator {
 
  private:
   void Eliminate(size_t s) {
-    const auto& [variable, scope] = order_.steps()[s];
-    std::vector<Term<double>> pairs;
-    for (const int p : terms_of_[s].pairs) {
-      pairs.push_back({{problem_.pairs[p].a, problem_.pairs[p].b}, {}});
-    }
-    std::vector<const Term<double>*> pair_terms;
-    for (const Term<double>& term : pairs) pair_terms.push_back(&term);
-    std::vector<const Term<Labels>*> label_terms;
-    for (const int t : terms_of_[s].terms) label_terms.push_back(&terms_[t]);
-
-    std::vector<std::vector<size_t>> strides = StridesOf(problem_, pair_terms, scope);
-    for (auto& each : StridesOf(problem_, label_terms, scope)) strides.push_back(std::move(each));
+    const auto& [variable, scope] = order_[s];
+    const std::vector<int>& pairs = terms_of_[s].pairs;
+    const std::vector<int>& terms = terms_of_[s].terms;
+    // By term, pairs first: its strides for the scope, and for the variable.
+    std::vector<std::vector<size_t>> strides;
+    std::vector<size_t> own_strides;
+    const auto add = [&](const std::vector<int>& term_scope) {
+      strides.push_back(StridesOf(problem_, term_scope, scope));
+      own_strides.push_back(StrideOf(problem_, term_scope, variable));
+    };
+    for (const int p : pairs) add({problem_.pairs[p].a, problem_.pairs[p].b});
+    for (const int t : terms) add(terms_[t].scope);
     Odometer odometer(problem_, scope, std::move(strides));
     const int64_t entries = EntriesOf(problem_, scope);
     terms_[s] = {scope, std::vector<Labels>(entries)};
@@ -301,15 +293,14 @@ class LimitedEliminator {
       for (int o = 0; o < std::ssize(problem_.unary[variable]); ++o) {
         double sum = problem_.unary[variable][o];
         for (size_t t = 0; t < pairs.size(); ++t) {
-          const size_t at = odometer.offset(t) + o * StrideOf(problem_, pairs[t], variable);
-          sum += (*problem_.pairs[terms_of_[s].pairs[t]].table)[at];
+          sum += (*problem_.pairs[pairs[t]].table)[odometer.offset(t) + o * own_strides[t]];
         }
         const int64_t bytes = problem_.bytes[variable][o] - min_[variable];
         Labels labels = {{0, 0, -1}};
-        for (size_t t = 0; t < label_terms.size(); ++t) {
-          const size_t at =
-              odometer.offset(pairs.size() + t) + o * StrideOf(problem_, *label_terms[t], variable);
-          labels = Combine(labels, label_terms[t]->entries[at]);
+        for (size_t t = 0; t < terms.size(); ++t) {
+          const size_t number = pairs.size() + t;
+          const size_t at = odometer.offset(number) + o * own_strides[number];
+          labels = Combine(labels, terms_[terms[t]].entries[at]);
         }
         for (const Label& label : labels) {
           if (label.bytes + bytes > spare_) continue;
@@ -320,7 +311,7 @@ class LimitedEliminator {
       for (Label& label : into) NewNode(label, {variable, label.other, label.node, -1});
       states_ += into.size();
     }
-    for (const int t : terms_of_[s].terms) terms_[t].entries = {};
+    for (const int t : terms) terms_[t].entries = {};
   }
 
   Labels Combine(const Labels& a, const Labels& b) {
@@ -367,13 +358,13 @@ class LimitedEliminator {
   void ReadChoice(int node, std::vector<int>& choice) const {
     std::vector<int> open = {node};
     while (!open.empty()) {
-      const int at = open.back();
+      const int number = open.back();
       open.pop_back();
-      if (at < 0) continue;
-      const Node& of = nodes_[at];
-      if (of.variable >= 0) choice[of.variable] = of.option;
-      open.push_back(of.a);
-      open.push_back(of.b);
+      if (number < 0) continue;
+      const Node& derivation = nodes_[number];
+      if (derivation.variable >= 0) choice[derivation.variable] = derivation.option;
+      open.push_back(derivation.a);
+      open.push_back(derivation.b);
     }
   }
 
@@ -396,7 +387,7 @@ class Reduced {
  public:
   Reduced(const SumProblem& problem, const EliminationOrder& order, int64_t max_states)
       : full_(problem) {
-    const bool fits = std::all_of(order.steps().begin(), order.steps().end(), [&](const auto& s) {
+    const bool fits = std::all_of(order.begin(), order.end(), [&](const auto& s) {
       return EntriesOf(problem, s.scope) <= max_states;
     });
     if (fits) return;
@@ -404,7 +395,7 @@ class Reduced {
       kept_.emplace_back(problem.options(v));
       std::iota(kept_.back().begin(), kept_.back().end(), 0);
     }
-    for (const EliminationOrder::Step& step : order.steps()) {
+    for (const EliminationStep& step : order) {
       while (Entries(step.scope) > max_states) DropWorstOption(step.scope);
     }
     if (changed_) Build();
@@ -452,17 +443,17 @@ class Reduced {
     std::vector<int>& kept = kept_[v];
     CHECK_GT(kept.size(), 1U);
     // The option of minimum memory stays, so that a feasible problem stays feasible.
-    const auto least_bytes = full_.bytes.empty()
-                                 ? kept.end()
-                                 : std::min_element(kept.begin(), kept.end(), [&](int a, int b) {
-                                     return full_.bytes[v][a] < full_.bytes[v][b];
-                                   });
+    const auto min_bytes = full_.bytes.empty()
+                               ? kept.end()
+                               : std::min_element(kept.begin(), kept.end(), [&](int a, int b) {
+                                   return full_.bytes[v][a] < full_.bytes[v][b];
+                                 });
     auto worst = kept.end();
-    double most = -kInfinite;
+    double max_cost = -kInfinite;
     for (auto o = kept.begin(); o != kept.end(); ++o) {
       const double cost = OptimisticCost(v, *o);
-      if (o == least_bytes || cost < most) continue;
-      most = cost;
+      if (o == min_bytes || cost < max_cost) continue;
+      max_cost = cost;
       worst = o;
     }
     kept.erase(worst);
@@ -513,7 +504,7 @@ class PricedSearch {
   // Combinations of an entry and an option for which labels would be computed.
   int64_t Work() const {
     int64_t work = 0;
-    for (const EliminationOrder::Step& step : order_.steps()) {
+    for (const EliminationStep& step : order_) {
       work += EntriesOf(problem_, step.scope) * problem_.options(step.variable);
     }
     return work;
@@ -599,13 +590,14 @@ class PricedSearch {
 
 }  // namespace
 
-EliminationOrder::EliminationOrder(int variables, const std::vector<std::pair<int, int>>& pairs) {
+EliminationOrder MinDegreeOrder(int variables, const std::vector<std::pair<int, int>>& pairs) {
   std::vector<std::set<int>> neighbours(variables);
   for (const auto& [a, b] : pairs) {
     if (a == b) continue;
     neighbours[a].insert(b);
     neighbours[b].insert(a);
   }
+  EliminationOrder steps;
   std::set<std::pair<size_t, int>> open;
   for (int v = 0; v < variables; ++v) open.insert({neighbours[v].size(), v});
   while (!open.empty()) {
@@ -620,15 +612,16 @@ EliminationOrder::EliminationOrder(int variables, const std::vector<std::pair<in
       }
       open.insert({neighbours[n].size(), n});
     }
-    steps_.push_back({v, {scope.begin(), scope.end()}});
+    steps.push_back({v, {scope.begin(), scope.end()}});
   }
   // The variable that is eliminated next varies fastest, so that its step reads terms sequentially.
   std::vector<int> when(variables);
-  for (size_t s = 0; s < steps_.size(); ++s) when[steps_[s].variable] = s;
-  for (Step& step : steps_) {
+  for (size_t s = 0; s < steps.size(); ++s) when[steps[s].variable] = s;
+  for (EliminationStep& step : steps) {
     std::sort(step.scope.begin(), step.scope.end(),
               [&](int a, int b) { return when[a] > when[b]; });
   }
+  return steps;
 }
 
 SumSolution Minimise(const SumProblem& problem, const EliminationOrder& order, int64_t max_states) {

@@ -32,21 +32,15 @@ struct SumProblem {
   size_t options(int v) const { return unary[v].size(); }
 };
 
-// The order in which variables are eliminated: always one with the fewest neighbours.
-class EliminationOrder {
- public:
-  struct Step {
-    int variable = 0;
-    // The variable's neighbours at its elimination, which are all eliminated later. The term that
-    // the step creates has one dimension per neighbour, in this order.
-    std::vector<int> scope;
-  };
-  EliminationOrder(int variables, const std::vector<std::pair<int, int>>& pairs);
-  const std::vector<Step>& steps() const { return steps_; }
-
- private:
-  std::vector<Step> steps_;
+struct EliminationStep {
+  int variable = 0;
+  // The variable's neighbours at its elimination, which are all eliminated later. The term that
+  // the step creates has one dimension per neighbour, in this order.
+  std::vector<int> scope;
 };
+using EliminationOrder = std::vector<EliminationStep>;
+// An order for a problem with these pairs: always a variable with the fewest neighbours is next.
+EliminationOrder MinDegreeOrder(int variables, const std::vector<std::pair<int, int>>& pairs);
 
 // A choice of options and its sum.
 struct SumSolution {

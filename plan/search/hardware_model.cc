@@ -9,8 +9,6 @@
 #include "plan/search/hardware_model.h"
 
 #include <algorithm>
-#include <cmath>
-#include <limits>
 #include <numeric>
 
 #include "absl/strings/str_cat.h"
@@ -24,10 +22,12 @@ namespace {
 int64_t CountOf(const v1::HostProfile& host) { return std::max(1U, host.count()); }
 int64_t WorkersOn(const v1::HostProfile& host) { return std::max(1U, host.workers()); }
 
-// A profile is untrusted input: products of two 32-bit counts must not overflow.
-constexpr int64_t kMaxCount = int64_t{1} << 60;
-int64_t SaturatingSum(int64_t a, int64_t b) { return std::min(kMaxCount, a + b); }
-int64_t SaturatingProduct(int64_t a, int64_t b) { return a > kMaxCount / b ? kMaxCount : a * b; }
+// Workers of all hosts.
+int64_t WorkersOf(const v1::ClusterProfile& profile) {
+  int64_t workers = 0;
+  for (const v1::HostProfile& host : profile.host()) workers += CountOf(host) * WorkersOn(host);
+  return workers;
+}
 
 using Times = std::map<LayerPart, LayerSeconds>;
 
@@ -40,7 +40,8 @@ bool SplitAlike(const LayerPart& a, const LayerPart& b) {
 }
 
 // Linear in work between the nearest smaller and larger entries, proportional beyond them.
-LayerSeconds Between(const std::vector<std::pair<double, LayerSeconds>>& by_work, double work) {
+LayerSeconds InterpolateByWork(const std::vector<std::pair<double, LayerSeconds>>& by_work,
+                               double work) {
   const auto above = std::find_if(by_work.begin(), by_work.end(),
                                   [&](const auto& entry) { return entry.first >= work; });
   if (above == by_work.begin()) return Scale(above->second, work / above->first);
@@ -53,7 +54,7 @@ LayerSeconds Between(const std::vector<std::pair<double, LayerSeconds>>& by_work
 }
 
 // Takes the larger of each number. Timed samples are kept only if all links are equal.
-void Worsen(const LinkProfile& other, LinkProfile* link) {
+void TakeSlower(const LinkProfile& other, LinkProfile* link) {
   if (!link->known()) {
     *link = other;
     return;
@@ -80,7 +81,7 @@ GroupHosts HostsOf(const v1::ClusterProfile& profile, const Interval& group) {
   for (int h = 0; h < profile.host_size(); ++h) {
     const v1::HostProfile& host = profile.host(h);
     const int64_t workers = WorkersOn(host);
-    const int64_t end = SaturatingSum(begin, SaturatingProduct(workers, CountOf(host)));
+    const int64_t end = begin + workers * CountOf(host);
     const Interval here = Intersect(group, {begin, end});
     if (!here.empty()) {
       hosts.count[h] = (here.end - 1 - begin) / workers - (here.begin - begin) / workers + 1;
@@ -97,30 +98,30 @@ GroupHosts HostsOf(const v1::ClusterProfile& profile, const Interval& group) {
   return hosts;
 }
 
-absl::StatusOr<LinkProfile> WorstBetween(const v1::ClusterProfile& profile,
-                                         const GroupHosts& hosts) {
+absl::StatusOr<LinkProfile> SlowestLink(const v1::ClusterProfile& profile,
+                                        const GroupHosts& hosts) {
   // By name: whether the group uses two hosts of that name.
   std::map<std::string, bool> names;
   const int64_t entries = std::ssize(hosts.count);
-  int64_t wanted = entries * (entries - 1) / 2;
+  int64_t missing_links = entries * (entries - 1) / 2;
   for (const auto& [h, count] : hosts.count) {
     names[profile.host(h).name()] = count > 1;
-    if (count > 1) ++wanted;
+    if (count > 1) ++missing_links;
   }
-  LinkProfile worst;
+  LinkProfile slowest;
   for (const v1::HostLink& link : profile.link()) {
     const auto from = names.find(link.from());
     if (from == names.end() || !names.contains(link.to())) continue;
     if (link.from() == link.to() && !from->second) continue;
     CADRE_ASSIGN_OR_RETURN(const LinkProfile measured, LinkProfileFromProto(link.link()));
-    Worsen(measured, &worst);
-    --wanted;
+    TakeSlower(measured, &slowest);
+    --missing_links;
   }
-  if (wanted > 0 && profile.has_default_link()) {
+  if (missing_links > 0 && profile.has_default_link()) {
     CADRE_ASSIGN_OR_RETURN(const LinkProfile other, LinkProfileFromProto(profile.default_link()));
-    Worsen(other, &worst);
+    TakeSlower(other, &slowest);
   }
-  return worst;
+  return slowest;
 }
 
 const v1::DeviceProfile* FindDevice(const v1::ClusterProfile& profile, const std::string& name) {
@@ -170,7 +171,7 @@ std::optional<LayerSeconds> MeasuredLayers::Of(int layer, const LayerPart& part)
   std::vector<std::pair<double, LayerSeconds>>& by_work = alike.empty() ? all : alike;
   std::sort(by_work.begin(), by_work.end(),
             [](const auto& a, const auto& b) { return a.first < b.first; });
-  return Between(by_work, part.work());
+  return InterpolateByWork(by_work, part.work());
 }
 
 const LinkProfile& HardwareModel::LinkOf(const Mesh& mesh,
@@ -203,14 +204,6 @@ HardwareModel UniformHardware(const LinkProfile& link, double flops) {
   return hardware;
 }
 
-int64_t WorkersOf(const v1::ClusterProfile& profile) {
-  int64_t workers = 0;
-  for (const v1::HostProfile& host : profile.host()) {
-    workers = SaturatingSum(workers, SaturatingProduct(CountOf(host), WorkersOn(host)));
-  }
-  return workers;
-}
-
 absl::StatusOr<HardwareModel> HardwareOf(const v1::ClusterProfile& profile, const v1::Model& model,
                                          const Graph& graph, int first_worker, int ranks) {
   CADRE_RETURN_IF_ERROR(CheckProfile(profile));
@@ -229,7 +222,7 @@ absl::StatusOr<HardwareModel> HardwareOf(const v1::ClusterProfile& profile, cons
     TakeDevice(*FindDevice(profile, host.device()), key, graph, &hardware);
     if (WorkersOn(host) > 1) {
       CADRE_ASSIGN_OR_RETURN(const LinkProfile inside, LinkProfileFromProto(host.inside()));
-      Worsen(inside, &hardware.inside);
+      TakeSlower(inside, &hardware.inside);
     }
     if (host.memory_bytes() > 0) {
       const int64_t bytes = host.memory_bytes();
@@ -241,7 +234,7 @@ absl::StatusOr<HardwareModel> HardwareOf(const v1::ClusterProfile& profile, cons
       hardware.cores = hardware.cores == 0 ? share : std::min(hardware.cores, share);
     }
   }
-  CADRE_ASSIGN_OR_RETURN(hardware.link, WorstBetween(profile, hosts));
+  CADRE_ASSIGN_OR_RETURN(hardware.link, SlowestLink(profile, hosts));
   if (!hardware.link.known()) hardware.link = hardware.inside;
   hardware.link_kind = v1::LinkProfile::PROFILE;
   return hardware;

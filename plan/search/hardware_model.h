@@ -11,19 +11,14 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
 #include "model/graph.h"
 #include "plan/cost/collective_cost.h"
+#include "plan/cost/overlap.h"
 #include "plan/layer_part.h"
 #include "proto/cadre/v1/profile.pb.h"
 #include "tensor/mesh.h"
 
 namespace cadre {
-
-struct LayerSeconds {
-  double forward = 0;
-  double backward = 0;
-};
 
 // Measured times of a model's layers on one kind of device. Layers are timed in parts (the part of
 // a layer that one rank computes, plan/layer_part.h); times of other parts are interpolated.
@@ -79,8 +74,5 @@ HardwareModel UniformHardware(const LinkProfile& link, double flops);
 // Errors: InvalidArgument if the profile has fewer workers, and errors of CheckProfile.
 absl::StatusOr<HardwareModel> HardwareOf(const v1::ClusterProfile& profile, const v1::Model& model,
                                          const Graph& graph, int first_worker, int ranks);
-
-// Workers of all hosts.
-int64_t WorkersOf(const v1::ClusterProfile& profile);
 
 }  // namespace cadre

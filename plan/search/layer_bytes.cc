@@ -31,9 +31,9 @@ int64_t InputElements(const GraphLayer& layer, int input, int64_t samples, const
   int64_t elements = LargestPart(samples, parts[0]);
   for (int d = 0; d < shape.rank(); ++d) {
     const int64_t cut = parts[d + 1];
-    if (halo.wanted && d + 1 == Halo::kRowDimension) {
+    if (halo.needed && d + 1 == Halo::kRowDimension) {
       elements *= WithHalo(halo.rows, cut);
-    } else if (halo.wanted && d + 1 == Halo::kColumnDimension) {
+    } else if (halo.needed && d + 1 == Halo::kColumnDimension) {
       elements *= WithHalo(halo.columns, cut);
     } else {
       elements *= LargestPart(shape[d], cut);
@@ -101,15 +101,15 @@ int64_t ActivationBytes(const PlanProblem& problem, const GraphLayer& layer,
 
 int64_t LayerBytes(const PlanProblem& problem, const Mesh& mesh, int layer,
                    const LayerLayouts& layouts) {
-  const GraphLayer& of = (*problem.graph)[layer];
+  const GraphLayer& graph_layer = (*problem.graph)[layer];
   int64_t bytes = 0;
   int64_t heads = 1;
-  for (size_t p = 0; p < of.parameters.size(); ++p) {
+  for (size_t p = 0; p < graph_layer.parameters.size(); ++p) {
     int64_t local = 1;
     int parts = 1;
-    for (int d = 0; d < of.parameters[p].shape.rank(); ++d) {
+    for (int d = 0; d < graph_layer.parameters[p].shape.rank(); ++d) {
       const int cut = mesh.Size(layouts.parameters[p].axes(d));
-      local *= LargestPart(of.parameters[p].shape[d], cut);
+      local *= LargestPart(graph_layer.parameters[p].shape[d], cut);
       parts *= cut;
       if (p == 0 && d == 0) heads = cut;
     }
@@ -117,11 +117,11 @@ int64_t LayerBytes(const PlanProblem& problem, const Mesh& mesh, int layer,
     bytes += ParameterBytes(problem, local, mesh.ranks() / parts);
   }
   std::vector<Parts> inputs;
-  for (size_t i = 0; i < of.inputs.size(); ++i) {
-    inputs.push_back(PartsOf(mesh, layouts.inputs[i], of.input_shapes[i].rank() + 1));
+  for (size_t i = 0; i < graph_layer.inputs.size(); ++i) {
+    inputs.push_back(PartsOf(mesh, layouts.inputs[i], graph_layer.input_shapes[i].rank() + 1));
   }
-  const Parts output = PartsOf(mesh, layouts.output, of.output.rank() + 1);
-  return bytes + ActivationBytes(problem, of, inputs, output, heads);
+  const Parts output = PartsOf(mesh, layouts.output, graph_layer.output.rank() + 1);
+  return bytes + ActivationBytes(problem, graph_layer, inputs, output, heads);
 }
 
 }  // namespace cadre

@@ -45,7 +45,7 @@ int OutputIndex(const std::vector<OpIndex>& indices) {
 }
 
 // The index that the strategy assigns to every axis but `data`; -1: none.
-int WantedBy(Strategy strategy, const GraphLayer& layer, const std::vector<OpIndex>& indices) {
+int StrategyIndex(Strategy strategy, const GraphLayer& layer, const std::vector<OpIndex>& indices) {
   if (!layer.has_parameters()) return -1;
   switch (strategy) {
     case Strategy::kAuto:
@@ -64,15 +64,15 @@ int WantedBy(Strategy strategy, const GraphLayer& layer, const std::vector<OpInd
   return -1;
 }
 
-int PinnedBy(const Pins& pins, const GraphLayer& layer, const std::vector<OpIndex>& indices) {
+int PinnedIndex(const Pins& pins, const GraphLayer& layer, const std::vector<OpIndex>& indices) {
   const auto pin = pins.layers.find(layer.name);
   return pin == pins.layers.end() ? -1 : Find(indices, pin->second);
 }
 
-std::vector<int8_t> ChoicesOf(const LayerClass& of, const std::string& axis) {
+std::vector<int8_t> ChoicesOf(const LayerClass& layer_class, const std::string& axis) {
   std::vector<int8_t> choices;
-  for (size_t i = 0; i < of.indices.size(); ++i) {
-    const std::string& name = of.indices[i].name;
+  for (size_t i = 0; i < layer_class.indices.size(); ++i) {
+    const std::string& name = layer_class.indices[i].name;
     const bool samples = name == "samples";
     const bool rows = name == "height";
     if (name == "width" || (axis == kDataAxis && !samples) || (rows && axis != kSpaceAxis)) {
@@ -80,7 +80,7 @@ std::vector<int8_t> ChoicesOf(const LayerClass& of, const std::string& axis) {
     }
     choices.push_back(i);
   }
-  if (of.may_replicate && axis != kDataAxis) choices.push_back(-1);
+  if (layer_class.may_replicate && axis != kDataAxis) choices.push_back(-1);
   return choices;
 }
 
@@ -98,9 +98,9 @@ CompactLayout LayoutOf(const std::vector<int8_t>& index, const std::vector<Index
   return layout;
 }
 
-LayerOption Option(const LayerClass& of, std::vector<int8_t> index) {
+LayerOption MakeOption(const LayerClass& layer_class, std::vector<int8_t> index) {
   std::vector<IndexPlace> inputs, outputs;
-  for (const OpIndex& each : of.indices) {
+  for (const OpIndex& each : layer_class.indices) {
     inputs.push_back(each.inputs[0]);
     outputs.push_back(each.output);
   }
@@ -114,37 +114,39 @@ LayerOption Option(const LayerClass& of, std::vector<int8_t> index) {
 }
 
 // Whether every index that must be split evenly is.
-bool Divides(const LayerClass& of, const CompactMesh& mesh, const std::vector<int8_t>& index) {
-  for (size_t i = 0; i < of.indices.size(); ++i) {
-    const int64_t divisible = of.indices[i].divisible;
+bool DividesEvenly(const LayerClass& layer_class, const CompactMesh& mesh,
+                   const std::vector<int8_t>& index) {
+  for (size_t i = 0; i < layer_class.indices.size(); ++i) {
+    const int64_t divisible = layer_class.indices[i].divisible;
     if (divisible > 0 && divisible % PartsOf(mesh, index, i) != 0) return false;
   }
   return true;
 }
 
-bool NoPartEmpty(const LayerClass& of, const CompactMesh& mesh, const std::vector<int8_t>& index) {
-  for (size_t i = 0; i < of.indices.size(); ++i) {
-    if (PartsOf(mesh, index, i) > of.extents[i]) return false;
+bool NoPartEmpty(const LayerClass& layer_class, const CompactMesh& mesh,
+                 const std::vector<int8_t>& index) {
+  for (size_t i = 0; i < layer_class.indices.size(); ++i) {
+    if (PartsOf(mesh, index, i) > layer_class.extents[i]) return false;
   }
   return true;
 }
 
 // `data` splits samples, all other axes one index.
-std::vector<int8_t> AllTo(const LayerClass& of, const CompactMesh& mesh, int index) {
+std::vector<int8_t> AllAxesTo(const LayerClass& layer_class, const CompactMesh& mesh, int index) {
   std::vector<int8_t> all;
-  const int samples = Find(of.indices, "samples");
+  const int samples = Find(layer_class.indices, "samples");
   for (int a = 0; a < mesh.axes(); ++a) {
     all.push_back(mesh.name(a) == kDataAxis ? samples : index);
   }
   return all;
 }
 
-std::vector<LayerOption> Free(const LayerClass& of, const CompactMesh& mesh) {
+std::vector<LayerOption> FreeOptions(const LayerClass& layer_class, const CompactMesh& mesh) {
   std::vector<std::vector<int8_t>> ways = {{}};
   for (int a = 0; a < mesh.axes(); ++a) {
     std::vector<std::vector<int8_t>> longer;
     for (const std::vector<int8_t>& way : ways) {
-      for (const int8_t choice : ChoicesOf(of, mesh.name(a))) {
+      for (const int8_t choice : ChoicesOf(layer_class, mesh.name(a))) {
         longer.push_back(way);
         longer.back().push_back(choice);
       }
@@ -153,8 +155,8 @@ std::vector<LayerOption> Free(const LayerClass& of, const CompactMesh& mesh) {
   }
   std::vector<LayerOption> options;
   for (std::vector<int8_t>& way : ways) {
-    if (!Divides(of, mesh, way) || !NoPartEmpty(of, mesh, way)) continue;
-    options.push_back(Option(of, std::move(way)));
+    if (!DividesEvenly(layer_class, mesh, way) || !NoPartEmpty(layer_class, mesh, way)) continue;
+    options.push_back(MakeOption(layer_class, std::move(way)));
   }
   return options;
 }
@@ -176,53 +178,55 @@ bool IsProduct(LayerKind kind) {
 
 LayerClass ClassOf(const PlanProblem& problem, int layer) {
   const GraphLayer& example = (*problem.graph)[layer];
-  LayerClass of{.indices = IndicesOf(example), .example = &example};
-  for (const OpIndex& index : of.indices) of.extents.push_back(ExtentOf(example, index));
-  of.pinned = PinnedBy(problem.pins, example, of.indices);
-  of.wanted = WantedBy(problem.strategy, example, of.indices);
+  LayerClass layer_class{.indices = IndicesOf(example), .example = &example};
+  for (const OpIndex& index : layer_class.indices)
+    layer_class.extents.push_back(ExtentOf(example, index));
+  layer_class.pinned_index = PinnedIndex(problem.pins, example, layer_class.indices);
+  layer_class.strategy_index = StrategyIndex(problem.strategy, example, layer_class.indices);
   double work = 0;
   for (const GraphLayer& each : problem.graph->layers()) work += each.flops;
-  of.may_replicate = !IsProduct(example.kind) ||
-                     (problem.hardware.computes() && example.flops <= kSmallWork * work);
-  return of;
+  layer_class.may_replicate = !IsProduct(example.kind) ||
+                              (problem.hardware.computes() && example.flops <= kSmallWork * work);
+  return layer_class;
 }
 
 std::string ClassKey(const PlanProblem& problem, int layer) {
-  const GraphLayer& of = (*problem.graph)[layer];
-  std::string key = absl::StrCat(LayerKindName(of.kind), of.output.ToString());
-  for (const Shape& input : of.input_shapes) absl::StrAppend(&key, input.ToString());
-  const Window& w = of.window;
+  const GraphLayer& graph_layer = (*problem.graph)[layer];
+  std::string key = absl::StrCat(LayerKindName(graph_layer.kind), graph_layer.output.ToString());
+  for (const Shape& input : graph_layer.input_shapes) absl::StrAppend(&key, input.ToString());
+  const Window& w = graph_layer.window;
   absl::StrAppend(&key, "/", w.kernel_height, "/", w.kernel_width, "/", w.stride, "/",
-                  w.padding_height, "/", w.padding_width, "/", w.dilation, "/", of.groups, "/",
-                  of.flops);
-  for (const LayerParameter& parameter : of.parameters) {
+                  w.padding_height, "/", w.padding_width, "/", w.dilation, "/", graph_layer.groups,
+                  "/", graph_layer.flops);
+  for (const LayerParameter& parameter : graph_layer.parameters) {
     absl::StrAppend(&key, parameter.name, parameter.shape.ToString());
   }
-  const auto pin = problem.pins.layers.find(of.name);
+  const auto pin = problem.pins.layers.find(graph_layer.name);
   if (pin != problem.pins.layers.end()) absl::StrAppend(&key, "=", pin->second);
   return key;
 }
 
-bool StrategyApplies(const LayerClass& of, const CompactMesh& mesh) {
-  const std::vector<int8_t> way = AllTo(of, mesh, of.wanted);
-  return Divides(of, mesh, way) && NoPartEmpty(of, mesh, way);
+bool StrategyApplies(const LayerClass& layer_class, const CompactMesh& mesh) {
+  const std::vector<int8_t> way = AllAxesTo(layer_class, mesh, layer_class.strategy_index);
+  return DividesEvenly(layer_class, mesh, way) && NoPartEmpty(layer_class, mesh, way);
 }
 
-std::vector<LayerOption> OptionsOf(const LayerClass& of, const CompactMesh& mesh) {
-  if (of.pinned >= 0) {
-    std::vector<int8_t> way = AllTo(of, mesh, of.pinned);
-    if (!Divides(of, mesh, way)) return {};
-    return {Option(of, std::move(way))};
+std::vector<LayerOption> OptionsOf(const LayerClass& layer_class, const CompactMesh& mesh) {
+  if (layer_class.pinned_index >= 0) {
+    std::vector<int8_t> way = AllAxesTo(layer_class, mesh, layer_class.pinned_index);
+    if (!DividesEvenly(layer_class, mesh, way)) return {};
+    return {MakeOption(layer_class, std::move(way))};
   }
-  if (of.wanted >= 0 && StrategyApplies(of, mesh)) return {Option(of, AllTo(of, mesh, of.wanted))};
-  return Free(of, mesh);
+  if (layer_class.strategy_index >= 0 && StrategyApplies(layer_class, mesh))
+    return {MakeOption(layer_class, AllAxesTo(layer_class, mesh, layer_class.strategy_index))};
+  return FreeOptions(layer_class, mesh);
 }
 
-std::vector<IndexSplit> SplitsOf(const LayerClass& of, const CompactMesh& mesh,
+std::vector<IndexSplit> SplitsOf(const LayerClass& layer_class, const CompactMesh& mesh,
                                  const LayerOption& option) {
   std::vector<IndexSplit> splits;
-  for (int i = 0; i < std::ssize(of.indices); ++i) {
-    IndexSplit split{of.indices[i].name, {}};
+  for (int i = 0; i < std::ssize(layer_class.indices); ++i) {
+    IndexSplit split{layer_class.indices[i].name, {}};
     for (int a = 0; a < mesh.axes(); ++a) {
       if (option.index[a] == i) split.axes.push_back(mesh.name(a));
     }

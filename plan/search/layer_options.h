@@ -11,13 +11,12 @@
 // A split that would leave a part empty is considered for samples only. Axes that split one index
 // are in the mesh's order. A strategy or a pin leaves one option. If the strategy's option does not
 // exist for a layer, or would leave ranks without rows, the search may split this layer in any way
-// and reports it (SearchResult::freed). No strategy restricts layers without weights.
+// and reports it (SearchResult::strategy_exceptions). No strategy restricts layers without weights.
 //
 // Values and pure functions; thread-safe.
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -47,10 +46,10 @@ struct LayerClass {
   // By index: the largest number of parts with which no part is empty.
   std::vector<int64_t> extents;
   const GraphLayer* example = nullptr;
-  // The index that a pin (`pinned`) or a strategy (`wanted`) assigns to every axis but `data`; -1:
-  // the search chooses.
-  int pinned = -1;
-  int wanted = -1;
+  // The index that a pin, or else the strategy, assigns to every axis but `data`; -1: the search
+  // chooses.
+  int pinned_index = -1;
+  int strategy_index = -1;
   // Whether axes may be left without an index.
   bool may_replicate = false;
 };
@@ -62,16 +61,16 @@ std::string ClassKey(const PlanProblem& problem, int layer);
 // splits matter most.
 bool IsProduct(LayerKind kind);
 
-// Whether the strategy's split is possible on this mesh. Requires: of.wanted >= 0.
-bool StrategyApplies(const LayerClass& of, const CompactMesh& mesh);
+// Whether the strategy's split is possible on this mesh. Requires: layer_class.strategy_index >= 0.
+bool StrategyApplies(const LayerClass& layer_class, const CompactMesh& mesh);
 
 // Empty only if a pin cannot be satisfied on this mesh.
-std::vector<LayerOption> OptionsOf(const LayerClass& of, const CompactMesh& mesh);
+std::vector<LayerOption> OptionsOf(const LayerClass& layer_class, const CompactMesh& mesh);
 
 // The number of parts into which an option splits an index.
 int64_t PartsOf(const CompactMesh& mesh, const std::vector<int8_t>& option, int index);
 
-std::vector<IndexSplit> SplitsOf(const LayerClass& of, const CompactMesh& mesh,
+std::vector<IndexSplit> SplitsOf(const LayerClass& layer_class, const CompactMesh& mesh,
                                  const LayerOption& option);
 
 }  // namespace cadre

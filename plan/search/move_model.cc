@@ -59,7 +59,7 @@ struct DimensionSplit {
 };
 
 // The number of parts of a split into `a` parts that one part of a split into `b` may overlap.
-double Touched(double a, double b) {
+double OverlappingParts(double a, double b) {
   if (b == 1) return a;
   if (a == 1) return 1;
   const int64_t parts[] = {std::llround(a), std::llround(b)};
@@ -105,7 +105,7 @@ Interval PartOf(int64_t n, int64_t i, int64_t parts) {
 }
 
 // The input rows that part i of the output needs.
-Interval Needed(const WindowRows& rows, int64_t i, int64_t parts) {
+Interval NeededRows(const WindowRows& rows, int64_t i, int64_t parts) {
   const Interval out = PartOf(rows.out, i, parts);
   const Interval in = PartOf(rows.in, i, parts);
   if (parts == 1) return in;
@@ -146,7 +146,7 @@ std::vector<RowNeeds> ToHalo(const WindowRows& rows, const DimensionSplit& cut) 
   const int64_t parts = cut.from_parts;
   needs_by_rank.reserve(std::max(cut.from_parts, cut.to_parts));
   ForPairs(cut.to_parts, parts, cut.misaligned(), [&](int64_t i, int64_t j) {
-    const Interval needed = Needed(rows, i, cut.to_parts);
+    const Interval needed = NeededRows(rows, i, cut.to_parts);
     RowNeeds reach{.peers = 0};
     reach.needs = needed.size();
     for (int64_t p = PartAt(rows.in, needed.begin, parts); p < parts; ++p) {
@@ -169,7 +169,7 @@ std::vector<RowNeeds> FromHalo(const WindowRows& rows, const DimensionSplit& cut
   const auto reach_of = [&](const Interval& part, const Interval* own) {
     RowNeeds reach{.peers = 0};
     for (int64_t i = FirstThatNeeds(rows, part.begin, wide); i < wide; ++i) {
-      const Interval needed = Needed(rows, i, wide);
+      const Interval needed = NeededRows(rows, i, wide);
       if (needed.begin >= part.end) break;
       const int64_t common = CommonSize(needed, part);
       reach.needs += common;
@@ -185,7 +185,7 @@ std::vector<RowNeeds> FromHalo(const WindowRows& rows, const DimensionSplit& cut
     return needs_by_rank;
   }
   ForPairs(wide, plain, false, [&](int64_t i, int64_t j) {
-    const Interval own = Needed(rows, i, wide);
+    const Interval own = NeededRows(rows, i, wide);
     needs_by_rank.push_back(reach_of(PartOf(rows.in, j, plain), &own));
   });
   return needs_by_rank;
@@ -232,7 +232,7 @@ Halo HaloOf(const GraphLayer& layer) {
                window.padding_height};
   halo.columns = {layer.input()[1], layer.output[1], window.reach_width(), window.stride,
                   window.padding_width};
-  halo.wanted = !IsPlain(halo.rows) || !IsPlain(halo.columns);
+  halo.needed = !IsPlain(halo.rows) || !IsPlain(halo.columns);
   return halo;
 }
 
@@ -305,13 +305,14 @@ MoveModel::Exchanged MoveModel::Exchange(const Extents& whole, const CompactLayo
     } else {
       needs *= whole.extent[d] / cut.to_parts;
       if (!cut.misaligned()) has *= whole.extent[d] / std::max(cut.from_parts, cut.to_parts);
-      in_peers *= Touched(cut.from_beyond, cut.to_beyond);
+      in_peers *= OverlappingParts(cut.from_beyond, cut.to_beyond);
     }
     // A rank sends its part to the peers whose new part overlaps it.
     sends *= whole.extent[d] / (cut.misaligned() || cut.to_beyond == 1
                                     ? cut.from_parts
                                     : cut.to_parts / cut.to_beyond * cut.outside);
-    out_peers *= std::min(cut.to_beyond / cut.outside, Touched(cut.to_beyond, cut.from_beyond));
+    out_peers *=
+        std::min(cut.to_beyond / cut.outside, OverlappingParts(cut.to_beyond, cut.from_beyond));
   }
   Exchanged exchanged{.all_to_all = cuts && joins, .axes = axes};
   if (!changes) return exchanged;
@@ -390,19 +391,19 @@ MoveEstimate MoveModel::Move(const Extents& whole, const CompactLayout& from,
 
 MoveEstimate MoveModel::Forward(const Extents& whole, const CompactLayout& from,
                                 const CompactLayout& to, const Halo& halo) const {
-  return Move(whole, from, to, halo, halo.wanted ? HaloAt::kTo : HaloAt::kNone);
+  return Move(whole, from, to, halo, halo.needed ? HaloAt::kTo : HaloAt::kNone);
 }
 
 MoveEstimate MoveModel::Backward(const Extents& whole, const CompactLayout& from,
                                  const CompactLayout& to, const Halo& halo) const {
-  return Move(whole, from, to, halo, halo.wanted ? HaloAt::kFrom : HaloAt::kNone);
+  return Move(whole, from, to, halo, halo.needed ? HaloAt::kFrom : HaloAt::kNone);
 }
 
 std::vector<LayerMoves> MovesOf(const PlanProblem& problem, const Plan& plan) {
   const Graph& graph = *problem.graph;
   const MoveModel model(plan.mesh, problem.hardware);
   const CompactMesh& mesh = model.mesh();
-  const std::vector<bool> learns = LayersWithGradient(graph);
+  const std::vector<bool> needs_gradient = LayersWithGradient(graph);
   const CompactLayout given = mesh.Compact(InputLayout(graph, plan));
   const double samples = 1.0 * problem.batch / problem.micro_batches;
   std::vector<LayerMoves> moves(graph.size());
@@ -417,11 +418,11 @@ std::vector<LayerMoves> MovesOf(const PlanProblem& problem, const Plan& plan) {
       if (producer != Graph::kInput) {
         from = mesh.Compact(plan.layers[producer].output);
       }
-      LayerMoves& of = moves[l];
-      of.forward += model.Forward(whole, from, mesh.Compact(layouts.inputs[i]), halo);
-      if (producer == Graph::kInput || !learns[producer]) continue;
+      moves[l].forward += model.Forward(whole, from, mesh.Compact(layouts.inputs[i]), halo);
+      if (producer == Graph::kInput || !needs_gradient[producer]) continue;
       from.partial = 0;
-      of.backward += model.Backward(whole, mesh.Compact(layouts.input_gradients[i]), from, halo);
+      moves[l].backward +=
+          model.Backward(whole, mesh.Compact(layouts.input_gradients[i]), from, halo);
     }
   }
   return moves;

@@ -50,12 +50,12 @@ struct WindowRows {
 struct Halo {
   static constexpr int kRowDimension = 1;
   static constexpr int kColumnDimension = 2;
-  bool wanted = false;
+  bool needed = false;
   WindowRows rows;
   WindowRows columns;
 };
-// The halo of the layer's input that the layer needs; not wanted if every part of the output needs
-// only the same part of the input.
+// The halo of the layer's input; `needed` is false if every part of the output needs only the same
+// part of the input.
 Halo HaloOf(const GraphLayer& layer);
 
 // Estimates moves on one mesh. Borrows the hardware.

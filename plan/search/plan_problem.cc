@@ -8,7 +8,6 @@
 #include "plan/search/plan_problem.h"
 
 #include <algorithm>
-#include <set>
 #include <utility>
 
 #include "absl/strings/escaping.h"
@@ -75,8 +74,7 @@ absl::Status CheckAgrees(const std::vector<Mesh::Axis>& mesh, absl::string_view 
 
 // The mesh of a group with fewer ranks than its pinned mesh: `model` and then `space` get the
 // largest divisors up to their pinned sizes, `data` gets the rest.
-std::vector<Mesh::Axis> Shrunk(const std::vector<Mesh::Axis>& wanted, int ranks) {
-  std::vector<Mesh::Axis> axes = wanted;
+std::vector<Mesh::Axis> ShrinkMesh(std::vector<Mesh::Axis> axes, int ranks) {
   for (const char* name : {kModelAxis, kSpaceAxis, kDataAxis}) {
     for (Mesh::Axis& axis : axes) {
       if (axis.name != name) continue;
@@ -96,7 +94,7 @@ absl::StatusOr<std::vector<Mesh::Axis>> PinnedMesh(const v1::Cluster& cluster, i
   if (!axes.empty()) {
     CADRE_RETURN_IF_ERROR(CheckAgrees(axes, "model_ranks", cluster.model_ranks(), kModelAxis));
     CADRE_RETURN_IF_ERROR(CheckAgrees(axes, "space_ranks", cluster.space_ranks(), kSpaceAxis));
-    if (smaller) return Shrunk(axes, ranks);
+    if (smaller) return ShrinkMesh(std::move(axes), ranks);
     int64_t product = 1;
     for (const Mesh::Axis& axis : axes)
       product = std::min(product * axis.size, kMaxProblemRanks + 1);
@@ -110,7 +108,7 @@ absl::StatusOr<std::vector<Mesh::Axis>> PinnedMesh(const v1::Cluster& cluster, i
   const int space = OrOne(cluster.space_ranks());
   if (cluster.space_ranks() > 0) axes.push_back({kSpaceAxis, space});
   if (cluster.model_ranks() > 0) axes.push_back({kModelAxis, model});
-  if (smaller) return axes.empty() ? axes : Shrunk(axes, ranks);
+  if (smaller) return axes.empty() ? axes : ShrinkMesh(std::move(axes), ranks);
   if (ranks % model != 0) {
     return Invalid("cluster.model_ranks is ", model, ", which does not divide the ", ranks,
                    " ranks");

@@ -10,9 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
 #include "model/graph.h"
 #include "model/op_indices.h"
 #include "model/parameter_index.h"
@@ -48,8 +46,6 @@ struct PlanProblem {
   // Samples of a step, over all ranks of the group.
   int64_t batch = 1;
   int micro_batches = 1;
-  // If no plan fits into memory, more micro-batches may be tried.
-  bool free_micro_batches = false;
   // State tensors per parameter.
   int optimizer_states = 1;
   // Ranks hold a second copy of the weights, in bf16.

@@ -19,19 +19,20 @@ namespace {
 using Axes = std::vector<std::string>;
 using Splits = std::vector<IndexSplit>;
 
-bool Has(const Graph& graph, LayerKind kind) {
+bool HasKind(const Graph& graph, LayerKind kind) {
   return std::any_of(graph.layers().begin(), graph.layers().end(),
                      [&](const GraphLayer& layer) { return layer.kind == kind; });
 }
 
-int Wanted(uint32_t ranks) { return std::min<uint32_t>(ranks, 1 << 20); }
+// The ranks that a spec requests, without overflow.
+int RequestedRanks(uint32_t ranks) { return std::min<uint32_t>(ranks, 1 << 20); }
 
 Mesh MeshFor(const v1::Cluster& cluster, const Graph& graph, int ranks) {
   const bool images = graph.input().rank() == 3;
-  const int space = images ? LargestDivisor(ranks, Wanted(cluster.space_ranks())) : 1;
+  const int space = images ? LargestDivisor(ranks, RequestedRanks(cluster.space_ranks())) : 1;
   const int rest = ranks / space;
-  int model = Wanted(cluster.model_ranks());
-  if (model == 0) model = Has(graph, LayerKind::kFullyConnected) ? rest : 1;
+  int model = RequestedRanks(cluster.model_ranks());
+  if (model == 0) model = HasKind(graph, LayerKind::kFullyConnected) ? rest : 1;
   model = LargestDivisor(rest, model);
   std::vector<Mesh::Axis> axes = {{kDataAxis, rest / model}};
   if (space > 1) axes.push_back({kSpaceAxis, space});
@@ -59,10 +60,10 @@ class Rules {
  public:
   Rules(const Graph& graph, const Mesh& mesh, const Pins& pins)
       : graph_(graph), mesh_(mesh), pins_(pins) {
-    data_ = Present(kDataAxis);
-    space_ = Present(kSpaceAxis);
-    model_ = Present(kModelAxis);
-    products_ = Has(graph, LayerKind::kFullyConnected) || Has(graph, LayerKind::kAttention);
+    data_ = AxesNamed(kDataAxis);
+    space_ = AxesNamed(kSpaceAxis);
+    model_ = AxesNamed(kModelAxis);
+    products_ = HasKind(graph, LayerKind::kFullyConnected) || HasKind(graph, LayerKind::kAttention);
   }
 
   absl::StatusOr<std::vector<LayerLayouts>> Run() {
@@ -78,27 +79,27 @@ class Rules {
   }
 
  private:
-  Axes Present(const char* axis) const { return mesh_.Size(axis) > 1 ? Axes{axis} : Axes{}; }
+  Axes AxesNamed(const char* axis) const { return mesh_.Size(axis) > 1 ? Axes{axis} : Axes{}; }
 
   // The axes that split the samples of activations that are not images. They include `model` only
   // if no product needs it.
   Axes RowAxes() const { return products_ ? data_ : data_ + model_; }
 
   // The output layout of the producer of input `i`; null for the model's input.
-  const Layout* Before(const GraphLayer& layer, size_t i) const {
+  const Layout* ProducerLayout(const GraphLayer& layer, size_t i) const {
     const int producer = layer.inputs[i];
     return producer == Graph::kInput ? nullptr : &layers_[producer].output;
   }
 
   // All axes but `data` split the index.
-  Splits Pinned(const std::string& index) const {
+  Splits PinnedSplits(const std::string& index) const {
     if (index == "samples") return {{index, data_ + space_ + model_}};
     return {{"samples", data_}, {index, space_ + model_}};
   }
 
   Splits SplitsOf(const GraphLayer& layer) const {
     const auto pin = pins_.layers.find(layer.name);
-    if (pin != pins_.layers.end()) return Pinned(pin->second);
+    if (pin != pins_.layers.end()) return PinnedSplits(pin->second);
     switch (layer.kind) {
       case LayerKind::kFullyConnected:
         return FullyConnected(layer);
@@ -144,27 +145,27 @@ class Rules {
   // and the output is a partial sum, whose reduction moves as much as two gathers.
   Splits FullyConnected(const GraphLayer& layer) const {
     const int last = layer.input().rank();
-    const Layout* before = Before(layer, 0);
-    if (before != nullptr && !before->axes(last).empty() &&
+    const Layout* producer = ProducerLayout(layer, 0);
+    if (producer != nullptr && !producer->axes(last).empty() &&
         layer.output[last - 1] < layer.input()[last - 1]) {
-      return {{"samples", before->axes(0)}, {"in", before->axes(last)}};
+      return {{"samples", producer->axes(0)}, {"in", producer->axes(last)}};
     }
     return {{"samples", data_}, {"out", model_ + space_}};
   }
 
   // Keeps the layout of the inputs if all inputs have the same one.
   Splits Elementwise(const GraphLayer& layer) const {
-    const Layout* before = Before(layer, 0);
+    const Layout* producer = ProducerLayout(layer, 0);
     for (size_t i = 0; i < layer.inputs.size(); ++i) {
-      const Layout* other = Before(layer, i);
-      if (other == nullptr || !(other->split == before->split)) return {{"samples", RowAxes()}};
+      const Layout* other = ProducerLayout(layer, i);
+      if (other == nullptr || !(other->split == producer->split)) return {{"samples", RowAxes()}};
     }
-    return {{"samples", before->axes(0)}, {"features", before->axes(layer.input().rank())}};
+    return {{"samples", producer->axes(0)}, {"features", producer->axes(layer.input().rank())}};
   }
 
   Splits WholeFeatures(const GraphLayer& layer) const {
-    const Layout* before = Before(layer, 0);
-    return {{"samples", before == nullptr ? RowAxes() : before->axes(0)}};
+    const Layout* producer = ProducerLayout(layer, 0);
+    return {{"samples", producer == nullptr ? RowAxes() : producer->axes(0)}};
   }
 
   const Graph& graph_;

@@ -24,7 +24,6 @@
 #include "plan/cost/communication_cost.h"
 #include "plan/cost/overlap.h"
 #include "plan/layer_part.h"
-#include "plan/plan_collectives.h"
 #include "plan/search/layer_bytes.h"
 #include "plan/search/move_model.h"
 
@@ -50,7 +49,6 @@ class Predictor {
     Moves();
     Buckets();
     Steps();
-    Sums();
     return std::move(prediction_);
   }
 
@@ -74,11 +72,10 @@ class Predictor {
   void Moves() {
     const std::vector<LayerMoves> moves = MovesOf(problem_, plan_);
     for (int l = 0; l < graph().size(); ++l) {
-      const LayerMoves& of = moves[l];
-      layer(l).move_forward = of.forward.seconds * problem_.micro_batches;
-      layer(l).move_backward = of.backward.seconds * problem_.micro_batches;
-      layer(l).move_elements =
-          (of.forward.elements + of.backward.elements) * problem_.micro_batches;
+      const auto& [forward, backward] = moves[l];
+      layer(l).move_forward = forward.seconds * problem_.micro_batches;
+      layer(l).move_backward = backward.seconds * problem_.micro_batches;
+      layer(l).move_elements = (forward.elements + backward.elements) * problem_.micro_batches;
     }
   }
 
@@ -112,7 +109,7 @@ class Predictor {
     const LinkProfile& gathering = hardware_.LinkOf(plan_.mesh, owners);
     const CollectiveWork reduce = WorkOf(Collective::kReduceScatter, bucket.algorithm, sum, bytes);
     const CollectiveWork gather = WorkOf(Collective::kAllGather, bucket.algorithm, own, bytes);
-    const BucketCost cost = CostOf(plan_, index(), bucket, bucket.algorithm, reducing, gathering);
+    const BucketCost cost = CostOf(problem_, plan_, bucket);
     BucketTimes times{.reduce = cost.reduce_scatter, .gather = cost.all_gather};
     times.update = hardware_.update_seconds * LargestPart(elements, own);
     times.elements = chunks * (reduce.bytes + gather.bytes) / kBytesPerWord;
@@ -126,9 +123,9 @@ class Predictor {
   StepModel ModelWith(double stretch) const {
     StepModel model;
     model.update_together = problem_.update_together;
-    for (const LayerPrediction& of : prediction_.layers) {
-      model.layers.push_back({.forward = of.compute.forward * stretch + of.move_forward,
-                              .backward = of.compute.backward * stretch + of.move_backward});
+    for (const LayerPrediction& each : prediction_.layers) {
+      model.layers.push_back({.forward = each.compute.forward * stretch + each.move_forward,
+                              .backward = each.compute.backward * stretch + each.move_backward});
     }
     for (size_t b = 0; b < plan_.buckets.size(); ++b) {
       const int chunks = ChunksOf(plan_, index(), plan_.buckets[b]);
@@ -156,14 +153,25 @@ class Predictor {
 
   void Steps() {
     double compute = 0;
+    double moves = 0;
+    for (const LayerPrediction& each : prediction_.layers) {
+      compute += each.compute.forward + each.compute.backward;
+      moves += each.move_forward + each.move_backward;
+      prediction_.elements_per_rank += each.elements();
+      prediction_.memory_bytes += each.memory_bytes;
+    }
+    // Moves and collectives share the link, whichever thread they run on.
+    double link = moves;
+    double collectives = 0;
+    double update = 0;
     double communication = 0;
     double processor = 0;
-    for (const LayerPrediction& of : prediction_.layers) {
-      compute += of.compute.forward + of.compute.backward;
-    }
-    for (const BucketTimes& of : buckets_) {
-      communication += of.reduce + of.gather + of.update;
-      processor += of.processor;
+    for (const BucketTimes& bucket : buckets_) {
+      link += bucket.reduce + bucket.gather;
+      collectives += bucket.reduce + bucket.gather;
+      update += bucket.update;
+      communication += bucket.reduce + bucket.gather + bucket.update;
+      processor += bucket.processor;
     }
     StepTime step = StepWith(1);
     // Hidden communication slows compute down if they share cores, and slower compute may hide more
@@ -176,44 +184,20 @@ class Predictor {
       interference = Crowding() * processor * hidden;
       step = StepWith(1 + interference / compute);
     }
-    // Moves and collectives share the link, whichever thread they run on.
-    double link = 0;
-    for (const LayerPrediction& of : prediction_.layers) {
-      link += of.move_forward + of.move_backward;
-    }
-    for (const BucketTimes& of : buckets_) link += of.reduce + of.gather;
-    const double waits = std::max(0.0, link - step.seconds);
-    step.seconds += waits;
-    step.exposed += waits;
-    prediction_.times.set_step(step.seconds);
-    prediction_.times.set_compute(compute + interference);
-    prediction_.times.set_exposed(step.exposed);
-    prediction_.serial_seconds = step.serial;
-    interference_ = interference;
-  }
-
-  void Sums() {
-    double moves = 0;
-    for (const LayerPrediction& of : prediction_.layers) {
-      moves += of.move_forward + of.move_backward;
-      prediction_.elements_per_rank += of.elements();
-      prediction_.memory_bytes += of.memory_bytes;
-    }
-    double collectives = 0;
-    double update = 0;
-    for (const BucketTimes& of : buckets_) {
-      collectives += of.reduce + of.gather;
-      update += of.update;
-    }
+    const double link_waits = std::max(0.0, link - step.seconds);
     v1::StepTimes& times = prediction_.times;
+    times.set_step(step.seconds + link_waits);
+    times.set_compute(compute + interference);
+    times.set_exposed(step.exposed + link_waits);
     times.set_moves(moves);
     times.set_collectives(collectives);
     times.set_update(update);
+    prediction_.serial_seconds = step.serial;
     const double waits = times.exposed() + moves;
-    const double computes = times.compute() - interference_;
-    prediction_.bound = waits > computes && waits > interference_ ? "link"
-                        : interference_ > computes                ? "processor"
-                                                                  : "compute";
+    const double computes = times.compute() - interference;
+    prediction_.bound = waits > computes && waits > interference ? "link"
+                        : interference > computes                ? "processor"
+                                                                 : "compute";
     prediction_.utilisation = times.step() > 0 ? computes / times.step() : 0;
   }
 
@@ -222,14 +206,13 @@ class Predictor {
   const HardwareModel& hardware_;
   Prediction prediction_;
   std::vector<BucketTimes> buckets_;
-  double interference_ = 0;
 };
 
 // Elements of a full bucket; 0: no limit.
 constexpr int64_t kBucketSizes[] = {1 << 20, 4 << 20, 16 << 20, 0};
 
-Plan Bucketed(const PlanProblem& problem, Plan plan, v1::Cluster::CollectivePolicy policy,
-              std::optional<int64_t> elements) {
+Plan PlanWithBuckets(const PlanProblem& problem, Plan plan, v1::Cluster::CollectivePolicy policy,
+                     std::optional<int64_t> elements) {
   const Mesh mesh = plan.mesh;
   const HardwareModel& hardware = problem.hardware;
   return WithCollectives(std::move(plan), *problem.graph, *problem.index, policy, hardware.link,
@@ -246,7 +229,7 @@ Prediction Predict(const PlanProblem& problem, const Plan& plan) {
 }
 
 Plan WithBuckets(const PlanProblem& problem, Plan plan) {
-  return Bucketed(problem, std::move(plan), problem.collectives, problem.bucket_elements);
+  return PlanWithBuckets(problem, std::move(plan), problem.collectives, problem.bucket_elements);
 }
 
 double ObjectiveOf(const PlanProblem& problem, const Prediction& prediction) {
@@ -255,12 +238,11 @@ double ObjectiveOf(const PlanProblem& problem, const Prediction& prediction) {
 
 Plan WithBestBuckets(const PlanProblem& problem, Plan plan) {
   Plan best = WithBuckets(problem, std::move(plan));
-  const bool automatic = problem.collectives == v1::Cluster::AUTO ||
-                         problem.collectives == v1::Cluster::COLLECTIVE_POLICY_UNSPECIFIED;
-  if (!automatic || !problem.hardware.link.known() || best.buckets.empty()) return best;
+  if (!IsAuto(problem.collectives) || !problem.hardware.link.known() || best.buckets.empty())
+    return best;
   double minimum = ObjectiveOf(problem, Predict(problem, best));
   const auto consider = [&](v1::Cluster::CollectivePolicy policy, std::optional<int64_t> elements) {
-    Plan candidate = Bucketed(problem, best, policy, elements);
+    Plan candidate = PlanWithBuckets(problem, best, policy, elements);
     const double seconds = ObjectiveOf(problem, Predict(problem, candidate));
     if (seconds >= minimum) return;
     minimum = seconds;
@@ -275,12 +257,11 @@ Plan WithBestBuckets(const PlanProblem& problem, Plan plan) {
   return best;
 }
 
-double BucketSeconds(const PlanProblem& problem, const Plan& plan, const Bucket& bucket) {
+BucketCost CostOf(const PlanProblem& problem, const Plan& plan, const Bucket& bucket) {
   const HardwareModel& hardware = problem.hardware;
   return CostOf(plan, *problem.index, bucket, bucket.algorithm,
                 hardware.LinkOf(plan.mesh, bucket.axes),
-                hardware.LinkOf(plan.mesh, bucket.owner_axes()))
-      .seconds();
+                hardware.LinkOf(plan.mesh, bucket.owner_axes()));
 }
 
 }  // namespace cadre

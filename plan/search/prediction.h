@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "plan/plan.h"
+#include "plan/plan_collectives.h"
 #include "plan/search/layer_bytes.h"
 #include "plan/search/plan_problem.h"
 #include "proto/cadre/v1/profile.pb.h"
@@ -52,9 +53,8 @@ struct Prediction {
 // Requires: the plan is legal for the problem's graph, and its mesh has the problem's ranks.
 Prediction Predict(const PlanProblem& problem, const Plan& plan);
 
-// Seconds to reduce a bucket's gradients and to gather its weights over the links that the bucket
-// uses; 0 if the links are unknown.
-double BucketSeconds(const PlanProblem& problem, const Plan& plan, const Bucket& bucket);
+// The cost of a bucket over the links that it uses.
+BucketCost CostOf(const PlanProblem& problem, const Plan& plan, const Bucket& bucket);
 
 // The quantity that the search minimises: the step, or communication if compute time is not
 // modelled.

@@ -1,4 +1,4 @@
-#include "plan/search/probe_plans.h"
+// Part of plan/search/search.h: PlansToProbe.
 
 #include <set>
 #include <string>

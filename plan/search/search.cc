@@ -63,9 +63,21 @@ constexpr double kForbidden = 1e15;
 // Computing so many states takes about as long as one prediction.
 constexpr int64_t kStatesPerImprovement = 20'000;
 
-int AxesOf(const Mesh& mesh) {
-  return std::count_if(mesh.axes().begin(), mesh.axes().end(),
-                       [](const Mesh::Axis& axis) { return axis.size > 1; });
+// Under AUTO the other policies are searched too, as long as all searches together have at most so
+// many states. No policy's plan is then faster than the result.
+constexpr int64_t kMaxPolicyStates = 500'000;
+// Number of other plans that are reported.
+constexpr int kMaxOthers = 5;
+
+// Of equally good plans, the one whose mesh has the fewest axes, then the most ranks along data, is
+// preferred.
+bool HasPreferredMesh(const Mesh& a, const Mesh& b) {
+  const auto key = [](const Mesh& mesh) {
+    const int axes = std::count_if(mesh.axes().begin(), mesh.axes().end(),
+                                   [](const Mesh::Axis& axis) { return axis.size > 1; });
+    return std::pair(axes, -mesh.Size(kDataAxis));
+  };
+  return key(a) < key(b);
 }
 
 class Searcher {
@@ -76,7 +88,7 @@ class Searcher {
   absl::StatusOr<SearchResult> Run() {
     CADRE_RETURN_IF_ERROR(FindMeshes());
     for (size_t m = 0; m < meshes_.size(); ++m) Minimise(m);
-    if (found_.empty()) return NoPlanFits(problem_, meshes_);
+    if (minima_.empty()) return NoPlanFits(problem_, meshes_);
     PredictMostPromising();
     Refine();
     Improve();
@@ -85,16 +97,14 @@ class Searcher {
   }
 
  private:
-  struct Found {
+  struct Minimum {
     size_t mesh = 0;
     size_t weight = 0;
     double sum = 0;
     std::vector<int> choice;
   };
-  struct Predicted {
-    size_t mesh = 0;
-    size_t weight = 0;
-    std::vector<int> choice;
+  struct PredictedPlan {
+    Minimum found;
     Candidate candidate;
     // Order() makes nearly equal objectives equal.
     double objective = 0;
@@ -182,86 +192,73 @@ class Searcher {
         solution = *std::move(fitting);
         result_.states += solution.states;
       }
-      UpdateBounds(w, solution);
+      result_.exact = result_.exact && solution.exact;
+      if (w == 0) bound_ = std::min(bound_, solution.bound);
       min_[w] = std::min(min_[w], solution.sum);
-      found_.push_back({m, w, solution.sum, std::move(solution.choice)});
+      minima_.push_back({m, w, solution.sum, std::move(solution.choice)});
     }
   }
 
-  bool SameSum(const Found& a, const Found& b) const {
+  bool SameSum(const Minimum& a, const Minimum& b) const {
     constexpr double kSame = 1e-12;
     return a.weight == b.weight && std::abs(a.sum - b.sum) <= kSame * std::abs(a.sum);
   }
 
-  // Equal sums usually belong to the same plan on meshes that factor the ranks differently. The
-  // mesh with the fewest axes, then the one with the most ranks along data, is preferred.
-  bool PreferredOver(const Found& a, const Found& b) const {
+  // Equal sums usually belong to the same plan on meshes that factor the ranks differently.
+  bool PreferredOver(const Minimum& a, const Minimum& b) const {
     if (a.weight != b.weight) return a.weight < b.weight;
     if (a.sum != b.sum) return a.sum < b.sum;
-    const Mesh& left = meshes_[a.mesh]->mesh();
-    const Mesh& right = meshes_[b.mesh]->mesh();
-    if (AxesOf(left) != AxesOf(right)) return AxesOf(left) < AxesOf(right);
-    return left.Size(kDataAxis) > right.Size(kDataAxis);
-  }
-
-  // Updates exactness and lower bound of the result with a minimised sum.
-  void UpdateBounds(size_t weight, const SumSolution& solution) {
-    result_.exact = result_.exact && solution.exact;
-    if (weight > 0) return;
-    bound_ = std::min(bound_, solution.bound);
+    return HasPreferredMesh(meshes_[a.mesh]->mesh(), meshes_[b.mesh]->mesh());
   }
 
   // Predicts the best plan of each weight, then the second best and so on, until there are enough.
   void PredictMostPromising() {
     // Near-equality is not transitive, so sums that differ only by rounding are made equal first.
-    std::sort(found_.begin(), found_.end(), [](const Found& a, const Found& b) {
+    std::sort(minima_.begin(), minima_.end(), [](const Minimum& a, const Minimum& b) {
       return std::pair(a.weight, a.sum) < std::pair(b.weight, b.sum);
     });
-    for (size_t f = 1; f < found_.size(); ++f) {
-      if (SameSum(found_[f - 1], found_[f])) found_[f].sum = found_[f - 1].sum;
+    for (size_t f = 1; f < minima_.size(); ++f) {
+      if (SameSum(minima_[f - 1], minima_[f])) minima_[f].sum = minima_[f - 1].sum;
     }
-    std::stable_sort(found_.begin(), found_.end(),
-                     [&](const Found& a, const Found& b) { return PreferredOver(a, b); });
-    std::vector<std::vector<const Found*>> by_weight(weights_.size());
-    for (const Found& found : found_) {
-      std::vector<const Found*>& of = by_weight[found.weight];
-      if (of.empty() || of.back()->sum != found.sum) of.push_back(&found);
+    std::stable_sort(minima_.begin(), minima_.end(),
+                     [&](const Minimum& a, const Minimum& b) { return PreferredOver(a, b); });
+    std::vector<std::vector<const Minimum*>> by_weight(weights_.size());
+    for (const Minimum& found : minima_) {
+      std::vector<const Minimum*>& same_weight = by_weight[found.weight];
+      if (same_weight.empty() || same_weight.back()->sum != found.sum) {
+        same_weight.push_back(&found);
+      }
     }
     std::set<std::pair<size_t, std::vector<int>>> seen;
-    for (size_t i = 0; i < found_.size(); ++i) {
-      for (const std::vector<const Found*>& of : by_weight) {
-        if (i >= of.size() || std::ssize(predicted_) >= options_.max_predicted) continue;
-        if (seen.insert({of[i]->mesh, of[i]->choice}).second) Predict(*of[i]);
+    for (size_t i = 0; i < minima_.size(); ++i) {
+      for (const std::vector<const Minimum*>& candidates : by_weight) {
+        if (i >= candidates.size() || std::ssize(predicted_) >= options_.max_predicted) continue;
+        const Minimum& found = *candidates[i];
+        if (seen.insert({found.mesh, found.choice}).second) Predict(found);
       }
     }
     if (options_.max_predicted <= 1) return;
-    for (const Found& found : found_) {
+    for (const Minimum& found : minima_) {
       if (IsDataParallel(found.mesh) && seen.insert({found.mesh, found.choice}).second)
         Predict(found);
     }
   }
 
-  void Predict(const Found& found) {
+  void Predict(const Minimum& found) {
     Plan plan = WithBuckets(problem_, meshes_[found.mesh]->PlanOf(found.choice));
     Prediction prediction = cadre::Predict(problem_, plan);
     const double objective = ObjectiveOf(problem_, prediction);
-    predicted_.push_back({found.mesh,
-                          found.weight,
-                          found.choice,
-                          {std::move(plan), std::move(prediction)},
-                          objective});
+    predicted_.push_back({found, {std::move(plan), std::move(prediction)}, objective});
   }
 
-  static bool Better(const Predicted& a, const Predicted& b) {
+  static bool Better(const PredictedPlan& a, const PredictedPlan& b) {
     if (a.objective != b.objective) return a.objective < b.objective;
     const Candidate& left = a.candidate;
     const Candidate& right = b.candidate;
     const double left_elements = std::round(left.prediction.elements_per_rank);
     const double right_elements = std::round(right.prediction.elements_per_rank);
     if (left_elements != right_elements) return left_elements < right_elements;
-    const Mesh& mesh = left.plan.mesh;
-    if (AxesOf(mesh) != AxesOf(right.plan.mesh)) return AxesOf(mesh) < AxesOf(right.plan.mesh);
-    return mesh.Size(kDataAxis) > right.plan.mesh.Size(kDataAxis);
+    return HasPreferredMesh(left.plan.mesh, right.plan.mesh);
   }
 
   // Sorts by objective, after making objectives equal that differ only by rounding.
@@ -269,7 +266,7 @@ class Searcher {
     constexpr double kSame = 1e-9;
     std::stable_sort(
         predicted_.begin(), predicted_.end(),
-        [](const Predicted& a, const Predicted& b) { return a.objective < b.objective; });
+        [](const PredictedPlan& a, const PredictedPlan& b) { return a.objective < b.objective; });
     for (size_t p = 1; p < predicted_.size(); ++p) {
       const double before = predicted_[p - 1].objective;
       double& objective = predicted_[p].objective;
@@ -285,7 +282,7 @@ class Searcher {
     for (size_t p = 0; p < std::min(kRefined, predicted_.size()); ++p) Refine(predicted_[p]);
     Order();
   }
-  void Refine(Predicted& predicted) {
+  void Refine(PredictedPlan& predicted) {
     Candidate& candidate = predicted.candidate;
     candidate.plan = WithBestBuckets(problem_, std::move(candidate.plan));
     candidate.prediction = cadre::Predict(problem_, candidate.plan);
@@ -298,8 +295,8 @@ class Searcher {
     int left = options_.max_improvements;
     size_t stuck = 0;
     while (left > 0 && stuck < weights_.size()) {
-      const Predicted best = predicted_.front();
-      if (ImproveOn(best, (best.weight + stuck) % weights_.size(), left)) {
+      const PredictedPlan best = predicted_.front();
+      if (ImproveOn(best, (best.found.weight + stuck) % weights_.size(), left)) {
         stuck = 0;
         Order();
       } else {
@@ -309,15 +306,15 @@ class Searcher {
   }
 
   // Returns whether a faster plan was found.
-  bool ImproveOn(const Predicted& best, size_t weight, int& left) {
-    MeshSearch& mesh = *meshes_[best.mesh];
+  bool ImproveOn(const PredictedPlan& best, size_t weight, int& left) {
+    MeshSearch& mesh = *meshes_[best.found.mesh];
     SumProblem sum = mesh.Sum(weights_[weight]);
     const size_t before = predicted_.size();
     for (int l = 0; l < sum.size(); ++l) {
       if (!IsProduct((*problem_.graph)[l].kind)) continue;
       const std::vector<double> unary = sum.unary[l];
       for (int o = 0; o < std::ssize(unary); ++o) {
-        if (o == best.choice[l] || unary.size() == 1) continue;
+        if (o == best.found.choice[l] || unary.size() == 1) continue;
         if (left <= 0) return predicted_.size() > before;
         sum.unary[l].assign(unary.size(), kForbidden);
         sum.unary[l][o] = unary[o];
@@ -329,14 +326,14 @@ class Searcher {
   }
 
   // Returns the cost of the attempt, in units of max_improvements.
-  int TryImprovement(const Predicted& best, size_t weight, const SumProblem& sum) {
+  int TryImprovement(const PredictedPlan& best, size_t weight, const SumProblem& sum) {
     SumSolution solution = cadre::Minimise(sum, graph_.order(), options_.max_states);
     result_.states += solution.states;
     const int cost = 1 + solution.states / kStatesPerImprovement;
     const int64_t limit = problem_.hardware.memory_bytes;
     if (solution.sum >= kForbidden || (limit > 0 && solution.bytes > limit)) return cost;
-    if (!improvements_.insert({best.mesh, solution.choice}).second) return cost;
-    Predict({best.mesh, weight, solution.sum, std::move(solution.choice)});
+    if (!improvements_.insert({best.found.mesh, solution.choice}).second) return cost;
+    Predict({best.found.mesh, weight, solution.sum, std::move(solution.choice)});
     // The fastest plan has its best buckets already, so a plan that is nearly as fast gets its best
     // buckets before the comparison.
     constexpr double kNearly = 1.005;
@@ -350,42 +347,41 @@ class Searcher {
   void Report() {
     FindRunnersUp(predicted_.front());
     std::set<size_t> meshes;
-    for (Predicted& each : predicted_) {
-      if (!meshes.insert(each.mesh).second) continue;
+    for (PredictedPlan& each : predicted_) {
+      if (!meshes.insert(each.found.mesh).second) continue;
       if (meshes.size() == 1) {
         result_.best = std::move(each.candidate);
-      } else if (std::ssize(result_.others) < options_.runners_up) {
+      } else if (std::ssize(result_.others) < kMaxOthers) {
         result_.others.push_back(std::move(each.candidate));
       }
     }
     for (int l = 0; l < graph_.size(); ++l) {
-      if (meshes_[predicted_.front().mesh]->IsFreed(l)) {
-        result_.freed.push_back((*problem_.graph)[l].name);
+      if (meshes_[predicted_.front().found.mesh]->IsStrategyImpossible(l)) {
+        result_.strategy_exceptions.push_back((*problem_.graph)[l].name);
       }
     }
-    result_.micro_batches = problem_.micro_batches;
     if (!result_.exact) result_.gap = std::max(0.0, (min_[0] - bound_) / min_[0]);
   }
 
-  void FindRunnersUp(const Predicted& best) {
-    const SumProblem& sum = meshes_[best.mesh]->Sum(1);
+  void FindRunnersUp(const PredictedPlan& best) {
+    const SumProblem& sum = meshes_[best.found.mesh]->Sum(1);
     const int64_t limit = problem_.hardware.memory_bytes;
-    const int64_t bytes = BytesOf(sum, best.choice);
+    const int64_t bytes = BytesOf(sum, best.found.choice);
     for (int l = 0; l < sum.size(); ++l) {
-      std::vector<int> choice = best.choice;
+      std::vector<int> choice = best.found.choice;
       LayerRunnerUp runner_up{.more_seconds = kInfiniteSeconds};
       const auto of_layer = [&](int option) {
         choice[l] = option;
         return TermsOf(sum, l, choice);
       };
-      const int chosen = best.choice[l];
+      const int chosen = best.found.choice[l];
       const double now = of_layer(chosen);
       for (int o = 0; o < std::ssize(sum.unary[l]); ++o) {
         const int64_t more = sum.bytes[l][o] - sum.bytes[l][chosen];
         if (o == chosen || (limit > 0 && bytes + more > limit)) continue;
         const double seconds = of_layer(o) - now;
         if (seconds >= runner_up.more_seconds) continue;
-        runner_up = {meshes_[best.mesh]->SplitsOf(l, o), seconds};
+        runner_up = {meshes_[best.found.mesh]->SplitsOf(l, o), seconds};
       }
       result_.runners_up.push_back(std::move(runner_up));
     }
@@ -412,64 +408,38 @@ class Searcher {
   std::vector<double> prices_;
   // A lower bound on all sums of the first weight.
   double bound_ = kInfiniteSeconds;
-  std::vector<Found> found_;
-  std::vector<Predicted> predicted_;
+  std::vector<Minimum> minima_;
+  std::vector<PredictedPlan> predicted_;
   std::set<std::pair<size_t, std::vector<int>>> improvements_;
   SearchResult result_;
 };
 
-// Searches with the problem's micro-batches, and with more if that is allowed and nothing fits.
-absl::StatusOr<SearchResult> SearchMicroBatches(const PlanProblem& problem,
-                                                const SearchOptions& options) {
-  absl::StatusOr<SearchResult> result = Searcher(problem, options).Run();
-  if (!problem.free_micro_batches) return result;
-  const absl::Status first = result.status();
-  PlanProblem smaller = problem;
-  while (absl::IsResourceExhausted(result.status()) &&
-         int64_t{2} * smaller.micro_batches * problem.ranks <= problem.batch) {
-    smaller.micro_batches *= 2;
-    result = Searcher(smaller, options).Run();
-  }
-  if (absl::IsResourceExhausted(result.status())) return first;
-  return result;
-}
-
-bool IsAutomatic(const PlanProblem& problem) {
-  return problem.collectives == v1::Cluster::AUTO ||
-         problem.collectives == v1::Cluster::COLLECTIVE_POLICY_UNSPECIFIED;
-}
-
 // Buckets are not part of the sums, so the best plan under a fixed policy may be the fastest of
 // all.
-void TryPolicies(PlanProblem problem, SearchOptions options, SearchResult* result) {
-  if (!IsAutomatic(problem) || problem.ranks == 1 || options.max_improvements == 0) return;
-  const PlanProblem automatic = problem;
-  problem.micro_batches = result->micro_batches;
+absl::StatusOr<SearchResult> SearchPolicies(PlanProblem problem, SearchOptions options) {
+  CADRE_ASSIGN_OR_RETURN(SearchResult result, Searcher(problem, options).Run());
+  if (!IsAuto(problem.collectives) || problem.ranks == 1 || options.max_improvements == 0) {
+    return result;
+  }
   options.max_improvements = 0;
-  int64_t left = options.max_policy_states;
+  int64_t left = kMaxPolicyStates;
   for (const v1::Cluster::CollectivePolicy policy : AllPolicies()) {
-    if (policy == v1::Cluster::AUTO || result->states > left) continue;
+    if (policy == v1::Cluster::AUTO || result.states > left) continue;
     problem.collectives = policy;
     absl::StatusOr<SearchResult> found = Searcher(problem, options).Run();
     if (!found.ok()) continue;
     left -= found->states;
-    const auto objective = [&](const SearchResult& of) {
-      return ObjectiveOf(automatic, of.best.prediction);
-    };
-    if (objective(*found) >= objective(*result)) continue;
-    if (std::ssize(found->others) >= options.runners_up) found->others.pop_back();
-    found->others.insert(found->others.begin(), std::move(result->best));
-    result->best = std::move(found->best);
-    result->others = std::move(found->others);
-    result->runners_up = std::move(found->runners_up);
-    result->freed = std::move(found->freed);
+    if (ObjectiveOf(problem, found->best.prediction) >=
+        ObjectiveOf(problem, result.best.prediction)) {
+      continue;
+    }
+    if (std::ssize(found->others) >= kMaxOthers) found->others.pop_back();
+    found->others.insert(found->others.begin(), std::move(result.best));
+    result.best = std::move(found->best);
+    result.others = std::move(found->others);
+    result.runners_up = std::move(found->runners_up);
+    result.strategy_exceptions = std::move(found->strategy_exceptions);
   }
-}
-
-absl::StatusOr<SearchResult> SearchPolicies(const PlanProblem& problem,
-                                            const SearchOptions& options) {
-  CADRE_ASSIGN_OR_RETURN(SearchResult result, SearchMicroBatches(problem, options));
-  TryPolicies(problem, options, &result);
   return result;
 }
 
@@ -483,7 +453,6 @@ absl::StatusOr<SearchResult> Search(const PlanProblem& problem, const SearchOpti
   CADRE_ASSIGN_OR_RETURN(SearchResult unpinned, SearchPolicies(free, options));
   // The pinned plan is one of those that the free search could have found.
   const bool pinned_is_faster =
-      unpinned.micro_batches == result.micro_batches &&
       ObjectiveOf(free, result.best.prediction) < ObjectiveOf(free, unpinned.best.prediction);
   result.unpinned = pinned_is_faster ? result.best : std::move(unpinned.best);
   return result;

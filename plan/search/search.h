@@ -16,6 +16,8 @@
 #include "plan/plan.h"
 #include "plan/search/plan_problem.h"
 #include "plan/search/prediction.h"
+#include "proto/cadre/v1/plan.pb.h"
+#include "proto/cadre/v1/run.pb.h"
 
 namespace cadre {
 
@@ -29,11 +31,6 @@ struct SearchOptions {
   int max_predicted = 48;
   // Further plans near the fastest that are predicted; fewer if each takes long to find.
   int max_improvements = 400;
-  // Under AUTO the other policies are searched too, as long as all searches together have at most
-  // so many states. No policy's plan is then faster than the result.
-  int64_t max_policy_states = 500'000;
-  // Number of other plans that are reported.
-  int runners_up = 5;
 };
 
 // A plan and its predicted step.
@@ -51,12 +48,12 @@ struct LayerRunnerUp {
 
 struct SearchResult {
   Candidate best;
-  // The best plans of other meshes or strategies, fastest first.
+  // The best plans of up to five other meshes or policies, fastest first.
   std::vector<Candidate> others;
   // One per layer of the graph.
   std::vector<LayerRunnerUp> runners_up;
   // Layers to which the strategy could not be applied; each was split in the best way.
-  std::vector<std::string> freed;
+  std::vector<std::string> strategy_exceptions;
   // Whether the sums were minimised exactly. Overlap is not part of the sums, so the result is the
   // fastest of the predicted plans, not necessarily of all plans.
   bool exact = true;
@@ -66,9 +63,6 @@ struct SearchResult {
   // The number of meshes considered, and of table entries in all minimisations.
   int64_t meshes = 0;
   int64_t states = 0;
-  // Micro-batches of the best plan: as in the problem, or more if the problem permits more and they
-  // are needed to fit into memory.
-  int micro_batches = 1;
   // The best plan without the pins; nullopt: the problem has no pins.
   std::optional<Candidate> unpinned;
 };
@@ -83,5 +77,12 @@ absl::StatusOr<SearchResult> Search(const PlanProblem& problem, const SearchOpti
 // a few hundred, meshes are left out that have an axis longer than any dimension that it could
 // split.
 std::vector<Mesh> MeshesFor(const PlanProblem& problem);
+
+// The plans whose layers `cadre probe` times on a cluster without measurements. Together they split
+// the layers in every way that a search is likely to choose: for groups of 1, 2, 4, ... and
+// `max_ranks` ranks, the best plan of each strategy on each of its meshes, for typical hardware,
+// without duplicates. The plans satisfy the spec's pins if possible. Requires: max_ranks >= 1.
+// Errors: InvalidArgument for a malformed model, or pins that no plan satisfies.
+absl::StatusOr<std::vector<v1::Plan>> PlansToProbe(const v1::RunSpec& spec, int max_ranks);
 
 }  // namespace cadre

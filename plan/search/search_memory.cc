@@ -66,17 +66,17 @@ std::string Bytes(int64_t bytes) {
 
 absl::Status NoPlanFits(const PlanProblem& problem,
                         const std::vector<std::unique_ptr<MeshSearch>>& meshes) {
-  const MeshSearch& leanest = **std::min_element(
+  const MeshSearch& smallest = **std::min_element(
       meshes.begin(), meshes.end(),
       [](const auto& a, const auto& b) { return a->MinBytes() < b->MinBytes(); });
-  const auto [layer, most] = leanest.LargestLayer();
+  const auto [layer, layer_bytes] = smallest.LargestLayer();
   const int64_t limit = problem.hardware.memory_bytes;
-  const int64_t needed = leanest.MinBytes();
-  std::string text = absl::StrCat("no plan fits into the ", Bytes(limit), " of each of ",
-                                  Counted(problem.ranks, "rank"), ": the leanest, on mesh ",
-                                  leanest.mesh().ToString(), ", needs ", Bytes(needed), ", ",
-                                  Bytes(needed - limit), " more; most of that, ", Bytes(most),
-                                  ", for layer '", (*problem.graph)[layer].name, "'");
+  const int64_t needed = smallest.MinBytes();
+  std::string text = absl::StrCat(
+      "no plan fits into the ", Bytes(limit), " of each of ", Counted(problem.ranks, "rank"),
+      ": the plan of minimum memory, on mesh ", smallest.mesh().ToString(), ", needs ",
+      Bytes(needed), ", ", Bytes(needed - limit), " more; most of that, ", Bytes(layer_bytes),
+      ", for layer '", (*problem.graph)[layer].name, "'");
   if (problem.pins.mesh.empty()) {
     const int ranks = SufficientRanks(problem);
     absl::StrAppend(&text, ranks > 0 ? absl::StrCat("; ", ranks, " ranks would suffice")

@@ -25,7 +25,6 @@
 #include <tuple>
 
 #include "model/op_indices.h"
-#include "plan/cost/communication_cost.h"
 #include "plan/plan_collectives.h"
 #include "plan/search/layer_bytes.h"
 #include "plan/tape.h"
@@ -43,12 +42,12 @@ std::vector<std::pair<int, int>> PairsOf(const std::vector<SearchGraph::Edge>& e
 
 // --- The graph ---
 
-SearchGraph::SearchGraph(const PlanProblem& problem) : order_(0, {}) {
+SearchGraph::SearchGraph(const PlanProblem& problem) {
   first_ = problem.graph->consumers(Graph::kInput).front();
   compute_cache_.resize(problem.graph->size());
   FindClasses(problem);
   FindEdges(problem);
-  order_ = EliminationOrder(size(), PairsOf(edges_));
+  order_ = MinDegreeOrder(size(), PairsOf(edges_));
 }
 
 void SearchGraph::FindClasses(const PlanProblem& problem) {
@@ -62,7 +61,7 @@ void SearchGraph::FindClasses(const PlanProblem& problem) {
 
 void SearchGraph::FindEdges(const PlanProblem& problem) {
   const Graph& graph = *problem.graph;
-  const std::vector<bool> learns = LayersWithGradient(graph);
+  const std::vector<bool> needs_gradient = LayersWithGradient(graph);
   // If the inputs of a layer have different shapes, their edges are of different kinds.
   std::map<std::tuple<int, int, bool, bool, std::vector<int64_t>>, int> kinds;
   for (int l = 0; l < graph.size(); ++l) {
@@ -71,7 +70,7 @@ void SearchGraph::FindEdges(const PlanProblem& problem) {
       edge.of_model_input = edge.producer == Graph::kInput;
       if (edge.of_model_input) edge.producer = first_;
       if (edge.of_model_input && edge.producer == l) continue;
-      edge.backward = !edge.of_model_input && learns[edge.producer];
+      edge.backward = !edge.of_model_input && needs_gradient[edge.producer];
       edge.kind = kinds
                       .emplace(std::tuple(class_of(edge.producer), class_of(l), edge.of_model_input,
                                           edge.backward, graph[l].input_shapes[i].dims()),
@@ -83,8 +82,8 @@ void SearchGraph::FindEdges(const PlanProblem& problem) {
   edge_kinds_ = std::ssize(kinds);
 }
 
-double SearchGraph::ComputeSeconds(const PlanProblem& problem, int layer,
-                                   const LayerPart& part) const {
+double SearchGraph::PartSeconds(const PlanProblem& problem, int layer,
+                                const LayerPart& part) const {
   const auto [at, is_new] = compute_cache_[layer].emplace(part, 0);
   if (is_new) {
     const LayerSeconds seconds = problem.hardware.SecondsOf((*problem.graph)[layer], layer, part);
@@ -102,9 +101,9 @@ MeshSearch::MeshSearch(const PlanProblem& problem, const SearchGraph& graph, Mes
       moves_(mesh_, problem.hardware),
       samples_(1.0 * problem.batch / problem.micro_batches) {
   std::vector<Costs> by_class;
-  for (const LayerClass& of : graph.classes()) {
-    options_.push_back(OptionsOf(of, moves_.mesh()));
-    by_class.push_back(ClassCosts(of, options_.back(), terms));
+  for (const LayerClass& layer_class : graph.classes()) {
+    options_.push_back(OptionsOf(layer_class, moves_.mesh()));
+    by_class.push_back(ClassCosts(layer_class, options_.back(), terms));
   }
   for (int l = 0; l < graph.size(); ++l) {
     if (options(l).empty() && unsatisfied_ < 0) unsatisfied_ = l;
@@ -113,46 +112,49 @@ MeshSearch::MeshSearch(const PlanProblem& problem, const SearchGraph& graph, Mes
   if (unsatisfied_ < 0 && terms == Terms::kAll) AddComputeSeconds();
 }
 
-bool MeshSearch::IsFreed(int layer) const {
-  const LayerClass& of = class_of(layer);
-  return of.pinned < 0 && of.wanted >= 0 && !StrategyApplies(of, moves_.mesh());
+bool MeshSearch::IsStrategyImpossible(int layer) const {
+  const LayerClass& layer_class = class_of(layer);
+  return layer_class.pinned_index < 0 && layer_class.strategy_index >= 0 &&
+         !StrategyApplies(layer_class, moves_.mesh());
 }
 
 // The part of a layer's parameters that a rank holds.
 struct MeshSearch::LocalParameters {
   // Weights, gradients and state.
   int64_t bytes = 0;
-  // Parts of the first dimension of the first parameter.
+  // Parts of an attention's heads, which are the first dimension of its first parameter; not used
+  // for other layers.
   int64_t heads = 1;
   // Elements that are reduced over the same axes and owned along the same axes.
-  struct Alike {
+  struct EqualAxes {
     AxisSet sums = 0;
     AxisSet owners = 0;
     int64_t elements = 0;
   };
-  std::vector<Alike> alike;
+  std::vector<EqualAxes> by_axes;
 };
 
-MeshSearch::Costs MeshSearch::ClassCosts(const LayerClass& of,
+MeshSearch::Costs MeshSearch::ClassCosts(const LayerClass& layer_class,
                                          const std::vector<LayerOption>& options,
                                          Terms terms) const {
-  const int layer = of.example - problem_.graph->layers().data();
+  const int layer = layer_class.example - problem_.graph->layers().data();
   const bool seconds = terms == Terms::kAll;
   // Measured times differ between the layers of a class (AddComputeSeconds).
   const bool modelled = problem_.hardware.times.empty();
   Costs costs;
   for (const LayerOption& option : options) {
-    const LocalParameters parameters = ParametersOf(of, option);
+    const LocalParameters parameters = ParametersOf(layer_class, option);
     costs.exposed.push_back(seconds && modelled ? ComputeSeconds(layer, option) : 0);
-    costs.hidden.push_back(seconds ? CollectiveCost(of, parameters) : 0);
-    costs.bytes.push_back(parameters.bytes + ActivationBytesOf(of, option, parameters.heads));
+    costs.hidden.push_back(seconds ? CollectiveCost(layer_class, parameters) : 0);
+    costs.bytes.push_back(parameters.bytes +
+                          ActivationBytesOf(layer_class, option, parameters.heads));
   }
   return costs;
 }
 
-MeshSearch::LocalParameters MeshSearch::ParametersOf(const LayerClass& of,
+MeshSearch::LocalParameters MeshSearch::ParametersOf(const LayerClass& layer_class,
                                                      const LayerOption& option) const {
-  const GraphLayer& layer = *of.example;
+  const GraphLayer& layer = *layer_class.example;
   const CompactMesh& mesh = moves_.mesh();
   const AxisSet all = (AxisSet{1} << mesh.axes()) - 1;
   LocalParameters local;
@@ -164,7 +166,7 @@ MeshSearch::LocalParameters MeshSearch::ParametersOf(const LayerClass& of,
     for (int a = 0; a < mesh.axes(); ++a) {
       const int index = option.index[a];
       if (index < 0) continue;
-      const IndexPlace& place = of.indices[index].parameters[p];
+      const IndexPlace& place = layer_class.indices[index].parameters[p];
       const AxisSet bit = AxisSet{1} << a;
       if (place.kind == IndexPlace::Kind::kSummed) sums |= bit;
       if (place.kind != IndexPlace::Kind::kDimension) continue;
@@ -176,11 +178,11 @@ MeshSearch::LocalParameters MeshSearch::ParametersOf(const LayerClass& of,
     const int64_t owning = mesh.Ranks(owners);
     local.bytes += ParameterBytes(problem_, elements, owning);
     if (p == 0) local.heads = parts[0];
-    const auto same = std::find_if(local.alike.begin(), local.alike.end(), [&](const auto& each) {
-      return each.sums == sums && each.owners == owners;
-    });
-    if (same == local.alike.end()) {
-      local.alike.push_back({sums, owners, elements});
+    const auto same =
+        std::find_if(local.by_axes.begin(), local.by_axes.end(),
+                     [&](const auto& each) { return each.sums == sums && each.owners == owners; });
+    if (same == local.by_axes.end()) {
+      local.by_axes.push_back({sums, owners, elements});
     } else {
       same->elements += elements;
     }
@@ -189,12 +191,13 @@ MeshSearch::LocalParameters MeshSearch::ParametersOf(const LayerClass& of,
 }
 
 // Seconds to reduce a layer's gradients, to update its weights and to gather them.
-double MeshSearch::CollectiveCost(const LayerClass& of, const LocalParameters& parameters) const {
+double MeshSearch::CollectiveCost(const LayerClass& layer_class,
+                                  const LocalParameters& parameters) const {
   const CompactMesh& mesh = moves_.mesh();
   double seconds = 0;
-  for (const LocalParameters::Alike& each : parameters.alike) {
+  for (const LocalParameters::EqualAxes& each : parameters.by_axes) {
     const int own = mesh.Ranks(each.owners);
-    seconds += MinCollectiveSeconds(problem_.collectives, *of.example, each.elements,
+    seconds += MinCollectiveSeconds(problem_.collectives, *layer_class.example, each.elements,
                                     mesh.Ranks(each.sums), own, moves_.LinkOf(each.sums),
                                     moves_.LinkOf(each.owners));
     seconds += problem_.hardware.update_seconds * LargestPart(each.elements, own);
@@ -202,7 +205,7 @@ double MeshSearch::CollectiveCost(const LayerClass& of, const LocalParameters& p
   return seconds;
 }
 
-int64_t MeshSearch::ActivationBytesOf(const LayerClass& of, const LayerOption& option,
+int64_t MeshSearch::ActivationBytesOf(const LayerClass& layer_class, const LayerOption& option,
                                       int64_t heads) const {
   const auto parts_of = [&](const CompactLayout& layout) {
     Parts parts;
@@ -212,16 +215,17 @@ int64_t MeshSearch::ActivationBytesOf(const LayerClass& of, const LayerOption& o
     return parts;
   };
   const Parts input = parts_of(option.input);
-  return ActivationBytes(problem_, *of.example, {&input, 1}, parts_of(option.output), heads);
+  return ActivationBytes(problem_, *layer_class.example, {&input, 1}, parts_of(option.output),
+                         heads);
 }
 
 double MeshSearch::ComputeSeconds(int layer, const LayerOption& option) const {
-  const LayerClass& of = class_of(layer);
+  const LayerClass& layer_class = class_of(layer);
   LayerPart part{.samples = LargestMicroBatch(problem_)};
-  for (size_t i = 0; i < of.indices.size(); ++i) {
-    part.Split(of.indices[i].name, PartsOf(moves_.mesh(), option.index, i));
+  for (size_t i = 0; i < layer_class.indices.size(); ++i) {
+    part.Split(layer_class.indices[i].name, PartsOf(moves_.mesh(), option.index, i));
   }
-  return graph_.ComputeSeconds(problem_, layer, part) * problem_.micro_batches;
+  return graph_.PartSeconds(problem_, layer, part) * problem_.micro_batches;
 }
 
 void MeshSearch::AddComputeSeconds() {
@@ -292,11 +296,11 @@ namespace {
 template <typename Value>
 struct Distinct {
   std::vector<Value> values;
-  std::vector<size_t> of;
+  std::vector<size_t> position_of;
 
   void Add(const Value& value) {
     const auto found = std::find(values.begin(), values.end(), value);
-    of.push_back(found - values.begin());
+    position_of.push_back(found - values.begin());
     if (found == values.end()) values.push_back(value);
   }
 };
@@ -331,9 +335,9 @@ std::vector<double> MeshSearch::EdgeTable(const SearchGraph::Edge& edge) const {
     }
   }
   std::vector<double> table;
-  table.reserve(produced.of.size() * consumed.of.size());
-  for (const size_t producer : produced.of) {
-    for (const size_t consumer : consumed.of) {
+  table.reserve(produced.position_of.size() * consumed.position_of.size());
+  for (const size_t producer : produced.position_of) {
+    for (const size_t consumer : consumed.position_of) {
       table.push_back(seconds[producer * consumed.values.size() + consumer]);
     }
   }

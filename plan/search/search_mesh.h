@@ -50,7 +50,7 @@ class SearchGraph {
   // The first layer that takes the model's input. The loader delivers the input to this layer.
   int first() const { return first_; }
   // Seconds of forward and backward of a part of a layer. Cached, since meshes share many parts.
-  double ComputeSeconds(const PlanProblem& problem, int layer, const LayerPart& part) const;
+  double PartSeconds(const PlanProblem& problem, int layer, const LayerPart& part) const;
 
  private:
   void FindClasses(const PlanProblem& problem);
@@ -84,7 +84,7 @@ class MeshSearch {
   int unsatisfied() const { return unsatisfied_; }
 
   // Whether the strategy prescribes a split of the layer that is impossible on this mesh.
-  bool IsFreed(int layer) const;
+  bool IsStrategyImpossible(int layer) const;
 
   // A lower bound on the cost of a plan on this mesh.
   double LowerBound(double weight) const;
@@ -117,12 +117,13 @@ class MeshSearch {
     return options_[graph_.class_of(layer)];
   }
   // All costs except measured times.
-  Costs ClassCosts(const LayerClass& of, const std::vector<LayerOption>& options,
+  Costs ClassCosts(const LayerClass& layer_class, const std::vector<LayerOption>& options,
                    Terms terms) const;
   struct LocalParameters;
-  LocalParameters ParametersOf(const LayerClass& of, const LayerOption& option) const;
-  double CollectiveCost(const LayerClass& of, const LocalParameters& parameters) const;
-  int64_t ActivationBytesOf(const LayerClass& of, const LayerOption& option, int64_t heads) const;
+  LocalParameters ParametersOf(const LayerClass& layer_class, const LayerOption& option) const;
+  double CollectiveCost(const LayerClass& layer_class, const LocalParameters& parameters) const;
+  int64_t ActivationBytesOf(const LayerClass& layer_class, const LayerOption& option,
+                            int64_t heads) const;
   double ComputeSeconds(int layer, const LayerOption& option) const;
   double ModelInputSeconds(const LayerOption& option) const;
   CompactLayout LoaderLayout(const LayerOption& first) const;

@@ -1,6 +1,5 @@
 // Part of search.h: the meshes that are considered.
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
 #include "plan/cost/collective_cost.h"

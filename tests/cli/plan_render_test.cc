@@ -29,7 +29,7 @@ struct Asked {
 };
 
 Asked Report(PlanRequest request) {
-  Asked asked{.question = testing::Ask(std::move(request))};
+  Asked asked{.question = testing::QuestionOf(std::move(request))};
   auto report = BuildPlanReport(*asked.question);
   EXPECT_TRUE(report.ok()) << report.status();
   asked.report = *std::move(report);

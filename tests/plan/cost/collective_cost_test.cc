@@ -1,9 +1,11 @@
 #include "plan/cost/collective_cost.h"
 
+#include <google/protobuf/text_format.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <limits>
+#include <string>
 
 namespace cadre {
 namespace {
@@ -202,9 +204,6 @@ TEST(MeasuredCostTest, NativeIsRingUntilTimed) {
   EXPECT_TRUE(link.native());
   EXPECT_DOUBLE_EQ(SecondsOf(Collective::kAllReduce, Algorithm::kNative, 4, 1'000, link), 1e-6);
   EXPECT_EQ(BestAlgorithm(Collective::kAllReduce, 4, 1'000, link), Algorithm::kNative);
-  const auto back = LinkProfileFromProto(LinkProfileToProto(link));
-  ASSERT_TRUE(back.ok()) << back.status();
-  EXPECT_TRUE(back->native());
 }
 
 TEST(BucketTest, GrowWithLatency) {
@@ -240,37 +239,23 @@ TEST(LinkProfileTest, ProtoRoundTrip) {
 }
 
 TEST(LinkProfileTest, RejectsInvalid) {
-  const auto rejected = [](const v1::LinkProfile& proto) {
-    return LinkProfileFromProto(proto).status().code() == absl::StatusCode::kInvalidArgument;
+  const auto status_of = [](const std::string& text) {
+    v1::LinkProfile proto;
+    EXPECT_TRUE(google::protobuf::TextFormat::ParseFromString(text, &proto)) << text;
+    return LinkProfileFromProto(proto).status();
   };
-  v1::LinkProfile proto;
-  proto.set_alpha(-1);
-  EXPECT_TRUE(rejected(proto));
-  proto.set_alpha(std::numeric_limits<double>::infinity());
-  EXPECT_TRUE(rejected(proto));
-  proto.set_alpha(0);
-  proto.set_beta(std::nan(""));
-  EXPECT_TRUE(rejected(proto));
-  proto.set_beta(1e-9);
-  EXPECT_FALSE(rejected(proto));
-  v1::CollectiveSample& sample = *proto.add_samples();
-  sample.set_algorithm(v1::Plan::RING);
-  sample.set_ranks(2);
-  sample.set_bytes(100);
-  sample.set_seconds(1e-3);
-  EXPECT_FALSE(rejected(proto));
-  for (const double seconds : {0.0, -1.0, std::nan("")}) {
-    sample.set_seconds(seconds);
-    EXPECT_TRUE(rejected(proto));
+  EXPECT_EQ(status_of("beta: 1e-9 samples { algorithm: RING ranks: 2 bytes: 100 seconds: 1e-3 }"),
+            absl::OkStatus());
+  for (const char* text :
+       {"alpha: -1", "alpha: inf", "beta: nan",
+        "samples { algorithm: RING ranks: 2 bytes: 100 seconds: 0 }",
+        "samples { algorithm: RING ranks: 2 bytes: 100 seconds: -1 }",
+        "samples { algorithm: RING ranks: 2 bytes: 100 seconds: nan }",
+        "samples { algorithm: RING ranks: 2 bytes: 0 seconds: 1e-3 }",
+        "samples { algorithm: RING ranks: 2 bytes: 18446744073709551615 seconds: 1e-3 }",
+        "samples { ranks: 2 bytes: 100 seconds: 1e-3 }"}) {
+    EXPECT_TRUE(absl::IsInvalidArgument(status_of(text))) << text;
   }
-  sample.set_seconds(1e-3);
-  sample.set_bytes(0);
-  EXPECT_TRUE(rejected(proto));
-  sample.set_bytes(~uint64_t{0});
-  EXPECT_TRUE(rejected(proto));
-  sample.set_bytes(100);
-  sample.clear_algorithm();
-  EXPECT_TRUE(rejected(proto));
 }
 
 }  // namespace

@@ -86,62 +86,55 @@ TEST(DiscrepancyTest, SmoothingResistsOutliers) {
   EXPECT_THAT(smoothed.Value(), DoubleNear(1, 0.02));
 }
 
-DiscrepancyOutlook Outlook(double gamma, uint32_t rounds, uint32_t groups, uint32_t every_steps,
-                           uint32_t total_steps = 0) {
-  return OutlookOf({.gamma = gamma,
-                    .rounds = rounds,
-                    .groups = groups,
-                    .every_steps = every_steps,
-                    .total_steps = total_steps});
+// T = 64,000 = 40^3.
+TEST(DiscrepancyTest, BoundsOfInterval) {
+  EXPECT_EQ(MaxGroupsForInterval(64'000, 1, IntervalBound::kYu), 40);
+  EXPECT_EQ(MaxGroupsForInterval(64'000, 1, IntervalBound::kWangJoshi), 40);
+  // 64,000 / 8^4 = 15.625 = 2.5^3; 64,000 / 8^2 = 1,000.
+  EXPECT_EQ(MaxGroupsForInterval(64'000, 8, IntervalBound::kYu), 2);
+  EXPECT_EQ(MaxGroupsForInterval(64'000, 8, IntervalBound::kWangJoshi), 10);
+  // 64,000 / 10^3 = 64: its square root, and the root of that, 2.83.
+  EXPECT_EQ(MaxStepsBetweenAverages(64'000, 10, IntervalBound::kWangJoshi), 8);
+  EXPECT_EQ(MaxStepsBetweenAverages(64'000, 10, IntervalBound::kYu), 2);
+  // At least 1.
+  EXPECT_EQ(MaxStepsBetweenAverages(0, 1, IntervalBound::kYu), 1);
+  EXPECT_EQ(MaxStepsBetweenAverages(100, 1000, IntervalBound::kWangJoshi), 1);
+  EXPECT_EQ(MaxGroupsForInterval(10, 1000, IntervalBound::kYu), 1);
 }
 
-TEST(DiscrepancyTest, OutlookFollowsBound) {
-  EXPECT_EQ(Outlook(0.1, 2, 4, 8).advice, DiscrepancyAdvice::kTooEarly);
-
-  const DiscrepancyOutlook agreed = Outlook(0.1, 3, 4, 8);
-  EXPECT_EQ(agreed.advice, DiscrepancyAdvice::kRaise);
-  EXPECT_EQ(agreed.max_groups, std::nullopt);
-  EXPECT_THAT(agreed.text, HasSubstr("the groups agree: more groups may be tried"));
-
-  // Four groups with gamma 0.9 have r = 12/7, with which five would exceed 1.
-  const DiscrepancyOutlook some = Outlook(0.9, 3, 4, 8);
-  EXPECT_EQ(some.advice, DiscrepancyAdvice::kKeep);
-  EXPECT_EQ(some.max_groups, 4u);
-  EXPECT_THAT(some.text, HasSubstr("the groups agree"));
-  const DiscrepancyOutlook more = Outlook(0.7, 3, 4, 8);
-  EXPECT_EQ(more.advice, DiscrepancyAdvice::kRaise);
-  EXPECT_EQ(more.max_groups, 11u);
-  EXPECT_THAT(more.text, HasSubstr("up to 11 groups"));
-
-  const DiscrepancyOutlook apart = Outlook(1.5, 3, 4, 8);
-  EXPECT_EQ(apart.advice, DiscrepancyAdvice::kLower);
-  EXPECT_EQ(apart.max_groups, 2u);
-  EXPECT_THAT(apart.text, HasSubstr("use 2 groups"));
-  EXPECT_THAT(apart.text, HasSubstr("more often than every 8 steps"));
-  EXPECT_THAT(Outlook(1.5, 3, 4, 1).text, HasSubstr("larger batch"))
-      << "every step is the shortest interval";
-
-  EXPECT_EQ(Outlook(2.9, 3, 4, 8).advice, DiscrepancyAdvice::kNoise);
-  EXPECT_EQ(Outlook(7, 3, 4, 8).advice, DiscrepancyAdvice::kNoise);
-  // For two groups the discrepancy of pure noise is only 1.
-  EXPECT_EQ(Outlook(0.95, 3, 2, 8).advice, DiscrepancyAdvice::kKeep);
-  EXPECT_EQ(Outlook(1.05, 3, 2, 8).advice, DiscrepancyAdvice::kNoise);
-}
-
-TEST(DiscrepancyTest, OutlookBoundsInterval) {
-  // sqrt(6400 / 4^3) = 10.
-  const DiscrepancyOutlook seldom = Outlook(0.1, 3, 4, 64, 6400);
-  EXPECT_EQ(seldom.advice, DiscrepancyAdvice::kLower);
-  EXPECT_EQ(seldom.max_steps, 10u);
-  EXPECT_THAT(seldom.text, HasSubstr("6400 steps in all: average at least every 10 steps"));
-  EXPECT_EQ(Outlook(0.9, 3, 4, 10, 6400).advice, DiscrepancyAdvice::kKeep);
-
-  const DiscrepancyOutlook often = Outlook(0.9, 3, 4, 2, 6400);
-  EXPECT_EQ(often.advice, DiscrepancyAdvice::kRaise);
-  EXPECT_THAT(often.text,
-              HasSubstr("the groups agree: averages as seldom as every 10 steps may be tried"));
-  // (6400 / 2^2)^(1/3) = 11.7, less than the discrepancy allows.
-  EXPECT_EQ(Outlook(0.1, 3, 4, 2, 6400).max_groups, 11u);
+TEST(DiscrepancyTest, Advice) {
+  const struct {
+    double gamma;
+    uint32_t groups, every_steps, total_steps;
+    const char* advice;
+  } rows[] = {
+      {0.1, 4, 8, 0, "the groups agree: more groups may be tried"},
+      // Four groups with gamma 0.9 have r = 12/7, with which five would exceed 1.
+      {0.9, 4, 8, 0, "the groups agree enough, but neither more groups"},
+      {0.7, 4, 8, 0, "the groups agree: up to 11 groups may be tried"},
+      {1.5, 4, 8, 0, "use 2 groups, or average more often than every 8 steps"},
+      // Every step is the shortest interval.
+      {1.5, 4, 1, 0, "use 2 groups, or a larger batch"},
+      {2.9, 4, 8, 0, "mostly noise: use fewer groups, average more often than every 8 steps"},
+      {7, 4, 8, 0, "mostly noise"},
+      // For two groups the discrepancy of pure noise is only 1.
+      {0.95, 2, 8, 0, "the groups agree enough, but neither more groups"},
+      {1.05, 2, 8, 0, "mostly noise"},
+      // sqrt(6400 / 4^3) = 10.
+      {0.1, 4, 64, 6400, "6400 steps in all: average at least every 10 steps"},
+      {0.9, 4, 10, 6400, "the groups agree enough, but neither more groups"},
+      {0.9, 4, 2, 6400, "the groups agree: averages as seldom as every 10 steps may be tried"},
+      // (6400 / 2^2)^(1/3) = 11.7, less than the discrepancy allows.
+      {0.1, 4, 2, 6400, "the groups agree: up to 11 groups, or averages as seldom as every 10"},
+  };
+  for (const auto& [gamma, groups, every_steps, total_steps, advice] : rows) {
+    DiscrepancyView view{.gamma = gamma, .rounds = 3, .groups = groups};
+    view.every_steps = every_steps;
+    view.total_steps = total_steps;
+    EXPECT_THAT(AdviceFor(view), HasSubstr(advice)) << gamma;
+    view.rounds = 2;
+    EXPECT_THAT(AdviceFor(view), HasSubstr("too early"));
+  }
 }
 
 }  // namespace

@@ -3,8 +3,6 @@
 
 #include <gtest/gtest.h>
 
-#include <vector>
-
 #include "tests/plan/cost/alexnet.h"
 
 namespace cadre {

@@ -3,8 +3,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
-
 #include "tests/plan/report/questions.h"
 
 namespace cadre {
@@ -15,7 +13,7 @@ using ::testing::HasSubstr;
 
 // The forecast for a step of one second.
 EpochsForecast Forecast(PlanRequest request) {
-  const auto question = testing::Ask(std::move(request));
+  const auto question = testing::QuestionOf(std::move(request));
   auto forecast = ForecastEpochs(*question, 1.0);
   EXPECT_TRUE(forecast.ok()) << forecast.status();
   return *std::move(forecast);
@@ -90,7 +88,7 @@ TEST(EpochsForecastTest, PinnedMeshHasNoCrossover) {
 TEST(EpochsForecastTest, TableWithoutEntriesIsAnError) {
   PlanRequest request = testing::SmallRequest(8);
   request.epochs = Epochs({});
-  const auto question = testing::Ask(std::move(request));
+  const auto question = testing::QuestionOf(std::move(request));
   EXPECT_FALSE(ForecastEpochs(*question, 1.0).ok());
 }
 

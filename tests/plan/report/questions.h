@@ -14,7 +14,7 @@
 
 namespace cadre::testing {
 
-inline std::unique_ptr<PlanQuestion> Ask(PlanRequest request) {
+inline std::unique_ptr<PlanQuestion> QuestionOf(PlanRequest request) {
   auto question = MakePlanQuestion(std::move(request));
   EXPECT_TRUE(question.ok()) << question.status();
   return *std::move(question);
@@ -75,12 +75,13 @@ inline v1::ClusterProfile TwoHosts() {
       device { name: "d" flops: 1e11 })");
 }
 
-// A table of epochs to accuracy 0.9, from pairs of a number of workers (of 8 samples each) and its
-// epochs; 0 epochs: the target is not reached.
-inline v1::EpochsTable Epochs(std::initializer_list<std::pair<int, double>> entries) {
+// A table of epochs to accuracy 0.9, from pairs of a number of workers and its epochs; 0 epochs:
+// the target is not reached.
+inline v1::EpochsTable Epochs(std::initializer_list<std::pair<int, double>> entries,
+                              int batch_per_worker = 8) {
   v1::EpochsTable table;
   table.set_target_accuracy(0.9F);
-  table.set_batch_per_worker(8);
+  table.set_batch_per_worker(batch_per_worker);
   for (const auto& [workers, epochs] : entries) {
     v1::EpochsEntry& entry = *table.add_entry();
     entry.set_workers(workers);

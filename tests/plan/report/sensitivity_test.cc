@@ -7,10 +7,10 @@
 namespace cadre {
 namespace {
 
-using testing::Ask;
+using testing::QuestionOf;
 
 TEST(SensitivityTest, VariesBandwidthBatchAndMemory) {
-  const auto question = Ask(testing::SmallRequest(4));
+  const auto question = QuestionOf(testing::SmallRequest(4));
   const auto answer = Search(question->problem);
   ASSERT_TRUE(answer.ok()) << answer.status();
   const std::vector<Variation> variations = VaryInputs(*question, *answer);
@@ -38,7 +38,7 @@ TEST(SensitivityTest, VariesBandwidthBatchAndMemory) {
 }
 
 TEST(SensitivityTest, NotesImpossibleVariations) {
-  const auto question = Ask(testing::SmallRequest(1));
+  const auto question = QuestionOf(testing::SmallRequest(1));
   const auto answer = Search(question->problem);
   ASSERT_TRUE(answer.ok()) << answer.status();
   const Variation memory = VaryInputs(*question, *answer).back();
@@ -48,7 +48,7 @@ TEST(SensitivityTest, NotesImpossibleVariations) {
 }
 
 TEST(SensitivityTest, OnlySmallSearchesAreCheap) {
-  const auto small = Ask(testing::SmallRequest(4));
+  const auto small = QuestionOf(testing::SmallRequest(4));
   EXPECT_TRUE(VaryingIsCheap(*small, {.meshes = 6}));
   EXPECT_FALSE(VaryingIsCheap(*small, {.meshes = 1'001}));
 }

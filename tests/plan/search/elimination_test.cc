@@ -16,7 +16,7 @@ struct OwnedSum {
   std::vector<std::vector<double>> tables;
   std::vector<std::pair<int, int>> pairs;
 
-  EliminationOrder order() const { return EliminationOrder(problem.size(), pairs); }
+  EliminationOrder order() const { return MinDegreeOrder(problem.size(), pairs); }
 };
 
 OwnedSum RandomSum(std::mt19937& random, int variables, int every) {
@@ -66,7 +66,7 @@ std::optional<SumSolution> Within(const OwnedSum& sum, int64_t max_states, ByteL
   return MinimiseWithin(sum.problem, order, max_states, free, limit);
 }
 
-TEST(EliminationTest, LeastSum) {
+TEST(EliminationTest, MinimumSum) {
   std::mt19937 random(1);
   for (int round = 0; round < 200; ++round) {
     const OwnedSum sum = RandomSum(random, 2 + random() % 5, 1 + round % 6);
@@ -77,7 +77,7 @@ TEST(EliminationTest, LeastSum) {
   }
 }
 
-TEST(EliminationTest, LeastSumWithinLimit) {
+TEST(EliminationTest, MinimumSumWithinLimit) {
   std::mt19937 random(2);
   for (int round = 0; round < 200; ++round) {
     const OwnedSum sum = RandomSum(random, 2 + random() % 5, 1 + round % 6);
@@ -93,7 +93,7 @@ TEST(EliminationTest, LeastSumWithinLimit) {
 }
 
 // The relaxation alone finds a feasible choice and a lower bound.
-TEST(EliminationTest, RelaxationBoundsLeastSum) {
+TEST(EliminationTest, RelaxationBoundsMinimumSum) {
   std::mt19937 random(4);
   for (int round = 0; round < 200; ++round) {
     const OwnedSum sum = RandomSum(random, 2 + random() % 5, 1 + round % 6);
@@ -137,15 +137,15 @@ TEST(EliminationTest, ReportsInexactResults) {
 }
 
 TEST(EliminationTest, ChainHasScopesOfOne) {
-  const EliminationOrder order(5, {{0, 1}, {1, 2}, {2, 3}, {3, 4}});
-  ASSERT_EQ(order.steps().size(), 5U);
-  for (const EliminationOrder::Step& step : order.steps()) EXPECT_LE(step.scope.size(), 1U);
+  const EliminationOrder order = MinDegreeOrder(5, {{0, 1}, {1, 2}, {2, 3}, {3, 4}});
+  ASSERT_EQ(order.size(), 5U);
+  for (const EliminationStep& step : order) EXPECT_LE(step.scope.size(), 1U);
 }
 
 TEST(EliminationTest, BranchesHaveScopesOfTwo) {
-  const EliminationOrder order(
-      7, {{0, 1}, {0, 2}, {0, 3}, {0, 4}, {1, 5}, {2, 5}, {3, 5}, {4, 5}, {5, 6}});
-  for (const EliminationOrder::Step& step : order.steps()) EXPECT_LE(step.scope.size(), 2U);
+  const EliminationOrder order =
+      MinDegreeOrder(7, {{0, 1}, {0, 2}, {0, 3}, {0, 4}, {1, 5}, {2, 5}, {3, 5}, {4, 5}, {5, 6}});
+  for (const EliminationStep& step : order) EXPECT_LE(step.scope.size(), 2U);
 }
 
 }  // namespace

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "tests/plan/profile.h"
-#include "tests/plan/search/small_model.h"
+#include "tests/plan/search/problems.h"
 
 namespace cadre {
 namespace {
@@ -36,8 +36,6 @@ class HardwareModelTest : public ::testing::Test {
   const testing::SmallModel model_{4, {8, 4}, 8};
   const Graph& graph_ = model_.graph;
 };
-
-TEST_F(HardwareModelTest, CountsAllWorkers) { EXPECT_EQ(WorkersOf(profile_), 10); }
 
 TEST_F(HardwareModelTest, UsesInnerLinkOnOneHost) {
   const auto hardware = HardwareFor(2, 2);
@@ -130,16 +128,6 @@ TEST_F(HardwareModelTest, UnmeasuredFollowsFromFlops) {
   hardware.flops = 0;
   EXPECT_FALSE(hardware.computes());
   EXPECT_EQ(hardware.SecondsOf(graph_[1], 1, {.samples = 4}).forward, 0);
-}
-
-TEST_F(HardwareModelTest, WorkerCountSaturates) {
-  v1::ClusterProfile profile;
-  for (int h = 0; h < 3; ++h) {
-    v1::HostProfile& host = *profile.add_host();
-    host.set_count(4'294'967'295U);
-    host.set_workers(4'294'967'295U);
-  }
-  EXPECT_EQ(WorkersOf(profile), int64_t{1} << 60);
 }
 
 }  // namespace

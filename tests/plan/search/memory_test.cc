@@ -5,67 +5,45 @@
 #include <cstdint>
 #include <string>
 
-#include "model/run_file.h"
 #include "plan/memory.h"
 #include "plan/search/plan_problem.h"
 #include "plan/search/search.h"
-#include "tests/model/testing.h"
+#include "tests/plan/search/problems.h"
 
 namespace cadre {
 namespace {
 
-constexpr int kMicroBatches = 2;
+using testing::OwnedProblem;
+using testing::ZooProblem;
 
-class Model {
- public:
-  explicit Model(const std::string& name)
-      : spec_(ReadRunSpec(testing::ZooFolder() + "/" + name + ".textproto")->spec),
-        graph_(*Graph::FromModel(spec_.model())),
-        index_(ParameterIndex::FromGraph(graph_)) {
-    spec_.mutable_optimizer()->mutable_sgd()->set_momentum(0.9F);
+// Memory of the tape of the rank that needs the most.
+int64_t PlannedBytes(const OwnedProblem& owned, const Plan& plan) {
+  int64_t max_bytes = 0;
+  for (int rank = 0; rank < plan.mesh.ranks(); ++rank) {
+    const v1::MemoryUse use =
+        PlannedMemory(owned.spec, *owned.graph, *owned.index, plan, rank, v1::Cluster::CPU);
+    max_bytes = std::max<int64_t>(max_bytes, use.weights() + use.gradients() + use.optimizer() +
+                                                 use.activations() + use.buffers());
   }
-
-  void set_precision(v1::RunSpec::Precision precision) { spec_.set_precision(precision); }
-
-  PlanProblem Problem(int ranks, int micro_batches, Strategy strategy) {
-    spec_.set_batch_per_group(32);
-    spec_.set_micro_batches(micro_batches);
-    const HardwareModel hardware = UniformHardware({.alpha = 2e-6, .beta = 1 / 6e9}, 1e12);
-    PlanProblem problem = *ProblemOf(spec_, graph_, index_, ranks, hardware);
-    problem.strategy = strategy;
-    return problem;
-  }
-
-  // Memory of the tape of the rank that needs the most.
-  int64_t Planned(const Plan& plan) const {
-    int64_t max_bytes = 0;
-    for (int rank = 0; rank < plan.mesh.ranks(); ++rank) {
-      const v1::MemoryUse use = PlannedMemory(spec_, graph_, index_, plan, rank, v1::Cluster::CPU);
-      const int64_t bytes =
-          use.weights() + use.gradients() + use.optimizer() + use.activations() + use.buffers();
-      max_bytes = std::max(max_bytes, bytes);
-    }
-    return max_bytes;
-  }
-
- private:
-  v1::RunSpec spec_;
-  const Graph graph_;
-  const ParameterIndex index_;
-};
+  return max_bytes;
+}
 
 void ExpectUpperBounds(const std::string& name,
                        v1::RunSpec::Precision precision = v1::RunSpec::FP32) {
-  Model model(name);
-  model.set_precision(precision);
   for (const int ranks : {1, 2, 4}) {
-    for (const int micro_batches : {1, kMicroBatches}) {
+    OwnedProblem owned = ZooProblem(name, ranks, 32);
+    owned.spec.mutable_optimizer()->mutable_sgd()->set_momentum(0.9F);
+    owned.spec.set_precision(precision);
+    for (const int micro_batches : {1, 2}) {
+      owned.spec.set_micro_batches(micro_batches);
       for (const Strategy strategy : AllStrategies()) {
-        const PlanProblem problem = model.Problem(ranks, micro_batches, strategy);
+        PlanProblem problem =
+            *ProblemOf(owned.spec, *owned.graph, *owned.index, ranks, owned.problem.hardware);
+        problem.strategy = strategy;
         const auto result = Search(problem, {.max_predicted = 4, .max_improvements = 0});
         ASSERT_TRUE(result.ok()) << result.status();
         const int64_t predicted = result->best.prediction.memory_bytes;
-        const int64_t planned = model.Planned(result->best.plan);
+        const int64_t planned = PlannedBytes(owned, result->best.plan);
         SCOPED_TRACE(name + " on " + std::to_string(ranks) + ", " +
                      std::string(StrategyName(strategy)));
         EXPECT_GE(predicted, planned);
@@ -84,9 +62,8 @@ TEST(MemoryTest, BoundsBf16Copies) { ExpectUpperBounds("alexnet", v1::RunSpec::B
 
 // A convolution that is split by outputs gathers its whole input.
 TEST(MemoryTest, GatheredInputsCount) {
-  Model model("alexnet");
-  PlanProblem problem = model.Problem(32, 1, Strategy::kAuto);
-  problem.batch = 2048;
+  OwnedProblem owned = ZooProblem("alexnet", 32, 2048);
+  PlanProblem& problem = owned.problem;
   problem.pins.mesh = {{kDataAxis, 1}, {kModelAxis, 32}};
   problem.pins.layers["conv1"] = "out";
   const auto result = Search(problem, {.max_predicted = 4, .max_improvements = 0});

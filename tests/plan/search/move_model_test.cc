@@ -144,12 +144,12 @@ void ExpectAsTapes(const char* text, int plans, unsigned seed) {
     const std::vector<LayerMoves> moves = MovesOf(planned.problem, planned.plan);
     TapeElements tapes = ElementsOfTapes(planned);
     for (int l = 0; l < planned.graph.size(); ++l) {
-      const LayerMoves& of = moves[l];
+      const auto& [forward, backward] = moves[l];
       SCOPED_TRACE(planned.graph[l].name + " in round " + std::to_string(round) + "\n" +
                    PrintPlan(planned.plan, planned.graph, planned.index));
       const bool misaligned = HasMisalignedMove(planned, l);
-      ASSERT_NO_FATAL_FAILURE(ExpectElements(of.forward.elements, tapes.forward[l], misaligned));
-      ASSERT_NO_FATAL_FAILURE(ExpectElements(of.backward.elements, tapes.backward[l], misaligned));
+      ASSERT_NO_FATAL_FAILURE(ExpectElements(forward.elements, tapes.forward[l], misaligned));
+      ASSERT_NO_FATAL_FAILURE(ExpectElements(backward.elements, tapes.backward[l], misaligned));
     }
   }
 }

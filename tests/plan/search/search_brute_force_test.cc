@@ -3,7 +3,7 @@
 // This tests the minimisation: elimination, memory limits, bounds, and the search's tables by
 // class. Both sides share the options of layer_options.h (checked to be legal here), the seconds of
 // one collective and of one move, and a layer's compute time and memory. The search evaluates them
-// for options in compact layouts, this test for the layouts of a plan (plan_cost.h, MovesOf).
+// for options in compact layouts, this test for the layouts of a plan (problems.h, MovesOf).
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -21,8 +21,7 @@
 #include "plan/search/prediction.h"
 #include "plan/search/search.h"
 #include "plan/search/search_mesh.h"
-#include "tests/plan/search/plan_cost.h"
-#include "tests/plan/search/random_problem.h"
+#include "tests/plan/search/problems.h"
 
 namespace cadre {
 namespace {
@@ -51,12 +50,12 @@ class EveryPlan {
   EveryPlan(const PlanProblem& problem, const Mesh& mesh) : problem_(problem), mesh_(mesh) {
     const CompactMesh compact(mesh);
     for (int l = 0; l < problem.graph->size(); ++l) {
-      const LayerClass of = ClassOf(problem, l);
+      const LayerClass layer_class = ClassOf(problem, l);
       ways_.emplace_back();
       const GraphLayer& layer = (*problem.graph)[l];
       const std::vector<std::vector<IndexSplit>> legal = LegalSplits(layer, mesh);
-      for (const LayerOption& option : OptionsOf(of, compact)) {
-        const std::vector<IndexSplit> splits = SplitsOf(of, compact, option);
+      for (const LayerOption& option : OptionsOf(layer_class, compact)) {
+        const std::vector<IndexSplit> splits = SplitsOf(layer_class, compact, option);
         EXPECT_TRUE(
             std::any_of(legal.begin(), legal.end(),
                         [&](const auto& each) { return AxesByIndex(each) == AxesByIndex(splits); }))
@@ -137,8 +136,8 @@ class EveryPlan {
     if (known != moves_[l].end()) return known->second;
     Plan plan{.mesh = mesh_};
     for (size_t k = 0; k < choice.size(); ++k) plan.layers.push_back(ways_[k][choice[k]]);
-    const LayerMoves of = MovesOf(problem_, plan)[l];
-    return moves_[l][key] = problem_.micro_batches * (of.forward.seconds + of.backward.seconds);
+    const auto [forward, backward] = MovesOf(problem_, plan)[l];
+    return moves_[l][key] = problem_.micro_batches * (forward.seconds + backward.seconds);
   }
 
   const PlanProblem& problem_;
@@ -172,15 +171,16 @@ bool Compare(const OwnedProblem& owned) {
   if (!minimum.has_value()) return false;
   const absl::StatusOr<SearchResult> result = SearchSums(problem);
   if (*minimum == kInfinite) {
-    EXPECT_FALSE(result.ok()) << owned.text;
+    EXPECT_FALSE(result.ok()) << owned.spec.DebugString();
     return true;
   }
-  EXPECT_TRUE(result.ok()) << result.status() << owned.text;
+  EXPECT_TRUE(result.ok()) << result.status() << owned.spec.DebugString();
   if (!result.ok()) return true;
   EXPECT_TRUE(result->exact);
-  EXPECT_TRUE(CheckPlan(result->best.plan, *problem.graph, *problem.index).ok()) << owned.text;
+  EXPECT_TRUE(CheckPlan(result->best.plan, *problem.graph, *problem.index).ok())
+      << owned.spec.DebugString();
   EXPECT_NEAR(PlanCost(problem, result->best.plan), *minimum, 1e-9 * *minimum)
-      << owned.text << result->best.plan.mesh.ToString();
+      << owned.spec.DebugString() << result->best.plan.mesh.ToString();
   if (problem.hardware.memory_bytes > 0) {
     EXPECT_LE(PlanBytes(problem, result->best.plan), problem.hardware.memory_bytes);
   }
@@ -204,25 +204,25 @@ void ForRandomProblems(int problems, unsigned seed, Change change) {
   }
 }
 
-TEST(SearchBruteForceTest, FindsLeastPlan) {
+TEST(SearchBruteForceTest, FindsMinimumPlan) {
   ForRandomProblems(1'000, 1, [](PlanProblem&, std::mt19937&) {});
 }
 
 // The limits range from just below the minimum memory of any plan to the memory of the fastest
 // plan.
-TEST(SearchBruteForceTest, FindsLeastPlanWithinMemory) {
+TEST(SearchBruteForceTest, FindsMinimumPlanWithinMemory) {
   ForRandomProblems(150, 2, [](PlanProblem& problem, std::mt19937& random) {
     const SearchGraph graph(problem);
-    auto leanest = kInfinite;
+    auto min_bytes = kInfinite;
     for (const Mesh& mesh : MeshesFor(problem)) {
       const int64_t minimum = MeshSearch(problem, graph, mesh).MinBytes();
-      leanest = std::min(leanest, 1.0 * minimum);
+      min_bytes = std::min(min_bytes, 1.0 * minimum);
     }
     const auto result = SearchSums(problem);
     ASSERT_TRUE(result.ok()) << result.status();
-    const double quickest = PlanBytes(problem, result->best.plan);
+    const double bytes_of_fastest = PlanBytes(problem, result->best.plan);
     const double share = (random() % 11) / 10.0;
-    problem.hardware.memory_bytes = leanest - 1 + share * (quickest - leanest + 1);
+    problem.hardware.memory_bytes = min_bytes - 1 + share * (bytes_of_fastest - min_bytes + 1);
   });
 }
 
@@ -250,13 +250,13 @@ TEST(SearchBruteForceTest, MeasuredTimesAndUnevenBatches) {
   });
 }
 
-TEST(SearchBruteForceTest, FindsLeastPlanOfStrategy) {
+TEST(SearchBruteForceTest, FindsMinimumPlanOfStrategy) {
   ForRandomProblems(100, 3, [](PlanProblem& problem, std::mt19937& random) {
     problem.strategy = AllStrategies()[random() % AllStrategies().size()];
   });
 }
 
-TEST(SearchBruteForceTest, FindsLeastPlanWithPins) {
+TEST(SearchBruteForceTest, FindsMinimumPlanWithPins) {
   ForRandomProblems(100, 4, [](PlanProblem& problem, std::mt19937& random) {
     if (random() % 2 == 0) {
       const std::vector<Mesh> meshes = MeshesFor(problem);

@@ -3,31 +3,26 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <cmath>
-#include <random>
 #include <string>
 #include <vector>
 
-#include "model/run_file.h"
 #include "plan/plan.h"
 #include "plan/plan_collectives.h"
 #include "plan/search/layer_options.h"
 #include "plan/search/planner.h"
-#include "tests/model/testing.h"
-#include "tests/plan/search/plan_cost.h"
-#include "tests/plan/search/random_problem.h"
+#include "tests/plan/search/problems.h"
 
 namespace cadre {
 namespace {
 
-using ::testing::Each;
 using ::testing::HasSubstr;
 using testing::LayerOf;
 using ::testing::Not;
 using testing::OwnedProblem;
 using testing::PlanCost;
 using ::testing::SizeIs;
+using testing::ZooProblem;
 
 const std::vector<std::string>& Zoo() {
   static const auto& zoo = *new std::vector<std::string>(
@@ -35,20 +30,9 @@ const std::vector<std::string>& Zoo() {
   return zoo;
 }
 
-OwnedProblem FromZoo(const std::string& name, int ranks, int64_t batch) {
-  const auto file = ReadRunSpec(testing::ZooFolder() + "/" + name + ".textproto");
-  EXPECT_TRUE(file.ok()) << file.status();
-  OwnedProblem owned{.graph = std::make_unique<Graph>(*Graph::FromModel(file->spec.model()))};
-  owned.index = std::make_unique<ParameterIndex>(ParameterIndex::FromGraph(*owned.graph));
-  owned.problem = {.graph = owned.graph.get(), .index = owned.index.get(), .ranks = ranks};
-  owned.problem.batch = batch;
-  owned.problem.hardware = UniformHardware({.alpha = 2e-6, .beta = 1 / 6e9}, 1e12);
-  return owned;
-}
-
 // AlexNet on 512 ranks without compute times, as in the papers.
 OwnedProblem AlexNetOf512() {
-  OwnedProblem owned = FromZoo("alexnet", 512, 2048);
+  OwnedProblem owned = ZooProblem("alexnet", 512, 2048);
   owned.problem.hardware.flops = 0;
   return owned;
 }
@@ -85,7 +69,7 @@ TEST(SearchTest, AutoBeatsFixedPolicies) {
 }
 
 TEST(SearchTest, PinsAreNeverFaster) {
-  OwnedProblem owned = FromZoo("alexnet", 16, 256);
+  OwnedProblem owned = ZooProblem("alexnet", 16, 256);
   owned.problem.hardware.link.alpha = 20e-6;
   for (const char* layer : {"conv1", "conv3", "fc6"}) {
     for (const char* index : {"samples", "out", "in"}) {
@@ -100,21 +84,21 @@ TEST(SearchTest, PinsAreNeverFaster) {
   }
 }
 
-TEST(SearchTest, NamesFreedLayers) {
-  OwnedProblem owned = FromZoo("alexnet", 512, 2048);
+TEST(SearchTest, NamesLayersThatTheStrategyCannotSplit) {
+  OwnedProblem owned = ZooProblem("alexnet", 512, 2048);
   owned.problem.strategy = Strategy::kModel;
   const auto wide = Search(owned.problem);
   ASSERT_TRUE(wide.ok()) << wide.status();
-  EXPECT_THAT(wide->freed, ::testing::Contains("conv1"));
-  EXPECT_THAT(wide->freed, Not(::testing::Contains("fc6")));
+  EXPECT_THAT(wide->strategy_exceptions, ::testing::Contains("conv1"));
+  EXPECT_THAT(wide->strategy_exceptions, Not(::testing::Contains("fc6")));
   owned.problem.ranks = 8;
-  EXPECT_THAT(Search(owned.problem)->freed, SizeIs(0));
+  EXPECT_THAT(Search(owned.problem)->strategy_exceptions, SizeIs(0));
 }
 
 TEST(SearchTest, AutoBeatsStrategies) {
   for (const char* name : {"alexnet", "lenet", "mlp", "resnet18", "gpt"}) {
     for (const double flops : {0.0, 1e12}) {
-      OwnedProblem owned = FromZoo(name, 16, 256);
+      OwnedProblem owned = ZooProblem(name, 16, 256);
       owned.problem.hardware.flops = flops;
       owned.problem.overlap = false;
       const SearchOptions sums{.max_predicted = 1, .max_improvements = 0};
@@ -136,7 +120,7 @@ TEST(SearchTest, StrategiesGiveLegalPlans) {
   for (const std::string& name : Zoo()) {
     for (const int ranks : {1, 2, 6, 16}) {
       for (const Strategy strategy : AllStrategies()) {
-        OwnedProblem owned = FromZoo(name, ranks, 64);
+        OwnedProblem owned = ZooProblem(name, ranks, 64);
         owned.problem.strategy = strategy;
         const auto result = Search(owned.problem, {.max_predicted = 4});
         ASSERT_TRUE(result.ok()) << name << " " << StrategyName(strategy) << result.status();
@@ -150,7 +134,7 @@ TEST(SearchTest, StrategiesGiveLegalPlans) {
 }
 
 TEST(SearchTest, StrategiesSplitAsDefined) {
-  OwnedProblem owned = FromZoo("alexnet", 8, 64);
+  OwnedProblem owned = ZooProblem("alexnet", 8, 64);
   const auto parts = [&](Strategy strategy, const std::string& layer, const std::string& index) {
     owned.problem.strategy = strategy;
     const Plan plan = Search(owned.problem)->best.plan;
@@ -167,7 +151,7 @@ TEST(SearchTest, StrategiesSplitAsDefined) {
 }
 
 TEST(SearchTest, BestHasFastestPrediction) {
-  OwnedProblem owned = FromZoo("alexnet", 16, 256);
+  OwnedProblem owned = ZooProblem("alexnet", 16, 256);
   const auto result = Search(owned.problem);
   ASSERT_TRUE(result.ok()) << result.status();
   const double step = result->best.prediction.times.step();
@@ -195,7 +179,7 @@ TEST(SearchTest, RunnerUpCosts) {
 }
 
 TEST(SearchTest, OneRank) {
-  const OwnedProblem owned = FromZoo("lenet", 1, 64);
+  const OwnedProblem owned = ZooProblem("lenet", 1, 64);
   const auto result = Search(owned.problem);
   ASSERT_TRUE(result.ok()) << result.status();
   EXPECT_EQ(result->best.prediction.elements_per_rank, 0);
@@ -206,7 +190,7 @@ TEST(SearchTest, OneRank) {
 // --- Many ranks ---
 
 void ExpectExact(int ranks, int64_t meshes) {
-  const OwnedProblem owned = FromZoo("resnet50", ranks, 4 * int64_t{ranks});
+  const OwnedProblem owned = ZooProblem("resnet50", ranks, 4 * int64_t{ranks});
   const auto result = Search(owned.problem);
   ASSERT_TRUE(result.ok()) << result.status();
   EXPECT_TRUE(result->exact);
@@ -222,7 +206,7 @@ TEST(SearchTest, TenThousandRanks) { ExpectExact(10'000, 225); }
 TEST(SearchTest, HundredThousandRanks) { ExpectExact(100'000, 277); }
 
 TEST(SearchTest, ReportsInexactSearch) {
-  const OwnedProblem owned = FromZoo("resnet18", 12, 48);
+  const OwnedProblem owned = ZooProblem("resnet18", 12, 48);
   const auto exact = Search(owned.problem, {.max_predicted = 1});
   const auto cut = Search(owned.problem, {.max_states = 8, .max_predicted = 1});
   ASSERT_TRUE(exact.ok() && cut.ok());
@@ -235,7 +219,7 @@ TEST(SearchTest, ReportsInexactSearch) {
 // --- Memory ---
 
 TEST(SearchTest, PlansFitIntoMemory) {
-  OwnedProblem owned = FromZoo("alexnet", 16, 64);
+  OwnedProblem owned = ZooProblem("alexnet", 16, 64);
   const auto roomy = Search(owned.problem);
   ASSERT_TRUE(roomy.ok());
   owned.problem.hardware.memory_bytes = roomy->best.prediction.memory_bytes * 3 / 5;
@@ -254,7 +238,7 @@ int NumberBefore(const std::string& text, const std::string& what) {
 }
 
 TEST(SearchTest, ReportsMissingMemory) {
-  OwnedProblem owned = FromZoo("alexnet", 4, 64);
+  OwnedProblem owned = ZooProblem("alexnet", 4, 64);
   owned.problem.hardware.memory_bytes = 40'000'000;
   const absl::Status status = Search(owned.problem).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
@@ -275,25 +259,11 @@ TEST(SearchTest, ReportsMissingMemory) {
 }
 
 TEST(SearchTest, ReportsThatNoRanksSuffice) {
-  OwnedProblem owned = FromZoo("lenet", 2, 64);
+  OwnedProblem owned = ZooProblem("lenet", 2, 64);
   owned.problem.hardware.memory_bytes = 16;
   const absl::Status status = Search(owned.problem).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(status.message()), HasSubstr("no number of ranks up to 65536"));
-}
-
-TEST(SearchTest, UsesMoreMicroBatches) {
-  OwnedProblem owned = FromZoo("vgg11", 1, 64);
-  const auto one = Search(owned.problem);
-  ASSERT_TRUE(one.ok());
-  owned.problem.hardware.memory_bytes = 4 * 3 * owned.index->size() + 4 * owned.index->size() / 2 +
-                                        one->best.prediction.memory_bytes / 4;
-  EXPECT_FALSE(Search(owned.problem).ok());
-  owned.problem.free_micro_batches = true;
-  const auto more = Search(owned.problem);
-  ASSERT_TRUE(more.ok()) << more.status();
-  EXPECT_GT(more->micro_batches, 1);
-  EXPECT_LE(more->best.prediction.memory_bytes, owned.problem.hardware.memory_bytes);
 }
 
 // --- Pins ---
@@ -315,7 +285,7 @@ TEST(SearchTest, KeepsPinsAndReportsUnpinned) {
 }
 
 TEST(SearchTest, PinnedLayerHasAxis) {
-  OwnedProblem owned = FromZoo("resnet18", 4, 64);
+  OwnedProblem owned = ZooProblem("resnet18", 4, 64);
   owned.problem.pins.layers = {{"fc", "out"}};
   const auto result = Search(owned.problem);
   ASSERT_TRUE(result.ok()) << result.status();
@@ -324,7 +294,7 @@ TEST(SearchTest, PinnedLayerHasAxis) {
 }
 
 TEST(SearchTest, RejectsUnsatisfiablePins) {
-  OwnedProblem owned = FromZoo("lenet", 4, 64);
+  OwnedProblem owned = ZooProblem("lenet", 4, 64);
   owned.problem.pins.mesh = {{"model", 3}};
   const absl::Status status = Search(owned.problem).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
@@ -333,7 +303,7 @@ TEST(SearchTest, RejectsUnsatisfiablePins) {
 }
 
 TEST(SearchTest, OtherAxesStayFree) {
-  OwnedProblem owned = FromZoo("alexnet", 12, 48);
+  OwnedProblem owned = ZooProblem("alexnet", 12, 48);
   owned.problem.pins.mesh = {{"model", 3}};
   const std::vector<Mesh> meshes = MeshesFor(owned.problem);
   EXPECT_THAT(meshes, SizeIs(3)) << "space 1, 2 and 4";
@@ -344,24 +314,25 @@ TEST(SearchTest, OtherAxesStayFree) {
 }
 
 TEST(SearchTest, OnlyImagesHaveSpace) {
-  EXPECT_THAT(MeshesFor(FromZoo("alexnet", 8, 8).problem), SizeIs(10));
-  EXPECT_THAT(MeshesFor(FromZoo("gpt", 8, 8).problem), SizeIs(4));
+  EXPECT_THAT(MeshesFor(ZooProblem("alexnet", 8, 8).problem), SizeIs(10));
+  EXPECT_THAT(MeshesFor(ZooProblem("gpt", 8, 8).problem), SizeIs(4));
 }
 
 // --- Options ---
 
 TEST(SearchTest, OptionsAreLegalAndFew) {
   for (const std::string& name : Zoo()) {
-    const OwnedProblem owned = FromZoo(name, 8, 64);
+    const OwnedProblem owned = ZooProblem(name, 8, 64);
     for (const Mesh& mesh : MeshesFor(owned.problem)) {
       const CompactMesh compact(mesh);
       for (int l = 0; l < owned.graph->size(); ++l) {
-        const LayerClass of = ClassOf(owned.problem, l);
-        const std::vector<LayerOption> options = OptionsOf(of, compact);
+        const LayerClass layer_class = ClassOf(owned.problem, l);
+        const std::vector<LayerOption> options = OptionsOf(layer_class, compact);
         ASSERT_FALSE(options.empty()) << (*owned.graph)[l].name;
         EXPECT_LE(options.size(), 20U) << (*owned.graph)[l].name;
         for (const LayerOption& option : options) {
-          const auto layouts = LayOut((*owned.graph)[l], mesh, SplitsOf(of, compact, option));
+          const auto layouts =
+              LayOut((*owned.graph)[l], mesh, SplitsOf(layer_class, compact, option));
           ASSERT_TRUE(layouts.ok()) << layouts.status();
           // Compact layouts equal those of the table of operations.
           EXPECT_EQ(compact.Compact(layouts->output), option.output);

@@ -1,7 +1,7 @@
 // Chooses the number of groups, the ranks of each, and the steps between averages, before each
 // group is planned. group_choice.cc has the formula.
 //
-// Pure functions; thread-safe.
+// Values and pure functions; thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -10,35 +10,11 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "plan/search/plan_problem.h"
-#include "plan/search/search.h"
+#include "plan/report/plan_question.h"
 #include "proto/cadre/v1/profile.pb.h"
-#include "proto/cadre/v1/run.pb.h"
+#include "tensor/mesh.h"
 
 namespace cadre {
-
-// Borrows everything it points to.
-struct GroupsProblem {
-  // The fields used: batch_per_group is B; averaging.every_steps, if not 0, fixes H;
-  // cluster.aggregators, if not 0, is the number of aggregators; stop determines the length of the
-  // training if there is no table of epochs.
-  const v1::RunSpec* spec = nullptr;
-  const Graph* graph = nullptr;
-  const ParameterIndex* index = nullptr;
-  // The cluster; null: all workers are alike and have `uniform` hardware.
-  const v1::ClusterProfile* profile = nullptr;
-  HardwareModel uniform;
-  int workers = 1;
-  // Fixed by the user; 0: free.
-  int groups = 0;
-  int ranks = 0;
-  // Epochs by number of workers. Null: not known; then the time of an epoch is minimised, over at
-  // most `max_groups` groups (or the fixed number).
-  const v1::EpochsTable* epochs = nullptr;
-  int max_groups = 0;
-  // D, samples per epoch; 0: not known.
-  double samples = 0;
-};
 
 // One possible number of groups, and its predicted times.
 struct GroupChoice {
@@ -86,10 +62,14 @@ struct GroupsResult {
   const GroupChoice& best() const { return choices.front(); }
 };
 
-// Errors: InvalidArgument if fixed numbers do not divide the workers, the table is malformed, or
-// the profile has too few workers; if no choice is possible, the error of the largest groups
+// Chooses among the numbers of groups up to request.max_groups; if it is not set, among those that
+// the table of epochs covers, or one group without a table. Without a table, the time of an epoch
+// is minimised. Of the run spec, batch_per_group is B; averaging.every_steps, if not 0, fixes H;
+// cluster.aggregators, if not 0, is the number of aggregators; and `stop` determines the length of
+// the training if there is no table. Errors: InvalidArgument if the table is malformed or the
+// number of samples per epoch is missing; if no choice is possible, the error of the largest groups
 // (ResourceExhausted if memory is short; see Search).
-absl::StatusOr<GroupsResult> ChooseGroups(const GroupsProblem& problem);
+absl::StatusOr<GroupsResult> ChooseGroups(const PlanQuestion& question);
 
 // Groups on equal hosts, which are of one kind and are planned once. Workers are assigned to groups
 // host by host, so that the fast links inside hosts are links inside groups.

@@ -1,11 +1,19 @@
-#include "tests/plan/search/random_problem.h"
+#include "tests/plan/search/problems.h"
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <map>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "model/run_file.h"
+#include "plan/layer_part.h"
+#include "plan/plan_collectives.h"
+#include "plan/search/layer_bytes.h"
+#include "plan/search/move_model.h"
 #include "tests/model/testing.h"
 
 namespace cadre::testing {
@@ -128,21 +136,29 @@ HardwareModel RandomHardware(std::mt19937& random) {
 
 }  // namespace
 
-OwnedProblem ProblemOfText(const std::string& text, int ranks) {
-  const v1::RunSpec spec = SpecOf(text);
+OwnedProblem ProblemOfSpec(const v1::RunSpec& spec, int ranks) {
   auto graph = Graph::FromModel(spec.model());
-  EXPECT_TRUE(graph.ok()) << graph.status() << text;
-  OwnedProblem owned{.text = text, .graph = std::make_unique<Graph>(*std::move(graph))};
+  EXPECT_TRUE(graph.ok()) << graph.status() << spec.DebugString();
+  OwnedProblem owned{.spec = spec, .graph = std::make_unique<Graph>(*std::move(graph))};
   owned.index = std::make_unique<ParameterIndex>(ParameterIndex::FromGraph(*owned.graph));
   owned.problem = {.graph = owned.graph.get(), .index = owned.index.get(), .ranks = ranks};
   owned.problem.batch = std::max<int64_t>(1, spec.batch_per_group());
   return owned;
 }
 
+OwnedProblem ZooProblem(const std::string& name, int ranks, int64_t batch) {
+  auto file = ReadRunSpec(ZooFolder() + "/" + name + ".textproto");
+  EXPECT_TRUE(file.ok()) << file.status();
+  file->spec.set_batch_per_group(batch);
+  OwnedProblem owned = ProblemOfSpec(file->spec, ranks);
+  owned.problem.hardware = UniformHardware({.alpha = 2e-6, .beta = 1 / 6e9}, 1e12);
+  return owned;
+}
+
 OwnedProblem RandomProblem(std::mt19937& random, int ranks) {
   Writer writer(random);
   const std::string text = random() % 4 == 0 ? writer.Tokens() : writer.Images();
-  OwnedProblem owned = ProblemOfText(text + "batch_per_group: 8", ranks);
+  OwnedProblem owned = ProblemOfSpec(SpecOf(text + "batch_per_group: 8"), ranks);
   PlanProblem& problem = owned.problem;
   problem.micro_batches = 1 + static_cast<int>(random() % 2);
   problem.optimizer_states = static_cast<int>(random() % 3);
@@ -152,6 +168,56 @@ OwnedProblem RandomProblem(std::mt19937& random, int ranks) {
   problem.collectives = kPolicies[random() % 4];
   problem.hardware = RandomHardware(random);
   return owned;
+}
+
+const LayerLayouts& LayerOf(const Plan& plan, const std::string& name) {
+  return *std::find_if(plan.layers.begin(), plan.layers.end(),
+                       [&](const LayerLayouts& layer) { return layer.name == name; });
+}
+
+double LayerCost(const PlanProblem& problem, const Mesh& mesh, int layer,
+                 const LayerLayouts& layouts) {
+  const GraphLayer& graph_layer = (*problem.graph)[layer];
+  const HardwareModel& hardware = problem.hardware;
+  const LayerSeconds compute =
+      hardware.SecondsOf(graph_layer, layer, PartOf(layouts, mesh, LargestMicroBatch(problem)));
+  double seconds = (compute.forward + compute.backward) * problem.micro_batches;
+  // Elements by the axes that sum and the axes that own them.
+  using Axes = std::vector<std::string>;
+  std::map<std::pair<Axes, Axes>, int64_t> elements;
+  for (size_t p = 0; p < graph_layer.parameters.size(); ++p) {
+    const Bucket bucket{.axes = layouts.gradient_sums[p],
+                        .replica_axes = ReplicaAxes(layouts, p, mesh)};
+    elements[{bucket.axes, bucket.owner_axes()}] +=
+        LocalElements(graph_layer.parameters[p].shape, layouts.parameters[p], mesh);
+  }
+  for (const auto& [axes, count] : elements) {
+    const auto& [sums, owners] = axes;
+    const int own = mesh.Size(owners);
+    seconds += MinCollectiveSeconds(problem.collectives, graph_layer, count, mesh.Size(sums), own,
+                                    hardware.LinkOf(mesh, sums), hardware.LinkOf(mesh, owners));
+    seconds += hardware.update_seconds * LargestPart(count, own);
+  }
+  return seconds;
+}
+
+double PlanCost(const PlanProblem& problem, const Plan& plan) {
+  double sum = 0;
+  for (size_t l = 0; l < plan.layers.size(); ++l) {
+    sum += LayerCost(problem, plan.mesh, l, plan.layers[l]);
+  }
+  for (const LayerMoves& moves : MovesOf(problem, plan)) {
+    sum += problem.micro_batches * (moves.forward.seconds + moves.backward.seconds);
+  }
+  return sum;
+}
+
+int64_t PlanBytes(const PlanProblem& problem, const Plan& plan) {
+  int64_t bytes = 0;
+  for (size_t l = 0; l < plan.layers.size(); ++l) {
+    bytes += LayerBytes(problem, plan.mesh, l, plan.layers[l]);
+  }
+  return bytes;
 }
 
 }  // namespace cadre::testing

@@ -10,7 +10,7 @@
 //   D        samples per epoch.
 //   E        epochs by the measured table, at G B / batch_per_worker workers: groups that average
 //            every step are equivalent to so many synchronous workers. That E does not change for
-//            H > 1 is proved only up to an order of magnitude (plan/cost/averaging_interval.h), so
+//            H > 1 is proved only up to an order of magnitude (plan/cost/discrepancy.h), so
 //            H stays within the stricter of the two bounds (Yu, Yang, Zhu 2019), and is no larger
 //            than needed to make averaging cheap.
 //   average  each rank sends its n / p words to the aggregators and receives as many (Lee et al.
@@ -22,22 +22,24 @@
 // determines the step. Groups on equal hosts are of one kind and are planned once; at most
 // kMaxPlanned kinds are planned, those that a rough estimate finds slowest. Cost: one search per
 // divisor of P and kind of group.
-#include "plan/search/group_choice.h"
-#include "base/counted_noun.h"
+#include "plan/report/group_choice.h"
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
+#include <map>
 #include <tuple>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/counted_noun.h"
 #include "base/status.h"
-#include "model/problem.h"
-#include "plan/cost/averaging_interval.h"
+#include "plan/cost/discrepancy.h"
+#include "plan/cost/group_hybrid.h"
 #include "plan/cost/hierarchical_averaging.h"
 #include "plan/cost/time_to_accuracy.h"
+#include "plan/search/search.h"
+#include "tensor/interval.h"
 
 namespace cadre {
 namespace {
@@ -49,54 +51,80 @@ constexpr size_t kMaxPlanned = 6;
 // A longer interval is not worth the divergence if it saves less than this part of the time.
 constexpr double kMinSaving = 0.01;
 
-int64_t BatchOf(const GroupsProblem& problem) {
-  return std::max<int64_t>(1, problem.spec->batch_per_group());
-}
-
-// --- Candidates ---
-
-absl::Status CheckPins(const GroupsProblem& problem) {
-  const auto check = [&](const char* what, int pinned) {
-    if (pinned >= 0 && (pinned == 0 || problem.workers % pinned == 0)) return absl::OkStatus();
-    return absl::InvalidArgumentError(absl::StrCat(
-        what, " is ", pinned, ", which does not divide the ", problem.workers, " workers"));
-  };
-  CADRE_RETURN_IF_ERROR(check("groups", problem.groups));
-  CADRE_RETURN_IF_ERROR(check("ranks of a group", problem.ranks));
-  const int64_t product = int64_t{problem.groups} * problem.ranks;
-  if (product != 0 && product != problem.workers) {
-    return absl::InvalidArgumentError(absl::StrCat(problem.groups, " groups of ", problem.ranks,
-                                                   " ranks are not ", problem.workers, " workers"));
-  }
-  return absl::OkStatus();
-}
+int WorkersOf(const PlanQuestion& question) { return question.problem.ranks; }
+int64_t BatchOf(const PlanQuestion& question) { return question.problem.batch; }
 
 // Possible numbers of groups, ascending.
-std::vector<int> NumbersOfGroups(const GroupsProblem& problem) {
+std::vector<int> NumbersOfGroups(const PlanQuestion& question) {
+  const int max_groups = question.request.max_groups.value_or(0);
   std::vector<int> numbers;
-  const bool pinned = problem.groups > 0 || problem.ranks > 0;
-  for (int groups = 1; groups <= problem.workers; ++groups) {
-    if (problem.workers % groups != 0) continue;
-    const bool wanted = (problem.groups == 0 || groups == problem.groups) &&
-                        (problem.ranks == 0 || problem.workers / groups == problem.ranks);
-    const bool by_default = pinned || groups == 1 || problem.epochs != nullptr;
-    const bool bounded = problem.max_groups > 0 ? groups <= problem.max_groups : by_default;
-    if (wanted && (pinned || bounded)) numbers.push_back(groups);
+  for (const int groups : DivisorsOf(WorkersOf(question))) {
+    const bool by_default = groups == 1 || question.request.epochs;
+    if (max_groups > 0 ? groups <= max_groups : by_default) numbers.push_back(groups);
   }
   return numbers;
+}
+
+// --- Groups on equal hosts ---
+
+// The hosts of one entry of the profile.
+struct Entry {
+  // Workers of all its hosts.
+  Interval workers;
+  int64_t workers_per_host = 1;
+  // Equal for entries with equal hosts.
+  int64_t host_kind = 0;
+};
+
+std::vector<Entry> EntriesOf(const v1::ClusterProfile& profile) {
+  std::vector<Entry> entries;
+  std::map<std::string, int64_t> host_kinds;
+  int64_t begin = 0;
+  for (const v1::HostProfile& host : profile.host()) {
+    v1::HostProfile kind = host;
+    kind.clear_name();
+    kind.clear_count();
+    const auto found = host_kinds.emplace(kind.SerializeAsString(), std::ssize(host_kinds)).first;
+    const int64_t workers = std::max(1U, host.workers());
+    const int64_t end = begin + workers * std::max(1U, host.count());
+    entries.push_back({{begin, end}, workers, found->second});
+    begin = end;
+  }
+  return entries;
+}
+
+// Equal for groups of one kind. A group within one host depends only on the kind of host; otherwise
+// the key lists, for each entry that the group uses, the entry, its first worker's position in a
+// host, and its number of ranks there.
+std::vector<int64_t> KeyOf(const std::vector<Entry>& entries, int64_t first, int64_t ranks) {
+  auto entry = std::upper_bound(entries.begin(), entries.end(), first,
+                                [](int64_t w, const Entry& e) { return w < e.workers.end; });
+  const Interval group = {first, first + ranks};
+  const auto host = [&](int64_t worker) {
+    return (worker - entry->workers.begin) / entry->workers_per_host;
+  };
+  if (entry->workers.contains(group) && host(first) == host(group.end - 1)) {
+    return {-1, entry->host_kind};
+  }
+  std::vector<int64_t> key;
+  for (; entry != entries.end() && entry->workers.begin < group.end; ++entry) {
+    const Interval here = Intersect(group, entry->workers);
+    key.insert(key.end(),
+               {entry - entries.begin(),
+                (here.begin - entry->workers.begin) % entry->workers_per_host, here.size()});
+  }
+  return key;
 }
 
 // --- The step of a group ---
 
 // A rough estimate for comparison: computing, and one all-reduce.
-double RoughSeconds(const GroupsProblem& problem, const HardwareModel& hardware, int ranks) {
+double RoughSeconds(const PlanQuestion& question, const HardwareModel& hardware, int ranks) {
   double flops = 0;
-  for (int l = 0; l < problem.graph->size(); ++l) {
-    flops += (*problem.graph)[l].flops;
-  }
-  const double words = AllReduce(problem.index->size(), ranks).words;
+  for (const GraphLayer& layer : question.graph.layers()) flops += layer.flops;
+  const double words = AllReduce(question.index.size(), ranks).words;
   const double computing = hardware.flops > 0 ? flops / hardware.flops : 0;
-  return 3 * computing * BatchOf(problem) / ranks + hardware.link.beta * kBytesPerWord * words;
+  return 3 * computing * BatchOf(question) / ranks + hardware.link.beta * kBytesPerWord * words;
 }
 
 auto NumbersOf(const HardwareModel& hardware) {
@@ -113,21 +141,22 @@ struct KindOfHardware {
 };
 
 // The hardware of all groups, equal ones once, the slowest first.
-absl::StatusOr<std::vector<KindOfHardware>> HardwareOfGroups(const GroupsProblem& problem,
+absl::StatusOr<std::vector<KindOfHardware>> HardwareOfGroups(const PlanQuestion& question,
                                                              int groups, int ranks) {
+  const PlanRequest& request = question.request;
   std::vector<KindOfHardware> kinds_of_hardware;
-  if (problem.profile == nullptr) return std::vector<KindOfHardware>{{problem.uniform}};
-  std::vector<GroupKind> kinds = KindsOfGroups(*problem.profile, groups, ranks);
+  if (!request.profile) return std::vector<KindOfHardware>{{question.problem.hardware}};
+  std::vector<GroupKind> kinds = KindsOfGroups(*request.profile, groups, ranks);
   kinds.resize(std::min(kinds.size(), kMaxKinds));
   for (const GroupKind& kind : kinds) {
     CADRE_ASSIGN_OR_RETURN(HardwareModel hardware,
-                           HardwareOf(*problem.profile, problem.spec->model(), *problem.graph,
+                           HardwareOf(*request.profile, request.spec.model(), question.graph,
                                       kind.first_worker, ranks));
     const bool known = std::any_of(
         kinds_of_hardware.begin(), kinds_of_hardware.end(),
         [&](const auto& other) { return NumbersOf(other.hardware) == NumbersOf(hardware); });
     if (known) continue;
-    const double rough = RoughSeconds(problem, hardware, ranks);
+    const double rough = RoughSeconds(question, hardware, ranks);
     kinds_of_hardware.push_back({std::move(hardware), rough});
   }
   std::stable_sort(kinds_of_hardware.begin(), kinds_of_hardware.end(),
@@ -137,14 +166,14 @@ absl::StatusOr<std::vector<KindOfHardware>> HardwareOfGroups(const GroupsProblem
 }
 
 // Fills in step, mesh and slowest group.
-absl::Status PlanSlowest(const GroupsProblem& problem, GroupChoice& choice) {
+absl::Status PlanSlowest(const PlanQuestion& question, GroupChoice& choice) {
   CADRE_ASSIGN_OR_RETURN(std::vector<KindOfHardware> kinds_of_hardware,
-                         HardwareOfGroups(problem, choice.groups, choice.ranks));
+                         HardwareOfGroups(question, choice.groups, choice.ranks));
   choice.step_seconds = -1;
   for (KindOfHardware& kind : kinds_of_hardware) {
     CADRE_ASSIGN_OR_RETURN(PlanProblem group,
-                           ProblemOf(*problem.spec, *problem.graph, *problem.index, choice.ranks,
-                                     std::move(kind.hardware)));
+                           ProblemOf(question.request.spec, question.graph, question.index,
+                                     choice.ranks, std::move(kind.hardware)));
     if (!group.hardware.computes()) group.overlap = false;
     CADRE_ASSIGN_OR_RETURN(const SearchResult found, Search(group));
     if (found.best.prediction.times.step() <= choice.step_seconds) continue;
@@ -156,22 +185,16 @@ absl::Status PlanSlowest(const GroupsProblem& problem, GroupChoice& choice) {
 
 // --- Averaging ---
 
-absl::StatusOr<LinkProfile> LinkAcross(const GroupsProblem& problem) {
-  if (problem.profile == nullptr) return problem.uniform.link;
-  CADRE_ASSIGN_OR_RETURN(
-      const HardwareModel hardware,
-      HardwareOf(*problem.profile, problem.spec->model(), *problem.graph, 0, problem.workers));
-  return hardware.link;
-}
-
-void AddAveraging(const GroupsProblem& problem, const LinkProfile& link, GroupChoice& choice) {
+void AddAveraging(const PlanQuestion& question, GroupChoice& choice) {
   if (choice.groups == 1) return;
+  // The slowest link between any two workers.
+  const LinkProfile& link = question.problem.hardware.link;
   const AggregationTraffic traffic =
-      TrafficOfRound(problem.index->size(), choice.groups, choice.ranks);
+      TrafficOfRound(question.index.size(), choice.groups, choice.ranks);
   choice.bytes_per_average = traffic.bytes_per_round;
   const double rank_bytes =
       kBytesPerWord * (traffic.words_up_per_rank + traffic.words_down_per_rank);
-  const uint32_t shards = problem.spec->cluster().aggregators();
+  const uint32_t shards = question.request.spec.cluster().aggregators();
   const double shard_bytes = shards > 0 ? 1.0 * traffic.bytes_per_round / shards : 0;
   choice.averaging_seconds = 2 * link.alpha + link.beta * std::max(rank_bytes, shard_bytes);
 }
@@ -179,14 +202,14 @@ void AddAveraging(const GroupsProblem& problem, const LinkProfile& link, GroupCh
 // --- Statistics ---
 
 // Steps of an epoch, each on one batch of every group.
-double EpochSteps(const GroupsProblem& problem, int groups) {
-  return StepsPerEpoch(problem.samples, BatchOf(problem) * groups);
+double EpochSteps(const PlanQuestion& question, int groups) {
+  return StepsPerEpoch(question.request.samples.value_or(0), BatchOf(question) * groups);
 }
 
 // Steps of the whole training; nullopt if unknown.
-std::optional<double> StepsOfTraining(const GroupsProblem& problem, const GroupChoice& choice) {
-  const v1::Stop& stop = problem.spec->stop();
-  const double pass = EpochSteps(problem, choice.groups);
+std::optional<double> StepsOfTraining(const PlanQuestion& question, const GroupChoice& choice) {
+  const v1::Stop& stop = question.request.spec.stop();
+  const double pass = EpochSteps(question, choice.groups);
   if (choice.epochs && pass > 0) return *choice.epochs * pass;
   if (stop.steps() > 0) return stop.steps();
   if (stop.epochs() > 0 && pass > 0) return stop.epochs() * pass;
@@ -195,15 +218,15 @@ std::optional<double> StepsOfTraining(const GroupsProblem& problem, const GroupC
 
 // Chooses the smallest H of 1, 2, 4, ... with which a step takes nearly as little time as with the
 // largest H within the bound.
-void ChooseInterval(const GroupsProblem& problem, GroupChoice& choice) {
+void ChooseInterval(const PlanQuestion& question, GroupChoice& choice) {
   if (choice.groups == 1) return;
-  choice.every_steps = problem.spec->averaging().every_steps();
+  choice.every_steps = question.request.spec.averaging().every_steps();
   if (choice.every_steps > 0) return;
-  const std::optional<double> steps = StepsOfTraining(problem, choice);
-  const int64_t most =
+  const std::optional<double> steps = StepsOfTraining(question, choice);
+  const int64_t max_steps =
       steps ? MaxStepsBetweenAverages(*steps, choice.groups, IntervalBound::kYu) : 1;
   int64_t largest = 1;
-  while (largest * 2 <= most) largest *= 2;
+  while (largest * 2 <= max_steps) largest *= 2;
   const double shortest = choice.step_seconds + choice.averaging_seconds / largest;
   choice.every_steps = 1;
   while (choice.every_steps < largest && choice.seconds_per_step() > shortest * (1 + kMinSaving)) {
@@ -212,45 +235,46 @@ void ChooseInterval(const GroupsProblem& problem, GroupChoice& choice) {
 }
 
 // Errors: OutOfRange if the table does not cover the batch, or the target was not reached with it.
-absl::Status AddEpochs(const GroupsProblem& problem, const EpochsCurve& curve,
+absl::Status AddEpochs(const PlanQuestion& question, const EpochsCurve& curve,
                        GroupChoice& choice) {
   const double workers =
-      1.0 * BatchOf(problem) * choice.groups / problem.epochs->batch_per_worker();
+      1.0 * BatchOf(question) * choice.groups / question.request.epochs->batch_per_worker();
   CADRE_ASSIGN_OR_RETURN(const double epochs, curve.At(workers));
   if (!std::isfinite(epochs)) {
     return absl::OutOfRangeError(absl::StrFormat("batches of %d samples did not reach the target",
-                                                 BatchOf(problem) * choice.groups));
+                                                 BatchOf(question) * choice.groups));
   }
   choice.epochs = epochs;
   return absl::OkStatus();
 }
 
-void AddTimes(const GroupsProblem& problem, GroupChoice& choice) {
-  const int64_t samples = BatchOf(problem) * choice.groups;
+void AddTimes(const PlanQuestion& question, GroupChoice& choice) {
+  const int64_t samples = BatchOf(question) * choice.groups;
   choice.seconds_per_sample = choice.seconds_per_step() / samples;
-  choice.seconds_per_epoch = EpochSteps(problem, choice.groups) * choice.seconds_per_step();
+  choice.seconds_per_epoch = EpochSteps(question, choice.groups) * choice.seconds_per_step();
   if (choice.epochs && choice.seconds_per_epoch > 0) {
     choice.seconds_to_target = TimeToAccuracy(choice.seconds_per_step(),
-                                              EpochSteps(problem, choice.groups), *choice.epochs);
+                                              EpochSteps(question, choice.groups), *choice.epochs);
   }
 }
 
 // --- Result ---
 
-absl::StatusOr<GroupChoice> ChoiceOf(const GroupsProblem& problem, const EpochsCurve* curve,
-                                     const LinkProfile& across, int groups) {
-  GroupChoice choice{.groups = groups, .ranks = problem.workers / groups};
+absl::StatusOr<GroupChoice> ChoiceOf(const PlanQuestion& question,
+                                     const std::optional<EpochsCurve>& curve, int groups) {
+  const double samples = question.request.samples.value_or(0);
+  GroupChoice choice{.groups = groups, .ranks = WorkersOf(question) / groups};
   // Checked before planning, which takes longer.
-  if (curve != nullptr) CADRE_RETURN_IF_ERROR(AddEpochs(problem, *curve, choice));
-  if (problem.samples > 0 && EpochSteps(problem, groups) < 1) {
+  if (curve) CADRE_RETURN_IF_ERROR(AddEpochs(question, *curve, choice));
+  if (samples > 0 && EpochSteps(question, groups) < 1) {
     return absl::OutOfRangeError(
-        absl::StrFormat("an epoch of %.0f samples has less than one step of %d", problem.samples,
-                        BatchOf(problem) * groups));
+        absl::StrFormat("an epoch of %.0f samples has less than one step of %d", samples,
+                        BatchOf(question) * groups));
   }
-  CADRE_RETURN_IF_ERROR(PlanSlowest(problem, choice));
-  AddAveraging(problem, across, choice);
-  ChooseInterval(problem, choice);
-  AddTimes(problem, choice);
+  CADRE_RETURN_IF_ERROR(PlanSlowest(question, choice));
+  AddAveraging(question, choice);
+  ChooseInterval(question, choice);
+  AddTimes(question, choice);
   return choice;
 }
 
@@ -260,22 +284,23 @@ double Cost(const GroupChoice& choice) {
       choice.seconds_per_epoch > 0 ? choice.seconds_per_epoch : choice.seconds_per_sample);
 }
 
-std::string Named(const GroupChoice& choice) {
+std::string GroupsText(const GroupChoice& choice) {
   return absl::StrCat(Counted(choice.groups, "group"), " of ", choice.ranks);
 }
 
-void Explain(const GroupsProblem& problem, GroupsResult& answer) {
+void Explain(const PlanQuestion& question, GroupsResult& answer) {
   const GroupChoice& best = answer.best();
   const bool by_target = best.seconds_to_target.has_value();
-  answer.reason = absl::StrCat(Named(best),
-                               by_target ? ": least time to the target" : ": least time per epoch");
+  answer.reason = absl::StrCat(
+      GroupsText(best), by_target ? ": minimum time to the target" : ": minimum time per epoch");
   for (const GroupChoice& other : answer.choices) {
     if (other.groups <= best.groups) continue;
     if (!answer.more || other.groups < answer.more->groups) answer.more = other;
   }
   if (!answer.more) {
     absl::StrAppend(&answer.reason, "; more groups were not possible");
-    if (problem.epochs == nullptr && problem.max_groups == 0 && problem.workers > 1) {
+    if (!question.request.epochs && question.request.max_groups.value_or(0) == 0 &&
+        WorkersOf(question) > 1) {
       absl::StrAppend(&answer.reason,
                       ": the number of epochs that they need is unknown (give a table of epochs)");
     }
@@ -286,7 +311,7 @@ void Explain(const GroupsProblem& problem, GroupsResult& answer) {
   absl::StrAppendFormat(
       &answer.reason,
       "; %s would take %.3g times as long: %.3g times the steps per epoch, %.3g times the step",
-      Named(more), answer.more_time_ratio, 1.0 * best.groups / more.groups,
+      GroupsText(more), answer.more_time_ratio, 1.0 * best.groups / more.groups,
       more.seconds_per_step() / best.seconds_per_step());
   if (!by_target) return;
   absl::StrAppendFormat(&answer.reason, ", %.3g times the epochs", *more.epochs / *best.epochs);
@@ -300,37 +325,44 @@ void Explain(const GroupsProblem& problem, GroupsResult& answer) {
 
 }  // namespace
 
-absl::StatusOr<GroupsResult> ChooseGroups(const GroupsProblem& problem) {
-  CADRE_RETURN_IF_ERROR(CheckPins(problem));
+std::vector<GroupKind> KindsOfGroups(const v1::ClusterProfile& profile, int64_t groups,
+                                     int64_t ranks) {
+  const std::vector<Entry> entries = EntriesOf(profile);
+  std::map<std::vector<int64_t>, size_t> seen;
+  std::vector<GroupKind> kinds;
+  for (int64_t g = 0; g < groups; ++g) {
+    const auto [kind, is_new] = seen.emplace(KeyOf(entries, g * ranks, ranks), kinds.size());
+    if (is_new) kinds.emplace_back().first_worker = g * ranks;
+    ++kinds[kind->second].groups;
+  }
+  return kinds;
+}
+
+absl::StatusOr<GroupsResult> ChooseGroups(const PlanQuestion& question) {
   std::optional<EpochsCurve> curve;
-  if (problem.epochs != nullptr) {
-    if (problem.epochs->batch_per_worker() == 0) {
-      return absl::InvalidArgumentError("the table of epochs has batch_per_worker 0");
-    }
-    if (!(problem.samples > 0)) {
+  if (question.request.epochs) {
+    if (!(question.request.samples.value_or(0) > 0)) {
       return absl::InvalidArgumentError(
           "a table of epochs requires the number of samples per epoch");
     }
-    CADRE_ASSIGN_OR_RETURN(curve, EpochsCurve::FromTable(*problem.epochs));
+    CADRE_ASSIGN_OR_RETURN(curve, EpochsCurve::FromTable(*question.request.epochs));
   }
-  CADRE_ASSIGN_OR_RETURN(const LinkProfile across, LinkAcross(problem));
   GroupsResult answer;
   absl::Status first;
-  for (const int groups : NumbersOfGroups(problem)) {
-    absl::StatusOr<GroupChoice> choice =
-        ChoiceOf(problem, curve ? &*curve : nullptr, across, groups);
+  for (const int groups : NumbersOfGroups(question)) {
+    absl::StatusOr<GroupChoice> choice = ChoiceOf(question, curve, groups);
     if (choice.ok()) {
       answer.choices.push_back(*std::move(choice));
       continue;
     }
     if (first.ok()) first = choice.status();
     answer.rejected.push_back(
-        {groups, problem.workers / groups, std::string(choice.status().message())});
+        {groups, WorkersOf(question) / groups, std::string(choice.status().message())});
   }
   if (answer.choices.empty()) return first;
   std::stable_sort(answer.choices.begin(), answer.choices.end(),
                    [](const auto& a, const auto& b) { return Cost(a) < Cost(b); });
-  Explain(problem, answer);
+  Explain(question, answer);
   return answer;
 }
 
