@@ -111,7 +111,7 @@ void CudaContext::BiasGradient(int64_t rows, ConstValues dy, std::span<float> db
   const int64_t columns = db.size();
   ByTypeAndWidth(dy.type(), columns, {dy.data()}, [&](auto zero, auto group) {
     const BiasTerms terms(Data<decltype(zero)>(dy));
-    LaunchColumnSums<decltype(group)::value>(*this, "bias' gradient", terms, rows, columns,
+    LaunchColumnSums<decltype(group)::value>(*this, "bias gradient", terms, rows, columns,
                                              db.data(), db.data());
   });
 }

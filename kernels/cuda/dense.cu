@@ -353,7 +353,7 @@ class CudaDense final : public DenseKernels {
     ByType(dy.type(), [&](auto zero) {
       using T = decltype(zero);
       if (!dpositions.empty()) {
-        Launch(cuda_.device, "embedding's positions' gradient", SumPositions<T>,
+        Launch(cuda_.device, "gradient of embedding positions", SumPositions<T>,
                Strided(cuda_.device, std::ssize(dpositions)), dims, std::ssize(dpositions),
                Data<T>(dy), dpositions.data());
       }
@@ -362,7 +362,7 @@ class CudaDense final : public DenseKernels {
       int32_t* const sorted = sorted_position + n;
       SortTokens(dims, ids, sorted_position, sorted);
       const int64_t tiles = (dims.features + kSumThreads - 1) / kSumThreads;
-      Launch(cuda_.device, "embedding's gradient", SumRuns<T>,
+      Launch(cuda_.device, "embedding gradient", SumRuns<T>,
              LaunchShape{.grid = dim3(std::min<int64_t>(n, 1 << 16), tiles),
                          .block = dim3(kSumThreads)},
              n, dims.features, dims.vocabulary, ids.data(), sorted, Data<T>(dy), dw.data());
@@ -395,7 +395,7 @@ class CudaDense final : public DenseKernels {
     const int64_t rows = dims.batch * dims.heads * dims.tokens;
     ByType(probabilities.type(), [&](auto zero) {
       using T = decltype(zero);
-      Launch(cuda_.device, "attention's softmax", SoftmaxRows<T>, WarpPerRow(cuda_.device, rows),
+      Launch(cuda_.device, "softmax of attention", SoftmaxRows<T>, WarpPerRow(cuda_.device, rows),
              dims, rows, scores.data(), Data<T>(probabilities));
     });
     cuda_.math->MatrixProduct(ProductOf(dims, dims.head_features, dims.tokens, ScoreStrides(dims),
@@ -432,7 +432,7 @@ class CudaDense final : public DenseKernels {
     const int64_t rows = dims.batch * dims.heads * dims.tokens;
     ByType(dscores.type(), [&](auto zero) {
       using T = decltype(zero);
-      Launch(cuda_.device, "attention's softmax's gradient", SoftmaxRowsBackward<T>,
+      Launch(cuda_.device, "softmax gradient of attention", SoftmaxRowsBackward<T>,
              WarpPerRow(cuda_.device, rows), dims, rows, ScoreScale(dims), Data<T>(probabilities),
              dprobabilities.data(), Data<T>(dscores));
     });

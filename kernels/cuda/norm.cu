@@ -396,7 +396,7 @@ class CudaNorm final : public NormKernels {
     ByTypeAndWidth(x.type(), dims.channels, {x.data(), dy.data()}, [&](auto zero, auto group) {
       using T = decltype(zero);
       const GradientTerms<T> terms{Data<T>(x), Data<T>(dy), mean.data(), inverse.data()};
-      LaunchColumnSums<decltype(group)::value>(cuda_, "batch norm's gradient's sums", terms,
+      LaunchColumnSums<decltype(group)::value>(cuda_, "gradient sums of batch norm", terms,
                                                dims.rows, dims.channels, sums.data(),
                                                sums.data() + dims.channels);
     });
@@ -414,7 +414,7 @@ class CudaNorm final : public NormKernels {
                    [&](auto zero, auto group) {
                      using T = decltype(zero);
                      constexpr int kGroup = decltype(group)::value;
-                     Launch(cuda_.device, "batch norm's gradient", NormaliseBackward<T, kGroup>,
+                     Launch(cuda_.device, "batch norm gradient", NormaliseBackward<T, kGroup>,
                             ColumnShape(cuda_.device, dims.rows, dims.channels, kGroup), dims.rows,
                             dims.channels, Data<T>(x), Data<T>(dy), mean.data(), inverse.data(),
                             scale.data(), mean_dy.data(), mean_dy_x.data(), Data<T>(dx));
@@ -449,12 +449,12 @@ class CudaNorm final : public NormKernels {
           using T = decltype(zero);
           constexpr int kGroup = decltype(group)::value;
           if (!dx.empty()) {
-            Launch(cuda_.device, "layer norm's gradient", RowsBackward<T, kGroup>,
+            Launch(cuda_.device, "layer norm gradient", RowsBackward<T, kGroup>,
                    WarpPerRow(cuda_.device, dims.rows), dims.rows, dims.channels, Data<T>(x),
                    Data<T>(dy), mean.data(), inverse.data(), scale.data(), Data<T>(dx));
           }
           const ParameterTerms terms(Data<T>(x), Data<T>(dy), mean.data(), inverse.data());
-          LaunchColumnSums<kGroup>(cuda_, "layer norm's parameters' gradients", terms, dims.rows,
+          LaunchColumnSums<kGroup>(cuda_, "parameter gradients of layer norm", terms, dims.rows,
                                    dims.channels, dscale.data(), dshift.data());
         });
   }
@@ -478,7 +478,7 @@ class CudaNorm final : public NormKernels {
     if (dx.empty()) return;
     ByType(dx.type(), [&](auto zero) {
       using T = decltype(zero);
-      Launch(cuda_.device, "local response norm's gradient", RespondBackward<T>,
+      Launch(cuda_.device, "local response norm gradient", RespondBackward<T>,
              Strided(cuda_.device, n), n, dims.channels, dims.size / 2, (dims.size - 1) / 2,
              dims.alpha / dims.size, dims.beta, Data<T>(x), d.data(), Data<T>(dy), Data<T>(dx));
     });

@@ -253,7 +253,7 @@ class CudaPointwise final : public PointwiseKernels {
 
   void ActivationBackward(Activation kind, ConstValues seen, ConstValues dy, Values dx) override {
     CheckSizes(std::ssize(seen), {{"dy", dy.size()}, {"dx", dx.size()}});
-    constexpr const char* kName = "activation's gradient";
+    constexpr const char* kName = "activation gradient";
     switch (kind) {
       case Activation::kRelu:
         return Apply(kName, ReluBackward(), seen, dy, dx);

@@ -256,7 +256,7 @@ class CudaWindow final : public WindowKernels {
       using T = decltype(zero);
       constexpr int kGroup = decltype(group)::value;
       const int64_t groups = dx.size() / kGroup;
-      Launch(cuda_.device, "pooling's gradient",
+      Launch(cuda_.device, "pooling gradient",
              dims.kind == PoolKind::kMax ? Backward<T, kGroup, true> : Backward<T, kGroup, false>,
              Strided(cuda_.device, groups), dims.window, dims.kind, dims.channels, groups,
              Data<T>(dy), argmax.data(), Data<T>(dx));
@@ -285,7 +285,7 @@ class CudaWindow final : public WindowKernels {
       using T = decltype(zero);
       constexpr int kGroup = decltype(group)::value;
       const int64_t groups = batch * positions * channels / kGroup;
-      Launch(cuda_.device, "global average pooling's gradient", GlobalBackward<T, kGroup>,
+      Launch(cuda_.device, "global average pooling gradient", GlobalBackward<T, kGroup>,
              Strided(cuda_.device, groups), positions, channels, groups, divisor, Data<T>(dy),
              Data<T>(dx));
     });
