@@ -119,7 +119,7 @@ absl::StatusOr<Measured> Train(const v1::RunSpec& spec, const v1::Plan& plan, do
     measured.last_loss = mean;
     if (step >= 0) measured.seconds.push_back(absl::ToDoubleSeconds(absl::Now() - start));
   }
-  CADRE_RETURN_IF_ERROR(replica->Settle());
+  CADRE_RETURN_IF_ERROR(replica->AwaitOperations());
   measured.waited = (replica->seconds_waited() + replica->seconds_moving()) - exposed;
   measured.parameters = ParameterCount(*replica);
   measured.memory = replica->Memory();

@@ -34,7 +34,7 @@
 #include "plan/search/planner.h"
 #include "worker/train/group_plan.h"
 #include "worker/train/replica.h"
-#include "worker/train/tape_trace.h"
+#include "worker/train/step_tracer.h"
 #include "worker/transport/tcp_listener.h"
 
 DEFINE_string(model, "alexnet", "A model of the zoo, or a run file.");
@@ -138,7 +138,7 @@ class ConfiguredRun {
       round_seconds_.push_back(absl::ToDoubleSeconds(end - start) / steps);
       moving_.push_back((replica_->seconds_moving() - moving) / steps);
     }
-    CADRE_RETURN_IF_ERROR(replica_->Settle());
+    CADRE_RETURN_IF_ERROR(replica_->AwaitOperations());
     if (counts) {
       // The difference includes the messages that the last step left in progress, but not those of
       // the step before the first.

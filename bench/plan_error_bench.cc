@@ -31,7 +31,6 @@
 #include "worker/comm/link_probe.h"
 #include "worker/probe/layer_probe.h"
 #include "worker/train/agreement.h"
-#include "worker/train/measured_link.h"
 #include "worker/train/replica.h"
 
 DEFINE_string(models, "lenet:256",
@@ -112,7 +111,7 @@ class ModelPlans {
   absl::Status Share() {
     for (Entry& entry : entries_) {
       CADRE_ASSIGN_OR_RETURN(const std::string bytes,
-                             TextOfFirst(entry.plan.SerializeAsString(), communicator_));
+                             BroadcastText(entry.plan.SerializeAsString(), communicator_));
       if (!entry.plan.ParseFromString(bytes)) return absl::InternalError("plan of rank 0");
     }
     return absl::OkStatus();
@@ -230,7 +229,7 @@ class ModelPlans {
         entry->measured.moves());
     entry->measured.set_compute(entry->measured.step() - entry->measured.moves() -
                                 entry->measured.exposed());
-    return replica->Settle();
+    return replica->AwaitOperations();
   }
 
   nlohmann::ordered_json Line(const char* bench) const {
@@ -297,8 +296,7 @@ absl::Status Run() {
   Communicator all(*transport, ranks);
   LinkProfile link;
   if (transport->size() > 1) {
-    CADRE_ASSIGN_OR_RETURN(const LinkMeasure measure, MeasureLink(all));
-    link = ProfileOf(measure, transport->size());
+    CADRE_ASSIGN_OR_RETURN(link, MeasureLink(all));
   }
   for (const absl::string_view text : absl::StrSplit(FLAGS_models, ',')) {
     const std::vector<std::string> words = absl::StrSplit(text, ':');

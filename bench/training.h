@@ -10,7 +10,7 @@
 #include "absl/status/statusor.h"
 #include "base/median.h"
 #include "proto/cadre/v1/run.pb.h"
-#include "worker/train/random_batch.h"
+#include "worker/train/batches.h"
 #include "worker/train/replica.h"
 #include "worker/transport/tcp_listener.h"
 #include "worker/transport/transport.h"

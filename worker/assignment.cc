@@ -51,7 +51,7 @@ Machine::Actions Machine::Receive(const v1::CoordinatorMessage& message) {
     case v1::CoordinatorMessage::kRefused:
       return ReceiveRefused(message.refused());
     case v1::CoordinatorMessage::kShardAddresses:
-      if (!place_ || place_->run() != message.shard_addresses().run()) return {};
+      if (!rank_slot_ || rank_slot_->run() != message.shard_addresses().run()) return {};
       return {MoveShards{message.shard_addresses()}};
     case v1::CoordinatorMessage::kTraceSteps:
       return ReceiveTraceSteps(message.trace_steps());
@@ -63,16 +63,16 @@ Machine::Actions Machine::Receive(const v1::CoordinatorMessage& message) {
 // Generations of a group only increase, so an assignment of a lower or equal generation is late or
 // repeated.
 Machine::Actions Machine::ReceiveAssignment(const v1::Assignment& assignment) {
-  const v1::RankSlot& place = assignment.place();
+  const v1::RankSlot& rank_slot = assignment.place();
   // The coordinator repeats the assignment after a reconnect; Connected repeats our messages, too.
-  if (IsCurrent(place)) return {};
-  uint32_t& newest = newest_[{assignment.lineage(), place.group()}];
-  if (place.generation() <= newest) return {};
-  newest = place.generation();
+  if (IsCurrent(rank_slot)) return {};
+  uint32_t& newest = newest_[{assignment.lineage(), rank_slot.group()}];
+  if (rank_slot.generation() <= newest) return {};
+  newest = rank_slot.generation();
   Actions actions;
-  if (place_) actions = Drop("superseded by a newer assignment");
+  if (rank_slot_) actions = Drop("superseded by a newer assignment");
   unanswered<v1::GroupFailed>().reset();
-  place_ = place;
+  rank_slot_ = rank_slot;
   actions.push_back(Begin{assignment});
   return actions;
 }
@@ -104,10 +104,10 @@ Machine::Actions Machine::ReceiveTraceSteps(const v1::TraceSteps& trace) const {
 }
 
 Machine::Actions Machine::ReceiveRelease(const v1::Release& release) {
-  const v1::RankSlot& place = release.place();
+  const v1::RankSlot& rank_slot = release.place();
   std::optional<v1::GroupFailed>& failure = unanswered<v1::GroupFailed>();
-  if (failure && SameGeneration(failure->place(), place)) failure.reset();
-  if (!place_ || !SameGeneration(*place_, place)) return {};
+  if (failure && SameGeneration(failure->place(), rank_slot)) failure.reset();
+  if (!rank_slot_ || !SameGeneration(*rank_slot_, rank_slot)) return {};
   return Drop(release.reason());
 }
 
@@ -115,7 +115,7 @@ Machine::Actions Machine::ReceiveRefused(const v1::Refused& refused) {
   // Other refusals concern one message; Release ends a slot.
   if (refused.refusal() != v1::REFUSAL_UNKNOWN_MEMBER) return {};
   unanswered<v1::GroupFailed>().reset();
-  if (!place_) return {};
+  if (!rank_slot_) return {};
   return Drop(absl::StrCat("refused by the coordinator: ", refused.reason()));
 }
 
@@ -141,24 +141,24 @@ Machine::Actions Machine::Report(const TrainingReport& report) {
 
 // Drops the slot immediately, and repeats the report of the failure until the coordinator releases
 // the generation.
-Machine::Actions Machine::Fail(const v1::RankSlot& place, bool permanent,
+Machine::Actions Machine::Fail(const v1::RankSlot& rank_slot, bool permanent,
                                const std::string& reason) {
-  if (!IsCurrent(place)) return {};
+  if (!IsCurrent(rank_slot)) return {};
   Drop(reason);
   v1::GroupFailed failed;
-  *failed.mutable_place() = place;
+  *failed.mutable_place() = rank_slot;
   failed.set_permanent(permanent);
   failed.set_reason(reason);
   unanswered<v1::GroupFailed>() = failed;
   return {MakeSend(failed)};
 }
 
-bool Machine::IsCurrent(const v1::RankSlot& place) const {
-  return place_ && SamePlace(*place_, place);
+bool Machine::IsCurrent(const v1::RankSlot& rank_slot) const {
+  return rank_slot_ && SamePlace(*rank_slot_, rank_slot);
 }
 
 Machine::Actions Machine::Drop(std::string reason) {
-  place_.reset();
+  rank_slot_.reset();
   started_ = false;
   finished_ = false;
   // A failure must be reported although its slot is lost.

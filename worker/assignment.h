@@ -71,11 +71,11 @@ class AssignmentMachine {
 
   // Handles a message of the training loop. Messages for a slot that is lost are dropped.
   Actions Report(const TrainingReport& report);
-  // Reports that the group of `place` cannot continue. `permanent`: its run cannot, either.
-  Actions Fail(const v1::RankSlot& place, bool permanent, const std::string& reason);
+  // Reports that the group of `rank_slot` cannot continue. `permanent`: its run cannot, either.
+  Actions Fail(const v1::RankSlot& rank_slot, bool permanent, const std::string& reason);
 
   // The rank slot to name in Hello; nothing when idle.
-  const std::optional<v1::RankSlot>& place() const { return place_; }
+  const std::optional<v1::RankSlot>& rank_slot() const { return rank_slot_; }
 
  private:
   Actions ReceiveAssignment(const v1::Assignment& assignment);
@@ -84,7 +84,7 @@ class AssignmentMachine {
   Actions ReceiveTraceSteps(const v1::TraceSteps& trace) const;
   Actions ReceiveRelease(const v1::Release& release);
   Actions ReceiveRefused(const v1::Refused& refused);
-  bool IsCurrent(const v1::RankSlot& place) const;
+  bool IsCurrent(const v1::RankSlot& rank_slot) const;
   // Forgets the slot and its unanswered messages.
   Actions Drop(std::string reason);
 
@@ -93,7 +93,7 @@ class AssignmentMachine {
     return std::get<std::optional<T>>(unanswered_);
   }
 
-  std::optional<v1::RankSlot> place_;
+  std::optional<v1::RankSlot> rank_slot_;
   // Highest generation seen, by lineage and group; a message with a lower one is late. The key is
   // the lineage (a model history's unique id) and not the run, because a coordinator with a new
   // store numbers runs and generations from one again.

@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/identity.h"
 #include "base/program_flags.h"
@@ -114,20 +115,20 @@ int Probe() {
   if (FLAGS_device != "cpu") {
     return UsageError(
         "a probe measures CPUs and the links between hosts, not --device=%s; groups on GPUs "
-        "measure "
-        "their own layers and links while they train",
+        "measure their own layers and links while they train",
         FLAGS_device);
   }
   // A probe needs no orderly shutdown, so signals may terminate it.
   cadre::UnblockTerminationSignals();
-  cadre::ProbeProgramOptions options{.request = FLAGS_probe,
-                                     .folder = FLAGS_probe_folder,
-                                     .rank = FLAGS_probe_rank,
-                                     .ranks = FLAGS_probe_ranks,
-                                     .threads = FLAGS_threads,
-                                     .shared_memory = FLAGS_shared_memory,
-                                     .patience = absl::Seconds(FLAGS_probe_timeout),
-                                     .meet_timeout = absl::Seconds(FLAGS_probe_meet_timeout)};
+  cadre::ProbeProgramOptions options{
+      .request = FLAGS_probe,
+      .meet_timeout = absl::Seconds(FLAGS_probe_meet_timeout),
+      .machine = {.rank = FLAGS_probe_rank,
+                  .ranks = FLAGS_probe_ranks,
+                  .folder = FLAGS_probe_folder,
+                  .threads = FLAGS_threads,
+                  .shared_memory = FLAGS_shared_memory,
+                  .deadline = absl::Now() + absl::Seconds(FLAGS_probe_timeout)}};
   if (!FLAGS_probe_hosts.empty()) options.hosts = absl::StrSplit(FLAGS_probe_hosts, ',');
   const int ranks = options.hosts.empty() ? FLAGS_probe_ranks : std::ssize(options.hosts);
   if (FLAGS_probe_folder.empty() || FLAGS_probe_rank < 0 || FLAGS_probe_rank >= ranks) {

@@ -15,7 +15,6 @@
 #include "plan/cluster_profile.h"
 #include "proto/cadre/v1/profile.pb.h"
 #include "worker/probe/host_probe.h"
-#include "worker/probe/machine_probe.h"
 
 namespace cadre {
 namespace {
@@ -40,33 +39,27 @@ absl::StatusOr<v1::ProbeRequest> ReadRequest(const std::string& path) {
 }
 
 absl::StatusOr<v1::ClusterProfile> Probe(const ProbeProgramOptions& options) {
-  const absl::Time deadline = absl::Now() + options.patience;
+  MachineProbeOptions machine = options.machine;
   if (!options.hosts.empty()) {
     CADRE_ASSIGN_OR_RETURN(const v1::ClusterProfile own,
-                           ReadClusterProfile(options.folder + "/own"));
-    return ProbeHosts(own, options.hosts, options.rank, absl::Now() + options.meet_timeout,
-                      deadline);
+                           ReadClusterProfile(machine.folder + "/own"));
+    return ProbeHosts(own, options.hosts, machine.rank, absl::Now() + options.meet_timeout,
+                      machine.deadline);
   }
   CADRE_ASSIGN_OR_RETURN(const v1::ProbeRequest request, ReadRequest(options.request));
-  const auto print_progress = [rank = options.rank](int done, int plans) {
+  machine.progress = [rank = machine.rank](int done, int plans) {
     // `cadre probe` parses this line.
     if (rank == 0) std::fprintf(stderr, "probe: plan %d of %d\n", done, plans);
   };
-  return ProbeMachine(request, {.rank = options.rank,
-                                .ranks = options.ranks,
-                                .folder = options.folder,
-                                .threads = options.threads,
-                                .shared_memory = options.shared_memory,
-                                .deadline = deadline,
-                                .progress = print_progress});
+  return ProbeMachine(request, machine);
 }
 
 }  // namespace
 
 absl::Status RunProbeProgram(const ProbeProgramOptions& options) {
   CADRE_ASSIGN_OR_RETURN(const v1::ClusterProfile profile, Probe(options));
-  if (options.rank != 0) return absl::OkStatus();
-  return WriteFileAtomically(options.folder + "/profile", PrintClusterProfile(profile));
+  if (options.machine.rank != 0) return absl::OkStatus();
+  return WriteFileAtomically(options.machine.folder + "/profile", PrintClusterProfile(profile));
 }
 
 }  // namespace cadre

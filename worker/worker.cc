@@ -34,9 +34,9 @@ constexpr absl::Duration kConnectTimeout = absl::Seconds(60);
 // exchange with a shard (TrainerOptions), so that the error names the shard that is unavailable.
 constexpr absl::Duration kPeerTimeout = absl::Minutes(11);
 
-std::string PlaceName(const v1::RankSlot& place) {
-  return absl::StrCat(place.run(), ", group ", place.group(), ", generation ", place.generation(),
-                      ", rank ", place.rank());
+std::string RankSlotName(const v1::RankSlot& rank_slot) {
+  return absl::StrCat(rank_slot.run(), ", group ", rank_slot.group(), ", generation ",
+                      rank_slot.generation(), ", rank ", rank_slot.rank());
 }
 
 }  // namespace
@@ -104,7 +104,7 @@ v1::Hello Worker::MakeHello() {
   hello.set_cores(UsableCores());
   hello.set_memory_bytes(memory_bytes_);
   absl::MutexLock lock(&mutex_);
-  if (machine_.place()) *hello.mutable_place() = *machine_.place();
+  if (machine_.rank_slot()) *hello.mutable_place() = *machine_.rank_slot();
   return hello;
 }
 
@@ -129,7 +129,7 @@ void Worker::OnConnection(bool connected) {
 void Worker::Do(AssignmentMachine::Actions actions) {
   for (AssignmentMachine::Action& action : actions) {
     if (auto* begin = std::get_if<AssignmentMachine::Begin>(&action)) {
-      LOG(INFO) << "assigned to " << PlaceName(begin->assignment.place());
+      LOG(INFO) << "assigned to " << RankSlotName(begin->assignment.place());
       waiting_ = MakeSession(begin->assignment);
     } else if (auto* cancel = std::get_if<AssignmentMachine::Cancel>(&action)) {
       LOG(INFO) << "released: " << cancel->reason;
@@ -200,22 +200,22 @@ void Worker::Run() {
 // Trains until the group is released or fails. The connection to peers is established here, because
 // its identity must contain the generation: ranks of another generation are refused.
 void Worker::Train(GroupSession& session) {
-  const v1::RankSlot place = session.assignment().place();
+  const v1::RankSlot rank_slot = session.assignment().place();
   TrainerOptions options;
   options.links = &links_;
   options.connect_data = compute_->connect_data();
   options.connect = [&](const v1::Assignment& assignment) {
     const GroupIdentity identity{.schema_hash = SchemaHash(),
                                  .run = assignment.lineage(),
-                                 .group = place.group(),
-                                 .generation = place.generation()};
+                                 .group = rank_slot.group(),
+                                 .generation = rank_slot.generation()};
     const ConnectOptions connect{.deadline = absl::Now() + kConnectTimeout,
                                  .cancelled = [&] { return !session.cancellation().status().ok(); },
                                  .timeout = kPeerTimeout,
                                  .shared_memory = options_.shared_memory,
                                  .connections = options_.tcp_connections};
     const std::vector<std::string> peers(assignment.peers().begin(), assignment.peers().end());
-    return ConnectGroup(*listener_, identity, place.rank(), peers, connect);
+    return ConnectGroup(*listener_, identity, rank_slot.rank(), peers, connect);
   };
   TrainerOutcome outcome = TrainAsMember(session.assignment(), compute_->kernels(), session,
                                          session.cancellation(), counters_, options);
@@ -263,15 +263,15 @@ absl::Status Worker::end() {
 
 // A cancelled session needs no report, because the coordinator cancelled it.
 void Worker::Report(GroupSession& session, const TrainerOutcome& outcome) {
-  const v1::RankSlot& place = session.assignment().place();
+  const v1::RankSlot& rank_slot = session.assignment().place();
   absl::MutexLock lock(&mutex_);
   if (!session.cancellation().status().ok()) {
-    LOG(INFO) << "left " << PlaceName(place);
+    LOG(INFO) << "left " << RankSlotName(rank_slot);
     return;
   }
   const std::string reason(outcome.status.message());
-  LOG(WARNING) << "cannot continue in " << PlaceName(place) << ": " << outcome.status;
-  Do(machine_.Fail(place, outcome.permanent, reason));
+  LOG(WARNING) << "cannot continue in " << RankSlotName(rank_slot) << ": " << outcome.status;
+  Do(machine_.Fail(rank_slot, outcome.permanent, reason));
 }
 
 }  // namespace cadre

@@ -17,7 +17,6 @@
 #include "plan/cost/collective_cost.h"
 #include "worker/comm/communicator.h"
 #include "worker/comm/link_probe.h"
-#include "worker/train/measured_link.h"
 #include "worker/transport/connect_group.h"
 
 namespace cadre::bench {
@@ -79,8 +78,7 @@ class CadreFabric final : public Fabric {
       return absl::InvalidArgumentError(absl::StrCat("unknown algorithm ", algorithm));
     }
     if (choose && !link_.known()) {
-      CADRE_ASSIGN_OR_RETURN(const LinkMeasure measured, MeasureLink(communicator_));
-      link_ = ProfileOf(measured, communicator_.size());
+      CADRE_ASSIGN_OR_RETURN(link_, MeasureLink(communicator_));
     }
     return std::make_unique<CadreAllReduce>(communicator_, fixed, link_);
   }

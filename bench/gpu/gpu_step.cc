@@ -98,7 +98,7 @@ class StepBench {
   // Median time between the returns of two consecutive steps.
   absl::Status Times(double* median) {
     for (int i = 0; i < FLAGS_warmup; ++i) CADRE_RETURN_IF_ERROR(Step());
-    CADRE_RETURN_IF_ERROR(replica_.Settle());
+    CADRE_RETURN_IF_ERROR(replica_.AwaitOperations());
     std::vector<double> seconds;
     absl::Time before = absl::Now();
     for (int i = 0; i < FLAGS_steps; ++i) {
@@ -107,7 +107,7 @@ class StepBench {
       seconds.push_back(absl::ToDoubleSeconds(now - before));
       before = now;
     }
-    CADRE_RETURN_IF_ERROR(replica_.Settle());
+    CADRE_RETURN_IF_ERROR(replica_.AwaitOperations());
     *median = Median(seconds);
     return absl::OkStatus();
   }
@@ -117,12 +117,12 @@ class StepBench {
   absl::Status Kernels(double* median) {
     std::vector<double> seconds;
     for (int i = 0; i < 5; ++i) {
-      CADRE_RETURN_IF_ERROR(replica_.Settle());
+      CADRE_RETURN_IF_ERROR(replica_.AwaitOperations());
       // Enqueuing takes less time than a step without recordings.
       double enqueuing = 0;
       const absl::Time start = absl::Now();
       CADRE_RETURN_IF_ERROR(Step());
-      CADRE_RETURN_IF_ERROR(replica_.Settle());
+      CADRE_RETURN_IF_ERROR(replica_.AwaitOperations());
       enqueuing = absl::ToDoubleSeconds(absl::Now() - start);
       CADRE_ASSIGN_OR_RETURN(const double taken,
                              timer_.SecondsWithoutGaps(1.5 * enqueuing, [&] { return Step(); }));

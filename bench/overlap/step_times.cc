@@ -61,7 +61,7 @@ StepModel StepModelFrom(const Graph& graph, const ParameterIndex& index, const P
         absl::ConsumePrefix(&name, "backward ") || absl::ConsumePrefix(&name, "move gradient of ");
     if (!back && !absl::ConsumePrefix(&name, "forward ") &&
         !absl::ConsumePrefix(&name, "move to ") && !absl::ConsumePrefix(&name, "loss ") &&
-        !absl::ConsumePrefix(&name, "add at ")) {
+        !absl::ConsumePrefix(&name, "add gradients of ")) {
       continue;
     }
     for (int l = 0; l < graph.size(); ++l) {

@@ -78,7 +78,7 @@ class Rank {
       CADRE_RETURN_IF_ERROR(Step(training_.batches(step), step, boundary));
       if (boundary) CADRE_RETURN_IF_ERROR(replica_->GatherWeights());
     }
-    CADRE_RETURN_IF_ERROR(replica_->Settle());
+    CADRE_RETURN_IF_ERROR(replica_->AwaitOperations());
     result_.bytes_sent = replica_->data_comms().bytes_sent();
     result_.memory = replica_->Memory();
     result_.planned_memory = replica_->PlannedMemory();

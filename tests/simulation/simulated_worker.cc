@@ -60,7 +60,7 @@ v1::Hello SimulatedWorker::MakeHello() const {
   hello.set_address(absl::StrCat(incarnation_, ":1"));
   hello.set_host(name_);
   hello.set_device_kind(v1::Cluster::CPU);
-  if (machine_->place()) *hello.mutable_place() = *machine_->place();
+  if (machine_->rank_slot()) *hello.mutable_place() = *machine_->rank_slot();
   return hello;
 }
 

@@ -90,10 +90,10 @@ Machine Training(uint32_t generation) {
 
 TEST(AssignmentMachine, StartsOnceAfterPrepared) {
   Machine machine;
-  EXPECT_FALSE(machine.place());
+  EXPECT_FALSE(machine.rank_slot());
   EXPECT_TRUE(IsOne<Machine::Begin>(machine.Receive(AssignmentOf(5))));
-  ASSERT_TRUE(machine.place());
-  EXPECT_EQ(machine.place()->generation(), 5U);
+  ASSERT_TRUE(machine.rank_slot());
+  EXPECT_EQ(machine.rank_slot()->generation(), 5U);
   EXPECT_TRUE(machine.Receive(StartOf(5)).empty()) << "not prepared yet";
   EXPECT_TRUE(IsOne<Machine::Send>(machine.Report(ReportOf<v1::Prepared>(5))));
   EXPECT_TRUE(IsOne<Machine::Go>(machine.Receive(StartOf(5))));
@@ -122,7 +122,7 @@ TEST(AssignmentMachine, DropsMessagesOfOtherGenerations) {
   EXPECT_TRUE(machine.Receive(DecisionOf(4, 1, 10)).empty());
   EXPECT_TRUE(machine.Receive(ReleaseOf(4)).empty());
   EXPECT_TRUE(machine.Fail(Place(4), false, "late").empty());
-  EXPECT_TRUE(machine.place());
+  EXPECT_TRUE(machine.rank_slot());
 }
 
 TEST(AssignmentMachine, DecisionAnswersContributionOfItsRound) {
@@ -189,7 +189,7 @@ TEST(AssignmentMachine, FailureIsReportedUntilReleased) {
   const v1::GroupFailed& failed = MessageOf(actions[0]).group_failed();
   EXPECT_TRUE(failed.permanent());
   EXPECT_EQ(failed.reason(), "no data");
-  EXPECT_FALSE(machine.place());
+  EXPECT_FALSE(machine.rank_slot());
   EXPECT_TRUE(IsOne<Machine::Send>(machine.Connected()));
   machine.Receive(ReleaseOf(5));
   EXPECT_TRUE(machine.Connected().empty());
@@ -200,10 +200,10 @@ TEST(AssignmentMachine, UnknownMemberLosesItsSlot) {
   v1::CoordinatorMessage message;
   message.mutable_refused()->set_refusal(v1::REFUSAL_OVERSIZED);
   EXPECT_TRUE(machine.Receive(message).empty()) << "concerns a message, not the slot";
-  EXPECT_TRUE(machine.place());
+  EXPECT_TRUE(machine.rank_slot());
   message.mutable_refused()->set_refusal(v1::REFUSAL_UNKNOWN_MEMBER);
   EXPECT_TRUE(IsOne<Machine::Cancel>(machine.Receive(message)));
-  EXPECT_FALSE(machine.place());
+  EXPECT_FALSE(machine.rank_slot());
 }
 
 TEST(AssignmentMachine, LateReleaseDoesNotAnswerNewerFailure) {

@@ -10,7 +10,7 @@
 // Guarantees: the order of additions depends only on algorithm, number of members and intervals, so
 // sums have equal bits on all members and in every run. With one member, calls send nothing and
 // leave data unchanged. Members that disagree about collective, algorithm, type, length or order
-// get an error that names both sides (see call_tag.h). After an error, data is unspecified and the
+// get an error that names both sides (see CallTag). After an error, data is unspecified and the
 // group has failed (see transport.h), except after InvalidArgument, which is returned before any
 // message is sent, for invalid intervals, indices or types.
 #pragma once
@@ -28,7 +28,6 @@
 #include "tensor/collective.h"
 #include "tensor/dtype.h"
 #include "worker/comm/schedule.h"
-#include "worker/transport/call_tag.h"
 #include "worker/transport/transport.h"
 
 namespace cadre {

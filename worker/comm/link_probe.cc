@@ -3,7 +3,7 @@
 //
 // Agreement. All members must execute the same calls, so every repetition count and every decision
 // to stop is a function of numbers that all members share: the measurements of all members are
-// all-gathered, and the maximum is used (MaxOverMembers).
+// exchanged, and the maximum is used (MaxOverMembers).
 //
 // Terms. A reading is the time of one series of equal calls (Reading). A round is one all-reduce by
 // each of the algorithms.
@@ -120,87 +120,49 @@ double TrimmedMean(std::vector<double> values) {
   return sum / (std::ssize(values) - 2 * trimmed);
 }
 
-// The memory of the data: the host's or a device's.
-class Medium {
- public:
-  virtual ~Medium() = default;
-  // Zeroed memory, valid until the next call with the same `slot`.
-  virtual absl::StatusOr<std::span<std::byte>> Memory(size_t slot, size_t bytes) = 0;
-  // Returns when all enqueued work is done.
-  virtual absl::Status Synchronize() = 0;
-  virtual void Add(std::span<std::byte> sum, std::span<const std::byte> values) = 0;
-  virtual size_t sum_bytes() const = 0;
-
- protected:
-  static constexpr size_t kSlots = 2;
-};
-
-class HostMedium final : public Medium {
- public:
-  absl::StatusOr<std::span<std::byte>> Memory(size_t slot, size_t bytes) override {
-    memory_[slot] = std::vector<float>(bytes / sizeof(float));
-    return std::as_writable_bytes(std::span(memory_[slot]));
-  }
-  absl::Status Synchronize() override { return absl::OkStatus(); }
-  void Add(std::span<std::byte> sum, std::span<const std::byte> values) override {
-    combine_.add(sum.data(), values.data(), values.size());
-  }
-  size_t sum_bytes() const override { return kSumBytes; }
-
- private:
-  std::array<std::vector<float>, kSlots> memory_;
-  const Combine combine_ = SumOf(DType::kFloat32);
-};
-
-class DeviceMedium final : public Medium {
- public:
-  explicit DeviceMedium(Backend& kernels)
-      : kernels_(kernels), device_(kernels.device()), done_(device_.MakeEvent()) {}
-
-  absl::StatusOr<std::span<std::byte>> Memory(size_t slot, size_t bytes) override {
-    memory_[slot] = {};
-    memory_[slot] = DeviceArray<float>(device_, bytes / sizeof(float), "link probe");
-    CADRE_RETURN_IF_ERROR(device_.Synchronize());
-    return std::as_writable_bytes(memory_[slot].span());
-  }
-  absl::Status Synchronize() override {
-    device_.Record(*done_);
-    return device_.Await(*done_);
-  }
-  void Add(std::span<std::byte> sum, std::span<const std::byte> values) override {
-    kernels_.memory().AccumulateReceived(DType::kFloat32, sum, values);
-  }
-  size_t sum_bytes() const override { return kDeviceSumBytes; }
-
- private:
-  Backend& kernels_;
-  Device& device_;
-  const std::unique_ptr<DeviceEvent> done_;
-  std::array<DeviceArray<float>, kSlots> memory_;
+// Where the probe's data is, and how received data is added there.
+struct Medium {
+  Device& device;
+  std::function<void(std::span<std::byte> sum, std::span<const std::byte> values)> add;
+  // Size of the sums that are timed.
+  size_t sum_bytes = 0;
 };
 
 class Probe {
  public:
   // `host` equals `all` unless `all` is over a device transport.
-  Probe(Communicator& all, Communicator& host, Medium& medium)
-      : all_(all), host_(host), medium_(medium), algorithms_(kSampled.begin(), kSampled.end()) {
+  Probe(Communicator& all, Communicator& host, const Medium& medium)
+      : all_(all),
+        host_(host),
+        medium_(medium),
+        done_(medium.device.MakeEvent()),
+        algorithms_(kSampled.begin(), kSampled.end()) {
     if (all_.has_native()) algorithms_.push_back(Algorithm::kNative);
   }
 
-  absl::StatusOr<LinkMeasure> Measure(const LinkProbeOptions& options) {
+  absl::StatusOr<LinkProfile> Measure(bool samples) {
     CADRE_RETURN_IF_ERROR(MeasureAlpha());
     CADRE_RETURN_IF_ERROR(MeasureBeta());
     CADRE_RETURN_IF_ERROR(MeasureGamma());
-    if (options.samples) CADRE_RETURN_IF_ERROR(MeasureSamples());
+    if (samples) CADRE_RETURN_IF_ERROR(MeasureSamples());
     return std::move(measured_);
   }
 
  private:
-  // Seconds per run of one measurement of `runs` runs.
+  // Zeroed memory, valid until the next call with the same `slot`.
+  absl::StatusOr<std::span<std::byte>> Memory(size_t slot, size_t bytes) {
+    memory_[slot] = {};
+    memory_[slot] = DeviceArray<float>(medium_.device, bytes / sizeof(float), "link probe");
+    CADRE_RETURN_IF_ERROR(medium_.device.Synchronize());
+    return std::as_writable_bytes(memory_[slot].span());
+  }
+
+  // Seconds per run of one measurement of `runs` runs, up to the end of all enqueued work.
   absl::StatusOr<double> Reading(int runs, const std::function<absl::Status()>& run) {
     const Clock::time_point start = Clock::now();
     for (int i = 0; i < runs; ++i) CADRE_RETURN_IF_ERROR(run());
-    CADRE_RETURN_IF_ERROR(medium_.Synchronize());
+    medium_.device.Record(*done_);
+    CADRE_RETURN_IF_ERROR(medium_.device.Await(*done_));
     return SecondsSince(start) / runs;
   }
 
@@ -223,11 +185,7 @@ class Probe {
   absl::StatusOr<double> MaxOverMembers(double own) {
     std::vector<double> values(host_.size());
     values[host_.index()] = own;
-    std::vector<int64_t> offsets;
-    for (int member = 0; member <= host_.size(); ++member) {
-      offsets.push_back(sizeof(double) * member);
-    }
-    CADRE_RETURN_IF_ERROR(host_.AllGatherBytes(std::as_writable_bytes(std::span(values)), offsets));
+    CADRE_RETURN_IF_ERROR(host_.AllReduceSum(std::span(values)));
     return *std::max_element(values.begin(), values.end());
   }
 
@@ -248,8 +206,8 @@ class Probe {
   }
 
   absl::Status TimeShortExchanges() {
-    CADRE_ASSIGN_OR_RETURN(const std::span<std::byte> out, medium_.Memory(0, sizeof(float)));
-    CADRE_ASSIGN_OR_RETURN(const std::span<std::byte> in, medium_.Memory(1, sizeof(float)));
+    CADRE_ASSIGN_OR_RETURN(const std::span<std::byte> out, Memory(0, sizeof(float)));
+    CADRE_ASSIGN_OR_RETURN(const std::span<std::byte> in, Memory(1, sizeof(float)));
     const auto shift = [&] { return ShiftExchange(out, in); };
     // The first exchange connects the members.
     CADRE_RETURN_IF_ERROR(Reading(1, shift).status());
@@ -271,8 +229,8 @@ class Probe {
   }
 
   absl::Status MeasureBeta() {
-    CADRE_ASSIGN_OR_RETURN(const std::span<std::byte> out, medium_.Memory(0, kMaxExchange));
-    CADRE_ASSIGN_OR_RETURN(const std::span<std::byte> in, medium_.Memory(1, kMaxExchange));
+    CADRE_ASSIGN_OR_RETURN(const std::span<std::byte> out, Memory(0, kMaxExchange));
+    CADRE_ASSIGN_OR_RETURN(const std::span<std::byte> in, Memory(1, kMaxExchange));
     for (size_t bytes = kMinExchange;; bytes *= 4) {
       const auto shift = [&] { return ShiftExchange(out.first(bytes), in.first(bytes)); };
       CADRE_RETURN_IF_ERROR(Reading(1, shift).status());
@@ -302,11 +260,11 @@ class Probe {
   }
 
   absl::Status MeasureGamma() {
-    const size_t bytes = medium_.sum_bytes();
-    CADRE_ASSIGN_OR_RETURN(const std::span<std::byte> sum, medium_.Memory(0, bytes));
-    CADRE_ASSIGN_OR_RETURN(const std::span<std::byte> values, medium_.Memory(1, bytes));
+    const size_t bytes = medium_.sum_bytes;
+    CADRE_ASSIGN_OR_RETURN(const std::span<std::byte> sum, Memory(0, bytes));
+    CADRE_ASSIGN_OR_RETURN(const std::span<std::byte> values, Memory(1, bytes));
     const auto add = [&] {
-      medium_.Add(sum, values);
+      medium_.add(sum, values);
       return absl::OkStatus();
     };
     CADRE_ASSIGN_OR_RETURN(const double seconds, MedianOf(kMaxReadings, 4, add));
@@ -355,7 +313,7 @@ class Probe {
   // Appends the samples of one size. At most `left` seconds may be spent; a round is expected to
   // take `expected`. Returns the measured seconds of a round.
   absl::StatusOr<double> MeasureSize(int64_t bytes, double expected, double left) {
-    CADRE_ASSIGN_OR_RETURN(const std::span<std::byte> raw, medium_.Memory(0, bytes));
+    CADRE_ASSIGN_OR_RETURN(const std::span<std::byte> raw, Memory(0, bytes));
     const auto all_reduce = [&](size_t which) {
       return
           [this, raw, which] { return all_.AllReduce(algorithms_[which], DType::kFloat32, raw); };
@@ -382,7 +340,7 @@ class Probe {
     for (size_t which = 0; which < algorithms_.size(); ++which) {
       CADRE_ASSIGN_OR_RETURN(const double maximum,
                              MaxOverMembers(TrimmedMean(std::move(seconds[which]))));
-      measured_.samples.push_back({algorithms_[which], bytes, maximum});
+      measured_.samples.push_back({algorithms_[which], all_.size(), bytes, maximum});
       round += maximum;
     }
     return round;
@@ -390,24 +348,36 @@ class Probe {
 
   Communicator& all_;
   Communicator& host_;
-  Medium& medium_;
+  const Medium& medium_;
+  const std::unique_ptr<DeviceEvent> done_;
+  std::array<DeviceArray<float>, 2> memory_;
   std::vector<Algorithm> algorithms_;
-  LinkMeasure measured_;
+  LinkProfile measured_;
 };
 
 }  // namespace
 
-absl::StatusOr<LinkMeasure> MeasureLink(Communicator& all, const LinkProbeOptions& options) {
-  if (all.size() == 1) return LinkMeasure{};
-  HostMedium medium;
-  return Probe(all, all, medium).Measure(options);
+absl::StatusOr<LinkProfile> MeasureLink(Communicator& all, bool samples) {
+  if (all.size() == 1) return LinkProfile{};
+  const std::unique_ptr<Device> host = MakeHostDevice();
+  const Combine combine = SumOf(DType::kFloat32);
+  const Medium medium{
+      .device = *host,
+      .add = [&](auto sum, auto values) { combine.add(sum.data(), values.data(), values.size()); },
+      .sum_bytes = kSumBytes};
+  return Probe(all, all, medium).Measure(samples);
 }
 
-absl::StatusOr<LinkMeasure> MeasureDeviceLink(Communicator& all, Communicator& host,
-                                              Backend& kernels, const LinkProbeOptions& options) {
-  if (all.size() == 1) return LinkMeasure{};
-  DeviceMedium medium(kernels);
-  return Probe(all, host, medium).Measure(options);
+absl::StatusOr<LinkProfile> MeasureDeviceLink(Communicator& all, Communicator& host,
+                                              Backend& kernels) {
+  if (all.size() == 1) return LinkProfile{};
+  const Medium medium{.device = kernels.device(),
+                      .add =
+                          [&](auto sum, auto values) {
+                            kernels.memory().AccumulateReceived(DType::kFloat32, sum, values);
+                          },
+                      .sum_bytes = kDeviceSumBytes};
+  return Probe(all, host, medium).Measure(/*samples=*/true);
 }
 
 }  // namespace cadre

@@ -9,54 +9,26 @@
 // Threads: as the communicator.
 #pragma once
 
-#include <cstdint>
-#include <vector>
-
 #include "absl/status/statusor.h"
 #include "kernels/backend.h"
-#include "tensor/collective.h"
+#include "plan/cost/collective_cost.h"
 #include "worker/comm/communicator.h"
 
 namespace cadre {
 
-struct LinkMeasure {
-  // Latency of an empty message in seconds, from barriers. On a device transport: the time of an
-  // exchange of four bytes, one of several that are enqueued together and not captured; it includes
-  // the work of NCCL's host thread for each exchange.
-  double alpha = 0;
-  // Seconds per byte when every member sends to one member and receives from another concurrently.
-  double beta = 0;
-  // Seconds to add one received byte of float32 data.
-  double gamma = 0;
-  // Processor seconds, user and system, for one byte sent and one received.
-  double processor = 0;
+// A collective of all members. Values are the maximum over the members of each member's median or
+// mean, with equal bits on all members; zero for a single member. `samples`: also times all-reduces
+// of float32, which takes half of the time: every size that fits into the time limit, by ring,
+// butterfly, halving-doubling and, if available, native. Errors: as the communicator.
+absl::StatusOr<LinkProfile> MeasureLink(Communicator& all, bool samples = true);
 
-  // All-reduces of float32 by every size and algorithm (ring, butterfly, halving-doubling, and
-  // native if available) that fitted into the time limit.
-  struct Sample {
-    Algorithm algorithm = Algorithm::kNone;
-    int64_t bytes = 0;
-    double seconds = 0;
-  };
-  std::vector<Sample> samples;
-};
-
-struct LinkProbeOptions {
-  // If false, no all-reduces are timed, which halves the duration.
-  bool samples = true;
-};
-
-// A collective of all members, with equal options. Values are the maximum over the members of each
-// member's median or mean, with equal bits on all members; zero for a single member. Errors: as the
-// communicator.
-absl::StatusOr<LinkMeasure> MeasureLink(Communicator& all, const LinkProbeOptions& options = {});
-
-// The same over a device's transport: data is in the memory of the kernels' device, and calls are
-// enqueued on its current stream. A measurement lasts from the first call until all enqueued work
-// is done. `host`: the same members in the same order over the host's transport, over which they
-// agree on sizes and results.
-absl::StatusOr<LinkMeasure> MeasureDeviceLink(Communicator& all, Communicator& host,
-                                              Backend& kernels,
-                                              const LinkProbeOptions& options = {});
+// The same, with samples, over a device's transport: data is in the memory of the kernels' device,
+// and calls are enqueued on its current stream. A measurement lasts from the first call until all
+// enqueued work is done. Alpha is the time of an exchange of four bytes, one of several that are
+// enqueued together and not captured; it includes the work of NCCL's host thread for each exchange.
+// `host`: the same members in the same order over the host's transport, over which they agree on
+// sizes and results.
+absl::StatusOr<LinkProfile> MeasureDeviceLink(Communicator& all, Communicator& host,
+                                              Backend& kernels);
 
 }  // namespace cadre

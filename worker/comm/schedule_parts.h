@@ -1,4 +1,5 @@
-// The algorithms that implement schedule.h, one file each. Private to this folder.
+// The algorithms by which schedule.cc composes collectives, one file per family. Private to this
+// folder.
 //
 // Thread-safe (values and pure functions).
 #pragma once

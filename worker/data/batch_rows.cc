@@ -8,8 +8,8 @@
 #include <algorithm>
 #include <memory>
 
+#include "base/random.h"
 #include "tensor/layout.h"
-#include "worker/data/sampler.h"
 
 namespace cadre {
 namespace {
@@ -22,13 +22,13 @@ void CheckInside(const MicroBatch& micro, int64_t batch) {
 
 Interval Shifted(const Interval& rows, int64_t by) { return {rows.begin + by, rows.end + by}; }
 
-// Fills `rows` with the wanted rows of a batch. `at(row)` returns the sample of a row, whose
-// position is `first` + row.
+// Fills `rows` with the rows of a batch that a rank loads. `at(row)` returns the sample of a row,
+// whose position is `first` + row.
 template <typename SampleAt>
-void Fill(const std::vector<MicroBatch>& wanted, int64_t first, const SampleAt& at,
+void Fill(const std::vector<MicroBatch>& micro_batches, int64_t first, const SampleAt& at,
           BatchRows& rows) {
   rows = BatchRows();
-  for (const MicroBatch& micro : wanted) {
+  for (const MicroBatch& micro : micro_batches) {
     const int64_t inputs_begin = std::ssize(rows.inputs);
     const int64_t labels_begin = std::ssize(rows.labels);
     for (int64_t row = micro.inputs.begin; row < micro.inputs.end; ++row) {
@@ -44,6 +44,18 @@ void Fill(const std::vector<MicroBatch>& wanted, int64_t first, const SampleAt& 
 }
 
 }  // namespace
+
+// A permutation takes O(size) time and 4 bytes per sample; a position then takes O(1).
+SampleRef Sampler::SampleAt(int64_t position) {
+  CHECK_GE(position, 0);
+  const int64_t epoch = position / size_;
+  Cached& cached = cached_[epoch % 2];
+  if (cached.epoch != epoch) {
+    cached.order = RandomPermutation(seed_, RandomStream::kSampleOrder, epoch, size_);
+    cached.epoch = epoch;
+  }
+  return {.index = cached.order[position % size_], .epoch = epoch};
+}
 
 std::vector<MicroBatch> CutBatch(int64_t batch, int64_t micro_batches, const RowsOfRank& rank) {
   CHECK_GE(batch, 0);

@@ -4,9 +4,17 @@
 // PartBegin(B, i + 1, k)). Of each, a rank loads the inputs of one interval of rows and the labels
 // of another one (the first layer and the loss may have different layouts), and nothing else.
 //
-// Thread-safe (values); a RowSource is called by one thread at a time.
+// Samples are numbered by positions of the endless sequence of per-epoch permutations: position p
+// is element p % size of the permutation of epoch p / size. Step t of group g of G, with B samples
+// per group and step, takes positions P + ((t - S) G + g) B up to + B, where the run began at step
+// S and position P (both 0 unless it started from a checkpoint). So every sample occurs once per
+// epoch, even if B and G change, and whichever group trains it. A position is the whole state of
+// reading the data.
+//
+// Thread-safe (values), except for Sampler and RowSource: one thread at a time uses one of them.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <vector>
@@ -16,6 +24,33 @@
 #include "worker/data/dataset.h"
 
 namespace cadre {
+
+// Finds the sample at a position. Caches the permutations of two epochs.
+class Sampler {
+ public:
+  // Requires: 0 < size < 2^32.
+  Sampler(uint64_t seed, int64_t size) : seed_(seed), size_(size) {}
+
+  // Requires: position >= 0.
+  SampleRef SampleAt(int64_t position);
+
+ private:
+  struct Cached {
+    int64_t epoch = -1;
+    std::vector<uint32_t> order;
+  };
+
+  const uint64_t seed_;
+  const int64_t size_;
+  // Epoch e is cached in entry e % 2: batches cross at most one border of epochs.
+  std::array<Cached, 2> cached_;
+};
+
+// First position of the batch of `group` at `step`. Requires: step >= origin.step.
+inline int64_t BatchPosition(const DataOrigin& origin, int64_t step, int64_t group, int64_t groups,
+                             int64_t batch) {
+  return origin.position + ((step - origin.step) * groups + group) * batch;
+}
 
 // The rows of one micro-batch.
 struct MicroBatch {
@@ -34,9 +69,8 @@ std::vector<MicroBatch> CutBatch(int64_t batch, int64_t micro_batches, const Row
 
 // The rows of one step.
 struct BatchRows {
-  // Samples whose inputs are loaded, micro-batch after micro-batch, and the position of each in the
-  // endless sequence of per-epoch permutations (in a test split: its index), which determines what
-  // dropout drops.
+  // Samples whose inputs are loaded, micro-batch after micro-batch, and the position of each
+  // (in a test split: its index), which determines what dropout drops.
   std::vector<SampleRef> inputs;
   std::vector<int64_t> positions;
   // Samples whose labels are loaded.
@@ -62,7 +96,7 @@ struct TrainingPart {
   // This rank's rows; see CutBatch.
   std::vector<MicroBatch> micro_batches;
 };
-// Step t covers the `batch` positions that start at BatchPosition (worker/data/sampler.h).
+// Step t covers the `batch` positions that start at BatchPosition.
 RowSource TrainingRows(const TrainingPart& part);
 
 // One rank's part of the samples [begin, end) of a test split, `batch` at a time, in epoch 0. The

@@ -44,7 +44,7 @@ class Dataset {
   // Writes the samples and their labels contiguously. A sample that cannot be decoded is logged and
   // replaced by the next one of the same class that can be decoded.
   // Requires: `inputs` holds samples.size() samples; `labels` holds samples.size() *
-  // labels_per_sample() labels, or is empty if labels are not wanted.
+  // labels_per_sample() labels, or is empty if labels are not requested.
   // Errors: OutOfRange for an index outside [0, size()); DataLoss, naming the sample, if more
   // samples are corrupt than the spec allows; InvalidArgument for tokens outside the model's
   // vocabulary. The output is then unspecified.

@@ -28,7 +28,7 @@ namespace {
 // A label has at most ten digits; the rest is room for white space.
 constexpr int64_t kMaxLabelBytes = 32;
 
-// The place of a sample's image in its shard.
+// Where a sample's image is in its shard.
 struct ImageEntry {
   int64_t shard = 0;
   // Offset of the member's first header, from which its name can be read.

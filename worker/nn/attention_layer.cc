@@ -19,7 +19,7 @@ class Attention final : public Layer {
  public:
   explicit Attention(LayerSetting setting)
       : kernels_(setting.kernels), parameters_(std::move(setting.parameters)) {
-    const Shape in = setting.place.inputs[0].shape();
+    const Shape in = setting.region.inputs[0].shape();
     features_ = in[2];
     dims_ = {.batch = in[0],
              .tokens = in[1],

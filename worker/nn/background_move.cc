@@ -3,22 +3,65 @@
 // concurrently: `fork_` orders the move after earlier work, `join_` orders later work after it.
 #include "worker/nn/background_move.h"
 
-#include "worker/comm/background_task.h"
+#include <thread>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "glog/logging.h"
 
 namespace cadre {
 namespace {
 
+// The thread sleeps between moves.
 class HostMove final : public BackgroundMove {
  public:
-  void Start(const std::function<absl::Status()>& move) override {
-    if (thread_ == nullptr) thread_ = std::make_unique<BackgroundTask>();
-    thread_->Start(move);
+  ~HostMove() override {
+    {
+      absl::MutexLock lock(&mutex_);
+      mutex_.Await(absl::Condition(this, &HostMove::IsIdle));
+      stopping_ = true;
+    }
+    if (thread_.joinable()) thread_.join();
   }
-  absl::Status Wait() override { return thread_->Wait(); }
+
+  void Start(std::function<absl::Status()> move) override {
+    absl::MutexLock lock(&mutex_);
+    CHECK(move_ == nullptr) << "the previous move has not been waited for";
+    move_ = std::move(move);
+    if (!thread_.joinable()) thread_ = std::thread([this] { Run(); });
+  }
+  absl::Status Wait() override {
+    absl::MutexLock lock(&mutex_);
+    mutex_.Await(absl::Condition(this, &HostMove::IsIdle));
+    return status_;
+  }
 
  private:
+  void Run() ABSL_LOCKS_EXCLUDED(mutex_) {
+    while (true) {
+      std::function<absl::Status()> move;
+      {
+        absl::MutexLock lock(&mutex_);
+        mutex_.Await(absl::Condition(this, &HostMove::HasWork));
+        if (stopping_) return;
+        move = move_;
+      }
+      absl::Status status = move();
+      absl::MutexLock lock(&mutex_);
+      status_ = std::move(status);
+      move_ = nullptr;
+    }
+  }
+  bool HasWork() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stopping_ || !IsIdle(); }
+  bool IsIdle() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return move_ == nullptr; }
+
+  absl::Mutex mutex_;
+  std::function<absl::Status()> move_ ABSL_GUARDED_BY(mutex_);
+  absl::Status status_ ABSL_GUARDED_BY(mutex_);
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   // Created on first use, because most ranks overlap no moves.
-  std::unique_ptr<BackgroundTask> thread_;
+  std::thread thread_;
 };
 
 class DeviceMove final : public BackgroundMove {
@@ -26,7 +69,7 @@ class DeviceMove final : public BackgroundMove {
   explicit DeviceMove(Device& device)
       : device_(device), fork_(device.MakeEvent()), join_(device.MakeEvent()) {}
 
-  void Start(const std::function<absl::Status()>& move) override {
+  void Start(std::function<absl::Status()> move) override {
     device_.Record(*fork_);
     const OnStream moves(device_, Stream::kMoves);
     device_.WaitFor(*fork_);

@@ -16,8 +16,8 @@ class FullyConnected final : public Layer, public GradientParts {
  public:
   explicit FullyConnected(LayerSetting setting)
       : kernels_(setting.kernels), weight_(setting.parameters[0]) {
-    const Shape in = setting.place.inputs[0].shape();
-    const Shape out = setting.place.output.shape();
+    const Shape in = setting.region.inputs[0].shape();
+    const Shape out = setting.region.output.shape();
     const int last = in.rank() - 1;
     dims_ = {.batch = in.rank() == 3 ? in[0] * in[1] : in[0], .in = in[last], .out = out[last]};
     if (setting.parameters.size() > 1) bias_ = setting.parameters[1];
@@ -63,7 +63,7 @@ class Embedding final : public Layer {
  public:
   explicit Embedding(LayerSetting setting)
       : kernels_(setting.kernels), weight_(setting.parameters[0]) {
-    const Box& out = setting.place.output;
+    const Box& out = setting.region.output;
     dims_ = {.batch = out.shape()[0],
              .first_token = 0,
              .tokens = out.shape()[1],
@@ -93,12 +93,11 @@ class Embedding final : public Layer {
 
 }  // namespace
 
-std::unique_ptr<Layer> MakeFullyConnected(LayerSetting setting) {
+std::unique_ptr<Layer> MakeDenseLayer(LayerSetting setting) {
+  if (setting.layer.kind == LayerKind::kEmbedding) {
+    return std::make_unique<Embedding>(std::move(setting));
+  }
   return std::make_unique<FullyConnected>(std::move(setting));
-}
-
-std::unique_ptr<Layer> MakeEmbedding(LayerSetting setting) {
-  return std::make_unique<Embedding>(std::move(setting));
 }
 
 }  // namespace cadre

@@ -55,7 +55,7 @@ class DropoutLayer final : public Layer {
         layer_(setting.number),
         rate_(setting.layer.settings.dropout().rate()),
         whole_(BatchShape(setting.samples, setting.layer.output)),
-        here_(setting.place.output) {}
+        here_(setting.region.output) {}
 
   absl::Status Forward(const PassContext& pass, const LayerTensors& t) override {
     if (pass.training) {
@@ -110,16 +110,15 @@ class AddLayer final : public Layer {
 
 }  // namespace
 
-std::unique_ptr<Layer> MakeActivation(LayerSetting setting) {
-  return std::make_unique<ActivationLayer>(std::move(setting));
-}
-
-std::unique_ptr<Layer> MakeDropout(LayerSetting setting) {
-  return std::make_unique<DropoutLayer>(std::move(setting));
-}
-
-std::unique_ptr<Layer> MakeAdd(LayerSetting setting) {
-  return std::make_unique<AddLayer>(std::move(setting));
+std::unique_ptr<Layer> MakeElementwiseLayer(LayerSetting setting) {
+  switch (setting.layer.kind) {
+    case LayerKind::kDropout:
+      return std::make_unique<DropoutLayer>(std::move(setting));
+    case LayerKind::kAdd:
+      return std::make_unique<AddLayer>(std::move(setting));
+    default:
+      return std::make_unique<ActivationLayer>(std::move(setting));
+  }
 }
 
 }  // namespace cadre

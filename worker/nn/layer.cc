@@ -15,35 +15,27 @@ bool LayerSetting::IsFirstAlong(const char* index) const {
 std::unique_ptr<Layer> MakeLayer(LayerSetting setting) {
   switch (setting.layer.kind) {
     case LayerKind::kConvolution:
-      return MakeConvolution(std::move(setting));
     case LayerKind::kMaxPool:
     case LayerKind::kAveragePool:
-      return MakePooling(std::move(setting));
     case LayerKind::kGlobalAveragePool:
-      return MakeGlobalAveragePool(std::move(setting));
+      return MakeWindowLayer(std::move(setting));
     case LayerKind::kFullyConnected:
-      return MakeFullyConnected(std::move(setting));
+    case LayerKind::kEmbedding:
+      return MakeDenseLayer(std::move(setting));
     case LayerKind::kRelu:
     case LayerKind::kGelu:
     case LayerKind::kSigmoid:
     case LayerKind::kTanh:
-      return MakeActivation(std::move(setting));
-    case LayerKind::kBatchNorm:
-      return MakeBatchNorm(std::move(setting));
-    case LayerKind::kLocalResponseNorm:
-      return MakeLocalResponseNorm(std::move(setting));
     case LayerKind::kDropout:
-      return MakeDropout(std::move(setting));
     case LayerKind::kAdd:
-      return MakeAdd(std::move(setting));
-    case LayerKind::kConcat:
-      return MakeConcat(std::move(setting));
-    case LayerKind::kFlatten:
-      return MakeFlatten(std::move(setting));
-    case LayerKind::kEmbedding:
-      return MakeEmbedding(std::move(setting));
+      return MakeElementwiseLayer(std::move(setting));
+    case LayerKind::kBatchNorm:
     case LayerKind::kLayerNorm:
-      return MakeLayerNorm(std::move(setting));
+    case LayerKind::kLocalResponseNorm:
+      return MakeNormLayer(std::move(setting));
+    case LayerKind::kConcat:
+    case LayerKind::kFlatten:
+      return MakeShapeLayer(std::move(setting));
     case LayerKind::kAttention:
       return MakeAttention(std::move(setting));
     case LayerKind::kSoftmaxCrossEntropy:

@@ -102,7 +102,7 @@ class Layer {
 struct LayerSetting {
   const GraphLayer& layer;
   const LayerLayouts& layouts;
-  const LayerRegion& place;
+  const LayerRegion& region;
   // Samples of the whole batch.
   int64_t samples = 0;
   // Position of the layer in the graph.

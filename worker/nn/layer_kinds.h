@@ -1,4 +1,4 @@
-// The families of layers that MakeLayer selects from. Internal to worker/nn.
+// The families of layers that MakeLayer selects from, one file each. Internal to worker/nn.
 #pragma once
 
 #include <memory>
@@ -7,25 +7,11 @@
 
 namespace cadre {
 
-// window_layers.cc
-std::unique_ptr<Layer> MakeConvolution(LayerSetting setting);
-std::unique_ptr<Layer> MakePooling(LayerSetting setting);
-std::unique_ptr<Layer> MakeGlobalAveragePool(LayerSetting setting);
-// dense_layers.cc
-std::unique_ptr<Layer> MakeFullyConnected(LayerSetting setting);
-std::unique_ptr<Layer> MakeEmbedding(LayerSetting setting);
-// attention_layer.cc
 std::unique_ptr<Layer> MakeAttention(LayerSetting setting);
-// norm_layers.cc
-std::unique_ptr<Layer> MakeBatchNorm(LayerSetting setting);
-std::unique_ptr<Layer> MakeLayerNorm(LayerSetting setting);
-std::unique_ptr<Layer> MakeLocalResponseNorm(LayerSetting setting);
-// elementwise_layers.cc
-std::unique_ptr<Layer> MakeActivation(LayerSetting setting);
-std::unique_ptr<Layer> MakeDropout(LayerSetting setting);
-std::unique_ptr<Layer> MakeAdd(LayerSetting setting);
-// shape_layers.cc
-std::unique_ptr<Layer> MakeConcat(LayerSetting setting);
-std::unique_ptr<Layer> MakeFlatten(LayerSetting setting);
+std::unique_ptr<Layer> MakeDenseLayer(LayerSetting setting);
+std::unique_ptr<Layer> MakeElementwiseLayer(LayerSetting setting);
+std::unique_ptr<Layer> MakeNormLayer(LayerSetting setting);
+std::unique_ptr<Layer> MakeShapeLayer(LayerSetting setting);
+std::unique_ptr<Layer> MakeWindowLayer(LayerSetting setting);
 
 }  // namespace cadre

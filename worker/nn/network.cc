@@ -48,14 +48,6 @@ struct Network::Program {
   int64_t classes = 0;
 };
 
-namespace {
-
-bool IsMove(const TapeOp& op) {
-  return op.kind == TapeOpKind::kMove || op.kind == TapeOpKind::kMoveGradient;
-}
-
-}  // namespace
-
 LossPart& LossPart::operator+=(const LossPart& other) {
   loss += other.loss;
   correct += other.correct;
@@ -129,7 +121,7 @@ std::unique_ptr<Network::Program> Network::MakeProgram(int64_t samples, bool tra
     LabelAllocations(l);
     program->layers.push_back(MakeLayer({.layer = graph_[l],
                                          .layouts = plan_.layers[l],
-                                         .place = tape.regions[l],
+                                         .region = tape.regions[l],
                                          .samples = samples,
                                          .number = l,
                                          .kernels = kernels_,

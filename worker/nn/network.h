@@ -65,6 +65,10 @@ struct BatchView {
   int64_t first_position = 0;
 };
 
+inline bool IsMove(const TapeOp& op) {
+  return op.kind == TapeOpKind::kMove || op.kind == TapeOpKind::kMoveGradient;
+}
+
 // Is called after every operation of a tape, for profiles and traces. On devices the host
 // synchronizes before and after each operation while there is an observer, so nothing overlaps.
 class TapeObserver {

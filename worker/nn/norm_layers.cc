@@ -34,7 +34,7 @@ class BatchNorm final : public Layer {
       : kernels_(setting.kernels),
         parameters_(std::move(setting.parameters)),
         epsilon_(setting.layer.settings.batch_norm().epsilon()) {
-    const Shape here = setting.place.output.shape();
+    const Shape here = setting.region.output.shape();
     dims_.channels = here[here.rank() - 1];
     dims_.rows = dims_.channels == 0 ? 0 : here.elements() / dims_.channels;
     const Shape& sample = setting.layer.output;
@@ -115,7 +115,7 @@ class LayerNorm final : public Layer {
       : kernels_(setting.kernels),
         parameters_(std::move(setting.parameters)),
         epsilon_(setting.layer.settings.layer_norm().epsilon()) {
-    const Shape here = setting.place.output.shape();
+    const Shape here = setting.region.output.shape();
     dims_.channels = here[here.rank() - 1];
     dims_.rows = here.elements() / std::max<int64_t>(1, dims_.channels);
   }
@@ -149,7 +149,7 @@ class LayerNorm final : public Layer {
 class LocalResponseNorm final : public Layer {
  public:
   explicit LocalResponseNorm(LayerSetting setting) : kernels_(setting.kernels) {
-    const Shape here = setting.place.output.shape();
+    const Shape here = setting.region.output.shape();
     const v1::LocalResponseNorm& settings = setting.layer.settings.local_response_norm();
     dims_ = {.channels = here[here.rank() - 1],
              .size = settings.size(),
@@ -177,16 +177,15 @@ class LocalResponseNorm final : public Layer {
 
 }  // namespace
 
-std::unique_ptr<Layer> MakeBatchNorm(LayerSetting setting) {
-  return std::make_unique<BatchNorm>(std::move(setting));
-}
-
-std::unique_ptr<Layer> MakeLayerNorm(LayerSetting setting) {
-  return std::make_unique<LayerNorm>(std::move(setting));
-}
-
-std::unique_ptr<Layer> MakeLocalResponseNorm(LayerSetting setting) {
-  return std::make_unique<LocalResponseNorm>(std::move(setting));
+std::unique_ptr<Layer> MakeNormLayer(LayerSetting setting) {
+  switch (setting.layer.kind) {
+    case LayerKind::kBatchNorm:
+      return std::make_unique<BatchNorm>(std::move(setting));
+    case LayerKind::kLayerNorm:
+      return std::make_unique<LayerNorm>(std::move(setting));
+    default:
+      return std::make_unique<LocalResponseNorm>(std::move(setting));
+  }
 }
 
 }  // namespace cadre

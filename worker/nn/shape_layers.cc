@@ -11,12 +11,12 @@ namespace {
 class Concat final : public Layer {
  public:
   explicit Concat(LayerSetting setting) : kernels_(setting.kernels) {
-    for (const Box& box : setting.place.inputs) {
+    for (const Box& box : setting.region.inputs) {
       const Shape shape = box.shape();
       channels_.push_back(shape[shape.rank() - 1]);
       total_ += channels_.back();
     }
-    rows_ = total_ == 0 ? 0 : setting.place.output.shape().elements() / total_;
+    rows_ = total_ == 0 ? 0 : setting.region.output.shape().elements() / total_;
   }
 
   absl::Status Forward(const PassContext& /*pass*/, const LayerTensors& t) override {
@@ -55,7 +55,7 @@ class Concat final : public Layer {
 class Flatten final : public Layer {
  public:
   explicit Flatten(LayerSetting setting)
-      : kernels_(setting.kernels), in_(setting.place.inputs[0].shape()) {}
+      : kernels_(setting.kernels), in_(setting.region.inputs[0].shape()) {}
 
   absl::Status Forward(const PassContext& /*pass*/, const LayerTensors& t) override {
     kernels_.memory().Transpose(in_[0], in_[1] * in_[2], in_[3], t.x[0], t.y);
@@ -75,11 +75,10 @@ class Flatten final : public Layer {
 
 }  // namespace
 
-std::unique_ptr<Layer> MakeConcat(LayerSetting setting) {
-  return std::make_unique<Concat>(std::move(setting));
-}
-
-std::unique_ptr<Layer> MakeFlatten(LayerSetting setting) {
+std::unique_ptr<Layer> MakeShapeLayer(LayerSetting setting) {
+  if (setting.layer.kind == LayerKind::kConcat) {
+    return std::make_unique<Concat>(std::move(setting));
+  }
   return std::make_unique<Flatten>(std::move(setting));
 }
 

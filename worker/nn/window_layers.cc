@@ -47,10 +47,10 @@ class Convolution final : public Layer, public HaloParts, public GradientParts {
   explicit Convolution(LayerSetting setting)
       : kernels_(setting.kernels),
         window_(setting.layer.window),
-        place_(setting.place),
+        region_(setting.region),
         weight_(setting.parameters[0]) {
-    const Shape in = setting.place.inputs[0].shape();
-    const Shape out = setting.place.output.shape();
+    const Shape in = setting.region.inputs[0].shape();
+    const Shape out = setting.region.output.shape();
     groups_ = setting.layer.groups;
     // Channel groups may be split among ranks; from here on, groups_ counts the local groups.
     if (groups_ > 1) groups_ = groups_ * out[kChannels] / setting.layer.output[2];
@@ -59,7 +59,7 @@ class Convolution final : public Layer, public HaloParts, public GradientParts {
   }
 
   absl::Status Forward(const PassContext& /*pass*/, const LayerTensors& t) override {
-    kernels_.window().ConvolutionForward(DimsOf(place_.inputs[0], place_.output), t.x[0],
+    kernels_.window().ConvolutionForward(DimsOf(region_.inputs[0], region_.output), t.x[0],
                                          weight_.value, added_bias_, t.y);
     return absl::OkStatus();
   }
@@ -73,25 +73,25 @@ class Convolution final : public Layer, public HaloParts, public GradientParts {
   GradientParts* gradient_parts() override { return this; }
 
   absl::Status ForwardInterior(ConstValues held, const LayerTensors& t) override {
-    ForwardRows(place_.interior_begin, place_.interior_end, held, place_.held, t);
+    ForwardRows(region_.interior_begin, region_.interior_end, held, region_.held, t);
     return absl::OkStatus();
   }
 
   absl::Status ForwardBorder(const LayerTensors& t) override {
-    ForwardRows(place_.output.begin[kRows], place_.interior_begin, t.x[0], place_.inputs[0], t);
-    ForwardRows(place_.interior_end, place_.output.end[kRows], t.x[0], place_.inputs[0], t);
+    ForwardRows(region_.output.begin[kRows], region_.interior_begin, t.x[0], region_.inputs[0], t);
+    ForwardRows(region_.interior_end, region_.output.end[kRows], t.x[0], region_.inputs[0], t);
     return absl::OkStatus();
   }
 
   absl::Status BackwardInput(const LayerTensors& t) override {
     if (t.dx[0].empty()) return absl::OkStatus();
-    kernels_.window().ConvolutionBackwardData(DimsOf(place_.inputs[0], place_.output), t.dy,
+    kernels_.window().ConvolutionBackwardData(DimsOf(region_.inputs[0], region_.output), t.dy,
                                               weight_.value, t.dx[0]);
     return absl::OkStatus();
   }
 
   absl::Status BackwardParameters(const LayerTensors& t) override {
-    kernels_.window().ConvolutionBackwardWeights(DimsOf(place_.inputs[0], place_.output), t.x[0],
+    kernels_.window().ConvolutionBackwardWeights(DimsOf(region_.inputs[0], region_.output), t.x[0],
                                                  t.dy, weight_.gradient, bias_.gradient);
     return absl::OkStatus();
   }
@@ -110,20 +110,20 @@ class Convolution final : public Layer, public HaloParts, public GradientParts {
   void ForwardRows(int64_t begin, int64_t end, ConstValues x, const Box& x_box,
                    const LayerTensors& t) {
     if (begin >= end) return;
-    const Box input = place_.InputRowsFor(window_, begin, end);
-    const Box output = place_.OutputRows(begin, end);
+    const Box input = region_.InputRowsFor(window_, begin, end);
+    const Box output = region_.OutputRows(begin, end);
     const int64_t elements = input.shape().elements();
     const Values part_x = t.scratch.first(elements);
     const Values part_y = t.scratch.subspan(AlignedOffset(elements), output.shape().elements());
     kernels_.memory().CopyBox(x, x_box, part_x, input, input);
     kernels_.window().ConvolutionForward(DimsOf(input, output), part_x, weight_.value, added_bias_,
                                          part_y);
-    kernels_.memory().CopyBox(part_y, output, t.y, place_.output, output);
+    kernels_.memory().CopyBox(part_y, output, t.y, region_.output, output);
   }
 
   Backend& kernels_;
   const Window window_;
-  const LayerRegion& place_;
+  const LayerRegion& region_;
   int64_t groups_ = 1;
   LocalTensor weight_;
   LocalTensor bias_;
@@ -134,12 +134,12 @@ class Convolution final : public Layer, public HaloParts, public GradientParts {
 class Pooling final : public Layer {
  public:
   explicit Pooling(LayerSetting setting) : kernels_(setting.kernels) {
-    const Shape out = setting.place.output.shape();
+    const Shape out = setting.region.output.shape();
     dims_ = {
         .kind = KindOf(setting.layer),
         .batch = out[kSamples],
         .channels = out[kChannels],
-        .window = WindowOf(setting.layer.window, setting.place.inputs[0], setting.place.output)};
+        .window = WindowOf(setting.layer.window, setting.region.inputs[0], setting.region.output)};
   }
 
   absl::Status Forward(const PassContext& /*pass*/, const LayerTensors& t) override {
@@ -169,7 +169,7 @@ class GlobalAveragePool final : public Layer {
  public:
   explicit GlobalAveragePool(LayerSetting setting)
       : kernels_(setting.kernels),
-        in_(setting.place.inputs[0].shape()),
+        in_(setting.region.inputs[0].shape()),
         divisor_(setting.layer.input()[0] * setting.layer.input()[1]) {}
 
   absl::Status Forward(const PassContext& /*pass*/, const LayerTensors& t) override {
@@ -193,16 +193,15 @@ class GlobalAveragePool final : public Layer {
 
 }  // namespace
 
-std::unique_ptr<Layer> MakeConvolution(LayerSetting setting) {
-  return std::make_unique<Convolution>(std::move(setting));
-}
-
-std::unique_ptr<Layer> MakePooling(LayerSetting setting) {
-  return std::make_unique<Pooling>(std::move(setting));
-}
-
-std::unique_ptr<Layer> MakeGlobalAveragePool(LayerSetting setting) {
-  return std::make_unique<GlobalAveragePool>(std::move(setting));
+std::unique_ptr<Layer> MakeWindowLayer(LayerSetting setting) {
+  switch (setting.layer.kind) {
+    case LayerKind::kConvolution:
+      return std::make_unique<Convolution>(std::move(setting));
+    case LayerKind::kGlobalAveragePool:
+      return std::make_unique<GlobalAveragePool>(std::move(setting));
+    default:
+      return std::make_unique<Pooling>(std::move(setting));
+  }
 }
 
 }  // namespace cadre

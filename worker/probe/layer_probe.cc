@@ -30,7 +30,7 @@
 #include "plan/plan.h"
 #include "tensor/box.h"
 #include "worker/probe/loopback_transport.h"
-#include "worker/train/random_batch.h"
+#include "worker/train/batches.h"
 #include "worker/train/replica.h"
 #include "worker/train/step_profile.h"
 

@@ -20,7 +20,6 @@
 #include "worker/comm/communicator.h"
 #include "worker/comm/link_probe.h"
 #include "worker/train/agreement.h"
-#include "worker/train/measured_link.h"
 
 namespace cadre {
 namespace {
@@ -64,17 +63,17 @@ std::optional<std::pair<int, int>> PairOf(const std::vector<std::pair<int, int>>
 }  // namespace
 
 std::vector<std::vector<std::pair<int, int>>> Tournament(int hosts) {
-  // With an odd number of hosts, the partner of the additional place has no partner.
-  const int places = hosts + hosts % 2;
+  // With an odd number of hosts, the partner of the additional position has no partner.
+  const int positions = hosts + hosts % 2;
   std::vector<std::vector<std::pair<int, int>>> rounds;
-  for (int turn = 0; turn + 1 < places; ++turn) {
-    // The last place is fixed; the others rotate by one in each round.
-    const auto at = [&](int place) {
-      return place == places - 1 ? place : (place + turn) % (places - 1);
+  for (int turn = 0; turn + 1 < positions; ++turn) {
+    // The last position is fixed; the others rotate by one in each round.
+    const auto at = [&](int position) {
+      return position == positions - 1 ? position : (position + turn) % (positions - 1);
     };
     std::vector<std::pair<int, int>> round;
-    for (int place = 0; place < places / 2; ++place) {
-      const std::pair<int, int> pair = std::minmax({at(place), at(places - 1 - place)});
+    for (int position = 0; position < positions / 2; ++position) {
+      const std::pair<int, int> pair = std::minmax({at(position), at(positions - 1 - position)});
       if (pair.second < hosts) round.push_back(pair);
     }
     rounds.push_back(std::move(round));
@@ -97,11 +96,9 @@ absl::StatusOr<LinkMatrix> MeasureLinkMatrix(Transport& transport, absl::Time de
     const auto pair = PairOf(round, transport.rank());
     if (!pair) continue;
     Communicator two(transport, {pair->first, pair->second});
-    CADRE_ASSIGN_OR_RETURN(const LinkMeasure measure, MeasureLink(two, {.samples = false}));
+    CADRE_ASSIGN_OR_RETURN(LinkProfile link, MeasureLink(two, /*samples=*/false));
     // Both ranks have the same bits; the lower one shares them.
-    if (pair->first == transport.rank()) {
-      measured.emplace_back(pair->second, ProfileOf(measure, two.size()));
-    }
+    if (pair->first == transport.rank()) measured.emplace_back(pair->second, std::move(link));
   }
   CADRE_ASSIGN_OR_RETURN(const std::vector<std::string> texts,
                          GatherTexts(Serialize(measured), all));

@@ -27,7 +27,6 @@
 #include "worker/comm/link_probe.h"
 #include "worker/probe/layer_probe.h"
 #include "worker/train/agreement.h"
-#include "worker/train/measured_link.h"
 #include "worker/transport/connect_group.h"
 #include "worker/transport/tcp_listener.h"
 
@@ -88,8 +87,8 @@ absl::StatusOr<v1::DeviceProfile> MergeOverGroup(const v1::DeviceProfile& own, C
 }
 
 absl::StatusOr<v1::LinkProfile> InsideLink(Communicator& all, const Transport& transport) {
-  CADRE_ASSIGN_OR_RETURN(const LinkMeasure measure, MeasureLink(all));
-  v1::LinkProfile link = LinkProfileToProto(ProfileOf(measure, all.size()));
+  CADRE_ASSIGN_OR_RETURN(const LinkProfile measured, MeasureLink(all));
+  v1::LinkProfile link = LinkProfileToProto(measured);
   const bool shared = transport.link(transport.rank() == 0 ? 1 : 0) == LinkKind::kSharedMemory;
   link.set_kind(shared ? v1::LinkProfile::SHARED_MEMORY : v1::LinkProfile::TCP);
   return link;

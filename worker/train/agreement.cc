@@ -1,7 +1,6 @@
 #include "worker/train/agreement.h"
 
 #include <algorithm>
-#include <array>
 #include <cstdint>
 #include <numeric>
 #include <span>
@@ -14,19 +13,8 @@
 namespace cadre {
 namespace {
 
-// The wire form of a status: code, length, text.
-struct Note {
-  static constexpr size_t kMaxText = 4096;
-  int32_t code = 0;
-  uint32_t size = 0;
-  std::array<char, kMaxText> text = {};
-
-  Note(int code_in, absl::string_view text_in)
-      : code(code_in), size(std::min(text_in.size(), kMaxText)) {
-    std::copy_n(text_in.begin(), size, text.begin());
-  }
-  std::string Text() const { return std::string(text.data(), std::min<size_t>(size, kMaxText)); }
-};
+// Longer messages of errors are truncated.
+constexpr size_t kMaxErrorText = 4096;
 
 }  // namespace
 
@@ -38,29 +26,31 @@ Communicator WholeGroup(Transport& transport, int channel) {
 
 absl::Status Agree(const absl::Status& mine, Communicator& group) {
   if (group.size() == 1) return mine;
-  std::vector<uint64_t> failed(group.size());
-  failed[group.index()] = mine.ok() ? 0 : 1;
-  CADRE_RETURN_IF_ERROR(group.AllReduceSum(std::span<uint64_t>(failed)));
-  const auto first = std::find(failed.begin(), failed.end(), 1);
-  if (first == failed.end()) return absl::OkStatus();
-  const int root = first - failed.begin();
-  Note note(mine.raw_code(), mine.message());
-  CADRE_RETURN_IF_ERROR(group.Broadcast(std::as_writable_bytes(std::span(&note, 1)), root));
-  return absl::Status(static_cast<absl::StatusCode>(note.code),
-                      absl::StrCat("rank ", root, ": ", note.Text()));
+  std::vector<uint64_t> codes(group.size());
+  codes[group.index()] = mine.raw_code();
+  CADRE_RETURN_IF_ERROR(group.AllReduceSum(std::span<uint64_t>(codes)));
+  const auto first =
+      std::find_if(codes.begin(), codes.end(), [](uint64_t code) { return code != 0; });
+  if (first == codes.end()) return absl::OkStatus();
+  const int root = first - codes.begin();
+  CADRE_ASSIGN_OR_RETURN(
+      const std::string text,
+      BroadcastText(std::string(mine.message().substr(0, kMaxErrorText)), group, root));
+  return absl::Status(static_cast<absl::StatusCode>(*first),
+                      absl::StrCat("rank ", root, ": ", text));
 }
 
-absl::StatusOr<std::string> TextOfFirst(const std::string& mine, Communicator& group) {
-  uint64_t size = mine.size();
+absl::StatusOr<std::string> BroadcastText(std::string text, Communicator& group, int root) {
+  uint64_t size = text.size();
   CHECK_LE(size, kMaxSharedText);
-  if (group.size() == 1) return mine;
-  CADRE_RETURN_IF_ERROR(group.Broadcast(std::as_writable_bytes(std::span(&size, 1)), 0));
+  if (group.size() == 1) return text;
+  CADRE_RETURN_IF_ERROR(group.Broadcast(std::as_writable_bytes(std::span(&size, 1)), root));
   if (size > kMaxSharedText) {
-    return absl::InternalError(absl::StrCat("rank 0 announces a text of ", size, " bytes"));
+    return absl::InternalError(
+        absl::StrCat("rank ", root, " announces a text of ", size, " bytes"));
   }
-  std::string text = group.index() == 0 ? mine : std::string();
   text.resize(size);
-  CADRE_RETURN_IF_ERROR(group.Broadcast(std::as_writable_bytes(std::span(text)), 0));
+  CADRE_RETURN_IF_ERROR(group.Broadcast(std::as_writable_bytes(std::span(text)), root));
   return text;
 }
 

@@ -22,10 +22,10 @@ Communicator WholeGroup(Transport& transport, int channel = 0);
 // communicator are returned unchanged.
 absl::Status Agree(const absl::Status& mine, Communicator& group);
 
-// A collective. Returns the text of member 0; the texts of the others are ignored.
+// A collective. Returns the text of member `root`; the texts of the others are ignored.
 // Requires: at most kMaxSharedText bytes. Errors: those of the communicator.
 inline constexpr size_t kMaxSharedText = size_t{256} << 20;
-absl::StatusOr<std::string> TextOfFirst(const std::string& mine, Communicator& group);
+absl::StatusOr<std::string> BroadcastText(std::string text, Communicator& group, int root = 0);
 
 // A collective. Returns the texts of all members, by index. Errors: those of the communicator.
 absl::StatusOr<std::vector<std::string>> GatherTexts(const std::string& mine, Communicator& group);

@@ -1,4 +1,5 @@
-// Converts batches of the data loader to views that a replica accepts; evaluates test samples.
+// Batches for replicas: views of what the data loader has loaded, test samples to evaluate, and
+// random batches for steps that are only timed.
 //
 // Thread-compatible.
 #pragma once
@@ -25,5 +26,20 @@ std::vector<BatchView> ViewsOf(const Batch& batch, const Replica& replica, int64
 // end) of `test`, `batch` at a time, summed over the group; equal on all ranks.
 absl::StatusOr<LossPart> EvaluateSamples(Replica& replica, const Dataset& test, int64_t begin,
                                          int64_t end, int64_t batch);
+
+// Random inputs and labels of this rank's rows, which do not depend on the plan.
+class RandomBatch {
+ public:
+  // `samples`: of the whole batch, over all ranks.
+  RandomBatch(const Replica& replica, int64_t samples);
+  // A view of this data as the batch of `step`. Borrows this object. `samples` as above.
+  BatchView View(int64_t samples, int64_t step) const {
+    return {samples, inputs_, labels_, step * samples};
+  }
+
+ private:
+  std::vector<float> inputs_;
+  std::vector<int32_t> labels_;
+};
 
 }  // namespace cadre

@@ -9,12 +9,35 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <utility>
 #include <vector>
 
-#include "worker/train/bucket_table.h"
+#include "tensor/interval.h"
 
 namespace cadre {
+
+// What is fixed about the buckets of a plan: which ranks reduce, own and gather which interval of
+// each bucket, the number of chunks into which it is cut, and the layers of its parameters.
+struct BucketTable {
+  struct Bucket {
+    int chunks = 1;
+    // The first layer whose forward needs the weights.
+    int first_layer = 0;
+    // reduce[chunk][i] is the interval that member i along the bucket's axes sums; gather[chunk][i]
+    // is the interval that owner i provides. Ranks with equal gradients (those along the bucket's
+    // replica axes) each reduce only what they own.
+    std::vector<std::vector<Interval>> reduce;
+    std::vector<std::vector<Interval>> gather;
+    // This rank's interval of each chunk.
+    std::vector<Interval> mine;
+    // Axes along which the weights are gathered.
+    std::vector<std::string> owner_axes;
+  };
+  std::vector<Bucket> buckets;
+  // Buckets that hold parameters of each layer.
+  std::vector<std::vector<int>> of_layer;
+};
 
 struct BucketOp {
   enum class Kind : uint8_t {

@@ -237,10 +237,10 @@ absl::StatusOr<LoadedCheckpoint> ChosenByFirst(const std::string& from, Communic
   if (group.index() == 0) chosen = Choose(from);
   CADRE_RETURN_IF_ERROR(Agree(chosen.status(), group));
   LoadedCheckpoint shared;
-  CADRE_ASSIGN_OR_RETURN(shared.path, TextOfFirst(chosen->path, group));
+  CADRE_ASSIGN_OR_RETURN(shared.path, BroadcastText(chosen->path, group));
   if (!HasManifest(shared.path)) return shared;
   const std::string mine = chosen->manifest ? chosen->manifest->SerializeAsString() : std::string();
-  CADRE_ASSIGN_OR_RETURN(const std::string bytes, TextOfFirst(mine, group));
+  CADRE_ASSIGN_OR_RETURN(const std::string bytes, BroadcastText(mine, group));
   if (!shared.manifest.emplace().ParseFromString(bytes)) {
     return absl::InternalError("rank 0's manifest cannot be read");
   }

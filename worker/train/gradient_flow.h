@@ -4,8 +4,8 @@
 // not depend on where operations run. ThreadFlow executes them on the host in a background thread;
 // StreamFlow enqueues them on a stream of a device.
 //
-// Borrows everything in Setting. Thread-compatible: only the rank's own thread calls it. Callers
-// may read the borrowed objects only between Settle and the next step.
+// Borrows everything in Context. Thread-compatible: only the rank's own thread calls it. Callers
+// may read the borrowed objects only between AwaitOperations and the next step.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,6 @@
 #include "worker/optim/slice_optimizer.h"
 #include "worker/optim/step_norms.h"
 #include "worker/train/bucket_schedule.h"
-#include "worker/train/bucket_table.h"
 
 namespace cadre {
 
@@ -40,8 +39,8 @@ class FlowObserver {
 
 class GradientFlow : public PassListener {
  public:
-  // The constructor's arguments. Requires: one optimizer per bucket.
-  struct Setting {
+  // What the operations read and write. Requires: one optimizer per bucket.
+  struct Context {
     const Plan& plan;
     const ParameterIndex& index;
     ParameterStore& parameters;
@@ -54,8 +53,8 @@ class GradientFlow : public PassListener {
 
   // Starts a step; the caller then runs its passes and calls AwaitLoss. `gather`: all ranks get the
   // new weights; otherwise only the owners of the slices have them, until Gather. `labels`: number
-  // of labels in the step's batches, over the group. Requires: the step before is settled or
-  // gathered.
+  // of labels in the step's batches, over the group. Requires: AwaitOperations or Gather was called
+  // after the step before, if that step did not gather.
   virtual void BeginStep(float rate, bool gather, int64_t labels);
   // The next pass is the step's last: it exchanges the gradients that the passes have accumulated.
   void BeginLastPass() { schedule_.BeginLastPass(); }
@@ -69,7 +68,7 @@ class GradientFlow : public PassListener {
   // Starts to gather all owned slices; the next forward waits for them.
   virtual absl::Status Gather();
   // Returns when every operation that was started is done. Not a collective.
-  virtual absl::Status Settle() = 0;
+  virtual absl::Status AwaitOperations() = 0;
 
   absl::Status BeforeForward(int layer) override;
   absl::Status AfterLoss(std::span<const double> sums, int64_t counted) override;
@@ -78,8 +77,8 @@ class GradientFlow : public PassListener {
   // Seconds that the rank's own thread has waited for operations. 0 on devices, because the host
   // cannot observe such waits; that 0 must not be reported as a measurement.
   double seconds_waited() const { return seconds_waited_; }
-  // Null: no trace. Requires: the trace outlives this object or is removed before; this object is
-  // settled (see Settle).
+  // Null: no trace. Requires: the trace outlives this object or is removed before; no operation
+  // is running (see AwaitOperations).
   void set_trace(Trace* trace) { trace_ = trace; }
   // Null: no observer. Requires: as set_trace.
   void set_observer(FlowObserver* observer) { observer_ = observer; }
@@ -87,7 +86,10 @@ class GradientFlow : public PassListener {
   void set_step(int64_t step) { step_ = step; }
 
  protected:
-  GradientFlow(const Setting& setting, BucketTable table, bool lazy_gathers);
+  // `on_stream`: operations are enqueued on a stream. Buckets are then not cut into chunks, because
+  // the stream carries nothing that is more urgent than the gathers; these are enqueued by the next
+  // forward, in the order in which it needs them.
+  GradientFlow(const Context& context, bool on_stream);
 
   // Starts the operations, in this order.
   virtual absl::Status Start(const BucketOps& ops) = 0;

@@ -16,27 +16,9 @@
 #include "worker/comm/communicator.h"
 #include "worker/comm/link_probe.h"
 #include "worker/train/agreement.h"
-#include "worker/train/measured_link.h"
 
 namespace cadre {
 namespace {
-
-// The kind of the links between the ranks, which may be a mixture. A collective over the host's
-// transport.
-absl::StatusOr<v1::LinkProfile::Kind> LinkKinds(Transport& transport, Communicator& all) {
-  if (transport.on_device()) return v1::LinkProfile::NCCL;
-  uint64_t counts[3] = {};
-  auto& [threads, tcp, shared_memory] = counts;
-  for (int peer = 0; peer < transport.size(); ++peer) {
-    threads += transport.link(peer) == LinkKind::kThreads;
-    tcp += transport.link(peer) == LinkKind::kTcp;
-    shared_memory += transport.link(peer) == LinkKind::kSharedMemory;
-  }
-  CADRE_RETURN_IF_ERROR(all.AllReduceSum(std::span<uint64_t>(counts)));
-  if (threads > 0) return v1::LinkProfile::THREADS;
-  if (tcp == 0) return v1::LinkProfile::SHARED_MEMORY;
-  return shared_memory > 0 ? v1::LinkProfile::SHARED_MEMORY_AND_TCP : v1::LinkProfile::TCP;
-}
 
 absl::StatusOr<v1::Plan> Choose(const v1::RunSpec& spec, const v1::Plan& assigned,
                                 const v1::LinkProfile& link, bool has_native) {
@@ -64,7 +46,7 @@ v1::LinkProfile KnownLink(const v1::Assignment& assignment, v1::LinkProfile::Kin
   return cache->Get(KeyOf(assignment, kind), absl::Now()).value_or(v1::LinkProfile());
 }
 
-absl::StatusOr<LinkMeasure> Measure(Communicator& all, Transport& data, Backend& kernels) {
+absl::StatusOr<LinkProfile> Measure(Communicator& all, Transport& data, Backend& kernels) {
   if (!data.on_device()) return MeasureLink(all);
   Communicator all_data = WholeGroup(data);
   return MeasureDeviceLink(all_data, all, kernels);
@@ -73,14 +55,29 @@ absl::StatusOr<LinkMeasure> Measure(Communicator& all, Transport& data, Backend&
 absl::StatusOr<v1::LinkProfile> MeasuredLink(const v1::Assignment& assignment,
                                              v1::LinkProfile::Kind kind, Communicator& all,
                                              Transport& data, Backend& kernels, LinkCache* cache) {
-  CADRE_ASSIGN_OR_RETURN(const LinkMeasure measure, Measure(all, data, kernels));
-  v1::LinkProfile link = LinkProfileToProto(ProfileOf(measure, all.size()));
+  CADRE_ASSIGN_OR_RETURN(const LinkProfile measured, Measure(all, data, kernels));
+  v1::LinkProfile link = LinkProfileToProto(measured);
   link.set_kind(kind);
   if (cache != nullptr) cache->Put(KeyOf(assignment, kind), link, absl::Now());
   return link;
 }
 
 }  // namespace
+
+absl::StatusOr<v1::LinkProfile::Kind> KindOfLinks(const Transport& data, Communicator& all) {
+  if (data.on_device()) return v1::LinkProfile::NCCL;
+  uint64_t counts[3] = {};
+  auto& [threads, tcp, shared_memory] = counts;
+  for (int peer = 0; peer < data.size(); ++peer) {
+    threads += data.link(peer) == LinkKind::kThreads;
+    tcp += data.link(peer) == LinkKind::kTcp;
+    shared_memory += data.link(peer) == LinkKind::kSharedMemory;
+  }
+  CADRE_RETURN_IF_ERROR(all.AllReduceSum(std::span<uint64_t>(counts)));
+  if (threads > 0) return v1::LinkProfile::THREADS;
+  if (tcp == 0) return v1::LinkProfile::SHARED_MEMORY;
+  return shared_memory > 0 ? v1::LinkProfile::SHARED_MEMORY_AND_TCP : v1::LinkProfile::TCP;
+}
 
 std::optional<v1::LinkProfile> LinkCache::Get(const std::vector<std::string>& peers,
                                               absl::Time now) {
@@ -108,7 +105,7 @@ absl::StatusOr<v1::Plan> SettlePlan(const v1::RunSpec& spec, const v1::Assignmen
                                     LinkCache* cache) {
   if (control.size() == 1) return assignment.plan();
   Communicator all = WholeGroup(control);
-  CADRE_ASSIGN_OR_RETURN(const v1::LinkProfile::Kind kind, LinkKinds(data, all));
+  CADRE_ASSIGN_OR_RETURN(const v1::LinkProfile::Kind kind, KindOfLinks(data, all));
   v1::LinkProfile link = KnownLink(assignment, kind, cache);
   uint64_t known = link.beta() > 0 ? 1 : 0;
   CADRE_RETURN_IF_ERROR(all.Broadcast(std::as_writable_bytes(std::span(&known, 1)), 0));
@@ -121,7 +118,7 @@ absl::StatusOr<v1::Plan> SettlePlan(const v1::RunSpec& spec, const v1::Assignmen
     chosen = Choose(spec, assignment.plan(), link, data.has_native());
   }
   CADRE_RETURN_IF_ERROR(Agree(chosen.status(), all));
-  CADRE_ASSIGN_OR_RETURN(const std::string bytes, TextOfFirst(chosen->SerializeAsString(), all));
+  CADRE_ASSIGN_OR_RETURN(const std::string bytes, BroadcastText(chosen->SerializeAsString(), all));
   v1::Plan plan;
   if (!plan.ParseFromString(bytes)) return absl::InternalError("rank 0's plan cannot be read");
   return plan;

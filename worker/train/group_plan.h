@@ -18,6 +18,7 @@
 #include "proto/cadre/v1/membership.pb.h"
 #include "proto/cadre/v1/plan.pb.h"
 #include "proto/cadre/v1/run.pb.h"
+#include "worker/comm/communicator.h"
 #include "worker/transport/transport.h"
 
 namespace cadre {
@@ -48,6 +49,10 @@ class LinkCache {
   absl::Mutex mutex_;
   std::map<std::vector<std::string>, Entry> entries_ ABSL_GUARDED_BY(mutex_);
 };
+
+// A collective of all ranks over the host's transport. The kind of the links of `data` between all
+// ranks, of which one rank may see only a part; equal on all ranks.
+absl::StatusOr<v1::LinkProfile::Kind> KindOfLinks(const Transport& data, Communicator& all);
 
 // A collective of all ranks. They measure the links, unless the assigned plan or rank 0's cache has
 // a profile of them; rank 0 chooses by the run's policy and broadcasts, so that all ranks hold the

@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "glog/logging.h"
 #include "plan/ownership.h"
 #include "tensor/interval.h"
 
@@ -20,9 +21,24 @@ struct Owned {
 
 // Appends what this rank owns of a bucket, whose slice [slice_begin(), slice_end()) of weights or
 // state is `slice`.
-void AppendOwned(const BucketOwnership& bucket, std::span<float> slice, std::vector<Owned>* owned);
+inline void AppendOwned(const BucketOwnership& bucket, std::span<float> slice,
+                        std::vector<Owned>* owned) {
+  CHECK_EQ(std::ssize(slice), bucket.slice_end() - bucket.slice_begin());
+  for (const OwnedInterval& part : bucket.owned) {
+    owned->push_back(
+        {part.flat, slice.subspan(part.offset - bucket.slice_begin(), part.flat.size())});
+  }
+}
 
 // The parts of `owned` whose positions are in `range`, in the same order.
-std::vector<Owned> PartsIn(Interval range, std::span<const Owned> owned);
+inline std::vector<Owned> PartsIn(Interval range, std::span<const Owned> owned) {
+  std::vector<Owned> parts;
+  for (const Owned& whole : owned) {
+    const Interval part = Intersect(whole.positions, range);
+    if (part.empty()) continue;
+    parts.push_back({part, whole.values.subspan(part.begin - whole.positions.begin, part.size())});
+  }
+  return parts;
+}
 
 }  // namespace cadre

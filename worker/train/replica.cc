@@ -66,9 +66,9 @@ absl::StatusOr<Minimum> MinimumOf(uint64_t mine, Communicator& group) {
   std::vector<uint64_t> all(group.size(), 0);
   all[group.index()] = mine;
   CADRE_RETURN_IF_ERROR(group.AllReduceSum(std::span<uint64_t>(all)));
-  const auto least = std::min_element(all.begin(), all.end());
-  Minimum minimum{.value = *least};
-  minimum.rank = least - all.begin();
+  const auto smallest = std::min_element(all.begin(), all.end());
+  Minimum minimum{.value = *smallest};
+  minimum.rank = smallest - all.begin();
   return minimum;
 }
 
@@ -132,7 +132,7 @@ Replica::~Replica() {
 }
 
 std::unique_ptr<GradientFlow> Replica::MakeFlow(Transport& data) {
-  const GradientFlow::Setting setting{.plan = plan_,
+  const GradientFlow::Context context{.plan = plan_,
                                       .index = index_,
                                       .parameters = parameters_,
                                       .optimizers = optimizers_,
@@ -140,8 +140,8 @@ std::unique_ptr<GradientFlow> Replica::MakeFlow(Transport& data) {
                                       .comms = data_comms_,
                                       .kernels = kernels_,
                                       .overlap = spec_.cluster().overlap() != v1::Cluster::OFF};
-  if (device_.is_host()) return std::make_unique<ThreadFlow>(setting, data);
-  auto flow = std::make_unique<StreamFlow>(setting, slices_->mirror());
+  if (device_.is_host()) return std::make_unique<ThreadFlow>(context, data);
+  auto flow = std::make_unique<StreamFlow>(context, slices_->mirror());
   if (data.size() == 1) recorder_ = std::make_unique<StepRecorder>(device_, *flow);
   return flow;
 }
@@ -224,7 +224,7 @@ absl::Status Replica::PlayPhase(const StepRecorder::Shape& shape,
 // The group loss is equal on all ranks, so all of them search for the layer together.
 absl::Status Replica::CheckFinite(const LossPart& group, std::span<const BatchView> batches) {
   if (std::isfinite(group.loss)) return absl::OkStatus();
-  CADRE_RETURN_IF_ERROR(flow_->Settle());
+  CADRE_RETURN_IF_ERROR(flow_->AwaitOperations());
   const uint64_t none = graph_.size();
   uint64_t mine = none;
   for (const BatchView& batch : batches) {

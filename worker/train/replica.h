@@ -69,29 +69,30 @@ class Replica {
   Interval LabelRows(int64_t samples) const { return network_->LabelRows(samples); }
 
   // One step. `batches`: the step's micro-batches, in order. Returns the loss of the whole group,
-  // equal on all ranks; reductions and updates may still be running (see Settle). `gather`: all
-  // ranks get the new weights; otherwise only the owners of slices have them, until GatherWeights.
-  // Errors: OutOfRange, naming layer and rank, for a loss that is not finite; weights are then
-  // unchanged. May also return an error of the step before.
+  // equal on all ranks; reductions and updates may still be running (see AwaitOperations).
+  // `gather`: all ranks get the new weights; otherwise only the owners of slices have them, until
+  // GatherWeights. Errors: OutOfRange, naming layer and rank, for a loss that is not finite;
+  // weights are then unchanged. May also return an error of the step before.
   absl::StatusOr<LossPart> Step(std::span<const BatchView> batches, float rate,
                                 bool gather = false);
   // Returns when no operation of the step is running. Required before the owned values or states
   // are read or written.
-  absl::Status Settle() { return flow_->Settle(); }
-  // Settles, and copies the owned weights to the host's mirror; with `states` also the optimizer
-  // states. Cheap after a step without `gather`, which has copied the weights already.
+  absl::Status AwaitOperations() { return flow_->AwaitOperations(); }
+  // Waits for all operations, and copies the owned weights to the host's mirror; with `states` also
+  // the optimizer states. Cheap after a step without `gather`, which has copied the weights
+  // already.
   absl::Status FetchOwned(bool states = false) {
-    CADRE_RETURN_IF_ERROR(flow_->Settle());
+    CADRE_RETURN_IF_ERROR(flow_->AwaitOperations());
     return slices_->Fetch(states);
   }
-  // Copies the host's mirror back. Requires: settled; since the last step, the mirror was fetched
-  // or completely overwritten.
+  // Copies the host's mirror back. Requires: no operation is running; since the last step, the
+  // mirror was fetched or completely overwritten.
   absl::Status StoreOwned(bool states = false) {
     CADRE_RETURN_IF_ERROR(slices_->Store(states));
-    return flow_->Settle();
+    return flow_->AwaitOperations();
   }
   // Checks that the weights are finite, because an update can overflow although the loss did not.
-  // A collective; settles and fetches. Errors: OutOfRange, naming the first non-finite parameter
+  // A collective; calls FetchOwned. Errors: OutOfRange, naming the first non-finite parameter
   // and its rank.
   absl::Status CheckWeights();
   // Starts to gather the slices of all ranks; the next forward waits for it.
@@ -106,7 +107,7 @@ class Replica {
   std::span<const Owned> owned() const { return slices_->weights(); }
   // The owned weights together with the optimizer's states.
   OwnedSlices& slices() { return *slices_; }
-  // Digest of the group's model. A collective; settles and fetches.
+  // Digest of the group's model. A collective; calls FetchOwned.
   absl::StatusOr<uint64_t> GroupDigest();
 
   // Observes the operations of tapes; see Network.
@@ -114,9 +115,9 @@ class Replica {
     observed_ = observer != nullptr;
     network_->set_observer(observer);
   }
-  // Observes the operations of the gradient flow. Requires: settled.
+  // Observes the operations of the gradient flow. Requires: no operation is running.
   void set_flow_observer(FlowObserver* observer) { flow_->set_observer(observer); }
-  // Collects collectives, updates and waits; null: no trace. Requires: settled.
+  // Collects collectives, updates and waits; null: no trace. Requires: no operation is running.
   void set_trace(Trace* trace) { flow_->set_trace(trace); }
   bool on_device() const { return !device_.is_host(); }
   // Number of the next step, for trace and observer.

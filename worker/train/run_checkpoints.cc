@@ -11,7 +11,7 @@
 #include "glog/logging.h"
 #include "model/data_position.h"
 #include "model/formats/checkpoint_folder.h"
-#include "worker/data/sampler.h"
+#include "worker/data/batch_rows.h"
 #include "worker/train/agreement.h"
 
 namespace cadre {
@@ -54,7 +54,7 @@ absl::Status RunCheckpoints::Begin() {
   const v1::RunSpec& spec = assignment_.spec();
   if (spec.checkpoint().from().empty()) return absl::OkStatus();
   // A gather of the current weights may still be running.
-  CADRE_RETURN_IF_ERROR(replica_.Settle());
+  CADRE_RETURN_IF_ERROR(replica_.AwaitOperations());
   // Values that the file does not contain remain as they are in the replica.
   CADRE_RETURN_IF_ERROR(replica_.FetchOwned(/*states=*/true));
   CADRE_ASSIGN_OR_RETURN(const LoadedCheckpoint loaded,
@@ -103,12 +103,12 @@ absl::Status RunCheckpoints::CheckDirectory() {
 }
 
 bool RunCheckpoints::Due(uint32_t step, bool last) const {
-  const v1::Checkpoint& wanted = assignment_.spec().checkpoint();
-  if (wanted.directory().empty() || assignment_.place().group() != 0 || step == saved_) {
+  const v1::Checkpoint& checkpoint = assignment_.spec().checkpoint();
+  if (checkpoint.directory().empty() || assignment_.place().group() != 0 || step == saved_) {
     return false;
   }
-  return last ||
-         (wanted.every_steps() > 0 && step / wanted.every_steps() > saved_ / wanted.every_steps());
+  return last || (checkpoint.every_steps() > 0 &&
+                  step / checkpoint.every_steps() > saved_ / checkpoint.every_steps());
 }
 
 absl::Status RunCheckpoints::Save(const Facts& facts) {

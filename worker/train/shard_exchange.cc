@@ -32,20 +32,23 @@ namespace cadre {
 ShardExchange::ShardExchange(const v1::Assignment& assignment, const ParameterIndex& index,
                              GroupControl& control, Cancellation& cancellation,
                              absl::Duration timeout)
-    : place_(assignment.place()), lineage_(assignment.lineage()), index_(index), timeout_(timeout) {
+    : rank_slot_(assignment.place()),
+      lineage_(assignment.lineage()),
+      index_(index),
+      timeout_(timeout) {
   const uint32_t shards = assignment.shards_size();
   for (uint32_t id = 0; id < shards; ++id) {
     Shard shard{.id = id, .positions = ShardSpan(index.size(), id, shards)};
     shard.client = std::make_unique<RoundsClient>(
         [&control, id] { return control.ShardAddress(id); },
         // Different seeds, so that ranks that failed together do not retry at the same times.
-        RoundsClientOptions{.seed = (uint64_t{place_.group()} << 32) + place_.rank() * 64 + id});
+        RoundsClientOptions{.seed = (uint64_t{rank_slot_.group()} << 32) + rank_slot_.rank() * 64 +
+                                    id});
     shards_.push_back(std::move(shard));
   }
-  on_cancel_ = std::make_unique<Cancellation::Registration>(
-      cancellation.OnCancel([this](const absl::Status&) {
-        for (Shard& shard : shards_) shard.client->Cancel();
-      }));
+  on_cancel_ = cancellation.OnCancel([this](const absl::Status&) {
+    for (Shard& shard : shards_) shard.client->Cancel();
+  });
 }
 
 template <typename Message>
@@ -92,11 +95,11 @@ absl::Status ShardExchange::Stage(uint32_t round, uint32_t base_version, uint64_
           shard.staging.insert(shard.staging.end(), part.values.begin(), part.values.end());
         }
         v1::ContributionHeader header;
-        header.set_run(place_.run());
+        header.set_run(rank_slot_.run());
         header.set_lineage(lineage_);
-        header.set_group(place_.group());
-        header.set_generation(place_.generation());
-        header.set_rank(place_.rank());
+        header.set_group(rank_slot_.group());
+        header.set_generation(rank_slot_.generation());
+        header.set_rank(rank_slot_.rank());
         header.set_round(round);
         header.set_base_version(base_version);
         header.set_samples(samples);
@@ -115,7 +118,7 @@ absl::Status ShardExchange::Pull(uint32_t version, std::span<const Owned> owned,
         for (const Owned& part : parts) elements += part.positions.size();
         shard.staging.resize(elements);
         v1::PullRequest request;
-        request.set_run(place_.run());
+        request.set_run(rank_slot_.run());
         request.set_lineage(lineage_);
         request.set_version(version);
         FillRanges(parts, request);

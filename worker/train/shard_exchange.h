@@ -52,7 +52,7 @@ class ShardExchange {
   template <typename Message>
   void FillRanges(const std::vector<Owned>& parts, Message& message) const;
 
-  const v1::RankSlot place_;
+  const v1::RankSlot rank_slot_;
   const std::string lineage_;
   const ParameterIndex& index_;
   const absl::Duration timeout_;

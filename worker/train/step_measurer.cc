@@ -22,13 +22,13 @@ constexpr double kChange = 1.25;
 
 }  // namespace
 
-StepMeasurer::StepMeasurer(const v1::RankSlot& place, Replica& replica, GroupControl& control,
+StepMeasurer::StepMeasurer(const v1::RankSlot& rank_slot, Replica& replica, GroupControl& control,
                            const Clock& clock)
-    : place_(place),
+    : rank_slot_(rank_slot),
       control_(control),
       clock_(clock),
       profile_(replica),
-      lead_(place.rank() == 0) {}
+      lead_(rank_slot.rank() == 0) {}
 
 absl::Status StepMeasurer::BeforeStep(const Step& step) {
   if (!lead_) return absl::OkStatus();
@@ -36,10 +36,10 @@ absl::Status StepMeasurer::BeforeStep(const Step& step) {
   if (step.traced) CADRE_RETURN_IF_ERROR(Pause());
   const bool warm = steps_ == kStepsBefore;
   if (!warm) ++steps_;
-  if (wanted_ && warm && !step.traced) CADRE_RETURN_IF_ERROR(Profile());
-  in_profile_ = looking_ && usual;
+  if (report_due_ && warm && !step.traced) CADRE_RETURN_IF_ERROR(Profile());
+  in_profile_ = profiling_ && usual;
   if (in_profile_) profile_.BeginStep(step.number);
-  began_ = clock_.Now();
+  step_start_ = clock_.Now();
   return absl::OkStatus();
 }
 
@@ -49,16 +49,16 @@ absl::Status StepMeasurer::AfterStep() {
     profile_.EndStep();
     return profile_.steps() < kSteps ? absl::OkStatus() : Report();
   }
-  if (looking_) return absl::OkStatus();
-  watch_.seconds += absl::ToDoubleSeconds(clock_.Now() - began_);
+  if (profiling_) return absl::OkStatus();
+  watch_.seconds += absl::ToDoubleSeconds(clock_.Now() - step_start_);
   ++watch_.steps;
-  if (!wanted_ && HaveChanged()) wanted_ = true;
+  if (!report_due_ && HaveChanged()) report_due_ = true;
   return absl::OkStatus();
 }
 
 absl::Status StepMeasurer::Pause() {
-  if (!looking_) return absl::OkStatus();
-  looking_ = false;
+  if (!profiling_) return absl::OkStatus();
+  profiling_ = false;
   return profile_.Stop();
 }
 
@@ -69,21 +69,21 @@ bool StepMeasurer::IsUsual(const Step& step) {
 }
 
 absl::Status StepMeasurer::Profile() {
-  if (looking_) return absl::OkStatus();
-  CADRE_RETURN_IF_ERROR(begun_ ? profile_.Resume() : profile_.Start());
-  looking_ = true;
-  begun_ = true;
+  if (profiling_) return absl::OkStatus();
+  CADRE_RETURN_IF_ERROR(has_steps_ ? profile_.Resume() : profile_.Start());
+  profiling_ = true;
+  has_steps_ = true;
   return absl::OkStatus();
 }
 
 absl::Status StepMeasurer::Report() {
   CADRE_RETURN_IF_ERROR(profile_.Stop());
-  looking_ = false;
-  wanted_ = false;
-  begun_ = false;
+  profiling_ = false;
+  report_due_ = false;
+  has_steps_ = false;
   watch_ = Watch();
   v1::Measured measured;
-  *measured.mutable_place() = place_;
+  *measured.mutable_place() = rank_slot_;
   *measured.mutable_times() = profile_.Times();
   *measured.mutable_layers() = profile_.Layers();
   measured.set_update_seconds(profile_.UpdateSeconds());

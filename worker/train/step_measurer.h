@@ -27,7 +27,7 @@ namespace cadre {
 class StepMeasurer {
  public:
   // `clock` compares steps and must be monotonic.
-  StepMeasurer(const v1::RankSlot& place, Replica& replica, GroupControl& control,
+  StepMeasurer(const v1::RankSlot& rank_slot, Replica& replica, GroupControl& control,
                const Clock& clock);
 
   struct Step {
@@ -40,8 +40,8 @@ class StepMeasurer {
   // Around each step of training. Errors: the replica's.
   absl::Status BeforeStep(const Step& step);
   absl::Status AfterStep();
-  // Called when training pauses, or before a trace observes it. Keeps the steps profiled so far;
-  // the missing ones are profiled later. Errors: the replica's.
+  // Called when training pauses, or before a trace observes the replica. Keeps the steps profiled
+  // so far; the missing ones are profiled later. Errors: the replica's.
   absl::Status Pause();
 
  private:
@@ -61,24 +61,24 @@ class StepMeasurer {
   // Whether a window has ended whose steps took significantly more or less time than usual.
   bool HaveChanged();
 
-  const v1::RankSlot place_;
+  const v1::RankSlot rank_slot_;
   GroupControl& control_;
   const Clock& clock_;
   StepProfile profile_;
   const bool lead_;
-  // The profile is the replica's observer.
-  bool looking_ = false;
+  // The profile observes the replica.
+  bool profiling_ = false;
   // The current step is being profiled.
   bool in_profile_ = false;
   // A report is due.
-  bool wanted_ = true;
-  // Some steps have been profiled for the report that is due.
-  bool begun_ = false;
+  bool report_due_ = true;
+  // The profile has some of the steps for the report that is due.
+  bool has_steps_ = false;
   // Steps of this generation, counted up to the end of warm-up.
   int steps_ = 0;
   // Steps since the last boundary, including the current one.
   uint32_t since_boundary_ = 0;
-  absl::Time began_;
+  absl::Time step_start_;
   Watch watch_;
 };
 

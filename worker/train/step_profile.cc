@@ -36,10 +36,6 @@
 namespace cadre {
 namespace {
 
-bool IsMove(const TapeOp& op) {
-  return op.kind == TapeOpKind::kMove || op.kind == TapeOpKind::kMoveGradient;
-}
-
 bool IsForward(const TapeOp& op) {
   return op.kind == TapeOpKind::kForward || op.kind == TapeOpKind::kLoss;
 }
@@ -57,9 +53,9 @@ double CopiedElements(const Move& move) {
 }
 
 template <typename T>
-double MedianOf(const std::vector<T>& values, const std::function<double(const T&)>& of) {
+double MedianOf(const std::vector<T>& values, const std::function<double(const T&)>& number_of) {
   std::vector<double> numbers;
-  for (const T& value : values) numbers.push_back(of(value));
+  for (const T& value : values) numbers.push_back(number_of(value));
   return Median(std::move(numbers));
 }
 
@@ -72,7 +68,7 @@ StepProfile::~StepProfile() {
 }
 
 absl::Status StepProfile::Start() {
-  CADRE_RETURN_IF_ERROR(replica_.Settle());
+  CADRE_RETURN_IF_ERROR(replica_.AwaitOperations());
   steps_.clear();
   {
     absl::MutexLock lock(&mutex_);
@@ -82,7 +78,7 @@ absl::Status StepProfile::Start() {
 }
 
 absl::Status StepProfile::Resume() {
-  CADRE_RETURN_IF_ERROR(replica_.Settle());
+  CADRE_RETURN_IF_ERROR(replica_.AwaitOperations());
   observing_ = true;
   replica_.set_observer(this);
   replica_.set_flow_observer(this);
@@ -90,12 +86,12 @@ absl::Status StepProfile::Resume() {
 }
 
 absl::Status StepProfile::Stop() {
-  const absl::Status settled = replica_.Settle();
+  const absl::Status status = replica_.AwaitOperations();
   observing_ = false;
   in_step_ = false;
   replica_.set_observer(nullptr);
   replica_.set_flow_observer(nullptr);
-  return settled;
+  return status;
 }
 
 void StepProfile::BeginStep(int64_t step) {
@@ -104,7 +100,7 @@ void StepProfile::BeginStep(int64_t step) {
   in_step_ = true;
   waited_before_ = replica_.seconds_waited();
   TakeTransportSeconds();
-  began_ = clock_.Now();
+  step_start_ = clock_.Now();
 }
 
 void StepProfile::Forget(int64_t from) {
@@ -116,7 +112,7 @@ void StepProfile::Forget(int64_t from) {
 void StepProfile::EndStep() {
   CountCopies();
   StepSums& step = steps_.back();
-  step.seconds = absl::ToDoubleSeconds(clock_.Now() - began_);
+  step.seconds = absl::ToDoubleSeconds(clock_.Now() - step_start_);
   step.exposed = replica_.seconds_waited() - waited_before_;
   in_step_ = false;
 }
@@ -184,7 +180,7 @@ std::vector<StepProfile::FlowSums> StepProfile::Flows() const {
 
 double StepProfile::LargestByOwn(int layer, int64_t samples) const {
   const Plan& plan = replica_.plan();
-  const GraphLayer& of = replica_.graph()[layer];
+  const GraphLayer& graph_layer = replica_.graph()[layer];
   const LayerLayouts& layouts = plan.layers[layer];
   const auto ratio = [&](const Shape& sample, const Layout& layout) {
     const auto elements = [&](int rank) {
@@ -198,9 +194,9 @@ double StepProfile::LargestByOwn(int layer, int64_t samples) const {
     return own == 0 ? 0.0 : largest / own;
   };
   // The loss's output is a single number; its input determines the ratio.
-  const double in = ratio(of.input(), layouts.inputs[0]);
-  if (of.kind == LayerKind::kSoftmaxCrossEntropy) return in;
-  const double out = ratio(of.output, layouts.output);
+  const double in = ratio(graph_layer.input(), layouts.inputs[0]);
+  if (graph_layer.kind == LayerKind::kSoftmaxCrossEntropy) return in;
+  const double out = ratio(graph_layer.output, layouts.output);
   return in == 0 || out == 0 ? 0 : std::max(in, out);
 }
 

@@ -39,15 +39,17 @@ class StepProfile final : public TapeObserver, public FlowObserver {
   StepProfile(const StepProfile&) = delete;
   StepProfile& operator=(const StepProfile&) = delete;
 
-  // Clears the profile and starts to observe. Settles the replica. Errors: the replica's.
+  // Clears the profile and starts to observe. Waits for the replica's operations. Errors: the
+  // replica's.
   absl::Status Start();
-  // Continues after a Stop. Settles the replica. Errors: the replica's.
+  // Continues after a Stop. Waits for the replica's operations. Errors: the replica's.
   absl::Status Resume();
   // Called around Replica::Step; `step` as in Replica::set_step. A step with an earlier number than
-  // the last one discards the profile from that number on; the replica must then be settled.
+  // the last one discards the profile from that number on; no operation of the replica may then be
+  // running.
   void BeginStep(int64_t step);
   void EndStep();
-  // Stops observing. Settles the replica. Errors: the replica's.
+  // Stops observing. Waits for the replica's operations. Errors: the replica's.
   absl::Status Stop();
 
   int steps() const { return std::ssize(steps_); }
@@ -110,7 +112,7 @@ class StepProfile final : public TapeObserver, public FlowObserver {
   // Between BeginStep and EndStep.
   bool in_step_ = false;
   std::vector<StepSums> steps_;
-  absl::Time began_;
+  absl::Time step_start_;
   double waited_before_ = 0;
   double transport_before_ = 0;
   // Copying of the latest move, until it is known that no computing overlapped with it.

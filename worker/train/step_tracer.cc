@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 #include "base/status.h"
 #include "model/utf8.h"
 
@@ -36,7 +37,37 @@ void Fill(const TraceInterval& interval, v1::TraceEvent& event) {
   event.set_step(std::max<int64_t>(interval.step, 0));
 }
 
+const char* NameOf(TapeOpKind kind) {
+  switch (kind) {
+    case TapeOpKind::kMove:
+      return "move to";
+    case TapeOpKind::kForward:
+      return "forward";
+    case TapeOpKind::kLoss:
+      return "loss";
+    case TapeOpKind::kBackward:
+      return "backward";
+    case TapeOpKind::kMoveGradient:
+      return "move gradient of";
+    case TapeOpKind::kAdd:
+      return "add gradients of";
+  }
+  return "";
+}
+
 }  // namespace
+
+void TapeTrace::Played(const Tape& /*tape*/, const TapeOp& op, absl::Time begin, double seconds) {
+  if (!trace_.on()) return;
+  const absl::Duration duration = absl::Seconds(seconds);
+  trace_.Add({.name = absl::StrCat(NameOf(op.kind), " ", graph_[op.layer].name),
+              .category = IsMove(op) ? "move" : "compute",
+              .track = 0,
+              .begin_us = absl::ToUnixMicros(begin),
+              .duration_us = absl::ToInt64Microseconds(duration),
+              .bytes = IsMove(op) ? op.move.elements_sent() * 4 : -1,
+              .step = step_});
+}
 
 v1::Traced TracedFrom(std::vector<TraceInterval> intervals, uint64_t dropped, size_t max_events) {
   std::stable_sort(intervals.begin(), intervals.end(), [](const auto& a, const auto& b) {
@@ -50,11 +81,11 @@ v1::Traced TracedFrom(std::vector<TraceInterval> intervals, uint64_t dropped, si
 }
 
 StepTracer::StepTracer(GroupControl& control, Replica& replica, Trace& trace,
-                       std::function<absl::Status()> before)
+                       std::function<absl::Status()> before_trace)
     : control_(control),
       replica_(replica),
       trace_(trace),
-      before_(std::move(before)),
+      before_trace_(std::move(before_trace)),
       tape_(trace, replica.graph()) {
   replica_.set_trace(&trace_);
 }
@@ -63,7 +94,7 @@ StepTracer::~StepTracer() { replica_.set_observer(nullptr); }
 
 absl::Status StepTracer::BeforeStep(uint32_t step) {
   if (request_) {
-    if (step >= until_) {
+    if (step >= end_step_) {
       CADRE_RETURN_IF_ERROR(End(step));
     } else {
       AddStep(step - 1);
@@ -72,7 +103,7 @@ absl::Status StepTracer::BeforeStep(uint32_t step) {
   if (!request_) CADRE_RETURN_IF_ERROR(MaybeBegin(step));
   tape_.set_step(step);
   replica_.set_step(step);
-  if (request_) step_began_us_ = Trace::Now();
+  if (request_) step_start_us_ = Trace::Now();
   return absl::OkStatus();
 }
 
@@ -85,11 +116,11 @@ absl::Status StepTracer::Finish(uint32_t step) {
 absl::Status StepTracer::MaybeBegin(uint32_t step) {
   request_ = control_.TakeTraceRequest();
   if (!request_) return absl::OkStatus();
-  CADRE_RETURN_IF_ERROR(before_());
+  CADRE_RETURN_IF_ERROR(before_trace_());
   // Operations of the step before do not belong to the trace.
-  CADRE_RETURN_IF_ERROR(replica_.Settle());
-  begun_ = step;
-  until_ = step + std::max(1U, request_->steps());
+  CADRE_RETURN_IF_ERROR(replica_.AwaitOperations());
+  first_step_ = step;
+  end_step_ = step + std::max(1U, request_->steps());
   trace_.Start();
   replica_.set_observer(&tape_);
   return absl::OkStatus();
@@ -99,15 +130,15 @@ void StepTracer::AddStep(uint32_t step) {
   trace_.Add({.name = absl::StrCat("step ", step),
               .category = "step",
               .track = 0,
-              .begin_us = step_began_us_,
-              .duration_us = Trace::Now() - step_began_us_,
+              .begin_us = step_start_us_,
+              .duration_us = Trace::Now() - step_start_us_,
               .step = step});
 }
 
 // No later step overlaps with the collectives of the last one, so it lasts until they are done.
 absl::Status StepTracer::End(uint32_t step) {
-  CADRE_RETURN_IF_ERROR(replica_.Settle());
-  if (step > begun_) AddStep(step - 1);
+  CADRE_RETURN_IF_ERROR(replica_.AwaitOperations());
+  if (step > first_step_) AddStep(step - 1);
   replica_.set_observer(nullptr);
   const uint64_t dropped = trace_.dropped();
   v1::Traced traced = TracedFrom(trace_.Stop(), dropped, request_->max_events());

@@ -9,12 +9,8 @@ namespace cadre {
 
 using Kind = BucketOp::Kind;
 
-// Buckets are not cut into chunks: the communication stream carries nothing that is more urgent
-// than the gathers, and those are enqueued in the order in which forward needs them.
-StreamFlow::StreamFlow(const Setting& setting, const SliceMirror& mirror)
-    : GradientFlow(setting,
-                   MakeBucketTable(setting.plan, setting.index, setting.parameters, /*whole=*/true),
-                   /*lazy_gathers=*/true),
+StreamFlow::StreamFlow(const Context& context, const SliceMirror& mirror)
+    : GradientFlow(context, /*on_stream=*/true),
       mirror_(mirror),
       mine_(device_, 2, "loss"),
       group_(device_, 2, "loss"),
@@ -94,8 +90,8 @@ void StreamFlow::Fail(const absl::Status& reason) {
   comms_.transport().Abort(reason);
 }
 
-// Pending gathers are left to the next forward: settling is not a collective.
-absl::Status StreamFlow::Settle() {
+// Pending gathers are left to the next forward, because this wait is not a collective.
+absl::Status StreamFlow::AwaitOperations() {
   CADRE_RETURN_IF_ERROR(failed_);
   Enter();
   computed_.Set(device_);

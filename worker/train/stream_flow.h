@@ -57,13 +57,13 @@ class EventMark {
 class StreamFlow final : public GradientFlow {
  public:
   // `mirror`: the host's pinned copies of the owned slices (owned_slices.h), one per bucket.
-  StreamFlow(const Setting& setting, const SliceMirror& mirror);
+  StreamFlow(const Context& context, const SliceMirror& mirror);
 
   // Without `gather` the updated slices are also copied to the mirror, concurrently with backward.
   void BeginStep(float rate, bool gather, int64_t labels) override;
   absl::StatusOr<LossPart> AwaitLoss() override;
   void Fail(const absl::Status& reason) override;
-  absl::Status Settle() override;
+  absl::Status AwaitOperations() override;
 
   // --- for StepRecorder --------------------------------------------------------------------------
   BucketSchedule& schedule() { return schedule_; }

@@ -24,11 +24,8 @@ uint64_t KeyOf(const BucketOp& op) {
 
 }  // namespace
 
-ThreadFlow::ThreadFlow(const Setting& setting, Transport& transport)
-    : GradientFlow(setting,
-                   MakeBucketTable(setting.plan, setting.index, setting.parameters,
-                                   /*whole=*/false),
-                   /*lazy_gathers=*/false) {
+ThreadFlow::ThreadFlow(const Context& context, Transport& transport)
+    : GradientFlow(context, /*on_stream=*/false) {
   if (transport.size() > 1) queue_ = std::make_unique<CollectiveQueue>(transport);
 }
 
@@ -79,11 +76,11 @@ void ThreadFlow::Fail(const absl::Status& reason) {
 
 absl::Status ThreadFlow::Gather() {
   // Updates of a step that did not gather may still be running.
-  CADRE_RETURN_IF_ERROR(Settle());
+  CADRE_RETURN_IF_ERROR(AwaitOperations());
   return GradientFlow::Gather();
 }
 
-absl::Status ThreadFlow::Settle() {
+absl::Status ThreadFlow::AwaitOperations() {
   if (queue_ == nullptr) return absl::OkStatus();
   return Waited("everything", [this] { return queue_->WaitAll(); });
 }

@@ -19,18 +19,18 @@ namespace cadre {
 
 class ThreadFlow final : public GradientFlow {
  public:
-  // Requires: the communicators of `setting` use `transport`.
-  ThreadFlow(const Setting& setting, Transport& transport);
+  // Requires: the communicators of `context` use `transport`.
+  ThreadFlow(const Context& context, Transport& transport);
 
   absl::StatusOr<LossPart> AwaitLoss() override;
   void Fail(const absl::Status& reason) override;
   absl::Status Gather() override;
-  absl::Status Settle() override;
+  absl::Status AwaitOperations() override;
 
  private:
   absl::Status Start(const BucketOps& ops) override;
   absl::Status WaitForWeights(int bucket) override;
-  absl::Status WaitForStep() override { return Settle(); }
+  absl::Status WaitForStep() override { return AwaitOperations(); }
   void ResetLoss() override { mine_ = LossPart(); }
   void AddLoss(std::span<const double> sums, int64_t counted) override;
   absl::StatusOr<int64_t> SumLoss() override;

@@ -50,8 +50,8 @@
 #include "proto/enum_text.h"
 #include "server/client/refusal.h"
 #include "worker/data/batch_loader.h"
+#include "worker/data/batch_rows.h"
 #include "worker/data/dataset.h"
-#include "worker/data/sampler.h"
 #include "worker/optim/schedule.h"
 #include "worker/train/agreement.h"
 #include "worker/train/batches.h"
@@ -82,7 +82,7 @@ class Trainer {
           Cancellation& cancellation, Counters& counters, const TrainerOptions& options)
       : assignment_(assignment),
         spec_(assignment.spec()),
-        place_(assignment.place()),
+        rank_slot_(assignment.place()),
         kernels_(kernels),
         control_(control),
         cancellation_(cancellation),
@@ -146,7 +146,7 @@ class Trainer {
     return status;
   }
 
-  bool lead() const { return place_.rank() == 0; }
+  bool lead() const { return rank_slot_.rank() == 0; }
   int64_t batch() const { return spec_.batch_per_group(); }
 
   // ---- Before training
@@ -161,8 +161,8 @@ class Trainer {
     CADRE_ASSIGN_OR_RETURN(transport_, options_.connect(assignment_));
     // Registered before connect_data, so that a cancellation also aborts the start of NCCL, which
     // would wait for a lost member.
-    on_cancel_ = std::make_unique<Cancellation::Registration>(
-        cancellation_.OnCancel([this](const absl::Status& reason) { transport_->Abort(reason); }));
+    on_cancel_ =
+        cancellation_.OnCancel([this](const absl::Status& reason) { transport_->Abort(reason); });
     if (options_.connect_data != nullptr) {
       CADRE_ASSIGN_OR_RETURN(data_transport_, options_.connect_data(*transport_));
     }
@@ -179,7 +179,7 @@ class Trainer {
 
   absl::Status MakeReplica() {
     CADRE_ASSIGN_OR_RETURN(replica_, Replica::Make(spec_, plan_, kernels_, *transport_, data()));
-    measurer_ = std::make_unique<StepMeasurer>(place_, *replica_, control_, steady_);
+    measurer_ = std::make_unique<StepMeasurer>(rank_slot_, *replica_, control_, steady_);
     tracer_ = std::make_unique<StepTracer>(control_, *replica_, trace_,
                                            [this] { return measurer_->Pause(); });
     checkpoints_ = std::make_unique<RunCheckpoints>(assignment_, *replica_, counters_);
@@ -194,7 +194,7 @@ class Trainer {
     if (exchange_->has_shards()) {
       Traffic traffic;
       // No operation may still use the weights that are overwritten.
-      CADRE_RETURN_IF_ERROR(replica_->Settle());
+      CADRE_RETURN_IF_ERROR(replica_->AwaitOperations());
       CADRE_RETURN_IF_ERROR(exchange_->Pull(version_, replica_->owned(), &traffic));
       CADRE_RETURN_IF_ERROR(replica_->StoreOwned());
       CountPull(traffic);
@@ -220,7 +220,7 @@ class Trainer {
 
   v1::Prepared MakePrepared() const {
     v1::Prepared prepared;
-    *prepared.mutable_place() = place_;
+    *prepared.mutable_place() = rank_slot_;
     prepared.set_train_samples(train_->size());
     prepared.set_test_samples(test_->size());
     for (v1::HeldParameter& held : replica_->Held()) *prepared.add_held() = std::move(held);
@@ -260,7 +260,7 @@ class Trainer {
   void MakeLoader() {
     TrainingPart part{.seed = spec_.seed(),
                       .dataset_size = train_->size(),
-                      .group = place_.group(),
+                      .group = rank_slot_.group(),
                       .groups = start_.groups(),
                       .batch = batch(),
                       .origin = DataOriginOf(spec_)};
@@ -302,7 +302,7 @@ class Trainer {
     rate_ = RateAt(spec_.schedule(), step_, start_.total_steps());
     const std::vector<BatchView> views = ViewsOf(
         **loaded, *replica_, batch(),
-        BatchPosition(DataOriginOf(spec_), step_, place_.group(), start_.groups(), batch()));
+        BatchPosition(DataOriginOf(spec_), step_, rank_slot_.group(), start_.groups(), batch()));
     CADRE_RETURN_IF_ERROR(tracer_->BeforeStep(step_));
     CADRE_RETURN_IF_ERROR(measurer_->BeforeStep(
         {.number = step_, .boundary = boundary, .traced = tracer_->tracing()}));
@@ -338,7 +338,7 @@ class Trainer {
     const double labels = reported_.samples;
     const double samples = labels / train_->labels_per_sample();
     v1::Progress progress;
-    *progress.mutable_place() = place_;
+    *progress.mutable_place() = rank_slot_;
     progress.set_step(step_);
     progress.set_loss(reported_.loss / labels);
     progress.set_samples_per_second(samples / seconds);
@@ -382,7 +382,7 @@ class Trainer {
     const uint32_t round = version_ + 1;
     const uint64_t samples = period_steps_ * batch();
     Traffic traffic;
-    CADRE_RETURN_IF_ERROR(replica_->Settle());
+    CADRE_RETURN_IF_ERROR(replica_->AwaitOperations());
     // Non-finite weights must not be averaged.
     if (period_steps_ > 0) CADRE_RETURN_IF_ERROR(InStep(step_ - 1, replica_->CheckWeights()));
     if (exchange_->has_shards()) {
@@ -401,7 +401,7 @@ class Trainer {
     // After this barrier every rank has staged.
     CADRE_RETURN_IF_ERROR(replica_->comms().All().Barrier());
     if (!lead()) return absl::OkStatus();
-    *contributed.mutable_place() = place_;
+    *contributed.mutable_place() = rank_slot_;
     contributed.set_round(round);
     contributed.set_base_version(version_);
     contributed.set_step(step_);
@@ -431,7 +431,7 @@ class Trainer {
   absl::Status BroadcastMessage(Message* message) {
     CADRE_ASSIGN_OR_RETURN(
         const std::string bytes,
-        TextOfFirst(lead() ? message->SerializeAsString() : "", replica_->comms().All()));
+        BroadcastText(lead() ? message->SerializeAsString() : "", replica_->comms().All()));
     if (!message->ParseFromString(bytes)) {
       return absl::InternalError("cannot parse a message from rank 0");
     }
@@ -483,7 +483,7 @@ class Trainer {
 
   absl::Status PullDecided(const v1::Decision& decision) {
     Traffic traffic;
-    CADRE_RETURN_IF_ERROR(replica_->Settle());
+    CADRE_RETURN_IF_ERROR(replica_->AwaitOperations());
     CADRE_RETURN_IF_ERROR(exchange_->Pull(decision.version(), replica_->owned(), &traffic));
     CADRE_RETURN_IF_ERROR(replica_->StoreOwned());
     CountPull(traffic);
@@ -491,7 +491,7 @@ class Trainer {
     CADRE_RETURN_IF_ERROR(SumTraffic(traffic, adopted));
     CADRE_ASSIGN_OR_RETURN(const uint64_t digest, replica_->GroupDigest());
     if (lead()) {
-      *adopted.mutable_place() = place_;
+      *adopted.mutable_place() = rank_slot_;
       adopted.set_version(decision.version());
       adopted.set_digest(digest);
       control_.Adopted(adopted);
@@ -524,7 +524,7 @@ class Trainer {
     BeginReport();
     if (!lead()) return absl::OkStatus();
     v1::Evaluated evaluated;
-    *evaluated.mutable_place() = place_;
+    *evaluated.mutable_place() = rank_slot_;
     evaluated.set_version(version_);
     evaluated.set_begin(begin);
     evaluated.set_end(end);
@@ -538,7 +538,7 @@ class Trainer {
 
   const v1::Assignment& assignment_;
   const v1::RunSpec& spec_;
-  const v1::RankSlot& place_;
+  const v1::RankSlot& rank_slot_;
   Backend& kernels_;
   GroupControl& control_;
   Cancellation& cancellation_;

@@ -20,6 +20,10 @@
 //   without progress, because a peer may legally be ahead by some kilobytes.
 // - Data that a peer put into shared memory before its goodbye is delivered; then the queue fails.
 //
+// Alignment: zeros precede a header, so that the payload after it begins at a multiple of
+// kPayloadAlignment in the link's stream of bytes. Both ends count the bytes of the stream, so the
+// number of zeros is not transmitted.
+//
 // Waiting: a thread first spins, because sleeping and waking cost tens of microseconds, then polls
 // the wake descriptor, the wakeup of shared memory, all control connections and the sockets of the
 // blocked links. The number of spins adapts: it doubles when spinning was successful and halves
@@ -38,9 +42,11 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <bit>
 #include <cerrno>
 #include <cstring>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -68,6 +74,19 @@ constexpr std::chrono::milliseconds kPollInterval{1};
 constexpr int64_t kMaxSleepMs = 100;
 // How long to wait for a peer's reason after its link has ended.
 constexpr absl::Duration kReasonDelay = absl::Milliseconds(20);
+
+static_assert(std::endian::native == std::endian::little, "headers are sent in memory order");
+
+constexpr uint32_t kMessageMagic = 0x43e5ad7f;
+
+// The wire format of a header.
+struct WireHeader {
+  uint32_t magic = kMessageMagic;
+  uint32_t reserved = 0;
+  CallTag tag;
+  uint64_t length = 0;
+};
+static_assert(std::is_trivially_copyable_v<CallTag>);
 
 uintptr_t Address(const std::byte* byte) { return reinterpret_cast<uintptr_t>(byte); }
 
@@ -198,8 +217,11 @@ absl::Status Channel::SendHead(Queue& queue, bool* blocked) {
     }
     queue.prefix_bytes = PrefixBytes(queue.position);
     queue.prefix_done = 0;
-    WritePrefix({.tag = call_.tag, .length = transfer.data.size()},
-                std::span(queue.prefix).first(queue.prefix_bytes));
+    static_assert(sizeof(WireHeader) == kHeaderBytes);
+    const WireHeader header{.tag = call_.tag, .length = transfer.data.size()};
+    const size_t zeros = queue.prefix_bytes - sizeof header;
+    std::memset(queue.prefix.data(), 0, zeros);
+    std::memcpy(queue.prefix.data() + zeros, &header, sizeof header);
   }
   const auto prefix =
       std::span<const std::byte>(queue.prefix).first(queue.prefix_bytes).subspan(queue.prefix_done);
@@ -279,22 +301,21 @@ absl::Status Channel::CheckUnexpected() {
       if (blocked) continue;
       queue.header_unchecked = true;
     }
-    const absl::StatusOr<MessageHeader> header = HeaderOf(queue);
-    CADRE_RETURN_IF_ERROR(header.status());
+    CADRE_ASSIGN_OR_RETURN(const Header header, HeaderOf(queue));
     // Sequence numbers may wrap around.
-    const int32_t ahead = header->tag.sequence - call_.tag.sequence;
-    if (header->tag.group != call_.tag.group || ahead > 0) continue;
-    return absl::InternalError(absl::StrCat("rank ", queue.peer, " is at ", header->tag.ToString(),
+    const int32_t ahead = header.tag.sequence - call_.tag.sequence;
+    if (header.tag.group != call_.tag.group || ahead > 0) continue;
+    return absl::InternalError(absl::StrCat("rank ", queue.peer, " is at ", header.tag.ToString(),
                                             "; rank ", options_.rank, " at ",
                                             call_.tag.ToString()));
   }
   return absl::OkStatus();
 }
 
-absl::StatusOr<MessageHeader> Channel::HeaderOf(const Queue& queue) const {
-  absl::StatusOr<MessageHeader> header =
-      ReadPrefix(std::span<const std::byte>(queue.prefix).first(queue.prefix_bytes));
-  if (header.ok()) return header;
+absl::StatusOr<Channel::Header> Channel::HeaderOf(const Queue& queue) const {
+  WireHeader header;
+  std::memcpy(&header, queue.prefix.data() + queue.prefix_bytes - sizeof header, sizeof header);
+  if (header.magic == kMessageMagic) return Header{.tag = header.tag, .length = header.length};
   return absl::InternalError(absl::StrCat("rank ", queue.peer, " sent an invalid message header"));
 }
 
@@ -339,12 +360,11 @@ size_t Channel::AddThroughBuffer(Queue& queue, std::span<const std::byte> peeked
 }
 
 absl::Status Channel::CheckHeader(const Queue& queue) const {
-  const absl::StatusOr<MessageHeader> header = HeaderOf(queue);
-  CADRE_RETURN_IF_ERROR(header.status());
+  CADRE_ASSIGN_OR_RETURN(const Header header, HeaderOf(queue));
   const size_t expected = call_.transfers[queue.head].data.size();
-  if (header->tag == call_.tag && header->length == expected) return absl::OkStatus();
-  return absl::InternalError(absl::StrCat("rank ", queue.peer, " is at ", header->tag.ToString(),
-                                          ", ", header->length, " bytes; rank ", options_.rank,
+  if (header.tag == call_.tag && header.length == expected) return absl::OkStatus();
+  return absl::InternalError(absl::StrCat("rank ", queue.peer, " is at ", header.tag.ToString(),
+                                          ", ", header.length, " bytes; rank ", options_.rank,
                                           " at ", call_.tag.ToString(), ", ", expected, " bytes"));
 }
 
@@ -364,10 +384,10 @@ bool Channel::IsUnblocked(const Transfer& transfer) const {
 
 bool Channel::WaitsForLink(const Queue& queue) const {
   const Transfer& transfer = call_.transfers[queue.head];
-  const bool begun = queue.prefix_bytes > 0;
+  const bool has_prefix = queue.prefix_bytes > 0;
   // Headers are received immediately but sent with the first byte of the payload.
-  if (!queue.sends && (!begun || queue.prefix_done < queue.prefix_bytes)) return true;
-  if (queue.sends && begun && queue.prefix_done < queue.prefix_bytes) return true;
+  if (!queue.sends && (!has_prefix || queue.prefix_done < queue.prefix_bytes)) return true;
+  if (queue.sends && has_prefix && queue.prefix_done < queue.prefix_bytes) return true;
   if (transfer.data.empty()) return queue.sends && IsUnblocked(transfer);
   const size_t element =
       transfer.kind == Transfer::Kind::kReceiveSum ? call_.combine.element : size_t{1};

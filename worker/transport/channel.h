@@ -21,10 +21,10 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "worker/transport/control_connections.h"
 #include "worker/transport/link.h"
-#include "worker/transport/message_header.h"
 #include "worker/transport/socket.h"
 #include "worker/transport/transport.h"
 #include "worker/transport/wakeup.h"
@@ -55,6 +55,9 @@ class Channel {
 
  private:
   using SteadyClock = std::chrono::steady_clock;
+  static constexpr size_t kPayloadAlignment = 64;
+  static constexpr size_t kHeaderBytes = 40;
+  static constexpr size_t kMaxPrefixBytes = kHeaderBytes + kPayloadAlignment - 1;
 
   // State of a transfer.
   struct Progress {
@@ -71,7 +74,7 @@ class Channel {
     bool sends = false;
     int head = Transfer::kNone;
     int last = Transfer::kNone;
-    // Prefix (message_header.h) of the message at the head.
+    // Prefix of the message at the head: zeros and its header.
     std::array<std::byte, kMaxPrefixBytes> prefix;
     size_t prefix_bytes = 0;
     size_t prefix_done = 0;
@@ -83,6 +86,11 @@ class Channel {
     std::array<std::byte, 16> partial;
     size_t partial_bytes = 0;
   };
+  // Precedes every message.
+  struct Header {
+    CallTag tag;
+    uint64_t length = 0;
+  };
   // The current call.
   struct Call {
     CallTag tag;
@@ -90,6 +98,10 @@ class Channel {
     Combine combine;
   };
 
+  // Size of the prefix of a message that begins at `position` of the link's stream.
+  static size_t PrefixBytes(uint64_t position) {
+    return kHeaderBytes + -(position + kHeaderBytes) % kPayloadAlignment;
+  }
   void Prepare();
   void Append(Queue& queue, int position);
   absl::Status Execute();
@@ -110,7 +122,7 @@ class Channel {
   size_t AddThroughBuffer(Queue& queue, std::span<const std::byte> peeked,
                           std::span<std::byte> into);
   // Requires: the header is complete.
-  absl::StatusOr<MessageHeader> HeaderOf(const Queue& queue) const;
+  absl::StatusOr<Header> HeaderOf(const Queue& queue) const;
   absl::Status CheckHeader(const Queue& queue) const;
 
   // Bytes of the transfer that its dependency permits to move.

@@ -10,7 +10,7 @@
 // - Bytes are sent and received strictly in stream order; a full connection blocks the stream even
 //   if the next one has room. Otherwise the receiver would have to reorder.
 // - Staged bytes lie at addresses that equal their stream position modulo kAlignment. A payload
-//   begins at a multiple of kPayloadAlignment in the stream (message_header.h), so sums can be
+//   begins at a multiple of kPayloadAlignment in the stream (channel.cc), so sums can be
 //   computed where bytes were staged.
 // - An error of the socket is reported after everything that arrived before it was delivered.
 //
@@ -179,8 +179,8 @@ absl::StatusOr<size_t> TcpLink::Read(std::span<std::byte> into) {
 
 absl::StatusOr<std::span<const std::byte>> TcpLink::Peek(size_t limit) {
   if (staged() < std::min(limit, kMaxElement)) {
-    const size_t wanted = std::min(limit + kReadAhead, kStagingBytes);
-    const absl::StatusOr<size_t> got = Receive({}, wanted - staged());
+    const size_t target = std::min(limit + kReadAhead, kStagingBytes);
+    const absl::StatusOr<size_t> got = Receive({}, target - staged());
     // Bytes that no Peek has returned precede the error, which the next call returns again.
     if (!got.ok() && staged() <= peeked_) return got.status();
   }

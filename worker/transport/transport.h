@@ -31,6 +31,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <unordered_map>
 #include <vector>
 
@@ -38,9 +39,27 @@
 #include "tensor/collective.h"
 #include "tensor/dtype.h"
 #include "tensor/interval.h"
-#include "worker/transport/call_tag.h"
 
 namespace cadre {
+
+// Identifies one call of one collective. Every message carries the tag of its call, and the
+// receiver compares it with the tag of its own call. If they differ, the error names both.
+struct CallTag {
+  Collective collective = Collective::kNone;
+  Algorithm algorithm = Algorithm::kNone;
+  DType dtype = DType::kBytes;
+  // Number of members, and a hash of the list of their ranks.
+  uint16_t members = 0;
+  uint32_t group = 0;
+  // Number of earlier calls of these members.
+  uint32_t sequence = 0;
+  // Elements of the whole call; 0 if ranks may differ (all-to-all).
+  uint64_t elements = 0;
+
+  friend bool operator==(const CallTag&, const CallTag&) = default;
+  // "all-reduce by ring, number 12, of 400 float32 among 4 (group 9f3a21)".
+  std::string ToString() const;
+};
 
 // How received values are added to local ones.
 struct Combine {

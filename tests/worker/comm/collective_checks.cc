@@ -22,7 +22,6 @@
 namespace cadre {
 namespace {
 
-using ::testing::HasSubstr;
 using Bytes = std::vector<std::byte>;
 
 constexpr DType kNumbers[] = {DType::kFloat32, DType::kBFloat16, DType::kUInt64, DType::kFloat64,
@@ -193,7 +192,7 @@ void CheckMeshAxes(const DeviceRank& rank) {
     const OnDevice memory(rank, ExactData(DType::kFloat32, 1, rank.data.rank(), 64));
     const absl::Status early = model.AllReduce(Algorithm::kNative, DType::kFloat32, memory.span());
     EXPECT_EQ(early.code(), absl::StatusCode::kInvalidArgument);
-    EXPECT_THAT(std::string(early.message()), HasSubstr("not prepared"));
+    EXPECT_THAT(std::string(early.message()), ::testing::HasSubstr("not prepared"));
   }
   const std::vector<std::vector<std::string>> axes = {{"model"}, {"data"}, {"model"}};
   const absl::Status prepared = comms.Prepare(axes);
@@ -288,7 +287,7 @@ void CheckLinkProbe(const DeviceRank& rank) {
   EXPECT_GT(measured->beta, 0);
   EXPECT_GT(measured->gamma, 0);
   bool native = false;
-  for (const LinkMeasure::Sample& sample : measured->samples) {
+  for (const LinkProfile::Sample& sample : measured->samples) {
     EXPECT_GT(sample.seconds, 0);
     native |= sample.algorithm == Algorithm::kNative;
   }

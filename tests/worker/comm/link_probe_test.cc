@@ -17,11 +17,11 @@ namespace cadre {
 namespace {
 
 // The measures of all ranks.
-std::vector<LinkMeasure> MeasureOn(const Transports& transports) {
-  std::vector<LinkMeasure> measured(transports.size());
+std::vector<LinkProfile> MeasureOn(const Transports& transports) {
+  std::vector<LinkProfile> measured(transports.size());
   OnRanks(std::ssize(transports), [&](int rank) {
     Communicator all(*transports[rank], AllRanks(std::ssize(transports)));
-    absl::StatusOr<LinkMeasure> own = MeasureLink(all);
+    absl::StatusOr<LinkProfile> own = MeasureLink(all);
     EXPECT_TRUE(own.ok()) << own.status();
     if (own.ok()) measured[rank] = *std::move(own);
     // The probe leaves no message in the transport.
@@ -44,15 +44,15 @@ class LinkProbeTest : public testing::TestWithParam<Case> {};
 
 TEST_P(LinkProbeTest, PlausibleAndEqualOnAllRanks) {
   const Transports transports = MakeTransports(GetParam().wire, GetParam().ranks);
-  const std::vector<LinkMeasure> all = MeasureOn(transports);
-  const LinkMeasure& measured = all.front();
+  const std::vector<LinkProfile> all = MeasureOn(transports);
+  const LinkProfile& measured = all.front();
   // Inside a host, however loaded, a message takes less than a second and a byte less than at 1
   // MB/s.
   ExpectBetweenZeroAnd(1, measured.alpha);
   ExpectBetweenZeroAnd(1e-6, measured.beta);
   ExpectBetweenZeroAnd(1e-6, measured.gamma);
   std::map<int64_t, std::set<Algorithm>> by_size;
-  for (const LinkMeasure::Sample& sample : measured.samples) {
+  for (const LinkProfile::Sample& sample : measured.samples) {
     EXPECT_GT(sample.bytes, 0);
     ExpectBetweenZeroAnd(std::numeric_limits<double>::infinity(), sample.seconds);
     EXPECT_TRUE(by_size[sample.bytes].insert(sample.algorithm).second) << "a duplicate sample";
@@ -62,7 +62,7 @@ TEST_P(LinkProbeTest, PlausibleAndEqualOnAllRanks) {
                                                Algorithm::kHalvingDoubling}))
         << bytes;
   }
-  for (const LinkMeasure& other : all) {
+  for (const LinkProfile& other : all) {
     EXPECT_EQ(other.alpha, measured.alpha);
     EXPECT_EQ(other.beta, measured.beta);
     EXPECT_EQ(other.gamma, measured.gamma);
@@ -86,7 +86,7 @@ INSTANTIATE_TEST_SUITE_P(Groups, LinkProbeTest,
 TEST(LinkProbe, SingleMemberReturnsZero) {
   const Transports transports = MakeTransports(Wire::kThreads, 1);
   Communicator all(*transports[0], {0});
-  const absl::StatusOr<LinkMeasure> measured = MeasureLink(all);
+  const absl::StatusOr<LinkProfile> measured = MeasureLink(all);
   ASSERT_TRUE(measured.ok()) << measured.status();
   EXPECT_EQ(measured->alpha, 0);
   EXPECT_EQ(measured->beta, 0);
@@ -99,7 +99,7 @@ TEST(LinkProbe, SubsetOfGroup) {
   OnRanks(3, [&](int rank) {
     if (rank == 1) return;
     Communicator two(*transports[rank], {2, 0});
-    const absl::StatusOr<LinkMeasure> measured = MeasureLink(two);
+    const absl::StatusOr<LinkProfile> measured = MeasureLink(two);
     EXPECT_TRUE(measured.ok()) << measured.status();
     if (measured.ok()) ExpectBetweenZeroAnd(1, measured->alpha);
   });
@@ -109,7 +109,7 @@ TEST(LinkProbe, LostMemberFailsProbe) {
   const Transports transports = MakeTransports(Wire::kThreads, 2);
   transports[1]->Abort(absl::UnavailableError("rank 1 stopped"));
   Communicator all(*transports[0], {0, 1});
-  const absl::StatusOr<LinkMeasure> measured = MeasureLink(all);
+  const absl::StatusOr<LinkProfile> measured = MeasureLink(all);
   ASSERT_FALSE(measured.ok());
   EXPECT_TRUE(absl::IsUnavailable(measured.status())) << measured.status();
 }

@@ -10,7 +10,6 @@
 
 #include "tensor/layout.h"
 #include "tensor/mesh.h"
-#include "worker/data/sampler.h"
 
 namespace cadre {
 namespace {

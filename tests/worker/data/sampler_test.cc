@@ -1,5 +1,5 @@
 // Every sample occurs once per epoch, for any division among groups.
-#include "worker/data/sampler.h"
+#include "worker/data/batch_rows.h"
 
 #include <gtest/gtest.h>
 
@@ -77,6 +77,19 @@ TEST(SamplerTest, ResumeWithOtherBatchesContinuesTheSequence) {
   EXPECT_EQ(expected, 100);
   ASSERT_EQ(times.size(), 20U);
   for (const auto& [sample, count] : times) EXPECT_EQ(count, 5) << sample;
+}
+
+TEST(SamplerTest, BatchMayBeLargerThanDataSet) {
+  constexpr int64_t kSize = 6;
+  constexpr int64_t kBatch = 20;
+  Sampler sampler(1, kSize);
+  std::map<int64_t, int64_t> times;
+  for (int64_t step = 0; step < 3; ++step) {
+    const int64_t first = BatchPosition({}, step, 0, 1, kBatch);
+    for (const int64_t sample : Sequence(sampler, first, kBatch)) ++times[sample];
+  }
+  ASSERT_EQ(std::ssize(times), kSize);
+  for (const auto& [sample, count] : times) EXPECT_EQ(count, 3 * kBatch / kSize) << sample;
 }
 
 TEST(SamplerTest, OriginWithoutPositionCountsSteps) {

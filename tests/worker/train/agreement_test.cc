@@ -52,11 +52,11 @@ TEST(Agree, TruncatesLongMessages) {
   EXPECT_LT(statuses[0].message().size(), 5000U);
 }
 
-TEST(TextOfFirst, IsReturnedOnAllRanks) {
+TEST(BroadcastText, IsReturnedOnAllRanks) {
   for (const std::string& text :
        {std::string(), std::string("a/path"), std::string(100'000, 'p')}) {
     for (const auto& got : ResultsOf<absl::StatusOr<std::string>>(3, [&](Communicator& group) {
-           return TextOfFirst(group.index() == 0 ? text : "another", group);
+           return BroadcastText(group.index() == 0 ? text : "another", group);
          })) {
       ASSERT_TRUE(got.ok()) << got.status();
       EXPECT_EQ(*got, text);

@@ -2,8 +2,60 @@
 
 #include <gtest/gtest.h>
 
+#include <string>
+#include <vector>
+
+#include "tests/worker/train/group_ranks.h"
+
 namespace cadre {
 namespace {
+
+// A transport of which only the kinds of its links are used.
+class LinksOnly final : public Transport {
+ public:
+  LinksOnly(int rank, std::vector<LinkKind> links) : rank_(rank), links_(std::move(links)) {}
+
+  int rank() const override { return rank_; }
+  int size() const override { return std::ssize(links_); }
+  LinkKind link(int peer) const override { return links_[peer]; }
+  uint64_t host(int /*peer*/) const override { return 1; }
+  bool on_device() const override { return links_.back() == LinkKind::kNccl; }
+  absl::Status Run(int, const CallTag&, std::span<const Transfer>, const Combine&) override {
+    return absl::UnimplementedError("no messages");
+  }
+  void Abort(absl::Status /*reason*/) override {}
+  absl::Status status() const override { return absl::OkStatus(); }
+
+ private:
+  const int rank_;
+  const std::vector<LinkKind> links_;
+};
+
+TEST(KindOfLinks, IsEqualOnAllRanks) {
+  constexpr LinkKind kSelf = LinkKind::kSelf, kThreads = LinkKind::kThreads, kTcp = LinkKind::kTcp,
+                     kShared = LinkKind::kSharedMemory, kNccl = LinkKind::kNccl;
+  struct Case {
+    // By rank and peer.
+    std::vector<std::vector<LinkKind>> links;
+    v1::LinkProfile::Kind kind;
+  };
+  for (const Case& example : {
+           Case{{{kSelf, kThreads}, {kThreads, kSelf}}, v1::LinkProfile::THREADS},
+           Case{{{kSelf, kShared}, {kShared, kSelf}}, v1::LinkProfile::SHARED_MEMORY},
+           Case{{{kSelf, kTcp}, {kTcp, kSelf}}, v1::LinkProfile::TCP},
+           // The last rank is on another host and sees only TCP.
+           Case{{{kSelf, kShared, kTcp}, {kShared, kSelf, kTcp}, {kTcp, kTcp, kSelf}},
+                v1::LinkProfile::SHARED_MEMORY_AND_TCP},
+           Case{{{kNccl, kNccl}, {kNccl, kNccl}}, v1::LinkProfile::NCCL},
+       }) {
+    OnGroup(std::ssize(example.links), [&](Communicator& group) {
+      const LinksOnly data(group.index(), example.links[group.index()]);
+      const auto kind = KindOfLinks(data, group);
+      ASSERT_TRUE(kind.ok()) << kind.status();
+      EXPECT_EQ(*kind, example.kind);
+    });
+  }
+}
 
 v1::LinkProfile Link(double beta) {
   v1::LinkProfile link;

@@ -12,7 +12,7 @@
 #include "tests/worker/expect.h"
 #include "tests/worker/train/recording_control.h"
 #include "tests/worker/transport/ranks.h"
-#include "worker/train/random_batch.h"
+#include "worker/train/batches.h"
 
 namespace cadre {
 namespace {
@@ -46,10 +46,10 @@ class StepMeasurerTest : public ::testing::Test {
     EXPECT_TRUE(replica.ok()) << replica.status();
     replica_ = *std::move(replica);
     batch_ = std::make_unique<RandomBatch>(*replica_, kSamples);
-    v1::RankSlot place;
-    place.set_generation(7);
-    place.set_rank(rank);
-    measurer_ = std::make_unique<StepMeasurer>(place, *replica_, control_, clock_);
+    v1::RankSlot rank_slot;
+    rank_slot.set_generation(7);
+    rank_slot.set_rank(rank);
+    measurer_ = std::make_unique<StepMeasurer>(rank_slot, *replica_, control_, clock_);
   }
 
   void TakeStep(bool boundary = false, bool traced = false,

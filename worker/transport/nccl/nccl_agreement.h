@@ -19,7 +19,6 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "worker/transport/call_tag.h"
 #include "worker/transport/transport.h"
 
 namespace cadre {

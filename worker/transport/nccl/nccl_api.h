@@ -1,11 +1,19 @@
 // A table of the NCCL functions that Cadre uses. They are the library's functions, or a test's.
 //
-// A value; thread-safe.
+// Errors of NCCL are converted to Status:
+//   Unavailable         a peer, the network or the device is lost: other hosts may succeed
+//   FailedPrecondition  NCCL rejects the configuration, such as one GPU for two ranks: no retry
+//                       can succeed
+//   Internal            an invalid call: a bug
+//
+// Thread-safe (a value and pure functions).
 #pragma once
 
 #include <nccl.h>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "device/cuda/library_loader.h"
 
 namespace cadre {
@@ -40,5 +48,17 @@ struct NcclApi {
 // Errors: FailedPrecondition, stating which library is missing or too old, which paths were
 // searched and how to install it.
 absl::StatusOr<NcclApi> LoadNccl(const LibrarySearch& search);
+
+inline bool IsError(ncclResult_t result) {
+  return result != ncclSuccess && result != ncclInProgress;
+}
+
+// `what` describes the attempt; `comm` may be null. Requires: `result` is an error.
+absl::Status NcclStatus(const NcclApi& api, ncclResult_t result, ncclComm_t comm,
+                        absl::string_view what);
+// The same while a communicator is created, when an invalid call means an invalid configuration of
+// the hosts.
+absl::Status NcclInitStatus(const NcclApi& api, ncclResult_t result, ncclComm_t comm,
+                            absl::string_view what);
 
 }  // namespace cadre

@@ -1,9 +1,9 @@
 // Failure protocol. Any thread may find the first error: the enqueuing thread, the watcher, or a
-// caller of Fail. RecordFirst stores it and fails the device in one critical section. The watcher
-// waits on the same mutex and aborts the communicators afterwards, while Fail forwards the error to
-// the peers over the host transport. The order matters: an abort releases streams that wait for a
-// peer, and a caller that synchronizes with such a stream must find the device failed; otherwise it
-// would accept the memory of the interrupted collective as a result.
+// caller of Fail. RecordFirst stores it and marks the device as failed in one critical section. The
+// watcher waits on the same mutex and aborts the communicators afterwards, while Fail forwards the
+// error to the peers over the host transport. The order matters: an abort releases streams that
+// wait for a peer, and a caller that synchronizes with such a stream must find the device marked as
+// failed; otherwise it would accept the memory of the interrupted collective as a result.
 //
 // Aborts may block forever, so they run without mutex_, on separate threads, after the handles have
 // been taken out of comms_.
@@ -17,7 +17,6 @@
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "base/status.h"
-#include "worker/transport/nccl/nccl_error.h"
 
 namespace cadre {
 namespace {
@@ -26,13 +25,13 @@ namespace {
 constexpr absl::Duration kWatchInterval = absl::Milliseconds(2);
 // Maximum time to wait for the host transport to name the peer that NCCL has lost.
 constexpr absl::Duration kPeerNameDelay = absl::Milliseconds(20);
-// Maximum time for which checks and aborts of communicators wait for a group that is being
-// enqueued. Enqueuing takes microseconds unless it blocks.
+// Maximum time for which checks and aborts of communicators wait for an NCCL group call that is
+// being enqueued. Enqueuing takes microseconds unless it blocks.
 constexpr absl::Duration kEnqueueTimeout = absl::Milliseconds(100);
 // NCCL cannot finalize if peers have exited already.
 constexpr absl::Duration kFinalizeTimeout = absl::Seconds(5);
-// Limit that replaces a longer end_timeout on a lost device: an end that takes longer never
-// returns.
+// Limit that replaces a longer end_timeout on a lost device, on which a call that ends a
+// communicator and takes longer never returns.
 constexpr absl::Duration kEndTimeoutLost = absl::Seconds(1);
 // Number of polls without a pause; over established connections an operation takes microseconds.
 constexpr int kQuickPolls = 2000;
@@ -195,7 +194,7 @@ absl::Status NcclCommunicators::Enqueue(int number, const CallTag& tag,
   ncclResult_t result = api_.group_start();
   if (result == ncclSuccess) {
     result = calls(comm);
-    // Called even after an error, because a group must be closed.
+    // Called even after an error, because an NCCL group call must be closed.
     ended = api_.group_end();
     if (!IsError(result)) result = ended;
   }
@@ -275,7 +274,7 @@ bool NcclCommunicators::RecordFirst(const absl::Status& error) {
   CHECK(!error.ok());
   absl::MutexLock lock(&mutex_);
   if (Failed()) return false;
-  // The device fails before the watcher can see the error and abort.
+  // The device is marked as failed before the watcher can see the error and abort.
   device_.Fail(error);
   status_ = error;
   return true;

@@ -2,16 +2,17 @@
 //
 // They are non-blocking: no call of NCCL blocks its caller, so every wait here has a deadline and
 // ends with the first error. A watcher thread polls for asynchronous errors of NCCL, failures of
-// the host transport and failures of the device. The first error fails all three, and then all
-// communicators are aborted, which releases the streams that wait for a lost peer. Each abort runs
-// on a separate thread, because it may block forever (if the context is broken, or a graph still
-// exists); such a thread is abandoned after a while, earlier if the device is lost.
+// the host transport and failures of the device. The first error marks all three as failed, and
+// then all communicators are aborted, which releases the streams that wait for a lost peer. Each
+// abort runs on a separate thread, because it may block forever (if the context is broken, or a
+// graph still exists); such a thread is abandoned after a while, earlier if the device is lost.
 //
-// Guarantees: the device has failed before a communicator is aborted because of an error, so a
-// caller that synchronizes with an interrupted collective gets an error and never partial data.
+// Guarantees: the CudaDevice is marked as failed before a communicator is aborted because of an
+// error, so a caller that synchronizes with an interrupted collective gets an error and never
+// partial data.
 //
 // Owns the communicators and the watcher; borrows the rest, which must outlive it. The functions of
-// the table must remain callable afterwards, by abandoned threads. Captured graphs that use a
+// NcclApi must remain callable afterwards, by abandoned threads. Captured graphs that use a
 // communicator must be destroyed before this object, because NCCL waits for them.
 //
 // Threads: Fail and status() are thread-safe; everything else is for the thread that enqueues.
@@ -30,7 +31,6 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "device/cuda/cuda_device.h"
-#include "worker/transport/call_tag.h"
 #include "worker/transport/nccl/nccl_api.h"
 #include "worker/transport/transport.h"
 
@@ -50,13 +50,14 @@ class NcclCommunicators {
 
   // Creates a communicator of all ranks, which call it with equal ids, and returns its number.
   // `name` is used in messages. Errors: DeadlineExceeded, naming the operation; those of
-  // nccl_error.h; the first error.
+  // nccl_api.h; the first error.
   absl::StatusOr<int> Make(const ncclUniqueId& id, absl::string_view name);
   // Splits `parent` into one communicator per color, with ranks in the order of `key`. A collective
   // of all members of `parent`. Errors: as Make.
   absl::StatusOr<int> Split(int parent, int color, int key, absl::string_view name);
 
-  // Enqueues the operations of `calls` as one group. Errors: as Make.
+  // Enqueues the operations of `calls` as one NCCL group call (ncclGroupStart to ncclGroupEnd).
+  // Errors: as Make.
   absl::Status Enqueue(int number, const CallTag& tag,
                        absl::FunctionRef<ncclResult_t(ncclComm_t)> calls);
 
@@ -64,7 +65,7 @@ class NcclCommunicators {
   void Register(void* memory, size_t bytes);
   void Deregister(void* memory);
 
-  // Fails the group, unless it has failed already. Requires: !error.ok().
+  // Fails the group of ranks, unless it has failed already. Requires: !error.ok().
   void Fail(absl::Status error) ABSL_LOCKS_EXCLUDED(mutex_);
   // The first error, or OK. Includes failures of the host transport and the device that the watcher
   // has not noticed yet.
@@ -90,7 +91,8 @@ class NcclCommunicators {
   Comm& At(int number) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return *comms_[number]; }
   // Selects the device in the calling thread; a new thread would use the first device of the host.
   absl::Status SetDevice();
-  // Records the first error and fails the device; returns false if an error was recorded before.
+  // Records the first error and marks the device as failed; returns false if an error was recorded
+  // before.
   bool RecordFirst(const absl::Status& error) ABSL_LOCKS_EXCLUDED(mutex_);
   // Calls Fail and returns the first error.
   absl::Status FailedWith(absl::Status error) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -102,7 +104,8 @@ class NcclCommunicators {
   absl::Status AwaitReady(int number, absl::string_view what) ABSL_LOCKS_EXCLUDED(mutex_);
   // NCCL's state of the communicator; ncclSuccess if it does not exist.
   ncclResult_t StateOf(const Comm& comm) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // The status of an error. `what` describes the attempt unless the communicator is being created.
+  // The status of an error. `what` describes the failed operation; while the communicator is being
+  // created, Comm::operation is used instead.
   absl::Status ErrorOf(const Comm& comm, ncclResult_t error, absl::string_view what)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   int Add(absl::string_view name) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -117,9 +120,9 @@ class NcclCommunicators {
 
   // Aborts all communicators.
   void AbortAll() ABSL_LOCKS_EXCLUDED(mutex_);
-  // Calls `end` for each communicator, concurrently, because one end may wait for work on the
-  // device that is enqueued after work of another communicator. Returns when all have ended or have
-  // been abandoned.
+  // Calls `end` for each communicator, concurrently, because ending one communicator may wait for
+  // work on the device that is enqueued after work of another communicator. Returns when all have
+  // ended or have been abandoned.
   void EndComms(EndFunction end, std::vector<std::pair<ncclComm_t, std::shared_ptr<Comm>>> comms);
   // Errors: that of the host transport or of NCCL; DeadlineExceeded.
   absl::Status Finalize(ncclComm_t comm);
@@ -130,14 +133,14 @@ class NcclCommunicators {
   const absl::Duration timeout_;
   const absl::Duration end_timeout_;
 
-  // Held during every call of NCCL on a communicator except aborts and the calls of a group. While
-  // a group is enqueued, no other call is made, unless the group blocks.
+  // Held during every call of NCCL on a communicator except aborts and NCCL group calls. While a
+  // group call is being enqueued, no other call is made, unless the group call blocks.
   mutable absl::Mutex mutex_;
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::shared_ptr<Comm>> comms_ ABSL_GUARDED_BY(mutex_);
   // The last enqueued call, for messages.
   CallTag last_ ABSL_GUARDED_BY(mutex_);
-  // Whether a group is being enqueued, and since when.
+  // Whether an NCCL group call is being enqueued, and since when.
   bool enqueuing_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Time enqueuing_since_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;

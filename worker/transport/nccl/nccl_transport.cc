@@ -42,7 +42,6 @@
 #include "base/status.h"
 #include "worker/transport/nccl/nccl_agreement.h"
 #include "worker/transport/nccl/nccl_communicators.h"
-#include "worker/transport/nccl/nccl_error.h"
 
 namespace cadre {
 namespace {
@@ -128,6 +127,24 @@ bool AreEqualAndAdjacent(std::span<const Interval> intervals) {
     if (intervals[i].begin != intervals[i - 1].end) return false;
   }
   return true;
+}
+
+ncclDataType_t NcclType(DType type) {
+  switch (type) {
+    case DType::kBytes:
+      return ncclUint8;
+    case DType::kFloat32:
+      return ncclFloat32;
+    case DType::kBFloat16:
+      return ncclBfloat16;
+    case DType::kFloat16:
+      return ncclFloat16;
+    case DType::kUInt64:
+      return ncclUint64;
+    case DType::kFloat64:
+      return ncclFloat64;
+  }
+  return ncclUint8;
 }
 
 size_t Aligned(size_t bytes) {

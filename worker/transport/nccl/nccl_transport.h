@@ -3,24 +3,25 @@
 //
 // Run and the native collectives *enqueue* on the device's current stream and return immediately;
 // results are available to later work on that stream. As with every transport, all ranks make the
-// calls of a channel in the same order. Control messages between the ranks use the host transport
-// from which this one is created. The two fail together: an abort of one aborts the other, and the
-// loss of a peer is usually detected by the host transport first.
+// calls of a channel (an independent order of messages, transport.h; not a channel of NCCL) in the
+// same order. Control messages between the ranks use the host transport from which this one is
+// created. The two fail together: an abort of one aborts the other, and the loss of a peer is
+// usually detected by the host transport first.
 //
 // A list of transfers is executed in rounds (worker/comm/rounds.h): the messages of a round are one
 // ncclGroupStart/End, then received addends are added, then the next round follows. Addends are
 // received into scratch.
 //
 // The calls of a channel must be enqueued on one stream, or on streams ordered by events. The first
-// call of a kind is compared with the calls of the peers, over the host transport's channel kMoves
-// (nccl_agreement.h), and allocates scratch. Therefore a call must run once before it is captured.
-// Captured graphs must be destroyed before the transport.
+// call with given members, algorithm and size is compared with the calls of the peers, over the
+// host transport's channel kMoves (nccl_agreement.h), and allocates scratch. Therefore a call must
+// run once before it is captured. Captured graphs must be destroyed before the transport.
 //
 // Owns its NCCL communicators: one of all ranks for each of the channels kMoves and kBackground,
-// and those of the parts that PrepareMembers names. Borrows device, kernels and host transport.
-// Threads: one thread enqueues (device.h); Abort and status() are thread-safe. A watcher thread
-// polls NCCL and the host transport for errors and then aborts the calls that NCCL has not
-// completed.
+// and one for each channel and subset of the ranks that is passed to PrepareMembers. Borrows
+// device, kernels and host transport. Threads: one thread enqueues (device.h); Abort and status()
+// are thread-safe. A watcher thread polls NCCL and the host transport for errors and then aborts
+// the calls that NCCL has not completed.
 #pragma once
 
 #include <memory>

@@ -3,8 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -21,6 +23,7 @@ namespace cadre {
 namespace {
 
 using ::testing::HasSubstr;
+// kInline: work runs in the call that enqueues it; kThreads: in a thread for each stream.
 using Mode = EmulatedCuda::Mode;
 
 // The device, kernels and data transport of one rank. Members are destroyed in reverse order.
@@ -57,13 +60,13 @@ class Group {
 
   int size() const { return std::ssize(ranks_); }
   Rank& of(int rank) { return *ranks_[rank]; }
-  Transport& host(int rank) { return *hosts_[rank]; }
+  Transport& host_transport(int rank) { return *hosts_[rank]; }
 
   // Creates the data transports of all ranks.
   std::vector<absl::Status> Connect(absl::Duration timeout = absl::Seconds(60)) {
     return OnAll([&](int rank) {
-      auto made = MakeNcclTransport(nccl.api(), *of(rank).device, *of(rank).kernels, host(rank),
-                                    {.init_timeout = timeout});
+      auto made = MakeNcclTransport(nccl.api(), *of(rank).device, *of(rank).kernels,
+                                    host_transport(rank), {.init_timeout = timeout});
       if (made.ok()) of(rank).data = *std::move(made);
       return made.status();
     });
@@ -73,7 +76,9 @@ class Group {
     return StatusesOnRanks(size(), body);
   }
   void Check(const std::function<void(const DeviceRank&)>& check) {
-    OnRanks(size(), [&](int rank) { check({*of(rank).kernels, *of(rank).data, host(rank)}); });
+    OnRanks(size(), [&](int rank) {
+      check({*of(rank).kernels, *of(rank).data, host_transport(rank)});
+    });
   }
 
   // An all-reduce, followed by a wait for the device.
@@ -84,6 +89,8 @@ class Group {
     const absl::Status ended = of(rank).device->Synchronize();
     return enqueued.ok() ? ended : enqueued;
   }
+  // Ranks compare the first call over the host transport. Later calls with the same arguments go
+  // straight to NCCL, so after this all-reduce another one fails inside NCCL.
   std::vector<absl::Status> AllReduceOnAll(Algorithm algorithm = Algorithm::kRing) {
     return OnAll([&](int rank) { return AllReduce(rank, algorithm); });
   }
@@ -113,6 +120,7 @@ class NcclTransportTest : public ::testing::TestWithParam<std::tuple<Mode, int>>
 TEST_P(NcclTransportTest, Collectives) {
   const auto [mode, ranks] = GetParam();
   Group group(ranks, mode);
+  // An operation of NCCL is in progress until it has been polled twice.
   group.nccl.set_polls(2);
   ExpectAllOk(group.Connect());
   group.Check(CheckEverything);
@@ -128,7 +136,7 @@ INSTANTIATE_TEST_SUITE_P(
              std::to_string(std::get<1>(info.param));
     });
 
-TEST(NcclTransportPropertiesTest, RanksOfHost) {
+TEST(NcclTransportPropertiesTest, ReportsRanksLinksAndHosts) {
   Group group(3, Mode::kInline);
   ExpectAllOk(group.Connect());
   const Transport& data = *group.of(1).data;
@@ -136,7 +144,7 @@ TEST(NcclTransportPropertiesTest, RanksOfHost) {
   EXPECT_EQ(data.size(), 3);
   EXPECT_EQ(data.link(0), LinkKind::kNccl);
   EXPECT_EQ(data.link(1), LinkKind::kSelf);
-  EXPECT_EQ(data.host(2), group.host(1).host(2));
+  EXPECT_EQ(data.host(2), group.host_transport(1).host(2));
   EXPECT_TRUE(data.on_device());
   EXPECT_TRUE(data.has_native());
   const std::vector<int> pair = {0, 1};
@@ -151,7 +159,7 @@ TEST(NcclTransportPropertiesTest, RegistersMemory) {
   EXPECT_EQ(group.nccl.live_registrations(), 2) << "one for each channel";
   group.of(0).data->ForgetMemory(memory.span());
   EXPECT_EQ(group.nccl.live_registrations(), 0);
-  // The destructor deregisters the rest, which the group checks.
+  // The transport's destructor deregisters this one; ~Group checks that.
   group.of(0).data->RegisterMemory(memory.span());
 }
 
@@ -180,7 +188,6 @@ TEST_P(NcclFailureTest, UniqueIdFails) {
   ExpectAllFail(group.Connect(), "creating NCCL's id");
 }
 
-// The first all-reduce compares the call, so that later ones fail inside NCCL.
 TEST_P(NcclFailureTest, MemberLostDuringCall) {
   Group group(3, GetParam());
   ExpectAllOk(group.Connect());
@@ -189,7 +196,7 @@ TEST_P(NcclFailureTest, MemberLostDuringCall) {
     if (rank != 2) return group.AllReduce(rank);
     group.AwaitBlockedRank();
     group.nccl.Kill(2);
-    group.host(2).Abort(absl::UnavailableError("rank 2 was killed"));
+    group.host_transport(2).Abort(absl::UnavailableError("rank 2 was killed"));
     return absl::UnavailableError("rank 2 was killed");
   });
   ExpectAllFail(statuses, "rank 2 was killed");
@@ -224,8 +231,8 @@ TEST_P(NcclFailureTest, AbortReachesAllRanks) {
   ExpectAllFail(statuses, "the run was stopped");
   EXPECT_EQ(statuses[0].code(), absl::StatusCode::kCancelled);
   EXPECT_EQ(statuses[1].code(), absl::StatusCode::kUnavailable);
-  EXPECT_FALSE(group.host(0).status().ok());
-  EXPECT_FALSE(group.host(1).status().ok());
+  EXPECT_FALSE(group.host_transport(0).status().ok());
+  EXPECT_FALSE(group.host_transport(1).status().ok());
 }
 
 TEST_P(NcclFailureTest, DifferentPlans) {
@@ -258,13 +265,13 @@ TEST_P(NcclFailureTest, InvalidNcclCall) {
   ExpectAllFail(statuses, "all-reduce by native");
 }
 
-TEST_P(NcclFailureTest, DependencyInLaterRound) {
+TEST_P(NcclFailureTest, RefusesDependencyInSameRound) {
   Group group(2, GetParam());
   ExpectAllOk(group.Connect());
   DeviceArray<std::byte> data(*group.of(0).device, 8, "test");
   const std::vector<Transfer> transfers = {
-      {Transfer::Kind::kReceive, 1, data.span(), Transfer::kNone, 0},
-      {Transfer::Kind::kSend, 1, data.span(), 0, 0}};
+      {.kind = Transfer::Kind::kReceive, .peer = 1, .data = data.span(), .round = 0},
+      {.kind = Transfer::Kind::kSend, .peer = 1, .data = data.span(), .after = 0, .round = 0}};
   EXPECT_EQ(group.of(0).data->Run(Transport::kMoves, {}, transfers, {}).code(),
             absl::StatusCode::kInternal);
 }

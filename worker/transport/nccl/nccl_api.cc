@@ -1,4 +1,4 @@
-#include "worker/transport/nccl/nccl_error.h"
+#include "worker/transport/nccl/nccl_api.h"
 
 #include <string>
 
@@ -40,24 +40,6 @@ absl::Status NcclInitStatus(const NcclApi& api, ncclResult_t result, ncclComm_t 
                             absl::string_view what) {
   if (result != ncclInvalidUsage) return NcclStatus(api, result, comm, what);
   return absl::FailedPreconditionError(TextOf(api, result, comm, what));
-}
-
-ncclDataType_t NcclType(DType type) {
-  switch (type) {
-    case DType::kBytes:
-      return ncclUint8;
-    case DType::kFloat32:
-      return ncclFloat32;
-    case DType::kBFloat16:
-      return ncclBfloat16;
-    case DType::kFloat16:
-      return ncclFloat16;
-    case DType::kUInt64:
-      return ncclUint64;
-    case DType::kFloat64:
-      return ncclFloat64;
-  }
-  return ncclUint8;
 }
 
 }  // namespace cadre
