@@ -12,7 +12,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/backend.h"
-#include "plan/search/planner.h"
 #include "tests/emulator/emulated_rank.h"
 #include "tests/emulator/fake_nccl.h"
 #include "tests/server/rounds_server.h"
@@ -47,42 +46,6 @@ v1::RunSpec Spec() {
         seed: 5
         cluster { groups: 1 }
       )");
-}
-
-// Saves a checkpoint every six steps; does not average.
-v1::RunSpec WithCheckpoints(const std::string& directory) {
-  v1::RunSpec spec = Spec();
-  spec.mutable_checkpoint()->set_directory(directory);
-  spec.mutable_checkpoint()->set_every_steps(6);
-  return spec;
-}
-
-v1::RunSpec ResumingFrom(const std::string& checkpoint, uint32_t step) {
-  v1::RunSpec spec = Spec();
-  spec.mutable_checkpoint()->set_from(checkpoint);
-  spec.mutable_checkpoint()->set_from_step(step);
-  return spec;
-}
-
-v1::Assignment AssignmentOf(const v1::RunSpec& spec, int ranks) {
-  v1::Assignment assignment;
-  assignment.mutable_place()->set_run("run-1");
-  assignment.mutable_place()->set_generation(3);
-  assignment.set_lineage("run-1.a");
-  *assignment.mutable_spec() = spec;
-  const auto plan = MakePlan(spec, ranks);
-  EXPECT_TRUE(plan.ok()) << plan.status();
-  if (plan.ok()) *assignment.mutable_plan() = *plan;
-  assignment.set_step(spec.checkpoint().from_step());
-  // Measuring the link takes seconds on emulated devices; other tests in this file measure it.
-  if (spec.has_checkpoint()) {
-    v1::LinkProfile& link = *assignment.mutable_plan()->mutable_link();
-    link.set_alpha(1e-5);
-    link.set_beta(1e-9);
-    link.set_kind(v1::LinkProfile::NCCL);
-  }
-  for (int rank = 0; rank < ranks; ++rank) assignment.add_peers(absl::StrCat("peer ", rank));
-  return assignment;
 }
 
 // An aggregator with the only shard of the run.
@@ -186,6 +149,14 @@ struct Result {
 Result TrainGroup(Where where, const v1::RunSpec& spec, const Script& script,
                   FakeNccl* nccl = nullptr) {
   v1::Assignment assignment = AssignmentOf(spec, script.ranks);
+  // Measuring the link takes seconds on emulated devices; other tests in this file measure it.
+  if (spec.has_checkpoint()) {
+    v1::LinkProfile& link = *assignment.mutable_plan()->mutable_link();
+    link.set_alpha(1e-5);
+    link.set_beta(1e-9);
+    link.set_kind(v1::LinkProfile::NCCL);
+  }
+  for (int rank = 0; rank < script.ranks; ++rank) assignment.add_peers(absl::StrCat("peer ", rank));
   if (script.shard != nullptr) {
     assignment.set_digest(script.shard->digest());
     assignment.add_shards()->set_address(script.shard->address());
@@ -243,7 +214,9 @@ Result TrainToTheEnd(Where where, const v1::RunSpec& spec, const Script& script)
 }
 
 // The order of sums differs.
-void ExpectNear(double got, double wanted) { EXPECT_NEAR(got, wanted, 1e-4 * std::abs(wanted)); }
+void ExpectNear(double found, double expected) {
+  EXPECT_NEAR(found, expected, 1e-4 * std::abs(expected));
+}
 
 TEST(DeviceTrainerTest, AveragingEqualsTheCpu) {
   v1::RunSpec spec = Spec();
@@ -268,19 +241,19 @@ TEST(DeviceTrainerTest, AveragingEqualsTheCpu) {
     }
     return result;
   };
-  const Result got = train(Where::kDevice);
-  const Result wanted = train(Where::kCpu);
-  ASSERT_EQ(got.control->contributed.size(), wanted.control->contributed.size());
-  for (size_t i = 0; i < wanted.control->contributed.size(); ++i) {
-    EXPECT_EQ(got.control->contributed[i].step(), wanted.control->contributed[i].step());
-    EXPECT_EQ(got.control->contributed[i].payload_bytes(),
-              wanted.control->contributed[i].payload_bytes());
-    ExpectNear(got.control->contributed[i].loss(), wanted.control->contributed[i].loss());
+  const Result on_device = train(Where::kDevice);
+  const Result on_cpu = train(Where::kCpu);
+  ASSERT_EQ(on_device.control->contributed.size(), on_cpu.control->contributed.size());
+  for (size_t i = 0; i < on_cpu.control->contributed.size(); ++i) {
+    EXPECT_EQ(on_device.control->contributed[i].step(), on_cpu.control->contributed[i].step());
+    EXPECT_EQ(on_device.control->contributed[i].payload_bytes(),
+              on_cpu.control->contributed[i].payload_bytes());
+    ExpectNear(on_device.control->contributed[i].loss(), on_cpu.control->contributed[i].loss());
   }
-  ASSERT_EQ(got.control->evaluated.size(), 1U);
-  ASSERT_EQ(wanted.control->evaluated.size(), 1U);
-  ExpectNear(got.control->evaluated[0].loss_sum(), wanted.control->evaluated[0].loss_sum());
-  EXPECT_EQ(got.played, 0) << "groups of two ranks do not record";
+  ASSERT_EQ(on_device.control->evaluated.size(), 1U);
+  ASSERT_EQ(on_cpu.control->evaluated.size(), 1U);
+  ExpectNear(on_device.control->evaluated[0].loss_sum(), on_cpu.control->evaluated[0].loss_sum());
+  EXPECT_EQ(on_device.played, 0) << "groups of two ranks do not record";
 }
 
 class DeviceCheckpointTest : public ::testing::TestWithParam<std::pair<Where, Where>> {};
@@ -289,15 +262,15 @@ TEST_P(DeviceCheckpointTest, ResumesOnAnotherDevice) {
   const auto [first, second] = GetParam();
   constexpr int kRanks = 2;
   const TemporaryFolder folder;
-  const Result saved = TrainToTheEnd(first, WithCheckpoints(folder.path() + "/saved"),
+  const Result saved = TrainToTheEnd(first, WithCheckpoints(Spec(), folder.path() + "/saved"),
                                      {.ranks = kRanks, .boundaries = {12}});
   ASSERT_EQ(saved.control->evaluated.size(), 1U);
-  const Result whole = TrainToTheEnd(first, WithCheckpoints(folder.path() + "/whole"),
+  const Result whole = TrainToTheEnd(first, WithCheckpoints(Spec(), folder.path() + "/whole"),
                                      {.ranks = kRanks, .boundaries = {18}});
   ASSERT_EQ(whole.control->evaluated.size(), 1U);
 
   const Result resumed =
-      TrainToTheEnd(second, ResumingFrom(folder.path() + "/saved/step-12", 12),
+      TrainToTheEnd(second, ResumingFrom(Spec(), folder.path() + "/saved/step-12", 12),
                     {.ranks = kRanks, .boundaries = {18}, .evaluates_first = true});
   ASSERT_EQ(resumed.control->evaluated.size(), 2U);
   EXPECT_EQ(resumed.control->evaluated[0].digest(), saved.control->evaluated[0].digest())

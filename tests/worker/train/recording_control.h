@@ -1,5 +1,5 @@
 // A fake coordinator for tests of a rank: records the rank's messages, and answers with prepared
-// messages.
+// messages. Also makes the messages that these tests share.
 #pragma once
 
 #include <deque>
@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "plan/search/planner.h"
 #include "worker/train/group_control.h"
 
 namespace cadre {
@@ -60,6 +61,32 @@ class RecordingControl : public GroupControl {
   }
   std::string ShardAddress(uint32_t) const override { return ""; }
 };
+
+// Assigns the run to a group of `ranks`, from the step of its checkpoint.
+inline v1::Assignment AssignmentOf(const v1::RunSpec& spec, int ranks = 1) {
+  v1::Assignment assignment;
+  assignment.mutable_place()->set_run("run-1");
+  assignment.mutable_place()->set_generation(3);
+  assignment.set_lineage("run-1.a");
+  *assignment.mutable_spec() = spec;
+  *assignment.mutable_plan() = *MakePlan(spec, ranks);
+  assignment.set_step(spec.checkpoint().from_step());
+  return assignment;
+}
+
+// The run with a checkpoint every six steps and without averaging.
+inline v1::RunSpec WithCheckpoints(v1::RunSpec spec, const std::string& directory) {
+  spec.clear_averaging();
+  spec.mutable_checkpoint()->set_directory(directory);
+  spec.mutable_checkpoint()->set_every_steps(6);
+  return spec;
+}
+
+inline v1::RunSpec ResumingFrom(v1::RunSpec spec, const std::string& checkpoint, uint32_t step) {
+  spec.mutable_checkpoint()->set_from(checkpoint);
+  spec.mutable_checkpoint()->set_from_step(step);
+  return spec;
+}
 
 // The start of a run of one group and 20 steps, with the first boundary at `next_step`.
 inline v1::Start StartOf(uint32_t next_step) {

@@ -14,7 +14,6 @@
 #include "model/formats/checkpoint_folder.h"
 #include "model/formats/checkpoint_manifest.h"
 #include "plan/cluster_profile.h"
-#include "plan/search/planner.h"
 #include "tests/base/temporary_folder.h"
 #include "tests/worker/expect.h"
 #include "tests/worker/train/recording_control.h"
@@ -38,16 +37,6 @@ v1::RunSpec Spec() {
         averaging { every_steps: 4 max_solo_steps: 6 }
         seed: 5
       )");
-}
-
-v1::Assignment AssignmentOf(const v1::RunSpec& spec) {
-  v1::Assignment assignment;
-  assignment.mutable_place()->set_run("run-1");
-  assignment.mutable_place()->set_generation(3);
-  assignment.set_lineage("run-1.a");
-  *assignment.mutable_spec() = spec;
-  *assignment.mutable_plan() = *MakePlan(spec, 1);
-  return assignment;
 }
 
 TrainerOutcome Train(const v1::Assignment& assignment, RecordingControl& control,
@@ -106,8 +95,7 @@ TEST(Trainer, ReportsPlanTraceAndExposedTime) {
     control.trace_request = TraceOf(3);
   }
   controls[0].decisions = {DecisionTo(10), DecisionTo(0)};
-  v1::Assignment assignment = AssignmentOf(Spec());
-  *assignment.mutable_plan() = *MakePlan(Spec(), 2);
+  const v1::Assignment assignment = AssignmentOf(Spec(), 2);
   TrainPair(assignment, controls);
 
   const v1::Plan& plan = controls[0].prepared.plan();
@@ -139,8 +127,7 @@ TEST(Trainer, RankZeroReportsOneProfile) {
   RecordingControl controls[2];
   for (RecordingControl& control : controls) control.start = StartOf(14);
   controls[0].decisions = {DecisionTo(0)};
-  v1::Assignment assignment = AssignmentOf(Spec());
-  *assignment.mutable_plan() = *MakePlan(Spec(), 2);
+  const v1::Assignment assignment = AssignmentOf(Spec(), 2);
   TrainPair(assignment, controls);
   EXPECT_TRUE(controls[1].measured.empty());
   ASSERT_EQ(controls[0].measured.size(), 1U) << "once";
@@ -152,6 +139,25 @@ TEST(Trainer, RankZeroReportsOneProfile) {
   EXPECT_GT(measured.times().collectives(), 0);
   EXPECT_GE(measured.times().step(), measured.times().compute());
   EXPECT_GT(measured.update_seconds(), 0);
+}
+
+TEST(Trainer, TracedStepsAreNotProfiled) {
+  // Profiles six steps after two of warm-up; a trace of four steps interrupts that.
+  const auto profiles_after = [](uint32_t steps) {
+    RecordingControl control;
+    control.start = StartOf(steps);
+    control.decisions = {DecisionTo(0)};
+    control.trace_request = TraceOf(4);
+    control.steps_before_trace = 4;
+    Train(AssignmentOf(Spec()), control);
+    EXPECT_EQ(control.traced.size(), 1U);
+    std::map<std::string, int> events = EventsByCategory(control.traced[0]);
+    EXPECT_EQ(events["step"], 4);
+    EXPECT_GT(events["compute"], 0);
+    return control.measured.size();
+  };
+  EXPECT_EQ(profiles_after(8), 0U);
+  EXPECT_EQ(profiles_after(20), 1U);
 }
 
 TEST(Trainer, TraceEndsWithTheRun) {
@@ -252,14 +258,6 @@ TEST(Trainer, InvalidDataAndPlansArePermanentErrors) {
   EXPECT_TRUE(outcome.permanent) << outcome.status;
 }
 
-v1::RunSpec WithCheckpoints(const std::string& directory) {
-  v1::RunSpec spec = Spec();
-  spec.clear_averaging();
-  spec.mutable_checkpoint()->set_directory(directory);
-  spec.mutable_checkpoint()->set_every_steps(6);
-  return spec;
-}
-
 // Trains from the assignment's step to `step`, where the run ends, and returns the digest of the
 // final model.
 uint64_t DigestAfter(v1::Assignment assignment, uint32_t step, Counters* counters = nullptr) {
@@ -272,9 +270,17 @@ uint64_t DigestAfter(v1::Assignment assignment, uint32_t step, Counters* counter
   return control.evaluated.empty() ? 0 : control.evaluated[0].digest();
 }
 
+TEST(Trainer, DigestIsAFunctionOfTheSeed) {
+  v1::RunSpec spec = Spec();
+  const uint64_t digest = DigestAfter(AssignmentOf(spec), 4);
+  EXPECT_EQ(DigestAfter(AssignmentOf(spec), 4), digest);
+  spec.set_seed(6);
+  EXPECT_NE(DigestAfter(AssignmentOf(spec), 4), digest);
+}
+
 TEST(Trainer, SavesCheckpointsPeriodicallyAndAtTheEnd) {
   const TemporaryFolder folder;
-  v1::RunSpec spec = WithCheckpoints(folder.path());
+  v1::RunSpec spec = WithCheckpoints(Spec(), folder.path());
   spec.mutable_checkpoint()->set_keep(3);
   Counters counters;
   EXPECT_NE(DigestAfter(AssignmentOf(spec), 20, &counters), 0U);
@@ -293,7 +299,7 @@ TEST(Trainer, SavesCheckpointsPeriodicallyAndAtTheEnd) {
 
 TEST(Trainer, OnlyGroupZeroSavesCheckpoints) {
   const TemporaryFolder folder;
-  v1::Assignment assignment = AssignmentOf(WithCheckpoints(folder.path()));
+  v1::Assignment assignment = AssignmentOf(WithCheckpoints(Spec(), folder.path()));
   assignment.mutable_place()->set_group(1);
   Counters counters;
   DigestAfter(assignment, 20, &counters);
@@ -302,31 +308,25 @@ TEST(Trainer, OnlyGroupZeroSavesCheckpoints) {
 
 TEST(Trainer, ResumesFromCheckpointBitForBit) {
   const TemporaryFolder folder;
-  const v1::RunSpec spec = WithCheckpoints(folder.path() + "/first");
+  const v1::RunSpec spec = WithCheckpoints(Spec(), folder.path() + "/first");
   const uint64_t whole = DigestAfter(AssignmentOf(spec), 20);
   DigestAfter(AssignmentOf(spec), 12);
 
-  v1::RunSpec rest = WithCheckpoints(folder.path() + "/second");
-  rest.mutable_checkpoint()->set_from(folder.path() + "/first/step-12");
-  rest.mutable_checkpoint()->set_from_step(12);
-  v1::Assignment assignment = AssignmentOf(rest);
-  assignment.set_step(12);
+  const v1::RunSpec rest = ResumingFrom(WithCheckpoints(Spec(), folder.path() + "/second"),
+                                        folder.path() + "/first/step-12", 12);
   Counters counters;
-  EXPECT_EQ(DigestAfter(assignment, 20, &counters), whole);
+  EXPECT_EQ(DigestAfter(AssignmentOf(rest), 20, &counters), whole);
   EXPECT_EQ(counters.Get("steps"), 8U);
 }
 
 TEST(Trainer, ResumesDataPositionWithAnotherBatch) {
   const TemporaryFolder folder;
-  DigestAfter(AssignmentOf(WithCheckpoints(folder.path() + "/first")), 12);
-  v1::RunSpec rest = WithCheckpoints(folder.path() + "/second");
+  DigestAfter(AssignmentOf(WithCheckpoints(Spec(), folder.path() + "/first")), 12);
+  v1::RunSpec rest = ResumingFrom(WithCheckpoints(Spec(), folder.path() + "/second"),
+                                  folder.path() + "/first/step-12", 12);
   rest.set_batch_per_group(16);
-  rest.mutable_checkpoint()->set_from(folder.path() + "/first/step-12");
-  rest.mutable_checkpoint()->set_from_step(12);
   rest.mutable_checkpoint()->set_from_position(12 * 8);
-  v1::Assignment assignment = AssignmentOf(rest);
-  assignment.set_step(12);
-  DigestAfter(assignment, 20);
+  DigestAfter(AssignmentOf(rest), 20);
   const auto manifest = ReadManifest(folder.path() + "/second/step-20/manifest.textproto");
   ASSERT_TRUE(manifest.ok()) << manifest.status();
   EXPECT_EQ(manifest->cursor().position(), 12U * 8 + 8 * 16);
@@ -335,7 +335,7 @@ TEST(Trainer, ResumesDataPositionWithAnotherBatch) {
 
 TEST(Trainer, KeepsUpToTheLargestNumberOfCheckpoints) {
   const TemporaryFolder folder;
-  v1::RunSpec spec = WithCheckpoints(folder.path());
+  v1::RunSpec spec = WithCheckpoints(Spec(), folder.path());
   spec.mutable_checkpoint()->set_keep(4294967295);
   DigestAfter(AssignmentOf(spec), 20);
   EXPECT_EQ(ListCheckpoints(folder.path())->size(), 4U);
@@ -343,12 +343,11 @@ TEST(Trainer, KeepsUpToTheLargestNumberOfCheckpoints) {
 
 TEST(Trainer, RejectsFolderOfAnotherRunUnlessResumed) {
   const TemporaryFolder folder;
-  const v1::RunSpec spec = WithCheckpoints(folder.path());
+  const v1::RunSpec spec = WithCheckpoints(Spec(), folder.path());
   DigestAfter(AssignmentOf(spec), 12);
-  const auto outcome_of = [](const v1::RunSpec& begun) {
-    v1::Assignment assignment = AssignmentOf(begun);
+  const auto outcome_of = [](const v1::RunSpec& run) {
+    v1::Assignment assignment = AssignmentOf(run);
     assignment.set_lineage("run-1.b");
-    assignment.set_step(begun.checkpoint().from_step());
     RecordingControl control;
     control.start = StartOf(20);
     return Train(assignment, control);
@@ -360,13 +359,9 @@ TEST(Trainer, RejectsFolderOfAnotherRunUnlessResumed) {
       << outcome.status;
 
   // Starting from a checkpoint that is not the newest is an error.
-  v1::RunSpec rest = spec;
-  rest.mutable_checkpoint()->set_from(folder.path() + "/step-6");
-  rest.mutable_checkpoint()->set_from_step(6);
-  EXPECT_TRUE(outcome_of(rest).permanent);
+  EXPECT_TRUE(outcome_of(ResumingFrom(spec, folder.path() + "/step-6", 6)).permanent);
 
-  rest.mutable_checkpoint()->set_from(folder.path() + "/step-12");
-  rest.mutable_checkpoint()->set_from_step(12);
+  v1::RunSpec rest = ResumingFrom(spec, folder.path() + "/step-12", 12);
   rest.mutable_checkpoint()->set_keep(1);
   outcome = outcome_of(rest);
   EXPECT_TRUE(absl::IsCancelled(outcome.status)) << outcome.status;
@@ -379,11 +374,11 @@ TEST(Trainer, RejectsFolderOfAnotherRunUnlessResumed) {
 
 TEST(Trainer, MismatchingCheckpointIsPermanentError) {
   const TemporaryFolder folder;
-  DigestAfter(AssignmentOf(WithCheckpoints(folder.path())), 6);
+  DigestAfter(AssignmentOf(WithCheckpoints(Spec(), folder.path())), 6);
   v1::RunSpec spec = Spec();
   spec.mutable_checkpoint()->set_from(folder.path() + "/step-6");
-  const auto outcome_at = [](const v1::RunSpec& begun, uint32_t step) {
-    v1::Assignment assignment = AssignmentOf(begun);
+  const auto outcome_at = [](const v1::RunSpec& run, uint32_t step) {
+    v1::Assignment assignment = AssignmentOf(run);
     assignment.set_step(step);
     RecordingControl control;
     control.start = StartOf(step + 4);
@@ -410,7 +405,9 @@ TEST(Trainer, MismatchingCheckpointIsPermanentError) {
 
 TEST(Trainer, TrainingContinuesIfCheckpointsCannotBeSaved) {
   Counters counters;
-  EXPECT_NE(DigestAfter(AssignmentOf(WithCheckpoints("/dev/null/checkpoints")), 20, &counters), 0U);
+  EXPECT_NE(
+      DigestAfter(AssignmentOf(WithCheckpoints(Spec(), "/dev/null/checkpoints")), 20, &counters),
+      0U);
   EXPECT_EQ(counters.Get("checkpoints_saved"), 0U);
   EXPECT_GE(counters.Get("checkpoints_failed"), 1U);
   EXPECT_EQ(counters.Get("steps"), 20U);
@@ -431,7 +428,7 @@ TEST(Trainer, NonFiniteLossIsPermanentAndNamesStepLayerAndRank) {
 // The loss of the first step is finite, but its update is not, and must not be averaged.
 TEST(Trainer, OverflowingUpdateIsNeitherContributedNorSaved) {
   const TemporaryFolder folder;
-  v1::RunSpec spec = WithCheckpoints(folder.path());
+  v1::RunSpec spec = WithCheckpoints(Spec(), folder.path());
   spec.mutable_checkpoint()->set_every_steps(1);
   spec.mutable_schedule()->set_base_rate(1e38F);
   spec.mutable_optimizer()->mutable_sgd()->set_weight_decay(1e30F);
