@@ -3,22 +3,16 @@
 
 #include <string>
 
-#include "google/protobuf/text_format.h"
 #include "plan/ownership.h"
 #include "plan/plan.h"
 #include "tests/equivalence/ranks.h"
+#include "tests/worker/expect.h"
 #include "worker/comm/box_exchange.h"
 #include "worker/comm/schedule.h"
 #include "worker/transport/thread_transport.h"
 
 namespace cadre {
 namespace {
-
-v1::RunSpec Parse(const char* text) {
-  v1::RunSpec spec;
-  EXPECT_TRUE(google::protobuf::TextFormat::ParseFromString(text, &spec));
-  return spec;
-}
 
 // Number of elements that a rank sends in the operations of `kind` on the layer.
 int64_t MoveElements(const Tape& tape, int layer, TapeOpKind kind) {
@@ -66,7 +60,7 @@ int64_t LossBytes(int rank, int ranks) {
 // A layer with 4 inputs, 6 outputs and 6 samples on a grid of 2 x 3 ranks. The layer before it
 // requires the gradient of the inputs.
 TEST(Grid, MovesEqualTheFormula) {
-  const v1::RunSpec spec = Parse(R"(
+  const v1::RunSpec spec = Parse<v1::RunSpec>(R"(
     model {
       input { channels: 1 height: 1 width: 5 }
       layer { name: "before" fully_connected { out_features: 4 no_bias: true } }
@@ -107,7 +101,7 @@ TEST(Grid, MovesEqualTheFormula) {
 
 // A kernel of 3 on 2 samples of 3 channels and 5 columns: 2 * 5 * 3 = 30 elements per direction.
 TEST(Halo, SendsOneRowPerDirection) {
-  const v1::RunSpec spec = Parse(R"(
+  const v1::RunSpec spec = Parse<v1::RunSpec>(R"(
     model {
       input { channels: 3 height: 9 width: 5 }
       layer { name: "conv" convolution { out_channels: 2 kernel: 3 padding: 1 } }
@@ -166,7 +160,7 @@ TEST(Halo, SendsOneRowPerDirection) {
 // reduce-scattered, and likewise the outputs and their gradients. Gradients of convolutions are
 // reduced over all ranks, gradients of each shard over the N / g ranks that hold it.
 TEST(GroupHybrid, MovesEqualTheFormula) {
-  const v1::RunSpec spec = Parse(R"(
+  const v1::RunSpec spec = Parse<v1::RunSpec>(R"(
     model {
       input { channels: 2 height: 4 width: 4 }
       layer { name: "conv" convolution { out_channels: 3 kernel: 3 padding: 1 no_bias: true } }

@@ -47,9 +47,6 @@ class Comparison {
   absl::StatusOr<ComparisonResult> Run(const std::vector<Plan>& plans,
                                        const Progress& progress = nullptr);
 
-  const Graph& graph() const { return graph_; }
-  const ParameterIndex& index() const { return index_; }
-
  private:
   // Describes the first difference from the single rank; empty: there is none.
   std::string FindDifference(const GroupResult& many, double* error) const;

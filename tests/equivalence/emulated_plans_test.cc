@@ -2,17 +2,58 @@
 // CUDA back end, its gradient flow and NCCL's transport. gpu_plans_test.cc does the same on a GPU.
 #include <gtest/gtest.h>
 
+#include <memory>
 #include <random>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "tests/equivalence/emulated_back_end.h"
+#include "tests/emulator/emulated_cuda.h"
+#include "tests/emulator/emulated_rank.h"
+#include "tests/emulator/fake_nccl.h"
 #include "tests/equivalence/random_model.h"
 #include "tests/equivalence/test_plans.h"
+#include "worker/transport/nccl/nccl_transport.h"
 
 namespace cadre {
 namespace {
+
+class EmulatedBackEnd final : public RankBackEnd {
+ public:
+  EmulatedBackEnd(EmulatedCuda::Mode mode, const NcclApi& nccl)
+      : rank_(MakeEmulatedRank(mode)), nccl_(nccl) {}
+
+  Backend& kernels() override { return *rank_.kernels; }
+  absl::StatusOr<std::unique_ptr<Transport>> ConnectData(Transport& control) override {
+    return MakeNcclTransport(nccl_, *rank_.device, *rank_.kernels, control, {});
+  }
+
+ private:
+  const EmulatedRank rank_;
+  const NcclApi& nccl_;
+};
+
+// Ranks on emulated devices with a fake NCCL: a group on GPUs without the hardware.
+class EmulatedGroup {
+ public:
+  explicit EmulatedGroup(EmulatedCuda::Mode mode)
+      : ranks_(BackEndFactory([this, mode](int /*rank*/) {
+          return std::make_unique<EmulatedBackEnd>(mode, nccl_.api());
+        })) {}
+
+  // Borrows the object.
+  GroupTrainer trainer() {
+    return [this](const v1::RunSpec& spec, const v1::Plan& plan, const Training& training) {
+      v1::RunSpec on_devices = spec;
+      on_devices.mutable_cluster()->set_device(v1::Cluster::CUDA);
+      return ranks_.Train(on_devices, plan, training);
+    };
+  }
+
+ private:
+  FakeNccl nccl_;
+  Ranks ranks_;
+};
 
 class EmulatedPlans : public testing::TestWithParam<std::string> {
  protected:

@@ -10,9 +10,9 @@
 #include <string>
 
 #include "base/random.h"
-#include "google/protobuf/text_format.h"
 #include "tests/equivalence/comparison.h"
 #include "tests/equivalence/plan_space.h"
+#include "tests/worker/expect.h"
 
 namespace cadre {
 namespace {
@@ -69,7 +69,6 @@ BatchMaker ExactBatches(const Graph& graph, int64_t samples) {
 class ExactData : public testing::Test {
  protected:
   ExactData() {
-    EXPECT_TRUE(google::protobuf::TextFormat::ParseFromString(kSpec, &spec_));
     graph_ = *Graph::FromModel(spec_.model());
     index_ = ParameterIndex::FromGraph(graph_);
     training_.steps = 1;
@@ -87,7 +86,7 @@ class ExactData : public testing::Test {
     return result.ok() ? *std::move(result) : GroupResult();
   }
 
-  v1::RunSpec spec_;
+  const v1::RunSpec spec_ = Parse<v1::RunSpec>(kSpec);
   Graph graph_;
   ParameterIndex index_;
   Training training_;

@@ -108,9 +108,9 @@ std::vector<Plan> PlanSpace::CoverPairs(std::mt19937_64& random, size_t max_plan
   std::vector<Plan> plans;
   std::pair<int, int> edge;
   while (plans.size() < max_plans) {
-    const Uncovered::Pair* wanted = uncovered.Next(&edge);
-    if (wanted == nullptr) break;
-    const Uncovered::Pair pair = *wanted;
+    const Uncovered::Pair* next = uncovered.Next(&edge);
+    if (next == nullptr) break;
+    const Uncovered::Pair pair = *next;
     std::vector<size_t> choices(splits_.size());
     for (int l = 0; l < graph_.size(); ++l) {
       const size_t options = splits_[l].size();

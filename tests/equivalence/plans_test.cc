@@ -7,10 +7,10 @@
 #include <string>
 #include <tuple>
 
-#include "google/protobuf/text_format.h"
 #include "plan/search/planner.h"
 #include "plan/tape.h"
 #include "tests/equivalence/test_plans.h"
+#include "tests/worker/expect.h"
 
 namespace cadre {
 namespace {
@@ -88,9 +88,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 // Images that are large enough for the halo to be exchanged while the interior is computed.
 TEST(Halo, OverlapsWithInterior) {
-  v1::RunSpec spec;
-  ASSERT_TRUE(google::protobuf::TextFormat::ParseFromString(
-      R"(
+  const auto spec = Parse<v1::RunSpec>(R"(
         model {
           input { channels: 3 height: 31 width: 20 }
           layer { name: "conv1" convolution { out_channels: 16 kernel: 3 padding: 1 } }
@@ -103,8 +101,7 @@ TEST(Halo, OverlapsWithInterior) {
         optimizer { sgd {} }
         batch_per_group: 8
         seed: 1
-      )",
-      &spec));
+      )");
   const Graph graph = *Graph::FromModel(spec.model());
   const ParameterIndex index = ParameterIndex::FromGraph(graph);
   const GroupResult one = Train(spec, PlanOf(spec, 1, 1, 1));

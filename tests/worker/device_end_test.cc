@@ -9,12 +9,12 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "gmock/gmock.h"
-#include "google/protobuf/text_format.h"
 #include "gtest/gtest.h"
 #include "plan/search/planner.h"
 #include "tests/emulator/emulated_rank.h"
 #include "tests/emulator/fake_nccl.h"
 #include "tests/server/fake_coordinator.h"
+#include "tests/worker/expect.h"
 #include "worker/transport/nccl/nccl_transport.h"
 #include "worker/worker.h"
 
@@ -75,8 +75,7 @@ class DeviceEndTest : public ::testing::Test {
     assignment.mutable_place()->set_run("run-1");
     assignment.mutable_place()->set_generation(generation);
     assignment.set_lineage("run-1.a");
-    ASSERT_TRUE(google::protobuf::TextFormat::ParseFromString(
-        R"(
+    *assignment.mutable_spec() = Parse<v1::RunSpec>(R"(
           name: "lost"
           model {
             input { channels: 1 height: 4 width: 4 }
@@ -89,8 +88,7 @@ class DeviceEndTest : public ::testing::Test {
           optimizer { sgd {} }
           schedule { base_rate: 0.001 }
           averaging { every_steps: 1000000 max_solo_steps: 1000000 }
-        )",
-        assignment.mutable_spec()));
+        )");
     assignment.mutable_spec()
         ->mutable_model()
         ->mutable_layer(0)

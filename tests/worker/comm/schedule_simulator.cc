@@ -129,8 +129,8 @@ class Simulation {
       if (!IsUnblocked(member, step)) return false;
     } else {
       const int64_t possible = std::min(Allowed(member, step) - progress.done, limit);
-      const int64_t wanted = 1 + random_() % max_move_;
-      const int64_t count = std::min(possible, wanted);
+      const int64_t attempted = 1 + random_() % max_move_;
+      const int64_t count = std::min(possible, attempted);
       if (count <= 0) return false;
       for (int64_t i = 0; i < count; ++i) {
         move(data_[member].at(step.interval.begin + progress.done++));

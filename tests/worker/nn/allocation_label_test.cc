@@ -5,23 +5,20 @@
 
 #include <vector>
 
-#include "google/protobuf/text_format.h"
 #include "proto/cadre/v1/run.pb.h"
+#include "tests/worker/expect.h"
 
 namespace cadre {
 namespace {
 
 TEST(AllocationLabelTest, BucketIsNamedByItsLargestParameter) {
-  v1::Model model;
-  ASSERT_TRUE(google::protobuf::TextFormat::ParseFromString(
-      R"(
+  const auto model = Parse<v1::Model>(R"(
         input { channels: 1 height: 2 width: 2 }
         layer { name: "a/b" fully_connected { out_features: 3 } }
         layer { name: "c" fully_connected { out_features: 5 } }
         layer { name: "d" fully_connected { out_features: 2 } }
         layer { name: "loss" softmax_cross_entropy {} }
-      )",
-      &model));
+      )");
   const auto index = ParameterIndex::FromModel(model);
   ASSERT_TRUE(index.ok()) << index.status();
   const auto bucket_of = [&](const std::vector<int>& parameters) {

@@ -3,14 +3,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cmath>
 #include <functional>
 #include <memory>
 #include <ostream>
 #include <string>
 #include <vector>
 
-#include "base/random.h"
 #include "plan/memory.h"
 #include "tests/emulator/emulated_rank.h"
 #include "tests/emulator/fake_nccl.h"
@@ -78,17 +76,8 @@ class RankNetwork {
         store_(model.index, OwnershipOf(plan, model.index, transport.rank()), 3, kernels),
         network_(model.graph, model.index, plan, 3, kernels, store_, comms_) {
     network_.set_listener(&loss_of_pass_);
-    const Interval rows = network_.InputRows(kSamples);
-    const int64_t elements = model.graph.input().elements();
-    for (int64_t i = rows.begin * elements; i < rows.end * elements; ++i) {
-      inputs_.push_back(model.graph.takes_tokens() ? RandomBits(1, RandomStream::kTest, 0, i) % 5
-                                                   : RandomNormal(1, RandomStream::kTest, 0, i));
-    }
-    const Interval labelled = network_.LabelRows(kSamples);
-    const int64_t labels = model.graph.labels_per_sample();
-    for (int64_t i = labelled.begin * labels; i < labelled.end * labels; ++i) {
-      labels_.push_back(i * 7 % model.graph.classes());
-    }
+    testing::FillBatch(model.graph, network_.InputRows(kSamples), network_.LabelRows(kSamples),
+                       inputs_, labels_);
   }
 
   BatchView batch() const { return {kSamples, inputs_, labels_, /*first_position=*/7}; }
@@ -113,7 +102,7 @@ class RankNetwork {
   Backend& kernels_;
   MeshCommunicators comms_;
   ParameterStore store_;
-  LossOfPass loss_of_pass_{kernels_.device()};
+  testing::LossOfPass loss_of_pass_{kernels_.device()};
   Network network_;
   Floats inputs_;
   std::vector<int32_t> labels_;
@@ -166,23 +155,12 @@ Outcomes OnDevices(const Model& model, const Plan& plan, Mode mode, Precision pr
   return outcomes;
 }
 
-// The distance relative to the norm of the expected values.
-double Distance(const Floats& found, const Floats& expected) {
-  EXPECT_EQ(found.size(), expected.size());
-  double squares = 0;
-  double distance = 0;
-  for (size_t i = 0; i < expected.size(); ++i) {
-    squares += std::pow(expected[i], 2);
-    distance += std::pow(found[i] - expected[i], 2);
-  }
-  return std::sqrt(distance / squares);
-}
-
 void ExpectNear(const Outcomes& found, const Outcomes& expected, double tolerance) {
   for (size_t r = 0; r < kRanks; ++r) {
     EXPECT_NEAR(found[r].loss, expected[r].loss, tolerance * (1 + expected[r].loss))
         << "rank " << r;
-    EXPECT_LT(Distance(found[r].gradients, expected[r].gradients), tolerance) << "rank " << r;
+    EXPECT_LT(testing::RelativeDistance(found[r].gradients, expected[r].gradients), tolerance)
+        << "rank " << r;
   }
 }
 
@@ -235,8 +213,8 @@ TEST_P(DeviceGroup, RecordingsContainMoves) {
     const Outcomes replayed =
         OnDevices(model_, plan_, Mode::kThreads, precision, [](RankNetwork& rank, Device& device) {
           PlayOnce(rank);
-          auto recording =
-              device.CaptureGraph([&] { return PlayLoaded(rank.network(), kSamples, kScale); });
+          auto recording = device.CaptureGraph(
+              [&] { return testing::PlayLoaded(rank.network(), kSamples, kScale); });
           EXPECT_TRUE(recording.ok()) << recording.status();
           if (!recording.ok()) return Outcome();
           for (int again = 0; again < 3; ++again) {
@@ -267,26 +245,17 @@ TEST_P(DeviceGroup, UsesPlannedMemory) {
   }
 }
 
-class Counter final : public TapeObserver {
- public:
-  void Played(const Tape& /*tape*/, const TapeOp& /*op*/, absl::Time /*begin*/,
-              double /*seconds*/) override {
-    ++ops;
-  }
-  int ops = 0;
-};
-
 // An observer prevents overlap, but layers still compute in parts.
 TEST_P(DeviceGroup, ObserverDoesNotChangeResults) {
   const Outcomes played = PlayOnDevices(Mode::kInline, Precision::kFp32);
   const Outcomes observed = OnDevices(model_, plan_, Mode::kInline, Precision::kFp32,
                                       [this](RankNetwork& rank, Device& /*device*/) {
-                                        Counter counter;
-                                        rank.network().set_observer(&counter);
+                                        testing::CountingObserver observer;
+                                        rank.network().set_observer(&observer);
                                         const Outcome outcome = PlayOnce(rank);
                                         rank.network().set_observer(nullptr);
                                         EXPECT_EQ(rank.network().seconds_moving() > 0, Moves());
-                                        EXPECT_GE(counter.ops, model_.graph.size());
+                                        EXPECT_GE(observer.ops(), model_.graph.size());
                                         return outcome;
                                       });
   ExpectEqual(observed, played);

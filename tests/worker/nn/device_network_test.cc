@@ -2,7 +2,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <cmath>
 #include <limits>
 #include <memory>
 #include <ostream>
@@ -10,16 +9,20 @@
 #include <vector>
 
 #include "tests/emulator/emulated_rank.h"
+#include "tests/worker/expect.h"
 #include "tests/worker/nn/one_rank.h"
 #include "worker/nn/network.h"
 
 namespace cadre {
 namespace {
 
+using testing::CountingObserver;
 using testing::kImages;
 using testing::kSamples;
 using testing::kTokens;
 using testing::OneRank;
+using testing::PlayLoaded;
+using testing::RelativeDistance;
 using Floats = std::vector<float>;
 using Mode = EmulatedCuda::Mode;
 
@@ -45,19 +48,6 @@ struct Case {
 };
 
 std::string NameOf(const ::testing::TestParamInfo<Case>& info) { return info.param.name; }
-
-double Norm(const Floats& values) {
-  double squares = 0;
-  for (const float value : values) squares += static_cast<double>(value) * value;
-  return std::sqrt(squares);
-}
-
-double Distance(const Floats& a, const Floats& b) {
-  EXPECT_EQ(a.size(), b.size());
-  Floats difference(a.size());
-  for (size_t i = 0; i < a.size(); ++i) difference[i] = a[i] - b[i];
-  return Norm(difference);
-}
 
 class DeviceNetwork : public ::testing::TestWithParam<Case> {
  protected:
@@ -105,24 +95,24 @@ class DeviceNetwork : public ::testing::TestWithParam<Case> {
 
 TEST_P(DeviceNetwork, EqualsTheHost) {
   for (int step = 0; step < 3; ++step) {
-    const double wanted = host_.Loss();
-    ASSERT_NEAR(rank_.Loss(), wanted, tolerance() * wanted) << "step " << step;
+    const double loss = host_.Loss();
+    ASSERT_NEAR(rank_.Loss(), loss, tolerance() * loss) << "step " << step;
     EXPECT_EQ(rank_.LossOfLastPass().samples, host_.LossOfLastPass().samples);
     const std::vector<Floats> expected = Gradients(host_);
     const std::vector<Floats> found = Gradients(rank_);
     ASSERT_EQ(found.size(), expected.size());
     for (size_t b = 0; b < found.size(); ++b) {
-      EXPECT_LT(Distance(found[b], expected[b]), tolerance() * Norm(expected[b]))
+      EXPECT_LT(RelativeDistance(found[b], expected[b]), tolerance())
           << "bucket " << b << " of step " << step;
     }
     Update(host_);
     Update(rank_);
   }
-  const auto wanted = host_.network().Evaluate(host_.batch());
+  const auto expected = host_.network().Evaluate(host_.batch());
   const auto found = rank_.network().Evaluate(rank_.batch());
-  ASSERT_TRUE(wanted.ok() && found.ok()) << wanted.status() << found.status();
-  EXPECT_NEAR(found->loss, wanted->loss, tolerance() * wanted->loss);
-  EXPECT_EQ(found->samples, wanted->samples);
+  ASSERT_TRUE(expected.ok() && found.ok()) << expected.status() << found.status();
+  EXPECT_NEAR(found->loss, expected->loss, tolerance() * expected->loss);
+  EXPECT_EQ(found->samples, expected->samples);
 }
 
 TEST_P(DeviceNetwork, RepeatedPassesAreEqualAndDoNotBlock) {
@@ -220,8 +210,7 @@ TEST(DeviceNetworkMemory, OutOfMemoryNamesPurpose) {
       MakeEmulatedRank({.mode = Mode::kInline, .precision = Precision::kFp32, .memory = 4 << 20});
   OneRank rank(kImages, *emulated.kernels);
   const absl::Status status = rank.network().Prepare(100'000, true);
-  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr("activations"));
+  EXPECT_THAT(status, IsError(absl::StatusCode::kResourceExhausted, "activations"));
   EXPECT_THAT(
       std::string(status.message()),
       ::testing::ContainsRegex("for activations \\(for batches of 100000, most at layer '"));
@@ -243,19 +232,6 @@ TEST(DeviceNetworkMemory, ClearsLabelsBetweenPasses) {
                 ::testing::HasSubstr("for something else: the device has"));
   }
 }
-
-class CountingObserver final : public TapeObserver {
- public:
-  void Played(const Tape& /*tape*/, const TapeOp& /*op*/, absl::Time /*begin*/,
-              double seconds) override {
-    ++ops_;
-    EXPECT_GE(seconds, 0);
-  }
-  int64_t ops() const { return ops_; }
-
- private:
-  int64_t ops_ = 0;
-};
 
 // An observer prevents overlap, but does not change results.
 TEST(DeviceNetworkObserver, ReceivesEveryOperation) {

@@ -7,6 +7,7 @@
 #include <memory>
 #include <vector>
 
+#include "tests/worker/expect.h"
 #include "tests/worker/nn/one_rank.h"
 
 namespace cadre {
@@ -91,8 +92,7 @@ TEST(Network, RejectsTokensOutsideTheVocabulary) {
   for (const float token : {5.0F, -1.0F, 0.5F, std::numeric_limits<float>::quiet_NaN()}) {
     rank.inputs()[2] = token;
     const auto status = rank.network().Evaluate(rank.batch()).status();
-    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-    EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr("layer 'embed'"));
+    EXPECT_THAT(status, IsError(absl::StatusCode::kInvalidArgument, "layer 'embed'"));
   }
 }
 

@@ -1,8 +1,9 @@
-// A network on one rank and any back end, for the tests of worker/nn.
+// Shared by the tests of worker/nn: a network on one rank and any back end, and the loss of a pass.
 #pragma once
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -10,12 +11,13 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "base/random.h"
+#include "base/status.h"
 #include "kernels/backend.h"
 #include "plan/ownership.h"
 #include "tests/worker/expect.h"
-#include "tests/worker/nn/loss_of_pass.h"
 #include "worker/nn/network.h"
 #include "worker/nn/parameter_store.h"
 #include "worker/transport/thread_transport.h"
@@ -54,6 +56,87 @@ inline constexpr char kTokens[] = R"(
 
 inline constexpr int64_t kSamples = 3;
 
+// The Euclidean distance from the expected values, relative to their norm.
+inline double RelativeDistance(const std::vector<float>& found,
+                               const std::vector<float>& expected) {
+  EXPECT_EQ(found.size(), expected.size());
+  double squares = 0;
+  double distance = 0;
+  for (size_t i = 0; i < expected.size(); ++i) {
+    squares += std::pow(expected[i], 2);
+    distance += std::pow(found[i] - expected[i], 2);
+  }
+  return std::sqrt(distance / squares);
+}
+
+// Fills the inputs and labels of a batch: those of the rows given.
+inline void FillBatch(const Graph& graph, Interval input_rows, Interval label_rows,
+                      std::vector<float>& inputs, std::vector<int32_t>& labels) {
+  const int64_t elements = graph.input().elements();
+  for (int64_t i = input_rows.begin * elements; i < input_rows.end * elements; ++i) {
+    inputs.push_back(graph.takes_tokens() ? RandomBits(1, RandomStream::kTest, 0, i) % 5
+                                          : RandomNormal(1, RandomStream::kTest, 0, i));
+  }
+  const int64_t per_sample = graph.labels_per_sample();
+  for (int64_t i = label_rows.begin * per_sample; i < label_rows.end * per_sample; ++i) {
+    labels.push_back(i * 7 % graph.classes());
+  }
+}
+
+// A listener that keeps the loss of the latest pass of a network.
+class LossOfPass final : public PassListener {
+ public:
+  explicit LossOfPass(Device& device) : device_(device) {}
+  absl::Status BeforeForward(int /*layer*/) override { return absl::OkStatus(); }
+  absl::Status AfterLoss(std::span<const double> sums, int64_t counted) override {
+    sums_ = sums;
+    counted_ = counted;
+    return absl::OkStatus();
+  }
+  absl::Status AfterBackward(int /*layer*/) override {
+    ++backward_;
+    return absl::OkStatus();
+  }
+
+  // Blocks. Returns zeros if another rank counts the labels.
+  LossPart Get() const {
+    if (counted_ == 0) return {};
+    double sums[2] = {};
+    EXPECT_TRUE(device_.CopyOut(sums_.data(), sums, sizeof(sums)).ok());
+    LossPart part{.loss = sums[0], .samples = counted_};
+    part.correct = sums[1];
+    return part;
+  }
+  // Number of calls of AfterBackward.
+  int backward() const { return backward_; }
+
+ private:
+  Device& device_;
+  std::span<const double> sums_;
+  int64_t counted_ = 0;
+  int backward_ = 0;
+};
+
+// Forward and backward of the loaded batch.
+inline absl::Status PlayLoaded(Network& network, int64_t samples, float loss_scale) {
+  CADRE_RETURN_IF_ERROR(network.PlayForward(samples, loss_scale, /*share=*/1));
+  return network.PlayBackward(samples);
+}
+
+// Counts the operations that a network plays.
+class CountingObserver final : public TapeObserver {
+ public:
+  void Played(const Tape& /*tape*/, const TapeOp& /*op*/, absl::Time /*begin*/,
+              double seconds) override {
+    ++ops_;
+    EXPECT_GE(seconds, 0);
+  }
+  int64_t ops() const { return ops_; }
+
+ private:
+  int64_t ops_ = 0;
+};
+
 class OneRank {
  public:
   // On the reference back end.
@@ -82,9 +165,8 @@ class OneRank {
 
   // The weights of a parameter, in device memory.
   std::span<float> Weights(const std::string& name) {
-    const int wanted = *index_.Find(name);
-    const std::vector<LocalTensor> tensors = store_->OfLayer(index_, index_[wanted].layer);
-    return tensors[index_[wanted].number].value;
+    const Parameter& parameter = index_[*index_.Find(name)];
+    return store_->OfLayer(index_, parameter.layer)[parameter.number].value;
   }
 
   // Copies between device and host memory.
@@ -123,18 +205,7 @@ class OneRank {
         Write(values, Weights(name));
       }
     }
-    MakeBatch();
-  }
-
-  void MakeBatch() {
-    const int64_t elements = kSamples * graph_.input().elements();
-    for (int64_t i = 0; i < elements; ++i) {
-      inputs_.push_back(graph_.takes_tokens() ? RandomBits(1, RandomStream::kTest, 0, i) % 5
-                                              : RandomNormal(1, RandomStream::kTest, 0, i));
-    }
-    for (int64_t i = 0; i < kSamples * graph_.labels_per_sample(); ++i) {
-      labels_.push_back(i * 7 % graph_.classes());
-    }
+    FillBatch(graph_, {0, kSamples}, {0, kSamples}, inputs_, labels_);
   }
 
   const std::unique_ptr<Backend> owned_;

@@ -61,12 +61,12 @@ class DeviceUpdateTest : public testing::TestWithParam<const char*> {
     if (std::isfinite(loss)) on_device_.BeginUpdate();
   }
 
-  void ExpectEqual(const std::vector<float>& wanted, std::span<const float> on_device) {
-    std::vector<float> got(wanted.size());
-    ASSERT_TRUE(device_.CopyOut(on_device.data(), got.data(), got.size() * sizeof(float)).ok());
-    for (size_t i = 0; i < wanted.size(); ++i) {
+  void ExpectEqual(const std::vector<float>& expected, std::span<const float> on_device) {
+    std::vector<float> found(expected.size());
+    ASSERT_TRUE(device_.CopyOut(on_device.data(), found.data(), found.size() * sizeof(float)).ok());
+    for (size_t i = 0; i < expected.size(); ++i) {
       // The same numbers in the same order; the compiler may fuse products and sums.
-      ASSERT_NEAR(got[i], wanted[i], 1e-5 * (1 + std::abs(wanted[i]))) << "element " << i;
+      ASSERT_NEAR(found[i], expected[i], 1e-5 * (1 + std::abs(expected[i]))) << "element " << i;
     }
   }
 

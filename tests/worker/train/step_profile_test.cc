@@ -8,12 +8,12 @@
 #include <memory>
 #include <string>
 
-#include "google/protobuf/text_format.h"
 #include "kernels/backend.h"
 #include "plan/cluster_profile.h"
 #include "plan/search/planner.h"
+#include "tests/worker/expect.h"
 #include "tests/worker/transport/ranks.h"
-#include "worker/train/random_batch.h"
+#include "worker/train/batches.h"
 
 namespace cadre {
 namespace {
@@ -21,8 +21,7 @@ namespace {
 constexpr int64_t kSamples = 5;
 
 v1::RunSpec Spec(int model_ranks) {
-  v1::RunSpec spec;
-  EXPECT_TRUE(google::protobuf::TextFormat::ParseFromString(R"(
+  auto spec = Parse<v1::RunSpec>(R"(
     name: "small"
     model {
       input { channels: 3 height: 8 width: 8 }
@@ -35,8 +34,7 @@ v1::RunSpec Spec(int model_ranks) {
     }
     batch_per_group: 5
     optimizer { sgd { momentum: 0.9 } }
-  )",
-                                                            &spec));
+  )");
   spec.mutable_cluster()->set_model_ranks(model_ranks);
   return spec;
 }
@@ -81,7 +79,7 @@ void Train(Replica& replica, StepProfile& profile) {
     }
     Step(replica, profiled ? &profile : nullptr, batch, step);
   }
-  ASSERT_TRUE(replica.Settle().ok());
+  ASSERT_TRUE(replica.AwaitOperations().ok());
 }
 
 std::map<std::string, v1::LayerTime> ByLayer(const v1::ModelTimes& times) {

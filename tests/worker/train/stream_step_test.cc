@@ -16,14 +16,14 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/trace.h"
-#include "google/protobuf/text_format.h"
 #include "kernels/backend.h"
 #include "plan/search/planner.h"
 #include "tests/emulator/emulated_rank.h"
 #include "tests/emulator/fake_nccl.h"
+#include "tests/worker/expect.h"
 #include "tests/worker/transport/ranks.h"
 #include "worker/comm/mesh_communicators.h"
-#include "worker/train/random_batch.h"
+#include "worker/train/batches.h"
 #include "worker/train/replica.h"
 #include "worker/transport/nccl/nccl_transport.h"
 
@@ -35,8 +35,7 @@ constexpr int kSteps = 6;
 constexpr float kRate = 0.05F;
 
 v1::RunSpec SpecWith(const std::string& more) {
-  v1::RunSpec spec;
-  const std::string text = R"(
+  return Parse<v1::RunSpec>(R"(
     name: "small"
     model {
       input { channels: 3 height: 6 width: 6 }
@@ -52,9 +51,7 @@ v1::RunSpec SpecWith(const std::string& more) {
     }
     batch_per_group: 8
     seed: 3
-  )" + more;
-  EXPECT_TRUE(google::protobuf::TextFormat::ParseFromString(text, &spec)) << more;
-  return spec;
+  )" + more);
 }
 
 const char kSgd[] = "optimizer { sgd { momentum: 0.9 weight_decay: 1e-3 } }";
@@ -75,9 +72,9 @@ struct Outcome {
 };
 
 // One rank's device, or the CPU.
-class RankOf {
+class RankBackend {
  public:
-  RankOf(bool emulated, EmulatedCuda::Mode mode) {
+  RankBackend(bool emulated, EmulatedCuda::Mode mode) {
     if (emulated) {
       emulated_ = MakeEmulatedRank(mode);
     } else {
@@ -133,7 +130,7 @@ Outcome TrainGroup(const v1::RunSpec& spec, int ranks, const TrainingOptions& op
   Outcome outcome;
   std::vector<std::map<int64_t, float>> owned(ranks);
   OnRanks(ranks, [&](int at) {
-    RankOf rank(options.emulated, options.mode);
+    RankBackend rank(options.emulated, options.mode);
     std::unique_ptr<Transport> data;
     if (options.emulated) {
       auto made = MakeNcclTransport(nccl.api(), rank.device(), rank.kernels(), *controls[at], {});
@@ -146,7 +143,7 @@ Outcome TrainGroup(const v1::RunSpec& spec, int ranks, const TrainingOptions& op
     (*replica)->set_recordings(options.records);
     if (options.before != nullptr) options.before(**replica, rank.kernels().device());
     Train(**replica, kSteps, at == 0 ? &outcome : nullptr);
-    ASSERT_TRUE((*replica)->Settle().ok());
+    ASSERT_TRUE((*replica)->AwaitOperations().ok());
     ASSERT_TRUE((*replica)->FetchOwned().ok());
     for (const Owned& each : (*replica)->owned()) {
       for (int64_t i = 0; i < each.positions.size(); ++i) {
@@ -170,14 +167,15 @@ Outcome TrainGroup(const v1::RunSpec& spec, int ranks, const TrainingOptions& op
 
 // Both sides compute in fp32, but the order of sums differs, and six steps accumulate the
 // difference.
-void ExpectNear(const Outcome& got, const Outcome& wanted) {
-  ASSERT_EQ(got.losses.size(), wanted.losses.size());
-  for (size_t i = 0; i < wanted.losses.size(); ++i) {
-    EXPECT_NEAR(got.losses[i], wanted.losses[i], 1e-4 * std::abs(wanted.losses[i])) << "step " << i;
+void ExpectNear(const Outcome& found, const Outcome& expected) {
+  ASSERT_EQ(found.losses.size(), expected.losses.size());
+  for (size_t i = 0; i < expected.losses.size(); ++i) {
+    EXPECT_NEAR(found.losses[i], expected.losses[i], 1e-4 * std::abs(expected.losses[i]))
+        << "step " << i;
   }
-  ASSERT_EQ(got.weights.size(), wanted.weights.size());
-  for (size_t i = 0; i < wanted.weights.size(); ++i) {
-    ASSERT_NEAR(got.weights[i], wanted.weights[i], 2e-4 * (1 + std::abs(wanted.weights[i])))
+  ASSERT_EQ(found.weights.size(), expected.weights.size());
+  for (size_t i = 0; i < expected.weights.size(); ++i) {
+    ASSERT_NEAR(found.weights[i], expected.weights[i], 2e-4 * (1 + std::abs(expected.weights[i])))
         << "position " << i;
   }
 }
@@ -197,11 +195,11 @@ TEST_P(StreamStepTest, EqualsTheCpu) {
   if (on_cpu.cluster().collectives() == v1::Cluster::NATIVE) {
     on_cpu.mutable_cluster()->set_collectives(v1::Cluster::RING);
   }
-  const Outcome wanted = TrainGroup(on_cpu, ranks, {.emulated = false});
-  const Outcome got = TrainGroup(spec, ranks, {});
-  ExpectNear(got, wanted);
+  const Outcome expected = TrainGroup(on_cpu, ranks, {.emulated = false});
+  const Outcome found = TrainGroup(spec, ranks, {});
+  ExpectNear(found, expected);
   const bool records = ranks == 1 && !spec.optimizer().has_lars();
-  EXPECT_EQ(got.played > 0, records) << got.played;
+  EXPECT_EQ(found.played > 0, records) << found.played;
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -271,7 +269,7 @@ TEST(StreamStepTest, BuffersOfNativeCollectivesAreRegistered) {
     ASSERT_TRUE(plan.ok()) << plan.status();
     FakeNccl nccl;
     const bool native = ranks > 1 && std::string(policy) == "NATIVE";
-    const int64_t wanted = native ? ranks * 2 * 2 * plan->buckets_size() : 0;
+    const int64_t registrations = native ? ranks * 2 * 2 * plan->buckets_size() : 0;
     OnRanks(ranks, [&](int r) {
       Transport& control = *controls[r];
       const EmulatedRank rank = MakeEmulatedRank(EmulatedCuda::Mode::kInline);
@@ -280,7 +278,7 @@ TEST(StreamStepTest, BuffersOfNativeCollectivesAreRegistered) {
       auto replica = Replica::Make(spec, *plan, *rank.kernels, control, **data);
       ASSERT_TRUE(replica.ok()) << replica.status();
       ASSERT_TRUE((*replica)->comms().All().Barrier().ok());
-      EXPECT_EQ(nccl.live_registrations(), wanted);
+      EXPECT_EQ(nccl.live_registrations(), registrations);
       ASSERT_TRUE((*replica)->comms().All().Barrier().ok());
       MeshCommunicators comms(control, (*replica)->plan().mesh);
       replica->reset();
@@ -365,10 +363,10 @@ TEST_F(OneDevice, InactiveTraceChangesNothing) {
   EXPECT_EQ(weights[1], weights[0]);
 
   // While a trace is active, recordings are not replayed; afterwards they are again.
-  ASSERT_TRUE(replica_->Settle().ok());
+  ASSERT_TRUE(replica_->AwaitOperations().ok());
   trace.Start();
   for (int i = 0; i < 2; ++i) ASSERT_NO_FATAL_FAILURE(Step());
-  ASSERT_TRUE(replica_->Settle().ok());
+  ASSERT_TRUE(replica_->AwaitOperations().ok());
   EXPECT_GT(trace.Stop().size(), 0U);
   EXPECT_EQ(replica_->recorder()->played(), played[1]);
   for (int i = 0; i < 2; ++i) ASSERT_NO_FATAL_FAILURE(Step());
@@ -388,9 +386,8 @@ TEST_F(OneDevice, MemoryForCheckpointsIsAllocatedInAdvance) {
   const EmulatedRank other = MakeEmulatedRank(EmulatedCuda::Mode::kInline);
   other.machine->FailNext("host_alloc", cudaErrorMemoryAllocation, without);
   const auto replica = Replica::Make(spec_, *MakePlan(spec_, 1), *other.kernels, *transports_[0]);
-  EXPECT_EQ(replica.status().code(), absl::StatusCode::kResourceExhausted) << replica.status();
-  EXPECT_THAT(std::string(replica.status().message()),
-              testing::HasSubstr("(the optimizer's state as the host sees it)"));
+  EXPECT_THAT(replica, IsError(absl::StatusCode::kResourceExhausted,
+                               "(the optimizer's state as the host sees it)"));
 }
 
 TEST_F(OneDevice, LarsWaitsTwicePerStep) {
@@ -412,8 +409,7 @@ TEST_F(OneDevice, NonFiniteLossChangesNoWeights) {
     inputs[5] = std::numeric_limits<float>::quiet_NaN();
     view.inputs = inputs;
     const auto loss = replica_->Step({&view, 1}, kRate, true);
-    EXPECT_EQ(loss.status().code(), absl::StatusCode::kOutOfRange) << loss.status();
-    EXPECT_THAT(std::string(loss.status().message()), testing::HasSubstr("'conv'"));
+    EXPECT_THAT(loss, IsError(absl::StatusCode::kOutOfRange, "'conv'"));
     EXPECT_EQ(Weights(), before);
     EXPECT_EQ(replica_->slices().updates(), updates);
   }
@@ -423,15 +419,11 @@ TEST_F(OneDevice, BoundaryStepCopiesSlicesToTheHost) {
   ASSERT_NO_FATAL_FAILURE(Make(kSgd));
   for (const bool boundary : {false, true, false, true, false, true}) {
     ASSERT_NO_FATAL_FAILURE(Step(/*gather=*/!boundary));
-    ASSERT_TRUE(replica_->Settle().ok());
+    ASSERT_TRUE(replica_->AwaitOperations().ok());
     const int64_t copies = rank_.machine->calls("copy_async");
     ASSERT_TRUE(replica_->FetchOwned().ok());
     const int64_t more = rank_.machine->calls("copy_async") - copies;
-    if (boundary) {
-      EXPECT_EQ(more, 0);
-    } else {
-      EXPECT_GT(more, 0);
-    }
+    EXPECT_EQ(more > 0, !boundary) << more;
     if (boundary) {
       ASSERT_TRUE(replica_->GatherWeights().ok());
     }
@@ -541,8 +533,7 @@ TEST(ReplicaOnHostTest, RejectsTf32) {
   v1::RunSpec spec = SpecWith(kSgd);
   spec.set_precision(v1::RunSpec::TF32);
   const auto replica = Replica::Make(spec, *MakePlan(spec, 1), *kernels, *transports[0]);
-  EXPECT_EQ(replica.status().code(), absl::StatusCode::kInvalidArgument) << replica.status();
-  EXPECT_THAT(std::string(replica.status().message()), testing::HasSubstr("TF32"));
+  EXPECT_THAT(replica, IsError(kInvalidArgument, "TF32"));
 }
 
 }  // namespace
