@@ -29,14 +29,12 @@ struct CudaApi {
 
   cudaError_t (*stream_create)(cudaStream_t* stream, unsigned flags, int priority) = nullptr;
   cudaError_t (*stream_destroy)(cudaStream_t stream) = nullptr;
-  cudaError_t (*stream_synchronize)(cudaStream_t stream) = nullptr;
   cudaError_t (*stream_wait_event)(cudaStream_t stream, cudaEvent_t event,
                                    unsigned flags) = nullptr;
   cudaError_t (*event_create)(cudaEvent_t* event, unsigned flags) = nullptr;
   cudaError_t (*event_destroy)(cudaEvent_t event) = nullptr;
   cudaError_t (*event_record)(cudaEvent_t event, cudaStream_t stream) = nullptr;
   cudaError_t (*event_query)(cudaEvent_t event) = nullptr;
-  cudaError_t (*event_synchronize)(cudaEvent_t event) = nullptr;
   cudaError_t (*event_elapsed)(float* milliseconds, cudaEvent_t begin, cudaEvent_t end) = nullptr;
 
   // `on_host` runs the kernel on the host; it is empty in a build for real devices (launch.h).

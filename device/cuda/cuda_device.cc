@@ -23,7 +23,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/status.h"
-#include "device/cuda/cuda_device_impl.h"
 #include "device/cuda/cuda_machine.h"
 #include "glog/logging.h"
 
@@ -54,7 +53,7 @@ int PriorityOf(Stream stream) {
 
 // ---- life
 
-absl::Status CudaDeviceImpl::Open() {
+absl::Status CudaDevice::Open() {
   Bind();
   for (const Stream stream : kAllStreams) {
     if (!Check(
@@ -77,7 +76,7 @@ absl::Status CudaDeviceImpl::Open() {
   return status();
 }
 
-CudaDeviceImpl::~CudaDeviceImpl() {
+CudaDevice::~CudaDevice() {
   Bind();
   if (!Settle()) {
     LOG(ERROR) << name() << ": work that does not end keeps " << MemoryText(memory_.held())
@@ -108,7 +107,7 @@ CudaDeviceImpl::~CudaDeviceImpl() {
 
 // ---- errors
 
-void CudaDeviceImpl::Fail(absl::Status error) {
+void CudaDevice::Fail(absl::Status error) {
   CHECK(!error.ok());
   {
     absl::MutexLock lock(&mutex_);
@@ -124,7 +123,7 @@ void CudaDeviceImpl::Fail(absl::Status error) {
   }
 }
 
-bool CudaDeviceImpl::Check(cudaError_t error, const char* what) {
+bool CudaDevice::Check(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return true;
   // Clears the error, so that a later call does not report it as its own.
   api_.last_error();
@@ -137,7 +136,7 @@ bool CudaDeviceImpl::Check(cudaError_t error, const char* what) {
   return false;
 }
 
-bool CudaDeviceImpl::lost() const {
+bool CudaDevice::lost() const {
   if (lost_.load(std::memory_order_acquire) || !failed()) return lost_;
   // A library may have reported the runtime's error first, as its own error; the runtime then
   // returns it here.
@@ -147,14 +146,14 @@ bool CudaDeviceImpl::lost() const {
   return LosesDevice(api_.memory_info(&free, &total));
 }
 
-bool CudaDeviceImpl::RefusedWhileCapturing(absl::string_view what) {
+bool CudaDevice::RefusedWhileCapturing(absl::string_view what) {
   if (log_ != nullptr) log_->Refuse(what);
   return log_ != nullptr;
 }
 
 // ---- streams
 
-cudaStream_t CudaDeviceImpl::stream(Stream stream) const {
+cudaStream_t CudaDevice::stream(Stream stream) const {
   Bind();
   const cudaStream_t handle = streams_[Index(stream)];
   if (log_ != nullptr && log_->Join(stream)) {
@@ -166,7 +165,7 @@ cudaStream_t CudaDeviceImpl::stream(Stream stream) const {
   return handle;
 }
 
-cudaEvent_t CudaDeviceImpl::MakeMark() {
+cudaEvent_t CudaDevice::MakeMark() {
   cudaEvent_t mark = nullptr;
   if (failed() || !Check(api_.event_create(&mark, cudaEventDisableTiming), "making an event")) {
     return nullptr;
@@ -174,20 +173,19 @@ cudaEvent_t CudaDeviceImpl::MakeMark() {
   return mark;
 }
 
-void CudaDeviceImpl::JoinStream(Stream stream,
-                                const std::array<cudaEvent_t, kDeviceStreams>& marks) {
+void CudaDevice::JoinStream(Stream stream, const std::array<cudaEvent_t, kDeviceStreams>& marks) {
   const cudaEvent_t mark = marks[Index(stream)];
   if (!Check(api_.event_record(mark, streams_[Index(stream)]), "marking a stream")) return;
   Check(api_.stream_wait_event(streams_[Index(current_)], mark, 0), "waiting for a stream");
 }
 
-void CudaDeviceImpl::JoinAll(const std::function<bool(Stream)>& chosen) {
+void CudaDevice::JoinAll(const std::function<bool(Stream)>& chosen) {
   for (const Stream stream : kAllStreams) {
     if (stream != current_ && chosen(stream)) JoinStream(stream, marks_);
   }
 }
 
-void CudaDeviceImpl::ForkAll(const std::function<bool(Stream)>& chosen) {
+void CudaDevice::ForkAll(const std::function<bool(Stream)>& chosen) {
   const cudaEvent_t mark = marks_[Index(current_)];
   if (!Check(api_.event_record(mark, streams_[Index(current_)]), "marking a stream")) return;
   for (const Stream stream : kAllStreams) {
@@ -196,7 +194,7 @@ void CudaDeviceImpl::ForkAll(const std::function<bool(Stream)>& chosen) {
   }
 }
 
-std::unique_ptr<DeviceEvent> CudaDeviceImpl::MakeEvent() {
+std::unique_ptr<DeviceEvent> CudaDevice::MakeEvent() {
   Bind();
   auto state = std::make_shared<CudaEventState>(api_);
   state->happened = MakeMark();
@@ -204,7 +202,7 @@ std::unique_ptr<DeviceEvent> CudaDeviceImpl::MakeEvent() {
   return std::make_unique<CudaEvent>(std::move(state));
 }
 
-void CudaDeviceImpl::Record(DeviceEvent& event) {
+void CudaDevice::Record(DeviceEvent& event) {
   if (failed()) return;
   const std::shared_ptr<CudaEventState>& state = static_cast<CudaEvent&>(event).state();
   if (log_ != nullptr) {
@@ -215,7 +213,7 @@ void CudaDeviceImpl::Record(DeviceEvent& event) {
   state->recorded = Check(api_.event_record(state->happened, stream()), "recording an event");
 }
 
-void CudaDeviceImpl::WaitFor(const DeviceEvent& event) {
+void CudaDevice::WaitFor(const DeviceEvent& event) {
   if (failed()) return;
   const std::shared_ptr<CudaEventState>& state = static_cast<const CudaEvent&>(event).state();
   if (log_ != nullptr) {
@@ -229,7 +227,7 @@ void CudaDeviceImpl::WaitFor(const DeviceEvent& event) {
 
 // ---- blocking the host
 
-absl::Status CudaDeviceImpl::BlockHost(cudaEvent_t event, HostSync why) {
+absl::Status CudaDevice::BlockHost(cudaEvent_t event, HostSync why) {
   ++host_syncs_[static_cast<size_t>(why)];
   const absl::Time begin = absl::Now();
   while (!failed()) {
@@ -256,7 +254,7 @@ absl::Status CudaDeviceImpl::BlockHost(cudaEvent_t event, HostSync why) {
   return status();
 }
 
-absl::Status CudaDeviceImpl::Await(const DeviceEvent& event) {
+absl::Status CudaDevice::Await(const DeviceEvent& event) {
   if (RefusedWhileCapturing("waiting for an event on the host")) {
     return absl::FailedPreconditionError("a capture cannot wait for the device");
   }
@@ -266,14 +264,14 @@ absl::Status CudaDeviceImpl::Await(const DeviceEvent& event) {
   return BlockHost(state.happened, HostSync::kEvent);
 }
 
-absl::Status CudaDeviceImpl::Synchronize() {
+absl::Status CudaDevice::Synchronize() {
   if (RefusedWhileCapturing("waiting for all streams on the host")) {
     return absl::FailedPreconditionError("a capture cannot wait for the device");
   }
   return WaitForAll(HostSync::kDevice);
 }
 
-absl::Status CudaDeviceImpl::WaitForAll(HostSync why) {
+absl::Status CudaDevice::WaitForAll(HostSync why) {
   if (failed()) return status();
   Bind();
   // Joins all streams into one, so that there is a single event to wait for.
@@ -284,9 +282,9 @@ absl::Status CudaDeviceImpl::WaitForAll(HostSync why) {
   return BlockHost(mark, why);
 }
 
-bool CudaDeviceImpl::Settle() { return WaitForAll(HostSync::kMemory).ok() || Quiet(); }
+bool CudaDevice::Settle() { return WaitForAll(HostSync::kMemory).ok() || Quiet(); }
 
-bool CudaDeviceImpl::Quiet() {
+bool CudaDevice::Quiet() {
   if (wedged_) return false;
   const absl::Time deadline = absl::Now() + std::min(kEndPatience, options_.patience);
   for (const Stream stream : kAllStreams) {
@@ -355,7 +353,7 @@ absl::StatusOr<std::unique_ptr<CudaDevice>> CudaDevice::Make(const CudaApi& api,
   }
   const CachingAllocator::Limits limits{.max_held = MemoryLimit(options, card),
                                         .total = card.memory};
-  auto device = std::make_unique<CudaDeviceImpl>(api, options, std::move(card), limits);
+  std::unique_ptr<CudaDevice> device(new CudaDevice(api, options, std::move(card), limits));
   CADRE_RETURN_IF_ERROR(device->Open());
   return device;
 }

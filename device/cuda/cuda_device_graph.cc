@@ -5,22 +5,64 @@
 // streams and events the work touched, so that a launch has the meaning that enqueuing the work
 // would have had: events that the work waits for but does not record are waited for before the
 // launch, streams that take part are ordered before and after it, and events that it records are
-// recorded after it.
+// recorded after it. The log separates events that were recorded before the capture from those of
+// the capture: in CUDA an event that is recorded during a capture does not complete outside of it,
+// and one that was recorded before cannot be awaited inside.
 //
 // Capture is thread-local: other threads (NCCL's, a transport's) may call CUDA meanwhile. Work that
 // cannot be captured is not an error of the device: the log reports it once, and the caller
 // enqueues the work itself in every step.
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "device/cuda/cuda_device_impl.h"
+#include "device/cuda/cuda_device.h"
 #include "glog/logging.h"
 
 namespace cadre {
+namespace {
 
-absl::StatusOr<std::unique_ptr<DeviceGraph>> CudaDeviceImpl::CaptureGraph(
+bool Holds(const std::vector<CaptureLog::Event>& events, const CaptureLog::Event& event) {
+  return std::find(events.begin(), events.end(), event) != events.end();
+}
+
+}  // namespace
+
+bool CaptureLog::Join(Stream stream) {
+  return !std::exchange(joined_[static_cast<size_t>(stream)], true);
+}
+
+void CaptureLog::RecordInside(const Event& event) {
+  if (!Holds(recorded_, event)) recorded_.push_back(event);
+}
+
+bool CaptureLog::WaitInside(const Event& event) {
+  if (Holds(recorded_, event)) return true;
+  if (!Holds(awaited_, event)) awaited_.push_back(event);
+  return false;
+}
+
+void CaptureLog::Refuse(absl::string_view what) {
+  if (refusal_.empty()) refusal_ = std::string(what);
+}
+
+CudaGraph::CudaGraph(const CudaApi& api, cudaGraphExec_t graph, CaptureLog log,
+                     std::function<bool()> before_end)
+    : api_(api), graph_(graph), log_(std::move(log)), before_end_(std::move(before_end)) {}
+
+CudaGraph::~CudaGraph() {
+  if (before_end_()) api_.graph_exec_destroy(graph_);
+}
+
+bool IsCaptureError(cudaError_t error) {
+  // CUDA numbers these errors consecutively.
+  return error >= cudaErrorStreamCaptureUnsupported && error <= cudaErrorStreamCaptureWrongThread;
+}
+
+absl::StatusOr<std::unique_ptr<DeviceGraph>> CudaDevice::CaptureGraph(
     const std::function<absl::Status()>& work) {
   CHECK(log_ == nullptr) << "a capture within a capture";
   if (failed()) return status();
@@ -37,7 +79,7 @@ absl::StatusOr<std::unique_ptr<DeviceGraph>> CudaDeviceImpl::CaptureGraph(
   return MakeGraph(worked, graph);
 }
 
-cudaGraph_t CudaDeviceImpl::EndCapture() {
+cudaGraph_t CudaDevice::EndCapture() {
   for (const Stream stream : kAllStreams) {
     if (stream != current_ && log_->joined(stream)) JoinStream(stream, captured_marks_);
   }
@@ -50,8 +92,8 @@ cudaGraph_t CudaDeviceImpl::EndCapture() {
   return graph;
 }
 
-absl::StatusOr<std::unique_ptr<DeviceGraph>> CudaDeviceImpl::MakeGraph(const absl::Status& worked,
-                                                                       cudaGraph_t graph) {
+absl::StatusOr<std::unique_ptr<DeviceGraph>> CudaDevice::MakeGraph(const absl::Status& worked,
+                                                                   cudaGraph_t graph) {
   CaptureLog log = std::move(*log_);
   log_.reset();
   cudaGraphExec_t ready = nullptr;
@@ -84,7 +126,7 @@ absl::StatusOr<std::unique_ptr<DeviceGraph>> CudaDeviceImpl::MakeGraph(const abs
   });
 }
 
-void CudaDeviceImpl::LaunchGraph(DeviceGraph& graph) {
+void CudaDevice::LaunchGraph(DeviceGraph& graph) {
   if (failed() || RefusedWhileCapturing("launching another graph")) return;
   const auto& graph_state = static_cast<const CudaGraph&>(graph);
   const CaptureLog& log = graph_state.log();

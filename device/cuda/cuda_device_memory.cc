@@ -13,7 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/hardware.h"
 #include "base/status.h"
-#include "device/cuda/cuda_device_impl.h"
+#include "device/cuda/cuda_device.h"
 #include "glog/logging.h"
 
 namespace cadre {
@@ -25,17 +25,17 @@ constexpr size_t kMinStagingChunks = 4;
 
 }  // namespace
 
-size_t CudaDeviceImpl::RingBytes(const CudaDeviceOptions& options) {
+size_t CudaDevice::RingBytes(const CudaDeviceOptions& options) {
   const int64_t least = kStagingAlignment * kMinStagingChunks;
   const int64_t bytes = std::max(options.staging_bytes, least);
   return static_cast<size_t>(bytes) / kStagingAlignment * kStagingAlignment;
 }
 
-size_t CudaDeviceImpl::chunk_bytes() const { return RingBytes(options_) / kMinStagingChunks; }
+size_t CudaDevice::chunk_bytes() const { return RingBytes(options_) / kMinStagingChunks; }
 
 // ---- memory
 
-MemoryUpstream CudaDeviceImpl::Upstream() {
+MemoryUpstream CudaDevice::Upstream() {
   return {
       .allocate = [this](size_t bytes) -> absl::StatusOr<void*> {
         void* memory = nullptr;
@@ -59,7 +59,7 @@ MemoryUpstream CudaDeviceImpl::Upstream() {
   };
 }
 
-void* CudaDeviceImpl::Allocate(size_t bytes, absl::string_view purpose) {
+void* CudaDevice::Allocate(size_t bytes, absl::string_view purpose) {
   if (bytes == 0 || failed()) return nullptr;
   if (RefusedWhileCapturing(absl::StrCat("allocating memory for ", purpose))) return nullptr;
   Bind();
@@ -79,14 +79,14 @@ void* CudaDeviceImpl::Allocate(size_t bytes, absl::string_view purpose) {
   return nullptr;
 }
 
-void CudaDeviceImpl::Free(void* memory) {
+void CudaDevice::Free(void* memory) {
   if (memory == nullptr) return;
   // The captured work may use this memory, which might be reused before the graph is launched.
   RefusedWhileCapturing("freeing memory");
   memory_.Free(memory);
 }
 
-void* CudaDeviceImpl::AllocateHost(size_t bytes) {
+void* CudaDevice::AllocateHost(size_t bytes) {
   if (bytes == 0 || failed()) return nullptr;
   if (RefusedWhileCapturing("allocating pinned memory")) return nullptr;
   Bind();
@@ -116,7 +116,7 @@ void* CudaDeviceImpl::AllocateHost(size_t bytes) {
   return memory;
 }
 
-void CudaDeviceImpl::FreeHost(void* memory) {
+void CudaDevice::FreeHost(void* memory) {
   if (memory == nullptr) return;
   RefusedWhileCapturing("freeing pinned memory");
   const auto found = pinned_.find(static_cast<std::byte*>(memory));
@@ -132,7 +132,7 @@ void CudaDeviceImpl::FreeHost(void* memory) {
 
 // ---- copies
 
-std::optional<StagingRing::Place> CudaDeviceImpl::StagingPlace(size_t bytes) {
+std::optional<StagingRing::Place> CudaDevice::StagingPlace(size_t bytes) {
   while (!failed()) {
     if (const auto place = ring_.Take(bytes)) return *place;
     const cudaEvent_t oldest = staging_read_[ring_.oldest().slot];
@@ -148,7 +148,7 @@ std::optional<StagingRing::Place> CudaDeviceImpl::StagingPlace(size_t bytes) {
   return std::nullopt;
 }
 
-void CudaDeviceImpl::CopyIn(const void* host, void* device, size_t bytes) {
+void CudaDevice::CopyIn(const void* host, void* device, size_t bytes) {
   if (bytes == 0 || failed()) return;
   // A launch of the graph would read staging memory that has been reused.
   if (RefusedWhileCapturing("copying from memory that is not pinned")) return;
@@ -172,7 +172,7 @@ void CudaDeviceImpl::CopyIn(const void* host, void* device, size_t bytes) {
   }
 }
 
-bool CudaDeviceImpl::IsPinned(const void* host, size_t bytes) const {
+bool CudaDevice::IsPinned(const void* host, size_t bytes) const {
   const auto* const begin = static_cast<const std::byte*>(host);
   auto found = pinned_.upper_bound(begin);
   if (found == pinned_.begin()) return false;
@@ -180,7 +180,7 @@ bool CudaDeviceImpl::IsPinned(const void* host, size_t bytes) const {
   return begin + bytes <= found->first + found->second;
 }
 
-void CudaDeviceImpl::CopyToDeviceAsync(const void* host, void* device, size_t bytes) {
+void CudaDevice::CopyToDeviceAsync(const void* host, void* device, size_t bytes) {
   if (bytes == 0 || failed()) return;
   if (!IsPinned(host, bytes)) {
     Fail(absl::InternalError("CopyToDeviceAsync from memory that is not pinned"));
@@ -190,7 +190,7 @@ void CudaDeviceImpl::CopyToDeviceAsync(const void* host, void* device, size_t by
         "copying to the device");
 }
 
-void CudaDeviceImpl::StartCopyOut(const void* device, size_t bytes, int side) {
+void CudaDevice::StartCopyOut(const void* device, size_t bytes, int side) {
   const size_t i = side;
   const cudaStream_t stream = this->stream();
   if (Check(api_.copy_async(copied_out_[i], device, bytes, cudaMemcpyDeviceToHost, stream),
@@ -199,7 +199,7 @@ void CudaDeviceImpl::StartCopyOut(const void* device, size_t bytes, int side) {
   }
 }
 
-absl::Status CudaDeviceImpl::CopyOut(const void* device, void* host, size_t bytes) {
+absl::Status CudaDevice::CopyOut(const void* device, void* host, size_t bytes) {
   if (RefusedWhileCapturing("copying out to the host")) {
     return absl::FailedPreconditionError("a capture cannot wait for the device");
   }
@@ -225,7 +225,7 @@ absl::Status CudaDeviceImpl::CopyOut(const void* device, void* host, size_t byte
   return status();
 }
 
-void CudaDeviceImpl::CopyToHostAsync(const void* device, void* host, size_t bytes) {
+void CudaDevice::CopyToHostAsync(const void* device, void* host, size_t bytes) {
   if (bytes == 0 || failed()) return;
   if (!IsPinned(host, bytes)) {
     Fail(absl::InternalError("CopyToHostAsync to memory that is not pinned"));
@@ -235,13 +235,13 @@ void CudaDeviceImpl::CopyToHostAsync(const void* device, void* host, size_t byte
         "copying from the device");
 }
 
-void CudaDeviceImpl::Copy(const void* from, void* to, size_t bytes) {
+void CudaDevice::Copy(const void* from, void* to, size_t bytes) {
   if (bytes == 0 || failed()) return;
   Check(api_.copy_async(to, from, bytes, cudaMemcpyDeviceToDevice, stream()),
         "copying within the device");
 }
 
-void CudaDeviceImpl::Zero(void* memory, size_t bytes) {
+void CudaDevice::Zero(void* memory, size_t bytes) {
   if (bytes == 0 || failed()) return;
   Check(api_.set_async(memory, 0, bytes, stream()), "zeroing memory");
 }

@@ -3,8 +3,6 @@
 // Thread-safe (queries the driver).
 #pragma once
 
-#include <string>
-
 #include "absl/status/statusor.h"
 #include "device/cuda/cuda_api.h"
 
@@ -21,8 +19,5 @@ struct CudaMachine {
 // Errors: FailedPrecondition if there is no driver, one that is too old for the runtime, or no
 // device; the message contains the versions that are installed and needed.
 absl::StatusOr<CudaMachine> LookForCuda(const CudaApi& api);
-
-// "13.0".
-std::string CudaVersionText(int version);
 
 }  // namespace cadre

@@ -1,6 +1,6 @@
 // Chunks are contiguous, because a copy is one call of the driver. If the space at the end of the
 // ring is too short for a chunk, it is skipped, and becomes free again when the chunk before it is
-// retired. The queue of chunks tells whether the ring is empty or full if head_ == tail.
+// retired. The queue of chunks shows whether the ring is empty or full if head_ == tail.
 #include "device/cuda/staging_ring.h"
 
 #include "glog/logging.h"

@@ -3,40 +3,27 @@
 
 #include <cstddef>
 #include <cstring>
-#include <filesystem>
 #include <iostream>
 #include <string>
 #include <vector>
 
-#include "absl/strings/str_split.h"
 #include "device/cuda/cuda_api.h"
 #include "device/cuda/library_loader.h"
+#include "tests/kernels/vendor_libraries.h"
 #include "worker/transport/nccl/nccl_api.h"
 
 namespace cadre {
 namespace {
 
-// The library folders of the toolkit that the build used. On another machine the dynamic loader may
-// find the libraries instead.
-LibrarySearch ToolkitLibraries() {
-  LibrarySearch search;
-  for (absl::string_view folder : absl::StrSplit(CADRE_CUDA_LIBRARY_FOLDERS, ':')) {
-    if (std::filesystem::is_directory(std::string(folder))) {
-      search.directories.emplace_back(folder);
-    }
-  }
-  return search;
-}
-
 // Skips the test with the loader's message if the library is missing.
-#define SKIP_WITHOUT(library)                                                 \
-  if (auto loaded = LoadLibrary(library, ToolkitLibraries()); !loaded.ok()) { \
-    GTEST_SKIP() << loaded.status().message();                                \
+#define SKIP_WITHOUT(library)                                                \
+  if (auto loaded = LoadLibrary(library, VendorLibraries()); !loaded.ok()) { \
+    GTEST_SKIP() << loaded.status().message();                               \
   }
 
 TEST(LibrariesTest, CublasLtLoads) {
   SKIP_WITHOUT(CublasLtLibrary());
-  absl::StatusOr<LoadedLibrary> library = LoadLibrary(CublasLtLibrary(), ToolkitLibraries());
+  absl::StatusOr<LoadedLibrary> library = LoadLibrary(CublasLtLibrary(), VendorLibraries());
   size_t (*version)() = nullptr;
   ASSERT_TRUE(library->Find("cublasLtGetVersion", version).ok());
   std::cout << library->path() << ": " << version() << "\n";
@@ -46,7 +33,7 @@ TEST(LibrariesTest, CublasLtLoads) {
 
 TEST(LibrariesTest, CudnnLoads) {
   SKIP_WITHOUT(CudnnLibrary());
-  absl::StatusOr<LoadedLibrary> library = LoadLibrary(CudnnLibrary(), ToolkitLibraries());
+  absl::StatusOr<LoadedLibrary> library = LoadLibrary(CudnnLibrary(), VendorLibraries());
   size_t (*version)() = nullptr;
   ASSERT_TRUE(library->Find("cudnnGetVersion", version).ok());
   std::cout << library->path() << ": " << version() << "\n";
@@ -55,7 +42,7 @@ TEST(LibrariesTest, CudnnLoads) {
 
 TEST(LibrariesTest, NcclHasEveryFunctionOfTheTable) {
   SKIP_WITHOUT(NcclLibrary());
-  absl::StatusOr<NcclApi> nccl = LoadNccl(ToolkitLibraries());
+  absl::StatusOr<NcclApi> nccl = LoadNccl(VendorLibraries());
   ASSERT_TRUE(nccl.ok()) << nccl.status();
   int version = 0;
   ASSERT_EQ(nccl->version(&version), ncclSuccess);

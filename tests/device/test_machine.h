@@ -14,19 +14,14 @@
 
 namespace cadre {
 
-// A machine with at least one CUDA device, of which the tests use the first.
-class TestMachine {
- public:
-  virtual ~TestMachine() = default;
-  virtual const CudaApi& api() const = 0;
-};
-
 // A kind of machine on which the tests run, such as "this machine's GPU".
 struct TestMachineKind {
   std::string name;
   // Why the tests cannot use such a machine; empty if they can.
   std::string missing;
-  std::function<std::unique_ptr<TestMachine>()> make;
+  // Makes a machine and returns the functions of CUDA on it, of whose devices the tests use the
+  // first.
+  std::function<std::shared_ptr<const CudaApi>()> make;
 };
 
 inline std::ostream& operator<<(std::ostream& out, const TestMachineKind& kind) {
@@ -42,8 +37,8 @@ class OnDevice : public ::testing::TestWithParam<TestMachineKind> {
  protected:
   void SetUp() override {
     if (!GetParam().missing.empty()) GTEST_SKIP() << GetParam().missing;
-    machine_ = GetParam().make();
-    auto device = CudaDevice::Make(machine_->api(), {.staging_bytes = 16 << 10});
+    api_ = GetParam().make();
+    auto device = CudaDevice::Make(*api_, {.staging_bytes = 16 << 10});
     ASSERT_TRUE(device.ok()) << device.status();
     device_ = *std::move(device);
   }
@@ -72,7 +67,7 @@ class OnDevice : public ::testing::TestWithParam<TestMachineKind> {
   }
 
  private:
-  std::unique_ptr<TestMachine> machine_;
+  std::shared_ptr<const CudaApi> api_;
   std::unique_ptr<CudaDevice> device_;
 };
 

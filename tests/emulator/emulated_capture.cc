@@ -2,11 +2,11 @@
 #include <algorithm>
 #include <utility>
 
-#include "tests/emulator/emulated_machine.h"
+#include "tests/emulator/emulated_cuda.h"
 
 namespace cadre::emulated {
 
-cudaError_t Machine::ForbidInCapture() {
+cudaError_t EmulatedCuda::ForbidInCapture() {
   absl::MutexLock lock(&mutex_);
   cudaError_t error = cudaSuccess;
   for (const auto& capture : captures_) {
@@ -20,7 +20,7 @@ cudaError_t Machine::ForbidInCapture() {
   return error;
 }
 
-cudaError_t Machine::WaitInCapture(StreamState& stream, const EventState& event) {
+cudaError_t EmulatedCuda::WaitInCapture(StreamState& stream, const EventState& event) {
   if (event.capture == nullptr) {
     stream.capture->invalidated = true;
     return cudaErrorStreamCaptureIsolation;
@@ -49,13 +49,11 @@ cudaError_t Machine::WaitInCapture(StreamState& stream, const EventState& event)
   return cudaSuccess;
 }
 
-cudaError_t Machine::BeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode) {
-  const Entry entry = Enter("begin_capture");
-  if (entry.error != cudaSuccess) return Leave(entry.error);
+cudaError_t EmulatedCuda::BeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode) {
   absl::MutexLock lock(&mutex_);
-  if (!Lives(stream)) return Leave(cudaErrorInvalidResourceHandle);
-  auto* state = reinterpret_cast<StreamState*>(stream);
-  if (state->capture != nullptr) return Leave(cudaErrorIllegalState);
+  StreamState* const state = Find(stream);
+  if (state == nullptr) return cudaErrorInvalidResourceHandle;
+  if (state->capture != nullptr) return cudaErrorIllegalState;
   auto capture = std::make_shared<Capture>();
   capture->mode = mode;
   capture->thread = std::this_thread::get_id();
@@ -66,7 +64,7 @@ cudaError_t Machine::BeginCapture(cudaStream_t stream, cudaStreamCaptureMode mod
   return cudaSuccess;
 }
 
-bool Machine::AllJoined(const Capture& capture, const std::vector<int>& tail) {
+bool EmulatedCuda::AllJoined(const Capture& capture, const std::vector<int>& tail) {
   std::vector<bool> reached(capture.nodes.size(), false);
   std::vector<int> open = tail;
   while (!open.empty()) {
@@ -79,7 +77,7 @@ bool Machine::AllJoined(const Capture& capture, const std::vector<int>& tail) {
   return std::find(reached.begin(), reached.end(), false) == reached.end();
 }
 
-void Machine::End(Capture& capture) {
+void EmulatedCuda::End(Capture& capture) {
   capture.ended = true;
   for (StreamState* stream : std::exchange(capture.branches, {})) {
     stream->tail.clear();
@@ -90,97 +88,79 @@ void Machine::End(Capture& capture) {
   }
 }
 
-cudaError_t Machine::EndCapture(cudaStream_t stream, cudaGraph_t* graph) {
-  // A capture ends even if the device has failed.
-  const Entry entry = Enter("end_capture");
+cudaError_t EmulatedCuda::EndCapture(EntryError error, cudaStream_t stream, cudaGraph_t* graph) {
   *graph = nullptr;
   absl::MutexLock lock(&mutex_);
-  if (!Lives(stream)) return Leave(cudaErrorInvalidResourceHandle);
-  auto* state = reinterpret_cast<StreamState*>(stream);
+  StreamState* const state = Find(stream);
+  if (state == nullptr) return cudaErrorInvalidResourceHandle;
   const std::shared_ptr<Capture> capture = state->capture;
-  if (capture == nullptr) return Leave(cudaErrorIllegalState);
+  if (capture == nullptr) return cudaErrorIllegalState;
   if (capture->branches.front() != state) {
     capture->invalidated = true;
-    return Leave(cudaErrorStreamCaptureUnmatched);
+    return cudaErrorStreamCaptureUnmatched;
   }
   if (capture->mode != cudaStreamCaptureModeRelaxed &&
       capture->thread != std::this_thread::get_id()) {
-    return Leave(cudaErrorStreamCaptureWrongThread);
+    return cudaErrorStreamCaptureWrongThread;
   }
   const bool joined = AllJoined(*capture, state->tail);
   End(*capture);
-  if (entry.error != cudaSuccess) return Leave(entry.error);
-  if (capture->invalidated) return Leave(cudaErrorStreamCaptureInvalidated);
-  if (!joined) return Leave(cudaErrorStreamCaptureUnjoined);
-  auto made = std::make_unique<GraphState>();
-  made->nodes = std::move(capture->nodes);
+  if (error.value != cudaSuccess) return error.value;
+  if (capture->invalidated) return cudaErrorStreamCaptureInvalidated;
+  if (!joined) return cudaErrorStreamCaptureUnjoined;
+  auto made = std::make_unique<GraphState>(std::move(capture->nodes));
   *graph = reinterpret_cast<cudaGraph_t>(made.get());
   graphs_[made.get()] = std::move(made);
   return cudaSuccess;
 }
 
-cudaError_t Machine::GraphInstantiate(cudaGraphExec_t* made, cudaGraph_t graph,
-                                      unsigned long long /*flags*/) {  // NOLINT
-  const Entry entry = Enter("graph_instantiate");
-  if (entry.error != cudaSuccess) return Leave(entry.error);
+cudaError_t EmulatedCuda::GraphInstantiate(cudaGraphExec_t* made, cudaGraph_t graph,
+                                           unsigned long long /*flags*/) {  // NOLINT
   std::vector<GraphNode> nodes;
   {
     absl::MutexLock lock(&mutex_);
     const auto found = graphs_.find(graph);
-    if (found == graphs_.end()) return Leave(cudaErrorInvalidValue);
-    nodes = found->second->nodes;
+    if (found == graphs_.end()) return cudaErrorInvalidValue;
+    nodes = *found->second;
   }
-  auto exec = std::make_unique<GraphExecState>();
-  exec->player =
-      std::make_shared<GraphPlayer>(std::move(nodes), mode_ == EmulatedCuda::Mode::kThreads);
-  *made = reinterpret_cast<cudaGraphExec_t>(exec.get());
+  auto player = std::make_shared<GraphPlayer>(std::move(nodes), mode_ == Mode::kThreads);
+  *made = reinterpret_cast<cudaGraphExec_t>(player.get());
   absl::MutexLock lock(&mutex_);
-  execs_[exec.get()] = std::move(exec);
+  execs_[player.get()] = std::move(player);
   return cudaSuccess;
 }
 
-cudaError_t Machine::GraphLaunch(cudaGraphExec_t graph, cudaStream_t stream) {
-  const Entry entry = Enter("graph_launch", Kind::kWork);
-  if (entry.error != cudaSuccess) return Leave(entry.error);
-  auto* state = reinterpret_cast<StreamState*>(stream);
+cudaError_t EmulatedCuda::GraphLaunch(LaterError later, cudaGraphExec_t graph,
+                                      cudaStream_t stream) {
+  StreamState* state = nullptr;
   std::shared_ptr<GraphPlayer> player;
   {
     absl::MutexLock lock(&mutex_);
+    state = Find(stream);
     const auto found = execs_.find(graph);
-    if (!Lives(stream) || found == execs_.end()) return Leave(cudaErrorInvalidResourceHandle);
+    if (state == nullptr || found == execs_.end()) return cudaErrorInvalidResourceHandle;
     if (state->capture != nullptr) {
       state->capture->invalidated = true;
-      return Leave(cudaErrorStreamCaptureUnsupported);
+      return cudaErrorStreamCaptureUnsupported;
     }
-    player = found->second->player;
+    player = found->second;
   }
-  return Leave(Submit(state, [player, later = entry.later] {
-    return later == cudaSuccess ? player->Play() : later;
-  }));
+  return Submit(state, [player, error = later.value] {
+    return error == cudaSuccess ? player->Play() : error;
+  });
 }
 
-cudaError_t Machine::GraphExecDestroy(cudaGraphExec_t graph) {
-  const Entry entry = Enter("graph_exec_destroy");
-  std::unique_ptr<GraphExecState> gone;
-  {
-    absl::MutexLock lock(&mutex_);
-    const auto found = execs_.find(graph);
-    if (found == execs_.end()) return Leave(cudaErrorInvalidValue);
-    gone = std::move(found->second);
-    execs_.erase(found);
-  }
-  return Leave(entry.error);
-}
-
-cudaError_t Machine::GraphDestroy(cudaGraph_t graph) {
-  const Entry entry = Enter("graph_destroy");
-  std::unique_ptr<GraphState> gone;
+cudaError_t EmulatedCuda::GraphExecDestroy(EntryError /*error*/, cudaGraphExec_t graph) {
+  // Destroyed after the mutex is released, because the player waits for its threads.
+  decltype(execs_)::node_type removed;
   absl::MutexLock lock(&mutex_);
-  const auto found = graphs_.find(graph);
-  if (found == graphs_.end()) return Leave(cudaErrorInvalidValue);
-  gone = std::move(found->second);
-  graphs_.erase(found);
-  return Leave(entry.error);
+  removed = execs_.extract(graph);
+  return removed.empty() ? cudaErrorInvalidValue : cudaSuccess;
+}
+
+cudaError_t EmulatedCuda::GraphDestroy(EntryError /*error*/, cudaGraph_t graph) {
+  absl::MutexLock lock(&mutex_);
+  return graphs_.erase(graph) > 0 ? cudaSuccess : cudaErrorInvalidValue;
 }
 
 }  // namespace cadre::emulated

@@ -131,7 +131,7 @@ TEST_P(EmulatedCudaTest, StickyErrors) {
   machine_.FailNext("launch", cudaErrorIllegalAddress, 1);
   ASSERT_EQ(Launch(stream, x, 4), cudaSuccess);
   ASSERT_EQ(Launch(stream, x, 4), cudaSuccess) << "the error is asynchronous";
-  EXPECT_EQ(api_.stream_synchronize(stream), cudaErrorIllegalAddress);
+  EXPECT_EQ(EmulatedCuda::Drain(stream), cudaErrorIllegalAddress);
   void* memory = nullptr;
   EXPECT_EQ(api_.malloc(&memory, 4), cudaErrorIllegalAddress);
   EXPECT_EQ(Launch(stream, x, 4), cudaErrorIllegalAddress);
@@ -150,7 +150,7 @@ TEST_P(EmulatedCudaTest, TransientErrors) {
   EXPECT_EQ(api_.stream_create(&stream, 0, 0), cudaErrorMemoryAllocation);
   EXPECT_EQ(api_.stream_create(&stream, 0, 0), cudaSuccess);
   machine_.Break(cudaErrorECCUncorrectable);
-  EXPECT_EQ(api_.stream_synchronize(stream), cudaErrorECCUncorrectable);
+  EXPECT_EQ(EmulatedCuda::Drain(stream), cudaErrorECCUncorrectable);
   EXPECT_STREQ(api_.error_name(cudaErrorECCUncorrectable), "cudaErrorECCUncorrectable");
 }
 
@@ -161,9 +161,8 @@ TEST_P(EmulatedCudaTest, CountsCallsAndImplicitWaits) {
   machine_.ResetCalls();
   ASSERT_EQ(api_.copy_async(x, pinned, 16, cudaMemcpyHostToDevice, stream), cudaSuccess);
   ASSERT_EQ(api_.copy_async(pinned, x, 16, cudaMemcpyDeviceToHost, stream), cudaSuccess);
-  ASSERT_EQ(api_.stream_synchronize(stream), cudaSuccess);
+  ASSERT_EQ(EmulatedCuda::Drain(stream), cudaSuccess);
   EXPECT_EQ(machine_.calls("copy_async"), 2);
-  EXPECT_EQ(machine_.calls("stream_synchronize"), 1);
   EXPECT_EQ(machine_.calls("hidden_wait"), 0);
   ReadFirst(stream, x);
   EXPECT_EQ(machine_.calls("hidden_wait"), 1);
@@ -227,10 +226,11 @@ TEST_F(EmulatedThreadsTest, WaitRefersToTheLastRecordBeforeIt) {
   ASSERT_EQ(api_.stream_wait_event(third, event, 0), cudaSuccess);
   Hold(second, &go);
   ASSERT_EQ(api_.event_record(event, second), cudaSuccess);
-  EXPECT_EQ(api_.stream_synchronize(third), cudaSuccess);
+  EXPECT_EQ(EmulatedCuda::Drain(third), cudaSuccess);
   EXPECT_EQ(api_.event_query(event), cudaErrorNotReady);
   go.Notify();
-  EXPECT_EQ(api_.event_synchronize(event), cudaSuccess);
+  EXPECT_EQ(EmulatedCuda::Drain(second), cudaSuccess);
+  EXPECT_EQ(api_.event_query(event), cudaSuccess);
 }
 
 TEST_F(EmulatedThreadsTest, EventsWithTiming) {
@@ -239,7 +239,7 @@ TEST_F(EmulatedThreadsTest, EventsWithTiming) {
   ASSERT_EQ(api_.event_record(begin, stream), cudaSuccess);
   ASSERT_EQ(api_.event_record(timeless, stream), cudaSuccess);
   ASSERT_EQ(api_.event_record(end, stream), cudaSuccess);
-  ASSERT_EQ(api_.event_synchronize(end), cudaSuccess);
+  ASSERT_EQ(EmulatedCuda::Drain(stream), cudaSuccess);
   float milliseconds = -1;
   ASSERT_EQ(api_.event_elapsed(&milliseconds, begin, end), cudaSuccess);
   EXPECT_GE(milliseconds, 0);

@@ -1,5 +1,7 @@
 #include "tests/emulator/emulated_math.h"
 
+#include <cuda_bf16.h>
+
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -17,13 +19,6 @@ namespace {
 
 using Floats = std::vector<float>;
 
-float Widen(uint16_t bits) { return std::bit_cast<float>(uint32_t{bits} << 16); }
-
-uint16_t RoundToBf16(float x) {
-  const auto word = std::bit_cast<uint32_t>(x);
-  return std::isnan(x) ? word >> 16 | 0x40 : (word + 0x7FFF + (word >> 16 & 1)) >> 16;
-}
-
 float RoundToTf32(float x) {
   constexpr uint32_t kDropped = 13;
   if (!std::isfinite(x)) return x;
@@ -39,8 +34,8 @@ Floats Read(ConstValues values) {
     return floats;
   }
   CHECK(values.type() == DType::kBFloat16);
-  const auto* bits = static_cast<const uint16_t*>(values.data());
-  for (size_t i = 0; i < floats.size(); ++i) floats[i] = Widen(bits[i]);
+  const auto* narrow = static_cast<const __nv_bfloat16*>(values.data());
+  std::transform(narrow, narrow + floats.size(), floats.begin(), __bfloat162float);
   return floats;
 }
 
@@ -48,7 +43,7 @@ void WriteAt(Values values, size_t i, float x) {
   if (values.type() == DType::kFloat32) {
     static_cast<float*>(values.data())[i] = x;
   } else {
-    static_cast<uint16_t*>(values.data())[i] = RoundToBf16(x);
+    static_cast<__nv_bfloat16*>(values.data())[i] = __float2bfloat16(x);
   }
 }
 
@@ -172,7 +167,7 @@ class EmulatedMath final : public DenseMath {
   std::string versions() const override { return "emulated"; }
 
   void MatrixProduct(const MatrixProductDims& dims, ConstValues a, ConstValues b,
-                     std::span<const float> bias, Values c) override {
+                     ConstFloatSpan bias, Values c) override {
     CHECK(a.type() == b.type());
     CHECK(c.type() == a.type() || c.type() == DType::kFloat32);
     CHECK(bias.empty() || std::ssize(bias) == dims.n);
@@ -199,7 +194,7 @@ class EmulatedMath final : public DenseMath {
     });
   }
   void ConvolutionBackwardWeights(const ConvolutionDims& dims, ConstValues x, ConstValues dy,
-                                  std::span<float> dw) override {
+                                  FloatSpan dw) override {
     CHECK(x.type() == dy.type());
     Do("convolution, backward weights", {x, dy, dw}, [=, factors = Factors()] {
       Floats out(dw.size());
@@ -216,7 +211,7 @@ class EmulatedMath final : public DenseMath {
            dims.head_features <= kMaxFeatures;
   }
   void FusedAttentionForward(const AttentionDims& dims, ConstValues qkv, Values context,
-                             std::span<float> statistics) override {
+                             FloatSpan statistics) override {
     CHECK(HasFusedAttention(dims, qkv.type()) && context.type() == qkv.type());
     Do("attention", {qkv, context, statistics}, [=] {
       const Floats in = Read(qkv);
@@ -228,7 +223,7 @@ class EmulatedMath final : public DenseMath {
     });
   }
   void FusedAttentionBackward(const AttentionDims& dims, ConstValues qkv, ConstValues context,
-                              ConstValues dcontext, std::span<const float> statistics,
+                              ConstValues dcontext, ConstFloatSpan statistics,
                               Values dqkv) override {
     CHECK(HasFusedAttention(dims, qkv.type()) && dqkv.type() == qkv.type());
     CHECK(context.size() == dcontext.size() && context.type() == dcontext.type());

@@ -1,4 +1,4 @@
-// Streams, events and graphs of an emulated device, without CUDA's rules (see emulated_machine.h).
+// Streams, events and graphs of an emulated device, without CUDA's rules (see emulated_cuda.h).
 //
 // A queue orders a task only after the code that pushed it and after the points that it waits for.
 // Threads that push work and threads that run it share no lock, so that ThreadSanitizer reports

@@ -1,4 +1,6 @@
 // Operations of the fake NCCL: enqueueing, and matching with peers.
+#include <cuda_bf16.h>
+
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -8,13 +10,54 @@
 #include "glog/logging.h"
 #include "gtest/gtest.h"
 #include "tests/emulator/emulated_cuda.h"
-#include "tests/emulator/fake_nccl_network.h"
+#include "tests/emulator/fake_nccl.h"
 
 namespace cadre::emulated {
 namespace {
 
 // An operation that waits longer than this logs its peers, and continues to wait, as NCCL's do.
 constexpr absl::Duration kPatience = absl::Seconds(20);
+
+// The sums of elements of type T, taken in type Sum and rounded once.
+template <typename T, typename Sum>
+void AddRanks(const std::vector<Bytes>& inputs, size_t offset, size_t count, void* to) {
+  for (size_t i = 0; i < count; ++i) {
+    const auto element = [at = (offset + i) * sizeof(T)](const Bytes& input) {
+      T value;
+      std::memcpy(&value, input.data() + at, sizeof(T));
+      return static_cast<Sum>(value);
+    };
+    Sum sum = element(inputs[0]);
+    for (size_t rank = 1; rank < inputs.size(); ++rank) sum += element(inputs[rank]);
+    const T result(sum);
+    std::memcpy(static_cast<char*>(to) + i * sizeof(T), &result, sizeof(T));
+  }
+}
+
+struct TypeInfo {
+  ncclDataType_t type;
+  const char* name;
+  // 0 for a type that is not emulated.
+  size_t bytes;
+  // to[i] = the sum of element offset + i of all inputs, for i < count, in the order of the ranks.
+  void (*add)(const std::vector<Bytes>& inputs, size_t offset, size_t count, void* to);
+};
+template <typename T, typename Sum = T>
+constexpr TypeInfo InfoOf(ncclDataType_t type, const char* name) {
+  return {type, name, sizeof(T), &AddRanks<T, Sum>};
+}
+constexpr TypeInfo kTypes[] = {
+    InfoOf<uint8_t>(ncclUint8, "uint8"),    InfoOf<__nv_bfloat16, float>(ncclBfloat16, "bf16"),
+    InfoOf<uint64_t>(ncclUint64, "uint64"), InfoOf<float>(ncclFloat32, "fp32"),
+    InfoOf<double>(ncclFloat64, "fp64"),
+};
+
+TypeInfo TypeOf(ncclDataType_t type) {
+  for (const TypeInfo& info : kTypes) {
+    if (info.type == type) return info;
+  }
+  return {.type = type, .name = "elements of an unsupported type", .bytes = 0, .add = nullptr};
+}
 
 // Numbers of elements that rank `rank` reads and writes in an operation of `ranks` ranks.
 size_t Reads(const Operation& o, int rank, int ranks) {
@@ -43,37 +86,35 @@ size_t Writes(const Operation& o, int rank, int ranks) {
   }
 }
 
-bool IsPair(Verb verb) { return verb == Verb::kSend || verb == Verb::kReceive; }
-bool Reduces(Verb verb) {
-  return verb == Verb::kAllReduce || verb == Verb::kReduce || verb == Verb::kReduceScatter;
-}
 bool HasPeer(Verb verb) {
-  return IsPair(verb) || verb == Verb::kReduce || verb == Verb::kBroadcast;
+  return verb == Verb::kSend || verb == Verb::kReceive || verb == Verb::kReduce ||
+         verb == Verb::kBroadcast;
 }
 
 // Whether operations of two ranks belong to the same collective.
 bool Agree(const Operation& a, const Operation& b) {
   return a.verb == b.verb && a.count == b.count && a.type == b.type &&
-         (!Reduces(a.verb) || a.op == b.op) && (!HasPeer(a.verb) || a.peer == b.peer);
+         (!HasPeer(a.verb) || a.peer == b.peer);
 }
 
 Bytes Read(const Operation& o, int rank, int ranks) {
   const auto* begin = static_cast<const char*>(o.from);
-  const size_t bytes = Reads(o, rank, ranks) * SizeOfNccl(o.type);
+  const size_t bytes = Reads(o, rank, ranks) * TypeOf(o.type).bytes;
   return bytes == 0 ? Bytes() : Bytes(begin, begin + bytes);
 }
 
 void Write(const Operation& o, int rank, const std::vector<Bytes>& inputs) {
-  const size_t bytes = o.count * SizeOfNccl(o.type);
+  const TypeInfo type = TypeOf(o.type);
+  const size_t bytes = o.count * type.bytes;
   auto* to = static_cast<char*>(o.to);
   switch (o.verb) {
     case Verb::kAllReduce:
-      return ReduceNccl(inputs, 0, o.count, o.type, o.op, to);
+      return type.add(inputs, 0, o.count, to);
     case Verb::kReduce:
-      if (o.peer == rank) ReduceNccl(inputs, 0, o.count, o.type, o.op, to);
+      if (o.peer == rank) type.add(inputs, 0, o.count, to);
       return;
     case Verb::kReduceScatter:
-      return ReduceNccl(inputs, o.count * rank, o.count, o.type, o.op, to);
+      return type.add(inputs, o.count * rank, o.count, to);
     case Verb::kAllGather:
       for (size_t i = 0; i < inputs.size() && bytes > 0; ++i) {
         std::memcpy(to + i * bytes, inputs[i].data(), bytes);
@@ -87,10 +128,8 @@ void Write(const Operation& o, int rank, const std::vector<Bytes>& inputs) {
   }
 }
 
-}  // namespace
-
 std::string Describe(const Operation& o, int rank) {
-  const std::string what = absl::StrCat(o.count, " ", NameOfNccl(o.type));
+  const std::string what = absl::StrCat(o.count, " ", TypeOf(o.type).name);
   switch (o.verb) {
     case Verb::kSend:
       return absl::StrCat("rank ", rank, " sends ", what, " to ", o.peer);
@@ -110,35 +149,28 @@ std::string Describe(const Operation& o, int rank) {
   return "";
 }
 
+}  // namespace
+
 // --- enqueueing ---------------------------------------------------------------------------------
 
-ncclResult_t Network::GroupStart() {
-  absl::MutexLock lock(&mutex_);
-  if (const ncclResult_t result = Enter("group_start"); result != ncclSuccess) return result;
+ncclResult_t FakeNccl::GroupStart() {
   ++group().depth;
   return ncclSuccess;
 }
 
-ncclResult_t Network::GroupEnd() {
-  std::vector<Pending> pending;
-  {
-    absl::MutexLock lock(&mutex_);
-    const ncclResult_t result = Enter("group_end");
-    if (group().depth == 0) return ncclInvalidUsage;
-    if (--group().depth > 0) return result;
-    pending = std::exchange(group().pending, {});
-    if (result != ncclSuccess) return result;
-  }
-  return SubmitAll(std::move(pending));
+ncclResult_t FakeNccl::GroupEnd() {
+  const ncclResult_t result = calls_.Enter("group_end");
+  if (group().depth == 0) return ncclInvalidUsage;
+  if (--group().depth > 0) return result;
+  std::vector<Pending> pending = std::exchange(group().pending, {});
+  return result != ncclSuccess ? result : SubmitAll(std::move(pending));
 }
 
-ncclResult_t Network::Check(const Operation& operation, const Communicator& member,
-                            cudaStream_t stream) {
+ncclResult_t FakeNccl::Check(const Operation& operation, const Communicator& member,
+                             cudaStream_t stream) {
   const int ranks = member.clique->size;
-  const size_t width = SizeOfNccl(operation.type);
-  if (width == 0 || (Reduces(operation.verb) && !CanReduce(operation.type, operation.op))) {
-    return ncclInvalidArgument;
-  }
+  const size_t width = TypeOf(operation.type).bytes;
+  if (width == 0 || operation.op != ncclSum) return ncclInvalidArgument;
   if (HasPeer(operation.verb) && (operation.peer < 0 || operation.peer >= ranks)) {
     return ncclInvalidArgument;
   }
@@ -160,12 +192,10 @@ ncclResult_t Network::Check(const Operation& operation, const Communicator& memb
   return ncclSuccess;
 }
 
-ncclResult_t Network::Add(const char* function, const Operation& operation, ncclComm_t comm,
-                          cudaStream_t stream) {
+ncclResult_t FakeNccl::Add(const Operation& operation, ncclComm_t comm, cudaStream_t stream) {
   std::vector<Pending> pending;
   {
     absl::MutexLock lock(&mutex_);
-    if (const ncclResult_t result = Enter(function); result != ncclSuccess) return result;
     Member member = Find(comm);
     if (member == nullptr) return ncclInvalidArgument;
     if (const ncclResult_t result = Ready(*member); result != ncclSuccess) return result;
@@ -179,7 +209,7 @@ ncclResult_t Network::Add(const char* function, const Operation& operation, nccl
   return SubmitAll(std::move(pending));
 }
 
-ncclResult_t Network::SubmitAll(std::vector<Pending> pending) {
+ncclResult_t FakeNccl::SubmitAll(std::vector<Pending> pending) {
   ncclResult_t result = ncclSuccess;
   while (!pending.empty()) {
     const Member member = pending.front().member;
@@ -211,49 +241,47 @@ ncclResult_t Network::SubmitAll(std::vector<Pending> pending) {
   return result;
 }
 
-ncclResult_t Network::Send(const void* from, size_t count, ncclDataType_t type, int peer,
-                           ncclComm_t comm, cudaStream_t stream) {
-  return Add("send",
-             {.verb = Verb::kSend, .from = from, .count = count, .type = type, .peer = peer}, comm,
+ncclResult_t FakeNccl::Send(const void* from, size_t count, ncclDataType_t type, int peer,
+                            ncclComm_t comm, cudaStream_t stream) {
+  return Add({.verb = Verb::kSend, .from = from, .count = count, .type = type, .peer = peer}, comm,
              stream);
 }
 
-ncclResult_t Network::Receive(void* to, size_t count, ncclDataType_t type, int peer,
-                              ncclComm_t comm, cudaStream_t stream) {
-  return Add("receive",
-             {.verb = Verb::kReceive, .to = to, .count = count, .type = type, .peer = peer}, comm,
+ncclResult_t FakeNccl::Receive(void* to, size_t count, ncclDataType_t type, int peer,
+                               ncclComm_t comm, cudaStream_t stream) {
+  return Add({.verb = Verb::kReceive, .to = to, .count = count, .type = type, .peer = peer}, comm,
              stream);
 }
 
-ncclResult_t Network::AllReduce(const void* from, void* to, size_t count, ncclDataType_t type,
-                                ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
-  return Add("all_reduce", {Verb::kAllReduce, from, to, count, type, op}, comm, stream);
+ncclResult_t FakeNccl::AllReduce(const void* from, void* to, size_t count, ncclDataType_t type,
+                                 ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
+  return Add({Verb::kAllReduce, from, to, count, type, op}, comm, stream);
 }
 
-ncclResult_t Network::Reduce(const void* from, void* to, size_t count, ncclDataType_t type,
-                             ncclRedOp_t op, int root, ncclComm_t comm, cudaStream_t stream) {
-  return Add("reduce", {Verb::kReduce, from, to, count, type, op, root}, comm, stream);
+ncclResult_t FakeNccl::Reduce(const void* from, void* to, size_t count, ncclDataType_t type,
+                              ncclRedOp_t op, int root, ncclComm_t comm, cudaStream_t stream) {
+  return Add({Verb::kReduce, from, to, count, type, op, root}, comm, stream);
 }
 
-ncclResult_t Network::ReduceScatter(const void* from, void* to, size_t count, ncclDataType_t type,
-                                    ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
-  return Add("reduce_scatter", {Verb::kReduceScatter, from, to, count, type, op}, comm, stream);
+ncclResult_t FakeNccl::ReduceScatter(const void* from, void* to, size_t count, ncclDataType_t type,
+                                     ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
+  return Add({Verb::kReduceScatter, from, to, count, type, op}, comm, stream);
 }
 
-ncclResult_t Network::AllGather(const void* from, void* to, size_t count, ncclDataType_t type,
-                                ncclComm_t comm, cudaStream_t stream) {
-  return Add("all_gather", {Verb::kAllGather, from, to, count, type}, comm, stream);
+ncclResult_t FakeNccl::AllGather(const void* from, void* to, size_t count, ncclDataType_t type,
+                                 ncclComm_t comm, cudaStream_t stream) {
+  return Add({Verb::kAllGather, from, to, count, type}, comm, stream);
 }
 
-ncclResult_t Network::Broadcast(const void* from, void* to, size_t count, ncclDataType_t type,
-                                int root, ncclComm_t comm, cudaStream_t stream) {
-  return Add("broadcast", {Verb::kBroadcast, from, to, count, type, ncclSum, root}, comm, stream);
+ncclResult_t FakeNccl::Broadcast(const void* from, void* to, size_t count, ncclDataType_t type,
+                                 int root, ncclComm_t comm, cudaStream_t stream) {
+  return Add({Verb::kBroadcast, from, to, count, type, ncclSum, root}, comm, stream);
 }
 
 // --- on the stream ------------------------------------------------------------------------------
 
-bool Network::Await(const Communicator& member, const Operation& operation,
-                    const std::function<bool()>& happened) {
+bool FakeNccl::Await(const Communicator& member, const Operation& operation,
+                     const std::function<bool()>& happened) {
   ++waiting_;
   while (!happened() && !Gone(member)) {
     if (changed_.WaitWithTimeout(&mutex_, kPatience)) {
@@ -265,7 +293,7 @@ bool Network::Await(const Communicator& member, const Operation& operation,
   return happened();
 }
 
-void Network::Disagree(Clique& clique, const std::string& what) {
+void FakeNccl::Disagree(Clique& clique, const std::string& what) {
   clique.disagreed = true;
   ADD_FAILURE() << clique.name << ": " << what;
   for (const auto& [handle, member] : members_) {
@@ -274,8 +302,8 @@ void Network::Disagree(Clique& clique, const std::string& what) {
   changed_.SignalAll();
 }
 
-std::shared_ptr<Meeting> Network::Arrive(Communicator& member, const Operation& operation,
-                                         Bytes input) {
+std::shared_ptr<Meeting> FakeNccl::Arrive(Communicator& member, const Operation& operation,
+                                          Bytes input) {
   Clique& clique = *member.clique;
   auto& meeting = clique.meetings[member.next_meeting++];
   if (meeting == nullptr) {
@@ -293,7 +321,7 @@ std::shared_ptr<Meeting> Network::Arrive(Communicator& member, const Operation& 
   return meeting;
 }
 
-bool Network::PerformReceive(Communicator& member, const Operation& operation) {
+bool FakeNccl::PerformReceive(Communicator& member, const Operation& operation) {
   std::shared_ptr<Message> message;
   {
     absl::MutexLock lock(&mutex_);
@@ -316,8 +344,8 @@ bool Network::PerformReceive(Communicator& member, const Operation& operation) {
   return true;
 }
 
-bool Network::PerformMeeting(Communicator& member, const Operation& operation,
-                             const std::shared_ptr<Meeting>& meeting) {
+bool FakeNccl::PerformMeeting(Communicator& member, const Operation& operation,
+                              const std::shared_ptr<Meeting>& meeting) {
   const int ranks = member.clique->size;
   {
     absl::MutexLock lock(&mutex_);
@@ -337,7 +365,7 @@ bool Network::PerformMeeting(Communicator& member, const Operation& operation,
   return true;
 }
 
-void Network::Perform(const Member& member, const std::vector<Operation>& operations) {
+void FakeNccl::Perform(const Member& member, const std::vector<Operation>& operations) {
   Communicator& self = *member;
   const int ranks = self.clique->size;
   std::vector<Bytes> inputs;
