@@ -29,6 +29,9 @@
 
 namespace cadre {
 
+using FloatSpan = std::span<float>;
+using ConstFloatSpan = std::span<const float>;
+
 // The precision of convolutions and matrix products. Sums, statistics, parameters and their
 // gradients are fp32 or wider; under kBf16 weight gradients of convolutions may pass through bf16.
 enum class Precision : uint8_t {
@@ -208,24 +211,20 @@ class DenseKernels {
 
   // y = x W^T + b. An empty b: no bias.
   virtual void FullyConnectedForward(const FullyConnectedDims& dims, ConstValues x,
-                                     std::span<const float> w, std::span<const float> b,
-                                     Values y) = 0;
+                                     ConstFloatSpan w, ConstFloatSpan b, Values y) = 0;
   virtual void FullyConnectedBackwardData(const FullyConnectedDims& dims, ConstValues dy,
-                                          std::span<const float> w, Values dx) = 0;
+                                          ConstFloatSpan w, Values dx) = 0;
   // dw and db from x and dy. An empty db is not computed.
   virtual void FullyConnectedBackwardWeights(const FullyConnectedDims& dims, ConstValues x,
-                                             ConstValues dy, std::span<float> dw,
-                                             std::span<float> db) = 0;
+                                             ConstValues dy, FloatSpan dw, FloatSpan db) = 0;
   // y[batch, tokens, features] = w[id] (+ positions[first_token + t]). ids: [batch, tokens], whole
   // numbers. w: [vocabulary, features]. positions: [length, features], or empty.
   // Requires: 0 <= id < vocabulary.
-  virtual void EmbeddingForward(const EmbeddingDims& dims, std::span<const float> ids,
-                                std::span<const float> w, std::span<const float> positions,
-                                Values y) = 0;
+  virtual void EmbeddingForward(const EmbeddingDims& dims, ConstFloatSpan ids, ConstFloatSpan w,
+                                ConstFloatSpan positions, Values y) = 0;
   // Fills dw and dpositions (which may be empty). The order of sums depends on the ids only.
-  virtual void EmbeddingBackward(const EmbeddingDims& dims, std::span<const float> ids,
-                                 ConstValues dy, std::span<float> dw,
-                                 std::span<float> dpositions) = 0;
+  virtual void EmbeddingBackward(const EmbeddingDims& dims, ConstFloatSpan ids, ConstValues dy,
+                                 FloatSpan dw, FloatSpan dpositions) = 0;
   // qkv: [batch, tokens, heads, 3, head_features]. Fills probabilities [batch, heads, tokens,
   // tokens], the softmax of q k^T / sqrt(head_features), 0 where masked; and context [batch,
   // tokens, heads, head_features], the probabilities times v. Back ends with fused attention store
@@ -242,15 +241,14 @@ class WindowKernels {
   virtual ~WindowKernels() = default;
 
   // y = conv(x, w) + b. b: [out_channels], or empty for no bias.
-  virtual void ConvolutionForward(const ConvolutionDims& dims, ConstValues x,
-                                  std::span<const float> w, std::span<const float> b, Values y) = 0;
+  virtual void ConvolutionForward(const ConvolutionDims& dims, ConstValues x, ConstFloatSpan w,
+                                  ConstFloatSpan b, Values y) = 0;
   // dx from dy.
   virtual void ConvolutionBackwardData(const ConvolutionDims& dims, ConstValues dy,
-                                       std::span<const float> w, Values dx) = 0;
+                                       ConstFloatSpan w, Values dx) = 0;
   // dw and db from x and dy. An empty db is not computed.
   virtual void ConvolutionBackwardWeights(const ConvolutionDims& dims, ConstValues x,
-                                          ConstValues dy, std::span<float> dw,
-                                          std::span<float> db) = 0;
+                                          ConstValues dy, FloatSpan dw, FloatSpan db) = 0;
   // Max pooling also fills `argmax` (same size as y): for each output, the input position (row *
   // in_width + column) of the largest element, the first of equal ones. Average pooling does not
   // write argmax, which may then be empty. A window entirely in the padding gives 0, with argmax
@@ -276,42 +274,38 @@ class NormKernels {
   // From the sums over `rows` rows: mean and inverse = 1 / sqrt(variance + epsilon), and this
   // rank's part of the running statistics, share * mean and share * variance * rows / (rows - 1).
   virtual void BatchNormStatistics(int64_t rows, float epsilon, double share,
-                                   std::span<const double> sums, std::span<float> mean,
-                                   std::span<float> inverse, std::span<float> running_mean,
-                                   std::span<float> running_variance) = 0;
+                                   std::span<const double> sums, FloatSpan mean, FloatSpan inverse,
+                                   FloatSpan running_mean, FloatSpan running_variance) = 0;
   // inverse = 1 / sqrt(variance + epsilon).
-  virtual void BatchNormInverse(float epsilon, std::span<const float> variance,
-                                std::span<float> inverse) = 0;
+  virtual void BatchNormInverse(float epsilon, ConstFloatSpan variance, FloatSpan inverse) = 0;
   // y = sums / divisor, as fp32.
-  virtual void DivideToFloat(double divisor, std::span<const double> sums, std::span<float> y) = 0;
+  virtual void DivideToFloat(double divisor, std::span<const double> sums, FloatSpan y) = 0;
   // y = (x - mean) * inverse * scale + shift by channel. x and y may be the same span.
-  virtual void BatchNormForward(const RowsDims& dims, ConstValues x, std::span<const float> mean,
-                                std::span<const float> inverse, std::span<const float> scale,
-                                std::span<const float> shift, Values y) = 0;
+  virtual void BatchNormForward(const RowsDims& dims, ConstValues x, ConstFloatSpan mean,
+                                ConstFloatSpan inverse, ConstFloatSpan scale, ConstFloatSpan shift,
+                                Values y) = 0;
   // sums[0, channels): sum of dy; sums[channels, 2 channels): sum of dy * (x - mean) * inverse.
   virtual void BatchNormBackwardSums(const RowsDims& dims, ConstValues x, ConstValues dy,
-                                     std::span<const float> mean, std::span<const float> inverse,
+                                     ConstFloatSpan mean, ConstFloatSpan inverse,
                                      std::span<double> sums) = 0;
   // dx = scale * inverse * (dy - mean_dy - (x - mean) * inverse * mean_dy_x) by channel, where
   // mean_dy and mean_dy_x are the sums above divided by the rows of the whole batch. dy and dx may
   // be the same span.
   virtual void BatchNormBackward(const RowsDims& dims, ConstValues x, ConstValues dy,
-                                 std::span<const float> mean, std::span<const float> inverse,
-                                 std::span<const float> scale, std::span<const float> mean_dy,
-                                 std::span<const float> mean_dy_x, Values dx) = 0;
+                                 ConstFloatSpan mean, ConstFloatSpan inverse, ConstFloatSpan scale,
+                                 ConstFloatSpan mean_dy, ConstFloatSpan mean_dy_x, Values dx) = 0;
   // Statistics of each row over its channels; fills mean and inverse (one per row).
   virtual void LayerNormForward(const RowsDims& dims, float epsilon, ConstValues x,
-                                std::span<const float> scale, std::span<const float> shift,
-                                Values y, std::span<float> mean, std::span<float> inverse) = 0;
+                                ConstFloatSpan scale, ConstFloatSpan shift, Values y,
+                                FloatSpan mean, FloatSpan inverse) = 0;
   virtual void LayerNormBackward(const RowsDims& dims, ConstValues x, ConstValues dy,
-                                 std::span<const float> mean, std::span<const float> inverse,
-                                 std::span<const float> scale, Values dx, std::span<float> dscale,
-                                 std::span<float> dshift) = 0;
+                                 ConstFloatSpan mean, ConstFloatSpan inverse, ConstFloatSpan scale,
+                                 Values dx, FloatSpan dscale, FloatSpan dshift) = 0;
   // y = x * d^-beta with d = k + alpha / size * (sum of x^2 over the channels at most size / 2
   // before and (size - 1) / 2 after, as in PyTorch); fills d, of the size of y.
-  virtual void LrnForward(const LrnDims& dims, ConstValues x, Values y, std::span<float> d) = 0;
-  virtual void LrnBackward(const LrnDims& dims, ConstValues x, std::span<const float> d,
-                           ConstValues dy, Values dx) = 0;
+  virtual void LrnForward(const LrnDims& dims, ConstValues x, Values y, FloatSpan d) = 0;
+  virtual void LrnBackward(const LrnDims& dims, ConstValues x, ConstFloatSpan d, ConstValues dy,
+                           Values dx) = 0;
 };
 
 // Operations on each element, and the loss of each row.
@@ -355,13 +349,12 @@ class OptimizerKernels {
   virtual ~OptimizerKernels() = default;
 
   // The updates are defined in proto/cadre/v1/run.proto; v and m are the optimizer's state.
-  virtual void Sgd(const SgdStep& step, std::span<const float> g, std::span<float> w,
-                   std::span<float> v) = 0;
-  virtual void AdamW(const AdamWStep& step, std::span<const float> g, std::span<float> w,
-                     std::span<float> m, std::span<float> v) = 0;
+  virtual void Sgd(const SgdStep& step, ConstFloatSpan g, FloatSpan w, FloatSpan v) = 0;
+  virtual void AdamW(const AdamWStep& step, ConstFloatSpan g, FloatSpan w, FloatSpan m,
+                     FloatSpan v) = 0;
   // Running statistics: w += momentum * (batch - w).
-  virtual void DrawTowards(float momentum, std::span<const float> batch, std::span<float> w) = 0;
-  virtual double SumOfSquares(std::span<const float> x) = 0;
+  virtual void DrawTowards(float momentum, ConstFloatSpan batch, FloatSpan w) = 0;
+  virtual double SumOfSquares(ConstFloatSpan x) = 0;
 };
 
 // Updates of whole slices without a host synchronisation: the work reads everything that it depends
@@ -374,14 +367,13 @@ class SliceKernels {
   // each launch of a captured graph reads the values that were set last before it.
   virtual void SetUpdate(float rate, int64_t updates) = 0;
   // *sum += the sum of squares of x. `sum` is in device memory.
-  virtual void AddSumOfSquares(std::span<const float> x, double* sum) = 0;
+  virtual void AddSumOfSquares(ConstFloatSpan x, double* sum) = 0;
   // Requires: segments are in order and cover a slice.
   virtual std::unique_ptr<SegmentTable> MakeSegmentTable(
       std::span<const SliceSegment> segments) = 0;
   // m and v are the optimizer's state; SGD uses only v. Rate and corrections follow from SetUpdate.
   virtual void UpdateSlice(const SliceUpdate& update, const SegmentTable& segments,
-                           std::span<const float> g, std::span<float> w, std::span<float> m,
-                           std::span<float> v) = 0;
+                           ConstFloatSpan g, FloatSpan w, FloatSpan m, FloatSpan v) = 0;
 };
 
 class Backend {
@@ -395,7 +387,7 @@ class Backend {
   virtual absl::Status SetPrecision(Precision precision) = 0;
   // To be called after parameters in [weights] were written by other means than these kernels'
   // updates; back ends that keep a copy in another type refresh it.
-  virtual void WeightsChanged(std::span<const float> weights) = 0;
+  virtual void WeightsChanged(ConstFloatSpan weights) = 0;
   // Another back end of the same kind with one thread, for concurrent work. Null on a GPU, where
   // concurrent work is enqueued on streams.
   virtual std::unique_ptr<Backend> OneThread() const = 0;

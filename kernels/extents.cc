@@ -1,6 +1,6 @@
 // Sizes of tensors and checks of arguments. Every operation of every back end calls these first,
-// because with a wrong size it would read or write memory of other tensors; on a GPU no message
-// would tell.
+// because with a wrong size it would read or write memory of other tensors, on a GPU without any
+// message.
 #include "kernels/extents.h"
 
 #include <glog/logging.h>

@@ -44,18 +44,18 @@ absl::Status HostBackend::SetPrecision(Precision precision) {
                    " needs a CUDA device; this worker computes on the CPU, in FP32"));
 }
 
-void HostMemory::Copy(ConstValues x, Values y) {
-  const std::span<const float> from = x.floats();
+void HostMemoryBase::Copy(ConstValues x, Values y) {
+  const ConstFloatSpan from = x.floats();
   CHECK_EQ(from.size(), y.size());
   if (from.data() != y.floats().data()) std::copy(from.begin(), from.end(), y.floats().begin());
 }
 
-void HostMemory::Zero(Values y) {
+void HostMemoryBase::Zero(Values y) {
   if (!y.empty()) std::memset(y.data(), 0, y.bytes());
 }
 
-void HostMemory::CopyRuns(int64_t rows, int64_t run, ConstValues x, int64_t x_step, Values y,
-                          int64_t y_step) {
+void HostMemoryBase::CopyRuns(int64_t rows, int64_t run, ConstValues x, int64_t x_step, Values y,
+                              int64_t y_step) {
   const float* const from = x.floats().data();
   float* const to = y.floats().data();
   for (int64_t i = 0; i < rows; ++i) {
@@ -63,18 +63,18 @@ void HostMemory::CopyRuns(int64_t rows, int64_t run, ConstValues x, int64_t x_st
   }
 }
 
-void HostMemory::CopyBox(ConstValues from, const Box& from_box, Values to, const Box& to_box,
-                         const Box& region) {
+void HostMemoryBase::CopyBox(ConstValues from, const Box& from_box, Values to, const Box& to_box,
+                             const Box& region) {
   cadre::CopyBox(from.floats(), from_box, to.floats(), to_box, region);
 }
 
-void HostMemory::AddBox(ConstValues from, const Box& from_box, Values to, const Box& to_box,
-                        const Box& region) {
+void HostMemoryBase::AddBox(ConstValues from, const Box& from_box, Values to, const Box& to_box,
+                            const Box& region) {
   cadre::AddBox(from.floats(), from_box, to.floats(), to_box, region);
 }
 
-void HostMemory::AccumulateReceived(DType type, std::span<std::byte> sum,
-                                    std::span<const std::byte> values) {
+void HostMemoryBase::AccumulateReceived(DType type, std::span<std::byte> sum,
+                                        std::span<const std::byte> values) {
   CHECK_EQ(sum.size(), values.size());
   switch (type) {
     case DType::kFloat32:
@@ -88,14 +88,14 @@ void HostMemory::AccumulateReceived(DType type, std::span<std::byte> sum,
   }
 }
 
-bool HostMemory::AllFinite(ConstValues x) {
-  const std::span<const float> values = x.floats();
+bool HostMemoryBase::AllFinite(ConstValues x) {
+  const ConstFloatSpan values = x.floats();
   return std::all_of(values.begin(), values.end(),
                      [](float value) { return std::isfinite(value); });
 }
 
-void HostPointwise::DropoutBox(const DropoutKey& key, const Shape& whole, const Box& box,
-                               ConstValues x, Values y) {
+void HostPointwiseBase::DropoutBox(const DropoutKey& key, const Shape& whole, const Box& box,
+                                   ConstValues x, Values y) {
   const Shape here = box.shape();
   if (here.elements() == 0) return;
   int64_t run = 0;
@@ -121,10 +121,10 @@ void HostPointwise::DropoutBox(const DropoutKey& key, const Shape& whole, const 
 
 // The variance is E[x^2] - E[x]^2 in double, clamped at 0: rounding may make it slightly negative
 // for channels that are constant.
-void HostNorm::BatchNormStatistics(int64_t rows, float epsilon, double share,
-                                   std::span<const double> sums, std::span<float> mean,
-                                   std::span<float> inverse, std::span<float> running_mean,
-                                   std::span<float> running_variance) {
+void HostNormBase::BatchNormStatistics(int64_t rows, float epsilon, double share,
+                                       std::span<const double> sums, FloatSpan mean,
+                                       FloatSpan inverse, FloatSpan running_mean,
+                                       FloatSpan running_variance) {
   const double counted = std::max<int64_t>(1, rows);
   // The running variance estimates the variance of the population from which the batch is drawn.
   const double unbiased = rows > 1 ? counted / (counted - 1) : 1.0;
@@ -139,26 +139,25 @@ void HostNorm::BatchNormStatistics(int64_t rows, float epsilon, double share,
   }
 }
 
-void HostNorm::BatchNormInverse(float epsilon, std::span<const float> variance,
-                                std::span<float> inverse) {
+void HostNormBase::BatchNormInverse(float epsilon, ConstFloatSpan variance, FloatSpan inverse) {
   for (size_t c = 0; c < variance.size(); ++c) {
     inverse[c] = 1.0 / std::sqrt(static_cast<double>(variance[c]) + static_cast<double>(epsilon));
   }
 }
 
-void HostNorm::DivideToFloat(double divisor, std::span<const double> sums, std::span<float> y) {
+void HostNormBase::DivideToFloat(double divisor, std::span<const double> sums, FloatSpan y) {
   for (size_t i = 0; i < y.size(); ++i) y[i] = sums[i] / divisor;
 }
 
-void HostPointwise::SoftmaxCrossEntropyAsync(int64_t rows, int64_t classes, float smoothing,
-                                             ConstValues x, std::span<const int32_t> labels,
-                                             float scale, Values dx, std::span<double> sums) {
+void HostPointwiseBase::SoftmaxCrossEntropyAsync(int64_t rows, int64_t classes, float smoothing,
+                                                 ConstValues x, std::span<const int32_t> labels,
+                                                 float scale, Values dx, std::span<double> sums) {
   const LossSums found = SoftmaxCrossEntropy(rows, classes, smoothing, x, labels, scale, dx);
   sums[0] = found.loss;
   sums[1] = found.correct;
 }
 
-void HostOptimizer::DrawTowards(float momentum, std::span<const float> batch, std::span<float> w) {
+void HostOptimizerBase::DrawTowards(float momentum, ConstFloatSpan batch, FloatSpan w) {
   for (size_t i = 0; i < w.size(); ++i) w[i] += momentum * (batch[i] - w[i]);
 }
 

@@ -1,16 +1,52 @@
-// Base classes of the back ends on the host: memory is the host's, activations are fp32, and work
-// is complete when the call returns. Thread-compatible.
+// The back ends whose data is in the host's memory: activations are fp32, and work is complete when
+// the call returns.
+//
+// The interfaces of the families are implemented once, by HostMemory, HostDense and so on. These
+// check the arguments and pass them on to a Caller, which has a class `Operations` and a function
+// Call(operation, arguments...) that runs one of its member functions. An operation of the same
+// name in a back end is thus called with arguments of the right sizes, and with spans of floats in
+// place of Values.
+//
+// Thread-compatible.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <span>
 
+#include "glog/logging.h"
 #include "kernels/backend.h"
+#include "kernels/extents.h"
 
 namespace cadre {
 
-class HostMemory : public MemoryKernels {
+// The Caller of a back end whose operations are member functions of Family.
+template <typename Family>
+class SpanCaller {
+ public:
+  using Operations = Family;
+
+  template <typename... Arguments>
+  explicit SpanCaller(Arguments&... arguments) : operations_(arguments...) {}
+
+ protected:
+  template <typename Result, typename... Parameters, typename... Arguments>
+  Result Call(Result (Family::*operation)(Parameters...), const Arguments&... arguments) {
+    return (operations_.*operation)(Unwrapped(arguments)...);
+  }
+
+ private:
+  static FloatSpan Unwrapped(Values values) { return values.floats(); }
+  static ConstFloatSpan Unwrapped(ConstValues values) { return values.floats(); }
+  template <typename T>
+  static const T& Unwrapped(const T& argument) {
+    return argument;
+  }
+
+  Family operations_;
+};
+
+class HostMemoryBase : public MemoryKernels {
  public:
   void Copy(ConstValues x, Values y) final;
   void Zero(Values y) final;
@@ -25,17 +61,16 @@ class HostMemory : public MemoryKernels {
   bool AllFinite(ConstValues x) final;
 };
 
-class HostNorm : public NormKernels {
+class HostNormBase : public NormKernels {
  public:
   void BatchNormStatistics(int64_t rows, float epsilon, double share, std::span<const double> sums,
-                           std::span<float> mean, std::span<float> inverse,
-                           std::span<float> running_mean, std::span<float> running_variance) final;
-  void BatchNormInverse(float epsilon, std::span<const float> variance,
-                        std::span<float> inverse) final;
-  void DivideToFloat(double divisor, std::span<const double> sums, std::span<float> y) final;
+                           FloatSpan mean, FloatSpan inverse, FloatSpan running_mean,
+                           FloatSpan running_variance) final;
+  void BatchNormInverse(float epsilon, ConstFloatSpan variance, FloatSpan inverse) final;
+  void DivideToFloat(double divisor, std::span<const double> sums, FloatSpan y) final;
 };
 
-class HostPointwise : public PointwiseKernels {
+class HostPointwiseBase : public PointwiseKernels {
  public:
   void SetPosition(int64_t first_position) final { position_ = first_position; }
   void DropoutBox(const DropoutKey& key, const Shape& whole, const Box& box, ConstValues x,
@@ -48,9 +83,232 @@ class HostPointwise : public PointwiseKernels {
   int64_t position_ = 0;
 };
 
-class HostOptimizer : public OptimizerKernels {
+class HostOptimizerBase : public OptimizerKernels {
  public:
-  void DrawTowards(float momentum, std::span<const float> batch, std::span<float> w) final;
+  void DrawTowards(float momentum, ConstFloatSpan batch, FloatSpan w) final;
+};
+
+// Requires: all numbers are in [0, end); otherwise the process ends. `name` appears in the message.
+template <typename T>
+void CheckNumbers(absl::string_view name, std::span<const T> numbers, int64_t end) {
+  for (const T number : numbers) CHECK(number >= 0 && number < end) << name << " " << number;
+}
+
+template <typename Caller>
+class HostMemory final : public HostMemoryBase, private Caller {
+ public:
+  using Caller::Caller;
+  using Operations = typename Caller::Operations;
+
+  void Transpose(int64_t batch, int64_t positions, int64_t channels, ConstValues x,
+                 Values y) override {
+    CheckSizes(batch * positions * channels, {{"x", x.size()}, {"y", y.size()}});
+    this->Call(&Operations::Transpose, batch, positions, channels, x, y);
+  }
+};
+
+template <typename Caller>
+class HostDense final : public DenseKernels, private Caller {
+ public:
+  using Caller::Caller;
+  using Operations = typename Caller::Operations;
+
+  void FullyConnectedForward(const FullyConnectedDims& dims, ConstValues x, ConstFloatSpan w,
+                             ConstFloatSpan b, Values y) override {
+    CheckLayer(SizesOf(dims), x.size(), w.size(), b.size(), y.size());
+    this->Call(&Operations::FullyConnectedForward, dims, x, w, b, y);
+  }
+  void FullyConnectedBackwardData(const FullyConnectedDims& dims, ConstValues dy, ConstFloatSpan w,
+                                  Values dx) override {
+    CheckLayer(SizesOf(dims), dx.size(), w.size(), 0, dy.size());
+    this->Call(&Operations::FullyConnectedBackwardData, dims, dy, w, dx);
+  }
+  void FullyConnectedBackwardWeights(const FullyConnectedDims& dims, ConstValues x, ConstValues dy,
+                                     FloatSpan dw, FloatSpan db) override {
+    CheckLayer(SizesOf(dims), x.size(), dw.size(), db.size(), dy.size());
+    this->Call(&Operations::FullyConnectedBackwardWeights, dims, x, dy, dw, db);
+  }
+  void EmbeddingForward(const EmbeddingDims& dims, ConstFloatSpan ids, ConstFloatSpan w,
+                        ConstFloatSpan positions, Values y) override {
+    CheckEmbedding(dims, ids.size(), w.size(), positions.size(), y.size());
+    CheckNumbers("token", ids, dims.vocabulary);
+    this->Call(&Operations::EmbeddingForward, dims, ids, w, positions, y);
+  }
+  void EmbeddingBackward(const EmbeddingDims& dims, ConstFloatSpan ids, ConstValues dy,
+                         FloatSpan dw, FloatSpan dpositions) override {
+    CheckEmbedding(dims, ids.size(), dw.size(), dpositions.size(), dy.size());
+    CheckNumbers("token", ids, dims.vocabulary);
+    this->Call(&Operations::EmbeddingBackward, dims, ids, dy, dw, dpositions);
+  }
+  void AttentionForward(const AttentionDims& dims, ConstValues qkv, Values probabilities,
+                        Values context) override {
+    CheckAttention(dims, qkv.size(), probabilities.size(), context.size());
+    this->Call(&Operations::AttentionForward, dims, qkv, probabilities, context);
+  }
+  void AttentionBackward(const AttentionDims& dims, ConstValues qkv, ConstValues probabilities,
+                         ConstValues dcontext, Values dqkv) override {
+    CheckAttention(dims, qkv.size(), probabilities.size(), dcontext.size());
+    CheckSize("dqkv", dqkv.size(), SizesOf(dims).qkv);
+    this->Call(&Operations::AttentionBackward, dims, qkv, probabilities, dcontext, dqkv);
+  }
+};
+
+template <typename Caller>
+class HostWindow final : public WindowKernels, private Caller {
+ public:
+  using Caller::Caller;
+  using Operations = typename Caller::Operations;
+
+  void ConvolutionForward(const ConvolutionDims& dims, ConstValues x, ConstFloatSpan w,
+                          ConstFloatSpan b, Values y) override {
+    CheckLayer(SizesOf(dims), x.size(), w.size(), b.size(), y.size());
+    this->Call(&Operations::ConvolutionForward, dims, x, w, b, y);
+  }
+  void ConvolutionBackwardData(const ConvolutionDims& dims, ConstValues dy, ConstFloatSpan w,
+                               Values dx) override {
+    CheckLayer(SizesOf(dims), dx.size(), w.size(), 0, dy.size());
+    this->Call(&Operations::ConvolutionBackwardData, dims, dy, w, dx);
+  }
+  void ConvolutionBackwardWeights(const ConvolutionDims& dims, ConstValues x, ConstValues dy,
+                                  FloatSpan dw, FloatSpan db) override {
+    CheckLayer(SizesOf(dims), x.size(), dw.size(), db.size(), dy.size());
+    this->Call(&Operations::ConvolutionBackwardWeights, dims, x, dy, dw, db);
+  }
+  void PoolingForward(const PoolingDims& dims, ConstValues x, Values y,
+                      std::span<int32_t> argmax) override {
+    CheckPooling(dims, x.size(), y.size(), argmax.size());
+    this->Call(&Operations::PoolingForward, dims, x, y, argmax);
+  }
+  void PoolingBackward(const PoolingDims& dims, ConstValues dy, std::span<const int32_t> argmax,
+                       Values dx) override {
+    CheckPooling(dims, dx.size(), dy.size(), argmax.size());
+    this->Call(&Operations::PoolingBackward, dims, dy, argmax, dx);
+  }
+  void GlobalAveragePoolForward(int64_t batch, int64_t positions, int64_t channels, int64_t divisor,
+                                ConstValues x, Values y) override {
+    CheckGlobalPooling(batch, positions, channels, divisor, x.size(), y.size());
+    this->Call(&Operations::GlobalAveragePoolForward, batch, positions, channels, divisor, x, y);
+  }
+  void GlobalAveragePoolBackward(int64_t batch, int64_t positions, int64_t channels,
+                                 int64_t divisor, ConstValues dy, Values dx) override {
+    CheckGlobalPooling(batch, positions, channels, divisor, dx.size(), dy.size());
+    this->Call(&Operations::GlobalAveragePoolBackward, batch, positions, channels, divisor, dy, dx);
+  }
+};
+
+template <typename Caller>
+class HostNorm final : public HostNormBase, private Caller {
+ public:
+  using Caller::Caller;
+  using Operations = typename Caller::Operations;
+
+  void BatchNormSums(const RowsDims& dims, ConstValues x, std::span<double> sums) override {
+    CheckSize("x", x.size(), SizeOf(dims));
+    CheckSize("sums", sums.size(), 2 * dims.channels);
+    this->Call(&Operations::BatchNormSums, dims, x, sums);
+  }
+  void BatchNormForward(const RowsDims& dims, ConstValues x, ConstFloatSpan mean,
+                        ConstFloatSpan inverse, ConstFloatSpan scale, ConstFloatSpan shift,
+                        Values y) override {
+    CheckSizes(SizeOf(dims), {{"x", x.size()}, {"y", y.size()}});
+    CheckChannels(dims, {mean.size(), inverse.size(), scale.size(), shift.size()});
+    this->Call(&Operations::BatchNormForward, dims, x, mean, inverse, scale, shift, y);
+  }
+  void BatchNormBackwardSums(const RowsDims& dims, ConstValues x, ConstValues dy,
+                             ConstFloatSpan mean, ConstFloatSpan inverse,
+                             std::span<double> sums) override {
+    CheckSizes(SizeOf(dims), {{"x", x.size()}, {"dy", dy.size()}});
+    CheckSize("sums", sums.size(), 2 * dims.channels);
+    CheckChannels(dims, {mean.size(), inverse.size()});
+    this->Call(&Operations::BatchNormBackwardSums, dims, x, dy, mean, inverse, sums);
+  }
+  void BatchNormBackward(const RowsDims& dims, ConstValues x, ConstValues dy, ConstFloatSpan mean,
+                         ConstFloatSpan inverse, ConstFloatSpan scale, ConstFloatSpan mean_dy,
+                         ConstFloatSpan mean_dy_x, Values dx) override {
+    CheckSizes(SizeOf(dims), {{"x", x.size()}, {"dy", dy.size()}, {"dx", dx.size()}});
+    CheckChannels(dims,
+                  {mean.size(), inverse.size(), scale.size(), mean_dy.size(), mean_dy_x.size()});
+    this->Call(&Operations::BatchNormBackward, dims, x, dy, mean, inverse, scale, mean_dy,
+               mean_dy_x, dx);
+  }
+  void LayerNormForward(const RowsDims& dims, float epsilon, ConstValues x, ConstFloatSpan scale,
+                        ConstFloatSpan shift, Values y, FloatSpan mean,
+                        FloatSpan inverse) override {
+    CheckSizes(SizeOf(dims), {{"x", x.size()}, {"y", y.size()}});
+    CheckSizes(dims.rows, {{"mean", mean.size()}, {"inverse", inverse.size()}});
+    CheckChannels(dims, {scale.size(), shift.size()});
+    this->Call(&Operations::LayerNormForward, dims, epsilon, x, scale, shift, y, mean, inverse);
+  }
+  void LayerNormBackward(const RowsDims& dims, ConstValues x, ConstValues dy, ConstFloatSpan mean,
+                         ConstFloatSpan inverse, ConstFloatSpan scale, Values dx, FloatSpan dscale,
+                         FloatSpan dshift) override {
+    CheckSizes(SizeOf(dims), {{"x", x.size()}, {"dy", dy.size()}, {"dx", dx.size()}});
+    CheckSizes(dims.rows, {{"mean", mean.size()}, {"inverse", inverse.size()}});
+    CheckChannels(dims, {scale.size(), dscale.size(), dshift.size()});
+    this->Call(&Operations::LayerNormBackward, dims, x, dy, mean, inverse, scale, dx, dscale,
+               dshift);
+  }
+  void LrnForward(const LrnDims& dims, ConstValues x, Values y, FloatSpan d) override {
+    CheckSizes(SizeOf(dims), {{"x", x.size()}, {"y", y.size()}, {"d", d.size()}});
+    this->Call(&Operations::LrnForward, dims, x, y, d);
+  }
+  void LrnBackward(const LrnDims& dims, ConstValues x, ConstFloatSpan d, ConstValues dy,
+                   Values dx) override {
+    CheckSizes(SizeOf(dims),
+               {{"x", x.size()}, {"d", d.size()}, {"dy", dy.size()}, {"dx", dx.size()}});
+    this->Call(&Operations::LrnBackward, dims, x, d, dy, dx);
+  }
+};
+
+template <typename Caller>
+class HostPointwise final : public HostPointwiseBase, private Caller {
+ public:
+  using Caller::Caller;
+  using Operations = typename Caller::Operations;
+
+  void ActivationForward(Activation kind, ConstValues x, Values y) override {
+    CheckSize("y", y.size(), std::ssize(x));
+    this->Call(&Operations::ActivationForward, kind, x, y);
+  }
+  void ActivationBackward(Activation kind, ConstValues seen, ConstValues dy, Values dx) override {
+    CheckSizes(std::ssize(seen), {{"dy", dy.size()}, {"dx", dx.size()}});
+    this->Call(&Operations::ActivationBackward, kind, seen, dy, dx);
+  }
+  void Dropout(const DropoutKey& key, uint64_t first, ConstValues x, Values y) override {
+    CheckSize("y", y.size(), std::ssize(x));
+    this->Call(&Operations::Dropout, key, first, x, y);
+  }
+  void Add(ConstValues x, Values y) override {
+    CheckSize("y", y.size(), std::ssize(x));
+    this->Call(&Operations::Add, x, y);
+  }
+  LossSums SoftmaxCrossEntropy(int64_t rows, int64_t classes, float smoothing, ConstValues x,
+                               std::span<const int32_t> labels, float scale, Values dx) override {
+    CheckLoss(rows, classes, x.size(), labels.size(), dx.size());
+    CheckNumbers("label", labels, classes);
+    return this->Call(&Operations::SoftmaxCrossEntropy, rows, classes, smoothing, x, labels, scale,
+                      dx);
+  }
+};
+
+template <typename Caller>
+class HostOptimizer final : public HostOptimizerBase, private Caller {
+ public:
+  using Caller::Caller;
+  using Operations = typename Caller::Operations;
+
+  void Sgd(const SgdStep& step, ConstFloatSpan g, FloatSpan w, FloatSpan v) override {
+    CheckSizes(std::ssize(w), {{"g", g.size()}, {"v", v.size()}});
+    this->Call(&Operations::Sgd, step, g, w, v);
+  }
+  void AdamW(const AdamWStep& step, ConstFloatSpan g, FloatSpan w, FloatSpan m,
+             FloatSpan v) override {
+    CheckSizes(std::ssize(w), {{"g", g.size()}, {"m", m.size()}, {"v", v.size()}});
+    this->Call(&Operations::AdamW, step, g, w, m, v);
+  }
+  double SumOfSquares(ConstFloatSpan x) override {
+    return this->Call(&Operations::SumOfSquares, x);
+  }
 };
 
 class HostBackend : public Backend {
@@ -58,7 +316,7 @@ class HostBackend : public Backend {
   Device& device() final { return *device_; }
   DType activation_type() const final { return DType::kFloat32; }
   absl::Status SetPrecision(Precision precision) final;
-  void WeightsChanged(std::span<const float> /*weights*/) final {}
+  void WeightsChanged(ConstFloatSpan /*weights*/) final {}
 
  private:
   const std::unique_ptr<Device> device_ = MakeHostDevice();

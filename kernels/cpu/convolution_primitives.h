@@ -6,6 +6,7 @@
 #pragma once
 
 #include <dnnl.hpp>
+#include <span>
 
 #include "kernels/backend.h"
 #include "kernels/cpu/primitive_run.h"
@@ -27,5 +28,16 @@ PrimitiveRun MakeConvolutionBackwardDataByForward(const ConvolutionDims& dims,
 // channels, which its gradient of weights needs.
 PrimitiveRun MakeConvolutionBackwardWeights(const ConvolutionDims& dims, bool with_bias,
                                             const dnnl::engine& engine);
+
+// oneDNN accepts rows (columns) of the input that no window reaches only if they are fewer than a
+// stride. ReachedPart is `dims` with the reached part of the input. Requires: no empty tensor.
+ConvolutionDims ReachedPart(const ConvolutionDims& dims);
+
+// part = the reached part of x.
+void CutOut(const ConvolutionDims& dims, const ConvolutionDims& reached, ConstFloatSpan x,
+            float* part);
+// x = part where it is reached, 0 elsewhere.
+void PutBack(const ConvolutionDims& dims, const ConvolutionDims& reached, const float* part,
+             FloatSpan x);
 
 }  // namespace cadre

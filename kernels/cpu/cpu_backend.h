@@ -35,7 +35,6 @@ struct CpuContext {
   const std::unique_ptr<Backend> reference = MakeReferenceBackend();
 };
 
-std::unique_ptr<MemoryKernels> MakeCpuMemory(CpuContext& cpu);
 std::unique_ptr<DenseKernels> MakeCpuDense(CpuContext& cpu);
 std::unique_ptr<WindowKernels> MakeCpuWindow(CpuContext& cpu);
 std::unique_ptr<NormKernels> MakeCpuNorm(CpuContext& cpu);

@@ -21,8 +21,6 @@
 //
 // Embeddings. The features of the table are divided among threads, so that every sum is taken in
 // the order of the tokens.
-#include <glog/logging.h>
-
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -33,7 +31,6 @@
 #include "kernels/cpu/skinny_product.h"
 #include "kernels/cpu/threads.h"
 #include "kernels/cpu/vector_loops.h"
-#include "kernels/extents.h"
 
 namespace cadre {
 namespace {
@@ -53,11 +50,8 @@ CADRE_VECTOR_LOOP void TransposeAndAdd(int64_t batch, int64_t out, const float* 
   }
 }
 
-int64_t IdAt(const EmbeddingDims& d, std::span<const float> ids, int64_t i) {
-  const int64_t id = ids[i];
-  CHECK(id >= 0 && id < d.vocabulary) << "token " << id << " of " << d.vocabulary;
-  return id;
-}
+// The row of the table for token i.
+int64_t TableRow(ConstFloatSpan ids, int64_t i) { return ids[i]; }
 
 CADRE_VECTOR_LOOP void AddTo(int64_t n, const float* __restrict x, float* __restrict y) {
   for (int64_t i = 0; i < n; ++i) y[i] += x[i];
@@ -144,23 +138,18 @@ void HeadBackward(const AttentionDims& d, const Head& head, const float* qkv,
   MatrixProduct(t, f, t, 1, {dp, t, true}, {q, stride}, dq + f, stride);
 }
 
-class CpuDense final : public DenseKernels {
+class CpuDense {
  public:
   explicit CpuDense(CpuContext& cpu) : cpu_(cpu) {}
 
-  void FullyConnectedForward(const FullyConnectedDims& dims, ConstValues x_values,
-                             std::span<const float> w, std::span<const float> b,
-                             Values y_values) override {
-    const auto x = x_values.floats();
-    const auto y = y_values.floats();
-    const LayerSizes sizes = SizesOf(dims);
-    CheckLayer(SizesOf(dims), x.size(), w.size(), b.size(), y.size());
+  void FullyConnectedForward(const FullyConnectedDims& dims, ConstFloatSpan x, ConstFloatSpan w,
+                             ConstFloatSpan b, FloatSpan y) {
     const auto [batch, in, out] = dims;
     const ScopedThreads threads(cpu_.threads);
     // y^T = W x^T, transposed afterwards: in the form y = x W^T the product would repack all of W
     // instead of the much smaller x, and take twice as long.
     float* transposed = cpu_.workspace.Floats(0, y.size());
-    if (sizes.x > 0 && sizes.y > 0 && TakesSkinnyProduct(dims)) {
+    if (!x.empty() && !y.empty() && TakesSkinnyProduct(dims)) {
       SkinnyForward(cpu_.threads, dims, x.data(), w.data(),
                     cpu_.workspace.Floats(1, SkinnyScratch(dims)), transposed);
     } else {
@@ -169,50 +158,36 @@ class CpuDense final : public DenseKernels {
     TransposeAndAdd(batch, out, transposed, b.empty() ? nullptr : b.data(), y.data());
   }
 
-  void FullyConnectedBackwardData(const FullyConnectedDims& dims, ConstValues dy_values,
-                                  std::span<const float> w, Values dx_values) override {
-    const auto dy = dy_values.floats();
-    const auto dx = dx_values.floats();
-    CheckLayer(SizesOf(dims), dx.size(), w.size(), 0, dy.size());
+  void FullyConnectedBackwardData(const FullyConnectedDims& dims, ConstFloatSpan dy,
+                                  ConstFloatSpan w, FloatSpan dx) {
     const auto [batch, in, out] = dims;
     const ScopedThreads threads(cpu_.threads);
     MatrixProduct(batch, in, out, 1, {dy.data(), out}, {w.data(), in}, dx.data(), in);
   }
 
-  void FullyConnectedBackwardWeights(const FullyConnectedDims& dims, ConstValues x_values,
-                                     ConstValues dy_values, std::span<float> dw,
-                                     std::span<float> db) override {
-    const auto x = x_values.floats(), dy = dy_values.floats();
-    CheckLayer(SizesOf(dims), x.size(), dw.size(), db.size(), dy.size());
+  void FullyConnectedBackwardWeights(const FullyConnectedDims& dims, ConstFloatSpan x,
+                                     ConstFloatSpan dy, FloatSpan dw, FloatSpan db) {
     const auto [batch, in, out] = dims;
     const ScopedThreads threads(cpu_.threads);
     MatrixProduct(out, in, batch, 1, {dy.data(), out, true}, {x.data(), in}, dw.data(), in);
     if (!db.empty()) ColumnSums(cpu_.threads, batch, out, dy.data(), db);
   }
 
-  void EmbeddingForward(const EmbeddingDims& dims, std::span<const float> ids,
-                        std::span<const float> w, std::span<const float> positions,
-                        Values y_values) override {
-    const auto y = y_values.floats();
-    const EmbeddingSizes sizes = SizesOf(dims);
-    CheckEmbedding(dims, ids.size(), w.size(), positions.size(), y.size());
+  void EmbeddingForward(const EmbeddingDims& dims, ConstFloatSpan ids, ConstFloatSpan w,
+                        ConstFloatSpan positions, FloatSpan y) {
     const int64_t n = dims.features;
-    ForParts(cpu_.threads, sizes.ids, n, [&](int64_t begin, int64_t end) {
+    ForParts(cpu_.threads, std::ssize(ids), n, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
         float* to = y.data() + i * n;
-        std::copy_n(w.data() + IdAt(dims, ids, i) * n, n, to);
+        std::copy_n(w.data() + TableRow(ids, i) * n, n, to);
         if (positions.empty()) continue;
         AddTo(n, positions.data() + (dims.first_token + i % dims.tokens) * n, to);
       }
     });
   }
 
-  void EmbeddingBackward(const EmbeddingDims& dims, std::span<const float> ids,
-                         ConstValues dy_values, std::span<float> dw,
-                         std::span<float> dpositions) override {
-    const auto dy = dy_values.floats();
-    const EmbeddingSizes sizes = SizesOf(dims);
-    CheckEmbedding(dims, ids.size(), dw.size(), dpositions.size(), dy.size());
+  void EmbeddingBackward(const EmbeddingDims& dims, ConstFloatSpan ids, ConstFloatSpan dy,
+                         FloatSpan dw, FloatSpan dpositions) {
     const int64_t n = dims.features;
     ForParts(cpu_.threads, std::ssize(dw), [&](int64_t begin, int64_t end) {
       std::fill(dw.begin() + begin, dw.begin() + end, 0.0F);
@@ -220,10 +195,10 @@ class CpuDense final : public DenseKernels {
     std::fill(dpositions.begin(), dpositions.end(), 0.0F);
     // The features are divided among threads, so that every sum is taken in the order of the
     // tokens.
-    ForParts(cpu_.threads, n, sizes.ids, [&](int64_t begin, int64_t end) {
-      for (int64_t i = 0; i < sizes.ids; ++i) {
+    ForParts(cpu_.threads, n, std::ssize(ids), [&](int64_t begin, int64_t end) {
+      for (int64_t i = 0; i < std::ssize(ids); ++i) {
         const float* from = dy.data() + i * n + begin;
-        AddTo(end - begin, from, dw.data() + IdAt(dims, ids, i) * n + begin);
+        AddTo(end - begin, from, dw.data() + TableRow(ids, i) * n + begin);
         if (dpositions.empty()) continue;
         const int64_t position = dims.first_token + i % dims.tokens;
         AddTo(end - begin, from, dpositions.data() + position * n + begin);
@@ -231,13 +206,9 @@ class CpuDense final : public DenseKernels {
     });
   }
 
-  void AttentionForward(const AttentionDims& dims, ConstValues qkv_values,
-                        Values probabilities_values, Values context_values) override {
-    const auto qkv = qkv_values.floats();
-    const auto probabilities = probabilities_values.floats(), context = context_values.floats();
-    const AttentionSizes sizes = SizesOf(dims);
-    CheckAttention(dims, qkv.size(), probabilities.size(), context.size());
-    if (sizes.context == 0) {
+  void AttentionForward(const AttentionDims& dims, ConstFloatSpan qkv, FloatSpan probabilities,
+                        FloatSpan context) {
+    if (qkv.empty()) {
       cpu_.reference->dense().AttentionForward(dims, qkv, probabilities, context);
       return;
     }
@@ -251,16 +222,9 @@ class CpuDense final : public DenseKernels {
              });
   }
 
-  void AttentionBackward(const AttentionDims& dims, ConstValues qkv_values,
-                         ConstValues probabilities_values, ConstValues dcontext_values,
-                         Values dqkv_values) override {
-    const auto qkv = qkv_values.floats(), probabilities = probabilities_values.floats(),
-               dcontext = dcontext_values.floats();
-    const auto dqkv = dqkv_values.floats();
-    const AttentionSizes sizes = SizesOf(dims);
-    CheckAttention(dims, qkv.size(), probabilities.size(), dcontext.size());
-    CheckSize("dqkv", dqkv.size(), std::ssize(qkv));
-    if (sizes.context == 0) return;
+  void AttentionBackward(const AttentionDims& dims, ConstFloatSpan qkv,
+                         ConstFloatSpan probabilities, ConstFloatSpan dcontext, FloatSpan dqkv) {
+    if (qkv.empty()) return;
     const ScopedThreads one_thread(1);
     ForParts(cpu_.threads, dims.batch * dims.heads, CostOfHead(dims),
              [&](int64_t begin, int64_t end) {
@@ -279,7 +243,7 @@ class CpuDense final : public DenseKernels {
 }  // namespace
 
 std::unique_ptr<DenseKernels> MakeCpuDense(CpuContext& cpu) {
-  return std::make_unique<CpuDense>(cpu);
+  return std::make_unique<HostDense<SpanCaller<CpuDense>>>(cpu);
 }
 
 }  // namespace cadre

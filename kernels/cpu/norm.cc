@@ -31,102 +31,78 @@
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/cpu/threads.h"
 #include "kernels/cpu/vector_loops.h"
-#include "kernels/extents.h"
 
 namespace cadre {
 namespace {
 
-// Number of rows that are summed in float before the result is added to the sums in double.
-constexpr int64_t kRowsInFloat = 32;
-// Number of vectors of channels that are summed together if there are enough channels, so that rows
-// are read in long runs.
-constexpr int kAbreast = 8;
+// Sums of x and of its squares (see ForTiles).
+struct MomentTiles {
+  int64_t channels;
+  const float* x;
+  double *sums, *squares;
 
-// Sums of kCount adjacent Vs (V is Vector or float) and of their squares over `rows` rows.
-template <typename V, int kCount>
-CADRE_INLINE void SumTile(int64_t rows, int64_t channels, const float* x, double* sums,
-                          double* squares) {
-  constexpr int64_t kWidth = sizeof(V) / sizeof(float);
-  V sum[kCount] = {}, square[kCount] = {};
-  for (int64_t r = 0; r < rows; ++r, x += channels) {
+  template <typename V, int kCount>
+  CADRE_INLINE void Add(int64_t first_row, int64_t rows, int64_t c) const {
+    constexpr int64_t kWidth = sizeof(V) / sizeof(float);
+    const float* from = x + first_row * channels + c;
+    V sum[kCount] = {}, square[kCount] = {};
+    for (int64_t r = 0; r < rows; ++r, from += channels) {
+#pragma GCC unroll 8
+      for (int i = 0; i < kCount; ++i) {
+        Prefetch(from + i * kWidth);
+        const V value = Load<V>(from + i * kWidth);
+        sum[i] += value;
+        square[i] += value * value;
+      }
+    }
 #pragma GCC unroll 8
     for (int i = 0; i < kCount; ++i) {
-      Prefetch(x + i * kWidth);
-      const V value = Load<V>(x + i * kWidth);
-      sum[i] += value;
-      square[i] += value * value;
+      AddWide(sum[i], sums + c + i * kWidth);
+      AddWide(square[i], squares + c + i * kWidth);
     }
   }
-#pragma GCC unroll 8
-  for (int i = 0; i < kCount; ++i) {
-    AddWide(sum[i], sums + i * kWidth);
-    AddWide(square[i], squares + i * kWidth);
-  }
-}
+};
 
 CADRE_VECTOR_LOOP void AddSumsAndSquares(int64_t rows, int64_t channels, const float* x,
                                          double* sums, double* squares) {
-  for (int64_t r = 0; r < rows; r += kRowsInFloat, x += kRowsInFloat * channels) {
-    const int64_t n = std::min(kRowsInFloat, rows - r);
-    int64_t c = 0;
-    for (; c + kAbreast * kVectorSize <= channels; c += kAbreast * kVectorSize) {
-      SumTile<Vector, kAbreast>(n, channels, x + c, sums + c, squares + c);
-    }
-    for (; c + 4 * kVectorSize <= channels; c += 4 * kVectorSize) {
-      SumTile<Vector, 4>(n, channels, x + c, sums + c, squares + c);
-    }
-    for (; c + kVectorSize <= channels; c += kVectorSize) {
-      SumTile<Vector, 1>(n, channels, x + c, sums + c, squares + c);
-    }
-    for (; c < channels; ++c) SumTile<float, 1>(n, channels, x + c, sums + c, squares + c);
-  }
+  ForTiles(rows, channels, MomentTiles{channels, x, sums, squares});
 }
 
-// The same for the sums of dy and of dy * (x - mean).
-template <typename V, int kCount>
-CADRE_INLINE void BackwardSumTile(int64_t rows, int64_t channels, const float* x, const float* dy,
-                                  const float* mean, double* sums, double* products) {
-  constexpr int64_t kWidth = sizeof(V) / sizeof(float);
-  V sum[kCount] = {}, product[kCount] = {}, middle[kCount];
-  for (int i = 0; i < kCount; ++i) middle[i] = Load<V>(mean + i * kWidth);
-  for (int64_t r = 0; r < rows; ++r, x += channels, dy += channels) {
+// Sums of dy and of dy * (x - mean).
+struct GradientTiles {
+  int64_t channels;
+  const float *x, *dy, *mean;
+  double *sums, *products;
+
+  template <typename V, int kCount>
+  CADRE_INLINE void Add(int64_t first_row, int64_t rows, int64_t c) const {
+    constexpr int64_t kWidth = sizeof(V) / sizeof(float);
+    const float* from = x + first_row * channels + c;
+    const float* gradients = dy + first_row * channels + c;
+    V sum[kCount] = {}, product[kCount] = {}, middle[kCount];
+    for (int i = 0; i < kCount; ++i) middle[i] = Load<V>(mean + c + i * kWidth);
+    for (int64_t r = 0; r < rows; ++r, from += channels, gradients += channels) {
+#pragma GCC unroll 8
+      for (int i = 0; i < kCount; ++i) {
+        Prefetch(from + i * kWidth);
+        Prefetch(gradients + i * kWidth);
+        const V gradient = Load<V>(gradients + i * kWidth);
+        sum[i] += gradient;
+        product[i] += gradient * (Load<V>(from + i * kWidth) - middle[i]);
+      }
+    }
 #pragma GCC unroll 8
     for (int i = 0; i < kCount; ++i) {
-      Prefetch(x + i * kWidth);
-      Prefetch(dy + i * kWidth);
-      const V gradient = Load<V>(dy + i * kWidth);
-      sum[i] += gradient;
-      product[i] += gradient * (Load<V>(x + i * kWidth) - middle[i]);
+      AddWide(sum[i], sums + c + i * kWidth);
+      AddWide(product[i], products + c + i * kWidth);
     }
   }
-#pragma GCC unroll 8
-  for (int i = 0; i < kCount; ++i) {
-    AddWide(sum[i], sums + i * kWidth);
-    AddWide(product[i], products + i * kWidth);
-  }
-}
+};
 
 CADRE_VECTOR_LOOP void AddBackwardSums(int64_t rows, int64_t channels, const float* x,
                                        const float* dy, const float* mean, double* sums,
                                        double* products) {
-  const int64_t step = kRowsInFloat * channels;
-  for (int64_t r = 0; r < rows; r += kRowsInFloat, x += step, dy += step) {
-    const int64_t n = std::min(kRowsInFloat, rows - r);
-    int64_t c = 0;
-    for (; c + kAbreast * kVectorSize <= channels; c += kAbreast * kVectorSize) {
-      BackwardSumTile<Vector, kAbreast>(n, channels, x + c, dy + c, mean + c, sums + c,
-                                        products + c);
-    }
-    for (; c + 4 * kVectorSize <= channels; c += 4 * kVectorSize) {
-      BackwardSumTile<Vector, 4>(n, channels, x + c, dy + c, mean + c, sums + c, products + c);
-    }
-    for (; c + kVectorSize <= channels; c += kVectorSize) {
-      BackwardSumTile<Vector, 1>(n, channels, x + c, dy + c, mean + c, sums + c, products + c);
-    }
-    for (; c < channels; ++c) {
-      BackwardSumTile<float, 1>(n, channels, x + c, dy + c, mean + c, sums + c, products + c);
-    }
-  }
+  ForTiles(rows, channels, GradientTiles{channels, x, dy, mean, sums, products});
 }
 
 // y = (x - mean) * factor + shift. x and y may be the same.
@@ -184,12 +160,12 @@ class ByChannel {
       : stride_((channels + kVectorSize - 1) / kVectorSize * kVectorSize),
         next_(workspace.Floats(slot, kMaxValues * stride_)) {}
 
-  const float* Copy(std::span<const float> values) {
+  const float* Copy(ConstFloatSpan values) {
     float* to = Next();
     std::copy(values.begin(), values.end(), to);
     return to;
   }
-  const float* Product(std::span<const float> a, std::span<const float> b) {
+  const float* Product(ConstFloatSpan a, ConstFloatSpan b) {
     float* to = Next();
     std::transform(a.begin(), a.end(), b.begin(), to, std::multiplies<>());
     return to;
@@ -307,27 +283,20 @@ struct RowBuffers {
   std::vector<float> power, sums;
 };
 
-class CpuNorm final : public HostNorm {
+class CpuNorm {
  public:
   explicit CpuNorm(CpuContext& cpu) : cpu_(cpu) {}
 
-  void BatchNormSums(const RowsDims& dims, ConstValues x_values, std::span<double> sums) override {
-    const auto x = x_values.floats();
-    CheckSize("x", x.size(), SizeOf(dims));
-    CheckSize("sums", sums.size(), 2 * dims.channels);
+  void BatchNormSums(const RowsDims& dims, ConstFloatSpan x, std::span<double> sums) {
     const int64_t n = dims.channels;
     SumByThread(cpu_.threads, dims.rows, n, sums, [=](int64_t begin, int64_t end, double* to) {
       AddSumsAndSquares(end - begin, n, x.data() + begin * n, to, to + n);
     });
   }
 
-  void BatchNormForward(const RowsDims& dims, ConstValues x_values, std::span<const float> mean,
-                        std::span<const float> inverse, std::span<const float> scale,
-                        std::span<const float> shift, Values y_values) override {
-    const auto x = x_values.floats();
-    const auto y = y_values.floats();
-    CheckSizes(SizeOf(dims), {{"x", x.size()}, {"y", y.size()}});
-    CheckChannels(dims, {mean.size(), inverse.size(), scale.size(), shift.size()});
+  void BatchNormForward(const RowsDims& dims, ConstFloatSpan x, ConstFloatSpan mean,
+                        ConstFloatSpan inverse, ConstFloatSpan scale, ConstFloatSpan shift,
+                        FloatSpan y) {
     const int64_t n = dims.channels;
     ByChannel by(cpu_.workspace, CpuContext::kOwnSlot, n);
     const float* means = by.Copy(mean);
@@ -338,13 +307,8 @@ class CpuNorm final : public HostNorm {
     });
   }
 
-  void BatchNormBackwardSums(const RowsDims& dims, ConstValues x_values, ConstValues dy_values,
-                             std::span<const float> mean, std::span<const float> inverse,
-                             std::span<double> sums) override {
-    const auto x = x_values.floats(), dy = dy_values.floats();
-    CheckSizes(SizeOf(dims), {{"x", x.size()}, {"dy", dy.size()}});
-    CheckSize("sums", sums.size(), 2 * dims.channels);
-    CheckChannels(dims, {mean.size(), inverse.size()});
+  void BatchNormBackwardSums(const RowsDims& dims, ConstFloatSpan x, ConstFloatSpan dy,
+                             ConstFloatSpan mean, ConstFloatSpan inverse, std::span<double> sums) {
     const int64_t n = dims.channels;
     SumByThread(cpu_.threads, dims.rows, n, sums, [=](int64_t begin, int64_t end, double* to) {
       AddBackwardSums(end - begin, n, x.data() + begin * n, dy.data() + begin * n, mean.data(), to,
@@ -355,15 +319,9 @@ class CpuNorm final : public HostNorm {
     }
   }
 
-  void BatchNormBackward(const RowsDims& dims, ConstValues x_values, ConstValues dy_values,
-                         std::span<const float> mean, std::span<const float> inverse,
-                         std::span<const float> scale, std::span<const float> mean_dy,
-                         std::span<const float> mean_dy_x, Values dx_values) override {
-    const auto x = x_values.floats(), dy = dy_values.floats();
-    const auto dx = dx_values.floats();
-    CheckSizes(SizeOf(dims), {{"x", x.size()}, {"dy", dy.size()}, {"dx", dx.size()}});
-    CheckChannels(dims,
-                  {mean.size(), inverse.size(), scale.size(), mean_dy.size(), mean_dy_x.size()});
+  void BatchNormBackward(const RowsDims& dims, ConstFloatSpan x, ConstFloatSpan dy,
+                         ConstFloatSpan mean, ConstFloatSpan inverse, ConstFloatSpan scale,
+                         ConstFloatSpan mean_dy, ConstFloatSpan mean_dy_x, FloatSpan dx) {
     const int64_t n = dims.channels;
     ByChannel by(cpu_.workspace, CpuContext::kOwnSlot, n);
     const Coefficients coefficients{.mean = by.Copy(mean),
@@ -376,14 +334,8 @@ class CpuNorm final : public HostNorm {
     });
   }
 
-  void LayerNormForward(const RowsDims& dims, float epsilon, ConstValues x_values,
-                        std::span<const float> scale, std::span<const float> shift, Values y_values,
-                        std::span<float> mean, std::span<float> inverse) override {
-    const auto x = x_values.floats();
-    const auto y = y_values.floats();
-    CheckSizes(SizeOf(dims), {{"x", x.size()}, {"y", y.size()}});
-    CheckSizes(dims.rows, {{"mean", mean.size()}, {"inverse", inverse.size()}});
-    CheckChannels(dims, {scale.size(), shift.size()});
+  void LayerNormForward(const RowsDims& dims, float epsilon, ConstFloatSpan x, ConstFloatSpan scale,
+                        ConstFloatSpan shift, FloatSpan y, FloatSpan mean, FloatSpan inverse) {
     const int64_t n = dims.channels;
     if (n == 0) {
       cpu_.reference->norm().LayerNormForward(dims, epsilon, x, scale, shift, y, mean, inverse);
@@ -399,15 +351,9 @@ class CpuNorm final : public HostNorm {
     });
   }
 
-  void LayerNormBackward(const RowsDims& dims, ConstValues x_values, ConstValues dy_values,
-                         std::span<const float> mean, std::span<const float> inverse,
-                         std::span<const float> scale, Values dx_values, std::span<float> dscale,
-                         std::span<float> dshift) override {
-    const auto x = x_values.floats(), dy = dy_values.floats();
-    const auto dx = dx_values.floats();
-    CheckSizes(SizeOf(dims), {{"x", x.size()}, {"dy", dy.size()}, {"dx", dx.size()}});
-    CheckSizes(dims.rows, {{"mean", mean.size()}, {"inverse", inverse.size()}});
-    CheckChannels(dims, {scale.size(), dscale.size(), dshift.size()});
+  void LayerNormBackward(const RowsDims& dims, ConstFloatSpan x, ConstFloatSpan dy,
+                         ConstFloatSpan mean, ConstFloatSpan inverse, ConstFloatSpan scale,
+                         FloatSpan dx, FloatSpan dscale, FloatSpan dshift) {
     const int64_t n = dims.channels;
     std::vector<double> sums(2 * n);
     SumByThread(cpu_.threads, dims.rows, n, sums, [&](int64_t begin, int64_t end, double* to) {
@@ -423,11 +369,7 @@ class CpuNorm final : public HostNorm {
     }
   }
 
-  void LrnForward(const LrnDims& dims, ConstValues x_values, Values y_values,
-                  std::span<float> d) override {
-    const auto x = x_values.floats();
-    const auto y = y_values.floats();
-    CheckSizes(SizeOf(dims), {{"x", x.size()}, {"y", y.size()}, {"d", d.size()}});
+  void LrnForward(const LrnDims& dims, ConstFloatSpan x, FloatSpan y, FloatSpan d) {
     const int64_t n = dims.channels;
     ForParts(cpu_.threads, dims.rows, n * dims.size, [&](int64_t begin, int64_t end) {
       RowBuffers buffers(n, dims.size / 2, (dims.size - 1) / 2);
@@ -441,12 +383,8 @@ class CpuNorm final : public HostNorm {
     });
   }
 
-  void LrnBackward(const LrnDims& dims, ConstValues x_values, std::span<const float> d,
-                   ConstValues dy_values, Values dx_values) override {
-    const auto x = x_values.floats(), dy = dy_values.floats();
-    const auto dx = dx_values.floats();
-    CheckSizes(SizeOf(dims),
-               {{"x", x.size()}, {"d", d.size()}, {"dy", dy.size()}, {"dx", dx.size()}});
+  void LrnBackward(const LrnDims& dims, ConstFloatSpan x, ConstFloatSpan d, ConstFloatSpan dy,
+                   FloatSpan dx) {
     const int64_t n = dims.channels;
     const float factor = -2 * dims.alpha * dims.beta / dims.size;
     ForParts(cpu_.threads, dims.rows, n * dims.size, [&](int64_t begin, int64_t end) {
@@ -468,6 +406,8 @@ class CpuNorm final : public HostNorm {
 
 }  // namespace
 
-std::unique_ptr<NormKernels> MakeCpuNorm(CpuContext& cpu) { return std::make_unique<CpuNorm>(cpu); }
+std::unique_ptr<NormKernels> MakeCpuNorm(CpuContext& cpu) {
+  return std::make_unique<HostNorm<SpanCaller<CpuNorm>>>(cpu);
+}
 
 }  // namespace cadre

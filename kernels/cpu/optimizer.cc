@@ -6,7 +6,6 @@
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/cpu/threads.h"
 #include "kernels/cpu/vector_loops.h"
-#include "kernels/extents.h"
 #include "kernels/optimizer_step.h"
 
 namespace cadre {
@@ -53,24 +52,20 @@ CADRE_VECTOR_LOOP double Squares(int64_t n, const float* x) {
   return total;
 }
 
-class CpuOptimizer final : public HostOptimizer {
+class CpuOptimizer {
  public:
   explicit CpuOptimizer(CpuContext& cpu) : cpu_(cpu) {}
 
-  void Sgd(const SgdStep& step, std::span<const float> g, std::span<float> w,
-           std::span<float> v) override {
+  void Sgd(const SgdStep& step, ConstFloatSpan g, FloatSpan w, FloatSpan v) {
     const int64_t n = w.size();
-    CheckSizes(std::ssize(w), {{"g", g.size()}, {"v", v.size()}});
     const auto loop = step.nesterov ? Nesterov : HeavyBall;
     ForParts(cpu_.threads, n, [=, factors = SgdFactorsOf<float>(step)](int64_t begin, int64_t end) {
       loop(factors, end - begin, g.data() + begin, w.data() + begin, v.data() + begin);
     });
   }
 
-  void AdamW(const AdamWStep& step, std::span<const float> g, std::span<float> w,
-             std::span<float> m, std::span<float> v) override {
+  void AdamW(const AdamWStep& step, ConstFloatSpan g, FloatSpan w, FloatSpan m, FloatSpan v) {
     const int64_t n = w.size();
-    CheckSizes(std::ssize(w), {{"g", g.size()}, {"m", m.size()}, {"v", v.size()}});
     const auto factors = AdamFactorsOf<float>(step);
     ForParts(cpu_.threads, n, [=](int64_t begin, int64_t end) {
       Adam(factors, end - begin, g.data() + begin, w.data() + begin, m.data() + begin,
@@ -78,7 +73,7 @@ class CpuOptimizer final : public HostOptimizer {
     });
   }
 
-  double SumOfSquares(std::span<const float> x) override {
+  double SumOfSquares(ConstFloatSpan x) {
     // Sums of chunks are added in the order of the chunks, so that any number of threads gives the
     // same bits.
     constexpr int64_t kChunk = 1 << 14;
@@ -102,7 +97,7 @@ class CpuOptimizer final : public HostOptimizer {
 }  // namespace
 
 std::unique_ptr<OptimizerKernels> MakeCpuOptimizer(CpuContext& cpu) {
-  return std::make_unique<CpuOptimizer>(cpu);
+  return std::make_unique<HostOptimizer<SpanCaller<CpuOptimizer>>>(cpu);
 }
 
 }  // namespace cadre

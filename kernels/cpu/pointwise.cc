@@ -13,8 +13,6 @@
 // infinite once it underflows. Sums are taken in double. The gradient is scale * (softmax -
 // target), whose value at the label is computed in double, because it is a difference of nearly
 // equal numbers when the predicted probability of the label is near 1.
-#include <glog/logging.h>
-
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -23,7 +21,6 @@
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/cpu/threads.h"
 #include "kernels/cpu/vector_loops.h"
-#include "kernels/extents.h"
 
 namespace cadre {
 namespace {
@@ -178,65 +175,46 @@ RowLoss LossOfRow(int64_t classes, double smoothing, const float* x, int32_t lab
   return row;
 }
 
-class CpuPointwise final : public HostPointwise {
+class CpuPointwise {
  public:
   explicit CpuPointwise(CpuContext& cpu) : cpu_(cpu) {}
 
-  void ActivationForward(Activation kind, ConstValues x_values, Values y_values) override {
-    const auto x = x_values.floats();
-    const auto y = y_values.floats();
+  void ActivationForward(Activation kind, ConstFloatSpan x, FloatSpan y) {
     const int64_t n = x.size();
-    CheckSize("y", y.size(), n);
     ForParts(cpu_.threads, n, [loop = ForwardOf(kind), x, y](int64_t begin, int64_t end) {
       loop(end - begin, x.data() + begin, y.data() + begin);
     });
   }
 
-  void ActivationBackward(Activation kind, ConstValues seen_values, ConstValues dy_values,
-                          Values dx_values) override {
-    const auto seen = seen_values.floats(), dy = dy_values.floats();
-    const auto dx = dx_values.floats();
+  void ActivationBackward(Activation kind, ConstFloatSpan seen, ConstFloatSpan dy, FloatSpan dx) {
     const int64_t n = seen.size();
-    CheckSizes(std::ssize(seen), {{"dy", dy.size()}, {"dx", dx.size()}});
     ForParts(cpu_.threads, n, [loop = BackwardOf(kind), seen, dy, dx](int64_t begin, int64_t end) {
       loop(end - begin, seen.data() + begin, dy.data() + begin, dx.data() + begin);
     });
   }
 
-  void Dropout(const DropoutKey& key, uint64_t first, ConstValues x, Values y_values) override {
-    const auto y = y_values.floats();
+  void Dropout(const DropoutKey& key, uint64_t first, ConstFloatSpan x, FloatSpan y) {
     const int64_t n = x.size();
-    CheckSize("y", y.size(), n);
     const RandomSequence random(key.seed, RandomStream::kDropout, key.layer);
     // A uniform number is 24 bits over 2^24, and rate * 2^24 is exact: comparing whole numbers is
     // the same as comparing the fractions.
     const uint32_t threshold = std::ceil(key.rate * 0x1.0p24F);
     const float scale = 1.0F / (1.0F - key.rate);
     ForParts(cpu_.threads, n, [=](int64_t begin, int64_t end) {
-      Drop(end - begin, random, first + begin, threshold, scale, x.floats().data() + begin,
+      Drop(end - begin, random, first + begin, threshold, scale, x.data() + begin,
            y.data() + begin);
     });
   }
 
-  void Add(ConstValues x_values, Values y_values) override {
-    const auto x = x_values.floats();
-    const auto y = y_values.floats();
+  void Add(ConstFloatSpan x, FloatSpan y) {
     const int64_t n = x.size();
-    CheckSize("y", y.size(), n);
     ForParts(cpu_.threads, n, [x, y](int64_t begin, int64_t end) {
       AddTo(end - begin, x.data() + begin, y.data() + begin);
     });
   }
 
-  LossSums SoftmaxCrossEntropy(int64_t rows, int64_t classes, float smoothing, ConstValues x_values,
-                               std::span<const int32_t> labels, float scale,
-                               Values dx_values) override {
-    const auto x = x_values.floats();
-    const auto dx = dx_values.floats();
-    CheckLoss(rows, classes, x.size(), labels.size(), dx.size());
-    for (const int32_t label : labels) {
-      CHECK(label >= 0 && label < classes) << "label " << label << " of " << classes << " classes";
-    }
+  LossSums SoftmaxCrossEntropy(int64_t rows, int64_t classes, float smoothing, ConstFloatSpan x,
+                               std::span<const int32_t> labels, float scale, FloatSpan dx) {
     std::vector<RowLoss> each(rows);
     // An exponential costs as much as several plain elements.
     ForParts(cpu_.threads, rows, 4 * classes, [&](int64_t begin, int64_t end) {
@@ -261,7 +239,7 @@ class CpuPointwise final : public HostPointwise {
 }  // namespace
 
 std::unique_ptr<PointwiseKernels> MakeCpuPointwise(CpuContext& cpu) {
-  return std::make_unique<CpuPointwise>(cpu);
+  return std::make_unique<HostPointwise<SpanCaller<CpuPointwise>>>(cpu);
 }
 
 }  // namespace cadre

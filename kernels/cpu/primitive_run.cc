@@ -43,26 +43,26 @@ PrimitiveRun::PrimitiveRun(const dnnl::engine& engine, dnnl::primitive primitive
 }
 
 PrimitiveRun::Argument PrimitiveRun::MakeArgument(int argument, const dnnl::memory::desc& plain,
-                                                  const dnnl::memory::desc& wanted) {
+                                                  const dnnl::memory::desc& native) {
   Argument result;
-  result.lent = dnnl::memory(plain, engine_, DNNL_MEMORY_NONE);
+  result.caller = dnnl::memory(plain, engine_, DNNL_MEMORY_NONE);
   // Copies of a dnnl::memory share one handle, so it is set once for all of them.
-  result.used = plain == wanted ? result.lent : dnnl::memory(wanted, engine_, DNNL_MEMORY_NONE);
-  arguments_.emplace(argument, result.used);
+  result.native = plain == native ? result.caller : dnnl::memory(native, engine_, DNNL_MEMORY_NONE);
+  arguments_.emplace(argument, result.native);
   return result;
 }
 
 void PrimitiveRun::AddInput(int argument, const dnnl::memory::desc& plain,
-                            const dnnl::memory::desc& wanted) {
-  Argument added = MakeArgument(argument, plain, wanted);
-  if (plain != wanted) added.convert = std::make_unique<dnnl::reorder>(added.lent, added.used);
+                            const dnnl::memory::desc& native) {
+  Argument added = MakeArgument(argument, plain, native);
+  if (plain != native) added.convert = std::make_unique<dnnl::reorder>(added.caller, added.native);
   inputs_.push_back(std::move(added));
 }
 
 void PrimitiveRun::AddOutput(int argument, const dnnl::memory::desc& plain,
-                             const dnnl::memory::desc& wanted) {
-  Argument added = MakeArgument(argument, plain, wanted);
-  if (plain != wanted) added.convert = std::make_unique<dnnl::reorder>(added.used, added.lent);
+                             const dnnl::memory::desc& native) {
+  Argument added = MakeArgument(argument, plain, native);
+  if (plain != native) added.convert = std::make_unique<dnnl::reorder>(added.native, added.caller);
   outputs_.push_back(std::move(added));
 }
 
@@ -74,19 +74,19 @@ void PrimitiveRun::Run(dnnl::stream& stream, Workspace& workspace,
   SetHandle(scratchpad_, workspace.Get(slot++, scratchpad_.get_desc().get_size()));
   for (size_t i = 0; i < inputs.size(); ++i) {
     // const_cast: oneDNN has one type for inputs and outputs, but does not write inputs.
-    SetHandle(inputs_[i].lent, const_cast<float*>(inputs[i]));
+    SetHandle(inputs_[i].caller, const_cast<float*>(inputs[i]));
     if (inputs_[i].convert == nullptr) continue;
-    SetHandle(inputs_[i].used, workspace.Get(slot++, inputs_[i].used.get_desc().get_size()));
-    inputs_[i].convert->execute(stream, inputs_[i].lent, inputs_[i].used);
+    SetHandle(inputs_[i].native, workspace.Get(slot++, inputs_[i].native.get_desc().get_size()));
+    inputs_[i].convert->execute(stream, inputs_[i].caller, inputs_[i].native);
   }
   for (size_t i = 0; i < outputs.size(); ++i) {
-    SetHandle(outputs_[i].lent, outputs[i]);
+    SetHandle(outputs_[i].caller, outputs[i]);
     if (outputs_[i].convert == nullptr) continue;
-    SetHandle(outputs_[i].used, workspace.Get(slot++, outputs_[i].used.get_desc().get_size()));
+    SetHandle(outputs_[i].native, workspace.Get(slot++, outputs_[i].native.get_desc().get_size()));
   }
   primitive_.execute(stream, arguments_);
   for (Argument& output : outputs_) {
-    if (output.convert != nullptr) output.convert->execute(stream, output.used, output.lent);
+    if (output.convert != nullptr) output.convert->execute(stream, output.native, output.caller);
   }
   stream.wait();
 }

@@ -58,9 +58,9 @@ class PrimitiveRun {
   PrimitiveRun(const dnnl::engine& engine, dnnl::primitive primitive,
                const dnnl::memory::desc& scratchpad);
 
-  // Declares the next argument: `plain` is the caller's layout, `wanted` the primitive's.
-  void AddInput(int argument, const dnnl::memory::desc& plain, const dnnl::memory::desc& wanted);
-  void AddOutput(int argument, const dnnl::memory::desc& plain, const dnnl::memory::desc& wanted);
+  // Declares the next argument: `plain` is the caller's layout, `native` the primitive's.
+  void AddInput(int argument, const dnnl::memory::desc& plain, const dnnl::memory::desc& native);
+  void AddOutput(int argument, const dnnl::memory::desc& plain, const dnnl::memory::desc& native);
 
   // Returns when the primitive has finished. Requires: pointers in the order in which the arguments
   // were declared.
@@ -69,16 +69,16 @@ class PrimitiveRun {
 
  private:
   struct Argument {
-    dnnl::memory lent;
-    // The same memory as `lent` (the caller's), or memory in the primitive's layout that `lent` is
-    // converted to or from.
-    dnnl::memory used;
+    dnnl::memory caller;
+    // The same memory as `caller`, or memory in the primitive's layout to or from which `caller` is
+    // converted.
+    dnnl::memory native;
     // Null if no conversion is needed.
     std::unique_ptr<dnnl::reorder> convert;
   };
 
   Argument MakeArgument(int argument, const dnnl::memory::desc& plain,
-                        const dnnl::memory::desc& wanted);
+                        const dnnl::memory::desc& native);
 
   dnnl::engine engine_;
   dnnl::primitive primitive_;

@@ -67,8 +67,8 @@ CADRE_INLINE void AddWide(float v, double* to) { *to += v; }
 
 // e^x with an error of at most 2 units in the last place; 0 below -87, e^88 above 88, and NaN for
 // NaN.
-CADRE_INLINE float Exp(float given) {
-  float x = given < -87.0F ? -87.0F : given;
+CADRE_INLINE float Exp(float argument) {
+  float x = argument < -87.0F ? -87.0F : argument;
   x = x > 88.0F ? 88.0F : x;
   // Adding 1.5 * 2^23 leaves the nearest whole number n of x / ln 2 in the lowest bits.
   constexpr float kRound = 12582912.0F;
@@ -86,7 +86,7 @@ CADRE_INLINE float Exp(float given) {
   sum = sum * r + 1.0F;
   sum = sum * r + 1.0F;
   sum *= std::bit_cast<float>((std::bit_cast<uint32_t>(shifted) + 127U) << 23);
-  return given < -87.0F ? 0.0F : sum;
+  return argument < -87.0F ? 0.0F : sum;
 }
 
 // The normal distribution at x: its density is `density` / sqrt(2 pi), and its integral from minus

@@ -25,7 +25,7 @@
 // chunks, each thread has its own sums, which are added in the order of the threads. So the bits
 // depend only on the extents and the number of threads.
 //
-// Limits: AVX-512, one group. convolution_route.cc decides when oneDNN is faster.
+// Limits: AVX-512, one group. window.cc decides when oneDNN is faster.
 #include "kernels/cpu/weight_gradient.h"
 
 #include <algorithm>
@@ -425,9 +425,8 @@ void WeightGradient::AddChunks(int threads, int64_t begin, int64_t end, const fl
   }
 }
 
-void WeightGradient::Run(int threads, Workspace& workspace, std::span<const float> x,
-                         std::span<const float> dy, std::span<float> dw,
-                         std::span<float> db) const {
+void WeightGradient::Run(int threads, Workspace& workspace, ConstFloatSpan x, ConstFloatSpan dy,
+                         FloatSpan dw, FloatSpan db) const {
   const int64_t chunks = DivideUp(dims_.batch * dims_.window.out_height, chunk_rows_);
   // With many chunks, each thread processes some into its own sums, with one barrier at the end.
   // With few, the threads share each chunk.

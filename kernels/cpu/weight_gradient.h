@@ -23,8 +23,8 @@ class WeightGradient {
   explicit WeightGradient(const ConvolutionDims& dims);
 
   // dw and db from x and dy. An empty db is not computed.
-  void Run(int threads, Workspace& workspace, std::span<const float> x, std::span<const float> dy,
-           std::span<float> dw, std::span<float> db) const;
+  void Run(int threads, Workspace& workspace, ConstFloatSpan x, ConstFloatSpan dy, FloatSpan dw,
+           FloatSpan db) const;
 
  private:
   // A row of a panel of x (a packed copy of inputs): input row `in_row` of image `image`.

@@ -7,6 +7,8 @@
 
 #include <cstdint>
 
+#include "device/cuda/launch.h"
+
 namespace cadre {
 
 inline constexpr unsigned kWholeWarp = 0xffffffffU;
@@ -26,25 +28,32 @@ struct Larger {
   }
 };
 
-// Requires: `of` is commutative, so that both partners of each exchange compute the same value.
-template <typename T, typename Of>
-__device__ inline T OverWarp(T value, Of of) {
+// Requires: `combine` is commutative, so that both partners of each exchange compute the same
+// value.
+template <typename T, typename Combine>
+__device__ inline T OverWarp(T value, Combine combine) {
   for (int distance = 16; distance > 0; distance /= 2) {
-    value = of(value, __shfl_xor_sync(kWholeWarp, value, distance));
+    value = combine(value, __shfl_xor_sync(kWholeWarp, value, distance));
   }
   return value;
 }
 
 // Requires: `shared` has 32 elements. They may be reused as soon as the call returns.
-template <typename T, typename Of>
-__device__ inline T OverBlock(T value, Of of, T* shared) {
-  value = OverWarp(value, of);
+template <typename T, typename Combine>
+__device__ inline T OverBlock(T value, Combine combine, T* shared) {
+  value = OverWarp(value, combine);
   if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = value;
   __syncthreads();
   value = shared[0];
-  for (unsigned warp = 1; warp < blockDim.x / 32; ++warp) value = of(value, shared[warp]);
+  for (unsigned warp = 1; warp < blockDim.x / 32; ++warp) value = combine(value, shared[warp]);
   __syncthreads();
   return value;
+}
+
+// The shape of kernels in which a warp computes a row at a time.
+inline constexpr int kWarpsPerBlock = 4;
+inline LaunchShape WarpPerRow(const CudaDevice& device, int64_t rows) {
+  return Strided(device, rows * 32, kWarpsPerBlock * 32, 16);
 }
 
 }  // namespace cadre

@@ -1,7 +1,7 @@
 // Matrix products by cuBLASLt.
 //
 // cuBLASLt is column-major: a row-major product C = A B is requested as C^T = B^T A^T, which swaps
-// the operands and moves no data (product_layout.h). One strided call computes the inner batch
+// the operands and moves no data (vendor_layout.h). One strided call computes the inner batch
 // (heads); a loop of calls iterates over the outer batch (samples). FewestCalls exchanges the two
 // batches if that needs fewer calls.
 //
@@ -19,8 +19,8 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "glog/logging.h"
-#include "kernels/cuda/product_layout.h"
 #include "kernels/cuda/vendor_api.h"
+#include "kernels/cuda/vendor_layout.h"
 #include "kernels/cuda/weight_order.h"
 
 namespace cadre {
@@ -179,7 +179,7 @@ absl::StatusOr<std::unique_ptr<CublasMath::Plan>> CublasMath::MakePlan(const Pro
 }
 
 void CublasMath::Multiply(const MatrixProductDims& requested, bool tf32, ConstValues a,
-                          ConstValues b, std::span<const float> bias, Values c) {
+                          ConstValues b, ConstFloatSpan bias, Values c) {
   if (device_.failed()) return;
   const MatrixProductDims dims = FewestCalls(requested);
   CHECK(a.type() == b.type() && (c.type() == a.type() || c.type() == DType::kFloat32));

@@ -40,7 +40,7 @@ class CublasMath {
 
   // DenseMath::MatrixProduct; `tf32` allows rounding fp32 factors to TF32.
   void Multiply(const MatrixProductDims& dims, bool tf32, ConstValues a, ConstValues b,
-                std::span<const float> bias, Values c);
+                ConstFloatSpan bias, Values c);
 
  private:
   struct Plan;

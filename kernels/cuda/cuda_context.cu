@@ -1,7 +1,7 @@
 // Operations that several families use: conversion, biases and their gradients, and parameters as
 // factors of products.
 //
-// Under bf16 a product reads the parameter's bf16 copy (weight_copies.h). Parameters lie in buckets
+// Under bf16 a product reads the parameter's bf16 copy (WeightCopies). Parameters lie in buckets
 // without gaps, so a parameter of odd size misaligns those after it; libraries have slow
 // algorithms, or none, for addresses that are not multiples of 16 bytes, so such weights are copied
 // to scratch memory first.
@@ -84,7 +84,7 @@ void CudaContext::Zero(Values y) {
   if (!y.empty()) device.Zero(y.data(), y.bytes());
 }
 
-ConstValues CudaContext::WeightsAs(DType type, std::span<const float> w) {
+ConstValues CudaContext::WeightsAs(DType type, ConstFloatSpan w) {
   ConstValues weights = w;
   if (type != DType::kFloat32) {
     if (const Values copy = copies.Find(w); !copy.empty()) weights = copy;
@@ -95,7 +95,7 @@ ConstValues CudaContext::WeightsAs(DType type, std::span<const float> w) {
   return converted;
 }
 
-void CudaContext::AddBias(std::span<const float> b, Values y) {
+void CudaContext::AddBias(ConstFloatSpan b, Values y) {
   if (b.empty()) return;
   const int64_t columns = b.size();
   const int64_t elements = y.size(), rows = elements / columns;
@@ -107,7 +107,7 @@ void CudaContext::AddBias(std::span<const float> b, Values y) {
   });
 }
 
-void CudaContext::BiasGradient(int64_t rows, ConstValues dy, std::span<float> db) {
+void CudaContext::BiasGradient(int64_t rows, ConstValues dy, FloatSpan db) {
   const int64_t columns = db.size();
   ByTypeAndWidth(dy.type(), columns, {dy.data()}, [&](auto zero, auto group) {
     const BiasTerms terms(Data<decltype(zero)>(dy));

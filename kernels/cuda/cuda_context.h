@@ -7,12 +7,14 @@
 // The order of every sum depends on the extents only.
 #pragma once
 
+#include <cstdint>
+#include <map>
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/scratch.h"
-#include "kernels/cuda/weight_copies.h"
 #include "tensor/values.h"
 
 namespace cadre {
@@ -26,6 +28,42 @@ struct CudaNumbers {
   float rate = 0;
 };
 
+// y = x, fp32 to bf16 or back (cuda_context.cu).
+void LaunchConvert(CudaDevice& device, ConstValues x, Values y);
+
+// bf16 copies of fp32 parameters. Renew makes the copy of an interval of memory; Find looks it up
+// by the parameters' address.
+//
+// A copy has the values of the last Renew, or of the last update that wrote through Find's pointer.
+// A copy of memory that no longer holds parameters wastes its bytes but does no harm, since Renew
+// is called again for parameters that are placed there. Clear drops all copies.
+class WeightCopies {
+ public:
+  explicit WeightCopies(CudaDevice& device) : device_(device) {}
+
+  // Converts all of [weights] on the current stream. The first call makes the copy, which replaces
+  // copies that it overlaps in part. Requires for the first call: no graph is being captured.
+  void Renew(ConstFloatSpan weights);
+  // The copy of these parameters; empty if there is none.
+  Values Find(ConstFloatSpan weights) const;
+  // Requires: no work is pending.
+  void Clear();
+
+ private:
+  struct Copy {
+    size_t size = 0;
+    DeviceArray<uint16_t> values;
+  };
+
+  void Make(ConstFloatSpan weights);
+
+  CudaDevice& device_;
+  // By the address of the first parameter. Copies do not overlap.
+  std::map<const float*, Copy> copies_;
+  // Replaced copies, which pending work may still use.
+  std::vector<DeviceArray<uint16_t>> replaced_;
+};
+
 struct CudaContext {
   CudaContext(CudaDevice& device, std::unique_ptr<DenseMath> math);
 
@@ -33,11 +71,11 @@ struct CudaContext {
   void Zero(Values y);
   // w as a factor of a product with values of this type, aligned for libraries: w itself, its bf16
   // copy, or a converted copy in scratch memory.
-  ConstValues WeightsAs(DType type, std::span<const float> w);
+  ConstValues WeightsAs(DType type, ConstFloatSpan w);
   // y[row, c] += b[c]. No effect if b is empty.
-  void AddBias(std::span<const float> b, Values y);
+  void AddBias(ConstFloatSpan b, Values y);
   // db[c] = sum of dy[row, c]. No effect if db is empty.
-  void BiasGradient(int64_t rows, ConstValues dy, std::span<float> db);
+  void BiasGradient(int64_t rows, ConstValues dy, FloatSpan db);
 
   // Device memory to which operations that return numbers write them.
   struct Results {

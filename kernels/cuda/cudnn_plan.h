@@ -19,8 +19,8 @@
 #include "absl/status/statusor.h"
 #include "device/cuda/cuda_device.h"
 #include "kernels/backend.h"
-#include "kernels/cuda/convolution_shape.h"
 #include "kernels/cuda/vendor_api.h"
+#include "kernels/cuda/vendor_layout.h"
 #include "tensor/dtype.h"
 
 namespace cadre {

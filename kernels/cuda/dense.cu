@@ -33,7 +33,6 @@ namespace {
 
 constexpr int kSortThreads = 256;
 constexpr int kSumThreads = 128;
-constexpr int kWarpsPerBlock = 4;
 
 // The token's id; `vocabulary` for an id outside the vocabulary.
 __device__ inline int32_t TokenOf(float id, int64_t vocabulary) {
@@ -212,10 +211,6 @@ __global__ void __launch_bounds__(kWarpsPerBlock * 32)
   }
 }
 
-LaunchShape WarpPerRow(const CudaDevice& device, int64_t rows) {
-  return Strided(device, rows * 32, kWarpsPerBlock * 32, 16);
-}
-
 bool Empty(const AttentionDims& d) {
   return d.batch == 0 || d.tokens == 0 || d.heads == 0 || d.head_features == 0;
 }
@@ -299,9 +294,8 @@ class CudaDense final : public DenseKernels {
  public:
   explicit CudaDense(CudaContext& cuda) : cuda_(cuda) {}
 
-  void FullyConnectedForward(const FullyConnectedDims& dims, ConstValues x,
-                             std::span<const float> w, std::span<const float> b,
-                             Values y) override {
+  void FullyConnectedForward(const FullyConnectedDims& dims, ConstValues x, ConstFloatSpan w,
+                             ConstFloatSpan b, Values y) override {
     CheckLayer(SizesOf(dims), x.size(), w.size(), b.size(), y.size());
     if (y.empty()) return;
     if (dims.in == 0) {
@@ -312,8 +306,8 @@ class CudaDense final : public DenseKernels {
                               x, cuda_.WeightsAs(x.type(), w), b, y);
   }
 
-  void FullyConnectedBackwardData(const FullyConnectedDims& dims, ConstValues dy,
-                                  std::span<const float> w, Values dx) override {
+  void FullyConnectedBackwardData(const FullyConnectedDims& dims, ConstValues dy, ConstFloatSpan w,
+                                  Values dx) override {
     CheckLayer(SizesOf(dims), dx.size(), w.size(), 0, dy.size());
     if (dx.empty()) return;
     if (dims.out == 0) return cuda_.Zero(dx);
@@ -322,7 +316,7 @@ class CudaDense final : public DenseKernels {
   }
 
   void FullyConnectedBackwardWeights(const FullyConnectedDims& dims, ConstValues x, ConstValues dy,
-                                     std::span<float> dw, std::span<float> db) override {
+                                     FloatSpan dw, FloatSpan db) override {
     CheckLayer(SizesOf(dims), x.size(), dw.size(), db.size(), dy.size());
     cuda_.BiasGradient(dims.batch, dy, db);
     if (dw.empty()) return;
@@ -331,9 +325,8 @@ class CudaDense final : public DenseKernels {
                               dy, x, {}, dw);
   }
 
-  void EmbeddingForward(const EmbeddingDims& dims, std::span<const float> ids,
-                        std::span<const float> w, std::span<const float> positions,
-                        Values y) override {
+  void EmbeddingForward(const EmbeddingDims& dims, ConstFloatSpan ids, ConstFloatSpan w,
+                        ConstFloatSpan positions, Values y) override {
     CheckEmbedding(dims, ids.size(), w.size(), positions.size(), y.size());
     if (y.empty()) return;
     const int64_t n = y.size();
@@ -344,8 +337,8 @@ class CudaDense final : public DenseKernels {
     });
   }
 
-  void EmbeddingBackward(const EmbeddingDims& dims, std::span<const float> ids, ConstValues dy,
-                         std::span<float> dw, std::span<float> dpositions) override {
+  void EmbeddingBackward(const EmbeddingDims& dims, ConstFloatSpan ids, ConstValues dy,
+                         FloatSpan dw, FloatSpan dpositions) override {
     CheckEmbedding(dims, ids.size(), dw.size(), dpositions.size(), dy.size());
     cuda_.Zero(dw);
     const int64_t n = ids.size();
@@ -384,7 +377,7 @@ class CudaDense final : public DenseKernels {
     // Scores are fp32: rounding them to bf16 would cause larger errors in their exponentials than
     // rounding the factors does.
     const bool is_fp32 = probabilities.type() == DType::kFloat32;
-    const std::span<float> scores =
+    const FloatSpan scores =
         is_fp32 ? probabilities.floats() : cuda_.scratch.Take<float>(probabilities.size());
     MatrixProductDims product = ProductOf(dims, dims.tokens, dims.head_features, PartStrides(dims),
                                           PartStrides(dims), ScoreStrides(dims));
@@ -421,7 +414,7 @@ class CudaDense final : public DenseKernels {
     const size_t count = probabilities.size();
     const auto scratch = cuda_.scratch.Take<float>(is_fp32 ? count : count + (count + 1) / 2);
     if (scratch.empty()) return;
-    const std::span<float> dprobabilities = scratch.first(count);
+    const FloatSpan dprobabilities = scratch.first(count);
     const Values dscores(is_fp32 ? dprobabilities.data() : dprobabilities.data() + count, count,
                          probabilities.type());
     MatrixProductDims product =
@@ -453,7 +446,7 @@ class CudaDense final : public DenseKernels {
  private:
   // Fills `sorted` with the tokens' indices in the order (id, index), and `sorted_position` with
   // the inverse of `sorted`.
-  void SortTokens(const EmbeddingDims& dims, std::span<const float> ids, int32_t* sorted_position,
+  void SortTokens(const EmbeddingDims& dims, ConstFloatSpan ids, int32_t* sorted_position,
                   int32_t* sorted) {
     const int64_t n = ids.size();
     cuda_.device.Zero(sorted_position, n * sizeof(int32_t));

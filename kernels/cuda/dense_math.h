@@ -48,7 +48,7 @@ class DenseMath {
   // a and b have one type; c has that type, or fp32 if they are bf16. bias: fp32 [n], added to
   // every row of c; empty for none.
   virtual void MatrixProduct(const MatrixProductDims& dims, ConstValues a, ConstValues b,
-                             std::span<const float> bias, Values c) = 0;
+                             ConstFloatSpan bias, Values c) = 0;
 
   // Images are channels last. w is [out, in / groups, height, width] as in backend.h, of the type
   // of x. Padding at the far edges is what the outputs need. There is no bias.
@@ -58,16 +58,16 @@ class DenseMath {
                                        Values dx) = 0;
   // dw: fp32.
   virtual void ConvolutionBackwardWeights(const ConvolutionDims& dims, ConstValues x,
-                                          ConstValues dy, std::span<float> dw) = 0;
+                                          ConstValues dy, FloatSpan dw) = 0;
 
   // Fused attention, which never stores probabilities. qkv is [batch, tokens, heads, 3,
   // head_features] of bf16; forward stores statistics [batch, heads, tokens], which backward needs.
   virtual bool HasFusedAttention(const AttentionDims& dims, DType type) = 0;
   virtual void FusedAttentionForward(const AttentionDims& dims, ConstValues qkv, Values context,
-                                     std::span<float> statistics) = 0;
+                                     FloatSpan statistics) = 0;
   virtual void FusedAttentionBackward(const AttentionDims& dims, ConstValues qkv,
                                       ConstValues context, ConstValues dcontext,
-                                      std::span<const float> statistics, Values dqkv) = 0;
+                                      ConstFloatSpan statistics, Values dqkv) = 0;
 
   // For messages and measurements: "cuBLAS 13.1.0, cuDNN 9.19.0".
   virtual std::string versions() const = 0;

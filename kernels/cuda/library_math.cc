@@ -13,12 +13,12 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "glog/logging.h"
-#include "kernels/cuda/convolution_shape.h"
 #include "kernels/cuda/cublas_math.h"
 #include "kernels/cuda/cudnn_plan.h"
 #include "kernels/cuda/dense_math.h"
 #include "kernels/cuda/scratch.h"
 #include "kernels/cuda/vendor_api.h"
+#include "kernels/cuda/vendor_layout.h"
 #include "kernels/cuda/weight_order.h"
 
 namespace cadre {
@@ -61,20 +61,24 @@ class LibraryMath final : public DenseMath {
 
   void set_tf32(bool allowed) override { tf32_ = allowed; }
   void MatrixProduct(const MatrixProductDims& dims, ConstValues a, ConstValues b,
-                     std::span<const float> bias, Values c) override {
+                     ConstFloatSpan bias, Values c) override {
     products_->Multiply(dims, tf32_, a, b, bias, c);
   }
   void ConvolutionForward(const ConvolutionDims& dims, ConstValues x, ConstValues w,
-                          Values y) override;
+                          Values y) override {
+    Convolve(ConvolutionPass::kForward, dims, x, w, y);
+  }
   void ConvolutionBackwardData(const ConvolutionDims& dims, ConstValues dy, ConstValues w,
-                               Values dx) override;
+                               Values dx) override {
+    Convolve(ConvolutionPass::kBackwardData, dims, dy, w, dx);
+  }
   void ConvolutionBackwardWeights(const ConvolutionDims& dims, ConstValues x, ConstValues dy,
-                                  std::span<float> dw) override;
+                                  FloatSpan dw) override;
   bool HasFusedAttention(const AttentionDims& dims, DType type) override;
   void FusedAttentionForward(const AttentionDims& dims, ConstValues qkv, Values context,
-                             std::span<float> statistics) override;
+                             FloatSpan statistics) override;
   void FusedAttentionBackward(const AttentionDims& dims, ConstValues qkv, ConstValues context,
-                              ConstValues dcontext, std::span<const float> statistics,
+                              ConstValues dcontext, ConstFloatSpan statistics,
                               Values dqkv) override;
   std::string versions() const override { return versions_; }
 
@@ -85,6 +89,9 @@ class LibraryMath final : public DenseMath {
     std::unique_ptr<CudnnPlan> forward, backward;
   };
 
+  // Forward, or backward of data.
+  void Convolve(ConvolutionPass pass, const ConvolutionDims& dims, ConstValues from, ConstValues w,
+                Values to);
   // Null after an error, or if the plan would have to be made during a capture.
   CudnnPlan* PlanOf(const ConvolutionKey& key);
   AttentionPlans& AttentionPlansOf(const AttentionDims& dims);
@@ -175,52 +182,33 @@ void* LibraryMath::OrderedWeights(const ConvolutionDims& dims, ConstValues w, st
   return scratch;
 }
 
-void LibraryMath::ConvolutionForward(const ConvolutionDims& dims, ConstValues x, ConstValues w,
-                                     Values y) {
+void LibraryMath::Convolve(ConvolutionPass pass, const ConvolutionDims& dims, ConstValues from,
+                           ConstValues w, Values to) {
   if (device_.failed()) return;
-  CHECK(x.type() == w.type() && x.type() == y.type());
+  CHECK(from.type() == w.type() && from.type() == to.type());
+  const bool forward = pass == ConvolutionPass::kForward;
   const ConvolutionShape shape = ShapeOf(dims);
-  if (shape.blind) return device_.Zero(y.data(), y.bytes());
-  const size_t scratch = shape.reorders_weights ? Aligned(w.bytes()) : 0;
-  CudnnPlan* const plan =
-      PlanOf({.dims = dims,
-              .pass = ConvolutionPass::kForward,
-              .type = x.type(),
-              .tf32 = tf32_ && x.type() == DType::kFloat32,
-              .alignment = CommonAlignment(x.data(), scratch > 0 ? nullptr : w.data(), y.data())});
-  if (plan == nullptr) return;
-  std::byte* const memory = scratch_.Take(scratch + plan->workspace());
-  if (memory == nullptr) return;
-  const std::pair<CudnnTensor, void*> tensors[] = {
-      {kImage, Plain(x.data())}, {kWeights, OrderedWeights(dims, w, memory)}, {kOutputs, y.data()}};
-  Run(*plan, tensors, memory + scratch);
-}
-
-void LibraryMath::ConvolutionBackwardData(const ConvolutionDims& dims, ConstValues dy,
-                                          ConstValues w, Values dx) {
-  if (device_.failed()) return;
-  CHECK(dy.type() == w.type() && dy.type() == dx.type());
-  const ConvolutionShape shape = ShapeOf(dims);
-  if (shape.blind || shape.cropped) device_.Zero(dx.data(), dx.bytes());
+  if (shape.blind || (shape.cropped && !forward)) device_.Zero(to.data(), to.bytes());
   if (shape.blind) return;
   const size_t scratch = shape.reorders_weights ? Aligned(w.bytes()) : 0;
   CudnnPlan* const plan = PlanOf(
       {.dims = dims,
-       .pass = ConvolutionPass::kBackwardData,
-       .type = dy.type(),
-       .tf32 = tf32_ && dy.type() == DType::kFloat32,
-       .alignment = CommonAlignment(dy.data(), scratch > 0 ? nullptr : w.data(), dx.data())});
+       .pass = pass,
+       .type = from.type(),
+       .tf32 = tf32_ && from.type() == DType::kFloat32,
+       .alignment = CommonAlignment(from.data(), scratch > 0 ? nullptr : w.data(), to.data())});
   if (plan == nullptr) return;
   std::byte* const memory = scratch_.Take(scratch + plan->workspace());
   if (memory == nullptr) return;
-  const std::pair<CudnnTensor, void*> tensors[] = {{kImage, dx.data()},
-                                                   {kWeights, OrderedWeights(dims, w, memory)},
-                                                   {kOutputs, Plain(dy.data())}};
+  const std::pair<CudnnTensor, void*> tensors[] = {
+      {forward ? kImage : kOutputs, Plain(from.data())},
+      {kWeights, OrderedWeights(dims, w, memory)},
+      {forward ? kOutputs : kImage, to.data()}};
   Run(*plan, tensors, memory + scratch);
 }
 
 void LibraryMath::ConvolutionBackwardWeights(const ConvolutionDims& dims, ConstValues x,
-                                             ConstValues dy, std::span<float> dw) {
+                                             ConstValues dy, FloatSpan dw) {
   if (device_.failed()) return;
   CHECK(x.type() == dy.type());
   const ConvolutionShape shape = ShapeOf(dims);
@@ -281,7 +269,7 @@ bool LibraryMath::HasFusedAttention(const AttentionDims& d, DType type) {
 }
 
 void LibraryMath::FusedAttentionForward(const AttentionDims& dims, ConstValues qkv, Values context,
-                                        std::span<float> statistics) {
+                                        FloatSpan statistics) {
   if (device_.failed()) return;
   CudnnPlan* const plan = AttentionPlansOf(dims).forward.get();
   CHECK(plan != nullptr) << "fused attention that is not supported";
@@ -297,7 +285,7 @@ void LibraryMath::FusedAttentionForward(const AttentionDims& dims, ConstValues q
 
 void LibraryMath::FusedAttentionBackward(const AttentionDims& dims, ConstValues qkv,
                                          ConstValues context, ConstValues dcontext,
-                                         std::span<const float> statistics, Values dqkv) {
+                                         ConstFloatSpan statistics, Values dqkv) {
   if (device_.failed()) return;
   CudnnPlan* const plan = AttentionPlansOf(dims).backward.get();
   CHECK(plan != nullptr) << "fused attention that is not supported";

@@ -157,12 +157,6 @@ __global__ void DivideSums(int64_t n, double divisor, const double* __restrict__
 
 // --- layer norm ---------------------------------------------------------------------------------
 
-constexpr int kWarpsPerBlock = 4;
-
-LaunchShape WarpPerRow(const CudaDevice& device, int64_t rows) {
-  return Strided(device, rows * 32, kWarpsPerBlock * 32, 16);
-}
-
 // Sums are in double, so that a mean far from zero does not cancel the variance. A row without
 // columns has mean and variance 0.
 template <typename T, int N>
@@ -340,9 +334,8 @@ class CudaNorm final : public NormKernels {
   }
 
   void BatchNormStatistics(int64_t rows, float epsilon, double share, std::span<const double> sums,
-                           std::span<float> mean, std::span<float> inverse,
-                           std::span<float> running_mean,
-                           std::span<float> running_variance) override {
+                           FloatSpan mean, FloatSpan inverse, FloatSpan running_mean,
+                           FloatSpan running_variance) override {
     const int64_t columns = mean.size();
     CheckSize("sums", sums.size(), 2 * columns);
     CheckChannels({.channels = columns},
@@ -355,8 +348,7 @@ class CudaNorm final : public NormKernels {
            running_mean.data(), running_variance.data());
   }
 
-  void BatchNormInverse(float epsilon, std::span<const float> variance,
-                        std::span<float> inverse) override {
+  void BatchNormInverse(float epsilon, ConstFloatSpan variance, FloatSpan inverse) override {
     const int64_t columns = variance.size();
     CheckSize("inverse", inverse.size(), columns);
     if (inverse.empty()) return;
@@ -364,7 +356,7 @@ class CudaNorm final : public NormKernels {
            epsilon, variance.data(), inverse.data());
   }
 
-  void DivideToFloat(double divisor, std::span<const double> sums, std::span<float> y) override {
+  void DivideToFloat(double divisor, std::span<const double> sums, FloatSpan y) override {
     CHECK_LE(y.size(), sums.size());
     if (y.empty()) return;
     const int64_t n = y.size();
@@ -372,9 +364,9 @@ class CudaNorm final : public NormKernels {
            sums.data(), y.data());
   }
 
-  void BatchNormForward(const RowsDims& dims, ConstValues x, std::span<const float> mean,
-                        std::span<const float> inverse, std::span<const float> scale,
-                        std::span<const float> shift, Values y) override {
+  void BatchNormForward(const RowsDims& dims, ConstValues x, ConstFloatSpan mean,
+                        ConstFloatSpan inverse, ConstFloatSpan scale, ConstFloatSpan shift,
+                        Values y) override {
     CheckSizes(SizeOf(dims), {{"x", x.size()}, {"y", y.size()}});
     CheckChannels(dims, {mean.size(), inverse.size(), scale.size(), shift.size()});
     if (y.empty()) return;
@@ -388,7 +380,7 @@ class CudaNorm final : public NormKernels {
   }
 
   void BatchNormBackwardSums(const RowsDims& dims, ConstValues x, ConstValues dy,
-                             std::span<const float> mean, std::span<const float> inverse,
+                             ConstFloatSpan mean, ConstFloatSpan inverse,
                              std::span<double> sums) override {
     CheckSizes(SizeOf(dims), {{"x", x.size()}, {"dy", dy.size()}});
     CheckSize("sums", sums.size(), 2 * dims.channels);
@@ -402,10 +394,9 @@ class CudaNorm final : public NormKernels {
     });
   }
 
-  void BatchNormBackward(const RowsDims& dims, ConstValues x, ConstValues dy,
-                         std::span<const float> mean, std::span<const float> inverse,
-                         std::span<const float> scale, std::span<const float> mean_dy,
-                         std::span<const float> mean_dy_x, Values dx) override {
+  void BatchNormBackward(const RowsDims& dims, ConstValues x, ConstValues dy, ConstFloatSpan mean,
+                         ConstFloatSpan inverse, ConstFloatSpan scale, ConstFloatSpan mean_dy,
+                         ConstFloatSpan mean_dy_x, Values dx) override {
     CheckSizes(SizeOf(dims), {{"x", x.size()}, {"dy", dy.size()}, {"dx", dx.size()}});
     CheckChannels(dims,
                   {mean.size(), inverse.size(), scale.size(), mean_dy.size(), mean_dy_x.size()});
@@ -421,9 +412,9 @@ class CudaNorm final : public NormKernels {
                    });
   }
 
-  void LayerNormForward(const RowsDims& dims, float epsilon, ConstValues x,
-                        std::span<const float> scale, std::span<const float> shift, Values y,
-                        std::span<float> mean, std::span<float> inverse) override {
+  void LayerNormForward(const RowsDims& dims, float epsilon, ConstValues x, ConstFloatSpan scale,
+                        ConstFloatSpan shift, Values y, FloatSpan mean,
+                        FloatSpan inverse) override {
     CheckSizes(SizeOf(dims), {{"x", x.size()}, {"y", y.size()}});
     CheckSizes(dims.rows, {{"mean", mean.size()}, {"inverse", inverse.size()}});
     CheckChannels(dims, {scale.size(), shift.size()});
@@ -437,10 +428,9 @@ class CudaNorm final : public NormKernels {
     });
   }
 
-  void LayerNormBackward(const RowsDims& dims, ConstValues x, ConstValues dy,
-                         std::span<const float> mean, std::span<const float> inverse,
-                         std::span<const float> scale, Values dx, std::span<float> dscale,
-                         std::span<float> dshift) override {
+  void LayerNormBackward(const RowsDims& dims, ConstValues x, ConstValues dy, ConstFloatSpan mean,
+                         ConstFloatSpan inverse, ConstFloatSpan scale, Values dx, FloatSpan dscale,
+                         FloatSpan dshift) override {
     CheckSizes(SizeOf(dims), {{"x", x.size()}, {"dy", dy.size()}, {"dx", dx.size()}});
     CheckSizes(dims.rows, {{"mean", mean.size()}, {"inverse", inverse.size()}});
     CheckChannels(dims, {scale.size(), dscale.size(), dshift.size()});
@@ -459,7 +449,7 @@ class CudaNorm final : public NormKernels {
         });
   }
 
-  void LrnForward(const LrnDims& dims, ConstValues x, Values y, std::span<float> d) override {
+  void LrnForward(const LrnDims& dims, ConstValues x, Values y, FloatSpan d) override {
     const int64_t n = SizeOf(dims);
     CheckSizes(n, {{"x", x.size()}, {"y", y.size()}, {"d", d.size()}});
     if (y.empty()) return;
@@ -471,7 +461,7 @@ class CudaNorm final : public NormKernels {
     });
   }
 
-  void LrnBackward(const LrnDims& dims, ConstValues x, std::span<const float> d, ConstValues dy,
+  void LrnBackward(const LrnDims& dims, ConstValues x, ConstFloatSpan d, ConstValues dy,
                    Values dx) override {
     const int64_t n = SizeOf(dims);
     CheckSizes(n, {{"x", x.size()}, {"d", d.size()}, {"dy", dy.size()}, {"dx", dx.size()}});

@@ -225,8 +225,8 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 void LaunchUpdate(CudaContext& cuda, const SliceUpdate& update, const CudaNumbers* numbers,
-                  std::span<const SliceSegment> segments, std::span<const float> g,
-                  std::span<float> w, std::span<float> m, std::span<float> v) {
+                  std::span<const SliceSegment> segments, ConstFloatSpan g, FloatSpan w,
+                  FloatSpan m, FloatSpan v) {
   const bool is_adamw = update.rule == SliceUpdate::Rule::kAdamW;
   CheckSizes(std::ssize(w), {{"g", g.size()}, {"v", v.size()}});
   if (is_adamw) CheckSize("m", m.size(), std::ssize(w));
@@ -261,7 +261,7 @@ void LaunchUpdate(CudaContext& cuda, const SliceUpdate& update, const CudaNumber
 }
 
 // *sum = the sum of squares of x; with `add`, *sum += it. Requires: x is not empty.
-void LaunchSumOfSquares(CudaContext& cuda, std::span<const float> x, bool add, double* sum) {
+void LaunchSumOfSquares(CudaContext& cuda, ConstFloatSpan x, bool add, double* sum) {
   // The number of blocks, and with it the order of the sum, depends on the number of elements only.
   const int64_t n = x.size(), per_block = kThreads * 16;
   const int blocks = std::min<int64_t>((n + per_block - 1) / per_block, kMaxSquareBlocks);
@@ -276,17 +276,16 @@ class CudaOptimizer final : public OptimizerKernels {
  public:
   explicit CudaOptimizer(CudaContext& cuda) : cuda_(cuda) {}
 
-  void Sgd(const SgdStep& step, std::span<const float> g, std::span<float> w,
-           std::span<float> v) override {
+  void Sgd(const SgdStep& step, ConstFloatSpan g, FloatSpan w, FloatSpan v) override {
     LaunchUpdate(cuda_, {.rule = SliceUpdate::Rule::kSgd, .sgd = step}, nullptr, {}, g, w, {}, v);
   }
-  void AdamW(const AdamWStep& step, std::span<const float> g, std::span<float> w,
-             std::span<float> m, std::span<float> v) override {
+  void AdamW(const AdamWStep& step, ConstFloatSpan g, FloatSpan w, FloatSpan m,
+             FloatSpan v) override {
     LaunchUpdate(cuda_, {.rule = SliceUpdate::Rule::kAdamW, .adamw = step}, nullptr, {}, g, w, m,
                  v);
   }
 
-  void DrawTowards(float momentum, std::span<const float> batch, std::span<float> w) override {
+  void DrawTowards(float momentum, ConstFloatSpan batch, FloatSpan w) override {
     const int64_t n = w.size();
     CheckSize("batch", batch.size(), n);
     if (w.empty()) return;
@@ -294,7 +293,7 @@ class CudaOptimizer final : public OptimizerKernels {
            batch.data(), w.data());
   }
 
-  double SumOfSquares(std::span<const float> x) override {
+  double SumOfSquares(ConstFloatSpan x) override {
     if (x.empty() || cuda_.results.data() == nullptr) return 0;
     double* const sum = cuda_.results.data()->sums;
     LaunchSumOfSquares(cuda_, x, /*add=*/false, sum);
@@ -330,7 +329,7 @@ class CudaSlices final : public SliceKernels {
            cuda_.numbers.data());
   }
 
-  void AddSumOfSquares(std::span<const float> x, double* sum) override {
+  void AddSumOfSquares(ConstFloatSpan x, double* sum) override {
     if (!x.empty()) LaunchSumOfSquares(cuda_, x, /*add=*/true, sum);
   }
 
@@ -338,9 +337,8 @@ class CudaSlices final : public SliceKernels {
     return std::make_unique<DeviceSegments>(cuda_.device, segments);
   }
 
-  void UpdateSlice(const SliceUpdate& update, const SegmentTable& segments,
-                   std::span<const float> g, std::span<float> w, std::span<float> m,
-                   std::span<float> v) override {
+  void UpdateSlice(const SliceUpdate& update, const SegmentTable& segments, ConstFloatSpan g,
+                   FloatSpan w, FloatSpan m, FloatSpan v) override {
     const auto table = static_cast<const DeviceSegments&>(segments).segments();
     if (cuda_.numbers.data() == nullptr || table.data() == nullptr) return;
     LaunchUpdate(cuda_, update, cuda_.numbers.data(), table, g, w, m, v);

@@ -2,7 +2,7 @@
 // first function that it lacks.
 //
 // Libraries return their own codes even if the CUDA runtime caused the failure, and those codes do
-// not tell whether the device is lost. So LibraryError reads the runtime's last error first.
+// not show whether the device is lost. So LibraryError reads the runtime's last error first.
 #include "kernels/cuda/vendor_api.h"
 
 #include "absl/strings/str_cat.h"

@@ -199,8 +199,8 @@ class CudaWindow final : public WindowKernels {
  public:
   explicit CudaWindow(CudaContext& cuda) : cuda_(cuda) {}
 
-  void ConvolutionForward(const ConvolutionDims& dims, ConstValues x, std::span<const float> w,
-                          std::span<const float> b, Values y) override {
+  void ConvolutionForward(const ConvolutionDims& dims, ConstValues x, ConstFloatSpan w,
+                          ConstFloatSpan b, Values y) override {
     CheckLayer(SizesOf(dims), x.size(), w.size(), b.size(), y.size());
     if (y.empty()) return;
     if (x.empty() || w.empty()) {
@@ -211,8 +211,8 @@ class CudaWindow final : public WindowKernels {
     cuda_.AddBias(b, y);
   }
 
-  void ConvolutionBackwardData(const ConvolutionDims& dims, ConstValues dy,
-                               std::span<const float> w, Values dx) override {
+  void ConvolutionBackwardData(const ConvolutionDims& dims, ConstValues dy, ConstFloatSpan w,
+                               Values dx) override {
     CheckLayer(SizesOf(dims), dx.size(), w.size(), 0, dy.size());
     if (dx.empty()) return;
     if (dy.empty() || w.empty()) return cuda_.Zero(dx);
@@ -220,7 +220,7 @@ class CudaWindow final : public WindowKernels {
   }
 
   void ConvolutionBackwardWeights(const ConvolutionDims& dims, ConstValues x, ConstValues dy,
-                                  std::span<float> dw, std::span<float> db) override {
+                                  FloatSpan dw, FloatSpan db) override {
     CheckLayer(SizesOf(dims), x.size(), dw.size(), db.size(), dy.size());
     cuda_.BiasGradient(dims.batch * dims.window.out_height * dims.window.out_width, dy, db);
     if (dw.empty()) return;

@@ -8,15 +8,11 @@
 // with.
 //
 // Cost: a multiplication per product, in one thread; tests use it with small extents.
-#include <glog/logging.h>
-
 #include <algorithm>
 #include <cmath>
 #include <vector>
 
-#include "kernels/extents.h"
 #include "kernels/reference/reference_backend.h"
-#include "kernels/reference/sums.h"
 
 namespace cadre {
 namespace {
@@ -31,17 +27,12 @@ void ForEachProduct(const FullyConnectedDims& d, F f) {
   }
 }
 
-int64_t TableRow(const EmbeddingDims& d, float id) {
-  CHECK(id >= 0 && id < d.vocabulary) << "token " << id;
-  return id;
-}
-
 // Calls f(w_at, position_at, y_at) for every element of the output.
 template <typename F>
-void ForEachFeature(const EmbeddingDims& d, std::span<const float> ids, F f) {
+void ForEachFeature(const EmbeddingDims& d, ConstFloatSpan ids, F f) {
   for (int64_t n = 0; n < d.batch; ++n) {
     for (int64_t t = 0; t < d.tokens; ++t) {
-      const int64_t row = TableRow(d, ids[n * d.tokens + t]);
+      const int64_t row = ids[n * d.tokens + t];
       for (int64_t i = 0; i < d.features; ++i) {
         f(row * d.features + i, (d.first_token + t) * d.features + i,
           (n * d.tokens + t) * d.features + i);
@@ -73,7 +64,7 @@ double ScoreScale(const AttentionDims& d) {
   return 1 / std::sqrt(std::max<int64_t>(1, d.head_features));
 }
 
-double Dot(std::span<const float> a, std::span<const float> b) {
+double Dot(ConstFloatSpan a, ConstFloatSpan b) {
   double sum = 0;
   for (size_t i = 0; i < a.size(); ++i) sum += Product(a[i], b[i]);
   return sum;
@@ -96,14 +87,10 @@ void ForEachQuery(const AttentionDims& d, F f) {
   }
 }
 
-class ReferenceDense final : public DenseKernels {
+class ReferenceDense {
  public:
-  void FullyConnectedForward(const FullyConnectedDims& dims, ConstValues x_values,
-                             std::span<const float> w, std::span<const float> b,
-                             Values y_values) override {
-    const auto x = x_values.floats();
-    const auto y = y_values.floats();
-    CheckLayer(SizesOf(dims), x.size(), w.size(), b.size(), y.size());
+  void FullyConnectedForward(const FullyConnectedDims& dims, ConstFloatSpan x, ConstFloatSpan w,
+                             ConstFloatSpan b, FloatSpan y) {
     std::vector<double> sums(y.size());
     for (size_t i = 0; i < sums.size() && !b.empty(); ++i) sums[i] = b[i % b.size()];
     ForEachProduct(dims, [&](int64_t x_at, int64_t w_at, int64_t y_at) {
@@ -112,11 +99,8 @@ class ReferenceDense final : public DenseKernels {
     Store(sums, y);
   }
 
-  void FullyConnectedBackwardData(const FullyConnectedDims& dims, ConstValues dy_values,
-                                  std::span<const float> w, Values dx_values) override {
-    const auto dy = dy_values.floats();
-    const auto dx = dx_values.floats();
-    CheckLayer(SizesOf(dims), dx.size(), w.size(), 0, dy.size());
+  void FullyConnectedBackwardData(const FullyConnectedDims& dims, ConstFloatSpan dy,
+                                  ConstFloatSpan w, FloatSpan dx) {
     std::vector<double> sums(dx.size());
     ForEachProduct(dims, [&](int64_t x_at, int64_t w_at, int64_t y_at) {
       sums[x_at] += Product(dy[y_at], w[w_at]);
@@ -124,11 +108,8 @@ class ReferenceDense final : public DenseKernels {
     Store(sums, dx);
   }
 
-  void FullyConnectedBackwardWeights(const FullyConnectedDims& dims, ConstValues x_values,
-                                     ConstValues dy_values, std::span<float> dw,
-                                     std::span<float> db) override {
-    const auto x = x_values.floats(), dy = dy_values.floats();
-    CheckLayer(SizesOf(dims), x.size(), dw.size(), db.size(), dy.size());
+  void FullyConnectedBackwardWeights(const FullyConnectedDims& dims, ConstFloatSpan x,
+                                     ConstFloatSpan dy, FloatSpan dw, FloatSpan db) {
     std::vector<double> weights(dw.size());
     ForEachProduct(dims, [&](int64_t x_at, int64_t w_at, int64_t y_at) {
       weights[w_at] += Product(x[x_at], dy[y_at]);
@@ -139,21 +120,15 @@ class ReferenceDense final : public DenseKernels {
     Store(biases, db);
   }
 
-  void EmbeddingForward(const EmbeddingDims& dims, std::span<const float> ids,
-                        std::span<const float> w, std::span<const float> positions,
-                        Values y_values) override {
-    const auto y = y_values.floats();
-    CheckEmbedding(dims, ids.size(), w.size(), positions.size(), y.size());
+  void EmbeddingForward(const EmbeddingDims& dims, ConstFloatSpan ids, ConstFloatSpan w,
+                        ConstFloatSpan positions, FloatSpan y) {
     ForEachFeature(dims, ids, [&](int64_t w_at, int64_t position_at, int64_t y_at) {
       y[y_at] = positions.empty() ? w[w_at] : w[w_at] + positions[position_at];
     });
   }
 
-  void EmbeddingBackward(const EmbeddingDims& dims, std::span<const float> ids,
-                         ConstValues dy_values, std::span<float> dw,
-                         std::span<float> dpositions) override {
-    const auto dy = dy_values.floats();
-    CheckEmbedding(dims, ids.size(), dw.size(), dpositions.size(), dy.size());
+  void EmbeddingBackward(const EmbeddingDims& dims, ConstFloatSpan ids, ConstFloatSpan dy,
+                         FloatSpan dw, FloatSpan dpositions) {
     std::vector<double> table(dw.size());
     std::vector<double> by_position(dpositions.size());
     ForEachFeature(dims, ids, [&](int64_t w_at, int64_t position_at, int64_t y_at) {
@@ -164,11 +139,8 @@ class ReferenceDense final : public DenseKernels {
     Store(by_position, dpositions);
   }
 
-  void AttentionForward(const AttentionDims& dims, ConstValues qkv_values,
-                        Values probabilities_values, Values context_values) override {
-    const auto qkv = qkv_values.floats();
-    const auto probabilities = probabilities_values.floats(), context = context_values.floats();
-    CheckAttention(dims, qkv.size(), probabilities.size(), context.size());
+  void AttentionForward(const AttentionDims& dims, ConstFloatSpan qkv, FloatSpan probabilities,
+                        FloatSpan context) {
     std::fill(probabilities.begin(), probabilities.end(), 0);
     ForEachQuery(dims, [&](int64_t n, int64_t h, int64_t t) {
       const int64_t features = dims.head_features;
@@ -192,14 +164,8 @@ class ReferenceDense final : public DenseKernels {
   // The gradient of softmax(s) is p * (dp - sum(p * dp)) by row, where dp is the gradient of the
   // probabilities p; the chain rule through the scores s = q k^T / sqrt(features) gives dq and dk,
   // and that through context = p v gives dv.
-  void AttentionBackward(const AttentionDims& dims, ConstValues qkv_values,
-                         ConstValues probabilities_values, ConstValues dcontext_values,
-                         Values dqkv_values) override {
-    const auto qkv = qkv_values.floats(), probabilities = probabilities_values.floats(),
-               dcontext = dcontext_values.floats();
-    const auto dqkv = dqkv_values.floats();
-    CheckAttention(dims, qkv.size(), probabilities.size(), dcontext.size());
-    CheckSize("dqkv", dqkv.size(), std::ssize(qkv));
+  void AttentionBackward(const AttentionDims& dims, ConstFloatSpan qkv,
+                         ConstFloatSpan probabilities, ConstFloatSpan dcontext, FloatSpan dqkv) {
     std::vector<double> sums(dqkv.size());
     ForEachQuery(dims, [&](int64_t n, int64_t h, int64_t t) {
       const int64_t features = dims.head_features;
@@ -232,6 +198,8 @@ class ReferenceDense final : public DenseKernels {
 
 }  // namespace
 
-std::unique_ptr<DenseKernels> MakeReferenceDense() { return std::make_unique<ReferenceDense>(); }
+std::unique_ptr<DenseKernels> MakeReferenceDense() {
+  return std::make_unique<HostDense<SpanCaller<ReferenceDense>>>();
+}
 
 }  // namespace cadre

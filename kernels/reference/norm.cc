@@ -11,9 +11,7 @@
 #include <cmath>
 #include <vector>
 
-#include "kernels/extents.h"
 #include "kernels/reference/reference_backend.h"
-#include "kernels/reference/sums.h"
 
 namespace cadre {
 namespace {
@@ -30,12 +28,9 @@ Around AroundOf(const LrnDims& d, int64_t c) {
           .end = std::min(d.channels, c + (d.size - 1) / 2 + 1)};
 }
 
-class ReferenceNorm final : public HostNorm {
+class ReferenceNorm {
  public:
-  void BatchNormSums(const RowsDims& dims, ConstValues x_values, std::span<double> sums) override {
-    const auto x = x_values.floats();
-    CheckSize("x", x.size(), SizeOf(dims));
-    CheckSize("sums", sums.size(), 2 * dims.channels);
+  void BatchNormSums(const RowsDims& dims, ConstFloatSpan x, std::span<double> sums) {
     std::fill(sums.begin(), sums.end(), 0);
     for (int64_t r = 0; r < dims.rows; ++r) {
       for (int64_t c = 0; c < dims.channels; ++c) {
@@ -46,13 +41,9 @@ class ReferenceNorm final : public HostNorm {
     }
   }
 
-  void BatchNormForward(const RowsDims& dims, ConstValues x_values, std::span<const float> mean,
-                        std::span<const float> inverse, std::span<const float> scale,
-                        std::span<const float> shift, Values y_values) override {
-    const auto x = x_values.floats();
-    const auto y = y_values.floats();
-    CheckSizes(SizeOf(dims), {{"x", x.size()}, {"y", y.size()}});
-    CheckChannels(dims, {mean.size(), inverse.size(), scale.size(), shift.size()});
+  void BatchNormForward(const RowsDims& dims, ConstFloatSpan x, ConstFloatSpan mean,
+                        ConstFloatSpan inverse, ConstFloatSpan scale, ConstFloatSpan shift,
+                        FloatSpan y) {
     for (int64_t r = 0; r < dims.rows; ++r) {
       for (int64_t c = 0; c < dims.channels; ++c) {
         const int64_t at = r * dims.channels + c;
@@ -62,13 +53,8 @@ class ReferenceNorm final : public HostNorm {
     }
   }
 
-  void BatchNormBackwardSums(const RowsDims& dims, ConstValues x_values, ConstValues dy_values,
-                             std::span<const float> mean, std::span<const float> inverse,
-                             std::span<double> sums) override {
-    const auto x = x_values.floats(), dy = dy_values.floats();
-    CheckSizes(SizeOf(dims), {{"x", x.size()}, {"dy", dy.size()}});
-    CheckSize("sums", sums.size(), 2 * dims.channels);
-    CheckChannels(dims, {mean.size(), inverse.size()});
+  void BatchNormBackwardSums(const RowsDims& dims, ConstFloatSpan x, ConstFloatSpan dy,
+                             ConstFloatSpan mean, ConstFloatSpan inverse, std::span<double> sums) {
     std::fill(sums.begin(), sums.end(), 0);
     for (int64_t r = 0; r < dims.rows; ++r) {
       for (int64_t c = 0; c < dims.channels; ++c) {
@@ -80,15 +66,9 @@ class ReferenceNorm final : public HostNorm {
     }
   }
 
-  void BatchNormBackward(const RowsDims& dims, ConstValues x_values, ConstValues dy_values,
-                         std::span<const float> mean, std::span<const float> inverse,
-                         std::span<const float> scale, std::span<const float> mean_dy,
-                         std::span<const float> mean_dy_x, Values dx_values) override {
-    const auto x = x_values.floats(), dy = dy_values.floats();
-    const auto dx = dx_values.floats();
-    CheckSizes(SizeOf(dims), {{"x", x.size()}, {"dy", dy.size()}, {"dx", dx.size()}});
-    CheckChannels(dims,
-                  {mean.size(), inverse.size(), scale.size(), mean_dy.size(), mean_dy_x.size()});
+  void BatchNormBackward(const RowsDims& dims, ConstFloatSpan x, ConstFloatSpan dy,
+                         ConstFloatSpan mean, ConstFloatSpan inverse, ConstFloatSpan scale,
+                         ConstFloatSpan mean_dy, ConstFloatSpan mean_dy_x, FloatSpan dx) {
     for (int64_t r = 0; r < dims.rows; ++r) {
       for (int64_t c = 0; c < dims.channels; ++c) {
         const int64_t at = r * dims.channels + c;
@@ -100,14 +80,8 @@ class ReferenceNorm final : public HostNorm {
     }
   }
 
-  void LayerNormForward(const RowsDims& dims, float epsilon, ConstValues x_values,
-                        std::span<const float> scale, std::span<const float> shift, Values y_values,
-                        std::span<float> mean, std::span<float> inverse) override {
-    const auto x = x_values.floats();
-    const auto y = y_values.floats();
-    CheckSizes(SizeOf(dims), {{"x", x.size()}, {"y", y.size()}});
-    CheckSizes(dims.rows, {{"mean", mean.size()}, {"inverse", inverse.size()}});
-    CheckChannels(dims, {scale.size(), shift.size()});
+  void LayerNormForward(const RowsDims& dims, float epsilon, ConstFloatSpan x, ConstFloatSpan scale,
+                        ConstFloatSpan shift, FloatSpan y, FloatSpan mean, FloatSpan inverse) {
     // Rows without channels have mean and variance 0.
     const double count = std::max<int64_t>(1, dims.channels);
     for (int64_t r = 0; r < dims.rows; ++r) {
@@ -126,15 +100,9 @@ class ReferenceNorm final : public HostNorm {
     }
   }
 
-  void LayerNormBackward(const RowsDims& dims, ConstValues x_values, ConstValues dy_values,
-                         std::span<const float> mean, std::span<const float> inverse,
-                         std::span<const float> scale, Values dx_values, std::span<float> dscale,
-                         std::span<float> dshift) override {
-    const auto x = x_values.floats(), dy = dy_values.floats();
-    const auto dx = dx_values.floats();
-    CheckSizes(SizeOf(dims), {{"x", x.size()}, {"dy", dy.size()}, {"dx", dx.size()}});
-    CheckSizes(dims.rows, {{"mean", mean.size()}, {"inverse", inverse.size()}});
-    CheckChannels(dims, {scale.size(), dscale.size(), dshift.size()});
+  void LayerNormBackward(const RowsDims& dims, ConstFloatSpan x, ConstFloatSpan dy,
+                         ConstFloatSpan mean, ConstFloatSpan inverse, ConstFloatSpan scale,
+                         FloatSpan dx, FloatSpan dscale, FloatSpan dshift) {
     const int64_t channels = dims.channels;
     std::vector<double> scale_sums(dscale.size());
     std::vector<double> shift_sums(dshift.size());
@@ -163,11 +131,7 @@ class ReferenceNorm final : public HostNorm {
     Store(shift_sums, dshift);
   }
 
-  void LrnForward(const LrnDims& dims, ConstValues x_values, Values y_values,
-                  std::span<float> d) override {
-    const auto x = x_values.floats();
-    const auto y = y_values.floats();
-    CheckSizes(SizeOf(dims), {{"x", x.size()}, {"y", y.size()}, {"d", d.size()}});
+  void LrnForward(const LrnDims& dims, ConstFloatSpan x, FloatSpan y, FloatSpan d) {
     const double alpha = dims.alpha, factor = alpha / dims.size;
     for (int64_t r = 0; r < dims.rows; ++r) {
       const int64_t row = r * dims.channels;
@@ -186,12 +150,8 @@ class ReferenceNorm final : public HostNorm {
 
   // y[j] depends on x[c] through its numerator if j = c, and through d[j] if c is in the window
   // around j.
-  void LrnBackward(const LrnDims& dims, ConstValues x_values, std::span<const float> d,
-                   ConstValues dy_values, Values dx_values) override {
-    const auto x = x_values.floats(), dy = dy_values.floats();
-    const auto dx = dx_values.floats();
-    CheckSizes(SizeOf(dims),
-               {{"x", x.size()}, {"d", d.size()}, {"dy", dy.size()}, {"dx", dx.size()}});
+  void LrnBackward(const LrnDims& dims, ConstFloatSpan x, ConstFloatSpan d, ConstFloatSpan dy,
+                   FloatSpan dx) {
     const double alpha = dims.alpha, factor = alpha / dims.size;
     const double beta = dims.beta;
     std::vector<double> sums(dx.size());
@@ -214,6 +174,8 @@ class ReferenceNorm final : public HostNorm {
 
 }  // namespace
 
-std::unique_ptr<NormKernels> MakeReferenceNorm() { return std::make_unique<ReferenceNorm>(); }
+std::unique_ptr<NormKernels> MakeReferenceNorm() {
+  return std::make_unique<HostNorm<SpanCaller<ReferenceNorm>>>();
+}
 
 }  // namespace cadre

@@ -2,14 +2,11 @@
 //
 // The loss is computed from log(softmax(x)), with the maximum of the row subtracted first, so that
 // no exponential overflows and no logarithm of an underflowed probability is taken.
-#include <glog/logging.h>
-
 #include <algorithm>
 #include <cmath>
 #include <numbers>
 
 #include "base/random.h"
-#include "kernels/extents.h"
 #include "kernels/reference/reference_backend.h"
 
 namespace cadre {
@@ -47,30 +44,19 @@ double Gradient(Activation kind, double seen, double dy) {
   return dy;
 }
 
-class ReferencePointwise final : public HostPointwise {
+class ReferencePointwise {
  public:
-  void ActivationForward(Activation kind, ConstValues x_values, Values y_values) override {
-    const auto x = x_values.floats();
-    const auto y = y_values.floats();
-    CheckSize("y", y.size(), std::ssize(x));
+  void ActivationForward(Activation kind, ConstFloatSpan x, FloatSpan y) {
     for (size_t i = 0; i < x.size(); ++i) y[i] = Value(kind, x[i]);
   }
 
-  void ActivationBackward(Activation kind, ConstValues seen_values, ConstValues dy_values,
-                          Values dx_values) override {
-    const auto seen = seen_values.floats(), dy = dy_values.floats();
-    const auto dx = dx_values.floats();
-    CheckSizes(std::ssize(seen), {{"dy", dy.size()}, {"dx", dx.size()}});
+  void ActivationBackward(Activation kind, ConstFloatSpan seen, ConstFloatSpan dy, FloatSpan dx) {
     for (size_t i = 0; i < seen.size(); ++i) {
       dx[i] = Gradient(kind, seen[i], dy[i]);
     }
   }
 
-  void Dropout(const DropoutKey& key, uint64_t first, ConstValues x_values,
-               Values y_values) override {
-    const auto x = x_values.floats();
-    const auto y = y_values.floats();
-    CheckSize("y", y.size(), std::ssize(x));
+  void Dropout(const DropoutKey& key, uint64_t first, ConstFloatSpan x, FloatSpan y) {
     for (size_t i = 0; i < x.size(); ++i) {
       const bool keep =
           RandomUniform(key.seed, RandomStream::kDropout, key.layer, first + i) >= key.rate;
@@ -78,25 +64,17 @@ class ReferencePointwise final : public HostPointwise {
     }
   }
 
-  void Add(ConstValues x_values, Values y_values) override {
-    const auto x = x_values.floats();
-    const auto y = y_values.floats();
-    CheckSize("y", y.size(), std::ssize(x));
+  void Add(ConstFloatSpan x, FloatSpan y) {
     for (size_t i = 0; i < x.size(); ++i) y[i] += x[i];
   }
 
-  LossSums SoftmaxCrossEntropy(int64_t rows, int64_t classes, float smoothing, ConstValues x_values,
-                               std::span<const int32_t> labels, float scale,
-                               Values dx_values) override {
-    const auto x = x_values.floats();
-    const auto dx = dx_values.floats();
-    CheckLoss(rows, classes, x.size(), labels.size(), dx.size());
+  LossSums SoftmaxCrossEntropy(int64_t rows, int64_t classes, float smoothing, ConstFloatSpan x,
+                               std::span<const int32_t> labels, float scale, FloatSpan dx) {
     const double mass = smoothing, elsewhere = mass / classes;
     LossSums sums;
     for (int64_t r = 0; r < rows; ++r) {
       const auto row = x.subspan(r * classes, classes);
       const int32_t label = labels[r];
-      CHECK(label >= 0 && label < classes) << "label " << label;
       const auto largest = std::max_element(row.begin(), row.end());
       const double maximum = *largest;
       sums.correct += largest - row.begin() == label ? 1 : 0;
@@ -118,7 +96,7 @@ class ReferencePointwise final : public HostPointwise {
 }  // namespace
 
 std::unique_ptr<PointwiseKernels> MakeReferencePointwise() {
-  return std::make_unique<ReferencePointwise>();
+  return std::make_unique<HostPointwise<SpanCaller<ReferencePointwise>>>();
 }
 
 }  // namespace cadre

@@ -1,19 +1,14 @@
 #include "kernels/reference/reference_backend.h"
 
-#include "kernels/extents.h"
 #include "kernels/optimizer_step.h"
-#include "kernels/reference/sums.h"
 
 namespace cadre {
 namespace {
 
-class ReferenceMemory final : public HostMemory {
+class ReferenceMemory {
  public:
-  void Transpose(int64_t batch, int64_t positions, int64_t channels, ConstValues x_values,
-                 Values y_values) override {
-    const auto x = x_values.floats();
-    const auto y = y_values.floats();
-    CheckSizes(batch * positions * channels, {{"x", x.size()}, {"y", y.size()}});
+  void Transpose(int64_t batch, int64_t positions, int64_t channels, ConstFloatSpan x,
+                 FloatSpan y) {
     for (int64_t n = 0; n < batch; ++n) {
       for (int64_t p = 0; p < positions; ++p) {
         for (int64_t c = 0; c < channels; ++c) {
@@ -26,11 +21,9 @@ class ReferenceMemory final : public HostMemory {
 
 // Steps in double: the state is converted for each element and rounded once at the end. The
 // arithmetic is that of kernels/optimizer_step.h, which the faster back ends instantiate in fp32.
-class ReferenceOptimizer final : public HostOptimizer {
+class ReferenceOptimizer {
  public:
-  void Sgd(const SgdStep& step, std::span<const float> g, std::span<float> w,
-           std::span<float> v) override {
-    CheckSizes(std::ssize(w), {{"g", g.size()}, {"v", v.size()}});
+  void Sgd(const SgdStep& step, ConstFloatSpan g, FloatSpan w, FloatSpan v) {
     const auto factors = SgdFactorsOf<double>(step);
     for (size_t i = 0; i < w.size(); ++i) {
       double weight = w[i], velocity = v[i];
@@ -44,9 +37,7 @@ class ReferenceOptimizer final : public HostOptimizer {
     }
   }
 
-  void AdamW(const AdamWStep& step, std::span<const float> g, std::span<float> w,
-             std::span<float> m, std::span<float> v) override {
-    CheckSizes(std::ssize(w), {{"g", g.size()}, {"m", m.size()}, {"v", v.size()}});
+  void AdamW(const AdamWStep& step, ConstFloatSpan g, FloatSpan w, FloatSpan m, FloatSpan v) {
     const auto factors = AdamFactorsOf<double>(step);
     for (size_t i = 0; i < w.size(); ++i) {
       double weight = w[i], first = m[i], second = v[i];
@@ -57,7 +48,7 @@ class ReferenceOptimizer final : public HostOptimizer {
     }
   }
 
-  double SumOfSquares(std::span<const float> x) override {
+  double SumOfSquares(ConstFloatSpan x) {
     double sum = 0;
     for (const float value : x) sum += Product(value, value);
     return sum;
@@ -67,12 +58,12 @@ class ReferenceOptimizer final : public HostOptimizer {
 class ReferenceBackend final : public HostBackend {
  public:
   ReferenceBackend() {
-    families_ = {.memory = std::make_unique<ReferenceMemory>(),
+    families_ = {.memory = std::make_unique<HostMemory<SpanCaller<ReferenceMemory>>>(),
                  .dense = MakeReferenceDense(),
                  .window = MakeReferenceWindow(),
                  .norm = MakeReferenceNorm(),
                  .pointwise = MakeReferencePointwise(),
-                 .optimizer = std::make_unique<ReferenceOptimizer>(),
+                 .optimizer = std::make_unique<HostOptimizer<SpanCaller<ReferenceOptimizer>>>(),
                  .slices = nullptr};
   }
   std::unique_ptr<Backend> OneThread() const override { return MakeReferenceBackend(); }

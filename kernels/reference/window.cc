@@ -7,14 +7,10 @@
 //
 // Sums are taken in double and rounded once. Also used by the CPU back end for the rare extents
 // that oneDNN rejects.
-#include <glog/logging.h>
-
 #include <algorithm>
 #include <vector>
 
-#include "kernels/extents.h"
 #include "kernels/reference/reference_backend.h"
-#include "kernels/reference/sums.h"
 
 namespace cadre {
 namespace {
@@ -119,35 +115,25 @@ double Divisor(const PoolingDims& d, const Window& window) {
   return std::max<int64_t>(1, window.inside.elements());
 }
 
-class ReferenceWindow final : public WindowKernels {
+class ReferenceWindow {
  public:
-  void ConvolutionForward(const ConvolutionDims& dims, ConstValues x_values,
-                          std::span<const float> w, std::span<const float> b,
-                          Values y_values) override {
-    const auto x = x_values.floats();
-    const auto y = y_values.floats();
-    CheckLayer(SizesOf(dims), x.size(), w.size(), b.size(), y.size());
+  void ConvolutionForward(const ConvolutionDims& dims, ConstFloatSpan x, ConstFloatSpan w,
+                          ConstFloatSpan b, FloatSpan y) {
     std::vector<double> sums(y.size());
     for (size_t i = 0; i < sums.size() && !b.empty(); ++i) sums[i] = b[i % b.size()];
     ForEachTerm(dims, [&](Term t) { sums[t.y_at] += Product(x[t.x_at], w[t.w_at]); });
     Store(sums, y);
   }
 
-  void ConvolutionBackwardData(const ConvolutionDims& dims, ConstValues dy_values,
-                               std::span<const float> w, Values dx_values) override {
-    const auto dy = dy_values.floats();
-    const auto dx = dx_values.floats();
-    CheckLayer(SizesOf(dims), dx.size(), w.size(), 0, dy.size());
+  void ConvolutionBackwardData(const ConvolutionDims& dims, ConstFloatSpan dy, ConstFloatSpan w,
+                               FloatSpan dx) {
     std::vector<double> sums(dx.size());
     ForEachTerm(dims, [&](Term t) { sums[t.x_at] += Product(dy[t.y_at], w[t.w_at]); });
     Store(sums, dx);
   }
 
-  void ConvolutionBackwardWeights(const ConvolutionDims& dims, ConstValues x_values,
-                                  ConstValues dy_values, std::span<float> dw,
-                                  std::span<float> db) override {
-    const auto x = x_values.floats(), dy = dy_values.floats();
-    CheckLayer(SizesOf(dims), x.size(), dw.size(), db.size(), dy.size());
+  void ConvolutionBackwardWeights(const ConvolutionDims& dims, ConstFloatSpan x, ConstFloatSpan dy,
+                                  FloatSpan dw, FloatSpan db) {
     std::vector<double> weights(dw.size());
     ForEachTerm(dims, [&](Term t) { weights[t.w_at] += Product(x[t.x_at], dy[t.y_at]); });
     Store(weights, dw);
@@ -156,11 +142,8 @@ class ReferenceWindow final : public WindowKernels {
     Store(biases, db);
   }
 
-  void PoolingForward(const PoolingDims& dims, ConstValues x_values, Values y_values,
-                      std::span<int32_t> argmax) override {
-    const auto x = x_values.floats();
-    const auto y = y_values.floats();
-    CheckPooling(dims, x.size(), y.size(), argmax.size());
+  void PoolingForward(const PoolingDims& dims, ConstFloatSpan x, FloatSpan y,
+                      std::span<int32_t> argmax) {
     if (dims.kind == PoolKind::kMax) {
       ForEachWindow(dims, [&](const Window& window) {
         float& best = y[window.y_at];
@@ -182,11 +165,8 @@ class ReferenceWindow final : public WindowKernels {
     });
   }
 
-  void PoolingBackward(const PoolingDims& dims, ConstValues dy_values,
-                       std::span<const int32_t> argmax, Values dx_values) override {
-    const auto dy = dy_values.floats();
-    const auto dx = dx_values.floats();
-    CheckPooling(dims, dx.size(), dy.size(), argmax.size());
+  void PoolingBackward(const PoolingDims& dims, ConstFloatSpan dy, std::span<const int32_t> argmax,
+                       FloatSpan dx) {
     std::vector<double> sums(dx.size());
     if (dims.kind == PoolKind::kMax) {
       ForEachWindow(dims, [&](const Window& window) {
@@ -203,10 +183,7 @@ class ReferenceWindow final : public WindowKernels {
   }
 
   void GlobalAveragePoolForward(int64_t batch, int64_t positions, int64_t channels, int64_t divisor,
-                                ConstValues x_values, Values y_values) override {
-    const auto x = x_values.floats();
-    const auto y = y_values.floats();
-    CheckGlobalPooling(batch, positions, channels, divisor, x.size(), y.size());
+                                ConstFloatSpan x, FloatSpan y) {
     for (int64_t n = 0; n < batch; ++n) {
       for (int64_t c = 0; c < channels; ++c) {
         double sum = 0;
@@ -217,11 +194,7 @@ class ReferenceWindow final : public WindowKernels {
   }
 
   void GlobalAveragePoolBackward(int64_t batch, int64_t positions, int64_t channels,
-                                 int64_t divisor, ConstValues dy_values,
-                                 Values dx_values) override {
-    const auto dy = dy_values.floats();
-    const auto dx = dx_values.floats();
-    CheckGlobalPooling(batch, positions, channels, divisor, dx.size(), dy.size());
+                                 int64_t divisor, ConstFloatSpan dy, FloatSpan dx) {
     const double exact_divisor = divisor;
     for (int64_t n = 0; n < batch; ++n) {
       for (int64_t p = 0; p < positions; ++p) {
@@ -235,6 +208,8 @@ class ReferenceWindow final : public WindowKernels {
 
 }  // namespace
 
-std::unique_ptr<WindowKernels> MakeReferenceWindow() { return std::make_unique<ReferenceWindow>(); }
+std::unique_ptr<WindowKernels> MakeReferenceWindow() {
+  return std::make_unique<HostWindow<SpanCaller<ReferenceWindow>>>();
+}
 
 }  // namespace cadre
