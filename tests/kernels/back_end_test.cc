@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <omp.h>
 
+#include <cmath>
 #include <span>
 #include <thread>
 #include <vector>
@@ -11,6 +12,13 @@
 #include "tests/kernels/testing.h"
 
 namespace cadre {
+
+std::vector<BackEnd> BackEnds() {
+  return {{"Reference", [] { return MakeReferenceBackend(); }, {}},
+          {"Cpu", [] { return MakeCpuBackend(1); }, {}},
+          {"CpuThreeThreads", [] { return MakeCpuBackend(3); }, {}}};
+}
+
 namespace {
 
 // One step of a small network's operations. Returns all results, concatenated.
@@ -162,6 +170,48 @@ TEST(CpuKernelsTest, SpansMayStartAnywhere) {
 TEST(CpuKernelsDeathTest, NeedsAThread) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_DEATH(MakeCpuBackend(0), "threads");
+}
+
+// The reference and the CPU back end check arguments in the same place (host_backend.h).
+TEST(CpuKernelsDeathTest, RejectsWrongArguments) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto kernels = MakeCpuBackend(1);
+  const ConvolutionDims convolution = Convolution(1, 1, 1, Window(4, 4, 3, 1, 1));
+  ConvolutionDims no_stride = convolution;
+  no_stride.window.stride = 0;
+  const PoolingDims pooling = Pooling(PoolKind::kMax, 1, 1, Window(2, 2, 2));
+  const FullyConnectedDims connected{.batch = 2, .in = 3, .out = 4};
+  const EmbeddingDims embedding{.batch = 1, .tokens = 1, .vocabulary = 3, .features = 1};
+  Floats y(16), one(1), two(2), three(3), eight(8);
+  const auto convolve = [&](const ConvolutionDims& dims, int64_t xs, int64_t ws, int64_t bs) {
+    kernels->window().ConvolutionForward(dims, Floats(xs), Floats(ws), Floats(bs), y);
+  };
+  const auto embed = [&](float id) {
+    kernels->dense().EmbeddingForward(embedding, Floats{id}, three, {}, one);
+  };
+  const auto loss_of = [&](int32_t label) {
+    kernels->pointwise().SoftmaxCrossEntropy(1, 3, 0, three, std::vector<int32_t>{label}, 1, {});
+  };
+  EXPECT_DEATH(convolve(convolution, 15, 9, 1), "elements of x");
+  EXPECT_DEATH(convolve(convolution, 16, 8, 1), "elements of w");
+  EXPECT_DEATH(convolve(convolution, 16, 9, 2), "elements of b");
+  EXPECT_DEATH(convolve(no_stride, 16, 9, 1), "stride");
+  EXPECT_DEATH(kernels->window().PoolingForward(pooling, Floats(4), one, {}), "argmax");
+  EXPECT_DEATH(kernels->dense().FullyConnectedForward(connected, Floats(6), Floats(11), {}, eight),
+               "elements of w");
+  EXPECT_DEATH(
+      kernels->dense().FullyConnectedForward(connected, Floats(6), Floats(12), three, eight),
+      "elements of b");
+  EXPECT_DEATH(kernels->pointwise().ActivationForward(Activation::kRelu, two, three),
+               "elements of y");
+  EXPECT_DEATH(kernels->pointwise().Add(two, three), "elements of y");
+  EXPECT_DEATH(kernels->optimizer().Sgd({}, two, three, three), "elements of g");
+  EXPECT_DEATH(kernels->optimizer().AdamW({}, three, three, two, three), "elements of m");
+  EXPECT_DEATH(embed(3), "token 3");
+  EXPECT_DEATH(embed(-1), "token -1");
+  EXPECT_DEATH(embed(NAN), "token");
+  EXPECT_DEATH(loss_of(3), "label 3");
+  EXPECT_DEATH(loss_of(-1), "label -1");
 }
 
 }  // namespace

@@ -154,22 +154,7 @@ INSTANTIATE_TEST_SUITE_P(UnusualShapes, ReferenceConvolutionTest,
                          ::testing::ValuesIn(UnusualConvolutions()));
 INSTANTIATE_TEST_SUITE_P(EmptyShapes, ReferenceConvolutionTest, ::testing::ValuesIn(EmptyShapes()));
 
-TEST_P(ReferenceConvolutionTest, GradientsMatchDifferences) {
-  const ConvolutionDims& dims = GetParam();
-  const LayerSizes sizes = SizesOf(dims);
-  Floats x = Uniform(sizes.x, 1), w = Uniform(sizes.w, 2), b = Uniform(sizes.b, 3);
-  const Floats dy = Uniform(sizes.y, 4);
-  const auto kernels = MakeReferenceBackend();
-  const LayerOutputs out = RunLayer(*kernels, dims, x, w, b, dy);
-  const auto forward = [&] {
-    Floats y = Garbage(sizes.y);
-    kernels->window().ConvolutionForward(dims, x, w, b, y);
-    return y;
-  };
-  ExpectGradient(x, out.dx, dy, forward);
-  ExpectGradient(w, out.dw, dy, forward);
-  ExpectGradient(b, out.db, dy, forward);
-}
+TEST_P(ReferenceConvolutionTest, GradientsMatchDifferences) { ExpectLayerGradients(GetParam()); }
 
 class CpuConvolutionTest : public ::testing::TestWithParam<ConvolutionDims> {
  protected:
@@ -215,22 +200,6 @@ TEST(CpuConvolutionEdgeTest, MoreExtentsThanTheCacheHolds) {
       SCOPED_TRACE(width);
       ExpectLayerExact(*cpu, Convolution(1, 9, 3, Window(3, width, 3, 1, 1)));
     }
-  }
-}
-
-TEST(ConvolutionDeathTest, RejectsWrongExtentsAndSpans) {
-  GTEST_FLAG_SET(death_test_style, "threadsafe");
-  const ConvolutionDims dims = Convolution(1, 1, 1, Window(4, 4, 3, 1, 1));
-  const Floats x(16), w(9), b(1);
-  Floats y(16);
-  for (const auto make :
-       {+[] { return MakeReferenceBackend(); }, +[] { return MakeCpuBackend(1); }}) {
-    EXPECT_DEATH(make()->window().ConvolutionForward(dims, Floats(15), w, b, y), "elements of x");
-    EXPECT_DEATH(make()->window().ConvolutionForward(dims, x, Floats(8), b, y), "elements of w");
-    EXPECT_DEATH(make()->window().ConvolutionForward(dims, x, w, Floats(2), y), "elements of b");
-    ConvolutionDims wrong = dims;
-    wrong.window.stride = 0;
-    EXPECT_DEATH(make()->window().ConvolutionForward(wrong, x, w, b, y), "stride");
   }
 }
 

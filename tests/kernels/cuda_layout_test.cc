@@ -5,10 +5,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/cuda/convolution_shape.h"
 #include "kernels/cuda/cublas_math.h"
 #include "kernels/cuda/cudnn_plan.h"
-#include "kernels/cuda/product_layout.h"
+#include "kernels/cuda/vendor_layout.h"
 #include "kernels/extents.h"
 #include "tests/kernels/testing.h"
 

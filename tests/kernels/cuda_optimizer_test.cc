@@ -1,12 +1,46 @@
 // Compares updates of slices on the device with the host's loop over segments.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
 #include "tests/kernels/cuda_rig.h"
 
 namespace cadre {
+
+void UpdateSliceOnHost(Backend& host, float rate, int64_t updates, const SliceUpdate& update,
+                       std::span<const SliceSegment> segments, ConstFloatSpan g, FloatSpan w,
+                       FloatSpan m, FloatSpan v) {
+  if (update.loss != nullptr && !std::isfinite(*update.loss)) return;
+  float scale = 1;
+  if (update.squares != nullptr) {
+    scale = std::min(1.0, update.clip_norm / (std::sqrt(*update.squares) + 1e-6));
+  }
+  for (const SliceSegment& segment : segments) {
+    const auto part = [&segment](auto span) {
+      return span.subspan(segment.begin, segment.end - segment.begin);
+    };
+    if (segment.statistic) {
+      host.optimizer().DrawTowards(segment.momentum, part(g), part(w));
+    } else if (update.rule == SliceUpdate::Rule::kAdamW) {
+      AdamWStep step = update.adamw;
+      step.rate = rate;
+      step.gradient_scale = scale;
+      if (!segment.decays) step.weight_decay = 0;
+      step.correction1 = 1 - std::pow(double{step.beta1}, updates);
+      step.correction2 = 1 - std::pow(double{step.beta2}, updates);
+      host.optimizer().AdamW(step, part(g), part(w), part(m), part(v));
+    } else {
+      SgdStep step = update.sgd;
+      step.rate = rate;
+      step.gradient_scale = scale;
+      if (!segment.decays) step.weight_decay = 0;
+      host.optimizer().Sgd(step, part(g), part(w), part(v));
+    }
+  }
+}
+
 namespace {
 
 // Segments of all kinds that cover [0, n), some of one element and some empty.
@@ -162,7 +196,7 @@ class CudaWeightsTest : public CudaOptimizerTest {
   static constexpr FullyConnectedDims kDims{.batch = 1, .in = 1, .out = 16};
 
   // The weights as products use them: y = 1 w^T.
-  Floats Seen(std::span<const float> w) {
+  Floats Seen(ConstFloatSpan w) {
     const OnDevice x(device(), {1}, DType::kBFloat16), y(device(), Garbage(16), DType::kBFloat16);
     kernels().dense().FullyConnectedForward(kDims, x.values(), w, {}, y.values());
     return y.Get();

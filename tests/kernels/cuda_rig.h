@@ -18,11 +18,12 @@
 
 namespace cadre {
 
-class CudaRig {
- public:
-  virtual ~CudaRig() = default;
-  virtual CudaDevice& device() = 0;
-  virtual Backend& kernels() = 0;
+// Members are destroyed in reverse order.
+struct CudaRig {
+  // Null for a GPU.
+  std::shared_ptr<void> machine;
+  std::unique_ptr<CudaDevice> device;
+  std::unique_ptr<Backend> kernels;
 };
 
 // "Cuda" or "CudaEmulated".
@@ -30,19 +31,19 @@ std::string CudaRigName();
 // Why this machine has no such device; empty if it has one.
 std::string MissingCudaRig();
 // Requires: MissingCudaRig() is empty.
-std::unique_ptr<CudaRig> MakeCudaRig();
+CudaRig MakeCudaRig();
 
 // The rig's back end for tests whose data is on the host. Every call copies its spans to the
 // device, to `shift` elements after an aligned address, and copies outputs back. On the device,
 // activations have the given type.
-std::unique_ptr<Backend> MakeStagedBackend(std::unique_ptr<CudaRig> rig, int64_t shift,
+std::unique_ptr<Backend> MakeStagedBackend(CudaRig rig, int64_t shift,
                                            DType type = DType::kFloat32);
 
-// Computes the same as SliceKernels::UpdateSlice by updating each segment on the host. The pointers
-// of `update` are to host memory.
+// Computes the same as SliceKernels::UpdateSlice by updating each segment on the host
+// (cuda_optimizer_test.cc). The pointers of `update` are to host memory.
 void UpdateSliceOnHost(Backend& host, float rate, int64_t updates, const SliceUpdate& update,
-                       std::span<const SliceSegment> segments, std::span<const float> g,
-                       std::span<float> w, std::span<float> m, std::span<float> v);
+                       std::span<const SliceSegment> segments, ConstFloatSpan g, FloatSpan w,
+                       FloatSpan m, FloatSpan v);
 
 // Base of tests on the rig. They are skipped with a reason if there is no device.
 class CudaTest : public ::testing::Test {
@@ -53,18 +54,18 @@ class CudaTest : public ::testing::Test {
     rig_ = MakeCudaRig();
   }
   void TearDown() override {
-    if (rig_ == nullptr) return;
-    const absl::Status status = rig_->device().Synchronize();
+    if (rig_.device == nullptr) return;
+    const absl::Status status = rig_.device->Synchronize();
     EXPECT_TRUE(status.ok()) << status;
   }
 
-  CudaDevice& device() { return rig_->device(); }
-  Backend& kernels() { return rig_->kernels(); }
+  CudaDevice& device() { return *rig_.device; }
+  Backend& kernels() { return *rig_.kernels; }
   // Makes activations bf16.
   void UseBf16() { ASSERT_TRUE(kernels().SetPrecision(Precision::kBf16).ok()); }
 
   const std::unique_ptr<Backend> reference_ = MakeReferenceBackend();
-  std::unique_ptr<CudaRig> rig_;
+  CudaRig rig_;
 };
 
 }  // namespace cadre

@@ -21,7 +21,7 @@ class RecordingMath final : public DenseMath {
 
   void set_tf32(bool /*allowed*/) override {}
   void MatrixProduct(const MatrixProductDims& /*dims*/, ConstValues /*a*/, ConstValues b,
-                     std::span<const float> /*bias*/, Values /*c*/) override {
+                     ConstFloatSpan /*bias*/, Values /*c*/) override {
     weights_.push_back(b);
   }
   void ConvolutionForward(const ConvolutionDims& /*dims*/, ConstValues /*x*/, ConstValues w,
@@ -33,13 +33,13 @@ class RecordingMath final : public DenseMath {
     weights_.push_back(w);
   }
   void ConvolutionBackwardWeights(const ConvolutionDims& /*dims*/, ConstValues /*x*/,
-                                  ConstValues /*dy*/, std::span<float> /*dw*/) override {}
+                                  ConstValues /*dy*/, FloatSpan /*dw*/) override {}
   bool HasFusedAttention(const AttentionDims& /*dims*/, DType /*type*/) override { return false; }
   void FusedAttentionForward(const AttentionDims& /*dims*/, ConstValues /*qkv*/, Values /*context*/,
-                             std::span<float> /*statistics*/) override {}
+                             FloatSpan /*statistics*/) override {}
   void FusedAttentionBackward(const AttentionDims& /*dims*/, ConstValues /*qkv*/,
                               ConstValues /*context*/, ConstValues /*dcontext*/,
-                              std::span<const float> /*statistics*/, Values /*dqkv*/) override {}
+                              ConstFloatSpan /*statistics*/, Values /*dqkv*/) override {}
   std::string versions() const override { return "none"; }
 
  private:

@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "absl/strings/match.h"
-#include "kernels/cuda/convolution_shape.h"
 #include "kernels/cuda/vendor_api.h"
+#include "kernels/cuda/vendor_layout.h"
 #include "tests/kernels/testing.h"
 #include "tests/kernels/vendor_libraries.h"
 

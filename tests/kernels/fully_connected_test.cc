@@ -47,20 +47,7 @@ TEST_P(FullyConnectedTest, WithoutBatchGradientsAreZero) {
 }
 
 TEST(ReferenceFullyConnectedTest, GradientsMatchDifferences) {
-  const FullyConnectedDims dims{.batch = 3, .in = 5, .out = 4};
-  const LayerSizes sizes = SizesOf(dims);
-  Floats x = Uniform(sizes.x, 1), w = Uniform(sizes.w, 2), b = Uniform(sizes.b, 3);
-  const Floats dy = Uniform(sizes.y, 4);
-  const auto kernels = MakeReferenceBackend();
-  const LayerOutputs out = RunLayer(*kernels, dims, x, w, b, dy);
-  const auto forward = [&] {
-    Floats y = Garbage(sizes.y);
-    kernels->dense().FullyConnectedForward(dims, x, w, b, y);
-    return y;
-  };
-  ExpectGradient(x, out.dx, dy, forward);
-  ExpectGradient(w, out.dw, dy, forward);
-  ExpectGradient(b, out.db, dy, forward);
+  ExpectLayerGradients(FullyConnectedDims{.batch = 3, .in = 5, .out = 4});
 }
 
 class CpuFullyConnectedTest : public ::testing::TestWithParam<FullyConnectedDims> {
@@ -100,18 +87,6 @@ std::vector<FullyConnectedDims> Shapes() {
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, CpuFullyConnectedTest, ::testing::ValuesIn(Shapes()));
-
-TEST(FullyConnectedDeathTest, RejectsWrongSpans) {
-  GTEST_FLAG_SET(death_test_style, "threadsafe");
-  const FullyConnectedDims dims{.batch = 2, .in = 3, .out = 4};
-  Floats y(8);
-  EXPECT_DEATH(
-      MakeCpuBackend(1)->dense().FullyConnectedForward(dims, Floats(6), Floats(11), Floats(4), y),
-      "elements of w");
-  EXPECT_DEATH(MakeReferenceBackend()->dense().FullyConnectedForward(dims, Floats(6), Floats(12),
-                                                                     Floats(3), y),
-               "elements of b");
-}
 
 }  // namespace
 }  // namespace cadre

@@ -300,13 +300,5 @@ TEST(CpuPoolingEdgeTest, SeveralThreadsGiveTheSameBits) {
   }
 }
 
-TEST(PoolingDeathTest, MaxNeedsAnArgmax) {
-  GTEST_FLAG_SET(death_test_style, "threadsafe");
-  const PoolingDims dims = Pooling(PoolKind::kMax, 1, 1, Window(2, 2, 2));
-  Floats y(1);
-  EXPECT_DEATH(MakeCpuBackend(1)->window().PoolingForward(dims, Floats(4), y, {}), "argmax");
-  EXPECT_DEATH(MakeReferenceBackend()->window().PoolingForward(dims, Floats(4), y, {}), "argmax");
-}
-
 }  // namespace
 }  // namespace cadre

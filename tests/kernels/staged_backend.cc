@@ -1,10 +1,12 @@
 #include <algorithm>
 #include <deque>
 #include <functional>
+#include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "glog/logging.h"
 #include "kernels/host_backend.h"
 #include "tests/kernels/cuda_rig.h"
@@ -108,23 +110,25 @@ class Stage {
 
 // The rig, and the placement of data on its device.
 struct StagedRig {
-  std::unique_ptr<CudaRig> rig;
+  CudaRig rig;
   int64_t shift;
   DType type;
 };
 
-// One family of the staged back end. Call runs an operation of the rig's family on copies of the
+// The Caller (host_backend.h) that runs an operation of the rig's family on copies of the
 // arguments.
-template <typename Base, typename Family, Family& (Backend::*kFamily)()>
-class Staged : public Base {
+template <typename Family, Family& (Backend::*kFamily)()>
+class StagedCaller {
  public:
-  explicit Staged(StagedRig& rig) : rig_(rig) {}
+  using Operations = Family;
+
+  explicit StagedCaller(StagedRig& rig) : rig_(rig) {}
 
  protected:
   template <typename Result, typename... Parameters, typename... Arguments>
   Result Call(Result (Family::*operation)(Parameters...), const Arguments&... arguments) {
-    Stage stage(rig_.rig->device(), rig_.shift, rig_.type);
-    Family& family = (rig_.rig->kernels().*kFamily)();
+    Stage stage(*rig_.rig.device, rig_.shift, rig_.type);
+    Family& family = ((*rig_.rig.kernels).*kFamily)();
     if constexpr (std::is_void_v<Result>) {
       (family.*operation)(stage.Copied(arguments)...);
       stage.Finish();
@@ -139,182 +143,24 @@ class Staged : public Base {
   StagedRig& rig_;
 };
 
-class StagedMemory final : public Staged<HostMemory, MemoryKernels, &Backend::memory> {
- public:
-  using Staged::Staged;
-
-  void Transpose(int64_t batch, int64_t positions, int64_t channels, ConstValues x,
-                 Values y) override {
-    Call(&MemoryKernels::Transpose, batch, positions, channels, x, y);
-  }
-};
-
-class StagedDense final : public Staged<DenseKernels, DenseKernels, &Backend::dense> {
- public:
-  using Staged::Staged;
-
-  void FullyConnectedForward(const FullyConnectedDims& dims, ConstValues x,
-                             std::span<const float> w, std::span<const float> b,
-                             Values y) override {
-    Call(&DenseKernels::FullyConnectedForward, dims, x, w, b, y);
-  }
-  void FullyConnectedBackwardData(const FullyConnectedDims& dims, ConstValues dy,
-                                  std::span<const float> w, Values dx) override {
-    Call(&DenseKernels::FullyConnectedBackwardData, dims, dy, w, dx);
-  }
-  void FullyConnectedBackwardWeights(const FullyConnectedDims& dims, ConstValues x, ConstValues dy,
-                                     std::span<float> dw, std::span<float> db) override {
-    Call(&DenseKernels::FullyConnectedBackwardWeights, dims, x, dy, dw, db);
-  }
-  void EmbeddingForward(const EmbeddingDims& dims, std::span<const float> ids,
-                        std::span<const float> w, std::span<const float> positions,
-                        Values y) override {
-    Call(&DenseKernels::EmbeddingForward, dims, ids, w, positions, y);
-  }
-  void EmbeddingBackward(const EmbeddingDims& dims, std::span<const float> ids, ConstValues dy,
-                         std::span<float> dw, std::span<float> dpositions) override {
-    Call(&DenseKernels::EmbeddingBackward, dims, ids, dy, dw, dpositions);
-  }
-  void AttentionForward(const AttentionDims& dims, ConstValues qkv, Values probabilities,
-                        Values context) override {
-    Call(&DenseKernels::AttentionForward, dims, qkv, probabilities, context);
-  }
-  void AttentionBackward(const AttentionDims& dims, ConstValues qkv, ConstValues probabilities,
-                         ConstValues dcontext, Values dqkv) override {
-    Call(&DenseKernels::AttentionBackward, dims, qkv, probabilities, dcontext, dqkv);
-  }
-};
-
-class StagedWindow final : public Staged<WindowKernels, WindowKernels, &Backend::window> {
- public:
-  using Staged::Staged;
-
-  void ConvolutionForward(const ConvolutionDims& dims, ConstValues x, std::span<const float> w,
-                          std::span<const float> b, Values y) override {
-    Call(&WindowKernels::ConvolutionForward, dims, x, w, b, y);
-  }
-  void ConvolutionBackwardData(const ConvolutionDims& dims, ConstValues dy,
-                               std::span<const float> w, Values dx) override {
-    Call(&WindowKernels::ConvolutionBackwardData, dims, dy, w, dx);
-  }
-  void ConvolutionBackwardWeights(const ConvolutionDims& dims, ConstValues x, ConstValues dy,
-                                  std::span<float> dw, std::span<float> db) override {
-    Call(&WindowKernels::ConvolutionBackwardWeights, dims, x, dy, dw, db);
-  }
-  void PoolingForward(const PoolingDims& dims, ConstValues x, Values y,
-                      std::span<int32_t> argmax) override {
-    Call(&WindowKernels::PoolingForward, dims, x, y, argmax);
-  }
-  void PoolingBackward(const PoolingDims& dims, ConstValues dy, std::span<const int32_t> argmax,
-                       Values dx) override {
-    Call(&WindowKernels::PoolingBackward, dims, dy, argmax, dx);
-  }
-  void GlobalAveragePoolForward(int64_t batch, int64_t positions, int64_t channels, int64_t divisor,
-                                ConstValues x, Values y) override {
-    Call(&WindowKernels::GlobalAveragePoolForward, batch, positions, channels, divisor, x, y);
-  }
-  void GlobalAveragePoolBackward(int64_t batch, int64_t positions, int64_t channels,
-                                 int64_t divisor, ConstValues dy, Values dx) override {
-    Call(&WindowKernels::GlobalAveragePoolBackward, batch, positions, channels, divisor, dy, dx);
-  }
-};
-
-class StagedNorm final : public Staged<HostNorm, NormKernels, &Backend::norm> {
- public:
-  using Staged::Staged;
-
-  void BatchNormSums(const RowsDims& dims, ConstValues x, std::span<double> sums) override {
-    Call(&NormKernels::BatchNormSums, dims, x, sums);
-  }
-  void BatchNormForward(const RowsDims& dims, ConstValues x, std::span<const float> mean,
-                        std::span<const float> inverse, std::span<const float> scale,
-                        std::span<const float> shift, Values y) override {
-    Call(&NormKernels::BatchNormForward, dims, x, mean, inverse, scale, shift, y);
-  }
-  void BatchNormBackwardSums(const RowsDims& dims, ConstValues x, ConstValues dy,
-                             std::span<const float> mean, std::span<const float> inverse,
-                             std::span<double> sums) override {
-    Call(&NormKernels::BatchNormBackwardSums, dims, x, dy, mean, inverse, sums);
-  }
-  void BatchNormBackward(const RowsDims& dims, ConstValues x, ConstValues dy,
-                         std::span<const float> mean, std::span<const float> inverse,
-                         std::span<const float> scale, std::span<const float> mean_dy,
-                         std::span<const float> mean_dy_x, Values dx) override {
-    Call(&NormKernels::BatchNormBackward, dims, x, dy, mean, inverse, scale, mean_dy, mean_dy_x,
-         dx);
-  }
-  void LayerNormForward(const RowsDims& dims, float epsilon, ConstValues x,
-                        std::span<const float> scale, std::span<const float> shift, Values y,
-                        std::span<float> mean, std::span<float> inverse) override {
-    Call(&NormKernels::LayerNormForward, dims, epsilon, x, scale, shift, y, mean, inverse);
-  }
-  void LayerNormBackward(const RowsDims& dims, ConstValues x, ConstValues dy,
-                         std::span<const float> mean, std::span<const float> inverse,
-                         std::span<const float> scale, Values dx, std::span<float> dscale,
-                         std::span<float> dshift) override {
-    Call(&NormKernels::LayerNormBackward, dims, x, dy, mean, inverse, scale, dx, dscale, dshift);
-  }
-  void LrnForward(const LrnDims& dims, ConstValues x, Values y, std::span<float> d) override {
-    Call(&NormKernels::LrnForward, dims, x, y, d);
-  }
-  void LrnBackward(const LrnDims& dims, ConstValues x, std::span<const float> d, ConstValues dy,
-                   Values dx) override {
-    Call(&NormKernels::LrnBackward, dims, x, d, dy, dx);
-  }
-};
-
-class StagedPointwise final : public Staged<HostPointwise, PointwiseKernels, &Backend::pointwise> {
- public:
-  using Staged::Staged;
-
-  void ActivationForward(Activation kind, ConstValues x, Values y) override {
-    Call(&PointwiseKernels::ActivationForward, kind, x, y);
-  }
-  void ActivationBackward(Activation kind, ConstValues seen, ConstValues dy, Values dx) override {
-    Call(&PointwiseKernels::ActivationBackward, kind, seen, dy, dx);
-  }
-  void Dropout(const DropoutKey& key, uint64_t first, ConstValues x, Values y) override {
-    Call(&PointwiseKernels::Dropout, key, first, x, y);
-  }
-  void Add(ConstValues x, Values y) override { Call(&PointwiseKernels::Add, x, y); }
-  LossSums SoftmaxCrossEntropy(int64_t rows, int64_t classes, float smoothing, ConstValues x,
-                               std::span<const int32_t> labels, float scale, Values dx) override {
-    return Call(&PointwiseKernels::SoftmaxCrossEntropy, rows, classes, smoothing, x, labels, scale,
-                dx);
-  }
-};
-
-class StagedOptimizer final : public Staged<HostOptimizer, OptimizerKernels, &Backend::optimizer> {
- public:
-  using Staged::Staged;
-
-  void Sgd(const SgdStep& step, std::span<const float> g, std::span<float> w,
-           std::span<float> v) override {
-    Call(&OptimizerKernels::Sgd, step, g, w, v);
-  }
-  void AdamW(const AdamWStep& step, std::span<const float> g, std::span<float> w,
-             std::span<float> m, std::span<float> v) override {
-    Call(&OptimizerKernels::AdamW, step, g, w, m, v);
-  }
-  double SumOfSquares(std::span<const float> x) override {
-    return Call(&OptimizerKernels::SumOfSquares, x);
-  }
-};
-
 class StagedBackend final : public HostBackend {
  public:
-  StagedBackend(std::unique_ptr<CudaRig> rig, int64_t shift, DType type)
-      : rig_{std::move(rig), shift, type} {
+  StagedBackend(CudaRig rig, int64_t shift, DType type) : rig_{std::move(rig), shift, type} {
     if (type == DType::kBFloat16) {
-      CHECK(rig_.rig->kernels().SetPrecision(Precision::kBf16).ok());
+      CHECK(rig_.rig.kernels->SetPrecision(Precision::kBf16).ok());
     }
-    families_ = {.memory = std::make_unique<StagedMemory>(rig_),
-                 .dense = std::make_unique<StagedDense>(rig_),
-                 .window = std::make_unique<StagedWindow>(rig_),
-                 .norm = std::make_unique<StagedNorm>(rig_),
-                 .pointwise = std::make_unique<StagedPointwise>(rig_),
-                 .optimizer = std::make_unique<StagedOptimizer>(rig_),
-                 .slices = nullptr};
+    families_ = {
+        .memory = std::make_unique<HostMemory<StagedCaller<MemoryKernels, &Backend::memory>>>(rig_),
+        .dense = std::make_unique<HostDense<StagedCaller<DenseKernels, &Backend::dense>>>(rig_),
+        .window = std::make_unique<HostWindow<StagedCaller<WindowKernels, &Backend::window>>>(rig_),
+        .norm = std::make_unique<HostNorm<StagedCaller<NormKernels, &Backend::norm>>>(rig_),
+        .pointwise =
+            std::make_unique<HostPointwise<StagedCaller<PointwiseKernels, &Backend::pointwise>>>(
+                rig_),
+        .optimizer =
+            std::make_unique<HostOptimizer<StagedCaller<OptimizerKernels, &Backend::optimizer>>>(
+                rig_),
+        .slices = nullptr};
   }
   std::unique_ptr<Backend> OneThread() const override { return nullptr; }
 
@@ -324,9 +170,16 @@ class StagedBackend final : public HostBackend {
 
 }  // namespace
 
-std::unique_ptr<Backend> MakeStagedBackend(std::unique_ptr<CudaRig> rig, int64_t shift,
-                                           DType type) {
+std::unique_ptr<Backend> MakeStagedBackend(CudaRig rig, int64_t shift, DType type) {
   return std::make_unique<StagedBackend>(std::move(rig), shift, type);
+}
+
+std::vector<BackEnd> BackEnds() {
+  const std::string missing = MissingCudaRig();
+  // Data at addresses that allow 16-byte accesses, and at addresses that do not.
+  return {{CudaRigName(), [] { return MakeStagedBackend(MakeCudaRig(), 0); }, missing},
+          {absl::StrCat(CudaRigName(), "Misaligned"),
+           [] { return MakeStagedBackend(MakeCudaRig(), 1); }, missing}};
 }
 
 }  // namespace cadre

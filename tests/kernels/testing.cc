@@ -376,6 +376,21 @@ void ExpectLayerRepeats(Backend& cpu, const Dims& dims) {
   ExpectEqual(Run(*MakeCpuBackend(1), dims, in), first);
 }
 
+template <typename Dims>
+void ExpectLayerGradients(const Dims& dims) {
+  const auto reference = MakeReferenceBackend();
+  const LayerSizes sizes = SizesOf(dims);
+  Floats x = Uniform(sizes.x, 1), w = Uniform(sizes.w, 2), b = Uniform(sizes.b, 3);
+  const Floats dy = Uniform(sizes.y, 4);
+  const LayerOutputs out = RunLayer(*reference, dims, x, w, b, dy);
+  const auto forward = [&] { return RunLayer(*reference, dims, x, w, b, dy).y; };
+  ExpectGradient(x, out.dx, dy, forward);
+  ExpectGradient(w, out.dw, dy, forward);
+  ExpectGradient(b, out.db, dy, forward);
+}
+
+template void ExpectLayerGradients(const ConvolutionDims&);
+template void ExpectLayerGradients(const FullyConnectedDims&);
 template void ExpectLayerNearReference(Backend&, const ConvolutionDims&);
 template void ExpectLayerNearReference(Backend&, const FullyConnectedDims&);
 template void ExpectLayerExact(Backend&, const ConvolutionDims&, bool);

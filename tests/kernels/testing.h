@@ -69,9 +69,9 @@ struct BackEnd {
   // Why it cannot be tested on this machine; empty if it can.
   std::string missing;
 };
-// The back ends that a test program tests: those of the host (host_back_ends.cc: the reference, the
+// The back ends that a test program tests: those of the host (back_end_test.cc: the reference, the
 // CPU with one thread, the CPU with three), or those of a GPU or an emulated one
-// (cuda_back_ends.cc).
+// (staged_backend.cc).
 std::vector<BackEnd> BackEnds();
 void PrintTo(const BackEnd& back_end, std::ostream* out);
 std::string NameOf(const ::testing::TestParamInfo<BackEnd>& info);
@@ -136,6 +136,9 @@ template <typename Dims>
 void ExpectLayerExact(Backend& kernels, const Dims& dims, bool with_bias = true);
 template <typename Dims>
 void ExpectLayerRepeats(Backend& cpu, const Dims& dims);
+// Expects that the reference's gradients of such a layer are those of its outputs (ExpectGradient).
+template <typename Dims>
+void ExpectLayerGradients(const Dims& dims);
 
 double Dot(std::span<const float> a, std::span<const float> b);
 
