@@ -238,7 +238,7 @@ class Walk {
 
   bool Infer(GraphLayer layer) {
     for (const int input : layer.inputs) layer.input_shapes.push_back(ShapeOf(input));
-    if (!LayerInference(&layer, &problems_).Run()) return false;
+    if (!InferLayer(&layer, &problems_)) return false;
     names_[layer.name] = size();
     layers_.push_back(std::move(layer));
     return true;

@@ -1,16 +1,482 @@
-// The rules that the layers share: limits, inputs, outputs and parameters. The rules of each kind
-// of layer are in inference_combine.cc, inference_norm.cc, inference_product.cc and
-// inference_window.cc.
-//
 // Every check stops at the first problem of a layer, because later ones would follow from it. A
 // problem names the field of the settings, or no field if the inputs are invalid. Extents are
 // checked before they are multiplied: with at most kMaxExtent per dimension and ElementsUpTo for
 // products, no model overflows 64 bits.
+//
+// A window of k taps with dilation d covers r = d (k - 1) + 1 rows. On h rows with padding p on
+// both sides and stride s it yields floor((h + 2p - r) / s) + 1 rows (Dumoulin, Visin 2016,
+// relationship 15); floor mode only, so trailing rows that do not fill a stride are not covered.
+// The window must fit into the padded input, and padding of pooling is at most half the kernel, so
+// that every window contains at least one input element.
+//
+// Weights of a convolution are initialized with variance 2 / fan_in (He et al. 2015), where fan_in
+// is the number of input channels of a group times the taps. Cost: a multiply-add counts as two
+// operations. Limits: square strides and dilations; sizes are bounded so that no product overflows
+// int64_t (kMaxExtent, kMaxElements, kMaxWeights).
 #include "model/inference.h"
 
+#include <algorithm>
 #include <cmath>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 
 namespace cadre {
+namespace {
+
+struct Side {
+  const char* name;
+  uint32_t kernel;
+  uint32_t padding;
+};
+
+// Deviation of the rows of embeddings (as in Radford et al. 2019).
+constexpr double kEmbeddingStddev = 0.02;
+
+// The deviation of weights that preserve the variance of the input, for layers that no ReLU (which
+// halves the variance) follows.
+double PlainStddev(int64_t fan_in) { return std::sqrt(1.0 / fan_in); }
+
+constexpr float kEpsilon = 1e-5F;
+constexpr float kMomentum = 0.1F;
+// Krizhevsky et al. 2012.
+constexpr uint32_t kResponseSize = 5;
+constexpr float kResponseAlpha = 1e-4F;
+constexpr float kResponseBeta = 0.75F;
+constexpr float kResponseK = 2.0F;
+
+// The methods for layers return false if they added a problem.
+class LayerInference {
+ public:
+  // Both are borrowed.
+  LayerInference(GraphLayer* layer, std::vector<LayerProblem>* problems)
+      : layer_(*layer), problems_(*problems) {}
+
+  bool Run() {
+    switch (layer_.kind) {
+      case LayerKind::kConvolution:
+        return Convolution();
+      case LayerKind::kMaxPool:
+        return Pool(*settings().mutable_max_pool());
+      case LayerKind::kAveragePool:
+        return Pool(*settings().mutable_average_pool());
+      case LayerKind::kGlobalAveragePool:
+        return GlobalAveragePool();
+      case LayerKind::kFullyConnected:
+        return FullyConnected();
+      case LayerKind::kRelu:
+        return OutputLikeInput(1);
+      case LayerKind::kGelu:
+        return OutputLikeInput(8);
+      case LayerKind::kSigmoid:
+      case LayerKind::kTanh:
+        return OutputLikeInput(4);
+      case LayerKind::kBatchNorm:
+        return BatchNorm();
+      case LayerKind::kLocalResponseNorm:
+        return LocalResponseNorm();
+      case LayerKind::kDropout:
+        return Dropout();
+      case LayerKind::kAdd:
+        return Add();
+      case LayerKind::kConcat:
+        return Concat();
+      case LayerKind::kFlatten:
+        return Flatten();
+      case LayerKind::kEmbedding:
+        return Embedding();
+      case LayerKind::kLayerNorm:
+        return LayerNorm();
+      case LayerKind::kAttention:
+        return Attention();
+      case LayerKind::kSoftmaxCrossEntropy:
+        return SoftmaxCrossEntropy();
+    }
+    return false;
+  }
+
+ private:
+  const Shape& in() const { return layer_.input(); }
+  v1::Layer& settings() { return layer_.settings; }
+
+  // Adds a problem of a field of the operation ("": the operation as a whole). Returns false.
+  template <typename... Parts>
+  bool Problem(absl::string_view field, const Parts&... message) {
+    const char* op = LayerKindName(layer_.kind);
+    problems_.push_back({layer_.spec_layer, field.empty() ? op : absl::StrCat(op, ".", field),
+                         absl::StrCat(message...)});
+    return false;
+  }
+
+  // Requires a value from 1 to kMaxExtent.
+  bool Extent(absl::string_view field, int64_t value) {
+    if (value >= 1 && value <= kMaxExtent) return true;
+    return Problem(field, "is ", value, "; it must be between 1 and ", kMaxExtent);
+  }
+
+  bool AtMostExtent(absl::string_view field, int64_t value) {
+    return value <= kMaxExtent || Problem(field, "is ", value, "; it must be at most ", kMaxExtent);
+  }
+
+  // Requires a finite value of at least 0.
+  bool NotNegative(absl::string_view field, float value) {
+    if (std::isfinite(value) && value >= 0.0F) return true;
+    return Problem(field, "is ", value, "; it must be a number of at least 0");
+  }
+
+  // Requires a value in [0, 1).
+  bool Fraction(absl::string_view field, float value) {
+    if (value >= 0.0F && value < 1.0F) return true;
+    return Problem(field, "is ", value, "; it must be at least 0 and below 1");
+  }
+
+  bool NeedsImage() {
+    if (in().rank() == 3) return true;
+    return Problem("", "requires an image [height, width, channels]; its input is ",
+                   in().ToString());
+  }
+
+  // Requires an input [features] or [tokens, features]: products and norms of features do not
+  // accept images.
+  bool NeedsRows() {
+    if (in().rank() == 1 || in().rank() == 2) return true;
+    return Problem("", "requires [features] or [tokens, features]; its input is the image ",
+                   in().ToString());
+  }
+
+  bool NeedsInputs(size_t least) {
+    if (layer_.inputs.size() >= least) return true;
+    return Problem("", "takes ", layer_.inputs.size(), " input",
+                   layer_.inputs.size() == 1 ? "" : "s", "; name at least ", least);
+  }
+
+  // Sets the output; a problem if it has too many elements.
+  bool Output(Shape shape) {
+    if (ElementsUpTo(shape, kMaxElements) > kMaxElements) {
+      return Problem("", TooManyElements(shape, kMaxElements));
+    }
+    layer_.output = std::move(shape);
+    return true;
+  }
+
+  bool OutputLikeInput(int64_t flops_per_element) {
+    layer_.output = in();
+    layer_.flops = flops_per_element * in().elements();
+    return true;
+  }
+
+  // Adds a parameter; a problem if it has too many elements.
+  bool Weight(const char* name, Shape shape, double stddev) {
+    if (ElementsUpTo(shape, kMaxWeights) > kMaxWeights) {
+      return Problem("", TooManyElements(shape, kMaxWeights));
+    }
+    layer_.parameters.push_back({.name = name,
+                                 .shape = std::move(shape),
+                                 .role = ParameterRole::kWeight,
+                                 .initial_stddev = stddev});
+    return true;
+  }
+
+  void Constant(const char* name, Shape shape, ParameterRole role, float value) {
+    layer_.parameters.push_back(
+        {.name = name, .shape = std::move(shape), .role = role, .initial_value = value});
+  }
+
+  // ---- Convolutions and pooling, and other operations on images
+
+  // Sets layer_.window. Kernel and padding are given either for both sides or for each.
+  bool ConvolutionWindow() {
+    const v1::Convolution& conv = settings().convolution();
+    const bool square = conv.kernel() != 0;
+    if (square && (conv.kernel_height() != 0 || conv.kernel_width() != 0)) {
+      return Problem("kernel", "cannot be combined with kernel_height or kernel_width");
+    }
+    if (conv.padding() != 0 && (conv.padding_height() != 0 || conv.padding_width() != 0)) {
+      return Problem("padding", "cannot be combined with padding_height or padding_width");
+    }
+    const bool sides = conv.kernel_height() != 0 || conv.kernel_width() != 0;
+    const Side height = {"kernel_height", sides ? conv.kernel_height() : conv.kernel(),
+                         conv.padding() + conv.padding_height()};
+    const Side width = {"kernel_width", sides ? conv.kernel_width() : conv.kernel(),
+                        conv.padding() + conv.padding_width()};
+    for (const Side& side : {height, width}) {
+      if (!Extent(sides ? side.name : "kernel", side.kernel)) return false;
+    }
+    if (!AtMostExtent(conv.padding() != 0 ? "padding" : "padding_height", height.padding) ||
+        !AtMostExtent(conv.padding() != 0 ? "padding" : "padding_width", width.padding) ||
+        !AtMostExtent("stride", conv.stride()) || !AtMostExtent("dilation", conv.dilation())) {
+      return false;
+    }
+    layer_.window = {.kernel_height = height.kernel,
+                     .kernel_width = width.kernel,
+                     .stride = conv.stride(),
+                     .padding_height = height.padding,
+                     .padding_width = width.padding,
+                     .dilation = conv.dilation()};
+    return true;
+  }
+
+  // Zero stands for the default 1 of stride, dilation and groups.
+  bool Convolution() {
+    if (!NeedsImage()) return false;
+    v1::Convolution& conv = *settings().mutable_convolution();
+    conv.set_stride(std::max(1U, conv.stride()));
+    conv.set_dilation(std::max(1U, conv.dilation()));
+    conv.set_groups(std::max(1U, conv.groups()));
+    if (!Extent("out_channels", conv.out_channels()) || !ConvolutionWindow()) return false;
+    const int64_t channels = in()[2];
+    const int64_t outputs = conv.out_channels();
+    layer_.groups = conv.groups();
+    if (channels % layer_.groups != 0 || outputs % layer_.groups != 0) {
+      return Problem("groups", "is ", layer_.groups, "; it must divide the ", channels,
+                     " input channels and the ", outputs, " output channels");
+    }
+    const bool sides = conv.kernel() == 0;
+    if (!SlideWindow(outputs, sides ? "kernel_height" : "kernel",
+                     sides ? "kernel_width" : "kernel")) {
+      return false;
+    }
+    const Window& window = layer_.window;
+    const Shape weight{outputs, channels / layer_.groups, window.kernel_height,
+                       window.kernel_width};
+    const double fan_in = weight[1] * weight[2] * weight[3];
+    if (!Weight("weight", weight, std::sqrt(2.0 / fan_in))) return false;
+    if (!conv.no_bias()) Constant("bias", Shape{outputs}, ParameterRole::kBias, 0);
+    layer_.flops = 2 * layer_.output[0] * layer_.output[1] * weight.elements();
+    return true;
+  }
+
+  // Windows of pooling are square; their default stride makes them adjacent.
+  bool Pool(v1::Pooling& pool) {
+    if (!NeedsImage() || !Extent("kernel", pool.kernel())) return false;
+    if (pool.stride() == 0) pool.set_stride(pool.kernel());
+    if (!AtMostExtent("stride", pool.stride())) return false;
+    if (pool.padding() > pool.kernel() / 2) {
+      return Problem("padding", "is ", pool.padding(), "; it must be at most half the kernel, ",
+                     pool.kernel() / 2);
+    }
+    if (pool.count_padding() && layer_.kind == LayerKind::kMaxPool) {
+      return Problem("count_padding", "is only valid for average_pool");
+    }
+    layer_.window = {.kernel_height = pool.kernel(),
+                     .kernel_width = pool.kernel(),
+                     .stride = pool.stride(),
+                     .padding_height = pool.padding(),
+                     .padding_width = pool.padding()};
+    if (!SlideWindow(in()[2], "kernel", "kernel")) return false;
+    layer_.flops =
+        layer_.output.elements() * layer_.window.kernel_height * layer_.window.kernel_width;
+    return true;
+  }
+
+  // Sets the output from layer_.window. Problems name the two fields.
+  bool SlideWindow(int64_t channels, const char* height_field, const char* width_field) {
+    const Window& window = layer_.window;
+    const int64_t height = in()[0] + 2 * window.padding_height;
+    const int64_t width = in()[1] + 2 * window.padding_width;
+    const bool too_high = window.reach_height() > height;
+    if (too_high || window.reach_width() > width) {
+      const int64_t kernel = too_high ? window.kernel_height : window.kernel_width;
+      const int64_t room = height_field == width_field ? std::min(height, width)
+                           : too_high                  ? height
+                                                       : width;
+      const std::string holes =
+          window.dilation == 1 ? "" : absl::StrCat(" with a dilation of ", window.dilation);
+      return Problem(too_high ? height_field : width_field, "is ", kernel, holes,
+                     ", larger than the padded input of ", height, " x ", width, "; at most ",
+                     (room - 1) / window.dilation + 1, " fits");
+    }
+    // Divides, since the product of all three could overflow.
+    if (window.kernel_height * window.kernel_width > kMaxWeights / channels) {
+      return Problem(height_field, "is ", window.kernel_height, ", too large for ", channels,
+                     " channels");
+    }
+    return Output(Shape{(height - window.reach_height()) / window.stride + 1,
+                        (width - window.reach_width()) / window.stride + 1, channels});
+  }
+
+  bool GlobalAveragePool() {
+    layer_.flops = in().elements();
+    return NeedsImage() && Output(Shape{in()[2]});
+  }
+
+  bool Flatten() { return NeedsImage() && Output(Shape{in().elements()}); }
+
+  // ---- Layers that multiply by matrices, or take rows from them
+
+  // A sequence [tokens, features] is multiplied token by token, with the same weights.
+  bool FullyConnected() {
+    const v1::FullyConnected& fc = settings().fully_connected();
+    if (!NeedsRows() || !Extent("out_features", fc.out_features())) return false;
+    const int64_t inputs = in().dims().back();
+    const int64_t outputs = fc.out_features();
+    std::vector<int64_t> shape = in().dims();
+    shape.back() = outputs;
+    const Shape weight{outputs, inputs};
+    if (ElementsUpTo(weight, kMaxWeights) > kMaxWeights) {
+      return Problem("out_features", TooManyElements(weight, kMaxWeights));
+    }
+    if (!Output(Shape(std::move(shape))) || !Weight("weight", weight, std::sqrt(2.0 / inputs))) {
+      return false;
+    }
+    if (!fc.no_bias()) Constant("bias", Shape{outputs}, ParameterRole::kBias, 0);
+    layer_.flops = 2 * layer_.output.elements() * inputs;
+    return true;
+  }
+
+  bool Embedding() {
+    const v1::Embedding& embedding = settings().embedding();
+    if (layer_.inputs[0] != Graph::kInput || in().rank() != 1) {
+      return Problem("", "requires the tokens of a model with `tokens`; its input is ",
+                     in().ToString());
+    }
+    if (!Extent("vocabulary", embedding.vocabulary()) ||
+        !Extent("features", embedding.features())) {
+      return false;
+    }
+    const int64_t length = in()[0];
+    const int64_t features = embedding.features();
+    if (!Output(Shape{length, features}) ||
+        !Weight("weight", Shape{embedding.vocabulary(), features}, kEmbeddingStddev)) {
+      return false;
+    }
+    if (!embedding.positions()) return true;
+    layer_.flops = layer_.output.elements();
+    return Weight("positions", Shape{length, features}, kEmbeddingStddev);
+  }
+
+  // The weights of queries, keys and values have the head as first dimension, so that heads, the
+  // index along which attention is split, are contiguous.
+  bool Attention() {
+    const int64_t heads = settings().attention().heads();
+    if (in().rank() != 2) {
+      return Problem("", "requires a sequence [tokens, features]; its input is ", in().ToString());
+    }
+    if (!Extent("heads", heads)) return false;
+    const int64_t tokens = in()[0];
+    const int64_t features = in()[1];
+    if (features % heads != 0) {
+      return Problem("heads", "is ", heads, ", which does not divide the ", features, " features");
+    }
+    // The probabilities of one sample.
+    const Shape scores{heads, tokens, tokens};
+    if (ElementsUpTo(scores, kMaxElements) > kMaxElements) {
+      return Problem("", TooManyElements(scores, kMaxElements));
+    }
+    const int64_t size = features / heads;
+    const double stddev = PlainStddev(features);
+    if (!Weight("qkv_weight", Shape{heads, 3, size, features}, stddev)) return false;
+    Constant("qkv_bias", Shape{heads, 3, size}, ParameterRole::kBias, 0);
+    if (!Weight("out_weight", Shape{features, heads, size}, stddev)) return false;
+    Constant("out_bias", Shape{features}, ParameterRole::kBias, 0);
+    layer_.output = in();
+    // The four projections, and the products with keys and with values.
+    layer_.flops = 8 * tokens * features * features + 4 * tokens * tokens * features;
+    return true;
+  }
+
+  // ---- Norms
+
+  // Mean and variance over samples and positions, per channel; the running statistics are
+  // parameters that the optimizer does not change.
+  bool BatchNorm() {
+    v1::BatchNorm& norm = *settings().mutable_batch_norm();
+    if (!NeedsImage() || !NotNegative("epsilon", norm.epsilon())) return false;
+    if (!norm.has_epsilon()) norm.set_epsilon(kEpsilon);
+    if (!norm.has_momentum()) norm.set_momentum(kMomentum);
+    if (!(norm.momentum() > 0.0F && norm.momentum() <= 1.0F)) {
+      return Problem("momentum", "is ", norm.momentum(), "; it must be above 0 and at most 1");
+    }
+    const Shape channels{in()[2]};
+    Constant("scale", channels, ParameterRole::kScale, 1);
+    Constant("shift", channels, ParameterRole::kShift, 0);
+    Constant("mean", channels, ParameterRole::kRunningMean, 0);
+    Constant("variance", channels, ParameterRole::kRunningVariance, 1);
+    return OutputLikeInput(7);
+  }
+
+  bool LayerNorm() {
+    v1::LayerNorm& norm = *settings().mutable_layer_norm();
+    if (!NeedsRows() || !NotNegative("epsilon", norm.epsilon())) return false;
+    if (!norm.has_epsilon()) norm.set_epsilon(kEpsilon);
+    const Shape features{in().dims().back()};
+    Constant("scale", features, ParameterRole::kScale, 1);
+    Constant("shift", features, ParameterRole::kShift, 0);
+    return OutputLikeInput(7);
+  }
+
+  // Zero means unset for the size only: zero is a valid alpha, beta and k.
+  bool LocalResponseNorm() {
+    v1::LocalResponseNorm& norm = *settings().mutable_local_response_norm();
+    if (!NeedsImage() || !AtMostExtent("size", norm.size()) ||
+        !NotNegative("alpha", norm.alpha()) || !NotNegative("beta", norm.beta()) ||
+        !NotNegative("k", norm.k())) {
+      return false;
+    }
+    if (norm.size() == 0) norm.set_size(kResponseSize);
+    if (!norm.has_alpha()) norm.set_alpha(kResponseAlpha);
+    if (!norm.has_beta()) norm.set_beta(kResponseBeta);
+    if (!norm.has_k()) norm.set_k(kResponseK);
+    return OutputLikeInput(2 * std::min<int64_t>(norm.size(), in()[2]) + 4);
+  }
+
+  // ---- Layers that combine inputs, drop elements, or end the model
+
+  bool Dropout() { return Fraction("rate", settings().dropout().rate()) && OutputLikeInput(1); }
+
+  bool Add() {
+    if (!NeedsInputs(2)) return false;
+    for (const Shape& shape : layer_.input_shapes) {
+      if (shape == in()) continue;
+      return Problem("", "adds ", in().ToString(), " and ", shape.ToString(),
+                     "; its inputs must have equal shapes");
+    }
+    return OutputLikeInput(std::ssize(layer_.inputs) - 1);
+  }
+
+  // Joins along the last dimension: channels of images, features of rows.
+  bool Concat() {
+    if (!NeedsInputs(2)) return false;
+    std::vector<int64_t> joined = in().dims();
+    joined.back() = 0;
+    for (const Shape& shape : layer_.input_shapes) {
+      std::vector<int64_t> dims = shape.dims();
+      const int64_t channels = dims.back();
+      dims.back() = joined.back();
+      if (dims != joined) {
+        return Problem("", "concatenates ", in().ToString(), " and ", shape.ToString(),
+                       "; its inputs may only differ in the last dimension");
+      }
+      joined.back() += channels;
+    }
+    return Output(Shape(std::move(joined)));
+  }
+
+  // Softmax and loss are one layer, so that its gradient is probability minus label, without a
+  // division by small probabilities.
+  bool SoftmaxCrossEntropy() {
+    if (!Fraction("label_smoothing", settings().softmax_cross_entropy().label_smoothing())) {
+      return false;
+    }
+    if (in().rank() == 3) {
+      return Problem("", "requires [classes] or [tokens, classes]; its input is the image ",
+                     in().ToString(),
+                     "; put a fully_connected, global_average_pool or flatten before it");
+    }
+    if (const int64_t classes = in().dims().back(); classes < 2) {
+      return Problem("", "takes ", classes, " features; classes must be at least 2");
+    }
+    layer_.flops = 5 * in().elements();
+    return Output(Shape{1});
+  }
+
+  GraphLayer& layer_;
+  std::vector<LayerProblem>& problems_;
+};
+
+}  // namespace
 
 std::string TooManyElements(const Shape& shape, int64_t max) {
   return absl::StrCat("makes ", shape.ToString(), ", more than the ", max,
@@ -28,114 +494,8 @@ int64_t ElementsUpTo(const Shape& shape, int64_t max) {
   return elements;
 }
 
-bool LayerInference::Run() {
-  switch (layer_.kind) {
-    case LayerKind::kConvolution:
-      return Convolution();
-    case LayerKind::kMaxPool:
-      return Pool(*settings().mutable_max_pool());
-    case LayerKind::kAveragePool:
-      return Pool(*settings().mutable_average_pool());
-    case LayerKind::kGlobalAveragePool:
-      return GlobalAveragePool();
-    case LayerKind::kFullyConnected:
-      return FullyConnected();
-    case LayerKind::kRelu:
-      return OutputLikeInput(1);
-    case LayerKind::kGelu:
-      return OutputLikeInput(8);
-    case LayerKind::kSigmoid:
-    case LayerKind::kTanh:
-      return OutputLikeInput(4);
-    case LayerKind::kBatchNorm:
-      return BatchNorm();
-    case LayerKind::kLocalResponseNorm:
-      return LocalResponseNorm();
-    case LayerKind::kDropout:
-      return Dropout();
-    case LayerKind::kAdd:
-      return Add();
-    case LayerKind::kConcat:
-      return Concat();
-    case LayerKind::kFlatten:
-      return Flatten();
-    case LayerKind::kEmbedding:
-      return Embedding();
-    case LayerKind::kLayerNorm:
-      return LayerNorm();
-    case LayerKind::kAttention:
-      return Attention();
-    case LayerKind::kSoftmaxCrossEntropy:
-      return SoftmaxCrossEntropy();
-  }
-  return false;
-}
-
-bool LayerInference::Extent(absl::string_view field, int64_t value) {
-  if (value >= 1 && value <= kMaxExtent) return true;
-  return Problem(field, "is ", value, "; it must be between 1 and ", kMaxExtent);
-}
-
-bool LayerInference::AtMostExtent(absl::string_view field, int64_t value) {
-  return value <= kMaxExtent || Problem(field, "is ", value, "; it must be at most ", kMaxExtent);
-}
-
-bool LayerInference::NotNegative(absl::string_view field, float value) {
-  if (std::isfinite(value) && value >= 0.0F) return true;
-  return Problem(field, "is ", value, "; it must be a number of at least 0");
-}
-
-bool LayerInference::Fraction(absl::string_view field, float value) {
-  if (value >= 0.0F && value < 1.0F) return true;
-  return Problem(field, "is ", value, "; it must be at least 0 and below 1");
-}
-
-bool LayerInference::NeedsImage() {
-  if (in().rank() == 3) return true;
-  return Problem("", "requires an image [height, width, channels]; its input is ", in().ToString());
-}
-
-// Products and norms of features do not accept images.
-bool LayerInference::NeedsRows() {
-  if (in().rank() == 1 || in().rank() == 2) return true;
-  return Problem("", "requires [features] or [tokens, features]; its input is the image ",
-                 in().ToString());
-}
-
-bool LayerInference::NeedsInputs(size_t least) {
-  if (layer_.inputs.size() >= least) return true;
-  return Problem("", "takes ", layer_.inputs.size(), " input", layer_.inputs.size() == 1 ? "" : "s",
-                 "; name at least ", least);
-}
-
-bool LayerInference::Output(Shape shape) {
-  if (ElementsUpTo(shape, kMaxElements) > kMaxElements) {
-    return Problem("", TooManyElements(shape, kMaxElements));
-  }
-  layer_.output = std::move(shape);
-  return true;
-}
-
-bool LayerInference::OutputLikeInput(int64_t flops_per_element) {
-  layer_.output = in();
-  layer_.flops = flops_per_element * in().elements();
-  return true;
-}
-
-bool LayerInference::Weight(const char* name, Shape shape, double stddev) {
-  if (ElementsUpTo(shape, kMaxWeights) > kMaxWeights) {
-    return Problem("", TooManyElements(shape, kMaxWeights));
-  }
-  layer_.parameters.push_back({.name = name,
-                               .shape = std::move(shape),
-                               .role = ParameterRole::kWeight,
-                               .initial_stddev = stddev});
-  return true;
-}
-
-void LayerInference::Constant(const char* name, Shape shape, ParameterRole role, float value) {
-  layer_.parameters.push_back(
-      {.name = name, .shape = std::move(shape), .role = role, .initial_value = value});
+bool InferLayer(GraphLayer* layer, std::vector<LayerProblem>* problems) {
+  return LayerInference(layer, problems).Run();
 }
 
 }  // namespace cadre

@@ -1,16 +1,12 @@
-// Part of model/graph.h: shape inference of one layer. Each family of operations has a file
-// (inference_window.cc, inference_norm.cc, ...).
+// Part of model/graph.h: shape inference of one layer, and the limits of a model.
 //
-// Thread-compatible.
+// Thread-safe (pure functions).
 #pragma once
 
 #include <cstdint>
 #include <string>
-#include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
 #include "model/graph.h"
 
 namespace cadre {
@@ -30,79 +26,10 @@ inline constexpr char kInputName[] = "input";
 // Limit of inputs of one layer.
 inline constexpr int kMaxInputs = 1024;
 
-// Adds shapes, parameters and costs to a layer that has its name, kind, inputs and settings. The
-// methods return false if they added a problem.
-class LayerInference {
- public:
-  // Both are borrowed.
-  LayerInference(GraphLayer* layer, std::vector<LayerProblem>* problems)
-      : layer_(*layer), problems_(*problems) {}
-
-  // Applies the rules of the layer's kind. Requires: input_shapes has an entry per input.
-  bool Run();
-
- private:
-  // --- all families ---
-  const Shape& in() const { return layer_.input(); }
-  v1::Layer& settings() { return layer_.settings; }
-
-  // Adds a problem of a field of the operation ("": the operation as a whole). Returns false.
-  template <typename... Parts>
-  bool Problem(absl::string_view field, const Parts&... message) {
-    const char* op = LayerKindName(layer_.kind);
-    problems_.push_back({layer_.spec_layer, field.empty() ? op : absl::StrCat(op, ".", field),
-                         absl::StrCat(message...)});
-    return false;
-  }
-
-  // Requires a value from 1 to kMaxExtent.
-  bool Extent(absl::string_view field, int64_t value);
-  bool AtMostExtent(absl::string_view field, int64_t value);
-  // Requires a finite value of at least 0.
-  bool NotNegative(absl::string_view field, float value);
-  // Requires a value in [0, 1).
-  bool Fraction(absl::string_view field, float value);
-
-  bool NeedsImage();
-  // Requires an input [features] or [tokens, features].
-  bool NeedsRows();
-  bool NeedsInputs(size_t least);
-
-  // Sets the output; a problem if it has too many elements.
-  bool Output(Shape shape);
-  bool OutputLikeInput(int64_t flops_per_element);
-  // Adds a parameter; a problem if it has too many elements.
-  bool Weight(const char* name, Shape shape, double stddev);
-  void Constant(const char* name, Shape shape, ParameterRole role, float value);
-
-  // --- windows ---
-  bool Convolution();
-  bool ConvolutionWindow();
-  bool Pool(v1::Pooling& settings);
-  // Sets the output from `window`. Problems name the two fields.
-  bool SlideWindow(int64_t channels, const char* height_field, const char* width_field);
-  bool GlobalAveragePool();
-  bool Flatten();
-
-  // --- products ---
-  bool FullyConnected();
-  bool Embedding();
-  bool Attention();
-
-  // --- norms ---
-  bool BatchNorm();
-  bool LayerNorm();
-  bool LocalResponseNorm();
-
-  // --- others ---
-  bool Dropout();
-  bool Add();
-  bool Concat();
-  bool SoftmaxCrossEntropy();
-
-  GraphLayer& layer_;
-  std::vector<LayerProblem>& problems_;
-};
+// Adds shapes, parameters and costs to a layer that has its name, kind, inputs and settings, by the
+// rules of its kind. Returns false if it added a problem. Requires: input_shapes has an entry per
+// input.
+bool InferLayer(GraphLayer* layer, std::vector<LayerProblem>* problems);
 
 // "makes [..], more than the N elements that are allowed".
 std::string TooManyElements(const Shape& shape, int64_t max);
