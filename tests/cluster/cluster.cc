@@ -2,8 +2,6 @@
 
 #include <google/protobuf/text_format.h>
 #include <signal.h>
-#include <stdlib.h>
-#include <unistd.h>
 
 #include <filesystem>
 #include <iostream>
@@ -51,15 +49,6 @@ absl::StatusOr<std::unique_ptr<SqliteStore>> OpenStore(const std::string& path) 
 }
 
 }  // namespace
-
-TemporaryFolder::TemporaryFolder() : path_(::testing::TempDir() + "cadre_cluster-XXXXXX") {
-  EXPECT_NE(mkdtemp(path_.data()), nullptr);
-}
-
-TemporaryFolder::~TemporaryFolder() {
-  std::error_code ignored;
-  std::filesystem::remove_all(path_, ignored);
-}
 
 Cluster::Cluster(Options options) : options_(options) {}
 

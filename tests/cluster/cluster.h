@@ -25,23 +25,9 @@
 #include "proto/cadre/v1/control.pb.h"
 #include "proto/cadre/v1/records.pb.h"
 #include "proto/cadre/v1/run.pb.h"
+#include "tests/base/temporary_folder.h"
 
 namespace cadre::testing {
-
-// A folder that is removed with its contents at the end of a test.
-class TemporaryFolder {
- public:
-  TemporaryFolder();
-  ~TemporaryFolder();
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-  const std::string& path() const { return path_; }
-  // The path of a file in the folder.
-  std::string operator/(const std::string& name) const { return path_ + "/" + name; }
-
- private:
-  std::string path_;
-};
 
 class Cluster {
  public:

@@ -6,7 +6,6 @@
 #include <gtest/gtest.h>
 
 #include <deque>
-#include <filesystem>
 #include <functional>
 #include <map>
 #include <memory>
@@ -25,6 +24,7 @@
 #include "coordinator/client/membership_client.h"
 #include "coordinator/sqlite_store.h"
 #include "proto/schema_hash.h"
+#include "tests/base/temporary_folder.h"
 
 namespace cadre {
 namespace {
@@ -131,16 +131,9 @@ class FakeMember {
 class ServiceTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    folder_ = ::testing::TempDir() + "/service-XXXXXX";
-    ASSERT_NE(mkdtemp(folder_.data()), nullptr);
-    path_ = folder_ + "/coordinator.db";
     coordinator_ = std::make_unique<Coordinator>(path_, "127.0.0.1:0", lease_);
     client_ = std::make_unique<CoordinatorClient>(
         CoordinatorClient::Options{.coordinator = coordinator_->address()});
-  }
-  void TearDown() override {
-    coordinator_.reset();
-    std::filesystem::remove_all(folder_);
   }
   // Starts a new process on the same store and port.
   void RestartCoordinator() {
@@ -169,8 +162,8 @@ class ServiceTest : public ::testing::Test {
   }
 
   absl::Duration lease_ = absl::Seconds(10);
-  std::string folder_;
-  std::string path_;
+  const TemporaryFolder folder_;
+  std::string path_ = folder_ / "coordinator.db";
   std::unique_ptr<Coordinator> coordinator_;
   std::unique_ptr<CoordinatorClient> client_;
 };
@@ -501,7 +494,7 @@ TEST_F(ShortLeaseTest, ExpiredMemberJoinsAsNew) {
   const std::string address = coordinator_->address();
   // The next coordinator starts with an empty store, so it does not know the member.
   coordinator_.reset();
-  path_ = folder_ + "/another.db";
+  path_ = folder_ / "another.db";
   coordinator_ = std::make_unique<Coordinator>(path_, address, lease_);
   EXPECT_EQ(member.Next().refused().refusal(), v1::REFUSAL_UNKNOWN_MEMBER);
   EXPECT_TRUE(member.AwaitConnections(2));

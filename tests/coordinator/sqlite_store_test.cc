@@ -15,6 +15,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "tests/base/temporary_folder.h"
 
 namespace cadre {
 namespace {
@@ -30,13 +31,6 @@ Store::Op Put(const std::string& key, const std::string& value) {
 
 class SqliteStoreTest : public ::testing::Test {
  protected:
-  void SetUp() override {
-    folder_ = ::testing::TempDir() + "/store-XXXXXX";
-    ASSERT_NE(mkdtemp(folder_.data()), nullptr);
-    path_ = folder_ + "/coordinator.db";
-  }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
-
   absl::StatusOr<std::unique_ptr<SqliteStore>> Open(int64_t max_pages = 0) {
     return SqliteStore::Open(
         {.path = path_, .busy_timeout = absl::Milliseconds(50), .max_pages = max_pages});
@@ -47,8 +41,8 @@ class SqliteStoreTest : public ::testing::Test {
     return store.ok() ? *std::move(store) : nullptr;
   }
 
-  std::string folder_;
-  std::string path_;
+  const TemporaryFolder folder_;
+  const std::string path_ = folder_ / "coordinator.db";
 };
 
 TEST_F(SqliteStoreTest, PutsGetsAndErases) {
@@ -118,7 +112,7 @@ TEST_F(SqliteStoreTest, FullDiskAtOpen) {
 }
 
 TEST_F(SqliteStoreTest, MissingFolderIsReported) {
-  const absl::Status status = SqliteStore::Open({.path = folder_ + "/none/x.db"}).status();
+  const absl::Status status = SqliteStore::Open({.path = folder_ / "none/x.db"}).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kNotFound) << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr("/none/x.db"));
 }

@@ -1,7 +1,6 @@
 #include "tests/server/testing.h"
 
 #include <gtest/gtest.h>
-#include <stdlib.h>
 
 #include <algorithm>
 #include <cstring>
@@ -31,14 +30,6 @@ void AddRanges(const SmallRun& run, int64_t begin, int64_t end,
 }
 
 }  // namespace
-
-TemporaryFolder::TemporaryFolder() {
-  std::string name = std::filesystem::temp_directory_path() / "cadre-server-XXXXXX";
-  EXPECT_NE(mkdtemp(name.data()), nullptr);
-  path_ = name;
-}
-
-TemporaryFolder::~TemporaryFolder() { std::filesystem::remove_all(path_); }
 
 v1::OpenRun SmallRun::Open() const {
   v1::OpenRun open;

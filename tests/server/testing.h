@@ -1,4 +1,4 @@
-// Functions that the aggregator's tests share: a small run, its messages, a temporary folder.
+// Functions that the aggregator's tests share: a small run, its messages, files.
 #pragma once
 
 #include <cstdint>
@@ -10,21 +10,9 @@
 #include "absl/strings/string_view.h"
 #include "proto/cadre/v1/membership.pb.h"
 #include "proto/cadre/v1/rounds.pb.h"
+#include "tests/base/temporary_folder.h"
 
 namespace cadre::testing {
-
-// A folder that is removed with its contents at the end of a test.
-class TemporaryFolder {
- public:
-  TemporaryFolder();
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-  ~TemporaryFolder();
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
 
 // A run over one fully connected layer: weight [out, in], then bias [out].
 struct SmallRun {

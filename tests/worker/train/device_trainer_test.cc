@@ -25,7 +25,6 @@ namespace cadre {
 namespace {
 
 using testing::RoundsServer;
-using testing::TemporaryFolder;
 
 constexpr uint64_t kTestSamples = 20;
 
