@@ -1,6 +1,7 @@
 // Divides the test split of one evaluation into parts, which groups evaluate.
 //
-// The state is the durable EvaluationRecord. Thread-safe (pure functions).
+// The state is the durable EvaluationRecord. A part is assigned to a group if its field `given` is
+// set, free otherwise. Thread-safe (pure functions).
 //
 // Invariant: the parts are disjoint, and their union is the test split.
 #pragma once

@@ -33,24 +33,21 @@ std::string Subject(const v1::CoordinatorMessage& order) {
 
 }  // namespace
 
-Aggregator::Aggregator(const AggregatorOptions& options)
-    : options_(options), incarnation_(NewIdentity()), orders_(kMaxOrders) {}
+Aggregator::Aggregator(AggregatorOptions options)
+    : options_(std::move(options)), incarnation_(NewIdentity()), orders_(kMaxOrders) {}
 
 Aggregator::~Aggregator() { Drain(absl::ZeroDuration()); }
 
-absl::StatusOr<std::unique_ptr<Aggregator>> Aggregator::Start(const AggregatorOptions& options) {
-  auto aggregator = std::unique_ptr<Aggregator>(new Aggregator(options));
-  CADRE_ASSIGN_OR_RETURN(aggregator->host_,
-                         ShardHost::Open(options.data_dir, &aggregator->counters_));
+absl::StatusOr<std::unique_ptr<Aggregator>> Aggregator::Start(AggregatorOptions options) {
+  options.server.receive_bytes = kRoundsReceiveBytes;
+  options.server.memory_quota_bytes = kMemoryQuota;
+  auto aggregator = std::unique_ptr<Aggregator>(new Aggregator(std::move(options)));
+  const AggregatorOptions& own = aggregator->options_;
+  CADRE_ASSIGN_OR_RETURN(aggregator->host_, ShardHost::Open(own.data_dir, &aggregator->counters_));
   aggregator->service_ =
-      std::make_unique<RoundsService>(options.service, *aggregator->host_, aggregator->counters_);
-  DaemonOptions daemon;
-  daemon.listen = options.listen;
-  daemon.insecure = options.insecure;
-  daemon.port_file = options.port_file;
-  daemon.receive_bytes = kRoundsReceiveBytes;
-  daemon.memory_quota_bytes = kMemoryQuota;
-  CADRE_ASSIGN_OR_RETURN(aggregator->daemon_, Daemon::Start(daemon, {aggregator->service_.get()}));
+      std::make_unique<RoundsService>(own.service, *aggregator->host_, aggregator->counters_);
+  CADRE_ASSIGN_OR_RETURN(aggregator->daemon_,
+                         Daemon::Start(own.server, {aggregator->service_.get()}));
   CADRE_RETURN_IF_ERROR(aggregator->Join());
   return aggregator;
 }

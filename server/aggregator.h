@@ -31,10 +31,8 @@
 namespace cadre {
 
 struct AggregatorOptions {
-  // host:port; port 0 selects a free port.
-  std::string listen = "127.0.0.1:0";
-  bool insecure = false;
-  std::string port_file;
+  // The server; Start sets its limits.
+  DaemonOptions server;
   // Address at which workers reach it; empty: the listen address with the selected port.
   std::string advertise;
   // host:port of the coordinator.
@@ -55,7 +53,7 @@ class Aggregator {
   // Opens the data folder, listens, joins the coordinator.
   // Errors: those of ShardStore::Open and Daemon::Start; Unavailable if no coordinator answered
   // within dial_timeout; FailedPrecondition, with the reason, if the coordinator refused the join.
-  static absl::StatusOr<std::unique_ptr<Aggregator>> Start(const AggregatorOptions& options);
+  static absl::StatusOr<std::unique_ptr<Aggregator>> Start(AggregatorOptions options);
   ~Aggregator();
 
   // Address of the server.
@@ -67,7 +65,7 @@ class Aggregator {
   void Drain(absl::Duration grace);
 
  private:
-  explicit Aggregator(const AggregatorOptions& options);
+  explicit Aggregator(AggregatorOptions options);
 
   absl::Status Join();
   v1::Hello MakeHello() const;

@@ -1,5 +1,6 @@
-// A file of numbered blocks with a CRC32C each, after a header with the size of the complete file.
-// Truncation and damage are detected when a block is read.
+// A file of numbered blocks with a CRC32C each, after a header with the size of the complete file;
+// truncation and damage are detected when a block is read. And a reader of such a file by position,
+// for the versions of a shard.
 //
 //   header  magic, sizes, meta (bytes that the caller defines), CRC32C of all of these
 //   block   CRC32C, data; all blocks but the last have block_bytes
@@ -14,10 +15,13 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "tensor/interval.h"
 
 namespace cadre {
 
@@ -73,6 +77,29 @@ class BlockFile {
   const int fd_;
   const std::string path_;
   BlockFileHead head_;
+};
+
+// Reads one version of one shard from its file and checks every block.
+//
+// Owns the open file, so a version that is removed meanwhile stays readable. Thread-compatible.
+class VersionReader {
+ public:
+  VersionReader(std::unique_ptr<BlockFile> file, Interval span)
+      : file_(std::move(file)), span_(span) {}
+
+  Interval span() const { return span_; }
+  // Reads the values at positions first, first + 1, ... in the host's byte order. Requires: data
+  // has room for whole values, all inside span().
+  absl::Status Read(int64_t first, std::span<char> data);
+
+ private:
+  absl::Status Load(uint64_t block);
+
+  const std::unique_ptr<BlockFile> file_;
+  const Interval span_;
+  // The last block read.
+  std::vector<char> block_;
+  uint64_t block_index_ = 0;
 };
 
 }  // namespace cadre

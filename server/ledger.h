@@ -42,12 +42,20 @@
 #include "absl/status/status.h"
 #include "proto/cadre/v1/membership.pb.h"
 #include "proto/cadre/v1/rounds.pb.h"
-#include "server/decision.h"
 #include "server/mean.h"
-#include "server/slices.h"
 #include "tensor/interval.h"
 
 namespace cadre {
+
+// A refusal with its reason.
+struct Refused {
+  v1::Refusal refusal = v1::REFUSAL_UNSPECIFIED;
+  std::string reason;
+};
+
+// The result of a check: a value, or a refusal.
+template <typename T>
+using Decision = std::variant<T, Refused>;
 
 // The properties of a run that OpenRun sets.
 struct RunTerms {

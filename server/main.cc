@@ -77,21 +77,17 @@ int main(int argc, char** argv) {
     return Fail(kExitUsage, absl::StrCat(wrong, "; see --help"));
   }
 
-  cadre::AggregatorOptions options;
-  options.listen = FLAGS_listen;
-  options.insecure = FLAGS_insecure;
-  options.port_file = FLAGS_port_file;
-  options.advertise = FLAGS_advertise;
-  options.coordinator = FLAGS_coordinator;
-  options.data_dir = FLAGS_data_dir;
-  options.name = FLAGS_name;
-  options.version = CADRE_VERSION;
-  options.dial_timeout = absl::Seconds(FLAGS_dial_timeout);
-  options.service.disk_threads = FLAGS_disk_threads;
-  options.service.max_stages = FLAGS_max_streams;
-  options.service.max_pulls = FLAGS_max_streams;
-
-  auto aggregator = cadre::Aggregator::Start(options);
+  auto aggregator = cadre::Aggregator::Start(
+      {.server = {.listen = FLAGS_listen, .insecure = FLAGS_insecure, .port_file = FLAGS_port_file},
+       .advertise = FLAGS_advertise,
+       .coordinator = FLAGS_coordinator,
+       .data_dir = FLAGS_data_dir,
+       .name = FLAGS_name,
+       .version = CADRE_VERSION,
+       .dial_timeout = absl::Seconds(FLAGS_dial_timeout),
+       .service = {.disk_threads = FLAGS_disk_threads,
+                   .max_stages = FLAGS_max_streams,
+                   .max_pulls = FLAGS_max_streams}});
   if (!aggregator.ok()) {
     const absl::Status& status = aggregator.status();
     return Fail(absl::IsUnavailable(status) ? kExitNoCoordinator : kExitFailure, status.message());

@@ -14,7 +14,6 @@
 #include "server/block_file.h"
 #include "server/ledger.h"
 #include "server/mean.h"
-#include "server/version_reader.h"
 
 namespace cadre {
 

@@ -16,14 +16,18 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
+#include <thread>
+#include <utility>
+#include <vector>
 
-#include "absl/status/status.h"
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "base/bounded_queue.h"
 #include "base/counters.h"
 #include "base/rpc/grpc_channel.h"
 #include "proto/cadre/v1/rounds.grpc.pb.h"
 #include "server/shard_host.h"
-#include "server/stream_limit.h"
-#include "server/work_pool.h"
 
 namespace cadre {
 
@@ -35,6 +39,77 @@ struct RoundsServiceOptions {
   int disk_threads = 4;
   int max_stages = 64;
   int max_pulls = 64;
+};
+
+// Limits the number of concurrent streams of one kind. Thread-safe; must outlive every Permit.
+class StreamLimit {
+ public:
+  explicit StreamLimit(int max) : max_(max) {}
+
+  // The permit of one stream; its destructor returns it.
+  class Permit {
+   public:
+    explicit Permit(StreamLimit& limit) : limit_(limit), granted_(limit.Acquire()) {}
+    Permit(const Permit&) = delete;
+    Permit& operator=(const Permit&) = delete;
+    ~Permit() { limit_.Release(); }
+    // False if the limit was reached; the stream must then end immediately.
+    bool granted() const { return granted_; }
+
+   private:
+    StreamLimit& limit_;
+    const bool granted_;
+  };
+
+  // Waits until every permit is returned. Requires: no new permits.
+  void AwaitAllReturned() ABSL_LOCKS_EXCLUDED(mutex_) {
+    absl::MutexLock lock(&mutex_);
+    mutex_.Await(absl::Condition(
+        +[](int* taken) { return *taken == 0; }, &taken_));
+  }
+
+ private:
+  bool Acquire() ABSL_LOCKS_EXCLUDED(mutex_) {
+    absl::MutexLock lock(&mutex_);
+    return ++taken_ <= max_;
+  }
+  void Release() ABSL_LOCKS_EXCLUDED(mutex_) {
+    absl::MutexLock lock(&mutex_);
+    --taken_;
+  }
+
+  const int max_;
+  absl::Mutex mutex_;
+  int taken_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+// A fixed number of threads for tasks that wait for the disk, so that gRPC's threads do not have to
+// wait. Thread-safe. The destructor runs all submitted tasks, then ends the threads.
+class WorkPool {
+ public:
+  using Work = std::function<void()>;
+
+  // Requires: threads > 0, capacity > 0. At most `capacity` tasks wait.
+  WorkPool(int threads, size_t capacity) : queue_(capacity) {
+    for (int i = 0; i < threads; ++i) {
+      threads_.emplace_back([this] {
+        while (std::optional<Work> work = queue_.Pop()) (*work)();
+      });
+    }
+  }
+  WorkPool(const WorkPool&) = delete;
+  WorkPool& operator=(const WorkPool&) = delete;
+  ~WorkPool() {
+    queue_.Close();
+    for (std::thread& thread : threads_) thread.join();
+  }
+
+  // Does not block. Returns false, and drops the task, if the queue is full.
+  bool Submit(Work work) { return queue_.TryPush(std::move(work)); }
+
+ private:
+  BoundedQueue<Work> queue_;
+  std::vector<std::thread> threads_;
 };
 
 class RoundsService final : public v1::Rounds::CallbackService {

@@ -58,7 +58,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr uint32_t kValueBytes = sizeof(float);
+constexpr uint32_t kElementBytes = sizeof(float);
 // Elements of a block of a version; one block is in memory at a time: 256 KiB.
 constexpr int64_t kBlockElements = 64 << 10;
 
@@ -360,7 +360,7 @@ absl::StatusOr<std::unique_ptr<BlockFile>> ShardStore::OpenContribution(
   if (!fresh) return BlockFile::Open(ContributionPath(key), true);
   return BlockFile::Create(ContributionPath(key),
                            {.meta = header.SerializeAsString(),
-                            .block_bytes = header.chunk_elements() * kValueBytes,
+                            .block_bytes = header.chunk_elements() * kElementBytes,
                             .data_bytes = elements * sizeof(float)});
 }
 

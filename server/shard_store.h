@@ -29,7 +29,6 @@
 #include "proto/cadre/v1/rounds.pb.h"
 #include "server/block_file.h"
 #include "server/ledger.h"
-#include "server/version_reader.h"
 
 namespace cadre {
 

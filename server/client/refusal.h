@@ -4,10 +4,14 @@
 // "wrong_crc: chunk 3 of ...". The status code determines how the caller reacts:
 //
 //   stale_generation, unknown_member, out_of_order   Aborted             the rank is lost
-//   closed_round, wrong_base, wrong_lineage, schema  FailedPrecondition  the coordinator decides
+//   closed_round, wrong_base, wrong_lineage          FailedPrecondition  the coordinator decides
+//   schema                                           FailedPrecondition  another build of Cadre
 //   wrong_crc, wrong_digest                          DataLoss            bytes were damaged
 //   unknown_run                                      NotFound            the run is not open here
 //   malformed, oversized                             InvalidArgument     the caller has a bug
+//
+// "schema" (REFUSAL_SCHEMA): the peer was built with another version of the protocol, as its schema
+// hash (proto/schema_hash.h) shows.
 //
 // Thread-safe (pure functions).
 #pragma once

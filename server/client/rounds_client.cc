@@ -39,7 +39,7 @@ namespace cadre {
 namespace {
 
 static_assert(std::endian::native == std::endian::little,
-              "values are transferred in memory format");
+              "values are transferred as they are in memory: little-endian");
 
 using Ranges = google::protobuf::RepeatedPtrField<v1::Range>;
 
@@ -70,11 +70,11 @@ Ranges Skip(const Ranges& ranges, uint64_t elements) {
 absl::Status CheckSize(const Ranges& ranges, size_t values) {
   for (const v1::Range& range : ranges) {
     if (range.begin() > range.end())
-      return absl::InvalidArgumentError("the end of a range is before its begin");
+      return absl::InvalidArgumentError("a range ends before it begins");
   }
   if (Elements(ranges) == values) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("ranges of ", Elements(ranges), " elements, but ", values, " values"));
+  return absl::InvalidArgumentError(absl::StrCat("the ranges have ", Elements(ranges),
+                                                 " elements, but there are ", values, " values"));
 }
 
 void FillChunk(uint32_t index, std::span<const float> values, v1::Chunk* chunk) {
@@ -125,8 +125,9 @@ absl::Status StageOnce(v1::Rounds::Stub& stub, grpc::ClientContext& context,
   if (!Receive(*stream, &reply, traffic)) return EndedEarly(stream->Finish());
   const bool staged = reply.has_staged() && reply.staged().elements() == values.size();
   CADRE_RETURN_IF_ERROR(FromGrpc(stream->Finish()));
-  if (!staged) return absl::InternalError("the shard confirmed another size than the staged one");
-  return absl::OkStatus();
+  if (staged) return absl::OkStatus();
+  return absl::InternalError(absl::StrCat("the shard confirmed ", reply.staged().elements(),
+                                          " elements, but ", values.size(), " were sent"));
 }
 
 // Appends one chunk after the first `*done` elements of `out`.
@@ -159,8 +160,9 @@ absl::Status PullOnce(v1::Rounds::Stub& stub, grpc::ClientContext& context,
     }
   }
   CADRE_RETURN_IF_ERROR(FromGrpc(stream->Finish()));
-  if (*done != out.size()) return absl::InternalError("the shard sent less than requested");
-  return absl::OkStatus();
+  if (*done == out.size()) return absl::OkStatus();
+  return absl::InternalError(
+      absl::StrCat("the shard sent ", *done, " elements, but ", out.size(), " were requested"));
 }
 
 enum class Retry { kFinal, kRetry, kRetryFewTimes };

@@ -21,6 +21,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 constexpr absl::Duration kLong = absl::Seconds(120);
+// Steps between two checkpoints.
 constexpr uint32_t kEvery = 20;
 
 class CheckpointTest : public ::testing::Test {
@@ -30,6 +31,7 @@ class CheckpointTest : public ::testing::Test {
     v1::RunSpec spec =
         SmallSpec({.groups = 1, .ranks = 2, .aggregators = 1, .every_steps = 5, .steps = steps});
     spec.mutable_cluster()->set_model_ranks(1);
+    // Without changes of the plan, so that equal runs have equal plans.
     spec.mutable_cluster()->set_keep_plan(true);
     spec.mutable_checkpoint()->set_directory(folder_ / name);
     spec.mutable_checkpoint()->set_every_steps(kEvery);

@@ -106,7 +106,8 @@ absl::Status Cluster::StartAggregator(const std::string& name) {
   CADRE_RETURN_IF_ERROR(MakeFolder(data));
   return Start(name, "cadre-aggregator",
                {"--listen=127.0.0.1:0", absl::StrCat("--coordinator=", coordinator_),
-                absl::StrCat("--data-dir=", data), absl::StrCat("--name=", name)});
+                absl::StrCat("--data-dir=", data), absl::StrCat("--name=", name),
+                absl::StrCat("--port-file=", data, "/port")});
 }
 
 absl::Status Cluster::StartWorker(const std::string& name) {

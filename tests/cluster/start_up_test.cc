@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
+#include "base/file.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/cluster/cluster.h"
@@ -168,8 +169,15 @@ TEST_F(StartUpTest, AggregatorHelpListsFlags) {
   }
 }
 
-TEST_F(StartUpTest, AggregatorLeavesOnSigterm) {
+TEST_F(StartUpTest, AggregatorWritesPortAndLeavesOnSigterm) {
   ASSERT_EQ(cluster_.StartAll(1, 0), absl::OkStatus());
+  const auto joined = cluster_.client().Status();
+  ASSERT_TRUE(joined.ok()) << joined.status();
+  ASSERT_EQ(joined->aggregators_size(), 1);
+  const auto port = ReadFile(cluster_.folder() + "/aggregator-0/port");
+  ASSERT_TRUE(port.ok()) << port.status();
+  EXPECT_EQ(absl::StrCat(joined->aggregators(0).member().address(), "\n"),
+            absl::StrCat("127.0.0.1:", *port));
   cluster_.Signal("aggregator-0", SIGTERM);
   const auto ending = cluster_.process("aggregator-0").WaitUntil(absl::Now() + kEnd);
   ASSERT_TRUE(ending.has_value());

@@ -25,9 +25,9 @@ TEST(EvaluationTest, PartsPartitionTheSplit) {
     for (uint32_t groups : {0, 1, 2, 3, 8}) {
       std::vector<uint32_t> ids(groups);
       std::iota(ids.begin(), ids.end(), 0);
-      const v1::EvaluationRecord cut = CutTestSplit(3, 30, samples, ids);
+      const v1::EvaluationRecord evaluation = CutTestSplit(3, 30, samples, ids);
       uint64_t next = 0;
-      for (const v1::EvaluationPart& part : cut.parts()) {
+      for (const v1::EvaluationPart& part : evaluation.parts()) {
         EXPECT_EQ(part.begin(), next);
         EXPECT_LT(part.begin(), part.end());
         EXPECT_EQ(part.given(), groups > 0);
@@ -39,23 +39,25 @@ TEST(EvaluationTest, PartsPartitionTheSplit) {
 }
 
 TEST(EvaluationTest, EmptySplitIsComplete) {
-  const v1::EvaluationRecord cut = CutTestSplit(1, 1, 0, {0});
-  EXPECT_TRUE(IsComplete(cut));
-  EXPECT_EQ(ResultOf(cut).samples(), 0u);
+  const v1::EvaluationRecord evaluation = CutTestSplit(1, 1, 0, {0});
+  EXPECT_TRUE(IsComplete(evaluation));
+  EXPECT_EQ(ResultOf(evaluation).samples(), 0u);
 }
 
 TEST(EvaluationTest, RecordsEachPartOnce) {
-  v1::EvaluationRecord cut = CutTestSplit(3, 30, 100, {0, 1});
-  EXPECT_TRUE(RecordPart(cut, EvaluatedBy(3, 0, 0, 50, 40)));
-  EXPECT_FALSE(RecordPart(cut, EvaluatedBy(3, 0, 0, 50, 40))) << "the part is reported twice";
-  EXPECT_FALSE(RecordPart(cut, EvaluatedBy(2, 1, 50, 100, 20))) << "the version is another one";
-  EXPECT_FALSE(RecordPart(cut, EvaluatedBy(3, 1, 50, 99, 20))) << "the range is another one";
-  EXPECT_FALSE(RecordPart(cut, EvaluatedBy(3, 0, 50, 100, 20)))
+  v1::EvaluationRecord evaluation = CutTestSplit(3, 30, 100, {0, 1});
+  EXPECT_TRUE(RecordPart(evaluation, EvaluatedBy(3, 0, 0, 50, 40)));
+  EXPECT_FALSE(RecordPart(evaluation, EvaluatedBy(3, 0, 0, 50, 40)))
+      << "the part is reported twice";
+  EXPECT_FALSE(RecordPart(evaluation, EvaluatedBy(2, 1, 50, 100, 20)))
+      << "the version is another one";
+  EXPECT_FALSE(RecordPart(evaluation, EvaluatedBy(3, 1, 50, 99, 20))) << "the range is another one";
+  EXPECT_FALSE(RecordPart(evaluation, EvaluatedBy(3, 0, 50, 100, 20)))
       << "the part belongs to another group";
-  EXPECT_FALSE(IsComplete(cut));
-  EXPECT_TRUE(RecordPart(cut, EvaluatedBy(3, 1, 50, 100, 20)));
-  EXPECT_TRUE(IsComplete(cut));
-  const v1::EvaluationResult result = ResultOf(cut);
+  EXPECT_FALSE(IsComplete(evaluation));
+  EXPECT_TRUE(RecordPart(evaluation, EvaluatedBy(3, 1, 50, 100, 20)));
+  EXPECT_TRUE(IsComplete(evaluation));
+  const v1::EvaluationResult result = ResultOf(evaluation);
   EXPECT_EQ(result.samples(), 100u);
   EXPECT_DOUBLE_EQ(result.accuracy(), 0.6);
   EXPECT_DOUBLE_EQ(result.loss(), 1.0);
@@ -64,30 +66,30 @@ TEST(EvaluationTest, RecordsEachPartOnce) {
 }
 
 TEST(EvaluationTest, CountsSamplesAndLabels) {
-  v1::EvaluationRecord cut = CutTestSplit(3, 30, 10, {0});
+  v1::EvaluationRecord evaluation = CutTestSplit(3, 30, 10, {0});
   v1::Evaluated answer = EvaluatedBy(3, 0, 0, 10, 60);
   answer.set_labels(80);
   answer.set_loss_sum(40);
-  EXPECT_TRUE(RecordPart(cut, answer));
-  const v1::EvaluationResult result = ResultOf(cut);
+  EXPECT_TRUE(RecordPart(evaluation, answer));
+  const v1::EvaluationResult result = ResultOf(evaluation);
   EXPECT_EQ(result.samples(), 10u);
   EXPECT_DOUBLE_EQ(result.accuracy(), 0.75);
   EXPECT_DOUBLE_EQ(result.loss(), 0.5);
 }
 
 TEST(EvaluationTest, FreedPartIsReassigned) {
-  v1::EvaluationRecord cut = CutTestSplit(3, 30, 100, {0, 1});
-  EXPECT_TRUE(RecordPart(cut, EvaluatedBy(3, 0, 0, 50, 40)));
-  EXPECT_FALSE(FreePart(cut, 0)) << "its part is finished";
-  EXPECT_TRUE(FreePart(cut, 1));
-  EXPECT_TRUE(HasFreePart(cut));
-  EXPECT_FALSE(RecordPart(cut, EvaluatedBy(3, 1, 50, 100, 20)))
+  v1::EvaluationRecord evaluation = CutTestSplit(3, 30, 100, {0, 1});
+  EXPECT_TRUE(RecordPart(evaluation, EvaluatedBy(3, 0, 0, 50, 40)));
+  EXPECT_FALSE(FreePart(evaluation, 0)) << "its part is finished";
+  EXPECT_TRUE(FreePart(evaluation, 1));
+  EXPECT_TRUE(HasFreePart(evaluation));
+  EXPECT_FALSE(RecordPart(evaluation, EvaluatedBy(3, 1, 50, 100, 20)))
       << "the part is no longer assigned to it";
-  EXPECT_TRUE(AssignPart(cut, 0));
-  EXPECT_FALSE(AssignPart(cut, 0)) << "the group has a part";
-  EXPECT_FALSE(AssignPart(cut, 2)) << "no part is free";
-  EXPECT_TRUE(RecordPart(cut, EvaluatedBy(3, 0, 50, 100, 10)));
-  EXPECT_DOUBLE_EQ(ResultOf(cut).accuracy(), 0.5);
+  EXPECT_TRUE(AssignPart(evaluation, 0));
+  EXPECT_FALSE(AssignPart(evaluation, 0)) << "the group has a part";
+  EXPECT_FALSE(AssignPart(evaluation, 2)) << "no part is free";
+  EXPECT_TRUE(RecordPart(evaluation, EvaluatedBy(3, 0, 50, 100, 10)));
+  EXPECT_DOUBLE_EQ(ResultOf(evaluation).accuracy(), 0.5);
 }
 
 }  // namespace

@@ -7,7 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "absl/strings/numbers.h"
 #include "absl/time/clock.h"
 #include "base/digest.h"
 #include "server/client/rounds_client.h"
@@ -18,6 +17,7 @@
 namespace cadre::testing {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 class AggregatorTest : public ::testing::Test {
@@ -173,6 +173,14 @@ TEST_F(AggregatorTest, InvalidOrdersAreIgnored) {
   message.mutable_close_run()->set_run("run-9");
   coordinator_->Send(message);
   EXPECT_EQ(Open().version(), 0u);
+}
+
+TEST_F(AggregatorTest, StartReportsRefusal) {
+  coordinator_->RefuseJoins(v1::REFUSAL_SCHEMA, "another schema");
+  const absl::Status status = Aggregator::Start(Options()).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr(coordinator_->address()), HasSubstr("another schema")));
 }
 
 TEST_F(AggregatorTest, DrainSendsGoodbye) {

@@ -16,6 +16,12 @@ FakeCoordinator::FakeCoordinator() : received_(10'000) {
 
 FakeCoordinator::~FakeCoordinator() { daemon_->Drain(absl::ZeroDuration()); }
 
+void FakeCoordinator::RefuseJoins(v1::Refusal refusal, const std::string& reason) {
+  absl::MutexLock lock(&mutex_);
+  refused_.set_refusal(refusal);
+  refused_.set_reason(reason);
+}
+
 bool FakeCoordinator::WaitForJoin() {
   absl::MutexLock lock(&mutex_);
   return mutex_.AwaitWithTimeout(absl::Condition(
@@ -44,6 +50,11 @@ grpc::Status FakeCoordinator::Join(grpc::ServerContext* /*context*/, Stream* str
     if (message.has_hello()) {
       absl::MutexLock lock(&mutex_);
       v1::CoordinatorMessage answer;
+      if (refused_.refusal() != v1::REFUSAL_UNSPECIFIED) {
+        *answer.mutable_refused() = refused_;
+        stream->Write(answer);
+        return grpc::Status::OK;
+      }
       answer.mutable_welcome()->set_member_id("m-1");
       answer.mutable_welcome()->set_lease_ms(10'000);
       answer.mutable_welcome()->set_heartbeat_ms(20);

@@ -20,6 +20,8 @@ class FakeCoordinator final : public v1::Membership::Service {
   ~FakeCoordinator() override;
 
   const std::string& address() const { return daemon_->address(); }
+  // Answers every later Hello with this refusal.
+  void RefuseJoins(v1::Refusal refusal, const std::string& reason) ABSL_LOCKS_EXCLUDED(mutex_);
   // Waits for a member's stream, at most ten seconds.
   bool WaitForJoin() ABSL_LOCKS_EXCLUDED(mutex_);
   // Sends a message to the member that has joined.
@@ -35,6 +37,7 @@ class FakeCoordinator final : public v1::Membership::Service {
 
   absl::Mutex mutex_;
   Stream* stream_ ABSL_GUARDED_BY(mutex_) = nullptr;
+  v1::Refused refused_ ABSL_GUARDED_BY(mutex_);
   BoundedQueue<v1::MemberMessage> received_;
   std::unique_ptr<Daemon> daemon_;
 };

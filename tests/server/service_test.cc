@@ -148,25 +148,6 @@ TEST_F(ServiceTest, EmptyContributionIsStaged) {
   EXPECT_TRUE(server_->Client()->Pull(PullOf(run_, 0, 3, 3), {}, Soon(), nullptr).ok());
 }
 
-TEST_F(ServiceTest, ResumesAfterCancellation) {
-  Open();
-  const std::vector<float> values = Values(1, 15);
-  {
-    RawStage raw(*server_);
-    ASSERT_TRUE(raw.Send(Header(run_, {}, 0, 15, 4)));
-    EXPECT_EQ(raw.Resume(), 0u);
-    ASSERT_TRUE(raw.Send(MakeChunk(0, std::span(values).subspan(0, 4))));
-    ASSERT_TRUE(raw.Send(MakeChunk(1, std::span(values).subspan(4, 4))));
-    ASSERT_TRUE(server_->WaitFor("staged_bytes", 32));
-    raw.context.TryCancel();
-    EXPECT_FALSE(raw.Finish().ok());
-  }
-  Traffic traffic;
-  ASSERT_TRUE(Stage({}, values, 4, &traffic).ok());
-  EXPECT_EQ(traffic.payload_sent, 28u);
-  EXPECT_EQ(Apply(MakeApply(run_, 1, {{}})).digest(), Digest(values, 0));
-}
-
 TEST_F(ServiceTest, ResumesAtNewAddress) {
   Open();
   const std::vector<float> values = Values(1, 15);
@@ -429,8 +410,6 @@ TEST_F(ServiceTest, MessageOverheadIsSmall) {
   EXPECT_LT(static_cast<double>(messages), 1.01 * static_cast<double>(payload));
 }
 
-// --- Deadlines and cancellation of the client
-
 TEST_F(ServiceTest, ClientStopsAtDeadline) {
   RoundsClient nowhere([] { return std::string("127.0.0.1:1"); });
   Traffic traffic;
@@ -439,34 +418,6 @@ TEST_F(ServiceTest, ClientStopsAtDeadline) {
   EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr("last: "));
   EXPECT_EQ(traffic.payload_sent, 0u);
-}
-
-TEST_F(ServiceTest, CancelEndsCurrentAndLaterCalls) {
-  Open();
-  RoundsClient client([&] { return server_->address(); });
-  RoundsClient unknown([] { return std::string(); });
-  std::vector<float> out(15);
-  Traffic traffic;
-  absl::Status waiting;
-  std::thread call([&] {
-    waiting = unknown.Pull(PullOf(run_, 0, 0, 15), out, absl::InfiniteFuture(), &traffic);
-  });
-  unknown.Cancel();
-  call.join();
-  EXPECT_EQ(waiting.code(), absl::StatusCode::kCancelled);
-  client.Cancel();
-  EXPECT_EQ(client.Stage(Header(run_, {}, 0, 15, 4), Values(1, 15), Soon(), &traffic).code(),
-            absl::StatusCode::kCancelled);
-  EXPECT_EQ(server_->counters().Get("contributions_staged"), 0u);
-}
-
-TEST_F(ServiceTest, SizeMismatchIsInvalid) {
-  Traffic traffic;
-  std::vector<float> values(14);
-  EXPECT_EQ(server_->Client()->Stage(Header(run_, {}, 0, 15, 4), values, Soon(), &traffic).code(),
-            absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(server_->Client()->Pull(PullOf(run_, 0, 0, 15), values, Soon(), &traffic).code(),
-            absl::StatusCode::kInvalidArgument);
 }
 
 }  // namespace

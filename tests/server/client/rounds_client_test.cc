@@ -271,6 +271,28 @@ TEST_F(RoundsClientTest, CancelEndsWaitingCall) {
   client_.Cancel();
   call.join();
   EXPECT_EQ(staged.code(), absl::StatusCode::kCancelled);
+  EXPECT_EQ(Stage().code(), absl::StatusCode::kCancelled) << "later calls";
+  EXPECT_EQ(shard_.calls(), 1);
+}
+
+TEST_F(RoundsClientTest, CancelEndsWaitForAddress) {
+  RoundsClient unknown([] { return std::string(); });
+  absl::Status pulled;
+  std::thread call(
+      [&] { pulled = unknown.Pull(request_, out_, absl::InfiniteFuture(), &traffic_); });
+  unknown.Cancel();
+  call.join();
+  EXPECT_EQ(pulled.code(), absl::StatusCode::kCancelled);
+}
+
+TEST_F(RoundsClientTest, SizeMismatchIsInvalid) {
+  request_.mutable_ranges(1)->set_end(9);
+  EXPECT_EQ(Pull().message(), "the ranges have 9 elements, but there are 10 values");
+  request_.mutable_ranges(1)->set_end(5);
+  EXPECT_EQ(Pull().message(), "a range ends before it begins");
+  *header_.mutable_ranges() = request_.ranges();
+  EXPECT_EQ(Stage().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(shard_.calls(), 0);
 }
 
 TEST_F(RoundsClientTest, SilentShardMeetsDeadline) {
