@@ -42,17 +42,20 @@ v1::Refusal RefusalIn(const D& decision) {
 class LedgerTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    const auto opened = ledger_.OpenRun(Terms(run_));
-    ASSERT_TRUE(std::holds_alternative<Opened>(opened));
-    EXPECT_TRUE(std::get<Opened>(opened).make_version_zero);
+    EXPECT_TRUE(Open(run_).make_version_zero);
     EXPECT_THAT(ledger_.VersionDurable(run_.run, 0, {1000}), IsEmpty());
   }
 
+  // The value of a decision; fails the test if it is another result.
+  template <typename Value, typename D>
+  static Value Get(const D& decision) {
+    const auto* value = std::get_if<Value>(&decision);
+    EXPECT_NE(value, nullptr);
+    return value == nullptr ? Value() : *value;
+  }
+  Opened Open(const SmallRun& run) { return Get<Opened>(ledger_.OpenRun(Terms(run))); }
   StageGrant Grant(const v1::ContributionHeader& header) {
-    const auto decision = ledger_.Stage(header);
-    const auto* grant = std::get_if<StageGrant>(&decision);
-    EXPECT_NE(grant, nullptr) << std::get<Refused>(decision).reason;
-    return grant == nullptr ? StageGrant() : *grant;
+    return Get<StageGrant>(ledger_.Stage(header));
   }
 
   // Stages a whole contribution.
@@ -72,12 +75,13 @@ class LedgerTest : public ::testing::Test {
     }
   }
 
-  ApplyPlan Plan(const v1::Apply& apply) {
-    const ApplyDecision decision = ledger_.BeginApply(apply);
-    const auto* plan = std::get_if<ApplyPlan>(&decision);
-    EXPECT_NE(plan, nullptr);
-    return plan == nullptr ? ApplyPlan() : *plan;
+  v1::Refusal RefusalOfChunk(const StageGrant& grant, uint32_t index, int64_t bytes = 16,
+                             bool crc_fits = true) const {
+    const auto refused = ledger_.CheckChunk(grant.key, grant.attempt, index, bytes, crc_fits);
+    return refused ? refused->refusal : v1::REFUSAL_UNSPECIFIED;
   }
+
+  ApplyPlan Plan(const v1::Apply& apply) { return Get<ApplyPlan>(ledger_.BeginApply(apply)); }
 
   std::string WhyNot(const v1::Apply& apply) {
     const ApplyDecision decision = ledger_.BeginApply(apply);
@@ -117,9 +121,7 @@ TEST_F(LedgerTest, StageApplyAndCommit) {
 
 TEST_F(LedgerTest, OpenRunIsIdempotent) {
   CommitRoundOne();
-  const auto opened = ledger_.OpenRun(Terms(run_));
-  ASSERT_TRUE(std::holds_alternative<Opened>(opened));
-  EXPECT_FALSE(std::get<Opened>(opened).make_version_zero);
+  EXPECT_FALSE(Open(run_).make_version_zero);
   EXPECT_EQ(ledger_.States()[0].version(), 1u);
 }
 
@@ -135,20 +137,18 @@ TEST_F(LedgerTest, ReassignmentBeforeFirstRound) {
   SmallRun other = run_;
   other.shards = 2;
   other.shard = 1;
-  const auto opened = ledger_.OpenRun(Terms(other));
-  ASSERT_TRUE(std::holds_alternative<Opened>(opened));
-  EXPECT_TRUE(std::get<Opened>(opened).make_version_zero);
-  EXPECT_EQ(std::get<Opened>(opened).span, (Interval{7, 15}));
+  const Opened opened = Open(other);
+  EXPECT_TRUE(opened.make_version_zero);
+  EXPECT_EQ(opened.span, (Interval{7, 15}));
 }
 
 TEST_F(LedgerTest, OtherLineageReplacesRun) {
   CommitRoundOne();
   SmallRun other = run_;
   other.lineage = "lineage-b";
-  const auto opened = ledger_.OpenRun(Terms(other));
-  ASSERT_TRUE(std::holds_alternative<Opened>(opened));
-  EXPECT_EQ(std::get<Opened>(opened).replaces_lineage, "lineage-a");
-  EXPECT_TRUE(std::get<Opened>(opened).make_version_zero);
+  const Opened opened = Open(other);
+  EXPECT_EQ(opened.replaces_lineage, "lineage-a");
+  EXPECT_TRUE(opened.make_version_zero);
   EXPECT_EQ(RefusalIn(ledger_.Stage(Header(run_, {}, 0, 15, kChunk))), v1::REFUSAL_UNKNOWN_RUN);
   ledger_.VersionDurable(run_.run, 0, {5});
   EXPECT_EQ(RefusalIn(ledger_.Stage(Header(run_, {}, 0, 15, kChunk))), v1::REFUSAL_WRONG_LINEAGE);
@@ -258,9 +258,8 @@ TEST_F(LedgerTest, RangesOutsideShard) {
 
 TEST_F(LedgerTest, ChunkOrderAndSize) {
   const StageGrant grant = Grant(Header(run_, {}, 0, 15, kChunk));
-  const auto refusal = [&](uint32_t index, uint64_t bytes, bool crc_fits) {
-    const auto refused = ledger_.CheckChunk(grant.key, grant.attempt, index, bytes, crc_fits);
-    return refused ? refused->refusal : v1::REFUSAL_UNSPECIFIED;
+  const auto refusal = [&](uint32_t index, int64_t bytes, bool crc_fits) {
+    return RefusalOfChunk(grant, index, bytes, crc_fits);
   };
   EXPECT_EQ(refusal(1, 16, true), v1::REFUSAL_MALFORMED);
   EXPECT_EQ(refusal(0, 12, true), v1::REFUSAL_MALFORMED);
@@ -281,9 +280,7 @@ TEST_F(LedgerTest, NewestStreamResumes) {
   const StageGrant second = Grant(header);
   EXPECT_FALSE(second.fresh);
   EXPECT_EQ(second.next_chunk, 2u);
-  const auto refused = ledger_.CheckChunk(first.key, first.attempt, 2, 16, true);
-  ASSERT_TRUE(refused.has_value());
-  EXPECT_EQ(refused->refusal, v1::REFUSAL_OUT_OF_ORDER);
+  EXPECT_EQ(RefusalOfChunk(first, 2), v1::REFUSAL_OUT_OF_ORDER);
   EXPECT_FALSE(ledger_.ChunkStored(first.key, first.attempt));
   Chunks(second, 4);
   EXPECT_FALSE(ledger_.ContributionDurable(first.key, first.attempt));
@@ -329,9 +326,7 @@ TEST_F(LedgerTest, NewGenerationFencesStream) {
   const StageGrant old = Grant(Header(run_, {.generation = 1}, 0, 15, kChunk));
   Chunks(old, 1);
   EXPECT_THAT(Grant(Header(run_, {.generation = 2}, 0, 15, kChunk)).dropped, ElementsAre(old.key));
-  const auto refused = ledger_.CheckChunk(old.key, old.attempt, 1, 16, true);
-  ASSERT_TRUE(refused.has_value());
-  EXPECT_EQ(refused->refusal, v1::REFUSAL_STALE_GENERATION);
+  EXPECT_EQ(RefusalOfChunk(old, 1), v1::REFUSAL_STALE_GENERATION);
 }
 
 TEST_F(LedgerTest, FencedContributionMayBeApplied) {
@@ -359,9 +354,7 @@ TEST_F(LedgerTest, LateContributionIsRefused) {
   StageAll({.group = 0}, 0, 15);
   const StageGrant slow = Grant(Header(run_, {.group = 1}, 0, 15, kChunk));
   Plan(MakeApply(run_, 1, {{.group = 0}}));
-  const auto mid_stream = ledger_.CheckChunk(slow.key, slow.attempt, 0, 16, true);
-  ASSERT_TRUE(mid_stream.has_value());
-  EXPECT_EQ(mid_stream->refusal, v1::REFUSAL_CLOSED_ROUND);
+  EXPECT_EQ(RefusalOfChunk(slow, 0), v1::REFUSAL_CLOSED_ROUND);
   EXPECT_EQ(RefusalIn(ledger_.Stage(Header(run_, {.group = 1}, 0, 15, kChunk))),
             v1::REFUSAL_CLOSED_ROUND);
   ledger_.VersionDurable(run_.run, 1, {1});
@@ -462,9 +455,7 @@ TEST_F(LedgerTest, ApplyIsIdempotent) {
   Plan(apply);
   EXPECT_TRUE(std::holds_alternative<ApplyUnderWay>(ledger_.BeginApply(apply)));
   ledger_.VersionDurable(run_.run, 1, {4711});
-  const ApplyDecision again = ledger_.BeginApply(apply);
-  ASSERT_TRUE(std::holds_alternative<AlreadyApplied>(again));
-  EXPECT_EQ(std::get<AlreadyApplied>(again).stats.digest, 4711u);
+  EXPECT_EQ(Get<AlreadyApplied>(ledger_.BeginApply(apply)).stats.digest, 4711u);
 }
 
 TEST_F(LedgerTest, FailedApplyMayBeRetried) {
@@ -496,17 +487,13 @@ TEST_F(LedgerTest, PullServesTwoVersions) {
   EXPECT_TRUE(std::holds_alternative<NoSuchVersion>(ledger_.Pull(PullOf(run_, 2, 0, 15))));
   ledger_.VersionDurable(run_.run, 2, {1002});
   for (const uint32_t version : {1u, 2u}) {
-    const PullDecision decision = ledger_.Pull(PullOf(run_, version, 2, 14));
-    ASSERT_TRUE(std::holds_alternative<PullGrant>(decision));
-    const auto& grant = std::get<PullGrant>(decision);
+    const auto grant = Get<PullGrant>(ledger_.Pull(PullOf(run_, version, 2, 14)));
     EXPECT_EQ(grant.version, version);
     EXPECT_EQ(grant.elements, 12);
     EXPECT_THAT(grant.spans, ElementsAre(Interval{2, 12}, Interval{12, 14}));
   }
   for (const uint32_t version : {0u, 3u}) {
-    const PullDecision decision = ledger_.Pull(PullOf(run_, version, 0, 15));
-    ASSERT_TRUE(std::holds_alternative<NoSuchVersion>(decision));
-    EXPECT_EQ(std::get<NoSuchVersion>(decision).current, 2u);
+    EXPECT_EQ(Get<NoSuchVersion>(ledger_.Pull(PullOf(run_, version, 0, 15))).current, 2u);
   }
 }
 

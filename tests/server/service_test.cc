@@ -22,7 +22,6 @@
 #include "base/rpc/grpc_channel.h"
 #include "base/rpc/grpc_status.h"
 #include "server/client/refusal.h"
-#include "tests/base/file_size_limit.h"
 #include "tests/server/rounds_server.h"
 #include "tests/server/testing.h"
 
@@ -268,19 +267,6 @@ TEST_F(ServiceTest, ExcessStreamsRetry) {
   first->context.TryCancel();
   first->Finish().IgnoreError();
   waiting.join();
-  EXPECT_TRUE(staged.ok()) << staged;
-}
-
-TEST_F(ServiceTest, ClientRetriesFullDisk) {
-  Open();
-  absl::Status staged = absl::UnknownError("not finished");
-  std::thread staging;
-  {
-    const FileSizeLimit full(100);
-    staging = std::thread([&] { staged = Stage({}, Values(1, 15)); });
-    EXPECT_TRUE(server_->WaitFor("disk_full", 1));
-  }
-  staging.join();
   EXPECT_TRUE(staged.ok()) << staged;
 }
 
