@@ -270,6 +270,11 @@ class MachineTest : public ::testing::Test {
     for (int i = 0; i < aggregators; ++i) cluster_.AddAggregator("agg-" + std::to_string(i));
     cluster_.AddWorkers(workers);
   }
+  // Adds the members, then submits the run; returns its id.
+  std::string SubmitTo(int aggregators, int workers, const v1::RunSpec& spec) {
+    AddMembers(aggregators, workers);
+    return cluster_.Submit(spec);
+  }
   v1::GroupState StateOf(const std::string& run, uint32_t group = 0) {
     return cluster_.Group(run, group).state();
   }

@@ -56,8 +56,7 @@ TEST(MachineCrashTest, CrashAfterEachTransactionNeverAveraging) { ExpectEveryCra
 using MachineRestoreTest = MachineTest;
 
 TEST_F(MachineRestoreTest, RestartKeepsGeneration) {
-  AddMembers(1, 4);
-  const std::string run = cluster_.Submit(MakeSpec(2, 2, 5, 20));
+  const std::string run = SubmitTo(1, 4, MakeSpec(2, 2, 5, 20));
   const uint32_t generation = cluster_.Group(run, 1).generation();
   cluster_.RestartCoordinator();
   cluster_.Run(absl::Minutes(1));
@@ -75,8 +74,7 @@ TEST_F(MachineRestoreTest, RestartKeepsGeneration) {
 }
 
 TEST_F(MachineRestoreTest, MissingMemberFencesGroup) {
-  AddMembers(1, 3);
-  const std::string run = cluster_.Submit(MakeSpec(1, 2, 5, 20));
+  const std::string run = SubmitTo(1, 3, MakeSpec(1, 2, 5, 20));
   ASSERT_EQ(cluster_.Group(run, 0).generation(), 1u);
   cluster_.workers()[1].alive = false;  // This worker ends while the coordinator is down.
   cluster_.RestartCoordinator();
@@ -108,8 +106,7 @@ TEST_F(MachineRestoreTest, CommitAfterRestartIsEvaluated) {
 }
 
 TEST_F(MachineRestoreTest, RestoredAssignmentHasPreviousDigest) {
-  AddMembers(1, 2);
-  const std::string run = cluster_.Submit(MakeSpec(2, 1, 5, 100));
+  const std::string run = SubmitTo(1, 2, MakeSpec(2, 1, 5, 100));
   // Group 1 is re-formed from version 0 while group 0 alone commits version 1.
   cluster_.behaviour.prepare = false;
   FakeWorker& slow = cluster_.Lead(run, 1);

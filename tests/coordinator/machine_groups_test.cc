@@ -33,8 +33,7 @@ class MachineGroupsTest : public MachineTest {
 };
 
 TEST_F(MachineGroupsTest, AssignmentIsComplete) {
-  AddMembers(2, 2);
-  const std::string run = cluster_.Submit(MakeSpec(1, 2, 5, 20));
+  const std::string run = SubmitTo(2, 2, MakeSpec(1, 2, 5, 20));
   const v1::Assignment& assignment = *cluster_.Rank(run, 0, 1).assignment;
   EXPECT_EQ(assignment.place().generation(), 1u);
   EXPECT_FALSE(assignment.lineage().empty()) << "the id of the model's history";
@@ -76,40 +75,39 @@ TEST_F(MachineGroupsTest, StatusShowsReportedPlan) {
   EXPECT_EQ(cluster_.Group(run, 0).plan().SerializeAsString(), group.plan().SerializeAsString());
 }
 
-TEST_F(MachineGroupsTest, OtherPlanFailsGroup) {
+// The first report of rank 0 differs from the assigned plan, or is not legal for the run.
+class MachineReportedPlanTest : public MachineTest, public ::testing::WithParamInterface<bool> {
+ protected:
+  MachineReportedPlanTest()
+      : MachineTest([](Machine::Options& options) {
+          options.check_plan = [](const v1::RunSpec& spec, const v1::Plan& plan) {
+            EXPECT_EQ(spec.batch_per_group(), 32u);
+            return plan.has_link() ? absl::InvalidArgumentError("invalid link") : absl::OkStatus();
+          };
+        }) {}
+};
+
+TEST_P(MachineReportedPlanTest, FailsGroup) {
   AddMembers(1, 2);
   int wrong = 1;
   cluster_.behaviour.on_prepared = [&](v1::Prepared& prepared) {
     if (prepared.place().rank() != 0 || wrong-- <= 0) return;
-    prepared.mutable_plan()->add_mesh()->set_name("star");
+    v1::Plan& plan = *prepared.mutable_plan();
+    plan = cluster_.Lead(prepared.place().run(), 0).assignment->plan();
+    GetParam() ? plan.add_mesh()->set_name("star") : plan.mutable_link()->set_beta(1);
   };
   const std::string run = cluster_.Submit(MakeSpec(1, 2, 5, 20));
   EXPECT_EQ(cluster_.Counter("groups_failed"), 1u);
   EXPECT_THAT(cluster_.Group(run, 0).reason(),
-              AllOf(HasSubstr("does not follow the group's plan"), HasSubstr("its mesh")));
+              AllOf(HasSubstr("does not follow the group's plan"),
+                    HasSubstr(GetParam() ? "its mesh" : "invalid link")));
   cluster_.Run(absl::Seconds(1));
   EXPECT_EQ(StateOf(run), v1::GROUP_STATE_TRAINING) << "the next generation reports no other plan";
   EXPECT_EQ(cluster_.Group(run, 0).generation(), 2u);
 }
 
-TEST(MachinePlanTest, ReportedPlanIsChecked) {
-  FakeCluster cluster([](Machine::Options& options) {
-    options.check_plan = [](const v1::RunSpec& spec, const v1::Plan& plan) {
-      EXPECT_EQ(spec.batch_per_group(), 32u);
-      return plan.has_link() ? absl::InvalidArgumentError("invalid link") : absl::OkStatus();
-    };
-  });
-  cluster.AddAggregator("agg-0");
-  cluster.AddWorker("w0");
-  int wrong = 1;
-  cluster.behaviour.train = false;
-  cluster.behaviour.on_prepared = [&](v1::Prepared& prepared) {
-    *prepared.mutable_plan() = cluster.workers().front().assignment->plan();
-    if (wrong-- > 0) prepared.mutable_plan()->mutable_link();
-  };
-  const std::string run = cluster.Submit(MakeSpec(1, 1, 5, 20));
-  EXPECT_THAT(cluster.Group(run, 0).reason(), HasSubstr("invalid link"));
-}
+INSTANTIATE_TEST_SUITE_P(All, MachineReportedPlanTest, ::testing::Bool(),
+                         [](const auto& info) { return info.param ? "OtherMesh" : "IllegalLink"; });
 
 TEST_F(MachineGroupsTest, FirstGroupsStartTogether) {
   cluster_.AddAggregator("agg-0");
@@ -134,13 +132,6 @@ TEST_F(MachineGroupsTest, StartBarrierIsBounded) {
   EXPECT_EQ(StateOf(run, 1), v1::GROUP_STATE_WAITING);
   cluster_.AddWorkers(1);
   EXPECT_EQ(StateOf(run, 1), v1::GROUP_STATE_TRAINING) << "a late group starts alone";
-}
-
-TEST_F(MachineGroupsTest, FirstGroupWaitsForAllRanks) {
-  cluster_.AddWorkers(2);
-  const std::string run = cluster_.Submit(MakeSpec(1, 3, 0, 20));
-  cluster_.Run(absl::Minutes(5));
-  EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_QUEUED);
 }
 
 TEST_F(MachineGroupsTest, SpareReplacesKilledWorker) {

@@ -123,13 +123,6 @@ TEST_F(MachineMembershipTest, SilentMemberIsDropped) {
   EXPECT_FALSE(cluster_.IsOpen(connection_));
 }
 
-TEST_F(MachineMembershipTest, HeartbeatsKeepLease) {
-  cluster_.AddWorker("a");
-  cluster_.Run(absl::Minutes(5));
-  EXPECT_EQ(cluster_.Status().workers_size(), 1);
-  EXPECT_EQ(cluster_.Counter("leases_lost"), 0u);
-}
-
 TEST_F(MachineMembershipTest, OnlyTickEndsLease) {
   ASSERT_TRUE(Join(HelloOf("a")).has_welcome());
   const absl::Time late = cluster_.now() + absl::Minutes(1);

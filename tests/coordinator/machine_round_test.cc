@@ -162,8 +162,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST_F(MachineRoundTest, ContributedBeforeStart) {
   cluster_.behaviour.prepare = false;
-  AddMembers(1, 1);
-  const std::string run = cluster_.Submit(MakeSpec(1, 1, 5, 100));
+  const std::string run = SubmitTo(1, 1, MakeSpec(1, 1, 5, 100));
   v1::Contributed contributed;
   *contributed.mutable_place() = cluster_.Lead(run, 0).place();
   contributed.set_round(1);

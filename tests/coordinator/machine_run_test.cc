@@ -26,8 +26,7 @@ class MachineRunTest : public MachineTest {
 };
 
 TEST_F(MachineRunTest, TwoGroupsFinish) {
-  AddMembers(2, 4);
-  const std::string run = cluster_.Submit(MakeSpec(2, 2, 5, 20));
+  const std::string run = SubmitTo(2, 4, MakeSpec(2, 2, 5, 20));
   EXPECT_EQ(run, "run-1-test");
   const v1::RunStatus status = Finish(run);
   EXPECT_EQ(status.state(), v1::RUN_STATE_DONE) << status.reason();
@@ -166,8 +165,7 @@ TEST_F(MachineRunTest, EndsAtTargetAccuracy) {
 }
 
 TEST_F(MachineRunTest, StopReleasesMembers) {
-  AddMembers(1, 1);
-  const std::string run = cluster_.Submit(MakeSpec(1, 1, 5, 1000));
+  const std::string run = SubmitTo(1, 1, MakeSpec(1, 1, 5, 1000));
   ASSERT_EQ(RunStateOf(run), v1::RUN_STATE_RUNNING);
   cluster_.StopRun(run);
   EXPECT_TRUE(cluster_.last_status.ok());
@@ -235,8 +233,7 @@ TEST_F(MachineRunTest, PermanentFailureEndsRun) {
 }
 
 TEST_F(MachineRunTest, DifferentDataEndsRun) {
-  AddMembers(1, 1);
-  const std::string run = cluster_.Submit(MakeSpec(2, 1, 5, 10));
+  const std::string run = SubmitTo(1, 1, MakeSpec(2, 1, 5, 10));
   cluster_.behaviour.train_samples = 999;
   cluster_.AddWorkers(1);
   EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_FAILED);
@@ -317,8 +314,7 @@ TEST_F(MachineRunTest, StatusIsComplete) {
 }
 
 TEST_F(MachineRunTest, CheckpointRunStartsAtItsStep) {
-  AddMembers(1, 1);
-  const std::string run = cluster_.Submit(FromCheckpoint(MakeSpec(1, 1, 8, 60), 40));
+  const std::string run = SubmitTo(1, 1, FromCheckpoint(MakeSpec(1, 1, 8, 60), 40));
   EXPECT_EQ(cluster_.RunStatus(run).step(), 40u);
   EXPECT_EQ(cluster_.RunStatus(run).version(), 0u);
   FakeWorker& lead = cluster_.Lead(run, 0);

@@ -281,14 +281,5 @@ TEST(GroupTraceTest, ExcessEventsAreCounted) {
   }
 }
 
-TEST(GroupTraceTest, LargeEventIsLeftOut) {
-  GroupTrace trace({.ranks = 1, .max_bytes = 1000});
-  v1::Traced traced;
-  traced.add_events()->set_name(std::string(5000, 'x'));
-  trace.Take(traced, "", "");
-  EXPECT_EQ(trace.Reply().ranks(0).events_size(), 0);
-  EXPECT_EQ(trace.Reply().ranks(0).dropped(), 1u);
-}
-
 }  // namespace
 }  // namespace cadre::testing

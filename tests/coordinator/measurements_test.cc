@@ -139,15 +139,5 @@ TEST(MeasurementsTest, InvalidPartsAreRefused) {
   EXPECT_FALSE(CheckMeasured(named).ok());
 }
 
-TEST(MeasurementsTest, UnknownLayersAreRemoved) {
-  v1::Measured measured = MeasuredOf("fc1", 1, 1);
-  *measured.mutable_layers()->add_time() = MeasuredOf("other", 1, 1).layers().time(0);
-  *measured.mutable_layers()->add_time() = MeasuredOf("fc2", 1, 1).layers().time(0);
-  RemoveUnknownLayers({"fc2", "fc1"}, *measured.mutable_layers());
-  ASSERT_EQ(measured.layers().time_size(), 2);
-  EXPECT_EQ(measured.layers().time(0).layer(), "fc1");
-  EXPECT_EQ(measured.layers().time(1).layer(), "fc2");
-}
-
 }  // namespace
 }  // namespace cadre

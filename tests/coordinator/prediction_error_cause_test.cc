@@ -33,42 +33,30 @@ TEST(PredictionErrorCauseTest, NoCauseWithinBound) {
   EXPECT_NE(PredictionErrorCause(Times(39, 0, 0, 0), Times(50, 0, 0, 0)), "");
 }
 
-TEST(PredictionErrorCauseTest, Compute) {
-  EXPECT_EQ(PredictionErrorCause(Times(20, 5, 5, 10), Times(40, 6, 8, 13)),
-            "compute: layers took 40.0 ms, 20.0 ms predicted");
-}
-
-TEST(PredictionErrorCauseTest, WorkOutsideLayers) {
-  v1::StepTimes measured = Times(20, 5, 5, 10);
-  measured.set_step(0.060);
-  EXPECT_EQ(PredictionErrorCause(Times(20, 5, 5, 10), measured),
-            "compute: work outside of layers took 30.0 ms, 0 ms predicted");
-}
-
-TEST(PredictionErrorCauseTest, SlowMoves) {
-  EXPECT_EQ(PredictionErrorCause(Times(20, 5, 2, 10), Times(20, 25, 4, 12)),
-            "link: moves took 25.0 ms, 5.00 ms predicted");
-}
-
-TEST(PredictionErrorCauseTest, SlowCollectives) {
-  EXPECT_EQ(PredictionErrorCause(Times(20, 0, 2, 11, 1), Times(20, 0, 31, 40, 1)),
-            "link: collectives and updates took 41.0 ms, 12.0 ms predicted");
-}
-
-TEST(PredictionErrorCauseTest, UnexplainedWaiting) {
-  EXPECT_EQ(PredictionErrorCause(Times(20, 0, 2, 30), Times(20, 0, 25, 30)),
-            "overlap: waiting took 25.0 ms, 2.00 ms predicted");
-  EXPECT_THAT(PredictionErrorCause(Times(20, 0, 2, 30), Times(20, 0, 25, 32)),
-              StartsWith("overlap:"))
-      << "the collectives are slower by 2 ms, the waiting is longer by 23 ms";
-}
-
-// The predicted step is too long, so the cause is an input that is predicted too long.
-TEST(PredictionErrorCauseTest, CauseHasSameSign) {
-  EXPECT_THAT(PredictionErrorCause(Times(20, 40, 2, 30), Times(30, 5, 2, 30)),
-              StartsWith("link: moves"));
-  EXPECT_THAT(PredictionErrorCause(Times(10, 0, 40, 50), Times(12, 0, 5, 10)),
-              StartsWith("link: collectives"));
+TEST(PredictionErrorCauseTest, NamesInputAndValues) {
+  v1::StepTimes more_work = Times(20, 5, 5, 10);
+  more_work.set_step(0.060);
+  const struct {
+    v1::StepTimes predicted, measured;
+    const char* cause;
+  } cases[] = {
+      {Times(20, 5, 5, 10), Times(40, 6, 8, 13), "compute: layers took 40.0 ms, 20.0 ms predicted"},
+      {Times(20, 5, 5, 10), more_work,
+       "compute: work outside of layers took 30.0 ms, 0 ms predicted"},
+      {Times(20, 5, 2, 10), Times(20, 25, 4, 12), "link: moves took 25.0 ms, 5.00 ms predicted"},
+      {Times(20, 0, 2, 11, 1), Times(20, 0, 31, 40, 1),
+       "link: collectives and updates took 41.0 ms, 12.0 ms predicted"},
+      {Times(20, 0, 2, 30), Times(20, 0, 25, 30),
+       "overlap: waiting took 25.0 ms, 2.00 ms predicted"},
+      // The collectives are slower by 2 ms, the waiting is longer by 23 ms.
+      {Times(20, 0, 2, 30), Times(20, 0, 25, 32), "overlap:"},
+      // The predicted step is too long, so the cause is an input that is predicted too long.
+      {Times(20, 40, 2, 30), Times(30, 5, 2, 30), "link: moves"},
+      {Times(10, 0, 40, 50), Times(12, 0, 5, 10), "link: collectives"},
+  };
+  for (const auto& [predicted, measured, cause] : cases) {
+    EXPECT_THAT(PredictionErrorCause(predicted, measured), StartsWith(cause));
+  }
 }
 
 TEST(PredictionErrorCauseTest, Milliseconds) {
