@@ -8,6 +8,7 @@
 #include <variant>
 
 #include "absl/status/status.h"
+#include "coordinator/store.h"
 #include "proto/cadre/v1/control.pb.h"
 #include "proto/cadre/v1/membership.pb.h"
 #include "proto/cadre/v1/run.pb.h"
@@ -80,19 +81,8 @@ using Event = std::variant<StreamOpened, StreamClosed, MessageReceived, MessageR
 
 // ---- Actions
 
-// Writes the record. All Persist and Erase actions of one Handle call are one transaction, which
-// must be durable before any other action of the call is carried out.
-struct Persist {
-  std::string key;
-  std::string value;
-};
-
-// Deletes the record with this key or, if `prefix`, all records whose key starts with it; there may
-// be none. Precedes the Persist actions of its transaction.
-struct Erase {
-  std::string key;
-  bool prefix = false;
-};
+// Store::Op changes records. All of one Handle call are one transaction, erasures first, which must
+// be durable before any other action of the call is carried out.
 
 // Sends on the stream, in order; ignored when the stream has ended.
 struct Send {
@@ -123,6 +113,6 @@ struct TraceAnswered {
   v1::TraceReply reply;
 };
 
-using Action = std::variant<Persist, Erase, Send, Disconnect, Replied, TraceAnswered>;
+using Action = std::variant<Store::Op, Send, Disconnect, Replied, TraceAnswered>;
 
 }  // namespace cadre

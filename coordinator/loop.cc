@@ -158,12 +158,7 @@ std::vector<Action> Loop::Handle(const std::vector<Item>& items) {
 absl::Status Loop::PersistAll(const std::vector<Action>& actions) {
   std::vector<Store::Op> ops;
   for (const Action& action : actions) {
-    if (const auto* persist = std::get_if<Persist>(&action)) {
-      ops.push_back({Store::Op::Kind::kPut, persist->key, persist->value});
-    } else if (const auto* erase = std::get_if<Erase>(&action)) {
-      ops.push_back({erase->prefix ? Store::Op::Kind::kErasePrefix : Store::Op::Kind::kErase,
-                     erase->key, ""});
-    }
+    if (const auto* op = std::get_if<Store::Op>(&action)) ops.push_back(*op);
   }
   return ops.empty() ? absl::OkStatus() : store_->Commit(ops);
 }

@@ -23,7 +23,6 @@
 #include "base/clock.h"
 #include "coordinator/events.h"
 #include "coordinator/machine.h"
-#include "coordinator/store.h"
 
 namespace cadre {
 

@@ -6,7 +6,7 @@
 // simulator drive the same object. Thread-compatible.
 //
 // Contract with the driver:
-//   - The Persist and Erase actions of one Handle call are one transaction. It must be durable
+//   - The Store::Op actions of one Handle call are one transaction. It must be durable
 //     before any other action of that call (or of a later call) is carried out. If it cannot be
 //     made durable the machine must be discarded: its state is ahead of the store.
 //   - Send and Disconnect actions of one connection are carried out in order.

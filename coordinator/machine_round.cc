@@ -6,7 +6,7 @@
 //
 //   rank 0 -> Contributed(r)      after all ranks of the group have staged their slices durably
 //   quorum + grace window         Round decides when the round closes (round.h)
-//   Persist CommitRecord(r)       the participants are decided; `closing` is set
+//   write CommitRecord(r)         the participants are decided; `closing` is set
 //   Apply(r) -> every shard       idempotent; answered by Applied(digest)
 //   last Applied                  FinishCommit: version r, evaluation, end of the run
 //   Decision -> every participant the version to adopt and the next boundary

@@ -29,13 +29,13 @@ void Outbox::Put(const std::string& key, const google::protobuf::MessageLite& re
 
 void Outbox::EraseOne(const std::string& key) {
   records_.erase(key);
-  erasures_.push_back({.key = key});
+  erasures_.push_back({Store::Op::Kind::kErase, key, ""});
 }
 
 void Outbox::EraseBelow(const std::string& prefix) {
   auto it = records_.lower_bound(prefix);
   while (it != records_.end() && absl::StartsWith(it->first, prefix)) it = records_.erase(it);
-  erasures_.push_back({.key = prefix, .prefix = true});
+  erasures_.push_back({Store::Op::Kind::kErasePrefix, prefix, ""});
 }
 
 void Outbox::SendTo(ConnectionId connection, v1::CoordinatorMessage message) {
@@ -58,7 +58,9 @@ void Outbox::Answer(RequestId request, absl::StatusOr<v1::TraceReply> trace) {
 
 std::vector<Action> Outbox::Take() {
   std::vector<Action> actions(erasures_.begin(), erasures_.end());
-  for (auto& [key, value] : records_) actions.push_back(Persist{key, std::move(value)});
+  for (auto& [key, value] : records_) {
+    actions.push_back(Store::Op{Store::Op::Kind::kPut, key, std::move(value)});
+  }
   for (Action& action : others_) actions.push_back(std::move(action));
   erasures_.clear();
   records_.clear();

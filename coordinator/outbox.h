@@ -23,8 +23,9 @@ namespace cadre {
 class Outbox {
  public:
   void Put(const std::string& key, const google::protobuf::MessageLite& record);
-  // Adds an Erase of the key, and discards an earlier Put of it.
+  // Erases the record, and discards an earlier Put of it.
   void EraseOne(const std::string& key);
+  // The same for all records whose keys begin with the prefix.
   void EraseBelow(const std::string& prefix);
 
   void SendTo(ConnectionId connection, v1::CoordinatorMessage message);
@@ -35,7 +36,7 @@ class Outbox {
   std::vector<Action> Take();
 
  private:
-  std::vector<Erase> erasures_;
+  std::vector<Store::Op> erasures_;
   std::map<std::string, std::string> records_;
   std::vector<Action> others_;
 };

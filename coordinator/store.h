@@ -16,10 +16,13 @@ namespace cadre {
 
 class Store {
  public:
+  // Writes the record with the key, deletes it, or deletes all records whose keys begin with `key`;
+  // there may be none.
   struct Op {
     enum class Kind { kPut, kErase, kErasePrefix };
     Kind kind = Kind::kPut;
     std::string key;
+    // For kPut.
     std::string value;
   };
 

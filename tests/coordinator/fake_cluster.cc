@@ -11,6 +11,7 @@
 #include "base/random.h"
 #include "coordinator/keys.h"
 #include "coordinator/run_rules.h"
+#include "tests/coordinator/memory_store.h"
 
 namespace cadre::testing {
 namespace {
@@ -140,17 +141,11 @@ void FakeCluster::CheckTransaction(const std::string& key, const std::string& va
 void FakeCluster::Perform(const std::vector<Action>& actions) {
   bool kept = false;
   for (const Action& action : actions) {
-    if (const auto* erase = std::get_if<Erase>(&action)) {
-      kept = true;
-      if (!erase->prefix) store_.erase(erase->key);
-      if (!erase->prefix) continue;
-      auto it = store_.lower_bound(erase->key);
-      while (it != store_.end() && absl::StartsWith(it->first, erase->key)) it = store_.erase(it);
-    } else if (const auto* persist = std::get_if<Persist>(&action)) {
-      kept = true;
-      CheckTransaction(persist->key, persist->value);
-      store_[persist->key] = persist->value;
-    }
+    const auto* op = std::get_if<Store::Op>(&action);
+    if (op == nullptr) continue;
+    kept = true;
+    if (op->kind == Store::Op::Kind::kPut) CheckTransaction(op->key, op->value);
+    ApplyTo(store_, *op);
   }
   if (kept) {
     ++transactions_;

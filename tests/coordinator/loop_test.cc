@@ -13,6 +13,7 @@
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "coordinator/keys.h"
+#include "tests/coordinator/memory_store.h"
 
 namespace cadre {
 namespace {
@@ -37,10 +38,7 @@ class MemoryStore final : public Store {
   absl::Status Commit(const std::vector<Op>& ops) override {
     absl::MutexLock lock(&mutex_);
     if (!failure_.ok()) return failure_;
-    for (const Op& op : ops) {
-      if (op.kind == Op::Kind::kPut) records_[op.key] = op.value;
-      if (op.kind == Op::Kind::kErase) records_.erase(op.key);
-    }
+    for (const Op& op : ops) testing::ApplyTo(records_, op);
     return absl::OkStatus();
   }
   void Fail(absl::Status failure) {

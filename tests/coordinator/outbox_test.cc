@@ -20,10 +20,10 @@ TEST(OutboxTest, OrderOfActions) {
   out.EraseBelow("group/run-1/");
   const std::vector<Action> actions = out.Take();
   ASSERT_EQ(actions.size(), 4u);
-  EXPECT_TRUE(std::get<Erase>(actions[0]).prefix);
-  EXPECT_EQ(std::get<Persist>(actions[1]).key, "a");
-  EXPECT_EQ(std::get<Persist>(actions[2]).key, "b");
-  EXPECT_EQ(std::get<Persist>(actions[2]).value, meta.SerializeAsString());
+  EXPECT_EQ(std::get<Store::Op>(actions[0]).kind, Store::Op::Kind::kErasePrefix);
+  EXPECT_EQ(std::get<Store::Op>(actions[1]).key, "a");
+  EXPECT_EQ(std::get<Store::Op>(actions[2]).key, "b");
+  EXPECT_EQ(std::get<Store::Op>(actions[2]).value, meta.SerializeAsString());
   EXPECT_EQ(std::get<Send>(actions[3]).connection, 3u);
   EXPECT_TRUE(out.Take().empty());
 }
@@ -35,8 +35,8 @@ TEST(OutboxTest, PutAfterErase) {
   out.Put("a", meta);
   const std::vector<Action> actions = out.Take();
   ASSERT_EQ(actions.size(), 2u);
-  EXPECT_EQ(std::get<Erase>(actions[0]).key, "a");
-  EXPECT_EQ(std::get<Persist>(actions[1]).key, "a");
+  EXPECT_EQ(std::get<Store::Op>(actions[0]).kind, Store::Op::Kind::kErase);
+  EXPECT_EQ(std::get<Store::Op>(actions[1]).kind, Store::Op::Kind::kPut);
 }
 
 }  // namespace

@@ -4,8 +4,8 @@
 #include <utility>
 #include <variant>
 
-#include "absl/strings/match.h"
 #include "coordinator/keys.h"
+#include "tests/coordinator/memory_store.h"
 
 namespace cadre::simulation {
 namespace {
@@ -15,19 +15,8 @@ constexpr absl::Duration kMaxDowntime = absl::Seconds(14);
 
 bool Writes(const std::vector<Action>& actions) {
   return std::any_of(actions.begin(), actions.end(), [](const Action& action) {
-    return std::holds_alternative<Persist>(action) || std::holds_alternative<Erase>(action);
+    return std::holds_alternative<Store::Op>(action);
   });
-}
-
-void Write(const std::vector<Action>& actions, std::map<std::string, std::string>& store) {
-  for (const Action& action : actions) {
-    if (const auto* persist = std::get_if<Persist>(&action)) store[persist->key] = persist->value;
-    const auto* const erase = std::get_if<Erase>(&action);
-    if (erase == nullptr) continue;
-    if (!erase->prefix) store.erase(erase->key);
-    auto it = erase->prefix ? store.lower_bound(erase->key) : store.end();
-    while (it != store.end() && absl::StartsWith(it->first, erase->key)) it = store.erase(it);
-  }
 }
 
 }  // namespace
@@ -184,8 +173,12 @@ bool SimulatedCoordinator::Commit(const Batch& batch) {
   for (const std::vector<Action>& actions : batch) {
     if (Writes(actions)) {
       std::map<std::string, std::string> after = store_;
-      Write(actions, after);
-      if (world_.plant == Plant::kDropGroupRecords) Write({Erase{kGroupPrefix, true}}, after);
+      for (const Action& action : actions) {
+        if (const auto* op = std::get_if<Store::Op>(&action)) testing::ApplyTo(after, *op);
+      }
+      if (world_.plant == Plant::kDropGroupRecords) {
+        testing::ApplyTo(after, {Store::Op::Kind::kErasePrefix, kGroupPrefix, ""});
+      }
       invariants_.OnTransaction(store_, after);
       store_ = std::move(after);
     }
