@@ -219,20 +219,17 @@ grpc::ServerBidiReactor<v1::MemberMessage, v1::CoordinatorMessage>* CoordinatorS
   {
     absl::MutexLock lock(&mutex_);
     const ConnectionId connection = ++last_id_;
-    stream = new JoinStream(connection, this, options_.stream_capacity);
+    stream = new JoinStream(
+        connection, options_.stream_capacity,
+        [this](Event event) { return loop_ != nullptr && loop_->Post(std::move(event)); },
+        [this, connection] {
+          absl::MutexLock done(&mutex_);
+          streams_.erase(connection);
+        });
     streams_[connection] = stream;
   }
   stream->Begin();
   return stream;
-}
-
-bool CoordinatorService::OnStreamEvent(Event event) {
-  return loop_ != nullptr && loop_->Post(std::move(event));
-}
-
-void CoordinatorService::OnStreamDone(ConnectionId connection) {
-  absl::MutexLock lock(&mutex_);
-  streams_.erase(connection);
 }
 
 // ---- Callbacks of the loop

@@ -25,9 +25,8 @@
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 #include "base/clock.h"
-#include "coordinator/join_stream.h"
 #include "coordinator/loop.h"
-#include "coordinator/watch_stream.h"
+#include "coordinator/streams.h"
 #include "proto/cadre/v1/control.grpc.pb.h"
 #include "proto/cadre/v1/membership.grpc.pb.h"
 
@@ -36,7 +35,6 @@ namespace cadre {
 class CoordinatorService final : public v1::Membership::CallbackService,
                                  public v1::Runs::CallbackService,
                                  public v1::Status::CallbackService,
-                                 public JoinStream::Host,
                                  public Loop::Callbacks {
  public:
   struct Options {
@@ -85,10 +83,6 @@ class CoordinatorService final : public v1::Membership::CallbackService,
   grpc::ServerWriteReactor<v1::WatchUpdate>* Watch(grpc::CallbackServerContext* context,
                                                    const v1::WatchRequest* request) override
       ABSL_LOCKS_EXCLUDED(mutex_);
-
-  // JoinStream::Host
-  bool OnStreamEvent(Event event) override;
-  void OnStreamDone(ConnectionId connection) override ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Loop::Callbacks
   void OnSend(ConnectionId connection, const v1::CoordinatorMessage& message) override

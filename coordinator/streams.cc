@@ -1,10 +1,15 @@
-// An update is sent when a run has changed, at most once per kInterval. `sent_` holds the last
-// update of each run without fields such as elapsed times, which always change.
-#include "coordinator/watch_stream.h"
+// gRPC calls the On... functions on its own threads. Those of a Join stream only post an event to
+// the loop, whose queue orders the events of all streams for the state machine. At most one read is
+// pending, so a fast sender is slowed down to the pace of that queue.
+//
+// A Watch stream sends an update when a run has changed, at most once per kInterval. `sent_` holds
+// the last update of each run without fields such as elapsed times, which always change.
+#include "coordinator/streams.h"
 
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/rpc/grpc_channel.h"
 #include "coordinator/run_rules.h"
 
 namespace cadre {
@@ -22,6 +27,52 @@ std::string WithoutTimes(v1::WatchUpdate update) {
 }
 
 }  // namespace
+
+// ---- JoinStream
+
+void JoinStream::Begin() {
+  if (post_(StreamOpened{connection_})) {
+    StartRead(&incoming_);
+  } else {
+    End(absl::UnavailableError("the coordinator is stopping"));
+  }
+}
+
+void JoinStream::Send(const v1::CoordinatorMessage& message) {
+  absl::MutexLock lock(&mutex_);
+  if (ending()) return;
+  if (queued() < queue_capacity_) return Queue(message);
+  DropQueued();
+  EndLocked(absl::ResourceExhaustedError("the member does not read its messages"));
+}
+
+void JoinStream::OnReadDone(bool ok) {
+  if (!ok) {
+    End(absl::OkStatus());
+    return;
+  }
+  const size_t bytes = incoming_.ByteSizeLong();
+  if (bytes > size_t{kMaxMessageBytes}) {
+    // The machine refuses the message by name and ends the stream, so no further read starts.
+    post_(MessageRefused{
+        connection_, v1::REFUSAL_OVERSIZED,
+        absl::StrCat("a message of ", bytes, " bytes exceeds the limit of ", kMaxMessageBytes)});
+    return;
+  }
+  if (!post_(MessageReceived{connection_, std::move(incoming_)})) {
+    End(absl::UnavailableError("the coordinator is stopping"));
+    return;
+  }
+  incoming_ = v1::MemberMessage();
+  StartRead(&incoming_);
+}
+
+void JoinStream::OnDone() {
+  post_(StreamClosed{connection_});
+  StreamWriter::OnDone();
+}
+
+// ---- WatchStream
 
 absl::Time WatchStream::MaybeSend(const Machine& machine, absl::Time now) {
   absl::MutexLock lock(&mutex_);
@@ -61,10 +112,5 @@ void WatchStream::SendChanges(const Machine& machine, absl::Time now) {
 }
 
 void WatchStream::OnCancel() { End(absl::CancelledError("cancelled by the caller")); }
-
-void WatchStream::OnDone() {
-  done_();
-  delete this;
-}
 
 }  // namespace cadre

@@ -1,0 +1,151 @@
+// The coordinator's side of members' Join streams and of callers' Watch streams.
+//
+// Messages wait in a queue and are written one at a time. Each stream is owned by gRPC and deletes
+// itself after the call has ended and its owner was notified. Thread-safe.
+#pragma once
+
+#include <grpcpp/support/server_callback.h>
+
+#include <cstddef>
+#include <deque>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "base/rpc/grpc_status.h"
+#include "coordinator/events.h"
+#include "coordinator/machine.h"
+#include "proto/cadre/v1/control.pb.h"
+#include "proto/cadre/v1/membership.pb.h"
+
+namespace cadre {
+
+// The writing half of a stream. `Reactor` is a gRPC reactor with StartWrite.
+template <typename Reactor, typename Message>
+class StreamWriter : public Reactor {
+ public:
+  // Ends the stream with this status after all queued messages are written.
+  void End(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_) {
+    absl::MutexLock lock(&mutex_);
+    EndLocked(status);
+  }
+
+  void OnWriteDone(bool ok) override ABSL_LOCKS_EXCLUDED(mutex_) {
+    absl::MutexLock lock(&mutex_);
+    writing_ = false;
+    outgoing_.pop_front();
+    if (ok) return WriteOrFinish();
+    outgoing_.clear();
+    if (!end_.has_value()) end_ = absl::CancelledError("the stream is broken");
+    WriteOrFinish();
+  }
+
+  void OnDone() override {
+    on_done_();
+    delete this;
+  }
+
+ protected:
+  // `on_done` is called once, before the stream deletes itself.
+  explicit StreamWriter(std::function<void()> on_done) : on_done_(std::move(on_done)) {}
+
+  bool ending() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return end_.has_value(); }
+  // Messages that are not written yet.
+  size_t queued() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return outgoing_.size(); }
+
+  void Queue(Message message) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    outgoing_.push_back(std::move(message));
+    WriteOrFinish();
+  }
+  // Discards the queue, except for the message that is being written, because gRPC still reads it.
+  void DropQueued() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { outgoing_.resize(writing_ ? 1 : 0); }
+  void EndLocked(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (end_.has_value()) return;
+    end_ = status;
+    WriteOrFinish();
+  }
+
+  absl::Mutex mutex_;
+
+ private:
+  void WriteOrFinish() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (writing_ || finished_) return;
+    if (!outgoing_.empty()) {
+      writing_ = true;
+      this->StartWrite(&outgoing_.front());
+    } else if (end_.has_value()) {
+      finished_ = true;
+      this->Finish(ToGrpc(*end_));
+    }
+  }
+
+  const std::function<void()> on_done_;
+  // The first message is being written while writing_ is set.
+  std::deque<Message> outgoing_ ABSL_GUARDED_BY(mutex_);
+  bool writing_ ABSL_GUARDED_BY(mutex_) = false;
+  std::optional<absl::Status> end_ ABSL_GUARDED_BY(mutex_);
+  bool finished_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+// One member's Join stream. Its queue is bounded: a full queue means that the member does not read,
+// so the stream is ended.
+class JoinStream final
+    : public StreamWriter<grpc::ServerBidiReactor<v1::MemberMessage, v1::CoordinatorMessage>,
+                          v1::CoordinatorMessage> {
+ public:
+  // Receives the events of the stream, on gRPC's threads. Returns false when it has stopped.
+  using Post = std::function<bool(Event)>;
+
+  // Begin starts the stream.
+  JoinStream(ConnectionId connection, size_t queue_capacity, Post post,
+             std::function<void()> on_done)
+      : StreamWriter(std::move(on_done)),
+        connection_(connection),
+        queue_capacity_(queue_capacity),
+        post_(std::move(post)) {}
+  void Begin() ABSL_LOCKS_EXCLUDED(mutex_);
+
+  void Send(const v1::CoordinatorMessage& message) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  void OnReadDone(bool ok) override ABSL_LOCKS_EXCLUDED(mutex_);
+  void OnDone() override;
+
+ private:
+  const ConnectionId connection_;
+  const size_t queue_capacity_;
+  const Post post_;
+  // Written by gRPC between StartRead and OnReadDone.
+  v1::MemberMessage incoming_;
+};
+
+// One caller's Watch stream: at most ten updates per second, each only if something has changed.
+class WatchStream final
+    : public StreamWriter<grpc::ServerWriteReactor<v1::WatchUpdate>, v1::WatchUpdate> {
+ public:
+  // If `run` is empty, watches all runs until the caller cancels.
+  WatchStream(std::string run, std::function<void()> on_done)
+      : StreamWriter(std::move(on_done)), run_(std::move(run)) {}
+
+  // Called on the coordinator's loop after every change. Sends the changes since the last update if
+  // the interval has passed; only then does it take a snapshot. Returns the time at which it must
+  // be called again even without an event; InfiniteFuture: only after the next event.
+  absl::Time MaybeSend(const Machine& machine, absl::Time now) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  void OnCancel() override ABSL_LOCKS_EXCLUDED(mutex_);
+
+ private:
+  void SendChanges(const Machine& machine, absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const std::string run_;
+  // The last update of each run, without fields that change with time.
+  std::map<std::string, std::string> sent_ ABSL_GUARDED_BY(mutex_);
+  absl::Time next_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
+};
+
+}  // namespace cadre
