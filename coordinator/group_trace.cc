@@ -24,19 +24,19 @@ void GroupTrace::Take(const v1::Traced& traced, const std::string& worker,
   const uint32_t rank = traced.place().rank();
   // The first answer is kept: a rank that connects again may send its events twice.
   if (answered(rank)) return;
-  v1::RankTrace& taken = ranks_[rank];
-  taken.set_rank(rank);
-  taken.set_worker(worker);
-  taken.set_host(host);
+  v1::RankTrace& trace = ranks_[rank];
+  trace.set_rank(rank);
+  trace.set_worker(worker);
+  trace.set_host(host);
   const size_t share = options_.max_bytes / options_.ranks;
   size_t bytes = 0;
   for (const v1::TraceEvent& event : traced.events()) {
     bytes += event.ByteSizeLong() + kFrameBytes;
     if (bytes > share) break;
-    *taken.add_events() = event;
+    *trace.add_events() = event;
   }
-  const auto left_out = static_cast<uint64_t>(traced.events_size() - taken.events_size());
-  taken.set_dropped(traced.dropped() + left_out);
+  const auto left_out = static_cast<uint64_t>(traced.events_size() - trace.events_size());
+  trace.set_dropped(traced.dropped() + left_out);
 }
 
 v1::TraceReply GroupTrace::Reply() const {

@@ -96,10 +96,11 @@ void Loop::Run() {
     DetectStall(std::max(wake, last_turn_));
     const absl::Time began = clock_->Now();
     const std::vector<Action> actions = Handle(items);
-    if (const absl::Status kept = PersistAll(actions); !kept.ok()) {
-      LOG(ERROR) << "cannot write to the store; stopping without acting on the decisions: " << kept;
+    if (const absl::Status persisted = PersistAll(actions); !persisted.ok()) {
+      LOG(ERROR) << "cannot write to the store; stopping without acting on the decisions: "
+                 << persisted;
       queue_.Close();
-      if (options_.on_failure) options_.on_failure(kept);
+      if (options_.on_failure) options_.on_failure(persisted);
       return;
     }
     Deliver(actions);

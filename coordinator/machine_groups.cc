@@ -79,30 +79,30 @@ void Machine::FormGroups(Run& run, std::vector<std::string>& idle) {
 
 // Reserves the workers that a slot waits for: later slots and runs do not get them.
 void Machine::ReserveFor(const Run& run, std::vector<std::string>& idle) const {
-  std::vector<std::string> kept;
+  std::vector<std::string> reserved;
   for (std::vector<std::string>& workers : GroupByDevice(run, idle)) {
-    if (workers.size() > kept.size()) kept = std::move(workers);
+    if (workers.size() > reserved.size()) reserved = std::move(workers);
   }
-  kept.resize(std::min<size_t>(kept.size(), RanksPerGroup(run.spec())));
-  Take(kept, idle);
+  reserved.resize(std::min<size_t>(reserved.size(), RanksPerGroup(run.spec())));
+  Take(reserved, idle);
 }
 
 // The workers divided by device kind, without kinds that the run does not accept. The kind of the
 // first worker comes first.
 std::vector<std::vector<std::string>> Machine::GroupByDevice(
     const Run& run, const std::vector<std::string>& idle) const {
-  const v1::Cluster::Device wanted = DeviceWanted(run.spec());
+  const v1::Cluster::Device device = RequestedDevice(run.spec());
   std::vector<v1::Cluster::Device> kinds;
   std::vector<std::vector<std::string>> workers;
   for (const std::string& id : idle) {
     const v1::Cluster::Device kind = members_.Find(id)->record.device_kind();
-    if (wanted != v1::Cluster::DEVICE_UNSPECIFIED && kind != wanted) continue;
-    const auto at = std::find(kinds.begin(), kinds.end(), kind) - kinds.begin();
-    if (at == std::ssize(kinds)) {
+    if (device != v1::Cluster::DEVICE_UNSPECIFIED && kind != device) continue;
+    const auto index = std::find(kinds.begin(), kinds.end(), kind) - kinds.begin();
+    if (index == std::ssize(kinds)) {
       kinds.push_back(kind);
       workers.emplace_back();
     }
-    workers[at].push_back(id);
+    workers[index].push_back(id);
   }
   return workers;
 }
@@ -127,10 +127,10 @@ void Machine::Take(const std::vector<std::string>& workers, std::vector<std::str
 // Forms a full group immediately; a smaller one only in a slot that had a group before, after
 // rejoin_wait. All ranks have one kind of device.
 bool Machine::FormSlot(Run& run, Slot& slot, std::vector<std::string>& idle) {
-  const size_t wanted = RanksPerGroup(run.spec());
+  const size_t requested = RanksPerGroup(run.spec());
   const bool waited =
       slot.record().lived() && now_ >= slot.waiting_since() + RejoinWait(run.spec());
-  const size_t min_ranks = waited ? MinRanksPerGroup(run.spec()) : wanted;
+  const size_t min_ranks = waited ? MinRanksPerGroup(run.spec()) : requested;
   if (!slot.preferred_members.empty()) {
     const std::set<absl::string_view> preferred(slot.preferred_members.begin(),
                                                 slot.preferred_members.end());
@@ -139,7 +139,7 @@ bool Machine::FormSlot(Run& run, Slot& slot, std::vector<std::string>& idle) {
   }
   const std::vector<std::vector<std::string>> kinds = GroupByDevice(run, idle);
   // Some numbers of ranks have no legal plan, so smaller groups are tried as well.
-  for (size_t ranks = std::min(wanted, idle.size()); ranks >= min_ranks && ranks > 0; --ranks) {
+  for (size_t ranks = std::min(requested, idle.size()); ranks >= min_ranks && ranks > 0; --ranks) {
     for (const std::vector<std::string>& workers : kinds) {
       if (workers.size() < ranks) continue;
       const std::vector<std::string> members(workers.begin(), workers.begin() + ranks);

@@ -161,12 +161,13 @@ void Machine::OnMeasured(Member& member, const v1::Measured& measured) {
   slot.considered = false;
   if (options_.planning == nullptr) return;
   RecordTimes(*run, member, measured);
-  const auto now = options_.planning->Predict(QueryFor(*run, slot), slot.plan());
+  const auto predicted = options_.planning->Predict(QueryFor(*run, slot), slot.plan());
   // A prediction that was made at the start, from earlier measurements, is kept.
-  if (now.ok() && !slot.record().has_predicted()) {
-    slot.Predict(*now, /*from_own_measurement=*/true);
+  if (predicted.ok() && !slot.record().has_predicted()) {
+    slot.Predict(*predicted, /*from_own_measurement=*/true);
   }
-  slot.RecordPlan(measured.times().step(), now.ok() ? std::optional(now->step()) : std::nullopt);
+  slot.RecordPlan(measured.times().step(),
+                  predicted.ok() ? std::optional(predicted->step()) : std::nullopt);
   Save(slot);
 }
 

@@ -276,22 +276,22 @@ void Machine::SendDecision(Run& run, Slot& slot, uint32_t round) {
 // A group with fewer ranks than requested grows at a commit, when it holds no uncommitted state: it
 // is released, and its slot is re-formed with workers that are idle.
 bool Machine::MaybeGrow(Run& run, Slot& slot) {
-  const size_t wanted = RanksPerGroup(run.spec());
-  if (slot.ranks() >= wanted || run.record.state() != v1::RUN_STATE_RUNNING) return false;
+  const size_t requested = RanksPerGroup(run.spec());
+  if (slot.ranks() >= requested || run.record.state() != v1::RUN_STATE_RUNNING) return false;
   const v1::Cluster::Device kind = DeviceKindOf(slot);
-  size_t promised = 0;
+  size_t reserved = 0;
   for (const auto& [number, other] : runs_) {
     if (!other.live() || number > RunNumber(run.id())) continue;
     // Slots with another device kind need none of these workers.
-    const v1::Cluster::Device taken = DeviceWanted(other.spec());
-    if (taken != v1::Cluster::DEVICE_UNSPECIFIED && taken != kind) continue;
+    const v1::Cluster::Device device = RequestedDevice(other.spec());
+    if (device != v1::Cluster::DEVICE_UNSPECIFIED && device != kind) continue;
     for (const Slot& waiting : other.slots) {
-      promised += waiting.waiting() ? RanksPerGroup(other.spec()) : 0;
+      reserved += waiting.waiting() ? RanksPerGroup(other.spec()) : 0;
     }
   }
   const size_t idle = IdleWorkersOf(kind);
-  if (idle <= promised) return false;
-  size_t ranks = std::min(wanted, slot.ranks() + idle - promised);
+  if (idle <= reserved) return false;
+  size_t ranks = std::min(requested, slot.ranks() + idle - reserved);
   while (ranks > slot.ranks() && !options_.plan(run.spec(), ranks).ok()) --ranks;
   if (ranks <= slot.ranks()) return false;
   Count("groups_grown");

@@ -51,11 +51,11 @@ bool Machine::ChooseShards(Run& run, size_t idle_workers) {
     if (!member.worker() && member.connected()) names.push_back(member.record.name());
   }
   std::sort(names.begin(), names.end());
-  const size_t wanted = run.spec().cluster().aggregators();
-  if (names.empty() || names.size() < wanted) return false;
+  const size_t requested = run.spec().cluster().aggregators();
+  if (names.empty() || names.size() < requested) return false;
   // There are too few workers, but they are reserved for this run, which is first in the queue.
   if (idle_workers < RanksPerGroup(run.spec())) return true;
-  if (wanted > 0) names.resize(wanted);
+  if (requested > 0) names.resize(requested);
   for (const std::string& name : names) run.record.add_shards(name);
   Save(run);
   SendOpenRuns(run);

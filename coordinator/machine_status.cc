@@ -230,9 +230,9 @@ std::string Machine::WaitReason(const Run& run) const {
     const auto connected = std::count_if(
         members_.all().begin(), members_.all().end(),
         [](const auto& entry) { return !entry.second.worker() && entry.second.connected(); });
-    const auto wanted = std::max<int64_t>(1, run.spec().cluster().aggregators());
-    if (connected < wanted) {
-      return absl::StrCat("waiting for aggregators: ", connected, " of ", wanted, " connected");
+    const auto required = std::max<int64_t>(1, run.spec().cluster().aggregators());
+    if (connected < required) {
+      return absl::StrCat("waiting for aggregators: ", connected, " of ", required, " connected");
     }
   }
   if (run.averages() && run.record.shards_size() > 0 && !run.shards_open()) {
@@ -248,8 +248,8 @@ std::string Machine::MissingWorkers(const Run& run) const {
     return members_.Find(id)->record.device_kind() == v1::Cluster::CUDA;
   });
   const int64_t cpu = std::ssize(idle) - cuda;
-  const v1::Cluster::Device wanted = DeviceWanted(run.spec());
-  if (wanted == v1::Cluster::CUDA) {
+  const v1::Cluster::Device device = RequestedDevice(run.spec());
+  if (device == v1::Cluster::CUDA) {
     return absl::StrCat("waiting for ", ranks, ranks == 1 ? " worker" : " workers",
                         " with CUDA devices; idle: ", cuda, " with CUDA devices, ", cpu,
                         " with CPUs");
@@ -259,7 +259,7 @@ std::string Machine::MissingWorkers(const Run& run) const {
                         " for a group are idle");
   }
   return absl::StrCat("waiting for ", ranks, ranks == 1 ? " worker" : " workers",
-                      wanted == v1::Cluster::CPU ? " with CPUs" : " with one kind of device",
+                      device == v1::Cluster::CPU ? " with CPUs" : " with one kind of device",
                       "; idle: ", cpu, " with CPUs, ", cuda, " with CUDA devices");
 }
 

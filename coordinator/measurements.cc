@@ -27,15 +27,15 @@ constexpr uint32_t kMaxParts = 1U << 30;
 bool IsTime(double seconds) { return std::isfinite(seconds) && seconds >= 0; }
 
 // New times go to the end, so that the times measured longest ago are removed first.
-void Merge(const v1::ModelTimes& from, v1::ModelTimes& into) {
+void Merge(const v1::ModelTimes& newer, v1::ModelTimes& known) {
   std::set<LayerPartKey> measured;
-  for (const v1::LayerTime& time : from.time()) measured.insert(KeyOf(time));
-  auto& times = *into.mutable_time();
+  for (const v1::LayerTime& time : newer.time()) measured.insert(KeyOf(time));
+  auto& times = *known.mutable_time();
   times.erase(
       std::remove_if(times.begin(), times.end(),
                      [&](const v1::LayerTime& time) { return measured.count(KeyOf(time)) != 0; }),
       times.end());
-  times.MergeFrom(from.time());
+  times.MergeFrom(newer.time());
   const int extra = times.size() - kMaxLayerTimes;
   if (extra > 0) times.DeleteSubrange(0, extra);
 }

@@ -20,9 +20,9 @@ struct Difference {
   double value() const { return measured - predicted; }
 };
 
-std::string Figures(const char* what, const Difference& off) {
-  return absl::StrCat(what, " took ", MillisecondsToText(off.measured), ", ",
-                      MillisecondsToText(off.predicted), " predicted");
+std::string TimesToText(const char* what, const Difference& difference) {
+  return absl::StrCat(what, " took ", MillisecondsToText(difference.measured), ", ",
+                      MillisecondsToText(difference.predicted), " predicted");
 }
 
 // Step time without moves and waiting.
@@ -42,9 +42,9 @@ std::string ComputeToText(const v1::StepTimes& predicted, const v1::StepTimes& m
                         OwnWork(measured) - measured.compute()};
   // For example loading samples, or threads that wait for cores.
   if (std::abs(rest.value()) > std::abs(layers.value())) {
-    return absl::StrCat("compute: ", Figures("work outside of layers", rest));
+    return absl::StrCat("compute: ", TimesToText("work outside of layers", rest));
   }
-  return absl::StrCat("compute: ", Figures("layers", layers));
+  return absl::StrCat("compute: ", TimesToText("layers", layers));
 }
 
 }  // namespace
@@ -66,10 +66,10 @@ std::string PredictionErrorCause(const v1::StepTimes& predicted, const v1::StepT
   const double link = sign * (moves.value() + carried);
   const double overlap = sign * (exposed.value() - carried);
   if (compute >= link && compute >= overlap) return ComputeToText(predicted, measured);
-  if (overlap > link) return absl::StrCat("overlap: ", Figures("waiting", exposed));
+  if (overlap > link) return absl::StrCat("overlap: ", TimesToText("waiting", exposed));
   const bool by_moves = sign * moves.value() > sign * carried;
-  return absl::StrCat("link: ", by_moves ? Figures("moves", moves)
-                                         : Figures("collectives and updates", collectives));
+  return absl::StrCat("link: ", by_moves ? TimesToText("moves", moves)
+                                         : TimesToText("collectives and updates", collectives));
 }
 
 std::string MillisecondsToText(double seconds) {

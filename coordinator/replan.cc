@@ -79,9 +79,9 @@ void PlanHistory::Load(const v1::GroupRecord& record) {
 void PlanHistory::Store(v1::GroupRecord& record) const {
   record.clear_measured_plan();
   for (const auto& [plan, seconds] : measured) {
-    v1::MeasuredPlan& kept = *record.add_measured_plan();
-    kept.set_plan(plan);
-    kept.set_step_seconds(seconds);
+    v1::MeasuredPlan& stored = *record.add_measured_plan();
+    stored.set_plan(plan);
+    stored.set_step_seconds(seconds);
   }
   record.set_plan_bias(bias);
 }

@@ -56,15 +56,15 @@ v1::CommitRecord Round::Close(const std::string& run, absl::Time now) {
   double loss = 0;
   absl::Time last = absl::InfinitePast();
   for (const auto& [group, arrival] : arrivals_) {
-    const v1::Contributed& in = arrival.contributed;
+    const v1::Contributed& contributed = arrival.contributed;
     v1::Participant& participant = *commit.add_participants();
     participant.set_group(group);
-    participant.set_generation(in.place().generation());
+    participant.set_generation(contributed.place().generation());
     participant.set_ranks(arrival.ranks);
-    participant.set_samples(in.samples());
-    commit.set_step(std::max(commit.step(), in.step()));
-    commit.set_samples(commit.samples() + in.samples());
-    loss += static_cast<double>(in.loss()) * static_cast<double>(in.samples());
+    participant.set_samples(contributed.samples());
+    commit.set_step(std::max(commit.step(), contributed.step()));
+    commit.set_samples(commit.samples() + contributed.samples());
+    loss += static_cast<double>(contributed.loss()) * static_cast<double>(contributed.samples());
     last = std::max(last, arrival.when);
   }
   commit.set_loss(static_cast<float>(loss / static_cast<double>(commit.samples())));

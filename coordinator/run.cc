@@ -16,8 +16,9 @@ namespace {
 // contributed.
 bool Holds(const v1::CommitRecord& commit, uint32_t group, uint32_t generation) {
   return std::any_of(commit.participants().begin(), commit.participants().end(),
-                     [&](const v1::Participant& in) {
-                       return in.group() == group && in.generation() == generation;
+                     [&](const v1::Participant& participant) {
+                       return participant.group() == group &&
+                              participant.generation() == generation;
                      });
 }
 

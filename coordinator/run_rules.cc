@@ -33,10 +33,10 @@ uint64_t SamplesBefore(const v1::RunSpec& spec, uint32_t step) {
 // First step of the run at which at least `epochs` passes over the samples are done.
 uint32_t StepOfEpoch(const v1::RunRecord& run, uint64_t epochs) {
   const DataOrigin origin = DataOriginOf(run.spec());
-  const auto done = static_cast<uint64_t>(origin.position);
+  const auto trained = static_cast<uint64_t>(origin.position);
   const auto per_step = static_cast<uint64_t>(SamplesPerStep(run.spec()));
   const uint64_t end = epochs * run.train_samples();
-  const uint64_t left = end > done ? end - done : 0;
+  const uint64_t left = end > trained ? end - trained : 0;
   return Clamp(static_cast<uint64_t>(origin.step) + (left + per_step - 1) / per_step);
 }
 
@@ -70,7 +70,7 @@ uint32_t EvaluationEpochs(const v1::RunSpec& spec) {
   return OrDefault(spec.evaluation().every_epochs(), 1);
 }
 
-v1::Cluster::Device DeviceWanted(const v1::RunSpec& spec) {
+v1::Cluster::Device RequestedDevice(const v1::RunSpec& spec) {
   const bool only_cuda =
       spec.precision() == v1::RunSpec::TF32 || spec.precision() == v1::RunSpec::BF16;
   return only_cuda ? v1::Cluster::CUDA : spec.cluster().device();

@@ -22,7 +22,7 @@ uint32_t FirstStep(const v1::RunSpec& spec);
 uint32_t EvaluationEpochs(const v1::RunSpec& spec);
 // Device kind of the run's groups. Unspecified: any kind, but one kind per group. Precisions that
 // only GPUs support imply CUDA.
-v1::Cluster::Device DeviceWanted(const v1::RunSpec& spec);
+v1::Cluster::Device RequestedDevice(const v1::RunSpec& spec);
 // Whether the run uses aggregators.
 bool Averages(const v1::RunSpec& spec);
 

@@ -271,14 +271,14 @@ absl::Time CoordinatorService::OnSettled(const Machine& machine, absl::Time now)
 }
 
 void CoordinatorService::AnswerWaits(const Machine& machine, absl::Time now) {
-  std::vector<RequestId> over;
+  std::vector<RequestId> ended;
   {
     absl::MutexLock lock(&mutex_);
     for (const auto& [id, pending] : pending_) {
-      if (pending.wait != nullptr && machine.Ended(pending.run)) over.push_back(id);
+      if (pending.wait != nullptr && machine.Ended(pending.run)) ended.push_back(id);
     }
   }
-  for (const RequestId id : over) {
+  for (const RequestId id : ended) {
     Finish(id, [&](const Pending& pending) -> absl::Status {
       CADRE_ASSIGN_OR_RETURN(*pending.wait->mutable_run(), machine.RunStatus(pending.run, now));
       return absl::OkStatus();

@@ -63,18 +63,18 @@ void Slot::Form(uint32_t generation, const std::vector<std::string>& members, co
 
 // Ranks choose buckets and algorithms by the link that they measure. Mesh and layouts are assigned.
 absl::Status Slot::CheckReportedPlan(const v1::Plan& plan) const {
-  const v1::Plan& given = record_.plan();
-  if (!Equal(plan.mesh(), given.mesh())) {
+  const v1::Plan& assigned = record_.plan();
+  if (!Equal(plan.mesh(), assigned.mesh())) {
     return absl::InvalidArgumentError("its mesh differs from the assigned one");
   }
-  if (plan.layers_size() != given.layers_size()) {
+  if (plan.layers_size() != assigned.layers_size()) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "it has ", plan.layers_size(), " layers, the assigned plan has ", given.layers_size()));
+        "it has ", plan.layers_size(), " layers, the assigned plan has ", assigned.layers_size()));
   }
   for (int l = 0; l < plan.layers_size(); ++l) {
-    if (plan.layers(l).SerializeAsString() == given.layers(l).SerializeAsString()) continue;
+    if (plan.layers(l).SerializeAsString() == assigned.layers(l).SerializeAsString()) continue;
     return absl::InvalidArgumentError(absl::StrCat("the layout of layer '",
-                                                   absl::CEscape(given.layers(l).layer()),
+                                                   absl::CEscape(assigned.layers(l).layer()),
                                                    "' differs from the assigned one"));
   }
   return absl::OkStatus();
@@ -82,9 +82,9 @@ absl::Status Slot::CheckReportedPlan(const v1::Plan& plan) const {
 
 // Rank 0 reports the plan for all ranks, which agreed on it, so one copy in the record is enough.
 void Slot::Prepare(const v1::Prepared& prepared) {
-  v1::Prepared& kept = prepared_[prepared.place().rank()];
-  kept = prepared;
-  kept.clear_plan();
+  v1::Prepared& stored = prepared_[prepared.place().rank()];
+  stored = prepared;
+  stored.clear_plan();
   if (prepared.has_plan() && prepared.place().rank() == 0) {
     *record_.mutable_obeyed_plan() = prepared.plan();
   }

@@ -189,8 +189,8 @@ class Expansion {
 
   // Limits texts, which expansion may repeat thousands of times.
   bool CheckLengths(const std::string& path, const Scope& scope, const v1::Layer& layer) {
-    const bool own = scope.is_model() && !layer.has_use();
-    if (const size_t max = own ? kMaxLayerNameCharacters : kMaxBlockName;
+    const bool is_plain = scope.is_model() && !layer.has_use();
+    if (const size_t max = is_plain ? kMaxLayerNameCharacters : kMaxBlockName;
         layer.name().size() > max) {
       return AddTooLong(path + ".name", layer.name().size(), max);
     }
@@ -281,25 +281,25 @@ class Expansion {
     const std::string name(absl::StripAsciiWhitespace(sides.first));
     const absl::StatusOr<int64_t> value =
         Evaluate(absl::StripAsciiWhitespace(sides.second), scope.values);
-    const std::string of = absl::StrCat("layer ", Quoted(layer->name()), ": ");
-    if (!value.ok()) return Add(path, of, std::string(value.status().message()));
+    const std::string prefix = absl::StrCat("layer ", Quoted(layer->name()), ": ");
+    if (!value.ok()) return Add(path, prefix, std::string(value.status().message()));
     if (layer->has_use()) {
       if (layer->mutable_use()->mutable_with()->insert({name, *value}).second) return true;
-      return Add(path, of, Quoted(name), " is given twice");
+      return Add(path, prefix, Quoted(name), " is given twice");
     }
     Message* op = MutableOp(layer);
-    if (op == nullptr) return Add(path, of, "the layer has no operation");
+    if (op == nullptr) return Add(path, prefix, "the layer has no operation");
     const FieldDescriptor* field = op->GetDescriptor()->FindFieldByName(name);
     if (field == nullptr || !IsInteger(*field)) {
-      return Add(path, of, op->GetDescriptor()->name(), " has no integer field ", Quoted(name),
+      return Add(path, prefix, op->GetDescriptor()->name(), " has no integer field ", Quoted(name),
                  "; it has ", IntegersOf(*op));
     }
     if (*value < 0 || *value > std::numeric_limits<uint32_t>::max()) {
-      return Add(path, of, name, " becomes ", *value, "; it must be between 0 and ",
+      return Add(path, prefix, name, " becomes ", *value, "; it must be between 0 and ",
                  std::numeric_limits<uint32_t>::max());
     }
     if (op->GetReflection()->GetUInt32(*op, field) != 0) {
-      return Add(path, of, Quoted(name), " is given twice");
+      return Add(path, prefix, Quoted(name), " is given twice");
     }
     op->GetReflection()->SetUInt32(op, field, *value);
     return true;
@@ -308,20 +308,22 @@ class Expansion {
   // `before`: the previous layer; afterwards, the last layer of this use.
   bool ExpandUse(const std::string& path, const v1::Layer& layer, std::string* before) {
     const v1::Use& use = layer.use();
-    const std::string of = absl::StrCat("layer ", Quoted(layer.name()), ": ");
+    const std::string prefix = absl::StrCat("layer ", Quoted(layer.name()), ": ");
     const auto found = blocks_.find(use.block());
     if (found == blocks_.end()) {
-      return Add(path + ".use.block", of, "unknown block ", Quoted(use.block()), NamesOfBlocks());
+      return Add(path + ".use.block", prefix, "unknown block ", Quoted(use.block()),
+                 NamesOfBlocks());
     }
     if (layer.input_size() > 1) {
-      return Add(path + ".input[1]", of, "a block takes one input, not ", layer.input_size());
+      return Add(path + ".input[1]", prefix, "a block takes one input, not ", layer.input_size());
     }
     const v1::Block& block = model_.block(found->second);
-    if (!CheckNesting(path, of, block.name()) || !CheckValues(path, of, use, block)) return false;
+    if (!CheckNesting(path, prefix, block.name()) || !CheckValues(path, prefix, use, block))
+      return false;
     if (layer.input_size() == 1) *before = layer.input(0);
     uses_.push_back(block.name());
-    bool good = true;
-    for (uint32_t n = 1; good && n <= std::max(1U, use.times()); ++n) {
+    bool expanded = true;
+    for (uint32_t n = 1; expanded && n <= std::max(1U, use.times()); ++n) {
       Scope scope{block.layer(),
                   absl::StrCat("model.block[", found->second, "]"),
                   use.times() > 1 ? absl::StrCat(layer.name(), n, "/") : layer.name() + "/",
@@ -329,29 +331,29 @@ class Expansion {
                   *before,
                   {use.with().begin(), use.with().end()},
                   {}};
-      for (int i = 0; good && i < scope.layers.size(); ++i) good = ExpandLayer(i, &scope);
+      for (int i = 0; expanded && i < scope.layers.size(); ++i) expanded = ExpandLayer(i, &scope);
       *before = scope.before;
     }
     uses_.pop_back();
-    return good;
+    return expanded;
   }
 
-  bool CheckNesting(const std::string& path, const std::string& of, const std::string& block) {
+  bool CheckNesting(const std::string& path, const std::string& prefix, const std::string& block) {
     if (std::find(uses_.begin(), uses_.end(), block) != uses_.end()) {
-      return Add(path + ".use.block", of, "block ", Quoted(block),
+      return Add(path + ".use.block", prefix, "block ", Quoted(block),
                  " uses itself: ", absl::CHexEscape(absl::StrJoin(uses_, " -> ")), " -> ",
                  absl::CHexEscape(block));
     }
     if (uses_.size() < kMaxNesting) return true;
-    return Add(path + ".use.block", of, "more than ", kMaxNesting, " nested blocks");
+    return Add(path + ".use.block", prefix, "more than ", kMaxNesting, " nested blocks");
   }
 
   // Every parameter has a value, and every value a parameter.
-  bool CheckValues(const std::string& path, const std::string& of, const v1::Use& use,
+  bool CheckValues(const std::string& path, const std::string& prefix, const v1::Use& use,
                    const v1::Block& block) {
     for (const std::string& name : block.parameter()) {
       if (use.with().count(name) > 0) continue;
-      return Add(path + ".use", of, "block ", Quoted(block.name()), " requires a value for ",
+      return Add(path + ".use", prefix, "block ", Quoted(block.name()), " requires a value for ",
                  Quoted(name), "; add with { key: '", name, "' value: ... }");
     }
     // In the order of the names, for a deterministic message.
@@ -361,7 +363,7 @@ class Expansion {
           block.parameter().end()) {
         continue;
       }
-      return Add(path + ".use", of, "block ", Quoted(block.name()), " has no parameter ",
+      return Add(path + ".use", prefix, "block ", Quoted(block.name()), " has no parameter ",
                  Quoted(name), block.parameter().empty() ? "" : "; it has ",
                  absl::StrJoin(block.parameter(), ", "));
     }

@@ -54,14 +54,14 @@ std::string At(const std::string& path, Place place, absl::string_view message) 
 
 // "; did you mean 'kernel'?", or all fields if none is similar.
 std::string Suggestion(absl::string_view name, const Descriptor& message) {
-  const std::string wanted = absl::AsciiStrToLower(name);
+  const std::string lower_name = absl::AsciiStrToLower(name);
   std::vector<std::string> known;
   std::string nearest;
   size_t min_distance = std::numeric_limits<size_t>::max();
   for (int i = 0; i < message.field_count(); ++i) {
     const std::string& field = message.field(i)->name();
     known.push_back(field);
-    if (const size_t distance = EditDistance(wanted, field); distance < min_distance) {
+    if (const size_t distance = EditDistance(lower_name, field); distance < min_distance) {
       min_distance = distance;
       nearest = field;
     }

@@ -224,9 +224,9 @@ class Validation : private ProblemCollector {
     Requires("checkpoint.every_steps", checkpoint.every_steps(), "checkpoint.directory", directory);
     Requires("checkpoint.keep", checkpoint.keep(), "checkpoint.directory", directory);
     const uint32_t averaging = spec_.averaging().every_steps();
-    const uint32_t over = averaging == 0 ? 0 : checkpoint.every_steps() % averaging;
-    if (OrOne(spec_.cluster().groups()) > 1 && over != 0) {
-      const uint32_t below = checkpoint.every_steps() - over;
+    const uint32_t remainder = averaging == 0 ? 0 : checkpoint.every_steps() % averaging;
+    if (OrOne(spec_.cluster().groups()) > 1 && remainder != 0) {
+      const uint32_t below = checkpoint.every_steps() - remainder;
       Add("checkpoint.every_steps", "is ", checkpoint.every_steps(),
           "; groups agree on a model every ", averaging, " steps only, the nearest that fit are ",
           below == 0 ? "" : absl::StrCat(below, " and "), uint64_t{below} + averaging);

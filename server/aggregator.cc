@@ -42,12 +42,13 @@ absl::StatusOr<std::unique_ptr<Aggregator>> Aggregator::Start(AggregatorOptions 
   options.server.receive_bytes = kRoundsReceiveBytes;
   options.server.memory_quota_bytes = kMemoryQuota;
   auto aggregator = std::unique_ptr<Aggregator>(new Aggregator(std::move(options)));
-  const AggregatorOptions& own = aggregator->options_;
-  CADRE_ASSIGN_OR_RETURN(aggregator->host_, ShardHost::Open(own.data_dir, &aggregator->counters_));
+  const AggregatorOptions& settings = aggregator->options_;
+  CADRE_ASSIGN_OR_RETURN(aggregator->host_,
+                         ShardHost::Open(settings.data_dir, &aggregator->counters_));
   aggregator->service_ =
-      std::make_unique<RoundsService>(own.service, *aggregator->host_, aggregator->counters_);
+      std::make_unique<RoundsService>(settings.service, *aggregator->host_, aggregator->counters_);
   CADRE_ASSIGN_OR_RETURN(aggregator->daemon_,
-                         Daemon::Start(own.server, {aggregator->service_.get()}));
+                         Daemon::Start(settings.server, {aggregator->service_.get()}));
   CADRE_RETURN_IF_ERROR(aggregator->Join());
   return aggregator;
 }

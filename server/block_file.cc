@@ -72,16 +72,16 @@ absl::Status Damaged(const std::string& path, absl::string_view what) {
   return absl::DataLossError(absl::StrCat(path, ": ", what));
 }
 
-// Writes `first`, then `second`, at `at`.
-absl::Status WriteAt(int fd, uint64_t at, absl::string_view first, absl::string_view second,
+// Writes `first`, then `second`, at `offset`.
+absl::Status WriteAt(int fd, uint64_t offset, absl::string_view first, absl::string_view second,
                      const std::string& path) {
   while (!first.empty() || !second.empty()) {
     iovec parts[2] = {{const_cast<char*>(first.data()), first.size()},
                       {const_cast<char*>(second.data()), second.size()}};
-    const ssize_t n = pwritev(fd, parts, 2, static_cast<off_t>(at));
+    const ssize_t n = pwritev(fd, parts, 2, static_cast<off_t>(offset));
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) return ErrnoStatus(errno, "write", path);
-    at += n;
+    offset += n;
     const size_t from_first = std::min(first.size(), static_cast<size_t>(n));
     first.remove_prefix(from_first);
     second.remove_prefix(static_cast<size_t>(n) - from_first);
@@ -90,11 +90,11 @@ absl::Status WriteAt(int fd, uint64_t at, absl::string_view first, absl::string_
 }
 
 // Reads `size` bytes, or fewer at the end of the file; returns the number of bytes.
-absl::StatusOr<size_t> ReadAt(int fd, uint64_t at, char* data, size_t size,
+absl::StatusOr<size_t> ReadAt(int fd, uint64_t offset, char* data, size_t size,
                               const std::string& path) {
   size_t done = 0;
   while (done < size) {
-    const ssize_t n = pread(fd, data + done, size - done, static_cast<off_t>(at + done));
+    const ssize_t n = pread(fd, data + done, size - done, static_cast<off_t>(offset + done));
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) return ErrnoStatus(errno, "read", path);
     if (n == 0) break;
@@ -192,16 +192,16 @@ absl::Status BlockFile::ReadBlock(uint64_t index, std::span<char> data) const {
   return absl::OkStatus();
 }
 
-absl::Status BlockFile::ReadUnchecked(uint64_t at, std::span<char> data) const {
+absl::Status BlockFile::ReadUnchecked(uint64_t offset, std::span<char> data) const {
   while (!data.empty()) {
-    const uint64_t index = at / head_.block_bytes;
-    const uint64_t inside = at % head_.block_bytes;
+    const uint64_t index = offset / head_.block_bytes;
+    const uint64_t inside = offset % head_.block_bytes;
     const size_t size = std::min<uint64_t>(data.size(), head_.block_bytes - inside);
     const uint64_t position = Position(index) + sizeof(uint32_t) + inside;
     CADRE_ASSIGN_OR_RETURN(const size_t n, ReadAt(fd_, position, data.data(), size, path_));
     if (n != size) return Damaged(path_, absl::StrCat("block ", index, " is truncated"));
     data = data.subspan(size);
-    at += size;
+    offset += size;
   }
   return absl::OkStatus();
 }
@@ -241,14 +241,14 @@ absl::Status VersionReader::Load(uint64_t block) {
 }
 
 absl::Status VersionReader::Read(int64_t first, std::span<char> data) {
-  uint64_t at = (first - span_.begin) * sizeof(float);
+  uint64_t offset = (first - span_.begin) * sizeof(float);
   while (!data.empty()) {
-    CADRE_RETURN_IF_ERROR(Load(at / file_->head().block_bytes));
-    const uint64_t inside = at % file_->head().block_bytes;
+    CADRE_RETURN_IF_ERROR(Load(offset / file_->head().block_bytes));
+    const uint64_t inside = offset % file_->head().block_bytes;
     const size_t n = std::min<uint64_t>(data.size(), block_.size() - inside);
     std::memcpy(data.data(), block_.data() + inside, n);
     data = data.subspan(n);
-    at += n;
+    offset += n;
   }
   return absl::OkStatus();
 }

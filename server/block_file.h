@@ -61,9 +61,9 @@ class BlockFile {
 
   // Reads and checks a block. Requires: data has head().BytesOf(index) bytes.
   absl::Status ReadBlock(uint64_t index, std::span<char> data) const;
-  // Reads bytes [at, at + data.size()) of the data without a check, for blocks that were checked
-  // before.
-  absl::Status ReadUnchecked(uint64_t at, std::span<char> data) const;
+  // Reads bytes [offset, offset + data.size()) of the data without a check, for blocks that were
+  // checked before.
+  absl::Status ReadUnchecked(uint64_t offset, std::span<char> data) const;
   // Number of leading blocks that are complete and undamaged.
   absl::StatusOr<uint64_t> CountWholeBlocks() const;
   // OK if all blocks are complete and undamaged, and no bytes follow.

@@ -395,10 +395,10 @@ Decision<StageGrant> Ledger::Stage(const v1::ContributionHeader& header) {
   if (auto refused = CheckRound(run, header)) return *refused;
 
   const ContributionKey key = ContributionKey::Of(header);
-  auto there = run.contributions.find(key);
+  auto staged = run.contributions.find(key);
   const bool same =
-      there != run.contributions.end() && SameContribution(there->second.header, header);
-  if (there != run.contributions.end() && !same && there->second.durable) {
+      staged != run.contributions.end() && SameContribution(staged->second.header, header);
+  if (staged != run.contributions.end() && !same && staged->second.durable) {
     return Malformed(
         absl::StrCat(key.ToString(), " is already staged with other ranges or samples"));
   }
@@ -407,13 +407,13 @@ Decision<StageGrant> Ledger::Stage(const v1::ContributionHeader& header) {
   grant.fresh = !same;
   grant.dropped = Fence(run, header.group(), header.generation());
   if (!same) {
-    there =
+    staged =
         run.contributions.insert_or_assign(key, std::get<Contribution>(std::move(mapped))).first;
   }
-  there->second.attempt = grant.attempt = ++attempts_;
-  grant.next_chunk = there->second.stored_chunks;
-  grant.chunks = there->second.chunks;
-  grant.elements = there->second.elements;
+  staged->second.attempt = grant.attempt = ++attempts_;
+  grant.next_chunk = staged->second.stored_chunks;
+  grant.chunks = staged->second.chunks;
+  grant.elements = staged->second.elements;
   return grant;
 }
 
@@ -432,19 +432,19 @@ std::optional<Refused> Ledger::CheckChunk(const ContributionKey& key, uint64_t a
     return Refused{v1::REFUSAL_OUT_OF_ORDER,
                    absl::StrCat(key.ToString(), ": superseded by a newer stream")};
   }
-  const Contribution& there = found->second;
-  const int64_t chunk_elements = there.header.chunk_elements();
+  const Contribution& staged = found->second;
+  const int64_t chunk_elements = staged.header.chunk_elements();
   const int64_t full = chunk_elements * kValueBytes;
   const std::string chunk = absl::StrCat("chunk ", index, " of ", key.ToString());
   if (bytes > full) {
     return Refused{v1::REFUSAL_OVERSIZED,
                    absl::StrCat(chunk, " has ", bytes, " bytes, more than the announced ", full)};
   }
-  if (there.stored_chunks == there.chunks || index != there.stored_chunks) {
-    return Malformed(absl::StrCat(chunk, " is not the next one: ", there.stored_chunks, " of ",
-                                  there.chunks, " are stored"));
+  if (staged.stored_chunks == staged.chunks || index != staged.stored_chunks) {
+    return Malformed(absl::StrCat(chunk, " is not the next one: ", staged.stored_chunks, " of ",
+                                  staged.chunks, " are stored"));
   }
-  const int64_t left = (there.elements - index * chunk_elements) * kValueBytes;
+  const int64_t left = (staged.elements - index * chunk_elements) * kValueBytes;
   if (bytes != std::min(full, left)) {
     return Malformed(
         absl::StrCat(chunk, " has ", bytes, " bytes instead of ", std::min(full, left)));
@@ -503,18 +503,18 @@ std::variant<GroupSource, std::string> Ledger::CoverShard(const Run& run, uint32
   }
   std::sort(source.segments.begin(), source.segments.end(),
             [](const auto& a, const auto& b) { return a.span.begin < b.span.begin; });
-  int64_t at = run.span.begin;
+  int64_t position = run.span.begin;
   for (const SourceSegment& segment : source.segments) {
-    if (segment.span.begin != at) break;
-    at = segment.span.end;
+    if (segment.span.begin != position) break;
+    position = segment.span.end;
   }
   const bool whole = source.segments.empty()
                          ? run.span.size() == 0
-                         : at == source.segments.back().span.end && at == run.span.end;
+                         : position == source.segments.back().span.end && position == run.span.end;
   if (whole) return source;
   return absl::StrCat("group ", participant.group(), ", generation ", participant.generation(),
                       " does not cover the shard's positions [", run.span.begin, ", ", run.span.end,
-                      "): gap or overlap at ", at, partial);
+                      "): gap or overlap at ", position, partial);
 }
 
 ApplyDecision Ledger::BeginApply(const v1::Apply& apply) {

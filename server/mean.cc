@@ -47,9 +47,9 @@ void DiscrepancySums::Add(double weight, std::span<const float> x) {
   const double share = weight / weight_;
   for (size_t i = 0; i < x.size(); ++i) {
     const double change = static_cast<double>(x[i]) - static_cast<double>(before_[i]);
-    const double off = change - mean_[i];
-    mean_[i] += share * off;
-    squares_[i % kLanes] += weight * off * (change - mean_[i]);
+    const double deviation = change - mean_[i];
+    mean_[i] += share * deviation;
+    squares_[i % kLanes] += weight * deviation * (change - mean_[i]);
   }
 }
 

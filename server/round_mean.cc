@@ -47,9 +47,9 @@ absl::Status RoundMean::Read(Group& group, int64_t first, std::span<float> out) 
     while (group.source->segments[group.segment].span.end <= first) ++group.segment;
     const SourceSegment& segment = group.source->segments[group.segment];
     const int64_t n = std::min(std::ssize(out), segment.span.end - first);
-    const int64_t at = segment.offset + (first - segment.span.begin);
+    const int64_t offset = segment.offset + (first - segment.span.begin);
     CADRE_RETURN_IF_ERROR(
-        files_.at(segment.key)->ReadUnchecked(at * sizeof(float), AsBytes(out.first(n))));
+        files_.at(segment.key)->ReadUnchecked(offset * sizeof(float), AsBytes(out.first(n))));
     first += n;
     out = out.subspan(n);
   }
@@ -71,10 +71,11 @@ bool RoundMean::ReadBefore(int64_t first, size_t size) {
 
 void RoundMean::ClearStatistics(int64_t first, std::span<float> values) const {
   const Interval read{first, first + std::ssize(values)};
-  auto at = std::lower_bound(statistics_.begin(), statistics_.end(), first,
-                             [](const Interval& s, int64_t position) { return s.end <= position; });
-  for (; at != statistics_.end() && at->begin < read.end; ++at) {
-    const Interval clear = Intersect(*at, read);
+  auto statistic =
+      std::lower_bound(statistics_.begin(), statistics_.end(), first,
+                       [](const Interval& s, int64_t position) { return s.end <= position; });
+  for (; statistic != statistics_.end() && statistic->begin < read.end; ++statistic) {
+    const Interval clear = Intersect(*statistic, read);
     std::fill_n(values.begin() + (clear.begin - first), clear.size(), 0.0F);
   }
 }

@@ -158,11 +158,11 @@ absl::StatusOr<std::unique_ptr<ShardStore>> ShardStore::Open(const std::string& 
 }
 
 bool ShardStore::IsFileName(absl::string_view name) {
-  const auto fine = [](char c) {
+  const auto is_allowed = [](char c) {
     return absl::ascii_isalnum(c) || c == '.' || c == '_' || c == '-';
   };
   return !name.empty() && name.size() <= kMaxNameBytes && name[0] != '.' &&
-         std::all_of(name.begin(), name.end(), fine);
+         std::all_of(name.begin(), name.end(), is_allowed);
 }
 
 std::string ShardStore::RunFolder(const std::string& run) const {

@@ -96,10 +96,10 @@ absl::Status CoordinatorClient::Watch(
   context.set_deadline(absl::ToChronoTime(deadline));
   auto reader = status_->Watch(&context, request);
   v1::WatchUpdate update;
-  bool wanted = true;
-  while (wanted && reader->Read(&update)) wanted = on_update(update);
+  bool more = true;
+  while (more && reader->Read(&update)) more = on_update(update);
   // Without the cancellation, Finish would wait until the coordinator ends the stream.
-  if (!wanted) {
+  if (!more) {
     context.TryCancel();
     reader->Finish();
     return absl::OkStatus();

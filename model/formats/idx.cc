@@ -47,13 +47,65 @@ class IdxReader {
     return IdxReader(path, file);
   }
 
-  absl::StatusOr<std::vector<int64_t>> ReadHeader();
-  // The next bytes; fewer than requested only at the end.
-  absl::StatusOr<size_t> Read(std::span<uint8_t> bytes);
-  absl::Status ExpectEnd();
+  absl::StatusOr<std::vector<int64_t>> ReadHeader() {
+    std::array<uint8_t, kMagicBytes + kExtentBytes * kMaxIdxDims> bytes{};
+    const std::span<uint8_t> magic = std::span(bytes).first(kMagicBytes);
+    CADRE_ASSIGN_OR_RETURN(const size_t magic_bytes, Read(magic));
+    if (magic_bytes < kMagicBytes) return Short(magic_bytes, "its header");
+    CADRE_RETURN_IF_ERROR(CheckMagic(magic));
+    const size_t size = kExtentBytes * magic[3];
+    const std::span<uint8_t> extents = std::span(bytes).subspan(kMagicBytes, size);
+    CADRE_ASSIGN_OR_RETURN(const size_t extent_bytes, Read(extents));
+    if (extent_bytes < size) {
+      return Short(kMagicBytes + extent_bytes, "its header");
+    }
+    std::vector<int64_t> dims;
+    for (size_t i = 0; i < size; i += kExtentBytes) {
+      int64_t extent = 0;
+      // Big-endian.
+      for (size_t b = 0; b < kExtentBytes; ++b) extent = extent << 8 | extents[i + b];
+      dims.push_back(extent);
+    }
+    CADRE_RETURN_IF_ERROR(CheckSize(dims));
+    return dims;
+  }
 
-  absl::Status Short(int64_t have, absl::string_view of) const {
-    return absl::DataLossError(absl::StrCat(path_, ": ends after ", have, " bytes of ", of));
+  // The next bytes; fewer than requested only at the end.
+  // zlib reports a truncated file as Z_BUF_ERROR, and damage of the stream with other codes.
+  absl::StatusOr<size_t> Read(std::span<uint8_t> bytes) {
+    size_t done = 0;
+    while (done < bytes.size()) {
+      errno = 0;
+      const int n =
+          gzread(file_.get(), bytes.data() + done, std::min(kBlockBytes, bytes.size() - done));
+      if (n > 0) {
+        done += n;
+        continue;
+      }
+      int error = Z_OK;
+      const char* message = gzerror(file_.get(), &error);
+      if (error == Z_ERRNO) return ErrnoStatus(errno, "read", path_);
+      if (error == Z_BUF_ERROR) {
+        return absl::DataLossError(absl::StrCat(path_, ": the gzip file is truncated"));
+      }
+      if (n < 0 || error < 0) {
+        return absl::DataLossError(absl::StrCat(path_, ": the gzip file is damaged: ", message));
+      }
+      break;
+    }
+    return done;
+  }
+
+  absl::Status ExpectEnd() {
+    uint8_t byte = 0;
+    CADRE_ASSIGN_OR_RETURN(const size_t more, Read(std::span(&byte, 1)));
+    if (more == 0) return absl::OkStatus();
+    return absl::DataLossError(
+        absl::StrCat(path_, ": has bytes after the last element of its header"));
+  }
+
+  absl::Status Short(int64_t have, absl::string_view total) const {
+    return absl::DataLossError(absl::StrCat(path_, ": ends after ", have, " bytes of ", total));
   }
 
  private:
@@ -61,98 +113,39 @@ class IdxReader {
   absl::Status Invalid(absl::string_view what) const {
     return absl::InvalidArgumentError(absl::StrCat(path_, ": ", what));
   }
-  absl::Status CheckMagic(std::span<const uint8_t> magic) const;
-  absl::Status CheckSize(const std::vector<int64_t>& dims) const;
+  absl::Status CheckMagic(std::span<const uint8_t> magic) const {
+    if (magic[0] != 0 || magic[1] != 0) {
+      return Invalid(absl::StrFormat("starts with bytes %02x %02x; an IDX file starts with 00 00",
+                                     magic[0], magic[1]));
+    }
+    if (magic[2] != kUnsignedByte) {
+      return Invalid(
+          absl::StrFormat("has elements of type 0x%02x; only unsigned bytes, 0x%02x, are read",
+                          magic[2], kUnsignedByte));
+    }
+    if (magic[3] < 1 || magic[3] > kMaxIdxDims) {
+      return Invalid(
+          absl::StrCat("has ", int{magic[3]}, " dimensions; 1 to ", kMaxIdxDims, " are read"));
+    }
+    return absl::OkStatus();
+  }
+
+  // Divides instead of multiplying, since the product of four 32-bit extents can overflow 64 bits.
+  absl::Status CheckSize(const std::vector<int64_t>& dims) const {
+    int64_t elements = 1;
+    for (const int64_t extent : dims) {
+      if (elements != 0 && extent > kMaxIdxElements / elements) {
+        return Invalid(absl::StrCat("has [", absl::StrJoin(dims, ", "), "] elements; at most ",
+                                    kMaxIdxElements, " are read"));
+      }
+      elements *= extent;
+    }
+    return absl::OkStatus();
+  }
 
   std::string path_;
   std::unique_ptr<gzFile_s, CloseGzip> file_;
 };
-
-// zlib reports a truncated file as Z_BUF_ERROR, and damage of the stream with other codes.
-absl::StatusOr<size_t> IdxReader::Read(std::span<uint8_t> bytes) {
-  size_t done = 0;
-  while (done < bytes.size()) {
-    errno = 0;
-    const int n =
-        gzread(file_.get(), bytes.data() + done, std::min(kBlockBytes, bytes.size() - done));
-    if (n > 0) {
-      done += n;
-      continue;
-    }
-    int error = Z_OK;
-    const char* message = gzerror(file_.get(), &error);
-    if (error == Z_ERRNO) return ErrnoStatus(errno, "read", path_);
-    if (error == Z_BUF_ERROR) {
-      return absl::DataLossError(absl::StrCat(path_, ": the gzip file is truncated"));
-    }
-    if (n < 0 || error < 0) {
-      return absl::DataLossError(absl::StrCat(path_, ": the gzip file is damaged: ", message));
-    }
-    break;
-  }
-  return done;
-}
-
-absl::Status IdxReader::CheckMagic(std::span<const uint8_t> magic) const {
-  if (magic[0] != 0 || magic[1] != 0) {
-    return Invalid(absl::StrFormat("starts with bytes %02x %02x; an IDX file starts with 00 00",
-                                   magic[0], magic[1]));
-  }
-  if (magic[2] != kUnsignedByte) {
-    return Invalid(
-        absl::StrFormat("has elements of type 0x%02x; only unsigned bytes, 0x%02x, are read",
-                        magic[2], kUnsignedByte));
-  }
-  if (magic[3] < 1 || magic[3] > kMaxIdxDims) {
-    return Invalid(
-        absl::StrCat("has ", int{magic[3]}, " dimensions; 1 to ", kMaxIdxDims, " are read"));
-  }
-  return absl::OkStatus();
-}
-
-// Divides instead of multiplying, since the product of four 32-bit extents can overflow 64 bits.
-absl::Status IdxReader::CheckSize(const std::vector<int64_t>& dims) const {
-  int64_t elements = 1;
-  for (const int64_t extent : dims) {
-    if (elements != 0 && extent > kMaxIdxElements / elements) {
-      return Invalid(absl::StrCat("has [", absl::StrJoin(dims, ", "), "] elements; at most ",
-                                  kMaxIdxElements, " are read"));
-    }
-    elements *= extent;
-  }
-  return absl::OkStatus();
-}
-
-absl::StatusOr<std::vector<int64_t>> IdxReader::ReadHeader() {
-  std::array<uint8_t, kMagicBytes + kExtentBytes * kMaxIdxDims> bytes{};
-  const std::span<uint8_t> magic = std::span(bytes).first(kMagicBytes);
-  CADRE_ASSIGN_OR_RETURN(const size_t magic_bytes, Read(magic));
-  if (magic_bytes < kMagicBytes) return Short(magic_bytes, "its header");
-  CADRE_RETURN_IF_ERROR(CheckMagic(magic));
-  const size_t wanted = kExtentBytes * magic[3];
-  const std::span<uint8_t> extents = std::span(bytes).subspan(kMagicBytes, wanted);
-  CADRE_ASSIGN_OR_RETURN(const size_t extent_bytes, Read(extents));
-  if (extent_bytes < wanted) {
-    return Short(kMagicBytes + extent_bytes, "its header");
-  }
-  std::vector<int64_t> dims;
-  for (size_t i = 0; i < wanted; i += kExtentBytes) {
-    int64_t extent = 0;
-    // Big-endian.
-    for (size_t b = 0; b < kExtentBytes; ++b) extent = extent << 8 | extents[i + b];
-    dims.push_back(extent);
-  }
-  CADRE_RETURN_IF_ERROR(CheckSize(dims));
-  return dims;
-}
-
-absl::Status IdxReader::ExpectEnd() {
-  uint8_t byte = 0;
-  CADRE_ASSIGN_OR_RETURN(const size_t more, Read(std::span(&byte, 1)));
-  if (more == 0) return absl::OkStatus();
-  return absl::DataLossError(
-      absl::StrCat(path_, ": has bytes after the last element of its header"));
-}
 
 int64_t Elements(const std::vector<int64_t>& dims) {
   int64_t elements = 1;
@@ -164,11 +157,11 @@ int64_t Elements(const std::vector<int64_t>& dims) {
 absl::Status ReadElements(IdxReader& reader, int64_t elements, std::vector<uint8_t>* data) {
   std::vector<uint8_t> block(std::min<int64_t>(kBlockBytes, elements));
   for (int64_t done = 0; done < elements;) {
-    const size_t wanted = std::min<int64_t>(kBlockBytes, elements - done);
-    CADRE_ASSIGN_OR_RETURN(const size_t read, reader.Read(std::span(block).first(wanted)));
+    const size_t size = std::min<int64_t>(kBlockBytes, elements - done);
+    CADRE_ASSIGN_OR_RETURN(const size_t read, reader.Read(std::span(block).first(size)));
     done += read;
-    if (read < wanted) return reader.Short(done, absl::StrCat("the ", elements, " elements"));
-    if (data != nullptr) data->insert(data->end(), block.begin(), block.begin() + wanted);
+    if (read < size) return reader.Short(done, absl::StrCat("the ", elements, " elements"));
+    if (data != nullptr) data->insert(data->end(), block.begin(), block.begin() + size);
   }
   return reader.ExpectEnd();
 }

@@ -60,9 +60,9 @@ Ranges Skip(const Ranges& ranges, uint64_t elements) {
     const uint64_t skipped = std::min(elements, range.end() - range.begin());
     elements -= skipped;
     if (skipped == range.end() - range.begin()) continue;
-    v1::Range* left = rest.Add();
-    *left = range;
-    left->set_begin(range.begin() + skipped);
+    v1::Range* remaining = rest.Add();
+    *remaining = range;
+    remaining->set_begin(range.begin() + skipped);
   }
   return rest;
 }

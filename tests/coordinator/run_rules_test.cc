@@ -33,15 +33,15 @@ TEST(RunTest, DefaultsOfTheSpec) {
 
 TEST(RunTest, GpuPrecisionsImplyCuda) {
   v1::RunSpec spec;
-  EXPECT_EQ(DeviceWanted(spec), v1::Cluster::DEVICE_UNSPECIFIED);
+  EXPECT_EQ(RequestedDevice(spec), v1::Cluster::DEVICE_UNSPECIFIED);
   spec.mutable_cluster()->set_device(v1::Cluster::CPU);
-  EXPECT_EQ(DeviceWanted(spec), v1::Cluster::CPU);
+  EXPECT_EQ(RequestedDevice(spec), v1::Cluster::CPU);
   spec.mutable_cluster()->clear_device();
   spec.set_precision(v1::RunSpec::FP32);
-  EXPECT_EQ(DeviceWanted(spec), v1::Cluster::DEVICE_UNSPECIFIED);
+  EXPECT_EQ(RequestedDevice(spec), v1::Cluster::DEVICE_UNSPECIFIED);
   for (const v1::RunSpec::Precision precision : {v1::RunSpec::TF32, v1::RunSpec::BF16}) {
     spec.set_precision(precision);
-    EXPECT_EQ(DeviceWanted(spec), v1::Cluster::CUDA);
+    EXPECT_EQ(RequestedDevice(spec), v1::Cluster::CUDA);
   }
 }
 
