@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "base/status.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -215,26 +214,14 @@ TEST_F(CheckpointTest, InvalidCheckpointIsRefused) {
 
 TEST_F(CheckpointTest, FindsNewestCheckpoint) {
   std::ofstream(folder_ / "run.textproto") << SpecText(Spec("kept", 2 * kEvery));
-  const auto first = RunProgram("cadre", {"local", folder_ / "run.textproto"}, kLong);
-  ASSERT_TRUE(first.ok()) << first.status();
-  EXPECT_EQ(first->exit_code, 0) << absl::StrJoin(first->lines, "\n");
-
+  RunCadre({"local", folder_ / "run.textproto"});
   std::ofstream(folder_ / "longer.textproto") << SpecText(Spec("", 3 * kEvery));
-  const auto second = RunProgram("cadre",
-                                 {"local", folder_ / "longer.textproto", "--from", folder_ / "kept",
-                                  "--checkpoint", folder_ / "more"},
-                                 kLong);
-  ASSERT_TRUE(second.ok()) << second.status();
-  const std::string output = absl::StrJoin(second->lines, "\n");
-  EXPECT_EQ(second->exit_code, 0) << output;
-  EXPECT_THAT(output, HasSubstr(folder_ / "kept/step-40, step 40"));
+  EXPECT_THAT(RunCadre({"local", folder_ / "longer.textproto", "--from", folder_ / "kept",
+                        "--checkpoint", folder_ / "more"}),
+              HasSubstr(folder_ / "kept/step-40, step 40"));
   EXPECT_TRUE(std::filesystem::exists(folder_ / "more/step-60/model.safetensors"));
 
-  const auto nowhere = RunProgram(
-      "cadre", {"local", folder_ / "longer.textproto", "--from", folder_ / "nowhere"}, kLong);
-  ASSERT_TRUE(nowhere.ok()) << nowhere.status();
-  EXPECT_EQ(nowhere->exit_code, 1);
-  EXPECT_THAT(absl::StrJoin(nowhere->lines, "\n"),
+  EXPECT_THAT(RunCadre({"local", folder_ / "longer.textproto", "--from", folder_ / "nowhere"}, 1),
               AllOf(HasSubstr("checkpoint.from"), HasSubstr("nowhere")));
 }
 

@@ -212,6 +212,15 @@ absl::StatusOr<Finished> RunProgram(const std::string& name, std::vector<std::st
   return finished;
 }
 
+std::string RunCadre(const std::vector<std::string>& arguments, int exit_code) {
+  const absl::StatusOr<Finished> finished = RunProgram("cadre", arguments, absl::Seconds(240));
+  EXPECT_TRUE(finished.ok()) << finished.status();
+  if (!finished.ok()) return "";
+  const std::string lines = absl::StrJoin(finished->lines, "\n");
+  EXPECT_EQ(finished->exit_code, exit_code) << lines;
+  return lines;
+}
+
 const v1::RunStatus* FindRun(const v1::StatusReply& status, const std::string& run) {
   for (const v1::RunStatus& found : status.runs()) {
     if (found.run() == run) return &found;

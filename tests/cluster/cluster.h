@@ -4,8 +4,7 @@
 // Thread-compatible.
 //
 //   Cluster cluster({.lease = absl::Seconds(2)});
-//   ASSERT_TRUE(cluster.StartCoordinator().ok());
-//   cluster.StartAggregators(2); cluster.StartWorkers(4);
+//   ASSERT_TRUE(cluster.StartAll(/*aggregators=*/2, /*workers=*/4).ok());
 //   auto run = cluster.client().Submit(spec);
 //   cluster.Kill("worker-1");
 //   cluster.Await([](const v1::StatusReply& status) { return ...; }, absl::Seconds(20), "...");
@@ -97,6 +96,9 @@ struct Finished {
 // Runs a program to its end. Errors: DeadlineExceeded.
 absl::StatusOr<Finished> RunProgram(const std::string& name, std::vector<std::string> arguments,
                                     absl::Duration limit);
+
+// Runs `cadre`, expects the exit code and returns the lines of stdout and stderr.
+std::string RunCadre(const std::vector<std::string>& arguments, int exit_code = 0);
 
 // --- Each function returns a part of a status; null if the status has no such part.
 const v1::RunStatus* FindRun(const v1::StatusReply& status, const std::string& run);

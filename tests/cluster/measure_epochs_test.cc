@@ -4,8 +4,6 @@
 #include <string>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "base/file.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -19,8 +17,6 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-constexpr absl::Duration kLong = absl::Seconds(240);
-
 class MeasureEpochsTest : public ::testing::Test {
  protected:
   MeasureEpochsTest() {
@@ -32,12 +28,7 @@ class MeasureEpochsTest : public ::testing::Test {
     std::vector<std::string> arguments = {"measure-epochs", folder_ / "run.textproto", "-O",
                                           TablePath()};
     arguments.insert(arguments.end(), flags.begin(), flags.end());
-    const auto finished = RunProgram("cadre", arguments, kLong);
-    EXPECT_TRUE(finished.ok()) << finished.status();
-    if (!finished.ok()) return "";
-    const std::string lines = absl::StrJoin(finished->lines, "\n");
-    EXPECT_EQ(finished->exit_code, exit_code) << lines;
-    return lines;
+    return RunCadre(arguments, exit_code);
   }
 
   std::string TablePath() const { return folder_ / "epochs.textproto"; }

@@ -7,7 +7,6 @@
 #include <fstream>
 #include <map>
 
-#include "absl/strings/str_cat.h"
 #include "base/digest.h"
 #include "base/status.h"
 #include "gmock/gmock.h"

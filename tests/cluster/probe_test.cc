@@ -27,8 +27,6 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-constexpr absl::Duration kLong = absl::Seconds(240);
-
 // Reserves ports on loopback for its lifetime: its sockets are bound to them but do not listen. A
 // program that requests such a port by number, with SO_REUSEADDR, can listen on it. The kernel does
 // not assign the port to a program that requests any free port.
@@ -71,20 +69,10 @@ class ProbeTest : public ::testing::Test {
   std::string spec() const { return folder_ / "run.textproto"; }
   std::string profile() const { return folder_ / "here.profile"; }
 
-  // Runs the program; returns the lines of stdout and stderr.
-  std::string Run(std::vector<std::string> arguments, int exit_code = 0) const {
-    const auto finished = RunProgram("cadre", arguments, kLong);
-    EXPECT_TRUE(finished.ok()) << finished.status();
-    if (!finished.ok()) return "";
-    const std::string lines = absl::StrJoin(finished->lines, "\n");
-    EXPECT_EQ(finished->exit_code, exit_code) << lines;
-    return lines;
-  }
-
   std::string Probe(std::vector<std::string> flags, int exit_code = 0) const {
     std::vector<std::string> arguments = {"probe", spec(), "--cache", folder_ / "cache"};
     arguments.insert(arguments.end(), flags.begin(), flags.end());
-    return Run(std::move(arguments), exit_code);
+    return RunCadre(arguments, exit_code);
   }
 
   static v1::ClusterProfile Read(const std::string& path) {
@@ -109,7 +97,7 @@ TEST_F(ProbeTest, MeasuresOnce) {
   EXPECT_GT(measured.device(0).model(0).time_size(), 0);
   EXPECT_GT(measured.device(0).flops(), 0);
 
-  const std::string plan = Run({"plan", spec(), "--workers", "2", "--profile", profile()});
+  const std::string plan = RunCadre({"plan", spec(), "--workers", "2", "--profile", profile()});
   EXPECT_THAT(plan, HasSubstr("step"));
 
   // The file with cached times has the same bytes, and no worker is started.
@@ -170,7 +158,8 @@ TEST_F(ProbeTest, InvalidFlagsAreRefused) {
   EXPECT_THAT(Probe({"--peers", "a:1,b:2", "--meet-timeout", "0s"}, 2),
               HasSubstr("--meet-timeout takes a duration above 0"));
   EXPECT_THAT(Probe({"--groups", "2"}, 2), HasSubstr("--groups is not a flag of 'cadre probe'"));
-  EXPECT_THAT(Run({"probe", folder_ / "missing.textproto"}, 1), HasSubstr("missing.textproto"));
+  EXPECT_THAT(RunCadre({"probe", folder_ / "missing.textproto"}, 1),
+              HasSubstr("missing.textproto"));
   // A damaged cache is measured again.
   ASSERT_THAT(Probe({"-O", profile()}), HasSubstr("1 worker timing"));
   for (const auto& entry : std::filesystem::directory_iterator(folder_ / "cache")) {

@@ -135,6 +135,15 @@ std::vector<Problem> ProblemsOf(const std::string& text) {
   return problems;
 }
 
+// Expects one problem, of this field, whose message contains the text.
+void ExpectProblem(const std::string& model, const std::string& field, const std::string& message) {
+  SCOPED_TRACE(model.substr(0, 1000));
+  const std::vector<Problem> problems = ProblemsOf(model);
+  ASSERT_EQ(problems.size(), 1U);
+  EXPECT_EQ(problems[0].field, field);
+  EXPECT_THAT(problems[0].message, HasSubstr(message));
+}
+
 // A model that uses a block once.
 std::string Used(const std::string& block) {
   return absl::StrCat("block { name: 'b' ", block, " } layer { name: 'u' use { block: 'b' } }");
@@ -210,13 +219,7 @@ TEST(BlocksTest, InvalidModels) {
       {"block { name: 'b' layer { name: 'c' relu {} } }layer { name: 'u' use { block: 'b' times: "
        "4000000000 } }",
        "model.block[0].layer[0]", "more than 16384 layers"}};
-  for (const auto& invalid : cases) {
-    SCOPED_TRACE(invalid.model);
-    const std::vector<Problem> problems = ProblemsOf(invalid.model);
-    ASSERT_EQ(problems.size(), 1U);
-    EXPECT_EQ(problems[0].field, invalid.field);
-    EXPECT_THAT(problems[0].message, HasSubstr(invalid.message));
-  }
+  for (const auto& [model, field, message] : cases) ExpectProblem(model, field, message);
 }
 
 // Each block uses the next one twice, which would make 2^40 layers.
@@ -297,11 +300,8 @@ TEST(BlocksTest, LimitsExpandedNames) {
     absl::StrAppend(&model, "block { name: 'b", i, "' layer { name: '", name, "' use { block: 'b",
                     i - 1, "' } } }");
   }
-  const std::vector<Problem> problems =
-      ProblemsOf(model + "layer { name: '" + name + "' use { block: 'b3' } }");
-  ASSERT_EQ(problems.size(), 1U);
-  EXPECT_EQ(problems[0].field, "model.block[0].layer[0].name");
-  EXPECT_THAT(problems[0].message, HasSubstr("it has 1004 characters; at most 1000"));
+  ExpectProblem(model + "layer { name: '" + name + "' use { block: 'b3' } }",
+                "model.block[0].layer[0].name", "it has 1004 characters; at most 1000");
 }
 
 TEST(BlocksTest, LimitsExpandedBytes) {
@@ -309,22 +309,16 @@ TEST(BlocksTest, LimitsExpandedBytes) {
   std::string layer = "layer { name: 'r' add {}";
   for (int i = 0; i < 1024; ++i) absl::StrAppend(&layer, " input: '", std::string(200, 'f'), "'");
   const std::string first = "layer { name: '" + std::string(200, 'f') + "' relu {} }";
-  std::vector<Problem> problems = ProblemsOf("block { name: 'b' " + first + layer + " } }" +
-                                             "layer { name: 'u' use { block: 'b' times: 8000 } }");
-  ASSERT_EQ(problems.size(), 1U);
-  EXPECT_EQ(problems[0].field, "model.block[0].layer[1]");
-  EXPECT_THAT(problems[0].message, HasSubstr("take more than 67108864 bytes"));
+  ExpectProblem("block { name: 'b' " + first + layer + " } }" +
+                    "layer { name: 'u' use { block: 'b' times: 8000 } }",
+                "model.block[0].layer[1]", "take more than 67108864 bytes");
   // The same with one more input is too large.
-  problems = ProblemsOf("block { name: 'b' " + first + layer + " input: 'input' } }" +
-                        "layer { name: 'u' use { block: 'b' } }");
-  ASSERT_EQ(problems.size(), 1U);
-  EXPECT_EQ(problems[0].field, "model.block[0].layer[1].input");
-  EXPECT_THAT(problems[0].message, HasSubstr("takes 1025 inputs; at most 1024"));
+  ExpectProblem("block { name: 'b' " + first + layer + " input: 'input' } }" +
+                    "layer { name: 'u' use { block: 'b' } }",
+                "model.block[0].layer[1].input", "takes 1025 inputs; at most 1024");
   std::string many;
   for (int i = 0; i < 1001; ++i) absl::StrAppend(&many, "block { name: 'b", i, "' }");
-  problems = ProblemsOf(many);
-  ASSERT_EQ(problems.size(), 1U);
-  EXPECT_EQ(problems[0].message, "the model has 1001 blocks; at most 1000 are possible");
+  ExpectProblem(many, "model.block", "the model has 1001 blocks; at most 1000 are possible");
 }
 
 TEST(BlocksTest, LimitsProblems) {

@@ -101,7 +101,5 @@ TEST(InitialValueOfNormsTest, AreConstants) {
                                              1, 1, 1, 0, 0, 0));                  // ln
 }
 
-TEST_F(InitialValueTest, FillsEmptyRanges) { EXPECT_TRUE(Values(1, 100, 100).empty()); }
-
 }  // namespace
 }  // namespace cadre

@@ -117,16 +117,5 @@ TEST(CheckTensors, LimitsList) {
                              HasSubstr("; and 4 more")));
 }
 
-TEST(CheckpointManifest, RefusesDeepNesting) {
-  const TemporaryFolder folder;
-  for (const std::string level : {"x {", "spec { ", "x <"}) {
-    std::string text = "format_version: 1\n";
-    for (int i = 0; i < 400'000; ++i) text += level;
-    EXPECT_EQ(ReadManifest(folder.Write("m", text)).status().code(),
-              absl::StatusCode::kInvalidArgument)
-        << level;
-  }
-}
-
 }  // namespace
 }  // namespace cadre

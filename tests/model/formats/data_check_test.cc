@@ -145,7 +145,10 @@ TEST_F(IdxDataCheckTest, SkipsInvalidModel) {
 
 TEST_F(DataCheckTest, Cifar10) {
   spec_.mutable_data()->mutable_cifar10()->set_directory(folder_.path());
-  EXPECT_EQ(FindDataProblems(spec_).size(), 6U) << "all files are missing";
+  const std::vector<Problem> missing = FindDataProblems(spec_);
+  ASSERT_EQ(missing.size(), 6U);
+  EXPECT_EQ(missing[0].message,
+            "cannot open " + folder_ / "data_batch_1.bin" + ": No such file or directory");
   const std::string record(3073, '\1');
   for (int i = 1; i <= 5; ++i) {
     folder_.Write("data_batch_" + std::to_string(i) + ".bin", record + record);
@@ -167,7 +170,9 @@ TEST_F(DataCheckTest, ImageFolders) {
   v1::ImageFolder& data = *spec_.mutable_data()->mutable_image_folder();
   data.set_train(folder_ / "train");
   data.set_test(folder_ / "test");
-  EXPECT_EQ(FindDataProblems(spec_).size(), 2U) << "both folders are missing";
+  const std::vector<Problem> missing = FindDataProblems(spec_);
+  ASSERT_EQ(missing.size(), 2U);
+  EXPECT_EQ(missing[0].message, "cannot list " + folder_ / "train" + ": No such file or directory");
   make("train/cat");
   make("train/dog");
   make("test/dog");
@@ -219,18 +224,6 @@ TEST_F(DataCheckTest, TokenFiles) {
   EXPECT_THAT(FindDataProblems(spec_), IsEmpty());
   data.set_train(folder_.path());
   ExpectOneProblem("data.token_files.train", "", "is not a file");
-}
-
-TEST_F(DataCheckTest, ReportsMissingFiles) {
-  spec_.mutable_data()->mutable_cifar10()->set_directory(folder_ / "none");
-  const std::vector<Problem> files = FindDataProblems(spec_);
-  ASSERT_EQ(files.size(), 6U);
-  EXPECT_EQ(files[0].message,
-            "cannot open " + folder_ / "none/data_batch_1.bin" + ": No such file or directory");
-  spec_.mutable_data()->mutable_image_folder()->set_train(folder_ / "none");
-  const std::vector<Problem> folders = FindDataProblems(spec_);
-  ASSERT_EQ(folders.size(), 1U);
-  EXPECT_EQ(folders[0].message, "cannot list " + folder_ / "none" + ": No such file or directory");
 }
 
 }  // namespace

@@ -115,27 +115,16 @@ TEST(Safetensors, FullDiskLeavesNoFile) {
 }
 
 TEST(Safetensors, ConvertsOtherTypes) {
-  const std::string json = R"({"half":{"dtype":"F16","shape":[8],"data_offsets":[0,16]},)"
-                           R"("brain":{"dtype":"BF16","shape":[3],"data_offsets":[16,22]},)"
-                           R"("double":{"dtype":"F64","shape":[2],"data_offsets":[22,38]},)"
-                           R"("long":{"dtype":"I64","shape":[1],"data_offsets":[38,46]}})";
-  // 1, -2, 65504 (the largest), 2^-24 (the smallest), -2^-15 (subnormal), inf, -0, NaN.
-  const std::vector<uint16_t> half = {0x3c00, 0xc000, 0x7bff, 0x0001,
-                                      0x8200, 0x7c00, 0x8000, 0x7e00};
+  const std::string json = R"({"brain":{"dtype":"BF16","shape":[3],"data_offsets":[0,6]},)"
+                           R"("double":{"dtype":"F64","shape":[2],"data_offsets":[6,22]},)"
+                           R"("long":{"dtype":"I64","shape":[1],"data_offsets":[22,30]}})";
   const std::vector<uint16_t> brain = {0x3f80, 0xc020, 0x7f80};  // 1, -2.5, inf
   const std::string bytes =
-      Bytes(json, Raw(half) + Raw(brain) + Raw<double>({0.1, -1e300}) + Raw<int64_t>({7}));
+      Bytes(json, Raw(brain) + Raw<double>({0.1, -1e300}) + Raw<int64_t>({7}));
   auto file = OpenBytes(bytes);
   ASSERT_TRUE(file.ok()) << file.status();
   const float inf = std::numeric_limits<float>::infinity();
-  std::vector<float> values(8);
-  ASSERT_TRUE(file->Read(*file->Find("half"), 0, values).ok());
-  EXPECT_TRUE(std::isnan(values[7]));
-  EXPECT_TRUE(std::signbit(values[6]));
-  values.resize(7);
-  EXPECT_EQ(values, (std::vector<float>{1, -2, 65504, std::ldexp(1.0F, -24), -std::ldexp(1.0F, -15),
-                                        inf, 0}));
-  values.resize(2);
+  std::vector<float> values(2);
   ASSERT_TRUE(file->Read(*file->Find("brain"), 1, values).ok());
   EXPECT_EQ(values, (std::vector<float>{-2.5F, inf}));
   ASSERT_TRUE(file->Read(*file->Find("double"), 0, values).ok());
@@ -159,6 +148,7 @@ TEST(Safetensors, ConvertsEveryHalf) {
   ASSERT_TRUE(file->Read(*file->Find("x"), 0, values).ok());
   for (size_t i = 0; i < halves.size(); ++i) {
     const int exponent = (halves[i] >> 10) & 31, fraction = halves[i] & 1023;
+    EXPECT_EQ(std::signbit(values[i]), (halves[i] & 0x8000) != 0) << i;
     if (exponent == 31) {
       EXPECT_EQ(std::isnan(values[i]), fraction != 0);
       EXPECT_EQ(std::isinf(values[i]), fraction == 0);
