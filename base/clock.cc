@@ -1,25 +1,13 @@
 #include "base/clock.h"
 
-#include <chrono>
-
 #include "absl/time/clock.h"
 
 namespace cadre {
 
-absl::Time RealClock::Now() const { return absl::Now(); }
+SteadyClock::SteadyClock() : wall_(absl::Now()), steady_(std::chrono::steady_clock::now()) {}
 
 absl::Time SteadyClock::Now() const {
-  return absl::UnixEpoch() + absl::FromChrono(std::chrono::steady_clock::now().time_since_epoch());
-}
-
-absl::Time ManualClock::Now() const {
-  absl::MutexLock lock(&mutex_);
-  return now_;
-}
-
-void ManualClock::Advance(absl::Duration step) {
-  absl::MutexLock lock(&mutex_);
-  now_ += step;
+  return wall_ + absl::FromChrono(std::chrono::steady_clock::now() - steady_);
 }
 
 }  // namespace cadre

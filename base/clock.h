@@ -1,10 +1,10 @@
-// Injectable time: programs use RealClock, tests and the simulator use ManualClock.
+// Time that tests can control (tests/base/manual_clock.h).
 //
 // Thread-safe.
 #pragma once
 
-#include "absl/base/thread_annotations.h"
-#include "absl/synchronization/mutex.h"
+#include <chrono>
+
 #include "absl/time/time.h"
 
 namespace cadre {
@@ -15,29 +15,16 @@ class Clock {
   virtual absl::Time Now() const = 0;
 };
 
-// The wall clock.
-class RealClock final : public Clock {
- public:
-  absl::Time Now() const override;
-};
-
-// A monotonic clock. Only differences between readings are meaningful.
+// The wall-clock time at construction plus the time that the steady clock has measured since: it
+// never goes back and does not follow changes of the system's clock.
 class SteadyClock final : public Clock {
  public:
+  SteadyClock();
   absl::Time Now() const override;
-};
-
-// Changes only by Advance().
-class ManualClock final : public Clock {
- public:
-  explicit ManualClock(absl::Time start) : now_(start) {}
-  absl::Time Now() const override ABSL_LOCKS_EXCLUDED(mutex_);
-  // Requires: `step` is not negative.
-  void Advance(absl::Duration step) ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
-  mutable absl::Mutex mutex_;
-  absl::Time now_ ABSL_GUARDED_BY(mutex_);
+  const absl::Time wall_;
+  const std::chrono::steady_clock::time_point steady_;
 };
 
 }  // namespace cadre

@@ -29,24 +29,17 @@ constexpr absl::Duration kDelay = absl::Seconds(1);
 
 }  // namespace
 
-AnchoredClock::AnchoredClock() : wall_(absl::Now()), steady_(std::chrono::steady_clock::now()) {}
-
-absl::Time AnchoredClock::Now() const {
-  return wall_ + absl::FromChrono(std::chrono::steady_clock::now() - steady_);
-}
-
-Loop::Loop(Options options, Store* store, const Clock* clock, Callbacks* callbacks)
+Loop::Loop(Options options, Store* store, Callbacks* callbacks)
     : options_(std::move(options)),
       store_(store),
-      clock_(clock),
       callbacks_(callbacks),
       machine_(options_.machine),
       queue_(options_.queue_capacity),
-      last_turn_(clock->Now()) {}
+      last_turn_(clock_.Now()) {}
 
-absl::StatusOr<std::unique_ptr<Loop>> Loop::Start(Options options, Store* store, const Clock* clock,
+absl::StatusOr<std::unique_ptr<Loop>> Loop::Start(Options options, Store* store,
                                                   Callbacks* callbacks) {
-  auto loop = std::unique_ptr<Loop>(new Loop(std::move(options), store, clock, callbacks));
+  auto loop = std::unique_ptr<Loop>(new Loop(std::move(options), store, callbacks));
   CADRE_RETURN_IF_ERROR(loop->Restore());
   loop->thread_ = std::thread([raw = loop.get()] { raw->Run(); });
   return loop;
@@ -74,7 +67,7 @@ absl::Status Loop::Restore() {
     }
   }
   records.merge(commits);
-  CADRE_ASSIGN_OR_RETURN(const auto actions, machine_.Restore(records, clock_->Now()));
+  CADRE_ASSIGN_OR_RETURN(const auto actions, machine_.Restore(records, clock_.Now()));
   return PersistAll(actions);
 }
 
@@ -94,7 +87,7 @@ void Loop::Run() {
     const std::vector<Item> items = Take(wake);
     if (items.empty() && queue_.closed()) return;
     DetectStall(std::max(wake, last_turn_));
-    const absl::Time began = clock_->Now();
+    const absl::Time began = clock_.Now();
     const std::vector<Action> actions = Handle(items);
     if (const absl::Status persisted = PersistAll(actions); !persisted.ok()) {
       LOG(ERROR) << "cannot write to the store; stopping without acting on the decisions: "
@@ -104,13 +97,13 @@ void Loop::Run() {
       return;
     }
     Deliver(actions);
-    const absl::Time now = clock_->Now();
+    const absl::Time now = clock_.Now();
     for (const Item& item : items) {
       if (const Query* query = std::get_if<Query>(&item)) (*query)(machine_, now);
     }
     next_call = callbacks_->OnSettled(machine_, now);
     DetectStall(began);
-    last_turn_ = clock_->Now();
+    last_turn_ = clock_.Now();
   }
 }
 
@@ -122,7 +115,7 @@ std::vector<Loop::Item> Loop::Take(absl::Time wake) {
   std::vector<Item> items;
   // The queue's deadline is wall-clock time.
   const absl::Time until =
-      wake == absl::InfiniteFuture() ? wake : absl::Now() + (wake - clock_->Now());
+      wake == absl::InfiniteFuture() ? wake : absl::Now() + (wake - clock_.Now());
   std::optional<Item> item = queue_.PopBefore(until);
   while (item.has_value()) {
     items.push_back(*std::move(item));
@@ -135,7 +128,7 @@ std::vector<Loop::Item> Loop::Take(absl::Time wake) {
 // After a stall of this process (a slow disk, SIGSTOP), no lease expires for two heartbeat
 // intervals, so that messages of the members can arrive first.
 void Loop::DetectStall(absl::Time expected) {
-  const absl::Time now = clock_->Now();
+  const absl::Time now = clock_.Now();
   if (now <= expected + kDelay) return;
   LOG(WARNING) << "stalled for " << now - expected;
   expire_from_ = now + 2 * options_.machine.heartbeat;
@@ -144,14 +137,14 @@ void Loop::DetectStall(absl::Time expected) {
 std::vector<Action> Loop::Handle(const std::vector<Item>& items) {
   std::vector<Action> actions;
   auto handle = [&](const Event& event) {
-    for (Action& action : machine_.Handle(event, clock_->Now())) {
+    for (Action& action : machine_.Handle(event, clock_.Now())) {
       actions.push_back(std::move(action));
     }
   };
   for (const Item& item : items) {
     if (const Event* event = std::get_if<Event>(&item)) handle(*event);
   }
-  const absl::Time now = clock_->Now();
+  const absl::Time now = clock_.Now();
   if (now >= machine_.NextDeadline() && now >= expire_from_) handle(Tick{});
   return actions;
 }

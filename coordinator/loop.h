@@ -7,7 +7,6 @@
 // Thread-safe. Callbacks run on the loop's thread only.
 #pragma once
 
-#include <chrono>
 #include <cstddef>
 #include <functional>
 #include <memory>
@@ -25,18 +24,6 @@
 #include "coordinator/machine.h"
 
 namespace cadre {
-
-// The wall-clock time at construction plus the time that the steady clock has measured since, so
-// that a change of the system clock neither expires nor extends leases. Thread-safe.
-class AnchoredClock final : public Clock {
- public:
-  AnchoredClock();
-  absl::Time Now() const override;
-
- private:
-  const absl::Time wall_;
-  const std::chrono::steady_clock::time_point steady_;
-};
 
 class Loop {
  public:
@@ -63,11 +50,10 @@ class Loop {
     std::function<void(const absl::Status&)> on_failure;
   };
 
-  // Restores the machine from the store and starts the thread. `store`, `clock` and `callbacks` are
-  // borrowed and must outlive the loop. Errors: those of the store; DataLoss for a record that
-  // cannot be read.
+  // Restores the machine from the store and starts the thread. `store` and `callbacks` are borrowed
+  // and must outlive the loop. Errors: those of the store; DataLoss for a record that cannot be read.
   static absl::StatusOr<std::unique_ptr<Loop>> Start(Options options, Store* store,
-                                                     const Clock* clock, Callbacks* callbacks);
+                                                     Callbacks* callbacks);
   ~Loop();
 
   // Blocks while the queue is full. Returns false when the loop has stopped.
@@ -82,7 +68,7 @@ class Loop {
  private:
   using Item = std::variant<Event, Query>;
 
-  Loop(Options options, Store* store, const Clock* clock, Callbacks* callbacks);
+  Loop(Options options, Store* store, Callbacks* callbacks);
   absl::Status Restore();
   void Run();
   absl::Time NextWake(absl::Time next_call) const;
@@ -96,7 +82,8 @@ class Loop {
 
   const Options options_;
   Store* const store_;
-  const Clock* const clock_;
+  // A change of the system's clock neither expires nor extends leases.
+  const SteadyClock clock_;
   Callbacks* const callbacks_;
   Machine machine_;
   BoundedQueue<Item> queue_;

@@ -82,7 +82,6 @@ int Fail(const absl::Status& status) {
 int Serve() {
   auto store = SqliteStore::Open({.path = FLAGS_store});
   if (!store.ok()) return Fail(store.status());
-  const AnchoredClock clock;
   const MeasuredPlanning planning;
   absl::Status failure;
   absl::Notification failed;
@@ -94,7 +93,7 @@ int Serve() {
     RequestTermination();
   };
   CoordinatorService service(std::move(options));
-  if (const absl::Status started = service.Start(store->get(), &clock); !started.ok()) {
+  if (const absl::Status started = service.Start(store->get()); !started.ok()) {
     return Fail(started);
   }
   auto daemon = Daemon::Start({.listen = FLAGS_listen,

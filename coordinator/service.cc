@@ -36,8 +36,8 @@ class CoordinatorService::Call final : public grpc::ServerUnaryReactor {
   CoordinatorService* const service_;
 };
 
-absl::Status CoordinatorService::Start(Store* store, const Clock* clock) {
-  CADRE_ASSIGN_OR_RETURN(loop_, Loop::Start(options_.loop, store, clock, this));
+absl::Status CoordinatorService::Start(Store* store) {
+  CADRE_ASSIGN_OR_RETURN(loop_, Loop::Start(options_.loop, store, this));
   return absl::OkStatus();
 }
 

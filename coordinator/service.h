@@ -4,7 +4,7 @@
 // No call holds a thread while it waits. Thread-safe.
 //
 //   CoordinatorService service(options);
-//   CADRE_RETURN_IF_ERROR(service.Start(&store, &clock));
+//   CADRE_RETURN_IF_ERROR(service.Start(&store));
 //   auto daemon = Daemon::Start(daemon_options, service.services());
 //   ...
 //   service.Drain();                 // handles queued events, then ends every stream
@@ -24,7 +24,6 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
-#include "base/clock.h"
 #include "coordinator/loop.h"
 #include "coordinator/streams.h"
 #include "proto/cadre/v1/control.grpc.pb.h"
@@ -49,8 +48,8 @@ class CoordinatorService final : public v1::Membership::CallbackService,
   ~CoordinatorService() override { Drain(); }
 
   // Restores the state from the store and starts the loop; earlier calls are Unavailable. `store`
-  // and `clock` are borrowed and must outlive the service.
-  absl::Status Start(Store* store, const Clock* clock);
+  // is borrowed and must outlive the service.
+  absl::Status Start(Store* store);
 
   // The three services of this object for one server, which must be shut down before the object is
   // destroyed.

@@ -34,17 +34,9 @@ std::string PathInFile(const std::vector<std::string>& layer_paths, const std::s
 
 }  // namespace
 
-Problem RunSpecFile::InFile(const Problem& problem) const {
-  return {PathInFile(layer_paths, problem.field), problem.message};
-}
-
-std::string RunSpecFile::Locate(const Problem& problem) const {
-  return locations.Locate(InFile(problem));
-}
-
 absl::Status RunSpecFile::Refuse(const std::vector<Problem>& problems) const {
-  std::vector<Problem> in_file;
-  for (const Problem& problem : problems) in_file.push_back(InFile(problem));
+  std::vector<Problem> in_file = problems;
+  for (Problem& problem : in_file) problem.field = PathInFile(layer_paths, problem.field);
   return locations.Refuse(in_file);
 }
 

@@ -27,15 +27,9 @@ struct RunSpecFile {
   // Locations of the fields.
   TextLocations locations;
 
-  // "FILE:LINE:COLUMN: field: message", with the path of the field in the file. Fields that are not
-  // in the file are located at the innermost enclosing message, or at the beginning of the file.
-  std::string Locate(const Problem& problem) const;
-
-  // OK if there are no problems. Errors: InvalidArgument with one located problem per line.
+  // OK if there are no problems. Errors: InvalidArgument with one "FILE:LINE:COLUMN: field:
+  // message" per problem, with the path of the field in the file (see TextLocations::Locate).
   absl::Status Refuse(const std::vector<Problem>& problems) const;
-
-  // The problem, with the path of its field in the file.
-  Problem InFile(const Problem& problem) const;
 };
 
 // Reads the file without validation (model/validate.h).

@@ -87,8 +87,7 @@ Loop::Options MakeOptions() {
 TEST(LoopTest, RepliesOnlyWhenDurable) {
   MemoryStore store;
   Recorder recorder(&store);
-  AnchoredClock clock;
-  auto loop = Loop::Start(MakeOptions(), &store, &clock, &recorder);
+  auto loop = Loop::Start(MakeOptions(), &store, &recorder);
   ASSERT_TRUE(loop.ok());
   for (RequestId i = 1; i <= 50; ++i) ASSERT_TRUE((*loop)->Post(SubmitRun{.request = i}));
   (*loop)->Stop();
@@ -100,7 +99,6 @@ TEST(LoopTest, RepliesOnlyWhenDurable) {
 TEST(LoopTest, StoreFailureStopsLoop) {
   MemoryStore store;
   Recorder recorder(&store);
-  AnchoredClock clock;
   absl::Notification failed;
   absl::Status reason;
   Loop::Options options = MakeOptions();
@@ -108,7 +106,7 @@ TEST(LoopTest, StoreFailureStopsLoop) {
     reason = status;
     failed.Notify();
   };
-  auto loop = Loop::Start(std::move(options), &store, &clock, &recorder);
+  auto loop = Loop::Start(std::move(options), &store, &recorder);
   ASSERT_TRUE(loop.ok());
   store.Fail(absl::ResourceExhaustedError("the disk is full"));
   ASSERT_TRUE((*loop)->Post(SubmitRun{.request = 1}));
@@ -121,22 +119,20 @@ TEST(LoopTest, StoreFailureStopsLoop) {
 TEST(LoopTest, StoreFailureAtStart) {
   MemoryStore store;
   Recorder recorder(&store);
-  AnchoredClock clock;
   store.Fail(absl::ResourceExhaustedError("the disk is full"));
-  EXPECT_EQ(Loop::Start(MakeOptions(), &store, &clock, &recorder).status().code(),
+  EXPECT_EQ(Loop::Start(MakeOptions(), &store, &recorder).status().code(),
             absl::StatusCode::kResourceExhausted);
 }
 
 TEST(LoopTest, RestoresFromStore) {
   MemoryStore store;
   Recorder recorder(&store);
-  AnchoredClock clock;
   {
-    auto loop = Loop::Start(MakeOptions(), &store, &clock, &recorder);
+    auto loop = Loop::Start(MakeOptions(), &store, &recorder);
     ASSERT_TRUE(loop.ok());
     ASSERT_TRUE((*loop)->Post(SubmitRun{.request = 1}));
   }
-  auto loop = Loop::Start(MakeOptions(), &store, &clock, &recorder);
+  auto loop = Loop::Start(MakeOptions(), &store, &recorder);
   ASSERT_TRUE(loop.ok());
   absl::Notification answered;
   int runs = 0;
@@ -151,11 +147,10 @@ TEST(LoopTest, RestoresFromStore) {
 TEST(LoopTest, LeaseEndsWithoutEvents) {
   MemoryStore store;
   Recorder recorder(&store);
-  AnchoredClock clock;
   Loop::Options options = MakeOptions();
   options.machine.lease = absl::Milliseconds(100);
   options.machine.heartbeat = absl::Milliseconds(25);
-  auto loop = Loop::Start(std::move(options), &store, &clock, &recorder);
+  auto loop = Loop::Start(std::move(options), &store, &recorder);
   ASSERT_TRUE(loop.ok());
   ASSERT_TRUE((*loop)->Post(StreamOpened{1}));
   MessageReceived hello{.connection = 1};

@@ -54,7 +54,7 @@ class Coordinator {
     options.loop.machine.lease = lease;
     options.loop.machine.heartbeat = lease / 4;
     service_ = std::make_unique<CoordinatorService>(std::move(options));
-    EXPECT_TRUE(service_->Start(store_.get(), &clock_).ok());
+    EXPECT_TRUE(service_->Start(store_.get()).ok());
     auto daemon = Daemon::Start({.listen = listen, .receive_bytes = 4 * kMaxMessageBytes},
                                 service_->services());
     EXPECT_TRUE(daemon.ok()) << daemon.status();
@@ -69,7 +69,6 @@ class Coordinator {
   const std::string& address() const { return daemon_->address(); }
 
  private:
-  AnchoredClock clock_;
   std::unique_ptr<SqliteStore> store_;
   std::unique_ptr<CoordinatorService> service_;
   std::unique_ptr<Daemon> daemon_;

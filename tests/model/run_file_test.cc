@@ -23,6 +23,11 @@ std::string ErrorOf(const std::string& text) {
   return std::string(file.status().message());
 }
 
+// The error for problem "m" of the field.
+std::string Located(const RunSpecFile& file, const std::string& field) {
+  return std::string(file.Refuse({{field, "m"}}).message());
+}
+
 TEST(RunFileTest, ReadsTheDemo) {
   const auto file = ReadRunSpec(testing::DemoPath());
   ASSERT_TRUE(file.ok()) << file.status();
@@ -135,7 +140,7 @@ TEST(RunFileTest, LocatesProblems) {
 TEST(RunFileTest, LocatesFields) {
   auto file = ParseRunSpec("f", kFaulty);
   ASSERT_TRUE(file.ok()) << file.status();
-  const auto located = [&](const std::string& field) { return file->Locate({field, "m"}); };
+  const auto located = [&](const std::string& field) { return Located(*file, field); };
   EXPECT_EQ(located("model.layer[0]"), "f:4:3: model.layer[0]: m");
   EXPECT_EQ(located("model.layer[0].name"), "f:4:11: model.layer[0].name: m");
   EXPECT_EQ(located("model.layer[7].name"), "f:2:1: model.layer[7].name: m") << "no such layer";
@@ -149,7 +154,7 @@ TEST(RunFileTest, LocatesFields) {
   file->spec.mutable_cluster()->set_groups(3);
   EXPECT_EQ(located("cluster.groups"), "f:1:1: cluster.groups: m");
   const RunSpecFile moved = std::move(*file);
-  EXPECT_EQ(moved.Locate({"schedule", "m"}), "f:14:1: schedule: m");
+  EXPECT_EQ(Located(moved, "schedule"), "f:14:1: schedule: m");
 }
 
 constexpr char kBlocks[] = R"(model {
@@ -185,9 +190,9 @@ TEST(RunFileTest, LocatesProblemsInBlocks) {
   std::string lines(file->Refuse(FindProblems(file->spec)).message());
   EXPECT_THAT(lines, HasSubstr("f:6:51: model.block[0].layer[0].convolution.kernel: layer "
                                "'c/conv': is 9, larger than the padded input of 3 x 3"));
-  EXPECT_EQ(file->Locate({"model.layer[2].relu", "m"}), "f:10:21: model.layer[1].relu: m");
-  EXPECT_EQ(file->Locate({"model.layer[5].name", "m"}), "f:12:11: model.layer[3].name: m");
-  EXPECT_EQ(file->Locate({"model.layer[6].name", "m"}), "f:1:1: model.layer[6].name: m");
+  EXPECT_EQ(Located(*file, "model.layer[2].relu"), "f:10:21: model.layer[1].relu: m");
+  EXPECT_EQ(Located(*file, "model.layer[5].name"), "f:12:11: model.layer[3].name: m");
+  EXPECT_EQ(Located(*file, "model.layer[6].name"), "f:1:1: model.layer[6].name: m");
 }
 
 TEST(RunFileTest, LocatesInvalidBlocks) {

@@ -9,6 +9,7 @@
 
 #include "kernels/backend.h"
 #include "plan/search/planner.h"
+#include "tests/base/manual_clock.h"
 #include "tests/worker/expect.h"
 #include "tests/worker/train/recording_control.h"
 #include "tests/worker/transport/ranks.h"
@@ -82,7 +83,7 @@ class StepMeasurerTest : public ::testing::Test {
   const std::unique_ptr<Backend> kernels_ = MakeCpuBackend(1);
   std::unique_ptr<Replica> replica_;
   std::unique_ptr<RandomBatch> batch_;
-  ManualClock clock_{absl::UnixEpoch()};
+  ManualClock clock_;
   RecordingControl control_;
   std::unique_ptr<StepMeasurer> measurer_;
   uint32_t step_ = 0;
