@@ -9,6 +9,7 @@
 #include <string>
 
 #include "absl/cleanup/cleanup.h"
+#include "tests/base/expect.h"
 #include "tests/base/file_size_limit.h"
 #include "tests/base/temporary_folder.h"
 
@@ -61,11 +62,9 @@ TEST_F(FileTest, RelativeNames) {
 
 TEST_F(FileTest, MissingFilesAreNotFound) {
   const auto read = ReadFile(Path("missing"));
-  EXPECT_EQ(read.status().code(), absl::StatusCode::kNotFound);
-  EXPECT_THAT(read.status().message(), HasSubstr(Path("missing")));
+  EXPECT_THAT(read, IsError(absl::StatusCode::kNotFound, Path("missing")));
   const auto written = WriteFileAtomically(Path("missing/f"), "x");
-  EXPECT_EQ(written.code(), absl::StatusCode::kNotFound);
-  EXPECT_THAT(written.message(), HasSubstr(Path("missing/f")));
+  EXPECT_THAT(written, IsError(absl::StatusCode::kNotFound, Path("missing/f")));
 }
 
 TEST_F(FileTest, FoldersAreNotFiles) {
@@ -85,8 +84,7 @@ TEST_F(FileTest, RejectsSpecialFiles) {
   for (const absl::Status& status :
        {ReadFile(Path("pipe")).status(), OpenRegularFile(Path("pipe")).status(),
         ReadFile("/dev/zero").status()}) {
-    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
-    EXPECT_THAT(status.message(), HasSubstr("is not a regular file"));
+    EXPECT_THAT(status, IsError(absl::StatusCode::kInvalidArgument, "is not a regular file"));
   }
 }
 
@@ -119,8 +117,7 @@ TEST_F(FileTest, FullDiskKeepsOldFile) {
     const FileSizeLimit limit(1 << 20);
     status = WriteFileAtomically(Path("f"), std::string(2 << 20, 'x'));
   }
-  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
-  EXPECT_THAT(status.message(), HasSubstr(Path("f")));
+  EXPECT_THAT(status, IsError(absl::StatusCode::kResourceExhausted, Path("f")));
   EXPECT_EQ(*ReadFile(Path("f")), "old");
   EXPECT_EQ(folder_.Entries(), 1);
 }

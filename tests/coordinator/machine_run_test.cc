@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tests/base/expect.h"
 #include "tests/coordinator/fake_cluster.h"
 
 namespace cadre::testing {
@@ -192,8 +193,8 @@ TEST(MachineLimitsTest, InvalidSubmissions) {
   EXPECT_EQ(cluster.Submit(bad), "");
   EXPECT_EQ(cluster.last_status.code(), absl::StatusCode::kInvalidArgument);
   cluster.Submit(MakeSpec(2, 1, 0, 10));
-  EXPECT_EQ(cluster.last_status.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(cluster.last_status.message()), HasSubstr("averaging.every_steps"));
+  EXPECT_THAT(cluster.last_status,
+              IsError(absl::StatusCode::kInvalidArgument, "averaging.every_steps"));
   EXPECT_EQ(cluster.Submit(MakeSpec(1, 1, 5, 10)), "run-1-test");
   EXPECT_EQ(cluster.Submit(MakeSpec(1, 1, 5, 10)), "run-2-test");
   cluster.Submit(MakeSpec(1, 1, 5, 10));

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tests/base/expect.h"
 #include "tests/coordinator/fake_cluster.h"
 
 namespace cadre::testing {
@@ -185,8 +186,7 @@ TEST_F(MachineTraceTest, LostRankAbortsTrace) {
   Answer(0);
   cluster_.Kill(Rank(1));
   cluster_.Run(absl::Seconds(15));
-  EXPECT_EQ(StatusOf(request).code(), absl::StatusCode::kAborted) << StatusOf(request);
-  EXPECT_THAT(std::string(StatusOf(request).message()), HasSubstr("ended while it was traced"));
+  EXPECT_THAT(StatusOf(request), IsError(absl::StatusCode::kAborted, "ended while it was traced"));
 }
 
 TEST_F(MachineTraceTest, ReformedGroupCanBeTraced) {
@@ -206,8 +206,7 @@ TEST_F(MachineTraceTest, ReformedGroupCanBeTraced) {
 TEST_F(MachineTraceTest, EndOfRunAbortsTrace) {
   const RequestId stopped = cluster_.TraceGroup(run_, 0);
   cluster_.StopRun(run_);
-  EXPECT_EQ(StatusOf(stopped).code(), absl::StatusCode::kAborted);
-  EXPECT_THAT(std::string(StatusOf(stopped).message()), HasSubstr("enough"));
+  EXPECT_THAT(StatusOf(stopped), IsError(absl::StatusCode::kAborted, "enough"));
   // A trace that no rank answers does not delay training.
   const std::string next = cluster_.Submit(MakeSpec(1, 2, 0, 20));
   const RequestId unanswered = cluster_.TraceGroup(next, 0);

@@ -24,12 +24,11 @@
 #include "coordinator/client/membership_client.h"
 #include "coordinator/sqlite_store.h"
 #include "proto/schema_hash.h"
+#include "tests/base/expect.h"
 #include "tests/base/temporary_folder.h"
 
 namespace cadre {
 namespace {
-
-using ::testing::HasSubstr;
 
 constexpr absl::Duration kLimit = absl::Seconds(20);
 
@@ -224,8 +223,7 @@ TEST_F(ServiceTest, RefusedJoinHasReason) {
   options.hello = [] { return v1::Hello(); };
   options.on_message = [](const v1::CoordinatorMessage&) {};
   const absl::Status status = MembershipClient::Start(std::move(options)).status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
-  EXPECT_THAT(std::string(status.message()), HasSubstr("Hello lacks the field role"));
+  EXPECT_THAT(status, IsError(absl::StatusCode::kFailedPrecondition, "Hello lacks the field role"));
 }
 
 TEST_F(ServiceTest, NoCoordinatorIsUnavailable) {
@@ -237,8 +235,7 @@ TEST_F(ServiceTest, NoCoordinatorIsUnavailable) {
   options.hello = [] { return v1::Hello(); };
   options.on_message = [](const v1::CoordinatorMessage&) {};
   const absl::Status status = MembershipClient::Start(std::move(options)).status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
-  EXPECT_THAT(std::string(status.message()), HasSubstr(address));
+  EXPECT_THAT(status, IsError(absl::StatusCode::kUnavailable, address));
   CoordinatorClient client({.coordinator = address, .dial_timeout = absl::Milliseconds(300)});
   EXPECT_EQ(client.Status().status().code(), absl::StatusCode::kUnavailable);
   EXPECT_EQ(client.Submit(Spec()).status().code(), absl::StatusCode::kUnavailable);
@@ -269,8 +266,7 @@ TEST_F(ServiceTest, CallErrors) {
   v1::RunSpec bad = Spec();
   bad.set_batch_per_group(0);
   const auto refused = client_->Submit(bad);
-  EXPECT_EQ(refused.status().code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(refused.status().message()), HasSubstr("batch_per_group"));
+  EXPECT_THAT(refused, IsError(absl::StatusCode::kInvalidArgument, "batch_per_group"));
   EXPECT_EQ(client_->Stop("run-9", "").code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(client_->Wait("run-9", absl::Now() + kLimit).status().code(),
             absl::StatusCode::kNotFound);

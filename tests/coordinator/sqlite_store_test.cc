@@ -15,6 +15,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "tests/base/expect.h"
 #include "tests/base/temporary_folder.h"
 
 namespace cadre {
@@ -87,8 +88,7 @@ TEST_F(SqliteStoreTest, KeepsCommitsOfKilledProcess) {
 TEST_F(SqliteStoreTest, OneProcessAtATime) {
   auto store = MustOpen();
   const absl::Status second = Open().status();
-  EXPECT_EQ(second.code(), absl::StatusCode::kFailedPrecondition) << second;
-  EXPECT_THAT(std::string(second.message()), HasSubstr("another process"));
+  EXPECT_THAT(second, IsError(absl::StatusCode::kFailedPrecondition, "another process"));
   EXPECT_THAT(std::string(second.message()), HasSubstr(path_));
 }
 
@@ -96,8 +96,7 @@ TEST_F(SqliteStoreTest, FullDiskChangesNothing) {
   auto store = MustOpen(/*max_pages=*/8);
   ASSERT_TRUE(store->Commit({Put("a", "1")}).ok());
   const absl::Status full = store->Commit({Put("a", "2"), Put("big", std::string(100'000, 'x'))});
-  EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted) << full;
-  EXPECT_THAT(std::string(full.message()), HasSubstr("full"));
+  EXPECT_THAT(full, IsError(absl::StatusCode::kResourceExhausted, "full"));
   EXPECT_FALSE(absl::StrContains(full.message(), "\n"));
   EXPECT_EQ(store->Get("a").value(), "1");
   EXPECT_TRUE(store->Commit({Put("a", "3")}).ok()) << "a small change still fits";
@@ -106,22 +105,18 @@ TEST_F(SqliteStoreTest, FullDiskChangesNothing) {
 }
 
 TEST_F(SqliteStoreTest, FullDiskAtOpen) {
-  const absl::Status tiny = Open(/*max_pages=*/1).status();
-  EXPECT_EQ(tiny.code(), absl::StatusCode::kResourceExhausted) << tiny;
-  EXPECT_THAT(std::string(tiny.message()), HasSubstr(path_));
+  EXPECT_THAT(Open(/*max_pages=*/1), IsError(absl::StatusCode::kResourceExhausted, path_));
 }
 
 TEST_F(SqliteStoreTest, MissingFolderIsReported) {
   const absl::Status status = SqliteStore::Open({.path = folder_ / "none/x.db"}).status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kNotFound) << status;
-  EXPECT_THAT(std::string(status.message()), HasSubstr("/none/x.db"));
+  EXPECT_THAT(status, IsError(absl::StatusCode::kNotFound, "/none/x.db"));
 }
 
 TEST_F(SqliteStoreTest, ForeignFileIsRefused) {
   std::ofstream(path_) << std::string(8192, 'q');
   const absl::Status status = Open().status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
-  EXPECT_THAT(std::string(status.message()), HasSubstr(path_));
+  EXPECT_THAT(status, IsError(absl::StatusCode::kDataLoss, path_));
 }
 
 TEST_F(SqliteStoreTest, DamagedFileIsReported) {
@@ -152,9 +147,7 @@ TEST_F(SqliteStoreTest, NewerLayoutIsRefused) {
   file.seekp(60);
   file.write("\0\0\0\x09", 4);
   file.close();
-  const absl::Status status = Open().status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
-  EXPECT_THAT(std::string(status.message()), HasSubstr("newer"));
+  EXPECT_THAT(Open(), IsError(absl::StatusCode::kFailedPrecondition, "newer"));
 }
 
 }  // namespace

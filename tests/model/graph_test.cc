@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "model/parameter_index.h"
+#include "tests/base/expect.h"
 #include "tests/model/testing.h"
 
 namespace cadre {
@@ -284,8 +285,7 @@ void ExpectInvalid(const std::vector<Invalid>& cases) {
     EXPECT_EQ(problems[0].field, invalid.field);
     EXPECT_THAT(problems[0].message, HasSubstr(invalid.message));
     const absl::Status status = Graph::FromModel(model).status();
-    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-    EXPECT_THAT(status.message(), HasSubstr(invalid.message));
+    EXPECT_THAT(status, IsError(absl::StatusCode::kInvalidArgument, invalid.message));
     if (invalid.layer < 0) continue;
     EXPECT_THAT(status.message(),
                 HasSubstr(absl::StrCat("layer '", model.layer(invalid.layer).name(), "'")));

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/base/expect.h"
 #include "tests/model/testing.h"
 
 namespace cadre {
@@ -227,8 +228,7 @@ TEST_F(OpIndicesTest, SeveralIndicesAndAxes) {
 TEST_F(OpIndicesTest, RefusesInvalidSplits) {
   const auto refused = [&](const std::string& layer, std::vector<IndexSplit> splits) {
     const absl::Status status = LayOut(Layer(layer), mesh_, std::move(splits)).status();
-    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-    EXPECT_THAT(std::string(status.message()), HasSubstr("layer '" + layer + "'"));
+    EXPECT_THAT(status, IsError(absl::StatusCode::kInvalidArgument, "layer '" + layer + "'"));
     return std::string(status.message());
   };
   EXPECT_THAT(refused("lrn", {{"channels", {"a"}}}),

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "model/validate.h"
+#include "tests/base/expect.h"
 #include "tests/base/temporary_folder.h"
 #include "tests/model/testing.h"
 
@@ -44,9 +45,8 @@ TEST(RunFileTest, ParsesEmptyText) {
 
 TEST(RunFileTest, ReportsMissingFile) {
   const TemporaryFolder folder;
-  const absl::Status status = ReadRunSpec(folder / "missing").status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
-  EXPECT_THAT(std::string(status.message()), HasSubstr(folder / "missing"));
+  EXPECT_THAT(ReadRunSpec(folder / "missing"),
+              IsError(absl::StatusCode::kNotFound, folder / "missing"));
 }
 
 TEST(RunFileTest, SuggestsSimilarFieldNames) {
@@ -221,9 +221,8 @@ TEST(RunFileTest, LimitsFileSize) {
   const TemporaryFolder folder;
   const std::string path = folder.Write("large", "");
   std::filesystem::resize_file(path, (32 << 20) + 1);
-  const absl::Status status = ReadRunSpec(path).status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("more than the 33554432 bytes"));
+  EXPECT_THAT(ReadRunSpec(path),
+              IsError(absl::StatusCode::kInvalidArgument, "more than the 33554432 bytes"));
 }
 
 }  // namespace

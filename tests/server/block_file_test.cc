@@ -7,13 +7,12 @@
 #include <string>
 
 #include "base/crc32c.h"
+#include "tests/base/expect.h"
 #include "tests/base/file_size_limit.h"
 #include "tests/server/testing.h"
 
 namespace cadre::testing {
 namespace {
-
-using ::testing::HasSubstr;
 
 class BlockFileTest : public ::testing::Test {
  protected:
@@ -88,9 +87,8 @@ TEST_F(BlockFileTest, EveryTruncationIsFound) {
   for (size_t size = 0; size < whole.size(); ++size) {
     WriteAll(path_, whole.substr(0, size));
     const auto file = BlockFile::Open(path_, false);
-    const absl::Status status = file.ok() ? (*file)->Verify() : file.status();
-    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << size;
-    EXPECT_THAT(std::string(status.message()), HasSubstr(path_));
+    EXPECT_THAT(file.ok() ? (*file)->Verify() : file.status(),
+                IsError(absl::StatusCode::kDataLoss, path_));
   }
   WriteAll(path_, whole + "x");
   EXPECT_EQ(Reopen()->Verify().code(), absl::StatusCode::kDataLoss);
@@ -125,8 +123,7 @@ TEST_F(BlockFileTest, FullDiskHasPath) {
   auto file = Write(1);
   const FileSizeLimit full(48);
   const absl::Status status = file->WriteBlock(2, "cc", Crc32c("cc"));
-  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
-  EXPECT_THAT(std::string(status.message()), HasSubstr(path_));
+  EXPECT_THAT(status, IsError(absl::StatusCode::kResourceExhausted, path_));
   const FileSizeLimit fuller(8);
   EXPECT_EQ(BlockFile::Create(path_ + "2", {"meta", 4, 10}).status().code(),
             absl::StatusCode::kResourceExhausted);

@@ -22,6 +22,7 @@
 #include "base/rpc/grpc_channel.h"
 #include "base/rpc/grpc_status.h"
 #include "server/client/refusal.h"
+#include "tests/base/expect.h"
 #include "tests/server/rounds_server.h"
 #include "tests/server/testing.h"
 
@@ -202,10 +203,8 @@ TEST_F(ServiceTest, RefusalsReachTheCaller) {
 
   std::vector<float> out(15);
   Traffic traffic;
-  const absl::Status missing =
-      server_->Client()->Pull(PullOf(run_, 3, 0, 15), out, Soon(), &traffic);
-  EXPECT_EQ(missing.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(missing.message()), HasSubstr("version 0 is the current one"));
+  EXPECT_THAT(server_->Client()->Pull(PullOf(run_, 3, 0, 15), out, Soon(), &traffic),
+              IsError(absl::StatusCode::kFailedPrecondition, "version 0 is the current one"));
   EXPECT_TRUE(Stage({}, Values(1, 15)).ok());
 }
 
@@ -399,10 +398,9 @@ TEST_F(ServiceTest, MessageOverheadIsSmall) {
 TEST_F(ServiceTest, ClientStopsAtDeadline) {
   RoundsClient nowhere([] { return std::string("127.0.0.1:1"); });
   Traffic traffic;
-  const absl::Status status = nowhere.Stage(Header(run_, {}, 0, 15, 4), Values(1, 15),
-                                            absl::Now() + absl::Milliseconds(300), &traffic);
-  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
-  EXPECT_THAT(std::string(status.message()), HasSubstr("last: "));
+  EXPECT_THAT(nowhere.Stage(Header(run_, {}, 0, 15, 4), Values(1, 15),
+                            absl::Now() + absl::Milliseconds(300), &traffic),
+              IsError(absl::StatusCode::kDeadlineExceeded, "last: "));
   EXPECT_EQ(traffic.payload_sent, 0u);
 }
 

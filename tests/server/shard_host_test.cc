@@ -16,6 +16,7 @@
 #include "model/formats/safetensors.h"
 #include "server/client/refusal.h"
 #include "server/run_terms.h"
+#include "tests/base/expect.h"
 #include "tests/base/file_size_limit.h"
 #include "tests/server/testing.h"
 
@@ -399,9 +400,8 @@ TEST_F(ShardHostTest, KeepsTwoVersions) {
   }
   EXPECT_THAT(Files(RunPath("")), ElementsAre("run", "version-3", "version-4"));
   EXPECT_TRUE(SameBits(PullAll(3), Values(3, 15)));
-  const absl::Status gone = Pull(2, 0, 15).status();
-  EXPECT_EQ(gone.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(gone.message()), HasSubstr("version 4 is the current one"));
+  EXPECT_THAT(Pull(2, 0, 15),
+              IsError(absl::StatusCode::kFailedPrecondition, "version 4 is the current one"));
 }
 
 TEST_F(ShardHostTest, RestartRemovesObsoleteFiles) {
@@ -445,9 +445,7 @@ TEST_F(ShardHostTest, DamagedVersionIsNotServed) {
   for (const std::string& bad : {whole.substr(0, whole.size() - 1), flipped, std::string()}) {
     // While the version is served:
     WriteAll(RunPath("version-1"), bad);
-    const absl::Status served = Pull(1, 0, 15).status();
-    EXPECT_EQ(served.code(), absl::StatusCode::kDataLoss) << served;
-    EXPECT_THAT(std::string(served.message()), HasSubstr("version-1"));
+    EXPECT_THAT(Pull(1, 0, 15), IsError(absl::StatusCode::kDataLoss, "version-1"));
     // After a restart, which falls back to the undamaged version:
     Restart();
     EXPECT_EQ(host_->States()[0].version(), 0u);
@@ -550,8 +548,8 @@ TEST_F(ShardHostTest, UnsafeNamesAreRefused) {
 
 TEST_F(ShardHostTest, FolderIsExclusive) {
   const auto second = ShardHost::Open(folder_.path(), &counters_);
-  EXPECT_EQ(second.status().code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(second.status().message()), HasSubstr("in use by another aggregator"));
+  EXPECT_THAT(second,
+              IsError(absl::StatusCode::kFailedPrecondition, "in use by another aggregator"));
   host_.reset();
   EXPECT_EQ(ShardHost::Open(folder_.path(), &counters_).status(), absl::OkStatus());
 }
@@ -572,8 +570,7 @@ TEST_F(ShardHostTest, FullDiskResumesStaging) {
     // Room for the header (32 bytes and the message), one chunk and half of the next.
     const FileSizeLimit full(32 + Header(run_, {}, 0, 15, kChunk).ByteSizeLong() + 30);
     const absl::Status status = Stage({}, values);
-    EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
-    EXPECT_THAT(std::string(status.message()), HasSubstr("stage-1-0-1-0"));
+    EXPECT_THAT(status, IsError(absl::StatusCode::kResourceExhausted, "stage-1-0-1-0"));
     EXPECT_THAT(Apply(MakeApply(run_, 1, {{}})).error(), HasSubstr("does not cover"));
     EXPECT_EQ(PullAll(0).size(), 15u);
   }
@@ -604,8 +601,7 @@ TEST_F(ShardHostTest, FullDiskRetriesApply) {
   {
     const FileSizeLimit full(100);
     const auto applied = host_->Apply(apply);
-    EXPECT_EQ(applied.status().code(), absl::StatusCode::kResourceExhausted) << applied.status();
-    EXPECT_THAT(std::string(applied.status().message()), HasSubstr("version-1.new"));
+    EXPECT_THAT(applied, IsError(absl::StatusCode::kResourceExhausted, "version-1.new"));
   }
   EXPECT_THAT(Files(RunPath("")), Not(Contains("version-1.new")));
   EXPECT_EQ(host_->States()[0].version(), 0u);

@@ -22,6 +22,7 @@
 #include "base/file.h"
 #include "base/rpc/grpc_channel.h"
 #include "proto/cadre/v1/control.grpc.pb.h"
+#include "tests/base/expect.h"
 #include "tests/base/temporary_folder.h"
 
 namespace cadre {
@@ -130,8 +131,7 @@ TEST(DaemonTest, PortInUse) {
   FakeRuns service, other;
   const auto daemon = StartOrDie(&service);
   const auto second = Daemon::Start({.listen = daemon->address()}, {&other});
-  EXPECT_EQ(second.status().code(), absl::StatusCode::kAlreadyExists) << second.status();
-  EXPECT_THAT(second.status().message(), HasSubstr(daemon->address()));
+  EXPECT_THAT(second, IsError(absl::StatusCode::kAlreadyExists, daemon->address()));
 }
 
 TEST(DaemonTest, FreesPort) {
@@ -155,9 +155,8 @@ TEST(DaemonTest, ListenAddresses) {
   }
   for (const char* malformed : {"", "localhost", ":0", "127.0.0.1:", "127.0.0.1:x", "127.0.0.1:-1",
                                 "127.0.0.1:65536", "127.0.0.1:1:"}) {
-    const absl::Status status = CheckListenAddress(malformed, true);
-    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << malformed;
-    EXPECT_THAT(status.message(), HasSubstr(absl::StrCat("'", malformed, "'")));
+    EXPECT_THAT(CheckListenAddress(malformed, true),
+                IsError(absl::StatusCode::kInvalidArgument, absl::StrCat("'", malformed, "'")));
   }
 }
 
@@ -195,8 +194,7 @@ TEST_F(PortFileTest, NotWrittenWithoutStart) {
 
 TEST_F(PortFileTest, FailsIfUnwritable) {
   const auto daemon = Daemon::Start({.port_file = folder_ / "missing/port"}, {&service_});
-  EXPECT_EQ(daemon.status().code(), absl::StatusCode::kNotFound);
-  EXPECT_THAT(daemon.status().message(), HasSubstr(folder_ / "missing/port"));
+  EXPECT_THAT(daemon, IsError(absl::StatusCode::kNotFound, folder_ / "missing/port"));
 }
 
 TEST(DrainTest, CallsInFlightEndWithinGrace) {

@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/file.h"
 #include "model/formats/checkpoint_manifest.h"
+#include "tests/base/expect.h"
 #include "tests/base/temporary_folder.h"
 
 namespace cadre {
@@ -154,8 +155,7 @@ TEST(CheckpointFolder, ResolvesFileFolderDirectory) {
   EXPECT_EQ(*ResolveCheckpoint(folder.path()), folder / "step-8");
   EXPECT_EQ(*ResolveCheckpoint("any/where.safetensors"), "any/where.safetensors");
   const absl::Status status = ResolveCheckpoint(folder / "missing").status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
-  EXPECT_THAT(std::string(status.message()), HasSubstr(folder / "missing"));
+  EXPECT_THAT(status, IsError(absl::StatusCode::kNotFound, folder / "missing"));
 }
 
 TEST(CheckpointFolder, RefusesInvalidDirectory) {

@@ -13,6 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/file.h"
+#include "tests/base/expect.h"
 #include "tests/base/file_size_limit.h"
 #include "tests/base/temporary_folder.h"
 
@@ -109,8 +110,7 @@ TEST(Safetensors, FullDiskLeavesNoFile) {
     ASSERT_TRUE(writer.ok()) << writer.status();
     status = writer->Append(values);
   }
-  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
-  EXPECT_THAT(std::string(status.message()), HasSubstr(folder / "f"));
+  EXPECT_THAT(status, IsError(absl::StatusCode::kResourceExhausted, folder / "f"));
   EXPECT_EQ(folder.Entries(), 0);
 }
 
@@ -176,8 +176,7 @@ TEST(Safetensors, RefusesHugeHeadersBeforeAllocation) {
   for (const uint64_t length :
        {uint64_t{100'000'001}, uint64_t{1} << 40, ~uint64_t{0}, uint64_t{1} << 63}) {
     const auto file = OpenBytes(Raw<uint64_t>({length}) + "        ");
-    EXPECT_EQ(file.status().code(), absl::StatusCode::kInvalidArgument);
-    EXPECT_THAT(std::string(file.status().message()), HasSubstr("at most 100000000"));
+    EXPECT_THAT(file, IsError(absl::StatusCode::kInvalidArgument, "at most 100000000"));
   }
 }
 
