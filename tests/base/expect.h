@@ -1,9 +1,9 @@
 // Shared by tests: messages in text format, and matchers for statuses.
 #pragma once
 
-#include <glog/logging.h>
 #include <gmock/gmock.h>
 #include <google/protobuf/text_format.h>
+#include <gtest/gtest.h>
 
 #include <string>
 
@@ -12,11 +12,11 @@
 
 namespace cadre {
 
-// Parses a message in text format. An error ends the test program.
+// Parses a message in text format. An error fails the test.
 template <typename Message>
 Message Parse(const std::string& text) {
   Message message;
-  CHECK(google::protobuf::TextFormat::ParseFromString(text, &message)) << text;
+  EXPECT_TRUE(google::protobuf::TextFormat::ParseFromString(text, &message)) << text;
   return message;
 }
 

@@ -16,6 +16,7 @@
 #include "coordinator/keys.h"
 #include "coordinator/sqlite_store.h"
 #include "gtest/gtest.h"
+#include "tests/base/expect.h"
 
 namespace cadre::testing {
 namespace {
@@ -242,36 +243,24 @@ uint64_t Counter(const v1::StatusReply& status, const std::string& name) {
 }
 
 v1::RunSpec SmallSpec(const SmallRun& run) {
-  v1::RunSpec spec;
-  spec.set_name("small");
-  v1::Image* input = spec.mutable_model()->mutable_input();
-  input->set_channels(1);
-  input->set_height(8);
-  input->set_width(8);
-  const auto layer = [&spec](const std::string& name) {
-    v1::Layer* added = spec.mutable_model()->add_layer();
-    added->set_name(name);
-    return added;
-  };
-  v1::Convolution* convolution = layer("conv1")->mutable_convolution();
-  convolution->set_out_channels(4);
-  convolution->set_kernel(3);
-  convolution->set_padding(1);
-  layer("relu1")->mutable_relu();
-  layer("pool1")->mutable_max_pool()->set_kernel(2);
-  layer("fc1")->mutable_fully_connected()->set_out_features(run.hidden);
-  layer("relu2")->mutable_relu();
-  layer("fc2")->mutable_fully_connected()->set_out_features(4);
-  layer("loss")->mutable_softmax_cross_entropy();
-
-  v1::SyntheticData* data = spec.mutable_data()->mutable_synthetic();
-  data->set_train_samples(2048);
-  data->set_test_samples(512);
-  data->set_classes(4);
-  data->set_noise(1.5);
-  spec.set_batch_per_group(32);
-  spec.mutable_optimizer()->mutable_sgd()->set_momentum(0.9);
-  spec.mutable_schedule()->set_base_rate(0.02);
+  v1::RunSpec spec = Parse<v1::RunSpec>(R"(
+    name: "small"
+    model {
+      input { channels: 1 height: 8 width: 8 }
+      layer { name: "conv1" convolution { out_channels: 4 kernel: 3 padding: 1 } }
+      layer { name: "relu1" relu {} }
+      layer { name: "pool1" max_pool { kernel: 2 } }
+      layer { name: "fc1" fully_connected {} }
+      layer { name: "relu2" relu {} }
+      layer { name: "fc2" fully_connected { out_features: 4 } }
+      layer { name: "loss" softmax_cross_entropy {} }
+    }
+    data { synthetic { train_samples: 2048 test_samples: 512 classes: 4 noise: 1.5 } }
+    batch_per_group: 32
+    optimizer { sgd { momentum: 0.9 } }
+    schedule { base_rate: 0.02 }
+    seed: 7)");
+  spec.mutable_model()->mutable_layer(3)->mutable_fully_connected()->set_out_features(run.hidden);
   spec.mutable_averaging()->set_every_steps(run.every_steps);
   v1::Cluster* cluster = spec.mutable_cluster();
   cluster->set_groups(run.groups);
@@ -283,7 +272,6 @@ v1::RunSpec SmallSpec(const SmallRun& run) {
   spec.mutable_stop()->set_steps(run.steps);
   // Runs with many steps have fewer evaluations, which would otherwise follow within milliseconds.
   spec.mutable_evaluation()->set_every_epochs(run.epochs > 0 ? 1 : 50);
-  spec.set_seed(7);
   return spec;
 }
 

@@ -1,8 +1,5 @@
 // Tests special models with real processes: tokens, batch norm with split images, and a run that
 // diverges.
-#include <glog/logging.h>
-#include <google/protobuf/text_format.h>
-
 #include <cmath>
 #include <fstream>
 #include <map>
@@ -11,6 +8,7 @@
 #include "base/status.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/base/expect.h"
 #include "tests/cluster/cluster.h"
 #include "tests/cluster/pull_model.h"
 
@@ -42,12 +40,6 @@ absl::StatusOr<Trained> Train(const v1::RunSpec& spec) {
   CADRE_ASSIGN_OR_RETURN(const v1::StatusReply status, cluster.AwaitDone(run, kLong));
   trained.run = status.runs(0);
   return trained;
-}
-
-v1::RunSpec Parse(const std::string& text) {
-  v1::RunSpec spec;
-  CHECK(google::protobuf::TextFormat::ParseFromString(text, &spec)) << text;
-  return spec;
 }
 
 uint64_t TotalOf(const v1::MemoryUse& use) {
@@ -106,7 +98,7 @@ TEST(ModelsTest, TwoGroupsLearnTokens) {
   const TemporaryFolder folder;
   WriteTokens(folder / "train", 1024 * 8 + 1);
   WriteTokens(folder / "test", 100 * 8 + 1);
-  v1::RunSpec spec = Parse(kTransformer);
+  v1::RunSpec spec = Parse<v1::RunSpec>(kTransformer);
   v1::TokenFiles& files = *spec.mutable_data()->mutable_token_files();
   files.set_train(folder / "train");
   files.set_test(folder / "test");

@@ -13,6 +13,7 @@
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "coordinator/keys.h"
+#include "tests/base/expect.h"
 #include "tests/coordinator/memory_store.h"
 
 namespace cadre {
@@ -154,11 +155,8 @@ TEST(LoopTest, LeaseEndsWithoutEvents) {
   ASSERT_TRUE(loop.ok());
   ASSERT_TRUE((*loop)->Post(StreamOpened{1}));
   MessageReceived hello{.connection = 1};
-  v1::Hello& body = *hello.message.mutable_hello();
-  body.set_role(v1::ROLE_WORKER);
-  body.set_name("w");
-  body.set_incarnation("p");
-  body.set_address("w:1");
+  *hello.message.mutable_hello() =
+      Parse<v1::Hello>("role: ROLE_WORKER name: 'w' incarnation: 'p' address: 'w:1'");
   ASSERT_TRUE((*loop)->Post(hello));
   const absl::Time limit = absl::Now() + absl::Seconds(20);
   uint64_t lost = 0;

@@ -280,14 +280,10 @@ TEST_F(MachineRunTest, StatusIsComplete) {
   spec.mutable_cluster()->set_collectives(v1::Cluster::PAPER);
   spec.mutable_cluster()->set_overlap(v1::Cluster::OFF);
   const std::string run = cluster_.Submit(spec);
-  v1::Progress progress;
+  auto progress = Parse<v1::Progress>(
+      "step: 3 loss: 1.5 samples_per_second: 100 rate: 0.1 step_seconds: 0.5 "
+      "exposed_seconds: 0.125");
   *progress.mutable_place() = cluster_.Lead(run, 0).place();
-  progress.set_step(3);
-  progress.set_loss(1.5F);
-  progress.set_samples_per_second(100);
-  progress.set_rate(0.1F);
-  progress.set_step_seconds(0.5F);
-  progress.set_exposed_seconds(0.125F);
   cluster_.Send(cluster_.Lead(run, 0), progress);
   const v1::GroupStatus group = cluster_.Group(run, 0);
   EXPECT_EQ(group.state(), v1::GROUP_STATE_TRAINING);

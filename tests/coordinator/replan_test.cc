@@ -2,20 +2,16 @@
 
 #include <gtest/gtest.h>
 
+#include "absl/strings/substitute.h"
+#include "tests/base/expect.h"
+
 namespace cadre {
 namespace {
 
 v1::Plan PlanOf(const std::string& axis, uint32_t ranks = 4) {
-  v1::Plan plan;
-  v1::MeshAxis& mesh = *plan.add_mesh();
-  mesh.set_name(axis);
-  mesh.set_size(ranks);
-  v1::LayerPlan& layer = *plan.add_layers();
-  layer.set_layer("fc1");
-  v1::IndexSplit& split = *layer.add_split();
-  split.set_index(axis == "data" ? "samples" : "out");
-  split.add_axes(axis);
-  return plan;
+  return Parse<v1::Plan>(absl::Substitute(
+      "mesh { name: '$0' size: $1 } layers { layer: 'fc1' split { index: '$2' axes: '$0' } }", axis,
+      ranks, axis == "data" ? "samples" : "out"));
 }
 
 GroupPlan Predicted(const std::string& axis, double step) {

@@ -5,6 +5,8 @@
 #include <functional>
 #include <string>
 
+#include "tests/base/expect.h"
+
 namespace cadre {
 namespace {
 
@@ -40,50 +42,44 @@ TEST(SlotTest, StateTransitions) {
   EXPECT_EQ(slot.ranks(), 0u);
 }
 
-v1::Plan GivenPlan() {
-  v1::Plan plan;
-  v1::MeshAxis& axis = *plan.add_mesh();
-  axis.set_name("data");
-  axis.set_size(2);
-  v1::LayerPlan& layer = *plan.add_layers();
-  layer.set_layer("fc1");
-  layer.add_split()->set_index("samples");
-  plan.add_buckets()->set_algorithm(v1::Plan::RING);
-  return plan;
+v1::Plan AssignedPlan() {
+  return Parse<v1::Plan>(R"(mesh { name: "data" size: 2 }
+                            layers { layer: "fc1" split { index: "samples" } }
+                            buckets { algorithm: RING })");
 }
 
 TEST(SlotTest, PreparedReportsPlan) {
   Slot slot("run-1", 0, absl::FromUnixSeconds(5));
-  slot.Form(1, {"w1", "w2"}, GivenPlan(), 0, 0, absl::FromUnixSeconds(6));
+  slot.Form(1, {"w1", "w2"}, AssignedPlan(), 0, 0, absl::FromUnixSeconds(6));
   EXPECT_EQ(slot.plan().buckets(0).algorithm(), v1::Plan::RING);
   v1::Prepared prepared = FromRank(slot, 0);
-  *prepared.mutable_plan() = GivenPlan();
+  *prepared.mutable_plan() = AssignedPlan();
   prepared.mutable_plan()->mutable_buckets(0)->set_algorithm(v1::Plan::BUTTERFLY);
   prepared.mutable_plan()->add_buckets();
   prepared.mutable_plan()->mutable_link()->set_beta(1e-9);
   EXPECT_EQ(slot.CheckReportedPlan(prepared.plan()), absl::OkStatus());
   slot.Prepare(prepared);
   EXPECT_EQ(slot.plan().SerializeAsString(), prepared.plan().SerializeAsString());
-  EXPECT_EQ(slot.record().plan().SerializeAsString(), GivenPlan().SerializeAsString())
+  EXPECT_EQ(slot.record().plan().SerializeAsString(), AssignedPlan().SerializeAsString())
       << "the assigned plan is kept";
   // Plans of other ranks are ignored.
   v1::Prepared other = FromRank(slot, 1);
-  *other.mutable_plan() = GivenPlan();
+  *other.mutable_plan() = AssignedPlan();
   slot.Prepare(other);
   EXPECT_EQ(slot.plan().buckets_size(), 2);
   // The reported plan survives a restart and ends with the generation.
   EXPECT_EQ(Slot(slot.record(), absl::FromUnixSeconds(6)).plan().buckets_size(), 2);
   slot.Clear("lost", absl::FromUnixSeconds(6));
   EXPECT_EQ(slot.plan().buckets_size(), 0);
-  slot.Form(2, {"w1", "w2"}, GivenPlan(), 0, 0, absl::FromUnixSeconds(6));
+  slot.Form(2, {"w1", "w2"}, AssignedPlan(), 0, 0, absl::FromUnixSeconds(6));
   EXPECT_EQ(slot.plan().buckets_size(), 1);
 }
 
 TEST(SlotTest, OtherPlanIsRefused) {
   Slot slot("run-1", 0, absl::FromUnixSeconds(5));
-  slot.Form(1, {"w1", "w2"}, GivenPlan(), 0, 0, absl::FromUnixSeconds(6));
+  slot.Form(1, {"w1", "w2"}, AssignedPlan(), 0, 0, absl::FromUnixSeconds(6));
   const auto reason = [&](const std::function<void(v1::Plan&)>& change) {
-    v1::Plan plan = GivenPlan();
+    v1::Plan plan = AssignedPlan();
     change(plan);
     const absl::Status status = slot.CheckReportedPlan(plan);
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
@@ -109,7 +105,7 @@ TEST(SlotTest, StartWithoutStepsIsAtEnd) {
 // Prediction and measurement belong to a generation; the history of plans belongs to the slot.
 TEST(SlotTest, ClearKeepsPlanHistory) {
   Slot slot("run-1", 0, absl::FromUnixSeconds(5));
-  slot.Form(1, {"w1"}, GivenPlan(), 0, 0, absl::FromUnixSeconds(6));
+  slot.Form(1, {"w1"}, AssignedPlan(), 0, 0, absl::FromUnixSeconds(6));
   v1::StepTimes times;
   times.set_step(2);
   slot.Predict(times, /*from_own_measurement=*/true);
@@ -122,9 +118,9 @@ TEST(SlotTest, ClearKeepsPlanHistory) {
   EXPECT_FALSE(slot.measured.has_value());
   EXPECT_FALSE(slot.better.has_value());
   EXPECT_FALSE(slot.record().prediction_from_own_measurement());
-  EXPECT_EQ(slot.plans().Expected({.plan = GivenPlan()}), 2);
+  EXPECT_EQ(slot.plans().Expected({.plan = AssignedPlan()}), 2);
   const Slot restored(slot.record(), absl::FromUnixSeconds(8));
-  EXPECT_EQ(restored.plans().Expected({.plan = GivenPlan()}), 2);
+  EXPECT_EQ(restored.plans().Expected({.plan = AssignedPlan()}), 2);
   EXPECT_EQ(restored.plans().bias, 2);
 }
 

@@ -88,7 +88,8 @@ TEST_F(BlockFileTest, EveryTruncationIsFound) {
     WriteAll(path_, whole.substr(0, size));
     const auto file = BlockFile::Open(path_, false);
     EXPECT_THAT(file.ok() ? (*file)->Verify() : file.status(),
-                IsError(absl::StatusCode::kDataLoss, path_));
+                IsError(absl::StatusCode::kDataLoss, path_))
+        << size;
   }
   WriteAll(path_, whole + "x");
   EXPECT_EQ(Reopen()->Verify().code(), absl::StatusCode::kDataLoss);

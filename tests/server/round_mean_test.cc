@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/crc32c.h"
 #include "server/run_terms.h"
+#include "tests/base/expect.h"
 #include "tests/server/testing.h"
 
 namespace cadre::testing {
@@ -83,19 +84,12 @@ TEST(RunTermsTest, StatisticsAreNotTrained) {
   ASSERT_TRUE(without.ok()) << without.status();
   EXPECT_TRUE(without->statistics.empty());
 
-  v1::Model& model = *open.mutable_spec()->mutable_model();
-  const v1::Layer loss = *model.layer().rbegin();
-  const v1::Layer product = *model.layer().begin();
-  model.clear_layer();
-  v1::Layer& convolution = *model.add_layer();
-  convolution.set_name("conv");
-  convolution.mutable_convolution()->set_out_channels(3);
-  convolution.mutable_convolution()->set_kernel(1);
-  v1::Layer& norm = *model.add_layer();
-  norm.set_name("norm");
-  norm.mutable_batch_norm();
-  *model.add_layer() = product;
-  *model.add_layer() = loss;
+  *open.mutable_spec()->mutable_model() = Parse<v1::Model>(R"(
+    input { channels: 4 height: 1 width: 1 }
+    layer { name: "conv" convolution { out_channels: 3 kernel: 1 } }
+    layer { name: "norm" batch_norm {} }
+    layer { name: "fc" fully_connected { out_features: 3 } }
+    layer { name: "loss" softmax_cross_entropy {} })");
   const auto with = TermsOf(open);
   ASSERT_TRUE(with.ok()) << with.status();
   // The convolution's weight (3 of 4 channels) and bias, scale and shift, then mean and variance.

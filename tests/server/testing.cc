@@ -8,10 +8,12 @@
 #include <fstream>
 #include <iterator>
 
+#include "absl/strings/substitute.h"
 #include "base/crc32c.h"
 #include "base/random.h"
 #include "proto/schema_hash.h"
 #include "tensor/interval.h"
+#include "tests/base/expect.h"
 
 namespace cadre::testing {
 namespace {
@@ -41,16 +43,11 @@ v1::OpenRun SmallRun::Open() const {
   spec.set_seed(seed);
   spec.mutable_cluster()->set_groups(groups);
   spec.mutable_cluster()->set_ranks_per_group(ranks);
-  v1::Model& model = *spec.mutable_model();
-  model.mutable_input()->set_channels(in);
-  model.mutable_input()->set_height(1);
-  model.mutable_input()->set_width(1);
-  v1::Layer& layer = *model.add_layer();
-  layer.set_name("fc");
-  layer.mutable_fully_connected()->set_out_features(out);
-  v1::Layer& loss = *model.add_layer();
-  loss.set_name("loss");
-  loss.mutable_softmax_cross_entropy();
+  *spec.mutable_model() =
+      Parse<v1::Model>(absl::Substitute("input { channels: $0 height: 1 width: 1 }"
+                                        "layer { name: 'fc' fully_connected { out_features: $1 } }"
+                                        "layer { name: 'loss' softmax_cross_entropy {} }",
+                                        in, out));
   return open;
 }
 
