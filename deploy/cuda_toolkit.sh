@@ -33,10 +33,10 @@ wheels=(
 # Space for the unpacked wheels, and for the largest wheel while it is unpacked.
 needed_megabytes=2100
 
-say() { echo "setup: CUDA: $*" >&2; }
+report() { echo "setup: CUDA: $*" >&2; }
 
 fail() {
-  say "$*"
+  report "$*"
   exit 1
 }
 
@@ -161,7 +161,7 @@ add_wheel() {
   done
   mv "$part"/*.dist-info "$new/wheels/${wheel/==/-}"
   rm -rf "$part" "$new/pip.log"
-  say "downloaded ${wheel/==/ }"
+  report "downloaded ${wheel/==/ }"
 }
 
 # Builds the folder next to its final path, so that an interruption leaves no incomplete toolkit. The
@@ -201,17 +201,17 @@ main() {
   if [ -n "$toolkit" ]; then
     missing=$(missing_libraries "$toolkit" | paste -sd ,)
     if [ -z "$missing" ]; then
-      [ -n "$print" ] || say "$toolkit is complete"
+      [ -n "$print" ] || report "$toolkit is complete"
       echo "$toolkit"
       return
     fi
-    [ -n "$print" ] || say "$toolkit lacks ${missing//,/, }; using CUDA 13 in $root"
+    [ -n "$print" ] || report "$toolkit lacks ${missing//,/, }; using CUDA 13 in $root"
   fi
   if ! downloaded; then
     [ -z "$print" ] || fail "no complete toolkit is installed; deploy/setup.sh cuda downloads one"
     download
   fi
-  [ -n "$print" ] || say "$root is complete"
+  [ -n "$print" ] || report "$root is complete"
   echo "$root"
 }
 

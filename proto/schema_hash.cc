@@ -24,6 +24,7 @@ uint64_t Fold(uint64_t hash, const std::string& bytes) {
 }
 
 uint64_t Compute() {
+  // Not the files whose messages are only stored (records, checkpoint) or only read by one program.
   const google::protobuf::FileDescriptor* files[] = {
       v1::RunSpec::descriptor()->file(),       v1::Plan::descriptor()->file(),
       v1::StageRequest::descriptor()->file(),  v1::MemberMessage::descriptor()->file(),

@@ -1,8 +1,8 @@
 // A fingerprint of the whole protocol.
 //
 // Two builds that could misread each other's messages have different hashes and refuse each other
-// at the first message. The hash covers names, numbers and types of every field of every file in
-// proto/cadre/v1, not comments.
+// at the first message. The hash covers names, numbers and types of every field of the messages
+// that processes send to each other, not comments.
 //
 // Thread-safe.
 #pragma once

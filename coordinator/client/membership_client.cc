@@ -49,6 +49,7 @@ MembershipClient::MembershipClient(Options options)
   writer_ = std::thread([this] { Write(); });
 }
 
+// Waits until the first join has succeeded or was refused; the reading thread retries meanwhile.
 absl::StatusOr<std::unique_ptr<MembershipClient>> MembershipClient::Start(Options options) {
   if (!options.hello || !options.on_message) {
     return absl::InvalidArgumentError("MembershipClient needs hello and on_message");
@@ -180,6 +181,8 @@ bool MembershipClient::OpenStream() {
   return true;
 }
 
+// Lets a write that is in progress end, or cancels it, because the stream is destroyed here. Queued
+// messages are lost; the owner sends them again after the next Welcome.
 absl::Status MembershipClient::CloseStream() {
   absl::MutexLock lock(&mutex_);
   welcomed_ = false;
@@ -199,6 +202,7 @@ absl::Status MembershipClient::CloseStream() {
                      : FromGrpc(status);
 }
 
+// Releases the lock before the callback, which may call Send.
 void MembershipClient::OnWelcome(const v1::Welcome& welcome) {
   {
     absl::MutexLock lock(&mutex_);
@@ -213,6 +217,8 @@ void MembershipClient::OnWelcome(const v1::Welcome& welcome) {
   if (options_.on_connection) options_.on_connection(true);
 }
 
+// Only a refusal of the first join is final: Start returns it. Later ones end the stream, and the
+// client joins again.
 void MembershipClient::OnRefused(const v1::Refused& refused) {
   LOG(WARNING) << "refused by the coordinator: " << EnumText(refused.refusal()) << ": "
                << refused.reason();
@@ -251,6 +257,7 @@ absl::Time MembershipClient::WriterDeadline() const {
   return std::min(handshake_until_, heartbeat_at_);
 }
 
+// Unlocks the mutex while it writes; `writing_` keeps the stream alive meanwhile.
 void MembershipClient::WriteOne() {
   v1::MemberMessage message;
   bool last = false;

@@ -67,6 +67,7 @@ Ranges Skip(const Ranges& ranges, uint64_t elements) {
   return rest;
 }
 
+// Ranges come from the caller, so a wrong one is a bug there and not an error of the shard.
 absl::Status CheckSize(const Ranges& ranges, size_t values) {
   for (const v1::Range& range : ranges) {
     if (range.begin() > range.end())
@@ -271,6 +272,7 @@ absl::Status RoundsClient::AttemptOnce(absl::Time deadline, const Attempt& attem
   return attempt(*stub, context);
 }
 
+// Keeps the connection as long as the shard has the same address.
 absl::StatusOr<std::shared_ptr<grpc::Channel>> RoundsClient::Connect() {
   const std::string address = address_();
   if (address.empty()) return absl::UnavailableError("the shard's address is not known yet");
