@@ -24,6 +24,8 @@
 namespace cadre {
 namespace {
 
+// Limit of waiting events and queries.
+constexpr size_t kMaxWaitingItems = 4096;
 // The loop was stalled if an iteration starts this much later than planned.
 constexpr absl::Duration kDelay = absl::Seconds(1);
 
@@ -34,7 +36,7 @@ Loop::Loop(Options options, Store* store, Callbacks* callbacks)
       store_(store),
       callbacks_(callbacks),
       machine_(options_.machine),
-      queue_(options_.queue_capacity),
+      queue_(kMaxWaitingItems),
       last_turn_(clock_.Now()) {}
 
 absl::StatusOr<std::unique_ptr<Loop>> Loop::Start(Options options, Store* store,
@@ -119,7 +121,7 @@ std::vector<Loop::Item> Loop::Take(absl::Time wake) {
   std::optional<Item> item = queue_.PopBefore(until);
   while (item.has_value()) {
     items.push_back(*std::move(item));
-    if (items.size() >= options_.queue_capacity) break;
+    if (items.size() >= kMaxWaitingItems) break;
     item = queue_.PopBefore(absl::InfinitePast());
   }
   return items;

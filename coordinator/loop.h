@@ -7,7 +7,6 @@
 // Thread-safe. Callbacks run on the loop's thread only.
 #pragma once
 
-#include <cstddef>
 #include <functional>
 #include <memory>
 #include <string>
@@ -44,14 +43,13 @@ class Loop {
 
   struct Options {
     Machine::Options machine;
-    // Limit of waiting events and queries.
-    size_t queue_capacity = 4096;
     // Called once, on the loop's thread, when the store fails.
     std::function<void(const absl::Status&)> on_failure;
   };
 
   // Restores the machine from the store and starts the thread. `store` and `callbacks` are borrowed
-  // and must outlive the loop. Errors: those of the store; DataLoss for a record that cannot be read.
+  // and must outlive the loop. Errors: those of the store; DataLoss for a record that cannot be
+  // read.
   static absl::StatusOr<std::unique_ptr<Loop>> Start(Options options, Store* store,
                                                      Callbacks* callbacks);
   ~Loop();

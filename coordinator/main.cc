@@ -59,9 +59,9 @@ absl::Status CheckPlanOf(const v1::RunSpec& spec, const v1::Plan& plan) {
   return PlanFromProto(plan, graph, ParameterIndex::FromGraph(graph)).status();
 }
 
-CoordinatorService::Options MakeOptions(const Planning& planning) {
-  CoordinatorService::Options options;
-  Machine::Options& machine = options.loop.machine;
+Loop::Options MakeOptions(const Planning& planning) {
+  Loop::Options options;
+  Machine::Options& machine = options.machine;
   machine.plan = [](const v1::RunSpec& spec, int ranks) { return MakePlan(spec, ranks); };
   machine.planning = &planning;
   machine.check_plan = CheckPlanOf;
@@ -85,9 +85,9 @@ int Serve() {
   const MeasuredPlanning planning;
   absl::Status failure;
   absl::Notification failed;
-  CoordinatorService::Options options = MakeOptions(planning);
+  Loop::Options options = MakeOptions(planning);
   // A coordinator that cannot write its store must not decide anything: it ends and is restarted.
-  options.loop.on_failure = [&](const absl::Status& status) {
+  options.on_failure = [&](const absl::Status& status) {
     failure = status;
     failed.Notify();
     RequestTermination();

@@ -19,6 +19,9 @@
 namespace cadre {
 namespace {
 
+// Maximum number of concurrent Watch calls, and of concurrent Wait calls.
+constexpr size_t kMaxWaiters = 1024;
+
 absl::Status Stopping() { return absl::UnavailableError("the coordinator is stopping"); }
 
 }  // namespace
@@ -37,7 +40,7 @@ class CoordinatorService::Call final : public grpc::ServerUnaryReactor {
 };
 
 absl::Status CoordinatorService::Start(Store* store) {
-  CADRE_ASSIGN_OR_RETURN(loop_, Loop::Start(options_.loop, store, this));
+  CADRE_ASSIGN_OR_RETURN(loop_, Loop::Start(options_, store, this));
   return absl::OkStatus();
 }
 
@@ -162,7 +165,7 @@ grpc::ServerUnaryReactor* CoordinatorService::Wait(grpc::CallbackServerContext*,
       absl::MutexLock lock(&mutex_);
       for (const auto& [other, pending] : pending_) waits += pending.wait != nullptr ? 1 : 0;
     }
-    if (waits <= options_.max_waiters) return WakeLoop();
+    if (waits <= kMaxWaiters) return WakeLoop();
     Finish(id, [](const Pending&) { return absl::ResourceExhaustedError("too many Wait calls"); });
     return true;
   });
@@ -201,7 +204,7 @@ grpc::ServerWriteReactor<v1::WatchUpdate>* CoordinatorService::Watch(
       watches_.erase(id);
     });
     if (drained_) refused = Stopping();
-    if (watches_.size() >= options_.max_waiters) {
+    if (watches_.size() >= kMaxWaiters) {
       refused = absl::ResourceExhaustedError("too many Watch calls");
     }
     if (refused.ok()) watches_[id] = stream;
@@ -220,7 +223,7 @@ grpc::ServerBidiReactor<v1::MemberMessage, v1::CoordinatorMessage>* CoordinatorS
     absl::MutexLock lock(&mutex_);
     const ConnectionId connection = ++last_id_;
     stream = new JoinStream(
-        connection, options_.stream_capacity,
+        connection,
         [this](Event event) { return loop_ != nullptr && loop_->Post(std::move(event)); },
         [this, connection] {
           absl::MutexLock done(&mutex_);

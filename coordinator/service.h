@@ -19,6 +19,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -36,15 +37,7 @@ class CoordinatorService final : public v1::Membership::CallbackService,
                                  public v1::Status::CallbackService,
                                  public Loop::Callbacks {
  public:
-  struct Options {
-    Loop::Options loop;
-    // Limit of messages waiting to be written to one member.
-    size_t stream_capacity = 1024;
-    // Maximum number of concurrent Watch calls, and of concurrent Wait calls.
-    size_t max_waiters = 1024;
-  };
-
-  explicit CoordinatorService(Options options) : options_(std::move(options)) {}
+  explicit CoordinatorService(Loop::Options options) : options_(std::move(options)) {}
   ~CoordinatorService() override { Drain(); }
 
   // Restores the state from the store and starts the loop; earlier calls are Unavailable. `store`
@@ -120,7 +113,7 @@ class CoordinatorService final : public v1::Membership::CallbackService,
   bool WakeLoop();
   void AnswerWaits(const Machine& machine, absl::Time now) ABSL_LOCKS_EXCLUDED(mutex_);
 
-  const Options options_;
+  const Loop::Options options_;
   std::unique_ptr<Loop> loop_;
 
   absl::Mutex mutex_;

@@ -15,6 +15,8 @@
 namespace cadre {
 namespace {
 
+// Limit of messages waiting to be written to one member.
+constexpr size_t kMaxQueuedMessages = 1024;
 constexpr absl::Duration kInterval = absl::Milliseconds(100);
 
 // The result is equal for two updates that differ only in elapsed times.
@@ -41,7 +43,7 @@ void JoinStream::Begin() {
 void JoinStream::Send(const v1::CoordinatorMessage& message) {
   absl::MutexLock lock(&mutex_);
   if (ending()) return;
-  if (queued() < queue_capacity_) return Queue(message);
+  if (queued() < kMaxQueuedMessages) return Queue(message);
   DropQueued();
   EndLocked(absl::ResourceExhaustedError("the member does not read its messages"));
 }

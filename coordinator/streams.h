@@ -103,12 +103,8 @@ class JoinStream final
   using Post = std::function<bool(Event)>;
 
   // Begin starts the stream.
-  JoinStream(ConnectionId connection, size_t queue_capacity, Post post,
-             std::function<void()> on_done)
-      : StreamWriter(std::move(on_done)),
-        connection_(connection),
-        queue_capacity_(queue_capacity),
-        post_(std::move(post)) {}
+  JoinStream(ConnectionId connection, Post post, std::function<void()> on_done)
+      : StreamWriter(std::move(on_done)), connection_(connection), post_(std::move(post)) {}
   void Begin() ABSL_LOCKS_EXCLUDED(mutex_);
 
   void Send(const v1::CoordinatorMessage& message) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -118,7 +114,6 @@ class JoinStream final
 
  private:
   const ConnectionId connection_;
-  const size_t queue_capacity_;
   const Post post_;
   // Written by gRPC between StartRead and OnReadDone.
   v1::MemberMessage incoming_;

@@ -13,7 +13,7 @@
 // not let the lease expire. (Every message renews the lease.)
 //
 // Stop half-closes the stream after Goodbye and waits for the coordinator to end it, so Goodbye is
-// known to be read; after stop_timeout it cancels.
+// known to be read; after kStopTimeout it cancels.
 #include "coordinator/client/membership_client.h"
 
 #include <glog/logging.h>
@@ -36,6 +36,10 @@ namespace {
 constexpr absl::Duration kHandshake = absl::Seconds(10);
 // Time limit for a write that is in progress when the stream ends.
 constexpr absl::Duration kLastWrite = absl::Milliseconds(500);
+// How long Stop waits for Goodbye to be read.
+constexpr absl::Duration kStopTimeout = absl::Seconds(2);
+// Limit of messages waiting to be written.
+constexpr size_t kMaxQueued = 256;
 constexpr absl::Duration kFirstRetry = absl::Milliseconds(100);
 constexpr absl::Duration kMaxRetry = absl::Seconds(2);
 
@@ -82,7 +86,7 @@ MembershipClient::~MembershipClient() { Stop("the process ends"); }
 absl::Status MembershipClient::Send(v1::MemberMessage message) {
   absl::MutexLock lock(&mutex_);
   if (!welcomed_ || stopping_) return absl::UnavailableError("not connected to the coordinator");
-  if (queue_.size() >= options_.queue_capacity) {
+  if (queue_.size() >= kMaxQueued) {
     return absl::ResourceExhaustedError("the coordinator does not read fast enough");
   }
   queue_.push_back(std::move(message));
@@ -110,7 +114,7 @@ void MembershipClient::Stop(absl::string_view reason) {
     stopping_ = true;
     // No Goodbye is sent on a stream without Welcome.
     if (!welcomed_ && context_ != nullptr) context_->TryCancel();
-    mutex_.AwaitWithTimeout(absl::Condition(&reader_done_), options_.stop_timeout);
+    mutex_.AwaitWithTimeout(absl::Condition(&reader_done_), kStopTimeout);
     if (context_ != nullptr) context_->TryCancel();
   }
   if (reader_.joinable()) reader_.join();

@@ -33,7 +33,6 @@
 #include <grpcpp/client_context.h>
 #include <grpcpp/support/sync_stream.h>
 
-#include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -60,10 +59,6 @@ class MembershipClient {
     std::string coordinator;
     // How long Start tries to reach a coordinator.
     absl::Duration dial_timeout = absl::Seconds(30);
-    // How long Stop waits for Goodbye to be read.
-    absl::Duration stop_timeout = absl::Seconds(2);
-    // Limit of messages waiting to be written.
-    size_t queue_capacity = 256;
     // Seed of the backoff; must differ between processes.
     uint64_t seed = 0;
     // Returns the Hello to send now: role, name, incarnation, address, ..., and the current rank

@@ -40,18 +40,18 @@ class Coordinator {
     auto store = SqliteStore::Open({.path = path});
     EXPECT_TRUE(store.ok()) << store.status();
     store_ = *std::move(store);
-    CoordinatorService::Options options;
-    options.loop.machine.plan = [](const v1::RunSpec&, int) -> absl::StatusOr<v1::Plan> {
+    Loop::Options options;
+    options.machine.plan = [](const v1::RunSpec&, int) -> absl::StatusOr<v1::Plan> {
       return v1::Plan();
     };
-    options.loop.machine.validate = [](const v1::RunSpec& spec) {
+    options.machine.validate = [](const v1::RunSpec& spec) {
       return spec.batch_per_group() > 0
                  ? absl::OkStatus()
                  : absl::InvalidArgumentError("batch_per_group: must be at least 1");
     };
-    options.loop.machine.schema_hash = SchemaHash();
-    options.loop.machine.lease = lease;
-    options.loop.machine.heartbeat = lease / 4;
+    options.machine.schema_hash = SchemaHash();
+    options.machine.lease = lease;
+    options.machine.heartbeat = lease / 4;
     service_ = std::make_unique<CoordinatorService>(std::move(options));
     EXPECT_TRUE(service_->Start(store_.get()).ok());
     auto daemon = Daemon::Start({.listen = listen, .receive_bytes = 4 * kMaxMessageBytes},
