@@ -147,6 +147,19 @@ class ServiceTest : public ::testing::Test {
     spec.mutable_stop()->set_steps(10);
     return spec;
   }
+  // Answers the assignment, which must be the member's next message; returns Start, the one after.
+  static v1::Start Prepare(FakeMember& member) {
+    const v1::CoordinatorMessage assigned = member.Next();
+    EXPECT_TRUE(assigned.has_assignment()) << assigned.ShortDebugString();
+    v1::MemberMessage message;
+    *message.mutable_prepared()->mutable_place() = assigned.assignment().place();
+    message.mutable_prepared()->set_train_samples(40);
+    message.mutable_prepared()->set_test_samples(10);
+    EXPECT_TRUE(member.client().Send(message).ok());
+    const v1::CoordinatorMessage started = member.Next();
+    EXPECT_TRUE(started.has_start()) << started.ShortDebugString();
+    return started.start();
+  }
   uint64_t Counter(const std::string& name) {
     const auto status = client_->Status();
     EXPECT_TRUE(status.ok()) << status.status();
@@ -217,25 +230,25 @@ TEST_F(ServiceTest, OversizedMessageIsRefused) {
   EXPECT_EQ(Counter("refused_oversized"), 1u);
 }
 
-TEST_F(ServiceTest, RefusedJoinHasReason) {
-  MembershipClient::Options options;
-  options.coordinator = coordinator_->address();
-  options.hello = [] { return v1::Hello(); };
-  options.on_message = [](const v1::CoordinatorMessage&) {};
-  const absl::Status status = MembershipClient::Start(std::move(options)).status();
-  EXPECT_THAT(status, IsError(absl::StatusCode::kFailedPrecondition, "Hello lacks the field role"));
-}
-
-TEST_F(ServiceTest, NoCoordinatorIsUnavailable) {
-  const std::string address = coordinator_->address();
-  coordinator_->Stop();
+// The result of a join with an empty Hello.
+absl::Status JoinEmpty(const std::string& address) {
   MembershipClient::Options options;
   options.coordinator = address;
   options.dial_timeout = absl::Milliseconds(500);
   options.hello = [] { return v1::Hello(); };
   options.on_message = [](const v1::CoordinatorMessage&) {};
-  const absl::Status status = MembershipClient::Start(std::move(options)).status();
-  EXPECT_THAT(status, IsError(absl::StatusCode::kUnavailable, address));
+  return MembershipClient::Start(std::move(options)).status();
+}
+
+TEST_F(ServiceTest, RefusedJoinHasReason) {
+  EXPECT_THAT(JoinEmpty(coordinator_->address()),
+              IsError(absl::StatusCode::kFailedPrecondition, "Hello lacks the field role"));
+}
+
+TEST_F(ServiceTest, NoCoordinatorIsUnavailable) {
+  const std::string address = coordinator_->address();
+  coordinator_->Stop();
+  EXPECT_THAT(JoinEmpty(address), IsError(absl::StatusCode::kUnavailable, address));
   CoordinatorClient client({.coordinator = address, .dial_timeout = absl::Milliseconds(300)});
   EXPECT_EQ(client.Status().status().code(), absl::StatusCode::kUnavailable);
   EXPECT_EQ(client.Submit(Spec()).status().code(), absl::StatusCode::kUnavailable);
@@ -318,16 +331,8 @@ TEST_F(ServiceTest, WatchAllRuns) {
 TEST_F(ServiceTest, MessagesBothWays) {
   FakeMember member(coordinator_->address(), "alpha");
   const std::string run = client_->Submit(Spec()).value();
-  const v1::CoordinatorMessage first = member.Next();
-  ASSERT_TRUE(first.has_assignment()) << first.ShortDebugString();
+  EXPECT_EQ(Prepare(member).next_step(), 10u);
   v1::MemberMessage message;
-  *message.mutable_prepared()->mutable_place() = first.assignment().place();
-  message.mutable_prepared()->set_train_samples(40);
-  message.mutable_prepared()->set_test_samples(10);
-  ASSERT_TRUE(member.client().Send(message).ok());
-  const v1::CoordinatorMessage second = member.Next();
-  ASSERT_TRUE(second.has_start()) << second.ShortDebugString();
-  EXPECT_EQ(second.start().next_step(), 10u);
   message.mutable_contributed()->mutable_place()->set_run(run);
   message.mutable_contributed()->mutable_place()->set_generation(77);
   ASSERT_TRUE(member.client().Send(message).ok());
@@ -345,16 +350,7 @@ class TraceServiceTest : public ServiceTest {
     ServiceTest::SetUp();
     member_ = std::make_unique<FakeMember>(coordinator_->address(), "alpha");
     run_ = client_->Submit(Spec()).value();
-    v1::MemberMessage message;
-    *message.mutable_prepared()->mutable_place() = member_->Next().assignment().place();
-    message.mutable_prepared()->set_train_samples(40);
-    message.mutable_prepared()->set_test_samples(10);
-    ASSERT_TRUE(member_->client().Send(message).ok());
-    ASSERT_TRUE(member_->Next().has_start());
-  }
-  void TearDown() override {
-    member_.reset();
-    ServiceTest::TearDown();
+    Prepare(*member_);
   }
 
   // Calls Trace in another thread; the result is in `traced_` once `caller_` has ended.
