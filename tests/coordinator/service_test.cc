@@ -231,24 +231,25 @@ TEST_F(ServiceTest, OversizedMessageIsRefused) {
 }
 
 // The result of a join with an empty Hello.
-absl::Status JoinEmpty(const std::string& address) {
+absl::Status JoinEmpty(const std::string& address, absl::Duration dial_timeout) {
   MembershipClient::Options options;
   options.coordinator = address;
-  options.dial_timeout = absl::Milliseconds(500);
+  options.dial_timeout = dial_timeout;
   options.hello = [] { return v1::Hello(); };
   options.on_message = [](const v1::CoordinatorMessage&) {};
   return MembershipClient::Start(std::move(options)).status();
 }
 
 TEST_F(ServiceTest, RefusedJoinHasReason) {
-  EXPECT_THAT(JoinEmpty(coordinator_->address()),
+  EXPECT_THAT(JoinEmpty(coordinator_->address(), kLimit),
               IsError(absl::StatusCode::kFailedPrecondition, "Hello lacks the field role"));
 }
 
 TEST_F(ServiceTest, NoCoordinatorIsUnavailable) {
   const std::string address = coordinator_->address();
   coordinator_->Stop();
-  EXPECT_THAT(JoinEmpty(address), IsError(absl::StatusCode::kUnavailable, address));
+  EXPECT_THAT(JoinEmpty(address, absl::Milliseconds(500)),
+              IsError(absl::StatusCode::kUnavailable, address));
   CoordinatorClient client({.coordinator = address, .dial_timeout = absl::Milliseconds(300)});
   EXPECT_EQ(client.Status().status().code(), absl::StatusCode::kUnavailable);
   EXPECT_EQ(client.Submit(Spec()).status().code(), absl::StatusCode::kUnavailable);
