@@ -18,6 +18,7 @@
 #include "base/crc32c.h"
 #include "base/rpc/daemon.h"
 #include "proto/schema_hash.h"
+#include "tests/base/expect.h"
 
 namespace cadre {
 namespace {
@@ -106,12 +107,7 @@ class RoundsClientTest : public ::testing::Test {
     auto daemon = Daemon::Start({}, {&shard_});
     EXPECT_TRUE(daemon.ok()) << daemon.status();
     daemon_ = *std::move(daemon);
-    v1::Range& range = *request_.add_ranges();
-    range.set_end(6);
-    v1::Range& other = *request_.add_ranges();
-    other.set_tensor(1);
-    other.set_begin(6);
-    other.set_end(10);
+    request_ = Parse<v1::PullRequest>("ranges { end: 6 } ranges { tensor: 1 begin: 6 end: 10 }");
     *header_.mutable_ranges() = request_.ranges();
     header_.set_chunk_elements(4);
   }
