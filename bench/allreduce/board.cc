@@ -1,7 +1,10 @@
 // A barrier counts arrivals; the last rank resets the count and starts the next generation, which
-// releases the others. A waiting rank first polls, so that measured work starts within microseconds
-// on all ranks; after a while it sleeps between polls, so that the ranks of one group do not
-// disturb the measurement of the other.
+// releases the others. A waiting rank polls the generation without sleeping, so that measured work,
+// which follows a barrier of one group, starts within microseconds on all ranks of the group.
+//
+// Only the barrier of all ranks is different if there are two groups: one group waits there while
+// the other one measures. After a while its ranks sleep between polls, so that they do not disturb
+// the measurement. They may leave this barrier late, but no measurement begins there.
 #include "bench/allreduce/board.h"
 
 #include <sched.h>
@@ -21,7 +24,10 @@ namespace {
 
 constexpr int kMaxGroups = 2;
 constexpr size_t kSlotBytes = 4096;
-// Longer than the largest difference between ranks of one group at the start of a round.
+// Number of the barrier of all ranks; the other barriers have the numbers of their groups.
+constexpr int kAll = kMaxGroups;
+// A rank polls the barrier of all ranks for this time before it sleeps. It is longer than ranks of
+// one group wait for each other there.
 constexpr absl::Duration kPolling = absl::Milliseconds(5);
 constexpr absl::Duration kSleep = absl::Milliseconds(1);
 
@@ -46,8 +52,7 @@ struct Board::Slot {
 };
 
 struct Board::Memory {
-  Barrier all;
-  Barrier group[kMaxGroups];
+  Barrier barriers[kMaxGroups + 1];
   std::atomic<int> failure_state;
   absl::StatusCode failure_code;
   Slot failure;
@@ -79,61 +84,58 @@ absl::Status Board::failure() const {
   return {memory_->failure_code, absl::string_view(memory_->failure.bytes, memory_->failure.size)};
 }
 
-absl::Status Board::Wait(Barrier& barrier, int count) {
+absl::Status Board::Wait(int number) {
+  Barrier& barrier = memory_->barriers[number];
   const uint32_t generation = barrier.generation.load(std::memory_order_acquire);
-  if (barrier.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == count) {
+  const int ranks = number == kAll ? groups_ * ranks_ : ranks_;
+  if (barrier.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == ranks) {
     barrier.arrived.store(0, std::memory_order_relaxed);
     barrier.generation.fetch_add(1, std::memory_order_release);
     return absl::OkStatus();
   }
   const absl::Time start = absl::Now();
+  bool sleeps = false;
   for (int64_t turn = 1; barrier.generation.load(std::memory_order_acquire) == generation; ++turn) {
     // Yields, because there may be more ranks than cores.
     sched_yield();
-    if (turn % 256 != 0) continue;
+    if (turn % 256 != 0 && !sleeps) continue;
     if (memory_->failure_state.load() == kFailed) return failure();
     const absl::Duration waited = absl::Now() - start;
     if (waited > timeout_) return absl::DeadlineExceededError("a rank did not reach the barrier");
-    if (waited > kPolling) absl::SleepFor(kSleep);
+    sleeps = number == kAll && groups_ > 1 && waited > kPolling;
+    if (sleeps) absl::SleepFor(kSleep);
   }
   return absl::OkStatus();
 }
 
-absl::Status Member::Barrier() { return board_->Wait(board_->memory_->group[group_], ranks()); }
+absl::Status Member::Barrier() { return board_->Wait(group_); }
+absl::Status Member::BarrierOfAll() { return board_->Wait(kAll); }
 
-absl::Status Member::BarrierOfAll() {
-  return board_->Wait(board_->memory_->all, board_->groups_ * ranks());
-}
-
-absl::StatusOr<std::vector<std::string>> Member::Gather(Board::Barrier& barrier, int begin,
-                                                        int count, absl::string_view text) {
+absl::StatusOr<std::vector<std::string>> Member::Gather(int barrier, absl::string_view text) {
   Board::Slot* const slots = board_->memory_->slots;
   Board::Slot& own = slots[group_ * ranks() + rank_];
   CHECK_LE(text.size(), kSlotBytes);
   own.size = CopyTo(own.bytes, text);
-  CADRE_RETURN_IF_ERROR(board_->Wait(barrier, count));
+  CADRE_RETURN_IF_ERROR(board_->Wait(barrier));
+  const int begin = barrier == kAll ? 0 : barrier * ranks();
+  const int end = barrier == kAll ? board_->groups_ * ranks() : begin + ranks();
   std::vector<std::string> texts;
-  for (int i = begin; i < begin + count; ++i) texts.emplace_back(slots[i].bytes, slots[i].size);
+  for (int i = begin; i < end; ++i) texts.emplace_back(slots[i].bytes, slots[i].size);
   // No rank may overwrite its slot before all have read it.
-  CADRE_RETURN_IF_ERROR(board_->Wait(barrier, count));
+  CADRE_RETURN_IF_ERROR(board_->Wait(barrier));
   return texts;
 }
 
 absl::StatusOr<std::vector<std::string>> Member::AllGather(absl::string_view text) {
-  return Gather(board_->memory_->group[group_], group_ * ranks(), ranks(), text);
-}
-
-absl::StatusOr<std::vector<std::string>> Member::GatherFromAll(absl::string_view text) {
-  return Gather(board_->memory_->all, 0, board_->groups_ * ranks(), text);
+  return Gather(group_, text);
 }
 
 absl::StatusOr<std::vector<double>> Member::GatherFromAll(double value) {
-  CADRE_ASSIGN_OR_RETURN(
-      const std::vector<std::string> texts,
-      GatherFromAll(absl::string_view(reinterpret_cast<const char*>(&value), sizeof value)));
-  std::vector<double> values(texts.size());
-  for (int64_t i = 0; i < std::ssize(texts); ++i) {
-    std::memcpy(&values[i], texts[i].data(), sizeof value);
+  CADRE_ASSIGN_OR_RETURN(const std::vector<std::string> texts,
+                         Gather(kAll, {reinterpret_cast<const char*>(&value), sizeof value}));
+  std::vector<double> values;
+  for (const std::string& text : texts) {
+    std::memcpy(&values.emplace_back(), text.data(), sizeof value);
   }
   return values;
 }
@@ -149,7 +151,7 @@ absl::StatusOr<double> Member::Sum(double value) {
 }
 
 absl::StatusOr<std::string> Member::First(absl::string_view text) {
-  CADRE_ASSIGN_OR_RETURN(const std::vector<std::string> texts, GatherFromAll(text));
+  CADRE_ASSIGN_OR_RETURN(const std::vector<std::string> texts, Gather(kAll, text));
   for (const std::string& other : texts) {
     if (!other.empty()) return other;
   }

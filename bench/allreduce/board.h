@@ -41,7 +41,7 @@ class Board {
 
   Board(Memory* memory, int groups, int ranks, absl::Duration timeout)
       : memory_(memory), groups_(groups), ranks_(ranks), timeout_(timeout) {}
-  absl::Status Wait(Barrier& barrier, int count);
+  absl::Status Wait(int number);
 
   Memory* const memory_;
   const int groups_;
@@ -73,9 +73,8 @@ class Member {
   absl::StatusOr<std::string> First(absl::string_view text);
 
  private:
-  absl::StatusOr<std::vector<std::string>> Gather(Board::Barrier& barrier, int begin, int count,
-                                                  absl::string_view text);
-  absl::StatusOr<std::vector<std::string>> GatherFromAll(absl::string_view text);
+  // Returns the texts of the ranks that wait at a barrier.
+  absl::StatusOr<std::vector<std::string>> Gather(int barrier, absl::string_view text);
   absl::StatusOr<std::vector<double>> GatherFromAll(double value);
 
   Board* board_;
