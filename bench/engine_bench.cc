@@ -9,12 +9,21 @@
 //
 // To compare with another program, run both alternately, several times, and compare medians
 // (bench/side_by_side.py).
+//
+// The profile observes every operation of the tape, the list of a step's operations (plan/tape.h).
+// Times are sums over all timed steps.
+//
+// A rate is work divided by time, for the part of a layer that this rank computes. For matrix
+// products and convolutions the work is the floating-point operations of the whole layer, scaled by
+// the rank's share of the outputs and of the elements that each output sums over; a backward pass
+// that computes the gradients of both weights and input counts twice. For all other operations the
+// work is the bytes of inputs and output, each counted once.
 #include <gflags/gflags.h>
 
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <numeric>
-#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -24,7 +33,6 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status.h"
-#include "bench/engine_profile.h"
 #include "bench/harness.h"
 #include "bench/training.h"
 #include "plan/search/planner.h"
@@ -48,14 +56,130 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-struct Measured {
-  std::vector<double> seconds;
-  double waited = 0;
-  double first_loss = 0;
-  double last_loss = 0;
-  int64_t parameters = 0;
-  v1::MemoryUse memory;
-  Json profile;
+// Arithmetic limits the speed of matrix products and convolutions only; memory bandwidth limits the
+// rest.
+bool IsProduct(LayerKind kind) {
+  return kind == LayerKind::kConvolution || kind == LayerKind::kFullyConnected;
+}
+
+// Floating-point operations of one layer on this rank: those of the whole batch, scaled by its part
+// of the output and by its part of the elements that each output sums over.
+double FlopsHere(const GraphLayer& layer, const LayerRegion& region, int64_t samples) {
+  const Box& input = region.inputs[0];
+  const int64_t last = layer.input().rank();
+  const int64_t summed = layer.input()[layer.input().rank() - 1];
+  const double outputs = static_cast<double>(region.output.shape().elements()) /
+                         static_cast<double>(samples * layer.output.elements());
+  // An output of a grouped convolution does not sum over the channels of other groups.
+  const double inputs =
+      layer.groups > 1
+          ? 1.0
+          : static_cast<double>(input.end[last] - input.begin[last]) / static_cast<double>(summed);
+  return static_cast<double>(layer.flops * samples) * outputs * inputs;
+}
+
+// Bytes that the forward pass of a layer must read and write at least once.
+double BytesHere(const LayerRegion& region) {
+  int64_t elements = region.output.shape().elements();
+  for (const Box& input : region.inputs) elements += input.shape().elements();
+  return 4.0 * static_cast<double>(elements);
+}
+
+std::string NameOf(const Graph& graph, const TapeOp& op) {
+  switch (op.kind) {
+    case TapeOpKind::kMove:
+      return "move";
+    case TapeOpKind::kMoveGradient:
+      return "move_gradient";
+    case TapeOpKind::kAdd:
+      return "add_gradients";
+    case TapeOpKind::kLoss:
+      return "loss";
+    case TapeOpKind::kForward:
+      return absl::StrCat(LayerKindName(graph[op.layer].kind), "_forward");
+    case TapeOpKind::kBackward:
+      return absl::StrCat(LayerKindName(graph[op.layer].kind), "_backward");
+  }
+  return "unknown";
+}
+
+// How much time of training steps each kind of operation and each operation takes, with rates.
+class EngineProfile final : public TapeObserver {
+ public:
+  explicit EngineProfile(const Graph& graph) : graph_(graph) {}
+
+  void Played(const Tape& tape, const TapeOp& op, absl::Time, double seconds) override {
+    const GraphLayer& layer = graph_[op.layer];
+    const LayerRegion& region = tape.regions[op.layer];
+    Row row{.seconds = seconds};
+    const bool backward = op.kind == TapeOpKind::kBackward;
+    if (backward || op.kind == TapeOpKind::kForward) {
+      // Each of the gradients of weights and of inputs costs as much as the forward pass.
+      const bool inputs = backward && !op.dx.empty() && op.dx[0] != TapeOp::kNone;
+      const int passes = inputs ? 2 : 1;
+      if (IsProduct(layer.kind)) row.flops = passes * FlopsHere(layer, region, tape.samples);
+      row.bytes = passes * BytesHere(region);
+    }
+    const std::string kind = NameOf(graph_, op);
+    kinds_[kind] += row;
+    const std::string name = absl::StrCat(layer.name, " ", kind);
+    const auto [found, inserted] = layers_.try_emplace(name);
+    if (inserted) order_.push_back(name);
+    found->second += row;
+    seconds_ += seconds;
+  }
+
+  // Sum of the seconds of all operations.
+  double seconds() const { return seconds_; }
+
+  // Kind of operation -> {"ms", "share", "gflops", "of_peak"}, in milliseconds per step.
+  // Requires: steps >= 1.
+  Json ByKind(int steps, double step_seconds, double peak_flops) const {
+    Json json = Json::object();
+    for (const auto& [name, row] : kinds_) {
+      json[name] = {{"ms", Rounded(row.seconds / steps * 1e3, 3)},
+                    {"share", Rounded(row.seconds / steps / step_seconds, 4)}};
+      if (row.flops == 0) continue;
+      json[name]["gflops"] = Rounded(row.flops / row.seconds / 1e9, 1);
+      json[name]["of_peak"] = Rounded(row.flops / row.seconds / peak_flops, 3);
+    }
+    return json;
+  }
+
+  // [{"op", "ms", "gflops" or "gbs"}] of every operation in the order of a step. "gbs" counts the
+  // bytes that must be read or written at least once, in 10^9 per second.
+  Json ByLayer(int steps) const {
+    Json json = Json::array();
+    for (const std::string& name : order_) {
+      const Row& row = layers_.at(name);
+      json.push_back({{"op", name}, {"ms", Rounded(row.seconds / steps * 1e3, 3)}});
+      if (row.flops > 0) {
+        json.back()["gflops"] = Rounded(row.flops / row.seconds / 1e9, 1);
+      } else if (row.bytes > 0) {
+        json.back()["gbs"] = Rounded(row.bytes / row.seconds / 1e9, 1);
+      }
+    }
+    return json;
+  }
+
+ private:
+  struct Row {
+    double seconds = 0;
+    double flops = 0;
+    double bytes = 0;
+
+    void operator+=(const Row& other) {
+      seconds += other.seconds;
+      flops += other.flops;
+      bytes += other.bytes;
+    }
+  };
+
+  const Graph& graph_;
+  double seconds_ = 0;
+  std::map<std::string, Row> kinds_;
+  std::vector<std::string> order_;
+  std::map<std::string, Row> layers_;
 };
 
 // The highest rate of floating-point operations that this machine reaches for a matrix product and
@@ -92,67 +216,69 @@ double PeakFlops() {
                   2.0 * 4 * kImage * kImage * kChannels * kChannels * 9 / convolved.min_seconds);
 }
 
-double Sum(const std::vector<double>& values) {
-  return std::accumulate(values.begin(), values.end(), 0.0);
-}
-
-absl::StatusOr<Measured> Train(const v1::RunSpec& spec, const v1::Plan& plan, double peak,
-                               Transport& transport) {
+// Trains one rank, and writes the output line with its measurements.
+absl::Status Train(const v1::RunSpec& spec, const v1::Plan& plan, double peak, Transport& transport,
+                   Json& line) {
   const std::unique_ptr<Backend> kernels = MakeCpuBackend(FLAGS_threads);
   CADRE_ASSIGN_OR_RETURN(const auto replica, Replica::Make(spec, plan, *kernels, transport));
-  const RandomBatch batch(*replica, FLAGS_batch);
+  StepLoop loop(*replica, FLAGS_batch);
+  CADRE_RETURN_IF_ERROR(loop.Run(FLAGS_warmup));
   EngineProfile profile(replica->graph());
   replica->set_observer(&profile);
-  Measured measured;
-  double exposed = 0;
-  for (int step = -FLAGS_warmup; step < FLAGS_steps; ++step) {
-    if (step == 0) {
-      profile.Clear();
-      exposed = (replica->seconds_waited() + replica->seconds_moving());
-    }
+  std::vector<double> seconds;
+  const double waited = WaitedSeconds(*replica);
+  for (int step = 0; step < FLAGS_steps; ++step) {
     const absl::Time start = absl::Now();
-    const BatchView view = batch.View(FLAGS_batch, step + FLAGS_warmup);
-    CADRE_ASSIGN_OR_RETURN(const LossPart loss,
-                           replica->Step({&view, 1}, kBenchRate, /*gather=*/true));
-    const double mean = loss.loss / static_cast<double>(loss.samples);
-    if (step == -FLAGS_warmup) measured.first_loss = mean;
-    measured.last_loss = mean;
-    if (step >= 0) measured.seconds.push_back(absl::ToDoubleSeconds(absl::Now() - start));
+    CADRE_RETURN_IF_ERROR(loop.Run(1));
+    seconds.push_back(absl::ToDoubleSeconds(absl::Now() - start));
   }
   CADRE_RETURN_IF_ERROR(replica->AwaitOperations());
-  measured.waited = (replica->seconds_waited() + replica->seconds_moving()) - exposed;
-  measured.parameters = ParameterCount(*replica);
-  measured.memory = replica->Memory();
-  if (FLAGS_profile && transport.rank() == 0) {
-    const double step = Sum(measured.seconds) / FLAGS_steps;
-    measured.profile = {
-        {"peak_gflops", Rounded(peak / 1e9, 1)},
-        {"other_ms", Rounded((step - profile.seconds() / FLAGS_steps) * 1e3, 3)},
-        {"operations", profile.ByKind(FLAGS_steps, step, peak)},
-    };
-    if (FLAGS_layers) measured.profile["layers"] = profile.ByLayer(FLAGS_steps);
-  }
-  return measured;
+  const double total = std::accumulate(seconds.begin(), seconds.end(), 0.0);
+  const double median = Median(seconds);
+  line = BenchLine("engine");
+  line.update(
+      {{"model", FLAGS_model},
+       {"batch", FLAGS_batch},
+       {"threads", FLAGS_threads},
+       {"ranks", FLAGS_ranks},
+       {"model_ranks", FLAGS_model_ranks},
+       {"space_ranks", FLAGS_space_ranks},
+       {"parameters", ParameterCount(*replica)},
+       {"samples_per_second", Rounded(FLAGS_batch / median, 3)},
+       {"step_ms", Rounded(median * 1e3, 3)},
+       {"exposed_communication_share", Rounded((WaitedSeconds(*replica) - waited) / total, 4)},
+       {"first_loss", Rounded(loop.first_loss(), 5)},
+       {"last_loss", Rounded(loop.last_loss(), 5)},
+       {"activation_bytes", replica->Memory().activations()}});
+  if (!FLAGS_profile) return absl::OkStatus();
+  const double mean = total / FLAGS_steps;
+  line["peak_gflops"] = Rounded(peak / 1e9, 1);
+  line["other_ms"] = Rounded((mean - profile.seconds() / FLAGS_steps) * 1e3, 3);
+  line["operations"] = profile.ByKind(FLAGS_steps, mean, peak);
+  if (FLAGS_layers) line["layers"] = profile.ByLayer(FLAGS_steps);
+  return absl::OkStatus();
 }
 
-// Trains with one thread for each rank; returns the measurements of rank 0.
-absl::StatusOr<Measured> TrainGroup(const v1::RunSpec& spec) {
+// Trains with one thread for each rank, and prints the line of rank 0.
+absl::Status TrainGroup(const v1::RunSpec& spec) {
   CADRE_ASSIGN_OR_RETURN(const v1::Plan plan, MakePlan(spec, FLAGS_ranks));
   const std::vector<std::unique_ptr<Transport>> transports =
       MakeThreadTransports(FLAGS_ranks, absl::Minutes(10));
   const double peak = FLAGS_profile ? PeakFlops() : 0;
-  std::vector<std::optional<absl::StatusOr<Measured>>> results(transports.size());
+  std::vector<absl::Status> results(transports.size());
+  std::vector<Json> lines(transports.size());
   std::vector<std::thread> threads;
   for (int rank = 0; rank < FLAGS_ranks; ++rank) {
     threads.emplace_back([&, rank] {
-      results[rank] = Train(spec, plan, peak, *transports[rank]);
+      results[rank] = Train(spec, plan, peak, *transports[rank], lines[rank]);
       // Aborts, so that the other ranks do not wait for one that has failed.
-      if (!results[rank]->ok()) transports[rank]->Abort(results[rank]->status());
+      if (!results[rank].ok()) transports[rank]->Abort(results[rank]);
     });
   }
   for (std::thread& thread : threads) thread.join();
-  for (const auto& result : results) CADRE_RETURN_IF_ERROR(result->status());
-  return **results[0];
+  for (const absl::Status& result : results) CADRE_RETURN_IF_ERROR(result);
+  PrintLine(lines[0]);
+  return absl::OkStatus();
 }
 
 absl::Status Run() {
@@ -169,25 +295,7 @@ absl::Status Run() {
                                                             .ranks = FLAGS_ranks,
                                                             .model_ranks = FLAGS_model_ranks,
                                                             .space_ranks = FLAGS_space_ranks}));
-  CADRE_ASSIGN_OR_RETURN(const Measured measured, TrainGroup(spec));
-  const double step = Median(measured.seconds);
-  Json line = BenchLine("engine");
-  line.update({{"model", FLAGS_model},
-               {"batch", FLAGS_batch},
-               {"threads", FLAGS_threads},
-               {"ranks", FLAGS_ranks},
-               {"model_ranks", FLAGS_model_ranks},
-               {"space_ranks", FLAGS_space_ranks},
-               {"parameters", measured.parameters},
-               {"samples_per_second", Rounded(FLAGS_batch / step, 3)},
-               {"step_ms", Rounded(step * 1e3, 3)},
-               {"exposed_communication_share", Rounded(measured.waited / Sum(measured.seconds), 4)},
-               {"first_loss", Rounded(measured.first_loss, 5)},
-               {"last_loss", Rounded(measured.last_loss, 5)},
-               {"activation_bytes", measured.memory.activations()}});
-  if (!measured.profile.is_null()) line.update(measured.profile);
-  PrintLine(line);
-  return absl::OkStatus();
+  return TrainGroup(spec);
 }
 
 }  // namespace

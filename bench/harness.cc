@@ -37,36 +37,36 @@ constexpr double kRoundSeconds = 5e-3;
 constexpr double kMaxIterations = 1000;
 
 // The calibration and the rounds of one variant.
-class Course {
+class VariantRounds {
  public:
-  Course(const TimedRun& run, const Effort& effort) : run_(run), effort_(effort) {}
+  VariantRounds(const TimedRun& run, const Effort& effort) : run_(run), effort_(effort) {}
 
   // Chooses the number of iterations. The first run touches memory and creates caches, so it gives
   // only an upper bound; further runs follow unless they would exceed the effort.
   absl::Status Calibrate() {
-    CADRE_ASSIGN_OR_RETURN(double once, run_(1));
-    if (once < effort_.seconds / 4) {
-      const int repeats = once < kRoundSeconds ? 3 : 1;
-      CADRE_ASSIGN_OR_RETURN(const double all, run_(repeats));
-      once = all / repeats;
+    CADRE_ASSIGN_OR_RETURN(double iteration, run_(1));
+    if (iteration < effort_.seconds / 4) {
+      const int repeats = iteration < kRoundSeconds ? 3 : 1;
+      CADRE_ASSIGN_OR_RETURN(const double seconds, run_(repeats));
+      iteration = seconds / repeats;
     }
-    const double iterations = std::ceil(kRoundSeconds / std::max(once, 1e-9));
+    const double iterations = std::ceil(kRoundSeconds / std::max(iteration, 1e-9));
     timing_.iterations = static_cast<int>(std::clamp(iterations, 1.0, kMaxIterations));
     return absl::OkStatus();
   }
 
   absl::Status Round() {
-    if (!seconds_.empty() && spent_ >= effort_.seconds) return absl::OkStatus();
-    CADRE_ASSIGN_OR_RETURN(const double all, run_(timing_.iterations));
-    spent_ += all;
-    seconds_.push_back(all / timing_.iterations);
+    if (!iteration_seconds_.empty() && spent_ >= effort_.seconds) return absl::OkStatus();
+    CADRE_ASSIGN_OR_RETURN(const double seconds, run_(timing_.iterations));
+    spent_ += seconds;
+    iteration_seconds_.push_back(seconds / timing_.iterations);
     return absl::OkStatus();
   }
 
   Timing Result() {
-    timing_.rounds = static_cast<int>(seconds_.size());
-    timing_.min_seconds = *std::min_element(seconds_.begin(), seconds_.end());
-    timing_.seconds = Median(std::move(seconds_));
+    timing_.rounds = static_cast<int>(iteration_seconds_.size());
+    timing_.min_seconds = *std::ranges::min_element(iteration_seconds_);
+    timing_.seconds = Median(std::move(iteration_seconds_));
     return timing_;
   }
 
@@ -74,7 +74,7 @@ class Course {
   const TimedRun& run_;
   const Effort& effort_;
   Timing timing_;
-  std::vector<double> seconds_;
+  std::vector<double> iteration_seconds_;
   double spent_ = 0;
 };
 
@@ -82,17 +82,17 @@ class Course {
 
 absl::StatusOr<std::vector<Timing>> MeasureInterleaved(const std::vector<TimedRun>& variants,
                                                        const Effort& effort) {
-  std::vector<Course> courses;
-  for (const TimedRun& run : variants) courses.emplace_back(run, effort);
-  for (Course& course : courses) CADRE_RETURN_IF_ERROR(course.Calibrate());
+  std::vector<VariantRounds> series;
+  for (const TimedRun& run : variants) series.emplace_back(run, effort);
+  for (VariantRounds& variant : series) CADRE_RETURN_IF_ERROR(variant.Calibrate());
   for (int round = 0; round < effort.rounds; ++round) {
     // Each round begins with another variant, so that no variant is always measured first.
-    for (int turn = 0; turn < std::ssize(courses); ++turn) {
-      CADRE_RETURN_IF_ERROR(courses[(turn + round) % std::ssize(courses)].Round());
+    for (int turn = 0; turn < std::ssize(series); ++turn) {
+      CADRE_RETURN_IF_ERROR(series[(turn + round) % std::ssize(series)].Round());
     }
   }
   std::vector<Timing> timings;
-  for (Course& course : courses) timings.push_back(course.Result());
+  for (VariantRounds& variant : series) timings.push_back(variant.Result());
   return timings;
 }
 

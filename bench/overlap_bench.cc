@@ -9,6 +9,11 @@
 // and overlap take the values of the flags of `cadre run`. For a configuration with overlap, the
 // line contains the step time that the model of overlap (plan/cost/overlap.h) predicts from the
 // times of the same configuration without overlap, measured in the same run.
+//
+// The trace of a step names its intervals after what they do: "forward L", "backward L", "move to
+// L", "reduce-scatter bucket B part P" and so on. Without overlap no two intervals run at the same
+// time, so the duration of an interval is the cost of its operation. The model takes the median of
+// each operation over the steps, and divides the time of a bucket evenly among its chunks.
 #include <gflags/gflags.h>
 
 #include <algorithm>
@@ -19,6 +24,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -28,8 +34,8 @@
 #include "base/status.h"
 #include "base/trace.h"
 #include "bench/harness.h"
-#include "bench/overlap/step_times.h"
 #include "bench/training.h"
+#include "plan/cost/overlap.h"
 #include "plan/plan_collectives.h"
 #include "plan/search/planner.h"
 #include "worker/train/group_plan.h"
@@ -56,6 +62,104 @@ DEFINE_string(trace, "",
 
 namespace cadre {
 namespace {
+
+// Seconds by step, summed over all intervals with the same name.
+using BySteps = std::map<int64_t, double>;
+
+double MedianOf(const BySteps& seconds, size_t steps) {
+  std::vector<double> values;
+  for (const auto& [step, value] : seconds) values.push_back(value);
+  // A step without such an interval counts as zero.
+  values.resize(std::max(values.size(), steps), 0.0);
+  return Median(std::move(values));
+}
+
+// "reduce-scatter bucket 3 part 1" -> 3.
+int BucketOf(absl::string_view name) {
+  const std::vector<absl::string_view> words = absl::StrSplit(name, ' ');
+  int bucket = -1;
+  if (words.size() < 3 || words[1] != "bucket" || !absl::SimpleAtoi(words[2], &bucket)) return -1;
+  return bucket;
+}
+
+// The model of one step of a plan, from traces of steps without overlap: medians over the steps of
+// the forward and backward of each layer, including its moves, and of the reduce-scatter, update
+// and all-gather of each bucket of parameters. Requires: traces of at least one whole step, with
+// the names that worker/train/tape_trace.h assigns.
+StepModel StepModelFrom(const Graph& graph, const ParameterIndex& index, const Plan& plan,
+                        const std::vector<TraceInterval>& intervals) {
+  std::vector<BySteps> forward(graph.size());
+  std::vector<BySteps> backward(forward.size());
+  std::vector<BySteps> reduce(plan.buckets.size());
+  std::vector<BySteps> update(plan.buckets.size());
+  std::vector<BySteps> gather(plan.buckets.size());
+  BySteps steps;
+  for (const TraceInterval& interval : intervals) {
+    const double seconds = static_cast<double>(interval.duration_us) * 1e-6;
+    steps[interval.step] += seconds;
+    const absl::string_view name = interval.name;
+    if (const int bucket = BucketOf(name); bucket >= 0) {
+      std::vector<BySteps>& phase = absl::StartsWith(name, "reduce") ? reduce
+                                    : absl::StartsWith(name, "all")  ? gather
+                                                                     : update;
+      phase[bucket][interval.step] += seconds;
+    }
+    // The other operations of a step end with the name of their layer.
+    if (interval.category != "compute" && interval.category != "move") continue;
+    const bool back =
+        absl::StartsWith(name, "backward ") || absl::StartsWith(name, "move gradient of ");
+    for (int l = 0; l < graph.size(); ++l) {
+      if (!absl::EndsWith(name, absl::StrCat(" ", graph[l].name))) continue;
+      (back ? backward : forward)[l][interval.step] += seconds;
+    }
+  }
+  StepModel model;
+  for (size_t l = 0; l < forward.size(); ++l) {
+    model.layers.push_back({.forward = MedianOf(forward[l], steps.size()),
+                            .backward = MedianOf(backward[l], steps.size())});
+  }
+  for (size_t b = 0; b < plan.buckets.size(); ++b) {
+    const int chunks = ChunksOf(plan, index, plan.buckets[b]);
+    const StepModel::Bucket chunk{.layer = index[plan.buckets[b].parameters.front()].layer,
+                                  .reduce_scatter = MedianOf(reduce[b], steps.size()) / chunks,
+                                  .update = MedianOf(update[b], steps.size()) / chunks,
+                                  .all_gather = MedianOf(gather[b], steps.size()) / chunks};
+    model.buckets.insert(model.buckets.end(), chunks, chunk);
+  }
+  return model;
+}
+
+// The step time if each step gathered its weights before it ended, by the recurrence for all-reduce
+// in plan/cost/overlap.h.
+StepTime RecurrenceOf(const StepModel& model) {
+  std::vector<LayerTimes> layers;
+  for (const StepModel::Layer& layer : model.layers) {
+    layers.push_back({.forward = layer.forward, .backward = layer.backward});
+  }
+  for (const StepModel::Bucket& bucket : model.buckets) {
+    layers[bucket.layer].communication += bucket.reduce_scatter + bucket.update + bucket.all_gather;
+  }
+  return OverlapRecurrence(layers);
+}
+
+// Seconds of waiting per step: the median over rounds of `steps` steps of each round's mean.
+double WaitedSeconds(const std::vector<TraceInterval>& intervals, int steps) {
+  // Seconds that the rank's own thread waited for the background.
+  BySteps waits;
+  for (const TraceInterval& interval : intervals) {
+    if (interval.track != 0) continue;
+    if (interval.category == "step") waits[interval.step] += 0;
+    if (interval.category == "wait") waits[interval.step] += 1e-6 * interval.duration_us;
+  }
+  std::vector<double> rounds;
+  int64_t number = 0;
+  for (const auto& [step, seconds] : waits) {
+    if (number++ % steps == 0) rounds.push_back(0);
+    rounds.back() += seconds / steps;
+  }
+  if (number % steps != 0) rounds.pop_back();
+  return Median(std::move(rounds));
+}
 
 struct Config {
   std::string name;
@@ -110,7 +214,7 @@ class ConfiguredRun {
                            SettlePlan(spec, assignment, transport, transport, *run->kernels_,
                                       /*cache=*/nullptr));
     CADRE_ASSIGN_OR_RETURN(run->replica_, Replica::Make(spec, plan, *run->kernels_, transport));
-    run->batch_ = std::make_unique<RandomBatch>(*run->replica_, FLAGS_batch);
+    run->loop_ = std::make_unique<StepLoop>(*run->replica_, FLAGS_batch);
     run->tape_ = std::make_unique<TapeTrace>(run->trace_, run->replica_->graph());
     return run;
   }
@@ -158,21 +262,6 @@ class ConfiguredRun {
     return StepModelFrom(replica_->graph(), replica_->index(), replica_->plan(), intervals_);
   }
 
-  // Seconds of waiting per step: the median over the rounds of each round's mean.
-  double WaitedSeconds(int steps) const {
-    std::vector<double> rounds;
-    double sum = 0;
-    int in_round = 0;
-    for (const auto& [step, micros] : WaitsOf(intervals_)) {
-      sum += micros * 1e-6;
-      if (++in_round < steps) continue;
-      rounds.push_back(sum / steps);
-      sum = 0;
-      in_round = 0;
-    }
-    return rounds.empty() ? 0 : Median(rounds);
-  }
-
   // `parts` are the times of the same configuration without overlap.
   nlohmann::ordered_json Line(const std::optional<StepModel>& parts, double first_seconds) const {
     std::map<std::string, int> buckets;
@@ -188,12 +277,12 @@ class ConfiguredRun {
                  {"step_ms", Rounded(step_seconds() * 1e3, 3)},
                  {"samples_per_s", Rounded(FLAGS_batch / step_seconds(), 3)},
                  {"ratio_to_first", Rounded(step_seconds() / first_seconds, 4)},
-                 {"exposed_ms", Rounded(WaitedSeconds(FLAGS_steps) * 1e3, 3)},
+                 {"exposed_ms", Rounded(WaitedSeconds(intervals_, FLAGS_steps) * 1e3, 3)},
                  {"moves_ms", Rounded(moving_seconds() * 1e3, 3)},
                  {"sent_bytes_per_step", sent_ / counted_},
                  {"buckets", buckets},
                  {"link", LinkText(plan().link, plan().link_kind)},
-                 {"loss", Rounded(loss_, 5)}});
+                 {"loss", Rounded(loop_->last_loss(), 5)}});
     if (parts.has_value()) {
       const StepTime step = OverlappedStep(*parts);
       line.update({{"predicted_step_ms", Rounded(step.seconds * 1e3, 3)},
@@ -206,19 +295,16 @@ class ConfiguredRun {
 
  private:
   absl::Status Step() {
-    replica_->set_step(step_);
-    tape_->set_step(step_);
+    const int64_t step = loop_->step();
+    replica_->set_step(step);
+    tape_->set_step(step);
     const absl::Time start = absl::Now();
-    const BatchView view = batch_->View(FLAGS_batch, step_);
-    CADRE_ASSIGN_OR_RETURN(const LossPart loss,
-                           replica_->Step({&view, 1}, kBenchRate, /*gather=*/true));
-    loss_ = loss.loss / static_cast<double>(loss.samples);
-    trace_.Add({.name = absl::StrCat("step ", step_),
+    CADRE_RETURN_IF_ERROR(loop_->Run(1));
+    trace_.Add({.name = absl::StrCat("step ", step),
                 .category = "step",
                 .begin_us = absl::ToUnixMicros(start),
                 .duration_us = absl::ToInt64Microseconds(absl::Now() - start),
-                .step = step_});
-    ++step_;
+                .step = step});
     return absl::OkStatus();
   }
 
@@ -226,10 +312,8 @@ class ConfiguredRun {
   Trace trace_;
   std::unique_ptr<Backend> kernels_;
   std::unique_ptr<Replica> replica_;
-  std::unique_ptr<RandomBatch> batch_;
+  std::unique_ptr<StepLoop> loop_;
   std::unique_ptr<TapeTrace> tape_;
-  int64_t step_ = 0;
-  double loss_ = 0;
   std::vector<double> round_seconds_;
   std::vector<double> moving_;
   uint64_t sent_ = 0;

@@ -139,14 +139,13 @@ class ModelPlans {
   }
 
   // Two strategies may lead to the same plan; plans are compared by their serialized form.
-  bool AddIfNew(const std::string& strategy, const Plan& plan) {
+  void AddIfNew(const std::string& strategy, const Plan& plan) {
     v1::Plan proto = PlanToProto(plan, index_);
     const auto same = [&](const Entry& entry) {
       return entry.plan.SerializeAsString() == proto.SerializeAsString();
     };
-    if (std::any_of(entries_.begin(), entries_.end(), same)) return false;
+    if (std::ranges::any_of(entries_, same)) return;
     entries_.push_back({.strategy = strategy, .plan = std::move(proto)});
-    return true;
   }
 
   // All ranks measure simultaneously, as they compute during training.
@@ -196,39 +195,28 @@ class ModelPlans {
     const std::unique_ptr<Backend> kernels = MakeCpuBackend(FLAGS_threads);
     CADRE_ASSIGN_OR_RETURN(const auto replica,
                            Replica::Make(spec_, entry->plan, *kernels, transport_));
-    const int64_t batch = spec_.batch_per_group();
-    const RandomBatch data(*replica, batch);
-    int64_t step = 0;
-    const auto steps = [&](int count) -> absl::Status {
-      for (int i = 0; i < count; ++i, ++step) {
-        const BatchView view = data.View(batch, step);
-        CADRE_RETURN_IF_ERROR(replica->Step({&view, 1}, kBenchRate, /*gather=*/true).status());
-      }
-      return absl::OkStatus();
-    };
+    StepLoop loop(*replica, spec_.batch_per_group());
     CADRE_RETURN_IF_ERROR(communicator_.Barrier());
-    CADRE_RETURN_IF_ERROR(steps(2));
+    CADRE_RETURN_IF_ERROR(loop.Run(2));
     absl::Time start = absl::Now();
-    CADRE_RETURN_IF_ERROR(steps(1));
-    uint32_t count = static_cast<uint32_t>(std::clamp(
+    CADRE_RETURN_IF_ERROR(loop.Run(1));
+    auto count = static_cast<uint32_t>(std::clamp(
         FLAGS_seconds / kRounds / absl::ToDoubleSeconds(absl::Now() - start), 1.0, 200.0));
     CADRE_RETURN_IF_ERROR(communicator_.Broadcast(std::as_writable_bytes(std::span(&count, 1)), 0));
     std::vector<double> means;
-    const double exposed = (replica->seconds_waited() + replica->seconds_moving());
+    const double waited = WaitedSeconds(*replica);
     const double moving = replica->seconds_moving();
     for (int round = 0; round < kRounds; ++round) {
       start = absl::Now();
-      CADRE_RETURN_IF_ERROR(steps(static_cast<int>(count)));
+      CADRE_RETURN_IF_ERROR(loop.Run(static_cast<int>(count)));
       means.push_back(absl::ToDoubleSeconds(absl::Now() - start) / count);
     }
     const double total = kRounds * count;
-    entry->measured.set_step(Median(means));
-    entry->measured.set_moves((replica->seconds_moving() - moving) / total);
-    entry->measured.set_exposed(
-        ((replica->seconds_waited() + replica->seconds_moving()) - exposed) / total -
-        entry->measured.moves());
-    entry->measured.set_compute(entry->measured.step() - entry->measured.moves() -
-                                entry->measured.exposed());
+    v1::StepTimes& measured = entry->measured;
+    measured.set_step(Median(means));
+    measured.set_moves((replica->seconds_moving() - moving) / total);
+    measured.set_exposed((WaitedSeconds(*replica) - waited) / total - measured.moves());
+    measured.set_compute(measured.step() - measured.moves() - measured.exposed());
     return replica->AwaitOperations();
   }
 
@@ -253,10 +241,8 @@ class ModelPlans {
 
   void PrintPick() const {
     const auto fastest_by = [this](v1::StepTimes Entry::*times) -> const Entry& {
-      return *std::min_element(entries_.begin(), entries_.end(),
-                               [times](const Entry& a, const Entry& b) {
-                                 return (a.*times).step() < (b.*times).step();
-                               });
+      return *std::ranges::min_element(
+          entries_, {}, [times](const Entry& entry) { return (entry.*times).step(); });
     };
     const auto name = [](const Entry& entry) {
       return absl::StrCat(entry.strategy, " ", MeshText(entry.plan));

@@ -3,6 +3,7 @@
 // place only.
 #include "bench/training.h"
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -16,6 +17,13 @@
 #include "worker/transport/connect_group.h"
 
 namespace cadre {
+namespace {
+
+// The learning rate. The time of a step does not depend on it, but training repeatedly on the same
+// batch would soon diverge with a larger one.
+constexpr float kRate = 1e-6F;
+
+}  // namespace
 
 absl::StatusOr<v1::RunSpec> BenchSpec(const BenchModel& model) {
   CADRE_ASSIGN_OR_RETURN(RunSpecFile file, ReadRunSpecOrZoo(model.model));
@@ -29,6 +37,16 @@ absl::StatusOr<v1::RunSpec> BenchSpec(const BenchModel& model) {
   cluster.set_space_ranks(static_cast<uint32_t>(model.space_ranks));
   CADRE_RETURN_IF_ERROR(file.Refuse(FindProblems(spec)));
   return std::move(file.spec);
+}
+
+absl::Status StepLoop::Run(int steps) {
+  for (int i = 0; i < steps; ++i, ++step_) {
+    const BatchView view = batch_.View(samples_, step_);
+    CADRE_ASSIGN_OR_RETURN(const LossPart loss, replica_.Step({&view, 1}, kRate, /*gather=*/true));
+    last_loss_ = loss.loss / static_cast<double>(std::max<int64_t>(1, loss.samples));
+    if (step_ == 0) first_loss_ = last_loss_;
+  }
+  return absl::OkStatus();
 }
 
 int64_t ParameterCount(const Replica& replica) {

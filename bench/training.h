@@ -17,10 +17,6 @@
 
 namespace cadre {
 
-// The learning rate. The time of a step does not depend on it, but training repeatedly on the same
-// batch would soon diverge with a larger one.
-inline constexpr float kBenchRate = 1e-6F;
-
 struct BenchModel {
   // Name of a model of the zoo, or path of a run file.
   std::string model;
@@ -33,6 +29,36 @@ struct BenchModel {
 // A run with one group and SGD with momentum 0.9. Errors: those of reading and validating the run
 // file.
 absl::StatusOr<v1::RunSpec> BenchSpec(const BenchModel& model);
+
+// Repeats the training step of a replica on one random batch.
+class StepLoop {
+ public:
+  // `samples`: of a step, over all ranks. Borrows the replica.
+  StepLoop(Replica& replica, int64_t samples)
+      : replica_(replica), samples_(samples), batch_(replica, samples) {}
+
+  // Runs `steps` steps. Errors: Replica::Step's.
+  absl::Status Run(int steps);
+
+  // Number of the next step. No two steps have the same, because recorded steps read it from
+  // memory.
+  int64_t step() const { return step_; }
+  // Mean over the samples, in the first and in the latest step.
+  double first_loss() const { return first_loss_; }
+  double last_loss() const { return last_loss_; }
+
+ private:
+  Replica& replica_;
+  const int64_t samples_;
+  const RandomBatch batch_;
+  int64_t step_ = 0;
+  double first_loss_ = 0, last_loss_ = 0;
+};
+
+// Seconds for which the computing thread has waited for communication, including moves.
+inline double WaitedSeconds(const Replica& replica) {
+  return replica.seconds_waited() + replica.seconds_moving();
+}
 
 // Number of trained parameters, without running statistics.
 int64_t ParameterCount(const Replica& replica);

@@ -1,11 +1,10 @@
-// The collectives of Cadre as a fabric (algorithm.h). All algorithms of one transport share a
+// The collectives of Cadre as a fabric (fabric.h). All algorithms of one transport share a
 // Communicator, as in a training group. "auto" does the same as a group when it is formed: it
 // measures the links with each algorithm at a few sizes (worker/comm/link_probe.h), fits the cost
 // model, and then selects the cheapest algorithm for each size. The links are measured once per
 // transport, before the first size.
-#include "bench/allreduce/fabrics.h"
+#include "bench/allreduce/fabric.h"
 
-#include <cstring>
 #include <numeric>
 #include <optional>
 #include <utility>
@@ -51,7 +50,7 @@ class CadreAllReduce final : public AllReduce {
     return absl::OkStatus();
   }
   absl::Status Run() override {
-    if (!task_.in_place()) std::memcpy(task_.data.data(), task_.input.data(), task_.input.size());
+    task_.CopyInput();
     return communicator_.AllReduce(chosen_, task_.dtype, task_.data);
   }
   std::string name() const override { return std::string(AlgorithmName(chosen_)); }
@@ -65,13 +64,14 @@ class CadreAllReduce final : public AllReduce {
   Algorithm chosen_ = Algorithm::kNone;
 };
 
-class CadreFabric final : public Fabric {
+// The ranks of one transport, and the measurement of their links.
+class CadreRanks {
  public:
-  explicit CadreFabric(std::unique_ptr<Transport> transport)
+  explicit CadreRanks(std::unique_ptr<Transport> transport)
       : transport_(std::move(transport)),
         communicator_(*transport_, AllRanks(transport_->size())) {}
 
-  absl::StatusOr<std::unique_ptr<AllReduce>> Make(absl::string_view algorithm) override {
+  absl::StatusOr<std::unique_ptr<AllReduce>> Make(absl::string_view algorithm) {
     const bool choose = algorithm == "auto";
     const std::optional<Algorithm> fixed = AlgorithmFromName(algorithm);
     if (!choose && !fixed.has_value()) {
@@ -97,11 +97,13 @@ class CadreFabric final : public Fabric {
 
 }  // namespace
 
-std::unique_ptr<Fabric> MakeCadreFabric(std::unique_ptr<Transport> transport) {
-  return std::make_unique<CadreFabric>(std::move(transport));
+Fabric MakeCadreFabric(std::unique_ptr<Transport> transport) {
+  return [ranks = std::make_shared<CadreRanks>(std::move(transport))](absl::string_view algorithm) {
+    return ranks->Make(algorithm);
+  };
 }
 
-absl::StatusOr<std::unique_ptr<Fabric>> ConnectCadre(Member& member, bool tcp, int connections) {
+absl::StatusOr<Fabric> ConnectCadre(Member& member, bool tcp, int connections) {
   CADRE_ASSIGN_OR_RETURN(const auto listener, TcpListener::Listen({}));
   CADRE_ASSIGN_OR_RETURN(const std::vector<std::string> peers,
                          member.AllGather(listener->address()));

@@ -10,7 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "bench/allreduce/exact_data.h"
-#include "bench/allreduce/fabrics.h"
+#include "bench/allreduce/fabric.h"
 #include "tensor/collective.h"
 
 namespace cadre::bench {
@@ -22,14 +22,8 @@ bool IsOurs(const std::string& fabric) {
   return fabric == "shm" || fabric == "tcp" || fabric == "threads";
 }
 
-// The position of `name`, which is appended if it is missing.
-int64_t PositionOf(const Variant& name, std::vector<Variant>& variants) {
-  const auto found = std::find(variants.begin(), variants.end(), name);
-  if (found != variants.end()) return found - variants.begin();
-  variants.push_back(name);
-  return std::ssize(variants) - 1;
-}
-
+// The implementations for which the name of an algorithm stands. Errors: InvalidArgument for an
+// unknown name or an impossible combination; those of GlooAlgorithms.
 absl::StatusOr<std::vector<std::string>> AlgorithmsBehind(const Variant& name,
                                                           const ComparisonOptions& options) {
   if (name.fabric == "gloo") {
@@ -51,24 +45,24 @@ absl::StatusOr<std::vector<std::string>> AlgorithmsBehind(const Variant& name,
   return std::vector<std::string>{name.algorithm};
 }
 
+// The positions of the variants for which `name` stands. Missing ones are appended to `variants`.
 absl::StatusOr<std::vector<int64_t>> Add(const Variant& name, const ComparisonOptions& options,
                                          std::vector<Variant>& variants) {
   CADRE_ASSIGN_OR_RETURN(const std::vector<std::string> algorithms,
                          AlgorithmsBehind(name, options));
   std::vector<int64_t> positions;
   for (const std::string& algorithm : algorithms) {
-    positions.push_back(PositionOf({name.fabric, algorithm}, variants));
+    const Variant variant{name.fabric, algorithm};
+    positions.push_back(std::ranges::find(variants, variant) - variants.begin());
+    if (positions.back() == std::ssize(variants)) variants.push_back(variant);
   }
   return positions;
 }
 
 const Measurement& Fastest(const std::vector<int64_t>& positions,
                            const std::vector<Measurement>& measured) {
-  const int64_t fastest =
-      *std::min_element(positions.begin(), positions.end(), [&](int64_t a, int64_t b) {
-        return measured[a].timing.seconds < measured[b].timing.seconds;
-      });
-  return measured[fastest];
+  return measured[*std::ranges::min_element(
+      positions, {}, [&](int64_t position) { return measured[position].timing.seconds; })];
 }
 
 // Variants with a fixed algorithm on the same fabric.

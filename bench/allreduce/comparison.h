@@ -1,9 +1,9 @@
-// The variants (algorithms on fabrics, see algorithm.h) that the benchmark measures, and the lines
+// The variants (algorithms on fabrics, see fabric.h) that the benchmark measures, and the lines
 // that it prints.
 //
-// A line reports one fabric and algorithm that the user named, such as ring over shared memory, or
-// Gloo's best algorithm. It stands for one or several variants and reports the fastest at each
-// size.
+// A row is a fabric and an algorithm that the user named, such as ring over shared memory, or
+// Gloo's best algorithm. It stands for one or several variants. Each row is printed as one line per
+// size, which reports the fastest of its variants at that size.
 //
 // Thread-safe (values and pure functions).
 #pragma once
@@ -13,11 +13,31 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "bench/allreduce/algorithm.h"
-#include "bench/allreduce/runner.h"
+#include "absl/strings/string_view.h"
+#include "bench/harness.h"
 #include "nlohmann/json.hpp"
+#include "tensor/dtype.h"
 
 namespace cadre::bench {
+
+// Names of an algorithm and of the fabric that it runs on, such as "shm" and "ring".
+struct Variant {
+  std::string fabric;
+  std::string algorithm;
+
+  bool is_over_threads() const { return fabric == "threads"; }
+  friend bool operator==(const Variant&, const Variant&) = default;
+};
+
+// The result for one variant at one size; equal on all ranks.
+struct Measurement {
+  // The algorithm that ran; for "auto", the one that was chosen.
+  std::string algorithm;
+  // Wrong elements, over all ranks.
+  int64_t errors = 0;
+  // An iteration is one all-reduce. It ends when the slowest rank has the sum.
+  Timing timing;
+};
 
 struct Row {
   // As the user named it, such as "shm" and "auto".
@@ -28,10 +48,9 @@ struct Row {
 
 struct Comparison {
   std::vector<Variant> variants;
-  // Each row is printed as one line.
   std::vector<Row> rows;
-  // Positions of the variants of Gloo and of the plain copy with which all rows are compared; empty
-  // without such a comparison.
+  // Positions of the variants of Gloo and of the plain socket exchange, which adds nothing, with
+  // which all rows are compared; empty without such a comparison.
   std::vector<int64_t> gloo;
   std::vector<int64_t> socket;
 };

@@ -1,8 +1,20 @@
-// Gloo as a fabric (algorithm.h). Gloo has two interfaces to all-reduce, and either may be faster:
+// Gloo as a fabric (fabric.h). Gloo has two interfaces to all-reduce, and either may be faster:
 // classes that are created for one buffer and run repeatedly, and the function gloo::allreduce,
 // which takes its buffers with each call. Both run over Gloo's TCP transport, the only one in
 // Debian's package. Ranks find each other through files in a folder.
-#include "bench/allreduce/fabrics.h"
+//
+// Without an installed Gloo, CADRE_HAS_GLOO is not defined, and both functions return an error.
+#include "bench/allreduce/fabric.h"
+
+#include <chrono>
+#include <exception>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+
+#ifdef CADRE_HAS_GLOO
 
 #include <gloo/allreduce.h>
 #include <gloo/allreduce_bcube.h>
@@ -13,14 +25,6 @@
 #include <gloo/rendezvous/file_store.h>
 #include <gloo/transport/tcp/device.h>
 #include <gloo/types.h>
-
-#include <chrono>
-#include <cstring>
-#include <exception>
-#include <utility>
-
-#include "absl/strings/str_cat.h"
-#include "base/status.h"
 
 namespace cadre::bench {
 namespace {
@@ -52,7 +56,7 @@ class GlooClass final : public AllReduce {
     });
   }
   absl::Status Run() override {
-    if (!task_.in_place()) std::memcpy(task_.data.data(), task_.input.data(), task_.input.size());
+    task_.CopyInput();
     return WithoutExceptions([&] { algorithm_->run(); });
   }
   void Finish() override { algorithm_.reset(); }
@@ -118,25 +122,14 @@ class GlooFunction final : public AllReduce {
   std::unique_ptr<gloo::AllreduceOptions> options_;
 };
 
-class GlooFabric final : public Fabric {
- public:
-  explicit GlooFabric(ContextPointer context) : context_(std::move(context)) {}
-
-  absl::StatusOr<std::unique_ptr<AllReduce>> Make(absl::string_view algorithm) override {
-    using Algorithm = gloo::AllreduceOptions::Algorithm;
-    std::string name(algorithm);
-    if (name == "new-ring") {
-      return std::make_unique<GlooFunction>(context_, std::move(name), Algorithm::RING);
-    }
-    if (name == "new-bcube") {
-      return std::make_unique<GlooFunction>(context_, std::move(name), Algorithm::BCUBE);
-    }
-    return std::make_unique<GlooClass>(context_, std::move(name));
+std::unique_ptr<AllReduce> MakeGlooAllReduce(ContextPointer context, std::string name) {
+  using Algorithm = gloo::AllreduceOptions::Algorithm;
+  if (!absl::StartsWith(name, "new-")) {
+    return std::make_unique<GlooClass>(std::move(context), std::move(name));
   }
-
- private:
-  const ContextPointer context_;
-};
+  const Algorithm algorithm = name == "new-ring" ? Algorithm::RING : Algorithm::BCUBE;
+  return std::make_unique<GlooFunction>(std::move(context), std::move(name), algorithm);
+}
 
 }  // namespace
 
@@ -162,20 +155,43 @@ absl::StatusOr<std::vector<std::string>> GlooAlgorithms(absl::string_view algori
   return names;
 }
 
-absl::StatusOr<std::unique_ptr<Fabric>> ConnectGloo(Member& member, const std::string& folder) {
-  std::unique_ptr<Fabric> fabric;
+absl::StatusOr<Fabric> ConnectGloo(Member& member, const std::string& folder) {
+  const auto context = std::make_shared<gloo::rendezvous::Context>(member.rank(), member.ranks());
   CADRE_RETURN_IF_ERROR(WithoutExceptions([&] {
     gloo::transport::tcp::attr attributes;
     attributes.iface = "lo";
     std::shared_ptr<gloo::transport::Device> device =
         gloo::transport::tcp::CreateDevice(attributes);
     gloo::rendezvous::FileStore store(folder);
-    auto context = std::make_shared<gloo::rendezvous::Context>(member.rank(), member.ranks());
     context->setTimeout(std::chrono::milliseconds(absl::ToInt64Milliseconds(member.timeout())));
     context->connectFullMesh(store, device);
-    fabric = std::make_unique<GlooFabric>(std::move(context));
   }));
-  return fabric;
+  return [context](absl::string_view algorithm) -> absl::StatusOr<std::unique_ptr<AllReduce>> {
+    return MakeGlooAllReduce(context, std::string(algorithm));
+  };
 }
 
 }  // namespace cadre::bench
+
+#else
+
+namespace cadre::bench {
+namespace {
+
+absl::Status NoGloo() {
+  return absl::FailedPreconditionError(
+      "this program was built without Gloo: install Debian's libgloo-dev (deploy/setup.sh bench) "
+      "and build again");
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<std::string>> GlooAlgorithms(absl::string_view, DType, int) {
+  return NoGloo();
+}
+
+absl::StatusOr<Fabric> ConnectGloo(Member&, const std::string&) { return NoGloo(); }
+
+}  // namespace cadre::bench
+
+#endif

@@ -2,7 +2,7 @@
 // loop here, over one non-blocking connection, does only that: it sends and receives whatever the
 // socket accepts and polls when neither is possible, so that no full buffer blocks both processes.
 // The TCP transport is compared with it (share_of_socket).
-#include "bench/allreduce/fabrics.h"
+#include "bench/allreduce/fabric.h"
 
 #include <poll.h>
 #include <sys/socket.h>
@@ -56,9 +56,9 @@ absl::Status Exchange(const Socket& socket, std::span<const std::byte> out,
   return absl::OkStatus();
 }
 
-class SocketCopy final : public AllReduce {
+class SocketExchange final : public AllReduce {
  public:
-  explicit SocketCopy(const Socket& socket) : socket_(socket) {}
+  explicit SocketExchange(const Socket& socket) : socket_(socket) {}
 
   absl::Status Prepare(const Task& task) override {
     received_.resize(task.data.size());
@@ -67,7 +67,7 @@ class SocketCopy final : public AllReduce {
   }
   absl::Status Run() override { return Exchange(socket_, data_, received_); }
   void Finish() override { received_ = {}; }
-  bool adds() const override { return false; }
+  bool computes_sum() const override { return false; }
   std::string name() const override { return "copy"; }
 
  private:
@@ -76,21 +76,9 @@ class SocketCopy final : public AllReduce {
   std::vector<std::byte> received_;
 };
 
-class SocketFabric final : public Fabric {
- public:
-  explicit SocketFabric(Socket socket) : socket_(std::move(socket)) {}
-
-  absl::StatusOr<std::unique_ptr<AllReduce>> Make(absl::string_view) override {
-    return std::make_unique<SocketCopy>(socket_);
-  }
-
- private:
-  const Socket socket_;
-};
-
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Fabric>> ConnectSocket(Member& member) {
+absl::StatusOr<Fabric> ConnectSocket(Member& member) {
   CADRE_ASSIGN_OR_RETURN(const Socket listening, ListenOn("127.0.0.1:0"));
   CADRE_ASSIGN_OR_RETURN(const int port, LocalPort(listening));
   CADRE_ASSIGN_OR_RETURN(const std::vector<std::string> peers,
@@ -107,7 +95,10 @@ absl::StatusOr<std::unique_ptr<Fabric>> ConnectSocket(Member& member) {
     CADRE_RETURN_IF_ERROR(ConnectResult(socket));
   }
   TuneConnection(socket);
-  return std::make_unique<SocketFabric>(std::move(socket));
+  return [shared = std::make_shared<Socket>(std::move(socket))](
+             absl::string_view) -> absl::StatusOr<std::unique_ptr<AllReduce>> {
+    return std::make_unique<SocketExchange>(*shared);
+  };
 }
 
 }  // namespace cadre::bench

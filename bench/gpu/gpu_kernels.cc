@@ -23,8 +23,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "base/status.h"
-#include "bench/gpu/event_timer.h"
-#include "bench/gpu/gpu_setup.h"
+#include "bench/gpu/gpu_bench.h"
 #include "bench/harness.h"
 #include "kernels/backend.h"
 #include "kernels/extents.h"
@@ -262,25 +261,25 @@ class KernelBench {
     const std::span<float> mean = Floats(images.rows), inverse = Floats(images.rows);
     const std::span<float> scale = Floats(c), shift = Floats(c), a = Floats(c), b = Floats(c);
     const std::span<double> sums = arena_.Span<double>(2 * c);
-    const double one = Bytes({x});
+    const double bytes = Bytes({x});
     const auto channels = [c](std::span<float> s) { return s.first(static_cast<size_t>(c)); };
     CADRE_RETURN_IF_ERROR(
-        Time("batch norm sums", one, 0, [&] { kernels_.norm().BatchNormSums(images, x, sums); }));
-    CADRE_RETURN_IF_ERROR(Time("batch norm forward", 2 * one, 0, [&] {
+        Time("batch norm sums", bytes, 0, [&] { kernels_.norm().BatchNormSums(images, x, sums); }));
+    CADRE_RETURN_IF_ERROR(Time("batch norm forward", 2 * bytes, 0, [&] {
       kernels_.norm().BatchNormForward(images, x, channels(mean), channels(inverse), scale, shift,
                                        y);
     }));
-    CADRE_RETURN_IF_ERROR(Time("batch norm backward sums", 2 * one, 0, [&] {
+    CADRE_RETURN_IF_ERROR(Time("batch norm backward sums", 2 * bytes, 0, [&] {
       kernels_.norm().BatchNormBackwardSums(images, x, dy, channels(mean), channels(inverse), sums);
     }));
-    CADRE_RETURN_IF_ERROR(Time("batch norm backward", 3 * one, 0, [&] {
+    CADRE_RETURN_IF_ERROR(Time("batch norm backward", 3 * bytes, 0, [&] {
       kernels_.norm().BatchNormBackward(images, x, dy, channels(mean), channels(inverse), scale, a,
                                         b, y);
     }));
-    CADRE_RETURN_IF_ERROR(Time("layer norm forward", 2 * one, 0, [&] {
+    CADRE_RETURN_IF_ERROR(Time("layer norm forward", 2 * bytes, 0, [&] {
       kernels_.norm().LayerNormForward(images, 1e-5F, x, scale, shift, y, mean, inverse);
     }));
-    return Time("layer norm backward", 3 * one, 0, [&] {
+    return Time("layer norm backward", 3 * bytes, 0, [&] {
       kernels_.norm().LayerNormBackward(images, x, dy, mean, inverse, scale, y, a, b);
     });
   }
@@ -326,22 +325,22 @@ class KernelBench {
     struct Case {
       int64_t side, in, out, kernel, stride;
     };
-    for (const Case& each :
+    for (const Case& layer :
          {Case{224, 3, 64, 7, 2}, Case{56, 64, 64, 3, 1}, Case{56, 64, 256, 1, 1},
           Case{28, 128, 128, 3, 1}, Case{28, 256, 256, 3, 2}, Case{14, 256, 256, 3, 1},
           Case{14, 1024, 256, 1, 1}, Case{7, 512, 512, 3, 1}, Case{112, 128, 128, 3, 1}}) {
-      const int64_t pad = each.kernel / 2;
-      const int64_t out = (each.side + 2 * pad - each.kernel) / each.stride + 1;
+      const int64_t pad = layer.kernel / 2;
+      const int64_t out = (layer.side + 2 * pad - layer.kernel) / layer.stride + 1;
       const ConvolutionDims dims{.batch = 32,
-                                 .in_channels = each.in,
-                                 .out_channels = each.out,
-                                 .window = {.in_height = each.side,
-                                            .in_width = each.side,
+                                 .in_channels = layer.in,
+                                 .out_channels = layer.out,
+                                 .window = {.in_height = layer.side,
+                                            .in_width = layer.side,
                                             .out_height = out,
                                             .out_width = out,
-                                            .kernel_height = each.kernel,
-                                            .kernel_width = each.kernel,
-                                            .stride = each.stride,
+                                            .kernel_height = layer.kernel,
+                                            .kernel_width = layer.kernel,
+                                            .stride = layer.stride,
                                             .pad_top = pad,
                                             .pad_left = pad}};
       CADRE_RETURN_IF_ERROR(Convolution(dims));

@@ -1,25 +1,44 @@
-// Times work on a device by the device's clock: by events before and after the work on the stream
-// for computation.
+// Shared by the benchmarks on a GPU: the device with its kernels, and a timer that uses the
+// device's clock: events before and after the work on the stream for computation.
 //
 // For small operations the host may enqueue more slowly than the device works. Work is therefore
 // repeated for some milliseconds, and preceded by copies that keep the device busy while the host
 // enqueues, so that the work runs without gaps.
 //
-// Borrows the device. Thread-compatible. Requires: no other work is in progress on the device.
+// Thread-compatible.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
 #include <cstddef>
 #include <functional>
+#include <memory>
+#include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "device/cuda/cuda_device.h"
 #include "device/device.h"
+#include "worker/compute.h"
 
 namespace cadre {
 
+// Exit code if there is no GPU, which is neither a success nor a failure.
+inline constexpr int kNoGpu = 3;
+
+struct BenchGpu {
+  std::unique_ptr<Compute> compute;
+  // Owned by `compute`.
+  CudaDevice* device = nullptr;
+};
+
+// `device`: "cuda" or "cuda:N". `libraries`: folders separated by commas. Errors: MakeCompute's.
+absl::StatusOr<BenchGpu> MakeBenchGpu(const std::string& device, const std::string& libraries);
+
+// "NVIDIA H200, driver 13.0, runtime 13.0": for output lines.
+std::string DescribeGpu(const CudaDevice& device);
+
+// Borrows the device. Requires: no other work is in progress on it.
 class EventTimer {
  public:
   // Errors: the device's.
@@ -41,7 +60,6 @@ class EventTimer {
   explicit EventTimer(CudaDevice& device) : device_(device) {}
   // Keeps the stream for computation busy for about `seconds`.
   void Occupy(double seconds);
-  absl::Status Measure(const std::function<void()>& work, double* seconds);
 
   CudaDevice& device_;
   cudaEvent_t begin_ = nullptr;

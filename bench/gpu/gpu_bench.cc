@@ -1,3 +1,6 @@
+// The device is created as a worker creates it (worker/compute.h), so that a benchmark uses the
+// same streams, libraries and algorithms as training.
+//
 // Events on a stream record when the device reaches them. If the device were idle when the host
 // enqueues the first operation, the interval between two events would contain the time that the
 // host needs to enqueue the following ones. Occupy therefore enqueues large copies first: while
@@ -6,12 +9,13 @@
 //
 // SecondsWithoutGaps records one event at the beginning and one at the end of every stream; the
 // longest of these intervals is the time of work that uses several streams.
-#include "bench/gpu/event_timer.h"
+#include "bench/gpu/gpu_bench.h"
 
 #include <algorithm>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_split.h"
 #include "base/status.h"
 #include "bench/harness.h"
 
@@ -21,6 +25,22 @@ namespace {
 constexpr size_t kCopyBytes = size_t{256} << 20;
 
 }  // namespace
+
+absl::StatusOr<BenchGpu> MakeBenchGpu(const std::string& device, const std::string& libraries) {
+  BenchGpu gpu;
+  CADRE_ASSIGN_OR_RETURN(
+      gpu.compute, MakeCompute({.device = device,
+                                .libraries = absl::StrSplit(libraries, ',', absl::SkipEmpty())}));
+  gpu.device = dynamic_cast<CudaDevice*>(&gpu.compute->kernels().device());
+  if (gpu.device == nullptr) {
+    return absl::InvalidArgumentError("--device must be cuda or cuda:N");
+  }
+  return gpu;
+}
+
+std::string DescribeGpu(const CudaDevice& device) {
+  return DescribeCuda(device.api()).value_or("unknown");
+}
 
 absl::StatusOr<EventTimer> EventTimer::Make(CudaDevice& device) {
   EventTimer timer(device);
@@ -37,12 +57,11 @@ absl::StatusOr<EventTimer> EventTimer::Make(CudaDevice& device) {
     device.Copy(timer.from_.data(), timer.to_.data(), kCopyBytes);
   };
   copy();
-  CADRE_RETURN_IF_ERROR(timer.Measure(
-      [&] {
-        for (int i = 0; i < 8; ++i) copy();
-      },
-      &timer.copy_seconds_));
-  timer.copy_seconds_ = std::max(timer.copy_seconds_ / 8, 1e-6);
+  CADRE_ASSIGN_OR_RETURN(const double copies, timer.SecondsWithoutGaps(/*enqueuing=*/0, [&] {
+    for (int i = 0; i < 8; ++i) copy();
+    return absl::OkStatus();
+  }));
+  timer.copy_seconds_ = std::max(copies / 8, 1e-6);
   return timer;
 }
 
@@ -71,29 +90,13 @@ void EventTimer::Occupy(double seconds) {
   }
 }
 
-absl::Status EventTimer::Measure(const std::function<void()>& work, double* seconds) {
-  const OnStream on(device_, Stream::kCompute);
-  const CudaApi& api = device_.api();
-  device_.Check(api.event_record(begin_, device_.stream()), "event");
-  work();
-  device_.Check(api.event_record(ends_[0], device_.stream()), "event");
-  CADRE_RETURN_IF_ERROR(device_.Synchronize());
-  float milliseconds = 0;
-  device_.Check(api.event_elapsed(&milliseconds, begin_, ends_[0]), "event");
-  *seconds = milliseconds * 1e-3;
-  return device_.status();
-}
-
 absl::StatusOr<double> EventTimer::Seconds(const std::function<void()>& work) {
-  const TimedRun run = [&](int iterations) -> absl::StatusOr<double> {
-    Occupy(1e-3 + iterations * 10e-6);
-    double seconds = 0;
-    CADRE_RETURN_IF_ERROR(Measure(
-        [&] {
-          for (int i = 0; i < iterations; ++i) work();
-        },
-        &seconds));
-    return seconds;
+  const TimedRun run = [&](int iterations) {
+    return SecondsWithoutGaps(1e-3 + iterations * 10e-6, [&] {
+      const OnStream on(device_, Stream::kCompute);
+      for (int i = 0; i < iterations; ++i) work();
+      return absl::OkStatus();
+    });
   };
   CADRE_ASSIGN_OR_RETURN(const std::vector<Timing> timings,
                          MeasureInterleaved({run}, {.rounds = 7}));
