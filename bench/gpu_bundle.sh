@@ -23,9 +23,7 @@ usage() {
   sed -n '2,/^set -/p' "$0" | grep '^#' | cut -c3-
 }
 
-case ${1:-} in
-  -h | --help) usage; exit 0 ;;
-esac
+case ${1:-} in -h | --help) usage; exit 0 ;; esac
 [ $# = 2 ] || fail "requires a build folder and the path of the bundle (see --help)"
 root=$(cd "$(dirname "$0")/.." && pwd)
 [ -f "$1/CMakeCache.txt" ] || fail "$1 is not a build folder"
@@ -35,7 +33,7 @@ out=$2
 parts=$(mktemp -d)
 trap 'rm -rf "$parts"' EXIT
 stage=$parts/cadre-gpu
-mkdir -p "$stage"/{bin,tests,lib,data,source}
+mkdir -p "$stage"/{bin,tests,lib,bench,data,source/model,source/deploy}
 
 cached() { sed -n "s/^$1:[A-Z]*=//p" "$build/CMakeCache.txt" | head -n 1; }
 
@@ -44,9 +42,7 @@ cached() { sed -n "s/^$1:[A-Z]*=//p" "$build/CMakeCache.txt" | head -n 1; }
 # Whether a program is linked with the real CUDA runtime. grep must read to the end, otherwise nm fails.
 runs_on_gpu() { nm -C "$1" 2>/dev/null | grep ' [Tt] cadre::RealCudaApi()' >/dev/null; }
 
-copy_program() {
-  strip -o "$2/$(basename "$1")" "$1"
-}
+copy_program() { strip -o "$2/$(basename "$1")" "$1"; }
 
 for name in cadre cadre-coordinator cadre-aggregator cadre-worker; do
   [ -x "$build/bin/$name" ] || fail "$build/bin/$name is not built"
@@ -86,16 +82,12 @@ missing=$(loaded_by "$stage"/bin/* "$stage"/tests/* | sed -n 's/^[[:space:]]*\(.
 [ -z "$missing" ] || fail "programs need libraries that are not installed: $missing"
 
 cp "$root/bench/gpu_check.sh" "$root/bench/gpu_check.py" "$stage/"
-if [ -d "$root/bench/gpu" ]; then
-  mkdir -p "$stage/bench"
-  cp "$root"/bench/gpu/*.py "$stage/bench/"
-fi
-mkdir -p "$stage/source/model" "$stage/source/deploy"
+cp "$root"/bench/gpu/*.py "$stage/bench/"
 cp -r "$root/model/zoo" "$stage/source/model/"
 cp "$root"/deploy/*.textproto "$stage/source/deploy/"
 # Writes bundle.json for gpu_check.py: tests with their arguments, benchmarks, commit and compiler.
 python3 - "$root" "$build" "$stage" "$(cached CADRE_CUDA_ARCHITECTURES)" "${tests[@]}" <<'PYTHON'
-import datetime, gzip, json, pathlib, shutil, struct, subprocess, sys
+import datetime, gzip, json, math, pathlib, re, shutil, struct, subprocess, sys
 
 root, build, stage = (pathlib.Path(word) for word in sys.argv[1:4])
 architectures, names = sys.argv[4], sys.argv[5:]
@@ -124,12 +116,9 @@ def shorten(source, target, items):
     """Copies an IDX file with its first items only."""
     data = gzip.decompress(source.read_bytes())
     sizes = struct.unpack(f">{data[3]}I", data[4 : 4 + 4 * data[3]])
-    begin, item = 4 + 4 * data[3], 1
-    for size in sizes[1:]:
-        item *= size
     items = min(items, sizes[0])
-    head = data[:4] + struct.pack(">I", items) + data[8:begin]
-    target.write_bytes(gzip.compress(head + data[begin : begin + items * item], mtime=0))
+    end = 4 + 4 * len(sizes) + items * math.prod(sizes[1:])
+    target.write_bytes(gzip.compress(data[:4] + struct.pack(">I", items) + data[8:end], mtime=0))
 
 
 images = pathlib.Path("/usr/share/datasets/fashion-mnist")
@@ -150,25 +139,17 @@ tests = [
 
 # Lines of bench/gpu/commands.txt: a name, seconds, and the command; {bundle} is the bundle's folder.
 benches = []
-commands_file = root / "bench/gpu/commands.txt"
-if commands_file.exists():
-    for line in commands_file.read_text().splitlines():
-        if line.strip() and not line.startswith("#"):
-            name, seconds, *command = line.split()
-            benches.append({"name": name, "seconds": float(seconds), "command": command})
+for line in (root / "bench/gpu/commands.txt").read_text().splitlines():
+    if line.strip() and not line.startswith("#"):
+        name, seconds, *command = line.split()
+        benches.append({"name": name, "seconds": float(seconds), "command": command})
 
-compiler = next(
-    (path for path in build.glob("CMakeFiles/*/CMakeCUDACompiler.cmake")), None
-)
-nvcc = ""
-if compiler:
-    for line in compiler.read_text().splitlines():
-        if line.startswith("set(CMAKE_CUDA_COMPILER_VERSION "):
-            nvcc = line.split('"')[1]
+compiler = "".join(path.read_text() for path in build.glob("CMakeFiles/*/CMakeCUDACompiler.cmake"))
+version = re.search(r'^set\(CMAKE_CUDA_COMPILER_VERSION "(.*?)"', compiler, re.MULTILINE)
 about = {
     "commit": output_of("git", "describe", "--always", "--dirty", "--abbrev=12"),
     "built": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-    "nvcc": nvcc,
+    "nvcc": version[1] if version else "",
     "architectures": architectures,
     "tests": tests,
     "benches": benches,

@@ -9,6 +9,7 @@ started; 4 nothing failed, but something was skipped. Needs only Python's standa
 import argparse
 import array
 import collections
+import contextlib
 import ctypes
 import datetime
 import glob
@@ -107,9 +108,8 @@ def find_gpu():
 def library_folders():
     """Folders of this machine with the vendor's libraries, from Python wheels or a toolkit."""
     candidates = []
-    places = [*site.getsitepackages(), site.getusersitepackages(), *sys.path]
-    for place in dict.fromkeys(places):
-        candidates += sorted(glob.glob(os.path.join(place or ".", "nvidia", "*", "lib")))
+    for folder in [*site.getsitepackages(), site.getusersitepackages(), *sys.path]:
+        candidates += sorted(glob.glob(os.path.join(folder or ".", "nvidia", "*", "lib")))
     candidates += ["/usr/local/cuda/lib64"]
     return [
         folder
@@ -120,21 +120,26 @@ def library_folders():
 
 def library_version(folders, library, function, by_pointer=False):
     """The version that a library reports, and its file; None if it cannot be loaded."""
-    for path in [*(os.path.join(folder, library) for folder in folders), library]:
-        if os.path.isabs(path) and not os.path.exists(path):
-            continue
+    paths = [os.path.join(folder, library) for folder in folders]
+    for path in [*filter(os.path.exists, paths), library]:
         try:
-            loaded = ctypes.CDLL(path)
+            get = getattr(ctypes.CDLL(path), function)
         except OSError:
             continue
-        if by_pointer:
-            version = ctypes.c_int(0)
-            getattr(loaded, function)(ctypes.byref(version))
-            return {"version": version.value, "file": path}
-        get = getattr(loaded, function)
         get.restype = ctypes.c_size_t
-        return {"version": get(), "file": path}
+        version = ctypes.c_int(0)
+        returned = get(ctypes.byref(version)) if by_pointer else get()
+        return {"version": version.value if by_pointer else returned, "file": path}
     return None
+
+
+def json_lines(output):
+    """The lines of an output that are JSON objects."""
+    found = []
+    for line in output.splitlines():
+        with contextlib.suppress(json.JSONDecodeError):
+            found += [json.loads(line)] if line.startswith("{") else []
+    return found
 
 
 def priority(test):
@@ -175,14 +180,10 @@ class Check:
             return Outcome(None, 0.0, "", True)
         begin = time.monotonic()
         process = subprocess.Popen(
-            [str(word) for word in command],
-            cwd=self.work,
-            env=self.environment(own_libraries),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            [str(word) for word in command], cwd=self.work, env=self.environment(own_libraries),
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             start_new_session=True,
-        )
+        )  # fmt: skip
         timed_out = False
         try:
             output, _ = process.communicate(timeout=limit)
@@ -199,31 +200,25 @@ class Check:
         return Outcome(process.returncode, time.monotonic() - begin, text, timed_out)
 
     def add(self, section, name, result, seconds=0.0, reason="", output=""):
-        record = {
-            "section": section,
-            "name": name,
-            "result": result,
-            "seconds": round(seconds, 2),
-            "reason": reason,
-        }
+        record = {"section": section, "name": name, "result": result,
+                  "seconds": round(seconds, 2), "reason": reason}  # fmt: skip
         if result == "fail" and output:
             record["output"] = output[-6000:]
         self.records.append(record)
         print(f"{result:5} {seconds:7.1f} s  {section}/{name}{': ' if reason else ''}{reason}")
         sys.stdout.flush()
 
-    def add_outcome(self, section, name, outcome, ok=None):
+    def add_outcome(self, section, name, outcome, ok=""):
         """Adds the record of a command that should exit with 0."""
         if outcome.code is None:
-            self.add(section, name, "skip", reason="no time was left")
+            result, reason = "skip", "no time was left"
         elif outcome.timed_out:
-            reason = f"exceeded its limit of {outcome.seconds:.0f} s"
-            self.add(section, name, "fail", outcome.seconds, reason, outcome.output)
+            result, reason = "fail", f"exceeded its limit of {outcome.seconds:.0f} s"
         elif outcome.code != 0:
-            reason = f"exit code {outcome.code}"
-            self.add(section, name, "fail", outcome.seconds, reason, outcome.output)
+            result, reason = "fail", f"exit code {outcome.code}"
         else:
-            self.add(section, name, "pass", outcome.seconds, ok or "")
+            result, reason = "pass", ok
+        self.add(section, name, result, outcome.seconds, reason, outcome.output)
 
     # The sections.
 
@@ -239,11 +234,13 @@ class Check:
     def tests(self):
         for test in sorted(self.about["tests"], key=priority):
             results = self.work / f"{test['name']}.xml"
-            arguments = [word.replace("{bundle}", str(self.bundle)) for word in test["arguments"]]
-            command = [self.bundle / "tests" / test["name"], *arguments]
-            outcome = self.run([*command, f"--gtest_output=xml:{results}"],
+            outcome = self.run([*self.command_of(test), f"--gtest_output=xml:{results}"],
                                TEST_LIMITS.get(test["name"], TEST_LIMIT))
             self.add_cases(test["name"], outcome, results)
+
+    def command_of(self, test):
+        arguments = [word.replace("{bundle}", str(self.bundle)) for word in test["arguments"]]
+        return [self.bundle / "tests" / test["name"], *arguments]
 
     def add_cases(self, program, outcome, results):
         """Adds a record for each case, and one for the program if it failed outside of its cases."""
@@ -303,37 +300,29 @@ class Check:
             logs = [f"{path.name}: {path.read_text(errors='replace')[-1200:]}"
                     for path in sorted(folder.rglob("*.log"))]
             outcome = outcome._replace(output="\n".join([*logs, outcome.output]))
-        lines = [line for line in outcome.output.splitlines() if line.startswith("{")]
-        try:
-            return outcome, json.loads(lines[-1]) if lines else None
-        except json.JSONDecodeError:
-            return outcome, None
+        return outcome, next(reversed(json_lines(outcome.output)), None)
 
     def ranks(self):
         """A small run on 1, 2 and 4 workers of this GPU ends with the weights of a run on the CPU."""
         reference = self.work / "checkpoint-cpu"
-        outcome, _ = self.local(
-            self.ranks_spec("AUTO"), 60, "--device", "cpu", "--checkpoint", reference
-        )
-        if outcome.code != 0 or outcome.timed_out:
-            self.add_outcome("ranks", "reference on the CPU", outcome)
+        if not self.train("reference on the CPU", "AUTO", reference, "--device", "cpu"):
             return
         for mesh, collectives in RANKS:
             name = f"{mesh} {collectives.lower()}"
             folder = self.work / f"checkpoint-{mesh}-{collectives}"
-            outcome, _ = self.local(
-                self.ranks_spec(collectives), 60, "--device", "cuda", "--mesh", mesh,
-                "--checkpoint", folder
-            )
-            if outcome.code != 0 or outcome.timed_out:
-                self.add_outcome("ranks", name, outcome)
-            else:
+            outcome = self.train(name, collectives, folder, "--device", "cuda", "--mesh", mesh)
+            if outcome:
                 self.compare(name, outcome, reference, folder)
 
-    def ranks_spec(self, collectives):
+    def train(self, name, collectives, checkpoint, *flags):
+        """The outcome of the small run; after a failure, adds a record and returns None."""
         spec = self.work / f"ranks-{collectives}.textproto"
         spec.write_text(RANKS_SPEC.replace("COLLECTIVES", collectives))
-        return spec
+        outcome, _ = self.local(spec, 60, "--checkpoint", checkpoint, *flags)
+        if outcome.code == 0 and not outcome.timed_out:
+            return outcome
+        self.add_outcome("ranks", name, outcome)
+        return None
 
     def compare(self, name, outcome, reference, folder):
         try:
@@ -353,17 +342,14 @@ class Check:
             return
         spec = self.work / "demo-gpu.textproto"
         data = self.bundle / "data/fashion-mnist"
-        spec.write_text(
-            source.read_text().replace("/usr/share/datasets/fashion-mnist", str(data))
-        )
+        spec.write_text(source.read_text().replace("/usr/share/datasets/fashion-mnist", str(data)))
         flags = ("--groups", "2", "--ranks", "2", "--aggregators", "2", "--device", "cuda")
         outcome, summary = self.local(spec, 150, *flags)
+        ok = ""
         if outcome.code == 0 and summary is not None:
             self.bench_lines.append({"program": "demo", **summary})
             ok = f"test accuracy {summary['test_accuracy']}, {summary['samples_per_second']:.0f} samples/s"
-            self.add_outcome("demo", "2 groups x 2 ranks", outcome, ok)
-        else:
-            self.add_outcome("demo", "2 groups x 2 ranks", outcome)
+        self.add_outcome("demo", "2 groups x 2 ranks", outcome, ok)
 
     def bench(self):
         """Runs the benchmarks that the bundle lists and keeps their lines of JSON."""
@@ -376,25 +362,17 @@ class Check:
             ]
             # PyTorch has its own copies of the libraries.
             outcome = self.run(words, bench["seconds"], own_libraries=words[0] != "python3")
-            lines = 0
-            for line in outcome.output.splitlines():
-                if line.startswith("{"):
-                    try:
-                        self.bench_lines.append({"program": bench["name"], **json.loads(line)})
-                        lines += 1
-                    except json.JSONDecodeError:
-                        pass
-            if outcome.code == 0 and lines == 0:
+            lines = json_lines(outcome.output)
+            self.bench_lines += [{"program": bench["name"], **line} for line in lines]
+            if outcome.code == 0 and not lines:
                 self.add("bench", bench["name"], "fail", outcome.seconds,
                          "printed no line of JSON", outcome.output)
             else:
-                self.add_outcome("bench", bench["name"], outcome, f"{lines} lines")
+                self.add_outcome("bench", bench["name"], outcome, f"{len(lines)} lines")
 
     def sanitizer(self):
         """Memory errors and races of the kernels, if the tool is installed and the machine permits it."""
-        tool = shutil.which("compute-sanitizer") or shutil.which(
-            "compute-sanitizer", path="/usr/local/cuda/bin"
-        )
+        tool = shutil.which("compute-sanitizer", path=os.environ["PATH"] + ":/usr/local/cuda/bin")
         tests = [test for test in self.about["tests"] if test["name"].startswith("kernels")]
         for test in tests:
             for kind in ("memcheck", "racecheck"):
@@ -407,10 +385,8 @@ class Check:
         if tool is None:
             self.add("sanitizer", name, "skip", reason="compute-sanitizer is not on this machine")
             return
-        arguments = [word.replace("{bundle}", str(self.bundle)) for word in test["arguments"]]
-        outcome = self.run(
-            [tool, "--tool", kind, "--error-exitcode", "99", "--print-limit", "20",
-             self.bundle / "tests" / test["name"], *arguments], 90)
+        outcome = self.run([tool, "--tool", kind, "--error-exitcode", "99", "--print-limit", "20",
+                            *self.command_of(test)], 90)
         if "Device not supported" in outcome.output:
             reason = "compute-sanitizer does not support this machine's device"
             self.add("sanitizer", name, "skip", outcome.seconds, reason)
@@ -472,9 +448,7 @@ class Check:
         self.print_table(report)
         if counts["fail"]:
             return 1
-        if self.gpu is None:
-            return 3
-        return 4 if counts["skip"] else 0
+        return 3 if self.gpu is None else 4 if counts["skip"] else 0
 
     def print_table(self, report):
         by_section = collections.defaultdict(collections.Counter)
@@ -489,10 +463,8 @@ class Check:
             if record["result"] != "pass":
                 print(f"{record['result']}: {record['section']}/{record['name']}: {record['reason']}")
         counts = report["counts"]
-        print(
-            f"{report['machine']['card'] or 'no GPU'}: {counts['pass']} passed, {counts['fail']} failed,"
-            f" {counts['skip']} skipped in {report['seconds']:.0f} s; {self.options.out}"
-        )
+        print(f"{self.gpu or 'no GPU'}: {counts['pass']} passed, {counts['fail']} failed,"
+              f" {counts['skip']} skipped in {report['seconds']:.0f} s; {self.options.out}")
 
 
 RANKS_SPEC = """

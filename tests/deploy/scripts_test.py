@@ -5,6 +5,7 @@ usage: scripts_test.py REPOSITORY
 """
 
 import pathlib
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -75,6 +76,22 @@ class ScriptsTest(unittest.TestCase):
                 result = run("bash", *command)
                 self.assertNotEqual(result.returncode, 0)
                 self.assertIn(text, result.stderr)
+
+
+    def test_gpu_check_in_any_folder(self):
+        source = ROOT / "bench/gpu_check.sh"
+        with tempfile.TemporaryDirectory() as name:
+            folder = pathlib.Path(name)
+            (folder / "link").symlink_to(source)
+            self.assertIn("usage: gpu_check.sh", run("bash", folder / "link", "--help").stdout)
+            copy = shutil.copy(source, folder / "copy")
+            self.assertIn("neither beside this script", run("bash", copy, "--help").stderr)
+            (folder / "cadre-gpu").mkdir()
+            shutil.copy(ROOT / "bench/gpu_check.py", folder / "cadre-gpu")
+            self.assertEqual(run("tar", "-C", name, "-czf", f"{name}/b.tar.gz", "cadre-gpu").returncode, 0)
+            for bundle in ("cadre-gpu", "b.tar.gz"):
+                result = run("bash", copy, folder / bundle)
+                self.assertIn(f"{bundle} is not a bundle", result.stderr)
 
 
 class ConfigureTest(unittest.TestCase):
