@@ -8,18 +8,18 @@ run and, last, two verdicts:
 
     bench/discrepancy_sweep.py --bin build/bin --output discrepancy.jsonl
 
-One is against one group with the same batch in a step (how Lee et al. 2020 compare: more groups are
-fewer steps of each in an epoch); the other against the same groups at H = 1, averaging after every step,
-which is synchronous SGD on the global batch, G times as large, and leaves only what drift costs.
+The first verdict compares with one group that has the same batch in a step, as Lee et al. 2020 do: with more
+groups each takes fewer steps in an epoch. The second compares with the same groups at H = 1. Averaging after
+every step is synchronous SGD on the global batch, G times as large, so only the cost of drift is left.
 
 A point (G, H) is recommended if the status of the run recommends it at the end ("the groups agree"): its
-smoothed discrepancy is at most 1, and H is within the bound for so many steps. A verdict counts how many
-of these keep their accuracy within the bound (0.5 % by default) and, of the next steps
-beyond them (more groups, or the next H, no longer recommended), how many do not. Accuracies are
-means over seeds; `spread` is the largest difference between two seeds of one point; smaller differences
-are not significant.
+smoothed discrepancy is at most 1, and H is within the bound for the number of steps. A verdict counts how many
+of these points keep their accuracy within --bound. It also counts how many do not, of the points that are one
+step beyond them (more groups, or the next H) and not recommended. Accuracies are means over seeds; `spread` is
+the largest difference between two seeds of one point; smaller differences are not significant.
 """
 import argparse
+import itertools
 import json
 import os
 import re
@@ -93,10 +93,7 @@ def parse():
 def points(args):
     """(G, H); H is 0 for a single group, which does not average."""
     yield 1, 0
-    for groups in args.groups:
-        for steps in args.steps:
-            if groups > 1:
-                yield groups, steps
+    yield from itertools.product([g for g in args.groups if g > 1], args.steps)
 
 
 def spec(args, groups, steps, seed):
@@ -144,11 +141,11 @@ def load(args):
 
 
 def measure(args):
-    there = load(args)
+    recorded = load(args)
     lines = []
     for groups, steps in points(args):
         for seed in args.seeds:
-            line = there.get((groups, steps, seed))
+            line = recorded.get((groups, steps, seed))
             if line is None:
                 line = train(args, groups, steps, seed)
                 if args.output:
@@ -163,21 +160,18 @@ class Point:
     """The runs of one (G, H)."""
 
     def __init__(self, lines):
-        self.accuracy = statistics.mean(l["accuracy"] for l in lines)
         accuracies = [l["accuracy"] for l in lines]
+        self.accuracy = statistics.mean(accuracies)
         self.spread = max(accuracies) - min(accuracies)
         known = [l["discrepancy"] for l in lines if l["discrepancy"] is not None]
         self.discrepancy = statistics.mean(known) if known else None
         agree = [l["recommendation"].startswith("the groups agree") for l in lines]
-        self.agreed = sum(agree) * 2 > len(agree)
-
-    def recommended(self):
-        return self.agreed
+        self.recommended = sum(agree) * 2 > len(agree)
 
 
 def beyond(args, table):
     """Points that are not recommended and are one step from a recommended one (or from one group)."""
-    def before(groups, steps):
+    def previous(groups, steps):
         i = args.steps.index(steps)
         if i > 0:
             yield groups, args.steps[i - 1]
@@ -185,9 +179,9 @@ def beyond(args, table):
         yield (max(fewer), steps) if fewer else (1, 0)
 
     for (groups, steps), point in table.items():
-        if groups == 1 or point.recommended():
+        if groups == 1 or point.recommended:
             continue
-        if any(p == (1, 0) or table[p].recommended() for p in before(groups, steps)):
+        if any(p == (1, 0) or table[p].recommended for p in previous(groups, steps)):
             yield groups, steps
 
 
@@ -200,13 +194,13 @@ def verdict(args, lines, against):
     runs = {}
     for line in lines:
         runs.setdefault((line["groups"], line["steps"]), []).append(line)
-    table = {key: Point(of) for key, of in runs.items()}
+    table = {key: Point(seeds) for key, seeds in runs.items()}
     lost = {}
     for key, point in table.items():
         reference = AGAINST[against](*key)
         if key != (1, 0) and reference in table:
             lost[key] = table[reference].accuracy - point.accuracy
-    advised = [k for k in lost if table[k].recommended()]
+    advised = [k for k in lost if table[k].recommended]
     next_steps = [k for k in beyond(args, table) if k in lost]
 
     def show(keys):

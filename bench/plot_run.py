@@ -36,14 +36,12 @@ class Curves:
     group_loss: dict = dataclasses.field(default_factory=dict)
     accuracy: dict = dataclasses.field(default_factory=dict)
 
-    def epoch_of(self, step):
-        """The epoch of a step if the run states its length in epochs, else the step."""
-        if self.total_steps and self.total_epochs:
-            return step * self.total_epochs / self.total_steps
-        return step
-
     def in_epochs(self):
         return bool(self.total_steps and self.total_epochs)
+
+    def epoch_of(self, step):
+        """The epoch of a step if the run states its length in epochs, else the step."""
+        return step * self.total_epochs / self.total_steps if self.in_epochs() else step
 
 
 def field(message, name, default=0.0):

@@ -245,7 +245,7 @@ def commands(args, model, precision):
 
 def compare(args, model, precision, deadline):
     turns = commands(args, model, precision)
-    seen = {name: [] for name in turns}
+    lines = {name: [] for name in turns}
     failures = {}
     for round_number in range(args.rounds):
         if round_number > 0 and deadline and time.monotonic() > deadline:
@@ -257,21 +257,19 @@ def compare(args, model, precision, deadline):
             if failure:
                 failures[name] = failure
             else:
-                seen[name].append(line)
-    speeds = {name: statistics.median(line["samples_per_second"] for line in lines)
-              for name, lines in seen.items() if lines}
+                lines[name].append(line)
+    speeds = {name: statistics.median(line["samples_per_second"] for line in runs)
+              for name, runs in lines.items() if runs}
     others = {name: speed for name, speed in speeds.items() if name != "cadre"}
     best = max(others, key=others.get) if others else None
     result = {"bench": "gpu_step_vs_torch", "model": model, "precision": precision,
               "batch": args.batch or BATCHES[model],
-              "rounds": min((len(lines) for lines in seen.values() if lines), default=0)}
+              "rounds": min((len(runs) for runs in lines.values() if runs), default=0)}
     if best and "cadre" in speeds:
         result["ratio"] = round(speeds["cadre"] / others[best], 3)
         result["against"] = best
     result["samples_per_second"] = {name: round(speed, 1) for name, speed in speeds.items()}
-    for name, lines in seen.items():
-        if lines:
-            result[name] = lines[-1]
+    result |= {name: runs[-1] for name, runs in lines.items() if runs}
     if failures:
         result["failures"] = failures
     return result
