@@ -11,7 +11,7 @@
 #   --fuzz-seconds N duration of fuzzing for each file reader (default 3)
 #   --cuda           require the CUDA back end; without an installed toolkit this downloads 1.1 GB
 #   --no-cuda        do not build the CUDA back end; the default is to build it if a toolkit is
-#                    installed. Neither needs a GPU: the tests that need one are skipped
+#                    installed. Building it needs no GPU; tests that need a GPU are skipped without one
 #   --skip-setup     install nothing
 #
 # Exits with 0 only if at least one test passed and none failed.
@@ -63,14 +63,14 @@ if [ -n "$setup" ]; then
   groups=(all)
   [ "$cuda" != ON ] || groups+=(cuda)
   bash deploy/setup.sh "${groups[@]}"
-  # A test that misses a program which setup.sh installs fails instead of being skipped.
+  # With this variable a test fails, instead of being skipped, if a program that setup.sh installs is not found.
   export CADRE_REQUIRE_TOOLS=1
 fi
 
 step "2 of 4: building everything into ${build#"$root"/} (minutes the first time)"
 bash deploy/build.sh --dir "$build" --type "$type" --tests --sanitize "$sanitize" --cuda "$cuda"
 # Only CTest uses the number, so nothing is rebuilt.
-configured=$(cmake -DCADRE_FUZZ_SECONDS="$fuzz_seconds" "$build")
+cmake_output=$(cmake -DCADRE_FUZZ_SECONDS="$fuzz_seconds" "$build")
 
 # An error report ends the process, so that CTest counts it as a failure.
 export ASAN_OPTIONS=halt_on_error=1:detect_leaks=1
@@ -99,5 +99,5 @@ step "4 of 4: the slow tests, with real processes and real training"
 run_tests slow --label-exclude '^fast$'
 
 step "done"
-sed -n 's/^-- CUDA back end: not built, /skipped: CUDA back end: /p' <<<"$configured"
+sed -n 's/^-- CUDA back end: not built, /skipped: CUDA back end: /p' <<<"$cmake_output"
 exec python3 tests/count_results.py --cases "$results/cases" "$results"/*.xml
