@@ -60,13 +60,9 @@ class ReadTest(unittest.TestCase):
 
     def test_epochs_if_the_run_states_its_length(self):
         curves = plot_run.read(lines(updates()))
-        self.assertTrue(curves.in_epochs())
-        self.assertEqual(curves.epoch_of(50), 1.0)
-
-    def test_steps_otherwise(self):
+        self.assertEqual((curves.in_epochs(), curves.epoch_of(50)), (True, 1.0))
         curves = plot_run.read(['{"run": {"step": 7, "loss": 1}}'])
-        self.assertFalse(curves.in_epochs())
-        self.assertEqual(curves.epoch_of(7), 7)
+        self.assertEqual((curves.in_epochs(), curves.epoch_of(7)), (False, 7))
 
     def test_reads_camel_case_and_numbers_in_strings(self):
         run = '{"step": "8", "totalSteps": "16", "totalEpochs": 2, "loss": 1}'
@@ -87,12 +83,13 @@ class ReadTest(unittest.TestCase):
         self.assertEqual(len(curves.loss), 10)
 
     def test_reports_a_bad_line_in_the_middle(self):
-        with self.assertRaisesRegex(plot_run.InputError, "line 1 is not JSON"):
-            plot_run.read(["step 1 loss 2"] + lines(updates()))
-        with self.assertRaisesRegex(plot_run.InputError, "line 1 is not a status update but list"):
-            plot_run.read(["[1]"])
-        with self.assertRaisesRegex(plot_run.InputError, "line 1 is not a status update: "):
-            plot_run.read(['{"run": {"step": "many"}}'])
+        for line, error in (
+            ("step 1 loss 2", "is not JSON"),
+            ("[1]", "is not a status update but list"),
+            ('{"run": {"step": "many"}}', "is not a status update: "),
+        ):
+            with self.assertRaisesRegex(plot_run.InputError, "line 1 " + error):
+                plot_run.read([line] + lines(updates()))
 
     def test_smoothing_keeps_a_constant_and_the_length(self):
         self.assertEqual(plot_run.smooth([2.0] * 7), [2.0] * 7)

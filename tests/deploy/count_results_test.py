@@ -48,33 +48,27 @@ class CountResultsTest(unittest.TestCase):
         )
         self.assertEqual((code, line), (0, "8 passed, 0 failed, 0 skipped"))
 
-    def test_failed_and_skipped_cases(self):
-        output = "[  PASSED  ] 1 test.\n[  SKIPPED ] 2 tests, listed:\n[  FAILED  ] 3 tests, listed:\n"
-        code, line, text = count([case("a_test", "fail", output)])
-        self.assertEqual((code, line), (1, "1 passed, 3 failed, 2 skipped"))
-        self.assertIn("failed: a_test", text)
-
-    def test_crash_after_the_summary_is_a_failure(self):
-        code, line, _ = count([case("a", "fail", "[  PASSED  ] 5 tests.\nSanitizer: leak\n")])
-        self.assertEqual((code, line), (1, "5 passed, 1 failed, 0 skipped"))
-
-    def test_program_that_cannot_start_is_a_failure(self):
-        inner = '<skipped message="Unable to find executable"/>'
-        code, line, _ = count([case("a", "notrun", inner=inner)])
-        self.assertEqual((code, line), (1, "0 passed, 1 failed, 0 skipped"))
-
-    def test_skipped_and_disabled_programs(self):
-        inner = '<skipped message="SKIP_RETURN_CODE=77"/>'
-        code, line, _ = count(
-            [case("a", "notrun", inner=inner), case("b", "disabled"), case("c", "run")]
-        )
-        self.assertEqual((code, line), (0, "1 passed, 0 failed, 2 skipped"))
-
-    def test_program_with_all_cases_skipped(self):
-        output = "[  PASSED  ] 0 tests.\n[  SKIPPED ] 3 tests, listed below:\n"
-        inner = '<skipped message="SKIP_REGULAR_EXPRESSION_MATCHED"/>'
-        code, line, _ = count([case("a", "notrun", output, inner), case("b", "run")])
-        self.assertEqual((code, line), (0, "1 passed, 0 failed, 3 skipped"))
+    def test_failed_and_skipped_programs(self):
+        two_skipped = "[  SKIPPED ] 2 tests, listed:\n[  FAILED  ] 3 tests, listed:\n"
+        skipped = '<skipped message="SKIP_RETURN_CODE=77"/>'
+        all_skipped = '<skipped message="SKIP_REGULAR_EXPRESSION_MATCHED"/>'
+        for name, exit_code, result, *cases in (
+            ("failed and skipped cases", 1, "1 passed, 3 failed, 2 skipped",
+             case("a", "fail", "[  PASSED  ] 1 test.\n" + two_skipped)),
+            ("a crash after the summary is a failure", 1, "5 passed, 1 failed, 0 skipped",
+             case("a", "fail", "[  PASSED  ] 5 tests.\nSanitizer: leak\n")),
+            ("a program that cannot start is a failure", 1, "0 passed, 1 failed, 0 skipped",
+             case("a", "notrun", inner='<skipped message="Unable to find executable"/>')),
+            ("skipped and disabled programs", 0, "1 passed, 0 failed, 2 skipped",
+             case("a", "notrun", inner=skipped), case("b", "disabled"), case("c", "run")),
+            ("a program with all cases skipped", 0, "1 passed, 0 failed, 3 skipped",
+             case("a", "notrun", "[  PASSED  ] 0 tests.\n[  SKIPPED ] 3 tests, listed\n", all_skipped),
+             case("b", "run")),
+            ("no result is a failure", 1, "0 passed, 0 failed, 0 skipped"),
+        ):  # fmt: skip
+            with self.subTest(name):
+                self.assertEqual(count(cases)[:2], (exit_code, result))
+        self.assertIn("failed: a_test", count([case("a_test", "fail")])[2])
 
     def test_lists_skipped_cases_with_reasons(self):
         text = (
@@ -107,9 +101,6 @@ class CountResultsTest(unittest.TestCase):
         _, line, text = count([case("a", "run", output)])
         self.assertEqual(line, "1 passed, 0 failed, 2 skipped")
         self.assertIn("skipped: A.{test_b,test_c}: no kubectl\n", text)
-
-    def test_no_result_is_a_failure(self):
-        self.assertEqual(count([])[:2], (1, "0 passed, 0 failed, 0 skipped"))
 
     def test_without_files_prints_the_usage(self):
         code, _, text = count()

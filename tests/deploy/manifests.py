@@ -55,16 +55,16 @@ def label(item):
     return f"{item['kind']}/{item['metadata']['name']}"
 
 
-def of(objects, *kinds):
+def of_kind(objects, *kinds):
     return [item for item in objects if item["kind"] in kinds]
 
 
 def find(objects, kind, name):
-    return next((i for i in of(objects, kind) if i["metadata"]["name"] == name), None)
+    return next((i for i in of_kind(objects, kind) if i["metadata"]["name"] == name), None)
 
 
 def workloads(objects):
-    return of(objects, "StatefulSet", "Job")
+    return of_kind(objects, "StatefulSet", "Job")
 
 
 def template(workload):
@@ -142,7 +142,7 @@ def check_schema(objects, schemas):
 
 
 def check_names(objects):
-    namespaces = list(of(objects, "Namespace"))
+    namespaces = list(of_kind(objects, "Namespace"))
     if not namespaces:
         yield "there is no Namespace"
     for namespace in namespaces:
@@ -155,7 +155,7 @@ def check_names(objects):
 
 
 def check_selectors(objects):
-    for workload in of(objects, "StatefulSet"):
+    for workload in of_kind(objects, "StatefulSet"):
         if workload not in selected(objects, workload["spec"]["selector"]["matchLabels"]):
             yield f"{label(workload)}: does not select its own pods"
         service = find(objects, "Service", workload["spec"]["serviceName"])
@@ -164,7 +164,7 @@ def check_selectors(objects):
         elif workload not in selected(objects, service["spec"]["selector"]):
             yield f"{label(workload)}: {label(service)} does not select its pods"
     covered = []
-    for budget in of(objects, "PodDisruptionBudget"):
+    for budget in of_kind(objects, "PodDisruptionBudget"):
         found = selected(objects, budget["spec"]["selector"]["matchLabels"])
         covered += found
         if len(found) != 1:
@@ -175,7 +175,7 @@ def check_selectors(objects):
 
 
 def check_jobs(objects):
-    for job in of(objects, "Job"):
+    for job in of_kind(objects, "Job"):
         spec, name = job["spec"], label(job)
         rules = spec.get("podFailurePolicy", {}).get("rules", [])
         ignored = [c["type"] for r in rules if r["action"] == "Ignore" for c in r["onPodConditions"]]
@@ -188,7 +188,7 @@ def check_jobs(objects):
             yield f"{name}: must be Indexed, with as many completions as parallel pods"
         if template(job)["spec"].get("restartPolicy") != "Never":
             yield f"{name}: podFailurePolicy needs restartPolicy: Never"
-        for budget in of(objects, "PodDisruptionBudget"):
+        for budget in of_kind(objects, "PodDisruptionBudget"):
             if job in selected(objects, budget["spec"]["selector"]["matchLabels"]):
                 minimum = budget["spec"].get("minAvailable")
                 if not isinstance(minimum, int) or minimum >= spec["parallelism"]:
@@ -196,7 +196,7 @@ def check_jobs(objects):
 
 
 def check_ports(objects):
-    for service in of(objects, "Service"):
+    for service in of_kind(objects, "Service"):
         targets = selected(objects, service["spec"]["selector"])
         if not targets:
             yield f"{label(service)}: selects no pod"
@@ -280,7 +280,7 @@ VOLUMES = {"name", "configMap", "emptyDir", "persistentVolumeClaim", "projected"
 
 
 def check_security(objects):
-    for account in of(objects, "ServiceAccount"):
+    for account in of_kind(objects, "ServiceAccount"):
         if account.get("automountServiceAccountToken") is not False:
             yield f"{label(account)}: automountServiceAccountToken must be false"
     for workload, container in pods(objects):
@@ -314,7 +314,7 @@ def edges(objects, direction):
     """(component of the policy, component of the peer, port) that the policies of a direction allow."""
     return {
         (own, other, port["port"])
-        for policy in of(objects, "NetworkPolicy")
+        for policy in of_kind(objects, "NetworkPolicy")
         if direction.title() in policy["spec"].get("policyTypes", [])
         for rule in policy["spec"].get(direction, [])
         for peer in rule["from" if direction == "ingress" else "to"]
@@ -326,12 +326,12 @@ def edges(objects, direction):
 
 
 def check_network(objects):
-    policies = [policy["spec"] for policy in of(objects, "NetworkPolicy")]
+    policies = [policy["spec"] for policy in of_kind(objects, "NetworkPolicy")]
     if {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]} not in policies:
         yield "network: no policy denies by default"
     if find(objects, "NetworkPolicy", "allow-dns") is None:
         yield "network: no policy allows DNS"
-    for policy in of(objects, "NetworkPolicy"):
+    for policy in of_kind(objects, "NetworkPolicy"):
         if not components(objects, policy["spec"]["podSelector"]):
             yield f"{label(policy)}: selects no pod"
     gpu = find(objects, "Job", "cadre-worker-gpu") is not None
