@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <ostream>
 #include <string>
 #include <vector>
@@ -39,14 +38,6 @@ struct Run {
 
 void PrintTo(const Run& run, std::ostream* out) {
   *out << run.name << " on " << run.ranks << " ranks";
-}
-
-std::string FixturesFolder() { return ArgumentOr("--fixtures=", "tests/torch"); }
-
-Fixtures OpenFixtures() {
-  auto fixtures = Fixtures::Open(FixturesFolder() + "/curves.safetensors");
-  CHECK(fixtures.ok()) << fixtures.status();
-  return *std::move(fixtures);
 }
 
 Curve ReadCurveNamed(const std::string& name) {
@@ -86,7 +77,7 @@ double ChangeOf(const Parameter& parameter, const std::vector<float>& from,
 }
 
 Difference Compare(const Curve& curve, const GroupResult& result) {
-  Fixtures fixtures = OpenFixtures();
+  Fixtures fixtures("curves.safetensors");
   const std::string prefix = curve.spec.name() + "/";
   const std::vector<float> losses = fixtures.Read(prefix + "losses");
   const std::vector<float> rounding = fixtures.Read(prefix + "rounding");
@@ -100,11 +91,12 @@ Difference Compare(const Curve& curve, const GroupResult& result) {
   }
   const std::vector<float> initial = InitialWeights(curve.index, curve.spec.seed());
   for (const Parameter& parameter : curve.index.parameters()) {
-    const std::vector<float> wanted = fixtures.Read(absl::StrCat(prefix, "moved/", parameter.name));
+    // The exact change, and the deviation of runs with rounding.
+    const std::vector<float> change = fixtures.Read(absl::StrCat(prefix, "moved/", parameter.name));
     const double difference =
-        std::abs(ChangeOf(parameter, initial, result.weights) / wanted[0] - 1);
+        std::abs(ChangeOf(parameter, initial, result.weights) / change[0] - 1);
     EXPECT_TRUE(std::isfinite(difference)) << parameter.name;
-    const double units = difference / (kChangeFloor + kRoundings * wanted[1]);
+    const double units = difference / (kChangeFloor + kRoundings * change[1]);
     if (units > worst.change_units) worst.parameter = parameter.name;
     worst.change = std::max(worst.change, difference);
     worst.change_units = std::max(worst.change_units, units);
@@ -117,7 +109,8 @@ class Curves : public testing::TestWithParam<Run> {};
 TEST_P(Curves, EqualTorch) {
   const Curve curve = ReadCurveNamed(GetParam().name);
   ASSERT_EQ(curve.spec.name(), GetParam().name);
-  ASSERT_EQ(CurveDigest(curve), OpenFixtures().texts().at(curve.spec.name() + "/digest"))
+  ASSERT_EQ(CurveDigest(curve),
+            Fixtures("curves.safetensors").texts().at(curve.spec.name() + "/digest"))
       << "the fixture was written for other weights or batches; write it again";
   const auto result = Train(curve, GetParam().ranks);
   ASSERT_TRUE(result.ok()) << result.status();

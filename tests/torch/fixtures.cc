@@ -3,18 +3,23 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/strip.h"
-#include "base/status.h"
 #include "glog/logging.h"
+#include "tests/equivalence/test_plans.h"
 
 namespace cadre {
 
-absl::StatusOr<Fixtures> Fixtures::Open(const std::string& path) {
-  CADRE_ASSIGN_OR_RETURN(SafetensorsFile file, SafetensorsFile::Open(path));
-  return Fixtures(std::move(file));
-}
+std::string FixturesFolder() { return ArgumentOr("--fixtures=", "tests/torch"); }
+
+Fixtures::Fixtures(const std::string& file)
+    : file_([&] {
+        auto opened = SafetensorsFile::Open(FixturesFolder() + "/" + file);
+        CHECK(opened.ok()) << opened.status();
+        return *std::move(opened);
+      }()) {}
 
 Shape Fixtures::ShapeOf(const std::string& name) const {
   const StoredTensor* tensor = file_.Find(name);
@@ -38,17 +43,17 @@ std::vector<std::string> Fixtures::NamesUnder(const std::string& prefix) const {
   return names;
 }
 
-double RelativeDifference(std::span<const float> got, std::span<const float> want) {
+double RelativeDifference(std::span<const float> actual, std::span<const float> expected) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
-  if (got.size() != want.size()) return kInfinity;
+  if (actual.size() != expected.size()) return kInfinity;
   double largest = 0;
   double difference = 0;
-  for (size_t i = 0; i < want.size(); ++i) {
-    const double of_element = std::abs(1.0 * got[i] - want[i]);
+  for (size_t i = 0; i < expected.size(); ++i) {
+    const double element = std::abs(1.0 * actual[i] - expected[i]);
     // A comparison with NaN is false, so NaN must be handled explicitly.
-    if (!std::isfinite(of_element)) return kInfinity;
-    difference = std::max(difference, of_element);
-    largest = std::max(largest, std::abs(1.0 * want[i]));
+    if (!std::isfinite(element)) return kInfinity;
+    difference = std::max(difference, element);
+    largest = std::max(largest, std::abs(1.0 * expected[i]));
   }
   return largest == 0 ? difference : difference / largest;
 }

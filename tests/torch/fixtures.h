@@ -1,24 +1,25 @@
 // Tensors by name from a file of tests/torch.
 //
-// Thread-compatible. A missing tensor is a bug of the test, or of the script that wrote the file,
-// and ends the test program.
+// Thread-compatible. A missing file or tensor is a bug of the test, or of the script that wrote the
+// file, and ends the test program.
 #pragma once
 
 #include <map>
 #include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
-#include "absl/status/statusor.h"
 #include "model/formats/safetensors.h"
 
 namespace cadre {
 
+// Folder of the fixtures and run files: the program's argument --fixtures=FOLDER.
+std::string FixturesFolder();
+
 class Fixtures {
  public:
-  // Errors: as SafetensorsFile::Open.
-  static absl::StatusOr<Fixtures> Open(const std::string& path);
+  // Opens a file of FixturesFolder().
+  explicit Fixtures(const std::string& file);
 
   bool Has(const std::string& name) const { return file_.Find(name) != nullptr; }
   // Requires: Has(name).
@@ -31,13 +32,11 @@ class Fixtures {
   const std::map<std::string, std::string>& texts() const { return file_.metadata(); }
 
  private:
-  explicit Fixtures(SafetensorsFile file) : file_(std::move(file)) {}
-
   SafetensorsFile file_;
 };
 
-// The largest difference, relative to the largest element of `want` (absolute if that is 0).
+// The largest difference, relative to the largest element of `expected` (absolute if that is 0).
 // Infinite if the sizes differ or a difference is not finite.
-double RelativeDifference(std::span<const float> got, std::span<const float> want);
+double RelativeDifference(std::span<const float> actual, std::span<const float> expected);
 
 }  // namespace cadre

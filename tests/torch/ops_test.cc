@@ -3,21 +3,32 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstdlib>
+#include <cmath>
+#include <limits>
 #include <map>
 #include <memory>
 #include <set>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "base/status.h"
+#include "glog/logging.h"
+#include "kernels/backend.h"
+#include "plan/ownership.h"
+#include "plan/tape.h"
 #include "tests/equivalence/test_plans.h"
 #include "tests/torch/fixtures.h"
-#include "tests/torch/one_layer.h"
 #include "tests/worker/expect.h"
+#include "worker/comm/mesh_communicators.h"
+#include "worker/nn/layer.h"
+#include "worker/nn/parameter_store.h"
 #include "worker/optim/slice_optimizer.h"
+#include "worker/transport/thread_transport.h"
 
 namespace cadre {
 namespace {
@@ -37,12 +48,160 @@ struct BackEnd {
   double tolerance;
 };
 
-std::string FixturesFolder() { return ArgumentOr("--fixtures=", "tests/torch"); }
+using Floats = std::vector<float>;
 
-Fixtures OpenFixtures() {
-  auto fixtures = Fixtures::Open(FixturesFolder() + "/ops.safetensors");
-  CHECK(fixtures.ok()) << fixtures.status();
-  return *std::move(fixtures);
+// The initial content of an output that must be overwritten.
+Floats Garbage(int64_t size) { return Floats(size, std::numeric_limits<float>::quiet_NaN()); }
+
+Floats BufferOf(const Tape& tape, int number) {
+  return Garbage(number < 0 ? 0 : tape.buffers[number].words);
+}
+
+int NumberOf(const Graph& graph, const std::string& name) {
+  for (int l = 0; l < graph.size(); ++l) {
+    if (graph[l].name == name) return l;
+  }
+  LOG(FATAL) << "layer " << name << " does not exist";
+}
+
+// The plan of one rank, without splits.
+Plan OneRankPlan(const Graph& graph, const ParameterIndex& index) {
+  Plan plan;
+  for (const GraphLayer& layer : graph.layers()) {
+    auto layouts = LayOut(layer, plan.mesh, {});
+    CHECK(layouts.ok()) << layouts.status();
+    plan.layers.push_back(*std::move(layouts));
+  }
+  plan.buckets = MakeBuckets(plan.layers, plan.mesh, index);
+  return plan;
+}
+
+// Executes one layer of a model on one rank: the layers, parameters and statistics of the worker,
+// with inputs and gradients from the test. Borrows the kernels.
+class OneLayer {
+ public:
+  // The layer `name` of `graph`, for batches of `samples`. Requires: the layer exists and is not
+  // the loss.
+  OneLayer(Graph graph, const std::string& name, int64_t samples, Backend& kernels);
+
+  const GraphLayer& layer() const { return graph_[number_]; }
+
+  std::span<float> Parameter(const std::string& name) { return TensorOf(name).value; }
+  std::span<float> Gradient(const std::string& name) { return TensorOf(name).gradient; }
+
+  absl::StatusOr<Floats> Forward(bool training, const std::vector<Floats>& x);
+  // Fills the parameters' gradients and returns the inputs' gradients (none for tokens).
+  // Requires: the call before was Forward in training, with `x`.
+  absl::StatusOr<std::vector<Floats>> Backward(const std::vector<Floats>& x, const Floats& dy);
+  // Updates the running statistics as the optimizer does at the end of a step; weights are
+  // unchanged.
+  void UpdateStatistics();
+
+ private:
+  // The operation of this kind on the layer; null if the tape has none.
+  const TapeOp* OpOf(const Tape& tape, TapeOpKind kind) const;
+  LocalTensor TensorOf(const std::string& name);
+
+  const Graph graph_;
+  const ParameterIndex index_;
+  const Plan plan_;
+  int number_ = 0;
+  Backend& kernels_;
+  const std::vector<std::unique_ptr<Transport>> transports_;
+  MeshCommunicators comms_;
+  ParameterStore store_;
+  const Tape training_;
+  const Tape evaluation_;
+  std::unique_ptr<Layer> layer_;
+  // Results of the latest forward.
+  Floats y_;
+  Floats saved_;
+};
+
+OneLayer::OneLayer(Graph graph, const std::string& name, int64_t samples, Backend& kernels)
+    : graph_(std::move(graph)),
+      index_(ParameterIndex::FromGraph(graph_)),
+      plan_(OneRankPlan(graph_, index_)),
+      number_(NumberOf(graph_, name)),
+      kernels_(kernels),
+      transports_(MakeThreadTransports(1, absl::Seconds(1))),
+      comms_(*transports_[0], plan_.mesh),
+      store_(index_, OwnershipOf(plan_, index_, 0), /*seed=*/1, kernels_),
+      training_(MakeTape(graph_, plan_, 0, samples, /*training=*/true)),
+      evaluation_(MakeTape(graph_, plan_, 0, samples, /*training=*/false)),
+      layer_(MakeLayer({.layer = graph_[number_],
+                        .layouts = plan_.layers[number_],
+                        .place = training_.regions[number_],
+                        .samples = samples,
+                        .number = number_,
+                        .kernels = kernels_,
+                        .comms = comms_,
+                        .parameters = store_.OfLayer(index_, number_)})) {
+  for (int b = 0; b < store_.buckets(); ++b) {
+    const std::span<float> gradients = store_.gradients(b);
+    std::fill(gradients.begin(), gradients.end(), std::numeric_limits<float>::quiet_NaN());
+  }
+}
+
+LocalTensor OneLayer::TensorOf(const std::string& name) {
+  const auto& parameters = layer().parameters;
+  const auto found = std::find_if(parameters.begin(), parameters.end(),
+                                  [&](const LayerParameter& p) { return p.name == name; });
+  CHECK(found != parameters.end()) << layer().name << " has no " << name;
+  return store_.OfLayer(index_, number_)[found - parameters.begin()];
+}
+
+const TapeOp* OneLayer::OpOf(const Tape& tape, TapeOpKind kind) const {
+  const auto found = std::find_if(tape.ops.begin(), tape.ops.end(), [&](const TapeOp& op) {
+    return op.kind == kind && op.layer == number_;
+  });
+  return found == tape.ops.end() ? nullptr : &*found;
+}
+
+absl::StatusOr<Floats> OneLayer::Forward(bool training, const std::vector<Floats>& x) {
+  const Tape& tape = training ? training_ : evaluation_;
+  const TapeOp& op = *CHECK_NOTNULL(OpOf(tape, TapeOpKind::kForward));
+  y_ = BufferOf(tape, op.y);
+  saved_ = BufferOf(tape, op.saved);
+  Floats scratch = BufferOf(tape, op.scratch);
+  LayerTensors tensors{.y = y_, .saved = saved_, .scratch = scratch};
+  for (const Floats& one : x) tensors.x.emplace_back(one);
+  CADRE_RETURN_IF_ERROR(layer_->Forward({.training = training, .seed = 1}, tensors));
+  return y_;
+}
+
+absl::StatusOr<std::vector<Floats>> OneLayer::Backward(const std::vector<Floats>& x,
+                                                       const Floats& dy) {
+  const TapeOp* found = OpOf(training_, TapeOpKind::kBackward);
+  // The gradient of every input equals the gradient of the output.
+  if (found == nullptr) return std::vector<Floats>(x.size(), dy);
+  const TapeOp& op = *found;
+  Floats scratch = BufferOf(training_, op.scratch);
+  LayerTensors tensors{.y = y_, .saved = saved_, .scratch = scratch, .dy = dy};
+  std::vector<Floats> dx;
+  for (size_t i = 0; i < op.dx.size(); ++i) dx.push_back(BufferOf(training_, op.dx[i]));
+  for (const Floats& one : x) tensors.x.emplace_back(one);
+  for (Floats& one : dx) {
+    tensors.dx.emplace_back(one);
+    tensors.wants_dx.push_back(!one.empty());
+  }
+  CADRE_RETURN_IF_ERROR(layer_->Backward({.training = true, .seed = 1}, tensors));
+  return dx;
+}
+
+void OneLayer::UpdateStatistics() {
+  v1::Optimizer optimizer;
+  optimizer.mutable_sgd();
+  const Floats momenta = StatisticMomenta(graph_, index_);
+  const StepNorms norms(optimizer, std::ssize(index_.parameters()));
+  for (int b = 0; b < store_.buckets(); ++b) {
+    SliceOptimizer slice(kernels_, optimizer, index_, momenta, store_.ownership(b));
+    // The gradients of other layers were not computed.
+    for (float& gradient : store_.gradients(b)) {
+      if (!(gradient == gradient)) gradient = 0;
+    }
+    slice.Update(/*rate=*/0, norms, store_.gradients(b), store_.weights(b));
+  }
 }
 
 // Whether a tensor of a case is a result to compare.
@@ -88,7 +247,7 @@ class Operations : public testing::TestWithParam<BackEnd> {
       std::copy(values.begin(), values.end(), layer.Parameter(parameter.name).begin());
     }
     if (fixtures_.Has(case_ + "evaluation/y")) {
-      const auto y = layer.Evaluate(x);
+      const auto y = layer.Forward(/*training=*/false, x);
       ASSERT_TRUE(y.ok()) << y.status();
       Compare("evaluation/y", *y);
     }
@@ -96,7 +255,7 @@ class Operations : public testing::TestWithParam<BackEnd> {
   }
 
   void Train(OneLayer& layer, const std::vector<Floats>& x) {
-    const auto y = layer.Train(x);
+    const auto y = layer.Forward(/*training=*/true, x);
     ASSERT_TRUE(y.ok()) << y.status();
     Compare("y", *y);
     const auto dx = layer.Backward(x, fixtures_.Read(case_ + "dy"));
@@ -133,7 +292,7 @@ class Operations : public testing::TestWithParam<BackEnd> {
   }
 
   const std::unique_ptr<Backend> kernels_ = GetParam().make();
-  Fixtures fixtures_ = OpenFixtures();
+  Fixtures fixtures_{"ops.safetensors"};
   // Name of the case, followed by a slash.
   std::string case_;
   int compared_ = 0;
@@ -181,19 +340,19 @@ TEST_P(Operations, OfOptimizersEqualTorch) {
     const auto optimizer = Parse<v1::Optimizer>(text);
     SliceOptimizer slice(*kernels_, optimizer, index, StatisticMomenta(graph, index), buckets[0]);
     StepNorms norms(optimizer, std::ssize(index.parameters()));
-    const auto both = [&](const std::string& prefix, int step) {
+    const auto weight_and_bias = [&](const std::string& prefix, int step) {
       Floats values = fixtures_.Read(absl::StrCat(case_, prefix, "weight/", step));
       const Floats bias = fixtures_.Read(absl::StrCat(case_, prefix, "bias/", step));
       values.insert(values.end(), bias.begin(), bias.end());
       return values;
     };
-    Floats weights = both("", 0);
+    Floats weights = weight_and_bias("", 0);
     for (int step = 1; step <= 5; ++step) {
-      const Floats gradients = both("gradients/", step);
+      const Floats gradients = weight_and_bias("gradients/", step);
       norms.Clear();
       slice.AddNorms(gradients, weights, norms);
       slice.Update(0.1F, norms, gradients, weights);
-      EXPECT_LT(RelativeDifference(weights, both("", step)), GetParam().tolerance)
+      EXPECT_LT(RelativeDifference(weights, weight_and_bias("", step)), GetParam().tolerance)
           << "step " << step;
     }
   }
@@ -209,7 +368,7 @@ INSTANTIATE_TEST_SUITE_P(
 // The fixtures contain every kind of layer of run.proto; dropout only in evaluation, because our
 // random numbers differ.
 TEST(Fixtures, HaveEveryOperation) {
-  const Fixtures fixtures = OpenFixtures();
+  const Fixtures fixtures("ops.safetensors");
   std::set<int> kinds;
   for (const auto& [name, text] : CasesOf(fixtures, "op/")) {
     const v1::Model model = Parse<v1::Model>(text);
