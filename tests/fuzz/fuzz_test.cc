@@ -6,11 +6,11 @@
 
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <set>
 #include <string>
 
 #include "base/file.h"
+#include "tests/base/temporary_folder.h"
 #include "tests/fuzz/mutator.h"
 
 namespace cadre::fuzz {
@@ -20,70 +20,49 @@ using ::testing::StartsWith;
 
 class DriverTest : public ::testing::Test {
  protected:
-  DriverTest()
-      : folder_(::testing::TempDir() + "/fuzz_" +
-                ::testing::UnitTest::GetInstance()->current_test_info()->name()) {
-    std::filesystem::remove_all(folder_);
-    std::filesystem::create_directories(folder_ + "/corpus");
-  }
-  ~DriverTest() override { std::filesystem::remove_all(folder_); }
-
-  void Seed(const std::string& name, const std::string& bytes) {
-    std::ofstream(folder_ + "/corpus/" + name, std::ios::binary) << bytes;
-  }
+  DriverTest() { std::filesystem::create_directory(folder_ / "corpus"); }
 
   int Run(const std::string& arguments) {
     const std::string command =
-        std::string(CADRE_FUZZ_PROGRAM) + " fragile --crashes=" + folder_ + " " + arguments;
+        std::string(CADRE_FUZZ_PROGRAM) + " fragile --crashes=" + folder_.path() + " " + arguments;
     const int state = std::system(command.c_str());
     return WIFEXITED(state) ? WEXITSTATUS(state) : -1;
   }
   int Fuzz(const std::string& arguments) {
-    return Run("--corpus=" + folder_ + "/corpus " + arguments);
+    return Run("--corpus=" + folder_ / "corpus" + " " + arguments);
   }
-  std::string Crash() { return ReadFile(folder_ + "/crash-fragile").value_or("none"); }
+  std::string Crash() { return ReadFile(folder_ / "crash-fragile").value_or("none"); }
 
-  const std::string folder_;
+  const TemporaryFolder folder_;
 };
 
 TEST_F(DriverTest, PassesIfNothingIsBroken) {
-  Seed("a", "fine");
+  folder_.Write("corpus/a", "fine");
   EXPECT_EQ(Fuzz("--iterations=2000 --seconds=30"), 0);
   EXPECT_EQ(Crash(), "none");
 }
 
-TEST_F(DriverTest, KeepsInputThatAborts) {
-  Seed("a", "fine");
-  Seed("b", "abort here");
-  EXPECT_EQ(Fuzz(""), 1);
-  EXPECT_EQ(Crash(), "abort here");
-}
-
-TEST_F(DriverTest, KeepsInputThatExits) {
-  Seed("a", "exit");
-  EXPECT_EQ(Fuzz(""), 1);
-  EXPECT_EQ(Crash(), "exit");
-}
-
-TEST_F(DriverTest, KeepsInputThatHangs) {
-  Seed("a", "hang");
-  EXPECT_EQ(Fuzz("--input_seconds=0.3"), 1);
-  EXPECT_EQ(Crash(), "hang");
+TEST_F(DriverTest, KeepsInputThatAbortsExitsOrHangs) {
+  folder_.Write("corpus/a", "fine");
+  for (const char* input : {"abort here", "exit", "hang"}) {
+    folder_.Write("corpus/b", input);
+    EXPECT_EQ(Fuzz("--input_seconds=0.3"), 1);
+    EXPECT_EQ(Crash(), input);
+  }
 }
 
 TEST_F(DriverTest, FindsByMutationAndReplays) {
-  Seed("a", "sound");
+  folder_.Write("corpus/a", "sound");
   EXPECT_EQ(Fuzz("--iterations=100000 --seconds=60"), 1);
   EXPECT_THAT(Crash(), StartsWith("soun"));
   EXPECT_NE(Crash(), "sound");
-  const std::string crash = folder_ + "/crash-fragile";
-  EXPECT_EQ(Run(crash), 1);
-  EXPECT_EQ(Run(folder_ + "/corpus/a"), 0);
+  EXPECT_EQ(Run(folder_ / "crash-fragile"), 1);
+  EXPECT_EQ(Run(folder_ / "corpus/a"), 0);
 }
 
 TEST_F(DriverTest, RejectsEmptyCorpus) {
   EXPECT_EQ(Fuzz(""), 2);
-  EXPECT_EQ(Run("--corpus=" + folder_ + "/missing"), 2);
+  EXPECT_EQ(Run("--corpus=" + folder_ / "missing"), 2);
 }
 
 TEST(MutatorTest, EqualSeedsEqualInputs) {
