@@ -3,16 +3,20 @@
 // which follows a barrier of one group, starts within microseconds on all ranks of the group.
 //
 // Only the barrier of all ranks is different if there are two groups: one group waits there while
-// the other one measures. After a while its ranks sleep between polls, so that they do not disturb
-// the measurement. They may leave this barrier late, but no measurement begins there.
+// the other one measures. Its ranks sleep until the barrier is complete (futex), so that they do
+// not take the processors from the measured ranks.
 #include "bench/allreduce/board.h"
 
+#include <linux/futex.h>
 #include <sched.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <limits>
 #include <numeric>
 
 #include "absl/time/clock.h"
@@ -26,12 +30,20 @@ constexpr int kMaxGroups = 2;
 constexpr size_t kSlotBytes = 4096;
 // Number of the barrier of all ranks; the other barriers have the numbers of their groups.
 constexpr int kAll = kMaxGroups;
-// A rank polls the barrier of all ranks for this time before it sleeps. It is longer than ranks of
-// one group wait for each other there.
-constexpr absl::Duration kPolling = absl::Milliseconds(5);
-constexpr absl::Duration kSleep = absl::Milliseconds(1);
+// After this time a sleeping rank checks whether another one has failed.
+constexpr absl::Duration kMaxSleep = absl::Milliseconds(20);
 
 enum FailureState : int { kNoFailure, kWriting, kFailed };
+
+// Returns when `word` changes from `value`, after kMaxSleep, or earlier.
+void SleepOn(std::atomic<uint32_t>& word, uint32_t value) {
+  const timespec limit = absl::ToTimespec(kMaxSleep);
+  syscall(SYS_futex, &word, FUTEX_WAIT, value, &limit, nullptr, 0);
+}
+
+void WakeAll(std::atomic<uint32_t>& word) {
+  syscall(SYS_futex, &word, FUTEX_WAKE, std::numeric_limits<int>::max(), nullptr, nullptr, 0);
+}
 
 size_t CopyTo(char* bytes, absl::string_view text) {
   const size_t size = std::min(text.size(), kSlotBytes);
@@ -88,22 +100,26 @@ absl::Status Board::Wait(int number) {
   Barrier& barrier = memory_->barriers[number];
   const uint32_t generation = barrier.generation.load(std::memory_order_acquire);
   const int ranks = number == kAll ? groups_ * ranks_ : ranks_;
+  const bool sleeps = number == kAll && groups_ > 1;
   if (barrier.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == ranks) {
     barrier.arrived.store(0, std::memory_order_relaxed);
     barrier.generation.fetch_add(1, std::memory_order_release);
+    if (sleeps) WakeAll(barrier.generation);
     return absl::OkStatus();
   }
   const absl::Time start = absl::Now();
-  bool sleeps = false;
   for (int64_t turn = 1; barrier.generation.load(std::memory_order_acquire) == generation; ++turn) {
-    // Yields, because there may be more ranks than cores.
-    sched_yield();
-    if (turn % 256 != 0 && !sleeps) continue;
+    if (sleeps) {
+      SleepOn(barrier.generation, generation);
+    } else {
+      // There may be more ranks than cores.
+      sched_yield();
+      if (turn % 256 != 0) continue;
+    }
     if (memory_->failure_state.load() == kFailed) return failure();
-    const absl::Duration waited = absl::Now() - start;
-    if (waited > timeout_) return absl::DeadlineExceededError("a rank did not reach the barrier");
-    sleeps = number == kAll && groups_ > 1 && waited > kPolling;
-    if (sleeps) absl::SleepFor(kSleep);
+    if (absl::Now() - start > timeout_) {
+      return absl::DeadlineExceededError("a rank did not reach the barrier");
+    }
   }
   return absl::OkStatus();
 }
