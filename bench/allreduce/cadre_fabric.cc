@@ -21,6 +21,7 @@
 namespace cadre::bench {
 namespace {
 
+// The parameters of the cost model and the measurements from which they were fitted, as JSON.
 std::string Describe(const LinkProfile& link) {
   nlohmann::json samples = nlohmann::json::array();
   for (const LinkProfile::Sample& sample : link.samples) {

@@ -75,6 +75,8 @@ std::vector<int64_t> SinglePolicies(const Comparison& comparison, const std::str
   return positions;
 }
 
+// Adds the fields that compare the measurement of a row with Gloo, with the plain socket exchange
+// and, for "auto", with the best fixed algorithm, if they were measured.
 void AddComparisons(const Comparison& comparison, const Row& row,
                     const std::vector<Measurement>& measured, double seconds,
                     nlohmann::ordered_json& line) {

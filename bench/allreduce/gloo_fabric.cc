@@ -122,6 +122,7 @@ class GlooFunction final : public AllReduce {
   std::unique_ptr<gloo::AllreduceOptions> options_;
 };
 
+// `name`: one of those that GlooAlgorithms returns.
 std::unique_ptr<AllReduce> MakeGlooAllReduce(ContextPointer context, std::string name) {
   using Algorithm = gloo::AllreduceOptions::Algorithm;
   if (!absl::StartsWith(name, "new-")) {

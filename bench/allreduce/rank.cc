@@ -98,6 +98,7 @@ class Rank {
     return measured;
   }
 
+  // Runs the variant once on exact data. The result has no timing yet. Equal on all ranks.
   absl::StatusOr<Measurement> Verify(int64_t variant) {
     std::string name;
     double wrong = 0;
@@ -135,6 +136,7 @@ class Rank {
     return wrong;
   }
 
+  // Seconds of the slowest rank.
   absl::StatusOr<double> Time(int64_t variant, int iterations) {
     double seconds = 0;
     if (algorithms_[variant] != nullptr) {

@@ -22,6 +22,7 @@ absl::Status SystemError(absl::string_view what) {
   return absl::UnavailableError(absl::StrCat(what, ": ", std::strerror(errno)));
 }
 
+// Waits for one of the poll events, or for a signal. Errors: DeadlineExceeded after a minute.
 absl::Status WaitFor(const Socket& socket, short events) {
   pollfd polled{.fd = socket.fd(), .events = events, .revents = 0};
   const int ready = poll(&polled, 1, 60'000);
@@ -43,6 +44,7 @@ absl::Status ReceiveSome(const Socket& socket, std::span<std::byte>& left) {
   return received > 0 || errno == EAGAIN || errno == EINTR ? absl::OkStatus() : SystemError("recv");
 }
 
+// Sends all of `out` and fills `in`.
 absl::Status Exchange(const Socket& socket, std::span<const std::byte> out,
                       std::span<std::byte> in) {
   while (!out.empty() || !in.empty()) {
