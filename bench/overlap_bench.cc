@@ -133,7 +133,7 @@ StepModel StepModelFrom(const Graph& graph, const ParameterIndex& index, const P
 // in plan/cost/overlap.h.
 StepTime RecurrenceOf(const StepModel& model) {
   std::vector<LayerTimes> layers;
-  for (const StepModel::Layer& layer : model.layers) {
+  for (const LayerSeconds& layer : model.layers) {
     layers.push_back({.forward = layer.forward, .backward = layer.backward});
   }
   for (const StepModel::Bucket& bucket : model.buckets) {
