@@ -121,7 +121,7 @@ def train(args, groups, steps, seed):
     run = json.loads(done.stdout.strip().splitlines()[-1])
     drift = run["discrepancy"] or {}
     # The values in the progress lines, which appear about every two seconds.
-    seen = [float(x) for x in re.findall(r"divergence ([0-9.e+-]+)", done.stderr)]
+    seen = [float(x) for x in re.findall(r"discrepancy ([0-9.e+-]+)", done.stderr)]
     return {"bench": "discrepancy", "groups": groups, "steps": steps, "seed": seed, **setting(args),
             "accuracy": run["test_accuracy"], "loss": run["test_loss"], "seconds": run["seconds"],
             "group_steps": run["steps"], "rounds": drift.get("rounds", 0),

@@ -10,18 +10,21 @@
 //
 // The first interrupt stops the processes in order, a second one kills them.
 #include "cli/cluster_run.h"
-#include "base/counted_noun.h"
 
 #include <memory>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
+#include "base/counted_noun.h"
+#include "base/status.h"
+#include "cli/command_line.h"
+#include "cli/command_options.h"
+#include "cli/commands.h"
 #include "cli/follow.h"
 #include "cli/interrupt.h"
-#include "cli/local_cluster.h"
-#include "cli/table.h"
+#include "cli/render.h"
+#include "cli/spec_file.h"
 #include "cli/work_folder.h"
 
 namespace cadre {
@@ -31,21 +34,6 @@ namespace {
 constexpr absl::Duration kPollInterval = absl::Milliseconds(100);
 // A local coordinator that does not answer within this time is being restarted.
 constexpr absl::Duration kDialTimeout = absl::Seconds(1);
-
-LocalClusterOptions ClusterOptions(const ClusterRunOptions& options, const v1::RunSpec& spec,
-                                   const WorkFolder& folder, Progress& progress) {
-  const v1::Cluster& wanted = spec.cluster();
-  return {.programs = options.programs,
-          .folder = folder.path(),
-          .workers = wanted.groups() * wanted.ranks_per_group(),
-          .aggregators = wanted.aggregators(),
-          .threads = options.threads,
-          .device = options.device,
-          .lease = options.lease,
-          .restart = options.restart,
-          .note = [&progress](absl::string_view line) { progress.Note(line); },
-          .hurry = [] { return TakeInterrupt(absl::ZeroDuration()).has_value(); }};
-}
 
 void NoteStart(const v1::RunSpec& spec, const LocalCluster& cluster,
                const ClusterRunOptions& options, Progress& progress) {
@@ -101,18 +89,22 @@ void Train(LocalCluster& cluster, const v1::RunSpec& spec, const ClusterRunOptio
 
 }  // namespace
 
-ClusterRunEnd RunOnCluster(const v1::RunSpec& spec, const ClusterRunOptions& options,
-                           Progress& progress) {
+ClusterRunEnd RunOnCluster(const v1::RunSpec& spec, ClusterRunOptions options, Progress& progress) {
   ClusterRunEnd end;
   end.summary.ranks = spec.cluster().ranks_per_group();
   end.summary.aggregators = spec.cluster().aggregators();
   end.summary.one_machine = true;
-  absl::StatusOr<WorkFolder> folder = WorkFolder::Make(options.dir);
+  absl::StatusOr<WorkFolder> folder = WorkFolder::Make(options.cluster.folder);
   if (!folder.ok()) {
     end.status = folder.status();
     return end;
   }
-  auto cluster = LocalCluster::Start(ClusterOptions(options, spec, *folder, progress));
+  options.cluster.folder = folder->path();
+  options.cluster.workers = spec.cluster().groups() * spec.cluster().ranks_per_group();
+  options.cluster.aggregators = spec.cluster().aggregators();
+  options.cluster.note = [&progress](absl::string_view line) { progress.Note(line); };
+  options.cluster.hurry = [] { return TakeInterrupt(absl::ZeroDuration()).has_value(); };
+  auto cluster = LocalCluster::Start(options.cluster);
   if (!cluster.ok()) {
     folder->Keep();  // the message may name a log in it
     end.status = cluster.status();
@@ -140,6 +132,35 @@ int ReportFailure(const ClusterRunEnd& end, const Console& console) {
   }
   if (!end.logs.empty()) console.err << "cadre: logs are in " << end.logs << std::endl;
   return code;
+}
+
+// The run file is validated before any process starts, so that its errors are reported within
+// milliseconds.
+absl::StatusOr<int> RunLocal(const Invocation& in) {
+  CADRE_ASSIGN_OR_RETURN(const SpecFlags flags, SpecFlagsOf(in.line));
+  CADRE_ASSIGN_OR_RETURN(const std::string programs, ProgramsFolder());
+  const absl::StatusOr<LoadedSpec> loaded = LoadSpec(in.line.argument(), flags);
+  if (!loaded.ok()) return FailSpec(in.console, loaded.status());
+  const bool cuda = loaded->spec.cluster().device() == v1::Cluster::CUDA;
+  // Until here an interrupt ends the program; from here on there are processes to stop.
+  BlockInterrupts();
+  Progress progress(in.console.err, ProgressOnErr(in.global, in.console));
+  const ClusterRunEnd end = RunOnCluster(
+      loaded->spec,
+      {.cluster = {.programs = programs,
+                   .folder = in.line.Get<std::string>("dir").value_or(""),
+                   .threads = in.line.Value<uint32_t>("threads"),
+                   .device = in.line.Get<std::string>("device").value_or(cuda ? "cuda" : "cpu"),
+                   .lease = absl::Milliseconds(in.line.Value<uint32_t>("lease-ms")),
+                   .restart = in.line.Value<bool>("restart")},
+       .deadline = DeadlineOf(in.global, absl::Now()),
+       .note = loaded->begins},
+      progress);
+  // The summary is printed for failed runs as well.
+  if (end.status.ok() && !end.interrupt) {
+    Print(ToJson(end.summary), ToText(end.summary), in.global, in.console, JsonLayout::kOneLine);
+  }
+  return ReportFailure(end, in.console);
 }
 
 }  // namespace cadre

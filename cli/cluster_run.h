@@ -4,7 +4,6 @@
 // Call on the main thread; interrupts must be blocked (cli/interrupt.h).
 #pragma once
 
-#include <cstdint>
 #include <functional>
 #include <optional>
 #include <string>
@@ -12,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "cli/console.h"
+#include "cli/local_cluster.h"
 #include "cli/progress.h"
 #include "cli/summary.h"
 #include "proto/cadre/v1/run.pb.h"
@@ -19,15 +19,9 @@
 namespace cadre {
 
 struct ClusterRunOptions {
-  // Folder of the other programs.
-  std::string programs;
-  // Folder of all files; empty: a temporary one, removed unless the run fails.
-  std::string dir;
-  // Compute threads of each worker.
-  uint32_t threads = 1;
-  std::string device = "cpu";
-  bool restart = true;
-  absl::Duration lease = absl::Seconds(5);
+  // How processes are run. An empty folder means a temporary one, removed unless the run fails. The
+  // numbers of workers and aggregators, `note` and `hurry` are set by RunOnCluster.
+  LocalClusterOptions cluster;
   absl::Time deadline = absl::InfiniteFuture();
   // Line that is printed before the run begins; empty: none.
   std::string note;
@@ -52,8 +46,7 @@ struct ClusterRunEnd {
 };
 
 // Requires: the run is valid, and its groups, ranks and aggregators are set.
-ClusterRunEnd RunOnCluster(const v1::RunSpec& spec, const ClusterRunOptions& options,
-                           Progress& progress);
+ClusterRunEnd RunOnCluster(const v1::RunSpec& spec, ClusterRunOptions options, Progress& progress);
 
 // Prints the error and the folder of the logs on err, or nothing if the run is done. Returns the
 // exit code.

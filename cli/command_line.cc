@@ -3,10 +3,8 @@
 #include <glog/logging.h>
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 
-#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -14,7 +12,6 @@
 #include "absl/strings/strip.h"
 #include "base/edit_distance.h"
 #include "base/status.h"
-#include "cli/help.h"
 
 // Flags may precede the verb, so words are split before the verb is known. Whether a flag takes a
 // value is looked up over all verbs; a test checks that all verbs agree on it. Flags that the verb
@@ -59,6 +56,8 @@ const Flag* FindFor(const Verb* verb, absl::string_view name) {
   return verb == nullptr ? nullptr : FindFlag(verb->flags, name);
 }
 
+// "; did you mean PREFIXnameSUFFIX?" with the nearest of the elements' names and `names`; "" if
+// none is near.
 template <typename Element, typename NameOf>
 std::string Suggestion(absl::string_view word, absl::string_view prefix, absl::string_view suffix,
                        const std::vector<Element>& elements, NameOf name_of,
@@ -91,6 +90,7 @@ absl::Status ForeignFlag(const Flag& flag, const Verb& verb) {
                                                  absl::StrJoin(owners, ", ")));
 }
 
+// "table or json"; "a, b or c".
 std::string Choices(const Flag& flag) {
   const auto last = flag.choices.end() - 1;
   if (last == flag.choices.begin()) return std::string(*last);
@@ -187,6 +187,7 @@ absl::StatusOr<CommandLine> CommandLine::Parse(std::span<const std::string> word
   return line;
 }
 
+// The error is that of Parse, which reports it; the words before it may contain the verb.
 const Verb* CommandLine::VerbOf(std::span<const std::string> words) {
   CommandLine line;
   const absl::Status ignored = line.Split(words);
@@ -225,6 +226,7 @@ absl::Status CommandLine::Split(std::span<const std::string> words) {
   return absl::OkStatus();
 }
 
+// Values are checked against the verb's own row, since verbs may allow different ranges.
 absl::Status CommandLine::CheckFlags() {
   for (const auto& [name, value] : values_) {
     const Flag* flag = FindFor(verb_, name);

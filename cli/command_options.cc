@@ -3,14 +3,17 @@
 // rules that depend on the verb.
 #include "cli/command_options.h"
 
+#include <algorithm>
 #include <filesystem>
+#include <set>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "base/status.h"
-#include "cli/pin_flags.h"
 #include "proto/enum_text.h"
 
 namespace cadre {
@@ -40,6 +43,65 @@ absl::StatusOr<std::optional<v1::Cluster::Device>> DeviceOf(const CommandLine& l
   return v1::Cluster::CUDA;
 }
 
+// Splits "a=b,c=d", the syntax of --mesh and --layer. `expected` describes the text in errors.
+absl::StatusOr<std::vector<std::pair<std::string, std::string>>> SplitPairs(
+    absl::string_view flag, absl::string_view text, absl::string_view expected) {
+  std::vector<std::pair<std::string, std::string>> pairs;
+  std::set<std::string> names;
+  for (const absl::string_view part : absl::StrSplit(text, ',')) {
+    const size_t equals = part.find('=');
+    if (equals == absl::string_view::npos || equals == 0 || equals + 1 == part.size()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--", flag, " takes ", expected, ", not '", part, "'"));
+    }
+    pairs.emplace_back(part.substr(0, equals), part.substr(equals + 1));
+    if (!names.insert(pairs.back().first).second) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--", flag, " has ", pairs.back().first, " twice"));
+    }
+  }
+  return pairs;
+}
+
+// "data=4,model=2", in the order of the axes.
+absl::StatusOr<std::vector<v1::MeshAxis>> ParseMesh(absl::string_view text) {
+  CADRE_ASSIGN_OR_RETURN(const auto pairs,
+                         SplitPairs("mesh", text, "axes and sizes such as data=4,model=2"));
+  std::vector<v1::MeshAxis> mesh;
+  for (const auto& [name, value] : pairs) {
+    uint32_t size = 0;
+    if (!absl::SimpleAtoi(value, &size) || size == 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--mesh takes a whole number of at least 1 as the size of ", name, ", not '",
+                       value, "'"));
+    }
+    v1::MeshAxis& axis = mesh.emplace_back();
+    axis.set_name(name);
+    axis.set_size(size);
+  }
+  return mesh;
+}
+
+// "fc6=model,conv1=data".
+absl::StatusOr<std::vector<v1::LayerPin>> ParseLayerPins(absl::string_view text) {
+  CADRE_ASSIGN_OR_RETURN(
+      const auto pairs,
+      SplitPairs("layer", text, "layers and how to split them such as fc6=model,conv1=data"));
+  std::vector<v1::LayerPin> pins;
+  for (const auto& [name, value] : pairs) {
+    const auto parallelism = EnumFromText<v1::LayerPin::Parallelism>(value);
+    if (!parallelism) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--layer splits '", name, "' by data (samples), model (outputs), model-in ",
+                       "(inputs) or domain (rows of images), not by '", value, "'"));
+    }
+    v1::LayerPin& pin = pins.emplace_back();
+    pin.set_layer(name);
+    pin.set_parallelism(*parallelism);
+  }
+  return pins;
+}
+
 // The value of a flag whose choices are names of the enum.
 template <typename Enum>
 std::optional<Enum> EnumOf(const CommandLine& line, absl::string_view flag) {
@@ -55,6 +117,26 @@ GlobalOptions GlobalOptionsOf(const CommandLine& line) {
       .format = line.Value<std::string>("o") == "json" ? OutputFormat::kJson : OutputFormat::kTable,
       .timeout = line.Get<absl::Duration>("timeout"),
       .quiet = line.On("quiet")};
+}
+
+// --timeout limits the whole command, so it also limits the time to connect.
+CoordinatorClient MakeClient(const GlobalOptions& options) {
+  CoordinatorClient::Options client;
+  client.coordinator = options.coordinator;
+  if (options.timeout) client.timeout = *options.timeout;
+  if (options.timeout) client.dial_timeout = std::min(client.dial_timeout, *options.timeout);
+  return CoordinatorClient(client);
+}
+
+absl::Time DeadlineOf(const GlobalOptions& options, absl::Time now) {
+  return options.timeout ? now + *options.timeout : absl::InfiniteFuture();
+}
+
+ProgressOptions ProgressOnErr(const GlobalOptions& options, const Console& console) {
+  return {.terminal = console.err_terminal,
+          .color = console.color && console.err_terminal,
+          .quiet = options.quiet,
+          .width = console.width};
 }
 
 absl::StatusOr<SpecFlags> SpecFlagsOf(const CommandLine& line) {
@@ -79,6 +161,7 @@ absl::StatusOr<SpecFlags> SpecFlagsOf(const CommandLine& line) {
   return flags;
 }
 
+// The link in /proc is right even if the program was found in PATH or through a symbolic link.
 absl::StatusOr<std::string> ProgramsFolder() {
   std::error_code error;
   const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe", error);

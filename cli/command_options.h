@@ -1,4 +1,5 @@
-// Reads the options that several commands share from a command line.
+// Options that several commands share: reads them from a command line, and derives from them what
+// commands need.
 //
 // Thread-compatible.
 #pragma once
@@ -6,16 +7,27 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "cli/command_line.h"
-#include "cli/options.h"
+#include "cli/console.h"
+#include "cli/progress.h"
 #include "cli/spec_file.h"
+#include "coordinator/client/coordinator_client.h"
 
 namespace cadre {
 
 GlobalOptions GlobalOptionsOf(const CommandLine& line);
 
-// The values of flags that replace values of the run file. Errors: InvalidArgument, naming the
-// flag.
+// A client for commands that make one call.
+CoordinatorClient MakeClient(const GlobalOptions& options);
+// The deadline of a command that starts now.
+absl::Time DeadlineOf(const GlobalOptions& options, absl::Time now);
+// Progress on stderr, as the console and the flags require.
+ProgressOptions ProgressOnErr(const GlobalOptions& options, const Console& console);
+
+// The values of flags that replace values of the run file. Names of axes and layers are not checked
+// here, but against the model, by the validation of the run file. Errors: InvalidArgument, naming
+// the flag.
 absl::StatusOr<SpecFlags> SpecFlagsOf(const CommandLine& line);
 
 // The folder of this program, which contains the other programs as well.

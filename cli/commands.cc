@@ -7,7 +7,6 @@
 #include "cli/command_line.h"
 #include "cli/command_options.h"
 #include "cli/completion.h"
-#include "cli/help.h"
 #include "cli/interrupt.h"
 
 namespace cadre {

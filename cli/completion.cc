@@ -9,7 +9,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
-#include "cli/help.h"
 #include "cli/verb.h"
 #include "model/zoo_file.h"
 

@@ -1,12 +1,16 @@
-// The streams of a command (data on `out`, progress and errors on `err`) and its exit codes.
+// What every command has: its streams (data on `out`, progress and errors on `err`), the options
+// that all commands share, and its exit codes.
 //
 // Streams are borrowed. Thread-compatible: one thread writes.
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <ostream>
+#include <string>
 
 #include "absl/status/status.h"
+#include "absl/time/time.h"
 
 namespace cadre {
 
@@ -19,6 +23,18 @@ struct Console {
   bool color = false;
   // Current columns of the terminal.
   std::function<int()> width = [] { return 80; };
+};
+
+enum class OutputFormat { kTable, kJson };
+
+struct GlobalOptions {
+  // host:port of the coordinator.
+  std::string coordinator = "127.0.0.1:7000";
+  OutputFormat format = OutputFormat::kTable;
+  // Limit of the whole command; each command has its own default.
+  std::optional<absl::Duration> timeout;
+  // Suppresses progress on stderr.
+  bool quiet = false;
 };
 
 // Exit codes; scripts rely on them.

@@ -10,8 +10,8 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
-#include <limits>
 #include <map>
+#include <numeric>
 #include <optional>
 #include <utility>
 
@@ -22,6 +22,7 @@
 #include "base/status.h"
 #include "cli/command_line.h"
 #include "cli/commands.h"
+#include "cli/render.h"
 #include "cli/table.h"
 #include "plan/cost/collective_cost.h"
 #include "plan/cost/discrepancy.h"
@@ -43,7 +44,7 @@ constexpr double kMaxProduct = 1e18;
 // Maximum length of a list.
 constexpr int kMaxNumbers = 100'000;
 
-// The kinds of parameters; RangeOf gives their ranges. The last two are lists.
+// The kinds of parameters; NumberOf checks their ranges. The last two are lists.
 enum class Kind { kCount, kRanks, kNumber, kPositive, kNumbers, kCounts };
 
 bool IsList(Kind kind) { return kind == Kind::kNumbers || kind == Kind::kCounts; }
@@ -182,10 +183,19 @@ absl::StatusOr<FormulaResults> EvaluateGroup(const Numbers& numbers) {
 }
 
 // The network that a call describes layer by layer. The first layer has no gradient of its input.
+// Words of whole networks are sums over layers and must fit into 64 bits.
 absl::StatusOr<NetworkShape> NetworkOf(const Numbers& numbers) {
   const size_t layers = numbers.List("weights").size();
-  if (numbers.List("inputs").size() != layers || numbers.List("outputs").size() != layers) {
-    return absl::InvalidArgumentError("weights, inputs and outputs must have one number per layer");
+  for (const char* name : {"weights", "inputs", "outputs"}) {
+    const std::vector<double>& list = numbers.List(name);
+    if (list.size() != layers) {
+      return absl::InvalidArgumentError(
+          "weights, inputs and outputs must have one number per layer");
+    }
+    if (std::accumulate(list.begin(), list.end(), 0.0) > kMaxProduct) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("the sum of ", name, " is more than ", kMaxProduct));
+    }
   }
   NetworkShape network{.flops = numbers["operations"]};
   for (size_t l = 0; l < layers; ++l) {
@@ -198,27 +208,14 @@ absl::StatusOr<NetworkShape> NetworkOf(const Numbers& numbers) {
   return network;
 }
 
-// Words of whole networks are sums over layers and must fit into 64 bits.
-absl::Status CheckSums(const Numbers& numbers) {
-  for (const char* name : {"weights", "inputs", "outputs"}) {
-    double sum = 0;
-    for (const double value : numbers.List(name)) sum += value;
-    if (sum > kMaxProduct)
-      return absl::InvalidArgumentError(
-          absl::StrCat("the sum of ", name, " is more than ", kMaxProduct));
-  }
-  return absl::OkStatus();
-}
-
 // Pure data parallelism, pure model parallelism and groups of the given size, side by side.
 absl::StatusOr<FormulaResults> EvaluateGroupHybrid(const Numbers& numbers) {
-  CADRE_RETURN_IF_ERROR(CheckSums(numbers));
   CADRE_ASSIGN_OR_RETURN(const NetworkShape network, NetworkOf(numbers));
   const int64_t workers = numbers.Count("workers");
   const int64_t group = numbers.Count("group");
   if (workers % group != 0) {
     return absl::InvalidArgumentError(
-        absl::StrCat("groups of ", group, " do not divide ", workers, " workers"));
+        absl::StrCat(workers, " workers cannot be divided into groups of ", group));
   }
   const HybridProblem problem = {
       .network = &network,
@@ -283,7 +280,8 @@ absl::StatusOr<FormulaResults> EvaluateAveraging(const Numbers& numbers) {
   if (samples == 0) return results;
   const int64_t batch = numbers.Count("batch");
   if (HierarchicalSteps(samples, groups, batch) == 0) {
-    return absl::InvalidArgumentError("samples are fewer than those of a step of all groups");
+    return absl::InvalidArgumentError(
+        "samples are fewer than groups times batch, those of one step");
   }
   results.push_back({"synchronous_steps", 1.0 * SynchronousSteps(samples, batch)});
   results.push_back({"hierarchical_steps", 1.0 * HierarchicalSteps(samples, groups, batch)});
@@ -304,7 +302,8 @@ absl::StatusOr<FormulaResults> EvaluateActivations(const Numbers& numbers) {
                         {"ratio", gradient / activations}};
 }
 
-// The expected divergence of the groups, computed from the signal and the noise of their gradients.
+// The expected discrepancy of the groups, computed from the signal and the noise of their
+// gradients.
 absl::StatusOr<FormulaResults> EvaluateDiscrepancy(const Numbers& numbers) {
   if (numbers["signal"] == 0 && numbers["noise"] == 0) {
     return absl::InvalidArgumentError("signal and noise are both 0");
@@ -401,38 +400,20 @@ const std::vector<Formula>& Formulas() {
   return *formulas;
 }
 
-struct Range {
-  const char* what;
-  bool whole;
-  double min;
-  double max;
-};
-
-Range RangeOf(Kind kind) {
-  constexpr double kAny = std::numeric_limits<double>::max();
-  switch (kind) {
-    case Kind::kRanks:
-      return {"a whole number, 1 to 1048576", true, 1, kMaxRanks};
-    case Kind::kCount:
-    case Kind::kCounts:
-      return {"a whole number, 1 to 9e15", true, 1, kMaxCount};
-    case Kind::kPositive:
-      return {"a number above 0", false, std::numeric_limits<double>::min(), kAny};
-    case Kind::kNumber:
-    case Kind::kNumbers:
-      break;
-  }
-  return {"a number of at least 0", false, 0, kAny};
-}
-
 absl::StatusOr<double> NumberOf(const Parameter& parameter, absl::string_view text) {
-  const Range range = RangeOf(parameter.kind);
+  const Kind kind = parameter.kind;
+  const bool count = kind == Kind::kRanks || kind == Kind::kCount || kind == Kind::kCounts;
+  const double max = kind == Kind::kRanks ? kMaxRanks : kMaxCount;
   double value = 0;
-  const bool valid = absl::SimpleAtod(text, &value) && value >= range.min && value <= range.max &&
-                     (!range.whole || std::floor(value) == value);
-  if (valid) return value;
+  const bool number = absl::SimpleAtod(text, &value) && value >= 0 && std::isfinite(value);
+  if (number && count && value >= 1 && value <= max && std::floor(value) == value) return value;
+  if (number && !count && (value > 0 || kind != Kind::kPositive)) return value;
   return absl::InvalidArgumentError(
-      absl::StrCat(parameter.name, " is '", text, "', but must be ", range.what));
+      absl::StrCat(parameter.name, " is '", text, "', but must be ",
+                   kind == Kind::kRanks      ? "a whole number, 1 to 1048576"
+                   : count                   ? "a whole number, 1 to 9e15"
+                   : kind == Kind::kPositive ? "a number above 0"
+                                             : "a number of at least 0"));
 }
 
 // `argument` is "parameter=numbers".
@@ -442,7 +423,7 @@ absl::Status SetNumbers(const Formula& formula, absl::string_view argument, Numb
   for (const Parameter& parameter : formula.parameters) {
     if (parts.first != parameter.name) continue;
     if (numbers.Has(parts.first)) {
-      return absl::InvalidArgumentError(absl::StrCat("duplicate ", parts.first));
+      return absl::InvalidArgumentError(absl::StrCat("duplicate parameter ", parts.first));
     }
     const int commas = IsList(parameter.kind) ? kMaxNumbers : 0;
     std::vector<double> values;
@@ -475,20 +456,6 @@ std::string FormulasText() {
 
 }  // namespace
 
-std::string ToText(const FormulaResults& results) {
-  std::string text;
-  for (const NamedNumber& number : results) {
-    absl::StrAppend(&text, number.name, " ", OneLine(number.value), "\n");
-  }
-  return text;
-}
-
-Json ToJson(const FormulaResults& results) {
-  Json json = Json::object();
-  for (const NamedNumber& number : results) json[number.name] = number.value;
-  return json;
-}
-
 absl::StatusOr<FormulaResults> Evaluate(const std::string& name,
                                         const std::vector<std::string>& parameters) {
   const auto formula = std::find_if(Formulas().begin(), Formulas().end(),
@@ -504,16 +471,16 @@ absl::StatusOr<FormulaResults> Evaluate(const std::string& name,
   for (const Parameter& parameter : formula->parameters) {
     if (numbers.Has(parameter.name)) continue;
     if (!parameter.fallback) {
-      return absl::InvalidArgumentError(absl::StrCat("missing ", parameter.name, "; usage: ", name,
-                                                     " ", ParametersText(*formula)));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "missing parameter ", parameter.name, "; usage: ", name, " ", ParametersText(*formula)));
     }
     numbers.Set(parameter.name, {*parameter.fallback});
   }
   CADRE_ASSIGN_OR_RETURN(FormulaResults results, formula->evaluate(numbers));
-  for (const NamedNumber& result : results) {
-    if (std::isfinite(result.value)) continue;
-    return absl::InvalidArgumentError(absl::StrCat(result.name, " is ", result.value,
-                                                   ": the numbers are too large or too small"));
+  for (const auto& [result, value] : results) {
+    if (std::isfinite(value)) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat(result, " is ", value, ": the numbers are too large or too small"));
   }
   return results;
 }
@@ -526,7 +493,13 @@ absl::StatusOr<int> ShowFormula(const Invocation& in) {
   }
   CADRE_ASSIGN_OR_RETURN(const FormulaResults results,
                          Evaluate(arguments[0], {arguments.begin() + 1, arguments.end()}));
-  Print(results, in.global, in.console);
+  Json json = Json::object();
+  std::string text;
+  for (const auto& [result, value] : results) {
+    json[result] = value;
+    absl::StrAppend(&text, result, " ", OneLine(value), "\n");
+  }
+  Print(json, text, in.global, in.console);
   return kExitOk;
 }
 

@@ -6,20 +6,15 @@
 #pragma once
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "cli/render.h"
 
 namespace cadre {
 
-struct NamedNumber {
-  std::string name;
-  double value = 0;
-};
-using FormulaResults = std::vector<NamedNumber>;
-std::string ToText(const FormulaResults& results);
-Json ToJson(const FormulaResults& results);
+// Results by name, in the order of their output.
+using FormulaResults = std::vector<std::pair<std::string, double>>;
 
 // Evaluates the formula `name` for parameters such as "ranks=8"; the numbers of a list are
 // separated by commas. Errors: InvalidArgument naming the formula or parameter that is unknown,

@@ -1,11 +1,10 @@
 // All texts derive from the table of verbs: a verb without an entry in the help, or a flag that the
 // help describes but the parser does not know, cannot occur.
-#include "cli/help.h"
-
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "cli/table.h"
+#include "cli/verb.h"
 
 namespace cadre {
 namespace {

@@ -7,21 +7,21 @@
 // The cluster fails if a process ends too often, or with an exit code that shows that a restart
 // cannot help (wrong flags, refused by the coordinator). The error quotes the end of its log.
 #include "cli/local_cluster.h"
-#include "base/counted_noun.h"
 
 #include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <span>
 #include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
+#include "base/counted_noun.h"
 #include "base/file.h"
 #include "base/status.h"
-#include "cli/table.h"
 
 namespace cadre {
 namespace {
@@ -79,7 +79,7 @@ absl::Status LocalCluster::WaitForPort(Member& coordinator, const std::string& p
       coordinator_ = absl::StrCat("127.0.0.1:", absl::StripAsciiWhitespace(*port));
       return absl::OkStatus();
     }
-    if (const auto ending = coordinator.process.front().Poll()) {
+    if (const auto ending = coordinator.process->Poll()) {
       return absl::UnavailableError(
           absl::StrCat("the coordinator did not start (", ending->ToString(),
                        "): ", absl::StrJoin(LastLines(LogOf(coordinator), 1), "")));
@@ -137,8 +137,7 @@ absl::Status LocalCluster::StartMember(Member& member) {
                                                           .arguments = member.arguments,
                                                           .environment = member.environment,
                                                           .log = LogOf(member)}));
-  member.process.clear();
-  member.process.push_back(std::move(process));
+  member.process.emplace(std::move(process));
   return absl::OkStatus();
 }
 
@@ -149,9 +148,8 @@ absl::Status LocalCluster::Supervise() {
 
 // An exit of a member is an error only if a restart is not permitted or cannot help.
 absl::Status LocalCluster::Check(Member& member) {
-  if (member.process.empty()) return absl::OkStatus();
-  const std::optional<Ending> ending = member.process.front().Poll();
-  if (!ending.has_value()) return absl::OkStatus();
+  if (!member.process || member.IsRunning()) return absl::OkStatus();
+  const std::optional<Ending> ending = member.process->Poll();
   const bool again =
       options_.restart && !IsFinal(*ending) && member.restarts < options_.max_restarts;
   if (!again) {
@@ -181,24 +179,21 @@ void LocalCluster::Shutdown() {
 
 // All members of a kind are signalled before any is waited for, so that they end in parallel.
 void LocalCluster::End(size_t begin, size_t end) {
+  const std::span<Member> members(members_.begin() + begin, members_.begin() + end);
   const auto running = [&] {
-    return std::any_of(members_.begin() + begin, members_.begin() + end, [](Member& member) {
-      return !member.process.empty() && !member.process.front().Poll().has_value();
-    });
+    return std::any_of(members.begin(), members.end(),
+                       [](Member& each) { return each.IsRunning(); });
   };
-  for (size_t i = begin; i < end; ++i) {
-    if (!members_[i].process.empty()) members_[i].process.front().Signal(SIGTERM);
+  for (Member& member : members) {
+    if (member.process) member.process->Signal(SIGTERM);
   }
   const absl::Time deadline = absl::Now() + kStopTimeout;
   while (running() && absl::Now() < deadline && !(options_.hurry && options_.hurry())) {
     absl::SleepFor(kPollInterval);
   }
-  for (size_t i = begin; i < end; ++i) {
-    Member& member = members_[i];
-    if (!member.process.empty() && !member.process.front().Poll().has_value()) {
-      Note(absl::StrCat(member.name, " did not end after SIGTERM; killed"));
-    }
-    member.process.clear();
+  for (Member& member : members) {
+    if (member.IsRunning()) Note(absl::StrCat(member.name, " did not end after SIGTERM; killed"));
+    member.process.reset();
   }
 }
 

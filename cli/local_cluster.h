@@ -12,7 +12,9 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -80,7 +82,9 @@ class LocalCluster {
     std::vector<std::string> environment;
     int restarts = 0;
     // Empty once it is shut down.
-    std::vector<Process> process;
+    std::optional<Process> process;
+
+    bool IsRunning() { return process && !process->Poll(); }
   };
 
   explicit LocalCluster(LocalClusterOptions options) : options_(std::move(options)) {}
@@ -88,6 +92,7 @@ class LocalCluster {
   absl::Status StartCoordinator();
   absl::Status StartAggregators();
   absl::Status StartWorkers();
+  // Starts the process and adds the member.
   absl::Status AddMember(Member member);
   absl::Status StartMember(Member& member);
   // Restarts the member if it has ended.

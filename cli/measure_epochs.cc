@@ -4,7 +4,6 @@
 // target, batch and a digest of everything else that influences training (RecipeDigest) must agree.
 #include <algorithm>
 #include <filesystem>
-#include <limits>
 #include <set>
 #include <utility>
 
@@ -13,8 +12,8 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
-#include "base/atomic_file.h"
 #include "base/counted_noun.h"
+#include "base/file.h"
 #include "base/status.h"
 #include "cli/cluster_run.h"
 #include "cli/command_line.h"
@@ -35,49 +34,24 @@ namespace cadre {
 namespace {
 
 struct MeasureOptions {
-  // Test accuracy, in (0, 1].
-  double target = 0;
-  // Ascending, without duplicates.
+  // Numbers of workers, ascending, without duplicates.
   std::vector<uint32_t> workers;
-  // Samples of one worker's step. Default: the run file's batch_per_group.
-  std::optional<uint32_t> batch;
-  // Epochs after which a run stops without the target. Default: the run file's stop.epochs.
-  std::optional<uint32_t> max_epochs;
-  RateRule rate = RateRule::kLinear;
+  // The emulation of one worker.
+  Emulation emulation;
+  // How the processes are run.
+  LocalClusterOptions cluster;
   // File of the table; entries that it already has are not measured again. Empty: no file.
   std::string output;
-  // Folder of the other programs.
-  std::string programs;
-  uint32_t threads = 1;
 };
-
-absl::Status SaveTable(const std::string& path, const v1::EpochsTable& table,
-                       const v1::RunSpec& spec) {
-  if (path.empty()) return absl::OkStatus();
-  CADRE_ASSIGN_OR_RETURN(AtomicFile file, AtomicFile::Create(path));
-  CADRE_RETURN_IF_ERROR(file.Append(PrintEpochsTable(table, spec.name())));
-  return file.Commit();
-}
-
-float TargetOf(const MeasureOptions& options) { return options.target; }
-
-// Requires: EmulatedSpecs accepted options and spec.
-Emulation EmulationOf(const MeasureOptions& options, const v1::RunSpec& spec, uint32_t workers) {
-  return {.workers = workers,
-          .batch = options.batch.value_or(spec.batch_per_group()),
-          .rate = options.rate,
-          .target = TargetOf(options),
-          .max_epochs = options.max_epochs.value_or(spec.stop().epochs())};
-}
 
 // The table in the output file, or an empty one if there is no file. A file of an earlier call is
 // continued, never overwritten by another measurement.
 absl::StatusOr<v1::EpochsTable> LoadTable(const MeasureOptions& options, const v1::RunSpec& spec) {
   v1::EpochsTable table;
-  table.set_recipe(RecipeDigest(spec, EmulationOf(options, spec, 1)));
+  table.set_recipe(RecipeDigest(spec, options.emulation));
   table.set_model(ModelKey(spec.model()));
-  table.set_target_accuracy(TargetOf(options));
-  table.set_batch_per_worker(options.batch.value_or(spec.batch_per_group()));
+  table.set_target_accuracy(options.emulation.target);
+  table.set_batch_per_worker(options.emulation.batch);
   std::error_code error;
   if (options.output.empty() || !std::filesystem::exists(options.output, error)) return table;
   CADRE_ASSIGN_OR_RETURN(v1::EpochsTable saved, ReadEpochsTable(options.output));
@@ -109,24 +83,26 @@ absl::StatusOr<std::vector<v1::RunSpec>> EmulatedSpecs(const MeasureOptions& opt
                                                        const v1::RunSpec& spec) {
   if (spec.checkpoint().from_step() > 0) {
     return absl::InvalidArgumentError(
-        "checkpoint.from: epochs are counted from initial weights; use a *.safetensors file for "
-        "other initial weights");
+        "checkpoint.from is a checkpoint of a run, but epochs are counted from the start of "
+        "training; "
+        "a *.safetensors file can be given as initial weights");
   }
-  if (options.max_epochs.value_or(spec.stop().epochs()) == 0) {
+  if (options.emulation.max_epochs == 0) {
     return absl::InvalidArgumentError(
         "missing --max-epochs: the run file has no stop.epochs, so a run that never reaches the "
         "target would not end");
   }
-  const uint32_t batch = options.batch.value_or(spec.batch_per_group());
+  Emulation emulation = options.emulation;
   std::vector<v1::RunSpec> specs;
   for (const uint32_t workers : options.workers) {
-    const uint64_t samples = uint64_t{workers} * batch;
+    const uint64_t samples = uint64_t{workers} * emulation.batch;
     if (samples > kMaxBatch) {
       return absl::InvalidArgumentError(
-          absl::StrCat(Counted(workers, "worker"), " of ", batch, " samples each are ", samples,
-                       " samples per step, at most ", kMaxBatch, " are supported"));
+          absl::StrCat(Counted(workers, "worker"), " of ", emulation.batch, " samples each are ",
+                       samples, " samples per step, at most ", kMaxBatch, " are supported"));
     }
-    specs.push_back(EmulatedSpec(spec, EmulationOf(options, spec, workers)));
+    emulation.workers = workers;
+    specs.push_back(EmulatedSpec(spec, emulation));
     if (const absl::Status status = ValidateRunSpec(specs.back()); !status.ok()) {
       return absl::InvalidArgumentError(
           absl::StrCat("with ", Counted(workers, "worker"), ": ", status.message()));
@@ -155,16 +131,16 @@ struct Measured {
 
 Measured Measure(const MeasureOptions& options, const v1::RunSpec& spec, uint32_t workers,
                  absl::Time deadline, Progress& progress) {
-  progress.Note(absl::StrFormat("%s: batch %d in %s, rate %.4g, to accuracy %.4g",
-                                Counted(workers, "worker"), spec.batch_per_group(),
-                                Counted(spec.micro_batches(), "micro-batch", "micro-batches"),
-                                spec.schedule().base_rate(), options.target));
+  progress.Note(
+      absl::StrFormat("%s: %d samples per step in %s, learning rate %.4g, target accuracy %.4g",
+                      Counted(workers, "worker"), spec.batch_per_group(),
+                      Counted(spec.micro_batches(), "micro-batch", "micro-batches"),
+                      spec.schedule().base_rate(), options.emulation.target));
   // The target rounded to float, as the run compares it.
   EpochsToTarget epochs(spec.stop().test_accuracy());
   Measured measured;
   measured.end = RunOnCluster(spec,
-                              {.programs = options.programs,
-                               .threads = options.threads,
+                              {.cluster = options.cluster,
                                .deadline = deadline,
                                .on_update = [&](const v1::RunStatus& run) { epochs.Observe(run); }},
                               progress);
@@ -203,15 +179,16 @@ absl::StatusOr<std::vector<uint32_t>> ParseWorkers(absl::string_view text) {
   return std::vector<uint32_t>(workers.begin(), workers.end());
 }
 
-absl::StatusOr<MeasureOptions> OptionsOf(const CommandLine& line) {
-  MeasureOptions options{.target = line.Value<double>("target"),
-                         .batch = line.Get<uint32_t>("batch"),
-                         .max_epochs = line.Get<uint32_t>("max-epochs"),
-                         .rate = *RateRuleFromName(line.Value<std::string>("rate")),
-                         .output = line.Get<std::string>("output").value_or(""),
-                         .threads = line.Value<uint32_t>("threads")};
-  CADRE_ASSIGN_OR_RETURN(options.workers, ParseWorkers(line.Value<std::string>("workers")));
-  CADRE_ASSIGN_OR_RETURN(options.programs, ProgramsFolder());
+// The options, without the numbers of workers. Batch and epochs default to those of the run file.
+absl::StatusOr<MeasureOptions> OptionsOf(const CommandLine& line, const v1::RunSpec& spec) {
+  MeasureOptions options{
+      .emulation = {.batch = line.Get<uint32_t>("batch").value_or(spec.batch_per_group()),
+                    .rate = *RateRuleFromName(line.Value<std::string>("rate")),
+                    .target = static_cast<float>(line.Value<double>("target")),
+                    .max_epochs = line.Get<uint32_t>("max-epochs").value_or(spec.stop().epochs())},
+      .cluster = {.threads = line.Value<uint32_t>("threads")},
+      .output = line.Get<std::string>("output").value_or("")};
+  CADRE_ASSIGN_OR_RETURN(options.cluster.programs, ProgramsFolder());
   return options;
 }
 
@@ -219,10 +196,13 @@ absl::StatusOr<MeasureOptions> OptionsOf(const CommandLine& line) {
 
 absl::StatusOr<int> MeasureEpochs(const Invocation& in) {
   const Console& console = in.console;
-  CADRE_ASSIGN_OR_RETURN(const MeasureOptions options, OptionsOf(in.line));
+  CADRE_ASSIGN_OR_RETURN(std::vector<uint32_t> workers,
+                         ParseWorkers(in.line.Value<std::string>("workers")));
   const absl::StatusOr<LoadedSpec> loaded = LoadSpec(in.line.argument(), {});
   if (!loaded.ok()) return FailSpec(console, loaded.status());
   const v1::RunSpec& spec = loaded->spec;
+  CADRE_ASSIGN_OR_RETURN(MeasureOptions options, OptionsOf(in.line, spec));
+  options.workers = std::move(workers);
   const absl::StatusOr<std::vector<v1::RunSpec>> specs = EmulatedSpecs(options, spec);
   if (!specs.ok()) return Fail(console, specs.status());
   absl::StatusOr<v1::EpochsTable> table = LoadTable(options, spec);
@@ -232,23 +212,21 @@ absl::StatusOr<int> MeasureEpochs(const Invocation& in) {
   Progress progress(console.err, ProgressOnErr(in.global, console));
   const absl::Time deadline = DeadlineOf(in.global, absl::Now());
   for (size_t i = 0; i < options.workers.size(); ++i) {
-    const uint32_t workers = options.workers[i];
-    if (Contains(*table, workers, spec.seed())) {
-      progress.Note(absl::StrCat(Counted(workers, "worker"), ": already in ", options.output));
+    const uint32_t count = options.workers[i];
+    if (Contains(*table, count, spec.seed())) {
+      progress.Note(absl::StrCat(Counted(count, "worker"), ": already in ", options.output));
       continue;
     }
-    const Measured measured = Measure(options, (*specs)[i], workers, deadline, progress);
+    const Measured measured = Measure(options, (*specs)[i], count, deadline, progress);
     if (!measured.end.done()) return ReportFailure(measured.end, console);
     *table->add_entry() = measured.entry;
-    if (const absl::Status saved = SaveTable(options.output, *table, spec); !saved.ok()) {
+    if (options.output.empty()) continue;
+    const std::string text = PrintEpochsTable(*table, spec.name());
+    if (const absl::Status saved = WriteFileAtomically(options.output, text); !saved.ok()) {
       return Fail(console, saved);
     }
   }
-  if (in.global.format == OutputFormat::kJson) {
-    console.out << Indented(ToJson(*table)) << std::endl;
-  } else {
-    console.out << TableText(*table) << std::flush;
-  }
+  Print(ToJson(*table), TableText(*table), in.global, console);
   return kExitOk;
 }
 

@@ -56,6 +56,7 @@ std::string SummaryText(const PlacementReport& report) {
                       "\n");
 }
 
+// One row per device. A device is busy while it executes operators; transfers are not counted.
 std::string DevicesTable(const PlacementReport& report) {
   const PlacementProblem& problem = report.problem;
   std::vector<int> operators(problem.devices.size(), 0);
@@ -97,12 +98,14 @@ std::string OperatorsTable(const PlacementReport& report) {
   return table.Text() + MoreText(ops.size());
 }
 
+// The names of the links that a transfer passes, in order.
 std::vector<std::string> LinksOf(const PlacementProblem& problem, const Transfer& transfer) {
   std::vector<std::string> links;
   for (const int l : transfer.links) links.push_back(problem.link_names[l]);
   return links;
 }
 
+// One row per tensor that moves to another device.
 std::string TransfersTable(const PlacementReport& report) {
   const PlacementProblem& problem = report.problem;
   const std::vector<Transfer>& transfers = report.placement.transfers;
@@ -169,6 +172,7 @@ std::string PlacementChart(const PlacementProblem& problem, const Schedule& sche
   size_t widest = 0;
   for (const auto& device : problem.devices) widest = std::max(widest, Width(device.name));
   std::vector<std::string> lines(problem.devices.size(), std::string(columns, '.'));
+  // Both ends of a box are rounded in the same way, so boxes of successive operators never overlap.
   const auto column = [&](double seconds) -> size_t {
     return std::lround(seconds / schedule.makespan * columns);
   };
@@ -196,6 +200,7 @@ std::string PlacementChart(const PlacementProblem& problem, const Schedule& sche
 }
 
 absl::StatusOr<int> ShowPlacement(const Invocation& in) {
+  // Both kinds of planning share a verb, so the flags of the other kind are known to the parser.
   for (const std::string& flag : in.line.given()) {
     if (flag == "placement" || flag == "solver-seconds") continue;
     return absl::InvalidArgumentError(absl::StrCat("--", flag, " has no effect with --placement"));
@@ -215,7 +220,8 @@ absl::StatusOr<int> ShowPlacement(const Invocation& in) {
   absl::StatusOr<PlacedGraph> placement =
       PlaceGraph(*problem, {.solver_seconds = in.line.Value<double>("solver-seconds")});
   if (!placement.ok()) return Fail(in.console, Annotate(placement.status(), path));
-  Print(PlacementReport{*std::move(problem), *std::move(placement)}, in.global, in.console);
+  const PlacementReport report{*std::move(problem), *std::move(placement)};
+  Print(ToJson(report), ToText(report), in.global, in.console);
   return kExitOk;
 }
 

@@ -5,6 +5,7 @@
 #include <optional>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
@@ -13,6 +14,7 @@
 #include "cli/command_options.h"
 #include "cli/commands.h"
 #include "cli/plan_render.h"
+#include "cli/render.h"
 #include "cli/spec_file.h"
 #include "model/validate.h"
 #include "plan/cluster_profile.h"
@@ -29,12 +31,14 @@ std::string FirstGiven(const CommandLine& line, const std::vector<std::string>& 
   return given == flags.end() ? "" : *given;
 }
 
+// The link is given by --alpha and --bandwidth, or by --profile. Without it no time is predicted,
+// so flags that concern times are rejected.
 absl::Status CheckLink(const CommandLine& line) {
-  const std::string flag = FirstGiven(line, {"alpha", "bandwidth", "gamma", "flops"});
-  if (flag.empty()) return absl::OkStatus();
+  const std::string link_flag = FirstGiven(line, {"alpha", "bandwidth", "gamma", "flops"});
   if (line.Has("profile")) {
+    if (link_flag.empty()) return absl::OkStatus();
     return absl::InvalidArgumentError(absl::StrCat(
-        "--", flag, " and --profile contradict: the profile states all links and speeds"));
+        "--", link_flag, " and --profile contradict: the profile states all links and speeds"));
   }
   const bool alpha = line.Has("alpha");
   if (alpha != line.Has("bandwidth")) {
@@ -42,20 +46,11 @@ absl::Status CheckLink(const CommandLine& line) {
                                                    " requires --", alpha ? "bandwidth" : "alpha",
                                                    ": together they describe the link"));
   }
-  if (alpha) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
-      "--", flag, " requires --alpha and --bandwidth: without a link nothing is predicted"));
-}
-
-// Rejects flags for parts of the report that consist of times if nothing states how fast the
-// cluster is.
-absl::Status CheckTimed(const CommandLine& line) {
-  const std::string flag = FirstGiven(line, {"compare", "epochs", "groups"});
-  if (flag.empty() || line.Has("bandwidth") || line.Has("profile")) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("--", flag,
-                   " requires --alpha and --bandwidth, or --profile: without a link nothing is "
-                   "predicted"));
+  const std::string flag = FirstGiven(line, {"gamma", "flops", "compare", "epochs", "groups"});
+  if (alpha || flag.empty()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("--", flag, " requires --alpha and --bandwidth",
+                                                 link_flag.empty() ? ", or --profile" : "",
+                                                 ": without a link no time is predicted"));
 }
 
 absl::Status CheckRanks(const SpecFlags& flags, uint32_t workers) {
@@ -77,47 +72,25 @@ absl::Status CheckRanks(const SpecFlags& flags, uint32_t workers) {
                                                  ranks, " ranks, not ", workers));
 }
 
-// Parses a name such as "uniform-grid". Errors: InvalidArgument listing the names.
-absl::StatusOr<Strategy> ParseStrategy(absl::string_view name) {
-  if (const std::optional<Strategy> strategy = StrategyFromName(name)) return *strategy;
-  const std::string known = absl::StrJoin(
-      AllStrategies(), ", ",
-      [](std::string* out, Strategy strategy) { absl::StrAppend(out, StrategyName(strategy)); });
-  return absl::InvalidArgumentError(absl::StrCat("unknown strategy '", name, "'; use ", known));
-}
-
 // Parses a list such as "data,model,auto", or "all". `data` is an alias of batch, `hybrid` of
-// group-hybrid. Duplicates are dropped.
+// group-hybrid. Duplicates are dropped. Errors: InvalidArgument listing the names.
 absl::StatusOr<std::vector<Strategy>> ParseStrategies(absl::string_view names) {
   if (names == "all") return AllStrategies();
   std::vector<Strategy> strategies;
   for (absl::string_view name : absl::StrSplit(names, ',')) {
     if (name == "data") name = "batch";
     if (name == "hybrid") name = "group-hybrid";
-    CADRE_ASSIGN_OR_RETURN(const Strategy strategy, ParseStrategy(name));
-    const bool twice =
-        std::find(strategies.begin(), strategies.end(), strategy) != strategies.end();
-    if (!twice) strategies.push_back(strategy);
+    const std::optional<Strategy> strategy = StrategyFromName(name);
+    if (!strategy) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--compare: unknown strategy '", name, "'; use all, or some of ",
+                       absl::StrJoin(AllStrategies(), ", ", [](std::string* out, Strategy known) {
+                         absl::StrAppend(out, StrategyName(known));
+                       })));
+    }
+    if (!absl::c_linear_search(strategies, *strategy)) strategies.push_back(*strategy);
   }
   return strategies;
-}
-
-// Sets the pins after LoadSpec, which rejects pins for more ranks than a run may have.
-void Pin(const SpecFlags& flags, v1::Cluster& cluster) {
-  cluster.set_model_ranks(flags.model_ranks.value_or(0));
-  cluster.set_space_ranks(flags.space_ranks.value_or(0));
-  if (!flags.mesh.empty()) {
-    cluster.clear_model_ranks();
-    cluster.clear_space_ranks();
-    cluster.mutable_mesh()->Assign(flags.mesh.begin(), flags.mesh.end());
-  }
-  for (const v1::LayerPin& pin : flags.layers) {
-    auto& layers = *cluster.mutable_layer();
-    layers.erase(std::remove_if(layers.begin(), layers.end(),
-                                [&](const auto& other) { return other.layer() == pin.layer(); }),
-                 layers.end());
-    *cluster.add_layer() = pin;
-  }
 }
 
 // Reads a run file with all rules of LoadSpec except the limits on ranks and, because neither the
@@ -137,6 +110,8 @@ absl::StatusOr<v1::RunSpec> LoadFor(const CommandLine& line, const SpecFlags& gi
   }
   CADRE_ASSIGN_OR_RETURN(LoadedSpec loaded, LoadSpec(line.argument(), flags));
   v1::Cluster& cluster = *loaded.spec.mutable_cluster();
+  // LoadSpec would reject these pins if they are for more ranks than a run may have.
+  if (large) ApplyPins(given, cluster);
   cluster.set_ranks_per_group(workers);
   if (given.batch) loaded.spec.set_batch_per_group(*given.batch);
   if (loaded.spec.micro_batches() > loaded.spec.batch_per_group()) {
@@ -144,7 +119,6 @@ absl::StatusOr<v1::RunSpec> LoadFor(const CommandLine& line, const SpecFlags& gi
         absl::StrCat(line.argument(), ": micro_batches is ", loaded.spec.micro_batches(),
                      ", but a step has only ", loaded.spec.batch_per_group(), " samples"));
   }
-  if (large) Pin(given, cluster);
   // --model-ranks without --space-ranks means no rows are split.
   if (given.model_ranks.value_or(0) > 0 && cluster.space_ranks() == 0) cluster.set_space_ranks(1);
   return std::move(loaded.spec);
@@ -181,10 +155,9 @@ absl::StatusOr<PlanRequest> RequestOf(const CommandLine& line, const SpecFlags& 
                       .flops = line.Get<double>("flops").value_or(0),
                       .sensitivity = line.Get<bool>("sensitivity")};
   CADRE_RETURN_IF_ERROR(CheckLink(line));
-  CADRE_RETURN_IF_ERROR(CheckTimed(line));
   CADRE_RETURN_IF_ERROR(CheckRanks(flags, line.Value<uint32_t>("workers")));
   if (const auto strategy = line.Get<std::string>("strategy")) {
-    CADRE_ASSIGN_OR_RETURN(request.strategy, ParseStrategy(*strategy));
+    request.strategy = *StrategyFromName(*strategy);
   }
   if (const auto compare = line.Get<std::string>("compare")) {
     CADRE_ASSIGN_OR_RETURN(request.compare, ParseStrategies(*compare));
@@ -220,7 +193,7 @@ absl::StatusOr<int> ShowPlan(const Invocation& in) {
   if (!question.ok()) return FailSpec(in.console, question.status());
   const absl::StatusOr<PlanReport> report = BuildPlanReport(**question);
   if (!report.ok()) return Fail(in.console, report.status());
-  Print(*report, in.global, in.console);
+  Print(ToJson(*report), ToText(*report), in.global, in.console);
   return kExitOk;
 }
 

@@ -2,9 +2,9 @@
 // reports with every optional part. Numbers are not rounded. A value that is not known is null, so
 // that the keys do not depend on the flags, except for parts that only some reports have.
 //
-// "Engine" means the project's own search and prediction, as opposed to the formulas of a paper. If
-// the user requests a strategy of a paper, the figures of its formulas are at the top level and
-// those of the engine under "engine"; otherwise the figures of the engine are at the top level.
+// If the user requests a strategy of a paper, the figures of its formulas are at the top level, and
+// those of Cadre's own search and cost model under "engine"; otherwise Cadre's figures are at the
+// top level.
 #include <cmath>
 #include <optional>
 #include <string>
@@ -35,12 +35,15 @@ Json Array(const std::vector<T>& values, F json) {
   return array;
 }
 
+// Formulas yield fractions of bytes.
 int64_t Bytes(double bytes) { return std::ceil(bytes); }
 
 std::string GridText(const Grid& grid) { return absl::StrCat(grid.pr, "x", grid.pc); }
 
-// --- The engine's plan ---
+// --- Cadre's own plan ---
 
+// Ranks by axis. A comparison, whose rows must be readable as text, has the mesh as a string
+// instead.
 Json MeshJson(const Mesh& mesh) {
   Json json = Json::object();
   for (const Mesh::Axis& axis : mesh.axes()) json[axis.name] = axis.size;
@@ -84,6 +87,7 @@ Json LayersJson(const PlanReport& report) {
   return layers;
 }
 
+// In the order of the plan, which is that of the backward pass.
 Json BucketsJson(const PlanReport& report) {
   Json buckets = Json::array();
   for (size_t b = 0; b < report.buckets.size(); ++b) {
@@ -100,7 +104,7 @@ Json BucketsJson(const PlanReport& report) {
 }
 
 // If no plan fits, only the reason is known.
-Json EngineJson(const PlanReport& report) {
+Json PlannedJson(const PlanReport& report) {
   if (!report.chosen) return {{"refusal", report.refusal.message()}};
   const Prediction& prediction = report.chosen->prediction;
   Json json = {{"mesh", MeshJson(report.chosen->plan.mesh)},
@@ -214,7 +218,7 @@ Json VariationJson(const Variation& variation) {
           {"note", variation.note}};
 }
 
-Json ComparedEngineJson(const Candidate& candidate) {
+Json ComparedPlanJson(const Candidate& candidate) {
   const Prediction& prediction = candidate.prediction;
   return {{"mesh", candidate.plan.mesh.ToString()},
           {"words_per_rank", prediction.elements_per_rank},
@@ -223,8 +227,8 @@ Json ComparedEngineJson(const Candidate& candidate) {
           {"memory_bytes_per_rank", prediction.memory_bytes}};
 }
 
-// Figures of a paper may be compared with one another, as may figures of the engine, but not one
-// with the other.
+// Figures of papers may be compared with one another, as may figures of Cadre's cost model, but not
+// one with the other.
 Json ComparedJson(const ComparedStrategy& row) {
   Json json = {{"strategy", StrategyName(row.strategy)}};
   if (row.paper) {
@@ -241,7 +245,7 @@ Json ComparedJson(const ComparedStrategy& row) {
   }
   json.update({{"step_seconds", OrNull(row.seconds)},
                {"ratio", OrNull(row.ratio)},
-               {"engine", row.predicted ? ComparedEngineJson(*row.predicted) : Json()},
+               {"engine", row.predicted ? ComparedPlanJson(*row.predicted) : Json()},
                {"note", row.note}});
   return json;
 }
@@ -366,9 +370,9 @@ Json ToJson(const PlanReport& report) {
                {"batch", question.problem.batch},
                {"collectives", PolicyName(question.problem.collectives)},
                {"link", LinkJson(question)}};
-  json.update(report.uses_formulas ? PaperJson(report) : EngineJson(report));
+  json.update(report.uses_formulas ? PaperJson(report) : PlannedJson(report));
   if (report.uses_formulas) {
-    json["engine"] = EngineJson(report);
+    json["engine"] = PlannedJson(report);
   } else if (strategy != Strategy::kAuto) {
     json["paper"] = PaperJson(report);
   }

@@ -13,8 +13,8 @@ namespace cadre {
 std::string ToText(const PlanReport& report);
 Json ToJson(const PlanReport& report);
 
-// A sentence that states what "exact" refers to: the sums that the search minimises. These are the
-// seconds of a step only if nothing overlaps.
+// States whether the search has minimized the sum of the times of layers and of the moves between
+// them, which is the time of a step only if nothing overlaps.
 std::string ExactNote(const SearchResult& searched, bool overlap);
 
 }  // namespace cadre

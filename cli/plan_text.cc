@@ -45,9 +45,10 @@ std::string SplitsText(const std::vector<IndexSplit>& splits) {
 std::string PaperText(const PlanReport& report) {
   const PaperCost& cost = *report.paper;
   const bool known = report.question->link_known();
-  std::string text = absl::StrFormat("%s by its paper: grid %s, %.3f words per rank, %.0f messages",
-                                     StrategyName(cost.strategy), GridText(cost.grid),
-                                     cost.communication.words, cost.communication.messages);
+  std::string text =
+      absl::StrFormat("%s by its paper's formulas: grid %s, %.3f words per rank, %.0f messages",
+                      StrategyName(cost.strategy), GridText(cost.grid), cost.communication.words,
+                      cost.communication.messages);
   if (known) absl::StrAppend(&text, ", ", Ms(cost.communication_seconds));
   if (cost.closed_form) {
     const bool group = cost.strategy == Strategy::kGroupHybrid;
@@ -64,7 +65,7 @@ std::string PaperText(const PlanReport& report) {
                       FormatBytes(cost.memory_bytes()), "\n\n");
 }
 
-// --- The engine's plan ---
+// --- Cadre's own plan ---
 
 // The best other split of the layer and what it would add to the step.
 std::string RunnerUpText(const LayerRunnerUp& other) {
@@ -100,7 +101,7 @@ std::string StepText(const Prediction& prediction) {
 // pins.
 std::string SearchText(const PlanReport& report) {
   const SearchResult& searched = *report.searched;
-  std::string text = absl::StrCat("searched ", Counted(searched.meshes, "mesh", "meshes"), ", ",
+  std::string text = absl::StrCat("searched ", Counted(searched.meshes, "mesh", "meshes"), ": ",
                                   ExactNote(searched, report.question->problem.overlap), "\n");
   for (const Candidate& other : searched.others) {
     absl::StrAppend(&text, "  next: mesh ", other.plan.mesh.ToString(), ", step ",
@@ -116,19 +117,20 @@ std::string SearchText(const PlanReport& report) {
 }
 
 // Without a link there are no times, so only the plan itself is printed.
-std::string EngineText(const PlanReport& report) {
+std::string PlannedText(const PlanReport& report) {
   const PlanQuestion& question = *report.question;
   const Prediction& prediction = report.chosen->prediction;
   std::string text = PrintPlan(report.chosen->plan, question.graph, question.index);
   if (!question.link_known()) {
-    return text + "\nno link given: --alpha and --bandwidth, or --profile, predict the cost\n";
+    return text +
+           "\nno link is given: add --alpha and --bandwidth, or --profile, to predict the cost\n";
   }
   if (report.searched) {
     absl::StrAppend(&text, "\n", LayersText(*report.chosen, *report.searched));
   }
   absl::StrAppend(&text, "\ncommunication ", Ms(prediction.communication_seconds()),
-                  " per step by policy ", PolicyName(question.problem.collectives),
-                  ", in sequence; ", Whole(prediction.elements_per_rank), " elements and ",
+                  " per step without overlap, by policy ", PolicyName(question.problem.collectives),
+                  "; ", Whole(prediction.elements_per_rank), " elements and ",
                   FormatBytes(prediction.memory_bytes), " of memory per rank\n");
   if (question.problem.hardware.computes()) absl::StrAppend(&text, StepText(prediction));
   if (report.searched) absl::StrAppend(&text, SearchText(report));
@@ -202,7 +204,7 @@ std::vector<std::string> ComparisonCells(const ComparedStrategy& row) {
 
 std::string ComparisonText(const StrategyComparison& comparison) {
   Table table({"STRATEGY", "GRID", "WORDS PER RANK", "MESSAGES", "COMMUNICATION ms", "STEP ms",
-               "RATIO", "IN CADRE ms", "NOTE"});
+               "RATIO", "BY CADRE ms", "NOTE"});
   for (const ComparedStrategy& row : comparison.rows) table.AddRow(ComparisonCells(row));
   std::string text = table.Text();
   if (!comparison.best_of_papers) return text;
@@ -213,8 +215,9 @@ std::string ComparisonText(const StrategyComparison& comparison) {
   }
   if (!comparison.gain_note.empty()) absl::StrAppend(&text, "; no gain: ", comparison.gain_note);
   if (comparison.predicted_gain) {
-    absl::StrAppendFormat(&text, "; auto is %.3f times as fast as the best of them in Cadre",
-                          *comparison.predicted_gain);
+    absl::StrAppendFormat(
+        &text, "; by Cadre's own cost model auto is %.3f times as fast as the best of them",
+        *comparison.predicted_gain);
   }
   return text + "\n";
 }
@@ -241,9 +244,11 @@ std::string ForecastText(const EpochsForecast& forecast) {
   const BatchChoice& best = forecast.choices[*forecast.best];
   absl::StrAppend(&text, table.Text(), "a batch of ", best.batch, " reaches the target soonest: ",
                   best.way.model_devices == 1
-                      ? "data parallelism still pays"
-                      : "the model is split instead of spending epochs on larger batches");
-  if (forecast.gain) absl::StrAppendFormat(&text, " (gain %.3f)", *forecast.gain);
+                      ? "the model is not split"
+                      : "the model is split, because a larger batch would need more epochs");
+  if (forecast.gain) {
+    absl::StrAppendFormat(&text, " (gain %.3f over data parallelism)", *forecast.gain);
+  }
   if (forecast.crossover) {
     absl::StrAppend(&text, "; splitting pays from ", *forecast.crossover, " workers on");
   }
@@ -267,8 +272,8 @@ std::string GroupsText(const GroupsResult& answer) {
   }
   std::string text = absl::StrCat(table.Text(), answer.reason, "\n");
   for (const RejectedGroups& refused : answer.rejected) {
-    absl::StrAppend(&text, "not ", refused.groups, " of ", refused.ranks, ": ", refused.reason,
-                    "\n");
+    absl::StrAppend(&text, "rejected: ", Counted(refused.groups, "group"), " of ",
+                    Counted(refused.ranks, "worker"), ": ", refused.reason, "\n");
   }
   return text;
 }
@@ -276,18 +281,21 @@ std::string GroupsText(const GroupsResult& answer) {
 }  // namespace
 
 std::string ExactNote(const SearchResult& searched, bool overlap) {
-  const std::string sums =
-      searched.exact ? "sums exactly" : "sums not exactly: some states were dropped";
-  if (!overlap) return sums;
-  return sums + "; a step that overlaps is no sum, so the fastest of the predicted plans is taken";
+  return absl::StrCat(
+      "the sum of layer and move times ",
+      searched.exact ? "is minimal" : "may not be minimal, because the search dropped some states",
+      overlap
+          ? "; communication overlaps, so a step is not this sum, and the plan with the shortest "
+            "predicted step was taken"
+          : "");
 }
 
 std::string ToText(const PlanReport& report) {
   std::string text;
   if (report.paper) text = PaperText(report);
   absl::StrAppend(&text, report.chosen
-                             ? EngineText(report)
-                             : absl::StrCat("in Cadre's engine: ", report.refusal.message(), "\n"));
+                             ? PlannedText(report)
+                             : absl::StrCat("Cadre has no plan: ", report.refusal.message(), "\n"));
   if (report.question->link_known()) absl::StrAppend(&text, BytesText(report));
   if (!report.variations.empty()) {
     absl::StrAppend(&text, "\n", SensitivityText(report.variations));

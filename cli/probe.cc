@@ -26,7 +26,6 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
-#include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "base/counted_noun.h"
 #include "base/digest.h"
@@ -54,88 +53,49 @@ namespace {
 constexpr size_t kMaxHosts = 1024;
 constexpr absl::Duration kPollInterval = absl::Milliseconds(50);
 constexpr absl::Duration kDefaultTimeout = absl::Minutes(30);
-constexpr int kBarWidth = 30;
 // Lines of a failed worker's log that the error quotes.
 constexpr int kLogLines = 5;
 // Must be changed when the method of measurement changes, so that old results are not used.
 constexpr char kCacheVersion[] = "1";
 
-struct ProbeOptions {
-  SpecFlags flags;
-  // Folder of the other programs.
-  std::string programs;
-  // Worker processes on this machine, and compute threads of each.
-  uint32_t workers = 1;
-  uint32_t threads = 1;
-  // host:port of every host by rank, including this one; empty: there are no other hosts. All hosts
-  // run the same command, each with its rank; rank 0 writes the profile.
-  std::vector<std::string> peers;
-  uint32_t rank = 0;
-  // How long this host waits for the others after its layers are timed.
-  absl::Duration meet_timeout = absl::Seconds(60);
-  // Folder of the cache; empty: no cache.
-  std::string cache;
-  // Measures again even if the cache has a result.
-  bool fresh = false;
-};
-
-// Prints the progress of a probe on stderr.
-class ProbeProgress {
- public:
-  ProbeProgress(const GlobalOptions& global, const Console& console)
-      : console_(console), shown_(!global.quiet) {}
-
-  void Note(absl::string_view line) {
-    Close();
-    if (shown_) console_.err << line << std::endl;
-  }
-  void Update(int done, int plans) {
-    if (!shown_ || !console_.err_terminal || plans == 0 || done == last_) return;
-    last_ = done;
-    console_.err << "\r" << ProgressBar(1.0 * done / plans, kBarWidth) << " "
-                 << absl::StrFormat("%d of %d plans", done, plans) << std::flush;
-    open_ = true;
-  }
-  void Close() {
-    if (open_) console_.err << std::endl;
-    open_ = false;
-  }
-
- private:
-  const Console& console_;
-  const bool shown_;
-  bool open_ = false;
-  int last_ = -1;
-};
-
 // The number of plans done and of all plans, from the last line of a worker's log; zeros if that
 // line does not state them.
 std::pair<int, int> PlansDone(const std::string& log) {
+  int done = 0;
+  int plans = 0;
   for (const std::string& line : LastLines(log, 1)) {
-    absl::string_view rest = line;
-    if (!absl::ConsumePrefix(&rest, "probe: plan ")) continue;
-    const std::pair<std::string, std::string> numbers = absl::StrSplit(rest, " of ");
-    std::pair<int, int> plans;
-    if (absl::SimpleAtoi(numbers.first, &plans.first) &&
-        absl::SimpleAtoi(numbers.second, &plans.second)) {
-      return plans;
-    }
+    if (std::sscanf(line.c_str(), "probe: plan %d of %d", &done, &plans) != 2) return {0, 0};
   }
-  return {0, 0};
+  return {done, plans};
+}
+
+// The user's cache folder; "" if there is none.
+std::string UserCache() {
+  const char* const cache = std::getenv("XDG_CACHE_HOME");
+  if (cache != nullptr && *cache != 0) return absl::StrCat(cache, "/cadre");
+  const char* const home = std::getenv("HOME");
+  return home != nullptr && *home != 0 ? absl::StrCat(home, "/.cache/cadre") : "";
 }
 
 // One probe: owns its deadline and the reason for which it ended early.
 class Probe {
  public:
-  Probe(const GlobalOptions& global, const ProbeOptions& options, const Console& console)
-      : options_(options),
-        progress_(global, console),
-        deadline_(absl::Now() + global.timeout.value_or(kDefaultTimeout)) {}
+  // `programs` is the folder of the other programs. `peers` has the host:port of every host by
+  // rank, including this one; empty: there are no other hosts. All hosts run the same command, each
+  // with its rank; rank 0 writes the profile.
+  Probe(const Invocation& in, std::string programs, std::vector<std::string> peers)
+      : line_(in.line),
+        programs_(std::move(programs)),
+        peers_(std::move(peers)),
+        workers_(line_.Value<uint32_t>("workers")),
+        cache_(line_.Has("cache") ? line_.Value<std::string>("cache") : UserCache()),
+        progress_(in.console.err, ProgressOnErr(in.global, in.console)),
+        deadline_(absl::Now() + in.global.timeout.value_or(kDefaultTimeout)) {}
 
   absl::StatusOr<v1::ClusterProfile> Run(const v1::RunSpec& spec) {
     CADRE_ASSIGN_OR_RETURN(v1::ClusterProfile machine, ProbeMachine(spec));
-    progress_.Close();
-    if (options_.peers.empty()) return machine;
+    progress_.Finish();
+    if (peers_.empty()) return machine;
     return ProbeLinks(machine);
   }
   bool cached() const { return cached_; }
@@ -146,8 +106,8 @@ class Probe {
   absl::StatusOr<v1::ProbeRequest> RequestFor(const v1::RunSpec& spec) const {
     v1::ProbeRequest request;
     *request.mutable_spec() = spec;
-    const int hosts = std::max<int>(1, options_.peers.size());
-    const int workers = options_.workers;
+    const int hosts = std::max<int>(1, peers_.size());
+    const int workers = workers_;
     CADRE_ASSIGN_OR_RETURN(const std::vector<v1::Plan> plans, PlansToProbe(spec, hosts * workers));
     for (const v1::Plan& plan : plans) *request.add_plan() = plan;
     return request;
@@ -157,7 +117,7 @@ class Probe {
   absl::StatusOr<v1::ClusterProfile> ProbeMachine(const v1::RunSpec& spec) {
     CADRE_ASSIGN_OR_RETURN(const v1::ProbeRequest request, RequestFor(spec));
     const std::string file = CacheFile(request);
-    if (!file.empty() && !options_.fresh) {
+    if (!file.empty() && !line_.On("fresh")) {
       absl::StatusOr<v1::ClusterProfile> cached = ReadClusterProfile(file);
       if (cached.ok()) {
         progress_.Note(absl::StrCat("using cached times of this machine (", file,
@@ -166,20 +126,20 @@ class Probe {
         return cached;
       }
       if (!absl::IsNotFound(cached.status())) {
-        progress_.Note(absl::StrCat("cache ignored: ", cached.status().message()));
+        progress_.Note(absl::StrCat("ignoring the cache: ", cached.status().message()));
       }
     }
     CADRE_ASSIGN_OR_RETURN(v1::ClusterProfile machine, Measure(request));
     if (!file.empty()) {
       const absl::Status status = Cache(machine, file);
-      if (!status.ok()) progress_.Note(absl::StrCat("not cached: ", status.message()));
+      if (!status.ok()) progress_.Note(absl::StrCat("cannot write the cache: ", status.message()));
     }
     return machine;
   }
 
   // Another process may cache the same measurement at the same time: the last rename wins.
   absl::Status Cache(const v1::ClusterProfile& machine, const std::string& file) const {
-    CADRE_RETURN_IF_ERROR(MakeFolder(options_.cache));
+    CADRE_RETURN_IF_ERROR(MakeFolder(cache_));
     const std::string own = absl::StrCat(file, ".", getpid());
     CADRE_RETURN_IF_ERROR(WriteFileAtomically(own, PrintClusterProfile(machine)));
     if (rename(own.c_str(), file.c_str()) == 0) return absl::OkStatus();
@@ -188,29 +148,29 @@ class Probe {
 
   // The name contains a digest of everything that the measurement depends on.
   std::string CacheFile(const v1::ProbeRequest& request) const {
-    if (options_.cache.empty()) return "";
+    if (cache_.empty()) return "";
     v1::RunSpec spec;
     *spec.mutable_model() = request.spec().model();
     *spec.mutable_optimizer() = request.spec().optimizer();
     spec.set_batch_per_group(request.spec().batch_per_group());
     spec.set_micro_batches(request.spec().micro_batches());
-    std::string text = absl::StrCat(kCacheVersion, "\n", ProcessorName(), "\n", UsableCores(), "\n",
-                                    UsableMemoryBytes(), "\n", options_.workers, "\n",
-                                    options_.threads, "\n", spec.SerializeAsString());
+    std::string text = absl::StrCat(
+        kCacheVersion, "\n", ProcessorName(), "\n", UsableCores(), "\n", UsableMemoryBytes(), "\n",
+        workers_, "\n", line_.Value<uint32_t>("threads"), "\n", spec.SerializeAsString());
     for (const v1::Plan& plan : request.plan()) absl::StrAppend(&text, plan.SerializeAsString());
-    return absl::StrCat(options_.cache, "/", DigestHex(TextDigest(text)), ".profile");
+    return absl::StrCat(cache_, "/", DigestHex(TextDigest(text)), ".profile");
   }
 
   absl::StatusOr<v1::ClusterProfile> Measure(const v1::ProbeRequest& request) {
     CADRE_ASSIGN_OR_RETURN(const WorkFolder folder, WorkFolder::Make(""));
     const std::string file = folder.path() + "/request";
     CADRE_RETURN_IF_ERROR(WriteFileAtomically(file, request.SerializeAsString()));
-    progress_.Note(absl::StrCat(Counted(options_.workers, "worker"), " timing the layers of ",
+    progress_.Note(absl::StrCat(Counted(workers_, "worker"), " timing the layers of ",
                                 Counted(request.plan_size(), "plan")));
     std::vector<std::vector<std::string>> processes;
-    for (uint32_t rank = 0; rank < options_.workers; ++rank) {
+    for (uint32_t rank = 0; rank < workers_; ++rank) {
       processes.push_back({absl::StrCat("--probe=", file), absl::StrCat("--probe-rank=", rank),
-                           absl::StrCat("--probe-ranks=", options_.workers)});
+                           absl::StrCat("--probe-ranks=", workers_)});
     }
     return RunWorkers(folder.path(), std::move(processes));
   }
@@ -219,14 +179,15 @@ class Probe {
     CADRE_ASSIGN_OR_RETURN(const WorkFolder folder, WorkFolder::Make(""));
     CADRE_RETURN_IF_ERROR(
         WriteFileAtomically(folder.path() + "/own", PrintClusterProfile(machine)));
-    progress_.Note(absl::StrCat("measuring the links between ", options_.peers.size(), " hosts"));
+    progress_.Note(absl::StrCat("measuring the links between ", peers_.size(), " hosts"));
     // The user has listed the hosts' addresses and thereby permits traffic without TLS between
     // them.
     return RunWorkers(
         folder.path(),
-        {{absl::StrCat("--probe-hosts=", absl::StrJoin(options_.peers, ",")),
-          absl::StrCat("--probe-rank=", options_.rank),
-          absl::StrCat("--probe-meet-timeout=", absl::ToInt64Seconds(options_.meet_timeout)),
+        {{absl::StrCat("--probe-hosts=", absl::StrJoin(peers_, ",")),
+          absl::StrCat("--probe-rank=", line_.Value<uint32_t>("rank")),
+          absl::StrCat("--probe-meet-timeout=",
+                       absl::ToInt64Seconds(line_.Value<absl::Duration>("meet-timeout"))),
           "--insecure"}});
   }
 
@@ -238,13 +199,12 @@ class Probe {
     for (size_t i = 0; i < arguments.size(); ++i) {
       std::vector<std::string>& flags = arguments[i];
       flags.push_back(absl::StrCat("--probe-folder=", folder));
-      flags.push_back(absl::StrCat("--threads=", options_.threads));
+      flags.push_back(absl::StrCat("--threads=", line_.Value<uint32_t>("threads")));
       flags.push_back(
           absl::StrCat("--probe-timeout=", absl::ToInt64Seconds(deadline_ - absl::Now()) + 1));
-      CADRE_ASSIGN_OR_RETURN(
-          Process worker,
-          Process::Start(
-              {.program = options_.programs + "/cadre-worker", .arguments = flags, .log = log(i)}));
+      CADRE_ASSIGN_OR_RETURN(Process worker, Process::Start({.program = programs_ + "/cadre-worker",
+                                                             .arguments = flags,
+                                                             .log = log(i)}));
       workers.push_back(std::move(worker));
     }
     size_t running = workers.size();
@@ -263,22 +223,28 @@ class Probe {
   }
 
   static absl::Status Failed(const Ending& ending, size_t worker, const std::string& log) {
-    return absl::AbortedError(absl::StrCat("probe of worker ", worker, " ended (",
-                                           ending.ToString(), "):\n  ",
+    return absl::AbortedError(absl::StrCat("worker ", worker, " of the probe failed (",
+                                           ending.ToString(), "); the end of its log:\n  ",
                                            absl::StrJoin(LastLines(log, kLogLines), "\n  ")));
   }
 
   // Waits for kPollInterval. Errors: Cancelled on Ctrl-C; DeadlineExceeded.
   absl::Status Pause(const std::string& log) {
     const auto [done, plans] = PlansDone(log);
-    progress_.Update(done, plans);
+    if (plans > 0) progress_.Draw(1.0 * done / plans, absl::StrCat(done, " of ", plans, " plans"));
     if ((interrupt_ = TakeInterrupt(kPollInterval))) return absl::CancelledError("interrupted");
     if (absl::Now() < deadline_) return absl::OkStatus();
     return absl::DeadlineExceededError("the probe exceeded its time limit (see --timeout)");
   }
 
-  const ProbeOptions& options_;
-  ProbeProgress progress_;
+  const CommandLine& line_;
+  const std::string programs_;
+  const std::vector<std::string> peers_;
+  // Worker processes on this machine.
+  const uint32_t workers_;
+  // Folder of the cache; empty: no cache.
+  const std::string cache_;
+  Progress progress_;
   const absl::Time deadline_;
   bool cached_ = false;
   std::optional<int> interrupt_;
@@ -316,40 +282,37 @@ std::string SummaryText(const v1::ClusterProfile& profile) {
   for (const v1::HostLink& link : profile.link()) {
     add(absl::StrCat(link.from(), " - ", link.to()), link.link());
   }
-  return absl::StrCat(hosts.Text(), "\n", devices.Text(), links.empty() ? "" : "\n",
-                      links.empty() ? "" : links.Text());
-}
-
-Json SummaryJson(const v1::ClusterProfile& profile, const Probe& probe, const std::string& file) {
-  Json json = {{"cached", probe.cached()}};
-  if (!file.empty()) json["file"] = file;
-  json.update(ToJson(profile));
-  return json;
+  const std::string links_text = links.Text();
+  return absl::StrCat(hosts.Text(), "\n", devices.Text(), links_text.empty() ? "" : "\n",
+                      links_text);
 }
 
 absl::Status Show(const Invocation& in, const v1::ClusterProfile& profile, const Probe& probe) {
-  const std::string text = PrintClusterProfile(profile);
-  const std::string output = in.line.Get<std::string>("output").value_or("");
-  if (!output.empty()) CADRE_RETURN_IF_ERROR(WriteFileAtomically(output, text));
-  if (in.global.format == OutputFormat::kJson) {
-    in.console.out << OneLine(SummaryJson(profile, probe, output)) << std::endl;
-  } else {
-    in.console.out << (output.empty() ? text : SummaryText(profile)) << std::flush;
+  std::string text = PrintClusterProfile(profile);
+  Json json = {{"cached", probe.cached()}};
+  if (const std::string file = in.line.Get<std::string>("output").value_or(""); !file.empty()) {
+    CADRE_RETURN_IF_ERROR(WriteFileAtomically(file, text));
+    text = SummaryText(profile);
+    json["file"] = file;
   }
+  json.update(ToJson(profile));
+  Print(json, text, in.global, in.console, JsonLayout::kOneLine);
   return absl::OkStatus();
 }
 
 // Checks the list of hosts early: otherwise an error would show only after the layers are timed.
-absl::Status CheckPeers(const ProbeOptions& options) {
-  if (options.peers.size() == 1) {
-    return absl::InvalidArgumentError(
-        "--peers lists all hosts, separated by commas; it has only one");
+absl::StatusOr<std::vector<std::string>> PeersOf(const CommandLine& line) {
+  std::vector<std::string> peers;
+  const std::string text = line.Get<std::string>("peers").value_or("");
+  if (!text.empty()) peers = absl::StrSplit(text, ',');
+  if (peers.size() == 1) {
+    return absl::InvalidArgumentError("--peers must list at least two hosts, separated by commas");
   }
-  if (options.peers.size() > kMaxHosts) {
+  if (peers.size() > kMaxHosts) {
     return absl::InvalidArgumentError(
-        absl::StrCat("--peers lists ", options.peers.size(), " hosts, more than ", kMaxHosts));
+        absl::StrCat("--peers lists ", peers.size(), " hosts, more than ", kMaxHosts));
   }
-  for (const std::string& peer : options.peers) {
+  for (const std::string& peer : peers) {
     const size_t colon = peer.rfind(':');
     uint32_t port = 0;
     if (colon == 0 || colon == std::string::npos ||
@@ -357,50 +320,30 @@ absl::Status CheckPeers(const ProbeOptions& options) {
       return absl::InvalidArgumentError(absl::StrCat("--peers: '", peer, "' is not host:port"));
     }
   }
-  if (options.rank >= std::max<size_t>(1, options.peers.size())) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "--rank is ", options.rank, ", but --peers lists ", options.peers.size(), " hosts"));
+  const auto rank = line.Value<uint32_t>("rank");
+  if (rank >= std::max<size_t>(1, peers.size())) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--rank is ", rank, ", but --peers lists ", peers.size(), " hosts"));
   }
-  return absl::OkStatus();
-}
-
-// The user's cache folder; "" if there is none.
-std::string UserCache() {
-  const char* const cache = std::getenv("XDG_CACHE_HOME");
-  if (cache != nullptr && *cache != 0) return absl::StrCat(cache, "/cadre");
-  const char* const home = std::getenv("HOME");
-  return home != nullptr && *home != 0 ? absl::StrCat(home, "/.cache/cadre") : "";
-}
-
-absl::StatusOr<ProbeOptions> OptionsOf(const CommandLine& line) {
-  ProbeOptions options{.workers = line.Value<uint32_t>("workers"),
-                       .threads = line.Value<uint32_t>("threads"),
-                       .rank = line.Value<uint32_t>("rank"),
-                       .meet_timeout = line.Value<absl::Duration>("meet-timeout"),
-                       .cache = line.Has("cache") ? line.Value<std::string>("cache") : UserCache(),
-                       .fresh = line.On("fresh")};
-  CADRE_ASSIGN_OR_RETURN(options.flags, SpecFlagsOf(line));
-  CADRE_ASSIGN_OR_RETURN(options.programs, ProgramsFolder());
-  // A probe reads no data.
-  options.flags.here = false;
-  const std::string peers = line.Get<std::string>("peers").value_or("");
-  if (!peers.empty()) options.peers = absl::StrSplit(peers, ',');
-  if (options.meet_timeout < absl::Seconds(1)) {
-    return absl::InvalidArgumentError("--meet-timeout must be at least 1 second");
-  }
-  CADRE_RETURN_IF_ERROR(CheckPeers(options));
-  return options;
+  return peers;
 }
 
 }  // namespace
 
 absl::StatusOr<int> ProbeCluster(const Invocation& in) {
-  CADRE_ASSIGN_OR_RETURN(const ProbeOptions options, OptionsOf(in.line));
-  const absl::StatusOr<LoadedSpec> loaded = LoadSpec(in.line.argument(), options.flags);
+  CADRE_ASSIGN_OR_RETURN(SpecFlags flags, SpecFlagsOf(in.line));
+  // A probe reads no data.
+  flags.here = false;
+  CADRE_ASSIGN_OR_RETURN(std::vector<std::string> peers, PeersOf(in.line));
+  if (in.line.Value<absl::Duration>("meet-timeout") < absl::Seconds(1)) {
+    return absl::InvalidArgumentError("--meet-timeout must be at least 1 second");
+  }
+  CADRE_ASSIGN_OR_RETURN(std::string programs, ProgramsFolder());
+  const absl::StatusOr<LoadedSpec> loaded = LoadSpec(in.line.argument(), flags);
   if (!loaded.ok()) return FailSpec(in.console, loaded.status());
   // From here on an interrupt must end processes and remove folders.
   BlockInterrupts();
-  Probe probe(in.global, options, in.console);
+  Probe probe(in, std::move(programs), std::move(peers));
   const absl::StatusOr<v1::ClusterProfile> profile = probe.Run(loaded->spec);
   if (probe.interrupt()) return 128 + *probe.interrupt();
   if (!profile.ok()) return Fail(in.console, profile.status());

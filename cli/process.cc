@@ -169,15 +169,6 @@ absl::StatusOr<Process> Process::Start(const ProcessOptions& options) {
 Process::Process(Process&& other) noexcept
     : pid_(std::exchange(other.pid_, -1)), ending_(std::exchange(other.ending_, std::nullopt)) {}
 
-Process& Process::operator=(Process&& other) noexcept {
-  if (this != &other) {
-    Kill();
-    pid_ = std::exchange(other.pid_, -1);
-    ending_ = std::exchange(other.ending_, std::nullopt);
-  }
-  return *this;
-}
-
 Process::~Process() { Kill(); }
 
 std::optional<Ending> Process::Poll() {

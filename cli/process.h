@@ -51,7 +51,7 @@ class Process {
   static absl::StatusOr<Process> Start(const ProcessOptions& options);
 
   Process(Process&& other) noexcept;
-  Process& operator=(Process&& other) noexcept;
+  Process& operator=(Process&&) = delete;
   ~Process();
 
   pid_t pid() const { return pid_; }

@@ -59,7 +59,7 @@ std::string ProgressText(const v1::RunStatus& run) {
   }
   if (run.rounds_committed() > 0) parts.push_back(absl::StrCat("round ", run.rounds_committed()));
   if (run.has_discrepancy()) {
-    parts.push_back(absl::StrFormat("divergence %.2g", run.discrepancy().smoothed()));
+    parts.push_back(absl::StrFormat("discrepancy %.2g", run.discrepancy().smoothed()));
   }
   if (run.test().samples() > 0) {
     parts.push_back(absl::StrCat("test ", FormatFraction(run.test().accuracy())));
@@ -72,7 +72,9 @@ std::string ProgressText(const v1::RunStatus& run) {
 
 void Progress::Update(const v1::RunStatus& run, absl::Time now) {
   if (options_.quiet) return;
-  if (options_.terminal) return Redraw(run);
+  if (options_.terminal) {
+    return Draw(ProgressFraction(run), absl::StrCat(run.run(), " ", ProgressText(run)));
+  }
   Shown& shown = shown_[run.run()];
   if (!IsDue(run, shown, now)) return;
   shown = {now, run.state(), run.test().version(), run.test().samples() > 0};
@@ -86,18 +88,16 @@ bool Progress::IsDue(const v1::RunStatus& run, const Shown& shown, absl::Time no
   return run.state() != shown.state || new_test || now - shown.at >= options_.plain_interval;
 }
 
-void Progress::Redraw(const v1::RunStatus& run) {
+void Progress::Draw(double fraction, absl::string_view text) {
+  if (options_.quiet || !options_.terminal) return;
   // The last column stays empty: some terminals wrap when it is written.
   const int width = std::max(10, options_.width() - 1);
   std::string bar;
   if (width >= kMinWidthWithBar) {
-    const double fraction = ProgressFraction(run);
     bar = absl::StrCat(ProgressBar(fraction, kBarWidth),
                        absl::StrFormat("%4d%% ", static_cast<int>(fraction * 100)));
   }
-  std::string text = absl::StrCat(run.run(), " ", ProgressText(run));
-  const size_t room = static_cast<size_t>(width) - bar.size();
-  if (text.size() > room) text.resize(room);
+  text = text.substr(0, static_cast<size_t>(width) - bar.size());
   if (options_.color && !bar.empty()) bar = absl::StrCat(kGreen, bar, kPlain);
   out_ << kClearLine << bar << text << std::flush;
   line_open_ = true;

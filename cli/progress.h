@@ -12,6 +12,7 @@
 #include <map>
 #include <ostream>
 #include <string>
+#include <utility>
 
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
@@ -38,6 +39,8 @@ class Progress {
   // Shows the status of a run. On a terminal it is always shown, truncated to the width; otherwise
   // only if the state or the test result has changed, or after plain_interval.
   void Update(const v1::RunStatus& run, absl::Time now);
+  // Redraws the line on a terminal: a bar, then the text, truncated to the width.
+  void Draw(double fraction, absl::string_view text);
   // Prints a line that is not overwritten.
   void Note(absl::string_view line);
   // Ends the redrawn line; further output begins on a new line.
@@ -53,7 +56,6 @@ class Progress {
   };
 
   bool IsDue(const v1::RunStatus& run, const Shown& shown, absl::Time now) const;
-  void Redraw(const v1::RunStatus& run);
 
   std::ostream& out_;
   const ProgressOptions options_;

@@ -5,7 +5,6 @@
 // The prediction of a step assumes that nothing else runs on the devices of the group. It is
 // therefore not shown for groups that share devices with other groups.
 #include "cli/query_tables.h"
-#include "base/counted_noun.h"
 
 #include <algorithm>
 #include <cmath>
@@ -18,6 +17,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
+#include "base/counted_noun.h"
 #include "cli/table.h"
 #include "plan/plan_collectives.h"
 #include "proto/enum_text.h"
@@ -53,7 +53,7 @@ std::string HeartbeatText(const v1::MemberStatus& member) {
                       member.connected() ? "" : ", away");
 }
 
-std::string MembersText(const v1::GroupStatus& group) {
+std::string MemberNames(const v1::GroupStatus& group) {
   return absl::StrJoin(group.members(), ",", [](std::string* out, const v1::GroupMember& member) {
     absl::StrAppend(out, member.name().empty() ? member.member_id() : member.name());
   });
@@ -67,30 +67,9 @@ void AppendPart(absl::string_view title, absl::string_view table, std::string& o
   if (!table.empty()) absl::StrAppend(&out, "\n", title, "\n", table);
 }
 
-// One row per run. The accuracy is shown only after the first test, the ETA only while the run
-// trains.
-std::string RunsTable(const RepeatedPtrField<v1::RunStatus>& runs) {
-  Table table({"RUN", "NAME", "STATE", "STEP", "EPOCH", "LOSS", "TEST", "SAMPLES/S", "ROUNDS",
-               "GROUPS", "AGE", "ETA", "REASON"});
-  for (const v1::RunStatus& run : runs) {
-    const bool tested = run.test().samples() > 0;
-    table.AddRow({run.run(), run.name(), EnumText(run.state()),
-                  OfText(run.step(), run.total_steps()), EpochText(run), LossText(run.loss()),
-                  tested ? FormatFraction(run.test().accuracy()) : "",
-                  RateText(run.samples_per_second()), absl::StrCat(run.rounds_committed()),
-                  OfText(run.groups_alive(), run.groups()),
-                  run.seconds() > 0 ? FormatAge(absl::Seconds(run.seconds())) : "",
-                  run.state() == v1::RUN_STATE_RUNNING && run.eta_seconds() > 0
-                      ? FormatAge(absl::Seconds(run.eta_seconds()))
-                      : "",
-                  run.reason()});
-  }
-  return table.Text();
-}
-
-// One row per run whose divergence was measured.
-std::string DivergenceTable(const RepeatedPtrField<v1::RunStatus>& runs) {
-  Table table({"RUN", "DIVERGENCE OF GROUPS"});
+// One row per run whose discrepancy was measured.
+std::string DiscrepancyTable(const RepeatedPtrField<v1::RunStatus>& runs) {
+  Table table({"RUN", "DISCREPANCY OF GROUPS"});
   for (const v1::RunStatus& run : runs) {
     if (run.has_discrepancy()) table.AddRow({run.run(), DiscrepancyText(run)});
   }
@@ -106,7 +85,7 @@ std::string GroupsTable(const RepeatedPtrField<v1::GroupStatus>& groups) {
                   group.generation() == 0 ? "" : absl::StrCat(group.generation()),
                   EnumText(group.state()), MeshText(group), absl::StrCat(group.step()),
                   absl::StrCat(group.version()), LossText(group.loss()),
-                  RateText(group.samples_per_second()), MembersText(group), group.reason()});
+                  RateText(group.samples_per_second()), MemberNames(group), group.reason()});
   }
   return table.Text();
 }
@@ -228,21 +207,35 @@ std::string CountersTable(const google::protobuf::Map<std::string, uint64_t>& co
 
 }  // namespace
 
-Json ToJson(const RunList& runs) { return ToJson(runs.reply); }
-std::string ToText(const RunList& runs) { return RunsTable(runs.reply.runs()); }
+// The accuracy is shown only after the first test, the ETA only while the run trains.
+std::string RunsTable(const RepeatedPtrField<v1::RunStatus>& runs) {
+  Table table({"RUN", "NAME", "STATE", "STEP", "EPOCH", "LOSS", "TEST", "SAMPLES/S", "ROUNDS",
+               "GROUPS", "AGE", "ETA", "REASON"});
+  for (const v1::RunStatus& run : runs) {
+    const bool tested = run.test().samples() > 0;
+    table.AddRow({run.run(), run.name(), EnumText(run.state()),
+                  OfText(run.step(), run.total_steps()), EpochText(run), LossText(run.loss()),
+                  tested ? FormatFraction(run.test().accuracy()) : "",
+                  RateText(run.samples_per_second()), absl::StrCat(run.rounds_committed()),
+                  OfText(run.groups_alive(), run.groups()),
+                  run.seconds() > 0 ? FormatAge(absl::Seconds(run.seconds())) : "",
+                  run.state() == v1::RUN_STATE_RUNNING && run.eta_seconds() > 0
+                      ? FormatAge(absl::Seconds(run.eta_seconds()))
+                      : "",
+                  run.reason()});
+  }
+  return table.Text();
+}
 
-Json ToJson(const Overview& overview) { return ToJson(overview.status); }
-
-std::string ToText(const Overview& overview) {
-  const v1::StatusReply& status = overview.status;
+std::string OverviewText(const v1::StatusReply& status, const std::string& coordinator) {
   Table head({"COORDINATOR", "VERSION", "UP", "STARTS", "RUNS", "WORKERS", "AGGREGATORS"});
-  head.AddRow({overview.coordinator, status.coordinator().version(),
+  head.AddRow({coordinator, status.coordinator().version(),
                FormatDuration(status.coordinator().uptime_seconds()),
                absl::StrCat(status.coordinator().starts()), absl::StrCat(status.runs_size()),
                absl::StrCat(status.workers_size()), absl::StrCat(status.aggregators_size())});
   std::string out = head.Text();
   AppendPart("Runs", RunsTable(status.runs()), out);
-  AppendPart("Divergence", DivergenceTable(status.runs()), out);
+  AppendPart("Discrepancy", DiscrepancyTable(status.runs()), out);
   AppendPart("Groups", GroupsTable(status.groups()), out);
   AppendPart("Workers", WorkersTable(status.workers()), out);
   AppendPart("Aggregators", AggregatorsTable(status.aggregators()), out);
@@ -250,12 +243,9 @@ std::string ToText(const Overview& overview) {
   return out;
 }
 
-Json ToJson(const RunDetails& details) { return ToJson(details.status); }
-
-std::string ToText(const RunDetails& details) {
-  const v1::StatusReply& status = details.status;
+std::string RunDetailsText(const v1::StatusReply& status) {
   std::string out = RunsTable(status.runs());
-  AppendPart("Divergence", DivergenceTable(status.runs()), out);
+  AppendPart("Discrepancy", DiscrepancyTable(status.runs()), out);
   AppendPart("Groups", GroupsTable(status.groups()), out);
   AppendPart("Collectives", CollectivesTable(status.groups()), out);
   AppendPart("Times of a step", PredictionsTable(status), out);
@@ -264,14 +254,14 @@ std::string ToText(const RunDetails& details) {
   return out;
 }
 
-Json ToJson(const MemberList& members) {
-  const Json status = ToJson(members.status);
-  return {{"workers", status["workers"]}, {"aggregators", status["aggregators"]}};
+Json MembersJson(const v1::StatusReply& status) {
+  const Json json = ToJson(status);
+  return {{"workers", json["workers"]}, {"aggregators", json["aggregators"]}};
 }
 
-std::string ToText(const MemberList& members) {
-  std::string out = WorkersTable(members.status.workers());
-  const std::string aggregators = AggregatorsTable(members.status.aggregators());
+std::string MembersText(const v1::StatusReply& status) {
+  const std::string out = WorkersTable(status.workers());
+  const std::string aggregators = AggregatorsTable(status.aggregators());
   return absl::StrCat(out, out.empty() || aggregators.empty() ? "" : "\n", aggregators);
 }
 
@@ -341,6 +331,28 @@ std::string StepText(const v1::GroupStatus& group) {
 std::string ErrorText(const v1::GroupStatus& group) {
   if (!group.has_predicted() || !group.has_measured()) return "";
   return absl::StrFormat("%+.0f%%", 100 * group.prediction_error());
+}
+
+std::vector<std::string> PredictionNotes::New(const v1::WatchUpdate& update) {
+  std::vector<std::string> lines;
+  for (const v1::GroupStatus& group : update.groups()) {
+    if (!group.has_measured()) continue;
+    const std::pair measured(group.generation(), group.measured().step());
+    auto& noted = noted_[{group.run(), group.group()}];
+    if (noted == measured) continue;
+    noted = measured;
+    std::string line = absl::StrFormat("%s  group %d  a step takes %.3g ms", group.run(),
+                                       group.group(), 1e3 * group.measured().step());
+    if (group.has_predicted()) {
+      absl::StrAppendFormat(&line, ", %.3g ms predicted (%s)", 1e3 * group.predicted().step(),
+                            ErrorText(group));
+    }
+    if (!group.prediction_error_cause().empty()) {
+      absl::StrAppend(&line, "; ", group.prediction_error_cause());
+    }
+    lines.push_back(std::move(line));
+  }
+  return lines;
 }
 
 }  // namespace cadre

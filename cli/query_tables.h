@@ -1,44 +1,27 @@
-// The coordinator's replies as tables and JSON (see Print in cli/render.h).
+// The coordinator's replies as tables and JSON (see Print in cli/render.h), and notes on updates.
 //
-// Thread-safe (pure functions).
+// Thread-safe (pure functions), except PredictionNotes, which is thread-compatible.
 #pragma once
 
+#include <map>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "cli/render.h"
 #include "proto/cadre/v1/control.pb.h"
 
 namespace cadre {
 
-// `cadre status`: everything, except the details of groups.
-struct Overview {
-  v1::StatusReply status;
-  // Address of the coordinator.
-  std::string coordinator;
-};
-Json ToJson(const Overview& overview);
-std::string ToText(const Overview& overview);
-
+// `cadre runs`: one row per run.
+std::string RunsTable(const google::protobuf::RepeatedPtrField<v1::RunStatus>& runs);
+// `cadre status`: everything, except the details of groups. `coordinator` is its address.
+std::string OverviewText(const v1::StatusReply& status, const std::string& coordinator);
 // `cadre describe`: the groups of one run in detail.
-struct RunDetails {
-  v1::StatusReply status;
-};
-Json ToJson(const RunDetails& details);
-std::string ToText(const RunDetails& details);
-
+std::string RunDetailsText(const v1::StatusReply& status);
 // `cadre members`: workers and aggregators.
-struct MemberList {
-  v1::StatusReply status;
-};
-Json ToJson(const MemberList& members);
-std::string ToText(const MemberList& members);
-
-// `cadre runs`.
-struct RunList {
-  v1::ListReply reply;
-};
-Json ToJson(const RunList& runs);
-std::string ToText(const RunList& runs);
+std::string MembersText(const v1::StatusReply& status);
+Json MembersJson(const v1::StatusReply& status);
 
 // Whether a worker of another group computes on a host and device of this group. The prediction of
 // a step does not account for that.
@@ -58,5 +41,18 @@ std::string BucketsText(const v1::GroupStatus& group);
 std::string ErrorText(const v1::GroupStatus& group);
 // "41 ms, 6% waiting".
 std::string StepText(const v1::GroupStatus& group);
+
+// Notes on the time that the steps of a group take, compared with the prediction. A group measures
+// this time repeatedly, and every update carries the latest measurement.
+class PredictionNotes {
+ public:
+  // A line for each group with a measurement that no earlier call returned, such as
+  // "run-1  group 0  a step takes 41 ms, 30 ms predicted (-27%); compute: layers took ...".
+  std::vector<std::string> New(const v1::WatchUpdate& update);
+
+ private:
+  // Generation and step seconds of the latest note, by run and group.
+  std::map<std::pair<std::string, uint32_t>, std::pair<uint32_t, double>> noted_;
+};
 
 }  // namespace cadre

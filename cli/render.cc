@@ -11,7 +11,6 @@
 #include <map>
 
 #include "absl/strings/escaping.h"
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "proto/enum_text.h"
 
@@ -132,5 +131,14 @@ double Widen(float value) {
 
 std::string OneLine(const Json& json) { return Dump(json, -1); }
 std::string Indented(const Json& json) { return Dump(json, 2); }
+
+void Print(const Json& json, const std::string& text, const GlobalOptions& options,
+           const Console& console, JsonLayout layout) {
+  if (options.format == OutputFormat::kJson) {
+    console.out << (layout == JsonLayout::kOneLine ? OneLine(json) : Indented(json)) << std::endl;
+  } else {
+    console.out << text << std::flush;
+  }
+}
 
 }  // namespace cadre

@@ -1,7 +1,6 @@
-// Output of commands: each produces one value, and Print writes it as a table or as JSON.
+// Output of commands: each produces one value, which Print writes as text or as JSON. docs/json.md
+// documents the keys.
 //
-// A value type provides `Json ToJson(const T&)` and `std::string ToText(const T&)`; a protobuf
-// message has the ToJson below. docs/json.md documents the keys.
 // Thread-safe (pure functions over what they are given).
 #pragma once
 
@@ -12,7 +11,6 @@
 #include <string>
 
 #include "cli/console.h"
-#include "cli/options.h"
 
 namespace cadre {
 
@@ -35,16 +33,8 @@ std::string Indented(const Json& json);
 
 enum class JsonLayout { kIndented, kOneLine };
 
-// Writes `value` to the console in the format that the user asked for.
-template <typename Value>
-void Print(const Value& value, const GlobalOptions& options, const Console& console,
-           JsonLayout layout = JsonLayout::kIndented) {
-  if (options.format == OutputFormat::kJson) {
-    const Json json = ToJson(value);
-    console.out << (layout == JsonLayout::kOneLine ? OneLine(json) : Indented(json)) << std::endl;
-  } else {
-    console.out << ToText(value) << std::flush;
-  }
-}
+// Writes a value to the console in the format that the user asked for.
+void Print(const Json& json, const std::string& text, const GlobalOptions& options,
+           const Console& console, JsonLayout layout = JsonLayout::kIndented);
 
 }  // namespace cadre

@@ -52,21 +52,15 @@ void PinLayer(const v1::LayerPin& pin, v1::Cluster& cluster) {
   *cluster.add_layer() = pin;
 }
 
-void Replace(const SpecFlags& flags, v1::Cluster& cluster) {
-  if (!flags.mesh.empty()) PinMesh(flags.mesh, cluster);
-  for (const v1::LayerPin& pin : flags.layers) PinLayer(pin, cluster);
+void Replace(const SpecFlags& flags, v1::RunSpec& spec) {
+  v1::Cluster& cluster = *spec.mutable_cluster();
+  ApplyPins(flags, cluster);
   if (flags.groups) cluster.set_groups(*flags.groups);
   if (flags.ranks) cluster.set_ranks_per_group(*flags.ranks);
   if (flags.aggregators) cluster.set_aggregators(*flags.aggregators);
-  if (flags.model_ranks) cluster.set_model_ranks(*flags.model_ranks);
-  if (flags.space_ranks) cluster.set_space_ranks(*flags.space_ranks);
   if (flags.collectives) cluster.set_collectives(*flags.collectives);
   if (flags.overlap) cluster.set_overlap(*flags.overlap);
   if (flags.device) cluster.set_device(*flags.device);
-}
-
-void Replace(const SpecFlags& flags, v1::RunSpec& spec) {
-  Replace(flags, *spec.mutable_cluster());
   if (flags.precision) spec.set_precision(*flags.precision);
   if (flags.batch) spec.set_batch_per_group(*flags.batch);
   if (flags.from) {
@@ -153,6 +147,13 @@ void FillIn(v1::RunSpec& spec) {
 }
 
 }  // namespace
+
+void ApplyPins(const SpecFlags& flags, v1::Cluster& cluster) {
+  if (!flags.mesh.empty()) PinMesh(flags.mesh, cluster);
+  for (const v1::LayerPin& pin : flags.layers) PinLayer(pin, cluster);
+  if (flags.model_ranks) cluster.set_model_ranks(*flags.model_ranks);
+  if (flags.space_ranks) cluster.set_space_ranks(*flags.space_ranks);
+}
 
 absl::StatusOr<LoadedSpec> LoadSpec(const std::string& path, const SpecFlags& flags) {
   CADRE_ASSIGN_OR_RETURN(RunSpecFile file, ReadRunSpecOrZoo(path));

@@ -23,7 +23,7 @@ struct SpecFlags {
   std::optional<uint32_t> aggregators;
   std::optional<uint32_t> model_ranks;
   std::optional<uint32_t> space_ranks;
-  // Pins (cli/pin_flags.h). A mesh replaces the file's mesh, model_ranks and space_ranks, and,
+  // Pins (--mesh, --layer). A mesh replaces the file's mesh, model_ranks and space_ranks, and,
   // unless `ranks` is given, ranks_per_group; a layer's pin replaces that of its layer.
   std::vector<v1::MeshAxis> mesh;
   std::vector<v1::LayerPin> layers;
@@ -41,6 +41,9 @@ struct SpecFlags {
   bool here = true;
 };
 
+// Sets the pins of the flags: mesh, layers, model_ranks and space_ranks.
+void ApplyPins(const SpecFlags& flags, v1::Cluster& cluster);
+
 struct LoadedSpec {
   v1::RunSpec spec;
   // A note for the user about the checkpoint from which the run starts; empty: none.
@@ -51,9 +54,8 @@ struct LoadedSpec {
 //
 // If checkpoint.from is a directory of checkpoints, the newest one that this machine can read
 // replaces it; its step becomes checkpoint.from_step and its cursor checkpoint.from_position.
-// Errors: NotFound
-// for a missing file; InvalidArgument with one "FILE:LINE:COLUMN: field: message" per line of the
-// status's message.
+// Errors: NotFound for a missing file; InvalidArgument with one "FILE:LINE:COLUMN: field: message"
+// per line of the status's message.
 absl::StatusOr<LoadedSpec> LoadSpec(const std::string& path, const SpecFlags& flags);
 
 // Prints the errors of LoadSpec, one per line; returns the exit code.

@@ -72,6 +72,7 @@ std::string RunText(const v1::RunStatus& run) {
   return run.reason().empty() ? text : absl::StrCat(text, ": ", run.reason());
 }
 
+// "" before the first evaluation, which FieldsText shows as "<none>".
 std::string AccuracyText(const v1::RunStatus& run) {
   if (run.test().samples() == 0) return "";
   return absl::StrFormat("%.4f on %s test samples, mean loss %.4f", run.test().accuracy(),
@@ -136,9 +137,10 @@ std::string StepTimes(const Summary& summary) {
                                          1e3 * group.predicted().step(), error);
 }
 
+// A run with one group averages nothing and has no discrepancy.
 std::string AveragingText(const v1::RunStatus& run) {
   return absl::StrCat(Counted(run.rounds_committed(), "round"),
-                      run.has_discrepancy() ? "; divergence of the groups: " : "",
+                      run.has_discrepancy() ? "; discrepancy of the groups: " : "",
                       DiscrepancyText(run));
 }
 

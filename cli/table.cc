@@ -28,6 +28,7 @@ void AppendLine(const std::vector<std::string>& cells, const std::vector<size_t>
 
 }  // namespace
 
+// Empty cells are replaced now, so that the width of their column is right.
 void Table::AddRow(std::vector<std::string> cells) {
   CHECK_EQ(cells.size(), header_.size());
   for (std::string& cell : cells) {
@@ -61,6 +62,7 @@ std::string FieldsText(const std::vector<std::pair<std::string, std::string>>& f
   return out;
 }
 
+// Greedy: a line is broken only when the next word does not fit.
 std::string Wrap(absl::string_view text, size_t width, size_t indent) {
   std::string out;
   size_t column = 0;
@@ -102,6 +104,7 @@ std::string FormatBytes(uint64_t bytes) {
   return absl::StrFormat("%.1f PiB", value / 1024);
 }
 
+// Two units at most: with more, a column would be wide and the last digits would not matter.
 std::string FormatAge(absl::Duration age) {
   if (age == absl::InfiniteDuration()) return kNone;
   const int64_t seconds = absl::ToInt64Seconds(std::max(age, absl::ZeroDuration()));

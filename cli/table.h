@@ -24,7 +24,6 @@ class Table {
 
   // Requires: as many cells as the header has. Empty cells show as "<none>".
   void AddRow(std::vector<std::string> cells);
-  bool empty() const { return rows_.empty(); }
   // Header and rows, each line ended; "" without rows.
   std::string Text() const;
 

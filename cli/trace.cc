@@ -1,23 +1,120 @@
+// A trace is summarized rank by rank, and written in the format of Chrome's trace viewer and
+// Perfetto.
+//
+// Intervals of one category may overlap: a collective runs in the background while another is on
+// the main thread, and an interval may contain others. The time of a category is therefore the
+// length of the union of its intervals. Only waits of the main thread count as exposed
+// communication: the background thread waits for work most of the time.
+//
 // The target file is checked before the request, because recording takes up to two minutes, which
 // an error in the path would waste. The file is written atomically, so a failure leaves an older
 // trace unchanged.
+#include <algorithm>
 #include <filesystem>
+#include <map>
 #include <ostream>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
-#include "base/atomic_file.h"
+#include "base/file.h"
 #include "base/status.h"
+#include "base/trace.h"
 #include "cli/command_line.h"
+#include "cli/command_options.h"
 #include "cli/commands.h"
 #include "cli/render.h"
-#include "cli/trace_summary.h"
+#include "cli/table.h"
 
 namespace cadre {
 namespace {
 
 constexpr absl::Duration kDefaultTimeout = absl::Minutes(2);
 constexpr char kStdout[] = "-";
+// The rank's own thread (base/trace.h).
+constexpr uint32_t kMainTrack = 0;
+
+// Begins and ends of intervals, in microseconds.
+using Spans = std::vector<std::pair<int64_t, int64_t>>;
+
+// The length of the union of intervals, which may contain each other or overlap.
+double CoveredSeconds(Spans spans) {
+  std::sort(spans.begin(), spans.end());
+  int64_t covered = 0;
+  int64_t until = spans.empty() ? 0 : spans.front().first;
+  for (const auto& [begin, end] : spans) {
+    covered += std::max<int64_t>(0, end - std::max(begin, until));
+    until = std::max(until, end);
+  }
+  return static_cast<double>(covered) * 1e-6;
+}
+
+// The times of one rank in seconds per step; zeros if the trace has no complete step.
+Json TimesJson(const v1::RankTrace& trace) {
+  std::map<std::string, Spans> spans;
+  int steps = 0;
+  for (const v1::TraceEvent& event : trace.events()) {
+    if (event.category() == "step") ++steps;
+    if (event.category() == "wait" && event.track() != kMainTrack) continue;
+    if (event.duration_us() <= 0) continue;
+    spans[event.category()].emplace_back(event.begin_us(), event.begin_us() + event.duration_us());
+  }
+  const auto seconds = [&](const char* category) {
+    return CoveredSeconds(spans[category]) / std::max(steps, 1);
+  };
+  const double step = seconds("step");
+  const double wait = seconds("wait");
+  return {{"rank", trace.rank()},
+          {"worker", trace.worker()},
+          {"host", trace.host()},
+          {"steps", steps},
+          {"step_seconds", step},
+          {"compute_seconds", seconds("compute")},
+          {"move_seconds", seconds("move")},
+          {"collective_seconds", seconds("collective")},
+          {"exposed_wait_seconds", wait},
+          {"exposed_share", step > 0 ? wait / step : 0},
+          {"events", trace.events_size()},
+          {"dropped", trace.dropped()}};
+}
+
+std::string TimesTable(const Json& ranks) {
+  const auto ms = [](const Json& seconds) {
+    return absl::StrFormat("%.2f ms", 1e3 * seconds.get<double>());
+  };
+  Table table({"RANK", "WORKER", "STEPS", "STEP", "COMPUTE", "MOVES", "COLLECTIVES", "EXPOSED WAIT",
+               "OF STEP"});
+  for (const Json& rank : ranks) {
+    table.AddRow({OneLine(rank["rank"]), rank["worker"].get<std::string>(), OneLine(rank["steps"]),
+                  ms(rank["step_seconds"]), ms(rank["compute_seconds"]), ms(rank["move_seconds"]),
+                  ms(rank["collective_seconds"]), ms(rank["exposed_wait_seconds"]),
+                  absl::StrFormat("%.1f %%", 100 * rank["exposed_share"].get<double>())});
+  }
+  return table.Text();
+}
+
+// The file for trace viewers. Each rank is a process, as the viewers group threads by process.
+std::string TraceFile(const v1::TraceReply& trace, uint32_t group) {
+  std::vector<TraceProcess> processes;
+  for (const v1::RankTrace& rank : trace.ranks()) {
+    TraceProcess& process = processes.emplace_back();
+    process.name = absl::StrCat("group ", group, " rank ", rank.rank(), " (", rank.worker(),
+                                rank.host().empty() ? "" : " on ", rank.host(), ")");
+    for (const v1::TraceEvent& event : rank.events()) {
+      process.intervals.push_back(
+          {.name = event.name(),
+           .category = event.category(),
+           .track = static_cast<int>(event.track()),
+           .begin_us = event.begin_us(),
+           .duration_us = event.duration_us(),
+           .bytes = event.has_bytes() ? static_cast<int64_t>(event.bytes()) : -1,
+           .step = event.step()});
+    }
+  }
+  return ChromeTraceJson(processes);
+}
 
 // Checks the target before the trace is recorded. A device, for example, must not be replaced by a
 // file.
@@ -37,34 +134,14 @@ absl::Status CheckTarget(const std::string& path) {
       absl::StrCat("cannot write ", path, ": it is not a regular file (-O - writes to stdout)"));
 }
 
-absl::Status WriteFile(const std::string& path, absl::string_view text) {
-  CADRE_ASSIGN_OR_RETURN(AtomicFile file, AtomicFile::Create(path));
-  CADRE_RETURN_IF_ERROR(file.Append(text));
-  return file.Commit();
-}
-
-struct TraceResult {
-  std::string run;
-  uint32_t group;
-  std::string file;
-  std::vector<RankTimes> ranks;
-};
-
-Json ToJson(const TraceResult& result) {
-  Json ranks = Json::array();
-  for (const RankTimes& rank : result.ranks) ranks.push_back(ToJson(rank));
-  return {{"run", result.run}, {"group", result.group}, {"file", result.file}, {"ranks", ranks}};
-}
-
-std::string ToText(const TraceResult& result) { return TimesTable(result.ranks); }
-
 // Tells the user how to view the trace, on stderr, because stdout has the table or the trace.
-void Hint(const std::string& path, const std::vector<RankTimes>& times, std::ostream& err) {
+void Hint(const std::string& path, const v1::TraceReply& trace, std::ostream& err) {
   uint64_t dropped = 0;
-  for (const RankTimes& rank : times) dropped += rank.dropped;
+  for (const v1::RankTrace& rank : trace.ranks()) dropped += rank.dropped();
   if (dropped > 0) {
     err << "cadre: " << dropped
-        << " intervals did not fit, so the figures are too low; trace fewer steps" << std::endl;
+        << " intervals did not fit into the trace, so the figures are too low; trace fewer steps"
+        << std::endl;
   }
   if (path != kStdout) {
     err << "cadre: wrote " << path << "; open it at https://ui.perfetto.dev or chrome://tracing"
@@ -89,17 +166,19 @@ absl::StatusOr<int> TraceRun(const Invocation& in) {
   if (!reply.ok()) return Fail(console, reply.status());
 
   const std::string file = TraceFile(*reply, group);
-  const std::vector<RankTimes> times = TimesOf(*reply);
   if (to_stdout) {
     console.out << file << std::flush;
   } else {
-    CADRE_RETURN_IF_ERROR(WriteFile(path, file));
+    CADRE_RETURN_IF_ERROR(WriteFileAtomically(path, file));
   }
   if (!to_stdout || !options.quiet) {
+    Json ranks = Json::array();
+    for (const v1::RankTrace& rank : reply->ranks()) ranks.push_back(TimesJson(rank));
     const Console summary{.out = to_stdout ? console.err : console.out, .err = console.err};
-    Print(TraceResult{run, group, path, times}, options, summary);
+    Print({{"run", run}, {"group", group}, {"file", path}, {"ranks", ranks}}, TimesTable(ranks),
+          options, summary);
   }
-  if (!options.quiet) Hint(path, times, console.err);
+  if (!options.quiet) Hint(path, *reply, console.err);
   return kExitOk;
 }
 

@@ -1,8 +1,8 @@
 // The command line as a table: verbs, their arguments and their flags.
 //
 // Everything that concerns the command line derives from this table: parsing and its errors
-// (cli/command_line.h), help (cli/help.h) and shell completion (cli/completion.h). A flag that is
-// not in a verb's row can therefore not be given to the verb.
+// (cli/command_line.h), help (below, and cli/help.cc) and shell completion (cli/completion.h). A
+// flag that is not in a verb's row can therefore not be given to the verb.
 //
 // Plain values; the table is constant and therefore thread-safe.
 #pragma once
@@ -11,12 +11,12 @@
 #include <functional>
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "cli/console.h"
-#include "cli/options.h"
 
 namespace cadre {
 
@@ -61,6 +61,9 @@ struct Flag {
   // Letter of the short form: "-O" for 'O'; 0: none.
   char letter = 0;
 
+  Flag Choices(std::vector<absl::string_view> values) && {
+    return choices = std::move(values), *this;
+  }
   Flag Fallback(absl::string_view text) && { return fallback = text, *this; }
   Flag Min(uint64_t number) && { return min = number, *this; }
   Flag Max(uint64_t number) && { return max = number, *this; }
@@ -105,5 +108,15 @@ const Verb* FindVerb(absl::string_view name);
 absl::Status UnknownVerb(absl::string_view name);
 // The flag of that name or letter, with dashes or underscores; null if it is not in the list.
 const Flag* FindFlag(const std::vector<Flag>& flags, absl::string_view name);
+
+// --- Help ---
+
+// "--name", or "-o" for a name of one letter.
+std::string FlagName(const Flag& flag);
+// A line such as "cadre local RUN.textproto [flags]", with the flags that are required.
+std::string Usage(const Verb& verb);
+// The help on all verbs, and on one verb.
+std::string GeneralHelp();
+std::string VerbHelp(const Verb& verb);
 
 }  // namespace cadre

@@ -20,6 +20,7 @@ WorkFolder::WorkFolder(std::string path, bool keep) : path_(std::move(path)), ke
 WorkFolder::WorkFolder(WorkFolder&& other) noexcept
     : path_(std::exchange(other.path_, "")), keep_(other.keep_) {}
 
+// Errors are ignored: a folder that cannot be removed must not hide the result of the command.
 WorkFolder::~WorkFolder() {
   std::error_code ignored;
   if (!keep_ && !path_.empty()) std::filesystem::remove_all(path_, ignored);
@@ -38,7 +39,7 @@ absl::StatusOr<WorkFolder> WorkFolder::Make(const std::string& dir) {
   const std::filesystem::path parent = std::filesystem::temp_directory_path(error);
   if (error) return absl::NotFoundError(absl::StrCat("no temporary folder: ", error.message()));
   std::string path = (parent / "cadre-XXXXXX").string();
-  if (mkdtemp(path.data()) == nullptr) return ErrnoStatus(errno, "cannot make", path);
+  if (mkdtemp(path.data()) == nullptr) return ErrnoStatus(errno, "cannot create", path);
   return WorkFolder(path, false);
 }
 

@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/edit_distance.h"
-#include "cli/help.h"
+#include "cli/command_options.h"
 #include "cli/table.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -87,6 +87,30 @@ TEST(CommandLineTest, HelpAndVersionCheckNothingElse) {
   EXPECT_TRUE(Parse("-h")->help());
   EXPECT_TRUE(Parse("--version x")->version());
   EXPECT_EQ(Parse("")->verb(), nullptr);
+}
+
+TEST(SpecFlagsTest, ParsesPins) {
+  const auto flags = SpecFlagsOf(*Parse("local x --mesh data=4,model=2 --layer fc6=model,c1=data"));
+  ASSERT_TRUE(flags.ok()) << flags.status();
+  ASSERT_EQ(flags->mesh.size(), 2u);
+  EXPECT_EQ(flags->mesh[1].name(), "model");
+  EXPECT_EQ(flags->mesh[1].size(), 2u);
+  ASSERT_EQ(flags->layers.size(), 2u);
+  EXPECT_EQ(flags->layers[1].layer(), "c1");
+  EXPECT_EQ(flags->layers[1].parallelism(), v1::LayerPin::DATA);
+}
+
+TEST(SpecFlagsTest, RejectsOtherPins) {
+  for (const char* flag :
+       {"--mesh=", "--mesh=data", "--mesh=data=", "--mesh==4", "--mesh=data=4,", "--mesh=data=0",
+        "--mesh=data=-1", "--mesh=data=x", "--mesh=data=4294967296", "--mesh=data=2,data=2",
+        "--layer=", "--layer=fc6", "--layer=fc6=", "--layer==model", "--layer=fc6=model,fc6=data",
+        "--layer=fc6=sideways"}) {
+    const absl::Status status = SpecFlagsOf(*Parse(absl::StrCat("local x ", flag))).status();
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << flag << ": " << status;
+    const std::string name = std::string(flag).substr(0, std::string(flag).find('='));
+    EXPECT_THAT(std::string(status.message()), HasSubstr(name)) << flag;
+  }
 }
 
 // No verb takes a flag that is not in its row of the table.

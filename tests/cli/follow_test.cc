@@ -4,7 +4,6 @@
 #include <thread>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/rpc/daemon.h"
 #include "gmock/gmock.h"

@@ -101,8 +101,7 @@ TEST(FormulasTest, EveryResultHasItsWorkedNumber) {
     words.erase(words.begin());
     const auto results = Evaluate(name, words);
     ASSERT_TRUE(results.ok()) << arguments << ": " << results.status();
-    std::map<std::string, double> found;
-    for (const NamedNumber& number : *results) found[number.name] = number.value;
+    std::map<std::string, double> found(results->begin(), results->end());
     for (const auto& [field, value] : expected) {
       ASSERT_TRUE(found.contains(field)) << arguments << " " << field;
       // The papers state at least three digits.
@@ -122,9 +121,9 @@ TEST(FormulasTest, RejectsInvalidInput) {
     const char* error;
   } cases[] = {
       {"nowhere", "unknown formula 'nowhere'"},
-      {"halo batch=2 width=5 channels=3", "missing kernel"},
+      {"halo batch=2 width=5 channels=3", "missing parameter kernel"},
       {"halo batch=2 width=5 channels=3 kernel=3 depth=1", "no parameter 'depth'"},
-      {"halo batch=2 width=5 channels=3 kernel=3 kernel=3", "duplicate kernel"},
+      {"halo batch=2 width=5 channels=3 kernel=3 kernel=3", "duplicate parameter kernel"},
       {"halo batch=2.5 width=5 channels=3 kernel=3", "batch is '2.5', but must be a whole number"},
       {"halo batch=0 width=5 channels=3 kernel=3", "batch is '0'"},
       {"butterfly-limit ranks=6 alpha=1 bandwidth=1", "a power of two"},
@@ -149,7 +148,7 @@ TEST(FormulasTest, RejectsInvalidInput) {
       {"hybrid-rule devices=2 epochs=4 more_epochs=0 speedup=1", "more_epochs is '0'"},
       {"discrepancy signal=0 noise=0 groups=1", "signal and noise are both 0"},
       {"group-hybrid workers=6 samples=1 group=4 weights=1 inputs=1 outputs=1 alpha=0 bandwidth=1",
-       "groups of 4 do not divide 6 workers"},
+       "6 workers cannot be divided into groups of 4"},
       {"group-hybrid workers=4 samples=1 group=4 weights=1,2 inputs=1 outputs=1 alpha=0 "
        "bandwidth=1",
        "must have one number per layer"},

@@ -3,7 +3,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <fstream>
 #include <string>
 
 #include "nlohmann/json.hpp"
@@ -25,9 +24,8 @@ constexpr char kDiamond[] = R"(
   link { from: "one" to: "two" bandwidth: 1 })";
 
 Result Show(const std::string& text, const std::string& format) {
-  const std::string path = ::testing::TempDir() + "/cadre_placement_test.textproto";
-  std::ofstream(path) << text;
-  return Call({"plan", "--placement", path, "-o", format});
+  const TemporaryFolder folder;
+  return Call({"plan", "--placement", folder.Write("graph.textproto", text), "-o", format});
 }
 
 TEST(PlacementTest, JsonHasMakespanAndPlacement) {
@@ -63,7 +61,7 @@ TEST(PlacementTest, ErrorsHaveAPosition) {
   const Result result = Show("op { name: 'a' seconds: -1 }\ndevice { name: 'd' }", "json");
   EXPECT_EQ(result.exit_code, kExitFailure);
   EXPECT_EQ(result.out, "");
-  EXPECT_THAT(result.err, HasSubstr("cadre_placement_test.textproto:1:16: op[0].seconds: is -1"));
+  EXPECT_THAT(result.err, HasSubstr("graph.textproto:1:16: op[0].seconds: is -1"));
 }
 
 TEST(PlacementTest, ChartOmitsTinyOperators) {

@@ -6,15 +6,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <filesystem>
 #include <fstream>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "base/file.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/base/temporary_folder.h"
 
 namespace cadre {
 namespace {
@@ -24,10 +22,6 @@ using testing::HasSubstr;
 using testing::IsEmpty;
 
 constexpr absl::Duration kSoon = absl::Seconds(20);
-
-std::string TempPath(const std::string& name) {
-  return absl::StrCat(testing::TempDir(), "/process_test-", getpid(), "-", name);
-}
 
 absl::StatusOr<Process> Shell(const std::string& script, const std::string& log = "") {
   return Process::Start({.program = "/bin/sh", .arguments = {"-c", script}, .log = log});
@@ -60,6 +54,7 @@ TEST(ProcessTest, RunsUntilItIsKilled) {
   EXPECT_FALSE(process->Poll().has_value());
   EXPECT_FALSE(process->WaitUntil(absl::Now() + absl::Milliseconds(20)).has_value());
   const pid_t pid = process->pid();
+  EXPECT_EQ(getpgid(pid), pid) << "a group of its own";
   EXPECT_EQ(process->Kill(), (Ending{true, SIGKILL}));
   EXPECT_THAT(process->Poll()->ToString(), HasSubstr("signal 9 (Killed)"));
   EXPECT_EQ(kill(pid, 0), -1);
@@ -88,7 +83,8 @@ TEST(ProcessTest, MissingProgramFailsImmediately) {
 }
 
 TEST(ProcessTest, AppendsToTheLog) {
-  const std::string log = TempPath("log");
+  const TemporaryFolder folder;
+  const std::string log = folder / "log";
   for (const char* word : {"one", "two"}) {
     auto process = Shell(absl::StrCat("echo ", word, "; echo err >&2"), log);
     ASSERT_TRUE(process.ok());
@@ -96,7 +92,6 @@ TEST(ProcessTest, AppendsToTheLog) {
   }
   EXPECT_THAT(LastLines(log, 10), ElementsAre("one", "err", "two", "err"));
   EXPECT_THAT(LastLines(log, 2), ElementsAre("two", "err"));
-  std::filesystem::remove(log);
 }
 
 TEST(ProcessTest, ChildInheritsNoSignalsOrFiles) {
@@ -106,7 +101,8 @@ TEST(ProcessTest, ChildInheritsNoSignalsOrFiles) {
   sigaddset(&set, SIGTERM);
   pthread_sigmask(SIG_BLOCK, &set, &old);
   const int leak = open("/dev/null", O_RDONLY);  // without O_CLOEXEC on purpose
-  const std::string log = TempPath("clean");
+  const TemporaryFolder folder;
+  const std::string log = folder / "log";
   auto process = Shell(absl::StrCat("test -e /proc/self/fd/", leak, " && echo leaked; echo ready; ",
                                     "while :; do sleep 0.02; done"),
                        log);
@@ -122,13 +118,6 @@ TEST(ProcessTest, ChildInheritsNoSignalsOrFiles) {
   ASSERT_TRUE(ending.has_value()) << "SIGTERM was blocked in the child";
   EXPECT_EQ(*ending, (Ending{true, SIGTERM}));
   EXPECT_THAT(LastLines(log, 10), ElementsAre("ready"));
-  std::filesystem::remove(log);
-}
-
-TEST(ProcessTest, OwnProcessGroup) {
-  auto process = Shell("while :; do sleep 1; done");
-  ASSERT_TRUE(process.ok());
-  EXPECT_EQ(getpgid(process->pid()), process->pid());
 }
 
 // If a parent is killed, its children end as well.
@@ -168,13 +157,13 @@ TEST(ProcessTest, DiesWithItsParent) {
 
 TEST(LastLinesTest, MissingEmptyAndLongFiles) {
   EXPECT_THAT(LastLines("/no/such/file", 3), IsEmpty());
-  const std::string path = TempPath("lines");
+  const TemporaryFolder folder;
+  const std::string path = folder / "lines";
   std::ofstream(path) << "\n\n";
   EXPECT_THAT(LastLines(path, 3), IsEmpty());
   std::ofstream(path) << std::string(100000, 'x') << "\nlast";
   EXPECT_THAT(LastLines(path, 1), ElementsAre("last"));
   EXPECT_LE(LastLines(path, 2)[0].size(), 16u << 10);
-  std::filesystem::remove(path);
 }
 
 }  // namespace

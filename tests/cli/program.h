@@ -1,8 +1,6 @@
 // Runs the program `cadre`, in a separate folder, as users and scripts do.
 #pragma once
 
-#include <stdlib.h>
-
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -18,6 +16,7 @@
 #include "cli/process.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/base/temporary_folder.h"
 
 namespace cadre {
 
@@ -54,16 +53,12 @@ inline Result Call(absl::string_view words) {
   return Call(std::vector<std::string>(absl::StrSplit(words, ' ', absl::SkipEmpty())));
 }
 
-// A test with a temporary folder, which is removed at its end.
 class FolderTest : public ::testing::Test {
- protected:
-  FolderTest() {
-    std::string path = ::testing::TempDir() + "/cadre_cli-XXXXXX";
-    folder_ = mkdtemp(path.data());
-  }
-  ~FolderTest() override { std::filesystem::remove_all(folder_); }
+ private:
+  const TemporaryFolder temporary_;
 
-  std::string folder_;
+ protected:
+  const std::string& folder_ = temporary_.path();
 };
 
 class ProgramTest : public FolderTest {

@@ -41,7 +41,7 @@ TEST(ProgressTextTest, ShowsKnownFigures) {
   run.mutable_test()->set_accuracy(0.875);
   EXPECT_THAT(ProgressText(run), HasSubstr("  test 0.8750  "));
   run.mutable_discrepancy()->set_smoothed(0.4249);
-  EXPECT_THAT(ProgressText(run), HasSubstr("  round 3  divergence 0.42  test"));
+  EXPECT_THAT(ProgressText(run), HasSubstr("  round 3  discrepancy 0.42  test"));
 }
 
 TEST(ProgressTextTest, ShowsTheReason) {

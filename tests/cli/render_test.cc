@@ -103,17 +103,14 @@ TEST(ToJsonTest, NestsRepeatedMessages) {
   EXPECT_EQ(json["runs"][1]["run"], "b");
 }
 
-struct Answer {};
-Json ToJson(const Answer&) { return {{"z", 1.5}, {"a", Json::array()}}; }
-std::string ToText(const Answer&) { return "text\n"; }
-
 TEST(PrintTest, WritesTheRequestedFormat) {
   std::ostringstream out;
   const Console console{.out = out, .err = out};
-  Print(Answer(), {}, console);
+  const Json json = {{"z", 1.5}, {"a", Json::array()}};
+  Print(json, "text\n", {}, console);
   EXPECT_EQ(out.str(), "text\n");
   out.str("");
-  Print(Answer(), {.format = OutputFormat::kJson}, console);
+  Print(json, "text\n", {.format = OutputFormat::kJson}, console);
   EXPECT_EQ(out.str(), "{\n  \"z\": 1.5,\n  \"a\": []\n}\n");
 }
 

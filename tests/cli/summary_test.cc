@@ -2,7 +2,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "cli/prediction_notes.h"
 #include "cli/query_tables.h"
 #include "cli/table.h"
 #include "gmock/gmock.h"
@@ -158,8 +157,7 @@ TEST(KeepGroupsTest, KeepsGroupsWithoutMembers) {
 
 TEST(OverviewTest, ShowsEveryPart) {
   const Summary summary = Trained();
-  Overview overview{.coordinator = "127.0.0.1:7000"};
-  v1::StatusReply& status = overview.status;
+  v1::StatusReply status;
   status.mutable_coordinator()->set_version("0.1.0");
   status.mutable_coordinator()->set_uptime_seconds(192);
   *status.add_runs() = summary.run;
@@ -173,27 +171,26 @@ TEST(OverviewTest, ShowsEveryPart) {
   aggregator.mutable_member()->set_connected(true);
   aggregator.add_shards()->set_run("run-1");
   (*status.mutable_counters())["rounds_committed"] = 1234;
-  EXPECT_THAT(ToText(overview),
+  EXPECT_THAT(OverviewText(status, "127.0.0.1:7000"),
               AllOf(HasSubstr("127.0.0.1:7000   0.1.0     3m12s"), HasSubstr("RUN     NAME"),
                     HasSubstr("GENERATION"), HasSubstr("worker,worker"), HasSubstr("3s ago, away"),
                     HasSubstr("<1s ago\n"), HasSubstr("run-1/0@0"), HasSubstr("1,234")));
-  EXPECT_THAT(ToText(Overview()), Not(HasSubstr("Runs\n"))) << "no empty parts";
-  EXPECT_THAT(ToText(MemberList{status}),
-              AllOf(HasSubstr("worker-0"), HasSubstr("\n\nAGGREGATOR")));
-  EXPECT_EQ(OneLine(ToJson(MemberList())), R"({"workers":[],"aggregators":[]})");
+  EXPECT_THAT(OverviewText({}, ""), Not(HasSubstr("Runs\n"))) << "no empty parts";
+  EXPECT_THAT(MembersText(status), AllOf(HasSubstr("worker-0"), HasSubstr("\n\nAGGREGATOR")));
+  EXPECT_EQ(OneLine(MembersJson({})), R"({"workers":[],"aggregators":[]})");
 }
 
 TEST(RunDetailsTest, ShowsShardsAndMemory) {
   const Summary summary = Trained();
-  RunDetails details;
-  *details.status.add_runs() = summary.run;
-  for (const auto& [slot, group] : summary.groups) *details.status.add_groups() = group;
-  v1::GroupMember& member = *details.status.mutable_groups(0)->mutable_members(0);
+  v1::StatusReply status;
+  *status.add_runs() = summary.run;
+  for (const auto& [slot, group] : summary.groups) *status.add_groups() = group;
+  v1::GroupMember& member = *status.mutable_groups(0)->mutable_members(0);
   member.mutable_memory()->set_weights(3 << 20);
   member.mutable_memory()->set_activations(1 << 20);
   member.mutable_memory()->set_buffers(1 << 19);
   member.mutable_planned_memory()->set_weights(5 << 20);
-  const std::string text = ToText(details);
+  const std::string text = RunDetailsText(status);
   EXPECT_THAT(text, HasSubstr("1,500,000   3,000,000   50.0%"));
   EXPECT_THAT(text, Not(HasSubstr("conv1"))) << "not sharded";
   EXPECT_THAT(text,
@@ -237,37 +234,37 @@ TEST(GroupTextTest, Texts) {
 }
 
 TEST(RunDetailsTest, ShowsPredictionsThatApply) {
-  RunDetails details;
+  v1::StatusReply status;
   for (uint32_t slot = 0; slot < 2; ++slot) {
-    v1::GroupStatus& group = *details.status.add_groups();
+    v1::GroupStatus& group = *status.add_groups();
     group = Measured();
     group.set_group(slot);
     group.mutable_predicted()->set_step(0.03);
     group.mutable_measured()->set_step(0.04);
     group.set_prediction_error(-0.25);
     group.set_prediction_error_cause("overlap: waiting took 12.5 ms, 0 ms predicted");
-    v1::MemberStatus& worker = *details.status.add_workers();
+    v1::MemberStatus& worker = *status.add_workers();
     worker.set_host(absl::StrCat("host-", slot));
     worker.set_device("cpu");
     worker.mutable_place()->set_run("run-1");
     worker.mutable_place()->set_group(slot);
   }
-  EXPECT_THAT(ToText(details), AllOf(ContainsRegex("predicted +30 ms"),
-                                     ContainsRegex("measured +40 ms.*-25% +overlap")));
-  details.status.mutable_groups(0)->set_prediction_from_own_measurement(true);
-  EXPECT_THAT(ToText(details), HasSubstr("predicted from measured layers   30 ms"));
+  EXPECT_THAT(RunDetailsText(status), AllOf(ContainsRegex("predicted +30 ms"),
+                                            ContainsRegex("measured +40 ms.*-25% +overlap")));
+  status.mutable_groups(0)->set_prediction_from_own_measurement(true);
+  EXPECT_THAT(RunDetailsText(status), HasSubstr("predicted from measured layers   30 ms"));
 
-  details.status.mutable_workers(1)->set_host("host-0");
-  EXPECT_TRUE(SharesDevices(details.status.groups(0), details.status));
-  EXPECT_THAT(ToText(details),
+  status.mutable_workers(1)->set_host("host-0");
+  EXPECT_TRUE(SharesDevices(status.groups(0), status));
+  EXPECT_THAT(RunDetailsText(status),
               AllOf(Not(HasSubstr("predicted ")), Not(HasSubstr("-25%")),
                     HasSubstr("share a machine's cores with others have no prediction")));
   // Neither a worker on another device of the host nor an idle worker shares the device.
-  details.status.mutable_workers(1)->set_device("cuda:1");
-  EXPECT_FALSE(SharesDevices(details.status.groups(0), details.status));
-  details.status.mutable_workers(1)->set_device("cpu");
-  details.status.mutable_workers(1)->clear_place();
-  EXPECT_FALSE(SharesDevices(details.status.groups(0), details.status));
+  status.mutable_workers(1)->set_device("cuda:1");
+  EXPECT_FALSE(SharesDevices(status.groups(0), status));
+  status.mutable_workers(1)->set_device("cpu");
+  status.mutable_workers(1)->clear_place();
+  EXPECT_FALSE(SharesDevices(status.groups(0), status));
 }
 
 TEST(PredictionNotesTest, ReportsEachMeasurementOnce) {

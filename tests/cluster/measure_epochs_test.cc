@@ -43,7 +43,7 @@ class MeasureEpochsTest : public ::testing::Test {
 
 TEST_F(MeasureEpochsTest, MeasuresEachWorkerCountOnce) {
   const std::string first = Measure({"--target", "0.8", "--workers", "2,1"});
-  EXPECT_THAT(first, HasSubstr("2 workers: batch 64 in 2 micro-batches"));
+  EXPECT_THAT(first, HasSubstr("2 workers: 64 samples per step in 2 micro-batches"));
   const v1::EpochsTable table = Table();
   EXPECT_EQ(table.target_accuracy(), 0.8F);
   EXPECT_EQ(table.batch_per_worker(), 32u);
@@ -58,7 +58,7 @@ TEST_F(MeasureEpochsTest, MeasuresEachWorkerCountOnce) {
   // If more numbers of workers are measured, existing entries remain unchanged.
   const std::string more = Measure({"--target", "0.8", "--workers", "1,2,4", "-o", "json"});
   EXPECT_THAT(more, HasSubstr("2 workers: already in "));
-  EXPECT_THAT(more, Not(HasSubstr("2 workers: batch")));
+  EXPECT_THAT(more, Not(HasSubstr("2 workers: 64 samples")));
   EXPECT_THAT(more, HasSubstr("\"target_accuracy\": 0.8"));
   const v1::EpochsTable longer = Table();
   ASSERT_EQ(longer.entry_size(), 3);

@@ -1,0 +1,177 @@
+// Commands that call a coordinator. Each makes one call and prints the reply, except watch, wait
+// and run, which follow updates.
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/status.h"
+#include "cli/command_line.h"
+#include "cli/command_options.h"
+#include "cli/commands.h"
+#include "cli/follow.h"
+#include "cli/progress.h"
+#include "cli/query_tables.h"
+#include "cli/render.h"
+#include "cli/spec_file.h"
+#include "cli/summary.h"
+
+namespace cadre {
+namespace {
+
+// Scripts must notice runs that failed or were stopped, although the call succeeded.
+int ExitCodeOfRun(const v1::RunStatus& run) {
+  return run.state() == v1::RUN_STATE_DONE ? kExitOk : kExitFailure;
+}
+
+// Follows a run to its end and prints its summary; progress goes to stderr.
+absl::StatusOr<int> FollowToEnd(const Invocation& in, const CoordinatorClient& client,
+                                Summary summary, const std::string& run) {
+  const GlobalOptions& options = in.global;
+  const Console& console = in.console;
+  Progress progress(console.err, ProgressOnErr(options, console));
+  FollowOptions follow;
+  follow.run = run;
+  follow.deadline = DeadlineOf(options, absl::Now());
+  follow.on_update = [&](const v1::WatchUpdate& update) {
+    summary.run = update.run();
+    KeepGroups(update.groups(), summary);
+    progress.Update(update.run(), absl::Now());
+    return true;
+  };
+  follow.on_away = [&](const absl::Status& status) {
+    progress.Note(absl::StrCat(status.message(), "; retrying"));
+  };
+  const absl::Status status = Follow(client, follow);
+  progress.Finish();
+  CADRE_RETURN_IF_ERROR(status);
+  Print(ToJson(summary), ToText(summary), options, console, JsonLayout::kOneLine);
+  return ExitCodeOfRun(summary.run);
+}
+
+}  // namespace
+
+absl::StatusOr<int> ListRuns(const Invocation& in) {
+  CADRE_ASSIGN_OR_RETURN(const v1::ListReply reply, MakeClient(in.global).List());
+  // Nothing on stdout could be taken for a failure, so stderr says that there is nothing to list.
+  if (reply.runs().empty() && !in.global.quiet) in.console.err << "no runs yet" << std::endl;
+  Print(ToJson(reply), RunsTable(reply.runs()), in.global, in.console);
+  return kExitOk;
+}
+
+absl::StatusOr<int> ShowStatus(const Invocation& in) {
+  CADRE_ASSIGN_OR_RETURN(const v1::StatusReply reply,
+                         MakeClient(in.global).Status(in.line.argument()));
+  Print(ToJson(reply), OverviewText(reply, in.global.coordinator), in.global, in.console);
+  return kExitOk;
+}
+
+absl::StatusOr<int> DescribeRun(const Invocation& in) {
+  CADRE_ASSIGN_OR_RETURN(const v1::StatusReply reply,
+                         MakeClient(in.global).Status(in.line.argument()));
+  Print(ToJson(reply), RunDetailsText(reply), in.global, in.console);
+  return kExitOk;
+}
+
+absl::StatusOr<int> ShowMembers(const Invocation& in) {
+  CADRE_ASSIGN_OR_RETURN(const v1::StatusReply reply, MakeClient(in.global).Status());
+  const bool none = reply.workers().empty() && reply.aggregators().empty();
+  if (none && !in.global.quiet) in.console.err << "no members yet" << std::endl;
+  Print(MembersJson(reply), MembersText(reply), in.global, in.console);
+  return kExitOk;
+}
+
+// On a terminal the line of a run is redrawn; elsewhere, and in JSON, each change is one line.
+absl::StatusOr<int> WatchRuns(const Invocation& in) {
+  const GlobalOptions& options = in.global;
+  const Console& console = in.console;
+  const CoordinatorClient client = MakeClient(options);
+  Progress progress(console.out, {.terminal = console.out_terminal,
+                                  .color = console.color && console.out_terminal,
+                                  .width = console.width});
+  PredictionNotes notes;
+  FollowOptions follow;
+  follow.run = in.line.argument();
+  follow.deadline = DeadlineOf(options, absl::Now());
+  // A coordinator that was never reached is an error that Follow returns, not a reason to wait.
+  bool connected = false;
+  follow.on_update = [&](const v1::WatchUpdate& update) {
+    connected = true;
+    if (options.format == OutputFormat::kJson) {
+      console.out << OneLine(ToJson(update)) << std::endl;
+    } else {
+      progress.Update(update.run(), absl::Now());
+      for (const std::string& line : notes.New(update)) progress.Note(line);
+    }
+    // Following stops when the reader has closed the pipe.
+    return console.out.good();
+  };
+  follow.on_away = [&](const absl::Status& status) {
+    if (connected && !options.quiet) {
+      console.err << "cadre: " << status.message() << "; retrying" << std::endl;
+    }
+  };
+  const absl::Status status = Follow(client, follow);
+  progress.Finish();
+  CADRE_RETURN_IF_ERROR(status);
+  return kExitOk;
+}
+
+absl::StatusOr<int> SubmitRun(const Invocation& in) {
+  const GlobalOptions& options = in.global;
+  const Console& console = in.console;
+  CADRE_ASSIGN_OR_RETURN(SpecFlags flags, SpecFlagsOf(in.line));
+  // The data files are on the machines of the workers.
+  flags.here = false;
+  const absl::StatusOr<LoadedSpec> loaded = LoadSpec(in.line.argument(), flags);
+  if (!loaded.ok()) return FailSpec(console, loaded.status());
+  if (!options.quiet && !loaded->begins.empty()) console.err << loaded->begins << std::endl;
+  const CoordinatorClient client = MakeClient(options);
+  const absl::StatusOr<std::string> run = client.Submit(loaded->spec);
+  if (!run.ok()) return Fail(console, run.status());
+  if (in.line.On("detach")) {
+    Print({{"run", *run}}, *run + "\n", options, console, JsonLayout::kOneLine);
+    return kExitOk;
+  }
+  if (!options.quiet) {
+    console.err << "run " << *run << " is submitted; Ctrl-C does not stop it ('cadre stop " << *run
+                << "' ends it)" << std::endl;
+  }
+  Summary summary;
+  summary.ranks = loaded->spec.cluster().ranks_per_group();
+  summary.aggregators = loaded->spec.cluster().aggregators();
+  return FollowToEnd(in, client, std::move(summary), *run);
+}
+
+// The reason appears in the status of the run.
+absl::StatusOr<int> StopRun(const Invocation& in) {
+  const std::string run = in.line.argument();
+  CADRE_RETURN_IF_ERROR(MakeClient(in.global).Stop(run, "stopped by cadre stop"));
+  if (!in.global.quiet) in.console.err << "run " << run << " is stopped" << std::endl;
+  return kExitOk;
+}
+
+absl::StatusOr<int> WaitForRun(const Invocation& in) {
+  const GlobalOptions& options = in.global;
+  // --timeout limits the wait, not each call.
+  GlobalOptions calls = options;
+  calls.timeout.reset();
+  const CoordinatorClient client = MakeClient(calls);
+  v1::RunStatus ended;
+  FollowOptions follow;
+  follow.run = in.line.argument();
+  follow.deadline = DeadlineOf(options, absl::Now());
+  follow.on_update = [&](const v1::WatchUpdate& update) {
+    ended = update.run();
+    return true;
+  };
+  CADRE_RETURN_IF_ERROR(Follow(client, follow));
+  if (options.format == OutputFormat::kJson) {
+    // Without JSON stdout stays empty, so that scripts can use the exit code alone.
+    in.console.out << Indented(ToJson(ended)) << std::endl;
+  } else if (!options.quiet || ended.state() != v1::RUN_STATE_DONE) {
+    in.console.err << ended.run() << "  " << ProgressText(ended) << std::endl;
+  }
+  return ExitCodeOfRun(ended);
+}
+
+}  // namespace cadre
