@@ -20,7 +20,7 @@ inline constexpr char kCompleteCommand[] = "__complete";
 
 // Completions of the last of `words`, which may be empty; `words` follow the name of the program.
 // Each is "WORD" or "WORD<tab>DESCRIPTION"; ":files" and ":folders" mean all matching files or
-// folders.
+// folders. If the last word is "--flag=text", they replace the text only.
 std::vector<std::string> Completions(std::span<const std::string> words);
 
 // The script for a shell. Errors: InvalidArgument if `shell` is not bash, zsh or fish.

@@ -1,6 +1,7 @@
 // Tests the completions, and the generated scripts in those shells that are installed.
 #include "cli/completion.h"
 
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 
@@ -46,6 +47,10 @@ TEST(CompletionsTest, Values) {
   EXPECT_THAT(Complete("local --groups "), IsEmpty()) << "any number";
   EXPECT_THAT(Complete("local --dir x"), ElementsAre(":folders"));
   EXPECT_THAT(Complete("trace -O x"), ElementsAre(":files"));
+  EXPECT_THAT(Complete("local --overlap=of"), ElementsAre("off"));
+  EXPECT_THAT(Complete("--o=j"), ElementsAre("json"));
+  EXPECT_THAT(Complete("local --dir=x"), ElementsAre(":folders"));
+  EXPECT_THAT(Complete("local --restart=x"), IsEmpty()) << "a switch";
 }
 
 TEST(CompletionsTest, Arguments) {
@@ -71,6 +76,10 @@ class CompletionScriptTest : public ProgramTest {
     EXPECT_EQ(result.exit_code, 0) << result.err;
     return result.out;
   }
+  static bool IsInstalled(const std::string& shell) {
+    return std::system(absl::StrCat("command -v ", shell, " >/dev/null").c_str()) == 0;
+  }
+
   // The completions of bash for the last of the words.
   std::vector<std::string> Bash(const std::string& words) {
     return absl::StrSplit(
@@ -88,16 +97,42 @@ TEST_F(CompletionScriptTest, Bash) {
   EXPECT_THAT(Bash("cadre local --groups ''"), IsEmpty());
   EXPECT_THAT(Bash("cadre plan run"), IsSupersetOf({"run.textproto", "run-folder"}));
   EXPECT_THAT(Bash("cadre local --dir run"), ElementsAre("run-folder"));
+  // The user has removed '=' from COMP_WORDBREAKS.
+  EXPECT_THAT(Bash("cadre local --overlap=of"), ElementsAre("--overlap=off"));
+  EXPECT_THAT(Bash("cadre local --dir=run"), ElementsAre("--dir=run-folder"));
 }
+
+// Types its first argument and a tab in an interactive zsh, and prints the completed line.
+constexpr char kTypeInZsh[] = R"(
+zmodload zsh/zpty
+zpty shell zsh -f -i
+zpty -w shell 'autoload -Uz compinit; compinit -u -D; source ./zsh; bindkey "^X" show; zle -N show
+show() { print -r -- "$BUFFER" >line; }; PS1=ready'
+zpty -r shell text '*ready*ready*'
+zpty -w -n shell "$1"$'\t\x18'
+repeat 300; do [[ -s line ]] && break; sleep 0.1; done
+cat line
+zpty -d shell
+)";
 
 TEST_F(CompletionScriptTest, Zsh) {
   EXPECT_THAT(*CompletionScript("zsh"), StartsWith("#compdef cadre\n"));
-  if (!std::filesystem::exists("/usr/bin/zsh")) GTEST_SKIP() << "zsh is not installed";
-  Shell("zsh", "zsh -n ./zsh && compdef() { true } && source ./zsh");
+  if (!IsInstalled("zsh")) GTEST_SKIP() << "zsh is not installed";
+  std::ofstream(folder_ + "/type") << kTypeInZsh;
+  const std::pair<const char*, const char*> lines[] = {
+      {"cadre stat", "cadre status \n"},
+      {"cadre local --overlap of", "cadre local --overlap off \n"},
+      {"cadre local --overlap=of", "cadre local --overlap=off \n"},
+      {"cadre local --dir=ru", "cadre local --dir=run-folder/\n"},
+      {"cadre plan --profile=run.", "cadre plan --profile=run.textproto \n"},
+      {"cadre plan run.", "cadre plan run.textproto \n"}};
+  for (const auto& [typed, completed] : lines) {
+    EXPECT_EQ(Shell("zsh", absl::StrCat("rm -f line; zsh -f ./type '", typed, "'")), completed);
+  }
 }
 
 TEST_F(CompletionScriptTest, Fish) {
-  if (!std::filesystem::exists("/usr/bin/fish")) GTEST_SKIP() << "fish is not installed";
+  if (!IsInstalled("fish")) GTEST_SKIP() << "fish is not installed";
   const auto complete = [&](const std::string& words) {
     return RunShell("fish", absl::StrCat("set -gx HOME $PWD; set -gx PATH $PWD $PATH; "
                                          "source ./fish; complete -C '",
@@ -107,6 +142,10 @@ TEST_F(CompletionScriptTest, Fish) {
   EXPECT_THAT(complete("cadre stat"), HasSubstr("status\t"));
   EXPECT_THAT(complete("cadre local --overlap "), HasSubstr("off"));
   EXPECT_THAT(complete("cadre plan vgg"), HasSubstr("vgg16"));
+  EXPECT_EQ(complete("cadre local --overlap=of"), "--overlap=off\n");
+  EXPECT_THAT(complete("cadre local --dir=run"), StartsWith("--dir=run-folder/"));
+  EXPECT_THAT(complete("cadre plan --profile=run"), HasSubstr("--profile=run.textproto"));
+  EXPECT_THAT(complete("cadre plan run"), HasSubstr("run.textproto"));
 }
 
 TEST_F(CompletionScriptTest, RejectsOtherShells) {
