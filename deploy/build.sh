@@ -6,7 +6,7 @@
 #   --dir DIR        build folder (default: build, in the root of the repository)
 #   --type TYPE      Release (default), RelWithDebInfo or Debug
 #   --tests          include the tests, which require deploy/setup.sh test
-#   --sanitize LIST  address,undefined or thread
+#   --sanitize LIST  either 'address,undefined' or 'thread'
 #   --cuda MODE      ON: with the CUDA back end, which requires deploy/setup.sh cuda; OFF: without
 #                    it; AUTO (default): with it if a complete toolkit is found
 #   TARGET           target to build (default: everything configured)

@@ -5,19 +5,20 @@
 //
 // Three coordinate systems are involved:
 //
-//   flat position   of an element in the whole model, parameters in index order (ParameterIndex)
-//   buffer offset   in a bucket's buffer on one rank: the local shards of the bucket's parameters,
+//   position        of an element in the parameter order, which covers the model (ParameterIndex)
+//   buffer offset   in a bucket's buffer on one rank: the local parts of the bucket's parameters,
 //                   in index order, each row-major
 //   slice           the buffer is divided into near-equal intervals (PartBegin), one for each rank
-//                   along the bucket's owner_axes(): those that hold the same shards
+//                   along the bucket's owner_axes(): those that hold the same local parts
 //
 // The peers of a reduce-scatter hold buffers of equal layout, so a slice is the same set of
 // elements on all of them, although slices ignore the borders of parameters. Peers along `axes`
 // hold different addends; peers along `replica_axes` hold equal sums, and only share the work of
 // the update.
 //
-// A shard that is split along an inner dimension is not contiguous in the model. Flat positions of
-// a slice are therefore a list of intervals, one for each contiguous part of a row.
+// The local part of a parameter that is split along an inner dimension is not contiguous in the
+// model. The positions of a slice are therefore a list of intervals, one for each contiguous part
+// of a row.
 //
 // Cost: linear in parameters and in rows of split parameters. Invariants (ownership_test): over all
 // ranks every element is owned once, and slices of a bucket differ by at most one element.
@@ -37,8 +38,8 @@ LocalParameter Locate(const Plan& plan, const Parameter& parameter, int number, 
           .offset = offset};
 }
 
-// The number of consecutive elements of the shard that are consecutive in the tensor too: the
-// product of the whole inner dimensions and of the shard's part of the next dimension.
+// The number of consecutive elements of the local part that are consecutive in the tensor too: the
+// product of the whole inner dimensions and of the local part's extent in the next dimension.
 int64_t ContiguousLength(const Shape& whole, const Box& box) {
   const Shape part = box.shape();
   int64_t run = 1;
@@ -49,8 +50,8 @@ int64_t ContiguousLength(const Shape& whole, const Box& box) {
   return run;
 }
 
-// Flat position of element `i` of the shard, counted row-major.
-int64_t FlatPosition(const Parameter& parameter, const Box& box, int64_t i) {
+// Position in the parameter order of element `i` of the local part, counted row-major.
+int64_t PositionOf(const Parameter& parameter, const Box& box, int64_t i) {
   const Shape part = box.shape();
   int64_t position = parameter.offset;
   int64_t stride = 1;
@@ -62,15 +63,15 @@ int64_t FlatPosition(const Parameter& parameter, const Box& box, int64_t i) {
   return position;
 }
 
-// Appends the intervals of buffer positions [begin, end), which lie in the shard.
+// Appends the intervals of buffer positions [begin, end), which lie in the local part.
 void AddIntervals(const Parameter& parameter, const LocalParameter& local, int64_t begin,
                   int64_t end, std::vector<OwnedInterval>& owned) {
   const int64_t length = ContiguousLength(parameter.shape, local.box);
   while (begin < end) {
-    const int64_t in_shard = begin - local.offset;
-    const int64_t size = std::min(end - begin, length - in_shard % length);
-    const int64_t flat = FlatPosition(parameter, local.box, in_shard);
-    owned.push_back({local.parameter, {flat, flat + size}, begin});
+    const int64_t in_part = begin - local.offset;
+    const int64_t size = std::min(end - begin, length - in_part % length);
+    const int64_t position = PositionOf(parameter, local.box, in_part);
+    owned.push_back({local.parameter, {position, position + size}, begin});
     begin += size;
   }
 }

@@ -15,11 +15,11 @@
 
 namespace cadre {
 
-// A parameter's local shard in its bucket's buffer.
+// The local part of a parameter in its bucket's buffer.
 struct LocalParameter {
   // Position in the parameter index.
   int parameter = 0;
-  // The local part of the tensor, row-major in the buffer.
+  // This part of the tensor, row-major in the buffer.
   Box box;
   // Its offset in the buffer.
   int64_t offset = 0;
@@ -27,11 +27,12 @@ struct LocalParameter {
   int64_t size() const { return box.shape().elements(); }
 };
 
-// Flat positions (model/parameter_index.h) that are contiguous in the buffer too, where they begin
-// at `offset`. A shard that is split along an inner dimension consists of one interval per row.
+// Positions in the parameter order (model/parameter_index.h) that are contiguous in the buffer too,
+// where they begin at `offset`. If a parameter is split along an inner dimension, its local part
+// consists of one interval per row.
 struct OwnedInterval {
   int parameter = 0;
-  Interval flat;
+  Interval positions;
   int64_t offset = 0;
 };
 
@@ -57,7 +58,7 @@ struct BucketOwnership {
   }
 };
 
-// The intervals of flat positions that make up a shard, in buffer order.
+// The intervals of the parameter order that make up the local part, in buffer order.
 std::vector<OwnedInterval> ContiguousIntervals(const ParameterIndex& index,
                                                const LocalParameter& local);
 

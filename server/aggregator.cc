@@ -67,13 +67,13 @@ absl::Status Aggregator::Join() {
   client.counters = [this] { return counters_.Snapshot(); };
   CADRE_ASSIGN_OR_RETURN(membership_, MembershipClient::Start(std::move(client)));
   // Orders that arrived earlier wait in the queue.
-  worker_ = std::thread([this] { Work(); });
+  order_thread_ = std::thread([this] { ExecuteOrders(); });
   return absl::OkStatus();
 }
 
 void Aggregator::Drain(absl::Duration grace) {
   orders_.Close();
-  if (worker_.joinable()) worker_.join();
+  if (order_thread_.joinable()) order_thread_.join();
   if (daemon_ != nullptr) daemon_->Drain(grace);
   if (membership_ != nullptr) membership_->Stop("drained");
 }
@@ -105,7 +105,7 @@ void Aggregator::OnMessage(const v1::CoordinatorMessage& message) {
   }
 }
 
-void Aggregator::Work() {
+void Aggregator::ExecuteOrders() {
   std::map<std::string, v1::CoordinatorMessage> failed;
   absl::Time retry_at = absl::InfiniteFuture();
   while (true) {

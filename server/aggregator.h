@@ -71,7 +71,7 @@ class Aggregator {
   v1::Hello MakeHello() const;
   void OnMessage(const v1::CoordinatorMessage& message);
   // Main function of the thread that executes orders.
-  void Work();
+  void ExecuteOrders();
   // Returns false if the order must be retried.
   bool Execute(const v1::CoordinatorMessage& order);
   bool OpenRun(const v1::OpenRun& open);
@@ -88,7 +88,7 @@ class Aggregator {
   std::unique_ptr<RoundsService> service_;
   std::unique_ptr<Daemon> daemon_;
   std::unique_ptr<MembershipClient> membership_;
-  std::thread worker_;
+  std::thread order_thread_;
 };
 
 }  // namespace cadre

@@ -18,7 +18,7 @@ absl::string_view CollectiveName(Collective collective) {
       return "broadcast";
     case Collective::kBarrier:
       return "barrier";
-    case Collective::kOrder:
+    case Collective::kAnnounceNext:
       return "order of the background queue";
   }
   return "unknown collective";
@@ -36,7 +36,7 @@ absl::string_view AlgorithmName(Algorithm algorithm) {
       return "halving-doubling";
     case Algorithm::kHierarchical:
       return "hierarchical";
-    case Algorithm::kOnly:
+    case Algorithm::kSingle:
       return "its only algorithm";
     case Algorithm::kNative:
       return "native";

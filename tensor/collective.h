@@ -20,7 +20,7 @@ enum class Collective : uint8_t {
   kBroadcast,
   kBarrier,
   // The announcement of the next operation of the background queue (worker/comm).
-  kOrder,
+  kAnnounceNext,
 };
 // "all-reduce".
 absl::string_view CollectiveName(Collective collective);
@@ -35,8 +35,8 @@ enum class Algorithm : uint8_t {
   kHalvingDoubling,
   // A reduction inside each host, a collective between hosts, then a distribution inside each host.
   kHierarchical,
-  // For collectives with a single algorithm (binomial tree, dissemination, pairwise).
-  kOnly,
+  // For collectives that have one algorithm (binomial tree, dissemination, pairwise).
+  kSingle,
   // The transport library's own algorithm (NCCL); only some transports have one.
   kNative,
 };

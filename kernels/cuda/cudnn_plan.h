@@ -79,7 +79,7 @@ struct ConvolutionKey {
 };
 
 // Tensors: kImage (x or dx, channels last), kWeights (w or dw, [out, taps, channels]), kOutputs (y
-// or dy). Requires: !ShapeOf(key.dims).blind.
+// or dy). Requires: !ShapeOf(key.dims).windows_miss_image.
 absl::StatusOr<std::unique_ptr<CudnnPlan>> MakeConvolutionPlan(const CudnnTarget& target,
                                                                const ConvolutionKey& key);
 

@@ -1,10 +1,12 @@
 // DenseMath by the vendor's libraries: matrix products by cuBLASLt (cublas_math.h), convolutions
 // and fused attention by cuDNN's plans (cudnn_plan.h).
 //
-// Plans are made at the first use of an extent, type and alignment, and kept. Weights that cuDNN
-// needs in another order are converted into scratch memory before the library's workspace. cuDNN
-// writes gradients of weights to the same place, in the activations' type and its own order; they
-// are then converted to ours.
+// Plans are made at the first use of an extent, type and alignment, and kept.
+//
+// Scratch memory holds first the weights, if cuDNN needs them in another order, then the library's
+// workspace. cuDNN writes the gradients of weights to the place of the weights, in the activations'
+// type and in its own order, and they are then converted to ours; if type and order are ours, it
+// writes them directly, provided that their address is aligned.
 #include <algorithm>
 #include <map>
 #include <memory>
@@ -28,11 +30,13 @@ namespace {
 constexpr int64_t kMaxHeadFeatures = 128;
 constexpr int kMinCapability = 80;
 
-constexpr uintptr_t kAlignment = 16;
+// Few of cuDNN's kernels accept addresses that are not multiples of this number of bytes.
+constexpr uintptr_t kFastKernelAlignment = 16;
 
-size_t Aligned(size_t bytes) { return (bytes + 255) / 256 * 256; }
+size_t RoundUpTo256(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
-void* Plain(const void* memory) { return const_cast<void*>(memory); }
+// cuDNN takes all tensors as void*.
+void* WithoutConst(const void* memory) { return const_cast<void*>(memory); }
 
 WeightOrderDims OrderOf(const ConvolutionDims& d) {
   return {.out = d.out_channels,
@@ -177,7 +181,7 @@ void LibraryMath::Run(CudnnPlan& plan, Tensors tensors, std::byte* workspace) {
 }
 
 void* LibraryMath::OrderedWeights(const ConvolutionDims& dims, ConstValues w, std::byte* scratch) {
-  if (!ShapeOf(dims).reorders_weights) return Plain(w.data());
+  if (!ShapeOf(dims).reorders_weights) return WithoutConst(w.data());
   LaunchChannelsToLast(device_, OrderOf(dims), w, Values(scratch, w.size(), w.type()));
   return scratch;
 }
@@ -188,9 +192,9 @@ void LibraryMath::Convolve(ConvolutionPass pass, const ConvolutionDims& dims, Co
   CHECK(from.type() == w.type() && from.type() == to.type());
   const bool forward = pass == ConvolutionPass::kForward;
   const ConvolutionShape shape = ShapeOf(dims);
-  if (shape.blind || (shape.cropped && !forward)) device_.Zero(to.data(), to.bytes());
-  if (shape.blind) return;
-  const size_t scratch = shape.reorders_weights ? Aligned(w.bytes()) : 0;
+  if (shape.windows_miss_image || (shape.cropped && !forward)) device_.Zero(to.data(), to.bytes());
+  if (shape.windows_miss_image) return;
+  const size_t scratch = shape.reorders_weights ? RoundUpTo256(w.bytes()) : 0;
   CudnnPlan* const plan = PlanOf(
       {.dims = dims,
        .pass = pass,
@@ -201,7 +205,7 @@ void LibraryMath::Convolve(ConvolutionPass pass, const ConvolutionDims& dims, Co
   std::byte* const memory = scratch_.Take(scratch + plan->workspace());
   if (memory == nullptr) return;
   const std::pair<CudnnTensor, void*> tensors[] = {
-      {forward ? kImage : kOutputs, Plain(from.data())},
+      {forward ? kImage : kOutputs, WithoutConst(from.data())},
       {kWeights, OrderedWeights(dims, w, memory)},
       {forward ? kOutputs : kImage, to.data()}};
   Run(*plan, tensors, memory + scratch);
@@ -212,12 +216,11 @@ void LibraryMath::ConvolutionBackwardWeights(const ConvolutionDims& dims, ConstV
   if (device_.failed()) return;
   CHECK(x.type() == dy.type());
   const ConvolutionShape shape = ShapeOf(dims);
-  if (shape.blind) return device_.Zero(dw.data(), dw.size_bytes());
-  // Not every version of the library has a kernel from bf16 to fp32, and few kernels accept
-  // addresses that are not multiples of 16 bytes.
+  if (shape.windows_miss_image) return device_.Zero(dw.data(), dw.size_bytes());
+  // Not every version of the library has a kernel from bf16 to fp32.
   const bool direct = !shape.reorders_weights && x.type() == DType::kFloat32 &&
-                      reinterpret_cast<uintptr_t>(dw.data()) % kAlignment == 0;
-  const size_t scratch = direct ? 0 : Aligned(dw.size() * SizeOf(x.type()));
+                      reinterpret_cast<uintptr_t>(dw.data()) % kFastKernelAlignment == 0;
+  const size_t scratch = direct ? 0 : RoundUpTo256(dw.size() * SizeOf(x.type()));
   CudnnPlan* const plan =
       PlanOf({.dims = dims,
               .pass = ConvolutionPass::kBackwardWeights,
@@ -228,11 +231,13 @@ void LibraryMath::ConvolutionBackwardWeights(const ConvolutionDims& dims, ConstV
   std::byte* const memory = scratch_.Take(scratch + plan->workspace());
   if (memory == nullptr) return;
   const Values gradients = direct ? Values(dw) : Values(memory, dw.size(), x.type());
-  const std::pair<CudnnTensor, void*> tensors[] = {
-      {kImage, Plain(x.data())}, {kWeights, gradients.data()}, {kOutputs, Plain(dy.data())}};
+  const std::pair<CudnnTensor, void*> tensors[] = {{kImage, WithoutConst(x.data())},
+                                                   {kWeights, gradients.data()},
+                                                   {kOutputs, WithoutConst(dy.data())}};
   Run(*plan, tensors, memory + scratch);
   if (direct) return;
   const int64_t all = dw.size();
+  // With one tap this only converts from bf16 to fp32, or copies.
   LaunchChannelsToFront(device_,
                         shape.reorders_weights
                             ? OrderOf(dims)
@@ -275,9 +280,9 @@ void LibraryMath::FusedAttentionForward(const AttentionDims& dims, ConstValues q
   CHECK(plan != nullptr) << "fused attention that is not supported";
   std::byte* const memory = scratch_.Take(plan->workspace());
   if (memory == nullptr) return;
-  const std::pair<CudnnTensor, void*> tensors[] = {{kQuery, Plain(PartOf(dims, qkv, 0))},
-                                                   {kKey, Plain(PartOf(dims, qkv, 1))},
-                                                   {kValue, Plain(PartOf(dims, qkv, 2))},
+  const std::pair<CudnnTensor, void*> tensors[] = {{kQuery, WithoutConst(PartOf(dims, qkv, 0))},
+                                                   {kKey, WithoutConst(PartOf(dims, qkv, 1))},
+                                                   {kValue, WithoutConst(PartOf(dims, qkv, 2))},
                                                    {kContext, context.data()},
                                                    {kStatistics, statistics.data()}};
   Run(*plan, tensors, memory);
@@ -292,11 +297,15 @@ void LibraryMath::FusedAttentionBackward(const AttentionDims& dims, ConstValues 
   std::byte* const memory = scratch_.Take(plan->workspace());
   if (memory == nullptr) return;
   const std::pair<CudnnTensor, void*> tensors[] = {
-      {kQuery, Plain(PartOf(dims, qkv, 0))},          {kKey, Plain(PartOf(dims, qkv, 1))},
-      {kValue, Plain(PartOf(dims, qkv, 2))},          {kContext, Plain(context.data())},
-      {kContextGradient, Plain(dcontext.data())},     {kStatistics, Plain(statistics.data())},
-      {kQueryGradient, Plain(PartOf(dims, dqkv, 0))}, {kKeyGradient, Plain(PartOf(dims, dqkv, 1))},
-      {kValueGradient, Plain(PartOf(dims, dqkv, 2))}};
+      {kQuery, WithoutConst(PartOf(dims, qkv, 0))},
+      {kKey, WithoutConst(PartOf(dims, qkv, 1))},
+      {kValue, WithoutConst(PartOf(dims, qkv, 2))},
+      {kContext, WithoutConst(context.data())},
+      {kContextGradient, WithoutConst(dcontext.data())},
+      {kStatistics, WithoutConst(statistics.data())},
+      {kQueryGradient, WithoutConst(PartOf(dims, dqkv, 0))},
+      {kKeyGradient, WithoutConst(PartOf(dims, dqkv, 1))},
+      {kValueGradient, WithoutConst(PartOf(dims, dqkv, 2))}};
   Run(*plan, tensors, memory);
 }
 

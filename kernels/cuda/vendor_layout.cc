@@ -68,7 +68,7 @@ ConvolutionShape ShapeOf(const ConvolutionDims& dims) {
                          .in_image = w.in_height * w.in_width * dims.in_channels,
                          .reorders_weights = w.kernel_height * w.kernel_width > 1 &&
                                              dims.in_channels / dims.groups > 1};
-  shape.blind = shape.height.in == 0 || shape.width.in == 0;
+  shape.windows_miss_image = shape.height.in == 0 || shape.width.in == 0;
   shape.cropped = shape.height.in < w.in_height || shape.width.in < w.in_width;
   return shape;
 }

@@ -52,7 +52,7 @@ struct ConvolutionSide {
 struct ConvolutionShape {
   ConvolutionSide height, width;
   // No window reaches the image: all outputs (before the bias) and both gradients are 0.
-  bool blind = false;
+  bool windows_miss_image = false;
   // Rows or columns of the input are left out; cuDNN does not write their gradient.
   bool cropped = false;
   // Distance in elements between rows of the input, and between images.

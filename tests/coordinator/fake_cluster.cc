@@ -11,7 +11,7 @@
 #include "base/random.h"
 #include "coordinator/keys.h"
 #include "coordinator/run_rules.h"
-#include "tests/coordinator/memory_store.h"
+#include "tests/coordinator/apply_op.h"
 
 namespace cadre::testing {
 namespace {

@@ -14,7 +14,7 @@
 #include "absl/time/clock.h"
 #include "coordinator/keys.h"
 #include "tests/base/expect.h"
-#include "tests/coordinator/memory_store.h"
+#include "tests/coordinator/apply_op.h"
 
 namespace cadre {
 namespace {

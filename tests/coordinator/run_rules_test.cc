@@ -45,12 +45,12 @@ TEST(RunTest, GpuPrecisionsImplyCuda) {
   }
 }
 
-TEST(RunTest, SmallerRuleLimitsSteps) {
+TEST(RunTest, EarliestStopRuleDecides) {
   EXPECT_EQ(TotalSteps(Record(2, 32, 5, 0, 70, 640)), 70u);
   EXPECT_EQ(TotalSteps(Record(2, 32, 5, 3, 0, 640)), 30u);
   EXPECT_EQ(TotalSteps(Record(2, 32, 5, 3, 70, 640)), 30u);
   EXPECT_EQ(TotalSteps(Record(2, 32, 5, 3, 20, 640)), 20u);
-  EXPECT_EQ(TotalSteps(Record(2, 32, 5, 3, 0, 650)), 31u) << "epochs that do not divide round up";
+  EXPECT_EQ(TotalSteps(Record(2, 32, 5, 3, 0, 650)), 31u) << "a partial last step counts as a step";
   EXPECT_EQ(TotalSteps(Record(2, 32, 5, 3, 0, 0)), 0u) << "the number of samples is unknown";
   EXPECT_EQ(TotalSteps(Record(2, 32, 5, 3, 20, 0)), 20u);
   EXPECT_EQ(TotalSteps(Record(1, 1, 1, 4'000'000'000, 0, 4'000'000'000)),
@@ -60,7 +60,7 @@ TEST(RunTest, SmallerRuleLimitsSteps) {
 TEST(RunTest, EpochsCountFromCheckpoint) {
   v1::RunRecord run = Record(2, 32, 5, 3, 0, 640);
   run.mutable_spec()->mutable_checkpoint()->set_from_step(40);
-  // The checkpoint has 2 epochs in 40 steps with half the batch.
+  // The checkpoint was trained with half the batch: its 40 steps of 32 samples are 2 epochs of 640.
   run.mutable_spec()->mutable_checkpoint()->set_from_position(1280);
   EXPECT_EQ(TotalSteps(run), 50u);
   EXPECT_DOUBLE_EQ(EpochAt(run, 40), 2);

@@ -96,7 +96,7 @@ std::vector<bool> Touched(int64_t in, int64_t out, int64_t kernel, int64_t pad,
 }
 
 void CheckSide(const ConvolutionSide& side, int64_t in, int64_t out, int64_t kernel, int64_t pad,
-               const WindowDims& w, bool blind) {
+               const WindowDims& w, bool windows_miss_image) {
   EXPECT_GE(side.pad_near, 0);
   EXPECT_GE(side.pad_far, 0);
   EXPECT_EQ(side.kernel, kernel);
@@ -104,7 +104,7 @@ void CheckSide(const ConvolutionSide& side, int64_t in, int64_t out, int64_t ker
   EXPECT_LE(side.in, in);
   const std::vector<bool> touched = Touched(in, out, kernel, pad, w);
   for (int64_t row = side.in; row < in; ++row) EXPECT_FALSE(touched[row]) << "left out " << row;
-  if (blind) return;
+  if (windows_miss_image) return;
   EXPECT_EQ(side.pad_near, pad);
   // The left side is the number of outputs that cuDNN derives.
   EXPECT_EQ((side.in + side.pad_near + side.pad_far - w.dilation * (kernel - 1) - 1) / w.stride + 1,
@@ -112,7 +112,7 @@ void CheckSide(const ConvolutionSide& side, int64_t in, int64_t out, int64_t ker
 }
 
 TEST(ConvolutionShapeTest, OutputsMatchTheDims) {
-  int blind = 0, cropped = 0;
+  int misses = 0, cropped = 0;
   for (uint64_t seed = 0; seed < 3000; ++seed) {
     uint64_t draws = 0;
     const auto draw = [&](int64_t low, int64_t high) { return Draw(low, high, seed, draws++); };
@@ -129,17 +129,19 @@ TEST(ConvolutionShapeTest, OutputsMatchTheDims) {
     const ConvolutionDims dims = Convolution(1, 1, 1, w);
     const ConvolutionShape shape = ShapeOf(dims);
     SCOPED_TRACE(::testing::PrintToString(dims));
-    CheckSide(shape.height, w.in_height, w.out_height, w.kernel_height, w.pad_top, w, shape.blind);
-    CheckSide(shape.width, w.in_width, w.out_width, w.kernel_width, w.pad_left, w, shape.blind);
+    CheckSide(shape.height, w.in_height, w.out_height, w.kernel_height, w.pad_top, w,
+              shape.windows_miss_image);
+    CheckSide(shape.width, w.in_width, w.out_width, w.kernel_width, w.pad_left, w,
+              shape.windows_miss_image);
     EXPECT_EQ(shape.in_row, w.in_width);
     EXPECT_EQ(shape.in_image, w.in_height * w.in_width);
     EXPECT_EQ(shape.cropped, shape.height.in < w.in_height || shape.width.in < w.in_width);
     if (HasFailure()) return;
-    blind += shape.blind ? 1 : 0;
+    misses += shape.windows_miss_image ? 1 : 0;
     cropped += shape.cropped ? 1 : 0;
   }
   // The random cases cover both.
-  EXPECT_GT(blind, 10);
+  EXPECT_GT(misses, 10);
   EXPECT_GT(cropped, 100);
 }
 

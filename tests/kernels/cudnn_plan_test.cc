@@ -72,7 +72,7 @@ std::vector<ConvolutionDims> Shapes() {
 
 TEST_F(CudnnPlanTest, EveryConvolutionHasAPlanInEveryTypeAndPass) {
   for (const ConvolutionDims& dims : Shapes()) {
-    ASSERT_FALSE(ShapeOf(dims).blind);
+    ASSERT_FALSE(ShapeOf(dims).windows_miss_image);
     for (const ConvolutionPass pass : {ConvolutionPass::kForward, ConvolutionPass::kBackwardData,
                                        ConvolutionPass::kBackwardWeights}) {
       for (const auto& [type, tf32, alignment] :

@@ -15,7 +15,8 @@
 namespace cadre {
 namespace {
 
-// Extents that no mesh divides evenly, and all kinds of layers with parameters.
+// Every mesh with more than one rank leaves a remainder in some extents. All kinds of layers with
+// parameters.
 constexpr char kUnevenImages[] = R"(model {
   input { channels: 3 height: 5 width: 3 }
   layer { name: "conv" convolution { out_channels: 5 kernel: 2 } }
@@ -55,7 +56,7 @@ void ExpectOwnedOnce(const Plan& plan, const ParameterIndex& index) {
     const std::vector<BucketOwnership> buckets = OwnershipOf(plan, index, rank);
     ASSERT_EQ(buckets.size(), plan.buckets.size());
     for (const BucketOwnership& bucket : buckets) {
-      // Fills the buffer with flat positions.
+      // Fills the buffer with positions in the parameter order.
       std::vector<float> buffer(bucket.size, -1.0F);
       int64_t offset = 0;
       for (const LocalParameter& local : bucket.parameters) {
@@ -73,14 +74,14 @@ void ExpectOwnedOnce(const Plan& plan, const ParameterIndex& index) {
       int64_t at = bucket.slice_begin();
       for (const OwnedInterval& piece : bucket.owned) {
         EXPECT_EQ(piece.offset, at) << "intervals cover the slice in order";
-        EXPECT_GT(piece.flat.size(), 0);
-        at += piece.flat.size();
+        EXPECT_GT(piece.positions.size(), 0);
+        at += piece.positions.size();
         const Parameter& parameter = index[piece.parameter];
-        EXPECT_GE(piece.flat.begin, parameter.offset);
-        EXPECT_LE(piece.flat.end, parameter.end());
-        for (int64_t i = 0; i < piece.flat.size(); ++i) {
-          EXPECT_EQ(buffer[piece.offset + i], piece.flat.begin + i);
-          ++owners[piece.flat.begin + i];
+        EXPECT_GE(piece.positions.begin, parameter.offset);
+        EXPECT_LE(piece.positions.end, parameter.end());
+        for (int64_t i = 0; i < piece.positions.size(); ++i) {
+          EXPECT_EQ(buffer[piece.offset + i], piece.positions.begin + i);
+          ++owners[piece.positions.begin + i];
         }
       }
       EXPECT_EQ(at, bucket.slice_end());
@@ -148,8 +149,9 @@ INSTANTIATE_TEST_SUITE_P(Meshes, RandomPlans,
                            return name;
                          });
 
-// The shape [4, 6] is split by columns over two ranks; each shard is owned by two ranks.
-TEST(OwnershipTest, ColumnsAreOwnedByRow) {
+// The axis `model` splits the columns of the weight [4, 6]. The two ranks along `data` hold the
+// same three columns, and each owns half of their rows.
+TEST(OwnershipTest, RankOwnsHalfTheRowsOfItsColumns) {
   const Graph graph = *Graph::FromModel(testing::SpecOf(R"(model {
     input { channels: 6 height: 1 width: 1 }
     layer { name: "flat" flatten {} }
@@ -173,9 +175,9 @@ TEST(OwnershipTest, ColumnsAreOwnedByRow) {
   EXPECT_THAT(buckets[0].borders, ::testing::ElementsAre(0, 6, 12));
   EXPECT_EQ(buckets[0].own_slice, 1);
   ASSERT_EQ(buckets[0].owned.size(), 2U);
-  EXPECT_EQ(buckets[0].owned[0].flat, (Interval{15, 18}));
+  EXPECT_EQ(buckets[0].owned[0].positions, (Interval{15, 18}));
   EXPECT_EQ(buckets[0].owned[0].offset, 6);
-  EXPECT_EQ(buckets[0].owned[1].flat, (Interval{21, 24}));
+  EXPECT_EQ(buckets[0].owned[1].positions, (Interval{21, 24}));
   EXPECT_EQ(buckets[0].owned[1].offset, 9);
 }
 

@@ -5,7 +5,7 @@
 #include <variant>
 
 #include "coordinator/keys.h"
-#include "tests/coordinator/memory_store.h"
+#include "tests/coordinator/apply_op.h"
 
 namespace cadre::simulation {
 namespace {

@@ -1,6 +1,6 @@
 """Single operations of proto/cadre/v1/run.proto, forward and backward, in PyTorch.
 
-A case is a model in text format whose layer "op" is the operation, and tensors:
+A case has a model in text format, whose layer "op" is the operation, and these tensors:
 
   x0, x1, ...          its inputs
   parameters/NAME      its parameters (batch norm: running statistics too)
@@ -10,8 +10,9 @@ A case is a model in text format whose layer "op" is the operation, and tensors:
   after/NAME           running statistics after a step
   evaluation/y         its output in evaluation, if it differs
 
-The loss has labels, and its output is the mean. Inputs are float32 numbers; everything else is computed
-from them in float64.
+The case of the loss also has `labels`, has no dy, and its y is the mean loss over all labels.
+
+Inputs are float32 numbers; everything else is computed from them in float64.
 """
 
 import torch
@@ -31,17 +32,21 @@ def uniform(low, high, *shape):
     return (low + (high - low) * torch.rand(*shape, dtype=torch.float32)).double()
 
 
-def first(x):
-    """Channels first, as in PyTorch."""
+def channels_first(x):
+    """From Cadre's order, channels last, to PyTorch's."""
     return x.permute(0, 3, 1, 2)
 
 
-def last(y):
+def channels_last(y):
+    """From PyTorch's order to Cadre's."""
     return y.permute(0, 2, 3, 1)
 
 
 def image_model(channels, height, width, op, inputs=1, flatten=True):
-    """`op` on several images; a convolution before each requires their gradients."""
+    """`op` with `inputs` images as inputs.
+
+    A convolution before each makes Cadre compute the gradient of that input.
+    """
     names = [f"before{i}" for i in range(inputs)]
     before = "".join(
         f'layer {{ name: "{name}" input: "input" '
@@ -71,8 +76,8 @@ def sequence_model(tokens, features, op, inputs=1):
             'layer { name: "loss" softmax_cross_entropy {} }\n')
 
 
-def play(inputs, parameters, function):
-    """Forward, a gradient, and backward."""
+def run_forward_and_backward(inputs, parameters, function):
+    """Runs `function` forward, then backward from a random gradient of its output."""
     inputs = [x.clone().requires_grad_(True) for x in inputs]
     parameters = {name: p.clone().requires_grad_(True) for name, p in parameters.items()}
     y = function(*inputs, **parameters)
@@ -99,31 +104,39 @@ def convolution(samples, height, width, inputs, outputs, kernel, stride=1, paddi
         parameters["bias"] = normal(outputs)
 
     def function(x, weight, bias=None):
-        return last(F.conv2d(first(x), weight, bias, stride, padding, dilation, groups))
+        return channels_last(
+            F.conv2d(channels_first(x), weight, bias, stride, padding, dilation, groups))
 
     return (image_model(inputs, height, width, op),
-            play([normal(samples, height, width, inputs)], parameters, function))
+            run_forward_and_backward([normal(samples, height, width, inputs)], parameters,
+                                     function))
 
 
 def max_pool(kernel, stride, padding):
     op = f"max_pool {{ kernel: {kernel} stride: {stride} padding: {padding} }}"
     return (image_model(3, 9, 8, op),
-            play([normal(2, 9, 8, 3)], {},
-                 lambda x: last(F.max_pool2d(first(x), kernel, stride, padding))))
+            run_forward_and_backward(
+                [normal(2, 9, 8, 3)], {},
+                lambda x: channels_last(
+                    F.max_pool2d(channels_first(x), kernel, stride, padding))))
 
 
 def average_pool(kernel, stride, padding, count_padding):
     op = (f"average_pool {{ kernel: {kernel} stride: {stride} padding: {padding} "
           f"count_padding: {str(count_padding).lower()} }}")
     return (image_model(3, 9, 8, op),
-            play([normal(2, 9, 8, 3)], {},
-                 lambda x: last(F.avg_pool2d(first(x), kernel, stride, padding,
-                                             count_include_pad=count_padding))))
+            run_forward_and_backward(
+                [normal(2, 9, 8, 3)], {},
+                lambda x: channels_last(
+                    F.avg_pool2d(channels_first(x), kernel, stride, padding,
+                                 count_include_pad=count_padding))))
 
 
 def global_average_pool():
     return (image_model(5, 4, 7, "global_average_pool {}", flatten=False),
-            play([normal(3, 4, 7, 5)], {}, lambda x: F.adaptive_avg_pool2d(first(x), 1).flatten(1)))
+            run_forward_and_backward(
+                [normal(3, 4, 7, 5)], {},
+                lambda x: F.adaptive_avg_pool2d(channels_first(x), 1).flatten(1)))
 
 
 # --- products -------------------------------------------------------------------------------------
@@ -131,13 +144,14 @@ def global_average_pool():
 def fully_connected(bias):
     op = f"fully_connected {{ out_features: 6 no_bias: {str(not bias).lower()} }}"
     parameters = {"weight": normal(6, 9)} | ({"bias": normal(6)} if bias else {})
-    return feature_model(9, op), play([normal(5, 9)], parameters, F.linear)
+    return feature_model(9, op), run_forward_and_backward([normal(5, 9)], parameters, F.linear)
 
 
 def fully_connected_of_tokens():
     op = "fully_connected { out_features: 7 }"
     return (sequence_model(4, 6, op),
-            play([normal(3, 4, 6)], {"weight": normal(7, 6), "bias": normal(7)}, F.linear))
+            run_forward_and_backward([normal(3, 4, 6)],
+                                     {"weight": normal(7, 6), "bias": normal(7)}, F.linear))
 
 
 def embedding(positions):
@@ -151,7 +165,7 @@ def embedding(positions):
 
     model = (f'tokens {{ length: 5 }}\nlayer {{ name: "op" {op} }}\n'
              'layer { name: "loss" softmax_cross_entropy {} }\n')
-    return model, {"x0": tokens} | play([], parameters, function)
+    return model, {"x0": tokens} | run_forward_and_backward([], parameters, function)
 
 
 def attention(heads, causal):
@@ -179,18 +193,19 @@ def attention(heads, causal):
     }
     op = f"attention {{ heads: {heads} causal: {str(causal).lower()} }}"
     return (sequence_model(tokens, features, op),
-            play([normal(samples, tokens, features)], parameters, function))
+            run_forward_and_backward([normal(samples, tokens, features)], parameters, function))
 
 
 # --- element-wise, joins --------------------------------------------------------------------
 
 def activation(name, function):
     return (image_model(3, 4, 5, f"{name} {{}}"),
-            play([normal(2, 4, 5, 3, stddev=3)], {}, function))
+            run_forward_and_backward([normal(2, 4, 5, 3, stddev=3)], {}, function))
 
 
 def activation_of_tokens(name, function):
-    return sequence_model(4, 6, f"{name} {{}}"), play([normal(2, 4, 6, stddev=3)], {}, function)
+    return (sequence_model(4, 6, f"{name} {{}}"),
+            run_forward_and_backward([normal(2, 4, 6, stddev=3)], {}, function))
 
 
 def dropout():
@@ -202,23 +217,27 @@ def dropout():
 
 def add(inputs):
     return (image_model(3, 4, 5, "add {}", inputs),
-            play([normal(2, 4, 5, 3) for _ in range(inputs)], {}, lambda *x: sum(x)))
+            run_forward_and_backward([normal(2, 4, 5, 3) for _ in range(inputs)], {},
+                                     lambda *x: sum(x)))
 
 
 def concat():
     return (image_model(3, 4, 5, "concat {}", 3),
-            play([normal(2, 4, 5, 3) for _ in range(3)], {},
-                 lambda *x: last(torch.cat([first(one) for one in x], dim=1))))
+            run_forward_and_backward(
+                [normal(2, 4, 5, 3) for _ in range(3)], {},
+                lambda *x: channels_last(torch.cat([channels_first(one) for one in x], dim=1))))
 
 
 def concat_of_tokens():
     return (sequence_model(4, 6, "concat {}", 2),
-            play([normal(2, 4, 6) for _ in range(2)], {}, lambda *x: torch.cat(x, dim=2)))
+            run_forward_and_backward([normal(2, 4, 6) for _ in range(2)], {},
+                                     lambda *x: torch.cat(x, dim=2)))
 
 
 def flatten():
     return (image_model(3, 4, 5, "flatten {}", flatten=False),
-            play([normal(2, 4, 5, 3)], {}, lambda x: torch.flatten(first(x), 1)))
+            run_forward_and_backward([normal(2, 4, 5, 3)], {},
+                                     lambda x: torch.flatten(channels_first(x), 1)))
 
 
 # --- norms ----------------------------------------------------------------------------------------
@@ -230,14 +249,15 @@ def batch_norm(epsilon, momentum):
     running = {"mean": mean.clone(), "variance": variance.clone()}
 
     def function(x, scale, shift):
-        return last(F.batch_norm(first(x), running["mean"], running["variance"], scale, shift,
-                                 True, momentum, epsilon))
+        return channels_last(
+            F.batch_norm(channels_first(x), running["mean"], running["variance"], scale, shift,
+                         True, momentum, epsilon))
 
-    results = play([normal(4, 5, 3, 3, mean=1, stddev=2)],
-                   {"scale": normal(3), "shift": normal(3)}, function)
-    in_evaluation = last(F.batch_norm(first(results["x0"]), mean, variance,
-                                      results["parameters/scale"], results["parameters/shift"],
-                                      False, momentum, epsilon))
+    results = run_forward_and_backward([normal(4, 5, 3, 3, mean=1, stddev=2)],
+                                       {"scale": normal(3), "shift": normal(3)}, function)
+    in_evaluation = channels_last(
+        F.batch_norm(channels_first(results["x0"]), mean, variance, results["parameters/scale"],
+                     results["parameters/shift"], False, momentum, epsilon))
     return (image_model(3, 5, 3, f"batch_norm {{ {settings} }}"),
             results | {"parameters/mean": mean, "parameters/variance": variance,
                        "after/mean": running["mean"], "after/variance": running["variance"],
@@ -247,17 +267,20 @@ def batch_norm(epsilon, momentum):
 def local_response_norm(size, alpha, beta, k):
     op = (f"local_response_norm {{ size: {size} alpha: {alpha} beta: {beta} k: {k} }}")
     return (image_model(8, 3, 4, op),
-            play([normal(2, 3, 4, 8, stddev=2)], {},
-                 lambda x: last(F.local_response_norm(first(x), size, number(alpha), number(beta),
-                                                      number(k)))))
+            run_forward_and_backward(
+                [normal(2, 3, 4, 8, stddev=2)], {},
+                lambda x: channels_last(
+                    F.local_response_norm(channels_first(x), size, number(alpha), number(beta),
+                                          number(k)))))
 
 
 def layer_norm(epsilon):
     settings = f"epsilon: {epsilon}" if epsilon else ""
     epsilon = number(epsilon or 1e-5)
     return (sequence_model(4, 6, f"layer_norm {{ {settings} }}"),
-            play([normal(3, 4, 6, mean=1, stddev=2)], {"scale": normal(6), "shift": normal(6)},
-                 lambda x, scale, shift: F.layer_norm(x, (6,), scale, shift, epsilon)))
+            run_forward_and_backward(
+                [normal(3, 4, 6, mean=1, stddev=2)], {"scale": normal(6), "shift": normal(6)},
+                lambda x, scale, shift: F.layer_norm(x, (6,), scale, shift, epsilon)))
 
 
 # --- loss -----------------------------------------------------------------------------------------

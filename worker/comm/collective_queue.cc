@@ -134,7 +134,7 @@ absl::Status CollectiveQueue::Announce() {
                      .data = std::as_writable_bytes(std::span(&key, 1))});
   }
   if (sends.empty()) return absl::OkStatus();
-  const CallTag tag{.collective = Collective::kOrder, .sequence = sequence_++};
+  const CallTag tag{.collective = Collective::kAnnounceNext, .sequence = sequence_++};
   return transport_.Run(Transport::kOrder, tag, sends, {});
 }
 
@@ -143,7 +143,7 @@ absl::StatusOr<uint64_t> CollectiveQueue::ReceiveKey() {
   const Transfer receive{.kind = Transfer::Kind::kReceive,
                          .peer = 0,
                          .data = std::as_writable_bytes(std::span(&key, 1))};
-  const CallTag tag{.collective = Collective::kOrder, .sequence = sequence_++};
+  const CallTag tag{.collective = Collective::kAnnounceNext, .sequence = sequence_++};
   CADRE_RETURN_IF_ERROR(transport_.Run(Transport::kOrder, tag, {&receive, 1}, {}));
   return key;
 }

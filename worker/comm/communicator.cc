@@ -19,7 +19,7 @@ namespace {
 // Capacity of the cache: enough for reduce-scatter and all-gather of all chunks of all buckets.
 constexpr size_t kMaxSchedules = 1024;
 
-uint32_t GroupHash(const std::vector<int>& members) {
+uint32_t MembersHash(const std::vector<int>& members) {
   uint64_t hash = 0xcbf29ce484222325;  // FNV-1a
   for (const uint64_t rank : members) hash = (hash ^ rank) * 0x100000001b3;
   return hash ^ (hash >> 32);
@@ -51,7 +51,7 @@ bool Supports(Collective collective, Algorithm algorithm) {
     case Algorithm::kHierarchical:
       return collective == Collective::kAllReduce;
     case Algorithm::kNone:
-    case Algorithm::kOnly:
+    case Algorithm::kSingle:
     case Algorithm::kNative:
       return false;
   }
@@ -98,11 +98,12 @@ Communicator::Communicator(Transport& transport, std::vector<int> members, int c
     : transport_(transport),
       members_(std::move(members)),
       channel_(channel),
-      group_(GroupHash(members_)) {
+      members_hash_(MembersHash(members_)) {
   CHECK(channel >= 0 && channel < Transport::kChannels) << channel;
   for (int i = 0; i < size(); ++i) {
     CHECK(Rank(i) >= 0 && Rank(i) < transport_.size()) << "no rank " << Rank(i);
-    CHECK_EQ(std::count(members_.begin(), members_.end(), Rank(i)), 1) << "twice: " << Rank(i);
+    CHECK_EQ(std::count(members_.begin(), members_.end(), Rank(i)), 1)
+        << "rank " << Rank(i) << " must be listed once";
     if (Rank(i) == transport_.rank()) index_ = i;
     hosts_.push_back(transport_.host(Rank(i)));
   }
@@ -151,7 +152,7 @@ absl::Status Communicator::AllReduceSum(std::span<double> data) {
 }
 
 absl::Status Communicator::Broadcast(std::span<std::byte> data, int root) {
-  return Run({.collective = Collective::kBroadcast, .algorithm = Algorithm::kOnly, .root = root},
+  return Run({.collective = Collective::kBroadcast, .algorithm = Algorithm::kSingle, .root = root},
              DType::kBytes, data);
 }
 
@@ -159,7 +160,7 @@ absl::Status Communicator::Barrier() {
   if (transport_.on_device()) {
     return absl::InvalidArgumentError("a device transport has no barrier: its calls only enqueue");
   }
-  return Run({.collective = Collective::kBarrier, .algorithm = Algorithm::kOnly}, DType::kBytes,
+  return Run({.collective = Collective::kBarrier, .algorithm = Algorithm::kSingle}, DType::kBytes,
              {});
 }
 
@@ -185,19 +186,19 @@ absl::Status Communicator::AllToAll(std::span<const std::span<const std::byte>> 
     }
     if (!in.empty()) transfers_.push_back({Transfer::Kind::kReceive, Rank(from), in});
   }
-  return RunTransfers(NextTag(Collective::kAllToAll, Algorithm::kOnly, DType::kBytes, 0), {},
+  return RunTransfers(NextTag(Collective::kAllToAll, Algorithm::kSingle, DType::kBytes, 0), {},
                       bytes);
 }
 
-absl::Status Communicator::Run(Shape shape, DType type, std::span<std::byte> data) {
+absl::Status Communicator::Run(ScheduleKey key, DType type, std::span<std::byte> data) {
   CADRE_RETURN_IF_ERROR(CheckData(type, data));
   const size_t element = SizeOf(type);
-  shape.elements = data.size() / element;
-  CADRE_ASSIGN_OR_RETURN(const CachedSchedule* cached, FindSchedule(shape));
+  key.elements = data.size() / element;
+  CADRE_ASSIGN_OR_RETURN(const CachedSchedule* cached, FindSchedule(key));
   if (size() == 1) return absl::OkStatus();
-  const int64_t elements = shape.intervals.empty() ? shape.elements : Total(shape.intervals);
-  const CallTag tag = NextTag(shape.collective, shape.algorithm, type, elements);
-  if (shape.algorithm == Algorithm::kNative) return RunNative(*cached, tag, data);
+  const int64_t elements = key.intervals.empty() ? key.elements : Total(key.intervals);
+  const CallTag tag = NextTag(key.collective, key.algorithm, type, elements);
+  if (key.algorithm == Algorithm::kNative) return RunNative(*cached, tag, data);
   transfers_.clear();
   for (size_t i = 0; i < cached->schedule.size(); ++i) {
     const ScheduleStep& step = cached->schedule[i];
@@ -221,23 +222,24 @@ absl::Status Communicator::RunNative(const CachedSchedule& cached, const CallTag
                [&] { return transport_.RunNative(channel_, tag, call); });
 }
 
-absl::StatusOr<const Communicator::CachedSchedule*> Communicator::FindSchedule(const Shape& shape) {
+absl::StatusOr<const Communicator::CachedSchedule*> Communicator::FindSchedule(
+    const ScheduleKey& key) {
   for (const std::unique_ptr<CachedSchedule>& cached : schedules_) {
-    const Shape& other = cached->shape;
-    if (other.collective == shape.collective && other.algorithm == shape.algorithm &&
-        other.elements == shape.elements && other.root == shape.root &&
-        std::ranges::equal(other.intervals, shape.intervals)) {
+    const ScheduleKey& other = cached->key;
+    if (other.collective == key.collective && other.algorithm == key.algorithm &&
+        other.elements == key.elements && other.root == key.root &&
+        std::ranges::equal(other.intervals, key.intervals)) {
       return cached.get();
     }
   }
-  CADRE_RETURN_IF_ERROR(Check(shape));
+  CADRE_RETURN_IF_ERROR(Check(key));
   auto cached = std::make_unique<CachedSchedule>(
-      CachedSchedule{shape, {shape.intervals.begin(), shape.intervals.end()}});
-  cached->shape.intervals = cached->intervals;
+      CachedSchedule{key, {key.intervals.begin(), key.intervals.end()}});
+  cached->key.intervals = cached->intervals;
   if (size() > 1) {
-    cached->schedule = MakeSchedule(shape, index_);
-    if (shape.algorithm != Algorithm::kNative && transport_.on_device()) {
-      cached->rounds = OwnRounds(shape);
+    cached->schedule = MakeSchedule(key, index_);
+    if (key.algorithm != Algorithm::kNative && transport_.on_device()) {
+      cached->rounds = OwnRounds(key);
     }
   }
   cached->sent = WorkOf(cached->schedule).elements;
@@ -250,22 +252,22 @@ absl::StatusOr<const Communicator::CachedSchedule*> Communicator::FindSchedule(c
   return oldest.get();
 }
 
-absl::Status Communicator::Check(const Shape& shape) const {
-  if (shape.collective == Collective::kBarrier) return absl::OkStatus();
-  if (shape.collective == Collective::kBroadcast) {
-    if (shape.root >= 0 && shape.root < size()) return absl::OkStatus();
-    return absl::InvalidArgumentError(absl::StrCat("no member ", shape.root, " of ", size()));
+absl::Status Communicator::Check(const ScheduleKey& key) const {
+  if (key.collective == Collective::kBarrier) return absl::OkStatus();
+  if (key.collective == Collective::kBroadcast) {
+    if (key.root >= 0 && key.root < size()) return absl::OkStatus();
+    return absl::InvalidArgumentError(absl::StrCat("no member ", key.root, " of ", size()));
   }
-  CADRE_RETURN_IF_ERROR(CheckAlgorithm(shape));
-  if (shape.collective == Collective::kAllReduce) return absl::OkStatus();
-  return CheckIntervals(shape.intervals, shape.elements, size());
+  CADRE_RETURN_IF_ERROR(CheckAlgorithm(key));
+  if (key.collective == Collective::kAllReduce) return absl::OkStatus();
+  return CheckIntervals(key.intervals, key.elements, size());
 }
 
-absl::Status Communicator::CheckAlgorithm(const Shape& shape) const {
-  if (Supports(shape.collective, shape.algorithm)) return absl::OkStatus();
+absl::Status Communicator::CheckAlgorithm(const ScheduleKey& key) const {
+  if (Supports(key.collective, key.algorithm)) return absl::OkStatus();
   const std::string what =
-      absl::StrCat(CollectiveName(shape.collective), " by ", AlgorithmName(shape.algorithm));
-  if (shape.algorithm != Algorithm::kNative) {
+      absl::StrCat(CollectiveName(key.collective), " by ", AlgorithmName(key.algorithm));
+  if (key.algorithm != Algorithm::kNative) {
     return absl::InvalidArgumentError(absl::StrCat("no ", what));
   }
   if (!transport_.has_native()) {
@@ -277,36 +279,37 @@ absl::Status Communicator::CheckAlgorithm(const Shape& shape) const {
       absl::StrCat("no ", what, " among these ", size(), " ranks: NCCL was not prepared for them"));
 }
 
-Schedule Communicator::MakeSchedule(const Shape& shape, int index) const {
-  // A native collective is counted as a ring.
+Schedule Communicator::MakeSchedule(const ScheduleKey& key, int index) const {
+  // The schedule of a native collective is never executed. It only serves to count the bytes sent,
+  // as if by a ring.
   const Algorithm algorithm =
-      shape.algorithm == Algorithm::kNative ? Algorithm::kRing : shape.algorithm;
-  switch (shape.collective) {
+      key.algorithm == Algorithm::kNative ? Algorithm::kRing : key.algorithm;
+  switch (key.collective) {
     case Collective::kReduceScatter:
-      return ReduceScatterSchedule(algorithm, index, shape.intervals);
+      return ReduceScatterSchedule(algorithm, index, key.intervals);
     case Collective::kAllGather:
-      return AllGatherSchedule(algorithm, index, shape.intervals);
+      return AllGatherSchedule(algorithm, index, key.intervals);
     case Collective::kAllReduce:
       if (algorithm == Algorithm::kHierarchical) {
-        return HierarchicalAllReduceSchedule(index, hosts_, shape.elements,
+        return HierarchicalAllReduceSchedule(index, hosts_, key.elements,
                                              Algorithm::kHalvingDoubling);
       }
-      return AllReduceSchedule(algorithm, index, size(), shape.elements);
+      return AllReduceSchedule(algorithm, index, size(), key.elements);
     case Collective::kBroadcast:
-      return BroadcastSchedule(index, size(), shape.elements, shape.root);
+      return BroadcastSchedule(index, size(), key.elements, key.root);
     case Collective::kBarrier:
       return BarrierSchedule(index, size());
     case Collective::kNone:
     case Collective::kAllToAll:
-    case Collective::kOrder:
+    case Collective::kAnnounceNext:
       break;
   }
-  LOG(FATAL) << "no schedule of " << CollectiveName(shape.collective);
+  LOG(FATAL) << "no schedule of " << CollectiveName(key.collective);
 }
 
-std::vector<int> Communicator::OwnRounds(const Shape& shape) const {
+std::vector<int> Communicator::OwnRounds(const ScheduleKey& key) const {
   std::vector<Schedule> all;
-  for (int member = 0; member < size(); ++member) all.push_back(MakeSchedule(shape, member));
+  for (int member = 0; member < size(); ++member) all.push_back(MakeSchedule(key, member));
   return std::move(RoundsOf(all)[index_]);
 }
 
@@ -332,8 +335,8 @@ CallTag Communicator::NextTag(Collective collective, Algorithm algorithm, DType 
   CallTag tag{.collective = collective,
               .algorithm = algorithm,
               .dtype = type,
-              .group = group_,
-              .sequence = transport_.NextSequence(channel_, group_),
+              .group = members_hash_,
+              .sequence = transport_.NextSequence(channel_, members_hash_),
               .elements = elements};
   tag.members = size();
   return tag;

@@ -89,8 +89,8 @@ class Communicator {
   double seconds() const { return 1e-9 * nanoseconds_.load(std::memory_order_relaxed); }
 
  private:
-  // The parameters of a schedule.
-  struct Shape {
+  // The parameters that determine a schedule.
+  struct ScheduleKey {
     Collective collective = Collective::kNone;
     Algorithm algorithm = Algorithm::kNone;
     // Elements of the data.
@@ -100,25 +100,27 @@ class Communicator {
     std::span<const Interval> intervals;
   };
   struct CachedSchedule {
-    Shape shape;
+    ScheduleKey key;
     std::vector<Interval> intervals;
     Schedule schedule;
-    // Round of each step; on a device only.
+    // Round of each step; on a device only. A round is a set of messages that are sent
+    // concurrently, not a round of averaging.
     std::vector<int> rounds;
     // Elements that this member sends.
     int64_t sent = 0;
   };
 
-  absl::Status Run(Shape shape, DType type, std::span<std::byte> data);
+  absl::Status Run(ScheduleKey key, DType type, std::span<std::byte> data);
   absl::Status RunNative(const CachedSchedule& cached, const CallTag& tag,
                          std::span<std::byte> data);
-  absl::StatusOr<const CachedSchedule*> FindSchedule(const Shape& shape);
+  absl::StatusOr<const CachedSchedule*> FindSchedule(const ScheduleKey& key);
   // Errors: InvalidArgument, as above.
-  absl::Status Check(const Shape& shape) const;
-  absl::Status CheckAlgorithm(const Shape& shape) const;
+  absl::Status Check(const ScheduleKey& key) const;
+  absl::Status CheckAlgorithm(const ScheduleKey& key) const;
   // The schedule of member `index`.
-  Schedule MakeSchedule(const Shape& shape, int index) const;
-  std::vector<int> OwnRounds(const Shape& shape) const;
+  Schedule MakeSchedule(const ScheduleKey& key, int index) const;
+  // The rounds of this member's steps (rounds.h).
+  std::vector<int> OwnRounds(const ScheduleKey& key) const;
   // The algorithm for a few numbers.
   Algorithm SmallAlgorithm() const;
   // Executes `call` and updates the counters of bytes and time.
@@ -132,7 +134,7 @@ class Communicator {
   const int channel_;
   int index_ = -1;
   // Hash of the members, in order.
-  uint32_t group_ = 0;
+  uint32_t members_hash_ = 0;
   // Hosts of the members.
   std::vector<uint64_t> hosts_;
   // A cache, because every training step repeats the same collectives.

@@ -1,5 +1,6 @@
 // Divides the schedules of all members into rounds, for transports that move whole messages: all
 // messages of a round are concurrent, then received addends are added, then the next round begins.
+// (Round: a set of messages that are sent concurrently; not a round of averaging.)
 //
 // The round of a message is the same at both ends, so rounds cannot deadlock even if a member takes
 // no part in some of them. It is the earliest round after the rounds of the message's dependencies

@@ -42,8 +42,8 @@ ParameterStore::ParameterStore(const ParameterIndex& index, std::vector<BucketOw
     if (device.status().ok()) {
       for (const LocalParameter& local : ownership.parameters) {
         for (const OwnedInterval& run : ContiguousIntervals(index, local)) {
-          FillIn(index, seed, run.flat.begin, device,
-                 made.weights.span().subspan(run.offset, run.flat.size()));
+          FillIn(index, seed, run.positions.begin, device,
+                 made.weights.span().subspan(run.offset, run.positions.size()));
         }
       }
       kernels.WeightsChanged(made.weights.span());

@@ -67,9 +67,9 @@ void SliceOptimizer::MakeSegments(const ParameterIndex& index,
                                   const BucketOwnership& bucket) {
   for (const OwnedInterval& owned : bucket.owned) {
     const int64_t begin = owned.offset - bucket.slice_begin();
-    const int64_t end = begin + owned.flat.size();
-    // A shard that is split along an inner dimension has one entry for each run of its rows, but
-    // the runs are contiguous in the buffer.
+    const int64_t end = begin + owned.positions.size();
+    // A parameter that is split along an inner dimension has one entry for each run of its rows,
+    // but the runs are contiguous in the buffer.
     if (!segments_.empty() && segments_.back().parameter == owned.parameter &&
         segments_.back().elements.end == begin) {
       segments_.back().elements.end = end;

@@ -26,7 +26,7 @@ inline void AppendOwned(const BucketOwnership& bucket, std::span<float> slice,
   CHECK_EQ(std::ssize(slice), bucket.slice_end() - bucket.slice_begin());
   for (const OwnedInterval& part : bucket.owned) {
     owned->push_back(
-        {part.flat, slice.subspan(part.offset - bucket.slice_begin(), part.flat.size())});
+        {part.positions, slice.subspan(part.offset - bucket.slice_begin(), part.positions.size())});
   }
 }
 

@@ -282,7 +282,7 @@ std::vector<v1::HeldParameter> Replica::Held() const {
     }
     for (const OwnedInterval& owned : bucket.owned) {
       v1::HeldParameter& entry = held[owned.parameter];
-      entry.set_owned(entry.owned() + owned.flat.size());
+      entry.set_owned(entry.owned() + owned.positions.size());
     }
   }
   return held;

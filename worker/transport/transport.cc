@@ -9,7 +9,7 @@ namespace cadre {
 
 std::string CallTag::ToString() const {
   std::string text(CollectiveName(collective));
-  if (algorithm != Algorithm::kNone && algorithm != Algorithm::kOnly) {
+  if (algorithm != Algorithm::kNone && algorithm != Algorithm::kSingle) {
     absl::StrAppend(&text, " by ", AlgorithmName(algorithm));
   }
   absl::StrAppend(&text, ", number ", sequence, ", of ", elements, " ", DTypeName(dtype), " among ",

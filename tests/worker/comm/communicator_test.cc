@@ -169,7 +169,7 @@ TEST_P(CollectiveTest, RejectsInvalidArguments) {
     expect_invalid(all.Broadcast({}, all.size()));
     expect_invalid(all.Broadcast({}, -1));
     expect_invalid(all.AllReduce(Algorithm::kNone, DType::kFloat32, bytes));
-    expect_invalid(all.AllReduce(Algorithm::kOnly, DType::kFloat32, bytes));
+    expect_invalid(all.AllReduce(Algorithm::kSingle, DType::kFloat32, bytes));
     expect_invalid(all.AllReduce(Algorithm::kRing, DType::kBytes, bytes));
     expect_invalid(all.AllReduce(Algorithm::kRing, DType::kFloat32, bytes.first(7)));
     expect_invalid(all.AllReduce(Algorithm::kRing, DType::kFloat32, bytes.subspan(2, 8)));

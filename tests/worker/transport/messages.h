@@ -21,7 +21,8 @@ inline Bytes Pattern(size_t size, int seed) {
 }
 
 inline CallTag TagOf(uint32_t sequence) {
-  return {.collective = Collective::kAllToAll, .algorithm = Algorithm::kOnly, .sequence = sequence};
+  return {
+      .collective = Collective::kAllToAll, .algorithm = Algorithm::kSingle, .sequence = sequence};
 }
 
 inline Transfer SendOf(int to, std::span<const std::byte> data) {

@@ -59,7 +59,7 @@ using Ids = std::array<ncclUniqueId, kDataChannels>;
 
 CallTag StartTag(Transport& host, Collective collective, uint64_t elements) {
   CallTag tag{.collective = collective,
-              .algorithm = Algorithm::kOnly,
+              .algorithm = Algorithm::kSingle,
               .group = kStartGroup,
               .sequence = host.NextSequence(Transport::kMoves, kStartGroup),
               .elements = elements};

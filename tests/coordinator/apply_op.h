@@ -1,4 +1,4 @@
-// The records of a store in memory, for tests.
+// Applies the operations of a Store to a map, for tests that need no store.
 //
 // Thread-compatible (pure function).
 #pragma once
