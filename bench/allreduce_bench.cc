@@ -130,7 +130,7 @@ class Ranks {
     int group = 0;
     if (!std::ranges::all_of(comparison_.variants, &Variant::is_over_threads)) {
       for (int rank = 0; rank < FLAGS_ranks; ++rank) {
-        CADRE_RETURN_IF_ERROR(Fork([&] { RunOrExit(Member(board_, 0, rank), nullptr); }));
+        CADRE_RETURN_IF_ERROR(Fork([&] { RunOrExit(BoardRank(board_, 0, rank), nullptr); }));
       }
       ++group;
     }
@@ -143,9 +143,9 @@ class Ranks {
 
  private:
   // Ends the process on an error, because its peers may wait for it in a collective.
-  void RunOrExit(const Member& member, std::unique_ptr<Transport> transport) {
+  void RunOrExit(const BoardRank& self, std::unique_ptr<Transport> transport) {
     const absl::Status status =
-        RunRank(settings_, comparison_, gloo_folder_, member, std::move(transport));
+        RunRank(settings_, comparison_, gloo_folder_, self, std::move(transport));
     if (status.ok()) return;
     board_.Fail(status);
     _exit(1);
@@ -157,7 +157,7 @@ class Ranks {
     std::vector<std::thread> ranks;
     for (int rank = 0; rank < FLAGS_ranks; ++rank) {
       ranks.emplace_back(
-          [&, rank] { RunOrExit(Member(board_, group, rank), std::move(transports[rank])); });
+          [&, rank] { RunOrExit(BoardRank(board_, group, rank), std::move(transports[rank])); });
     }
     for (std::thread& rank : ranks) rank.join();
   }

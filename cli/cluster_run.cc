@@ -42,7 +42,7 @@ void NoteStart(const v1::RunSpec& spec, const LocalCluster& cluster,
                              Counted(spec.cluster().aggregators(), "aggregator"),
                              "; coordinator at ", cluster.coordinator(), ", logs in ",
                              cluster.logs()));
-  if (!options.note.empty()) progress.Note(options.note);
+  if (!options.line_before_run.empty()) progress.Note(options.line_before_run);
 }
 
 // Supervises the processes and shows progress until the run ends or fails.
@@ -154,7 +154,7 @@ absl::StatusOr<int> RunLocal(const Invocation& in) {
                    .lease = absl::Milliseconds(in.line.Value<uint32_t>("lease-ms")),
                    .restart = in.line.Value<bool>("restart")},
        .deadline = DeadlineOf(in.global, absl::Now()),
-       .note = loaded->begins},
+       .line_before_run = loaded->begins},
       progress);
   // The summary is printed for failed runs as well.
   if (end.status.ok() && !end.interrupt) {

@@ -19,12 +19,13 @@
 namespace cadre {
 
 struct ClusterRunOptions {
-  // How processes are run. An empty folder means a temporary one, removed unless the run fails. The
-  // numbers of workers and aggregators, `note` and `hurry` are set by RunOnCluster.
+  // How processes are run. An empty folder means a temporary one, removed unless the run fails.
+  // RunOnCluster sets cluster.note, cluster.hurry (kills the remaining processes during shutdown)
+  // and the numbers of workers and aggregators.
   LocalClusterOptions cluster;
   absl::Time deadline = absl::InfiniteFuture();
   // Line that is printed before the run begins; empty: none.
-  std::string note;
+  std::string line_before_run;
   // Called with each update of the run. Optional.
   std::function<void(const v1::RunStatus&)> on_update;
 };
@@ -35,7 +36,8 @@ struct ClusterRunEnd {
   // The signal that interrupted the run, if any.
   std::optional<int> interrupt;
   Summary summary;
-  // Whether the processes were started; earlier errors concern only this machine.
+  // Whether the processes were started. If not, `status` is an error of the start, and the exit
+  // code is kExitFailure whatever its code.
   bool started = false;
   // Folder of the processes' logs after a failure; else empty.
   std::string logs;

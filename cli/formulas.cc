@@ -270,12 +270,12 @@ absl::StatusOr<FormulaResults> EvaluateAveraging(const Numbers& numbers) {
   CADRE_RETURN_IF_ERROR(CheckProduct(numbers, "groups", "batch"));
   FormulaResults results = {
       {"step_words", SynchronousStep(n, ranks).words},
-      {"naive_across_words", NaiveAcross(n, groups).words},
-      {"across_words", ShardedAcross(n, groups, ranks).words},
+      {"naive_across_words", AverageWithoutSlices(n, groups).words},
+      {"across_words", AverageBySlices(n, groups, ranks).words},
       {"hierarchical_step_words", HierarchicalStep(n, groups, ranks, tau).words},
       {"synchronous_step_words", SynchronousStep(n, groups * ranks).words},
       {"synchronous_bytes_across_per_step", 1.0 * SynchronousBytesPerStep(n, groups)},
-      {"saving_across", AggregationSaving(groups, tau)}};
+      {"saving_across", RoundTrafficRatio(groups, tau)}};
   const int64_t samples = numbers.Count("samples");
   if (samples == 0) return results;
   const int64_t batch = numbers.Count("batch");
@@ -285,7 +285,7 @@ absl::StatusOr<FormulaResults> EvaluateAveraging(const Numbers& numbers) {
   }
   results.push_back({"synchronous_steps", 1.0 * SynchronousSteps(samples, batch)});
   results.push_back({"hierarchical_steps", 1.0 * HierarchicalSteps(samples, groups, batch)});
-  results.push_back({"epoch_saving", EpochSaving(n, groups, ranks, tau, samples, batch)});
+  results.push_back({"epoch_saving", EpochTrafficRatio(n, groups, ranks, tau, samples, batch)});
   return results;
 }
 

@@ -190,9 +190,9 @@ Json PaperJson(const PlanReport& report) {
                {"activation_bytes", cost.activation_bytes},
                {"enough_samples", cost.enough_samples},
                {"network", NetworkJson(report.question->network)}};
-  if (cost.closed_form) {
+  if (cost.closed_form_rows) {
     const bool group = cost.strategy == Strategy::kGroupHybrid;
-    json[group ? "g_star" : "pr_star"] = *cost.closed_form;
+    json[group ? "g_star" : "pr_star"] = *cost.closed_form_rows;
   }
   json["layers"] = PaperLayersJson(report);
   return json;

@@ -50,9 +50,9 @@ std::string PaperText(const PlanReport& report) {
                       StrategyName(cost.strategy), GridText(cost.grid), cost.communication.words,
                       cost.communication.messages);
   if (known) absl::StrAppend(&text, ", ", Ms(cost.communication_seconds));
-  if (cost.closed_form) {
+  if (cost.closed_form_rows) {
     const bool group = cost.strategy == Strategy::kGroupHybrid;
-    absl::StrAppendFormat(&text, "; %s = %.2f", group ? "g*" : "P_r*", *cost.closed_form);
+    absl::StrAppendFormat(&text, "; %s = %.2f", group ? "g*" : "P_r*", *cost.closed_form_rows);
   }
   if (!cost.enough_samples) absl::StrAppend(&text, "; more ranks than samples");
   Table table({"LAYER", "PARALLELISM", "WORDS", "MESSAGES", "ms", "MEMORY"});

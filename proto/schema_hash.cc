@@ -24,7 +24,8 @@ uint64_t Fold(uint64_t hash, const std::string& bytes) {
 }
 
 uint64_t Compute() {
-  // Not the files whose messages are only stored (records, checkpoint) or only read by one program.
+  // One message of each file whose messages are sent between processes. The other files are left
+  // out: their messages are only stored (records, checkpoint) or read by one program (placement).
   const google::protobuf::FileDescriptor* files[] = {
       v1::RunSpec::descriptor()->file(),       v1::Plan::descriptor()->file(),
       v1::StageRequest::descriptor()->file(),  v1::MemberMessage::descriptor()->file(),

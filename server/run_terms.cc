@@ -30,7 +30,7 @@ absl::Status ReadFlat(const ParameterIndex& index, SafetensorsFile& file, int64_
 
 }  // namespace
 
-absl::StatusOr<RunTerms> TermsOf(const v1::OpenRun& open) {
+absl::StatusOr<RunTerms> RunTermsOf(const v1::OpenRun& open) {
   for (const std::string& name : {open.run(), open.lineage()}) {
     if (!ShardStore::IsFileName(name)) {
       return absl::InvalidArgumentError(

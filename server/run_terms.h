@@ -12,11 +12,11 @@
 namespace cadre {
 
 // Errors: InvalidArgument if the model is invalid, or a name is not a valid file name.
-absl::StatusOr<RunTerms> TermsOf(const v1::OpenRun& open);
+absl::StatusOr<RunTerms> RunTermsOf(const v1::OpenRun& open);
 
 // Returns a function that produces the initial model of the spec, from its seed or from a
-// checkpoint, whose file stays open as long as the function exists. Requires: TermsOf accepted the
-// spec. Errors: those of OpenWeights.
+// checkpoint, whose file stays open as long as the function exists. Requires: RunTermsOf accepted
+// the spec. Errors: those of OpenWeights.
 absl::StatusOr<ShardStore::Fill> InitialModel(const v1::RunSpec& spec);
 
 }  // namespace cadre

@@ -106,7 +106,7 @@ absl::Status ShardHost::Restore() {
   CADRE_ASSIGN_OR_RETURN(const std::vector<ShardStore::FoundRun> runs, store_->Load());
   absl::MutexLock lock(&mutex_);
   for (const ShardStore::FoundRun& found : runs) {
-    const absl::StatusOr<RunTerms> terms = TermsOf(found.open);
+    const absl::StatusOr<RunTerms> terms = RunTermsOf(found.open);
     if (!terms.ok()) {
       LOG(ERROR) << "run " << found.open.run() << " is not restored: " << terms.status();
       continue;
@@ -151,7 +151,7 @@ void ShardHost::Remove(const std::vector<ContributionKey>& keys) {
 
 absl::StatusOr<v1::RunOpened> ShardHost::OpenRun(const v1::OpenRun& open) {
   absl::MutexLock turn(&order_mutex_);
-  CADRE_ASSIGN_OR_RETURN(const RunTerms terms, TermsOf(open));
+  CADRE_ASSIGN_OR_RETURN(const RunTerms terms, RunTermsOf(open));
   const auto known = opened_.find(open.run());
   Opened opened;
   {

@@ -124,10 +124,10 @@ absl::Status Board::Wait(int number) {
   return absl::OkStatus();
 }
 
-absl::Status Member::Barrier() { return board_->Wait(group_); }
-absl::Status Member::BarrierOfAll() { return board_->Wait(kAll); }
+absl::Status BoardRank::Barrier() { return board_->Wait(group_); }
+absl::Status BoardRank::BarrierOfAll() { return board_->Wait(kAll); }
 
-absl::StatusOr<std::vector<std::string>> Member::Gather(int barrier, absl::string_view text) {
+absl::StatusOr<std::vector<std::string>> BoardRank::Gather(int barrier, absl::string_view text) {
   Board::Slot* const slots = board_->memory_->slots;
   Board::Slot& own = slots[group_ * ranks() + rank_];
   CHECK_LE(text.size(), kSlotBytes);
@@ -142,11 +142,11 @@ absl::StatusOr<std::vector<std::string>> Member::Gather(int barrier, absl::strin
   return texts;
 }
 
-absl::StatusOr<std::vector<std::string>> Member::AllGather(absl::string_view text) {
+absl::StatusOr<std::vector<std::string>> BoardRank::AllGather(absl::string_view text) {
   return Gather(group_, text);
 }
 
-absl::StatusOr<std::vector<double>> Member::GatherFromAll(double value) {
+absl::StatusOr<std::vector<double>> BoardRank::GatherFromAll(double value) {
   CADRE_ASSIGN_OR_RETURN(const std::vector<std::string> texts,
                          Gather(kAll, {reinterpret_cast<const char*>(&value), sizeof value}));
   std::vector<double> values;
@@ -156,17 +156,17 @@ absl::StatusOr<std::vector<double>> Member::GatherFromAll(double value) {
   return values;
 }
 
-absl::StatusOr<double> Member::Max(double value) {
+absl::StatusOr<double> BoardRank::Max(double value) {
   CADRE_ASSIGN_OR_RETURN(const std::vector<double> values, GatherFromAll(value));
   return *std::max_element(values.begin(), values.end());
 }
 
-absl::StatusOr<double> Member::Sum(double value) {
+absl::StatusOr<double> BoardRank::Sum(double value) {
   CADRE_ASSIGN_OR_RETURN(const std::vector<double> values, GatherFromAll(value));
   return std::accumulate(values.begin(), values.end(), 0.0);
 }
 
-absl::StatusOr<std::string> Member::First(absl::string_view text) {
+absl::StatusOr<std::string> BoardRank::First(absl::string_view text) {
   CADRE_ASSIGN_OR_RETURN(const std::vector<std::string> texts, Gather(kAll, text));
   for (const std::string& other : texts) {
     if (!other.empty()) return other;

@@ -2,7 +2,7 @@
 // are forked. It holds barriers, a slot for each rank, and the first error.
 //
 // Ranks that are processes form one group, and ranks that are threads form another, each with its
-// own connections. Every call of Member is collective: all ranks make the same calls in the same
+// own connections. Every call of BoardRank is collective: all ranks make the same calls in the same
 // order.
 //
 // Thread-safe and process-safe.
@@ -34,7 +34,7 @@ class Board {
   absl::Status failure() const;
 
  private:
-  friend class Member;
+  friend class BoardRank;
   struct Barrier;
   struct Slot;
   struct Memory;
@@ -50,9 +50,9 @@ class Board {
 };
 
 // One rank of one group on the board, which the object borrows; copyable.
-class Member {
+class BoardRank {
  public:
-  Member(Board& board, int group, int rank) : board_(&board), group_(group), rank_(rank) {}
+  BoardRank(Board& board, int group, int rank) : board_(&board), group_(group), rank_(rank) {}
 
   int group() const { return group_; }
   int rank() const { return rank_; }

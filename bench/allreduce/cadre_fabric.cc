@@ -104,22 +104,21 @@ Fabric MakeCadreFabric(std::unique_ptr<Transport> transport) {
   };
 }
 
-absl::StatusOr<Fabric> ConnectCadre(Member& member, bool tcp, int connections) {
+absl::StatusOr<Fabric> ConnectCadre(BoardRank& self, bool tcp, int connections) {
   CADRE_ASSIGN_OR_RETURN(const auto listener, TcpListener::Listen({}));
-  CADRE_ASSIGN_OR_RETURN(const std::vector<std::string> peers,
-                         member.AllGather(listener->address()));
+  CADRE_ASSIGN_OR_RETURN(const std::vector<std::string> peers, self.AllGather(listener->address()));
   const GroupIdentity group{.schema_hash = 1, .run = "bench", .generation = 1};
   CADRE_ASSIGN_OR_RETURN(std::unique_ptr<Transport> transport,
-                         ConnectGroup(*listener, group, member.rank(), peers,
-                                      {.deadline = absl::Now() + member.timeout(),
-                                       .timeout = member.timeout(),
+                         ConnectGroup(*listener, group, self.rank(), peers,
+                                      {.deadline = absl::Now() + self.timeout(),
+                                       .timeout = self.timeout(),
                                        .shared_memory = !tcp,
                                        .connections = connections}));
   // A result labelled "shm" must not be measured over TCP.
   const LinkKind expected = tcp ? LinkKind::kTcp : LinkKind::kSharedMemory;
   for (int peer = 0; peer < transport->size(); ++peer) {
-    if (peer == member.rank() || transport->link(peer) == expected) continue;
-    return absl::FailedPreconditionError(absl::StrCat("ranks ", member.rank(), " and ", peer,
+    if (peer == self.rank() || transport->link(peer) == expected) continue;
+    return absl::FailedPreconditionError(absl::StrCat("ranks ", self.rank(), " and ", peer,
                                                       " are not connected by ",
                                                       tcp ? "TCP" : "shared memory"));
   }

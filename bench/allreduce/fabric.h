@@ -1,5 +1,6 @@
-// What bench_allreduce compares, as one rank calls it: algorithms over fabrics. A fabric is a set
-// of connected ranks with an implementation of all-reduce, such as Gloo over TCP.
+// The all-reduces that bench_allreduce compares: algorithms over fabrics. A fabric is a set of
+// connected ranks with an implementation of all-reduce, such as Gloo over TCP. Each rank calls this
+// interface for itself.
 //
 // Thread-compatible; all ranks of a group make the same calls in the same order.
 #pragma once
@@ -30,7 +31,7 @@ struct Task {
   std::span<const std::byte> input;
 
   bool in_place() const { return input.empty(); }
-  // The first part of an all-reduce out of place by an algorithm that works in place.
+  // Copies `input` to `data` if out of place. Algorithms that work only in place call this first.
   void CopyInput() const {
     if (!in_place()) std::memcpy(data.data(), input.data(), input.size());
   }
@@ -61,17 +62,19 @@ using Fabric =
     std::function<absl::StatusOr<std::unique_ptr<AllReduce>>(absl::string_view algorithm)>;
 
 // The collectives of Cadre. The algorithms are those of tensor/collective.h and "auto", which
-// measures the links and chooses the algorithm with the lowest cost for each size.
+// measures the links and chooses the algorithm with the lowest cost for each size. `transport`
+// connects the ranks already; threads use this.
 Fabric MakeCadreFabric(std::unique_ptr<Transport> transport);
 
-// The same between processes: over TCP with `connections` connections per pair of ranks (0: as many
-// as in a training group), or over shared memory. Errors: FailedPrecondition if the ranks are
-// connected in another way.
-absl::StatusOr<Fabric> ConnectCadre(Member& member, bool tcp, int connections);
+// Like MakeCadreFabric, but first connects the ranks, which are processes: over TCP with
+// `connections` connections per pair of ranks (0: as many as in a training group), or over shared
+// memory. Errors: FailedPrecondition if a connection is not of the requested kind, e.g. TCP because
+// shared memory is not available.
+absl::StatusOr<Fabric> ConnectCadre(BoardRank& self, bool tcp, int connections);
 
 // Gloo over TCP on the loopback device. `folder` is initially empty; ranks write their addresses to
 // it. Errors: FailedPrecondition if the program was built without Gloo.
-absl::StatusOr<Fabric> ConnectGloo(Member& member, const std::string& folder);
+absl::StatusOr<Fabric> ConnectGloo(BoardRank& self, const std::string& folder);
 
 // The names of Gloo's implementations for which `algorithm` stands; "auto" stands for all of them.
 // "ring-chunked", "halving-doubling" and "bcube" are classes, created once for a buffer; "new-ring"
@@ -83,6 +86,6 @@ absl::StatusOr<std::vector<std::string>> GlooAlgorithms(absl::string_view algori
 // An upper bound for the speed over loopback TCP: two processes exchange the bytes of an all-reduce
 // in both directions over one connection, by plain send and recv, without adding. Requires: two
 // ranks.
-absl::StatusOr<Fabric> ConnectSocket(Member& member);
+absl::StatusOr<Fabric> ConnectSocket(BoardRank& self);
 
 }  // namespace cadre::bench

@@ -156,15 +156,15 @@ absl::StatusOr<std::vector<std::string>> GlooAlgorithms(absl::string_view algori
   return names;
 }
 
-absl::StatusOr<Fabric> ConnectGloo(Member& member, const std::string& folder) {
-  const auto context = std::make_shared<gloo::rendezvous::Context>(member.rank(), member.ranks());
+absl::StatusOr<Fabric> ConnectGloo(BoardRank& self, const std::string& folder) {
+  const auto context = std::make_shared<gloo::rendezvous::Context>(self.rank(), self.ranks());
   CADRE_RETURN_IF_ERROR(WithoutExceptions([&] {
     gloo::transport::tcp::attr attributes;
     attributes.iface = "lo";
     std::shared_ptr<gloo::transport::Device> device =
         gloo::transport::tcp::CreateDevice(attributes);
     gloo::rendezvous::FileStore store(folder);
-    context->setTimeout(std::chrono::milliseconds(absl::ToInt64Milliseconds(member.timeout())));
+    context->setTimeout(std::chrono::milliseconds(absl::ToInt64Milliseconds(self.timeout())));
     context->connectFullMesh(store, device);
   }));
   return [context](absl::string_view algorithm) -> absl::StatusOr<std::unique_ptr<AllReduce>> {
@@ -191,7 +191,7 @@ absl::StatusOr<std::vector<std::string>> GlooAlgorithms(absl::string_view, DType
   return NoGloo();
 }
 
-absl::StatusOr<Fabric> ConnectGloo(Member&, const std::string&) { return NoGloo(); }
+absl::StatusOr<Fabric> ConnectGloo(BoardRank&, const std::string&) { return NoGloo(); }
 
 }  // namespace cadre::bench
 

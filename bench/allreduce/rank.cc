@@ -25,11 +25,11 @@ namespace {
 class Rank {
  public:
   Rank(const Settings& settings, const Comparison& comparison, const std::string& gloo_folder,
-       const Member& member, std::unique_ptr<Transport> transport)
+       const BoardRank& self, std::unique_ptr<Transport> transport)
       : settings_(settings),
         comparison_(comparison),
         gloo_folder_(gloo_folder),
-        member_(member),
+        self_(self),
         is_thread_(transport != nullptr),
         transport_(std::move(transport)),
         profile_(settings.profile),
@@ -42,9 +42,9 @@ class Rank {
     for (const int64_t bytes : settings_.sizes) {
       for (const bool in_place : settings_.in_place) {
         CADRE_ASSIGN_OR_RETURN(const std::vector<Measurement> measured, Measure(bytes, in_place));
-        if (member_.group() != 0 || member_.rank() != 0) continue;
+        if (self_.group() != 0 || self_.rank() != 0) continue;
         for (const Row& row : comparison_.rows) {
-          const nlohmann::ordered_json line = Line(comparison_, row, measured, member_.ranks(),
+          const nlohmann::ordered_json line = Line(comparison_, row, measured, self_.ranks(),
                                                    settings_.comparison.dtype, bytes, in_place);
           correct = correct && line.at("errors") == 0;
           PrintLine(line);
@@ -58,7 +58,7 @@ class Rank {
   // The groups connect one after the other, because "auto" measures the links when it is created.
   absl::Status Connect() {
     for (const Variant& variant : comparison_.variants) {
-      CADRE_RETURN_IF_ERROR(member_.BarrierOfAll());
+      CADRE_RETURN_IF_ERROR(self_.BarrierOfAll());
       algorithms_.emplace_back();
       if (variant.is_over_threads() != is_thread_) continue;
       Fabric& fabric = fabrics_[variant.fabric];
@@ -72,9 +72,9 @@ class Rank {
 
   absl::StatusOr<Fabric> MakeFabric(const std::string& name) {
     if (is_thread_) return MakeCadreFabric(std::move(transport_));
-    if (name == "gloo") return ConnectGloo(member_, gloo_folder_);
-    if (name == "socket") return ConnectSocket(member_);
-    return ConnectCadre(member_, /*tcp=*/name == "tcp", settings_.connections);
+    if (name == "gloo") return ConnectGloo(self_, gloo_folder_);
+    if (name == "socket") return ConnectSocket(self_);
+    return ConnectCadre(self_, /*tcp=*/name == "tcp", settings_.connections);
   }
 
   // One measurement for each variant, in order.
@@ -90,7 +90,7 @@ class Rank {
     profile_ = false;
     CADRE_ASSIGN_OR_RETURN(const std::vector<Timing> timings,
                            MeasureInterleaved(runs, settings_.effort));
-    CADRE_RETURN_IF_ERROR(member_.BarrierOfAll());
+    CADRE_RETURN_IF_ERROR(self_.BarrierOfAll());
     for (int64_t i = 0; i < std::ssize(algorithms_); ++i) {
       measured[i].timing = timings[i];
       if (algorithms_[i] != nullptr) algorithms_[i]->Finish();
@@ -107,14 +107,14 @@ class Rank {
       if (!counted.ok()) return Named(counted.status(), variant);
       wrong = static_cast<double>(*counted);
       name = algorithm->name();
-      if (profile_ && member_.rank() == 0 && !algorithm->explanation().empty()) {
+      if (profile_ && self_.rank() == 0 && !algorithm->explanation().empty()) {
         std::fprintf(stderr, "%s: %s\n", comparison_.variants[variant].fabric.c_str(),
                      algorithm->explanation().c_str());
       }
     }
     Measurement measured;
-    CADRE_ASSIGN_OR_RETURN(measured.algorithm, member_.First(name));
-    CADRE_ASSIGN_OR_RETURN(const double errors, member_.Sum(wrong));
+    CADRE_ASSIGN_OR_RETURN(measured.algorithm, self_.First(name));
+    CADRE_ASSIGN_OR_RETURN(const double errors, self_.Sum(wrong));
     measured.errors = static_cast<int64_t>(errors);
     return measured;
   }
@@ -124,12 +124,12 @@ class Rank {
     const std::span<std::byte> addend =
         task_.in_place() ? task_.data : std::span(input_).first(task_.data.size());
     std::fill(task_.data.begin(), task_.data.end(), std::byte{0xff});
-    FillExact(task_.dtype, member_.rank(), member_.ranks(), addend);
+    FillExact(task_.dtype, self_.rank(), self_.ranks(), addend);
     // A rank must not send to buffers that its peer has not prepared.
-    CADRE_RETURN_IF_ERROR(member_.Barrier());
+    CADRE_RETURN_IF_ERROR(self_.Barrier());
     CADRE_RETURN_IF_ERROR(algorithm.Run());
     const int64_t wrong =
-        algorithm.computes_sum() ? CountErrors(task_.dtype, member_.ranks(), task_.data) : 0;
+        algorithm.computes_sum() ? CountErrors(task_.dtype, self_.ranks(), task_.data) : 0;
     // Zeros remain zeros however often they are summed while the clock runs.
     std::fill(task_.data.begin(), task_.data.end(), std::byte{0});
     std::fill(addend.begin(), addend.end(), std::byte{0});
@@ -144,15 +144,15 @@ class Rank {
       if (!own.ok()) return Named(own.status(), variant);
       seconds = *own;
     }
-    return member_.Max(seconds);
+    return self_.Max(seconds);
   }
 
   absl::StatusOr<double> TimeOwn(AllReduce& algorithm, int iterations) {
-    CADRE_RETURN_IF_ERROR(member_.Barrier());
+    CADRE_RETURN_IF_ERROR(self_.Barrier());
     // One run before the clock starts refills the caches after another variant.
     if (iterations > 1) {
       CADRE_RETURN_IF_ERROR(algorithm.Run());
-      CADRE_RETURN_IF_ERROR(member_.Barrier());
+      CADRE_RETURN_IF_ERROR(self_.Barrier());
     }
     absl::Status status;
     const double seconds = SecondsOf([&] {
@@ -170,7 +170,7 @@ class Rank {
   const Settings& settings_;
   const Comparison& comparison_;
   const std::string& gloo_folder_;
-  Member member_;
+  BoardRank self_;
   const bool is_thread_;
   std::unique_ptr<Transport> transport_;
   bool profile_;
@@ -185,9 +185,9 @@ class Rank {
 }  // namespace
 
 absl::Status RunRank(const Settings& settings, const Comparison& comparison,
-                     const std::string& gloo_folder, const Member& member,
+                     const std::string& gloo_folder, const BoardRank& self,
                      std::unique_ptr<Transport> transport) {
-  return Rank(settings, comparison, gloo_folder, member, std::move(transport)).Run();
+  return Rank(settings, comparison, gloo_folder, self, std::move(transport)).Run();
 }
 
 }  // namespace cadre::bench

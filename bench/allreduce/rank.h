@@ -34,7 +34,7 @@ struct Settings {
 // a rank that is a thread with its group, and is null for a process. Errors: those of connecting
 // and measuring; DataLoss on the printing rank if a sum was wrong.
 absl::Status RunRank(const Settings& settings, const Comparison& comparison,
-                     const std::string& gloo_folder, const Member& member,
+                     const std::string& gloo_folder, const BoardRank& self,
                      std::unique_ptr<Transport> transport);
 
 }  // namespace cadre::bench

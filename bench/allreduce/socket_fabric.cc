@@ -80,13 +80,13 @@ class SocketExchange final : public AllReduce {
 
 }  // namespace
 
-absl::StatusOr<Fabric> ConnectSocket(Member& member) {
+absl::StatusOr<Fabric> ConnectSocket(BoardRank& self) {
   CADRE_ASSIGN_OR_RETURN(const Socket listening, ListenOn("127.0.0.1:0"));
   CADRE_ASSIGN_OR_RETURN(const int port, LocalPort(listening));
   CADRE_ASSIGN_OR_RETURN(const std::vector<std::string> peers,
-                         member.AllGather(absl::StrCat("127.0.0.1:", port)));
+                         self.AllGather(absl::StrCat("127.0.0.1:", port)));
   Socket socket;
-  if (member.rank() == 0) {
+  if (self.rank() == 0) {
     CADRE_RETURN_IF_ERROR(WaitFor(listening, POLLIN));
     socket = Socket(accept4(listening.fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (socket.empty()) return SystemError("accept");

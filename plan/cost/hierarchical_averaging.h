@@ -44,10 +44,12 @@ inline double ActivationWords(int64_t ranks, int64_t batch, int64_t in_features,
 // --- Across groups, by all-reduce among the ranks that own the same slice ---
 
 // One average in which every rank exchanges the whole model.
-inline CommunicationCost NaiveAcross(int64_t n, int64_t groups) { return AllReduce(n, groups); }
+inline CommunicationCost AverageWithoutSlices(int64_t n, int64_t groups) {
+  return AllReduce(n, groups);
+}
 
 // Every rank exchanges only the slice that it owns: p times fewer words.
-inline CommunicationCost ShardedAcross(int64_t n, int64_t groups, int64_t ranks) {
+inline CommunicationCost AverageBySlices(int64_t n, int64_t groups, int64_t ranks) {
   return AllReduce(1.0 * n / ranks, groups);
 }
 
@@ -74,13 +76,13 @@ inline int64_t SynchronousBytesPerStep(int64_t n, int64_t groups) {
 
 // The payload between groups per step with synchronous steps, divided by the payload when groups
 // average every tau steps through aggregators: tau (G - 1) / G.
-inline double AggregationSaving(int64_t groups, int64_t tau) { return AllButOwn(tau, groups); }
+inline double RoundTrafficRatio(int64_t groups, int64_t tau) { return AllButOwn(tau, groups); }
 
 // --- A step, and an epoch, per rank ---
 
 // A step plus 1 / tau of an average.
 inline CommunicationCost HierarchicalStep(int64_t n, int64_t groups, int64_t ranks, int64_t tau) {
-  const CommunicationCost average = ShardedAcross(n, groups, ranks);
+  const CommunicationCost average = AverageBySlices(n, groups, ranks);
   return SynchronousStep(n, ranks) + CommunicationCost{average.words / tau, average.messages / tau};
 }
 
@@ -92,8 +94,8 @@ inline int64_t HierarchicalSteps(int64_t samples, int64_t groups, int64_t batch)
 
 // Words per epoch with synchronous steps of B samples over all P ranks, divided by the words per
 // epoch with hierarchical steps.
-inline double EpochSaving(int64_t n, int64_t groups, int64_t ranks, int64_t tau, int64_t samples,
-                          int64_t batch) {
+inline double EpochTrafficRatio(int64_t n, int64_t groups, int64_t ranks, int64_t tau,
+                                int64_t samples, int64_t batch) {
   return SynchronousSteps(samples, batch) * SynchronousStep(n, groups * ranks).words /
          (HierarchicalSteps(samples, groups, batch) *
           HierarchicalStep(n, groups, ranks, tau).words);

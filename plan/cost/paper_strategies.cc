@@ -232,7 +232,7 @@ absl::StatusOr<PaperCost> CostOf(Strategy strategy, const HybridProblem& problem
     choices = {*rows};
   }
   CADRE_ASSIGN_OR_RETURN(PaperCost cost, BestGrid(strategy, problem, choices));
-  cost.closed_form = ClosedForm(strategy, problem);
+  cost.closed_form_rows = ClosedForm(strategy, problem);
   return cost;
 }
 

@@ -63,9 +63,9 @@ struct PaperCost {
   Strategy strategy = Strategy::kBatch;
   // The grid used; for group-hybrid g x N / g.
   Grid grid;
-  // The best value by the closed form, not rounded: P_r* of uniform-grid and conv-batch-fc-grid, g*
-  // of group-hybrid.
-  std::optional<double> closed_form;
+  // The best number of rows of the grid by the paper's closed form, not rounded: P_r* of
+  // uniform-grid and conv-batch-fc-grid, g* of group-hybrid.
+  std::optional<double> closed_form_rows;
   // Communication of the rank that sends the most words.
   CommunicationCost communication;
   double communication_seconds = 0;

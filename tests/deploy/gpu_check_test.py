@@ -3,7 +3,9 @@
 
 usage: gpu_check_test.py REPOSITORY
 
-The programs of the bundle are shell scripts, and the GPU is only a name.
+A bundle is the folder of programs that bench/gpu_bundle.sh makes. Here its programs are shell
+scripts, and find_gpu is replaced by a function that returns the name of a GPU, or a reason why
+there is none.
 """
 
 import contextlib
@@ -118,7 +120,7 @@ class GpuCheckTest(unittest.TestCase):
         self.assertEqual(found["tests", "a_test"], ("fail", "exit code 134"))
         self.assertEqual(found["tests", "b_test"], ("fail", "exit code 3"))
 
-    def test_output_of_a_crashed_program_is_kept(self):
+    def test_completed_cases_of_a_crashed_program_are_reported(self):
         self.script(
             "tests/gpu_plans_test",
             """#!/bin/sh
@@ -135,7 +137,7 @@ exit 139
         self.assertEqual(found["tests", "gpu_plans_test/Zoo/Plans.Equal/on2"][0], "fail")
         self.assertEqual(found["tests", "gpu_plans_test"], ("fail", "exit code 139"))
 
-    def test_order_of_the_programs(self):
+    def test_programs_run_in_order_of_importance(self):
         for name in ("a_test", "gpu_plans_test", "transport_nccl_gpu_test", "kernels_cuda_test"):
             self.add_test(name, PASSED)
         _, found = self.check("tests")
@@ -168,7 +170,7 @@ exit 139
         self.assertEqual(self.check("starts")[0], 1)
         self.assertIn("libx.so.1: not found", json.dumps(self.report))
 
-    def test_benchmarks_that_hang_or_print_nothing(self):
+    def test_benchmarks_that_hang_or_print_no_json(self):
         self.add_bench("bench_a", "#!/bin/sh\nsleep 100 & wait\n", seconds=0.3)
         self.add_bench("bench_b", "#!/bin/sh\necho '{}'\n")
         self.add_bench("bench_c", "#!/bin/sh\necho fast\n")

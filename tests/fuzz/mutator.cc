@@ -36,9 +36,17 @@ size_t Mutator::Below(size_t bound) { return bound == 0 ? 0 : random_() % bound;
 void Mutator::Change(std::string& input) {
   using Member = void (Mutator::*)(std::string&);
   static constexpr std::array<Member, 11> kChanges = {
-      &Mutator::FlipBits,      &Mutator::FlipBits,      &Mutator::SetByte,       &Mutator::Truncate,
-      &Mutator::RemovePart,    &Mutator::RepeatPart,    &Mutator::InsertBytes,   &Mutator::Splice,
-      &Mutator::CorruptNumber, &Mutator::CorruptNumber, &Mutator::CorruptDigits,
+      &Mutator::FlipBits,
+      &Mutator::FlipBits,
+      &Mutator::SetByte,
+      &Mutator::Truncate,
+      &Mutator::RemovePart,
+      &Mutator::RepeatPart,
+      &Mutator::InsertBytes,
+      &Mutator::Splice,
+      &Mutator::CorruptBinaryInteger,
+      &Mutator::CorruptBinaryInteger,
+      &Mutator::CorruptDecimalDigits,
   };
   (this->*kChanges[Below(kChanges.size())])(input);
 }
@@ -82,7 +90,7 @@ void Mutator::Splice(std::string& input) {
 
 // Replaces an integer of one to eight bytes, in either byte order, by a number that is likely to be
 // a wrong length.
-void Mutator::CorruptNumber(std::string& input) {
+void Mutator::CorruptBinaryInteger(std::string& input) {
   const size_t width = size_t{1} << Below(4);
   if (input.size() < width) return;
   const std::array<uint64_t, 10> numbers = {
@@ -98,7 +106,7 @@ void Mutator::CorruptNumber(std::string& input) {
 }
 
 // Replaces a run of digits, in which tar and JSON write lengths, by another of the same width.
-void Mutator::CorruptDigits(std::string& input) {
+void Mutator::CorruptDecimalDigits(std::string& input) {
   const auto first =
       std::find_if(input.begin() + Below(input.size()), input.end(), absl::ascii_isdigit);
   const char only = "079"[Below(3)];

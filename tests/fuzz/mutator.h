@@ -32,8 +32,8 @@ class Mutator {
   void RepeatPart(std::string& input);
   void InsertBytes(std::string& input);
   void Splice(std::string& input);
-  void CorruptNumber(std::string& input);
-  void CorruptDigits(std::string& input);
+  void CorruptBinaryInteger(std::string& input);
+  void CorruptDecimalDigits(std::string& input);
 
   const std::vector<std::string> corpus_;
   const size_t max_bytes_;

@@ -1,4 +1,5 @@
-// Shared by the tests of the model room and its users: the demo's spec, specs from text, IDX files.
+// Shared by the tests of model/ and of folders that use it: the spec of deploy/demo.textproto,
+// specs from text, IDX files.
 #pragma once
 
 #include <cstdint>

@@ -36,8 +36,9 @@ class RoundMeanTest : public ::testing::Test {
     return *std::move(file);
   }
 
-  // The discrepancy of two groups of one rank each, whose values changed from 0 to 1 and to 3. The
-  // positions in `statistics` are not trained. The mean is computed in blocks of `piece` positions.
+  // The discrepancy of two groups of one rank each, whose values changed from 0 to 1 and to 3.
+  // `statistics`: positions of the running statistics of batch norm, which are averaged but not
+  // trained and do not count. The mean is computed in blocks of `piece` positions.
   DiscrepancyTerms TermsWithout(const std::vector<Interval>& statistics, int64_t piece) {
     ApplyPlan plan{"run-1", 1, {0, kElements}, {}, statistics};
     RoundMean::Files files;
@@ -77,10 +78,11 @@ TEST_F(RoundMeanTest, StatisticsDoNotCount) {
   }
 }
 
+// RunTerms: the properties of a run that OpenRun sets (server/ledger.h).
 TEST(RunTermsTest, StatisticsAreNotTrained) {
   SmallRun run;
   v1::OpenRun open = run.Open();
-  const auto without = TermsOf(open);
+  const auto without = RunTermsOf(open);
   ASSERT_TRUE(without.ok()) << without.status();
   EXPECT_TRUE(without->statistics.empty());
 
@@ -90,9 +92,10 @@ TEST(RunTermsTest, StatisticsAreNotTrained) {
     layer { name: "norm" batch_norm {} }
     layer { name: "fc" fully_connected { out_features: 3 } }
     layer { name: "loss" softmax_cross_entropy {} })");
-  const auto with = TermsOf(open);
+  const auto with = RunTermsOf(open);
   ASSERT_TRUE(with.ok()) << with.status();
-  // The convolution's weight (3 of 4 channels) and bias, scale and shift, then mean and variance.
+  // In parameter order: the convolution's weight [3, 4] and bias [3], then the norm's scale, shift,
+  // mean and variance, 3 positions each.
   EXPECT_EQ(with->statistics, (std::vector<Interval>{{21, 24}, {24, 27}}));
 }
 

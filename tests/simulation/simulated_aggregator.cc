@@ -99,7 +99,7 @@ void SimulatedAggregator::RestoreLedger() {
     for (const auto& [key, file] : folder.contributions) {
       found.push_back({file.header, file.stored_chunks});
     }
-    const absl::StatusOr<RunTerms> terms = TermsOf(folder.open);
+    const absl::StatusOr<RunTerms> terms = RunTermsOf(folder.open);
     Remove(ledger_->Restore(*terms, folder.closed, versions, found), "obsolete after a restart");
     while (folder.versions.size() > 2) folder.versions.erase(folder.versions.begin());
   }
@@ -194,7 +194,7 @@ void SimulatedAggregator::RetryLater(const v1::CoordinatorMessage& order) {
 
 void SimulatedAggregator::OpenRun(const v1::CoordinatorMessage& order) {
   const v1::OpenRun& open = order.open_run();
-  const absl::StatusOr<RunTerms> terms = TermsOf(open);
+  const absl::StatusOr<RunTerms> terms = RunTermsOf(open);
   if (!terms.ok()) {
     world_.Violate(name_, " cannot read the terms of ", open.run(), ": ",
                    terms.status().ToString());

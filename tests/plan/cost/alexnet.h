@@ -20,11 +20,11 @@ inline NetworkShape ZooShape(const std::string& name) {
   return NetworkShapeOf(*graph);
 }
 
-inline WordLink PapersLink() { return WordLink::OfBandwidth(2e-6, 6e9); }
+inline WordLink GholamiLink() { return WordLink::OfBandwidth(2e-6, 6e9); }
 
-inline HybridProblem PapersProblem(const NetworkShape& network, int64_t workers = 512,
-                                   double batch = 2048) {
-  return {.network = &network, .workers = workers, .batch = batch, .link = PapersLink()};
+inline HybridProblem GholamiProblem(const NetworkShape& network, int64_t workers = 512,
+                                    double batch = 2048) {
+  return {.network = &network, .workers = workers, .batch = batch, .link = GholamiLink()};
 }
 
 }  // namespace cadre::testing

@@ -14,7 +14,7 @@ namespace {
 class GroupHybridTest : public ::testing::Test {
  protected:
   HybridProblem Problem(int64_t workers, double samples) const {
-    return testing::PapersProblem(network_, workers, samples * workers);
+    return testing::GholamiProblem(network_, workers, samples * workers);
   }
 
   const NetworkShape network_ = testing::ZooShape("alexnet");
@@ -48,8 +48,8 @@ TEST_F(GroupHybridTest, ClosedFormOfVgg) {
   const NetworkShape vgg = testing::ZooShape("vgg16");
   EXPECT_EQ(vgg.product_weights(), 123'633'664);
   EXPECT_EQ(HybridActivationWords(vgg), 67'560);
-  EXPECT_NEAR(BestGroup(testing::PapersProblem(vgg, 64, 64 * 16)), 15.12, 0.005);
-  EXPECT_NEAR(BestGroup(testing::PapersProblem(vgg, 64, 64 * 32)), 10.69, 0.005);
+  EXPECT_NEAR(BestGroup(testing::GholamiProblem(vgg, 64, 64 * 16)), 15.12, 0.005);
+  EXPECT_NEAR(BestGroup(testing::GholamiProblem(vgg, 64, 64 * 32)), 10.69, 0.005);
 }
 
 TEST_F(GroupHybridTest, ParameterState) {
@@ -110,11 +110,11 @@ TEST_F(GroupHybridTest, RoundsToDivisors) {
   EXPECT_EQ(*ChooseGroup(Problem(4, 4)), 4);
   NetworkShape convolutions = network_;
   convolutions.layers.resize(5);
-  EXPECT_EQ(BestGroup(testing::PapersProblem(convolutions)), 1);
-  EXPECT_EQ(*ChooseGroup(testing::PapersProblem(convolutions)), 1);
+  EXPECT_EQ(BestGroup(testing::GholamiProblem(convolutions)), 1);
+  EXPECT_EQ(*ChooseGroup(testing::GholamiProblem(convolutions)), 1);
 }
 
-TEST_F(GroupHybridTest, WithoutLinkWordsDecide) {
+TEST_F(GroupHybridTest, FewestWordsIfLinkIsUnknown) {
   HybridProblem problem = Problem(512, 4);
   problem.link = {};
   EXPECT_EQ(*ChooseGroup(problem), 32);

@@ -1,4 +1,5 @@
-// Expected numbers computed by hand, for ResNet-50 (25,557,032 parameters) and for the demo.
+// Expected numbers computed by hand, for ResNet-50 (25,557,032 parameters) and for the model of
+// deploy/demo.textproto (3,241,354).
 #include "plan/cost/hierarchical_averaging.h"
 
 #include <gtest/gtest.h>
@@ -16,23 +17,23 @@ TEST(HierarchicalAveragingTest, AllReduce) {
 }
 
 TEST(HierarchicalAveragingTest, AveragingAcrossGroups) {
-  EXPECT_DOUBLE_EQ(NaiveAcross(kResNet50, 8).words, 44'724'806);
-  EXPECT_DOUBLE_EQ(ShardedAcross(kResNet50, 8, 8).words, 5'590'600.75);
-  EXPECT_DOUBLE_EQ(NaiveAcross(kResNet50, 16).words, 47'919'435);
-  EXPECT_DOUBLE_EQ(ShardedAcross(kResNet50, 16, 8).words, 5'989'929.375);
-  EXPECT_DOUBLE_EQ(ShardedAcross(kResNet50, 16, 32).words, 1'497'482.34375);
-  EXPECT_DOUBLE_EQ(ShardedAcross(kResNet50, 1, 8).words, 0) << "one group does not average";
+  EXPECT_DOUBLE_EQ(AverageWithoutSlices(kResNet50, 8).words, 44'724'806);
+  EXPECT_DOUBLE_EQ(AverageBySlices(kResNet50, 8, 8).words, 5'590'600.75);
+  EXPECT_DOUBLE_EQ(AverageWithoutSlices(kResNet50, 16).words, 47'919'435);
+  EXPECT_DOUBLE_EQ(AverageBySlices(kResNet50, 16, 8).words, 5'989'929.375);
+  EXPECT_DOUBLE_EQ(AverageBySlices(kResNet50, 16, 32).words, 1'497'482.34375);
+  EXPECT_DOUBLE_EQ(AverageBySlices(kResNet50, 1, 8).words, 0) << "one group does not average";
 }
 
 TEST(HierarchicalAveragingTest, StepsAndEpochs) {
   EXPECT_DOUBLE_EQ(HierarchicalStep(kResNet50, 8, 8, 8).words, 45'423'631.09375);
   EXPECT_EQ(SynchronousSteps(1'281'167, 256), 5'004);
   EXPECT_EQ(HierarchicalSteps(1'281'167, 8, 256), 625);
-  EXPECT_NEAR(EpochSaving(kResNet50, 8, 8, 8, 1'281'167, 256), 8.869, 0.0005);
+  EXPECT_NEAR(EpochTrafficRatio(kResNet50, 8, 8, 8, 1'281'167, 256), 8.869, 0.0005);
 }
 
 TEST(HierarchicalAveragingTest, ActivationsInsteadOfGradients) {
-  // fc6 of VGG and AlexNet: 9216 to 4096 features.
+  // fc6 of AlexNet: 9216 to 4096 features.
   EXPECT_DOUBLE_EQ(WeightGradientWords(8, 9216, 4096), 33'030'144);
   EXPECT_DOUBLE_EQ(ActivationWords(8, 256, 9216, 4096), 1'175'552);
   EXPECT_NEAR(WeightGradientWords(8, 9216, 4096) / ActivationWords(8, 256, 9216, 4096), 28.1, 0.05);
@@ -43,8 +44,8 @@ TEST(HierarchicalAveragingTest, ActivationsInsteadOfGradients) {
 TEST(HierarchicalAveragingTest, Messages) {
   EXPECT_EQ(SynchronousStep(kResNet50, 8).messages, 6);
   EXPECT_EQ(SynchronousStep(kResNet50, 9).messages, 8);
-  EXPECT_EQ(ShardedAcross(kResNet50, 16, 8).messages, 8);
-  EXPECT_EQ(NaiveAcross(kResNet50, 16).messages, 8);
+  EXPECT_EQ(AverageBySlices(kResNet50, 16, 8).messages, 8);
+  EXPECT_EQ(AverageWithoutSlices(kResNet50, 16).messages, 8);
   EXPECT_DOUBLE_EQ(HierarchicalStep(kResNet50, 8, 8, 8).messages, 6 + 6.0 / 8);
   const WordLink link = {.alpha = 1e-3, .beta = 1e-9};
   EXPECT_DOUBLE_EQ(SynchronousStep(kResNet50, 8).Seconds(link), 6e-3 + 44'724'806e-9);
@@ -70,7 +71,7 @@ TEST(HierarchicalAveragingTest, RanksShareRound) {
   }
 }
 
-TEST(HierarchicalAveragingTest, SavingOverSynchronousSteps) {
+TEST(HierarchicalAveragingTest, RatioToSynchronousSteps) {
   EXPECT_EQ(SynchronousBytesPerStep(kDemo, 2), 25'930'832);
   EXPECT_EQ(SynchronousBytesPerStep(kDemo, 1), 0);
   // Compares tau synchronous steps with one round.
@@ -78,15 +79,17 @@ TEST(HierarchicalAveragingTest, SavingOverSynchronousSteps) {
     for (const int64_t tau : {1, 16}) {
       const double synchronous = tau * SynchronousBytesPerStep(kDemo, groups);
       const double round = TrafficOfRound(kDemo, groups, 2).bytes_per_round;
-      EXPECT_DOUBLE_EQ(AggregationSaving(groups, tau), synchronous / round);
+      EXPECT_DOUBLE_EQ(RoundTrafficRatio(groups, tau), synchronous / round);
     }
   }
-  EXPECT_DOUBLE_EQ(AggregationSaving(2, 16), 8);
+  EXPECT_DOUBLE_EQ(RoundTrafficRatio(2, 16), 8);
 }
 
-// More than 2^31 words and 2^53 bytes per round must not overflow.
+// The product of parameters and groups is odd and above 2^53, so doubles cannot hold the bytes of a
+// round exactly.
 TEST(HierarchicalAveragingTest, LargeModels) {
-  EXPECT_EQ(TrafficOfRound(int64_t{1} << 40, 1000, 8).bytes_per_round, 8000 * (int64_t{1} << 40));
+  const int64_t parameters = (int64_t{1} << 40) + 1;
+  EXPECT_EQ(TrafficOfRound(parameters, 8193, 8).bytes_per_round, 8 * 8193 * parameters);
 }
 
 }  // namespace
