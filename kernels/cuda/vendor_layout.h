@@ -4,9 +4,10 @@
 // so the library computes c^T = op(b)^T op(a)^T with b as the first factor, and no data moves. A
 // bias per column of c becomes a bias per row of c^T.
 //
-// cuDNN's convolutions: in Cadre the padding at the far edges follows from the outputs, and is
-// negative if no window reaches the last rows. In cuDNN the padding determines the outputs and is
-// never negative, so the description leaves out rows that no window reaches.
+// cuDNN's convolutions: in Cadre the output size is given and determines the padding at the bottom
+// and right edges; this padding is negative if the windows end before the last row or column. In
+// cuDNN the padding is given, determines the output size and is never negative, so the description
+// omits input rows and columns after the last window if another window would fit there.
 #pragma once
 
 #include <cstdint>
@@ -30,8 +31,8 @@ struct ProductLayout {
   bool transpose_first = false, transpose_second = false;
 };
 
-// The same product with the larger of its two batches as the inner one: one call of the library
-// computes the inner batch, and a loop of calls iterates over the outer one.
+// Exchanges `batch` and `outer` of `dims`, with their steps, if `outer` is larger. One call of the
+// library computes all of `batch`; the caller loops over `outer`.
 MatrixProductDims FewestCalls(MatrixProductDims dims);
 
 // The layout of one call, for one index of the outer batch.
