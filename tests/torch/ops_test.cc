@@ -58,10 +58,10 @@ Floats BufferOf(const Tape& tape, int number) {
 }
 
 int NumberOf(const Graph& graph, const std::string& name) {
-  for (int l = 0; l < graph.size(); ++l) {
-    if (graph[l].name == name) return l;
-  }
-  LOG(FATAL) << "layer " << name << " does not exist";
+  int number = 0;
+  while (number < graph.size() && graph[number].name != name) ++number;
+  CHECK_LT(number, graph.size()) << "layer " << name << " does not exist";
+  return number;
 }
 
 // The plan of one rank, without splits.
@@ -131,7 +131,7 @@ OneLayer::OneLayer(Graph graph, const std::string& name, int64_t samples, Backen
       evaluation_(MakeTape(graph_, plan_, 0, samples, /*training=*/false)),
       layer_(MakeLayer({.layer = graph_[number_],
                         .layouts = plan_.layers[number_],
-                        .place = training_.regions[number_],
+                        .region = training_.regions[number_],
                         .samples = samples,
                         .number = number_,
                         .kernels = kernels_,
