@@ -259,7 +259,7 @@ result is the fastest plan that the search has found.
 
 A bucket's gradients are summed by a reduce-scatter and its weights gathered by an all-gather;
 COMMUNICATION is the time of both for all buckets, without overlap. ALL-REDUCE ONLY is the time of the
-same buckets if every rank kept all optimizer state, so that gradients are all-reduced, as papers assume.
+same buckets if every rank kept all optimizer state and gradients were all-reduced, as papers assume.
 
 --placement assigns the operators of a graph to devices such that the last one ends as early as
 possible: by an integer program if the graph is small (16 operators take a second or two), otherwise by

@@ -134,10 +134,8 @@ TEST_F(CompletionScriptTest, Zsh) {
 TEST_F(CompletionScriptTest, Fish) {
   if (!IsInstalled("fish")) GTEST_SKIP() << "fish is not installed";
   const auto complete = [&](const std::string& words) {
-    return RunShell("fish", absl::StrCat("set -gx HOME $PWD; set -gx PATH $PWD $PATH; "
-                                         "source ./fish; complete -C '",
-                                         words, "'"))
-        .out;
+    return Shell("sh",
+                 absl::StrCat("HOME=$PWD fish -c \"source ./fish; complete -C '", words, "'\""));
   };
   EXPECT_THAT(complete("cadre stat"), HasSubstr("status\t"));
   EXPECT_THAT(complete("cadre local --overlap "), HasSubstr("off"));
