@@ -18,6 +18,7 @@ ExitCode ExitCodeOf(const absl::Status& status) {
   }
 }
 
+// The message is one line, so that scripts can log it as it is.
 ExitCode Fail(const Console& console, const absl::Status& status) {
   console.err << "cadre: " << status.message() << std::endl;
   return ExitCodeOf(status);

@@ -150,6 +150,7 @@ absl::StatusOr<int> StopRun(const Invocation& in) {
   return kExitOk;
 }
 
+// Follows the run instead of one long call, so that a restart of the coordinator does not end it.
 absl::StatusOr<int> WaitForRun(const Invocation& in) {
   const GlobalOptions& options = in.global;
   // --timeout limits the wait, not each call.

@@ -12,6 +12,7 @@
 
 namespace {
 
+// Asked for each redrawn line, because the window may have been resized; 80 without a terminal.
 int TerminalWidth() {
   winsize size = {};
   if (ioctl(STDERR_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_col == 0) return 80;

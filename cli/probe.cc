@@ -77,6 +77,8 @@ std::string UserCache() {
   return home != nullptr && *home != 0 ? absl::StrCat(home, "/.cache/cadre") : "";
 }
 
+// Phases and cache are described at the top of this file.
+//
 // One probe: owns its deadline and the reason for which it ended early.
 class Probe {
  public:

@@ -117,6 +117,7 @@ std::string FormatAge(absl::Duration age) {
 
 std::string FormatDuration(double seconds) { return FormatAge(absl::Seconds(seconds)); }
 
+// Accuracies and losses; four digits distinguish one sample in ten thousand.
 std::string FormatFraction(double value) {
   return std::isfinite(value) ? absl::StrFormat("%.4f", value) : kNone;
 }
