@@ -152,7 +152,7 @@ TEST_F(ProbeTest, MissingHostIsNamed) {
 TEST_F(ProbeTest, InvalidFlagsAreRefused) {
   EXPECT_THAT(Probe({"--workers", "0"}, 2),
               HasSubstr("--workers takes a whole number of at least 1"));
-  EXPECT_THAT(Probe({"--peers", "here:1"}, 2), HasSubstr("--peers lists all hosts"));
+  EXPECT_THAT(Probe({"--peers", "here:1"}, 2), HasSubstr("--peers must list at least two hosts"));
   EXPECT_THAT(Probe({"--peers", "here:1,there"}, 2), HasSubstr("'there' is not host:port"));
   EXPECT_THAT(Probe({"--peers", "a:1,b:2", "--rank", "2"}, 2), HasSubstr("--rank is 2"));
   EXPECT_THAT(Probe({"--peers", "a:1,b:2", "--meet-timeout", "0s"}, 2),
