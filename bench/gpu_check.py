@@ -372,7 +372,7 @@ class Check:
 
     def sanitizer(self):
         """Memory errors and races of the kernels, if the tool is installed and the machine permits it."""
-        tool = shutil.which("compute-sanitizer", path=os.environ["PATH"] + ":/usr/local/cuda/bin")
+        tool = shutil.which("compute-sanitizer", path=os.environ.get("PATH", os.defpath) + ":/usr/local/cuda/bin")
         tests = [test for test in self.about["tests"] if test["name"].startswith("kernels")]
         for test in tests:
             for kind in ("memcheck", "racecheck"):

@@ -17,4 +17,6 @@ if [ ! -f "$program" ]; then
 fi
 [ -f "$program" ] || { echo "gpu_check: gpu_check.py is neither beside this script nor in a bundle" >&2; exit 2; }
 command -v python3 >/dev/null || { echo "gpu_check: python3 is required to run the checks" >&2; exit 2; }
+# Without a temporary copy to remove, the checks replace this process and receive its signals.
+[ -n "${folder:-}" ] || exec python3 "$program" "$@"
 python3 "$program" "$@"

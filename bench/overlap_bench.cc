@@ -85,7 +85,7 @@ int BucketOf(absl::string_view name) {
 // The model of one step of a plan, from traces of steps without overlap: medians over the steps of
 // the forward and backward of each layer, including its moves, and of the reduce-scatter, update
 // and all-gather of each bucket of parameters. Requires: traces of at least one whole step, with
-// the names that worker/train/tape_trace.h assigns.
+// the names that worker/train/step_tracer.h assigns.
 StepModel StepModelFrom(const Graph& graph, const ParameterIndex& index, const Plan& plan,
                         const std::vector<TraceInterval>& intervals) {
   std::vector<BySteps> forward(graph.size());

@@ -91,7 +91,9 @@ class HostOptimizerBase : public OptimizerKernels {
 // Requires: all numbers are in [0, end); otherwise the process ends. `name` appears in the message.
 template <typename T>
 void CheckNumbers(absl::string_view name, std::span<const T> numbers, int64_t end) {
-  for (const T number : numbers) CHECK(number >= 0 && number < end) << name << " " << number;
+  for (const T number : numbers) {
+    CHECK(number >= 0 && number < end) << name << " " << number << " of " << end;
+  }
 }
 
 template <typename Caller>

@@ -138,6 +138,25 @@ TEST_P(CollectiveTest, SumsAreReproducible) {
   }
 }
 
+// AllReduceSum adds in the order of the ring.
+TEST_P(CollectiveTest, RingOrderOfAdditions) {
+  std::vector<std::vector<float>> addends;
+  for (int rank = 0; rank < ranks_; ++rank) addends.push_back(OrderSensitive(rank));
+  std::vector<float> expected(addends[0].size());
+  const std::vector<Interval> intervals = EqualIntervals(std::ssize(expected), ranks_);
+  for (int k = 0; k < ranks_; ++k) {
+    for (int64_t i = intervals[k].begin; i < intervals[k].end; ++i) {
+      expected[i] = addends[(k + 1) % ranks_][i];
+      for (int step = 2; step <= ranks_; ++step) expected[i] += addends[(k + step) % ranks_][i];
+    }
+  }
+  OnAll([&](Communicator& all) {
+    std::vector<float> data = addends[all.index()];
+    ASSERT_TRUE(all.AllReduceSum(std::span(data)).ok());
+    EXPECT_EQ(data, expected);
+  });
+}
+
 TEST_P(CollectiveTest, BarrierWaitsForAllMembers) {
   std::atomic<int> arrived{0};
   OnAll([&](Communicator& all) {
