@@ -233,7 +233,10 @@ class Probe {
   // Waits for kPollInterval. Errors: Cancelled on Ctrl-C; DeadlineExceeded.
   absl::Status Pause(const std::string& log) {
     const auto [done, plans] = PlansDone(log);
-    if (plans > 0) progress_.Draw(1.0 * done / plans, absl::StrCat(done, " of ", plans, " plans"));
+    if (plans > 0 && done != drawn_) {
+      progress_.Draw(1.0 * done / plans, absl::StrCat(done, " of ", plans, " plans"));
+      drawn_ = done;
+    }
     if ((interrupt_ = TakeInterrupt(kPollInterval))) return absl::CancelledError("interrupted");
     if (absl::Now() < deadline_) return absl::OkStatus();
     return absl::DeadlineExceededError("the probe exceeded its time limit (see --timeout)");
@@ -247,6 +250,8 @@ class Probe {
   // Folder of the cache; empty: no cache.
   const std::string cache_;
   Progress progress_;
+  // Number of plans that the progress bar shows.
+  int drawn_ = -1;
   const absl::Time deadline_;
   bool cached_ = false;
   std::optional<int> interrupt_;

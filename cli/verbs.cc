@@ -83,8 +83,7 @@ std::vector<Flag> RunFlags() {
           .Choices({"fp32", "tf32", "bf16"}),
       {"from", kFolder, "DIR",
        "checkpoint to start from, or a directory whose newest checkpoint is used; for 'cadre run' "
-       "a "
-       "path on the machines of all workers and aggregators"},
+       "a path on the machines of all workers and aggregators"},
       {"checkpoint", kFolder, "DIR",
        "directory that receives the run's checkpoints; each run needs its own"}};
 }
@@ -160,8 +159,7 @@ std::vector<Flag> PlanFlags() {
           .Min(1),
       {"sensitivity", kSwitch, "",
        "repeat the search with other bandwidths, batches and memory sizes, to show what would "
-       "change "
-       "the plan; by default only if the search is short, never with --no-sensitivity"},
+       "change the plan; by default only if the search is short, never with --no-sensitivity"},
       CollectivesFlag(),
       Flag{"bucket-elements", kCount, "N",
            "elements at which a bucket of parameters is full: 1 gives each layer its own bucket, 0 "

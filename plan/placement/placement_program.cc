@@ -18,9 +18,8 @@
 // linear relaxation weak, so the program is tightened:
 //
 //   windows     Only schedules shorter than a known one are sought. Heads and tails (schedule.h)
-//   then
-//               bound every start from both sides, which makes every M_ij as small as possible and
-//               fixes the order of many pairs, or excludes devices on which an operator is too
+//               then bound every start from both sides, which makes every M_ij as small as possible
+//               and fixes the order of many pairs, or excludes devices on which an operator is too
 //               slow.
 //   loads       Operators with head >= r and tail >= q on one device need T >= r + sum of their
 //               durations + q (the one-machine bound of Carlier 1982), for up to kMaxLoads sets.

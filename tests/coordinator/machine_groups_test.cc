@@ -32,6 +32,13 @@ class MachineGroupsTest : public MachineTest {
   }
 };
 
+TEST_F(MachineGroupsTest, FirstGroupWaitsForAllRanks) {
+  cluster_.AddWorkers(2);
+  const std::string run = cluster_.Submit(MakeSpec(1, 3, 0, 20));
+  cluster_.Run(absl::Minutes(5));
+  EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_QUEUED);
+}
+
 TEST_F(MachineGroupsTest, AssignmentIsComplete) {
   const std::string run = SubmitTo(2, 2, MakeSpec(1, 2, 5, 20));
   const v1::Assignment& assignment = *cluster_.Rank(run, 0, 1).assignment;

@@ -255,6 +255,15 @@ TEST(GroupTraceTest, RanksShareTheReply) {
   EXPECT_EQ(tiny.max_events(), 1u) << "every rank may send one event";
 }
 
+TEST(GroupTraceTest, LargeEventIsLeftOut) {
+  GroupTrace trace({.ranks = 1, .max_bytes = 1000});
+  v1::Traced traced;
+  traced.add_events()->set_name(std::string(5000, 'x'));
+  trace.Take(traced, "", "");
+  EXPECT_EQ(trace.Reply().ranks(0).events_size(), 0);
+  EXPECT_EQ(trace.Reply().ranks(0).dropped(), 1u);
+}
+
 TEST(GroupTraceTest, ExcessEventsAreCounted) {
   const size_t max_bytes = 2000;
   GroupTrace trace({.ranks = 2, .max_bytes = max_bytes});

@@ -23,6 +23,7 @@
 #include "base/rpc/grpc_status.h"
 #include "server/client/refusal.h"
 #include "tests/base/expect.h"
+#include "tests/base/file_size_limit.h"
 #include "tests/server/rounds_server.h"
 #include "tests/server/testing.h"
 
@@ -146,6 +147,38 @@ TEST_F(ServiceTest, EmptyContributionIsStaged) {
   Open();
   EXPECT_TRUE(Stage({.rank = 1}, {}).ok());
   EXPECT_TRUE(server_->Client()->Pull(PullOf(run_, 0, 3, 3), {}, Soon(), nullptr).ok());
+}
+
+TEST_F(ServiceTest, ResumesAfterCancellation) {
+  Open();
+  const std::vector<float> values = Values(1, 15);
+  {
+    RawStage raw(*server_);
+    ASSERT_TRUE(raw.Send(Header(run_, {}, 0, 15, 4)));
+    EXPECT_EQ(raw.Resume(), 0u);
+    ASSERT_TRUE(raw.Send(MakeChunk(0, std::span(values).subspan(0, 4))));
+    ASSERT_TRUE(raw.Send(MakeChunk(1, std::span(values).subspan(4, 4))));
+    ASSERT_TRUE(server_->WaitFor("staged_bytes", 32));
+    raw.context.TryCancel();
+    EXPECT_FALSE(raw.Finish().ok());
+  }
+  Traffic traffic;
+  ASSERT_TRUE(Stage({}, values, 4, &traffic).ok());
+  EXPECT_EQ(traffic.payload_sent, 28u);
+  EXPECT_EQ(Apply(MakeApply(run_, 1, {{}})).digest(), Digest(values, 0));
+}
+
+TEST_F(ServiceTest, ClientRetriesFullDisk) {
+  Open();
+  absl::Status staged = absl::UnknownError("not finished");
+  std::thread staging;
+  {
+    const FileSizeLimit full(100);
+    staging = std::thread([&] { staged = Stage({}, Values(1, 15)); });
+    EXPECT_TRUE(server_->WaitFor("disk_full", 1));
+  }
+  staging.join();
+  EXPECT_TRUE(staged.ok()) << staged;
 }
 
 TEST_F(ServiceTest, ResumesAtNewAddress) {
