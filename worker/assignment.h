@@ -71,8 +71,8 @@ class AssignmentMachine {
 
   // Handles a message of the training loop. Messages for a slot that is lost are dropped.
   Actions Report(const TrainingReport& report);
-  // Reports that the group of `rank_slot` cannot continue. `permanent`: its run cannot, either.
-  Actions Fail(const v1::RankSlot& rank_slot, bool permanent, const std::string& reason);
+  // Reports that the group of `rank_slot` cannot continue.
+  Actions Fail(const v1::RankSlot& rank_slot, v1::FailureCause cause, const std::string& reason);
 
   // The rank slot to name in Hello; nothing when idle.
   const std::optional<v1::RankSlot>& rank_slot() const { return rank_slot_; }

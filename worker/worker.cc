@@ -271,7 +271,7 @@ void Worker::Report(GroupSession& session, const TrainerOutcome& outcome) {
   }
   const std::string reason(outcome.status.message());
   LOG(WARNING) << "cannot continue in " << RankSlotName(rank_slot) << ": " << outcome.status;
-  Do(machine_.Fail(rank_slot, outcome.permanent, reason));
+  Do(machine_.Fail(rank_slot, outcome.cause, reason));
 }
 
 }  // namespace cadre

@@ -452,11 +452,12 @@ void FakeCluster::Resend(FakeWorker& worker) {
   resend(worker.contributed);
 }
 
-void FakeCluster::Fail(const FakeWorker& worker, const std::string& reason, bool permanent) {
+void FakeCluster::Fail(const FakeWorker& worker, const std::string& reason,
+                       v1::FailureCause cause) {
   v1::GroupFailed failed;
   *failed.mutable_place() = worker.place();
   failed.set_reason(reason);
-  failed.set_permanent(permanent);
+  failed.set_cause(cause);
   Send(worker, failed);
 }
 

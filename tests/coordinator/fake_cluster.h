@@ -129,7 +129,7 @@ class FakeCluster {
   void ContributeOnce(FakeWorker& lead);
   // The worker, which stays alive, reports that its group has failed.
   void Fail(const FakeWorker& worker, const std::string& reason = "a peer is lost",
-            bool permanent = false);
+            v1::FailureCause cause = v1::FAILURE_CAUSE_PEER);
   // The messages that a lead would send now.
   v1::Contributed ContributionOf(const FakeWorker& lead) const;
   static v1::Evaluated EvaluationOf(const FakeWorker& lead, uint64_t begin, uint64_t end,

@@ -227,7 +227,7 @@ TEST_F(MachineRunTest, PermanentFailureEndsRun) {
   AddMembers(1, 2);
   cluster_.behaviour.prepare = false;
   const std::string run = cluster_.Submit(MakeSpec(1, 2, 5, 10));
-  cluster_.Fail(cluster_.workers()[1], "/data/train.gz: no such file", /*permanent=*/true);
+  cluster_.Fail(cluster_.workers()[1], "/data/train.gz: no such file", v1::FAILURE_CAUSE_DATA);
   EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_FAILED);
   EXPECT_THAT(ReasonOf(run), HasSubstr("/data/train.gz"));
   EXPECT_FALSE(cluster_.workers()[0].assignment.has_value());

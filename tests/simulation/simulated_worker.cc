@@ -119,7 +119,7 @@ void SimulatedWorker::OnEnded(const v1::RankSlot& place, const absl::Status& sta
   world_.Log(name_, "    leaves ", Describe(place), ": ", status.ToString());
   if (!absl::IsCancelled(status)) {
     world_.Count("trainers_failed");
-    Do(machine_->Fail(place, /*permanent=*/false, std::string(status.message())));
+    Do(machine_->Fail(place, v1::FAILURE_CAUSE_PEER, std::string(status.message())));
   }
   if (std::exchange(ending_, true)) return;
   // The session itself calls this function, so it is destroyed later, after a step in progress.

@@ -121,7 +121,7 @@ TEST(AssignmentMachine, DropsMessagesOfOtherGenerations) {
   EXPECT_TRUE(machine.Report(ContributedTo(4, 1)).empty());
   EXPECT_TRUE(machine.Receive(DecisionOf(4, 1, 10)).empty());
   EXPECT_TRUE(machine.Receive(ReleaseOf(4)).empty());
-  EXPECT_TRUE(machine.Fail(Place(4), false, "late").empty());
+  EXPECT_TRUE(machine.Fail(Place(4), v1::FAILURE_CAUSE_PEER, "late").empty());
   EXPECT_TRUE(machine.rank_slot());
 }
 
@@ -184,10 +184,10 @@ TEST(AssignmentMachine, ProgressAndTraceAreSentOnce) {
 
 TEST(AssignmentMachine, FailureIsReportedUntilReleased) {
   Machine machine = Training(5);
-  const Machine::Actions actions = machine.Fail(Place(5), true, "no data");
+  const Machine::Actions actions = machine.Fail(Place(5), v1::FAILURE_CAUSE_DATA, "no data");
   ASSERT_TRUE(IsOne<Machine::Send>(actions));
   const v1::GroupFailed& failed = MessageOf(actions[0]).group_failed();
-  EXPECT_TRUE(failed.permanent());
+  EXPECT_EQ(failed.cause(), v1::FAILURE_CAUSE_DATA);
   EXPECT_EQ(failed.reason(), "no data");
   EXPECT_FALSE(machine.rank_slot());
   EXPECT_TRUE(IsOne<Machine::Send>(machine.Connected()));
@@ -208,9 +208,9 @@ TEST(AssignmentMachine, UnknownMemberLosesItsSlot) {
 
 TEST(AssignmentMachine, LateReleaseDoesNotAnswerNewerFailure) {
   Machine machine = Training(5);
-  machine.Fail(Place(5), false, "first");
+  machine.Fail(Place(5), v1::FAILURE_CAUSE_PEER, "first");
   machine.Receive(AssignmentOf(6));
-  machine.Fail(Place(6), true, "second");
+  machine.Fail(Place(6), v1::FAILURE_CAUSE_DATA, "second");
   machine.Receive(ReleaseOf(5));
   const Machine::Actions again = machine.Connected();
   ASSERT_TRUE(IsOne<Machine::Send>(again));

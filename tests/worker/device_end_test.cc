@@ -170,7 +170,7 @@ TEST_F(DeviceEndTest, LostDeviceEndsGroupAndWorker) {
   ASSERT_NO_FATAL_FAILURE(StartTraining(1));
   rank().machine->Break(cudaErrorECCUncorrectable);
   const v1::GroupFailed failed = ReceiveFailure();
-  EXPECT_FALSE(failed.permanent());
+  EXPECT_NE(failed.cause(), v1::FAILURE_CAUSE_MEMORY);
   EXPECT_THAT(failed.reason(), AllOf(HasSubstr("the GPU is lost"), HasSubstr("Xid")));
   ASSERT_TRUE(ended_.WaitForNotificationWithTimeout(kLong));
   EXPECT_EQ(worker_->end().code(), absl::StatusCode::kUnavailable);
@@ -186,7 +186,7 @@ TEST_F(DeviceEndTest, FailedGroupReplacesTheDevice) {
   ASSERT_NO_FATAL_FAILURE(StartTraining(1));
   rank().device->Fail(absl::UnavailableError("rank 3 has failed"));
   const v1::GroupFailed failed = ReceiveFailure();
-  EXPECT_FALSE(failed.permanent());
+  EXPECT_NE(failed.cause(), v1::FAILURE_CAUSE_MEMORY);
   EXPECT_THAT(failed.reason(), HasSubstr("rank 3 has failed"));
   EXPECT_EQ(created(), 2);
   ASSERT_NO_FATAL_FAILURE(StartTraining(2));
@@ -236,7 +236,7 @@ TEST_F(DeviceEndTest, ModelThatDoesNotFitEndsOnlyTheRun) {
   ASSERT_NO_FATAL_FAILURE(StartWorker());
   ASSERT_NO_FATAL_FAILURE(Assign(1, kWide));
   const v1::GroupFailed failed = ReceiveFailure();
-  EXPECT_TRUE(failed.permanent());
+  EXPECT_EQ(failed.cause(), v1::FAILURE_CAUSE_MEMORY);
   EXPECT_THAT(failed.reason(), AllOf(HasSubstr("cannot allocate"), HasSubstr("in use")));
   ASSERT_NO_FATAL_FAILURE(StartTraining(2));
   EXPECT_FALSE(ended_.HasBeenNotified());

@@ -98,7 +98,7 @@ class Trainer {
     // message says what was requested.
     if (absl::IsResourceExhausted(outcome.device) && !absl::IsCancelled(outcome.status)) {
       outcome.status = outcome.device;
-      outcome.permanent = true;
+      outcome.cause = v1::FAILURE_CAUSE_MEMORY;
     }
     return outcome;
   }
@@ -107,42 +107,40 @@ class Trainer {
   TrainerOutcome RunOnDevice() {
     absl::Status status = Prepare();
     if (status.ok()) status = Train();
-    // These errors would occur again: a diverged model; corrupt, mismatching or missing data.
-    const bool permanent = permanent_ || absl::IsOutOfRange(status) ||
-                           absl::IsDataLoss(data_status_) ||
-                           absl::IsInvalidArgument(data_status_) || absl::IsNotFound(data_status_);
-    // After a cancellation its reason is reported, and not the errors that it caused, unless the
-    // preparation had failed before with a permanent error.
-    const absl::Status cancelled = cancellation_.status();
-    if (!cancelled.ok() && !permanent_) status = cancelled;
-    return {status, permanent && !absl::IsCancelled(status)};
+    // After a cancellation its reason is reported, and not the errors that it caused.
+    if (const absl::Status cancelled = cancellation_.status(); !cancelled.ok()) {
+      return {cancelled, v1::FAILURE_CAUSE_UNSPECIFIED};
+    }
+    return {status, CauseOf(status)};
+  }
+
+  v1::FailureCause CauseOf(const absl::Status& status) const {
+    if (cause_ != v1::FAILURE_CAUSE_UNSPECIFIED) return cause_;
+    if (!data_status_.ok()) return v1::FAILURE_CAUSE_DATA;
+    if (absl::IsOutOfRange(status)) return v1::FAILURE_CAUSE_DIVERGED;
+    return v1::FAILURE_CAUSE_PEER;
   }
 
   // Everything before training.
   absl::Status Prepare() {
-    // Before version 1, an error of opening the data is assumed to be a mistake in the run. Later,
-    // other workers have read the data, so the cause is this host.
     CADRE_RETURN_IF_ERROR(
-        MarkPermanent(OpenData(), [&](const absl::Status&) { return version_ == 0; }));
+        Blame(v1::FAILURE_CAUSE_DATA, OpenData(), [](const absl::Status&) { return true; }));
     CADRE_RETURN_IF_ERROR(Connect());
-    CADRE_RETURN_IF_ERROR(MarkPermanent(AgreeOnPlan(), absl::IsInvalidArgument));
-    // The plan does not fit the model, or the model does not fit the memory. Other errors, such as
-    // a lost peer, may be temporary.
-    CADRE_RETURN_IF_ERROR(MarkPermanent(MakeReplica(), [](const absl::Status& status) {
-      return absl::IsInvalidArgument(status) || absl::IsResourceExhausted(status);
-    }));
-    CADRE_RETURN_IF_ERROR(
-        MarkPermanent(checkpoints_->CheckDirectory(), absl::IsFailedPrecondition));
+    CADRE_RETURN_IF_ERROR(Blame(v1::FAILURE_CAUSE_PLAN, AgreeOnPlan(), absl::IsInvalidArgument));
+    const absl::Status made = MakeReplica();
+    CADRE_RETURN_IF_ERROR(Blame(v1::FAILURE_CAUSE_MEMORY, made, absl::IsResourceExhausted));
+    CADRE_RETURN_IF_ERROR(Blame(v1::FAILURE_CAUSE_PLAN, made, absl::IsInvalidArgument));
+    CADRE_RETURN_IF_ERROR(Blame(v1::FAILURE_CAUSE_CHECKPOINT, checkpoints_->CheckDirectory(),
+                                absl::IsFailedPrecondition));
     CADRE_RETURN_IF_ERROR(TakeVersion());
     if (version_ > 0) return absl::OkStatus();
-    // A checkpoint that cannot be read here is assumed to be unreadable on every host.
-    return MarkPermanent(checkpoints_->Begin(), IsOfFiles);
+    return Blame(v1::FAILURE_CAUSE_CHECKPOINT, checkpoints_->Begin(), IsOfFiles);
   }
 
-  // Returns `status`, and marks the outcome as permanent if the predicate holds for it.
-  absl::Status MarkPermanent(absl::Status status,
-                             const std::function<bool(const absl::Status&)>& is_permanent) {
-    permanent_ = !status.ok() && is_permanent(status);
+  // Returns `status`; `cause` is its cause if the predicate holds for it.
+  absl::Status Blame(v1::FailureCause cause, absl::Status status,
+                     const std::function<bool(const absl::Status&)>& is_cause) {
+    if (!status.ok() && is_cause(status)) cause_ = cause;
     return status;
   }
 
@@ -566,8 +564,8 @@ class Trainer {
   // Status of loading the latest batch.
   absl::Status data_status_;
 
-  // The error of the preparation is permanent.
-  bool permanent_ = false;
+  // Cause of an error of the preparation; unspecified: not known yet.
+  v1::FailureCause cause_ = v1::FAILURE_CAUSE_UNSPECIFIED;
   // The version that training continues from, and the number of steps since the start of the run.
   uint32_t version_;
   uint32_t step_;

@@ -39,9 +39,8 @@ struct TrainerOptions {
 // of the group (Cancelled).
 struct TrainerOutcome {
   absl::Status status;
-  // The run cannot succeed on any worker: its data or plan is invalid, or it does not fit the
-  // device's memory.
-  bool permanent = false;
+  // Unspecified if the coordinator has cancelled the training.
+  v1::FailureCause cause = v1::FAILURE_CAUSE_UNSPECIFIED;
   // Status of the kernels' device at the end. Not OK: the device is unusable, because it is lost or
   // because the group died; create a new device to continue.
   absl::Status device;

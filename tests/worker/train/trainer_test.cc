@@ -178,7 +178,7 @@ TEST(Trainer, TrainsContributesAndEvaluates) {
   Counters counters;
   const TrainerOutcome outcome = Train(AssignmentOf(Spec()), control, &counters);
   EXPECT_TRUE(absl::IsCancelled(outcome.status)) << outcome.status;
-  EXPECT_FALSE(outcome.permanent);
+  EXPECT_EQ(outcome.cause, v1::FAILURE_CAUSE_UNSPECIFIED);
 
   EXPECT_EQ(control.prepared.train_samples(), 64U);
   EXPECT_EQ(control.prepared.test_samples(), 20U);
@@ -244,18 +244,18 @@ TEST(Trainer, WaitsAtTheBoundaryWithoutSoloSteps) {
   EXPECT_EQ(control.contributed[0].step(), 4U);
 }
 
-TEST(Trainer, InvalidDataAndPlansArePermanentErrors) {
+TEST(Trainer, NamesDataAndPlanAsCause) {
   RecordingControl control;
   v1::RunSpec missing = Spec();
   missing.mutable_data()->mutable_idx()->set_train_images("/no/such/file");
   TrainerOutcome outcome = Train(AssignmentOf(missing), control);
-  EXPECT_TRUE(outcome.permanent);
+  EXPECT_EQ(outcome.cause, v1::FAILURE_CAUSE_DATA);
   EXPECT_NE(outcome.status.message().find("/no/such/file"), absl::string_view::npos);
 
   v1::Assignment other = AssignmentOf(Spec());
   other.mutable_plan()->mutable_layers(0)->set_layer("other");
   outcome = Train(other, control);
-  EXPECT_TRUE(outcome.permanent) << outcome.status;
+  EXPECT_EQ(outcome.cause, v1::FAILURE_CAUSE_PLAN) << outcome.status;
 }
 
 // Trains from the assignment's step to `step`, where the run ends, and returns the digest of the
@@ -353,13 +353,13 @@ TEST(Trainer, RejectsFolderOfAnotherRunUnlessResumed) {
     return Train(assignment, control);
   };
   TrainerOutcome outcome = outcome_of(spec);
-  EXPECT_TRUE(outcome.permanent);
+  EXPECT_EQ(outcome.cause, v1::FAILURE_CAUSE_CHECKPOINT);
   EXPECT_TRUE(absl::IsFailedPrecondition(outcome.status)) << outcome.status;
   EXPECT_NE(outcome.status.message().find(folder.path() + "/step-12"), absl::string_view::npos)
       << outcome.status;
 
   // Starting from a checkpoint that is not the newest is an error.
-  EXPECT_TRUE(outcome_of(ResumingFrom(spec, folder.path() + "/step-6", 6)).permanent);
+  EXPECT_EQ(outcome_of(ResumingFrom(spec, folder.path() + "/step-6", 6)).cause, v1::FAILURE_CAUSE_CHECKPOINT);
 
   v1::RunSpec rest = ResumingFrom(spec, folder.path() + "/step-12", 12);
   rest.mutable_checkpoint()->set_keep(1);
@@ -372,7 +372,7 @@ TEST(Trainer, RejectsFolderOfAnotherRunUnlessResumed) {
       << "checkpoints of the other run are not removed";
 }
 
-TEST(Trainer, MismatchingCheckpointIsPermanentError) {
+TEST(Trainer, NamesCheckpointAsCause) {
   const TemporaryFolder folder;
   DigestAfter(AssignmentOf(WithCheckpoints(Spec(), folder.path())), 6);
   v1::RunSpec spec = Spec();
@@ -385,7 +385,7 @@ TEST(Trainer, MismatchingCheckpointIsPermanentError) {
     return Train(assignment, control);
   };
   TrainerOutcome outcome = outcome_at(spec, 5);
-  EXPECT_TRUE(outcome.permanent);
+  EXPECT_EQ(outcome.cause, v1::FAILURE_CAUSE_CHECKPOINT);
   EXPECT_NE(outcome.status.message().find("was saved at step 6"), absl::string_view::npos)
       << outcome.status;
   outcome = outcome_at(spec, 6);
@@ -394,12 +394,12 @@ TEST(Trainer, MismatchingCheckpointIsPermanentError) {
   v1::RunSpec other = spec;
   other.mutable_model()->mutable_layer(0)->mutable_fully_connected()->set_out_features(5);
   outcome = outcome_at(other, 6);
-  EXPECT_TRUE(outcome.permanent);
+  EXPECT_EQ(outcome.cause, v1::FAILURE_CAUSE_CHECKPOINT);
   EXPECT_NE(outcome.status.message().find("fc/weight"), absl::string_view::npos) << outcome.status;
 
   spec.mutable_checkpoint()->set_from(folder.path() + "/nowhere");
   outcome = outcome_at(spec, 6);
-  EXPECT_TRUE(outcome.permanent);
+  EXPECT_EQ(outcome.cause, v1::FAILURE_CAUSE_CHECKPOINT);
   EXPECT_NE(outcome.status.message().find("nowhere"), absl::string_view::npos) << outcome.status;
 }
 
@@ -413,13 +413,13 @@ TEST(Trainer, TrainingContinuesIfCheckpointsCannotBeSaved) {
   EXPECT_EQ(counters.Get("steps"), 20U);
 }
 
-TEST(Trainer, NonFiniteLossIsPermanentAndNamesStepLayerAndRank) {
+TEST(Trainer, NonFiniteLossNamesStepLayerAndRank) {
   v1::RunSpec spec = Spec();
   spec.mutable_schedule()->set_base_rate(1e38F);
   RecordingControl control;
   control.start = StartOf(10);
   const TrainerOutcome outcome = Train(AssignmentOf(spec), control);
-  EXPECT_TRUE(outcome.permanent) << outcome.status;
+  EXPECT_EQ(outcome.cause, v1::FAILURE_CAUSE_DIVERGED) << outcome.status;
   EXPECT_THAT(std::string(outcome.status.message()),
               ::testing::ContainsRegex("step [1-9]: the loss is .*on rank 0.*version 0 is kept"));
   EXPECT_TRUE(control.contributed.empty());
@@ -436,7 +436,7 @@ TEST(Trainer, OverflowingUpdateIsNeitherContributedNorSaved) {
     RecordingControl control;
     control.start = StartOf(boundary);
     const TrainerOutcome outcome = Train(AssignmentOf(spec), control);
-    EXPECT_TRUE(outcome.permanent) << outcome.status;
+    EXPECT_EQ(outcome.cause, v1::FAILURE_CAUSE_DIVERGED) << outcome.status;
     EXPECT_THAT(std::string(outcome.status.message()),
                 ::testing::ContainsRegex("step 0: .*'fc/weight'.*on rank 0.*version 0 is kept"));
     EXPECT_TRUE(control.contributed.empty());
