@@ -314,12 +314,11 @@ void Machine::OnGroupFailed(Member& member, const v1::GroupFailed& failed) {
   }
   const std::string reason =
       absl::StrCat("rank ", failed.place().rank(), " (", member.id(), "): ", failed.reason());
-  const bool permanent = failed.cause() == v1::FAILURE_CAUSE_PLAN ||
-                         failed.cause() == v1::FAILURE_CAUSE_DIVERGED ||
-                         failed.cause() == v1::FAILURE_CAUSE_MEMORY ||
-                         (run->record.version() == 0 &&
-                          (failed.cause() == v1::FAILURE_CAUSE_DATA ||
-                           failed.cause() == v1::FAILURE_CAUSE_CHECKPOINT));
+  const bool permanent =
+      failed.cause() == v1::FAILURE_CAUSE_PLAN || failed.cause() == v1::FAILURE_CAUSE_DIVERGED ||
+      failed.cause() == v1::FAILURE_CAUSE_MEMORY ||
+      (run->record.version() == 0 && (failed.cause() == v1::FAILURE_CAUSE_DATA ||
+                                      failed.cause() == v1::FAILURE_CAUSE_CHECKPOINT));
   if (permanent) {
     EndRun(*run, v1::RUN_STATE_FAILED,
            absl::StrCat("group ", failed.place().group(), ", ", reason));

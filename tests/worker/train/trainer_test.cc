@@ -359,7 +359,8 @@ TEST(Trainer, RejectsFolderOfAnotherRunUnlessResumed) {
       << outcome.status;
 
   // Starting from a checkpoint that is not the newest is an error.
-  EXPECT_EQ(outcome_of(ResumingFrom(spec, folder.path() + "/step-6", 6)).cause, v1::FAILURE_CAUSE_CHECKPOINT);
+  EXPECT_EQ(outcome_of(ResumingFrom(spec, folder.path() + "/step-6", 6)).cause,
+            v1::FAILURE_CAUSE_CHECKPOINT);
 
   v1::RunSpec rest = ResumingFrom(spec, folder.path() + "/step-12", 12);
   rest.mutable_checkpoint()->set_keep(1);
