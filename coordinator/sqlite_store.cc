@@ -1,6 +1,6 @@
-// One table `record(key, value)`; the coordinator's state is a few thousand small records, read
-// once at the start and then only written. SQLite provides the two properties that the Machine's
-// contract requires: a transaction is atomic, and it is durable when COMMIT returns.
+// One table `record(key, value, crc)`; the coordinator's state is a few thousand small records,
+// read once at the start and then only written. SQLite provides the two properties that the
+// Machine's contract requires: a transaction is atomic, and it is durable when COMMIT returns.
 //
 // Durability: in WAL mode a commit appends to the log; synchronous = FULL makes it fsync the log
 // before COMMIT returns (NORMAL would only guarantee consistency after a power failure, and lose
@@ -14,7 +14,8 @@
 //
 // Errors inside a transaction (a full disk, I/O) leave the file unchanged: SQLite rolls back. The
 // Loop then stops, because the Machine's memory is ahead of the store; after a restart the state is
-// that of the last commit. Damage is found by integrity_check at Open, not later at a read.
+// that of the last commit. Damage is found at Open, not later at a read: by integrity_check and,
+// because SQLite does not checksum its pages, by the CRC32C of every record.
 //
 // Limits: one writer; no compaction. Records of ended runs are erased (Machine::EvictEndedRuns), so
 // the file stays small.
@@ -24,16 +25,18 @@
 
 #include <utility>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
+#include "base/crc32c.h"
 #include "base/status.h"
 
 namespace cadre {
 namespace {
 
 // Layout of the file, in PRAGMA user_version.
-constexpr int kLayout = 1;
+constexpr int kLayout = 2;
 
 absl::StatusCode CodeOf(int error) {
   switch (error & 0xff) {
@@ -56,6 +59,10 @@ absl::StatusCode CodeOf(int error) {
   }
 }
 
+constexpr absl::string_view kDamaged =
+    "; it is corrupt or not a Cadre store: restore a copy of it, or move it aside and start with a "
+    "new one";
+
 absl::string_view Advice(int error) {
   switch (error & 0xff) {
     case SQLITE_FULL:
@@ -65,7 +72,7 @@ absl::string_view Advice(int error) {
       return "; it is locked by another process, perhaps another coordinator";
     case SQLITE_CORRUPT:
     case SQLITE_NOTADB:
-      return "; it is corrupt or not a Cadre store: restore it or choose another file";
+      return kDamaged;
     case SQLITE_CANTOPEN:
       return "; check that the folder exists and is writable";
     case SQLITE_READONLY:
@@ -91,6 +98,17 @@ void BindBlob(sqlite3_stmt* statement, int index, absl::string_view bytes) {
   // A null pointer would bind NULL instead of an empty value.
   sqlite3_bind_blob64(statement, index, bytes.empty() ? "" : bytes.data(), bytes.size(),
                       SQLITE_TRANSIENT);
+}
+
+absl::string_view BytesOf(sqlite3_value* value) {
+  const auto* const bytes = static_cast<const char*>(sqlite3_value_blob(value));
+  return {bytes, static_cast<size_t>(sqlite3_value_bytes(value))};
+}
+
+// The SQL function crc32c(key, value).
+void ComputeCrc(sqlite3_context* context, int /*count*/, sqlite3_value** values) {
+  const std::string record = absl::StrCat(BytesOf(values[0]), BytesOf(values[1]));
+  sqlite3_result_int64(context, Crc32c(record));
 }
 
 std::string Column(sqlite3_stmt* statement, int index) {
@@ -124,11 +142,16 @@ absl::StatusOr<std::unique_ptr<SqliteStore>> SqliteStore::Open(const Options& op
   CADRE_RETURN_IF_ERROR(store->Configure(options));
   CADRE_RETURN_IF_ERROR(store->CheckIntegrity());
   CADRE_RETURN_IF_ERROR(store->Migrate());
+  CADRE_RETURN_IF_ERROR(store->CheckRecords());
   return store;
 }
 
 absl::Status SqliteStore::Configure(const Options& options) {
   sqlite3_extended_result_codes(database_.get(), 1);
+  if (sqlite3_create_function(database_.get(), "crc32c", 2, SQLITE_UTF8 | SQLITE_DETERMINISTIC,
+                              nullptr, ComputeCrc, nullptr, nullptr) != SQLITE_OK) {
+    return Error("cannot be configured");
+  }
   sqlite3_busy_timeout(database_.get(),
                        static_cast<int>(absl::ToInt64Milliseconds(options.busy_timeout)));
   CADRE_RETURN_IF_ERROR(Execute("PRAGMA locking_mode = EXCLUSIVE"));
@@ -145,8 +168,24 @@ absl::Status SqliteStore::CheckIntegrity() {
   CADRE_ASSIGN_OR_RETURN(const std::string result, QueryText("PRAGMA integrity_check(1)"));
   if (result == "ok") return absl::OkStatus();
   // The report may have several lines; the error must have one.
-  return absl::DataLossError(absl::StrCat(
-      "store ", path_, ": ", absl::StrReplaceAll(result, {{"\n", " "}}), Advice(SQLITE_CORRUPT)));
+  return absl::DataLossError(
+      absl::StrCat("store ", path_, ": ", absl::StrReplaceAll(result, {{"\n", " "}}), kDamaged));
+}
+
+absl::Status SqliteStore::CheckRecords() {
+  CADRE_ASSIGN_OR_RETURN(
+      const Statement statement,
+      Prepare("SELECT key FROM record WHERE crc IS NOT crc32c(key, value) LIMIT 1"));
+  switch (sqlite3_step(statement.get())) {
+    case SQLITE_DONE:
+      return absl::OkStatus();
+    case SQLITE_ROW:
+      return absl::DataLossError(absl::StrCat("store ", path_, ": record '",
+                                              absl::CEscape(Column(statement.get(), 0)),
+                                              "' is damaged", kDamaged));
+    default:
+      return Error("cannot be read");
+  }
 }
 
 absl::Status SqliteStore::Migrate() {
@@ -158,8 +197,16 @@ absl::Status SqliteStore::Migrate() {
   if (layout == kLayout) return absl::OkStatus();
   if (layout > kLayout) {
     return absl::FailedPreconditionError(
-        absl::StrCat("store ", path_, ": layout ", layout,
-                     " was written by a newer Cadre; this version supports ", kLayout));
+        absl::StrCat("store ", path_, ": layout ", layout, " was written by a newer Cadre; this ",
+                     "version supports ", kLayout, ": run the newer one, or choose another file"));
+  }
+  if (layout == 1) {
+    return Execute(
+        "BEGIN IMMEDIATE;"
+        "ALTER TABLE record ADD COLUMN crc INTEGER;"
+        "UPDATE record SET crc = crc32c(key, value);"
+        "PRAGMA user_version = 2;"
+        "COMMIT");
   }
   CADRE_ASSIGN_OR_RETURN(const std::string tables, QueryText("SELECT count(*) FROM sqlite_master"));
   if (tables != "0") {
@@ -168,8 +215,9 @@ absl::Status SqliteStore::Migrate() {
   }
   return Execute(
       "BEGIN IMMEDIATE;"
-      "CREATE TABLE record (key TEXT PRIMARY KEY NOT NULL, value BLOB NOT NULL) WITHOUT ROWID;"
-      "PRAGMA user_version = 1;"
+      "CREATE TABLE record (key TEXT PRIMARY KEY NOT NULL, value BLOB NOT NULL, crc INTEGER)"
+      "  WITHOUT ROWID;"
+      "PRAGMA user_version = 2;"
       "COMMIT");
 }
 
@@ -243,7 +291,7 @@ absl::Status SqliteStore::Apply(const Op& op) {
   absl::string_view sql;
   switch (op.kind) {
     case Op::Kind::kPut:
-      sql = "INSERT OR REPLACE INTO record (key, value) VALUES (?, ?)";
+      sql = "INSERT OR REPLACE INTO record (key, value, crc) VALUES (?1, ?2, crc32c(?1, ?2))";
       break;
     case Op::Kind::kErase:
       sql = "DELETE FROM record WHERE key = ?";

@@ -55,6 +55,7 @@ class SqliteStore final : public Store {
   absl::Status Configure(const Options& options);
   absl::Status CheckIntegrity();
   absl::Status Migrate();
+  absl::Status CheckRecords();
   absl::Status Execute(const std::string& sql);
   absl::StatusOr<std::string> QueryText(const std::string& sql);
   absl::StatusOr<Statement> Prepare(absl::string_view sql);

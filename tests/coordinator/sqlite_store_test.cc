@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sqlite3.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -15,6 +16,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "base/file.h"
 #include "tests/base/expect.h"
 #include "tests/base/temporary_folder.h"
 
@@ -138,6 +140,33 @@ TEST_F(SqliteStoreTest, DamagedFileIsReported) {
   const absl::Status status = Open().status();
   EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
   EXPECT_FALSE(absl::StrContains(status.message(), "\n")) << status;
+}
+
+// SQLite reads such a file without an error.
+TEST_F(SqliteStoreTest, FlippedBitOfARecordIsReported) {
+  ASSERT_TRUE(MustOpen()->Commit({Put("run/run-1", std::string(100, 'v'))}).ok());
+  std::string bytes = ReadFile(path_).value();
+  const size_t value = bytes.find("vvvv");
+  ASSERT_NE(value, std::string::npos);
+  bytes[value] ^= 1;
+  ASSERT_TRUE(WriteFileAtomically(path_, bytes).ok());
+  EXPECT_THAT(Open(), IsError(absl::StatusCode::kDataLoss, "'run/run-1' is damaged"));
+  EXPECT_EQ(ReadFile(path_).value(), bytes) << "the file is unchanged";
+}
+
+TEST_F(SqliteStoreTest, OlderLayoutIsConverted) {
+  sqlite3* database = nullptr;
+  ASSERT_EQ(sqlite3_open(path_.c_str(), &database), SQLITE_OK);
+  ASSERT_EQ(sqlite3_exec(database,
+                         "CREATE TABLE record (key TEXT PRIMARY KEY NOT NULL, value BLOB NOT NULL)"
+                         "  WITHOUT ROWID;"
+                         "INSERT INTO record VALUES ('a', x'0102');"
+                         "PRAGMA user_version = 1",
+                         nullptr, nullptr, nullptr),
+            SQLITE_OK);
+  sqlite3_close(database);
+  EXPECT_EQ(MustOpen()->Get("a").value(), "\x01\x02");
+  EXPECT_EQ(MustOpen()->Get("a").value(), "\x01\x02") << "the second time without a conversion";
 }
 
 TEST_F(SqliteStoreTest, NewerLayoutIsRefused) {
