@@ -15,7 +15,7 @@
 
 namespace cadre {
 
-// The same code with "<context>: " before the message; OK stays OK.
+// The same code and payloads with "<context>: " before the message; OK stays OK.
 absl::Status Annotate(const absl::Status& status, absl::string_view context);
 
 }  // namespace cadre

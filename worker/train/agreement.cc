@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "glog/logging.h"
+#include "worker/transport/suspects.h"
 
 namespace cadre {
 namespace {
@@ -36,8 +37,9 @@ absl::Status Agree(const absl::Status& mine, Communicator& group) {
   CADRE_ASSIGN_OR_RETURN(
       const std::string text,
       BroadcastText(std::string(mine.message().substr(0, kMaxErrorText)), group, root));
-  return absl::Status(static_cast<absl::StatusCode>(*first),
-                      absl::StrCat("rank ", root, ": ", text));
+  return WithSuspects(
+      absl::Status(static_cast<absl::StatusCode>(*first), absl::StrCat("rank ", root, ": ", text)),
+      {group.members()[root]});
 }
 
 absl::StatusOr<std::string> BroadcastText(std::string text, Communicator& group, int root) {

@@ -18,8 +18,9 @@ namespace cadre {
 Communicator WholeGroup(Transport& transport, int channel = 0);
 
 // A collective. OK if every member passes OK; otherwise the status of the first member that does
-// not, with the prefix "rank <i>: " in groups of several (truncated if very long). Errors of the
-// communicator are returned unchanged.
+// not, with the prefix "rank <i>: " in groups of several (truncated if very long), and with that
+// rank as its suspect (worker/transport/suspects.h). Errors of the communicator are returned
+// unchanged.
 absl::Status Agree(const absl::Status& mine, Communicator& group);
 
 // A collective. Returns the text of member `root`; the texts of the others are ignored.

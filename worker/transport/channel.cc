@@ -51,6 +51,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "worker/transport/suspects.h"
 
 namespace cadre {
 namespace {
@@ -91,7 +92,8 @@ static_assert(std::is_trivially_copyable_v<CallTag>);
 uintptr_t Address(const std::byte* byte) { return reinterpret_cast<uintptr_t>(byte); }
 
 absl::Status LeftError(int rank) {
-  return absl::UnavailableError(absl::StrCat("rank ", rank, " has left the group"));
+  return WithSuspects(absl::UnavailableError(absl::StrCat("rank ", rank, " has left the group")),
+                      {rank});
 }
 
 }  // namespace
@@ -481,21 +483,25 @@ absl::Status Channel::PollPeers() {
 
 absl::Status Channel::TimeoutError() const {
   std::string what;
+  std::vector<int> peers;
   for (const Queue* queue : active_) {
     if (!WaitsForLink(*queue)) continue;
+    peers.push_back(queue->peer);
     absl::StrAppend(&what, what.empty() ? "" : " and ",
                     queue->sends ? "sending to rank " : "receiving from rank ", queue->peer);
   }
-  return absl::DeadlineExceededError(absl::StrCat("rank ", options_.rank, " made no progress ",
-                                                  what, " for ",
-                                                  absl::FormatDuration(options_.timeout)));
+  return WithSuspects(
+      absl::DeadlineExceededError(absl::StrCat("rank ", options_.rank, " made no progress ", what,
+                                               " for ", absl::FormatDuration(options_.timeout))),
+      peers);
 }
 
 absl::Status Channel::LinkError(int peer, const absl::Status& error) {
   // The reason that the peer sends is closer to the cause than the end of its stream.
   CADRE_RETURN_IF_ERROR(control_.AwaitNotice(peer, kReasonDelay));
   if (control_.left(peer)) return LeftError(peer);
-  return absl::UnavailableError(absl::StrCat("rank ", peer, " is lost: ", error.message()));
+  return WithSuspects(
+      absl::UnavailableError(absl::StrCat("rank ", peer, " is lost: ", error.message())), {peer});
 }
 
 }  // namespace cadre

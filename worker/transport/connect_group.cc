@@ -35,6 +35,7 @@
 #include "worker/transport/host_identity.h"
 #include "worker/transport/link_transport.h"
 #include "worker/transport/pairing.h"
+#include "worker/transport/suspects.h"
 #include "worker/transport/tcp_link.h"
 #include "worker/transport/wakeup.h"
 
@@ -58,8 +59,8 @@ class Connecting {
   void Wait(absl::Time now);
   // Not OK if the attempt must end.
   absl::Status Check(absl::Time now) const;
-  // The ranks that are not connected, and the last error.
-  std::string Missing() const;
+  // Adds the ranks that are not connected, and the last error.
+  absl::Status NamingMissing(const absl::Status& end) const;
 
   const PairingTerms terms_;
   const std::vector<std::string>& peers_;
@@ -109,7 +110,7 @@ absl::Status Connecting::ConnectAll() {
       done = done && pairing->done();
     }
     if (done) return absl::OkStatus();
-    if (!end.ok()) return absl::Status(end.code(), absl::StrCat(end.message(), ": ", Missing()));
+    if (!end.ok()) return NamingMissing(end);
     Wait(now);
   }
 }
@@ -148,11 +149,13 @@ absl::Status Connecting::Check(absl::Time now) const {
       absl::StrCat("connecting rank ", terms_.rank, " with its group took too long"));
 }
 
-std::string Connecting::Missing() const {
+absl::Status Connecting::NamingMissing(const absl::Status& end) const {
   std::vector<std::string> missing, unsettled;
+  std::vector<int> peers;
   absl::Status failure;
   for (const auto& pairing : pairings_) {
     if (pairing->done()) continue;
+    peers.push_back(pairing->peer());
     (pairing->connected() ? unsettled : missing)
         .push_back(absl::StrCat(pairing->peer(), " at ", peers_[pairing->peer()]));
     if (!pairing->last_failure().ok()) failure = pairing->last_failure();
@@ -161,7 +164,8 @@ std::string Connecting::Missing() const {
       missing.empty() ? absl::StrCat("incomplete links with rank ", absl::StrJoin(unsettled, ", "))
                       : absl::StrCat("no connection with rank ", absl::StrJoin(missing, ", "));
   if (!failure.ok()) absl::StrAppend(&text, " (", failure.message(), ")");
-  return text;
+  return WithSuspects(absl::Status(end.code(), absl::StrCat(end.message(), ": ", text)),
+                      closed_ >= 0 ? std::vector<int>{closed_} : peers);
 }
 
 }  // namespace

@@ -34,11 +34,11 @@ struct ConnectOptions {
 
 // Connects rank `rank` with `peers` (host:port of every rank's listener, by rank; its own entry is
 // ignored). Returns when all connections of this rank are established.
-// Errors: DeadlineExceeded naming the missing ranks and their addresses; Cancelled; Aborted when a
-// peer reports that the generation has ended, or a connected peer closes its connection;
-// FailedPrecondition when a peer has another schema or assigns this rank another position;
-// InvalidArgument for a malformed address. The system resolves host names, which may block for as
-// long as the timeout of its resolver.
+// Errors, with the suspected ranks (suspects.h): DeadlineExceeded naming the missing ranks and
+// their addresses; Cancelled; Aborted when a peer reports that the generation has ended, or a
+// connected peer closes its connection; FailedPrecondition when a peer has another schema or
+// assigns this rank another position; InvalidArgument for a malformed address. The system resolves
+// host names, which may block for as long as the timeout of its resolver.
 absl::StatusOr<std::unique_ptr<Transport>> ConnectGroup(TcpListener& listener,
                                                         const GroupIdentity& group, int rank,
                                                         const std::vector<std::string>& peers,

@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/status.h"
+#include "worker/transport/suspects.h"
 
 namespace cadre {
 namespace {
@@ -24,8 +25,9 @@ constexpr size_t kMaxReason = 1024;
 struct Notice {
   enum Kind : uint32_t { kGoodbye = 0x600dbe01, kAborted = 0xdeadbe02 };
   uint32_t kind = 0;
-  // The rank that failed first.
+  // The rank that reported the failure first, and the one that it suspects.
   uint32_t origin = 0;
+  uint32_t suspect = 0;
   // Bytes of the reason that follow.
   uint32_t length = 0;
 };
@@ -39,7 +41,8 @@ void SendNotice(const Socket& socket, const Notice& notice, absl::string_view te
 }
 
 absl::Status LostPeerError(int rank, absl::string_view how) {
-  return absl::UnavailableError(absl::StrCat("rank ", rank, " is lost: ", how));
+  return WithSuspects(absl::UnavailableError(absl::StrCat("rank ", rank, " is lost: ", how)),
+                      {rank});
 }
 
 }  // namespace
@@ -138,8 +141,9 @@ absl::Status ControlConnections::ParseNotice(int rank, bool* changed, Failure* f
   if (!failure->status.ok()) return absl::OkStatus();
   failure->origin = notice.origin;
   failure->reason = received.substr(sizeof notice, notice.length);
-  failure->status =
-      absl::UnavailableError(absl::StrCat("rank ", failure->origin, " aborted: ", failure->reason));
+  failure->status = WithSuspects(
+      absl::UnavailableError(absl::StrCat("rank ", failure->origin, " aborted: ", failure->reason)),
+      {static_cast<int>(notice.suspect)});
   return absl::OkStatus();
 }
 
@@ -149,6 +153,9 @@ bool ControlConnections::Record(Failure failure) {
   const std::string reason = failure.reason.substr(0, kMaxReason);
   Notice notice{.kind = Notice::kAborted};
   notice.origin = failure.origin;
+  // A failure without suspects is its origin's own.
+  const std::vector<int> suspects = SuspectsOf(status_);
+  notice.suspect = suspects.empty() ? failure.origin : suspects.front();
   notice.length = reason.size();
   for (const auto& peer : peers_) {
     if (peer->socket.empty()) continue;

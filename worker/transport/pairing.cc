@@ -24,6 +24,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "worker/transport/outgoing_call.h"
+#include "worker/transport/suspects.h"
 #include "worker/transport/tcp_link.h"
 
 namespace cadre {
@@ -284,8 +285,10 @@ absl::Status Pairing::SendMessage(const std::string& bytes) {
 }
 
 absl::Status Pairing::ClosedError(const absl::Status& cause) const {
-  return absl::AbortedError(absl::StrCat(
-      "rank ", peer_, " closed its connection while the group was connecting: ", cause.message()));
+  return WithSuspects(absl::AbortedError(absl::StrCat(
+                          "rank ", peer_, " closed its connection while the group was connecting: ",
+                          cause.message())),
+                      {peer_});
 }
 
 void Pairing::ShareMemory(std::shared_ptr<SharedSegment> segment, int side,

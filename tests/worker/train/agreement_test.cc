@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "tests/worker/train/group_ranks.h"
+#include "worker/transport/suspects.h"
 
 namespace cadre {
 namespace {
@@ -35,7 +36,7 @@ TEST(Agree, ReturnsTheFirstErrorOnAllRanks) {
     const std::string text = absl::StrCat("disk of ", group.index());
     return Agree(group.index() == 0 ? absl::OkStatus() : absl::ResourceExhaustedError(text), group);
   });
-  EXPECT_THAT(statuses, Each(absl::ResourceExhaustedError("rank 1: disk of 1")));
+  EXPECT_THAT(statuses, Each(WithSuspects(absl::ResourceExhaustedError("rank 1: disk of 1"), {1})));
 }
 
 TEST(Agree, SingleRankReturnsItsStatusUnchanged) {

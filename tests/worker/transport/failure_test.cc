@@ -11,6 +11,7 @@
 
 #include "tests/worker/transport/messages.h"
 #include "tests/worker/transport/ranks.h"
+#include "worker/transport/suspects.h"
 
 namespace cadre {
 namespace {
@@ -64,6 +65,7 @@ TEST_P(LossTest, OtherRanksFailImmediately) {
       if (rank == victim) continue;
       EXPECT_EQ(statuses[rank].code(), absl::StatusCode::kUnavailable) << statuses[rank];
       EXPECT_LT(failed[rank] - lost, kLimit);
+      EXPECT_EQ(SuspectsOf(statuses[rank]), std::vector<int>({victim})) << statuses[rank];
     }
   }
 }
@@ -182,6 +184,7 @@ TEST_P(ProcessKillTest, FailsAllChannelsImmediately) {
     EXPECT_TRUE(absl::IsUnavailable(statuses[channel])) << statuses[channel];
     EXPECT_THAT(std::string(statuses[channel].message()), ::testing::HasSubstr("rank 1 is lost"));
     EXPECT_LT(failed[channel] - killed, kKillLimit) << "channel " << channel;
+    EXPECT_EQ(SuspectsOf(statuses[channel]), std::vector<int>({1}));
   }
   int status = 0;
   ASSERT_EQ(waitpid(children[2], &status, 0), children[2]);

@@ -17,6 +17,7 @@
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "base/status.h"
+#include "worker/transport/suspects.h"
 
 namespace cadre {
 namespace {
@@ -343,7 +344,9 @@ absl::Status NcclCommunicators::WithLostPeer(const absl::Status& error) const {
   while (host_.Poll().ok() && absl::Now() < until) absl::SleepFor(kPause);
   const absl::Status loss = host_.status();
   if (loss.ok() || loss == error) return error;
-  return absl::Status(loss.code(), absl::StrCat(loss.message(), "; ", error.message()));
+  return WithSuspects(
+      absl::Status(loss.code(), absl::StrCat(loss.message(), "; ", error.message())),
+      SuspectsOf(loss));
 }
 
 void NcclCommunicators::AbortAll() {
