@@ -59,12 +59,12 @@ absl::Status Aggregator::Join() {
   client.dial_timeout = options_.dial_timeout;
   client.seed = NewSeed();
   client.hello = [this] { return MakeHello(); };
-  client.on_message = [this](const v1::CoordinatorMessage& message) { OnMessage(message); };
+  client.on_message = [this](const v1::CoordinatorMessage& message) { return OnMessage(message); };
   client.on_connection = [](bool connected) {
     LOG(INFO) << (connected ? "joined the coordinator"
                             : "disconnected from the coordinator; reconnecting");
   };
-  client.counters = [this] { return counters_.Snapshot(); };
+  client.heartbeat = [this] { return MakeHeartbeat(counters_); };
   CADRE_ASSIGN_OR_RETURN(membership_, MembershipClient::Start(std::move(client)));
   // Orders that arrived earlier wait in the queue.
   order_thread_ = std::thread([this] { ExecuteOrders(); });
@@ -90,19 +90,20 @@ v1::Hello Aggregator::MakeHello() const {
   return hello;
 }
 
-void Aggregator::OnMessage(const v1::CoordinatorMessage& message) {
+bool Aggregator::OnMessage(const v1::CoordinatorMessage& message) {
   if (message.has_refused()) {
     LOG(ERROR) << "refused by the coordinator: " << message.refused().reason();
-    return;
+    return true;
   }
   if (!message.has_open_run() && !message.has_apply() && !message.has_close_run()) {
     LOG(WARNING) << "unexpected message: " << message.ShortDebugString();
-    return;
+    return true;
   }
-  if (!orders_.TryPush(message)) {
-    counters_.Add("orders_lost");
-    LOG(ERROR) << "too many waiting orders; dropped: " << Subject(message);
-  }
+  if (orders_.TryPush(message)) return true;
+  // The coordinator repeats it when this member joins again.
+  counters_.Add("orders_postponed");
+  LOG(ERROR) << "too many waiting orders; joining again for: " << Subject(message);
+  return false;
 }
 
 void Aggregator::ExecuteOrders() {

@@ -69,7 +69,8 @@ class Aggregator {
 
   absl::Status Join();
   v1::Hello MakeHello() const;
-  void OnMessage(const v1::CoordinatorMessage& message);
+  // False: the queue of orders is full.
+  bool OnMessage(const v1::CoordinatorMessage& message);
   // Main function of the thread that executes orders.
   void ExecuteOrders();
   // Returns false if the order must be retried.

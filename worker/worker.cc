@@ -77,9 +77,12 @@ absl::Status Worker::Join() {
   client.dial_timeout = options_.dial_timeout;
   client.seed = NewSeed();
   client.hello = [this] { return MakeHello(); };
-  client.on_message = [this](const v1::CoordinatorMessage& message) { OnMessage(message); };
+  client.on_message = [this](const v1::CoordinatorMessage& message) {
+    OnMessage(message);
+    return true;
+  };
   client.on_connection = [this](bool connected) { OnConnection(connected); };
-  client.counters = [this] { return counters_.Snapshot(); };
+  client.heartbeat = [this] { return MakeHeartbeat(counters_); };
   CADRE_ASSIGN_OR_RETURN(membership_, MembershipClient::Start(std::move(client)));
   absl::MutexLock lock(&mutex_);
   client_ = membership_.get();

@@ -12,6 +12,9 @@
 // A heartbeat has precedence over queued messages: it carries the counters, and a long queue must
 // not let the lease expire. (Every message renews the lease.)
 //
+// While there is no stream, the reader polls the channel (WaitForConnected): in a process without a
+// gRPC server no other thread does, except for a thread of gRPC that wakes every five seconds.
+//
 // Stop half-closes the stream after Goodbye and waits for the coordinator to end it, so Goodbye is
 // known to be read; after kStopTimeout it cancels.
 #include "coordinator/client/membership_client.h"
@@ -38,12 +41,19 @@ constexpr absl::Duration kHandshake = absl::Seconds(10);
 constexpr absl::Duration kLastWrite = absl::Milliseconds(500);
 // How long Stop waits for Goodbye to be read.
 constexpr absl::Duration kStopTimeout = absl::Seconds(2);
-// Limit of messages waiting to be written.
-constexpr size_t kMaxQueued = 256;
+// Members wait for a restarted coordinator, and so do their runs.
 constexpr absl::Duration kFirstRetry = absl::Milliseconds(100);
-constexpr absl::Duration kMaxRetry = absl::Seconds(2);
+constexpr absl::Duration kMaxRetry = absl::Milliseconds(400);
 
 }  // namespace
+
+v1::Heartbeat MakeHeartbeat(const Counters& counters) {
+  v1::Heartbeat heartbeat;
+  for (const auto& [name, value] : counters.Snapshot()) {
+    (*heartbeat.mutable_counters())[name] = value;
+  }
+  return heartbeat;
+}
 
 MembershipClient::MembershipClient(Options options)
     : options_(std::move(options)),
@@ -59,12 +69,13 @@ absl::StatusOr<std::unique_ptr<MembershipClient>> MembershipClient::Start(Option
     return absl::InvalidArgumentError("MembershipClient needs hello and on_message");
   }
   auto client = std::unique_ptr<MembershipClient>(new MembershipClient(std::move(options)));
-  const absl::Time deadline = absl::Now() + client->options_.dial_timeout;
   absl::Status status;
   {
     absl::MutexLock lock(&client->mutex_);
-    client->mutex_.AwaitWithDeadline(
-        absl::Condition(client.get(), &MembershipClient::JoinIsDecided), deadline);
+    auto decided = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(client->mutex_) {
+      return client->JoinIsDecided();
+    };
+    client->changed_.WaitFor(client->mutex_, client->options_.dial_timeout, decided);
     if (!client->refused_.ok()) {
       status = client->refused_;
     } else if (!client->ever_welcomed_) {
@@ -86,10 +97,13 @@ MembershipClient::~MembershipClient() { Stop("the process ends"); }
 absl::Status MembershipClient::Send(v1::MemberMessage message) {
   absl::MutexLock lock(&mutex_);
   if (!welcomed_ || stopping_) return absl::UnavailableError("not connected to the coordinator");
-  if (queue_.size() >= kMaxQueued) {
-    return absl::ResourceExhaustedError("the coordinator does not read fast enough");
+  if (queue_.size() >= options_.max_queued) {
+    LOG(WARNING) << "the coordinator does not read fast enough; joining again";
+    context_->TryCancel();
+    return absl::UnavailableError("the coordinator does not read fast enough");
   }
   queue_.push_back(std::move(message));
+  changed_.NotifyAll();
   return absl::OkStatus();
 }
 
@@ -112,9 +126,11 @@ void MembershipClient::Stop(absl::string_view reason) {
       queue_.push_back(std::move(message));
     }
     stopping_ = true;
+    changed_.NotifyAll();
     // No Goodbye is sent on a stream without Welcome.
     if (!welcomed_ && context_ != nullptr) context_->TryCancel();
-    mutex_.AwaitWithTimeout(absl::Condition(&reader_done_), kStopTimeout);
+    auto done = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return reader_done_; };
+    changed_.WaitFor(mutex_, kStopTimeout, done);
     if (context_ != nullptr) context_->TryCancel();
   }
   if (reader_.joinable()) reader_.join();
@@ -124,16 +140,17 @@ void MembershipClient::Stop(absl::string_view reason) {
 void MembershipClient::Read() {
   Backoff backoff(kFirstRetry, kMaxRetry, options_.seed);
   while (true) {
+    channel_->WaitForConnected(absl::ToChronoTime(absl::Now() + kMaxRetry));
     const absl::Status ended = ReadOneStream();
     absl::MutexLock lock(&mutex_);
     if (ended.ok()) backoff.Reset();
     last_error_ = ended;
-    if (stopping_) break;
-    mutex_.AwaitWithTimeout(absl::Condition(&stopping_), backoff.Next());
-    if (stopping_) break;
+    auto stopping = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stopping_; };
+    if (changed_.WaitFor(mutex_, backoff.Next(), stopping)) break;
   }
   absl::MutexLock lock(&mutex_);
   reader_done_ = true;
+  changed_.NotifyAll();
 }
 
 // Returns OK if the stream was welcomed, so that the backoff starts again.
@@ -152,12 +169,12 @@ absl::Status MembershipClient::ReadOneStream() {
   if (stream->Write(first)) {
     v1::CoordinatorMessage message;
     while (stream->Read(&message)) {
-      if (message.has_welcome()) {
-        welcomed = true;
-        OnWelcome(message.welcome());
-        continue;
+      welcomed |= message.has_welcome();
+      if (!Deliver(message)) {
+        absl::MutexLock lock(&mutex_);
+        context_->TryCancel();
+        break;
       }
-      Deliver(message);
     }
   }
   const absl::Status status = CloseStream();
@@ -167,9 +184,27 @@ absl::Status MembershipClient::ReadOneStream() {
   return absl::OkStatus();
 }
 
-void MembershipClient::Deliver(const v1::CoordinatorMessage& message) {
-  options_.on_message(message);
+bool MembershipClient::Deliver(const v1::CoordinatorMessage& message) {
+  if (!AcceptEpoch(message.epoch())) return false;
+  if (message.has_welcome()) {
+    OnWelcome(message.welcome());
+    return true;
+  }
+  const bool accepted = options_.on_message(message);
   if (message.has_refused()) OnRefused(message.refused());
+  return accepted;
+}
+
+bool MembershipClient::AcceptEpoch(uint64_t epoch) {
+  absl::MutexLock lock(&mutex_);
+  if (epoch < epoch_) {
+    LOG(ERROR) << "the coordinator at " << options_.coordinator << " has epoch " << epoch
+               << ", but was replaced by one of epoch " << epoch_;
+    ++stale_epochs_;
+    return false;
+  }
+  epoch_ = epoch;
+  return true;
 }
 
 bool MembershipClient::OpenStream() {
@@ -179,8 +214,9 @@ bool MembershipClient::OpenStream() {
   // The metadata is sent with the first write, so that Join does not block on the connection while
   // it holds the lock.
   context_->set_initial_metadata_corked(true);
-  handshake_until_ = absl::Now() + kHandshake;
+  handshake_until_ = clock_.Now() + kHandshake;
   deadlines_moved_ = true;
+  changed_.NotifyAll();
   stream_ = stub_->Join(context_.get());
   return true;
 }
@@ -192,7 +228,7 @@ absl::Status MembershipClient::CloseStream() {
   welcomed_ = false;
   queue_.clear();
   auto not_writing = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !writing_; };
-  if (!mutex_.AwaitWithTimeout(absl::Condition(&not_writing), kLastWrite)) {
+  if (!changed_.WaitFor(mutex_, kLastWrite, not_writing)) {
     context_->TryCancel();
     mutex_.Await(absl::Condition(&not_writing));
   }
@@ -212,11 +248,12 @@ void MembershipClient::OnWelcome(const v1::Welcome& welcome) {
     absl::MutexLock lock(&mutex_);
     member_id_ = welcome.member_id();
     heartbeat_ = absl::Milliseconds(std::max(1u, welcome.heartbeat_ms()));
-    heartbeat_at_ = absl::Now() + heartbeat_;
+    heartbeat_at_ = clock_.Now() + heartbeat_;
     handshake_until_ = absl::InfiniteFuture();
     deadlines_moved_ = true;
     welcomed_ = true;
     ever_welcomed_ = true;
+    changed_.NotifyAll();
   }
   if (options_.on_connection) options_.on_connection(true);
 }
@@ -233,6 +270,7 @@ void MembershipClient::OnRefused(const v1::Refused& refused) {
     refused_ = absl::FailedPreconditionError(
         absl::StrCat("the coordinator at ", options_.coordinator,
                      " refused to admit this member: ", refused.reason()));
+    changed_.NotifyAll();
   }
 }
 
@@ -240,10 +278,11 @@ void MembershipClient::Write() {
   absl::MutexLock lock(&mutex_);
   auto has_work = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return WriterHasWork(); };
   while (!reader_done_) {
-    mutex_.AwaitWithDeadline(absl::Condition(&has_work), WriterDeadline());
+    const absl::Time deadline = std::min(handshake_until_, heartbeat_at_);
+    changed_.WaitFor(mutex_, deadline - clock_.Now(), has_work);
     if (reader_done_) return;
     deadlines_moved_ = false;
-    if (stream_ != nullptr && absl::Now() >= handshake_until_) {
+    if (stream_ != nullptr && clock_.Now() >= handshake_until_) {
       handshake_until_ = absl::InfiniteFuture();
       context_->TryCancel();
     }
@@ -257,18 +296,14 @@ bool MembershipClient::WriterHasWork() const {
   return open && (!queue_.empty() || stopping_);
 }
 
-absl::Time MembershipClient::WriterDeadline() const {
-  return std::min(handshake_until_, heartbeat_at_);
-}
-
 // Unlocks the mutex while it writes; `writing_` keeps the stream alive meanwhile.
 void MembershipClient::WriteOne() {
   v1::MemberMessage message;
   bool last = false;
   // Heartbeats precede queued messages.
-  const bool heartbeat = !stopping_ && absl::Now() >= heartbeat_at_;
+  const bool heartbeat = !stopping_ && clock_.Now() >= heartbeat_at_;
   if (heartbeat) {
-    heartbeat_at_ = absl::Now() + heartbeat_;
+    heartbeat_at_ = clock_.Now() + heartbeat_;
   } else if (!queue_.empty()) {
     message = std::move(queue_.front());
     queue_.pop_front();
@@ -282,19 +317,19 @@ void MembershipClient::WriteOne() {
   Stream* const stream = stream_.get();
   grpc::ClientContext* const context = context_.get();
   mutex_.Unlock();
-  if (heartbeat) message = MakeHeartbeat();
+  if (heartbeat) message = NextHeartbeat();
   const bool written = last ? stream->WritesDone() : stream->Write(message);
   mutex_.Lock();
   writing_ = false;
+  changed_.NotifyAll();
   if (!written) context->TryCancel();
 }
 
-v1::MemberMessage MembershipClient::MakeHeartbeat() const {
+v1::MemberMessage MembershipClient::NextHeartbeat() const {
   v1::MemberMessage message;
-  auto& counters = *message.mutable_heartbeat()->mutable_counters();
-  if (options_.counters) {
-    for (const auto& [name, value] : options_.counters()) counters[name] = value;
-  }
+  if (options_.heartbeat) *message.mutable_heartbeat() = options_.heartbeat();
+  absl::MutexLock lock(&mutex_);
+  (*message.mutable_heartbeat()->mutable_counters())["stale_epochs"] = stale_epochs_;
   return message;
 }
 

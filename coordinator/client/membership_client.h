@@ -13,6 +13,12 @@
 // its generation) or Start (afterwards) again, and ShardAddresses. A duplicate Assignment or Start
 // must be ignored (or answered as before); a Release may name a generation that has ended.
 //
+// A full queue of outgoing messages ends the stream, so that no message is lost on a live one. All
+// waits follow the steady clock.
+//
+// Every message of the coordinator carries its epoch. A message of a lower epoch than the highest
+// one received comes from a coordinator that has been replaced: it ends the stream unread.
+//
 // Refused is delivered to on_message, then the stream ends. After REFUSAL_UNKNOWN_MEMBER (the lease
 // expired while the member was disconnected) the client discards its id and joins as a new member.
 // By then the owner must have given up its rank, so that `hello` does not name it.
@@ -36,7 +42,6 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
-#include <map>
 #include <memory>
 #include <string>
 #include <thread>
@@ -47,10 +52,16 @@
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "base/clock.h"
+#include "base/counters.h"
+#include "base/steady_cond_var.h"
 #include "proto/cadre/v1/membership.grpc.pb.h"
 #include "proto/cadre/v1/membership.pb.h"
 
 namespace cadre {
+
+// A heartbeat with the counters of the process.
+v1::Heartbeat MakeHeartbeat(const Counters& counters);
 
 class MembershipClient {
  public:
@@ -64,13 +75,17 @@ class MembershipClient {
     // Returns the Hello to send now: role, name, incarnation, address, ..., and the current rank
     // (worker) or shards (aggregator). The client fills in schema_hash and member_id. Required.
     std::function<v1::Hello()> hello;
-    // Every message of the coordinator except Welcome. Required.
-    std::function<void(const v1::CoordinatorMessage&)> on_message;
+    // Every message of the coordinator except Welcome. False: the member could not accept it; the
+    // stream ends and the client joins again, so that the coordinator repeats it. Required.
+    std::function<bool(const v1::CoordinatorMessage&)> on_message;
     // Called with true after Welcome, before any later message; with false after the stream has
     // broken. Optional.
     std::function<void(bool connected)> on_connection;
-    // Returns the counters for a heartbeat; called on the client's writing thread. Optional.
-    std::function<std::map<std::string, uint64_t>()> counters;
+    // Returns the next heartbeat; called on the client's writing thread. The client adds its own
+    // counter, stale_epochs. Optional.
+    std::function<v1::Heartbeat()> heartbeat;
+    // Limit of messages waiting to be written.
+    size_t max_queued = 256;
   };
 
   // Joins; returns after Welcome. Callbacks may run before it returns. Errors: Unavailable when no
@@ -81,8 +96,8 @@ class MembershipClient {
   // Calls Stop if it was not called.
   ~MembershipClient();
 
-  // Queues a message for the current stream. Errors: Unavailable while disconnected (send the
-  // message again in on_connection); ResourceExhausted when the queue is full.
+  // Queues a message for the current stream. Errors: Unavailable while disconnected, and when the
+  // queue is full, which ends the stream (send the message again in on_connection).
   absl::Status Send(v1::MemberMessage message) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Whether Welcome was received on the current stream.
@@ -108,7 +123,10 @@ class MembershipClient {
   void Read();
   // One stream, from Join to its end. Returns why it ended.
   absl::Status ReadOneStream();
-  void Deliver(const v1::CoordinatorMessage& message);
+  // Returns whether the stream continues.
+  bool Deliver(const v1::CoordinatorMessage& message) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Whether the epoch is not lower than earlier ones.
+  bool AcceptEpoch(uint64_t epoch) ABSL_LOCKS_EXCLUDED(mutex_);
   bool OpenStream() ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status CloseStream() ABSL_LOCKS_EXCLUDED(mutex_);
   void OnWelcome(const v1::Welcome& welcome) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -116,15 +134,17 @@ class MembershipClient {
   // The writing thread: queued messages, heartbeats, the time limit of the handshake.
   void Write() ABSL_LOCKS_EXCLUDED(mutex_);
   bool WriterHasWork() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Time WriterDeadline() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void WriteOne() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  v1::MemberMessage MakeHeartbeat() const;
+  v1::MemberMessage NextHeartbeat() const ABSL_LOCKS_EXCLUDED(mutex_);
 
   const Options options_;
   const std::shared_ptr<grpc::Channel> channel_;
   const std::unique_ptr<v1::Membership::Stub> stub_;
+  const SteadyClock clock_;
 
   mutable absl::Mutex mutex_;
+  // Signaled when any of the fields below changes that a thread waits for.
+  SteadyCondVar changed_;
   // The open stream, or null. Replaced only by the reading thread, and only while the writing
   // thread does not write.
   std::unique_ptr<grpc::ClientContext> context_ ABSL_GUARDED_BY(mutex_);
@@ -139,6 +159,9 @@ class MembershipClient {
   absl::Time heartbeat_at_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteFuture();
   std::deque<v1::MemberMessage> queue_ ABSL_GUARDED_BY(mutex_);
   std::string member_id_ ABSL_GUARDED_BY(mutex_);
+  // The highest epoch received, and the number of messages with a lower one.
+  uint64_t epoch_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t stale_epochs_ ABSL_GUARDED_BY(mutex_) = 0;
   bool ever_welcomed_ ABSL_GUARDED_BY(mutex_) = false;
   // Why the coordinator refused the first join.
   absl::Status refused_ ABSL_GUARDED_BY(mutex_);

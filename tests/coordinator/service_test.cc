@@ -92,12 +92,17 @@ class FakeMember {
     options.on_message = [this](const v1::CoordinatorMessage& message) {
       absl::MutexLock lock(&mutex_);
       received_.push_back(message);
+      return true;
     };
     options.on_connection = [this](bool connected) {
       absl::MutexLock lock(&mutex_);
       connections_ += connected ? 1 : 0;
     };
-    options.counters = [] { return std::map<std::string, uint64_t>{{"refused_wrong_crc", 2}}; };
+    options.heartbeat = [] {
+      v1::Heartbeat heartbeat;
+      (*heartbeat.mutable_counters())["refused_wrong_crc"] = 2;
+      return heartbeat;
+    };
     auto client = MembershipClient::Start(std::move(options));
     EXPECT_TRUE(client.ok()) << client.status();
     client_ = *std::move(client);
@@ -236,7 +241,7 @@ absl::Status JoinEmpty(const std::string& address, absl::Duration dial_timeout) 
   options.coordinator = address;
   options.dial_timeout = dial_timeout;
   options.hello = [] { return v1::Hello(); };
-  options.on_message = [](const v1::CoordinatorMessage&) {};
+  options.on_message = [](const v1::CoordinatorMessage&) { return true; };
   return MembershipClient::Start(std::move(options)).status();
 }
 

@@ -22,6 +22,11 @@ void FakeCoordinator::RefuseJoins(v1::Refusal refusal, const std::string& reason
   refused_.set_reason(reason);
 }
 
+void FakeCoordinator::SetEpoch(uint64_t epoch) {
+  absl::MutexLock lock(&mutex_);
+  epoch_ = epoch;
+}
+
 bool FakeCoordinator::WaitForJoin() {
   absl::MutexLock lock(&mutex_);
   return mutex_.AwaitWithTimeout(absl::Condition(
@@ -55,6 +60,7 @@ grpc::Status FakeCoordinator::Join(grpc::ServerContext* /*context*/, Stream* str
         stream->Write(answer);
         return grpc::Status::OK;
       }
+      answer.set_epoch(epoch_);
       answer.mutable_welcome()->set_member_id("m-1");
       answer.mutable_welcome()->set_lease_ms(10'000);
       answer.mutable_welcome()->set_heartbeat_ms(20);

@@ -22,6 +22,8 @@ class FakeCoordinator final : public v1::Membership::Service {
   const std::string& address() const { return daemon_->address(); }
   // Answers every later Hello with this refusal.
   void RefuseJoins(v1::Refusal refusal, const std::string& reason) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Epoch of every later Welcome.
+  void SetEpoch(uint64_t epoch) ABSL_LOCKS_EXCLUDED(mutex_);
   // Waits for a member's stream, at most ten seconds.
   bool WaitForJoin() ABSL_LOCKS_EXCLUDED(mutex_);
   // Sends a message to the member that has joined.
@@ -38,6 +40,7 @@ class FakeCoordinator final : public v1::Membership::Service {
   absl::Mutex mutex_;
   Stream* stream_ ABSL_GUARDED_BY(mutex_) = nullptr;
   v1::Refused refused_ ABSL_GUARDED_BY(mutex_);
+  uint64_t epoch_ ABSL_GUARDED_BY(mutex_) = 0;
   BoundedQueue<v1::MemberMessage> received_;
   std::unique_ptr<Daemon> daemon_;
 };

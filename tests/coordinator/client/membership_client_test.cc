@@ -1,0 +1,98 @@
+// When a member ends its stream by itself, and what it does with messages of replaced coordinators.
+#include "coordinator/client/membership_client.h"
+
+#include <gtest/gtest.h>
+
+#include <memory>
+
+#include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
+#include "tests/server/fake_coordinator.h"
+
+namespace cadre {
+namespace {
+
+class MembershipClientTest : public ::testing::Test {
+ protected:
+  MembershipClientTest() {
+    options_.coordinator = coordinator_.address();
+    options_.hello = [] { return v1::Hello(); };
+    options_.on_message = [](const v1::CoordinatorMessage&) { return true; };
+    options_.on_connection = [this](bool connected) {
+      absl::MutexLock lock(&mutex_);
+      ++(connected ? joined_ : lost_);
+    };
+  }
+
+  std::unique_ptr<MembershipClient> Start() {
+    auto client = MembershipClient::Start(options_);
+    EXPECT_TRUE(client.ok()) << client.status();
+    return *std::move(client);
+  }
+  bool AwaitJoined(int times) {
+    absl::MutexLock lock(&mutex_);
+    auto joined = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return joined_ >= times; };
+    return mutex_.AwaitWithTimeout(absl::Condition(&joined), absl::Seconds(20));
+  }
+  static v1::CoordinatorMessage OfEpoch(uint64_t epoch) {
+    v1::CoordinatorMessage message;
+    message.set_epoch(epoch);
+    message.mutable_release();
+    return message;
+  }
+
+  testing::FakeCoordinator coordinator_;
+  MembershipClient::Options options_;
+  absl::Mutex mutex_;
+  int joined_ ABSL_GUARDED_BY(mutex_) = 0;
+  int lost_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+TEST_F(MembershipClientTest, FullQueueEndsTheStream) {
+  absl::Notification blocked, proceed;
+  // Blocks the writing thread.
+  options_.heartbeat = [&] {
+    if (!blocked.HasBeenNotified()) blocked.Notify();
+    proceed.WaitForNotification();
+    return v1::Heartbeat();
+  };
+  options_.max_queued = 3;
+  const auto client = Start();
+  blocked.WaitForNotification();
+  v1::MemberMessage message;
+  message.mutable_progress();
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(client->Send(message).ok()) << i;
+  EXPECT_TRUE(absl::IsUnavailable(client->Send(message)));
+  proceed.Notify();
+  EXPECT_TRUE(AwaitJoined(2)) << "the client joins again, so that its owner can repeat messages";
+}
+
+TEST_F(MembershipClientTest, MessageThatIsNotAcceptedEndsTheStream) {
+  int received = 0;
+  options_.on_message = [&](const v1::CoordinatorMessage&) { return ++received > 1; };
+  const auto client = Start();
+  coordinator_.Send(OfEpoch(0));
+  EXPECT_TRUE(AwaitJoined(2));
+}
+
+TEST_F(MembershipClientTest, LowerEpochIsRefused) {
+  std::vector<uint64_t> received;
+  options_.on_message = [&](const v1::CoordinatorMessage& message) {
+    received.push_back(message.epoch());
+    return true;
+  };
+  auto client = Start();
+  coordinator_.SetEpoch(7);
+  coordinator_.Send(OfEpoch(7));
+  coordinator_.Send(OfEpoch(6));
+  coordinator_.Send(OfEpoch(7));
+  ASSERT_TRUE(AwaitJoined(2));
+  EXPECT_EQ(
+      coordinator_.Receive(v1::MemberMessage::kHeartbeat).heartbeat().counters().at("stale_epochs"),
+      1U);
+  client.reset();
+  EXPECT_EQ(received, std::vector<uint64_t>({7}));
+}
+
+}  // namespace
+}  // namespace cadre
