@@ -141,14 +141,9 @@ Machine::Actions Machine::Report(const TrainingReport& report) {
 
 // Drops the slot immediately, and repeats the report of the failure until the coordinator releases
 // the generation.
-Machine::Actions Machine::Fail(const v1::RankSlot& rank_slot, v1::FailureCause cause,
-                               const std::string& reason) {
-  if (!IsCurrent(rank_slot)) return {};
-  Drop(reason);
-  v1::GroupFailed failed;
-  *failed.mutable_place() = rank_slot;
-  failed.set_cause(cause);
-  failed.set_reason(reason);
+Machine::Actions Machine::Fail(const v1::GroupFailed& failed) {
+  if (!IsCurrent(failed.place())) return {};
+  Drop(failed.reason());
   unanswered<v1::GroupFailed>() = failed;
   return {MakeSend(failed)};
 }

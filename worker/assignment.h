@@ -26,12 +26,9 @@
 
 #include "absl/status/status.h"
 #include "proto/cadre/v1/membership.pb.h"
+#include "worker/train/group_control.h"
 
 namespace cadre {
-
-// A message of the training loop to the coordinator.
-using TrainingReport = std::variant<v1::Prepared, v1::Progress, v1::Measured, v1::Contributed,
-                                    v1::Adopted, v1::Evaluated, v1::Traced>;
 
 class AssignmentMachine {
  public:
@@ -71,8 +68,8 @@ class AssignmentMachine {
 
   // Handles a message of the training loop. Messages for a slot that is lost are dropped.
   Actions Report(const TrainingReport& report);
-  // Reports that the group of `rank_slot` cannot continue.
-  Actions Fail(const v1::RankSlot& rank_slot, v1::FailureCause cause, const std::string& reason);
+  // Reports that the group of `failed` cannot continue.
+  Actions Fail(const v1::GroupFailed& failed);
 
   // The rank slot to name in Hello; nothing when idle.
   const std::optional<v1::RankSlot>& rank_slot() const { return rank_slot_; }

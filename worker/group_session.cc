@@ -22,6 +22,7 @@ void GroupSession::Deliver(const v1::Start& start) {
 void GroupSession::Deliver(const v1::Decision& decision) {
   absl::MutexLock lock(&mutex_);
   decisions_.push_back(decision);
+  changed_.NotifyAll();
 }
 
 void GroupSession::Deliver(const v1::TraceSteps& trace) {
@@ -39,6 +40,7 @@ void GroupSession::Cancel(const std::string& reason) {
   {
     absl::MutexLock lock(&mutex_);
     cancelled_ = true;
+    changed_.NotifyAll();
   }
   cancellation_.Cancel(absl::CancelledError(reason));
 }
@@ -54,7 +56,8 @@ absl::StatusOr<v1::Start> GroupSession::PreparedAndStart(const v1::Prepared& pre
 
 absl::StatusOr<std::optional<v1::Decision>> GroupSession::AwaitDecision(absl::Duration patience) {
   absl::MutexLock lock(&mutex_);
-  mutex_.AwaitWithTimeout(absl::Condition(this, &GroupSession::DecidedOrCancelled), patience);
+  changed_.WaitFor(mutex_, patience,
+                   [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return DecidedOrCancelled(); });
   if (cancelled_) return absl::CancelledError("the group was released");
   if (decisions_.empty()) return std::optional<v1::Decision>();
   std::optional<v1::Decision> decision = std::move(decisions_.front());
@@ -69,12 +72,12 @@ std::optional<v1::TraceSteps> GroupSession::TakeTraceRequest() {
   return std::exchange(trace_, std::nullopt);
 }
 
-void GroupSession::Traced(const v1::Traced& traced) {
-  {
+void GroupSession::Send(const TrainingReport& report) {
+  if (std::holds_alternative<v1::Traced>(report)) {
     absl::MutexLock lock(&mutex_);
     tracing_ = 0;
   }
-  callbacks_.send(traced);
+  callbacks_.send(report);
 }
 
 std::string GroupSession::ShardAddress(uint32_t shard) const {

@@ -15,6 +15,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
+#include "base/steady_cond_var.h"
 #include "proto/cadre/v1/membership.pb.h"
 #include "worker/assignment.h"
 #include "worker/train/cancellation.h"
@@ -47,14 +48,9 @@ class GroupSession final : public GroupControl {
 
   // GroupControl, from the training thread.
   absl::StatusOr<v1::Start> PreparedAndStart(const v1::Prepared& prepared) override;
-  void Report(const v1::Progress& progress) override { callbacks_.send(progress); }
-  void Measured(const v1::Measured& measured) override { callbacks_.send(measured); }
-  void Contribute(const v1::Contributed& contributed) override { callbacks_.send(contributed); }
+  void Send(const TrainingReport& report) override;
   absl::StatusOr<std::optional<v1::Decision>> AwaitDecision(absl::Duration patience) override;
-  void Adopted(const v1::Adopted& adopted) override { callbacks_.send(adopted); }
-  void Evaluated(const v1::Evaluated& evaluated) override { callbacks_.send(evaluated); }
   std::optional<v1::TraceSteps> TakeTraceRequest() override;
-  void Traced(const v1::Traced& traced) override;
   bool connected() const override { return callbacks_.connected(); }
   std::string ShardAddress(uint32_t shard) const override;
 
@@ -71,6 +67,8 @@ class GroupSession final : public GroupControl {
   Cancellation cancellation_;
 
   mutable absl::Mutex mutex_;
+  // Signaled when a decision arrives and when the session is cancelled.
+  SteadyCondVar changed_;
   bool cancelled_ ABSL_GUARDED_BY(mutex_) = false;
   std::optional<v1::Start> start_ ABSL_GUARDED_BY(mutex_);
   // At most one answer to a contribution, and decisions that assign intervals to evaluate.

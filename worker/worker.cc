@@ -82,7 +82,7 @@ absl::Status Worker::Join() {
     return true;
   };
   client.on_connection = [this](bool connected) { OnConnection(connected); };
-  client.heartbeat = [this] { return MakeHeartbeat(counters_); };
+  client.heartbeat = [this] { return NextHeartbeat(); };
   CADRE_ASSIGN_OR_RETURN(membership_, MembershipClient::Start(std::move(client)));
   absl::MutexLock lock(&mutex_);
   client_ = membership_.get();
@@ -109,6 +109,18 @@ v1::Hello Worker::MakeHello() {
   absl::MutexLock lock(&mutex_);
   if (machine_.rank_slot()) *hello.mutable_place() = *machine_.rank_slot();
   return hello;
+}
+
+// A new session's place may be sent with the activity of the previous one, which the training
+// thread has not left yet.
+v1::Heartbeat Worker::NextHeartbeat() {
+  v1::Heartbeat heartbeat = MakeHeartbeat(counters_);
+  absl::MutexLock lock(&mutex_);
+  if (!machine_.rank_slot()) return heartbeat;
+  *heartbeat.mutable_place() = *machine_.rank_slot();
+  heartbeat.set_activity(progress_.activity());
+  heartbeat.set_progress(progress_.count());
+  return heartbeat;
 }
 
 void Worker::OnMessage(const v1::CoordinatorMessage& message) {
@@ -206,6 +218,7 @@ void Worker::Train(GroupSession& session) {
   const v1::RankSlot rank_slot = session.assignment().place();
   TrainerOptions options;
   options.links = &links_;
+  options.progress = &progress_;
   options.connect_data = compute_->connect_data();
   options.connect = [&](const v1::Assignment& assignment) {
     const GroupIdentity identity{.schema_hash = SchemaHash(),
@@ -227,7 +240,7 @@ void Worker::Train(GroupSession& session) {
   const absl::Status device = compute_->kernels().device().status();
   const bool ended = !device.ok() && !RenewDevice(device);
   // The error of the device is the cause; the outcome may contain only a consequence of it.
-  if (ended) outcome.status = device;
+  if (ended) outcome = {.status = device, .cause = v1::FAILURE_CAUSE_DEVICE, .device = device};
   Report(session, outcome);
   if (ended && options_.ended != nullptr) options_.ended();
 }
@@ -272,9 +285,14 @@ void Worker::Report(GroupSession& session, const TrainerOutcome& outcome) {
     LOG(INFO) << "left " << RankSlotName(rank_slot);
     return;
   }
-  const std::string reason(outcome.status.message());
-  LOG(WARNING) << "cannot continue in " << RankSlotName(rank_slot) << ": " << outcome.status;
-  Do(machine_.Fail(rank_slot, outcome.cause, reason));
+  LOG(WARNING) << "cannot continue in " << RankSlotName(rank_slot) << " ("
+               << EnumText(outcome.cause) << "): " << outcome.status;
+  v1::GroupFailed failed;
+  *failed.mutable_place() = rank_slot;
+  failed.set_cause(outcome.cause);
+  failed.set_reason(std::string(outcome.status.message()));
+  for (const int rank : outcome.suspects) failed.add_suspects(rank);
+  Do(machine_.Fail(failed));
 }
 
 }  // namespace cadre

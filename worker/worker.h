@@ -28,6 +28,7 @@
 #include "worker/group_session.h"
 #include "worker/train/group_plan.h"
 #include "worker/train/trainer.h"
+#include "worker/train/trainer_progress.h"
 #include "worker/transport/tcp_listener.h"
 
 namespace cadre {
@@ -74,6 +75,7 @@ class Worker {
 
   absl::Status Join();
   v1::Hello MakeHello() ABSL_LOCKS_EXCLUDED(mutex_);
+  v1::Heartbeat NextHeartbeat() ABSL_LOCKS_EXCLUDED(mutex_);
   void OnMessage(const v1::CoordinatorMessage& message) ABSL_LOCKS_EXCLUDED(mutex_);
   void OnConnection(bool connected) ABSL_LOCKS_EXCLUDED(mutex_);
   // Carries out the actions of machine_. Called with the lock held, so that messages are sent in
@@ -100,6 +102,7 @@ class Worker {
   const std::string incarnation_;
   LinkCache links_;
   Counters counters_;
+  TrainerProgress progress_;
   // Adds to counters_.
   std::unique_ptr<TcpListener> listener_;
   // Owned by the runner once it runs. Null after a device was lost.

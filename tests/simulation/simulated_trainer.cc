@@ -33,8 +33,8 @@ SimulatedTrainer::SimulatedTrainer(World& world, Network& network, Fabrics& fabr
       owned_(OwnedSpans(begins_, assignment_.place().rank(), assignment_.peers_size())),
       fabric_(fabrics.Of(assignment_.place(), assignment_.peers_size())),
       exchange_(world, network, directory, invariants, host),
+      protocol_(assignment_),
       base_(begins_.back()),
-      version_(assignment_.version()),
       step_(assignment_.step()) {
   for (const v1::ShardAddress& shard : assignment_.shards()) {
     exchange_.SetAddress(shard.shard(), shard.address());
@@ -52,7 +52,7 @@ void SimulatedTrainer::Deliver(const v1::Start& start) {
 void SimulatedTrainer::Deliver(const v1::Decision& decision) {
   decisions_.push_back(decision);
   if (std::exchange(awaiting_decision_, false)) {
-    Pause(absl::Milliseconds(2), [this] { AwaitDecision(); });
+    Pause(absl::Milliseconds(2), [this] { Do(RankProtocol::AwaitDecision{}); });
   }
 }
 
@@ -134,18 +134,20 @@ void SimulatedTrainer::LoadVersion() {
     base_ = InitialWords(spec(), {0, begins_.back()});
     return Prepare();
   }
-  exchange_.Pull(RequestFor(version_), begins_, owned_, &base_, [this](const absl::Status& status) {
-    if (!status.ok()) return End(status);
-    GroupDigest("digest of the assigned version", [this](uint64_t digest) {
-      if (digest != assignment_.digest()) {
-        world_.Violate(Describe(place()), " pulled version ", version_, " with digest ", digest,
-                       ", but its assignment has digest ", assignment_.digest());
-        return;
-      }
-      invariants_.OnHeld(place(), version_, base_, owned_);
-      Prepare();
-    });
-  });
+  const uint32_t version = assignment_.version();
+  exchange_.Pull(
+      RequestFor(version), begins_, owned_, &base_, [this, version](const absl::Status& status) {
+        if (!status.ok()) return End(status);
+        GroupDigest("digest of the assigned version", [this, version](uint64_t digest) {
+          if (digest != assignment_.digest()) {
+            world_.Violate(Describe(place()), " pulled version ", version, " with digest ", digest,
+                           ", but its assignment has digest ", assignment_.digest());
+            return;
+          }
+          invariants_.OnHeld(place(), version, base_, owned_);
+          Prepare();
+        });
+      });
 }
 
 void SimulatedTrainer::Prepare() {
@@ -160,61 +162,61 @@ void SimulatedTrainer::Prepare() {
     prepared.mutable_plan()->mutable_link()->set_beta(1e-9);
   }
   awaiting_start_ = !start_.has_value();
-  callbacks_.prepared(prepared);
+  callbacks_.send(prepared);
 }
 
 // ---- Training
 
 void SimulatedTrainer::BeginTraining() {
   trained_ = base_;
-  total_steps_ = start_->total_steps();
   invariants_.OnTraining(place(), /*begins=*/true);
-  Evaluate(start_->evaluate_begin(), start_->evaluate_end(), [this] {
-    if (start_->next_step() == 0) return AwaitDecision();
-    TrainTo(start_->next_step(), [this] {
-      solo_steps_ = 0;
-      TrainSolo();
+  Handle(RankProtocol::Started{*start_});
+}
+
+// Sending may end the session.
+void SimulatedTrainer::Handle(const RankProtocol::Event& event) {
+  for (const RankProtocol::Action& action : protocol_.Handle(event)) {
+    if (ended_) return;
+    std::visit([this](const auto& one) { Do(one); }, action);
+  }
+}
+
+void SimulatedTrainer::Do(const RankProtocol::Send& send) { callbacks_.send(send.report); }
+
+void SimulatedTrainer::Do(const RankProtocol::Fail& fail) {
+  world_.Violate(Describe(place()), ": ", fail.status.message());
+}
+
+void SimulatedTrainer::Do(const RankProtocol::Evaluate& evaluate) {
+  Pause(absl::Milliseconds(500), [this, evaluate] {
+    GroupDigest("digest of the evaluation", [this, evaluate](uint64_t digest) {
+      const int64_t samples = evaluate.end - evaluate.begin;
+      Handle(RankProtocol::Evaluated{.correct = samples / 2, .labels = samples, .digest = digest});
     });
   });
 }
 
-void SimulatedTrainer::Evaluate(uint64_t begin, uint64_t end, Next next) {
-  if (begin >= end) return next();
-  Pause(absl::Milliseconds(500), [this, begin, end, next = std::move(next)] {
-    GroupDigest("digest of the evaluation", [this, begin, end, next](uint64_t digest) {
-      if (lead()) {
-        v1::Evaluated evaluated;
-        *evaluated.mutable_place() = place();
-        evaluated.set_version(version_);
-        evaluated.set_begin(begin);
-        evaluated.set_end(end);
-        evaluated.set_correct((end - begin) / 2);
-        evaluated.set_labels(end - begin);
-        evaluated.set_digest(digest);
-        callbacks_.evaluated(evaluated);
-      }
-      next();
-    });
-  });
+void SimulatedTrainer::Do(const RankProtocol::Train& train) {
+  if (train.solo) world_.Count("solo_steps", lead() ? train.until - step_ : 0);
+  TrainStep(train.until);
 }
 
-void SimulatedTrainer::TrainTo(uint32_t step, Next next) {
-  if (step_ >= step) return next();
+void SimulatedTrainer::TrainStep(uint32_t until) {
+  if (step_ >= until) return Handle(RankProtocol::Trained{});
   const absl::Duration time = step_time_ * world_.dice.Between(50, 150) / 100;
-  world_.timeline.After(time, life_, [this, step, next = std::move(next)] {
-    Collective("step", "", [this, step, next](const std::vector<std::string>&) {
+  world_.timeline.After(time, life_, [this, until] {
+    Collective("step", "", [this, until](const std::vector<std::string>&) {
       ++step_;
-      ++period_steps_;
       TraceStep();
       if (lead() && world_.dice.Chance(0.2)) {
         v1::Progress progress;
         *progress.mutable_place() = place();
         progress.set_step(step_);
-        progress.set_solo_steps(solo_steps_);
-        callbacks_.progress(progress);
+        progress.set_solo_steps(protocol_.solo_steps());
+        callbacks_.send(progress);
       }
       MaybeMeasure();
-      TrainTo(step, next);
+      TrainStep(until);
     });
   });
 }
@@ -230,14 +232,14 @@ void SimulatedTrainer::MaybeMeasure() {
   layer.set_layer("fc1");
   layer.set_samples(1);
   layer.set_forward(seconds);
-  callbacks_.measured(measured);
+  callbacks_.send(measured);
 }
 
 void SimulatedTrainer::TraceStep() {
   if (tracing_.has_value()) {
     tracing_->add_events()->set_step(step_);
     if (--trace_steps_left_ == 0) {
-      callbacks_.traced(*tracing_);
+      callbacks_.send(*tracing_);
       tracing_.reset();
     }
   }
@@ -249,67 +251,47 @@ void SimulatedTrainer::TraceStep() {
   trace_request_.reset();
 }
 
-void SimulatedTrainer::TrainSolo() {
-  const uint32_t max_steps = spec().averaging().max_solo_steps();
-  if (max_steps == 0) return Contribute();
-  const bool further = solo_steps_ < max_steps && (total_steps_ == 0 || step_ < total_steps_);
-  const bool disconnected = lead() && !callbacks_.connected() && further;
-  Collective("solo", disconnected ? "1" : "0",
-             [this, max_steps](const std::vector<std::string>& inputs) {
-               if (inputs[0] == "0") return Contribute();
-               const uint32_t period = std::max(1U, spec().averaging().every_steps());
-               uint32_t steps = std::min(period, max_steps - solo_steps_);
-               if (total_steps_ > 0) steps = std::min(steps, total_steps_ - step_);
-               solo_steps_ += steps;
-               world_.Count("solo_steps", lead() ? steps : 0);
-               TrainTo(step_ + steps, [this] { TrainSolo(); });
+// ---- The boundary
+
+void SimulatedTrainer::Do(const RankProtocol::AskPresence& /*ask*/) {
+  Collective("presence", lead() && !callbacks_.connected() ? "away" : "",
+             [this](const std::vector<std::string>& inputs) {
+               Handle(RankProtocol::Presence{.away = !inputs[0].empty()});
              });
 }
 
-// ---- The boundary
-
-void SimulatedTrainer::Contribute() {
-  const uint64_t samples = uint64_t{period_steps_} * spec().batch_per_group();
+void SimulatedTrainer::Do(const RankProtocol::Stage& stage) {
   for (const Interval& span : owned_) {
     for (int64_t p = span.begin; p < span.end; ++p) {
-      trained_[p] = TrainedWord(base_[p], place().group(), place().generation(), samples);
+      trained_[p] = TrainedWord(base_[p], place().group(), place().generation(), stage.samples);
     }
   }
-  if (!exchange_.has_shards()) return SendContributed();
+  if (!exchange_.has_shards()) return AgreeThatAllStaged();
   v1::ContributionHeader header;
   header.set_run(place().run());
   header.set_lineage(assignment_.lineage());
   header.set_group(place().group());
   header.set_generation(place().generation());
   header.set_rank(place().rank());
-  header.set_round(version_ + 1);
-  header.set_base_version(version_);
-  header.set_samples(samples);
+  header.set_round(stage.round);
+  header.set_base_version(stage.base_version);
+  header.set_samples(stage.samples);
   exchange_.Stage(header, begins_, owned_, trained_, [this](const absl::Status& status) {
     const bool late = RefusalOf(status) == v1::REFUSAL_CLOSED_ROUND;
     if (!status.ok() && !late) return End(status);
     if (late) world_.Count("contributions_late");
-    SendContributed();
+    AgreeThatAllStaged();
   });
 }
 
-void SimulatedTrainer::SendContributed() {
-  Collective("contributed", "", [this](const std::vector<std::string>&) {
-    if (lead()) {
-      v1::Contributed contributed;
-      *contributed.mutable_place() = place();
-      contributed.set_round(version_ + 1);
-      contributed.set_base_version(version_);
-      contributed.set_step(step_);
-      contributed.set_samples(uint64_t{period_steps_} * spec().batch_per_group());
-      contributed.set_payload_bytes(exchange_.has_shards() ? begins_.back() * 4 : 0);
-      callbacks_.contributed(contributed);
-    }
-    AwaitDecision();
+void SimulatedTrainer::AgreeThatAllStaged() {
+  Collective("staged", "", [this](const std::vector<std::string>&) {
+    Handle(RankProtocol::Staged{.payload_bytes =
+                                    exchange_.has_shards() ? uint64_t(begins_.back()) * 4 : 0});
   });
 }
 
-void SimulatedTrainer::AwaitDecision() {
+void SimulatedTrainer::Do(const RankProtocol::AwaitDecision& /*await*/) {
   if (lead() && decisions_.empty()) {
     awaiting_decision_ = true;
     return;
@@ -320,60 +302,36 @@ void SimulatedTrainer::AwaitDecision() {
     decisions_.pop_front();
   }
   Collective("decision", std::move(input), [this](const std::vector<std::string>& inputs) {
-    v1::Decision decision;
-    if (!decision.ParseFromString(inputs[0])) {
+    RankProtocol::Decided decided;
+    if (!decided.decision.ParseFromString(inputs[0])) {
       world_.Violate("a decision cannot be parsed");
       return;
     }
-    Adopt(decision);
+    if (decided.decision.adopt() && !decided.decision.included()) world_.Count("groups_left_out");
+    Handle(decided);
   });
 }
 
-void SimulatedTrainer::Adopt(const v1::Decision& decision) {
-  const bool again = decision.adopt() && decision.version() == version_ && period_steps_ == 0;
-  if (!decision.adopt() || again) return Continue(decision);
-  if (!decision.included()) world_.Count("groups_left_out");
-  if (world_.plant == Plant::kIgnoreVersion) return AdoptPulled(decision, decision.digest());
-  exchange_.Pull(RequestFor(decision.version()), begins_, owned_, &base_,
-                 [this, decision](const absl::Status& status) {
+void SimulatedTrainer::Do(const RankProtocol::Pull& pull) {
+  const auto pulled = [this, decision = pull.decision](uint64_t digest) {
+    // Before the protocol continues, which may end the session.
+    if (digest == decision.digest()) {
+      step_ = decision.step();
+      invariants_.OnHeld(place(), decision.version(), base_, owned_);
+    }
+    Handle(RankProtocol::Pulled{.digest = digest, .payload_bytes = uint64_t(begins_.back()) * 4});
+  };
+  if (world_.plant == Plant::kIgnoreVersion) return pulled(pull.decision.digest());
+  exchange_.Pull(RequestFor(pull.decision.version()), begins_, owned_, &base_,
+                 [this, pulled](const absl::Status& status) {
                    if (!status.ok()) return End(status);
-                   GroupDigest("digest of the version", [this, decision](uint64_t digest) {
-                     AdoptPulled(decision, digest);
-                   });
+                   GroupDigest("digest of the version", pulled);
                  });
 }
 
-void SimulatedTrainer::AdoptPulled(const v1::Decision& decision, uint64_t digest) {
-  if (lead()) {
-    v1::Adopted adopted;
-    *adopted.mutable_place() = place();
-    adopted.set_version(decision.version());
-    adopted.set_digest(digest);
-    adopted.set_payload_bytes(begins_.back() * 4);
-    callbacks_.adopted(adopted);
-  }
-  if (ended_) return;  // The callback may have ended the session.
-  if (digest != decision.digest()) {
-    world_.Violate(Describe(place()), " pulled version ", decision.version(), " with digest ",
-                   digest, ", but the decision has digest ", decision.digest());
-    return;
-  }
-  version_ = decision.version();
-  step_ = decision.step();
-  invariants_.OnHeld(place(), version_, base_, owned_);
-  Continue(decision);
-}
-
-void SimulatedTrainer::Continue(const v1::Decision& decision) {
-  if (!decision.adopt()) base_ = trained_;  // Without aggregators, the group keeps its model.
-  period_steps_ = 0;
-  Evaluate(decision.evaluate_begin(), decision.evaluate_end(), [this, decision] {
-    if (decision.next_step() == 0) return AwaitDecision();
-    TrainTo(decision.next_step(), [this] {
-      solo_steps_ = 0;
-      TrainSolo();
-    });
-  });
+void SimulatedTrainer::Do(const RankProtocol::Keep& /*keep*/) {
+  if (!exchange_.has_shards()) base_ = trained_;  // The group keeps its own model.
+  Handle(RankProtocol::Kept{});
 }
 
 }  // namespace cadre::simulation

@@ -1,6 +1,6 @@
-// The simulated trainer of one rank in one generation. It has the messages, exchanges and
-// collectives of worker/train/trainer in the same order, but does not train: time passes and the
-// words of the model change.
+// The simulated trainer of one rank in one generation. It carries out the actions of the real
+// worker/train/rank_protocol, with the exchanges and collectives of worker/train/trainer, but does
+// not train: time passes and the words of the model change.
 //
 // Thread-compatible.
 #pragma once
@@ -19,19 +19,14 @@
 #include "tests/simulation/model.h"
 #include "tests/simulation/simulated_exchange.h"
 #include "tests/simulation/world.h"
+#include "worker/train/rank_protocol.h"
 
 namespace cadre::simulation {
 
 class SimulatedTrainer {
  public:
   struct Callbacks {
-    std::function<void(const v1::Prepared&)> prepared;
-    std::function<void(const v1::Progress&)> progress;
-    std::function<void(const v1::Measured&)> measured;
-    std::function<void(const v1::Contributed&)> contributed;
-    std::function<void(const v1::Adopted&)> adopted;
-    std::function<void(const v1::Evaluated&)> evaluated;
-    std::function<void(const v1::Traced&)> traced;
+    std::function<void(const TrainingReport&)> send;
     std::function<bool()> connected;
     // Called when the generation has ended for this rank, by a failure or a cancellation.
     std::function<void(const absl::Status&)> ended;
@@ -67,19 +62,23 @@ class SimulatedTrainer {
   void LoadVersion();
   void Prepare();
   void BeginTraining();
-  void Evaluate(uint64_t begin, uint64_t end, Next next);
-  void TrainTo(uint32_t step, Next next);
+  // Carries out the actions for this event, and then those for the event of the last of them.
+  void Handle(const RankProtocol::Event& event);
+  void Do(const RankProtocol::Train& train);
+  void Do(const RankProtocol::AskPresence& ask);
+  void Do(const RankProtocol::Stage& stage);
+  void Do(const RankProtocol::AwaitDecision& await);
+  void Do(const RankProtocol::Pull& pull);
+  void Do(const RankProtocol::Keep& keep);
+  void Do(const RankProtocol::Evaluate& evaluate);
+  void Do(const RankProtocol::Send& send);
+  void Do(const RankProtocol::Fail& fail);
+  void TrainStep(uint32_t until);
+  void AgreeThatAllStaged();
   // Rank 0 reports random step times at random steps.
   void MaybeMeasure();
   // Adds the last step to the trace in progress, as one event.
   void TraceStep();
-  void TrainSolo();
-  void Contribute();
-  void SendContributed();
-  void AwaitDecision();
-  void Adopt(const v1::Decision& decision);
-  void AdoptPulled(const v1::Decision& decision, uint64_t digest);
-  void Continue(const v1::Decision& decision);
   v1::PullRequest RequestFor(uint32_t version) const;
   // The digest of the model that the ranks hold together.
   void GroupDigest(const std::string& kind, std::function<void(uint64_t)> next);
@@ -93,6 +92,7 @@ class SimulatedTrainer {
   const std::vector<Interval> owned_;
   std::shared_ptr<GroupFabric> fabric_;
   SimulatedExchange exchange_;
+  RankProtocol protocol_;
   Lifetime life_;
   bool running_ = false;
   bool ended_ = false;
@@ -109,11 +109,7 @@ class SimulatedTrainer {
   // The version adopted last, and the model after training.
   Words base_;
   Words trained_;
-  uint32_t version_ = 0;
   uint32_t step_ = 0;
-  uint32_t period_steps_ = 0;
-  uint32_t solo_steps_ = 0;
-  uint32_t total_steps_ = 0;
 };
 
 }  // namespace cadre::simulation

@@ -92,17 +92,10 @@ void SimulatedWorker::Do(const AssignmentMachine::Actions& actions) {
 }
 
 std::unique_ptr<SimulatedTrainer> SimulatedWorker::MakeTrainer(const v1::Assignment& assignment) {
-  const auto send = [this](const auto& message) { Do(machine_->Report(message)); };
   return std::make_unique<SimulatedTrainer>(
       world_, network_, fabrics_, directory_, invariants_, name_, step_time_, assignment,
       SimulatedTrainer::Callbacks{
-          .prepared = send,
-          .progress = send,
-          .measured = send,
-          .contributed = send,
-          .adopted = send,
-          .evaluated = send,
-          .traced = send,
+          .send = [this](const TrainingReport& report) { Do(machine_->Report(report)); },
           .connected = [this] { return link_->connected(); },
           .ended = [this, place = assignment.place()](
                        const absl::Status& status) { OnEnded(place, status); }});
@@ -119,7 +112,11 @@ void SimulatedWorker::OnEnded(const v1::RankSlot& place, const absl::Status& sta
   world_.Log(name_, "    leaves ", Describe(place), ": ", status.ToString());
   if (!absl::IsCancelled(status)) {
     world_.Count("trainers_failed");
-    Do(machine_->Fail(place, v1::FAILURE_CAUSE_PEER, std::string(status.message())));
+    v1::GroupFailed failed;
+    *failed.mutable_place() = place;
+    failed.set_cause(v1::FAILURE_CAUSE_PEER);
+    failed.set_reason(std::string(status.message()));
+    Do(machine_->Fail(failed));
   }
   if (std::exchange(ending_, true)) return;
   // The session itself calls this function, so it is destroyed later, after a step in progress.

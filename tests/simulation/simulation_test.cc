@@ -134,7 +134,7 @@ INSTANTIATE_TEST_SUITE_P(
         Planted{"NotApplied", Plant::kSkipApply, "not the mean of its participants"},
         Planted{"AcknowledgedEarly", Plant::kEarlyStaged, "which it had acknowledged"},
         Planted{"NotAdopted", Plant::kIgnoreVersion, "holds other values"},
-        Planted{"WrongVersionServed", Plant::kServeOldVersion, "with digest"},
+        Planted{"WrongVersionServed", Plant::kServeOldVersion, "as pulled has digest"},
         Planted{"GroupsNotStored", Plant::kDropGroupRecords, "differs from the store"}),
     [](const auto& info) { return info.param.name; });
 

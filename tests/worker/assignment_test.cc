@@ -56,6 +56,15 @@ v1::CoordinatorMessage TraceStepsOf(uint32_t generation) {
   return message;
 }
 
+v1::GroupFailed Failed(const v1::RankSlot& place, v1::FailureCause cause,
+                       const std::string& reason) {
+  v1::GroupFailed failed;
+  *failed.mutable_place() = place;
+  failed.set_cause(cause);
+  failed.set_reason(reason);
+  return failed;
+}
+
 // A report of the training loop in `generation`.
 template <typename Body>
 Body ReportOf(uint32_t generation) {
@@ -121,7 +130,7 @@ TEST(AssignmentMachine, DropsMessagesOfOtherGenerations) {
   EXPECT_TRUE(machine.Report(ContributedTo(4, 1)).empty());
   EXPECT_TRUE(machine.Receive(DecisionOf(4, 1, 10)).empty());
   EXPECT_TRUE(machine.Receive(ReleaseOf(4)).empty());
-  EXPECT_TRUE(machine.Fail(Place(4), v1::FAILURE_CAUSE_PEER, "late").empty());
+  EXPECT_TRUE(machine.Fail(Failed(Place(4), v1::FAILURE_CAUSE_PEER, "late")).empty());
   EXPECT_TRUE(machine.rank_slot());
 }
 
@@ -184,7 +193,8 @@ TEST(AssignmentMachine, ProgressAndTraceAreSentOnce) {
 
 TEST(AssignmentMachine, FailureIsReportedUntilReleased) {
   Machine machine = Training(5);
-  const Machine::Actions actions = machine.Fail(Place(5), v1::FAILURE_CAUSE_DATA, "no data");
+  const Machine::Actions actions =
+      machine.Fail(Failed(Place(5), v1::FAILURE_CAUSE_DATA, "no data"));
   ASSERT_TRUE(IsOne<Machine::Send>(actions));
   const v1::GroupFailed& failed = MessageOf(actions[0]).group_failed();
   EXPECT_EQ(failed.cause(), v1::FAILURE_CAUSE_DATA);
@@ -208,9 +218,9 @@ TEST(AssignmentMachine, UnknownMemberLosesItsSlot) {
 
 TEST(AssignmentMachine, LateReleaseDoesNotAnswerNewerFailure) {
   Machine machine = Training(5);
-  machine.Fail(Place(5), v1::FAILURE_CAUSE_PEER, "first");
+  machine.Fail(Failed(Place(5), v1::FAILURE_CAUSE_PEER, "first"));
   machine.Receive(AssignmentOf(6));
-  machine.Fail(Place(6), v1::FAILURE_CAUSE_DATA, "second");
+  machine.Fail(Failed(Place(6), v1::FAILURE_CAUSE_DATA, "second"));
   machine.Receive(ReleaseOf(5));
   const Machine::Actions again = machine.Connected();
   ASSERT_TRUE(IsOne<Machine::Send>(again));

@@ -19,7 +19,7 @@ class GroupSessionTraceTest : public ::testing::Test {
   void Answer(uint64_t request) {
     v1::Traced traced;
     traced.set_request(request);
-    session_.Traced(traced);
+    session_.Send(traced);
   }
 
   std::vector<uint64_t> answered_;

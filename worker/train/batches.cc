@@ -33,7 +33,7 @@ std::vector<BatchView> ViewsOf(const Batch& batch, const Replica& replica, int64
 }
 
 absl::StatusOr<LossPart> EvaluateSamples(Replica& replica, const Dataset& test, int64_t begin,
-                                         int64_t end, int64_t batch) {
+                                         int64_t end, int64_t batch, TrainerProgress& progress) {
   if (begin < 0 || end > test.size()) {
     return absl::InvalidArgumentError("the samples to evaluate are not in the test split");
   }
@@ -52,6 +52,7 @@ absl::StatusOr<LossPart> EvaluateSamples(Replica& replica, const Dataset& test, 
       CADRE_ASSIGN_OR_RETURN(const LossPart part, replica.Evaluate(view));
       mine += part;
     }
+    progress.Advance();
   }
   return SumOverGroup(mine, replica.comms().All());
 }

@@ -145,7 +145,8 @@ class CheckpointFiles {
 // Gathers one list of values chunk by chunk; on rank 0 each chunk is passed to `use`. After `use`
 // fails, gathering continues without it, because the other ranks take part in it.
 absl::Status StreamChunks(std::span<const Owned> owned, int64_t size, int64_t chunk_size,
-                          Communicator& group, FlatGather& gather, absl::Status* used,
+                          Communicator& group, FlatGather& gather, TrainerProgress* progress,
+                          absl::Status* used,
                           const std::function<absl::Status(Interval, std::span<float>)>& use) {
   const bool first = group.index() == 0;
   std::vector<float> whole(first ? std::min(size, chunk_size) : 0);
@@ -154,6 +155,7 @@ absl::Status StreamChunks(std::span<const Owned> owned, int64_t size, int64_t ch
     const std::span<float> part = first ? std::span(whole).first(chunk.size()) : std::span<float>();
     CADRE_RETURN_IF_ERROR(gather.Gather(chunk, owned, part));
     if (first && used->ok()) *used = use(chunk, part);
+    if (progress != nullptr) progress->Advance();
   }
   return absl::OkStatus();
 }
@@ -175,19 +177,20 @@ void Complete(const ParameterIndex& index, std::span<const uint64_t> digests,
 // ---- Loading
 
 absl::Status ReadWeights(const std::string& path, const ParameterIndex& index,
-                         std::span<const Owned> owned) {
+                         const CheckpointValues& values) {
   CADRE_ASSIGN_OR_RETURN(SafetensorsFile file, OpenTensors(path, WeightTensors(index)));
-  return ForEachTensorPart(index, owned, [&](const TensorPart& part) {
+  return ForEachTensorPart(index, values.weights, [&](const TensorPart& part) {
+    if (values.progress != nullptr) values.progress->Advance();
     return file.Read(*file.Find(part.parameter->name), part.first, part.values);
   });
 }
 
 absl::Status ReadStates(const std::string& path, const ParameterIndex& index,
-                        const std::vector<std::string>& names,
-                        const std::vector<std::vector<Owned>>& states) {
+                        const std::vector<std::string>& names, const CheckpointValues& values) {
   CADRE_ASSIGN_OR_RETURN(SafetensorsFile file, OpenTensors(path, StateTensors(index, names)));
   for (size_t i = 0; i < names.size(); ++i) {
-    CADRE_RETURN_IF_ERROR(ForEachTensorPart(index, states[i], [&](const TensorPart& part) {
+    CADRE_RETURN_IF_ERROR(ForEachTensorPart(index, values.states[i], [&](const TensorPart& part) {
+      if (values.progress != nullptr) values.progress->Advance();
       if (IsStatistic(part.parameter->role)) {
         std::fill(part.values.begin(), part.values.end(), 0.0F);
         return absl::OkStatus();
@@ -251,11 +254,10 @@ absl::StatusOr<LoadedCheckpoint> ChosenByFirst(const std::string& from, Communic
 absl::Status ReadAll(const LoadedCheckpoint& from, const ParameterIndex& index,
                      const v1::Optimizer& optimizer, const CheckpointValues& values) {
   const std::string& path = from.path;
-  if (!from.manifest) return ReadWeights(path, index, values.weights);
-  CADRE_RETURN_IF_ERROR(ReadWeights(FileIn(path, kModelFile), index, values.weights));
+  if (!from.manifest) return ReadWeights(path, index, values);
+  CADRE_RETURN_IF_ERROR(ReadWeights(FileIn(path, kModelFile), index, values));
   CADRE_RETURN_IF_ERROR(CheckOptimizer(FileIn(path, kManifestFile), *from.manifest, optimizer));
-  return ReadStates(FileIn(path, kOptimizerFile), index, OptimizerStateNames(optimizer),
-                    values.states);
+  return ReadStates(FileIn(path, kOptimizerFile), index, OptimizerStateNames(optimizer), values);
 }
 
 // A collective. Manifest and digests are equal on all ranks, so the outcome is, too.
@@ -299,11 +301,11 @@ absl::Status SaveCheckpoint(const CheckpointOptions& options, const ParameterInd
 
   CADRE_ASSIGN_OR_RETURN(FlatGather gather, FlatGather::Make(size, values.weights, group));
   CADRE_RETURN_IF_ERROR(
-      StreamChunks(values.weights, size, options.chunk, group, gather, &used,
+      StreamChunks(values.weights, size, options.chunk, group, gather, values.progress, &used,
                    [&](Interval, std::span<float> whole) { return files->AppendWeights(whole); }));
   for (const auto& state : values.states) {
-    CADRE_RETURN_IF_ERROR(StreamChunks(state, size, options.chunk, group, gather, &used,
-                                       [&](Interval chunk, std::span<float> whole) {
+    CADRE_RETURN_IF_ERROR(StreamChunks(state, size, options.chunk, group, gather, values.progress,
+                                       &used, [&](Interval chunk, std::span<float> whole) {
                                          return files->AppendState(index, chunk, whole);
                                        }));
   }

@@ -20,6 +20,7 @@
 #include "proto/cadre/v1/checkpoint.pb.h"
 #include "worker/comm/communicator.h"
 #include "worker/train/owned.h"
+#include "worker/train/trainer_progress.h"
 
 namespace cadre {
 
@@ -29,6 +30,8 @@ struct CheckpointValues {
   std::vector<Owned> weights;
   // By OptimizerStateNames of the run's optimizer.
   std::vector<std::vector<Owned>> states;
+  // Advances with every part that is read or written; may be null.
+  TrainerProgress* progress = nullptr;
 };
 
 struct CheckpointOptions {

@@ -9,6 +9,7 @@
 
 #include <optional>
 #include <string>
+#include <variant>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -16,6 +17,10 @@
 #include "proto/cadre/v1/membership.pb.h"
 
 namespace cadre {
+
+// A message of the training loop to the coordinator.
+using TrainingReport = std::variant<v1::Prepared, v1::Progress, v1::Measured, v1::Contributed,
+                                    v1::Adopted, v1::Evaluated, v1::Traced>;
 
 class GroupControl {
  public:
@@ -25,26 +30,17 @@ class GroupControl {
   // released.
   virtual absl::StatusOr<v1::Start> PreparedAndStart(const v1::Prepared& prepared) = 0;
 
-  // Sends without waiting for a response.
-  virtual void Report(const v1::Progress& progress) = 0;
-  // Rank 0 only: sends a profile of its steps. The latest profile is sent again after a reconnect.
-  virtual void Measured(const v1::Measured& measured) = 0;
-
-  // Rank 0 only: sends a contribution. It is sent again after a reconnect until a decision responds
-  // to it.
-  virtual void Contribute(const v1::Contributed& contributed) = 0;
+  // Sends without waiting for a response. Contributed is sent again after every reconnect until a
+  // decision responds to it; the latest Measured, Adopted and Evaluated are sent again, too. Traced
+  // responds to the latest trace request and must have its place and request number.
+  virtual void Send(const TrainingReport& report) = 0;
   // Rank 0 only: returns the next decision, or nothing if none arrives within `patience`.
   // Errors: Cancelled when the group was released.
   virtual absl::StatusOr<std::optional<v1::Decision>> AwaitDecision(absl::Duration patience) = 0;
-  virtual void Adopted(const v1::Adopted& adopted) = 0;
-  virtual void Evaluated(const v1::Evaluated& evaluated) = 0;
 
   // On every rank, between steps: returns a pending request to trace the next steps. Does not wait.
   // A request is returned once; the next one follows only after Traced has responded to it.
   virtual std::optional<v1::TraceSteps> TakeTraceRequest() = 0;
-  // Responds to the latest trace request; `traced` must have its place and request number. Does not
-  // wait for a response; nothing is sent if the group ends first.
-  virtual void Traced(const v1::Traced& traced) = 0;
 
   // False while the coordinator is unreachable.
   virtual bool connected() const = 0;

@@ -144,7 +144,8 @@ absl::Status RunCheckpoints::Save(const Facts& facts) {
 }
 
 CheckpointValues RunCheckpoints::Values() {
-  CheckpointValues values{.weights = {replica_.owned().begin(), replica_.owned().end()}};
+  CheckpointValues values{.weights = {replica_.owned().begin(), replica_.owned().end()},
+                          .progress = &progress_};
   for (int i = 0; i < replica_.slices().states(); ++i) {
     values.states.push_back(replica_.slices().State(i));
   }

@@ -1,7 +1,7 @@
 // The checkpoints of a run, as seen by one rank: when they are due, what their manifest contains,
 // and how a run starts from one.
 //
-// Borrows assignment, replica and counters. Thread-compatible. Begin, CheckDirectory and Save are
+// Borrows its arguments. Thread-compatible. Begin, CheckDirectory and Save are
 // collectives, called at the same step on every rank of the group.
 #pragma once
 
@@ -14,13 +14,15 @@
 #include "proto/cadre/v1/membership.pb.h"
 #include "worker/train/checkpoint.h"
 #include "worker/train/replica.h"
+#include "worker/train/trainer_progress.h"
 
 namespace cadre {
 
 class RunCheckpoints {
  public:
-  RunCheckpoints(const v1::Assignment& assignment, Replica& replica, Counters& counters)
-      : assignment_(assignment), replica_(replica), counters_(counters) {}
+  RunCheckpoints(const v1::Assignment& assignment, Replica& replica, Counters& counters,
+                 TrainerProgress& progress)
+      : assignment_(assignment), replica_(replica), counters_(counters), progress_(progress) {}
 
   // Loads weights and optimizer state from the checkpoint that the run starts from, if the run
   // names one, and gathers the weights. With aggregators, the replica must hold version 0, and
@@ -61,6 +63,7 @@ class RunCheckpoints {
   const v1::Assignment& assignment_;
   Replica& replica_;
   Counters& counters_;
+  TrainerProgress& progress_;
   // The latest saved step, or the one that training started at.
   uint32_t saved_ = 0;
 };

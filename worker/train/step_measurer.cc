@@ -88,7 +88,7 @@ absl::Status StepMeasurer::Report() {
   *measured.mutable_layers() = profile_.Layers();
   measured.set_update_seconds(profile_.UpdateSeconds());
   measured.set_copy_seconds(profile_.CopySeconds());
-  control_.Measured(measured);
+  control_.Send(measured);
   return absl::OkStatus();
 }
 

@@ -144,7 +144,7 @@ absl::Status StepTracer::End(uint32_t step) {
   v1::Traced traced = TracedFrom(trace_.Stop(), dropped, request_->max_events());
   *traced.mutable_place() = request_->place();
   traced.set_request(request_->request());
-  control_.Traced(traced);
+  control_.Send(traced);
   request_.reset();
   return absl::OkStatus();
 }

@@ -32,14 +32,13 @@
 
 #include <algorithm>
 #include <functional>
-#include <limits>
 #include <optional>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "base/clock.h"
 #include "base/digest.h"
 #include "base/status.h"
@@ -56,11 +55,13 @@
 #include "worker/train/agreement.h"
 #include "worker/train/batches.h"
 #include "worker/train/group_plan.h"
+#include "worker/train/rank_protocol.h"
 #include "worker/train/replica.h"
 #include "worker/train/run_checkpoints.h"
 #include "worker/train/shard_exchange.h"
 #include "worker/train/step_measurer.h"
 #include "worker/train/step_tracer.h"
+#include "worker/transport/suspects.h"
 
 namespace cadre {
 namespace {
@@ -88,63 +89,82 @@ class Trainer {
         cancellation_(cancellation),
         counters_(counters),
         options_(options),
-        version_(assignment.version()),
+        progress_(options.progress != nullptr ? *options.progress : own_progress_),
+        protocol_(assignment),
         step_(assignment.step()) {}
 
   TrainerOutcome Run() {
     TrainerOutcome outcome = RunOnDevice();
-    outcome.device = kernels_.device().status();
-    // A model that does not fit into memory would not fit the next time, either. The device's
-    // message says what was requested.
-    if (absl::IsResourceExhausted(outcome.device) && !absl::IsCancelled(outcome.status)) {
-      outcome.status = outcome.device;
-      outcome.cause = v1::FAILURE_CAUSE_MEMORY;
-    }
+    progress_.Enter(v1::ACTIVITY_UNSPECIFIED);
     return outcome;
   }
 
  private:
   TrainerOutcome RunOnDevice() {
+    progress_.Enter(v1::ACTIVITY_PREPARING);
     absl::Status status = Prepare();
     if (status.ok()) status = Train();
+    const absl::Status device = kernels_.device().status();
     // After a cancellation its reason is reported, and not the errors that it caused.
     if (const absl::Status cancelled = cancellation_.status(); !cancelled.ok()) {
-      return {cancelled, v1::FAILURE_CAUSE_UNSPECIFIED};
+      return {.status = cancelled, .device = device};
     }
-    return {status, CauseOf(status)};
+    // The device's message says what was requested.
+    if (absl::IsResourceExhausted(device) && !absl::IsCancelled(status)) {
+      return {.status = device, .cause = v1::FAILURE_CAUSE_MEMORY, .device = device};
+    }
+    return {
+        .status = status, .cause = CauseOf(status), .suspects = Suspects(status), .device = device};
   }
 
   v1::FailureCause CauseOf(const absl::Status& status) const {
     if (cause_ != v1::FAILURE_CAUSE_UNSPECIFIED) return cause_;
-    if (!data_status_.ok()) return v1::FAILURE_CAUSE_DATA;
+    if (absl::IsCancelled(status)) return v1::FAILURE_CAUSE_UNSPECIFIED;
     if (absl::IsOutOfRange(status)) return v1::FAILURE_CAUSE_DIVERGED;
-    return v1::FAILURE_CAUSE_PEER;
+    // The failure of a peer fails the device, too.
+    if (!Suspects(status).empty()) return v1::FAILURE_CAUSE_PEER;
+    if (!kernels_.device().status().ok()) return v1::FAILURE_CAUSE_DEVICE;
+    return v1::FAILURE_CAUSE_UNSPECIFIED;
+  }
+
+  // The ranks that the error names, or else the error of the group if it has failed.
+  std::vector<int> Suspects(const absl::Status& status) const {
+    std::vector<int> ranks = SuspectsOf(status);
+    const bool own = cause_ != v1::FAILURE_CAUSE_UNSPECIFIED;
+    if (ranks.empty() && !own && transport_ != nullptr) ranks = SuspectsOf(transport_->status());
+    return ranks;
   }
 
   // Everything before training.
   absl::Status Prepare() {
-    CADRE_RETURN_IF_ERROR(
-        Blame(v1::FAILURE_CAUSE_DATA, OpenData(), [](const absl::Status&) { return true; }));
+    CADRE_RETURN_IF_ERROR(Blame(v1::FAILURE_CAUSE_DATA, OpenData()));
+    progress_.Advance();
     CADRE_RETURN_IF_ERROR(Connect());
+    progress_.Advance();
     CADRE_RETURN_IF_ERROR(Blame(v1::FAILURE_CAUSE_PLAN, AgreeOnPlan(), absl::IsInvalidArgument));
-    const absl::Status made = MakeReplica();
+    progress_.Advance();
+    const absl::Status made = Blame(v1::FAILURE_CAUSE_PLAN, MakeReplica(), absl::IsInvalidArgument);
     CADRE_RETURN_IF_ERROR(Blame(v1::FAILURE_CAUSE_MEMORY, made, absl::IsResourceExhausted));
-    CADRE_RETURN_IF_ERROR(Blame(v1::FAILURE_CAUSE_PLAN, made, absl::IsInvalidArgument));
+    progress_.Advance();
     CADRE_RETURN_IF_ERROR(Blame(v1::FAILURE_CAUSE_CHECKPOINT, checkpoints_->CheckDirectory(),
                                 absl::IsFailedPrecondition));
     CADRE_RETURN_IF_ERROR(TakeVersion());
-    if (version_ > 0) return absl::OkStatus();
+    if (assignment_.version() > 0) return absl::OkStatus();
     return Blame(v1::FAILURE_CAUSE_CHECKPOINT, checkpoints_->Begin(), IsOfFiles);
   }
 
   // Returns `status`; `cause` is its cause if the predicate holds for it.
-  absl::Status Blame(v1::FailureCause cause, absl::Status status,
-                     const std::function<bool(const absl::Status&)>& is_cause) {
+  absl::Status Blame(
+      v1::FailureCause cause, absl::Status status,
+      const std::function<bool(const absl::Status&)>& is_cause = [](const absl::Status&) {
+        return true;
+      }) {
     if (!status.ok() && is_cause(status)) cause_ = cause;
     return status;
   }
 
   bool lead() const { return rank_slot_.rank() == 0; }
+  const v1::Start& start() const { return protocol_.start(); }
   int64_t batch() const { return spec_.batch_per_group(); }
 
   // ---- Before training
@@ -180,7 +200,7 @@ class Trainer {
     measurer_ = std::make_unique<StepMeasurer>(rank_slot_, *replica_, control_, steady_);
     tracer_ = std::make_unique<StepTracer>(control_, *replica_, trace_,
                                            [this] { return measurer_->Pause(); });
-    checkpoints_ = std::make_unique<RunCheckpoints>(assignment_, *replica_, counters_);
+    checkpoints_ = std::make_unique<RunCheckpoints>(assignment_, *replica_, counters_, progress_);
     exchange_ = std::make_unique<ShardExchange>(assignment_, replica_->index(), control_,
                                                 cancellation_, options_.exchange_timeout);
     return absl::OkStatus();
@@ -191,28 +211,39 @@ class Trainer {
   absl::Status TakeVersion() {
     if (exchange_->has_shards()) {
       Traffic traffic;
-      // No operation may still use the weights that are overwritten.
-      CADRE_RETURN_IF_ERROR(replica_->AwaitOperations());
-      CADRE_RETURN_IF_ERROR(exchange_->Pull(version_, replica_->owned(), &traffic));
-      CADRE_RETURN_IF_ERROR(replica_->StoreOwned());
-      CountPull(traffic);
+      CADRE_RETURN_IF_ERROR(Pull(assignment_.version(), &traffic));
       CADRE_ASSIGN_OR_RETURN(const uint64_t digest, replica_->GroupDigest());
       if (digest != assignment_.digest()) {
-        return absl::DataLossError(absl::StrCat("version ", version_, " has digest ",
-                                                DigestHex(digest), ", committed was ",
-                                                DigestHex(assignment_.digest())));
+        return Blame(v1::FAILURE_CAUSE_DIGEST,
+                     absl::DataLossError(absl::StrCat(
+                         "version ", assignment_.version(), " has digest ", DigestHex(digest),
+                         ", committed was ", DigestHex(assignment_.digest()))));
       }
     }
     return replica_->GatherWeights();
   }
 
+  // Overwrites this rank's part of the replica.
+  absl::Status Pull(uint32_t version, Traffic* traffic) {
+    // No operation may still use the weights that are overwritten.
+    CADRE_RETURN_IF_ERROR(replica_->AwaitOperations());
+    CADRE_RETURN_IF_ERROR(
+        Blame(v1::FAILURE_CAUSE_AGGREGATOR, exchange_->Pull(version, replica_->owned(), traffic)));
+    progress_.Advance();
+    CADRE_RETURN_IF_ERROR(replica_->StoreOwned());
+    counters_.Add("pulled_payload_bytes", traffic->payload_received);
+    counters_.Add("pulled_message_bytes", traffic->message_received);
+    return absl::OkStatus();
+  }
+
   // A collective. Requires: all ranks call it at the same step.
   absl::Status MaybeSave(bool last) {
     if (!checkpoints_->Due(step_, last)) return absl::OkStatus();
+    progress_.Enter(v1::ACTIVITY_SAVING);
     CADRE_RETURN_IF_ERROR(InStep(step_ - 1, replica_->CheckWeights()));
     return checkpoints_->Save({.step = step_,
-                               .version = version_,
-                               .groups = start_.groups(),
+                               .version = protocol_.version(),
+                               .groups = start().groups(),
                                .train_samples = train_->size()});
   }
 
@@ -230,28 +261,24 @@ class Trainer {
 
   // ---- Training
 
+  // Carries out the actions of protocol_ until one fails or the group is released.
   absl::Status Train() {
-    CADRE_ASSIGN_OR_RETURN(start_, control_.PreparedAndStart(MakePrepared()));
+    const v1::Prepared prepared = MakePrepared();
+    progress_.Enter(v1::ACTIVITY_WAITING);
+    CADRE_ASSIGN_OR_RETURN(v1::Start start, control_.PreparedAndStart(prepared));
     // Each rank received its own Start, possibly a different one; rank 0's is used.
-    CADRE_RETURN_IF_ERROR(BroadcastMessage(&start_));
+    CADRE_RETURN_IF_ERROR(BroadcastMessage(&start));
+    RankProtocol::Actions actions = protocol_.Handle(RankProtocol::Started{start});
     MakeLoader();
-    BeginPeriod();
     BeginReport();
-    report_at_ = absl::Now() + options_.report_every;
-    CADRE_RETURN_IF_ERROR(Evaluate(start_.evaluate_begin(), start_.evaluate_end()));
-    uint32_t next_step = start_.next_step();
+    report_at_ = steady_.Now() + options_.report_every;
     while (true) {
-      if (next_step != 0) {
-        CADRE_RETURN_IF_ERROR(TrainTo(next_step));
-        CADRE_RETURN_IF_ERROR(GoSolo());
-        CADRE_RETURN_IF_ERROR(Contribute());
-      } else {
-        CADRE_RETURN_IF_ERROR(tracer_->Finish(step_));
+      // Only the last action has an event.
+      std::optional<RankProtocol::Event> event;
+      for (const RankProtocol::Action& action : actions) {
+        CADRE_RETURN_IF_ERROR(std::visit([&](const auto& one) { return Do(one, &event); }, action));
       }
-      CADRE_ASSIGN_OR_RETURN(const v1::Decision decision, AwaitDecision());
-      CADRE_RETURN_IF_ERROR(Adopt(decision));
-      CADRE_RETURN_IF_ERROR(Evaluate(decision.evaluate_begin(), decision.evaluate_end()));
-      next_step = decision.next_step();
+      actions = protocol_.Handle(*event);
     }
   }
 
@@ -259,7 +286,7 @@ class Trainer {
     TrainingPart part{.seed = spec_.seed(),
                       .dataset_size = train_->size(),
                       .group = rank_slot_.group(),
-                      .groups = start_.groups(),
+                      .groups = start().groups(),
                       .batch = batch(),
                       .origin = DataOriginOf(spec_)};
     part.micro_batches = CutBatch(batch(), std::max(1U, spec_.micro_batches()),
@@ -268,26 +295,29 @@ class Trainer {
     checkpoints_->StartAt(step_);
   }
 
-  // Starts a new period, the steps between two boundaries.
-  void BeginPeriod() {
-    period_ = LossPart();
-    period_steps_ = 0;
-    period_start_ = absl::Now();
-  }
-
   // Reports span boundaries, of which there may be many per second.
   void BeginReport() {
     reported_ = LossPart();
     reported_steps_ = 0;
-    report_start_ = absl::Now();
+    report_start_ = steady_.Now();
     exposed_start_ = Exposed();
   }
 
   // Seconds of communication that computing did not hide.
   double Exposed() const { return replica_->seconds_waited() + replica_->seconds_moving(); }
 
-  absl::Status TrainTo(uint32_t step) {
-    while (step_ < step) CADRE_RETURN_IF_ERROR(TrainOneStep(step_ + 1 == step));
+  absl::Status Do(const RankProtocol::Train& train, std::optional<RankProtocol::Event>* event) {
+    if (train.solo) {
+      CADRE_RETURN_IF_ERROR(replica_->GatherWeights());
+    } else {
+      period_ = LossPart();
+      period_start_ = steady_.Now();
+    }
+    while (step_ < train.until) {
+      progress_.Enter(v1::ACTIVITY_TRAINING);
+      CADRE_RETURN_IF_ERROR(TrainOneStep(step_ + 1 == train.until));
+    }
+    *event = RankProtocol::Trained{};
     return absl::OkStatus();
   }
 
@@ -295,12 +325,13 @@ class Trainer {
   // weights.
   absl::Status TrainOneStep(bool boundary) {
     const absl::StatusOr<const Batch*> loaded = loader_->Next(step_);
-    data_status_ = loaded.status();
-    CADRE_RETURN_IF_ERROR(data_status_);
-    rate_ = RateAt(spec_.schedule(), step_, start_.total_steps());
+    CADRE_RETURN_IF_ERROR(Blame(v1::FAILURE_CAUSE_DATA, loaded.status()));
+    // A rank that waits for its data thus has less progress than the ranks that wait for it.
+    progress_.Advance();
+    rate_ = RateAt(spec_.schedule(), step_, start().total_steps());
     const std::vector<BatchView> views = ViewsOf(
         **loaded, *replica_, batch(),
-        BatchPosition(DataOriginOf(spec_), step_, rank_slot_.group(), start_.groups(), batch()));
+        BatchPosition(DataOriginOf(spec_), step_, rank_slot_.group(), start().groups(), batch()));
     CADRE_RETURN_IF_ERROR(tracer_->BeforeStep(step_));
     CADRE_RETURN_IF_ERROR(measurer_->BeforeStep(
         {.number = step_, .boundary = boundary, .traced = tracer_->tracing()}));
@@ -311,7 +342,6 @@ class Trainer {
     period_ += part;
     reported_ += part;
     ++step_;
-    ++period_steps_;
     ++reported_steps_;
     counters_.Add("steps");
     counters_.Add("samples", replica_->InputRows(batch()).size());
@@ -324,13 +354,13 @@ class Trainer {
   // Adds the step, and the version that remains the latest, to the error of a diverged run.
   absl::Status InStep(uint32_t step, const absl::Status& status) const {
     if (!absl::IsOutOfRange(status)) return status;
-    return absl::OutOfRangeError(
-        absl::StrCat("step ", step, ": ", status.message(), "; version ", version_, " is kept"));
+    return absl::OutOfRangeError(absl::StrCat("step ", step, ": ", status.message(), "; version ",
+                                              protocol_.version(), " is kept"));
   }
 
   // Reports if the latest report is old enough.
   void ReportProgress() {
-    const absl::Time now = absl::Now();
+    const absl::Time now = steady_.Now();
     if (!lead() || now < report_at_ || reported_.samples == 0) return;
     const double seconds = absl::ToDoubleSeconds(now - report_start_);
     const double labels = reported_.samples;
@@ -346,77 +376,56 @@ class Trainer {
       progress.set_exposed_seconds((Exposed() - exposed_start_) / reported_steps_);
     }
     progress.set_rate(rate_);
-    progress.set_solo_steps(solo_steps_);
-    control_.Report(progress);
+    progress.set_solo_steps(protocol_.solo_steps());
+    control_.Send(progress);
     BeginReport();
     report_at_ = now + options_.report_every;
   }
 
   // ---- The boundary
 
-  // While the coordinator is unreachable the group continues to train, up to max_solo_steps.
-  // Nothing has been staged yet, so the later contribution simply covers more steps.
-  absl::Status GoSolo() {
-    solo_steps_ = 0;
-    const uint32_t max_steps = spec_.averaging().max_solo_steps();
-    const uint32_t period = std::max(1U, spec_.averaging().every_steps());
-    // The coordinator rejects steps beyond the end of the run. 0: the run has no last step.
-    const uint32_t last =
-        start_.total_steps() > 0 ? start_.total_steps() : std::numeric_limits<uint32_t>::max();
-    while (max_steps > 0) {
-      const bool further = solo_steps_ < max_steps && step_ < last;
-      uint64_t away = lead() && further && !control_.connected() ? 1 : 0;
-      CADRE_RETURN_IF_ERROR(BroadcastNumber(&away));
-      if (away == 0) return absl::OkStatus();
-      CADRE_RETURN_IF_ERROR(replica_->GatherWeights());
-      const uint32_t steps = std::min({period, max_steps - solo_steps_, last - step_});
-      solo_steps_ += steps;
-      CADRE_RETURN_IF_ERROR(TrainTo(step_ + steps));
-    }
+  absl::Status Do(const RankProtocol::AskPresence& /*ask*/,
+                  std::optional<RankProtocol::Event>* event) {
+    uint64_t away = lead() && !control_.connected() ? 1 : 0;
+    CADRE_RETURN_IF_ERROR(BroadcastNumber(&away));
+    *event = RankProtocol::Presence{.away = away != 0};
     return absl::OkStatus();
   }
 
-  absl::Status Contribute() {
-    const uint32_t round = version_ + 1;
-    const uint64_t samples = period_steps_ * batch();
+  absl::Status Do(const RankProtocol::Stage& stage, std::optional<RankProtocol::Event>* event) {
     Traffic traffic;
+    progress_.Enter(v1::ACTIVITY_EXCHANGING);
     CADRE_RETURN_IF_ERROR(replica_->AwaitOperations());
     // Non-finite weights must not be averaged.
-    if (period_steps_ > 0) CADRE_RETURN_IF_ERROR(InStep(step_ - 1, replica_->CheckWeights()));
+    if (stage.samples > 0) CADRE_RETURN_IF_ERROR(InStep(step_ - 1, replica_->CheckWeights()));
     if (exchange_->has_shards()) {
       CADRE_RETURN_IF_ERROR(replica_->FetchOwned());
-      const absl::Status staged =
-          exchange_->Stage(round, version_, samples, replica_->owned(), &traffic);
+      const absl::Status staged = exchange_->Stage(stage.round, stage.base_version, stage.samples,
+                                                   replica_->owned(), &traffic);
       // If the contribution is too late, the coordinator's decision determines how to continue.
       const bool late = RefusalOf(staged) == v1::REFUSAL_CLOSED_ROUND;
-      if (!staged.ok() && !late) return staged;
+      if (!late) CADRE_RETURN_IF_ERROR(Blame(v1::FAILURE_CAUSE_AGGREGATOR, staged));
+      progress_.Advance();
       if (late) counters_.Add("contributions_late");
       counters_.Add("staged_payload_bytes", traffic.payload_sent);
       counters_.Add("staged_message_bytes", traffic.message_sent);
     }
-    v1::Contributed contributed;
-    CADRE_RETURN_IF_ERROR(SumTraffic(traffic, contributed));
+    RankProtocol::Staged result{.loss = period_.samples > 0 ? period_.loss / period_.samples : 0};
+    CADRE_RETURN_IF_ERROR(SumTraffic(traffic, &result));
     // After this barrier every rank has staged.
     CADRE_RETURN_IF_ERROR(replica_->comms().All().Barrier());
-    if (!lead()) return absl::OkStatus();
-    *contributed.mutable_place() = rank_slot_;
-    contributed.set_round(round);
-    contributed.set_base_version(version_);
-    contributed.set_step(step_);
-    contributed.set_samples(samples);
-    contributed.set_loss(period_.samples > 0 ? period_.loss / period_.samples : 0);
-    contributed.set_train_seconds(absl::ToDoubleSeconds(absl::Now() - period_start_));
-    control_.Contribute(contributed);
+    result.train_seconds = absl::ToDoubleSeconds(steady_.Now() - period_start_);
+    *event = result;
     return absl::OkStatus();
   }
 
-  template <typename Message>
-  absl::Status SumTraffic(const Traffic& traffic, Message& message) {
+  template <typename Result>
+  absl::Status SumTraffic(const Traffic& traffic, Result* result) {
     uint64_t bytes[] = {traffic.payload_sent + traffic.payload_received,
                         traffic.message_sent + traffic.message_received};
     CADRE_RETURN_IF_ERROR(replica_->comms().All().AllReduceSum(std::span<uint64_t>(bytes)));
-    message.set_payload_bytes(bytes[0]);
-    message.set_message_bytes(bytes[1]);
+    result->payload_bytes = bytes[0];
+    result->message_bytes = bytes[1];
     return absl::OkStatus();
   }
 
@@ -438,8 +447,11 @@ class Trainer {
 
   // Rank 0 receives the decision and broadcasts it. While rank 0 waits, it broadcasts that it still
   // waits, so that its peers do not consider it dead if the coordinator is away for long.
-  absl::StatusOr<v1::Decision> AwaitDecision() {
+  absl::Status Do(const RankProtocol::AwaitDecision& await,
+                  std::optional<RankProtocol::Event>* event) {
+    if (await.run_ended) CADRE_RETURN_IF_ERROR(tracer_->Finish(step_));
     while (true) {
+      progress_.Enter(v1::ACTIVITY_WAITING);
       std::optional<v1::Decision> received;
       if (lead()) {
         CADRE_ASSIGN_OR_RETURN(received, control_.AwaitDecision(kWaitInterval));
@@ -449,88 +461,59 @@ class Trainer {
       if (decided == 0) continue;
       v1::Decision decision = received.value_or(v1::Decision());
       CADRE_RETURN_IF_ERROR(BroadcastMessage(&decision));
-      return decision;
-    }
-  }
-
-  absl::Status Adopt(const v1::Decision& decision) {
-    // True if the decision only assigns another interval to evaluate: this rank already has the
-    // version.
-    const bool again = decision.adopt() && decision.version() == version_ && period_steps_ == 0;
-    if (decision.adopt() && !again) {
-      if (!decision.included()) {
+      if (decision.adopt() && !decision.included()) {
         LOG(WARNING) << "round " << decision.round() << " went on without this group ("
                      << EnumText(decision.refusal()) << "); adopting version "
                      << decision.version();
       }
-      CADRE_RETURN_IF_ERROR(PullDecided(decision));
+      *event = RankProtocol::Decided{std::move(decision)};
+      return absl::OkStatus();
     }
-    if (!again) {
-      CADRE_RETURN_IF_ERROR(replica_->GatherWeights());
-      CADRE_RETURN_IF_ERROR(MaybeSave(MayBeLast(decision)));
-    }
-    BeginPeriod();
-    return absl::OkStatus();
   }
 
-  // The accuracy of an evaluated version may end the run, so that version is saved beforehand.
-  bool MayBeLast(const v1::Decision& decision) const {
-    const bool evaluated = decision.evaluate_begin() < decision.evaluate_end();
-    return decision.next_step() == 0 || (spec_.stop().test_accuracy() > 0 && evaluated);
-  }
-
-  absl::Status PullDecided(const v1::Decision& decision) {
+  absl::Status Do(const RankProtocol::Pull& pull, std::optional<RankProtocol::Event>* event) {
     Traffic traffic;
-    CADRE_RETURN_IF_ERROR(replica_->AwaitOperations());
-    CADRE_RETURN_IF_ERROR(exchange_->Pull(decision.version(), replica_->owned(), &traffic));
-    CADRE_RETURN_IF_ERROR(replica_->StoreOwned());
-    CountPull(traffic);
-    v1::Adopted adopted;
-    CADRE_RETURN_IF_ERROR(SumTraffic(traffic, adopted));
-    CADRE_ASSIGN_OR_RETURN(const uint64_t digest, replica_->GroupDigest());
-    if (lead()) {
-      *adopted.mutable_place() = rank_slot_;
-      adopted.set_version(decision.version());
-      adopted.set_digest(digest);
-      control_.Adopted(adopted);
-    }
-    if (digest != decision.digest()) {
-      return absl::DataLossError(absl::StrCat("version ", decision.version(),
-                                              " as pulled has digest ", DigestHex(digest),
-                                              ", committed was ", DigestHex(decision.digest())));
-    }
-    version_ = decision.version();
-    step_ = decision.step();
+    progress_.Enter(v1::ACTIVITY_EXCHANGING);
+    CADRE_RETURN_IF_ERROR(Pull(pull.decision.version(), &traffic));
+    RankProtocol::Pulled result;
+    CADRE_RETURN_IF_ERROR(SumTraffic(traffic, &result));
+    CADRE_ASSIGN_OR_RETURN(result.digest, replica_->GroupDigest());
     counters_.Add("versions_adopted");
+    step_ = pull.decision.step();
+    *event = result;
     return absl::OkStatus();
   }
 
-  void CountPull(const Traffic& traffic) {
-    counters_.Add("pulled_payload_bytes", traffic.payload_received);
-    counters_.Add("pulled_message_bytes", traffic.message_received);
+  absl::Status Do(const RankProtocol::Keep& keep, std::optional<RankProtocol::Event>* event) {
+    CADRE_RETURN_IF_ERROR(replica_->GatherWeights());
+    CADRE_RETURN_IF_ERROR(MaybeSave(keep.may_be_last));
+    *event = RankProtocol::Kept{};
+    return absl::OkStatus();
+  }
+
+  absl::Status Do(const RankProtocol::Fail& fail, std::optional<RankProtocol::Event>* /*event*/) {
+    return Blame(v1::FAILURE_CAUSE_DIGEST, fail.status);
+  }
+
+  absl::Status Do(const RankProtocol::Send& send, std::optional<RankProtocol::Event>* /*event*/) {
+    control_.Send(send.report);
+    return absl::OkStatus();
   }
 
   // ---- Evaluation
 
-  absl::Status Evaluate(uint64_t begin, uint64_t end) {
-    if (begin >= end) return absl::OkStatus();
+  absl::Status Do(const RankProtocol::Evaluate& evaluate,
+                  std::optional<RankProtocol::Event>* event) {
+    progress_.Enter(v1::ACTIVITY_EVALUATING);
     CADRE_RETURN_IF_ERROR(measurer_->Pause());
-    CADRE_ASSIGN_OR_RETURN(const LossPart sum, EvaluateSamples(*replica_, *test_, begin, end,
-                                                               MicroBatchSamples(spec_)));
-    CADRE_ASSIGN_OR_RETURN(const uint64_t digest, replica_->GroupDigest());
-    BeginPeriod();  // evaluation does not count as training time
-    BeginReport();
-    if (!lead()) return absl::OkStatus();
-    v1::Evaluated evaluated;
-    *evaluated.mutable_place() = rank_slot_;
-    evaluated.set_version(version_);
-    evaluated.set_begin(begin);
-    evaluated.set_end(end);
-    evaluated.set_correct(sum.correct);
-    evaluated.set_labels(sum.samples);
-    evaluated.set_loss_sum(sum.loss);
-    evaluated.set_digest(digest);
-    control_.Evaluated(evaluated);
+    const absl::StatusOr<LossPart> sum = EvaluateSamples(
+        *replica_, *test_, evaluate.begin, evaluate.end, MicroBatchSamples(spec_), progress_);
+    CADRE_RETURN_IF_ERROR(Blame(v1::FAILURE_CAUSE_DATA, sum.status(), IsOfFiles));
+    RankProtocol::Evaluated result{
+        .correct = sum->correct, .labels = sum->samples, .loss_sum = sum->loss};
+    CADRE_ASSIGN_OR_RETURN(result.digest, replica_->GroupDigest());
+    BeginReport();  // evaluation does not count as training time
+    *event = result;
     return absl::OkStatus();
   }
 
@@ -542,6 +525,8 @@ class Trainer {
   Cancellation& cancellation_;
   Counters& counters_;
   const TrainerOptions& options_;
+  TrainerProgress own_progress_;
+  TrainerProgress& progress_;
 
   std::unique_ptr<Dataset> train_;
   std::unique_ptr<Dataset> test_;
@@ -559,21 +544,16 @@ class Trainer {
   std::unique_ptr<StepTracer> tracer_;
   std::unique_ptr<ShardExchange> exchange_;
   std::unique_ptr<RunCheckpoints> checkpoints_;
-  v1::Start start_;
   std::unique_ptr<BatchLoader> loader_;
-  // Status of loading the latest batch.
-  absl::Status data_status_;
 
-  // Cause of an error of the preparation; unspecified: not known yet.
+  // Cause of the error that ended training; unspecified: it follows from the status.
   v1::FailureCause cause_ = v1::FAILURE_CAUSE_UNSPECIFIED;
-  // The version that training continues from, and the number of steps since the start of the run.
-  uint32_t version_;
+  RankProtocol protocol_;
+  // Steps since the start of the run.
   uint32_t step_;
-  // Loss and steps since the last boundary.
+  // Loss since the last boundary.
   LossPart period_;
-  uint32_t period_steps_ = 0;
   absl::Time period_start_;
-  uint32_t solo_steps_ = 0;
   // Loss and steps since the last report.
   LossPart reported_;
   uint32_t reported_steps_ = 0;

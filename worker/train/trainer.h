@@ -7,6 +7,7 @@
 
 #include <functional>
 #include <memory>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -17,6 +18,7 @@
 #include "worker/train/cancellation.h"
 #include "worker/train/group_control.h"
 #include "worker/train/group_plan.h"
+#include "worker/train/trainer_progress.h"
 #include "worker/transport/transport.h"
 
 namespace cadre {
@@ -29,6 +31,8 @@ struct TrainerOptions {
   std::function<absl::StatusOr<std::unique_ptr<Transport>>(Transport& control)> connect_data;
   // Link profiles of earlier groups; may be null.
   LinkCache* links = nullptr;
+  // Shows what the training thread does; may be null.
+  TrainerProgress* progress = nullptr;
   // Limit of one exchange with a shard, including retries.
   absl::Duration exchange_timeout = absl::Minutes(10);
   // How often rank 0 reports while training.
@@ -39,8 +43,10 @@ struct TrainerOptions {
 // of the group (Cancelled).
 struct TrainerOutcome {
   absl::Status status;
-  // Unspecified if the coordinator has cancelled the training.
+  // Unspecified if the coordinator has cancelled the training, or if the cause is not known.
   v1::FailureCause cause = v1::FAILURE_CAUSE_UNSPECIFIED;
+  // Ranks that are likely to have caused the failure. Empty: this one.
+  std::vector<int> suspects;
   // Status of the kernels' device at the end. Not OK: the device is unusable, because it is lost or
   // because the group died; create a new device to continue.
   absl::Status device;

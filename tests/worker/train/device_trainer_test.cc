@@ -111,8 +111,14 @@ class ScriptedControl final : public RecordingControl {
 
   std::vector<v1::Decision> decided;
 
-  void Contribute(const v1::Contributed& message) override {
-    RecordingControl::Contribute(message);
+  void Send(const TrainingReport& report) override {
+    RecordingControl::Send(report);
+    if (const auto* message = std::get_if<v1::Contributed>(&report)) Answer(*message);
+  }
+  std::string ShardAddress(uint32_t) const override { return script_.shard->address(); }
+
+ private:
+  void Answer(const v1::Contributed& message) {
     const size_t next = contributed.size();
     const bool last = next >= script_.boundaries.size();
     v1::Decision decision = last ? EndOfRun(kTestSamples) : DecisionTo(script_.boundaries[next]);
@@ -127,9 +133,7 @@ class ScriptedControl final : public RecordingControl {
     decisions.push_back(decision);
     decided.push_back(decision);
   }
-  std::string ShardAddress(uint32_t) const override { return script_.shard->address(); }
 
- private:
   const Script script_;
 };
 

@@ -37,22 +37,19 @@ class RecordingControl : public GroupControl {
     prepared = message;
     return start;
   }
-  void Report(const v1::Progress& message) override { progress.push_back(message); }
-  void Measured(const v1::Measured& message) override { measured.push_back(message); }
-  void Contribute(const v1::Contributed& message) override { contributed.push_back(message); }
+  void Send(const TrainingReport& report) override {
+    std::visit([this](const auto& message) { Record(message); }, report);
+  }
   absl::StatusOr<std::optional<v1::Decision>> AwaitDecision(absl::Duration) override {
     if (decisions.empty()) return absl::CancelledError("released");
     std::optional<v1::Decision> decision = std::move(decisions.front());
     decisions.pop_front();
     return decision;
   }
-  void Adopted(const v1::Adopted& message) override { adopted.push_back(message); }
-  void Evaluated(const v1::Evaluated& message) override { evaluated.push_back(message); }
   std::optional<v1::TraceSteps> TakeTraceRequest() override {
     if (steps_before_trace-- > 0) return std::nullopt;
     return std::exchange(trace_request, std::nullopt);
   }
-  void Traced(const v1::Traced& message) override { traced.push_back(message); }
   bool connected() const override {
     if (connections.empty()) return true;
     const bool connected = connections.front();
@@ -60,6 +57,15 @@ class RecordingControl : public GroupControl {
     return connected;
   }
   std::string ShardAddress(uint32_t) const override { return ""; }
+
+ private:
+  void Record(const v1::Prepared& message) { prepared = message; }
+  void Record(const v1::Progress& message) { progress.push_back(message); }
+  void Record(const v1::Measured& message) { measured.push_back(message); }
+  void Record(const v1::Contributed& message) { contributed.push_back(message); }
+  void Record(const v1::Adopted& message) { adopted.push_back(message); }
+  void Record(const v1::Evaluated& message) { evaluated.push_back(message); }
+  void Record(const v1::Traced& message) { traced.push_back(message); }
 };
 
 // Assigns the run to a group of `ranks`, from the step of its checkpoint.

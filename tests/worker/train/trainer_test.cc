@@ -40,11 +40,10 @@ v1::RunSpec Spec() {
 }
 
 TrainerOutcome Train(const v1::Assignment& assignment, RecordingControl& control,
-                     Counters* counters = nullptr) {
+                     Counters* counters = nullptr, TrainerOptions options = {}) {
   auto kernels = MakeCpuBackend(1);
   Cancellation cancellation;
   Counters unwatched;
-  TrainerOptions options;
   options.report_every = absl::ZeroDuration();
   options.connect = [](const v1::Assignment&) -> absl::StatusOr<std::unique_ptr<Transport>> {
     return std::move(MakeThreadTransports(1, absl::Seconds(5))[0]);
@@ -75,8 +74,10 @@ void TrainPair(v1::Assignment assignment, RecordingControl (&controls)[2]) {
       const TrainerOutcome outcome =
           TrainAsMember(mine, *kernels, controls[rank], cancellation, counters, options);
       // The release of one rank aborts the transport of the other.
-      EXPECT_TRUE(absl::IsCancelled(outcome.status) || absl::IsUnavailable(outcome.status))
-          << outcome.status;
+      if (absl::IsCancelled(outcome.status)) return;
+      EXPECT_TRUE(absl::IsUnavailable(outcome.status)) << outcome.status;
+      EXPECT_EQ(outcome.cause, v1::FAILURE_CAUSE_PEER);
+      EXPECT_EQ(outcome.suspects, std::vector<int>({1 - static_cast<int>(rank)}));
     });
   }
   for (std::thread& thread : threads) thread.join();
@@ -256,6 +257,17 @@ TEST(Trainer, NamesDataAndPlanAsCause) {
   other.mutable_plan()->mutable_layers(0)->set_layer("other");
   outcome = Train(other, control);
   EXPECT_EQ(outcome.cause, v1::FAILURE_CAUSE_PLAN) << outcome.status;
+}
+
+TEST(Trainer, NamesAggregatorAsCause) {
+  RecordingControl control;  // knows no address
+  v1::Assignment assignment = AssignmentOf(Spec());
+  assignment.add_shards();
+  TrainerOptions options;
+  options.exchange_timeout = absl::Milliseconds(100);
+  const TrainerOutcome outcome = Train(assignment, control, nullptr, options);
+  EXPECT_EQ(outcome.cause, v1::FAILURE_CAUSE_AGGREGATOR) << outcome.status;
+  EXPECT_TRUE(outcome.suspects.empty());
 }
 
 // Trains from the assignment's step to `step`, where the run ends, and returns the digest of the

@@ -1,0 +1,167 @@
+#include "worker/train/rank_protocol.h"
+
+#include <gtest/gtest.h>
+
+#include <optional>
+
+namespace cadre {
+namespace {
+
+using P = RankProtocol;
+
+class RankProtocolTest : public ::testing::Test {
+ protected:
+  RankProtocolTest() {
+    assignment_.mutable_place()->set_generation(3);
+    assignment_.set_version(2);
+    assignment_.set_step(20);
+    assignment_.mutable_spec()->set_batch_per_group(8);
+    assignment_.mutable_spec()->mutable_averaging()->set_every_steps(4);
+  }
+
+  // Handles the event. The action must be of this type, and last.
+  template <typename Action>
+  Action Expect(const P::Event& event) {
+    if (!protocol_) protocol_.emplace(assignment_);
+    actions_ = protocol_->Handle(event);
+    const auto* action = actions_.empty() ? nullptr : std::get_if<Action>(&actions_.back());
+    if (action != nullptr) return *action;
+    ADD_FAILURE() << "another action";
+    return {};
+  }
+  // The report before the last action.
+  template <typename Report>
+  Report Sent() {
+    const auto* send = std::get_if<P::Send>(&actions_.front());
+    const auto* report = send == nullptr ? nullptr : std::get_if<Report>(&send->report);
+    if (actions_.size() == 2 && report != nullptr) return *report;
+    ADD_FAILURE() << "not sent";
+    return {};
+  }
+  static P::Started StartTo(uint32_t step, uint32_t total = 100) {
+    P::Started started;
+    started.start.set_next_step(step);
+    started.start.set_total_steps(total);
+    return started;
+  }
+  static v1::Decision Version(uint32_t version, uint32_t step, uint32_t next_step) {
+    v1::Decision decision;
+    decision.set_adopt(true);
+    decision.set_version(version);
+    decision.set_step(step);
+    decision.set_digest(77);
+    decision.set_next_step(next_step);
+    return decision;
+  }
+  void set_max_solo(uint32_t steps) {
+    assignment_.mutable_spec()->mutable_averaging()->set_max_solo_steps(steps);
+  }
+
+  v1::Assignment assignment_;
+  std::optional<P> protocol_;
+  P::Actions actions_;
+};
+
+TEST_F(RankProtocolTest, OneRound) {
+  EXPECT_EQ(Expect<P::Train>(StartTo(24)).until, 24U);
+  const auto stage = Expect<P::Stage>(P::Trained{});
+  EXPECT_EQ(stage.round, 3U);
+  EXPECT_EQ(stage.base_version, 2U);
+  EXPECT_EQ(stage.samples, 32U);
+  EXPECT_FALSE(Expect<P::AwaitDecision>(P::Staged{.loss = 0.5, .payload_bytes = 9}).run_ended);
+  const auto contributed = Sent<v1::Contributed>();
+  EXPECT_EQ(contributed.place().generation(), 3U);
+  EXPECT_EQ(contributed.round(), 3U);
+  EXPECT_EQ(contributed.step(), 24U);
+  EXPECT_EQ(contributed.samples(), 32U);
+  EXPECT_EQ(contributed.payload_bytes(), 9U);
+  // Another group has trained further.
+  EXPECT_EQ(Expect<P::Pull>(P::Decided{Version(3, 26, 30)}).decision.version(), 3U);
+  EXPECT_FALSE(Expect<P::Keep>(P::Pulled{.digest = 77}).may_be_last);
+  EXPECT_EQ(Sent<v1::Adopted>().version(), 3U);
+  EXPECT_EQ(Expect<P::Train>(P::Kept{}).until, 30U);
+  EXPECT_EQ(Expect<P::Stage>(P::Trained{}).samples, 32U) << "steps 26 to 30";
+}
+
+TEST_F(RankProtocolTest, OtherRanksSendNothing) {
+  assignment_.mutable_place()->set_rank(1);
+  Expect<P::Train>(StartTo(24));
+  Expect<P::Stage>(P::Trained{});
+  Expect<P::AwaitDecision>(P::Staged{});
+  EXPECT_EQ(actions_.size(), 1U);
+}
+
+TEST_F(RankProtocolTest, WrongDigestIsReportedAndEndsTheGeneration) {
+  Expect<P::Train>(StartTo(24));
+  Expect<P::Stage>(P::Trained{});
+  Expect<P::AwaitDecision>(P::Staged{});
+  Expect<P::Pull>(P::Decided{Version(3, 24, 28)});
+  EXPECT_TRUE(absl::IsDataLoss(Expect<P::Fail>(P::Pulled{.digest = 78}).status));
+  EXPECT_EQ(Sent<v1::Adopted>().digest(), 78U);
+}
+
+TEST_F(RankProtocolTest, SoloStepsEndAtTheLimit) {
+  set_max_solo(6);
+  Expect<P::Train>(StartTo(24));
+  Expect<P::AskPresence>(P::Trained{});
+  auto train = Expect<P::Train>(P::Presence{.away = true});
+  EXPECT_TRUE(train.solo);
+  EXPECT_EQ(train.until, 28U);
+  Expect<P::AskPresence>(P::Trained{});
+  EXPECT_EQ(Expect<P::Train>(P::Presence{.away = true}).until, 30U);
+  EXPECT_EQ(protocol_->solo_steps(), 6U);
+  EXPECT_EQ(Expect<P::Stage>(P::Trained{}).samples, 80U) << "they count";
+}
+
+TEST_F(RankProtocolTest, SoloStepsEndWithTheRunAndWhenTheCoordinatorIsBack) {
+  set_max_solo(20);
+  Expect<P::Train>(StartTo(24, /*total=*/29));
+  Expect<P::AskPresence>(P::Trained{});
+  EXPECT_EQ(Expect<P::Train>(P::Presence{.away = true}).until, 28U);
+  Expect<P::AskPresence>(P::Trained{});
+  EXPECT_EQ(Expect<P::Train>(P::Presence{.away = true}).until, 29U);
+  Expect<P::Stage>(P::Trained{});
+  Expect<P::AwaitDecision>(P::Staged{});
+  Expect<P::Pull>(P::Decided{Version(3, 20, 24)});
+  Expect<P::Keep>(P::Pulled{.digest = 77});
+  EXPECT_FALSE(Expect<P::Train>(P::Kept{}).solo);
+  EXPECT_EQ(protocol_->solo_steps(), 0U);
+  Expect<P::AskPresence>(P::Trained{});
+  Expect<P::Stage>(P::Presence{.away = false});
+}
+
+TEST_F(RankProtocolTest, EvaluatesAtTheStartAndAtTheEnd) {
+  P::Started started = StartTo(24);
+  started.start.set_evaluate_end(10);
+  EXPECT_EQ(Expect<P::Evaluate>(started).end, 10U);
+  EXPECT_EQ(Expect<P::Train>(P::Evaluated{.correct = 4, .digest = 5}).until, 24U);
+  EXPECT_EQ(Sent<v1::Evaluated>().version(), 2U);
+  EXPECT_EQ(Sent<v1::Evaluated>().end(), 10U);
+  Expect<P::Stage>(P::Trained{});
+  Expect<P::AwaitDecision>(P::Staged{});
+  v1::Decision last = Version(3, 24, 0);
+  last.set_evaluate_end(7);
+  Expect<P::Pull>(P::Decided{last});
+  EXPECT_TRUE(Expect<P::Keep>(P::Pulled{.digest = 77}).may_be_last);
+  EXPECT_EQ(Expect<P::Evaluate>(P::Kept{}).end, 7U);
+  EXPECT_TRUE(Expect<P::AwaitDecision>(P::Evaluated{}).run_ended);
+  EXPECT_EQ(Sent<v1::Evaluated>().version(), 3U);
+  // Samples of a group that was lost: the version is not pulled again.
+  last.set_evaluate_begin(7);
+  last.set_evaluate_end(9);
+  EXPECT_EQ(Expect<P::Evaluate>(P::Decided{last}).begin, 7U);
+}
+
+TEST_F(RankProtocolTest, RunThatDoesNotAverageKeepsItsWeights) {
+  Expect<P::Train>(StartTo(24));
+  Expect<P::Stage>(P::Trained{});
+  Expect<P::AwaitDecision>(P::Staged{});
+  v1::Decision decision;
+  decision.set_next_step(30);
+  Expect<P::Keep>(P::Decided{decision});
+  EXPECT_EQ(Expect<P::Train>(P::Kept{}).until, 30U);
+  EXPECT_EQ(Expect<P::Stage>(P::Trained{}).samples, 48U);
+}
+
+}  // namespace
+}  // namespace cadre

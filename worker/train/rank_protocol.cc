@@ -1,0 +1,152 @@
+#include "worker/train/rank_protocol.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/digest.h"
+
+namespace cadre {
+
+RankProtocol::Actions RankProtocol::Handle(const Event& event) {
+  return std::visit([this](const auto& one) { return On(one); }, event);
+}
+
+RankProtocol::Actions RankProtocol::On(const Started& started) {
+  start_ = started.start;
+  return EvaluateAndTrain(start_.evaluate_begin(), start_.evaluate_end(), start_.next_step());
+}
+
+RankProtocol::Actions RankProtocol::EvaluateAndTrain(uint64_t begin, uint64_t end,
+                                                     uint32_t next_step) {
+  next_step_ = next_step;
+  evaluate_ = {begin, end};
+  if (begin < end) return {evaluate_};
+  return BeginPeriod();
+}
+
+RankProtocol::Actions RankProtocol::On(const Evaluated& evaluated) {
+  v1::Evaluated message;
+  message.set_version(version_);
+  message.set_begin(evaluate_.begin);
+  message.set_end(evaluate_.end);
+  message.set_correct(evaluated.correct);
+  message.set_labels(evaluated.labels);
+  message.set_loss_sum(evaluated.loss_sum);
+  message.set_digest(evaluated.digest);
+  Actions actions = SendFromLead(std::move(message));
+  for (Action& action : BeginPeriod()) actions.push_back(std::move(action));
+  return actions;
+}
+
+// A period consists of the steps between two boundaries.
+RankProtocol::Actions RankProtocol::BeginPeriod() {
+  solo_steps_ = 0;
+  if (next_step_ == 0) return {AwaitDecision{.run_ended = true}};
+  return TrainUntil(next_step_, /*solo=*/false);
+}
+
+RankProtocol::Actions RankProtocol::TrainUntil(uint32_t step, bool solo) {
+  until_ = std::max(step_, step);
+  return {Train{.until = until_, .solo = solo}};
+}
+
+// While the coordinator is unreachable the group continues to train. Nothing has been staged yet,
+// so the later contribution simply covers more steps.
+RankProtocol::Actions RankProtocol::On(const Trained& /*trained*/) {
+  period_steps_ += until_ - step_;
+  step_ = until_;
+  if (SoloSteps() > 0) return {AskPresence{}};
+  return {StageNext()};
+}
+
+uint32_t RankProtocol::SoloSteps() const {
+  const v1::Averaging& averaging = assignment_.spec().averaging();
+  // The coordinator rejects steps beyond the end of the run. 0: the run has no last step.
+  const uint32_t last =
+      start_.total_steps() > 0 ? start_.total_steps() : std::numeric_limits<uint32_t>::max();
+  if (solo_steps_ >= averaging.max_solo_steps() || step_ >= last) return 0;
+  return std::min({std::max(1U, averaging.every_steps()), averaging.max_solo_steps() - solo_steps_,
+                   last - step_});
+}
+
+RankProtocol::Actions RankProtocol::On(const Presence& presence) {
+  if (!presence.away) return {StageNext()};
+  const uint32_t steps = SoloSteps();
+  solo_steps_ += steps;
+  return TrainUntil(step_ + steps, /*solo=*/true);
+}
+
+RankProtocol::Action RankProtocol::StageNext() const {
+  return Stage{.round = version_ + 1, .base_version = version_, .samples = PeriodSamples()};
+}
+
+uint64_t RankProtocol::PeriodSamples() const {
+  return uint64_t{period_steps_} * assignment_.spec().batch_per_group();
+}
+
+RankProtocol::Actions RankProtocol::On(const Staged& staged) {
+  v1::Contributed message;
+  message.set_round(version_ + 1);
+  message.set_base_version(version_);
+  message.set_step(step_);
+  message.set_samples(PeriodSamples());
+  message.set_loss(staged.loss);
+  message.set_train_seconds(staged.train_seconds);
+  message.set_payload_bytes(staged.payload_bytes);
+  message.set_message_bytes(staged.message_bytes);
+  Actions actions = SendFromLead(std::move(message));
+  actions.push_back(AwaitDecision{});
+  return actions;
+}
+
+RankProtocol::Actions RankProtocol::On(const Decided& decided) {
+  decision_ = decided.decision;
+  if (!decision_.adopt()) return {KeepWeights()};
+  // The group has the version already if the decision only assigns other samples to evaluate.
+  const bool has_version = decision_.version() == version_ && period_steps_ == 0;
+  if (has_version) return On(Kept{});
+  return {Pull{.decision = decision_}};
+}
+
+RankProtocol::Actions RankProtocol::On(const Pulled& pulled) {
+  v1::Adopted message;
+  message.set_version(decision_.version());
+  message.set_digest(pulled.digest);
+  message.set_payload_bytes(pulled.payload_bytes);
+  message.set_message_bytes(pulled.message_bytes);
+  Actions actions = SendFromLead(std::move(message));
+  if (pulled.digest != decision_.digest()) {
+    actions.push_back(Fail{absl::DataLossError(absl::StrCat(
+        "version ", decision_.version(), " as pulled has digest ", DigestHex(pulled.digest),
+        ", committed was ", DigestHex(decision_.digest())))});
+    return actions;
+  }
+  version_ = decision_.version();
+  step_ = decision_.step();
+  actions.push_back(KeepWeights());
+  return actions;
+}
+
+// The accuracy of an evaluated version may end the run, so that version is saved beforehand.
+RankProtocol::Action RankProtocol::KeepWeights() const {
+  const bool evaluated = decision_.evaluate_begin() < decision_.evaluate_end();
+  const bool accuracy_ends = assignment_.spec().stop().test_accuracy() > 0 && evaluated;
+  return Keep{.may_be_last = decision_.next_step() == 0 || accuracy_ends};
+}
+
+RankProtocol::Actions RankProtocol::On(const Kept& /*kept*/) {
+  period_steps_ = 0;
+  return EvaluateAndTrain(decision_.evaluate_begin(), decision_.evaluate_end(),
+                          decision_.next_step());
+}
+
+template <typename Report>
+RankProtocol::Actions RankProtocol::SendFromLead(Report report) const {
+  if (assignment_.place().rank() != 0) return {};
+  *report.mutable_place() = assignment_.place();
+  return {Send{std::move(report)}};
+}
+
+}  // namespace cadre

@@ -1,0 +1,165 @@
+// What a rank does from the start of its group to the end of the generation, as a pure state
+// machine: when it trains, contributes, adopts a version, evaluates, and what it reports.
+//
+//   RankProtocol protocol(assignment);
+//   RankProtocol::Actions actions = protocol.Handle(RankProtocol::Started{start});
+//
+// Handle returns messages to send and, last, one action to carry out; its completion is the next
+// event. The training loop carries actions out on its thread (worker/train/trainer), the simulation
+// in virtual time. Errors are not events: they end the generation.
+//
+//   Started -> [Evaluate] -> Train -> [AskPresence -> Train ...] -> Contribute -> AwaitDecision
+//           -> [Pull] -> [Keep] -> [Evaluate] -> Train ... or AwaitDecision, if the run has ended
+//
+// Thread-compatible.
+//
+// Requires: all ranks of a group handle equal events, apart from measurements, which only appear in
+// messages. Guarantees: they then receive equal actions, so that all of them call the same
+// collectives; rank 0 alone sends.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "proto/cadre/v1/membership.pb.h"
+#include "worker/train/group_control.h"
+
+namespace cadre {
+
+class RankProtocol {
+ public:
+  // ---- Events
+
+  struct Started {
+    v1::Start start;
+  };
+  // The step of Train is reached.
+  struct Trained {};
+  // Whether rank 0 cannot reach the coordinator.
+  struct Presence {
+    bool away = false;
+  };
+  // All ranks have staged their values.
+  struct Staged {
+    double loss = 0;
+    double train_seconds = 0;
+    uint64_t payload_bytes = 0;
+    uint64_t message_bytes = 0;
+  };
+  struct Decided {
+    v1::Decision decision;
+  };
+  // All ranks have pulled; the digest of what they pulled.
+  struct Pulled {
+    uint64_t digest = 0;
+    uint64_t payload_bytes = 0;
+    uint64_t message_bytes = 0;
+  };
+  struct Kept {};
+  struct Evaluated {
+    int64_t correct = 0;
+    int64_t labels = 0;
+    double loss_sum = 0;
+    uint64_t digest = 0;
+  };
+  using Event = std::variant<Started, Trained, Presence, Staged, Decided, Pulled, Kept, Evaluated>;
+
+  // ---- Actions
+
+  // Train until this step. `solo`: beyond the boundary, with weights that were not gathered there.
+  struct Train {
+    uint32_t until = 0;
+    bool solo = false;
+  };
+  // Agree on whether rank 0 can reach the coordinator.
+  struct AskPresence {};
+  // Stage the owned values for a round. A run that does not average stages nothing.
+  struct Stage {
+    uint32_t round = 0;
+    uint32_t base_version = 0;
+    uint64_t samples = 0;
+  };
+  // Agree on rank 0's next decision. `run_ended`: no more steps follow.
+  struct AwaitDecision {
+    bool run_ended = false;
+  };
+  struct Pull {
+    v1::Decision decision;
+  };
+  // Continue with the weights that the ranks own, and save a checkpoint if one is due.
+  // `may_be_last`: the run may end here.
+  struct Keep {
+    bool may_be_last = false;
+  };
+  // Evaluate test samples [begin, end).
+  struct Evaluate {
+    uint64_t begin = 0;
+    uint64_t end = 0;
+  };
+  struct Send {
+    TrainingReport report;
+  };
+  // End the generation with FAILURE_CAUSE_DIGEST.
+  struct Fail {
+    absl::Status status;
+  };
+  using Action =
+      std::variant<Train, AskPresence, Stage, AwaitDecision, Pull, Keep, Evaluate, Send, Fail>;
+  using Actions = std::vector<Action>;
+
+  // Borrows the assignment.
+  explicit RankProtocol(const v1::Assignment& assignment)
+      : assignment_(assignment), version_(assignment.version()), step_(assignment.step()) {}
+
+  Actions Handle(const Event& event);
+
+  const v1::Start& start() const { return start_; }
+  // The version that training continues from, and the steps since the start of the run.
+  uint32_t version() const { return version_; }
+  uint32_t step() const { return step_; }
+  // Steps since the last boundary.
+  uint32_t period_steps() const { return period_steps_; }
+  // Steps beyond the boundary while the coordinator was away.
+  uint32_t solo_steps() const { return solo_steps_; }
+
+ private:
+  Actions On(const Started& started);
+  Actions On(const Trained& trained);
+  Actions On(const Presence& presence);
+  Actions On(const Staged& staged);
+  Actions On(const Decided& decided);
+  Actions On(const Pulled& pulled);
+  Actions On(const Kept& kept);
+  Actions On(const Evaluated& evaluated);
+
+  Actions TrainUntil(uint32_t step, bool solo);
+  Action StageNext() const;
+  Action KeepWeights() const;
+  // Evaluates samples [begin, end), then trains to `next_step`.
+  Actions EvaluateAndTrain(uint64_t begin, uint64_t end, uint32_t next_step);
+  Actions BeginPeriod();
+  // The number of steps that the group may train solo from here.
+  uint32_t SoloSteps() const;
+  uint64_t PeriodSamples() const;
+  // Sends `report` with the rank slot, if this is rank 0.
+  template <typename Report>
+  Actions SendFromLead(Report report) const;
+
+  const v1::Assignment& assignment_;
+  v1::Start start_;
+  v1::Decision decision_;
+  uint32_t version_;
+  uint32_t step_;
+  // The step to which the rank trains.
+  uint32_t until_ = 0;
+  // The next boundary; 0: the run has ended.
+  uint32_t next_step_ = 0;
+  Evaluate evaluate_;
+  uint32_t period_steps_ = 0;
+  uint32_t solo_steps_ = 0;
+};
+
+}  // namespace cadre
