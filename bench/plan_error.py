@@ -16,12 +16,9 @@ import statistics
 import subprocess
 import sys
 
+from hosts import Hosts
+
 MODELS = "lenet:256,mlp:256,alexnet:32,resnet18:16,vgg11:8"
-UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
-# A bucket holds the bytes of this time, and at least a few packets.
-BURST_SECONDS = 0.002
-MIN_BURST = 65536
-QUEUE_MS = 50
 
 
 def parse():
@@ -37,82 +34,11 @@ def parse():
     return p.parse_args()
 
 
-def bits_per_second(rate):
-    """'100mbit' -> 1e8."""
-    for unit, factor in UNITS.items():
-        if rate.endswith(unit) and rate[:-len(unit)].isdigit():
-            return int(rate[:-len(unit)]) * factor
-    raise ValueError(f"a rate must be written as 100mbit or 1gbit, not '{rate}'")
-
-
-class Hosts:
-    """Hosts, emulated by network namespaces, that exist during a with statement; the caller ends the processes
-    in them.
-
-    Every host has one interface, connected to a bridge in another namespace. A token bucket at both ends of the
-    link limits its rate in each direction. The hosts are not reachable from outside. Requires root, iproute2,
-    and veth, bridge and sch_tbf in the kernel.
-    """
-
-    def __init__(self, count, rate):
-        self.count = count
-        self.bits = bits_per_second(rate)
-        self.prefix = f"cadre{os.getpid()}"
-        self.made = []
-
-    def __enter__(self):
-        try:
-            self._make()
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
-
-    def __exit__(self, *_):
-        for name in reversed(self.made):
-            subprocess.run(["ip", "netns", "del", name], check=False)
-        self.made = []
-
-    def address(self, host):
-        return f"10.88.0.{host + 1}"
-
-    def start(self, host, command, **options):
-        return subprocess.Popen(["ip", "netns", "exec", self._name(host), *command], **options)
-
-    def _name(self, suffix):
-        return f"{self.prefix}-{suffix}"
-
-    def _make(self):
-        switch = self._add("switch")
-        run(f"ip -n {switch} link add bridge type bridge")
-        run(f"ip -n {switch} link set bridge up")
-        for host in range(self.count):
-            name, port = self._add(host), f"port{host}"
-            run(f"ip link add eth0 netns {name} type veth peer name {port} netns {switch}")
-            run(f"ip -n {name} address add {self.address(host)}/24 dev eth0")
-            run(f"ip -n {name} link set eth0 up")
-            run(f"ip -n {switch} link set {port} master bridge up")
-            burst = max(MIN_BURST, int(self.bits / 8 * BURST_SECONDS))
-            for namespace, interface in ((name, "eth0"), (switch, port)):
-                run(f"tc -n {namespace} qdisc replace dev {interface} root tbf rate {int(self.bits)}bit"
-                    f" burst {burst} latency {QUEUE_MS}ms")
-
-    def _add(self, suffix):
-        name = self._name(suffix)
-        run(f"ip netns add {name}")
-        self.made.append(name)
-        run(f"ip -n {name} link set lo up")
-        return name
-
-
-def run(command):
-    subprocess.run(command.split(), check=True)
-
-
 def run_group(args, ranks, rate):
     """The lines that rank 0 of a group prints."""
-    with Hosts(ranks, rate) as hosts:
-        peers = ",".join(f"{hosts.address(r)}:7100" for r in range(ranks))
+    names = [str(rank) for rank in range(ranks)]
+    with Hosts(names, rate) as hosts:
+        peers = ",".join(f"{hosts.address(name)}:7100" for name in names)
         cores = os.cpu_count() / ranks if ranks > 1 else 0
         processes = []
         for rank in range(ranks):
@@ -120,7 +46,7 @@ def run_group(args, ranks, rate):
                        "--models", args.models, "--link", rate,
                        "--cores", str(cores), "--seconds", str(args.seconds)]
             out = subprocess.PIPE if rank == 0 else subprocess.DEVNULL
-            processes.append(hosts.start(rank, command, stdout=out, text=True))
+            processes.append(hosts.start(str(rank), command, stdout=out, text=True))
         try:
             for line in processes[0].stdout:
                 yield json.loads(line)
