@@ -1,0 +1,204 @@
+"""The kinds of faults, and the schedule by which they are injected."""
+import errno
+import os
+import random
+import signal
+import threading
+import time
+
+from chaos_rig.cluster import COORDINATOR, ThreadStop
+
+HOUR = 3600
+
+
+class Fault:
+    """One fault of one member, from begin() to end(). Subclasses name the roles that they affect and how long they
+    last, in seconds."""
+
+    roles = ("worker", "aggregator", "coordinator")
+    seconds = (2, 8)
+    needs_hosts = True
+
+    def __init__(self, cluster, member, rng):
+        self.cluster = cluster
+        self.member = member
+        self.rng = rng
+
+    def begin(self):
+        raise NotImplementedError
+
+    def end(self):
+        raise NotImplementedError
+
+
+class Kill(Fault):
+    """SIGKILL, and a new process after a delay."""
+
+    needs_hosts = False
+
+    def begin(self):
+        self.cluster.kill(self.member)
+
+    def end(self):
+        self.cluster.start(self.member)
+
+
+class Stop(Fault):
+    """SIGSTOP, then SIGCONT."""
+
+    needs_hosts = False
+
+    def begin(self):
+        self.cluster.signal(self.member, signal.SIGSTOP)
+
+    def end(self):
+        self.cluster.signal(self.member, signal.SIGCONT)
+
+
+class Hang(Fault):
+    """The busiest thread stands still, the others (heartbeats) continue."""
+
+    roles = ("worker",)
+    needs_hosts = False
+
+    def begin(self):
+        self.stop = ThreadStop(self.cluster.busiest_thread(self.member))
+        self.stop.start()
+
+    def end(self):
+        self.stop.end()
+        if self.stop.error:
+            raise OSError(f"a thread cannot be stopped: {self.stop.error}")
+
+
+class Disconnect(Fault):
+    """No link."""
+
+    def begin(self):
+        self.cluster.hosts.set_link(self.member.name, "down")
+
+    def end(self):
+        self.cluster.hosts.set_link(self.member.name, "up")
+
+
+class Mute(Fault):
+    """A partition in one direction: the coordinator does not hear the member, which still hears the coordinator."""
+
+    roles = ("worker", "aggregator")
+
+    def begin(self):
+        self.cluster.hosts.set_route(self.member.name, COORDINATOR, "down")
+
+    def end(self):
+        self.cluster.hosts.set_route(self.member.name, COORDINATOR, "up")
+
+
+class Slow(Fault):
+    """A link of 10 Mbit/s."""
+
+    roles = ("worker", "aggregator")
+    seconds = (5, 12)
+
+    def begin(self):
+        self.cluster.hosts.set_rate(self.member.name, "10mbit")
+
+    def end(self):
+        self.cluster.hosts.set_rate(self.member.name, self.cluster.hosts.rate)
+
+
+class FullDisk(Fault):
+    """Another file fills the file system of an aggregator."""
+
+    roles = ("aggregator",)
+
+    def begin(self):
+        self.path = os.path.join(self.cluster.data(self.member), ".filler")
+        block = bytes(1 << 20)
+        with open(self.path, "wb", buffering=0) as file:
+            # A short write precedes the error, so the last byte is taken.
+            while True:
+                try:
+                    file.write(block)
+                except OSError as error:
+                    if error.errno != errno.ENOSPC:
+                        raise
+                    break
+
+    def end(self):
+        os.unlink(self.path)
+
+
+class Clock(Fault):
+    """The wall clock of a worker jumps by an hour, forth or back, and later to where it was."""
+
+    roles = ("worker",)
+    needs_hosts = False
+
+    def begin(self):
+        self.cluster.set_clock(self.member, self.rng.choice((HOUR, -HOUR)))
+
+    def end(self):
+        self.cluster.set_clock(self.member, 0)
+
+
+KINDS = {"kill": Kill, "stop": Stop, "hang": Hang, "disconnect": Disconnect, "mute": Mute, "slow": Slow,
+         "full_disk": FullDisk, "clock": Clock}
+
+
+def kinds_of(cluster, only):
+    """Names such as kill_worker, of the faults that are possible on this cluster."""
+    names = [f"{kind}_{role}" for kind, fault in KINDS.items() for role in fault.roles
+             if (cluster.hosts or not fault.needs_hosts) and (kind != "clock" or cluster.clock_library)]
+    chosen = [name for name in names if not only or name in only.split(",")]
+    if not chosen:
+        raise ValueError(f"--kinds names none of {', '.join(names)}")
+    return chosen
+
+
+def make(cluster, name, rng, restart_seconds):
+    """A fault of a random member with this role, and its length in seconds."""
+    kind, role = name.rsplit("_", 1)
+    candidates = [member for member in cluster.of_role(role) if member.alive]
+    sample = cluster.history.samples[-1]
+    # Ranks rather than idle workers.
+    candidates = [member for member in candidates if sample.group_of(member.name) is not None] or candidates
+    fault = KINDS[kind](cluster, rng.choice(candidates), rng)
+    return fault, restart_seconds if kind == "kill" else rng.uniform(*fault.seconds)
+
+
+def inject(cluster, name, rng, restart_seconds):
+    """Injects one fault and returns when it is over. Returns its number in the history."""
+    history = cluster.history
+    fault, seconds = make(cluster, name, rng, restart_seconds)
+    number = history.begin_fault(name, fault.member.name, seconds)
+    fault.begin()
+    time.sleep(seconds)
+    fault.end()
+    history.end_fault(number)
+    return number
+
+
+def schedule(kinds, rate, seconds, rng):
+    """Times and kinds: `rate` faults per hour, each kind equally often, in a random order."""
+    gap = HOUR / rate
+    order = []
+    for i in range(int(seconds / gap)):
+        if not order:
+            order = rng.sample(kinds, len(kinds))
+        yield (i + rng.uniform(0.1, 0.4)) * gap, order.pop(), random.Random(rng.random())
+
+
+def run_schedule(cluster, args, seconds):
+    """Injects faults for the given time; one at a time unless `args.overlap`."""
+    rng = random.Random(args.seed)
+    begin = time.monotonic()
+    threads = []
+    for at, name, own in schedule(kinds_of(cluster, args.kinds), args.faults_per_hour, seconds, rng):
+        time.sleep(max(0, begin + at - time.monotonic()))
+        threads.append(threading.Thread(target=inject, args=(cluster, name, own, args.restart_s)))
+        threads[-1].start()
+        if not args.overlap:
+            threads[-1].join()
+    time.sleep(max(0, begin + seconds - time.monotonic()))
+    for thread in threads:
+        thread.join()
