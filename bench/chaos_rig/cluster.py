@@ -10,6 +10,8 @@ import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 COORDINATOR = "coordinator"
+# The run's folder, in the environment of its processes.
+FOLDER = "CADRE_CHAOS_FOLDER"
 # Room for the files of a few rounds of the run below, so that filling the rest is quick.
 DISK_MIB = 64
 # The rate of every link makes the time of a step: workers wait for their links, not for processors, so a fault
@@ -106,7 +108,7 @@ class Cluster:
     def start(self, member):
         """Starts the member's process; its name and folder are those of the process before."""
         log = open(os.path.join(member.folder, "log"), "ab")
-        environment = dict(os.environ)
+        environment = {**os.environ, FOLDER: self.folder}
         if self.clock_library and member.role == "worker":
             environment |= {"LD_PRELOAD": self.clock_library,
                             "CHAOS_CLOCK_FILE": os.path.join(member.folder, "clock")}
@@ -136,14 +138,14 @@ class Cluster:
         os.close(fd)
 
     def busiest_thread(self, member):
-        """The thread with the most processor time, except for the main thread; None if there is none."""
+        """The thread with the most processor time, except for the main thread."""
         tasks = {}
         for task in os.listdir(f"/proc/{member.process.pid}/task"):
             with open(f"/proc/{member.process.pid}/task/{task}/stat", encoding="ascii") as file:
                 fields = file.read().rsplit(")", 1)[1].split()
             tasks[int(task)] = int(fields[11]) + int(fields[12])
         tasks.pop(member.process.pid, None)
-        return max(tasks, key=tasks.get, default=None)
+        return max(tasks, key=tasks.get)
 
     def status(self, timeout=1):
         """The coordinator's status; None if it does not answer."""
@@ -221,6 +223,17 @@ def member_names(args):
     return names
 
 
+def processes_of(folder):
+    """Ids of the members' processes of the run in a folder."""
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                if f"{FOLDER}={folder}".encode() in file.read().split(b"\0"):
+                    yield int(pid)
+        except OSError:
+            continue
+
+
 def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -228,19 +241,23 @@ def free_port():
 
 
 class ThreadStop:
-    """Stops one thread of another process by ptrace, from start() to end()."""
+    """Stops one thread of another process by ptrace, from start() to end(). Errors: OSError from start()."""
 
     SEIZE, INTERRUPT, DETACH, WALL = 0x4206, 0x4207, 17, 0x40000000
 
     def __init__(self, thread):
         self.thread = thread
-        self.error = ""
+        self.error = 0
+        self.stopped = threading.Event()
         self.over = threading.Event()
         # Only the thread that has attached may detach.
         self.tracer = threading.Thread(target=self._trace, daemon=True)
 
     def start(self):
         self.tracer.start()
+        self.stopped.wait()
+        if self.error:
+            raise OSError(self.error, os.strerror(self.error))
 
     def end(self):
         self.over.set()
@@ -252,9 +269,11 @@ class ThreadStop:
         libc.ptrace.restype = ctypes.c_long
         for request in (self.SEIZE, self.INTERRUPT):
             if libc.ptrace(request, self.thread, 0, 0) != 0:
-                self.error = os.strerror(ctypes.get_errno())
+                self.error = ctypes.get_errno()
+                self.stopped.set()
                 return
         # The thread is not the main thread of its process, so no other wait takes this.
         os.waitpid(self.thread, self.WALL)
+        self.stopped.set()
         self.over.wait()
         libc.ptrace(self.DETACH, self.thread, 0, 0)

@@ -67,8 +67,6 @@ class Hang(Fault):
 
     def end(self):
         self.stop.end()
-        if self.stop.error:
-            raise OSError(f"a thread cannot be stopped: {self.stop.error}")
 
 
 class Disconnect(Fault):
@@ -167,15 +165,20 @@ def make(cluster, name, rng, restart_seconds):
 
 
 def inject(cluster, name, rng, restart_seconds):
-    """Injects one fault and returns when it is over. Returns its number in the history."""
+    """Injects one fault and returns when it is over."""
     history = cluster.history
     fault, seconds = make(cluster, name, rng, restart_seconds)
     number = history.begin_fault(name, fault.member.name, seconds)
-    fault.begin()
+    try:
+        fault.begin()
+    except OSError as error:
+        history.add("not_injected", kind=name, member=fault.member.name, error=str(error))
+        return
     time.sleep(seconds)
-    fault.end()
-    history.end_fault(number)
-    return number
+    try:
+        fault.end()
+    finally:
+        history.end_fault(number)
 
 
 def schedule(kinds, rate, seconds, rng):

@@ -4,7 +4,7 @@ import threading
 import time
 
 POLL_SECONDS = 0.25
-MEMORY_SECONDS = 5
+MEMORY_SECONDS = 10
 TRAINING = ("training", "at_boundary", "solo")
 
 
@@ -130,7 +130,10 @@ class Observer:
                 self.cluster.start(member)
 
     def _record_memory(self, now):
+        resident = {}
         for member in self.cluster.members.values():
             if member.alive:
+                resident[member.name] = member.resident_bytes()
                 key = (member.name, member.process.pid)
-                self.history.memory.setdefault(key, []).append((now, member.resident_bytes()))
+                self.history.memory.setdefault(key, []).append((now, resident[member.name]))
+        self.history.add("memory", kib={name: size >> 10 for name, size in resident.items()})

@@ -1,27 +1,30 @@
 """Command line and the course of a run."""
 import argparse
 import contextlib
+import ctypes
 import fcntl
 import json
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 
 from chaos_rig import faults, report
-from chaos_rig.cluster import COORDINATOR, LINK_RATE, Cluster, member_names
+from chaos_rig.cluster import COORDINATOR, LINK_RATE, Cluster, member_names, processes_of
 from chaos_rig.history import History, Observer
 from chaos_rig.replay import Archive, commits, replay
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 from hosts import Hosts  # noqa: E402
 
-# Set in the process that has namespaces of its own.
+# Set in the process that has namespaces of its own: its folder.
 INSIDE = "CADRE_CHAOS_INSIDE"
 PREFIX = "cadre-chaos-"
+PR_SET_PDEATHSIG = 1
 # A recovery that takes longer has failed.
 RECOVERY_SECONDS = 60
 
@@ -63,7 +66,8 @@ def parse(description, arguments):
 
 
 def clean():
-    """Removes the folders of runs whose process is gone. Namespaces, links, mounts and processes go with it."""
+    """Removes the folders of runs whose process is gone, and their processes. Namespaces, links and mounts are gone
+    with it."""
     for name in os.listdir(tempfile.gettempdir()):
         path = os.path.join(tempfile.gettempdir(), name)
         if not name.startswith(PREFIX) or not os.path.isdir(path):
@@ -73,36 +77,41 @@ def clean():
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 continue
+            for pid in processes_of(path):
+                os.kill(pid, signal.SIGKILL)
             shutil.rmtree(path, ignore_errors=True)
             print(f"removed {path}", file=sys.stderr)
 
 
-def isolate():
-    """Runs this script again with mount, network and process namespaces of its own. They end with that process, also
-    if it is killed, and everything in them: processes, hosts, links, mounts. Needs root or user namespaces."""
+def isolate(folder):
+    """Runs this script again in the folder, with mount, network and process namespaces of its own. They end with this
+    process, also if it is killed, and everything in them: processes, hosts, links, mounts. Needs root or user
+    namespaces."""
     command = ["unshare", "--mount", "--net", "--pid", "--uts", "--fork", "--kill-child", "--mount-proc"]
     if os.geteuid() != 0:
         command += ["--map-root-user"]
-    return subprocess.run([*command, sys.executable, *sys.argv], env={**os.environ, INSIDE: "1"},
-                          check=False).returncode
+    libc = ctypes.CDLL(None)
+    return subprocess.run([*command, sys.executable, *sys.argv], env={**os.environ, INSIDE: folder}, check=False,
+                          preexec_fn=lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)).returncode
 
 
 def main(description):
     args = parse(description, sys.argv[1:])
     if args.clean:
         return clean()
-    if not args.no_namespaces and INSIDE not in os.environ:
-        return isolate()
     with contextlib.ExitStack() as stack:
-        folder = args.keep or stack.enter_context(tempfile.TemporaryDirectory(prefix=PREFIX))
-        os.makedirs(folder, exist_ok=True)
-        lock = stack.enter_context(open(os.path.join(folder, "lock"), "w", encoding="ascii"))
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        folder = os.environ.get(INSIDE)
+        if folder is None:
+            folder = os.path.abspath(args.keep or stack.enter_context(tempfile.TemporaryDirectory(prefix=PREFIX)))
+            os.makedirs(folder, exist_ok=True)
+            fcntl.flock(stack.enter_context(open(os.path.join(folder, "lock"), "w", encoding="ascii")), fcntl.LOCK_EX)
+            if not args.no_namespaces:
+                return isolate(folder)
         hosts = None
         if not args.no_namespaces:
             subprocess.run(["mount", "-t", "tmpfs", "tmpfs", "/run"], check=True)
             hosts = stack.enter_context(Hosts(member_names(args), LINK_RATE))
-        result = run(args, os.path.abspath(folder), hosts)
+        result = run(args, folder, hosts)
     print(json.dumps(result))
     return 0 if result["ok"] else 1
 
@@ -111,6 +120,8 @@ def run(args, folder, hosts):
     history = History(os.path.join(folder, "history.jsonl"))
     cluster = Cluster(args, folder, history, hosts)
     archive = observer = None
+    times = []
+    failures = []
     try:
         cluster.start_all()
         cluster.submit()
@@ -119,19 +130,22 @@ def run(args, folder, hosts):
         archive = Archive(folders, os.path.join(folder, "archive"), history)
         observer = Observer(cluster, history)
         wait_whole(args, history, 2)
-        begin = history.now()
+        times.append(history.now())
         progress(f"{args.reference_minutes:g} minutes without faults")
         time.sleep(args.reference_minutes * 60)
-        middle = history.now()
+        times.append(history.now())
         if args.recovery:
             recover(cluster, args)
         else:
             progress(f"{args.minutes:g} minutes with faults")
             faults.run_schedule(cluster, args, args.minutes * 60)
-        end = history.now()
-        if not args.recovery:
-            with contextlib.suppress(TimeoutError):
-                wait_whole(args, history, 1)
+        times.append(history.now())
+        wait_whole(args, history, 1)
+    except TimeoutError as error:
+        # Before the faults there is nothing to report.
+        if len(times) < 2:
+            raise
+        failures.append(str(error))
     finally:
         if observer:
             observer.stop()
@@ -139,7 +153,8 @@ def run(args, folder, hosts):
         if archive:
             archive.stop()
     progress("replay")
-    return result_of(args, history, cluster, archive, (begin, middle, end))
+    times = [*times, history.now()][:3]
+    return result_of(args, history, cluster, archive, times, failures)
 
 
 def recover(cluster, args):
@@ -169,15 +184,14 @@ def wait(predicate, seconds, what):
         time.sleep(0.05)
 
 
-def result_of(args, history, cluster, archive, times):
+def result_of(args, history, cluster, archive, times, failures):
     begin, middle, end = times
     records = commits(os.path.join(cluster.members[COORDINATOR].folder, "store.db"), cluster.run)
     checker = report.Checker(args, history, records)
     rate, samples_rate = checker.reference(begin, middle)
-    injected = [checker.fault(fault) for fault in history.faults]
+    injected = [checker.fault(fault) for fault in history.faults if fault["end"] is not None]
     replayed = replay(archive.target, records)
-    violations = checker.violations()
-    own_ends = [event for event in history.events if event["event"] == "ended_by_itself"]
+    violations = checker.violations() + failures
     busy = sum(os.times()[:4])
     result = {
         "bench": "chaos",
@@ -197,7 +211,8 @@ def result_of(args, history, cluster, archive, times):
         "commits": sum(middle <= t <= end for t, _, _ in checker.commits),
         "kinds": report.by_kind(injected),
         "violations": violations,
-        "ended_by_itself": own_ends,
+        "ended_by_itself": [event for event in history.events if event["event"] == "ended_by_itself"],
+        "not_injected": [event for event in history.events if event["event"] == "not_injected"],
         "memory": checker.memory(),
         "counters": history.samples[-1].counters if history.samples else {},
         "cores_used": round(busy / history.now(), 2),

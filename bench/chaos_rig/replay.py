@@ -79,6 +79,9 @@ class Archive:
                 os.unlink(link)
                 self.staged_again += 1
             os.link(os.path.join(self.folders[aggregator], file), link)
+        except FileNotFoundError:
+            # A full disk: the aggregator has removed the file again.
+            pass
         except OSError as error:
             self.history.add("not_archived", member=aggregator, file=file, error=str(error))
 

@@ -84,16 +84,18 @@ class Checker:
         return [sample for sample in self.history.samples if sample.t > time]
 
     def is_back(self, sample, fault, old):
-        """Whether the member's new process does what the old one did: a rank of a training group of a new
-        generation; a connected aggregator with a current version; a coordinator with all members."""
+        """Whether the member's new process has work, or is idle because there is none: a worker is a rank of a training
+        group of a new generation, or a spare worker has taken its rank and all groups train; an aggregator is
+        connected with a current version; a coordinator has all members."""
         name = fault["member"]
         if fault["kind"] == "kill_aggregator":
             return sample.aggregators.get(name, -1) >= (old.version if old else 0)
         if fault["kind"] == "kill_coordinator":
             return old is not None and old.workers <= sample.workers and set(old.aggregators) <= set(sample.aggregators)
         group = sample.group_of(name)
-        before = {g["generation"] for g in old.groups.values()} if old else set()
-        return group is not None and sample.groups[group]["generation"] not in before
+        if group is None:
+            return name in sample.workers and sample.is_whole(self.args)
+        return old is None or sample.groups[group]["generation"] not in {g["generation"] for g in old.groups.values()}
 
     def stalled_seconds(self, begin, end):
         """Seconds without progress, summed over groups, beyond the limit."""
