@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """bench_allreduce runs over every transport, reports correct sums, and rejects unknown options;
-bench_engine finds models in any working directory.
+bench_engine finds models in any working directory; bench_coordinator counts what it has sent.
 
-usage: programs_test.py BENCH_ALLREDUCE BENCH_ENGINE
+usage: programs_test.py BENCH_ALLREDUCE BENCH_ENGINE BENCH_COORDINATOR
 """
 
 import json
@@ -14,6 +14,7 @@ import unittest
 
 ALLREDUCE = os.path.abspath(sys.argv.pop(1))
 ENGINE = os.path.abspath(sys.argv.pop(1))
+COORDINATOR = os.path.abspath(sys.argv.pop(1))
 QUICK = ("--repeat", "2", "--budget", "0.2", "--min", "1K", "--max", "64K", "--factor", "8")
 FIELDS = {"transport": str, "algorithm": str, "chosen": str, "ranks": int, "dtype": str,
           "in_place": bool, "bytes": int, "seconds": float, "min_seconds": float,
@@ -134,6 +135,67 @@ class EngineTest(unittest.TestCase):
         result = self.engine("--model", "lenett")
         self.assertEqual(result.returncode, 1)
         self.assertIn("lenett", result.stderr)
+
+
+class CoordinatorTest(unittest.TestCase):
+    GROUPS = ("--groups", "2", "--ranks", "4")
+
+    def coordinator(self, *flags):
+        return subprocess.run([COORDINATOR, *self.GROUPS, *flags], capture_output=True, text=True,
+                              timeout=100)  # fmt: skip
+
+    def line(self, *flags):
+        result = self.coordinator(*flags)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        line = json.loads(result.stdout)
+        self.assertEqual(line["bench"], "coordinator")
+        self.assertIn("cpu", line)
+        return line
+
+    def assertTimes(self, times, least):
+        self.assertGreaterEqual(times["count"], least)
+        self.assertGreater(times["p50_ms"], 0)
+        self.assertLessEqual(times["p50_ms"], times["p99_ms"])
+        self.assertLessEqual(times["p99_ms"], times["max_ms"])
+
+    def test_state_machine(self):
+        line = self.line("--members", "200", "--seconds", "0.3")
+        self.assertEqual((line["joined"], line["groups"], line["runs"]), (200, 25, 13))
+        # Groups that lost a member may be incomplete at the end.
+        self.assertLessEqual(line["placed"], 100)
+        self.assertEqual(line["heartbeats"], line["events"]["heartbeat"]["count"])
+        self.assertGreater(line["heartbeats_per_second_per_core"], 0)
+        self.assertGreater(line["rounds_committed"], 0)
+        self.assertEqual(line["leases_lost"], line["events"]["lease_loss"]["count"])
+        self.assertEqual(line["leases_lost"], line["events"]["join"]["count"])
+        for kind in ("heartbeat", "progress", "contributed", "commit", "adopted", "join",
+                     "lease_loss", "status_page"):  # fmt: skip
+            self.assertTimes(line["events"][kind], 1)
+
+    def test_streams(self):
+        line = self.line("--streams", "20", "--seconds", "1.2", "--round_seconds", "0.1",
+                         "--lease_ms", "3000")  # fmt: skip
+        self.assertEqual((line["streams"], line["groups"], line["heartbeat_ms"]), (20, 2, 750))
+        self.assertEqual(line["heartbeats_handled"], line["heartbeats_sent"])
+        self.assertGreaterEqual(line["heartbeats_sent"], 20)
+        self.assertEqual((line["leases_lost"], line["streams_broken"]), (0, 0))
+        self.assertGreater(line["rounds_committed"], 0)
+        self.assertTimes(line["heartbeat_handled"], 1)
+        self.assertTimes(line["status"], 1)
+        self.assertGreater(line["status_page_bytes"], 0)
+
+    def test_rejects_flags(self):
+        for word, *flags in (("--members", "--members", "0"), ("--placed", "--placed", "1.5"),
+                             ("--seconds", "--seconds", "0")):  # fmt: skip
+            with self.subTest(flags):
+                result = self.coordinator(*flags)
+                self.assertEqual((result.returncode, result.stdout), (2, ""), result.stderr)
+                self.assertIn(word, result.stderr)
+
+    def test_names_the_limit_of_open_files(self):
+        result = self.coordinator("--streams", "2000000000")
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("2000000256 open files", result.stderr)
 
 
 if __name__ == "__main__":
