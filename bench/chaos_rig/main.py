@@ -189,7 +189,9 @@ def result_of(args, history, cluster, archive, times, failures):
     records = commits(os.path.join(cluster.members[COORDINATOR].folder, "store.db"), cluster.run)
     checker = report.Checker(args, history, records)
     rate, samples_rate = checker.reference(begin, middle)
-    injected = [checker.fault(fault) for fault in history.faults if fault["end"] is not None]
+    injected = [checker.fault(fault, until) for fault, until in
+                zip(history.faults, [*(fault["begin"] for fault in history.faults[1:]), history.now()])
+                if fault["end"] is not None]
     replayed = replay(archive.target, records)
     violations = checker.violations() + failures
     busy = sum(os.times()[:4])

@@ -50,27 +50,28 @@ class Checker:
     def next_commit(self, time):
         return next((t for t, _, _ in self.commits if t > time), None)
 
-    def fault(self, fault):
-        """What followed a fault: see bench/chaos_rig/README.md."""
+    def fault(self, fault, until):
+        """What followed a fault up to `until`, when the next one began: see bench/chaos_rig/README.md."""
         begin, end = fault["begin"], fault["end"]
         commit = self.next_commit(begin)
         out = {"kind": fault["kind"], "member": fault["member"], "t": round(begin, 2), "seconds": round(end - begin, 2)}
         out["next_commit_s"] = commit and round(commit - begin, 3)
         out["late_s"] = self.late(begin, end)
-        after = self.samples_from(end)
-        whole = next((sample.t for sample in after if sample.is_whole(self.args)), None)
-        out["whole_s"] = whole and round(whole - end, 3)
         old = next((s for s in reversed(self.history.samples) if s.t <= begin), None)
+        after = [sample for sample in self.history.samples if end < sample.t <= until]
+        # A loss may be noticed after the end of the fault, when a lease ends.
+        broken = max((sample.t for sample in after if not sample.is_whole(self.args)), default=end)
+        whole = next((sample for sample in after if sample.t > broken), None)
+        out["whole_s"] = whole and round(whole.t - end, 3)
+        if old and whole:
+            out["reformed"] = sum(group["generation"] != whole.groups[g]["generation"]
+                                  for g, group in old.groups.items())
         if fault["kind"].startswith("kill_"):
             rejoined = next((s.t for s in after if self.is_back(s, fault, old)), None)
             out["rejoin_s"] = rejoined and round(rejoined - end, 3)
         if fault["kind"] == "kill_coordinator":
             commit = self.next_commit(end)
             out["commit_after_restart_s"] = commit and round(commit - end, 3)
-        last = next((s for s in after if s.t == whole), None)
-        if old and last:
-            out["reformed"] = sum(old.groups[g]["generation"] != last.groups[g]["generation"]
-                                  for g in old.groups if g in last.groups)
         return out
 
     def late(self, begin, end):
@@ -79,9 +80,6 @@ class Checker:
         times = [t for t, _, _ in self.commits]
         gaps = [b - a for a, b in zip(times, times[1:]) if b > begin and a < end + self.round_seconds]
         return round(max(0.0, max(gaps) - self.round_seconds), 3) if gaps else None
-
-    def samples_from(self, time):
-        return [sample for sample in self.history.samples if sample.t > time]
 
     def is_back(self, sample, fault, old):
         """Whether the member's new process has work, or is idle because there is none: a worker is a rank of a training
