@@ -3,6 +3,7 @@ import errno
 import os
 import random
 import signal
+import subprocess
 import threading
 import time
 
@@ -171,7 +172,7 @@ def inject(cluster, name, rng, restart_seconds):
     number = history.begin_fault(name, fault.member.name, seconds)
     try:
         fault.begin()
-    except OSError as error:
+    except (OSError, subprocess.SubprocessError) as error:
         history.add("not_injected", kind=name, member=fault.member.name, error=str(error))
         return
     time.sleep(seconds)
