@@ -38,7 +38,7 @@ namespace {
 
 absl::Status Run() {
   CADRE_RETURN_IF_ERROR(RequirePositive(
-      {{"--ranks", FLAGS_ranks}, {"--groups", FLAGS_groups}, {"--lease_ms", FLAGS_lease_ms}}));
+      {{"--ranks", FLAGS_ranks}, {"--groups", FLAGS_groups}, {"--lease-ms", FLAGS_lease_ms}}));
   if (!(FLAGS_seconds > 0)) return absl::InvalidArgumentError("--seconds must be positive");
   if (!(FLAGS_placed >= 0 && FLAGS_placed <= 1)) {
     return absl::InvalidArgumentError("--placed must be between 0 and 1");

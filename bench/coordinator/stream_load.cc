@@ -104,6 +104,7 @@ class MemberStream final
     absl::MutexLock lock(&mutex_);
     stub_->async()->Join(&context_, this);
     AddHold();
+    held_ = true;
     Queue(member_.Hello());
     StartRead(&incoming_);
     StartCall();
@@ -132,12 +133,14 @@ class MemberStream final
 
   // Ends the stream; `ended` is decremented once gRPC does not use this object any more.
   void Close(absl::BlockingCounter* ended) ABSL_LOCKS_EXCLUDED(mutex_) {
-    {
-      absl::MutexLock lock(&mutex_);
-      ended_ = ended;
+    absl::MutexLock lock(&mutex_);
+    if (end_.has_value()) {
+      ended->DecrementCount();
+      return;
     }
+    ended_ = ended;
     context_.TryCancel();
-    RemoveHold();
+    Break();
   }
 
   // Interval of heartbeats in milliseconds; 0 before Welcome.
@@ -153,6 +156,13 @@ class MemberStream final
     absl::MutexLock lock(&mutex_);
     return broken_;
   }
+  // Why a broken stream has ended. Blocks until it has.
+  absl::Status end() const ABSL_LOCKS_EXCLUDED(mutex_) {
+    absl::MutexLock lock(&mutex_);
+    mutex_.Await(absl::Condition(
+        +[](const std::optional<absl::Status>* end) { return end->has_value(); }, &end_));
+    return *end_;
+  }
   uint64_t heartbeats() const ABSL_LOCKS_EXCLUDED(mutex_) {
     absl::MutexLock lock(&mutex_);
     return member_.heartbeats();
@@ -165,10 +175,7 @@ class MemberStream final
  private:
   void OnReadDone(bool ok) override ABSL_LOCKS_EXCLUDED(mutex_) {
     absl::MutexLock lock(&mutex_);
-    if (!ok) {
-      broken_ = true;
-      return;
-    }
+    if (!ok) return Break();
     if (incoming_.has_release() && incoming_.release().place().run() == kProbeRun) {
       if (measured_) latencies_.Add(Seconds() - *probed_at_);
       probed_at_.reset();
@@ -183,17 +190,25 @@ class MemberStream final
     absl::MutexLock lock(&mutex_);
     writing_ = false;
     outgoing_.pop_front();
-    if (!ok) broken_ = true;
+    if (!ok) Break();
     WriteNext();
   }
 
-  void OnDone(const grpc::Status&) override ABSL_LOCKS_EXCLUDED(mutex_) {
+  // After the counter is decremented this object may be destroyed.
+  void OnDone(const grpc::Status& status) override ABSL_LOCKS_EXCLUDED(mutex_) {
     absl::BlockingCounter* ended = nullptr;
     {
       absl::MutexLock lock(&mutex_);
+      end_ = FromGrpc(status);
       ended = ended_;
     }
-    ended->DecrementCount();
+    if (ended != nullptr) ended->DecrementCount();
+  }
+
+  // Nothing more is sent. gRPC may end the call, because nothing is started outside its reactions.
+  void Break() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    broken_ = true;
+    if (std::exchange(held_, false)) RemoveHold();
   }
 
   void Queue(v1::MemberMessage message) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
@@ -216,6 +231,9 @@ class MemberStream final
   std::deque<v1::MemberMessage> outgoing_ ABSL_GUARDED_BY(mutex_);
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool broken_ ABSL_GUARDED_BY(mutex_) = false;
+  // Whether gRPC waits for operations that are started outside its reactions.
+  bool held_ ABSL_GUARDED_BY(mutex_) = false;
+  std::optional<absl::Status> end_ ABSL_GUARDED_BY(mutex_);
   // Time of the heartbeat before the unanswered probe, and whether its latency counts.
   std::optional<double> probed_at_ ABSL_GUARDED_BY(mutex_);
   bool measured_ ABSL_GUARDED_BY(mutex_) = false;
@@ -327,12 +345,14 @@ class StreamLoad {
       while (opened_ < count && opened_ < joined_ + kMaxJoining) streams_[opened_++]->Open();
       while (joined_ < opened_ && streams_[joined_]->heartbeat_ms() > 0) ++joined_;
       if (joined_ < opened_ && streams_[joined_]->broken()) {
-        return absl::InternalError(absl::StrCat("stream ", joined_, " broke before Welcome"));
+        return absl::InternalError(
+            absl::StrCat("the stream of member ", joined_,
+                         " ended before Welcome: ", streams_[joined_]->end().ToString()));
       }
       if (absl::Now() > deadline) {
         return absl::DeadlineExceededError(
             absl::StrCat("only ", joined_, " of ", streams_.size(), " members have joined in ",
-                         absl::FormatDuration(options_.setup), "; see --setup_seconds"));
+                         absl::FormatDuration(options_.setup), "; see --setup-seconds"));
       }
       if (joined_ < count) absl::SleepFor(kPoll);
     }
@@ -347,7 +367,7 @@ class StreamLoad {
       if (absl::Now() > deadline) {
         return absl::DeadlineExceededError(
             absl::StrCat("only ", training, " of ", groups_, " groups train after ",
-                         absl::FormatDuration(options_.setup), "; see --setup_seconds"));
+                         absl::FormatDuration(options_.setup), "; see --setup-seconds"));
       }
       absl::SleepFor(10 * kPoll);
     }
