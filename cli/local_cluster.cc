@@ -110,11 +110,13 @@ absl::Status LocalCluster::StartAggregators() {
 absl::Status LocalCluster::StartWorkers() {
   for (uint32_t i = 0; i < options_.workers; ++i) {
     const std::string name = absl::StrCat("worker-", i);
-    Member worker{.name = name,
-                  .program = options_.programs + "/cadre-worker",
-                  .arguments = {absl::StrCat("--coordinator=", coordinator_),
-                                "--listen=127.0.0.1:0", absl::StrCat("--name=", name),
-                                absl::StrCat("--threads=", options_.threads), "--logtostderr"}};
+    Member worker{
+        .name = name,
+        .program = options_.programs + "/cadre-worker",
+        .arguments = {absl::StrCat("--coordinator=", coordinator_), "--listen=127.0.0.1:0",
+                      absl::StrCat("--name=", name), absl::StrCat("--threads=", options_.threads),
+                      // The run has ended, or its user has ended it.
+                      "--drain-timeout=0", "--logtostderr"}};
     if (options_.device != "cpu") {
       worker.arguments.push_back(absl::StrCat("--device=", options_.device));
       worker.environment.push_back(absl::StrCat("NCCL_HOSTID=", name));

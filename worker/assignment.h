@@ -71,6 +71,8 @@ class AssignmentMachine {
   // Reports that the group of `failed` cannot continue.
   Actions Fail(const v1::GroupFailed& failed);
 
+  // Whether the rank's group has started.
+  bool started() const { return started_; }
   // The rank slot to name in Hello; nothing when idle.
   const std::optional<v1::RankSlot>& rank_slot() const { return rank_slot_; }
 

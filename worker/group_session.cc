@@ -36,6 +36,11 @@ void GroupSession::MoveShards(const v1::ShardAddresses& shards) {
   for (const v1::ShardAddress& shard : shards.shards()) shards_[shard.shard()] = shard.address();
 }
 
+void GroupSession::Drain() {
+  absl::MutexLock lock(&mutex_);
+  draining_ = true;
+}
+
 void GroupSession::Cancel(const std::string& reason) {
   {
     absl::MutexLock lock(&mutex_);
@@ -63,6 +68,17 @@ absl::StatusOr<std::optional<v1::Decision>> GroupSession::AwaitDecision(absl::Du
   std::optional<v1::Decision> decision = std::move(decisions_.front());
   decisions_.pop_front();
   return decision;
+}
+
+absl::Status GroupSession::LeaveIfDraining() {
+  {
+    absl::MutexLock lock(&mutex_);
+    if (!draining_) return absl::OkStatus();
+  }
+  callbacks_.may_leave();
+  absl::MutexLock lock(&mutex_);
+  mutex_.Await(absl::Condition(&cancelled_));
+  return absl::CancelledError("the worker leaves its group");
 }
 
 std::optional<v1::TraceSteps> GroupSession::TakeTraceRequest() {

@@ -30,6 +30,8 @@ class GroupSession final : public GroupControl {
     std::function<void(const TrainingReport&)> send;
     // Whether the coordinator is reachable.
     std::function<bool()> connected;
+    // The session of a draining worker has reached its boundary.
+    std::function<void()> may_leave;
   };
 
   GroupSession(v1::Assignment assignment, Callbacks callbacks);
@@ -43,6 +45,8 @@ class GroupSession final : public GroupControl {
   // Replaces a pending request, for which the coordinator no longer waits.
   void Deliver(const v1::TraceSteps& trace) ABSL_LOCKS_EXCLUDED(mutex_);
   void MoveShards(const v1::ShardAddresses& shards) ABSL_LOCKS_EXCLUDED(mutex_);
+  // The group's next boundary is the last one for this worker.
+  void Drain() ABSL_LOCKS_EXCLUDED(mutex_);
   // Ends all waits with Cancelled.
   void Cancel(const std::string& reason) ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -50,6 +54,7 @@ class GroupSession final : public GroupControl {
   absl::StatusOr<v1::Start> PreparedAndStart(const v1::Prepared& prepared) override;
   void Send(const TrainingReport& report) override;
   absl::StatusOr<std::optional<v1::Decision>> AwaitDecision(absl::Duration patience) override;
+  absl::Status LeaveIfDraining() override;
   std::optional<v1::TraceSteps> TakeTraceRequest() override;
   bool connected() const override { return callbacks_.connected(); }
   std::string ShardAddress(uint32_t shard) const override;
@@ -70,6 +75,7 @@ class GroupSession final : public GroupControl {
   // Signaled when a decision arrives and when the session is cancelled.
   SteadyCondVar changed_;
   bool cancelled_ ABSL_GUARDED_BY(mutex_) = false;
+  bool draining_ ABSL_GUARDED_BY(mutex_) = false;
   std::optional<v1::Start> start_ ABSL_GUARDED_BY(mutex_);
   // At most one answer to a contribution, and decisions that assign intervals to evaluate.
   std::deque<v1::Decision> decisions_ ABSL_GUARDED_BY(mutex_);

@@ -2,6 +2,7 @@
 #include <gflags/gflags.h>
 #include <glog/logging.h>
 
+#include <signal.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -48,6 +49,8 @@ DEFINE_int32(tcp_lanes, 0,
              "time");
 DEFINE_bool(insecure, false, "listen beyond loopback although nothing is encrypted");
 DEFINE_int32(dial_timeout, 30, "seconds to wait for the coordinator at startup");
+DEFINE_int32(drain_timeout, 120,
+             "seconds that SIGTERM leaves to the group to finish its period; 0: leave immediately");
 DEFINE_string(probe, "",
               "measure layers instead of training: file of a probe request with the plans to time");
 DEFINE_string(probe_hosts, "",
@@ -72,7 +75,11 @@ constexpr char kUsage[] =
     "It needs no other configuration: model, data, plan and peers come from the coordinator.\n"
     "With --probe or --probe-hosts it measures this host, or links, instead; see 'cadre "
     "probe'.\n"
-    "Ends on SIGTERM or SIGINT (0). Exit codes after which a restart would fail again:\n"
+    "On SIGTERM it finishes the period of its group, for at most --drain-timeout seconds, and "
+    "then\n"
+    "leaves; SIGINT and a second SIGTERM end it immediately. Exit code: 0, or 143 if SIGTERM "
+    "ended\n"
+    "it during a run. Exit codes after which a restart would fail again:\n"
     "  2: invalid flags, or a --device that this host does not have\n"
     " 64: permanently refused by the coordinator; or a driver, library or build that does not\n"
     "     support the device, at startup or when a GPU had to be opened again\n"
@@ -82,6 +89,8 @@ constexpr char kUsage[] =
     " 75: the GPU was lost during training, or a kernel on it failed; either way, this process\n"
     "     could no longer use it";
 
+// 128 + SIGTERM.
+constexpr int kExitDrained = 143;
 constexpr int kExitFailure = 1;
 constexpr int kExitUsage = 2;
 constexpr int kExitUnavailable = 4;
@@ -153,6 +162,9 @@ int main(int argc, char** argv) {
   }
   FLAGS_logtostderr = true;
   google::InitGoogleLogging(argv[0]);
+  if (FLAGS_drain_timeout < 0) {
+    return UsageError("--drain-timeout=%d must not be negative", FLAGS_drain_timeout);
+  }
   if (FLAGS_threads < 1) return UsageError("--threads=%d must be at least 1", FLAGS_threads);
   if (!(FLAGS_device_memory_gb >= 0)) {
     return UsageError("--device-memory-gb=%g must not be negative", FLAGS_device_memory_gb);
@@ -185,11 +197,16 @@ int main(int argc, char** argv) {
   auto worker = cadre::Worker::Start(options);
   if (!worker.ok()) return FailToStart(worker.status());
   const int signal = cadre::WaitForTermination();
+  const bool drains = signal == SIGTERM && (*worker)->end().ok() && FLAGS_drain_timeout > 0;
+  if (drains && (*worker)->Drain()) {
+    LOG(INFO) << "finishing the period of the group; another signal ends this worker immediately";
+    cadre::WaitForTermination(absl::Seconds(FLAGS_drain_timeout));
+  }
   if (const absl::Status end = (*worker)->end(); !end.ok()) {
     Fail(end);
     // The reason for which the device could not be replaced is permanent.
     return absl::IsFailedPrecondition(end) ? kExitRefused : kExitDeviceLost;
   }
   LOG(INFO) << "ending on signal " << signal;
-  return 0;
+  return signal == SIGTERM && (*worker)->has_rank() ? kExitDrained : 0;
 }

@@ -71,6 +71,19 @@ Worker::~Worker() {
   if (runner_.joinable()) runner_.join();
 }
 
+bool Worker::Drain() {
+  absl::MutexLock lock(&mutex_);
+  if (!machine_.started() || current_ == nullptr) return false;
+  draining_ = true;
+  current_->Drain();
+  return true;
+}
+
+bool Worker::has_rank() const {
+  absl::MutexLock lock(&mutex_);
+  return machine_.rank_slot().has_value();
+}
+
 absl::Status Worker::Join() {
   MembershipClient::Options client;
   client.coordinator = options_.coordinator;
@@ -184,8 +197,12 @@ std::shared_ptr<GroupSession> Worker::MakeSession(const v1::Assignment& assignme
     Do(machine_.Report(report));
   };
   return std::make_shared<GroupSession>(
-      assignment,
-      GroupSession::Callbacks{.send = send, .connected = [this] { return Connected(); }});
+      assignment, GroupSession::Callbacks{.send = send,
+                                          .connected = [this] { return Connected(); },
+                                          .may_leave =
+                                              [this] {
+                                                if (options_.ended) options_.ended();
+                                              }});
 }
 
 bool Worker::Connected() {
@@ -209,6 +226,8 @@ void Worker::Run() {
     if (compute_ != nullptr) Train(*session);
     absl::MutexLock lock(&mutex_);
     if (current_ == session) current_.reset();
+    // The group was released or has failed before its boundary.
+    if (draining_ && !stopping_ && options_.ended) options_.ended();
   }
 }
 

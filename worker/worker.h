@@ -53,7 +53,8 @@ struct WorkerOptions {
   // Number of TCP connections per channel (transport.h) to a rank on another host, at most
   // kMaxConnections; 0: chosen by the round-trip time.
   int tcp_connections = 0;
-  // Called once, from a thread of the worker, when it can no longer train; see end(). Optional.
+  // Called from a thread of the worker when it can no longer train, see end(), and when it may
+  // leave after Drain. Optional.
   std::function<void()> ended;
 };
 
@@ -62,6 +63,12 @@ class Worker {
   // Returns when the worker has joined. Errors: Unavailable if no coordinator responds;
   // FailedPrecondition if it refuses; AlreadyExists if the port is in use; those of make_compute.
   static absl::StatusOr<std::unique_ptr<Worker>> Start(const WorkerOptions& options);
+
+  // Lets the worker leave without losing steps: its group finishes the period, contributes and gets
+  // its decision, and then `ended` is called. False: there is nothing to finish.
+  bool Drain() ABSL_LOCKS_EXCLUDED(mutex_);
+  // Whether the worker has a rank in a run that goes on.
+  bool has_rank() const ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Sends Goodbye and cancels the current training.
   ~Worker();
@@ -111,13 +118,14 @@ class Worker {
   std::string device_name_;
   uint64_t memory_bytes_ = 0;
 
-  absl::Mutex mutex_;
+  mutable absl::Mutex mutex_;
   AssignmentMachine machine_ ABSL_GUARDED_BY(mutex_);
   // The session that the runner trains in next, and the one that it trains in. The membership
   // thread delivers messages to both.
   std::shared_ptr<GroupSession> waiting_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<GroupSession> current_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  bool draining_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status end_ ABSL_GUARDED_BY(mutex_);
   // Null until joined; callbacks may run before.
   MembershipClient* client_ ABSL_GUARDED_BY(mutex_) = nullptr;

@@ -16,6 +16,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cerrno>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -137,11 +139,14 @@ void UnblockTerminationSignals() {
 
 // Requires: the signals are blocked in every thread (BlockTerminationSignals); otherwise a signal
 // ends the process.
-int WaitForTermination() {
+int WaitForTermination(absl::Duration timeout) {
   const sigset_t set = TerminationSignals();
-  int number = 0;
-  sigwait(&set, &number);
-  return number;
+  const timespec limit = absl::ToTimespec(std::min(timeout, absl::Hours(24 * 365)));
+  while (true) {
+    const int number = sigtimedwait(&set, nullptr, &limit);
+    if (number > 0) return number;
+    if (errno == EAGAIN && timeout < absl::InfiniteDuration()) return 0;
+  }
 }
 
 void RequestTermination() { kill(getpid(), SIGTERM); }

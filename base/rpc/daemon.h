@@ -70,8 +70,8 @@ class Daemon {
 void BlockTerminationSignals();
 // Undoes BlockTerminationSignals: SIGTERM and SIGINT terminate the process again.
 void UnblockTerminationSignals();
-// Waits for SIGTERM or SIGINT and returns its number.
-int WaitForTermination();
+// Waits for SIGTERM or SIGINT and returns its number; 0 after `timeout`.
+int WaitForTermination(absl::Duration timeout = absl::InfiniteDuration());
 // Makes WaitForTermination return. Thread-safe.
 void RequestTermination();
 

@@ -14,7 +14,7 @@
 namespace cadre::testing {
 namespace {
 
-// Longer than the longest wait between two attempts to join again, which is 2 seconds.
+// Several times the longest wait between two attempts to join again.
 constexpr absl::Duration kLease = absl::Seconds(3);
 constexpr absl::Duration kLong = absl::Seconds(120);
 constexpr absl::Duration kRecovery = absl::Seconds(45);
@@ -69,6 +69,16 @@ class RecoveryTest : public ::testing::Test {
     if (!status.ok()) return {};
     EXPECT_EQ(FindRun(*status, run_)->state(), v1::RUN_STATE_RUNNING) << "the run is too short";
     return *status;
+  }
+
+  static std::string WorkerOfRank(const v1::StatusReply& status, uint32_t group, uint32_t rank) {
+    for (const v1::MemberStatus& worker : status.workers()) {
+      const v1::RankSlot& place = worker.place();
+      if (!place.run().empty() && place.group() == group && place.rank() == rank) {
+        return worker.name();
+      }
+    }
+    return "";
   }
 
   // A worker of the group.
@@ -186,6 +196,23 @@ TEST_F(RecoveryTest, SmallerGroupContinues) {
   CheckStore(Finish());
 }
 
+TEST_F(RecoveryTest, WorkerThatIsTerminatedFinishesItsPeriod) {
+  Begin(SmallSpec({.every_steps = 8, .steps = kSteps, .min_ranks = 1, .rejoin_wait_ms = 500}), 2,
+        4);
+  const v1::StatusReply before = AwaitVersion(5);
+  // Rank 0 and another rank, since rank 0 alone receives decisions.
+  for (const uint32_t group : {0, 1}) {
+    const std::string worker = WorkerOfRank(before, group, /*rank=*/group);
+    cluster_.Signal(worker, SIGTERM);
+    const auto ending = cluster_.process(worker).WaitUntil(absl::Now() + kRecovery);
+    ASSERT_TRUE(ending.has_value());
+    EXPECT_EQ(*ending, (Ending{false, 143}));
+    ASSERT_NO_FATAL_FAILURE(AwaitNewGeneration(group, GenerationOf(before, group), 1, 1 - group));
+  }
+  EXPECT_EQ(Counter(AwaitVersion(0), "groups_failed"), Counter(before, "groups_failed"));
+  CheckStore(Finish());
+}
+
 TEST_F(RecoveryTest, CoordinatorRestart) {
   Begin(SmallSpec({.every_steps = 8, .steps = kSteps}), 2, 4);
   std::map<uint32_t, v1::CommitRecord> known;
@@ -202,19 +229,15 @@ TEST_F(RecoveryTest, CoordinatorRestart) {
     }
     known = *commits;
     if (!known.rbegin()->second.committed()) known.erase(known.rbegin()->first);
-    const auto meta = cluster_.Meta();
-    ASSERT_TRUE(meta.ok()) << meta.status();
 
     ASSERT_EQ(cluster_.StartCoordinator(), absl::OkStatus());
     const v1::StatusReply earlier = std::move(before);
     before = AwaitVersion(commits->rbegin()->first + 3);
     EXPECT_EQ(before.coordinator().starts(), time + 1);
     EXPECT_EQ(before.runs_size(), 1);
-    // A group keeps its generation or has one that is larger than all earlier ones.
+    // Members return before their leases end.
     for (const v1::GroupStatus& group : before.groups()) {
-      const bool kept = group.generation() == GenerationOf(earlier, group.group());
-      const bool none = group.generation() == 0;
-      EXPECT_TRUE(kept || none || group.generation() > meta->generation())
+      EXPECT_EQ(group.generation(), GenerationOf(earlier, group.group()))
           << group.ShortDebugString();
     }
   }

@@ -38,6 +38,10 @@ class GroupControl {
   // Errors: Cancelled when the group was released.
   virtual absl::StatusOr<std::optional<v1::Decision>> AwaitDecision(absl::Duration patience) = 0;
 
+  // On every rank, at a boundary: OK unless this worker leaves the group; then waits for its
+  // release and returns Cancelled.
+  virtual absl::Status LeaveIfDraining() { return absl::OkStatus(); }
+
   // On every rank, between steps: returns a pending request to trace the next steps. Does not wait.
   // A request is returned once; the next one follows only after Traced has responded to it.
   virtual std::optional<v1::TraceSteps> TakeTraceRequest() = 0;

@@ -467,7 +467,9 @@ class Trainer {
                      << decision.version();
       }
       *event = RankProtocol::Decided{std::move(decision)};
-      return absl::OkStatus();
+      // Its steps are committed, or too late. A rank that leaves is as lost to the others as one
+      // that fails, so this may depend on the rank.
+      return control_.LeaveIfDraining();
     }
   }
 
