@@ -14,7 +14,7 @@ constexpr int kPingTimeoutMs = 10'000;
 constexpr int kMinPingMs = 10'000;
 // Reconnecting is cheap inside a cluster, and members wait for a restarted coordinator.
 constexpr int kFirstReconnectMs = 100;
-constexpr int kMaxReconnectMs = 2'000;
+constexpr int kMaxReconnectMs = 400;
 // Limit of one attempt to connect, long enough for slow links and busy hosts. gRPC calls it the
 // minimum reconnect backoff, but an attempt that fails earlier is followed by the delays above.
 constexpr int kConnectMs = 10'000;

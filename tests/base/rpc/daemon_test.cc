@@ -23,6 +23,7 @@
 #include "base/rpc/grpc_channel.h"
 #include "proto/cadre/v1/control.grpc.pb.h"
 #include "tests/base/expect.h"
+#include "tests/base/rpc/slow_relay.h"
 #include "tests/base/temporary_folder.h"
 
 namespace cadre {
@@ -286,73 +287,11 @@ TEST(ChannelTest, ReconnectsAfterRestart) {
   EXPECT_TRUE(Stop(*channel, "x").ok());
 }
 
-// Forwards one connection to a server after a delay, like a busy host behind a slow link: the
-// kernel accepts the connection immediately, but no byte arrives.
-class SlowRelay {
- public:
-  SlowRelay(int server_port, absl::Duration delay) : server_port_(server_port), delay_(delay) {
-    sockaddr_in address = Loopback(0);
-    socklen_t length = sizeof(address);
-    EXPECT_EQ(bind(listener_, reinterpret_cast<sockaddr*>(&address), length), 0);
-    EXPECT_EQ(listen(listener_, 8), 0);
-    EXPECT_EQ(getsockname(listener_, reinterpret_cast<sockaddr*>(&address), &length), 0);
-    port_ = ntohs(address.sin_port);
-    thread_ = std::thread([this] { Run(); });
-  }
-  ~SlowRelay() {
-    // Ends accept if it is still waiting.
-    shutdown(listener_, SHUT_RDWR);
-    thread_.join();
-    close(listener_);
-  }
-  std::string address() const { return absl::StrCat("127.0.0.1:", port_); }
-
- private:
-  static sockaddr_in Loopback(int port) {
-    sockaddr_in address = {};
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    address.sin_port = htons(port);
-    return address;
-  }
-
-  // Forwards one connection until either side ends it.
-  void Run() const {
-    const int client = accept(listener_, nullptr, nullptr);
-    if (client < 0) return;
-    absl::SleepFor(delay_);
-    const int server = socket(AF_INET, SOCK_STREAM, 0);
-    const sockaddr_in address = Loopback(server_port_);
-    EXPECT_EQ(connect(server, reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
-    pollfd ends[] = {{.fd = client, .events = POLLIN}, {.fd = server, .events = POLLIN}};
-    while (poll(ends, 2, absl::ToInt64Milliseconds(kPatience)) > 0) {
-      if ((ends[0].revents != 0 && !Forward(client, server)) ||
-          (ends[1].revents != 0 && !Forward(server, client))) {
-        break;
-      }
-    }
-    close(client);
-    close(server);
-  }
-
-  static bool Forward(int from, int to) {
-    char buffer[4096];
-    const ssize_t n = recv(from, buffer, sizeof(buffer), 0);
-    return n > 0 && send(to, buffer, n, MSG_NOSIGNAL) == n;
-  }
-
-  const int server_port_;
-  const absl::Duration delay_;
-  const int listener_ = socket(AF_INET, SOCK_STREAM, 0);
-  int port_ = 0;
-  std::thread thread_;
-};
-
 TEST(ChannelTest, ConnectsOverSlowLink) {
   FakeRuns service;
   const auto daemon = StartOrDie(&service);
   // Much longer than the first delays between attempts.
-  const SlowRelay relay(daemon->port(), absl::Milliseconds(700));
+  const SlowRelay relay(daemon->port(), {.delay = absl::Milliseconds(700)});
   const auto channel = MakeChannel(relay.address(), Plane::kControl);
   const grpc::Status status = Stop(*channel, "x");
   EXPECT_TRUE(status.ok()) << status.error_message();
