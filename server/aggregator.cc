@@ -1,12 +1,10 @@
-// Orders are executed one at a time, as they arrive, on a separate thread, because they wait for
-// the disk. An order that fails for a transient reason waits in `failed` and is retried after
-// retry_wait; a newer order with the same subject replaces it, and the end of its run removes it.
-// Orders are not durable here, because the coordinator repeats each until it is answered.
+// Orders are executed one at a time (server/order_queue.h) on a separate thread, because they wait
+// for the disk. They are not durable here: the coordinator repeats each until it is answered, and
+// all of them after a reconnect. A full queue therefore ends the stream.
 #include "server/aggregator.h"
 
 #include <glog/logging.h>
 
-#include <iterator>
 #include <optional>
 #include <utility>
 
@@ -18,23 +16,15 @@
 namespace cadre {
 namespace {
 
-// Maximum number of waiting orders, enough for a few per run. The coordinator repeats lost orders
-// after a reconnect.
-constexpr size_t kMaxOrders = 4096;
 // Memory that gRPC may use for streams: enough for 64 of each kind with one chunk in transit.
 constexpr size_t kMemoryQuota = size_t{512} << 20;
-
-// Key of an order: a later order with the same key replaces an earlier one.
-std::string Subject(const v1::CoordinatorMessage& order) {
-  if (order.has_open_run()) return "open " + order.open_run().run();
-  if (order.has_apply()) return "apply " + order.apply().run();
-  return "close " + order.close_run().run();
-}
 
 }  // namespace
 
 Aggregator::Aggregator(AggregatorOptions options)
-    : options_(std::move(options)), incarnation_(NewIdentity()), orders_(kMaxOrders) {}
+    : options_(std::move(options)),
+      incarnation_(NewIdentity()),
+      orders_(options_.retry_wait, options_.max_orders) {}
 
 Aggregator::~Aggregator() { Drain(absl::ZeroDuration()); }
 
@@ -72,7 +62,11 @@ absl::Status Aggregator::Join() {
 }
 
 void Aggregator::Drain(absl::Duration grace) {
-  orders_.Close();
+  {
+    absl::MutexLock lock(&mutex_);
+    draining_ = true;
+    changed_.NotifyAll();
+  }
   if (order_thread_.joinable()) order_thread_.join();
   if (daemon_ != nullptr) daemon_->Drain(grace);
   if (membership_ != nullptr) membership_->Stop("drained");
@@ -95,43 +89,43 @@ bool Aggregator::OnMessage(const v1::CoordinatorMessage& message) {
     LOG(ERROR) << "refused by the coordinator: " << message.refused().reason();
     return true;
   }
-  if (!message.has_open_run() && !message.has_apply() && !message.has_close_run()) {
+  if (!message.has_open_run() && !message.has_apply() && !message.has_close_run() &&
+      !message.has_fence()) {
     LOG(WARNING) << "unexpected message: " << message.ShortDebugString();
     return true;
   }
-  if (orders_.TryPush(message)) return true;
+  absl::MutexLock lock(&mutex_);
+  changed_.NotifyAll();
+  if (orders_.Add(message)) return true;
   // The coordinator repeats it when this member joins again.
   counters_.Add("orders_postponed");
-  LOG(ERROR) << "too many waiting orders; joining again for: " << Subject(message);
+  LOG(ERROR) << "too many waiting orders; joining again";
   return false;
 }
 
+std::optional<v1::CoordinatorMessage> Aggregator::NextOrder() {
+  absl::MutexLock lock(&mutex_);
+  auto is_due = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return draining_ || orders_.NextTime() <= clock_.Now();
+  };
+  while (!changed_.WaitFor(mutex_, orders_.NextTime() - clock_.Now(), is_due)) {
+  }
+  if (draining_) return std::nullopt;
+  return orders_.Take(clock_.Now());
+}
+
 void Aggregator::ExecuteOrders() {
-  std::map<std::string, v1::CoordinatorMessage> failed;
-  absl::Time retry_at = absl::InfiniteFuture();
-  while (true) {
-    std::optional<v1::CoordinatorMessage> order = orders_.PopBefore(retry_at);
-    if (orders_.closed()) return;
-    if (order) {
-      const std::string subject = Subject(*order);
-      if (order->has_close_run()) {
-        failed.erase("open " + order->close_run().run());
-        failed.erase("apply " + order->close_run().run());
-      }
-      failed.erase(subject);
-      if (!Execute(*order)) failed[subject] = *order;
-    } else {
-      for (auto it = failed.begin(); it != failed.end();) {
-        it = Execute(it->second) ? failed.erase(it) : std::next(it);
-      }
-    }
-    retry_at = failed.empty() ? absl::InfiniteFuture() : absl::Now() + options_.retry_wait;
+  while (const std::optional<v1::CoordinatorMessage> order = NextOrder()) {
+    if (Execute(*order)) continue;
+    absl::MutexLock lock(&mutex_);
+    orders_.Failed(*order, clock_.Now());
   }
 }
 
 bool Aggregator::Execute(const v1::CoordinatorMessage& order) {
   if (order.has_open_run()) return OpenRun(order.open_run());
   if (order.has_apply()) return Apply(order.apply());
+  if (order.has_fence()) return Fence(order.fence());
   return CloseRun(order.close_run().run());
 }
 
@@ -168,6 +162,11 @@ bool Aggregator::Apply(const v1::Apply& apply) {
   v1::MemberMessage message;
   *message.mutable_applied() = *applied;
   Answer(message);
+  return true;
+}
+
+bool Aggregator::Fence(const v1::Fence& fence) {
+  host_->Fence(fence);
   return true;
 }
 

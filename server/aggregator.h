@@ -12,19 +12,23 @@
 // Thread-safe after Start.
 #pragma once
 
-#include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
-#include "base/bounded_queue.h"
+#include "base/clock.h"
 #include "base/counters.h"
 #include "base/rpc/daemon.h"
+#include "base/steady_cond_var.h"
 #include "coordinator/client/membership_client.h"
 #include "proto/cadre/v1/membership.pb.h"
+#include "server/order_queue.h"
 #include "server/service.h"
 #include "server/shard_host.h"
 
@@ -45,6 +49,8 @@ struct AggregatorOptions {
   absl::Duration dial_timeout = absl::Seconds(30);
   // Wait before a failed order is retried.
   absl::Duration retry_wait = absl::Seconds(2);
+  // Maximum number of new orders that wait, enough for several per run.
+  size_t max_orders = 4096;
   RoundsServiceOptions service;
 };
 
@@ -70,20 +76,27 @@ class Aggregator {
   absl::Status Join();
   v1::Hello MakeHello() const;
   // False: the queue of orders is full.
-  bool OnMessage(const v1::CoordinatorMessage& message);
+  bool OnMessage(const v1::CoordinatorMessage& message) ABSL_LOCKS_EXCLUDED(mutex_);
   // Main function of the thread that executes orders.
-  void ExecuteOrders();
+  void ExecuteOrders() ABSL_LOCKS_EXCLUDED(mutex_);
+  // Waits for the next order. Returns nullopt when the aggregator drains.
+  std::optional<v1::CoordinatorMessage> NextOrder() ABSL_LOCKS_EXCLUDED(mutex_);
   // Returns false if the order must be retried.
   bool Execute(const v1::CoordinatorMessage& order);
   bool OpenRun(const v1::OpenRun& open);
   bool Apply(const v1::Apply& apply);
+  bool Fence(const v1::Fence& fence);
   bool CloseRun(const std::string& run);
   void Answer(const v1::MemberMessage& message);
 
   const AggregatorOptions options_;
   const std::string incarnation_;
   Counters counters_;
-  BoundedQueue<v1::CoordinatorMessage> orders_;
+  const SteadyClock clock_;
+  absl::Mutex mutex_;
+  SteadyCondVar changed_;
+  OrderQueue orders_ ABSL_GUARDED_BY(mutex_);
+  bool draining_ ABSL_GUARDED_BY(mutex_) = false;
   // Members are destroyed in reverse order: the daemon, then the service, then the host.
   std::unique_ptr<ShardHost> host_;
   std::unique_ptr<RoundsService> service_;

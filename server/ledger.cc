@@ -207,6 +207,13 @@ Decision<Opened> Ledger::OpenRun(const RunTerms& terms) {
   return opened;
 }
 
+std::vector<ContributionKey> Ledger::Fence(const std::string& run, uint32_t group,
+                                           uint32_t generation) {
+  Run* const found = Find(run);
+  if (found == nullptr || group >= found->terms.groups) return {};
+  return Fence(*found, group, generation);
+}
+
 std::vector<ContributionKey> Ledger::CloseRun(const std::string& name) {
   const auto found = runs_.find(name);
   if (found == runs_.end()) return {};
@@ -463,6 +470,14 @@ bool Ledger::ContributionDurable(const ContributionKey& key, uint64_t attempt) {
   if (found == nullptr || found->stored_chunks != found->chunks) return false;
   found->durable = true;
   return true;
+}
+
+std::vector<ContributionKey> Ledger::SyncFailed(const ContributionKey& key) {
+  Run* const run = Find(key.run);
+  if (run == nullptr) return {};
+  return DropIf(*run, [&](const ContributionKey& other, const Contribution& contribution) {
+    return other == key && !contribution.durable;
+  });
 }
 
 void Ledger::ContributionLost(const ContributionKey& key) {

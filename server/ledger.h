@@ -191,6 +191,9 @@ class Ledger {
   // run of that lineage if it has a version after 0 (until then, the shard is reassigned). A run of
   // another lineage is replaced. Generations only increase.
   Decision<Opened> OpenRun(const RunTerms& terms);
+  // Refuses contributions of generations of the group below `generation` from now on. Returns the
+  // contributions to delete. An unknown run or group is ignored.
+  std::vector<ContributionKey> Fence(const std::string& run, uint32_t group, uint32_t generation);
   // Ends the run: from then on only pulls are served. Returns the contributions to delete.
   std::vector<ContributionKey> CloseRun(const std::string& run);
   // Restores the durable state of an earlier process. `versions` may be empty. Returns obsolete
@@ -213,6 +216,9 @@ class Ledger {
   // All chunks are durable; Apply may now use the contribution. Returns false if the contribution
   // was dropped or belongs to another stream.
   bool ContributionDurable(const ContributionKey& key, uint64_t attempt);
+  // The chunks could not be made durable: unless they were before, the contribution must be staged
+  // again. Returns it for deletion.
+  std::vector<ContributionKey> SyncFailed(const ContributionKey& key);
   // The contribution on disk is damaged: it counts as not staged and may be staged again.
   void ContributionLost(const ContributionKey& key);
 

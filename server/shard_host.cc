@@ -252,6 +252,11 @@ absl::StatusOr<v1::Applied> ShardHost::Apply(const v1::Apply& apply) {
   return answer;
 }
 
+void ShardHost::Fence(const v1::Fence& fence) {
+  absl::MutexLock lock(&mutex_);
+  Remove(ledger_.Fence(fence.run(), fence.group(), fence.generation()));
+}
+
 absl::Status ShardHost::CloseRun(const std::string& run) {
   absl::MutexLock turn(&order_mutex_);
   const auto found = opened_.find(run);
@@ -306,8 +311,14 @@ absl::StatusOr<bool> ShardHost::Put(Staging& staging, const v1::Chunk& chunk) {
 }
 
 absl::Status ShardHost::Finish(Staging& staging) {
-  CADRE_RETURN_IF_ERROR(CountError(store_->SyncContribution(*staging.file)));
+  const absl::Status synced = CountError(store_->SyncContribution(*staging.file));
   absl::MutexLock lock(&mutex_);
+  if (!synced.ok()) {
+    // The kernel drops pages that it could not write, and reports the error only once: another sync
+    // would succeed without the data.
+    Remove(ledger_.SyncFailed(staging.grant.key));
+    return synced;
+  }
   if (ledger_.ContributionDurable(staging.grant.key, staging.grant.attempt)) {
     counters_->Add("contributions_staged");
     return absl::OkStatus();

@@ -75,6 +75,8 @@ class ShardHost {
   // Permanent failures are reported in Applied.error. After an error status the caller may retry.
   absl::StatusOr<v1::Applied> Apply(const v1::Apply& apply)
       ABSL_LOCKS_EXCLUDED(order_mutex_, mutex_);
+  // Not durable: after a restart OpenRun carries it.
+  void Fence(const v1::Fence& fence) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status CloseRun(const std::string& run) ABSL_LOCKS_EXCLUDED(order_mutex_, mutex_);
   // Versions on disk, for Hello.
   std::vector<v1::ShardState> States() const ABSL_LOCKS_EXCLUDED(mutex_);

@@ -329,6 +329,33 @@ TEST_F(LedgerTest, NewGenerationFencesStream) {
   EXPECT_EQ(RefusalOfChunk(old, 1), v1::REFUSAL_STALE_GENERATION);
 }
 
+TEST_F(LedgerTest, FenceRefusesOlderGenerations) {
+  const StageGrant old = Grant(Header(run_, {.generation = 4}, 0, 15, kChunk));
+  Chunks(old, 1);
+  EXPECT_THAT(ledger_.Fence(run_.run, 0, 5), ElementsAre(old.key));
+  EXPECT_EQ(RefusalOfChunk(old, 1), v1::REFUSAL_STALE_GENERATION);
+  EXPECT_EQ(RefusalIn(ledger_.Stage(Header(run_, {.generation = 4}, 0, 15, kChunk))),
+            v1::REFUSAL_STALE_GENERATION);
+  EXPECT_THAT(ledger_.Fence(run_.run, 0, 3), IsEmpty()) << "generations only increase";
+  EXPECT_EQ(RefusalIn(ledger_.Stage(Header(run_, {.generation = 4}, 0, 15, kChunk))),
+            v1::REFUSAL_STALE_GENERATION);
+  Grant(Header(run_, {.group = 1, .generation = 1}, 0, 15, kChunk));
+  EXPECT_THAT(ledger_.Fence("run-9", 0, 5), IsEmpty());
+  EXPECT_THAT(ledger_.Fence(run_.run, run_.groups, 5), IsEmpty());
+}
+
+TEST_F(LedgerTest, FailedSyncLosesTheContribution) {
+  const StageGrant grant = Grant(Header(run_, {}, 0, 15, kChunk));
+  Chunks(grant, grant.chunks);
+  EXPECT_THAT(ledger_.SyncFailed(grant.key), ElementsAre(grant.key));
+  EXPECT_FALSE(ledger_.ContributionDurable(grant.key, grant.attempt));
+  const StageGrant again = Grant(Header(run_, {}, 0, 15, kChunk));
+  EXPECT_TRUE(again.fresh);
+  Chunks(again, again.chunks);
+  EXPECT_TRUE(ledger_.ContributionDurable(again.key, again.attempt));
+  EXPECT_THAT(ledger_.SyncFailed(again.key), IsEmpty()) << "it is durable already";
+}
+
 TEST_F(LedgerTest, FencedContributionMayBeApplied) {
   const StageGrant old = StageAll({.generation = 1}, 0, 15);
   const StageGrant renewed = Grant(Header(run_, {.generation = 2}, 0, 15, kChunk));

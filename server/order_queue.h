@@ -1,0 +1,49 @@
+// The orders of the coordinator that an aggregator has not carried out: new ones, in the order of
+// arrival, and failed ones that are tried again.
+//
+// A pure state machine: time is an argument. Thread-compatible.
+//
+// Guarantees: a failed order is tried again `retry_wait` after its failure, whatever else arrives.
+// A newer order of the same kind for the same run replaces it, and CloseRun removes it.
+#pragma once
+
+#include <cstddef>
+#include <deque>
+#include <map>
+#include <optional>
+#include <string>
+
+#include "absl/time/time.h"
+#include "proto/cadre/v1/membership.pb.h"
+
+namespace cadre {
+
+class OrderQueue {
+ public:
+  // Requires: max_new > 0.
+  OrderQueue(absl::Duration retry_wait, size_t max_new)
+      : retry_wait_(retry_wait), max_new_(max_new) {}
+
+  // Returns false, and drops the order, if max_new new orders are waiting.
+  bool Add(v1::CoordinatorMessage order);
+  // Removes and returns the order to carry out now, if any.
+  std::optional<v1::CoordinatorMessage> Take(absl::Time now);
+  // The order that Take returned last has failed for a transient reason.
+  void Failed(v1::CoordinatorMessage order, absl::Time now);
+  // When Take returns an order if none is added; InfinitePast: now.
+  absl::Time NextTime() const;
+
+ private:
+  struct Retry {
+    v1::CoordinatorMessage order;
+    absl::Time when;
+  };
+
+  const absl::Duration retry_wait_;
+  const size_t max_new_;
+  std::deque<v1::CoordinatorMessage> new_;
+  // By subject.
+  std::map<std::string, Retry> failed_;
+};
+
+}  // namespace cadre
