@@ -12,6 +12,12 @@
 // together. If the version was removed meanwhile, the shard refuses and the caller chooses a newer
 // one.
 //
+// Time. An absolute limit would end every transfer that the link cannot finish within it. A call
+// therefore ends after `silence` without progress, and a watching thread cancels an attempt that
+// hangs. A chunk that was received, or written under flow control, is progress. Written chunks may
+// still lie in buffers: at most a few MiB, which must reach the shard within `silence`. At 4 MiB
+// and five minutes this takes 112 kbit/s.
+//
 // There are three classes of errors. Transient errors are retried with backoff until the deadline.
 // Damage and protocol errors are retried until the kMaxDamaged-th of them, which ends the call: a
 // repeated transfer repairs damage in transit, not on the disk. Refusals are not retried. The
@@ -23,6 +29,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <thread>
 #include <utility>
 
 #include "absl/cleanup/cleanup.h"
@@ -107,7 +114,7 @@ bool Receive(StageStream& stream, v1::StageReply* reply, Traffic* traffic) {
 
 absl::Status StageOnce(v1::Rounds::Stub& stub, grpc::ClientContext& context,
                        const v1::ContributionHeader& header, std::span<const float> values,
-                       Traffic* traffic) {
+                       const std::function<void()>& advance, Traffic* traffic) {
   const std::unique_ptr<StageStream> stream = stub.Stage(&context);
   v1::StageRequest request;
   v1::StageReply reply;
@@ -121,6 +128,7 @@ absl::Status StageOnce(v1::Rounds::Stub& stub, grpc::ClientContext& context,
     const uint64_t size = std::min<uint64_t>(header.chunk_elements(), values.size() - at);
     FillChunk(index, values.subspan(at, size), request.mutable_chunk());
     if (!Send(*stream, request, traffic)) return EndedEarly(stream->Finish());
+    advance();
   }
   stream->WritesDone();
   if (!Receive(*stream, &reply, traffic)) return EndedEarly(stream->Finish());
@@ -146,8 +154,8 @@ absl::Status CopyChunk(const v1::Chunk& chunk, std::span<float> out, uint64_t* d
 }
 
 absl::Status PullOnce(v1::Rounds::Stub& stub, grpc::ClientContext& context,
-                      const v1::PullRequest& request, std::span<float> out, uint64_t* done,
-                      Traffic* traffic) {
+                      const v1::PullRequest& request, std::span<float> out,
+                      const std::function<void()>& advance, uint64_t* done, Traffic* traffic) {
   traffic->message_sent += request.ByteSizeLong();
   const std::unique_ptr<grpc::ClientReader<v1::PullReply>> stream = stub.Pull(&context, request);
   v1::PullReply reply;
@@ -159,6 +167,7 @@ absl::Status PullOnce(v1::Rounds::Stub& stub, grpc::ClientContext& context,
       stream->Finish();
       return taken;
     }
+    advance();
   }
   CADRE_RETURN_IF_ERROR(FromGrpc(stream->Finish()));
   if (*done == out.size()) return absl::OkStatus();
@@ -210,8 +219,9 @@ absl::Status RoundsClient::Stage(const v1::ContributionHeader& header,
   filled.set_schema_hash(SchemaHash());
   filled.set_codec(v1::CODEC_FP32);
   if (filled.chunk_elements() == 0) filled.set_chunk_elements(kChunkElements);
-  return RetryUntil(deadline, [&](v1::Rounds::Stub& stub, grpc::ClientContext& context) {
-    return StageOnce(stub, context, filled, values, traffic);
+  return RetryUntil(deadline, [&](v1::Rounds::Stub& stub, grpc::ClientContext& context,
+                                  const std::function<void()>& advance) {
+    return StageOnce(stub, context, filled, values, advance, traffic);
   });
 }
 
@@ -223,23 +233,44 @@ absl::Status RoundsClient::Pull(const v1::PullRequest& request, std::span<float>
   filled.set_schema_hash(SchemaHash());
   if (filled.chunk_elements() == 0) filled.set_chunk_elements(kChunkElements);
   uint64_t done = 0;
-  return RetryUntil(deadline, [&](v1::Rounds::Stub& stub, grpc::ClientContext& context) {
+  return RetryUntil(deadline, [&](v1::Rounds::Stub& stub, grpc::ClientContext& context,
+                                  const std::function<void()>& advance) {
     *filled.mutable_ranges() = Skip(request.ranges(), done);
-    return PullOnce(stub, context, filled, out, &done, traffic);
+    return PullOnce(stub, context, filled, out, advance, &done, traffic);
   });
 }
 
 void RoundsClient::Cancel() {
   absl::MutexLock lock(&mutex_);
   cancelled_ = true;
-  for (grpc::ClientContext* context : contexts_) context->TryCancel();
+  changed_.NotifyAll();
+  for (const Call* call : calls_) {
+    if (call->context != nullptr) call->context->TryCancel();
+  }
 }
 
 absl::Status RoundsClient::RetryUntil(absl::Time deadline, const Attempt& attempt) {
+  Call call{.last_progress = clock_.Now()};
+  std::thread watcher([&] { Watch(call); });
+  const absl::Cleanup end_watch = [&] {
+    {
+      absl::MutexLock lock(&mutex_);
+      calls_.erase(&call);
+      call.ended = true;
+      changed_.NotifyAll();
+    }
+    watcher.join();
+  };
+  {
+    absl::MutexLock lock(&mutex_);
+    calls_.insert(&call);
+  }
   Backoff backoff(options_.first_wait, options_.max_wait, options_.seed);
   absl::Status last = absl::UnavailableError("not tried");
+  // The caller's deadline on the steady clock.
+  const absl::Time end = clock_.Now() + (deadline - absl::Now());
   for (int damaged = 0;;) {
-    const absl::Status status = AttemptOnce(deadline, attempt);
+    const absl::Status status = AttemptOnce(call, absl::Now() + (end - clock_.Now()), attempt);
     if (status.ok()) return status;
     const Retry verdict = Classify(status);
     const bool late = status.code() == absl::StatusCode::kDeadlineExceeded;
@@ -249,27 +280,52 @@ absl::Status RoundsClient::RetryUntil(absl::Time deadline, const Attempt& attemp
 
     const absl::Duration wait = backoff.Next();
     absl::MutexLock lock(&mutex_);
-    if (!cancelled_ && (late || absl::Now() + wait >= deadline)) return TooLate(last);
-    mutex_.AwaitWithTimeout(absl::Condition(&cancelled_), wait);
-    if (cancelled_) return absl::CancelledError("the call was cancelled");
+    auto ended = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return cancelled_ || call.silent; };
+    if (!ended() && (late || clock_.Now() + wait >= end)) return TooLate(last);
+    if (!changed_.WaitFor(mutex_, wait, ended)) continue;
+    return cancelled_ ? absl::CancelledError("the call was cancelled") : TooLate(last);
   }
 }
 
-absl::Status RoundsClient::AttemptOnce(absl::Time deadline, const Attempt& attempt) {
+// The watcher's thread: ends the call's attempt after a time without progress.
+void RoundsClient::Watch(Call& call) {
+  absl::MutexLock lock(&mutex_);
+  auto ended = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return call.ended; };
+  absl::Duration left = options_.silence;
+  while (left > absl::ZeroDuration()) {
+    if (changed_.WaitFor(mutex_, left, ended)) return;
+    left = call.last_progress + options_.silence - clock_.Now();
+  }
+  call.silent = true;
+  changed_.NotifyAll();
+  if (call.context != nullptr) call.context->TryCancel();
+}
+
+void RoundsClient::Advance(Call& call) {
+  if (options_.on_progress) options_.on_progress();
+  absl::MutexLock lock(&mutex_);
+  call.last_progress = clock_.Now();
+}
+
+absl::Status RoundsClient::AttemptOnce(Call& call, absl::Time deadline, const Attempt& attempt) {
   CADRE_ASSIGN_OR_RETURN(const std::shared_ptr<grpc::Channel> channel, Connect());
+  // In a process without a gRPC server no other thread polls a channel that connects. If it does
+  // not connect soon, the call fails, and the next attempt may find another address.
+  channel->WaitForConnected(absl::ToChronoTime(absl::Now() + options_.max_wait));
   const std::unique_ptr<v1::Rounds::Stub> stub = v1::Rounds::NewStub(channel);
   grpc::ClientContext context;
   if (deadline != absl::InfiniteFuture()) context.set_deadline(absl::ToChronoTime(deadline));
   {
     absl::MutexLock lock(&mutex_);
     if (cancelled_) return absl::CancelledError("the call was cancelled");
-    contexts_.insert(&context);
+    if (call.silent) return absl::UnavailableError("no progress");
+    call.context = &context;
   }
   const absl::Cleanup forget = [&] {
     absl::MutexLock lock(&mutex_);
-    contexts_.erase(&context);
+    call.context = nullptr;
   };
-  return attempt(*stub, context);
+  return attempt(*stub, context, [&] { Advance(call); });
 }
 
 // Keeps the connection as long as the shard has the same address.

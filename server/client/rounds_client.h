@@ -14,8 +14,9 @@
 //   refusals by name (codes: server/client/refusal.h), without a retry, except that damaged bytes
 //     (DataLoss) are first transferred again a few times;
 //   Cancelled after Cancel();
-//   DeadlineExceeded with the last failure in its message: the shard was unreachable or too busy,
-//     or its disk was full;
+//   DeadlineExceeded with the last failure in its message: the deadline has passed, or no
+//     chunk was transferred for `silence`, because the shard was unreachable or too busy, or its
+//     disk was full;
 //   InvalidArgument if the sizes of ranges and values differ.
 #pragma once
 
@@ -34,6 +35,8 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "base/clock.h"
+#include "base/steady_cond_var.h"
 #include "proto/cadre/v1/rounds.grpc.pb.h"
 
 namespace cadre {
@@ -53,7 +56,12 @@ struct Traffic {
 struct RoundsClientOptions {
   // Waits between attempts.
   absl::Duration first_wait = absl::Milliseconds(50);
-  absl::Duration max_wait = absl::Seconds(2);
+  absl::Duration max_wait = absl::Milliseconds(400);
+  // A call ends after this time in which no chunk is transferred. A transfer that makes progress
+  // may take any time.
+  absl::Duration silence = absl::Minutes(5);
+  // Called for every chunk that was sent or received, on the calling thread. Optional.
+  std::function<void()> on_progress;
   // Different seeds prevent ranks from retrying simultaneously.
   uint64_t seed = 0;
 };
@@ -82,25 +90,40 @@ class RoundsClient {
   void Cancel() ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
-  // One attempt over one connection.
-  using Attempt = std::function<absl::Status(v1::Rounds::Stub&, grpc::ClientContext&)>;
+  // A call in progress.
+  struct Call {
+    absl::Time last_progress;
+    // The current attempt.
+    grpc::ClientContext* context = nullptr;
+    // There was no progress for too long.
+    bool silent = false;
+    bool ended = false;
+  };
+  // One attempt over one connection, which calls `advance` for every chunk.
+  using Attempt = std::function<absl::Status(v1::Rounds::Stub&, grpc::ClientContext&,
+                                             const std::function<void()>& advance)>;
 
-  // Repeats `attempt` until it succeeds, is refused, fails permanently or the deadline passes.
+  // Repeats `attempt` until it succeeds, is refused, fails permanently, the deadline passes, or
+  // there is no progress for too long.
   absl::Status RetryUntil(absl::Time deadline, const Attempt& attempt) ABSL_LOCKS_EXCLUDED(mutex_);
-  absl::Status AttemptOnce(absl::Time deadline, const Attempt& attempt) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status AttemptOnce(Call& call, absl::Time deadline, const Attempt& attempt)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  void Watch(Call& call) ABSL_LOCKS_EXCLUDED(mutex_);
+  void Advance(Call& call) ABSL_LOCKS_EXCLUDED(mutex_);
   // Returns a connection to the shard's current address.
   absl::StatusOr<std::shared_ptr<grpc::Channel>> Connect() ABSL_LOCKS_EXCLUDED(mutex_);
 
   const AddressSource address_;
   const RoundsClientOptions options_;
+  const SteadyClock clock_;
 
   absl::Mutex mutex_;
+  SteadyCondVar changed_;
   bool cancelled_ ABSL_GUARDED_BY(mutex_) = false;
   // Shared with calls in progress, which keep it when the shard's address changes.
   std::shared_ptr<grpc::Channel> channel_ ABSL_GUARDED_BY(mutex_);
   std::string channel_address_ ABSL_GUARDED_BY(mutex_);
-  // Calls under way.
-  std::set<grpc::ClientContext*> contexts_ ABSL_GUARDED_BY(mutex_);
+  std::set<Call*> calls_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace cadre

@@ -23,6 +23,7 @@ class RoundsServer {
   ShardHost& host() { return *host_; }
   Counters& counters() { return counters_; }
   const std::string& address() const { return daemon_->address(); }
+  int port() const { return daemon_->port(); }
   std::unique_ptr<v1::Rounds::Stub> Stub() const;
   std::unique_ptr<RoundsClient> Client() const;
 

@@ -24,6 +24,7 @@
 #include "server/client/refusal.h"
 #include "tests/base/expect.h"
 #include "tests/base/file_size_limit.h"
+#include "tests/base/rpc/slow_relay.h"
 #include "tests/server/rounds_server.h"
 #include "tests/server/testing.h"
 
@@ -397,7 +398,7 @@ TEST_F(ServiceTest, MemoryIsBounded) {
   };
   // Client and server together hold a few messages of 1 MiB each, and those that flow control lets
   // the client send ahead of a slow disk. A copy of the model would take 64 MiB.
-  const int64_t allowed = int64_t{kMemoryFactor} * (40 << 20);
+  const int64_t allowed = int64_t{kMemoryFactor} * (56 << 20);
   EXPECT_LT(grown([&] { ASSERT_TRUE(Stage({}, values, 256 << 10).ok()); }), allowed);
   EXPECT_LT(grown([&] { ASSERT_EQ(Apply(MakeApply(run_, 1, {{}})).error(), ""); }), allowed);
   Traffic traffic;
@@ -427,6 +428,46 @@ TEST_F(ServiceTest, MessageOverheadIsSmall) {
   const uint64_t messages = traffic.message_sent + traffic.message_received;
   EXPECT_GT(messages, payload);
   EXPECT_LT(static_cast<double>(messages), 1.01 * static_cast<double>(payload));
+}
+
+// --- Slow and dead links
+
+TEST_F(ServiceTest, SlowTransfersContinue) {
+  run_.in = 2047;
+  run_.out = 1024;
+  Open();
+  const int64_t n = run_.parameters();
+  // Much more than buffers hold, and two seconds in all.
+  const SlowRelay link(server_->port(), {.bytes_per_second = 4 << 20});
+  const absl::Duration silence = absl::Milliseconds(800);
+  std::atomic<int> chunks = 0;
+  RoundsClient client([&] { return link.address(); },
+                      {.silence = silence, .on_progress = [&] { ++chunks; }});
+  const std::vector<float> values = Values(1, n);
+  Traffic traffic;
+  const absl::Time start = absl::Now();
+  const absl::Status staged = client.Stage(Header(run_, {}, 0, n, kChunkElements / 16), values,
+                                           absl::InfiniteFuture(), &traffic);
+  EXPECT_TRUE(staged.ok()) << staged;
+  EXPECT_GT(absl::Now() - start, 2 * silence);
+  EXPECT_GE(chunks, n / (kChunkElements / 16));
+  ASSERT_EQ(Apply(MakeApply(run_, 1, {{}})).error(), "");
+  std::vector<float> out(n);
+  ASSERT_TRUE(client.Pull(PullOf(run_, 1, 0, n), out, absl::InfiniteFuture(), &traffic).ok());
+  EXPECT_TRUE(SameBits(out, values));
+}
+
+TEST_F(ServiceTest, SilentTransfersEnd) {
+  run_.in = 511;
+  run_.out = 512;
+  Open();
+  const int64_t n = run_.parameters();
+  const SlowRelay link(server_->port(), {.max_bytes = 100'000});
+  RoundsClient client([&] { return link.address(); }, {.silence = absl::Milliseconds(300)});
+  Traffic traffic;
+  EXPECT_THAT(
+      client.Stage(Header(run_, {}, 0, n, 4096), Values(1, n), absl::InfiniteFuture(), &traffic),
+      IsError(absl::StatusCode::kDeadlineExceeded, "last: "));
 }
 
 TEST_F(ServiceTest, ClientStopsAtDeadline) {

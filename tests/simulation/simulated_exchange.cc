@@ -6,7 +6,7 @@
 namespace cadre::simulation {
 namespace {
 
-// Equal to the default of TrainerOptions::exchange_timeout.
+// Equal to the default of TrainerOptions::exchange_silence.
 constexpr absl::Duration kTimeout = absl::Minutes(10);
 constexpr uint32_t kChunkElements = 2;
 

@@ -11,9 +11,9 @@
 // staging buffer per shard, because owned intervals are scattered over buckets while the client
 // sends contiguous chunks.
 //
-// Failures. RoundsClient retries within the timeout; Stage and Pull are idempotent. If any shard
-// refuses the contribution because the round is closed (server/client/refusal.h), that error is
-// returned even if other shards failed otherwise: the coordinator's decision then determines how
+// Failures. RoundsClient retries while it makes progress; Stage and Pull are idempotent. If any
+// shard refuses the contribution because the round is closed (server/client/refusal.h), that error
+// is returned even if other shards failed otherwise: the coordinator's decision then determines how
 // the group continues.
 #include "worker/train/shard_exchange.h"
 
@@ -31,19 +31,18 @@ namespace cadre {
 
 ShardExchange::ShardExchange(const v1::Assignment& assignment, const ParameterIndex& index,
                              GroupControl& control, Cancellation& cancellation,
-                             absl::Duration timeout)
-    : rank_slot_(assignment.place()),
-      lineage_(assignment.lineage()),
-      index_(index),
-      timeout_(timeout) {
+                             TrainerProgress& progress, absl::Duration silence)
+    : rank_slot_(assignment.place()), lineage_(assignment.lineage()), index_(index) {
   const uint32_t shards = assignment.shards_size();
   for (uint32_t id = 0; id < shards; ++id) {
     Shard shard{.id = id, .positions = ShardSpan(index.size(), id, shards)};
     shard.client = std::make_unique<RoundsClient>(
         [&control, id] { return control.ShardAddress(id); },
         // Different seeds, so that ranks that failed together do not retry at the same times.
-        RoundsClientOptions{.seed = (uint64_t{rank_slot_.group()} << 32) + rank_slot_.rank() * 64 +
-                                    id});
+        RoundsClientOptions{
+            .seed = (uint64_t{rank_slot_.group()} << 32) + rank_slot_.rank() * 64 + id,
+            .silence = silence,
+            .on_progress = [&progress] { progress.Advance(); }});
     shards_.push_back(std::move(shard));
   }
   on_cancel_ = cancellation.OnCancel([this](const absl::Status&) {
@@ -104,7 +103,7 @@ absl::Status ShardExchange::Stage(uint32_t round, uint32_t base_version, uint64_
         header.set_base_version(base_version);
         header.set_samples(samples);
         FillRanges(parts, header);
-        return shard.client->Stage(header, shard.staging, absl::Now() + timeout_, &shard.traffic);
+        return shard.client->Stage(header, shard.staging, absl::InfiniteFuture(), &shard.traffic);
       },
       traffic);
 }
@@ -123,7 +122,7 @@ absl::Status ShardExchange::Pull(uint32_t version, std::span<const Owned> owned,
         request.set_version(version);
         FillRanges(parts, request);
         CADRE_RETURN_IF_ERROR(
-            shard.client->Pull(request, shard.staging, absl::Now() + timeout_, &shard.traffic));
+            shard.client->Pull(request, shard.staging, absl::InfiniteFuture(), &shard.traffic));
         const float* from = shard.staging.data();
         for (const Owned& part : parts) {
           std::copy_n(from, part.values.size(), part.values.begin());

@@ -1,7 +1,8 @@
 // A rank's exchange with the shards of the aggregators: stages (uploads durably) the values that
 // the rank owns, and pulls its part of a committed version.
 //
-// Borrows `control` (for addresses), `index` and `cancellation`. Thread-compatible.
+// Borrows `control` (for addresses), `index`, `cancellation` and `progress`, which advances with
+// every chunk. Thread-compatible.
 #pragma once
 
 #include <cstdint>
@@ -18,13 +19,15 @@
 #include "worker/train/cancellation.h"
 #include "worker/train/group_control.h"
 #include "worker/train/owned.h"
+#include "worker/train/trainer_progress.h"
 
 namespace cadre {
 
 class ShardExchange {
  public:
   ShardExchange(const v1::Assignment& assignment, const ParameterIndex& index,
-                GroupControl& control, Cancellation& cancellation, absl::Duration timeout);
+                GroupControl& control, Cancellation& cancellation, TrainerProgress& progress,
+                absl::Duration silence);
 
   // False: the run does not average.
   bool has_shards() const { return !shards_.empty(); }
@@ -55,7 +58,6 @@ class ShardExchange {
   const v1::RankSlot rank_slot_;
   const std::string lineage_;
   const ParameterIndex& index_;
-  const absl::Duration timeout_;
   std::vector<Shard> shards_;
   // Last: it must be unregistered before the clients are destroyed.
   std::unique_ptr<Cancellation::Registration> on_cancel_;

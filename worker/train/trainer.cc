@@ -202,7 +202,7 @@ class Trainer {
                                            [this] { return measurer_->Pause(); });
     checkpoints_ = std::make_unique<RunCheckpoints>(assignment_, *replica_, counters_, progress_);
     exchange_ = std::make_unique<ShardExchange>(assignment_, replica_->index(), control_,
-                                                cancellation_, options_.exchange_timeout);
+                                                cancellation_, progress_, options_.exchange_silence);
     return absl::OkStatus();
   }
 

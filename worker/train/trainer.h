@@ -33,8 +33,8 @@ struct TrainerOptions {
   LinkCache* links = nullptr;
   // Shows what the training thread does; may be null.
   TrainerProgress* progress = nullptr;
-  // Limit of one exchange with a shard, including retries.
-  absl::Duration exchange_timeout = absl::Minutes(10);
+  // An exchange with a shard ends after this time without progress.
+  absl::Duration exchange_silence = absl::Minutes(5);
   // How often rank 0 reports while training.
   absl::Duration report_every = absl::Seconds(1);
 };

@@ -264,7 +264,7 @@ TEST(Trainer, NamesAggregatorAsCause) {
   v1::Assignment assignment = AssignmentOf(Spec());
   assignment.add_shards();
   TrainerOptions options;
-  options.exchange_timeout = absl::Milliseconds(100);
+  options.exchange_silence = absl::Milliseconds(100);
   const TrainerOutcome outcome = Train(assignment, control, nullptr, options);
   EXPECT_EQ(outcome.cause, v1::FAILURE_CAUSE_AGGREGATOR) << outcome.status;
   EXPECT_TRUE(outcome.suspects.empty());
