@@ -37,6 +37,12 @@ std::string CommitKey(absl::string_view run, uint32_t round) {
   return absl::StrFormat("%s%010u", CommitsPrefix(run), round);
 }
 
+absl::Status ParseRecord(absl::string_view key, absl::string_view bytes,
+                         google::protobuf::MessageLite& record) {
+  if (record.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) return absl::OkStatus();
+  return absl::DataLossError(absl::StrCat("store record '", key, "' cannot be parsed"));
+}
+
 uint32_t RunNumber(absl::string_view run) {
   uint32_t number = 0;
   if (!absl::ConsumePrefix(&run, "run-")) return 0;

@@ -3,9 +3,12 @@
 // Thread-safe (pure functions).
 #pragma once
 
+#include <google/protobuf/message_lite.h>
+
 #include <cstdint>
 #include <string>
 
+#include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 
 namespace cadre {
@@ -30,6 +33,10 @@ std::string LayerTimesKey(absl::string_view device, absl::string_view model);
 // Prefixes of all groups and of all commits of one run.
 std::string GroupsPrefix(absl::string_view run);
 std::string CommitsPrefix(absl::string_view run);
+
+// Parses the record with this key. Errors: DataLoss.
+absl::Status ParseRecord(absl::string_view key, absl::string_view bytes,
+                         google::protobuf::MessageLite& record);
 
 // The number in a run id such as "run-7" or "run-7-name"; 0 if `run` is not a run id.
 uint32_t RunNumber(absl::string_view run);

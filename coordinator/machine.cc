@@ -1,4 +1,4 @@
-// Events, and the life of runs. Part of Machine.
+// Routes events to the cluster and to the runs, and settles the runs that an event concerns.
 //
 // Handle has two steps. The first changes the state as the event requires: a lease is renewed, a
 // contribution is added, a group is fenced. The second, Settle, does everything that has become
@@ -7,19 +7,27 @@
 // event, so there are no pending tasks: after a restart, the first event settles everything that is
 // due.
 //
+// Settle visits the runs that an event concerns and those whose deadline has passed. Runs that wait
+// for workers are visited together, because earlier runs reserve idle workers: whenever the set of
+// idle workers or one of the waiting runs has changed. All other events, heartbeats above all, cost
+// a few look-ups, whatever the number of members.
+//
+// Messages in both directions may be lost with a stream. Members send unanswered messages again;
+// Run::OnWorkerRejoined repeats the messages of the coordinator for the current generation. All
+// handlers therefore accept duplicates.
+//
 // Determinism: the containers are ordered, the records are serialized deterministically
 // (outbox.cc), and random numbers are functions of seeds in the events. The simulation and the
 // tests rely on it.
-//
-// Cost: every event visits all live runs and their slots, and all members to find idle workers. The
-// cost of an event therefore grows with the size of the cluster. Searches for plans, which happen
-// when a group forms or after it has measured its steps, cost far more.
 #include "coordinator/machine.h"
 
 #include <algorithm>
+#include <optional>
+#include <tuple>
 #include <utility>
 #include <variant>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/random.h"
@@ -37,79 +45,269 @@ struct Overloaded : Lambdas... {
 template <typename... Lambdas>
 Overloaded(Lambdas...) -> Overloaded<Lambdas...>;
 
+// The rank that sends a worker's message.
+struct Sender {
+  const v1::RankSlot* place = nullptr;
+  // Whether only rank 0 may send the message.
+  bool lead = false;
+  // Whether the message can make something possible that Settle does.
+  bool settles = true;
+};
+
+Sender SenderOf(const v1::MemberMessage& message) {
+  switch (message.body_case()) {
+    case v1::MemberMessage::kPrepared:
+      return {&message.prepared().place()};
+    case v1::MemberMessage::kProgress:
+      return {&message.progress().place(), /*lead=*/true, /*settles=*/false};
+    case v1::MemberMessage::kContributed:
+      return {&message.contributed().place(), /*lead=*/true};
+    case v1::MemberMessage::kAdopted:
+      return {&message.adopted().place(), /*lead=*/true};
+    case v1::MemberMessage::kEvaluated:
+      return {&message.evaluated().place(), /*lead=*/true};
+    case v1::MemberMessage::kMeasured:
+      return {&message.measured().place(), /*lead=*/true, /*settles=*/false};
+    case v1::MemberMessage::kTraced:
+      return {&message.traced().place(), /*lead=*/false, /*settles=*/false};
+    default:
+      return {};
+  }
+}
+
 }  // namespace
 
-Machine::Machine(Options options) : options_(std::move(options)), members_(options_.lease) {}
+Machine::Machine(Options options)
+    : options_(std::move(options)), cluster_(options_), planner_(options_, cluster_) {}
+
+// Leases start again: the coordinator cannot know how long the members were silent.
+absl::StatusOr<std::vector<Action>> Machine::Restore(
+    const std::map<std::string, std::string>& records, absl::Time now) {
+  cluster_.Begin(now);
+  v1::MetaRecord meta;
+  for (const auto& [key, bytes] : records) {
+    if (key == kMetaKey) {
+      CADRE_RETURN_IF_ERROR(ParseRecord(key, bytes, meta));
+    } else if (absl::StartsWith(key, kMemberPrefix)) {
+      v1::MemberRecord record;
+      CADRE_RETURN_IF_ERROR(ParseRecord(key, bytes, record));
+      cluster_.members().Add(record, now);
+    } else if (absl::StartsWith(key, kRunPrefix)) {
+      v1::RunRecord record;
+      CADRE_RETURN_IF_ERROR(ParseRecord(key, bytes, record));
+      runs_.try_emplace(RunNumber(record.run()), record, RunContext{cluster_, planner_, options_});
+    } else if (absl::StartsWith(key, kProfilePrefix)) {
+      v1::LayerTimesRecord record;
+      CADRE_RETURN_IF_ERROR(ParseRecord(key, bytes, record));
+      planner_.Load(key, record);
+    }
+  }
+  cluster_.Restore(meta);
+  for (auto& [number, run] : runs_) CADRE_RETURN_IF_ERROR(run.Load(records));
+  for (auto& [number, run] : runs_) run.PlaceMembers();
+  VisitAll();
+  return cluster_.Take();
+}
 
 std::vector<Action> Machine::Handle(const Event& event, absl::Time now) {
-  now_ = std::max(now_, now);
-  if (started_ == absl::InfinitePast()) started_ = now_;
-  searched_.clear();
-  looked_for_better_plan_ = false;
-  std::visit(Overloaded{
-                 [this](const StreamOpened& e) { members_.AddPending(e.connection, now_); },
-                 [this](const StreamClosed& e) { OnStreamClosed(e.connection); },
-                 [this](const MessageReceived& e) { OnMessage(e); },
-                 [this](const MessageRefused& e) { Refuse(e.connection, e.refusal, e.reason); },
-                 [this](const SubmitRun& e) { OnSubmit(e); },
-                 [this](const StopRun& e) { OnStop(e); },
-                 [this](const TraceGroup& e) { OnTraceGroup(e); },
-                 [this](const CancelTrace& e) { OnCancelTrace(e); },
-                 [this](const Tick&) { ExpireMembers(); },
-             },
-             event);
+  cluster_.Begin(now);
+  planner_.Begin();
+  std::visit(
+      Overloaded{
+          [this](const StreamOpened& e) {
+            cluster_.members().AddPending(e.connection, cluster_.now());
+          },
+          [this](const StreamClosed& e) { cluster_.Close(e.connection); },
+          [this](const MessageReceived& e) { OnMessage(e); },
+          [this](const MessageRefused& e) { cluster_.Refuse(e.connection, e.refusal, e.reason); },
+          [this](const SubmitRun& e) { OnSubmit(e); },
+          [this](const StopRun& e) { OnStop(e); },
+          [this](const TraceGroup& e) {
+            const absl::Status started = StartTrace(e);
+            if (!started.ok()) cluster_.out().Answer(e.request, started);
+          },
+          [this](const CancelTrace& e) {
+            for (auto& [number, run] : runs_) run.CancelTrace(e.request);
+          },
+          [this](const Tick&) { ExpireMembers(); },
+      },
+      event);
+  for (const std::string& id : cluster_.TakeClosed()) {
+    if (const Member* const member = cluster_.members().Find(id)) OnClosed(*member);
+  }
   Settle();
-  if (std::exchange(meta_changed_, false)) out_.Put(kMetaKey, meta_);
-  return out_.Take();
+  return cluster_.Take();
+}
+
+// ---- Members
+
+void Machine::OnMessage(const MessageReceived& received) {
+  Membership& members = cluster_.members();
+  Member* const member = members.ByConnection(received.connection);
+  if (member == nullptr && !members.IsPending(received.connection)) return;
+  if (received.message.has_hello()) {
+    if (member == nullptr) return OnHello(received.connection, received.message.hello());
+    return cluster_.Refuse(received.connection, v1::REFUSAL_OUT_OF_ORDER,
+                           "Hello was sent twice on one stream");
+  }
+  if (member == nullptr) {
+    return cluster_.Refuse(received.connection, v1::REFUSAL_OUT_OF_ORDER,
+                           "the first message must be Hello");
+  }
+  members.Renew(*member, cluster_.now());
+  OnMemberMessage(*member, received.message);
+}
+
+void Machine::OnMemberMessage(Member& member, const v1::MemberMessage& message) {
+  if (message.has_heartbeat()) {
+    cluster_.OnHeartbeat(member, message.heartbeat());
+  } else if (message.has_goodbye()) {
+    // The id is copied, because Drop destroys the member that owns it.
+    Drop(std::string(member.id()), absl::StrCat("left: ", message.goodbye().reason()),
+         Ending::kReleased);
+  } else if (member.worker()) {
+    OnWorkerMessage(member, message);
+  } else {
+    OnAggregatorMessage(member, message);
+  }
+}
+
+// A message for another generation is normal after a fence: the member may have sent it before it
+// received Release. The message is refused, but the stream stays open.
+void Machine::OnWorkerMessage(Member& member, const v1::MemberMessage& message) {
+  if (message.has_group_failed()) {
+    // All ranks report the loss of one rank; only the first report finds the generation alive.
+    const v1::GroupFailed& failed = message.group_failed();
+    Run* const run = member.Holds(failed.place()) ? Visit(failed.place().run()) : nullptr;
+    if (run != nullptr) return run->OnGroupFailed(member, failed);
+    return cluster_.SendRelease(member.id(), failed.place(), "the generation has ended");
+  }
+  const Sender sender = SenderOf(message);
+  if (sender.place == nullptr) {
+    return cluster_.Refuse(member.connection, v1::REFUSAL_MALFORMED,
+                           "not a message that workers send");
+  }
+  const v1::RankSlot& place = *sender.place;
+  if (FindRun(place.run()) == nullptr) {
+    cluster_.CountRefusal(v1::REFUSAL_UNKNOWN_RUN);
+    cluster_.SendRelease(member.id(), place, absl::StrCat("no such run: ", place.run()));
+  } else if (!member.Holds(place)) {
+    cluster_.CountRefusal(v1::REFUSAL_STALE_GENERATION);
+    cluster_.SendRelease(member.id(), place, "the generation has ended");
+  } else if (sender.lead && place.rank() != 0) {
+    cluster_.Refuse(member.connection, v1::REFUSAL_MALFORMED, "only rank 0 may send this message");
+  } else {
+    Run& run = runs_.at(RunNumber(place.run()));
+    if (sender.settles) unsettled_.insert(run.number());
+    run.OnWorkerMessage(member, message);
+  }
+}
+
+void Machine::OnAggregatorMessage(const Member& member, const v1::MemberMessage& message) {
+  if (!message.has_run_opened() && !message.has_applied()) {
+    return cluster_.Refuse(member.connection, v1::REFUSAL_MALFORMED,
+                           "not a message that aggregators send");
+  }
+  Run* const run =
+      Visit(message.has_applied() ? message.applied().run() : message.run_opened().run());
+  if (run == nullptr) return cluster_.CountRefusal(v1::REFUSAL_UNKNOWN_RUN);
+  run->OnAggregatorMessage(member, message);
+}
+
+void Machine::OnHello(ConnectionId connection, const v1::Hello& hello) {
+  const std::optional<Cluster::Joined> joined = cluster_.OnHello(connection, hello);
+  if (!joined.has_value()) return;
+  Member& member = *joined->member;
+  for (const std::string& id : joined->replaced) {
+    Drop(id, "was restarted as a new process", Ending::kFailed);
+  }
+  if (!member.worker()) OnAggregatorLost(member);
+  cluster_.Welcome(member, connection);
+  if (!member.worker()) {
+    for (const v1::ShardState& shard : hello.shards()) {
+      const Run* const run = FindRun(shard.run());
+      if (run == nullptr) continue;
+      if (run->record().lineage() != shard.lineage()) {
+        cluster_.CountRefusal(v1::REFUSAL_WRONG_LINEAGE);
+      } else if (!run->live()) {
+        run->SendCloseRun(member);
+      }
+    }
+    for (auto& [number, run] : runs_) {
+      if (run.live()) run.OnAggregatorJoined(member, joined->address_changed);
+    }
+  } else if (joined->known) {
+    const bool claims = hello.has_place() && hello.place().generation() != 0;
+    const bool agrees = claims && member.Holds(hello.place());
+    if (claims && !agrees) {
+      cluster_.CountRefusal(v1::REFUSAL_STALE_GENERATION);
+      cluster_.SendRelease(member.id(), hello.place(), "the generation has ended");
+    }
+    if (member.place) Visit(member.place->run())->OnWorkerRejoined(member, agrees);
+  }
+}
+
+void Machine::OnClosed(const Member& member) {
+  if (!member.worker()) {
+    OnAggregatorLost(member);
+  } else if (member.place.has_value()) {
+    Visit(member.place->run())->OnWorkerClosed(member);
+  }
+}
+
+void Machine::OnAggregatorLost(const Member& member) {
+  for (auto& [number, run] : runs_) run.OnAggregatorLost(member.record.name());
+  VisitAll();
+}
+
+void Machine::Drop(const std::string& member_id, absl::string_view reason, Ending ending) {
+  const std::optional<Member> member = cluster_.Remove(member_id, reason);
+  if (!member.has_value()) return;
+  if (!member->worker()) {
+    OnAggregatorLost(*member);
+  } else if (member->place.has_value()) {
+    Visit(member->place->run())
+        ->OnWorkerLost(
+            *member->place,
+            absl::StrCat("worker ", member_id, " (", member->record.name(), ") ", reason), ending);
+  }
 }
 
 void Machine::ExpireMembers() {
-  for (const std::string& id : members_.Expired(now_)) {
-    Count("leases_lost");
+  for (const std::string& id : cluster_.members().Expired(cluster_.now())) {
+    cluster_.Count("leases_lost");
     Drop(id, "sent no message within its lease", Ending::kFailed);
   }
-  for (ConnectionId connection : members_.WithoutHello(now_)) {
-    members_.Detach(connection);
-    out_.End(connection, absl::DeadlineExceededError("no Hello was received"));
+  for (ConnectionId connection : cluster_.members().WithoutHello(cluster_.now())) {
+    cluster_.members().Detach(connection);
+    cluster_.out().End(connection, absl::DeadlineExceededError("no Hello was received"));
   }
 }
 
-// Runs are visited in order of submission: earlier ones choose from the idle workers first and
-// reserve the workers that they wait for.
-void Machine::Settle() {
-  std::vector<std::string> idle = SortByHost(IdleWorkers());
-  for (auto& [number, run] : runs_) {
-    if (!run.live()) continue;
-    if (run.averages() && run.record.state() == v1::RUN_STATE_QUEUED) {
-      size_t workers = 0;
-      for (const auto& alike : GroupByDevice(run, idle)) workers = std::max(workers, alike.size());
-      if (!ChooseShards(run, workers)) continue;
-    }
-    FormGroups(run, idle);
-    MaybeStart(run);
-    MaybeClose(run);
-    AssignFreeParts(run);
-  }
-  EvictEndedRuns();
-}
+// ---- Runs
 
-absl::Time Machine::NextDeadline() const {
-  absl::Time next = members_.NextExpiry();
-  // A deadline that has passed without an effect can only take effect with an event, so it is
-  // ignored.
-  auto consider = [&](absl::Time when) {
-    if (when > now_) next = std::min(next, when);
-  };
-  for (const auto& [number, run] : runs_) {
-    if (!run.live()) continue;
-    const absl::Duration wait = RejoinWait(run.spec());
-    for (const Slot& slot : run.slots) {
-      if (slot.waiting() && slot.record().lived()) consider(slot.waiting_since() + wait);
-    }
-    consider(run.barrier_since + wait);
-    if (!run.committing()) consider(run.round.ClosesAt(run.LiveGroups()));
+void Machine::OnSubmit(const SubmitRun& submit) {
+  if (const absl::Status status = CheckSubmit(submit.spec); !status.ok()) {
+    cluster_.out().Reply(submit.request, status);
+    return;
   }
-  return next;
+  const uint32_t number = cluster_.NewRun();
+  v1::RunRecord record;
+  record.set_run(
+      absl::StrCat("run-", number, submit.spec.name().empty() ? "" : "-", submit.spec.name()));
+  record.set_lineage(absl::StrFormat(
+      "%s.%016x", record.run(),
+      RandomBits(submit.lineage_seed, RandomStream::kIdentity, number, cluster_.meta().starts())));
+  *record.mutable_spec() = submit.spec;
+  record.set_state(v1::RUN_STATE_QUEUED);
+  record.set_step(FirstStep(submit.spec));
+  record.set_next_evaluation_epoch(EvaluationEpochs(submit.spec));
+  Run& run =
+      runs_.try_emplace(number, record, RunContext{cluster_, planner_, options_}).first->second;
+  run.Submit();
+  unsettled_.insert(number);
+  cluster_.Count("runs_submitted");
+  cluster_.out().Reply(submit.request, absl::OkStatus(), run.id());
 }
 
 absl::Status Machine::CheckSubmit(const v1::RunSpec& spec) const {
@@ -129,89 +327,102 @@ absl::Status Machine::CheckSubmit(const v1::RunSpec& spec) const {
                   absl::StrCat("no plan for groups of ", ranks));
 }
 
-void Machine::OnSubmit(const SubmitRun& submit) {
-  if (const absl::Status status = CheckSubmit(submit.spec); !status.ok()) {
-    out_.Reply(submit.request, status);
-    return;
-  }
-  const uint32_t number = meta_.run() + 1;
-  meta_.set_run(number);
-  v1::RunRecord record;
-  record.set_run(
-      absl::StrCat("run-", number, submit.spec.name().empty() ? "" : "-", submit.spec.name()));
-  record.set_lineage(absl::StrFormat(
-      "%s.%016x", record.run(),
-      RandomBits(submit.lineage_seed, RandomStream::kIdentity, number, meta_.starts())));
-  *record.mutable_spec() = submit.spec;
-  record.set_state(v1::RUN_STATE_QUEUED);
-  record.set_step(FirstStep(submit.spec));
-  record.set_next_evaluation_epoch(EvaluationEpochs(submit.spec));
-  const Run& run = runs_.try_emplace(number, record, now_).first->second;
-  Save(run);
-  Count("runs_submitted");
-  out_.Reply(submit.request, absl::OkStatus(), run.id());
-}
-
 void Machine::OnStop(const StopRun& stop) {
-  Run* const run = FindRun(stop.run);
+  Run* const run = Visit(stop.run);
   if (run == nullptr) {
-    out_.Reply(stop.request, absl::NotFoundError(absl::StrCat("no such run: ", stop.run)));
+    cluster_.out().Reply(stop.request,
+                         absl::NotFoundError(absl::StrCat("no such run: ", stop.run)));
     return;
   }
-  if (run->live()) {
-    EndRun(*run, v1::RUN_STATE_STOPPED, stop.reason.empty() ? "stopped by request" : stop.reason);
-  }
-  out_.Reply(stop.request, absl::OkStatus(), run->id());
+  run->Stop(stop.reason);
+  cluster_.out().Reply(stop.request, absl::OkStatus(), run->id());
 }
 
-void Machine::EndRun(Run& run, v1::RunState state, absl::string_view reason) {
-  run.record.set_state(state);
-  run.record.set_reason(std::string(reason));
-  run.record.set_ended_ms(absl::ToUnixMillis(now_));
-  run.record.clear_evaluating();
-  for (Slot& slot : run.slots) {
-    ReleaseMembers(slot, absl::StrCat("the run has ended: ", reason));
-    slot = Slot(run.id(), slot.group(), now_);
+absl::Status Machine::StartTrace(const TraceGroup& request) {
+  if (request.steps > kMaxTraceSteps) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("steps: ", request.steps, " is not between 1 and ", kMaxTraceSteps));
   }
-  // Without their records, a restart finds no group of this run.
-  out_.EraseBelow(GroupsPrefix(run.id()));
-  for (const std::string& name : run.record.shards()) {
-    const Member* const member = members_.Aggregator(name);
-    if (member != nullptr) SendCloseRun(run, *member);
+  Run* const run = Visit(request.run);
+  if (run == nullptr) return absl::NotFoundError(absl::StrCat("no such run: ", request.run));
+  // Unique across restarts: a worker may still run a trace of the previous process.
+  return run->StartTrace(request, (uint64_t{cluster_.meta().starts()} << 32) | ++last_trace_);
+}
+
+// Runs are visited in order of submission: earlier ones choose from the idle workers first and
+// reserve the workers that they wait for.
+void Machine::Settle() {
+  const absl::Time now = cluster_.now();
+  for (auto it = deadlines_.begin(); it != deadlines_.end() && it->first <= now; ++it) {
+    unsettled_.insert(it->second);
   }
-  run.closing.reset();
-  run.barrier_since = absl::InfiniteFuture();
-  Save(run);
-  Count(state == v1::RUN_STATE_DONE     ? "runs_done"
-        : state == v1::RUN_STATE_FAILED ? "runs_failed"
-                                        : "runs_stopped");
+  bool form = cluster_.members().idle_changes() != seen_idle_;
+  bool ended = false;
+  for (const uint32_t number : unsettled_) {
+    const Run& run = runs_.at(number);
+    form = form || run.waits() || waiting_.contains(number);
+    ended = ended || !run.live();
+  }
+  std::vector<std::string> idle;
+  if (form) {
+    unsettled_.insert(waiting_.begin(), waiting_.end());
+    if (!unsettled_.empty()) idle = cluster_.IdleByHost();
+  }
+  for (const uint32_t number : unsettled_) {
+    Run& run = runs_.at(number);
+    if (run.live() && (!run.waits() || run.Form(idle))) run.Advance();
+    if (run.waits()) {
+      waiting_.insert(number);
+    } else {
+      waiting_.erase(number);
+    }
+    absl::Time& deadline = deadline_of_[number];
+    deadlines_.erase({deadline, number});
+    deadline = run.NextDeadline();
+    if (deadline != absl::InfiniteFuture()) deadlines_.emplace(deadline, number);
+  }
+  unsettled_.clear();
+  seen_idle_ = cluster_.members().idle_changes();
+  if (ended) EvictEndedRuns();
 }
 
 // The oldest ended runs are removed first; their records are erased with them.
 void Machine::EvictEndedRuns() {
-  int ended = 0;
-  for (const auto& [number, run] : runs_) ended += run.live() ? 0 : 1;
+  auto ended = std::count_if(runs_.begin(), runs_.end(),
+                             [](const auto& entry) { return !entry.second.live(); });
   for (auto it = runs_.begin(); it != runs_.end() && ended > options_.max_ended_runs;) {
     if (it->second.live()) {
       ++it;
       continue;
     }
-    out_.EraseOne(RunKey(it->second.id()));
-    out_.EraseBelow(CommitsPrefix(it->second.id()));
+    cluster_.out().EraseOne(RunKey(it->second.id()));
+    cluster_.out().EraseBelow(CommitsPrefix(it->second.id()));
+    deadline_of_.erase(it->first);
     it = runs_.erase(it);
     --ended;
   }
 }
 
-// Looks the run up by the number in its id ("run-<number>..."); the rest of the id must be equal as
-// well.
-Run* Machine::FindRun(absl::string_view run_id) {
-  return const_cast<Run*>(std::as_const(*this).FindRun(run_id));
+absl::Time Machine::NextDeadline() const {
+  return std::min(cluster_.members().NextExpiry(),
+                  deadlines_.empty() ? absl::InfiniteFuture() : deadlines_.begin()->first);
 }
 
+// Looks the run up by the number in its id ("run-<number>..."); the rest of the id must be equal as
+// well.
 const Run* Machine::FindRun(absl::string_view run_id) const {
   auto it = runs_.find(RunNumber(run_id));
   return it == runs_.end() || it->second.id() != run_id ? nullptr : &it->second;
+}
+
+Run* Machine::Visit(absl::string_view run_id) {
+  if (FindRun(run_id) == nullptr) return nullptr;
+  unsettled_.insert(RunNumber(run_id));
+  return &runs_.at(RunNumber(run_id));
+}
+
+void Machine::VisitAll() {
+  for (const auto& [number, run] : runs_) unsettled_.insert(number);
 }
 
 bool Machine::Ended(absl::string_view run_id) const {
@@ -219,17 +430,35 @@ bool Machine::Ended(absl::string_view run_id) const {
   return run == nullptr || !run->live();
 }
 
-void Machine::Count(absl::string_view name, uint64_t amount) {
-  (*meta_.mutable_counters())[std::string(name)] += amount;
-  meta_changed_ = true;
+// ---- Status. It is computed from the state for every request; only reports of the members are
+// stored for it. All times are by the coordinator's clock. Values that a restart loses (progress,
+// heartbeats, measured step times) are absent until the members have sent them again.
+
+v1::StatusReply Machine::Status(absl::Time now, absl::string_view run_id) const {
+  v1::StatusReply reply;
+  cluster_.FillStatus(now, reply);
+  for (const auto& [number, run] : runs_) {
+    if (!run_id.empty() && run.id() != run_id) continue;
+    *reply.add_runs() = run.Status(now);
+    if (!run.live()) continue;
+    for (const Slot& slot : run.slots()) *reply.add_groups() = run.StatusOf(slot);
+  }
+  for (const auto& [id, member] : cluster_.members().all()) {
+    if (member.worker()) {
+      *reply.add_workers() = Cluster::StatusOf(member, now);
+      continue;
+    }
+    v1::AggregatorStatus& aggregator = *reply.add_aggregators();
+    *aggregator.mutable_member() = Cluster::StatusOf(member, now);
+    for (const auto& [number, run] : runs_) run.FillShards(member, aggregator);
+  }
+  return reply;
 }
 
-void Machine::Save(const Run& run) { out_.Put(RunKey(run.id()), run.record); }
-
-void Machine::Save(const Slot& slot) {
-  out_.Put(GroupKey(slot.record().run(), slot.group()), slot.record());
+absl::StatusOr<v1::RunStatus> Machine::RunStatus(absl::string_view run_id, absl::Time now) const {
+  const Run* const run = FindRun(run_id);
+  if (run == nullptr) return absl::NotFoundError(absl::StrCat("no such run: ", run_id));
+  return run->Status(now);
 }
-
-void Machine::Save(const Member& member) { out_.Put(MemberKey(member.id()), member.record); }
 
 }  // namespace cadre

@@ -1,26 +1,61 @@
-// All look-ups except by id and by connection are linear in the number of members. There are at
-// most thousands of members, and these look-ups happen once per Hello or per message of an
-// aggregator.
+// Every event looks members up and renews a lease, so nothing here depends on the number of members
+// by more than its logarithm. The indexes are derived from the members: Unindex and Index enclose
+// every change of a field that an index depends on.
 #include "coordinator/membership.h"
 
 #include <algorithm>
 
+#include "absl/strings/str_cat.h"
+
 namespace cadre {
+namespace {
+
+std::string IncarnationKey(v1::Role role, absl::string_view incarnation) {
+  return absl::StrCat("incarnation/", role, "/", incarnation);
+}
+
+std::string AggregatorKey(absl::string_view name) { return absl::StrCat("aggregator/", name); }
+
+std::string WorkerKey(absl::string_view name, absl::string_view host) {
+  return absl::StrCat("worker/", name.size(), "/", name, "/", host);
+}
+
+std::vector<std::string> KeysOf(const v1::MemberRecord& record) {
+  return {IncarnationKey(record.role(), record.incarnation()),
+          record.role() == v1::ROLE_WORKER ? WorkerKey(record.name(), record.host())
+                                           : AggregatorKey(record.name())};
+}
+
+bool IsIdle(const Member& member) {
+  return member.worker() && member.connected() && !member.place.has_value();
+}
+
+}  // namespace
 
 void Membership::AddPending(ConnectionId connection, absl::Time now) {
   pending_[connection] = now + lease_;
+  overdue_.emplace(now + lease_, connection);
 }
 
 Member& Membership::Add(const v1::MemberRecord& record, absl::Time now) {
   Member& member = members_[record.member_id()];
   member.record = record;
+  Index(member);
   Renew(member, now);
   return member;
+}
+
+void Membership::Update(Member& member, const v1::MemberRecord& record) {
+  Unindex(member);
+  member.record = record;
+  Index(member);
 }
 
 void Membership::Remove(const std::string& member_id) {
   auto it = members_.find(member_id);
   if (it == members_.end()) return;
+  Unindex(it->second);
+  leases_.erase({it->second.lease_until, member_id});
   connections_.erase(it->second.connection);
   members_.erase(it);
 }
@@ -28,31 +63,80 @@ void Membership::Remove(const std::string& member_id) {
 ConnectionId Membership::Attach(Member& member, ConnectionId connection, absl::Time now) {
   const ConnectionId before = member.connection;
   connections_.erase(before);
-  pending_.erase(connection);
+  Detach(connection);
   connections_[connection] = member.id();
+  Unindex(member);
   member.connection = connection;
+  Index(member);
   Renew(member, now);
   return before;
 }
 
 // The member remains until its lease ends: it may connect again with the same incarnation.
 Member* Membership::Detach(ConnectionId connection) {
-  pending_.erase(connection);
+  if (auto it = pending_.find(connection); it != pending_.end()) {
+    overdue_.erase({it->second, connection});
+    pending_.erase(it);
+  }
   Member* const member = ByConnection(connection);
   if (member == nullptr) return nullptr;
+  Unindex(*member);
   member->connection = 0;
+  Index(*member);
   connections_.erase(connection);
   return member;
 }
 
 void Membership::Renew(Member& member, absl::Time now) {
+  leases_.erase({member.lease_until, member.id()});
   member.last_heard = now;
   member.lease_until = now + lease_;
+  leases_.emplace(member.lease_until, member.id());
+}
+
+void Membership::Place(Member& member, std::optional<v1::RankSlot> place) {
+  Unindex(member);
+  member.place = std::move(place);
+  Index(member);
+}
+
+void Membership::Index(const Member& member) {
+  for (const std::string& key : KeysOf(member.record)) by_key_[key].insert(member.id());
+  if (!member.worker()) aggregators_.insert(member.id());
+  if (member.place.has_value()) ++placed_on_[member.record.host()];
+  if (!IsIdle(member)) return;
+  idle_.insert(member.id());
+  ++idle_of_kind_[member.record.device_kind()];
+  ++idle_changes_;
+}
+
+void Membership::Unindex(const Member& member) {
+  for (const std::string& key : KeysOf(member.record)) {
+    const auto it = by_key_.find(key);
+    it->second.erase(member.id());
+    if (it->second.empty()) by_key_.erase(it);
+  }
+  aggregators_.erase(member.id());
+  if (member.place.has_value() && --placed_on_[member.record.host()] == 0) {
+    placed_on_.erase(member.record.host());
+  }
+  if (idle_.erase(member.id()) == 0) return;
+  --idle_of_kind_[member.record.device_kind()];
+  ++idle_changes_;
+}
+
+size_t Membership::CountIdle(v1::Cluster::Device kind) const {
+  const auto it = idle_of_kind_.find(kind);
+  return it == idle_of_kind_.end() ? 0 : it->second;
+}
+
+int Membership::CountPlaced(const std::string& host) const {
+  const auto it = placed_on_.find(host);
+  return it == placed_on_.end() ? 0 : it->second;
 }
 
 Member* Membership::Find(absl::string_view member_id) {
-  auto it = members_.find(std::string(member_id));
-  return it == members_.end() ? nullptr : &it->second;
+  return const_cast<Member*>(std::as_const(*this).Find(member_id));
 }
 
 const Member* Membership::Find(absl::string_view member_id) const {
@@ -66,10 +150,7 @@ Member* Membership::ByConnection(ConnectionId connection) {
 }
 
 Member* Membership::ByIncarnation(v1::Role role, absl::string_view incarnation) {
-  for (auto& [id, member] : members_) {
-    if (member.record.role() == role && member.record.incarnation() == incarnation) return &member;
-  }
-  return nullptr;
+  return const_cast<Member*>(FirstOf(IncarnationKey(role, incarnation)));
 }
 
 Member* Membership::Aggregator(absl::string_view name) {
@@ -77,18 +158,21 @@ Member* Membership::Aggregator(absl::string_view name) {
 }
 
 const Member* Membership::Aggregator(absl::string_view name) const {
-  for (const auto& [id, member] : members_) {
-    if (!member.worker() && member.record.name() == name) return &member;
-  }
-  return nullptr;
+  return FirstOf(AggregatorKey(name));
+}
+
+const Member* Membership::FirstOf(const std::string& key) const {
+  const auto it = by_key_.find(key);
+  return it == by_key_.end() ? nullptr : Find(*it->second.begin());
 }
 
 std::vector<std::string> Membership::Predecessors(const v1::Hello& hello) const {
   std::vector<std::string> ids;
-  for (const auto& [id, member] : members_) {
-    const v1::MemberRecord& record = member.record;
-    if (member.worker() && !member.connected() && record.name() == hello.name() &&
-        record.host() == hello.host() && record.incarnation() != hello.incarnation()) {
+  const auto it = by_key_.find(WorkerKey(hello.name(), hello.host()));
+  if (it == by_key_.end()) return ids;
+  for (const std::string& id : it->second) {
+    const Member& member = *Find(id);
+    if (!member.connected() && member.record.incarnation() != hello.incarnation()) {
       ids.push_back(id);
     }
   }
@@ -97,25 +181,27 @@ std::vector<std::string> Membership::Predecessors(const v1::Hello& hello) const 
 
 std::vector<std::string> Membership::Expired(absl::Time now) const {
   std::vector<std::string> ids;
-  for (const auto& [id, member] : members_) {
-    if (now >= member.lease_until) ids.push_back(id);
+  for (const auto& [until, id] : leases_) {
+    if (until > now) break;
+    ids.push_back(id);
   }
+  std::sort(ids.begin(), ids.end(), MemberIdLess());
   return ids;
 }
 
 std::vector<ConnectionId> Membership::WithoutHello(absl::Time now) const {
   std::vector<ConnectionId> connections;
-  for (const auto& [connection, until] : pending_) {
-    if (now >= until) connections.push_back(connection);
+  for (const auto& [until, connection] : overdue_) {
+    if (until > now) break;
+    connections.push_back(connection);
   }
+  std::sort(connections.begin(), connections.end());
   return connections;
 }
 
 absl::Time Membership::NextExpiry() const {
-  absl::Time next = absl::InfiniteFuture();
-  for (const auto& [id, member] : members_) next = std::min(next, member.lease_until);
-  for (const auto& [connection, until] : pending_) next = std::min(next, until);
-  return next;
+  return std::min(leases_.empty() ? absl::InfiniteFuture() : leases_.begin()->first,
+                  overdue_.empty() ? absl::InfiniteFuture() : overdue_.begin()->first);
 }
 
 }  // namespace cadre

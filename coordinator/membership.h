@@ -10,7 +10,9 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/string_view.h"
@@ -61,6 +63,8 @@ class Membership {
 
   // Adds a member (its id must be new) and grants its lease.
   Member& Add(const v1::MemberRecord& record, absl::Time now);
+  // Replaces the record. Requires: the same id and role.
+  void Update(Member& member, const v1::MemberRecord& record);
   void Remove(const std::string& member_id);
 
   // Assigns the stream to the member. Returns the stream that it replaces, or 0.
@@ -69,6 +73,8 @@ class Membership {
   Member* Detach(ConnectionId connection);
   // Renews the lease: a message of the member was received.
   void Renew(Member& member, absl::Time now);
+  // Gives the worker a rank, or makes it idle.
+  void Place(Member& member, std::optional<v1::RankSlot> place);
 
   Member* Find(absl::string_view member_id);
   const Member* Find(absl::string_view member_id) const;
@@ -79,20 +85,48 @@ class Membership {
   // Disconnected workers of this name and host: earlier processes of a restarted worker.
   std::vector<std::string> Predecessors(const v1::Hello& hello) const;
 
+  using Ids = std::set<std::string, MemberIdLess>;
+  // Connected workers without a rank, oldest first, and their number by kind of device.
+  const Ids& idle() const { return idle_; }
+  size_t CountIdle(v1::Cluster::Device kind) const;
+  // Counts the changes of the set of idle workers.
+  uint64_t idle_changes() const { return idle_changes_; }
+  // Number of workers on the host that hold a rank.
+  int CountPlaced(const std::string& host) const;
+  // Ids of the aggregators.
+  const Ids& aggregators() const { return aggregators_; }
+
   // Members whose lease has expired, and streams whose Hello is overdue, oldest id first.
   std::vector<std::string> Expired(absl::Time now) const;
   std::vector<ConnectionId> WithoutHello(absl::Time now) const;
-  // The next time at which Expired returns something.
+  // The next time at which one of them returns something.
   absl::Time NextExpiry() const;
 
   using Map = std::map<std::string, Member, MemberIdLess>;
   const Map& all() const { return members_; }
 
  private:
+  // Adds the member to all indexes, or removes it. Every change of a member's record, stream or
+  // rank lies between Unindex and Index.
+  void Index(const Member& member);
+  void Unindex(const Member& member);
+  // Oldest member with this key; null if there is none.
+  const Member* FirstOf(const std::string& key) const;
+
   const absl::Duration lease_;
   Map members_;
   std::map<ConnectionId, std::string> connections_;
   std::map<ConnectionId, absl::Time> pending_;
+  // The indexes: deadlines of leases and Hellos, members by the keys of membership.cc, idle
+  // workers, and the numbers of idle and of placed workers.
+  std::set<std::pair<absl::Time, std::string>> leases_;
+  std::set<std::pair<absl::Time, ConnectionId>> overdue_;
+  std::map<std::string, Ids> by_key_;
+  Ids idle_;
+  std::map<v1::Cluster::Device, size_t> idle_of_kind_;
+  std::map<std::string, int> placed_on_;
+  Ids aggregators_;
+  uint64_t idle_changes_ = 0;
 };
 
 }  // namespace cadre

@@ -33,14 +33,13 @@ void Round::NoteLate(absl::Time now) {
   AddDelay(now - last_quorum_);
 }
 
-bool Round::MayClose(const std::vector<uint32_t>& live, absl::Time now) const {
+bool Round::MayClose(size_t live, absl::Time now) const {
   return !arrivals_.empty() && now >= ClosesAt(live);
 }
 
-absl::Time Round::ClosesAt(const std::vector<uint32_t>& live) const {
+absl::Time Round::ClosesAt(size_t live) const {
   if (arrivals_.empty()) return absl::InfiniteFuture();
-  const bool all = std::all_of(live.begin(), live.end(), [this](uint32_t g) { return Has(g); });
-  if (all) return absl::InfinitePast();
+  if (arrivals_.size() >= live) return absl::InfinitePast();
   if (quorum_ == 0 || QuorumAt() == absl::InfiniteFuture()) return absl::InfiniteFuture();
   return QuorumAt() + Grace();
 }

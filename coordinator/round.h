@@ -37,10 +37,11 @@ class Round {
   // A contribution to the last closed round arrived too late; the window adapts to it.
   void NoteLate(absl::Time now);
 
-  // Whether the round may close now. `live`: groups with a started generation.
-  bool MayClose(const std::vector<uint32_t>& live, absl::Time now) const;
+  // Whether the round may close now. `live`: number of groups with a started generation, which
+  // include all that have contributed.
+  bool MayClose(size_t live, absl::Time now) const;
   // When the round closes without further arrivals; InfiniteFuture: never.
-  absl::Time ClosesAt(const std::vector<uint32_t>& live) const;
+  absl::Time ClosesAt(size_t live) const;
   absl::Duration Grace() const;
 
   // Closes the round. The commit has the participants in group order, the largest step, the samples

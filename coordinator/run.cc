@@ -1,104 +1,164 @@
-// A Run contains state from the store (`record`, `last`) and state that is rebuilt after a restart
-// (`round`, `opened`), when aggregators open their shards again and groups send their contributions
-// again.
+// A Run contains state from the store (record, slots, commits) and state that is rebuilt after a
+// restart (round, opened shards), when aggregators open their shards again and groups send their
+// contributions again. Counters, members, runs, groups and commits are durable; progress, open
+// contributions, prepared ranks, measured step times and the answers of aggregators are not. Every
+// transaction leaves a state from which the protocol can continue; machine_crash_test checks this
+// for every transaction of two runs.
 #include "coordinator/run.h"
 
 #include <algorithm>
-#include <cmath>
+#include <utility>
 
-#include "coordinator/run_rules.h"
-#include "plan/cost/discrepancy.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "coordinator/keys.h"
 
 namespace cadre {
-namespace {
 
-// The generation must match as well: a group that was formed again is not the group that
-// contributed.
-bool Holds(const v1::CommitRecord& commit, uint32_t group, uint32_t generation) {
-  return std::any_of(commit.participants().begin(), commit.participants().end(),
-                     [&](const v1::Participant& participant) {
-                       return participant.group() == group &&
-                              participant.generation() == generation;
-                     });
-}
-
-}  // namespace
-
-Run::Run(const v1::RunRecord& run, absl::Time now)
-    : record(run), round(run.spec().averaging().quorum(), MinGrace(run.spec())) {
-  for (uint32_t group = 0; group < GroupsOf(run.spec()); ++group) {
-    slots.emplace_back(run.run(), group, now);
+Run::Run(const v1::RunRecord& record, const RunContext& context)
+    : cluster_(context.cluster),
+      planner_(context.planner),
+      options_(context.options),
+      record_(record),
+      round_(record.spec().averaging().quorum(), MinGrace(record.spec())),
+      shards_(record_) {
+  for (uint32_t group = 0; group < GroupsOf(spec()); ++group) {
+    slots_.Add(Slot(id(), group, cluster_.now()));
   }
-  round.Open(run.version() + 1);
+  round_.Open(record_.version() + 1);
+  UpdateDemand();
 }
 
-bool Run::shards_open() const {
-  return !averages() || (record.shards_size() > 0 && std::ssize(opened) == record.shards_size() &&
-                         last.has_value());
-}
-
-std::vector<uint32_t> Run::LiveGroups() const {
-  std::vector<uint32_t> groups;
-  for (const Slot& slot : slots) {
-    if (slot.started()) groups.push_back(slot.group());
+// Only three commits are needed: that of the newest version, the one before it, because a
+// generation may still be preparing from that version, and the one that is being applied.
+absl::Status Run::Load(const std::map<std::string, std::string>& records) {
+  const uint32_t version = record_.version();
+  for (uint32_t round = version - std::min(version, 1U); round <= version + 1; ++round) {
+    const auto it = records.find(CommitKey(id(), round));
+    if (it == records.end() || (round > version && !live())) continue;
+    v1::CommitRecord commit;
+    CADRE_RETURN_IF_ERROR(ParseRecord(it->first, it->second, commit));
+    commits_.Load(commit, version);
   }
-  return groups;
-}
-
-bool Run::InLastCommit(uint32_t group) const {
-  return last.has_value() && Holds(*last, group, slots[group].record().generation());
-}
-
-bool Run::InClosing(uint32_t group) const {
-  return closing.has_value() && Holds(*closing, group, slots[group].record().generation());
-}
-
-std::optional<uint64_t> Run::ShardDigestOf(uint32_t shard) const {
-  if (!last.has_value()) return std::nullopt;
-  for (const v1::ShardDigest& digest : last->digests()) {
-    if (digest.shard() == shard) return digest.digest();
+  const std::string prefix = GroupsPrefix(id());
+  for (auto it = records.lower_bound(prefix);
+       it != records.end() && absl::StartsWith(it->first, prefix); ++it) {
+    v1::GroupRecord group;
+    CADRE_RETURN_IF_ERROR(ParseRecord(it->first, it->second, group));
+    if (group.group() >= slots_.size()) continue;
+    slots_[group.group()] = Slot(group, cluster_.now());
+    slots_.Update(slots_[group.group()]);
   }
-  return std::nullopt;
+  UpdateDemand();
+  return absl::OkStatus();
 }
 
-// Modulo 2^64, so the order in which the shards were committed is irrelevant.
-uint64_t SumOfDigests(const v1::CommitRecord& commit) {
-  uint64_t sum = 0;
-  for (const v1::ShardDigest& digest : commit.digests()) sum += digest.digest();
-  return sum;
-}
-
-void CountDiscrepancy(const v1::CommitRecord& commit, v1::RunRecord& run) {
-  if (commit.participants_size() < 2) return;
-  double variance = 0;
-  double displacement = 0;
-  for (const v1::ShardDigest& shard : commit.digests()) {
-    variance += shard.variance_between_groups();
-    displacement += shard.displacement();
+void Run::PlaceMembers() {
+  for (Slot& slot : slots_) {
+    if (slot.waiting()) continue;
+    bool all = true;
+    for (uint32_t rank = 0; rank < slot.ranks(); ++rank) {
+      Member* const member = cluster_.members().Find(slot.record().members(rank));
+      if (member == nullptr) {
+        all = false;
+      } else {
+        cluster_.members().Place(*member, slot.Place(rank));
+      }
+    }
+    planner_.RecordLink(slot);
+    if (!all) Fence(slot, "a member is no longer registered", Ending::kReleased);
   }
-  const double newest = DiscrepancyOf(variance, displacement);
-  if (!std::isfinite(newest)) return;
-  v1::DiscrepancyRecord& record = *run.mutable_discrepancy();
-  SmoothedDiscrepancy smoothed{record.share(), record.rounds()};
-  smoothed.Add(variance, displacement);
-  record.set_share(smoothed.share);
-  record.set_rounds(smoothed.rounds);
-  record.set_newest(newest);
-  record.set_groups(commit.participants_size());
 }
 
-v1::Discrepancy DiscrepancyStatus(const v1::RunRecord& run) {
-  const v1::DiscrepancyRecord& record = run.discrepancy();
-  v1::Discrepancy status;
-  status.set_newest(record.newest());
-  status.set_smoothed(SmoothedDiscrepancy{record.share(), record.rounds()}.Value());
-  status.set_rounds(record.rounds());
-  status.set_recommendation(AdviceFor({.gamma = status.smoothed(),
-                                       .rounds = record.rounds(),
-                                       .groups = record.groups(),
-                                       .every_steps = run.spec().averaging().every_steps(),
-                                       .total_steps = TotalSteps(run)}));
-  return status;
+void Run::OnWorkerMessage(Member& member, const v1::MemberMessage& message) {
+  switch (message.body_case()) {
+    case v1::MemberMessage::kPrepared:
+      return OnPrepared(member, message.prepared());
+    case v1::MemberMessage::kProgress:
+      slots_[message.progress().place().group()].progress = message.progress();
+      return;
+    case v1::MemberMessage::kContributed:
+      return OnContributed(member, message.contributed());
+    case v1::MemberMessage::kAdopted:
+      return OnAdopted(message.adopted());
+    case v1::MemberMessage::kEvaluated:
+      return OnEvaluated(member, message.evaluated());
+    case v1::MemberMessage::kMeasured:
+      return OnMeasured(member, message.measured());
+    case v1::MemberMessage::kTraced:
+      return OnTraced(member, message.traced());
+    default:
+      return;
+  }
+}
+
+void Run::Stop(absl::string_view reason) {
+  if (live()) End(v1::RUN_STATE_STOPPED, reason.empty() ? "stopped by request" : reason);
+}
+
+void Run::Advance() {
+  MaybeStart();
+  MaybeClose();
+  AssignFreeParts();
+}
+
+absl::Time Run::NextDeadline() const {
+  absl::Time next = absl::InfiniteFuture();
+  if (!live()) return next;
+  // A deadline that has passed without an effect can only take effect with an event, so it is
+  // ignored.
+  auto consider = [&](absl::Time when) {
+    if (when > cluster_.now()) next = std::min(next, when);
+  };
+  const absl::Duration wait = RejoinWait(spec());
+  for (const uint32_t group : slots_.rejoining()) consider(slots_[group].waiting_since() + wait);
+  consider(barrier_since_ + wait);
+  if (!committing()) consider(round_.ClosesAt(slots_.started().size()));
+  return next;
+}
+
+void Run::End(v1::RunState state, absl::string_view reason) {
+  record_.set_state(state);
+  record_.set_reason(std::string(reason));
+  record_.set_ended_ms(absl::ToUnixMillis(cluster_.now()));
+  record_.clear_evaluating();
+  for (Slot& slot : slots_) {
+    ReleaseMembers(slot, absl::StrCat("the run has ended: ", reason));
+    slot = Slot(id(), slot.group(), cluster_.now());
+    slots_.Update(slot);
+  }
+  UpdateDemand();
+  // Without their records, a restart finds no group of this run.
+  cluster_.out().EraseBelow(GroupsPrefix(id()));
+  for (const std::string& name : record_.shards()) {
+    const Member* const member = cluster_.members().Aggregator(name);
+    if (member != nullptr) SendCloseRun(*member);
+  }
+  commits_.Abandon();
+  barrier_since_ = absl::InfiniteFuture();
+  Save();
+  cluster_.Count(state == v1::RUN_STATE_DONE     ? "runs_done"
+                 : state == v1::RUN_STATE_FAILED ? "runs_failed"
+                                                 : "runs_stopped");
+}
+
+void Run::Save() { cluster_.out().Put(RunKey(id()), record_); }
+
+void Run::Save(const Slot& slot) {
+  cluster_.out().Put(GroupKey(id(), slot.group()), slot.record());
+}
+
+void Run::Moved(const Slot& slot) {
+  slots_.Update(slot);
+  UpdateDemand();
+  Save(slot);
+}
+
+void Run::UpdateDemand() {
+  cluster_.SetDemand(number(), {.device = RequestedDevice(spec()),
+                                .ranks = RanksPerGroup(spec()),
+                                .slots = live() ? slots_.waiting().size() : 0});
 }
 
 }  // namespace cadre

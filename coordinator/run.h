@@ -1,71 +1,221 @@
-// The state of one run: its durable records and what was received since the coordinator started.
+// One run: its record, its groups, its rounds, its shards and its evaluation, from Submit to its
+// end. A Run handles the events that concern it and does, in Settle, what they have made possible.
 //
-// A value owned by the machine; thread-compatible.
+//   run.cc             life: creation, end, settling, deadlines
+//   run_groups.cc      forming, starting and fencing of generations
+//   run_planning.cc    measurements, changes of plans, growth
+//   run_shards.cc      the aggregators
+//   run_round.cc       contributions, commits, decisions
+//   run_evaluation.cc  parts of the test split
+//   run_trace.cc       traces of a group's next steps
+//   run_status.cc      the status
+//
+// Pure and thread-compatible.
 #pragma once
 
 #include <cstdint>
 #include <map>
-#include <optional>
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "coordinator/cluster.h"
+#include "coordinator/commits.h"
+#include "coordinator/events.h"
+#include "coordinator/group_planner.h"
+#include "coordinator/keys.h"
+#include "coordinator/options.h"
 #include "coordinator/round.h"
 #include "coordinator/run_rules.h"
-#include "coordinator/slot.h"
+#include "coordinator/shards.h"
+#include "coordinator/slots.h"
 #include "proto/cadre/v1/control.pb.h"
 #include "proto/cadre/v1/records.pb.h"
 
 namespace cadre {
 
-struct Run {
-  Run(const v1::RunRecord& run, absl::Time now);
+// How a generation ends: by a failure, which is counted, or by a planned release.
+enum class Ending { kFailed, kReleased };
 
-  const std::string& id() const { return record.run(); }
-  const v1::RunSpec& spec() const { return record.spec(); }
-  bool live() const { return IsLive(record.state()); }
-  bool averages() const { return Averages(record.spec()); }
-  // Whether the shards are applying a closed round.
-  bool committing() const { return closing.has_value(); }
-  // Whether all shards are open on connected aggregators, or the run has none.
-  bool shards_open() const;
-  // Groups with a started generation, in group order.
-  std::vector<uint32_t> LiveGroups() const;
-  // Whether the group's current generation contributed to the newest commit, or to the closing one.
-  bool InLastCommit(uint32_t group) const;
-  bool InClosing(uint32_t group) const;
-  // Digest of the shard in the newest version.
-  std::optional<uint64_t> ShardDigestOf(uint32_t shard) const;
-
-  v1::RunRecord record;
-  std::vector<Slot> slots;
-  Round round;
-  // The commit of the newest version; for version 0, the digests of the initial model. Empty until
-  // the shards are open.
-  std::optional<v1::CommitRecord> last;
-  // The commit that is being applied.
-  std::optional<v1::CommitRecord> closing;
-  // Each shard's answer to OpenRun on the current stream of its aggregator.
-  std::map<uint32_t, v1::RunOpened> opened;
-  // The version before the newest, for groups that report their version late.
-  uint32_t previous_version = 0;
-  uint64_t previous_digest = 0;
-  bool previous_known = false;
-  // When the first group was prepared, while none has started.
-  absl::Time barrier_since = absl::InfiniteFuture();
+// What a run uses of the rest of the coordinator: members, messages, records, counters and the time
+// of the call; plans; limits. Borrowed.
+struct RunContext {
+  Cluster& cluster;
+  GroupPlanner& planner;
+  const CoordinatorOptions& options;
 };
 
-// Sum of the digests of all shards: the digest of the version.
-uint64_t SumOfDigests(const v1::CommitRecord& commit);
+class Run {
+ public:
+  // The context must outlive the run.
+  Run(const v1::RunRecord& record, const RunContext& context);
+  Run(const Run&) = delete;
+  Run& operator=(const Run&) = delete;
 
-// ---- The discrepancy between the groups at averaging (the share of noise in what they learned),
-// as stored in the record of the run.
+  const v1::RunRecord& record() const { return record_; }
+  const std::string& id() const { return record_.run(); }
+  const v1::RunSpec& spec() const { return record_.spec(); }
+  uint32_t number() const { return RunNumber(id()); }
+  bool live() const { return IsLive(record_.state()); }
 
-// Adds a commit that became the run's newest version. Rounds of one group, rounds for which a shard
-// has no values, and rounds without displacement of the mean add nothing.
-void CountDiscrepancy(const v1::CommitRecord& commit, v1::RunRecord& run);
+  // ---- Restoring, after a restart
+  // Loads the groups and the newest commits of the run. Errors: DataLoss.
+  absl::Status Load(const std::map<std::string, std::string>& records);
+  // Members keep their ranks: all of them have new leases, so they can return.
+  void PlaceMembers();
 
-// The discrepancy as the status shows it. Requires: run.has_discrepancy().
-v1::Discrepancy DiscrepancyStatus(const v1::RunRecord& run);
+  // ---- Events
+  void Submit() { Save(); }
+  void Stop(absl::string_view reason);
+  // Requires: a message that names a rank of this run which the member holds.
+  void OnWorkerMessage(Member& member, const v1::MemberMessage& message);
+  void OnGroupFailed(const Member& member, const v1::GroupFailed& failed);
+  // The worker holds a rank. `agrees`: it claims that rank.
+  void OnWorkerRejoined(const Member& member, bool agrees);
+  // The stream of a worker that holds this rank has ended, or the worker was removed.
+  void OnWorkerClosed(const Member& member);
+  void OnWorkerLost(const v1::RankSlot& place, absl::string_view reason, Ending ending);
+  void OnAggregatorMessage(const Member& member, const v1::MemberMessage& message);
+  void OnAggregatorJoined(const Member& member, bool address_changed);
+  // The stream of the aggregator has ended, or its lease.
+  void OnAggregatorLost(absl::string_view name) { shards_.Close(name); }
+  void SendCloseRun(const Member& aggregator) const;
+  // Errors: InvalidArgument, NotFound, FailedPrecondition, ResourceExhausted.
+  absl::Status StartTrace(const TraceGroup& request, uint64_t number);
+  void CancelTrace(RequestId request);
+
+  // ---- Settling. Runs are visited in order of submission.
+  // Whether the run waits for workers or aggregators.
+  bool waits() const { return live() && (!slots_.waiting().empty() || chooses_shards()); }
+  // Forms groups from the idle workers, and takes those that it uses or reserves from `idle`.
+  // Returns false if too few aggregators are connected: the run then takes nothing and cannot
+  // advance.
+  bool Form(std::vector<std::string>& idle);
+  // Starts prepared groups, closes the round, assigns parts of the evaluation.
+  void Advance();
+  // The next time at which Form or Advance has work without an event; InfiniteFuture if none.
+  absl::Time NextDeadline() const;
+
+  // ---- Status
+  v1::RunStatus Status(absl::Time now) const;
+  v1::GroupStatus StatusOf(const Slot& slot) const;
+  const Slots& slots() const { return slots_; }
+  // Adds the shards that the aggregator stores for this run.
+  void FillShards(const Member& aggregator, v1::AggregatorStatus& status) const;
+
+ private:
+  bool averages() const { return Averages(spec()); }
+  // Whether the shards are applying a closed round.
+  bool committing() const { return commits_.closing().has_value(); }
+  // Whether all shards are open on connected aggregators, or the run has none.
+  bool shards_open() const {
+    return !averages() || (shards_.AllOpen() && commits_.newest().has_value());
+  }
+  // Whether the group's current generation contributed to the newest commit.
+  bool InNewest(const Slot& slot) const {
+    return commits_.InNewest(slot.group(), slot.record().generation());
+  }
+  void Save();
+  void Save(const Slot& slot);
+  // Stores the slot after its state has changed.
+  void Moved(const Slot& slot);
+  // Tells the cluster how many workers the run waits for.
+  void UpdateDemand();
+  void End(v1::RunState state, absl::string_view reason);
+
+  // -- run_groups.cc
+  bool NeedsGroup(const Slot& slot) const;
+  void ReserveFor(std::vector<std::string>& idle) const;
+  std::vector<std::vector<std::string>> GroupByDevice(const std::vector<std::string>& idle) const;
+  bool FormSlot(Slot& slot, std::vector<std::string>& idle);
+  void FormGeneration(Slot& slot, const std::vector<std::string>& members, const v1::Plan& plan);
+  void Rewind();
+  void SendAssignment(const Slot& slot, uint32_t rank);
+  void OnPrepared(const Member& member, const v1::Prepared& prepared);
+  // Checks the plan that rank 0 reports, if any.
+  absl::Status CheckReportedPlan(const Slot& slot, const v1::Prepared& prepared) const;
+  void MaybeStart();
+  void StartGroup(Slot& slot);
+  void SendStart(const Slot& slot, uint32_t rank);
+  // Ends the generation: releases its ranks and discards its contribution and its evaluation part.
+  void Fence(Slot& slot, absl::string_view reason, Ending ending);
+  void ReleaseMembers(Slot& slot, absl::string_view reason);
+
+  // -- run_planning.cc
+  void OnMeasured(const Member& member, const v1::Measured& measured);
+  bool MaybeReplan(Slot& slot);
+  // Whether the same members would form the group again after a release: all are connected, and no
+  // earlier group waits for workers.
+  bool CanReform(const Slot& slot) const;
+  bool MaybeGrow(Slot& slot);
+  // Device kind of the slot's group; unspecified once its first rank is removed.
+  v1::Cluster::Device DeviceKindOf(const Slot& slot) const;
+
+  // -- run_shards.cc
+  bool chooses_shards() const { return averages() && record_.state() == v1::RUN_STATE_QUEUED; }
+  bool ChooseShards(size_t idle_workers);
+  bool LostShardBeforeStart() const;
+  void OnRunOpened(const Member& member, const v1::RunOpened& opened);
+  // Empty if the shard's version matches the run's; otherwise why the run must fail.
+  std::string CheckOpened(const Member& member, const v1::RunOpened& opened) const;
+  void RecordInitialModel();
+  // The lowest generation of the slot that aggregators accept.
+  uint32_t LowestGeneration(const Slot& slot) const;
+  void SendOpenRun(uint32_t shard);
+  void SendOpenRuns();
+  void SendToShard(uint32_t shard, const v1::CoordinatorMessage& message);
+  void SendShardAddresses(absl::string_view member_id);
+  std::vector<v1::ShardAddress> Addresses() const;
+
+  // -- run_round.cc
+  void OnContributed(Member& member, const v1::Contributed& contributed);
+  void OnAveraged(Slot& slot, const v1::Contributed& contributed);
+  void OnBoundary(Slot& slot, const v1::Contributed& contributed);
+  // Whether the contribution is well-formed for this run.
+  bool IsValidContribution(const v1::Contributed& contributed) const;
+  void RefuseContribution(Slot& slot, const v1::Contributed& contributed, v1::Refusal refusal);
+  void CountBytes(const v1::Contributed& contributed);
+  void MaybeClose();
+  void SendApply(uint32_t shard);
+  void OnApplied(const Member& member, const v1::Applied& applied);
+  void FinishCommit();
+  void RecordVersion(const v1::CommitRecord& commit);
+  void SendDecision(Slot& slot, uint32_t round);
+  void OnAdopted(const v1::Adopted& adopted);
+
+  // -- run_evaluation.cc
+  void BeginEvaluation(const std::vector<uint32_t>& groups);
+  void OnEvaluated(const Member& member, const v1::Evaluated& evaluated);
+  void FinishEvaluation();
+  void AssignFreeParts();
+  // After a reconnect, sends its part again to a group that has finished training, since no message
+  // of the group would request it.
+  void ResendPart(Slot& slot);
+
+  // -- run_trace.cc
+  void OnTraced(const Member& member, const v1::Traced& traced);
+  void SendTraceSteps(const Slot& slot, uint32_t rank);
+  // The generation has ended: ends its trace, if any, with an error.
+  void AbortTrace(Slot& slot, absl::string_view reason);
+
+  // -- run_status.cc
+  void FillTimes(absl::Time now, v1::RunStatus& status) const;
+  v1::GroupState StateOf(const Slot& slot) const;
+  std::string MissingWorkers() const;
+  std::string WaitReason() const;
+
+  Cluster& cluster_;
+  GroupPlanner& planner_;
+  const CoordinatorOptions& options_;
+  v1::RunRecord record_;
+  Slots slots_;
+  Round round_;
+  Commits commits_;
+  Shards shards_;
+  // When the first group was prepared, while none has started.
+  absl::Time barrier_since_ = absl::InfiniteFuture();
+};
 
 }  // namespace cadre

@@ -1,0 +1,118 @@
+// The cluster as one event of the state machine sees it: the members with their leases and
+// streams, the counters, numbers that are never reused, and the actions of the call.
+//
+// Cluster answers Hello with Welcome or a refusal. What the loss of a member means for its group is
+// decided by its Run. Pure and thread-compatible.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "coordinator/events.h"
+#include "coordinator/membership.h"
+#include "coordinator/options.h"
+#include "coordinator/outbox.h"
+#include "proto/cadre/v1/control.pb.h"
+#include "proto/cadre/v1/membership.pb.h"
+#include "proto/cadre/v1/records.pb.h"
+
+namespace cadre {
+
+class Cluster {
+ public:
+  explicit Cluster(const CoordinatorOptions& options)
+      : options_(options), members_(options.lease) {}
+
+  // ---- The call
+  // Starts a call at `now`, which never decreases.
+  void Begin(absl::Time now);
+  absl::Time now() const { return now_; }
+  Outbox& out() { return out_; }
+  std::vector<Action> Take();
+
+  // ---- Counters and numbers
+  void Restore(const v1::MetaRecord& meta);
+  const v1::MetaRecord& meta() const { return meta_; }
+  uint32_t NewGeneration();
+  uint32_t NewRun();
+  void Count(absl::string_view name, uint64_t amount = 1);
+  void CountRefusal(v1::Refusal refusal);
+
+  // ---- Members
+  Membership& members() { return members_; }
+  const Membership& members() const { return members_; }
+
+  struct Joined {
+    Member* member = nullptr;
+    // Whether the member was registered before.
+    bool known = false;
+    bool address_changed = false;
+    // Earlier processes of a restarted worker. The caller removes them before Welcome.
+    std::vector<std::string> replaced;
+  };
+  // Registers the member; the caller calls Welcome. Empty if Hello was refused.
+  std::optional<Joined> OnHello(ConnectionId connection, const v1::Hello& hello);
+  void Welcome(Member& member, ConnectionId connection);
+  void OnHeartbeat(Member& member, const v1::Heartbeat& heartbeat);
+  // Sends the reason, counts the refusal and ends the stream; the member, if any, keeps its lease.
+  void Refuse(ConnectionId connection, v1::Refusal refusal, absl::string_view reason);
+  // The stream has ended.
+  void Close(ConnectionId connection);
+  // Ids of members whose streams have ended since the last call.
+  std::vector<std::string> TakeClosed() { return std::exchange(closed_, {}); }
+  // Removes the member, ends its stream, and returns it; empty if it is unknown.
+  std::optional<Member> Remove(const std::string& member_id, absl::string_view reason);
+
+  // ---- Messages; dropped if the member has no stream
+  void SendTo(absl::string_view member_id, const v1::CoordinatorMessage& message);
+  void SendRelease(absl::string_view member_id, const v1::RankSlot& place,
+                   absl::string_view reason);
+
+  // ---- Idle workers
+  // Connected workers without a rank, oldest first, but with the workers of one host adjacent.
+  std::vector<std::string> IdleByHost() const;
+  // What a live run waits for: `slots` groups of `ranks` workers of one kind (unspecified: any).
+  struct Demand {
+    v1::Cluster::Device device = v1::Cluster::DEVICE_UNSPECIFIED;
+    uint32_t ranks = 0;
+    size_t slots = 0;
+  };
+  void SetDemand(uint32_t run, const Demand& demand);
+  // Workers of this kind that the run and the runs before it wait for.
+  size_t DemandUpTo(uint32_t run, v1::Cluster::Device kind) const;
+  // Whether the run or a run before it waits for workers.
+  bool AnyDemandUpTo(uint32_t run) const {
+    return !demands_.empty() && demands_.begin()->first <= run;
+  }
+
+  // ---- Status
+  void FillStatus(absl::Time now, v1::StatusReply& reply) const;
+  static v1::MemberStatus StatusOf(const Member& member, absl::Time now);
+
+ private:
+  Member& AddMember(const v1::Hello& hello);
+  // Updates the member's record from Hello.
+  void Update(Member& member, const v1::Hello& hello);
+  // Adds the refusals counted by a process that ends to the coordinator's counters.
+  void KeepCounters(Member& member);
+
+  const CoordinatorOptions& options_;
+  absl::Time now_ = absl::InfinitePast();
+  absl::Time started_ = absl::InfinitePast();
+  Outbox out_;
+  v1::MetaRecord meta_;
+  bool meta_changed_ = false;
+  Membership members_;
+  std::vector<std::string> closed_;
+  // Runs without waiting slots are absent.
+  std::map<uint32_t, Demand> demands_;
+};
+
+}  // namespace cadre

@@ -1,0 +1,68 @@
+// The newest commits of one run: of its newest version, of the version before it, and the commit
+// that is being applied.
+//
+// Pure and thread-compatible.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "proto/cadre/v1/control.pb.h"
+#include "proto/cadre/v1/membership.pb.h"
+#include "proto/cadre/v1/records.pb.h"
+
+namespace cadre {
+
+class Commits {
+ public:
+  // Restores the commit of `version` (the run's newest), of the version before, or of the next one,
+  // which is being applied.
+  void Load(const v1::CommitRecord& commit, uint32_t version);
+
+  // The commit of the newest version; for version 0, the digests of the initial model. Empty until
+  // the shards are open.
+  const std::optional<v1::CommitRecord>& newest() const { return newest_; }
+  // The commit that is being applied.
+  const std::optional<v1::CommitRecord>& closing() const { return closing_; }
+
+  // Starts to apply a commit; its digests are filled in as the shards apply it.
+  void Begin(v1::CommitRecord commit, int shards);
+  // Records that a shard has applied the closing commit. Returns false for a duplicate. Requires:
+  // closing().
+  bool Apply(const v1::Applied& applied);
+  // Whether all shards have applied the closing commit. Requires: closing().
+  bool applied() const;
+  // The closing commit becomes the newest, with its digest. Requires: applied().
+  const v1::CommitRecord& Finish();
+  // Version 0 has these digests.
+  const v1::CommitRecord& SetInitial(v1::CommitRecord commit);
+  // The run has ended: nothing is applied any more.
+  void Abandon() { closing_.reset(); }
+
+  // Whether this generation of the group contributed to the newest commit, or to the closing one.
+  bool InNewest(uint32_t group, uint32_t generation) const;
+  bool InClosing(uint32_t group, uint32_t generation) const;
+  // Digest of the version before the newest, if `version` is it.
+  std::optional<uint64_t> DigestBefore(uint32_t version) const;
+  // Digest of the shard in the newest version.
+  std::optional<uint64_t> ShardDigest(uint32_t shard) const;
+
+ private:
+  std::optional<v1::CommitRecord> newest_;
+  std::optional<v1::CommitRecord> closing_;
+  // For groups that report their version late.
+  uint32_t previous_version_ = 0;
+  std::optional<uint64_t> previous_digest_;
+};
+
+// ---- The discrepancy between the groups at averaging (the share of noise in what they learned),
+// as stored in the record of the run.
+
+// Adds a commit that became the run's newest version. Rounds of one group, rounds for which a shard
+// has no values, and rounds without displacement of the mean add nothing.
+void CountDiscrepancy(const v1::CommitRecord& commit, v1::RunRecord& run);
+
+// The discrepancy as the status shows it. Requires: run.has_discrepancy().
+v1::Discrepancy DiscrepancyStatus(const v1::RunRecord& run);
+
+}  // namespace cadre

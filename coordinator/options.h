@@ -1,0 +1,45 @@
+// What the coordinator's state machine is configured with.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "coordinator/planning.h"
+#include "proto/cadre/v1/plan.pb.h"
+#include "proto/cadre/v1/run.pb.h"
+
+namespace cadre {
+
+struct CoordinatorOptions {
+  // The plan of a group of `ranks` workers. Required.
+  std::function<absl::StatusOr<v1::Plan>(const v1::RunSpec& spec, int ranks)> plan;
+  // Chooses plans for groups of known workers and predicts step times. Borrowed; must outlive the
+  // coordinator. Null: only `plan` is used, without predictions.
+  const Planning* planning = nullptr;
+  // Checks that a plan is legal for the run. Empty: only mesh and layouts are compared.
+  std::function<absl::Status(const v1::RunSpec& spec, const v1::Plan& plan)> check_plan;
+  // Checks a submitted run; errors name the field. Empty: every run is accepted.
+  std::function<absl::Status(const v1::RunSpec& spec)> validate;
+  // Number of parameter elements, for the status. Empty: unknown.
+  std::function<uint64_t(const v1::RunSpec& spec)> parameter_count;
+  // Schema that every member must have.
+  uint64_t schema_hash = 0;
+  absl::Duration lease = absl::Seconds(10);
+  absl::Duration heartbeat = absl::Seconds(2);
+  // Consecutive group failures without a commit after which a run fails.
+  uint32_t max_group_failures = 20;
+  // Maximum number of live runs, and of ended runs whose records are kept.
+  int max_live_runs = 256;
+  int max_ended_runs = 256;
+  // Size limit of the answer to a trace; below the limit of one message.
+  size_t max_trace_bytes = 7 << 20;
+  // Program version, for the status and refusals.
+  std::string version;
+};
+
+}  // namespace cadre

@@ -1,0 +1,353 @@
+// Groups: forming, starting, fencing. Part of Run.
+//
+// The life of a generation:
+//
+//   FormSlot     chooses idle workers and a plan; the generation number comes from the store
+//   Assignment   to every rank, with the peers' addresses, the plan and the first version
+//   Prepared     from every rank: data sets are open, the version is loaded, the ranks are
+//                connected; rank 0 reports the plan with buckets and the measured link
+//   Start        to every rank, once all are prepared; the first groups of a run start together
+//   Fence        ends the generation, whose late messages are refused from then on: its ranks are
+//                released, its contribution to the open round is removed and its part of an
+//                evaluation becomes free
+//
+// A slot that waits for workers reserves idle ones, in order of submission and of slots. Otherwise
+// runs with small groups would take every worker that becomes idle, and a large group would never
+// form. The price is idle workers while a large group waits.
+//
+// A group of full size forms immediately. A smaller one forms only in a slot that had a group
+// before, after rejoin_wait: a restarted worker usually returns sooner, and forming the group twice
+// costs more than the wait. The first generation always has full size, so a run never starts with
+// fewer workers than requested.
+//
+// All ranks of a group have one kind of device, since the slowest rank determines the pace.
+#include "coordinator/run.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "coordinator/evaluation.h"
+#include "coordinator/run_rules.h"
+
+namespace cadre {
+namespace {
+
+void Take(const std::vector<std::string>& workers, std::vector<std::string>& idle) {
+  const std::set<absl::string_view> taken(workers.begin(), workers.end());
+  std::erase_if(idle, [&](const std::string& id) { return taken.count(id) != 0; });
+}
+
+}  // namespace
+
+bool Run::NeedsGroup(const Slot& slot) const {
+  if (!slot.waiting()) return false;
+  if (record_.state() != v1::RUN_STATE_FINISHING || !averages()) return true;
+  // At the end of the run a group is formed only to evaluate a part of the test split that no other
+  // group will evaluate.
+  return slots_.waiting().size() == slots_.size() && HasFreePart(record_.evaluating());
+}
+
+bool Run::Form(std::vector<std::string>& idle) {
+  if (chooses_shards()) {
+    size_t workers = 0;
+    for (const auto& alike : GroupByDevice(idle)) workers = std::max(workers, alike.size());
+    if (!ChooseShards(workers)) return false;
+  }
+  const Slots::Groups waiting = slots_.waiting();
+  for (const uint32_t group : waiting) {
+    if (idle.empty()) break;
+    Slot& slot = slots_[group];
+    if (!NeedsGroup(slot)) continue;
+    if (shards_open() && !committing() && FormSlot(slot, idle)) continue;
+    ReserveFor(idle);
+  }
+  return true;
+}
+
+// Reserves the workers that a slot waits for: later slots and runs do not get them.
+void Run::ReserveFor(std::vector<std::string>& idle) const {
+  std::vector<std::string> reserved;
+  for (std::vector<std::string>& workers : GroupByDevice(idle)) {
+    if (workers.size() > reserved.size()) reserved = std::move(workers);
+  }
+  reserved.resize(std::min<size_t>(reserved.size(), RanksPerGroup(spec())));
+  Take(reserved, idle);
+}
+
+// The workers divided by device kind, without kinds that the run does not accept. The kind of the
+// first worker comes first.
+std::vector<std::vector<std::string>> Run::GroupByDevice(
+    const std::vector<std::string>& idle) const {
+  const v1::Cluster::Device device = RequestedDevice(spec());
+  std::vector<v1::Cluster::Device> kinds;
+  std::vector<std::vector<std::string>> workers;
+  for (const std::string& id : idle) {
+    const v1::Cluster::Device kind = cluster_.members().Find(id)->record.device_kind();
+    if (device != v1::Cluster::DEVICE_UNSPECIFIED && kind != device) continue;
+    const auto index = std::find(kinds.begin(), kinds.end(), kind) - kinds.begin();
+    if (index == std::ssize(kinds)) {
+      kinds.push_back(kind);
+      workers.emplace_back();
+    }
+    workers[index].push_back(id);
+  }
+  return workers;
+}
+
+// Forms a full group immediately; a smaller one only in a slot that had a group before, after
+// rejoin_wait. All ranks have one kind of device.
+bool Run::FormSlot(Slot& slot, std::vector<std::string>& idle) {
+  const size_t requested = RanksPerGroup(spec());
+  const bool waited =
+      slot.record().lived() && cluster_.now() >= slot.waiting_since() + RejoinWait(spec());
+  const size_t min_ranks = waited ? MinRanksPerGroup(spec()) : requested;
+  if (!slot.preferred_members.empty()) {
+    const std::set<absl::string_view> preferred(slot.preferred_members.begin(),
+                                                slot.preferred_members.end());
+    std::stable_partition(idle.begin(), idle.end(),
+                          [&](const std::string& id) { return preferred.count(id) != 0; });
+  }
+  const std::vector<std::vector<std::string>> kinds = GroupByDevice(idle);
+  // Some numbers of ranks have no legal plan, so smaller groups are tried as well.
+  for (size_t ranks = std::min(requested, idle.size()); ranks >= min_ranks && ranks > 0; --ranks) {
+    for (const std::vector<std::string>& workers : kinds) {
+      if (workers.size() < ranks) continue;
+      const std::vector<std::string> members(workers.begin(), workers.begin() + ranks);
+      const absl::StatusOr<v1::Plan> plan = planner_.PlanGroup(record_, slot, members);
+      if (!plan.ok()) continue;
+      Take(members, idle);
+      FormGeneration(slot, members, *plan);
+      return true;
+    }
+  }
+  return false;
+}
+
+void Run::FormGeneration(Slot& slot, const std::vector<std::string>& members,
+                         const v1::Plan& plan) {
+  if (!averages()) Rewind();
+  cluster_.Count("groups_formed");
+  slot.Form(cluster_.NewGeneration(), members, plan, record_.version(), record_.step(),
+            cluster_.now());
+  Moved(slot);
+  // The aggregators must accept the new generation, and refuse older ones, before it contributes.
+  SendOpenRuns();
+  for (uint32_t rank = 0; rank < slot.ranks(); ++rank) {
+    cluster_.members().Place(*cluster_.members().Find(members[rank]), slot.Place(rank));
+    SendAssignment(slot, rank);
+  }
+}
+
+// Without aggregators the model exists only in the group, so a new group starts from the beginning.
+void Run::Rewind() {
+  const uint32_t first = FirstStep(spec());
+  if (record_.step() == first && record_.state() != v1::RUN_STATE_FINISHING) return;
+  record_.set_state(v1::RUN_STATE_RUNNING);
+  record_.set_step(first);
+  record_.set_samples(0);
+  record_.set_next_evaluation_epoch(EvaluationEpochs(spec()));
+  record_.clear_evaluating();
+  Save();
+}
+
+void Run::SendAssignment(const Slot& slot, uint32_t rank) {
+  v1::CoordinatorMessage message;
+  v1::Assignment& assignment = *message.mutable_assignment();
+  *assignment.mutable_place() = slot.Place(rank);
+  assignment.set_lineage(record_.lineage());
+  *assignment.mutable_spec() = spec();
+  *assignment.mutable_plan() = slot.record().plan();
+  for (const std::string& id : slot.record().members()) {
+    const Member* const peer = cluster_.members().Find(id);
+    assignment.add_peers(peer == nullptr ? "" : peer->record.address());
+  }
+  assignment.set_version(slot.record().version());
+  assignment.set_step(slot.record().step());
+  // A commit may have changed the version since the generation was formed.
+  if (slot.record().version() == record_.version()) {
+    assignment.set_digest(averages() ? record_.digest() : 0);
+  } else {
+    assignment.set_digest(commits_.DigestBefore(slot.record().version()).value_or(0));
+  }
+  for (const v1::ShardAddress& address : Addresses()) *assignment.add_shards() = address;
+  cluster_.SendTo(slot.record().members(rank), message);
+}
+
+void Run::OnPrepared(const Member& member, const v1::Prepared& prepared) {
+  if (prepared.train_samples() == 0) {
+    cluster_.Refuse(member.connection, v1::REFUSAL_MALFORMED, "Prepared has no training samples");
+    return;
+  }
+  if (record_.train_samples() == 0) {
+    record_.set_train_samples(prepared.train_samples());
+    record_.set_test_samples(prepared.test_samples());
+    Save();
+    // The number of samples is known now, so epochs can be converted to steps.
+    if (AtEnd(record_, FirstStep(spec()))) {
+      End(v1::RUN_STATE_FAILED,
+          absl::StrCat("no steps left to train: the run starts at step ", FirstStep(spec()),
+                       " and ends at step ", TotalSteps(record_)));
+      return;
+    }
+  } else if (record_.train_samples() != prepared.train_samples() ||
+             record_.test_samples() != prepared.test_samples()) {
+    End(v1::RUN_STATE_FAILED,
+        absl::StrCat("worker ", member.id(), " on ", member.record.host(), " sees ",
+                     prepared.train_samples(), " training and ", prepared.test_samples(),
+                     " test samples, others see ", record_.train_samples(), " and ",
+                     record_.test_samples(), ": the data sets differ"));
+    return;
+  }
+  Slot& slot = slots_[prepared.place().group()];
+  if (!slot.preparing()) return;
+  if (const absl::Status status = CheckReportedPlan(slot, prepared); !status.ok()) {
+    Fence(slot,
+          absl::StrCat("rank 0 (", member.id(),
+                       ") does not follow the group's plan: ", absl::string_view(status.message())),
+          Ending::kFailed);
+    return;
+  }
+  slot.Prepare(prepared);
+  slots_.Update(slot);
+  if (prepared.has_plan() && prepared.place().rank() == 0) planner_.RecordLink(slot);
+}
+
+absl::Status Run::CheckReportedPlan(const Slot& slot, const v1::Prepared& prepared) const {
+  if (prepared.place().rank() != 0 || !prepared.has_plan()) return absl::OkStatus();
+  CADRE_RETURN_IF_ERROR(slot.CheckReportedPlan(prepared.plan()));
+  return planner_.Check(spec(), prepared.plan());
+}
+
+// The first groups start together, so that all contribute to the first round. They wait at most
+// rejoin_wait, counted from the first prepared group, for groups that are not prepared yet.
+void Run::MaybeStart() {
+  if (slots_.prepared().empty()) {
+    barrier_since_ = absl::InfiniteFuture();
+    return;
+  }
+  if (record_.state() == v1::RUN_STATE_QUEUED) {
+    barrier_since_ = std::min(barrier_since_, cluster_.now());
+    const bool all = slots_.prepared().size() == slots_.size();
+    if (!all && cluster_.now() < barrier_since_ + RejoinWait(spec())) return;
+    record_.set_state(v1::RUN_STATE_RUNNING);
+    record_.set_started_ms(absl::ToUnixMillis(cluster_.now()));
+    Save();
+  }
+  barrier_since_ = absl::InfiniteFuture();
+  const Slots::Groups prepared = slots_.prepared();
+  for (const uint32_t group : prepared) StartGroup(slots_[group]);
+}
+
+void Run::StartGroup(Slot& slot) {
+  const bool newest = slot.record().version() == record_.version();
+  const bool at_end = newest && record_.state() == v1::RUN_STATE_FINISHING;
+  slot.Start(at_end ? 0 : BoundaryAfter(record_, slot.record().step()), cluster_.now());
+  planner_.PredictGroup(record_, slot);
+  Moved(slot);
+  if (newest && record_.has_evaluating() &&
+      record_.evaluating().version() == slot.record().version() &&
+      AssignPart(*record_.mutable_evaluating(), slot.group())) {
+    Save();
+  }
+  for (uint32_t rank = 0; rank < slot.ranks(); ++rank) SendStart(slot, rank);
+}
+
+void Run::SendStart(const Slot& slot, uint32_t rank) {
+  v1::CoordinatorMessage message;
+  v1::Start& start = *message.mutable_start();
+  *start.mutable_place() = slot.Place(rank);
+  start.set_next_step(slot.record().next_step());
+  start.set_total_steps(TotalSteps(record_));
+  start.set_groups(GroupsOf(spec()));
+  const v1::EvaluationRecord& evaluating = record_.evaluating();
+  if (averages() && record_.has_evaluating() && evaluating.version() == slot.record().version()) {
+    if (const v1::EvaluationPart* part = AssignedPart(evaluating, slot.group())) {
+      start.set_evaluate_begin(part->begin());
+      start.set_evaluate_end(part->end());
+    }
+  }
+  cluster_.SendTo(slot.record().members(rank), message);
+}
+
+// Messages may have been lost with the stream, so they are sent again. If the worker and the
+// coordinator disagree about the worker's rank, the rank is given up.
+void Run::OnWorkerRejoined(const Member& member, bool agrees) {
+  Slot& slot = slots_[member.place->group()];
+  const uint32_t rank = member.place->rank();
+  if (slot.preparing()) {
+    SendAssignment(slot, rank);
+  } else if (agrees) {
+    SendStart(slot, rank);
+    if (averages()) SendShardAddresses(member.id());
+    if (rank == 0) ResendPart(slot);
+    SendTraceSteps(slot, rank);
+  } else {
+    Fence(slot, absl::StrCat("worker ", member.id(), " reconnected without its rank"),
+          Ending::kFailed);
+  }
+}
+
+void Run::OnWorkerClosed(const Member& member) {
+  Slot& slot = slots_[member.place->group()];
+  // Forming the group again costs little; waiting for the lease to expire would cost seconds.
+  if (slot.preparing()) {
+    Fence(slot, absl::StrCat("the stream of worker ", member.id(), " closed during preparation"),
+          Ending::kReleased);
+  }
+}
+
+void Run::OnWorkerLost(const v1::RankSlot& place, absl::string_view reason, Ending ending) {
+  Fence(slots_[place.group()], reason, ending);
+}
+
+void Run::OnGroupFailed(const Member& member, const v1::GroupFailed& failed) {
+  const std::string reason =
+      absl::StrCat("rank ", failed.place().rank(), " (", member.id(), "): ", failed.reason());
+  const bool permanent =
+      failed.cause() == v1::FAILURE_CAUSE_PLAN || failed.cause() == v1::FAILURE_CAUSE_DIVERGED ||
+      failed.cause() == v1::FAILURE_CAUSE_MEMORY ||
+      (record_.version() == 0 && (failed.cause() == v1::FAILURE_CAUSE_DATA ||
+                                  failed.cause() == v1::FAILURE_CAUSE_CHECKPOINT));
+  if (permanent) {
+    End(v1::RUN_STATE_FAILED, absl::StrCat("group ", failed.place().group(), ", ", reason));
+  } else {
+    Fence(slots_[failed.place().group()], reason, Ending::kFailed);
+  }
+}
+
+void Run::Fence(Slot& slot, absl::string_view reason, Ending ending) {
+  ReleaseMembers(slot, reason);
+  round_.Remove(slot.group());
+  if (record_.has_evaluating() && FreePart(*record_.mutable_evaluating(), slot.group())) {
+    Save();
+  }
+  slot.Clear(std::string(reason), cluster_.now());
+  Moved(slot);
+  SendOpenRuns();
+  if (ending == Ending::kReleased) return;
+  cluster_.Count("groups_failed");
+  record_.set_group_failures(record_.group_failures() + 1);
+  Save();
+  if (record_.group_failures() >= options_.max_group_failures) {
+    End(v1::RUN_STATE_FAILED,
+        absl::StrCat("groups failed ", record_.group_failures(),
+                     " times without a commit in between; last failure: ", reason));
+  }
+}
+
+void Run::ReleaseMembers(Slot& slot, absl::string_view reason) {
+  AbortTrace(slot, reason);
+  for (uint32_t rank = 0; rank < slot.ranks(); ++rank) {
+    const std::string& id = slot.record().members(rank);
+    Member* const member = cluster_.members().Find(id);
+    if (member == nullptr) continue;
+    cluster_.SendRelease(id, slot.Place(rank), reason);
+    cluster_.members().Place(*member, std::nullopt);
+  }
+}
+
+}  // namespace cadre

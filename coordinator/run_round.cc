@@ -1,0 +1,274 @@
+// The round protocol: contributions, commits and decisions. Part of Run.
+//
+// Groups train independently for every_steps steps (local SGD between groups, synchronous SGD
+// inside; Lee et al., IEEE Big Data 2020), then average their models on the aggregators. Round r
+// takes contributions computed from version r - 1 and produces version r:
+//
+//   rank 0 -> Contributed(r)      after all ranks of the group have staged their slices durably
+//   quorum + grace window         Round decides when the round closes (round.h)
+//   write CommitRecord(r)         the participants are decided; `closing` is set
+//   Apply(r) -> every shard       idempotent; answered by Applied(digest)
+//   last Applied                  FinishCommit: version r, evaluation, end of the run
+//   Decision -> every participant the version to adopt and the next boundary
+//
+// A group that misses the round gets a Decision with a refusal and adopts version r as well: its
+// local steps since r - 1 are lost, so a slow group costs its own work but never blocks the others.
+//
+// Invariants:
+//   - The participants of a round are durable before the first Apply is sent, and never change.
+//   - A version is committed at most once, with one digest; versions increase by one.
+//   - A group contributes to a round at most once per generation. Fencing a generation removes its
+//     contribution from the open round, but not from a closing one: its staged data is durable.
+//   - `unanswered` is set from Contributed to Decision, so every contribution is answered once.
+//
+// A crash of the coordinator
+//   - before the CommitRecord is durable: the round is open again. Groups send Contributed again
+//     after they reconnect; the new round may have other participants.
+//   - after it: `closing` is restored; Apply is sent again when the shards are open.
+//   - after the last Applied was stored: the version is committed; participants send Contributed
+//     again and are answered from the last commit.
+// A crash of an aggregator delays the commit until its shards are open again; it holds either
+// version r - 1 with all staged slices or version r. A crash of a worker fences its generation.
+#include "coordinator/run.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/digest.h"
+#include "coordinator/evaluation.h"
+#include "coordinator/keys.h"
+
+namespace cadre {
+
+void Run::OnContributed(Member& member, const v1::Contributed& contributed) {
+  Slot& slot = slots_[contributed.place().group()];
+  if (!slot.started()) {
+    cluster_.Refuse(member.connection, v1::REFUSAL_OUT_OF_ORDER,
+                    "Contributed was sent before Start");
+    return;
+  }
+  CountBytes(contributed);
+  slot.progress.set_solo_steps(0);
+  slot.progress.set_step(std::max(slot.progress.step(), contributed.step()));
+  slot.progress.set_loss(contributed.loss());
+  if (!IsValidContribution(contributed)) {
+    RefuseContribution(slot, contributed, v1::REFUSAL_MALFORMED);
+  } else if (averages()) {
+    OnAveraged(slot, contributed);
+  } else {
+    OnBoundary(slot, contributed);
+  }
+}
+
+bool Run::IsValidContribution(const v1::Contributed& contributed) const {
+  const uint32_t total = TotalSteps(record_);
+  // A contribution without samples has no weight.
+  if (contributed.round() == 0 || contributed.samples() == 0 || contributed.step() == 0) {
+    return false;
+  }
+  if (total > 0 && contributed.step() > total) return false;
+  const bool newest = averages() && contributed.round() == record_.version() + 1 &&
+                      contributed.base_version() == record_.version();
+  return !newest || contributed.step() > record_.step();
+}
+
+void Run::CountBytes(const v1::Contributed& contributed) {
+  Slot& slot = slots_[contributed.place().group()];
+  if (contributed.payload_bytes() == 0 && contributed.message_bytes() == 0) return;
+  if (!slot.CountRound(contributed.round())) return;
+  record_.set_payload_bytes(record_.payload_bytes() + contributed.payload_bytes());
+  record_.set_message_bytes(record_.message_bytes() + contributed.message_bytes());
+  Save();
+  Save(slot);
+}
+
+void Run::OnAveraged(Slot& slot, const v1::Contributed& contributed) {
+  const uint32_t version = record_.version();
+  const uint32_t round = contributed.round();
+  const bool answered = round == version && InNewest(slot);
+  if (answered) {  // a retransmission: the decision was lost
+    SendDecision(slot, round);
+  } else if (round <= version || record_.state() == v1::RUN_STATE_FINISHING) {
+    if (round == version) round_.NoteLate(cluster_.now());
+    RefuseContribution(slot, contributed, v1::REFUSAL_CLOSED_ROUND);
+  } else if (round != version + 1 || contributed.base_version() != version) {
+    RefuseContribution(slot, contributed, v1::REFUSAL_WRONG_BASE);
+  } else if (!committing()) {
+    slot.unanswered = round;
+    round_.Add(contributed, slot.ranks(), cluster_.now());
+  } else if (commits_.InClosing(slot.group(), slot.record().generation())) {
+    slot.unanswered = round;  // the decision comes with the commit
+  } else {
+    if (slot.refused_round != round) round_.NoteLate(cluster_.now());
+    RefuseContribution(slot, contributed, v1::REFUSAL_CLOSED_ROUND);
+  }
+}
+
+// The decision names the version to adopt. During a commit this is the version that is being made,
+// so the decision is sent when that version exists.
+void Run::RefuseContribution(Slot& slot, const v1::Contributed& contributed, v1::Refusal refusal) {
+  if (slot.refused_round != contributed.round()) cluster_.CountRefusal(refusal);
+  slot.refused_round = contributed.round();
+  slot.refusal = refusal;
+  slot.unanswered = contributed.round();
+  if (!committing()) SendDecision(slot, contributed.round());
+}
+
+// In a run that never averages, the group stops here only for an evaluation or at the end.
+void Run::OnBoundary(Slot& slot, const v1::Contributed& contributed) {
+  if (contributed.step() > record_.step()) {
+    record_.set_step(contributed.step());
+    record_.set_loss(contributed.loss());
+    record_.set_samples(uint64_t{contributed.step() - FirstStep(spec())} *
+                        spec().batch_per_group());
+    const bool due = EvaluationDue(record_, contributed.step());
+    if (record_.has_evaluating()) FinishEvaluation();
+    if (!live()) return;
+    if (AtEnd(record_, contributed.step())) record_.set_state(v1::RUN_STATE_FINISHING);
+    if (due || record_.state() == v1::RUN_STATE_FINISHING) BeginEvaluation({slot.group()});
+    Save();
+  }
+  SendDecision(slot, contributed.round());
+  if (record_.has_evaluating() && IsComplete(record_.evaluating())) FinishEvaluation();
+}
+
+void Run::MaybeClose() {
+  if (!averages() || committing() || record_.state() != v1::RUN_STATE_RUNNING) return;
+  if (!round_.MayClose(slots_.started().size(), cluster_.now())) return;
+  commits_.Begin(round_.Close(id(), cluster_.now()), shards_.size());
+  cluster_.out().Put(CommitKey(id(), commits_.closing()->round()), *commits_.closing());
+  for (int shard = 0; shard < shards_.size(); ++shard) SendApply(shard);
+}
+
+void Run::SendApply(uint32_t shard) {
+  if (commits_.closing()->digests(shard).applied()) return;
+  v1::CoordinatorMessage message;
+  v1::Apply& apply = *message.mutable_apply();
+  apply.set_run(id());
+  apply.set_shard(shard);
+  apply.set_round(commits_.closing()->round());
+  *apply.mutable_participants() = commits_.closing()->participants();
+  SendToShard(shard, message);
+}
+
+void Run::OnApplied(const Member& member, const v1::Applied& applied) {
+  if (!shards_.Owns(member.record.name(), applied.shard())) {
+    cluster_.CountRefusal(v1::REFUSAL_MALFORMED);
+    return;
+  }
+  // A duplicate, or an answer for an earlier round.
+  if (!committing() || applied.round() != commits_.closing()->round()) return;
+  if (!applied.error().empty()) {
+    End(v1::RUN_STATE_FAILED,
+        absl::StrCat("aggregator ", member.record.name(), " cannot apply round ", applied.round(),
+                     " to shard ", applied.shard(), ": ", applied.error()));
+    return;
+  }
+  if (!commits_.Apply(applied)) return;
+  if (commits_.applied()) {
+    FinishCommit();
+  } else {
+    cluster_.out().Put(CommitKey(id(), applied.round()), *commits_.closing());
+  }
+}
+
+void Run::RecordVersion(const v1::CommitRecord& commit) {
+  v1::RunRecord& record = record_;
+  record.set_version(commit.round());
+  record.set_step(commit.step());
+  record.set_digest(commit.digest());
+  record.set_samples(record.samples() + commit.samples());
+  record.set_loss(commit.loss());
+  record.set_rounds_committed(record.rounds_committed() + 1);
+  record.set_group_failures(0);
+  CountDiscrepancy(commit, record);
+  round_.Open(commit.round() + 1);
+  cluster_.out().Put(CommitKey(id(), commit.round()), commit);
+  cluster_.Count("rounds_committed");
+}
+
+void Run::FinishCommit() {
+  const v1::CommitRecord& commit = commits_.Finish();
+  RecordVersion(commit);
+  const bool due = EvaluationDue(record_, commit.step());
+  // The missing parts of an older evaluation will not arrive: its version is superseded.
+  const bool superseded = record_.has_evaluating() && (due || AtEnd(record_, commit.step()));
+  if (superseded) FinishEvaluation();
+  if (AtEnd(record_, commit.step())) record_.set_state(v1::RUN_STATE_FINISHING);
+  // After a restart, a participant waits for its decision even before it has sent Contributed
+  // again.
+  std::vector<uint32_t> adopting;
+  const Slots::Groups started = slots_.started();
+  for (const uint32_t group : started) {
+    Slot& slot = slots_[group];
+    if (slot.unanswered == 0 && !InNewest(slot)) continue;
+    if (slot.unanswered == 0) slot.unanswered = commit.round();
+    if (!MaybeGrow(slot) && !MaybeReplan(slot)) adopting.push_back(slot.group());
+  }
+  if (due || record_.state() == v1::RUN_STATE_FINISHING) BeginEvaluation(adopting);
+  Save();
+  for (uint32_t group : adopting) SendDecision(slots_[group], slots_[group].unanswered);
+  if (record_.has_evaluating() && IsComplete(record_.evaluating())) FinishEvaluation();
+}
+
+void Run::SendDecision(Slot& slot, uint32_t round) {
+  const v1::RunRecord& record = record_;
+  v1::CoordinatorMessage message;
+  v1::Decision& decision = *message.mutable_decision();
+  *decision.mutable_place() = slot.Place(0);
+  decision.set_round(round);
+  decision.set_step(record.step());
+  decision.set_included(true);
+  if (averages()) {
+    decision.set_adopt(true);
+    decision.set_version(record.version());
+    decision.set_digest(record.digest());
+    decision.set_included(round == record.version() && InNewest(slot));
+  }
+  if (round == slot.refused_round) {
+    decision.set_included(false);
+    decision.set_refusal(slot.refusal);
+  }
+  if (record.has_evaluating() && record.evaluating().version() == record.version() &&
+      record.evaluating().step() == record.step()) {
+    if (AssignPart(*record_.mutable_evaluating(), slot.group())) Save();
+    if (const v1::EvaluationPart* part = AssignedPart(record.evaluating(), slot.group())) {
+      decision.set_evaluate_begin(part->begin());
+      decision.set_evaluate_end(part->end());
+    }
+  }
+  if (record.state() == v1::RUN_STATE_FINISHING) {
+    if (slot.SetAtEnd()) Save(slot);
+  } else {
+    decision.set_next_step(BoundaryAfter(record, record.step()));
+  }
+  slot.unanswered = 0;
+  cluster_.SendTo(slot.record().members(0), message);
+}
+
+void Run::OnAdopted(const v1::Adopted& adopted) {
+  if (!averages()) return;
+  Slot& slot = slots_[adopted.place().group()];
+  if (slot.CountVersion(adopted.version())) {
+    record_.set_payload_bytes(record_.payload_bytes() + adopted.payload_bytes());
+    record_.set_message_bytes(record_.message_bytes() + adopted.message_bytes());
+    Save();
+    Save(slot);
+  }
+  slot.version = std::max(slot.version, adopted.version());
+  uint64_t committed = record_.digest();
+  if (adopted.version() != record_.version()) {
+    const std::optional<uint64_t> before = commits_.DigestBefore(adopted.version());
+    if (!before.has_value()) return;
+    committed = *before;
+  }
+  if (adopted.digest() == committed) return;
+  cluster_.CountRefusal(v1::REFUSAL_WRONG_DIGEST);
+  Fence(slot,
+        absl::StrCat("it adopted version ", adopted.version(), " with digest ",
+                     DigestHex(adopted.digest()), ", but ", DigestHex(committed), " was committed"),
+        Ending::kFailed);
+}
+
+}  // namespace cadre

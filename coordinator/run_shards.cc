@@ -1,0 +1,204 @@
+// Aggregators: their shards, and whether the versions on their disks match. Part of Run.
+//
+// A run chooses its aggregators once, by name, when the workers of its first group are idle; until
+// its first version is recorded, the choice may still change. An aggregator answers OpenRun with
+// the version and digest on its disk. The coordinator compares them with its own commits:
+//
+//   equal version and digest          the shard is open
+//   one version ahead, while closing  the shard has applied the round, but its answer was lost
+//   older                             acknowledged data is lost: the run fails
+//   newer                             the coordinator's store is older than a commit: the run fails
+//   other digest                      the data is corrupt: the run fails
+//
+// A run fails in these cases because no correct version can be derived from what is left;
+// continuing would silently change the model. A disconnected aggregator, in contrast, only delays
+// the run.
+//
+// OpenRun also carries the lowest accepted generation of each group. It is sent again whenever one
+// changes, so an aggregator that was disconnected has the newest fences before it accepts data.
+#include "coordinator/run.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/digest.h"
+#include "coordinator/keys.h"
+
+namespace cadre {
+
+bool Run::LostShardBeforeStart() const {
+  return !commits_.newest().has_value() &&
+         std::any_of(
+             record_.shards().begin(), record_.shards().end(),
+             [this](const std::string& name) { return !cluster_.members().Aggregator(name); });
+}
+
+// A queued run chooses its aggregators once the workers of a group are idle. Returns false if too
+// few aggregators are connected.
+bool Run::ChooseShards(size_t idle_workers) {
+  if (LostShardBeforeStart()) {
+    record_.clear_shards();
+    shards_.Reset();
+    Save();
+  }
+  if (record_.shards_size() > 0) return true;
+  std::vector<std::string> names;
+  for (const std::string& id : cluster_.members().aggregators()) {
+    const Member& member = *cluster_.members().Find(id);
+    if (member.connected()) names.push_back(member.record.name());
+  }
+  std::sort(names.begin(), names.end());
+  const size_t requested = spec().cluster().aggregators();
+  if (names.empty() || names.size() < requested) return false;
+  // There are too few workers, but they are reserved for this run, which is first in the queue.
+  if (idle_workers < RanksPerGroup(spec())) return true;
+  if (requested > 0) names.resize(requested);
+  for (const std::string& name : names) record_.add_shards(name);
+  Save();
+  SendOpenRuns();
+  return true;
+}
+
+void Run::OnAggregatorJoined(const Member& member, bool address_changed) {
+  for (int shard = 0; shard < shards_.size(); ++shard) {
+    if (!shards_.Owns(member.record.name(), shard)) continue;
+    SendOpenRun(shard);
+    if (!address_changed) continue;
+    for (const Slot& slot : slots_) {
+      for (const std::string& rank : slot.record().members()) SendShardAddresses(rank);
+    }
+  }
+}
+
+void Run::OnAggregatorMessage(const Member& member, const v1::MemberMessage& message) {
+  if (message.has_run_opened()) {
+    OnRunOpened(member, message.run_opened());
+  } else {
+    OnApplied(member, message.applied());
+  }
+}
+
+void Run::OnRunOpened(const Member& member, const v1::RunOpened& opened) {
+  if (!live()) {
+    SendCloseRun(member);
+    return;
+  }
+  const bool same_cut = int64_t{opened.shards()} == record_.shards_size();
+  if (!same_cut || !shards_.Owns(member.record.name(), opened.shard())) {
+    // The answer is malformed or belongs to an earlier assignment of shards.
+    cluster_.CountRefusal(v1::REFUSAL_MALFORMED);
+    return;
+  }
+  if (!opened.error().empty()) {
+    End(v1::RUN_STATE_FAILED, absl::StrCat("aggregator ", member.record.name(),
+                                           " cannot create version 0: ", opened.error()));
+    return;
+  }
+  // OpenRun is sent again with every new generation; only the first answer on a stream shows the
+  // state that the aggregator had on its disk.
+  if (shards_.IsOpen(opened.shard())) return;
+  if (const std::string wrong = CheckOpened(member, opened); !wrong.empty()) {
+    End(v1::RUN_STATE_FAILED, wrong);
+    return;
+  }
+  shards_.Open(opened);
+  if (committing()) SendApply(opened.shard());
+  if (!commits_.newest().has_value() && shards_.AllOpen()) {
+    RecordInitialModel();
+  }
+}
+
+std::string Run::CheckOpened(const Member& member, const v1::RunOpened& opened) const {
+  const uint32_t version = record_.version();
+  const std::string who = absl::StrCat("aggregator ", member.record.name(), " holds version ",
+                                       opened.version(), " of shard ", opened.shard());
+  if (committing() && opened.version() == version + 1) return "";
+  if (opened.version() < version) {
+    return absl::StrCat(who, ", but version ", version,
+                        " was committed: acknowledged data is missing from its disk");
+  }
+  if (opened.version() > version) {
+    return absl::StrCat(who, ", but only version ", version,
+                        " was committed: the coordinator's store is older than the aggregator's");
+  }
+  const std::optional<uint64_t> digest = commits_.ShardDigest(opened.shard());
+  if (digest.has_value() && *digest != opened.digest()) {
+    return absl::StrCat(who, " with digest ", DigestHex(opened.digest()), ", but ",
+                        DigestHex(*digest), " was committed: its data is corrupt");
+  }
+  return "";
+}
+
+// The digests of version 0 are stored as the commit of round 0.
+void Run::RecordInitialModel() {
+  v1::CommitRecord commit;
+  commit.set_run(id());
+  for (const auto& [shard, opened] : shards_.opened()) {
+    v1::ShardDigest& digest = *commit.add_digests();
+    digest.set_shard(shard);
+    digest.set_applied(true);
+    digest.set_digest(opened.digest());
+  }
+  const v1::CommitRecord& initial = commits_.SetInitial(std::move(commit));
+  cluster_.out().Put(CommitKey(id(), 0), initial);
+  record_.set_digest(initial.digest());
+  Save();
+}
+
+void Run::SendToShard(uint32_t shard, const v1::CoordinatorMessage& message) {
+  const Member* const member = cluster_.members().Aggregator(record_.shards(shard));
+  if (member != nullptr) cluster_.SendTo(member->id(), message);
+}
+
+// A slot without a generation accepts only future generations.
+uint32_t Run::LowestGeneration(const Slot& slot) const {
+  return slot.waiting() ? cluster_.meta().generation() + 1 : slot.record().generation();
+}
+
+void Run::SendOpenRun(uint32_t shard) {
+  v1::CoordinatorMessage message;
+  v1::OpenRun& open = *message.mutable_open_run();
+  open.set_run(id());
+  open.set_lineage(record_.lineage());
+  *open.mutable_spec() = spec();
+  open.set_shard(shard);
+  open.set_shards(shards_.size());
+  for (const Slot& slot : slots_) {
+    (*open.mutable_generations())[slot.group()] = LowestGeneration(slot);
+  }
+  SendToShard(shard, message);
+}
+
+void Run::SendOpenRuns() {
+  for (int shard = 0; shard < shards_.size(); ++shard) SendOpenRun(shard);
+}
+
+void Run::SendCloseRun(const Member& aggregator) const {
+  v1::CoordinatorMessage message;
+  message.mutable_close_run()->set_run(id());
+  cluster_.SendTo(aggregator.id(), message);
+}
+
+void Run::SendShardAddresses(absl::string_view member_id) {
+  v1::CoordinatorMessage message;
+  message.mutable_shard_addresses()->set_run(id());
+  for (const v1::ShardAddress& address : Addresses()) {
+    *message.mutable_shard_addresses()->add_shards() = address;
+  }
+  cluster_.SendTo(member_id, message);
+}
+
+std::vector<v1::ShardAddress> Run::Addresses() const {
+  std::vector<v1::ShardAddress> addresses;
+  for (int shard = 0; shard < record_.shards_size(); ++shard) {
+    const Member* const member = cluster_.members().Aggregator(record_.shards(shard));
+    if (member == nullptr) continue;
+    v1::ShardAddress& address = addresses.emplace_back();
+    address.set_shard(shard);
+    address.set_address(member->record.address());
+  }
+  return addresses;
+}
+
+}  // namespace cadre
