@@ -346,7 +346,10 @@ absl::Status Machine::StartTrace(const TraceGroup& request) {
   Run* const run = Visit(request.run);
   if (run == nullptr) return absl::NotFoundError(absl::StrCat("no such run: ", request.run));
   // Unique across restarts: a worker may still run a trace of the previous process.
-  return run->StartTrace(request, (uint64_t{cluster_.meta().starts()} << 32) | ++last_trace_);
+  const absl::Status started =
+      run->StartTrace(request, (uint64_t{cluster_.meta().starts()} << 32) | (last_trace_ + 1));
+  if (started.ok()) ++last_trace_;
+  return started;
 }
 
 // Runs are visited in order of submission: earlier ones choose from the idle workers first and
