@@ -13,12 +13,15 @@
 
 #include <google/protobuf/util/message_differencer.h>
 
+#include <algorithm>
+#include <cstring>
 #include <map>
 #include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/random.h"
 #include "coordinator/keys.h"
 #include "proto/enum_text.h"
 
@@ -43,6 +46,9 @@ std::string MissingField(const v1::Hello& hello) {
 void Cluster::Restore(const v1::MetaRecord& meta) {
   meta_ = meta;
   meta_.set_starts(meta_.starts() + 1);
+  meta_.set_epoch(std::max(meta_.epoch() + 1, static_cast<uint64_t>(absl::ToUnixMillis(now_))));
+  if (meta_.key_seed().empty()) meta_.set_key_seed(options_.key_seed);
+  out_.SetEpoch(meta_.epoch());
   meta_changed_ = true;
 }
 
@@ -60,6 +66,19 @@ uint32_t Cluster::NewGeneration() {
   meta_changed_ = true;
   meta_.set_generation(meta_.generation() + 1);
   return meta_.generation();
+}
+
+// The seed has two words; each gives eight bytes of the key.
+std::string Cluster::KeyOf(uint32_t generation) const {
+  std::string key;
+  for (size_t begin = 0; begin + sizeof(uint64_t) <= meta_.key_seed().size();
+       begin += sizeof(uint64_t)) {
+    uint64_t seed = 0;
+    std::memcpy(&seed, meta_.key_seed().data() + begin, sizeof(seed));
+    const uint64_t bits = RandomBits(seed, RandomStream::kIdentity, begin, generation);
+    key.append(reinterpret_cast<const char*>(&bits), sizeof(bits));
+  }
+  return key;
 }
 
 uint32_t Cluster::NewRun() {

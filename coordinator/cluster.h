@@ -38,10 +38,13 @@ class Cluster {
   std::vector<Action> Take();
 
   // ---- Counters and numbers
+  // Starts an epoch with the record of the store. Requires: Begin was called.
   void Restore(const v1::MetaRecord& meta);
   const v1::MetaRecord& meta() const { return meta_; }
   uint32_t NewGeneration();
   uint32_t NewRun();
+  // Secret of a generation, 16 bytes; the same after a restart.
+  std::string KeyOf(uint32_t generation) const;
   void Count(absl::string_view name, uint64_t amount = 1);
   void CountRefusal(v1::Refusal refusal);
 

@@ -8,6 +8,7 @@
 #include <variant>
 
 #include "absl/status/status.h"
+#include "absl/time/time.h"
 #include "coordinator/store.h"
 #include "proto/cadre/v1/control.pb.h"
 #include "proto/cadre/v1/membership.pb.h"
@@ -76,8 +77,13 @@ struct CancelTrace {
 // after all received messages, so that its own delay does not count as silence of the members.
 struct Tick {};
 
+// The driver has not received messages for this time: all leases are extended by it.
+struct Stalled {
+  absl::Duration length;
+};
+
 using Event = std::variant<StreamOpened, StreamClosed, MessageReceived, MessageRefused, SubmitRun,
-                           StopRun, TraceGroup, CancelTrace, Tick>;
+                           StopRun, TraceGroup, CancelTrace, Tick, Stalled>;
 
 // ---- Actions
 

@@ -4,8 +4,8 @@
 // share it.
 //
 // A stalled process (a slow disk, SIGSTOP, a suspended machine) must not expire the leases of
-// members whose messages wait in the queue. Two measures prevent it: Tick follows all events of a
-// batch, and after a stall of more than a second no lease expires for two heartbeat intervals.
+// members whose messages wait in the queue or on the network. Two measures prevent it: Tick follows
+// all events of a batch, and a stall extends the leases once (stall_monitor.h).
 //
 // If the store fails, the loop stops: the machine is ahead of the store, so none of its decisions
 // may be sent. The restarted process continues from the last transaction.
@@ -26,8 +26,6 @@ namespace {
 
 // Limit of waiting events and queries.
 constexpr size_t kMaxWaitingItems = 4096;
-// The loop was stalled if an iteration starts this much later than planned.
-constexpr absl::Duration kDelay = absl::Seconds(1);
 
 }  // namespace
 
@@ -37,7 +35,7 @@ Loop::Loop(Options options, Store* store, Callbacks* callbacks)
       callbacks_(callbacks),
       machine_(options_.machine),
       queue_(kMaxWaitingItems),
-      last_turn_(clock_.Now()) {}
+      last_read_(clock_.Now()) {}
 
 absl::StatusOr<std::unique_ptr<Loop>> Loop::Start(Options options, Store* store,
                                                   Callbacks* callbacks) {
@@ -85,12 +83,15 @@ void Loop::Stop() {
 void Loop::Run() {
   absl::Time next_call = absl::InfiniteFuture();
   while (true) {
-    const absl::Time wake = NextWake(next_call);
+    const absl::Time wake = std::min(machine_.NextDeadline(), next_call);
+    const absl::Time begin = clock_.Now();
     const std::vector<Item> items = Take(wake);
     if (items.empty() && queue_.closed()) return;
-    DetectStall(std::max(wake, last_turn_));
-    const absl::Time began = clock_.Now();
-    const std::vector<Action> actions = Handle(items);
+    const absl::Time read = clock_.Now();
+    // The time since the last read, except for the wait for messages.
+    const absl::Duration late = std::max(read - std::max(wake, begin), absl::ZeroDuration());
+    const std::vector<Action> actions = Handle(items, begin - last_read_ + late);
+    last_read_ = read;
     if (const absl::Status persisted = PersistAll(actions); !persisted.ok()) {
       LOG(ERROR) << "cannot write to the store; stopping without acting on the decisions: "
                  << persisted;
@@ -104,13 +105,7 @@ void Loop::Run() {
       if (const Query* query = std::get_if<Query>(&item)) (*query)(machine_, now);
     }
     next_call = callbacks_->OnSettled(machine_, now);
-    DetectStall(began);
-    last_turn_ = clock_.Now();
   }
-}
-
-absl::Time Loop::NextWake(absl::Time next_call) const {
-  return std::min(std::max(machine_.NextDeadline(), expire_from_), next_call);
 }
 
 std::vector<Loop::Item> Loop::Take(absl::Time wake) {
@@ -127,27 +122,21 @@ std::vector<Loop::Item> Loop::Take(absl::Time wake) {
   return items;
 }
 
-// After a stall of this process (a slow disk, SIGSTOP), no lease expires for two heartbeat
-// intervals, so that messages of the members can arrive first.
-void Loop::DetectStall(absl::Time expected) {
-  const absl::Time now = clock_.Now();
-  if (now <= expected + kDelay) return;
-  LOG(WARNING) << "stalled for " << now - expected;
-  expire_from_ = now + 2 * options_.machine.heartbeat;
-}
-
-std::vector<Action> Loop::Handle(const std::vector<Item>& items) {
+std::vector<Action> Loop::Handle(const std::vector<Item>& items, absl::Duration unread) {
   std::vector<Action> actions;
   auto handle = [&](const Event& event) {
     for (Action& action : machine_.Handle(event, clock_.Now())) {
       actions.push_back(std::move(action));
     }
   };
+  if (const absl::Duration stall = stall_monitor_.OnRead(unread); stall > absl::ZeroDuration()) {
+    LOG(WARNING) << "stalled for " << stall;
+    handle(Stalled{stall});
+  }
   for (const Item& item : items) {
     if (const Event* event = std::get_if<Event>(&item)) handle(*event);
   }
-  const absl::Time now = clock_.Now();
-  if (now >= machine_.NextDeadline() && now >= expire_from_) handle(Tick{});
+  if (clock_.Now() >= machine_.NextDeadline()) handle(Tick{});
   return actions;
 }
 

@@ -21,6 +21,7 @@
 #include "base/clock.h"
 #include "coordinator/events.h"
 #include "coordinator/machine.h"
+#include "coordinator/stall_monitor.h"
 
 namespace cadre {
 
@@ -69,12 +70,11 @@ class Loop {
   Loop(Options options, Store* store, Callbacks* callbacks);
   absl::Status Restore();
   void Run();
-  absl::Time NextWake(absl::Time next_call) const;
   // Waits for an item, at most until `wake`, then returns all waiting items.
   std::vector<Item> Take(absl::Time wake);
-  // Returns the actions of the items' events and, if a deadline has passed, of a Tick.
-  std::vector<Action> Handle(const std::vector<Item>& items);
-  void DetectStall(absl::Time expected);
+  // Returns the actions of the items' events and, if a deadline has passed, of a Tick. `unread`:
+  // the time for which the loop has not read before it took these items.
+  std::vector<Action> Handle(const std::vector<Item>& items, absl::Duration unread);
   absl::Status PersistAll(const std::vector<Action>& actions);
   void Deliver(const std::vector<Action>& actions);
 
@@ -85,9 +85,9 @@ class Loop {
   Callbacks* const callbacks_;
   Machine machine_;
   BoundedQueue<Item> queue_;
-  // Leases do not expire before this time, because the loop itself was stalled.
-  absl::Time expire_from_ = absl::InfinitePast();
-  absl::Time last_turn_;
+  StallMonitor stall_monitor_;
+  // When the last iteration had taken its items.
+  absl::Time last_read_;
   std::thread thread_;
 };
 

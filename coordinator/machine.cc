@@ -130,6 +130,7 @@ std::vector<Action> Machine::Handle(const Event& event, absl::Time now) {
             for (auto& [number, run] : runs_) run.CancelTrace(e.request);
           },
           [this](const Tick&) { ExpireMembers(); },
+          [this](const Stalled& e) { cluster_.members().Extend(e.length); },
       },
       event);
   for (const std::string& id : cluster_.TakeClosed()) {

@@ -94,6 +94,19 @@ void Membership::Renew(Member& member, absl::Time now) {
   leases_.emplace(member.lease_until, member.id());
 }
 
+void Membership::Extend(absl::Duration length) {
+  leases_.clear();
+  for (auto& [id, member] : members_) {
+    member.lease_until += length;
+    leases_.emplace(member.lease_until, id);
+  }
+  overdue_.clear();
+  for (auto& [connection, until] : pending_) {
+    until += length;
+    overdue_.emplace(until, connection);
+  }
+}
+
 void Membership::Place(Member& member, std::optional<v1::RankSlot> place) {
   Unindex(member);
   member.place = std::move(place);

@@ -73,6 +73,8 @@ class Membership {
   Member* Detach(ConnectionId connection);
   // Renews the lease: a message of the member was received.
   void Renew(Member& member, absl::Time now);
+  // Extends all leases, and the times for Hello.
+  void Extend(absl::Duration length);
   // Gives the worker a rank, or makes it idle.
   void Place(Member& member, std::optional<v1::RankSlot> place);
 

@@ -38,6 +38,8 @@ struct CoordinatorOptions {
   int max_ended_runs = 256;
   // Size limit of the answer to a trace; below the limit of one message.
   size_t max_trace_bytes = 7 << 20;
+  // 16 random bytes, from which a new store derives the keys of all generations.
+  std::string key_seed = std::string(16, '\0');
   // Program version, for the status and refusals.
   std::string version;
 };

@@ -39,6 +39,7 @@ void Outbox::EraseBelow(const std::string& prefix) {
 }
 
 void Outbox::SendTo(ConnectionId connection, v1::CoordinatorMessage message) {
+  message.set_epoch(epoch_);
   others_.push_back(Send{connection, std::move(message)});
 }
 

@@ -28,6 +28,8 @@ class Outbox {
   // The same for all records whose keys begin with the prefix.
   void EraseBelow(const std::string& prefix);
 
+  // All messages carry this epoch.
+  void SetEpoch(uint64_t epoch) { epoch_ = epoch; }
   void SendTo(ConnectionId connection, v1::CoordinatorMessage message);
   void End(ConnectionId connection, absl::Status status);
   void Reply(RequestId request, absl::Status status, absl::string_view run = "");
@@ -39,6 +41,7 @@ class Outbox {
   std::vector<Store::Op> erasures_;
   std::map<std::string, std::string> records_;
   std::vector<Action> others_;
+  uint64_t epoch_ = 0;
 };
 
 }  // namespace cadre

@@ -123,6 +123,7 @@ void Run::End(v1::RunState state, absl::string_view reason) {
   record_.set_reason(std::string(reason));
   record_.set_ended_ms(absl::ToUnixMillis(cluster_.now()));
   record_.clear_evaluating();
+  RecordBytes();
   for (Slot& slot : slots_) {
     ReleaseMembers(slot, absl::StrCat("the run has ended: ", reason));
     slot = Slot(id(), slot.group(), cluster_.now());

@@ -164,7 +164,8 @@ class Run {
   // The lowest generation of the slot that aggregators accept.
   uint32_t LowestGeneration(const Slot& slot) const;
   void SendOpenRun(uint32_t shard);
-  void SendOpenRuns();
+  // Tells the aggregators which generations of the slot they accept.
+  void SendFence(const Slot& slot);
   void SendToShard(uint32_t shard, const v1::CoordinatorMessage& message);
   void SendShardAddresses(absl::string_view member_id);
   std::vector<v1::ShardAddress> Addresses() const;
@@ -176,7 +177,9 @@ class Run {
   // Whether the contribution is well-formed for this run.
   bool IsValidContribution(const v1::Contributed& contributed) const;
   void RefuseContribution(Slot& slot, const v1::Contributed& contributed, v1::Refusal refusal);
-  void CountBytes(const v1::Contributed& contributed);
+  // Counts traffic of the groups, which is stored with the next commit.
+  void CountBytes(uint64_t payload, uint64_t message);
+  void RecordBytes();
   void MaybeClose();
   void SendApply(uint32_t shard);
   void OnApplied(const Member& member, const v1::Applied& applied);
@@ -214,6 +217,9 @@ class Run {
   Round round_;
   Commits commits_;
   Shards shards_;
+  // Traffic that the record does not include yet.
+  uint64_t payload_bytes_ = 0;
+  uint64_t message_bytes_ = 0;
   // When the first group was prepared, while none has started.
   absl::Time barrier_since_ = absl::InfiniteFuture();
 };

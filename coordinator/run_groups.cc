@@ -135,7 +135,7 @@ void Run::FormGeneration(Slot& slot, const std::vector<std::string>& members,
             cluster_.now());
   Moved(slot);
   // The aggregators must accept the new generation, and refuse older ones, before it contributes.
-  SendOpenRuns();
+  SendFence(slot);
   for (uint32_t rank = 0; rank < slot.ranks(); ++rank) {
     cluster_.members().Place(*cluster_.members().Find(members[rank]), slot.Place(rank));
     SendAssignment(slot, rank);
@@ -165,6 +165,7 @@ void Run::SendAssignment(const Slot& slot, uint32_t rank) {
     const Member* const peer = cluster_.members().Find(id);
     assignment.add_peers(peer == nullptr ? "" : peer->record.address());
   }
+  assignment.set_key(cluster_.KeyOf(slot.record().generation()));
   assignment.set_version(slot.record().version());
   assignment.set_step(slot.record().step());
   // A commit may have changed the version since the generation was formed.
@@ -327,7 +328,7 @@ void Run::Fence(Slot& slot, absl::string_view reason, Ending ending) {
   }
   slot.Clear(std::string(reason), cluster_.now());
   Moved(slot);
-  SendOpenRuns();
+  SendFence(slot);
   if (ending == Ending::kReleased) return;
   cluster_.Count("groups_failed");
   record_.set_group_failures(record_.group_failures() + 1);

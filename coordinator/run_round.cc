@@ -48,7 +48,11 @@ void Run::OnContributed(Member& member, const v1::Contributed& contributed) {
                     "Contributed was sent before Start");
     return;
   }
-  CountBytes(contributed);
+  // After a restart, groups repeat contributions that are part of the newest version.
+  const bool repeated = contributed.round() <= record_.version() && InNewest(slot);
+  if (slot.CountRound(contributed.round()) && !repeated) {
+    CountBytes(contributed.payload_bytes(), contributed.message_bytes());
+  }
   slot.progress.set_solo_steps(0);
   slot.progress.set_step(std::max(slot.progress.step(), contributed.step()));
   slot.progress.set_loss(contributed.loss());
@@ -73,14 +77,14 @@ bool Run::IsValidContribution(const v1::Contributed& contributed) const {
   return !newest || contributed.step() > record_.step();
 }
 
-void Run::CountBytes(const v1::Contributed& contributed) {
-  Slot& slot = slots_[contributed.place().group()];
-  if (contributed.payload_bytes() == 0 && contributed.message_bytes() == 0) return;
-  if (!slot.CountRound(contributed.round())) return;
-  record_.set_payload_bytes(record_.payload_bytes() + contributed.payload_bytes());
-  record_.set_message_bytes(record_.message_bytes() + contributed.message_bytes());
-  Save();
-  Save(slot);
+void Run::CountBytes(uint64_t payload, uint64_t message) {
+  payload_bytes_ += payload;
+  message_bytes_ += message;
+}
+
+void Run::RecordBytes() {
+  record_.set_payload_bytes(record_.payload_bytes() + std::exchange(payload_bytes_, 0));
+  record_.set_message_bytes(record_.message_bytes() + std::exchange(message_bytes_, 0));
 }
 
 void Run::OnAveraged(Slot& slot, const v1::Contributed& contributed) {
@@ -127,6 +131,7 @@ void Run::OnBoundary(Slot& slot, const v1::Contributed& contributed) {
     if (!live()) return;
     if (AtEnd(record_, contributed.step())) record_.set_state(v1::RUN_STATE_FINISHING);
     if (due || record_.state() == v1::RUN_STATE_FINISHING) BeginEvaluation({slot.group()});
+    RecordBytes();
     Save();
   }
   SendDecision(slot, contributed.round());
@@ -182,6 +187,7 @@ void Run::RecordVersion(const v1::CommitRecord& commit) {
   record.set_loss(commit.loss());
   record.set_rounds_committed(record.rounds_committed() + 1);
   record.set_group_failures(0);
+  RecordBytes();
   CountDiscrepancy(commit, record);
   round_.Open(commit.round() + 1);
   cluster_.out().Put(CommitKey(id(), commit.round()), commit);
@@ -251,10 +257,7 @@ void Run::OnAdopted(const v1::Adopted& adopted) {
   if (!averages()) return;
   Slot& slot = slots_[adopted.place().group()];
   if (slot.CountVersion(adopted.version())) {
-    record_.set_payload_bytes(record_.payload_bytes() + adopted.payload_bytes());
-    record_.set_message_bytes(record_.message_bytes() + adopted.message_bytes());
-    Save();
-    Save(slot);
+    CountBytes(adopted.payload_bytes(), adopted.message_bytes());
   }
   slot.version = std::max(slot.version, adopted.version());
   uint64_t committed = record_.digest();

@@ -14,8 +14,9 @@
 // continuing would silently change the model. A disconnected aggregator, in contrast, only delays
 // the run.
 //
-// OpenRun also carries the lowest accepted generation of each group. It is sent again whenever one
-// changes, so an aggregator that was disconnected has the newest fences before it accepts data.
+// OpenRun also carries the lowest accepted generation of each group, so an aggregator that was
+// disconnected has the newest fences before it accepts data. While it is connected, Fence tells it
+// the changes.
 #include "coordinator/run.h"
 
 #include <algorithm>
@@ -56,7 +57,7 @@ bool Run::ChooseShards(size_t idle_workers) {
   if (requested > 0) names.resize(requested);
   for (const std::string& name : names) record_.add_shards(name);
   Save();
-  SendOpenRuns();
+  for (int shard = 0; shard < shards_.size(); ++shard) SendOpenRun(shard);
   return true;
 }
 
@@ -95,8 +96,7 @@ void Run::OnRunOpened(const Member& member, const v1::RunOpened& opened) {
                                            " cannot create version 0: ", opened.error()));
     return;
   }
-  // OpenRun is sent again with every new generation; only the first answer on a stream shows the
-  // state that the aggregator had on its disk.
+  // Only the first answer on a stream shows the state that the aggregator had on its disk.
   if (shards_.IsOpen(opened.shard())) return;
   if (const std::string wrong = CheckOpened(member, opened); !wrong.empty()) {
     End(v1::RUN_STATE_FAILED, wrong);
@@ -170,8 +170,13 @@ void Run::SendOpenRun(uint32_t shard) {
   SendToShard(shard, message);
 }
 
-void Run::SendOpenRuns() {
-  for (int shard = 0; shard < shards_.size(); ++shard) SendOpenRun(shard);
+void Run::SendFence(const Slot& slot) {
+  v1::CoordinatorMessage message;
+  v1::Fence& fence = *message.mutable_fence();
+  fence.set_run(id());
+  fence.set_group(slot.group());
+  fence.set_generation(LowestGeneration(slot));
+  for (int shard = 0; shard < shards_.size(); ++shard) SendToShard(shard, message);
 }
 
 void Run::SendCloseRun(const Member& aggregator) const {

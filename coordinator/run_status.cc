@@ -47,8 +47,8 @@ v1::RunStatus Run::Status(absl::Time now) const {
   status.set_loss(record.loss());
   if (record.has_test()) *status.mutable_test() = record.test();
   status.set_rounds_committed(record.rounds_committed());
-  status.set_payload_bytes_across_groups(record.payload_bytes());
-  status.set_bytes_across_groups(record.message_bytes());
+  status.set_payload_bytes_across_groups(record.payload_bytes() + payload_bytes_);
+  status.set_bytes_across_groups(record.message_bytes() + message_bytes_);
   status.set_digest(record.digest() == 0 ? "" : DigestHex(record.digest()));
   status.set_samples(record.samples());
   const uint64_t groups = GroupsOf(record.spec());

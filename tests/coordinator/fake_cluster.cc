@@ -546,6 +546,11 @@ void FakeCluster::Receive(FakeAggregator& aggregator, const v1::CoordinatorMessa
     opened.set_digest(shard.digests[shard.version]);
     opened.set_error(behaviour.open_error);
     Post(aggregator.connection, opened);
+  } else if (message.has_fence()) {
+    const v1::Fence& fence = message.fence();
+    uint32_t& generation = aggregator.shards.at(fence.run()).generations[fence.group()];
+    EXPECT_GE(fence.generation(), generation) << "fences must not move back";
+    generation = fence.generation();
   } else if (message.has_apply() && behaviour.apply) {
     const v1::Apply& apply = message.apply();
     FakeAggregator::Shard& shard = aggregator.shards.at(apply.run());

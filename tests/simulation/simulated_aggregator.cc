@@ -147,7 +147,10 @@ bool SimulatedAggregator::HasContribution(const ContributionKey& key) const {
 // ---- Orders
 
 void SimulatedAggregator::OnMessage(const v1::CoordinatorMessage& message) {
-  if (!message.has_open_run() && !message.has_apply() && !message.has_close_run()) return;
+  if (!message.has_open_run() && !message.has_apply() && !message.has_close_run() &&
+      !message.has_fence()) {
+    return;
+  }
   orders_.push_back(message);
   if (!busy_) NextOrder();
 }
@@ -178,6 +181,7 @@ void SimulatedAggregator::NextOrder() {
     orders_.pop_front();
     if (order.has_open_run()) return OpenRun(order);
     if (order.has_apply()) return Apply(order);
+    if (order.has_fence()) return Fence(order.fence());
     CloseRun(order.close_run().run());
   });
 }
@@ -222,6 +226,17 @@ void SimulatedAggregator::OpenRun(const v1::CoordinatorMessage& order) {
       AnswerOpened(open);
     });
   });
+}
+
+// The new generation is part of the terms under which the run is open.
+void SimulatedAggregator::Fence(const v1::Fence& fence) {
+  const auto folder = disk_.find(fence.run());
+  if (folder == disk_.end() || folder->second.closed) return Done();
+  v1::CoordinatorMessage order;
+  *order.mutable_open_run() = folder->second.open;
+  uint32_t& generation = (*order.mutable_open_run()->mutable_generations())[fence.group()];
+  generation = std::max(generation, fence.generation());
+  OpenRun(order);
 }
 
 void SimulatedAggregator::AnswerOpened(const v1::OpenRun& open) {

@@ -95,6 +95,7 @@ class SimulatedAggregator {
   // Continues after a random time, unless the process crashes first.
   void Then(Timeline::Work work);
   void OpenRun(const v1::CoordinatorMessage& order);
+  void Fence(const v1::Fence& fence);
   void AnswerOpened(const v1::OpenRun& open);
   void Apply(const v1::CoordinatorMessage& order);
   void WriteMean(const v1::CoordinatorMessage& order, const ApplyPlan& plan);
