@@ -73,7 +73,8 @@ absl::StatusOr<int> DescribeRun(const Invocation& in) {
 }
 
 absl::StatusOr<int> ShowMembers(const Invocation& in) {
-  CADRE_ASSIGN_OR_RETURN(const v1::StatusReply reply, MakeClient(in.global).Status());
+  CADRE_ASSIGN_OR_RETURN(const v1::StatusReply reply,
+                         MakeClient(in.global).Status("", /*details=*/false));
   const bool none = reply.workers().empty() && reply.aggregators().empty();
   if (none && !in.global.quiet) in.console.err << "no members yet" << std::endl;
   Print(MembersJson(reply), MembersText(reply), in.global, in.console);

@@ -28,14 +28,20 @@
 #include <variant>
 
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
 #include "base/random.h"
 #include "base/status.h"
 #include "coordinator/keys.h"
 
 namespace cadre {
 namespace {
+
+// Limits of one page of the status; the second one leaves room for the last item.
+constexpr size_t kDefaultPageSize = 1000;
+constexpr size_t kMaxPageBytes = 512 << 10;
 
 // A function object for std::visit made of one lambda per alternative.
 template <typename... Lambdas>
@@ -200,6 +206,7 @@ void Machine::OnWorkerMessage(Member& member, const v1::MemberMessage& message) 
   } else {
     Run& run = runs_.at(RunNumber(place.run()));
     if (sender.settles) unsettled_.insert(run.number());
+    run.Touch();
     run.OnWorkerMessage(member, message);
   }
 }
@@ -374,6 +381,7 @@ void Machine::Settle() {
   }
   for (const uint32_t number : unsettled_) {
     Run& run = runs_.at(number);
+    run.Touch();
     if (run.live() && (!run.waits() || run.Form(idle))) run.Advance();
     if (run.waits()) {
       waiting_.insert(number);
@@ -438,25 +446,115 @@ bool Machine::Ended(absl::string_view run_id) const {
 // stored for it. All times are by the coordinator's clock. Values that a restart loses (progress,
 // heartbeats, measured step times) are absent until the members have sent them again.
 
-v1::StatusReply Machine::Status(absl::Time now, absl::string_view run_id) const {
-  v1::StatusReply reply;
-  cluster_.FillStatus(now, reply);
-  for (const auto& [number, run] : runs_) {
-    if (!run_id.empty() && run.id() != run_id) continue;
-    *reply.add_runs() = run.Status(now);
-    if (!run.live()) continue;
-    for (const Slot& slot : run.slots()) *reply.add_groups() = run.StatusOf(slot);
+// The items of all pages are the groups, by run, and then the members, by age. A token names the
+// first item of its page: "group <run number> <group>" or "member <id>", so that a page is correct
+// even if items were added or removed since.
+absl::StatusOr<v1::StatusReply> Machine::Status(absl::Time now,
+                                                const v1::StatusRequest& request) const {
+  if (!request.run().empty() && FindRun(request.run()) == nullptr) {
+    return absl::NotFoundError(absl::StrCat("no such run: ", request.run()));
   }
-  for (const auto& [id, member] : cluster_.members().all()) {
-    if (member.worker()) {
-      *reply.add_workers() = Cluster::StatusOf(member, now);
-      continue;
+  const std::vector<std::string> token = absl::StrSplit(request.page_token(), ' ');
+  const bool first = request.page_token().empty();
+  uint32_t first_run = 0;
+  uint32_t first_group = 0;
+  const bool in_groups = token.size() == 3 && token[0] == "group" &&
+                         absl::SimpleAtoi(token[1], &first_run) &&
+                         absl::SimpleAtoi(token[2], &first_group);
+  const bool in_members = token.size() == 2 && token[0] == "member";
+  if (!first && !in_groups && !in_members) {
+    return absl::InvalidArgumentError("page_token: no reply contained this token");
+  }
+  v1::StatusReply reply;
+  const size_t max_items = request.page_size() == 0 ? kDefaultPageSize : request.page_size();
+  size_t items = 0;
+  size_t bytes = 0;
+  const auto full = [&] { return items == max_items || bytes > kMaxPageBytes; };
+  const auto add = [&](const google::protobuf::Message& item) {
+    ++items;
+    bytes += item.ByteSizeLong();
+  };
+  if (first) cluster_.FillStatus(now, reply);
+  for (auto it = runs_.lower_bound(first_run); it != runs_.end() && !in_members; ++it) {
+    const Run& run = it->second;
+    if (!request.run().empty() && run.id() != request.run()) continue;
+    if (first) *reply.add_runs() = run.Status(now);
+  }
+  for (auto it = runs_.lower_bound(first_run); it != runs_.end() && !in_members; ++it) {
+    const Run& run = it->second;
+    if (!run.live() || (!request.run().empty() && run.id() != request.run())) continue;
+    for (const Slot& slot : run.slots()) {
+      if (it->first == first_run && slot.group() < first_group) continue;
+      if (full()) {
+        reply.set_next_page_token(absl::StrCat("group ", it->first, " ", slot.group()));
+        return reply;
+      }
+      v1::GroupStatus& group = *reply.add_groups();
+      group = run.StatusOf(slot, request.details());
+      add(group);
     }
-    v1::AggregatorStatus& aggregator = *reply.add_aggregators();
-    *aggregator.mutable_member() = Cluster::StatusOf(member, now);
-    for (const auto& [number, run] : runs_) run.FillShards(member, aggregator);
+  }
+  const Membership::Map& members = cluster_.members().all();
+  for (auto it = in_members ? members.lower_bound(token[1]) : members.begin(); it != members.end();
+       ++it) {
+    if (full()) {
+      reply.set_next_page_token(absl::StrCat("member ", it->first));
+      return reply;
+    }
+    const Member& member = it->second;
+    if (member.worker()) {
+      v1::MemberStatus& worker = *reply.add_workers();
+      worker = Cluster::StatusOf(member, now);
+      add(worker);
+    } else {
+      v1::AggregatorStatus& aggregator = *reply.add_aggregators();
+      *aggregator.mutable_member() = Cluster::StatusOf(member, now);
+      for (const auto& [number, run] : runs_) run.FillShards(member, aggregator);
+      add(aggregator);
+    }
   }
   return reply;
+}
+
+v1::StatusReply Machine::Status(absl::Time now, absl::string_view run_id) const {
+  v1::StatusRequest request;
+  request.set_run(std::string(run_id));
+  request.set_details(true);
+  v1::StatusReply all;
+  do {
+    const absl::StatusOr<v1::StatusReply> page = Status(now, request);
+    if (!page.ok()) return {};
+    all.MergeFrom(*page);
+    request.set_page_token(page->next_page_token());
+  } while (!request.page_token().empty());
+  all.clear_next_page_token();
+  return all;
+}
+
+v1::ListReply Machine::List(absl::Time now) const {
+  v1::ListReply reply;
+  for (const auto& [number, run] : runs_) *reply.add_runs() = run.Status(now);
+  return reply;
+}
+
+std::map<std::string, uint64_t> Machine::Revisions(absl::string_view run_id) const {
+  std::map<std::string, uint64_t> revisions;
+  for (const auto& [number, run] : runs_) {
+    if (run_id.empty() || run.id() == run_id) revisions[run.id()] = run.revision();
+  }
+  return revisions;
+}
+
+v1::WatchUpdate Machine::Update(absl::string_view run_id, absl::Time now) const {
+  const Run& run = *FindRun(run_id);
+  v1::WatchUpdate update;
+  update.set_time_ms(absl::ToUnixMillis(now));
+  *update.mutable_run() = run.Status(now);
+  if (!run.live()) return update;
+  for (const Slot& slot : run.slots()) {
+    *update.add_groups() = run.StatusOf(slot, /*details=*/false);
+  }
+  return update;
 }
 
 absl::StatusOr<v1::RunStatus> Machine::RunStatus(absl::string_view run_id, absl::Time now) const {

@@ -58,8 +58,20 @@ class Machine {
   // The next time at which Handle(Tick) has work if no other event comes; InfiniteFuture if none.
   absl::Time NextDeadline() const;
 
-  // Status of one run or, if `run_id` is empty, of the whole cluster.
+  // One page of the status. Errors: NotFound for an unknown run; InvalidArgument for a page token
+  // that no reply contained.
+  absl::StatusOr<v1::StatusReply> Status(absl::Time now, const v1::StatusRequest& request) const;
+  // All pages with details, of one run or, if `run_id` is empty, of the whole cluster. Empty for an
+  // unknown run.
   v1::StatusReply Status(absl::Time now, absl::string_view run_id = "") const;
+  // The status of every run.
+  v1::ListReply List(absl::Time now) const;
+
+  // Numbers that change with every visible change of a run, by run; of one run unless `run_id` is
+  // empty.
+  std::map<std::string, uint64_t> Revisions(absl::string_view run_id) const;
+  // The status of a run and of its groups, without details. Requires: the run exists.
+  v1::WatchUpdate Update(absl::string_view run_id, absl::Time now) const;
 
   // Status of one run. Errors: NotFound.
   absl::StatusOr<v1::RunStatus> RunStatus(absl::string_view run_id, absl::Time now) const;

@@ -4,6 +4,7 @@
 
 #include <iostream>
 #include <memory>
+#include <random>
 #include <string>
 #include <utility>
 
@@ -71,6 +72,8 @@ Loop::Options MakeOptions(const Planning& planning) {
   machine.lease = absl::Milliseconds(FLAGS_lease_ms);
   machine.heartbeat = machine.lease / 4;
   machine.version = kVersion;
+  std::random_device entropy;
+  for (char& byte : machine.key_seed) byte = static_cast<char>(entropy());
   return options;
 }
 

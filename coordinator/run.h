@@ -100,7 +100,11 @@ class Run {
 
   // ---- Status
   v1::RunStatus Status(absl::Time now) const;
-  v1::GroupStatus StatusOf(const Slot& slot) const;
+  // `details`: also the plan, and what every rank holds.
+  v1::GroupStatus StatusOf(const Slot& slot, bool details) const;
+  // Changes with every change of the status, except elapsed times.
+  uint64_t revision() const { return revision_; }
+  void Touch() { ++revision_; }
   const Slots& slots() const { return slots_; }
   // Adds the shards that the aggregator stores for this run.
   void FillShards(const Member& aggregator, v1::AggregatorStatus& status) const;
@@ -220,6 +224,7 @@ class Run {
   // Traffic that the record does not include yet.
   uint64_t payload_bytes_ = 0;
   uint64_t message_bytes_ = 0;
+  uint64_t revision_ = 0;
   // When the first group was prepared, while none has started.
   absl::Time barrier_since_ = absl::InfiniteFuture();
 };

@@ -103,7 +103,7 @@ v1::GroupState Run::StateOf(const Slot& slot) const {
   return slot.progress.solo_steps() > 0 ? v1::GROUP_STATE_SOLO : v1::GROUP_STATE_TRAINING;
 }
 
-v1::GroupStatus Run::StatusOf(const Slot& slot) const {
+v1::GroupStatus Run::StatusOf(const Slot& slot, bool details) const {
   v1::GroupStatus status;
   const v1::GroupRecord& record = slot.record();
   status.set_run(id());
@@ -120,7 +120,7 @@ v1::GroupStatus Run::StatusOf(const Slot& slot) const {
     const Member* const known = cluster_.members().Find(member.member_id());
     if (known != nullptr) member.set_name(known->record.name());
     auto prepared = slot.prepared_ranks().find(rank);
-    if (prepared != slot.prepared_ranks().end()) {
+    if (details && prepared != slot.prepared_ranks().end()) {
       *member.mutable_held() = prepared->second.held();
       *member.mutable_memory() = prepared->second.memory();
       *member.mutable_planned_memory() = prepared->second.planned_memory();
@@ -132,7 +132,7 @@ v1::GroupStatus Run::StatusOf(const Slot& slot) const {
   status.set_version(std::max(slot.version, record.version()));
   status.set_solo_steps(slot.progress.solo_steps());
   status.set_reason(record.reason());
-  *status.mutable_plan() = slot.plan();
+  if (details) *status.mutable_plan() = slot.plan();
   const v1::Cluster& cluster = spec().cluster();
   status.set_collectives(cluster.collectives() == v1::Cluster::COLLECTIVE_POLICY_UNSPECIFIED
                              ? v1::Cluster::AUTO

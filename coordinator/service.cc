@@ -149,8 +149,7 @@ grpc::ServerUnaryReactor* CoordinatorService::Stop(grpc::CallbackServerContext*,
 grpc::ServerUnaryReactor* CoordinatorService::List(grpc::CallbackServerContext*,
                                                    const v1::ListRequest*, v1::ListReply* reply) {
   return Query([reply](const Machine& machine, absl::Time now) {
-    v1::StatusReply status = machine.Status(now);
-    reply->mutable_runs()->Swap(status.mutable_runs());
+    *reply = machine.List(now);
     return absl::OkStatus();
   });
 }
@@ -174,10 +173,9 @@ grpc::ServerUnaryReactor* CoordinatorService::Wait(grpc::CallbackServerContext*,
 grpc::ServerUnaryReactor* CoordinatorService::Get(grpc::CallbackServerContext*,
                                                   const v1::StatusRequest* request,
                                                   v1::StatusReply* reply) {
-  return Query([run = request->run(), reply](const Machine& machine, absl::Time now) {
-    *reply = machine.Status(now, run);
-    if (run.empty() || reply->runs_size() > 0) return absl::OkStatus();
-    return absl::NotFoundError(absl::StrCat("no such run: ", run));
+  return Query([request = *request, reply](const Machine& machine, absl::Time now) -> absl::Status {
+    CADRE_ASSIGN_OR_RETURN(*reply, machine.Status(now, request));
+    return absl::OkStatus();
   });
 }
 

@@ -2,8 +2,9 @@
 // the loop, whose queue orders the events of all streams for the state machine. At most one read is
 // pending, so a fast sender is slowed down to the pace of that queue.
 //
-// A Watch stream sends an update when a run has changed, at most once per kInterval. `sent_` holds
-// the last update of each run without fields such as elapsed times, which always change.
+// A Watch stream sends an update when a run has changed, at most once per kInterval. Runs
+// with the same revision are skipped; `sent_` holds the last update of each run without fields such
+// as elapsed times, which always change.
 #include "coordinator/streams.h"
 
 #include <utility>
@@ -88,29 +89,21 @@ absl::Time WatchStream::MaybeSend(const Machine& machine, absl::Time now) {
 }
 
 void WatchStream::SendChanges(const Machine& machine, absl::Time now) {
-  v1::StatusReply status = machine.Status(now, run_);
-  if (!run_.empty() && status.runs().empty()) {
+  const std::map<std::string, uint64_t> revisions = machine.Revisions(run_);
+  if (!run_.empty() && revisions.empty()) {
     EndLocked(absl::NotFoundError(absl::StrCat("no such run: ", run_)));
     return;
   }
-  std::map<std::string, std::string> sent;
-  for (v1::RunStatus& run : *status.mutable_runs()) {
-    v1::WatchUpdate update;
-    update.set_time_ms(absl::ToUnixMillis(now));
-    for (v1::GroupStatus& group : *status.mutable_groups()) {
-      if (group.run() != run.run()) continue;
-      group.clear_plan();
-      *update.add_groups() = group;
-    }
-    const bool end = !IsLive(run.state());
-    *update.mutable_run() = std::move(run);
-    const std::string& id = update.run().run();
-    sent[id] = WithoutTimes(update);
-    const auto before = sent_.find(id);
-    if (before == sent_.end() || before->second != sent[id]) Queue(std::move(update));
+  std::erase_if(sent_, [&](const auto& entry) { return !revisions.contains(entry.first); });
+  for (const auto& [id, revision] : revisions) {
+    Sent& sent = sent_[id];
+    if (std::exchange(sent.revision, revision) == revision) continue;
+    v1::WatchUpdate update = machine.Update(id, now);
+    const bool end = !IsLive(update.run().state());
+    std::string text = WithoutTimes(update);
+    if (std::exchange(sent.text, text) != text) Queue(std::move(update));
     if (end && !run_.empty()) EndLocked(absl::OkStatus());
   }
-  sent_ = std::move(sent);
 }
 
 void WatchStream::OnCancel() { End(absl::CancelledError("cancelled by the caller")); }

@@ -138,8 +138,12 @@ class WatchStream final
   void SendChanges(const Machine& machine, absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const std::string run_;
-  // The last update of each run, without fields that change with time.
-  std::map<std::string, std::string> sent_ ABSL_GUARDED_BY(mutex_);
+  // The last update of a run, without fields that change with time, and the run's revision then.
+  struct Sent {
+    std::optional<uint64_t> revision;
+    std::string text;
+  };
+  std::map<std::string, Sent> sent_ ABSL_GUARDED_BY(mutex_);
   absl::Time next_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
 };
 

@@ -71,10 +71,20 @@ absl::StatusOr<v1::RunStatus> CoordinatorClient::Wait(const std::string& run,
   return std::move(*reply.mutable_run());
 }
 
-absl::StatusOr<v1::StatusReply> CoordinatorClient::Status(const std::string& run) const {
+absl::StatusOr<v1::StatusReply> CoordinatorClient::Status(const std::string& run,
+                                                          bool details) const {
   v1::StatusRequest request;
   request.set_run(run);
-  return Call(*status_, &v1::Status::Stub::Get, request, Soon());
+  request.set_details(details);
+  v1::StatusReply all;
+  do {
+    CADRE_ASSIGN_OR_RETURN(const v1::StatusReply page,
+                           Call(*status_, &v1::Status::Stub::Get, request, Soon()));
+    all.MergeFrom(page);
+    request.set_page_token(page.next_page_token());
+  } while (!request.page_token().empty());
+  all.clear_next_page_token();
+  return all;
 }
 
 absl::StatusOr<v1::TraceReply> CoordinatorClient::Trace(const std::string& run, uint32_t group,

@@ -44,8 +44,9 @@ class CoordinatorClient {
   // Returns when the run has ended. Errors: DeadlineExceeded; NotFound.
   absl::StatusOr<v1::RunStatus> Wait(const std::string& run, absl::Time deadline) const;
 
-  // Status of one run, or of all if `run` is empty.
-  absl::StatusOr<v1::StatusReply> Status(const std::string& run = "") const;
+  // Status of one run, or of all if `run` is empty: all pages. `details`: with plans and with what
+  // every rank holds.
+  absl::StatusOr<v1::StatusReply> Status(const std::string& run = "", bool details = true) const;
 
   // Makes every rank of the group trace its next steps; returns the traces.
   // Errors: NotFound for an unknown run or group; FailedPrecondition if the group does not train;

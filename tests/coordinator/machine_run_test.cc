@@ -332,5 +332,33 @@ TEST_F(MachineRunTest, CheckpointAtLastEpochFails) {
   EXPECT_THAT(ReasonOf(run), HasSubstr("no steps left to train"));
 }
 
+TEST_F(MachineRunTest, PagesOfStatusAddUpToWholeStatus) {
+  AddMembers(2, 5);
+  const std::string run = cluster_.Submit(MakeSpec(2, 2, 5, 100));
+  const v1::StatusReply whole = cluster_.Status();
+  v1::StatusRequest request;
+  request.set_details(true);
+  request.set_page_size(2);
+  v1::StatusReply sum;
+  int pages = 0;
+  do {
+    const auto page = cluster_.machine().Status(cluster_.now(), request);
+    ASSERT_TRUE(page.ok()) << page.status();
+    EXPECT_LE(page->groups_size() + page->workers_size() + page->aggregators_size(), 2);
+    sum.MergeFrom(*page);
+    request.set_page_token(page->next_page_token());
+    ++pages;
+  } while (!request.page_token().empty());
+  EXPECT_EQ(pages, 5) << "2 groups, 5 workers and 2 aggregators";
+  sum.clear_next_page_token();
+  EXPECT_EQ(sum.DebugString(), whole.DebugString());
+  EXPECT_GT(whole.groups(0).plan().mesh_size() + whole.groups(0).plan().layers_size(), 0);
+  request.set_details(false);
+  EXPECT_FALSE(cluster_.machine().Status(cluster_.now(), request)->groups(0).has_plan());
+  request.set_page_token("member");
+  EXPECT_EQ(cluster_.machine().Status(cluster_.now(), request).status().code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
 }  // namespace
 }  // namespace cadre::testing

@@ -2,6 +2,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <string>
+
 #include "absl/strings/str_cat.h"
 #include "tests/coordinator/fake_cluster.h"
 
@@ -34,6 +37,46 @@ TEST_F(MachineShardsTest, WaitsForDisconnectedAggregator) {
   cluster_.Restart(agg(1));
   EXPECT_EQ(cluster_.RunStatus(run).version(), 1u) << "Apply is sent again";
   EXPECT_EQ(ReasonOf(run), "");
+}
+
+TEST_F(MachineShardsTest, NewGenerationSendsFenceInsteadOfTerms) {
+  const std::string run = Begin();
+  const auto count = [&](auto has) {
+    return std::count_if(agg(0).received.begin(), agg(0).received.end(), has);
+  };
+  const auto opens = [&] {
+    return count([](const v1::CoordinatorMessage& message) { return message.has_open_run(); });
+  };
+  EXPECT_EQ(opens(), 1);
+  const uint32_t before = cluster_.Group(run, 0).generation();
+  EXPECT_EQ(agg(0).shards.at(run).generations.at(0), before);
+  cluster_.Fail(cluster_.Lead(run, 0));
+  const uint32_t after = cluster_.Group(run, 0).generation();
+  ASSERT_GT(after, before);
+  EXPECT_EQ(agg(0).shards.at(run).generations.at(0), after);
+  EXPECT_EQ(opens(), 1);
+  cluster_.Reconnect(agg(0));
+  EXPECT_EQ(opens(), 2) << "after a reconnect, OpenRun carries all fences";
+}
+
+TEST_F(MachineShardsTest, RestartRaisesEpochAndKeepsKeys) {
+  AddMembers(1, 2);
+  cluster_.behaviour.prepare = false;
+  const std::string run = cluster_.Submit(MakeSpec(1, 2, 5, 100));
+  FakeWorker& first = cluster_.workers()[0];
+  FakeWorker& second = cluster_.workers()[1];
+  ASSERT_TRUE(first.assignment.has_value() && second.assignment.has_value());
+  const std::string key = first.assignment->key();
+  EXPECT_EQ(key.size(), 16u);
+  EXPECT_EQ(second.assignment->key(), key);
+  const uint64_t epoch = first.received.back().epoch();
+  EXPECT_GT(epoch, 0u);
+  cluster_.RestartCoordinator();
+  cluster_.Run(absl::Seconds(1));
+  EXPECT_GT(first.received.back().epoch(), epoch);
+  EXPECT_EQ(first.assignment->key(), key) << "the same generation";
+  cluster_.Fail(first);
+  EXPECT_NE(first.assignment->key(), key) << "another generation";
 }
 
 TEST_F(MachineShardsTest, LostAnswerIsRequestedAgain) {

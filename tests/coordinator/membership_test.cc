@@ -3,10 +3,21 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/random.h"
+#include "coordinator/stall_monitor.h"
+
 namespace cadre {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::ElementsAreArray;
 using ::testing::IsEmpty;
 
 const absl::Time kStart = absl::FromUnixSeconds(100);
@@ -92,6 +103,104 @@ TEST(MembershipTest, IdsSortByAge) {
     members.Add(Record(id, v1::ROLE_WORKER, id, id), kStart);
   }
   EXPECT_THAT(members.Expired(kStart + kLease), ElementsAre("w2", "w9", "w10"));
+}
+
+TEST(MembershipTest, StallExtendsLeasesOnce) {
+  Membership members(kLease);
+  Member& member = members.Add(Record("w1", v1::ROLE_WORKER, "a", "p1"), kStart);
+  members.AddPending(5, kStart);
+  members.Extend(absl::Seconds(7));
+  EXPECT_EQ(members.NextExpiry(), kStart + kLease + absl::Seconds(7));
+  EXPECT_THAT(members.WithoutHello(kStart + kLease), IsEmpty());
+  members.Renew(member, kStart + absl::Seconds(9));
+  EXPECT_THAT(members.Expired(kStart + absl::Seconds(19)), ElementsAre("w1"));
+}
+
+// The indexes equal a walk over all members after random operations.
+TEST(MembershipTest, IndexesEqualWalk) {
+  Membership members(kLease);
+  uint64_t counter = 0;
+  const auto dice = [&](uint64_t sides) {
+    return RandomBits(1, RandomStream::kTest, 0, ++counter) % sides;
+  };
+  const auto text = [](absl::string_view prefix, uint64_t number) {
+    return absl::StrCat(prefix, number);
+  };
+  absl::Time now = kStart;
+  uint64_t last_id = 0;
+  ConnectionId last_connection = 0;
+  for (int step = 0; step < 4000; ++step) {
+    now += absl::Milliseconds(dice(50));
+    std::vector<std::string> ids;
+    for (const auto& [id, member] : members.all()) ids.push_back(id);
+    Member* const member = ids.empty() ? nullptr : members.Find(ids[dice(ids.size())]);
+    const uint64_t operation = dice(7);
+    if (member == nullptr || (operation == 0 && ids.size() < 30)) {
+      const bool worker = dice(4) != 0;
+      const std::string id = text(worker ? "w" : "a", ++last_id);
+      v1::MemberRecord record = Record(id, worker ? v1::ROLE_WORKER : v1::ROLE_AGGREGATOR,
+                                       worker ? text("name", dice(5)) : id, text("p", last_id));
+      record.set_host(text("host", dice(3)));
+      record.set_device_kind(dice(2) == 0 ? v1::Cluster::CPU : v1::Cluster::CUDA);
+      members.Add(record, now);
+    } else if (operation == 1) {
+      members.Remove(std::string(member->id()));
+    } else if (operation == 2) {
+      members.AddPending(++last_connection, now);
+      members.Attach(*member, last_connection, now);
+    } else if (operation == 3) {
+      members.Detach(member->connection);
+    } else if (operation == 4) {
+      members.Renew(*member, now);
+    } else if (operation == 5 && member->worker()) {
+      members.Place(*member, dice(2) == 0 ? std::nullopt : std::optional(v1::RankSlot()));
+    } else {
+      v1::MemberRecord record = member->record;
+      record.set_host(text("host", dice(3)));
+      record.set_incarnation(text("q", dice(1000000)));
+      members.Update(*member, record);
+    }
+    std::vector<std::string> idle;
+    std::map<v1::Cluster::Device, size_t> kinds;
+    std::map<std::string, int> placed;
+    std::vector<std::string> expired;
+    std::vector<std::string> aggregators;
+    absl::Time next = absl::InfiniteFuture();
+    for (const auto& [id, each] : members.all()) {
+      const v1::MemberRecord& record = each.record;
+      if (each.worker() && each.connected() && !each.place.has_value()) {
+        idle.push_back(id);
+        ++kinds[record.device_kind()];
+      }
+      if (each.place.has_value()) ++placed[record.host()];
+      if (now >= each.lease_until) expired.push_back(id);
+      next = std::min(next, each.lease_until);
+      ASSERT_EQ(members.ByIncarnation(record.role(), record.incarnation()), &each);
+      if (each.worker()) continue;
+      aggregators.push_back(id);
+      ASSERT_EQ(members.Aggregator(record.name()), &each);
+    }
+    ASSERT_THAT(members.idle(), ElementsAreArray(idle));
+    ASSERT_THAT(members.aggregators(), ElementsAreArray(aggregators));
+    ASSERT_THAT(members.Expired(now), ElementsAreArray(expired));
+    ASSERT_EQ(members.NextExpiry(), next);
+    for (const auto kind : {v1::Cluster::CPU, v1::Cluster::CUDA}) {
+      ASSERT_EQ(members.CountIdle(kind), kinds[kind]);
+    }
+    for (uint64_t host = 0; host < 3; ++host) {
+      ASSERT_EQ(members.CountPlaced(text("host", host)), placed[text("host", host)]);
+    }
+  }
+}
+
+TEST(StallMonitorTest, SustainedOverloadDoesNotExtendLeases) {
+  StallMonitor monitor;
+  EXPECT_EQ(monitor.OnRead(kMinStall), absl::ZeroDuration());
+  EXPECT_EQ(monitor.OnRead(absl::Seconds(30)), absl::Seconds(30));
+  EXPECT_EQ(monitor.OnRead(absl::Seconds(2)), absl::ZeroDuration());
+  EXPECT_EQ(monitor.OnRead(absl::Seconds(2)), absl::ZeroDuration());
+  EXPECT_EQ(monitor.OnRead(absl::Milliseconds(3)), absl::ZeroDuration());
+  EXPECT_EQ(monitor.OnRead(absl::Seconds(2)), absl::Seconds(2)) << "this is another stall";
 }
 
 }  // namespace
