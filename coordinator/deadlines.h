@@ -1,0 +1,85 @@
+// When a group has stalled: no rank has made progress for much longer than ever before in its run.
+//
+// A hung training thread keeps its lease, because heartbeats come from another thread. They say
+// what the training thread does and carry a number that changes with its progress. A rank that
+// hangs also blocks its peers, so a group has stalled when all its ranks that are not waiting for
+// the coordinator have made no progress for the limit of their activity:
+//
+//   PREPARING            10 times the longest pause seen in this run, at least 1 min
+//   TRAINING             10 times the longest pause or step, at least 1 min
+//   EXCHANGING           2 min
+//   EVALUATING, SAVING   10 times the longest pause, at least 2 min
+//   WAITING              none: it waits for the coordinator
+//
+// A pause ends with progress, so a stall teaches nothing about limits; but the limit of an activity
+// of which no pause was seen is doubled by every stall, or a run whose first step is very slow
+// could never take it.
+//
+// Pure and thread-compatible: time is the argument `now`.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "proto/cadre/v1/membership.pb.h"
+
+namespace cadre {
+
+// What a run has shown about its pauses.
+class Pauses {
+ public:
+  // The thread made progress again, or changed its activity, after `pause`.
+  void Observe(v1::Activity activity, absl::Duration pause);
+  void ObserveStall(v1::Activity activity);
+  // `step`: the measured or predicted time of a step; zero: unknown.
+  absl::Duration Limit(v1::Activity activity, absl::Duration step) const;
+
+ private:
+  struct Seen {
+    // Negative: no pause was seen.
+    absl::Duration longest = absl::Seconds(-1);
+    int stalls = 0;
+  };
+  std::array<Seen, v1::Activity_ARRAYSIZE> seen_;
+};
+
+// The progress of the ranks of one generation.
+class ProgressWatch {
+ public:
+  // `heartbeat`: the interval of heartbeats. A gap between two of them counts as at most twice
+  // this, so that a pause of the coordinator is not taken for one of the ranks.
+  explicit ProgressWatch(absl::Duration heartbeat) : heartbeat_(heartbeat) {}
+
+  // A heartbeat of a rank.
+  void OnHeartbeat(uint32_t rank, v1::Activity activity, uint64_t progress, absl::Time now,
+                   Pauses& pauses);
+
+  struct Stall {
+    absl::Duration pause;
+    v1::Activity activity = v1::ACTIVITY_UNSPECIFIED;
+    // The ranks that stopped before the others; empty if all stopped together.
+    std::vector<uint32_t> suspects;
+  };
+  // The stall of the group of `ranks`, if any. A group is not watched while one of its ranks has
+  // not reported an activity.
+  std::optional<Stall> Check(uint32_t ranks, absl::Duration step, const Pauses& pauses) const;
+
+  void Clear() { ranks_.clear(); }
+
+ private:
+  struct Rank {
+    v1::Activity activity = v1::ACTIVITY_UNSPECIFIED;
+    uint64_t progress = 0;
+    absl::Duration pause = absl::ZeroDuration();
+    absl::Time last_heartbeat;
+  };
+
+  const absl::Duration heartbeat_;
+  std::map<uint32_t, Rank> ranks_;
+};
+
+}  // namespace cadre
