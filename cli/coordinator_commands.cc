@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "base/status.h"
 #include "cli/command_line.h"
@@ -148,6 +149,13 @@ absl::StatusOr<int> StopRun(const Invocation& in) {
   const std::string run = in.line.argument();
   CADRE_RETURN_IF_ERROR(MakeClient(in.global).Stop(run, "stopped by cadre stop"));
   if (!in.global.quiet) in.console.err << "run " << run << " is stopped" << std::endl;
+  return kExitOk;
+}
+
+absl::StatusOr<int> CordonMembers(const Invocation& in) {
+  CADRE_ASSIGN_OR_RETURN(const v1::CordonReply reply,
+                         MakeClient(in.global).Cordon(in.line.argument(), in.line.On("undo")));
+  Print(ToJson(reply), absl::StrJoin(reply.members(), "\n") + "\n", in.global, in.console);
   return kExitOk;
 }
 

@@ -53,6 +53,18 @@ std::string HeartbeatText(const v1::MemberStatus& member) {
                       member.connected() ? "" : ", away");
 }
 
+// Why a worker or host receives no new work, or its failures on record; empty if there are none.
+std::string StandingText(const v1::Standing& standing, bool cordoned) {
+  if (standing.failures() == 0) return cordoned ? "cordoned" : standing.reason();
+  const std::string wait = FormatAge(absl::Seconds(standing.wait_seconds()));
+  return absl::StrCat(cordoned                      ? "cordoned; "
+                      : standing.quarantined()      ? absl::StrCat("in quarantine for ", wait, "; ")
+                      : standing.wait_seconds() > 0 ? absl::StrCat("excluded for ", wait, "; ")
+                                                    : "",
+                      Counted(standing.failures(), "failure"), ": ", EnumText(standing.cause()),
+                      standing.reason().empty() ? "" : ", ", standing.reason());
+}
+
 std::string MemberNames(const v1::GroupStatus& group) {
   return absl::StrJoin(group.members(), ",", [](std::string* out, const v1::GroupMember& member) {
     absl::StrAppend(out, member.name().empty() ? member.member_id() : member.name());
@@ -171,13 +183,23 @@ std::string MemoryTable(const RepeatedPtrField<v1::GroupStatus>& groups) {
 
 // Workers without a rank are idle and available to the next run.
 std::string WorkersTable(const RepeatedPtrField<v1::MemberStatus>& workers) {
-  Table table({"WORKER", "ID", "RUN", "GROUP", "RANK", "DEVICE", "HOST", "ADDRESS", "HEARTBEAT"});
+  Table table({"WORKER", "ID", "RUN", "GROUP", "RANK", "DEVICE", "HOST", "ADDRESS", "HEARTBEAT",
+               "STANDING"});
   for (const v1::MemberStatus& worker : workers) {
     const bool placed = !worker.place().run().empty();
     table.AddRow({worker.name(), worker.member_id(), worker.place().run(),
                   placed ? absl::StrCat(worker.place().group()) : "",
                   placed ? absl::StrCat(worker.place().rank()) : "", worker.device(), worker.host(),
-                  worker.address(), HeartbeatText(worker)});
+                  worker.address(), HeartbeatText(worker),
+                  StandingText(worker.standing(), worker.cordoned())});
+  }
+  return table.Text();
+}
+
+std::string HostsTable(const RepeatedPtrField<v1::HostStatus>& hosts) {
+  Table table({"HOST", "STANDING"});
+  for (const v1::HostStatus& host : hosts) {
+    table.AddRow({host.host(), StandingText(host.standing(), /*cordoned=*/false)});
   }
   return table.Text();
 }
@@ -238,6 +260,7 @@ std::string OverviewText(const v1::StatusReply& status, const std::string& coord
   AppendPart("Discrepancy", DiscrepancyTable(status.runs()), out);
   AppendPart("Groups", GroupsTable(status.groups()), out);
   AppendPart("Workers", WorkersTable(status.workers()), out);
+  AppendPart("Hosts with failures", HostsTable(status.hosts()), out);
   AppendPart("Aggregators", AggregatorsTable(status.aggregators()), out);
   AppendPart("Counters", CountersTable(status.counters()), out);
   return out;

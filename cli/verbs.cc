@@ -439,6 +439,22 @@ one object on one line, the input of plotting scripts.
   cadre members -o json | jq '.workers | length'
 )",
        .run = ShowMembers},
+      {.name = "cordon",
+       .arguments = {{.name = "NAME|HOST|ID"}},
+       .flags = {{"undo", kSwitch, "", "readmit the workers and erase their failures on record"}},
+       .brief = "exclude a worker, or all workers of a host, from new work",
+       .text =
+           R"(The workers finish the work of their current groups, but receive no new rank until --undo. Prints the
+ids of the workers that matched. A cordon survives restarts of the workers and of the coordinator.
+
+A worker that fails is excluded without a cordon, for a time that doubles with each failure, and
+quarantined after five; 'cadre status' shows the cause. --undo also ends that. Failures of a host are on
+the record of the host.
+)",
+       .examples = R"(  cadre cordon worker-3
+  cadre cordon host-7 --undo
+)",
+       .run = CordonMembers},
       {.name = "stop",
        .arguments = {kRun},
        .brief = "stop a run immediately; its last version remains",

@@ -212,6 +212,10 @@ class Validation : private ProblemCollector {
       Add("averaging.quorum", "is ", averaging.quorum(), "; there are only ",
           Counted(groups, "group"));
     }
+    if (averaging.min_groups() > groups) {
+      Add("averaging.min_groups", "is ", averaging.min_groups(), "; there are only ",
+          Counted(groups, "group"));
+    }
   }
 
   // Groups have equal models only after an average, so checkpoints of several groups can only be

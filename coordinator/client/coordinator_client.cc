@@ -20,7 +20,8 @@ CoordinatorClient::CoordinatorClient(Options options)
     : options_(std::move(options)),
       channel_(MakeChannel(options_.coordinator, Plane::kControl)),
       runs_(v1::Runs::NewStub(channel_)),
-      status_(v1::Status::NewStub(channel_)) {}
+      status_(v1::Status::NewStub(channel_)),
+      members_(v1::Members::NewStub(channel_)) {}
 
 absl::Status CoordinatorClient::Dial(absl::Time deadline) const {
   const absl::Time until = std::min(deadline, absl::Now() + options_.dial_timeout);
@@ -94,6 +95,14 @@ absl::StatusOr<v1::TraceReply> CoordinatorClient::Trace(const std::string& run, 
   request.set_group(group);
   request.set_steps(steps);
   return Call(*status_, &v1::Status::Stub::Trace, request, deadline);
+}
+
+absl::StatusOr<v1::CordonReply> CoordinatorClient::Cordon(const std::string& member,
+                                                          bool undo) const {
+  v1::CordonRequest request;
+  request.set_member(member);
+  request.set_undo(undo);
+  return Call(*members_, &v1::Members::Stub::Cordon, request, Soon());
 }
 
 absl::Status CoordinatorClient::Watch(

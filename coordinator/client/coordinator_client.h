@@ -1,5 +1,5 @@
-// Client of the coordinator's services for commands: it submits, stops and watches runs, and reads
-// the status.
+// Client of the coordinator's services for commands: it submits, stops and watches runs, reads the
+// status, and cordons members.
 //
 // Thread-safe. Every call has a deadline; Unavailable means that no coordinator answered.
 #pragma once
@@ -55,6 +55,11 @@ class CoordinatorClient {
   absl::StatusOr<v1::TraceReply> Trace(const std::string& run, uint32_t group, uint32_t steps,
                                        absl::Time deadline) const;
 
+  // Excludes workers from new work, or ends that and clears their records of failures. `member` is a
+  // member id, the name of a worker or a host. Returns the ids of the workers that matched.
+  // Errors: NotFound.
+  absl::StatusOr<v1::CordonReply> Cordon(const std::string& member, bool undo) const;
+
   // Calls `on_update` on the calling thread for every update, until `on_update` returns false, the
   // run ends (OK), the deadline passes (DeadlineExceeded) or the stream breaks (Unavailable).
   absl::Status Watch(const std::string& run, absl::Time deadline,
@@ -76,6 +81,7 @@ class CoordinatorClient {
   const std::shared_ptr<grpc::Channel> channel_;
   const std::unique_ptr<v1::Runs::Stub> runs_;
   const std::unique_ptr<v1::Status::Stub> status_;
+  const std::unique_ptr<v1::Members::Stub> members_;
 };
 
 }  // namespace cadre

@@ -66,6 +66,7 @@ TEST(CommandsTest, UsageErrors) {
       {"status --timeout soon", "--timeout takes a duration above 0, such as 90s"},
       {"local", "missing argument RUN.textproto"},
       {"stop", "missing argument RUN"},
+      {"cordon", "missing argument NAME|HOST|ID"},
       {"wait a b", "unexpected argument 'b'"},
       {"runs extra", "unexpected argument 'extra'"},
       {"local x --groups two", "--groups takes a whole number of at least 1, not 'two'"},

@@ -170,11 +170,28 @@ TEST(OverviewTest, ShowsEveryPart) {
   aggregator.mutable_member()->set_name("aggregator-0");
   aggregator.mutable_member()->set_connected(true);
   aggregator.add_shards()->set_run("run-1");
+  worker.mutable_standing()->set_failures(2);
+  worker.mutable_standing()->set_cause(v1::FAILURE_CAUSE_DATA);
+  worker.mutable_standing()->set_reason("/data: no such file");
+  worker.mutable_standing()->set_wait_seconds(4);
+  v1::HostStatus& host = *status.add_hosts();
+  host.set_host("host-1");
+  host.mutable_standing()->set_failures(5);
+  host.mutable_standing()->set_cause(v1::FAILURE_CAUSE_CHECKPOINT);
+  host.mutable_standing()->set_wait_seconds(3600);
+  host.mutable_standing()->set_quarantined(true);
   (*status.mutable_counters())["rounds_committed"] = 1234;
-  EXPECT_THAT(OverviewText(status, "127.0.0.1:7000"),
-              AllOf(HasSubstr("127.0.0.1:7000   0.1.0     3m12s"), HasSubstr("RUN     NAME"),
-                    HasSubstr("GENERATION"), HasSubstr("worker,worker"), HasSubstr("3s ago, away"),
-                    HasSubstr("<1s ago\n"), HasSubstr("run-1/0@0"), HasSubstr("1,234")));
+  EXPECT_THAT(
+      OverviewText(status, "127.0.0.1:7000"),
+      AllOf(HasSubstr("127.0.0.1:7000   0.1.0     3m12s"), HasSubstr("RUN     NAME"),
+            HasSubstr("GENERATION"), HasSubstr("worker,worker"), HasSubstr("3s ago, away"),
+            HasSubstr("<1s ago\n"), HasSubstr("run-1/0@0"), HasSubstr("1,234"),
+            HasSubstr("excluded for 4s; 2 failures: data, /data: no such file\n"),
+            HasSubstr("host-1   in quarantine for 1h"), HasSubstr("5 failures: checkpoint")));
+  worker.set_cordoned(true);
+  EXPECT_THAT(MembersText(status), HasSubstr("cordoned; 2 failures: data"));
+  worker.clear_standing();
+  EXPECT_THAT(MembersText(status), HasSubstr("cordoned\n"));
   EXPECT_THAT(OverviewText({}, ""), Not(HasSubstr("Runs\n"))) << "no empty parts";
   EXPECT_THAT(MembersText(status), AllOf(HasSubstr("worker-0"), HasSubstr("\n\nAGGREGATOR")));
   EXPECT_EQ(OneLine(MembersJson({})), R"({"workers":[],"aggregators":[]})");

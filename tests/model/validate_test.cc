@@ -261,6 +261,7 @@ TEST(ValidateTest, Clusters) {
   ExpectProblems({
       {"averaging", "", "averaging.every_steps", "requires a single group; there are 2 groups"},
       {"", "averaging { quorum: 3 }", "averaging.quorum", "is 3; there are only 2 groups"},
+      {"", "averaging { min_groups: 3 }", "averaging.min_groups", "is 3; there are only 2 groups"},
       {"", "cluster { groups: 4000000000 }", "cluster.groups", "at most 4096"},
       {"", "cluster { ranks_per_group: 8192 }", "cluster.ranks_per_group", "at most 4096"},
       {"", "cluster { min_ranks_per_group: 3 }", "cluster.min_ranks_per_group",
@@ -396,7 +397,7 @@ TEST(ValidateTest, LegalSpecs) {
       {"", "cluster { device: CPU } precision: FP32"},
       {"averaging", "cluster { groups: 1 }"},
       {"averaging, cluster", ""},
-      {"", "averaging { quorum: 2 }"},
+      {"", "averaging { quorum: 2 min_groups: 2 }"},
       {"", "checkpoint { directory: '/\\303\\251' every_steps: 32 keep: 1 from: '/c/step-10' }"},
       {"", "cluster { groups: 1 } checkpoint { directory: '/d' every_steps: 7 }"},
       {"data.idx.stddev", ""},
