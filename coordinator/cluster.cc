@@ -16,6 +16,7 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -32,6 +33,8 @@ using google::protobuf::util::MessageDifferencer;
 
 // Maximum number of counters of one member.
 constexpr int kMaxCounters = 256;
+// How long a rank of a stalled group may take to leave its generation.
+constexpr absl::Duration kReleaseTime = absl::Seconds(10);
 
 std::string MissingField(const v1::Hello& hello) {
   if (hello.role() != v1::ROLE_WORKER && hello.role() != v1::ROLE_AGGREGATOR) return "role";
@@ -49,6 +52,7 @@ void Cluster::Restore(const v1::MetaRecord& meta) {
   meta_.set_epoch(std::max(meta_.epoch() + 1, static_cast<uint64_t>(absl::ToUnixMillis(now_))));
   if (meta_.key_seed().empty()) meta_.set_key_seed(options_.key_seed);
   out_.SetEpoch(meta_.epoch());
+  available_at_ = now_;
   meta_changed_ = true;
 }
 
@@ -58,6 +62,7 @@ void Cluster::Begin(absl::Time now) {
 }
 
 std::vector<Action> Cluster::Take() {
+  UpdateIdle();
   if (std::exchange(meta_changed_, false)) out_.Put(kMetaKey, meta_);
   return out_.Take();
 }
@@ -124,6 +129,7 @@ std::optional<Cluster::Joined> Cluster::OnHello(ConnectionId connection, const v
   joined.address_changed = !joined.known || member->record.address() != hello.address();
   if (!joined.known) member = &AddMember(hello);
   Update(*member, hello);
+  if (worker) UpdateIdle(*member);
   joined.member = member;
   return joined;
 }
@@ -173,6 +179,17 @@ void Cluster::OnHeartbeat(Member& member, const v1::Heartbeat& heartbeat) {
   for (const auto& [name, value] : heartbeat.counters()) {
     if (member.counters.size() >= kMaxCounters) break;
     member.counters[name] = value;
+  }
+  member.progress = heartbeat.progress();
+  if (!member.hung.has_value()) return;
+  Member::Hung& hung = *member.hung;
+  if (heartbeat.activity() == v1::ACTIVITY_UNSPECIFIED || heartbeat.progress() != hung.progress) {
+    member.hung.reset();
+    UpdateIdle(member);
+  } else if (!hung.recorded && now_ >= hung.since + kReleaseTime) {
+    hung.recorded = true;
+    standings_.Fail(WorkerOf(member), v1::FAILURE_CAUSE_STALLED,
+                    "its training thread does not react", now_);
   }
 }
 
@@ -237,17 +254,20 @@ void Cluster::SendRelease(absl::string_view member_id, const v1::RankSlot& place
 
 // Groups are filled host by host, so that as many ranks as possible share a host.
 std::vector<std::string> Cluster::IdleByHost() const {
-  std::vector<absl::string_view> hosts;
-  std::map<absl::string_view, std::vector<std::string>> on;
-  for (const std::string& id : members_.idle()) {
-    const std::string& host = members_.Find(id)->record.host();
-    std::vector<std::string>& workers = on[host];
-    if (workers.empty()) hosts.push_back(host);
-    workers.push_back(id);
-  }
   std::vector<std::string> sorted;
-  for (const absl::string_view host : hosts) {
-    sorted.insert(sorted.end(), on[host].begin(), on[host].end());
+  for (const bool clean : {true, false}) {
+    std::vector<absl::string_view> hosts;
+    std::map<absl::string_view, std::vector<std::string>> on;
+    for (const std::string& id : members_.idle()) {
+      const Member& member = *members_.Find(id);
+      if (standings_.IsClean(WorkerOf(member), now_) != clean) continue;
+      std::vector<std::string>& workers = on[member.record.host()];
+      if (workers.empty()) hosts.push_back(member.record.host());
+      workers.push_back(id);
+    }
+    for (const absl::string_view host : hosts) {
+      sorted.insert(sorted.end(), on[host].begin(), on[host].end());
+    }
   }
   return sorted;
 }
@@ -271,6 +291,86 @@ size_t Cluster::DemandUpTo(uint32_t run, v1::Cluster::Device kind) const {
   return workers;
 }
 
+// The name of a host may also be the name of its worker; the host then includes the worker. Ids are
+// looked up last, since a worker may have the id of another one as its name.
+void Cluster::OnCordonMembers(const CordonMembers& cordon) {
+  std::set<Standings::Key> keys;
+  std::vector<std::string> ids;
+  const auto match = [&](const Member& member) {
+    const Standings::Key key(member.record.host(), member.record.name());
+    ids.push_back(member.id());
+    if (key.first == cordon.member) keys.insert({key.first, ""});
+    if (key.first != cordon.member || cordon.undo) keys.insert(key);
+  };
+  const auto matches = [&](const std::string& host, const std::string& name) {
+    return !cordon.member.empty() && (host == cordon.member || name == cordon.member);
+  };
+  for (const auto& [id, member] : members_.all()) {
+    if (member.worker() && matches(member.record.host(), member.record.name())) match(member);
+  }
+  // Workers that are away.
+  for (const auto& [key, record] : standings_.records()) {
+    if (matches(key.first, key.second)) keys.insert(key);
+  }
+  const Member* const by_id = members_.Find(cordon.member);
+  if (keys.empty() && by_id != nullptr && by_id->worker()) match(*by_id);
+  if (keys.empty()) {
+    out_.Reply({.request = cordon.request,
+                .status = absl::NotFoundError(
+                    absl::StrCat("no such worker or host: '", cordon.member, "'"))});
+    return;
+  }
+  for (const Standings::Key& key : keys) {
+    if (cordon.undo) {
+      standings_.Clear({key.first, key.second});
+    } else {
+      standings_.Cordon({key.first, key.second});
+    }
+  }
+  out_.Reply({.request = cordon.request, .members = std::move(ids)});
+}
+
+// Failures and cordons are rare, so all members are visited when a record has changed.
+void Cluster::UpdateIdle() {
+  const std::set<Standings::Key> changed = standings_.TakeChanged();
+  for (const Standings::Key& key : changed) {
+    const std::string record_key = StandingKey(key.first, key.second);
+    const auto found = standings_.records().find(key);
+    if (found == standings_.records().end()) {
+      out_.EraseOne(record_key);
+    } else {
+      out_.Put(record_key, found->second);
+    }
+  }
+  if (changed.empty() && now_ < available_at_) return;
+  available_at_ = absl::InfiniteFuture();
+  for (const auto& [id, member] : members_.all()) UpdateIdle(*members_.Find(id));
+}
+
+void Cluster::UpdateIdle(Member& member) {
+  const absl::Time at = standings_.AvailableAt(WorkerOf(member));
+  if (at > now_) available_at_ = std::min(available_at_, at);
+  members_.Exclude(member, at > now_ || member.hung.has_value());
+}
+
+std::string Cluster::ExcludedWorkers() const {
+  int excluded = 0;
+  for (const auto& [id, member] : members_.all()) {
+    excluded += member.connected() && !member.place.has_value() && member.excluded ? 1 : 0;
+  }
+  if (excluded == 0) return "";
+  return absl::StrCat(", ", excluded, excluded == 1 ? " is" : " are",
+                      " excluded (see 'cadre members')");
+}
+
+size_t Cluster::CountTrusted(v1::Cluster::Device kind) const {
+  const Membership::Ids& idle = members_.idle();
+  return std::count_if(idle.begin(), idle.end(), [&](const std::string& id) {
+    const Member& member = *members_.Find(id);
+    return member.record.device_kind() == kind && standings_.IsTrusted(WorkerOf(member), now_);
+  });
+}
+
 void Cluster::FillStatus(absl::Time now, v1::StatusReply& reply) const {
   v1::CoordinatorStatus& coordinator = *reply.mutable_coordinator();
   coordinator.set_version(options_.version);
@@ -287,9 +387,18 @@ void Cluster::FillStatus(absl::Time now, v1::StatusReply& reply) const {
       if (absl::StartsWith(name, "refused_")) counters[name] += value;
     }
   }
+  for (const auto& [key, record] : standings_.records()) {
+    if (!key.second.empty()) continue;
+    v1::HostStatus& host = *reply.add_hosts();
+    host.set_host(key.first);
+    *host.mutable_standing() = Standings::StatusOf(record, now);
+    if (record.cordoned() && record.failed().failures() == 0) {
+      host.mutable_standing()->set_reason("cordoned");
+    }
+  }
 }
 
-v1::MemberStatus Cluster::StatusOf(const Member& member, absl::Time now) {
+v1::MemberStatus Cluster::StatusOf(const Member& member, absl::Time now) const {
   v1::MemberStatus status;
   status.set_member_id(member.id());
   status.set_name(member.record.name());
@@ -300,6 +409,19 @@ v1::MemberStatus Cluster::StatusOf(const Member& member, absl::Time now) {
   status.set_connected(member.connected());
   if (member.place.has_value()) *status.mutable_place() = *member.place;
   for (const auto& [name, value] : member.counters) (*status.mutable_counters())[name] = value;
+  if (!member.worker()) return status;
+  const Standings::Worker worker = WorkerOf(member);
+  status.set_cordoned(standings_.IsCordoned(worker));
+  for (const Standings::Key& key :
+       {Standings::Key(worker.host, worker.name), Standings::Key(worker.host, "")}) {
+    const auto found = standings_.records().find(key);
+    if (found == standings_.records().end()) continue;
+    const v1::Standing standing = Standings::StatusOf(found->second, now);
+    const bool own = !key.second.empty() && standing.failures() > 0;
+    if (own || standing.wait_seconds() > status.standing().wait_seconds()) {
+      *status.mutable_standing() = standing;
+    }
+  }
   return status;
 }
 

@@ -19,6 +19,7 @@
 #include "coordinator/membership.h"
 #include "coordinator/options.h"
 #include "coordinator/outbox.h"
+#include "coordinator/standing.h"
 #include "proto/cadre/v1/control.pb.h"
 #include "proto/cadre/v1/membership.pb.h"
 #include "proto/cadre/v1/records.pb.h"
@@ -78,9 +79,28 @@ class Cluster {
   void SendRelease(absl::string_view member_id, const v1::RankSlot& place,
                    absl::string_view reason);
 
+  // ---- Standing of workers and hosts
+  Standings& standings() { return standings_; }
+  static Standings::Worker WorkerOf(const Member& member) {
+    return {member.record.host(), member.record.name()};
+  }
+  void OnCordonMembers(const CordonMembers& cordon);
+  // Lets the worker count as idle only while it is available.
+  void UpdateIdle(Member& member);
+  // Stores changed standings, and does the same for all workers if there are any or the time has
+  // come.
+  void UpdateIdle();
+  // When UpdateIdle has work without an event.
+  absl::Time NextAvailable() const { return available_at_; }
+  // ", 2 are excluded ..." if connected workers may not receive a rank.
+  std::string ExcludedWorkers() const;
+
   // ---- Idle workers
-  // Connected workers without a rank, oldest first, but with the workers of one host adjacent.
+  // Workers without failures on record first, then oldest first, but with the workers of one host
+  // adjacent.
   std::vector<std::string> IdleByHost() const;
+  // Number of idle workers by which a group may grow.
+  size_t CountTrusted(v1::Cluster::Device kind) const;
   // What a live run waits for: `slots` groups of `ranks` workers of one kind (unspecified: any).
   struct Demand {
     v1::Cluster::Device device = v1::Cluster::DEVICE_UNSPECIFIED;
@@ -97,7 +117,7 @@ class Cluster {
 
   // ---- Status
   void FillStatus(absl::Time now, v1::StatusReply& reply) const;
-  static v1::MemberStatus StatusOf(const Member& member, absl::Time now);
+  v1::MemberStatus StatusOf(const Member& member, absl::Time now) const;
 
  private:
   Member& AddMember(const v1::Hello& hello);
@@ -113,6 +133,9 @@ class Cluster {
   v1::MetaRecord meta_;
   bool meta_changed_ = false;
   Membership members_;
+  Standings standings_;
+  // The earliest end of an exclusion.
+  absl::Time available_at_ = absl::InfiniteFuture();
   std::vector<std::string> closed_;
   // Runs without waiting slots are absent.
   std::map<uint32_t, Demand> demands_;

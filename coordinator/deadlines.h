@@ -68,8 +68,6 @@ class ProgressWatch {
   // not reported an activity.
   std::optional<Stall> Check(uint32_t ranks, absl::Duration step, const Pauses& pauses) const;
 
-  void Clear() { ranks_.clear(); }
-
  private:
   struct Rank {
     v1::Activity activity = v1::ACTIVITY_UNSPECIFIED;
@@ -78,7 +76,7 @@ class ProgressWatch {
     absl::Time last_heartbeat;
   };
 
-  const absl::Duration heartbeat_;
+  absl::Duration heartbeat_;
   std::map<uint32_t, Rank> ranks_;
 };
 

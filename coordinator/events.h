@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string>
 #include <variant>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
@@ -73,6 +74,15 @@ struct CancelTrace {
   RequestId request = 0;
 };
 
+// Excludes workers from new work, or readmits them and erases their failures. Answered by Replied
+// with the ids of the workers.
+struct CordonMembers {
+  RequestId request = 0;
+  // Member id, name of a worker, or host.
+  std::string member;
+  bool undo = false;
+};
+
 // Time has passed: check leases, waits and windows. Only a Tick expires leases. The driver sends it
 // after all received messages, so that its own delay does not count as silence of the members.
 struct Tick {};
@@ -83,7 +93,7 @@ struct Stalled {
 };
 
 using Event = std::variant<StreamOpened, StreamClosed, MessageReceived, MessageRefused, SubmitRun,
-                           StopRun, TraceGroup, CancelTrace, Tick, Stalled>;
+                           StopRun, TraceGroup, CancelTrace, CordonMembers, Tick, Stalled>;
 
 // ---- Actions
 
@@ -103,12 +113,14 @@ struct Disconnect {
   absl::Status status;
 };
 
-// Answer to SubmitRun and StopRun.
+// Answer to SubmitRun, StopRun and CordonMembers.
 struct Replied {
   RequestId request = 0;
   absl::Status status;
   // Id of the run; empty on error.
   std::string run;
+  // Ids of the workers that a CordonMembers matched.
+  std::vector<std::string> members;
 };
 
 // Answer to TraceGroup: exactly one for each, or none after a CancelTrace.

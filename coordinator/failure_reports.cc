@@ -2,8 +2,10 @@
 //
 //   1. The ranks that most reports name are candidates. Candidates that have reported themselves
 //      are acquitted if another candidate was silent: a rank that hangs does not report.
-//   2. If no report names a rank, and at least two ranks have reported, the only silent rank is the
-//      candidate.
+//   2. If no report names a rank, and at least three ranks have reported, the only silent rank is
+//   the
+//      candidate. Fewer are no evidence: the first report releases the ranks that have not noticed
+//      the failure yet.
 //   3. The candidates are suspects if they are at most half of the group. If they are more, the
 //      reporting ranks may as well be the ones that are cut off.
 //
@@ -18,6 +20,7 @@ namespace {
 
 // Peers report within milliseconds of each other, unless a time-out decides.
 constexpr absl::Duration kWindow = absl::Seconds(2);
+constexpr size_t kMinSilentWitnesses = 3;
 
 }  // namespace
 
@@ -53,7 +56,7 @@ std::vector<uint32_t> FailureReports::Suspects() const {
   const auto silent = [this](uint32_t rank) { return reports_.count(rank) == 0; };
   std::vector<uint32_t> candidates;
   if (votes.empty()) {
-    if (reports_.size() < 2) return {};
+    if (reports_.size() < kMinSilentWitnesses) return {};
     for (uint32_t rank = 0; rank < members_.size(); ++rank) {
       if (silent(rank)) candidates.push_back(rank);
     }

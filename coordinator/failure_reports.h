@@ -41,9 +41,9 @@ class FailureReports {
   std::string ReasonOf(uint32_t rank) const;
 
  private:
-  const v1::RankSlot place_;
-  const std::vector<std::string> members_;
-  const absl::Time until_;
+  v1::RankSlot place_;
+  std::vector<std::string> members_;
+  absl::Time until_;
   // By rank of the sender, in the order of arrival.
   std::map<uint32_t, v1::GroupFailed> reports_;
   std::vector<uint32_t> order_;

@@ -14,6 +14,11 @@ std::string MemberKey(absl::string_view member_id) {
   return absl::StrCat(kMemberPrefix, member_id);
 }
 
+// With the size of the host, since hosts and names may contain any character.
+std::string StandingKey(absl::string_view host, absl::string_view name) {
+  return absl::StrCat(kStandingPrefix, host.size(), "/", host, "/", name);
+}
+
 std::string RunKey(absl::string_view run) { return absl::StrCat(kRunPrefix, run); }
 
 std::string LayerTimesKey(absl::string_view device, absl::string_view model) {

@@ -22,8 +22,12 @@ inline constexpr char kGroupPrefix[] = "group/";
 inline constexpr char kCommitPrefix[] = "commit/";
 // Prefix of LayerTimesRecord.
 inline constexpr char kProfilePrefix[] = "profile/";
+// Prefix of StandingRecord.
+inline constexpr char kStandingPrefix[] = "standing/";
 
 std::string MemberKey(absl::string_view member_id);
+// `name`: of a worker; empty for the host's own record.
+std::string StandingKey(absl::string_view host, absl::string_view name);
 std::string RunKey(absl::string_view run);
 std::string GroupKey(absl::string_view run, uint32_t group);
 std::string CommitKey(absl::string_view run, uint32_t round);

@@ -51,7 +51,7 @@ Loop::~Loop() { Stop(); }
 absl::Status Loop::Restore() {
   std::map<std::string, std::string> records;
   for (const absl::string_view prefix :
-       {kMetaKey, kMemberPrefix, kRunPrefix, kGroupPrefix, kProfilePrefix}) {
+       {kMetaKey, kMemberPrefix, kRunPrefix, kGroupPrefix, kProfilePrefix, kStandingPrefix}) {
     CADRE_ASSIGN_OR_RETURN(auto found, store_->Scan(prefix));
     records.merge(found);
   }

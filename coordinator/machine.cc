@@ -102,6 +102,10 @@ absl::StatusOr<std::vector<Action>> Machine::Restore(
       v1::RunRecord record;
       CADRE_RETURN_IF_ERROR(ParseRecord(key, bytes, record));
       runs_.try_emplace(RunNumber(record.run()), record, RunContext{cluster_, planner_, options_});
+    } else if (absl::StartsWith(key, kStandingPrefix)) {
+      v1::StandingRecord record;
+      CADRE_RETURN_IF_ERROR(ParseRecord(key, bytes, record));
+      cluster_.standings().Load(record);
     } else if (absl::StartsWith(key, kProfilePrefix)) {
       v1::LayerTimesRecord record;
       CADRE_RETURN_IF_ERROR(ParseRecord(key, bytes, record));
@@ -135,6 +139,7 @@ std::vector<Action> Machine::Handle(const Event& event, absl::Time now) {
           [this](const CancelTrace& e) {
             for (auto& [number, run] : runs_) run.CancelTrace(e.request);
           },
+          [this](const CordonMembers& e) { cluster_.OnCordonMembers(e); },
           [this](const Tick&) { ExpireMembers(); },
           [this](const Stalled& e) { cluster_.members().Extend(e.length); },
       },
@@ -168,10 +173,12 @@ void Machine::OnMessage(const MessageReceived& received) {
 void Machine::OnMemberMessage(Member& member, const v1::MemberMessage& message) {
   if (message.has_heartbeat()) {
     cluster_.OnHeartbeat(member, message.heartbeat());
+    if (!member.place.has_value()) return;
+    Run& run = runs_.at(RunNumber(member.place->run()));
+    if (run.OnHeartbeat(member, message.heartbeat())) unsettled_.insert(run.number());
   } else if (message.has_goodbye()) {
     // The id is copied, because Drop destroys the member that owns it.
-    Drop(std::string(member.id()), absl::StrCat("left: ", message.goodbye().reason()),
-         Ending::kReleased);
+    Drop(std::string(member.id()), absl::StrCat("left: ", message.goodbye().reason()), kReleased);
   } else if (member.worker()) {
     OnWorkerMessage(member, message);
   } else {
@@ -185,9 +192,11 @@ void Machine::OnWorkerMessage(Member& member, const v1::MemberMessage& message) 
   if (message.has_group_failed()) {
     // All ranks report the loss of one rank; only the first report finds the generation alive.
     const v1::GroupFailed& failed = message.group_failed();
-    Run* const run = member.Holds(failed.place()) ? Visit(failed.place().run()) : nullptr;
-    if (run != nullptr) return run->OnGroupFailed(member, failed);
-    return cluster_.SendRelease(member.id(), failed.place(), "the generation has ended");
+    if (!member.Holds(failed.place())) {
+      cluster_.SendRelease(member.id(), failed.place(), "the generation has ended");
+    }
+    if (Run* const run = Visit(failed.place().run())) run->OnGroupFailed(member, failed);
+    return;
   }
   const Sender sender = SenderOf(message);
   if (sender.place == nullptr) {
@@ -227,7 +236,7 @@ void Machine::OnHello(ConnectionId connection, const v1::Hello& hello) {
   if (!joined.has_value()) return;
   Member& member = *joined->member;
   for (const std::string& id : joined->replaced) {
-    Drop(id, "was restarted as a new process", Ending::kFailed);
+    Drop(id, "was restarted as a new process", v1::FAILURE_CAUSE_LEASE);
   }
   if (!member.worker()) OnAggregatorLost(member);
   cluster_.Welcome(member, connection);
@@ -268,23 +277,25 @@ void Machine::OnAggregatorLost(const Member& member) {
   VisitAll();
 }
 
-void Machine::Drop(const std::string& member_id, absl::string_view reason, Ending ending) {
+void Machine::Drop(const std::string& member_id, absl::string_view reason, v1::FailureCause cause) {
   const std::optional<Member> member = cluster_.Remove(member_id, reason);
   if (!member.has_value()) return;
   if (!member->worker()) {
     OnAggregatorLost(*member);
   } else if (member->place.has_value()) {
-    Visit(member->place->run())
-        ->OnWorkerLost(
-            *member->place,
-            absl::StrCat("worker ", member_id, " (", member->record.name(), ") ", reason), ending);
+    const std::string text =
+        absl::StrCat("worker ", member_id, " (", member->record.name(), ") ", reason);
+    if (cause != kReleased) {
+      cluster_.standings().Fail(Cluster::WorkerOf(*member), cause, text, cluster_.now());
+    }
+    Visit(member->place->run())->OnWorkerLost(*member->place, text, cause);
   }
 }
 
 void Machine::ExpireMembers() {
   for (const std::string& id : cluster_.members().Expired(cluster_.now())) {
     cluster_.Count("leases_lost");
-    Drop(id, "sent no message within its lease", Ending::kFailed);
+    Drop(id, "sent no message within its lease", v1::FAILURE_CAUSE_LEASE);
   }
   for (ConnectionId connection : cluster_.members().WithoutHello(cluster_.now())) {
     cluster_.members().Detach(connection);
@@ -364,6 +375,7 @@ absl::Status Machine::StartTrace(const TraceGroup& request) {
 // reserve the workers that they wait for.
 void Machine::Settle() {
   const absl::Time now = cluster_.now();
+  cluster_.UpdateIdle();
   for (auto it = deadlines_.begin(); it != deadlines_.end() && it->first <= now; ++it) {
     unsettled_.insert(it->second);
   }
@@ -416,8 +428,8 @@ void Machine::EvictEndedRuns() {
 }
 
 absl::Time Machine::NextDeadline() const {
-  return std::min(cluster_.members().NextExpiry(),
-                  deadlines_.empty() ? absl::InfiniteFuture() : deadlines_.begin()->first);
+  return std::min({cluster_.members().NextExpiry(), cluster_.NextAvailable(),
+                   deadlines_.empty() ? absl::InfiniteFuture() : deadlines_.begin()->first});
 }
 
 // Looks the run up by the number in its id ("run-<number>..."); the rest of the id must be equal as
@@ -504,11 +516,11 @@ absl::StatusOr<v1::StatusReply> Machine::Status(absl::Time now,
     const Member& member = it->second;
     if (member.worker()) {
       v1::MemberStatus& worker = *reply.add_workers();
-      worker = Cluster::StatusOf(member, now);
+      worker = cluster_.StatusOf(member, now);
       add(worker);
     } else {
       v1::AggregatorStatus& aggregator = *reply.add_aggregators();
-      *aggregator.mutable_member() = Cluster::StatusOf(member, now);
+      *aggregator.mutable_member() = cluster_.StatusOf(member, now);
       for (const auto& [number, run] : runs_) run.FillShards(member, aggregator);
       add(aggregator);
     }

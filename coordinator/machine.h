@@ -86,7 +86,7 @@ class Machine {
   void OnAggregatorMessage(const Member& member, const v1::MemberMessage& message);
   void OnHello(ConnectionId connection, const v1::Hello& hello);
   // Removes the member and ends its generation or closes its shards.
-  void Drop(const std::string& member_id, absl::string_view reason, Ending ending);
+  void Drop(const std::string& member_id, absl::string_view reason, v1::FailureCause cause);
   void OnClosed(const Member& member);
   void OnAggregatorLost(const Member& member);
   void ExpireMembers();

@@ -27,7 +27,7 @@ std::vector<std::string> KeysOf(const v1::MemberRecord& record) {
 }
 
 bool IsIdle(const Member& member) {
-  return member.worker() && member.connected() && !member.place.has_value();
+  return member.worker() && member.connected() && !member.place.has_value() && !member.excluded;
 }
 
 }  // namespace
@@ -110,6 +110,13 @@ void Membership::Extend(absl::Duration length) {
 void Membership::Place(Member& member, std::optional<v1::RankSlot> place) {
   Unindex(member);
   member.place = std::move(place);
+  Index(member);
+}
+
+void Membership::Exclude(Member& member, bool excluded) {
+  if (member.excluded == excluded) return;
+  Unindex(member);
+  member.excluded = excluded;
   Index(member);
 }
 

@@ -44,6 +44,17 @@ struct Member {
   std::map<std::string, uint64_t> counters;
   // The rank that a worker holds in a group; none while it is idle.
   std::optional<v1::RankSlot> place;
+  // Whether it receives no rank because of its standing.
+  bool excluded = false;
+  // Progress of its training thread by the last heartbeat.
+  uint64_t progress = 0;
+  // It was released from a stalled group, and its training thread has not reacted since.
+  struct Hung {
+    absl::Time since;
+    uint64_t progress = 0;
+    bool recorded = false;
+  };
+  std::optional<Hung> hung;
 
   const std::string& id() const { return record.member_id(); }
   bool worker() const { return record.role() == v1::ROLE_WORKER; }
@@ -77,6 +88,8 @@ class Membership {
   void Extend(absl::Duration length);
   // Gives the worker a rank, or makes it idle.
   void Place(Member& member, std::optional<v1::RankSlot> place);
+  // Decides whether the worker counts as idle while it has no rank.
+  void Exclude(Member& member, bool excluded);
 
   Member* Find(absl::string_view member_id);
   const Member* Find(absl::string_view member_id) const;
@@ -88,7 +101,8 @@ class Membership {
   std::vector<std::string> Predecessors(const v1::Hello& hello) const;
 
   using Ids = std::set<std::string, MemberIdLess>;
-  // Connected workers without a rank, oldest first, and their number by kind of device.
+  // Connected workers without a rank that may receive one, oldest first, and their number by kind
+  // of device.
   const Ids& idle() const { return idle_; }
   size_t CountIdle(v1::Cluster::Device kind) const;
   // Counts the changes of the set of idle workers.

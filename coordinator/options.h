@@ -31,8 +31,8 @@ struct CoordinatorOptions {
   uint64_t schema_hash = 0;
   absl::Duration lease = absl::Seconds(10);
   absl::Duration heartbeat = absl::Seconds(2);
-  // Consecutive group failures without a commit after which a run fails.
-  uint32_t max_group_failures = 20;
+  // How long a round waits for a group of which a rank has lost its stream.
+  absl::Duration return_grace = absl::Seconds(2);
   // Maximum number of live runs, and of ended runs whose records are kept.
   int max_live_runs = 256;
   int max_ended_runs = 256;

@@ -32,6 +32,7 @@ class Outbox {
   void SetEpoch(uint64_t epoch) { epoch_ = epoch; }
   void SendTo(ConnectionId connection, v1::CoordinatorMessage message);
   void End(ConnectionId connection, absl::Status status);
+  void Reply(Replied replied) { others_.emplace_back(std::move(replied)); }
   void Reply(RequestId request, absl::Status status, absl::string_view run = "");
   void Answer(RequestId request, absl::StatusOr<v1::TraceReply> trace);
 

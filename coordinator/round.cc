@@ -33,19 +33,25 @@ void Round::NoteLate(absl::Time now) {
   AddDelay(now - last_quorum_);
 }
 
-bool Round::MayClose(size_t live, absl::Time now) const {
-  return !arrivals_.empty() && now >= ClosesAt(live);
+bool Round::MayClose(size_t live, const Away& away, absl::Time now) const {
+  return now >= ClosesAt(live, away);
 }
 
-absl::Time Round::ClosesAt(size_t live) const {
-  if (arrivals_.empty()) return absl::InfiniteFuture();
-  if (arrivals_.size() >= live) return absl::InfinitePast();
-  if (quorum_ == 0 || QuorumAt() == absl::InfiniteFuture()) return absl::InfiniteFuture();
-  return QuorumAt() + Grace();
+absl::Time Round::ClosesAt(size_t live, const Away& away) const {
+  if (arrivals_.size() < std::max(1U, options_.min_groups)) return absl::InfiniteFuture();
+  size_t arrived = arrivals_.size();
+  absl::Time awaited = absl::InfinitePast();
+  for (const auto& [group, until] : away) {
+    if (Has(group)) continue;
+    awaited = std::max(awaited, until);
+    ++arrived;
+  }
+  if (arrived < live) awaited = absl::InfiniteFuture();
+  return options_.quorum == 0 ? awaited : std::min(awaited, QuorumAt() + Grace());
 }
 
 absl::Duration Round::Grace() const {
-  return std::clamp(kMargin * smoothed_delay_, min_grace_, min_grace_ + kMaxBeyond);
+  return std::clamp(kMargin * smoothed_delay_, options_.min_grace, options_.min_grace + kMaxBeyond);
 }
 
 v1::CommitRecord Round::Close(const std::string& run, absl::Time now) {
@@ -73,7 +79,7 @@ v1::CommitRecord Round::Close(const std::string& run, absl::Time now) {
 }
 
 absl::Time Round::QuorumAt() const {
-  const size_t needed = std::max(1u, quorum_);
+  const size_t needed = std::max(1u, options_.quorum);
   std::vector<absl::Time> times;
   for (const auto& [group, arrival] : arrivals_) times.push_back(arrival.when);
   if (times.size() < needed) return absl::InfiniteFuture();

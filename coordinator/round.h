@@ -3,7 +3,8 @@
 // After the quorum has contributed, the round waits for the other groups during a grace window. It
 // is four times the smoothed delay between the arrival that completes the quorum and the last
 // arrival, at least the run's min_grace and at most two minutes more than that, so that one long
-// outage does not delay all later rounds.
+// outage does not delay all later rounds. A group that has lost a stream is awaited for a short
+// time only, so that a killed worker does not delay the others until its lease ends.
 //
 // Pure and thread-compatible.
 #pragma once
@@ -21,8 +22,14 @@ namespace cadre {
 
 class Round {
  public:
-  // Quorum 0: all live groups.
-  Round(uint32_t quorum, absl::Duration min_grace) : quorum_(quorum), min_grace_(min_grace) {}
+  struct Options {
+    // 0: all live groups.
+    uint32_t quorum = 0;
+    // The round does not close with fewer contributions.
+    uint32_t min_groups = 1;
+    absl::Duration min_grace;
+  };
+  explicit Round(const Options& options) : options_(options) {}
 
   // Starts `round` without contributions.
   void Open(uint32_t round);
@@ -37,11 +44,13 @@ class Round {
   // A contribution to the last closed round arrived too late; the window adapts to it.
   void NoteLate(absl::Time now);
 
+  // Live groups of which a rank has no stream, and until when they are awaited.
+  using Away = std::map<uint32_t, absl::Time>;
   // Whether the round may close now. `live`: number of groups with a started generation, which
-  // include all that have contributed.
-  bool MayClose(size_t live, absl::Time now) const;
+  // include all that have contributed and all that are away.
+  bool MayClose(size_t live, const Away& away, absl::Time now) const;
   // When the round closes without further arrivals; InfiniteFuture: never.
-  absl::Time ClosesAt(size_t live) const;
+  absl::Time ClosesAt(size_t live, const Away& away) const;
   absl::Duration Grace() const;
 
   // Closes the round. The commit has the participants in group order, the largest step, the samples
@@ -59,8 +68,7 @@ class Round {
   absl::Time QuorumAt() const;
   void AddDelay(absl::Duration delay);
 
-  const uint32_t quorum_;
-  const absl::Duration min_grace_;
+  const Options options_;
   uint32_t round_ = 0;
   std::map<uint32_t, Arrival> arrivals_;
   // Exponential average of the time from the quorum to the last arrival.

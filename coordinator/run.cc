@@ -21,7 +21,9 @@ Run::Run(const v1::RunRecord& record, const RunContext& context)
       planner_(context.planner),
       options_(context.options),
       record_(record),
-      round_(record.spec().averaging().quorum(), MinGrace(record.spec())),
+      round_({.quorum = record.spec().averaging().quorum(),
+              .min_groups = record.spec().averaging().min_groups(),
+              .min_grace = MinGrace(record.spec())}),
       shards_(record_) {
   for (uint32_t group = 0; group < GroupsOf(spec()); ++group) {
     slots_.Add(Slot(id(), group, cluster_.now()));
@@ -67,7 +69,7 @@ void Run::PlaceMembers() {
       }
     }
     planner_.RecordLink(slot);
-    if (!all) Fence(slot, "a member is no longer registered", Ending::kReleased);
+    if (!all) Fence(slot, "a member is no longer registered", kReleased);
   }
 }
 
@@ -98,6 +100,7 @@ void Run::Stop(absl::string_view reason) {
 }
 
 void Run::Advance() {
+  JudgeReports();
   MaybeStart();
   MaybeClose();
   AssignFreeParts();
@@ -111,10 +114,13 @@ absl::Time Run::NextDeadline() const {
   auto consider = [&](absl::Time when) {
     if (when > cluster_.now()) next = std::min(next, when);
   };
-  const absl::Duration wait = RejoinWait(spec());
-  for (const uint32_t group : slots_.rejoining()) consider(slots_[group].waiting_since() + wait);
-  consider(barrier_since_ + wait);
-  if (!committing()) consider(round_.ClosesAt(slots_.started().size()));
+  for (const FailureReports& reports : failure_reports_) consider(reports.until());
+  for (const uint32_t group : slots_.waiting()) {
+    consider(ShrinksAt(slots_[group]));
+    consider(slots_[group].blocked_until());
+  }
+  consider(barrier_since_ + RejoinWait(spec()));
+  if (!committing()) consider(round_.ClosesAt(slots_.started().size(), away_));
   return next;
 }
 

@@ -3,6 +3,7 @@
 //
 //   run.cc             life: creation, end, settling, deadlines
 //   run_groups.cc      forming, starting and fencing of generations
+//   run_attribution.cc who caused a failure, and what follows
 //   run_planning.cc    measurements, changes of plans, growth
 //   run_shards.cc      the aggregators
 //   run_round.cc       contributions, commits, decisions
@@ -23,11 +24,14 @@
 #include "absl/time/time.h"
 #include "coordinator/cluster.h"
 #include "coordinator/commits.h"
+#include "coordinator/deadlines.h"
 #include "coordinator/events.h"
+#include "coordinator/failure_reports.h"
 #include "coordinator/group_planner.h"
 #include "coordinator/keys.h"
 #include "coordinator/options.h"
 #include "coordinator/round.h"
+#include "coordinator/run_failures.h"
 #include "coordinator/run_rules.h"
 #include "coordinator/shards.h"
 #include "coordinator/slots.h"
@@ -36,8 +40,8 @@
 
 namespace cadre {
 
-// How a generation ends: by a failure, which is counted, or by a planned release.
-enum class Ending { kFailed, kReleased };
+// The cause of a planned release, which is not a failure.
+inline constexpr v1::FailureCause kReleased = v1::FAILURE_CAUSE_UNSPECIFIED;
 
 // What a run uses of the rest of the coordinator: members, messages, records, counters and the time
 // of the call; plans; limits. Borrowed.
@@ -71,12 +75,15 @@ class Run {
   void Stop(absl::string_view reason);
   // Requires: a message that names a rank of this run which the member holds.
   void OnWorkerMessage(Member& member, const v1::MemberMessage& message);
+  // The generation may have ended already.
   void OnGroupFailed(const Member& member, const v1::GroupFailed& failed);
+  // The member holds a rank of this run. Returns whether its group has stalled and was fenced.
+  bool OnHeartbeat(const Member& member, const v1::Heartbeat& heartbeat);
   // The worker holds a rank. `agrees`: it claims that rank.
   void OnWorkerRejoined(const Member& member, bool agrees);
   // The stream of a worker that holds this rank has ended, or the worker was removed.
   void OnWorkerClosed(const Member& member);
-  void OnWorkerLost(const v1::RankSlot& place, absl::string_view reason, Ending ending);
+  void OnWorkerLost(const v1::RankSlot& place, absl::string_view reason, v1::FailureCause cause);
   void OnAggregatorMessage(const Member& member, const v1::MemberMessage& message);
   void OnAggregatorJoined(const Member& member, bool address_changed);
   // The stream of the aggregator has ended, or its lease.
@@ -93,7 +100,7 @@ class Run {
   // Returns false if too few aggregators are connected: the run then takes nothing and cannot
   // advance.
   bool Form(std::vector<std::string>& idle);
-  // Starts prepared groups, closes the round, assigns parts of the evaluation.
+  // Judges failures, starts prepared groups, closes the round, assigns parts of the evaluation.
   void Advance();
   // The next time at which Form or Advance has work without an event; InfiniteFuture if none.
   absl::Time NextDeadline() const;
@@ -133,6 +140,8 @@ class Run {
   bool NeedsGroup(const Slot& slot) const;
   void ReserveFor(std::vector<std::string>& idle) const;
   std::vector<std::vector<std::string>> GroupByDevice(const std::vector<std::string>& idle) const;
+  // From when the slot may form a group of less than full size.
+  absl::Time ShrinksAt(const Slot& slot) const;
   bool FormSlot(Slot& slot, std::vector<std::string>& idle);
   void FormGeneration(Slot& slot, const std::vector<std::string>& members, const v1::Plan& plan);
   void Rewind();
@@ -144,8 +153,23 @@ class Run {
   void StartGroup(Slot& slot);
   void SendStart(const Slot& slot, uint32_t rank);
   // Ends the generation: releases its ranks and discards its contribution and its evaluation part.
-  void Fence(Slot& slot, absl::string_view reason, Ending ending);
+  void Fence(Slot& slot, absl::string_view reason, v1::FailureCause cause);
   void ReleaseMembers(Slot& slot, absl::string_view reason);
+
+  // -- run_attribution.cc
+  // The member has shown by a message that its group cannot continue.
+  void FailGroup(const Member& member, const v1::RankSlot& place, v1::FailureCause cause,
+                 const std::string& reason);
+  // Records one of the reports of a generation.
+  void Attribute(const Member& member, const v1::GroupFailed& failed,
+                 const FailureReports& reports);
+  // Records the suspects of generations about which all reports have arrived.
+  void JudgeReports();
+  // Number of hosts with connected workers that could serve the run.
+  size_t CountHosts() const;
+  // The group's generation is included in a commit.
+  void RecordSuccess(Slot& slot);
+  void FenceStalled(Slot& slot, const ProgressWatch::Stall& stall);
 
   // -- run_planning.cc
   void OnMeasured(const Member& member, const v1::Measured& measured);
@@ -225,6 +249,12 @@ class Run {
   uint64_t payload_bytes_ = 0;
   uint64_t message_bytes_ = 0;
   uint64_t revision_ = 0;
+  // Generations that failed a moment ago, the failures that concern the run since the last commit,
+  // what it has shown about its pauses, and the groups that the round awaits for a short time only.
+  std::vector<FailureReports> failure_reports_;
+  RunFailures failures_;
+  Pauses pauses_;
+  Round::Away away_;
   // When the first group was prepared, while none has started.
   absl::Time barrier_since_ = absl::InfiniteFuture();
 };

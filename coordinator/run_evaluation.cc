@@ -43,7 +43,7 @@ void Run::OnEvaluated(const Member& member, const v1::Evaluated& evaluated) {
     Fence(slot,
           absl::StrCat("it evaluated a model with digest ", DigestHex(evaluated.digest()),
                        " as version ", evaluated.version()),
-          Ending::kFailed);
+          v1::FAILURE_CAUSE_DIGEST);
     return;
   }
   if (!RecordPart(*record.mutable_evaluating(), evaluated)) return;

@@ -15,10 +15,9 @@
 // runs with small groups would take every worker that becomes idle, and a large group would never
 // form. The price is idle workers while a large group waits.
 //
-// A group of full size forms immediately. A smaller one forms only in a slot that had a group
-// before, after rejoin_wait: a restarted worker usually returns sooner, and forming the group twice
-// costs more than the wait. The first generation always has full size, so a run never starts with
-// fewer workers than requested.
+// A group of full size forms immediately. A smaller one forms only after rejoin_wait: a restarted
+// worker usually returns sooner, and forming the group twice costs more than the wait. A run never
+// starts with a group of fewer workers than requested; once it has started, its other groups may.
 //
 // All ranks of a group have one kind of device, since the slowest rank determines the pace.
 #include "coordinator/run.h"
@@ -61,7 +60,7 @@ bool Run::Form(std::vector<std::string>& idle) {
   for (const uint32_t group : waiting) {
     if (idle.empty()) break;
     Slot& slot = slots_[group];
-    if (!NeedsGroup(slot)) continue;
+    if (!NeedsGroup(slot) || cluster_.now() < slot.blocked_until()) continue;
     if (shards_open() && !committing() && FormSlot(slot, idle)) continue;
     ReserveFor(idle);
   }
@@ -98,12 +97,21 @@ std::vector<std::vector<std::string>> Run::GroupByDevice(
   return workers;
 }
 
-// Forms a full group immediately; a smaller one only in a slot that had a group before, after
-// rejoin_wait. All ranks have one kind of device.
+// In a slot that never had a group, the wait begins when the run starts with the other groups.
+absl::Time Run::ShrinksAt(const Slot& slot) const {
+  absl::Time since = slot.waiting_since();
+  if (!slot.record().lived()) {
+    if (record_.state() == v1::RUN_STATE_QUEUED) return absl::InfiniteFuture();
+    since = std::max(since, absl::FromUnixMillis(record_.started_ms()));
+  }
+  return since + RejoinWait(spec());
+}
+
+// Forms a full group immediately; a smaller one only after rejoin_wait. All ranks have one kind of
+// device.
 bool Run::FormSlot(Slot& slot, std::vector<std::string>& idle) {
   const size_t requested = RanksPerGroup(spec());
-  const bool waited =
-      slot.record().lived() && cluster_.now() >= slot.waiting_since() + RejoinWait(spec());
+  const bool waited = cluster_.now() >= ShrinksAt(slot);
   const size_t min_ranks = waited ? MinRanksPerGroup(spec()) : requested;
   if (!slot.preferred_members.empty()) {
     const std::set<absl::string_view> preferred(slot.preferred_members.begin(),
@@ -196,9 +204,9 @@ void Run::OnPrepared(const Member& member, const v1::Prepared& prepared) {
     }
   } else if (record_.train_samples() != prepared.train_samples() ||
              record_.test_samples() != prepared.test_samples()) {
-    End(v1::RUN_STATE_FAILED,
-        absl::StrCat("worker ", member.id(), " on ", member.record.host(), " sees ",
-                     prepared.train_samples(), " training and ", prepared.test_samples(),
+    FailGroup(
+        member, prepared.place(), v1::FAILURE_CAUSE_DATA_DIFFERS,
+        absl::StrCat("sees ", prepared.train_samples(), " training and ", prepared.test_samples(),
                      " test samples, others see ", record_.train_samples(), " and ",
                      record_.test_samples(), ": the data sets differ"));
     return;
@@ -206,10 +214,8 @@ void Run::OnPrepared(const Member& member, const v1::Prepared& prepared) {
   Slot& slot = slots_[prepared.place().group()];
   if (!slot.preparing()) return;
   if (const absl::Status status = CheckReportedPlan(slot, prepared); !status.ok()) {
-    Fence(slot,
-          absl::StrCat("rank 0 (", member.id(),
-                       ") does not follow the group's plan: ", absl::string_view(status.message())),
-          Ending::kFailed);
+    FailGroup(member, prepared.place(), v1::FAILURE_CAUSE_PLAN,
+              absl::StrCat("does not follow the group's plan: ", status.message()));
     return;
   }
   slot.Prepare(prepared);
@@ -288,56 +294,50 @@ void Run::OnWorkerRejoined(const Member& member, bool agrees) {
     SendTraceSteps(slot, rank);
   } else {
     Fence(slot, absl::StrCat("worker ", member.id(), " reconnected without its rank"),
-          Ending::kFailed);
+          v1::FAILURE_CAUSE_PEER);
+    return;
   }
+  const std::vector<std::string> members = slot.members();
+  const bool all = std::all_of(members.begin(), members.end(), [this](const std::string& id) {
+    const Member* const peer = cluster_.members().Find(id);
+    return peer == nullptr || peer->connected();
+  });
+  if (all) away_.erase(slot.group());
 }
 
 void Run::OnWorkerClosed(const Member& member) {
   Slot& slot = slots_[member.place->group()];
   // Forming the group again costs little; waiting for the lease to expire would cost seconds.
   if (slot.preparing()) {
-    Fence(slot, absl::StrCat("the stream of worker ", member.id(), " closed during preparation"),
-          Ending::kReleased);
-  }
-}
-
-void Run::OnWorkerLost(const v1::RankSlot& place, absl::string_view reason, Ending ending) {
-  Fence(slots_[place.group()], reason, ending);
-}
-
-void Run::OnGroupFailed(const Member& member, const v1::GroupFailed& failed) {
-  const std::string reason =
-      absl::StrCat("rank ", failed.place().rank(), " (", member.id(), "): ", failed.reason());
-  const bool permanent =
-      failed.cause() == v1::FAILURE_CAUSE_PLAN || failed.cause() == v1::FAILURE_CAUSE_DIVERGED ||
-      failed.cause() == v1::FAILURE_CAUSE_MEMORY ||
-      (record_.version() == 0 && (failed.cause() == v1::FAILURE_CAUSE_DATA ||
-                                  failed.cause() == v1::FAILURE_CAUSE_CHECKPOINT));
-  if (permanent) {
-    End(v1::RUN_STATE_FAILED, absl::StrCat("group ", failed.place().group(), ", ", reason));
+    const std::string reason =
+        absl::StrCat("the stream of worker ", member.id(), " closed during preparation");
+    cluster_.standings().Fail(Cluster::WorkerOf(member), v1::FAILURE_CAUSE_LEASE, reason,
+                              cluster_.now());
+    Fence(slot, reason, kReleased);
   } else {
-    Fence(slots_[failed.place().group()], reason, Ending::kFailed);
+    away_.try_emplace(slot.group(), cluster_.now() + options_.return_grace);
   }
 }
 
-void Run::Fence(Slot& slot, absl::string_view reason, Ending ending) {
+void Run::OnWorkerLost(const v1::RankSlot& place, absl::string_view reason,
+                       v1::FailureCause cause) {
+  Fence(slots_[place.group()], reason, cause);
+}
+
+void Run::Fence(Slot& slot, absl::string_view reason, v1::FailureCause cause) {
   ReleaseMembers(slot, reason);
   round_.Remove(slot.group());
   if (record_.has_evaluating() && FreePart(*record_.mutable_evaluating(), slot.group())) {
     Save();
   }
+  away_.erase(slot.group());
   slot.Clear(std::string(reason), cluster_.now());
+  if (cause != kReleased) {
+    cluster_.Count("groups_failed");
+    slot.AddFailure(cause, std::string(reason), cluster_.now());
+  }
   Moved(slot);
   SendFence(slot);
-  if (ending == Ending::kReleased) return;
-  cluster_.Count("groups_failed");
-  record_.set_group_failures(record_.group_failures() + 1);
-  Save();
-  if (record_.group_failures() >= options_.max_group_failures) {
-    End(v1::RUN_STATE_FAILED,
-        absl::StrCat("groups failed ", record_.group_failures(),
-                     " times without a commit in between; last failure: ", reason));
-  }
 }
 
 void Run::ReleaseMembers(Slot& slot, absl::string_view reason) {

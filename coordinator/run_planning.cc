@@ -70,7 +70,7 @@ bool Run::MaybeReplan(Slot& slot) {
   planner_.RecordLink(slot);
   const std::vector<std::string> members = slot.members();
   // The text is made first, because Fence resets slot.better.
-  Fence(slot, ToText(PlanChange(*slot.better)), Ending::kReleased);
+  Fence(slot, ToText(PlanChange(*slot.better)), kReleased);
   slot.EndWait();
   slot.preferred_members = members;
   return true;
@@ -88,13 +88,13 @@ bool Run::MaybeGrow(Slot& slot) {
   if (slot.ranks() >= requested || record_.state() != v1::RUN_STATE_RUNNING) return false;
   const v1::Cluster::Device kind = DeviceKindOf(slot);
   const size_t reserved = cluster_.DemandUpTo(number(), kind);
-  const size_t idle = cluster_.members().CountIdle(kind);
+  const size_t idle = cluster_.CountTrusted(kind);
   if (idle <= reserved) return false;
   size_t ranks = std::min(requested, slot.ranks() + idle - reserved);
   while (ranks > slot.ranks() && !planner_.PlanByRules(spec(), ranks).ok()) --ranks;
   if (ranks <= slot.ranks()) return false;
   cluster_.Count("groups_grown");
-  Fence(slot, "the group grows: workers are idle", Ending::kReleased);
+  Fence(slot, "the group grows: workers are idle", kReleased);
   slot.EndWait();
   return true;
 }

@@ -126,6 +126,8 @@ void Run::OnBoundary(Slot& slot, const v1::Contributed& contributed) {
     record_.set_loss(contributed.loss());
     record_.set_samples(uint64_t{contributed.step() - FirstStep(spec())} *
                         spec().batch_per_group());
+    failures_.OnCommit();
+    RecordSuccess(slot);
     const bool due = EvaluationDue(record_, contributed.step());
     if (record_.has_evaluating()) FinishEvaluation();
     if (!live()) return;
@@ -140,7 +142,7 @@ void Run::OnBoundary(Slot& slot, const v1::Contributed& contributed) {
 
 void Run::MaybeClose() {
   if (!averages() || committing() || record_.state() != v1::RUN_STATE_RUNNING) return;
-  if (!round_.MayClose(slots_.started().size(), cluster_.now())) return;
+  if (!round_.MayClose(slots_.started().size(), away_, cluster_.now())) return;
   commits_.Begin(round_.Close(id(), cluster_.now()), shards_.size());
   cluster_.out().Put(CommitKey(id(), commits_.closing()->round()), *commits_.closing());
   for (int shard = 0; shard < shards_.size(); ++shard) SendApply(shard);
@@ -186,7 +188,7 @@ void Run::RecordVersion(const v1::CommitRecord& commit) {
   record.set_samples(record.samples() + commit.samples());
   record.set_loss(commit.loss());
   record.set_rounds_committed(record.rounds_committed() + 1);
-  record.set_group_failures(0);
+  failures_.OnCommit();
   RecordBytes();
   CountDiscrepancy(commit, record);
   round_.Open(commit.round() + 1);
@@ -209,6 +211,7 @@ void Run::FinishCommit() {
   for (const uint32_t group : started) {
     Slot& slot = slots_[group];
     if (slot.unanswered == 0 && !InNewest(slot)) continue;
+    if (InNewest(slot)) RecordSuccess(slot);
     if (slot.unanswered == 0) slot.unanswered = commit.round();
     if (!MaybeGrow(slot) && !MaybeReplan(slot)) adopting.push_back(slot.group());
   }
@@ -271,7 +274,7 @@ void Run::OnAdopted(const v1::Adopted& adopted) {
   Fence(slot,
         absl::StrCat("it adopted version ", adopted.version(), " with digest ",
                      DigestHex(adopted.digest()), ", but ", DigestHex(committed), " was committed"),
-        Ending::kFailed);
+        v1::FAILURE_CAUSE_DIGEST);
 }
 
 }  // namespace cadre

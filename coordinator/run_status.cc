@@ -132,6 +132,12 @@ v1::GroupStatus Run::StatusOf(const Slot& slot, bool details) const {
   status.set_version(std::max(slot.version, record.version()));
   status.set_solo_steps(slot.progress.solo_steps());
   status.set_reason(record.reason());
+  if (slot.waiting() && slot.blocked_until() > cluster_.now()) {
+    status.set_reason(absl::StrCat(
+        record.failed().failures(), " failures without a commit; next attempt in ",
+        absl::FormatDuration(absl::Ceil(slot.blocked_until() - cluster_.now(), absl::Seconds(1))),
+        "; last failure: ", record.failed().reason()));
+  }
   if (details) *status.mutable_plan() = slot.plan();
   const v1::Cluster& cluster = spec().cluster();
   status.set_collectives(cluster.collectives() == v1::Cluster::COLLECTIVE_POLICY_UNSPECIFIED
@@ -167,7 +173,11 @@ std::string Run::WaitReason() const {
     }
   }
   if (slots_.waiting().size() < slots_.size()) {
-    return record_.state() == v1::RUN_STATE_QUEUED ? "workers are preparing" : "";
+    if (record_.state() == v1::RUN_STATE_QUEUED) return "workers are preparing";
+    const uint32_t min_groups = spec().averaging().min_groups();
+    const size_t alive = slots_.started().size();
+    if (alive >= min_groups || record_.state() != v1::RUN_STATE_RUNNING) return "";
+    return absl::StrCat("waiting for groups: ", alive, " of at least ", min_groups, " are live");
   }
   if (averages() && record_.shards_size() == 0) {
     const Membership::Ids& aggregators = cluster_.members().aggregators();
@@ -194,15 +204,16 @@ std::string Run::MissingWorkers() const {
   if (device == v1::Cluster::CUDA) {
     return absl::StrCat("waiting for ", ranks, ranks == 1 ? " worker" : " workers",
                         " with CUDA devices; idle: ", cuda, " with CUDA devices, ", cpu,
-                        " with CPUs");
+                        " with CPUs", cluster_.ExcludedWorkers());
   }
   if (cuda == 0) {
     return absl::StrCat("waiting for workers: ", members.idle().size(), " of ", ranks,
-                        " for a group are idle");
+                        " for a group are idle", cluster_.ExcludedWorkers());
   }
   return absl::StrCat("waiting for ", ranks, ranks == 1 ? " worker" : " workers",
                       device == v1::Cluster::CPU ? " with CPUs" : " with one kind of device",
-                      "; idle: ", cpu, " with CPUs, ", cuda, " with CUDA devices");
+                      "; idle: ", cpu, " with CPUs, ", cuda, " with CUDA devices",
+                      cluster_.ExcludedWorkers());
 }
 
 }  // namespace cadre

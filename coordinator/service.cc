@@ -48,7 +48,8 @@ std::vector<grpc::Service*> CoordinatorService::services() {
   v1::Membership::Service& membership = *this;
   v1::Runs::Service& runs = *this;
   v1::Status::Service& status = *this;
-  return {&membership, &runs, &status};
+  v1::Members::Service& members = *this;
+  return {&membership, &runs, &status, &members};
 }
 
 void CoordinatorService::Drain() {
@@ -190,6 +191,15 @@ grpc::ServerUnaryReactor* CoordinatorService::Trace(grpc::CallbackServerContext*
   });
 }
 
+grpc::ServerUnaryReactor* CoordinatorService::Cordon(grpc::CallbackServerContext*,
+                                                     const v1::CordonRequest* request,
+                                                     v1::CordonReply* reply) {
+  return Begin({.cordon = reply}, [&](RequestId id) {
+    return loop_->Post(
+        CordonMembers{.request = id, .member = request->member(), .undo = request->undo()});
+  });
+}
+
 grpc::ServerWriteReactor<v1::WatchUpdate>* CoordinatorService::Watch(
     grpc::CallbackServerContext*, const v1::WatchRequest* request) {
   WatchStream* stream = nullptr;
@@ -252,6 +262,9 @@ void CoordinatorService::OnDisconnect(ConnectionId connection, const absl::Statu
 void CoordinatorService::OnReplied(const Replied& replied) {
   Finish(replied.request, [&](const Pending& pending) {
     if (pending.submit != nullptr) pending.submit->set_run(replied.run);
+    if (pending.cordon != nullptr) {
+      pending.cordon->mutable_members()->Add(replied.members.begin(), replied.members.end());
+    }
     return replied.status;
   });
 }

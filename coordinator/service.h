@@ -35,6 +35,7 @@ namespace cadre {
 class CoordinatorService final : public v1::Membership::CallbackService,
                                  public v1::Runs::CallbackService,
                                  public v1::Status::CallbackService,
+                                 public v1::Members::CallbackService,
                                  public Loop::Callbacks {
  public:
   explicit CoordinatorService(Loop::Options options) : options_(std::move(options)) {}
@@ -44,7 +45,7 @@ class CoordinatorService final : public v1::Membership::CallbackService,
   // is borrowed and must outlive the service.
   absl::Status Start(Store* store);
 
-  // The three services of this object for one server, which must be shut down before the object is
+  // The four services of this object for one server, which must be shut down before the object is
   // destroyed.
   std::vector<grpc::Service*> services();
 
@@ -76,6 +77,11 @@ class CoordinatorService final : public v1::Membership::CallbackService,
                                                    const v1::WatchRequest* request) override
       ABSL_LOCKS_EXCLUDED(mutex_);
 
+  // v1::Members
+  grpc::ServerUnaryReactor* Cordon(grpc::CallbackServerContext* context,
+                                   const v1::CordonRequest* request,
+                                   v1::CordonReply* reply) override;
+
   // Loop::Callbacks
   void OnSend(ConnectionId connection, const v1::CoordinatorMessage& message) override
       ABSL_LOCKS_EXCLUDED(mutex_);
@@ -93,6 +99,7 @@ class CoordinatorService final : public v1::Membership::CallbackService,
     Call* call = nullptr;
     v1::SubmitReply* submit = nullptr;
     v1::TraceReply* trace = nullptr;
+    v1::CordonReply* cordon = nullptr;
     // Reply and run of a Wait call.
     v1::WaitReply* wait = nullptr;
     std::string run;

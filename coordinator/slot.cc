@@ -6,9 +6,14 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "coordinator/standing.h"
 
 namespace cadre {
 namespace {
+
+// Failures of a slot that cost no extra wait, and after which time without one they are forgotten.
+constexpr uint32_t kFreeFailures = 10;
+constexpr absl::Duration kFailureWindow = absl::Minutes(10);
 
 using Axes = google::protobuf::RepeatedPtrField<v1::MeshAxis>;
 
@@ -122,6 +127,24 @@ void Slot::Clear(const std::string& reason, absl::Time now) {
   ResetProgress();
 }
 
+void Slot::AddFailure(v1::FailureCause cause, const std::string& reason, absl::Time now) {
+  v1::FailureRecord& failed = *record_.mutable_failed();
+  if (now > absl::FromUnixMillis(failed.last_ms()) + kFailureWindow) failed.set_failures(0);
+  cadre::AddFailure(cause, reason, now, failed);
+}
+
+absl::Time Slot::blocked_until() const {
+  const v1::FailureRecord& failed = record_.failed();
+  if (failed.failures() <= kFreeFailures) return absl::InfinitePast();
+  return absl::FromUnixMillis(failed.last_ms()) + WaitAfter(failed.failures() - kFreeFailures);
+}
+
+bool Slot::ClearFailures() {
+  const bool failed = record_.has_failed();
+  record_.clear_failed();
+  return failed;
+}
+
 bool Slot::SetAtEnd() {
   if (record_.at_end()) return false;
   record_.set_at_end(true);
@@ -148,6 +171,7 @@ void Slot::ResetProgress() {
   considered = false;
   better.reset();
   preferred_members.clear();
+  watch.reset();
   version = 0;
   unanswered = 0;
   refused_round = 0;

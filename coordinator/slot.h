@@ -17,6 +17,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "coordinator/deadlines.h"
 #include "coordinator/group_trace.h"
 #include "coordinator/replan.h"
 #include "proto/cadre/v1/control.pb.h"
@@ -84,6 +85,12 @@ class Slot {
   // Whether the bytes of this round, or version, are not counted yet: true once for each.
   bool CountRound(uint32_t round);
   bool CountVersion(uint32_t version);
+  // A generation has failed. After several failures without a commit the slot forms no generation
+  // for a while.
+  void AddFailure(v1::FailureCause cause, const std::string& reason, absl::Time now);
+  absl::Time blocked_until() const;
+  // A commit includes the group. Returns whether failures were recorded.
+  bool ClearFailures();
   // Ends the wait for a full set of workers immediately.
   void EndWait() { waiting_since_ = absl::InfinitePast(); }
 
@@ -103,6 +110,8 @@ class Slot {
   std::optional<PlanChange> better;
   // While waiting: members preferred for the next generation if they are idle.
   std::vector<std::string> preferred_members;
+  // The progress of its ranks; empty until one has reported it.
+  std::optional<ProgressWatch> watch;
   // A trace in progress. It must be answered before Clear.
   std::optional<GroupTrace> trace;
 

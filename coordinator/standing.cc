@@ -14,6 +14,10 @@ namespace {
 constexpr absl::Duration kIncident = absl::Seconds(15);
 // Workers of a host that must have failed before the host is excluded.
 constexpr int kWorkersOfBadHost = 2;
+// A worker that joins again after it was lost can be reached at least now.
+constexpr absl::Duration kMaxLeaseWait = absl::Seconds(30);
+// Time without a failure after which a worker is trusted again.
+constexpr absl::Duration kProbation = absl::Minutes(1);
 // Limits of what is kept.
 constexpr size_t kMaxRecords = 10'000;
 constexpr size_t kMaxReason = 500;
@@ -129,6 +133,12 @@ bool Standings::IsClean(const Worker& worker, absl::Time now) const {
   return Find({worker.host, worker.name}) == nullptr && AvailableAt(worker) == absl::InfinitePast();
 }
 
+bool Standings::IsTrusted(const Worker& worker, absl::Time now) const {
+  const v1::StandingRecord* const record = Find({worker.host, worker.name});
+  const bool lease = record == nullptr || record->failed().cause() == v1::FAILURE_CAUSE_LEASE;
+  return now >= AvailableAt(worker) + (lease ? absl::ZeroDuration() : kProbation);
+}
+
 bool Standings::IsCordoned(const Worker& worker) const {
   return AvailableAt(worker) == absl::InfiniteFuture();
 }
@@ -154,9 +164,11 @@ absl::Time Standings::AvailableAt(const v1::StandingRecord& record) {
   if (failed.failures() == 0 || (of_host && record.workers_size() < kWorkersOfBadHost)) {
     return absl::InfinitePast();
   }
-  const bool lease = failed.cause() == v1::FAILURE_CAUSE_LEASE;
-  const absl::Duration wait =
-      IsQuarantined(failed) ? kQuarantine : WaitAfter(failed.failures() - (lease ? 1 : 0));
+  absl::Duration wait = IsQuarantined(failed) ? kQuarantine : WaitAfter(failed.failures());
+  if (failed.cause() == v1::FAILURE_CAUSE_LEASE) {
+    wait =
+        of_host ? absl::ZeroDuration() : std::min(kMaxLeaseWait, WaitAfter(failed.failures() - 1));
+  }
   return absl::FromUnixMillis(failed.last_ms()) + wait;
 }
 

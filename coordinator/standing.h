@@ -12,8 +12,10 @@
 //   MEMORY, DEVICE,     the worker's   excludes the worker
 //     PLAN, DIGEST,
 //     STALLED, PEER
-//   LEASE               the host's     the first costs nothing, later ones delay; no quarantine, as
-//                                      a worker that has joined again can be reached
+//   LEASE               the host's     other hosts are preferred; the second and later ones delay
+//   the
+//                                      worker for at most 30 s, as one that joins again can be
+//                                      reached
 //   AGGREGATOR,         nobody's       not recorded here
 //     DIVERGED
 //
@@ -80,6 +82,9 @@ class Standings {
   absl::Time AvailableAt(const Worker& worker) const;
   // Whether nothing speaks against the worker.
   bool IsClean(const Worker& worker, absl::Time now) const;
+  // Whether a group may be interrupted to grow by this worker: it failed long ago, or only its
+  // lease ended.
+  bool IsTrusted(const Worker& worker, absl::Time now) const;
   bool IsCordoned(const Worker& worker) const;
 
   // All records by host and name; a host's record, whose name is empty, precedes its workers'.

@@ -57,13 +57,13 @@ struct RoundsClientOptions {
   // Waits between attempts.
   absl::Duration first_wait = absl::Milliseconds(50);
   absl::Duration max_wait = absl::Milliseconds(400);
+  // Different seeds prevent ranks from retrying simultaneously.
+  uint64_t seed = 0;
   // A call ends after this time in which no chunk is transferred. A transfer that makes progress
   // may take any time.
   absl::Duration silence = absl::Minutes(5);
   // Called for every chunk that was sent or received, on the calling thread. Optional.
   std::function<void()> on_progress;
-  // Different seeds prevent ranks from retrying simultaneously.
-  uint64_t seed = 0;
 };
 
 class RoundsClient {

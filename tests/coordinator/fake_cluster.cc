@@ -164,6 +164,7 @@ void FakeCluster::Perform(const std::vector<Action>& actions) {
     } else if (const auto* replied = std::get_if<Replied>(&action)) {
       last_status = replied->status;
       last_run = replied->run;
+      last_members = replied->members;
     } else if (const auto* answered = std::get_if<TraceAnswered>(&action)) {
       EXPECT_EQ(traces.count(answered->request), 0u) << "a trace must be answered once";
       traces[answered->request] = *answered;
@@ -206,6 +207,13 @@ std::string FakeCluster::Submit(const v1::RunSpec& spec) {
   const std::string run = last_run;
   Deliver();
   return run;
+}
+
+std::vector<std::string> FakeCluster::Cordon(const std::string& member, bool undo) {
+  last_members.clear();
+  Do(CordonMembers{.request = ++last_request_, .member = member, .undo = undo});
+  Deliver();
+  return last_members;
 }
 
 void FakeCluster::StopRun(const std::string& run) {
@@ -452,12 +460,13 @@ void FakeCluster::Resend(FakeWorker& worker) {
   resend(worker.contributed);
 }
 
-void FakeCluster::Fail(const FakeWorker& worker, const std::string& reason,
-                       v1::FailureCause cause) {
+void FakeCluster::Fail(const FakeWorker& worker, const std::string& reason, v1::FailureCause cause,
+                       const std::vector<uint32_t>& suspects) {
   v1::GroupFailed failed;
   *failed.mutable_place() = worker.place();
   failed.set_reason(reason);
   failed.set_cause(cause);
+  failed.mutable_suspects()->Add(suspects.begin(), suspects.end());
   Send(worker, failed);
 }
 
@@ -593,13 +602,12 @@ void FakeCluster::Run(absl::Duration duration) {
     if (now_ >= heartbeat_at_) {
       heartbeat_at_ = now_ + options_.heartbeat;
       ReconnectAll();
-      const auto beat = [this](const auto& members) {
-        for (const auto& member : members) {
-          if (member.connection != 0) Post(member.connection, v1::Heartbeat());
-        }
-      };
-      beat(workers_);
-      beat(aggregators_);
+      for (FakeWorker& worker : workers_) {
+        if (worker.connection != 0) Post(worker.connection, HeartbeatOf(worker));
+      }
+      for (const FakeAggregator& aggregator : aggregators_) {
+        if (aggregator.connection != 0) Post(aggregator.connection, v1::Heartbeat());
+      }
       Deliver();
     }
     if (now_ >= machine_->NextDeadline()) Do(Tick{});
@@ -607,6 +615,15 @@ void FakeCluster::Run(absl::Duration duration) {
     if (now_ >= end && machine_->NextDeadline() > now_) return;
   }
   FAIL() << "the machine requests ticks without end";
+}
+
+v1::Heartbeat FakeCluster::HeartbeatOf(FakeWorker& worker) {
+  v1::Heartbeat heartbeat;
+  if (worker.assignment.has_value()) *heartbeat.mutable_place() = worker.place();
+  if (worker.assignment.has_value() || worker.hung) heartbeat.set_activity(worker.activity);
+  if (!worker.hung) ++worker.progress;
+  heartbeat.set_progress(worker.progress);
+  return heartbeat;
 }
 
 bool FakeCluster::RunUntil(const std::function<bool()>& condition, absl::Duration limit) {

@@ -51,6 +51,11 @@ struct FakeWorker {
   std::optional<v1::Contributed> contributed;
   std::optional<v1::Adopted> adopted;
   std::optional<v1::Evaluated> evaluated;
+  // What heartbeats say of its training thread while it has a rank; unspecified: nothing. A hung
+  // thread makes no progress, and does not leave its activity when it is released.
+  v1::Activity activity = v1::ACTIVITY_UNSPECIFIED;
+  uint64_t progress = 0;
+  bool hung = false;
   // State of the group; used on rank 0 (the lead) only.
   uint32_t version = 0;
   uint32_t step = 0;
@@ -90,6 +95,8 @@ class FakeCluster {
   // Returns the id of the new run; the status of a refusal is in last_status.
   std::string Submit(const v1::RunSpec& spec);
   void StopRun(const std::string& run);
+  // Returns the ids of the workers that matched; the status is in last_status.
+  std::vector<std::string> Cordon(const std::string& member, bool undo = false);
   // Requests a trace; its result is in `traces`, by the returned request.
   RequestId TraceGroup(const std::string& run, uint32_t group, uint32_t steps = 3);
   void CancelTrace(RequestId request);
@@ -129,7 +136,8 @@ class FakeCluster {
   void ContributeOnce(FakeWorker& lead);
   // The worker, which stays alive, reports that its group has failed.
   void Fail(const FakeWorker& worker, const std::string& reason = "a peer is lost",
-            v1::FailureCause cause = v1::FAILURE_CAUSE_PEER);
+            v1::FailureCause cause = v1::FAILURE_CAUSE_PEER,
+            const std::vector<uint32_t>& suspects = {});
   // The messages that a lead would send now.
   v1::Contributed ContributionOf(const FakeWorker& lead) const;
   static v1::Evaluated EvaluationOf(const FakeWorker& lead, uint64_t begin, uint64_t end,
@@ -198,6 +206,7 @@ class FakeCluster {
   std::map<RequestId, TraceAnswered> traces;
   absl::Status last_status;
   std::string last_run;
+  std::vector<std::string> last_members;
 
  private:
   void StartMachine();
@@ -214,6 +223,7 @@ class FakeCluster {
   // Performs one automatic action of a member. Returns false if there is none.
   bool Act();
   void Contribute(FakeWorker& worker);
+  static v1::Heartbeat HeartbeatOf(FakeWorker& worker);
   void Resend(FakeWorker& worker);
   void ReconnectAll();
   std::string NewIncarnation();

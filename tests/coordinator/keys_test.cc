@@ -16,6 +16,11 @@ TEST(KeysTest, KeysSortByNumberAndAreUnique) {
   EXPECT_EQ(CommitKey("run-1-x", 0).rfind(CommitsPrefix("run-1"), 0), std::string::npos);
 }
 
+TEST(KeysTest, StandingKeysAreUnique) {
+  EXPECT_NE(StandingKey("a/b", "c"), StandingKey("a", "b/c"));
+  EXPECT_NE(StandingKey("a", ""), StandingKey("", "a"));
+}
+
 TEST(KeysTest, LayerTimesHavePlainNames) {
   EXPECT_THAT(LayerTimesKey("cpu:1", "00ff"), MatchesRegex("profile/cpu:1-[0-9a-f]+/00ff"));
   EXPECT_THAT(LayerTimesKey("A/B \n\xc3\xa9, 1 thread", "00ff"),

@@ -95,7 +95,8 @@ class MachineReportedPlanTest : public MachineTest, public ::testing::WithParamI
 };
 
 TEST_P(MachineReportedPlanTest, FailsGroup) {
-  AddMembers(1, 2);
+  AddMembers(1, 1);
+  cluster_.AddWorker("w1", "other host");
   int wrong = 1;
   cluster_.behaviour.on_prepared = [&](v1::Prepared& prepared) {
     if (prepared.place().rank() != 0 || wrong-- <= 0) return;

@@ -223,6 +223,7 @@ TEST_F(MachineRunTest, AggregatorWaitReservesNoWorkers) {
   EXPECT_EQ(RunStateOf(waits), v1::RUN_STATE_QUEUED);
 }
 
+// On a single host no other host can disprove the cause; see machine_failures_test.cc for several.
 TEST_F(MachineRunTest, PermanentFailureEndsRun) {
   AddMembers(1, 2);
   cluster_.behaviour.prepare = false;
@@ -239,21 +240,6 @@ TEST_F(MachineRunTest, DifferentDataEndsRun) {
   cluster_.AddWorkers(1);
   EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_FAILED);
   EXPECT_THAT(ReasonOf(run), HasSubstr("the data sets differ"));
-}
-
-TEST(MachineLimitsTest, RepeatedFailuresEndRun) {
-  FakeCluster cluster([](Machine::Options& options) { options.max_group_failures = 3; });
-  cluster.AddAggregator("agg-0");
-  cluster.AddWorker("w0");
-  cluster.behaviour.train = false;
-  const std::string run = cluster.Submit(MakeSpec(1, 1, 5, 100));
-  for (int i = 0; i < 3; ++i) {
-    ASSERT_EQ(cluster.RunStatus(run).state(), v1::RUN_STATE_RUNNING) << i;
-    cluster.Fail(cluster.workers()[0], "peer lost");
-  }
-  EXPECT_EQ(cluster.RunStatus(run).state(), v1::RUN_STATE_FAILED);
-  EXPECT_THAT(cluster.RunStatus(run).reason(), HasSubstr("3 times without a commit"));
-  EXPECT_THAT(cluster.RunStatus(run).reason(), HasSubstr("peer lost"));
 }
 
 TEST(MachineLimitsTest, OldRunsAreEvicted) {

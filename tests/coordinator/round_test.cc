@@ -21,34 +21,57 @@ v1::Contributed From(uint32_t group, uint32_t round, uint64_t samples, uint32_t 
 }
 
 TEST(RoundTest, ClosesWithAllGroups) {
-  Round round(0, kGrace);
+  Round round({.quorum = 0, .min_grace = kGrace});
   round.Open(1);
-  EXPECT_FALSE(round.MayClose(0, kStart)) << "there are no contributions";
+  EXPECT_FALSE(round.MayClose(0, {}, kStart)) << "there are no contributions";
   EXPECT_TRUE(round.Add(From(0, 1, 10, 5, 1), 2, kStart));
   EXPECT_FALSE(round.Add(From(0, 1, 10, 5, 1), 2, kStart)) << "group 0 contributes twice";
-  EXPECT_FALSE(round.MayClose(2, kStart + absl::Hours(9)))
+  EXPECT_FALSE(round.MayClose(2, {}, kStart + absl::Hours(9)))
       << "group 1 is live and has not contributed";
-  EXPECT_EQ(round.ClosesAt(2), absl::InfiniteFuture());
-  EXPECT_TRUE(round.MayClose(1, kStart)) << "group 1 is not live";
+  EXPECT_EQ(round.ClosesAt(2, {}), absl::InfiniteFuture());
+  EXPECT_TRUE(round.MayClose(1, {}, kStart)) << "group 1 is not live";
   EXPECT_TRUE(round.Add(From(1, 1, 10, 5, 1), 2, kStart));
-  EXPECT_TRUE(round.MayClose(2, kStart));
+  EXPECT_TRUE(round.MayClose(2, {}, kStart));
 }
 
 TEST(RoundTest, QuorumWaitsForGrace) {
-  Round round(2, kGrace);
+  Round round({.quorum = 2, .min_grace = kGrace});
   round.Open(1);
   round.Add(From(0, 1, 10, 5, 1), 1, kStart);
-  EXPECT_EQ(round.ClosesAt(3), absl::InfiniteFuture());
+  EXPECT_EQ(round.ClosesAt(3, {}), absl::InfiniteFuture());
   round.Add(From(2, 1, 10, 5, 1), 1, kStart + absl::Seconds(3));
-  EXPECT_EQ(round.ClosesAt(3), kStart + absl::Seconds(13));
-  EXPECT_FALSE(round.MayClose(3, kStart + absl::Seconds(12)));
-  EXPECT_TRUE(round.MayClose(3, kStart + absl::Seconds(13)));
+  EXPECT_EQ(round.ClosesAt(3, {}), kStart + absl::Seconds(13));
+  EXPECT_FALSE(round.MayClose(3, {}, kStart + absl::Seconds(12)));
+  EXPECT_TRUE(round.MayClose(3, {}, kStart + absl::Seconds(13)));
   round.Remove(2);
-  EXPECT_EQ(round.ClosesAt(2), absl::InfiniteFuture()) << "there is no quorum without group 2";
+  EXPECT_EQ(round.ClosesAt(2, {}), absl::InfiniteFuture()) << "there is no quorum without group 2";
+}
+
+TEST(RoundTest, MinGroups) {
+  Round round({.quorum = 1, .min_groups = 2, .min_grace = kGrace});
+  round.Open(1);
+  round.Add(From(0, 1, 10, 5, 1), 1, kStart);
+  EXPECT_EQ(round.ClosesAt(1, {}), absl::InfiniteFuture()) << "it would be alone";
+  round.Add(From(2, 1, 10, 5, 1), 1, kStart);
+  EXPECT_TRUE(round.MayClose(2, {}, kStart));
+}
+
+TEST(RoundTest, GroupWithoutStreamIsAwaitedShortly) {
+  Round round({.min_grace = kGrace});
+  round.Open(1);
+  const absl::Time until = kStart + absl::Seconds(2);
+  const Round::Away away = {{1, until}};
+  EXPECT_EQ(round.ClosesAt(2, away), absl::InfiniteFuture()) << "there are no contributions";
+  round.Add(From(0, 1, 10, 5, 1), 1, kStart);
+  EXPECT_EQ(round.ClosesAt(2, away), until);
+  EXPECT_EQ(round.ClosesAt(3, away), absl::InfiniteFuture()) << "group 2 is awaited";
+  round.Add(From(2, 1, 10, 5, 1), 1, kStart);
+  round.Add(From(1, 1, 10, 5, 1), 1, kStart);
+  EXPECT_EQ(round.ClosesAt(3, away), absl::InfinitePast()) << "it contributed before it went away";
 }
 
 TEST(RoundTest, CommitIsInGroupOrder) {
-  Round round(0, kGrace);
+  Round round({.quorum = 0, .min_grace = kGrace});
   round.Open(4);
   round.Add(From(2, 4, 300, 50, 1.0F), 3, kStart);
   round.Add(From(0, 4, 100, 60, 3.0F), 2, kStart);
@@ -68,7 +91,7 @@ TEST(RoundTest, CommitIsInGroupOrder) {
 }
 
 TEST(RoundTest, GraceFollowsArrivals) {
-  Round round(1, kGrace);
+  Round round({.quorum = 1, .min_grace = kGrace});
   EXPECT_EQ(round.Grace(), kGrace);
   for (uint32_t r = 1; r <= 20; ++r) {
     round.Open(r);
@@ -81,7 +104,7 @@ TEST(RoundTest, GraceFollowsArrivals) {
 }
 
 TEST(RoundTest, LateArrivalsWidenGrace) {
-  Round round(1, kGrace);
+  Round round({.quorum = 1, .min_grace = kGrace});
   round.NoteLate(kStart);
   EXPECT_EQ(round.Grace(), kGrace) << "no round has closed yet";
   round.Open(1);

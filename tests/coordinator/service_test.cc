@@ -301,6 +301,17 @@ TEST_F(ServiceTest, CallErrors) {
             grpc::StatusCode::FAILED_PRECONDITION);
 }
 
+TEST_F(ServiceTest, CordonReachesTheStatus) {
+  const FakeMember member(coordinator_->address(), "alpha");
+  const auto reply = client_->Cordon("alpha", /*undo=*/false);
+  ASSERT_TRUE(reply.ok()) << reply.status();
+  EXPECT_EQ(reply->members_size(), 1);
+  EXPECT_TRUE(client_->Status()->workers(0).cordoned());
+  EXPECT_TRUE(client_->Cordon("alpha", /*undo=*/true).ok());
+  EXPECT_FALSE(client_->Status()->workers(0).cordoned());
+  EXPECT_EQ(client_->Cordon("nobody", false).status().code(), absl::StatusCode::kNotFound);
+}
+
 TEST_F(ServiceTest, WatchSendsChanges) {
   const std::string run = client_->Submit(Spec()).value();
   std::vector<v1::RunState> seen;

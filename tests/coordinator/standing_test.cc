@@ -56,6 +56,15 @@ TEST_F(StandingTest, QuarantineEnds) {
   EXPECT_EQ(WaitOf(a1_), kQuarantine);
 }
 
+TEST_F(StandingTest, TrustReturnsAfterAMinute) {
+  EXPECT_TRUE(standings_.IsTrusted(a1_, now_));
+  Fail(a1_, kLease);
+  EXPECT_TRUE(standings_.IsTrusted(a1_, now_));
+  Fail(b1_, kDevice);
+  EXPECT_FALSE(standings_.IsTrusted(b1_, now_ + absl::Seconds(60)));
+  EXPECT_TRUE(standings_.IsTrusted(b1_, now_ + absl::Seconds(61)));
+}
+
 TEST_F(StandingTest, SuccessErasesRecords) {
   Fail(a1_, kData);
   Fail(a2_, kData);
@@ -89,11 +98,14 @@ TEST_F(StandingTest, LeasesOfOneHostAreOneIncident) {
   }
   EXPECT_FALSE(standings_.IsClean(a1_, now_));
   EXPECT_EQ(standings_.records().at({"a", ""}).failed().failures(), 1u);
+  EXPECT_FALSE(standings_.IsClean({"a", "w4"}, now_)) << "other hosts are preferred";
   now_ += absl::Minutes(1);
   Fail(a1_, kLease);
-  EXPECT_EQ(WaitOf(a2_), absl::Seconds(1));
+  EXPECT_EQ(standings_.records().at({"a", ""}).failed().failures(), 2u);
+  EXPECT_EQ(WaitOf(a1_), absl::Seconds(1));
+  EXPECT_EQ(WaitOf(a2_), absl::ZeroDuration());
   Fail(a1_, kLease, 100);
-  EXPECT_EQ(WaitOf(a1_), kMaxWait) << "a worker that joined again is never quarantined for this";
+  EXPECT_EQ(WaitOf(a1_), absl::Seconds(30));
 }
 
 TEST_F(StandingTest, CordonOfWorkerAndOfHost) {

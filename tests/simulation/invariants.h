@@ -35,9 +35,7 @@ class Invariants {
   // Whether the whole contribution is on the disk of that aggregator.
   using OnDisk = std::function<bool(const std::string& aggregator, const ContributionKey& key)>;
 
-  // `may_fail`: whether runs may end as failed because groups failed too often.
-  Invariants(World& world, bool may_fail, OnDisk on_disk)
-      : world_(world), may_fail_(may_fail), on_disk_(std::move(on_disk)) {}
+  Invariants(World& world, OnDisk on_disk) : world_(world), on_disk_(std::move(on_disk)) {}
 
   // ---- The coordinator
   // The store has changed from `before` to `after`.
@@ -89,7 +87,6 @@ class Invariants {
   void OnErased(const std::string& key);
 
   World& world_;
-  const bool may_fail_;
   const OnDisk on_disk_;
 
   uint32_t newest_generation_ = 0;

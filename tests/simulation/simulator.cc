@@ -71,16 +71,12 @@ void AddCounters(const std::map<std::string, std::string>& store, World& world) 
   for (const auto& [name, value] : meta.counters()) world.Count(name, value);
 }
 
-// Every tenth simulation has the usual limit of failures; in the others no run may fail.
-bool MayFail(uint64_t seed) { return seed % 10 == 9; }
-
-Machine::Options MachineOptions(uint64_t seed) {
+Machine::Options MachineOptions() {
   Machine::Options options;
   options.plan = PlanOf;
   options.planning = &ThePlanning();
   options.schema_hash = kSchema;
   options.version = "simulation";
-  if (!MayFail(seed)) options.max_group_failures = 1'000'000;
   return options;
 }
 
@@ -93,14 +89,14 @@ Simulator::Simulator(const SimulatorOptions& options)
                       : world_.dice.Between(absl::Seconds(60), absl::Seconds(300))),
       network_(world_),
       fabrics_(world_),
-      invariants_(world_, MayFail(options.seed),
+      invariants_(world_,
                   [this](const std::string& name, const ContributionKey& key) {
                     return std::any_of(
                         aggregators_.begin(), aggregators_.end(), [&](const auto& aggregator) {
                           return aggregator->name() == name && aggregator->HasContribution(key);
                         });
                   }),
-      coordinator_(world_, network_, invariants_, MachineOptions(options.seed)) {
+      coordinator_(world_, network_, invariants_, MachineOptions()) {
   world_.plant = options.plant;
   world_.listener = options.on_line;
 }

@@ -25,7 +25,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr RoundsClientOptions kQuick = {.first_wait = absl::Milliseconds(1),
+const RoundsClientOptions kQuick = {.first_wait = absl::Milliseconds(1),
                                         .max_wait = absl::Milliseconds(5)};
 
 // A shard that answers each call by running a function of the test.

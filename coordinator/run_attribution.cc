@@ -1,0 +1,161 @@
+// Who caused the failure of a generation, and what follows. Part of Run.
+//
+// A failure concerns one of four:
+//
+//   the worker  a cause of its own (data, checkpoint, memory, device, plan); the standing of the
+//               worker and of its host decide when it receives work again (standing.h)
+//   a peer      other ranks cannot reach it: the reports of all ranks are compared
+//   (failure_reports.h) a host      a lease ended the run     it diverged, or several hosts report
+//   the same permanent cause (run_failures.h)
+//
+// Failures of aggregators concern none of them. In addition, every failure counts for its slot: a
+// slot that fails too often without a commit waits before it forms the next generation, so that a
+// failure without a known cause cannot keep the whole cluster busy. Nothing else ends a run.
+//
+// A rank that hangs is found by its heartbeats (deadlines.h). All ranks of a stalled group look
+// alike; which of them hangs is seen after the release: a healthy one leaves the generation within
+// seconds. None receives new work before it has.
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "coordinator/run.h"
+#include "coordinator/run_rules.h"
+#include "proto/enum_text.h"
+
+namespace cadre {
+
+void Run::OnGroupFailed(const Member& member, const v1::GroupFailed& failed) {
+  const v1::RankSlot& place = failed.place();
+  if (member.Holds(place)) {
+    Slot& slot = slots_[place.group()];
+    failure_reports_.emplace_back(place, slot.members(), cluster_.now());
+    const bool known = failed.cause() != v1::FAILURE_CAUSE_UNSPECIFIED;
+    Fence(slot, absl::StrCat("rank ", place.rank(), " (", member.id(), "): ", failed.reason()),
+          known ? failed.cause() : v1::FAILURE_CAUSE_PEER);
+  }
+  const auto reports =
+      std::find_if(failure_reports_.begin(), failure_reports_.end(),
+                   [&](const FailureReports& one) { return one.Covers(place, member.id()); });
+  if (reports != failure_reports_.end() && reports->Add(failed)) {
+    Attribute(member, failed, *reports);
+  }
+}
+
+void Run::FailGroup(const Member& member, const v1::RankSlot& place, v1::FailureCause cause,
+                    const std::string& reason) {
+  v1::GroupFailed failed;
+  *failed.mutable_place() = place;
+  failed.set_cause(cause);
+  failed.set_reason(reason);
+  OnGroupFailed(member, failed);
+}
+
+void Run::Attribute(const Member& member, const v1::GroupFailed& failed,
+                    const FailureReports& reports) {
+  const v1::FailureCause cause = failed.cause();
+  const v1::RankSlot& place = failed.place();
+  Standings& standings = cluster_.standings();
+  bool ends = false;
+  if (IsOfSender(cause)) {
+    standings.Fail(Cluster::WorkerOf(member), cause, failed.reason(), cluster_.now());
+    ends = IsPermanent(cause) && live() &&
+           failures_.Add(cause, member.record.host(), record_.version(), CountHosts());
+  } else if (cause == v1::FAILURE_CAUSE_DIVERGED) {
+    ends = live() && failures_.AddDivergence(place.generation(), GroupsOf(spec()));
+  } else if (cause == v1::FAILURE_CAUSE_PEER) {
+    // Until all ranks have reported, other workers are preferred.
+    for (const uint32_t rank : failed.suspects()) {
+      if (rank >= reports.members().size()) continue;
+      const Member* const suspect = cluster_.members().Find(reports.members()[rank]);
+      if (suspect == nullptr) continue;
+      standings.Doubt(Cluster::WorkerOf(*suspect), cluster_.now(), reports.until());
+    }
+  }
+  if (!ends) return;
+  End(v1::RUN_STATE_FAILED,
+      absl::StrCat("group ", place.group(), ", rank ", place.rank(), " (", member.id(), " on ",
+                   member.record.host(), "): ", failed.reason()));
+}
+
+// A suspect that has no stream was lost, which is recorded when its lease ends.
+void Run::JudgeReports() {
+  std::erase_if(failure_reports_, [this](const FailureReports& reports) {
+    if (cluster_.now() < reports.until()) return false;
+    for (const uint32_t rank : reports.Suspects()) {
+      const Member* const member = cluster_.members().Find(reports.members()[rank]);
+      if (member == nullptr || !member->connected()) continue;
+      cluster_.standings().Fail(Cluster::WorkerOf(*member), v1::FAILURE_CAUSE_PEER,
+                                reports.ReasonOf(rank), cluster_.now());
+    }
+    return true;
+  });
+}
+
+size_t Run::CountHosts() const {
+  const v1::Cluster::Device device = RequestedDevice(spec());
+  std::set<absl::string_view> hosts;
+  for (const auto& [id, member] : cluster_.members().all()) {
+    if (!member.worker() || !member.connected()) continue;
+    if (device == v1::Cluster::DEVICE_UNSPECIFIED || device == member.record.device_kind()) {
+      hosts.insert(member.record.host());
+    }
+  }
+  return hosts.size();
+}
+
+void Run::RecordSuccess(Slot& slot) {
+  if (!cluster_.standings().records().empty()) {
+    for (const std::string& id : slot.record().members()) {
+      const Member* const member = cluster_.members().Find(id);
+      if (member != nullptr) cluster_.standings().Succeed(Cluster::WorkerOf(*member));
+    }
+  }
+  if (slot.ClearFailures()) Save(slot);
+}
+
+bool Run::OnHeartbeat(const Member& member, const v1::Heartbeat& heartbeat) {
+  Slot& slot = slots_[member.place->group()];
+  const uint32_t rank = member.place->rank();
+  // The thread may still be occupied by an earlier generation.
+  const bool here = heartbeat.has_place() && member.Holds(heartbeat.place());
+  const bool reports = heartbeat.activity() != v1::ACTIVITY_UNSPECIFIED;
+  v1::Activity activity = here || !reports ? heartbeat.activity() : v1::ACTIVITY_PREPARING;
+  const bool waits = slot.unanswered != 0 || round_.Has(slot.group()) ||
+                     (slot.preparing() && slot.prepared_ranks().count(rank) != 0);
+  if (waits && reports) activity = v1::ACTIVITY_WAITING;
+  if (!slot.watch.has_value()) slot.watch.emplace(options_.heartbeat);
+  slot.watch->OnHeartbeat(rank, activity, here ? heartbeat.progress() : 0, cluster_.now(), pauses_);
+  const double step = std::max(slot.measured.has_value() ? slot.measured->step() : 0.0,
+                               static_cast<double>(slot.record().predicted().step()));
+  const auto stall = slot.watch->Check(slot.ranks(), absl::Seconds(step), pauses_);
+  if (stall.has_value()) FenceStalled(slot, *stall);
+  return stall.has_value();
+}
+
+void Run::FenceStalled(Slot& slot, const ProgressWatch::Stall& stall) {
+  pauses_.ObserveStall(stall.activity);
+  std::string reason = absl::StrCat(
+      "no progress for ", absl::FormatDuration(absl::Trunc(stall.pause, absl::Seconds(1))), " (",
+      EnumText(stall.activity), ")");
+  std::vector<std::string> names;
+  for (uint32_t rank = 0; rank < slot.ranks(); ++rank) {
+    Member* const member = cluster_.members().Find(slot.record().members(rank));
+    if (member == nullptr) continue;
+    const auto& suspects = stall.suspects;
+    const bool suspect = std::find(suspects.begin(), suspects.end(), rank) != suspects.end();
+    member->hung = {.since = cluster_.now(), .progress = member->progress, .recorded = suspect};
+    cluster_.UpdateIdle(*member);
+    if (!suspect) continue;
+    names.push_back(absl::StrCat(member->id(), " (", member->record.name(), ")"));
+    cluster_.standings().Fail(Cluster::WorkerOf(*member), v1::FAILURE_CAUSE_STALLED, reason,
+                              cluster_.now());
+  }
+  if (!names.empty()) absl::StrAppend(&reason, "; first stopped: ", absl::StrJoin(names, ", "));
+  cluster_.Count("groups_stalled");
+  Fence(slot, reason, v1::FAILURE_CAUSE_STALLED);
+}
+
+}  // namespace cadre

@@ -1,0 +1,65 @@
+// When failures end a run.
+#include "coordinator/run_failures.h"
+
+#include <gtest/gtest.h>
+
+namespace cadre::testing {
+namespace {
+
+constexpr v1::FailureCause kData = v1::FAILURE_CAUSE_DATA;
+constexpr v1::FailureCause kPlan = v1::FAILURE_CAUSE_PLAN;
+
+TEST(RunFailuresTest, SingleHost) {
+  RunFailures failures;
+  EXPECT_TRUE(failures.Add(kData, "a", /*version=*/0, /*hosts=*/1));
+  failures.OnCommit();
+  EXPECT_FALSE(failures.Add(kData, "a", 1, 1));
+  EXPECT_FALSE(failures.Add(kData, "a", 1, 1));
+  EXPECT_TRUE(failures.Add(kData, "a", 1, 1));
+}
+
+TEST(RunFailuresTest, HostsThatMustAgree) {
+  const struct {
+    uint32_t version;
+    size_t hosts;
+    size_t needed;
+  } cases[] = {{0, 2, 2}, {0, 9, 2}, {1, 2, 2}, {1, 3, 3}, {1, 9, 3}};
+  for (const auto& c : cases) {
+    RunFailures failures;
+    for (size_t host = 1; host <= c.needed; ++host) {
+      for (int repeat = 0; repeat < 2; ++repeat) {
+        EXPECT_EQ(failures.Add(kData, std::to_string(host), c.version, c.hosts), host == c.needed)
+            << c.version << " " << c.hosts << " " << host;
+      }
+    }
+  }
+}
+
+TEST(RunFailuresTest, CausesAreSeparate) {
+  RunFailures failures;
+  EXPECT_FALSE(failures.Add(kData, "a", 0, 3));
+  EXPECT_FALSE(failures.Add(kPlan, "b", 0, 3));
+  EXPECT_TRUE(failures.Add(kPlan, "c", 0, 3));
+}
+
+TEST(RunFailuresTest, CommitDiscardsReports) {
+  RunFailures failures;
+  EXPECT_FALSE(failures.Add(kData, "a", 0, 3));
+  failures.OnCommit();
+  EXPECT_FALSE(failures.Add(kData, "b", 1, 2));
+  EXPECT_TRUE(failures.Add(kData, "a", 1, 2));
+}
+
+TEST(RunFailuresTest, Divergence) {
+  RunFailures failures;
+  EXPECT_TRUE(failures.AddDivergence(/*generation=*/7, /*groups=*/1));
+  failures.OnCommit();
+  EXPECT_FALSE(failures.AddDivergence(7, 2));
+  EXPECT_FALSE(failures.AddDivergence(7, 2)) << "all ranks report";
+  failures.OnCommit();
+  EXPECT_FALSE(failures.AddDivergence(8, 2));
+  EXPECT_TRUE(failures.AddDivergence(9, 2));
+}
+
+}  // namespace
+}  // namespace cadre::testing
