@@ -1,6 +1,6 @@
 // When a group has stalled: no rank has made progress for much longer than ever before in its run.
 //
-// A hung training thread keeps its lease, because heartbeats come from another thread. They say
+// A hung training thread keeps its lease, because heartbeats come from another thread. They report
 // what the training thread does and carry a number that changes with its progress. A rank that
 // hangs also blocks its peers, so a group has stalled when all its ranks that are not waiting for
 // the coordinator have made no progress for the limit of their activity:
@@ -11,9 +11,9 @@
 //   EVALUATING, SAVING   10 times the longest pause, at least 2 min
 //   WAITING              none: it waits for the coordinator
 //
-// A pause ends with progress, so a stall teaches nothing about limits; but the limit of an activity
-// of which no pause was seen is doubled by every stall, or a run whose first step is very slow
-// could never take it.
+// A pause ends with progress, so a stall is not a measurement. But every stall doubles the limit of an
+// activity of which no pause was seen; otherwise a run whose first step is very slow could never
+// finish it.
 //
 // Pure and thread-compatible: time is the argument `now`.
 #pragma once
