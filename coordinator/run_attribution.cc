@@ -124,7 +124,8 @@ bool Run::OnHeartbeat(const Member& member, const v1::Heartbeat& heartbeat) {
   const bool reports = heartbeat.activity() != v1::ACTIVITY_UNSPECIFIED;
   v1::Activity activity = here || !reports ? heartbeat.activity() : v1::ACTIVITY_PREPARING;
   const bool waits = slot.unanswered != 0 || round_.Has(slot.group()) ||
-                     (slot.preparing() && slot.prepared_ranks().count(rank) != 0);
+                     (slot.preparing() && slot.prepared_ranks().count(rank) != 0) ||
+                     (activity == v1::ACTIVITY_EXCHANGING && !shards_open());
   if (waits && reports) activity = v1::ACTIVITY_WAITING;
   if (!slot.watch.has_value()) slot.watch.emplace(options_.heartbeat);
   slot.watch->OnHeartbeat(rank, activity, here ? heartbeat.progress() : 0, cluster_.now(), pauses_);

@@ -29,10 +29,10 @@ namespace {
 // Time limit for the ranks of a group to connect. After it the group fails, and the coordinator
 // forms a new one.
 constexpr absl::Duration kConnectTimeout = absl::Seconds(60);
-// Maximum time in which a live peer sends nothing, such as the longest step of a slow peer. The
-// death of a peer is detected immediately, without this timeout. It is longer than the limit of an
-// exchange with a shard (TrainerOptions), so that the error names the shard that is unavailable.
-constexpr absl::Duration kPeerTimeout = absl::Minutes(11);
+// Maximum time in which a live peer sends nothing, such as the exchange of a peer with a slow link.
+// The death of a peer is detected immediately, and the coordinator ends the generation of a peer
+// that makes no progress, both without this timeout.
+constexpr absl::Duration kPeerTimeout = absl::Hours(1);
 
 std::string RankSlotName(const v1::RankSlot& rank_slot) {
   return absl::StrCat(rank_slot.run(), ", group ", rank_slot.group(), ", generation ",

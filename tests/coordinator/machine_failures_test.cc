@@ -299,6 +299,18 @@ TEST_F(MachineFailuresTest, GroupAtBoundaryHasNoDeadline) {
   EXPECT_EQ(cluster_.Counter("groups_stalled"), 0u) << "it waits for the other group";
 }
 
+TEST_F(MachineFailuresTest, ExchangeWithALostAggregatorHasNoDeadline) {
+  const std::string run = Begin(2, 1);
+  SetActivity(v1::ACTIVITY_EXCHANGING);
+  for (FakeWorker& worker : cluster_.workers()) worker.hung = true;
+  cluster_.Kill(cluster_.aggregators()[0]);
+  cluster_.Run(absl::Minutes(30));
+  EXPECT_EQ(cluster_.Counter("groups_stalled"), 0u);
+  cluster_.Restart(cluster_.aggregators()[0]);
+  cluster_.Run(absl::Minutes(3));
+  EXPECT_EQ(cluster_.Counter("groups_stalled"), 2u) << "it is open again, and nothing moves";
+}
+
 // ---- Rounds
 
 TEST_F(MachineFailuresTest, MinGroups) {
