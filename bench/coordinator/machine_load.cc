@@ -120,7 +120,6 @@ Machine::Options OptionsOf(const Planning& planning) {
     return index.ok() ? index->size() : 0;
   };
   options.schema_hash = SchemaHash();
-  options.max_group_failures = 1'000'000;
   options.max_live_runs = 1'000'000;
   return options;
 }
@@ -364,10 +363,13 @@ class MachineLoad {
   }
 
   void ReadStatus() {
+    v1::StatusRequest request;
+    request.set_page_token(page_token_);
     const double begin = Seconds();
-    const v1::StatusReply page = machine_->Status(now_);
+    const absl::StatusOr<v1::StatusReply> page = machine_->Status(now_, request);
     times_[kStatusPage].Add(Seconds() - begin);
-    page_bytes_ = std::max(page_bytes_, page.ByteSizeLong());
+    page_token_ = page.ok() ? page->next_page_token() : "";
+    if (page.ok()) page_bytes_ = std::max(page_bytes_, page->ByteSizeLong());
   }
 
   // ---- Results
@@ -469,6 +471,8 @@ class MachineLoad {
   int lost_ = 0;
   int placed_ = 0;
   uint64_t rounds_ = 0;
+  // The page that is read next.
+  std::string page_token_;
   size_t page_bytes_ = 0;
   uint64_t records_ = 0;
   uint64_t record_bytes_ = 0;
