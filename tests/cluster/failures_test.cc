@@ -24,7 +24,7 @@ TEST(FailuresTest, SpareReplacesWorkerWithoutData) {
   std::filesystem::current_path(cluster.folder());
   std::ofstream("images") << IdxBytes({256, 8, 8}, std::string(256 * 64, '\7'));
   std::ofstream("labels") << IdxBytes({256}, std::string(256, '\1'));
-  v1::RunSpec spec = SmallSpec({.aggregators = 1, .every_steps = 8, .steps = 4000, .min_ranks = 2});
+  v1::RunSpec spec = SmallSpec({.aggregators = 1, .every_steps = 8, .steps = 2500, .min_ranks = 2});
   spec.mutable_cluster()->set_keep_plan(true);
   v1::IdxFiles& data = *spec.mutable_data()->mutable_idx();
   data.set_train_images("images");
