@@ -129,8 +129,9 @@ v1::Hello Worker::MakeHello() {
 v1::Heartbeat Worker::NextHeartbeat() {
   v1::Heartbeat heartbeat = MakeHeartbeat(counters_);
   absl::MutexLock lock(&mutex_);
-  if (!machine_.rank_slot()) return heartbeat;
-  *heartbeat.mutable_place() = *machine_.rank_slot();
+  // The activity is sent without a rank slot, too: after a release the coordinator waits until the
+  // training thread has left the generation.
+  if (machine_.rank_slot()) *heartbeat.mutable_place() = *machine_.rank_slot();
   heartbeat.set_activity(progress_.activity());
   heartbeat.set_progress(progress_.count());
   return heartbeat;
