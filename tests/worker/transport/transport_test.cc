@@ -1,5 +1,6 @@
 // The contract of transport.h, over every kind of link.
 #include "worker/transport/transport.h"
+#include "worker/transport/suspects.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -369,8 +370,10 @@ TEST_P(TransportTest, AbortWakesAllChannels) {
     Bytes got(8);
     const absl::Status status =
         Receive(*group[rank], (rank + 1) % 3, 1, got, thread % Transport::kChannels);
-    EXPECT_EQ(status, rank == 0 ? absl::AbortedError("the group is over")
-                                : absl::UnavailableError("rank 0 aborted: the group is over"));
+    EXPECT_EQ(status,
+              rank == 0
+                  ? absl::AbortedError("the group is over")
+                  : WithSuspects(absl::UnavailableError("rank 0 aborted: the group is over"), {0}));
   });
 }
 
@@ -390,7 +393,7 @@ TEST_P(TransportTest, AbortEndsBusyThread) {
       status = Exchange(*group[rank], 1 - rank, Pattern(1000, 0), 1 - rank, got, i, 1);
       if (i == 100) ++moving;
     }
-    EXPECT_EQ(status, absl::UnavailableError("rank 2 aborted: enough"));
+    EXPECT_EQ(status, WithSuspects(absl::UnavailableError("rank 2 aborted: enough"), {2}));
   });
 }
 
@@ -408,7 +411,7 @@ TEST_P(TransportTest, SendAfterGoodbyeFails) {
   absl::Status status;
   const auto bytes = Pattern(100'000, 0);
   for (uint32_t i = 0; i < 1000 && status.ok(); ++i) status = Send(*group[0], 1, i, bytes);
-  EXPECT_EQ(status, absl::UnavailableError("rank 1 has left the group"));
+  EXPECT_EQ(status, WithSuspects(absl::UnavailableError("rank 1 has left the group"), {1}));
 }
 
 // Sleeps and wakeups in varying order; a lost wakeup would end in a timeout.
