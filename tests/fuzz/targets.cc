@@ -1,21 +1,25 @@
 #include "tests/fuzz/targets.h"
 
 #include <glog/logging.h>
+#include <poll.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
 #include <optional>
 #include <vector>
 
 #include "absl/strings/str_format.h"
+#include "base/digest.h"
 #include "model/formats/idx.h"
 #include "model/formats/safetensors.h"
 #include "worker/data/cifar10.h"
 #include "worker/data/jpeg.h"
 #include "worker/data/tar.h"
-#include "worker/transport/handshake.h"
+#include "worker/transport/tcp_listener.h"
 
 namespace cadre::fuzz {
 namespace {
@@ -48,19 +52,59 @@ void Cifar10(std::span<const uint8_t> input) {
   for (const int32_t label : images.labels) CHECK(label >= 0 && label < kCifarClasses);
 }
 
-// Messages of the connection set-up: a decoded message must be encoded to the same bytes, and the
-// reader must not wait indefinitely for the rest of an incomplete greeting.
-void Handshake(std::span<const uint8_t> input) {
-  const std::string bytes = TextOf(input);
-  const auto greeting = DecodeGreeting(bytes);
-  if (greeting.ok() && greeting->has_value()) CHECK(Encode(**greeting) == bytes);
-  if (greeting.ok() && !greeting->has_value()) CHECK_LT(bytes.size(), kMaxText * 3);
-  const auto check = [&bytes](const auto& decoded) {
-    if (decoded.ok()) CHECK(Encode(*decoded) == bytes);
-  };
-  check(DecodeAnswer(bytes));
-  check(DecodeOffer(bytes));
-  check(DecodeSettled(bytes));
+// A listener delivers a header that has the right tag only if its fields are those of a connection
+// that this rank may accept. Otherwise it refuses the header with a reason. The input is the part
+// of the header that follows the generation.
+void HeaderTarget(std::span<const uint8_t> input) {
+  static const GroupIdentity group{.schema_hash = 1, .run = "run", .group = 2, .generation = 3};
+  constexpr uint32_t kRank = 1, kRanks = 4;
+  static const Socket wake = std::move(*MakeWake());
+  static TcpListener& listener = *[] {
+    FLAGS_minloglevel = google::WARNING;  // one line for each refusal otherwise
+    auto made = TcpListener::Listen({});
+    CHECK(made.ok() && (*made)->Expect(group, kRank, kRanks, &wake).ok()) << made.status();
+    return std::move(*made).release();
+  }();
+  Header header;
+  constexpr size_t kFirst = offsetof(Header, host);
+  std::memcpy(reinterpret_cast<uint8_t*>(&header) + kFirst, input.data(),
+              std::min(input.size(), sizeof header - kFirst));
+  header.schema_hash = group.schema_hash;
+  header.run = TextDigest(group.run);
+  header.generation = group.generation;
+  header.group = group.group;
+  Sign(group.key, header);
+  const auto addresses = Resolve(listener.address(), false);
+  CHECK(addresses.ok() && !addresses->empty()) << addresses.status();
+  const auto socket = StartConnect(addresses->front());
+  CHECK(socket.ok()) << socket.status();
+  // Reset instead of closed, so that ports are free again at once.
+  const linger reset{.l_onoff = 1, .l_linger = 0};
+  setsockopt(socket->fd(), SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
+  pollfd writable{.fd = socket->fd(), .events = POLLOUT};
+  poll(&writable, 1, -1);
+  CHECK_EQ(SendWhole(*socket, BytesOf(header)), absl::OkStatus());
+  std::string received;
+  while (true) {
+    pollfd entries[] = {{.fd = socket->fd(), .events = POLLIN},
+                        {.fd = wake.fd(), .events = POLLIN}};
+    poll(entries, 2, -1);
+    ClearWake(wake);
+    for (const TcpListener::Arrival& arrival : listener.TakeArrivals(group)) {
+      const Header& taken = arrival.header;
+      CHECK(taken.to == kRank && taken.ranks == kRanks);
+      CHECK(taken.from > kRank && taken.from < kRanks);
+      CHECK_LE(taken.memory.view().size(), taken.memory.bytes.size());
+      return;
+    }
+    if (entries[0].revents == 0) continue;
+    const auto complete = ReadUntil(*socket, sizeof(Answer), &received);
+    CHECK(complete.ok()) << complete.status();
+    if (!*complete) continue;
+    const auto answer = FromBytes<Answer>(received);
+    CHECK(answer.code == Answer::Code::kWrongRank && !answer.reason.empty());
+    return;
+  }
 }
 
 // An accepted IDX file has as many elements as its extents state.
@@ -171,7 +215,7 @@ void Fragile(std::span<const uint8_t> bytes) {
 
 const std::map<std::string, Target>& Targets() {
   static const std::map<std::string, Target> targets = {
-      {"cifar10", Cifar10}, {"fragile", Fragile}, {"handshake", Handshake},
+      {"cifar10", Cifar10}, {"fragile", Fragile}, {"header", HeaderTarget},
       {"idx", Idx},         {"jpeg", Jpeg},       {"safetensors", Safetensors},
       {"tar", Tar}};
   return targets;

@@ -1,9 +1,9 @@
 // Connects the ranks of a group: by shared memory if two ranks share a host, by TCP otherwise.
 //
 // Rank i dials all lower ranks and accepts connections from all higher ones. The first connection
-// of a pair is its control connection. Over it the two ranks negotiate shared memory or, if that is
-// not possible, the number of TCP connections per channel, which follows from the round trip of the
-// control connection.
+// of a pair is its control connection; its header and answer settle whether the pair shares memory.
+// If not, the higher rank opens the TCP connections of the channels, whose number follows from the
+// round trip of the control connection.
 #pragma once
 
 #include <functional>
@@ -36,9 +36,9 @@ struct ConnectOptions {
 // ignored). Returns when all connections of this rank are established.
 // Errors, with the suspected ranks (suspects.h): DeadlineExceeded naming the missing ranks and
 // their addresses; Cancelled; Aborted when a peer reports that the generation has ended, or a
-// connected peer closes its connection; FailedPrecondition when a peer has another schema or
-// assigns this rank another position; InvalidArgument for a malformed address. The system resolves
-// host names, which may block for as long as the timeout of its resolver.
+// connected peer closes its connection; FailedPrecondition when a peer has another schema or key,
+// or assigns this rank another position; InvalidArgument for a malformed address. The system
+// resolves host names, which may block for as long as the timeout of its resolver.
 absl::StatusOr<std::unique_ptr<Transport>> ConnectGroup(TcpListener& listener,
                                                         const GroupIdentity& group, int rank,
                                                         const std::vector<std::string>& peers,

@@ -1,29 +1,32 @@
-// The messages with which two ranks connect.
+// The two messages with which ranks connect: the header of a connection and the answer to it.
 //
-//   caller -> listener  Greeting  magic, schema hash, group, ranks, purpose, host, run, wakeups
-//   listener -> caller  Answer    code, host, whether memory may be shared, reason
-//   callee -> caller    Offer     shared memory and wakeups; only if both ranks can share memory
-//   caller -> callee    Settled   that the memory is used, or the number of connections per channel
+//   caller -> listener  Header  identity of the group, ranks, purpose, host, wakeups, memory
+//   listener -> caller  Answer  code, host, wakeups if the memory is used, reason of a refusal
 //
-// Offer and Settled are sent on a pair's control connection only. The caller sends nothing after
-// the greeting until it has the answer, so a greeting needs no length field; every other message
-// begins with a head, which is its length in 16 bits. Integers are little-endian; the length of a
-// text precedes it, in 16 bits.
+// A message is sent as it lies in memory: a fixed size and no padding, integers little-endian,
+// texts filled up with zeros. It ends with a tag, the HMAC-SHA256 of the rest, so only ranks that
+// received the key of the generation from the coordinator can form it. The tag of an answer also
+// covers the tag of the header, so that it answers this header only. The key is never sent. A
+// refusal is not authenticated, because a listener may not know the key of the generation.
 //
 // Thread-safe (values and functions without state).
 #pragma once
 
+#include <algorithm>
 #include <array>
+#include <bit>
 #include <cstdint>
-#include <optional>
+#include <cstring>
 #include <string>
+#include <type_traits>
 
-#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "worker/transport/socket.h"
 #include "worker/transport/transport.h"
 
 namespace cadre {
+
+using SecretKey = std::array<uint8_t, 16>;
+using Tag = std::array<uint8_t, 32>;
 
 // Identifies one generation of one group. It is equal on all ranks of that generation and on no
 // others.
@@ -33,85 +36,109 @@ struct GroupIdentity {
   std::string run;
   uint32_t group = 0;
   uint64_t generation = 0;
+  // Secret of the generation. Zeros where ranks have no common secret, such as in a probe.
+  SecretKey key{};
   friend bool operator==(const GroupIdentity&, const GroupIdentity&) = default;
 };
 
-// By channel.
-using WakeupNames = std::array<std::string, Transport::kChannels>;
+// At most `size` bytes without zeros; longer texts are truncated.
+template <size_t size>
+struct FixedText {
+  std::array<char, size> bytes{};
+
+  FixedText() = default;
+  explicit FixedText(absl::string_view text) {
+    std::copy_n(text.data(), std::min(text.size(), size), bytes.data());
+  }
+  absl::string_view view() const { return {bytes.data(), strnlen(bytes.data(), size)}; }
+  bool empty() const { return bytes[0] == '\0'; }
+};
+
+// By channel; empty names if the rank does not share memory.
+using WakeupNames = std::array<FixedText<64>, Transport::kChannels>;
 
 // The use of a connection: a connection of a channel, or the pair's control connection.
 struct Purpose {
   static constexpr uint8_t kControl = 0xff;
   uint8_t channel = kControl;
   uint8_t connection = 0;
-  friend auto operator<=>(const Purpose&, const Purpose&) = default;
+  friend bool operator==(const Purpose&, const Purpose&) = default;
 };
 
-struct Greeting {
-  GroupIdentity group;
-  uint32_t from = 0;
-  uint32_t to = 0;
-  uint32_t ranks = 0;
-  Purpose purpose;
+struct Header {
+  // The last digit is the version of this format.
+  static constexpr std::array<char, 8> kMagic = {'c', 'a', 'd', 'r', 'e', 'r', 'k', '4'};
+  std::array<char, 8> magic = kMagic;
+  uint64_t schema_hash = 0;
+  // TextDigest of the run.
+  uint64_t run = 0;
+  uint64_t generation = 0;
   // See HostIdentity.
   uint64_t host = 0;
-  // The caller's wakeups; empty names if it does not share memory.
+  uint32_t group = 0;
+  uint32_t ranks = 0;
+  uint32_t from = 0;
+  uint32_t to = 0;
+  Purpose purpose;
+  // TCP connections per channel if the pair does not share memory.
+  uint8_t connections = 0;
+  std::array<uint8_t, 5> unused{};
+  // Control connections only: the caller's wakeups, and memory that it shares with the callee
+  // (SharedSegment::description).
   WakeupNames wakeups;
-  bool shares_memory() const { return !wakeups[0].empty(); }
+  FixedText<200> memory;
+  Tag tag{};
 };
 
 struct Answer {
-  enum class Code : uint8_t {
-    kWelcome = 1,
+  enum class Code : uint64_t {
+    kAccepted = 1,
     kWrongSchema = 2,
     kStaleGeneration = 3,
-    kWrongRank = 4,
+    kWrongKey = 4,
+    kWrongRank = 5,
   };
-  Code code = Code::kWelcome;
+  Code code = Code::kAccepted;
   // Host of the rank that answers.
   uint64_t host = 0;
-  bool shares_memory = false;
-  // Text for the user; empty for kWelcome.
-  std::string reason;
-};
-
-struct Offer {
-  // See SharedSegment::description; empty if no memory can be shared.
-  std::string description;
+  // The callee's wakeups if it uses the caller's memory; otherwise empty.
   WakeupNames wakeups;
+  // Text for the user; empty for kAccepted.
+  FixedText<256> reason;
+  Tag tag{};
 };
 
-struct Settled {
-  // Connections per channel; 0: the offered memory is used.
-  uint8_t connections = 0;
-};
+template <typename Message>
+absl::string_view BytesOf(const Message& message) {
+  static_assert(std::endian::native == std::endian::little);
+  static_assert(std::has_unique_object_representations_v<Message>);
+  return {reinterpret_cast<const char*>(&message), sizeof message};
+}
 
-// Maximum length of a run and of a reason. Longer texts are truncated when encoded and rejected
-// when decoded.
-inline constexpr size_t kMaxText = 1024;
-// The same for the name of a wakeup and the description of memory.
-inline constexpr size_t kMaxName = 256;
+// Requires: `bytes` has the size of the message.
+template <typename Message>
+Message FromBytes(absl::string_view bytes) {
+  Message message;
+  std::memcpy(&message, bytes.data(), sizeof message);
+  return message;
+}
 
-std::string Encode(const Greeting& greeting);
-std::string Encode(const Answer& answer);
-std::string Encode(const Offer& offer);
-std::string Encode(const Settled& settled);
+Tag MakeTag(const SecretKey& key, absl::string_view message);
+// The time that it takes does not depend on the tags.
+bool AreEqual(const Tag& a, const Tag& b);
 
-// Returns nullopt if `bytes` is an incomplete greeting. Errors: InvalidArgument if no greeting
-// begins with `bytes`, or if bytes follow the greeting.
-absl::StatusOr<std::optional<Greeting>> DecodeGreeting(absl::string_view bytes);
+// `challenge`: of an answer, the tag of the header.
+template <typename Message>
+void Sign(const SecretKey& key, Message& message, const Tag& challenge = {}) {
+  message.tag = challenge;
+  message.tag = MakeTag(key, BytesOf(message));
+}
 
-// Size of the head of the other messages.
-inline constexpr size_t kHeadBytes = 2;
-// Size of a message with this head. Requires: `head` has at least kHeadBytes.
-size_t MessageBytes(absl::string_view head);
-// Reads more of a message with a head, without blocking and not beyond its end. Returns whether
-// `bytes` is complete. Errors: as ReadUntil.
-absl::StatusOr<bool> ReadHandshakeMessage(const Socket& socket, std::string* bytes);
-
-// Errors: InvalidArgument unless `bytes` is exactly one message.
-absl::StatusOr<Answer> DecodeAnswer(absl::string_view bytes);
-absl::StatusOr<Offer> DecodeOffer(absl::string_view bytes);
-absl::StatusOr<Settled> DecodeSettled(absl::string_view bytes);
+template <typename Message>
+bool IsSigned(const SecretKey& key, const Message& message, const Tag& challenge = {}) {
+  Message expected = message;
+  Sign(key, expected, challenge);
+  return AreEqual(expected.tag, message.tag);
+}
 
 }  // namespace cadre

@@ -21,7 +21,7 @@
 // not cache.
 //
 // Limits: the number of connections is fixed at connection time from the round trip of the first
-// one and an assumed 10 Gbit/s (pairing.cc).
+// one and an assumed 10 Gbit/s (dial.cc).
 #include "worker/transport/tcp_link.h"
 
 #include <glog/logging.h>

@@ -4,7 +4,6 @@
 #include <sys/socket.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <cstring>
 #include <utility>
@@ -12,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
+#include "base/digest.h"
 #include "base/status.h"
 #include "worker/transport/tcp_link.h"
 
@@ -21,9 +21,11 @@ namespace {
 // Pause after the process ran out of descriptors, so that the loop does not spin.
 constexpr absl::Duration kAcceptPause = absl::Milliseconds(100);
 
-bool IsValid(Purpose purpose) {
+bool IsValid(const Header& header) {
+  const Purpose purpose = header.purpose;
+  if (header.connections < 1 || header.connections > kMaxConnections) return false;
   if (purpose.channel == Purpose::kControl) return purpose.connection == 0;
-  return purpose.channel < Transport::kChannels && purpose.connection < kMaxConnections;
+  return purpose.channel < Transport::kChannels && purpose.connection < header.connections;
 }
 
 absl::string_view CounterOf(Answer::Code code) {
@@ -32,8 +34,10 @@ absl::string_view CounterOf(Answer::Code code) {
       return "transport_refused_stale_generation";
     case Answer::Code::kWrongSchema:
       return "transport_refused_schema";
+    case Answer::Code::kWrongKey:
+      return "transport_refused_key";
     case Answer::Code::kWrongRank:
-    case Answer::Code::kWelcome:
+    case Answer::Code::kAccepted:
       break;
   }
   return "transport_refused_place";
@@ -71,20 +75,21 @@ TcpListener::~TcpListener() {
   thread_.join();
 }
 
-absl::Status TcpListener::Expect(const Expectation& expectation) {
-  const GroupIdentity& group = expectation.group;
+absl::Status TcpListener::Expect(const GroupIdentity& group, int rank, int ranks,
+                                 const Socket* wake) {
   absl::MutexLock lock(&mutex_);
-  const GroupKey key(group.run, group.group);
+  const GroupKey key(TextDigest(group.run), group.group);
   const auto newest = newest_.find(key);
-  if (newest != newest_.end() && group.generation <= newest->second) {
+  if (newest != newest_.end() && group.generation <= newest->second.group.generation) {
     return absl::AbortedError(absl::StrCat("generation ", group.generation, " of group ",
                                            group.group, " is over; the newest is ",
-                                           newest->second));
+                                           newest->second.group.generation));
   }
-  newest_[key] = group.generation;
-  expected_[key] = Expected{.expectation = expectation};
+  Generation& expected = newest_[key] = Generation{.group = group, .wake = wake};
+  expected.rank = rank;
+  expected.ranks = ranks;
   for (auto it = connections_.begin(); it != connections_.end();) {
-    const bool done = it->second.parked && Deliver(it->second);
+    const bool done = it->second.has_header() && Deliver(it->second);
     it = done ? connections_.erase(it) : std::next(it);
   }
   // The listener's thread may be polling a descriptor that was just closed or delivered, and the
@@ -95,18 +100,23 @@ absl::Status TcpListener::Expect(const Expectation& expectation) {
 
 void TcpListener::Forget(const GroupIdentity& group) {
   absl::MutexLock lock(&mutex_);
-  const auto it = expected_.find(GroupKey(group.run, group.group));
-  if (it != expected_.end() && it->second.expectation.group == group) expected_.erase(it);
+  Generation* generation = Find(group);
+  if (generation == nullptr) return;
+  generation->expected = false;
+  generation->arrivals.clear();
 }
 
-std::optional<TcpListener::Arrival> TcpListener::TakeReceived(const GroupIdentity& group, int from,
-                                                              Purpose purpose) {
+std::vector<TcpListener::Arrival> TcpListener::TakeArrivals(const GroupIdentity& group) {
   absl::MutexLock lock(&mutex_);
-  const auto it = expected_.find(GroupKey(group.run, group.group));
-  if (it == expected_.end() || it->second.expectation.group != group) return std::nullopt;
-  auto node = it->second.arrived.extract({from, purpose});
-  if (node.empty()) return std::nullopt;
-  return std::move(node.mapped());
+  Generation* generation = Find(group);
+  if (generation == nullptr) return {};
+  return std::exchange(generation->arrivals, {});
+}
+
+TcpListener::Generation* TcpListener::Find(const GroupIdentity& group) {
+  const auto it = newest_.find(GroupKey(TextDigest(group.run), group.group));
+  const bool found = it != newest_.end() && it->second.expected && it->second.group == group;
+  return found ? &it->second : nullptr;
 }
 
 void TcpListener::Serve() {
@@ -131,8 +141,8 @@ TcpListener::Watch TcpListener::NextWatch(absl::Time now) {
   Watch watch{.until = absl::InfiniteFuture()};
   watch.polled.push_back({.fd = wake_.fd(), .events = POLLIN});
   for (const auto& [id, connection] : connections_) {
-    // A parked connection sends nothing more, but its peer may close it.
-    const short events = connection.parked ? POLLRDHUP : POLLIN;
+    // A waiting connection sends nothing more, but its peer may close it.
+    const short events = connection.has_header() ? POLLRDHUP : POLLIN;
     watch.polled.push_back({.fd = connection.socket.fd(), .events = events});
     watch.ids.push_back(id);
     watch.until = std::min(watch.until, connection.deadline);
@@ -151,8 +161,8 @@ void TcpListener::Handle(const Watch& watch) {
     // The connection may have been delivered during the poll.
     const auto it = connections_.find(watch.ids[i]);
     if (it == connections_.end()) continue;
-    const bool keep = !it->second.parked && ReadGreeting(it->second);
-    if (!keep) connections_.erase(it);
+    const bool closed = it->second.has_header();
+    if (closed || !Read(it->second)) connections_.erase(it);
   }
   const bool accepting = watch.polled.size() > watch.ids.size() + 1;
   if (accepting && watch.polled.back().revents != 0) AcceptAll(absl::Now());
@@ -172,70 +182,56 @@ void TcpListener::AcceptAll(absl::Time now) {
     TuneConnection(socket);
     if (connections_.size() >= options_.max_waiting) connections_.erase(connections_.begin());
     connections_.emplace(next_id_++, Connection{.socket = std::move(socket),
-                                                .deadline = now + options_.handshake_timeout});
+                                                .deadline = now + options_.wait_timeout});
   }
 }
 
-bool TcpListener::ReadGreeting(Connection& connection) {
-  std::array<char, 2048> part;
-  const ssize_t got = recv(connection.socket.fd(), part.data(), part.size(), 0);
-  if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return true;
-  if (got <= 0) {
+bool TcpListener::Read(Connection& connection) {
+  const absl::StatusOr<bool> complete =
+      ReadUntil(connection.socket, sizeof(Header), &connection.received);
+  const absl::string_view received = connection.received;
+  const absl::string_view magic(Header::kMagic.data(), Header::kMagic.size());
+  const bool is_header = received.substr(0, magic.size()) == magic.substr(0, received.size());
+  if (!complete.ok() || !is_header) {
     // A connection without any bytes only checks whether the port is open, so it is not counted.
-    if (!connection.received.empty()) Count("transport_garbage_closed");
+    if (!received.empty()) Count("transport_garbage_closed");
     return false;
   }
-  connection.received.append(part.data(), got);
-  absl::StatusOr<std::optional<Greeting>> greeting = DecodeGreeting(connection.received);
-  if (!greeting.ok()) {
-    LOG(INFO) << "dropped a connection between ranks: " << greeting.status().message();
-    Count("transport_garbage_closed");
-    return false;
-  }
-  if (!greeting->has_value()) return true;
-  connection.greeting = **std::move(greeting);
-  if (Deliver(connection)) return false;
-  connection.parked = true;
-  connection.deadline = absl::Now() + options_.park_timeout;
-  return true;
+  return !*complete || !Deliver(connection);
 }
 
 bool TcpListener::Deliver(Connection& connection) {
-  const Greeting& greeting = connection.greeting;
-  const GroupIdentity& group = greeting.group;
-  const GroupKey key(group.run, group.group);
-  const auto newest = newest_.find(key);
-  if (newest == newest_.end() || group.generation > newest->second) return false;
-  const auto it = expected_.find(key);
-  if (it == expected_.end() || group.generation != it->second.expectation.group.generation) {
-    Refuse(connection, Answer::Code::kStaleGeneration,
-           absl::StrCat("generation ", group.generation, " of group ", group.group, " of run ",
-                        group.run, " is over; the newest here is ", newest->second));
+  const Header header = FromBytes<Header>(connection.received);
+  const auto it = newest_.find(GroupKey(header.run, header.group));
+  if (it == newest_.end() || header.generation > it->second.group.generation) return false;
+  Generation& here = it->second;
+  const auto refuse = [&](Answer::Code code, const std::string& reason) {
+    Refuse(connection, code, reason);
     return true;
+  };
+  if (!here.expected || header.generation != here.group.generation) {
+    return refuse(Answer::Code::kStaleGeneration,
+                  absl::StrCat("generation ", header.generation, " of group ", header.group,
+                               " is over; the newest here is ", here.group.generation));
   }
-  const Expectation& here = it->second.expectation;
-  if (group.schema_hash != here.group.schema_hash) {
-    Refuse(connection, Answer::Code::kWrongSchema,
-           absl::StrFormat("rank %d uses schema %016x, rank %d uses schema %016x", greeting.from,
-                           group.schema_hash, here.rank, here.group.schema_hash));
-    return true;
+  if (header.schema_hash != here.group.schema_hash) {
+    return refuse(Answer::Code::kWrongSchema,
+                  absl::StrFormat("rank %d has schema %x, rank %d has schema %x", header.from,
+                                  header.schema_hash, here.rank, here.group.schema_hash));
   }
-  const uint32_t rank = here.rank;
-  const uint32_t ranks = here.ranks;
-  if (greeting.to != rank || greeting.ranks != ranks || greeting.from <= rank ||
-      greeting.from >= ranks || !IsValid(greeting.purpose)) {
-    Refuse(connection, Answer::Code::kWrongRank,
-           absl::StrCat("rank ", greeting.from, " of ", greeting.ranks, " calls rank ", greeting.to,
-                        ", but this is rank ", rank, " of ", ranks));
-    return true;
+  if (!IsSigned(here.group.key, header)) {
+    return refuse(Answer::Code::kWrongKey,
+                  absl::StrCat("the caller does not know the key of generation ", header.generation,
+                               " of group ", header.group));
   }
-  const Answer welcome{.host = here.host, .shares_memory = here.shares_memory};
-  if (SendWhole(connection.socket, Encode(welcome)).ok()) {
-    // Replaces an earlier connection, which its caller has abandoned.
-    it->second.arrived[{greeting.from, greeting.purpose}] = {std::move(connection.socket),
-                                                             std::move(connection.greeting)};
-    if (here.wake != nullptr) Wake(*here.wake);
+  if (header.to != here.rank || header.ranks != here.ranks || header.from <= here.rank ||
+      header.from >= here.ranks || !IsValid(header)) {
+    return refuse(Answer::Code::kWrongRank,
+                  absl::StrCat("rank ", header.from, " of ", header.ranks, " calls rank ",
+                               header.to, ", but this is rank ", here.rank, " of ", here.ranks));
   }
+  here.arrivals.push_back({std::move(connection.socket), header});
+  if (here.wake != nullptr) Wake(*here.wake);
   return true;
 }
 
@@ -245,8 +241,10 @@ void TcpListener::Refuse(const Connection& connection, Answer::Code code,
                          const std::string& reason) {
   LOG(INFO) << "refused a connection between ranks: " << reason;
   Count(CounterOf(code));
+  Answer answer{.code = code};
+  answer.reason = decltype(answer.reason)(reason);
   // A caller that has closed the connection needs no answer.
-  SendWhole(connection.socket, Encode(Answer{.code = code, .reason = reason})).IgnoreError();
+  SendWhole(connection.socket, BytesOf(answer)).IgnoreError();
 }
 
 void TcpListener::Count(absl::string_view what) {
@@ -254,11 +252,11 @@ void TcpListener::Count(absl::string_view what) {
 }
 
 void TcpListener::DropExpired(absl::Time now) {
-  for (auto it = connections_.begin(); it != connections_.end();) {
-    const bool expired = it->second.deadline <= now;
-    if (expired && !it->second.parked) Count("transport_handshake_timeouts");
-    it = expired ? connections_.erase(it) : std::next(it);
-  }
+  std::erase_if(connections_, [&](const auto& entry) {
+    const bool expired = entry.second.deadline <= now;
+    if (expired && !entry.second.has_header()) Count("transport_handshake_timeouts");
+    return expired;
+  });
 }
 
 }  // namespace cadre

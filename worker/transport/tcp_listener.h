@@ -1,12 +1,15 @@
 // The listening socket of a worker process, through which peers connect to all of its groups.
 //
-// The listener's thread accepts connections and reads their greetings concurrently, so that a
-// silent peer delays no other peer. A connection of a generation that is not expected yet is parked
-// (kept), because its peer may have received the assignment earlier. An invalid greeting is refused
-// with a reason, and a connection that sends anything else is closed. Counters:
-//   transport_garbage_closed             not a greeting
-//   transport_handshake_timeouts         no complete greeting in time
-//   transport_refused_stale_generation, transport_refused_schema, transport_refused_place
+// The listener's thread accepts connections and reads their headers concurrently, so that a silent
+// peer delays no other peer. It hands the connections of a generation that is being connected to
+// its ConnectGroup, which answers them. A connection of a later generation waits, because its peer
+// may have received the assignment earlier. Other connections are refused with a reason, and a
+// connection that sends anything else than a header is closed. The number of waiting connections
+// and their time are bounded; a peer whose connection is dropped connects again. Counters:
+//   transport_garbage_closed             not a header
+//   transport_handshake_timeouts         no complete header in time
+//   transport_refused_stale_generation, transport_refused_schema, transport_refused_key,
+//   transport_refused_place
 //
 // Thread-safe. Must outlive the ConnectGroup calls that use it; transports may outlive it.
 #pragma once
@@ -16,7 +19,6 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -37,32 +39,18 @@ class TcpListener {
   struct Options {
     // host:port; port 0 selects a free port.
     std::string address = "127.0.0.1:0";
-    // Maximum time until a greeting is complete.
-    absl::Duration handshake_timeout = absl::Seconds(5);
-    // Maximum time for which a connection is parked; its peer may connect again.
-    absl::Duration park_timeout = absl::Seconds(60);
-    // Maximum number of connections that no group has taken; beyond it the oldest is dropped.
-    size_t max_waiting = 256;
+    // Maximum time for which a connection waits for its header and its group.
+    absl::Duration wait_timeout = absl::Seconds(10);
+    // Maximum number of connections that wait; beyond it the oldest is dropped.
+    size_t max_waiting = 64;
     // Must outlive the listener. May be null.
     Counters* counters = nullptr;
   };
 
-  // A rank of this process whose group is being connected.
-  struct Expectation {
-    GroupIdentity group;
-    int rank = 0;
-    int ranks = 0;
-    // Sent to callers in the answer.
-    uint64_t host = 0;
-    bool shares_memory = false;
-    // Signaled when a connection arrives, until Forget. May be null.
-    const Socket* wake = nullptr;
-  };
-
-  // A connection whose caller was welcomed.
+  // A connection with a valid header of an expected generation, to be answered by its owner.
   struct Arrival {
     Socket socket;
-    Greeting greeting;
+    Header header;
   };
 
   // Errors: AlreadyExists for a taken port, InvalidArgument for a malformed address.
@@ -73,32 +61,36 @@ class TcpListener {
   // The host of Options::address with the actual port.
   const std::string& address() const { return address_; }
 
-  // Between Expect and Forget, connections of this group and generation are collected for
-  // TakeReceived. From Expect on, older generations of the group are refused; after Forget, this
-  // one as well. Errors: Aborted if this or a newer generation of the group was expected before.
-  absl::Status Expect(const Expectation& expectation) ABSL_LOCKS_EXCLUDED(mutex_);
-  void Forget(const GroupIdentity& group) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Returns the connection of rank `from` for this purpose if it has arrived; the caller owns it.
-  std::optional<Arrival> TakeReceived(const GroupIdentity& group, int from, Purpose purpose)
+  // Between Expect and Forget, connections of this group and generation to `rank` of `ranks` are
+  // collected for TakeArrivals, and `wake` (may be null) is signaled for each. From Expect on,
+  // older generations of the group are refused; after Forget, this one as well. Errors: Aborted if
+  // this or a newer generation of the group was expected before.
+  absl::Status Expect(const GroupIdentity& group, int rank, int ranks, const Socket* wake)
       ABSL_LOCKS_EXCLUDED(mutex_);
+  void Forget(const GroupIdentity& group) ABSL_LOCKS_EXCLUDED(mutex_);
+  // The connections that have arrived since the last call; the caller owns them.
+  std::vector<Arrival> TakeArrivals(const GroupIdentity& group) ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
-  // A connection that no group has taken yet.
+  // A connection that waits for its header or its group.
   struct Connection {
     Socket socket;
     absl::Time deadline;
     std::string received;
-    // The greeting is complete and its generation is not expected yet.
-    bool parked = false;
-    Greeting greeting;
+    bool has_header() const { return received.size() == sizeof(Header); }
   };
-  struct Expected {
-    Expectation expectation;
-    // By rank and purpose.
-    std::map<std::pair<int, Purpose>, Arrival> arrived;
+  // The newest generation of a group that was expected.
+  struct Generation {
+    GroupIdentity group;
+    // False after Forget.
+    bool expected = true;
+    uint32_t rank = 0;
+    uint32_t ranks = 0;
+    const Socket* wake = nullptr;
+    std::vector<Arrival> arrivals;
   };
-  // Run and number of a group, without its generation.
-  using GroupKey = std::pair<std::string, uint32_t>;
+  // Digest of the run, and number of the group.
+  using GroupKey = std::pair<uint64_t, uint32_t>;
 
   TcpListener(const Options& options, Socket socket, Socket wake, std::string address, int port);
 
@@ -115,12 +107,13 @@ class TcpListener {
   Watch NextWatch(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Handle(const Watch& watch) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AcceptAll(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Returns false if the connection must be closed.
-  bool ReadGreeting(Connection& connection) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Delivers or refuses a connection whose greeting is complete. Returns false if it must be
-  // parked.
+  // Returns false if the connection must not be kept: it was closed, delivered or refused.
+  bool Read(Connection& connection) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Delivers or refuses a connection that has its header. Returns false if it must wait.
   bool Deliver(Connection& connection) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Refuse(const Connection& connection, Answer::Code code, const std::string& reason);
+  // The generation if it is the newest of its group and expected, or null.
+  Generation* Find(const GroupIdentity& group) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Count(absl::string_view what);
   void DropExpired(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -138,9 +131,7 @@ class TcpListener {
   uint64_t next_id_ ABSL_GUARDED_BY(mutex_) = 0;
   // In the order of arrival.
   std::map<uint64_t, Connection> connections_ ABSL_GUARDED_BY(mutex_);
-  std::map<GroupKey, Expected> expected_ ABSL_GUARDED_BY(mutex_);
-  // Newest generation of each group that was expected.
-  std::map<GroupKey, uint64_t> newest_ ABSL_GUARDED_BY(mutex_);
+  std::map<GroupKey, Generation> newest_ ABSL_GUARDED_BY(mutex_);
 
   std::thread thread_;
 };

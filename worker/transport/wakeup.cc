@@ -64,6 +64,7 @@ absl::StatusOr<WakeupHandle> WakeupHandle::Take(absl::string_view name) {
 }
 
 void WakeupHandle::Signal() const {
+  if (socket_ == nullptr) return;
   // Fails if the wakeup is signaled already (no room) or has no owner any more.
   std::ignore = send(socket_->fd(), "", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
 }

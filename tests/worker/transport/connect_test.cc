@@ -7,18 +7,23 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cstddef>
+#include <functional>
 
 #include "absl/strings/str_cat.h"
 #include "base/counters.h"
+#include "base/digest.h"
 #include "tests/worker/transport/messages.h"
 #include "tests/worker/transport/ranks.h"
 #include "tests/worker/transport/sockets.h"
 #include "worker/transport/host_identity.h"
+#include "worker/transport/suspects.h"
 #include "worker/transport/tcp_link.h"
 
 namespace cadre {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using TransportOr = absl::StatusOr<std::unique_ptr<Transport>>;
 
@@ -32,12 +37,28 @@ ConnectOptions Within(absl::Duration time) {
   return {.deadline = absl::Now() + time, .timeout = absl::Seconds(30)};
 }
 
+constexpr SecretKey kKey = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16};
+
 GroupIdentity Generation(uint64_t generation) {
-  return {.schema_hash = 7, .run = "run-1", .group = 2, .generation = generation};
+  return {.schema_hash = 7, .run = "run-1", .group = 2, .generation = generation, .key = kKey};
 }
 
-std::string EncodedGreeting(uint64_t generation, uint32_t ranks = 2) {
-  return Encode(Greeting{.group = Generation(generation), .from = 1, .to = 0, .ranks = ranks});
+Header SignedHeader(uint64_t generation, uint32_t ranks = 2, uint32_t from = 1, uint32_t to = 0) {
+  const GroupIdentity group = Generation(generation);
+  Header header{.schema_hash = group.schema_hash,
+                .run = TextDigest(group.run),
+                .generation = generation,
+                .group = group.group,
+                .ranks = ranks,
+                .from = from,
+                .to = to,
+                .connections = 1};
+  Sign(kKey, header);
+  return header;
+}
+
+std::string EncodedHeader(uint64_t generation, uint32_t ranks = 2) {
+  return std::string(BytesOf(SignedHeader(generation, ranks)));
 }
 
 TransportOr Connect(Listeners& listeners, int rank, const GroupIdentity& group,
@@ -65,25 +86,40 @@ class RawCaller {
   }
 
   // All bytes that the listener sends until it closes the connection.
-  std::string ReadToEnd() const {
+  std::string ReadToEnd() const { return Read(std::string::npos); }
+
+  // At most `size` bytes.
+  std::string Read(size_t size) const {
     std::string received;
     std::array<char, 512> part;
     const absl::Time until = absl::Now() + absl::Seconds(5);
-    while (absl::Now() < until) {
+    while (received.size() < size && absl::Now() < until) {
       pollfd entry{.fd = socket_.fd(), .events = POLLIN};
       poll(&entry, 1, 20);
-      const ssize_t got = recv(socket_.fd(), part.data(), part.size(), 0);
+      const ssize_t got =
+          recv(socket_.fd(), part.data(), std::min(part.size(), size - received.size()), 0);
       if (got > 0) received.append(part.data(), got);
       if (got == 0 || (got < 0 && errno != EAGAIN)) return received;
     }
-    ADD_FAILURE() << "the connection was not closed";
+    EXPECT_EQ(received.size(), size) << "the connection was not closed";
     return received;
   }
 
   Answer::Code ReadCode() const {
-    const auto answer = DecodeAnswer(ReadToEnd());
-    EXPECT_TRUE(answer.ok()) << answer.status();
-    return answer.value_or(Answer{}).code;
+    const std::string answer = Read(sizeof(Answer));
+    EXPECT_EQ(answer.size(), sizeof(Answer));
+    return answer.size() == sizeof(Answer) ? FromBytes<Answer>(answer).code : Answer::Code{};
+  }
+
+  // Sends a byte about every 10 ms. Returns the number of bytes when the listener has closed the
+  // connection.
+  size_t SendSlowly(absl::string_view bytes) const {
+    for (size_t sent = 0; sent < bytes.size(); ++sent) {
+      pollfd entry{.fd = socket_.fd(), .events = POLLIN};
+      if (poll(&entry, 1, 10) > 0) return sent;
+      std::ignore = send(socket_.fd(), &bytes[sent], 1, MSG_NOSIGNAL);
+    }
+    return bytes.size();
   }
 
  private:
@@ -219,22 +255,41 @@ TEST(ConnectTest, RetriesUntilPeerListens) {
 }
 
 TEST(ConnectTest, DeadlineNamesMissingRanks) {
-  Listeners listeners(4);
+  Listeners listeners(3);
   listeners.each[0].reset();
-  const auto statuses = StatusesOnRanks(4, [&](int rank) {
-    if (rank == 0 || rank == 2) return absl::OkStatus();
-    const absl::Duration time = rank == 1 ? absl::Milliseconds(150) : absl::Seconds(60);
-    return Connect(listeners, rank, Generation(1), Within(time)).status();
-  });
-  EXPECT_EQ(statuses[1].code(), absl::StatusCode::kDeadlineExceeded) << statuses[1];
+  const absl::Status status =
+      Connect(listeners, 1, Generation(1), Within(absl::Milliseconds(50))).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
   const std::string missing =
       absl::StrCat("with rank 0 at ", listeners.peers[0], ", 2 at ", listeners.peers[2]);
-  EXPECT_THAT(std::string(statuses[1].message()), HasSubstr(missing));
-  EXPECT_THAT(std::string(statuses[1].message()), HasSubstr("refused"));
-  // A rank whose peer has ended the attempt also names the ranks that it missed itself.
-  EXPECT_EQ(statuses[3].code(), absl::StatusCode::kAborted) << statuses[3];
-  EXPECT_THAT(std::string(statuses[3].message()), HasSubstr("rank 1 closed its connection"));
-  EXPECT_THAT(std::string(statuses[3].message()), HasSubstr(missing));
+  EXPECT_THAT(std::string(status.message()), HasSubstr(missing));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("refused"));
+  EXPECT_THAT(SuspectsOf(status), ElementsAre(0, 2));
+}
+
+// A rank whose peer has ended the attempt suspects that peer, and also names the ranks that it
+// missed itself.
+TEST(ConnectTest, ClosedConnectionNamesMissingRanks) {
+  Listeners listeners(4);
+  listeners.each[0].reset();
+  TcpListener& second = listeners.At(1);
+  ASSERT_TRUE(second.Expect(Generation(1), 1, 4, nullptr).ok());
+  absl::Status status;
+  std::thread fourth([&] { status = Connect(listeners, 3, Generation(1)).status(); });
+  std::vector<TcpListener::Arrival> arrivals;
+  while (arrivals.empty()) arrivals = second.TakeArrivals(Generation(1));
+  Answer answer;
+  Sign(kKey, answer, arrivals[0].header.tag);
+  EXPECT_EQ(SendWhole(arrivals[0].socket, BytesOf(answer)), absl::OkStatus());
+  arrivals.clear();
+  fourth.join();
+  EXPECT_EQ(status.code(), absl::StatusCode::kAborted) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("rank 1 closed its connection"));
+  const std::string missing =
+      absl::StrCat("with rank 0 at ", listeners.peers[0], ", 2 at ", listeners.peers[2]);
+  EXPECT_THAT(std::string(status.message()), HasSubstr(missing));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("(rank 0 at "));
+  EXPECT_THAT(SuspectsOf(status), ElementsAre(1));
 }
 
 // Rank 1 calls and rank 0 accepts; neither has a deadline.
@@ -282,6 +337,60 @@ TEST(ConnectTest, RejectsOtherSchema) {
   EXPECT_EQ(counters.Get("transport_refused_schema"), 1U);
 }
 
+TEST(ConnectTest, RejectsOtherKey) {
+  Counters counters;
+  Listeners listeners(2, {.counters = &counters});
+  const auto statuses = StatusesOnRanks(2, [&](int rank) {
+    GroupIdentity group = Generation(1);
+    group.key[15] += rank;
+    const absl::Duration time = rank == 0 ? absl::Milliseconds(500) : absl::Seconds(60);
+    return Connect(listeners, rank, group, Within(time)).status();
+  });
+  EXPECT_EQ(statuses[1].code(), absl::StatusCode::kFailedPrecondition) << statuses[1];
+  EXPECT_THAT(std::string(statuses[1].message()), HasSubstr("key"));
+  EXPECT_EQ(statuses[0].code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(counters.Get("transport_refused_key"), 1U);
+}
+
+// The tag covers every byte: a header with a changed byte is closed, waits or is refused, but never
+// delivered.
+TEST(ConnectTest, ChangedHeaderIsNeverDelivered) {
+  const auto listener = Listen();
+  ASSERT_TRUE(listener->Expect(Generation(1), 0, 2, nullptr).ok());
+  const std::string header = EncodedHeader(1);
+  const size_t generation = offsetof(Header, generation);
+  for (size_t i = 0; i < header.size(); ++i) {
+    // Another run, group or a later generation: it waits.
+    if (i >= offsetof(Header, run) && i < offsetof(Header, host)) continue;
+    if (i >= offsetof(Header, group) && i < offsetof(Header, ranks)) continue;
+    std::string changed = header;
+    changed[i] ^= 1;
+    RawCaller(*listener, changed).ReadToEnd();
+  }
+  std::string older = header;
+  --older[generation];
+  EXPECT_EQ(RawCaller(*listener, older).ReadCode(), Answer::Code::kStaleGeneration);
+  EXPECT_TRUE(listener->TakeArrivals(Generation(1)).empty());
+}
+
+// A header that was recorded is useless while its caller is connected and after its generation.
+TEST(ConnectTest, RefusesReplayedHeader) {
+  Listeners listeners(3);
+  std::atomic<bool> cancel{false};
+  std::thread waiting([&] {
+    Connect(listeners, 0, Generation(1), {.cancelled = [&] { return cancel.load(); }})
+        .status()
+        .IgnoreError();
+  });
+  const std::string header = EncodedHeader(1, 3);
+  const RawCaller first(listeners.At(0), header);
+  EXPECT_EQ(first.ReadCode(), Answer::Code::kAccepted);
+  EXPECT_EQ(RawCaller(listeners.At(0), header).ReadCode(), Answer::Code::kWrongRank);
+  cancel = true;
+  waiting.join();
+  EXPECT_EQ(RawCaller(listeners.At(0), header).ReadCode(), Answer::Code::kStaleGeneration);
+}
+
 TEST(ConnectTest, RejectsOldGeneration) {
   Counters counters;
   Listeners listeners(2, {.counters = &counters});
@@ -301,42 +410,43 @@ TEST(ConnectTest, RejectsOldGeneration) {
   ExpectConnects(listeners, Generation(6));
 }
 
-TEST(ConnectTest, NewGenerationRejectsParkedOldCall) {
+TEST(ConnectTest, NewGenerationRejectsWaitingOldCall) {
   Listeners listeners(2);
-  const RawCaller old(listeners.At(0), EncodedGreeting(1));
+  const RawCaller old(listeners.At(0), EncodedHeader(1));
   ExpectConnects(listeners, Generation(2));
   EXPECT_EQ(old.ReadCode(), Answer::Code::kStaleGeneration);
 }
 
-// A parked call is rejected although nothing else happens at the listener.
-TEST(ConnectTest, RejectsParkedCallImmediately) {
+// A waiting connection is refused although nothing else happens at the listener.
+TEST(ConnectTest, RejectsWaitingCallImmediately) {
   for (int i = 0; i < 20; ++i) {
     const auto listener = Listen();
-    const RawCaller caller(*listener, EncodedGreeting(1));
+    const RawCaller caller(*listener, EncodedHeader(1));
     absl::SleepFor(absl::Milliseconds(i % 4));
-    ASSERT_TRUE(listener->Expect({.group = Generation(2), .rank = 0, .ranks = 2}).ok());
+    ASSERT_TRUE(listener->Expect(Generation(2), 0, 2, nullptr).ok());
     const absl::Time start = absl::Now();
     EXPECT_EQ(caller.ReadCode(), Answer::Code::kStaleGeneration);
     EXPECT_LT(absl::Now() - start, absl::Seconds(2));
   }
 }
 
-// A connection that TakeReceived has returned is closed only by its new owner.
-TEST(ConnectTest, TakeReceivedTransfersOwnership) {
+// A connection that TakeArrivals has returned is closed only by its new owner.
+TEST(ConnectTest, TakeArrivalsTransfersOwnership) {
   for (int i = 0; i < 20; ++i) {
     const auto listener = Listen();
-    const RawCaller caller(*listener, EncodedGreeting(1));
+    const RawCaller caller(*listener, EncodedHeader(1));
     absl::SleepFor(absl::Milliseconds(i % 4));
-    ASSERT_TRUE(listener->Expect({.group = Generation(1), .rank = 0, .ranks = 2}).ok());
-    std::optional<TcpListener::Arrival> arrival;
-    while (!arrival) arrival = listener->TakeReceived(Generation(1), 1, Purpose{});
-    EXPECT_EQ(arrival->greeting.from, 1U);
-    arrival.reset();
-    EXPECT_EQ(caller.ReadCode(), Answer::Code::kWelcome);
+    ASSERT_TRUE(listener->Expect(Generation(1), 0, 2, nullptr).ok());
+    std::vector<TcpListener::Arrival> arrivals;
+    while (arrivals.empty()) arrivals = listener->TakeArrivals(Generation(1));
+    ASSERT_EQ(arrivals.size(), 1U);
+    EXPECT_EQ(arrivals[0].header.from, 1U);
+    arrivals.clear();
+    EXPECT_EQ(caller.ReadToEnd(), "");
   }
 }
 
-TEST(ConnectTest, NewerGenerationIsParked) {
+TEST(ConnectTest, NewerGenerationWaits) {
   Listeners listeners(2);
   const auto other = Listen();
   std::thread newer([&] {
@@ -357,18 +467,20 @@ TEST(ConnectTest, RejectsWrongRank) {
     EXPECT_EQ(Connect(listeners, 1, Generation(1), Within(absl::Milliseconds(600))).status().code(),
               absl::StatusCode::kDeadlineExceeded);
   });
-  const Greeting valid{.group = Generation(1), .from = 2, .to = 1, .ranks = 3};
-  std::vector<Greeting> invalid(7, valid);
+  std::vector<Header> invalid(9, SignedHeader(1, 3, 2, 1));
   invalid[0].from = 1;   // the callee itself
   invalid[1].from = 3;   // not in the group
   invalid[2].to = 0;     // another rank
   invalid[3].ranks = 4;  // another size
   // Channels and connections that do not exist.
   invalid[4].purpose = {.channel = Transport::kChannels, .connection = 0};
-  invalid[5].purpose = {.channel = 0, .connection = kMaxConnections};
+  invalid[5].purpose = {.channel = 0, .connection = 1};
   invalid[6].purpose = {.channel = Purpose::kControl, .connection = 1};
-  for (const Greeting& greeting : invalid) {
-    EXPECT_EQ(RawCaller(listeners.At(1), Encode(greeting)).ReadCode(), Answer::Code::kWrongRank);
+  invalid[7].connections = 0;
+  invalid[8].connections = kMaxConnections + 1;
+  for (Header& header : invalid) {
+    Sign(kKey, header);
+    EXPECT_EQ(RawCaller(listeners.At(1), BytesOf(header)).ReadCode(), Answer::Code::kWrongRank);
   }
   EXPECT_EQ(counters.Get("transport_refused_place"), invalid.size());
   waiting.join();
@@ -377,7 +489,7 @@ TEST(ConnectTest, RejectsWrongRank) {
 TEST(ConnectTest, GarbageAndSilenceDoNotBlock) {
   Counters counters;
   Listeners listeners(3, {.counters = &counters});
-  const std::string greeting = EncodedGreeting(1, 3);
+  const std::string greeting = EncodedHeader(1, 3);
   std::vector<std::unique_ptr<RawCaller>> silent, garbage;
   for (const auto& listener : listeners.each) {
     silent.push_back(std::make_unique<RawCaller>(
@@ -392,37 +504,39 @@ TEST(ConnectTest, GarbageAndSilenceDoNotBlock) {
             (std::map<std::string, uint64_t>{{"transport_garbage_closed", 3}}));
 }
 
-TEST(ConnectTest, RejectsTrailingBytes) {
+TEST(ConnectTest, ClosesGarbageAndIncompleteHeaders) {
   Counters counters;
   const auto listener = Listen({.counters = &counters});
-  const std::string greeting = EncodedGreeting(1);
-  EXPECT_EQ(RawCaller(*listener, greeting + "and more").ReadToEnd(), "");
-  EXPECT_EQ(RawCaller(*listener, greeting.substr(0, 8) + std::string(3000, '\xff')).ReadToEnd(),
-            "");
-  { const RawCaller incomplete(*listener, greeting.substr(0, 20)); }
+  ASSERT_TRUE(listener->Expect(Generation(1), 0, 2, nullptr).ok());
+  const std::string header = EncodedHeader(1);
+  EXPECT_EQ(RawCaller(*listener, std::string(3000, '\xff')).ReadToEnd(), "");
+  { const RawCaller incomplete(*listener, header.substr(0, 20)); }
   // A connection without any bytes, such as a port scan, does not count as garbage.
   { const RawCaller empty(*listener); }
   const absl::Time until = absl::Now() + absl::Seconds(10);
-  while (counters.Get("transport_garbage_closed") < 3 && absl::Now() < until) {
+  while (counters.Get("transport_garbage_closed") < 2 && absl::Now() < until) {
     absl::SleepFor(absl::Milliseconds(1));
   }
-  EXPECT_EQ(counters.Get("transport_garbage_closed"), 3U);
+  EXPECT_EQ(counters.Get("transport_garbage_closed"), 2U);
 }
 
-TEST(ConnectTest, DropsSilentCallers) {
+// A caller whose header remains incomplete is dropped when its time is over, and so is a caller
+// whose generation does not begin.
+TEST(ConnectTest, DropsSlowAndWaitingCallers) {
   Counters counters;
-  const auto listener = Listen({.handshake_timeout = absl::Milliseconds(50),
-                                .park_timeout = absl::Milliseconds(100),
-                                .counters = &counters});
+  const auto listener = Listen({.wait_timeout = absl::Milliseconds(100), .counters = &counters});
   const RawCaller silent(*listener);
-  const RawCaller parked(*listener, EncodedGreeting(1));
+  const RawCaller slow(*listener);
+  const RawCaller waiting(*listener, EncodedHeader(1));
   EXPECT_EQ(silent.ReadToEnd(), "");
-  EXPECT_EQ(parked.ReadToEnd(), "");
-  EXPECT_EQ(counters.Get("transport_handshake_timeouts"), 1U);
+  // Bytes do not prolong the time.
+  EXPECT_LT(slow.SendSlowly(EncodedHeader(1)), sizeof(Header));
+  EXPECT_EQ(waiting.ReadToEnd(), "");
+  EXPECT_EQ(counters.Get("transport_handshake_timeouts"), 2U);
 }
 
 TEST(ConnectTest, DropsOldestBeyondLimit) {
-  Listeners listeners(2, {.handshake_timeout = absl::Minutes(1), .max_waiting = 4});
+  Listeners listeners(2, {.wait_timeout = absl::Minutes(1), .max_waiting = 4});
   std::vector<std::unique_ptr<RawCaller>> callers;
   for (int i = 0; i < 20; ++i) callers.push_back(std::make_unique<RawCaller>(listeners.At(0)));
   EXPECT_EQ(callers.front()->ReadToEnd(), "");
@@ -443,9 +557,10 @@ TEST(ConnectTest, GroupsAreSeparate) {
   });
 }
 
-// Connects rank 1 to a rank 0 that answers every greeting with `bytes` and then closes the
+// Connects rank 1 to a rank 0 that answers every header with `answer(header)` and then closes the
 // connection or leaves it open.
-TransportOr ConnectToFalseRank(const std::string& bytes, bool close) {
+TransportOr ConnectToFalseRank(const std::function<std::string(const Header&)>& answer,
+                               bool close) {
   auto listening = ListenOn("127.0.0.1:0");
   EXPECT_TRUE(listening.ok());
   const std::string address = absl::StrCat("127.0.0.1:", *LocalPort(*listening));
@@ -462,9 +577,10 @@ TransportOr ConnectToFalseRank(const std::string& bytes, bool close) {
     pollfd entry{.fd = listening->fd(), .events = POLLIN};
     if (poll(&entry, 1, 5) <= 0) continue;
     Socket socket(accept(listening->fd(), nullptr, nullptr));
-    std::array<char, 2048> greeting;
+    std::string header;
     // The caller may have closed the connection already.
-    if (recv(socket.fd(), greeting.data(), greeting.size(), 0) <= 0) continue;
+    if (!ReadUntil(socket, sizeof(Header), &header).value_or(false)) continue;
+    const std::string bytes = answer(FromBytes<Header>(header));
     send(socket.fd(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
     if (!close) open.push_back(std::move(socket));
   }
@@ -472,36 +588,50 @@ TransportOr ConnectToFalseRank(const std::string& bytes, bool close) {
   return transport;
 }
 
-std::string Welcome() { return Encode(Answer{.host = HostIdentity(), .shares_memory = true}); }
+std::string Accepted(const SecretKey& key, const Header& header, absl::string_view wakeup = "") {
+  Answer answer{.host = HostIdentity()};
+  answer.wakeups.fill(FixedText<64>(wakeup));
+  Sign(key, answer, header.tag);
+  return std::string(BytesOf(answer));
+}
 
-TEST(FalseRankTest, InvalidMessagesEndAttempt) {
+TEST(FalseRankTest, InvalidAnswersEndAttempt) {
   const struct {
-    std::string bytes;
+    std::function<std::string(const Header&)> answer;
     bool close;
     absl::StatusCode code;
     const char* message;
   } cases[] = {
-      {std::string("\x01\0\0", 3), false, absl::StatusCode::kFailedPrecondition, "answer"},
+      {[](const Header&) { return std::string(sizeof(Answer), '\xff'); }, false,
+       absl::StatusCode::kFailedPrecondition, "key"},
+      {[](const Header& header) { return Accepted({}, header); }, false,
+       absl::StatusCode::kFailedPrecondition, "key"},
+      // An answer to another header.
+      {[](const Header&) { return Accepted(kKey, Header{}); }, false,
+       absl::StatusCode::kFailedPrecondition, "key"},
       // Before the answer, a closed connection is retried.
-      {"", true, absl::StatusCode::kDeadlineExceeded, "rank 0"},
-      {Welcome(), true, absl::StatusCode::kAborted, "rank 0 closed its connection"},
-      {Welcome() + std::string("\x02\0\xff\xff", 4), false, absl::StatusCode::kInvalidArgument,
-       "offer"},
+      {[](const Header&) { return std::string(); }, true, absl::StatusCode::kDeadlineExceeded,
+       "rank 0"},
+      {[](const Header& header) {
+         return header.purpose == Purpose{} ? Accepted(kKey, header) : std::string();
+       },
+       true, absl::StatusCode::kAborted, "rank 0 closed its connection"},
   };
   for (const auto& given : cases) {
-    const absl::Status status = ConnectToFalseRank(given.bytes, given.close).status();
+    const absl::Status status = ConnectToFalseRank(given.answer, given.close).status();
     EXPECT_EQ(status.code(), given.code) << status;
     EXPECT_THAT(std::string(status.message()), HasSubstr(given.message));
   }
 }
 
-// Memory that cannot be mapped.
-TEST(FalseRankTest, InvalidOfferFallsBackToTcp) {
-  const std::string offer =
-      Encode(Offer{.description = "invalid", .wakeups = {"none", "none", "none"}});
-  const auto transport = ConnectToFalseRank(Welcome() + offer, false);
-  ASSERT_TRUE(transport.ok()) << transport.status();
-  EXPECT_EQ((*transport)->link(0), LinkKind::kTcp);
+// A rank that does not use the memory, and one that used it and has ended since.
+TEST(FalseRankTest, AnswerSettlesKindOfLink) {
+  for (const bool memory : {false, true}) {
+    const auto transport = ConnectToFalseRank(
+        [=](const Header& header) { return Accepted(kKey, header, memory ? "none" : ""); }, false);
+    ASSERT_TRUE(transport.ok()) << transport.status();
+    EXPECT_EQ((*transport)->link(0), memory ? LinkKind::kSharedMemory : LinkKind::kTcp);
+  }
 }
 
 }  // namespace

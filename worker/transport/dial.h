@@ -1,5 +1,5 @@
-// A connection that this rank initiates: connects to the listener of another rank, sends a greeting
-// and reads the answer. Retries with backoff until the answer is a welcome or a permanent refusal.
+// A connection that this rank initiates: connects to the listener of another rank, sends a header
+// and reads the answer. Retries with backoff until the answer is an acceptance or a refusal.
 //
 // Never blocks, except while the system resolves a host name. Thread-compatible.
 #pragma once
@@ -18,45 +18,44 @@
 
 namespace cadre {
 
-class OutgoingCall {
+class Dial {
  public:
   // Called before every round of attempts, because names may be reassigned.
   using Addresses = std::function<absl::StatusOr<std::vector<SocketAddress>>()>;
 
-  // `callee` is used in error messages; `seed` differs between callers, so that their retries do
-  // not coincide.
-  OutgoingCall(std::string callee, Addresses addresses, const Greeting& greeting, uint64_t seed);
+  // `callee` is used in error messages. The tag of the header is set here, and so is the number of
+  // connections if it is 0: it follows from the round trip.
+  Dial(std::string callee, Addresses addresses, const Header& header, const SecretKey& key);
 
   // Makes all progress that is possible without blocking. Errors are permanent: Aborted if the
   // callee reports that the generation has ended, FailedPrecondition if it refuses for another
-  // reason or is not the listener of a rank.
+  // reason or does not know the key of the generation.
   absl::Status Advance(absl::Time now);
-  bool welcome() const { return state_ == State::kWelcome; }
-  // Adds the descriptor that an unfinished call waits for, or reduces `until` to its next retry.
+  bool accepted() const { return state_ == State::kAccepted; }
+  // Adds the descriptor that an unfinished dial waits for, or reduces `until` to its next retry.
   void Watch(std::vector<pollfd>& polled, absl::Time& until) const;
 
+  const Header& header() const { return header_; }
   // The error of the last attempt, or OK.
   const absl::Status& last_failure() const { return last_failure_; }
 
-  // Requires: welcome().
+  // Requires: accepted().
   const Answer& answer() const { return answer_; }
-  // The kernel's measurement during the TCP handshake, in seconds.
-  double round_trip() const { return round_trip_; }
   Socket Take() { return std::move(socket_); }
 
  private:
-  enum class State { kPausing, kConnecting, kGreeted, kWelcome };
+  enum class State { kPausing, kConnecting, kAwaitingAnswer, kAccepted };
 
   // One step of each state. Unavailable: the attempt has failed.
   absl::Status StartAttempt();
-  absl::Status FinishConnect();
+  absl::Status SendHeader();
   absl::Status ReadAnswer();
-  absl::Status RefusalError() const;
   void ScheduleRetry(const absl::Status& failure, absl::Time now);
 
   const std::string callee_;
   const Addresses addresses_;
-  const std::string greeting_;
+  Header header_;
+  const SecretKey key_;
 
   State state_ = State::kPausing;
   Backoff backoff_;
@@ -66,7 +65,6 @@ class OutgoingCall {
   Socket socket_;
   std::string received_;
   Answer answer_;
-  double round_trip_ = 0;
   absl::Status last_failure_;
 };
 
