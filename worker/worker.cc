@@ -10,6 +10,7 @@
 // restart it.
 #include "worker/worker.h"
 
+#include <algorithm>
 #include <utility>
 #include <variant>
 
@@ -37,6 +38,16 @@ constexpr absl::Duration kPeerTimeout = absl::Hours(1);
 std::string RankSlotName(const v1::RankSlot& rank_slot) {
   return absl::StrCat(rank_slot.run(), ", group ", rank_slot.group(), ", generation ",
                       rank_slot.generation(), ", rank ", rank_slot.rank());
+}
+
+absl::StatusOr<SecretKey> KeyOf(const v1::Assignment& assignment) {
+  SecretKey key;
+  if (assignment.key().size() != key.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the assignment has a key of ", assignment.key().size(), " bytes"));
+  }
+  std::copy(assignment.key().begin(), assignment.key().end(), key.begin());
+  return key;
 }
 
 }  // namespace
@@ -240,11 +251,14 @@ void Worker::Train(GroupSession& session) {
   options.links = &links_;
   options.progress = &progress_;
   options.connect_data = compute_->connect_data();
-  options.connect = [&](const v1::Assignment& assignment) {
+  options.connect =
+      [&](const v1::Assignment& assignment) -> absl::StatusOr<std::unique_ptr<Transport>> {
+    CADRE_ASSIGN_OR_RETURN(const SecretKey key, KeyOf(assignment));
     const GroupIdentity identity{.schema_hash = SchemaHash(),
                                  .run = assignment.lineage(),
                                  .group = rank_slot.group(),
-                                 .generation = rank_slot.generation()};
+                                 .generation = rank_slot.generation(),
+                                 .key = key};
     const ConnectOptions connect{.deadline = absl::Now() + kConnectTimeout,
                                  .cancelled = [&] { return !session.cancellation().status().ok(); },
                                  .timeout = kPeerTimeout,

@@ -69,11 +69,12 @@ class DeviceEndTest : public ::testing::Test {
   }
 
   // Assigns a run of one rank that does not end. The first layer has `width` features.
-  void Assign(uint32_t generation, uint32_t width = 5) {
+  void Assign(uint32_t generation, uint32_t width = 5, size_t key_bytes = 16) {
     v1::CoordinatorMessage message;
     v1::Assignment& assignment = *message.mutable_assignment();
     assignment.mutable_place()->set_run("run-1");
     assignment.mutable_place()->set_generation(generation);
+    assignment.set_key(std::string(key_bytes, 'k'));
     assignment.set_lineage("run-1.a");
     *assignment.mutable_spec() = Parse<v1::RunSpec>(R"(
           name: "lost"
@@ -192,6 +193,15 @@ TEST_F(DeviceEndTest, FailedGroupReplacesTheDevice) {
   ASSERT_NO_FATAL_FAILURE(StartTraining(2));
   EXPECT_FALSE(ended_.HasBeenNotified());
   EXPECT_TRUE(worker_->end().ok());
+}
+
+TEST_F(DeviceEndTest, AssignmentWithoutKeyFailsTheGroup) {
+  ASSERT_NO_FATAL_FAILURE(StartWorker());
+  for (const size_t bytes : {0, 15, 17}) {
+    ASSERT_NO_FATAL_FAILURE(Assign(bytes + 1, 5, bytes));
+    EXPECT_THAT(ReceiveFailure().reason(), HasSubstr("a key of"));
+  }
+  ASSERT_NO_FATAL_FAILURE(StartTraining(20));
 }
 
 TEST_F(DeviceEndTest, WorkerEndsWithoutNewDevice) {

@@ -26,6 +26,7 @@ class HeartbeatTest : public ::testing::Test {
     v1::Assignment& assignment = *message.mutable_assignment();
     assignment.mutable_place()->set_run("run-1");
     assignment.mutable_place()->set_generation(3);
+    assignment.set_key(std::string(16, 'k'));
     assignment.mutable_place()->set_rank(1);
     *assignment.mutable_spec() = Parse<v1::RunSpec>(
         "data { synthetic { train_samples: 64 test_samples: 20 classes: 3 } }"
