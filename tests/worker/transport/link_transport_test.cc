@@ -13,6 +13,7 @@
 #include "absl/synchronization/mutex.h"
 #include "tests/worker/transport/messages.h"
 #include "tests/worker/transport/ranks.h"
+#include "worker/transport/suspects.h"
 
 namespace cadre {
 namespace {
@@ -149,8 +150,10 @@ TEST(LinkTransportTest, InvalidHeaderFailsGroup) {
   Bytes got(8);
   EXPECT_EQ(Receive(*group.transports[1], 0, 1, got),
             absl::InternalError("rank 0 sent an invalid message header"));
-  EXPECT_EQ(Receive(*group.transports[0], 1, 1, got),
-            absl::UnavailableError("rank 1 aborted: rank 0 sent an invalid message header"));
+  EXPECT_EQ(
+      Receive(*group.transports[0], 1, 1, got),
+      WithSuspects(absl::UnavailableError("rank 1 aborted: rank 0 sent an invalid message header"),
+                   {1}));
 }
 
 // A control connection that ends without a notice means that the peer is lost. The rank that
@@ -182,7 +185,8 @@ TEST(LinkTransportTest, InvalidControlMessageIsLoss) {
   ASSERT_EQ(send(group.Control(0, 1), noise.data(), noise.size(), 0), 100);
   Bytes got(8);
   EXPECT_EQ(Receive(*group.transports[1], 0, 1, got),
-            absl::UnavailableError("rank 0 is lost: it sent an invalid control message"));
+            WithSuspects(
+                absl::UnavailableError("rank 0 is lost: it sent an invalid control message"), {0}));
 }
 
 // The next call fails even if it does not involve the rank that has aborted.
@@ -192,7 +196,7 @@ TEST(LinkTransportTest, NextCallFails) {
   // Notices are polled once per millisecond.
   absl::SleepFor(absl::Milliseconds(5));
   EXPECT_EQ(Send(*group.transports[1], 2, 1, Pattern(8, 0)),
-            absl::UnavailableError("rank 0 aborted: over"));
+            WithSuspects(absl::UnavailableError("rank 0 aborted: over"), {0}));
 }
 
 TEST(LinkTransportTest, LinksAndHosts) {
