@@ -318,7 +318,9 @@ absl::StatusOr<Channel::Header> Channel::HeaderOf(const Queue& queue) const {
   WireHeader header;
   std::memcpy(&header, queue.prefix.data() + queue.prefix_bytes - sizeof header, sizeof header);
   if (header.magic == kMessageMagic) return Header{.tag = header.tag, .length = header.length};
-  return absl::InternalError(absl::StrCat("rank ", queue.peer, " sent an invalid message header"));
+  return WithSuspects(
+      absl::InternalError(absl::StrCat("rank ", queue.peer, " sent an invalid message header")),
+      {queue.peer});
 }
 
 absl::StatusOr<size_t> Channel::Receive(Queue& queue, std::span<std::byte> into) {

@@ -149,11 +149,11 @@ TEST(LinkTransportTest, InvalidHeaderFailsGroup) {
   group.pipes[0]->Put(Pattern(200, 3));
   Bytes got(8);
   EXPECT_EQ(Receive(*group.transports[1], 0, 1, got),
-            absl::InternalError("rank 0 sent an invalid message header"));
+            WithSuspects(absl::InternalError("rank 0 sent an invalid message header"), {0}));
   EXPECT_EQ(
       Receive(*group.transports[0], 1, 1, got),
       WithSuspects(absl::UnavailableError("rank 1 aborted: rank 0 sent an invalid message header"),
-                   {1}));
+                   {0}));
 }
 
 // A control connection that ends without a notice means that the peer is lost. The rank that
