@@ -156,6 +156,8 @@ void Run::SendApply(uint32_t shard) {
   apply.set_shard(shard);
   apply.set_round(commits_.closing()->round());
   *apply.mutable_participants() = commits_.closing()->participants();
+  apply.set_step(commits_.closing()->step());
+  apply.set_samples(record_.samples() + commits_.closing()->samples());
   SendToShard(shard, message);
 }
 

@@ -14,7 +14,7 @@
 // one, so chunks are counted once and in order.
 //
 // At the end of a round, Apply and staging run concurrently. BeginApply first records the
-// participants (closing_round, closing): from then on other contributions are refused, while
+// participants (closing): from then on other contributions are refused, while
 // participants may still finish. Then it requires that durable contributions cover the shard
 // exactly. If one is missing, the participants stay fixed and the coordinator's next Apply is
 // checked again, so a commit is only applied with the participants that it names.
@@ -28,6 +28,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "server/client/shard_span.h"
 #include "server/mean.h"
 
@@ -150,6 +151,30 @@ std::vector<ContributionKey> KeysOf(const Contributions& contributions) {
   return keys;
 }
 
+// Whether the order names the group and generation of the contribution.
+bool Names(const v1::Apply& apply, const v1::ContributionHeader& header) {
+  return std::any_of(apply.participants().begin(), apply.participants().end(),
+                     [&](const v1::Participant& participant) {
+                       return participant.group() == header.group() &&
+                              participant.generation() == header.generation();
+                     });
+}
+
+std::string ParticipantsOf(const v1::Apply& apply) {
+  return absl::StrJoin(apply.participants(), ", ",
+                       [](std::string* out, const v1::Participant& participant) {
+                         absl::StrAppend(out, "group ", participant.group(), " generation ",
+                                         participant.generation(), " (ranks: ", participant.ranks(),
+                                         ", samples: ", participant.samples(), ")");
+                       });
+}
+
+// Whether the version of `stored` has the participants of `apply`. An order without participants is
+// unknown and fits any other.
+bool SameParticipants(const v1::Apply& stored, const v1::Apply& apply) {
+  return stored.participants().empty() || ParticipantsOf(stored) == ParticipantsOf(apply);
+}
+
 // Whether two headers announce the same contribution.
 bool SameContribution(const v1::ContributionHeader& a, const v1::ContributionHeader& b) {
   v1::ContributionHeader left = a;
@@ -180,7 +205,7 @@ Decision<Opened> Ledger::OpenRun(const RunTerms& terms) {
   if (const auto found = runs_.find(terms.run); found != runs_.end()) {
     Run& known = found->second;
     // Until the first round, the shards of a run may be reassigned.
-    const bool untouched = !known.current || known.current->number == 0;
+    const bool untouched = !known.current || known.current->version == 0;
     if (known.terms.lineage != terms.lineage) {
       opened.replaces_lineage = known.terms.lineage;
       runs_.erase(found);
@@ -226,17 +251,16 @@ std::vector<ContributionKey> Ledger::CloseRun(const std::string& name) {
 }
 
 std::vector<ContributionKey> Ledger::Restore(const RunTerms& terms, bool closed,
-                                             const std::vector<FoundVersion>& versions,
+                                             const std::vector<StoredVersion>& versions,
                                              const std::vector<FoundContribution>& contributions) {
   Run& run = runs_[terms.run];
   run.terms = terms;
   run.span = ShardSpan(terms.tensor_begin.back(), terms.shard, terms.shards);
   run.closed = closed;
-  for (const FoundVersion& version : versions) {
-    const Version found{version.version, version.stats};
-    if (!run.current || found.number > run.current->number) {
+  for (const StoredVersion& found : versions) {
+    if (!run.current || found.version > run.current->version) {
       run.previous = std::exchange(run.current, found);
-    } else if (!run.previous || found.number > run.previous->number) {
+    } else if (!run.previous || found.version > run.previous->version) {
       run.previous = found;
     }
   }
@@ -244,7 +268,7 @@ std::vector<ContributionKey> Ledger::Restore(const RunTerms& terms, bool closed,
   for (const FoundContribution& found : contributions) {
     const ContributionKey key = ContributionKey::Of(found.header);
     Decision<Contribution> mapped = MapRanges(run, found.header);
-    const uint32_t next = run.current ? run.current->number + 1 : 1;
+    const uint32_t next = run.current ? run.current->version + 1 : 1;
     if (closed || key.round != next || std::holds_alternative<Refused>(mapped)) {
       useless.push_back(key);
       continue;
@@ -265,8 +289,11 @@ std::vector<v1::ShardState> Ledger::States() const {
     state.set_run(name);
     state.set_lineage(run.terms.lineage);
     state.set_shard(run.terms.shard);
-    state.set_version(run.current->number);
+    state.set_version(run.current->version);
     state.set_digest(run.current->stats.digest);
+    state.set_shards(run.terms.shards);
+    state.set_step(run.current->order.step());
+    state.set_samples(run.current->order.samples());
     states.push_back(std::move(state));
   }
   return states;
@@ -317,9 +344,8 @@ std::optional<Refused> Ledger::CheckRound(const Run& run, const v1::Contribution
   if (run.closed) {
     return Refused{v1::REFUSAL_CLOSED_ROUND, absl::StrCat("run ", run.terms.run, " has ended")};
   }
-  const uint32_t version = run.current ? run.current->number : 0;
-  const bool left_out = header.round() == run.closing_round &&
-                        !run.closing.contains({header.group(), header.generation()});
+  const uint32_t version = run.current ? run.current->version : 0;
+  const bool left_out = header.round() == run.closing.round() && !Names(run.closing, header);
   if (header.round() <= version || left_out) {
     return Refused{v1::REFUSAL_CLOSED_ROUND,
                    absl::StrCat("round ", header.round(), " is closed: ",
@@ -541,30 +567,33 @@ ApplyDecision Ledger::BeginApply(const v1::Apply& apply) {
                                   " is not open here; shard ", run.terms.shard, " is"));
   }
   for (const auto& version : {run.current, run.previous}) {
-    if (version && version->number == apply.round()) return AlreadyApplied{version->stats};
+    if (!version || version->version != apply.round()) continue;
+    if (SameParticipants(version->order, apply)) return AlreadyApplied{version->stats};
+    return Refused{
+        v1::REFUSAL_CLOSED_ROUND,
+        absl::StrCat("version ", apply.round(), " was made of ", ParticipantsOf(version->order),
+                     "; the order names ", ParticipantsOf(apply))};
   }
-  if (run.closed || apply.round() <= run.current->number) {
+  if (run.closed || apply.round() <= run.current->version) {
     return Refused{v1::REFUSAL_CLOSED_ROUND,
-                   absl::StrCat("round ", apply.round(), ": version ", run.current->number,
+                   absl::StrCat("round ", apply.round(), ": version ", run.current->version,
                                 " exists", run.closed ? " and the run has ended" : "")};
   }
-  if (apply.round() != run.current->number + 1) {
+  if (apply.round() != run.current->version + 1) {
     return Refused{
         v1::REFUSAL_WRONG_BASE,
-        absl::StrCat("round ", apply.round(), " cannot follow version ", run.current->number)};
+        absl::StrCat("round ", apply.round(), " cannot follow version ", run.current->version)};
   }
   if (run.applying) return ApplyUnderWay{};
 
   if (auto refused = CheckParticipants(apply)) return *refused;
-  run.closing_round = apply.round();
-  run.closing.clear();
+  run.closing = apply;
   std::vector<uint64_t> samples;
   for (const v1::Participant& participant : apply.participants()) {
-    run.closing.insert({participant.group(), participant.generation()});
     samples.push_back(participant.samples());
   }
   const std::vector<float> weights = MeanWeights(samples);
-  ApplyPlan plan{run.terms.run, apply.round(), run.span, {}, run.terms.statistics};
+  ApplyPlan plan{run.terms.run, apply.round(), run.span, {}, run.terms.statistics, apply};
   for (int i = 0; i < apply.participants_size(); ++i) {
     std::variant<GroupSource, std::string> source =
         CoverShard(run, apply.round(), apply.participants(i));
@@ -578,7 +607,7 @@ ApplyDecision Ledger::BeginApply(const v1::Apply& apply) {
 
 void Ledger::ApplyFailed(const std::string& name, uint32_t round) {
   Run* const run = Find(name);
-  if (run != nullptr && run->closing_round == round) run->applying = false;
+  if (run != nullptr && run->closing.round() == round) run->applying = false;
 }
 
 std::vector<ContributionKey> Ledger::VersionDurable(const std::string& name, uint32_t version,
@@ -587,8 +616,9 @@ std::vector<ContributionKey> Ledger::VersionDurable(const std::string& name, uin
   if (found == nullptr) return {};
   Run& run = *found;
   const bool first = !run.current && version == 0;
-  if (!first && !(run.applying && version == run.closing_round)) return {};
-  run.previous = std::exchange(run.current, Version{version, stats});
+  if (!first && !(run.applying && version == run.closing.round())) return {};
+  run.previous =
+      std::exchange(run.current, StoredVersion{version, stats, first ? v1::Apply() : run.closing});
   run.applying = false;
   return DropIf(run, [version](const ContributionKey& key, const Contribution&) {
     return key.round <= version;
@@ -607,13 +637,13 @@ PullDecision Ledger::Pull(const v1::PullRequest& request) const {
       Flatten(run->terms.tensor_begin, run->span, request.ranges());
   if (auto* refused = std::get_if<Refused>(&spans)) return *refused;
   for (const auto& version : {run->current, run->previous}) {
-    if (!version || version->number != request.version()) continue;
+    if (!version || version->version != request.version()) continue;
     PullGrant grant{request.run(), request.version(), {}, 0};
     grant.spans = std::get<std::vector<Interval>>(std::move(spans));
     grant.elements = Elements(grant.spans);
     return grant;
   }
-  return NoSuchVersion{request.version(), run->current->number};
+  return NoSuchVersion{request.version(), run->current->version};
 }
 
 }  // namespace cadre

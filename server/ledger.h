@@ -20,7 +20,8 @@
 //   3. A generation (one membership of a group) below the lowest accepted one of its group is stale
 //      and refused; a newer generation fences older ones, which makes them stale.
 //   4. Apply takes exactly its participants, whose slices must cover the shard without gap or
-//      overlap; all other contributions to the round are dropped and never applied.
+//      overlap; all other contributions to the round are dropped and never applied. Repeated for a
+//      version that exists, it must name the participants of which the version was made.
 //   5. A complete contribution of a fenced generation is kept until its round is applied: the
 //      coordinator may have committed it before the generation ended.
 //   6. A version exists only once it is durable; the newest and the one before are kept.
@@ -33,7 +34,6 @@
 #include <functional>
 #include <map>
 #include <optional>
-#include <set>
 #include <string>
 #include <tuple>
 #include <variant>
@@ -139,6 +139,8 @@ struct ApplyPlan {
   std::vector<GroupSource> groups;
   // Positions that are averaged but not trained (see RunTerms); excluded from the discrepancy.
   std::vector<Interval> statistics;
+  // The order that the plan executes, to be stored with the version.
+  v1::Apply order;
 };
 
 // Values computed when a version was made.
@@ -173,11 +175,14 @@ struct NoSuchVersion {
 
 using PullDecision = std::variant<PullGrant, NoSuchVersion, Refused>;
 
-// State found on disk after a restart.
-struct FoundVersion {
+// A durable version.
+struct StoredVersion {
   uint32_t version = 0;
   VersionStats stats;
+  // The order of which the version was made. Empty for version 0 and in files of older builds.
+  v1::Apply order;
 };
+// A contribution found on disk after a restart.
 struct FoundContribution {
   v1::ContributionHeader header;
   uint32_t whole_chunks = 0;
@@ -199,9 +204,10 @@ class Ledger {
   // Restores the durable state of an earlier process. `versions` may be empty. Returns obsolete
   // contributions, to be deleted. Requires: the run is not open; OpenRun accepted the terms before.
   std::vector<ContributionKey> Restore(const RunTerms& terms, bool closed,
-                                       const std::vector<FoundVersion>& versions,
+                                       const std::vector<StoredVersion>& versions,
                                        const std::vector<FoundContribution>& contributions);
-  // Every run with a version, by name.
+  // Every run with a version, by name. `step` and `samples` are those of the order that made the
+  // version; 0 if it is unknown.
   std::vector<v1::ShardState> States() const;
 
   // --- Contributions
@@ -244,19 +250,14 @@ class Ledger {
     bool durable = false;
     uint64_t attempt = 0;
   };
-  struct Version {
-    uint32_t number = 0;
-    VersionStats stats;
-  };
   struct Run {
     RunTerms terms;
     Interval span;
     bool closed = false;
-    std::optional<Version> current;
-    std::optional<Version> previous;
-    // Round of the last Apply, and its (group, generation) pairs; other contributions are refused.
-    uint32_t closing_round = 0;
-    std::set<std::pair<uint32_t, uint32_t>> closing;
+    std::optional<StoredVersion> current;
+    std::optional<StoredVersion> previous;
+    // The last Apply; contributions of others to its round are refused.
+    v1::Apply closing;
     bool applying = false;
     std::map<ContributionKey, Contribution> contributions;
   };

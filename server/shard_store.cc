@@ -68,7 +68,8 @@ constexpr char kStagePrefix[] = "stage-";
 constexpr char kDamagedSuffix[] = ".damaged";
 constexpr size_t kMaxNameBytes = 100;
 
-// Meta of a version's file.
+// Meta of a version's file; the serialized Apply that made the version follows. Only the fields
+// here change while the file is written.
 struct VersionMeta {
   uint64_t version = 0;
   uint64_t digest = 0;
@@ -76,20 +77,23 @@ struct VersionMeta {
   int64_t end = 0;
   DiscrepancyTerms discrepancy;
 };
-// The meta of files that older builds wrote ends here; their discrepancy is unknown.
+// The meta of files that older builds wrote ends here or after the discrepancy. What it lacks is
+// unknown.
 constexpr size_t kOldMetaBytes = offsetof(VersionMeta, discrepancy);
 
-std::string EncodeMeta(const VersionMeta& meta) {
-  return std::string(reinterpret_cast<const char*>(&meta), sizeof(meta));
+std::string EncodeMeta(const VersionMeta& meta, const v1::Apply& order) {
+  return absl::StrCat(absl::string_view(reinterpret_cast<const char*>(&meta), sizeof(meta)),
+                      order.SerializeAsString());
 }
 
-absl::StatusOr<VersionMeta> MetaOf(const BlockFile& file, uint32_t version) {
+absl::StatusOr<VersionMeta> MetaOf(const BlockFile& file, uint32_t version, v1::Apply* order) {
   VersionMeta meta;
-  const std::string& bytes = file.head().meta;
-  const bool fits = bytes.size() == sizeof(meta) || bytes.size() == kOldMetaBytes;
-  if (fits) std::memcpy(&meta, bytes.data(), bytes.size());
-  if (!fits || meta.version != version || meta.begin > meta.end ||
-      file.head().data_bytes != (meta.end - meta.begin) * sizeof(float)) {
+  const absl::string_view bytes = file.head().meta;
+  const bool fits = bytes.size() >= sizeof(meta) || bytes.size() == kOldMetaBytes;
+  if (fits) std::memcpy(&meta, bytes.data(), std::min(bytes.size(), sizeof(meta)));
+  const absl::string_view rest = bytes.substr(std::min(bytes.size(), sizeof(meta)));
+  if (!fits || !order->ParseFromArray(rest.data(), std::ssize(rest)) || meta.version != version ||
+      meta.begin > meta.end || file.head().data_bytes != (meta.end - meta.begin) * sizeof(float)) {
     return absl::DataLossError(absl::StrCat(file.path(), ": does not contain version ", version));
   }
   return meta;
@@ -235,13 +239,14 @@ void ShardStore::LoadFile(const std::string& folder, const std::string& name, Fo
   absl::string_view number = name;
   if (uint32_t version = 0;
       absl::ConsumePrefix(&number, kVersionPrefix) && absl::SimpleAtoi(number, &version)) {
-    const auto check = [&]() -> absl::StatusOr<FoundVersion> {
+    const auto check = [&]() -> absl::StatusOr<StoredVersion> {
       CADRE_ASSIGN_OR_RETURN(const auto file, BlockFile::Open(path, false));
-      CADRE_ASSIGN_OR_RETURN(const VersionMeta meta, MetaOf(*file, version));
+      v1::Apply order;
+      CADRE_ASSIGN_OR_RETURN(const VersionMeta meta, MetaOf(*file, version, &order));
       CADRE_RETURN_IF_ERROR(file->Verify());
-      return FoundVersion{version, {meta.digest, meta.discrepancy}};
+      return StoredVersion{version, {meta.digest, meta.discrepancy}, std::move(order)};
     };
-    if (const absl::StatusOr<FoundVersion> checked = check(); checked.ok()) {
+    if (const absl::StatusOr<StoredVersion> checked = check(); checked.ok()) {
       found->versions.push_back(*checked);
     } else {
       Quarantine(path, checked.status());
@@ -291,15 +296,15 @@ absl::Status ShardStore::ArchiveRun(const std::string& run, const std::string& l
 // --- Versions
 
 absl::StatusOr<VersionStats> ShardStore::WriteVersion(
-    const std::string& run, uint32_t version, Interval span, const Fill& produce,
+    const std::string& run, const v1::Apply& order, Interval span, const Fill& produce,
     const std::function<DiscrepancyTerms()>& discrepancy) {
-  const std::string path = VersionPath(run, version);
+  const std::string path = VersionPath(run, order.round());
   const std::string temporary = absl::StrCat(path, ".new");
-  VersionMeta meta{version, 0, span.begin, span.end, {}};
+  VersionMeta meta{order.round(), 0, span.begin, span.end, {}};
   absl::Cleanup remove = [&] { RemoveFile(temporary); };
   CADRE_ASSIGN_OR_RETURN(
       const std::unique_ptr<BlockFile> file,
-      BlockFile::Create(temporary, {EncodeMeta(meta), kBlockElements * sizeof(float),
+      BlockFile::Create(temporary, {EncodeMeta(meta, order), kBlockElements * sizeof(float),
                                     span.size() * sizeof(float)}));
   std::vector<float> values(std::min(kBlockElements, span.size()));
   for (int64_t at = span.begin, block = 0; at < span.end; at += std::ssize(values), ++block) {
@@ -309,7 +314,7 @@ absl::StatusOr<VersionStats> ShardStore::WriteVersion(
     CADRE_RETURN_IF_ERROR(file->WriteBlock(block, AsText(values), Crc32c(AsText(values))));
   }
   meta.discrepancy = discrepancy();
-  CADRE_RETURN_IF_ERROR(file->RewriteMeta(EncodeMeta(meta)));
+  CADRE_RETURN_IF_ERROR(file->RewriteMeta(EncodeMeta(meta, order)));
   CADRE_RETURN_IF_ERROR(file->Sync());
   if (rename(temporary.c_str(), path.c_str()) != 0) return ErrnoStatus(errno, "rename to", path);
   std::move(remove).Cancel();
@@ -319,7 +324,7 @@ absl::StatusOr<VersionStats> ShardStore::WriteVersion(
 
 absl::StatusOr<VersionStats> ShardStore::WriteInitial(const std::string& run, Interval span,
                                                       const Fill& fill) {
-  return WriteVersion(run, 0, span, fill, [] { return DiscrepancyTerms(); });
+  return WriteVersion(run, {}, span, fill, [] { return DiscrepancyTerms(); });
 }
 
 absl::StatusOr<VersionStats> ShardStore::WriteMean(const ApplyPlan& plan) {
@@ -335,7 +340,7 @@ absl::StatusOr<VersionStats> ShardStore::WriteMean(const ApplyPlan& plan) {
   if (!before.ok()) LOG(WARNING) << "the discrepancy of the round is unknown: " << before.status();
   RoundMean mean(plan, std::move(files), before.ok() ? *std::move(before) : nullptr);
   return WriteVersion(
-      plan.run, plan.round, plan.span,
+      plan.run, plan.order, plan.span,
       [&](int64_t first, std::span<float> out) { return mean.Next(first, out); },
       [&] { return mean.discrepancy(); });
 }
@@ -344,7 +349,8 @@ absl::StatusOr<std::unique_ptr<VersionReader>> ShardStore::OpenVersion(const std
                                                                        uint32_t version) const {
   CADRE_ASSIGN_OR_RETURN(std::unique_ptr<BlockFile> file,
                          BlockFile::Open(VersionPath(run, version), false));
-  CADRE_ASSIGN_OR_RETURN(const VersionMeta meta, MetaOf(*file, version));
+  v1::Apply order;
+  CADRE_ASSIGN_OR_RETURN(const VersionMeta meta, MetaOf(*file, version, &order));
   return std::make_unique<VersionReader>(std::move(file), Interval{meta.begin, meta.end});
 }
 

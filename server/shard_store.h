@@ -2,7 +2,8 @@
 //
 //   <data_dir>/.lock                       held while the store is open
 //   <data_dir>/<run>/run                   the run's OpenRun, and whether it has ended
-//   <data_dir>/<run>/version-<v>           this shard's part of version v (a block file)
+//   <data_dir>/<run>/version-<v>           this shard's part of version v (a block file), and the
+//                                          Apply that made it
 //   <data_dir>/<run>/stage-<round>-<group>-<generation>-<rank>
 //                                          a contribution; the blocks are its chunks
 //   <data_dir>/.old-<run>-<lineage>        a run whose id was reused with another lineage (id of
@@ -41,7 +42,7 @@ class ShardStore {
     v1::OpenRun open;
     bool closed = false;
     // Oldest first.
-    std::vector<FoundVersion> versions;
+    std::vector<StoredVersion> versions;
     std::vector<FoundContribution> contributions;
   };
 
@@ -90,8 +91,9 @@ class ShardStore {
   absl::StatusOr<FoundRun> LoadRun(const std::string& run);
   void LoadFile(const std::string& folder, const std::string& name, FoundRun* found);
   // `discrepancy` is called after all values are produced.
-  absl::StatusOr<VersionStats> WriteVersion(const std::string& run, uint32_t version, Interval span,
-                                            const Fill& produce,
+  // `order` made the version; empty for version 0.
+  absl::StatusOr<VersionStats> WriteVersion(const std::string& run, const v1::Apply& order,
+                                            Interval span, const Fill& produce,
                                             const std::function<DiscrepancyTerms()>& discrepancy);
 
   const std::string data_dir_;

@@ -69,6 +69,22 @@ TEST_F(MachineRoundTest, WaitsForAllLiveGroups) {
   EXPECT_EQ(decision.evaluate_end(), 0u);
 }
 
+TEST_F(MachineRoundTest, ApplyHasStepAndSamplesOfVersion) {
+  const std::string run = Begin(2, MakeSpec(2, 1, 5, 100));
+  for (uint32_t version = 1; version <= 3; ++version) {
+    for (uint32_t g = 0; g < 2; ++g) Train(run, g);
+    const v1::RunStatus status = cluster_.RunStatus(run);
+    ASSERT_EQ(status.version(), version);
+    for (const FakeAggregator& aggregator : cluster_.aggregators()) {
+      const v1::CoordinatorMessage& newest = aggregator.received.back();
+      ASSERT_TRUE(newest.has_apply());
+      EXPECT_EQ(newest.apply().step(), version * 5);
+      EXPECT_EQ(newest.apply().samples(), status.samples());
+      EXPECT_GT(newest.apply().samples(), 0u);
+    }
+  }
+}
+
 TEST_F(MachineRoundTest, QuorumWaitsForGraceWindow) {
   v1::RunSpec spec = MakeSpec(2, 1, 5, 100);
   spec.mutable_averaging()->set_quorum(1);

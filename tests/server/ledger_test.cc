@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <string>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -14,6 +16,7 @@
 namespace cadre::testing {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -483,6 +486,37 @@ TEST_F(LedgerTest, ApplyIsIdempotent) {
   EXPECT_TRUE(std::holds_alternative<ApplyUnderWay>(ledger_.BeginApply(apply)));
   ledger_.VersionDurable(run_.run, 1, {4711});
   EXPECT_EQ(Get<AlreadyApplied>(ledger_.BeginApply(apply)).stats.digest, 4711u);
+}
+
+TEST_F(LedgerTest, ExistingVersionHasOneListOfParticipants) {
+  StageAll({.group = 1, .generation = 3}, 0, 15);
+  const v1::Apply apply = MakeApply(run_, 1, {{.group = 1, .generation = 3}});
+  Plan(apply);
+  ledger_.VersionDurable(run_.run, 1, {4711});
+  const std::string made_of = "group 1 generation 3 (ranks: 1, samples: 100)";
+  const std::vector<std::pair<Part, std::string>> others = {
+      {{.group = 0, .generation = 3}, "group 0 generation 3 (ranks: 1, samples: 100)"},
+      {{.group = 1, .generation = 4}, "group 1 generation 4 (ranks: 1, samples: 100)"},
+      {{.group = 1, .generation = 3, .ranks = 2}, "group 1 generation 3 (ranks: 2, samples: 100)"},
+      {{.group = 1, .generation = 3, .samples = 9}, "group 1 generation 3 (ranks: 1, samples: 9)"}};
+  for (const auto& [other, named] : others) {
+    const v1::Apply changed = MakeApply(run_, 1, {other});
+    EXPECT_EQ(RefusalIn(ledger_.BeginApply(changed)), v1::REFUSAL_CLOSED_ROUND);
+    EXPECT_THAT(WhyNot(changed), AllOf(HasSubstr(made_of), HasSubstr(named)));
+  }
+  EXPECT_EQ(Get<AlreadyApplied>(ledger_.BeginApply(apply)).stats.digest, 4711u);
+  // The previous version keeps its list.
+  StageAll({.round = 2}, 0, 15);
+  Plan(MakeApply(run_, 2, {{}}));
+  ledger_.VersionDurable(run_.run, 2, {4712});
+  EXPECT_THAT(WhyNot(MakeApply(run_, 1, {{}})), HasSubstr(made_of));
+}
+
+TEST_F(LedgerTest, RestoredVersionWithoutOrderFitsAnyParticipants) {
+  Ledger restored;
+  restored.Restore(Terms(run_), false, {{1, {77}, {}}}, {});
+  const ApplyDecision decision = restored.BeginApply(MakeApply(run_, 1, {{.group = 1}}));
+  EXPECT_EQ(Get<AlreadyApplied>(decision).stats.digest, 77u);
 }
 
 TEST_F(LedgerTest, FailedApplyMayBeRetried) {

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "base/crc32c.h"
 #include "base/digest.h"
 #include "model/formats/safetensors.h"
 #include "server/client/refusal.h"
@@ -402,6 +403,54 @@ TEST_F(ShardHostTest, KeepsTwoVersions) {
   EXPECT_TRUE(SameBits(PullAll(3), Values(3, 15)));
   EXPECT_THAT(Pull(2, 0, 15),
               IsError(absl::StatusCode::kFailedPrecondition, "version 4 is the current one"));
+}
+
+TEST_F(ShardHostTest, VersionKeepsItsOrder) {
+  Open();
+  ASSERT_TRUE(Stage({}, Values(1, 15)).ok());
+  v1::Apply apply = MakeApply(run_, 1, {{}});
+  apply.set_step(40);
+  apply.set_samples(5000);
+  const uint64_t digest = Apply(apply).digest();
+  Restart();
+  ASSERT_EQ(host_->States().size(), 1u);
+  const v1::ShardState state = host_->States()[0];
+  EXPECT_EQ(state.version(), 1u);
+  EXPECT_EQ(state.shards(), 1u);
+  EXPECT_EQ(state.step(), 40u);
+  EXPECT_EQ(state.samples(), 5000u);
+  EXPECT_EQ(Apply(apply).digest(), digest);
+  EXPECT_THAT(Apply(MakeApply(run_, 1, {{.group = 1}})).error(), HasSubstr("was made of group 0"));
+}
+
+// Files whose meta ends before the discrepancy, or before the order.
+TEST_F(ShardHostTest, VersionsOfOlderBuildsAreReadable) {
+  Open();
+  for (uint32_t g = 0; g < 2; ++g) ASSERT_TRUE(Stage({.group = g}, Values(1 + g, 15)).ok());
+  const uint64_t digest = Apply(MakeApply(run_, 1, {{.group = 0}, {.group = 1}})).digest();
+  const std::vector<float> mean = PullAll(1);
+  for (const size_t meta_bytes : {48, 32}) {
+    {
+      const auto file = BlockFile::Open(RunPath("version-1"), false);
+      ASSERT_TRUE(file.ok()) << file.status();
+      BlockFileHead head = (*file)->head();
+      std::string values(head.data_bytes, 0);
+      ASSERT_TRUE((*file)->ReadBlock(0, values).ok());
+      ASSERT_GT(head.meta.size(), meta_bytes);
+      head.meta.resize(meta_bytes);
+      const auto old = BlockFile::Create(RunPath("old"), head);
+      ASSERT_TRUE((*old)->WriteBlock(0, values, Crc32c(values)).ok());
+    }
+    fs::rename(RunPath("old"), RunPath("version-1"));
+    Restart();
+    ASSERT_EQ(host_->States()[0].version(), 1u) << meta_bytes;
+    EXPECT_EQ(host_->States()[0].step(), 0u);
+    EXPECT_TRUE(SameBits(PullAll(1), mean));
+    const v1::Applied again = Apply(MakeApply(run_, 1, {{.group = 1}}));
+    EXPECT_EQ(again.error(), "");
+    EXPECT_EQ(again.digest(), digest);
+    EXPECT_EQ(std::isnan(again.displacement()), meta_bytes == 32);
+  }
 }
 
 TEST_F(ShardHostTest, RestartRemovesObsoleteFiles) {

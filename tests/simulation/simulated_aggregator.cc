@@ -91,9 +91,11 @@ void SimulatedAggregator::LoseUnsynced() {
 
 void SimulatedAggregator::RestoreLedger() {
   for (auto& [run, folder] : disk_) {
-    std::vector<FoundVersion> versions;
+    std::vector<StoredVersion> versions;
     for (const auto& [number, words] : folder.versions) {
-      versions.push_back({number, {ShardDigest(folder.open, words), folder.discrepancies[number]}});
+      versions.push_back({number,
+                          {ShardDigest(folder.open, words), folder.discrepancies[number]},
+                          folder.orders[number]});
     }
     std::vector<FoundContribution> found;
     for (const auto& [key, file] : folder.contributions) {
@@ -299,6 +301,7 @@ void SimulatedAggregator::WriteMean(const v1::CoordinatorMessage& order, const A
   }
   if (world_.plant == Plant::kSkipApply) words = folder.versions.rbegin()->second;
   folder.versions[plan.round] = words;
+  folder.orders[plan.round] = plan.order;
   world_.Log(name_, "    writes version ", plan.round, " of ", plan.run);
   invariants_.OnVersionWritten(name_, apply, plan, words);
   if (plan.groups.size() > 1) folder.discrepancies[plan.round] = DiscrepancyOf(plan);

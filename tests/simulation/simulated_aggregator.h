@@ -72,6 +72,7 @@ class SimulatedAggregator {
     v1::OpenRun open;
     bool closed = false;
     std::map<uint32_t, Words> versions;
+    std::map<uint32_t, v1::Apply> orders;
     std::map<uint32_t, DiscrepancyTerms> discrepancies;  // of the versions after 0
     std::map<ContributionKey, File> contributions;
   };
