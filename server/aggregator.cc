@@ -34,7 +34,7 @@ absl::StatusOr<std::unique_ptr<Aggregator>> Aggregator::Start(AggregatorOptions 
   auto aggregator = std::unique_ptr<Aggregator>(new Aggregator(std::move(options)));
   const AggregatorOptions& settings = aggregator->options_;
   CADRE_ASSIGN_OR_RETURN(aggregator->host_,
-                         ShardHost::Open(settings.data_dir, &aggregator->counters_));
+                         ShardHost::Open(settings.data_dir, settings.name, &aggregator->counters_));
   aggregator->service_ =
       std::make_unique<RoundsService>(settings.service, *aggregator->host_, aggregator->counters_);
   CADRE_ASSIGN_OR_RETURN(aggregator->daemon_,
@@ -54,6 +54,8 @@ absl::Status Aggregator::Join() {
     LOG(INFO) << (connected ? "joined the coordinator"
                             : "disconnected from the coordinator; reconnecting");
   };
+  client.epoch = host_->epoch();
+  client.record_epoch = [this](uint64_t epoch) { return host_->SaveEpoch(epoch).ok(); };
   client.heartbeat = [this] { return MakeHeartbeat(counters_); };
   CADRE_ASSIGN_OR_RETURN(membership_, MembershipClient::Start(std::move(client)));
   // Orders that arrived earlier wait in the queue.

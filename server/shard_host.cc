@@ -94,8 +94,9 @@ ShardHost::ShardHost(std::unique_ptr<ShardStore> store, Counters* counters)
     : store_(std::move(store)), counters_(counters) {}
 
 absl::StatusOr<std::unique_ptr<ShardHost>> ShardHost::Open(const std::string& data_dir,
+                                                           const std::string& name,
                                                            Counters* counters) {
-  CADRE_ASSIGN_OR_RETURN(std::unique_ptr<ShardStore> store, ShardStore::Open(data_dir));
+  CADRE_ASSIGN_OR_RETURN(std::unique_ptr<ShardStore> store, ShardStore::Open(data_dir, name));
   auto host = std::unique_ptr<ShardHost>(new ShardHost(std::move(store), counters));
   CADRE_RETURN_IF_ERROR(host->Restore());
   return host;

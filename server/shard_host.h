@@ -61,10 +61,16 @@ class VersionPull {
 
 class ShardHost {
  public:
-  // Opens the data folder and restores its runs. Counters are borrowed. Errors: those of
-  // ShardStore::Open.
+  // Opens the data folder of aggregator `name` and restores its runs. Counters are borrowed.
+  // Errors: those of ShardStore::Open.
   static absl::StatusOr<std::unique_ptr<ShardHost>> Open(const std::string& data_dir,
+                                                         const std::string& name,
                                                          Counters* counters);
+
+  // The highest epoch of a coordinator that an earlier process of the aggregator saved.
+  uint64_t epoch() const { return store_->epoch(); }
+  // Not thread-safe. Errors are counted.
+  absl::Status SaveEpoch(uint64_t epoch) { return CountError(store_->SaveEpoch(epoch)); }
 
   // --- The coordinator's orders; all idempotent
 

@@ -46,6 +46,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "base/crc32c.h"
 #include "base/digest.h"
@@ -62,6 +63,7 @@ constexpr uint32_t kElementBytes = sizeof(float);
 // Elements of a block of a version; one block is in memory at a time: 256 KiB.
 constexpr int64_t kBlockElements = 64 << 10;
 
+constexpr char kIdentityFile[] = ".identity";
 constexpr char kRunFile[] = "run";
 constexpr char kVersionPrefix[] = "version-";
 constexpr char kStagePrefix[] = "stage-";
@@ -103,25 +105,25 @@ absl::string_view AsText(std::span<const float> values) {
   return {reinterpret_cast<const char*>(values.data()), values.size_bytes()};
 }
 
-// --- The run file: one byte for the state, the OpenRun message, CRC32C of both.
+// --- Small files, replaced as a whole: their content, then its CRC32C.
 
-std::string EncodeRun(const v1::OpenRun& open, bool closed) {
-  const std::string body = absl::StrCat(closed ? "1" : "0", open.SerializeAsString());
+absl::Status WriteChecked(const std::string& path, absl::string_view body) {
   const uint32_t crc = Crc32c(body);
-  return absl::StrCat(body, absl::string_view(reinterpret_cast<const char*>(&crc), sizeof(crc)));
+  return WriteFileAtomically(
+      path,
+      absl::StrCat(body, absl::string_view(reinterpret_cast<const char*>(&crc), sizeof(crc))));
 }
 
-absl::Status DecodeRun(const std::string& path, absl::string_view bytes, v1::OpenRun* open,
-                       bool* closed) {
+// Returns at least one byte.
+absl::StatusOr<std::string> ReadChecked(const std::string& path) {
+  CADRE_ASSIGN_OR_RETURN(std::string bytes, ReadFile(path));
   uint32_t crc = 0;
-  const absl::Status damaged = absl::DataLossError(absl::StrCat(path, ": is damaged"));
-  if (bytes.size() <= sizeof(crc)) return damaged;
-  const absl::string_view body = bytes.substr(0, bytes.size() - sizeof(crc));
-  std::memcpy(&crc, bytes.data() + body.size(), sizeof(crc));
-  if (Crc32c(body) != crc) return damaged;
-  *closed = body[0] == '1';
-  if (!open->ParseFromArray(body.data() + 1, std::ssize(body) - 1)) return damaged;
-  return absl::OkStatus();
+  if (bytes.size() > sizeof(crc)) {
+    std::memcpy(&crc, bytes.data() + bytes.size() - sizeof(crc), sizeof(crc));
+    bytes.resize(bytes.size() - sizeof(crc));
+    if (Crc32c(bytes) == crc) return bytes;
+  }
+  return absl::DataLossError(absl::StrCat(path, ": is damaged"));
 }
 
 void RemoveFile(const std::string& path) {
@@ -141,12 +143,13 @@ void Quarantine(const std::string& path, const absl::Status& why) {
 
 // --- ShardStore
 
-ShardStore::ShardStore(std::string data_dir, int lock_fd)
-    : data_dir_(std::move(data_dir)), lock_fd_(lock_fd) {}
+ShardStore::ShardStore(std::string data_dir, std::string name, int lock_fd)
+    : data_dir_(std::move(data_dir)), name_(std::move(name)), lock_fd_(lock_fd) {}
 
 ShardStore::~ShardStore() { close(lock_fd_); }
 
-absl::StatusOr<std::unique_ptr<ShardStore>> ShardStore::Open(const std::string& data_dir) {
+absl::StatusOr<std::unique_ptr<ShardStore>> ShardStore::Open(const std::string& data_dir,
+                                                             const std::string& name) {
   CADRE_RETURN_IF_ERROR(MakeFolder(data_dir));
   const std::string path = absl::StrCat(data_dir, "/.lock");
   const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
@@ -158,7 +161,35 @@ absl::StatusOr<std::unique_ptr<ShardStore>> ShardStore::Open(const std::string& 
     return absl::FailedPreconditionError(
         absl::StrCat("data folder ", data_dir, " is in use by another aggregator"));
   }
-  return std::unique_ptr<ShardStore>(new ShardStore(data_dir, fd));
+  auto store = std::unique_ptr<ShardStore>(new ShardStore(data_dir, name, fd));
+  CADRE_RETURN_IF_ERROR(store->Identify());
+  return store;
+}
+
+// The file has the epoch in decimal, a line feed, and the name.
+absl::Status ShardStore::Identify() {
+  const std::string path = absl::StrCat(data_dir_, "/", kIdentityFile);
+  const absl::StatusOr<std::string> bytes = ReadChecked(path);
+  if (absl::IsNotFound(bytes.status())) return SaveEpoch(0);
+  if (absl::IsDataLoss(bytes.status())) {
+    return absl::DataLossError(absl::StrCat(
+        bytes.status().message(), "; remove it if the folder belongs to aggregator '", name_, "'"));
+  }
+  CADRE_RETURN_IF_ERROR(bytes.status());
+  const std::pair<absl::string_view, absl::string_view> parts =
+      absl::StrSplit(*bytes, absl::MaxSplits('\n', 1));
+  if (!absl::SimpleAtoi(parts.first, &epoch_)) {
+    return absl::DataLossError(absl::StrCat(path, ": has no epoch"));
+  }
+  if (parts.second == name_) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("data folder ", data_dir_, " belongs to aggregator '", parts.second,
+                   "'; use --name=", parts.second, ", or another --data-dir for '", name_, "'"));
+}
+
+absl::Status ShardStore::SaveEpoch(uint64_t epoch) {
+  return WriteChecked(absl::StrCat(data_dir_, "/", kIdentityFile),
+                      absl::StrCat(epoch, "\n", name_));
 }
 
 bool ShardStore::IsFileName(absl::string_view name) {
@@ -214,8 +245,12 @@ absl::StatusOr<ShardStore::FoundRun> ShardStore::LoadRun(const std::string& run)
   const std::string folder = RunFolder(run);
   const std::string path = absl::StrCat(folder, "/", kRunFile);
   FoundRun found;
-  CADRE_ASSIGN_OR_RETURN(const std::string bytes, ReadFile(path));
-  CADRE_RETURN_IF_ERROR(DecodeRun(path, bytes, &found.open, &found.closed));
+  CADRE_ASSIGN_OR_RETURN(const std::string bytes, ReadChecked(path));
+  // One byte for the state, then the OpenRun message.
+  found.closed = bytes[0] == '1';
+  if (!found.open.ParseFromArray(bytes.data() + 1, std::ssize(bytes) - 1)) {
+    return absl::DataLossError(absl::StrCat(path, ": is damaged"));
+  }
   if (found.open.run() != run)
     return absl::DataLossError(absl::StrCat(path, ": belongs to another run"));
   std::vector<std::string> names;
@@ -278,8 +313,8 @@ void ShardStore::LoadFile(const std::string& folder, const std::string& name, Fo
 
 absl::Status ShardStore::SaveRun(const v1::OpenRun& open, bool closed) {
   CADRE_RETURN_IF_ERROR(MakeFolder(RunFolder(open.run())));
-  CADRE_RETURN_IF_ERROR(WriteFileAtomically(absl::StrCat(RunFolder(open.run()), "/", kRunFile),
-                                            EncodeRun(open, closed)));
+  CADRE_RETURN_IF_ERROR(WriteChecked(absl::StrCat(RunFolder(open.run()), "/", kRunFile),
+                                     absl::StrCat(closed ? "1" : "0", open.SerializeAsString())));
   return SyncFolder(data_dir_);
 }
 

@@ -1,6 +1,8 @@
 // The durable files of an aggregator.
 //
 //   <data_dir>/.lock                       held while the store is open
+//   <data_dir>/.identity                   name of the aggregator, and the highest epoch (number of
+//                                          a start of the coordinator) that it has received
 //   <data_dir>/<run>/run                   the run's OpenRun, and whether it has ended
 //   <data_dir>/<run>/version-<v>           this shard's part of version v (a block file), and the
 //                                          Apply that made it
@@ -46,12 +48,18 @@ class ShardStore {
     std::vector<FoundContribution> contributions;
   };
 
-  // Creates the folder if necessary. Errors: PermissionDenied or another file error if the folder
-  // cannot be written; FailedPrecondition if another process has locked it.
-  static absl::StatusOr<std::unique_ptr<ShardStore>> Open(const std::string& data_dir);
+  // Creates the folder if necessary; one without a name becomes that of aggregator `name`. Errors:
+  // PermissionDenied or another file error if the folder cannot be written; FailedPrecondition if
+  // another process has locked it, or it belongs to another aggregator, whose files stay unchanged.
+  static absl::StatusOr<std::unique_ptr<ShardStore>> Open(const std::string& data_dir,
+                                                          const std::string& name);
   ShardStore(const ShardStore&) = delete;
   ShardStore& operator=(const ShardStore&) = delete;
   ~ShardStore();
+
+  // The epoch saved before Open; 0 if there is none.
+  uint64_t epoch() const { return epoch_; }
+  absl::Status SaveEpoch(uint64_t epoch);
 
   // Reads and checks all files. Complete contributions are synced.
   absl::StatusOr<std::vector<FoundRun>> Load();
@@ -83,7 +91,9 @@ class ShardStore {
   void RemoveContribution(const ContributionKey& key);
 
  private:
-  ShardStore(std::string data_dir, int lock_fd);
+  ShardStore(std::string data_dir, std::string name, int lock_fd);
+  // Reads or creates the folder's identity.
+  absl::Status Identify();
 
   std::string RunFolder(const std::string& run) const;
   std::string VersionPath(const std::string& run, uint32_t version) const;
@@ -97,6 +107,8 @@ class ShardStore {
                                             const std::function<DiscrepancyTerms()>& discrepancy);
 
   const std::string data_dir_;
+  const std::string name_;
+  uint64_t epoch_ = 0;
   const int lock_fd_;
 };
 

@@ -186,6 +186,10 @@ absl::Status MembershipClient::ReadOneStream() {
 
 bool MembershipClient::Deliver(const v1::CoordinatorMessage& message) {
   if (!AcceptEpoch(message.epoch())) return false;
+  if (options_.record_epoch && message.epoch() > recorded_epoch_ &&
+      options_.record_epoch(message.epoch())) {
+    recorded_epoch_ = message.epoch();
+  }
   if (message.has_welcome()) {
     OnWelcome(message.welcome());
     return true;

@@ -17,7 +17,8 @@
 // waits follow the steady clock.
 //
 // Every message of the coordinator carries its epoch. A message of a lower epoch than the highest
-// one received comes from a coordinator that has been replaced: it ends the stream unread.
+// one received comes from a coordinator that has been replaced: it ends the stream unread. The
+// owner may record the epoch, so that this holds after a restart of the member too.
 //
 // Refused is delivered to on_message, then the stream ends. After REFUSAL_UNKNOWN_MEMBER (the lease
 // expired while the member was disconnected) the client discards its id and joins as a new member.
@@ -84,6 +85,12 @@ class MembershipClient {
     // Returns the next heartbeat; called on the client's writing thread. The client adds its own
     // counter, stale_epochs. Optional.
     std::function<v1::Heartbeat()> heartbeat;
+    // The highest epoch that an earlier process of this member recorded.
+    uint64_t epoch = 0;
+    // Records an epoch that is higher than the last one recorded. Returns whether it is durable; if
+    // not, it is called again at the next message. Messages do not wait for it, so that a member on
+    // a full disk can be told to make room. Optional.
+    std::function<bool(uint64_t epoch)> record_epoch;
     // Limit of messages waiting to be written.
     size_t max_queued = 256;
   };
@@ -141,6 +148,8 @@ class MembershipClient {
   const std::shared_ptr<grpc::Channel> channel_;
   const std::unique_ptr<v1::Membership::Stub> stub_;
   const SteadyClock clock_;
+  // Used by the reading thread only.
+  uint64_t recorded_epoch_ = options_.epoch;
 
   mutable absl::Mutex mutex_;
   // Signaled when any of the fields below changes that a thread waits for.
@@ -159,8 +168,8 @@ class MembershipClient {
   absl::Time heartbeat_at_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteFuture();
   std::deque<v1::MemberMessage> queue_ ABSL_GUARDED_BY(mutex_);
   std::string member_id_ ABSL_GUARDED_BY(mutex_);
-  // The highest epoch received, and the number of messages with a lower one.
-  uint64_t epoch_ ABSL_GUARDED_BY(mutex_) = 0;
+  // The highest epoch received or recorded, and the number of messages with a lower one.
+  uint64_t epoch_ ABSL_GUARDED_BY(mutex_) = options_.epoch;
   uint64_t stale_epochs_ ABSL_GUARDED_BY(mutex_) = 0;
   bool ever_welcomed_ ABSL_GUARDED_BY(mutex_) = false;
   // Why the coordinator refused the first join.

@@ -3,8 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "absl/time/clock.h"
@@ -181,6 +183,70 @@ TEST_F(AggregatorTest, StartReportsRefusal) {
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
   EXPECT_THAT(std::string(status.message()),
               AllOf(HasSubstr(coordinator_->address()), HasSubstr("another schema")));
+}
+
+TEST_F(AggregatorTest, FolderBelongsToOneName) {
+  Start();
+  Open();
+  aggregator_.reset();
+  const std::string run = folder_.path() + "/" + run_.run;
+  const auto everything = [&] {
+    return std::make_tuple(Files(folder_.path()), Files(run), ReadAll(run + "/run"),
+                           ReadAll(run + "/version-0"), ReadAll(folder_.path() + "/.identity"));
+  };
+  const auto before = everything();
+  AggregatorOptions other = Options();
+  other.name = "usurper";
+  const absl::Status status = Aggregator::Start(other).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr(folder_.path() + " belongs to aggregator 'shard-keeper'"),
+                    HasSubstr("--name=shard-keeper"), HasSubstr("another --data-dir")));
+  EXPECT_EQ(everything(), before);
+  EXPECT_EQ(Start().shards_size(), 1);
+}
+
+TEST_F(AggregatorTest, FolderWithoutIdentityIsAdopted) {
+  Start();
+  Open();
+  aggregator_.reset();
+  const std::string identity = folder_.path() + "/.identity";
+  WriteAll(identity, "damaged");
+  const absl::Status status = Aggregator::Start(Options()).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
+  EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr(identity), HasSubstr("remove it")));
+  std::filesystem::remove(identity);
+  EXPECT_EQ(Start().shards_size(), 1);
+  EXPECT_THAT(ReadAll(identity), HasSubstr("shard-keeper"));
+}
+
+TEST_F(AggregatorTest, LowerEpochIsRefusedAfterRestart) {
+  // Of Welcome, and of an order.
+  for (const uint64_t epoch : {7, 9}) {
+    coordinator_->SetEpoch(7);
+    Start();
+    v1::CoordinatorMessage open;
+    *open.mutable_open_run() = run_.Open();
+    open.set_epoch(epoch);
+    coordinator_->Send(open);
+    coordinator_->Receive(v1::MemberMessage::kRunOpened);
+    aggregator_.reset();
+
+    AggregatorOptions options = Options();
+    options.dial_timeout = absl::Milliseconds(300);
+    coordinator_->SetEpoch(epoch - 1);
+    EXPECT_TRUE(absl::IsUnavailable(Aggregator::Start(options).status()));
+    coordinator_->SetEpoch(epoch);
+    Start();
+    // In a stream that is welcome.
+    open.set_epoch(epoch - 1);
+    coordinator_->Send(open);
+    while (true) {
+      const auto heartbeat = coordinator_->Receive(v1::MemberMessage::kHeartbeat).heartbeat();
+      ASSERT_TRUE(heartbeat.counters().contains("stale_epochs"));
+      if (heartbeat.counters().at("stale_epochs") == 1) break;
+    }
+  }
 }
 
 TEST_F(AggregatorTest, DrainSendsGoodbye) {

@@ -41,7 +41,7 @@ class ShardHostTest : public ::testing::Test {
   // Starts a new host on the folder, as if the process had been killed and restarted.
   void Restart() {
     host_.reset();
-    auto host = ShardHost::Open(folder_.path(), &counters_);
+    auto host = ShardHost::Open(folder_.path(), "agg-0", &counters_);
     ASSERT_TRUE(host.ok()) << host.status();
     host_ = *std::move(host);
   }
@@ -163,7 +163,7 @@ TEST_F(ShardHostTest, ShardsTogetherHoldTheModel) {
   uint64_t sum = 0;
   for (uint32_t shard = 0; shard < 4; ++shard) {
     const TemporaryFolder folder;
-    auto host = ShardHost::Open(folder.path(), &counters_);
+    auto host = ShardHost::Open(folder.path(), "agg-0", &counters_);
     ASSERT_TRUE(host.ok());
     SmallRun part = run_;
     part.shards = 4;
@@ -252,7 +252,7 @@ TEST_F(ShardHostTest, BitsDoNotDependOnChunks) {
                                  {{.group = 2, .rank = 1, .samples = 2}, {0, cut}}};
     std::reverse(slices.begin(), slices.begin() + cut % 5);
     const TemporaryFolder folder;
-    auto host = ShardHost::Open(folder.path(), &counters_);
+    auto host = ShardHost::Open(folder.path(), "agg-0", &counters_);
     ASSERT_TRUE(host.ok());
     host_ = *std::move(host);
     Open();
@@ -592,20 +592,20 @@ TEST_F(ShardHostTest, UnsafeNamesAreRefused) {
     bad.lineage = name;
     EXPECT_EQ(host_->OpenRun(bad.Open()).status().code(), absl::StatusCode::kInvalidArgument);
   }
-  EXPECT_THAT(Files(folder_.path()), ElementsAre(".lock"));
+  EXPECT_THAT(Files(folder_.path()), ElementsAre(".identity", ".lock"));
 }
 
 TEST_F(ShardHostTest, FolderIsExclusive) {
-  const auto second = ShardHost::Open(folder_.path(), &counters_);
+  const auto second = ShardHost::Open(folder_.path(), "agg-0", &counters_);
   EXPECT_THAT(second,
               IsError(absl::StatusCode::kFailedPrecondition, "in use by another aggregator"));
   host_.reset();
-  EXPECT_EQ(ShardHost::Open(folder_.path(), &counters_).status(), absl::OkStatus());
+  EXPECT_EQ(ShardHost::Open(folder_.path(), "agg-0", &counters_).status(), absl::OkStatus());
 }
 
 TEST_F(ShardHostTest, UnusableFolderIsAnError) {
   WriteAll(folder_.path() + "/file", "x");
-  const auto host = ShardHost::Open(folder_.path() + "/file/data", &counters_);
+  const auto host = ShardHost::Open(folder_.path() + "/file/data", "agg-0", &counters_);
   EXPECT_FALSE(host.ok());
   EXPECT_THAT(std::string(host.status().message()), HasSubstr("/file/data"));
 }
@@ -680,7 +680,7 @@ TEST_F(ShardHostTest, ReassignedShardDropsOldPart) {
   Restart();
   EXPECT_THAT(host_->States(), IsEmpty()) << "version 0 of the old shard must not be used";
   const TemporaryFolder folder;
-  const auto fresh = ShardHost::Open(folder.path(), &counters_);
+  const auto fresh = ShardHost::Open(folder.path(), "agg-0", &counters_);
   ASSERT_TRUE(fresh.ok()) << fresh.status();
   EXPECT_EQ(Open().digest(), (*fresh)->OpenRun(run_.Open())->digest());
 }

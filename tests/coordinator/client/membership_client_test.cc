@@ -94,5 +94,34 @@ TEST_F(MembershipClientTest, LowerEpochIsRefused) {
   EXPECT_EQ(received, std::vector<uint64_t>({7}));
 }
 
+TEST_F(MembershipClientTest, EpochOfEarlierProcessIsRespected) {
+  options_.epoch = 7;
+  options_.dial_timeout = absl::Milliseconds(200);
+  coordinator_.SetEpoch(6);
+  EXPECT_TRUE(absl::IsUnavailable(MembershipClient::Start(options_).status()));
+  coordinator_.SetEpoch(7);
+  EXPECT_TRUE(MembershipClient::Start(options_).ok());
+}
+
+TEST_F(MembershipClientTest, EpochIsRecordedUntilItIsDurable) {
+  std::vector<uint64_t> recorded;
+  options_.record_epoch = [&](uint64_t epoch) {
+    recorded.push_back(epoch);
+    return recorded.size() > 2;
+  };
+  absl::Notification done;
+  int received = 0;
+  options_.on_message = [&](const v1::CoordinatorMessage&) {
+    if (++received == 4) done.Notify();
+    return true;
+  };
+  coordinator_.SetEpoch(7);
+  auto client = Start();
+  for (const uint64_t epoch : {7, 7, 7, 8}) coordinator_.Send(OfEpoch(epoch));
+  done.WaitForNotification();
+  client.reset();
+  EXPECT_EQ(recorded, std::vector<uint64_t>({7, 7, 7, 8}));
+}
+
 }  // namespace
 }  // namespace cadre
