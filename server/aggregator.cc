@@ -5,7 +5,9 @@
 
 #include <glog/logging.h>
 
+#include <filesystem>
 #include <optional>
+#include <system_error>
 #include <utility>
 
 #include "absl/time/clock.h"
@@ -34,7 +36,8 @@ absl::StatusOr<std::unique_ptr<Aggregator>> Aggregator::Start(AggregatorOptions 
   auto aggregator = std::unique_ptr<Aggregator>(new Aggregator(std::move(options)));
   const AggregatorOptions& settings = aggregator->options_;
   CADRE_ASSIGN_OR_RETURN(aggregator->host_,
-                         ShardHost::Open(settings.data_dir, settings.name, &aggregator->counters_));
+                         ShardHost::Open(settings.data_dir, settings.name, &aggregator->counters_,
+                                         settings.keep_ended_runs));
   aggregator->service_ =
       std::make_unique<RoundsService>(settings.service, *aggregator->host_, aggregator->counters_);
   CADRE_ASSIGN_OR_RETURN(aggregator->daemon_,
@@ -56,7 +59,13 @@ absl::Status Aggregator::Join() {
   };
   client.epoch = host_->epoch();
   client.record_epoch = [this](uint64_t epoch) { return host_->SaveEpoch(epoch).ok(); };
-  client.heartbeat = [this] { return MakeHeartbeat(counters_); };
+  client.heartbeat = [this] {
+    v1::Heartbeat heartbeat = MakeHeartbeat(counters_);
+    std::error_code error;
+    const std::filesystem::space_info space = std::filesystem::space(options_.data_dir, error);
+    if (!error) (*heartbeat.mutable_counters())["disk_free_bytes"] = space.available;
+    return heartbeat;
+  };
   CADRE_ASSIGN_OR_RETURN(membership_, MembershipClient::Start(std::move(client)));
   // Orders that arrived earlier wait in the queue.
   order_thread_ = std::thread([this] { ExecuteOrders(); });

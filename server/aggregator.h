@@ -51,6 +51,8 @@ struct AggregatorOptions {
   absl::Duration retry_wait = absl::Seconds(2);
   // Maximum number of new orders that wait, enough for several per run.
   size_t max_orders = 4096;
+  // Number of ended and archived runs whose files are kept.
+  size_t keep_ended_runs = kKeepEndedRuns;
   RoundsServiceOptions service;
 };
 

@@ -201,6 +201,8 @@ class Ledger {
   std::vector<ContributionKey> Fence(const std::string& run, uint32_t group, uint32_t generation);
   // Ends the run: from then on only pulls are served. Returns the contributions to delete.
   std::vector<ContributionKey> CloseRun(const std::string& run);
+  // The run's files are removed: it is not open.
+  void Forget(const std::string& run) { runs_.erase(run); }
   // Restores the durable state of an earlier process. `versions` may be empty. Returns obsolete
   // contributions, to be deleted. Requires: the run is not open; OpenRun accepted the terms before.
   std::vector<ContributionKey> Restore(const RunTerms& terms, bool closed,

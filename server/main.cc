@@ -24,6 +24,8 @@ DEFINE_string(name, "", "unique name, the identity of this aggregator across res
 DEFINE_string(port_file, "", "file that receives the port once the server listens");
 DEFINE_int32(dial_timeout, 30, "seconds to wait for the coordinator at startup");
 DEFINE_int32(drain, 5, "seconds that open streams have to finish after SIGTERM");
+DEFINE_int32(keep_ended_runs, cadre::kKeepEndedRuns,
+             "number of ended runs whose files are kept; older ones are removed");
 DEFINE_int32(disk_threads, 4, "threads for disk I/O");
 DEFINE_int32(max_streams, 64,
              "limit of concurrent contributions, and separately of concurrent pulls");
@@ -56,6 +58,7 @@ std::string WrongFlag() {
   if (FLAGS_data_dir.empty()) return "--data-dir is required: a persistent folder";
   if (FLAGS_name.empty()) return "--name is required: the aggregator's identity across restarts";
   if (FLAGS_coordinator.empty()) return "--coordinator is required: host:port";
+  if (FLAGS_keep_ended_runs < 0) return "--keep-ended-runs must not be negative";
   if (FLAGS_disk_threads < 1 || FLAGS_disk_threads > 256) return "--disk-threads must be 1 .. 256";
   if (FLAGS_max_streams < 1 || FLAGS_max_streams > 4096) return "--max-streams must be 1 .. 4096";
   return "";
@@ -85,6 +88,7 @@ int main(int argc, char** argv) {
        .name = FLAGS_name,
        .version = CADRE_VERSION,
        .dial_timeout = absl::Seconds(FLAGS_dial_timeout),
+       .keep_ended_runs = static_cast<size_t>(FLAGS_keep_ended_runs),
        .service = {.disk_threads = FLAGS_disk_threads,
                    .max_stages = FLAGS_max_streams,
                    .max_pulls = FLAGS_max_streams}});

@@ -90,14 +90,16 @@ absl::StatusOr<int64_t> VersionPull::Next(std::span<char> data) {
 
 // --- ShardHost
 
-ShardHost::ShardHost(std::unique_ptr<ShardStore> store, Counters* counters)
-    : store_(std::move(store)), counters_(counters) {}
+ShardHost::ShardHost(std::unique_ptr<ShardStore> store, Counters* counters, size_t keep_ended_runs)
+    : store_(std::move(store)), counters_(counters), keep_ended_runs_(keep_ended_runs) {}
 
 absl::StatusOr<std::unique_ptr<ShardHost>> ShardHost::Open(const std::string& data_dir,
                                                            const std::string& name,
-                                                           Counters* counters) {
+                                                           Counters* counters,
+                                                           size_t keep_ended_runs) {
   CADRE_ASSIGN_OR_RETURN(std::unique_ptr<ShardStore> store, ShardStore::Open(data_dir, name));
-  auto host = std::unique_ptr<ShardHost>(new ShardHost(std::move(store), counters));
+  auto host =
+      std::unique_ptr<ShardHost>(new ShardHost(std::move(store), counters, keep_ended_runs));
   CADRE_RETURN_IF_ERROR(host->Restore());
   return host;
 }
@@ -105,21 +107,22 @@ absl::StatusOr<std::unique_ptr<ShardHost>> ShardHost::Open(const std::string& da
 absl::Status ShardHost::Restore() {
   absl::MutexLock turn(&order_mutex_);
   CADRE_ASSIGN_OR_RETURN(const std::vector<ShardStore::FoundRun> runs, store_->Load());
-  absl::MutexLock lock(&mutex_);
   for (const ShardStore::FoundRun& found : runs) {
     const absl::StatusOr<RunTerms> terms = RunTermsOf(found.open);
     if (!terms.ok()) {
       LOG(ERROR) << "run " << found.open.run() << " is not restored: " << terms.status();
       continue;
     }
+    absl::MutexLock lock(&mutex_);
     Remove(ledger_.Restore(*terms, found.closed, found.versions, found.contributions));
-    opened_[found.open.run()] = found.open;
+    opened_[found.open.run()] = {found.open, found.closed};
     // Old versions are left if the process ended between a commit and their removal.
     for (size_t i = 0; i + 2 < found.versions.size(); ++i) {
       store_->RemoveVersion(found.open.run(), found.versions[i].version);
     }
   }
-  for (const v1::ShardState& state : ledger_.States()) {
+  RemoveOldRuns();
+  for (const v1::ShardState& state : States()) {
     LOG(INFO) << "on disk: run " << state.run() << ", shard " << state.shard() << ", version "
               << state.version() << ", digest " << DigestHex(state.digest());
   }
@@ -160,8 +163,9 @@ absl::StatusOr<v1::RunOpened> ShardHost::OpenRun(const v1::OpenRun& open) {
     Decision<Opened> decision = ledger_.OpenRun(terms);
     if (const auto* refused = std::get_if<Refused>(&decision)) return Refuse(*refused);
     opened = std::get<Opened>(std::move(decision));
-    if (known != opened_.end() && known->second.lineage() != open.lineage()) {
-      CADRE_RETURN_IF_ERROR(CountError(store_->ArchiveRun(open.run(), known->second.lineage())));
+    if (known != opened_.end() && known->second.open.lineage() != open.lineage()) {
+      CADRE_RETURN_IF_ERROR(
+          CountError(store_->ArchiveRun(open.run(), known->second.open.lineage())));
       opened_.erase(known);
     }
     Remove(opened.dropped);
@@ -169,7 +173,7 @@ absl::StatusOr<v1::RunOpened> ShardHost::OpenRun(const v1::OpenRun& open) {
   // After a reassignment, version 0 of the old shard must not be used for the new one.
   if (opened.make_version_zero) store_->RemoveVersion(open.run(), 0);
   CADRE_RETURN_IF_ERROR(CountError(store_->SaveRun(open, /*closed=*/false)));
-  opened_[open.run()] = open;
+  opened_[open.run()] = {open, /*closed=*/false};
   v1::RunOpened answer;
   answer.set_run(open.run());
   answer.set_shard(open.shard());
@@ -261,11 +265,30 @@ void ShardHost::Fence(const v1::Fence& fence) {
 absl::Status ShardHost::CloseRun(const std::string& run) {
   absl::MutexLock turn(&order_mutex_);
   const auto found = opened_.find(run);
-  if (found == opened_.end()) return absl::OkStatus();
-  CADRE_RETURN_IF_ERROR(CountError(store_->SaveRun(found->second, /*closed=*/true)));
-  absl::MutexLock lock(&mutex_);
-  Remove(ledger_.CloseRun(run));
+  // The time of the run file is that of the end.
+  if (found == opened_.end() || found->second.closed) return absl::OkStatus();
+  CADRE_RETURN_IF_ERROR(CountError(store_->SaveRun(found->second.open, /*closed=*/true)));
+  found->second.closed = true;
+  {
+    absl::MutexLock lock(&mutex_);
+    Remove(ledger_.CloseRun(run));
+  }
+  RemoveOldRuns();
   return absl::OkStatus();
+}
+
+void ShardHost::RemoveOldRuns() {
+  std::vector<std::string> ended;
+  for (const auto& [run, known] : opened_) {
+    if (known.closed) ended.push_back(run);
+  }
+  std::vector<std::string> removed;
+  store_->RemoveOldRuns(ended, keep_ended_runs_, [&](const std::string& run) {
+    absl::MutexLock lock(&mutex_);
+    ledger_.Forget(run);
+    removed.push_back(run);
+  });
+  for (const std::string& run : removed) opened_.erase(run);
 }
 
 std::vector<v1::ShardState> ShardHost::States() const {

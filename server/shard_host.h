@@ -17,6 +17,7 @@
 // refused_<name>.
 #pragma once
 
+#include <cstddef>
 #include <memory>
 #include <span>
 #include <string>
@@ -59,13 +60,17 @@ class VersionPull {
   int64_t left_;
 };
 
+// Default of the number of ended and archived runs whose files are kept.
+inline constexpr size_t kKeepEndedRuns = 16;
+
 class ShardHost {
  public:
   // Opens the data folder of aggregator `name` and restores its runs. Counters are borrowed.
   // Errors: those of ShardStore::Open.
   static absl::StatusOr<std::unique_ptr<ShardHost>> Open(const std::string& data_dir,
                                                          const std::string& name,
-                                                         Counters* counters);
+                                                         Counters* counters,
+                                                         size_t keep_ended_runs = kKeepEndedRuns);
 
   // The highest epoch of a coordinator that an earlier process of the aggregator saved.
   uint64_t epoch() const { return store_->epoch(); }
@@ -98,7 +103,7 @@ class ShardHost {
       ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
-  ShardHost(std::unique_ptr<ShardStore> store, Counters* counters);
+  ShardHost(std::unique_ptr<ShardStore> store, Counters* counters, size_t keep_ended_runs);
 
   absl::Status Restore() ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status Refuse(const Refused& refused) const;
@@ -106,17 +111,23 @@ class ShardHost {
   // Counts and logs a disk error, and returns it.
   absl::Status CountError(absl::Status status) const;
   void Remove(const std::vector<ContributionKey>& keys);
+  void RemoveOldRuns() ABSL_EXCLUSIVE_LOCKS_REQUIRED(order_mutex_) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::StatusOr<VersionStats> MakeVersion(const ApplyPlan& plan) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status MakeVersionZero(const v1::OpenRun& open, Interval span) ABSL_LOCKS_EXCLUDED(mutex_);
 
   const std::unique_ptr<ShardStore> store_;
   Counters* const counters_;
+  const size_t keep_ended_runs_;
   // Held during a whole order of the coordinator.
   absl::Mutex order_mutex_ ABSL_ACQUIRED_BEFORE(mutex_);
   mutable absl::Mutex mutex_;
   Ledger ledger_ ABSL_GUARDED_BY(mutex_);
-  // The last OpenRun of every run, equal to the one on disk.
-  std::map<std::string, v1::OpenRun> opened_ ABSL_GUARDED_BY(order_mutex_);
+  // The last OpenRun of every run, and whether it has ended, as on disk.
+  struct KnownRun {
+    v1::OpenRun open;
+    bool closed = false;
+  };
+  std::map<std::string, KnownRun> opened_ ABSL_GUARDED_BY(order_mutex_);
 };
 
 }  // namespace cadre

@@ -19,6 +19,7 @@
 // Errors: ResourceExhausted with the path for a full disk, DataLoss with the path for damage.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -61,7 +62,8 @@ class ShardStore {
   uint64_t epoch() const { return epoch_; }
   absl::Status SaveEpoch(uint64_t epoch);
 
-  // Reads and checks all files. Complete contributions are synced.
+  // Reads all files, and checks those of runs that have not ended. Complete contributions are
+  // synced.
   absl::StatusOr<std::vector<FoundRun>> Load();
 
   // Whether a run or lineage may name a file: [A-Za-z0-9._-], at most 100 characters, no leading
@@ -70,6 +72,10 @@ class ShardStore {
 
   absl::Status SaveRun(const v1::OpenRun& open, bool closed);
   absl::Status ArchiveRun(const std::string& run, const std::string& lineage);
+  // Of the runs that have ended and the archived ones, keeps the `keep` whose run files are the
+  // newest. Calls `removing` with each of `ended` before its files are removed.
+  void RemoveOldRuns(const std::vector<std::string>& ended, size_t keep,
+                     const std::function<void(const std::string& run)>& removing);
 
   // WriteInitial and WriteMean write a version block by block and return its statistics, which are
   // stored with it.

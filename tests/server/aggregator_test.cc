@@ -158,6 +158,7 @@ TEST_F(AggregatorTest, HeartbeatsCountRefusals) {
     const v1::MemberMessage message = coordinator_->Receive(v1::MemberMessage::kHeartbeat);
     ASSERT_TRUE(message.has_heartbeat());
     const auto& counters = message.heartbeat().counters();
+    EXPECT_GT(counters.at("disk_free_bytes"), 0u);
     if (counters.contains("refused_wrong_base")) {
       EXPECT_EQ(counters.at("refused_wrong_base"), 1u);
       return;

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <filesystem>
 #include <memory>
@@ -343,6 +344,85 @@ TEST_F(ShardHostTest, LostPreviousVersionIsTolerated) {
   EXPECT_EQ(applied.error(), "");
   EXPECT_EQ(applied.digest(), Digest(PullAll(1), 0));
   EXPECT_TRUE(std::isnan(applied.variance_between_groups()));
+}
+
+// --- Ended runs
+
+class EndedRunsTest : public ShardHostTest {
+ protected:
+  // A run whose newest version is `version`, 0 or 1.
+  void EndRun(const std::string& run, uint32_t version = 0) {
+    run_.run = run;
+    Open();
+    if (version == 1) {
+      ASSERT_TRUE(Stage({}, Values(1, 15)).ok());
+      EXPECT_EQ(Apply(MakeApply(run_, 1, {{}})).error(), "");
+    }
+    ASSERT_TRUE(host_->CloseRun(run).ok());
+  }
+  // Makes the run the one that ended `seconds` ago.
+  void SetAge(const std::string& folder, int seconds) {
+    fs::last_write_time(folder_.path() + "/" + folder + "/run",
+                        fs::file_time_type::clock::now() - std::chrono::seconds(seconds));
+  }
+  void RestartKeeping(size_t runs) {
+    host_.reset();
+    auto host = ShardHost::Open(folder_.path(), "agg-0", &counters_, runs);
+    ASSERT_TRUE(host.ok()) << host.status();
+    host_ = *std::move(host);
+  }
+};
+
+TEST_F(EndedRunsTest, OldestAreRemovedWhenARunEnds) {
+  RestartKeeping(2);
+  run_.run = "active";
+  Open();
+  EndRun("c");
+  EndRun("a");
+  SetAge("c", 20);
+  SetAge("a", 10);
+  // A repeated order does not make the run a newer one.
+  ASSERT_TRUE(host_->CloseRun("c").ok());
+  EndRun("b", 1);
+  EXPECT_THAT(Files(folder_.path()), ElementsAre(".identity", ".lock", "a", "active", "b"));
+  ASSERT_EQ(host_->States().size(), 3u);
+  // The removed run can be opened anew.
+  run_.run = "c";
+  EXPECT_EQ(Open().version(), 0u);
+  EXPECT_EQ(Open().error(), "");
+}
+
+TEST_F(EndedRunsTest, OldestAreRemovedAtTheStart) {
+  EndRun("a");
+  EndRun("b");
+  EndRun("c");
+  run_.run = "d";
+  Open();
+  run_.lineage = "lineage-b";
+  Open();
+  const std::string archived = ".old-d-lineage-a";
+  SetAge("a", 40);
+  SetAge("b", 30);
+  SetAge(archived, 20);
+  SetAge("c", 10);
+  SetAge("d", 50);
+  RestartKeeping(3);
+  EXPECT_THAT(Files(folder_.path()), ElementsAre(".identity", ".lock", archived, "b", "c", "d"));
+  RestartKeeping(1);
+  EXPECT_THAT(Files(folder_.path()), ElementsAre(".identity", ".lock", "c", "d"));
+  RestartKeeping(0);
+  EXPECT_THAT(Files(folder_.path()), ElementsAre(".identity", ".lock", "d"));
+  EXPECT_EQ(host_->States().size(), 1u) << "the run that has not ended";
+}
+
+TEST_F(EndedRunsTest, DamageIsFoundByThePull) {
+  EndRun("run-1", 1);
+  std::string bytes = ReadAll(RunPath("version-1"));
+  bytes[bytes.size() - 3] ^= 1;
+  WriteAll(RunPath("version-1"), bytes);
+  Restart();
+  EXPECT_EQ(host_->States()[0].version(), 1u) << "not checked at the start";
+  EXPECT_THAT(Pull(1, 0, 15), IsError(absl::StatusCode::kDataLoss, "version-1"));
 }
 
 // --- Files after every step
