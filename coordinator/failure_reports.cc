@@ -3,9 +3,8 @@
 //   1. The ranks that most reports name are candidates. Candidates that have reported themselves
 //      are acquitted if another candidate was silent: a rank that hangs does not report.
 //   2. If no report names a rank, and at least three ranks have reported, the only silent rank is
-//   the
-//      candidate. Fewer are no evidence: the first report releases the ranks that have not noticed
-//      the failure yet.
+//      the candidate. Fewer are no evidence: the first report releases the ranks that have not
+//      noticed the failure yet.
 //   3. The candidates are suspects if they are at most half of the group. If they are more, the
 //      reporting ranks may as well be the ones that are cut off.
 //

@@ -1,5 +1,6 @@
 // One run: its record, its groups, its rounds, its shards and its evaluation, from Submit to its
-// end. A Run handles the events that concern it and does, in Settle, what they have made possible.
+// end. A Run handles the events that concern it and does, in Form and Advance, what they have made
+// possible.
 //
 //   run.cc             life: creation, end, settling, deadlines
 //   run_groups.cc      forming, starting and fencing of generations

@@ -5,8 +5,9 @@
 //   the worker  a cause of its own (data, checkpoint, memory, device, plan); the standing of the
 //               worker and of its host decide when it receives work again (standing.h)
 //   a peer      other ranks cannot reach it: the reports of all ranks are compared
-//   (failure_reports.h) a host      a lease ended the run     it diverged, or several hosts report
-//   the same permanent cause (run_failures.h)
+//               (failure_reports.h)
+//   a host      a lease ended
+//   the run     it diverged, or several hosts report the same permanent cause (run_failures.h)
 //
 // Failures of aggregators concern none of them. In addition, every failure counts for its slot: a
 // slot that fails too often without a commit waits before it forms the next generation, so that a

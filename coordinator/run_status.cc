@@ -11,7 +11,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/digest.h"
 #include "coordinator/prediction_error_cause.h"
-#include "coordinator/run.h"
 #include "coordinator/run_rules.h"
 
 namespace cadre {

@@ -12,10 +12,9 @@
 //   MEMORY, DEVICE,     the worker's   excludes the worker
 //     PLAN, DIGEST,
 //     STALLED, PEER
-//   LEASE               the host's     other hosts are preferred; the second and later ones delay
-//   the
-//                                      worker for at most 30 s, as one that joins again can be
-//                                      reached
+//   LEASE               the host's     workers without a record are preferred; the second and
+//                                      later ones delay the worker for at most 30 s, as one that
+//                                      joins again can be reached
 //   AGGREGATOR,         nobody's       not recorded here
 //     DIVERGED
 //
