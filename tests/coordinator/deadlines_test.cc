@@ -45,6 +45,13 @@ TEST_F(DeadlinesTest, StalledTrainer) {
   EXPECT_EQ(stall->suspects, (Ranks{0}));
 }
 
+// One rank prepares in seconds; another needs longer than the limit, in every generation.
+TEST_F(DeadlinesTest, StallsRaiseTheLimitDespiteShortPauses) {
+  pauses_.Observe(ACTIVITY_PREPARING, absl::Seconds(2));
+  for (int i = 0; i < 6; ++i) pauses_.ObserveStall(ACTIVITY_PREPARING);
+  EXPECT_GT(pauses_.Limit(ACTIVITY_PREPARING, absl::ZeroDuration()), absl::Minutes(1));
+}
+
 TEST_F(DeadlinesTest, LimitFollowsStepsAndPauses) {
   EXPECT_EQ(pauses_.Limit(ACTIVITY_TRAINING, absl::Seconds(1)), absl::Minutes(1));
   EXPECT_EQ(pauses_.Limit(ACTIVITY_TRAINING, absl::Seconds(30)), absl::Minutes(5));

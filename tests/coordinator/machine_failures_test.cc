@@ -311,6 +311,52 @@ TEST_F(MachineFailuresTest, ExchangeWithALostAggregatorHasNoDeadline) {
   EXPECT_GT(cluster_.Counter("groups_stalled"), 0u) << "it is open again, and nothing moves";
 }
 
+// A run that cannot succeed ends, and its causes do not count against the workers that report them.
+TEST_F(MachineFailuresTest, MistakesOfRunsDoNotExcludeWorkers) {
+  cluster_.AddAggregator("agg-0");
+  cluster_.AddWorker("w0", "host-0");
+  for (int i = 0; i < 6; ++i) {
+    const std::string run = cluster_.Submit(MakeSpec(1, 1, 5, 100));
+    cluster_.Run(absl::Minutes(1));
+    ASSERT_EQ(StateOf(run), v1::GROUP_STATE_TRAINING) << "run " << i << ": " << ReasonOf(run);
+    cluster_.Fail(cluster_.Lead(run, 0), "out of memory", FAILURE_CAUSE_MEMORY);
+    ASSERT_EQ(RunStateOf(run), v1::RUN_STATE_FAILED);
+  }
+}
+
+// Its peers notice the death of a worker before its lease ends.
+TEST_F(MachineFailuresTest, DeathReportedByPeersIsRecorded) {
+  const std::string run = Begin(1, 3);
+  FakeWorker& dead = cluster_.Rank(run, 0, 2);
+  FakeWorker& lead = cluster_.Lead(run, 0);
+  cluster_.Kill(dead);
+  cluster_.Fail(lead, "connection reset", FAILURE_CAUSE_PEER, {2});
+  cluster_.Run(absl::Seconds(15));
+  cluster_.Restart(dead);
+  EXPECT_EQ(WorkerStatus(dead.name).standing().failures(), 1u);
+}
+
+// A worker whose process is killed in every generation (by the kernel, for its memory) must not
+// keep the others from training without it.
+TEST_F(MachineFailuresTest, CrashingWorkerDoesNotStopItsGroup) {
+  const std::string run = Begin(1, 3);
+  for (int i = 0; i < 100 && cluster_.RunStatus(run).version() == 0; ++i) {
+    const std::string members = MembersOf(run, 0);
+    FakeWorker& crashing = cluster_.workers()[2];
+    if (members.find("w2") != std::string::npos) {
+      const int rank = crashing.place().rank();
+      FakeWorker& witness = cluster_.Rank(run, 0, rank == 0 ? 1 : 0);
+      cluster_.Kill(crashing);
+      cluster_.Fail(witness, "connection reset", FAILURE_CAUSE_PEER, {static_cast<uint32_t>(rank)});
+      cluster_.Restart(crashing);
+    } else if (!members.empty()) {
+      Train(run, 0);
+    }
+    cluster_.Run(absl::Seconds(10));
+  }
+  EXPECT_GT(cluster_.RunStatus(run).version(), 0u);
+}
+
 // ---- Rounds
 
 TEST_F(MachineFailuresTest, MinGroups) {

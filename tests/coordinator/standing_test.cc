@@ -56,6 +56,23 @@ TEST_F(StandingTest, QuarantineEnds) {
   EXPECT_EQ(WaitOf(a1_), kQuarantine);
 }
 
+// Lost leases alone never lead to a quarantine, so they do not count towards one.
+TEST_F(StandingTest, LostLeasesDoNotCountTowardsQuarantine) {
+  Fail(a1_, kLease, 4);
+  Fail(a1_, kDevice);
+  EXPECT_LT(WaitOf(a1_), kMaxWait);
+}
+
+TEST_F(StandingTest, LostLeasesOfAHostDoNotCountTowardsItsQuarantine) {
+  for (int incident = 0; incident < 4; ++incident) {
+    Fail(a1_, kLease);
+    Fail(a2_, kLease);
+    now_ += absl::Minutes(1);
+  }
+  Fail(a3_, kData);
+  EXPECT_LT(WaitOf(a1_), kMaxWait);
+}
+
 TEST_F(StandingTest, TrustReturnsAfterAMinute) {
   EXPECT_TRUE(standings_.IsTrusted(a1_, now_));
   Fail(a1_, kLease);
