@@ -27,6 +27,17 @@ bool MayBeOfHost(v1::FailureCause cause) {
          cause == v1::FAILURE_CAUSE_CHECKPOINT || cause == v1::FAILURE_CAUSE_LEASE;
 }
 
+// A lost lease never leads to a quarantine, so it does not count for other causes.
+void Count(v1::FailureCause cause, absl::string_view reason, absl::Time now,
+           v1::StandingRecord& record) {
+  const bool leases = record.failed().cause() == v1::FAILURE_CAUSE_LEASE;
+  if (leases && cause != v1::FAILURE_CAUSE_LEASE) {
+    record.clear_failed();
+    record.clear_workers();
+  }
+  AddFailure(cause, reason, now, *record.mutable_failed());
+}
+
 bool IsQuarantined(const v1::FailureRecord& record) {
   return record.failures() >= kQuarantineAfter && record.cause() != v1::FAILURE_CAUSE_LEASE;
 }
@@ -72,16 +83,16 @@ void Standings::Load(const v1::StandingRecord& record) {
 
 void Standings::Fail(const Worker& worker, v1::FailureCause cause, absl::string_view reason,
                      absl::Time now) {
-  AddFailure(cause, reason, now, *Change({worker.host, worker.name}).mutable_failed());
+  Count(cause, reason, now, Change({worker.host, worker.name}));
   if (MayBeOfHost(cause)) {
     v1::StandingRecord& host = Change({worker.host, ""});
     const bool known = std::find(host.workers().begin(), host.workers().end(), worker.name) !=
                        host.workers().end();
-    if (!known) host.add_workers(worker.name);
     const bool same_incident = host.failed().failures() > 0 && host.failed().cause() == cause &&
                                now < absl::FromUnixMillis(host.failed().last_ms()) + kIncident &&
                                (cause == v1::FAILURE_CAUSE_LEASE || known);
-    if (!same_incident) AddFailure(cause, reason, now, *host.mutable_failed());
+    if (!same_incident) Count(cause, reason, now, host);
+    if (!known) host.add_workers(worker.name);
   }
   if (records_.size() <= kMaxRecords) return;
   const auto oldest =
