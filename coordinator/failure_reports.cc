@@ -23,14 +23,13 @@ constexpr size_t kMinSilentWitnesses = 3;
 
 }  // namespace
 
-FailureReports::FailureReports(const v1::RankSlot& place, std::vector<std::string> members,
-                               absl::Time now)
-    : place_(place), members_(std::move(members)), until_(now + kWindow) {}
+FailureReports::FailureReports(const v1::RankSlot& place, std::vector<Rank> ranks, absl::Time now)
+    : place_(place), ranks_(std::move(ranks)), until_(now + kWindow) {}
 
 bool FailureReports::Covers(const v1::RankSlot& place, const std::string& member_id) const {
   return place.run() == place_.run() && place.group() == place_.group() &&
-         place.generation() == place_.generation() && place.rank() < members_.size() &&
-         members_[place.rank()] == member_id;
+         place.generation() == place_.generation() && place.rank() < ranks_.size() &&
+         ranks_[place.rank()].member_id == member_id;
 }
 
 bool FailureReports::Add(const v1::GroupFailed& failed) {
@@ -40,7 +39,7 @@ bool FailureReports::Add(const v1::GroupFailed& failed) {
 }
 
 absl::Time FailureReports::until() const {
-  return reports_.size() == members_.size() ? absl::InfinitePast() : until_;
+  return reports_.size() == ranks_.size() ? absl::InfinitePast() : until_;
 }
 
 std::vector<uint32_t> FailureReports::Suspects() const {
@@ -49,14 +48,14 @@ std::vector<uint32_t> FailureReports::Suspects() const {
     if (report.cause() != v1::FAILURE_CAUSE_PEER) return {};
     const std::set<uint32_t> named(report.suspects().begin(), report.suspects().end());
     for (const uint32_t rank : named) {
-      if (rank != sender && rank < members_.size()) ++votes[rank];
+      if (rank != sender && rank < ranks_.size()) ++votes[rank];
     }
   }
   const auto silent = [this](uint32_t rank) { return reports_.count(rank) == 0; };
   std::vector<uint32_t> candidates;
   if (votes.empty()) {
     if (reports_.size() < kMinSilentWitnesses) return {};
-    for (uint32_t rank = 0; rank < members_.size(); ++rank) {
+    for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
       if (silent(rank)) candidates.push_back(rank);
     }
     return candidates.size() == 1 ? candidates : std::vector<uint32_t>();
@@ -69,7 +68,7 @@ std::vector<uint32_t> FailureReports::Suspects() const {
   if (std::any_of(candidates.begin(), candidates.end(), silent)) {
     std::erase_if(candidates, [&](uint32_t rank) { return !silent(rank); });
   }
-  return 2 * candidates.size() <= members_.size() ? candidates : std::vector<uint32_t>();
+  return 2 * candidates.size() <= ranks_.size() ? candidates : std::vector<uint32_t>();
 }
 
 std::string FailureReports::ReasonOf(uint32_t rank) const {

@@ -14,14 +14,20 @@
 #include <vector>
 
 #include "absl/time/time.h"
+#include "coordinator/standing.h"
 #include "proto/cadre/v1/membership.pb.h"
 
 namespace cadre {
 
 class FailureReports {
  public:
-  // `place`: any rank of the generation; `members`: the ids of its ranks.
-  FailureReports(const v1::RankSlot& place, std::vector<std::string> members, absl::Time now);
+  struct Rank {
+    std::string member_id;
+    // Known also when the member is not registered any more.
+    Standings::Worker worker;
+  };
+  // `place`: any rank of the generation; `ranks`: all of them.
+  FailureReports(const v1::RankSlot& place, std::vector<Rank> ranks, absl::Time now);
 
   // Whether the member held this rank of the generation.
   bool Covers(const v1::RankSlot& place, const std::string& member_id) const;
@@ -36,13 +42,13 @@ class FailureReports {
   std::vector<uint32_t> Suspects() const;
 
   const v1::RankSlot& place() const { return place_; }
-  const std::vector<std::string>& members() const { return members_; }
+  const std::vector<Rank>& ranks() const { return ranks_; }
   // The first report that names the rank.
   std::string ReasonOf(uint32_t rank) const;
 
  private:
   v1::RankSlot place_;
-  std::vector<std::string> members_;
+  std::vector<Rank> ranks_;
   absl::Time until_;
   // By rank of the sender, in the order of arrival.
   std::map<uint32_t, v1::GroupFailed> reports_;

@@ -32,7 +32,14 @@ void Run::OnGroupFailed(const Member& member, const v1::GroupFailed& failed) {
   const v1::RankSlot& place = failed.place();
   if (member.Holds(place)) {
     Slot& slot = slots_[place.group()];
-    failure_reports_.emplace_back(place, slot.members(), cluster_.now());
+    std::vector<FailureReports::Rank> ranks;
+    for (const std::string& id : slot.record().members()) {
+      const Member* const peer = cluster_.members().Find(id);
+      FailureReports::Rank& rank = ranks.emplace_back();
+      rank.member_id = id;
+      if (peer != nullptr) rank.worker = Cluster::WorkerOf(*peer);
+    }
+    failure_reports_.emplace_back(place, std::move(ranks), cluster_.now());
     const bool known = failed.cause() != v1::FAILURE_CAUSE_UNSPECIFIED;
     Fence(slot, absl::StrCat("rank ", place.rank(), " (", member.id(), "): ", failed.reason()),
           known ? failed.cause() : v1::FAILURE_CAUSE_PEER);
@@ -69,10 +76,8 @@ void Run::Attribute(const Member& member, const v1::GroupFailed& failed,
   } else if (cause == v1::FAILURE_CAUSE_PEER) {
     // Until all ranks have reported, other workers are preferred.
     for (const uint32_t rank : failed.suspects()) {
-      if (rank >= reports.members().size()) continue;
-      const Member* const suspect = cluster_.members().Find(reports.members()[rank]);
-      if (suspect == nullptr) continue;
-      standings.Doubt(Cluster::WorkerOf(*suspect), cluster_.now(), reports.until());
+      if (rank >= reports.ranks().size()) continue;
+      standings.Doubt(reports.ranks()[rank].worker, cluster_.now(), reports.until());
     }
   }
   if (!ends) return;
@@ -81,14 +86,16 @@ void Run::Attribute(const Member& member, const v1::GroupFailed& failed,
                    member.record.host(), "): ", failed.reason()));
 }
 
-// A suspect that has no stream was lost, which is recorded when its lease ends.
+// A suspect that has no stream was lost. The end of its lease is not recorded any more, since its
+// peers noticed the loss first and it has no rank.
 void Run::JudgeReports() {
   std::erase_if(failure_reports_, [this](const FailureReports& reports) {
     if (cluster_.now() < reports.until()) return false;
     for (const uint32_t rank : reports.Suspects()) {
-      const Member* const member = cluster_.members().Find(reports.members()[rank]);
-      if (member == nullptr || !member->connected()) continue;
-      cluster_.standings().Fail(Cluster::WorkerOf(*member), v1::FAILURE_CAUSE_PEER,
+      const auto& [id, worker] = reports.ranks()[rank];
+      const Member* const member = cluster_.members().Find(id);
+      const bool lost = member == nullptr || !member->connected();
+      cluster_.standings().Fail(worker, lost ? v1::FAILURE_CAUSE_LEASE : v1::FAILURE_CAUSE_PEER,
                                 reports.ReasonOf(rank), cluster_.now());
     }
     return true;

@@ -21,8 +21,10 @@ v1::RankSlot PlaceOf(uint32_t rank) {
 }
 
 FailureReports Generation(uint32_t ranks) {
-  std::vector<std::string> members;
-  for (uint32_t rank = 0; rank < ranks; ++rank) members.push_back(absl::StrCat("w", rank));
+  std::vector<FailureReports::Rank> members;
+  for (uint32_t rank = 0; rank < ranks; ++rank) {
+    members.push_back({.member_id = absl::StrCat("w", rank)});
+  }
   return {PlaceOf(0), members, kNow};
 }
 
