@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <utility>
 
 namespace cadre {
 namespace {
@@ -97,7 +98,9 @@ void Standings::Fail(const Worker& worker, v1::FailureCause cause, absl::string_
   if (records_.size() <= kMaxRecords) return;
   const auto oldest =
       std::min_element(records_.begin(), records_.end(), [](const auto& a, const auto& b) {
-        return a.second.failed().last_ms() < b.second.failed().last_ms();
+        // A cordon ends only with Clear.
+        return std::pair(a.second.cordoned(), a.second.failed().last_ms()) <
+               std::pair(b.second.cordoned(), b.second.failed().last_ms());
       });
   Erase(Key(oldest->first));
 }
