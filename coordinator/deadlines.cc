@@ -10,7 +10,7 @@ namespace {
 
 constexpr int kMargin = 10;
 // The limit is doubled at most this often.
-constexpr int kMaxDoublings = 6;
+constexpr int kMaxDoublings = 4;
 
 absl::Duration Floor(v1::Activity activity) {
   switch (activity) {
@@ -31,18 +31,19 @@ absl::Duration Floor(v1::Activity activity) {
 void Pauses::Observe(v1::Activity activity, absl::Duration pause) {
   Seen& seen = seen_[activity];
   seen.longest = std::max(seen.longest, pause);
-  seen.stalls = 0;
+  // From here on the longest pause determines the limit.
+  if (pause >= Floor(activity)) seen.stalls = 0;
 }
 
 void Pauses::ObserveStall(v1::Activity activity) {
   Seen& seen = seen_[activity];
-  if (seen.longest < absl::ZeroDuration()) seen.stalls = std::min(seen.stalls + 1, kMaxDoublings);
+  seen.stalls = std::min(seen.stalls + 1, kMaxDoublings);
 }
 
 absl::Duration Pauses::Limit(v1::Activity activity, absl::Duration step) const {
   const Seen& seen = seen_[activity];
+  if (activity == v1::ACTIVITY_EXCHANGING) return Floor(activity);
   const absl::Duration floor = Floor(activity) * (1 << seen.stalls);
-  if (activity == v1::ACTIVITY_EXCHANGING) return floor;
   const absl::Duration usual =
       std::max(seen.longest, activity == v1::ACTIVITY_TRAINING ? step : absl::ZeroDuration());
   return std::max(floor, kMargin * usual);

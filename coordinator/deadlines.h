@@ -11,9 +11,9 @@
 //   EVALUATING, SAVING   10 times the longest pause, at least 2 min
 //   WAITING              none: it waits for the coordinator
 //
-// A pause ends with progress, so a stall is not a measurement. But every stall doubles the limit of an
-// activity of which no pause was seen; otherwise a run whose first step is very slow could never
-// finish it.
+// A pause ends with progress, so a stall is not a measurement. But every stall doubles the limit of
+// its activity until a long pause was seen; otherwise a run whose first step is very slow, or whose
+// data takes minutes to open on some hosts, could never continue.
 //
 // Pure and thread-compatible: time is the argument `now`.
 #pragma once

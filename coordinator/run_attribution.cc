@@ -81,6 +81,8 @@ void Run::Attribute(const Member& member, const v1::GroupFailed& failed,
     }
   }
   if (!ends) return;
+  // The cause lies in the run, not in the workers that have reported it.
+  if (IsOfSender(cause)) standings.Forgive(cause);
   End(v1::RUN_STATE_FAILED,
       absl::StrCat("group ", place.group(), ", rank ", place.rank(), " (", member.id(), " on ",
                    member.record.host(), "): ", failed.reason()));

@@ -107,16 +107,24 @@ void Standings::Fail(const Worker& worker, v1::FailureCause cause, absl::string_
 
 void Standings::Succeed(const Worker& worker) {
   doubted_until_.erase({worker.host, worker.name});
-  for (const Key& key : {Key(worker.host, worker.name), Key(worker.host, "")}) {
-    const v1::StandingRecord* const record = Find(key);
-    if (record == nullptr || record->failed().failures() == 0) continue;
-    if (!record->cordoned()) {
-      Erase(key);
-      continue;
-    }
-    Change(key).clear_failed();
-    Change(key).clear_workers();
+  ClearFailures({worker.host, worker.name});
+  ClearFailures({worker.host, ""});
+}
+
+void Standings::Forgive(v1::FailureCause cause) {
+  std::vector<Key> keys;
+  for (const auto& [key, record] : records_) {
+    if (record.failed().cause() == cause) keys.push_back(key);
   }
+  for (const Key& key : keys) ClearFailures(key);
+}
+
+void Standings::ClearFailures(const Key& key) {
+  const v1::StandingRecord* const record = Find(key);
+  if (record == nullptr || record->failed().failures() == 0) return;
+  if (!record->cordoned()) return Erase(key);
+  Change(key).clear_failed();
+  Change(key).clear_workers();
 }
 
 void Standings::Cordon(const Worker& worker) {

@@ -69,6 +69,8 @@ class Standings {
 
   void Fail(const Worker& worker, v1::FailureCause cause, absl::string_view reason, absl::Time now);
   void Succeed(const Worker& worker);
+  // Clears the records whose newest failure has this cause: it lay in their run.
+  void Forgive(v1::FailureCause cause);
   // Excludes a worker, or (with an empty name) all workers of a host, until Clear.
   void Cordon(const Worker& worker);
   // Ends a cordon and erases the failures.
@@ -100,6 +102,8 @@ class Standings {
   const v1::StandingRecord* Find(const Key& key) const;
   v1::StandingRecord& Change(const Key& key);
   void Erase(const Key& key);
+  // Clears the failures of the record, if there is one.
+  void ClearFailures(const Key& key);
 
   std::map<Key, v1::StandingRecord> records_;
   std::map<Key, absl::Time> doubted_until_;
