@@ -55,7 +55,10 @@ void FollowRun(LocalCluster& cluster, const CoordinatorClient& client, const std
     const std::optional<absl::Status> outcome = follower.Outcome();
     if (const auto update = follower.Take()) {
       end.summary.run = update->run();
-      KeepGroups(update->groups(), end.summary);
+      if (!KeepGroups(update->groups(), end.summary)) {
+        const auto details = client.Status(run);
+        if (details.ok()) KeepGroups(details->groups(), end.summary);
+      }
       if (options.on_update) options.on_update(update->run());
       progress.Update(update->run(), absl::Now());
     }

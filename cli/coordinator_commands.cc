@@ -35,7 +35,10 @@ absl::StatusOr<int> FollowToEnd(const Invocation& in, const CoordinatorClient& c
   follow.deadline = DeadlineOf(options, absl::Now());
   follow.on_update = [&](const v1::WatchUpdate& update) {
     summary.run = update.run();
-    KeepGroups(update.groups(), summary);
+    if (!KeepGroups(update.groups(), summary)) {
+      const auto details = client.Status(run);
+      if (details.ok()) KeepGroups(details->groups(), summary);
+    }
     progress.Update(update.run(), absl::Now());
     return true;
   };

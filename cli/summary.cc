@@ -168,14 +168,25 @@ std::string SynchronousText(const v1::RunStatus& run) {
 
 }  // namespace
 
-void KeepGroups(const google::protobuf::RepeatedPtrField<v1::GroupStatus>& groups,
+bool KeepGroups(const google::protobuf::RepeatedPtrField<v1::GroupStatus>& groups,
                 Summary& summary) {
+  bool complete = true;
   for (const v1::GroupStatus& group : groups) {
     const bool holds =
         std::any_of(group.members().begin(), group.members().end(),
                     [](const v1::GroupMember& member) { return member.held_size() > 0; });
-    if (holds) summary.groups[group.group()] = group;
+    const auto kept = summary.groups.find(group.group());
+    if (holds) {
+      summary.groups[group.group()] = group;
+    } else if (kept != summary.groups.end() && kept->second.generation() == group.generation()) {
+      const auto members = kept->second.members();
+      kept->second = group;
+      *kept->second.mutable_members() = members;
+    } else if (group.state() == v1::GROUP_STATE_TRAINING) {
+      complete = false;
+    }
   }
+  return complete;
 }
 
 Json ToJson(const Summary& summary) {

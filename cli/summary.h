@@ -24,8 +24,10 @@ struct Summary {
   bool one_machine = false;
 };
 
-// Stores those groups of an update that have members, with the parameters that the members hold.
-void KeepGroups(const google::protobuf::RepeatedPtrField<v1::GroupStatus>& groups,
+// Stores those groups that have members, with the parameters that the members hold. Updates of a
+// run do not contain these: false if a group of theirs trains of which no status with details was
+// kept.
+bool KeepGroups(const google::protobuf::RepeatedPtrField<v1::GroupStatus>& groups,
                 Summary& summary);
 
 // Scripts rely on the keys, so they must not change.

@@ -226,7 +226,7 @@ class Ledger {
   bool ContributionDurable(const ContributionKey& key, uint64_t attempt);
   // The chunks could not be made durable: unless they were before, the contribution must be staged
   // again. Returns it for deletion.
-  std::vector<ContributionKey> SyncFailed(const ContributionKey& key);
+  std::vector<ContributionKey> SyncFailed(const ContributionKey& key, uint64_t attempt);
   // The contribution on disk is damaged: it counts as not staged and may be staged again.
   void ContributionLost(const ContributionKey& key);
 

@@ -26,8 +26,10 @@ bool OrderQueue::Add(v1::CoordinatorMessage order) {
 }
 
 std::optional<v1::CoordinatorMessage> OrderQueue::Take(absl::Time now) {
-  for (auto it = failed_.begin(); it != failed_.end(); ++it) {
+  const bool skip_retries = std::exchange(retried_, false) && !new_.empty();
+  for (auto it = failed_.begin(); it != failed_.end() && !skip_retries; ++it) {
     if (it->second.when > now) continue;
+    retried_ = true;
     v1::CoordinatorMessage order = std::move(it->second.order);
     failed_.erase(it);
     return order;

@@ -5,6 +5,8 @@
 //
 // Guarantees: a failed order is tried again `retry_wait` after its failure, whatever else arrives.
 // A newer order of the same kind for the same run replaces it, and CloseRun removes it.
+// At most one retry precedes a new order, so that slow retries do not delay a CloseRun that makes
+// room.
 #pragma once
 
 #include <cstddef>
@@ -44,6 +46,8 @@ class OrderQueue {
   std::deque<v1::CoordinatorMessage> new_;
   // By subject.
   std::map<std::string, Retry> failed_;
+  // Take returned a failed order last.
+  bool retried_ = false;
 };
 
 }  // namespace cadre

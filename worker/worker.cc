@@ -29,7 +29,7 @@ namespace {
 
 // Time limit for the ranks of a group to connect. After it the group fails, and the coordinator
 // forms a new one.
-constexpr absl::Duration kConnectTimeout = absl::Seconds(60);
+constexpr absl::Duration kConnectTimeout = absl::Seconds(45);
 // Maximum time in which a live peer sends nothing, such as the exchange of a peer with a slow link.
 // The death of a peer is detected immediately, and the coordinator ends the generation of a peer
 // that makes no progress, both without this timeout.
@@ -273,6 +273,8 @@ void Worker::Train(GroupSession& session) {
   // trainer is destroyed.
   const absl::Status device = compute_->kernels().device().status();
   const bool ended = !device.ok() && !RenewDevice(device);
+  // Destroying the trainer or the device may hang, too.
+  progress_.Enter(v1::ACTIVITY_UNSPECIFIED);
   // The error of the device is the cause; the outcome may contain only a consequence of it.
   if (ended) outcome = {.status = device, .cause = v1::FAILURE_CAUSE_DEVICE, .device = device};
   Report(session, outcome);

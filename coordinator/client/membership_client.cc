@@ -314,6 +314,7 @@ void MembershipClient::WriteOne() {
   } else if (stopping_) {
     last = true;
     half_closed_ = true;
+    heartbeat_at_ = absl::InfiniteFuture();
   } else {
     return;
   }

@@ -61,7 +61,7 @@ struct RoundsClientOptions {
   uint64_t seed = 0;
   // A call ends after this time in which no chunk is transferred. A transfer that makes progress
   // may take any time.
-  absl::Duration silence = absl::Minutes(5);
+  absl::Duration silence = absl::Minutes(2);
   // Called for every chunk that was sent or received, on the calling thread. Optional.
   std::function<void()> on_progress;
 };

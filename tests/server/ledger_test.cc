@@ -350,13 +350,13 @@ TEST_F(LedgerTest, FenceRefusesOlderGenerations) {
 TEST_F(LedgerTest, FailedSyncLosesTheContribution) {
   const StageGrant grant = Grant(Header(run_, {}, 0, 15, kChunk));
   Chunks(grant, grant.chunks);
-  EXPECT_THAT(ledger_.SyncFailed(grant.key), ElementsAre(grant.key));
+  EXPECT_THAT(ledger_.SyncFailed(grant.key, grant.attempt), ElementsAre(grant.key));
   EXPECT_FALSE(ledger_.ContributionDurable(grant.key, grant.attempt));
   const StageGrant again = Grant(Header(run_, {}, 0, 15, kChunk));
   EXPECT_TRUE(again.fresh);
   Chunks(again, again.chunks);
   EXPECT_TRUE(ledger_.ContributionDurable(again.key, again.attempt));
-  EXPECT_THAT(ledger_.SyncFailed(again.key), IsEmpty()) << "it is durable already";
+  EXPECT_THAT(ledger_.SyncFailed(again.key, again.attempt), IsEmpty()) << "it is durable already";
 }
 
 TEST_F(LedgerTest, FencedContributionMayBeApplied) {

@@ -67,6 +67,18 @@ TEST(OrderQueue, RetriesDespiteOtherOrders) {
   EXPECT_EQ(retries, 2);
 }
 
+TEST(OrderQueue, NewOrdersAreTakenDespiteSlowRetries) {
+  OrderQueue queue(kWait, 10);
+  queue.Failed(Apply("a", 1), kStart);
+  queue.Failed(Apply("b", 1), kStart);
+  ASSERT_TRUE(queue.Add(Close("c")));
+  // Each attempt takes longer than the wait, so that one is always due.
+  const absl::Time later = kStart + 2 * kWait;
+  queue.Failed(queue.Take(later).value(), later + 2 * kWait);
+  EXPECT_TRUE(queue.Take(later + 2 * kWait)->has_close_run());
+  EXPECT_TRUE(queue.Take(later + 2 * kWait)->has_apply());
+}
+
 TEST(OrderQueue, WaitsBeforeARetry) {
   OrderQueue queue(kWait, 10);
   queue.Add(Open("a"));

@@ -470,6 +470,20 @@ TEST_F(ServiceTest, SilentTransfersEnd) {
       IsError(absl::StatusCode::kDeadlineExceeded, "last: "));
 }
 
+// Every attempt sends the same chunks again.
+TEST_F(ServiceTest, FullDiskEndsTheTransfer) {
+  run_.in = 511;
+  run_.out = 512;
+  Open();
+  const int64_t n = run_.parameters();
+  RoundsClient client([&] { return server_->address(); }, {.silence = absl::Milliseconds(500)});
+  Traffic traffic;
+  const FileSizeLimit full(1000);
+  EXPECT_THAT(
+      client.Stage(Header(run_, {}, 0, n, 4096), Values(1, n), absl::InfiniteFuture(), &traffic),
+      IsError(absl::StatusCode::kDeadlineExceeded, "last: "));
+}
+
 TEST_F(ServiceTest, ClientStopsAtDeadline) {
   RoundsClient nowhere([] { return std::string("127.0.0.1:1"); });
   Traffic traffic;

@@ -93,11 +93,7 @@ class Trainer {
         protocol_(assignment),
         step_(assignment.step()) {}
 
-  TrainerOutcome Run() {
-    TrainerOutcome outcome = RunOnDevice();
-    progress_.Enter(v1::ACTIVITY_UNSPECIFIED);
-    return outcome;
-  }
+  TrainerOutcome Run() { return RunOnDevice(); }
 
  private:
   TrainerOutcome RunOnDevice() {
@@ -201,8 +197,9 @@ class Trainer {
     tracer_ = std::make_unique<StepTracer>(control_, *replica_, trace_,
                                            [this] { return measurer_->Pause(); });
     checkpoints_ = std::make_unique<RunCheckpoints>(assignment_, *replica_, counters_, progress_);
-    exchange_ = std::make_unique<ShardExchange>(assignment_, replica_->index(), control_,
-                                                cancellation_, progress_, options_.exchange_silence);
+    exchange_ =
+        std::make_unique<ShardExchange>(assignment_, replica_->index(), control_, cancellation_,
+                                        progress_, options_.exchange_silence);
     return absl::OkStatus();
   }
 

@@ -34,7 +34,7 @@ struct TrainerOptions {
   // Shows what the training thread does; may be null.
   TrainerProgress* progress = nullptr;
   // An exchange with a shard ends after this time without progress.
-  absl::Duration exchange_silence = absl::Minutes(5);
+  absl::Duration exchange_silence = absl::Minutes(2);
   // How often rank 0 reports while training.
   absl::Duration report_every = absl::Seconds(1);
 };
