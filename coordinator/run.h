@@ -133,7 +133,7 @@ class Run {
   void Save(const Slot& slot);
   // Stores the slot after its state has changed.
   void Moved(const Slot& slot);
-  // Tells the cluster how many workers the run waits for.
+  // Reports to the cluster how many workers the run waits for.
   void UpdateDemand();
   void End(v1::RunState state, absl::string_view reason);
 
@@ -193,7 +193,7 @@ class Run {
   // The lowest generation of the slot that aggregators accept.
   uint32_t LowestGeneration(const Slot& slot) const;
   void SendOpenRun(uint32_t shard);
-  // Tells the aggregators which generations of the slot they accept.
+  // Sends the aggregators the lowest generation of the slot that they accept.
   void SendFence(const Slot& slot);
   void SendToShard(uint32_t shard, const v1::CoordinatorMessage& message);
   void SendShardAddresses(absl::string_view member_id);

@@ -15,7 +15,7 @@
 // the run.
 //
 // OpenRun also carries the lowest accepted generation of each group, so an aggregator that was
-// disconnected has the newest fences before it accepts data. While it is connected, Fence tells it
+// disconnected has the newest fences before it accepts data. While it is connected, Fence reports
 // the changes.
 #include "coordinator/run.h"
 

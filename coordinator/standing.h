@@ -15,7 +15,7 @@
 //   LEASE               the host's     workers without a record are preferred; the second and
 //                                      later ones delay the worker for at most 30 s, as one that
 //                                      joins again can be reached
-//   AGGREGATOR,         nobody's       not recorded here
+//   AGGREGATOR,         no worker's    not recorded here
 //     DIVERGED
 //
 // A worker is identified by host and name, and not by its member id, so that a restarted process

@@ -197,8 +197,8 @@ int main(int argc, char** argv) {
   auto worker = cadre::Worker::Start(options);
   if (!worker.ok()) return FailToStart(worker.status());
   const int signal = cadre::WaitForTermination();
-  const bool drains = signal == SIGTERM && (*worker)->end().ok() && FLAGS_drain_timeout > 0;
-  if (drains && (*worker)->Drain()) {
+  const bool has_rank = signal == SIGTERM && (*worker)->has_rank();
+  if (has_rank && (*worker)->end().ok() && FLAGS_drain_timeout > 0 && (*worker)->Drain()) {
     LOG(INFO) << "finishing the period of the group; another signal ends this worker immediately";
     cadre::WaitForTermination(absl::Seconds(FLAGS_drain_timeout));
   }
@@ -208,5 +208,6 @@ int main(int argc, char** argv) {
     return absl::IsFailedPrecondition(end) ? kExitRefused : kExitDeviceLost;
   }
   LOG(INFO) << "ending on signal " << signal;
-  return signal == SIGTERM && (*worker)->has_rank() ? kExitDrained : 0;
+  // Also if the group has ended meanwhile: 0 would mark the work of this process as complete.
+  return has_rank ? kExitDrained : 0;
 }

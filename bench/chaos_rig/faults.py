@@ -57,7 +57,7 @@ class Stop(Fault):
 
 
 class Hang(Fault):
-    """The busiest thread stands still, the others (heartbeats) continue."""
+    """Stops the busiest thread; the others, which send heartbeats, continue."""
 
     roles = ("worker",)
     needs_hosts = False
@@ -81,7 +81,7 @@ class Disconnect(Fault):
 
 
 class Mute(Fault):
-    """A partition in one direction: the coordinator does not hear the member, which still hears the coordinator."""
+    """A partition in one direction: only messages from the member to the coordinator are lost."""
 
     roles = ("worker", "aggregator")
 
