@@ -9,7 +9,9 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "coordinator/planning.h"
 #include "coordinator/store.h"
 #include "proto/cadre/v1/control.pb.h"
 #include "proto/cadre/v1/membership.pb.h"
@@ -83,6 +85,13 @@ struct CordonMembers {
   bool undo = false;
 };
 
+// The answer to SearchPlans.
+struct PlansFound {
+  std::string run;
+  std::string key;
+  absl::StatusOr<std::vector<GroupPlan>> plans;
+};
+
 // Time has passed: check leases, waits and windows. Only a Tick expires leases. The driver sends it
 // after all received messages, so that its own delay does not count as silence of the members.
 struct Tick {};
@@ -92,8 +101,9 @@ struct Stalled {
   absl::Duration length;
 };
 
-using Event = std::variant<StreamOpened, StreamClosed, MessageReceived, MessageRefused, SubmitRun,
-                           StopRun, TraceGroup, CancelTrace, CordonMembers, Tick, Stalled>;
+using Event =
+    std::variant<StreamOpened, StreamClosed, MessageReceived, MessageRefused, SubmitRun, StopRun,
+                 TraceGroup, CancelTrace, CordonMembers, PlansFound, Tick, Stalled>;
 
 // ---- Actions
 
@@ -131,6 +141,14 @@ struct TraceAnswered {
   v1::TraceReply reply;
 };
 
-using Action = std::variant<Store::Op, Send, Disconnect, Replied, TraceAnswered>;
+// Search plans (Planning::PlansFor), which may take seconds; answered by PlansFound with the same
+// run and key.
+struct SearchPlans {
+  std::string run;
+  std::string key;
+  PlanQuery query;
+};
+
+using Action = std::variant<Store::Op, Send, Disconnect, Replied, TraceAnswered, SearchPlans>;
 
 }  // namespace cadre

@@ -5,6 +5,7 @@
 #include <set>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "coordinator/keys.h"
@@ -12,6 +13,9 @@
 
 namespace cadre {
 namespace {
+
+// Number of searches of which the answers are kept.
+constexpr size_t kMaxSearches = 64;
 
 // Name of a worker's link endpoint in measurements. GPUs have separate names, because their links
 // differ from the links of their hosts.
@@ -32,23 +36,18 @@ std::string ResourcesKey(const PlanQuery& query) {
     const std::string bytes = link.has_value() ? link->SerializeAsString() : "";
     absl::StrAppend(&key, link.has_value(), " ", bytes.size(), "\n", bytes);
   }
-  // Times do not change within a call, so the device identifies them.
   for (const v1::LayerTimesRecord& times : query.times) {
-    absl::StrAppend(&key, times.device().size(), "\n", times.device());
+    const std::string bytes = times.SerializeAsString();
+    absl::StrAppend(&key, bytes.size(), "\n", bytes);
   }
   return key;
 }
 
 }  // namespace
 
-void GroupPlanner::Begin() {
-  searched_.clear();
-  searched_for_better_ = false;
-}
-
 PlanQuery GroupPlanner::QueryFor(const v1::RunRecord& run,
                                  const std::vector<std::string>& members) const {
-  PlanQuery query{.spec = &run.spec()};
+  PlanQuery query{.spec = run.spec()};
   // Only workers that hold a rank, and the members of the new group, share a host: idle workers use
   // no resources of it.
   std::map<std::string, int> joining;
@@ -99,12 +98,30 @@ PlanQuery GroupPlanner::QueryFor(const v1::RunRecord& run, const Slot& slot) con
   return query;
 }
 
-const absl::StatusOr<std::vector<GroupPlan>>& GroupPlanner::PlansFor(const v1::RunRecord& run,
-                                                                     const PlanQuery& query) {
-  const auto [it, added] = searched_.try_emplace(absl::StrCat(run.run(), "\n", ResourcesKey(query)),
-                                                 absl::UnknownError("not searched yet"));
-  if (added) it->second = options_.planning->PlansFor(query);
-  return it->second;
+absl::StatusOr<std::vector<GroupPlan>> GroupPlanner::PlansFor(const v1::RunRecord& run,
+                                                              PlanQuery query) {
+  const std::string key = absl::StrCat(run.run(), "\n", ResourcesKey(query));
+  const auto [it, added] = searches_.try_emplace(key, absl::UnavailableError("searching a plan"));
+  if (!added) return it->second;
+  search_order_.push_back(key);
+  if (search_order_.size() > kMaxSearches) {
+    searches_.erase(search_order_.front());
+    search_order_.pop_front();
+  }
+  cluster_.out().Add(SearchPlans{run.run(), key, std::move(query)});
+  return absl::UnavailableError("searching a plan");
+}
+
+void GroupPlanner::OnPlansFound(const PlansFound& found) {
+  const auto search = searches_.find(found.key);
+  if (search != searches_.end()) search->second = found.plans;
+}
+
+bool GroupPlanner::IsSearching(absl::string_view run) const {
+  return std::any_of(searches_.begin(), searches_.end(), [&](const auto& search) {
+    return absl::IsUnavailable(search.second.status()) &&
+           absl::StartsWith(search.first, absl::StrCat(run, "\n"));
+  });
 }
 
 absl::StatusOr<v1::Plan> GroupPlanner::PlanGroup(const v1::RunRecord& run, const Slot& slot,
@@ -112,9 +129,8 @@ absl::StatusOr<v1::Plan> GroupPlanner::PlanGroup(const v1::RunRecord& run, const
   // No group may train a run that the rules refuse.
   CADRE_ASSIGN_OR_RETURN(v1::Plan by_rules, options_.plan(run.spec(), std::ssize(members)));
   if (options_.planning == nullptr || run.spec().cluster().keep_plan()) return by_rules;
-  const absl::StatusOr<std::vector<GroupPlan>>& plans = PlansFor(run, QueryFor(run, members));
-  CADRE_RETURN_IF_ERROR(plans.status());
-  return FastestOf(*plans, slot.plans()).plan;
+  CADRE_ASSIGN_OR_RETURN(const std::vector<GroupPlan> plans, PlansFor(run, QueryFor(run, members)));
+  return FastestOf(plans, slot.plans()).plan;
 }
 
 void GroupPlanner::RecordLink(const Slot& slot) {
@@ -157,12 +173,10 @@ void GroupPlanner::RecordTimes(const v1::RunRecord& run, const Member& member,
   cluster_.out().Put(update.key, *update.record);
 }
 
-// At most one search per Handle call: a search may take long in large groups, and only one group
-// changes its plan at a time.
 void GroupPlanner::ConsiderPlan(const v1::RunRecord& run, Slot& slot) {
-  if (slot.considered || std::exchange(searched_for_better_, true)) return;
-  slot.considered = true;
-  const auto& plans = PlansFor(run, QueryFor(run, slot));
+  if (slot.considered) return;
+  const auto plans = PlansFor(run, QueryFor(run, slot));
+  slot.considered = !absl::IsUnavailable(plans.status());
   if (!plans.ok()) return;
   slot.better = FindBetterPlan(slot.plan(), slot.measured->step(), *plans, slot.plans());
 }

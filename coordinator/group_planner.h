@@ -1,16 +1,22 @@
 // Plans of groups: queries to the planner from the resources of members and from measurements, and
 // the measurements of this cluster.
 //
+// A search may take seconds, so it is an action (SearchPlans). Until its answer arrives the plans
+// are unavailable; answers are kept, and equal queries are searched once.
+//
 // Pure and thread-compatible.
 #pragma once
 
+#include <deque>
 #include <map>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "coordinator/cluster.h"
+#include "coordinator/events.h"
 #include "coordinator/measurements.h"
 #include "coordinator/options.h"
 #include "coordinator/planning.h"
@@ -27,8 +33,6 @@ class GroupPlanner {
   GroupPlanner(const CoordinatorOptions& options, Cluster& cluster)
       : options_(options), cluster_(cluster) {}
 
-  // Starts a call of the state machine, during which resources and measurements are constant.
-  void Begin();
   // Restores layer times from the store.
   void Load(const std::string& key, const v1::LayerTimesRecord& record) {
     measurements_.Load(key, record);
@@ -45,9 +49,14 @@ class GroupPlanner {
   // Whether plans are searched and step times predicted.
   bool searches() const { return options_.planning != nullptr; }
 
-  // The fastest plan for a generation of these members.
+  // The fastest plan for a generation of these members. Errors: Unavailable until OnPlansFound;
+  // others if these members cannot train the run.
   absl::StatusOr<v1::Plan> PlanGroup(const v1::RunRecord& run, const Slot& slot,
                                      const std::vector<std::string>& members);
+  // Keeps the answer of a search.
+  void OnPlansFound(const PlansFound& found);
+  // Whether plans for the run are being searched.
+  bool IsSearching(absl::string_view run) const;
   // Keeps the link that the group has measured.
   void RecordLink(const Slot& slot);
   // Predicts the group's plan, unless it is predicted already.
@@ -55,27 +64,25 @@ class GroupPlanner {
   // Stores what the member's group has measured. Requires: CheckMeasured(measured).
   void OnMeasured(const v1::RunRecord& run, Slot& slot, const Member& member,
                   const v1::Measured& measured);
-  // Searches for a better plan, at most once per measurement of the group.
+  // Looks for a better plan, once per measurement of the group; does nothing until the plans are
+  // available.
   void ConsiderPlan(const v1::RunRecord& run, Slot& slot);
 
  private:
   PlanQuery QueryFor(const v1::RunRecord& run, const std::vector<std::string>& members) const;
   // The query for a formed group, with the link that the group has measured itself.
   PlanQuery QueryFor(const v1::RunRecord& run, const Slot& slot) const;
-  // Searches at most once per call for all groups of the run on equal resources. The result is
-  // valid until the end of the call.
-  const absl::StatusOr<std::vector<GroupPlan>>& PlansFor(const v1::RunRecord& run,
-                                                         const PlanQuery& query);
+  // Errors: Unavailable until the search has ended, which this call starts if necessary.
+  absl::StatusOr<std::vector<GroupPlan>> PlansFor(const v1::RunRecord& run, PlanQuery query);
   // Stores the times of the run's layers; times of other layers are dropped.
   void RecordTimes(const v1::RunRecord& run, const Member& member, v1::Measured measured);
 
   const CoordinatorOptions& options_;
   Cluster& cluster_;
   Measurements measurements_;
-  // State of the current call: search results by run and resources, and whether a better plan was
-  // searched.
-  std::map<std::string, absl::StatusOr<std::vector<GroupPlan>>> searched_;
-  bool searched_for_better_ = false;
+  // The newest searches by run and resources, and their order; Unavailable: not answered yet.
+  std::map<std::string, absl::StatusOr<std::vector<GroupPlan>>> searches_;
+  std::deque<std::string> search_order_;
 };
 
 }  // namespace cadre

@@ -42,6 +42,7 @@ absl::StatusOr<std::unique_ptr<Loop>> Loop::Start(Options options, Store* store,
   auto loop = std::unique_ptr<Loop>(new Loop(std::move(options), store, callbacks));
   CADRE_RETURN_IF_ERROR(loop->Restore());
   loop->thread_ = std::thread([raw = loop.get()] { raw->Run(); });
+  loop->search_thread_ = std::thread([raw = loop.get()] { raw->Search(); });
   return loop;
 }
 
@@ -78,6 +79,15 @@ bool Loop::RunQuery(Query query) { return queue_.Push(Item(std::move(query))); }
 void Loop::Stop() {
   queue_.Close();
   if (thread_.joinable()) thread_.join();
+  searches_.Close();
+  if (search_thread_.joinable()) search_thread_.join();
+}
+
+void Loop::Search() {
+  while (const std::optional<SearchPlans> search = searches_.Pop()) {
+    if (queue_.closed()) return;
+    Post(PlansFound{search->run, search->key, options_.machine.planning->PlansFor(search->query)});
+  }
 }
 
 void Loop::Run() {
@@ -158,6 +168,8 @@ void Loop::Deliver(const std::vector<Action>& actions) {
       callbacks_->OnReplied(*replied);
     } else if (const auto* answered = std::get_if<TraceAnswered>(&action)) {
       callbacks_->OnTraceAnswered(*answered);
+    } else if (const auto* search = std::get_if<SearchPlans>(&action)) {
+      searches_.Push(*search);
     }
   }
 }

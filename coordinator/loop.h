@@ -1,5 +1,6 @@
 // The coordinator's event loop: one thread that passes events to the state machine
 // (coordinator/machine.h), makes its records durable, and only then carries out its other actions.
+// Another thread searches plans.
 //
 // All waiting events are handled together and share one transaction. When the store fails, the loop
 // stops permanently: no decision is acted on before it is durable.
@@ -8,6 +9,7 @@
 #pragma once
 
 #include <functional>
+#include <limits>
 #include <memory>
 #include <string>
 #include <thread>
@@ -61,7 +63,7 @@ class Loop {
   // loop has stopped; the query then does not run.
   bool RunQuery(Query query);
 
-  // Handles all posted items, then ends the thread. No callback runs after it returns.
+  // Handles all posted items, then ends the threads. No callback runs after it returns.
   void Stop();
 
  private:
@@ -77,6 +79,8 @@ class Loop {
   std::vector<Action> Handle(const std::vector<Item>& items, absl::Duration unread);
   absl::Status PersistAll(const std::vector<Action>& actions);
   void Deliver(const std::vector<Action>& actions);
+  // The thread that searches plans, one after the other.
+  void Search();
 
   const Options options_;
   Store* const store_;
@@ -89,6 +93,9 @@ class Loop {
   // When the last iteration had taken its items.
   absl::Time last_read_;
   std::thread thread_;
+  // Unlimited, as a search is started once for each set of resources.
+  BoundedQueue<SearchPlans> searches_{std::numeric_limits<size_t>::max()};
+  std::thread search_thread_;
 };
 
 }  // namespace cadre

@@ -121,7 +121,6 @@ absl::StatusOr<std::vector<Action>> Machine::Restore(
 
 std::vector<Action> Machine::Handle(const Event& event, absl::Time now) {
   cluster_.Begin(now);
-  planner_.Begin();
   std::visit(
       Overloaded{
           [this](const StreamOpened& e) {
@@ -140,6 +139,10 @@ std::vector<Action> Machine::Handle(const Event& event, absl::Time now) {
             for (auto& [number, run] : runs_) run.CancelTrace(e.request);
           },
           [this](const CordonMembers& e) { cluster_.OnCordonMembers(e); },
+          [this](const PlansFound& e) {
+            planner_.OnPlansFound(e);
+            Visit(e.run);
+          },
           [this](const Tick&) { ExpireMembers(); },
           [this](const Stalled& e) { cluster_.members().Extend(e.length); },
       },

@@ -126,7 +126,7 @@ absl::StatusOr<HardwareModel> HardwareFor(const PlanQuery& query, const Graph& g
 // Requires: `input` is not moved while its problem is used.
 absl::Status FillSearchInput(const PlanQuery& query, SearchInput& input) {
   const int ranks = std::ssize(query.ranks);
-  input.spec = *query.spec;
+  input.spec = query.spec;
   CADRE_ASSIGN_OR_RETURN(input.graph, Graph::FromModel(input.spec.model()));
   input.index = ParameterIndex::FromGraph(input.graph);
   CADRE_ASSIGN_OR_RETURN(HardwareModel machine, HardwareFor(query, input.graph));
@@ -161,11 +161,11 @@ absl::StatusOr<std::vector<GroupPlan>> SearchPlans(const PlanQuery& query) {
 }  // namespace
 
 absl::StatusOr<std::vector<GroupPlan>> MeasuredPlanning::PlansFor(const PlanQuery& query) const {
-  CADRE_ASSIGN_OR_RETURN(v1::Plan by_rules, MakePlan(*query.spec, std::ssize(query.ranks)));
+  CADRE_ASSIGN_OR_RETURN(v1::Plan by_rules, MakePlan(query.spec, std::ssize(query.ranks)));
   if (IsKnown(query)) {
     absl::StatusOr<std::vector<GroupPlan>> found = SearchPlans(query);
     if (found.ok()) return found;
-    LOG(WARNING) << "run '" << query.spec->name() << "', " << query.ranks.size()
+    LOG(WARNING) << "run '" << query.spec.name() << "', " << query.ranks.size()
                  << " ranks: using the plan of the rules because the search failed: "
                  << found.status();
   }

@@ -35,6 +35,7 @@ class Outbox {
   void Reply(Replied replied) { others_.emplace_back(std::move(replied)); }
   void Reply(RequestId request, absl::Status status, absl::string_view run = "");
   void Answer(RequestId request, absl::StatusOr<v1::TraceReply> trace);
+  void Add(SearchPlans search) { others_.emplace_back(std::move(search)); }
 
   std::vector<Action> Take();
 

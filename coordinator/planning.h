@@ -29,7 +29,7 @@ struct RankResources {
 };
 
 struct PlanQuery {
-  const v1::RunSpec* spec = nullptr;
+  v1::RunSpec spec;
   // The ranks in order; ranks of one host are adjacent.
   std::vector<RankResources> ranks;
   // The last measured link between these hosts, and within one host (`inside`); absent if never

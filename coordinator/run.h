@@ -174,6 +174,8 @@ class Run {
 
   // -- run_planning.cc
   void OnMeasured(const Member& member, const v1::Measured& measured);
+  // Whether a faster plan could be worth the release of the group.
+  bool MayGain(const Slot& slot) const;
   bool MaybeReplan(Slot& slot);
   // Whether the same members would form the group again after a release: all are connected, and no
   // earlier group waits for workers.

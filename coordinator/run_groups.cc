@@ -126,6 +126,7 @@ bool Run::FormSlot(Slot& slot, std::vector<std::string>& idle) {
       if (workers.size() < ranks) continue;
       const std::vector<std::string> members(workers.begin(), workers.begin() + ranks);
       const absl::StatusOr<v1::Plan> plan = planner_.PlanGroup(record_, slot, members);
+      if (absl::IsUnavailable(plan.status())) return false;
       if (!plan.ok()) continue;
       Take(members, idle);
       FormGeneration(slot, members, *plan);

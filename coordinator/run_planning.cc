@@ -39,6 +39,17 @@ void Run::OnMeasured(const Member& member, const v1::Measured& measured) {
   slot.considered = false;
   planner_.OnMeasured(record_, slot, member, measured);
   Save(slot);
+  // The plans are known at the next commit.
+  if (MayGain(slot)) planner_.ConsiderPlan(record_, slot);
+}
+
+bool Run::MayGain(const Slot& slot) const {
+  if (!planner_.searches() || !slot.measured.has_value() || !MayReplan(spec()) ||
+      record_.state() != v1::RUN_STATE_RUNNING) {
+    return false;
+  }
+  const PlanChange best_case{.now_seconds = slot.measured->step()};
+  return IsWorthwhile(best_case, StepsLeft(record_), slot.formation());
 }
 
 bool Run::CanReform(const Slot& slot) const {
@@ -53,17 +64,12 @@ bool Run::CanReform(const Slot& slot) const {
 // At a commit a group holds no uncommitted state: it is released, and its slot is re-formed
 // immediately with the same members and the better plan.
 bool Run::MaybeReplan(Slot& slot) {
-  if (!planner_.searches() || !slot.measured.has_value() || !MayReplan(spec())) {
+  if (!MayGain(slot) || !CanReform(slot)) return false;
+  planner_.ConsiderPlan(record_, slot);
+  if (!slot.better.has_value() ||
+      !IsWorthwhile(*slot.better, StepsLeft(record_), slot.formation())) {
     return false;
   }
-  const uint64_t steps = StepsLeft(record_);
-  const PlanChange best_case{.now_seconds = slot.measured->step()};
-  if (record_.state() != v1::RUN_STATE_RUNNING || !IsWorthwhile(best_case, steps, slot.formation()))
-    return false;
-  if (!CanReform(slot)) return false;
-  planner_.ConsiderPlan(record_, slot);
-  if (!slot.better.has_value() || !IsWorthwhile(*slot.better, steps, slot.formation()))
-    return false;
   cluster_.Count("groups_replanned");
   // The group must form with the link used in this decision, even if other groups on these hosts
   // have measured another one since.

@@ -191,6 +191,7 @@ std::string Run::WaitReason() const {
   if (averages() && record_.shards_size() > 0 && !shards_open()) {
     return "aggregators are opening their shards";
   }
+  if (planner_.IsSearching(id())) return "searching a plan for the measured workers";
   return MissingWorkers();
 }
 

@@ -186,6 +186,7 @@ class MachineLoad {
     deadline_ = machine_->NextDeadline();
     const double seconds = Seconds() - begin;
     bool lost = false, decided = false;
+    std::vector<SearchPlans> searches;
     for (Action& action : actions) {
       if (const auto* op = std::get_if<Store::Op>(&action)) {
         ++records_;
@@ -198,11 +199,17 @@ class MachineLoad {
         OnDisconnect(end->connection);
       } else if (const auto* replied = std::get_if<Replied>(&action)) {
         submitted_ = replied->status;
+      } else if (const auto* search = std::get_if<SearchPlans>(&action)) {
+        // On another thread in the coordinator (loop.h), so its time does not count here.
+        searches.push_back(*search);
       }
     }
     if (std::holds_alternative<Tick>(event) && lost) kind = kLeaseLoss;
     if (kind == kOther && decided) kind = kCommit;
     if (measuring_) times_[kind].Add(seconds);
+    for (const SearchPlans& search : searches) {
+      Do(kOther, PlansFound{search.run, search.key, planning_.PlansFor(search.query)});
+    }
   }
 
   void Deliver(const Send& send) {

@@ -97,6 +97,7 @@ void FakeCluster::StartMachine() {
 void FakeCluster::RestartCoordinator() {
   machine_.reset();
   in_flight_.clear();
+  searches_.clear();
   crashed_ = false;
   for (FakeWorker& worker : workers_) worker.connection = 0;
   for (FakeAggregator& aggregator : aggregators_) aggregator.connection = 0;
@@ -168,8 +169,19 @@ void FakeCluster::Perform(const std::vector<Action>& actions) {
     } else if (const auto* answered = std::get_if<TraceAnswered>(&action)) {
       EXPECT_EQ(traces.count(answered->request), 0u) << "a trace must be answered once";
       traces[answered->request] = *answered;
+    } else if (const auto* search = std::get_if<SearchPlans>(&action)) {
+      searches_.push_back(*search);
     }
   }
+  if (behaviour.hold_searches || searches_.empty()) return;
+  AnswerSearches();
+}
+
+void FakeCluster::AnswerSearches() {
+  for (const SearchPlans& search : std::exchange(searches_, {})) {
+    Do(PlansFound{search.run, search.key, options_.planning->PlansFor(search.query)});
+  }
+  if (behaviour.hold_searches) Deliver();
 }
 
 void FakeCluster::Do(const Event& event) {

@@ -97,6 +97,7 @@ class FakeCluster {
   void StopRun(const std::string& run);
   // Returns the ids of the workers that matched; the status is in last_status.
   std::vector<std::string> Cordon(const std::string& member, bool undo = false);
+  void AnswerSearches();
   // Requests a trace; its result is in `traces`, by the returned request.
   RequestId TraceGroup(const std::string& run, uint32_t group, uint32_t steps = 3);
   void CancelTrace(RequestId request);
@@ -201,6 +202,8 @@ class FakeCluster {
     std::string open_error;
     // Whether ranks answer a TraceSteps immediately, with one event per step.
     bool trace = false;
+    // Whether searches of plans wait for AnswerSearches.
+    bool hold_searches = false;
   };
   Behaviour behaviour;
   std::map<RequestId, TraceAnswered> traces;
@@ -231,6 +234,7 @@ class FakeCluster {
   void CheckTransaction(const std::string& key, const std::string& value);
 
   Machine::Options options_;
+  std::vector<SearchPlans> searches_;
   std::unique_ptr<Machine> machine_;
   std::map<std::string, std::string> store_;
   absl::Time now_;

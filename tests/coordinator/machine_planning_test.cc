@@ -24,7 +24,6 @@ class FakePlanning final : public Planning {
   absl::StatusOr<std::vector<GroupPlan>> PlansFor(const PlanQuery& query) const override {
     ++searches;
     queries.push_back(query);
-    queries.back().spec = nullptr;
     if (query.times.empty()) return std::vector<GroupPlan>{{.plan = PlanOf(query, "data")}};
     std::vector<GroupPlan> plans;
     for (const auto& [axis, step] : seconds) {
@@ -38,7 +37,6 @@ class FakePlanning final : public Planning {
   absl::StatusOr<v1::StepTimes> Predict(const PlanQuery& query,
                                         const v1::Plan& plan) const override {
     queries.push_back(query);
-    queries.back().spec = nullptr;
     if (query.times.empty()) return absl::FailedPreconditionError("no measurements");
     return TimesOf(seconds.at(plan.mesh(0).name()));
   }
@@ -312,6 +310,24 @@ TEST_F(MachinePlanningTest, EqualGroupsShareASearch) {
   planning_.searches = 0;
   cluster_.Submit(MakeSpec(4, 2, 5, 20));
   EXPECT_GT(planning_.searches, 1) << "groups with different resources";
+}
+
+// A search takes long in large groups: meanwhile other runs continue, and its workers are reserved.
+TEST_F(MachinePlanningTest, GroupFormsWhenThePlanIsFound) {
+  const std::string first = Begin(2);
+  Measure(first, 0.05);
+  cluster_.AddWorkers(2);
+  cluster_.behaviour.hold_searches = true;
+  const std::string second = cluster_.Submit(MakeSpec(1, 2, 5, 20));
+  const std::string third = cluster_.Submit(MakeSpec(1, 2, 5, 20));
+  EXPECT_EQ(cluster_.Group(second, 0).state(), v1::GROUP_STATE_WAITING);
+  EXPECT_EQ(cluster_.Group(third, 0).state(), v1::GROUP_STATE_WAITING);
+  EXPECT_EQ(ReasonOf(second), "searching a plan for the measured workers");
+  Commit(first);
+  EXPECT_EQ(cluster_.RunStatus(first).version(), 1u);
+  cluster_.AnswerSearches();
+  EXPECT_EQ(MeshOf(second), "model");
+  EXPECT_EQ(cluster_.Group(third, 0).state(), v1::GROUP_STATE_WAITING);
 }
 
 // Groups on one host measure different links.

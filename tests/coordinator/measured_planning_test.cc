@@ -52,7 +52,7 @@ v1::LayerTimesRecord TimesOf(const v1::RunSpec& spec, uint32_t samples, double s
 class MeasuredPlanningTest : public ::testing::Test {
  protected:
   PlanQuery QueryOf(size_t ranks) const {
-    PlanQuery query{.spec = &spec_};
+    PlanQuery query{.spec = spec_};
     query.ranks.resize(ranks, {.host = "a", .device = "cpu"});
     return query;
   }

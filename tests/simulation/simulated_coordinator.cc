@@ -12,6 +12,8 @@ namespace {
 
 constexpr absl::Duration kMinDowntime = absl::Milliseconds(100);
 constexpr absl::Duration kMaxDowntime = absl::Seconds(14);
+// Longest search of plans.
+constexpr absl::Duration kMaxSearch = absl::Seconds(3);
 
 bool Writes(const std::vector<Action>& actions) {
   return std::any_of(actions.begin(), actions.end(), [](const Action& action) {
@@ -205,9 +207,17 @@ void SimulatedCoordinator::SendBatch(const Batch& batch) {
         Reply(*replied);
       } else if (const auto* answered = std::get_if<TraceAnswered>(&action)) {
         Answer(*answered);
+      } else if (const auto* search = std::get_if<SearchPlans>(&action)) {
+        Search(*search);
       }
     }
   }
+}
+
+void SimulatedCoordinator::Search(const SearchPlans& search) {
+  PlansFound found{search.run, search.key, options_.planning->PlansFor(search.query)};
+  world_.timeline.After(world_.dice.Between(absl::ZeroDuration(), kMaxSearch), life_,
+                        [this, found = std::move(found)] { Take(found); });
 }
 
 void SimulatedCoordinator::Reply(const Replied& replied) {

@@ -53,6 +53,7 @@ class SimulatedCoordinator {
   void SendBatch(const Batch& batch);
   void Reply(const Replied& replied);
   void Answer(const TraceAnswered& answered);
+  void Search(const SearchPlans& search);
   void ArmTick();
 
   World& world_;

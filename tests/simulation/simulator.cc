@@ -33,7 +33,7 @@ absl::StatusOr<v1::Plan> PlanOf(const v1::RunSpec& spec, int ranks) {
 class SimulatedPlanning final : public Planning {
  public:
   absl::StatusOr<std::vector<GroupPlan>> PlansFor(const PlanQuery& query) const override {
-    auto plan = PlanOf(*query.spec, query.ranks.size());
+    auto plan = PlanOf(query.spec, query.ranks.size());
     if (!plan.ok()) return plan.status();
     if (query.times.empty()) return std::vector<GroupPlan>{{.plan = *plan}};
     GroupPlan other{.plan = *plan};
