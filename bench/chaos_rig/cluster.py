@@ -2,6 +2,7 @@
 import ctypes
 import json
 import os
+import shutil
 import socket
 import struct
 import subprocess
@@ -10,6 +11,8 @@ import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 COORDINATOR = "coordinator"
+# Folder of the archive in that of an aggregator (replay.py).
+LINKS = ".links"
 # The run's folder, in the environment of its processes.
 FOLDER = "CADRE_CHAOS_FOLDER"
 # Room for the files of a few rounds of the run below, so that filling the rest is quick.
@@ -125,6 +128,29 @@ class Cluster:
         member.down = True
         member.process.kill()
         member.process.wait()
+
+    def erase_data(self, member):
+        """Removes the files of an aggregator, except for the archive's links, which only this script uses."""
+        folder = self.data(member)
+        for name in set(os.listdir(folder)) - {LINKS}:
+            path = os.path.join(folder, name)
+            if os.path.isdir(path):
+                shutil.rmtree(path)
+            else:
+                os.unlink(path)
+
+    def erase_store(self):
+        folder = self.members[COORDINATOR].folder
+        for name in os.listdir(folder):
+            if name.startswith("store.db"):
+                os.unlink(os.path.join(folder, name))
+
+    def adopt(self):
+        """Registers the run with the coordinator again, once the aggregators have joined it."""
+        self.await_status(lambda status: len(status["aggregators"]) == len(self.of_role("aggregator")), 30,
+                          "the aggregators join the new coordinator")
+        command = [self._program("cadre"), "adopt", "--coordinator", self._address(COORDINATOR, self.port)]
+        subprocess.run(self._on_host(COORDINATOR, command), stdout=subprocess.DEVNULL, check=True)
 
     def signal(self, member, number):
         if member.alive:

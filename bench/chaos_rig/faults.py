@@ -127,6 +127,30 @@ class FullDisk(Fault):
         os.unlink(self.path)
 
 
+class LoseDisk(Kill):
+    """An aggregator is killed and loses its folder; a new process starts with an empty one."""
+
+    roles = ("aggregator",)
+
+    def begin(self):
+        super().begin()
+        self.cluster.erase_data(self.member)
+
+
+class LoseStore(Kill):
+    """The coordinator is killed and loses its store; a new process adopts the run of the aggregators."""
+
+    roles = ("coordinator",)
+
+    def begin(self):
+        super().begin()
+        self.cluster.erase_store()
+
+    def end(self):
+        super().end()
+        self.cluster.adopt()
+
+
 class Clock(Fault):
     """The wall clock of a worker jumps by an hour, forth or back, and later to where it was."""
 
@@ -141,14 +165,18 @@ class Clock(Fault):
 
 
 KINDS = {"kill": Kill, "stop": Stop, "hang": Hang, "disconnect": Disconnect, "mute": Mute, "slow": Slow,
-         "full_disk": FullDisk, "clock": Clock}
+         "full_disk": FullDisk, "lose_disk": LoseDisk, "lose_store": LoseStore, "clock": Clock}
+
+
+# Commit records are lost with the store, so the rounds before cannot be replayed.
+ON_REQUEST = ("lose_store_coordinator",)
 
 
 def kinds_of(cluster, only):
     """Names such as kill_worker, of the faults that are possible on this cluster."""
     names = [f"{kind}_{role}" for kind, fault in KINDS.items() for role in fault.roles
              if (cluster.hosts or not fault.needs_hosts) and (kind != "clock" or cluster.clock_library)]
-    chosen = [name for name in names if not only or name in only.split(",")]
+    chosen = [name for name in names if (name in only.split(",") if only else name not in ON_REQUEST)]
     if not chosen:
         raise ValueError(f"--kinds names none of {', '.join(names)}")
     return chosen
@@ -157,12 +185,13 @@ def kinds_of(cluster, only):
 def make(cluster, name, rng, restart_seconds):
     """A fault of a random member with this role, and its length in seconds."""
     kind, role = name.rsplit("_", 1)
+    is_restart = issubclass(KINDS[kind], Kill)
     candidates = [member for member in cluster.of_role(role) if member.alive]
     sample = cluster.history.samples[-1]
     # Ranks rather than idle workers.
     candidates = [member for member in candidates if sample.group_of(member.name) is not None] or candidates
     fault = KINDS[kind](cluster, rng.choice(candidates), rng)
-    return fault, restart_seconds if kind == "kill" else rng.uniform(*fault.seconds)
+    return fault, restart_seconds if is_restart else rng.uniform(*fault.seconds)
 
 
 def inject(cluster, name, rng, restart_seconds):

@@ -54,7 +54,8 @@ class Sample:
     def __init__(self, t, status):
         run = status["runs"][0] if status["runs"] else {}
         self.t = t
-        self.version = run.get("version", 0)
+        # Without a version, the coordinator does not know the run.
+        self.version = run.get("version")
         self.state = run.get("state", "")
         self.groups = {group["group"]: {
             "generation": group["generation"], "state": group["state"], "step": group["step"],

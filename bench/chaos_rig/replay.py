@@ -15,10 +15,11 @@ import sqlite3
 import struct
 import threading
 
+from chaos_rig.cluster import LINKS
+
 IN_CREATE, IN_MOVED_TO = 0x100, 0x80
 STAGE = re.compile(r"stage-(\d+)-(\d+)-(\d+)-(\d+)$")
 VERSION = re.compile(r"version-(\d+)$")
-LINKS = ".links"
 
 
 class Archive:
@@ -33,16 +34,15 @@ class Archive:
         self.staged_again = 0
         self.seen = {}
         self.stopping = threading.Event()
-        libc = ctypes.CDLL(None, use_errno=True)
-        self.fd = libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
+        self.libc = ctypes.CDLL(None, use_errno=True)
+        self.fd = self.libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
         self.watches = {}
         for name, folder in folders.items():
             os.makedirs(os.path.join(target, name))
             os.makedirs(os.path.join(folder, "..", LINKS), exist_ok=True)
-            self.watches[libc.inotify_add_watch(self.fd, folder.encode(), IN_CREATE | IN_MOVED_TO)] = name
-        for name, folder in folders.items():
-            for file in sorted(os.listdir(folder)):
-                self._appeared(name, file)
+            # The parent of the run's folder, and with it that folder: an aggregator that has lost its files makes it
+            # again.
+            self._watch(name, os.path.dirname(folder))
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
 
@@ -63,8 +63,16 @@ class Archive:
                 if watch in self.watches:
                     self._appeared(self.watches[watch], name)
 
+    def _watch(self, aggregator, folder):
+        watch = self.libc.inotify_add_watch(self.fd, folder.encode(), IN_CREATE | IN_MOVED_TO)
+        self.watches[watch] = aggregator
+        for file in sorted(os.listdir(folder)):
+            self._appeared(aggregator, file)
+
     def _appeared(self, aggregator, file):
-        if STAGE.match(file):
+        if file == os.path.basename(self.folders[aggregator]):
+            self._watch(aggregator, self.folders[aggregator])
+        elif STAGE.match(file):
             self._link(aggregator, file)
         elif match := VERSION.match(file):
             self._keep(aggregator, file, int(match[1]))
@@ -75,10 +83,13 @@ class Archive:
     def _link(self, aggregator, file):
         link = os.path.join(self._links(aggregator), file)
         try:
+            path = os.path.join(self.folders[aggregator], file)
             if os.path.exists(link):
+                if os.path.samefile(link, path):
+                    return
                 os.unlink(link)
                 self.staged_again += 1
-            os.link(os.path.join(self.folders[aggregator], file), link)
+            os.link(path, link)
         except FileNotFoundError:
             # A full disk: the aggregator has removed the file again.
             pass

@@ -66,10 +66,10 @@ class Checker:
         if old and whole:
             out["reformed"] = sum(group["generation"] != whole.groups[g]["generation"]
                                   for g, group in old.groups.items())
-        if fault["kind"].startswith("kill_"):
+        if fault["kind"].startswith(("kill_", "lose_")):
             rejoined = next((s.t for s in after if self.is_back(s, fault, old)), None)
             out["rejoin_s"] = rejoined and round(rejoined - end, 3)
-        if fault["kind"] == "kill_coordinator":
+        if fault["kind"].endswith("_coordinator") and "rejoin_s" in out:
             commit = self.next_commit(end)
             out["commit_after_restart_s"] = commit and round(commit - end, 3)
         return out
@@ -86,9 +86,10 @@ class Checker:
         group of a new generation, or a spare worker has taken its rank and all groups train; an aggregator is
         connected with a current version; a coordinator has all members."""
         name = fault["member"]
-        if fault["kind"] == "kill_aggregator":
-            return sample.aggregators.get(name, -1) >= (old.version if old else 0)
-        if fault["kind"] == "kill_coordinator":
+        role = fault["kind"].rsplit("_", 1)[1]
+        if role == "aggregator":
+            return sample.aggregators.get(name, -1) >= (old.version or 0 if old else 0)
+        if role == "coordinator":
             return old is not None and old.workers <= sample.workers and set(old.aggregators) <= set(sample.aggregators)
         group = sample.group_of(name)
         if group is None:
@@ -136,7 +137,7 @@ class Checker:
                 owner = (number, tuple(group["members"]))
                 if owners.setdefault(group["generation"], owner) != owner and group["members"]:
                     out.append(f"generation {group['generation']} belongs to {owners[group['generation']]} and {owner}")
-        seen = [sample.version for sample in self.history.samples]
+        seen = [sample.version for sample in self.history.samples if sample.version is not None]
         if any(b < a for a, b in zip(seen, seen[1:])):
             out.append("the run went back to an older version")
         if any(sample.state in ("failed", "stopped") for sample in self.history.samples):
