@@ -15,6 +15,8 @@ COORDINATOR = "coordinator"
 LINKS = ".links"
 # The run's folder, in the environment of its processes.
 FOLDER = "CADRE_CHAOS_FOLDER"
+# A worker finishes the period of its group first.
+TERMINATION_SECONDS = 60
 # Room for the files of a few rounds of the run below, so that filling the rest is quick.
 DISK_MIB = 64
 # The rate of every link makes the time of a step: workers wait for their links, not for processors, so a fault
@@ -128,6 +130,13 @@ class Cluster:
         member.down = True
         member.process.kill()
         member.process.wait()
+
+    def terminate(self, member):
+        """SIGTERM; returns when the process has ended."""
+        member.down = True
+        member.process.terminate()
+        code = member.process.wait(TERMINATION_SECONDS)
+        self.history.add("terminated", member=member.name, code=code)
 
     def erase_data(self, member):
         """Removes the files of an aggregator, except for the archive's links, which only this script uses."""

@@ -44,6 +44,15 @@ class Kill(Fault):
         self.cluster.start(self.member)
 
 
+class Restart(Kill):
+    """SIGTERM, and a new process when the old one has ended, as in a rolling update."""
+
+    seconds = (0, 0)
+
+    def begin(self):
+        self.cluster.terminate(self.member)
+
+
 class Stop(Fault):
     """SIGSTOP, then SIGCONT."""
 
@@ -164,12 +173,12 @@ class Clock(Fault):
         self.cluster.set_clock(self.member, 0)
 
 
-KINDS = {"kill": Kill, "stop": Stop, "hang": Hang, "disconnect": Disconnect, "mute": Mute, "slow": Slow,
+KINDS = {"kill": Kill, "restart": Restart, "stop": Stop, "hang": Hang, "disconnect": Disconnect, "mute": Mute, "slow": Slow,
          "full_disk": FullDisk, "lose_disk": LoseDisk, "lose_store": LoseStore, "clock": Clock}
 
 
-# Commit records are lost with the store, so the rounds before cannot be replayed.
-ON_REQUEST = ("lose_store_coordinator",)
+# A restart is no fault; and commit records are lost with the store, so the rounds before cannot be replayed.
+ON_REQUEST = ("restart_worker", "restart_aggregator", "restart_coordinator", "lose_store_coordinator")
 
 
 def kinds_of(cluster, only):
@@ -182,22 +191,22 @@ def kinds_of(cluster, only):
     return chosen
 
 
-def make(cluster, name, rng, restart_seconds):
-    """A fault of a random member with this role, and its length in seconds."""
+def make(cluster, name, rng, restart_seconds, member=None):
+    """A fault of this member, or of a random one with this role, and its length in seconds."""
     kind, role = name.rsplit("_", 1)
-    is_restart = issubclass(KINDS[kind], Kill)
+    is_kill = issubclass(KINDS[kind], Kill) and kind != "restart"
     candidates = [member for member in cluster.of_role(role) if member.alive]
     sample = cluster.history.samples[-1]
     # Ranks rather than idle workers.
     candidates = [member for member in candidates if sample.group_of(member.name) is not None] or candidates
-    fault = KINDS[kind](cluster, rng.choice(candidates), rng)
-    return fault, restart_seconds if is_restart else rng.uniform(*fault.seconds)
+    fault = KINDS[kind](cluster, member or rng.choice(candidates), rng)
+    return fault, restart_seconds if is_kill else rng.uniform(*fault.seconds)
 
 
-def inject(cluster, name, rng, restart_seconds):
+def inject(cluster, name, rng, restart_seconds, member=None):
     """Injects one fault and returns when it is over."""
     history = cluster.history
-    fault, seconds = make(cluster, name, rng, restart_seconds)
+    fault, seconds = make(cluster, name, rng, restart_seconds, member)
     number = history.begin_fault(name, fault.member.name, seconds)
     try:
         fault.begin()

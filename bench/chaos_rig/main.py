@@ -37,8 +37,9 @@ def parse(description, arguments):
     p.add_argument("--faults-per-hour", type=float, default=85)
     p.add_argument("--kinds", default="", help="only these kinds of faults, such as kill_worker,stop_coordinator")
     p.add_argument("--overlap", action="store_true", help="faults may begin before the last one has ended")
-    p.add_argument("--recovery", choices=("worker", "aggregator", "coordinator"), default="",
-                   help="only kill this kind of member, and wait for the recovery each time")
+    p.add_argument("--recovery", choices=("worker", "aggregator", "coordinator", "rolling"), default="",
+                   help="only kill this kind of member, and wait for the recovery each time; rolling: terminate every"
+                        " member once and start it again")
     p.add_argument("--times", type=int, default=20, help="kills with --recovery")
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--restart-s", type=float, default=1, help="seconds from a kill to the start of a new process")
@@ -158,12 +159,14 @@ def run(args, folder, hosts):
 
 
 def recover(cluster, args):
-    """Kills members one after the other, at random times of a round."""
+    """Kills, or restarts, members one after the other, at random times of a round."""
     rng = random.Random(args.seed)
-    for number in range(args.times):
-        progress(f"kill {number + 1} of {args.times}")
+    rolling = [(f"restart_{member.role}", member) for member in cluster.members.values()]
+    order = rolling if args.recovery == "rolling" else [(f"kill_{args.recovery}", None)] * args.times
+    for number, (name, member) in enumerate(order):
+        progress(f"{name} {number + 1} of {len(order)}")
         time.sleep(rng.uniform(0, 3))
-        faults.inject(cluster, f"kill_{args.recovery}", rng, args.restart_s)
+        faults.inject(cluster, name, rng, args.restart_s, member)
         wait_whole(args, cluster.history, 3)
 
 

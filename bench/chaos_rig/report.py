@@ -66,7 +66,7 @@ class Checker:
         if old and whole:
             out["reformed"] = sum(group["generation"] != whole.groups[g]["generation"]
                                   for g, group in old.groups.items())
-        if fault["kind"].startswith(("kill_", "lose_")):
+        if fault["kind"].startswith(("kill_", "lose_", "restart_")):
             rejoined = next((s.t for s in after if self.is_back(s, fault, old)), None)
             out["rejoin_s"] = rejoined and round(rejoined - end, 3)
         if fault["kind"].endswith("_coordinator") and "rejoin_s" in out:
