@@ -29,7 +29,9 @@ DEFINE_string(listen, "127.0.0.1:0",
 DEFINE_string(
     advertise, "",
     "host:port that is sent to the other ranks; default: --listen with the selected port");
-DEFINE_string(name, "", "display name, unique on its host; default: host name and process id");
+DEFINE_string(name, "",
+              "display name, unique on its host, under which failures are recorded; default: host "
+              "name and the port of --listen or, if that is 0, the process id");
 DEFINE_int32(threads, 1, "number of compute threads");
 DEFINE_string(
     device, "cpu",
@@ -152,6 +154,12 @@ int Probe() {
   return status.ok() ? 0 : Fail(status);
 }
 
+// With a fixed port, equal for a restarted process.
+std::string DefaultName() {
+  const std::string port = FLAGS_listen.substr(FLAGS_listen.rfind(':') + 1);
+  return absl::StrCat(cadre::HostName(), "-", port == "0" ? absl::StrCat(getpid()) : port);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -182,7 +190,7 @@ int main(int argc, char** argv) {
   options.listen = FLAGS_listen;
   options.advertise = FLAGS_advertise;
   options.version = CADRE_VERSION;
-  options.name = FLAGS_name.empty() ? absl::StrCat(cadre::HostName(), "-", getpid()) : FLAGS_name;
+  options.name = FLAGS_name.empty() ? DefaultName() : FLAGS_name;
   const cadre::ComputeOptions compute{
       .device = FLAGS_device,
       .threads = FLAGS_threads,
