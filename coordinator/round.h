@@ -41,6 +41,9 @@ class Round {
   // The group's generation has ended.
   void Remove(uint32_t group) { arrivals_.erase(group); }
   bool Has(uint32_t group) const { return arrivals_.count(group) != 0; }
+  size_t arrived() const { return arrivals_.size(); }
+  // Whether the round closes soon without the other groups.
+  bool HasQuorum() const { return options_.quorum > 0 && arrivals_.size() >= options_.quorum; }
   // A contribution to the last closed round arrived too late; the window adapts to it.
   void NoteLate(absl::Time now);
 

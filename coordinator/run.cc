@@ -103,6 +103,7 @@ void Run::Advance() {
   JudgeReports();
   MaybeStart();
   MaybeClose();
+  NudgeGroups();
   AssignFreeParts();
 }
 
@@ -120,7 +121,7 @@ absl::Time Run::NextDeadline() const {
     consider(slots_[group].blocked_until());
   }
   consider(barrier_since_ + RejoinWait(spec()));
-  if (!committing()) consider(round_.ClosesAt(slots_.started().size(), away_));
+  if (!committing()) consider(round_.ClosesAt(LiveGroups(), away_));
   return next;
 }
 

@@ -17,6 +17,7 @@
 
 #include <cstdint>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -211,7 +212,13 @@ class Run {
   // Counts traffic of the groups, which is stored with the next commit.
   void CountBytes(uint64_t payload, uint64_t message);
   void RecordBytes();
+  // The group has this version.
+  void OnLoaded(uint32_t group, uint32_t version);
+  // Number of groups whose contribution the round awaits or has.
+  size_t LiveGroups() const;
   void MaybeClose();
+  // Requests contributions from groups that catch up, once only these are missing.
+  void NudgeGroups();
   void SendApply(uint32_t shard);
   void OnApplied(const Member& member, const v1::Applied& applied);
   void FinishCommit();
@@ -258,6 +265,11 @@ class Run {
   RunFailures failures_;
   Pauses pauses_;
   Round::Away away_;
+  // Versions that groups load before they train in a round that others have begun. Not awaited
+  // while theirs is the newest; the version before it is the oldest that aggregators keep.
+  std::map<uint32_t, uint32_t> loading_;
+  // Groups that train in a round that others have begun.
+  std::set<uint32_t> catching_up_;
   // When the first group was prepared, while none has started.
   absl::Time barrier_since_ = absl::InfiniteFuture();
 };

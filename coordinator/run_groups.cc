@@ -3,10 +3,12 @@
 // The life of a generation:
 //
 //   FormSlot     chooses idle workers and a plan; the generation number comes from the store
-//   Assignment   to every rank, with the peers' addresses, the plan and the first version
-//   Prepared     from every rank: data sets are open, the version is loaded, the ranks are
-//                connected; rank 0 reports the plan with buckets and the measured link
-//   Start        to every rank, once all are prepared; the first groups of a run start together
+//   Assignment   to every rank, with the peers' addresses and the plan
+//   Prepared     from every rank: data sets are open, the ranks are connected; rank 0 reports the
+//                plan with buckets and the measured link
+//   Start        to every rank, once all are prepared, with the newest version, which they load;
+//                the first groups of a run start together
+//   Adopted      from rank 0: the version is loaded
 //   Fence        ends the generation, whose late messages are refused from then on: its ranks are
 //                released, its contribution to the open round is removed and its part of an
 //                evaluation becomes free
@@ -140,8 +142,7 @@ void Run::FormGeneration(Slot& slot, const std::vector<std::string>& members,
                          const v1::Plan& plan) {
   if (!averages()) Rewind();
   cluster_.Count("groups_formed");
-  slot.Form(cluster_.NewGeneration(), members, plan, record_.version(), record_.step(),
-            cluster_.now());
+  slot.Form(cluster_.NewGeneration(), members, plan, cluster_.now());
   Moved(slot);
   // The aggregators must accept the new generation, and refuse older ones, before it contributes.
   SendFence(slot);
@@ -175,14 +176,6 @@ void Run::SendAssignment(const Slot& slot, uint32_t rank) {
     assignment.add_peers(peer == nullptr ? "" : peer->record.address());
   }
   assignment.set_key(cluster_.KeyOf(slot.record().generation()));
-  assignment.set_version(slot.record().version());
-  assignment.set_step(slot.record().step());
-  // A commit may have changed the version since the generation was formed.
-  if (slot.record().version() == record_.version()) {
-    assignment.set_digest(averages() ? record_.digest() : 0);
-  } else {
-    assignment.set_digest(commits_.DigestBefore(slot.record().version()).value_or(0));
-  }
   for (const v1::ShardAddress& address : Addresses()) *assignment.add_shards() = address;
   cluster_.SendTo(slot.record().members(rank), message);
 }
@@ -237,6 +230,8 @@ void Run::MaybeStart() {
     barrier_since_ = absl::InfiniteFuture();
     return;
   }
+  // Their first version must be the newest, and they pull it from all shards.
+  if (!shards_open() || committing()) return;
   if (record_.state() == v1::RUN_STATE_QUEUED) {
     barrier_since_ = std::min(barrier_since_, cluster_.now());
     const bool all = slots_.prepared().size() == slots_.size();
@@ -247,17 +242,20 @@ void Run::MaybeStart() {
   }
   barrier_since_ = absl::InfiniteFuture();
   const Slots::Groups prepared = slots_.prepared();
+  if (averages() && !slots_.started().empty()) {
+    catching_up_.insert(prepared.begin(), prepared.end());
+  }
   for (const uint32_t group : prepared) StartGroup(slots_[group]);
 }
 
 void Run::StartGroup(Slot& slot) {
-  const bool newest = slot.record().version() == record_.version();
-  const bool at_end = newest && record_.state() == v1::RUN_STATE_FINISHING;
-  slot.Start(at_end ? 0 : BoundaryAfter(record_, slot.record().step()), cluster_.now());
+  const bool at_end = record_.state() == v1::RUN_STATE_FINISHING;
+  slot.Start(record_.version(), record_.step(), at_end ? 0 : BoundaryAfter(record_, record_.step()),
+             cluster_.now());
+  if (averages()) loading_[slot.group()] = record_.version();
   planner_.PredictGroup(record_, slot);
   Moved(slot);
-  if (newest && record_.has_evaluating() &&
-      record_.evaluating().version() == slot.record().version() &&
+  if (record_.has_evaluating() && record_.evaluating().version() == record_.version() &&
       AssignPart(*record_.mutable_evaluating(), slot.group())) {
     Save();
   }
@@ -268,6 +266,15 @@ void Run::SendStart(const Slot& slot, uint32_t rank) {
   v1::CoordinatorMessage message;
   v1::Start& start = *message.mutable_start();
   *start.mutable_place() = slot.Place(rank);
+  start.set_version(slot.record().version());
+  start.set_step(slot.record().step());
+  // A commit may have changed the version since the group was started.
+  if (slot.record().version() == record_.version()) {
+    start.set_digest(averages() ? record_.digest() : 0);
+  } else {
+    start.set_digest(commits_.DigestBefore(slot.record().version()).value_or(0));
+  }
+  start.set_catch_up(catching_up_.contains(slot.group()));
   start.set_next_step(slot.record().next_step());
   start.set_total_steps(TotalSteps(record_));
   start.set_groups(GroupsOf(spec()));
@@ -291,7 +298,10 @@ void Run::OnWorkerRejoined(const Member& member, bool agrees) {
   } else if (agrees) {
     SendStart(slot, rank);
     if (averages()) SendShardAddresses(member.id());
-    if (rank == 0) ResendPart(slot);
+    if (rank == 0) {
+      slot.nudged_round = 0;
+      ResendPart(slot);
+    }
     SendTraceSteps(slot, rank);
   } else {
     Fence(slot, absl::StrCat("worker ", member.id(), " reconnected without its rank"),
@@ -332,6 +342,8 @@ void Run::Fence(Slot& slot, absl::string_view reason, v1::FailureCause cause) {
     Save();
   }
   away_.erase(slot.group());
+  loading_.erase(slot.group());
+  catching_up_.erase(slot.group());
   slot.Clear(std::string(reason), cluster_.now());
   if (cause != kReleased) {
     cluster_.Count("groups_failed");

@@ -87,7 +87,13 @@ void Run::RecordBytes() {
   record_.set_message_bytes(record_.message_bytes() + std::exchange(message_bytes_, 0));
 }
 
+void Run::OnLoaded(uint32_t group, uint32_t version) {
+  const auto load = loading_.find(group);
+  if (load != loading_.end() && version >= load->second) loading_.erase(load);
+}
+
 void Run::OnAveraged(Slot& slot, const v1::Contributed& contributed) {
+  OnLoaded(slot.group(), contributed.base_version());
   const uint32_t version = record_.version();
   const uint32_t round = contributed.round();
   const bool answered = round == version && InNewest(slot);
@@ -140,12 +146,49 @@ void Run::OnBoundary(Slot& slot, const v1::Contributed& contributed) {
   if (record_.has_evaluating() && IsComplete(record_.evaluating())) FinishEvaluation();
 }
 
+// A group that is away is awaited for a short time anyway (round.h).
+size_t Run::LiveGroups() const {
+  const auto loads = std::count_if(loading_.begin(), loading_.end(), [this](const auto& load) {
+    return load.second == record_.version() && !away_.contains(load.first);
+  });
+  return slots_.started().size() - static_cast<size_t>(loads);
+}
+
 void Run::MaybeClose() {
   if (!averages() || committing() || record_.state() != v1::RUN_STATE_RUNNING) return;
-  if (!round_.MayClose(slots_.started().size(), away_, cluster_.now())) return;
+  if (!round_.MayClose(LiveGroups(), away_, cluster_.now())) return;
+  const bool loses_version =
+      std::any_of(loading_.begin(), loading_.end(),
+                  [this](const auto& load) { return load.second < record_.version(); });
+  if (loses_version) return;
   commits_.Begin(round_.Close(id(), cluster_.now()), shards_.size());
   cluster_.out().Put(CommitKey(id(), commits_.closing()->round()), *commits_.closing());
   for (int shard = 0; shard < shards_.size(); ++shard) SendApply(shard);
+}
+
+// A group that has loaded a version before the newest cannot contribute to the open round: its
+// contribution is late, and it adopts the newest.
+void Run::NudgeGroups() {
+  if (committing() || record_.state() != v1::RUN_STATE_RUNNING || catching_up_.empty()) return;
+  size_t missing = slots_.started().size() - round_.arrived();
+  for (const uint32_t group : catching_up_) missing -= round_.Has(group) ? 0 : 1;
+  for (const auto& [group, until] : away_) {
+    const bool counted = round_.Has(group) || catching_up_.contains(group);
+    missing -= counted || !slots_[group].started() ? 0 : 1;
+  }
+  const bool awaited = round_.arrived() > 0 && (missing == 0 || round_.HasQuorum());
+  for (const uint32_t group : catching_up_) {
+    Slot& slot = slots_[group];
+    const uint32_t round = slot.version + 1;
+    if (loading_.contains(group) || round_.Has(group) || slot.nudged_round >= round) continue;
+    if (!awaited && slot.version == record_.version()) continue;
+    slot.nudged_round = round;
+    v1::CoordinatorMessage message;
+    *message.mutable_nudge()->mutable_place() = slot.Place(0);
+    message.mutable_nudge()->set_round(round);
+    cluster_.SendTo(slot.record().members(0), message);
+    cluster_.Count("groups_nudged");
+  }
 }
 
 void Run::SendApply(uint32_t shard) {
@@ -253,6 +296,12 @@ void Run::SendDecision(Slot& slot, uint32_t round) {
     if (slot.SetAtEnd()) Save(slot);
   } else {
     decision.set_next_step(BoundaryAfter(record, record.step()));
+    decision.set_catch_up(!decision.included());
+  }
+  catching_up_.erase(slot.group());
+  if (decision.catch_up()) {
+    catching_up_.insert(slot.group());
+    loading_[slot.group()] = record.version();
   }
   slot.unanswered = 0;
   cluster_.SendTo(slot.record().members(0), message);
@@ -265,6 +314,7 @@ void Run::OnAdopted(const v1::Adopted& adopted) {
     CountBytes(adopted.payload_bytes(), adopted.message_bytes());
   }
   slot.version = std::max(slot.version, adopted.version());
+  OnLoaded(slot.group(), adopted.version());
   uint64_t committed = record_.digest();
   if (adopted.version() != record_.version()) {
     const std::optional<uint64_t> before = commits_.DigestBefore(adopted.version());

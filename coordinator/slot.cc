@@ -45,7 +45,7 @@ v1::RankSlot Slot::Place(uint32_t rank) const {
 }
 
 void Slot::Form(uint32_t generation, const std::vector<std::string>& members, const v1::Plan& plan,
-                uint32_t from_version, uint32_t step, absl::Time now) {
+                absl::Time now) {
   record_.set_generation(generation);
   record_.clear_members();
   for (const std::string& member : members) record_.add_members(member);
@@ -55,15 +55,14 @@ void Slot::Form(uint32_t generation, const std::vector<std::string>& members, co
   record_.set_prediction_from_own_measurement(false);
   record_.set_formed_ms(absl::ToUnixMillis(now));
   record_.set_started_ms(0);
-  record_.set_version(from_version);
-  record_.set_step(step);
+  record_.set_version(0);
+  record_.set_step(0);
   record_.set_next_step(0);
   record_.set_started(false);
   record_.set_at_end(false);
   record_.set_counted_round(0);
   record_.set_counted_version(0);
   ResetProgress();
-  version = from_version;
 }
 
 // Ranks choose buckets and algorithms by the link that they measure. Mesh and layouts are assigned.
@@ -95,7 +94,11 @@ void Slot::Prepare(const v1::Prepared& prepared) {
   }
 }
 
-void Slot::Start(uint32_t next_step, absl::Time now) {
+void Slot::Start(uint32_t from_version, uint32_t step, uint32_t next_step, absl::Time now) {
+  record_.set_version(from_version);
+  record_.set_step(step);
+  // Only traffic of averaging is counted.
+  record_.set_counted_version(from_version);
   record_.set_started(true);
   record_.set_started_ms(absl::ToUnixMillis(now));
   record_.set_lived(true);
@@ -173,6 +176,7 @@ void Slot::ResetProgress() {
   preferred_members.clear();
   watch.reset();
   version = 0;
+  nudged_round = 0;
   unanswered = 0;
   refused_round = 0;
   refusal = v1::REFUSAL_UNSPECIFIED;

@@ -60,17 +60,17 @@ class Slot {
   // Identifies a rank of the current generation.
   v1::RankSlot Place(uint32_t rank) const;
 
-  // Lets a new generation occupy the slot; it trains from `version`, at `step`. Requires:
-  // waiting().
+  // Lets a new generation occupy the slot. Requires: waiting().
   void Form(uint32_t generation, const std::vector<std::string>& members, const v1::Plan& plan,
-            uint32_t version, uint32_t step, absl::Time now);
+            absl::Time now);
   // OK if `plan` equals the assigned plan except for buckets and link.
   // Errors: InvalidArgument naming the difference.
   absl::Status CheckReportedPlan(const v1::Plan& plan) const;
   // Stores that a rank is prepared. Requires: a plan in the message has passed CheckReportedPlan.
   void Prepare(const v1::Prepared& prepared);
-  // The group trains until `next_step`, its first boundary. Requires: prepared().
-  void Start(uint32_t next_step, absl::Time now);
+  // The group loads `version`, of step `step`, and trains until `next_step`, its first boundary.
+  // Requires: prepared().
+  void Start(uint32_t version, uint32_t step, uint32_t next_step, absl::Time now);
   // Stores the predicted step times of the plan. `from_own_measurement`: the prediction uses only
   // measurements of this generation.
   void Predict(const v1::StepTimes& predicted, bool from_own_measurement);
@@ -98,6 +98,8 @@ class Slot {
   v1::Progress progress;
   // Version that the group is known to hold.
   uint32_t version = 0;
+  // Newest round for which it was nudged.
+  uint32_t nudged_round = 0;
   // Newest contributed round that is not answered yet; 0: none.
   uint32_t unanswered = 0;
   // Newest round whose contribution was refused, and the reason.

@@ -46,6 +46,9 @@ Machine::Actions Machine::Receive(const v1::CoordinatorMessage& message) {
       return ReceiveStart(message.start());
     case v1::CoordinatorMessage::kDecision:
       return ReceiveDecision(message.decision());
+    case v1::CoordinatorMessage::kNudge:
+      if (!IsCurrent(message.nudge().place()) || !started_) return {};
+      return {Hurry{message.nudge()}};
     case v1::CoordinatorMessage::kRelease:
       return ReceiveRelease(message.release());
     case v1::CoordinatorMessage::kRefused:

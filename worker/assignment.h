@@ -43,6 +43,10 @@ class AssignmentMachine {
   struct Decide {
     v1::Decision decision;
   };
+  // The other groups wait for the contribution.
+  struct Hurry {
+    v1::Nudge nudge;
+  };
   // End the session; the rank slot is lost.
   struct Cancel {
     std::string reason;
@@ -58,7 +62,7 @@ class AssignmentMachine {
   struct TraceNext {
     v1::TraceSteps trace;
   };
-  using Action = std::variant<Begin, Go, Decide, Cancel, Send, MoveShards, TraceNext>;
+  using Action = std::variant<Begin, Go, Decide, Hurry, Cancel, Send, MoveShards, TraceNext>;
   using Actions = std::vector<Action>;
 
   // Handles a message of the coordinator, other than Welcome.

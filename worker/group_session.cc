@@ -3,6 +3,7 @@
 // abort the group's transports.
 #include "worker/group_session.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace cadre {
@@ -23,6 +24,16 @@ void GroupSession::Deliver(const v1::Decision& decision) {
   absl::MutexLock lock(&mutex_);
   decisions_.push_back(decision);
   changed_.NotifyAll();
+}
+
+void GroupSession::Deliver(const v1::Nudge& nudge) {
+  absl::MutexLock lock(&mutex_);
+  nudged_round_ = std::max(nudged_round_, nudge.round());
+}
+
+bool GroupSession::nudged(uint32_t round) const {
+  absl::MutexLock lock(&mutex_);
+  return nudged_round_ >= round;
 }
 
 void GroupSession::Deliver(const v1::TraceSteps& trace) {

@@ -42,6 +42,7 @@ class GroupSession final : public GroupControl {
   // From the membership thread.
   void Deliver(const v1::Start& start) ABSL_LOCKS_EXCLUDED(mutex_);
   void Deliver(const v1::Decision& decision) ABSL_LOCKS_EXCLUDED(mutex_);
+  void Deliver(const v1::Nudge& nudge) ABSL_LOCKS_EXCLUDED(mutex_);
   // Replaces a pending request, for which the coordinator no longer waits.
   void Deliver(const v1::TraceSteps& trace) ABSL_LOCKS_EXCLUDED(mutex_);
   void MoveShards(const v1::ShardAddresses& shards) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -54,6 +55,7 @@ class GroupSession final : public GroupControl {
   absl::StatusOr<v1::Start> PreparedAndStart(const v1::Prepared& prepared) override;
   void Send(const TrainingReport& report) override;
   absl::StatusOr<std::optional<v1::Decision>> AwaitDecision(absl::Duration patience) override;
+  bool nudged(uint32_t round) const override;
   absl::Status LeaveIfDraining() override;
   std::optional<v1::TraceSteps> TakeTraceRequest() override;
   bool connected() const override { return callbacks_.connected(); }
@@ -79,6 +81,8 @@ class GroupSession final : public GroupControl {
   std::optional<v1::Start> start_ ABSL_GUARDED_BY(mutex_);
   // At most one answer to a contribution, and decisions that assign intervals to evaluate.
   std::deque<v1::Decision> decisions_ ABSL_GUARDED_BY(mutex_);
+  // Newest round for which the others wait.
+  uint32_t nudged_round_ ABSL_GUARDED_BY(mutex_) = 0;
   std::optional<v1::TraceSteps> trace_ ABSL_GUARDED_BY(mutex_);
   // Number of the request that is being traced; 0: none.
   uint64_t tracing_ ABSL_GUARDED_BY(mutex_) = 0;

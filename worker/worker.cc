@@ -185,6 +185,9 @@ void Worker::Do(AssignmentMachine::Actions actions) {
       if (auto* decide = std::get_if<AssignmentMachine::Decide>(&action)) {
         session->Deliver(decide->decision);
       }
+      if (auto* hurry = std::get_if<AssignmentMachine::Hurry>(&action)) {
+        session->Deliver(hurry->nudge);
+      }
       if (auto* move = std::get_if<AssignmentMachine::MoveShards>(&action)) {
         session->MoveShards(move->shards);
       }

@@ -37,7 +37,9 @@ data {{ synthetic {{ train_samples: 4096 test_samples: 64 classes: 10 }} }}
 batch_per_group: 32
 optimizer {{ sgd {{ momentum: 0.9 }} }}
 schedule {{ base_rate: 0.001 }}
-averaging {{ every_steps: {every_steps} quorum: {quorum} min_grace_ms: {grace_ms} }}
+averaging {{
+  every_steps: {every_steps} quorum: {quorum} min_grace_ms: {grace_ms} max_solo_steps: {max_solo_steps}
+}}
 cluster {{
   groups: {groups} ranks_per_group: {ranks} min_ranks_per_group: {min_ranks} keep_plan: true
   mesh {{ name: "data" size: {ranks} }}
@@ -207,7 +209,8 @@ class Cluster:
         path = os.path.join(self.folder, "run.textproto")
         with open(path, "w", encoding="utf-8") as file:
             file.write(RUN.format(width=args.width, every_steps=args.every_steps, quorum=args.quorum,
-                                  grace_ms=args.grace_ms, groups=args.groups, ranks=args.ranks,
+                                  grace_ms=args.grace_ms,
+                                  max_solo_steps=args.max_solo_steps, groups=args.groups, ranks=args.ranks,
                                   min_ranks=args.min_ranks or args.ranks, seed=args.seed + 1))
         command = [self._program("cadre"), "run", path, "--detach", "-o", "json", "--coordinator",
                    self._address(COORDINATOR, self.port)]

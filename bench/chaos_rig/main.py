@@ -54,6 +54,8 @@ def parse(description, arguments):
     p.add_argument("--every-steps", type=int, default=20, help="steps of a round")
     p.add_argument("--quorum", type=int, default=0, help="0: all live groups")
     p.add_argument("--grace-ms", type=int, default=1000, help="with --quorum")
+    p.add_argument("--max-solo-steps", type=int, default=0,
+                   help="steps that a group trains beyond its boundary while the coordinator is unreachable")
     p.add_argument("--lease-ms", type=int, default=4000)
     p.add_argument("--keep", default="", help="new folder for logs and history, which is not removed")
     p.add_argument("--no-namespaces", action="store_true", help="all processes on loopback: no faults of the network")

@@ -89,8 +89,7 @@ std::vector<v1::MemberMessage> FakeMember::Handle(const v1::CoordinatorMessage& 
       OnAssignment(message.assignment(), answer);
       return {std::move(answer)};
     case v1::CoordinatorMessage::kStart:
-      if (SamePlace(message.start().place(), place_)) next_step_ = message.start().next_step();
-      return {};
+      return OnStart(message.start());
     case v1::CoordinatorMessage::kRelease:
       if (!SamePlace(message.release().place(), place_)) return {};
       place_.Clear();
@@ -110,8 +109,6 @@ std::vector<v1::MemberMessage> FakeMember::Handle(const v1::CoordinatorMessage& 
 
 void FakeMember::OnAssignment(const v1::Assignment& assignment, v1::MemberMessage& answer) {
   place_ = assignment.place();
-  version_ = assignment.version();
-  step_ = assignment.step();
   next_step_ = 0;
   batch_ = assignment.spec().batch_per_group();
   v1::Prepared& prepared = *answer.mutable_prepared();
@@ -119,6 +116,26 @@ void FakeMember::OnAssignment(const v1::Assignment& assignment, v1::MemberMessag
   prepared.set_train_samples(kTrainSamples);
   prepared.set_test_samples(kTestSamples);
   if (place_.rank() == 0) *prepared.mutable_plan() = assignment.plan();
+}
+
+std::vector<v1::MemberMessage> FakeMember::OnStart(const v1::Start& start) {
+  if (!SamePlace(start.place(), place_)) return {};
+  version_ = start.version();
+  step_ = start.step();
+  next_step_ = start.next_step();
+  if (place_.rank() != 0) return {};
+  return {Adopted(start.digest())};
+}
+
+v1::MemberMessage FakeMember::Adopted(uint64_t digest) const {
+  v1::MemberMessage message;
+  v1::Adopted& adopted = *message.mutable_adopted();
+  *adopted.mutable_place() = place_;
+  adopted.set_version(version_);
+  adopted.set_digest(digest);
+  adopted.set_payload_bytes(1000);
+  adopted.set_message_bytes(1100);
+  return message;
 }
 
 // Returns whether the group adopts a version.
@@ -129,12 +146,7 @@ bool FakeMember::OnDecision(const v1::Decision& decision, v1::MemberMessage& ans
   included_ += decision.included() ? 1 : 0;
   if (!decision.adopt()) return false;
   version_ = decision.version();
-  v1::Adopted& adopted = *answer.mutable_adopted();
-  *adopted.mutable_place() = place_;
-  adopted.set_version(version_);
-  adopted.set_digest(decision.digest());
-  adopted.set_payload_bytes(1000);
-  adopted.set_message_bytes(1100);
+  answer = Adopted(decision.digest());
   return true;
 }
 

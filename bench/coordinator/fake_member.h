@@ -52,6 +52,8 @@ class FakeMember {
 
  private:
   void OnAssignment(const v1::Assignment& assignment, v1::MemberMessage& answer);
+  std::vector<v1::MemberMessage> OnStart(const v1::Start& start);
+  v1::MemberMessage Adopted(uint64_t digest) const;
   bool OnDecision(const v1::Decision& decision, v1::MemberMessage& answer);
   v1::MemberMessage OnOpenRun(const v1::OpenRun& open);
   v1::MemberMessage OnApply(const v1::Apply& apply);

@@ -384,14 +384,18 @@ void FakeCluster::Receive(FakeWorker& worker, const v1::CoordinatorMessage& mess
       }
       DropPlace(worker);
       worker.assignment = message.assignment();
-      worker.version = message.assignment().version();
-      worker.step = message.assignment().step();
       break;
     case v1::CoordinatorMessage::kStart:
       if (worker.start.has_value() || !worker.assignment.has_value()) break;
       worker.prepared.reset();
       worker.start = message.start();
+      worker.version = message.start().version();
+      worker.step = message.start().step();
       worker.next_step = message.start().next_step();
+      if (worker.lead() && !worker.assignment->shards().empty() && behaviour.load) {
+        Adopt(worker);
+      }
+      if (!worker.assignment.has_value()) break;
       Evaluate(worker, worker.version, message.start().evaluate_begin(),
                message.start().evaluate_end());
       break;
@@ -423,18 +427,22 @@ void FakeCluster::OnDecision(FakeWorker& worker, const v1::Decision& decision) {
   if (decision.adopt()) {
     worker.version = decision.version();
     EXPECT_EQ(decision.digest(), DigestOf(worker.place().run(), worker.version));
-    v1::Adopted adopted;
-    *adopted.mutable_place() = worker.place();
-    adopted.set_version(worker.version);
-    adopted.set_digest(DigestOf(worker.place().run(), worker.version) + behaviour.digest_error);
-    adopted.set_payload_bytes(100);
-    adopted.set_message_bytes(110);
-    worker.adopted = adopted;
-    Post(worker.connection, adopted);
+    Adopt(worker);
   }
   if (worker.assignment.has_value()) {
     Evaluate(worker, decision.version(), decision.evaluate_begin(), decision.evaluate_end());
   }
+}
+
+void FakeCluster::Adopt(FakeWorker& worker) {
+  v1::Adopted adopted;
+  *adopted.mutable_place() = worker.place();
+  adopted.set_version(worker.version);
+  adopted.set_digest(DigestOf(worker.place().run(), worker.version) + behaviour.digest_error);
+  adopted.set_payload_bytes(100);
+  adopted.set_message_bytes(110);
+  worker.adopted = adopted;
+  Post(worker.connection, adopted);
 }
 
 void FakeCluster::Evaluate(FakeWorker& worker, uint32_t version, uint64_t begin, uint64_t end) {

@@ -202,6 +202,8 @@ class FakeCluster {
     std::string open_error;
     // Whether ranks answer a TraceSteps immediately, with one event per step.
     bool trace = false;
+    // Whether groups report that they have loaded their first version.
+    bool load = true;
     // Whether searches of plans wait for AnswerSearches.
     bool hold_searches = false;
   };
@@ -220,6 +222,8 @@ class FakeCluster {
   void Receive(FakeWorker& worker, const v1::CoordinatorMessage& message);
   void Receive(FakeAggregator& aggregator, const v1::CoordinatorMessage& message);
   void OnDecision(FakeWorker& worker, const v1::Decision& decision);
+  // Reports that the worker's group has loaded its version.
+  void Adopt(FakeWorker& worker);
   void Evaluate(FakeWorker& worker, uint32_t version, uint64_t begin, uint64_t end);
   static void DropPlace(FakeWorker& worker);
   static void DropPlace(FakeAggregator&) {}

@@ -105,19 +105,21 @@ TEST_F(MachineRestoreTest, CommitAfterRestartIsEvaluated) {
   EXPECT_EQ(cluster_.Counter("groups_failed"), 0u);
 }
 
-TEST_F(MachineRestoreTest, RestoredAssignmentHasPreviousDigest) {
+TEST_F(MachineRestoreTest, RestoredStartHasPreviousDigest) {
   const std::string run = SubmitTo(1, 2, MakeSpec(2, 1, 5, 100));
-  // Group 1 is re-formed from version 0 while group 0 alone commits version 1.
-  cluster_.behaviour.prepare = false;
+  // Group 1 is re-formed and loads version 0 while group 0 alone commits version 1.
+  cluster_.behaviour.load = false;
   FakeWorker& slow = cluster_.Lead(run, 1);
   cluster_.Fail(slow);
   Train(run, 0);
   ASSERT_EQ(cluster_.RunStatus(run).version(), 1u);
 
   cluster_.RestartCoordinator();
-  ASSERT_TRUE(slow.received.back().has_assignment());
-  EXPECT_EQ(slow.received.back().assignment().version(), 0u);
-  EXPECT_EQ(slow.received.back().assignment().digest(), cluster_.Commit(run, 0)->digest());
+  const auto start = std::find_if(slow.received.rbegin(), slow.received.rend(),
+                                  [](const auto& message) { return message.has_start(); });
+  ASSERT_NE(start, slow.received.rend());
+  EXPECT_EQ(start->start().version(), 0u);
+  EXPECT_EQ(start->start().digest(), cluster_.Commit(run, 0)->digest());
 }
 
 TEST_F(MachineRestoreTest, NumbersAreNeverReused) {

@@ -48,10 +48,10 @@ TEST_F(MachineGroupsTest, AssignmentIsComplete) {
   EXPECT_EQ(assignment.plan().mesh(0).size(), 2u);
   ASSERT_EQ(assignment.peers_size(), 2);
   EXPECT_EQ(assignment.peers(0), "w0:1");
-  EXPECT_EQ(assignment.digest(), 1000u + 1001u) << "the sum of the digests of both shards";
   ASSERT_EQ(assignment.shards_size(), 2);
   EXPECT_EQ(assignment.shards(1).address(), "agg-1:1");
   const v1::Start& start = *cluster_.Rank(run, 0, 1).start;
+  EXPECT_EQ(start.digest(), 1000u + 1001u) << "the sum of the digests of both shards";
   EXPECT_EQ(start.next_step(), 5u);
   EXPECT_EQ(start.total_steps(), 20u);
   EXPECT_EQ(start.groups(), 1u);

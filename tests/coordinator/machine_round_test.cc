@@ -222,11 +222,13 @@ TEST_F(MachineRoundTest, WrongDigestFencesGroup) {
   const std::string run = Begin(2, MakeSpec(2, 1, 5, 100));
   Train(run, 0);
   cluster_.behaviour.digest_error = 1;
+  cluster_.behaviour.load = false;
   Train(run, 1);
   EXPECT_EQ(cluster_.Counter("refused_wrong_digest"), 2u);
   EXPECT_EQ(cluster_.Counter("groups_failed"), 2u);
   EXPECT_EQ(cluster_.RunStatus(run).version(), 1u) << "the committed version remains";
   cluster_.behaviour.digest_error = 0;
+  cluster_.behaviour.load = true;
   cluster_.behaviour.train = true;
   ASSERT_TRUE(cluster_.RunUntilEnded(run));
   EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_DONE);
@@ -340,8 +342,8 @@ TEST_F(MachineRoundTest, ReformedGroupGetsLostPart) {
   FakeWorker& lead = cluster_.Lead(run, 1);
   cluster_.Fail(lead);
   ASSERT_TRUE(lead.start.has_value());
-  EXPECT_EQ(lead.assignment->version(), 1u);
-  EXPECT_EQ(lead.assignment->step(), 10u);
+  EXPECT_EQ(lead.start->version(), 1u);
+  EXPECT_EQ(lead.start->step(), 10u);
   EXPECT_EQ(lead.start->evaluate_begin(), 50u);
   EXPECT_EQ(lead.start->evaluate_end(), 100u);
   EXPECT_EQ(lead.start->next_step(), 20u);

@@ -130,7 +130,7 @@ TEST_F(MachineRunTest, LostModelRestartsRun) {
     EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_RUNNING);
     EXPECT_EQ(cluster_.RunStatus(run).step(), first);
     EXPECT_EQ(cluster_.RunStatus(run).samples(), 0u);
-    EXPECT_EQ(cluster_.Lead(run, 0).assignment->step(), first);
+    EXPECT_EQ(cluster_.Lead(run, 0).start->step(), first);
     EXPECT_EQ(Finish(run).state(), v1::RUN_STATE_DONE);
     cluster_.behaviour.train = false;
   }
@@ -301,7 +301,7 @@ TEST_F(MachineRunTest, CheckpointRunStartsAtItsStep) {
   EXPECT_EQ(cluster_.RunStatus(run).step(), 40u);
   EXPECT_EQ(cluster_.RunStatus(run).version(), 0u);
   FakeWorker& lead = cluster_.Lead(run, 0);
-  EXPECT_EQ(lead.assignment->step(), 40u);
+  EXPECT_EQ(lead.start->step(), 40u);
   EXPECT_EQ(lead.next_step, 48u);
   const v1::RunStatus status = Finish(run);
   EXPECT_EQ(status.state(), v1::RUN_STATE_DONE);

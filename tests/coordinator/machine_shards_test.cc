@@ -121,6 +121,7 @@ TEST_F(MachineShardsTest, AnswerBeforeReassignmentIsIgnored) {
   };
   const ConnectionId stays = join("agg-0");
   const ConnectionId leaves = join("agg-1");
+  cluster_.behaviour.load = false;
   cluster_.AddWorker("w0");
   const std::string run = cluster_.Submit(MakeSpec(1, 1, 5, 100));
   cluster_.SendFrom(leaves, v1::Goodbye());

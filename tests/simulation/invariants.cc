@@ -364,14 +364,14 @@ void Invariants::OnSent(const Store& store, const v1::CoordinatorMessage& messag
     const v1::RankSlot& place = assignment.place();
     const auto group = Read<v1::GroupRecord>(store, cadre::GroupKey(place.run(), place.group()));
     if (!group || group->generation() != place.generation() ||
-        group->members_size() != assignment.peers_size() ||
-        group->version() != assignment.version()) {
+        group->members_size() != assignment.peers_size()) {
       world_.Violate("Assignment ", Describe(place), " differs from the store");
     }
   } else if (message.has_start()) {
     const v1::RankSlot& place = message.start().place();
     const auto group = Read<v1::GroupRecord>(store, cadre::GroupKey(place.run(), place.group()));
-    if (!group || group->generation() != place.generation() || !group->started()) {
+    if (!group || group->generation() != place.generation() || !group->started() ||
+        group->version() != message.start().version()) {
       world_.Violate("Start ", Describe(place), " differs from the store");
     }
   }

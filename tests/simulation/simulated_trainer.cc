@@ -34,8 +34,7 @@ SimulatedTrainer::SimulatedTrainer(World& world, Network& network, Fabrics& fabr
       fabric_(fabrics.Of(assignment_.place(), assignment_.peers_size())),
       exchange_(world, network, directory, invariants, host),
       protocol_(assignment_),
-      base_(begins_.back()),
-      step_(assignment_.step()) {
+      base_(begins_.back()) {
   for (const v1::ShardAddress& shard : assignment_.shards()) {
     exchange_.SetAddress(shard.shard(), shard.address());
   }
@@ -46,7 +45,7 @@ SimulatedTrainer::SimulatedTrainer(World& world, Network& network, Fabrics& fabr
 void SimulatedTrainer::Deliver(const v1::Start& start) {
   start_ = start;
   if (std::exchange(awaiting_start_, false))
-    Pause(absl::Milliseconds(2), [this] { BeginTraining(); });
+    Pause(absl::Milliseconds(2), [this] { AgreeOnStart(); });
 }
 
 void SimulatedTrainer::Deliver(const v1::Decision& decision) {
@@ -54,6 +53,10 @@ void SimulatedTrainer::Deliver(const v1::Decision& decision) {
   if (std::exchange(awaiting_decision_, false)) {
     Pause(absl::Milliseconds(2), [this] { Do(RankProtocol::AwaitDecision{}); });
   }
+}
+
+void SimulatedTrainer::Deliver(const v1::Nudge& nudge) {
+  nudged_round_ = std::max(nudged_round_, nudge.round());
 }
 
 void SimulatedTrainer::Deliver(const v1::TraceSteps& trace) {
@@ -117,7 +120,7 @@ void SimulatedTrainer::Connect() {
   });
   Collective("connect", "", [this, connected](const std::vector<std::string>&) {
     *connected = true;
-    LoadVersion();
+    Prepare();
   });
 }
 
@@ -127,27 +130,6 @@ v1::PullRequest SimulatedTrainer::RequestFor(uint32_t version) const {
   request.set_lineage(assignment_.lineage());
   request.set_version(version);
   return request;
-}
-
-void SimulatedTrainer::LoadVersion() {
-  if (!exchange_.has_shards()) {
-    base_ = InitialWords(spec(), {0, begins_.back()});
-    return Prepare();
-  }
-  const uint32_t version = assignment_.version();
-  exchange_.Pull(
-      RequestFor(version), begins_, owned_, &base_, [this, version](const absl::Status& status) {
-        if (!status.ok()) return End(status);
-        GroupDigest("digest of the assigned version", [this, version](uint64_t digest) {
-          if (digest != assignment_.digest()) {
-            world_.Violate(Describe(place()), " pulled version ", version, " with digest ", digest,
-                           ", but its assignment has digest ", assignment_.digest());
-            return;
-          }
-          invariants_.OnHeld(place(), version, base_, owned_);
-          Prepare();
-        });
-      });
 }
 
 void SimulatedTrainer::Prepare() {
@@ -167,8 +149,18 @@ void SimulatedTrainer::Prepare() {
 
 // ---- Training
 
+void SimulatedTrainer::AgreeOnStart() {
+  Collective("start", lead() ? start_->SerializeAsString() : "",
+             [this](const std::vector<std::string>& inputs) {
+               start_->ParseFromString(inputs[0]);
+               BeginTraining();
+             });
+}
+
 void SimulatedTrainer::BeginTraining() {
+  if (!exchange_.has_shards()) base_ = InitialWords(spec(), {0, begins_.back()});
   trained_ = base_;
+  step_ = start_->step();
   invariants_.OnTraining(place(), /*begins=*/true);
   Handle(RankProtocol::Started{*start_});
 }
@@ -197,7 +189,7 @@ void SimulatedTrainer::Do(const RankProtocol::Evaluate& evaluate) {
 }
 
 void SimulatedTrainer::Do(const RankProtocol::Train& train) {
-  if (train.solo) world_.Count("solo_steps", lead() ? train.until - step_ : 0);
+  if (protocol_.solo_steps() > 0) world_.Count("solo_steps", lead() ? train.until - step_ : 0);
   TrainStep(train.until);
 }
 
@@ -260,6 +252,14 @@ void SimulatedTrainer::Do(const RankProtocol::AskPresence& /*ask*/) {
              });
 }
 
+void SimulatedTrainer::Do(const RankProtocol::AskNudge& ask) {
+  const bool nudged = lead() && nudged_round_ >= ask.round;
+  if (nudged) world_.Count("contributions_on_demand");
+  Collective("nudge", nudged ? "nudged" : "", [this](const std::vector<std::string>& inputs) {
+    Handle(RankProtocol::Nudged{.nudged = !inputs[0].empty()});
+  });
+}
+
 void SimulatedTrainer::Do(const RankProtocol::Stage& stage) {
   for (const Interval& span : owned_) {
     for (int64_t p = span.begin; p < span.end; ++p) {
@@ -313,21 +313,23 @@ void SimulatedTrainer::Do(const RankProtocol::AwaitDecision& /*await*/) {
 }
 
 void SimulatedTrainer::Do(const RankProtocol::Pull& pull) {
-  const auto pulled = [this, decision = pull.decision](uint64_t digest) {
+  const auto pulled = [this, pull](uint64_t digest) {
     // Before the protocol continues, which may end the session.
-    if (digest == decision.digest()) {
-      step_ = decision.step();
-      invariants_.OnHeld(place(), decision.version(), base_, owned_);
+    if (digest == pull.digest) {
+      step_ = pull.step;
+      invariants_.OnHeld(place(), pull.version, base_, owned_);
     }
     Handle(RankProtocol::Pulled{.digest = digest, .payload_bytes = uint64_t(begins_.back()) * 4});
   };
-  if (world_.plant == Plant::kIgnoreVersion) return pulled(pull.decision.digest());
-  exchange_.Pull(RequestFor(pull.decision.version()), begins_, owned_, &base_,
+  if (world_.plant == Plant::kIgnoreVersion) return pulled(pull.digest);
+  exchange_.Pull(RequestFor(pull.version), begins_, owned_, &base_,
                  [this, pulled](const absl::Status& status) {
                    if (!status.ok()) return End(status);
                    GroupDigest("digest of the version", pulled);
                  });
 }
+
+void SimulatedTrainer::Do(const RankProtocol::Begin& /*begin*/) { Handle(RankProtocol::Kept{}); }
 
 void SimulatedTrainer::Do(const RankProtocol::Keep& /*keep*/) {
   if (!exchange_.has_shards()) base_ = trained_;  // The group keeps its own model.

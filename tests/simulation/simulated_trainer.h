@@ -39,6 +39,7 @@ class SimulatedTrainer {
   void Run();
   void Deliver(const v1::Start& start);
   void Deliver(const v1::Decision& decision);
+  void Deliver(const v1::Nudge& nudge);
   void Deliver(const v1::TraceSteps& trace);
   void MoveShards(const v1::ShardAddresses& shards);
   void Cancel(const std::string& reason);
@@ -59,16 +60,19 @@ class SimulatedTrainer {
   void End(const absl::Status& status);
 
   void Connect();
-  void LoadVersion();
   void Prepare();
+  // Rank 0's Start is used: those of the other ranks may differ.
+  void AgreeOnStart();
   void BeginTraining();
   // Carries out the actions for this event, and then those for the event of the last of them.
   void Handle(const RankProtocol::Event& event);
   void Do(const RankProtocol::Train& train);
   void Do(const RankProtocol::AskPresence& ask);
+  void Do(const RankProtocol::AskNudge& ask);
   void Do(const RankProtocol::Stage& stage);
   void Do(const RankProtocol::AwaitDecision& await);
   void Do(const RankProtocol::Pull& pull);
+  void Do(const RankProtocol::Begin& begin);
   void Do(const RankProtocol::Keep& keep);
   void Do(const RankProtocol::Evaluate& evaluate);
   void Do(const RankProtocol::Send& send);
@@ -101,6 +105,7 @@ class SimulatedTrainer {
   bool awaiting_start_ = false;
   std::deque<v1::Decision> decisions_;
   bool awaiting_decision_ = false;
+  uint32_t nudged_round_ = 0;
   std::optional<v1::TraceSteps> trace_request_;
   // The trace in progress, if any, and the number of steps that it still needs.
   std::optional<v1::Traced> tracing_;

@@ -81,6 +81,9 @@ void SimulatedWorker::Do(const AssignmentMachine::Actions& actions) {
       if (const auto* decide = std::get_if<AssignmentMachine::Decide>(&action)) {
         trainer->Deliver(decide->decision);
       }
+      if (const auto* hurry = std::get_if<AssignmentMachine::Hurry>(&action)) {
+        trainer->Deliver(hurry->nudge);
+      }
       if (const auto* move = std::get_if<AssignmentMachine::MoveShards>(&action)) {
         trainer->MoveShards(move->shards);
       }

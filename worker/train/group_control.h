@@ -38,6 +38,9 @@ class GroupControl {
   // Errors: Cancelled when the group was released.
   virtual absl::StatusOr<std::optional<v1::Decision>> AwaitDecision(absl::Duration patience) = 0;
 
+  // Rank 0 only: whether the other groups wait for the contribution to this round.
+  virtual bool nudged(uint32_t round) const = 0;
+
   // On every rank, at a boundary: OK unless this worker leaves the group; then waits for its
   // release and returns Cancelled.
   virtual absl::Status LeaveIfDraining() { return absl::OkStatus(); }

@@ -13,9 +13,20 @@ RankProtocol::Actions RankProtocol::Handle(const Event& event) {
   return std::visit([this](const auto& one) { return On(one); }, event);
 }
 
+// The first version is adopted like that of a decision.
 RankProtocol::Actions RankProtocol::On(const Started& started) {
   start_ = started.start;
-  return EvaluateAndTrain(start_.evaluate_begin(), start_.evaluate_end(), start_.next_step());
+  decision_.set_version(start_.version());
+  decision_.set_step(start_.step());
+  decision_.set_digest(start_.digest());
+  decision_.set_evaluate_begin(start_.evaluate_begin());
+  decision_.set_evaluate_end(start_.evaluate_end());
+  decision_.set_next_step(start_.next_step());
+  decision_.set_catch_up(start_.catch_up());
+  step_ = start_.step();
+  version_ = start_.version();
+  if (assignment_.shards_size() == 0) return {Begin{}};
+  return {PullDecided()};
 }
 
 RankProtocol::Actions RankProtocol::EvaluateAndTrain(uint64_t begin, uint64_t end,
@@ -44,19 +55,33 @@ RankProtocol::Actions RankProtocol::On(const Evaluated& evaluated) {
 RankProtocol::Actions RankProtocol::BeginPeriod() {
   solo_steps_ = 0;
   if (next_step_ == 0) return {AwaitDecision{.run_ended = true}};
-  return TrainUntil(next_step_, /*solo=*/false);
+  return TrainOn(/*resumes=*/false);
 }
 
-RankProtocol::Actions RankProtocol::TrainUntil(uint32_t step, bool solo) {
+RankProtocol::Actions RankProtocol::TrainOn(bool resumes) {
+  return TrainUntil(decision_.catch_up() ? std::min(step_ + 1, next_step_) : next_step_, resumes);
+}
+
+RankProtocol::Actions RankProtocol::TrainUntil(uint32_t step, bool resumes) {
   until_ = std::max(step_, step);
-  return {Train{.until = until_, .solo = solo}};
+  return {Train{.until = until_, .resumes = resumes}};
+}
+
+RankProtocol::Actions RankProtocol::On(const Trained& /*trained*/) {
+  period_steps_ += until_ - step_;
+  step_ = until_;
+  if (step_ < next_step_) return {AskNudge{.round = version_ + 1}};
+  return StageUnlessSolo();
+}
+
+RankProtocol::Actions RankProtocol::On(const Nudged& nudged) {
+  if (nudged.nudged) return {StageNext()};
+  return TrainOn(/*resumes=*/true);
 }
 
 // While the coordinator is unreachable the group continues to train. Nothing has been staged yet,
 // so the later contribution simply covers more steps.
-RankProtocol::Actions RankProtocol::On(const Trained& /*trained*/) {
-  period_steps_ += until_ - step_;
-  step_ = until_;
+RankProtocol::Actions RankProtocol::StageUnlessSolo() {
   if (SoloSteps() > 0) return {AskPresence{}};
   return {StageNext()};
 }
@@ -75,7 +100,7 @@ RankProtocol::Actions RankProtocol::On(const Presence& presence) {
   if (!presence.away) return {StageNext()};
   const uint32_t steps = SoloSteps();
   solo_steps_ += steps;
-  return TrainUntil(step_ + steps, /*solo=*/true);
+  return TrainUntil(step_ + steps, /*resumes=*/true);
 }
 
 RankProtocol::Action RankProtocol::StageNext() const {
@@ -107,7 +132,12 @@ RankProtocol::Actions RankProtocol::On(const Decided& decided) {
   // The group has the version already if the decision only assigns other samples to evaluate.
   const bool has_version = decision_.version() == version_ && period_steps_ == 0;
   if (has_version) return On(Kept{});
-  return {Pull{.decision = decision_}};
+  return {PullDecided()};
+}
+
+RankProtocol::Action RankProtocol::PullDecided() const {
+  return Pull{
+      .version = decision_.version(), .step = decision_.step(), .digest = decision_.digest()};
 }
 
 RankProtocol::Actions RankProtocol::On(const Pulled& pulled) {
@@ -125,7 +155,11 @@ RankProtocol::Actions RankProtocol::On(const Pulled& pulled) {
   }
   version_ = decision_.version();
   step_ = decision_.step();
-  actions.push_back(KeepWeights());
+  if (begun_) {
+    actions.push_back(KeepWeights());
+  } else {
+    actions.push_back(Begin{});
+  }
   return actions;
 }
 
@@ -137,6 +171,7 @@ RankProtocol::Action RankProtocol::KeepWeights() const {
 }
 
 RankProtocol::Actions RankProtocol::On(const Kept& /*kept*/) {
+  begun_ = true;
   period_steps_ = 0;
   return EvaluateAndTrain(decision_.evaluate_begin(), decision_.evaluate_end(),
                           decision_.next_step());

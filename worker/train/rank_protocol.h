@@ -8,8 +8,12 @@
 // event. The training loop carries actions out on its thread (worker/train/trainer), the simulation
 // in virtual time. Errors are not events: they end the generation.
 //
-//   Started -> [Evaluate] -> Train -> [AskPresence -> Train ...] -> Contribute -> AwaitDecision
-//           -> [Pull] -> [Keep] -> [Evaluate] -> Train ... or AwaitDecision, if the run has ended
+//   Started -> [Pull] -> Begin -> [Evaluate] -> Train -> [AskPresence -> Train ...] -> Stage
+//           -> AwaitDecision -> [Pull] -> [Keep] -> [Evaluate] -> Train ...
+//                                                           or AwaitDecision, if the run has ended
+//
+// In a period in which the group catches up with the others (Start.catch_up), Train is one step,
+// and AskNudge follows until the group is nudged or reaches the boundary.
 //
 // Thread-compatible.
 //
@@ -42,6 +46,10 @@ class RankProtocol {
   struct Presence {
     bool away = false;
   };
+  // Whether the other groups wait for the contribution.
+  struct Nudged {
+    bool nudged = false;
+  };
   // All ranks have staged their values.
   struct Staged {
     double loss = 0;
@@ -65,17 +73,23 @@ class RankProtocol {
     double loss_sum = 0;
     uint64_t digest = 0;
   };
-  using Event = std::variant<Started, Trained, Presence, Staged, Decided, Pulled, Kept, Evaluated>;
+  using Event =
+      std::variant<Started, Trained, Presence, Nudged, Staged, Decided, Pulled, Kept, Evaluated>;
 
   // ---- Actions
 
-  // Train until this step. `solo`: beyond the boundary, with weights that were not gathered there.
+  // Train until this step. `resumes`: in the same period, with weights that were not gathered at
+  // the end of the previous Train.
   struct Train {
     uint32_t until = 0;
-    bool solo = false;
+    bool resumes = false;
   };
   // Agree on whether rank 0 can reach the coordinator.
   struct AskPresence {};
+  // Agree on whether rank 0 has received Nudge for this round.
+  struct AskNudge {
+    uint32_t round = 0;
+  };
   // Stage the owned values for a round. A run that does not average stages nothing.
   struct Stage {
     uint32_t round = 0;
@@ -87,8 +101,13 @@ class RankProtocol {
     bool run_ended = false;
   };
   struct Pull {
-    v1::Decision decision;
+    uint32_t version = 0;
+    uint32_t step = 0;
+    uint64_t digest = 0;
   };
+  // Gather the weights and, at version 0, load the checkpoint from which the run starts, if any.
+  // The event is Kept.
+  struct Begin {};
   // Continue with the weights that the ranks own, and save a checkpoint if one is due.
   // `may_be_last`: the run may end here.
   struct Keep {
@@ -106,13 +125,12 @@ class RankProtocol {
   struct Fail {
     absl::Status status;
   };
-  using Action =
-      std::variant<Train, AskPresence, Stage, AwaitDecision, Pull, Keep, Evaluate, Send, Fail>;
+  using Action = std::variant<Train, AskPresence, AskNudge, Stage, AwaitDecision, Pull, Begin, Keep,
+                              Evaluate, Send, Fail>;
   using Actions = std::vector<Action>;
 
   // Borrows the assignment.
-  explicit RankProtocol(const v1::Assignment& assignment)
-      : assignment_(assignment), version_(assignment.version()), step_(assignment.step()) {}
+  explicit RankProtocol(const v1::Assignment& assignment) : assignment_(assignment) {}
 
   Actions Handle(const Event& event);
 
@@ -129,14 +147,19 @@ class RankProtocol {
   Actions On(const Started& started);
   Actions On(const Trained& trained);
   Actions On(const Presence& presence);
+  Actions On(const Nudged& nudged);
   Actions On(const Staged& staged);
   Actions On(const Decided& decided);
   Actions On(const Pulled& pulled);
   Actions On(const Kept& kept);
   Actions On(const Evaluated& evaluated);
 
-  Actions TrainUntil(uint32_t step, bool solo);
+  // Trains until the boundary, or one step while the group catches up.
+  Actions TrainOn(bool resumes);
+  Actions TrainUntil(uint32_t step, bool resumes);
+  Actions StageUnlessSolo();
   Action StageNext() const;
+  Action PullDecided() const;
   Action KeepWeights() const;
   // Evaluates samples [begin, end), then trains to `next_step`.
   Actions EvaluateAndTrain(uint64_t begin, uint64_t end, uint32_t next_step);
@@ -150,9 +173,11 @@ class RankProtocol {
 
   const v1::Assignment& assignment_;
   v1::Start start_;
+  // The newest decision; at first, what Start decides.
   v1::Decision decision_;
-  uint32_t version_;
-  uint32_t step_;
+  bool begun_ = false;
+  uint32_t version_ = 0;
+  uint32_t step_ = 0;
   // The step to which the rank trains.
   uint32_t until_ = 0;
   // The next boundary; 0: the run has ended.

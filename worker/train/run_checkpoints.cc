@@ -50,7 +50,7 @@ absl::Status CheckOwner(const v1::Checkpoint& checkpoint, const std::string& lin
 
 }  // namespace
 
-absl::Status RunCheckpoints::Begin() {
+absl::Status RunCheckpoints::Begin(const v1::Start& start) {
   const v1::RunSpec& spec = assignment_.spec();
   if (spec.checkpoint().from().empty()) return absl::OkStatus();
   // A gather of the current weights may still be running.
@@ -62,12 +62,12 @@ absl::Status RunCheckpoints::Begin() {
                                         spec.optimizer(), Values(), replica_.comms().All()));
   CADRE_RETURN_IF_ERROR(replica_.StoreOwned(/*states=*/true));
   if (loaded.manifest) {
-    CADRE_RETURN_IF_ERROR(CheckManifest(loaded.path, *loaded.manifest));
+    CADRE_RETURN_IF_ERROR(CheckManifest(loaded.path, *loaded.manifest, start.step()));
     replica_.slices().set_updates(loaded.manifest->optimizer().updates());
   }
   if (assignment_.shards_size() > 0) {
     CADRE_ASSIGN_OR_RETURN(const uint64_t digest, replica_.GroupDigest());
-    if (digest != assignment_.digest()) {
+    if (digest != start.digest()) {
       return absl::DataLossError(
           absl::StrCat(loaded.path,
                        ": its weights differ from those that the aggregators have read; is it the "
@@ -80,8 +80,8 @@ absl::Status RunCheckpoints::Begin() {
 }
 
 absl::Status RunCheckpoints::CheckManifest(const std::string& path,
-                                           const v1::CheckpointManifest& manifest) const {
-  const uint32_t step = assignment_.step();
+                                           const v1::CheckpointManifest& manifest,
+                                           uint32_t step) const {
   if (manifest.step() != step) {
     return absl::InvalidArgumentError(absl::StrCat(path, ": was saved at step ", manifest.step(),
                                                    ", but checkpoint.from_step is ", step));

@@ -27,8 +27,8 @@ class RunCheckpoints {
   // Loads weights and optimizer state from the checkpoint that the run starts from, if the run
   // names one, and gathers the weights. With aggregators, the replica must hold version 0, and
   // the weights must be equal to it. Errors: those of LoadCheckpoint; InvalidArgument for a step
-  // other than the assignment's; DataLoss for weights that are not version 0.
-  absl::Status Begin();
+  // other than that of `start`; DataLoss for weights that are not version 0.
+  absl::Status Begin(const v1::Start& start);
 
   // Called before training: rejects a directory that contains checkpoints of another run
   // (run.proto, Checkpoint). Errors: FailedPrecondition on every rank, naming the newest such
@@ -56,7 +56,8 @@ class RunCheckpoints {
   bool lead() const { return assignment_.place().rank() == 0; }
   int64_t batch() const { return assignment_.spec().batch_per_group(); }
   CheckpointValues Values();
-  absl::Status CheckManifest(const std::string& path, const v1::CheckpointManifest& manifest) const;
+  absl::Status CheckManifest(const std::string& path, const v1::CheckpointManifest& manifest,
+                             uint32_t step) const;
   // Position of the first sample that no group has used when `step` starts.
   uint64_t PositionAt(uint32_t step, int64_t groups) const;
 

@@ -3,11 +3,12 @@
 // A generation of a group proceeds as follows; rank 0 alone exchanges messages with the
 // coordinator.
 //
-//   open the data, connect, agree on the plan, make the replica
-//   pull the assigned version, or load a checkpoint, or compute version 0
+//   open the data, connect, agree on the plan, make the replica (version 0)
 //   Prepared -> Start
+//   pull the version that Start names, check its digest, gather; Adopted; load a checkpoint
 //   repeat
-//     train to the boundary              (H steps; the last step omits its all-gather)
+//     train to the boundary              (H steps; the last step omits its all-gather), or fewer
+//                                        steps, if the others wait for a group that catches up
 //     while the coordinator is unreachable, train further periods, up to max_solo_steps
 //     stage the owned values at the shards; Contributed -> Decision
 //     pull the decided version, check its digest, gather; Adopted
@@ -90,8 +91,7 @@ class Trainer {
         counters_(counters),
         options_(options),
         progress_(options.progress != nullptr ? *options.progress : own_progress_),
-        protocol_(assignment),
-        step_(assignment.step()) {}
+        protocol_(assignment) {}
 
   TrainerOutcome Run() { return RunOnDevice(); }
 
@@ -142,11 +142,8 @@ class Trainer {
     const absl::Status made = Blame(v1::FAILURE_CAUSE_PLAN, MakeReplica(), absl::IsInvalidArgument);
     CADRE_RETURN_IF_ERROR(Blame(v1::FAILURE_CAUSE_MEMORY, made, absl::IsResourceExhausted));
     progress_.Advance();
-    CADRE_RETURN_IF_ERROR(Blame(v1::FAILURE_CAUSE_CHECKPOINT, checkpoints_->CheckDirectory(),
-                                absl::IsFailedPrecondition));
-    CADRE_RETURN_IF_ERROR(TakeVersion());
-    if (assignment_.version() > 0) return absl::OkStatus();
-    return Blame(v1::FAILURE_CAUSE_CHECKPOINT, checkpoints_->Begin(), IsOfFiles);
+    return Blame(v1::FAILURE_CAUSE_CHECKPOINT, checkpoints_->CheckDirectory(),
+                 absl::IsFailedPrecondition);
   }
 
   // Returns `status`; `cause` is its cause if the predicate holds for it.
@@ -203,23 +200,6 @@ class Trainer {
     return absl::OkStatus();
   }
 
-  // Every rank pulls the slices that it owns, and the group verifies the digest of the committed
-  // version. A run that does not average starts from version 0, which every rank can compute.
-  absl::Status TakeVersion() {
-    if (exchange_->has_shards()) {
-      Traffic traffic;
-      CADRE_RETURN_IF_ERROR(Pull(assignment_.version(), &traffic));
-      CADRE_ASSIGN_OR_RETURN(const uint64_t digest, replica_->GroupDigest());
-      if (digest != assignment_.digest()) {
-        return Blame(v1::FAILURE_CAUSE_DIGEST,
-                     absl::DataLossError(absl::StrCat(
-                         "version ", assignment_.version(), " has digest ", DigestHex(digest),
-                         ", committed was ", DigestHex(assignment_.digest()))));
-      }
-    }
-    return replica_->GatherWeights();
-  }
-
   // Overwrites this rank's part of the replica.
   absl::Status Pull(uint32_t version, Traffic* traffic) {
     // No operation may still use the weights that are overwritten.
@@ -266,6 +246,7 @@ class Trainer {
     // Each rank received its own Start, possibly a different one; rank 0's is used.
     CADRE_RETURN_IF_ERROR(BroadcastMessage(&start));
     RankProtocol::Actions actions = protocol_.Handle(RankProtocol::Started{start});
+    step_ = start.step();
     MakeLoader();
     BeginReport();
     report_at_ = steady_.Now() + options_.report_every;
@@ -304,7 +285,7 @@ class Trainer {
   double Exposed() const { return replica_->seconds_waited() + replica_->seconds_moving(); }
 
   absl::Status Do(const RankProtocol::Train& train, std::optional<RankProtocol::Event>* event) {
-    if (train.solo) {
+    if (train.resumes) {
       CADRE_RETURN_IF_ERROR(replica_->GatherWeights());
     } else {
       period_ = LossPart();
@@ -386,6 +367,13 @@ class Trainer {
     uint64_t away = lead() && !control_.connected() ? 1 : 0;
     CADRE_RETURN_IF_ERROR(BroadcastNumber(&away));
     *event = RankProtocol::Presence{.away = away != 0};
+    return absl::OkStatus();
+  }
+
+  absl::Status Do(const RankProtocol::AskNudge& ask, std::optional<RankProtocol::Event>* event) {
+    uint64_t nudged = lead() && control_.nudged(ask.round) ? 1 : 0;
+    CADRE_RETURN_IF_ERROR(BroadcastNumber(&nudged));
+    *event = RankProtocol::Nudged{.nudged = nudged != 0};
     return absl::OkStatus();
   }
 
@@ -473,13 +461,25 @@ class Trainer {
   absl::Status Do(const RankProtocol::Pull& pull, std::optional<RankProtocol::Event>* event) {
     Traffic traffic;
     progress_.Enter(v1::ACTIVITY_EXCHANGING);
-    CADRE_RETURN_IF_ERROR(Pull(pull.decision.version(), &traffic));
+    CADRE_RETURN_IF_ERROR(Pull(pull.version, &traffic));
     RankProtocol::Pulled result;
     CADRE_RETURN_IF_ERROR(SumTraffic(traffic, &result));
     CADRE_ASSIGN_OR_RETURN(result.digest, replica_->GroupDigest());
     counters_.Add("versions_adopted");
-    step_ = pull.decision.step();
+    step_ = pull.step;
     *event = result;
+    return absl::OkStatus();
+  }
+
+  absl::Status Do(const RankProtocol::Begin& /*begin*/, std::optional<RankProtocol::Event>* event) {
+    progress_.Enter(v1::ACTIVITY_PREPARING);
+    CADRE_RETURN_IF_ERROR(replica_->GatherWeights());
+    if (start().version() == 0) {
+      CADRE_RETURN_IF_ERROR(
+          Blame(v1::FAILURE_CAUSE_CHECKPOINT, checkpoints_->Begin(start()), IsOfFiles));
+    }
+    BeginReport();
+    *event = RankProtocol::Kept{};
     return absl::OkStatus();
   }
 
@@ -549,7 +549,7 @@ class Trainer {
   v1::FailureCause cause_ = v1::FAILURE_CAUSE_UNSPECIFIED;
   RankProtocol protocol_;
   // Steps since the start of the run.
-  uint32_t step_;
+  uint32_t step_ = 0;
   // Loss since the last boundary.
   LossPart period_;
   absl::Time period_start_;

@@ -105,6 +105,7 @@ class ScriptedControl final : public RecordingControl {
  public:
   explicit ScriptedControl(const Script& script) : script_(script) {
     start = StartOf(script.boundaries.front());
+    if (script.shard != nullptr) start.set_digest(script.shard->digest());
     if (script.evaluates_first) start.set_evaluate_end(kTestSamples);
     trace_request = script.trace;
   }
@@ -161,7 +162,6 @@ Result TrainGroup(Where where, const v1::RunSpec& spec, const Script& script,
   }
   for (int rank = 0; rank < script.ranks; ++rank) assignment.add_peers(absl::StrCat("peer ", rank));
   if (script.shard != nullptr) {
-    assignment.set_digest(script.shard->digest());
     assignment.add_shards()->set_address(script.shard->address());
   }
   FakeNccl own_nccl;

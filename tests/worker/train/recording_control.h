@@ -23,6 +23,8 @@ class RecordingControl : public GroupControl {
   // A request that is returned once, after `steps_before_trace` calls.
   std::optional<v1::TraceSteps> trace_request;
   int steps_before_trace = 0;
+  // Number of times that nudged() returns false.
+  mutable int steps_before_nudge = 0;
 
   // Received messages.
   v1::Prepared prepared;
@@ -45,6 +47,11 @@ class RecordingControl : public GroupControl {
     std::optional<v1::Decision> decision = std::move(decisions.front());
     decisions.pop_front();
     return decision;
+  }
+  bool nudged(uint32_t) const override {
+    if (steps_before_nudge == 0) return true;
+    --steps_before_nudge;
+    return false;
   }
   std::optional<v1::TraceSteps> TakeTraceRequest() override {
     if (steps_before_trace-- > 0) return std::nullopt;
@@ -76,7 +83,6 @@ inline v1::Assignment AssignmentOf(const v1::RunSpec& spec, int ranks = 1) {
   assignment.set_lineage("run-1.a");
   *assignment.mutable_spec() = spec;
   *assignment.mutable_plan() = *MakePlan(spec, ranks);
-  assignment.set_step(spec.checkpoint().from_step());
   return assignment;
 }
 

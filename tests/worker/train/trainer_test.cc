@@ -48,6 +48,7 @@ TrainerOutcome Train(const v1::Assignment& assignment, RecordingControl& control
   options.connect = [](const v1::Assignment&) -> absl::StatusOr<std::unique_ptr<Transport>> {
     return std::move(MakeThreadTransports(1, absl::Seconds(5))[0]);
   };
+  control.start.set_step(assignment.spec().checkpoint().from_step());
   return TrainAsMember(assignment, *kernels, control, cancellation,
                        counters != nullptr ? *counters : unwatched, options);
 }
@@ -390,9 +391,9 @@ TEST(Trainer, NamesCheckpointAsCause) {
   DigestAfter(AssignmentOf(WithCheckpoints(Spec(), folder.path())), 6);
   v1::RunSpec spec = Spec();
   spec.mutable_checkpoint()->set_from(folder.path() + "/step-6");
-  const auto outcome_at = [](const v1::RunSpec& run, uint32_t step) {
-    v1::Assignment assignment = AssignmentOf(run);
-    assignment.set_step(step);
+  const auto outcome_at = [](v1::RunSpec run, uint32_t step) {
+    run.mutable_checkpoint()->set_from_step(step);
+    const v1::Assignment assignment = AssignmentOf(run);
     RecordingControl control;
     control.start = StartOf(step + 4);
     return Train(assignment, control);
