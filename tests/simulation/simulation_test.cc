@@ -128,7 +128,7 @@ INSTANTIATE_TEST_SUITE_P(
         Planted{"ForgottenCounters", Plant::kForgetMeta, "a counter decreased"},
         Planted{"ReusedGeneration", Plant::kReuseGeneration, "is reused"},
         Planted{"ForgottenStore", Plant::kForgetStore, "a counter decreased"},
-        Planted{"SentBeforeDurable", Plant::kSendBeforeCommit, "which is not committed"},
+        Planted{"SentBeforeDurable", Plant::kSendBeforeCommit, "but not in the store"},
         Planted{"ShuffledApply", Plant::kShuffleApply, "not the mean of its participants"},
         Planted{"AppliedTwice", Plant::kApplyTwice, "not the mean of its participants"},
         Planted{"NotApplied", Plant::kSkipApply, "not the mean of its participants"},
