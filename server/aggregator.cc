@@ -60,6 +60,7 @@ absl::Status Aggregator::Join() {
   client.epoch = host_->epoch();
   client.record_epoch = [this](uint64_t epoch) { return host_->SaveEpoch(epoch).ok(); };
   client.heartbeat = [this] {
+    if (options_.ended && !end().ok()) options_.ended();
     v1::Heartbeat heartbeat = MakeHeartbeat(counters_);
     std::error_code error;
     const std::filesystem::space_info space = std::filesystem::space(options_.data_dir, error);
@@ -101,7 +102,7 @@ bool Aggregator::OnMessage(const v1::CoordinatorMessage& message) {
     return true;
   }
   if (!message.has_open_run() && !message.has_apply() && !message.has_close_run() &&
-      !message.has_fence()) {
+      !message.has_fence() && !message.has_report_run()) {
     LOG(WARNING) << "unexpected message: " << message.ShortDebugString();
     return true;
   }
@@ -137,6 +138,7 @@ bool Aggregator::Execute(const v1::CoordinatorMessage& order) {
   if (order.has_open_run()) return OpenRun(order.open_run());
   if (order.has_apply()) return Apply(order.apply());
   if (order.has_fence()) return Fence(order.fence());
+  if (order.has_report_run()) return ReportRun(order.report_run().run());
   return CloseRun(order.close_run().run());
 }
 
@@ -147,7 +149,11 @@ bool Aggregator::OpenRun(const v1::OpenRun& open) {
     // An invalid order is not retried.
     return absl::IsInvalidArgument(opened.status());
   }
-  if (opened->error().empty()) {
+  if (opened->hollow()) {
+    LOG(WARNING) << "run " << open.run() << ": shard " << open.shard() << " of " << open.shards()
+                 << " is open without the values of a version; the next one follows version "
+                 << opened->version();
+  } else if (opened->error().empty()) {
     LOG(INFO) << "run " << open.run() << ": shard " << open.shard() << " of " << open.shards()
               << " is open at version " << opened->version() << ", digest "
               << DigestHex(opened->digest());
@@ -163,15 +169,23 @@ bool Aggregator::OpenRun(const v1::OpenRun& open) {
 bool Aggregator::Apply(const v1::Apply& apply) {
   const absl::StatusOr<v1::Applied> applied = host_->Apply(apply);
   if (!applied.ok()) return false;
-  if (applied->error().empty()) {
+  const bool complete = applied->missing().empty();
+  if (complete && applied->error().empty()) {
     LOG(INFO) << "run " << apply.run() << ": version " << apply.round() << " of "
               << apply.participants_size() << " groups, digest " << DigestHex(applied->digest());
-  } else {
+  } else if (complete) {
     LOG(ERROR) << "cannot apply round " << apply.round() << " of " << apply.run() << ": "
                << applied->error();
   }
   v1::MemberMessage message;
   *message.mutable_applied() = *applied;
+  Answer(message);
+  return complete;
+}
+
+bool Aggregator::ReportRun(const std::string& run) {
+  v1::MemberMessage message;
+  *message.mutable_run_report() = host_->ReportRun(run);
   Answer(message);
   return true;
 }

@@ -6,12 +6,14 @@
 //
 // One thread executes the coordinator's orders (OpenRun, Apply, CloseRun) as they arrive. An order
 // that fails for a transient reason (a full disk) is retried until it succeeds or the run is
-// closed; a permanent failure is reported in Applied.error. The coordinator repeats orders whose
-// answer was lost with a stream.
+// closed, and so is an Apply whose contributions are incomplete, which each attempt reports
+// (Applied.missing); a permanent failure is reported in Applied.error. The coordinator repeats
+// orders whose answer was lost with a stream.
 //
 // Thread-safe after Start.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -54,6 +56,8 @@ struct AggregatorOptions {
   // Number of ended and archived runs whose files are kept.
   size_t keep_ended_runs = kKeepEndedRuns;
   RoundsServiceOptions service;
+  // Called from a thread of the aggregator when it can no longer serve, see end(). Optional.
+  std::function<void()> ended;
 };
 
 class Aggregator {
@@ -67,6 +71,9 @@ class Aggregator {
   // Address of the server.
   const std::string& address() const { return daemon_->address(); }
   const Counters& counters() const { return counters_; }
+  // FailedPrecondition: the data folder was removed or replaced. The process must end; another one
+  // begins with what the folder contains.
+  absl::Status end() const { return host_->CheckFolder(); }
 
   // Finishes the current order, gives streams at most `grace` to end, sends Goodbye and stops
   // listening.
@@ -88,6 +95,7 @@ class Aggregator {
   bool OpenRun(const v1::OpenRun& open);
   bool Apply(const v1::Apply& apply);
   bool Fence(const v1::Fence& fence);
+  bool ReportRun(const std::string& run);
   bool CloseRun(const std::string& run);
   void Answer(const v1::MemberMessage& message);
 

@@ -16,8 +16,14 @@
 // At the end of a round, Apply and staging run concurrently. BeginApply first records the
 // participants (closing): from then on other contributions are refused, while
 // participants may still finish. Then it requires that durable contributions cover the shard
-// exactly. If one is missing, the participants stay fixed and the coordinator's next Apply is
-// checked again, so a commit is only applied with the participants that it names.
+// exactly. If one is missing, the participants stay fixed and the next Apply is checked again, so a
+// commit is only applied with the participants that it names.
+//
+// A shard that has lost its files is restored by the same path. OpenRun with `hollow` sets the
+// version that the next round follows, although its values are not stored; the ranks stage their
+// contributions to that round again, or the values of the version that it made (a seed), and Apply
+// makes the version. A mean of one group has weight 1, so a seed keeps its bits. Until then pulls
+// and contributions to later rounds are refused with REFUSAL_UNSPECIFIED: the caller tries again.
 //
 // Cost: BeginApply is O(s log s) in the s segments of the round, all else O(log n) in the stored
 // contributions.
@@ -49,6 +55,10 @@ Refused Malformed(std::string reason) { return {v1::REFUSAL_MALFORMED, std::move
 
 Refused UnknownRun(const std::string& run) {
   return {v1::REFUSAL_UNKNOWN_RUN, absl::StrCat("run '", run, "' is not open here")};
+}
+
+Refused BeingRestored(const std::string& run) {
+  return {v1::REFUSAL_UNSPECIFIED, absl::StrCat("the shard of ", run, " is being restored")};
 }
 
 // Converts ranges of tensors, as they arrive in messages, to intervals of the parameter order, and
@@ -140,8 +150,10 @@ std::optional<Refused> CheckParticipants(const v1::Apply& apply) {
                                     " are not in group order, each once"));
     }
   }
-  if (any_samples) return std::nullopt;
-  return Malformed(absl::StrCat("round ", apply.round(), " has no samples"));
+  if (!any_samples) return Malformed(absl::StrCat("round ", apply.round(), " has no samples"));
+  if (!apply.seed() || apply.participants_size() == 1) return std::nullopt;
+  return Malformed(absl::StrCat("version ", apply.round(), " has ", apply.participants_size(),
+                                " seeds instead of one"));
 }
 
 template <typename Contributions>
@@ -170,9 +182,10 @@ std::string ParticipantsOf(const v1::Apply& apply) {
 }
 
 // Whether the version of `stored` has the participants of `apply`. An order without participants is
-// unknown and fits any other.
+// unknown and fits any other; a seed is the version itself, whatever its participants were.
 bool SameParticipants(const v1::Apply& stored, const v1::Apply& apply) {
-  return stored.participants().empty() || ParticipantsOf(stored) == ParticipantsOf(apply);
+  return stored.participants().empty() || stored.seed() || apply.seed() ||
+         ParticipantsOf(stored) == ParticipantsOf(apply);
 }
 
 // Whether two headers announce the same contribution.
@@ -191,6 +204,10 @@ uint32_t LowestGeneration(const RunTerms& terms, uint32_t group) {
 
 }  // namespace
 
+std::optional<uint32_t> Ledger::NewestOf(const Run& run) {
+  return run.current ? run.current->version : run.hollow;
+}
+
 Ledger::Run* Ledger::Find(const std::string& run) {
   const auto found = runs_.find(run);
   return found == runs_.end() ? nullptr : &found->second;
@@ -205,7 +222,7 @@ Decision<Opened> Ledger::OpenRun(const RunTerms& terms) {
   if (const auto found = runs_.find(terms.run); found != runs_.end()) {
     Run& known = found->second;
     // Until the first round, the shards of a run may be reassigned.
-    const bool untouched = !known.current || known.current->version == 0;
+    const bool untouched = !known.hollow && (!known.current || known.current->version == 0);
     if (known.terms.lineage != terms.lineage) {
       opened.replaces_lineage = known.terms.lineage;
       runs_.erase(found);
@@ -228,7 +245,20 @@ Decision<Opened> Ledger::OpenRun(const RunTerms& terms) {
     opened.dropped.insert(opened.dropped.end(), dropped.begin(), dropped.end());
   }
   run.closed = false;
-  opened.make_version_zero = !run.current.has_value();
+  if (terms.hollow && run.hollow != terms.hollow) {
+    for (const auto& version : {run.previous, run.current}) {
+      if (version) opened.discarded.push_back(version->version);
+    }
+    const std::vector<ContributionKey> dropped = KeysOf(run.contributions);
+    opened.dropped.insert(opened.dropped.end(), dropped.begin(), dropped.end());
+    Run hollow;
+    hollow.terms = std::move(run.terms);
+    hollow.span = run.span;
+    hollow.hollow = terms.hollow;
+    run = std::move(hollow);
+  }
+  opened.hollow = run.hollow;
+  opened.make_version_zero = !NewestOf(run) && terms.version == 0;
   return opened;
 }
 
@@ -264,11 +294,12 @@ std::vector<ContributionKey> Ledger::Restore(const RunTerms& terms, bool closed,
       run.previous = found;
     }
   }
+  if (!run.current) run.hollow = terms.hollow;
   std::vector<ContributionKey> useless;
   for (const FoundContribution& found : contributions) {
     const ContributionKey key = ContributionKey::Of(found.header);
     Decision<Contribution> mapped = MapRanges(run, found.header);
-    const uint32_t next = run.current ? run.current->version + 1 : 1;
+    const uint32_t next = NewestOf(run).value_or(0) + 1;
     if (closed || key.round != next || std::holds_alternative<Refused>(mapped)) {
       useless.push_back(key);
       continue;
@@ -299,6 +330,11 @@ std::vector<v1::ShardState> Ledger::States() const {
   return states;
 }
 
+v1::Apply Ledger::NewestOrder(const std::string& run) const {
+  const Run* const found = Find(run);
+  return found == nullptr || !found->current ? v1::Apply() : found->current->order;
+}
+
 // --- Contributions
 //
 // The order of the checks determines which refusal a rank receives, and ranks react to it. The
@@ -308,12 +344,13 @@ std::vector<v1::ShardState> Ledger::States() const {
 // up its place in the group, whereas after a closed round it adopts the new version.
 
 ContributionKey ContributionKey::Of(const v1::ContributionHeader& header) {
-  return {header.run(), header.round(), header.group(), header.generation(), header.rank()};
+  return {header.run(),        header.round(), header.group(),
+          header.generation(), header.rank(),  header.seed()};
 }
 
 std::string ContributionKey::ToString() const {
   return absl::StrCat("round ", round, " of ", run, ", group ", group, ", generation ", generation,
-                      ", rank ", rank);
+                      ", rank ", rank, seed ? ", seed" : "");
 }
 
 std::optional<Refused> Ledger::CheckIdentity(const Run& run, const v1::ContributionHeader& header) {
@@ -344,7 +381,8 @@ std::optional<Refused> Ledger::CheckRound(const Run& run, const v1::Contribution
   if (run.closed) {
     return Refused{v1::REFUSAL_CLOSED_ROUND, absl::StrCat("run ", run.terms.run, " has ended")};
   }
-  const uint32_t version = run.current ? run.current->version : 0;
+  const uint32_t version = NewestOf(run).value_or(0);
+  if (run.hollow && header.round() > version + 1) return BeingRestored(run.terms.run);
   const bool left_out = header.round() == run.closing.round() && !Names(run.closing, header);
   if (header.round() <= version || left_out) {
     return Refused{v1::REFUSAL_CLOSED_ROUND,
@@ -420,7 +458,7 @@ Ledger::Contribution* Ledger::Find(const ContributionKey& key, uint64_t attempt)
 
 Decision<StageGrant> Ledger::Stage(const v1::ContributionHeader& header) {
   Run* const found = Find(header.run());
-  if (found == nullptr || !found->current) return UnknownRun(header.run());
+  if (found == nullptr || !NewestOf(*found)) return UnknownRun(header.run());
   Run& run = *found;
   if (auto refused = CheckIdentity(run, header)) return *refused;
   Decision<Contribution> mapped = MapRanges(run, header);
@@ -513,13 +551,15 @@ void Ledger::ContributionLost(const ContributionKey& key) {
 // --- Rounds
 
 // Returns the participant's segments in order of positions, or the reason why they do not cover the
-// shard.
-std::variant<GroupSource, std::string> Ledger::CoverShard(const Run& run, uint32_t round,
-                                                          const v1::Participant& participant) {
+// shard: a gap may still be filled, an overlap is a bug.
+std::variant<GroupSource, Incomplete, Refused> Ledger::CoverShard(
+    const Run& run, const v1::Apply& apply, const v1::Participant& participant) {
   GroupSource source;
   source.group = participant.group();
-  const ContributionKey first{run.terms.run, round, participant.group(), participant.generation(),
-                              0};
+  const ContributionKey first{.run = run.terms.run,
+                              .round = apply.round(),
+                              .group = participant.group(),
+                              .generation = participant.generation()};
   std::string partial;
   for (auto it = run.contributions.lower_bound(first); it != run.contributions.end(); ++it) {
     const auto& [key, contribution] = *it;
@@ -527,14 +567,16 @@ std::variant<GroupSource, std::string> Ledger::CoverShard(const Run& run, uint32
         std::tie(first.round, first.group, first.generation)) {
       break;
     }
+    if (key.seed != apply.seed()) continue;
     if (!contribution.durable) {
       absl::StrAppend(&partial, "; rank ", key.rank, " has staged ", contribution.stored_chunks,
                       " of ", contribution.chunks, " chunks");
       continue;
     }
     if (key.rank >= participant.ranks()) {
-      return absl::StrCat(key.ToString(), " is staged, but the number of ranks of the group is ",
-                          participant.ranks());
+      return Malformed(absl::StrCat(key.ToString(),
+                                    " is staged, but the number of ranks of the group is ",
+                                    participant.ranks()));
     }
     int64_t offset = 0;
     for (const Interval& span : contribution.spans) {
@@ -546,22 +588,25 @@ std::variant<GroupSource, std::string> Ledger::CoverShard(const Run& run, uint32
             [](const auto& a, const auto& b) { return a.span.begin < b.span.begin; });
   int64_t position = run.span.begin;
   for (const SourceSegment& segment : source.segments) {
-    if (segment.span.begin != position) break;
+    if (segment.span.begin > position) break;
+    if (segment.span.begin < position) {
+      return Malformed(absl::StrCat("two ranks of group ", participant.group(),
+                                    " have staged position ", segment.span.begin));
+    }
     position = segment.span.end;
   }
-  const bool whole = source.segments.empty()
-                         ? run.span.size() == 0
-                         : position == source.segments.back().span.end && position == run.span.end;
-  if (whole) return source;
-  return absl::StrCat("group ", participant.group(), ", generation ", participant.generation(),
-                      " does not cover the shard's positions [", run.span.begin, ", ", run.span.end,
-                      "): gap or overlap at ", position, partial);
+  if (position == run.span.end) return source;
+  return Incomplete{{participant.group()},
+                    absl::StrCat("group ", participant.group(), ", generation ",
+                                 participant.generation(), " has not staged position ", position,
+                                 " of [", run.span.begin, ", ", run.span.end, ")", partial)};
 }
 
 ApplyDecision Ledger::BeginApply(const v1::Apply& apply) {
   Run* const found = Find(apply.run());
-  if (found == nullptr || !found->current) return UnknownRun(apply.run());
+  if (found == nullptr || !NewestOf(*found)) return UnknownRun(apply.run());
   Run& run = *found;
+  const uint32_t newest = *NewestOf(run);
   if (apply.shard() != run.terms.shard) {
     return Malformed(absl::StrCat("shard ", apply.shard(), " of ", apply.run(),
                                   " is not open here; shard ", run.terms.shard, " is"));
@@ -574,15 +619,14 @@ ApplyDecision Ledger::BeginApply(const v1::Apply& apply) {
         absl::StrCat("version ", apply.round(), " was made of ", ParticipantsOf(version->order),
                      "; the order names ", ParticipantsOf(apply))};
   }
-  if (run.closed || apply.round() <= run.current->version) {
+  if (run.closed || apply.round() <= newest) {
     return Refused{v1::REFUSAL_CLOSED_ROUND,
-                   absl::StrCat("round ", apply.round(), ": version ", run.current->version,
-                                " exists", run.closed ? " and the run has ended" : "")};
+                   absl::StrCat("round ", apply.round(), ": version ", newest, " exists",
+                                run.closed ? " and the run has ended" : "")};
   }
-  if (apply.round() != run.current->version + 1) {
-    return Refused{
-        v1::REFUSAL_WRONG_BASE,
-        absl::StrCat("round ", apply.round(), " cannot follow version ", run.current->version)};
+  if (apply.round() != newest + 1) {
+    return Refused{v1::REFUSAL_WRONG_BASE,
+                   absl::StrCat("round ", apply.round(), " cannot follow version ", newest)};
   }
   if (run.applying) return ApplyUnderWay{};
 
@@ -594,13 +638,19 @@ ApplyDecision Ledger::BeginApply(const v1::Apply& apply) {
   }
   const std::vector<float> weights = MeanWeights(samples);
   ApplyPlan plan{run.terms.run, apply.round(), run.span, {}, run.terms.statistics, apply};
+  Incomplete missing;
   for (int i = 0; i < apply.participants_size(); ++i) {
-    std::variant<GroupSource, std::string> source =
-        CoverShard(run, apply.round(), apply.participants(i));
-    if (auto* missing = std::get_if<std::string>(&source)) return Malformed(std::move(*missing));
+    auto source = CoverShard(run, apply, apply.participants(i));
+    if (auto* refused = std::get_if<Refused>(&source)) return std::move(*refused);
+    if (const auto* gap = std::get_if<Incomplete>(&source)) {
+      missing.groups.push_back(gap->groups.front());
+      absl::StrAppend(&missing.reason, missing.reason.empty() ? "" : "; ", gap->reason);
+      continue;
+    }
     plan.groups.push_back(std::get<GroupSource>(std::move(source)));
     plan.groups.back().weight = weights[i];
   }
+  if (!missing.groups.empty()) return missing;
   run.applying = true;
   return plan;
 }
@@ -615,10 +665,11 @@ std::vector<ContributionKey> Ledger::VersionDurable(const std::string& name, uin
   Run* const found = Find(name);
   if (found == nullptr) return {};
   Run& run = *found;
-  const bool first = !run.current && version == 0;
+  const bool first = !NewestOf(run) && version == 0;
   if (!first && !(run.applying && version == run.closing.round())) return {};
   run.previous =
       std::exchange(run.current, StoredVersion{version, stats, first ? v1::Apply() : run.closing});
+  run.hollow.reset();
   run.applying = false;
   return DropIf(run, [version](const ContributionKey& key, const Contribution&) {
     return key.round <= version;
@@ -627,7 +678,7 @@ std::vector<ContributionKey> Ledger::VersionDurable(const std::string& name, uin
 
 PullDecision Ledger::Pull(const v1::PullRequest& request) const {
   const Run* run = Find(request.run());
-  if (run == nullptr || !run->current) return UnknownRun(request.run());
+  if (run == nullptr || !NewestOf(*run)) return UnknownRun(request.run());
   if (request.lineage() != run->terms.lineage) {
     return Refused{v1::REFUSAL_WRONG_LINEAGE,
                    absl::StrCat("run ", request.run(), " has lineage ", run->terms.lineage,
@@ -636,6 +687,7 @@ PullDecision Ledger::Pull(const v1::PullRequest& request) const {
   Decision<std::vector<Interval>> spans =
       Flatten(run->terms.tensor_begin, run->span, request.ranges());
   if (auto* refused = std::get_if<Refused>(&spans)) return *refused;
+  if (run->hollow) return BeingRestored(request.run());
   for (const auto& version : {run->current, run->previous}) {
     if (!version || version->version != request.version()) continue;
     PullGrant grant{request.run(), request.version(), {}, 0};

@@ -25,6 +25,10 @@
 //   5. A complete contribution of a fenced generation is kept until its round is applied: the
 //      coordinator may have committed it before the generation ended.
 //   6. A version exists only once it is durable; the newest and the one before are kept.
+//   7. A shard that has lost its files is hollow at a version h: it accepts contributions to round
+//      h + 1 without the values of version h, and serves no pulls until an Apply has made version
+//      h + 1. Values of a rank that are those of version h + 1 itself are a seed: a contribution
+//      with a key of its own, which only an Apply with `seed` uses.
 //
 // Thread-compatible.
 #pragma once
@@ -47,7 +51,7 @@
 
 namespace cadre {
 
-// A refusal with its reason.
+// A refusal with its reason. REFUSAL_UNSPECIFIED: not now; the caller tries again.
 struct Refused {
   v1::Refusal refusal = v1::REFUSAL_UNSPECIFIED;
   std::string reason;
@@ -74,6 +78,10 @@ struct RunTerms {
   std::vector<Interval> statistics;
   // Lowest generation accepted, by group.
   std::map<uint32_t, uint32_t> generations;
+  // Newest version of the run.
+  uint32_t version = 0;
+  // The shard discards its versions and becomes hollow at this version.
+  std::optional<uint32_t> hollow;
 };
 
 struct ContributionKey {
@@ -82,6 +90,7 @@ struct ContributionKey {
   uint32_t group = 0;
   uint32_t generation = 0;
   uint32_t rank = 0;
+  bool seed = false;
 
   static ContributionKey Of(const v1::ContributionHeader& header);
   auto operator<=>(const ContributionKey&) const = default;
@@ -91,8 +100,12 @@ struct ContributionKey {
 
 // The result of OpenRun: the shard is open.
 struct Opened {
-  // Whether version 0 must be made durable, because no version is stored yet.
+  // Whether version 0 must be made durable, because no version exists yet.
   bool make_version_zero = false;
+  // The version at which the shard is hollow.
+  std::optional<uint32_t> hollow;
+  // Versions to discard, the newest last.
+  std::vector<uint32_t> discarded;
   // Earlier lineage (id of a model's history) of the same run id; its files belong to another run.
   std::optional<std::string> replaces_lineage;
   Interval span;
@@ -156,8 +169,14 @@ struct AlreadyApplied {
 };
 // A result of BeginApply: version `round` is being made.
 struct ApplyUnderWay {};
+// A result of BeginApply: contributions of these groups are not complete. The round stays closed to
+// other groups; the same Apply may succeed later.
+struct Incomplete {
+  std::vector<uint32_t> groups;
+  std::string reason;
+};
 
-using ApplyDecision = std::variant<ApplyPlan, AlreadyApplied, ApplyUnderWay, Refused>;
+using ApplyDecision = std::variant<ApplyPlan, AlreadyApplied, ApplyUnderWay, Incomplete, Refused>;
 
 // Permission to read `spans`, in this order, from the file of `version`.
 struct PullGrant {
@@ -194,7 +213,8 @@ class Ledger {
 
   // Opens the run's shard. Idempotent. Refuses invalid terms, and terms that contradict the open
   // run of that lineage if it has a version after 0 (until then, the shard is reassigned). A run of
-  // another lineage is replaced. Generations only increase.
+  // another lineage is replaced. Generations only increase. A shard that is hollow at another
+  // version, or not hollow, discards what it holds if the terms are hollow.
   Decision<Opened> OpenRun(const RunTerms& terms);
   // Refuses contributions of generations of the group below `generation` from now on. Returns the
   // contributions to delete. An unknown run or group is ignored.
@@ -211,6 +231,8 @@ class Ledger {
   // Every run with a version, by name. `step` and `samples` are those of the order that made the
   // version; 0 if it is unknown.
   std::vector<v1::ShardState> States() const;
+  // The order that made the newest version of the run; empty if there is none.
+  v1::Apply NewestOrder(const std::string& run) const;
 
   // --- Contributions
 
@@ -258,12 +280,16 @@ class Ledger {
     bool closed = false;
     std::optional<StoredVersion> current;
     std::optional<StoredVersion> previous;
+    // Only without `current`.
+    std::optional<uint32_t> hollow;
     // The last Apply; contributions of others to its round are refused.
     v1::Apply closing;
     bool applying = false;
     std::map<ContributionKey, Contribution> contributions;
   };
 
+  // The version that the next round follows, stored or hollow; nothing before version 0.
+  static std::optional<uint32_t> NewestOf(const Run& run);
   // Null if the run is not open.
   Run* Find(const std::string& run);
   const Run* Find(const std::string& run) const { return const_cast<Ledger*>(this)->Find(run); }
@@ -277,8 +303,8 @@ class Ledger {
   // Removes contributions that satisfy the condition; returns their keys.
   static std::vector<ContributionKey> DropIf(
       Run& run, const std::function<bool(const ContributionKey&, const Contribution&)>& condition);
-  static std::variant<GroupSource, std::string> CoverShard(const Run& run, uint32_t round,
-                                                           const v1::Participant& participant);
+  static std::variant<GroupSource, Incomplete, Refused> CoverShard(
+      const Run& run, const v1::Apply& apply, const v1::Participant& participant);
 
   std::map<std::string, Run> runs_;
   uint64_t attempts_ = 0;

@@ -43,7 +43,9 @@ constexpr char kUsage[] =
     "same\n"
     "name and folder. SIGTERM drains it.\n"
     "\n"
-    "Exit codes: 0 stopped, 1 failure, 2 invalid flags, 4 no coordinator answered.";
+    "Exit codes: 0 stopped, 1 failure (also if the data folder was removed: start it again), 2 "
+    "invalid\n"
+    "flags, 4 no coordinator answered.";
 
 constexpr int kExitFailure = 1;
 constexpr int kExitUsage = 2;
@@ -91,13 +93,17 @@ int main(int argc, char** argv) {
        .keep_ended_runs = static_cast<size_t>(FLAGS_keep_ended_runs),
        .service = {.disk_threads = FLAGS_disk_threads,
                    .max_stages = FLAGS_max_streams,
-                   .max_pulls = FLAGS_max_streams}});
+                   .max_pulls = FLAGS_max_streams},
+       .ended = [] { cadre::RequestTermination(); }});
   if (!aggregator.ok()) {
     const absl::Status& status = aggregator.status();
     return Fail(absl::IsUnavailable(status) ? kExitNoCoordinator : kExitFailure, status.message());
   }
   LOG(INFO) << "aggregator " << FLAGS_name << " listens on " << (*aggregator)->address();
   const int signal = cadre::WaitForTermination();
+  if (const absl::Status end = (*aggregator)->end(); !end.ok()) {
+    return Fail(kExitFailure, end.message());
+  }
   LOG(INFO) << "signal " << signal << ": draining";
   (*aggregator)->Drain(absl::Seconds(FLAGS_drain));
   return 0;

@@ -14,6 +14,7 @@ std::string SubjectOf(const v1::CoordinatorMessage& order) {
   if (order.has_apply()) return absl::StrCat("apply ", order.apply().run());
   if (order.has_fence())
     return absl::StrCat("fence ", order.fence().run(), " ", order.fence().group());
+  if (order.has_report_run()) return absl::StrCat("report ", order.report_run().run());
   return absl::StrCat("close ", order.close_run().run());
 }
 

@@ -53,6 +53,8 @@ absl::StatusOr<RunTerms> RunTermsOf(const v1::OpenRun& open) {
   }
   terms.tensor_begin.push_back(index.size());
   terms.generations.insert(open.generations().begin(), open.generations().end());
+  terms.version = open.version();
+  if (open.has_hollow()) terms.hollow = open.hollow();
   return terms;
 }
 

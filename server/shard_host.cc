@@ -143,8 +143,11 @@ absl::Status ShardHost::CheckSchema(uint64_t hash) const {
 absl::Status ShardHost::CountError(absl::Status status) const {
   if (absl::IsResourceExhausted(status)) counters_->Add("disk_full");
   if (absl::IsDataLoss(status)) counters_->Add("damaged_files");
-  if (!status.ok()) LOG(ERROR) << status;
-  return status;
+  if (status.ok()) return status;
+  LOG(ERROR) << status;
+  // Another process can continue: the error is not permanent.
+  const absl::Status folder = CheckFolder();
+  return folder.ok() ? status : absl::UnavailableError(folder.message());
 }
 
 void ShardHost::Remove(const std::vector<ContributionKey>& keys) {
@@ -156,6 +159,8 @@ void ShardHost::Remove(const std::vector<ContributionKey>& keys) {
 absl::StatusOr<v1::RunOpened> ShardHost::OpenRun(const v1::OpenRun& open) {
   absl::MutexLock turn(&order_mutex_);
   CADRE_ASSIGN_OR_RETURN(const RunTerms terms, RunTermsOf(open));
+  // Files of a removed folder must not be created again beside those that are missing.
+  CADRE_RETURN_IF_ERROR(CountError(CheckFolder()));
   const auto known = opened_.find(open.run());
   Opened opened;
   {
@@ -172,8 +177,14 @@ absl::StatusOr<v1::RunOpened> ShardHost::OpenRun(const v1::OpenRun& open) {
   }
   // After a reassignment, version 0 of the old shard must not be used for the new one.
   if (opened.make_version_zero) store_->RemoveVersion(open.run(), 0);
-  CADRE_RETURN_IF_ERROR(CountError(store_->SaveRun(open, /*closed=*/false)));
-  opened_[open.run()] = {open, /*closed=*/false};
+  // If the process ends before the run file is saved, the shard has no version, which the answer to
+  // the next OpenRun tells.
+  for (const uint32_t version : opened.discarded) store_->DiscardVersion(open.run(), version);
+  v1::OpenRun saved = open;
+  saved.clear_hollow();
+  if (opened.hollow) saved.set_hollow(*opened.hollow);
+  CADRE_RETURN_IF_ERROR(CountError(store_->SaveRun(saved, /*closed=*/false)));
+  opened_[open.run()] = {saved, /*closed=*/false};
   v1::RunOpened answer;
   answer.set_run(open.run());
   answer.set_shard(open.shard());
@@ -186,11 +197,10 @@ absl::StatusOr<v1::RunOpened> ShardHost::OpenRun(const v1::OpenRun& open) {
       return answer;
     }
   }
-  for (const v1::ShardState& state : States()) {
-    if (state.run() != open.run()) continue;
-    answer.set_version(state.version());
-    answer.set_digest(state.digest());
-  }
+  const v1::ShardState state = StateOf(open.run());
+  answer.set_hollow(state.run().empty());
+  answer.set_version(opened.hollow.value_or(state.version()));
+  answer.set_digest(state.digest());
   return answer;
 }
 
@@ -232,6 +242,12 @@ absl::StatusOr<v1::Applied> ShardHost::Apply(const v1::Apply& apply) {
     answer.set_error(std::string(Refuse(*refused).message()));
     return answer;
   }
+  if (const auto* incomplete = std::get_if<Incomplete>(&decision)) {
+    answer.mutable_missing()->Add(incomplete->groups.begin(), incomplete->groups.end());
+    LOG(WARNING) << "round " << apply.round() << " of " << apply.run()
+                 << " waits for contributions: " << incomplete->reason;
+    return answer;
+  }
   // order_mutex_ excludes a concurrent Apply.
   CHECK(std::holds_alternative<ApplyPlan>(decision));
   const ApplyPlan& plan = std::get<ApplyPlan>(decision);
@@ -241,8 +257,10 @@ absl::StatusOr<v1::Applied> ShardHost::Apply(const v1::Apply& apply) {
       absl::MutexLock lock(&mutex_);
       ledger_.ApplyFailed(plan.run, plan.round);
     }
-    if (IsTransient(CountError(stats.status()))) return stats.status();
-    answer.set_error(std::string(stats.status().message()));
+    const absl::Status failed = CountError(stats.status());
+    // After a loss, the next attempt finds the contribution missing.
+    if (IsTransient(failed) || IsLoss(failed)) return failed;
+    answer.set_error(std::string(failed.message()));
     return answer;
   }
   std::vector<ContributionKey> dropped;
@@ -291,9 +309,32 @@ void ShardHost::RemoveOldRuns() {
   for (const std::string& run : removed) opened_.erase(run);
 }
 
+v1::RunReport ShardHost::ReportRun(const std::string& run) const {
+  absl::MutexLock turn(&order_mutex_);
+  v1::RunReport report;
+  report.set_run(run);
+  const auto found = opened_.find(run);
+  if (found == opened_.end()) return report;
+  *report.mutable_open() = found->second.open;
+  report.set_closed(found->second.closed);
+  *report.mutable_state() = StateOf(run);
+  absl::MutexLock lock(&mutex_);
+  if (v1::Apply order = ledger_.NewestOrder(run); order.round() > 0) {
+    *report.mutable_newest() = std::move(order);
+  }
+  return report;
+}
+
 std::vector<v1::ShardState> ShardHost::States() const {
   absl::MutexLock lock(&mutex_);
   return ledger_.States();
+}
+
+v1::ShardState ShardHost::StateOf(const std::string& run) const {
+  for (v1::ShardState& state : States()) {
+    if (state.run() == run) return std::move(state);
+  }
+  return {};
 }
 
 // --- The ranks' streams

@@ -80,17 +80,24 @@ class ShardHost {
   // --- The coordinator's orders; all idempotent
 
   // After ResourceExhausted and Unavailable the caller may retry, after InvalidArgument it must
-  // not. If version 0 can never be created, RunOpened.error has the reason.
+  // not. If version 0 can never be created, RunOpened.error has the reason. A shard without a
+  // version of a run that has one stays without, until an OpenRun makes it hollow (ledger.h).
   absl::StatusOr<v1::RunOpened> OpenRun(const v1::OpenRun& open)
       ABSL_LOCKS_EXCLUDED(order_mutex_, mutex_);
-  // Permanent failures are reported in Applied.error. After an error status the caller may retry.
+  // Permanent failures are reported in Applied.error. After an error status, and while
+  // Applied.missing names groups, the caller may retry.
   absl::StatusOr<v1::Applied> Apply(const v1::Apply& apply)
       ABSL_LOCKS_EXCLUDED(order_mutex_, mutex_);
   // Not durable: after a restart OpenRun carries it.
   void Fence(const v1::Fence& fence) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status CloseRun(const std::string& run) ABSL_LOCKS_EXCLUDED(order_mutex_, mutex_);
+  v1::RunReport ReportRun(const std::string& run) const ABSL_LOCKS_EXCLUDED(order_mutex_, mutex_);
   // Versions on disk, for Hello.
   std::vector<v1::ShardState> States() const ABSL_LOCKS_EXCLUDED(mutex_);
+  // FailedPrecondition if the data folder was removed or replaced. The host is then useless, and
+  // all its disk errors are Unavailable: the process should end, and another one begin with what is
+  // there.
+  absl::Status CheckFolder() const { return store_->CheckFolder(); }
 
   // --- The ranks' streams
 
@@ -108,8 +115,10 @@ class ShardHost {
   absl::Status Restore() ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status Refuse(const Refused& refused) const;
   absl::Status CheckSchema(uint64_t hash) const;
-  // Counts and logs a disk error, and returns it.
+  // Counts and logs a disk error, and returns it, or Unavailable if the data folder was removed.
   absl::Status CountError(absl::Status status) const;
+  // Empty without a version.
+  v1::ShardState StateOf(const std::string& run) const ABSL_LOCKS_EXCLUDED(mutex_);
   void Remove(const std::vector<ContributionKey>& keys);
   void RemoveOldRuns() ABSL_EXCLUSIVE_LOCKS_REQUIRED(order_mutex_) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::StatusOr<VersionStats> MakeVersion(const ApplyPlan& plan) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -119,7 +128,7 @@ class ShardHost {
   Counters* const counters_;
   const size_t keep_ended_runs_;
   // Held during a whole order of the coordinator.
-  absl::Mutex order_mutex_ ABSL_ACQUIRED_BEFORE(mutex_);
+  mutable absl::Mutex order_mutex_ ABSL_ACQUIRED_BEFORE(mutex_);
   mutable absl::Mutex mutex_;
   Ledger ledger_ ABSL_GUARDED_BY(mutex_);
   // The last OpenRun of every run, and whether it has ended, as on disk.

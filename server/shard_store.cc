@@ -20,8 +20,9 @@
 // files of a run cannot be interpreted, so a damaged one moves the whole folder to
 // .old-<run>-damaged.
 //
-// A file that fails its check is never deleted but renamed, except for contributions, which ranks
-// still hold and stage again. Archived folders count as ended runs and are removed when enough
+// A version that fails its check, or that must be restored, is never deleted but renamed; of each
+// run, the last such file is kept. Contributions are removed: ranks still hold them and stage them
+// again. Archived folders count as ended runs and are removed when enough
 // newer runs have ended. The lock file prevents two processes from using one folder.
 //
 // Cost: staging writes each byte once; an apply reads every contribution twice (round_mean.cc) and
@@ -69,7 +70,7 @@ constexpr char kRunFile[] = "run";
 constexpr char kArchivePrefix[] = ".old-";
 constexpr char kVersionPrefix[] = "version-";
 constexpr char kStagePrefix[] = "stage-";
-constexpr char kDamagedSuffix[] = ".damaged";
+constexpr char kDamagedVersion[] = "version.damaged";
 constexpr size_t kMaxNameBytes = 100;
 
 // Meta of a version's file; the serialized Apply that made the version follows. Only the fields
@@ -134,10 +135,12 @@ void RemoveFile(const std::string& path) {
   }
 }
 
-void Quarantine(const std::string& path, const absl::Status& why) {
-  LOG(ERROR) << "damaged file, renamed to *" << kDamagedSuffix << ": " << why;
+// Keeps the file, in place of the previous one.
+void Quarantine(const std::string& path, absl::string_view why) {
+  const fs::path damaged = fs::path(path).replace_filename(kDamagedVersion);
+  LOG(ERROR) << path << ": renamed to " << damaged << ": " << why;
   std::error_code error;
-  fs::rename(path, absl::StrCat(path, kDamagedSuffix), error);
+  fs::rename(path, damaged, error);
   if (error) LOG(ERROR) << ErrnoStatus(error.value(), "rename", path);
 }
 
@@ -194,6 +197,23 @@ absl::Status ShardStore::SaveEpoch(uint64_t epoch) {
                       absl::StrCat(epoch, "\n", name_));
 }
 
+absl::Status ShardStore::CheckFolder() const {
+  std::vector<std::string> paths = {absl::StrCat(data_dir_, "/", kIdentityFile)};
+  {
+    absl::MutexLock lock(&mutex_);
+    for (const std::string& run : runs_) {
+      paths.push_back(absl::StrCat(RunFolder(run), "/", kRunFile));
+    }
+  }
+  for (const std::string& path : paths) {
+    std::error_code error;
+    if (fs::exists(path, error) || (error && error.value() != ESTALE)) continue;
+    return absl::FailedPreconditionError(absl::StrCat(
+        "data folder ", data_dir_, " was removed or replaced while in use: ", path, " is missing"));
+  }
+  return absl::OkStatus();
+}
+
 bool ShardStore::IsFileName(absl::string_view name) {
   const auto is_allowed = [](char c) {
     return absl::ascii_isalnum(c) || c == '.' || c == '_' || c == '-';
@@ -212,7 +232,7 @@ std::string ShardStore::VersionPath(const std::string& run, uint32_t version) co
 
 std::string ShardStore::ContributionPath(const ContributionKey& key) const {
   return absl::StrCat(RunFolder(key.run), "/", kStagePrefix, key.round, "-", key.group, "-",
-                      key.generation, "-", key.rank);
+                      key.generation, "-", key.rank, key.seed ? "-seed" : "");
 }
 
 // --- Loading
@@ -231,6 +251,8 @@ absl::StatusOr<std::vector<ShardStore::FoundRun>> ShardStore::Load() {
     absl::StatusOr<FoundRun> found = LoadRun(name);
     if (found.ok()) {
       runs.push_back(*std::move(found));
+      absl::MutexLock lock(&mutex_);
+      runs_.insert(name);
     } else if (absl::IsNotFound(found.status())) {
       // This is a folder of another program, or of a run whose OpenRun did not complete.
       LOG(WARNING) << "folder " << name << " ignored: " << found.status();
@@ -272,7 +294,6 @@ void ShardStore::LoadFile(const std::string& folder, const std::string& name, Fo
   const std::string path = absl::StrCat(folder, "/", name);
   // This is the temporary file of an interrupted write.
   if (absl::EndsWith(name, ".new")) return RemoveFile(path);
-  if (absl::EndsWith(name, kDamagedSuffix)) return;
   absl::string_view number = name;
   if (uint32_t version = 0;
       absl::ConsumePrefix(&number, kVersionPrefix) && absl::SimpleAtoi(number, &version)) {
@@ -287,7 +308,7 @@ void ShardStore::LoadFile(const std::string& folder, const std::string& name, Fo
     if (const absl::StatusOr<StoredVersion> checked = check(); checked.ok()) {
       found->versions.push_back(*checked);
     } else {
-      Quarantine(path, checked.status());
+      Quarantine(path, checked.status().message());
     }
     return;
   }
@@ -318,12 +339,20 @@ absl::Status ShardStore::SaveRun(const v1::OpenRun& open, bool closed) {
   CADRE_RETURN_IF_ERROR(MakeFolder(RunFolder(open.run())));
   CADRE_RETURN_IF_ERROR(WriteChecked(absl::StrCat(RunFolder(open.run()), "/", kRunFile),
                                      absl::StrCat(closed ? "1" : "0", open.SerializeAsString())));
+  {
+    absl::MutexLock lock(&mutex_);
+    runs_.insert(open.run());
+  }
   return SyncFolder(data_dir_);
 }
 
 absl::Status ShardStore::ArchiveRun(const std::string& run, const std::string& lineage) {
   const std::string aside = absl::StrCat(data_dir_, "/", kArchivePrefix, run, "-", lineage);
   LOG(WARNING) << "run " << run << ", lineage " << lineage << ": set aside as " << aside;
+  {
+    absl::MutexLock lock(&mutex_);
+    runs_.erase(run);
+  }
   std::error_code error;
   fs::remove_all(aside, error);
   fs::rename(RunFolder(run), aside, error);
@@ -349,6 +378,10 @@ void ShardStore::RemoveOldRuns(const std::vector<std::string>& ended, size_t kee
     const std::string name = by_age.extract(by_age.begin()).mapped();
     LOG(INFO) << "removing the files of run " << name << ", which ended before the newest " << keep;
     if (!absl::StartsWith(name, kArchivePrefix)) removing(name);
+    {
+      absl::MutexLock lock(&mutex_);
+      runs_.erase(name);
+    }
     // The run file is removed last: without it, Load would leave the folder alone.
     for (const auto& entry : fs::directory_iterator(RunFolder(name), error)) {
       if (entry.path().filename() != kRunFile) RemoveFile(entry.path().string());
@@ -421,6 +454,10 @@ absl::StatusOr<std::unique_ptr<VersionReader>> ShardStore::OpenVersion(const std
 
 void ShardStore::RemoveVersion(const std::string& run, uint32_t version) {
   RemoveFile(VersionPath(run, version));
+}
+
+void ShardStore::DiscardVersion(const std::string& run, uint32_t version) {
+  Quarantine(VersionPath(run, version), "it is restored from values that the groups hold");
 }
 
 // --- Contributions

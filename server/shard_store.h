@@ -7,12 +7,13 @@
 //   <data_dir>/<run>/version-<v>           this shard's part of version v (a block file), and the
 //                                          Apply that made it
 //   <data_dir>/<run>/stage-<round>-<group>-<generation>-<rank>
-//                                          a contribution; the blocks are its chunks
+//                                          a contribution; the blocks are its chunks. Of a seed
+//                                          (ledger.h) the name ends in -seed
 //   <data_dir>/.old-<run>-<lineage>        a run whose id was reused with another lineage (id of
 //                                          the model's history)
 //
 // Versions and run files appear atomically (temporary file, fsync, rename). A damaged version is
-// logged, renamed to *.damaged and never served; a damaged contribution is removed.
+// logged, renamed to version.damaged and never served; a damaged contribution is removed.
 //
 // Thread-safe, but two threads must not write the same version or the same run file.
 //
@@ -23,12 +24,15 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
 #include "proto/cadre/v1/membership.pb.h"
 #include "proto/cadre/v1/rounds.pb.h"
 #include "server/block_file.h"
@@ -62,20 +66,25 @@ class ShardStore {
   uint64_t epoch() const { return epoch_; }
   absl::Status SaveEpoch(uint64_t epoch);
 
+  // FailedPrecondition if the folder, or the folder of a run, was removed or replaced since Open.
+  absl::Status CheckFolder() const ABSL_LOCKS_EXCLUDED(mutex_);
+
   // Reads all files, and checks those of runs that have not ended. Complete contributions are
   // synced.
-  absl::StatusOr<std::vector<FoundRun>> Load();
+  absl::StatusOr<std::vector<FoundRun>> Load() ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Whether a run or lineage may name a file: [A-Za-z0-9._-], at most 100 characters, no leading
   // dot.
   static bool IsFileName(absl::string_view name);
 
-  absl::Status SaveRun(const v1::OpenRun& open, bool closed);
-  absl::Status ArchiveRun(const std::string& run, const std::string& lineage);
+  absl::Status SaveRun(const v1::OpenRun& open, bool closed) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status ArchiveRun(const std::string& run, const std::string& lineage)
+      ABSL_LOCKS_EXCLUDED(mutex_);
   // Of the runs that have ended and the archived ones, keeps the `keep` whose run files are the
   // newest. Calls `removing` with each of `ended` before its files are removed.
   void RemoveOldRuns(const std::vector<std::string>& ended, size_t keep,
-                     const std::function<void(const std::string& run)>& removing);
+                     const std::function<void(const std::string& run)>& removing)
+      ABSL_LOCKS_EXCLUDED(mutex_);
 
   // WriteInitial and WriteMean write a version block by block and return its statistics, which are
   // stored with it.
@@ -86,6 +95,8 @@ class ShardStore {
   absl::StatusOr<std::unique_ptr<VersionReader>> OpenVersion(const std::string& run,
                                                              uint32_t version) const;
   void RemoveVersion(const std::string& run, uint32_t version);
+  // Renames it as a damaged version.
+  void DiscardVersion(const std::string& run, uint32_t version);
 
   // The contribution's file: a new one if `fresh`, else the existing one.
   absl::StatusOr<std::unique_ptr<BlockFile>> OpenContribution(const ContributionKey& key,
@@ -116,6 +127,9 @@ class ShardStore {
   const std::string name_;
   uint64_t epoch_ = 0;
   const int lock_fd_;
+  mutable absl::Mutex mutex_;
+  // Runs with a run file.
+  std::set<std::string> runs_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace cadre

@@ -24,8 +24,9 @@ absl::StatusCode CodeOf(v1::Refusal refusal) {
     case v1::REFUSAL_WRONG_CRC:
     case v1::REFUSAL_WRONG_DIGEST:
       return absl::StatusCode::kDataLoss;
+    case v1::REFUSAL_UNSPECIFIED:
     case v1::REFUSAL_UNKNOWN_RUN:
-      return absl::StatusCode::kNotFound;
+      return absl::StatusCode::kUnavailable;
     case v1::REFUSAL_MALFORMED:
     case v1::REFUSAL_OVERSIZED:
       return absl::StatusCode::kInvalidArgument;
@@ -36,7 +37,9 @@ absl::StatusCode CodeOf(v1::Refusal refusal) {
 
 }  // namespace
 
-std::string RefusalName(v1::Refusal refusal) { return EnumText(refusal); }
+std::string RefusalName(v1::Refusal refusal) {
+  return refusal == v1::REFUSAL_UNSPECIFIED ? "busy" : EnumText(refusal);
+}
 
 absl::Status RefusalStatus(v1::Refusal refusal, absl::string_view reason) {
   return absl::Status(CodeOf(refusal), absl::StrCat(RefusalName(refusal), ": ", reason));

@@ -7,7 +7,8 @@
 //   closed_round, wrong_base, wrong_lineage          FailedPrecondition  the coordinator decides
 //   schema                                           FailedPrecondition  another build of Cadre
 //   wrong_crc, wrong_digest                          DataLoss            bytes were damaged
-//   unknown_run                                      NotFound            the run is not open here
+//   unknown_run                                      Unavailable         not open here yet: retry
+//   busy (REFUSAL_UNSPECIFIED)                       Unavailable         being restored: retry
 //   malformed, oversized                             InvalidArgument     the caller has a bug
 //
 // "schema" (REFUSAL_SCHEMA): the peer was built with another version of the protocol, as its schema
@@ -24,7 +25,7 @@
 
 namespace cadre {
 
-// Name in lower case without prefix, such as "stale_generation"; "unspecified" for none.
+// Name in lower case without prefix, such as "stale_generation"; "busy" for none.
 std::string RefusalName(v1::Refusal refusal);
 
 // Status with the message "<name>: <reason>".

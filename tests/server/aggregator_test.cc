@@ -9,6 +9,7 @@
 #include <tuple>
 #include <vector>
 
+#include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "base/digest.h"
 #include "server/client/rounds_client.h"
@@ -148,6 +149,51 @@ TEST_F(AggregatorTest, RetriesOrderOnFullDisk) {
   const v1::Applied applied = coordinator_->Receive(v1::MemberMessage::kApplied).applied();
   EXPECT_EQ(applied.error(), "");
   EXPECT_EQ(applied.digest(), Digest(values, 0));
+}
+
+TEST_F(AggregatorTest, IncompleteApplyIsRetried) {
+  Start();
+  Open();
+  SendApply(MakeApply(run_, 1, {{}}));
+  // Each attempt is answered.
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    const v1::Applied applied = coordinator_->Receive(v1::MemberMessage::kApplied).applied();
+    EXPECT_THAT(applied.missing(), ::testing::ElementsAre(0U));
+    EXPECT_EQ(applied.error(), "");
+  }
+  const std::vector<float> values = Values(1, 15);
+  ASSERT_TRUE(Stage({}, values).ok());
+  v1::Applied applied;
+  do {
+    applied = coordinator_->Receive(v1::MemberMessage::kApplied).applied();
+  } while (!applied.missing().empty());
+  EXPECT_EQ(applied.digest(), Digest(values, 0));
+}
+
+TEST_F(AggregatorTest, ReportsRun) {
+  Start();
+  const uint64_t digest = Open().digest();
+  v1::CoordinatorMessage message;
+  message.mutable_report_run()->set_run(run_.run);
+  coordinator_->Send(message);
+  const v1::RunReport report = coordinator_->Receive(v1::MemberMessage::kRunReport).run_report();
+  EXPECT_EQ(report.open().lineage(), run_.lineage);
+  EXPECT_EQ(report.state().digest(), digest);
+}
+
+TEST_F(AggregatorTest, EndsWhenItsFolderIsRemoved) {
+  absl::Notification ended;
+  AggregatorOptions options = Options();
+  options.ended = [&] {
+    if (!ended.HasBeenNotified()) ended.Notify();
+  };
+  auto aggregator = Aggregator::Start(options);
+  ASSERT_TRUE(aggregator.ok()) << aggregator.status();
+  Open();
+  EXPECT_EQ((*aggregator)->end(), absl::OkStatus());
+  std::filesystem::remove_all(folder_.path());
+  EXPECT_TRUE(ended.WaitForNotificationWithTimeout(absl::Seconds(10)));
+  EXPECT_THAT(std::string((*aggregator)->end().message()), HasSubstr(folder_.path()));
 }
 
 TEST_F(AggregatorTest, HeartbeatsCountRefusals) {

@@ -88,8 +88,22 @@ class LedgerTest : public ::testing::Test {
 
   std::string WhyNot(const v1::Apply& apply) {
     const ApplyDecision decision = ledger_.BeginApply(apply);
+    if (const auto* incomplete = std::get_if<Incomplete>(&decision)) return incomplete->reason;
     const auto* refused = std::get_if<Refused>(&decision);
     return refused == nullptr ? "" : refused->reason;
+  }
+
+  // The groups whose contributions are not complete.
+  std::vector<uint32_t> Missing(const v1::Apply& apply) {
+    return Get<Incomplete>(ledger_.BeginApply(apply)).groups;
+  }
+
+  // The run's newest version is `version`, and the shard has lost it.
+  Opened OpenHollow(uint32_t at, uint32_t version) {
+    RunTerms terms = Terms(run_);
+    terms.version = version;
+    terms.hollow = at;
+    return Get<Opened>(ledger_.OpenRun(terms));
   }
 
   // Commits version 1 with one participant.
@@ -427,9 +441,9 @@ TEST_F(LedgerTest, SegmentOffsets) {
 }
 
 TEST_F(LedgerTest, ApplyNeedsExactCover) {
-  EXPECT_THAT(WhyNot(MakeApply(run_, 1, {{}})), HasSubstr("does not cover"));
+  EXPECT_THAT(WhyNot(MakeApply(run_, 1, {{}})), HasSubstr("not staged position 0"));
   StageAll({.rank = 0}, 0, 8);
-  EXPECT_THAT(WhyNot(MakeApply(run_, 1, {{.ranks = 2}})), HasSubstr("gap or overlap at 8"));
+  EXPECT_THAT(WhyNot(MakeApply(run_, 1, {{.ranks = 2}})), HasSubstr("not staged position 8"));
   // The participant's other rank may still stage its slice; other groups may not.
   EXPECT_EQ(RefusalIn(ledger_.Stage(Header(run_, {.group = 1}, 0, 15, kChunk))),
             v1::REFUSAL_CLOSED_ROUND);
@@ -438,7 +452,7 @@ TEST_F(LedgerTest, ApplyNeedsExactCover) {
   EXPECT_THAT(WhyNot(MakeApply(run_, 1, {{.ranks = 2}})), HasSubstr("rank 1 has staged 1 of 2"));
   Chunks({rest.key, rest.attempt, false, 1, rest.chunks, rest.elements, {}}, 2);
   // All chunks are written, but the contribution is not durable yet.
-  EXPECT_THAT(WhyNot(MakeApply(run_, 1, {{.ranks = 2}})), HasSubstr("does not cover"));
+  EXPECT_THAT(Missing(MakeApply(run_, 1, {{.ranks = 2}})), ElementsAre(0u));
   ledger_.ContributionDurable(rest.key, rest.attempt);
   EXPECT_EQ(Plan(MakeApply(run_, 1, {{.ranks = 2}})).groups[0].segments.size(), 3u);
 }
@@ -446,7 +460,8 @@ TEST_F(LedgerTest, ApplyNeedsExactCover) {
 TEST_F(LedgerTest, ApplyRefusesOverlap) {
   StageAll({.rank = 0}, 0, 10);
   StageAll({.rank = 1}, 8, 15);
-  EXPECT_THAT(WhyNot(MakeApply(run_, 1, {{.ranks = 2}})), HasSubstr("gap or overlap"));
+  EXPECT_THAT(WhyNot(MakeApply(run_, 1, {{.ranks = 2}})),
+              HasSubstr("two ranks of group 0 have staged position 8"));
   EXPECT_THAT(WhyNot(MakeApply(run_, 1, {{.ranks = 1}})),
               HasSubstr("the number of ranks of the group is 1"));
 }
@@ -528,8 +543,22 @@ TEST_F(LedgerTest, FailedApplyMayBeRetried) {
   ledger_.ApplyFailed(run_.run, 1);
   // A damaged contribution may be staged again from the beginning.
   ledger_.ContributionLost(grant.key);
-  EXPECT_THAT(WhyNot(apply), HasSubstr("does not cover"));
+  EXPECT_THAT(Missing(apply), ElementsAre(0u));
   EXPECT_TRUE(Grant(Header(run_, {}, 0, 15, kChunk)).fresh);
+}
+
+TEST_F(LedgerTest, IncompleteApplyNamesItsGroups) {
+  run_.groups = 3;
+  run_.run = "run-2";
+  Open(run_);
+  ledger_.VersionDurable(run_.run, 0, {1});
+  StageAll({.group = 1}, 0, 15);
+  const v1::Apply apply = MakeApply(run_, 1, {{.group = 0}, {.group = 1}, {.group = 2}});
+  EXPECT_THAT(Missing(apply), ElementsAre(0u, 2u));
+  StageAll({.group = 2}, 0, 15);
+  EXPECT_THAT(Missing(apply), ElementsAre(0u));
+  StageAll({.group = 0}, 0, 15);
+  EXPECT_EQ(Plan(apply).groups.size(), 3u);
 }
 
 TEST_F(LedgerTest, UnrequestedVersionIsIgnored) {
@@ -585,7 +614,120 @@ TEST_F(LedgerTest, ClosedRunOnlyServesPulls) {
   EXPECT_THAT(ledger_.CloseRun("run-9"), IsEmpty());
 }
 
+// --- Shards that have lost their files
+
+TEST_F(LedgerTest, NoVersionZeroForARunWithVersions) {
+  run_.run = "run-2";
+  RunTerms terms = Terms(run_);
+  terms.version = 4;
+  const Opened opened = Get<Opened>(ledger_.OpenRun(terms));
+  EXPECT_FALSE(opened.make_version_zero);
+  EXPECT_FALSE(opened.hollow);
+  EXPECT_EQ(RefusalIn(ledger_.Stage(Header(run_, {}, 0, 15, kChunk))), v1::REFUSAL_UNKNOWN_RUN);
+  EXPECT_EQ(RefusalIn(ledger_.Pull(PullOf(run_, 4, 0, 15))), v1::REFUSAL_UNKNOWN_RUN);
+}
+
+TEST_F(LedgerTest, HollowShardIsRestoredFromContributions) {
+  CommitRoundOne();
+  const StageGrant old = StageAll({.round = 2}, 0, 15);
+  const Opened opened = OpenHollow(4, 4);
+  EXPECT_THAT(opened.discarded, ElementsAre(0u, 1u));
+  EXPECT_THAT(opened.dropped, ElementsAre(old.key));
+  EXPECT_EQ(opened.hollow, 4u);
+  EXPECT_THAT(ledger_.States(), IsEmpty());
+
+  const auto try_later = [&](const auto& decision) {
+    const auto* refused = std::get_if<Refused>(&decision);
+    return refused != nullptr && refused->refusal == v1::REFUSAL_UNSPECIFIED;
+  };
+  EXPECT_TRUE(try_later(ledger_.Pull(PullOf(run_, 4, 0, 15))));
+  EXPECT_TRUE(try_later(ledger_.Stage(Header(run_, {.round = 6}, 0, 15, kChunk))));
+  EXPECT_EQ(RefusalIn(ledger_.Stage(Header(run_, {.round = 4}, 0, 15, kChunk))),
+            v1::REFUSAL_CLOSED_ROUND);
+  const v1::Apply apply = MakeApply(run_, 5, {{.group = 0}, {.group = 1}});
+  EXPECT_THAT(Missing(apply), ElementsAre(0u, 1u));
+  const StageGrant first = StageAll({.round = 5}, 0, 15);
+  // Neither a repeated order nor one that does not name the version discards it.
+  EXPECT_THAT(OpenHollow(4, 4).dropped, IsEmpty());
+  RunTerms terms = Terms(run_);
+  terms.version = 4;
+  EXPECT_EQ(Get<Opened>(ledger_.OpenRun(terms)).hollow, 4u);
+  EXPECT_THAT(Missing(apply), ElementsAre(1u));
+  StageAll({.round = 5, .group = 1}, 0, 15);
+  EXPECT_EQ(Plan(apply).groups.size(), 2u);
+  EXPECT_EQ(ledger_.VersionDurable(run_.run, 5, {55}).size(), 2u);
+
+  EXPECT_FALSE(Get<Opened>(ledger_.OpenRun(terms)).hollow);
+  EXPECT_TRUE(std::holds_alternative<PullGrant>(ledger_.Pull(PullOf(run_, 5, 0, 15))));
+  Grant(Header(run_, {.round = 6}, 0, 15, kChunk));
+}
+
+TEST_F(LedgerTest, SeedIsTheVersion) {
+  OpenHollow(4, 5);
+  v1::Apply apply = MakeApply(run_, 5, {{.group = 1, .generation = 7, .samples = 1}});
+  apply.set_seed(true);
+  // A contribution of the same rank is not a seed.
+  StageAll({.round = 5, .group = 1, .generation = 7}, 0, 15);
+  EXPECT_THAT(Missing(apply), ElementsAre(1u));
+  v1::ContributionHeader header =
+      Header(run_, {.round = 5, .group = 1, .generation = 7, .samples = 1}, 0, 15, kChunk);
+  header.set_seed(true);
+  const StageGrant grant = Grant(header);
+  Chunks(grant, grant.chunks);
+  EXPECT_TRUE(ledger_.ContributionDurable(grant.key, grant.attempt));
+  const ApplyPlan plan = Plan(apply);
+  EXPECT_EQ(plan.groups[0].weight, 1.0F);
+  EXPECT_EQ(plan.groups[0].segments[0].key, grant.key);
+  EXPECT_EQ(ledger_.VersionDurable(run_.run, 5, {55}).size(), 2u);
+  // The commit of the version had other participants.
+  const ApplyDecision repeated = ledger_.BeginApply(MakeApply(run_, 5, {{.group = 0}}));
+  EXPECT_EQ(Get<AlreadyApplied>(repeated).stats.digest, 55u);
+  EXPECT_TRUE(ledger_.NewestOrder(run_.run).seed());
+
+  v1::Apply two = MakeApply(run_, 6, {{.group = 0}, {.group = 1}});
+  two.set_seed(true);
+  EXPECT_THAT(WhyNot(two), HasSubstr("2 seeds instead of one"));
+}
+
+TEST_F(LedgerTest, AnotherSeedReplacesTheFirst) {
+  OpenHollow(4, 5);
+  const auto seed_of = [&](uint32_t group) {
+    v1::Apply apply = MakeApply(run_, 5, {{.group = group}});
+    apply.set_seed(true);
+    return apply;
+  };
+  EXPECT_THAT(Missing(seed_of(0)), ElementsAre(0u));
+  EXPECT_THAT(Missing(seed_of(1)), ElementsAre(1u));
+  v1::ContributionHeader header = Header(run_, {.round = 5, .group = 1}, 0, 15, kChunk);
+  header.set_seed(true);
+  const StageGrant grant = Grant(header);
+  Chunks(grant, grant.chunks);
+  ledger_.ContributionDurable(grant.key, grant.attempt);
+  EXPECT_EQ(Plan(seed_of(1)).groups.size(), 1u);
+}
+
+// The coordinator may choose another way to restore the shard.
+TEST_F(LedgerTest, HollowAtAnotherVersionBeginsAnew) {
+  OpenHollow(4, 5);
+  const StageGrant grant = StageAll({.round = 5}, 0, 15);
+  EXPECT_THAT(OpenHollow(5, 5).dropped, ElementsAre(grant.key));
+  Grant(Header(run_, {.round = 6}, 0, 15, kChunk));
+}
+
 // --- After a restart
+
+TEST(LedgerRestoreTest, HollowShardStaysHollow) {
+  const SmallRun run;
+  Ledger ledger;
+  RunTerms terms = Terms(run);
+  terms.hollow = 4;
+  const v1::ContributionHeader header = Header(run, {.round = 5}, 0, 15, kChunk);
+  EXPECT_THAT(ledger.Restore(terms, false, {}, {{header, 4}}), IsEmpty());
+  EXPECT_TRUE(std::holds_alternative<ApplyPlan>(ledger.BeginApply(MakeApply(run, 5, {{}}))));
+  Ledger complete;
+  complete.Restore(terms, false, {{5, {55}, {}}}, {});
+  EXPECT_TRUE(std::holds_alternative<PullGrant>(complete.Pull(PullOf(run, 5, 0, 15))));
+}
 
 TEST(LedgerRestoreTest, RestoreKeepsOpenRound) {
   const SmallRun run;
@@ -631,6 +773,11 @@ TEST(ShardSpanTest, SpansCoverTheModelEvenly) {
       EXPECT_EQ(at, parameters);
     }
   }
+}
+
+TEST(RefusalTest, ShardsThatAreNotReadyAreTriedAgain) {
+  EXPECT_EQ(RefusalStatus(v1::REFUSAL_UNSPECIFIED, "why"), absl::UnavailableError("busy: why"));
+  EXPECT_TRUE(absl::IsUnavailable(RefusalStatus(v1::REFUSAL_UNKNOWN_RUN, "why")));
 }
 
 TEST(RefusalTest, NameIsParsedBack) {

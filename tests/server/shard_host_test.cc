@@ -346,6 +346,140 @@ TEST_F(ShardHostTest, LostPreviousVersionIsTolerated) {
   EXPECT_TRUE(std::isnan(applied.variance_between_groups()));
 }
 
+// --- Shards that have lost their files
+
+class LostShardTest : public ShardHostTest {
+ protected:
+  // The run's newest version is 3.
+  v1::RunOpened OpenAt(std::optional<uint32_t> hollow) {
+    v1::OpenRun open = run_.Open();
+    open.set_version(3);
+    if (hollow) open.set_hollow(*hollow);
+    const auto opened = host_->OpenRun(open);
+    EXPECT_TRUE(opened.ok()) << opened.status();
+    return opened.ok() ? *opened : v1::RunOpened();
+  }
+  static v1::Apply Seed(v1::Apply apply) {
+    apply.set_seed(true);
+    return apply;
+  }
+  absl::Status StageSeed(const Place& place, const std::vector<float>& values) {
+    v1::ContributionHeader header = Header(run_, place, 0, 15, kChunk);
+    header.set_seed(true);
+    auto staging = host_->Stage(header);
+    if (!staging.ok()) return staging.status();
+    if (auto put = PutChunks(*staging, values, staging->grant.chunks); !put.ok()) return put;
+    return host_->Finish(*staging);
+  }
+};
+
+TEST_F(LostShardTest, IsNotOpenedAtVersionZero) {
+  const v1::RunOpened opened = OpenAt(std::nullopt);
+  EXPECT_TRUE(opened.hollow());
+  EXPECT_EQ(opened.version(), 0u);
+  EXPECT_THAT(Files(RunPath("")), ElementsAre("run"));
+  EXPECT_THAT(host_->States(), IsEmpty());
+  EXPECT_TRUE(absl::IsUnavailable(Pull(3, 0, 15).status()));
+  EXPECT_TRUE(absl::IsUnavailable(Stage({.round = 4}, Values(1, 15))));
+}
+
+TEST_F(LostShardTest, SeedRestoresTheBits) {
+  const std::vector<float> values = Values(1, 15);
+  EXPECT_TRUE(OpenAt(2).hollow());
+  const v1::Apply apply = Seed(MakeApply(run_, 3, {{.group = 1, .samples = 1}}));
+  EXPECT_THAT(Apply(apply).missing(), ElementsAre(1u));
+  EXPECT_TRUE(absl::IsUnavailable(Pull(3, 0, 15).status()));
+  ASSERT_TRUE(StageSeed({.round = 3, .group = 1, .samples = 1}, values).ok());
+  EXPECT_THAT(Files(RunPath("")), ElementsAre("run", "stage-3-1-1-0-seed"));
+  // The state of a restart in between is that before.
+  Restart();
+  EXPECT_EQ(OpenAt(std::nullopt).version(), 2u);
+  EXPECT_TRUE(OpenAt(2).hollow());
+  const v1::Applied applied = Apply(apply);
+  EXPECT_EQ(applied.error(), "");
+  EXPECT_EQ(applied.digest(), Digest(values, 0));
+  EXPECT_TRUE(std::isnan(applied.displacement()));
+  EXPECT_TRUE(SameBits(PullAll(3), values));
+  EXPECT_FALSE(OpenAt(std::nullopt).hollow());
+
+  Restart();
+  const v1::RunOpened opened = OpenAt(std::nullopt);
+  EXPECT_FALSE(opened.hollow());
+  EXPECT_EQ(opened.version(), 3u);
+  EXPECT_EQ(opened.digest(), Digest(values, 0));
+  EXPECT_EQ(Apply(MakeApply(run_, 3, {{.group = 0}})).digest(), Digest(values, 0))
+      << "an order that was executed before the loss";
+  ASSERT_TRUE(Stage({.round = 4}, Values(2, 15)).ok());
+  EXPECT_EQ(Apply(MakeApply(run_, 4, {{}})).error(), "");
+}
+
+TEST_F(LostShardTest, ContributionsRestoreTheClosingRound) {
+  const std::vector<float> values = Values(1, 15);
+  EXPECT_EQ(OpenAt(3).version(), 3u);
+  const v1::Apply apply = MakeApply(run_, 4, {{.group = 0}, {.group = 1}});
+  EXPECT_THAT(Apply(apply).missing(), ElementsAre(0u, 1u));
+  ASSERT_TRUE(Stage({.round = 4, .group = 0}, values).ok());
+  EXPECT_THAT(Apply(apply).missing(), ElementsAre(1u));
+  ASSERT_TRUE(Stage({.round = 4, .group = 1}, values).ok());
+  const v1::Applied applied = Apply(apply);
+  EXPECT_EQ(applied.digest(), Digest(values, 0));
+  EXPECT_TRUE(std::isnan(applied.displacement()));
+  EXPECT_EQ(host_->States()[0].version(), 4u);
+}
+
+TEST_F(LostShardTest, UnusableVersionIsDiscarded) {
+  Open();
+  for (uint32_t round = 1; round <= 2; ++round) {
+    ASSERT_TRUE(Stage({.round = round}, Values(round, 15)).ok());
+    Apply(MakeApply(run_, round, {{}}));
+  }
+  ASSERT_TRUE(Stage({.round = 3}, Values(3, 15)).ok());
+  const std::string newest = ReadAll(RunPath("version-2"));
+  EXPECT_EQ(OpenAt(std::nullopt).version(), 2u) << "older than the run";
+  EXPECT_TRUE(OpenAt(2).hollow());
+  EXPECT_THAT(Files(RunPath("")), ElementsAre("run", "version.damaged"));
+  EXPECT_EQ(ReadAll(RunPath("version.damaged")), newest);
+  Restart();
+  EXPECT_TRUE(OpenAt(std::nullopt).hollow());
+}
+
+TEST_F(ShardHostTest, ReportsWhatIsStored) {
+  EXPECT_FALSE(host_->ReportRun("run-1").has_open());
+  Open();
+  EXPECT_FALSE(host_->ReportRun("run-1").has_newest());
+  ASSERT_TRUE(Stage({}, Values(1, 15)).ok());
+  v1::Apply apply = MakeApply(run_, 1, {{}});
+  apply.set_step(40);
+  apply.mutable_division()->set_groups(2);
+  const uint64_t digest = Apply(apply).digest();
+  Restart();
+  v1::RunReport report = host_->ReportRun("run-1");
+  EXPECT_EQ(report.open().SerializeAsString(), run_.Open().SerializeAsString());
+  EXPECT_EQ(report.newest().SerializeAsString(), apply.SerializeAsString());
+  EXPECT_EQ(report.state().version(), 1u);
+  EXPECT_EQ(report.state().digest(), digest);
+  EXPECT_FALSE(report.closed());
+  ASSERT_TRUE(host_->CloseRun("run-1").ok());
+  EXPECT_TRUE(host_->ReportRun("run-1").closed());
+}
+
+// Errors in a folder that was removed are not permanent: another process can continue.
+TEST_F(ShardHostTest, RemovedFolderIsNoticed) {
+  Open();
+  ASSERT_TRUE(Stage({}, Values(1, 15)).ok());
+  EXPECT_EQ(host_->CheckFolder(), absl::OkStatus());
+  fs::remove_all(RunPath(""));
+  EXPECT_THAT(host_->CheckFolder(),
+              IsError(absl::StatusCode::kFailedPrecondition, folder_.path() + " was removed"));
+  EXPECT_TRUE(absl::IsUnavailable(Stage({.group = 1}, Values(1, 15))));
+  EXPECT_TRUE(absl::IsUnavailable(host_->Apply(MakeApply(run_, 1, {{}})).status()));
+  EXPECT_TRUE(absl::IsUnavailable(Pull(0, 0, 15).status()));
+  EXPECT_TRUE(absl::IsUnavailable(host_->OpenRun(run_.Open()).status()));
+  EXPECT_FALSE(fs::exists(RunPath("")));
+  fs::remove_all(folder_.path());
+  EXPECT_FALSE(host_->CheckFolder().ok());
+}
+
 // --- Ended runs
 
 class EndedRunsTest : public ShardHostTest {
@@ -578,9 +712,9 @@ TEST_F(ShardHostTest, DamagedVersionIsNotServed) {
     // After a restart, which falls back to the undamaged version:
     Restart();
     EXPECT_EQ(host_->States()[0].version(), 0u);
-    EXPECT_THAT(Files(RunPath("")), Contains("version-1.damaged"));
+    EXPECT_THAT(Files(RunPath("")), Contains("version.damaged"));
     EXPECT_EQ(Pull(1, 0, 15).status().code(), absl::StatusCode::kFailedPrecondition);
-    fs::remove(RunPath("version-1.damaged"));
+    fs::remove(RunPath("version.damaged"));
     WriteAll(RunPath("version-1"), whole);
     Restart();
     EXPECT_EQ(host_->States()[0].version(), 1u);
@@ -595,7 +729,8 @@ TEST_F(ShardHostTest, DamagedContributionMayBeRestaged) {
   bytes[bytes.size() - 1] ^= 0x40;
   WriteAll(RunPath("stage-1-0-1-0"), bytes);
   const v1::Apply apply = MakeApply(run_, 1, {{}});
-  EXPECT_THAT(Apply(apply).error(), HasSubstr("stage-1-0-1-0"));
+  EXPECT_THAT(host_->Apply(apply), IsError(absl::StatusCode::kDataLoss, "stage-1-0-1-0"));
+  EXPECT_THAT(Apply(apply).missing(), ElementsAre(0u));
   EXPECT_EQ(host_->States()[0].version(), 0u);
   EXPECT_GE(counters_.Get("damaged_files"), 1u);
   ASSERT_TRUE(Stage({}, values).ok());
@@ -610,7 +745,7 @@ TEST_F(ShardHostTest, RestartKeepsLeadingChunks) {
   // The file has three blocks of 4 + 16 bytes and one of 4 + 12. It is truncated inside the third.
   WriteAll(RunPath("stage-1-0-1-0"), whole.substr(0, whole.size() - 20));
   Restart();
-  EXPECT_THAT(Apply(MakeApply(run_, 1, {{}})).error(), HasSubstr("2 of 4 chunks"));
+  EXPECT_THAT(Apply(MakeApply(run_, 1, {{}})).missing(), ElementsAre(0u));
   auto staging = host_->Stage(Header(run_, {}, 0, 15, kChunk));
   ASSERT_TRUE(staging.ok()) << staging.status();
   EXPECT_EQ(staging->grant.next_chunk, 2u);
@@ -700,7 +835,7 @@ TEST_F(ShardHostTest, FullDiskResumesStaging) {
     const FileSizeLimit full(32 + Header(run_, {}, 0, 15, kChunk).ByteSizeLong() + 30);
     const absl::Status status = Stage({}, values);
     EXPECT_THAT(status, IsError(absl::StatusCode::kResourceExhausted, "stage-1-0-1-0"));
-    EXPECT_THAT(Apply(MakeApply(run_, 1, {{}})).error(), HasSubstr("does not cover"));
+    EXPECT_THAT(Apply(MakeApply(run_, 1, {{}})).missing(), ElementsAre(0u));
     EXPECT_EQ(PullAll(0).size(), 15u);
   }
   EXPECT_EQ(counters_.Get("disk_full"), 1u);

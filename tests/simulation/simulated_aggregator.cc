@@ -29,6 +29,15 @@ std::vector<Interval> Intervals(const v1::RunSpec& spec,
 // Words have no distances; these terms are those of groups that differ by pure noise.
 DiscrepancyTerms DiscrepancyOf(const ApplyPlan& plan) { return {plan.groups.size() - 1.0, 1}; }
 
+v1::MemberMessage AnswerTo(const v1::Apply& apply) {
+  v1::MemberMessage message;
+  v1::Applied& applied = *message.mutable_applied();
+  applied.set_run(apply.run());
+  applied.set_shard(apply.shard());
+  applied.set_round(apply.round());
+  return message;
+}
+
 }  // namespace
 
 // ---- The process
@@ -213,10 +222,13 @@ void SimulatedAggregator::OpenRun(const v1::CoordinatorMessage& order) {
   const Opened opened = std::get<Opened>(std::move(decision));
   if (opened.replaces_lineage) disk_.erase(open.run());
   Remove(opened.dropped, "incomplete and fenced");
-  Then([this, open, create = opened.make_version_zero] {
+  Then([this, open, create = opened.make_version_zero, discarded = opened.discarded,
+        hollow = opened.hollow] {
     RunFolder& folder = disk_[open.run()];
-    if (create) folder.versions.clear();
+    if (create || !discarded.empty()) folder.versions.clear();
     folder.open = open;
+    folder.open.clear_hollow();
+    if (hollow) folder.open.set_hollow(*hollow);
     folder.closed = false;
     if (!create) return AnswerOpened(open);
     Then([this, open] {
@@ -247,8 +259,11 @@ void SimulatedAggregator::AnswerOpened(const v1::OpenRun& open) {
   answer.set_run(open.run());
   answer.set_shard(open.shard());
   answer.set_shards(open.shards());
+  answer.set_hollow(true);
+  if (disk_[open.run()].open.has_hollow()) answer.set_version(disk_[open.run()].open.hollow());
   for (const v1::ShardState& state : ledger_->States()) {
     if (state.run() != open.run()) continue;
+    answer.set_hollow(false);
     answer.set_version(state.version());
     answer.set_digest(state.digest());
   }
@@ -265,6 +280,13 @@ void SimulatedAggregator::Apply(const v1::CoordinatorMessage& order) {
   }
   if (const auto* refused = std::get_if<Refused>(&decision)) {
     return AnswerApplied(apply, {}, std::string(Refuse(*refused).message()));
+  }
+  if (const auto* incomplete = std::get_if<Incomplete>(&decision)) {
+    v1::MemberMessage message = AnswerTo(apply);
+    message.mutable_applied()->mutable_missing()->Add(incomplete->groups.begin(),
+                                                      incomplete->groups.end());
+    link_->Send(message);
+    return RetryLater(order);
   }
   const auto* plan = std::get_if<ApplyPlan>(&decision);
   if (plan == nullptr) {
@@ -316,11 +338,8 @@ void SimulatedAggregator::WriteMean(const v1::CoordinatorMessage& order, const A
 
 void SimulatedAggregator::AnswerApplied(const v1::Apply& apply, const VersionStats& stats,
                                         const std::string& error) {
-  v1::MemberMessage message;
+  v1::MemberMessage message = AnswerTo(apply);
   v1::Applied& applied = *message.mutable_applied();
-  applied.set_run(apply.run());
-  applied.set_shard(apply.shard());
-  applied.set_round(apply.round());
   applied.set_digest(stats.digest);
   applied.set_variance_between_groups(stats.discrepancy.variance_between_groups);
   applied.set_displacement(stats.discrepancy.displacement);
