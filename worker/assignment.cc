@@ -28,6 +28,7 @@ void SetBody(const v1::Contributed& body, v1::MemberMessage& m) { *m.mutable_con
 void SetBody(const v1::Adopted& body, v1::MemberMessage& m) { *m.mutable_adopted() = body; }
 void SetBody(const v1::Evaluated& body, v1::MemberMessage& m) { *m.mutable_evaluated() = body; }
 void SetBody(const v1::Traced& body, v1::MemberMessage& m) { *m.mutable_traced() = body; }
+void SetBody(const v1::Restaged& body, v1::MemberMessage& m) { *m.mutable_restaged() = body; }
 
 template <typename T>
 Machine::Send MakeSend(const T& body) {
@@ -58,6 +59,8 @@ Machine::Actions Machine::Receive(const v1::CoordinatorMessage& message) {
       return {MoveShards{message.shard_addresses()}};
     case v1::CoordinatorMessage::kTraceSteps:
       return ReceiveTraceSteps(message.trace_steps());
+    case v1::CoordinatorMessage::kRestage:
+      return ReceiveRestage(message.restage());
     default:
       return {};  // a message for aggregators, or Welcome
   }
@@ -106,6 +109,18 @@ Machine::Actions Machine::ReceiveTraceSteps(const v1::TraceSteps& trace) const {
   return {TraceNext{trace}};
 }
 
+// Only a started rank holds values. Others answer, so that the coordinator does not wait for them.
+Machine::Actions Machine::ReceiveRestage(const v1::Restage& restage) const {
+  if (IsCurrent(restage.place()) && started_) return {StageAgain{restage}};
+  v1::Restaged answer;
+  *answer.mutable_place() = restage.place();
+  answer.set_shard(restage.shard());
+  answer.set_round(restage.round());
+  answer.set_seed(restage.seed());
+  answer.set_error("the rank slot has ended or has not started");
+  return {MakeSend(answer)};
+}
+
 Machine::Actions Machine::ReceiveRelease(const v1::Release& release) {
   const v1::RankSlot& rank_slot = release.place();
   std::optional<v1::GroupFailed>& failure = unanswered<v1::GroupFailed>();
@@ -135,7 +150,8 @@ Machine::Actions Machine::Report(const TrainingReport& report) {
   return std::visit(
       [this]<typename T>(const T& body) -> Actions {
         if (!IsCurrent(body.place())) return {};
-        constexpr bool kSentOnce = std::is_same_v<T, v1::Progress> || std::is_same_v<T, v1::Traced>;
+        constexpr bool kSentOnce = std::is_same_v<T, v1::Progress> ||
+                                   std::is_same_v<T, v1::Traced> || std::is_same_v<T, v1::Restaged>;
         if constexpr (!kSentOnce) unanswered<T>() = body;
         return {MakeSend(body)};
       },

@@ -62,7 +62,12 @@ class AssignmentMachine {
   struct TraceNext {
     v1::TraceSteps trace;
   };
-  using Action = std::variant<Begin, Go, Decide, Hurry, Cancel, Send, MoveShards, TraceNext>;
+  // Stage values again at a shard that has lost its files.
+  struct StageAgain {
+    v1::Restage restage;
+  };
+  using Action =
+      std::variant<Begin, Go, Decide, Hurry, Cancel, Send, MoveShards, TraceNext, StageAgain>;
   using Actions = std::vector<Action>;
 
   // Handles a message of the coordinator, other than Welcome.
@@ -85,6 +90,7 @@ class AssignmentMachine {
   Actions ReceiveStart(const v1::Start& start);
   Actions ReceiveDecision(const v1::Decision& decision);
   Actions ReceiveTraceSteps(const v1::TraceSteps& trace) const;
+  Actions ReceiveRestage(const v1::Restage& restage) const;
   Actions ReceiveRelease(const v1::Release& release);
   Actions ReceiveRefused(const v1::Refused& refused);
   bool IsCurrent(const v1::RankSlot& rank_slot) const;
@@ -106,8 +112,8 @@ class AssignmentMachine {
   bool finished_ = false;
   // Messages that are sent again after a reconnect, in this order. There are no answers to
   // Measured, Adopted and Evaluated: the latest of each is kept, because the coordinator accepts
-  // repetitions. Progress and Traced are lost with the stream: the next Progress replaces the last
-  // one, and the coordinator requests a trace again if it still needs it.
+  // repetitions. Progress, Traced and Restaged are lost with the stream: the next Progress replaces
+  // the last one, and the coordinator requests the others again if it still needs them.
   std::tuple<std::optional<v1::GroupFailed>, std::optional<v1::Prepared>,
              std::optional<v1::Measured>, std::optional<v1::Adopted>, std::optional<v1::Evaluated>,
              std::optional<v1::Contributed>>

@@ -42,6 +42,16 @@ void GroupSession::Deliver(const v1::TraceSteps& trace) {
   if (trace.request() != tracing_) trace_ = trace;
 }
 
+void GroupSession::Deliver(const v1::Restage& restage) {
+  absl::MutexLock lock(&mutex_);
+  if (restage_) restage_(restage);
+}
+
+void GroupSession::HandleRestage(std::function<void(const v1::Restage&)> handler) {
+  absl::MutexLock lock(&mutex_);
+  restage_ = std::move(handler);
+}
+
 void GroupSession::MoveShards(const v1::ShardAddresses& shards) {
   absl::MutexLock lock(&mutex_);
   for (const v1::ShardAddress& shard : shards.shards()) shards_[shard.shard()] = shard.address();

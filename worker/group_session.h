@@ -45,6 +45,8 @@ class GroupSession final : public GroupControl {
   void Deliver(const v1::Nudge& nudge) ABSL_LOCKS_EXCLUDED(mutex_);
   // Replaces a pending request, for which the coordinator no longer waits.
   void Deliver(const v1::TraceSteps& trace) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Without a handler the request is dropped: the training has not begun or has ended.
+  void Deliver(const v1::Restage& restage) ABSL_LOCKS_EXCLUDED(mutex_);
   void MoveShards(const v1::ShardAddresses& shards) ABSL_LOCKS_EXCLUDED(mutex_);
   // The group's next boundary is the last one for this worker.
   void Drain() ABSL_LOCKS_EXCLUDED(mutex_);
@@ -60,6 +62,7 @@ class GroupSession final : public GroupControl {
   std::optional<v1::TraceSteps> TakeTraceRequest() override;
   bool connected() const override { return callbacks_.connected(); }
   std::string ShardAddress(uint32_t shard) const override;
+  void HandleRestage(std::function<void(const v1::Restage&)> handler) override;
 
  private:
   bool StartedOrCancelled() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
@@ -87,6 +90,7 @@ class GroupSession final : public GroupControl {
   // Number of the request that is being traced; 0: none.
   uint64_t tracing_ ABSL_GUARDED_BY(mutex_) = 0;
   std::map<uint32_t, std::string> shards_ ABSL_GUARDED_BY(mutex_);
+  std::function<void(const v1::Restage&)> restage_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace cadre

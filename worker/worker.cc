@@ -194,6 +194,9 @@ void Worker::Do(AssignmentMachine::Actions actions) {
       if (auto* next = std::get_if<AssignmentMachine::TraceNext>(&action)) {
         session->Deliver(next->trace);
       }
+      if (auto* again = std::get_if<AssignmentMachine::StageAgain>(&action)) {
+        session->Deliver(again->restage);
+      }
     }
   }
 }

@@ -244,6 +244,33 @@ TEST(AssignmentMachine, IgnoresShardAddressesOfOtherRuns) {
   EXPECT_TRUE(IsOne<Machine::MoveShards>(machine.Receive(message)));
 }
 
+TEST(AssignmentMachine, OnlyStartedRankStagesAgain) {
+  v1::CoordinatorMessage message = MessageFor(5, &v1::CoordinatorMessage::mutable_restage);
+  message.mutable_restage()->set_shard(2);
+  message.mutable_restage()->set_round(3);
+  message.mutable_restage()->set_seed(true);
+  Machine idle;
+  const Machine::Actions refused = idle.Receive(message);
+  ASSERT_TRUE(IsOne<Machine::Send>(refused));
+  const v1::Restaged& answer = MessageOf(refused[0]).restaged();
+  EXPECT_EQ(answer.place().generation(), 5U);
+  EXPECT_EQ(answer.shard(), 2U);
+  EXPECT_EQ(answer.round(), 3U);
+  EXPECT_TRUE(answer.seed());
+  EXPECT_NE(answer.error(), "");
+
+  Machine machine;
+  machine.Receive(AssignmentOf(5));
+  EXPECT_TRUE(IsOne<Machine::Send>(machine.Receive(message))) << "it has not started";
+  machine = Training(5);
+  const Machine::Actions actions = machine.Receive(message);
+  ASSERT_TRUE(IsOne<Machine::StageAgain>(actions));
+  EXPECT_EQ(std::get<Machine::StageAgain>(actions[0]).restage.shard(), 2U);
+  EXPECT_TRUE(IsOne<Machine::Send>(machine.Report(ReportOf<v1::Restaged>(5))));
+  EXPECT_TRUE(machine.Connected().empty()) << "the coordinator repeats its request";
+  EXPECT_TRUE(machine.Report(ReportOf<v1::Restaged>(4)).empty());
+}
+
 TEST(AssignmentMachine, TraceRequestNeedsCurrentTraining) {
   Machine machine;
   EXPECT_TRUE(machine.Receive(TraceStepsOf(5)).empty());

@@ -7,6 +7,7 @@
 // Thread-safe: the training thread calls; responses come from other threads.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <variant>
@@ -20,7 +21,7 @@ namespace cadre {
 
 // A message of the training loop to the coordinator.
 using TrainingReport = std::variant<v1::Prepared, v1::Progress, v1::Measured, v1::Contributed,
-                                    v1::Adopted, v1::Evaluated, v1::Traced>;
+                                    v1::Adopted, v1::Evaluated, v1::Traced, v1::Restaged>;
 
 class GroupControl {
  public:
@@ -53,6 +54,9 @@ class GroupControl {
   virtual bool connected() const = 0;
   // Current address of a shard, host:port.
   virtual std::string ShardAddress(uint32_t shard) const = 0;
+  // From now on `handler` receives requests to stage values again, on a thread that it must not
+  // block; Restaged answers each. Null: none, and none is running after the return.
+  virtual void HandleRestage(std::function<void(const v1::Restage&)> /*handler*/) {}
 };
 
 }  // namespace cadre

@@ -15,27 +15,55 @@
 // shard refuses the contribution because the round is closed (server/client/refusal.h), that error
 // is returned even if other shards failed otherwise: the coordinator's decision then determines how
 // the group continues.
+//
+// Restoring shards. The threads that stage values again copy them under mutex_, while `held` says
+// that nothing changes them, and stage the copy without the mutex: the training thread may be
+// pulling from the same shard, which refuses pulls until it is restored.
 #include "worker/train/shard_exchange.h"
 
 #include <algorithm>
+#include <chrono>
 #include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/status.h"
+#include "glog/logging.h"
 #include "server/client/refusal.h"
 #include "server/client/shard_span.h"
 
 namespace cadre {
+namespace {
+
+int64_t ElementsOf(const std::vector<Owned>& parts) {
+  int64_t elements = 0;
+  for (const Owned& part : parts) elements += part.positions.size();
+  return elements;
+}
+
+void CopyFrom(const std::vector<Owned>& parts, std::vector<float>* values) {
+  values->clear();
+  values->reserve(ElementsOf(parts));
+  for (const Owned& part : parts) {
+    values->insert(values->end(), part.values.begin(), part.values.end());
+  }
+}
+
+}  // namespace
 
 ShardExchange::ShardExchange(const v1::Assignment& assignment, const ParameterIndex& index,
-                             GroupControl& control, Cancellation& cancellation,
-                             TrainerProgress& progress, absl::Duration silence)
-    : rank_slot_(assignment.place()), lineage_(assignment.lineage()), index_(index) {
+                             std::span<const Owned> owned, GroupControl& control,
+                             Cancellation& cancellation, TrainerProgress& progress,
+                             absl::Duration silence)
+    : rank_slot_(assignment.place()),
+      lineage_(assignment.lineage()),
+      index_(index),
+      control_(control) {
   const uint32_t shards = assignment.shards_size();
   for (uint32_t id = 0; id < shards; ++id) {
     Shard shard{.id = id, .positions = ShardSpan(index.size(), id, shards)};
+    shard.parts = PartsIn(shard.positions, owned);
     shard.client = std::make_unique<RoundsClient>(
         [&control, id] { return control.ShardAddress(id); },
         // Different seeds, so that ranks that failed together do not retry at the same times.
@@ -48,6 +76,12 @@ ShardExchange::ShardExchange(const v1::Assignment& assignment, const ParameterIn
   on_cancel_ = cancellation.OnCancel([this](const absl::Status&) {
     for (Shard& shard : shards_) shard.client->Cancel();
   });
+  control_.HandleRestage([this](const v1::Restage& restage) { OnRestage(restage); });
+}
+
+ShardExchange::~ShardExchange() {
+  control_.HandleRestage(nullptr);
+  for (Shard& shard : shards_) shard.client->Cancel();
 }
 
 template <typename Message>
@@ -82,55 +116,124 @@ absl::Status ShardExchange::ForEachShard(const std::function<absl::Status(Shard&
   return absl::OkStatus();
 }
 
-absl::Status ShardExchange::Stage(uint32_t round, uint32_t base_version, uint64_t samples,
-                                  std::span<const Owned> owned, Traffic* traffic) {
+v1::ContributionHeader ShardExchange::HeaderOf(const Shard& shard, uint32_t round,
+                                               uint64_t samples) const {
+  v1::ContributionHeader header;
+  header.set_run(rank_slot_.run());
+  header.set_lineage(lineage_);
+  header.set_group(rank_slot_.group());
+  header.set_generation(rank_slot_.generation());
+  header.set_rank(rank_slot_.rank());
+  header.set_round(round);
+  header.set_base_version(round - 1);
+  header.set_samples(samples);
+  FillRanges(shard.parts, header);
+  return header;
+}
+
+absl::Status ShardExchange::Stage(uint32_t round, uint64_t samples, Traffic* traffic) {
   return ForEachShard(
       [&](Shard& shard) -> absl::Status {
-        const std::vector<Owned> parts = PartsIn(shard.positions, owned);
-        // All ranks of the group together cover the shard; a single rank need not overlap with it.
-        if (parts.empty()) return absl::OkStatus();
-        shard.staging.clear();
-        for (const Owned& part : parts) {
-          shard.staging.insert(shard.staging.end(), part.values.begin(), part.values.end());
+        if (shard.parts.empty()) return absl::OkStatus();
+        {
+          absl::MutexLock lock(&mutex_);
+          shard.held.BeginStage();
         }
-        v1::ContributionHeader header;
-        header.set_run(rank_slot_.run());
-        header.set_lineage(lineage_);
-        header.set_group(rank_slot_.group());
-        header.set_generation(rank_slot_.generation());
-        header.set_rank(rank_slot_.rank());
-        header.set_round(round);
-        header.set_base_version(base_version);
-        header.set_samples(samples);
-        FillRanges(parts, header);
-        return shard.client->Stage(header, shard.staging, absl::InfiniteFuture(), &shard.traffic);
+        CopyFrom(shard.parts, &shard.staging);
+        v1::ContributionHeader header = HeaderOf(shard, round, samples);
+        CADRE_RETURN_IF_ERROR(
+            shard.client->Stage(header, shard.staging, absl::InfiniteFuture(), &shard.traffic));
+        absl::MutexLock lock(&mutex_);
+        shard.held.EndStage(round);
+        shard.contribution = std::move(header);
+        return absl::OkStatus();
       },
       traffic);
 }
 
-absl::Status ShardExchange::Pull(uint32_t version, std::span<const Owned> owned, Traffic* traffic) {
+absl::Status ShardExchange::Pull(uint32_t version, Traffic* traffic) {
   return ForEachShard(
       [&](Shard& shard) -> absl::Status {
-        const std::vector<Owned> parts = PartsIn(shard.positions, owned);
-        if (parts.empty()) return absl::OkStatus();
-        int64_t elements = 0;
-        for (const Owned& part : parts) elements += part.positions.size();
-        shard.staging.resize(elements);
+        if (shard.parts.empty()) return absl::OkStatus();
+        {
+          absl::MutexLock lock(&mutex_);
+          shard.held.BeginPull();
+        }
+        shard.staging.resize(ElementsOf(shard.parts));
         v1::PullRequest request;
         request.set_run(rank_slot_.run());
         request.set_lineage(lineage_);
         request.set_version(version);
-        FillRanges(parts, request);
+        FillRanges(shard.parts, request);
         CADRE_RETURN_IF_ERROR(
             shard.client->Pull(request, shard.staging, absl::InfiniteFuture(), &shard.traffic));
-        const float* from = shard.staging.data();
-        for (const Owned& part : parts) {
-          std::copy_n(from, part.values.size(), part.values.begin());
-          from += part.values.size();
-        }
+        absl::MutexLock lock(&mutex_);
+        shard.held.EndPull(version);
         return absl::OkStatus();
       },
       traffic);
+}
+
+void ShardExchange::Adopt() {
+  absl::MutexLock lock(&mutex_);
+  for (Shard& shard : shards_) {
+    shard.held.Adopt();
+    const float* from = shard.staging.data();
+    for (const Owned& part : shard.parts) {
+      std::copy_n(from, part.values.size(), part.values.begin());
+      from += part.values.size();
+    }
+  }
+}
+
+void ShardExchange::OnRestage(const v1::Restage& restage) {
+  absl::MutexLock lock(&restages_mutex_);
+  std::erase_if(restages_, [](const auto& entry) {
+    return entry.second.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+  });
+  std::future<void>& running = restages_[{restage.shard(), restage.round(), restage.seed()}];
+  if (running.valid()) return;  // repeated
+  running = std::async(std::launch::async, [this, restage] {
+    const absl::Status status = StageAgain(restage);
+    LOG(INFO) << "staged " << (restage.seed() ? "version " : "round ") << restage.round()
+              << " again at shard " << restage.shard() << ": " << status;
+    v1::Restaged restaged;
+    *restaged.mutable_place() = rank_slot_;
+    restaged.set_shard(restage.shard());
+    restaged.set_round(restage.round());
+    restaged.set_seed(restage.seed());
+    restaged.set_error(std::string(status.message()));
+    control_.Send(restaged);
+  });
+}
+
+absl::Status ShardExchange::StageAgain(const v1::Restage& restage) {
+  if (restage.shard() >= shards_.size())
+    return absl::InvalidArgumentError("there is no such shard");
+  const uint32_t round = restage.round();
+  Shard& shard = shards_[restage.shard()];
+  if (shard.parts.empty()) return absl::OkStatus();
+  v1::ContributionHeader header;
+  std::vector<float> values;
+  {
+    absl::MutexLock lock(&mutex_);
+    switch (restage.seed() ? shard.held.Version(round) : shard.held.Contribution(round)) {
+      case HeldValues::Place::kNowhere:
+        return absl::NotFoundError("the rank does not hold the values");
+      case HeldValues::Place::kBuffer:
+        values = shard.staging;
+        break;
+      case HeldValues::Place::kReplica:
+        CopyFrom(shard.parts, &values);
+    }
+    if (!restage.seed()) header = shard.contribution;
+  }
+  if (restage.seed()) {
+    header = HeaderOf(shard, round, /*samples=*/1);
+    header.set_seed(true);
+  }
+  Traffic traffic;
+  return shard.client->Stage(header, values, absl::InfiniteFuture(), &traffic);
 }
 
 }  // namespace cadre

@@ -1,23 +1,33 @@
 // A rank's exchange with the shards of the aggregators: stages (uploads durably) the values that
-// the rank owns, and pulls its part of a committed version.
+// the rank owns, and pulls its part of a committed version. At any time the rank holds what it
+// staged last or the version that it has adopted (worker/train/held_values.h), and stages it again
+// at a shard that has lost its files when the coordinator requests it (v1::Restage), on a thread of
+// its own.
 //
-// Borrows `control` (for addresses), `index`, `cancellation` and `progress`, which advances with
+// Borrows `control`, `index`, the owned values, `cancellation` and `progress`, which advances with
 // every chunk. Thread-compatible.
 #pragma once
 
 #include <cstdint>
 #include <functional>
+#include <future>
+#include <map>
 #include <memory>
 #include <span>
+#include <string>
+#include <tuple>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "model/parameter_index.h"
 #include "proto/cadre/v1/membership.pb.h"
 #include "server/client/rounds_client.h"
 #include "worker/train/cancellation.h"
 #include "worker/train/group_control.h"
+#include "worker/train/held_values.h"
 #include "worker/train/owned.h"
 #include "worker/train/trainer_progress.h"
 
@@ -26,41 +36,65 @@ namespace cadre {
 class ShardExchange {
  public:
   ShardExchange(const v1::Assignment& assignment, const ParameterIndex& index,
-                GroupControl& control, Cancellation& cancellation, TrainerProgress& progress,
-                absl::Duration silence);
+                std::span<const Owned> owned, GroupControl& control, Cancellation& cancellation,
+                TrainerProgress& progress, absl::Duration silence);
+  ShardExchange(const ShardExchange&) = delete;
+  ShardExchange& operator=(const ShardExchange&) = delete;
+  ~ShardExchange();
 
   // False: the run does not average.
   bool has_shards() const { return !shards_.empty(); }
 
   // Stages the owned values as this rank's part of the group's contribution. OK: they are durable
   // on every shard. Errors: as RoundsClient::Stage, naming the shard.
-  absl::Status Stage(uint32_t round, uint32_t base_version, uint64_t samples,
-                     std::span<const Owned> owned, Traffic* traffic);
+  absl::Status Stage(uint32_t round, uint64_t samples, Traffic* traffic)
+      ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Overwrites the owned values with those of `version`. After an error values are unspecified.
-  absl::Status Pull(uint32_t version, std::span<const Owned> owned, Traffic* traffic);
+  // Receives this rank's part of `version`. The owned values do not change.
+  absl::Status Pull(uint32_t version, Traffic* traffic) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Overwrites the owned values with what was pulled. Requires: all ranks of the group have pulled,
+  // so that they hold what they have staged until the whole group holds the version.
+  void Adopt() ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
   struct Shard {
     uint32_t id = 0;
     // The flat positions (model/parameter_index.h) that the shard owns.
     Interval positions;
+    // The owned values at these positions. All ranks of the group together cover the shard; a
+    // single rank may have no part.
+    std::vector<Owned> parts;
     std::unique_ptr<RoundsClient> client;
-    // Values that one call transfers, in the order of its ranges.
+    // Values of all parts. Read only while `held` names it.
     std::vector<float> staging;
     Traffic traffic;
+    // Guarded by mutex_.
+    HeldValues held;
+    v1::ContributionHeader contribution;
   };
   // Runs `work` for all shards concurrently; returns the first error in shard order.
   absl::Status ForEachShard(const std::function<absl::Status(Shard&)>& work, Traffic* traffic);
   template <typename Message>
   void FillRanges(const std::vector<Owned>& parts, Message& message) const;
+  v1::ContributionHeader HeaderOf(const Shard& shard, uint32_t round, uint64_t samples) const;
+
+  // On the membership thread; does not block.
+  void OnRestage(const v1::Restage& restage) ABSL_LOCKS_EXCLUDED(restages_mutex_);
+  absl::Status StageAgain(const v1::Restage& restage) ABSL_LOCKS_EXCLUDED(mutex_);
 
   const v1::RankSlot rank_slot_;
   const std::string lineage_;
   const ParameterIndex& index_;
+  GroupControl& control_;
   std::vector<Shard> shards_;
-  // Last: it must be unregistered before the clients are destroyed.
+  // The following must end before the clients are destroyed.
   std::unique_ptr<Cancellation::Registration> on_cancel_;
+  // Of the values that the rank holds: held for copies of them.
+  absl::Mutex mutex_;
+  absl::Mutex restages_mutex_;
+  // By shard, round and seed: what is being staged again, or was. The destructor of a future waits.
+  std::map<std::tuple<uint32_t, uint32_t, bool>, std::future<void>> restages_
+      ABSL_GUARDED_BY(restages_mutex_);
 };
 
 }  // namespace cadre

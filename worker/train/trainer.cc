@@ -195,8 +195,8 @@ class Trainer {
                                            [this] { return measurer_->Pause(); });
     checkpoints_ = std::make_unique<RunCheckpoints>(assignment_, *replica_, counters_, progress_);
     exchange_ =
-        std::make_unique<ShardExchange>(assignment_, replica_->index(), control_, cancellation_,
-                                        progress_, options_.exchange_silence);
+        std::make_unique<ShardExchange>(assignment_, replica_->index(), replica_->owned(), control_,
+                                        cancellation_, progress_, options_.exchange_silence);
     return absl::OkStatus();
   }
 
@@ -204,9 +204,11 @@ class Trainer {
   absl::Status Pull(uint32_t version, Traffic* traffic) {
     // No operation may still use the weights that are overwritten.
     CADRE_RETURN_IF_ERROR(replica_->AwaitOperations());
-    CADRE_RETURN_IF_ERROR(
-        Blame(v1::FAILURE_CAUSE_AGGREGATOR, exchange_->Pull(version, replica_->owned(), traffic)));
+    CADRE_RETURN_IF_ERROR(Blame(v1::FAILURE_CAUSE_AGGREGATOR, exchange_->Pull(version, traffic)));
     progress_.Advance();
+    // After this barrier every rank has pulled.
+    CADRE_RETURN_IF_ERROR(replica_->comms().All().Barrier());
+    exchange_->Adopt();
     CADRE_RETURN_IF_ERROR(replica_->StoreOwned());
     counters_.Add("pulled_payload_bytes", traffic->payload_received);
     counters_.Add("pulled_message_bytes", traffic->message_received);
@@ -385,8 +387,7 @@ class Trainer {
     if (stage.samples > 0) CADRE_RETURN_IF_ERROR(InStep(step_ - 1, replica_->CheckWeights()));
     if (exchange_->has_shards()) {
       CADRE_RETURN_IF_ERROR(replica_->FetchOwned());
-      const absl::Status staged = exchange_->Stage(stage.round, stage.base_version, stage.samples,
-                                                   replica_->owned(), &traffic);
+      const absl::Status staged = exchange_->Stage(stage.round, stage.samples, &traffic);
       // If the contribution is too late, the coordinator's decision determines how to continue.
       const bool late = RefusalOf(staged) == v1::REFUSAL_CLOSED_ROUND;
       if (!late) CADRE_RETURN_IF_ERROR(Blame(v1::FAILURE_CAUSE_AGGREGATOR, staged));

@@ -73,6 +73,7 @@ class RecordingControl : public GroupControl {
   void Record(const v1::Adopted& message) { adopted.push_back(message); }
   void Record(const v1::Evaluated& message) { evaluated.push_back(message); }
   void Record(const v1::Traced& message) { traced.push_back(message); }
+  void Record(const v1::Restaged&) {}
 };
 
 // Assigns the run to a group of `ranks`, from the step of its checkpoint.
