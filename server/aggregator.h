@@ -71,9 +71,9 @@ class Aggregator {
   // Address of the server.
   const std::string& address() const { return daemon_->address(); }
   const Counters& counters() const { return counters_; }
-  // FailedPrecondition: the data folder was removed or replaced. The process must end; another one
-  // begins with what the folder contains.
-  absl::Status end() const { return host_->CheckFolder(); }
+  // FailedPrecondition: the files were removed or damaged. The process must end; another one begins
+  // with what is left.
+  absl::Status end() const { return host_->CheckFiles(); }
 
   // Finishes the current order, gives streams at most `grace` to end, sends Goodbye and stops
   // listening.

@@ -312,6 +312,11 @@ std::vector<ContributionKey> Ledger::Restore(const RunTerms& terms, bool closed,
   return useless;
 }
 
+bool Ledger::IsClosed(const std::string& run) const {
+  const Run* const found = Find(run);
+  return found == nullptr || found->closed;
+}
+
 std::vector<v1::ShardState> Ledger::States() const {
   std::vector<v1::ShardState> states;
   for (const auto& [name, run] : runs_) {

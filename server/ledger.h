@@ -228,6 +228,7 @@ class Ledger {
   std::vector<ContributionKey> Restore(const RunTerms& terms, bool closed,
                                        const std::vector<StoredVersion>& versions,
                                        const std::vector<FoundContribution>& contributions);
+  bool IsClosed(const std::string& run) const;
   // Every run with a version, by name. `step` and `samples` are those of the order that made the
   // version; 0 if it is unknown.
   std::vector<v1::ShardState> States() const;

@@ -43,7 +43,7 @@ constexpr char kUsage[] =
     "same\n"
     "name and folder. SIGTERM drains it.\n"
     "\n"
-    "Exit codes: 0 stopped, 1 failure (also if the data folder was removed: start it again), 2 "
+    "Exit codes: 0 stopped, 1 failure (also if files were removed or damaged: start it again), 2 "
     "invalid\n"
     "flags, 4 no coordinator answered.";
 

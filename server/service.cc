@@ -168,7 +168,6 @@ class PullCall final : public RoundsCall<grpc::ServerWriteReactor<v1::PullReply>
     std::string& data = *chunk.mutable_data();
     data.resize(std::min(chunk_elements, pull_->left()) * sizeof(float));
     if (const auto read = pull_->Next({data.data(), data.size()}); !read.ok()) {
-      counters_.Add("damaged_files", absl::IsDataLoss(read.status()) ? 1 : 0);
       return End(read.status());
     }
     chunk.set_index(index_++);

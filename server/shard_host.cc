@@ -66,8 +66,11 @@ std::set<ContributionKey> ContributionKeysOf(const ApplyPlan& plan) {
 
 // --- VersionPull
 
-VersionPull::VersionPull(PullGrant grant, std::unique_ptr<VersionReader> reader)
-    : grant_(std::move(grant)), reader_(std::move(reader)), left_(grant_.elements) {}
+VersionPull::VersionPull(PullGrant grant, std::unique_ptr<VersionReader> reader, OnError on_error)
+    : grant_(std::move(grant)),
+      reader_(std::move(reader)),
+      on_error_(std::move(on_error)),
+      left_(grant_.elements) {}
 
 absl::StatusOr<int64_t> VersionPull::Next(std::span<char> data) {
   constexpr int64_t kValueBytes = sizeof(float);
@@ -75,7 +78,8 @@ absl::StatusOr<int64_t> VersionPull::Next(std::span<char> data) {
   while (left_ > 0 && std::ssize(data) >= kValueBytes) {
     const Interval& span = grant_.spans[span_];
     const int64_t n = std::min(std::ssize(data) / kValueBytes, span.size() - read_);
-    CADRE_RETURN_IF_ERROR(reader_->Read(span.begin + read_, data.first(n * kValueBytes)));
+    const absl::Status read = reader_->Read(span.begin + read_, data.first(n * kValueBytes));
+    if (!read.ok()) return on_error_(read);
     data = data.subspan(n * kValueBytes);
     elements += n;
     left_ -= n;
@@ -146,8 +150,24 @@ absl::Status ShardHost::CountError(absl::Status status) const {
   if (status.ok()) return status;
   LOG(ERROR) << status;
   // Another process can continue: the error is not permanent.
-  const absl::Status folder = CheckFolder();
+  const absl::Status folder = store_->CheckFolder();
   return folder.ok() ? status : absl::UnavailableError(folder.message());
+}
+
+// The next process puts the damaged version aside, and the coordinator has the shard restored.
+absl::Status ShardHost::OnReadError(const std::string& run, const absl::Status& status) {
+  const absl::Status error = CountError(status);
+  absl::MutexLock lock(&mutex_);
+  if (!IsLoss(error) || ledger_.IsClosed(run)) return error;
+  damage_.Update(absl::FailedPreconditionError(
+      absl::StrCat(error.message(), "; the files must be read again")));
+  return absl::UnavailableError(error.message());
+}
+
+absl::Status ShardHost::CheckFiles() const {
+  CADRE_RETURN_IF_ERROR(store_->CheckFolder());
+  absl::MutexLock lock(&mutex_);
+  return damage_;
 }
 
 void ShardHost::Remove(const std::vector<ContributionKey>& keys) {
@@ -160,7 +180,7 @@ absl::StatusOr<v1::RunOpened> ShardHost::OpenRun(const v1::OpenRun& open) {
   absl::MutexLock turn(&order_mutex_);
   CADRE_ASSIGN_OR_RETURN(const RunTerms terms, RunTermsOf(open));
   // Files of a removed folder must not be created again beside those that are missing.
-  CADRE_RETURN_IF_ERROR(CountError(CheckFolder()));
+  CADRE_RETURN_IF_ERROR(CountError(store_->CheckFolder()));
   const auto known = opened_.find(open.run());
   Opened opened;
   {
@@ -394,8 +414,16 @@ absl::Status ShardHost::Finish(Staging& staging) {
 
 absl::StatusOr<std::unique_ptr<VersionPull>> ShardHost::Pull(const v1::PullRequest& request) {
   CADRE_RETURN_IF_ERROR(CheckSchema(request.schema_hash()));
-  absl::MutexLock lock(&mutex_);
-  PullDecision decision = ledger_.Pull(request);
+  PullDecision decision;
+  absl::StatusOr<std::unique_ptr<VersionReader>> reader;
+  {
+    absl::MutexLock lock(&mutex_);
+    decision = ledger_.Pull(request);
+    // The open file stays readable after a commit unlinks it.
+    if (const auto* grant = std::get_if<PullGrant>(&decision)) {
+      reader = store_->OpenVersion(grant->run, grant->version);
+    }
+  }
   if (const auto* refused = std::get_if<Refused>(&decision)) return Refuse(*refused);
   if (const auto* none = std::get_if<NoSuchVersion>(&decision)) {
     return absl::FailedPreconditionError(absl::StrCat("version ", none->requested, " of ",
@@ -403,17 +431,16 @@ absl::StatusOr<std::unique_ptr<VersionPull>> ShardHost::Pull(const v1::PullReque
                                                       none->current, " is the current one"));
   }
   PullGrant grant = std::get<PullGrant>(std::move(decision));
-  // The open file stays readable after a commit unlinks it.
-  absl::StatusOr<std::unique_ptr<VersionReader>> reader =
-      store_->OpenVersion(grant.run, grant.version);
-  if (!reader.ok()) return CountError(reader.status());
+  if (!reader.ok()) return OnReadError(grant.run, reader.status());
   const Interval held = (*reader)->span();
   if (!std::all_of(grant.spans.begin(), grant.spans.end(),
                    [&](const Interval& span) { return held.contains(span); })) {
     return absl::DataLossError(absl::StrCat("the file of version ", grant.version, " of ",
                                             grant.run, " covers other positions"));
   }
-  return std::make_unique<VersionPull>(std::move(grant), *std::move(reader));
+  return std::make_unique<VersionPull>(
+      std::move(grant), *std::move(reader),
+      [this, run = request.run()](const absl::Status& error) { return OnReadError(run, error); });
 }
 
 }  // namespace cadre

@@ -18,6 +18,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -44,7 +45,9 @@ struct Staging {
 // The values of a pull, chunk by chunk.
 class VersionPull {
  public:
-  VersionPull(PullGrant grant, std::unique_ptr<VersionReader> reader);
+  // Passes errors of the reader through `on_error`.
+  using OnError = std::function<absl::Status(const absl::Status&)>;
+  VersionPull(PullGrant grant, std::unique_ptr<VersionReader> reader, OnError on_error);
 
   // Remaining elements.
   int64_t left() const { return left_; }
@@ -54,6 +57,7 @@ class VersionPull {
  private:
   const PullGrant grant_;
   const std::unique_ptr<VersionReader> reader_;
+  const OnError on_error_;
   size_t span_ = 0;
   // Elements of the span that have been read.
   int64_t read_ = 0;
@@ -94,10 +98,10 @@ class ShardHost {
   v1::RunReport ReportRun(const std::string& run) const ABSL_LOCKS_EXCLUDED(order_mutex_, mutex_);
   // Versions on disk, for Hello.
   std::vector<v1::ShardState> States() const ABSL_LOCKS_EXCLUDED(mutex_);
-  // FailedPrecondition if the data folder was removed or replaced. The host is then useless, and
-  // all its disk errors are Unavailable: the process should end, and another one begin with what is
-  // there.
-  absl::Status CheckFolder() const { return store_->CheckFolder(); }
+  // FailedPrecondition if the data folder was removed or replaced, or a version of a run that has
+  // not ended is damaged. The errors that follow from it are Unavailable: the process should end,
+  // and another one begin with what is there.
+  absl::Status CheckFiles() const ABSL_LOCKS_EXCLUDED(mutex_);
 
   // --- The ranks' streams
 
@@ -117,6 +121,9 @@ class ShardHost {
   absl::Status CheckSchema(uint64_t hash) const;
   // Counts and logs a disk error, and returns it, or Unavailable if the data folder was removed.
   absl::Status CountError(absl::Status status) const;
+  // As CountError, for an error of reading a version of the run.
+  absl::Status OnReadError(const std::string& run, const absl::Status& status)
+      ABSL_LOCKS_EXCLUDED(mutex_);
   // Empty without a version.
   v1::ShardState StateOf(const std::string& run) const ABSL_LOCKS_EXCLUDED(mutex_);
   void Remove(const std::vector<ContributionKey>& keys);
@@ -131,6 +138,8 @@ class ShardHost {
   mutable absl::Mutex order_mutex_ ABSL_ACQUIRED_BEFORE(mutex_);
   mutable absl::Mutex mutex_;
   Ledger ledger_ ABSL_GUARDED_BY(mutex_);
+  // Of the first damaged version that was found.
+  absl::Status damage_ ABSL_GUARDED_BY(mutex_);
   // The last OpenRun of every run, and whether it has ended, as on disk.
   struct KnownRun {
     v1::OpenRun open;

@@ -467,9 +467,9 @@ TEST_F(ShardHostTest, ReportsWhatIsStored) {
 TEST_F(ShardHostTest, RemovedFolderIsNoticed) {
   Open();
   ASSERT_TRUE(Stage({}, Values(1, 15)).ok());
-  EXPECT_EQ(host_->CheckFolder(), absl::OkStatus());
+  EXPECT_EQ(host_->CheckFiles(), absl::OkStatus());
   fs::remove_all(RunPath(""));
-  EXPECT_THAT(host_->CheckFolder(),
+  EXPECT_THAT(host_->CheckFiles(),
               IsError(absl::StatusCode::kFailedPrecondition, folder_.path() + " was removed"));
   EXPECT_TRUE(absl::IsUnavailable(Stage({.group = 1}, Values(1, 15))));
   EXPECT_TRUE(absl::IsUnavailable(host_->Apply(MakeApply(run_, 1, {{}})).status()));
@@ -477,7 +477,7 @@ TEST_F(ShardHostTest, RemovedFolderIsNoticed) {
   EXPECT_TRUE(absl::IsUnavailable(host_->OpenRun(run_.Open()).status()));
   EXPECT_FALSE(fs::exists(RunPath("")));
   fs::remove_all(folder_.path());
-  EXPECT_FALSE(host_->CheckFolder().ok());
+  EXPECT_FALSE(host_->CheckFiles().ok());
 }
 
 // --- Ended runs
@@ -708,7 +708,9 @@ TEST_F(ShardHostTest, DamagedVersionIsNotServed) {
   for (const std::string& bad : {whole.substr(0, whole.size() - 1), flipped, std::string()}) {
     // While the version is served:
     WriteAll(RunPath("version-1"), bad);
-    EXPECT_THAT(Pull(1, 0, 15), IsError(absl::StatusCode::kDataLoss, "version-1"));
+    EXPECT_EQ(host_->CheckFiles(), absl::OkStatus());
+    EXPECT_THAT(Pull(1, 0, 15), IsError(absl::StatusCode::kUnavailable, "version-1"));
+    EXPECT_THAT(host_->CheckFiles(), IsError(absl::StatusCode::kFailedPrecondition, "version-1"));
     // After a restart, which falls back to the undamaged version:
     Restart();
     EXPECT_EQ(host_->States()[0].version(), 0u);
