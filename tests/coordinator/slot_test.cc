@@ -20,7 +20,7 @@ TEST(SlotTest, StateTransitions) {
   const absl::Time now = absl::FromUnixSeconds(5);
   Slot slot("run-1", 2, now);
   EXPECT_TRUE(slot.waiting());
-  slot.Form(7, {"w1", "w2"}, v1::Plan(), 3, 30, absl::FromUnixSeconds(6));
+  slot.Form(7, {"w1", "w2"}, v1::Plan(), absl::FromUnixSeconds(6));
   EXPECT_TRUE(slot.preparing());
   EXPECT_EQ(slot.Place(1).generation(), 7u);
   EXPECT_EQ(slot.Place(1).group(), 2u);
@@ -30,7 +30,7 @@ TEST(SlotTest, StateTransitions) {
   slot.Prepare(FromRank(slot, 1));
   EXPECT_TRUE(slot.prepared());
   EXPECT_FALSE(slot.record().lived());
-  slot.Start(40, absl::FromUnixSeconds(9));
+  slot.Start(3, 30, 40, absl::FromUnixSeconds(9));
   EXPECT_TRUE(slot.started());
   EXPECT_EQ(slot.formation(), absl::Seconds(3));
   EXPECT_FALSE(slot.record().at_end());
@@ -50,7 +50,7 @@ v1::Plan AssignedPlan() {
 
 TEST(SlotTest, PreparedReportsPlan) {
   Slot slot("run-1", 0, absl::FromUnixSeconds(5));
-  slot.Form(1, {"w1", "w2"}, AssignedPlan(), 0, 0, absl::FromUnixSeconds(6));
+  slot.Form(1, {"w1", "w2"}, AssignedPlan(), absl::FromUnixSeconds(6));
   EXPECT_EQ(slot.plan().buckets(0).algorithm(), v1::Plan::RING);
   v1::Prepared prepared = FromRank(slot, 0);
   *prepared.mutable_plan() = AssignedPlan();
@@ -71,13 +71,13 @@ TEST(SlotTest, PreparedReportsPlan) {
   EXPECT_EQ(Slot(slot.record(), absl::FromUnixSeconds(6)).plan().buckets_size(), 2);
   slot.Clear("lost", absl::FromUnixSeconds(6));
   EXPECT_EQ(slot.plan().buckets_size(), 0);
-  slot.Form(2, {"w1", "w2"}, AssignedPlan(), 0, 0, absl::FromUnixSeconds(6));
+  slot.Form(2, {"w1", "w2"}, AssignedPlan(), absl::FromUnixSeconds(6));
   EXPECT_EQ(slot.plan().buckets_size(), 1);
 }
 
 TEST(SlotTest, OtherPlanIsRefused) {
   Slot slot("run-1", 0, absl::FromUnixSeconds(5));
-  slot.Form(1, {"w1", "w2"}, AssignedPlan(), 0, 0, absl::FromUnixSeconds(6));
+  slot.Form(1, {"w1", "w2"}, AssignedPlan(), absl::FromUnixSeconds(6));
   const auto reason = [&](const std::function<void(v1::Plan&)>& change) {
     v1::Plan plan = AssignedPlan();
     change(plan);
@@ -96,8 +96,8 @@ TEST(SlotTest, OtherPlanIsRefused) {
 
 TEST(SlotTest, StartWithoutStepsIsAtEnd) {
   Slot slot("run-1", 0, absl::FromUnixSeconds(5));
-  slot.Form(1, {"w1"}, v1::Plan(), 3, 30, absl::FromUnixSeconds(6));
-  slot.Start(0, absl::FromUnixSeconds(6));
+  slot.Form(1, {"w1"}, v1::Plan(), absl::FromUnixSeconds(6));
+  slot.Start(3, 30, 0, absl::FromUnixSeconds(6));
   EXPECT_TRUE(slot.record().at_end());
   EXPECT_FALSE(slot.SetAtEnd());
 }
@@ -105,7 +105,7 @@ TEST(SlotTest, StartWithoutStepsIsAtEnd) {
 // Prediction and measurement belong to a generation; the history of plans belongs to the slot.
 TEST(SlotTest, ClearKeepsPlanHistory) {
   Slot slot("run-1", 0, absl::FromUnixSeconds(5));
-  slot.Form(1, {"w1"}, AssignedPlan(), 0, 0, absl::FromUnixSeconds(6));
+  slot.Form(1, {"w1"}, AssignedPlan(), absl::FromUnixSeconds(6));
   v1::StepTimes times;
   times.set_step(2);
   slot.Predict(times, /*from_own_measurement=*/true);
@@ -126,7 +126,7 @@ TEST(SlotTest, ClearKeepsPlanHistory) {
 
 TEST(SlotTest, CountsBytesOnce) {
   Slot slot("run-1", 0, absl::FromUnixSeconds(5));
-  slot.Form(1, {"w1"}, v1::Plan(), 0, 0, absl::FromUnixSeconds(6));
+  slot.Form(1, {"w1"}, v1::Plan(), absl::FromUnixSeconds(6));
   EXPECT_TRUE(slot.CountRound(1));
   EXPECT_FALSE(slot.CountRound(1));
   EXPECT_TRUE(slot.CountRound(2));
@@ -134,7 +134,7 @@ TEST(SlotTest, CountsBytesOnce) {
   EXPECT_TRUE(slot.CountVersion(1));
   EXPECT_FALSE(slot.CountVersion(1));
   slot.Clear("", absl::FromUnixSeconds(6));
-  slot.Form(2, {"w1"}, v1::Plan(), 0, 0, absl::FromUnixSeconds(6));
+  slot.Form(2, {"w1"}, v1::Plan(), absl::FromUnixSeconds(6));
   EXPECT_TRUE(slot.CountRound(1)) << "the bytes of a new generation are counted";
 }
 

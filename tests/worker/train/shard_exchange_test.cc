@@ -92,6 +92,7 @@ class Control final : public GroupControl {
   absl::StatusOr<std::optional<v1::Decision>> AwaitDecision(absl::Duration) override {
     return absl::CancelledError("released");
   }
+  bool nudged(uint32_t) const override { return false; }
   std::optional<v1::TraceSteps> TakeTraceRequest() override { return std::nullopt; }
   bool connected() const override { return true; }
   std::string ShardAddress(uint32_t shard) const override {
