@@ -1,27 +1,6 @@
-// Both transfers resume instead of starting again, because transferring a rank's slice may take
-// minutes and aggregators restart in normal operation.
-//
-// Stage: the shard knows the progress. Every attempt sends the header first; the Resume reply names
-// the first chunk that is not stored, also after a restart of the shard, so the client keeps no
-// state between attempts. If all chunks are stored, the attempt only confirms durability. This
-// makes a lost Staged reply harmless.
-//
-// Pull: the client knows the progress. `done` counts the elements that were received and checked;
-// the next attempt requests the ranges without the first `done` elements (Skip). A version is
-// immutable, so parts from different attempts, and even from different processes of the shard, fit
-// together. If the version was removed meanwhile, the shard refuses and the caller chooses a newer
-// one.
-//
-// Time. An absolute limit would end every transfer that the link cannot finish within it. A call
-// therefore ends after `silence` without progress, and a watching thread cancels an attempt that
-// hangs. A chunk that was received, or written for the first time, is progress. Written chunks may
-// still lie in buffers: at most a few MiB, which must reach the shard within `silence`. At 4 MiB
-// and two minutes this takes 280 kbit/s.
-//
-// There are three classes of errors. Transient errors are retried with backoff until the deadline.
-// Damage and protocol errors are retried until the kMaxDamaged-th of them, which ends the call: a
-// repeated transfer repairs damage in transit, not on the disk. Refusals are not retried. The
-// address is requested before every attempt, so that a shard that has moved is found.
+// Drives server/client/shard_transfer over gRPC. The calling thread carries out its actions with
+// blocking calls; a watching thread breaks off an attempt that hangs. The address is requested
+// before every attempt, so that a shard that has moved is found.
 #include "server/client/rounds_client.h"
 
 #include <google/protobuf/repeated_ptr_field.h>
@@ -29,14 +8,14 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <optional>
 #include <thread>
 #include <utility>
+#include <variant>
 
 #include "absl/cleanup/cleanup.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "base/backoff.h"
 #include "base/crc32c.h"
 #include "base/rpc/grpc_channel.h"
 #include "base/rpc/grpc_status.h"
@@ -50,10 +29,6 @@ static_assert(std::endian::native == std::endian::little,
               "values are transferred as they are in memory: little-endian");
 
 using Ranges = google::protobuf::RepeatedPtrField<v1::Range>;
-
-// The number of such errors that ends a call. Damage in transit is rare; repeated damage means a
-// damaged disk or a bug.
-constexpr int kMaxDamaged = 3;
 
 uint64_t Elements(const Ranges& ranges) {
   uint64_t elements = 0;
@@ -92,12 +67,8 @@ void FillChunk(uint32_t index, std::span<const float> values, v1::Chunk* chunk) 
   chunk->set_crc32c(Crc32c(chunk->data()));
 }
 
-// Status of a stream that ended early.
-absl::Status EndedEarly(const grpc::Status& status) {
-  if (!status.ok()) return FromGrpc(status);
-  return absl::InternalError("the shard ended the call before it was done");
-}
-
+using Transfer = ShardTransfer;
+using EventHandler = std::function<Transfer::Action(const Transfer::Event&)>;
 using StageStream = grpc::ClientReaderWriter<v1::StageRequest, v1::StageReply>;
 
 bool Send(StageStream& stream, const v1::StageRequest& request, Traffic* traffic) {
@@ -113,112 +84,70 @@ bool Receive(StageStream& stream, v1::StageReply* reply, Traffic* traffic) {
   return true;
 }
 
-// The chunks that a Stage call has written, over all attempts: only a chunk that is written for the
-// first time is progress.
-struct WrittenChunks {
-  uint32_t resumed = 0;
-  uint32_t end = 0;
+// Ends an attempt that is not over.
+Transfer::Action BreakOff(grpc::ClientContext& context, auto& stream, Transfer::Action action) {
+  context.TryCancel();
+  stream.Finish();
+  return action;
+}
 
-  // The shard has the chunks before `next`; fewer than before, if it was replaced.
-  void Resume(uint32_t next) {
-    if (next < std::exchange(resumed, next)) end = next;
-  }
-  bool Add(uint32_t index) {
-    if (index < end) return false;
-    end = index + 1;
-    return true;
-  }
-};
-
-absl::Status StageOnce(v1::Rounds::Stub& stub, grpc::ClientContext& context,
-                       const v1::ContributionHeader& header, std::span<const float> values,
-                       const std::function<void()>& advance, WrittenChunks* written,
-                       Traffic* traffic) {
+Transfer::Action StageOnce(v1::Rounds::Stub& stub, grpc::ClientContext& context,
+                           const v1::ContributionHeader& header, std::span<const float> values,
+                           const EventHandler& handle, Traffic* traffic) {
   const std::unique_ptr<StageStream> stream = stub.Stage(&context);
+  const auto ended = [&](std::optional<uint64_t> staged = {}) {
+    return handle(Transfer::Ended{FromGrpc(stream->Finish()), staged});
+  };
   v1::StageRequest request;
   v1::StageReply reply;
   *request.mutable_header() = header;
-  if (!Send(*stream, request, traffic) || !Receive(*stream, &reply, traffic)) {
-    return EndedEarly(stream->Finish());
+  if (!Send(*stream, request, traffic) || !Receive(*stream, &reply, traffic)) return ended();
+  Transfer::Action action = handle(Transfer::Opened{reply.resume().next_chunk()});
+  while (const auto* send = std::get_if<Transfer::Send>(&action)) {
+    FillChunk(send->index, values.subspan(send->begin, send->end - send->begin),
+              request.mutable_chunk());
+    if (!Send(*stream, request, traffic)) return ended();
+    action = handle(Transfer::Sent{});
   }
-  const uint64_t first = uint64_t{reply.resume().next_chunk()} * header.chunk_elements();
-  uint32_t index = reply.resume().next_chunk();
-  written->Resume(index);
-  for (uint64_t at = first; at < values.size(); at += header.chunk_elements(), ++index) {
-    const uint64_t size = std::min<uint64_t>(header.chunk_elements(), values.size() - at);
-    FillChunk(index, values.subspan(at, size), request.mutable_chunk());
-    if (!Send(*stream, request, traffic)) return EndedEarly(stream->Finish());
-    if (written->Add(index)) advance();
-  }
+  if (!std::holds_alternative<Transfer::Confirm>(action))
+    return BreakOff(context, *stream, std::move(action));
   stream->WritesDone();
-  if (!Receive(*stream, &reply, traffic)) return EndedEarly(stream->Finish());
-  const bool staged = reply.has_staged() && reply.staged().elements() == values.size();
-  CADRE_RETURN_IF_ERROR(FromGrpc(stream->Finish()));
-  if (staged) return absl::OkStatus();
-  return absl::InternalError(absl::StrCat("the shard confirmed ", reply.staged().elements(),
-                                          " elements, but ", values.size(), " were sent"));
+  if (!Receive(*stream, &reply, traffic) || !reply.has_staged()) return ended();
+  return ended(reply.staged().elements());
 }
 
-// Appends one chunk after the first `*done` elements of `out`.
-absl::Status CopyChunk(const v1::Chunk& chunk, std::span<float> out, uint64_t* done) {
+// Copies one chunk to the front of `rest`.
+absl::Status CopyChunk(const v1::Chunk& chunk, std::span<float> rest) {
   const std::string& data = chunk.data();
   if (Crc32c(data) != chunk.crc32c()) {
     return absl::DataLossError(absl::StrCat("chunk ", chunk.index(), " was damaged in transit"));
   }
-  if (data.size() % sizeof(float) != 0 || data.size() / sizeof(float) > out.size() - *done) {
+  if (data.size() % sizeof(float) != 0 || data.size() > rest.size_bytes()) {
     return absl::InternalError(absl::StrCat("chunk ", chunk.index(), " has a wrong size"));
   }
-  std::memcpy(out.data() + *done, data.data(), data.size());
-  *done += data.size() / sizeof(float);
+  std::memcpy(rest.data(), data.data(), data.size());
   return absl::OkStatus();
 }
 
-absl::Status PullOnce(v1::Rounds::Stub& stub, grpc::ClientContext& context,
-                      const v1::PullRequest& request, std::span<float> out,
-                      const std::function<void()>& advance, uint64_t* done, Traffic* traffic) {
+// `rest` are the elements that are still missing.
+Transfer::Action PullOnce(v1::Rounds::Stub& stub, grpc::ClientContext& context,
+                          const v1::PullRequest& request, std::span<float> rest,
+                          const EventHandler& handle, Traffic* traffic) {
   traffic->message_sent += request.ByteSizeLong();
   const std::unique_ptr<grpc::ClientReader<v1::PullReply>> stream = stub.Pull(&context, request);
   v1::PullReply reply;
-  while (stream->Read(&reply)) {
+  Transfer::Action action = handle(Transfer::Opened{});
+  while (std::holds_alternative<Transfer::Receive>(action)) {
+    if (!stream->Read(&reply)) return handle(Transfer::Ended{FromGrpc(stream->Finish())});
+    const size_t bytes = reply.chunk().data().size();
     traffic->message_received += reply.ByteSizeLong();
-    traffic->payload_received += reply.chunk().data().size();
-    if (const absl::Status taken = CopyChunk(reply.chunk(), out, done); !taken.ok()) {
-      context.TryCancel();
-      stream->Finish();
-      return taken;
-    }
-    advance();
+    traffic->payload_received += bytes;
+    const absl::Status copied = CopyChunk(reply.chunk(), rest);
+    if (!copied.ok()) return BreakOff(context, *stream, handle(Transfer::Ended{copied}));
+    rest = rest.subspan(bytes / sizeof(float));
+    action = handle(Transfer::Received{bytes / sizeof(float)});
   }
-  CADRE_RETURN_IF_ERROR(FromGrpc(stream->Finish()));
-  if (*done == out.size()) return absl::OkStatus();
-  return absl::InternalError(
-      absl::StrCat("the shard sent ", *done, " elements, but ", out.size(), " were requested"));
-}
-
-// The first word of the message with which a shard refuses a stream because it has too many.
-constexpr absl::string_view kBusy = "busy";
-
-enum class Retry { kFinal, kRetry, kRetryFewTimes };
-
-Retry Classify(const absl::Status& status) {
-  switch (status.code()) {
-    case absl::StatusCode::kUnavailable:
-    case absl::StatusCode::kResourceExhausted:
-    // A killed server or a broken connection may be reported with any of these codes.
-    case absl::StatusCode::kCancelled:
-    case absl::StatusCode::kUnknown:
-      return Retry::kRetry;
-    case absl::StatusCode::kDataLoss:
-    case absl::StatusCode::kInternal:
-      return Retry::kRetryFewTimes;
-    default:
-      return Retry::kFinal;
-  }
-}
-
-absl::Status TooLate(const absl::Status& last) {
-  return absl::DeadlineExceededError(
-      absl::StrCat("the aggregator shard did not answer in time; last: ", last.message()));
+  return BreakOff(context, *stream, std::move(action));
 }
 
 }  // namespace
@@ -231,133 +160,126 @@ Traffic& Traffic::operator+=(const Traffic& other) {
   return *this;
 }
 
-RoundsClient::RoundsClient(AddressSource address, RoundsClientOptions options)
-    : address_(std::move(address)), options_(options) {}
+RoundsClient::RoundsClient(AddressSource address, TransferOptions options,
+                           std::function<void()> on_progress)
+    : address_(std::move(address)), options_(options), on_progress_(std::move(on_progress)) {}
 
 absl::Status RoundsClient::Stage(const v1::ContributionHeader& header,
-                                 std::span<const float> values, absl::Time deadline,
-                                 Traffic* traffic) {
+                                 std::span<const float> values, Traffic* traffic,
+                                 std::stop_token stop) {
   CADRE_RETURN_IF_ERROR(CheckSize(header.ranges(), values.size()));
   v1::ContributionHeader filled = header;
   filled.set_schema_hash(SchemaHash());
   filled.set_codec(v1::CODEC_FP32);
   if (filled.chunk_elements() == 0) filled.set_chunk_elements(kChunkElements);
-  WrittenChunks written;
-  return RetryUntil(deadline, [&](v1::Rounds::Stub& stub, grpc::ClientContext& context,
-                                  const std::function<void()>& advance) {
-    return StageOnce(stub, context, filled, values, advance, &written, traffic);
-  });
+  Call call{Transfer(Transfer::Direction::kStage, values.size(), filled.chunk_elements(), options_,
+                     clock_.Now())};
+  return Run(call, std::move(stop),
+             [&](v1::Rounds::Stub& stub, grpc::ClientContext& context, const EventHandler& handle) {
+               return StageOnce(stub, context, filled, values, handle, traffic);
+             });
 }
 
 absl::Status RoundsClient::Pull(const v1::PullRequest& request, std::span<float> out,
-                                absl::Time deadline, Traffic* traffic) {
+                                Traffic* traffic, std::stop_token stop) {
   CADRE_RETURN_IF_ERROR(CheckSize(request.ranges(), out.size()));
   if (out.empty()) return absl::OkStatus();
   v1::PullRequest filled = request;
   filled.set_schema_hash(SchemaHash());
   if (filled.chunk_elements() == 0) filled.set_chunk_elements(kChunkElements);
-  uint64_t done = 0;
-  return RetryUntil(deadline, [&](v1::Rounds::Stub& stub, grpc::ClientContext& context,
-                                  const std::function<void()>& advance) {
-    *filled.mutable_ranges() = Skip(request.ranges(), done);
-    return PullOnce(stub, context, filled, out, advance, &done, traffic);
-  });
+  Call call{Transfer(Transfer::Direction::kPull, out.size(), filled.chunk_elements(), options_,
+                     clock_.Now())};
+  return Run(call, std::move(stop),
+             [&](v1::Rounds::Stub& stub, grpc::ClientContext& context, const EventHandler& handle) {
+               const uint64_t done = call.transfer.done();
+               *filled.mutable_ranges() = Skip(request.ranges(), done);
+               return PullOnce(stub, context, filled, out.subspan(done), handle, traffic);
+             });
 }
 
-void RoundsClient::Cancel() {
-  absl::MutexLock lock(&mutex_);
-  cancelled_ = true;
-  changed_.NotifyAll();
-  for (const Call* call : calls_) {
-    if (call->context != nullptr) call->context->TryCancel();
-  }
-}
-
-absl::Status RoundsClient::RetryUntil(absl::Time deadline, const Attempt& attempt) {
-  Call call{.last_progress = clock_.Now()};
+absl::Status RoundsClient::Run(Call& call, std::stop_token stop, const Attempt& attempt) {
   std::thread watcher([&] { Watch(call); });
   const absl::Cleanup end_watch = [&] {
     {
       absl::MutexLock lock(&mutex_);
-      calls_.erase(&call);
       call.ended = true;
       changed_.NotifyAll();
     }
     watcher.join();
   };
-  {
-    absl::MutexLock lock(&mutex_);
-    calls_.insert(&call);
-  }
-  Backoff backoff(options_.first_wait, options_.max_wait, options_.seed);
-  absl::Status last = absl::UnavailableError("not tried");
-  // The caller's deadline on the steady clock.
-  const absl::Time end = clock_.Now() + (deadline - absl::Now());
-  for (int damaged = 0;;) {
-    const absl::Status status = AttemptOnce(call, absl::Now() + (end - clock_.Now()), attempt);
-    if (status.ok()) return status;
-    const Retry verdict = Classify(status);
-    const bool late = status.code() == absl::StatusCode::kDeadlineExceeded;
-    if (!late) last = status;
-    if (verdict == Retry::kRetryFewTimes && ++damaged >= kMaxDamaged) return status;
-    if (verdict == Retry::kFinal && !late) return status;
-    // The shard answers and serves others.
-    if (absl::StartsWith(status.message(), kBusy)) Advance(call);
-
-    const absl::Duration wait = backoff.Next();
-    absl::MutexLock lock(&mutex_);
-    auto ended = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return cancelled_ || call.silent; };
-    if (!ended() && (late || clock_.Now() + wait >= end)) return TooLate(last);
-    if (!changed_.WaitFor(mutex_, wait, ended)) continue;
-    return cancelled_ ? absl::CancelledError("the call was cancelled") : TooLate(last);
+  const auto cancel = [&] { CancelCall(call); };
+  const std::stop_callback on_cancel(cancel_.get_token(), cancel);
+  const std::stop_callback on_stop(std::move(stop), cancel);
+  Transfer::Action action = Handle(call, Transfer::Ready{});
+  while (true) {
+    if (auto* end = std::get_if<Transfer::End>(&action)) return std::move(end->status);
+    const auto* wait = std::get_if<Transfer::Wait>(&action);
+    const absl::Duration time = wait == nullptr ? absl::ZeroDuration() : wait->time;
+    {
+      absl::MutexLock lock(&mutex_);
+      if (changed_.WaitFor(mutex_, time, [&] { return call.cancelled; }))
+        return absl::CancelledError("the call was cancelled");
+    }
+    action = wait == nullptr ? AttemptOnce(call, attempt) : Handle(call, Transfer::Ready{});
   }
 }
 
-// The watcher's thread: ends the call's attempt after a time without progress.
+Transfer::Action RoundsClient::Handle(Call& call, const Transfer::Event& event) {
+  const absl::Time silent_at = call.transfer.silent_at();
+  Transfer::Action action;
+  {
+    absl::MutexLock lock(&mutex_);
+    action = call.transfer.Handle(event, clock_.Now());
+  }
+  if (on_progress_ && call.transfer.silent_at() != silent_at) on_progress_();
+  return action;
+}
+
 void RoundsClient::Watch(Call& call) {
   absl::MutexLock lock(&mutex_);
-  auto ended = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return call.ended; };
-  absl::Duration left = options_.silence;
-  while (left > absl::ZeroDuration()) {
+  const auto ended = [&] { return call.ended; };
+  for (absl::Duration left = options_.silence; left > absl::ZeroDuration();
+       left = call.transfer.silent_at() - clock_.Now()) {
     if (changed_.WaitFor(mutex_, left, ended)) return;
-    left = call.last_progress + options_.silence - clock_.Now();
   }
-  call.silent = true;
+  if (call.context != nullptr) call.context->TryCancel();
+}
+
+void RoundsClient::CancelCall(Call& call) {
+  absl::MutexLock lock(&mutex_);
+  call.cancelled = true;
   changed_.NotifyAll();
   if (call.context != nullptr) call.context->TryCancel();
 }
 
-void RoundsClient::Advance(Call& call) {
-  if (options_.on_progress) options_.on_progress();
-  absl::MutexLock lock(&mutex_);
-  call.last_progress = clock_.Now();
-}
-
-absl::Status RoundsClient::AttemptOnce(Call& call, absl::Time deadline, const Attempt& attempt) {
-  CADRE_ASSIGN_OR_RETURN(const std::shared_ptr<grpc::Channel> channel, Connect());
+Transfer::Action RoundsClient::AttemptOnce(Call& call, const Attempt& attempt) {
+  const std::shared_ptr<grpc::Channel> channel = Connect();
+  if (channel == nullptr) {
+    return Handle(call,
+                  Transfer::Ended{absl::UnavailableError("the shard's address is not known yet")});
+  }
   // In a process without a gRPC server no other thread polls a channel that connects. If it does
   // not connect soon, the call fails, and the next attempt may find another address.
   channel->WaitForConnected(absl::ToChronoTime(absl::Now() + options_.max_wait));
   const std::unique_ptr<v1::Rounds::Stub> stub = v1::Rounds::NewStub(channel);
   grpc::ClientContext context;
-  if (deadline != absl::InfiniteFuture()) context.set_deadline(absl::ToChronoTime(deadline));
   {
     absl::MutexLock lock(&mutex_);
-    if (cancelled_) return absl::CancelledError("the call was cancelled");
-    if (call.silent) return absl::UnavailableError("no progress");
     call.context = &context;
+    // The watcher, or the cancellation, may have found no attempt to break off.
+    if (call.cancelled || clock_.Now() >= call.transfer.silent_at()) context.TryCancel();
   }
   const absl::Cleanup forget = [&] {
     absl::MutexLock lock(&mutex_);
     call.context = nullptr;
   };
-  return attempt(*stub, context, [&] { Advance(call); });
+  return attempt(*stub, context, [&](const Transfer::Event& event) { return Handle(call, event); });
 }
 
 // Keeps the connection as long as the shard has the same address.
-absl::StatusOr<std::shared_ptr<grpc::Channel>> RoundsClient::Connect() {
+std::shared_ptr<grpc::Channel> RoundsClient::Connect() {
   const std::string address = address_();
-  if (address.empty()) return absl::UnavailableError("the shard's address is not known yet");
+  if (address.empty()) return nullptr;
   absl::MutexLock lock(&mutex_);
   if (channel_ == nullptr || channel_address_ != address) {
     channel_ = MakeChannel(address, Plane::kBulk);

@@ -1,11 +1,13 @@
 // A rank's client of one aggregator shard: it stages (uploads) the rank's slice, the parameters
 // that the rank owns, for a round and pulls its part of a committed version. Calls block until they
-// are done, refused, cancelled or past their deadline. After a broken connection they reconnect and
+// are done, refused, cancelled or silent for too long. After a broken connection they reconnect and
 // resume the transfer.
 //
 //   RoundsClient shard([&] { return addresses.Of(run, 3); }, {.seed = rank});
-//   CADRE_RETURN_IF_ERROR(shard.Stage(header, values, deadline, &traffic));
-//   CADRE_RETURN_IF_ERROR(shard.Pull(request, out, deadline, &traffic));
+//   CADRE_RETURN_IF_ERROR(shard.Stage(header, values, &traffic));
+//   CADRE_RETURN_IF_ERROR(shard.Pull(request, out, &traffic));
+//
+// Attempts, retries and limits are those of server/client/shard_transfer.
 //
 // Owns its channel. Values and traffic are borrowed for the call.
 // Thread-safe; concurrent calls are allowed, each with its own Traffic.
@@ -13,10 +15,9 @@
 // Errors of both calls:
 //   refusals by name (codes: server/client/refusal.h), without a retry, except that damaged bytes
 //     (DataLoss) are first transferred again a few times;
-//   Cancelled after Cancel();
-//   DeadlineExceeded with the last failure in its message: the deadline has passed, or no
-//     chunk was transferred for `silence`, because the shard was unreachable or too busy, or its
-//     disk was full;
+//   Cancelled after Cancel(), or after a stop of the call was requested;
+//   DeadlineExceeded with the last failure in its message: no chunk was transferred for `silence`,
+//     because the shard was unreachable, or its disk was full;
 //   InvalidArgument if the sizes of ranges and values differ.
 #pragma once
 
@@ -26,18 +27,17 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <set>
 #include <span>
+#include <stop_token>
 #include <string>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
-#include "absl/time/time.h"
 #include "base/clock.h"
 #include "base/steady_cond_var.h"
 #include "proto/cadre/v1/rounds.grpc.pb.h"
+#include "server/client/shard_transfer.h"
 
 namespace cadre {
 
@@ -53,77 +53,71 @@ struct Traffic {
   Traffic& operator+=(const Traffic& other);
 };
 
-struct RoundsClientOptions {
-  // Waits between attempts.
-  absl::Duration first_wait = absl::Milliseconds(50);
-  absl::Duration max_wait = absl::Milliseconds(400);
-  // Different seeds prevent ranks from retrying simultaneously.
-  uint64_t seed = 0;
-  // A call ends after this time in which no chunk is transferred. A transfer that makes progress
-  // may take any time.
-  absl::Duration silence = absl::Minutes(2);
-  // Called for every chunk that was sent or received, on the calling thread. Optional.
-  std::function<void()> on_progress;
-};
-
 class RoundsClient {
  public:
   // Returns the shard's current host:port; called before every attempt. Empty: not known yet.
   using AddressSource = std::function<std::string()>;
 
-  explicit RoundsClient(AddressSource address, RoundsClientOptions options = {});
+  // `on_progress` is called for every new chunk that was sent or received, on the calling thread;
+  // optional.
+  explicit RoundsClient(AddressSource address, TransferOptions options = {},
+                        std::function<void()> on_progress = nullptr);
   RoundsClient(const RoundsClient&) = delete;
   RoundsClient& operator=(const RoundsClient&) = delete;
 
   // Stages `values`, which are in the order of header.ranges. Returns OK once they are durable at
   // the shard. A contribution may be staged again with the same values. The client fills in the
-  // header's schema_hash and codec and, if it is 0, chunk_elements.
+  // header's schema_hash and codec and, if it is 0, chunk_elements. A request to stop ends this
+  // call alone, with Cancelled.
   absl::Status Stage(const v1::ContributionHeader& header, std::span<const float> values,
-                     absl::Time deadline, Traffic* traffic) ABSL_LOCKS_EXCLUDED(mutex_);
+                     Traffic* traffic, std::stop_token stop = {}) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Reads request.ranges, in their order, into `out`. After an error `out` is unspecified. The
   // client fills in the request's schema_hash and, if it is 0, chunk_elements.
-  absl::Status Pull(const v1::PullRequest& request, std::span<float> out, absl::Time deadline,
-                    Traffic* traffic) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status Pull(const v1::PullRequest& request, std::span<float> out, Traffic* traffic,
+                    std::stop_token stop = {}) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Ends all current and later calls with Cancelled. Does not wait for them.
-  void Cancel() ABSL_LOCKS_EXCLUDED(mutex_);
+  void Cancel() { cancel_.request_stop(); }
 
  private:
   // A call in progress.
   struct Call {
-    absl::Time last_progress;
+    // Changed by the calling thread, under mutex_.
+    ShardTransfer transfer;
     // The current attempt.
     grpc::ClientContext* context = nullptr;
-    // There was no progress for too long.
-    bool silent = false;
+    bool cancelled = false;
     bool ended = false;
   };
-  // One attempt over one connection, which calls `advance` for every chunk.
-  using Attempt = std::function<absl::Status(v1::Rounds::Stub&, grpc::ClientContext&,
-                                             const std::function<void()>& advance)>;
+  using EventHandler = std::function<ShardTransfer::Action(const ShardTransfer::Event&)>;
+  // One attempt over one connection; returns the first action that is not part of it.
+  using Attempt = std::function<ShardTransfer::Action(v1::Rounds::Stub&, grpc::ClientContext&,
+                                                      const EventHandler& handle)>;
 
-  // Repeats `attempt` until it succeeds, is refused, fails permanently, the deadline passes, or
-  // there is no progress for too long.
-  absl::Status RetryUntil(absl::Time deadline, const Attempt& attempt) ABSL_LOCKS_EXCLUDED(mutex_);
-  absl::Status AttemptOnce(Call& call, absl::Time deadline, const Attempt& attempt)
+  // Carries out the transfer's actions until it ends.
+  absl::Status Run(Call& call, std::stop_token stop, const Attempt& attempt)
       ABSL_LOCKS_EXCLUDED(mutex_);
+  ShardTransfer::Action AttemptOnce(Call& call, const Attempt& attempt) ABSL_LOCKS_EXCLUDED(mutex_);
+  ShardTransfer::Action Handle(Call& call, const ShardTransfer::Event& event)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  // The watcher's thread: breaks the call's attempt off when the transfer is silent.
   void Watch(Call& call) ABSL_LOCKS_EXCLUDED(mutex_);
-  void Advance(Call& call) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Returns a connection to the shard's current address.
-  absl::StatusOr<std::shared_ptr<grpc::Channel>> Connect() ABSL_LOCKS_EXCLUDED(mutex_);
+  void CancelCall(Call& call) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Returns a connection to the shard's current address; null: it is not known.
+  std::shared_ptr<grpc::Channel> Connect() ABSL_LOCKS_EXCLUDED(mutex_);
 
   const AddressSource address_;
-  const RoundsClientOptions options_;
+  const TransferOptions options_;
+  const std::function<void()> on_progress_;
   const SteadyClock clock_;
+  std::stop_source cancel_;
 
   absl::Mutex mutex_;
   SteadyCondVar changed_;
-  bool cancelled_ ABSL_GUARDED_BY(mutex_) = false;
   // Shared with calls in progress, which keep it when the shard's address changes.
   std::shared_ptr<grpc::Channel> channel_ ABSL_GUARDED_BY(mutex_);
   std::string channel_address_ ABSL_GUARDED_BY(mutex_);
-  std::set<Call*> calls_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace cadre

@@ -5,7 +5,7 @@
 #include <limits>
 #include <span>
 
-#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "model/parameter_index.h"
 #include "server/client/rounds_client.h"
 #include "server/client/shard_span.h"
@@ -26,9 +26,10 @@ absl::Status PullShard(const v1::StatusReply& status, const ParameterIndex& inde
   }
   absl::Status pulled = absl::NotFoundError("no aggregator is connected");
   for (const v1::AggregatorStatus& aggregator : status.aggregators()) {
-    RoundsClient client([&] { return aggregator.member().address(); });
+    RoundsClient client([&] { return aggregator.member().address(); },
+                        {.silence = absl::Seconds(20)});
     Traffic traffic;
-    pulled = client.Pull(request, out, absl::Now() + absl::Seconds(20), &traffic);
+    pulled = client.Pull(request, out, &traffic);
     if (pulled.ok()) break;
   }
   return pulled;

@@ -2,13 +2,16 @@
 
 #include <algorithm>
 #include <utility>
+#include <variant>
 
 namespace cadre::simulation {
 namespace {
 
-// Equal to the default of TrainerOptions::exchange_silence.
-constexpr absl::Duration kTimeout = absl::Minutes(10);
 constexpr uint32_t kChunkElements = 2;
+
+ShardTransfer::Event Broken() {
+  return ShardTransfer::Ended{absl::UnavailableError("the connection is broken")};
+}
 
 }  // namespace
 
@@ -22,21 +25,35 @@ SimulatedAggregator* SimulatedExchange::Find(uint32_t shard) {
   return nullptr;
 }
 
-void SimulatedExchange::All(std::vector<CallPtr> calls, const Finished& finished,
-                            const std::function<void(const CallPtr&)>& begin) {
-  auto left = std::make_shared<size_t>(calls.size());
-  auto first = std::make_shared<absl::Status>();
+void SimulatedExchange::All(
+    Transfer::Direction direction, const std::vector<int64_t>& begins,
+    const std::vector<Interval>& owned, const Finished& finished,
+    const std::function<void(Call&, const std::vector<Interval>& parts)>& prepare) {
+  std::vector<CallPtr> calls;
+  for (uint32_t shard = 0; shard < shards(); ++shard) {
+    const auto parts = PartsWithin(owned, ShardSpan(begins.back(), shard, shards()));
+    if (parts.empty()) continue;
+    auto call = std::make_shared<Call>();
+    call->shard = shard;
+    for (const Interval& part : parts) {
+      for (int64_t p = part.begin; p < part.end; ++p) call->positions.push_back(p);
+    }
+    prepare(*call, parts);
+    calls.push_back(std::move(call));
+  }
   if (calls.empty()) {
     world_.timeline.After(absl::ZeroDuration(), life_, [finished] { finished(absl::OkStatus()); });
     return;
   }
+  auto left = std::make_shared<size_t>(calls.size());
   for (const CallPtr& call : calls) {
-    call->deadline = world_.timeline.now() + kTimeout;
-    call->finished = [left, first, finished](const absl::Status& status) {
-      first->Update(status);
-      if (--*left == 0) finished(*first);
+    call->finished = [this, left, finished](const absl::Status& status) {
+      if (!status.ok()) life_.End();
+      if (!status.ok() || --*left == 0) finished(status);
     };
-    begin(call);
+    call->transfer.emplace(direction, call->positions.size(), kChunkElements,
+                           TransferOptions{.seed = world_.dice.Bits()}, world_.timeline.now());
+    Handle(call, Transfer::Ready{});
   }
 }
 
@@ -44,145 +61,105 @@ void SimulatedExchange::Stage(const v1::ContributionHeader& header,
                               const std::vector<int64_t>& begins,
                               const std::vector<Interval>& owned, const Words& words,
                               Finished finished) {
-  std::vector<CallPtr> calls;
-  for (uint32_t shard = 0; shard < shards(); ++shard) {
-    const auto parts = PartsWithin(owned, ShardSpan(begins.back(), shard, shards()));
-    if (parts.empty()) continue;
-    auto call = std::make_shared<Call>();
-    call->shard = shard;
-    call->header = header;
-    call->header.set_codec(v1::CODEC_FP32);
-    call->header.set_chunk_elements(kChunkElements);
-    *call->header.mutable_ranges() = RangesOf(begins, parts);
-    for (const Interval& part : parts) {
-      for (int64_t p = part.begin; p < part.end; ++p) call->values.push_back(words[p]);
-    }
-    calls.push_back(std::move(call));
-  }
-  All(std::move(calls), finished, [this](const CallPtr& call) { BeginStage(call); });
-}
-
-void SimulatedExchange::Deliver(const CallPtr& call,
-                                const std::function<void(const CallPtr&)>& again,
-                                std::function<void()> work) {
-  if (world_.dice.Chance(world_.faults.break_call)) {
-    world_.Count("calls_broken");
-    // The message may still be executed while or after the call is repeated.
-    if (world_.dice.Chance(0.5)) {
-      world_.timeline.After(
-          world_.dice.Between(absl::ZeroDuration(), absl::Seconds(2)), life_,
-          [work, at = call->at, process = call->at->process(), copy = *call, call]() mutable {
-            if (!at->up() || at->process() != process) return;
-            // The caller does not receive the result.
-            Call now = std::exchange(*call, copy);
-            call->finished = nullptr;
-            work();
-            *call = std::move(now);
-          });
-    }
-    return RetryLater(call, again);
-  }
-  const uint64_t process = call->at->process();
-  world_.timeline.After(
-      world_.Delay(), life_, [this, call, again, process, work = std::move(work)] {
-        const bool reached =
-            call->at->up() && call->at->process() == process && Find(call->shard) == call->at;
-        if (!reached) return RetryLater(call, again);
-        work();
-      });
-}
-
-void SimulatedExchange::RetryLater(const CallPtr& call,
-                                   const std::function<void(const CallPtr&)>& again) {
-  if (call->finished == nullptr) return;  // The caller received an error and repeated the call.
-  world_.timeline.After(
-      world_.dice.Between(absl::Milliseconds(50), absl::Seconds(3)), life_, [this, call, again] {
-        if (world_.timeline.now() >= call->deadline) {
-          return call->finished(absl::DeadlineExceededError("the shard did not answer in time"));
-        }
-        again(call);
-      });
-}
-
-void SimulatedExchange::BeginStage(const CallPtr& call) {
-  const auto again = [this](const CallPtr& c) { BeginStage(c); };
-  call->at = Find(call->shard);
-  if (call->at == nullptr) return RetryLater(call, again);
-  Deliver(call, again, [this, call] {
-    const absl::StatusOr<SimulatedAggregator::Staging> staging = call->at->Stage(call->header);
-    if (!staging.ok()) {
-      if (call->finished) call->finished(staging.status());
-      return;
-    }
-    if (!call->finished) return;
-    call->staging = *staging;
-    call->next_chunk = staging->grant.next_chunk;
-    SendChunk(call);
-  });
-}
-
-void SimulatedExchange::SendChunk(const CallPtr& call) {
-  if (call->next_chunk == call->staging.grant.chunks) return FinishStage(call);
-  Deliver(
-      call, [this](const CallPtr& c) { BeginStage(c); },
-      [this, call] {
-        const uint64_t first = uint64_t{call->next_chunk} * kChunkElements;
-        const uint64_t last = std::min<uint64_t>(first + kChunkElements, call->values.size());
-        const Words words(call->values.begin() + first, call->values.begin() + last);
-        const absl::StatusOr<bool> put = call->at->Put(call->staging, call->next_chunk, words);
-        if (!call->finished) return;
-        if (!put.ok()) return call->finished(put.status());
-        ++call->next_chunk;
-        SendChunk(call);
-      });
-}
-
-void SimulatedExchange::FinishStage(const CallPtr& call) {
-  const auto again = [this](const CallPtr& c) { BeginStage(c); };
-  Deliver(call, again, [this, call, again] {
-    const absl::Status status = call->at->Finish(call->staging);
-    if (status.ok()) invariants_.OnStaged(call->at->name(), call->header);
-    if (!call->finished) return;
-    if (!status.ok()) return call->finished(status);
-    // The acknowledgement is a separate message, which may be lost.
-    Deliver(call, again, [call] {
-      if (call->finished) call->finished(absl::OkStatus());
-    });
+  All(Transfer::Direction::kStage, begins, owned, finished, [&](Call& call, const auto& parts) {
+    call.header = header;
+    call.header.set_codec(v1::CODEC_FP32);
+    call.header.set_chunk_elements(kChunkElements);
+    *call.header.mutable_ranges() = RangesOf(begins, parts);
+    for (const int64_t p : call.positions) call.values.push_back(words[p]);
   });
 }
 
 void SimulatedExchange::Pull(const v1::PullRequest& request, const std::vector<int64_t>& begins,
                              const std::vector<Interval>& owned, Words* words, Finished finished) {
-  std::vector<CallPtr> calls;
-  for (uint32_t shard = 0; shard < shards(); ++shard) {
-    const auto parts = PartsWithin(owned, ShardSpan(begins.back(), shard, shards()));
-    if (parts.empty()) continue;
-    auto call = std::make_shared<Call>();
-    call->shard = shard;
-    call->request = request;
-    *call->request.mutable_ranges() = RangesOf(begins, parts);
-    call->spans = parts;
-    call->out = words;
-    calls.push_back(std::move(call));
-  }
-  All(std::move(calls), finished, [this](const CallPtr& call) { BeginPull(call); });
+  All(Transfer::Direction::kPull, begins, owned, finished, [&](Call& call, const auto& parts) {
+    call.request = request;
+    *call.request.mutable_ranges() = RangesOf(begins, parts);
+    call.out = words;
+  });
 }
 
-void SimulatedExchange::BeginPull(const CallPtr& call) {
-  const auto again = [this](const CallPtr& c) { BeginPull(c); };
-  call->at = Find(call->shard);
-  if (call->at == nullptr) return RetryLater(call, again);
-  Deliver(call, again, [this, call, again] {
-    const absl::StatusOr<Words> words = call->at->Pull(call->request);
-    if (!call->finished) return;
-    if (!words.ok()) return call->finished(words.status());
-    Deliver(call, again, [call, words = *words] {
-      if (!call->finished) return;
-      for (const Interval& span : call->spans) {
-        for (int64_t p = span.begin; p < span.end; ++p) (*call->out)[p] = words[p];
-      }
-      call->finished(absl::OkStatus());
-    });
+void SimulatedExchange::Handle(const CallPtr& call, const Transfer::Event& event) {
+  const Transfer::Action action = call->transfer->Handle(event, world_.timeline.now());
+  std::visit([&](const auto& one) { Do(call, one); }, action);
+}
+
+void SimulatedExchange::Do(const CallPtr& call, const Transfer::Open& /*open*/) {
+  SimulatedAggregator* at = Find(call->shard);
+  if (at == nullptr) return Handle(call, Broken());
+  call->attempt = std::make_shared<Attempt>(Attempt{.at = at, .process = at->process()});
+  Deliver(call, [call, attempt = call->attempt]() -> Transfer::Event {
+    if (call->out != nullptr) {
+      absl::StatusOr<Words> words = attempt->at->Pull(call->request);
+      if (!words.ok()) return Transfer::Ended{words.status()};
+      attempt->pulled = *std::move(words);
+      return Transfer::Opened{};
+    }
+    const absl::StatusOr<SimulatedAggregator::Staging> staging = attempt->at->Stage(call->header);
+    if (!staging.ok()) return Transfer::Ended{staging.status()};
+    attempt->staging = *staging;
+    return Transfer::Opened{staging->grant.next_chunk};
+  });
+}
+
+void SimulatedExchange::Do(const CallPtr& call, const Transfer::Send& send) {
+  Deliver(call, [call, attempt = call->attempt, send]() -> Transfer::Event {
+    const auto first = call->values.begin();
+    const Words words(first + send.begin, first + send.end);
+    const absl::Status put = attempt->at->Put(attempt->staging, send.index, words).status();
+    if (!put.ok()) return Transfer::Ended{put};
+    return Transfer::Sent{};
+  });
+}
+
+void SimulatedExchange::Do(const CallPtr& call, const Transfer::Confirm& /*confirm*/) {
+  Deliver(call, [this, call, attempt = call->attempt]() -> Transfer::Event {
+    const absl::Status status = attempt->at->Finish(attempt->staging);
+    if (status.ok()) invariants_.OnStaged(attempt->at->name(), call->header);
+    // The acknowledgement is a separate message, which may be lost.
+    if (status.ok() && world_.dice.Chance(world_.faults.break_call)) return Broken();
+    return Transfer::Ended{status, call->values.size()};
+  });
+}
+
+// Replies carry one chunk each.
+void SimulatedExchange::Do(const CallPtr& call, const Transfer::Receive& /*receive*/) {
+  Deliver(call, [call, attempt = call->attempt]() -> Transfer::Event {
+    const uint64_t begin = call->transfer->done();
+    const uint64_t end = std::min<uint64_t>(begin + kChunkElements, call->positions.size());
+    if (begin == end) return Transfer::Ended{};
+    for (uint64_t i = begin; i < end; ++i) {
+      (*call->out)[call->positions[i]] = attempt->pulled[call->positions[i]];
+    }
+    return Transfer::Received{end - begin};
+  });
+}
+
+void SimulatedExchange::Do(const CallPtr& call, const Transfer::Wait& wait) {
+  world_.timeline.After(wait.time, life_, [this, call] { Handle(call, Transfer::Ready{}); });
+}
+
+void SimulatedExchange::Do(const CallPtr& call, const Transfer::End& end) {
+  call->finished(end.status);
+}
+
+void SimulatedExchange::Deliver(const CallPtr& call, std::function<Transfer::Event()> execute) {
+  const auto reached = [this, call, attempt = call->attempt] {
+    return Find(call->shard) == attempt->at && attempt->at->process() == attempt->process;
+  };
+  if (world_.dice.Chance(world_.faults.break_call)) {
+    world_.Count("calls_broken");
+    // The message may still be executed while or after the call is repeated.
+    if (world_.dice.Chance(0.5)) {
+      world_.timeline.After(world_.dice.Between(absl::ZeroDuration(), absl::Seconds(2)), life_,
+                            [reached, execute] {
+                              if (reached()) execute();
+                            });
+    }
+    return Handle(call, Broken());
+  }
+  world_.timeline.After(world_.Delay(), life_, [this, call, reached, execute = std::move(execute)] {
+    Handle(call, reached() ? execute() : Broken());
   });
 }
 

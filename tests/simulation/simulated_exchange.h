@@ -1,6 +1,6 @@
-// A rank's simulated calls to all shards, with retries, as in worker/train/shard_exchange and
-// server/client/rounds_client. Each message of a call may be delayed, may fail, or may be executed
-// although the caller receives an error.
+// A rank's simulated calls to all shards, as in worker/train/shard_exchange: drives one
+// server/client/shard_transfer per shard in virtual time. Each message of a call may be delayed,
+// may fail, or may be executed although the caller receives an error.
 //
 // Thread-compatible.
 #pragma once
@@ -8,11 +8,13 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "proto/cadre/v1/rounds.pb.h"
+#include "server/client/shard_transfer.h"
 #include "tests/simulation/model.h"
 #include "tests/simulation/simulated_aggregator.h"
 #include "tests/simulation/world.h"
@@ -38,7 +40,7 @@ class SimulatedExchange {
   uint32_t shards() const { return addresses_.size(); }
 
   // Stages the owned words at every shard; `finished` receives the first error, or OK.
-  // `header` has no ranges. The words must stay valid until then.
+  // `header` has no ranges. An error ends the calls to the other shards.
   void Stage(const v1::ContributionHeader& header, const std::vector<int64_t>& begins,
              const std::vector<Interval>& owned, const Words& words, Finished finished);
   // Pulls the owned words into `words`.
@@ -48,32 +50,44 @@ class SimulatedExchange {
   void Cancel() { life_.End(); }
 
  private:
+  using Transfer = ShardTransfer;
+  // A connection to one process of a shard.
+  struct Attempt {
+    SimulatedAggregator* at = nullptr;
+    uint64_t process = 0;
+    SimulatedAggregator::Staging staging;
+    Words pulled;  // by position
+  };
   // One shard's part of an exchange.
   struct Call {
     uint32_t shard = 0;
-    absl::Time deadline;
     v1::ContributionHeader header;
     v1::PullRequest request;
-    std::vector<Interval> spans;
-    Words values;  // to stage, in order
-    Words* out = nullptr;
-    SimulatedAggregator* at = nullptr;
-    SimulatedAggregator::Staging staging;
-    uint32_t next_chunk = 0;
+    // Of the words to transfer, in order.
+    std::vector<int64_t> positions;
+    Words values;          // Stage: the words
+    Words* out = nullptr;  // Pull: all words, by position
     Finished finished;
+    std::optional<Transfer> transfer;
+    std::shared_ptr<Attempt> attempt;
   };
   using CallPtr = std::shared_ptr<Call>;
 
-  void All(std::vector<CallPtr> calls, const Finished& finished,
-           const std::function<void(const CallPtr&)>& begin);
-  void BeginStage(const CallPtr& call);
-  void SendChunk(const CallPtr& call);
-  void FinishStage(const CallPtr& call);
-  void BeginPull(const CallPtr& call);
-  // Executes the next message of the call at the shard; if it breaks, `again` repeats the call.
-  void Deliver(const CallPtr& call, const std::function<void(const CallPtr&)>& again,
-               std::function<void()> work);
-  void RetryLater(const CallPtr& call, const std::function<void(const CallPtr&)>& again);
+  // Begins a transfer from or to every shard that has some of the owned words.
+  void All(Transfer::Direction direction, const std::vector<int64_t>& begins,
+           const std::vector<Interval>& owned, const Finished& finished,
+           const std::function<void(Call&, const std::vector<Interval>& parts)>& prepare);
+  // Carries out the action for this event.
+  void Handle(const CallPtr& call, const Transfer::Event& event);
+  void Do(const CallPtr& call, const Transfer::Open& open);
+  void Do(const CallPtr& call, const Transfer::Send& send);
+  void Do(const CallPtr& call, const Transfer::Confirm& confirm);
+  void Do(const CallPtr& call, const Transfer::Receive& receive);
+  void Do(const CallPtr& call, const Transfer::Wait& wait);
+  void Do(const CallPtr& call, const Transfer::End& end);
+  // Sends one message of the attempt; `execute` runs at the shard and returns what is received. It
+  // may run later than a new attempt, and must not change the call.
+  void Deliver(const CallPtr& call, std::function<Transfer::Event()> execute);
   SimulatedAggregator* Find(uint32_t shard);
 
   World& world_;

@@ -11,7 +11,8 @@
 // staging buffer per shard, because owned intervals are scattered over buckets while the client
 // sends contiguous chunks.
 //
-// Failures. RoundsClient retries while it makes progress; Stage and Pull are idempotent. If any
+// Failures. RoundsClient retries while it makes progress; Stage and Pull are idempotent. The first
+// shard for which a call fails ends the calls to the others, which would be of no use. If any
 // shard refuses the contribution because the round is closed (server/client/refusal.h), that error
 // is returned even if other shards failed otherwise: the coordinator's decision then determines how
 // the group continues.
@@ -22,12 +23,12 @@
 #include "worker/train/shard_exchange.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "base/status.h"
 #include "glog/logging.h"
 #include "server/client/refusal.h"
@@ -67,10 +68,9 @@ ShardExchange::ShardExchange(const v1::Assignment& assignment, const ParameterIn
     shard.client = std::make_unique<RoundsClient>(
         [&control, id] { return control.ShardAddress(id); },
         // Different seeds, so that ranks that failed together do not retry at the same times.
-        RoundsClientOptions{
-            .seed = (uint64_t{rank_slot_.group()} << 32) + rank_slot_.rank() * 64 + id,
-            .silence = silence,
-            .on_progress = [&progress] { progress.Advance(); }});
+        TransferOptions{.seed = (uint64_t{rank_slot_.group()} << 32) + rank_slot_.rank() * 64 + id,
+                        .silence = silence},
+        [&progress] { progress.Advance(); });
     shards_.push_back(std::move(shard));
   }
   on_cancel_ = cancellation.OnCancel([this](const absl::Status&) {
@@ -93,27 +93,29 @@ void ShardExchange::FillRanges(const std::vector<Owned>& parts, Message& message
   }
 }
 
-absl::Status ShardExchange::ForEachShard(const std::function<absl::Status(Shard&)>& work,
-                                         Traffic* traffic) {
+absl::Status ShardExchange::ForEachShard(
+    const std::function<absl::Status(Shard&, std::stop_token)>& work, Traffic* traffic) {
   std::vector<absl::Status> results(shards_.size());
+  std::stop_source failed;
+  std::atomic<size_t> first = shards_.size();
   std::vector<std::thread> threads;
   for (size_t i = 0; i < shards_.size(); ++i) {
     shards_[i].traffic = Traffic();
-    threads.emplace_back([&, i] { results[i] = work(shards_[i]); });
+    threads.emplace_back([&, i] {
+      results[i] = work(shards_[i], failed.get_token());
+      size_t none = shards_.size();
+      if (!results[i].ok() && first.compare_exchange_strong(none, i)) failed.request_stop();
+    });
   }
   for (std::thread& thread : threads) thread.join();
   for (const Shard& shard : shards_) *traffic += shard.traffic;
   for (const absl::Status& result : results) {
     if (RefusalOf(result) == v1::REFUSAL_CLOSED_ROUND) return result;
   }
-  for (size_t i = 0; i < shards_.size(); ++i) {
-    CADRE_RETURN_IF_ERROR(
-        results[i].ok()
-            ? results[i]
-            : absl::Status(results[i].code(),
-                           absl::StrCat(results[i].message(), " (shard ", shards_[i].id, ")")));
-  }
-  return absl::OkStatus();
+  if (first == shards_.size()) return absl::OkStatus();
+  const absl::Status& error = results[first];
+  return absl::Status(error.code(),
+                      absl::StrCat(error.message(), " (shard ", shards_[first].id, ")"));
 }
 
 v1::ContributionHeader ShardExchange::HeaderOf(const Shard& shard, uint32_t round,
@@ -133,7 +135,7 @@ v1::ContributionHeader ShardExchange::HeaderOf(const Shard& shard, uint32_t roun
 
 absl::Status ShardExchange::Stage(uint32_t round, uint64_t samples, Traffic* traffic) {
   return ForEachShard(
-      [&](Shard& shard) -> absl::Status {
+      [&](Shard& shard, std::stop_token stop) -> absl::Status {
         if (shard.parts.empty()) return absl::OkStatus();
         {
           absl::MutexLock lock(&mutex_);
@@ -142,7 +144,7 @@ absl::Status ShardExchange::Stage(uint32_t round, uint64_t samples, Traffic* tra
         CopyFrom(shard.parts, &shard.staging);
         v1::ContributionHeader header = HeaderOf(shard, round, samples);
         CADRE_RETURN_IF_ERROR(
-            shard.client->Stage(header, shard.staging, absl::InfiniteFuture(), &shard.traffic));
+            shard.client->Stage(header, shard.staging, &shard.traffic, stop));
         absl::MutexLock lock(&mutex_);
         shard.held.EndStage(round);
         shard.contribution = std::move(header);
@@ -153,7 +155,7 @@ absl::Status ShardExchange::Stage(uint32_t round, uint64_t samples, Traffic* tra
 
 absl::Status ShardExchange::Pull(uint32_t version, Traffic* traffic) {
   return ForEachShard(
-      [&](Shard& shard) -> absl::Status {
+      [&](Shard& shard, std::stop_token stop) -> absl::Status {
         if (shard.parts.empty()) return absl::OkStatus();
         {
           absl::MutexLock lock(&mutex_);
@@ -166,7 +168,7 @@ absl::Status ShardExchange::Pull(uint32_t version, Traffic* traffic) {
         request.set_version(version);
         FillRanges(shard.parts, request);
         CADRE_RETURN_IF_ERROR(
-            shard.client->Pull(request, shard.staging, absl::InfiniteFuture(), &shard.traffic));
+            shard.client->Pull(request, shard.staging, &shard.traffic, stop));
         absl::MutexLock lock(&mutex_);
         shard.held.EndPull(version);
         return absl::OkStatus();
@@ -233,7 +235,7 @@ absl::Status ShardExchange::StageAgain(const v1::Restage& restage) {
     header.set_seed(true);
   }
   Traffic traffic;
-  return shard.client->Stage(header, values, absl::InfiniteFuture(), &traffic);
+  return shard.client->Stage(header, values, &traffic);
 }
 
 }  // namespace cadre

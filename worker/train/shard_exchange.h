@@ -14,6 +14,7 @@
 #include <map>
 #include <memory>
 #include <span>
+#include <stop_token>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -72,8 +73,10 @@ class ShardExchange {
     HeldValues held;
     v1::ContributionHeader contribution;
   };
-  // Runs `work` for all shards concurrently; returns the first error in shard order.
-  absl::Status ForEachShard(const std::function<absl::Status(Shard&)>& work, Traffic* traffic);
+  // Runs `work` for all shards concurrently. The first error is returned, naming the shard, and
+  // stops the work for the other shards.
+  absl::Status ForEachShard(const std::function<absl::Status(Shard&, std::stop_token)>& work,
+                            Traffic* traffic);
   template <typename Message>
   void FillRanges(const std::vector<Owned>& parts, Message& message) const;
   v1::ContributionHeader HeaderOf(const Shard& shard, uint32_t round, uint64_t samples) const;

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <functional>
 #include <memory>
+#include <stop_token>
 #include <string>
 #include <thread>
 #include <utility>
@@ -25,8 +26,8 @@ namespace {
 
 using ::testing::HasSubstr;
 
-const RoundsClientOptions kQuick = {.first_wait = absl::Milliseconds(1),
-                                        .max_wait = absl::Milliseconds(5)};
+const TransferOptions kQuick = {.first_wait = absl::Milliseconds(1),
+                                .max_wait = absl::Milliseconds(5)};
 
 // A shard that answers each call by running a function of the test.
 class ScriptedShard final : public v1::Rounds::Service {
@@ -112,12 +113,8 @@ class RoundsClientTest : public ::testing::Test {
     header_.set_chunk_elements(4);
   }
 
-  absl::Status Pull() {
-    return client_.Pull(request_, out_, absl::Now() + absl::Seconds(30), &traffic_);
-  }
-  absl::Status Stage() {
-    return client_.Stage(header_, values_, absl::Now() + absl::Seconds(30), &traffic_);
-  }
+  absl::Status Pull() { return client_.Pull(request_, out_, &traffic_); }
+  absl::Status Stage() { return client_.Stage(header_, values_, &traffic_); }
 
   ScriptedShard shard_;
   std::unique_ptr<Daemon> daemon_;
@@ -274,8 +271,7 @@ TEST_F(RoundsClientTest, CancelEndsWaitingCall) {
 TEST_F(RoundsClientTest, CancelEndsWaitForAddress) {
   RoundsClient unknown([] { return std::string(); });
   absl::Status pulled;
-  std::thread call(
-      [&] { pulled = unknown.Pull(request_, out_, absl::InfiniteFuture(), &traffic_); });
+  std::thread call([&] { pulled = unknown.Pull(request_, out_, &traffic_); });
   unknown.Cancel();
   call.join();
   EXPECT_EQ(pulled.code(), absl::StatusCode::kCancelled);
@@ -291,16 +287,33 @@ TEST_F(RoundsClientTest, SizeMismatchIsInvalid) {
   EXPECT_EQ(shard_.calls(), 0);
 }
 
-TEST_F(RoundsClientTest, SilentShardMeetsDeadline) {
+TEST_F(RoundsClientTest, SilentShardEndsCall) {
   shard_.OnStage([&](int, grpc::ServerContext*, auto* stream) {
     v1::StageRequest request;
     while (stream->Read(&request)) {
     }
     return grpc::Status::CANCELLED;
   });
-  const absl::Status status =
-      client_.Stage(header_, values_, absl::Now() + absl::Milliseconds(200), &traffic_);
+  RoundsClient client([this] { return daemon_->address(); }, {.silence = absl::Milliseconds(200)});
+  const absl::Status status = client.Stage(header_, values_, &traffic_);
   EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
+}
+
+TEST_F(RoundsClientTest, StopEndsOneCall) {
+  std::stop_source stop;
+  shard_.OnPull([&](int call, const v1::PullRequest&, auto* stream) {
+    if (call == 0) stop.request_stop();
+    if (call == 0) return Broken();
+    Write(stream, 0, 10);
+    return grpc::Status::OK;
+  });
+  EXPECT_EQ(client_.Pull(request_, out_, &traffic_, stop.get_token()).code(),
+            absl::StatusCode::kCancelled);
+  EXPECT_EQ(client_.Stage(header_, values_, &traffic_, stop.get_token()).code(),
+            absl::StatusCode::kCancelled)
+      << "stopped before it began";
+  EXPECT_EQ(shard_.calls(), 1);
+  EXPECT_TRUE(Pull().ok()) << "a later call without the token";
 }
 
 TEST_F(RoundsClientTest, TrafficAddsUp) {

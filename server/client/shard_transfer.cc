@@ -1,0 +1,129 @@
+// Both transfers resume instead of starting again, because transferring a rank's slice may take
+// minutes and aggregators restart in normal operation.
+//
+// Stage: the shard knows the progress. Every attempt sends the header first; the shard names the
+// first chunk that is not stored, also after a restart. If all chunks are stored, the attempt only
+// confirms durability. This makes a lost confirmation harmless.
+//
+// Pull: the client knows the progress, the elements that were received and checked; the next
+// attempt requests the others. A version is immutable, so parts from different attempts, and even
+// from different processes of the shard, fit together. If the version was removed meanwhile, the
+// shard refuses and the caller chooses a newer one.
+//
+// Time. An absolute limit would end every transfer that the link cannot finish within it. A
+// transfer therefore ends after `silence` without progress. A chunk that was received, or written
+// for the first time, is progress. Written chunks may still lie in buffers: at most a few MiB,
+// which must reach the shard within `silence`. At 4 MiB and two minutes this takes 280 kbit/s. A
+// shard that answers that it is busy (it serves others, or is being restored) is not silent. An
+// event after the silence cannot prolong the transfer, so the driver's watch may end with it.
+//
+// There are three classes of errors. Transient errors are retried with backoff. Damage and protocol
+// errors are retried until the kMaxDamaged-th of them, which ends the transfer: a repeated transfer
+// repairs damage in transit, not on the disk. Refusals are not retried.
+#include "server/client/shard_transfer.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+
+namespace cadre {
+namespace {
+
+// The number of such errors that ends a transfer. Damage in transit is rare; repeated damage means
+// a damaged disk or a bug.
+constexpr int kMaxDamaged = 3;
+
+// The first word of the message with which a shard postpones a call.
+constexpr absl::string_view kBusy = "busy";
+
+enum class Retry { kFinal, kRetry, kRetryFewTimes };
+
+Retry Classify(const absl::Status& status) {
+  switch (status.code()) {
+    case absl::StatusCode::kUnavailable:
+    case absl::StatusCode::kResourceExhausted:
+    // A killed server or a broken connection may be reported with any of these codes.
+    case absl::StatusCode::kCancelled:
+    case absl::StatusCode::kUnknown:
+      return Retry::kRetry;
+    case absl::StatusCode::kDataLoss:
+    case absl::StatusCode::kInternal:
+      return Retry::kRetryFewTimes;
+    default:
+      return Retry::kFinal;
+  }
+}
+
+}  // namespace
+
+ShardTransfer::ShardTransfer(Direction direction, uint64_t elements, uint32_t chunk_elements,
+                             const TransferOptions& options, absl::Time now)
+    : direction_(direction),
+      elements_(elements),
+      chunk_elements_(chunk_elements),
+      silence_(options.silence),
+      backoff_(options.first_wait, options.max_wait, options.seed),
+      silent_at_(now + options.silence) {}
+
+ShardTransfer::Action ShardTransfer::Handle(const Event& event, absl::Time now) {
+  if (now >= silent_at_ && !std::holds_alternative<Ended>(event)) return EndSilently();
+  return std::visit([&](const auto& one) { return On(one, now); }, event);
+}
+
+ShardTransfer::Action ShardTransfer::On(const Opened& opened, absl::Time /*now*/) {
+  if (direction_ == Direction::kPull) return Receive{};
+  next_ = opened.next_chunk;
+  // The shard has fewer chunks than before if it was replaced.
+  if (next_ < std::exchange(resumed_, next_)) written_end_ = next_;
+  return NextChunk();
+}
+
+ShardTransfer::Action ShardTransfer::On(const Sent& /*sent*/, absl::Time now) {
+  ++next_;
+  if (next_ > written_end_) {
+    written_end_ = next_;
+    Advance(now);
+  }
+  return NextChunk();
+}
+
+ShardTransfer::Action ShardTransfer::On(const Received& received, absl::Time now) {
+  done_ += received.elements;
+  if (received.elements > 0) Advance(now);
+  return Receive{};
+}
+
+ShardTransfer::Action ShardTransfer::On(const Ended& ended, absl::Time now) {
+  absl::Status status = ended.status;
+  if (status.ok()) {
+    const std::optional<uint64_t> transferred =
+        direction_ == Direction::kStage ? ended.staged : done_;
+    if (transferred == elements_) return End{};
+    status =
+        absl::InternalError(absl::StrCat("the shard ended the call after ", transferred.value_or(0),
+                                         " of ", elements_, " elements"));
+  }
+  const Retry verdict = Classify(status);
+  const bool damaged = verdict == Retry::kRetryFewTimes && ++damaged_ >= kMaxDamaged;
+  if (damaged || verdict == Retry::kFinal) return End{std::move(status)};
+  // The driver has broken the attempt off: an earlier failure says more.
+  if (now >= silent_at_) return EndSilently();
+  if (absl::StartsWith(status.message(), kBusy)) Advance(now);
+  last_ = std::move(status);
+  return Wait{std::min(backoff_.Next(), silent_at_ - now)};
+}
+
+ShardTransfer::Action ShardTransfer::NextChunk() const {
+  const uint64_t begin = uint64_t{next_} * chunk_elements_;
+  if (begin >= elements_) return Confirm{};
+  return Send{next_, begin, std::min(begin + chunk_elements_, elements_)};
+}
+
+ShardTransfer::Action ShardTransfer::EndSilently() const {
+  return End{absl::DeadlineExceededError(
+      absl::StrCat("the aggregator shard did not answer in time; last: ", last_.message()))};
+}
+
+}  // namespace cadre
