@@ -53,6 +53,9 @@ DEFINE_bool(insecure, false, "listen beyond loopback although nothing is encrypt
 DEFINE_int32(dial_timeout, 30, "seconds to wait for the coordinator at startup");
 DEFINE_int32(drain_timeout, 120,
              "seconds that SIGTERM leaves to the group to finish its period; 0: leave immediately");
+DEFINE_int32(exchange_silence, 120,
+             "seconds without progress after which an exchange with an aggregator fails; the "
+             "group is then formed again");
 DEFINE_string(probe, "",
               "measure layers instead of training: file of a probe request with the plans to time");
 DEFINE_string(probe_hosts, "",
@@ -173,6 +176,9 @@ int main(int argc, char** argv) {
   if (FLAGS_drain_timeout < 0) {
     return UsageError("--drain-timeout=%d must not be negative", FLAGS_drain_timeout);
   }
+  if (FLAGS_exchange_silence < 1) {
+    return UsageError("--exchange-silence=%d must be at least 1", FLAGS_exchange_silence);
+  }
   if (FLAGS_threads < 1) return UsageError("--threads=%d must be at least 1", FLAGS_threads);
   if (!(FLAGS_device_memory_gb >= 0)) {
     return UsageError("--device-memory-gb=%g must not be negative", FLAGS_device_memory_gb);
@@ -201,6 +207,7 @@ int main(int argc, char** argv) {
   options.ended = [] { cadre::RequestTermination(); };
   options.shared_memory = FLAGS_shared_memory;
   options.tcp_connections = FLAGS_tcp_lanes;
+  options.exchange_silence = absl::Seconds(FLAGS_exchange_silence);
 
   auto worker = cadre::Worker::Start(options);
   if (!worker.ok()) return FailToStart(worker.status());

@@ -256,6 +256,7 @@ void Worker::Train(GroupSession& session) {
   TrainerOptions options;
   options.links = &links_;
   options.progress = &progress_;
+  options.exchange_silence = options_.exchange_silence;
   options.connect_data = compute_->connect_data();
   options.connect =
       [&](const v1::Assignment& assignment) -> absl::StatusOr<std::unique_ptr<Transport>> {

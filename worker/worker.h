@@ -53,6 +53,8 @@ struct WorkerOptions {
   // Number of TCP connections per channel (transport.h) to a rank on another host, at most
   // kMaxConnections; 0: chosen by the round-trip time.
   int tcp_connections = 0;
+  // An exchange with a shard ends after this time without progress.
+  absl::Duration exchange_silence = absl::Minutes(2);
   // Called from a thread of the worker when it can no longer train, see end(), and when it may
   // leave after Drain. Optional.
   std::function<void()> ended;

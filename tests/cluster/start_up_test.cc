@@ -143,6 +143,7 @@ TEST_F(StartUpTest, MissingDevice) {
 
 TEST_F(StartUpTest, BadFlags) {
   ExpectRefusal("cadre-worker", {"--threads=0"}, 2, HasSubstr("--threads"));
+  ExpectRefusal("cadre-worker", {"--exchange-silence=0"}, 2, HasSubstr("--exchange-silence"));
   ExpectRefusal("cadre-worker", {"--listen=0.0.0.0:0"}, 2, HasSubstr("--insecure"));
   ExpectRefusal("cadre-worker", {"--listen=127.0.0.1.example.com:7002"}, 2,
                 HasSubstr("--insecure"));

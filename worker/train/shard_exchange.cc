@@ -143,8 +143,7 @@ absl::Status ShardExchange::Stage(uint32_t round, uint64_t samples, Traffic* tra
         }
         CopyFrom(shard.parts, &shard.staging);
         v1::ContributionHeader header = HeaderOf(shard, round, samples);
-        CADRE_RETURN_IF_ERROR(
-            shard.client->Stage(header, shard.staging, &shard.traffic, stop));
+        CADRE_RETURN_IF_ERROR(shard.client->Stage(header, shard.staging, &shard.traffic, stop));
         absl::MutexLock lock(&mutex_);
         shard.held.EndStage(round);
         shard.contribution = std::move(header);
@@ -167,8 +166,7 @@ absl::Status ShardExchange::Pull(uint32_t version, Traffic* traffic) {
         request.set_lineage(lineage_);
         request.set_version(version);
         FillRanges(shard.parts, request);
-        CADRE_RETURN_IF_ERROR(
-            shard.client->Pull(request, shard.staging, &shard.traffic, stop));
+        CADRE_RETURN_IF_ERROR(shard.client->Pull(request, shard.staging, &shard.traffic, stop));
         absl::MutexLock lock(&mutex_);
         shard.held.EndPull(version);
         return absl::OkStatus();
