@@ -207,7 +207,12 @@ absl::Status RoundsClient::Run(Call& call, std::stop_token stop, const Attempt& 
     }
     watcher.join();
   };
-  const auto cancel = [&] { CancelCall(call); };
+  const auto cancel = [&] {
+    absl::MutexLock lock(&mutex_);
+    call.cancelled = true;
+    changed_.NotifyAll();
+    if (call.context != nullptr) call.context->TryCancel();
+  };
   const std::stop_callback on_cancel(cancel_.get_token(), cancel);
   const std::stop_callback on_stop(std::move(stop), cancel);
   Transfer::Action action = Handle(call, Transfer::Ready{});
@@ -242,13 +247,6 @@ void RoundsClient::Watch(Call& call) {
        left = call.transfer.silent_at() - clock_.Now()) {
     if (changed_.WaitFor(mutex_, left, ended)) return;
   }
-  if (call.context != nullptr) call.context->TryCancel();
-}
-
-void RoundsClient::CancelCall(Call& call) {
-  absl::MutexLock lock(&mutex_);
-  call.cancelled = true;
-  changed_.NotifyAll();
   if (call.context != nullptr) call.context->TryCancel();
 }
 

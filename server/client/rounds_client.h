@@ -103,7 +103,6 @@ class RoundsClient {
       ABSL_LOCKS_EXCLUDED(mutex_);
   // The watcher's thread: breaks the call's attempt off when the transfer is silent.
   void Watch(Call& call) ABSL_LOCKS_EXCLUDED(mutex_);
-  void CancelCall(Call& call) ABSL_LOCKS_EXCLUDED(mutex_);
   // Returns a connection to the shard's current address; null: it is not known.
   std::shared_ptr<grpc::Channel> Connect() ABSL_LOCKS_EXCLUDED(mutex_);
 

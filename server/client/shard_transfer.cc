@@ -38,24 +38,6 @@ constexpr int kMaxDamaged = 3;
 // The first word of the message with which a shard postpones a call.
 constexpr absl::string_view kBusy = "busy";
 
-enum class Retry { kFinal, kRetry, kRetryFewTimes };
-
-Retry Classify(const absl::Status& status) {
-  switch (status.code()) {
-    case absl::StatusCode::kUnavailable:
-    case absl::StatusCode::kResourceExhausted:
-    // A killed server or a broken connection may be reported with any of these codes.
-    case absl::StatusCode::kCancelled:
-    case absl::StatusCode::kUnknown:
-      return Retry::kRetry;
-    case absl::StatusCode::kDataLoss:
-    case absl::StatusCode::kInternal:
-      return Retry::kRetryFewTimes;
-    default:
-      return Retry::kFinal;
-  }
-}
-
 }  // namespace
 
 ShardTransfer::ShardTransfer(Direction direction, uint64_t elements, uint32_t chunk_elements,
@@ -105,9 +87,20 @@ ShardTransfer::Action ShardTransfer::On(const Ended& ended, absl::Time now) {
         absl::InternalError(absl::StrCat("the shard ended the call after ", transferred.value_or(0),
                                          " of ", elements_, " elements"));
   }
-  const Retry verdict = Classify(status);
-  const bool damaged = verdict == Retry::kRetryFewTimes && ++damaged_ >= kMaxDamaged;
-  if (damaged || verdict == Retry::kFinal) return End{std::move(status)};
+  switch (status.code()) {
+    case absl::StatusCode::kUnavailable:
+    case absl::StatusCode::kResourceExhausted:
+    // A killed server or a broken connection may be reported with any of these codes.
+    case absl::StatusCode::kCancelled:
+    case absl::StatusCode::kUnknown:
+      break;
+    case absl::StatusCode::kDataLoss:
+    case absl::StatusCode::kInternal:
+      if (++damaged_ < kMaxDamaged) break;
+      [[fallthrough]];
+    default:
+      return End{std::move(status)};
+  }
   // The driver has broken the attempt off: an earlier failure says more.
   if (now >= silent_at_) return EndSilently();
   if (absl::StartsWith(status.message(), kBusy)) Advance(now);
