@@ -62,6 +62,19 @@ struct StopRun {
   std::string reason;
 };
 
+// Continues a parked run. Answered by Replied.
+struct ResumeRun {
+  RequestId request = 0;
+  std::string run;
+};
+
+// Registers runs that aggregators store and the coordinator does not know; `run` empty: all of
+// them. Answered by Replied once the aggregators have reported.
+struct AdoptRuns {
+  RequestId request = 0;
+  std::string run;
+};
+
 // Answered by TraceAnswered once every rank of the group has traced `steps` steps.
 struct TraceGroup {
   RequestId request = 0;
@@ -101,9 +114,9 @@ struct Stalled {
   absl::Duration length;
 };
 
-using Event =
-    std::variant<StreamOpened, StreamClosed, MessageReceived, MessageRefused, SubmitRun, StopRun,
-                 TraceGroup, CancelTrace, CordonMembers, PlansFound, Tick, Stalled>;
+using Event = std::variant<StreamOpened, StreamClosed, MessageReceived, MessageRefused, SubmitRun,
+                           StopRun, ResumeRun, AdoptRuns, TraceGroup, CancelTrace, CordonMembers,
+                           PlansFound, Tick, Stalled>;
 
 // ---- Actions
 
@@ -123,7 +136,7 @@ struct Disconnect {
   absl::Status status;
 };
 
-// Answer to SubmitRun, StopRun and CordonMembers.
+// Answer to SubmitRun, StopRun, ResumeRun, AdoptRuns and CordonMembers.
 struct Replied {
   RequestId request = 0;
   absl::Status status;
@@ -131,6 +144,8 @@ struct Replied {
   std::string run;
   // Ids of the workers that a CordonMembers matched.
   std::vector<std::string> members;
+  // The runs that an AdoptRuns has found.
+  v1::AdoptReply adopted;
 };
 
 // Answer to TraceGroup: exactly one for each, or none after a CancelTrace.

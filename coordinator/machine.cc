@@ -43,6 +43,10 @@ namespace {
 constexpr size_t kDefaultPageSize = 1000;
 constexpr size_t kMaxPageBytes = 512 << 10;
 
+// Generations between those that aggregators know and those of adopted runs: the lost store may
+// have given out more.
+constexpr uint32_t kUnknownGenerations = 1'000'000;
+
 // A function object for std::visit made of one lambda per alternative.
 template <typename... Lambdas>
 struct Overloaded : Lambdas... {
@@ -76,6 +80,8 @@ Sender SenderOf(const v1::MemberMessage& message) {
       return {&message.measured().place(), /*lead=*/true, /*settles=*/false};
     case v1::MemberMessage::kTraced:
       return {&message.traced().place(), /*lead=*/false, /*settles=*/false};
+    case v1::MemberMessage::kRestaged:
+      return {&message.restaged().place()};
     default:
       return {};
   }
@@ -131,6 +137,8 @@ std::vector<Action> Machine::Handle(const Event& event, absl::Time now) {
           [this](const MessageRefused& e) { cluster_.Refuse(e.connection, e.refusal, e.reason); },
           [this](const SubmitRun& e) { OnSubmit(e); },
           [this](const StopRun& e) { OnStop(e); },
+          [this](const ResumeRun& e) { OnResume(e); },
+          [this](const AdoptRuns& e) { OnAdopt(e); },
           [this](const TraceGroup& e) {
             const absl::Status started = StartTrace(e);
             if (!started.ok()) cluster_.out().Answer(e.request, started);
@@ -150,6 +158,7 @@ std::vector<Action> Machine::Handle(const Event& event, absl::Time now) {
   for (const std::string& id : cluster_.TakeClosed()) {
     if (const Member* const member = cluster_.members().Find(id)) OnClosed(*member);
   }
+  FinishAdoption();
   Settle();
   return cluster_.Take();
 }
@@ -224,6 +233,10 @@ void Machine::OnWorkerMessage(Member& member, const v1::MemberMessage& message) 
 }
 
 void Machine::OnAggregatorMessage(const Member& member, const v1::MemberMessage& message) {
+  if (message.has_run_report()) {
+    if (adoption_.has_value()) adoption_->Add(member.record.name(), message.run_report());
+    return;
+  }
   if (!message.has_run_opened() && !message.has_applied()) {
     return cluster_.Refuse(member.connection, v1::REFUSAL_MALFORMED,
                            "not a message that aggregators send");
@@ -234,7 +247,25 @@ void Machine::OnAggregatorMessage(const Member& member, const v1::MemberMessage&
   run->OnAggregatorMessage(member, message);
 }
 
+// The name of an aggregator belongs to the process that stores its shards, as long as that process
+// is connected.
+bool Machine::IsImpostor(const v1::Hello& hello) const {
+  if (hello.role() != v1::ROLE_AGGREGATOR) return false;
+  const Member* const member = cluster_.members().Aggregator(hello.name());
+  return member != nullptr && member->connected() &&
+         member->record.incarnation() != hello.incarnation() &&
+         std::any_of(runs_.begin(), runs_.end(),
+                     [&](const auto& entry) { return entry.second.Lacks(hello); });
+}
+
 void Machine::OnHello(ConnectionId connection, const v1::Hello& hello) {
+  if (IsImpostor(hello)) {
+    return cluster_.Refuse(
+        connection, v1::REFUSAL_MALFORMED,
+        absl::StrCat("another process named ", hello.name(),
+                     " is connected and stores shards that ",
+                     "this one lacks; use another name, or stop that process first"));
+  }
   const std::optional<Cluster::Joined> joined = cluster_.OnHello(connection, hello);
   if (!joined.has_value()) return;
   Member& member = *joined->member;
@@ -244,17 +275,22 @@ void Machine::OnHello(ConnectionId connection, const v1::Hello& hello) {
   if (!member.worker()) OnAggregatorLost(member);
   cluster_.Welcome(member, connection);
   if (!member.worker()) {
+    std::set<std::string>& unknown = unknown_runs_[hello.name()];
+    unknown.clear();
     for (const v1::ShardState& shard : hello.shards()) {
       const Run* const run = FindRun(shard.run());
-      if (run == nullptr) continue;
-      if (run->record().lineage() != shard.lineage()) {
+      if (run == nullptr) {
+        // It may be adopted later, so its number is not given to another run.
+        unknown.insert(shard.run());
+        cluster_.SkipNumbers(0, RunNumber(shard.run()), 0);
+      } else if (run->record().lineage() != shard.lineage()) {
         cluster_.CountRefusal(v1::REFUSAL_WRONG_LINEAGE);
       } else if (!run->live()) {
         run->SendCloseRun(member);
       }
     }
     for (auto& [number, run] : runs_) {
-      if (run.live()) run.OnAggregatorJoined(member, joined->address_changed);
+      if (run.active()) run.OnAggregatorJoined(member, joined->address_changed);
     }
   } else if (joined->known) {
     const bool claims = hello.has_place() && hello.place().generation() != 0;
@@ -276,6 +312,7 @@ void Machine::OnClosed(const Member& member) {
 }
 
 void Machine::OnAggregatorLost(const Member& member) {
+  if (adoption_.has_value()) adoption_->Lose(member.record.name());
   for (auto& [number, run] : runs_) run.OnAggregatorLost(member.record.name());
   VisitAll();
 }
@@ -360,6 +397,76 @@ void Machine::OnStop(const StopRun& stop) {
   cluster_.out().Reply(stop.request, absl::OkStatus(), run->id());
 }
 
+void Machine::OnResume(const ResumeRun& resume) {
+  Run* const run = Visit(resume.run);
+  cluster_.out().Reply(resume.request, run == nullptr ? absl::NotFoundError(absl::StrCat(
+                                                            "no such run: ", resume.run))
+                                                      : run->Resume());
+}
+
+void Machine::OnAdopt(const AdoptRuns& adopt) {
+  const auto refuse = [&](absl::Status status) { cluster_.out().Reply(adopt.request, status); };
+  if (adoption_.has_value()) {
+    return refuse(absl::FailedPreconditionError("another adoption is in progress"));
+  }
+  if (FindRun(adopt.run) != nullptr) {
+    return refuse(absl::FailedPreconditionError(absl::StrCat("run ", adopt.run, " is known")));
+  }
+  Adoption adoption{.request = adopt.request,
+                    .until = cluster_.now() + options_.lease,
+                    .named = !adopt.run.empty()};
+  for (const auto& [name, runs] : unknown_runs_) {
+    const Member* const member = cluster_.members().Aggregator(name);
+    if (member == nullptr || !member->connected()) continue;
+    for (const std::string& run : runs) {
+      if (FindRun(run) != nullptr || (adoption.named && run != adopt.run)) continue;
+      v1::CoordinatorMessage message;
+      message.mutable_report_run()->set_run(run);
+      cluster_.SendTo(member->id(), message);
+      adoption.awaited.insert({name, run});
+    }
+  }
+  if (adoption.named && adoption.awaited.empty()) {
+    return refuse(
+        absl::NotFoundError(absl::StrCat("no connected aggregator stores a run ", adopt.run)));
+  }
+  adoption_ = std::move(adoption);
+}
+
+void Machine::FinishAdoption() {
+  if (!adoption_.has_value()) return;
+  if (!adoption_->awaited.empty() && cluster_.now() < adoption_->until) return;
+  const Adoption adoption = std::move(*adoption_);
+  adoption_.reset();
+  Replied replied{.request = adoption.request, .status = absl::OkStatus()};
+  for (const auto& [id, reports] : adoption.runs) {
+    const RebuiltRun rebuilt = RebuildRun(id, reports);
+    if (rebuilt.ended && !adoption.named) continue;
+    *replied.adopted.add_runs() = AdoptRun(id, rebuilt);
+  }
+  cluster_.out().Reply(std::move(replied));
+}
+
+v1::AdoptedRun Machine::AdoptRun(const std::string& id, const RebuiltRun& rebuilt) {
+  v1::AdoptedRun adopted;
+  adopted.set_run(id);
+  adopted.set_problem(rebuilt.problem);
+  const uint32_t number = RunNumber(id);
+  if (const auto other = runs_.find(number); other != runs_.end() && adopted.problem().empty()) {
+    adopted.set_problem(absl::StrCat("its number belongs to ", other->second.id()));
+  }
+  if (!adopted.problem().empty()) return adopted;
+  cluster_.SkipNumbers(rebuilt.generation + kUnknownGenerations, number, 0);
+  Run& run = runs_.try_emplace(number, rebuilt.record, RunContext{cluster_, planner_, options_})
+                 .first->second;
+  run.Adopt(rebuilt.newest, rebuilt.closing);
+  unsettled_.insert(number);
+  cluster_.Count("runs_adopted");
+  adopted.set_version(run.record().version());
+  adopted.set_step(run.record().step());
+  return adopted;
+}
+
 absl::Status Machine::StartTrace(const TraceGroup& request) {
   if (request.steps > kMaxTraceSteps) {
     return absl::InvalidArgumentError(
@@ -397,7 +504,7 @@ void Machine::Settle() {
   for (const uint32_t number : unsettled_) {
     Run& run = runs_.at(number);
     run.Touch();
-    if (run.live() && (!run.waits() || run.Form(idle))) run.Advance();
+    if (run.active() && (!run.waits() || run.Form(idle))) run.Advance();
     if (run.waits()) {
       waiting_.insert(number);
     } else {
@@ -432,7 +539,8 @@ void Machine::EvictEndedRuns() {
 
 absl::Time Machine::NextDeadline() const {
   return std::min({cluster_.members().NextExpiry(), cluster_.NextAvailable(),
-                   deadlines_.empty() ? absl::InfiniteFuture() : deadlines_.begin()->first});
+                   deadlines_.empty() ? absl::InfiniteFuture() : deadlines_.begin()->first,
+                   adoption_.has_value() ? adoption_->until : absl::InfiniteFuture()});
 }
 
 // Looks the run up by the number in its id ("run-<number>..."); the rest of the id must be equal as

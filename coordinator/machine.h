@@ -23,6 +23,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -32,6 +33,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "coordinator/adoption.h"
 #include "coordinator/cluster.h"
 #include "coordinator/events.h"
 #include "coordinator/group_planner.h"
@@ -85,6 +87,8 @@ class Machine {
   void OnWorkerMessage(Member& member, const v1::MemberMessage& message);
   void OnAggregatorMessage(const Member& member, const v1::MemberMessage& message);
   void OnHello(ConnectionId connection, const v1::Hello& hello);
+  // Whether another process of this name is connected, and has values that this one lacks.
+  bool IsImpostor(const v1::Hello& hello) const;
   // Removes the member and ends its generation or closes its shards.
   void Drop(const std::string& member_id, absl::string_view reason, v1::FailureCause cause);
   void OnClosed(const Member& member);
@@ -93,6 +97,11 @@ class Machine {
   void OnSubmit(const SubmitRun& submit);
   absl::Status CheckSubmit(const v1::RunSpec& spec) const;
   void OnStop(const StopRun& stop);
+  void OnResume(const ResumeRun& resume);
+  void OnAdopt(const AdoptRuns& adopt);
+  // Adopts the runs once all aggregators have reported, or the time for it is over.
+  void FinishAdoption();
+  v1::AdoptedRun AdoptRun(const std::string& id, const RebuiltRun& rebuilt);
   absl::Status StartTrace(const TraceGroup& request);
   // Carries out everything that the event or the time has made possible.
   void Settle();
@@ -107,6 +116,10 @@ class Machine {
   GroupPlanner planner_;
   // Number of the last trace since this process started.
   uint32_t last_trace_ = 0;
+  // Runs that the coordinator does not know, by the aggregators that store them, and the adoption
+  // in progress.
+  std::map<std::string, std::set<std::string>> unknown_runs_;
+  std::optional<Adoption> adoption_;
   // By run number, which is the order of submission.
   std::map<uint32_t, Run> runs_;
   // Runs to settle in this call, and the deadlines of all others.

@@ -90,6 +90,8 @@ void Run::OnWorkerMessage(Member& member, const v1::MemberMessage& message) {
       return OnMeasured(member, message.measured());
     case v1::MemberMessage::kTraced:
       return OnTraced(member, message.traced());
+    case v1::MemberMessage::kRestaged:
+      return OnRestaged(message.restaged());
     default:
       return;
   }
@@ -101,6 +103,7 @@ void Run::Stop(absl::string_view reason) {
 
 void Run::Advance() {
   JudgeReports();
+  RestoreShards();
   MaybeStart();
   MaybeClose();
   NudgeGroups();
@@ -109,7 +112,7 @@ void Run::Advance() {
 
 absl::Time Run::NextDeadline() const {
   absl::Time next = absl::InfiniteFuture();
-  if (!live()) return next;
+  if (!active()) return next;
   // A deadline that has passed without an effect can only take effect with an event, so it is
   // ignored.
   auto consider = [&](absl::Time when) {
@@ -121,7 +124,8 @@ absl::Time Run::NextDeadline() const {
     consider(slots_[group].blocked_until());
   }
   consider(barrier_since_ + RejoinWait(spec()));
-  if (!committing()) consider(round_.ClosesAt(LiveGroups(), away_));
+  const Round::Away away = Away();
+  if (!committing()) consider(round_.ClosesAt(LiveGroups(away), away));
   return next;
 }
 
@@ -131,24 +135,29 @@ void Run::End(v1::RunState state, absl::string_view reason) {
   record_.set_ended_ms(absl::ToUnixMillis(cluster_.now()));
   record_.clear_evaluating();
   RecordBytes();
-  for (Slot& slot : slots_) {
-    ReleaseMembers(slot, absl::StrCat("the run has ended: ", reason));
-    slot = Slot(id(), slot.group(), cluster_.now());
-    slots_.Update(slot);
-  }
-  UpdateDemand();
-  // Without their records, a restart finds no group of this run.
-  cluster_.out().EraseBelow(GroupsPrefix(id()));
+  Disband(absl::StrCat("the run has ended: ", reason));
   for (const std::string& name : record_.shards()) {
     const Member* const member = cluster_.members().Aggregator(name);
     if (member != nullptr) SendCloseRun(*member);
   }
   commits_.Abandon();
-  barrier_since_ = absl::InfiniteFuture();
   Save();
   cluster_.Count(state == v1::RUN_STATE_DONE     ? "runs_done"
                  : state == v1::RUN_STATE_FAILED ? "runs_failed"
                                                  : "runs_stopped");
+}
+
+void Run::Disband(absl::string_view reason) {
+  for (Slot& slot : slots_) {
+    ReleaseMembers(slot, reason);
+    slot = Slot(id(), slot.group(), cluster_.now());
+    slots_.Update(slot);
+  }
+  away_.clear();
+  barrier_since_ = absl::InfiniteFuture();
+  UpdateDemand();
+  // Without their records, a restart finds no group of this run.
+  cluster_.out().EraseBelow(GroupsPrefix(id()));
 }
 
 void Run::Save() { cluster_.out().Put(RunKey(id()), record_); }
@@ -166,7 +175,7 @@ void Run::Moved(const Slot& slot) {
 void Run::UpdateDemand() {
   cluster_.SetDemand(number(), {.device = RequestedDevice(spec()),
                                 .ranks = RanksPerGroup(spec()),
-                                .slots = live() ? slots_.waiting().size() : 0});
+                                .slots = active() ? slots_.waiting().size() : 0});
 }
 
 }  // namespace cadre

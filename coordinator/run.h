@@ -7,6 +7,7 @@
 //   run_attribution.cc who caused a failure, and what follows
 //   run_planning.cc    measurements, changes of plans, growth
 //   run_shards.cc      the aggregators
+//   run_restore.cc     lost shards, parked and adopted runs
 //   run_round.cc       contributions, commits, decisions
 //   run_evaluation.cc  parts of the test split
 //   run_trace.cc       traces of a group's next steps
@@ -65,6 +66,9 @@ class Run {
   const v1::RunSpec& spec() const { return record_.spec(); }
   uint32_t number() const { return RunNumber(id()); }
   bool live() const { return IsLive(record_.state()); }
+  bool parked() const { return record_.state() == v1::RUN_STATE_PARKED; }
+  // Whether it forms groups and uses its shards.
+  bool active() const { return live() && !parked(); }
 
   // ---- Restoring, after a restart
   // Loads the groups and the newest commits of the run. Errors: DataLoss.
@@ -75,6 +79,10 @@ class Run {
   // ---- Events
   void Submit() { Save(); }
   void Stop(absl::string_view reason);
+  // Continues a parked run. Errors: FailedPrecondition if it is not parked.
+  absl::Status Resume();
+  // The run was rebuilt from the reports of its aggregators: stores it and opens its shards.
+  void Adopt(const v1::CommitRecord& newest, const std::optional<v1::CommitRecord>& closing);
   // Requires: a message that names a rank of this run which the member holds.
   void OnWorkerMessage(Member& member, const v1::MemberMessage& message);
   // The generation may have ended already.
@@ -91,13 +99,15 @@ class Run {
   // The stream of the aggregator has ended, or its lease.
   void OnAggregatorLost(absl::string_view name) { shards_.Close(name); }
   void SendCloseRun(const Member& aggregator) const;
+  // Whether the aggregator stores values of this run that its Hello does not list.
+  bool Lacks(const v1::Hello& hello) const;
   // Errors: InvalidArgument, NotFound, FailedPrecondition, ResourceExhausted.
   absl::Status StartTrace(const TraceGroup& request, uint64_t number);
   void CancelTrace(RequestId request);
 
   // ---- Settling. Runs are visited in order of submission.
   // Whether the run waits for workers or aggregators.
-  bool waits() const { return live() && (!slots_.waiting().empty() || chooses_shards()); }
+  bool waits() const { return active() && (!slots_.waiting().empty() || chooses_shards()); }
   // Forms groups from the idle workers, and takes those that it uses or reserves from `idle`.
   // Returns false if too few aggregators are connected: the run then takes nothing and cannot
   // advance.
@@ -137,6 +147,8 @@ class Run {
   // Reports to the cluster how many workers the run waits for.
   void UpdateDemand();
   void End(v1::RunState state, absl::string_view reason);
+  // Releases all members and clears all slots.
+  void Disband(absl::string_view reason);
 
   // -- run_groups.cc
   bool NeedsGroup(const Slot& slot) const;
@@ -190,17 +202,42 @@ class Run {
   bool ChooseShards(size_t idle_workers);
   bool LostShardBeforeStart() const;
   void OnRunOpened(const Member& member, const v1::RunOpened& opened);
-  // Empty if the shard's version matches the run's; otherwise why the run must fail.
+  // Empty if the shard's version matches the run's; otherwise how it was lost.
   std::string CheckOpened(const Member& member, const v1::RunOpened& opened) const;
   void RecordInitialModel();
   // The lowest generation of the slot that aggregators accept.
   uint32_t LowestGeneration(const Slot& slot) const;
-  void SendOpenRun(uint32_t shard);
+  // `hollow`: the shard discards what it holds and is hollow at this version.
+  void SendOpenRun(uint32_t shard, std::optional<uint32_t> hollow = std::nullopt);
   // Sends the aggregators the lowest generation of the slot that they accept.
   void SendFence(const Slot& slot);
   void SendToShard(uint32_t shard, const v1::CoordinatorMessage& message);
   void SendShardAddresses(absl::string_view member_id);
   std::vector<v1::ShardAddress> Addresses() const;
+
+  // -- run_restore.cc
+  void RestoreShards();
+  ShardRestore::View RestoreView() const;
+  // The shard has answered an OpenRun of RestoreShards.
+  void OnHollow(uint32_t shard, ShardRestore& restore, const v1::RunOpened& opened);
+  // Sends the order that makes the version of the attempt. Requires: restore.ready().
+  void SendRestoringApply(uint32_t shard, ShardRestore& restore);
+  // Handles what concerns lost shards. Returns whether the answer is complete and belongs to a
+  // shard that is open.
+  bool OnRestoringApplied(const v1::Applied& applied);
+  void RequestValues(uint32_t shard, ShardRestore& restore, uint32_t group);
+  void SendRestage(const Slot& slot, uint32_t rank, uint32_t shard, const ShardRestore& restore);
+  void ResendRestages(const Slot& slot, uint32_t rank);
+  void OnRestaged(const v1::Restaged& restaged);
+  // Whether no lost shard prevents the round from closing.
+  bool ShardsMayClose() const;
+  // Groups that wait for a version that will not be restored: they are not awaited, and released
+  // when the round closes.
+  std::vector<uint32_t> LeftOut() const;
+  Round::Away Away() const;
+  void Park(uint32_t shard, absl::string_view reason);
+  // Empty if no shard is lost.
+  std::string RestoreReason() const;
 
   // -- run_round.cc
   void OnContributed(Member& member, const v1::Contributed& contributed);
@@ -215,7 +252,7 @@ class Run {
   // The group has this version.
   void OnLoaded(uint32_t group, uint32_t version);
   // Number of groups whose contribution the round awaits or has.
-  size_t LiveGroups() const;
+  size_t LiveGroups(const Round::Away& away) const;
   void MaybeClose();
   // Requests contributions from groups that catch up, once only these are missing.
   void NudgeGroups();

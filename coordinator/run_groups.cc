@@ -196,6 +196,15 @@ void Run::OnPrepared(const Member& member, const v1::Prepared& prepared) {
                        " and ends at step ", TotalSteps(record_)));
       return;
     }
+    // An adopted run does not know until now where it stands.
+    if (record_.version() > 0) {
+      record_.set_next_evaluation_epoch(EvaluationEpochAfter(record_, record_.step()));
+      if (AtEnd(record_, record_.step())) {
+        record_.set_state(v1::RUN_STATE_FINISHING);
+        BeginEvaluation({});
+      }
+      Save();
+    }
   } else if (record_.train_samples() != prepared.train_samples() ||
              record_.test_samples() != prepared.test_samples()) {
     FailGroup(
@@ -302,6 +311,7 @@ void Run::OnWorkerRejoined(const Member& member, bool agrees) {
       slot.nudged_round = 0;
       ResendPart(slot);
     }
+    ResendRestages(slot, rank);
     SendTraceSteps(slot, rank);
   } else {
     Fence(slot, absl::StrCat("worker ", member.id(), " reconnected without its rank"),

@@ -147,20 +147,25 @@ void Run::OnBoundary(Slot& slot, const v1::Contributed& contributed) {
 }
 
 // A group that is away is awaited for a short time anyway (round.h).
-size_t Run::LiveGroups() const {
-  const auto loads = std::count_if(loading_.begin(), loading_.end(), [this](const auto& load) {
-    return load.second == record_.version() && !away_.contains(load.first);
+size_t Run::LiveGroups(const Round::Away& away) const {
+  const auto loads = std::count_if(loading_.begin(), loading_.end(), [&](const auto& load) {
+    return load.second == record_.version() && !away.contains(load.first);
   });
   return slots_.started().size() - static_cast<size_t>(loads);
 }
 
 void Run::MaybeClose() {
   if (!averages() || committing() || record_.state() != v1::RUN_STATE_RUNNING) return;
-  if (!round_.MayClose(LiveGroups(), away_, cluster_.now())) return;
+  if (!ShardsMayClose()) return;
+  const Round::Away away = Away();
+  if (!round_.MayClose(LiveGroups(away), away, cluster_.now())) return;
   const bool loses_version =
       std::any_of(loading_.begin(), loading_.end(),
                   [this](const auto& load) { return load.second < record_.version(); });
   if (loses_version) return;
+  for (const uint32_t group : LeftOut()) {
+    Fence(slots_[group], "the version that it loads is lost", kReleased);
+  }
   commits_.Begin(round_.Close(id(), cluster_.now()), shards_.size());
   cluster_.out().Put(CommitKey(id(), commits_.closing()->round()), *commits_.closing());
   for (int shard = 0; shard < shards_.size(); ++shard) SendApply(shard);
@@ -192,7 +197,7 @@ void Run::NudgeGroups() {
 }
 
 void Run::SendApply(uint32_t shard) {
-  if (commits_.closing()->digests(shard).applied()) return;
+  if (shards_.IsOpen(shard) && commits_.closing()->digests(shard).applied()) return;
   v1::CoordinatorMessage message;
   v1::Apply& apply = *message.mutable_apply();
   apply.set_run(id());
@@ -209,6 +214,7 @@ void Run::OnApplied(const Member& member, const v1::Applied& applied) {
     cluster_.CountRefusal(v1::REFUSAL_MALFORMED);
     return;
   }
+  if (!OnRestoringApplied(applied)) return;
   // A duplicate, or an answer for an earlier round.
   if (!committing() || applied.round() != commits_.closing()->round()) return;
   if (!applied.error().empty()) {

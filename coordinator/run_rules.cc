@@ -80,7 +80,7 @@ bool Averages(const v1::RunSpec& spec) { return spec.averaging().every_steps() >
 
 bool IsLive(v1::RunState state) {
   return state == v1::RUN_STATE_QUEUED || state == v1::RUN_STATE_RUNNING ||
-         state == v1::RUN_STATE_FINISHING;
+         state == v1::RUN_STATE_FINISHING || state == v1::RUN_STATE_PARKED;
 }
 
 uint32_t TotalSteps(const v1::RunRecord& run) {

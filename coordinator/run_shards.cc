@@ -6,13 +6,12 @@
 //
 //   equal version and digest          the shard is open
 //   one version ahead, while closing  the shard has applied the round, but its answer was lost
-//   older                             acknowledged data is lost: the run fails
-//   newer                             the coordinator's store is older than a commit: the run fails
-//   other digest                      the data is corrupt: the run fails
+//   hollow, or older                  acknowledged data is lost
+//   newer                             the coordinator's store is older than a commit
+//   other digest                      the data is corrupt
 //
-// A run fails in these cases because no correct version can be derived from what is left;
-// continuing would silently change the model. A disconnected aggregator, in contrast, only delays
-// the run.
+// In the last three cases the shard is lost, and is restored from the workers (run_restore.cc). A
+// disconnected aggregator only delays the run.
 //
 // OpenRun also carries the lowest accepted generation of each group, so an aggregator that was
 // disconnected has the newest fences before it accepts data. While it is connected, Fence reports
@@ -73,6 +72,7 @@ void Run::OnAggregatorJoined(const Member& member, bool address_changed) {
 }
 
 void Run::OnAggregatorMessage(const Member& member, const v1::MemberMessage& message) {
+  if (parked()) return;
   if (message.has_run_opened()) {
     OnRunOpened(member, message.run_opened());
   } else {
@@ -92,14 +92,22 @@ void Run::OnRunOpened(const Member& member, const v1::RunOpened& opened) {
     return;
   }
   if (!opened.error().empty()) {
-    End(v1::RUN_STATE_FAILED, absl::StrCat("aggregator ", member.record.name(),
-                                           " cannot create version 0: ", opened.error()));
-    return;
+    const std::string reason = absl::StrCat("aggregator ", member.record.name(),
+                                            " cannot create version 0: ", opened.error());
+    if (commits_.newest().has_value()) return Park(opened.shard(), reason);
+    return End(v1::RUN_STATE_FAILED, reason);
+  }
+  if (ShardRestore* const restore = shards_.Lost(opened.shard())) {
+    return OnHollow(opened.shard(), *restore, opened);
   }
   // Only the first answer on a stream shows the state that the aggregator had on its disk.
   if (shards_.IsOpen(opened.shard())) return;
   if (const std::string wrong = CheckOpened(member, opened); !wrong.empty()) {
-    End(v1::RUN_STATE_FAILED, wrong);
+    cluster_.Count("shards_lost");
+    // A hollow shard without a version accepts nothing yet; it also reports version 0.
+    const bool accepts = opened.hollow() && opened.version() > 0;
+    shards_.Lose(opened.shard(),
+                 ShardRestore(wrong, accepts ? std::optional(opened.version()) : std::nullopt));
     return;
   }
   shards_.Open(opened);
@@ -113,6 +121,10 @@ std::string Run::CheckOpened(const Member& member, const v1::RunOpened& opened) 
   const uint32_t version = record_.version();
   const std::string who = absl::StrCat("aggregator ", member.record.name(), " holds version ",
                                        opened.version(), " of shard ", opened.shard());
+  if (opened.hollow()) {
+    return absl::StrCat("aggregator ", member.record.name(), " has lost the values of shard ",
+                        opened.shard());
+  }
   if (committing() && opened.version() == version + 1) return "";
   if (opened.version() < version) {
     return absl::StrCat(who, ", but version ", version,
@@ -146,6 +158,15 @@ void Run::RecordInitialModel() {
   Save();
 }
 
+bool Run::Lacks(const v1::Hello& hello) const {
+  return std::any_of(shards_.opened().begin(), shards_.opened().end(), [&](const auto& entry) {
+    return shards_.Owns(hello.name(), entry.first) &&
+           std::none_of(
+               hello.shards().begin(), hello.shards().end(),
+               [&](const v1::ShardState& state) { return state.lineage() == record_.lineage(); });
+  });
+}
+
 void Run::SendToShard(uint32_t shard, const v1::CoordinatorMessage& message) {
   const Member* const member = cluster_.members().Aggregator(record_.shards(shard));
   if (member != nullptr) cluster_.SendTo(member->id(), message);
@@ -156,7 +177,7 @@ uint32_t Run::LowestGeneration(const Slot& slot) const {
   return slot.waiting() ? cluster_.meta().generation() + 1 : slot.record().generation();
 }
 
-void Run::SendOpenRun(uint32_t shard) {
+void Run::SendOpenRun(uint32_t shard, std::optional<uint32_t> hollow) {
   v1::CoordinatorMessage message;
   v1::OpenRun& open = *message.mutable_open_run();
   open.set_run(id());
@@ -164,6 +185,8 @@ void Run::SendOpenRun(uint32_t shard) {
   *open.mutable_spec() = spec();
   open.set_shard(shard);
   open.set_shards(shards_.size());
+  open.set_version(record_.version());
+  if (hollow.has_value()) open.set_hollow(*hollow);
   for (const Slot& slot : slots_) {
     (*open.mutable_generations())[slot.group()] = LowestGeneration(slot);
   }

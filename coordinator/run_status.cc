@@ -36,7 +36,7 @@ v1::RunStatus Run::Status(absl::Time now) const {
   status.set_run(record.run());
   status.set_name(record.spec().name());
   status.set_state(record.state());
-  status.set_reason(live() ? WaitReason() : record.reason());
+  status.set_reason(active() ? WaitReason() : record.reason());
   status.set_lineage(record.lineage());
   status.set_version(record.version());
   status.set_step(record.step());
@@ -88,7 +88,7 @@ void Run::FillTimes(absl::Time now, v1::RunStatus& status) const {
     status.set_samples_per_second(now_training);
   }
   const uint32_t done = step - FirstStep(record.spec());
-  if (live() && done > 0 && status.total_steps() > step) {
+  if (active() && done > 0 && status.total_steps() > step) {
     status.set_eta_seconds(seconds / done * (status.total_steps() - step));
   }
 }
@@ -171,6 +171,7 @@ std::string Run::WaitReason() const {
       return absl::StrCat("waiting for aggregator ", name);
     }
   }
+  if (std::string reason = RestoreReason(); !reason.empty()) return reason;
   if (slots_.waiting().size() < slots_.size()) {
     if (record_.state() == v1::RUN_STATE_QUEUED) return "workers are preparing";
     const uint32_t min_groups = spec().averaging().min_groups();

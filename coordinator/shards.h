@@ -1,4 +1,5 @@
-// The aggregators of one run, by shard, and what they have on their disks.
+// The aggregators of one run, by shard, and what they have on their disks: a shard of a connected
+// aggregator is not opened yet, open, or lost and being restored.
 //
 // Pure and thread-compatible.
 #pragma once
@@ -8,6 +9,7 @@
 #include <string>
 
 #include "absl/strings/string_view.h"
+#include "coordinator/shard_restore.h"
 #include "proto/cadre/v1/membership.pb.h"
 #include "proto/cadre/v1/records.pb.h"
 
@@ -28,17 +30,38 @@ class Shards {
   // Each shard's answer to OpenRun on the current stream of its aggregator.
   const std::map<uint32_t, v1::RunOpened>& opened() const { return opened_; }
 
-  void Open(const v1::RunOpened& opened) { opened_[opened.shard()] = opened; }
+  std::map<uint32_t, ShardRestore>& lost() { return lost_; }
+  const std::map<uint32_t, ShardRestore>& lost() const { return lost_; }
+  // Null if the shard is not lost.
+  ShardRestore* Lost(uint32_t shard) {
+    const auto found = lost_.find(shard);
+    return found == lost_.end() ? nullptr : &found->second;
+  }
+
+  void Open(const v1::RunOpened& opened) {
+    lost_.erase(opened.shard());
+    opened_[opened.shard()] = opened;
+  }
+  void Lose(uint32_t shard, const ShardRestore& restore) {
+    opened_.erase(shard);
+    lost_.insert_or_assign(shard, restore);
+  }
   // The aggregator of this name is disconnected.
   void Close(absl::string_view name) {
-    std::erase_if(opened_, [&](const auto& entry) { return Owns(name, entry.first); });
+    const auto owns = [&](const auto& entry) { return Owns(name, entry.first); };
+    std::erase_if(opened_, owns);
+    std::erase_if(lost_, owns);
   }
-  // The run chooses its aggregators anew.
-  void Reset() { opened_.clear(); }
+  // All shards are to be opened again.
+  void Reset() {
+    opened_.clear();
+    lost_.clear();
+  }
 
  private:
   const v1::RunRecord& run_;
   std::map<uint32_t, v1::RunOpened> opened_;
+  std::map<uint32_t, ShardRestore> lost_;
 };
 
 }  // namespace cadre

@@ -1,0 +1,146 @@
+#include "coordinator/adoption.h"
+
+#include <google/protobuf/util/message_differencer.h>
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "coordinator/keys.h"
+#include "coordinator/run_rules.h"
+
+namespace cadre {
+namespace {
+
+using google::protobuf::util::MessageDifferencer;
+
+// Reports by shard, with the names of the aggregators.
+using ByShard = std::map<uint32_t, const RunReports::value_type*>;
+
+// Fills in `shards`. Returns why the reports do not amount to a run, or an empty text.
+std::string Collect(const std::string& run, const RunReports& reports, ByShard& shards) {
+  if (RunNumber(run) == 0) return "this is not the id of a run";
+  for (const auto& entry : reports) {
+    const auto& [name, report] = entry;
+    const v1::OpenRun& open = report.open();
+    const auto& [first_name, first] = *reports.begin();
+    if (open.lineage() != first.open().lineage() || open.shards() != first.open().shards() ||
+        !MessageDifferencer::Equals(open.spec(), first.open().spec())) {
+      return absl::StrCat(first_name, " and ", name,
+                          " store different runs of this id, of lineages ", first.open().lineage(),
+                          " and ", open.lineage());
+    }
+    if (const auto [it, added] = shards.emplace(open.shard(), &entry); !added) {
+      return absl::StrCat("shard ", open.shard(), " is stored by ", it->second->first, " and by ",
+                          name);
+    }
+    if (report.state().run().empty()) {
+      return absl::StrCat(name, " has lost the values of shard ", open.shard());
+    }
+  }
+  const uint32_t count = reports.begin()->second.open().shards();
+  for (uint32_t shard = 0; shard < count; ++shard) {
+    if (shards.contains(shard)) continue;
+    return absl::StrCat("shard ", shard, " of ", count, " is missing: start its aggregator");
+  }
+  return "";
+}
+
+// The order that made the version, from a shard that has it; preferably not one that restored it.
+v1::Apply OrderOf(uint32_t version, const ByShard& shards) {
+  v1::Apply order;
+  for (const auto& [shard, entry] : shards) {
+    const v1::Apply& newest = entry->second.newest();
+    if (newest.round() != version || (order.round() == version && newest.seed())) continue;
+    if (order.round() != version || order.seed()) order = newest;
+  }
+  return order;
+}
+
+v1::CommitRecord CommitOf(const std::string& run, uint32_t version, const v1::Apply& order) {
+  v1::CommitRecord commit;
+  commit.set_run(run);
+  commit.set_round(version);
+  *commit.mutable_participants() = order.participants();
+  commit.set_step(order.step());
+  return commit;
+}
+
+}  // namespace
+
+void Adoption::Add(absl::string_view aggregator, const v1::RunReport& report) {
+  if (awaited.erase({std::string(aggregator), report.run()}) == 0 || !report.has_open()) return;
+  runs[report.run()][std::string(aggregator)] = report;
+}
+
+void Adoption::Lose(absl::string_view aggregator) {
+  std::erase_if(awaited, [&](const auto& order) { return order.first == aggregator; });
+}
+
+RebuiltRun RebuildRun(const std::string& run, const RunReports& reports) {
+  RebuiltRun rebuilt;
+  for (const auto& [name, report] : reports) {
+    rebuilt.ended = rebuilt.ended || report.closed();
+    for (const auto& [group, generation] : report.open().generations()) {
+      rebuilt.generation = std::max(rebuilt.generation, generation);
+    }
+  }
+  if (reports.empty()) rebuilt.problem = "no connected aggregator stores it";
+  if (rebuilt.ended) rebuilt.problem = "it has ended";
+  if (!rebuilt.problem.empty()) return rebuilt;
+  ByShard shards;
+  rebuilt.problem = Collect(run, reports, shards);
+  if (!rebuilt.problem.empty()) return rebuilt;
+
+  const auto version_of = [](const auto& shard) { return shard.second->second.state().version(); };
+  const auto [oldest, newest] = std::minmax_element(
+      shards.begin(), shards.end(),
+      [&](const auto& a, const auto& b) { return version_of(a) < version_of(b); });
+  const uint32_t version = version_of(*oldest);
+  if (version_of(*newest) > version + 1) {
+    rebuilt.problem = absl::StrCat(oldest->second->first, " has version ", version, " of shard ",
+                                   oldest->first, ", but ", newest->second->first, " has version ",
+                                   version_of(*newest), " of shard ", newest->first);
+    return rebuilt;
+  }
+  const v1::OpenRun& open = shards.at(0)->second.open();
+  const v1::Apply order = OrderOf(version, shards);
+  v1::RunRecord& record = rebuilt.record;
+  record.set_run(run);
+  record.set_lineage(open.lineage());
+  *record.mutable_spec() = open.spec();
+  record.set_state(version == 0 ? v1::RUN_STATE_QUEUED : v1::RUN_STATE_RUNNING);
+  record.set_version(version);
+  record.set_step(version == 0 ? FirstStep(open.spec()) : order.step());
+  record.set_samples(order.samples());
+  record.set_rounds_committed(version);
+  record.set_next_evaluation_epoch(EvaluationEpochs(open.spec()));
+  if (order.has_division()) *record.mutable_division() = order.division();
+  rebuilt.newest = CommitOf(run, version, order);
+  rebuilt.newest.set_committed(true);
+  if (version_of(*newest) > version) {
+    const v1::Apply next = OrderOf(version + 1, shards);
+    rebuilt.closing = CommitOf(run, version + 1, next);
+    rebuilt.closing->set_samples(next.samples() - order.samples());
+    if (next.has_division() && next.division().groups() != order.division().groups()) {
+      record.set_scaling_to(next.division().groups());
+    }
+  }
+  // The digest of version `version` is unknown if a shard has the next one. It is not needed then,
+  // because no group forms before the next version is complete.
+  for (const auto& [shard, entry] : shards) {
+    const v1::ShardState& state = entry->second.state();
+    record.add_shards(entry->first);
+    const bool ahead = state.version() > version;
+    if (rebuilt.closing.has_value()) rebuilt.closing->add_digests()->set_shard(shard);
+    v1::ShardDigest& digest = ahead ? *rebuilt.closing->mutable_digests(static_cast<int>(shard))
+                                    : *rebuilt.newest.add_digests();
+    digest.set_shard(shard);
+    digest.set_applied(true);
+    digest.set_digest(state.digest());
+    if (!ahead) rebuilt.newest.set_digest(rebuilt.newest.digest() + state.digest());
+  }
+  record.set_digest(rebuilt.newest.digest());
+  return rebuilt;
+}
+
+}  // namespace cadre

@@ -1,0 +1,56 @@
+#include "coordinator/shard_restore.h"
+
+#include <algorithm>
+
+namespace cadre {
+
+std::vector<ShardRestore::Attempt> ShardRestore::Options(const View& view) {
+  const uint32_t version = view.version;
+  std::vector<Attempt> options;
+  if (view.closing) {
+    if (view.complete) options.push_back({.hollow = version});
+    return options;
+  }
+  if (version > 0) {
+    // A group that is not known to have adopted the version may have done so meanwhile.
+    for (const bool adopted : {true, false}) {
+      for (const Group& group : view.groups) {
+        if (group.adopted != adopted || group.contributed) continue;
+        options.push_back({.source = Source::kSeed,
+                           .hollow = version - 1,
+                           .group = group.group,
+                           .generation = group.generation});
+      }
+    }
+    if (view.complete) options.push_back({.hollow = version - 1});
+  }
+  if (std::any_of(view.groups.begin(), view.groups.end(),
+                  [](const Group& group) { return group.adopted || group.contributed; })) {
+    options.push_back({.source = Source::kOpenRound, .hollow = version});
+  }
+  return options;
+}
+
+bool ShardRestore::Choose(const View& view) {
+  const auto among = [](const std::vector<Attempt>& attempts, const Attempt& attempt) {
+    return std::find(attempts.begin(), attempts.end(), attempt) != attempts.end();
+  };
+  const std::vector<Attempt> options = Options(view);
+  if (attempt_.has_value() && among(options, *attempt_)) return false;
+  attempt_.reset();
+  asked.clear();
+  for (const Attempt& option : options) {
+    if (among(failed_, option)) continue;
+    attempt_ = option;
+    return true;
+  }
+  return false;
+}
+
+void ShardRestore::Fail(const std::string& reason) {
+  reason_ += "; " + reason;
+  failed_.push_back(*attempt_);
+  attempt_.reset();
+}
+
+}  // namespace cadre
