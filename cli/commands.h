@@ -48,6 +48,8 @@ absl::StatusOr<int> WatchRuns(const Invocation& in);
 // checked, because they are on the machines of the workers.
 absl::StatusOr<int> SubmitRun(const Invocation& in);
 absl::StatusOr<int> StopRun(const Invocation& in);
+absl::StatusOr<int> ResumeRun(const Invocation& in);
+absl::StatusOr<int> AdoptRuns(const Invocation& in);
 // Excludes workers from new work, or readmits them.
 absl::StatusOr<int> CordonMembers(const Invocation& in);
 // Exit code 0 only if the run reached its stop rule.

@@ -1,5 +1,6 @@
 // Commands that call a coordinator. Each makes one call and prints the reply, except watch, wait
 // and run, which follow updates.
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -153,6 +154,26 @@ absl::StatusOr<int> StopRun(const Invocation& in) {
   CADRE_RETURN_IF_ERROR(MakeClient(in.global).Stop(run, "stopped by cadre stop"));
   if (!in.global.quiet) in.console.err << "run " << run << " is stopped" << std::endl;
   return kExitOk;
+}
+
+absl::StatusOr<int> ResumeRun(const Invocation& in) {
+  const std::string run = in.line.argument();
+  CADRE_RETURN_IF_ERROR(MakeClient(in.global).Resume(run));
+  if (!in.global.quiet) in.console.err << "run " << run << " continues" << std::endl;
+  return kExitOk;
+}
+
+// Scripts must notice runs that could not be adopted.
+absl::StatusOr<int> AdoptRuns(const Invocation& in) {
+  CADRE_ASSIGN_OR_RETURN(const v1::AdoptReply reply,
+                         MakeClient(in.global).Adopt(in.line.argument()));
+  if (reply.runs().empty() && !in.global.quiet) {
+    in.console.err << "the aggregators store no unknown runs" << std::endl;
+  }
+  Print(ToJson(reply), AdoptedTable(reply), in.global, in.console);
+  const bool all = std::all_of(reply.runs().begin(), reply.runs().end(),
+                               [](const v1::AdoptedRun& run) { return run.problem().empty(); });
+  return all ? kExitOk : kExitFailure;
 }
 
 absl::StatusOr<int> CordonMembers(const Invocation& in) {

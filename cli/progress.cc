@@ -38,11 +38,12 @@ double ProgressFraction(const v1::RunStatus& run) {
   return 0;
 }
 
-// A run that has not started or has failed shows its reason in place of figures that are zero.
+// A run that has not started, has failed or is parked shows its reason in place of figures that are
+// zero.
 std::string ProgressText(const v1::RunStatus& run) {
   std::vector<std::string> parts = {EnumText(run.state())};
   if (run.state() == v1::RUN_STATE_QUEUED || run.state() == v1::RUN_STATE_FAILED ||
-      run.state() == v1::RUN_STATE_STOPPED) {
+      run.state() == v1::RUN_STATE_STOPPED || run.state() == v1::RUN_STATE_PARKED) {
     if (!run.reason().empty()) parts.push_back(run.reason());
     if (run.step() == 0) return absl::StrJoin(parts, "  ");
   }

@@ -249,6 +249,16 @@ std::string RunsTable(const RepeatedPtrField<v1::RunStatus>& runs) {
   return table.Text();
 }
 
+std::string AdoptedTable(const v1::AdoptReply& reply) {
+  Table table({"RUN", "VERSION", "STEP", "PROBLEM"});
+  for (const v1::AdoptedRun& run : reply.runs()) {
+    const bool adopted = run.problem().empty();
+    table.AddRow({run.run(), adopted ? absl::StrCat(run.version()) : "",
+                  adopted ? absl::StrCat(run.step()) : "", run.problem()});
+  }
+  return table.Text();
+}
+
 std::string OverviewText(const v1::StatusReply& status, const std::string& coordinator) {
   Table head({"COORDINATOR", "VERSION", "UP", "STARTS", "RUNS", "WORKERS", "AGGREGATORS"});
   head.AddRow({coordinator, status.coordinator().version(),

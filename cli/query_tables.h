@@ -15,6 +15,8 @@ namespace cadre {
 
 // `cadre runs`: one row per run.
 std::string RunsTable(const google::protobuf::RepeatedPtrField<v1::RunStatus>& runs);
+// `cadre adopt`: one row per run.
+std::string AdoptedTable(const v1::AdoptReply& reply);
 // `cadre status`: everything, except the details of groups. `coordinator` is its address.
 std::string OverviewText(const v1::StatusReply& status, const std::string& coordinator);
 // `cadre describe`: the groups of one run in detail.

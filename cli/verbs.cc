@@ -460,6 +460,30 @@ the record of the host.
        .brief = "stop a run immediately; its last version remains",
        .examples = "  cadre stop run-1\n",
        .run = StopRun},
+      {.name = "resume",
+       .arguments = {kRun},
+       .brief = "continue a parked run",
+       .text =
+           R"(A run is parked if an aggregator has lost its files and no live group can restore them. 'cadre status'
+shows the cause and the remedy. Resume the run once the disk of the aggregator is restored.
+)",
+       .examples = "  cadre resume run-1\n",
+       .run = ResumeRun},
+      {.name = "adopt",
+       .arguments = {kOptionalRun},
+       .brief = "continue runs of a coordinator that has lost its store",
+       .text =
+           R"(Registers the runs that the connected aggregators store and the coordinator does not know; without a
+run id, all of them. Each continues at its newest version once workers are idle. Losses, results of
+evaluations and traffic of the past are not known any more.
+
+A run is adopted only if all its shards are there and belong together; otherwise its problem is printed
+and nothing is changed. Exit code 1 if a run has a problem.
+)",
+       .examples = R"(  cadre adopt
+  cadre adopt run-1 -o json
+)",
+       .run = AdoptRuns},
       {.name = "wait",
        .arguments = {kRun},
        .brief = "wait until a run ends",

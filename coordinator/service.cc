@@ -147,6 +147,20 @@ grpc::ServerUnaryReactor* CoordinatorService::Stop(grpc::CallbackServerContext*,
   });
 }
 
+grpc::ServerUnaryReactor* CoordinatorService::Resume(grpc::CallbackServerContext*,
+                                                     const v1::ResumeRequest* request,
+                                                     v1::ResumeReply*) {
+  return Begin({}, [&](RequestId id) { return loop_->Post(ResumeRun{id, request->run()}); });
+}
+
+grpc::ServerUnaryReactor* CoordinatorService::Adopt(grpc::CallbackServerContext*,
+                                                    const v1::AdoptRequest* request,
+                                                    v1::AdoptReply* reply) {
+  return Begin({.adopt = reply}, [&](RequestId id) {
+    return loop_->Post(AdoptRuns{id, request->run()});
+  });
+}
+
 grpc::ServerUnaryReactor* CoordinatorService::List(grpc::CallbackServerContext*,
                                                    const v1::ListRequest*, v1::ListReply* reply) {
   return Query([reply](const Machine& machine, absl::Time now) {
@@ -265,6 +279,7 @@ void CoordinatorService::OnReplied(const Replied& replied) {
     if (pending.cordon != nullptr) {
       pending.cordon->mutable_members()->Add(replied.members.begin(), replied.members.end());
     }
+    if (pending.adopt != nullptr) *pending.adopt = replied.adopted;
     return replied.status;
   });
 }

@@ -63,6 +63,11 @@ class CoordinatorService final : public v1::Membership::CallbackService,
                                    v1::SubmitReply* reply) override;
   grpc::ServerUnaryReactor* Stop(grpc::CallbackServerContext* context,
                                  const v1::StopRequest* request, v1::StopReply* reply) override;
+  grpc::ServerUnaryReactor* Resume(grpc::CallbackServerContext* context,
+                                   const v1::ResumeRequest* request,
+                                   v1::ResumeReply* reply) override;
+  grpc::ServerUnaryReactor* Adopt(grpc::CallbackServerContext* context,
+                                  const v1::AdoptRequest* request, v1::AdoptReply* reply) override;
   grpc::ServerUnaryReactor* List(grpc::CallbackServerContext* context,
                                  const v1::ListRequest* request, v1::ListReply* reply) override;
   grpc::ServerUnaryReactor* Wait(grpc::CallbackServerContext* context,
@@ -100,6 +105,7 @@ class CoordinatorService final : public v1::Membership::CallbackService,
     v1::SubmitReply* submit = nullptr;
     v1::TraceReply* trace = nullptr;
     v1::CordonReply* cordon = nullptr;
+    v1::AdoptReply* adopt = nullptr;
     // Reply and run of a Wait call.
     v1::WaitReply* wait = nullptr;
     std::string run;

@@ -51,6 +51,7 @@ void ShardRestore::Fail(const std::string& reason) {
   reason_ += "; " + reason;
   failed_.push_back(*attempt_);
   attempt_.reset();
+  hollow_.reset();
 }
 
 }  // namespace cadre

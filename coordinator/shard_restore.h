@@ -69,7 +69,8 @@ class ShardRestore {
   bool Choose(const View& view);
   // Empty: nothing is left to try.
   const std::optional<Attempt>& attempt() const { return attempt_; }
-  // The attempt has failed. Requires: attempt().
+  // The attempt has failed. The shard may hold a wrong version now, so it is made hollow again.
+  // Requires: attempt().
   void Fail(const std::string& reason);
 
   // The shard has answered that it is hollow at this version.

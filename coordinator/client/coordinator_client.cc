@@ -59,6 +59,18 @@ absl::Status CoordinatorClient::Stop(const std::string& run, const std::string& 
   return Call(*runs_, &v1::Runs::Stub::Stop, request, Soon()).status();
 }
 
+absl::Status CoordinatorClient::Resume(const std::string& run) const {
+  v1::ResumeRequest request;
+  request.set_run(run);
+  return Call(*runs_, &v1::Runs::Stub::Resume, request, Soon()).status();
+}
+
+absl::StatusOr<v1::AdoptReply> CoordinatorClient::Adopt(const std::string& run) const {
+  v1::AdoptRequest request;
+  request.set_run(run);
+  return Call(*runs_, &v1::Runs::Stub::Adopt, request, Soon());
+}
+
 absl::StatusOr<v1::ListReply> CoordinatorClient::List() const {
   return Call(*runs_, &v1::Runs::Stub::List, v1::ListRequest(), Soon());
 }

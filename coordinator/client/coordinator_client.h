@@ -1,5 +1,5 @@
-// Client of the coordinator's services for commands: it submits, stops and watches runs, reads the
-// status, and cordons members.
+// Client of the coordinator's services for commands: it submits, stops, resumes, adopts and watches
+// runs, reads the status, and cordons members.
 //
 // Thread-safe. Every call has a deadline; Unavailable means that no coordinator answered.
 #pragma once
@@ -39,6 +39,13 @@ class CoordinatorClient {
   // Errors: NotFound for an unknown run.
   absl::Status Stop(const std::string& run, const std::string& reason) const;
 
+  // Continues a parked run. Errors: NotFound; FailedPrecondition if it is not parked.
+  absl::Status Resume(const std::string& run) const;
+
+  // Registers runs that the aggregators store and the coordinator does not know; all of them if
+  // `run` is empty. Errors: NotFound; FailedPrecondition if the run is known.
+  absl::StatusOr<v1::AdoptReply> Adopt(const std::string& run) const;
+
   absl::StatusOr<v1::ListReply> List() const;
 
   // Returns when the run has ended. Errors: DeadlineExceeded; NotFound.
@@ -55,8 +62,8 @@ class CoordinatorClient {
   absl::StatusOr<v1::TraceReply> Trace(const std::string& run, uint32_t group, uint32_t steps,
                                        absl::Time deadline) const;
 
-  // Excludes workers from new work, or ends that and clears their records of failures. `member` is a
-  // member id, the name of a worker or a host. Returns the ids of the workers that matched.
+  // Excludes workers from new work, or ends that and clears their records of failures. `member` is
+  // a member id, the name of a worker or a host. Returns the ids of the workers that matched.
   // Errors: NotFound.
   absl::StatusOr<v1::CordonReply> Cordon(const std::string& member, bool undo) const;
 

@@ -206,6 +206,7 @@ TEST(HasEndedTest, EndStates) {
   EXPECT_TRUE(HasEnded(v1::RUN_STATE_STOPPED));
   EXPECT_FALSE(HasEnded(v1::RUN_STATE_QUEUED));
   EXPECT_FALSE(HasEnded(v1::RUN_STATE_FINISHING));
+  EXPECT_FALSE(HasEnded(v1::RUN_STATE_PARKED)) << "it can be resumed";
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 // Tests that a run continues to its end although processes are killed with SIGKILL.
 #include <algorithm>
+#include <filesystem>
 #include <map>
 #include <set>
 #include <utility>
@@ -50,6 +51,15 @@ class RecoveryTest : public ::testing::Test {
         kRecovery, "all groups train");
     ASSERT_TRUE(status.ok()) << status.status();
     AwaitVersion(3);
+  }
+
+  // No data is lost: every bit of the model equals that of a run without faults.
+  void ExpectEqualToUndisturbed(const v1::RunStatus& disturbed) {
+    const auto again = cluster_.client().Submit(spec_);
+    ASSERT_TRUE(again.ok()) << again.status();
+    const auto undisturbed = cluster_.AwaitDone(*again, kLong);
+    ASSERT_TRUE(undisturbed.ok()) << undisturbed.status();
+    EXPECT_EQ(FindRun(*undisturbed, *again)->digest(), disturbed.digest());
   }
 
   static bool IsTraining(const v1::GroupStatus& group) {
@@ -244,6 +254,47 @@ TEST_F(RecoveryTest, CoordinatorRestart) {
   CheckStore(Finish());
 }
 
+// The shard is restored from the groups, which continue.
+TEST_F(RecoveryTest, AggregatorLosesItsFolder) {
+  Begin(SmallSpec({.every_steps = 8, .steps = kSteps}), 2, 4);
+  for (int time = 0; time < 2; ++time) {
+    const uint32_t version = FindRun(AwaitVersion(0), run_)->version();
+    cluster_.Kill("aggregator-0");
+    std::filesystem::remove_all(cluster_.folder() + "/aggregator-0");
+    ASSERT_EQ(cluster_.StartAggregator("aggregator-0"), absl::OkStatus());
+    const v1::StatusReply after = AwaitVersion(version + 5);
+    EXPECT_GT(Counter(after, "shards_restored"), static_cast<uint64_t>(time));
+  }
+  const v1::RunStatus disturbed = Finish();
+  ExpectEqualToUndisturbed(disturbed);
+  CheckStore(disturbed);
+}
+
+// Optimizers without states: those of the old generations are lost.
+TEST_F(RecoveryTest, CoordinatorLosesItsStore) {
+  v1::RunSpec spec = SmallSpec({.every_steps = 8, .steps = kSteps});
+  spec.mutable_optimizer()->mutable_sgd()->set_momentum(0);
+  Begin(spec, 2, 4);
+  cluster_.Kill("coordinator");
+  for (const char* suffix : {"", "-wal", "-shm"}) {
+    std::filesystem::remove(cluster_.store() + suffix);
+  }
+  ASSERT_EQ(cluster_.StartCoordinator(), absl::OkStatus());
+  const auto joined =
+      cluster_.Await([](const v1::StatusReply& status) { return status.aggregators_size() == 2; },
+                     kRecovery, "the aggregators join");
+  ASSERT_TRUE(joined.ok()) << joined.status();
+  EXPECT_EQ(joined->runs_size(), 0) << "unknown runs are left alone";
+  const auto adopted = cluster_.client().Adopt("");
+  ASSERT_TRUE(adopted.ok()) << adopted.status();
+  ASSERT_EQ(adopted->runs_size(), 1);
+  EXPECT_EQ(adopted->runs(0).run(), run_);
+  EXPECT_EQ(adopted->runs(0).problem(), "");
+  EXPECT_GE(adopted->runs(0).version(), 3u);
+  AwaitVersion(adopted->runs(0).version() + 3);
+  ExpectEqualToUndisturbed(Finish());
+}
+
 TEST_F(RecoveryTest, AggregatorRestart) {
   Begin(SmallSpec({.every_steps = 8, .steps = kSteps}), 2, 4);
   for (int time = 0; time < 2; ++time) {
@@ -260,12 +311,7 @@ TEST_F(RecoveryTest, AggregatorRestart) {
     EXPECT_TRUE(found->member().connected());
   }
   const v1::RunStatus disturbed = Finish();
-  // No data is lost: every bit of the model equals that of a run without faults.
-  const auto again = cluster_.client().Submit(spec_);
-  ASSERT_TRUE(again.ok()) << again.status();
-  const auto undisturbed = cluster_.AwaitDone(*again, kLong);
-  ASSERT_TRUE(undisturbed.ok()) << undisturbed.status();
-  EXPECT_EQ(FindRun(*undisturbed, *again)->digest(), disturbed.digest());
+  ExpectEqualToUndisturbed(disturbed);
   CheckStore(disturbed);
 }
 

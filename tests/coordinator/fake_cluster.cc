@@ -166,6 +166,7 @@ void FakeCluster::Perform(const std::vector<Action>& actions) {
       last_status = replied->status;
       last_run = replied->run;
       last_members = replied->members;
+      last_adopted = replied->adopted;
     } else if (const auto* answered = std::get_if<TraceAnswered>(&action)) {
       EXPECT_EQ(traces.count(answered->request), 0u) << "a trace must be answered once";
       traces[answered->request] = *answered;
@@ -231,6 +232,18 @@ std::vector<std::string> FakeCluster::Cordon(const std::string& member, bool und
 void FakeCluster::StopRun(const std::string& run) {
   Do(cadre::StopRun{.request = ++last_request_, .run = run, .reason = "enough"});
   Deliver();
+}
+
+void FakeCluster::ResumeRun(const std::string& run) {
+  Do(cadre::ResumeRun{.request = ++last_request_, .run = run});
+  Deliver();
+}
+
+v1::AdoptReply FakeCluster::Adopt(const std::string& run) {
+  last_adopted.Clear();
+  Do(AdoptRuns{.request = ++last_request_, .run = run});
+  Deliver();
+  return last_adopted;
 }
 
 RequestId FakeCluster::TraceGroup(const std::string& run, uint32_t group, uint32_t steps) {
@@ -326,6 +339,7 @@ void FakeCluster::Connect(FakeAggregator& aggregator) {
   hello.set_incarnation(aggregator.incarnation);
   hello.set_address(aggregator.address);
   for (const auto& [run, held] : aggregator.shards) {
+    if (!held.digests.contains(held.version)) continue;
     v1::ShardState& shard = *hello.add_shards();
     shard.set_run(run);
     shard.set_lineage(held.lineage);
@@ -350,6 +364,19 @@ void FakeCluster::Restart(FakeAggregator& aggregator) {
   Connect(aggregator);
 }
 
+void FakeCluster::Wipe(FakeAggregator& aggregator) {
+  Kill(aggregator);
+  aggregator.shards.clear();
+  aggregator.wiped = true;
+  Restart(aggregator);
+}
+
+void FakeCluster::LoseStore() {
+  store_.clear();
+  highest_generation_ = 0;
+  RestartCoordinator();
+}
+
 // ---- Reactions of members
 
 void FakeCluster::DropPlace(FakeWorker& worker) {
@@ -361,6 +388,7 @@ void FakeCluster::DropPlace(FakeWorker& worker) {
   worker.adopted.reset();
   worker.evaluated.reset();
   worker.next_step.reset();
+  worker.pulling.reset();
 }
 
 void FakeCluster::Receive(FakeWorker& worker, const v1::CoordinatorMessage& message) {
@@ -393,7 +421,7 @@ void FakeCluster::Receive(FakeWorker& worker, const v1::CoordinatorMessage& mess
       worker.step = message.start().step();
       worker.next_step = message.start().next_step();
       if (worker.lead() && !worker.assignment->shards().empty() && behaviour.load) {
-        Adopt(worker);
+        ReportLoaded(worker);
       }
       if (!worker.assignment.has_value()) break;
       Evaluate(worker, worker.version, message.start().evaluate_begin(),
@@ -408,6 +436,9 @@ void FakeCluster::Receive(FakeWorker& worker, const v1::CoordinatorMessage& mess
     case v1::CoordinatorMessage::kDecision:
       OnDecision(worker, message.decision());
       break;
+    case v1::CoordinatorMessage::kRestage:
+      if (behaviour.restage) OnRestage(worker, message.restage());
+      break;
     case v1::CoordinatorMessage::kTraceSteps:
       if (behaviour.trace) Post(worker.connection, TracedBy(message.trace_steps()));
       break;
@@ -421,20 +452,79 @@ void FakeCluster::OnDecision(FakeWorker& worker, const v1::Decision& decision) {
       worker.contributed.has_value() && worker.contributed->round() == decision.round();
   const bool at_end = worker.next_step == 0u && decision.next_step() == 0;
   if (!worker.start.has_value() || (!answers && !at_end)) return;
+  worker.pulling = decision;
+  if (!decision.adopt() || CanPull(worker, decision.version())) Adopt(worker);
+}
+
+bool FakeCluster::CanPull(const FakeWorker& worker, uint32_t version) const {
+  if (!behaviour.pull) return false;
+  const auto has = std::count_if(
+      aggregators_.begin(), aggregators_.end(), [&](const FakeAggregator& aggregator) {
+        const auto found = aggregator.shards.find(worker.place().run());
+        return found != aggregator.shards.end() && found->second.digests.contains(version);
+      });
+  return has >= worker.assignment->shards_size();
+}
+
+bool FakeCluster::CanStage(const FakeWorker& worker) const {
+  return std::all_of(
+      aggregators_.begin(), aggregators_.end(), [&](const FakeAggregator& aggregator) {
+        const auto found = aggregator.shards.find(worker.place().run());
+        if (found == aggregator.shards.end()) return !aggregator.wiped;
+        return !found->second.hollow.has_value() || found->second.hollow == worker.version;
+      });
+}
+
+// The values of a group are those of its version until it contributes, and its contribution until
+// it has pulled the next version.
+void FakeCluster::OnRestage(FakeWorker& worker, const v1::Restage& restage) {
+  if (!worker.assignment.has_value() ||
+      worker.place().generation() != restage.place().generation()) {
+    return;
+  }
+  const FakeWorker& lead = Lead(restage.place().run(), restage.place().group());
+  const uint32_t round = lead.pulling.has_value() ? lead.pulling->round() : lead.version + 1;
+  const bool contribution =
+      (lead.contributed.has_value() || lead.pulling.has_value()) && round == restage.round();
+  const bool complete = lead.start.has_value() && !lead.contributed.has_value() &&
+                        !lead.pulling.has_value() && lead.version == restage.round();
+  v1::Restaged restaged;
+  *restaged.mutable_place() = restage.place();
+  restaged.set_shard(restage.shard());
+  restaged.set_round(restage.round());
+  restaged.set_seed(restage.seed());
+  if (restage.seed() ? !complete : !contribution) restaged.set_error("not held");
+  if (restaged.error().empty()) {
+    for (FakeAggregator& aggregator : aggregators_) {
+      const auto found = aggregator.shards.find(restage.place().run());
+      if (found == aggregator.shards.end() || found->second.shard != restage.shard()) continue;
+      found->second.staged.emplace(restage.round(), restage.seed(), restage.place().group(),
+                                   restage.place().rank());
+      if (const std::optional<v1::Apply> waiting = found->second.waiting) {
+        OnApply(aggregator, *waiting);
+      }
+    }
+  }
+  Post(worker.connection, restaged);
+}
+
+void FakeCluster::Adopt(FakeWorker& worker) {
+  const v1::Decision decision = *worker.pulling;
+  worker.pulling.reset();
   worker.contributed.reset();
   worker.step = decision.step();
   worker.next_step = decision.next_step();
   if (decision.adopt()) {
     worker.version = decision.version();
     EXPECT_EQ(decision.digest(), DigestOf(worker.place().run(), worker.version));
-    Adopt(worker);
+    ReportLoaded(worker);
   }
   if (worker.assignment.has_value()) {
     Evaluate(worker, decision.version(), decision.evaluate_begin(), decision.evaluate_end());
   }
 }
 
-void FakeCluster::Adopt(FakeWorker& worker) {
+void FakeCluster::ReportLoaded(FakeWorker& worker) {
   v1::Adopted adopted;
   *adopted.mutable_place() = worker.place();
   adopted.set_version(worker.version);
@@ -529,6 +619,13 @@ v1::Contributed FakeCluster::ContributionOf(const FakeWorker& lead) const {
 
 void FakeCluster::Contribute(FakeWorker& worker) {
   worker.contributed = ContributionOf(worker);
+  for (FakeAggregator& aggregator : aggregators_) {
+    const auto found = aggregator.shards.find(worker.place().run());
+    if (found == aggregator.shards.end() || found->second.hollow != worker.version) continue;
+    for (int rank = 0; rank < worker.assignment->peers_size(); ++rank) {
+      found->second.staged.emplace(worker.version + 1, false, worker.place().group(), rank);
+    }
+  }
   Post(worker.connection, *worker.contributed);
 }
 
@@ -545,8 +642,12 @@ bool FakeCluster::Act() {
       Post(worker.connection, prepared);
       return true;
     }
+    if (worker.pulling.has_value() && CanPull(worker, worker.pulling->version())) {
+      Adopt(worker);
+      return true;
+    }
     if (behaviour.train && worker.start.has_value() && worker.lead() &&
-        !worker.contributed.has_value() && worker.next_step > 0u) {
+        !worker.contributed.has_value() && worker.next_step > 0u && CanStage(worker)) {
       Contribute(worker);
       return true;
     }
@@ -560,7 +661,18 @@ void FakeCluster::Receive(FakeAggregator& aggregator, const v1::CoordinatorMessa
     const v1::OpenRun& open = message.open_run();
     auto [it, created] = aggregator.shards.try_emplace(open.run());
     FakeAggregator::Shard& shard = it->second;
-    if (created) shard.digests[0] = 1000 + open.shard();
+    if (created && open.version() == 0) {
+      shard.digests[0] = 1000 + open.shard();
+      made_[{open.run(), open.shard(), 0}] = shard.digests[0];
+    }
+    if (open.has_hollow() && shard.hollow != open.hollow()) {
+      shard.hollow = open.hollow();
+      shard.digests.clear();
+      shard.staged.clear();
+      shard.waiting.reset();
+      shard.version = open.hollow();
+    }
+    shard.open = open;
     shard.shard = open.shard();
     shard.lineage = open.lineage();
     for (const auto& [group, generation] : open.generations()) {
@@ -572,7 +684,8 @@ void FakeCluster::Receive(FakeAggregator& aggregator, const v1::CoordinatorMessa
     opened.set_shard(shard.shard);
     opened.set_shards(open.shards());
     opened.set_version(shard.version);
-    opened.set_digest(shard.digests[shard.version]);
+    opened.set_hollow(!shard.digests.contains(shard.version));
+    if (!opened.hollow()) opened.set_digest(shard.digests[shard.version]);
     opened.set_error(behaviour.open_error);
     Post(aggregator.connection, opened);
   } else if (message.has_fence()) {
@@ -580,25 +693,69 @@ void FakeCluster::Receive(FakeAggregator& aggregator, const v1::CoordinatorMessa
     uint32_t& generation = aggregator.shards.at(fence.run()).generations[fence.group()];
     EXPECT_GE(fence.generation(), generation) << "fences must not move back";
     generation = fence.generation();
-  } else if (message.has_apply() && behaviour.apply) {
-    const v1::Apply& apply = message.apply();
-    FakeAggregator::Shard& shard = aggregator.shards.at(apply.run());
-    if (apply.round() == shard.version + 1) {
-      shard.digests[apply.round()] = Mix(shard.digests[shard.version], apply);
-      shard.version = apply.round();
+  } else if (message.has_close_run()) {
+    const auto found = aggregator.shards.find(message.close_run().run());
+    if (found != aggregator.shards.end()) found->second.closed = true;
+  } else if (message.has_report_run()) {
+    v1::RunReport report;
+    report.set_run(message.report_run().run());
+    if (const auto found = aggregator.shards.find(report.run()); found != aggregator.shards.end()) {
+      const FakeAggregator::Shard& shard = found->second;
+      *report.mutable_open() = shard.open;
+      if (shard.newest.round() > 0) *report.mutable_newest() = shard.newest;
+      report.set_closed(shard.closed);
+      v1::ShardState& state = *report.mutable_state();
+      state.set_run(report.run());
+      state.set_lineage(shard.lineage);
+      state.set_shard(shard.shard);
+      state.set_version(shard.version);
+      state.set_digest(shard.digests.at(shard.version));
     }
-    EXPECT_EQ(apply.round(), shard.version);
-    EXPECT_EQ(shard.digests[apply.round()], Mix(shard.digests[apply.round() - 1], apply))
-        << "the participants of an applied round must not change";
-    v1::Applied applied;
-    applied.set_run(apply.run());
-    applied.set_shard(shard.shard);
-    applied.set_round(apply.round());
-    applied.set_digest(shard.digests[apply.round()]);
-    applied.set_variance_between_groups(behaviour.variance_between_groups);
-    applied.set_displacement(behaviour.displacement);
-    Post(aggregator.connection, applied);
+    Post(aggregator.connection, report);
+  } else if (message.has_apply() && behaviour.apply) {
+    OnApply(aggregator, message.apply());
   }
+}
+
+void FakeCluster::OnApply(FakeAggregator& aggregator, const v1::Apply& apply) {
+  FakeAggregator::Shard& shard = aggregator.shards.at(apply.run());
+  v1::Applied applied;
+  applied.set_run(apply.run());
+  applied.set_shard(shard.shard);
+  applied.set_round(apply.round());
+  if (apply.round() == shard.version + 1) {
+    for (const v1::Participant& participant : apply.participants()) {
+      bool whole = true;
+      for (uint32_t rank = 0; rank < participant.ranks(); ++rank) {
+        whole = whole &&
+                shard.staged.contains({apply.round(), apply.seed(), participant.group(), rank});
+      }
+      if (shard.hollow.has_value() && !whole) applied.add_missing(participant.group());
+    }
+    if (!applied.missing().empty()) {
+      shard.waiting = apply;
+      return Post(aggregator.connection, applied);
+    }
+    uint64_t& made = made_[{apply.run(), shard.shard, apply.round()}];
+    if (!apply.seed()) {
+      made = Mix(made_.at({apply.run(), shard.shard, shard.version}), apply);
+    }
+    shard.digests[apply.round()] = made + (apply.seed() ? behaviour.seed_error : 0);
+    shard.version = apply.round();
+    shard.newest = apply;
+    shard.hollow.reset();
+    shard.waiting.reset();
+  }
+  EXPECT_EQ(apply.round(), shard.version);
+  if (!apply.seed() && made_.contains({apply.run(), shard.shard, apply.round() - 1})) {
+    EXPECT_EQ(shard.digests[apply.round()],
+              Mix(made_.at({apply.run(), shard.shard, apply.round() - 1}), apply))
+        << "the participants of an applied round must not change";
+  }
+  applied.set_digest(shard.digests[apply.round()]);
+  applied.set_variance_between_groups(behaviour.variance_between_groups);
+  applied.set_displacement(behaviour.displacement);
+  Post(aggregator.connection, applied);
 }
 
 uint64_t FakeCluster::DigestOf(const std::string& run, uint32_t version) const {

@@ -17,6 +17,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "absl/strings/string_view.h"
@@ -51,6 +52,8 @@ struct FakeWorker {
   std::optional<v1::Contributed> contributed;
   std::optional<v1::Adopted> adopted;
   std::optional<v1::Evaluated> evaluated;
+  // A decision whose version the group is still pulling; it holds its contribution meanwhile.
+  std::optional<v1::Decision> pulling;
   // What heartbeats say of its training thread while it has a rank; unspecified: nothing. A hung
   // thread makes no progress, and does not leave its activity when it is released.
   v1::Activity activity = v1::ACTIVITY_UNSPECIFIED;
@@ -80,7 +83,17 @@ struct FakeAggregator {
     uint32_t version = 0;
     std::map<uint32_t, uint64_t> digests;
     std::map<uint32_t, uint32_t> generations;
+    v1::OpenRun open;
+    v1::Apply newest;
+    // The version after which a shard that has lost its values accepts contributions, the values
+    // that ranks have staged since then, as (round, seed, group, rank), and the order that waits.
+    std::optional<uint32_t> hollow;
+    std::set<std::tuple<uint32_t, bool, uint32_t, uint32_t>> staged;
+    std::optional<v1::Apply> waiting;
+    bool closed = false;
   };
+  // Its data folder was removed.
+  bool wiped = false;
   std::map<std::string, Shard> shards;
   std::vector<v1::CoordinatorMessage> received;
 };
@@ -95,6 +108,9 @@ class FakeCluster {
   // Returns the id of the new run; the status of a refusal is in last_status.
   std::string Submit(const v1::RunSpec& spec);
   void StopRun(const std::string& run);
+  void ResumeRun(const std::string& run);
+  // Returns the runs found; the status is in last_status.
+  v1::AdoptReply Adopt(const std::string& run = "");
   // Returns the ids of the workers that matched; the status is in last_status.
   std::vector<std::string> Cordon(const std::string& member, bool undo = false);
   void AnswerSearches();
@@ -124,6 +140,8 @@ class FakeCluster {
   // Starts a new process with the same name and, for an aggregator, the same disk.
   void Restart(FakeWorker& worker);
   void Restart(FakeAggregator& aggregator);
+  // Ends the process, removes its data folder and starts it again.
+  void Wipe(FakeAggregator& aggregator);
 
   // Sends one of the messages of v1::MemberMessage from a member, or on a connection.
   template <typename Member>
@@ -165,6 +183,8 @@ class FakeCluster {
   Machine& machine() { return *machine_; }
   // Crashes it (data that is not durable is lost, every stream breaks) and starts it again.
   void RestartCoordinator();
+  // The same with an empty store.
+  void LoseStore();
   // Crashes it after its n-th transaction from now is durable, before its messages are sent.
   void CrashAfterTransaction(int n) { crash_after_ = n; }
   int transactions() const { return transactions_; }
@@ -187,6 +207,11 @@ class FakeCluster {
     bool prepare = true;
     bool train = true;
     bool apply = true;
+    // Whether groups complete their pulls, and whether ranks answer a Restage.
+    bool pull = true;
+    bool restage = true;
+    // Error that is added to the digest of a version that was made from a seed.
+    uint64_t seed_error = 0;
     bool evaluate = true;
     // Correctly predicted labels per hundred.
     uint64_t accuracy = 50;
@@ -212,6 +237,7 @@ class FakeCluster {
   absl::Status last_status;
   std::string last_run;
   std::vector<std::string> last_members;
+  v1::AdoptReply last_adopted;
 
  private:
   void StartMachine();
@@ -222,8 +248,14 @@ class FakeCluster {
   void Receive(FakeWorker& worker, const v1::CoordinatorMessage& message);
   void Receive(FakeAggregator& aggregator, const v1::CoordinatorMessage& message);
   void OnDecision(FakeWorker& worker, const v1::Decision& decision);
-  // Reports that the worker's group has loaded its version.
+  // Whether all shards have this version, or accept contributions to the next one.
+  bool CanPull(const FakeWorker& worker, uint32_t version) const;
+  bool CanStage(const FakeWorker& worker) const;
   void Adopt(FakeWorker& worker);
+  // Reports that the worker's group has its version.
+  void ReportLoaded(FakeWorker& worker);
+  void OnRestage(FakeWorker& worker, const v1::Restage& restage);
+  void OnApply(FakeAggregator& aggregator, const v1::Apply& apply);
   void Evaluate(FakeWorker& worker, uint32_t version, uint64_t begin, uint64_t end);
   static void DropPlace(FakeWorker& worker);
   static void DropPlace(FakeAggregator&) {}
@@ -252,6 +284,8 @@ class FakeCluster {
   std::deque<FakeWorker> workers_;
   std::deque<FakeAggregator> aggregators_;
   std::deque<cadre::Send> in_flight_;
+  // Digests of all versions that were made, by (run, shard, version).
+  std::map<std::tuple<std::string, uint32_t, uint32_t>, uint64_t> made_;
   std::map<ConnectionId, std::vector<v1::CoordinatorMessage>> raw_received_;
   std::set<ConnectionId> ended_;
   uint32_t highest_generation_ = 0;

@@ -150,29 +150,46 @@ struct WrongDisk {
 class MachineWrongDiskTest : public MachineShardsTest,
                              public ::testing::WithParamInterface<WrongDisk> {};
 
-TEST_P(MachineWrongDiskTest, FailsRun) {
+TEST_P(MachineWrongDiskTest, IsRestored) {
   const std::string run = Begin();
   Train(run);
   cluster_.Kill(agg(0));
   GetParam().change(agg(0).shards);
+  cluster_.behaviour.restage = false;
   cluster_.Restart(agg(0));
-  EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_FAILED);
+  EXPECT_EQ(ReasonOf(run), "shard 0 on agg-0 is being restored from group 0");
+  cluster_.behaviour.restage = true;
+  cluster_.Reconnect(cluster_.workers()[0]);
+  EXPECT_EQ(ReasonOf(run), "");
+  Train(run);
+  EXPECT_EQ(cluster_.RunStatus(run).version(), 2u);
+}
+
+TEST_P(MachineWrongDiskTest, ParksRunWithoutGroups) {
+  const std::string run = Begin();
+  Train(run);
+  cluster_.Kill(agg(0));
+  GetParam().change(agg(0).shards);
+  cluster_.Kill(cluster_.workers()[0]);
+  cluster_.Run(absl::Minutes(1));
+  cluster_.Restart(agg(0));
+  EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_PARKED);
   EXPECT_THAT(ReasonOf(run), HasSubstr(GetParam().reason));
-  EXPECT_FALSE(cluster_.workers()[0].assignment.has_value());
 }
 
 INSTANTIATE_TEST_SUITE_P(
     All, MachineWrongDiskTest,
-    ::testing::Values(
-        WrongDisk{"LostData", [](auto& shards) { shards.clear(); }, "agg-0 holds version 0"},
-        WrongDisk{"CorruptData", [](auto& shards) { shards.begin()->second.digests[1] ^= 1; },
-                  "corrupt"},
-        WrongDisk{"OlderStore",
-                  [](auto& shards) {
-                    shards.begin()->second.version = 4;
-                    shards.begin()->second.digests[4] = 44;
-                  },
-                  "store is older"}),
+    ::testing::Values(WrongDisk{"LostData", [](auto& shards) { shards.clear(); },
+                                "agg-0 has lost the values of shard 0"},
+                      WrongDisk{"CorruptData",
+                                [](auto& shards) { shards.begin()->second.digests[1] ^= 1; },
+                                "corrupt"},
+                      WrongDisk{"OlderStore",
+                                [](auto& shards) {
+                                  shards.begin()->second.version = 4;
+                                  shards.begin()->second.digests[4] = 44;
+                                },
+                                "store is older"}),
     [](const auto& info) { return info.param.label; });
 
 TEST_F(MachineShardsTest, ApplyErrorFailsRun) {

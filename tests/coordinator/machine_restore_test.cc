@@ -1,0 +1,438 @@
+// Shards that have lost their values: every source from which they are restored, parked runs, and
+// the adoption of runs after the loss of the store.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "tests/coordinator/fake_cluster.h"
+
+namespace cadre::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+class RestoreShardTest : public MachineTest {
+ protected:
+  // Two shards and two groups of two workers; version 1 is committed.
+  std::string Begin(uint32_t rounds = 1) {
+    AddMembers(2, 4);
+    const std::string run = cluster_.Submit(MakeSpec(2, 2, 5, 100));
+    for (uint32_t round = 1; round <= rounds; ++round) TrainBoth(run);
+    EXPECT_EQ(VersionOf(run), rounds);
+    return run;
+  }
+  void TrainBoth(const std::string& run) {
+    Train(run, 0);
+    Train(run, 1);
+  }
+  uint32_t VersionOf(const std::string& run) { return cluster_.RunStatus(run).version(); }
+  FakeAggregator& agg(int i) { return cluster_.aggregators()[i]; }
+  void ExpectRestored(const std::string& run) {
+    EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_RUNNING) << ReasonOf(run);
+    EXPECT_EQ(ReasonOf(run), "");
+    EXPECT_EQ(cluster_.Counter("shards_restored"), 1u);
+    EXPECT_EQ(cluster_.Counter("refused_wrong_digest"), 0u);
+  }
+  void ExpectParked(const std::string& run) {
+    EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_PARKED);
+    EXPECT_THAT(ReasonOf(run), AllOf(HasSubstr("aggregator agg-0"),
+                                     HasSubstr(absl::StrCat("cadre resume ", run))));
+    for (const FakeWorker& worker : cluster_.workers()) {
+      EXPECT_FALSE(worker.assignment.has_value()) << "workers of a parked run are free";
+    }
+  }
+};
+
+TEST_F(RestoreShardTest, FirstVersionIsComputedAgain) {
+  const std::string run = Begin(0);
+  cluster_.Wipe(agg(0));
+  EXPECT_EQ(ReasonOf(run), "");
+  TrainBoth(run);
+  EXPECT_EQ(VersionOf(run), 1u);
+}
+
+TEST_F(RestoreShardTest, SeedOfAGroup) {
+  const std::string run = Begin();
+  cluster_.behaviour.restage = false;
+  cluster_.Wipe(agg(0));
+  EXPECT_EQ(ReasonOf(run), "shard 0 on agg-0 is being restored from group 0");
+  cluster_.behaviour.restage = true;
+  for (int rank : {0, 1}) cluster_.Reconnect(cluster_.Rank(run, 0, rank));
+  ExpectRestored(run);
+  TrainBoth(run);
+  EXPECT_EQ(VersionOf(run), 2u);
+}
+
+TEST_F(RestoreShardTest, RoundDoesNotCloseDuringRestoring) {
+  const std::string run = Begin();
+  cluster_.behaviour.restage = false;
+  cluster_.Wipe(agg(0));
+  Train(run, 1);
+  Train(run, 0);
+  EXPECT_FALSE(cluster_.Commit(run, 2).has_value());
+  cluster_.behaviour.restage = true;
+  for (FakeWorker& worker : cluster_.workers()) cluster_.Reconnect(worker);
+  cluster_.behaviour.train = true;
+  EXPECT_TRUE(cluster_.RunUntil([&] { return VersionOf(run) >= 3; }));
+}
+
+TEST_F(RestoreShardTest, NextGroupIfASeedIsRefused) {
+  const std::string run = Begin();
+  // Group 0 has staged its next contribution, which the coordinator does not know.
+  FakeWorker& lead = cluster_.Lead(run, 0);
+  lead.contributed = cluster_.ContributionOf(lead);
+  cluster_.Wipe(agg(0));
+  ExpectRestored(run);
+  bool second = false;
+  for (const v1::CoordinatorMessage& message : cluster_.Lead(run, 1).received) {
+    second = second || message.restage().seed();
+  }
+  EXPECT_TRUE(second);
+}
+
+TEST_F(RestoreShardTest, ContributionsToTheNewestVersion) {
+  const std::string run = Begin();
+  cluster_.behaviour.pull = false;
+  TrainBoth(run);
+  ASSERT_EQ(VersionOf(run), 2u);
+  cluster_.Wipe(agg(0));
+  cluster_.behaviour.pull = true;
+  ExpectRestored(run);
+  cluster_.Run(absl::Seconds(1));
+  TrainBoth(run);
+  EXPECT_EQ(VersionOf(run), 3u);
+}
+
+TEST_F(RestoreShardTest, ClosingRound) {
+  const std::string run = Begin();
+  cluster_.behaviour.apply = false;
+  TrainBoth(run);
+  ASSERT_TRUE(cluster_.Commit(run, 2).has_value());
+  cluster_.behaviour.apply = true;
+  cluster_.Wipe(agg(0));
+  EXPECT_EQ(VersionOf(run), 1u) << "the other shard has not applied";
+  cluster_.Reconnect(agg(1));
+  EXPECT_EQ(VersionOf(run), 2u);
+  ExpectRestored(run);
+}
+
+// The digest of the shard is recorded already, while another shard has not applied.
+TEST_F(RestoreShardTest, ClosingRoundThatTheShardHadApplied) {
+  const std::string run = Begin();
+  cluster_.Kill(agg(1));
+  TrainBoth(run);
+  ASSERT_TRUE(cluster_.Commit(run, 2)->digests(0).applied());
+  cluster_.Wipe(agg(0));
+  cluster_.Restart(agg(1));
+  EXPECT_EQ(VersionOf(run), 2u);
+  ExpectRestored(run);
+}
+
+TEST_F(RestoreShardTest, OpenRoundIfAllGroupsHaveContinued) {
+  const std::string run = Begin();
+  Train(run, 0);
+  FakeWorker& other = cluster_.Lead(run, 1);
+  other.contributed = cluster_.ContributionOf(other);
+  cluster_.Wipe(agg(0));
+  EXPECT_EQ(ReasonOf(run), "shard 0 on agg-0 is being restored from the round in progress");
+  cluster_.Send(other, *other.contributed);
+  EXPECT_EQ(VersionOf(run), 2u);
+  ExpectRestored(run);
+}
+
+// Group 1 still pulls version 2 from the lost shard, and group 0 has continued: nobody can restore
+// version 2. It is left out, and group 1 adopts version 3.
+TEST_F(RestoreShardTest, GroupThatPullsALostVersionIsNotAwaited) {
+  const std::string run = Begin();
+  FakeWorker& other = cluster_.Lead(run, 1);
+  Train(run, 0);
+  cluster_.behaviour.pull = false;
+  cluster_.ContributeOnce(other);
+  ASSERT_EQ(VersionOf(run), 2u);
+  cluster_.behaviour.pull = true;
+  FakeWorker& first = cluster_.Lead(run, 0);
+  cluster_.Reconnect(first);  // Its pull completes, that of group 1 does not.
+  const v1::Decision pulling = other.pulling.value_or(v1::Decision());
+  if (!other.pulling.has_value()) GTEST_SKIP() << "the fake cluster completes all pulls at once";
+  cluster_.Wipe(agg(0));
+  Train(run, 0);
+  EXPECT_EQ(VersionOf(run), 3u);
+  EXPECT_EQ(pulling.version(), 2u);
+}
+
+TEST_F(RestoreShardTest, WrongDigestOfASeedTriesOtherSources) {
+  const std::string run = Begin();
+  cluster_.behaviour.seed_error = 1;
+  cluster_.Wipe(agg(0));
+  EXPECT_EQ(cluster_.Counter("shards_restored"), 0u);
+  EXPECT_EQ(ReasonOf(run), "shard 0 on agg-0 is being restored from the round in progress");
+  TrainBoth(run);
+  EXPECT_EQ(VersionOf(run), 2u) << "the next version does not depend on the lost one";
+  ExpectRestored(run);
+}
+
+TEST_F(RestoreShardTest, NoSourceParksTheRun) {
+  const std::string run = Begin();
+  cluster_.Kill(agg(0));
+  // The groups fail while the shards are closed, so they are not formed again.
+  cluster_.Fail(cluster_.Lead(run, 0));
+  cluster_.Fail(cluster_.Lead(run, 1));
+  const auto disk = agg(0).shards;
+  cluster_.Wipe(agg(0));
+  ExpectParked(run);
+  // It stays parked after a restart, and its shards are kept.
+  cluster_.RestartCoordinator();
+  ExpectParked(run);
+  EXPECT_FALSE(agg(1).shards.at(run).closed);
+
+  cluster_.ResumeRun(run);
+  EXPECT_TRUE(cluster_.last_status.ok()) << cluster_.last_status;
+  ExpectParked(run);  // Nothing has changed.
+
+  cluster_.Kill(agg(0));
+  agg(0).shards = disk;
+  agg(0).wiped = false;
+  cluster_.Restart(agg(0));
+  ExpectParked(run);
+  cluster_.ResumeRun(run);
+  EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_RUNNING);
+  cluster_.behaviour.train = true;
+  ASSERT_TRUE(cluster_.RunUntilEnded(run));
+  EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_DONE);
+  cluster_.ResumeRun(run);
+  EXPECT_EQ(cluster_.last_status.code(), absl::StatusCode::kFailedPrecondition);
+}
+
+TEST_F(RestoreShardTest, LostParticipantOfAClosingRoundParksTheRun) {
+  const std::string run = Begin();
+  cluster_.behaviour.apply = false;
+  TrainBoth(run);
+  cluster_.behaviour.apply = true;
+  const auto disk = agg(0).shards;
+  cluster_.Kill(agg(0));
+  cluster_.Fail(cluster_.Lead(run, 1));
+  cluster_.Wipe(agg(0));
+  ExpectParked(run);
+  cluster_.StopRun(run);
+  EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_STOPPED);
+}
+
+TEST_F(RestoreShardTest, ClosingRoundIsFinishedAfterResume) {
+  const std::string run = Begin();
+  cluster_.behaviour.apply = false;
+  TrainBoth(run);
+  cluster_.behaviour.apply = true;
+  const auto disk = agg(0).shards;
+  cluster_.Kill(agg(0));
+  cluster_.Fail(cluster_.Lead(run, 1));
+  cluster_.Wipe(agg(0));
+  ExpectParked(run);
+  cluster_.Kill(agg(0));
+  agg(0).shards = disk;
+  agg(0).wiped = false;
+  cluster_.Restart(agg(0));
+  cluster_.ResumeRun(run);
+  EXPECT_EQ(VersionOf(run), 2u);
+}
+
+TEST_F(RestoreShardTest, ImpostorIsRefused) {
+  const std::string run = Begin();
+  const ConnectionId impostor = cluster_.Open();
+  v1::Hello hello;
+  hello.set_schema_hash(kSchema);
+  hello.set_role(v1::ROLE_AGGREGATOR);
+  hello.set_name("agg-0");
+  hello.set_incarnation("another process");
+  hello.set_address("elsewhere:1");
+  cluster_.SendFrom(impostor, hello);
+  EXPECT_FALSE(cluster_.IsOpen(impostor));
+  EXPECT_THAT(cluster_.SentTo(impostor).back().refused().reason(),
+              HasSubstr("another process named agg-0"));
+  EXPECT_NE(agg(0).connection, 0u);
+  EXPECT_EQ(ReasonOf(run), "");
+  // Once the process has gone, the name is free.
+  cluster_.Kill(agg(0));
+  const ConnectionId successor = cluster_.Open();
+  cluster_.SendFrom(successor, hello);
+  EXPECT_TRUE(cluster_.IsOpen(successor));
+}
+
+// A shard is lost in the middle of a run whose coordinator crashes after each transaction.
+TEST(RestoreShardCrashTest, CrashAfterEachTransaction) {
+  const auto run_to_the_end = [](int crash_after) {
+    FakeCluster cluster;
+    if (crash_after > 0) cluster.CrashAfterTransaction(crash_after);
+    cluster.AddAggregator("agg-0");
+    cluster.AddAggregator("agg-1");
+    cluster.AddWorkers(4);
+    cluster.behaviour.train = false;
+    cluster.Submit(MakeSpec(2, 2, 5, 20));
+    const std::string run = "run-1-test";
+    for (int round = 0; round < 4; ++round) {
+      for (uint32_t group : {0, 1}) {
+        if (!cluster.RunUntil(
+                [&] { return cluster.Group(run, group).state() == v1::GROUP_STATE_TRAINING; })) {
+          break;
+        }
+        cluster.ContributeOnce(cluster.Lead(run, group));
+        if (round == 1) cluster.Wipe(cluster.aggregators()[group]);
+      }
+    }
+    cluster.behaviour.train = true;
+    EXPECT_TRUE(cluster.RunUntilEnded(run)) << cluster.RunStatus(run).ShortDebugString();
+    EXPECT_EQ(cluster.RunStatus(run).state(), v1::RUN_STATE_DONE)
+        << cluster.RunStatus(run).reason();
+    EXPECT_EQ(cluster.Counter("refused_wrong_digest"), 0u);
+    return std::pair(cluster.RunStatus(run), cluster.transactions());
+  };
+  const auto [whole, transactions] = run_to_the_end(0);
+  EXPECT_EQ(whole.version(), 4u);
+  for (int n = 1; n <= transactions; ++n) {
+    SCOPED_TRACE(absl::StrCat("crash after transaction ", n, " of ", transactions));
+    EXPECT_EQ(run_to_the_end(n).first.step(), whole.step());
+  }
+}
+
+// ---- Adoption
+
+class AdoptTest : public RestoreShardTest {
+ protected:
+  // The store is lost after version 2.
+  std::string Lose() {
+    const std::string run = Begin(2);
+    digest_ = cluster_.RunStatus(run).digest();
+    cluster_.LoseStore();
+    return run;
+  }
+  std::string ProblemOf(const std::string& run) {
+    const v1::AdoptReply reply = cluster_.Adopt(run);
+    EXPECT_TRUE(cluster_.last_status.ok()) << cluster_.last_status;
+    EXPECT_EQ(reply.runs_size(), 1);
+    return reply.runs_size() == 1 ? reply.runs(0).problem() : "";
+  }
+  std::string digest_;
+};
+
+TEST_F(AdoptTest, RunContinues) {
+  const std::string run = Lose();
+  for (FakeAggregator& aggregator : cluster_.aggregators()) {
+    EXPECT_FALSE(aggregator.shards.at(run).closed) << "unknown runs are left alone";
+  }
+  const uint32_t generation = agg(0).shards.at(run).generations.at(0);
+  const v1::AdoptReply reply = cluster_.Adopt();
+  ASSERT_EQ(reply.runs_size(), 1);
+  EXPECT_EQ(reply.runs(0).run(), run);
+  EXPECT_EQ(reply.runs(0).problem(), "");
+  EXPECT_EQ(reply.runs(0).version(), 2u);
+  EXPECT_EQ(reply.runs(0).step(), 10u);
+  EXPECT_EQ(cluster_.RunStatus(run).digest(), digest_);
+  EXPECT_EQ(cluster_.RunStatus(run).samples(), 2u * 10 * 32);
+  cluster_.Run(absl::Seconds(2));
+  EXPECT_GE(cluster_.Group(run, 0).generation(), generation + 1'000'000);
+  cluster_.RestartCoordinator();  // What was adopted is durable.
+  cluster_.behaviour.train = true;
+  ASSERT_TRUE(cluster_.RunUntilEnded(run));
+  EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_DONE) << ReasonOf(run);
+  EXPECT_EQ(cluster_.RunStatus(run).step(), 100u);
+  EXPECT_EQ(cluster_.Adopt().runs_size(), 0) << "the run is known";
+  EXPECT_EQ(cluster_.Submit(MakeSpec(1, 1, 5, 10)), "run-2-test") << "numbers continue";
+}
+
+TEST_F(AdoptTest, NumbersOfUnknownRunsAreNotGivenAway) {
+  const std::string run = Lose();
+  cluster_.behaviour.prepare = false;
+  EXPECT_EQ(cluster_.Submit(MakeSpec(1, 1, 5, 10)), "run-2-test");
+  EXPECT_EQ(ProblemOf(run), "");
+}
+
+TEST_F(AdoptTest, MissingShard) {
+  const std::string run = Lose();
+  cluster_.Kill(agg(1));
+  EXPECT_THAT(ProblemOf(run), HasSubstr("shard 1 of 2 is missing"));
+  EXPECT_EQ(cluster_.Status().runs_size(), 0);
+  cluster_.Restart(agg(1));
+  EXPECT_EQ(ProblemOf(run), "");
+}
+
+TEST_F(AdoptTest, SilentAggregatorIsLeftOut) {
+  const std::string run = Lose();
+  cluster_.Do(AdoptRuns{.request = 900});
+  agg(1).connection = 999;  // It does not receive the order.
+  cluster_.Run(absl::Minutes(1));
+  ASSERT_EQ(cluster_.last_adopted.runs_size(), 1);
+  EXPECT_THAT(cluster_.last_adopted.runs(0).problem(), HasSubstr("shard 1 of 2 is missing"));
+}
+
+TEST_F(AdoptTest, ShardOneVersionAhead) {
+  const std::string run = Begin(2);
+  cluster_.Kill(agg(1));
+  TrainBoth(run);
+  ASSERT_EQ(agg(0).shards.at(run).version, 3u);
+  cluster_.LoseStore();
+  const v1::AdoptReply reply = cluster_.Adopt();
+  ASSERT_EQ(reply.runs_size(), 1);
+  EXPECT_THAT(reply.runs(0).problem(), HasSubstr("shard 1 of 2 is missing"));
+  cluster_.Connect(agg(1));
+  EXPECT_EQ(ProblemOf(run), "");
+  EXPECT_EQ(VersionOf(run), 3u) << "the other shard has its contributions";
+  cluster_.behaviour.train = true;
+  ASSERT_TRUE(cluster_.RunUntilEnded(run));
+  EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_DONE);
+}
+
+TEST_F(AdoptTest, ShardAheadWithoutTheContributionsParksTheRun) {
+  const std::string run = Begin(2);
+  cluster_.Kill(agg(0));
+  TrainBoth(run);
+  ASSERT_EQ(agg(1).shards.at(run).version, 3u);
+  cluster_.LoseStore();
+  // The shard at version 2 has lost what was staged.
+  agg(0).shards.at(run).hollow = 2;
+  cluster_.Connect(agg(0));
+  EXPECT_EQ(ProblemOf(run), "");
+  ExpectParked(run);
+}
+
+TEST_F(AdoptTest, OtherLineage) {
+  const std::string run = Lose();
+  agg(1).shards.at(run).open.set_lineage("another");
+  EXPECT_THAT(ProblemOf(run), AllOf(HasSubstr("agg-0 and agg-1"), HasSubstr("another")));
+}
+
+TEST_F(AdoptTest, EndedRun) {
+  const std::string run = Begin();
+  cluster_.StopRun(run);
+  cluster_.LoseStore();
+  EXPECT_EQ(cluster_.Adopt().runs_size(), 0);
+  EXPECT_EQ(ProblemOf(run), "it has ended");
+}
+
+TEST_F(AdoptTest, UnknownName) {
+  const std::string run = Lose();
+  cluster_.Adopt("run-7");
+  EXPECT_EQ(cluster_.last_status.code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(ProblemOf(run), "");
+  cluster_.Adopt(run);
+  EXPECT_EQ(cluster_.last_status.code(), absl::StatusCode::kFailedPrecondition);
+}
+
+TEST_F(AdoptTest, RunAtItsEnd) {
+  AddMembers(2, 4);
+  const std::string run = cluster_.Submit(MakeSpec(2, 2, 5, 10));
+  cluster_.behaviour.evaluate = false;
+  TrainBoth(run);
+  TrainBoth(run);
+  ASSERT_EQ(RunStateOf(run), v1::RUN_STATE_FINISHING);
+  cluster_.behaviour.evaluate = true;
+  cluster_.LoseStore();
+  EXPECT_EQ(ProblemOf(run), "");
+  ASSERT_TRUE(cluster_.RunUntilEnded(run));
+  EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_DONE);
+  EXPECT_EQ(cluster_.RunStatus(run).test().samples(), kTestSamples);
+}
+
+}  // namespace
+}  // namespace cadre::testing
