@@ -61,5 +61,18 @@ TEST_F(GroupSessionTraceTest, NewerRequestReplacesPendingOne) {
   EXPECT_EQ(session_.TakeTraceRequest()->request(), 9U);
 }
 
+TEST(GroupSession, RestageReachesTheHandler) {
+  GroupSession session{v1::Assignment(), {}};
+  v1::Restage restage;
+  restage.set_round(3);
+  session.Deliver(restage);  // dropped: there is no handler yet
+  std::vector<uint32_t> rounds;
+  session.HandleRestage([&](const v1::Restage& one) { rounds.push_back(one.round()); });
+  session.Deliver(restage);
+  session.HandleRestage(nullptr);
+  session.Deliver(restage);
+  EXPECT_EQ(rounds, std::vector<uint32_t>({3}));
+}
+
 }  // namespace
 }  // namespace cadre
