@@ -195,7 +195,7 @@ void ShardExchange::OnRestage(const v1::Restage& restage) {
   if (running.valid()) return;  // repeated
   running = std::async(std::launch::async, [this, restage] {
     const absl::Status status = StageAgain(restage);
-    LOG(INFO) << "staged " << (restage.seed() ? "version " : "round ") << restage.round()
+    LOG(INFO) << "staging " << (restage.seed() ? "version " : "round ") << restage.round()
               << " again at shard " << restage.shard() << ": " << status;
     v1::Restaged restaged;
     *restaged.mutable_place() = rank_slot_;
