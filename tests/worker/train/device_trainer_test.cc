@@ -170,6 +170,7 @@ Result TrainGroup(Where where, const v1::RunSpec& spec, const Script& script,
   std::vector<std::unique_ptr<ScriptedControl>> controls;
   for (int rank = 0; rank < script.ranks; ++rank) {
     controls.push_back(std::make_unique<ScriptedControl>(script));
+    controls.back()->start.set_step(spec.checkpoint().from_step());
   }
   Result result;
   result.outcomes.resize(script.ranks);
