@@ -48,9 +48,10 @@ absl::StatusOr<int> WatchRuns(const Invocation& in);
 // checked, because they are on the machines of the workers.
 absl::StatusOr<int> SubmitRun(const Invocation& in);
 absl::StatusOr<int> StopRun(const Invocation& in);
+absl::StatusOr<int> ScaleRun(const Invocation& in);
 absl::StatusOr<int> ResumeRun(const Invocation& in);
 absl::StatusOr<int> AdoptRuns(const Invocation& in);
-// Excludes workers from new work, or readmits them.
+// Excludes workers from new work, or readmits them. The verb 'drain' also makes them end.
 absl::StatusOr<int> CordonMembers(const Invocation& in);
 // Exit code 0 only if the run reached its stop rule.
 absl::StatusOr<int> WaitForRun(const Invocation& in);

@@ -156,6 +156,17 @@ absl::StatusOr<int> StopRun(const Invocation& in) {
   return kExitOk;
 }
 
+absl::StatusOr<int> ScaleRun(const Invocation& in) {
+  const std::string run = in.line.argument();
+  const uint32_t groups = in.line.Value<uint32_t>("groups");
+  CADRE_RETURN_IF_ERROR(MakeClient(in.global).Scale(run, groups));
+  if (!in.global.quiet) {
+    in.console.err << "run " << run << " will have " << groups << " groups from its next version on"
+                   << std::endl;
+  }
+  return kExitOk;
+}
+
 absl::StatusOr<int> ResumeRun(const Invocation& in) {
   const std::string run = in.line.argument();
   CADRE_RETURN_IF_ERROR(MakeClient(in.global).Resume(run));
@@ -177,8 +188,12 @@ absl::StatusOr<int> AdoptRuns(const Invocation& in) {
 }
 
 absl::StatusOr<int> CordonMembers(const Invocation& in) {
+  using Mode = CoordinatorClient::CordonMode;
+  const Mode mode = in.line.verb()->name == "drain" ? Mode::kDrain
+                    : in.line.On("undo")            ? Mode::kUndo
+                                                    : Mode::kCordon;
   CADRE_ASSIGN_OR_RETURN(const v1::CordonReply reply,
-                         MakeClient(in.global).Cordon(in.line.argument(), in.line.On("undo")));
+                         MakeClient(in.global).Cordon(in.line.argument(), mode));
   Print(ToJson(reply), absl::StrJoin(reply.members(), "\n") + "\n", in.global, in.console);
   return kExitOk;
 }

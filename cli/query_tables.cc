@@ -32,6 +32,12 @@ std::string OfText(uint32_t done, uint32_t of) {
   return of == 0 ? absl::StrCat(done) : absl::StrCat(done, "/", of);
 }
 
+// Live and requested groups, and the number after a pending change.
+std::string GroupsText(const v1::RunStatus& run) {
+  return absl::StrCat(OfText(run.groups_alive(), run.groups()),
+                      run.scaling_to() > 0 ? absl::StrCat(" -> ", run.scaling_to()) : "");
+}
+
 std::string EpochText(const v1::RunStatus& run) {
   if (run.total_epochs() == 0) return absl::StrFormat("%.2f", run.epoch());
   return absl::StrFormat("%.2f/%.2f", run.epoch(), run.total_epochs());
@@ -239,8 +245,7 @@ std::string RunsTable(const RepeatedPtrField<v1::RunStatus>& runs) {
                   OfText(run.step(), run.total_steps()), EpochText(run), LossText(run.loss()),
                   tested ? FormatFraction(run.test().accuracy()) : "",
                   RateText(run.samples_per_second()), absl::StrCat(run.rounds_committed()),
-                  OfText(run.groups_alive(), run.groups()),
-                  run.seconds() > 0 ? FormatAge(absl::Seconds(run.seconds())) : "",
+                  GroupsText(run), run.seconds() > 0 ? FormatAge(absl::Seconds(run.seconds())) : "",
                   run.state() == v1::RUN_STATE_RUNNING && run.eta_seconds() > 0
                       ? FormatAge(absl::Seconds(run.eta_seconds()))
                       : "",

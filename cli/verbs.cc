@@ -13,6 +13,7 @@
 #include "cli/commands.h"
 #include "cli/completion.h"
 #include "cli/verb.h"
+#include "model/validate.h"
 #include "plan/search/plan_problem.h"
 #include "proto/schema_hash.h"
 
@@ -455,6 +456,37 @@ the record of the host.
   cadre cordon host-7 --undo
 )",
        .run = CordonMembers},
+      {.name = "drain",
+       .arguments = {{.name = "NAME|HOST|ID"}},
+       .brief = "let a worker, or all workers of a host, finish their period and end",
+       .text =
+           R"(As 'cadre cordon', and the connected workers leave their groups at the next boundary, so that no
+steps are lost, and end with exit code 143, or 0 if they had no rank. Their groups continue with idle
+workers or with fewer ranks. Prints the ids of the workers. A restarted worker remains excluded until
+'cadre cordon --undo'.
+
+Aggregators cannot be drained: the shards of a run stay where they are until it ends.
+)",
+       .examples = R"(  cadre drain worker-3
+  cadre drain host-7
+)",
+       .run = CordonMembers},
+      {.name = "scale",
+       .arguments = {kRun},
+       .flags = {Flag{"groups", kCount, "N", "number of groups"}.Required().Min(1).Max(kMaxGroups)},
+       .brief = "change the number of groups of a run",
+       .text =
+           R"(The change takes effect when the current round is averaged; until then another call replaces it. New
+groups wait for idle workers; the workers of removed groups, which are those with the highest numbers,
+become idle. Every sample is still used once per epoch, so with more groups an epoch has fewer steps.
+The batch per group, the steps between averages and the learning rate schedule do not change; a schedule
+that ends with the run ends with its new last step.
+
+Fails if the run never averages, has ended or trains its last step, and if its averaging.quorum or
+averaging.min_groups requires more groups.
+)",
+       .examples = "  cadre scale run-1 --groups 4\n",
+       .run = ScaleRun},
       {.name = "stop",
        .arguments = {kRun},
        .brief = "stop a run immediately; its last version remains",

@@ -62,6 +62,7 @@ v1::CommitRecord CommitOf(const std::string& run, uint32_t version, const v1::Ap
   commit.set_round(version);
   *commit.mutable_participants() = order.participants();
   commit.set_step(order.step());
+  if (order.has_division()) *commit.mutable_division() = order.division();
   return commit;
 }
 
@@ -121,9 +122,6 @@ RebuiltRun RebuildRun(const std::string& run, const RunReports& reports) {
     const v1::Apply next = OrderOf(version + 1, shards);
     rebuilt.closing = CommitOf(run, version + 1, next);
     rebuilt.closing->set_samples(next.samples() - order.samples());
-    if (next.has_division() && next.division().groups() != order.division().groups()) {
-      record.set_scaling_to(next.division().groups());
-    }
   }
   // The digest of version `version` is unknown if a shard has the next one. It is not needed then,
   // because no group forms before the next version is complete.

@@ -319,12 +319,19 @@ void Cluster::OnCordonMembers(const CordonMembers& cordon) {
   for (const auto& [key, record] : standings_.records()) {
     if (matches(key.first, key.second)) keys.insert(key);
   }
-  const Member* const by_id = members_.Find(cordon.member);
+  const Member* by_id = members_.Find(cordon.member);
+  if (by_id == nullptr) by_id = members_.Aggregator(cordon.member);
   if (keys.empty() && by_id != nullptr && by_id->worker()) match(*by_id);
   if (keys.empty()) {
+    const bool aggregator = cordon.drain && by_id != nullptr && !by_id->worker();
     out_.Reply({.request = cordon.request,
-                .status = absl::NotFoundError(
-                    absl::StrCat("no such worker or host: '", cordon.member, "'"))});
+                .status = aggregator
+                              ? absl::FailedPreconditionError(absl::StrCat(
+                                    "'", cordon.member,
+                                    "' is an aggregator: the shards that it stores stay there "
+                                    "until their runs end"))
+                              : absl::NotFoundError(absl::StrCat("no such worker or host: '",
+                                                                 cordon.member, "'"))});
     return;
   }
   for (const Standings::Key& key : keys) {
@@ -333,6 +340,11 @@ void Cluster::OnCordonMembers(const CordonMembers& cordon) {
     } else {
       standings_.Cordon({key.first, key.second});
     }
+  }
+  if (cordon.drain) {
+    v1::CoordinatorMessage message;
+    message.mutable_drain();
+    for (const std::string& id : ids) SendTo(id, message);
   }
   out_.Reply({.request = cordon.request, .members = std::move(ids)});
 }

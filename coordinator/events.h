@@ -62,6 +62,13 @@ struct StopRun {
   std::string reason;
 };
 
+// Changes the number of groups from the next version on. Answered by Replied.
+struct ScaleRun {
+  RequestId request = 0;
+  std::string run;
+  uint32_t groups = 0;
+};
+
 // Continues a parked run. Answered by Replied.
 struct ResumeRun {
   RequestId request = 0;
@@ -89,13 +96,15 @@ struct CancelTrace {
   RequestId request = 0;
 };
 
-// Excludes workers from new work, or readmits them and erases their failures. Answered by Replied
-// with the ids of the workers.
+// Excludes workers from new work, or readmits them and erases their failures. With `drain` they
+// also leave their groups at the next boundary and end. Answered by Replied with the ids of the
+// workers.
 struct CordonMembers {
   RequestId request = 0;
   // Member id, name of a worker, or host.
   std::string member;
   bool undo = false;
+  bool drain = false;
 };
 
 // The answer to SearchPlans.
@@ -115,8 +124,8 @@ struct Stalled {
 };
 
 using Event = std::variant<StreamOpened, StreamClosed, MessageReceived, MessageRefused, SubmitRun,
-                           StopRun, ResumeRun, AdoptRuns, TraceGroup, CancelTrace, CordonMembers,
-                           PlansFound, Tick, Stalled>;
+                           StopRun, ScaleRun, ResumeRun, AdoptRuns, TraceGroup, CancelTrace,
+                           CordonMembers, PlansFound, Tick, Stalled>;
 
 // ---- Actions
 
@@ -136,7 +145,7 @@ struct Disconnect {
   absl::Status status;
 };
 
-// Answer to SubmitRun, StopRun, ResumeRun, AdoptRuns and CordonMembers.
+// Answer to SubmitRun, StopRun, ScaleRun, ResumeRun, AdoptRuns and CordonMembers.
 struct Replied {
   RequestId request = 0;
   absl::Status status;

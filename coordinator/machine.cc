@@ -137,6 +137,7 @@ std::vector<Action> Machine::Handle(const Event& event, absl::Time now) {
           [this](const MessageRefused& e) { cluster_.Refuse(e.connection, e.refusal, e.reason); },
           [this](const SubmitRun& e) { OnSubmit(e); },
           [this](const StopRun& e) { OnStop(e); },
+          [this](const ScaleRun& e) { OnScale(e); },
           [this](const ResumeRun& e) { OnResume(e); },
           [this](const AdoptRuns& e) { OnAdopt(e); },
           [this](const TraceGroup& e) {
@@ -395,6 +396,13 @@ void Machine::OnStop(const StopRun& stop) {
   }
   run->Stop(stop.reason);
   cluster_.out().Reply(stop.request, absl::OkStatus(), run->id());
+}
+
+void Machine::OnScale(const ScaleRun& scale) {
+  Run* const run = Visit(scale.run);
+  cluster_.out().Reply(
+      scale.request, run == nullptr ? absl::NotFoundError(absl::StrCat("no such run: ", scale.run))
+                                    : run->Scale(scale.groups));
 }
 
 void Machine::OnResume(const ResumeRun& resume) {

@@ -97,6 +97,7 @@ class Machine {
   void OnSubmit(const SubmitRun& submit);
   absl::Status CheckSubmit(const v1::RunSpec& spec) const;
   void OnStop(const StopRun& stop);
+  void OnScale(const ScaleRun& scale);
   void OnResume(const ResumeRun& resume);
   void OnAdopt(const AdoptRuns& adopt);
   // Adopts the runs once all aggregators have reported, or the time for it is over.

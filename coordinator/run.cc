@@ -25,7 +25,7 @@ Run::Run(const v1::RunRecord& record, const RunContext& context)
               .min_groups = record.spec().averaging().min_groups(),
               .min_grace = MinGrace(record.spec())}),
       shards_(record_) {
-  for (uint32_t group = 0; group < GroupsOf(spec()); ++group) {
+  for (uint32_t group = 0; group < DivisionOf(record_).groups(); ++group) {
     slots_.Add(Slot(id(), group, cluster_.now()));
   }
   round_.Open(record_.version() + 1);

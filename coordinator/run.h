@@ -9,6 +9,7 @@
 //   run_shards.cc      the aggregators
 //   run_restore.cc     lost shards, parked and adopted runs
 //   run_round.cc       contributions, commits, decisions
+//   run_scaling.cc     changes of the number of groups
 //   run_evaluation.cc  parts of the test split
 //   run_trace.cc       traces of a group's next steps
 //   run_status.cc      the status
@@ -79,6 +80,8 @@ class Run {
   // ---- Events
   void Submit() { Save(); }
   void Stop(absl::string_view reason);
+  // Errors: FailedPrecondition, InvalidArgument.
+  absl::Status Scale(uint32_t groups);
   // Continues a parked run. Errors: FailedPrecondition if it is not parked.
   absl::Status Resume();
   // The run was rebuilt from the reports of its aggregators: stores it and opens its shards.
@@ -262,6 +265,12 @@ class Run {
   void RecordVersion(const v1::CommitRecord& commit);
   void SendDecision(Slot& slot, uint32_t round);
   void OnAdopted(const v1::Adopted& adopted);
+
+  // -- run_scaling.cc
+  // The division of the samples from the next version on, whose step is `step`.
+  v1::SampleDivision NextDivision(uint32_t step) const;
+  // Adds or removes slots as the division of the samples requires.
+  void ResizeSlots();
 
   // -- run_evaluation.cc
   void BeginEvaluation(const std::vector<uint32_t>& groups);

@@ -72,7 +72,7 @@ void Run::Attribute(const Member& member, const v1::GroupFailed& failed,
     ends = IsPermanent(cause) && live() &&
            failures_.Add(cause, member.record.host(), record_.version(), CountHosts());
   } else if (cause == v1::FAILURE_CAUSE_DIVERGED) {
-    ends = live() && failures_.AddDivergence(place.generation(), GroupsOf(spec()));
+    ends = live() && failures_.AddDivergence(place.generation(), slots_.size());
   } else if (cause == v1::FAILURE_CAUSE_PEER) {
     // Until all ranks have reported, other workers are preferred.
     for (const uint32_t rank : failed.suspects()) {

@@ -286,7 +286,7 @@ void Run::SendStart(const Slot& slot, uint32_t rank) {
   start.set_catch_up(catching_up_.contains(slot.group()));
   start.set_next_step(slot.record().next_step());
   start.set_total_steps(TotalSteps(record_));
-  start.set_groups(GroupsOf(spec()));
+  *start.mutable_division() = DivisionOf(record_);
   const v1::EvaluationRecord& evaluating = record_.evaluating();
   if (averages() && record_.has_evaluating() && evaluating.version() == slot.record().version()) {
     if (const v1::EvaluationPart* part = AssignedPart(evaluating, slot.group())) {

@@ -71,10 +71,12 @@ bool Run::IsValidContribution(const v1::Contributed& contributed) const {
   if (contributed.round() == 0 || contributed.samples() == 0 || contributed.step() == 0) {
     return false;
   }
+  // An older round had another number of total steps if the number of groups has changed since.
+  const bool newest = !averages() || (contributed.round() == record_.version() + 1 &&
+                                      contributed.base_version() == record_.version());
+  if (!newest) return true;
   if (total > 0 && contributed.step() > total) return false;
-  const bool newest = averages() && contributed.round() == record_.version() + 1 &&
-                      contributed.base_version() == record_.version();
-  return !newest || contributed.step() > record_.step();
+  return !averages() || contributed.step() > record_.step();
 }
 
 void Run::CountBytes(uint64_t payload, uint64_t message) {
@@ -166,7 +168,9 @@ void Run::MaybeClose() {
   for (const uint32_t group : LeftOut()) {
     Fence(slots_[group], "the version that it loads is lost", kReleased);
   }
-  commits_.Begin(round_.Close(id(), cluster_.now()), shards_.size());
+  v1::CommitRecord commit = round_.Close(id(), cluster_.now());
+  *commit.mutable_division() = NextDivision(commit.step());
+  commits_.Begin(std::move(commit), shards_.size());
   cluster_.out().Put(CommitKey(id(), commits_.closing()->round()), *commits_.closing());
   for (int shard = 0; shard < shards_.size(); ++shard) SendApply(shard);
 }
@@ -206,6 +210,7 @@ void Run::SendApply(uint32_t shard) {
   *apply.mutable_participants() = commits_.closing()->participants();
   apply.set_step(commits_.closing()->step());
   apply.set_samples(record_.samples() + commits_.closing()->samples());
+  *apply.mutable_division() = commits_.closing()->division();
   SendToShard(shard, message);
 }
 
@@ -238,6 +243,8 @@ void Run::RecordVersion(const v1::CommitRecord& commit) {
   record.set_digest(commit.digest());
   record.set_samples(record.samples() + commit.samples());
   record.set_loss(commit.loss());
+  if (commit.has_division()) *record.mutable_division() = commit.division();
+  if (record.scaling_to() == record.division().groups()) record.clear_scaling_to();
   record.set_rounds_committed(record.rounds_committed() + 1);
   failures_.OnCommit();
   RecordBytes();
@@ -255,6 +262,7 @@ void Run::FinishCommit() {
   const bool superseded = record_.has_evaluating() && (due || AtEnd(record_, commit.step()));
   if (superseded) FinishEvaluation();
   if (AtEnd(record_, commit.step())) record_.set_state(v1::RUN_STATE_FINISHING);
+  ResizeSlots();
   // After a restart, a participant waits for its decision even before it has sent Contributed
   // again.
   std::vector<uint32_t> adopting;
@@ -284,6 +292,7 @@ void Run::SendDecision(Slot& slot, uint32_t round) {
     decision.set_adopt(true);
     decision.set_version(record.version());
     decision.set_digest(record.digest());
+    *decision.mutable_division() = DivisionOf(record);
     decision.set_included(round == record.version() && InNewest(slot));
   }
   if (round == slot.refused_round) {

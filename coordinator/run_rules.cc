@@ -1,8 +1,7 @@
 // Steps are numbered over the whole training: a run from a checkpoint starts at the checkpoint's
 // step and data position. Epochs count samples from the first one, across runs with different
-// batches, so the step at which an epoch ends depends on the data position (model/data_position.h),
-// not on the step alone. Steps are 32-bit in the protocol; sums are computed in 64 bits and
-// clamped.
+// batches and changes of the number of groups, so the step at which an epoch ends depends on the
+// data position (model/data_position.h), not on the step alone.
 #include "coordinator/run_rules.h"
 
 #include <algorithm>
@@ -23,21 +22,13 @@ uint32_t Clamp(uint64_t steps) {
 }
 
 // Samples consumed before `step`, including those before the run's checkpoint.
-uint64_t SamplesBefore(const v1::RunSpec& spec, uint32_t step) {
-  const DataOrigin origin = DataOriginOf(spec);
-  const int64_t steps = std::max<int64_t>(0, int64_t{step} - origin.step);
-  return static_cast<uint64_t>(origin.position) +
-         static_cast<uint64_t>(steps) * static_cast<uint64_t>(SamplesPerStep(spec));
+uint64_t SamplesBefore(const v1::RunRecord& run, uint32_t step) {
+  return PositionAt(DivisionOf(run), step, BatchOf(run.spec()));
 }
 
 // First step of the run at which at least `epochs` passes over the samples are done.
 uint32_t StepOfEpoch(const v1::RunRecord& run, uint64_t epochs) {
-  const DataOrigin origin = DataOriginOf(run.spec());
-  const auto trained = static_cast<uint64_t>(origin.position);
-  const auto per_step = static_cast<uint64_t>(SamplesPerStep(run.spec()));
-  const uint64_t end = epochs * run.train_samples();
-  const uint64_t left = end > trained ? end - trained : 0;
-  return Clamp(static_cast<uint64_t>(origin.step) + (left + per_step - 1) / per_step);
+  return StepAt(DivisionOf(run), epochs * run.train_samples(), BatchOf(run.spec()));
 }
 
 }  // namespace
@@ -83,20 +74,17 @@ bool IsLive(v1::RunState state) {
          state == v1::RUN_STATE_FINISHING || state == v1::RUN_STATE_PARKED;
 }
 
+v1::SampleDivision DivisionOf(const v1::RunRecord& run) {
+  return run.has_division() ? run.division() : InitialDivision(run.spec());
+}
+
 uint32_t TotalSteps(const v1::RunRecord& run) {
-  const v1::Stop& stop = run.spec().stop();
-  uint32_t total = stop.steps();
-  if (stop.epochs() > 0 && run.train_samples() > 0) {
-    const uint32_t by_epochs = StepOfEpoch(run, stop.epochs());
-    total = total == 0 ? by_epochs : std::min(total, by_epochs);
-  }
-  return total;
+  return TotalSteps(run.spec(), DivisionOf(run), run.train_samples());
 }
 
 double EpochAt(const v1::RunRecord& run, uint32_t step) {
   if (run.train_samples() == 0) return 0;
-  return static_cast<double>(SamplesBefore(run.spec(), step)) /
-         static_cast<double>(run.train_samples());
+  return static_cast<double>(SamplesBefore(run, step)) / static_cast<double>(run.train_samples());
 }
 
 bool EvaluationDue(const v1::RunRecord& run, uint32_t step) {
@@ -108,7 +96,7 @@ bool EvaluationDue(const v1::RunRecord& run, uint32_t step) {
 uint32_t EvaluationEpochAfter(const v1::RunRecord& run, uint32_t step) {
   const uint32_t every = EvaluationEpochs(run.spec());
   if (run.train_samples() == 0) return every;
-  const uint64_t done = SamplesBefore(run.spec(), step) / run.train_samples();
+  const uint64_t done = SamplesBefore(run, step) / run.train_samples();
   return Clamp((done / every + 1) * every);
 }
 

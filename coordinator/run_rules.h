@@ -27,6 +27,8 @@ v1::Cluster::Device RequestedDevice(const v1::RunSpec& spec);
 bool Averages(const v1::RunSpec& spec);
 
 // ---- Values of the record.
+// How the groups share the samples from the newest version on.
+v1::SampleDivision DivisionOf(const v1::RunRecord& run);
 // Whether the run has not ended: it is not DONE, FAILED or STOPPED.
 bool IsLive(v1::RunState state);
 // Total steps by the stop rules `epochs` and `steps`; 0 if neither is set or the number of samples

@@ -50,12 +50,13 @@ v1::RunStatus Run::Status(absl::Time now) const {
   status.set_bytes_across_groups(record.message_bytes() + message_bytes_);
   status.set_digest(record.digest() == 0 ? "" : DigestHex(record.digest()));
   status.set_samples(record.samples());
-  const uint64_t groups = GroupsOf(record.spec());
+  const uint64_t groups = slots_.size();
   status.set_groups(groups);
+  if (record.scaling_to() != groups) status.set_scaling_to(record.scaling_to());
   status.set_groups_alive(slots_.started().size());
   if (options_.parameter_count) status.set_parameters(options_.parameter_count(record.spec()));
   // Synchronous training would perform one all-reduce of the gradients of all groups per step,
-  // which sends 2 (G - 1) n values in total.
+  // which sends 2 (G - 1) n values in total. G is the present number of groups.
   status.set_bytes_across_groups_synchronous(2 * (groups - 1) * status.parameters() *
                                              sizeof(float) *
                                              (record.step() - FirstStep(record.spec())));

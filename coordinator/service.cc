@@ -147,6 +147,14 @@ grpc::ServerUnaryReactor* CoordinatorService::Stop(grpc::CallbackServerContext*,
   });
 }
 
+grpc::ServerUnaryReactor* CoordinatorService::Scale(grpc::CallbackServerContext*,
+                                                    const v1::ScaleRequest* request,
+                                                    v1::ScaleReply*) {
+  return Begin({}, [&](RequestId id) {
+    return loop_->Post(ScaleRun{id, request->run(), request->groups()});
+  });
+}
+
 grpc::ServerUnaryReactor* CoordinatorService::Resume(grpc::CallbackServerContext*,
                                                      const v1::ResumeRequest* request,
                                                      v1::ResumeReply*) {
@@ -209,8 +217,10 @@ grpc::ServerUnaryReactor* CoordinatorService::Cordon(grpc::CallbackServerContext
                                                      const v1::CordonRequest* request,
                                                      v1::CordonReply* reply) {
   return Begin({.cordon = reply}, [&](RequestId id) {
-    return loop_->Post(
-        CordonMembers{.request = id, .member = request->member(), .undo = request->undo()});
+    return loop_->Post(CordonMembers{.request = id,
+                                     .member = request->member(),
+                                     .undo = request->undo(),
+                                     .drain = request->drain()});
   });
 }
 

@@ -19,6 +19,13 @@ class Slots {
     Update(slots_.back());
   }
 
+  // The slot must be waiting.
+  void RemoveLast() {
+    waiting_.erase(slots_.back().group());
+    rejoining_.erase(slots_.back().group());
+    slots_.pop_back();
+  }
+
   size_t size() const { return slots_.size(); }
   Slot& operator[](uint32_t group) { return slots_[group]; }
   const Slot& operator[](uint32_t group) const { return slots_[group]; }

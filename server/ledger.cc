@@ -35,6 +35,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "model/validate.h"
 #include "server/client/shard_span.h"
 #include "server/mean.h"
 
@@ -136,7 +137,7 @@ std::optional<Refused> CheckTerms(const RunTerms& terms) {
 
 bool SameTerms(const RunTerms& a, const RunTerms& b) {
   return a.lineage == b.lineage && a.shard == b.shard && a.shards == b.shards &&
-         a.groups == b.groups && a.ranks == b.ranks && a.tensor_begin == b.tensor_begin;
+         a.ranks == b.ranks && a.tensor_begin == b.tensor_begin;
 }
 
 // Participants must be in group order, each group once, because the order of a sum determines its
@@ -265,7 +266,7 @@ Decision<Opened> Ledger::OpenRun(const RunTerms& terms) {
 std::vector<ContributionKey> Ledger::Fence(const std::string& run, uint32_t group,
                                            uint32_t generation) {
   Run* const found = Find(run);
-  if (found == nullptr || group >= found->terms.groups) return {};
+  if (found == nullptr) return {};
   return Fence(*found, group, generation);
 }
 
@@ -365,10 +366,10 @@ std::optional<Refused> Ledger::CheckIdentity(const Run& run, const v1::Contribut
                    absl::StrCat("run ", terms.run, " has lineage ", terms.lineage,
                                 ", the contribution has ", header.lineage())};
   }
-  if (header.group() >= terms.groups || header.rank() >= terms.ranks) {
+  if (header.group() >= kMaxGroups || header.rank() >= terms.ranks) {
     return Malformed(absl::StrCat("group ", header.group(), ", rank ", header.rank(),
-                                  ": the run has groups 0 to ", terms.groups - 1,
-                                  " with ranks 0 to ", terms.ranks - 1));
+                                  ": runs have groups 0 to ", kMaxGroups - 1,
+                                  ", this one ranks 0 to ", terms.ranks - 1));
   }
   if (header.codec() != v1::CODEC_FP32) {
     return Malformed(absl::StrCat("codec ", static_cast<int>(header.codec()), " is not supported"));

@@ -67,8 +67,7 @@ struct RunTerms {
   std::string lineage;
   uint32_t shard = 0;
   uint32_t shards = 1;
-  // Number of group slots, and the maximum of ranks per group.
-  uint32_t groups = 1;
+  // Maximum of ranks per group.
   uint32_t ranks = 1;
   // Position of every tensor in the parameter order (all elements of all parameters in one fixed
   // order), then the number of elements: one entry more than there are tensors.
@@ -76,7 +75,8 @@ struct RunTerms {
   // Positions that are averaged but not trained (running statistics of batch normalisation), in
   // order.
   std::vector<Interval> statistics;
-  // Lowest generation accepted, by group.
+  // Lowest generation accepted, by group; any, if the group is not in it. The number of groups may
+  // change during the run: only the coordinator knows it and chooses among the contributions.
   std::map<uint32_t, uint32_t> generations;
   // Newest version of the run.
   uint32_t version = 0;

@@ -44,7 +44,6 @@ absl::StatusOr<RunTerms> RunTermsOf(const v1::OpenRun& open) {
   terms.lineage = open.lineage();
   terms.shard = open.shard();
   terms.shards = open.shards();
-  terms.groups = std::max(1U, open.spec().cluster().groups());
   terms.ranks = std::max(1U, open.spec().cluster().ranks_per_group());
   for (const Parameter& parameter : index.parameters()) {
     terms.tensor_begin.push_back(parameter.offset);

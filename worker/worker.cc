@@ -153,6 +153,11 @@ void Worker::OnMessage(const v1::CoordinatorMessage& message) {
     LOG(WARNING) << "refused by the coordinator (" << EnumText(message.refused().refusal())
                  << "): " << message.refused().reason();
   }
+  // A second signal would end the process immediately.
+  if (message.has_drain() && !std::exchange(drain_requested_, true) && options_.ended) {
+    LOG(INFO) << "drained by the coordinator";
+    options_.ended();
+  }
   absl::MutexLock lock(&mutex_);
   Do(machine_.Receive(message));
 }

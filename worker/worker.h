@@ -55,8 +55,9 @@ struct WorkerOptions {
   int tcp_connections = 0;
   // An exchange with a shard ends after this time without progress.
   absl::Duration exchange_silence = absl::Minutes(2);
-  // Called from a thread of the worker when it can no longer train, see end(), and when it may
-  // leave after Drain. Optional.
+  // Ends the process, as SIGTERM does. Called from a thread of the worker when it can no longer
+  // train, see end(), when it may leave after Drain, and once when the coordinator drains it.
+  // Optional.
   std::function<void()> ended;
 };
 
@@ -128,6 +129,8 @@ class Worker {
   std::shared_ptr<GroupSession> current_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;
+  // Whether the coordinator has drained this worker. Used on the membership thread.
+  bool drain_requested_ = false;
   absl::Status end_ ABSL_GUARDED_BY(mutex_);
   // Null until joined; callbacks may run before.
   MembershipClient* client_ ABSL_GUARDED_BY(mutex_) = nullptr;

@@ -59,6 +59,13 @@ absl::Status CoordinatorClient::Stop(const std::string& run, const std::string& 
   return Call(*runs_, &v1::Runs::Stub::Stop, request, Soon()).status();
 }
 
+absl::Status CoordinatorClient::Scale(const std::string& run, uint32_t groups) const {
+  v1::ScaleRequest request;
+  request.set_run(run);
+  request.set_groups(groups);
+  return Call(*runs_, &v1::Runs::Stub::Scale, request, Soon()).status();
+}
+
 absl::Status CoordinatorClient::Resume(const std::string& run) const {
   v1::ResumeRequest request;
   request.set_run(run);
@@ -110,10 +117,11 @@ absl::StatusOr<v1::TraceReply> CoordinatorClient::Trace(const std::string& run, 
 }
 
 absl::StatusOr<v1::CordonReply> CoordinatorClient::Cordon(const std::string& member,
-                                                          bool undo) const {
+                                                          CordonMode mode) const {
   v1::CordonRequest request;
   request.set_member(member);
-  request.set_undo(undo);
+  request.set_undo(mode == CordonMode::kUndo);
+  request.set_drain(mode == CordonMode::kDrain);
   return Call(*members_, &v1::Members::Stub::Cordon, request, Soon());
 }
 

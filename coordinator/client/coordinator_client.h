@@ -39,6 +39,11 @@ class CoordinatorClient {
   // Errors: NotFound for an unknown run.
   absl::Status Stop(const std::string& run, const std::string& reason) const;
 
+  // Changes the number of groups of the run from its next version on.
+  // Errors: NotFound for an unknown run; FailedPrecondition if it makes no further version or never
+  // averages; InvalidArgument for a number that it cannot have.
+  absl::Status Scale(const std::string& run, uint32_t groups) const;
+
   // Continues a parked run. Errors: NotFound; FailedPrecondition if it is not parked.
   absl::Status Resume(const std::string& run) const;
 
@@ -62,10 +67,12 @@ class CoordinatorClient {
   absl::StatusOr<v1::TraceReply> Trace(const std::string& run, uint32_t group, uint32_t steps,
                                        absl::Time deadline) const;
 
-  // Excludes workers from new work, or ends that and clears their records of failures. `member` is
-  // a member id, the name of a worker or a host. Returns the ids of the workers that matched.
-  // Errors: NotFound.
-  absl::StatusOr<v1::CordonReply> Cordon(const std::string& member, bool undo) const;
+  // Excludes workers from new work (kDrain: they also leave their groups at the next boundary and
+  // end), or ends that and clears their records of failures. `member` is a
+  // member id, the name of a worker or a host. Returns the ids of the workers that matched.
+  // Errors: NotFound; FailedPrecondition if an aggregator is to be drained.
+  enum class CordonMode { kCordon, kUndo, kDrain };
+  absl::StatusOr<v1::CordonReply> Cordon(const std::string& member, CordonMode mode) const;
 
   // Calls `on_update` on the calling thread for every update, until `on_update` returns false, the
   // run ends (OK), the deadline passes (DeadlineExceeded) or the stream breaks (Unavailable).

@@ -1,4 +1,4 @@
-// Tests `cadre cordon` with a fake coordinator.
+// Tests `cadre cordon` and `cadre drain` with a fake coordinator.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -44,6 +44,10 @@ TEST(CordonTest, PrintsWorkers) {
   const Result undone = Call(absl::StrCat("cordon host-1 --undo -o json", address));
   EXPECT_TRUE(coordinator.received.undo());
   EXPECT_EQ(nlohmann::json::parse(undone.out).at("members").size(), 2u);
+  const Result drained = Call(absl::StrCat("drain host-1", address));
+  EXPECT_EQ(drained.out, "w2\nw10\n");
+  EXPECT_TRUE(coordinator.received.drain());
+  EXPECT_FALSE(coordinator.received.undo());
   const Result unknown = Call(absl::StrCat("cordon nobody", address));
   EXPECT_NE(unknown.exit_code, kExitOk);
   EXPECT_THAT(unknown.err, HasSubstr("no such worker: nobody"));

@@ -67,6 +67,7 @@ TEST(CommandsTest, UsageErrors) {
       {"local", "missing argument RUN.textproto"},
       {"stop", "missing argument RUN"},
       {"cordon", "missing argument NAME|HOST|ID"},
+      {"scale run-1", "missing flag --groups"},
       {"wait a b", "unexpected argument 'b'"},
       {"runs extra", "unexpected argument 'extra'"},
       {"local x --groups two", "--groups takes a whole number of at least 1, not 'two'"},

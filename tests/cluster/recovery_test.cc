@@ -206,6 +206,21 @@ TEST_F(RecoveryTest, SmallerGroupContinues) {
   CheckStore(Finish());
 }
 
+TEST_F(RecoveryTest, DrainedWorkerFinishesItsPeriodAndIsExcluded) {
+  Begin(SmallSpec({.every_steps = 8, .steps = kSteps, .min_ranks = 1, .rejoin_wait_ms = 500}), 2,
+        4);
+  const v1::StatusReply before = AwaitVersion(5);
+  const std::string worker = WorkerOfRank(before, 1, /*rank=*/0);
+  RunCadre({"drain", worker, "--coordinator", cluster_.coordinator()});
+  const auto ending = cluster_.process(worker).WaitUntil(absl::Now() + kRecovery);
+  ASSERT_TRUE(ending.has_value());
+  EXPECT_EQ(*ending, (Ending{false, 143}));
+  ASSERT_EQ(cluster_.StartWorker(worker), absl::OkStatus());
+  ASSERT_NO_FATAL_FAILURE(AwaitNewGeneration(1, GenerationOf(before, 1), 1, 0));
+  EXPECT_EQ(Counter(AwaitVersion(0), "groups_failed"), Counter(before, "groups_failed"));
+  CheckStore(Finish());
+}
+
 TEST_F(RecoveryTest, WorkerThatIsTerminatedFinishesItsPeriod) {
   Begin(SmallSpec({.every_steps = 8, .steps = kSteps, .min_ranks = 1, .rejoin_wait_ms = 500}), 2,
         4);

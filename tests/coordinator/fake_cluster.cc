@@ -222,11 +222,16 @@ std::string FakeCluster::Submit(const v1::RunSpec& spec) {
   return run;
 }
 
-std::vector<std::string> FakeCluster::Cordon(const std::string& member, bool undo) {
+std::vector<std::string> FakeCluster::Cordon(const std::string& member, bool undo, bool drain) {
   last_members.clear();
-  Do(CordonMembers{.request = ++last_request_, .member = member, .undo = undo});
+  Do(CordonMembers{.request = ++last_request_, .member = member, .undo = undo, .drain = drain});
   Deliver();
   return last_members;
+}
+
+void FakeCluster::Scale(const std::string& run, uint32_t groups) {
+  Do(ScaleRun{.request = ++last_request_, .run = run, .groups = groups});
+  Deliver();
 }
 
 void FakeCluster::StopRun(const std::string& run) {

@@ -112,7 +112,9 @@ class FakeCluster {
   // Returns the runs found; the status is in last_status.
   v1::AdoptReply Adopt(const std::string& run = "");
   // Returns the ids of the workers that matched; the status is in last_status.
-  std::vector<std::string> Cordon(const std::string& member, bool undo = false);
+  std::vector<std::string> Cordon(const std::string& member, bool undo = false, bool drain = false);
+  // The status of the answer is in last_status.
+  void Scale(const std::string& run, uint32_t groups);
   void AnswerSearches();
   // Requests a trace; its result is in `traces`, by the returned request.
   RequestId TraceGroup(const std::string& run, uint32_t group, uint32_t steps = 3);

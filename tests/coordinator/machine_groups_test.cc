@@ -54,7 +54,7 @@ TEST_F(MachineGroupsTest, AssignmentIsComplete) {
   EXPECT_EQ(start.digest(), 1000u + 1001u) << "the sum of the digests of both shards";
   EXPECT_EQ(start.next_step(), 5u);
   EXPECT_EQ(start.total_steps(), 20u);
-  EXPECT_EQ(start.groups(), 1u);
+  EXPECT_EQ(start.division().groups(), 1u);
 }
 
 // Rank 0 reports the plan that its group executes, with buckets and link; the status shows it.

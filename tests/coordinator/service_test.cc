@@ -303,13 +303,25 @@ TEST_F(ServiceTest, CallErrors) {
 
 TEST_F(ServiceTest, CordonReachesTheStatus) {
   const FakeMember member(coordinator_->address(), "alpha");
-  const auto reply = client_->Cordon("alpha", /*undo=*/false);
+  const auto reply = client_->Cordon("alpha", CoordinatorClient::CordonMode::kCordon);
   ASSERT_TRUE(reply.ok()) << reply.status();
   EXPECT_EQ(reply->members_size(), 1);
   EXPECT_TRUE(client_->Status()->workers(0).cordoned());
-  EXPECT_TRUE(client_->Cordon("alpha", /*undo=*/true).ok());
+  EXPECT_TRUE(client_->Cordon("alpha", CoordinatorClient::CordonMode::kUndo).ok());
   EXPECT_FALSE(client_->Status()->workers(0).cordoned());
-  EXPECT_EQ(client_->Cordon("nobody", false).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(client_->Cordon("nobody", CoordinatorClient::CordonMode::kCordon).status().code(),
+            absl::StatusCode::kNotFound);
+}
+
+TEST_F(ServiceTest, ScaleReachesTheStatus) {
+  v1::RunSpec spec = Spec();
+  spec.mutable_averaging()->set_every_steps(4);
+  const auto run = client_->Submit(spec);
+  ASSERT_TRUE(run.ok()) << run.status();
+  EXPECT_EQ(client_->Scale(*run, 3), absl::OkStatus());
+  EXPECT_EQ(client_->Status(*run)->runs(0).scaling_to(), 3U);
+  EXPECT_EQ(client_->Scale(*run, 0).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(client_->Scale("run-9", 3).code(), absl::StatusCode::kNotFound);
 }
 
 TEST_F(ServiceTest, WatchSendsChanges) {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "model/validate.h"
 #include "server/client/refusal.h"
 #include "server/client/shard_span.h"
 #include "tests/server/testing.h"
@@ -29,7 +30,6 @@ RunTerms Terms(const SmallRun& run) {
   terms.lineage = run.lineage;
   terms.shard = run.shard;
   terms.shards = run.shards;
-  terms.groups = run.groups;
   terms.ranks = run.ranks;
   terms.tensor_begin = {0, int64_t{run.in} * run.out, run.parameters()};
   return terms;
@@ -218,7 +218,7 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(
         BadHeader{"Run", v1::REFUSAL_UNKNOWN_RUN, [](auto& h) { h.set_run("run-9"); }},
         BadHeader{"Lineage", v1::REFUSAL_WRONG_LINEAGE, [](auto& h) { h.set_lineage("other"); }},
-        BadHeader{"Group", v1::REFUSAL_MALFORMED, [](auto& h) { h.set_group(2); }},
+        BadHeader{"Group", v1::REFUSAL_MALFORMED, [](auto& h) { h.set_group(kMaxGroups); }},
         BadHeader{"Rank", v1::REFUSAL_MALFORMED, [](auto& h) { h.set_rank(2); }},
         BadHeader{"Codec", v1::REFUSAL_MALFORMED, [](auto& h) { h.clear_codec(); }},
         BadHeader{"Tensor", v1::REFUSAL_MALFORMED,
@@ -358,7 +358,13 @@ TEST_F(LedgerTest, FenceRefusesOlderGenerations) {
             v1::REFUSAL_STALE_GENERATION);
   Grant(Header(run_, {.group = 1, .generation = 1}, 0, 15, kChunk));
   EXPECT_THAT(ledger_.Fence("run-9", 0, 5), IsEmpty());
-  EXPECT_THAT(ledger_.Fence(run_.run, run_.groups, 5), IsEmpty());
+}
+
+TEST_F(LedgerTest, GroupsMayBeAdded) {
+  EXPECT_THAT(ledger_.Fence(run_.run, 9, 5), IsEmpty());
+  EXPECT_EQ(RefusalIn(ledger_.Stage(Header(run_, {.group = 9, .generation = 4}, 0, 15, kChunk))),
+            v1::REFUSAL_STALE_GENERATION);
+  Grant(Header(run_, {.group = 9, .generation = 5}, 0, 15, kChunk));
 }
 
 TEST_F(LedgerTest, FailedSyncLosesTheContribution) {

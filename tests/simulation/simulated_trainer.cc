@@ -162,7 +162,7 @@ void SimulatedTrainer::BeginTraining() {
   trained_ = base_;
   step_ = start_->step();
   invariants_.OnTraining(place(), /*begins=*/true);
-  Handle(RankProtocol::Started{*start_});
+  Handle(RankProtocol::Started{*start_, spec().data().synthetic().train_samples()});
 }
 
 // Sending may end the session.

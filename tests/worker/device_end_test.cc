@@ -111,7 +111,7 @@ class DeviceEndTest : public ::testing::Test {
     start.mutable_place()->set_generation(generation);
     start.set_next_step(1'000'000);
     start.set_total_steps(1'000'000);
-    start.set_groups(1);
+    start.mutable_division()->set_groups(1);
     coordinator_.Send(message);
     ASSERT_TRUE(coordinator_.Receive(v1::MemberMessage::kProgress).has_progress());
   }

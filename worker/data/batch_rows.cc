@@ -76,7 +76,7 @@ RowSource TrainingRows(const TrainingPart& part) {
   // Shared because a std::function must be copyable; only one thread at a time calls it.
   auto sampler = std::make_shared<Sampler>(part.seed, part.dataset_size);
   return [part, sampler](int64_t step, BatchRows& rows) {
-    const int64_t first = BatchPosition(part.origin, step, part.group, part.groups, part.batch);
+    const int64_t first = BatchPosition(part.division, step, part.group, part.batch);
     const auto at = [&](int64_t row) { return sampler->SampleAt(first + row); };
     Fill(part.micro_batches, first, at, rows);
   };

@@ -5,11 +5,10 @@
 // of another one (the first layer and the loss may have different layouts), and nothing else.
 //
 // Samples are numbered by positions of the endless sequence of per-epoch permutations: position p
-// is element p % size of the permutation of epoch p / size. Step t of group g of G, with B samples
-// per group and step, takes positions P + ((t - S) G + g) B up to + B, where the run began at step
-// S and position P (both 0 unless it started from a checkpoint). So every sample occurs once per
-// epoch, even if B and G change, and whichever group trains it. A position is the whole state of
-// reading the data.
+// is element p % size of the permutation of epoch p / size. Each step of each group takes an
+// interval of positions (model/data_position.h). So every sample occurs once per epoch, even if the
+// batch or the number of groups changes, and whichever group trains it. A position is the whole
+// state of reading the data.
 //
 // Thread-safe (values), except for Sampler and RowSource: one thread at a time uses one of them.
 #pragma once
@@ -45,12 +44,6 @@ class Sampler {
   // Epoch e is cached in entry e % 2: batches cross at most one border of epochs.
   std::array<Cached, 2> cached_;
 };
-
-// First position of the batch of `group` at `step`. Requires: step >= origin.step.
-inline int64_t BatchPosition(const DataOrigin& origin, int64_t step, int64_t group, int64_t groups,
-                             int64_t batch) {
-  return origin.position + ((step - origin.step) * groups + group) * batch;
-}
 
 // The rows of one micro-batch.
 struct MicroBatch {
@@ -88,11 +81,9 @@ struct TrainingPart {
   // Samples in the data set, > 0.
   int64_t dataset_size = 0;
   int64_t group = 0;
-  int64_t groups = 1;
   // Samples per group and step.
   int64_t batch = 0;
-  // Start of the run.
-  DataOrigin origin = {};
+  v1::SampleDivision division;
   // This rank's rows; see CutBatch.
   std::vector<MicroBatch> micro_batches;
 };

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/digest.h"
+#include "model/data_position.h"
 
 namespace cadre {
 
@@ -16,15 +17,19 @@ RankProtocol::Actions RankProtocol::Handle(const Event& event) {
 // The first version is adopted like that of a decision.
 RankProtocol::Actions RankProtocol::On(const Started& started) {
   start_ = started.start;
-  decision_.set_version(start_.version());
-  decision_.set_step(start_.step());
-  decision_.set_digest(start_.digest());
-  decision_.set_evaluate_begin(start_.evaluate_begin());
-  decision_.set_evaluate_end(start_.evaluate_end());
-  decision_.set_next_step(start_.next_step());
-  decision_.set_catch_up(start_.catch_up());
-  step_ = start_.step();
-  version_ = start_.version();
+  const v1::Start& start = start_;
+  train_samples_ = started.train_samples;
+  division_ = start.division();
+  total_steps_ = start.total_steps();
+  decision_.set_version(start.version());
+  decision_.set_step(start.step());
+  decision_.set_digest(start.digest());
+  decision_.set_evaluate_begin(start.evaluate_begin());
+  decision_.set_evaluate_end(start.evaluate_end());
+  decision_.set_next_step(start.next_step());
+  decision_.set_catch_up(start.catch_up());
+  step_ = start.step();
+  version_ = start.version();
   if (assignment_.shards_size() == 0) return {Begin{}};
   return {PullDecided()};
 }
@@ -89,8 +94,7 @@ RankProtocol::Actions RankProtocol::StageUnlessSolo() {
 uint32_t RankProtocol::SoloSteps() const {
   const v1::Averaging& averaging = assignment_.spec().averaging();
   // The coordinator rejects steps beyond the end of the run. 0: the run has no last step.
-  const uint32_t last =
-      start_.total_steps() > 0 ? start_.total_steps() : std::numeric_limits<uint32_t>::max();
+  const uint32_t last = total_steps_ > 0 ? total_steps_ : std::numeric_limits<uint32_t>::max();
   if (solo_steps_ >= averaging.max_solo_steps() || step_ >= last) return 0;
   return std::min({std::max(1U, averaging.every_steps()), averaging.max_solo_steps() - solo_steps_,
                    last - step_});
@@ -129,6 +133,11 @@ RankProtocol::Actions RankProtocol::On(const Staged& staged) {
 RankProtocol::Actions RankProtocol::On(const Decided& decided) {
   decision_ = decided.decision;
   if (!decision_.adopt()) return {KeepWeights()};
+  // The number of groups has changed.
+  if (decision_.division().step() > division_.step()) {
+    division_ = decision_.division();
+    total_steps_ = TotalSteps(assignment_.spec(), division_, train_samples_);
+  }
   // The group has the version already if the decision only assigns other samples to evaluate.
   const bool has_version = decision_.version() == version_ && period_steps_ == 0;
   if (has_version) return On(Kept{});

@@ -39,6 +39,8 @@ class RankProtocol {
 
   struct Started {
     v1::Start start;
+    // Size of the training split.
+    uint64_t train_samples = 0;
   };
   // The step of Train is reached.
   struct Trained {};
@@ -135,6 +137,9 @@ class RankProtocol {
   Actions Handle(const Event& event);
 
   const v1::Start& start() const { return start_; }
+  // How the groups share the samples from the adopted version on, and the total steps that follow.
+  const v1::SampleDivision& division() const { return division_; }
+  uint32_t total_steps() const { return total_steps_; }
   // The version that training continues from, and the steps since the start of the run.
   uint32_t version() const { return version_; }
   uint32_t step() const { return step_; }
@@ -173,6 +178,9 @@ class RankProtocol {
 
   const v1::Assignment& assignment_;
   v1::Start start_;
+  uint64_t train_samples_ = 0;
+  v1::SampleDivision division_;
+  uint32_t total_steps_ = 0;
   // The newest decision; at first, what Start decides.
   v1::Decision decision_;
   bool begun_ = false;

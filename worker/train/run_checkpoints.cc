@@ -11,7 +11,6 @@
 #include "glog/logging.h"
 #include "model/data_position.h"
 #include "model/formats/checkpoint_folder.h"
-#include "worker/data/batch_rows.h"
 #include "worker/train/agreement.h"
 
 namespace cadre {
@@ -86,7 +85,7 @@ absl::Status RunCheckpoints::CheckManifest(const std::string& path,
     return absl::InvalidArgumentError(absl::StrCat(path, ": was saved at step ", manifest.step(),
                                                    ", but checkpoint.from_step is ", step));
   }
-  const uint64_t position = PositionAt(step, SamplesPerStep(assignment_.spec()) / batch());
+  const uint64_t position = InitialDivision(assignment_.spec()).position();
   LOG_IF(WARNING, lead() && manifest.cursor().position() != position)
       << path << ": " << manifest.cursor().position()
       << " samples were trained on, but the run continues at " << position
@@ -117,10 +116,9 @@ absl::Status RunCheckpoints::Save(const Facts& facts) {
   *manifest.mutable_spec() = spec;
   manifest.set_step(facts.step);
   manifest.set_version(facts.version);
-  const uint64_t position = PositionAt(facts.step, facts.groups);
-  manifest.mutable_cursor()->set_position(position);
+  manifest.mutable_cursor()->set_position(facts.position);
   manifest.mutable_cursor()->set_samples_per_epoch(facts.train_samples);
-  manifest.mutable_cursor()->set_epoch(position / facts.train_samples);
+  manifest.mutable_cursor()->set_epoch(facts.position / facts.train_samples);
   manifest.set_seed(spec.seed());
   manifest.set_run(assignment_.lineage());
   manifest.mutable_optimizer()->set_updates(replica_.slices().updates());
@@ -150,10 +148,6 @@ CheckpointValues RunCheckpoints::Values() {
     values.states.push_back(replica_.slices().State(i));
   }
   return values;
-}
-
-uint64_t RunCheckpoints::PositionAt(uint32_t step, int64_t groups) const {
-  return BatchPosition(DataOriginOf(assignment_.spec()), step, /*group=*/0, groups, batch());
 }
 
 }  // namespace cadre

@@ -44,8 +44,9 @@ class RunCheckpoints {
   struct Facts {
     uint32_t step = 0;
     uint32_t version = 0;
-    int64_t groups = 1;
-    int64_t train_samples = 1;
+    // Position of the first sample that no group has used.
+    uint64_t position = 0;
+    uint64_t train_samples = 1;
   };
   // Saves a checkpoint. If it cannot be written, the error is logged and counted, and training
   // continues.
@@ -54,12 +55,9 @@ class RunCheckpoints {
 
  private:
   bool lead() const { return assignment_.place().rank() == 0; }
-  int64_t batch() const { return assignment_.spec().batch_per_group(); }
   CheckpointValues Values();
   absl::Status CheckManifest(const std::string& path, const v1::CheckpointManifest& manifest,
                              uint32_t step) const;
-  // Position of the first sample that no group has used when `step` starts.
-  uint64_t PositionAt(uint32_t step, int64_t groups) const;
 
   const v1::Assignment& assignment_;
   Replica& replica_;

@@ -220,10 +220,11 @@ class Trainer {
     if (!checkpoints_->Due(step_, last)) return absl::OkStatus();
     progress_.Enter(v1::ACTIVITY_SAVING);
     CADRE_RETURN_IF_ERROR(InStep(step_ - 1, replica_->CheckWeights()));
-    return checkpoints_->Save({.step = step_,
-                               .version = protocol_.version(),
-                               .groups = start().groups(),
-                               .train_samples = train_->size()});
+    return checkpoints_->Save(
+        {.step = step_,
+         .version = protocol_.version(),
+         .position = static_cast<uint64_t>(PositionAt(protocol_.division(), step_, batch())),
+         .train_samples = static_cast<uint64_t>(train_->size())});
   }
 
   v1::Prepared MakePrepared() const {
@@ -247,9 +248,10 @@ class Trainer {
     CADRE_ASSIGN_OR_RETURN(v1::Start start, control_.PreparedAndStart(prepared));
     // Each rank received its own Start, possibly a different one; rank 0's is used.
     CADRE_RETURN_IF_ERROR(BroadcastMessage(&start));
-    RankProtocol::Actions actions = protocol_.Handle(RankProtocol::Started{start});
+    RankProtocol::Actions actions =
+        protocol_.Handle(RankProtocol::Started{start, static_cast<uint64_t>(train_->size())});
     step_ = start.step();
-    MakeLoader();
+    checkpoints_->StartAt(step_);
     BeginReport();
     report_at_ = steady_.Now() + options_.report_every;
     while (true) {
@@ -262,17 +264,19 @@ class Trainer {
     }
   }
 
-  void MakeLoader() {
+  // The loader reads ahead, so it is made again when the division of the samples changes.
+  void UpdateLoader() {
+    const v1::SampleDivision& division = protocol_.division();
+    if (loader_ != nullptr && loaded_from_ == division.step()) return;
+    loaded_from_ = division.step();
     TrainingPart part{.seed = spec_.seed(),
                       .dataset_size = train_->size(),
                       .group = rank_slot_.group(),
-                      .groups = start().groups(),
                       .batch = batch(),
-                      .origin = DataOriginOf(spec_)};
+                      .division = division};
     part.micro_batches = CutBatch(batch(), std::max(1U, spec_.micro_batches()),
                                   [this](int64_t samples) { return RowsOf(*replica_, samples); });
     loader_ = std::make_unique<BatchLoader>(*train_, TrainingRows(part), BatchLoader::Options{});
-    checkpoints_->StartAt(step_);
   }
 
   // Reports span boundaries, of which there may be many per second.
@@ -293,6 +297,7 @@ class Trainer {
       period_ = LossPart();
       period_start_ = steady_.Now();
     }
+    UpdateLoader();
     while (step_ < train.until) {
       progress_.Enter(v1::ACTIVITY_TRAINING);
       CADRE_RETURN_IF_ERROR(TrainOneStep(step_ + 1 == train.until));
@@ -308,10 +313,10 @@ class Trainer {
     CADRE_RETURN_IF_ERROR(Blame(v1::FAILURE_CAUSE_DATA, loaded.status()));
     // A rank that waits for its data thus has less progress than the ranks that wait for it.
     progress_.Advance();
-    rate_ = RateAt(spec_.schedule(), step_, start().total_steps());
-    const std::vector<BatchView> views = ViewsOf(
-        **loaded, *replica_, batch(),
-        BatchPosition(DataOriginOf(spec_), step_, rank_slot_.group(), start().groups(), batch()));
+    rate_ = RateAt(spec_.schedule(), step_, protocol_.total_steps());
+    const std::vector<BatchView> views =
+        ViewsOf(**loaded, *replica_, batch(),
+                BatchPosition(protocol_.division(), step_, rank_slot_.group(), batch()));
     CADRE_RETURN_IF_ERROR(tracer_->BeforeStep(step_));
     CADRE_RETURN_IF_ERROR(measurer_->BeforeStep(
         {.number = step_, .boundary = boundary, .traced = tracer_->tracing()}));
@@ -545,6 +550,8 @@ class Trainer {
   std::unique_ptr<ShardExchange> exchange_;
   std::unique_ptr<RunCheckpoints> checkpoints_;
   std::unique_ptr<BatchLoader> loader_;
+  // First step of the division that the loader follows.
+  uint32_t loaded_from_ = 0;
 
   // Cause of the error that ended training; unspecified: it follows from the status.
   v1::FailureCause cause_ = v1::FAILURE_CAUSE_UNSPECIFIED;

@@ -157,12 +157,14 @@ TEST(BatchLoaderTest, BatchMayBeEmpty) {
 // Several threads load parts of one batch.
 TEST(BatchLoaderTest, BatchesDoNotDependOnThreads) {
   const FakeDataset dataset(100);
+  v1::SampleDivision division;
+  division.set_groups(2);
   const TrainingPart part{
       .seed = 3,
       .dataset_size = 100,
       .group = 1,
-      .groups = 2,
       .batch = 13,
+      .division = division,
       .micro_batches = {{{0, 4}, {0, 6}}, {{6, 6}, {6, 7}}, {{8, 13}, {8, 13}}}};
   std::vector<BatchRows> expected;
   for (int64_t step = 0; step < 30; ++step) TrainingRows(part)(step, expected.emplace_back());

@@ -47,6 +47,8 @@ TEST(TrainingRowsTest, CoverEverySampleOncePerEpoch) {
   constexpr int64_t kSize = 30;
   constexpr int64_t kSteps = 11;
   for (const int64_t groups : {1, 3}) {
+    v1::SampleDivision division;
+    division.set_groups(groups);
     for (const int64_t batch : {1, 7, 16}) {
       for (const int64_t micro_batches : {1, 3}) {
         for (const auto& [data, model] : {std::pair{1, 1}, {2, 3}, {5, 1}, {1, 4}}) {
@@ -62,8 +64,8 @@ TEST(TrainingRowsTest, CoverEverySampleOncePerEpoch) {
                   {.seed = 4,
                    .dataset_size = kSize,
                    .group = group,
-                   .groups = groups,
                    .batch = batch,
+                   .division = division,
                    .micro_batches = CutBatch(batch, micro_batches, OnMesh(mesh, rank))});
               BatchRows rows;
               for (int64_t step = 0; step < kSteps; ++step) {
@@ -93,11 +95,13 @@ TEST(TrainingRowsTest, CoverEverySampleOncePerEpoch) {
 
 TEST(TrainingRowsTest, MicroBatchesAreContiguous) {
   const Mesh mesh = Mesh({{"data", 1}, {"model", 2}});
+  v1::SampleDivision division;
+  division.set_groups(2);
   const RowSource source = TrainingRows({.seed = 1,
                                          .dataset_size = 100,
                                          .group = 1,
-                                         .groups = 2,
                                          .batch = 8,
+                                         .division = division,
                                          .micro_batches = CutBatch(8, 2, OnMesh(mesh, 1))});
   BatchRows rows;
   source(5, rows);

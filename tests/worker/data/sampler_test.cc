@@ -57,22 +57,23 @@ TEST(SamplerTest, SampleDependsOnPositionOnly) {
 TEST(SamplerTest, ResumeWithOtherBatchesContinuesTheSequence) {
   Sampler sampler(7, 20);
   struct Part {
-    int64_t steps, groups, batch;
+    uint32_t steps, groups, batch;
   };
-  DataOrigin origin;
+  v1::SampleDivision division;
   std::map<int64_t, int64_t> times;
   int64_t expected = 0;
   for (const Part& part : {Part{3, 2, 4}, Part{4, 3, 5}, Part{2, 1, 8}}) {
-    const int64_t end = origin.step + part.steps;
-    for (int64_t step = origin.step; step < end; ++step) {
-      for (int64_t group = 0; group < part.groups; ++group) {
-        const int64_t first = BatchPosition(origin, step, group, part.groups, part.batch);
+    division.set_groups(part.groups);
+    const uint32_t end = division.step() + part.steps;
+    for (uint32_t step = division.step(); step < end; ++step) {
+      for (uint32_t group = 0; group < part.groups; ++group) {
+        const int64_t first = BatchPosition(division, step, group, part.batch);
         EXPECT_EQ(first, expected);
         expected += part.batch;
         for (const int64_t sample : Sequence(sampler, first, part.batch)) ++times[sample];
       }
     }
-    origin = {end, BatchPosition(origin, end, 0, part.groups, part.batch)};
+    division = DivideFrom(division, end, part.groups, part.batch);
   }
   EXPECT_EQ(expected, 100);
   ASSERT_EQ(times.size(), 20U);
@@ -85,23 +86,10 @@ TEST(SamplerTest, BatchMayBeLargerThanDataSet) {
   Sampler sampler(1, kSize);
   std::map<int64_t, int64_t> times;
   for (int64_t step = 0; step < 3; ++step) {
-    const int64_t first = BatchPosition({}, step, 0, 1, kBatch);
-    for (const int64_t sample : Sequence(sampler, first, kBatch)) ++times[sample];
+    for (const int64_t sample : Sequence(sampler, step * kBatch, kBatch)) ++times[sample];
   }
   ASSERT_EQ(std::ssize(times), kSize);
   for (const auto& [sample, count] : times) EXPECT_EQ(count, 3 * kBatch / kSize) << sample;
-}
-
-TEST(SamplerTest, OriginWithoutPositionCountsSteps) {
-  v1::RunSpec spec;
-  spec.set_batch_per_group(4);
-  spec.mutable_cluster()->set_groups(3);
-  EXPECT_EQ(DataOriginOf(spec).position, 0);
-  spec.mutable_checkpoint()->set_from_step(10);
-  EXPECT_EQ(DataOriginOf(spec).step, 10);
-  EXPECT_EQ(DataOriginOf(spec).position, 120);
-  spec.mutable_checkpoint()->set_from_position(77);
-  EXPECT_EQ(DataOriginOf(spec).position, 77);
 }
 
 }  // namespace

@@ -134,6 +134,29 @@ TEST_F(RankProtocolTest, SoloStepsEndWithTheRunAndWhenTheCoordinatorIsBack) {
   Expect<P::Stage>(P::Presence{.away = false});
 }
 
+TEST_F(RankProtocolTest, DecisionChangesDivisionAndTotalSteps) {
+  set_max_solo(20);
+  assignment_.mutable_spec()->mutable_stop()->set_epochs(1);
+  P::Started started = StartTo(24, /*total=*/50);
+  started.train_samples = 400;
+  started.start.mutable_division()->set_groups(1);
+  Expect<P::Train>(started);
+  Expect<P::AskPresence>(P::Trained{});
+  Expect<P::Stage>(P::Presence{.away = false});
+  Expect<P::AwaitDecision>(P::Staged{});
+  v1::Decision decision = Version(3, 24, 28);
+  decision.mutable_division()->set_groups(4);
+  decision.mutable_division()->set_step(24);
+  decision.mutable_division()->set_position(192);
+  Expect<P::Pull>(P::Decided{decision});
+  Expect<P::Keep>(P::Pulled{.digest = 77});
+  EXPECT_EQ(protocol_->division().groups(), 4U);
+  EXPECT_EQ(protocol_->total_steps(), 31U) << "208 samples are left, 32 per step";
+  EXPECT_EQ(Expect<P::Train>(P::Kept{}).until, 28U);
+  Expect<P::AskPresence>(P::Trained{});
+  EXPECT_EQ(Expect<P::Train>(P::Presence{.away = true}).until, 31U) << "solo training ends there";
+}
+
 TEST_F(RankProtocolTest, EvaluatesAtTheStartAndAtTheEnd) {
   P::Started started = StartTo(24);
   started.start.set_evaluate_end(10);

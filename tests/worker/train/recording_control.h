@@ -106,7 +106,7 @@ inline v1::Start StartOf(uint32_t next_step) {
   v1::Start start;
   start.set_next_step(next_step);
   start.set_total_steps(20);
-  start.set_groups(1);
+  start.mutable_division()->set_groups(1);
   return start;
 }
 

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "model/data_position.h"
 #include "model/formats/checkpoint_folder.h"
 #include "model/formats/checkpoint_manifest.h"
 #include "plan/cluster_profile.h"
@@ -277,6 +278,7 @@ uint64_t DigestAfter(v1::Assignment assignment, uint32_t step, Counters* counter
   RecordingControl control;
   control.start = StartOf(step);
   control.start.set_total_steps(step);
+  *control.start.mutable_division() = InitialDivision(assignment.spec());
   control.decisions = {EndOfRun(20)};
   const TrainerOutcome outcome = Train(assignment, control, counters);
   EXPECT_TRUE(absl::IsCancelled(outcome.status)) << outcome.status;
