@@ -92,11 +92,10 @@ uint32_t Cluster::NewRun() {
   return meta_.run();
 }
 
-void Cluster::SkipNumbers(uint32_t generation, uint32_t run, uint32_t member) {
+void Cluster::SkipNumbers(uint32_t generation, uint32_t run) {
   meta_changed_ = true;
   meta_.set_generation(std::max(meta_.generation(), generation));
   meta_.set_run(std::max(meta_.run(), run));
-  meta_.set_member(std::max(meta_.member(), member));
 }
 
 std::optional<Cluster::Joined> Cluster::OnHello(ConnectionId connection, const v1::Hello& hello) {

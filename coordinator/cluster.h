@@ -45,7 +45,7 @@ class Cluster {
   uint32_t NewGeneration();
   uint32_t NewRun();
   // Numbers up to these are in use elsewhere.
-  void SkipNumbers(uint32_t generation, uint32_t run, uint32_t member);
+  void SkipNumbers(uint32_t generation, uint32_t run);
   // Secret of a generation, 16 bytes; the same after a restart.
   std::string KeyOf(uint32_t generation) const;
   void Count(absl::string_view name, uint64_t amount = 1);

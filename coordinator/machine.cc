@@ -283,7 +283,7 @@ void Machine::OnHello(ConnectionId connection, const v1::Hello& hello) {
       if (run == nullptr) {
         // It may be adopted later, so its number is not given to another run.
         unknown.insert(shard.run());
-        cluster_.SkipNumbers(0, RunNumber(shard.run()), 0);
+        cluster_.SkipNumbers(0, RunNumber(shard.run()));
       } else if (run->record().lineage() != shard.lineage()) {
         cluster_.CountRefusal(v1::REFUSAL_WRONG_LINEAGE);
       } else if (!run->live()) {
@@ -464,7 +464,7 @@ v1::AdoptedRun Machine::AdoptRun(const std::string& id, const RebuiltRun& rebuil
     adopted.set_problem(absl::StrCat("its number belongs to ", other->second.id()));
   }
   if (!adopted.problem().empty()) return adopted;
-  cluster_.SkipNumbers(rebuilt.generation + kUnknownGenerations, number, 0);
+  cluster_.SkipNumbers(rebuilt.generation + kUnknownGenerations, number);
   Run& run = runs_.try_emplace(number, rebuilt.record, RunContext{cluster_, planner_, options_})
                  .first->second;
   run.Adopt(rebuilt.newest, rebuilt.closing);

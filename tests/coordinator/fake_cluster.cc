@@ -462,7 +462,7 @@ void FakeCluster::OnDecision(FakeWorker& worker, const v1::Decision& decision) {
 }
 
 bool FakeCluster::CanPull(const FakeWorker& worker, uint32_t version) const {
-  if (!behaviour.pull) return false;
+  if (behaviour.slow_pulls.contains(worker.place().group())) return false;
   const auto has = std::count_if(
       aggregators_.begin(), aggregators_.end(), [&](const FakeAggregator& aggregator) {
         const auto found = aggregator.shards.find(worker.place().run());

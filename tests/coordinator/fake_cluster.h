@@ -209,8 +209,8 @@ class FakeCluster {
     bool prepare = true;
     bool train = true;
     bool apply = true;
-    // Whether groups complete their pulls, and whether ranks answer a Restage.
-    bool pull = true;
+    // Groups that do not complete their pulls, and whether ranks answer a Restage.
+    std::set<uint32_t> slow_pulls;
     bool restage = true;
     // Error that is added to the digest of a version that was made from a seed.
     uint64_t seed_error = 0;
