@@ -91,11 +91,13 @@ absl::StatusOr<std::optional<v1::Decision>> GroupSession::AwaitDecision(absl::Du
   return decision;
 }
 
+bool GroupSession::draining() const {
+  absl::MutexLock lock(&mutex_);
+  return draining_;
+}
+
 absl::Status GroupSession::LeaveIfDraining() {
-  {
-    absl::MutexLock lock(&mutex_);
-    if (!draining_) return absl::OkStatus();
-  }
+  if (!draining()) return absl::OkStatus();
   callbacks_.may_leave();
   absl::MutexLock lock(&mutex_);
   mutex_.Await(absl::Condition(&cancelled_));

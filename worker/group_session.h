@@ -58,6 +58,7 @@ class GroupSession final : public GroupControl {
   void Send(const TrainingReport& report) override;
   absl::StatusOr<std::optional<v1::Decision>> AwaitDecision(absl::Duration patience) override;
   bool nudged(uint32_t round) const override;
+  bool draining() const override ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status LeaveIfDraining() override;
   std::optional<v1::TraceSteps> TakeTraceRequest() override;
   bool connected() const override { return callbacks_.connected(); }

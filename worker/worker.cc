@@ -260,6 +260,7 @@ void Worker::Train(GroupSession& session) {
   const v1::RankSlot rank_slot = session.assignment().place();
   TrainerOptions options;
   options.links = &links_;
+  options.states = &states_;
   options.progress = &progress_;
   options.exchange_silence = options_.exchange_silence;
   options.connect_data = compute_->connect_data();

@@ -27,6 +27,7 @@
 #include "worker/compute.h"
 #include "worker/group_session.h"
 #include "worker/train/group_plan.h"
+#include "worker/train/state_vault.h"
 #include "worker/train/trainer.h"
 #include "worker/train/trainer_progress.h"
 #include "worker/transport/tcp_listener.h"
@@ -67,8 +68,8 @@ class Worker {
   // FailedPrecondition if it refuses; AlreadyExists if the port is in use; those of make_compute.
   static absl::StatusOr<std::unique_ptr<Worker>> Start(const WorkerOptions& options);
 
-  // Lets the worker leave without losing steps: its group finishes the period, contributes and gets
-  // its decision, and then `ended` is called. False: there is nothing to finish.
+  // Lets the worker leave without losing steps: its group finishes the period, contributes and
+  // adopts the decided version, and then `ended` is called. False: there is nothing to finish.
   bool Drain() ABSL_LOCKS_EXCLUDED(mutex_);
   // Whether the worker has a rank in a run that goes on.
   bool has_rank() const ABSL_LOCKS_EXCLUDED(mutex_);
@@ -111,6 +112,8 @@ class Worker {
   const WorkerOptions options_;
   const std::string incarnation_;
   LinkCache links_;
+  // Used by the runner.
+  StateVault states_;
   Counters counters_;
   TrainerProgress progress_;
   // Adds to counters_.

@@ -42,6 +42,8 @@ class GroupControl {
   // Rank 0 only: whether the other groups wait for the contribution to this round.
   virtual bool nudged(uint32_t round) const = 0;
 
+  // Whether this worker leaves the group at its next boundary.
+  virtual bool draining() const { return false; }
   // On every rank, at a boundary: OK unless this worker leaves the group; then waits for its
   // release and returns Cancelled.
   virtual absl::Status LeaveIfDraining() { return absl::OkStatus(); }

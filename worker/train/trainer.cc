@@ -10,13 +10,14 @@
 //     train to the boundary              (H steps; the last step omits its all-gather), or fewer
 //                                        steps, if the others wait for a group that catches up
 //     while the coordinator is unreachable, train further periods, up to max_solo_steps
-//     stage the owned values at the shards; Contributed -> Decision
+//     stage the owned values at the shards, and keep the optimizer states; Contributed -> Decision
 //     pull the decided version, check its digest, gather; Adopted
 //     evaluate this group's interval of the test split; Evaluated
 //   until the group is released
 //
 // This is local SGD with periodic averaging (Stich, ICLR 2019; Lin et al., ICLR 2020) between
-// groups, each of which trains synchronously. Momentum is not averaged.
+// groups, each of which trains synchronously. Momentum is not averaged; the ranks
+// of a group that is re-formed restore it from their vaults (state_vault.h).
 //
 // Invariant. All ranks call the same collectives, because every branch depends only on values that
 // are equal on all ranks. These are the plan, the spec, and what rank 0 broadcasts: Start,
@@ -93,7 +94,10 @@ class Trainer {
         progress_(options.progress != nullptr ? *options.progress : own_progress_),
         protocol_(assignment) {}
 
-  TrainerOutcome Run() { return RunOnDevice(); }
+  TrainerOutcome Run() {
+    if (options_.states != nullptr) options_.states->Enter(assignment_);
+    return RunOnDevice();
+  }
 
  private:
   TrainerOutcome RunOnDevice() {
@@ -197,7 +201,9 @@ class Trainer {
     exchange_ =
         std::make_unique<ShardExchange>(assignment_, replica_->index(), replica_->owned(), control_,
                                         cancellation_, progress_, options_.exchange_silence);
-    return absl::OkStatus();
+    // A lack of pinned memory is reported now, and not at the first boundary.
+    if (KeepsStates()) replica_->slices().MakeStateMirrors();
+    return kernels_.device().status();
   }
 
   // Overwrites this rank's part of the replica.
@@ -391,7 +397,8 @@ class Trainer {
     // Non-finite weights must not be averaged.
     if (stage.samples > 0) CADRE_RETURN_IF_ERROR(InStep(step_ - 1, replica_->CheckWeights()));
     if (exchange_->has_shards()) {
-      CADRE_RETURN_IF_ERROR(replica_->FetchOwned());
+      CADRE_RETURN_IF_ERROR(replica_->FetchOwned(/*states=*/KeepsStates()));
+      if (KeepsStates()) options_.states->Keep(stage.round, States());
       const absl::Status staged = exchange_->Stage(stage.round, stage.samples, &traffic);
       // If the contribution is too late, the coordinator's decision determines how to continue.
       const bool late = RefusalOf(staged) == v1::REFUSAL_CLOSED_ROUND;
@@ -410,14 +417,61 @@ class Trainer {
     return absl::OkStatus();
   }
 
+  // `leaving`, if not null: whether each rank leaves, which is shared by the same collective.
   template <typename Result>
-  absl::Status SumTraffic(const Traffic& traffic, Result* result) {
-    uint64_t bytes[] = {traffic.payload_sent + traffic.payload_received,
-                        traffic.message_sent + traffic.message_received};
-    CADRE_RETURN_IF_ERROR(replica_->comms().All().AllReduceSum(std::span<uint64_t>(bytes)));
-    result->payload_bytes = bytes[0];
-    result->message_bytes = bytes[1];
+  absl::Status SumTraffic(const Traffic& traffic, Result* result,
+                          std::vector<bool>* leaving = nullptr) {
+    std::vector<uint64_t> sums = {traffic.payload_sent + traffic.payload_received,
+                                  traffic.message_sent + traffic.message_received};
+    const size_t first = sums.size();
+    if (leaving != nullptr) {
+      sums.resize(first + replica_->comms().All().size());
+      sums[first + rank_slot_.rank()] = control_.draining() ? 1 : 0;
+    }
+    CADRE_RETURN_IF_ERROR(replica_->comms().All().AllReduceSum(std::span(sums)));
+    result->payload_bytes = sums[0];
+    result->message_bytes = sums[1];
+    if (leaving != nullptr) leaving->assign(sums.begin() + first, sums.end());
     return absl::OkStatus();
+  }
+
+  // ---- Optimizer states
+
+  // Equal on all ranks.
+  bool KeepsStates() const {
+    return options_.states != nullptr && exchange_->has_shards() && replica_->slices().states() > 0;
+  }
+
+  // The fetched states.
+  StateVault::States States() {
+    OwnedSlices& slices = replica_->slices();
+    StateVault::States states{.updates = slices.updates()};
+    for (int i = 0; i < slices.states(); ++i) states.tensors.push_back(slices.State(i));
+    return states;
+  }
+
+  // A collective. Requires: the weights of the first version are stored.
+  absl::Status RestoreStates(uint32_t version) {
+    CADRE_RETURN_IF_ERROR(replica_->FetchOwned(/*states=*/true));
+    StateVault::States states = States();
+    CADRE_ASSIGN_OR_RETURN(const int64_t found,
+                           options_.states->Restore(version, &states, replica_->comms().All()));
+    LOG_IF(INFO, lead()) << "optimizer states of version " << version
+                         << ": the ranks hold those of " << found << " of "
+                         << replica_->index().size() << " elements; the others begin with zero";
+    if (found == 0) return absl::OkStatus();
+    replica_->slices().set_updates(states.updates);
+    return replica_->StoreOwned(/*states=*/true);
+  }
+
+  // A collective. The ranks that leave give their states to others first. A rank that leaves is as
+  // lost to the others as one that fails.
+  absl::Status Leave(uint32_t version, const std::vector<bool>& leaving) {
+    if (std::find(leaving.begin(), leaving.end(), true) == leaving.end()) return absl::OkStatus();
+    if (KeepsStates()) {
+      CADRE_RETURN_IF_ERROR(options_.states->HandOver(version, leaving, replica_->comms().All()));
+    }
+    return leaving[rank_slot_.rank()] ? control_.LeaveIfDraining() : absl::OkStatus();
   }
 
   absl::Status BroadcastNumber(uint64_t* number) {
@@ -458,9 +512,10 @@ class Trainer {
                      << decision.version();
       }
       *event = RankProtocol::Decided{std::move(decision)};
-      // Its steps are committed, or too late. A rank that leaves is as lost to the others as one
-      // that fails, so this may depend on the rank.
-      return control_.LeaveIfDraining();
+      // With averaging, ranks leave after they have adopted the version. Otherwise the steps of a
+      // rank that leaves are committed, and no other rank needs anything from it.
+      const bool adopts = exchange_->has_shards() && !await.run_ended;
+      return adopts ? absl::OkStatus() : control_.LeaveIfDraining();
     }
   }
 
@@ -469,8 +524,13 @@ class Trainer {
     progress_.Enter(v1::ACTIVITY_EXCHANGING);
     CADRE_RETURN_IF_ERROR(Pull(pull.version, &traffic));
     RankProtocol::Pulled result;
-    CADRE_RETURN_IF_ERROR(SumTraffic(traffic, &result));
+    std::vector<bool> leaving;
+    CADRE_RETURN_IF_ERROR(SumTraffic(traffic, &result, &leaving));
     CADRE_ASSIGN_OR_RETURN(result.digest, replica_->GroupDigest());
+    if (result.digest == pull.digest) {
+      if (KeepsStates()) options_.states->Adopted(pull.version);
+      CADRE_RETURN_IF_ERROR(Leave(pull.version, leaving));
+    }
     counters_.Add("versions_adopted");
     step_ = pull.step;
     *event = result;
@@ -479,6 +539,10 @@ class Trainer {
 
   absl::Status Do(const RankProtocol::Begin& /*begin*/, std::optional<RankProtocol::Event>* event) {
     progress_.Enter(v1::ACTIVITY_PREPARING);
+    // The states of version 0 are zero, or those of a checkpoint.
+    if (start().version() > 0 && KeepsStates()) {
+      CADRE_RETURN_IF_ERROR(RestoreStates(start().version()));
+    }
     CADRE_RETURN_IF_ERROR(replica_->GatherWeights());
     if (start().version() == 0) {
       CADRE_RETURN_IF_ERROR(

@@ -18,6 +18,7 @@
 #include "worker/train/cancellation.h"
 #include "worker/train/group_control.h"
 #include "worker/train/group_plan.h"
+#include "worker/train/state_vault.h"
 #include "worker/train/trainer_progress.h"
 #include "worker/transport/transport.h"
 
@@ -31,6 +32,8 @@ struct TrainerOptions {
   std::function<absl::StatusOr<std::unique_ptr<Transport>>(Transport& control)> connect_data;
   // Link profiles of earlier groups; may be null.
   LinkCache* links = nullptr;
+  // Optimizer states of the group's earlier generations. Null: they are lost when it is re-formed.
+  StateVault* states = nullptr;
   // Shows what the training thread does; may be null.
   TrainerProgress* progress = nullptr;
   // An exchange with a shard ends after this time without progress.
