@@ -109,7 +109,8 @@ RebuiltRun RebuildRun(const std::string& run, const RunReports& reports) {
   record.set_run(run);
   record.set_lineage(open.lineage());
   *record.mutable_spec() = open.spec();
-  record.set_state(version == 0 ? v1::RUN_STATE_QUEUED : v1::RUN_STATE_RUNNING);
+  // Its groups start together, so that none misses the first round.
+  record.set_state(v1::RUN_STATE_QUEUED);
   record.set_version(version);
   record.set_step(version == 0 ? FirstStep(open.spec()) : order.step());
   record.set_samples(order.samples());

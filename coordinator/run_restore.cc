@@ -236,7 +236,6 @@ absl::Status Run::Resume() {
 }
 
 void Run::Adopt(const v1::CommitRecord& newest, const std::optional<v1::CommitRecord>& closing) {
-  if (record_.version() > 0) record_.set_started_ms(absl::ToUnixMillis(cluster_.now()));
   commits_.Load(newest, record_.version());
   cluster_.out().Put(CommitKey(id(), newest.round()), newest);
   if (closing.has_value()) {
