@@ -23,27 +23,29 @@ namespace {
 
 constexpr size_t kMaxSnapshots = 2;
 
-// What a rank holds for a version. Rank order; `generation` 0 and no positions: nothing.
+// What a rank holds for a version. No positions: nothing.
 struct Holding {
+  int64_t version = 0;
   int64_t generation = 0;
   int64_t updates = 0;
   int64_t tensors = 0;
   std::vector<Interval> positions;
 
   std::string ToText() const {
-    const int64_t numbers[] = {generation, updates, tensors};
+    const int64_t numbers[] = {version, generation, updates, tensors};
     std::string text(reinterpret_cast<const char*>(numbers), sizeof(numbers));
     return text.append(reinterpret_cast<const char*>(positions.data()),
                        positions.size() * sizeof(Interval));
   }
   static Holding FromText(const std::string& text) {
     Holding holding;
-    int64_t numbers[3] = {};
+    int64_t numbers[4] = {};
     CHECK_GE(text.size(), sizeof(numbers));
     std::memcpy(numbers, text.data(), sizeof(numbers));
-    holding.generation = numbers[0];
-    holding.updates = numbers[1];
-    holding.tensors = numbers[2];
+    holding.version = numbers[0];
+    holding.generation = numbers[1];
+    holding.updates = numbers[2];
+    holding.tensors = numbers[3];
     holding.positions.resize((text.size() - sizeof(numbers)) / sizeof(Interval));
     if (!holding.positions.empty()) {
       std::memcpy(holding.positions.data(), text.data() + sizeof(numbers),
@@ -57,6 +59,14 @@ struct Holding {
     return elements;
   }
 };
+
+// `snapshot`: null for nothing.
+template <typename Snapshot>
+Holding HoldingOf(const Snapshot* snapshot) {
+  if (snapshot == nullptr) return {};
+  return {snapshot->version, snapshot->generation, snapshot->updates, std::ssize(snapshot->tensors),
+          snapshot->positions};
+}
 
 absl::StatusOr<std::vector<Holding>> Share(const Holding& mine, Communicator& group) {
   CADRE_ASSIGN_OR_RETURN(const std::vector<std::string> texts, GatherTexts(mine.ToText(), group));
@@ -189,12 +199,16 @@ void StateVault::Adopted(uint32_t version) {
 
 absl::StatusOr<int64_t> StateVault::Restore(uint32_t version, States* states, Communicator& group) {
   DropFrom(version + 1);
-  const Snapshot* mine = Find(version);
-  Holding holding;
-  if (mine != nullptr) {
-    holding = {mine->generation, mine->updates, std::ssize(mine->tensors), mine->positions};
+  const Snapshot* mine = snapshots_.empty() ? nullptr : &snapshots_.front();
+  CADRE_ASSIGN_OR_RETURN(std::vector<Holding> held, Share(HoldingOf(mine), group));
+  int64_t newest = -1;
+  for (const Holding& each : held) {
+    if (!each.positions.empty()) newest = std::max(newest, each.version);
   }
-  CADRE_ASSIGN_OR_RETURN(const std::vector<Holding> held, Share(holding, group));
+  for (Holding& each : held) {
+    if (each.version != newest) each.positions.clear();
+  }
+  if (mine != nullptr && mine->version != newest) mine = nullptr;
   const std::vector<int> preferred = Preferred(held);
   if (preferred.empty()) return 0;
 
@@ -237,7 +251,7 @@ absl::StatusOr<int64_t> StateVault::Restore(uint32_t version, States* states, Co
     });
   }
   states->updates = held[preferred.front()].updates;
-  if (mine == nullptr) {
+  if (mine == nullptr || newest != version) {
     Keep(version, *states);
     contributed_ = false;
   }
@@ -256,10 +270,8 @@ absl::Status StateVault::HandOver(uint32_t version, const std::vector<bool>& lea
   DropFrom(version + 1);
   Snapshot* mine = Find(version);
   const bool gives = leaving[group.index()] && mine != nullptr;
-  Holding holding;
-  if (gives)
-    holding = {mine->generation, mine->updates, std::ssize(mine->tensors), mine->positions};
-  CADRE_ASSIGN_OR_RETURN(const std::vector<Holding> given, Share(holding, group));
+  CADRE_ASSIGN_OR_RETURN(const std::vector<Holding> given,
+                         Share(HoldingOf(gives ? mine : nullptr), group));
   int64_t tensors = 0;
   for (const Holding& each : given) tensors = std::max(tensors, each.tensors);
 

@@ -8,8 +8,10 @@
 // round was closed, or else from the version before it. So the vault holds at most two snapshots:
 // twice the rank's optimizer states, and what leaving ranks have handed over.
 //
-// In the next generation the ranks may be others, and own other slices. They exchange what each
-// holds for exactly the version that they start from. Positions that no rank holds are zero.
+// In the next generation the ranks may be others, and own other slices. They exchange what they hold
+// for the version that they start from or, if the other groups have gone on without theirs, for the
+// newest one before it, as a group that is late keeps its states. Positions that no rank holds are
+// zero.
 //
 // Outlives generations; used by the training thread. Thread-compatible.
 #pragma once
@@ -48,7 +50,8 @@ class StateVault {
   void Adopted(uint32_t version);
 
   // A collective. Overwrites the values of `states`, and its updates, with what the ranks hold for
-  // `version`, and then keeps them unless this rank held a part. Returns the number of positions
+  // `version`, or else for the newest version before it, and then keeps them for `version` unless
+  // this rank held a part of them. Returns the number of positions
   // (summed over the ranks) whose states were found; 0: nothing is changed. Drops snapshots of
   // later versions, which the run does not have.
   absl::StatusOr<int64_t> Restore(uint32_t version, States* states, Communicator& group);

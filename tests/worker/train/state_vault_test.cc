@@ -138,19 +138,36 @@ TEST_F(StateVaultTest, BothVersionsOfTheLastContributionCanBeRestored) {
   }
 }
 
-TEST_F(StateVaultTest, OtherVersionsAreNotRestored) {
+TEST_F(StateVaultTest, StatesOfLaterVersionsAreNotRestored) {
   Contribute(1, {2, 0}, 4, 4);
-  Restore(2, {2, 0}, 5, 0, [](RankStates& mine, int64_t found) {
+  Restore(2, {2, 0}, 3, 0, [](RankStates& mine, int64_t found) {
     EXPECT_EQ(found, 0);
     mine.ExpectUntouched();
   });
+}
+
+// The other groups have committed versions 5 to 7 meanwhile.
+TEST_F(StateVaultTest, LateGroupKeepsItsStates) {
+  Contribute(1, {2, 0}, 4, 4);
+  ExpectRestored(2, {3, 0}, 7, 4);
+  ExpectRestored(3, {3, 8}, 7, 4);
+}
+
+// Worker 1 has trained longer, in a generation that has left worker 0 behind.
+TEST_F(StateVaultTest, OnlyTheNewestVersionThatAnyRankHoldsIsRestored) {
+  Contribute(1, {2, 0}, 4, 4);
+  vaults_[1].Enter(AssignmentIn(2));
+  RankStates mine({1, 0}, 0);
+  mine.Fill(6);
+  vaults_[1].Keep(6, mine.states);
+  ExpectRestored(3, {2, 0}, 7, 6);
 }
 
 TEST_F(StateVaultTest, StatesOfARefusedContributionBelongToTheAdoptedVersion) {
   Contribute(1, {2, 0}, 4, 4);
   for (StateVault& vault : vaults_) vault.Adopted(7);
   ExpectRestored(2, {2, 5}, 7, 4);
-  // The first version of a generation says nothing about snapshots of the one before.
+  // The first version of a generation does not belong to snapshots of the one before.
   for (StateVault& vault : vaults_) vault.Adopted(8);
   ExpectRestored(3, {2, 5}, 7, 4);
 }
@@ -182,7 +199,7 @@ TEST_F(StateVaultTest, LaterSnapshotsAreDropped) {
   Contribute(1, {1, 0}, 4, 4);
   Contribute(1, {1, 0}, 5, 5);
   ExpectRestored(2, {1, 0}, 4, 4);
-  Restore(3, {1, 0}, 5, 0, [](RankStates&, int64_t found) { EXPECT_EQ(found, 0); });
+  ExpectRestored(3, {1, 0}, 5, 4);
 }
 
 TEST_F(StateVaultTest, AnotherRunFreesSnapshots) {
