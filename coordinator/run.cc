@@ -125,7 +125,8 @@ absl::Time Run::NextDeadline() const {
   }
   consider(barrier_since_ + RejoinWait(spec()));
   const Round::Away away = Away();
-  if (!committing()) consider(round_.ClosesAt(LiveGroups(away), away));
+  if (!committing()) consider(round_.ClosesAt(slots_.started().size(), away));
+  for (const auto& [group, until] : away) consider(until);
   return next;
 }
 

@@ -254,8 +254,8 @@ class Run {
   void RecordBytes();
   // The group has this version.
   void OnLoaded(uint32_t group, uint32_t version);
-  // Number of groups whose contribution the round awaits or has.
-  size_t LiveGroups(const Round::Away& away) const;
+  // Whether a group loads the version before the newest, which the next commit would discard.
+  bool LoadsOldVersion(const Round::Away& away) const;
   void MaybeClose();
   // Requests contributions from groups that catch up, once only these are missing.
   void NudgeGroups();
@@ -311,8 +311,8 @@ class Run {
   RunFailures failures_;
   Pauses pauses_;
   Round::Away away_;
-  // Versions that groups load before they train in a round that others have begun. Not awaited
-  // while theirs is the newest; the version before it is the oldest that aggregators keep.
+  // Versions that groups were told to load and have not reported. Aggregators keep the newest
+  // version and the one before.
   std::map<uint32_t, uint32_t> loading_;
   // Groups that train in a round that others have begun.
   std::set<uint32_t> catching_up_;

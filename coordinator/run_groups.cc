@@ -63,7 +63,7 @@ bool Run::Form(std::vector<std::string>& idle) {
     if (idle.empty()) break;
     Slot& slot = slots_[group];
     if (!NeedsGroup(slot) || cluster_.now() < slot.blocked_until()) continue;
-    if (shards_open() && !committing() && FormSlot(slot, idle)) continue;
+    if (shards_open() && FormSlot(slot, idle)) continue;
     ReserveFor(idle);
   }
   return true;

@@ -148,23 +148,21 @@ void Run::OnBoundary(Slot& slot, const v1::Contributed& contributed) {
   if (record_.has_evaluating() && IsComplete(record_.evaluating())) FinishEvaluation();
 }
 
-// A group that is away is awaited for a short time anyway (round.h).
-size_t Run::LiveGroups(const Round::Away& away) const {
-  const auto loads = std::count_if(loading_.begin(), loading_.end(), [&](const auto& load) {
-    return load.second == record_.version() && !away.contains(load.first);
+// A group that has been away for too long is not waited for, here and in round.h.
+bool Run::LoadsOldVersion(const Round::Away& away) const {
+  return std::any_of(loading_.begin(), loading_.end(), [&](const auto& load) {
+    const auto found = away.find(load.first);
+    const bool gone = found != away.end() && found->second <= cluster_.now();
+    return load.second < record_.version() && !gone;
   });
-  return slots_.started().size() - static_cast<size_t>(loads);
 }
 
 void Run::MaybeClose() {
   if (!averages() || committing() || record_.state() != v1::RUN_STATE_RUNNING) return;
   if (!ShardsMayClose()) return;
   const Round::Away away = Away();
-  if (!round_.MayClose(LiveGroups(away), away, cluster_.now())) return;
-  const bool loses_version =
-      std::any_of(loading_.begin(), loading_.end(),
-                  [this](const auto& load) { return load.second < record_.version(); });
-  if (loses_version) return;
+  if (!round_.MayClose(slots_.started().size(), away, cluster_.now())) return;
+  if (LoadsOldVersion(away)) return;
   for (const uint32_t group : LeftOut()) {
     Fence(slots_[group], "the version that it loads is lost", kReleased);
   }
@@ -311,13 +309,11 @@ void Run::SendDecision(Slot& slot, uint32_t round) {
     if (slot.SetAtEnd()) Save(slot);
   } else {
     decision.set_next_step(BoundaryAfter(record, record.step()));
-    decision.set_catch_up(!decision.included());
+    decision.set_catch_up(averages() && !decision.included());
+    if (averages()) loading_[slot.group()] = record.version();
   }
   catching_up_.erase(slot.group());
-  if (decision.catch_up()) {
-    catching_up_.insert(slot.group());
-    loading_[slot.group()] = record.version();
-  }
+  if (decision.catch_up()) catching_up_.insert(slot.group());
   slot.unanswered = 0;
   cluster_.SendTo(slot.record().members(0), message);
 }

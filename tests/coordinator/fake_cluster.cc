@@ -522,7 +522,7 @@ void FakeCluster::Adopt(FakeWorker& worker) {
   if (decision.adopt()) {
     worker.version = decision.version();
     EXPECT_EQ(decision.digest(), DigestOf(worker.place().run(), worker.version));
-    ReportLoaded(worker);
+    if (behaviour.adopt) ReportLoaded(worker);
   }
   if (worker.assignment.has_value()) {
     Evaluate(worker, decision.version(), decision.evaluate_begin(), decision.evaluate_end());

@@ -229,8 +229,10 @@ class FakeCluster {
     std::string open_error;
     // Whether ranks answer a TraceSteps immediately, with one event per step.
     bool trace = false;
-    // Whether groups report that they have loaded their first version.
+    // Whether groups report that they have loaded their first version, and that they have adopted
+    // a decided one.
     bool load = true;
+    bool adopt = true;
     // Whether searches of plans wait for AnswerSearches.
     bool hold_searches = false;
   };

@@ -106,12 +106,15 @@ TEST_F(MachineRestoreTest, CommitAfterRestartIsEvaluated) {
 }
 
 TEST_F(MachineRestoreTest, RestoredStartHasPreviousDigest) {
-  const std::string run = SubmitTo(1, 2, MakeSpec(2, 1, 5, 100));
+  v1::RunSpec spec = MakeSpec(2, 1, 5, 100);
+  spec.mutable_averaging()->set_quorum(1);
+  const std::string run = SubmitTo(1, 2, spec);
   // Group 1 is re-formed and loads version 0 while group 0 alone commits version 1.
   cluster_.behaviour.load = false;
   FakeWorker& slow = cluster_.Lead(run, 1);
   cluster_.Fail(slow);
   Train(run, 0);
+  cluster_.Run(absl::Seconds(30));
   ASSERT_EQ(cluster_.RunStatus(run).version(), 1u);
 
   cluster_.RestartCoordinator();

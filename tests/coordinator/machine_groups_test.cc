@@ -55,6 +55,56 @@ TEST_F(MachineGroupsTest, AssignmentIsComplete) {
   EXPECT_EQ(start.next_step(), 5u);
   EXPECT_EQ(start.total_steps(), 20u);
   EXPECT_EQ(start.division().groups(), 1u);
+  EXPECT_FALSE(start.catch_up());
+}
+
+TEST_F(MachineGroupsTest, GroupStartsFromTheNewestVersion) {
+  const std::string run = SubmitTo(1, 2, MakeSpec(2, 1, 5, 100));
+  cluster_.behaviour.prepare = false;
+  FakeWorker& lead = cluster_.Lead(run, 1);
+  cluster_.Fail(lead);
+  for (int round = 1; round <= 3; ++round) Train(run, 0);
+  ASSERT_EQ(cluster_.RunStatus(run).version(), 3u);
+  cluster_.behaviour.prepare = true;
+  cluster_.Run(absl::Seconds(1));
+  ASSERT_TRUE(lead.start.has_value());
+  EXPECT_EQ(lead.start->version(), 3u);
+  EXPECT_EQ(lead.start->step(), 15u);
+  EXPECT_EQ(lead.start->digest(), cluster_.Commit(run, 3)->digest());
+  EXPECT_EQ(lead.start->next_step(), 20u);
+  EXPECT_TRUE(lead.start->catch_up());
+}
+
+TEST_F(MachineGroupsTest, GroupDoesNotStartDuringACommit) {
+  const std::string run = SubmitTo(1, 2, MakeSpec(2, 1, 5, 100));
+  cluster_.behaviour.apply = false;
+  FakeWorker& lead = cluster_.Lead(run, 1);
+  cluster_.behaviour.prepare = false;
+  cluster_.Fail(lead);
+  Train(run, 0);
+  cluster_.behaviour.prepare = true;
+  cluster_.Run(absl::Seconds(5));
+  ASSERT_TRUE(lead.prepared.has_value());
+  EXPECT_FALSE(lead.start.has_value());
+  cluster_.behaviour.apply = true;
+  cluster_.Reconnect(cluster_.aggregators().front());
+  ASSERT_TRUE(lead.start.has_value());
+  EXPECT_EQ(lead.start->version(), 1u);
+}
+
+TEST_F(MachineGroupsTest, GroupDoesNotStartWithoutAShard) {
+  const std::string run = SubmitTo(1, 2, MakeSpec(2, 1, 5, 100));
+  FakeAggregator& aggregator = cluster_.aggregators().front();
+  FakeWorker& lead = cluster_.Lead(run, 1);
+  cluster_.behaviour.prepare = false;
+  cluster_.Fail(lead);
+  cluster_.Kill(aggregator);
+  cluster_.behaviour.prepare = true;
+  cluster_.Run(absl::Seconds(5));
+  EXPECT_FALSE(lead.start.has_value());
+  aggregator.alive = true;
+  cluster_.Restart(aggregator);
+  EXPECT_TRUE(lead.start.has_value());
 }
 
 // Rank 0 reports the plan that its group executes, with buckets and link; the status shows it.

@@ -43,6 +43,28 @@ class MachineRoundTest : public MachineTest {
     ADD_FAILURE() << "no decision";
     return v1::Decision();
   }
+  // The rounds of the nudges that the worker has received.
+  static std::vector<uint32_t> Nudges(const FakeWorker& worker) {
+    std::vector<uint32_t> rounds;
+    for (const auto& message : worker.received) {
+      if (message.has_nudge()) rounds.push_back(message.nudge().round());
+    }
+    return rounds;
+  }
+  // The worker's group reports that it has loaded the version from which it was started.
+  void ReportLoaded(const FakeWorker& lead) {
+    v1::Adopted adopted;
+    *adopted.mutable_place() = lead.place();
+    adopted.set_version(lead.start->version());
+    adopted.set_digest(lead.start->digest());
+    cluster_.Send(lead, adopted);
+  }
+  static v1::RunSpec WithQuorum(uint32_t quorum) {
+    v1::RunSpec spec = MakeSpec(2, 1, 5, 100);
+    spec.mutable_averaging()->set_quorum(quorum);
+    spec.mutable_averaging()->set_min_grace_ms(1000);
+    return spec;
+  }
   int Decisions(const std::string& run, uint32_t group) {
     int n = 0;
     for (const auto& message : cluster_.Lead(run, group).received) n += message.has_decision();
@@ -216,6 +238,123 @@ TEST_F(MachineRoundTest, ContributionDuringCommitWaits) {
   EXPECT_TRUE(LastDecision(run, 0).included());
   EXPECT_FALSE(LastDecision(run, 1).included());
   EXPECT_EQ(LastDecision(run, 1).version(), 1u);
+}
+
+// A re-formed group does not delay the others by a period.
+TEST_F(MachineRoundTest, GroupThatCatchesUpIsNudgedWhenOthersWait) {
+  const std::string run = Begin(3, MakeSpec(3, 1, 5, 100));
+  EXPECT_FALSE(cluster_.Lead(run, 1).start->catch_up());
+  FakeWorker& lead = cluster_.Lead(run, 1);
+  cluster_.Fail(lead);
+  EXPECT_TRUE(lead.start->catch_up());
+  Train(run, 0);
+  EXPECT_TRUE(Nudges(lead).empty()) << "group 2 still trains";
+  Train(run, 2);
+  EXPECT_EQ(Nudges(lead), std::vector<uint32_t>{1});
+  cluster_.Reconnect(lead);
+  EXPECT_EQ(Nudges(lead), (std::vector<uint32_t>{1, 1})) << "it may be lost with the stream";
+  Train(run, 1);
+  ASSERT_EQ(cluster_.RunStatus(run).version(), 1u);
+  EXPECT_FALSE(LastDecision(run, 1).catch_up()) << "all groups train again";
+  Train(run, 0);
+  Train(run, 2);
+  EXPECT_EQ(Nudges(lead).size(), 2u);
+}
+
+TEST_F(MachineRoundTest, LateGroupCatchesUp) {
+  const std::string run = Begin(2, WithQuorum(1));
+  FakeWorker& lead = cluster_.Lead(run, 1);
+  Train(run, 0);
+  cluster_.Run(absl::Seconds(2));
+  ASSERT_EQ(cluster_.RunStatus(run).version(), 1u);
+  EXPECT_TRUE(Nudges(lead).empty()) << "it does not catch up yet";
+  Train(run, 1);
+  EXPECT_FALSE(LastDecision(run, 1).included());
+  EXPECT_EQ(LastDecision(run, 1).version(), 1u);
+  EXPECT_TRUE(LastDecision(run, 1).catch_up());
+  Train(run, 0);
+  EXPECT_EQ(Nudges(lead), std::vector<uint32_t>{2});
+}
+
+// The first rounds of equal runs have equal participants.
+TEST_F(MachineRoundTest, FirstGroupsAreAwaitedWhileTheyLoad) {
+  cluster_.behaviour.load = false;
+  const std::string run = Begin(2, MakeSpec(2, 1, 5, 100));
+  ReportLoaded(cluster_.Lead(run, 0));
+  Train(run, 0);
+  EXPECT_EQ(cluster_.RunStatus(run).version(), 0u);
+  ReportLoaded(cluster_.Lead(run, 1));
+  Train(run, 1);
+  ASSERT_EQ(cluster_.RunStatus(run).version(), 1u);
+  EXPECT_EQ(cluster_.Commit(run, 1)->participants_size(), 2);
+}
+
+// The aggregators keep the newest version and the one before.
+TEST_F(MachineRoundTest, CommitsWaitForAGroupThatLoads) {
+  const std::string run = Begin(2, WithQuorum(1));
+  cluster_.behaviour.load = false;
+  FakeWorker& lead = cluster_.Lead(run, 1);
+  cluster_.Fail(lead);
+  for (int round = 1; round <= 2; ++round) {
+    Train(run, 0);
+    cluster_.Run(absl::Seconds(2));
+  }
+  EXPECT_EQ(cluster_.RunStatus(run).version(), 1u) << "version 0 is being pulled";
+  ReportLoaded(lead);
+  EXPECT_EQ(cluster_.RunStatus(run).version(), 2u);
+  EXPECT_EQ(Nudges(lead), std::vector<uint32_t>{1}) << "its round is closed";
+}
+
+// However short rounds are, a group contributes to the first round after its start.
+TEST_F(MachineRoundTest, JoiningGroupIsIncludedAtTheFirstTry) {
+  const std::string run = Begin(2, MakeSpec(2, 1, 5, 100));
+  cluster_.behaviour.load = false;
+  FakeWorker& lead = cluster_.Lead(run, 1);
+  cluster_.Fail(lead);
+  Train(run, 0);
+  cluster_.Run(absl::Seconds(5));
+  EXPECT_EQ(cluster_.RunStatus(run).version(), 0u);
+  ReportLoaded(lead);
+  EXPECT_EQ(Nudges(lead), std::vector<uint32_t>{1});
+  Train(run, 1);
+  ASSERT_EQ(cluster_.RunStatus(run).version(), 1u);
+  EXPECT_EQ(cluster_.Commit(run, 1)->participants_size(), 2);
+}
+
+TEST_F(MachineRoundTest, CommitsWaitForAnIncludedGroupThatAdopts) {
+  const std::string run = Begin(2, WithQuorum(1));
+  FakeWorker& lead = cluster_.Lead(run, 1);
+  Train(run, 0);
+  cluster_.behaviour.adopt = false;
+  Train(run, 1);
+  ASSERT_EQ(cluster_.RunStatus(run).version(), 1u);
+  for (int round = 2; round <= 3; ++round) {
+    Train(run, 0);
+    cluster_.Run(absl::Seconds(2));
+  }
+  EXPECT_EQ(cluster_.RunStatus(run).version(), 2u) << "group 1 pulls version 1";
+  v1::Adopted adopted;
+  *adopted.mutable_place() = lead.place();
+  adopted.set_version(1);
+  adopted.set_digest(cluster_.Commit(run, 1)->digest());
+  cluster_.Send(lead, adopted);
+  EXPECT_EQ(cluster_.RunStatus(run).version(), 3u);
+}
+
+TEST_F(MachineRoundTest, GroupThatIsAwayDoesNotHoldBackCommits) {
+  const std::string run = Begin(2, WithQuorum(1));
+  cluster_.behaviour.load = false;
+  FakeWorker& lead = cluster_.Lead(run, 1);
+  cluster_.Fail(lead);
+  Train(run, 0);
+  cluster_.Run(absl::Seconds(2));
+  ASSERT_EQ(cluster_.RunStatus(run).version(), 1u);
+  cluster_.Kill(lead);
+  Train(run, 0);
+  EXPECT_EQ(cluster_.RunStatus(run).version(), 1u);
+  cluster_.Run(absl::Seconds(3));
+  EXPECT_EQ(cluster_.RunStatus(run).version(), 2u) << "its lease has not ended";
+  EXPECT_EQ(StateOf(run, 1), v1::GROUP_STATE_TRAINING);
 }
 
 TEST_F(MachineRoundTest, WrongDigestFencesGroup) {
