@@ -125,6 +125,13 @@ TEST(AssignmentMachine, NewerAssignmentReplacesTheCurrentOne) {
   EXPECT_TRUE(std::holds_alternative<Machine::Begin>(actions[1]));
 }
 
+TEST(AssignmentMachine, NudgesTheTrainingGroup) {
+  Machine machine = Training(5);
+  EXPECT_TRUE(IsOne<Machine::Hurry>(
+      machine.Receive(MessageFor(5, &v1::CoordinatorMessage::mutable_nudge))));
+  EXPECT_TRUE(machine.Receive(MessageFor(4, &v1::CoordinatorMessage::mutable_nudge)).empty());
+}
+
 TEST(AssignmentMachine, DropsMessagesOfOtherGenerations) {
   Machine machine = Training(5);
   EXPECT_TRUE(machine.Report(ContributedTo(4, 1)).empty());

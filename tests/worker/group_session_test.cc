@@ -14,6 +14,16 @@ v1::TraceSteps Request(uint64_t number) {
   return trace;
 }
 
+TEST(GroupSessionTest, NudgeConcernsOneRound) {
+  GroupSession session{v1::Assignment(), {}};
+  EXPECT_FALSE(session.nudged(3));
+  v1::Nudge nudge;
+  nudge.set_round(3);
+  session.Deliver(nudge);
+  EXPECT_TRUE(session.nudged(3));
+  EXPECT_FALSE(session.nudged(4));
+}
+
 class GroupSessionTraceTest : public ::testing::Test {
  protected:
   void Answer(uint64_t request) {
