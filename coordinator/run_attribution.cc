@@ -22,6 +22,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "coordinator/evaluation.h"
 #include "coordinator/run.h"
 #include "coordinator/run_rules.h"
 #include "proto/enum_text.h"
@@ -108,7 +109,8 @@ size_t Run::CountHosts() const {
   const v1::Cluster::Device device = RequestedDevice(spec());
   std::set<absl::string_view> hosts;
   for (const auto& [id, member] : cluster_.members().all()) {
-    if (!member.worker() || !member.connected()) continue;
+    // Also one that connects again: its lease has not ended.
+    if (!member.worker()) continue;
     if (device == v1::Cluster::DEVICE_UNSPECIFIED || device == member.record.device_kind()) {
       hosts.insert(member.record.host());
     }
@@ -136,7 +138,14 @@ bool Run::OnHeartbeat(const Member& member, const v1::Heartbeat& heartbeat) {
   const bool waits = slot.unanswered != 0 || round_.Has(slot.group()) ||
                      (slot.preparing() && slot.prepared_ranks().count(rank) != 0) ||
                      (activity == v1::ACTIVITY_EXCHANGING && !shards_open());
-  if (waits && reports) activity = v1::ACTIVITY_WAITING;
+  const bool at_end =
+      slot.record().at_end() && AssignedPart(record_.evaluating(), slot.group()) == nullptr;
+  if (waits && reports) {
+    activity = v1::ACTIVITY_WAITING;
+  } else if (activity == v1::ACTIVITY_WAITING && !at_end) {
+    // Its thread hangs while it waits: it does not react to an answer, or to a new assignment.
+    activity = slot.started() ? v1::ACTIVITY_TRAINING : v1::ACTIVITY_PREPARING;
+  }
   if (!slot.watch.has_value()) slot.watch.emplace(options_.heartbeat);
   slot.watch->OnHeartbeat(rank, activity, here ? heartbeat.progress() : 0, cluster_.now(), pauses_);
   const double step = std::max(slot.measured.has_value() ? slot.measured->step() : 0.0,

@@ -304,6 +304,7 @@ void Run::OnWorkerRejoined(const Member& member, bool agrees) {
   const uint32_t rank = member.place->rank();
   if (slot.preparing()) {
     SendAssignment(slot, rank);
+    if (averages()) SendShardAddresses(member.id());
   } else if (agrees) {
     SendStart(slot, rank);
     if (averages()) SendShardAddresses(member.id());

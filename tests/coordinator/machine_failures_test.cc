@@ -299,6 +299,16 @@ TEST_F(MachineFailuresTest, GroupAtBoundaryHasNoDeadline) {
   EXPECT_EQ(cluster_.Counter("groups_stalled"), 0u) << "it waits for the other group";
 }
 
+// The thread does not continue after the message for which it waited.
+TEST_F(MachineFailuresTest, RankThatHangsWhileItWaitsIsReplaced) {
+  const std::string run = Begin(1, 1);
+  cluster_.AddWorker("spare", "spare-host");
+  SetActivity(v1::ACTIVITY_WAITING);
+  cluster_.Lead(run, 0).hung = true;
+  Commit(run, 1);
+  ASSERT_TRUE(cluster_.RunUntil([&] { return MembersOf(run, 0) == "spare"; }, absl::Minutes(2)));
+}
+
 TEST_F(MachineFailuresTest, ExchangeWithALostAggregatorHasNoDeadline) {
   const std::string run = Begin(2, 1);
   SetActivity(v1::ACTIVITY_EXCHANGING);

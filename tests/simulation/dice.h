@@ -13,9 +13,14 @@ namespace cadre::simulation {
 
 class Dice {
  public:
-  explicit Dice(uint64_t seed) : seed_(seed) {}
+  // What the numbers decide. Each purpose has numbers of its own, so that the same cluster and the
+  // same faults are drawn whatever happens in between.
+  enum class Purpose : uint64_t { kEvents, kCluster, kFaults };
 
-  uint64_t Bits() { return RandomBits(seed_, RandomStream::kTest, 0, ++drawn_); }
+  explicit Dice(uint64_t seed, Purpose purpose = Purpose::kEvents)
+      : seed_(seed), purpose_(static_cast<uint64_t>(purpose)) {}
+
+  uint64_t Bits() { return RandomBits(seed_, RandomStream::kTest, purpose_, ++drawn_); }
   // In [low, high].
   uint64_t Between(uint64_t low, uint64_t high) { return low + Bits() % (high - low + 1); }
   absl::Duration Between(absl::Duration low, absl::Duration high) {
@@ -26,6 +31,7 @@ class Dice {
 
  private:
   const uint64_t seed_;
+  const uint64_t purpose_;
   uint64_t drawn_ = 0;
 };
 

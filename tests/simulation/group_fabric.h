@@ -10,6 +10,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -21,11 +22,16 @@ namespace cadre::simulation {
 
 class GroupFabric {
  public:
-  // `ok` is false if a rank has left.
-  using Entered = std::function<void(bool ok, const std::vector<std::string>& all)>;
+  // `left` is a rank that has left; then there are no inputs.
+  using Entered =
+      std::function<void(std::optional<uint32_t> left, const std::vector<std::string>& all)>;
 
   GroupFabric(World& world, size_t ranks) : world_(world), ranks_(ranks) {}
 
+  // The host of a rank; while it is cut off, no collective completes.
+  void SetHost(uint32_t rank, const HostConditions& host) { hosts_[rank] = &host; }
+  // The ranks that are not in the current collective.
+  std::vector<uint32_t> Missing() const;
   // Enters a collective. `kind` is its name; all ranks must enter the same one. The first
   // collective forms the connections.
   void Enter(uint32_t rank, const std::string& kind, std::string input, const Lifetime& life,
@@ -39,13 +45,17 @@ class GroupFabric {
     const Lifetime* life;
     Entered entered;
   };
+  void MaybeComplete();
   void Fail(const Lifetime& life, Entered entered);
 
   World& world_;
   const size_t ranks_;
-  bool broken_ = false;
+  std::map<uint32_t, const HostConditions*> hosts_;
+  // The first rank that has left.
+  std::optional<uint32_t> left_;
   std::string kind_;
   std::map<uint32_t, Waiting> waiting_;
+  Lifetime alive_;
 };
 
 // The fabrics of all generations.

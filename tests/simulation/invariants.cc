@@ -194,7 +194,7 @@ void Invariants::CheckRunEnd(const v1::RunRecord& record) {
   world_.Log("run   ", record.run(), " is ", EnumText(record.state()), " ", record.reason());
   world_.Count(absl::StrCat("runs_", EnumText(record.state())));
   if (record.state() == v1::RUN_STATE_FAILED) {
-    world_.Violate(record.run(), " failed: ", record.reason());
+    if (!MayFail(record)) world_.Violate(record.run(), " failed: ", record.reason());
     return;
   }
   if (record.state() != v1::RUN_STATE_DONE) return;
@@ -206,6 +206,18 @@ void Invariants::CheckRunEnd(const v1::RunRecord& record) {
     world_.Violate(record.run(), " is done, but its last version is not completely evaluated: ",
                    record.test().ShortDebugString());
   }
+}
+
+// One host cannot end a run that another host could train; the run cannot know better if there is
+// only one.
+bool Invariants::MayFail(const v1::RunRecord& record) const {
+  const auto found = failures_.find(record.run());
+  if (found == failures_.end()) return false;
+  const auto& [hosts, diverged] = found->second;
+  if (diverged.size() >= std::min(2U, GroupsOf(record.spec()))) return true;
+  return std::any_of(hosts.begin(), hosts.end(), [this](const auto& entry) {
+    return entry.second.size() >= 2 || connected_workers_() <= 1;
+  });
 }
 
 // ---- Commits
@@ -299,6 +311,7 @@ void Invariants::CheckChangedCommit(const v1::CommitRecord& before,
   }
   if (commit.committed() && commit.round() > 0) {
     committed_.insert({commit.run(), commit.round()});
+    failures_.erase(commit.run());
     world_.Count("commits");
   }
 }
@@ -426,6 +439,15 @@ void Invariants::OnHeld(const v1::RankSlot& place, uint32_t version, const Words
   if (DigestOf(words, owned) != DigestOf(expected, owned)) {
     world_.Violate(Describe(place), " holds other values than those of version ", version);
   }
+}
+
+void Invariants::OnFailed(const v1::RankSlot& place, const std::string& host,
+                          v1::FailureCause cause) {
+  world_.Count(absl::StrCat("failures_", EnumText(cause)));
+  Failures& failures = failures_[place.run()];
+  if (cause == v1::FAILURE_CAUSE_DIVERGED) failures.diverged.insert(place.generation());
+  const bool permanent = cause == v1::FAILURE_CAUSE_DATA || cause == v1::FAILURE_CAUSE_MEMORY;
+  if (permanent) failures.hosts[cause].insert(host);
 }
 
 void Invariants::OnTraining(const v1::RankSlot& place, bool begins) {

@@ -8,7 +8,9 @@
 //   - every version is the result of its commit record on the previous version, at all holders
 //   - acknowledged contributions, runs, commits and versions are not lost
 //   - a worker belongs to at most one group, and a rank to one worker
-//   - ended runs remain ended, and are DONE unless a limit of failures is configured
+//   - ended runs remain ended; they are DONE unless several hosts, or the only one, could not train
+//     them, or the loss has diverged twice
+//   - a worker with which nothing is wrong remains registered
 //
 // Thread-compatible.
 #pragma once
@@ -35,7 +37,10 @@ class Invariants {
   // Whether the whole contribution is on the disk of that aggregator.
   using OnDisk = std::function<bool(const std::string& aggregator, const ContributionKey& key)>;
 
-  Invariants(World& world, OnDisk on_disk) : world_(world), on_disk_(std::move(on_disk)) {}
+  Invariants(World& world, OnDisk on_disk, std::function<size_t()> connected_workers)
+      : world_(world),
+        on_disk_(std::move(on_disk)),
+        connected_workers_(std::move(connected_workers)) {}
 
   // ---- The coordinator
   // The store has changed from `before` to `after`.
@@ -54,6 +59,8 @@ class Invariants {
   // The rank has loaded the version; `words` contains its part of the model.
   void OnHeld(const v1::RankSlot& place, uint32_t version, const Words& words,
               const std::vector<Interval>& owned);
+  // The rank's host could not continue.
+  void OnFailed(const v1::RankSlot& place, const std::string& host, v1::FailureCause cause);
   void OnTraining(const v1::RankSlot& place, bool begins);
 
   // Called after every event.
@@ -78,6 +85,8 @@ class Invariants {
   void CheckRun(const Store& after, const v1::RunRecord& before, const v1::RunRecord& record);
   void CountReassignedParts(const v1::EvaluationRecord& before, const v1::EvaluationRecord& after);
   void CheckRunEnd(const v1::RunRecord& record);
+  // Whether the failures since the last commit justify that the run ends.
+  bool MayFail(const v1::RunRecord& record) const;
   void CheckNewCommit(const Store& before, const Store& after, const v1::CommitRecord& commit);
   void CheckParticipant(const v1::RunRecord& run, const v1::CommitRecord& commit,
                         const v1::Participant& in);
@@ -88,12 +97,19 @@ class Invariants {
 
   World& world_;
   const OnDisk on_disk_;
+  const std::function<size_t()> connected_workers_;
 
   uint32_t newest_generation_ = 0;
   std::map<uint32_t, Generation> generations_;
   // Current generation of each slot in the durable records.
   std::map<GroupKey, uint32_t> current_;
   std::set<std::string> submitted_;
+  // Since its last commit: hosts that could not continue by cause, and generations that diverged.
+  struct Failures {
+    std::map<v1::FailureCause, std::set<std::string>> hosts;
+    std::set<uint32_t> diverged;
+  };
+  std::map<std::string, Failures> failures_;
   std::map<std::string, v1::RunSpec> specs_;
   std::map<std::string, uint32_t> shards_;
   // Expected words of every version.

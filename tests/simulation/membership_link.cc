@@ -1,5 +1,6 @@
 #include "tests/simulation/membership_link.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace cadre::simulation {
@@ -12,6 +13,7 @@ constexpr absl::Duration kHandshake = absl::Seconds(10);
 void MembershipLink::Stop(bool host_lost) {
   life_.End();
   stream_life_.End();
+  heartbeat_life_.End();
   if (connection_ != 0) network_.EndByClient(std::exchange(connection_, 0), host_lost);
   welcomed_ = false;
 }
@@ -38,7 +40,7 @@ void MembershipLink::OnMessage(const v1::CoordinatorMessage& message) {
     member_id_ = message.welcome().member_id();
     heartbeat_ = absl::Milliseconds(message.welcome().heartbeat_ms());
     welcomed_ = true;
-    ScheduleHeartbeat();
+    ScheduleHeartbeat(heartbeat_);
     options_.on_connection(true);
     return;
   }
@@ -68,12 +70,20 @@ void MembershipLink::SendGoodbye() {
   Send(message);
 }
 
-void MembershipLink::ScheduleHeartbeat() {
-  world_.timeline.After(heartbeat_, stream_life_, [this] {
+// Heartbeats follow a steady clock, which has no jumps.
+void MembershipLink::OnClockJump(absl::Duration by) {
+  if (world_.plant != Plant::kWallClockHeartbeats || !welcomed_) return;
+  ScheduleHeartbeat(std::max(heartbeat_ - by, absl::ZeroDuration()));
+}
+
+void MembershipLink::ScheduleHeartbeat(absl::Duration delay) {
+  heartbeat_life_.End();
+  world_.timeline.After(delay, heartbeat_life_, [this] {
+    if (!welcomed_) return;
     v1::MemberMessage message;
     *message.mutable_heartbeat() = options_.heartbeat();
     Send(message);
-    ScheduleHeartbeat();
+    ScheduleHeartbeat(heartbeat_);
   });
 }
 

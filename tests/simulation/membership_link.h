@@ -26,12 +26,19 @@ class MembershipLink {
   };
 
   MembershipLink(World& world, Network& network, Options options)
-      : world_(world), network_(network), options_(std::move(options)) {}
+      : world_(world),
+        network_(network),
+        options_(std::move(options)),
+        life_(&world.hosts[options_.host].process),
+        stream_life_(&world.hosts[options_.host].process),
+        heartbeat_life_(&world.hosts[options_.host].process) {}
   ~MembershipLink() { Stop(/*host_lost=*/false); }
 
   void Start() { Dial(); }
   // The process has ended.
   void Stop(bool host_lost);
+  // The host's wall clock has jumped.
+  void OnClockJump(absl::Duration by);
   // Sends a message, which is lost if there is no stream.
   void Send(const v1::MemberMessage& message);
   void SendGoodbye();
@@ -42,7 +49,7 @@ class MembershipLink {
   void Dial();
   void OnMessage(const v1::CoordinatorMessage& message);
   void OnClosed();
-  void ScheduleHeartbeat();
+  void ScheduleHeartbeat(absl::Duration delay);
 
   World& world_;
   Network& network_;
@@ -54,6 +61,7 @@ class MembershipLink {
   bool welcomed_ = false;
   std::string member_id_;
   absl::Duration heartbeat_ = absl::Seconds(2);
+  Lifetime heartbeat_life_;
 };
 
 }  // namespace cadre::simulation

@@ -1,6 +1,7 @@
 #include "tests/simulation/network.h"
 
 #include <algorithm>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -12,6 +13,10 @@ namespace {
 // Limits of the time after which a side gives up a stream without messages.
 constexpr absl::Duration kMinSilence = absl::Seconds(4);
 constexpr absl::Duration kMaxSilence = absl::Seconds(25);
+// Messages that wait in one direction of a congested stream.
+constexpr size_t kMaxQueued = 1;
+// Undelivered messages are looked at again after this time, because faults may end early.
+constexpr absl::Duration kLookAgain = absl::Seconds(1);
 
 }  // namespace
 
@@ -20,27 +25,32 @@ Network::Stream* Network::Find(ConnectionId connection) {
   return it == streams_.end() ? nullptr : &it->second;
 }
 
-absl::Time Network::CutUntil(const std::string& host) const {
-  auto it = cuts_.find(host);
-  return it == cuts_.end() ? absl::InfinitePast() : it->second;
-}
-
-bool Network::IsCut(const std::string& host) const {
-  return CutUntil(host) > world_.timeline.now();
-}
-
-bool Network::IsCutFromAll(const std::string& host) const {
-  auto it = bulk_cuts_.find(host);
-  return it != bulk_cuts_.end() && it->second > world_.timeline.now();
+template <typename Message>
+absl::Time Network::Opens(const std::string& host) const {
+  const HostConditions& at = world_.hosts.at(host);
+  if constexpr (std::is_same_v<Message, v1::MemberMessage>)
+    return std::max(at.cut_up, at.congested);
+  return std::max({at.cut_down, at.congested, at.process.OpensAt()});
 }
 
 // ---- Messages
+
+template <typename Message>
+bool Network::OverflowsQueue(ConnectionId connection, const Direction<Message>& to) {
+  const std::string& host = streams_.at(connection).host;
+  if (world_.hosts[host].congested <= world_.timeline.now()) return false;
+  if (to.messages.size() < kMaxQueued) return false;
+  world_.Count("queues_full");
+  if (world_.plant != Plant::kDropFromFullQueue) Break(connection);
+  return true;
+}
 
 template <typename Message>
 void Network::Post(ConnectionId connection, Direction<Message> Stream::*direction,
                    std::optional<Message> message) {
   Stream& stream = streams_.at(connection);
   Direction<Message>& to = stream.*direction;
+  if (message.has_value() && OverflowsQueue(connection, to)) return;
   to.last = std::max(to.last, world_.timeline.now() + world_.Delay());
   to.messages.push_back(std::move(message));
   world_.timeline.After(to.last - world_.timeline.now(),
@@ -52,9 +62,9 @@ template <typename Message>
 void Network::Arrive(ConnectionId connection, Direction<Message> Stream::*direction) {
   Stream* const stream = Find(connection);
   if (stream == nullptr || (stream->*direction).messages.empty()) return;
-  const absl::Time cut = CutUntil(stream->host);
-  if (cut > world_.timeline.now()) {
-    world_.timeline.After(cut - world_.timeline.now(),
+  const absl::Duration wait = Opens<Message>(stream->host) - world_.timeline.now();
+  if (wait > absl::ZeroDuration()) {
+    world_.timeline.After(std::min(wait, kLookAgain),
                           [this, connection, direction] { Arrive(connection, direction); });
     return;
   }
@@ -92,7 +102,12 @@ void Network::Take(ConnectionId connection, Stream& stream,
 
 void Network::NotifyClient(ConnectionId connection) {
   Stream* const stream = Find(connection);
-  if (stream == nullptr || std::exchange(stream->client_gone, true)) return;
+  if (stream == nullptr || stream->client_gone) return;
+  if (world_.hosts[stream->host].process.OpensAt() > world_.timeline.now()) {
+    world_.timeline.After(kLookAgain, [this, connection] { NotifyClient(connection); });
+    return;
+  }
+  stream->client_gone = true;
   const auto closed = stream->client.closed;
   if (!stream->server_gone && !stream->broken) {
     Post(connection, &Stream::up, std::optional<v1::MemberMessage>());
@@ -173,6 +188,9 @@ void Network::Up(ConnectionId connection, const v1::MemberMessage& message) {
   Stream* const stream = Find(connection);
   if (stream == nullptr || stream->client_gone || stream->broken) return;
   if (stream->server_gone) return;
+  // Heartbeats do not wait in the queue: they are made when one can be sent.
+  const bool congested = world_.hosts[stream->host].congested > world_.timeline.now();
+  if (congested && message.has_heartbeat()) return;
   Post(connection, &Stream::up, std::optional<v1::MemberMessage>(message));
 }
 
@@ -213,27 +231,44 @@ void Network::BreakAny() {
   Break(it->first);
 }
 
-void Network::Cut(const std::string& host, absl::Duration duration, bool bulk) {
-  world_.Count("cuts");
-  if (bulk) bulk_cuts_[host] = world_.timeline.now() + duration;
-  world_.Log("net   ", host, " is cut off for ", absl::FormatDuration(duration));
-  absl::Time& until = cuts_[host];
-  until = std::max(until, world_.timeline.now() + duration);
+void Network::OnCut(const std::string& host) {
+  const HostConditions& at = world_.hosts[host];
+  const auto is_cut = [this, &at] {
+    return std::max(at.cut_up, at.cut_down) > world_.timeline.now();
+  };
   for (auto& [id, stream] : streams_) {
     if (stream.host != host) continue;
     const ConnectionId connection = id;
-    world_.timeline.After(world_.dice.Between(kMinSilence, kMaxSilence), [this, connection, host] {
-      if (IsCut(host)) NotifyClient(connection);
-    });
-    world_.timeline.After(world_.dice.Between(kMinSilence, kMaxSilence), [this, connection, host] {
-      if (IsCut(host)) NotifyServer(connection);
-    });
+    world_.timeline.After(world_.dice.Between(kMinSilence, kMaxSilence),
+                          [this, connection, is_cut] {
+                            if (is_cut()) NotifyClient(connection);
+                          });
+    world_.timeline.After(world_.dice.Between(kMinSilence, kMaxSilence),
+                          [this, connection, is_cut] {
+                            if (is_cut()) NotifyServer(connection);
+                          });
   }
 }
 
-void Network::HealAll() {
-  for (auto& [host, until] : cuts_) until = std::min(until, world_.timeline.now());
-  bulk_cuts_.clear();
+// ---- Bulk calls
+
+bool Network::Reaches(const std::string& from, const std::string& to) const {
+  const absl::Time now = world_.timeline.now();
+  const HostConditions& target = world_.hosts.at(to);
+  return world_.hosts.at(from).cut_bulk <= now && target.cut_bulk <= now &&
+         target.process.OpensAt() <= now;
+}
+
+absl::Duration Network::TransferTime(const std::string& from, const std::string& to) {
+  absl::Duration time = world_.Delay();
+  for (const std::string* host : {&from, &to}) {
+    HostConditions& at = world_.hosts[*host];
+    const absl::Time now = world_.timeline.now();
+    if (at.slow_link <= now) continue;
+    time += at.transfer;
+    at.busy = std::max(at.busy, now + time);
+  }
+  return time;
 }
 
 }  // namespace cadre::simulation

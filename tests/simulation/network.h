@@ -4,6 +4,8 @@
 // A stream is ordered and reliable until it breaks. Then messages in transit may be lost, and each
 // side detects the break at a different time. While a host is cut off, no message is delivered, and
 // either side may give up its streams; messages on the other streams are delivered afterwards.
+// Messages to a stopped process wait. The queues of a congested stream are short; like those of the
+// real programs, they end the stream when they are full.
 //
 // Thread-compatible.
 #pragma once
@@ -57,11 +59,14 @@ class Network {
   void Break(ConnectionId connection);
   // Breaks one of the open streams.
   void BreakAny();
-  // Cuts the host off from the coordinator; if `bulk`, from all hosts.
-  void Cut(const std::string& host, absl::Duration duration, bool bulk);
-  bool IsCut(const std::string& host) const;
-  bool IsCutFromAll(const std::string& host) const;
-  void HealAll();
+  // The host was cut off (HostConditions): either side may give up its streams.
+  void OnCut(const std::string& host);
+
+  // ---- Bulk calls between members
+  // Whether a call of `from` reaches `to` and is answered now.
+  bool Reaches(const std::string& from, const std::string& to) const;
+  // Delay of one message of such a call.
+  absl::Duration TransferTime(const std::string& from, const std::string& to);
 
  private:
   // Messages in transit in one direction; an empty one is the end of the stream.
@@ -87,7 +92,13 @@ class Network {
   template <typename Message>
   void Post(ConnectionId connection, Direction<Message> Stream::*direction,
             std::optional<Message> message);
-  // Delivers the oldest message or, if the host is cut off, tries again later.
+  // Whether the stream is congested and the message must not be queued: it ends the stream.
+  template <typename Message>
+  bool OverflowsQueue(ConnectionId connection, const Direction<Message>& to);
+  // From when messages in this direction are delivered.
+  template <typename Message>
+  absl::Time Opens(const std::string& host) const;
+  // Delivers the oldest message or, if it cannot be delivered now, tries again later.
   template <typename Message>
   void Arrive(ConnectionId connection, Direction<Message> Stream::*direction);
   void Take(ConnectionId connection, Stream& stream,
@@ -97,14 +108,10 @@ class Network {
   void NotifyClient(ConnectionId connection);
   void NotifyServer(ConnectionId connection);
   void EraseIfOver(ConnectionId connection);
-  absl::Time CutUntil(const std::string& host) const;
-
   World& world_;
   std::optional<Server> server_;
   ConnectionId last_ = 0;
   std::map<ConnectionId, Stream> streams_;
-  std::map<std::string, absl::Time> cuts_;
-  std::map<std::string, absl::Time> bulk_cuts_;
 };
 
 }  // namespace cadre::simulation

@@ -38,12 +38,18 @@ class SimulatedAggregator {
         network_(network),
         invariants_(invariants),
         name_(std::move(name)),
-        schema_hash_(schema_hash) {}
+        schema_hash_(schema_hash),
+        life_(&world.hosts[name_].process) {}
 
   // Starts a process, at a new address if `move`.
   void Start(bool move);
   void Kill(bool host_lost);
+  void OnClockJump(absl::Duration by) {
+    if (up()) link_->OnClockJump(by);
+  }
   bool up() const { return ledger_ != nullptr; }
+  // Whether the process runs and has joined the coordinator.
+  bool joined() const { return up() && link_->connected(); }
   uint64_t process() const { return process_; }
   const std::string& name() const { return name_; }
   const std::string& address() const { return address_; }

@@ -56,7 +56,7 @@ void SimulatedCoordinator::Start() {
   if (Perform({*actions})) ArmTick();
 }
 
-void SimulatedCoordinator::Crash() {
+void SimulatedCoordinator::Crash(std::optional<absl::Duration> downtime) {
   if (!up()) return;
   world_.Count("coordinator_kills");
   world_.Log("c     crashes");
@@ -67,7 +67,7 @@ void SimulatedCoordinator::Crash() {
   waiting_.clear();
   traces_.clear();
   network_.Unlisten();
-  world_.timeline.After(world_.dice.Between(kMinDowntime, kMaxDowntime), life_,
+  world_.timeline.After(downtime.value_or(world_.dice.Between(kMinDowntime, kMaxDowntime)), life_,
                         [this] { Start(); });
 }
 
@@ -136,12 +136,16 @@ void SimulatedCoordinator::HandleInbox() {
     world_.Count("coordinator_events");
     batch.push_back(machine_->Handle(event, now));
   };
+  const bool early = world_.plant == Plant::kJudgeAfterStall;
+  if (early && now >= machine_->NextDeadline()) handle(Tick{});
   for (const Event& event : events) handle(event);
-  if (now >= machine_->NextDeadline() && now >= expire_from_) handle(Tick{});
+  const bool due = now >= machine_->NextDeadline() && now >= expire_from_;
+  if (due && world_.plant != Plant::kNoTicks) handle(Tick{});
   if (Perform(batch)) ArmTick();
 }
 
 void SimulatedCoordinator::ArmTick() {
+  if (world_.plant == Plant::kNoTicks) return;
   tick_life_.End();
   const absl::Time due = std::max({machine_->NextDeadline(), expire_from_, busy_until_});
   if (due == absl::InfiniteFuture()) return;
@@ -175,9 +179,12 @@ bool SimulatedCoordinator::Commit(const Batch& batch) {
   for (const std::vector<Action>& actions : batch) {
     if (Writes(actions)) {
       std::map<std::string, std::string> after = store_;
+      std::vector<Store::Op> ops;
       for (const Action& action : actions) {
-        if (const auto* op = std::get_if<Store::Op>(&action)) testing::ApplyTo(after, *op);
+        if (const auto* op = std::get_if<Store::Op>(&action)) ops.push_back(*op);
       }
+      if (world_.plant == Plant::kLoseOneWrite && ops.size() > 1) ops.pop_back();
+      for (const Store::Op& op : ops) testing::ApplyTo(after, op);
       if (world_.plant == Plant::kDropGroupRecords) {
         testing::ApplyTo(after, {Store::Op::Kind::kErasePrefix, kGroupPrefix, ""});
       }

@@ -8,6 +8,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,9 +27,10 @@ class SimulatedCoordinator {
       : world_(world), network_(network), invariants_(invariants), options_(std::move(options)) {}
 
   void Start();
-  // Ends the process; it starts again after a random time.
-  void Crash();
+  // Ends the process; it starts again after `downtime`, or a random time.
+  void Crash(std::optional<absl::Duration> downtime = std::nullopt);
   bool up() const { return machine_ != nullptr; }
+  bool stalled() const { return busy_until_ > world_.timeline.now(); }
 
   // `done` is called with the id of the run; never if the process crashes before it answers.
   void Submit(const v1::RunSpec& spec, std::function<void(const std::string&)> done);

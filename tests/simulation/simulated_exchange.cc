@@ -18,7 +18,7 @@ ShardTransfer::Event Broken() {
 SimulatedAggregator* SimulatedExchange::Find(uint32_t shard) {
   for (const auto& aggregator : directory_) {
     if (aggregator->up() && aggregator->address() == addresses_[shard] &&
-        !network_.IsCutFromAll(host_) && !network_.IsCutFromAll(aggregator->name())) {
+        network_.Reaches(host_, aggregator->name())) {
       return aggregator.get();
     }
   }
@@ -31,6 +31,8 @@ void SimulatedExchange::All(
     const std::function<void(Call&, const std::vector<Interval>& parts)>& prepare) {
   std::vector<CallPtr> calls;
   for (uint32_t shard = 0; shard < shards(); ++shard) {
+    const bool pulls = direction == Transfer::Direction::kPull;
+    if (shard > 0 && pulls && world_.plant == Plant::kPullOneShard) break;
     const auto parts = PartsWithin(owned, ShardSpan(begins.back(), shard, shards()));
     if (parts.empty()) continue;
     auto call = std::make_shared<Call>();
@@ -80,6 +82,10 @@ void SimulatedExchange::Pull(const v1::PullRequest& request, const std::vector<i
 }
 
 void SimulatedExchange::Handle(const CallPtr& call, const Transfer::Event& event) {
+  // Only new chunks are progress.
+  const bool chunk = std::holds_alternative<Transfer::Sent>(event) ||
+                     std::holds_alternative<Transfer::Received>(event);
+  if (chunk) progress_.Advance();
   const Transfer::Action action = call->transfer->Handle(event, world_.timeline.now());
   std::visit([&](const auto& one) { Do(call, one); }, action);
 }
@@ -158,7 +164,8 @@ void SimulatedExchange::Deliver(const CallPtr& call, std::function<Transfer::Eve
     }
     return Handle(call, Broken());
   }
-  world_.timeline.After(world_.Delay(), life_, [this, call, reached, execute = std::move(execute)] {
+  const absl::Duration time = network_.TransferTime(host_, call->attempt->at->name());
+  world_.timeline.After(time, life_, [this, call, reached, execute = std::move(execute)] {
     Handle(call, reached() ? execute() : Broken());
   });
 }

@@ -18,6 +18,7 @@
 #include "tests/simulation/model.h"
 #include "tests/simulation/simulated_aggregator.h"
 #include "tests/simulation/world.h"
+#include "worker/train/trainer_progress.h"
 
 namespace cadre::simulation {
 
@@ -28,12 +29,14 @@ class SimulatedExchange {
   using Finished = std::function<void(const absl::Status&)>;
 
   SimulatedExchange(World& world, Network& network, Directory& directory, Invariants& invariants,
-                    std::string host)
+                    std::string host, TrainerProgress& progress)
       : world_(world),
         network_(network),
         directory_(directory),
         invariants_(invariants),
-        host_(std::move(host)) {}
+        host_(std::move(host)),
+        progress_(progress),
+        life_(&world.hosts[host_].training) {}
 
   void SetAddress(uint32_t shard, const std::string& address) { addresses_[shard] = address; }
   bool has_shards() const { return !addresses_.empty(); }
@@ -95,6 +98,7 @@ class SimulatedExchange {
   Directory& directory_;
   Invariants& invariants_;
   const std::string host_;
+  TrainerProgress& progress_;
   Lifetime life_;
   std::map<uint32_t, std::string> addresses_;
 };

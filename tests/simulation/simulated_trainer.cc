@@ -23,18 +23,23 @@ uint64_t ToNumber(const std::string& text) {
 SimulatedTrainer::SimulatedTrainer(World& world, Network& network, Fabrics& fabrics,
                                    Directory& directory, Invariants& invariants,
                                    const std::string& host, absl::Duration step_time,
-                                   v1::Assignment assignment, Callbacks callbacks)
+                                   TrainerProgress& progress, v1::Assignment assignment,
+                                   Callbacks callbacks)
     : world_(world),
       invariants_(invariants),
       assignment_(std::move(assignment)),
+      host_(world.hosts[host]),
+      progress_(progress),
       callbacks_(std::move(callbacks)),
       step_time_(step_time),
       begins_(TensorBegins(assignment_.spec())),
       owned_(OwnedSpans(begins_, assignment_.place().rank(), assignment_.peers_size())),
       fabric_(fabrics.Of(assignment_.place(), assignment_.peers_size())),
-      exchange_(world, network, directory, invariants, host),
+      exchange_(world, network, directory, invariants, host, progress),
       protocol_(assignment_),
+      life_(&host_.training),
       base_(begins_.back()) {
+  fabric_->SetHost(place().rank(), host_);
   for (const v1::ShardAddress& shard : assignment_.shards()) {
     exchange_.SetAddress(shard.shard(), shard.address());
   }
@@ -70,7 +75,9 @@ void SimulatedTrainer::MoveShards(const v1::ShardAddresses& shards) {
   }
 }
 
-void SimulatedTrainer::Cancel(const std::string& reason) { End(absl::CancelledError(reason)); }
+void SimulatedTrainer::Cancel(const std::string& reason) {
+  End(absl::CancelledError(reason), v1::FAILURE_CAUSE_UNSPECIFIED);
+}
 
 void SimulatedTrainer::Die(bool host_lost) {
   ended_ = true;
@@ -79,10 +86,20 @@ void SimulatedTrainer::Die(bool host_lost) {
   fabric_->Leave(place().rank(), host_lost);
 }
 
-void SimulatedTrainer::End(const absl::Status& status) {
+void SimulatedTrainer::End(const absl::Status& status, v1::FailureCause cause,
+                           const std::vector<uint32_t>& suspects) {
   if (ended_) return;
   Die(/*host_lost=*/false);
-  callbacks_.ended(status);
+  v1::GroupFailed failed;
+  failed.set_cause(cause);
+  for (const uint32_t rank : suspects) failed.add_suspects(rank);
+  callbacks_.ended(status, failed);
+}
+
+bool SimulatedTrainer::FailsBy(v1::FailureCause cause) {
+  if (host_.bad <= world_.timeline.now() || host_.cause != cause) return false;
+  End(absl::FailedPreconditionError("the host is bad"), cause);
+  return true;
 }
 
 void SimulatedTrainer::Pause(absl::Duration at_most, Next next) {
@@ -91,8 +108,13 @@ void SimulatedTrainer::Pause(absl::Duration at_most, Next next) {
 
 void SimulatedTrainer::Collective(const std::string& kind, std::string input, NextInputs next) {
   fabric_->Enter(place().rank(), kind, std::move(input), life_,
-                 [this, next = std::move(next)](bool ok, const std::vector<std::string>& inputs) {
-                   if (!ok) return End(absl::UnavailableError("a peer has left"));
+                 [this, next = std::move(next)](std::optional<uint32_t> left,
+                                                const std::vector<std::string>& inputs) {
+                   if (left.has_value()) {
+                     const std::vector<uint32_t> suspects(left != place().rank(), *left);
+                     return End(absl::UnavailableError("a peer has left"), v1::FAILURE_CAUSE_PEER,
+                                suspects);
+                   }
                    next(inputs);
                  });
 }
@@ -110,17 +132,33 @@ void SimulatedTrainer::GroupDigest(const std::string& kind, std::function<void(u
 
 void SimulatedTrainer::Run() {
   running_ = true;
-  Pause(absl::Milliseconds(300), [this] { Connect(); });
+  progress_.Enter(v1::ACTIVITY_PREPARING);
+  const bool slow = host_.slow_preparation > world_.timeline.now();
+  if (slow) {
+    const absl::Time until = world_.timeline.now() + host_.preparation;
+    host_.busy = std::max(host_.busy, until);
+  }
+  world_.timeline.After(slow ? host_.preparation : absl::ZeroDuration(), life_,
+                        [this] { Pause(absl::Milliseconds(300), [this] { OpenData(); }); });
+}
+
+void SimulatedTrainer::OpenData() {
+  if (FailsBy(v1::FAILURE_CAUSE_DATA)) return;
+  progress_.Advance();
+  Connect();
 }
 
 void SimulatedTrainer::Connect() {
   auto connected = std::make_shared<bool>(false);
   world_.timeline.After(kConnectTimeout, life_, [this, connected] {
-    if (!*connected) End(absl::DeadlineExceededError("the group was not connected in time"));
+    if (*connected) return;
+    End(absl::DeadlineExceededError("the group was not connected in time"), v1::FAILURE_CAUSE_PEER,
+        fabric_->Missing());
   });
   Collective("connect", "", [this, connected](const std::vector<std::string>&) {
     *connected = true;
-    Prepare();
+    progress_.Advance();
+    if (!FailsBy(v1::FAILURE_CAUSE_MEMORY)) Prepare();
   });
 }
 
@@ -143,7 +181,15 @@ void SimulatedTrainer::Prepare() {
     prepared.mutable_plan()->mutable_link()->set_alpha(1e-5);
     prepared.mutable_plan()->mutable_link()->set_beta(1e-9);
   }
+  progress_.Enter(v1::ACTIVITY_WAITING);
   awaiting_start_ = !start_.has_value();
+  if (awaiting_start_ && world_.plant == Plant::kTrainUnstarted) {
+    start_.emplace();
+    *start_->mutable_place() = place();
+    start_->set_next_step(assignment_.step() + 1);
+    awaiting_start_ = false;
+    return BeginTraining();
+  }
   callbacks_.send(prepared);
 }
 
@@ -180,6 +226,7 @@ void SimulatedTrainer::Do(const RankProtocol::Fail& fail) {
 }
 
 void SimulatedTrainer::Do(const RankProtocol::Evaluate& evaluate) {
+  progress_.Enter(v1::ACTIVITY_EVALUATING);
   Pause(absl::Milliseconds(500), [this, evaluate] {
     GroupDigest("digest of the evaluation", [this, evaluate](uint64_t digest) {
       const int64_t samples = evaluate.end - evaluate.begin;
@@ -195,10 +242,16 @@ void SimulatedTrainer::Do(const RankProtocol::Train& train) {
 
 void SimulatedTrainer::TrainStep(uint32_t until) {
   if (step_ >= until) return Handle(RankProtocol::Trained{});
+  progress_.Enter(v1::ACTIVITY_TRAINING);
   const absl::Duration time = step_time_ * world_.dice.Between(50, 150) / 100;
   world_.timeline.After(time, life_, [this, until] {
+    if (std::exchange(host_.diverges, false)) {
+      return End(absl::OutOfRangeError("the loss is NaN"), v1::FAILURE_CAUSE_DIVERGED);
+    }
+    progress_.Advance();
     Collective("step", "", [this, until](const std::vector<std::string>&) {
       ++step_;
+      progress_.Advance();
       TraceStep();
       if (lead() && world_.dice.Chance(0.2)) {
         v1::Progress progress;
@@ -266,7 +319,9 @@ void SimulatedTrainer::Do(const RankProtocol::Stage& stage) {
       trained_[p] = TrainedWord(base_[p], place().group(), place().generation(), stage.samples);
     }
   }
+  if (world_.plant == Plant::kContributeUntrained) trained_ = base_;
   if (!exchange_.has_shards()) return AgreeThatAllStaged();
+  progress_.Enter(v1::ACTIVITY_EXCHANGING);
   v1::ContributionHeader header;
   header.set_run(place().run());
   header.set_lineage(assignment_.lineage());
@@ -278,7 +333,7 @@ void SimulatedTrainer::Do(const RankProtocol::Stage& stage) {
   header.set_samples(stage.samples);
   exchange_.Stage(header, begins_, owned_, trained_, [this](const absl::Status& status) {
     const bool late = RefusalOf(status) == v1::REFUSAL_CLOSED_ROUND;
-    if (!status.ok() && !late) return End(status);
+    if (!status.ok() && !late) return End(status, v1::FAILURE_CAUSE_AGGREGATOR);
     if (late) world_.Count("contributions_late");
     AgreeThatAllStaged();
   });
@@ -292,6 +347,7 @@ void SimulatedTrainer::AgreeThatAllStaged() {
 }
 
 void SimulatedTrainer::Do(const RankProtocol::AwaitDecision& /*await*/) {
+  progress_.Enter(v1::ACTIVITY_WAITING);
   if (lead() && decisions_.empty()) {
     awaiting_decision_ = true;
     return;
@@ -322,9 +378,11 @@ void SimulatedTrainer::Do(const RankProtocol::Pull& pull) {
     Handle(RankProtocol::Pulled{.digest = digest, .payload_bytes = uint64_t(begins_.back()) * 4});
   };
   if (world_.plant == Plant::kIgnoreVersion) return pulled(pull.digest);
+  progress_.Enter(v1::ACTIVITY_EXCHANGING);
   exchange_.Pull(RequestFor(pull.version), begins_, owned_, &base_,
                  [this, pulled](const absl::Status& status) {
-                   if (!status.ok()) return End(status);
+                   if (!status.ok()) return End(status, v1::FAILURE_CAUSE_AGGREGATOR);
+                   progress_.Advance();
                    GroupDigest("digest of the version", pulled);
                  });
 }

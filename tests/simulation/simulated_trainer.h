@@ -20,6 +20,7 @@
 #include "tests/simulation/simulated_exchange.h"
 #include "tests/simulation/world.h"
 #include "worker/train/rank_protocol.h"
+#include "worker/train/trainer_progress.h"
 
 namespace cadre::simulation {
 
@@ -28,13 +29,14 @@ class SimulatedTrainer {
   struct Callbacks {
     std::function<void(const TrainingReport&)> send;
     std::function<bool()> connected;
-    // Called when the generation has ended for this rank, by a failure or a cancellation.
-    std::function<void(const absl::Status&)> ended;
+    // Called when the generation has ended for this rank, by a failure or a cancellation. Of the
+    // report, cause and suspects are set.
+    std::function<void(const absl::Status&, const v1::GroupFailed&)> ended;
   };
 
   SimulatedTrainer(World& world, Network& network, Fabrics& fabrics, Directory& directory,
                    Invariants& invariants, const std::string& host, absl::Duration step_time,
-                   v1::Assignment assignment, Callbacks callbacks);
+                   TrainerProgress& progress, v1::Assignment assignment, Callbacks callbacks);
 
   void Run();
   void Deliver(const v1::Start& start);
@@ -57,8 +59,12 @@ class SimulatedTrainer {
   const v1::RunSpec& spec() const { return assignment_.spec(); }
   void Pause(absl::Duration at_most, Next next);
   void Collective(const std::string& kind, std::string input, NextInputs next);
-  void End(const absl::Status& status);
+  void End(const absl::Status& status, v1::FailureCause cause,
+           const std::vector<uint32_t>& suspects = {});
+  // Fails if the host's conditions have this cause.
+  bool FailsBy(v1::FailureCause cause);
 
+  void OpenData();
   void Connect();
   void Prepare();
   // Rank 0's Start is used: those of the other ranks may differ.
@@ -90,6 +96,8 @@ class SimulatedTrainer {
   World& world_;
   Invariants& invariants_;
   const v1::Assignment assignment_;
+  HostConditions& host_;
+  TrainerProgress& progress_;
   const Callbacks callbacks_;
   const absl::Duration step_time_;
   const std::vector<int64_t> begins_;

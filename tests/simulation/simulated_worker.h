@@ -12,6 +12,7 @@
 #include "tests/simulation/membership_link.h"
 #include "tests/simulation/simulated_trainer.h"
 #include "worker/assignment.h"
+#include "worker/train/trainer_progress.h"
 
 namespace cadre::simulation {
 
@@ -27,25 +28,38 @@ class SimulatedWorker {
         invariants_(invariants),
         name_(std::move(name)),
         schema_hash_(schema_hash),
-        step_time_(step_time) {}
+        step_time_(step_time),
+        life_(&world.hosts[name_].process),
+        training_life_(&world.hosts[name_].training) {}
 
   // Starts a new process.
   void Start();
   void Kill(bool host_lost);
   // Sends Goodbye and ends the process.
   void Leave();
+  void OnClockJump(absl::Duration by) {
+    if (up()) link_->OnClockJump(by);
+  }
   bool up() const { return link_ != nullptr; }
+  // Whether the process runs and has joined the coordinator.
+  bool joined() const { return up() && link_->connected(); }
+  const std::string& member_id() const { return link_->member_id(); }
+  const std::string& incarnation() const { return incarnation_; }
+  // When the coordinator last answered that it does not know this member.
+  absl::Time unregistered_at() const { return unregistered_at_; }
   const std::string& name() const { return name_; }
+  absl::Duration step_time() const { return step_time_; }
   // The current session; null if none.
   const SimulatedTrainer* trainer() const { return current_.get(); }
 
  private:
-  v1::Hello MakeHello() const;
+  v1::Hello MakeHello();
+  v1::Heartbeat MakeHeartbeat() const;
   void Do(const AssignmentMachine::Actions& actions);
   std::unique_ptr<SimulatedTrainer> MakeTrainer(const v1::Assignment& assignment);
   // Starts the next session when the previous one has ended, as the training thread of a worker.
   void RunNext();
-  void OnEnded(const v1::RankSlot& place, const absl::Status& status);
+  void OnEnded(const v1::RankSlot& place, const absl::Status& status, v1::GroupFailed failed);
 
   World& world_;
   Network& network_;
@@ -59,7 +73,12 @@ class SimulatedWorker {
   // State of the process.
   uint64_t process_ = 0;
   std::string incarnation_;
+  absl::Time unregistered_at_ = absl::InfinitePast();
   Lifetime life_;
+  // Of work of the training thread between sessions.
+  Lifetime training_life_;
+  std::unique_ptr<TrainerProgress> progress_;
+  uint64_t hellos_ = 0;
   std::unique_ptr<AssignmentMachine> machine_;
   std::unique_ptr<MembershipLink> link_;
   std::unique_ptr<SimulatedTrainer> current_;

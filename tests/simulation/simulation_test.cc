@@ -8,15 +8,25 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "tests/simulation/shrink.h"
 #include "tests/simulation/simulator.h"
 
 namespace cadre::simulation {
 namespace {
 
-constexpr uint64_t kSeeds = 200;
+constexpr uint64_t kSeeds = 2000;
+constexpr int kMaxShrinkRuns = 200;
 
+// The violation, with the faults that are sufficient for it.
 std::string Replay(uint64_t seed, const Outcome& outcome) {
-  return absl::StrCat("cadre-sim --seed ", seed, " --verbose; event ", outcome.events, ", after ",
+  const std::vector<size_t> needed = Shrink({.seed = seed}, outcome, kMaxShrinkRuns);
+  std::string faults;
+  for (const size_t number : needed) {
+    absl::StrAppend(&faults, "fault ", number, ": ", outcome.fault_texts[number], "\n");
+  }
+  return absl::StrCat(faults, "cadre-sim --seed ", seed, " --only-faults ",
+                      absl::StrJoin(needed, ","), " --verbose\n", "cadre-sim --seed ", seed,
+                      " --verbose; event ", outcome.events, ", after ",
                       absl::FormatDuration(outcome.at), ": ", outcome.violation, "\n",
                       absl::StrJoin(outcome.last_lines, "\n"));
 }
@@ -34,6 +44,7 @@ TEST(Simulation, InvariantsHold) {
       {"aggregator_crashes_in_orders", 50},
       {"aggregator_kills", 200},
       {"applies_repeated", 50},
+      {"bad_hosts", 500},
       {"calls_broken", 1000},
       {"commits", 2000},
       {"contributions_late", 50},
@@ -43,18 +54,28 @@ TEST(Simulation, InvariantsHold) {
       {"coordinator_stalls", 30},
       {"crashes_after_commit", 20},
       {"crashes_before_commit", 20},
+      {"clock_jumps", 500},
+      {"congestions", 500},
       {"cuts", 200},
       {"disks_full", 30},
       {"evaluation_parts_reassigned", 5},
+      {"divergences", 100},
+      {"failures_data", 200},
+      {"failures_memory", 100},
       {"generations", 500},
       {"groups_broken", 5},
       {"groups_grown", 5},
       {"groups_left_out", 50},
       {"groups_replanned", 20},
+      {"groups_stalled", 50},
+      {"hangs", 500},
+      {"isolations", 500},
       {"leases_lost", 100},
       {"ledger_refused_closed_round", 50},
       {"ledger_refused_out_of_order", 20},
       {"ledger_refused_stale_generation", 3},
+      {"one_way_cuts", 500},
+      {"queues_full", 50},
       {"pulls_of_old_versions", 1},
       {"refused_stale_generation", 20},
       {"rounds_closed_short", 500},
@@ -65,6 +86,9 @@ TEST(Simulation, InvariantsHold) {
       {"traces_cancelled", 50},
       {"traces_complete", 80},
       {"solo_steps", 50},
+      {"slow_links", 500},
+      {"slow_preparations", 200},
+      {"stops", 500},
       {"stagings_resumed", 500},
       {"streams_broken", 500},
       {"versions_adopted", 5000},
@@ -106,12 +130,15 @@ struct Planted {
   const char* violation;
 };
 
+// Each planted bug is found within this number of seeds.
+constexpr uint64_t kPlantedSeeds = 200;
+
 class PlantedBug : public ::testing::TestWithParam<Planted> {};
 
 TEST_P(PlantedBug, IsDetected) {
   std::vector<std::string> violations;
   bool reported = false;
-  for (uint64_t seed = 1; seed <= 40 && !reported; ++seed) {
+  for (uint64_t seed = 1; seed <= kPlantedSeeds && !reported; ++seed) {
     const Outcome outcome = Simulator({.seed = seed, .plant = GetParam().plant}).Run();
     if (outcome.violation.empty()) continue;
     violations.push_back(outcome.violation);
@@ -135,6 +162,19 @@ INSTANTIATE_TEST_SUITE_P(
         Planted{"AcknowledgedEarly", Plant::kEarlyStaged, "which it had acknowledged"},
         Planted{"NotAdopted", Plant::kIgnoreVersion, "holds other values"},
         Planted{"WrongVersionServed", Plant::kServeOldVersion, "as pulled has digest"},
+        Planted{"OneShardPulled", Plant::kPullOneShard, "digest"},
+        Planted{"IdentityHidden", Plant::kHideIdentity, "failed: "},
+        Planted{"ProgressHidden", Plant::kHideProgress, "not every run has ended"},
+        Planted{"HeartbeatsByWallClock", Plant::kWallClockHeartbeats, "has lost its registration"},
+        Planted{"DroppedFromFullQueue", Plant::kDropFromFullQueue, ""},
+        Planted{"UnansweredForgotten", Plant::kForgetUnanswered, ""},
+        Planted{"ReleaseIgnored", Plant::kIgnoreRelease, ""},
+        Planted{"TrainedUnstarted", Plant::kTrainUnstarted, "its generation never started"},
+        Planted{"ContributedUntrained", Plant::kContributeUntrained,
+                "not the mean of its participants"},
+        Planted{"NoTicks", Plant::kNoTicks, ""},
+        Planted{"JudgedAfterStall", Plant::kJudgeAfterStall, "has lost its registration"},
+        Planted{"OneWriteLost", Plant::kLoseOneWrite, ""},
         Planted{"GroupsNotStored", Plant::kDropGroupRecords, "differs from the store"}),
     [](const auto& info) { return info.param.name; });
 

@@ -6,14 +6,16 @@
 #include "absl/strings/match.h"
 #include "coordinator/keys.h"
 #include "coordinator/run_rules.h"
+#include "coordinator/standing.h"
 #include "proto/enum_text.h"
 
 namespace cadre::simulation {
 namespace {
 
 constexpr uint64_t kSchema = 0xcad7e;
-// Time limit of all runs after the last fault. Without faults, the longest run takes a few minutes.
-constexpr absl::Duration kRecoveryLimit = absl::Minutes(30);
+// Time limit of all runs after the last fault: a worker that was repaired may be in quarantine for
+// an hour. Without faults, the longest run takes a few minutes.
+const absl::Duration kRecoveryLimit = kQuarantine + absl::Minutes(30);
 // Maximum number of events of one simulation, which only a simulation without end reaches.
 constexpr uint64_t kMaxEvents = 5'000'000;
 
@@ -83,48 +85,35 @@ Machine::Options MachineOptions() {
 }  // namespace
 
 Simulator::Simulator(const SimulatorOptions& options)
-    : world_(options.seed),
+    : options_(options),
+      world_(options.seed),
+      dice_(options.seed, Dice::Purpose::kCluster),
       faults_for_(options.faults_for > absl::ZeroDuration()
                       ? options.faults_for
-                      : world_.dice.Between(absl::Seconds(60), absl::Seconds(300))),
+                      : dice_.Between(absl::Seconds(60), absl::Seconds(300))),
       network_(world_),
       fabrics_(world_),
-      invariants_(world_,
-                  [this](const std::string& name, const ContributionKey& key) {
-                    return std::any_of(
-                        aggregators_.begin(), aggregators_.end(), [&](const auto& aggregator) {
-                          return aggregator->name() == name && aggregator->HasContribution(key);
-                        });
-                  }),
-      coordinator_(world_, network_, invariants_, MachineOptions()) {
+      invariants_(
+          world_,
+          [this](const std::string& name, const ContributionKey& key) {
+            return std::any_of(
+                aggregators_.begin(), aggregators_.end(), [&](const auto& aggregator) {
+                  return aggregator->name() == name && aggregator->HasContribution(key);
+                });
+          },
+          [this] { return ConnectedWorkers(); }),
+      coordinator_(world_, network_, invariants_, MachineOptions()),
+      injector_(world_, network_, coordinator_, workers_, aggregators_),
+      liveness_(world_, coordinator_, workers_, aggregators_) {
   world_.plant = options.plant;
   world_.listener = options.on_line;
 }
 
 // ---- The cluster
 
-void Simulator::ChooseFaults() {
-  Dice& dice = world_.dice;
-  Faults& faults = world_.faults;
-  // Some simulations lack some kinds of faults, so that the other kinds occur in more states.
-  const auto maybe = [&](double max) {
-    return dice.Chance(0.3) ? 0.0 : max * dice.Between(1, 100) / 100;
-  };
-  faults.break_stream = maybe(0.02);
-  faults.break_call = maybe(0.08);
-  faults.crash_before_commit = maybe(0.01);
-  faults.crash_after_commit = maybe(0.01);
-  faults.stall = maybe(0.003);
-  faults.full_disk = maybe(0.1);
-  faults.crash_aggregator = maybe(0.02);
-  faults.break_group = maybe(0.001);
-  faults.delay = dice.Between(absl::Milliseconds(2), absl::Milliseconds(300));
-  faults.slow_message = maybe(0.02);
-  between_ = dice.Between(absl::Seconds(4), absl::Seconds(30));
-}
-
 void Simulator::MakeMembers() {
-  Dice& dice = world_.dice;
+  Dice& dice = dice_;
+  world_.faults.delay = dice.Between(absl::Milliseconds(2), absl::Milliseconds(300));
   const uint64_t aggregators = dice.Between(1, 3);
   for (uint64_t i = 0; i < aggregators; ++i) {
     aggregators_.push_back(std::make_unique<SimulatedAggregator>(world_, network_, invariants_,
@@ -152,7 +141,7 @@ void Simulator::MakeMembers() {
 }
 
 v1::RunSpec Simulator::MakeSpec() {
-  Dice& dice = world_.dice;
+  Dice& dice = dice_;
   const auto between = [&](uint64_t low, uint64_t high) -> uint32_t {
     return dice.Between(low, high);
   };
@@ -213,10 +202,23 @@ void Simulator::Submit(const v1::RunSpec& spec) {
 // ---- Faults
 
 void Simulator::ScheduleFaults() {
-  world_.timeline.After(world_.dice.Between(absl::Milliseconds(100), 2 * between_), [this] {
-    if (faults_ended_) return;
-    InjectFault();
-    ScheduleFaults();
+  range_ = {.until = faults_for_,
+            .workers = static_cast<uint32_t>(workers_.size()),
+            .aggregators = static_cast<uint32_t>(aggregators_.size()),
+            .max_lost = static_cast<uint32_t>(workers_.size()) - max_ranks_};
+  Dice dice(options_.seed, Dice::Purpose::kFaults);
+  faults_ = DrawFaults(range_, dice);
+  for (size_t i = 0; i < faults_.size(); ++i) {
+    const auto& only = options_.only_faults;
+    if (only && std::find(only->begin(), only->end(), i) == only->end()) continue;
+    injector_.Schedule(faults_[i], range_);
+  }
+}
+
+void Simulator::CheckLiveness() {
+  world_.timeline.After(absl::Seconds(1), [this] {
+    liveness_.Check();
+    CheckLiveness();
   });
 }
 
@@ -244,61 +246,20 @@ void Simulator::TraceSomeGroup() {
                               : dice.Between(absl::Milliseconds(100), absl::Seconds(10)));
 }
 
-void Simulator::InjectFault() {
-  const uint64_t what = world_.dice.Between(0, 9);
-  if (what <= 1) {
-    coordinator_.Crash();
-  } else if (what <= 4) {
-    KillWorker();
-  } else if (what <= 6) {
-    KillAggregator();
-  } else if (what <= 8) {
-    CutSomeHost();
-  } else {
-    network_.BreakAny();
-  }
-}
-
-void Simulator::KillWorker() {
-  SimulatedWorker* const worker = workers_[world_.dice.Between(0, workers_.size() - 1)].get();
-  if (world_.dice.Chance(0.2)) {
-    worker->Leave();
-  } else {
-    worker->Kill(/*host_lost=*/world_.dice.Chance(0.3));
-  }
-  // Some workers start again only when the faults end.
-  if (world_.dice.Chance(0.3)) return;
-  world_.timeline.After(world_.dice.Between(absl::Milliseconds(200), absl::Seconds(40)),
-                        [worker] { worker->Start(); });
-}
-
-void Simulator::KillAggregator() {
-  SimulatedAggregator* const aggregator =
-      aggregators_[world_.dice.Between(0, aggregators_.size() - 1)].get();
-  aggregator->Kill(/*host_lost=*/world_.dice.Chance(0.3));
-  world_.timeline.After(world_.dice.Between(absl::Milliseconds(200), absl::Seconds(30)),
-                        [this, aggregator] { aggregator->Start(world_.dice.Chance(0.3)); });
-}
-
-// Cuts a host from the coordinator, sometimes also from all others; often for longer than a lease.
-void Simulator::CutSomeHost() {
-  const uint64_t which = world_.dice.Between(0, workers_.size() + aggregators_.size() - 1);
-  const std::string host = which < workers_.size() ? workers_[which]->name()
-                                                   : aggregators_[which - workers_.size()]->name();
-  network_.Cut(host, world_.dice.Between(absl::Seconds(1), absl::Seconds(30)),
-               /*bulk=*/world_.dice.Chance(0.4));
-}
-
 void Simulator::EndFaults() {
   world_.Log("faults end");
   faults_ended_ = true;
-  world_.faults = Faults();
-  network_.HealAll();
-  for (auto& aggregator : aggregators_) aggregator->Start(/*move=*/false);
-  for (auto& worker : workers_) worker->Start();
+  injector_.End();
 }
 
-// ---- Progress and end
+size_t Simulator::ConnectedWorkers() const {
+  const absl::Time now = world_.timeline.now();
+  return std::count_if(workers_.begin(), workers_.end(), [&](const auto& worker) {
+    const HostConditions& host = world_.hosts.at(worker->name());
+    return worker->joined() && host.process.OpensAt() <= now && host.cut_up <= now &&
+           host.cut_down <= now;
+  });
+}
 
 bool Simulator::AllEnded() const {
   if (runs_submitted_ < runs_wanted_) return false;
@@ -328,17 +289,17 @@ void Simulator::ReportStuck() {
 }
 
 Outcome Simulator::Run() {
-  ChooseFaults();
   MakeMembers();
   coordinator_.Start();
-  runs_wanted_ = world_.dice.Between(1, 3);
+  runs_wanted_ = dice_.Between(1, 3);
   for (size_t i = 0; i < runs_wanted_; ++i) {
     const v1::RunSpec spec = MakeSpec();
-    world_.timeline.After(world_.dice.Between(absl::ZeroDuration(), faults_for_ / 2),
+    world_.timeline.After(dice_.Between(absl::ZeroDuration(), faults_for_ / 2),
                           [this, spec] { Submit(spec); });
   }
   ScheduleFaults();
   ScheduleTraces();
+  CheckLiveness();
   world_.timeline.After(faults_for_, [this] { EndFaults(); });
 
   Outcome outcome;
@@ -374,6 +335,8 @@ Outcome Simulator::Run() {
   outcome.at = world_.timeline.elapsed();
   outcome.last_lines.assign(world_.last_lines.begin(), world_.last_lines.end());
   outcome.counters = world_.counters;
+  outcome.faults = faults_;
+  for (const Fault& fault : faults_) outcome.fault_texts.push_back(Describe(fault, range_));
   return outcome;
 }
 

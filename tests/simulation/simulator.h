@@ -17,8 +17,11 @@
 
 #include "absl/time/time.h"
 #include "proto/cadre/v1/run.pb.h"
+#include "tests/simulation/fault_injector.h"
+#include "tests/simulation/faults.h"
 #include "tests/simulation/group_fabric.h"
 #include "tests/simulation/invariants.h"
+#include "tests/simulation/liveness.h"
 #include "tests/simulation/network.h"
 #include "tests/simulation/simulated_aggregator.h"
 #include "tests/simulation/simulated_coordinator.h"
@@ -32,6 +35,8 @@ struct SimulatorOptions {
   // Virtual time with faults; zero: one to five minutes, chosen by the seed.
   absl::Duration faults_for = absl::ZeroDuration();
   Plant plant = Plant::kNone;
+  // Injects only the faults with these numbers.
+  std::optional<std::vector<size_t>> only_faults;
   // Receives every line of the event log.
   std::function<void(const std::string&)> on_line;
 };
@@ -43,6 +48,9 @@ struct Outcome {
   std::vector<std::string> last_lines;
   std::map<std::string, uint64_t> counters;
   uint64_t events = 0;
+  // All faults that the seed determines, and their descriptions.
+  std::vector<Fault> faults;
+  std::vector<std::string> fault_texts;
 };
 
 class Simulator {
@@ -54,33 +62,35 @@ class Simulator {
   Outcome Run();
 
  private:
-  void ChooseFaults();
   void MakeMembers();
   v1::RunSpec MakeSpec();
   void Submit(const v1::RunSpec& spec);
-  // Injects faults at random times.
+  // Draws the faults and schedules those that were requested.
   void ScheduleFaults();
   // Requests traces at random times.
   void ScheduleTraces();
   void TraceSomeGroup();
-  void InjectFault();
-  void KillWorker();
-  void KillAggregator();
-  void CutSomeHost();
+  void CheckLiveness();
   void EndFaults();
+  size_t ConnectedWorkers() const;
   bool AllEnded() const;
   void ReportStuck();
 
+  const SimulatorOptions options_;
   World world_;
+  // Decides about members, runs and the times of their submission.
+  Dice dice_;
   const absl::Duration faults_for_;
   Network network_;
   Fabrics fabrics_;
   Directory aggregators_;
   Invariants invariants_;
   SimulatedCoordinator coordinator_;
-  std::vector<std::unique_ptr<SimulatedWorker>> workers_;
-  // Mean time between two injected faults.
-  absl::Duration between_ = absl::Seconds(10);
+  Workers workers_;
+  FaultInjector injector_;
+  Liveness liveness_;
+  FaultRange range_;
+  std::vector<Fault> faults_;
   bool faults_ended_ = false;
   size_t runs_wanted_ = 0;
   size_t runs_submitted_ = 0;

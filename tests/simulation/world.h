@@ -13,32 +13,24 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "tests/simulation/dice.h"
+#include "tests/simulation/host_conditions.h"
 #include "tests/simulation/timeline.h"
 
 namespace cadre::simulation {
 
-// Probabilities of random faults; all 0 once the faults have ended. The simulator adds kills and
-// network cuts.
+// Probabilities of random faults (FaultKind explains them); all 0 once the faults have ended.
 struct Faults {
-  // Per message on a control stream: the stream breaks.
   double break_stream = 0;
-  // Per message of a bulk call: the call breaks.
   double break_call = 0;
-  // Per transaction of the coordinator: it crashes immediately before, or after.
   double crash_before_commit = 0;
   double crash_after_commit = 0;
-  // Per event: the coordinator stalls for seconds.
   double stall = 0;
-  // Per write of a version: the disk is temporarily full.
   double full_disk = 0;
-  // Per step of an aggregator's order: it crashes.
   double crash_aggregator = 0;
-  // Per collective: a rank's connection to its peers breaks.
   double break_group = 0;
+  double slow_message = 0;
   // Largest usual delay of a message.
   absl::Duration delay = absl::Milliseconds(20);
-  // Per message: it is delayed by seconds.
-  double slow_message = 0;
 };
 
 // Bugs that tests insert into the simulated shells, to test that the checker detects them.
@@ -66,6 +58,31 @@ enum class Plant {
   kServeOldVersion,
   // The worker continues without adopting the version.
   kIgnoreVersion,
+  // A rank pulls only the parts that the first shard has.
+  kPullOneShard,
+  // A worker says in every Hello that it is another one on another host, so that the coordinator
+  // cannot remember its failures.
+  kHideIdentity,
+  // Heartbeats do not contain the progress of the training thread.
+  kHideProgress,
+  // Members wait for their next heartbeat by the wall clock.
+  kWallClockHeartbeats,
+  // A full queue of a control stream drops messages, and the stream continues.
+  kDropFromFullQueue,
+  // A worker does not repeat unanswered messages after it has connected again.
+  kForgetUnanswered,
+  // A worker continues to train after it was released.
+  kIgnoreRelease,
+  // The rank trains before it receives Start.
+  kTrainUnstarted,
+  // The rank contributes the values of the previous version.
+  kContributeUntrained,
+  // The coordinator's clock events are lost.
+  kNoTicks,
+  // After a stall, the coordinator judges leases before it reads the messages that wait.
+  kJudgeAfterStall,
+  // The last write of a transaction is lost.
+  kLoseOneWrite,
 };
 
 class World {
@@ -95,6 +112,8 @@ class World {
   }
 
   Dice dice;
+  // By host, which is also the name of its only member.
+  std::map<std::string, HostConditions> hosts;
   Timeline timeline;
   Faults faults;
   Plant plant = Plant::kNone;

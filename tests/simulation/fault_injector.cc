@@ -1,0 +1,143 @@
+#include "tests/simulation/fault_injector.h"
+
+#include <algorithm>
+
+namespace cadre::simulation {
+namespace {
+
+double* RateOf(FaultKind kind, Faults& faults) {
+  switch (kind) {
+    case FaultKind::kBreakStreams:
+      return &faults.break_stream;
+    case FaultKind::kBreakCalls:
+      return &faults.break_call;
+    case FaultKind::kCrashBeforeCommit:
+      return &faults.crash_before_commit;
+    case FaultKind::kCrashAfterCommit:
+      return &faults.crash_after_commit;
+    case FaultKind::kStallCoordinator:
+      return &faults.stall;
+    case FaultKind::kFullDisk:
+      return &faults.full_disk;
+    case FaultKind::kCrashInOrders:
+      return &faults.crash_aggregator;
+    case FaultKind::kBreakGroups:
+      return &faults.break_group;
+    case FaultKind::kSlowMessages:
+      return &faults.slow_message;
+    default:
+      return nullptr;
+  }
+}
+
+}  // namespace
+
+void FaultInjector::Schedule(const Fault& fault, const FaultRange& range) {
+  if (double* const rate = RateOf(fault.kind, world_.faults)) {
+    *rate = fault.amount;
+    return;
+  }
+  world_.timeline.After(fault.at, [this, fault, range] {
+    world_.Log("fault ", Describe(fault, range));
+    Inject(fault, HostOf(fault, range));
+  });
+}
+
+void FaultInjector::Inject(const Fault& fault, const std::string& host) {
+  const absl::Time until = world_.timeline.now() + fault.length;
+  // An equal fault may already be present for longer.
+  const auto extend = [until](absl::Time& time) { time = std::max(time, until); };
+  const auto at = [&]() -> HostConditions& { return world_.hosts[host]; };
+  const auto condition = [&](const char* counter, absl::Time& time) {
+    world_.Count(counter);
+    extend(time);
+  };
+  switch (fault.kind) {
+    case FaultKind::kCrashCoordinator:
+      return coordinator_.Crash(fault.length);
+    case FaultKind::kBreakStream:
+      return network_.BreakAny();
+    case FaultKind::kKillWorker:
+    case FaultKind::kLoseWorker:
+    case FaultKind::kLeave:
+      return EndWorker(fault);
+    case FaultKind::kKillAggregator:
+    case FaultKind::kLoseAggregator:
+    case FaultKind::kMoveAggregator:
+      return EndAggregator(fault);
+    case FaultKind::kIsolate:
+      condition("isolations", at().cut_bulk);
+      [[fallthrough]];
+    case FaultKind::kCut:
+      extend(at().cut_up);
+      condition("cuts", at().cut_down);
+      return network_.OnCut(host);
+    case FaultKind::kCutUp:
+      condition("one_way_cuts", at().cut_up);
+      return network_.OnCut(host);
+    case FaultKind::kCutDown:
+      condition("one_way_cuts", at().cut_down);
+      return network_.OnCut(host);
+    case FaultKind::kCongest:
+      return condition("congestions", at().congested);
+    case FaultKind::kStop:
+      return condition("stops", at().process.until);
+    case FaultKind::kHang:
+      return condition("hangs", at().training.until);
+    case FaultKind::kBadData:
+      at().cause = v1::FAILURE_CAUSE_DATA;
+      return condition("bad_hosts", at().bad);
+    case FaultKind::kSmallMemory:
+      at().cause = v1::FAILURE_CAUSE_MEMORY;
+      return condition("bad_hosts", at().bad);
+    case FaultKind::kSlowPreparation:
+      at().preparation = absl::Seconds(fault.amount);
+      return condition("slow_preparations", at().slow_preparation);
+    case FaultKind::kSlowLink:
+      at().transfer = absl::Seconds(fault.amount);
+      return condition("slow_links", at().slow_link);
+    case FaultKind::kDiverge:
+      at().diverges = true;
+      return world_.Count("divergences");
+    case FaultKind::kJumpClock:
+      return JumpClock(fault);
+    default:
+      return;
+  }
+}
+
+void FaultInjector::EndWorker(const Fault& fault) {
+  SimulatedWorker* const worker = workers_[fault.subject].get();
+  if (fault.kind == FaultKind::kLeave) {
+    worker->Leave();
+  } else {
+    worker->Kill(/*host_lost=*/fault.kind == FaultKind::kLoseWorker);
+  }
+  if (fault.length == absl::InfiniteDuration()) return;
+  world_.timeline.After(fault.length, [worker] { worker->Start(); });
+}
+
+void FaultInjector::EndAggregator(const Fault& fault) {
+  SimulatedAggregator* const aggregator = aggregators_[fault.subject].get();
+  aggregator->Kill(/*host_lost=*/fault.kind == FaultKind::kLoseAggregator);
+  const bool move = fault.kind == FaultKind::kMoveAggregator;
+  world_.timeline.After(fault.length, [aggregator, move] { aggregator->Start(move); });
+}
+
+void FaultInjector::JumpClock(const Fault& fault) {
+  world_.Count("clock_jumps");
+  const absl::Duration by = absl::Seconds(fault.amount);
+  if (fault.subject < workers_.size()) return workers_[fault.subject]->OnClockJump(by);
+  aggregators_[fault.subject - workers_.size()]->OnClockJump(by);
+}
+
+void FaultInjector::End() {
+  const absl::Duration delay = world_.faults.delay;
+  world_.faults = Faults();
+  world_.faults.delay = std::min(delay, world_.faults.delay);
+  for (auto& [name, host] : world_.hosts) host.Heal();
+  for (auto& aggregator : aggregators_) aggregator->Start(/*move=*/false);
+  for (auto& worker : workers_) worker->Start();
+}
+
+}  // namespace cadre::simulation

@@ -1,0 +1,48 @@
+// Carries out faults on the members of a simulation.
+//
+// Thread-compatible.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "tests/simulation/faults.h"
+#include "tests/simulation/network.h"
+#include "tests/simulation/simulated_aggregator.h"
+#include "tests/simulation/simulated_coordinator.h"
+#include "tests/simulation/simulated_worker.h"
+#include "tests/simulation/world.h"
+
+namespace cadre::simulation {
+
+using Workers = std::vector<std::unique_ptr<SimulatedWorker>>;
+
+class FaultInjector {
+ public:
+  FaultInjector(World& world, Network& network, SimulatedCoordinator& coordinator, Workers& workers,
+                Directory& aggregators)
+      : world_(world),
+        network_(network),
+        coordinator_(coordinator),
+        workers_(workers),
+        aggregators_(aggregators) {}
+
+  // Schedules the fault. Requires: the members exist.
+  void Schedule(const Fault& fault, const FaultRange& range);
+  // Ends all faults but those of permanently bad hosts, and starts all processes.
+  void End();
+
+ private:
+  void Inject(const Fault& fault, const std::string& host);
+  void EndWorker(const Fault& fault);
+  void EndAggregator(const Fault& fault);
+  void JumpClock(const Fault& fault);
+
+  World& world_;
+  Network& network_;
+  SimulatedCoordinator& coordinator_;
+  Workers& workers_;
+  Directory& aggregators_;
+};
+
+}  // namespace cadre::simulation

@@ -1,0 +1,62 @@
+// What is wrong with a host of the simulation at present, beyond processes that do not run.
+//
+// Every condition lasts until a time. A permanent one (InfiniteFuture) also outlasts the end of the
+// faults: the runs must end without this host.
+#pragma once
+
+#include "absl/time/time.h"
+#include "proto/cadre/v1/membership.pb.h"
+#include "tests/simulation/timeline.h"
+
+namespace cadre::simulation {
+
+struct HostConditions {
+  HostConditions() = default;
+  HostConditions(const HostConditions&) = delete;
+  HostConditions& operator=(const HostConditions&) = delete;
+
+  // The process is stopped (SIGSTOP).
+  Gate process;
+  // The training thread hangs; the other threads, and thus the heartbeats, continue.
+  Gate training{.outer = &process};
+  // No control message from the host, or to it, is delivered.
+  absl::Time cut_up = absl::InfinitePast();
+  absl::Time cut_down = absl::InfinitePast();
+  // The host is cut off from all other members.
+  absl::Time cut_bulk = absl::InfinitePast();
+  // Control messages in both directions wait in short queues.
+  absl::Time congested = absl::InfinitePast();
+  // Each message of a bulk transfer takes `transfer`.
+  absl::Time slow_link = absl::InfinitePast();
+  absl::Duration transfer;
+  // Preparing a group takes `preparation` longer.
+  absl::Time slow_preparation = absl::InfinitePast();
+  absl::Duration preparation;
+  // Slow work that has begun ends then, also if the cause has ended.
+  absl::Time busy = absl::InfinitePast();
+  // Preparing fails with this cause.
+  absl::Time bad = absl::InfinitePast();
+  v1::FailureCause cause = v1::FAILURE_CAUSE_UNSPECIFIED;
+  // The loss of the next step is not finite.
+  bool diverges = false;
+
+  // Whether nothing of this prevents a member on the host from doing its work in the usual time.
+  bool IsHealthy(absl::Time now) const {
+    for (const absl::Time until : {training.OpensAt(), cut_up, cut_down, cut_bulk, congested,
+                                   slow_link, slow_preparation, busy, bad}) {
+      if (until > now) return false;
+    }
+    return !diverges;
+  }
+
+  // The faults end: all conditions but permanent ones and work in progress.
+  void Heal() {
+    for (absl::Time* until : {&process.until, &training.until, &cut_up, &cut_down, &cut_bulk,
+                              &congested, &slow_link, &slow_preparation, &bad}) {
+      if (*until < absl::InfiniteFuture()) *until = absl::InfinitePast();
+    }
+    diverges = false;
+  }
+};
+
+}  // namespace cadre::simulation
