@@ -69,6 +69,14 @@ void ProgressWatch::OnHeartbeat(uint32_t number, v1::Activity activity, uint64_t
   rank.last_heartbeat = now;
 }
 
+absl::Duration ProgressWatch::pause() const {
+  if (ranks_.empty()) return absl::ZeroDuration();
+  return std::min_element(
+             ranks_.begin(), ranks_.end(),
+             [](const auto& a, const auto& b) { return a.second.pause < b.second.pause; })
+      ->second.pause;
+}
+
 std::optional<ProgressWatch::Stall> ProgressWatch::Check(uint32_t ranks, absl::Duration step,
                                                          const Pauses& pauses) const {
   if (ranks_.size() < ranks) return std::nullopt;

@@ -58,6 +58,9 @@ class ProgressWatch {
   void OnHeartbeat(uint32_t rank, v1::Activity activity, uint64_t progress, absl::Time now,
                    Pauses& pauses);
 
+  // For how long no rank has made progress; zero before the first heartbeat.
+  absl::Duration pause() const;
+
   struct Stall {
     absl::Duration pause;
     v1::Activity activity = v1::ACTIVITY_UNSPECIFIED;

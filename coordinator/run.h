@@ -90,7 +90,7 @@ class Run {
   void OnWorkerMessage(Member& member, const v1::MemberMessage& message);
   // The generation may have ended already.
   void OnGroupFailed(const Member& member, const v1::GroupFailed& failed);
-  // The member holds a rank of this run. Returns whether its group has stalled and was fenced.
+  // The member holds a rank of this run. Returns whether the run must be settled.
   bool OnHeartbeat(const Member& member, const v1::Heartbeat& heartbeat);
   // The worker holds a rank. `agrees`: it claims that rank.
   void OnWorkerRejoined(const Member& member, bool agrees);

@@ -152,7 +152,8 @@ bool Run::OnHeartbeat(const Member& member, const v1::Heartbeat& heartbeat) {
                                static_cast<double>(slot.record().predicted().step()));
   const auto stall = slot.watch->Check(slot.ranks(), absl::Seconds(step), pauses_);
   if (stall.has_value()) FenceStalled(slot, *stall);
-  return stall.has_value();
+  // A round may wait for the progress of a group that loads.
+  return stall.has_value() || loading_.contains(slot.group());
 }
 
 void Run::FenceStalled(Slot& slot, const ProgressWatch::Stall& stall) {

@@ -40,6 +40,12 @@
 #include "coordinator/keys.h"
 
 namespace cadre {
+namespace {
+
+// Longest pause of a group that loads a version, for which the version is kept.
+constexpr absl::Duration kMaxLoadPause = absl::Seconds(10);
+
+}  // namespace
 
 void Run::OnContributed(Member& member, const v1::Contributed& contributed) {
   Slot& slot = slots_[contributed.place().group()];
@@ -148,11 +154,13 @@ void Run::OnBoundary(Slot& slot, const v1::Contributed& contributed) {
   if (record_.has_evaluating() && IsComplete(record_.evaluating())) FinishEvaluation();
 }
 
-// A group that has been away for too long is not waited for, here and in round.h.
+// A pull may be slow, but a group that has been away for too long, or has stopped, is not awaited.
 bool Run::LoadsOldVersion(const Round::Away& away) const {
   return std::any_of(loading_.begin(), loading_.end(), [&](const auto& load) {
     const auto found = away.find(load.first);
-    const bool gone = found != away.end() && found->second <= cluster_.now();
+    const auto& watch = slots_[load.first].watch;
+    const bool gone = (found != away.end() && found->second <= cluster_.now()) ||
+                      (watch.has_value() && watch->pause() > kMaxLoadPause);
     return load.second < record_.version() && !gone;
   });
 }

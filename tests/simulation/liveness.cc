@@ -98,13 +98,17 @@ bool Liveness::IsHealthyHost(const std::string& host) const {
   return world_.hosts[host].IsHealthy(world_.timeline.now());
 }
 
+// While the coordinator does not run, a worker cannot learn of an earlier loss, so this time does
+// not count.
 void Liveness::CheckMembers() {
   const absl::Time now = world_.timeline.now();
+  const bool runs = coordinator_.up() && !coordinator_.stalled();
   std::map<std::string, absl::Time> members;
   for (const auto& worker : workers_) {
     if (!worker->up() || !IsHealthyHost(worker->name())) continue;
     const auto before = members_.find(worker->incarnation());
-    const absl::Time since = before == members_.end() ? now : before->second;
+    const absl::Time since =
+        before == members_.end() ? now : before->second + (runs ? absl::ZeroDuration() : kSample);
     members[worker->incarnation()] = since;
     if (worker->unregistered_at() < now - kSample || now - since < kMaxSilence) continue;
     world_.Violate(worker->name(),
