@@ -305,6 +305,23 @@ TEST_F(MachineRoundTest, CommitsWaitForAGroupThatLoads) {
   EXPECT_EQ(Nudges(lead), std::vector<uint32_t>{1}) << "its round is closed";
 }
 
+// Its rank hangs while it pulls version 0.
+TEST_F(MachineRoundTest, CommitsDoNotWaitForAGroupThatStopsWhileItLoads) {
+  const std::string run = Begin(2, WithQuorum(1));
+  cluster_.behaviour.load = false;
+  FakeWorker& lead = cluster_.Lead(run, 1);
+  cluster_.Fail(lead);
+  lead.activity = v1::ACTIVITY_EXCHANGING;
+  lead.hung = true;
+  Train(run, 0);
+  cluster_.Run(absl::Seconds(2));
+  Train(run, 0);
+  EXPECT_EQ(cluster_.RunStatus(run).version(), 1u);
+  cluster_.Run(absl::Seconds(15));
+  EXPECT_EQ(cluster_.RunStatus(run).version(), 2u);
+  EXPECT_EQ(cluster_.Counter("groups_stalled"), 0u);
+}
+
 // However short rounds are, a group contributes to the first round after its start.
 TEST_F(MachineRoundTest, JoiningGroupIsIncludedAtTheFirstTry) {
   const std::string run = Begin(2, MakeSpec(2, 1, 5, 100));

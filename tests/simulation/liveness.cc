@@ -99,18 +99,20 @@ bool Liveness::IsHealthyHost(const std::string& host) const {
 }
 
 // While the coordinator does not run, a worker cannot learn of an earlier loss, so this time does
-// not count.
+// not count. A worker without a stream may need several attempts to join again.
 void Liveness::CheckMembers() {
   const absl::Time now = world_.timeline.now();
   const bool runs = coordinator_.up() && !coordinator_.stalled();
   std::map<std::string, absl::Time> members;
   for (const auto& worker : workers_) {
     if (!worker->up() || !IsHealthyHost(worker->name())) continue;
+    const bool unregistered = worker->unregistered_at() >= now - kSample;
+    if (!worker->joined() && !unregistered) continue;
     const auto before = members_.find(worker->incarnation());
     const absl::Time since =
         before == members_.end() ? now : before->second + (runs ? absl::ZeroDuration() : kSample);
     members[worker->incarnation()] = since;
-    if (worker->unregistered_at() < now - kSample || now - since < kMaxSilence) continue;
+    if (!unregistered || now - since < kMaxSilence) continue;
     world_.Violate(worker->name(),
                    " has lost its registration, although nothing was wrong with it");
   }
