@@ -186,7 +186,7 @@ void SimulatedTrainer::Prepare() {
   if (awaiting_start_ && world_.plant == Plant::kTrainUnstarted) {
     start_.emplace();
     *start_->mutable_place() = place();
-    start_->set_next_step(assignment_.step() + 1);
+    start_->set_next_step(start_->step() + 1);
     awaiting_start_ = false;
     return BeginTraining();
   }
