@@ -14,8 +14,8 @@
 namespace cadre {
 namespace {
 
-// Number of searches of which the answers are kept.
-constexpr size_t kMaxSearches = 64;
+// Number of answers that are kept.
+constexpr size_t kMaxAnswers = 256;
 
 // Name of a worker's link endpoint in measurements. GPUs have separate names, because their links
 // differ from the links of their hosts.
@@ -103,18 +103,20 @@ absl::StatusOr<std::vector<GroupPlan>> GroupPlanner::PlansFor(const v1::RunRecor
   const std::string key = absl::StrCat(run.run(), "\n", ResourcesKey(query));
   const auto [it, added] = searches_.try_emplace(key, absl::UnavailableError("searching a plan"));
   if (!added) return it->second;
-  search_order_.push_back(key);
-  if (search_order_.size() > kMaxSearches) {
-    searches_.erase(search_order_.front());
-    search_order_.pop_front();
-  }
   cluster_.out().Add(SearchPlans{run.run(), key, std::move(query)});
   return absl::UnavailableError("searching a plan");
 }
 
 void GroupPlanner::OnPlansFound(const PlansFound& found) {
   const auto search = searches_.find(found.key);
-  if (search != searches_.end()) search->second = found.plans;
+  if (search == searches_.end()) return;
+  search->second = found.plans;
+  // A search without an answer is kept: its run would request it again, at the expense of others.
+  answered_.push_back(found.key);
+  if (answered_.size() > kMaxAnswers) {
+    searches_.erase(answered_.front());
+    answered_.pop_front();
+  }
 }
 
 bool GroupPlanner::IsSearching(absl::string_view run) const {

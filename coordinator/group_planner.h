@@ -80,9 +80,10 @@ class GroupPlanner {
   const CoordinatorOptions& options_;
   Cluster& cluster_;
   Measurements measurements_;
-  // The newest searches by run and resources, and their order; Unavailable: not answered yet.
+  // By run and resources: searches that are not answered yet (Unavailable) and the newest answers,
+  // whose keys are in `answered_`, oldest first.
   std::map<std::string, absl::StatusOr<std::vector<GroupPlan>>> searches_;
-  std::deque<std::string> search_order_;
+  std::deque<std::string> answered_;
 };
 
 }  // namespace cadre

@@ -330,6 +330,16 @@ TEST_F(MachinePlanningTest, GroupFormsWhenThePlanIsFound) {
   EXPECT_EQ(cluster_.Group(third, 0).state(), v1::GROUP_STATE_WAITING);
 }
 
+// A search whose answer is awaited is kept, however many there are.
+TEST_F(MachinePlanningTest, ManyRunsSearchAtTheSameTime) {
+  cluster_.behaviour.hold_searches = true;
+  cluster_.AddWorkers(70);
+  std::vector<std::string> runs;
+  for (int i = 0; i < 70; ++i) runs.push_back(cluster_.Submit(MakeSpec(1, 1, 5, 20)));
+  cluster_.AnswerSearches();
+  for (const std::string& run : runs) EXPECT_EQ(StateOf(run), v1::GROUP_STATE_TRAINING) << run;
+}
+
 // Groups on one host measure different links.
 TEST_F(MachinePlanningTest, PredictionUsesOwnLink) {
   cluster_.AddWorkers(4);
