@@ -155,6 +155,8 @@ void Run::Disband(absl::string_view reason) {
     slots_.Update(slot);
   }
   away_.clear();
+  loading_.clear();
+  catching_up_.clear();
   barrier_since_ = absl::InfiniteFuture();
   UpdateDemand();
   // Without their records, a restart finds no group of this run.

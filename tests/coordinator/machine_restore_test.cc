@@ -218,6 +218,32 @@ TEST_F(RestoreShardTest, LostParticipantOfAClosingRoundParksTheRun) {
   EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_STOPPED);
 }
 
+// A group that was loading a version, or had loaded it, when the run was parked is not formed
+// again, and is not awaited.
+TEST_F(RestoreShardTest, ResumedRunForgetsItsGroups) {
+  for (const bool load : {false, true}) {
+    FakeCluster cluster;
+    cluster.behaviour.train = false;
+    for (const char* name : {"agg-0", "agg-1"}) cluster.AddAggregator(name);
+    cluster.AddWorkers(4);
+    const std::string run = cluster.Submit(MakeSpec(2, 2, 5, 100));
+    for (uint32_t group : {0, 1}) cluster.ContributeOnce(cluster.Lead(run, group));
+    cluster.behaviour.load = load;
+    cluster.Fail(cluster.Lead(run, 1));
+    ASSERT_TRUE(cluster.Lead(run, 1).start->catch_up());
+    FakeWorker& lost = cluster.Lead(run, 1);
+    cluster.behaviour.open_error = "no space";
+    cluster.Restart(cluster.aggregators()[0]);
+    ASSERT_EQ(cluster.RunStatus(run).state(), v1::RUN_STATE_PARKED);
+    cluster.Kill(lost);
+    cluster.behaviour.open_error.clear();
+    cluster.behaviour.load = true;
+    cluster.behaviour.train = true;
+    cluster.ResumeRun(run);
+    EXPECT_TRUE(cluster.RunUntil([&] { return cluster.RunStatus(run).version() >= 5; }));
+  }
+}
+
 TEST_F(RestoreShardTest, ClosingRoundIsFinishedAfterResume) {
   const std::string run = Begin();
   cluster_.behaviour.apply = false;
