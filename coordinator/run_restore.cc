@@ -28,7 +28,9 @@ namespace cadre {
 
 ShardRestore::View Run::RestoreView() const {
   const uint32_t version = record_.version();
-  ShardRestore::View view{.version = version, .closing = committing()};
+  ShardRestore::View view{.version = version,
+                          .closing = committing(),
+                          .at_end = record_.state() == v1::RUN_STATE_FINISHING};
   const std::optional<v1::CommitRecord>& commit =
       committing() ? commits_.closing() : commits_.newest();
   view.complete = commit.has_value() && !commit->participants().empty() &&
@@ -107,7 +109,9 @@ bool Run::OnRestoringApplied(const v1::Applied& applied) {
   if (restore == nullptr) return applied.missing().empty();
   if (!restore->ready() || applied.round() != restore->attempt()->round()) return false;
   if (!applied.missing().empty()) {
-    for (const uint32_t group : applied.missing()) RequestValues(shard, *restore, group);
+    for (const uint32_t group : applied.missing()) {
+      if (restore->attempt().has_value()) RequestValues(shard, *restore, group);
+    }
     return false;
   }
   if (!applied.error().empty()) {
@@ -133,9 +137,13 @@ bool Run::OnRestoringApplied(const v1::Applied& applied) {
   return true;
 }
 
-// Ranks that have not answered yet are not asked again.
+// Ranks that have not answered yet are not asked again. A participant of a closing round may have
+// ended or been formed again since it contributed.
 void Run::RequestValues(uint32_t shard, ShardRestore& restore, uint32_t group) {
-  if (!slots_.started().contains(group)) return;
+  const bool lives =
+      slots_.started().contains(group) &&
+      (!committing() || commits_.InClosing(group, slots_[group].record().generation()));
+  if (!lives) return restore.Fail(absl::StrCat("group ", group, " has ended"));
   const Slot& slot = slots_[group];
   const auto begin = restore.asked.lower_bound({group, 0});
   if (begin != restore.asked.end() && begin->first == group) return;

@@ -4,11 +4,18 @@
 
 namespace cadre {
 
-std::vector<ShardRestore::Attempt> ShardRestore::Options(const View& view) {
+bool ShardRestore::HasContributions(const View& view) const {
+  return hollow_ == view.version && std::all_of(asked.begin(), asked.end(), [&](const auto& rank) {
+           return std::any_of(view.groups.begin(), view.groups.end(),
+                              [&](const Group& group) { return group.group == rank.first; });
+         });
+}
+
+std::vector<ShardRestore::Attempt> ShardRestore::Options(const View& view) const {
   const uint32_t version = view.version;
   std::vector<Attempt> options;
   if (view.closing) {
-    if (view.complete) options.push_back({.hollow = version});
+    if (view.complete || HasContributions(view)) options.push_back({.hollow = version});
     return options;
   }
   if (version > 0) {
@@ -24,8 +31,9 @@ std::vector<ShardRestore::Attempt> ShardRestore::Options(const View& view) {
     }
     if (view.complete) options.push_back({.hollow = version - 1});
   }
-  if (std::any_of(view.groups.begin(), view.groups.end(),
-                  [](const Group& group) { return group.adopted || group.contributed; })) {
+  if (!view.at_end && std::any_of(view.groups.begin(), view.groups.end(), [](const Group& group) {
+        return group.adopted || group.contributed;
+      })) {
     options.push_back({.source = Source::kOpenRound, .hollow = version});
   }
   return options;

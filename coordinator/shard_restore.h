@@ -37,6 +37,8 @@ class ShardRestore {
     uint32_t version = 0;
     // Whether the next version is being applied.
     bool closing = false;
+    // Whether the newest version is the last one, so that no further round closes.
+    bool at_end = false;
     // Whether all participants of that round or, if there is none, of the newest commit train in
     // the same generations as when they contributed.
     bool complete = false;
@@ -82,7 +84,10 @@ class ShardRestore {
   std::set<std::pair<uint32_t, uint32_t>> asked;
 
  private:
-  static std::vector<Attempt> Options(const View& view);
+  std::vector<Attempt> Options(const View& view) const;
+  // Whether the shard has accepted contributions to the closing round, of which none is known to be
+  // missing permanently.
+  bool HasContributions(const View& view) const;
 
   std::string reason_;
   std::optional<Attempt> attempt_;

@@ -218,6 +218,37 @@ TEST_F(RestoreShardTest, LostParticipantOfAClosingRoundParksTheRun) {
   EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_STOPPED);
 }
 
+// The contribution of a group that has ended is on the disk of the shard; the other one is staged
+// again.
+TEST_F(RestoreShardTest, ClosingRoundOutlivesAParticipantWithADurableContribution) {
+  const std::string run = Begin();
+  Train(run, 0);
+  FakeWorker& other = cluster_.Lead(run, 1);
+  other.contributed = cluster_.ContributionOf(other);
+  cluster_.Wipe(agg(0));
+  cluster_.behaviour.apply = false;
+  other.contributed.reset();
+  cluster_.ContributeOnce(other);
+  ASSERT_TRUE(cluster_.Commit(run, 2).has_value());
+  cluster_.Fail(cluster_.Lead(run, 1));
+  EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_RUNNING) << ReasonOf(run);
+  cluster_.behaviour.apply = true;
+  for (int i : {0, 1}) cluster_.Reconnect(agg(i));
+  EXPECT_EQ(VersionOf(run), 2u) << ReasonOf(run);
+}
+
+// No further round closes at the end of a run, so none can replace the lost version.
+TEST_F(RestoreShardTest, LostVersionAtTheEndParksTheRun) {
+  AddMembers(2, 4);
+  cluster_.behaviour.evaluate = false;
+  const std::string run = cluster_.Submit(MakeSpec(2, 2, 5, 5));
+  TrainBoth(run);
+  ASSERT_EQ(RunStateOf(run), v1::RUN_STATE_FINISHING);
+  cluster_.behaviour.seed_error = 1;
+  cluster_.Wipe(agg(0));
+  ExpectParked(run);
+}
+
 // A group that was loading a version, or had loaded it, when the run was parked is not formed
 // again, and is not awaited.
 TEST_F(RestoreShardTest, ResumedRunForgetsItsGroups) {
