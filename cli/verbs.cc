@@ -507,10 +507,10 @@ shows the cause and the remedy. Resume the run once the disk of the aggregator i
        .text =
            R"(Registers the runs that the connected aggregators store and the coordinator does not know; without a
 run id, all of them. Each continues at its newest version once workers are idle. Losses, results of
-evaluations and traffic of the past are not known any more.
+evaluations and traffic from before the loss are not recovered.
 
 A run is adopted only if all its shards are there and belong together; otherwise its problem is printed
-and nothing is changed. Exit code 1 if a run has a problem.
+and nothing is changed. The exit code is 1 if a run has a problem.
 )",
        .examples = R"(  cadre adopt
   cadre adopt run-1 -o json
