@@ -143,8 +143,8 @@ TEST_F(RestoreShardTest, OpenRoundIfAllGroupsHaveContinued) {
   ExpectRestored(run);
 }
 
-// Group 1 still pulls version 2 from the lost shard, and group 0 has continued: no source can restore
-// version 2. It is left out, and group 1 adopts version 3.
+// Group 1 still pulls version 2 from the lost shard, and group 0 has continued: no source can
+// restore version 2. It is left out, and group 1 adopts version 3.
 TEST_F(RestoreShardTest, GroupThatPullsALostVersionIsNotAwaited) {
   const std::string run = Begin();
   cluster_.behaviour.slow_pulls = {1};
