@@ -12,6 +12,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "coordinator/evaluation.h"
 #include "coordinator/keys.h"
 
 namespace cadre {
@@ -104,6 +105,10 @@ void Run::Stop(absl::string_view reason) {
 void Run::Advance() {
   JudgeReports();
   RestoreShards();
+  // The end of an evaluation waits for lost shards.
+  const bool evaluated = record_.has_evaluating() && IsComplete(record_.evaluating());
+  if (averages() && shards_open() && evaluated) FinishEvaluation();
+  if (!live()) return;
   MaybeStart();
   MaybeClose();
   NudgeGroups();

@@ -133,7 +133,6 @@ bool Run::OnRestoringApplied(const v1::Applied& applied) {
   opened.set_digest(applied.digest());
   shards_.Open(opened);
   cluster_.Count("shards_restored");
-  if (record_.has_evaluating() && IsComplete(record_.evaluating())) FinishEvaluation();
   return true;
 }
 
