@@ -173,6 +173,7 @@ void Run::MaybeClose() {
   if (LoadsOldVersion(away)) return;
   for (const uint32_t group : LeftOut()) {
     Fence(slots_[group], "the version that it loads is lost", kReleased);
+    cluster_.Count("groups_left_out");
   }
   v1::CommitRecord commit = round_.Close(id(), cluster_.now());
   *commit.mutable_division() = NextDivision(commit.step());
