@@ -87,7 +87,14 @@ Member* Membership::Detach(ConnectionId connection) {
   return member;
 }
 
+// A single member is lost like any other.
+bool Membership::IsCutOff(absl::Time now) const {
+  return members_.size() > 1 && now - last_heard_ > lease_ / 2;
+}
+
 void Membership::Renew(Member& member, absl::Time now) {
+  if (IsCutOff(now)) Extend(now - last_heard_);
+  last_heard_ = std::max(last_heard_, now);
   leases_.erase({member.lease_until, member.id()});
   member.last_heard = now;
   member.lease_until = now + lease_;
@@ -201,6 +208,7 @@ std::vector<std::string> Membership::Predecessors(const v1::Hello& hello) const 
 
 std::vector<std::string> Membership::Expired(absl::Time now) const {
   std::vector<std::string> ids;
+  if (IsCutOff(now)) return ids;
   for (const auto& [until, id] : leases_) {
     if (until > now) break;
     ids.push_back(id);
@@ -220,7 +228,8 @@ std::vector<ConnectionId> Membership::WithoutHello(absl::Time now) const {
 }
 
 absl::Time Membership::NextExpiry() const {
-  return std::min(leases_.empty() ? absl::InfiniteFuture() : leases_.begin()->first,
+  const bool none = leases_.empty() || IsCutOff(leases_.begin()->first);
+  return std::min(none ? absl::InfiniteFuture() : leases_.begin()->first,
                   overdue_.empty() ? absl::InfiniteFuture() : overdue_.begin()->first);
 }
 

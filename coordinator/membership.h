@@ -4,6 +4,9 @@
 // be replaced within the lease; a member has at most one stream at a time. What the loss of a
 // member means for its group is decided elsewhere.
 //
+// If no member at all was heard for half of a lease, the coordinator itself is cut off: leases do
+// not end, and the next message of any member extends all of them by the silence.
+//
 // Pure and thread-compatible: time is the argument `now`.
 #pragma once
 
@@ -129,7 +132,11 @@ class Membership {
   // Oldest member with this key; null if there is none.
   const Member* FirstOf(const std::string& key) const;
 
+  bool IsCutOff(absl::Time now) const;
+
   const absl::Duration lease_;
+  // When a message of any member was received last.
+  absl::Time last_heard_ = absl::InfinitePast();
   Map members_;
   std::map<ConnectionId, std::string> connections_;
   std::map<ConnectionId, absl::Time> pending_;
