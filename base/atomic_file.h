@@ -8,18 +8,21 @@
 // concurrent writers. Movable; thread-compatible.
 #pragma once
 
+#include <cstdint>
+#include <memory>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "base/file_system.h"
 
 namespace cadre {
 
 class AtomicFile {
  public:
-  // Errors: as ErrnoStatus in base/file.h, here and below.
-  static absl::StatusOr<AtomicFile> Create(std::string path);
+  // The file system must outlive the object. Errors: as ErrnoStatus in base/file.h, here and below.
+  static absl::StatusOr<AtomicFile> Create(std::string path, FileSystem& files = PosixFileSystem());
   AtomicFile(AtomicFile&& other) noexcept;
   AtomicFile& operator=(AtomicFile&&) = delete;
   ~AtomicFile();
@@ -34,13 +37,14 @@ class AtomicFile {
   absl::Status Commit();
 
  private:
-  AtomicFile(std::string path, std::string temporary, int fd);
-  absl::Status Close();
+  AtomicFile(std::string path, std::string temporary, FileSystem& files,
+             std::unique_ptr<File> file);
 
   std::string path_;
   std::string temporary_;
-  // -1: closed.
-  int fd_ = -1;
+  FileSystem* files_;
+  std::unique_ptr<File> file_;
+  uint64_t bytes_ = 0;
   // Whether the destructor removes `temporary_`.
   bool pending_ = true;
 };

@@ -33,6 +33,7 @@ absl::Status ErrnoStatus(int error, absl::string_view what, absl::string_view pa
       absl::StrCat("cannot ", what, " ", path, ": ", std::generic_category().message(error));
   switch (error) {
     case ENOENT:
+    case ESTALE:
       return absl::NotFoundError(message);
     case EACCES:
     case EPERM:
@@ -78,8 +79,9 @@ absl::StatusOr<std::string> ReadFile(const std::string& path, int64_t max_bytes)
   }
 }
 
-absl::Status WriteFileAtomically(const std::string& path, absl::string_view bytes) {
-  CADRE_ASSIGN_OR_RETURN(AtomicFile file, AtomicFile::Create(path));
+absl::Status WriteFileAtomically(const std::string& path, absl::string_view bytes,
+                                 FileSystem& files) {
+  CADRE_ASSIGN_OR_RETURN(AtomicFile file, AtomicFile::Create(path, files));
   CADRE_RETURN_IF_ERROR(file.Append(bytes));
   return file.Commit();
 }

@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "base/file_system.h"
 
 namespace cadre {
 
@@ -33,7 +34,8 @@ absl::StatusOr<RegularFile> OpenRegularFile(const std::string& path);
 
 // Writes a file with these bytes, which replaces `path` atomically (base/atomic_file.h).
 // Errors: as AtomicFile::Append and Commit; ResourceExhausted for a full disk.
-absl::Status WriteFileAtomically(const std::string& path, absl::string_view bytes);
+absl::Status WriteFileAtomically(const std::string& path, absl::string_view bytes,
+                                 FileSystem& files = PosixFileSystem());
 
 // "cannot <what> <path>: ..." with the code of `error`, an errno value.
 absl::Status ErrnoStatus(int error, absl::string_view what, absl::string_view path);

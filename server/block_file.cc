@@ -5,29 +5,21 @@
 //   then        for each block: CRC32C (4), data (block bytes; the last block may be shorter)
 //
 // The positions of all blocks follow from the header, so blocks can be written in any order and
-// read directly. The CRC precedes its block because both are written by one pwritev: a torn write
+// read directly. The CRC precedes its block because both are written by one call: a torn write
 // leaves a block whose CRC does not match. Nothing marks a file as complete; Verify checks that
 // every block is undamaged and that the file ends after the last one.
 //
 // CRC32C detects all errors of up to 32 consecutive bits and all but 2^-32 of the others.
 #include "server/block_file.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <sys/uio.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <bit>
-#include <cerrno>
 #include <cstring>
 #include <utility>
 #include <vector>
 
-#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "base/crc32c.h"
-#include "base/file.h"
 #include "base/status.h"
 
 namespace cadre {
@@ -72,41 +64,10 @@ absl::Status Damaged(const std::string& path, absl::string_view what) {
   return absl::DataLossError(absl::StrCat(path, ": ", what));
 }
 
-// Writes `first`, then `second`, at `offset`.
-absl::Status WriteAt(int fd, uint64_t offset, absl::string_view first, absl::string_view second,
-                     const std::string& path) {
-  while (!first.empty() || !second.empty()) {
-    iovec parts[2] = {{const_cast<char*>(first.data()), first.size()},
-                      {const_cast<char*>(second.data()), second.size()}};
-    const ssize_t n = pwritev(fd, parts, 2, static_cast<off_t>(offset));
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return ErrnoStatus(errno, "write", path);
-    offset += n;
-    const size_t from_first = std::min(first.size(), static_cast<size_t>(n));
-    first.remove_prefix(from_first);
-    second.remove_prefix(static_cast<size_t>(n) - from_first);
-  }
-  return absl::OkStatus();
-}
-
-// Reads `size` bytes, or fewer at the end of the file; returns the number of bytes.
-absl::StatusOr<size_t> ReadAt(int fd, uint64_t offset, char* data, size_t size,
-                              const std::string& path) {
-  size_t done = 0;
-  while (done < size) {
-    const ssize_t n = pread(fd, data + done, size - done, static_cast<off_t>(offset + done));
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return ErrnoStatus(errno, "read", path);
-    if (n == 0) break;
-    done += n;
-  }
-  return done;
-}
-
-absl::StatusOr<BlockFileHead> ReadHead(int fd, const std::string& path) {
+absl::StatusOr<BlockFileHead> ReadHead(const File& file, const std::string& path) {
   FixedHead fixed;
   CADRE_ASSIGN_OR_RETURN(size_t n,
-                         ReadAt(fd, 0, reinterpret_cast<char*>(&fixed), sizeof(fixed), path));
+                         file.ReadAt(0, {reinterpret_cast<char*>(&fixed), sizeof(fixed)}, {}));
   if (n != sizeof(fixed) || fixed.magic != kMagic || fixed.meta_bytes > kMaxMetaBytes ||
       fixed.block_bytes == 0) {
     return Damaged(path, "the header is damaged");
@@ -115,7 +76,7 @@ absl::StatusOr<BlockFileHead> ReadHead(int fd, const std::string& path) {
   head.data_bytes = fixed.data_bytes;
   head.block_bytes = fixed.block_bytes;
   head.meta.resize(fixed.meta_bytes);
-  CADRE_ASSIGN_OR_RETURN(n, ReadAt(fd, sizeof(fixed), head.meta.data(), head.meta.size(), path));
+  CADRE_ASSIGN_OR_RETURN(n, file.ReadAt(sizeof(fixed), head.meta, {}));
   if (n != head.meta.size() || HeadCrc(fixed, head.meta) != fixed.crc) {
     return Damaged(path, "the header is damaged");
   }
@@ -128,32 +89,25 @@ uint64_t BlockFileHead::BytesOf(uint64_t index) const {
   return std::min<uint64_t>(block_bytes, data_bytes - index * block_bytes);
 }
 
-BlockFile::BlockFile(int fd, std::string path, BlockFileHead head)
-    : fd_(fd), path_(std::move(path)), head_(std::move(head)) {}
+BlockFile::BlockFile(std::unique_ptr<File> file, std::string path, BlockFileHead head)
+    : file_(std::move(file)), path_(std::move(path)), head_(std::move(head)) {}
 
-BlockFile::~BlockFile() { close(fd_); }
-
-absl::StatusOr<std::unique_ptr<BlockFile>> BlockFile::Create(const std::string& path,
+absl::StatusOr<std::unique_ptr<BlockFile>> BlockFile::Create(FileSystem& files,
+                                                             const std::string& path,
                                                              BlockFileHead head) {
-  // Unlinks first: a writer of the old file may still be active, and keeps its own inode.
-  if (unlink(path.c_str()) != 0 && errno != ENOENT) return ErrnoStatus(errno, "remove", path);
-  const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
-  if (fd < 0) return ErrnoStatus(errno, "create", path);
-  auto file = std::unique_ptr<BlockFile>(new BlockFile(fd, path, std::move(head)));
-  if (absl::Status status = WriteAt(fd, 0, Encode(file->head_), "", path); !status.ok()) {
-    unlink(path.c_str());
+  CADRE_ASSIGN_OR_RETURN(std::unique_ptr<File> file, files.Create(path));
+  if (absl::Status status = file->WriteAt(0, Encode(head), ""); !status.ok()) {
+    files.RemoveFile(path).IgnoreError();
     return status;
   }
-  return file;
+  return std::unique_ptr<BlockFile>(new BlockFile(std::move(file), path, std::move(head)));
 }
 
-absl::StatusOr<std::unique_ptr<BlockFile>> BlockFile::Open(const std::string& path, bool writable) {
-  const int fd = open(path.c_str(), (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC);
-  if (fd < 0) return ErrnoStatus(errno, "open", path);
-  absl::Cleanup close_fd = [fd] { close(fd); };
-  CADRE_ASSIGN_OR_RETURN(BlockFileHead head, ReadHead(fd, path));
-  std::move(close_fd).Cancel();
-  return std::unique_ptr<BlockFile>(new BlockFile(fd, path, std::move(head)));
+absl::StatusOr<std::unique_ptr<BlockFile>> BlockFile::Open(FileSystem& files,
+                                                           const std::string& path, Access access) {
+  CADRE_ASSIGN_OR_RETURN(std::unique_ptr<File> file, files.Open(path, access));
+  CADRE_ASSIGN_OR_RETURN(BlockFileHead head, ReadHead(*file, path));
+  return std::unique_ptr<BlockFile>(new BlockFile(std::move(file), path, std::move(head)));
 }
 
 uint64_t BlockFile::Position(uint64_t index) const {
@@ -162,28 +116,22 @@ uint64_t BlockFile::Position(uint64_t index) const {
 
 absl::Status BlockFile::WriteBlock(uint64_t index, absl::string_view data, uint32_t crc) {
   const absl::string_view check(reinterpret_cast<const char*>(&crc), sizeof(crc));
-  return WriteAt(fd_, Position(index), check, data, path_);
+  return file_->WriteAt(Position(index), check, data);
 }
 
 absl::Status BlockFile::RewriteMeta(std::string meta) {
   head_.meta = std::move(meta);
-  return WriteAt(fd_, 0, Encode(head_), "", path_);
+  return file_->WriteAt(0, Encode(head_), "");
 }
 
-absl::Status BlockFile::Sync() {
-  if (fsync(fd_) != 0) return ErrnoStatus(errno, "sync", path_);
-  return absl::OkStatus();
-}
+absl::Status BlockFile::Sync() { return file_->Sync(); }
 
 absl::Status BlockFile::ReadBlock(uint64_t index, std::span<char> data) const {
   uint32_t crc = 0;
-  iovec parts[2] = {{&crc, sizeof(crc)}, {data.data(), data.size()}};
-  ssize_t n;
-  do {
-    n = preadv(fd_, parts, 2, static_cast<off_t>(Position(index)));
-  } while (n < 0 && errno == EINTR);
-  if (n < 0) return ErrnoStatus(errno, "read", path_);
-  if (static_cast<size_t>(n) != sizeof(crc) + data.size()) {
+  CADRE_ASSIGN_OR_RETURN(
+      const size_t n,
+      file_->ReadAt(Position(index), {reinterpret_cast<char*>(&crc), sizeof(crc)}, data));
+  if (n != sizeof(crc) + data.size()) {
     return Damaged(path_, absl::StrCat("block ", index, " of ", head_.blocks(), " is truncated"));
   }
   if (Crc32c({data.data(), data.size()}) != crc) {
@@ -198,7 +146,7 @@ absl::Status BlockFile::ReadUnchecked(uint64_t offset, std::span<char> data) con
     const uint64_t inside = offset % head_.block_bytes;
     const size_t size = std::min<uint64_t>(data.size(), head_.block_bytes - inside);
     const uint64_t position = Position(index) + sizeof(uint32_t) + inside;
-    CADRE_ASSIGN_OR_RETURN(const size_t n, ReadAt(fd_, position, data.data(), size, path_));
+    CADRE_ASSIGN_OR_RETURN(const size_t n, file_->ReadAt(position, data.first(size), {}));
     if (n != size) return Damaged(path_, absl::StrCat("block ", index, " is truncated"));
     data = data.subspan(size);
     offset += size;
@@ -221,11 +169,10 @@ absl::Status BlockFile::Verify() const {
   for (uint64_t index = 0; index < head_.blocks(); ++index) {
     CADRE_RETURN_IF_ERROR(ReadBlock(index, {buffer.data(), head_.BytesOf(index)}));
   }
-  struct stat info;
-  if (fstat(fd_, &info) != 0) return ErrnoStatus(errno, "look at", path_);
+  CADRE_ASSIGN_OR_RETURN(const uint64_t actual, file_->Size());
   const uint64_t size =
       sizeof(FixedHead) + head_.meta.size() + head_.data_bytes + head_.blocks() * sizeof(uint32_t);
-  if (static_cast<uint64_t>(info.st_size) != size) return Damaged(path_, "has bytes after its end");
+  if (actual != size) return Damaged(path_, "has bytes after its end");
   return absl::OkStatus();
 }
 

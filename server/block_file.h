@@ -21,6 +21,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "base/file_system.h"
 #include "tensor/interval.h"
 
 namespace cadre {
@@ -39,15 +40,18 @@ struct BlockFileHead {
 // Thread-safe, except that no call may run concurrently with Close or follow it.
 class BlockFile {
  public:
-  // Creates the file; replaces an existing one. Requires: head.block_bytes > 0.
-  static absl::StatusOr<std::unique_ptr<BlockFile>> Create(const std::string& path,
+  // Creates the file; replaces an existing one. Requires: head.block_bytes > 0; `files` outlives
+  // the object.
+  static absl::StatusOr<std::unique_ptr<BlockFile>> Create(FileSystem& files,
+                                                           const std::string& path,
                                                            BlockFileHead head);
-  // Opens an existing file. Errors: DataLoss for a damaged header.
-  static absl::StatusOr<std::unique_ptr<BlockFile>> Open(const std::string& path, bool writable);
+  // Opens an existing file. Requires: `files` outlives the object. Errors: DataLoss for a damaged
+  // header.
+  static absl::StatusOr<std::unique_ptr<BlockFile>> Open(FileSystem& files, const std::string& path,
+                                                         Access access);
 
   BlockFile(const BlockFile&) = delete;
   BlockFile& operator=(const BlockFile&) = delete;
-  ~BlockFile();
 
   const BlockFileHead& head() const { return head_; }
   const std::string& path() const { return path_; }
@@ -70,11 +74,11 @@ class BlockFile {
   absl::Status Verify() const;
 
  private:
-  BlockFile(int fd, std::string path, BlockFileHead head);
+  BlockFile(std::unique_ptr<File> file, std::string path, BlockFileHead head);
 
   uint64_t Position(uint64_t index) const;
 
-  const int fd_;
+  const std::unique_ptr<File> file_;
   const std::string path_;
   BlockFileHead head_;
 };

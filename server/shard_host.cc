@@ -100,8 +100,10 @@ ShardHost::ShardHost(std::unique_ptr<ShardStore> store, Counters* counters, size
 absl::StatusOr<std::unique_ptr<ShardHost>> ShardHost::Open(const std::string& data_dir,
                                                            const std::string& name,
                                                            Counters* counters,
-                                                           size_t keep_ended_runs) {
-  CADRE_ASSIGN_OR_RETURN(std::unique_ptr<ShardStore> store, ShardStore::Open(data_dir, name));
+                                                           size_t keep_ended_runs,
+                                                           FileSystem& files) {
+  CADRE_ASSIGN_OR_RETURN(std::unique_ptr<ShardStore> store,
+                         ShardStore::Open(files, data_dir, name));
   auto host =
       std::unique_ptr<ShardHost>(new ShardHost(std::move(store), counters, keep_ended_runs));
   CADRE_RETURN_IF_ERROR(host->Restore());

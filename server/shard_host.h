@@ -29,6 +29,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "base/counters.h"
+#include "base/file_system.h"
 #include "proto/cadre/v1/membership.pb.h"
 #include "proto/cadre/v1/rounds.pb.h"
 #include "server/ledger.h"
@@ -69,12 +70,14 @@ inline constexpr size_t kKeepEndedRuns = 16;
 
 class ShardHost {
  public:
-  // Opens the data folder of aggregator `name` and restores its runs. Counters are borrowed.
+  // Opens the data folder of aggregator `name` and restores its runs. Counters and the file
+  // system are borrowed.
   // Errors: those of ShardStore::Open.
   static absl::StatusOr<std::unique_ptr<ShardHost>> Open(const std::string& data_dir,
                                                          const std::string& name,
                                                          Counters* counters,
-                                                         size_t keep_ended_runs = kKeepEndedRuns);
+                                                         size_t keep_ended_runs = kKeepEndedRuns,
+                                                         FileSystem& files = PosixFileSystem());
 
   // The highest epoch of a coordinator that an earlier process of the aggregator saved.
   uint64_t epoch() const { return store_->epoch(); }

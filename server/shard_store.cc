@@ -29,16 +29,13 @@
 // writes the version once, with two fsyncs.
 #include "server/shard_store.h"
 
-#include <fcntl.h>
 #include <glog/logging.h>
-#include <sys/file.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstddef>
 #include <cstring>
 #include <filesystem>
+#include <limits>
 #include <map>
 #include <optional>
 #include <utility>
@@ -108,18 +105,41 @@ absl::string_view AsText(std::span<const float> values) {
   return {reinterpret_cast<const char*>(values.data()), values.size_bytes()};
 }
 
-// --- Small files, replaced as a whole: their content, then its CRC32C.
+}  // namespace
 
-absl::Status WriteChecked(const std::string& path, absl::string_view body) {
-  const uint32_t crc = Crc32c(body);
-  return WriteFileAtomically(
-      path,
-      absl::StrCat(body, absl::string_view(reinterpret_cast<const char*>(&crc), sizeof(crc))));
+// --- ShardStore
+
+ShardStore::ShardStore(FileSystem& files, std::string data_dir, std::string name,
+                       std::unique_ptr<File> lock)
+    : files_(files),
+      data_dir_(std::move(data_dir)),
+      name_(std::move(name)),
+      lock_(std::move(lock)) {}
+
+absl::StatusOr<std::unique_ptr<ShardStore>> ShardStore::Open(FileSystem& files,
+                                                             const std::string& data_dir,
+                                                             const std::string& name) {
+  CADRE_RETURN_IF_ERROR(files.MakeFolder(data_dir));
+  absl::StatusOr<std::unique_ptr<File>> lock = files.Lock(absl::StrCat(data_dir, "/.lock"));
+  if (absl::IsFailedPrecondition(lock.status())) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("data folder ", data_dir, " is in use by another aggregator"));
+  }
+  CADRE_RETURN_IF_ERROR(lock.status());
+  auto store = std::unique_ptr<ShardStore>(new ShardStore(files, data_dir, name, *std::move(lock)));
+  CADRE_RETURN_IF_ERROR(store->Identify());
+  return store;
 }
 
-// Returns at least one byte.
-absl::StatusOr<std::string> ReadChecked(const std::string& path) {
-  CADRE_ASSIGN_OR_RETURN(std::string bytes, ReadFile(path));
+absl::Status ShardStore::WriteChecked(const std::string& path, absl::string_view body) {
+  const uint32_t crc = Crc32c(body);
+  return WriteFileAtomically(
+      path, absl::StrCat(body, absl::string_view(reinterpret_cast<const char*>(&crc), sizeof(crc))),
+      files_);
+}
+
+absl::StatusOr<std::string> ShardStore::ReadChecked(const std::string& path) const {
+  CADRE_ASSIGN_OR_RETURN(std::string bytes, ReadFile(files_, path));
   uint32_t crc = 0;
   if (bytes.size() > sizeof(crc)) {
     std::memcpy(&crc, bytes.data() + bytes.size() - sizeof(crc), sizeof(crc));
@@ -129,46 +149,17 @@ absl::StatusOr<std::string> ReadChecked(const std::string& path) {
   return absl::DataLossError(absl::StrCat(path, ": is damaged"));
 }
 
-void RemoveFile(const std::string& path) {
-  if (unlink(path.c_str()) != 0 && errno != ENOENT) {
-    LOG(ERROR) << ErrnoStatus(errno, "remove", path);
-  }
+void ShardStore::RemoveFile(const std::string& path) {
+  const absl::Status removed = files_.RemoveFile(path);
+  if (!removed.ok() && !absl::IsNotFound(removed)) LOG(ERROR) << removed;
 }
 
-// Keeps the file, in place of the previous one.
-void Quarantine(const std::string& path, absl::string_view why) {
-  const fs::path damaged = fs::path(path).replace_filename(kDamagedVersion);
+void ShardStore::Quarantine(const std::string& path, absl::string_view why) {
+  const std::string damaged = fs::path(path).replace_filename(kDamagedVersion).string();
   LOG(ERROR) << path << ": renamed to " << damaged << ": " << why;
-  std::error_code error;
-  fs::rename(path, damaged, error);
-  if (error) LOG(ERROR) << ErrnoStatus(error.value(), "rename", path);
-}
-
-}  // namespace
-
-// --- ShardStore
-
-ShardStore::ShardStore(std::string data_dir, std::string name, int lock_fd)
-    : data_dir_(std::move(data_dir)), name_(std::move(name)), lock_fd_(lock_fd) {}
-
-ShardStore::~ShardStore() { close(lock_fd_); }
-
-absl::StatusOr<std::unique_ptr<ShardStore>> ShardStore::Open(const std::string& data_dir,
-                                                             const std::string& name) {
-  CADRE_RETURN_IF_ERROR(MakeFolder(data_dir));
-  const std::string path = absl::StrCat(data_dir, "/.lock");
-  const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-  if (fd < 0) return ErrnoStatus(errno, "write in the data folder:", path);
-  if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
-    const int error = errno;
-    close(fd);
-    if (error != EWOULDBLOCK) return ErrnoStatus(error, "lock", path);
-    return absl::FailedPreconditionError(
-        absl::StrCat("data folder ", data_dir, " is in use by another aggregator"));
+  if (const absl::Status renamed = files_.Rename(path, damaged); !renamed.ok()) {
+    LOG(ERROR) << renamed;
   }
-  auto store = std::unique_ptr<ShardStore>(new ShardStore(data_dir, name, fd));
-  CADRE_RETURN_IF_ERROR(store->Identify());
-  return store;
 }
 
 // The file has the epoch in decimal, a line feed, and the name.
@@ -206,8 +197,8 @@ absl::Status ShardStore::CheckFolder() const {
     }
   }
   for (const std::string& path : paths) {
-    std::error_code error;
-    if (fs::exists(path, error) || (error && error.value() != ESTALE)) continue;
+    const absl::Status found = files_.LastWrite(path).status();
+    if (!absl::IsNotFound(found) && !absl::IsFailedPrecondition(found)) continue;
     return absl::FailedPreconditionError(absl::StrCat(
         "data folder ", data_dir_, " was removed or replaced while in use: ", path, " is missing"));
   }
@@ -238,16 +229,10 @@ std::string ShardStore::ContributionPath(const ContributionKey& key) const {
 // --- Loading
 
 absl::StatusOr<std::vector<ShardStore::FoundRun>> ShardStore::Load() {
-  std::vector<std::string> names;
-  std::error_code error;
-  for (const auto& entry : fs::directory_iterator(data_dir_, error)) {
-    const std::string name = entry.path().filename().string();
-    if (entry.is_directory() && IsFileName(name)) names.push_back(name);
-  }
-  if (error) return ErrnoStatus(error.value(), "list", data_dir_);
-  std::sort(names.begin(), names.end());
+  CADRE_ASSIGN_OR_RETURN(const std::vector<FolderEntry> entries, files_.List(data_dir_));
   std::vector<FoundRun> runs;
-  for (const std::string& name : names) {
+  for (const auto& [name, is_folder] : entries) {
+    if (!is_folder || !IsFileName(name)) continue;
     absl::StatusOr<FoundRun> found = LoadRun(name);
     if (found.ok()) {
       runs.push_back(*std::move(found));
@@ -277,14 +262,8 @@ absl::StatusOr<ShardStore::FoundRun> ShardStore::LoadRun(const std::string& run)
   }
   if (found.open.run() != run)
     return absl::DataLossError(absl::StrCat(path, ": belongs to another run"));
-  std::vector<std::string> names;
-  std::error_code error;
-  for (const auto& entry : fs::directory_iterator(folder, error)) {
-    names.push_back(entry.path().filename().string());
-  }
-  if (error) return ErrnoStatus(error.value(), "list", folder);
-  std::sort(names.begin(), names.end());
-  for (const std::string& name : names) LoadFile(folder, name, &found);
+  CADRE_ASSIGN_OR_RETURN(const std::vector<FolderEntry> entries, files_.List(folder));
+  for (const FolderEntry& entry : entries) LoadFile(folder, entry.name, &found);
   std::sort(found.versions.begin(), found.versions.end(),
             [](const auto& a, const auto& b) { return a.version < b.version; });
   return found;
@@ -298,7 +277,7 @@ void ShardStore::LoadFile(const std::string& folder, const std::string& name, Fo
   if (uint32_t version = 0;
       absl::ConsumePrefix(&number, kVersionPrefix) && absl::SimpleAtoi(number, &version)) {
     const auto check = [&]() -> absl::StatusOr<StoredVersion> {
-      CADRE_ASSIGN_OR_RETURN(const auto file, BlockFile::Open(path, false));
+      CADRE_ASSIGN_OR_RETURN(const auto file, BlockFile::Open(files_, path, Access::kRead));
       v1::Apply order;
       CADRE_ASSIGN_OR_RETURN(const VersionMeta meta, MetaOf(*file, version, &order));
       // Every pull checks the blocks that it reads.
@@ -314,7 +293,7 @@ void ShardStore::LoadFile(const std::string& folder, const std::string& name, Fo
   }
   if (absl::StartsWith(name, kStagePrefix)) {
     const auto check = [&]() -> absl::StatusOr<FoundContribution> {
-      CADRE_ASSIGN_OR_RETURN(const auto file, BlockFile::Open(path, true));
+      CADRE_ASSIGN_OR_RETURN(const auto file, BlockFile::Open(files_, path, Access::kReadWrite));
       FoundContribution contribution;
       CADRE_ASSIGN_OR_RETURN(const uint64_t blocks, file->CountWholeBlocks());
       contribution.whole_chunks = static_cast<uint32_t>(blocks);
@@ -336,14 +315,14 @@ void ShardStore::LoadFile(const std::string& folder, const std::string& name, Fo
 // --- Runs
 
 absl::Status ShardStore::SaveRun(const v1::OpenRun& open, bool closed) {
-  CADRE_RETURN_IF_ERROR(MakeFolder(RunFolder(open.run())));
+  CADRE_RETURN_IF_ERROR(files_.MakeFolder(RunFolder(open.run())));
   CADRE_RETURN_IF_ERROR(WriteChecked(absl::StrCat(RunFolder(open.run()), "/", kRunFile),
                                      absl::StrCat(closed ? "1" : "0", open.SerializeAsString())));
   {
     absl::MutexLock lock(&mutex_);
     runs_.insert(open.run());
   }
-  return SyncFolder(data_dir_);
+  return files_.SyncFolder(data_dir_);
 }
 
 absl::Status ShardStore::ArchiveRun(const std::string& run, const std::string& lineage) {
@@ -353,26 +332,25 @@ absl::Status ShardStore::ArchiveRun(const std::string& run, const std::string& l
     absl::MutexLock lock(&mutex_);
     runs_.erase(run);
   }
-  std::error_code error;
-  fs::remove_all(aside, error);
-  fs::rename(RunFolder(run), aside, error);
-  if (error) return ErrnoStatus(error.value(), "set aside", RunFolder(run));
-  return SyncFolder(data_dir_);
+  CADRE_RETURN_IF_ERROR(files_.RemoveFolder(aside));
+  CADRE_RETURN_IF_ERROR(files_.Rename(RunFolder(run), aside));
+  return files_.SyncFolder(data_dir_);
 }
 
 void ShardStore::RemoveOldRuns(const std::vector<std::string>& ended, size_t keep,
                                const std::function<void(const std::string& run)>& removing) {
   std::vector<std::string> names = ended;
-  std::error_code error;
-  for (const auto& entry : fs::directory_iterator(data_dir_, error)) {
-    const std::string name = entry.path().filename().string();
-    if (absl::StartsWith(name, kArchivePrefix)) names.push_back(name);
+  const absl::StatusOr<std::vector<FolderEntry>> entries = files_.List(data_dir_);
+  if (!entries.ok()) LOG(ERROR) << entries.status();
+  for (const FolderEntry& entry : entries.value_or(std::vector<FolderEntry>())) {
+    if (absl::StartsWith(entry.name, kArchivePrefix)) names.push_back(entry.name);
   }
   // A run file is written when its run ends; without one, the time is the lowest.
-  std::map<std::pair<fs::file_time_type, std::string>, std::string> by_age;
+  std::map<std::pair<int64_t, std::string>, std::string> by_age;
   for (const std::string& name : names) {
-    const auto written = fs::last_write_time(absl::StrCat(RunFolder(name), "/", kRunFile), error);
-    by_age[{written, name}] = name;
+    const absl::StatusOr<int64_t> written =
+        files_.LastWrite(absl::StrCat(RunFolder(name), "/", kRunFile));
+    by_age[{written.value_or(std::numeric_limits<int64_t>::min()), name}] = name;
   }
   while (by_age.size() > keep) {
     const std::string name = by_age.extract(by_age.begin()).mapped();
@@ -383,11 +361,13 @@ void ShardStore::RemoveOldRuns(const std::vector<std::string>& ended, size_t kee
       runs_.erase(name);
     }
     // The run file is removed last: without it, Load would leave the folder alone.
-    for (const auto& entry : fs::directory_iterator(RunFolder(name), error)) {
-      if (entry.path().filename() != kRunFile) RemoveFile(entry.path().string());
+    const std::string folder = RunFolder(name);
+    for (const FolderEntry& entry : files_.List(folder).value_or(std::vector<FolderEntry>())) {
+      if (entry.name != kRunFile) RemoveFile(absl::StrCat(folder, "/", entry.name));
     }
-    fs::remove_all(RunFolder(name), error);
-    if (error) LOG(ERROR) << ErrnoStatus(error.value(), "remove", RunFolder(name));
+    if (const absl::Status removed = files_.RemoveFolder(folder); !removed.ok()) {
+      LOG(ERROR) << removed;
+    }
   }
 }
 
@@ -400,10 +380,10 @@ absl::StatusOr<VersionStats> ShardStore::WriteVersion(
   const std::string temporary = absl::StrCat(path, ".new");
   VersionMeta meta{order.round(), 0, span.begin, span.end, {}};
   absl::Cleanup remove = [&] { RemoveFile(temporary); };
-  CADRE_ASSIGN_OR_RETURN(
-      const std::unique_ptr<BlockFile> file,
-      BlockFile::Create(temporary, {EncodeMeta(meta, order), kBlockElements * sizeof(float),
-                                    span.size() * sizeof(float)}));
+  CADRE_ASSIGN_OR_RETURN(const std::unique_ptr<BlockFile> file,
+                         BlockFile::Create(files_, temporary,
+                                           {EncodeMeta(meta, order), kBlockElements * sizeof(float),
+                                            span.size() * sizeof(float)}));
   std::vector<float> values(std::min(kBlockElements, span.size()));
   for (int64_t at = span.begin, block = 0; at < span.end; at += std::ssize(values), ++block) {
     values.resize(std::min(kBlockElements, span.end - at));
@@ -414,9 +394,9 @@ absl::StatusOr<VersionStats> ShardStore::WriteVersion(
   meta.discrepancy = discrepancy();
   CADRE_RETURN_IF_ERROR(file->RewriteMeta(EncodeMeta(meta, order)));
   CADRE_RETURN_IF_ERROR(file->Sync());
-  if (rename(temporary.c_str(), path.c_str()) != 0) return ErrnoStatus(errno, "rename to", path);
+  CADRE_RETURN_IF_ERROR(files_.Rename(temporary, path));
   std::move(remove).Cancel();
-  CADRE_RETURN_IF_ERROR(SyncFolder(RunFolder(run)));
+  CADRE_RETURN_IF_ERROR(files_.SyncFolder(RunFolder(run)));
   return VersionStats{meta.digest, meta.discrepancy};
 }
 
@@ -431,7 +411,8 @@ absl::StatusOr<VersionStats> ShardStore::WriteMean(const ApplyPlan& plan) {
     for (const SourceSegment& segment : source.segments) {
       std::unique_ptr<BlockFile>& file = files[segment.key];
       if (file != nullptr) continue;
-      CADRE_ASSIGN_OR_RETURN(file, BlockFile::Open(ContributionPath(segment.key), false));
+      CADRE_ASSIGN_OR_RETURN(file,
+                             BlockFile::Open(files_, ContributionPath(segment.key), Access::kRead));
     }
   }
   absl::StatusOr<std::unique_ptr<VersionReader>> before = OpenVersion(plan.run, plan.round - 1);
@@ -446,7 +427,7 @@ absl::StatusOr<VersionStats> ShardStore::WriteMean(const ApplyPlan& plan) {
 absl::StatusOr<std::unique_ptr<VersionReader>> ShardStore::OpenVersion(const std::string& run,
                                                                        uint32_t version) const {
   CADRE_ASSIGN_OR_RETURN(std::unique_ptr<BlockFile> file,
-                         BlockFile::Open(VersionPath(run, version), false));
+                         BlockFile::Open(files_, VersionPath(run, version), Access::kRead));
   v1::Apply order;
   CADRE_ASSIGN_OR_RETURN(const VersionMeta meta, MetaOf(*file, version, &order));
   return std::make_unique<VersionReader>(std::move(file), Interval{meta.begin, meta.end});
@@ -465,8 +446,8 @@ void ShardStore::DiscardVersion(const std::string& run, uint32_t version) {
 absl::StatusOr<std::unique_ptr<BlockFile>> ShardStore::OpenContribution(
     const ContributionKey& key, const v1::ContributionHeader& header, int64_t elements,
     bool fresh) {
-  if (!fresh) return BlockFile::Open(ContributionPath(key), true);
-  return BlockFile::Create(ContributionPath(key),
+  if (!fresh) return BlockFile::Open(files_, ContributionPath(key), Access::kReadWrite);
+  return BlockFile::Create(files_, ContributionPath(key),
                            {.meta = header.SerializeAsString(),
                             .block_bytes = header.chunk_elements() * kElementBytes,
                             .data_bytes = elements * sizeof(float)});
@@ -474,11 +455,12 @@ absl::StatusOr<std::unique_ptr<BlockFile>> ShardStore::OpenContribution(
 
 absl::Status ShardStore::SyncContribution(BlockFile& file) {
   CADRE_RETURN_IF_ERROR(file.Sync());
-  return SyncFolder(fs::path(file.path()).parent_path().string());
+  return files_.SyncFolder(fs::path(file.path()).parent_path().string());
 }
 
 absl::Status ShardStore::VerifyContribution(const ContributionKey& key) const {
-  CADRE_ASSIGN_OR_RETURN(const auto file, BlockFile::Open(ContributionPath(key), false));
+  CADRE_ASSIGN_OR_RETURN(const auto file,
+                         BlockFile::Open(files_, ContributionPath(key), Access::kRead));
   return file->Verify();
 }
 

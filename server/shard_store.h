@@ -33,6 +33,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "base/file_system.h"
 #include "proto/cadre/v1/membership.pb.h"
 #include "proto/cadre/v1/rounds.pb.h"
 #include "server/block_file.h"
@@ -56,11 +57,12 @@ class ShardStore {
   // Creates the folder if necessary; one without a name becomes that of aggregator `name`. Errors:
   // PermissionDenied or another file error if the folder cannot be written; FailedPrecondition if
   // another process has locked it, or it belongs to another aggregator, whose files stay unchanged.
-  static absl::StatusOr<std::unique_ptr<ShardStore>> Open(const std::string& data_dir,
+  // The file system must outlive the store and the files that it opens.
+  static absl::StatusOr<std::unique_ptr<ShardStore>> Open(FileSystem& files,
+                                                          const std::string& data_dir,
                                                           const std::string& name);
   ShardStore(const ShardStore&) = delete;
   ShardStore& operator=(const ShardStore&) = delete;
-  ~ShardStore();
 
   // The epoch saved before Open; 0 if there is none.
   uint64_t epoch() const { return epoch_; }
@@ -108,9 +110,18 @@ class ShardStore {
   void RemoveContribution(const ContributionKey& key);
 
  private:
-  ShardStore(std::string data_dir, std::string name, int lock_fd);
+  ShardStore(FileSystem& files, std::string data_dir, std::string name, std::unique_ptr<File> lock);
   // Reads or creates the folder's identity.
   absl::Status Identify();
+
+  // Small files, replaced as a whole: their content, then its CRC32C.
+  absl::Status WriteChecked(const std::string& path, absl::string_view body);
+  // Returns at least one byte.
+  absl::StatusOr<std::string> ReadChecked(const std::string& path) const;
+  // Errors are logged.
+  void RemoveFile(const std::string& path);
+  // Keeps the file as a damaged version, in place of the previous one.
+  void Quarantine(const std::string& path, absl::string_view why);
 
   std::string RunFolder(const std::string& run) const;
   std::string VersionPath(const std::string& run, uint32_t version) const;
@@ -123,10 +134,11 @@ class ShardStore {
                                             Interval span, const Fill& produce,
                                             const std::function<DiscrepancyTerms()>& discrepancy);
 
+  FileSystem& files_;
   const std::string data_dir_;
   const std::string name_;
   uint64_t epoch_ = 0;
-  const int lock_fd_;
+  const std::unique_ptr<File> lock_;
   mutable absl::Mutex mutex_;
   // Runs with a run file.
   std::set<std::string> runs_ ABSL_GUARDED_BY(mutex_);

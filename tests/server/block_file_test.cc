@@ -18,7 +18,7 @@ class BlockFileTest : public ::testing::Test {
  protected:
   // Blocks "aaaa", "bbbb", "cc".
   std::unique_ptr<BlockFile> Write(uint64_t blocks) {
-    auto file = BlockFile::Create(path_, {"meta", 4, 10});
+    auto file = BlockFile::Create(PosixFileSystem(), path_, {"meta", 4, 10});
     EXPECT_TRUE(file.ok()) << file.status();
     for (uint64_t i = 0; i < blocks; ++i) {
       const std::string data((*file)->head().BytesOf(i), static_cast<char>('a' + i));
@@ -28,7 +28,7 @@ class BlockFileTest : public ::testing::Test {
   }
 
   std::unique_ptr<BlockFile> Reopen() {
-    auto file = BlockFile::Open(path_, true);
+    auto file = BlockFile::Open(PosixFileSystem(), path_, Access::kReadWrite);
     EXPECT_TRUE(file.ok()) << file.status();
     return *std::move(file);
   }
@@ -67,7 +67,7 @@ TEST_F(BlockFileTest, MetaIsReplacedInPlace) {
 }
 
 TEST_F(BlockFileTest, FileWithoutDataIsComplete) {
-  auto file = BlockFile::Create(path_, {"", 4, 0});
+  auto file = BlockFile::Create(PosixFileSystem(), path_, {"", 4, 0});
   ASSERT_TRUE(file.ok());
   EXPECT_TRUE(Reopen()->Verify().ok());
   EXPECT_EQ(*Reopen()->CountWholeBlocks(), 0u);
@@ -86,7 +86,7 @@ TEST_F(BlockFileTest, EveryTruncationIsFound) {
   const std::string whole = ReadAll(path_);
   for (size_t size = 0; size < whole.size(); ++size) {
     WriteAll(path_, whole.substr(0, size));
-    const auto file = BlockFile::Open(path_, false);
+    const auto file = BlockFile::Open(PosixFileSystem(), path_, Access::kRead);
     EXPECT_THAT(file.ok() ? (*file)->Verify() : file.status(),
                 IsError(absl::StatusCode::kDataLoss, path_))
         << size;
@@ -102,7 +102,7 @@ TEST_F(BlockFileTest, EveryFlippedBitIsFound) {
     std::string flipped = whole;
     flipped[bit / 8] ^= static_cast<char>(1 << bit % 8);
     WriteAll(path_, flipped);
-    const auto file = BlockFile::Open(path_, false);
+    const auto file = BlockFile::Open(PosixFileSystem(), path_, Access::kRead);
     const absl::Status status = file.ok() ? (*file)->Verify() : file.status();
     // The last four bytes of the fixed header are unused.
     const bool padding = bit / 8 >= 28 && bit / 8 < 32;
@@ -126,14 +126,16 @@ TEST_F(BlockFileTest, FullDiskHasPath) {
   const absl::Status status = file->WriteBlock(2, "cc", Crc32c("cc"));
   EXPECT_THAT(status, IsError(absl::StatusCode::kResourceExhausted, path_));
   const FileSizeLimit fuller(8);
-  EXPECT_EQ(BlockFile::Create(path_ + "2", {"meta", 4, 10}).status().code(),
+  EXPECT_EQ(BlockFile::Create(PosixFileSystem(), path_ + "2", {"meta", 4, 10}).status().code(),
             absl::StatusCode::kResourceExhausted);
 }
 
 TEST_F(BlockFileTest, ForeignFilesAreNamed) {
-  EXPECT_EQ(BlockFile::Open(path_, false).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(BlockFile::Open(PosixFileSystem(), path_, Access::kRead).status().code(),
+            absl::StatusCode::kNotFound);
   WriteAll(path_, std::string(100, 'x'));
-  EXPECT_EQ(BlockFile::Open(path_, false).status().code(), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(BlockFile::Open(PosixFileSystem(), path_, Access::kRead).status().code(),
+            absl::StatusCode::kDataLoss);
 }
 
 }  // namespace

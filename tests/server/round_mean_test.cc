@@ -24,7 +24,7 @@ class RoundMeanTest : public ::testing::Test {
   // A file of these values in blocks of four.
   std::unique_ptr<BlockFile> FileOf(const std::string& name, const std::vector<float>& values) {
     const uint32_t block = 4 * sizeof(float);
-    auto file = BlockFile::Create(absl::StrCat(folder_.path(), "/", name),
+    auto file = BlockFile::Create(PosixFileSystem(), absl::StrCat(folder_.path(), "/", name),
                                   {"", block, values.size() * sizeof(float)});
     EXPECT_TRUE(file.ok()) << file.status();
     const absl::string_view bytes(reinterpret_cast<const char*>(values.data()),

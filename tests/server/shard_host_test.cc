@@ -645,14 +645,14 @@ TEST_F(ShardHostTest, VersionsOfOlderBuildsAreReadable) {
   const std::vector<float> mean = PullAll(1);
   for (const size_t meta_bytes : {48, 32}) {
     {
-      const auto file = BlockFile::Open(RunPath("version-1"), false);
+      const auto file = BlockFile::Open(PosixFileSystem(), RunPath("version-1"), Access::kRead);
       ASSERT_TRUE(file.ok()) << file.status();
       BlockFileHead head = (*file)->head();
       std::string values(head.data_bytes, 0);
       ASSERT_TRUE((*file)->ReadBlock(0, values).ok());
       ASSERT_GT(head.meta.size(), meta_bytes);
       head.meta.resize(meta_bytes);
-      const auto old = BlockFile::Create(RunPath("old"), head);
+      const auto old = BlockFile::Create(PosixFileSystem(), RunPath("old"), head);
       ASSERT_TRUE((*old)->WriteBlock(0, values, Crc32c(values)).ok());
     }
     fs::rename(RunPath("old"), RunPath("version-1"));

@@ -1,0 +1,168 @@
+#include "base/file_system.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <filesystem>
+#include <system_error>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/file.h"
+#include "base/status.h"
+
+namespace cadre {
+namespace {
+
+namespace fs = std::filesystem;
+
+class PosixFile : public File {
+ public:
+  PosixFile(int fd, std::string path) : fd_(fd), path_(std::move(path)) {}
+  PosixFile(const PosixFile&) = delete;
+  PosixFile& operator=(const PosixFile&) = delete;
+  ~PosixFile() override { close(fd_); }
+
+  absl::Status WriteAt(uint64_t offset, absl::string_view first,
+                       absl::string_view second) override {
+    while (!first.empty() || !second.empty()) {
+      iovec parts[2] = {{const_cast<char*>(first.data()), first.size()},
+                        {const_cast<char*>(second.data()), second.size()}};
+      const ssize_t n = pwritev(fd_, parts, 2, static_cast<off_t>(offset));
+      if (n < 0 && errno == EINTR) continue;
+      if (n < 0) return ErrnoStatus(errno, "write", path_);
+      offset += n;
+      const size_t from_first = std::min(first.size(), static_cast<size_t>(n));
+      first.remove_prefix(from_first);
+      second.remove_prefix(static_cast<size_t>(n) - from_first);
+    }
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<size_t> ReadAt(uint64_t offset, std::span<char> first,
+                                std::span<char> second) const override {
+    size_t done = 0;
+    while (!first.empty() || !second.empty()) {
+      iovec parts[2] = {{first.data(), first.size()}, {second.data(), second.size()}};
+      const ssize_t n = preadv(fd_, parts, 2, static_cast<off_t>(offset + done));
+      if (n < 0 && errno == EINTR) continue;
+      if (n < 0) return ErrnoStatus(errno, "read", path_);
+      if (n == 0) break;
+      done += n;
+      const size_t from_first = std::min(first.size(), static_cast<size_t>(n));
+      first = first.subspan(from_first);
+      second = second.subspan(static_cast<size_t>(n) - from_first);
+    }
+    return done;
+  }
+
+  absl::StatusOr<uint64_t> Size() const override {
+    struct stat info;
+    if (fstat(fd_, &info) != 0) return ErrnoStatus(errno, "look at", path_);
+    return info.st_size;
+  }
+
+  absl::Status Sync() override {
+    if (fsync(fd_) != 0) return ErrnoStatus(errno, "sync", path_);
+    return absl::OkStatus();
+  }
+
+ private:
+  const int fd_;
+  const std::string path_;
+};
+
+class PosixFiles : public FileSystem {
+ public:
+  absl::StatusOr<std::unique_ptr<File>> Create(const std::string& path) override {
+    if (unlink(path.c_str()) != 0 && errno != ENOENT) return ErrnoStatus(errno, "remove", path);
+    return OpenFile(path, O_RDWR | O_CREAT | O_EXCL, "create");
+  }
+
+  absl::StatusOr<std::unique_ptr<File>> Open(const std::string& path, Access access) override {
+    return OpenFile(path, access == Access::kRead ? O_RDONLY : O_RDWR, "open");
+  }
+
+  absl::StatusOr<std::unique_ptr<File>> Lock(const std::string& path) override {
+    const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+    if (fd < 0) return ErrnoStatus(errno, "write in the data folder:", path);
+    auto file = std::make_unique<PosixFile>(fd, path);
+    if (flock(fd, LOCK_EX | LOCK_NB) == 0) return file;
+    if (errno != EWOULDBLOCK) return ErrnoStatus(errno, "lock", path);
+    return absl::FailedPreconditionError(absl::StrCat(path, ": is locked"));
+  }
+
+  absl::Status Rename(const std::string& from, const std::string& to) override {
+    if (rename(from.c_str(), to.c_str()) != 0) return ErrnoStatus(errno, "rename to", to);
+    return absl::OkStatus();
+  }
+
+  absl::Status RemoveFile(const std::string& path) override {
+    if (unlink(path.c_str()) != 0) return ErrnoStatus(errno, "remove", path);
+    return absl::OkStatus();
+  }
+
+  absl::Status RemoveFolder(const std::string& path) override {
+    std::error_code error;
+    fs::remove_all(path, error);
+    if (error) return ErrnoStatus(error.value(), "remove", path);
+    return absl::OkStatus();
+  }
+
+  absl::Status MakeFolder(const std::string& path) override { return cadre::MakeFolder(path); }
+  absl::Status SyncFolder(const std::string& path) override { return cadre::SyncFolder(path); }
+
+  absl::StatusOr<std::vector<FolderEntry>> List(const std::string& path) override {
+    std::vector<FolderEntry> entries;
+    std::error_code error;
+    for (const auto& entry : fs::directory_iterator(path, error)) {
+      std::error_code ignored;
+      entries.push_back({entry.path().filename().string(), entry.is_directory(ignored)});
+    }
+    if (error) return ErrnoStatus(error.value(), "list", path);
+    std::sort(entries.begin(), entries.end(),
+              [](const FolderEntry& a, const FolderEntry& b) { return a.name < b.name; });
+    return entries;
+  }
+
+  absl::StatusOr<int64_t> LastWrite(const std::string& path) override {
+    struct stat info;
+    if (stat(path.c_str(), &info) != 0) return ErrnoStatus(errno, "look at", path);
+    return info.st_mtim.tv_sec * int64_t{1'000'000'000} + info.st_mtim.tv_nsec;
+  }
+
+ private:
+  static absl::StatusOr<std::unique_ptr<File>> OpenFile(const std::string& path, int flags,
+                                                        absl::string_view what) {
+    const int fd = open(path.c_str(), flags | O_CLOEXEC, 0644);
+    if (fd < 0) return ErrnoStatus(errno, what, path);
+    return std::make_unique<PosixFile>(fd, path);
+  }
+};
+
+}  // namespace
+
+FileSystem& PosixFileSystem() {
+  static PosixFiles* const files = new PosixFiles();
+  return *files;
+}
+
+absl::StatusOr<std::string> ReadFile(FileSystem& files, const std::string& path) {
+  CADRE_ASSIGN_OR_RETURN(const std::unique_ptr<File> file, files.Open(path, Access::kRead));
+  CADRE_ASSIGN_OR_RETURN(const uint64_t size, file->Size());
+  if (size > kMaxReadBytes) {
+    return absl::InvalidArgumentError(absl::StrCat(path, ": has ", size, " bytes"));
+  }
+  std::string bytes(size, '\0');
+  CADRE_ASSIGN_OR_RETURN(const size_t n, file->ReadAt(0, bytes, {}));
+  bytes.resize(n);
+  return bytes;
+}
+
+}  // namespace cadre
