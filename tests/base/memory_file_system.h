@@ -1,0 +1,110 @@
+// A file system in memory that fails on demand: crashes of the process or of the host, failed
+// syncs, a full disk, flipped bits, removed folders.
+//
+// It is as unkind as POSIX permits. After a crash of the host, of the writes to a file since its
+// last successful sync any subset survives, and of the changes of a folder's names since its last
+// sync a prefix. After a failed sync the writes before it are readable, but no later sync makes
+// them durable.
+//
+// Paths are absolute. Thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "base/file_system.h"
+
+namespace cadre {
+
+class MemoryFileSystem : public FileSystem {
+ public:
+  MemoryFileSystem();
+  ~MemoryFileSystem() override;
+
+  // ---- Faults
+
+  // The process ends. Its open files and locks are released, whatever happens to their objects.
+  void EndProcess();
+  // The host crashes: also what is not durable is lost, unless `survives` returns true for it.
+  void CrashHost(const std::function<bool()>& survives);
+  // After `changes` further changes all calls fail with Unavailable and change nothing, as if the
+  // process had been killed there, until EndProcess or CrashHost.
+  void StopAfter(uint64_t changes);
+  void DoNotStop();
+  bool stopped() const;
+  // Bytes that writes can add to files; afterwards they fail with ResourceExhausted.
+  void SetFreeBytes(uint64_t bytes);
+  // The next sync of a file fails with DataLoss.
+  void FailNextSync();
+  // Syncs of files succeed without effect: a disk that lies.
+  void IgnoreSyncs();
+  // Requires: the file exists and has this bit.
+  void FlipBit(const std::string& path, uint64_t bit);
+  bool Exists(const std::string& path) const;
+
+  // ---- FileSystem
+  absl::StatusOr<std::unique_ptr<File>> Create(const std::string& path) override;
+  absl::StatusOr<std::unique_ptr<File>> Open(const std::string& path, Access access) override;
+  absl::StatusOr<std::unique_ptr<File>> Lock(const std::string& path) override;
+  absl::Status Rename(const std::string& from, const std::string& to) override;
+  absl::Status RemoveFile(const std::string& path) override;
+  absl::Status RemoveFolder(const std::string& path) override;
+  absl::Status MakeFolder(const std::string& path) override;
+  absl::Status SyncFolder(const std::string& path) override;
+  absl::StatusOr<std::vector<FolderEntry>> List(const std::string& path) override;
+  absl::StatusOr<int64_t> LastWrite(const std::string& path) override;
+
+ private:
+  class OpenFile;
+  struct Node;
+  using NodePtr = std::shared_ptr<Node>;
+  // New meanings of some names of a folder; null: none.
+  using NameChange = std::vector<std::pair<std::string, NodePtr>>;
+  // A file or a folder, as seen by the process and as on the disk.
+  struct Node {
+    bool is_folder = false;
+    int64_t last_write = 0;
+    // Of a file.
+    std::string bytes;
+    std::string durable_bytes;
+    struct Write {
+      uint64_t offset = 0;
+      std::string bytes;
+    };
+    std::vector<Write> unsynced;
+    bool locked = false;
+    // Of a folder.
+    std::map<std::string, NodePtr> names;
+    std::map<std::string, NodePtr> durable_names;
+    std::vector<NameChange> unsynced_names;
+  };
+
+  // Counts a change; fails if the process is stopped.
+  absl::Status Change() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckRunning() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  NodePtr Find(const std::string& path) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<NodePtr> FolderOf(const std::string& path) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void SetNames(Node& folder, NameChange change) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Revert(Node& node, const std::function<bool()>& survives)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  mutable absl::Mutex mutex_;
+  const NodePtr root_;
+  // Number of the running process; files that an earlier one has opened are closed.
+  uint64_t process_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t changes_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::optional<uint64_t> changes_left_ ABSL_GUARDED_BY(mutex_);
+  uint64_t free_bytes_ ABSL_GUARDED_BY(mutex_) = UINT64_MAX;
+  bool fail_next_sync_ ABSL_GUARDED_BY(mutex_) = false;
+  bool ignore_syncs_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+}  // namespace cadre

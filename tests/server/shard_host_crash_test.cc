@@ -1,0 +1,149 @@
+// Crashes at every change that a shard host makes to its disk, and failed syncs.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <vector>
+
+#include "base/digest.h"
+#include "base/random.h"
+#include "server/shard_host.h"
+#include "tests/base/memory_file_system.h"
+#include "tests/server/testing.h"
+
+namespace cadre::testing {
+namespace {
+
+class ShardHostCrashTest : public ::testing::Test {
+ protected:
+  // A process on a disk of its own. `open` also creates the shard.
+  void Begin() {
+    host_.reset();
+    files_ = std::make_unique<MemoryFileSystem>();
+    ASSERT_TRUE(files_->MakeFolder("/data").ok());
+    ASSERT_TRUE(files_->SyncFolder("/").ok());
+    Start();
+  }
+  void Start() {
+    auto host = ShardHost::Open("/data", "agg-0", &counters_, kKeepEndedRuns, *files_);
+    ASSERT_TRUE(host.ok()) << host.status();
+    host_ = *std::move(host);
+  }
+  // `seed` selects what survives of that which is not durable.
+  void CrashHost(uint64_t seed) {
+    host_.reset();
+    uint64_t drawn = 0;
+    files_->CrashHost([&] { return RandomBits(seed, RandomStream::kTest, drawn++, 0) % 2 == 0; });
+    Start();
+  }
+
+  // What the coordinator and a group do until version 1 exists; all of it may be repeated.
+  absl::StatusOr<uint64_t> MakeVersion() {
+    const auto opened = host_->OpenRun(run_.Open());
+    if (!opened.ok()) return opened.status();
+    if (!opened->error().empty()) return absl::InternalError(opened->error());
+    if (opened->version() == 0) {
+      if (const absl::Status staged = Stage(); !staged.ok()) return staged;
+    }
+    const auto applied = host_->Apply(MakeApply(run_, 1, {{}}));
+    if (!applied.ok()) return applied.status();
+    if (!applied->error().empty()) return absl::InternalError(applied->error());
+    if (!applied->missing().empty()) return absl::DataLossError("an acknowledged contribution");
+    return applied->digest();
+  }
+
+  absl::Status Stage() {
+    auto staging = host_->Stage(Header(run_, {}, 0, std::ssize(values_), kChunk));
+    if (!staging.ok()) return staging.status();
+    for (uint32_t i = staging->grant.next_chunk; i < staging->grant.chunks; ++i) {
+      const size_t begin = size_t{i} * kChunk;
+      const auto put = host_->Put(
+          *staging, MakeChunk(i, std::span(values_).subspan(
+                                     begin, std::min<size_t>(kChunk, values_.size() - begin))));
+      if (!put.ok()) return put.status();
+    }
+    return host_->Finish(*staging);
+  }
+
+  static constexpr uint32_t kChunk = 4;
+  SmallRun run_;
+  const std::vector<float> values_ = Values(1, 15);
+  Counters counters_;
+  std::unique_ptr<MemoryFileSystem> files_;
+  std::unique_ptr<ShardHost> host_;
+};
+
+// After each crash the same messages lead to the same version.
+TEST_F(ShardHostCrashTest, EveryChangeMayBeTheLast) {
+  const uint64_t expected = Digest(values_, 0);
+  for (const bool host_crashes : {false, true}) {
+    int crashes = 0;
+    for (uint64_t last = 1;; ++last) {
+      Begin();
+      files_->StopAfter(last);
+      const absl::StatusOr<uint64_t> made = MakeVersion();
+      if (made.ok()) break;
+      ASSERT_TRUE(files_->stopped()) << made.status();
+      ++crashes;
+      if (host_crashes) {
+        CrashHost(last);
+      } else {
+        host_.reset();
+        files_->EndProcess();
+        Start();
+      }
+      const absl::StatusOr<uint64_t> repeated = MakeVersion();
+      ASSERT_TRUE(repeated.ok()) << repeated.status() << ", after change " << last;
+      ASSERT_EQ(*repeated, expected) << "after change " << last;
+    }
+    EXPECT_GT(crashes, 20);
+  }
+}
+
+// Version and contributions that were acknowledged are durable.
+TEST_F(ShardHostCrashTest, AcknowledgedDataSurvives) {
+  for (uint64_t seed = 0; seed < 20; ++seed) {
+    Begin();
+    ASSERT_TRUE(host_->OpenRun(run_.Open()).ok());
+    ASSERT_TRUE(Stage().ok());
+    CrashHost(seed);
+    const auto applied = host_->Apply(MakeApply(run_, 1, {{}}));
+    ASSERT_TRUE(applied.ok()) << applied.status();
+    ASSERT_THAT(applied->missing(), ::testing::IsEmpty());
+    ASSERT_EQ(applied->digest(), Digest(values_, 0));
+    CrashHost(seed);
+    const auto states = host_->States();
+    ASSERT_EQ(states.size(), 1);
+    ASSERT_EQ(states[0].version(), 1u);
+    ASSERT_EQ(states[0].digest(), Digest(values_, 0));
+  }
+}
+
+// The kernel reports once that it could not write pages, and drops them: what was staged before
+// must be staged again.
+TEST_F(ShardHostCrashTest, FailedSyncLosesTheContribution) {
+  Begin();
+  ASSERT_TRUE(host_->OpenRun(run_.Open()).ok());
+  files_->FailNextSync();
+  EXPECT_FALSE(Stage().ok());
+  EXPECT_THAT(host_->Apply(MakeApply(run_, 1, {{}}))->missing(), ::testing::ElementsAre(0));
+  ASSERT_TRUE(Stage().ok());
+  CrashHost(/*seed=*/3);
+  EXPECT_EQ(host_->Apply(MakeApply(run_, 1, {{}}))->digest(), Digest(values_, 0));
+}
+
+// A version whose sync failed is not reported; the next attempt writes it again.
+TEST_F(ShardHostCrashTest, FailedSyncRepeatsTheApply) {
+  Begin();
+  ASSERT_TRUE(host_->OpenRun(run_.Open()).ok());
+  ASSERT_TRUE(Stage().ok());
+  files_->FailNextSync();
+  const auto failed = host_->Apply(MakeApply(run_, 1, {{}}));
+  EXPECT_FALSE(failed.ok()) << failed->ShortDebugString();
+  EXPECT_EQ(host_->Apply(MakeApply(run_, 1, {{}}))->digest(), Digest(values_, 0));
+  CrashHost(/*seed=*/4);
+  EXPECT_EQ(host_->States()[0].version(), 1u);
+}
+
+}  // namespace
+}  // namespace cadre::testing
