@@ -11,9 +11,9 @@
 #include <utility>
 
 #include "absl/time/clock.h"
-#include "base/digest.h"
 #include "base/identity.h"
 #include "base/status.h"
+#include "server/order_execution.h"
 
 namespace cadre {
 namespace {
@@ -101,8 +101,7 @@ bool Aggregator::OnMessage(const v1::CoordinatorMessage& message) {
     LOG(ERROR) << "refused by the coordinator: " << message.refused().reason();
     return true;
   }
-  if (!message.has_open_run() && !message.has_apply() && !message.has_close_run() &&
-      !message.has_fence() && !message.has_report_run()) {
+  if (!IsOrder(message)) {
     LOG(WARNING) << "unexpected message: " << message.ShortDebugString();
     return true;
   }
@@ -128,77 +127,12 @@ std::optional<v1::CoordinatorMessage> Aggregator::NextOrder() {
 
 void Aggregator::ExecuteOrders() {
   while (const std::optional<v1::CoordinatorMessage> order = NextOrder()) {
-    if (Execute(*order)) continue;
+    const OrderResult result = ExecuteOrder(*host_, *order);
+    if (result.answer.has_value()) Answer(*result.answer);
+    if (!result.repeat) continue;
     absl::MutexLock lock(&mutex_);
     orders_.Failed(*order, clock_.Now());
   }
-}
-
-bool Aggregator::Execute(const v1::CoordinatorMessage& order) {
-  if (order.has_open_run()) return OpenRun(order.open_run());
-  if (order.has_apply()) return Apply(order.apply());
-  if (order.has_fence()) return Fence(order.fence());
-  if (order.has_report_run()) return ReportRun(order.report_run().run());
-  return CloseRun(order.close_run().run());
-}
-
-bool Aggregator::OpenRun(const v1::OpenRun& open) {
-  const absl::StatusOr<v1::RunOpened> opened = host_->OpenRun(open);
-  if (!opened.ok()) {
-    LOG(ERROR) << "cannot open run " << open.run() << ": " << opened.status();
-    // An invalid order is not retried.
-    return absl::IsInvalidArgument(opened.status());
-  }
-  if (opened->hollow()) {
-    LOG(WARNING) << "run " << open.run() << ": shard " << open.shard() << " of " << open.shards()
-                 << " is open without the values of a version; the next one follows version "
-                 << opened->version();
-  } else if (opened->error().empty()) {
-    LOG(INFO) << "run " << open.run() << ": shard " << open.shard() << " of " << open.shards()
-              << " is open at version " << opened->version() << ", digest "
-              << DigestHex(opened->digest());
-  } else {
-    LOG(ERROR) << "run " << open.run() << " cannot start: " << opened->error();
-  }
-  v1::MemberMessage message;
-  *message.mutable_run_opened() = *opened;
-  Answer(message);
-  return true;
-}
-
-bool Aggregator::Apply(const v1::Apply& apply) {
-  const absl::StatusOr<v1::Applied> applied = host_->Apply(apply);
-  if (!applied.ok()) return false;
-  const bool complete = applied->missing().empty();
-  if (complete && applied->error().empty()) {
-    LOG(INFO) << "run " << apply.run() << ": version " << apply.round() << " of "
-              << apply.participants_size() << " groups, digest " << DigestHex(applied->digest());
-  } else if (complete) {
-    LOG(ERROR) << "cannot apply round " << apply.round() << " of " << apply.run() << ": "
-               << applied->error();
-  }
-  v1::MemberMessage message;
-  *message.mutable_applied() = *applied;
-  Answer(message);
-  return complete;
-}
-
-bool Aggregator::ReportRun(const std::string& run) {
-  v1::MemberMessage message;
-  *message.mutable_run_report() = host_->ReportRun(run);
-  Answer(message);
-  return true;
-}
-
-bool Aggregator::Fence(const v1::Fence& fence) {
-  host_->Fence(fence);
-  return true;
-}
-
-bool Aggregator::CloseRun(const std::string& run) {
-  const absl::Status status = host_->CloseRun(run);
-  if (status.ok()) LOG(INFO) << "run " << run << " has ended";
-  return status.ok();
 }
 
 void Aggregator::Answer(const v1::MemberMessage& message) {

@@ -90,13 +90,6 @@ class Aggregator {
   void ExecuteOrders() ABSL_LOCKS_EXCLUDED(mutex_);
   // Waits for the next order. Returns nullopt when the aggregator drains.
   std::optional<v1::CoordinatorMessage> NextOrder() ABSL_LOCKS_EXCLUDED(mutex_);
-  // Returns false if the order must be retried.
-  bool Execute(const v1::CoordinatorMessage& order);
-  bool OpenRun(const v1::OpenRun& open);
-  bool Apply(const v1::Apply& apply);
-  bool Fence(const v1::Fence& fence);
-  bool ReportRun(const std::string& run);
-  bool CloseRun(const std::string& run);
   void Answer(const v1::MemberMessage& message);
 
   const AggregatorOptions options_;
