@@ -6,7 +6,8 @@
 //      the candidate. Fewer are no evidence: the first report releases the ranks that have not
 //      noticed the failure yet.
 //   3. The candidates are suspects if they are at most half of the group. If they are more, the
-//      reporting ranks may as well be the ones that are cut off.
+//      reporting ranks may as well be the ones that are cut off. Then other workers are preferred
+//      to all that are named, so that the next group has other members.
 //
 // A report with a cause of its own (a lost device, missing data) explains the failure: the reports
 // of its peers are the consequence.
@@ -69,6 +70,16 @@ std::vector<uint32_t> FailureReports::Suspects() const {
     std::erase_if(candidates, [&](uint32_t rank) { return !silent(rank); });
   }
   return 2 * candidates.size() <= ranks_.size() ? candidates : std::vector<uint32_t>();
+}
+
+std::vector<uint32_t> FailureReports::Named() const {
+  std::set<uint32_t> named;
+  for (const auto& [sender, report] : reports_) {
+    for (const uint32_t rank : report.suspects()) {
+      if (rank < ranks_.size()) named.insert(rank);
+    }
+  }
+  return {named.begin(), named.end()};
 }
 
 std::string FailureReports::ReasonOf(uint32_t rank) const {

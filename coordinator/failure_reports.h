@@ -41,6 +41,9 @@ class FailureReports {
   // cause explains the failure, or if the reports do not agree.
   std::vector<uint32_t> Suspects() const;
 
+  // All ranks that some report names.
+  std::vector<uint32_t> Named() const;
+
   const v1::RankSlot& place() const { return place_; }
   const std::vector<Rank>& ranks() const { return ranks_; }
   // The first report that names the rank.

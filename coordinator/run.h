@@ -234,6 +234,9 @@ class Run {
   void OnRestaged(const v1::Restaged& restaged);
   // Whether no lost shard prevents the round from closing.
   bool ShardsMayClose() const;
+  // Whether the shard, or every shard, accepts contributions to the open round.
+  bool Accepts(uint32_t shard) const;
+  bool ShardsAccept() const;
   // Groups that wait for a version that will not be restored: they are not awaited, and released
   // when the round closes.
   std::vector<uint32_t> LeftOut() const;

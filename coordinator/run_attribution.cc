@@ -28,6 +28,12 @@
 #include "proto/enum_text.h"
 
 namespace cadre {
+namespace {
+
+// Workers that were named without enough evidence are the last choice for this time.
+constexpr absl::Duration kDoubt = absl::Minutes(30);
+
+}  // namespace
 
 void Run::OnGroupFailed(const Member& member, const v1::GroupFailed& failed) {
   const v1::RankSlot& place = failed.place();
@@ -94,7 +100,14 @@ void Run::Attribute(const Member& member, const v1::GroupFailed& failed,
 void Run::JudgeReports() {
   std::erase_if(failure_reports_, [this](const FailureReports& reports) {
     if (cluster_.now() < reports.until()) return false;
-    for (const uint32_t rank : reports.Suspects()) {
+    const std::vector<uint32_t> suspects = reports.Suspects();
+    if (suspects.empty()) {
+      for (const uint32_t rank : reports.Named()) {
+        cluster_.standings().Doubt(reports.ranks()[rank].worker, cluster_.now(),
+                                   cluster_.now() + kDoubt);
+      }
+    }
+    for (const uint32_t rank : suspects) {
       const auto& [id, worker] = reports.ranks()[rank];
       const Member* const member = cluster_.members().Find(id);
       const bool lost = member == nullptr || !member->connected();
@@ -137,7 +150,7 @@ bool Run::OnHeartbeat(const Member& member, const v1::Heartbeat& heartbeat) {
   v1::Activity activity = here || !reports ? heartbeat.activity() : v1::ACTIVITY_PREPARING;
   const bool waits = slot.unanswered != 0 || round_.Has(slot.group()) ||
                      (slot.preparing() && slot.prepared_ranks().count(rank) != 0) ||
-                     (activity == v1::ACTIVITY_EXCHANGING && !shards_open());
+                     (activity == v1::ACTIVITY_EXCHANGING && !ShardsAccept());
   const bool at_end =
       slot.record().at_end() && AssignedPart(record_.evaluating(), slot.group()) == nullptr;
   if (waits && reports) {

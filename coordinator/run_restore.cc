@@ -182,11 +182,23 @@ void Run::OnRestaged(const v1::Restaged& restaged) {
       absl::StrCat("group ", place.group(), ", rank ", place.rank(), ": ", restaged.error()));
 }
 
+bool Run::Accepts(uint32_t shard) const {
+  if (shards_.IsOpen(shard)) return true;
+  const auto lost = shards_.lost().find(shard);
+  return lost != shards_.lost().end() && lost->second.ready() &&
+         lost->second.attempt()->source == ShardRestore::Source::kOpenRound;
+}
+
+bool Run::ShardsAccept() const {
+  for (int shard = 0; shard < shards_.size(); ++shard) {
+    if (!Accepts(shard)) return false;
+  }
+  return true;
+}
+
 bool Run::ShardsMayClose() const {
-  return std::all_of(shards_.lost().begin(), shards_.lost().end(), [](const auto& entry) {
-    const ShardRestore& restore = entry.second;
-    return restore.ready() && restore.attempt()->source == ShardRestore::Source::kOpenRound;
-  });
+  return std::all_of(shards_.lost().begin(), shards_.lost().end(),
+                     [this](const auto& lost) { return Accepts(lost.first); });
 }
 
 // A group without a stream may have adopted the version without the coordinator's knowledge.

@@ -207,6 +207,18 @@ TEST_F(MachineFailuresTest, HostsThatAgreeEndTheRun) {
   }
 }
 
+// Two of three ranks hang at the same time: no majority accuses them.
+TEST_F(MachineFailuresTest, NamedWorkersAreTheLastChoice) {
+  const std::string run = Begin(1, 3);
+  while (StateOf(run, 0) != v1::GROUP_STATE_WAITING) {
+    cluster_.Fail(cluster_.Lead(run, 0), "not connected in time", FAILURE_CAUSE_PEER, {1, 2});
+    cluster_.Run(absl::Seconds(3));
+  }
+  for (const char* name : {"w3", "w4"}) cluster_.AddWorker(name, absl::StrCat("host of ", name));
+  ASSERT_TRUE(cluster_.RunUntil([&] { return StateOf(run, 0) != v1::GROUP_STATE_WAITING; }));
+  EXPECT_EQ(MembersOf(run, 0), "w0 w3 w4");
+}
+
 TEST_F(MachineFailuresTest, OtherDataExcludesTheWorker) {
   const std::string run = Begin(2, 1);
   cluster_.AddWorker("w2", "host-2");

@@ -143,6 +143,23 @@ TEST_F(RestoreShardTest, OpenRoundIfAllGroupsHaveContinued) {
   ExpectRestored(run);
 }
 
+// The restoring awaits a group that hangs while it stages its contribution.
+TEST_F(RestoreShardTest, HungGroupIsNotAwaited) {
+  const std::string run = Begin();
+  Train(run, 0);
+  FakeWorker& other = cluster_.Lead(run, 1);
+  other.contributed = cluster_.ContributionOf(other);
+  cluster_.Wipe(agg(0));
+  for (const int rank : {0, 1}) {
+    FakeWorker& hung = cluster_.Rank(run, 1, rank);
+    hung.activity = v1::ACTIVITY_EXCHANGING;
+    hung.hung = true;
+  }
+  EXPECT_TRUE(cluster_.RunUntil([&] { return VersionOf(run) == 2; }));
+  EXPECT_EQ(cluster_.Counter("groups_stalled"), 1u);
+  ExpectRestored(run);
+}
+
 // Group 1 still pulls version 2 from the lost shard, and group 0 has continued: no source can
 // restore version 2. It is left out, and group 1 adopts version 3.
 TEST_F(RestoreShardTest, GroupThatPullsALostVersionIsNotAwaited) {
