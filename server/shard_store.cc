@@ -119,7 +119,10 @@ ShardStore::ShardStore(FileSystem& files, std::string data_dir, std::string name
 absl::StatusOr<std::unique_ptr<ShardStore>> ShardStore::Open(FileSystem& files,
                                                              const std::string& data_dir,
                                                              const std::string& name) {
-  CADRE_RETURN_IF_ERROR(files.MakeFolder(data_dir));
+  if (absl::IsNotFound(files.LastWrite(data_dir).status())) {
+    CADRE_RETURN_IF_ERROR(files.MakeFolder(data_dir));
+    CADRE_RETURN_IF_ERROR(files.SyncFolder(fs::path(data_dir).parent_path().string()));
+  }
   absl::StatusOr<std::unique_ptr<File>> lock = files.Lock(absl::StrCat(data_dir, "/.lock"));
   if (absl::IsFailedPrecondition(lock.status())) {
     return absl::FailedPreconditionError(
@@ -221,9 +224,13 @@ std::string ShardStore::VersionPath(const std::string& run, uint32_t version) co
   return absl::StrCat(RunFolder(run), "/", kVersionPrefix, version);
 }
 
+std::string ShardStore::ContributionName(const ContributionKey& key) {
+  return absl::StrCat(key.run, "/", kStagePrefix, key.round, "-", key.group, "-", key.generation,
+                      "-", key.rank, key.seed ? "-seed" : "");
+}
+
 std::string ShardStore::ContributionPath(const ContributionKey& key) const {
-  return absl::StrCat(RunFolder(key.run), "/", kStagePrefix, key.round, "-", key.group, "-",
-                      key.generation, "-", key.rank, key.seed ? "-seed" : "");
+  return absl::StrCat(data_dir_, "/", ContributionName(key));
 }
 
 // --- Loading

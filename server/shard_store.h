@@ -78,6 +78,8 @@ class ShardStore {
   // Whether a run or lineage may name a file: [A-Za-z0-9._-], at most 100 characters, no leading
   // dot.
   static bool IsFileName(absl::string_view name);
+  // Path of a contribution in the data folder.
+  static std::string ContributionName(const ContributionKey& key);
 
   absl::Status SaveRun(const v1::OpenRun& open, bool closed) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status ArchiveRun(const std::string& run, const std::string& lineage)

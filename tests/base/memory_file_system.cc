@@ -37,8 +37,10 @@ class MemoryFileSystem::OpenFile : public File {
   OpenFile(const OpenFile&) = delete;
   OpenFile& operator=(const OpenFile&) = delete;
   ~OpenFile() override {
+    // A file without a lock may outlive the file system.
+    if (!locks_) return;
     absl::MutexLock lock(&files_.mutex_);
-    if (locks_ && process_ == files_.process_) node_->locked = false;
+    if (process_ == files_.process_) node_->locked = false;
   }
 
   absl::Status WriteAt(uint64_t offset, absl::string_view first,
@@ -169,9 +171,9 @@ void MemoryFileSystem::SetFreeBytes(uint64_t bytes) {
   free_bytes_ = bytes;
 }
 
-void MemoryFileSystem::FailNextSync() {
+void MemoryFileSystem::FailNextSync(bool fails) {
   absl::MutexLock lock(&mutex_);
-  fail_next_sync_ = true;
+  fail_next_sync_ = fails;
 }
 
 void MemoryFileSystem::IgnoreSyncs() {

@@ -41,8 +41,8 @@ class MemoryFileSystem : public FileSystem {
   bool stopped() const;
   // Bytes that writes can add to files; afterwards they fail with ResourceExhausted.
   void SetFreeBytes(uint64_t bytes);
-  // The next sync of a file fails with DataLoss.
-  void FailNextSync();
+  // Whether the next sync of a file fails with DataLoss.
+  void FailNextSync(bool fails = true);
   // Syncs of files succeed without effect: a disk that lies.
   void IgnoreSyncs();
   // Requires: the file exists and has this bit.

@@ -19,6 +19,8 @@ double* RateOf(FaultKind kind, Faults& faults) {
       return &faults.stall;
     case FaultKind::kFullDisk:
       return &faults.full_disk;
+    case FaultKind::kFailSyncs:
+      return &faults.fail_sync;
     case FaultKind::kCrashInOrders:
       return &faults.crash_aggregator;
     case FaultKind::kBreakGroups:
@@ -65,6 +67,10 @@ void FaultInjector::Inject(const Fault& fault, const std::string& host) {
     case FaultKind::kLoseAggregator:
     case FaultKind::kMoveAggregator:
       return EndAggregator(fault);
+    case FaultKind::kLoseFolder:
+      return aggregators_[fault.subject]->LoseFolder();
+    case FaultKind::kDamageFile:
+      return aggregators_[fault.subject]->DamageFile();
     case FaultKind::kIsolate:
       condition("isolations", at().cut_bulk);
       [[fallthrough]];

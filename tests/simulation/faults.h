@@ -25,9 +25,10 @@ enum class FaultKind {
   kCrashAfterCommit,
   // Per event: the coordinator stalls for seconds.
   kStallCoordinator,
-  // Per write of a version: the disk is temporarily full.
+  // Per order of an aggregator: the disk is temporarily full; a sync fails; it crashes between two
+  // changes of its disk, possibly with its host.
   kFullDisk,
-  // Per step of an aggregator's order: it crashes.
+  kFailSyncs,
   kCrashInOrders,
   // Per collective: a rank's connection to its peers breaks.
   kBreakGroups,
@@ -45,6 +46,9 @@ enum class FaultKind {
   kKillAggregator,
   kLoseAggregator,
   kMoveAggregator,
+  // An aggregator's folder is removed, or a bit of one of its files changes.
+  kLoseFolder,
+  kDamageFile,
   // A host is cut off from the coordinator: in both directions, in both and from all members, or
   // in one direction.
   kCut,

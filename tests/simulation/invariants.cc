@@ -10,6 +10,7 @@
 #include "coordinator/keys.h"
 #include "coordinator/run_rules.h"
 #include "proto/enum_text.h"
+#include "server/mean.h"
 #include "tests/simulation/describe.h"
 
 namespace cadre::simulation {
@@ -41,7 +42,7 @@ std::string Name(const v1::CommitRecord& commit) {
   return absl::StrCat("round ", commit.round(), " of ", commit.run());
 }
 
-std::vector<Interval> Whole(const Words& words) { return {{0, std::ssize(words)}}; }
+std::vector<Interval> Whole(const Values& values) { return {{0, std::ssize(values)}}; }
 
 }  // namespace
 
@@ -175,6 +176,9 @@ void Invariants::CheckRun(const Store& after, const v1::RunRecord& before,
     world_.Violate(run, " had ended and continues");
   }
   if (IsLive(before.state()) && !IsLive(record.state())) CheckRunEnd(record);
+  if (record.state() == v1::RUN_STATE_PARKED && lost_disks_.empty()) {
+    world_.Violate(run, " is parked, although no disk was lost: ", record.reason());
+  }
 }
 
 void Invariants::CountReassignedParts(const v1::EvaluationRecord& before,
@@ -230,7 +234,7 @@ void Invariants::CheckNewCommit(const Store& before, const Store& after,
     return;
   }
   if (commit.round() == 0) {
-    versions_[commit.run()][0] = InitialWords(run->spec(), {0, TensorBegins(run->spec()).back()});
+    versions_[commit.run()][0] = InitialValues(run->spec());
     shards_[commit.run()] = run->shards_size();
     committed_.insert({commit.run(), 0});
     return;
@@ -282,16 +286,18 @@ void Invariants::CheckParticipant(const v1::RunRecord& run, const v1::CommitReco
 }
 
 void Invariants::MakeVersion(const v1::RunRecord& run, const v1::CommitRecord& commit) {
-  const Words& base = versions_[commit.run()][commit.round() - 1];
-  Words next(base.size());
-  double total = 0;
-  for (const v1::Participant& in : commit.participants()) total += in.samples();
-  for (const v1::Participant& in : commit.participants()) {
-    const float weight = in.samples() / total;
-    for (uint64_t p = 0; p < next.size(); ++p) {
-      next[p] = AddToMean(next[p], weight,
-                          TrainedWord(base[p], in.group(), in.generation(), in.samples()));
+  const Values& base = versions_[commit.run()][commit.round() - 1];
+  std::vector<uint64_t> samples;
+  for (const v1::Participant& in : commit.participants()) samples.push_back(in.samples());
+  const std::vector<float> weights = MeanWeights(samples);
+  Values next(base.size());
+  for (int i = 0; i < commit.participants_size(); ++i) {
+    const v1::Participant& in = commit.participants(i);
+    Values trained;
+    for (const float value : base) {
+      trained.push_back(TrainedValue(value, in.group(), in.generation(), in.samples()));
     }
+    (i == 0 ? SetWeighted : AddWeighted)(weights[i], trained, next);
   }
   versions_[run.run()][commit.round()] = std::move(next);
 }
@@ -319,7 +325,7 @@ void Invariants::CheckChangedCommit(const v1::CommitRecord& before,
 void Invariants::CheckDigests(const v1::CommitRecord& commit) {
   const auto run = versions_.find(commit.run());
   if (run == versions_.end() || run->second.count(commit.round()) == 0) return;
-  const Words& words = run->second[commit.round()];
+  const Values& values = run->second[commit.round()];
   const uint32_t shards = shards_[commit.run()];
   for (const v1::ShardDigest& shard : commit.digests()) {
     if (!shard.applied()) {
@@ -327,16 +333,16 @@ void Invariants::CheckDigests(const v1::CommitRecord& commit) {
         world_.Violate(Name(commit), " is committed, but not applied by every shard");
       continue;
     }
-    const uint64_t expected = DigestOf(words, {ShardSpan(words.size(), shard.shard(), shards)});
+    const uint64_t expected = DigestOf(values, {ShardSpan(values.size(), shard.shard(), shards)});
     if (shard.digest() != expected) {
       world_.Violate(Name(commit), ": shard ", shard.shard(), " has digest ",
                      DigestHex(shard.digest()), ", but its participants give ",
                      DigestHex(expected));
     }
   }
-  if (commit.committed() && commit.digest() != DigestOf(words, Whole(words))) {
+  if (commit.committed() && commit.digest() != DigestOf(values, Whole(values))) {
     world_.Violate(Name(commit), " has digest ", DigestHex(commit.digest()),
-                   ", but its participants give ", DigestHex(DigestOf(words, Whole(words))));
+                   ", but its participants give ", DigestHex(DigestOf(values, Whole(values))));
   }
 }
 
@@ -348,7 +354,8 @@ void Invariants::OnSubmitted(const Store& store, const std::string& run) {
 }
 
 void Invariants::OnSent(const Store& store, const v1::CoordinatorMessage& message) {
-  if (message.has_apply()) {
+  // A seed restores a version.
+  if (message.has_apply() && !message.apply().seed()) {
     const v1::Apply& apply = message.apply();
     const auto commit = Read<v1::CommitRecord>(store, CommitKey(apply.run(), apply.round()));
     if (!commit || !SameParticipants(commit->participants(), apply.participants())) {
@@ -398,45 +405,51 @@ void Invariants::OnStaged(const std::string& aggregator, const v1::ContributionH
   kept_.insert({key, aggregator});
 }
 
-void Invariants::OnContributionRemoved(const std::string& aggregator, const ContributionKey& key,
-                                       uint32_t version, bool closed, absl::string_view why) {
-  if (kept_.erase({key, aggregator}) == 0 || closed || version >= key.round) return;
-  world_.Violate(aggregator, " removes ", key.ToString(), " (", why,
-                 "), which it had acknowledged and not applied");
+void Invariants::OnContributionsRemoved(const std::string& aggregator,
+                                        const std::function<bool(const ContributionKey&)>& may_be) {
+  std::erase_if(kept_, [&](const auto& kept) {
+    if (kept.second != aggregator) return false;
+    if (!may_be(kept.first)) {
+      world_.Violate(aggregator, " has lost ", kept.first.ToString(),
+                     ", which it had acknowledged and not applied");
+    }
+    return true;
+  });
 }
 
-void Invariants::OnVersionWritten(const std::string& aggregator, const v1::Apply& apply,
-                                  const ApplyPlan& plan, const Words& words) {
-  const std::string name = absl::StrCat("version ", apply.round(), " of ", apply.run());
-  world_.Count("shard_versions_written");
-  if (!written_.insert({aggregator, apply.run(), apply.round()}).second) {
-    world_.Violate(aggregator, " writes ", name, " twice");
-  }
-  const auto run = versions_.find(apply.run());
-  if (run == versions_.end() || run->second.count(apply.round()) == 0) {
+void Invariants::OnDiskLost(const std::string& aggregator) {
+  lost_disks_.insert(aggregator);
+  std::erase_if(kept_, [&](const auto& kept) { return kept.second == aggregator; });
+}
+
+void Invariants::OnVersionWritten(const std::string& aggregator, const std::string& run,
+                                  uint32_t version, Interval span, const Values& values) {
+  const std::string name = absl::StrCat("version ", version, " of ", run);
+  world_.Count("shard_versions_checked");
+  const auto versions = versions_.find(run);
+  if (versions == versions_.end() || versions->second.count(version) == 0) {
     world_.Violate(aggregator, " writes ", name, ", which has no commit record");
     return;
   }
-  const Words& expected = run->second[apply.round()];
-  for (int64_t p = plan.span.begin; p < plan.span.end; ++p) {
-    if (words[p] == expected[p]) continue;
-    world_.Violate(aggregator, " writes ", name, " with a wrong value at position ", p,
-                   ": not the mean of its participants in their order");
-    return;
-  }
+  const Values& expected = versions->second[version];
+  const std::vector<Interval> whole = {{0, span.size()}};
+  const Values part(expected.begin() + span.begin, expected.begin() + span.end);
+  if (DigestOf(values, whole) == DigestOf(part, whole)) return;
+  world_.Violate(aggregator, " writes ", name,
+                 " with other values than the mean of its participants");
 }
 
 // ---- Workers
 
-void Invariants::OnHeld(const v1::RankSlot& place, uint32_t version, const Words& words,
+void Invariants::OnHeld(const v1::RankSlot& place, uint32_t version, const Values& values,
                         const std::vector<Interval>& owned) {
   world_.Count("versions_adopted");
   if (committed_.count({place.run(), version}) == 0) {
     world_.Violate(Describe(place), " holds version ", version, ", which is not committed");
     return;
   }
-  const Words& expected = versions_[place.run()][version];
-  if (DigestOf(words, owned) != DigestOf(expected, owned)) {
+  const Values& expected = versions_[place.run()][version];
+  if (DigestOf(values, owned) != DigestOf(expected, owned)) {
     world_.Violate(Describe(place), " holds other values than those of version ", version);
   }
 }
@@ -464,15 +477,7 @@ void Invariants::OnTraining(const v1::RankSlot& place, bool begins) {
   }
 }
 
-// ---- Always
-
-void Invariants::Check() {
-  for (const auto& [key, aggregator] : kept_) {
-    if (on_disk_(aggregator, key)) continue;
-    world_.Violate(aggregator, " has lost ", key.ToString(), ", which it had acknowledged");
-    return;
-  }
-}
+// ---- The end
 
 void Invariants::CheckEnd(
     const Store& store,
@@ -495,19 +500,20 @@ void Invariants::CheckEnd(
         groups = commit->participants_size();
       }
     }
-    // Each round counts once, even if Apply is repeated; the aggregators report pure noise.
+    // Each round counts once, even if Apply is repeated. A shard whose version before is lost does
+    // not know the discrepancy.
     const v1::DiscrepancyRecord& discrepancy = record->discrepancy();
-    if (discrepancy.rounds() != rounds_apart || discrepancy.groups() != groups ||
-        discrepancy.newest() != (rounds_apart > 0 ? groups - 1 : 0)) {
-      world_.Violate(run, " counts ", discrepancy.rounds(), " rounds of discrepancy, newest ",
-                     discrepancy.newest(), "; there were ", rounds_apart, ", the last of ", groups,
-                     " groups");
+    const bool counts = discrepancy.rounds() == rounds_apart && discrepancy.groups() == groups;
+    if (!counts && lost_disks_.empty()) {
+      world_.Violate(run, " counts ", discrepancy.rounds(), " rounds of discrepancy; there were ",
+                     rounds_apart, ", the last of ", groups, " groups");
     }
     for (const std::string& aggregator : record->shards()) {
       const auto on_disk = version_on_disk(aggregator, run);
       const bool has = on_disk.has_value() && *on_disk >= record->version();
-      // A run that was stopped before its shards were open has no version.
-      if (!has && record->version() > 0) {
+      // A run that was stopped before its shards were open has no version, and a disk that was lost
+      // after the end is not restored.
+      if (!has && record->version() > 0 && lost_disks_.count(aggregator) == 0) {
         world_.Violate(aggregator, " does not hold version ", record->version(), " of ", run);
       }
     }

@@ -34,13 +34,9 @@ namespace cadre::simulation {
 class Invariants {
  public:
   using Store = std::map<std::string, std::string>;
-  // Whether the whole contribution is on the disk of that aggregator.
-  using OnDisk = std::function<bool(const std::string& aggregator, const ContributionKey& key)>;
 
-  Invariants(World& world, OnDisk on_disk, std::function<size_t()> connected_workers)
-      : world_(world),
-        on_disk_(std::move(on_disk)),
-        connected_workers_(std::move(connected_workers)) {}
+  Invariants(World& world, std::function<size_t()> connected_workers)
+      : world_(world), connected_workers_(std::move(connected_workers)) {}
 
   // ---- The coordinator
   // The store has changed from `before` to `after`.
@@ -50,21 +46,24 @@ class Invariants {
 
   // ---- Aggregators
   void OnStaged(const std::string& aggregator, const v1::ContributionHeader& header);
-  void OnContributionRemoved(const std::string& aggregator, const ContributionKey& key,
-                             uint32_t version, bool closed, absl::string_view why);
-  void OnVersionWritten(const std::string& aggregator, const v1::Apply& apply,
-                        const ApplyPlan& plan, const Words& words);
+  // Contributions of the aggregator may be gone; `may_be` returns whether this one may be.
+  void OnContributionsRemoved(const std::string& aggregator,
+                              const std::function<bool(const ContributionKey&)>& may_be);
+  // The aggregator's disk was removed or damaged.
+  void OnDiskLost(const std::string& aggregator);
+  bool HasLostDisk(const std::string& aggregator) const { return lost_disks_.contains(aggregator); }
+  // The aggregator has durably written the version; `values` are those of `span`.
+  void OnVersionWritten(const std::string& aggregator, const std::string& run, uint32_t version,
+                        Interval span, const Values& values);
 
   // ---- Workers
-  // The rank has loaded the version; `words` contains its part of the model.
-  void OnHeld(const v1::RankSlot& place, uint32_t version, const Words& words,
+  // The rank has loaded the version; `values` contains its part of the model.
+  void OnHeld(const v1::RankSlot& place, uint32_t version, const Values& values,
               const std::vector<Interval>& owned);
   // The rank's host could not continue.
   void OnFailed(const v1::RankSlot& place, const std::string& host, v1::FailureCause cause);
   void OnTraining(const v1::RankSlot& place, bool begins);
 
-  // Called after every event.
-  void Check();
   // Called after the last event.
   void CheckEnd(const Store& store,
                 const std::function<std::optional<uint32_t>(
@@ -96,7 +95,6 @@ class Invariants {
   void OnErased(const std::string& key);
 
   World& world_;
-  const OnDisk on_disk_;
   const std::function<size_t()> connected_workers_;
 
   uint32_t newest_generation_ = 0;
@@ -112,13 +110,13 @@ class Invariants {
   std::map<std::string, Failures> failures_;
   std::map<std::string, v1::RunSpec> specs_;
   std::map<std::string, uint32_t> shards_;
-  // Expected words of every version.
-  std::map<std::string, std::map<uint32_t, Words>> versions_;
+  // Expected values of every version.
+  std::map<std::string, std::map<uint32_t, Values>> versions_;
   std::set<std::pair<std::string, uint32_t>> committed_;
   // All acknowledged contributions, and those that must still be on the disk of their aggregator.
   std::set<std::pair<ContributionKey, std::string>> acknowledged_;
   std::set<std::pair<ContributionKey, std::string>> kept_;
-  std::set<std::tuple<std::string, std::string, uint32_t>> written_;
+  std::set<std::string> lost_disks_;
   std::set<std::tuple<std::string, uint32_t, uint32_t, uint32_t>> training_;
 };
 

@@ -2,14 +2,12 @@
 
 #include <bit>
 
+#include "base/digest.h"
 #include "base/random.h"
 #include "model/parameter_index.h"
+#include "server/run_terms.h"
 
 namespace cadre::simulation {
-
-uint64_t Hash(uint64_t a, uint64_t b, uint64_t c, uint64_t d) {
-  return RandomBits(RandomBits(a, RandomStream::kTest, b, c), RandomStream::kTest, d, 0x5eed);
-}
 
 std::vector<int64_t> TensorBegins(const v1::RunSpec& spec) {
   const absl::StatusOr<ParameterIndex> index = ParameterIndex::FromModel(spec.model());
@@ -19,24 +17,23 @@ std::vector<int64_t> TensorBegins(const v1::RunSpec& spec) {
   return begins;
 }
 
-Words InitialWords(const v1::RunSpec& spec, Interval span) {
-  Words words(TensorBegins(spec).back());
-  for (int64_t p = span.begin; p < span.end; ++p) words[p] = Hash(spec.seed(), p, 1);
-  return words;
+Values InitialValues(const v1::RunSpec& spec) {
+  Values values(TensorBegins(spec).back());
+  const absl::Status filled = InitialModel(spec).value()(0, values);
+  return filled.ok() ? values : Values();
 }
 
-uint64_t TrainedWord(uint64_t base, uint32_t group, uint32_t generation, uint64_t samples) {
-  return Hash(base, group, generation, samples);
+float TrainedValue(float base, uint32_t group, uint32_t generation, uint64_t samples) {
+  const uint64_t who = uint64_t{group} << 32 | generation;
+  const uint64_t bits =
+      RandomBits(std::bit_cast<uint32_t>(base), RandomStream::kTest, who, samples);
+  return static_cast<float>(bits >> 40) * 0x1p-23F - 1;
 }
 
-uint64_t AddToMean(uint64_t sum, float weight, uint64_t word) {
-  return Hash(sum, std::bit_cast<uint32_t>(weight), word, 2);
-}
-
-uint64_t DigestOf(const Words& words, const std::vector<Interval>& spans) {
+uint64_t DigestOf(const Values& values, const std::vector<Interval>& spans) {
   uint64_t digest = 0;
   for (const Interval& span : spans) {
-    for (int64_t p = span.begin; p < span.end; ++p) digest += Hash(p, words[p], 3);
+    digest += Digest(std::span(values).subspan(span.begin, span.size()), span.begin);
   }
   return digest;
 }

@@ -1,8 +1,6 @@
-// Models of the simulation: one 64-bit word per position of the parameter order.
-//
-// Training, initial values and the weighted mean are hashes of their inputs. A contribution that is
-// applied twice, omitted, confused with another or applied in another order therefore gives other
-// words and another digest. Digests add up over positions, like real ones.
+// Models of the simulation: a few values, which training replaces by a hash of what it depends on.
+// A contribution that is applied twice, omitted, confused with another or weighted otherwise gives
+// another mean and another digest. Initial values, means and digests are the real ones.
 //
 // Thread-safe (pure functions).
 #pragma once
@@ -19,21 +17,16 @@
 namespace cadre::simulation {
 
 // By position; 0 at positions that are not held.
-using Words = std::vector<uint64_t>;
-
-uint64_t Hash(uint64_t a, uint64_t b, uint64_t c = 0, uint64_t d = 0);
+using Values = std::vector<float>;
 
 // First position of every tensor, then the number of parameters.
 std::vector<int64_t> TensorBegins(const v1::RunSpec& spec);
 
-// The initial model at the positions of `span`; its size is that of the whole model.
-Words InitialWords(const v1::RunSpec& spec, Interval span);
-// A word after the group has trained on so many samples.
-uint64_t TrainedWord(uint64_t base, uint32_t group, uint32_t generation, uint64_t samples);
-// Adds one term to a weighted mean.
-uint64_t AddToMean(uint64_t sum, float weight, uint64_t word);
+Values InitialValues(const v1::RunSpec& spec);
+// A value after the group has trained on so many samples.
+float TrainedValue(float base, uint32_t group, uint32_t generation, uint64_t samples);
 
-uint64_t DigestOf(const Words& words, const std::vector<Interval>& spans);
+uint64_t DigestOf(const Values& values, const std::vector<Interval>& spans);
 
 // The intervals that rank `rank` of `ranks` owns: a part of every tensor.
 std::vector<Interval> OwnedSpans(const std::vector<int64_t>& begins, uint32_t rank, uint32_t ranks);

@@ -1,44 +1,64 @@
 #include "tests/simulation/simulated_aggregator.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
-#include <variant>
 
-#include "server/client/refusal.h"
-#include "server/run_terms.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_split.h"
+#include "base/crc32c.h"
+#include "proto/schema_hash.h"
+#include "server/block_file.h"
 #include "tests/simulation/describe.h"
 
 namespace cadre::simulation {
 namespace {
 
-constexpr absl::Duration kRetryWait = absl::Seconds(5);
+constexpr char kFolder[] = "/data";
+// As AggregatorOptions.
+constexpr absl::Duration kRetryWait = absl::Seconds(2);
+constexpr size_t kMaxOrders = 4096;
+// Largest time until an order is carried out, while no other one waits.
+constexpr absl::Duration kMaxOrderTime = absl::Milliseconds(120);
+// No order makes more changes to the disk.
+constexpr uint64_t kMaxChanges = 30;
+// Less than the files of a version.
+constexpr uint64_t kMaxFreeBytes = 300;
 
-std::vector<Interval> Intervals(const v1::RunSpec& spec,
-                                const google::protobuf::RepeatedPtrField<v1::Range>& ranges) {
-  const std::vector<int64_t> begins = TensorBegins(spec);
-  std::vector<Interval> spans;
-  for (const v1::Range& range : ranges) {
-    const int64_t first = begins[range.tensor()];
-    const int64_t begin = range.begin();
-    const int64_t end = range.end();
-    spans.push_back({first + begin, first + end});
-  }
-  return spans;
+std::span<const char> BytesOf(std::span<const float> values) {
+  return {reinterpret_cast<const char*>(values.data()), values.size_bytes()};
 }
 
-// Words have no distances; these terms are those of groups that differ by pure noise.
-DiscrepancyTerms DiscrepancyOf(const ApplyPlan& plan) { return {plan.groups.size() - 1.0, 1}; }
-
-v1::MemberMessage AnswerTo(const v1::Apply& apply) {
-  v1::MemberMessage message;
-  v1::Applied& applied = *message.mutable_applied();
-  applied.set_run(apply.run());
-  applied.set_shard(apply.shard());
-  applied.set_round(apply.round());
-  return message;
+// Run and name of a file; empty for one outside of the folders of runs.
+std::pair<std::string, std::string> PartsOf(const std::string& path) {
+  const std::vector<std::string> parts = absl::StrSplit(path, '/', absl::SkipEmpty());
+  if (parts.size() != 3) return {};
+  return {parts[1], parts[2]};
 }
 
 }  // namespace
+
+absl::Status SimulatedAggregator::Disk::Rename(const std::string& from, const std::string& to) {
+  absl::Status status = MemoryFileSystem::Rename(from, to);
+  if (status.ok()) renamed.push_back(to);
+  return status;
+}
+
+absl::Status SimulatedAggregator::Disk::RemoveFile(const std::string& path) {
+  removed = true;
+  return MemoryFileSystem::RemoveFile(path);
+}
+
+SimulatedAggregator::SimulatedAggregator(World& world, Network& network, Invariants& invariants,
+                                         std::string name, uint64_t schema_hash)
+    : world_(world),
+      network_(network),
+      invariants_(invariants),
+      name_(std::move(name)),
+      schema_hash_(schema_hash),
+      life_(&world.hosts[name_].process),
+      wake_(&world.hosts[name_].process) {}
 
 // ---- The process
 
@@ -48,8 +68,15 @@ void SimulatedAggregator::Start(bool move) {
   incarnation_ = absl::StrCat(name_, ".", process_);
   if (address_.empty() || move) address_ = absl::StrCat(name_, ":", process_);
   world_.Log(name_, "    starts at ", address_);
-  ledger_ = std::make_unique<Ledger>();
-  RestoreLedger();
+  if (world_.plant == Plant::kEarlyStaged) disk_.IgnoreSyncs();
+  auto host = ShardHost::Open(kFolder, name_, &counters_, kKeepEndedRuns, disk_);
+  if (!host.ok()) {
+    world_.Violate(name_, " does not start: ", host.status().ToString());
+    return;
+  }
+  host_ = *std::move(host);
+  orders_.emplace(kRetryWait, kMaxOrders);
+  CheckContributions();
   link_ = std::make_unique<MembershipLink>(
       world_, network_,
       MembershipLink::Options{
@@ -58,20 +85,40 @@ void SimulatedAggregator::Start(bool move) {
           .hello = [this] { return MakeHello(); },
           .on_message = [this](const v1::CoordinatorMessage& m) { OnMessage(m); },
           .on_connection = [](bool) {},
-          .heartbeat = [] { return v1::Heartbeat(); }});
+          .heartbeat = [this] { return MakeHeartbeat(); }});
   link_->Start();
 }
 
+// The kernel outlives the process, but not its host.
 void SimulatedAggregator::Kill(bool host_lost) {
   if (!up()) return;
   world_.Count("aggregator_kills");
-  world_.Log(name_, "    crashes");
+  world_.Log(name_, "    crashes", host_lost ? " with its host" : "");
+  CountRefusals();
   life_.End();
+  wake_.End();
   link_->Stop(host_lost);
-  ledger_.reset();
-  orders_.clear();
-  busy_ = false;
-  LoseUnsynced();
+  host_.reset();
+  orders_.reset();
+  if (host_lost) {
+    disk_.CrashHost([this] { return world_.dice.Chance(0.5); });
+  } else {
+    disk_.EndProcess();
+  }
+}
+
+void SimulatedAggregator::Restart(absl::Duration time, bool host_lost) {
+  Kill(host_lost);
+  world_.timeline.After(time, [this, process = process_] {
+    if (process == process_) Start(world_.dice.Chance(0.3));
+  });
+}
+
+void SimulatedAggregator::CountRefusals() {
+  for (const auto& [name, value] : counters_.Snapshot()) {
+    uint64_t& counted = counted_[name];
+    world_.Count(absl::StrCat("shard_", name), value - std::exchange(counted, value));
+  }
 }
 
 v1::Hello SimulatedAggregator::MakeHello() const {
@@ -81,349 +128,206 @@ v1::Hello SimulatedAggregator::MakeHello() const {
   hello.set_incarnation(incarnation_);
   hello.set_address(address_);
   hello.set_host(name_);
-  for (const v1::ShardState& state : ledger_->States()) *hello.add_shards() = state;
+  for (const v1::ShardState& state : host_->States()) *hello.add_shards() = state;
   return hello;
 }
 
-void SimulatedAggregator::LoseUnsynced() {
-  for (auto& [run, folder] : disk_) {
-    for (auto it = folder.contributions.begin(); it != folder.contributions.end();) {
-      File& file = it->second;
-      if (!file.synced) {
-        file.stored_chunks = world_.dice.Between(0, file.stored_chunks);
-      }
-      const bool nameless = !file.synced && world_.dice.Chance(0.3);
-      it = nameless ? folder.contributions.erase(it) : std::next(it);
+// As in server/aggregator.cc, the process ends if its files were removed or damaged.
+v1::Heartbeat SimulatedAggregator::MakeHeartbeat() {
+  if (const absl::Status files = host_->CheckFiles(); !files.ok()) {
+    world_.timeline.After(absl::ZeroDuration(), life_, [this, files] {
+      world_.Log(name_, "    ends: ", files.message());
+      Restart(absl::Seconds(1), /*host_lost=*/false);
+    });
+  }
+  return v1::Heartbeat();
+}
+
+// ---- The disk
+
+void SimulatedAggregator::LoseFolder() {
+  world_.Count("folders_lost");
+  disk_.DoNotStop();
+  const bool removed = disk_.RemoveFolder(kFolder).ok() && disk_.SyncFolder("/").ok();
+  if (!removed) world_.Violate(name_, " keeps its folder");
+  invariants_.OnDiskLost(name_);
+}
+
+void SimulatedAggregator::DamageFile() {
+  std::vector<std::string> paths;
+  const auto list = [this](const std::string& folder) {
+    return disk_.List(folder).value_or(std::vector<FolderEntry>());
+  };
+  for (const FolderEntry& run : list(kFolder)) {
+    if (!run.is_folder) continue;
+    const std::string folder = absl::StrCat(kFolder, "/", run.name);
+    for (const FolderEntry& file : list(folder)) {
+      paths.push_back(absl::StrCat(folder, "/", file.name));
     }
   }
+  if (paths.empty()) return;
+  const std::string& path = paths[world_.dice.Between(0, paths.size() - 1)];
+  const auto file = disk_.Open(path, Access::kRead);
+  const uint64_t bytes = file.ok() ? (*file)->Size().value_or(0) : 0;
+  if (bytes == 0) return;
+  world_.Count("files_damaged");
+  world_.Log(name_, "    has damage in ", path);
+  disk_.FlipBit(path, world_.dice.Between(0, 8 * bytes - 1));
+  damaged_.insert(path);
+  invariants_.OnDiskLost(name_);
 }
 
-void SimulatedAggregator::RestoreLedger() {
-  for (auto& [run, folder] : disk_) {
-    std::vector<StoredVersion> versions;
-    for (const auto& [number, words] : folder.versions) {
-      versions.push_back({number,
-                          {ShardDigest(folder.open, words), folder.discrepancies[number]},
-                          folder.orders[number]});
-    }
-    std::vector<FoundContribution> found;
-    for (const auto& [key, file] : folder.contributions) {
-      found.push_back({file.header, file.stored_chunks});
-    }
-    const absl::StatusOr<RunTerms> terms = RunTermsOf(folder.open);
-    Remove(ledger_->Restore(*terms, folder.closed, versions, found), "obsolete after a restart");
-    while (folder.versions.size() > 2) folder.versions.erase(folder.versions.begin());
+bool SimulatedAggregator::Holds(const ContributionKey& key) {
+  const std::string path = absl::StrCat(kFolder, "/", ShardStore::ContributionName(key));
+  // The damage may precede the acknowledgement.
+  if (damaged_.contains(path)) return true;
+  const auto file = BlockFile::Open(disk_, path, Access::kRead);
+  return file.ok() && (*file)->Verify().ok();
+}
+
+std::optional<uint32_t> SimulatedAggregator::VersionOf(const std::string& run) const {
+  if (!up()) return std::nullopt;
+  for (const v1::ShardState& state : host_->States()) {
+    if (state.run() == run) return state.version();
   }
+  return std::nullopt;
 }
 
-void SimulatedAggregator::Remove(const std::vector<ContributionKey>& keys, absl::string_view why) {
-  for (const ContributionKey& key : keys) {
-    RunFolder& folder = disk_[key.run];
-    invariants_.OnContributionRemoved(name_, key,
-                                      folder.versions.empty() ? 0 : folder.versions.rbegin()->first,
-                                      folder.closed, why);
-    folder.contributions.erase(key);
+// A shard without a version is being restored, for which groups stage their values again.
+void SimulatedAggregator::CheckContributions() {
+  disk_.removed = false;
+  invariants_.OnContributionsRemoved(name_, [this](const ContributionKey& key) {
+    const v1::RunReport report = host_->ReportRun(key.run);
+    const std::optional<uint32_t> version = VersionOf(key.run);
+    if (!report.has_open() || report.closed() || !version.has_value()) return true;
+    const bool version_lost = *version + 1 < key.round && invariants_.HasLostDisk(name_);
+    return version_lost || *version >= key.round || Holds(key);
+  });
+}
+
+void SimulatedAggregator::CheckVersion(const std::string& path) {
+  const auto [run, name] = PartsOf(path);
+  absl::string_view number = name;
+  uint32_t version = 0;
+  const bool is_version =
+      absl::ConsumePrefix(&number, "version-") && absl::SimpleAtoi(number, &version) && version > 0;
+  if (!is_version) return;
+  const v1::OpenRun open = host_->ReportRun(run).open();
+  const std::vector<int64_t> begins = TensorBegins(open.spec());
+  const Interval span = ShardSpan(begins.back(), open.shard(), open.shards());
+  v1::PullRequest request;
+  request.set_run(run);
+  request.set_lineage(open.lineage());
+  request.set_version(version);
+  request.set_schema_hash(SchemaHash());
+  *request.mutable_ranges() = RangesOf(begins, {span});
+  auto pull = host_->Pull(request);
+  if (!pull.ok()) {
+    world_.Violate(name_, " has written version ", version, " of ", run, ", but ",
+                   pull.status().ToString());
+    return;
   }
-}
-
-absl::Status SimulatedAggregator::Refuse(const Refused& refused) {
-  const std::string name = RefusalName(refused.refusal);
-  world_.Count(absl::StrCat("ledger_refused_", name));
-  world_.Log(name_, "    refuses: ", name, ": ", refused.reason);
-  return RefusalStatus(refused.refusal, refused.reason);
-}
-
-Interval SimulatedAggregator::SpanOf(const v1::OpenRun& open) const {
-  return ShardSpan(TensorBegins(open.spec()).back(), open.shard(), open.shards());
-}
-
-uint64_t SimulatedAggregator::ShardDigest(const v1::OpenRun& open, const Words& words) const {
-  return DigestOf(words, {SpanOf(open)});
-}
-
-std::optional<uint32_t> SimulatedAggregator::VersionOnDisk(const std::string& run) const {
-  auto it = disk_.find(run);
-  if (it == disk_.end() || it->second.versions.empty()) return std::nullopt;
-  return it->second.versions.rbegin()->first;
-}
-
-bool SimulatedAggregator::HasContribution(const ContributionKey& key) const {
-  auto it = disk_.find(key.run);
-  if (it == disk_.end()) return false;
-  auto file = it->second.contributions.find(key);
-  return file != it->second.contributions.end() &&
-         file->second.stored_chunks == file->second.chunks;
+  Values values(span.size());
+  const auto read = (*pull)->Next({reinterpret_cast<char*>(values.data()), values.size() * 4});
+  if (!read.ok()) world_.Violate(name_, ": ", read.status().ToString());
+  world_.Log(name_, "    has written version ", version, " of ", run);
+  invariants_.OnVersionWritten(name_, run, version, span, values);
 }
 
 // ---- Orders
 
 void SimulatedAggregator::OnMessage(const v1::CoordinatorMessage& message) {
-  if (!message.has_open_run() && !message.has_apply() && !message.has_close_run() &&
-      !message.has_fence()) {
-    return;
-  }
-  orders_.push_back(message);
-  if (!busy_) NextOrder();
+  if (!IsOrder(message)) return;
+  orders_->Add(message);
+  Wake();
 }
 
-void SimulatedAggregator::Then(Timeline::Work work) {
-  if (world_.dice.Chance(world_.faults.crash_aggregator)) {
+void SimulatedAggregator::Wake() {
+  wake_.End();
+  const absl::Time next = orders_->NextTime();
+  if (next == absl::InfiniteFuture()) return;
+  const absl::Duration time = world_.dice.Between(absl::ZeroDuration(), kMaxOrderTime);
+  world_.timeline.At(std::max(next, world_.timeline.now()) + time, wake_,
+                     [this] { ExecuteNext(); });
+}
+
+v1::CoordinatorMessage SimulatedAggregator::Plant(v1::CoordinatorMessage order) {
+  if (!order.has_apply() || order.apply().participants_size() < 2) return order;
+  auto& participants = *order.mutable_apply()->mutable_participants();
+  if (world_.plant == Plant::kWrongWeight)
+    participants[0].set_samples(participants[0].samples() * 2);
+  if (world_.plant == Plant::kSkipParticipant) participants.RemoveLast();
+  if (world_.plant == Plant::kShuffleApply) participants.SwapElements(0, 1);
+  return order;
+}
+
+void SimulatedAggregator::ExecuteNext() {
+  const std::optional<v1::CoordinatorMessage> order = orders_->Take(world_.timeline.now());
+  if (!order.has_value()) return Wake();
+  const Faults& faults = world_.faults;
+  if (world_.dice.Chance(faults.full_disk)) {
+    disk_.SetFreeBytes(world_.dice.Between(0, kMaxFreeBytes));
+  }
+  disk_.FailNextSync(world_.dice.Chance(faults.fail_sync));
+  if (world_.dice.Chance(faults.crash_aggregator)) {
+    disk_.StopAfter(world_.dice.Between(0, kMaxChanges));
+  }
+  disk_.renamed.clear();
+  const OrderResult result = ExecuteOrder(*host_, Plant(*order));
+  disk_.SetFreeBytes(std::numeric_limits<uint64_t>::max());
+  disk_.FailNextSync(false);
+  if (disk_.stopped()) {
     world_.Count("aggregator_crashes_in_orders");
-    world_.timeline.After(absl::ZeroDuration(), [this, process = process_] {
-      if (process == process_ && up()) {
-        Kill(/*host_lost=*/false);
-        world_.timeline.After(world_.dice.Between(absl::Milliseconds(200), absl::Seconds(8)),
-                              [this, process] {
-                                if (process == process_) Start(world_.dice.Chance(0.3));
-                              });
-      }
-    });
-    return;
+    return Restart(world_.dice.Between(absl::Milliseconds(200), absl::Seconds(8)),
+                   /*host_lost=*/world_.dice.Chance(0.5));
   }
-  world_.timeline.After(world_.dice.Between(absl::ZeroDuration(), absl::Milliseconds(60)), life_,
-                        std::move(work));
-}
-
-void SimulatedAggregator::NextOrder() {
-  if (orders_.empty()) return;
-  busy_ = true;
-  Then([this] {
-    const v1::CoordinatorMessage order = std::move(orders_.front());
-    orders_.pop_front();
-    if (order.has_open_run()) return OpenRun(order);
-    if (order.has_apply()) return Apply(order);
-    if (order.has_fence()) return Fence(order.fence());
-    CloseRun(order.close_run().run());
-  });
-}
-
-void SimulatedAggregator::Done() {
-  busy_ = false;
-  NextOrder();
-}
-
-void SimulatedAggregator::RetryLater(const v1::CoordinatorMessage& order) {
-  world_.timeline.After(kRetryWait, life_, [this, order] { OnMessage(order); });
-  Done();
-}
-
-void SimulatedAggregator::OpenRun(const v1::CoordinatorMessage& order) {
-  const v1::OpenRun& open = order.open_run();
-  const absl::StatusOr<RunTerms> terms = RunTermsOf(open);
-  if (!terms.ok()) {
-    world_.Violate(name_, " cannot read the terms of ", open.run(), ": ",
-                   terms.status().ToString());
-    return;
-  }
-  Decision<Opened> decision = ledger_->OpenRun(*terms);
-  if (const auto* refused = std::get_if<Refused>(&decision)) {
-    return absl::IsInvalidArgument(Refuse(*refused)) ? Done() : RetryLater(order);
-  }
-  const Opened opened = std::get<Opened>(std::move(decision));
-  if (opened.replaces_lineage) disk_.erase(open.run());
-  Remove(opened.dropped, "incomplete and fenced");
-  Then([this, open, create = opened.make_version_zero, discarded = opened.discarded,
-        hollow = opened.hollow] {
-    RunFolder& folder = disk_[open.run()];
-    if (create || !discarded.empty()) folder.versions.clear();
-    folder.open = open;
-    folder.open.clear_hollow();
-    if (hollow) folder.open.set_hollow(*hollow);
-    folder.closed = false;
-    if (!create) return AnswerOpened(open);
-    Then([this, open] {
-      const Words words = InitialWords(open.spec(), SpanOf(open));
-      RunFolder& folder = disk_[open.run()];
-      folder.versions = {{0, words}};
-      folder.discrepancies.clear();
-      ledger_->VersionDurable(open.run(), 0, {ShardDigest(open, words)});
-      AnswerOpened(open);
-    });
-  });
-}
-
-// The new generation is part of the terms under which the run is open.
-void SimulatedAggregator::Fence(const v1::Fence& fence) {
-  const auto folder = disk_.find(fence.run());
-  if (folder == disk_.end() || folder->second.closed) return Done();
-  v1::CoordinatorMessage order;
-  *order.mutable_open_run() = folder->second.open;
-  uint32_t& generation = (*order.mutable_open_run()->mutable_generations())[fence.group()];
-  generation = std::max(generation, fence.generation());
-  OpenRun(order);
-}
-
-void SimulatedAggregator::AnswerOpened(const v1::OpenRun& open) {
-  v1::MemberMessage message;
-  v1::RunOpened& answer = *message.mutable_run_opened();
-  answer.set_run(open.run());
-  answer.set_shard(open.shard());
-  answer.set_shards(open.shards());
-  answer.set_hollow(true);
-  if (disk_[open.run()].open.has_hollow()) answer.set_version(disk_[open.run()].open.hollow());
-  for (const v1::ShardState& state : ledger_->States()) {
-    if (state.run() != open.run()) continue;
-    answer.set_hollow(false);
-    answer.set_version(state.version());
-    answer.set_digest(state.digest());
-  }
-  link_->Send(message);
-  Done();
-}
-
-void SimulatedAggregator::Apply(const v1::CoordinatorMessage& order) {
-  const v1::Apply& apply = order.apply();
-  const ApplyDecision decision = ledger_->BeginApply(apply);
-  if (const auto* already = std::get_if<AlreadyApplied>(&decision)) {
-    world_.Count("applies_repeated");
-    return AnswerApplied(apply, already->stats, "");
-  }
-  if (const auto* refused = std::get_if<Refused>(&decision)) {
-    return AnswerApplied(apply, {}, std::string(Refuse(*refused).message()));
-  }
-  if (const auto* incomplete = std::get_if<Incomplete>(&decision)) {
-    v1::MemberMessage message = AnswerTo(apply);
-    message.mutable_applied()->mutable_missing()->Add(incomplete->groups.begin(),
-                                                      incomplete->groups.end());
-    link_->Send(message);
-    return RetryLater(order);
-  }
-  const auto* plan = std::get_if<ApplyPlan>(&decision);
-  if (plan == nullptr) {
-    world_.Violate(name_, ": two orders are executed simultaneously");
-    return;
-  }
-  Then([this, order, plan = *plan] { WriteMean(order, plan); });
-}
-
-void SimulatedAggregator::WriteMean(const v1::CoordinatorMessage& order, const ApplyPlan& plan) {
-  const v1::Apply& apply = order.apply();
-  if (world_.dice.Chance(world_.faults.full_disk)) {
-    world_.Count("disks_full");
-    world_.Log(name_, "    has no room for version ", plan.round, " of ", plan.run);
-    ledger_->ApplyFailed(plan.run, plan.round);
-    return RetryLater(order);
-  }
-  RunFolder& folder = disk_[plan.run];
-  Words words(TensorBegins(folder.open.spec()).back());
-  std::vector<GroupSource> groups = plan.groups;
-  if (world_.plant == Plant::kShuffleApply) std::reverse(groups.begin(), groups.end());
-  if (world_.plant == Plant::kApplyTwice) groups.push_back(groups.front());
-  for (const GroupSource& group : groups) {
-    for (const SourceSegment& segment : group.segments) {
-      const File& file = folder.contributions[segment.key];
-      if (file.words.empty() || file.stored_chunks != file.chunks) {
-        world_.Violate(name_, " must apply ", segment.key.ToString(), ", which is not on its disk");
-        return;
-      }
-      for (int64_t p = segment.span.begin; p < segment.span.end; ++p) {
-        words[p] = AddToMean(words[p], group.weight, file.words[p]);
-      }
+  disk_.DoNotStop();
+  if (result.answer.has_value()) {
+    const v1::Applied& applied = result.answer->applied();
+    const bool done = result.answer->has_applied() && !result.repeat && applied.error().empty();
+    if (done && disk_.renamed.empty()) world_.Count("applies_repeated");
+    for (const std::string& path : disk_.renamed) {
+      if (done) CheckVersion(path);
     }
+    link_->Send(*result.answer);
   }
-  if (world_.plant == Plant::kSkipApply) words = folder.versions.rbegin()->second;
-  folder.versions[plan.round] = words;
-  folder.orders[plan.round] = plan.order;
-  world_.Log(name_, "    writes version ", plan.round, " of ", plan.run);
-  invariants_.OnVersionWritten(name_, apply, plan, words);
-  if (plan.groups.size() > 1) folder.discrepancies[plan.round] = DiscrepancyOf(plan);
-  const VersionStats stats{ShardDigest(folder.open, words), folder.discrepancies[plan.round]};
-  Then([this, apply, stats] {
-    RunFolder& folder = disk_[apply.run()];
-    Remove(ledger_->VersionDurable(apply.run(), apply.round(), stats), "applied");
-    while (folder.versions.size() > 2) folder.versions.erase(folder.versions.begin());
-    AnswerApplied(apply, stats, "");
-  });
-}
-
-void SimulatedAggregator::AnswerApplied(const v1::Apply& apply, const VersionStats& stats,
-                                        const std::string& error) {
-  v1::MemberMessage message = AnswerTo(apply);
-  v1::Applied& applied = *message.mutable_applied();
-  applied.set_digest(stats.digest);
-  applied.set_variance_between_groups(stats.discrepancy.variance_between_groups);
-  applied.set_displacement(stats.discrepancy.displacement);
-  applied.set_error(error);
-  link_->Send(message);
-  Done();
-}
-
-void SimulatedAggregator::CloseRun(const std::string& run) {
-  auto it = disk_.find(run);
-  if (it != disk_.end()) {
-    it->second.closed = true;
-    Remove(ledger_->CloseRun(run), "the run has ended");
-  }
-  Done();
+  if (disk_.removed) CheckContributions();
+  if (result.repeat) orders_->Failed(*order, world_.timeline.now());
+  Wake();
 }
 
 // ---- The Rounds service
 
-absl::StatusOr<SimulatedAggregator::Staging> SimulatedAggregator::Stage(
-    const v1::ContributionHeader& header) {
-  Decision<StageGrant> decision = ledger_->Stage(header);
-  if (const auto* refused = std::get_if<Refused>(&decision)) return Refuse(*refused);
-  const StageGrant grant = std::get<StageGrant>(std::move(decision));
-  Remove(grant.dropped, "fenced by a newer generation");
-  File& file = disk_[header.run()].contributions[grant.key];
-  if (grant.fresh) {
-    file = File();
-    file.header = header;
-    file.chunks = grant.chunks;
-    file.words.resize(TensorBegins(disk_[header.run()].open.spec()).back());
-  } else if (grant.next_chunk > 0) {
-    world_.Count("stagings_resumed");
-  }
-  return Staging{grant, process_};
+absl::StatusOr<Staging> SimulatedAggregator::Stage(const v1::ContributionHeader& header) {
+  absl::StatusOr<Staging> staging = host_->Stage(header);
+  if (disk_.removed) CheckContributions();
+  if (staging.ok() && staging->grant.next_chunk > 0) world_.Count("stagings_resumed");
+  return staging;
 }
 
-absl::StatusOr<bool> SimulatedAggregator::Put(const Staging& staging, uint32_t index,
-                                              const Words& words) {
-  const StageGrant& grant = staging.grant;
-  if (const auto refused = ledger_->CheckChunk(grant.key, grant.attempt, index,
-                                               words.size() * sizeof(float), /*crc_fits=*/true)) {
-    return Refuse(*refused);
-  }
-  RunFolder& folder = disk_[grant.key.run];
-  File& file = folder.contributions[grant.key];
-  int64_t at = 0;
-  const int64_t first = int64_t{index} * file.header.chunk_elements();
-  for (const Interval& span : Intervals(folder.open.spec(), file.header.ranges())) {
-    for (int64_t p = span.begin; p < span.end; ++p, ++at) {
-      if (at >= first && at < first + std::ssize(words)) file.words[p] = words[at - first];
-    }
-  }
-  ++file.stored_chunks;
-  return ledger_->ChunkStored(grant.key, grant.attempt);
+absl::StatusOr<bool> SimulatedAggregator::Put(Staging& staging, uint32_t index,
+                                              std::span<const float> values) {
+  v1::Chunk chunk;
+  chunk.set_index(index);
+  chunk.set_data(std::string(BytesOf(values).begin(), BytesOf(values).end()));
+  chunk.set_crc32c(Crc32c(chunk.data()));
+  return host_->Put(staging, chunk);
 }
 
-absl::Status SimulatedAggregator::Finish(const Staging& staging) {
-  const ContributionKey& key = staging.grant.key;
-  RunFolder& folder = disk_[key.run];
-  auto it = folder.contributions.find(key);
-  if (it != folder.contributions.end() && world_.plant != Plant::kEarlyStaged) {
-    it->second.synced = true;
-  }
-  if (ledger_->ContributionDurable(key, staging.grant.attempt)) {
-    world_.Count("contributions_staged");
-    return absl::OkStatus();
-  }
-  return Refuse(
-      {v1::REFUSAL_OUT_OF_ORDER, absl::StrCat(key.ToString(), ": dropped while it was staged")});
+absl::Status SimulatedAggregator::Finish(Staging& staging) {
+  disk_.FailNextSync(world_.dice.Chance(world_.faults.fail_sync));
+  const absl::Status finished = host_->Finish(staging);
+  disk_.FailNextSync(false);
+  return finished;
 }
 
-absl::StatusOr<Words> SimulatedAggregator::Pull(const v1::PullRequest& request) {
-  const PullDecision decision = ledger_->Pull(request);
-  if (const auto* refused = std::get_if<Refused>(&decision)) return Refuse(*refused);
-  if (const auto* none = std::get_if<NoSuchVersion>(&decision)) {
-    world_.Count("pulls_of_old_versions");
-    return absl::FailedPreconditionError(absl::StrCat(
-        "version ", none->requested, " is not stored; version ", none->current, " is"));
+absl::StatusOr<std::unique_ptr<VersionPull>> SimulatedAggregator::Pull(v1::PullRequest request) {
+  if (world_.plant == Plant::kServeOldVersion && request.version() > 0) {
+    request.set_version(request.version() - 1);
   }
-  const PullGrant& grant = std::get<PullGrant>(decision);
-  const std::map<uint32_t, Words>& versions = disk_[request.run()].versions;
-  if (world_.plant == Plant::kServeOldVersion) return versions.begin()->second;
-  return versions.at(grant.version);
+  auto pull = host_->Pull(request);
+  if (absl::IsFailedPrecondition(pull.status())) world_.Count("pulls_of_old_versions");
+  return pull;
 }
 
 }  // namespace cadre::simulation

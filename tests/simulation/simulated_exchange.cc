@@ -4,6 +4,9 @@
 #include <utility>
 #include <variant>
 
+#include "base/digest.h"
+#include "proto/schema_hash.h"
+
 namespace cadre::simulation {
 namespace {
 
@@ -25,63 +28,159 @@ SimulatedAggregator* SimulatedExchange::Find(uint32_t shard) {
   return nullptr;
 }
 
-void SimulatedExchange::All(
-    Transfer::Direction direction, const std::vector<int64_t>& begins,
-    const std::vector<Interval>& owned, const Finished& finished,
-    const std::function<void(Call&, const std::vector<Interval>& parts)>& prepare) {
+SimulatedExchange::SimulatedExchange(World& world, Network& network, Directory& directory,
+                                     Invariants& invariants, std::string host,
+                                     TrainerProgress& progress, std::vector<int64_t> begins,
+                                     std::vector<Interval> owned, Values& replica)
+    : world_(world),
+      network_(network),
+      directory_(directory),
+      invariants_(invariants),
+      host_(std::move(host)),
+      progress_(progress),
+      begins_(std::move(begins)),
+      owned_(std::move(owned)),
+      replica_(replica) {}
+
+// Requires: the addresses of all shards are set.
+SimulatedExchange::Part& SimulatedExchange::PartOf(uint32_t shard) {
+  const auto [part, is_new] = parts_.try_emplace(shard);
+  if (!is_new) return part->second;
+  part->second.spans = PartsWithin(owned_, ShardSpan(begins_.back(), shard, shards()));
+  for (const Interval& span : part->second.spans) {
+    for (int64_t p = span.begin; p < span.end; ++p) part->second.positions.push_back(p);
+  }
+  return part->second;
+}
+
+SimulatedExchange::CallPtr SimulatedExchange::NewCall(uint32_t shard, const Gate& gate) {
+  auto call = std::make_shared<Call>(&gate);
+  call->shard = shard;
+  call->positions = PartOf(shard).positions;
+  std::erase_if(calls_, [](const auto& old) { return old.expired(); });
+  calls_.push_back(call);
+  return call;
+}
+
+void SimulatedExchange::Begin(Transfer::Direction direction, const CallPtr& call) {
+  call->transfer.emplace(direction, call->positions.size(), kChunkElements,
+                         TransferOptions{.seed = world_.dice.Bits()}, world_.timeline.now());
+  Handle(call, Transfer::Ready{});
+}
+
+void SimulatedExchange::Begin(Transfer::Direction direction, const std::vector<CallPtr>& calls,
+                              const Finished& finished) {
+  auto left = std::make_shared<size_t>(calls.size());
+  std::vector<std::weak_ptr<Call>> all(calls.begin(), calls.end());
+  for (const CallPtr& call : calls) {
+    call->finished = [left, all, finished, done = call->finished](const absl::Status& status) {
+      if (*left == 0) return;
+      if (!status.ok()) {
+        *left = 0;
+        for (const auto& other : all) {
+          if (const CallPtr alive = other.lock()) alive->life.End();
+        }
+        return finished(status);
+      }
+      done(status);
+      if (--*left == 0) finished(status);
+    };
+  }
+  for (const CallPtr& call : calls) {
+    if (*left > 0) Begin(direction, call);
+  }
+}
+
+void SimulatedExchange::Stage(const v1::ContributionHeader& header, const Finished& finished) {
   std::vector<CallPtr> calls;
   for (uint32_t shard = 0; shard < shards(); ++shard) {
-    const bool pulls = direction == Transfer::Direction::kPull;
-    if (shard > 0 && pulls && world_.plant == Plant::kPullOneShard) break;
-    const auto parts = PartsWithin(owned, ShardSpan(begins.back(), shard, shards()));
-    if (parts.empty()) continue;
-    auto call = std::make_shared<Call>();
-    call->shard = shard;
-    for (const Interval& part : parts) {
-      for (int64_t p = part.begin; p < part.end; ++p) call->positions.push_back(p);
-    }
-    prepare(*call, parts);
-    calls.push_back(std::move(call));
-  }
-  if (calls.empty()) {
-    world_.timeline.After(absl::ZeroDuration(), life_, [finished] { finished(absl::OkStatus()); });
-    return;
-  }
-  auto left = std::make_shared<size_t>(calls.size());
-  for (const CallPtr& call : calls) {
-    call->finished = [this, left, finished](const absl::Status& status) {
-      if (!status.ok()) life_.End();
-      if (!status.ok() || --*left == 0) finished(status);
+    Part& part = PartOf(shard);
+    if (part.positions.empty()) continue;
+    part.held.BeginStage();
+    part.buffer.clear();
+    for (const int64_t p : part.positions) part.buffer.push_back(replica_[p]);
+    const CallPtr call = NewCall(shard, world_.hosts[host_].training);
+    call->header = header;
+    *call->header.mutable_ranges() = RangesOf(begins_, part.spans);
+    call->values = part.buffer;
+    call->finished = [&part, header = call->header](const absl::Status&) {
+      part.held.EndStage(header.round());
+      part.contribution = header;
     };
-    call->transfer.emplace(direction, call->positions.size(), kChunkElements,
-                           TransferOptions{.seed = world_.dice.Bits()}, world_.timeline.now());
-    Handle(call, Transfer::Ready{});
+    calls.push_back(call);
+  }
+  Begin(Transfer::Direction::kStage, calls, finished);
+}
+
+void SimulatedExchange::Pull(const v1::PullRequest& request, const Finished& finished) {
+  std::vector<CallPtr> calls;
+  for (uint32_t shard = 0; shard < shards(); ++shard) {
+    if (shard > 0 && world_.plant == Plant::kPullOneShard) break;
+    Part& part = PartOf(shard);
+    if (part.positions.empty()) continue;
+    part.held.BeginPull();
+    part.buffer.resize(part.positions.size());
+    const CallPtr call = NewCall(shard, world_.hosts[host_].training);
+    call->request = request;
+    call->buffer = &part.buffer;
+    call->finished = [&part, version = request.version()](const absl::Status&) {
+      part.held.EndPull(version);
+    };
+    calls.push_back(call);
+  }
+  Begin(Transfer::Direction::kPull, calls, finished);
+}
+
+uint64_t SimulatedExchange::PulledDigest() const {
+  uint64_t digest = 0;
+  for (const auto& [shard, part] : parts_) {
+    for (size_t i = 0; i < part.buffer.size(); ++i) {
+      digest += Digest(std::span(part.buffer).subspan(i, 1), part.positions[i]);
+    }
+  }
+  return digest;
+}
+
+void SimulatedExchange::Adopt() {
+  for (auto& [shard, part] : parts_) {
+    part.held.Adopt();
+    for (size_t i = 0; i < part.buffer.size(); ++i) replica_[part.positions[i]] = part.buffer[i];
   }
 }
 
-void SimulatedExchange::Stage(const v1::ContributionHeader& header,
-                              const std::vector<int64_t>& begins,
-                              const std::vector<Interval>& owned, const Words& words,
-                              Finished finished) {
-  All(Transfer::Direction::kStage, begins, owned, finished, [&](Call& call, const auto& parts) {
-    call.header = header;
-    call.header.set_codec(v1::CODEC_FP32);
-    call.header.set_chunk_elements(kChunkElements);
-    *call.header.mutable_ranges() = RangesOf(begins, parts);
-    for (const int64_t p : call.positions) call.values.push_back(words[p]);
-  });
+// As ShardExchange::StageAgain, which has a thread of its own for it.
+void SimulatedExchange::StageAgain(const v1::Restage& restage, v1::ContributionHeader seed,
+                                   const Finished& finished) {
+  Part& part = PartOf(restage.shard());
+  if (part.positions.empty()) return finished(absl::OkStatus());
+  const CallPtr call = NewCall(restage.shard(), world_.hosts[host_].process);
+  switch (restage.seed() ? part.held.Version(restage.round())
+                         : part.held.Contribution(restage.round())) {
+    case HeldValues::Place::kNowhere:
+      return finished(absl::NotFoundError("the rank does not hold the values"));
+    case HeldValues::Place::kBuffer:
+      call->values = part.buffer;
+      break;
+    case HeldValues::Place::kReplica:
+      for (const int64_t p : part.positions) call->values.push_back(replica_[p]);
+  }
+  call->header = restage.seed() ? std::move(seed) : part.contribution;
+  *call->header.mutable_ranges() = RangesOf(begins_, part.spans);
+  call->finished = finished;
+  Begin(Transfer::Direction::kStage, call);
 }
 
-void SimulatedExchange::Pull(const v1::PullRequest& request, const std::vector<int64_t>& begins,
-                             const std::vector<Interval>& owned, Words* words, Finished finished) {
-  All(Transfer::Direction::kPull, begins, owned, finished, [&](Call& call, const auto& parts) {
-    call.request = request;
-    *call.request.mutable_ranges() = RangesOf(begins, parts);
-    call.out = words;
-  });
+void SimulatedExchange::Cancel() {
+  for (const auto& call : calls_) {
+    if (const CallPtr alive = call.lock()) alive->life.End();
+  }
 }
 
 void SimulatedExchange::Handle(const CallPtr& call, const Transfer::Event& event) {
+  if (const auto* received = std::get_if<Transfer::Received>(&event)) {
+    std::copy_n(call->attempt->chunk.begin(), received->elements,
+                call->buffer->begin() + static_cast<int64_t>(call->transfer->done()));
+  }
   // Only new chunks are progress.
   const bool chunk = std::holds_alternative<Transfer::Sent>(event) ||
                      std::holds_alternative<Transfer::Received>(event);
@@ -94,25 +193,37 @@ void SimulatedExchange::Do(const CallPtr& call, const Transfer::Open& /*open*/) 
   SimulatedAggregator* at = Find(call->shard);
   if (at == nullptr) return Handle(call, Broken());
   call->attempt = std::make_shared<Attempt>(Attempt{.at = at, .process = at->process()});
-  Deliver(call, [call, attempt = call->attempt]() -> Transfer::Event {
-    if (call->out != nullptr) {
-      absl::StatusOr<Words> words = attempt->at->Pull(call->request);
-      if (!words.ok()) return Transfer::Ended{words.status()};
-      attempt->pulled = *std::move(words);
+  v1::ContributionHeader header = call->header;
+  header.set_codec(v1::CODEC_FP32);
+  header.set_chunk_elements(kChunkElements);
+  header.set_schema_hash(SchemaHash());
+  v1::PullRequest request = call->request;
+  request.set_schema_hash(SchemaHash());
+  std::vector<Interval> rest;
+  for (size_t i = call->transfer->done(); i < call->positions.size(); ++i) {
+    rest.push_back({call->positions[i], call->positions[i] + 1});
+  }
+  *request.mutable_ranges() = RangesOf(begins_, rest);
+  const bool pulls = call->buffer != nullptr;
+  Deliver(call, [attempt = call->attempt, header, request, pulls]() -> Transfer::Event {
+    if (pulls) {
+      auto pull = attempt->at->Pull(request);
+      if (!pull.ok()) return Transfer::Ended{pull.status()};
+      attempt->pull = *std::move(pull);
       return Transfer::Opened{};
     }
-    const absl::StatusOr<SimulatedAggregator::Staging> staging = attempt->at->Stage(call->header);
+    absl::StatusOr<Staging> staging = attempt->at->Stage(header);
     if (!staging.ok()) return Transfer::Ended{staging.status()};
-    attempt->staging = *staging;
-    return Transfer::Opened{staging->grant.next_chunk};
+    attempt->staging = *std::move(staging);
+    return Transfer::Opened{attempt->staging.grant.next_chunk};
   });
 }
 
 void SimulatedExchange::Do(const CallPtr& call, const Transfer::Send& send) {
   Deliver(call, [call, attempt = call->attempt, send]() -> Transfer::Event {
-    const auto first = call->values.begin();
-    const Words words(first + send.begin, first + send.end);
-    const absl::Status put = attempt->at->Put(attempt->staging, send.index, words).status();
+    const std::span<const float> values =
+        std::span(call->values).subspan(send.begin, send.end - send.begin);
+    const absl::Status put = attempt->at->Put(attempt->staging, send.index, values).status();
     if (!put.ok()) return Transfer::Ended{put};
     return Transfer::Sent{};
   });
@@ -130,19 +241,18 @@ void SimulatedExchange::Do(const CallPtr& call, const Transfer::Confirm& /*confi
 
 // Replies carry one chunk each.
 void SimulatedExchange::Do(const CallPtr& call, const Transfer::Receive& /*receive*/) {
-  Deliver(call, [call, attempt = call->attempt]() -> Transfer::Event {
-    const uint64_t begin = call->transfer->done();
-    const uint64_t end = std::min<uint64_t>(begin + kChunkElements, call->positions.size());
-    if (begin == end) return Transfer::Ended{};
-    for (uint64_t i = begin; i < end; ++i) {
-      (*call->out)[call->positions[i]] = attempt->pulled[call->positions[i]];
-    }
-    return Transfer::Received{end - begin};
+  Deliver(call, [attempt = call->attempt]() -> Transfer::Event {
+    if (attempt->pull->left() == 0) return Transfer::Ended{};
+    attempt->chunk.resize(kChunkElements);
+    const auto read = attempt->pull->Next(
+        {reinterpret_cast<char*>(attempt->chunk.data()), kChunkElements * sizeof(float)});
+    if (!read.ok()) return Transfer::Ended{read.status()};
+    return Transfer::Received{static_cast<uint64_t>(*read)};
   });
 }
 
 void SimulatedExchange::Do(const CallPtr& call, const Transfer::Wait& wait) {
-  world_.timeline.After(wait.time, life_, [this, call] { Handle(call, Transfer::Ready{}); });
+  world_.timeline.After(wait.time, call->life, [this, call] { Handle(call, Transfer::Ready{}); });
 }
 
 void SimulatedExchange::Do(const CallPtr& call, const Transfer::End& end) {
@@ -157,7 +267,7 @@ void SimulatedExchange::Deliver(const CallPtr& call, std::function<Transfer::Eve
     world_.Count("calls_broken");
     // The message may still be executed while or after the call is repeated.
     if (world_.dice.Chance(0.5)) {
-      world_.timeline.After(world_.dice.Between(absl::ZeroDuration(), absl::Seconds(2)), life_,
+      world_.timeline.After(world_.dice.Between(absl::ZeroDuration(), absl::Seconds(2)), call->life,
                             [reached, execute] {
                               if (reached()) execute();
                             });
@@ -165,7 +275,7 @@ void SimulatedExchange::Deliver(const CallPtr& call, std::function<Transfer::Eve
     return Handle(call, Broken());
   }
   const absl::Duration time = network_.TransferTime(host_, call->attempt->at->name());
-  world_.timeline.After(time, life_, [this, call, reached, execute = std::move(execute)] {
+  world_.timeline.After(time, call->life, [this, call, reached, execute = std::move(execute)] {
     Handle(call, reached() ? execute() : Broken());
   });
 }

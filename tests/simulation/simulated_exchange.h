@@ -18,6 +18,7 @@
 #include "tests/simulation/model.h"
 #include "tests/simulation/simulated_aggregator.h"
 #include "tests/simulation/world.h"
+#include "worker/train/held_values.h"
 #include "worker/train/trainer_progress.h"
 
 namespace cadre::simulation {
@@ -28,58 +29,73 @@ class SimulatedExchange {
  public:
   using Finished = std::function<void(const absl::Status&)>;
 
+  // `replica`: all values, by position; the exchange reads and writes the owned ones.
   SimulatedExchange(World& world, Network& network, Directory& directory, Invariants& invariants,
-                    std::string host, TrainerProgress& progress)
-      : world_(world),
-        network_(network),
-        directory_(directory),
-        invariants_(invariants),
-        host_(std::move(host)),
-        progress_(progress),
-        life_(&world.hosts[host_].training) {}
+                    std::string host, TrainerProgress& progress, std::vector<int64_t> begins,
+                    std::vector<Interval> owned, Values& replica);
+  ~SimulatedExchange() { Cancel(); }
 
   void SetAddress(uint32_t shard, const std::string& address) { addresses_[shard] = address; }
   bool has_shards() const { return !addresses_.empty(); }
   uint32_t shards() const { return addresses_.size(); }
 
-  // Stages the owned words at every shard; `finished` receives the first error, or OK.
+  // Stages the owned values at every shard; `finished` receives the first error, or OK.
   // `header` has no ranges. An error ends the calls to the other shards.
-  void Stage(const v1::ContributionHeader& header, const std::vector<int64_t>& begins,
-             const std::vector<Interval>& owned, const Words& words, Finished finished);
-  // Pulls the owned words into `words`.
-  void Pull(const v1::PullRequest& request, const std::vector<int64_t>& begins,
-            const std::vector<Interval>& owned, Words* words, Finished finished);
+  void Stage(const v1::ContributionHeader& header, const Finished& finished);
+  // Pulls the owned values, without changing the replica.
+  void Pull(const v1::PullRequest& request, const Finished& finished);
+  // The digest of the pulled values.
+  uint64_t PulledDigest() const;
+  // Copies the pulled values to the replica. Requires: all ranks have pulled.
+  void Adopt();
+  // Stages values again that the shard has lost; `seed` is the header of a seed.
+  void StageAgain(const v1::Restage& restage, v1::ContributionHeader seed,
+                  const Finished& finished);
   // No callback runs after it.
-  void Cancel() { life_.End(); }
+  void Cancel();
 
  private:
   using Transfer = ShardTransfer;
+  // One shard's part of the owned values.
+  struct Part {
+    std::vector<Interval> spans;
+    // In order; the staging buffer has the same elements.
+    std::vector<int64_t> positions;
+    Values buffer;
+    HeldValues held;
+    v1::ContributionHeader contribution;
+  };
   // A connection to one process of a shard.
   struct Attempt {
     SimulatedAggregator* at = nullptr;
     uint64_t process = 0;
-    SimulatedAggregator::Staging staging;
-    Words pulled;  // by position
+    Staging staging;
+    std::unique_ptr<VersionPull> pull;
+    // What was read last.
+    Values chunk;
   };
-  // One shard's part of an exchange.
   struct Call {
+    explicit Call(const Gate* gate) : life(gate) {}
+
     uint32_t shard = 0;
     v1::ContributionHeader header;
     v1::PullRequest request;
-    // Of the words to transfer, in order.
     std::vector<int64_t> positions;
-    Words values;          // Stage: the words
-    Words* out = nullptr;  // Pull: all words, by position
+    Values values;             // Stage: what is sent
+    Values* buffer = nullptr;  // Pull: where it is received
     Finished finished;
     std::optional<Transfer> transfer;
     std::shared_ptr<Attempt> attempt;
+    Lifetime life;
   };
   using CallPtr = std::shared_ptr<Call>;
 
-  // Begins a transfer from or to every shard that has some of the owned words.
-  void All(Transfer::Direction direction, const std::vector<int64_t>& begins,
-           const std::vector<Interval>& owned, const Finished& finished,
-           const std::function<void(Call&, const std::vector<Interval>& parts)>& prepare);
+  Part& PartOf(uint32_t shard);
+  CallPtr NewCall(uint32_t shard, const Gate& gate);
+  // Begins the calls of the training thread; the first error ends all of them.
+  void Begin(Transfer::Direction direction, const std::vector<CallPtr>& calls,
+             const Finished& finished);
+  void Begin(Transfer::Direction direction, const CallPtr& call);
   // Carries out the action for this event.
   void Handle(const CallPtr& call, const Transfer::Event& event);
   void Do(const CallPtr& call, const Transfer::Open& open);
@@ -99,8 +115,12 @@ class SimulatedExchange {
   Invariants& invariants_;
   const std::string host_;
   TrainerProgress& progress_;
-  Lifetime life_;
+  const std::vector<int64_t> begins_;
+  const std::vector<Interval> owned_;
+  Values& replica_;
   std::map<uint32_t, std::string> addresses_;
+  std::map<uint32_t, Part> parts_;
+  std::vector<std::weak_ptr<Call>> calls_;
 };
 
 }  // namespace cadre::simulation

@@ -35,10 +35,11 @@ SimulatedTrainer::SimulatedTrainer(World& world, Network& network, Fabrics& fabr
       begins_(TensorBegins(assignment_.spec())),
       owned_(OwnedSpans(begins_, assignment_.place().rank(), assignment_.peers_size())),
       fabric_(fabrics.Of(assignment_.place(), assignment_.peers_size())),
-      exchange_(world, network, directory, invariants, host, progress),
+      base_(begins_.back()),
+      trained_(begins_.back()),
+      exchange_(world, network, directory, invariants, host, progress, begins_, owned_, trained_),
       protocol_(assignment_),
-      life_(&host_.training),
-      base_(begins_.back()) {
+      life_(&host_.training) {
   fabric_->SetHost(place().rank(), host_);
   for (const v1::ShardAddress& shard : assignment_.shards()) {
     exchange_.SetAddress(shard.shard(), shard.address());
@@ -67,6 +68,24 @@ void SimulatedTrainer::Deliver(const v1::Nudge& nudge) {
 void SimulatedTrainer::Deliver(const v1::TraceSteps& trace) {
   if (tracing_.has_value() && tracing_->request() == trace.request()) return;
   trace_request_ = trace;
+}
+
+void SimulatedTrainer::Deliver(const v1::Restage& restage) {
+  const auto key = std::make_tuple(restage.shard(), restage.round(), restage.seed());
+  if (!restages_.insert(key).second) return;  // repeated
+  v1::ContributionHeader seed = HeaderFor(restage.round(), /*samples=*/1);
+  seed.set_seed(true);
+  exchange_.StageAgain(restage, std::move(seed), [this, restage, key](const absl::Status& status) {
+    restages_.erase(key);
+    world_.Count(status.ok() ? "values_staged_again" : "values_not_staged_again");
+    v1::Restaged restaged;
+    *restaged.mutable_place() = place();
+    restaged.set_shard(restage.shard());
+    restaged.set_round(restage.round());
+    restaged.set_seed(restage.seed());
+    restaged.set_error(std::string(status.message()));
+    callbacks_.send(restaged);
+  });
 }
 
 void SimulatedTrainer::MoveShards(const v1::ShardAddresses& shards) {
@@ -170,6 +189,19 @@ v1::PullRequest SimulatedTrainer::RequestFor(uint32_t version) const {
   return request;
 }
 
+v1::ContributionHeader SimulatedTrainer::HeaderFor(uint32_t round, uint64_t samples) const {
+  v1::ContributionHeader header;
+  header.set_run(place().run());
+  header.set_lineage(assignment_.lineage());
+  header.set_group(place().group());
+  header.set_generation(place().generation());
+  header.set_rank(place().rank());
+  header.set_round(round);
+  header.set_base_version(round - 1);
+  header.set_samples(samples);
+  return header;
+}
+
 void SimulatedTrainer::Prepare() {
   v1::Prepared prepared;
   *prepared.mutable_place() = place();
@@ -204,7 +236,7 @@ void SimulatedTrainer::AgreeOnStart() {
 }
 
 void SimulatedTrainer::BeginTraining() {
-  if (!exchange_.has_shards()) base_ = InitialWords(spec(), {0, begins_.back()});
+  if (!exchange_.has_shards()) base_ = InitialValues(spec());
   trained_ = base_;
   step_ = start_->step();
   invariants_.OnTraining(place(), /*begins=*/true);
@@ -316,22 +348,14 @@ void SimulatedTrainer::Do(const RankProtocol::AskNudge& ask) {
 void SimulatedTrainer::Do(const RankProtocol::Stage& stage) {
   for (const Interval& span : owned_) {
     for (int64_t p = span.begin; p < span.end; ++p) {
-      trained_[p] = TrainedWord(base_[p], place().group(), place().generation(), stage.samples);
+      trained_[p] = TrainedValue(base_[p], place().group(), place().generation(), stage.samples);
     }
   }
   if (world_.plant == Plant::kContributeUntrained) trained_ = base_;
   if (!exchange_.has_shards()) return AgreeThatAllStaged();
   progress_.Enter(v1::ACTIVITY_EXCHANGING);
-  v1::ContributionHeader header;
-  header.set_run(place().run());
-  header.set_lineage(assignment_.lineage());
-  header.set_group(place().group());
-  header.set_generation(place().generation());
-  header.set_rank(place().rank());
-  header.set_round(stage.round);
-  header.set_base_version(stage.base_version);
-  header.set_samples(stage.samples);
-  exchange_.Stage(header, begins_, owned_, trained_, [this](const absl::Status& status) {
+  const v1::ContributionHeader header = HeaderFor(stage.round, stage.samples);
+  exchange_.Stage(header, [this](const absl::Status& status) {
     const bool late = RefusalOf(status) == v1::REFUSAL_CLOSED_ROUND;
     if (!status.ok() && !late) return End(status, v1::FAILURE_CAUSE_AGGREGATOR);
     if (late) world_.Count("contributions_late");
@@ -379,12 +403,15 @@ void SimulatedTrainer::Do(const RankProtocol::Pull& pull) {
   };
   if (world_.plant == Plant::kIgnoreVersion) return pulled(pull.digest);
   progress_.Enter(v1::ACTIVITY_EXCHANGING);
-  exchange_.Pull(RequestFor(pull.version), begins_, owned_, &base_,
-                 [this, pulled](const absl::Status& status) {
-                   if (!status.ok()) return End(status, v1::FAILURE_CAUSE_AGGREGATOR);
-                   progress_.Advance();
-                   GroupDigest("digest of the version", pulled);
-                 });
+  exchange_.Pull(RequestFor(pull.version), [this, pulled](const absl::Status& status) {
+    if (!status.ok()) return End(status, v1::FAILURE_CAUSE_AGGREGATOR);
+    progress_.Advance();
+    Collective("pulled", "", [this, pulled](const std::vector<std::string>&) {
+      exchange_.Adopt();
+      base_ = trained_;
+      GroupDigest("digest of the version", pulled);
+    });
+  });
 }
 
 void SimulatedTrainer::Do(const RankProtocol::Begin& /*begin*/) { Handle(RankProtocol::Kept{}); }

@@ -1,6 +1,6 @@
 // The simulated trainer of one rank in one generation. It carries out the actions of the real
 // worker/train/rank_protocol, with the exchanges and collectives of worker/train/trainer, but does
-// not train: time passes and the words of the model change.
+// not train: time passes and the values of the model change.
 //
 // Thread-compatible.
 #pragma once
@@ -9,7 +9,9 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -43,6 +45,7 @@ class SimulatedTrainer {
   void Deliver(const v1::Decision& decision);
   void Deliver(const v1::Nudge& nudge);
   void Deliver(const v1::TraceSteps& trace);
+  void Deliver(const v1::Restage& restage);
   void MoveShards(const v1::ShardAddresses& shards);
   void Cancel(const std::string& reason);
   // The process has ended, without any notification.
@@ -90,6 +93,7 @@ class SimulatedTrainer {
   // Adds the last step to the trace in progress, as one event.
   void TraceStep();
   v1::PullRequest RequestFor(uint32_t version) const;
+  v1::ContributionHeader HeaderFor(uint32_t round, uint64_t samples) const;
   // The digest of the model that the ranks hold together.
   void GroupDigest(const std::string& kind, std::function<void(uint64_t)> next);
 
@@ -103,6 +107,9 @@ class SimulatedTrainer {
   const std::vector<int64_t> begins_;
   const std::vector<Interval> owned_;
   std::shared_ptr<GroupFabric> fabric_;
+  // The version adopted last, and the model after training.
+  Values base_;
+  Values trained_;
   SimulatedExchange exchange_;
   RankProtocol protocol_;
   Lifetime life_;
@@ -119,10 +126,9 @@ class SimulatedTrainer {
   std::optional<v1::Traced> tracing_;
   uint32_t trace_steps_left_ = 0;
 
-  // The version adopted last, and the model after training.
-  Words base_;
-  Words trained_;
   uint32_t step_ = 0;
+  // Those that are being carried out.
+  std::set<std::tuple<uint32_t, uint32_t, bool>> restages_;
 };
 
 }  // namespace cadre::simulation

@@ -114,6 +114,9 @@ void SimulatedWorker::Do(const AssignmentMachine::Actions& actions) {
       if (const auto* move = std::get_if<AssignmentMachine::MoveShards>(&action)) {
         trainer->MoveShards(move->shards);
       }
+      if (const auto* again = std::get_if<AssignmentMachine::StageAgain>(&action)) {
+        trainer->Deliver(again->restage);
+      }
       if (const auto* next = std::get_if<AssignmentMachine::TraceNext>(&action)) {
         trainer->Deliver(next->trace);
       }

@@ -26,6 +26,7 @@ struct Faults {
   double crash_after_commit = 0;
   double stall = 0;
   double full_disk = 0;
+  double fail_sync = 0;
   double crash_aggregator = 0;
   double break_group = 0;
   double slow_message = 0;
@@ -48,11 +49,11 @@ enum class Plant {
   kDropGroupRecords,
   // The aggregator applies the participants in another order.
   kShuffleApply,
-  // The aggregator applies the first participant twice.
-  kApplyTwice,
-  // The aggregator stores the previous version as the new one.
-  kSkipApply,
-  // The aggregator acknowledges contributions that are not durable.
+  // The aggregator applies the first participant with twice its weight.
+  kWrongWeight,
+  // The aggregator does not apply the last participant.
+  kSkipParticipant,
+  // The aggregator's disk reports writes as durable that are not.
   kEarlyStaged,
   // The aggregator serves the version before the requested one.
   kServeOldVersion,
