@@ -489,21 +489,27 @@ absl::Status Machine::StartTrace(const TraceGroup& request) {
   return started;
 }
 
-// Runs are visited in order of submission: earlier ones choose from the idle workers first and
-// reserve the workers that they wait for.
 void Machine::Settle() {
+  for (bool form = false; SettleOnce(form);) form = true;
+}
+
+// Runs are visited in order of submission: earlier ones choose from the idle workers first and
+// reserve the workers that they wait for. Returns whether a run has released workers meanwhile, so
+// that others may now form groups.
+bool Machine::SettleOnce(bool form) {
   const absl::Time now = cluster_.now();
   cluster_.UpdateIdle();
   for (auto it = deadlines_.begin(); it != deadlines_.end() && it->first <= now; ++it) {
     unsettled_.insert(it->second);
   }
-  bool form = cluster_.members().idle_changes() != seen_idle_;
+  form = form || cluster_.members().idle_changes() != seen_idle_;
   bool ended = false;
   for (const uint32_t number : unsettled_) {
     const Run& run = runs_.at(number);
     form = form || run.waits() || waiting_.contains(number);
     ended = ended || !run.live();
   }
+  bool released = false;
   std::vector<std::string> idle;
   if (form) {
     unsettled_.insert(waiting_.begin(), waiting_.end());
@@ -512,7 +518,12 @@ void Machine::Settle() {
   for (const uint32_t number : unsettled_) {
     Run& run = runs_.at(number);
     run.Touch();
-    if (run.active() && (!run.waits() || run.Form(idle))) run.Advance();
+    if (run.active() && (!run.waits() || run.Form(idle))) {
+      const size_t before = cluster_.members().idle().size();
+      run.Advance();
+      // A run that ends or is parked no longer needs the workers that it has reserved.
+      released = released || !run.active() || cluster_.members().idle().size() > before;
+    }
     if (run.waits()) {
       waiting_.insert(number);
     } else {
@@ -526,6 +537,7 @@ void Machine::Settle() {
   unsettled_.clear();
   seen_idle_ = cluster_.members().idle_changes();
   if (ended) EvictEndedRuns();
+  return released;
 }
 
 // The oldest ended runs are removed first; their records are erased with them.

@@ -106,6 +106,8 @@ class Machine {
   absl::Status StartTrace(const TraceGroup& request);
   // Carries out everything that the event or the time has made possible.
   void Settle();
+  // `form`: runs that wait may form groups, whatever the event is.
+  bool SettleOnce(bool form);
   void EvictEndedRuns();
   // The run that an event concerns, to be settled; null if there is none.
   Run* Visit(absl::string_view run_id);

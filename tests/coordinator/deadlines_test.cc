@@ -61,7 +61,7 @@ TEST_F(DeadlinesTest, LimitFollowsStepsAndPauses) {
   ranks_[0] = {ACTIVITY_TRAINING, 2};
   Beat(absl::Seconds(2));
   EXPECT_EQ(pauses_.Limit(ACTIVITY_PREPARING, absl::ZeroDuration()), absl::Seconds(200));
-  EXPECT_EQ(pauses_.Limit(ACTIVITY_EXCHANGING, absl::Hours(1)), absl::Minutes(5));
+  EXPECT_EQ(pauses_.Limit(ACTIVITY_EXCHANGING, absl::Hours(1)), absl::Seconds(110));
   EXPECT_EQ(pauses_.Limit(ACTIVITY_SAVING, absl::Hours(1)), absl::Minutes(2));
 }
 

@@ -221,6 +221,33 @@ TEST_F(RestoreShardTest, NoSourceParksTheRun) {
   EXPECT_EQ(cluster_.last_status.code(), absl::StatusCode::kFailedPrecondition);
 }
 
+TEST_F(RestoreShardTest, ParkedRunFreesItsWorkers) {
+  const std::string run = Begin();
+  const std::string next = cluster_.Submit(MakeSpec(2, 2, 5, 100));
+  ASSERT_EQ(RunStateOf(next), v1::RUN_STATE_QUEUED);
+  cluster_.behaviour.apply = false;
+  TrainBoth(run);
+  cluster_.behaviour.apply = true;
+  cluster_.Kill(agg(0));
+  cluster_.Fail(cluster_.Lead(run, 1));
+  cluster_.Wipe(agg(0));
+  EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_PARKED);
+  EXPECT_EQ(RunStateOf(next), v1::RUN_STATE_RUNNING);
+}
+
+// Its only group waits for the shard, and has reserved the workers.
+TEST_F(RestoreShardTest, ParkedRunReservesNoWorkers) {
+  AddMembers(1, 2);
+  const std::string run = cluster_.Submit(MakeSpec(1, 2, 5, 100));
+  Train(run, 0);
+  const std::string next = cluster_.Submit(MakeSpec(1, 2, 5, 100));
+  cluster_.Kill(agg(0));
+  cluster_.Fail(cluster_.Lead(run, 0));
+  cluster_.Wipe(agg(0));
+  EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_PARKED);
+  EXPECT_EQ(RunStateOf(next), v1::RUN_STATE_RUNNING);
+}
+
 TEST_F(RestoreShardTest, LostParticipantOfAClosingRoundParksTheRun) {
   const std::string run = Begin();
   cluster_.behaviour.apply = false;
