@@ -19,7 +19,7 @@ absl::Duration Floor(v1::Activity activity) {
       return absl::Minutes(1);
     case v1::ACTIVITY_EXCHANGING:
       // Longer than the worker's own limit, which reports the cause.
-      return absl::Minutes(5);
+      return absl::Seconds(110);
     case v1::ACTIVITY_EVALUATING:
     case v1::ACTIVITY_SAVING:
       return absl::Minutes(2);

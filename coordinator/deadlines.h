@@ -7,7 +7,7 @@
 //
 //   PREPARING            10 times the longest pause seen in this run, at least 1 min
 //   TRAINING             10 times the longest pause or step, at least 1 min
-//   EXCHANGING           5 min; none while a shard does not accept contributions
+//   EXCHANGING           110 s; none while a shard does not accept contributions
 //   EVALUATING, SAVING   10 times the longest pause, at least 2 min
 //   WAITING              none: it waits for the coordinator
 //

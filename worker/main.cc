@@ -53,7 +53,7 @@ DEFINE_bool(insecure, false, "listen beyond loopback although nothing is encrypt
 DEFINE_int32(dial_timeout, 30, "seconds to wait for the coordinator at startup");
 DEFINE_int32(drain_timeout, 120,
              "seconds that SIGTERM leaves to the group to finish its period; 0: leave immediately");
-DEFINE_int32(exchange_silence, 120,
+DEFINE_int32(exchange_silence, 90,
              "seconds without progress after which an exchange with an aggregator fails; the "
              "group is then formed again");
 DEFINE_string(probe, "",

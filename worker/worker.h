@@ -55,7 +55,7 @@ struct WorkerOptions {
   // kMaxConnections; 0: chosen by the round-trip time.
   int tcp_connections = 0;
   // An exchange with a shard ends after this time without progress.
-  absl::Duration exchange_silence = absl::Minutes(2);
+  absl::Duration exchange_silence = absl::Seconds(90);
   // Ends the process, as SIGTERM does. Called from a thread of the worker when it can no longer
   // train, see end(), when it may leave after Drain, and once when the coordinator drains it.
   // Optional.

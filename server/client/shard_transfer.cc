@@ -13,7 +13,7 @@
 // Time. An absolute limit would end every transfer that the link cannot finish within it. A
 // transfer therefore ends after `silence` without progress. A chunk that was received, or written
 // for the first time, is progress. Written chunks may still lie in buffers: at most a few MiB,
-// which must reach the shard within `silence`. At 4 MiB and two minutes this takes 280 kbit/s. A
+// which must reach the shard within `silence`. At 4 MiB and 90 s this takes 375 kbit/s. A
 // shard that answers that it is busy (it serves others, or is being restored) is not silent. An
 // event after the silence cannot prolong the transfer, so the driver's watch may end with it.
 //

@@ -30,7 +30,7 @@ struct TransferOptions {
   uint64_t seed = 0;
   // A transfer ends after this time in which no new chunk is transferred. One that makes progress
   // may take any time.
-  absl::Duration silence = absl::Minutes(2);
+  absl::Duration silence = absl::Seconds(90);
 };
 
 class ShardTransfer {

@@ -37,7 +37,7 @@ struct TrainerOptions {
   // Shows what the training thread does; may be null.
   TrainerProgress* progress = nullptr;
   // An exchange with a shard ends after this time without progress.
-  absl::Duration exchange_silence = absl::Minutes(2);
+  absl::Duration exchange_silence = absl::Seconds(90);
   // How often rank 0 reports while training.
   absl::Duration report_every = absl::Seconds(1);
 };
