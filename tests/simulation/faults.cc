@@ -65,7 +65,7 @@ const Kind kKinds[] = {
     {FaultKind::kCutDown, "receives nothing from the coordinator", 0, 4, Subject::kHost,
      absl::Seconds(1), absl::Seconds(30)},
     // Usually shorter than a lease.
-    {FaultKind::kCongest, "has a congested stream", 0, 12, Subject::kHost, absl::Seconds(2),
+    {FaultKind::kCongest, "has a congested stream", 0, 24, Subject::kHost, absl::Seconds(2),
      absl::Seconds(12)},
     {FaultKind::kStop, "is stopped", 0, 8, Subject::kHost, absl::Seconds(1), absl::Seconds(40)},
     {FaultKind::kHang, "has a hung training thread", 0, 8, Subject::kWorker, absl::Seconds(2),
@@ -79,7 +79,7 @@ const Kind kKinds[] = {
     {FaultKind::kSlowLink, "has a slow link", 0, 6, Subject::kHost, absl::Seconds(10),
      absl::Minutes(3), 0, 0.1, 60},
     {FaultKind::kDiverge, "computes a loss that is NaN", 0, 2, Subject::kWorker},
-    {FaultKind::kJumpClock, "has a wall clock that jumps", 0, 6, Subject::kHost,
+    {FaultKind::kJumpClock, "has a wall clock that jumps", 0, 12, Subject::kHost,
      absl::ZeroDuration(), absl::ZeroDuration(), 0, -7200, 7200},
 };
 

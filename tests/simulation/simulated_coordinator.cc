@@ -136,8 +136,6 @@ void SimulatedCoordinator::HandleInbox() {
     world_.Count("coordinator_events");
     batch.push_back(machine_->Handle(event, now));
   };
-  const bool early = world_.plant == Plant::kJudgeAfterStall;
-  if (early && now >= machine_->NextDeadline()) handle(Tick{});
   for (const Event& event : events) handle(event);
   const bool due = now >= machine_->NextDeadline() && now >= expire_from_;
   if (due && world_.plant != Plant::kNoTicks) handle(Tick{});

@@ -80,8 +80,6 @@ enum class Plant {
   kContributeUntrained,
   // The coordinator's clock events are lost.
   kNoTicks,
-  // After a stall, the coordinator judges leases before it reads the messages that wait.
-  kJudgeAfterStall,
   // The last write of a transaction is lost.
   kLoseOneWrite,
 };
