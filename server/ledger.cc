@@ -389,7 +389,10 @@ std::optional<Refused> Ledger::CheckRound(const Run& run, const v1::Contribution
   }
   const uint32_t version = NewestOf(run).value_or(0);
   if (run.hollow && header.round() > version + 1) return BeingRestored(run.terms.run);
-  const bool left_out = header.round() == run.closing.round() && !Names(run.closing, header);
+  // A seed may arrive before the order that names it: it is the version itself, and other orders do
+  // not use it.
+  const bool left_out =
+      header.round() == run.closing.round() && !header.seed() && !Names(run.closing, header);
   if (header.round() <= version || left_out) {
     return Refused{v1::REFUSAL_CLOSED_ROUND,
                    absl::StrCat("round ", header.round(), " is closed: ",
@@ -504,6 +507,7 @@ std::optional<Refused> Ledger::CheckChunk(const ContributionKey& key, uint64_t a
   place.set_generation(key.generation);
   place.set_round(key.round);
   place.set_base_version(key.round - 1);
+  place.set_seed(key.seed);
   if (auto refused = CheckRound(*run, place)) return refused;
   if (found == run->contributions.end() || found->second.attempt != attempt) {
     return Refused{v1::REFUSAL_OUT_OF_ORDER,

@@ -712,6 +712,23 @@ TEST_F(LedgerTest, AnotherSeedReplacesTheFirst) {
   EXPECT_EQ(Plan(seed_of(1)).groups.size(), 1u);
 }
 
+// The order and the ranks are told on different streams: a seed may arrive while the shard still
+// has the order for the seed of another group.
+TEST_F(LedgerTest, SeedMayArriveBeforeItsOrder) {
+  OpenHollow(4, 5);
+  v1::Apply apply = MakeApply(run_, 5, {{.group = 0}});
+  apply.set_seed(true);
+  EXPECT_THAT(Missing(apply), ElementsAre(0u));
+  v1::ContributionHeader header = Header(run_, {.round = 5, .group = 1}, 0, 15, kChunk);
+  EXPECT_EQ(RefusalIn(ledger_.Stage(header)), v1::REFUSAL_CLOSED_ROUND) << "not a seed";
+  header.set_seed(true);
+  const StageGrant grant = Grant(header);
+  Chunks(grant, grant.chunks);
+  EXPECT_TRUE(ledger_.ContributionDurable(grant.key, grant.attempt));
+  apply.mutable_participants(0)->set_group(1);
+  EXPECT_EQ(Plan(apply).groups.size(), 1u);
+}
+
 // The coordinator may choose another way to restore the shard.
 TEST_F(LedgerTest, HollowAtAnotherVersionBeginsAnew) {
   OpenHollow(4, 5);
