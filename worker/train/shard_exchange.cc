@@ -188,12 +188,12 @@ void ShardExchange::Adopt() {
 
 void ShardExchange::OnRestage(const v1::Restage& restage) {
   absl::MutexLock lock(&restages_mutex_);
-  std::erase_if(restages_, [](const auto& entry) {
-    return entry.second.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+  std::erase_if(restages_, [](const std::future<void>& thread) {
+    return thread.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
   });
-  std::future<void>& running = restages_[{restage.shard(), restage.round(), restage.seed()}];
-  if (running.valid()) return;  // repeated
-  running = std::async(std::launch::async, [this, restage] {
+  const std::tuple request(restage.shard(), restage.round(), restage.seed());
+  if (!unanswered_.insert(request).second) return;  // repeated
+  restages_.push_back(std::async(std::launch::async, [this, restage, request] {
     const absl::Status status = StageAgain(restage);
     LOG(INFO) << "staging " << (restage.seed() ? "version " : "round ") << restage.round()
               << " again at shard " << restage.shard() << ": " << status;
@@ -203,8 +203,13 @@ void ShardExchange::OnRestage(const v1::Restage& restage) {
     restaged.set_round(restage.round());
     restaged.set_seed(restage.seed());
     restaged.set_error(std::string(status.message()));
+    // The same request may arrive again as soon as the answer is sent.
+    {
+      absl::MutexLock running(&restages_mutex_);
+      unanswered_.erase(request);
+    }
     control_.Send(restaged);
-  });
+  }));
 }
 
 absl::Status ShardExchange::StageAgain(const v1::Restage& restage) {

@@ -11,8 +11,8 @@
 #include <cstdint>
 #include <functional>
 #include <future>
-#include <map>
 #include <memory>
+#include <set>
 #include <span>
 #include <stop_token>
 #include <string>
@@ -95,9 +95,10 @@ class ShardExchange {
   // Of the values that the rank holds: held for copies of them.
   absl::Mutex mutex_;
   absl::Mutex restages_mutex_;
-  // By shard, round and seed: what is being staged again, or was. The destructor of a future waits.
-  std::map<std::tuple<uint32_t, uint32_t, bool>, std::future<void>> restages_
-      ABSL_GUARDED_BY(restages_mutex_);
+  // Shard, round and seed of the requests that have no answer yet.
+  std::set<std::tuple<uint32_t, uint32_t, bool>> unanswered_ ABSL_GUARDED_BY(restages_mutex_);
+  // Their threads, and threads that have answered. The destructor of a future waits.
+  std::vector<std::future<void>> restages_ ABSL_GUARDED_BY(restages_mutex_);
 };
 
 }  // namespace cadre

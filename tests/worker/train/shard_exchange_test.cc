@@ -7,11 +7,13 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/digest.h"
@@ -69,6 +71,11 @@ class Control final : public GroupControl {
     restage.set_seed(seed);
     handler_(restage);
   }
+  // Requests the same again as soon as it has received the next answer.
+  void RequestAgain(uint32_t shard, uint32_t round, bool seed) {
+    again_ = [=, this] { Request(shard, round, seed); };
+    Request(shard, round, seed);
+  }
   v1::Restaged Answer() {
     absl::MutexLock lock(&mutex_);
     const auto any = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !answers_.empty(); };
@@ -86,8 +93,11 @@ class Control final : public GroupControl {
 
   absl::StatusOr<v1::Start> PreparedAndStart(const v1::Prepared&) override { return v1::Start(); }
   void Send(const TrainingReport& report) override {
-    absl::MutexLock lock(&mutex_);
-    answers_.push_back(std::get<v1::Restaged>(report));
+    {
+      absl::MutexLock lock(&mutex_);
+      answers_.push_back(std::get<v1::Restaged>(report));
+    }
+    if (const auto again = std::exchange(again_, nullptr)) again();
   }
   absl::StatusOr<std::optional<v1::Decision>> AwaitDecision(absl::Duration) override {
     return absl::CancelledError("released");
@@ -109,6 +119,7 @@ class Control final : public GroupControl {
   std::map<uint32_t, std::string> addresses_ ABSL_GUARDED_BY(mutex_);
   std::vector<v1::Restaged> answers_ ABSL_GUARDED_BY(mutex_);
   std::function<void(const v1::Restage&)> handler_;
+  std::function<void()> again_;
 };
 
 // A rank with the values at `positions` of its replica.
@@ -274,6 +285,13 @@ TEST_F(ShardExchangeTest, RepeatedRequestIsAnsweredOnce) {
   Replace(1).Open(0, 0);
   EXPECT_EQ(rank.control.Answer().error(), "");
   EXPECT_EQ(rank.control.answers(), 0U);
+}
+
+// The thread that has answered may still run when the next request arrives.
+TEST_F(ShardExchangeTest, RequestAfterTheAnswerIsAnswered) {
+  Control& control = ranks_[0]->control;
+  control.RequestAgain(0, 1, false);
+  for (int i = 0; i < 2; ++i) EXPECT_THAT(control.Answer().error(), HasSubstr("does not hold"));
 }
 
 TEST_F(ShardExchangeTest, EndsWhileStagingAgain) {
