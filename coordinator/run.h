@@ -228,6 +228,8 @@ class Run {
   // Handles what concerns lost shards. Returns whether the answer is complete and belongs to a
   // shard that is open.
   bool OnRestoringApplied(const v1::Applied& applied);
+  // Whether the attempt uses values of the group.
+  bool IsSource(const ShardRestore::Attempt& attempt, uint32_t group) const;
   void RequestValues(uint32_t shard, ShardRestore& restore, uint32_t group);
   void SendRestage(const Slot& slot, uint32_t rank, uint32_t shard, const ShardRestore& restore);
   void ResendRestages(const Slot& slot, uint32_t rank);

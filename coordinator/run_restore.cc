@@ -110,7 +110,8 @@ bool Run::OnRestoringApplied(const v1::Applied& applied) {
   if (!restore->ready() || applied.round() != restore->attempt()->round()) return false;
   if (!applied.missing().empty()) {
     for (const uint32_t group : applied.missing()) {
-      if (restore->attempt().has_value()) RequestValues(shard, *restore, group);
+      if (!restore->attempt().has_value()) break;
+      if (IsSource(*restore->attempt(), group)) RequestValues(shard, *restore, group);
     }
     return false;
   }
@@ -134,6 +135,16 @@ bool Run::OnRestoringApplied(const v1::Applied& applied) {
   shards_.Open(opened);
   cluster_.Count("shards_restored");
   return true;
+}
+
+// An aggregator may still answer the order of an earlier attempt for the same round.
+bool Run::IsSource(const ShardRestore::Attempt& attempt, uint32_t group) const {
+  if (attempt.source == ShardRestore::Source::kSeed) return group == attempt.group;
+  const std::optional<v1::CommitRecord>& commit =
+      attempt.round() > record_.version() ? commits_.closing() : commits_.newest();
+  return commit.has_value() &&
+         std::any_of(commit->participants().begin(), commit->participants().end(),
+                     [group](const v1::Participant& one) { return one.group() == group; });
 }
 
 // Ranks that have not answered yet are not asked again. A participant of a closing round may have

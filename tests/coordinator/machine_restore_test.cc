@@ -93,6 +93,22 @@ TEST_F(RestoreShardTest, NextGroupIfASeedIsRefused) {
   EXPECT_TRUE(second);
 }
 
+// The aggregator repeats the earlier order until the next one has arrived.
+TEST_F(RestoreShardTest, AnswerToAnEarlierOrderConcernsNoOtherSource) {
+  const std::string run = Begin();
+  cluster_.behaviour.restage = false;
+  cluster_.Wipe(agg(0));
+  cluster_.Fail(cluster_.Lead(run, 0));
+  const std::string reason = "shard 0 on agg-0 is being restored from group 1";
+  ASSERT_EQ(ReasonOf(run), reason);
+  v1::Applied earlier;
+  earlier.set_run(run);
+  earlier.set_round(1);
+  earlier.add_missing(0);
+  cluster_.Send(agg(0), earlier);
+  EXPECT_EQ(ReasonOf(run), reason);
+}
+
 TEST_F(RestoreShardTest, ContributionsToTheNewestVersion) {
   const std::string run = Begin();
   cluster_.behaviour.slow_pulls = {0, 1};
