@@ -202,7 +202,7 @@ void ShardExchange::OnRestage(const v1::Restage& restage) {
     restaged.set_shard(restage.shard());
     restaged.set_round(restage.round());
     restaged.set_seed(restage.seed());
-    restaged.set_error(std::string(status.message()));
+    if (!status.ok()) restaged.set_error(status.ToString());
     // The same request may arrive again as soon as the answer is sent.
     {
       absl::MutexLock running(&restages_mutex_);

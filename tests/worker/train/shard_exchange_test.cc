@@ -17,6 +17,8 @@
 #include <vector>
 
 #include "base/digest.h"
+#include "base/rpc/daemon.h"
+#include "proto/cadre/v1/rounds.grpc.pb.h"
 #include "server/client/shard_span.h"
 #include "tests/server/rounds_server.h"
 #include "tests/server/testing.h"
@@ -292,6 +294,18 @@ TEST_F(ShardExchangeTest, RequestAfterTheAnswerIsAnswered) {
   Control& control = ranks_[0]->control;
   control.RequestAgain(0, 1, false);
   for (int i = 0; i < 2; ++i) EXPECT_THAT(control.Answer().error(), HasSubstr("does not hold"));
+}
+
+// Empty texts mean success.
+TEST_F(ShardExchangeTest, ErrorWithoutMessageIsAnError) {
+  StageAll(1);
+  v1::Rounds::Service unimplemented;
+  const auto daemon = Daemon::Start({}, {&unimplemented});
+  ASSERT_TRUE(daemon.ok()) << daemon.status();
+  Control& control = ranks_[0]->control;
+  control.SetAddress(1, (*daemon)->address());
+  control.Request(1, 1, false);
+  EXPECT_EQ(control.Answer().error(), "UNIMPLEMENTED: ");
 }
 
 TEST_F(ShardExchangeTest, EndsWhileStagingAgain) {
