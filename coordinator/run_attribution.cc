@@ -159,14 +159,15 @@ bool Run::OnHeartbeat(const Member& member, const v1::Heartbeat& heartbeat) {
     // Its thread hangs while it waits: it does not react to an answer, or to a new assignment.
     activity = slot.started() ? v1::ACTIVITY_TRAINING : v1::ACTIVITY_PREPARING;
   }
+  if (rank == 0) slot.reported = true;
   if (!slot.watch.has_value()) slot.watch.emplace(options_.heartbeat);
   slot.watch->OnHeartbeat(rank, activity, here ? heartbeat.progress() : 0, cluster_.now(), pauses_);
   const double step = std::max(slot.measured.has_value() ? slot.measured->step() : 0.0,
                                static_cast<double>(slot.record().predicted().step()));
   const auto stall = slot.watch->Check(slot.ranks(), absl::Seconds(step), pauses_);
   if (stall.has_value()) FenceStalled(slot, *stall);
-  // A round may wait for the progress of a group that loads.
-  return stall.has_value() || loading_.contains(slot.group());
+  // A round may wait for the progress of a group that loads, or for its reports.
+  return stall.has_value() || loading_.contains(slot.group()) || !shards_.lost().empty();
 }
 
 void Run::FenceStalled(Slot& slot, const ProgressWatch::Stall& stall) {

@@ -310,6 +310,7 @@ void Run::OnWorkerRejoined(const Member& member, bool agrees) {
     if (averages()) SendShardAddresses(member.id());
     if (rank == 0) {
       slot.nudged_round = 0;
+      slot.reported = false;
       ResendPart(slot);
     }
     ResendRestages(slot, rank);

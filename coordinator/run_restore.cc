@@ -212,7 +212,8 @@ bool Run::ShardsMayClose() const {
                      [this](const auto& lost) { return Accepts(lost.first); });
 }
 
-// A group without a stream may have adopted the version without the coordinator's knowledge.
+// A group without a stream may have adopted the version without the coordinator's knowledge. It
+// reports that when it has connected again.
 std::vector<uint32_t> Run::LeftOut() const {
   std::vector<uint32_t> groups;
   if (shards_.lost().empty() || !ShardsMayClose()) return groups;
@@ -220,9 +221,8 @@ std::vector<uint32_t> Run::LeftOut() const {
     const Slot& slot = slots_[group];
     const Member* const lead = cluster_.members().Find(slot.record().members(0));
     const bool connected = lead != nullptr && lead->connected();
-    if (connected && slot.version < record_.version() && !round_.Has(group)) {
-      groups.push_back(group);
-    }
+    const bool known = connected && slot.reported;
+    if (known && slot.version < record_.version() && !round_.Has(group)) groups.push_back(group);
   }
   return groups;
 }

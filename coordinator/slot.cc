@@ -176,6 +176,7 @@ void Slot::ResetProgress() {
   preferred_members.clear();
   watch.reset();
   version = 0;
+  reported = true;
   nudged_round = 0;
   unanswered = 0;
   refused_round = 0;

@@ -98,6 +98,9 @@ class Slot {
   v1::Progress progress;
   // Version that the group is known to hold.
   uint32_t version = 0;
+  // Whether rank 0 has repeated its reports since it last connected: its first heartbeat follows
+  // them.
+  bool reported = true;
   // Newest round for which it was nudged.
   uint32_t nudged_round = 0;
   // Newest contributed round that is not answered yet; 0: none.

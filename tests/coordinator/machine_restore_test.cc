@@ -194,6 +194,66 @@ TEST_F(RestoreShardTest, GroupThatPullsALostVersionIsNotAwaited) {
   EXPECT_TRUE(cluster_.RunUntil([&] { return VersionOf(run) >= 5; }));
 }
 
+// A group may have adopted the lost version, and staged its next contribution, while its rank 0 was
+// disconnected. The reports that follow its Hello say so.
+TEST_F(RestoreShardTest, ReturningGroupIsAwaited) {
+  const std::string run = Begin();
+  cluster_.behaviour.slow_pulls = {1};
+  TrainBoth(run);
+  Train(run, 0);
+  FakeWorker& late = cluster_.Lead(run, 1);
+  const v1::Decision decision = *late.pulling;
+  cluster_.Cut(late);
+  late.pulling.reset();
+  late.version = decision.version();
+  late.step = decision.step();
+  late.next_step = decision.next_step();
+  late.adopted->set_version(decision.version());
+  late.adopted->set_digest(decision.digest());
+  late.contributed = cluster_.ContributionOf(late);
+  cluster_.Wipe(agg(0));
+  const uint32_t generation = cluster_.Group(run, 1).generation();
+  cluster_.Connect(late);
+  EXPECT_EQ(VersionOf(run), 3u);
+  EXPECT_EQ(cluster_.Commit(run, 3)->participants_size(), 2);
+  EXPECT_EQ(cluster_.Group(run, 1).generation(), generation);
+  ExpectRestored(run);
+}
+
+TEST_F(RestoreShardTest, ReturningGroupIsAwaitedAfterRestart) {
+  const std::string run = Begin();
+  for (uint32_t group : {0, 1}) {
+    FakeWorker& lead = cluster_.Lead(run, group);
+    lead.contributed = cluster_.ContributionOf(lead);
+  }
+  const uint32_t generation = cluster_.Group(run, 1).generation();
+  FakeWorker& late = cluster_.Lead(run, 1);
+  late.alive = false;
+  agg(0).shards.clear();
+  agg(0).wiped = true;
+  cluster_.RestartCoordinator();
+  ASSERT_EQ(ReasonOf(run), "shard 0 on agg-0 is being restored from the round in progress");
+  cluster_.Connect(late);
+  EXPECT_EQ(VersionOf(run), 2u);
+  EXPECT_EQ(cluster_.Commit(run, 2)->participants_size(), 2);
+  EXPECT_EQ(cluster_.Group(run, 1).generation(), generation);
+  ExpectRestored(run);
+}
+
+// After a restart, a group that pulls a lost version is left out when its rank 0 has returned.
+TEST_F(RestoreShardTest, GroupThatPullsALostVersionIsNotAwaitedAfterRestart) {
+  const std::string run = Begin();
+  cluster_.behaviour.slow_pulls = {1};
+  TrainBoth(run);
+  Train(run, 0);
+  agg(0).shards.clear();
+  agg(0).wiped = true;
+  cluster_.RestartCoordinator();
+  EXPECT_EQ(VersionOf(run), 2u);
+  EXPECT_TRUE(cluster_.RunUntil([&] { return VersionOf(run) == 3; }, absl::Seconds(5)));
+  ExpectRestored(run);
+}
+
 TEST_F(RestoreShardTest, WrongDigestOfASeedTriesOtherSources) {
   const std::string run = Begin();
   cluster_.behaviour.seed_error = 1;
