@@ -30,7 +30,8 @@ ShardRestore::View Run::RestoreView() const {
   const uint32_t version = record_.version();
   ShardRestore::View view{.version = version,
                           .closing = committing(),
-                          .at_end = record_.state() == v1::RUN_STATE_FINISHING};
+                          .at_end = record_.state() == v1::RUN_STATE_FINISHING,
+                          .min_groups = spec().averaging().min_groups()};
   const std::optional<v1::CommitRecord>& commit =
       committing() ? commits_.closing() : commits_.newest();
   view.complete = commit.has_value() && !commit->participants().empty() &&

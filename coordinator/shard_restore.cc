@@ -31,7 +31,8 @@ std::vector<ShardRestore::Attempt> ShardRestore::Options(const View& view) const
     }
     if (view.complete) options.push_back({.hollow = version - 1});
   }
-  if (!view.at_end && std::any_of(view.groups.begin(), view.groups.end(), [](const Group& group) {
+  const bool may_close = !view.at_end && view.groups.size() >= view.min_groups;
+  if (may_close && std::any_of(view.groups.begin(), view.groups.end(), [](const Group& group) {
         return group.adopted || group.contributed;
       })) {
     options.push_back({.source = Source::kOpenRound, .hollow = version});

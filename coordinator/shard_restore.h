@@ -8,7 +8,9 @@
 //   contributions to v + 1   if that round is closed
 //   a seed                   a group that has adopted v stages its values of v
 //   contributions to v       if none of its participants has adopted v
-//   the open round           the groups have continued; version v is left out at this shard
+//   the open round           the groups have continued; version v is left out at this shard.
+//                            No group is formed while a shard is lost, so there must be as many as
+//                            a round needs.
 //
 // Pure and thread-compatible.
 #pragma once
@@ -42,6 +44,8 @@ class ShardRestore {
     // Whether all participants of that round or, if there is none, of the newest commit train in
     // the same generations as when they contributed.
     bool complete = false;
+    // Number of groups without which no round closes.
+    uint32_t min_groups = 1;
     // The groups that train.
     std::vector<Group> groups;
   };

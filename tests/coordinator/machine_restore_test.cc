@@ -194,6 +194,24 @@ TEST_F(RestoreShardTest, GroupThatPullsALostVersionIsNotAwaited) {
   EXPECT_TRUE(cluster_.RunUntil([&] { return VersionOf(run) >= 5; }));
 }
 
+// The next round would need min_groups groups, and none is formed while a shard is lost.
+TEST_F(RestoreShardTest, TooFewGroupsForTheOpenRoundParkTheRun) {
+  AddMembers(2, 4);
+  v1::RunSpec spec = MakeSpec(2, 2, 5, 100);
+  spec.mutable_averaging()->set_min_groups(2);
+  const std::string run = cluster_.Submit(spec);
+  TrainBoth(run);
+  cluster_.behaviour.slow_pulls = {1};
+  TrainBoth(run);
+  Train(run, 0);
+  cluster_.Wipe(agg(0));
+  EXPECT_EQ(ReasonOf(run), "shard 0 on agg-0 is being restored from the round in progress");
+  EXPECT_FALSE(cluster_.Commit(run, 3).has_value());
+  // Its pull has made no progress for too long.
+  cluster_.Fail(cluster_.Lead(run, 1));
+  ExpectParked(run);
+}
+
 // A group may have adopted the lost version, and staged its next contribution, while its rank 0 was
 // disconnected. The reports that follow its Hello say so.
 TEST_F(RestoreShardTest, ReturningGroupIsAwaited) {
