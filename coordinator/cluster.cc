@@ -92,6 +92,11 @@ uint32_t Cluster::NewRun() {
   return meta_.run();
 }
 
+void Cluster::NoteRemovedRun(uint32_t run) {
+  meta_changed_ = true;
+  meta_.set_removed_run(std::max(meta_.removed_run(), run));
+}
+
 void Cluster::SkipNumbers(uint32_t generation, uint32_t run) {
   meta_changed_ = true;
   meta_.set_generation(std::max(meta_.generation(), generation));

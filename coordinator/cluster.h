@@ -44,6 +44,8 @@ class Cluster {
   const v1::MetaRecord& meta() const { return meta_; }
   uint32_t NewGeneration();
   uint32_t NewRun();
+  // The record of an ended run is removed.
+  void NoteRemovedRun(uint32_t run);
   // Numbers up to these are in use elsewhere.
   void SkipNumbers(uint32_t generation, uint32_t run);
   // Secret of a generation, 16 bytes; the same after a restart.

@@ -448,7 +448,13 @@ void Machine::FinishAdoption() {
   adoption_.reset();
   Replied replied{.request = adoption.request, .status = absl::OkStatus()};
   for (const auto& [id, reports] : adoption.runs) {
-    const RebuiltRun rebuilt = RebuildRun(id, reports);
+    RebuiltRun rebuilt = RebuildRun(id, reports);
+    // Its aggregators may have been away when it ended.
+    if (rebuilt.problem.empty() && RunNumber(id) <= cluster_.meta().removed_run()) {
+      rebuilt.ended = true;
+      rebuilt.problem = absl::StrCat("it may have ended: the records of ended runs up to number ",
+                                     cluster_.meta().removed_run(), " were removed");
+    }
     if (rebuilt.ended && !adoption.named) continue;
     *replied.adopted.add_runs() = AdoptRun(id, rebuilt);
   }
@@ -549,6 +555,7 @@ void Machine::EvictEndedRuns() {
       ++it;
       continue;
     }
+    cluster_.NoteRemovedRun(it->first);
     cluster_.out().EraseOne(RunKey(it->second.id()));
     cluster_.out().EraseBelow(CommitsPrefix(it->second.id()));
     deadline_of_.erase(it->first);

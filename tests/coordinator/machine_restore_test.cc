@@ -606,6 +606,26 @@ TEST_F(AdoptTest, EndedRun) {
   EXPECT_EQ(ProblemOf(run), "it has ended");
 }
 
+// Its aggregators were away when it was stopped and until its record was removed.
+TEST(AdoptEvictedTest, EndedRunIsNotAdopted) {
+  FakeCluster cluster([](Machine::Options& options) { options.max_ended_runs = 1; });
+  cluster.behaviour.train = false;
+  cluster.AddWorker("w0");
+  cluster.AddAggregator("agg-0");
+  const std::string run = cluster.Submit(MakeSpec(1, 1, 5, 10));
+  cluster.Kill(cluster.aggregators()[0]);
+  cluster.StopRun(run);
+  cluster.StopRun(cluster.Submit(MakeSpec(1, 1, 5, 10)));
+  ASSERT_FALSE(cluster.machine().RunStatus(run, cluster.now()).ok());
+  cluster.RestartCoordinator();
+  cluster.Restart(cluster.aggregators()[0]);
+  EXPECT_EQ(cluster.Adopt().runs_size(), 0);
+  const v1::AdoptReply reply = cluster.Adopt(run);
+  ASSERT_EQ(reply.runs_size(), 1);
+  EXPECT_THAT(reply.runs(0).problem(), HasSubstr("it may have ended"));
+  EXPECT_FALSE(cluster.machine().RunStatus(run, cluster.now()).ok());
+}
+
 TEST_F(AdoptTest, UnknownName) {
   const std::string run = Lose();
   cluster_.Adopt("run-7");
