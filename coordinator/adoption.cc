@@ -4,9 +4,11 @@
 
 #include <algorithm>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "coordinator/keys.h"
 #include "coordinator/run_rules.h"
+#include "model/validate.h"
 
 namespace cadre {
 namespace {
@@ -16,11 +18,48 @@ using google::protobuf::util::MessageDifferencer;
 // Reports by shard, with the names of the aggregators.
 using ByShard = std::map<uint32_t, const RunReports::value_type*>;
 
+// What an aggregator stores that no coordinator has sent; empty if nothing. It completes a sentence
+// that begins with the aggregator's name.
+std::string FindMalformed(const std::string& run, const v1::RunReport& report) {
+  // The bits that Submit adds to the id of the run.
+  constexpr size_t kLineageDigits = 16;
+  const v1::OpenRun& open = report.open();
+  const v1::ShardState& state = report.state();
+  if (run != RunId(RunNumber(run), open.spec().name())) return "stores a run of another name";
+  if (!absl::StartsWith(open.lineage(), absl::StrCat(run, ".")) ||
+      open.lineage().size() != run.size() + 1 + kLineageDigits) {
+    return "stores a malformed lineage";
+  }
+  if (open.shard() >= open.shards()) {
+    return absl::StrCat("stores shard ", open.shard(), " of ", open.shards());
+  }
+  for (const auto& [group, generation] : open.generations()) {
+    if (generation > kMaxReportedNumber) return absl::StrCat("stores generation ", generation);
+  }
+  if (state.run().empty()) return absl::StrCat("has lost the values of shard ", open.shard());
+  if (state.run() != run || state.lineage() != open.lineage() || state.shard() != open.shard()) {
+    return "stores values of another run or shard";
+  }
+  if (state.version() > 0 && report.newest().round() != state.version()) {
+    return absl::StrCat("does not store the order that made version ", state.version());
+  }
+  const uint32_t groups = report.newest().division().groups();
+  if (report.newest().has_division() && (groups == 0 || groups > kMaxGroups)) {
+    return absl::StrCat("stores a division among ", groups, " groups");
+  }
+  return "";
+}
+
 // Fills in `shards`. Returns why the reports do not amount to a run, or an empty text.
 std::string Collect(const std::string& run, const RunReports& reports, ByShard& shards) {
-  if (RunNumber(run) == 0) return "this is not the id of a run";
+  if (const uint32_t number = RunNumber(run); number == 0 || number > kMaxReportedNumber) {
+    return "this is not the id of a run";
+  }
   for (const auto& entry : reports) {
     const auto& [name, report] = entry;
+    if (const std::string wrong = FindMalformed(run, report); !wrong.empty()) {
+      return absl::StrCat(name, " ", wrong);
+    }
     const v1::OpenRun& open = report.open();
     const auto& [first_name, first] = *reports.begin();
     if (open.lineage() != first.open().lineage() || open.shards() != first.open().shards() ||
@@ -32,9 +71,6 @@ std::string Collect(const std::string& run, const RunReports& reports, ByShard& 
     if (const auto [it, added] = shards.emplace(open.shard(), &entry); !added) {
       return absl::StrCat("shard ", open.shard(), " is stored by ", it->second->first, " and by ",
                           name);
-    }
-    if (report.state().run().empty()) {
-      return absl::StrCat(name, " has lost the values of shard ", open.shard());
     }
   }
   const uint32_t count = reports.begin()->second.open().shards();

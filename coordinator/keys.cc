@@ -48,6 +48,10 @@ absl::Status ParseRecord(absl::string_view key, absl::string_view bytes,
   return absl::DataLossError(absl::StrCat("store record '", key, "' cannot be parsed"));
 }
 
+std::string RunId(uint32_t number, absl::string_view name) {
+  return absl::StrCat("run-", number, name.empty() ? "" : "-", name);
+}
+
 uint32_t RunNumber(absl::string_view run) {
   uint32_t number = 0;
   if (!absl::ConsumePrefix(&run, "run-")) return 0;

@@ -42,6 +42,8 @@ std::string CommitsPrefix(absl::string_view run);
 absl::Status ParseRecord(absl::string_view key, absl::string_view bytes,
                          google::protobuf::MessageLite& record);
 
+// The id of a run, "run-7-name".
+std::string RunId(uint32_t number, absl::string_view name);
 // The number in a run id such as "run-7" or "run-7-name"; 0 if `run` is not a run id.
 uint32_t RunNumber(absl::string_view run);
 

@@ -283,7 +283,8 @@ void Machine::OnHello(ConnectionId connection, const v1::Hello& hello) {
       if (run == nullptr) {
         // It may be adopted later, so its number is not given to another run.
         unknown.insert(shard.run());
-        cluster_.SkipNumbers(0, RunNumber(shard.run()));
+        const uint32_t number = RunNumber(shard.run());
+        if (number <= kMaxReportedNumber) cluster_.SkipNumbers(0, number);
       } else if (run->record().lineage() != shard.lineage()) {
         cluster_.CountRefusal(v1::REFUSAL_WRONG_LINEAGE);
       } else if (!run->live()) {
@@ -353,8 +354,7 @@ void Machine::OnSubmit(const SubmitRun& submit) {
   }
   const uint32_t number = cluster_.NewRun();
   v1::RunRecord record;
-  record.set_run(
-      absl::StrCat("run-", number, submit.spec.name().empty() ? "" : "-", submit.spec.name()));
+  record.set_run(RunId(number, submit.spec.name()));
   record.set_lineage(absl::StrFormat(
       "%s.%016x", record.run(),
       RandomBits(submit.lineage_seed, RandomStream::kIdentity, number, cluster_.meta().starts())));
@@ -468,6 +468,9 @@ v1::AdoptedRun Machine::AdoptRun(const std::string& id, const RebuiltRun& rebuil
   const uint32_t number = RunNumber(id);
   if (const auto other = runs_.find(number); other != runs_.end() && adopted.problem().empty()) {
     adopted.set_problem(absl::StrCat("its number belongs to ", other->second.id()));
+  }
+  if (adopted.problem().empty()) {
+    adopted.set_problem(std::string(CheckSubmit(rebuilt.record.spec()).message()));
   }
   if (!adopted.problem().empty()) return adopted;
   cluster_.SkipNumbers(rebuilt.generation + kUnknownGenerations, number);

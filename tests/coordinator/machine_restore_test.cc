@@ -594,8 +594,12 @@ TEST_F(AdoptTest, ShardAheadWithoutTheContributionsParksTheRun) {
 
 TEST_F(AdoptTest, OtherLineage) {
   const std::string run = Lose();
-  agg(1).shards.at(run).open.set_lineage("another");
-  EXPECT_THAT(ProblemOf(run), AllOf(HasSubstr("agg-0 and agg-1"), HasSubstr("another")));
+  const std::string another = run + ".0123456789abcdef";
+  for (std::string* lineage :
+       {agg(1).shards.at(run).open.mutable_lineage(), &agg(1).shards.at(run).lineage}) {
+    *lineage = another;
+  }
+  EXPECT_THAT(ProblemOf(run), AllOf(HasSubstr("agg-0 and agg-1"), HasSubstr(another)));
 }
 
 TEST_F(AdoptTest, EndedRun) {
@@ -624,6 +628,83 @@ TEST(AdoptEvictedTest, EndedRunIsNotAdopted) {
   ASSERT_EQ(reply.runs_size(), 1);
   EXPECT_THAT(reply.runs(0).problem(), HasSubstr("it may have ended"));
   EXPECT_FALSE(cluster.machine().RunStatus(run, cluster.now()).ok());
+}
+
+struct MalformedReport {
+  const char* label;
+  void (*change)(FakeAggregator::Shard& shard);
+  const char* problem;
+};
+class MalformedReportTest : public AdoptTest,
+                            public ::testing::WithParamInterface<MalformedReport> {};
+
+TEST_P(MalformedReportTest, IsRefused) {
+  const std::string run = Lose();
+  for (FakeAggregator& aggregator : cluster_.aggregators()) {
+    GetParam().change(aggregator.shards.at(run));
+  }
+  const auto before = cluster_.store();
+  EXPECT_THAT(ProblemOf(run), HasSubstr(GetParam().problem));
+  EXPECT_EQ(cluster_.Status().runs_size(), 0);
+  EXPECT_EQ(cluster_.store(), before);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, MalformedReportTest,
+    ::testing::Values(
+        MalformedReport{"NoShards", [](auto& shard) { shard.open.set_shards(0); },
+                        "agg-0 stores shard 0 of 0"},
+        MalformedReport{"ShardOutOfRange", [](auto& shard) { shard.open.set_shard(2); },
+                        "agg-0 stores shard 2 of 2"},
+        MalformedReport{"OtherState", [](auto& shard) { shard.lineage = "other"; },
+                        "agg-0 stores values of another run"},
+        MalformedReport{"Lineage",
+                        [](auto& shard) { shard.open.set_lineage(std::string(1000, 'x')); },
+                        "agg-0 stores a malformed lineage"},
+        MalformedReport{"Name", [](auto& shard) { shard.open.mutable_spec()->set_name("other"); },
+                        "agg-0 stores a run of another name"},
+        MalformedReport{
+            "Generation",
+            [](auto& shard) { (*shard.open.mutable_generations())[0] = 0xffffffffU - 1'000'000; },
+            "agg-0 stores generation 4293967295"},
+        MalformedReport{"NoOrder", [](auto& shard) { shard.newest.Clear(); },
+                        "agg-0 does not store the order that made version 2"},
+        MalformedReport{
+            "Division",
+            [](auto& shard) { shard.newest.mutable_division()->set_groups(0xffffffffU); },
+            "agg-0 stores a division among 4294967295 groups"}),
+    [](const auto& info) { return info.param.label; });
+
+TEST(AdoptInvalidTest, SpecIsValidated) {
+  bool valid = true;
+  FakeCluster cluster([&](Machine::Options& options) {
+    options.validate = [&](const v1::RunSpec&) {
+      return valid ? absl::OkStatus() : absl::InvalidArgumentError("batch_per_group: is 0");
+    };
+  });
+  cluster.behaviour.train = false;
+  cluster.AddWorker("w0");
+  cluster.AddAggregator("agg-0");
+  const std::string run = cluster.Submit(MakeSpec(1, 1, 5, 10));
+  cluster.LoseStore();
+  valid = false;
+  const v1::AdoptReply reply = cluster.Adopt(run);
+  ASSERT_EQ(reply.runs_size(), 1);
+  EXPECT_EQ(reply.runs(0).problem(), "batch_per_group: is 0");
+  EXPECT_EQ(cluster.Status().runs_size(), 0);
+}
+
+// The next number must not wrap around.
+TEST_F(AdoptTest, HugeRunNumber) {
+  const std::string run = Lose();
+  const std::string huge = "run-4294967295-test";
+  for (FakeAggregator& aggregator : cluster_.aggregators()) {
+    aggregator.shards[huge] = aggregator.shards.at(run);
+    cluster_.Restart(aggregator);
+  }
+  EXPECT_EQ(ProblemOf(huge), "this is not the id of a run");
+  EXPECT_EQ(cluster_.Submit(MakeSpec(1, 1, 5, 10)), "run-2-test");
+  EXPECT_EQ(cluster_.Submit(MakeSpec(1, 1, 5, 10)), "run-3-test");
 }
 
 TEST_F(AdoptTest, UnknownName) {
