@@ -19,10 +19,6 @@
 
 namespace cadre {
 
-// Highest number of a run, and highest generation, that an aggregator may report: numbers that
-// continue from there do not wrap around.
-inline constexpr uint32_t kMaxReportedNumber = uint32_t{1} << 31;
-
 // Reports about one run, by the name of the aggregator.
 using RunReports = std::map<std::string, v1::RunReport>;
 

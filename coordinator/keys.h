@@ -13,6 +13,10 @@
 
 namespace cadre {
 
+// Highest number of a run, and highest generation, that an aggregator may report: numbers that
+// continue from there do not wrap around.
+inline constexpr uint32_t kMaxReportedNumber = uint32_t{1} << 31;
+
 // Key of the single MetaRecord.
 inline constexpr char kMetaKey[] = "meta";
 // Prefixes of MemberRecord, RunRecord, GroupRecord and CommitRecord.

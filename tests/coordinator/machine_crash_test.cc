@@ -1,7 +1,10 @@
 // Crashes of the coordinator after every transaction, and what it restores.
 #include <gtest/gtest.h>
 
+#include <memory>
+
 #include "absl/strings/str_cat.h"
+#include "coordinator/cluster.h"
 #include "coordinator/keys.h"
 #include "tests/coordinator/fake_cluster.h"
 
@@ -81,7 +84,7 @@ TEST_F(MachineRestoreTest, MissingMemberFencesGroup) {
   cluster_.Run(absl::Seconds(9));
   EXPECT_EQ(cluster_.Group(run, 0).generation(), 1u) << "the restart grants a new lease";
   cluster_.Run(absl::Seconds(2));
-  EXPECT_EQ(cluster_.Group(run, 0).generation(), 2u);
+  EXPECT_EQ(cluster_.Group(run, 0).generation(), 2 + kGenerationGap);
   EXPECT_EQ(StateOf(run), v1::GROUP_STATE_TRAINING);
 }
 
@@ -130,10 +133,31 @@ TEST_F(MachineRestoreTest, NumbersAreNeverReused) {
   for (uint32_t i = 1; i <= 5; ++i) {
     const std::string run = cluster_.Submit(MakeSpec(1, 1, 5, 20));
     EXPECT_EQ(run, absl::StrCat("run-", i, "-test"));
-    EXPECT_EQ(cluster_.Group(run, 0).generation(), i);
+    EXPECT_EQ(cluster_.Group(run, 0).generation(), i + (i - 1) * kGenerationGap);
     cluster_.StopRun(run);
     cluster_.RestartCoordinator();
   }
+}
+
+// A coordinator that was started with a copy of the store of one that still runs.
+TEST(MachineCrashTest, CopyOfTheStoreGivesOutHigherNumbers) {
+  const CoordinatorOptions options;
+  const auto start = [&](const v1::MetaRecord& meta) {
+    auto cluster = std::make_unique<Cluster>(options);
+    cluster->Begin(absl::FromUnixSeconds(1));
+    cluster->Restore(meta);
+    return cluster;
+  };
+  const auto running = start(v1::MetaRecord());
+  EXPECT_EQ(running->NewGeneration(), 1u) << "a new store";
+  const auto copy = start(running->meta());
+  EXPECT_GT(copy->meta().epoch(), running->meta().epoch());
+  for (int i = 0; i < 1000; ++i) running->NewGeneration();
+  EXPECT_GT(copy->NewGeneration(), running->meta().generation());
+  // Starts do not use up the numbers.
+  v1::MetaRecord high = copy->meta();
+  high.set_generation(0xf0000000U);
+  EXPECT_EQ(start(high)->NewGeneration(), 0xf0000001U);
 }
 
 TEST(MachineCrashTest, CorruptRecordIsDataLoss) {
