@@ -185,6 +185,16 @@ void Cluster::Welcome(Member& member, ConnectionId connection) {
   welcome.set_lease_ms(absl::ToInt64Milliseconds(options_.lease));
   welcome.set_heartbeat_ms(absl::ToInt64Milliseconds(options_.heartbeat));
   out_.SendTo(connection, std::move(message));
+  SendDrain(member);
+}
+
+void Cluster::SendDrain(const Member& member) {
+  if (!member.worker() || !standings_.IsDrained(WorkerOf(member), member.record.incarnation())) {
+    return;
+  }
+  v1::CoordinatorMessage message;
+  message.mutable_drain();
+  SendTo(member.id(), message);
 }
 
 // Counters are totals since the start of the member's process, so those of the newest heartbeat
@@ -349,10 +359,11 @@ void Cluster::OnCordonMembers(const CordonMembers& cordon) {
       standings_.Cordon({key.first, key.second});
     }
   }
-  if (cordon.drain) {
-    v1::CoordinatorMessage message;
-    message.mutable_drain();
-    for (const std::string& id : ids) SendTo(id, message);
+  for (const std::string& id : ids) {
+    if (!cordon.drain) break;
+    const Member& member = *members_.Find(id);
+    standings_.Drain(WorkerOf(member), member.record.incarnation());
+    SendDrain(member);
   }
   out_.Reply({.request = cordon.request, .members = std::move(ids)});
 }

@@ -131,6 +131,16 @@ void Standings::Cordon(const Worker& worker) {
   Change({worker.host, worker.name}).set_cordoned(true);
 }
 
+void Standings::Drain(const Worker& worker, absl::string_view incarnation) {
+  Cordon(worker);
+  Change({worker.host, worker.name}).set_drained(std::string(incarnation));
+}
+
+bool Standings::IsDrained(const Worker& worker, absl::string_view incarnation) const {
+  const v1::StandingRecord* const record = Find({worker.host, worker.name});
+  return record != nullptr && record->drained() == incarnation;
+}
+
 void Standings::Clear(const Worker& worker) {
   doubted_until_.erase({worker.host, worker.name});
   Erase({worker.host, worker.name});

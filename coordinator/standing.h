@@ -73,6 +73,9 @@ class Standings {
   void Forgive(v1::FailureCause cause);
   // Excludes a worker, or (with an empty name) all workers of a host, until Clear.
   void Cordon(const Worker& worker);
+  // Cordons the worker; this process of it is to leave.
+  void Drain(const Worker& worker, absl::string_view incarnation);
+  bool IsDrained(const Worker& worker, absl::string_view incarnation) const;
   // Ends a cordon and erases the failures.
   void Clear(const Worker& worker);
   // Prefers other workers to this one until `until`, without a record.

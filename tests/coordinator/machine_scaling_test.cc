@@ -213,6 +213,39 @@ TEST_F(MachineScalingTest, DrainCordonsAndAsksToLeave) {
   for (const v1::GroupMember& member : group.members()) EXPECT_NE(member.member_id(), left);
 }
 
+TEST_F(MachineScalingTest, DrainReachesADisconnectedWorker) {
+  AddMembers(1, 1);
+  FakeWorker& worker = cluster_.workers()[0];
+  const auto drained = [&] {
+    cluster_.Reconnect(worker);
+    return worker.received.back().has_drain();
+  };
+  cluster_.Cut(worker);
+  EXPECT_THAT(cluster_.Cordon(worker.name, /*undo=*/false, /*drain=*/true),
+              ElementsAre(worker.member_id));
+  EXPECT_TRUE(drained());
+  cluster_.RestartCoordinator();
+  EXPECT_TRUE(drained());
+  // The same process, after its lease.
+  worker.alive = false;
+  cluster_.Cut(worker);
+  cluster_.Run(absl::Minutes(1));
+  ASSERT_TRUE(cluster_.Status().workers().empty());
+  worker.member_id.clear();
+  EXPECT_TRUE(drained());
+  cluster_.Cordon(worker.name, /*undo=*/true);
+  EXPECT_FALSE(drained());
+}
+
+TEST_F(MachineScalingTest, RestartedWorkerIsNotDrainedAgain) {
+  AddMembers(1, 1);
+  FakeWorker& worker = cluster_.workers()[0];
+  cluster_.Cordon(worker.name, /*undo=*/false, /*drain=*/true);
+  cluster_.Kill(worker);
+  cluster_.Restart(worker);
+  EXPECT_FALSE(worker.received.back().has_drain());
+}
+
 TEST_F(MachineScalingTest, AggregatorsAreNotDrained) {
   SubmitTo(1, 1, MakeSpec(1, 1, 5, 20));
   EXPECT_THAT(cluster_.Cordon("agg-0", /*undo=*/false, /*drain=*/true), ElementsAre());
