@@ -533,6 +533,7 @@ bool Machine::SettleOnce(bool form) {
       // A run that ends or is parked no longer needs the workers that it has reserved.
       released = released || !run.active() || cluster_.members().idle().size() > before;
     }
+    run.SendFences();
     if (run.waits()) {
       waiting_.insert(number);
     } else {

@@ -117,6 +117,9 @@ class Run {
   bool Form(std::vector<std::string>& idle);
   // Judges failures, starts prepared groups, closes the round, assigns parts of the evaluation.
   void Advance();
+  // Sends the aggregators the generations that have changed. Called at the end of every event that
+  // concerns the run.
+  void SendFences();
   // The next time at which Form or Advance has work without an event; InfiniteFuture if none.
   absl::Time NextDeadline() const;
 
@@ -212,8 +215,8 @@ class Run {
   uint32_t LowestGeneration(const Slot& slot) const;
   // `hollow`: the shard discards what it holds and is hollow at this version.
   void SendOpenRun(uint32_t shard, std::optional<uint32_t> hollow = std::nullopt);
-  // Sends the aggregators the lowest generation of the slot that they accept.
-  void SendFence(const Slot& slot);
+  // The lowest generation of the slot that aggregators accept has changed.
+  void AddFence(const Slot& slot) { fences_[slot.group()] = LowestGeneration(slot); }
   void SendToShard(uint32_t shard, const v1::CoordinatorMessage& message);
   void SendShardAddresses(absl::string_view member_id);
   std::vector<v1::ShardAddress> Addresses() const;
@@ -321,6 +324,8 @@ class Run {
   std::map<uint32_t, uint32_t> loading_;
   // Groups that train in a round that others have begun.
   std::set<uint32_t> catching_up_;
+  // Groups whose lowest accepted generation has changed in this event. They may have been removed.
+  std::map<uint32_t, uint32_t> fences_;
   // When the first group was prepared, while none has started.
   absl::Time barrier_since_ = absl::InfiniteFuture();
 };

@@ -144,8 +144,8 @@ void Run::FormGeneration(Slot& slot, const std::vector<std::string>& members,
   cluster_.Count("groups_formed");
   slot.Form(cluster_.NewGeneration(), members, plan, cluster_.now());
   Moved(slot);
-  // The aggregators must accept the new generation, and refuse older ones, before it contributes.
-  SendFence(slot);
+  // The aggregators must refuse older generations before the new one contributes.
+  AddFence(slot);
   for (uint32_t rank = 0; rank < slot.ranks(); ++rank) {
     cluster_.members().Place(*cluster_.members().Find(members[rank]), slot.Place(rank));
     SendAssignment(slot, rank);
@@ -362,7 +362,7 @@ void Run::Fence(Slot& slot, absl::string_view reason, v1::FailureCause cause) {
     slot.AddFailure(cause, std::string(reason), cluster_.now());
   }
   Moved(slot);
-  SendFence(slot);
+  AddFence(slot);
 }
 
 void Run::ReleaseMembers(Slot& slot, absl::string_view reason) {

@@ -15,7 +15,7 @@
 //
 // OpenRun also carries the lowest accepted generation of each group, so an aggregator that was
 // disconnected has the newest fences before it accepts data. While it is connected, Fence reports
-// the changes.
+// the changes, or OpenRun if many groups change in one event.
 #include "coordinator/run.h"
 
 #include <algorithm>
@@ -26,6 +26,12 @@
 #include "coordinator/keys.h"
 
 namespace cadre {
+namespace {
+
+// Number of Fence messages to one shard that an event may cause.
+constexpr size_t kMaxFences = 64;
+
+}  // namespace
 
 bool Run::LostShardBeforeStart() const {
   return !commits_.newest().has_value() &&
@@ -190,16 +196,29 @@ void Run::SendOpenRun(uint32_t shard, std::optional<uint32_t> hollow) {
   for (const Slot& slot : slots_) {
     (*open.mutable_generations())[slot.group()] = LowestGeneration(slot);
   }
+  for (const auto& [group, generation] : fences_) {
+    open.mutable_generations()->insert({group, generation});  // unless it still exists
+  }
   SendToShard(shard, message);
 }
 
-void Run::SendFence(const Slot& slot) {
-  v1::CoordinatorMessage message;
-  v1::Fence& fence = *message.mutable_fence();
-  fence.set_run(id());
-  fence.set_group(slot.group());
-  fence.set_generation(LowestGeneration(slot));
-  for (int shard = 0; shard < shards_.size(); ++shard) SendToShard(shard, message);
+// A large change takes one OpenRun, so that it cannot fill the queue of a stream.
+void Run::SendFences() {
+  for (int shard = 0; shard < shards_.size() && active(); ++shard) {
+    if (fences_.size() > kMaxFences) {
+      SendOpenRun(shard);
+      continue;
+    }
+    for (const auto& [group, generation] : fences_) {
+      v1::CoordinatorMessage message;
+      v1::Fence& fence = *message.mutable_fence();
+      fence.set_run(id());
+      fence.set_group(group);
+      fence.set_generation(group < slots_.size() ? LowestGeneration(slots_[group]) : generation);
+      SendToShard(shard, message);
+    }
+  }
+  fences_.clear();
 }
 
 void Run::SendCloseRun(const Member& aggregator) const {

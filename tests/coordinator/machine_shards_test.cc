@@ -59,6 +59,26 @@ TEST_F(MachineShardsTest, NewGenerationSendsFenceInsteadOfTerms) {
   EXPECT_EQ(opens(), 2) << "after a reconnect, OpenRun carries all fences";
 }
 
+// The queue of a stream holds 1,024 messages.
+TEST_F(MachineShardsTest, ManyGroupsAreFencedByFewMessages) {
+  constexpr uint32_t kGroups = 1200;
+  AddMembers(2, kGroups);
+  cluster_.behaviour.load = false;
+  const std::string run = cluster_.Submit(MakeSpec(kGroups, 1, 5, 100));
+  EXPECT_LT(agg(0).received.size(), 100u) << "forming";
+  ASSERT_EQ(cluster_.RunStatus(run).groups_alive(), kGroups);
+  // All leases end in one event.
+  for (FakeWorker& worker : cluster_.workers()) worker.alive = false;
+  for (FakeWorker& worker : cluster_.workers()) worker.connection = 0;
+  agg(0).received.clear();
+  cluster_.Run(absl::Minutes(1));
+  ASSERT_EQ(cluster_.RunStatus(run).groups_alive(), 0u);
+  EXPECT_LT(agg(0).received.size(), 100u) << "fencing";
+  for (const auto& [group, generation] : agg(0).shards.at(run).generations) {
+    EXPECT_GT(generation, kGroups) << group;
+  }
+}
+
 TEST_F(MachineShardsTest, RestartRaisesEpochAndKeepsKeys) {
   AddMembers(1, 2);
   cluster_.behaviour.prepare = false;
