@@ -48,8 +48,9 @@ std::string ResourcesKey(const PlanQuery& query) {
 PlanQuery GroupPlanner::QueryFor(const v1::RunRecord& run,
                                  const std::vector<std::string>& members) const {
   PlanQuery query{.spec = run.spec()};
-  // Only workers that hold a rank, and the members of the new group, share a host: idle workers use
-  // no resources of it.
+  // Only workers that hold a rank, or will soon, share a host: other idle workers use no resources
+  // of it. The groups that the run is about to form on the host count for the first one already;
+  // otherwise each would have another share, and its own search.
   std::map<std::string, int> joining;
   for (const std::string& id : members) {
     const Member* const member = cluster_.members().Find(id);
@@ -61,7 +62,12 @@ PlanQuery GroupPlanner::QueryFor(const v1::RunRecord& run,
     const Member* const member = cluster_.members().Find(id);
     if (member == nullptr) continue;
     const std::string& host = member->record.host();
-    const int workers = cluster_.members().CountPlaced(host) + joining[host];
+    int soon = joining[host];
+    if (soon > 0) {
+      const size_t demand = cluster_.DemandUpTo(RunNumber(run.run()), member->record.device_kind());
+      soon = std::max<int>(soon, std::min<size_t>(cluster_.members().CountIdleOn(host), demand));
+    }
+    const int workers = cluster_.members().CountPlaced(host) + soon;
     // Workers of a host share its memory; for a GPU, each worker reports its own limit.
     const bool cuda = member->record.device_kind() == v1::Cluster::CUDA;
     query.ranks.push_back(

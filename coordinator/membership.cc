@@ -133,6 +133,7 @@ void Membership::Index(const Member& member) {
   if (member.place.has_value()) ++placed_on_[member.record.host()];
   if (!IsIdle(member)) return;
   idle_.insert(member.id());
+  ++idle_on_[member.record.host()];
   ++idle_of_kind_[member.record.device_kind()];
   ++idle_changes_;
 }
@@ -148,6 +149,7 @@ void Membership::Unindex(const Member& member) {
     placed_on_.erase(member.record.host());
   }
   if (idle_.erase(member.id()) == 0) return;
+  if (--idle_on_[member.record.host()] == 0) idle_on_.erase(member.record.host());
   --idle_of_kind_[member.record.device_kind()];
   ++idle_changes_;
 }
@@ -155,11 +157,6 @@ void Membership::Unindex(const Member& member) {
 size_t Membership::CountIdle(v1::Cluster::Device kind) const {
   const auto it = idle_of_kind_.find(kind);
   return it == idle_of_kind_.end() ? 0 : it->second;
-}
-
-int Membership::CountPlaced(const std::string& host) const {
-  const auto it = placed_on_.find(host);
-  return it == placed_on_.end() ? 0 : it->second;
 }
 
 Member* Membership::Find(absl::string_view member_id) {

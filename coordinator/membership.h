@@ -110,8 +110,9 @@ class Membership {
   size_t CountIdle(v1::Cluster::Device kind) const;
   // Counts the changes of the set of idle workers.
   uint64_t idle_changes() const { return idle_changes_; }
-  // Number of workers on the host that hold a rank.
-  int CountPlaced(const std::string& host) const;
+  // Number of workers on the host that hold a rank, and of idle ones.
+  int CountPlaced(const std::string& host) const { return CountOf(placed_on_, host); }
+  int CountIdleOn(const std::string& host) const { return CountOf(idle_on_, host); }
   // Ids of the aggregators.
   const Ids& aggregators() const { return aggregators_; }
 
@@ -129,6 +130,10 @@ class Membership {
   // rank lies between Unindex and Index.
   void Index(const Member& member);
   void Unindex(const Member& member);
+  static int CountOf(const std::map<std::string, int>& hosts, const std::string& host) {
+    const auto found = hosts.find(host);
+    return found == hosts.end() ? 0 : found->second;
+  }
   // Oldest member with this key; null if there is none.
   const Member* FirstOf(const std::string& key) const;
 
@@ -148,6 +153,7 @@ class Membership {
   Ids idle_;
   std::map<v1::Cluster::Device, size_t> idle_of_kind_;
   std::map<std::string, int> placed_on_;
+  std::map<std::string, int> idle_on_;
   Ids aggregators_;
   uint64_t idle_changes_ = 0;
 };

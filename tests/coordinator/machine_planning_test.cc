@@ -133,6 +133,18 @@ TEST_F(MachinePlanningTest, LaterRunUsesMeasurements) {
   EXPECT_FALSE(cluster_.Group(second, 0).prediction_from_own_measurement());
 }
 
+// They share its cores equally, so one search serves all.
+TEST_F(MachinePlanningTest, GroupsOnOneHostShareASearch) {
+  constexpr uint32_t kGroups = 64;
+  for (uint32_t i = 0; i < kGroups; ++i) {
+    AddWorkerWith("host", kGroups, uint64_t{kGroups} << 30, "processor, 1 thread");
+  }
+  const std::string run = cluster_.Submit(MakeSpec(kGroups, 1, 5, 20));
+  EXPECT_EQ(cluster_.RunStatus(run).groups_alive(), kGroups);
+  EXPECT_EQ(planning_.searches, 1);
+  for (const PlanQuery& query : planning_.queries) EXPECT_EQ(query.ranks.at(0).cores, 1);
+}
+
 TEST_F(MachinePlanningTest, KeepPlanUsesRules) {
   cluster_.AddWorkers(2);
   v1::RunSpec spec = MakeSpec(1, 2, 5, 20);
