@@ -591,11 +591,6 @@ void Machine::VisitAll() {
   for (const auto& [number, run] : runs_) unsettled_.insert(number);
 }
 
-bool Machine::Ended(absl::string_view run_id) const {
-  const Run* const run = FindRun(run_id);
-  return run == nullptr || !run->live();
-}
-
 // ---- Status. It is computed from the state for every request; only reports of the members are
 // stored for it. All times are by the coordinator's clock. Values that a restart loses (progress,
 // heartbeats, measured step times) are absent until the members have sent them again.
@@ -709,12 +704,6 @@ v1::WatchUpdate Machine::Update(absl::string_view run_id, absl::Time now) const 
     *update.add_groups() = run.StatusOf(slot, /*details=*/false);
   }
   return update;
-}
-
-absl::StatusOr<v1::RunStatus> Machine::RunStatus(absl::string_view run_id, absl::Time now) const {
-  const Run* const run = FindRun(run_id);
-  if (run == nullptr) return absl::NotFoundError(absl::StrCat("no such run: ", run_id));
-  return run->Status(now);
 }
 
 }  // namespace cadre

@@ -75,12 +75,6 @@ class Machine {
   // The status of a run and of its groups, without details. Requires: the run exists.
   v1::WatchUpdate Update(absl::string_view run_id, absl::Time now) const;
 
-  // Status of one run. Errors: NotFound.
-  absl::StatusOr<v1::RunStatus> RunStatus(absl::string_view run_id, absl::Time now) const;
-
-  // Whether the run has ended; true for unknown runs, so that no call waits for them.
-  bool Ended(absl::string_view run_id) const;
-
  private:
   void OnMessage(const MessageReceived& received);
   void OnMemberMessage(Member& member, const v1::MemberMessage& message);

@@ -19,8 +19,8 @@
 namespace cadre {
 namespace {
 
-// Maximum number of concurrent Watch calls, and of concurrent Wait calls.
-constexpr size_t kMaxWaiters = 1024;
+// Maximum number of concurrent Watch calls.
+constexpr size_t kMaxWatches = 1024;
 
 absl::Status Stopping() { return absl::UnavailableError("the coordinator is stopping"); }
 
@@ -177,22 +177,6 @@ grpc::ServerUnaryReactor* CoordinatorService::List(grpc::CallbackServerContext*,
   });
 }
 
-// OnSettled answers the call once the run has ended.
-grpc::ServerUnaryReactor* CoordinatorService::Wait(grpc::CallbackServerContext*,
-                                                   const v1::WaitRequest* request,
-                                                   v1::WaitReply* reply) {
-  return Begin({.wait = reply, .run = request->run()}, [&](RequestId id) {
-    size_t waits = 0;
-    {
-      absl::MutexLock lock(&mutex_);
-      for (const auto& [other, pending] : pending_) waits += pending.wait != nullptr ? 1 : 0;
-    }
-    if (waits <= kMaxWaiters) return WakeLoop();
-    Finish(id, [](const Pending&) { return absl::ResourceExhaustedError("too many Wait calls"); });
-    return true;
-  });
-}
-
 grpc::ServerUnaryReactor* CoordinatorService::Get(grpc::CallbackServerContext*,
                                                   const v1::StatusRequest* request,
                                                   v1::StatusReply* reply) {
@@ -236,7 +220,7 @@ grpc::ServerWriteReactor<v1::WatchUpdate>* CoordinatorService::Watch(
       watches_.erase(id);
     });
     if (drained_) refused = Stopping();
-    if (watches_.size() >= kMaxWaiters) {
+    if (watches_.size() >= kMaxWatches) {
       refused = absl::ResourceExhaustedError("too many Watch calls");
     }
     if (refused.ok()) watches_[id] = stream;
@@ -302,27 +286,10 @@ void CoordinatorService::OnTraceAnswered(const TraceAnswered& answered) {
 }
 
 absl::Time CoordinatorService::OnSettled(const Machine& machine, absl::Time now) {
-  AnswerWaits(machine, now);
   absl::Time again = absl::InfiniteFuture();
   absl::MutexLock lock(&mutex_);
   for (auto& [id, watch] : watches_) again = std::min(again, watch->MaybeSend(machine, now));
   return again;
-}
-
-void CoordinatorService::AnswerWaits(const Machine& machine, absl::Time now) {
-  std::vector<RequestId> ended;
-  {
-    absl::MutexLock lock(&mutex_);
-    for (const auto& [id, pending] : pending_) {
-      if (pending.wait != nullptr && machine.Ended(pending.run)) ended.push_back(id);
-    }
-  }
-  for (const RequestId id : ended) {
-    Finish(id, [&](const Pending& pending) -> absl::Status {
-      CADRE_ASSIGN_OR_RETURN(*pending.wait->mutable_run(), machine.RunStatus(pending.run, now));
-      return absl::OkStatus();
-    });
-  }
 }
 
 }  // namespace cadre

@@ -72,8 +72,6 @@ class CoordinatorService final : public v1::Membership::CallbackService,
                                   const v1::AdoptRequest* request, v1::AdoptReply* reply) override;
   grpc::ServerUnaryReactor* List(grpc::CallbackServerContext* context,
                                  const v1::ListRequest* request, v1::ListReply* reply) override;
-  grpc::ServerUnaryReactor* Wait(grpc::CallbackServerContext* context,
-                                 const v1::WaitRequest* request, v1::WaitReply* reply) override;
 
   // v1::Status
   grpc::ServerUnaryReactor* Get(grpc::CallbackServerContext* context,
@@ -108,9 +106,6 @@ class CoordinatorService final : public v1::Membership::CallbackService,
     v1::TraceReply* trace = nullptr;
     v1::CordonReply* cordon = nullptr;
     v1::AdoptReply* adopt = nullptr;
-    // Reply and run of a Wait call.
-    v1::WaitReply* wait = nullptr;
-    std::string run;
   };
 
   // Registers a call and posts its event or query to the loop; `post` returns false if the loop has
@@ -126,7 +121,6 @@ class CoordinatorService final : public v1::Membership::CallbackService,
   void OnCancelled(RequestId request) ABSL_LOCKS_EXCLUDED(mutex_);
   // Makes the loop call OnSettled. Returns false if the loop has stopped.
   bool WakeLoop();
-  void AnswerWaits(const Machine& machine, absl::Time now) ABSL_LOCKS_EXCLUDED(mutex_);
 
   const Loop::Options options_;
   std::unique_ptr<Loop> loop_;

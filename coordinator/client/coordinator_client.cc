@@ -82,15 +82,6 @@ absl::StatusOr<v1::ListReply> CoordinatorClient::List() const {
   return Call(*runs_, &v1::Runs::Stub::List, v1::ListRequest(), Soon());
 }
 
-absl::StatusOr<v1::RunStatus> CoordinatorClient::Wait(const std::string& run,
-                                                      absl::Time deadline) const {
-  v1::WaitRequest request;
-  request.set_run(run);
-  CADRE_ASSIGN_OR_RETURN(v1::WaitReply reply,
-                         Call(*runs_, &v1::Runs::Stub::Wait, request, deadline));
-  return std::move(*reply.mutable_run());
-}
-
 absl::StatusOr<v1::StatusReply> CoordinatorClient::Status(const std::string& run,
                                                           bool details) const {
   v1::StatusRequest request;

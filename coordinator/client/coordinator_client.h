@@ -53,9 +53,6 @@ class CoordinatorClient {
 
   absl::StatusOr<v1::ListReply> List() const;
 
-  // Returns when the run has ended. Errors: DeadlineExceeded; NotFound.
-  absl::StatusOr<v1::RunStatus> Wait(const std::string& run, absl::Time deadline) const;
-
   // Status of one run, or of all if `run` is empty: all pages. `details`: with plans and with what
   // every rank holds.
   absl::StatusOr<v1::StatusReply> Status(const std::string& run = "", bool details = true) const;

@@ -817,9 +817,15 @@ bool FakeCluster::RunUntil(const std::function<bool()>& condition, absl::Duratio
 // ---- The coordinator
 
 v1::RunStatus FakeCluster::RunStatus(const std::string& run) {
-  auto status = machine_->RunStatus(run, now_);
-  EXPECT_TRUE(status.ok()) << status.status();
-  return status.ok() ? *status : v1::RunStatus();
+  if (machine_->Revisions(run).empty()) {
+    ADD_FAILURE() << "no such run: " << run;
+    return v1::RunStatus();
+  }
+  return machine_->Update(run, now_).run();
+}
+
+bool FakeCluster::Ended(const std::string& run) {
+  return machine_->Revisions(run).empty() || !IsLive(RunStatus(run).state());
 }
 
 v1::GroupStatus FakeCluster::Group(const std::string& run, uint32_t group) {

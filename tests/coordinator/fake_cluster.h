@@ -177,8 +177,10 @@ class FakeCluster {
   void Run(absl::Duration duration);
   // Runs until the condition holds. Returns false if it did not hold within `limit`.
   bool RunUntil(const std::function<bool()>& condition, absl::Duration limit = absl::Minutes(10));
+  // Whether the run has ended, or its record was removed since.
+  bool Ended(const std::string& run);
   bool RunUntilEnded(const std::string& run) {
-    return RunUntil([&] { return machine().Ended(run); });
+    return RunUntil([&] { return Ended(run); });
   }
 
   // ---- The coordinator

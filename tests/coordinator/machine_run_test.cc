@@ -251,8 +251,8 @@ TEST(MachineLimitsTest, OldRunsAreEvicted) {
   const std::string second = cluster.Submit(MakeSpec(1, 1, 5, 10));
   ASSERT_TRUE(cluster.RunUntilEnded(second));
   cluster.Run(absl::Seconds(1));
-  EXPECT_FALSE(cluster.machine().RunStatus(first, cluster.now()).ok());
-  EXPECT_TRUE(cluster.machine().RunStatus(second, cluster.now()).ok());
+  EXPECT_TRUE(cluster.machine().Revisions(first).empty());
+  EXPECT_FALSE(cluster.machine().Revisions(second).empty());
   for (const auto& [key, value] : cluster.store()) {
     EXPECT_EQ(key.find(first), std::string::npos) << key;
   }

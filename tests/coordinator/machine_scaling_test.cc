@@ -160,13 +160,13 @@ Scaled RunScaled(int crash_after) {
   cluster.AddWorkers(4);
   cluster.Submit(EpochsSpec(2, 5, 6));
   const std::string run = "run-1-test";
-  for (int turn = 0; turn < 50 && !cluster.machine().Ended(run); ++turn) {
+  for (int turn = 0; turn < 50 && !cluster.Ended(run); ++turn) {
     const uint32_t version = cluster.RunStatus(run).version();
     if (version == 1) cluster.Scale(run, 4);
     if (version == 3) cluster.Scale(run, 1);
     const bool all = cluster.RunUntil([&] {
       const v1::RunStatus status = cluster.RunStatus(run);
-      return cluster.machine().Ended(run) || status.groups_alive() == status.groups();
+      return cluster.Ended(run) || status.groups_alive() == status.groups();
     });
     EXPECT_TRUE(all);
     TrainAll(cluster);

@@ -260,7 +260,7 @@ TEST_F(ServiceTest, NoCoordinatorIsUnavailable) {
   EXPECT_EQ(client.Submit(Spec()).status().code(), absl::StatusCode::kUnavailable);
 }
 
-TEST_F(ServiceTest, SubmitListStopWait) {
+TEST_F(ServiceTest, SubmitListStop) {
   const auto run = client_->Submit(Spec());
   ASSERT_TRUE(run.ok()) << run.status();
   EXPECT_EQ(*run, "run-1-t");
@@ -268,17 +268,24 @@ TEST_F(ServiceTest, SubmitListStopWait) {
   ASSERT_TRUE(list.ok());
   ASSERT_EQ(list->runs_size(), 1);
   EXPECT_EQ(list->runs(0).state(), v1::RUN_STATE_QUEUED);
-  EXPECT_EQ(client_->Wait(*run, absl::Now() + absl::Milliseconds(100)).status().code(),
-            absl::StatusCode::kDeadlineExceeded);
-  absl::StatusOr<v1::RunStatus> waited = absl::UnknownError("not answered");
-  std::thread waiter([&] { waited = client_->Wait(*run, absl::Now() + kLimit); });
+  v1::RunStatus newest;
+  const auto watch = [&](absl::Duration limit) {
+    return client_->Watch(*run, absl::Now() + limit, [&](const v1::WatchUpdate& update) {
+      newest = update.run();
+      return true;
+    });
+  };
+  EXPECT_EQ(watch(absl::Milliseconds(100)).code(), absl::StatusCode::kDeadlineExceeded);
+  absl::Status watched = absl::UnknownError("not answered");
+  std::thread watcher([&] { watched = watch(kLimit); });
   EXPECT_TRUE(client_->Stop(*run, "for the test").ok());
-  waiter.join();
-  ASSERT_TRUE(waited.ok()) << waited.status();
-  EXPECT_EQ(waited->state(), v1::RUN_STATE_STOPPED);
-  EXPECT_EQ(waited->reason(), "for the test");
-  EXPECT_EQ(client_->Wait(*run, absl::Now() + kLimit)->state(), v1::RUN_STATE_STOPPED)
-      << "the run has ended already";
+  watcher.join();
+  EXPECT_TRUE(watched.ok()) << watched;
+  EXPECT_EQ(newest.state(), v1::RUN_STATE_STOPPED);
+  EXPECT_EQ(newest.reason(), "for the test");
+  newest.Clear();
+  EXPECT_TRUE(watch(kLimit).ok());
+  EXPECT_EQ(newest.state(), v1::RUN_STATE_STOPPED) << "the run has ended already";
 }
 
 TEST_F(ServiceTest, CallErrors) {
@@ -287,8 +294,6 @@ TEST_F(ServiceTest, CallErrors) {
   const auto refused = client_->Submit(bad);
   EXPECT_THAT(refused, IsError(absl::StatusCode::kInvalidArgument, "batch_per_group"));
   EXPECT_EQ(client_->Stop("run-9", "").code(), absl::StatusCode::kNotFound);
-  EXPECT_EQ(client_->Wait("run-9", absl::Now() + kLimit).status().code(),
-            absl::StatusCode::kNotFound);
   EXPECT_EQ(client_->Status("run-9").status().code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(client_->Watch("run-9", absl::Now() + kLimit, [](const auto&) { return true; }).code(),
             absl::StatusCode::kNotFound);
@@ -488,10 +493,8 @@ TEST_F(ServiceTest, DrainEndsWaitingCalls) {
   v1::RunSpec spec = Spec();
   spec.mutable_cluster()->set_ranks_per_group(2);
   const std::string run = client_->Submit(spec).value();
-  absl::Status waited;
   absl::Status watched;
   absl::Notification watching;
-  std::thread waiter([&] { waited = client_->Wait(run, absl::Now() + kLimit).status(); });
   std::thread watcher([&] {
     watched = client_->Watch(run, absl::Now() + kLimit, [&](const v1::WatchUpdate&) {
       if (!watching.HasBeenNotified()) watching.Notify();
@@ -502,9 +505,7 @@ TEST_F(ServiceTest, DrainEndsWaitingCalls) {
   const absl::Time before = absl::Now();
   coordinator_->Stop();
   EXPECT_LT(absl::Now() - before, absl::Seconds(2)) << "no call had to be cancelled";
-  waiter.join();
   watcher.join();
-  EXPECT_EQ(waited.code(), absl::StatusCode::kUnavailable) << waited;
   EXPECT_EQ(watched.code(), absl::StatusCode::kUnavailable) << watched;
   EXPECT_TRUE(Await([&] { return !member.client().connected(); }));
 }
