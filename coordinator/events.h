@@ -82,7 +82,7 @@ struct AdoptRuns {
   std::string run;
 };
 
-// Answered by TraceAnswered once every rank of the group has traced `steps` steps.
+// Answered by Replied once every rank of the group has traced `steps` steps.
 struct TraceGroup {
   RequestId request = 0;
   std::string run;
@@ -145,24 +145,19 @@ struct Disconnect {
   absl::Status status;
 };
 
-// Answer to SubmitRun, StopRun, ScaleRun, ResumeRun, AdoptRuns and CordonMembers.
+// Answer to an event with a RequestId: exactly one for each, except that a TraceGroup may have none
+// after a CancelTrace.
 struct Replied {
   RequestId request = 0;
   absl::Status status;
-  // Id of the run; empty on error.
+  // Id of the run that a SubmitRun has created; empty on error.
   std::string run;
   // Ids of the workers that a CordonMembers matched.
   std::vector<std::string> members;
   // The runs that an AdoptRuns has found.
   v1::AdoptReply adopted;
-};
-
-// Answer to TraceGroup: exactly one for each, or none after a CancelTrace.
-struct TraceAnswered {
-  RequestId request = 0;
-  absl::Status status;
-  // One entry per rank, in order; empty on error.
-  v1::TraceReply reply;
+  // What a TraceGroup has recorded: one entry per rank, in order; empty on error.
+  v1::TraceReply trace;
 };
 
 // Search plans (Planning::PlansFor), which may take seconds; answered by PlansFound with the same
@@ -173,6 +168,6 @@ struct SearchPlans {
   PlanQuery query;
 };
 
-using Action = std::variant<Store::Op, Send, Disconnect, Replied, TraceAnswered, SearchPlans>;
+using Action = std::variant<Store::Op, Send, Disconnect, Replied, SearchPlans>;
 
 }  // namespace cadre

@@ -166,8 +166,6 @@ void Loop::Deliver(const std::vector<Action>& actions) {
       callbacks_->OnDisconnect(disconnect->connection, disconnect->status);
     } else if (const auto* replied = std::get_if<Replied>(&action)) {
       callbacks_->OnReplied(*replied);
-    } else if (const auto* answered = std::get_if<TraceAnswered>(&action)) {
-      callbacks_->OnTraceAnswered(*answered);
     } else if (const auto* search = std::get_if<SearchPlans>(&action)) {
       searches_.Push(*search);
     }

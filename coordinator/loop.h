@@ -36,7 +36,6 @@ class Loop {
     virtual void OnSend(ConnectionId connection, const v1::CoordinatorMessage& message) = 0;
     virtual void OnDisconnect(ConnectionId connection, const absl::Status& status) = 0;
     virtual void OnReplied(const Replied& replied) = 0;
-    virtual void OnTraceAnswered(const TraceAnswered& answered) = 0;
     // Called when the state of the machine is durable. Returns the time of the next call if no
     // event comes earlier; InfiniteFuture: only after the next event.
     virtual absl::Time OnSettled(const Machine& machine, absl::Time now) = 0;

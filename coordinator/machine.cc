@@ -136,14 +136,20 @@ std::vector<Action> Machine::Handle(const Event& event, absl::Time now) {
           [this](const MessageReceived& e) { OnMessage(e); },
           [this](const MessageRefused& e) { cluster_.Refuse(e.connection, e.refusal, e.reason); },
           [this](const SubmitRun& e) { OnSubmit(e); },
-          [this](const StopRun& e) { OnStop(e); },
-          [this](const ScaleRun& e) { OnScale(e); },
-          [this](const ResumeRun& e) { OnResume(e); },
-          [this](const AdoptRuns& e) { OnAdopt(e); },
-          [this](const TraceGroup& e) {
-            const absl::Status started = StartTrace(e);
-            if (!started.ok()) cluster_.out().Answer(e.request, started);
+          [this](const StopRun& e) {
+            ReplyFor(e.request, e.run, [&](Run& run) {
+              run.Stop(e.reason);
+              return absl::OkStatus();
+            });
           },
+          [this](const ScaleRun& e) {
+            ReplyFor(e.request, e.run, [&](Run& run) { return run.Scale(e.groups); });
+          },
+          [this](const ResumeRun& e) {
+            ReplyFor(e.request, e.run, [](Run& run) { return run.Resume(); });
+          },
+          [this](const AdoptRuns& e) { OnAdopt(e); },
+          [this](const TraceGroup& e) { OnTrace(e); },
           [this](const CancelTrace& e) {
             for (auto& [number, run] : runs_) run.CancelTrace(e.request);
           },
@@ -349,7 +355,7 @@ void Machine::ExpireMembers() {
 
 void Machine::OnSubmit(const SubmitRun& submit) {
   if (const absl::Status status = CheckSubmit(submit.spec); !status.ok()) {
-    cluster_.out().Reply(submit.request, status);
+    cluster_.out().Reply({.request = submit.request, .status = status});
     return;
   }
   const uint32_t number = cluster_.NewRun();
@@ -367,7 +373,7 @@ void Machine::OnSubmit(const SubmitRun& submit) {
   run.Submit();
   unsettled_.insert(number);
   cluster_.Count("runs_submitted");
-  cluster_.out().Reply(submit.request, absl::OkStatus(), run.id());
+  cluster_.out().Reply({.request = submit.request, .run = run.id()});
 }
 
 absl::Status Machine::CheckSubmit(const v1::RunSpec& spec) const {
@@ -387,33 +393,19 @@ absl::Status Machine::CheckSubmit(const v1::RunSpec& spec) const {
                   absl::StrCat("no plan for groups of ", ranks));
 }
 
-void Machine::OnStop(const StopRun& stop) {
-  Run* const run = Visit(stop.run);
-  if (run == nullptr) {
-    cluster_.out().Reply(stop.request,
-                         absl::NotFoundError(absl::StrCat("no such run: ", stop.run)));
-    return;
-  }
-  run->Stop(stop.reason);
-  cluster_.out().Reply(stop.request, absl::OkStatus(), run->id());
-}
-
-void Machine::OnScale(const ScaleRun& scale) {
-  Run* const run = Visit(scale.run);
-  cluster_.out().Reply(
-      scale.request, run == nullptr ? absl::NotFoundError(absl::StrCat("no such run: ", scale.run))
-                                    : run->Scale(scale.groups));
-}
-
-void Machine::OnResume(const ResumeRun& resume) {
-  Run* const run = Visit(resume.run);
-  cluster_.out().Reply(resume.request, run == nullptr ? absl::NotFoundError(absl::StrCat(
-                                                            "no such run: ", resume.run))
-                                                      : run->Resume());
+void Machine::ReplyFor(RequestId request, absl::string_view run_id,
+                       absl::FunctionRef<absl::Status(Run&)> act) {
+  Run* const run = Visit(run_id);
+  cluster_.out().Reply({.request = request,
+                        .status = run == nullptr
+                                      ? absl::NotFoundError(absl::StrCat("no such run: ", run_id))
+                                      : act(*run)});
 }
 
 void Machine::OnAdopt(const AdoptRuns& adopt) {
-  const auto refuse = [&](absl::Status status) { cluster_.out().Reply(adopt.request, status); };
+  const auto refuse = [&](absl::Status status) {
+    cluster_.out().Reply({.request = adopt.request, .status = std::move(status)});
+  };
   if (adoption_.has_value()) {
     return refuse(absl::FailedPreconditionError("another adoption is in progress"));
   }
@@ -484,18 +476,14 @@ v1::AdoptedRun Machine::AdoptRun(const std::string& id, const RebuiltRun& rebuil
   return adopted;
 }
 
-absl::Status Machine::StartTrace(const TraceGroup& request) {
-  if (request.steps > kMaxTraceSteps) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("steps: ", request.steps, " is not between 1 and ", kMaxTraceSteps));
-  }
-  Run* const run = Visit(request.run);
-  if (run == nullptr) return absl::NotFoundError(absl::StrCat("no such run: ", request.run));
+void Machine::OnTrace(const TraceGroup& trace) {
   // Unique across restarts: a worker may still run a trace of the previous process.
-  const absl::Status started =
-      run->StartTrace(request, (uint64_t{cluster_.meta().starts()} << 32) | (last_trace_ + 1));
-  if (started.ok()) ++last_trace_;
-  return started;
+  const uint64_t number = (uint64_t{cluster_.meta().starts()} << 32) | ++last_trace_;
+  Run* const run = Visit(trace.run);
+  const absl::Status started = run == nullptr
+                                   ? absl::NotFoundError(absl::StrCat("no such run: ", trace.run))
+                                   : run->StartTrace(trace, number);
+  if (!started.ok()) cluster_.out().Reply({.request = trace.request, .status = started});
 }
 
 void Machine::Settle() {

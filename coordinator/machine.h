@@ -29,6 +29,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -90,14 +91,14 @@ class Machine {
   void ExpireMembers();
   void OnSubmit(const SubmitRun& submit);
   absl::Status CheckSubmit(const v1::RunSpec& spec) const;
-  void OnStop(const StopRun& stop);
-  void OnScale(const ScaleRun& scale);
-  void OnResume(const ResumeRun& resume);
+  // Answers the request with the result of `act`; NotFound if there is no such run.
+  void ReplyFor(RequestId request, absl::string_view run_id,
+                absl::FunctionRef<absl::Status(Run&)> act);
   void OnAdopt(const AdoptRuns& adopt);
   // Adopts the runs once all aggregators have reported, or the time for it is over.
   void FinishAdoption();
   v1::AdoptedRun AdoptRun(const std::string& id, const RebuiltRun& rebuilt);
-  absl::Status StartTrace(const TraceGroup& request);
+  void OnTrace(const TraceGroup& trace);
   // Carries out everything that the event or the time has made possible.
   void Settle();
   // `form`: runs that wait may form groups, whatever the event is.

@@ -47,16 +47,6 @@ void Outbox::End(ConnectionId connection, absl::Status status) {
   others_.push_back(Disconnect{connection, std::move(status)});
 }
 
-void Outbox::Reply(RequestId request, absl::Status status, absl::string_view run) {
-  others_.push_back(Replied{request, std::move(status), std::string(run)});
-}
-
-void Outbox::Answer(RequestId request, absl::StatusOr<v1::TraceReply> trace) {
-  TraceAnswered answer{.request = request, .status = trace.status()};
-  if (trace.ok()) answer.reply = *std::move(trace);
-  others_.push_back(std::move(answer));
-}
-
 std::vector<Action> Outbox::Take() {
   std::vector<Action> actions(erasures_.begin(), erasures_.end());
   for (auto& [key, value] : records_) {

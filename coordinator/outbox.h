@@ -14,8 +14,6 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
 #include "coordinator/events.h"
 
 namespace cadre {
@@ -33,8 +31,6 @@ class Outbox {
   void SendTo(ConnectionId connection, v1::CoordinatorMessage message);
   void End(ConnectionId connection, absl::Status status);
   void Reply(Replied replied) { others_.emplace_back(std::move(replied)); }
-  void Reply(RequestId request, absl::Status status, absl::string_view run = "");
-  void Answer(RequestId request, absl::StatusOr<v1::TraceReply> trace);
   void Add(SearchPlans search) { others_.emplace_back(std::move(search)); }
 
   std::vector<Action> Take();

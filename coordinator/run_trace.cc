@@ -12,6 +12,10 @@
 namespace cadre {
 
 absl::Status Run::StartTrace(const TraceGroup& request, uint64_t number) {
+  if (request.steps > kMaxTraceSteps) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("steps: ", request.steps, " is not between 1 and ", kMaxTraceSteps));
+  }
   if (request.group >= slots_.size()) {
     return absl::NotFoundError(absl::StrCat("run ", id(), " has no group ", request.group,
                                             "; it has groups 0 to ", slots_.size() - 1));
@@ -52,7 +56,7 @@ void Run::OnTraced(const Member& member, const v1::Traced& traced) {
   if (!slot.trace.has_value() || slot.trace->number() != traced.request()) return;
   slot.trace->Take(traced, member.record.name(), member.record.host());
   if (!slot.trace->complete()) return;
-  cluster_.out().Answer(slot.trace->request(), slot.trace->Reply());
+  cluster_.out().Reply({.request = slot.trace->request(), .trace = slot.trace->Reply()});
   slot.trace.reset();
 }
 
@@ -69,10 +73,10 @@ void Run::SendTraceSteps(const Slot& slot, uint32_t rank) {
 
 void Run::AbortTrace(Slot& slot, absl::string_view reason) {
   if (!slot.trace.has_value()) return;
-  cluster_.out().Answer(
-      slot.trace->request(),
-      absl::AbortedError(absl::StrCat("group ", slot.group(), " of ", slot.record().run(),
-                                      " ended while it was traced: ", reason)));
+  cluster_.out().Reply(
+      {.request = slot.trace->request(),
+       .status = absl::AbortedError(absl::StrCat("group ", slot.group(), " of ", id(),
+                                                 " ended while it was traced: ", reason))});
   slot.trace.reset();
 }
 

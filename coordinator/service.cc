@@ -69,24 +69,25 @@ void CoordinatorService::Drain() {
 
 // The loop may finish the call before this function returns the reactor to gRPC. gRPC then keeps
 // the answer until it has the reactor, and the reactor deletes itself only afterwards.
-CoordinatorService::Call* CoordinatorService::Begin(Pending pending,
+CoordinatorService::Call* CoordinatorService::Begin(Fill fill,
                                                     const std::function<bool(RequestId)>& post) {
   RequestId id = 0;
+  Call* call = nullptr;
   {
     absl::MutexLock lock(&mutex_);
     id = ++last_id_;
-    pending.call = new Call(id, this);
-    pending_[id] = pending;
+    call = new Call(id, this);
+    pending_[id] = {call, std::move(fill)};
   }
-  if (loop_ == nullptr || !post(id)) Finish(id, [](const Pending&) { return Stopping(); });
-  return pending.call;
+  if (loop_ == nullptr || !post(id)) Finish(id, [](const Fill&) { return Stopping(); });
+  return call;
 }
 
 // A call may be finished by its answer, by its cancellation or by the end of the service. The first
-// of them to remove the call under the lock finishes it, and runs `fill` without the lock; the
+// of them to remove the call under the lock finishes it, and runs `finish` without the lock; the
 // others do not find the call any more.
 void CoordinatorService::Finish(RequestId request,
-                                const std::function<absl::Status(const Pending&)>& fill) {
+                                absl::FunctionRef<absl::Status(const Fill&)> finish) {
   Pending pending;
   {
     absl::MutexLock lock(&mutex_);
@@ -95,25 +96,21 @@ void CoordinatorService::Finish(RequestId request,
     pending = std::move(found->second);
     pending_.erase(found);
   }
-  pending.call->Finish(ToGrpc(fill(pending)));
+  pending.call->Finish(ToGrpc(finish(pending.fill)));
 }
 
 void CoordinatorService::OnCancelled(RequestId request) {
-  bool traces = false;
-  Finish(request, [&](const Pending& pending) {
-    traces = pending.trace != nullptr;
-    return absl::CancelledError("cancelled by the caller");
-  });
-  // The group can be traced by other calls now.
-  if (traces && loop_ != nullptr) loop_->Post(CancelTrace{request});
+  Finish(request, [](const Fill&) { return absl::CancelledError("cancelled by the caller"); });
+  // If the call was a trace, the group can be traced by other calls now.
+  if (loop_ != nullptr) loop_->Post(CancelTrace{request});
 }
 
 CoordinatorService::Call* CoordinatorService::Query(
     std::function<absl::Status(const Machine&, absl::Time)> read) {
-  return Begin({}, [&](RequestId id) {
+  return Begin(nullptr, [&](RequestId id) {
     return loop_->RunQuery(
         [this, id, read = std::move(read)](const Machine& machine, absl::Time now) {
-          Finish(id, [&](const Pending&) { return read(machine, now); });
+          Finish(id, [&](const Fill&) { return read(machine, now); });
         });
   });
 }
@@ -125,9 +122,10 @@ bool CoordinatorService::WakeLoop() {
 grpc::ServerUnaryReactor* CoordinatorService::Submit(grpc::CallbackServerContext*,
                                                      const v1::SubmitRequest* request,
                                                      v1::SubmitReply* reply) {
-  return Begin({.submit = reply}, [&](RequestId id) {
+  const Fill fill = [reply](const Replied& replied) { reply->set_run(replied.run); };
+  return Begin(fill, [&](RequestId id) {
     if (request->schema_hash() != SchemaHash()) {
-      Finish(id, [](const Pending&) {
+      Finish(id, [](const Fill&) {
         return absl::FailedPreconditionError(
             "the command and the coordinator have different schemas; run the same build of both");
       });
@@ -142,7 +140,7 @@ grpc::ServerUnaryReactor* CoordinatorService::Submit(grpc::CallbackServerContext
 
 grpc::ServerUnaryReactor* CoordinatorService::Stop(grpc::CallbackServerContext*,
                                                    const v1::StopRequest* request, v1::StopReply*) {
-  return Begin({}, [&](RequestId id) {
+  return Begin(nullptr, [&](RequestId id) {
     return loop_->Post(StopRun{id, request->run(), request->reason()});
   });
 }
@@ -150,7 +148,7 @@ grpc::ServerUnaryReactor* CoordinatorService::Stop(grpc::CallbackServerContext*,
 grpc::ServerUnaryReactor* CoordinatorService::Scale(grpc::CallbackServerContext*,
                                                     const v1::ScaleRequest* request,
                                                     v1::ScaleReply*) {
-  return Begin({}, [&](RequestId id) {
+  return Begin(nullptr, [&](RequestId id) {
     return loop_->Post(ScaleRun{id, request->run(), request->groups()});
   });
 }
@@ -158,15 +156,14 @@ grpc::ServerUnaryReactor* CoordinatorService::Scale(grpc::CallbackServerContext*
 grpc::ServerUnaryReactor* CoordinatorService::Resume(grpc::CallbackServerContext*,
                                                      const v1::ResumeRequest* request,
                                                      v1::ResumeReply*) {
-  return Begin({}, [&](RequestId id) { return loop_->Post(ResumeRun{id, request->run()}); });
+  return Begin(nullptr, [&](RequestId id) { return loop_->Post(ResumeRun{id, request->run()}); });
 }
 
 grpc::ServerUnaryReactor* CoordinatorService::Adopt(grpc::CallbackServerContext*,
                                                     const v1::AdoptRequest* request,
                                                     v1::AdoptReply* reply) {
-  return Begin({.adopt = reply}, [&](RequestId id) {
-    return loop_->Post(AdoptRuns{id, request->run()});
-  });
+  const Fill fill = [reply](const Replied& replied) { *reply = replied.adopted; };
+  return Begin(fill, [&](RequestId id) { return loop_->Post(AdoptRuns{id, request->run()}); });
 }
 
 grpc::ServerUnaryReactor* CoordinatorService::List(grpc::CallbackServerContext*,
@@ -189,7 +186,8 @@ grpc::ServerUnaryReactor* CoordinatorService::Get(grpc::CallbackServerContext*,
 grpc::ServerUnaryReactor* CoordinatorService::Trace(grpc::CallbackServerContext*,
                                                     const v1::TraceRequest* request,
                                                     v1::TraceReply* reply) {
-  return Begin({.trace = reply}, [&](RequestId id) {
+  const Fill fill = [reply](const Replied& replied) { *reply = replied.trace; };
+  return Begin(fill, [&](RequestId id) {
     return loop_->Post(TraceGroup{.request = id,
                                   .run = request->run(),
                                   .group = request->group(),
@@ -200,7 +198,10 @@ grpc::ServerUnaryReactor* CoordinatorService::Trace(grpc::CallbackServerContext*
 grpc::ServerUnaryReactor* CoordinatorService::Cordon(grpc::CallbackServerContext*,
                                                      const v1::CordonRequest* request,
                                                      v1::CordonReply* reply) {
-  return Begin({.cordon = reply}, [&](RequestId id) {
+  const Fill fill = [reply](const Replied& replied) {
+    reply->mutable_members()->Add(replied.members.begin(), replied.members.end());
+  };
+  return Begin(fill, [&](RequestId id) {
     return loop_->Post(CordonMembers{.request = id,
                                      .member = request->member(),
                                      .undo = request->undo(),
@@ -268,20 +269,9 @@ void CoordinatorService::OnDisconnect(ConnectionId connection, const absl::Statu
 }
 
 void CoordinatorService::OnReplied(const Replied& replied) {
-  Finish(replied.request, [&](const Pending& pending) {
-    if (pending.submit != nullptr) pending.submit->set_run(replied.run);
-    if (pending.cordon != nullptr) {
-      pending.cordon->mutable_members()->Add(replied.members.begin(), replied.members.end());
-    }
-    if (pending.adopt != nullptr) *pending.adopt = replied.adopted;
+  Finish(replied.request, [&](const Fill& fill) {
+    if (fill) fill(replied);
     return replied.status;
-  });
-}
-
-void CoordinatorService::OnTraceAnswered(const TraceAnswered& answered) {
-  Finish(answered.request, [&](const Pending& pending) {
-    *pending.trace = answered.reply;
-    return answered.status;
   });
 }
 

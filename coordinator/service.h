@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 #include "coordinator/loop.h"
@@ -93,29 +94,26 @@ class CoordinatorService final : public v1::Membership::CallbackService,
   void OnDisconnect(ConnectionId connection, const absl::Status& status) override
       ABSL_LOCKS_EXCLUDED(mutex_);
   void OnReplied(const Replied& replied) override ABSL_LOCKS_EXCLUDED(mutex_);
-  void OnTraceAnswered(const TraceAnswered& answered) override ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Time OnSettled(const Machine& machine, absl::Time now) override ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
   class Call;
 
-  // A call that is not finished, and its reply if an answer from the loop will fill it.
+  // Writes the reply of a call from the loop's answer. Null: the reply has no fields.
+  using Fill = std::function<void(const Replied& replied)>;
+  // A call that is not finished.
   struct Pending {
     Call* call = nullptr;
-    v1::SubmitReply* submit = nullptr;
-    v1::TraceReply* trace = nullptr;
-    v1::CordonReply* cordon = nullptr;
-    v1::AdoptReply* adopt = nullptr;
+    Fill fill;
   };
 
   // Registers a call and posts its event or query to the loop; `post` returns false if the loop has
   // stopped. The call ends by Finish with its id, by Drain, or by cancellation.
-  Call* Begin(Pending pending, const std::function<bool(RequestId)>& post)
-      ABSL_LOCKS_EXCLUDED(mutex_);
+  Call* Begin(Fill fill, const std::function<bool(RequestId)>& post) ABSL_LOCKS_EXCLUDED(mutex_);
   // Begins a call that only reads the state machine and is answered without waiting for an event.
   Call* Query(std::function<absl::Status(const Machine&, absl::Time)> read);
-  // Runs `fill`, which may write the reply, and finishes the call, unless it has ended.
-  void Finish(RequestId request, const std::function<absl::Status(const Pending&)>& fill)
+  // Finishes the call with the result of `finish`, which may write the reply, unless it has ended.
+  void Finish(RequestId request, absl::FunctionRef<absl::Status(const Fill& fill)> finish)
       ABSL_LOCKS_EXCLUDED(mutex_);
   // The caller has cancelled the call.
   void OnCancelled(RequestId request) ABSL_LOCKS_EXCLUDED(mutex_);

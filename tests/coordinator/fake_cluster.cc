@@ -167,9 +167,9 @@ void FakeCluster::Perform(const std::vector<Action>& actions) {
       last_run = replied->run;
       last_members = replied->members;
       last_adopted = replied->adopted;
-    } else if (const auto* answered = std::get_if<TraceAnswered>(&action)) {
-      EXPECT_EQ(traces.count(answered->request), 0u) << "a trace must be answered once";
-      traces[answered->request] = *answered;
+      if (!trace_requests_.contains(replied->request)) continue;
+      EXPECT_EQ(traces.count(replied->request), 0u) << "a trace must be answered once";
+      traces[replied->request] = *replied;
     } else if (const auto* search = std::get_if<SearchPlans>(&action)) {
       searches_.push_back(*search);
     }
@@ -253,6 +253,7 @@ v1::AdoptReply FakeCluster::Adopt(const std::string& run) {
 
 RequestId FakeCluster::TraceGroup(const std::string& run, uint32_t group, uint32_t steps) {
   const RequestId request = ++last_request_;
+  trace_requests_.insert(request);
   Do(cadre::TraceGroup{.request = request, .run = run, .group = group, .steps = steps});
   Deliver();
   return request;

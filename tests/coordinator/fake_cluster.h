@@ -239,7 +239,7 @@ class FakeCluster {
     bool hold_searches = false;
   };
   Behaviour behaviour;
-  std::map<RequestId, TraceAnswered> traces;
+  std::map<RequestId, Replied> traces;
   absl::Status last_status;
   std::string last_run;
   std::vector<std::string> last_members;
@@ -283,6 +283,7 @@ class FakeCluster {
   absl::Time heartbeat_at_;
   ConnectionId last_connection_ = 0;
   RequestId last_request_ = 0;
+  std::set<RequestId> trace_requests_;
   uint64_t last_incarnation_ = 0;
   int transactions_ = 0;
   int crash_after_ = -1;

@@ -63,7 +63,6 @@ class Recorder final : public Loop::Callbacks {
     durable_ = durable_ && record.ok() && record->has_value();
     ++replies_;
   }
-  void OnTraceAnswered(const TraceAnswered&) override { ++replies_; }
   absl::Time OnSettled(const Machine&, absl::Time) override { return absl::InfiniteFuture(); }
 
   int sent() const { return sent_; }

@@ -66,7 +66,7 @@ TEST_F(MachineTraceTest, TracesEveryRank) {
   EXPECT_FALSE(Answered(request)) << "rank 0 has not answered";
   Answer(0);
   ASSERT_TRUE(StatusOf(request).ok()) << StatusOf(request);
-  const v1::TraceReply& reply = cluster_.traces[request].reply;
+  const v1::TraceReply& reply = cluster_.traces[request].trace;
   ASSERT_EQ(reply.ranks_size(), 2);
   for (const uint32_t rank : {0u, 1u}) {
     const v1::RankTrace& trace = reply.ranks(rank);
@@ -164,7 +164,7 @@ TEST_F(MachineTraceTest, DuplicateAnswerIsIgnored) {
   EXPECT_FALSE(Answered(request));
   Answer(1);
   ASSERT_TRUE(StatusOf(request).ok());
-  EXPECT_EQ(cluster_.traces[request].reply.ranks(0).events_size(), 3) << "the first answer counts";
+  EXPECT_EQ(cluster_.traces[request].trace.ranks(0).events_size(), 3) << "the first answer counts";
   cluster_.Send(Rank(0), again);
   again.set_request(77);
   cluster_.Send(Rank(0), again);

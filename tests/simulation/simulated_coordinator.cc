@@ -96,7 +96,7 @@ void SimulatedCoordinator::TraceGroup(const std::string& run, uint32_t group, ui
   if (patience == absl::InfiniteDuration()) return;
   world_.timeline.After(patience, life_, [this, request] {
     const auto it = traces_.find(request);
-    if (it == traces_.end()) return;
+    if (it == traces_.end() || it->second.answered) return;
     it->second.cancelled = true;
     world_.Count("traces_cancelled");
     Take(CancelTrace{request});
@@ -111,7 +111,7 @@ int64_t SimulatedCoordinator::traces_waiting() const {
     });
   };
   return std::count_if(traces_.begin(), traces_.end(), [&](const auto& entry) {
-    return !entry.second.cancelled && !queued(entry.first);
+    return !entry.second.cancelled && !entry.second.answered && !queued(entry.first);
   });
 }
 
@@ -210,8 +210,6 @@ void SimulatedCoordinator::SendBatch(const Batch& batch) {
         network_.EndByServer(disconnect->connection);
       } else if (const auto* replied = std::get_if<Replied>(&action)) {
         Reply(*replied);
-      } else if (const auto* answered = std::get_if<TraceAnswered>(&action)) {
-        Answer(*answered);
       } else if (const auto* search = std::get_if<SearchPlans>(&action)) {
         Search(*search);
       }
@@ -226,6 +224,7 @@ void SimulatedCoordinator::Search(const SearchPlans& search) {
 }
 
 void SimulatedCoordinator::Reply(const Replied& replied) {
+  if (traces_.contains(replied.request)) return Answer(replied);
   auto it = waiting_.find(replied.request);
   if (it == waiting_.end()) return;
   const auto done = std::move(it->second);
@@ -238,14 +237,10 @@ void SimulatedCoordinator::Reply(const Replied& replied) {
   done(replied.run);
 }
 
-void SimulatedCoordinator::Answer(const TraceAnswered& answered) {
-  const auto it = traces_.find(answered.request);
-  if (it == traces_.end()) {
-    world_.Violate("an unknown trace request is answered");
-    return;
-  }
-  const uint32_t steps = it->second.steps;
-  traces_.erase(it);
+void SimulatedCoordinator::Answer(const Replied& answered) {
+  WaitingTrace& trace = traces_[answered.request];
+  const uint32_t steps = trace.steps;
+  if (std::exchange(trace.answered, true)) world_.Violate("a trace is answered twice");
   if (absl::IsAborted(answered.status)) return world_.Count("traces_aborted");
   if (absl::IsFailedPrecondition(answered.status)) return world_.Count("traces_too_early_or_late");
   if (absl::IsResourceExhausted(answered.status)) return world_.Count("traces_refused_as_second");
@@ -254,12 +249,12 @@ void SimulatedCoordinator::Answer(const TraceAnswered& answered) {
     return;
   }
   world_.Count("traces_complete");
-  for (int i = 0; i < answered.reply.ranks_size(); ++i) {
-    const v1::RankTrace& rank = answered.reply.ranks(i);
+  for (int i = 0; i < answered.trace.ranks_size(); ++i) {
+    const v1::RankTrace& rank = answered.trace.ranks(i);
     const bool complete = rank.rank() == int64_t{i} && rank.events_size() == int64_t{steps};
     if (!complete) world_.Violate("a trace of ", steps, " steps is ", rank.ShortDebugString());
   }
-  if (answered.reply.ranks().empty()) world_.Violate("a trace without ranks");
+  if (answered.trace.ranks().empty()) world_.Violate("a trace without ranks");
 }
 
 }  // namespace cadre::simulation

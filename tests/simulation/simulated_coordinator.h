@@ -54,7 +54,7 @@ class SimulatedCoordinator {
   bool Commit(const Batch& batch);
   void SendBatch(const Batch& batch);
   void Reply(const Replied& replied);
-  void Answer(const TraceAnswered& answered);
+  void Answer(const Replied& answered);
   void Search(const SearchPlans& search);
   void ArmTick();
 
@@ -77,8 +77,9 @@ class SimulatedCoordinator {
   struct WaitingTrace {
     uint32_t steps = 0;
     bool cancelled = false;
+    bool answered = false;
   };
-  // Cancelled requests may still be answered.
+  // Of this process. Cancelled requests may still be answered.
   std::map<RequestId, WaitingTrace> traces_;
   RequestId last_request_ = 0;
 };
