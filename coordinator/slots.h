@@ -22,7 +22,6 @@ class Slots {
   // The slot must be waiting.
   void RemoveLast() {
     waiting_.erase(slots_.back().group());
-    rejoining_.erase(slots_.back().group());
     slots_.pop_back();
   }
 
@@ -37,8 +36,6 @@ class Slots {
   // Groups in this state, in group order.
   using Groups = std::set<uint32_t>;
   const Groups& waiting() const { return waiting_; }
-  // Waiting groups that had a generation before.
-  const Groups& rejoining() const { return rejoining_; }
   // Groups whose ranks are all prepared.
   const Groups& prepared() const { return prepared_; }
   const Groups& started() const { return started_; }
@@ -53,7 +50,6 @@ class Slots {
       }
     };
     set(waiting_, slot.waiting());
-    set(rejoining_, slot.waiting() && slot.record().lived());
     set(prepared_, slot.prepared());
     set(started_, slot.started());
   }
@@ -61,7 +57,6 @@ class Slots {
  private:
   std::vector<Slot> slots_;
   Groups waiting_;
-  Groups rejoining_;
   Groups prepared_;
   Groups started_;
 };

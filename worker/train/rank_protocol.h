@@ -143,8 +143,6 @@ class RankProtocol {
   // The version that training continues from, and the steps since the start of the run.
   uint32_t version() const { return version_; }
   uint32_t step() const { return step_; }
-  // Steps since the last boundary.
-  uint32_t period_steps() const { return period_steps_; }
   // Steps beyond the boundary while the coordinator was away.
   uint32_t solo_steps() const { return solo_steps_; }
 
@@ -191,6 +189,7 @@ class RankProtocol {
   // The next boundary; 0: the run has ended.
   uint32_t next_step_ = 0;
   Evaluate evaluate_;
+  // Steps since the last boundary.
   uint32_t period_steps_ = 0;
   uint32_t solo_steps_ = 0;
 };
