@@ -40,30 +40,36 @@ Machine::Send MakeSend(const T& body) {
 }  // namespace
 
 Machine::Actions Machine::Receive(const v1::CoordinatorMessage& message) {
+  bool accepted = false;
   switch (message.body_case()) {
     case v1::CoordinatorMessage::kAssignment:
       return ReceiveAssignment(message.assignment());
-    case v1::CoordinatorMessage::kStart:
-      return ReceiveStart(message.start());
-    case v1::CoordinatorMessage::kDecision:
-      return ReceiveDecision(message.decision());
-    case v1::CoordinatorMessage::kNudge:
-      if (!IsCurrent(message.nudge().place()) || !started_) return {};
-      return {Hurry{message.nudge()}};
     case v1::CoordinatorMessage::kRelease:
       return ReceiveRelease(message.release());
     case v1::CoordinatorMessage::kRefused:
       return ReceiveRefused(message.refused());
-    case v1::CoordinatorMessage::kShardAddresses:
-      if (!rank_slot_ || rank_slot_->run() != message.shard_addresses().run()) return {};
-      return {MoveShards{message.shard_addresses()}};
-    case v1::CoordinatorMessage::kTraceSteps:
-      return ReceiveTraceSteps(message.trace_steps());
     case v1::CoordinatorMessage::kRestage:
-      return ReceiveRestage(message.restage());
+      return ReceiveRestage(message);
+    case v1::CoordinatorMessage::kStart:
+      accepted = AcceptStart(message.start());
+      break;
+    case v1::CoordinatorMessage::kDecision:
+      accepted = AcceptDecision(message.decision());
+      break;
+    case v1::CoordinatorMessage::kNudge:
+      accepted = IsTraining(message.nudge().place());
+      break;
+    case v1::CoordinatorMessage::kTraceSteps:
+      accepted = IsTraining(message.trace_steps().place());
+      break;
+    case v1::CoordinatorMessage::kShardAddresses:
+      accepted = rank_slot_ && rank_slot_->run() == message.shard_addresses().run();
+      break;
     default:
-      return {};  // a message for aggregators, or Welcome
+      break;  // a message for aggregators, or Welcome
   }
+  if (!accepted) return {};
+  return {Deliver{message}};
 }
 
 // Generations of a group only increase, so an assignment of a lower or equal generation is late or
@@ -83,35 +89,31 @@ Machine::Actions Machine::ReceiveAssignment(const v1::Assignment& assignment) {
   return actions;
 }
 
-Machine::Actions Machine::ReceiveStart(const v1::Start& start) {
-  if (!IsCurrent(start.place()) || started_ || !unanswered<v1::Prepared>()) return {};
+bool Machine::AcceptStart(const v1::Start& start) {
+  if (!IsCurrent(start.place()) || started_ || !unanswered<v1::Prepared>()) return false;
   started_ = true;
   // Without a next step the group only evaluates the last version.
   finished_ = start.next_step() == 0;
   unanswered<v1::Prepared>().reset();
-  return {Go{start}};
+  return true;
 }
 
 // A decision answers the contribution of its round. After the end of the run, further decisions
 // assign intervals to evaluate, without a contribution.
-Machine::Actions Machine::ReceiveDecision(const v1::Decision& decision) {
-  if (!IsCurrent(decision.place())) return {};
+bool Machine::AcceptDecision(const v1::Decision& decision) {
+  if (!IsCurrent(decision.place())) return false;
   std::optional<v1::Contributed>& contributed = unanswered<v1::Contributed>();
   const bool answers = contributed && contributed->round() == decision.round();
-  if (!answers && !finished_) return {};
+  if (!answers && !finished_) return false;
   contributed.reset();
   finished_ = decision.next_step() == 0;
-  return {Decide{decision}};
-}
-
-Machine::Actions Machine::ReceiveTraceSteps(const v1::TraceSteps& trace) const {
-  if (!IsCurrent(trace.place()) || !started_) return {};
-  return {TraceNext{trace}};
+  return true;
 }
 
 // Only a started rank holds values. Others answer, so that the coordinator does not wait for them.
-Machine::Actions Machine::ReceiveRestage(const v1::Restage& restage) const {
-  if (IsCurrent(restage.place()) && started_) return {StageAgain{restage}};
+Machine::Actions Machine::ReceiveRestage(const v1::CoordinatorMessage& message) const {
+  const v1::Restage& restage = message.restage();
+  if (IsTraining(restage.place())) return {Deliver{message}};
   v1::Restaged answer;
   *answer.mutable_place() = restage.place();
   answer.set_shard(restage.shard());

@@ -36,16 +36,9 @@ class AssignmentMachine {
   struct Begin {
     v1::Assignment assignment;
   };
-  // All ranks are prepared.
-  struct Go {
-    v1::Start start;
-  };
-  struct Decide {
-    v1::Decision decision;
-  };
-  // The other groups wait for the contribution.
-  struct Hurry {
-    v1::Nudge nudge;
+  // Pass the message to the session: Start, Decision, Nudge, ShardAddresses, TraceSteps or Restage.
+  struct Deliver {
+    v1::CoordinatorMessage message;
   };
   // End the session; the rank slot is lost.
   struct Cancel {
@@ -54,20 +47,7 @@ class AssignmentMachine {
   struct Send {
     v1::MemberMessage message;
   };
-  // Shards may have moved: use these addresses from now on.
-  struct MoveShards {
-    v1::ShardAddresses shards;
-  };
-  // Trace the next steps.
-  struct TraceNext {
-    v1::TraceSteps trace;
-  };
-  // Stage values again at a shard that has lost its files.
-  struct StageAgain {
-    v1::Restage restage;
-  };
-  using Action =
-      std::variant<Begin, Go, Decide, Hurry, Cancel, Send, MoveShards, TraceNext, StageAgain>;
+  using Action = std::variant<Begin, Deliver, Cancel, Send>;
   using Actions = std::vector<Action>;
 
   // Handles a message of the coordinator, other than Welcome.
@@ -87,13 +67,14 @@ class AssignmentMachine {
 
  private:
   Actions ReceiveAssignment(const v1::Assignment& assignment);
-  Actions ReceiveStart(const v1::Start& start);
-  Actions ReceiveDecision(const v1::Decision& decision);
-  Actions ReceiveTraceSteps(const v1::TraceSteps& trace) const;
-  Actions ReceiveRestage(const v1::Restage& restage) const;
+  // Whether the message concerns the current rank slot, now.
+  bool AcceptStart(const v1::Start& start);
+  bool AcceptDecision(const v1::Decision& decision);
+  Actions ReceiveRestage(const v1::CoordinatorMessage& message) const;
   Actions ReceiveRelease(const v1::Release& release);
   Actions ReceiveRefused(const v1::Refused& refused);
   bool IsCurrent(const v1::RankSlot& rank_slot) const;
+  bool IsTraining(const v1::RankSlot& rank_slot) const { return started_ && IsCurrent(rank_slot); }
   // Forgets the slot and its unanswered messages.
   Actions Drop(std::string reason);
 

@@ -15,20 +15,22 @@ GroupSession::GroupSession(v1::Assignment assignment, Callbacks callbacks)
   }
 }
 
-void GroupSession::Deliver(const v1::Start& start) {
+void GroupSession::Deliver(const v1::CoordinatorMessage& message) {
   absl::MutexLock lock(&mutex_);
-  start_ = start;
-}
-
-void GroupSession::Deliver(const v1::Decision& decision) {
-  absl::MutexLock lock(&mutex_);
-  decisions_.push_back(decision);
-  changed_.NotifyAll();
-}
-
-void GroupSession::Deliver(const v1::Nudge& nudge) {
-  absl::MutexLock lock(&mutex_);
-  nudged_round_ = std::max(nudged_round_, nudge.round());
+  if (message.has_start()) start_ = message.start();
+  if (message.has_decision()) {
+    decisions_.push_back(message.decision());
+    changed_.NotifyAll();
+  }
+  if (message.has_nudge()) nudged_round_ = std::max(nudged_round_, message.nudge().round());
+  // A request that is being traced is repeated after a reconnect; its trace will answer it.
+  if (message.has_trace_steps() && message.trace_steps().request() != tracing_) {
+    trace_ = message.trace_steps();
+  }
+  if (message.has_restage() && restage_) restage_(message.restage());
+  for (const v1::ShardAddress& shard : message.shard_addresses().shards()) {
+    shards_[shard.shard()] = shard.address();
+  }
 }
 
 bool GroupSession::nudged(uint32_t round) const {
@@ -36,25 +38,9 @@ bool GroupSession::nudged(uint32_t round) const {
   return nudged_round_ >= round;
 }
 
-void GroupSession::Deliver(const v1::TraceSteps& trace) {
-  absl::MutexLock lock(&mutex_);
-  // A request that is being traced is repeated after a reconnect; its trace will answer it.
-  if (trace.request() != tracing_) trace_ = trace;
-}
-
-void GroupSession::Deliver(const v1::Restage& restage) {
-  absl::MutexLock lock(&mutex_);
-  if (restage_) restage_(restage);
-}
-
 void GroupSession::HandleRestage(std::function<void(const v1::Restage&)> handler) {
   absl::MutexLock lock(&mutex_);
   restage_ = std::move(handler);
-}
-
-void GroupSession::MoveShards(const v1::ShardAddresses& shards) {
-  absl::MutexLock lock(&mutex_);
-  for (const v1::ShardAddress& shard : shards.shards()) shards_[shard.shard()] = shard.address();
 }
 
 void GroupSession::Drain() {

@@ -40,14 +40,7 @@ class GroupSession final : public GroupControl {
   Cancellation& cancellation() { return cancellation_; }
 
   // From the membership thread.
-  void Deliver(const v1::Start& start) ABSL_LOCKS_EXCLUDED(mutex_);
-  void Deliver(const v1::Decision& decision) ABSL_LOCKS_EXCLUDED(mutex_);
-  void Deliver(const v1::Nudge& nudge) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Replaces a pending request, for which the coordinator no longer waits.
-  void Deliver(const v1::TraceSteps& trace) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Without a handler the request is dropped: the training has not begun or has ended.
-  void Deliver(const v1::Restage& restage) ABSL_LOCKS_EXCLUDED(mutex_);
-  void MoveShards(const v1::ShardAddresses& shards) ABSL_LOCKS_EXCLUDED(mutex_);
+  void Deliver(const v1::CoordinatorMessage& message) ABSL_LOCKS_EXCLUDED(mutex_);
   // The group's next boundary is the last one for this worker.
   void Drain() ABSL_LOCKS_EXCLUDED(mutex_);
   // Ends all waits with Cancelled.
@@ -87,10 +80,12 @@ class GroupSession final : public GroupControl {
   std::deque<v1::Decision> decisions_ ABSL_GUARDED_BY(mutex_);
   // Newest round for which the others wait.
   uint32_t nudged_round_ ABSL_GUARDED_BY(mutex_) = 0;
+  // A newer request replaces a pending one, for which the coordinator no longer waits.
   std::optional<v1::TraceSteps> trace_ ABSL_GUARDED_BY(mutex_);
   // Number of the request that is being traced; 0: none.
   uint64_t tracing_ ABSL_GUARDED_BY(mutex_) = 0;
   std::map<uint32_t, std::string> shards_ ABSL_GUARDED_BY(mutex_);
+  // Null: requests are dropped, since the training has not begun or has ended.
   std::function<void(const v1::Restage&)> restage_ ABSL_GUARDED_BY(mutex_);
 };
 

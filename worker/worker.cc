@@ -182,26 +182,10 @@ void Worker::Do(AssignmentMachine::Actions actions) {
       waiting_.reset();
     } else if (auto* send = std::get_if<AssignmentMachine::Send>(&action)) {
       Send(send->message);
-    } else {
-      // The other actions concern the session of the current rank slot, which may still be waiting.
+    } else if (auto* deliver = std::get_if<AssignmentMachine::Deliver>(&action)) {
+      // The session of the current rank slot may still be waiting.
       const std::shared_ptr<GroupSession>& session = waiting_ != nullptr ? waiting_ : current_;
-      if (session == nullptr) continue;
-      if (auto* go = std::get_if<AssignmentMachine::Go>(&action)) session->Deliver(go->start);
-      if (auto* decide = std::get_if<AssignmentMachine::Decide>(&action)) {
-        session->Deliver(decide->decision);
-      }
-      if (auto* hurry = std::get_if<AssignmentMachine::Hurry>(&action)) {
-        session->Deliver(hurry->nudge);
-      }
-      if (auto* move = std::get_if<AssignmentMachine::MoveShards>(&action)) {
-        session->MoveShards(move->shards);
-      }
-      if (auto* next = std::get_if<AssignmentMachine::TraceNext>(&action)) {
-        session->Deliver(next->trace);
-      }
-      if (auto* again = std::get_if<AssignmentMachine::StageAgain>(&action)) {
-        session->Deliver(again->restage);
-      }
+      if (session != nullptr) session->Deliver(deliver->message);
     }
   }
 }

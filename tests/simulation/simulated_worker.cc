@@ -101,25 +101,16 @@ void SimulatedWorker::Do(const AssignmentMachine::Actions& actions) {
       if (current_ != nullptr) current_->Cancel(cancel->reason);
     } else if (const auto* send = std::get_if<AssignmentMachine::Send>(&action)) {
       link_->Send(send->message);
-    } else {
+    } else if (const auto* deliver = std::get_if<AssignmentMachine::Deliver>(&action)) {
       SimulatedTrainer* const trainer = waiting_ != nullptr ? waiting_.get() : current_.get();
       if (trainer == nullptr) continue;
-      if (const auto* go = std::get_if<AssignmentMachine::Go>(&action)) trainer->Deliver(go->start);
-      if (const auto* decide = std::get_if<AssignmentMachine::Decide>(&action)) {
-        trainer->Deliver(decide->decision);
-      }
-      if (const auto* hurry = std::get_if<AssignmentMachine::Hurry>(&action)) {
-        trainer->Deliver(hurry->nudge);
-      }
-      if (const auto* move = std::get_if<AssignmentMachine::MoveShards>(&action)) {
-        trainer->MoveShards(move->shards);
-      }
-      if (const auto* again = std::get_if<AssignmentMachine::StageAgain>(&action)) {
-        trainer->Deliver(again->restage);
-      }
-      if (const auto* next = std::get_if<AssignmentMachine::TraceNext>(&action)) {
-        trainer->Deliver(next->trace);
-      }
+      const v1::CoordinatorMessage& message = deliver->message;
+      if (message.has_start()) trainer->Deliver(message.start());
+      if (message.has_decision()) trainer->Deliver(message.decision());
+      if (message.has_nudge()) trainer->Deliver(message.nudge());
+      if (message.has_shard_addresses()) trainer->MoveShards(message.shard_addresses());
+      if (message.has_trace_steps()) trainer->Deliver(message.trace_steps());
+      if (message.has_restage()) trainer->Deliver(message.restage());
     }
   }
 }

@@ -105,7 +105,7 @@ TEST(AssignmentMachine, StartsOnceAfterPrepared) {
   EXPECT_EQ(machine.rank_slot()->generation(), 5U);
   EXPECT_TRUE(machine.Receive(StartOf(5)).empty()) << "not prepared yet";
   EXPECT_TRUE(IsOne<Machine::Send>(machine.Report(ReportOf<v1::Prepared>(5))));
-  EXPECT_TRUE(IsOne<Machine::Go>(machine.Receive(StartOf(5))));
+  EXPECT_TRUE(IsOne<Machine::Deliver>(machine.Receive(StartOf(5))));
   EXPECT_TRUE(machine.Receive(StartOf(5)).empty()) << "already started";
 }
 
@@ -127,7 +127,7 @@ TEST(AssignmentMachine, NewerAssignmentReplacesTheCurrentOne) {
 
 TEST(AssignmentMachine, NudgesTheTrainingGroup) {
   Machine machine = Training(5);
-  EXPECT_TRUE(IsOne<Machine::Hurry>(
+  EXPECT_TRUE(IsOne<Machine::Deliver>(
       machine.Receive(MessageFor(5, &v1::CoordinatorMessage::mutable_nudge))));
   EXPECT_TRUE(machine.Receive(MessageFor(4, &v1::CoordinatorMessage::mutable_nudge)).empty());
 }
@@ -146,7 +146,7 @@ TEST(AssignmentMachine, DecisionAnswersContributionOfItsRound) {
   EXPECT_TRUE(machine.Receive(DecisionOf(5, 1, 10)).empty()) << "nothing was contributed";
   machine.Report(ContributedTo(5, 1));
   EXPECT_TRUE(machine.Receive(DecisionOf(5, 2, 10)).empty()) << "another round";
-  EXPECT_TRUE(IsOne<Machine::Decide>(machine.Receive(DecisionOf(5, 1, 10))));
+  EXPECT_TRUE(IsOne<Machine::Deliver>(machine.Receive(DecisionOf(5, 1, 10))));
   EXPECT_TRUE(machine.Receive(DecisionOf(5, 1, 10)).empty()) << "already answered";
 }
 
@@ -156,15 +156,15 @@ TEST(AssignmentMachine, EvaluatingGroupAcceptsFurtherDecisions) {
   machine.Report(ReportOf<v1::Prepared>(5));
   v1::CoordinatorMessage start = StartOf(5);
   start.mutable_start()->set_next_step(0);
-  EXPECT_TRUE(IsOne<Machine::Go>(machine.Receive(start)));
-  EXPECT_TRUE(IsOne<Machine::Decide>(machine.Receive(DecisionOf(5, 1, 0))));
+  EXPECT_TRUE(IsOne<Machine::Deliver>(machine.Receive(start)));
+  EXPECT_TRUE(IsOne<Machine::Deliver>(machine.Receive(DecisionOf(5, 1, 0))));
 }
 
 TEST(AssignmentMachine, FinishedRunAcceptsFurtherDecisions) {
   Machine machine = Training(5);
   machine.Report(ContributedTo(5, 1));
-  EXPECT_TRUE(IsOne<Machine::Decide>(machine.Receive(DecisionOf(5, 1, 0))));
-  EXPECT_TRUE(IsOne<Machine::Decide>(machine.Receive(DecisionOf(5, 1, 0))));
+  EXPECT_TRUE(IsOne<Machine::Deliver>(machine.Receive(DecisionOf(5, 1, 0))));
+  EXPECT_TRUE(IsOne<Machine::Deliver>(machine.Receive(DecisionOf(5, 1, 0))));
 }
 
 TEST(AssignmentMachine, ReconnectRepeatsUnansweredMessages) {
@@ -248,7 +248,7 @@ TEST(AssignmentMachine, IgnoresShardAddressesOfOtherRuns) {
   message.mutable_shard_addresses()->set_run("run-2");
   EXPECT_TRUE(machine.Receive(message).empty());
   message.mutable_shard_addresses()->set_run("run-1");
-  EXPECT_TRUE(IsOne<Machine::MoveShards>(machine.Receive(message)));
+  EXPECT_TRUE(IsOne<Machine::Deliver>(machine.Receive(message)));
 }
 
 TEST(AssignmentMachine, OnlyStartedRankStagesAgain) {
@@ -271,8 +271,8 @@ TEST(AssignmentMachine, OnlyStartedRankStagesAgain) {
   EXPECT_TRUE(IsOne<Machine::Send>(machine.Receive(message))) << "it has not started";
   machine = Training(5);
   const Machine::Actions actions = machine.Receive(message);
-  ASSERT_TRUE(IsOne<Machine::StageAgain>(actions));
-  EXPECT_EQ(std::get<Machine::StageAgain>(actions[0]).restage.shard(), 2U);
+  ASSERT_TRUE(IsOne<Machine::Deliver>(actions));
+  EXPECT_EQ(std::get<Machine::Deliver>(actions[0]).message.restage().shard(), 2U);
   EXPECT_TRUE(IsOne<Machine::Send>(machine.Report(ReportOf<v1::Restaged>(5))));
   EXPECT_TRUE(machine.Connected().empty()) << "the coordinator repeats its request";
   EXPECT_TRUE(machine.Report(ReportOf<v1::Restaged>(4)).empty());
@@ -287,8 +287,8 @@ TEST(AssignmentMachine, TraceRequestNeedsCurrentTraining) {
   machine.Receive(StartOf(5));
   EXPECT_TRUE(machine.Receive(TraceStepsOf(4)).empty()) << "another generation";
   const Machine::Actions actions = machine.Receive(TraceStepsOf(5));
-  ASSERT_TRUE(IsOne<Machine::TraceNext>(actions));
-  EXPECT_EQ(std::get<Machine::TraceNext>(actions[0]).trace.request(), 7U);
+  ASSERT_TRUE(IsOne<Machine::Deliver>(actions));
+  EXPECT_EQ(std::get<Machine::Deliver>(actions[0]).message.trace_steps().request(), 7U);
 }
 
 }  // namespace

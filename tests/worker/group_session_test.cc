@@ -7,18 +7,18 @@
 namespace cadre {
 namespace {
 
-v1::TraceSteps Request(uint64_t number) {
-  v1::TraceSteps trace;
-  trace.set_request(number);
-  trace.set_steps(3);
-  return trace;
+v1::CoordinatorMessage Request(uint64_t number) {
+  v1::CoordinatorMessage message;
+  message.mutable_trace_steps()->set_request(number);
+  message.mutable_trace_steps()->set_steps(3);
+  return message;
 }
 
 TEST(GroupSessionTest, NudgeConcernsOneRound) {
   GroupSession session{v1::Assignment(), {}};
   EXPECT_FALSE(session.nudged(3));
-  v1::Nudge nudge;
-  nudge.set_round(3);
+  v1::CoordinatorMessage nudge;
+  nudge.mutable_nudge()->set_round(3);
   session.Deliver(nudge);
   EXPECT_TRUE(session.nudged(3));
   EXPECT_FALSE(session.nudged(4));
@@ -73,8 +73,8 @@ TEST_F(GroupSessionTraceTest, NewerRequestReplacesPendingOne) {
 
 TEST(GroupSession, RestageReachesTheHandler) {
   GroupSession session{v1::Assignment(), {}};
-  v1::Restage restage;
-  restage.set_round(3);
+  v1::CoordinatorMessage restage;
+  restage.mutable_restage()->set_round(3);
   session.Deliver(restage);  // dropped: there is no handler yet
   std::vector<uint32_t> rounds;
   session.HandleRestage([&](const v1::Restage& one) { rounds.push_back(one.round()); });
