@@ -38,17 +38,6 @@ class GroupPlanner {
     measurements_.Load(key, record);
   }
 
-  // The plan by the rules alone. Errors: this number of ranks cannot train the run.
-  absl::StatusOr<v1::Plan> PlanByRules(const v1::RunSpec& spec, int ranks) const {
-    return options_.plan(spec, ranks);
-  }
-  // Whether the plan is legal for the run.
-  absl::Status Check(const v1::RunSpec& spec, const v1::Plan& plan) const {
-    return options_.check_plan ? options_.check_plan(spec, plan) : absl::OkStatus();
-  }
-  // Whether plans are searched and step times predicted.
-  bool searches() const { return options_.planning != nullptr; }
-
   // The fastest plan for a generation of these members. Errors: Unavailable until OnPlansFound;
   // others if these members cannot train the run.
   absl::StatusOr<v1::Plan> PlanGroup(const v1::RunRecord& run, const Slot& slot,

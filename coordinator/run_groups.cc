@@ -229,7 +229,7 @@ void Run::OnPrepared(const Member& member, const v1::Prepared& prepared) {
 absl::Status Run::CheckReportedPlan(const Slot& slot, const v1::Prepared& prepared) const {
   if (prepared.place().rank() != 0 || !prepared.has_plan()) return absl::OkStatus();
   CADRE_RETURN_IF_ERROR(slot.CheckReportedPlan(prepared.plan()));
-  return planner_.Check(spec(), prepared.plan());
+  return options_.check_plan ? options_.check_plan(spec(), prepared.plan()) : absl::OkStatus();
 }
 
 // The first groups start together, so that all contribute to the first round. They wait at most

@@ -44,7 +44,7 @@ void Run::OnMeasured(const Member& member, const v1::Measured& measured) {
 }
 
 bool Run::MayGain(const Slot& slot) const {
-  if (!planner_.searches() || !slot.measured.has_value() || !MayReplan(spec()) ||
+  if (options_.planning == nullptr || !slot.measured.has_value() || !MayReplan(spec()) ||
       record_.state() != v1::RUN_STATE_RUNNING) {
     return false;
   }
@@ -97,7 +97,7 @@ bool Run::MaybeGrow(Slot& slot) {
   const size_t idle = cluster_.CountTrusted(kind);
   if (idle <= reserved) return false;
   size_t ranks = std::min(requested, slot.ranks() + idle - reserved);
-  while (ranks > slot.ranks() && !planner_.PlanByRules(spec(), ranks).ok()) --ranks;
+  while (ranks > slot.ranks() && !options_.plan(spec(), ranks).ok()) --ranks;
   if (ranks <= slot.ranks()) return false;
   cluster_.Count("groups_grown");
   Fence(slot, "the group grows: workers are idle", kReleased);

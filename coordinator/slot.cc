@@ -47,19 +47,13 @@ v1::RankSlot Slot::Place(uint32_t rank) const {
 void Slot::Form(uint32_t generation, const std::vector<std::string>& members, const v1::Plan& plan,
                 absl::Time now) {
   record_.set_generation(generation);
-  record_.clear_members();
   for (const std::string& member : members) record_.add_members(member);
   *record_.mutable_plan() = plan;
-  record_.clear_obeyed_plan();
-  record_.clear_predicted();
-  record_.set_prediction_from_own_measurement(false);
   record_.set_formed_ms(absl::ToUnixMillis(now));
   record_.set_started_ms(0);
   record_.set_version(0);
   record_.set_step(0);
   record_.set_next_step(0);
-  record_.set_started(false);
-  record_.set_at_end(false);
   record_.set_counted_round(0);
   record_.set_counted_version(0);
   ResetProgress();
