@@ -266,14 +266,13 @@ void Worker::Train(GroupSession& session) {
   };
   TrainerOutcome outcome = TrainAsMember(session.assignment(), compute_->kernels(), session,
                                          session.cancellation(), counters_, options);
-  // Read here and not from the outcome: the group's transports may fail the device until the
-  // trainer is destroyed.
+  // Read after the trainer was destroyed: until then the group's transports may fail the device.
   const absl::Status device = compute_->kernels().device().status();
   const bool ended = !device.ok() && !RenewDevice(device);
   // Destroying the trainer or the device may hang, too.
   progress_.Enter(v1::ACTIVITY_UNSPECIFIED);
   // The error of the device is the cause; the outcome may contain only a consequence of it.
-  if (ended) outcome = {.status = device, .cause = v1::FAILURE_CAUSE_DEVICE, .device = device};
+  if (ended) outcome = {.status = device, .cause = v1::FAILURE_CAUSE_DEVICE};
   Report(session, outcome);
   if (ended && options_.ended != nullptr) options_.ended();
 }

@@ -96,27 +96,22 @@ class Trainer {
 
   TrainerOutcome Run() {
     if (options_.states != nullptr) options_.states->Enter(assignment_);
-    return RunOnDevice();
-  }
-
- private:
-  TrainerOutcome RunOnDevice() {
     progress_.Enter(v1::ACTIVITY_PREPARING);
     absl::Status status = Prepare();
     if (status.ok()) status = Train();
     const absl::Status device = kernels_.device().status();
     // After a cancellation its reason is reported, and not the errors that it caused.
     if (const absl::Status cancelled = cancellation_.status(); !cancelled.ok()) {
-      return {.status = cancelled, .device = device};
+      return {.status = cancelled};
     }
     // The device's message says what was requested.
     if (absl::IsResourceExhausted(device) && !absl::IsCancelled(status)) {
-      return {.status = device, .cause = v1::FAILURE_CAUSE_MEMORY, .device = device};
+      return {.status = device, .cause = v1::FAILURE_CAUSE_MEMORY};
     }
-    return {
-        .status = status, .cause = CauseOf(status), .suspects = Suspects(status), .device = device};
+    return {.status = status, .cause = CauseOf(status), .suspects = Suspects(status)};
   }
 
+ private:
   v1::FailureCause CauseOf(const absl::Status& status) const {
     if (cause_ != v1::FAILURE_CAUSE_UNSPECIFIED) return cause_;
     if (absl::IsCancelled(status)) return v1::FAILURE_CAUSE_UNSPECIFIED;

@@ -50,9 +50,6 @@ struct TrainerOutcome {
   v1::FailureCause cause = v1::FAILURE_CAUSE_UNSPECIFIED;
   // Ranks that are likely to have caused the failure. Empty: this one.
   std::vector<int> suspects;
-  // Status of the kernels' device at the end. Not OK: the device is unusable, because it is lost or
-  // because the group died; create a new device to continue.
-  absl::Status device;
 };
 
 // Trains until the generation ends; borrows all arguments for the call. Adds to the counters steps,
