@@ -149,10 +149,6 @@ v1::Heartbeat Worker::NextHeartbeat() {
 }
 
 void Worker::OnMessage(const v1::CoordinatorMessage& message) {
-  if (message.has_refused()) {
-    LOG(WARNING) << "refused by the coordinator (" << EnumText(message.refused().refusal())
-                 << "): " << message.refused().reason();
-  }
   // A second signal would end the process immediately.
   if (message.has_drain() && !std::exchange(drain_requested_, true) && options_.ended) {
     LOG(INFO) << "drained by the coordinator";
