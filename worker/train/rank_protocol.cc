@@ -167,7 +167,7 @@ RankProtocol::Actions RankProtocol::On(const Pulled& pulled) {
   if (begun_) {
     actions.push_back(KeepWeights());
   } else {
-    actions.push_back(Begin{});
+    actions.emplace_back(std::in_place_type<Begin>);
   }
   return actions;
 }
