@@ -84,10 +84,11 @@ class CheckpointTest : public ::testing::Test {
     Cluster cluster;
     const absl::StatusOr<std::string> run = cluster.StartRun(spec);
     if (!run.ok()) return run.status().ToString();
-    const auto ended = cluster.client().Wait(*run, absl::Now() + kLong);
-    if (!ended.ok()) return ended.status().ToString();
-    EXPECT_EQ(ended->state(), v1::RUN_STATE_FAILED);
-    return ended->reason();
+    const auto status = cluster.AwaitEnd(*run, kLong);
+    if (!status.ok()) return status.status().ToString();
+    const v1::RunStatus& ended = *FindRun(*status, *run);
+    EXPECT_EQ(ended.state(), v1::RUN_STATE_FAILED);
+    return ended.reason();
   }
 
   const TemporaryFolder folder_;

@@ -159,15 +159,18 @@ absl::StatusOr<v1::StatusReply> Cluster::Await(const Predicate& predicate, absl:
       "; newest status: ", status.ok() ? Brief(*status) : std::string(status.status().message())));
 }
 
-absl::StatusOr<v1::StatusReply> Cluster::AwaitDone(const std::string& run, absl::Duration limit) {
+absl::StatusOr<v1::StatusReply> Cluster::AwaitEnd(const std::string& run, absl::Duration limit) {
   const auto ended = [&run](const v1::StatusReply& status) {
     const v1::RunStatus* found = FindRun(status, run);
     return found != nullptr &&
            (found->state() == v1::RUN_STATE_DONE || found->state() == v1::RUN_STATE_FAILED ||
             found->state() == v1::RUN_STATE_STOPPED);
   };
-  CADRE_ASSIGN_OR_RETURN(v1::StatusReply status,
-                         Await(ended, limit, absl::StrCat("run ", run, " has ended")));
+  return Await(ended, limit, absl::StrCat("run ", run, " has ended"));
+}
+
+absl::StatusOr<v1::StatusReply> Cluster::AwaitDone(const std::string& run, absl::Duration limit) {
+  CADRE_ASSIGN_OR_RETURN(v1::StatusReply status, AwaitEnd(run, limit));
   if (FindRun(status, run)->state() == v1::RUN_STATE_DONE) return status;
   return absl::AbortedError(absl::StrCat("the run is not done:", Brief(status)));
 }

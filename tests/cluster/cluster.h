@@ -67,7 +67,9 @@ class Cluster {
   // Errors: DeadlineExceeded with `what` and the newest status.
   absl::StatusOr<v1::StatusReply> Await(const Predicate& predicate, absl::Duration limit,
                                         const std::string& what);
-  // Awaits the end of the run. Errors: as Await; Aborted if its state is not DONE.
+  // Awaits the end of the run. Errors: as Await.
+  absl::StatusOr<v1::StatusReply> AwaitEnd(const std::string& run, absl::Duration limit);
+  // Awaits state DONE. Errors: as AwaitEnd; Aborted if the run ends in another state.
   absl::StatusOr<v1::StatusReply> AwaitDone(const std::string& run, absl::Duration limit);
 
   // The commit records in the store, by round. Requires: no coordinator runs.

@@ -148,17 +148,16 @@ std::string ReasonOfDivergence(const v1::RunSpec& spec, uint32_t version) {
   Cluster cluster;
   const auto run = cluster.StartRun(spec);
   if (!run.ok()) return run.status().ToString();
-  const auto ended = cluster.client().Wait(*run, absl::Now() + kLong);
-  if (!ended.ok()) return ended.status().ToString();
-  EXPECT_EQ(ended->state(), v1::RUN_STATE_FAILED);
-  EXPECT_EQ(ended->version(), version);
-  const auto status = cluster.client().Status();
+  const auto status = cluster.AwaitEnd(*run, kLong);
   if (!status.ok()) return status.status().ToString();
+  const v1::RunStatus& ended = *FindRun(*status, *run);
+  EXPECT_EQ(ended.state(), v1::RUN_STATE_FAILED);
+  EXPECT_EQ(ended.version(), version);
   const auto weights = PullModel(*status, spec);
   if (!weights.ok()) return weights.status().ToString();
-  EXPECT_EQ(DigestHex(Digest(*weights, 0)), ended->digest());
+  EXPECT_EQ(DigestHex(Digest(*weights, 0)), ended.digest());
   for (const float weight : *weights) EXPECT_TRUE(std::isfinite(weight));
-  return ended->reason();
+  return ended.reason();
 }
 
 // The first update makes the weights so large that products of the second step overflow.

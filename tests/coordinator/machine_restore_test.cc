@@ -620,14 +620,14 @@ TEST(AdoptEvictedTest, EndedRunIsNotAdopted) {
   cluster.Kill(cluster.aggregators()[0]);
   cluster.StopRun(run);
   cluster.StopRun(cluster.Submit(MakeSpec(1, 1, 5, 10)));
-  ASSERT_FALSE(cluster.machine().RunStatus(run, cluster.now()).ok());
+  ASSERT_EQ(cluster.machine().Status(cluster.now(), run).runs_size(), 0);
   cluster.RestartCoordinator();
   cluster.Restart(cluster.aggregators()[0]);
   EXPECT_EQ(cluster.Adopt().runs_size(), 0);
   const v1::AdoptReply reply = cluster.Adopt(run);
   ASSERT_EQ(reply.runs_size(), 1);
   EXPECT_THAT(reply.runs(0).problem(), HasSubstr("it may have ended"));
-  EXPECT_FALSE(cluster.machine().RunStatus(run, cluster.now()).ok());
+  EXPECT_EQ(cluster.machine().Status(cluster.now(), run).runs_size(), 0);
 }
 
 struct MalformedReport {
