@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/status.h"
@@ -84,7 +85,8 @@ class MemoryFileSystem::OpenFile : public File {
     absl::MutexLock lock(&files_.mutex_);
     CADRE_RETURN_IF_ERROR(Check());
     CADRE_RETURN_IF_ERROR(files_.Change());
-    if (files_.ignore_syncs_) return absl::OkStatus();
+    const auto& ignored = files_.ignore_syncs_of_;
+    if (ignored.has_value() && absl::StrContains(path_, *ignored)) return absl::OkStatus();
     const std::vector<Node::Write> writes = std::exchange(node_->unsynced, {});
     if (std::exchange(files_.fail_next_sync_, false)) {
       return absl::DataLossError(absl::StrCat("cannot sync ", path_, ": input/output error"));
@@ -176,9 +178,9 @@ void MemoryFileSystem::FailNextSync(bool fails) {
   fail_next_sync_ = fails;
 }
 
-void MemoryFileSystem::IgnoreSyncs() {
+void MemoryFileSystem::IgnoreSyncs(const std::string& part) {
   absl::MutexLock lock(&mutex_);
-  ignore_syncs_ = true;
+  ignore_syncs_of_ = part;
 }
 
 void MemoryFileSystem::FlipBit(const std::string& path, uint64_t bit) {

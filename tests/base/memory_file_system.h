@@ -43,8 +43,8 @@ class MemoryFileSystem : public FileSystem {
   void SetFreeBytes(uint64_t bytes);
   // Whether the next sync of a file fails with DataLoss.
   void FailNextSync(bool fails = true);
-  // Syncs of files succeed without effect: a disk that lies.
-  void IgnoreSyncs();
+  // Syncs of files whose path contains `part` succeed without effect: a disk that lies.
+  void IgnoreSyncs(const std::string& part);
   // Requires: the file exists and has this bit.
   void FlipBit(const std::string& path, uint64_t bit);
   bool Exists(const std::string& path) const;
@@ -104,7 +104,7 @@ class MemoryFileSystem : public FileSystem {
   std::optional<uint64_t> changes_left_ ABSL_GUARDED_BY(mutex_);
   uint64_t free_bytes_ ABSL_GUARDED_BY(mutex_) = UINT64_MAX;
   bool fail_next_sync_ ABSL_GUARDED_BY(mutex_) = false;
-  bool ignore_syncs_ ABSL_GUARDED_BY(mutex_) = false;
+  std::optional<std::string> ignore_syncs_of_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace cadre

@@ -68,7 +68,7 @@ void SimulatedAggregator::Start(bool move) {
   incarnation_ = absl::StrCat(name_, ".", process_);
   if (address_.empty() || move) address_ = absl::StrCat(name_, ":", process_);
   world_.Log(name_, "    starts at ", address_);
-  if (world_.plant == Plant::kEarlyStaged) disk_.IgnoreSyncs();
+  if (world_.plant == Plant::kEarlyStaged) disk_.IgnoreSyncs("/stage-");
   auto host = ShardHost::Open(kFolder, name_, &counters_, kKeepEndedRuns, disk_);
   if (!host.ok()) {
     world_.Violate(name_, " does not start: ", host.status().ToString());
