@@ -179,7 +179,10 @@ void Run::MaybeClose() {
   *commit.mutable_division() = NextDivision(commit.step());
   commits_.Begin(std::move(commit), shards_.size());
   cluster_.out().Put(CommitKey(id(), commits_.closing()->round()), *commits_.closing());
-  for (int shard = 0; shard < shards_.size(); ++shard) SendApply(shard);
+  for (int shard = 0; shard < shards_.size(); ++shard) {
+    // The others receive it when they are open.
+    if (Accepts(shard)) SendApply(shard);
+  }
 }
 
 // A group that has loaded a version before the newest cannot contribute to the open round: its

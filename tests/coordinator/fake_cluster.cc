@@ -663,6 +663,7 @@ bool FakeCluster::Act() {
 
 void FakeCluster::Receive(FakeAggregator& aggregator, const v1::CoordinatorMessage& message) {
   aggregator.received.push_back(message);
+  if (message.has_open_run() && !behaviour.open) return;
   if (message.has_open_run()) {
     const v1::OpenRun& open = message.open_run();
     auto [it, created] = aggregator.shards.try_emplace(open.run());

@@ -211,6 +211,8 @@ class FakeCluster {
     bool prepare = true;
     bool train = true;
     bool apply = true;
+    // Whether aggregators answer OpenRun.
+    bool open = true;
     // Groups that do not complete their pulls, and whether ranks answer a Restage.
     std::set<uint32_t> slow_pulls;
     bool restage = true;

@@ -315,6 +315,20 @@ TEST_F(RestoreShardTest, NoSourceParksTheRun) {
   EXPECT_EQ(cluster_.last_status.code(), absl::StatusCode::kFailedPrecondition);
 }
 
+// It may have lost the version on which the round is based.
+TEST_F(RestoreShardTest, ShardThatIsNotOpenReceivesNoApply) {
+  const std::string run = Begin();
+  cluster_.behaviour.open = false;
+  cluster_.Reconnect(agg(0));
+  agg(0).received.clear();
+  TrainBoth(run);
+  ASSERT_TRUE(cluster_.Commit(run, 2).has_value());
+  for (const v1::CoordinatorMessage& message : agg(0).received) EXPECT_FALSE(message.has_apply());
+  cluster_.behaviour.open = true;
+  cluster_.Reconnect(agg(0));
+  EXPECT_EQ(VersionOf(run), 2u);
+}
+
 TEST_F(RestoreShardTest, ParkedRunFreesItsWorkers) {
   const std::string run = Begin();
   const std::string next = cluster_.Submit(MakeSpec(2, 2, 5, 100));
