@@ -32,6 +32,8 @@ namespace {
 
 // Workers that were named without enough evidence are the last choice for this time.
 constexpr absl::Duration kDoubt = absl::Minutes(30);
+// A host whose lease ended within this time may return, so another one is not the only host.
+constexpr absl::Duration kReturn = absl::Minutes(10);
 
 }  // namespace
 
@@ -127,6 +129,10 @@ size_t Run::CountHosts() const {
     if (device == v1::Cluster::DEVICE_UNSPECIFIED || device == member.record.device_kind()) {
       hosts.insert(member.record.host());
     }
+  }
+  for (const auto& [key, record] : cluster_.standings().records()) {
+    const absl::Time failed = absl::FromUnixMillis(record.failed().last_ms());
+    if (cluster_.now() - failed < kReturn) hosts.insert(key.first);
   }
   return hosts.size();
 }

@@ -207,6 +207,18 @@ TEST_F(MachineFailuresTest, HostsThatAgreeEndTheRun) {
   }
 }
 
+TEST_F(MachineFailuresTest, LostHostMayReturn) {
+  const std::string run = Begin(2, 1);
+  cluster_.Kill(cluster_.Lead(run, 1));
+  cluster_.Run(absl::Seconds(15));
+  ASSERT_EQ(cluster_.Counter("leases_lost"), 1u);
+  cluster_.Fail(cluster_.Lead(run, 0), "truncated", FAILURE_CAUSE_DATA);
+  EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_RUNNING);
+  cluster_.Run(absl::Minutes(10));
+  cluster_.Fail(cluster_.Lead(run, 0), "truncated", FAILURE_CAUSE_DATA);
+  EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_FAILED) << "it is the only host";
+}
+
 // Two of three ranks hang at the same time: no majority accuses them.
 TEST_F(MachineFailuresTest, NamedWorkersAreTheLastChoice) {
   const std::string run = Begin(1, 3);
