@@ -165,6 +165,22 @@ TEST_F(MemoryFileSystemTest, LaterSyncDoesNotRepairAFailedOne) {
   EXPECT_EQ(Read(), "");
 }
 
+TEST_F(MemoryFileSystemTest, RollBackReturnsToTheImage) {
+  const auto file = *files_.Create("/data/f");
+  ASSERT_TRUE(file->WriteAt(0, "abc", "").ok());
+  ASSERT_TRUE(file->Sync().ok());
+  ASSERT_TRUE(files_.SyncFolder("/data").ok());
+  const auto image = files_.Copy();
+  ASSERT_TRUE(file->WriteAt(0, "xyz", "").ok());
+  ASSERT_TRUE(file->Sync().ok());
+  for (int time = 0; time < 2; ++time) {
+    files_.EndProcess();
+    files_.RollBack(*image);
+    EXPECT_EQ(Read(), "abc");
+    ASSERT_TRUE(files_.RemoveFile("/data/f").ok());
+  }
+}
+
 TEST_F(MemoryFileSystemTest, StopsBetweenTwoChanges) {
   const auto file = *files_.Create("/data/f");
   files_.StopAfter(1);

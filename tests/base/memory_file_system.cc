@@ -191,6 +191,31 @@ void MemoryFileSystem::FlipBit(const std::string& path, uint64_t bit) {
   }
 }
 
+struct MemoryFileSystem::Image {
+  NodePtr root;
+};
+
+MemoryFileSystem::NodePtr MemoryFileSystem::Clone(const Node& node) {
+  auto copy = std::make_shared<Node>(Node{.is_folder = node.is_folder,
+                                          .last_write = node.last_write,
+                                          .bytes = node.durable_bytes,
+                                          .durable_bytes = node.durable_bytes});
+  for (const auto& [name, child] : node.durable_names) {
+    copy->names[name] = copy->durable_names[name] = Clone(*child);
+  }
+  return copy;
+}
+
+std::shared_ptr<const MemoryFileSystem::Image> MemoryFileSystem::Copy() const {
+  absl::MutexLock lock(&mutex_);
+  return std::make_shared<Image>(Image{Clone(*root_)});
+}
+
+void MemoryFileSystem::RollBack(const Image& image) {
+  absl::MutexLock lock(&mutex_);
+  *root_ = *Clone(*image.root);
+}
+
 bool MemoryFileSystem::Exists(const std::string& path) const {
   absl::MutexLock lock(&mutex_);
   return Find(path) != nullptr;

@@ -48,6 +48,10 @@ class MemoryFileSystem : public FileSystem {
   // Requires: the file exists and has this bit.
   void FlipBit(const std::string& path, uint64_t bit);
   bool Exists(const std::string& path) const;
+  // A copy of what is durable, and the return to it. Requires: no process runs.
+  struct Image;
+  std::shared_ptr<const Image> Copy() const;
+  void RollBack(const Image& image);
 
   // ---- FileSystem
   absl::StatusOr<std::unique_ptr<File>> Create(const std::string& path) override;
@@ -86,6 +90,7 @@ class MemoryFileSystem : public FileSystem {
     std::vector<NameChange> unsynced_names;
   };
 
+  static NodePtr Clone(const Node& node);
   // Counts a change; fails if the process is stopped.
   absl::Status Change() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckRunning() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -69,6 +69,8 @@ void FaultInjector::Inject(const Fault& fault, const std::string& host) {
       return EndAggregator(fault);
     case FaultKind::kLoseFolder:
       return aggregators_[fault.subject]->LoseFolder();
+    case FaultKind::kRollBack:
+      return aggregators_[fault.subject]->RollBackAfter(fault.length);
     case FaultKind::kDamageFile:
       return aggregators_[fault.subject]->DamageFile();
     case FaultKind::kIsolate:

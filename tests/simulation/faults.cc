@@ -55,6 +55,8 @@ const Kind kKinds[] = {
     {FaultKind::kMoveAggregator, "crashes and moves", 0, 6, Subject::kAggregator, kShort,
      absl::Seconds(30)},
     {FaultKind::kLoseFolder, "loses its folder", 0, 3, Subject::kAggregator},
+    {FaultKind::kRollBack, "returns to its disk of now", 0, 4, Subject::kAggregator,
+     absl::Seconds(2), absl::Seconds(60)},
     {FaultKind::kDamageFile, "has a damaged file", 0, 4, Subject::kAggregator},
     {FaultKind::kCut, "is cut off from the coordinator", 0, 10, Subject::kHost, absl::Seconds(1),
      absl::Seconds(30)},

@@ -46,8 +46,11 @@ enum class FaultKind {
   kKillAggregator,
   kLoseAggregator,
   kMoveAggregator,
-  // An aggregator's folder is removed, or a bit of one of its files changes.
+  // An aggregator's folder is removed; its host returns with a backup of the beginning of the
+  // fault;
+  // a bit of one of its files changes.
   kLoseFolder,
+  kRollBack,
   kDamageFile,
   // A host is cut off from the coordinator: in both directions, in both and from all members, or
   // in one direction.

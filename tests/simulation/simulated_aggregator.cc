@@ -153,6 +153,17 @@ void SimulatedAggregator::LoseFolder() {
   invariants_.OnDiskLost(name_);
 }
 
+void SimulatedAggregator::RollBackAfter(absl::Duration time) {
+  world_.timeline.After(time, [this, image = disk_.Copy()] {
+    world_.Count("disks_rolled_back");
+    Kill(/*host_lost=*/true);
+    world_.Log(name_, "    has an older disk");
+    disk_.RollBack(*image);
+    invariants_.OnDiskLost(name_);
+    Start(/*move=*/false);
+  });
+}
+
 void SimulatedAggregator::DamageFile() {
   std::vector<std::string> paths;
   const auto list = [this](const std::string& folder) {

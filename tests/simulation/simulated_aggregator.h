@@ -39,6 +39,8 @@ class SimulatedAggregator {
   void Start(bool move);
   // With its host, data that is not durable is lost.
   void Kill(bool host_lost);
+  // After `time`, the host restarts with its disk as it is now: a restored backup.
+  void RollBackAfter(absl::Duration time);
   // The folder is removed; the process notices it.
   void LoseFolder();
   // One bit of a file changes; the process notices it when it reads it.

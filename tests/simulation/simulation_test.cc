@@ -59,6 +59,7 @@ TEST(Simulation, InvariantsHold) {
       {"evaluation_parts_reassigned", 5},
       {"files_damaged", 300},
       {"folders_lost", 300},
+      {"disks_rolled_back", 300},
       {"divergences", 100},
       {"failures_data", 200},
       {"failures_memory", 100},
