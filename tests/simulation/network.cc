@@ -185,6 +185,7 @@ ConnectionId Network::Dial(const std::string& host, Client client) {
 }
 
 void Network::Up(ConnectionId connection, const v1::MemberMessage& message) {
+  if (listener_) listener_(message);
   Stream* const stream = Find(connection);
   if (stream == nullptr || stream->client_gone || stream->broken) return;
   if (stream->server_gone) return;

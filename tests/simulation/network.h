@@ -55,6 +55,11 @@ class Network {
   // The process closes the stream or has crashed. `host_lost`: the other side is not notified.
   void EndByClient(ConnectionId connection, bool host_lost);
 
+  // Receives a copy of every message that a member sends.
+  void set_listener(std::function<void(const v1::MemberMessage&)> listener) {
+    listener_ = std::move(listener);
+  }
+
   // ---- Faults
   void Break(ConnectionId connection);
   // Breaks one of the open streams.
@@ -110,6 +115,7 @@ class Network {
   void EraseIfOver(ConnectionId connection);
   World& world_;
   std::optional<Server> server_;
+  std::function<void(const v1::MemberMessage&)> listener_;
   ConnectionId last_ = 0;
   std::map<ConnectionId, Stream> streams_;
 };

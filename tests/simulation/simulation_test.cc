@@ -72,6 +72,7 @@ TEST(Simulation, InvariantsHold) {
       {"hangs", 500},
       {"isolations", 500},
       {"leases_lost", 100},
+      {"messages_forged", 10'000},
       {"one_way_cuts", 500},
       {"queues_full", 50},
       {"pulls_of_old_versions", 1},

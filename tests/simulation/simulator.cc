@@ -132,6 +132,10 @@ void Simulator::MakeMembers() {
     world_.timeline.After(dice.Between(absl::ZeroDuration(), absl::Seconds(10)),
                           [m = member.get()] { m->Start(); });
   }
+  if (!dice.Chance(0.3)) return;
+  intruder_.emplace(world_, network_, SchemaHash());
+  network_.set_listener([this](const v1::MemberMessage& message) { intruder_->Hear(message); });
+  world_.timeline.After(absl::Seconds(10), [this] { intruder_->Start(); });
 }
 
 v1::RunSpec Simulator::MakeSpec() {
@@ -158,6 +162,7 @@ v1::RunSpec Simulator::MakeSpec() {
   spec.set_seed(dice.Bits());
   const bool averages = !dice.Chance(0.15);
   v1::Cluster& cluster = *spec.mutable_cluster();
+  cluster.set_device(v1::Cluster::CPU);
   cluster.set_groups(averages ? between(1, 4) : 1);
   cluster.set_ranks_per_group(between(1, max_ranks_));
   cluster.set_min_ranks_per_group(between(1, cluster.ranks_per_group()));
@@ -243,6 +248,7 @@ void Simulator::TraceSomeGroup() {
 void Simulator::EndFaults() {
   world_.Log("faults end");
   faults_ended_ = true;
+  if (intruder_.has_value()) intruder_->Stop();
   injector_.End();
 }
 

@@ -20,6 +20,7 @@
 #include "tests/simulation/fault_injector.h"
 #include "tests/simulation/faults.h"
 #include "tests/simulation/group_fabric.h"
+#include "tests/simulation/intruder.h"
 #include "tests/simulation/invariants.h"
 #include "tests/simulation/liveness.h"
 #include "tests/simulation/network.h"
@@ -89,6 +90,7 @@ class Simulator {
   Workers workers_;
   FaultInjector injector_;
   Liveness liveness_;
+  std::optional<Intruder> intruder_;
   FaultRange range_;
   std::vector<Fault> faults_;
   bool faults_ended_ = false;

@@ -1,0 +1,78 @@
+#include "tests/simulation/intruder.h"
+
+#include <utility>
+
+namespace cadre::simulation {
+namespace {
+
+constexpr char kHost[] = "intruder";
+constexpr size_t kMaxHeard = 200;
+
+v1::Hello MakeHello() {
+  v1::Hello hello;
+  hello.set_role(v1::ROLE_WORKER);
+  hello.set_name(kHost);
+  hello.set_incarnation(kHost);
+  hello.set_address("intruder:1");
+  hello.set_host(kHost);
+  hello.set_device_kind(v1::Cluster::CUDA);
+  return hello;
+}
+
+// The rank that the message names; null if it names none.
+v1::RankSlot* PlaceOf(v1::MemberMessage& message) {
+  if (message.has_prepared()) return message.mutable_prepared()->mutable_place();
+  if (message.has_contributed()) return message.mutable_contributed()->mutable_place();
+  if (message.has_adopted()) return message.mutable_adopted()->mutable_place();
+  if (message.has_evaluated()) return message.mutable_evaluated()->mutable_place();
+  if (message.has_group_failed()) return message.mutable_group_failed()->mutable_place();
+  if (message.has_restaged()) return message.mutable_restaged()->mutable_place();
+  if (message.has_progress()) return message.mutable_progress()->mutable_place();
+  if (message.has_measured()) return message.mutable_measured()->mutable_place();
+  return nullptr;
+}
+
+}  // namespace
+
+Intruder::Intruder(World& world, Network& network, uint64_t schema_hash)
+    : world_(world),
+      life_(&world.hosts[kHost].process),
+      link_(world, network,
+            MembershipLink::Options{.host = kHost,
+                                    .schema_hash = schema_hash,
+                                    .hello = MakeHello,
+                                    .on_message = [](const v1::CoordinatorMessage&) {},
+                                    .on_connection = [](bool) {},
+                                    .heartbeat = [] { return v1::Heartbeat(); }}) {}
+
+void Intruder::Start() {
+  link_.Start();
+  SendNext();
+}
+
+void Intruder::Hear(const v1::MemberMessage& message) {
+  if (message.has_hello() || message.has_heartbeat() || message.has_goodbye()) return;
+  heard_.push_back(message);
+  if (heard_.size() > kMaxHeard) heard_.pop_front();
+}
+
+void Intruder::SendNext() {
+  Dice& dice = world_.dice;
+  world_.timeline.After(dice.Between(absl::Milliseconds(100), absl::Seconds(4)), life_,
+                        [this] { SendNext(); });
+  if (heard_.empty()) return;
+  v1::MemberMessage message = heard_[dice.Between(0, heard_.size() - 1)];
+  if (v1::RankSlot* const place = PlaceOf(message)) {
+    if (dice.Chance(0.3)) place->set_generation(place->generation() + dice.Between(0, 3));
+    if (dice.Chance(0.3)) place->set_group(dice.Between(0, 4));
+    if (dice.Chance(0.3)) place->set_rank(dice.Between(0, 4));
+  }
+  if (message.has_contributed() && dice.Chance(0.5)) {
+    message.mutable_contributed()->set_round(message.contributed().round() + 1);
+    message.mutable_contributed()->set_base_version(message.contributed().round() - 1);
+  }
+  world_.Count("messages_forged");
+  link_.Send(message);
+}
+
+}  // namespace cadre::simulation
