@@ -33,7 +33,6 @@ absl::Status ErrnoStatus(int error, absl::string_view what, absl::string_view pa
       absl::StrCat("cannot ", what, " ", path, ": ", std::generic_category().message(error));
   switch (error) {
     case ENOENT:
-    case ESTALE:
       return absl::NotFoundError(message);
     case EACCES:
     case EPERM:

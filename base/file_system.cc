@@ -91,7 +91,7 @@ class PosixFiles : public FileSystem {
 
   absl::StatusOr<std::unique_ptr<File>> Lock(const std::string& path) override {
     const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-    if (fd < 0) return ErrnoStatus(errno, "write in the data folder:", path);
+    if (fd < 0) return ErrnoStatus(errno, "lock", path);
     auto file = std::make_unique<PosixFile>(fd, path);
     if (flock(fd, LOCK_EX | LOCK_NB) == 0) return file;
     if (errno != EWOULDBLOCK) return ErrnoStatus(errno, "lock", path);
@@ -133,7 +133,10 @@ class PosixFiles : public FileSystem {
 
   absl::StatusOr<int64_t> LastWrite(const std::string& path) override {
     struct stat info;
-    if (stat(path.c_str(), &info) != 0) return ErrnoStatus(errno, "look at", path);
+    if (stat(path.c_str(), &info) != 0) {
+      // A file of a network file system that was replaced.
+      return ErrnoStatus(errno == ESTALE ? ENOENT : errno, "look at", path);
+    }
     return info.st_mtim.tv_sec * int64_t{1'000'000'000} + info.st_mtim.tv_nsec;
   }
 

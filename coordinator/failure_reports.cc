@@ -75,6 +75,7 @@ std::vector<uint32_t> FailureReports::Suspects() const {
 std::vector<uint32_t> FailureReports::Named() const {
   std::set<uint32_t> named;
   for (const auto& [sender, report] : reports_) {
+    if (report.cause() != v1::FAILURE_CAUSE_PEER) return {};
     for (const uint32_t rank : report.suspects()) {
       if (rank < ranks_.size()) named.insert(rank);
     }

@@ -41,7 +41,7 @@ class FailureReports {
   // cause explains the failure, or if the reports do not agree.
   std::vector<uint32_t> Suspects() const;
 
-  // All ranks that some report names.
+  // All ranks that some report names. Empty if another cause explains the failure.
   std::vector<uint32_t> Named() const;
 
   const v1::RankSlot& place() const { return place_; }

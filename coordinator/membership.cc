@@ -87,9 +87,10 @@ Member* Membership::Detach(ConnectionId connection) {
   return member;
 }
 
-// A single member is lost like any other.
+// A single member is lost like any other, and so are members whose streams have all ended: their
+// ends were received.
 bool Membership::IsCutOff(absl::Time now) const {
-  return members_.size() > 1 && now - last_heard_ > lease_ / 2;
+  return members_.size() > 1 && !connections_.empty() && now - last_heard_ > lease_ / 2;
 }
 
 void Membership::Renew(Member& member, absl::Time now) {
@@ -102,6 +103,8 @@ void Membership::Renew(Member& member, absl::Time now) {
 }
 
 void Membership::Extend(absl::Duration length) {
+  // This time does not count as a silence as well.
+  last_heard_ += length;
   leases_.clear();
   for (auto& [id, member] : members_) {
     member.lease_until += length;

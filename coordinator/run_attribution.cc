@@ -32,7 +32,8 @@ namespace {
 
 // Workers that were named without enough evidence are the last choice for this time.
 constexpr absl::Duration kDoubt = absl::Minutes(30);
-// A host whose lease ended within this time may return, so another one is not the only host.
+// A host on which a worker was lost or has failed within this time may return, so another one is
+// not the only host.
 constexpr absl::Duration kReturn = absl::Minutes(10);
 
 }  // namespace
@@ -138,7 +139,7 @@ size_t Run::CountHosts() const {
 }
 
 void Run::RecordSuccess(Slot& slot) {
-  if (!cluster_.standings().records().empty()) {
+  if (!cluster_.standings().empty()) {
     for (const std::string& id : slot.record().members()) {
       const Member* const member = cluster_.members().Find(id);
       if (member != nullptr) cluster_.standings().Succeed(Cluster::WorkerOf(*member));

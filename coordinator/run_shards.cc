@@ -205,7 +205,8 @@ void Run::SendOpenRun(uint32_t shard, std::optional<uint32_t> hollow) {
 // A large change takes one OpenRun, so that it cannot fill the queue of a stream.
 void Run::SendFences() {
   for (int shard = 0; shard < shards_.size() && active(); ++shard) {
-    if (fences_.size() > kMaxFences) {
+    // An OpenRun would replace the one that makes a lost shard hollow.
+    if (fences_.size() > kMaxFences && shards_.Lost(shard) == nullptr) {
       SendOpenRun(shard);
       continue;
     }

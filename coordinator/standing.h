@@ -91,6 +91,8 @@ class Standings {
   bool IsTrusted(const Worker& worker, absl::Time now) const;
   bool IsCordoned(const Worker& worker) const;
 
+  // Whether nothing speaks against any worker.
+  bool empty() const { return records_.empty() && doubted_until_.empty(); }
   // All records by host and name; a host's record, whose name is empty, precedes its workers'.
   using Key = std::pair<std::string, std::string>;
   const std::map<Key, v1::StandingRecord>& records() const { return records_; }

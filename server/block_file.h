@@ -37,7 +37,7 @@ struct BlockFileHead {
   uint64_t BytesOf(uint64_t index) const;
 };
 
-// Thread-safe, except that no call may run concurrently with Close or follow it.
+// Thread-safe, except that no call may run concurrently with the destructor.
 class BlockFile {
  public:
   // Creates the file; replaces an existing one. Requires: head.block_bytes > 0; `files` outlives

@@ -388,7 +388,9 @@ std::optional<Refused> Ledger::CheckRound(const Run& run, const v1::Contribution
     return Refused{v1::REFUSAL_CLOSED_ROUND, absl::StrCat("run ", run.terms.run, " has ended")};
   }
   const uint32_t version = NewestOf(run).value_or(0);
-  if (run.hollow && header.round() > version + 1) return BeingRestored(run.terms.run);
+  // The shard is behind the run: its newest version is lost. The coordinator will have it restored.
+  const bool ahead = header.round() > version + 1 && header.base_version() + 1 == header.round();
+  if (ahead) return BeingRestored(run.terms.run);
   // A seed may arrive before the order that names it: it is the version itself, and other orders do
   // not use it.
   const bool left_out =
@@ -697,7 +699,9 @@ PullDecision Ledger::Pull(const v1::PullRequest& request) const {
   Decision<std::vector<Interval>> spans =
       Flatten(run->terms.tensor_begin, run->span, request.ranges());
   if (auto* refused = std::get_if<Refused>(&spans)) return *refused;
-  if (run->hollow) return BeingRestored(request.run());
+  if (run->hollow || request.version() > run->current->version) {
+    return BeingRestored(request.run());
+  }
   for (const auto& version : {run->current, run->previous}) {
     if (!version || version->version != request.version()) continue;
     PullGrant grant{request.run(), request.version(), {}, 0};

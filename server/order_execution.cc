@@ -2,6 +2,9 @@
 
 #include <glog/logging.h>
 
+#include <utility>
+
+#include "absl/status/statusor.h"
 #include "base/digest.h"
 
 namespace cadre {

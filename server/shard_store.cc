@@ -119,7 +119,7 @@ ShardStore::ShardStore(FileSystem& files, std::string data_dir, std::string name
 absl::StatusOr<std::unique_ptr<ShardStore>> ShardStore::Open(FileSystem& files,
                                                              const std::string& data_dir,
                                                              const std::string& name) {
-  if (absl::IsNotFound(files.LastWrite(data_dir).status())) {
+  if (!files.List(data_dir).ok()) {
     CADRE_RETURN_IF_ERROR(files.MakeFolder(data_dir));
     CADRE_RETURN_IF_ERROR(files.SyncFolder(fs::path(data_dir).parent_path().string()));
   }

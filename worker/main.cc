@@ -176,8 +176,9 @@ int main(int argc, char** argv) {
   if (FLAGS_drain_timeout < 0) {
     return UsageError("--drain-timeout=%d must not be negative", FLAGS_drain_timeout);
   }
-  if (FLAGS_exchange_silence < 1) {
-    return UsageError("--exchange-silence=%d must be at least 1", FLAGS_exchange_silence);
+  // The coordinator replaces a group after 110 s without progress (coordinator/deadlines.h).
+  if (FLAGS_exchange_silence < 1 || FLAGS_exchange_silence > 100) {
+    return UsageError("--exchange-silence=%d is not between 1 and 100", FLAGS_exchange_silence);
   }
   if (FLAGS_threads < 1) return UsageError("--threads=%d must be at least 1", FLAGS_threads);
   if (!(FLAGS_device_memory_gb >= 0)) {

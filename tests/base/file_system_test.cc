@@ -61,8 +61,8 @@ TEST_P(FileSystemTest, ReadsWhatWasWritten) {
 TEST_P(FileSystemTest, CreateLeavesTheOldFileToItsWriters) {
   const auto old = files().Create(Path("f"));
   const auto replacement = files().Create(Path("f"));
-  ASSERT_TRUE((*old)->WriteAt(0, "old", "").ok());
   ASSERT_TRUE((*replacement)->WriteAt(0, "new", "").ok());
+  ASSERT_TRUE((*old)->WriteAt(0, "old", "").ok());
   EXPECT_EQ(Read("f"), "new");
 }
 
@@ -97,7 +97,7 @@ TEST_P(FileSystemTest, LockIsExclusive) {
   EXPECT_TRUE(files().Lock(Path("lock")).ok());
 }
 
-TEST_P(FileSystemTest, NewerWritesHaveLaterTimes) {
+TEST_P(FileSystemTest, NewerWritesHaveNoEarlierTimes) {
   const auto file = files().Create(Path("f"));
   const int64_t created = *files().LastWrite(Path("f"));
   ASSERT_TRUE((*file)->WriteAt(0, "x", "").ok());

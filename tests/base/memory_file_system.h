@@ -1,10 +1,9 @@
 // A file system in memory that fails on demand: crashes of the process or of the host, failed
 // syncs, a full disk, flipped bits, removed folders.
 //
-// It is as unkind as POSIX permits. After a crash of the host, of the writes to a file since its
-// last successful sync any subset survives, and of the changes of a folder's names since its last
-// sync a prefix. After a failed sync the writes before it are readable, but no later sync makes
-// them durable.
+// After a crash of the host, of the writes to a file since its last successful sync any subset
+// survives, each as a whole, and of the changes of a folder's names since its last sync a prefix.
+// After a failed sync the writes before it are readable, but no later sync makes them durable.
 //
 // Paths are absolute. Thread-safe.
 #pragma once

@@ -715,7 +715,7 @@ TEST_F(ShardHostTest, DamagedVersionIsNotServed) {
     Restart();
     EXPECT_EQ(host_->States()[0].version(), 0u);
     EXPECT_THAT(Files(RunPath("")), Contains("version.damaged"));
-    EXPECT_EQ(Pull(1, 0, 15).status().code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_EQ(Pull(1, 0, 15).status().code(), absl::StatusCode::kUnavailable);
     fs::remove(RunPath("version.damaged"));
     WriteAll(RunPath("version-1"), whole);
     Restart();

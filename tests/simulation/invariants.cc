@@ -176,7 +176,7 @@ void Invariants::CheckRun(const Store& after, const v1::RunRecord& before,
     world_.Violate(run, " had ended and continues");
   }
   if (IsLive(before.state()) && !IsLive(record.state())) CheckRunEnd(record);
-  if (record.state() == v1::RUN_STATE_PARKED && lost_disks_.empty()) {
+  if (record.state() == v1::RUN_STATE_PARKED && !HasLostDisk(record)) {
     world_.Violate(run, " is parked, although no disk was lost: ", record.reason());
   }
 }
@@ -406,15 +406,21 @@ void Invariants::OnStaged(const std::string& aggregator, const v1::ContributionH
 }
 
 void Invariants::OnContributionsRemoved(const std::string& aggregator,
+                                        const std::function<bool(const ContributionKey&)>& holds,
                                         const std::function<bool(const ContributionKey&)>& may_be) {
   std::erase_if(kept_, [&](const auto& kept) {
-    if (kept.second != aggregator) return false;
+    if (kept.second != aggregator || holds(kept.first)) return false;
     if (!may_be(kept.first)) {
       world_.Violate(aggregator, " has lost ", kept.first.ToString(),
                      ", which it had acknowledged and not applied");
     }
     return true;
   });
+}
+
+bool Invariants::HasLostDisk(const v1::RunRecord& run) const {
+  return std::any_of(run.shards().begin(), run.shards().end(),
+                     [this](const std::string& shard) { return HasLostDisk(shard); });
 }
 
 void Invariants::OnDiskLost(const std::string& aggregator) {
@@ -504,7 +510,7 @@ void Invariants::CheckEnd(
     // not know the discrepancy.
     const v1::DiscrepancyRecord& discrepancy = record->discrepancy();
     const bool counts = discrepancy.rounds() == rounds_apart && discrepancy.groups() == groups;
-    if (!counts && lost_disks_.empty()) {
+    if (!counts && !HasLostDisk(*record)) {
       world_.Violate(run, " counts ", discrepancy.rounds(), " rounds of discrepancy; there were ",
                      rounds_apart, ", the last of ", groups, " groups");
     }

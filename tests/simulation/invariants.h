@@ -46,12 +46,15 @@ class Invariants {
 
   // ---- Aggregators
   void OnStaged(const std::string& aggregator, const v1::ContributionHeader& header);
-  // Contributions of the aggregator may be gone; `may_be` returns whether this one may be.
+  // Contributions of the aggregator may be gone: it `holds` the others, and those that are gone
+  // `may_be` gone.
   void OnContributionsRemoved(const std::string& aggregator,
+                              const std::function<bool(const ContributionKey&)>& holds,
                               const std::function<bool(const ContributionKey&)>& may_be);
   // The aggregator's disk was removed or damaged.
   void OnDiskLost(const std::string& aggregator);
   bool HasLostDisk(const std::string& aggregator) const { return lost_disks_.contains(aggregator); }
+  bool HasLostDisk(const v1::RunRecord& run) const;
   // The aggregator has durably written the version; `values` are those of `span`.
   void OnVersionWritten(const std::string& aggregator, const std::string& run, uint32_t version,
                         Interval span, const Values& values);

@@ -207,12 +207,13 @@ std::optional<uint32_t> SimulatedAggregator::VersionOf(const std::string& run) c
 // A shard without a version is being restored, for which groups stage their values again.
 void SimulatedAggregator::CheckContributions() {
   disk_.removed = false;
-  invariants_.OnContributionsRemoved(name_, [this](const ContributionKey& key) {
+  const auto holds = [this](const ContributionKey& key) { return Holds(key); };
+  invariants_.OnContributionsRemoved(name_, holds, [this](const ContributionKey& key) {
     const v1::RunReport report = host_->ReportRun(key.run);
     const std::optional<uint32_t> version = VersionOf(key.run);
-    if (!report.has_open() || report.closed() || !version.has_value()) return true;
-    const bool version_lost = *version + 1 < key.round && invariants_.HasLostDisk(name_);
-    return version_lost || *version >= key.round || Holds(key);
+    if (!report.has_open() || report.closed()) return true;
+    const bool version_lost = !version.has_value() || *version + 1 < key.round;
+    return version_lost ? invariants_.HasLostDisk(name_) : *version >= key.round;
   });
 }
 
