@@ -132,6 +132,11 @@ std::string Run::CheckOpened(const Member& member, const v1::RunOpened& opened) 
                         opened.shard());
   }
   if (committing() && opened.version() == version + 1) return "";
+  const bool applied = committing() && commits_.closing()->digests(opened.shard()).applied();
+  if (opened.version() == version && applied) {
+    return absl::StrCat(who, ", but it had applied round ", version + 1,
+                        ": acknowledged data is missing from its disk");
+  }
   if (opened.version() < version) {
     return absl::StrCat(who, ", but version ", version,
                         " was committed: acknowledged data is missing from its disk");

@@ -147,6 +147,22 @@ TEST_F(RestoreShardTest, ClosingRoundThatTheShardHadApplied) {
   ExpectRestored(run);
 }
 
+// Its disk is that of before the round.
+TEST_F(RestoreShardTest, ClosingRoundThatTheShardHadAppliedAndLost) {
+  const std::string run = Begin();
+  const auto disk = agg(0).shards;
+  cluster_.Kill(agg(1));
+  TrainBoth(run);
+  ASSERT_TRUE(cluster_.Commit(run, 2)->digests(0).applied());
+  cluster_.Kill(agg(0));
+  agg(0).shards = disk;
+  cluster_.Restart(agg(0));
+  cluster_.Restart(agg(1));
+  EXPECT_EQ(VersionOf(run), 2u);
+  EXPECT_EQ(agg(0).shards.at(run).version, 2u);
+  ExpectRestored(run);
+}
+
 TEST_F(RestoreShardTest, OpenRoundIfAllGroupsHaveContinued) {
   const std::string run = Begin();
   Train(run, 0);
