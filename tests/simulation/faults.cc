@@ -67,10 +67,10 @@ const Kind kKinds[] = {
     {FaultKind::kCutDown, "receives nothing from the coordinator", 0, 4, Subject::kHost,
      absl::Seconds(1), absl::Seconds(30)},
     // Usually shorter than a lease.
-    {FaultKind::kCongest, "has a congested stream", 0, 24, Subject::kHost, absl::Seconds(2),
+    {FaultKind::kCongest, "has a congested stream", 0, 36, Subject::kHost, absl::Seconds(2),
      absl::Seconds(12)},
     {FaultKind::kStop, "is stopped", 0, 8, Subject::kHost, absl::Seconds(1), absl::Seconds(40)},
-    {FaultKind::kHang, "has a hung training thread", 0, 8, Subject::kWorker, absl::Seconds(2),
+    {FaultKind::kHang, "has a hung training thread", 0, 14, Subject::kWorker, absl::Seconds(2),
      absl::Minutes(3), 0.3},
     {FaultKind::kBadData, "cannot open the data", 0, 6, Subject::kWorker, absl::Seconds(5),
      absl::Minutes(3), 0.3},

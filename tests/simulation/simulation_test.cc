@@ -138,7 +138,7 @@ struct Planted {
 };
 
 // Each planted bug is found within this number of seeds.
-constexpr uint64_t kPlantedSeeds = 200;
+constexpr uint64_t kPlantedSeeds = 500;
 
 class PlantedBug : public ::testing::TestWithParam<Planted> {};
 
