@@ -197,14 +197,14 @@ TEST_F(AggregatorTest, EndsWhenItsFolderIsRemoved) {
 TEST_F(AggregatorTest, HeartbeatsCountRefusals) {
   Start();
   Open();
-  EXPECT_FALSE(Stage({.round = 5}, Values(1, 15)).ok());
+  EXPECT_FALSE(Stage({.round = 0}, Values(1, 15)).ok());
   while (true) {
     const v1::MemberMessage message = coordinator_->Receive(v1::MemberMessage::kHeartbeat);
     ASSERT_TRUE(message.has_heartbeat());
     const auto& counters = message.heartbeat().counters();
     EXPECT_GT(counters.at("disk_free_bytes"), 0u);
-    if (counters.contains("refused_wrong_base")) {
-      EXPECT_EQ(counters.at("refused_wrong_base"), 1u);
+    if (counters.contains("refused_closed_round")) {
+      EXPECT_EQ(counters.at("refused_closed_round"), 1u);
       return;
     }
   }

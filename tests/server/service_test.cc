@@ -237,8 +237,10 @@ TEST_F(ServiceTest, RefusalsReachTheCaller) {
 
   std::vector<float> out(15);
   Traffic traffic;
-  EXPECT_THAT(server_->Client()->Pull(PullOf(run_, 3, 0, 15), out, &traffic),
-              IsError(absl::StatusCode::kFailedPrecondition, "version 0 is the current one"));
+  v1::PullRequest other = PullOf(run_, 0, 0, 15);
+  other.set_lineage("other");
+  EXPECT_THAT(server_->Client()->Pull(other, out, &traffic),
+              IsError(absl::StatusCode::kFailedPrecondition, "wrong_lineage"));
   EXPECT_TRUE(Stage({}, Values(1, 15)).ok());
 }
 
