@@ -121,9 +121,14 @@ class PosixFiles : public FileSystem {
   absl::StatusOr<std::vector<FolderEntry>> List(const std::string& path) override {
     std::vector<FolderEntry> entries;
     std::error_code error;
-    for (const auto& entry : fs::directory_iterator(path, error)) {
-      std::error_code ignored;
-      entries.push_back({entry.path().filename().string(), entry.is_directory(ignored)});
+    fs::directory_iterator entry(path, error);
+    for (; !error && entry != fs::directory_iterator(); entry.increment(error)) {
+      std::error_code unknown;
+      const bool is_folder = entry->is_directory(unknown);
+      // The file may have been removed meanwhile.
+      if (unknown == std::errc::no_such_file_or_directory) continue;
+      if (unknown) return ErrnoStatus(unknown.value(), "look at", entry->path().string());
+      entries.push_back({entry->path().filename().string(), is_folder});
     }
     if (error) return ErrnoStatus(error.value(), "list", path);
     std::sort(entries.begin(), entries.end(),
@@ -143,7 +148,8 @@ class PosixFiles : public FileSystem {
  private:
   static absl::StatusOr<std::unique_ptr<File>> OpenFile(const std::string& path, int flags,
                                                         absl::string_view what) {
-    const int fd = open(path.c_str(), flags | O_CLOEXEC, 0644);
+    // A named pipe must not block.
+    const int fd = open(path.c_str(), flags | O_CLOEXEC | O_NONBLOCK, 0644);
     if (fd < 0) return ErrnoStatus(errno, what, path);
     return std::make_unique<PosixFile>(fd, path);
   }

@@ -33,7 +33,8 @@ class File {
   virtual absl::StatusOr<size_t> ReadAt(uint64_t offset, std::span<char> first,
                                         std::span<char> second) const = 0;
   virtual absl::StatusOr<uint64_t> Size() const = 0;
-  // After an error the writes since the last success may be lost, although a later call succeeds.
+  // Reports the errors of all writes before it, so that the destructor has none to report. After an
+  // error the writes since the last success may be lost, although a later call succeeds.
   virtual absl::Status Sync() = 0;
 };
 
