@@ -31,10 +31,11 @@ std::vector<ShardRestore::Attempt> ShardRestore::Options(const View& view) const
     }
     if (view.complete) options.push_back({.hollow = version - 1});
   }
-  const bool may_close = !view.at_end && view.groups.size() >= view.min_groups;
-  if (may_close && std::any_of(view.groups.begin(), view.groups.end(), [](const Group& group) {
-        return group.adopted || group.contributed;
-      })) {
+  // Groups that wait for the version itself cannot contribute to the next one.
+  const auto able = std::count_if(view.groups.begin(), view.groups.end(), [](const Group& group) {
+    return group.adopted || group.contributed;
+  });
+  if (!view.at_end && able >= std::max<int64_t>(1, view.min_groups)) {
     options.push_back({.source = Source::kOpenRound, .hollow = version});
   }
   return options;

@@ -24,6 +24,20 @@ TEST(ShardRestoreTest, ClosingRoundComesFromItsContributionsOnly) {
   EXPECT_FALSE(restore.attempt().has_value());
 }
 
+// Otherwise the round would wait for a group that waits for the shard.
+TEST(ShardRestoreTest, OpenRoundNeedsEnoughGroupsThatCanContribute) {
+  ShardRestore::View view{.version = kVersion, .min_groups = 2};
+  view.groups = {{.group = 0, .generation = 1, .adopted = true, .contributed = true},
+                 {.group = 1, .generation = 2}};
+  ShardRestore restore("lost");
+  EXPECT_EQ(Chosen(restore, view).source, Source::kSeed);
+  restore.Fail("group 1 does not hold the version");
+  restore.Choose(view);
+  EXPECT_FALSE(restore.attempt().has_value());
+  view.min_groups = 1;
+  EXPECT_EQ(Chosen(restore, view).source, Source::kOpenRound);
+}
+
 TEST(ShardRestoreTest, TriesEverySourceOnce) {
   ShardRestore::View view{.version = kVersion, .complete = true};
   view.groups = {{.group = 0, .generation = 1},
