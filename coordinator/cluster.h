@@ -27,7 +27,7 @@
 namespace cadre {
 
 // Generations that a start of the coordinator leaves out: another coordinator, which was started
-// earlier and still runs with a copy of the store, may give them out.
+// earlier and still runs with a copy of the store, may assign them.
 inline constexpr uint32_t kGenerationGap = 100'000;
 
 class Cluster {

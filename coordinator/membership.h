@@ -4,9 +4,9 @@
 // be replaced within the lease; a member has at most one stream at a time. What the loss of a
 // member means for its group is decided elsewhere.
 //
-// If several members have joined, streams are open, and no member was heard for half of a lease,
-// the coordinator itself is cut off: leases do not end, and the next message of any member extends
-// all of them by the silence.
+// If several members have joined, streams are open, and no message was received for half of a
+// lease, the coordinator itself is cut off: leases do not end, and the next message of any member
+// extends all of them by the silence.
 //
 // Pure and thread-compatible: time is the argument `now`.
 #pragma once

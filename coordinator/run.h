@@ -319,8 +319,8 @@ class Run {
   RunFailures failures_;
   Pauses pauses_;
   Round::Away away_;
-  // Versions that groups were told to load and have not reported. Aggregators keep the newest
-  // version and the one before.
+  // Versions that groups have been ordered to load and have not reported. Aggregators keep the
+  // newest version and the one before.
   std::map<uint32_t, uint32_t> loading_;
   // Groups that train in a round that others have begun.
   std::set<uint32_t> catching_up_;

@@ -98,8 +98,8 @@ class Slot {
   v1::Progress progress;
   // Version that the group is known to hold.
   uint32_t version = 0;
-  // Whether rank 0 has repeated its reports since it last connected: its first heartbeat follows
-  // them.
+  // Whether rank 0 has sent a heartbeat since it last connected, so that its repeated reports are
+  // likely to have arrived.
   bool reported = true;
   // Newest round for which it was nudged.
   uint32_t nudged_round = 0;

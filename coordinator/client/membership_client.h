@@ -89,7 +89,7 @@ class MembershipClient {
     uint64_t epoch = 0;
     // Records an epoch that is higher than the last one recorded. Returns whether it is durable; if
     // not, it is called again at the next message. Messages do not wait for it, so that a member on
-    // a full disk can be told to make room. Optional.
+    // a full disk still receives orders that free space. Optional.
     std::function<bool(uint64_t epoch)> record_epoch;
     // Limit of messages waiting to be written.
     size_t max_queued = 256;

@@ -107,7 +107,7 @@ TEST(MembershipTest, IdsSortByAge) {
 }
 
 // Otherwise a coordinator without a network would end all groups.
-TEST(MembershipTest, LeasesDoNotEndWhileNobodyIsHeard) {
+TEST(MembershipTest, LeasesDoNotEndWithoutAnyMessage) {
   Membership members(kLease);
   Member& one = members.Add(Record("w1", v1::ROLE_WORKER, "a", "p1"), kStart);
   members.Add(Record("w2", v1::ROLE_WORKER, "b", "p2"), kStart);
@@ -150,7 +150,7 @@ TEST(MembershipTest, StallExtendsLeasesOfSeveralMembersOnce) {
   members.Attach(other, 2, kStart);
   members.Extend(absl::Hours(1));
   members.Renew(one, kStart + absl::Hours(1));
-  EXPECT_EQ(members.NextExpiry(), absl::InfiniteFuture()) << "nobody is heard after that";
+  EXPECT_EQ(members.NextExpiry(), absl::InfiniteFuture()) << "no message follows";
   members.Renew(one, kStart + absl::Hours(1) + kLease * 0.4);
   members.Renew(one, kStart + absl::Hours(1) + kLease * 0.8);
   EXPECT_THAT(members.Expired(kStart + absl::Hours(1) + kLease), ElementsAre("w2"));

@@ -6,7 +6,7 @@ namespace cadre::simulation {
 namespace {
 
 constexpr char kHost[] = "intruder";
-constexpr size_t kMaxHeard = 200;
+constexpr size_t kMaxRecorded = 200;
 
 v1::Hello MakeHello() {
   v1::Hello hello;
@@ -50,18 +50,18 @@ void Intruder::Start() {
   SendNext();
 }
 
-void Intruder::Hear(const v1::MemberMessage& message) {
+void Intruder::Record(const v1::MemberMessage& message) {
   if (message.has_hello() || message.has_heartbeat() || message.has_goodbye()) return;
-  heard_.push_back(message);
-  if (heard_.size() > kMaxHeard) heard_.pop_front();
+  recorded_.push_back(message);
+  if (recorded_.size() > kMaxRecorded) recorded_.pop_front();
 }
 
 void Intruder::SendNext() {
   Dice& dice = world_.dice;
   world_.timeline.After(dice.Between(absl::Milliseconds(100), absl::Seconds(4)), life_,
                         [this] { SendNext(); });
-  if (heard_.empty()) return;
-  v1::MemberMessage message = heard_[dice.Between(0, heard_.size() - 1)];
+  if (recorded_.empty()) return;
+  v1::MemberMessage message = recorded_[dice.Between(0, recorded_.size() - 1)];
   if (v1::RankSlot* const place = PlaceOf(message)) {
     if (dice.Chance(0.3)) place->set_generation(place->generation() + dice.Between(0, 3));
     if (dice.Chance(0.3)) place->set_group(dice.Between(0, 4));

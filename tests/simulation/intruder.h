@@ -23,14 +23,14 @@ class Intruder {
   // Ends what it sends, but it stays registered.
   void Stop() { life_.End(); }
   // A member has sent the message.
-  void Hear(const v1::MemberMessage& message);
+  void Record(const v1::MemberMessage& message);
 
  private:
   void SendNext();
 
   World& world_;
   Lifetime life_;
-  std::deque<v1::MemberMessage> heard_;
+  std::deque<v1::MemberMessage> recorded_;
   MembershipLink link_;
 };
 

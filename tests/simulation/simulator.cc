@@ -134,7 +134,7 @@ void Simulator::MakeMembers() {
   }
   if (!dice.Chance(0.3)) return;
   intruder_.emplace(world_, network_, SchemaHash());
-  network_.set_listener([this](const v1::MemberMessage& message) { intruder_->Hear(message); });
+  network_.set_listener([this](const v1::MemberMessage& message) { intruder_->Record(message); });
   world_.timeline.After(absl::Seconds(10), [this] { intruder_->Start(); });
 }
 
