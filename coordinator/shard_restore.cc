@@ -52,6 +52,8 @@ bool ShardRestore::Choose(const View& view) {
   for (const Attempt& option : options) {
     if (among(failed_, option)) continue;
     attempt_ = option;
+    // The shard is opened again, and may have been opened before an earlier answer is received.
+    if (!ready()) hollow_.reset();
     return true;
   }
   return false;

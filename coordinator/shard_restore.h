@@ -71,7 +71,7 @@ class ShardRestore {
   const std::string& reason() const { return reason_; }
 
   // Chooses the attempt, which is kept as long as it is possible and has not failed. Returns
-  // whether it has changed.
+  // whether it has changed; unless ready(), the caller then opens the shard at attempt()->hollow.
   bool Choose(const View& view);
   // Empty: nothing is left to try.
   const std::optional<Attempt>& attempt() const { return attempt_; }

@@ -38,6 +38,21 @@ TEST(ShardRestoreTest, OpenRoundNeedsEnoughGroupsThatCanContribute) {
   EXPECT_EQ(Chosen(restore, view).source, Source::kOpenRound);
 }
 
+// The shard has been ordered to become hollow at another version since it answered.
+TEST(ShardRestoreTest, AnswersFromBeforeTheLastOrderDoNotCount) {
+  ShardRestore::View view{.version = kVersion};
+  view.groups = {{.group = 0, .generation = 1, .adopted = true}};
+  ShardRestore restore("lost", kVersion);
+  EXPECT_EQ(Chosen(restore, view).source, Source::kSeed);
+  view.groups[0].contributed = true;
+  EXPECT_EQ(Chosen(restore, view).source, Source::kOpenRound);
+  EXPECT_FALSE(restore.ready());
+  restore.SetHollow(kVersion - 1);
+  EXPECT_FALSE(restore.ready());
+  restore.SetHollow(kVersion);
+  EXPECT_TRUE(restore.ready());
+}
+
 TEST(ShardRestoreTest, TriesEverySourceOnce) {
   ShardRestore::View view{.version = kVersion, .complete = true};
   view.groups = {{.group = 0, .generation = 1},
