@@ -219,6 +219,7 @@ class Run {
   void AddFence(const Slot& slot) { fences_[slot.group()] = LowestGeneration(slot); }
   void SendToShard(uint32_t shard, const v1::CoordinatorMessage& message);
   void SendShardAddresses(absl::string_view member_id);
+  // Of all shards, since the number of shards decides what each of them stores.
   std::vector<v1::ShardAddress> Addresses() const;
 
   // -- run_restore.cc

@@ -245,11 +245,10 @@ void Run::SendShardAddresses(absl::string_view member_id) {
 std::vector<v1::ShardAddress> Run::Addresses() const {
   std::vector<v1::ShardAddress> addresses;
   for (int shard = 0; shard < record_.shards_size(); ++shard) {
-    const Member* const member = cluster_.members().Aggregator(record_.shards(shard));
-    if (member == nullptr) continue;
     v1::ShardAddress& address = addresses.emplace_back();
     address.set_shard(shard);
-    address.set_address(member->record.address());
+    const Member* const member = cluster_.members().Aggregator(record_.shards(shard));
+    if (member != nullptr) address.set_address(member->record.address());
   }
   return addresses;
 }

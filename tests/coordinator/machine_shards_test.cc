@@ -259,6 +259,28 @@ TEST_F(MachineShardsTest, NewShardAddressIsSent) {
   EXPECT_EQ(last.shard_addresses().shards(1).address(), "elsewhere:9");
 }
 
+// A rank cuts the model by the number of shards, and trains alone if there are none.
+TEST_F(MachineShardsTest, AssignmentContainsShardsOfAbsentAggregators) {
+  Begin();
+  cluster_.behaviour.prepare = false;
+  FakeWorker& worker = cluster_.workers()[0];
+  cluster_.Fail(worker);
+  ASSERT_TRUE(cluster_.RunUntil([&] { return worker.assignment.has_value(); }));
+  cluster_.Kill(agg(1));
+  cluster_.Run(absl::Seconds(15));
+  worker.received.clear();
+  // The coordinator has not noticed the end of the old stream.
+  cluster_.Connect(worker);
+  const auto repeated = std::find_if(worker.received.begin(), worker.received.end(),
+                                     [](const auto& message) { return message.has_assignment(); });
+  ASSERT_NE(repeated, worker.received.end());
+  const v1::Assignment& assignment = repeated->assignment();
+  ASSERT_EQ(assignment.shards_size(), 2);
+  EXPECT_EQ(assignment.shards(0).address(), agg(0).address);
+  EXPECT_EQ(assignment.shards(1).shard(), 1u);
+  EXPECT_EQ(assignment.shards(1).address(), "");
+}
+
 TEST_F(MachineShardsTest, EndedRunIsClosedOnReturn) {
   const std::string run = Begin();
   cluster_.Kill(agg(0));
