@@ -15,6 +15,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <map>
 #include <set>
 #include <utility>
@@ -279,19 +280,22 @@ void Cluster::SendRelease(absl::string_view member_id, const v1::RankSlot& place
 
 // Groups are filled host by host, so that as many ranks as possible share a host.
 std::vector<std::string> Cluster::IdleByHost() const {
-  std::vector<std::string> sorted;
-  for (const bool clean : {true, false}) {
+  struct Level {
     std::vector<absl::string_view> hosts;
     std::map<absl::string_view, std::vector<std::string>> on;
-    for (const std::string& id : members_.idle()) {
-      const Member& member = *members_.Find(id);
-      if (standings_.IsClean(WorkerOf(member), now_) != clean) continue;
-      std::vector<std::string>& workers = on[member.record.host()];
-      if (workers.empty()) hosts.push_back(member.record.host());
-      workers.push_back(id);
-    }
-    for (const absl::string_view host : hosts) {
-      sorted.insert(sorted.end(), on[host].begin(), on[host].end());
+  };
+  std::map<uint32_t, Level> by_marks;
+  for (const std::string& id : members_.idle()) {
+    const Member& member = *members_.Find(id);
+    Level& level = by_marks[standings_.CountMarks(WorkerOf(member), now_)];
+    std::vector<std::string>& workers = level.on[member.record.host()];
+    if (workers.empty()) level.hosts.push_back(member.record.host());
+    workers.push_back(id);
+  }
+  std::vector<std::string> sorted;
+  for (auto& [marks, level] : by_marks) {
+    for (const absl::string_view host : level.hosts) {
+      std::move(level.on[host].begin(), level.on[host].end(), std::back_inserter(sorted));
     }
   }
   return sorted;

@@ -104,8 +104,8 @@ class Cluster {
   std::string ExcludedWorkers() const;
 
   // ---- Idle workers
-  // Workers without failures on record first, then oldest first, but with the workers of one host
-  // adjacent.
+  // Workers with the fewest failures and doubts first, then oldest first, but with the workers of
+  // one host adjacent.
   std::vector<std::string> IdleByHost() const;
   // Number of idle workers by which a group may grow.
   size_t CountTrusted(v1::Cluster::Device kind) const;

@@ -106,7 +106,7 @@ void Standings::Fail(const Worker& worker, v1::FailureCause cause, absl::string_
 }
 
 void Standings::Succeed(const Worker& worker) {
-  doubted_until_.erase({worker.host, worker.name});
+  doubts_.erase({worker.host, worker.name});
   ClearFailures({worker.host, worker.name});
   ClearFailures({worker.host, ""});
 }
@@ -142,13 +142,15 @@ bool Standings::IsDrained(const Worker& worker, absl::string_view incarnation) c
 }
 
 void Standings::Clear(const Worker& worker) {
-  doubted_until_.erase({worker.host, worker.name});
+  doubts_.erase({worker.host, worker.name});
   Erase({worker.host, worker.name});
 }
 
 void Standings::Doubt(const Worker& worker, absl::Time now, absl::Time until) {
-  std::erase_if(doubted_until_, [&](const auto& doubted) { return doubted.second <= now; });
-  doubted_until_[{worker.host, worker.name}] = until;
+  std::erase_if(doubts_, [&](const auto& one) { return one.second.until <= now; });
+  Doubts& doubts = doubts_[{worker.host, worker.name}];
+  ++doubts.count;
+  doubts.until = std::max(doubts.until, until);
 }
 
 absl::Time Standings::AvailableAt(const Worker& worker) const {
@@ -159,10 +161,16 @@ absl::Time Standings::AvailableAt(const Worker& worker) const {
   return at;
 }
 
-bool Standings::IsClean(const Worker& worker, absl::Time now) const {
-  const auto doubted = doubted_until_.find({worker.host, worker.name});
-  if (doubted != doubted_until_.end() && now < doubted->second) return false;
-  return Find({worker.host, worker.name}) == nullptr && AvailableAt(worker) == absl::InfinitePast();
+uint32_t Standings::CountMarks(const Worker& worker, absl::Time now) const {
+  uint32_t marks = 0;
+  const auto doubts = doubts_.find({worker.host, worker.name});
+  if (doubts != doubts_.end() && now < doubts->second.until) marks += doubts->second.count;
+  for (const Key& key : {Key(worker.host, worker.name), Key(worker.host, "")}) {
+    const v1::StandingRecord* const record = Find(key);
+    if (record == nullptr || AvailableAt(*record) == absl::InfinitePast()) continue;
+    marks += record->failed().failures();
+  }
+  return marks;
 }
 
 bool Standings::IsTrusted(const Worker& worker, absl::Time now) const {

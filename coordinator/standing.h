@@ -78,21 +78,21 @@ class Standings {
   bool IsDrained(const Worker& worker, absl::string_view incarnation) const;
   // Ends a cordon and erases the failures.
   void Clear(const Worker& worker);
-  // Prefers other workers to this one until `until`, without a record.
+  // Prefers other workers to this one until `until`, without a record; repeated doubts add up.
   void Doubt(const Worker& worker, absl::Time now, absl::Time until);
 
   // From when the worker may receive new work: InfinitePast if nothing is recorded, InfiniteFuture
   // while it or its host is cordoned.
   absl::Time AvailableAt(const Worker& worker) const;
-  // Whether nothing speaks against the worker.
-  bool IsClean(const Worker& worker, absl::Time now) const;
+  // Failures and doubts of the worker, and failures of its host; workers with fewer are preferred.
+  uint32_t CountMarks(const Worker& worker, absl::Time now) const;
   // Whether a group may be interrupted to grow by this worker: it failed long ago, or only its
   // lease ended.
   bool IsTrusted(const Worker& worker, absl::Time now) const;
   bool IsCordoned(const Worker& worker) const;
 
   // Whether nothing speaks against any worker.
-  bool empty() const { return records_.empty() && doubted_until_.empty(); }
+  bool empty() const { return records_.empty() && doubts_.empty(); }
   // All records by host and name; a host's record, whose name is empty, precedes its workers'.
   using Key = std::pair<std::string, std::string>;
   const std::map<Key, v1::StandingRecord>& records() const { return records_; }
@@ -103,6 +103,11 @@ class Standings {
   std::set<Key> TakeChanged() { return std::exchange(changed_, {}); }
 
  private:
+  struct Doubts {
+    uint32_t count = 0;
+    absl::Time until = absl::InfinitePast();
+  };
+
   static absl::Time AvailableAt(const v1::StandingRecord& record);
   const v1::StandingRecord* Find(const Key& key) const;
   v1::StandingRecord& Change(const Key& key);
@@ -111,7 +116,7 @@ class Standings {
   void ClearFailures(const Key& key);
 
   std::map<Key, v1::StandingRecord> records_;
-  std::map<Key, absl::Time> doubted_until_;
+  std::map<Key, Doubts> doubts_;
   std::set<Key> changed_;
 };
 

@@ -50,7 +50,7 @@ TEST_F(StandingTest, QuarantineEnds) {
   EXPECT_EQ(status.wait_seconds(), 3600);
   now_ += kQuarantine;
   EXPECT_EQ(WaitOf(a1_), absl::ZeroDuration());
-  EXPECT_FALSE(standings_.IsClean(a1_, now_)) << "workers without a record are preferred";
+  EXPECT_EQ(standings_.CountMarks(a1_, now_), 5u) << "workers without a record are preferred";
   EXPECT_FALSE(Standings::StatusOf(standings_.records().at({"a", "w1"}), now_).quarantined());
   Fail(a1_, kDevice);
   EXPECT_EQ(WaitOf(a1_), kQuarantine);
@@ -113,9 +113,9 @@ TEST_F(StandingTest, LeasesOfOneHostAreOneIncident) {
     Fail(worker, kLease);
     EXPECT_EQ(WaitOf(worker), absl::ZeroDuration());
   }
-  EXPECT_FALSE(standings_.IsClean(a1_, now_));
+  EXPECT_GT(standings_.CountMarks(a1_, now_), 0u);
   EXPECT_EQ(standings_.records().at({"a", ""}).failed().failures(), 1u);
-  EXPECT_FALSE(standings_.IsClean({"a", "w4"}, now_)) << "other hosts are preferred";
+  EXPECT_GT(standings_.CountMarks({"a", "w4"}, now_), 0u) << "other hosts are preferred";
   now_ += absl::Minutes(1);
   Fail(a1_, kLease);
   EXPECT_EQ(standings_.records().at({"a", ""}).failed().failures(), 2u);
@@ -143,10 +143,21 @@ TEST_F(StandingTest, CordonOfWorkerAndOfHost) {
 
 TEST_F(StandingTest, DoubtOnlyChangesThePreference) {
   standings_.Doubt(a1_, now_, now_ + absl::Seconds(2));
-  EXPECT_FALSE(standings_.IsClean(a1_, now_));
+  EXPECT_GT(standings_.CountMarks(a1_, now_), 0u);
   EXPECT_EQ(standings_.AvailableAt(a1_), absl::InfinitePast());
-  EXPECT_TRUE(standings_.IsClean(a1_, now_ + absl::Seconds(2)));
+  EXPECT_EQ(standings_.CountMarks(a1_, now_ + absl::Seconds(2)), 0u);
   EXPECT_TRUE(standings_.records().empty());
+}
+
+// Otherwise two ranks that hang would be chosen forever before a worker that has failed once.
+TEST_F(StandingTest, RepeatedDoubtsExceedFailures) {
+  Fail(b1_, kData, 2);
+  standings_.Doubt(a1_, now_, now_ + absl::Minutes(1));
+  EXPECT_LT(standings_.CountMarks(a1_, now_), standings_.CountMarks(b1_, now_));
+  standings_.Doubt(a1_, now_, now_ + absl::Minutes(1));
+  standings_.Doubt(a1_, now_, now_ + absl::Seconds(1));
+  now_ += absl::Seconds(2);
+  EXPECT_GT(standings_.CountMarks(a1_, now_), standings_.CountMarks(b1_, now_));
 }
 
 TEST_F(StandingTest, RecordsAreRestored) {
