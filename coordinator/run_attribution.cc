@@ -155,9 +155,11 @@ bool Run::OnHeartbeat(const Member& member, const v1::Heartbeat& heartbeat) {
   const bool here = heartbeat.has_place() && member.Holds(heartbeat.place());
   const bool reports = heartbeat.activity() != v1::ACTIVITY_UNSPECIFIED;
   v1::Activity activity = here || !reports ? heartbeat.activity() : v1::ACTIVITY_PREPARING;
-  const bool waits = slot.unanswered != 0 || round_.Has(slot.group()) ||
-                     (slot.preparing() && slot.prepared_ranks().count(rank) != 0) ||
-                     (activity == v1::ACTIVITY_EXCHANGING && !ShardsAccept());
+  const bool pulls = slot.version < record_.version();
+  const bool waits =
+      slot.unanswered != 0 || round_.Has(slot.group()) ||
+      (slot.preparing() && slot.prepared_ranks().count(rank) != 0) ||
+      (activity == v1::ACTIVITY_EXCHANGING && !(pulls ? shards_.AllOpen() : ShardsAccept()));
   const bool at_end =
       slot.record().at_end() && AssignedPart(record_.evaluating(), slot.group()) == nullptr;
   if (waits && reports) {

@@ -210,6 +210,27 @@ TEST_F(RestoreShardTest, GroupThatPullsALostVersionIsNotAwaited) {
   EXPECT_TRUE(cluster_.RunUntil([&] { return VersionOf(run) >= 5; }));
 }
 
+// A pull from a lost shard cannot make progress.
+TEST_F(RestoreShardTest, PullOfALostVersionHasNoDeadline) {
+  const std::string run = Begin();
+  cluster_.behaviour.slow_pulls = {1};
+  TrainBoth(run);
+  FakeWorker& other = cluster_.Lead(run, 0);
+  other.contributed = cluster_.ContributionOf(other);
+  cluster_.Wipe(agg(0));
+  EXPECT_EQ(ReasonOf(run), "shard 0 on agg-0 is being restored from the round in progress");
+  for (const int rank : {0, 1}) {
+    FakeWorker& pulling = cluster_.Rank(run, 1, rank);
+    pulling.activity = v1::ACTIVITY_EXCHANGING;
+    pulling.hung = true;
+  }
+  cluster_.Run(absl::Minutes(10));
+  EXPECT_EQ(cluster_.Counter("groups_stalled"), 0u);
+  cluster_.Send(other, *other.contributed);
+  EXPECT_EQ(VersionOf(run), 3u);
+  ExpectRestored(run);
+}
+
 // The next round would need min_groups groups, and none is formed while a shard is lost.
 TEST_F(RestoreShardTest, TooFewGroupsForTheOpenRoundParkTheRun) {
   AddMembers(2, 4);
