@@ -161,7 +161,7 @@ absl::StatusOr<Process> Process::Start(const ProcessOptions& options) {
   } while (got < 0 && errno == EINTR);
   if (got == sizeof(error)) {
     process.Kill();
-    return ErrnoStatus(error, "cannot run", options.program);
+    return ErrnoStatus(error, "run", options.program);
   }
   return process;
 }
