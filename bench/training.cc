@@ -65,7 +65,7 @@ absl::StatusOr<ConnectedRank> ConnectRank(int rank, const std::string& peers, bo
   }
   ConnectedRank connected;
   CADRE_ASSIGN_OR_RETURN(connected.listener, TcpListener::Listen({.address = addresses[rank]}));
-  const GroupIdentity group{.schema_hash = 1, .run = "bench", .generation = 1};
+  const GroupIdentity group{.protocol = 1, .run = "bench", .generation = 1};
   CADRE_ASSIGN_OR_RETURN(connected.transport,
                          ConnectGroup(*connected.listener, group, rank, addresses,
                                       {.deadline = absl::Now() + absl::Minutes(1),

@@ -32,6 +32,7 @@ int RunCommandLine(std::span<const std::string> words, Console console) {
   // `cadre VERB --help` is `cadre help VERB`, and so is `--version`.
   if (line->help() || line->version()) {
     std::vector<std::string> instead = {line->help() ? "help" : "version"};
+    if (!line->help()) instead.push_back("--client");
     if (line->help() && !line->arguments().empty()) instead.push_back(line->arguments().front());
     line = CommandLine::Parse(instead);
   }

@@ -48,6 +48,7 @@ absl::StatusOr<int> WatchRuns(const Invocation& in);
 // checked, because they are on the machines of the workers.
 absl::StatusOr<int> SubmitRun(const Invocation& in);
 absl::StatusOr<int> StopRun(const Invocation& in);
+absl::StatusOr<int> ShowVersion(const Invocation& in);
 absl::StatusOr<int> ScaleRun(const Invocation& in);
 absl::StatusOr<int> ResumeRun(const Invocation& in);
 absl::StatusOr<int> AdoptRuns(const Invocation& in);

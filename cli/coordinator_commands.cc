@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
+#include "base/protocol.h"
 #include "base/status.h"
 #include "cli/command_line.h"
 #include "cli/command_options.h"
@@ -19,6 +20,8 @@
 
 namespace cadre {
 namespace {
+
+constexpr absl::Duration kVersionTimeout = absl::Seconds(2);
 
 // Scripts must notice runs that failed or were stopped, although the call succeeded.
 int ExitCodeOfRun(const v1::RunStatus& run) {
@@ -67,6 +70,34 @@ absl::StatusOr<int> ShowStatus(const Invocation& in) {
   CADRE_ASSIGN_OR_RETURN(const v1::StatusReply reply,
                          MakeClient(in.global).Status(in.line.argument()));
   Print(ToJson(reply), OverviewText(reply, in.global.coordinator), in.global, in.console);
+  return kExitOk;
+}
+
+// A coordinator that cannot be reached is not an error: the version of this program was printed.
+absl::StatusOr<int> ShowVersion(const Invocation& in) {
+  const auto text = [](absl::string_view program, absl::string_view version, uint32_t protocol) {
+    return absl::StrCat(program, " ", version, " (protocol ", protocol, ")");
+  };
+  const auto json = [](absl::string_view version, uint32_t protocol) {
+    return Json{{"version", version}, {"protocol", protocol}};
+  };
+  Json all{{"client", json(CADRE_VERSION, kProtocol)}};
+  std::string lines = text("cadre", CADRE_VERSION, kProtocol) + "\n";
+  if (!in.line.On("client")) {
+    GlobalOptions options = in.global;
+    options.timeout = std::min(options.timeout.value_or(kVersionTimeout), kVersionTimeout);
+    const auto reply = MakeClient(options).Status("", /*details=*/false);
+    all["coordinator"] = nullptr;
+    if (reply.ok()) {
+      const v1::CoordinatorStatus& coordinator = reply->coordinator();
+      all["coordinator"] = json(coordinator.version(), coordinator.protocol());
+      absl::StrAppend(&lines, text("coordinator", coordinator.version(), coordinator.protocol()),
+                      " at ", options.coordinator, "\n");
+    } else if (!options.quiet) {
+      in.console.err << reply.status().message() << std::endl;
+    }
+  }
+  Print(all, lines, in.global, in.console);
   return kExitOk;
 }
 

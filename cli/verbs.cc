@@ -15,7 +15,6 @@
 #include "cli/verb.h"
 #include "model/validate.h"
 #include "plan/search/plan_problem.h"
-#include "proto/schema_hash.h"
 
 namespace cadre {
 namespace {
@@ -575,13 +574,9 @@ first.
          return kExitOk;
        }},
       {.name = "version",
-       .brief = "print the version of this program and of its protocol",
-       .run = [](const Invocation& in) -> absl::StatusOr<int> {
-         in.console.out << absl::StrFormat("cadre %s (protocol %016x)\n", CADRE_VERSION,
-                                           SchemaHash())
-                        << std::flush;
-         return kExitOk;
-       }}};
+       .flags = {{"client", kSwitch, "", "print only the version of this program"}},
+       .brief = "print the versions of this program and of the coordinator, and of their protocols",
+       .run = ShowVersion}};
   return verbs;
 }
 

@@ -23,6 +23,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/protocol.h"
 #include "base/random.h"
 #include "coordinator/keys.h"
 #include "proto/enum_text.h"
@@ -113,13 +114,12 @@ std::optional<Cluster::Joined> Cluster::OnHello(ConnectionId connection, const v
     Refuse(connection, refusal, reason);
     return std::nullopt;
   };
-  if (hello.schema_hash() != options_.schema_hash) {
+  if (!AreCompatible(hello.protocol(), options_.protocol)) {
     return refuse(
-        v1::REFUSAL_SCHEMA,
-        absl::StrFormat("the member has schema %016x, the coordinator %016x; run the same build "
-                        "of Cadre everywhere (coordinator: %s, member: %s)",
-                        hello.schema_hash(), options_.schema_hash, options_.version,
-                        hello.version()));
+        v1::REFUSAL_PROTOCOL,
+        absl::StrFormat("the member (version %s) has protocol %d, the coordinator "
+                        "(version %s) %d; only adjacent protocols work together",
+                        hello.version(), hello.protocol(), options_.version, options_.protocol));
   }
   if (const std::string missing = MissingField(hello); !missing.empty()) {
     return refuse(v1::REFUSAL_MALFORMED, absl::StrCat("Hello lacks the field ", missing));
@@ -416,7 +416,7 @@ size_t Cluster::CountTrusted(v1::Cluster::Device kind) const {
 void Cluster::FillStatus(absl::Time now, v1::StatusReply& reply) const {
   v1::CoordinatorStatus& coordinator = *reply.mutable_coordinator();
   coordinator.set_version(options_.version);
-  coordinator.set_schema_hash(options_.schema_hash);
+  coordinator.set_protocol(options_.protocol);
   if (started_ != absl::InfinitePast()) {
     coordinator.set_uptime_seconds(absl::ToDoubleSeconds(now - started_));
   }

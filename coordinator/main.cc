@@ -11,6 +11,7 @@
 #include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
 #include "base/program_flags.h"
+#include "base/protocol.h"
 #include "base/rpc/daemon.h"
 #include "base/rpc/grpc_channel.h"
 #include "base/status.h"
@@ -22,7 +23,6 @@
 #include "model/validate.h"
 #include "plan/plan.h"
 #include "plan/search/planner.h"
-#include "proto/schema_hash.h"
 
 DEFINE_string(listen, "127.0.0.1:7000", "host:port to listen on; port 0 picks a free port");
 DEFINE_string(store, "cadre-coordinator.db",
@@ -68,7 +68,7 @@ Loop::Options MakeOptions(const Planning& planning) {
   machine.check_plan = CheckPlanOf;
   machine.validate = ValidateRunSpec;
   machine.parameter_count = CountParameters;
-  machine.schema_hash = SchemaHash();
+  machine.protocol = kProtocol;
   machine.lease = absl::Milliseconds(FLAGS_lease_ms);
   machine.heartbeat = machine.lease / 4;
   machine.version = kVersion;

@@ -27,8 +27,8 @@ struct CoordinatorOptions {
   std::function<absl::Status(const v1::RunSpec& spec)> validate;
   // Number of parameter elements, for the status. Empty: unknown.
   std::function<uint64_t(const v1::RunSpec& spec)> parameter_count;
-  // Schema that every member must have.
-  uint64_t schema_hash = 0;
+  // Members must have a compatible one (base/protocol.h).
+  uint32_t protocol = 0;
   absl::Duration lease = absl::Seconds(10);
   absl::Duration heartbeat = absl::Seconds(2);
   // How long a round waits for a group of which a rank has lost its stream.

@@ -12,9 +12,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/protocol.h"
 #include "base/rpc/grpc_status.h"
 #include "base/status.h"
-#include "proto/schema_hash.h"
 
 namespace cadre {
 namespace {
@@ -124,10 +124,11 @@ grpc::ServerUnaryReactor* CoordinatorService::Submit(grpc::CallbackServerContext
                                                      v1::SubmitReply* reply) {
   const Fill fill = [reply](const Replied& replied) { reply->set_run(replied.run); };
   return Begin(fill, [&](RequestId id) {
-    if (request->schema_hash() != SchemaHash()) {
-      Finish(id, [](const Fill&) {
+    if (!AreCompatible(request->protocol(), kProtocol)) {
+      Finish(id, [request](const Fill&) {
         return absl::FailedPreconditionError(
-            "the command and the coordinator have different schemas; run the same build of both");
+            absl::StrCat("the command has protocol ", request->protocol(), ", the coordinator ",
+                         kProtocol, "; only adjacent protocols work together"));
       });
       return true;
     }

@@ -57,6 +57,13 @@ absl::Status Aggregator::Join() {
     LOG(INFO) << (connected ? "joined the coordinator"
                             : "disconnected from the coordinator; reconnecting");
   };
+  client.on_refused = [this](const absl::Status& reason) {
+    {
+      absl::MutexLock lock(&mutex_);
+      refused_ = reason;
+    }
+    if (options_.ended) options_.ended();
+  };
   client.epoch = host_->epoch();
   client.record_epoch = [this](uint64_t epoch) { return host_->SaveEpoch(epoch).ok(); };
   client.heartbeat = [this] {
@@ -71,6 +78,11 @@ absl::Status Aggregator::Join() {
   // Orders that arrived earlier wait in the queue.
   order_thread_ = std::thread([this] { ExecuteOrders(); });
   return absl::OkStatus();
+}
+
+absl::Status Aggregator::end() const {
+  absl::MutexLock lock(&mutex_);
+  return refused_.ok() ? host_->CheckFiles() : refused_;
 }
 
 void Aggregator::Drain(absl::Duration grace) {

@@ -64,16 +64,16 @@ class Aggregator {
  public:
   // Opens the data folder, listens, joins the coordinator.
   // Errors: those of ShardStore::Open and Daemon::Start; Unavailable if no coordinator answered
-  // within dial_timeout; FailedPrecondition, with the reason, if the coordinator refused the join.
+  // within dial_timeout; PermissionDenied, with the reason, if the coordinator refused the join.
   static absl::StatusOr<std::unique_ptr<Aggregator>> Start(AggregatorOptions options);
   ~Aggregator();
 
   // Address of the server.
   const std::string& address() const { return daemon_->address(); }
   const Counters& counters() const { return counters_; }
-  // FailedPrecondition: the files were removed or damaged. The process must end; another one begins
-  // with what is left.
-  absl::Status end() const { return host_->CheckFiles(); }
+  // Why the process must end. FailedPrecondition: the files were removed or damaged; another
+  // process begins with what is left. PermissionDenied: the coordinator refuses this build.
+  absl::Status end() const ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Finishes the current order, gives streams at most `grace` to end, sends Goodbye and stops
   // listening.
@@ -96,9 +96,11 @@ class Aggregator {
   const std::string incarnation_;
   Counters counters_;
   const SteadyClock clock_;
-  absl::Mutex mutex_;
+  mutable absl::Mutex mutex_;
   SteadyCondVar changed_;
   OrderQueue orders_ ABSL_GUARDED_BY(mutex_);
+  // Why the coordinator refuses this aggregator.
+  absl::Status refused_ ABSL_GUARDED_BY(mutex_);
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;
   // Members are destroyed in reverse order: the daemon, then the service, then the host.
   std::unique_ptr<ShardHost> host_;

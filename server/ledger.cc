@@ -193,8 +193,8 @@ bool SameParticipants(const v1::Apply& stored, const v1::Apply& apply) {
 bool SameContribution(const v1::ContributionHeader& a, const v1::ContributionHeader& b) {
   v1::ContributionHeader left = a;
   v1::ContributionHeader right = b;
-  left.clear_schema_hash();
-  right.clear_schema_hash();
+  left.clear_protocol();
+  right.clear_protocol();
   return left.SerializeAsString() == right.SerializeAsString();
 }
 

@@ -45,15 +45,21 @@ constexpr char kUsage[] =
     "\n"
     "Exit codes: 0 stopped, 1 failure (also if files were removed or damaged: start it again), 2 "
     "invalid\n"
-    "flags, 4 no coordinator answered.";
+    "flags, 4 no coordinator answered, 64 permanently refused by the coordinator.";
 
 constexpr int kExitFailure = 1;
 constexpr int kExitUsage = 2;
 constexpr int kExitNoCoordinator = 4;
+constexpr int kExitRefused = 64;
 
 int Fail(int code, absl::string_view reason) {
   std::cerr << "cadre-aggregator: " << reason << std::endl;
   return code;
+}
+
+int Fail(const absl::Status& status) {
+  if (absl::IsPermissionDenied(status)) return Fail(kExitRefused, status.message());
+  return Fail(absl::IsUnavailable(status) ? kExitNoCoordinator : kExitFailure, status.message());
 }
 
 std::string WrongFlag() {
@@ -95,15 +101,10 @@ int main(int argc, char** argv) {
                    .max_stages = FLAGS_max_streams,
                    .max_pulls = FLAGS_max_streams},
        .ended = [] { cadre::RequestTermination(); }});
-  if (!aggregator.ok()) {
-    const absl::Status& status = aggregator.status();
-    return Fail(absl::IsUnavailable(status) ? kExitNoCoordinator : kExitFailure, status.message());
-  }
+  if (!aggregator.ok()) return Fail(aggregator.status());
   LOG(INFO) << "aggregator " << FLAGS_name << " listens on " << (*aggregator)->address();
   const int signal = cadre::WaitForTermination();
-  if (const absl::Status end = (*aggregator)->end(); !end.ok()) {
-    return Fail(kExitFailure, end.message());
-  }
+  if (const absl::Status end = (*aggregator)->end(); !end.ok()) return Fail(end);
   LOG(INFO) << "signal " << signal << ": draining";
   (*aggregator)->Drain(absl::Seconds(FLAGS_drain));
   return 0;

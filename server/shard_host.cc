@@ -23,8 +23,8 @@
 #include "absl/strings/str_cat.h"
 #include "base/crc32c.h"
 #include "base/digest.h"
+#include "base/protocol.h"
 #include "base/status.h"
-#include "proto/schema_hash.h"
 #include "server/client/refusal.h"
 #include "server/run_terms.h"
 
@@ -140,10 +140,11 @@ absl::Status ShardHost::Refuse(const Refused& refused) const {
   return RefusalStatus(refused.refusal, refused.reason);
 }
 
-absl::Status ShardHost::CheckSchema(uint64_t hash) const {
-  if (hash == SchemaHash()) return absl::OkStatus();
-  return Refuse({v1::REFUSAL_SCHEMA,
-                 "the caller has another schema; run the same build of Cadre everywhere"});
+absl::Status ShardHost::CheckProtocol(uint32_t protocol) const {
+  if (AreCompatible(protocol, kProtocol)) return absl::OkStatus();
+  return Refuse({v1::REFUSAL_PROTOCOL,
+                 absl::StrCat("the caller has protocol ", protocol, ", this aggregator ", kProtocol,
+                              "; only adjacent protocols work together")});
 }
 
 absl::Status ShardHost::CountError(absl::Status status) const {
@@ -362,7 +363,7 @@ v1::ShardState ShardHost::StateOf(const std::string& run) const {
 // --- The ranks' streams
 
 absl::StatusOr<Staging> ShardHost::Stage(const v1::ContributionHeader& header) {
-  CADRE_RETURN_IF_ERROR(CheckSchema(header.schema_hash()));
+  CADRE_RETURN_IF_ERROR(CheckProtocol(header.protocol()));
   absl::MutexLock lock(&mutex_);
   Decision<StageGrant> decision = ledger_.Stage(header);
   if (const auto* refused = std::get_if<Refused>(&decision)) return Refuse(*refused);
@@ -415,7 +416,7 @@ absl::Status ShardHost::Finish(Staging& staging) {
 }
 
 absl::StatusOr<std::unique_ptr<VersionPull>> ShardHost::Pull(const v1::PullRequest& request) {
-  CADRE_RETURN_IF_ERROR(CheckSchema(request.schema_hash()));
+  CADRE_RETURN_IF_ERROR(CheckProtocol(request.protocol()));
   PullDecision decision;
   absl::StatusOr<std::unique_ptr<VersionReader>> reader;
   {

@@ -121,7 +121,7 @@ class ShardHost {
 
   absl::Status Restore() ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status Refuse(const Refused& refused) const;
-  absl::Status CheckSchema(uint64_t hash) const;
+  absl::Status CheckProtocol(uint32_t protocol) const;
   // Counts and logs a disk error, and returns it, or Unavailable if the data folder was removed.
   absl::Status CountError(absl::Status status) const;
   // As CountError, for an error of reading a version of the run.

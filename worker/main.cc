@@ -112,9 +112,14 @@ int UsageError(const absl::FormatSpec<Args...>& format, const Args&... args) {
   return kExitUsage;
 }
 
+// The coordinator refuses this worker, or the device cannot be used.
+bool IsPermanent(const absl::Status& status) {
+  return absl::IsPermissionDenied(status) || absl::IsFailedPrecondition(status);
+}
+
 int Fail(const absl::Status& status) {
   std::fprintf(stderr, "cadre-worker: %s\n", std::string(status.message()).c_str());
-  if (absl::IsFailedPrecondition(status)) return kExitRefused;
+  if (IsPermanent(status)) return kExitRefused;
   return absl::IsUnavailable(status) ? kExitUnavailable : kExitFailure;
 }
 
@@ -220,8 +225,7 @@ int main(int argc, char** argv) {
   }
   if (const absl::Status end = (*worker)->end(); !end.ok()) {
     Fail(end);
-    // The reason for which the device could not be replaced is permanent.
-    return absl::IsFailedPrecondition(end) ? kExitRefused : kExitDeviceLost;
+    return IsPermanent(end) ? kExitRefused : kExitDeviceLost;
   }
   LOG(INFO) << "ending on signal " << signal;
   // Also if the group has ended meanwhile: 0 would mark the work of this process as complete.

@@ -17,10 +17,10 @@
 #include "absl/strings/str_cat.h"
 #include "base/hardware.h"
 #include "base/identity.h"
+#include "base/protocol.h"
 #include "base/status.h"
 #include "glog/logging.h"
 #include "proto/enum_text.h"
-#include "proto/schema_hash.h"
 #include "worker/train/trainer.h"
 #include "worker/transport/connect_group.h"
 
@@ -106,6 +106,13 @@ absl::Status Worker::Join() {
     return true;
   };
   client.on_connection = [this](bool connected) { OnConnection(connected); };
+  client.on_refused = [this](const absl::Status& reason) {
+    {
+      absl::MutexLock lock(&mutex_);
+      end_ = reason;
+    }
+    if (options_.ended) options_.ended();
+  };
   client.heartbeat = [this] { return NextHeartbeat(); };
   CADRE_ASSIGN_OR_RETURN(membership_, MembershipClient::Start(std::move(client)));
   absl::MutexLock lock(&mutex_);
@@ -247,7 +254,7 @@ void Worker::Train(GroupSession& session) {
   options.connect =
       [&](const v1::Assignment& assignment) -> absl::StatusOr<std::unique_ptr<Transport>> {
     CADRE_ASSIGN_OR_RETURN(const SecretKey key, KeyOf(assignment));
-    const GroupIdentity identity{.schema_hash = SchemaHash(),
+    const GroupIdentity identity{.protocol = kProtocol,
                                  .run = assignment.lineage(),
                                  .group = rank_slot.group(),
                                  .generation = rank_slot.generation(),

@@ -77,8 +77,9 @@ class Worker {
   // Sends Goodbye and cancels the current training.
   ~Worker();
 
-  // Not OK: the device failed, this process cannot create another one, and the worker no longer
-  // trains. A new process may succeed; if the status is FailedPrecondition, only on another host.
+  // Not OK: the worker no longer trains. PermissionDenied: the coordinator refuses this build.
+  // Otherwise the device failed, and this process cannot create another one; a new process may
+  // succeed, but if the status is FailedPrecondition, only on another host.
   absl::Status end() ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:

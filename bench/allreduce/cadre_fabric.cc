@@ -107,7 +107,7 @@ Fabric MakeCadreFabric(std::unique_ptr<Transport> transport) {
 absl::StatusOr<Fabric> ConnectCadre(BoardRank& self, bool tcp, int connections) {
   CADRE_ASSIGN_OR_RETURN(const auto listener, TcpListener::Listen({}));
   CADRE_ASSIGN_OR_RETURN(const std::vector<std::string> peers, self.AllGather(listener->address()));
-  const GroupIdentity group{.schema_hash = 1, .run = "bench", .generation = 1};
+  const GroupIdentity group{.protocol = 1, .run = "bench", .generation = 1};
   CADRE_ASSIGN_OR_RETURN(std::unique_ptr<Transport> transport,
                          ConnectGroup(*listener, group, self.rank(), peers,
                                       {.deadline = absl::Now() + self.timeout(),

@@ -4,10 +4,10 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/protocol.h"
 #include "base/status.h"
 #include "model/validate.h"
 #include "model/zoo_file.h"
-#include "proto/schema_hash.h"
 
 namespace cadre {
 namespace {
@@ -55,7 +55,7 @@ void FakeMember::Restart() {
 v1::MemberMessage FakeMember::Hello() const {
   v1::MemberMessage message;
   v1::Hello& hello = *message.mutable_hello();
-  hello.set_schema_hash(SchemaHash());
+  hello.set_protocol(kProtocol);
   hello.set_role(role_);
   hello.set_name(name_);
   hello.set_incarnation(absl::StrCat(name_, "/", incarnation_));

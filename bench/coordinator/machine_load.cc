@@ -40,6 +40,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "base/protocol.h"
 #include "base/status.h"
 #include "bench/coordinator/fake_member.h"
 #include "bench/coordinator/latencies.h"
@@ -51,7 +52,6 @@
 #include "model/validate.h"
 #include "plan/plan.h"
 #include "plan/search/planner.h"
-#include "proto/schema_hash.h"
 
 namespace cadre {
 namespace {
@@ -119,7 +119,7 @@ Machine::Options OptionsOf(const Planning& planning) {
     const auto index = ParameterIndex::FromModel(spec.model());
     return index.ok() ? index->size() : 0;
   };
-  options.schema_hash = SchemaHash();
+  options.protocol = kProtocol;
   options.max_live_runs = 1'000'000;
   return options;
 }

@@ -9,10 +9,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/protocol.h"
 #include "base/rpc/grpc_channel.h"
 #include "base/rpc/grpc_status.h"
 #include "base/status.h"
-#include "proto/schema_hash.h"
 
 namespace cadre {
 
@@ -45,7 +45,7 @@ absl::StatusOr<Reply> CoordinatorClient::Call(Stub& stub,
 
 absl::StatusOr<std::string> CoordinatorClient::Submit(const v1::RunSpec& spec) const {
   v1::SubmitRequest request;
-  request.set_schema_hash(SchemaHash());
+  request.set_protocol(kProtocol);
   *request.mutable_spec() = spec;
   CADRE_ASSIGN_OR_RETURN(const v1::SubmitReply reply,
                          Call(*runs_, &v1::Runs::Stub::Submit, request, Soon()));

@@ -33,7 +33,7 @@ class CoordinatorClient {
   explicit CoordinatorClient(Options options);
 
   // Returns the id of the new run.
-  // Errors: InvalidArgument names the field; FailedPrecondition for another schema.
+  // Errors: InvalidArgument names the field; FailedPrecondition for an incompatible protocol.
   absl::StatusOr<std::string> Submit(const v1::RunSpec& spec) const;
 
   // Errors: NotFound for an unknown run.

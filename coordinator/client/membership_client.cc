@@ -27,10 +27,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/backoff.h"
+#include "base/protocol.h"
 #include "base/rpc/grpc_channel.h"
 #include "base/rpc/grpc_status.h"
 #include "proto/enum_text.h"
-#include "proto/schema_hash.h"
 
 namespace cadre {
 namespace {
@@ -146,7 +146,8 @@ void MembershipClient::Read() {
     if (ended.ok()) backoff.Reset();
     last_error_ = ended;
     auto stopping = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stopping_; };
-    if (changed_.WaitFor(mutex_, backoff.Next(), stopping)) break;
+    const absl::Duration wait = refused_.ok() ? backoff.Next() : absl::InfiniteDuration();
+    if (changed_.WaitFor(mutex_, wait, stopping)) break;
   }
   absl::MutexLock lock(&mutex_);
   reader_done_ = true;
@@ -163,7 +164,7 @@ absl::Status MembershipClient::ReadOneStream() {
   }
   v1::MemberMessage first;
   *first.mutable_hello() = options_.hello();
-  first.mutable_hello()->set_schema_hash(SchemaHash());
+  first.mutable_hello()->set_protocol(kProtocol);
   first.mutable_hello()->set_member_id(member_id());
   bool welcomed = false;
   if (stream->Write(first)) {
@@ -262,20 +263,27 @@ void MembershipClient::OnWelcome(const v1::Welcome& welcome) {
   if (options_.on_connection) options_.on_connection(true);
 }
 
-// Only a refusal of the first join is final: Start returns it. Later ones end the stream, and the
-// client joins again.
+// A refusal of the first join is final: Start returns it. A later one ends the stream, and the
+// client joins again, unless the coordinator would refuse it again.
 void MembershipClient::OnRefused(const v1::Refused& refused) {
   LOG(WARNING) << "refused by the coordinator: " << EnumText(refused.refusal()) << ": "
                << refused.reason();
-  absl::MutexLock lock(&mutex_);
-  if (refused.refusal() == v1::REFUSAL_UNKNOWN_MEMBER) {
-    member_id_.clear();
-  } else if (!ever_welcomed_) {
-    refused_ = absl::FailedPreconditionError(
-        absl::StrCat("the coordinator at ", options_.coordinator,
-                     " refused to admit this member: ", refused.reason()));
+  const absl::Status reason = absl::PermissionDeniedError(
+      absl::StrCat("the coordinator at ", options_.coordinator,
+                   " refused to admit this member: ", refused.reason()));
+  bool permanently = false;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (refused.refusal() == v1::REFUSAL_UNKNOWN_MEMBER) {
+      member_id_.clear();
+      return;
+    }
+    permanently = ever_welcomed_ && refused.refusal() == v1::REFUSAL_PROTOCOL;
+    if (ever_welcomed_ && !permanently) return;
+    refused_ = reason;
     changed_.NotifyAll();
   }
+  if (permanently && options_.on_refused) options_.on_refused(reason);
 }
 
 void MembershipClient::Write() {

@@ -74,7 +74,7 @@ class MembershipClient {
     // Seed of the backoff; must differ between processes.
     uint64_t seed = 0;
     // Returns the Hello to send now: role, name, incarnation, address, ..., and the current rank
-    // (worker) or shards (aggregator). The client fills in schema_hash and member_id. Required.
+    // (worker) or shards (aggregator). The client fills in protocol and member_id. Required.
     std::function<v1::Hello()> hello;
     // Every message of the coordinator except Welcome. False: the member could not accept it; the
     // stream ends and the client joins again, so that the coordinator repeats it. Required.
@@ -91,12 +91,15 @@ class MembershipClient {
     // not, it is called again at the next message. Messages do not wait for it, so that a member on
     // a full disk still receives orders that free space. Optional.
     std::function<bool(uint64_t epoch)> record_epoch;
+    // Called when the coordinator has refused this member permanently after an earlier Welcome: it
+    // does not join again. Optional.
+    std::function<void(const absl::Status& reason)> on_refused;
     // Limit of messages waiting to be written.
     size_t max_queued = 256;
   };
 
   // Joins; returns after Welcome. Callbacks may run before it returns. Errors: Unavailable when no
-  // coordinator answered within dial_timeout; FailedPrecondition with the coordinator's reason when
+  // coordinator answered within dial_timeout; PermissionDenied with the coordinator's reason when
   // it refused.
   static absl::StatusOr<std::unique_ptr<MembershipClient>> Start(Options options);
 
@@ -172,7 +175,7 @@ class MembershipClient {
   uint64_t epoch_ ABSL_GUARDED_BY(mutex_) = options_.epoch;
   uint64_t stale_epochs_ ABSL_GUARDED_BY(mutex_) = 0;
   bool ever_welcomed_ ABSL_GUARDED_BY(mutex_) = false;
-  // Why the coordinator refused the first join.
+  // Why the coordinator refused the first join, or this member permanently.
   absl::Status refused_ ABSL_GUARDED_BY(mutex_);
   absl::Status last_error_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;

@@ -16,7 +16,7 @@ absl::StatusCode CodeOf(v1::Refusal refusal) {
     case v1::REFUSAL_UNKNOWN_MEMBER:
     case v1::REFUSAL_OUT_OF_ORDER:
       return absl::StatusCode::kAborted;
-    case v1::REFUSAL_SCHEMA:
+    case v1::REFUSAL_PROTOCOL:
     case v1::REFUSAL_CLOSED_ROUND:
     case v1::REFUSAL_WRONG_BASE:
     case v1::REFUSAL_WRONG_LINEAGE:

@@ -5,14 +5,11 @@
 //
 //   stale_generation, unknown_member, out_of_order   Aborted             the rank is lost
 //   closed_round, wrong_base, wrong_lineage          FailedPrecondition  the coordinator decides
-//   schema                                           FailedPrecondition  another build of Cadre
+//   protocol                                         FailedPrecondition  an incompatible build
 //   wrong_crc, wrong_digest                          DataLoss            bytes were damaged
 //   unknown_run                                      Unavailable         not open here yet: retry
 //   busy (REFUSAL_UNSPECIFIED)                       Unavailable         being restored: retry
 //   malformed, oversized                             InvalidArgument     the caller has a bug
-//
-// "schema" (REFUSAL_SCHEMA): the peer was built with another version of the protocol, as its schema
-// hash (proto/schema_hash.h) shows.
 //
 // Thread-safe (pure functions).
 #pragma once

@@ -17,10 +17,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/crc32c.h"
+#include "base/protocol.h"
 #include "base/rpc/grpc_channel.h"
 #include "base/rpc/grpc_status.h"
 #include "base/status.h"
-#include "proto/schema_hash.h"
 
 namespace cadre {
 namespace {
@@ -169,7 +169,7 @@ absl::Status RoundsClient::Stage(const v1::ContributionHeader& header,
                                  std::stop_token stop) {
   CADRE_RETURN_IF_ERROR(CheckSize(header.ranges(), values.size()));
   v1::ContributionHeader filled = header;
-  filled.set_schema_hash(SchemaHash());
+  filled.set_protocol(kProtocol);
   filled.set_codec(v1::CODEC_FP32);
   if (filled.chunk_elements() == 0) filled.set_chunk_elements(kChunkElements);
   Call call{Transfer(Transfer::Direction::kStage, values.size(), filled.chunk_elements(), options_,
@@ -185,7 +185,7 @@ absl::Status RoundsClient::Pull(const v1::PullRequest& request, std::span<float>
   CADRE_RETURN_IF_ERROR(CheckSize(request.ranges(), out.size()));
   if (out.empty()) return absl::OkStatus();
   v1::PullRequest filled = request;
-  filled.set_schema_hash(SchemaHash());
+  filled.set_protocol(kProtocol);
   if (filled.chunk_elements() == 0) filled.set_chunk_elements(kChunkElements);
   Call call{Transfer(Transfer::Direction::kPull, out.size(), filled.chunk_elements(), options_,
                      clock_.Now())};

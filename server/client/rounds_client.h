@@ -67,13 +67,13 @@ class RoundsClient {
 
   // Stages `values`, which are in the order of header.ranges. Returns OK once they are durable at
   // the shard. A contribution may be staged again with the same values. The client fills in the
-  // header's schema_hash and codec and, if it is 0, chunk_elements. A request to stop ends this
+  // header's protocol and codec and, if it is 0, chunk_elements. A request to stop ends this
   // call alone, with Cancelled.
   absl::Status Stage(const v1::ContributionHeader& header, std::span<const float> values,
                      Traffic* traffic, std::stop_token stop = {}) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Reads request.ranges, in their order, into `out`. After an error `out` is unspecified. The
-  // client fills in the request's schema_hash and, if it is 0, chunk_elements.
+  // client fills in the request's protocol and, if it is 0, chunk_elements.
   absl::Status Pull(const v1::PullRequest& request, std::span<float> out, Traffic* traffic,
                     std::stop_token stop = {}) ABSL_LOCKS_EXCLUDED(mutex_);
 

@@ -64,6 +64,14 @@ TEST_F(StartUpTest, TakenPort) {
                 HasSubstr(taken));
 }
 
+TEST_F(StartUpTest, VersionsOfClientAndCoordinator) {
+  ASSERT_EQ(cluster_.StartCoordinator(), absl::OkStatus());
+  const std::string lines =
+      RunCadre({"version", absl::StrCat("--coordinator=", cluster_.coordinator())});
+  EXPECT_THAT(lines, AllOf(HasSubstr("cadre 0."), HasSubstr("\ncoordinator 0."),
+                           HasSubstr(cluster_.coordinator())));
+}
+
 TEST_F(StartUpTest, MissingCoordinator) {
   // No program listens on the port of a killed coordinator.
   ASSERT_EQ(cluster_.StartCoordinator(), absl::OkStatus());

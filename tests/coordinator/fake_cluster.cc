@@ -1,4 +1,5 @@
 #include "tests/coordinator/fake_cluster.h"
+#include "base/protocol.h"
 
 #include <glog/logging.h>
 #include <gtest/gtest.h>
@@ -80,7 +81,7 @@ v1::Traced TracedBy(const v1::TraceSteps& trace) {
 FakeCluster::FakeCluster(const Adjust& adjust) : now_(absl::FromUnixSeconds(1'000'000)) {
   options_.plan = FakePlan;
   options_.parameter_count = [](const v1::RunSpec&) { return uint64_t{1000}; };
-  options_.schema_hash = kSchema;
+  options_.protocol = kProtocol;
   options_.version = "test";
   if (adjust) adjust(options_);
   heartbeat_at_ = now_ + options_.heartbeat;
@@ -313,7 +314,7 @@ FakeAggregator& FakeCluster::AddAggregator(const std::string& name) {
 
 v1::Hello FakeCluster::WorkerHello(const FakeWorker& worker) const {
   v1::Hello hello;
-  hello.set_schema_hash(kSchema);
+  hello.set_protocol(kProtocol);
   hello.set_role(v1::ROLE_WORKER);
   hello.set_name(worker.name);
   hello.set_incarnation(worker.incarnation);
@@ -339,7 +340,7 @@ void FakeCluster::Connect(FakeAggregator& aggregator) {
   aggregator.alive = true;
   aggregator.connection = Open();
   v1::Hello hello;
-  hello.set_schema_hash(kSchema);
+  hello.set_protocol(kProtocol);
   hello.set_role(v1::ROLE_AGGREGATOR);
   hello.set_name(aggregator.name);
   hello.set_incarnation(aggregator.incarnation);

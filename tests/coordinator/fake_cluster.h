@@ -29,7 +29,6 @@
 
 namespace cadre::testing {
 
-inline constexpr uint64_t kSchema = 0x5c4e3a;
 inline constexpr uint64_t kTrainSamples = 640;
 inline constexpr uint64_t kTestSamples = 100;
 

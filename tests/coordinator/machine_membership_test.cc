@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "absl/strings/str_cat.h"
+#include "base/protocol.h"
 #include "tests/coordinator/fake_cluster.h"
 
 namespace cadre::testing {
@@ -66,8 +67,8 @@ TEST_P(MachineHelloTest, IsRefused) {
 
 INSTANTIATE_TEST_SUITE_P(
     All, MachineHelloTest,
-    ::testing::Values(InvalidHello{"OtherSchema", v1::REFUSAL_SCHEMA, "refused_schema",
-                                   [](v1::Hello& h) { h.set_schema_hash(kSchema + 1); }},
+    ::testing::Values(InvalidHello{"OtherProtocol", v1::REFUSAL_PROTOCOL, "refused_protocol",
+                                   [](v1::Hello& h) { h.set_protocol(kProtocol + 2); }},
                       InvalidHello{"NoRole", v1::REFUSAL_MALFORMED, "refused_malformed",
                                    [](v1::Hello& h) { h.clear_role(); }},
                       InvalidHello{"UnknownMember", v1::REFUSAL_UNKNOWN_MEMBER,

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "base/protocol.h"
 #include "tests/coordinator/fake_cluster.h"
 
 namespace cadre::testing {
@@ -483,7 +484,7 @@ TEST_F(RestoreShardTest, ImpostorIsRefused) {
   const std::string run = Begin();
   const ConnectionId impostor = cluster_.Open();
   v1::Hello hello;
-  hello.set_schema_hash(kSchema);
+  hello.set_protocol(kProtocol);
   hello.set_role(v1::ROLE_AGGREGATOR);
   hello.set_name("agg-0");
   hello.set_incarnation("another process");

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "base/protocol.h"
 #include "tests/coordinator/fake_cluster.h"
 
 namespace cadre::testing {
@@ -131,7 +132,7 @@ TEST_F(MachineShardsTest, AnswerBeforeReassignmentIsIgnored) {
   const auto join = [&](const std::string& name) {
     const ConnectionId connection = cluster_.Open();
     v1::Hello hello;
-    hello.set_schema_hash(kSchema);
+    hello.set_protocol(kProtocol);
     hello.set_role(v1::ROLE_AGGREGATOR);
     hello.set_name(name);
     hello.set_incarnation(name);

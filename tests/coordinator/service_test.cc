@@ -18,12 +18,12 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
+#include "base/protocol.h"
 #include "base/rpc/daemon.h"
 #include "base/rpc/grpc_channel.h"
 #include "coordinator/client/coordinator_client.h"
 #include "coordinator/client/membership_client.h"
 #include "coordinator/sqlite_store.h"
-#include "proto/schema_hash.h"
 #include "tests/base/expect.h"
 #include "tests/base/temporary_folder.h"
 
@@ -49,7 +49,7 @@ class Coordinator {
                  ? absl::OkStatus()
                  : absl::InvalidArgumentError("batch_per_group: must be at least 1");
     };
-    options.machine.schema_hash = SchemaHash();
+    options.machine.protocol = kProtocol;
     options.machine.lease = lease;
     options.machine.heartbeat = lease / 4;
     service_ = std::make_unique<CoordinatorService>(std::move(options));
@@ -198,7 +198,7 @@ TEST_F(ServiceTest, WorkerJoinsAndLeaves) {
   ASSERT_EQ(status->workers_size(), 1);
   EXPECT_EQ(status->workers(0).name(), "alpha");
   EXPECT_TRUE(status->workers(0).connected());
-  EXPECT_EQ(status->coordinator().schema_hash(), SchemaHash());
+  EXPECT_EQ(status->coordinator().protocol(), kProtocol);
   member->client().Stop("test");
   EXPECT_TRUE(Await([&] { return client_->Status()->workers_size() == 0; }));
   EXPECT_EQ(Counter("leases_lost"), 0u);
@@ -223,7 +223,7 @@ TEST_F(ServiceTest, OversizedMessageIsRefused) {
   auto stream = stub->Join(&context);
   v1::MemberMessage message;
   v1::Hello& hello = *message.mutable_hello();
-  hello.set_schema_hash(SchemaHash());
+  hello.set_protocol(kProtocol);
   hello.set_role(v1::ROLE_WORKER);
   hello.set_name(std::string(kMaxMessageBytes, 'x'));
   ASSERT_TRUE(stream->Write(message));
@@ -247,7 +247,7 @@ absl::Status JoinEmpty(const std::string& address, absl::Duration dial_timeout) 
 
 TEST_F(ServiceTest, RefusedJoinHasReason) {
   EXPECT_THAT(JoinEmpty(coordinator_->address(), kLimit),
-              IsError(absl::StatusCode::kFailedPrecondition, "Hello lacks the field role"));
+              IsError(absl::StatusCode::kPermissionDenied, "Hello lacks the field role"));
 }
 
 TEST_F(ServiceTest, NoCoordinatorIsUnavailable) {
@@ -300,7 +300,7 @@ TEST_F(ServiceTest, CallErrors) {
   auto stub = v1::Runs::NewStub(MakeChannel(coordinator_->address(), Plane::kControl));
   grpc::ClientContext context;
   v1::SubmitRequest request;
-  request.set_schema_hash(SchemaHash() + 1);
+  request.set_protocol(kProtocol + 2);
   v1::SubmitReply reply;
   EXPECT_EQ(stub->Submit(&context, request, &reply).error_code(),
             grpc::StatusCode::FAILED_PRECONDITION);

@@ -56,7 +56,7 @@ void Cifar10(std::span<const uint8_t> input) {
 // that this rank may accept. Otherwise it refuses the header with a reason. The input is the part
 // of the header that follows the generation.
 void HeaderTarget(std::span<const uint8_t> input) {
-  static const GroupIdentity group{.schema_hash = 1, .run = "run", .group = 2, .generation = 3};
+  static const GroupIdentity group{.protocol = 1, .run = "run", .group = 2, .generation = 3};
   constexpr uint32_t kRank = 1, kRanks = 4;
   static const Socket wake = std::move(*MakeWake());
   static TcpListener& listener = *[] {
@@ -69,7 +69,7 @@ void HeaderTarget(std::span<const uint8_t> input) {
   constexpr size_t kFirst = offsetof(Header, host);
   std::memcpy(reinterpret_cast<uint8_t*>(&header) + kFirst, input.data(),
               std::min(input.size(), sizeof header - kFirst));
-  header.schema_hash = group.schema_hash;
+  header.protocol = group.protocol;
   header.run = TextDigest(group.run);
   header.generation = group.generation;
   header.group = group.group;

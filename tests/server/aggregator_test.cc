@@ -223,11 +223,11 @@ TEST_F(AggregatorTest, InvalidOrdersAreIgnored) {
 }
 
 TEST_F(AggregatorTest, StartReportsRefusal) {
-  coordinator_->RefuseJoins(v1::REFUSAL_SCHEMA, "another schema");
+  coordinator_->RefuseJoins(v1::REFUSAL_PROTOCOL, "another protocol");
   const absl::Status status = Aggregator::Start(Options()).status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+  EXPECT_EQ(status.code(), absl::StatusCode::kPermissionDenied) << status;
   EXPECT_THAT(std::string(status.message()),
-              AllOf(HasSubstr(coordinator_->address()), HasSubstr("another schema")));
+              AllOf(HasSubstr(coordinator_->address()), HasSubstr("another protocol")));
 }
 
 TEST_F(AggregatorTest, FolderBelongsToOneName) {

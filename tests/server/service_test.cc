@@ -1,5 +1,6 @@
 // The Rounds service and its client over connections on loopback.
 #include "server/service.h"
+#include "base/protocol.h"
 
 #include <gmock/gmock.h>
 #include <grpcpp/client_context.h>
@@ -217,13 +218,13 @@ TEST_F(ServiceTest, ResumesAtNewAddress) {
 TEST_F(ServiceTest, RefusalsReachTheCaller) {
   Open();
   v1::ContributionHeader header = Header(run_, {}, 0, 15, 4);
-  header.set_schema_hash(1);
+  header.set_protocol(kProtocol + 2);
   RawStage by_header(*server_);
   ASSERT_TRUE(by_header.Send(header));
-  const absl::Status schema = by_header.Finish();
-  EXPECT_EQ(schema.code(), absl::StatusCode::kFailedPrecondition) << schema;
-  EXPECT_THAT(std::string(schema.message()), StartsWith("schema: "));
-  EXPECT_EQ(server_->counters().Get("refused_schema"), 1u);
+  const absl::Status status = by_header.Finish();
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+  EXPECT_THAT(std::string(status.message()), StartsWith("protocol: "));
+  EXPECT_EQ(server_->counters().Get("refused_protocol"), 1u);
 
   RawStage by_chunk(*server_);
   ASSERT_TRUE(by_chunk.Send(Header(run_, {}, 0, 15, 4)));

@@ -1,6 +1,7 @@
 // Tests of the shard host with its store: versions and contributions on disk, and restarts after a
 // crash at any point.
 #include "server/shard_host.h"
+#include "base/protocol.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -907,12 +908,12 @@ TEST_F(ShardHostTest, ReassignedShardDropsOldPart) {
 TEST_F(ShardHostTest, RefusalsAreCounted) {
   Open();
   auto header = Header(run_, {}, 0, 15, kChunk);
-  header.set_schema_hash(1);
-  EXPECT_THAT(std::string(host_->Stage(header).status().message()), StartsWith("schema: "));
+  header.set_protocol(kProtocol + 2);
+  EXPECT_THAT(std::string(host_->Stage(header).status().message()), StartsWith("protocol: "));
   auto pull = PullOf(run_, 0, 0, 15);
-  pull.set_schema_hash(1);
-  EXPECT_EQ(RefusalOf(host_->Pull(pull).status()), v1::REFUSAL_SCHEMA);
-  EXPECT_EQ(counters_.Get("refused_schema"), 2u);
+  pull.set_protocol(kProtocol + 2);
+  EXPECT_EQ(RefusalOf(host_->Pull(pull).status()), v1::REFUSAL_PROTOCOL);
+  EXPECT_EQ(counters_.Get("refused_protocol"), 2u);
 
   auto staging = host_->Stage(Header(run_, {}, 0, 15, kChunk));
   ASSERT_TRUE(staging.ok());

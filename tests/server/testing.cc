@@ -10,8 +10,8 @@
 
 #include "absl/strings/substitute.h"
 #include "base/crc32c.h"
+#include "base/protocol.h"
 #include "base/random.h"
-#include "proto/schema_hash.h"
 #include "tensor/interval.h"
 #include "tests/base/expect.h"
 
@@ -54,7 +54,7 @@ v1::OpenRun SmallRun::Open() const {
 v1::ContributionHeader Header(const SmallRun& run, const Place& place, int64_t begin, int64_t end,
                               uint32_t chunk_elements) {
   v1::ContributionHeader header;
-  header.set_schema_hash(SchemaHash());
+  header.set_protocol(kProtocol);
   header.set_run(run.run);
   header.set_lineage(run.lineage);
   header.set_group(place.group);
@@ -79,7 +79,7 @@ v1::Chunk MakeChunk(uint32_t index, std::span<const float> values) {
 
 v1::PullRequest PullOf(const SmallRun& run, uint32_t version, int64_t begin, int64_t end) {
   v1::PullRequest request;
-  request.set_schema_hash(SchemaHash());
+  request.set_protocol(kProtocol);
   request.set_run(run.run);
   request.set_lineage(run.lineage);
   request.set_version(version);

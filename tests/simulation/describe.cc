@@ -10,7 +10,7 @@ std::string Describe(const v1::RankSlot& place) {
 
 std::string Describe(const v1::MemberMessage& message) {
   v1::MemberMessage brief = message;
-  if (brief.has_hello()) brief.mutable_hello()->clear_schema_hash();
+  if (brief.has_hello()) brief.mutable_hello()->clear_protocol();
   if (brief.has_prepared()) brief.mutable_prepared()->clear_plan();
   return brief.ShortDebugString();
 }

@@ -34,12 +34,12 @@ v1::RankSlot* PlaceOf(v1::MemberMessage& message) {
 
 }  // namespace
 
-Intruder::Intruder(World& world, Network& network, uint64_t schema_hash)
+Intruder::Intruder(World& world, Network& network, uint32_t protocol)
     : world_(world),
       life_(&world.hosts[kHost].process),
       link_(world, network,
             MembershipLink::Options{.host = kHost,
-                                    .schema_hash = schema_hash,
+                                    .protocol = protocol,
                                     .hello = MakeHello,
                                     .on_message = [](const v1::CoordinatorMessage&) {},
                                     .on_connection = [](bool) {},

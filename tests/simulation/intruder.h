@@ -17,7 +17,7 @@ namespace cadre::simulation {
 
 class Intruder {
  public:
-  Intruder(World& world, Network& network, uint64_t schema_hash);
+  Intruder(World& world, Network& network, uint32_t protocol);
 
   void Start();
   // Ends what it sends, but it stays registered.

@@ -25,7 +25,7 @@ void MembershipLink::Dial() {
                                .closed = [this] { OnClosed(); }});
   v1::MemberMessage message;
   *message.mutable_hello() = options_.hello();
-  message.mutable_hello()->set_schema_hash(options_.schema_hash);
+  message.mutable_hello()->set_protocol(options_.protocol);
   message.mutable_hello()->set_member_id(member_id_);
   network_.Up(connection_, message);
   world_.timeline.After(kHandshake, stream_life_, [this] {

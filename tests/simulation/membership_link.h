@@ -17,7 +17,7 @@ class MembershipLink {
  public:
   struct Options {
     std::string host;
-    uint64_t schema_hash = 0;
+    uint32_t protocol = 0;
     std::function<v1::Hello()> hello;
     // All messages except Welcome.
     std::function<void(const v1::CoordinatorMessage&)> on_message;

@@ -8,7 +8,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_split.h"
 #include "base/crc32c.h"
-#include "proto/schema_hash.h"
+#include "base/protocol.h"
 #include "server/block_file.h"
 #include "tests/simulation/describe.h"
 
@@ -51,12 +51,12 @@ absl::Status SimulatedAggregator::Disk::RemoveFile(const std::string& path) {
 }
 
 SimulatedAggregator::SimulatedAggregator(World& world, Network& network, Invariants& invariants,
-                                         std::string name, uint64_t schema_hash)
+                                         std::string name, uint32_t protocol)
     : world_(world),
       network_(network),
       invariants_(invariants),
       name_(std::move(name)),
-      schema_hash_(schema_hash),
+      protocol_(protocol),
       life_(&world.hosts[name_].process),
       wake_(&world.hosts[name_].process) {}
 
@@ -81,7 +81,7 @@ void SimulatedAggregator::Start(bool move) {
       world_, network_,
       MembershipLink::Options{
           .host = name_,
-          .schema_hash = schema_hash_,
+          .protocol = protocol_,
           .hello = [this] { return MakeHello(); },
           .on_message = [this](const v1::CoordinatorMessage& m) { OnMessage(m); },
           .on_connection = [](bool) {},
@@ -231,7 +231,7 @@ void SimulatedAggregator::CheckVersion(const std::string& path) {
   request.set_run(run);
   request.set_lineage(open.lineage());
   request.set_version(version);
-  request.set_schema_hash(SchemaHash());
+  request.set_protocol(kProtocol);
   *request.mutable_ranges() = RangesOf(begins, {span});
   auto pull = host_->Pull(request);
   if (!pull.ok()) {

@@ -33,7 +33,7 @@ namespace cadre::simulation {
 class SimulatedAggregator {
  public:
   SimulatedAggregator(World& world, Network& network, Invariants& invariants, std::string name,
-                      uint64_t schema_hash);
+                      uint32_t protocol);
 
   // Starts a process, at a new address if `move`.
   void Start(bool move);
@@ -98,7 +98,7 @@ class SimulatedAggregator {
   Network& network_;
   Invariants& invariants_;
   const std::string name_;
-  const uint64_t schema_hash_;
+  const uint32_t protocol_;
   Disk disk_;
   std::set<std::string> damaged_;
   Counters counters_;

@@ -5,7 +5,7 @@
 #include <variant>
 
 #include "base/digest.h"
-#include "proto/schema_hash.h"
+#include "base/protocol.h"
 
 namespace cadre::simulation {
 namespace {
@@ -196,9 +196,9 @@ void SimulatedExchange::Do(const CallPtr& call, const Transfer::Open& /*open*/) 
   v1::ContributionHeader header = call->header;
   header.set_codec(v1::CODEC_FP32);
   header.set_chunk_elements(kChunkElements);
-  header.set_schema_hash(SchemaHash());
+  header.set_protocol(kProtocol);
   v1::PullRequest request = call->request;
-  request.set_schema_hash(SchemaHash());
+  request.set_protocol(kProtocol);
   std::vector<Interval> rest;
   for (size_t i = call->transfer->done(); i < call->positions.size(); ++i) {
     rest.push_back({call->positions[i], call->positions[i] + 1});

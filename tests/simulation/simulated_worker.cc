@@ -17,7 +17,7 @@ void SimulatedWorker::Start() {
   link_ = std::make_unique<MembershipLink>(
       world_, network_,
       MembershipLink::Options{.host = name_,
-                              .schema_hash = schema_hash_,
+                              .protocol = protocol_,
                               .hello = [this] { return MakeHello(); },
                               .on_message =
                                   [this](const v1::CoordinatorMessage& m) {

@@ -19,7 +19,7 @@ namespace cadre::simulation {
 class SimulatedWorker {
  public:
   SimulatedWorker(World& world, Network& network, Fabrics& fabrics, Directory& directory,
-                  Invariants& invariants, std::string name, uint64_t schema_hash,
+                  Invariants& invariants, std::string name, uint32_t protocol,
                   absl::Duration step_time)
       : world_(world),
         network_(network),
@@ -27,7 +27,7 @@ class SimulatedWorker {
         directory_(directory),
         invariants_(invariants),
         name_(std::move(name)),
-        schema_hash_(schema_hash),
+        protocol_(protocol),
         step_time_(step_time),
         life_(&world.hosts[name_].process),
         training_life_(&world.hosts[name_].training) {}
@@ -67,7 +67,7 @@ class SimulatedWorker {
   Directory& directory_;
   Invariants& invariants_;
   const std::string name_;
-  const uint64_t schema_hash_;
+  const uint32_t protocol_;
   const absl::Duration step_time_;
 
   // State of the process.

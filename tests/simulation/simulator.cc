@@ -6,11 +6,11 @@
 #include <utility>
 
 #include "absl/strings/match.h"
+#include "base/protocol.h"
 #include "coordinator/keys.h"
 #include "coordinator/run_rules.h"
 #include "coordinator/standing.h"
 #include "proto/enum_text.h"
-#include "proto/schema_hash.h"
 
 namespace cadre::simulation {
 namespace {
@@ -79,7 +79,7 @@ Machine::Options MachineOptions() {
   Machine::Options options;
   options.plan = PlanOf;
   options.planning = &ThePlanning();
-  options.schema_hash = SchemaHash();
+  options.protocol = kProtocol;
   options.version = "simulation";
   return options;
 }
@@ -110,8 +110,8 @@ void Simulator::MakeMembers() {
   world_.faults.delay = dice.Between(absl::Milliseconds(2), absl::Milliseconds(300));
   const uint64_t aggregators = dice.Between(1, 3);
   for (uint64_t i = 0; i < aggregators; ++i) {
-    aggregators_.push_back(std::make_unique<SimulatedAggregator>(
-        world_, network_, invariants_, absl::StrCat("a", i), SchemaHash()));
+    aggregators_.push_back(std::make_unique<SimulatedAggregator>(world_, network_, invariants_,
+                                                                 absl::StrCat("a", i), kProtocol));
   }
   const uint64_t workers = dice.Between(2, 9);
   max_ranks_ = std::min<uint64_t>(workers, 3);
@@ -122,7 +122,7 @@ void Simulator::MakeMembers() {
                                     : dice.Between(absl::Milliseconds(50), absl::Milliseconds(300));
     workers_.push_back(std::make_unique<SimulatedWorker>(world_, network_, fabrics_, aggregators_,
                                                          invariants_, absl::StrCat("w", i),
-                                                         SchemaHash(), step));
+                                                         kProtocol, step));
   }
   for (auto& member : aggregators_) {
     world_.timeline.After(dice.Between(absl::ZeroDuration(), absl::Seconds(5)),
@@ -133,7 +133,7 @@ void Simulator::MakeMembers() {
                           [m = member.get()] { m->Start(); });
   }
   if (!dice.Chance(0.3)) return;
-  intruder_.emplace(world_, network_, SchemaHash());
+  intruder_.emplace(world_, network_, kProtocol);
   network_.set_listener([this](const v1::MemberMessage& message) { intruder_->Record(message); });
   world_.timeline.After(absl::Seconds(10), [this] { intruder_->Start(); });
 }

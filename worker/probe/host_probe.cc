@@ -9,9 +9,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/protocol.h"
 #include "base/status.h"
 #include "plan/cost/collective_cost.h"
-#include "proto/schema_hash.h"
 #include "worker/comm/communicator.h"
 #include "worker/probe/machine_probe.h"
 #include "worker/train/agreement.h"
@@ -83,7 +83,7 @@ absl::StatusOr<v1::ClusterProfile> ProbeHosts(const v1::ClusterProfile& own,
                                               const std::vector<std::string>& peers, int rank,
                                               absl::Time meet_by, absl::Time deadline) {
   CADRE_ASSIGN_OR_RETURN(const auto listener, TcpListener::Listen({.address = peers[rank]}));
-  const GroupIdentity group{.schema_hash = SchemaHash(), .run = "probe", .generation = 1};
+  const GroupIdentity group{.protocol = kProtocol, .run = "probe", .generation = 1};
   // Shared memory is disabled, because the probe measures the network.
   CADRE_ASSIGN_OR_RETURN(const auto transport,
                          ConnectGroup(*listener, group, rank, peers,

@@ -18,11 +18,11 @@
 #include "base/hardware.h"
 #include "base/identity.h"
 #include "base/median.h"
+#include "base/protocol.h"
 #include "base/status.h"
 #include "kernels/backend.h"
 #include "plan/cost/collective_cost.h"
 #include "plan/layer_part.h"
-#include "proto/schema_hash.h"
 #include "worker/comm/communicator.h"
 #include "worker/comm/link_probe.h"
 #include "worker/probe/layer_probe.h"
@@ -66,7 +66,7 @@ absl::StatusOr<std::unique_ptr<Transport>> ConnectWorkers(TcpListener& listener,
     CADRE_ASSIGN_OR_RETURN(std::string address, AddressOf(options, rank));
     peers.push_back(std::move(address));
   }
-  const GroupIdentity group{.schema_hash = SchemaHash(), .run = "probe", .generation = 1};
+  const GroupIdentity group{.protocol = kProtocol, .run = "probe", .generation = 1};
   return ConnectGroup(listener, group, options.rank, peers,
                       {.deadline = options.deadline,
                        .timeout = kProbeTimeout,

@@ -172,11 +172,11 @@ absl::StatusOr<std::vector<PeerLinks>> Connecting::Run() {
 }
 
 Header Connecting::HeaderTo(int peer, Purpose purpose) const {
-  Header header{.schema_hash = group_.schema_hash,
-                .run = TextDigest(group_.run),
+  Header header{.run = TextDigest(group_.run),
                 .generation = group_.generation,
                 .host = host_,
                 .group = group_.group,
+                .protocol = group_.protocol,
                 .purpose = purpose};
   header.ranks = peers_.size();
   header.from = rank_;

@@ -36,9 +36,9 @@ struct ConnectOptions {
 // ignored). Returns when all connections of this rank are established.
 // Errors, with the suspected ranks (suspects.h): DeadlineExceeded naming the missing ranks and
 // their addresses; Cancelled; Aborted when a peer reports that the generation has ended, or a
-// connected peer closes its connection; FailedPrecondition when a peer has another schema or key,
-// or assigns this rank another position; InvalidArgument for a malformed address. The system
-// resolves host names, which may block for as long as the timeout of its resolver.
+// connected peer closes its connection; FailedPrecondition when a peer has an incompatible protocol
+// or another key, or assigns this rank another position; InvalidArgument for a malformed address.
+// The system resolves host names, which may block for as long as the timeout of its resolver.
 absl::StatusOr<std::unique_ptr<Transport>> ConnectGroup(TcpListener& listener,
                                                         const GroupIdentity& group, int rank,
                                                         const std::vector<std::string>& peers,

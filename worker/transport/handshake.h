@@ -31,8 +31,8 @@ using Tag = std::array<uint8_t, 32>;
 // Identifies one generation of one group. It is equal on all ranks of that generation and on no
 // others.
 struct GroupIdentity {
-  // Hash of the protocol's messages; ranks with different schemas cannot work together.
-  uint64_t schema_hash = 0;
+  // See base/protocol.h.
+  uint32_t protocol = 0;
   std::string run;
   uint32_t group = 0;
   uint64_t generation = 0;
@@ -67,9 +67,8 @@ struct Purpose {
 
 struct Header {
   // The last digit is the version of this format.
-  static constexpr std::array<char, 8> kMagic = {'c', 'a', 'd', 'r', 'e', 'r', 'k', '4'};
+  static constexpr std::array<char, 8> kMagic = {'c', 'a', 'd', 'r', 'e', 'r', 'k', '5'};
   std::array<char, 8> magic = kMagic;
-  uint64_t schema_hash = 0;
   // TextDigest of the run.
   uint64_t run = 0;
   uint64_t generation = 0;
@@ -79,10 +78,11 @@ struct Header {
   uint32_t ranks = 0;
   uint32_t from = 0;
   uint32_t to = 0;
+  uint32_t protocol = 0;
   Purpose purpose;
   // TCP connections per channel if the pair does not share memory.
   uint8_t connections = 0;
-  std::array<uint8_t, 5> unused{};
+  std::array<uint8_t, 1> unused{};
   // Control connections only: the caller's wakeups, and memory that it shares with the callee
   // (SharedSegment::description).
   WakeupNames wakeups;
@@ -93,7 +93,7 @@ struct Header {
 struct Answer {
   enum class Code : uint64_t {
     kAccepted = 1,
-    kWrongSchema = 2,
+    kWrongProtocol = 2,
     kStaleGeneration = 3,
     kWrongKey = 4,
     kWrongRank = 5,

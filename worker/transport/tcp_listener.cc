@@ -12,6 +12,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "base/digest.h"
+#include "base/protocol.h"
 #include "base/status.h"
 #include "worker/transport/tcp_link.h"
 
@@ -32,8 +33,8 @@ absl::string_view CounterOf(Answer::Code code) {
   switch (code) {
     case Answer::Code::kStaleGeneration:
       return "transport_refused_stale_generation";
-    case Answer::Code::kWrongSchema:
-      return "transport_refused_schema";
+    case Answer::Code::kWrongProtocol:
+      return "transport_refused_protocol";
     case Answer::Code::kWrongKey:
       return "transport_refused_key";
     case Answer::Code::kWrongRank:
@@ -214,10 +215,10 @@ bool TcpListener::Deliver(Connection& connection) {
                   absl::StrCat("generation ", header.generation, " of group ", header.group,
                                " is over; the newest here is ", here.group.generation));
   }
-  if (header.schema_hash != here.group.schema_hash) {
-    return refuse(Answer::Code::kWrongSchema,
-                  absl::StrFormat("rank %d has schema %x, rank %d has schema %x", header.from,
-                                  header.schema_hash, here.rank, here.group.schema_hash));
+  if (!AreCompatible(header.protocol, here.group.protocol)) {
+    return refuse(Answer::Code::kWrongProtocol,
+                  absl::StrFormat("rank %d has protocol %d, rank %d has protocol %d", header.from,
+                                  header.protocol, here.rank, here.group.protocol));
   }
   if (!IsSigned(here.group.key, header)) {
     return refuse(Answer::Code::kWrongKey,

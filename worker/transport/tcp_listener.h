@@ -8,7 +8,7 @@
 // and their time are bounded; a peer whose connection is dropped connects again. Counters:
 //   transport_garbage_closed             not a header
 //   transport_handshake_timeouts         no complete header in time
-//   transport_refused_stale_generation, transport_refused_schema, transport_refused_key,
+//   transport_refused_stale_generation, transport_refused_protocol, transport_refused_key,
 //   transport_refused_place
 //
 // Thread-safe. Must outlive the ConnectGroup calls that use it; transports may outlive it.

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <string>
 
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
@@ -92,6 +93,24 @@ TEST_F(MembershipClientTest, LowerEpochIsRefused) {
       1U);
   client.reset();
   EXPECT_EQ(received, std::vector<uint64_t>({7}));
+}
+
+// Such as a coordinator that was upgraded: the process must end instead of trying forever.
+TEST_F(MembershipClientTest, RefusedProtocolIsFinalAfterAWelcome) {
+  absl::Notification refused;
+  absl::Status reason;
+  options_.on_message = [](const v1::CoordinatorMessage& message) { return message.has_refused(); };
+  options_.on_refused = [&](const absl::Status& status) {
+    reason = status;
+    refused.Notify();
+  };
+  const auto client = Start();
+  coordinator_.RefuseJoins(v1::REFUSAL_PROTOCOL, "too old");
+  coordinator_.Send(OfEpoch(0));
+  ASSERT_TRUE(refused.WaitForNotificationWithTimeout(absl::Seconds(20)));
+  EXPECT_EQ(reason.code(), absl::StatusCode::kPermissionDenied);
+  EXPECT_NE(reason.message().find("too old"), std::string::npos) << reason;
+  EXPECT_FALSE(client->connected());
 }
 
 TEST_F(MembershipClientTest, EpochOfEarlierProcessIsRespected) {

@@ -17,8 +17,8 @@
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "base/crc32c.h"
+#include "base/protocol.h"
 #include "base/rpc/daemon.h"
-#include "proto/schema_hash.h"
 #include "tests/base/expect.h"
 
 namespace cadre {
@@ -145,7 +145,7 @@ TEST_F(RoundsClientTest, PullResumesAfterBreak) {
   EXPECT_EQ(out_, values_);
   ASSERT_EQ(shard_.calls(), 3);
   ASSERT_EQ(requests.size(), 3u);
-  EXPECT_EQ(requests[0].schema_hash(), SchemaHash());
+  EXPECT_EQ(requests[0].protocol(), kProtocol);
   EXPECT_GT(requests[0].chunk_elements(), 0u);
   ASSERT_EQ(requests[1].ranges_size(), 2);
   EXPECT_EQ(requests[1].ranges(0).begin(), 4u);
@@ -221,7 +221,7 @@ TEST_F(RoundsClientTest, StagingResumesAtChunk) {
   ASSERT_TRUE(Stage().ok());
   EXPECT_EQ(shard_.calls(), 3);
   EXPECT_THAT(indices, ::testing::ElementsAre(0, 1, 2));
-  EXPECT_EQ(seen.schema_hash(), SchemaHash());
+  EXPECT_EQ(seen.protocol(), kProtocol);
   EXPECT_EQ(seen.codec(), v1::CODEC_FP32);
 }
 

@@ -139,7 +139,7 @@ TEST_F(ShardTransferTest, DamageIsRetriedAFewTimes) {
 TEST_F(ShardTransferTest, RefusalsAreFinal) {
   for (const v1::Refusal refusal :
        {v1::REFUSAL_STALE_GENERATION, v1::REFUSAL_CLOSED_ROUND, v1::REFUSAL_WRONG_BASE,
-        v1::REFUSAL_WRONG_LINEAGE, v1::REFUSAL_SCHEMA, v1::REFUSAL_MALFORMED}) {
+        v1::REFUSAL_WRONG_LINEAGE, v1::REFUSAL_PROTOCOL, v1::REFUSAL_MALFORMED}) {
     Transfer transfer = Stage(0);
     const absl::Status refused = RefusalStatus(refusal, "why");
     Name(transfer, Transfer::Ended{refused});

@@ -40,18 +40,18 @@ ConnectOptions Within(absl::Duration time) {
 constexpr SecretKey kKey = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16};
 
 GroupIdentity Generation(uint64_t generation) {
-  return {.schema_hash = 7, .run = "run-1", .group = 2, .generation = generation, .key = kKey};
+  return {.protocol = 7, .run = "run-1", .group = 2, .generation = generation, .key = kKey};
 }
 
 Header SignedHeader(uint64_t generation, uint32_t ranks = 2, uint32_t from = 1, uint32_t to = 0) {
   const GroupIdentity group = Generation(generation);
-  Header header{.schema_hash = group.schema_hash,
-                .run = TextDigest(group.run),
+  Header header{.run = TextDigest(group.run),
                 .generation = generation,
                 .group = group.group,
                 .ranks = ranks,
                 .from = from,
                 .to = to,
+                .protocol = group.protocol,
                 .connections = 1};
   Sign(kKey, header);
   return header;
@@ -322,19 +322,19 @@ TEST(ConnectTest, PeerClosingEndsAttempt) {
   EXPECT_EQ(statuses[1].code(), absl::StatusCode::kAborted) << statuses[1];
 }
 
-TEST(ConnectTest, RejectsOtherSchema) {
+TEST(ConnectTest, RejectsIncompatibleProtocol) {
   Counters counters;
   Listeners listeners(2, {.counters = &counters});
   const auto statuses = StatusesOnRanks(2, [&](int rank) {
     GroupIdentity group = Generation(1);
-    group.schema_hash += rank;
+    group.protocol += 2 * rank;
     const absl::Duration time = rank == 0 ? absl::Milliseconds(500) : absl::Seconds(60);
     return Connect(listeners, rank, group, Within(time)).status();
   });
   EXPECT_EQ(statuses[1].code(), absl::StatusCode::kFailedPrecondition) << statuses[1];
-  EXPECT_THAT(std::string(statuses[1].message()), HasSubstr("schema"));
+  EXPECT_THAT(std::string(statuses[1].message()), HasSubstr("protocol"));
   EXPECT_EQ(statuses[0].code(), absl::StatusCode::kDeadlineExceeded);
-  EXPECT_EQ(counters.Get("transport_refused_schema"), 1U);
+  EXPECT_EQ(counters.Get("transport_refused_protocol"), 1U);
 }
 
 TEST(ConnectTest, RejectsOtherKey) {

@@ -65,7 +65,7 @@ struct Listeners {
 inline Transports MakeConnectedTransports(int ranks, absl::Duration timeout, bool shared_memory) {
   Listeners listeners(ranks);
   Transports transports(ranks);
-  const GroupIdentity group{.schema_hash = 7, .run = "test", .generation = 1};
+  const GroupIdentity group{.protocol = 7, .run = "test", .generation = 1};
   OnRanks(ranks, [&](int rank) {
     auto transport = ConnectGroup(listeners.At(rank), group, rank, listeners.peers,
                                   {.deadline = absl::Now() + absl::Seconds(30),

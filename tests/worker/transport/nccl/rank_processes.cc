@@ -148,7 +148,7 @@ absl::StatusOr<std::unique_ptr<Transport>> ConnectRankProcess(int rank) {
   if (!listener.ok()) return listener.status();
   WriteLine(kLine, std::string((*listener)->address()));
   const std::vector<std::string> peers = absl::StrSplit(ReadLine(kLine), ' ');
-  return ConnectGroup(**listener, {.schema_hash = 7, .run = "test", .generation = 1}, rank, peers,
+  return ConnectGroup(**listener, {.protocol = 7, .run = "test", .generation = 1}, rank, peers,
                       {.deadline = absl::Now() + kRankLimit, .timeout = kRankLimit});
 }
 
