@@ -17,19 +17,9 @@ set -euo pipefail
 root=${CADRE_CUDA_ROOT:-${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/cadre/cuda-13.0}
 machine=$(uname -m)
 
-# All wheels belong to one CUDA version, so that headers and libraries agree.
-wheels=(
-  nvidia-cuda-nvcc==13.0.88
-  nvidia-nvvm==13.0.88
-  nvidia-cuda-crt==13.0.88
-  nvidia-cuda-runtime==13.0.96
-  nvidia-cuda-cccl==13.0.85
-  nvidia-cublas==13.1.0.3
-  nvidia-cudnn-cu13==9.19.0.56
-  nvidia-cuda-nvrtc==13.0.88
-  nvidia-cudnn-frontend==1.18.0
-  nvidia-nccl-cu13==2.28.9
-)
+# Names and versions of the wheels, and the file that also has their hashes.
+pinned=$(dirname "$0")/cuda_wheels.txt
+mapfile -t wheels < <(sed -n 's/^\([a-z0-9-]*==[0-9.]*\) .*/\1/p' "$pinned")
 # Space for the unpacked wheels, and for the largest wheel while it is unpacked.
 needed_megabytes=2100
 
@@ -132,8 +122,8 @@ check_space() {
       "CADRE_CUDA_ROOT to another folder"
 }
 
-# Installs a wheel into the folder $2. The platform tags make the result independent of the Python
-# in use.
+# Installs a wheel, if it has one of the pinned hashes, into the folder $2. The platform tags make the
+# result independent of the Python in use.
 pip_install() {
   local minor platforms=()
   for minor in 5 12 17 18 24 26 27 28 31 34; do
@@ -142,7 +132,8 @@ pip_install() {
   TMPDIR=$(dirname "$root") python3 -m pip install --quiet --disable-pip-version-check --no-input \
     --no-cache-dir --no-compile --progress-bar off --no-deps --only-binary=:all: \
     --implementation cp --python-version 3.11 "${platforms[@]}" \
-    --platform "manylinux2014_$machine" --target "$2" "$1" </dev/null
+    --platform "manylinux2014_$machine" --target "$2" --require-hashes \
+    --requirement <(grep "^$1 " "$pinned") </dev/null
 }
 
 # Adds the toolkit's folders of a wheel to the folder $2. The dist-info marks the wheel as downloaded

@@ -17,16 +17,19 @@ import zipfile
 
 ROOT = pathlib.Path(sys.argv.pop(1)).resolve()
 SCRIPT = ROOT / "deploy/cuda_toolkit.sh"
-WHEELS = re.findall(r"^  (nvidia-[\w-]+==[\d.]+)$", SCRIPT.read_text(), re.MULTILINE)
+PINNED = ROOT / "deploy/cuda_wheels.txt"
+WHEELS = re.findall(r"^(nvidia-[\w-]+==[\d.]+) --hash=", PINNED.read_text(), re.MULTILINE)
 
 FAKE_PYTHON = """#!/bin/sh
 if [ "$1 $2" != "-m pip" ]; then exec {python} "$@"; fi
 [ "$3" = install ] || exit 0
 for last; do :; done
 while [ "$1" != --target ]; do shift; done
-echo "$last" >>{calls}
-if [ ! -f {wheels}/"$last".whl ]; then echo "ERROR: no $last here"; exit 1; fi
-{python} -m zipfile -e {wheels}/"$last".whl "$2"
+read -r wheel hashes <"$last"
+case "$3 $hashes" in "--require-hashes --hash=sha256:"*) ;; *) echo "ERROR: no hashes"; exit 1 ;; esac
+echo "$wheel" >>{calls}
+if [ ! -f {wheels}/"$wheel".whl ]; then echo "ERROR: no $wheel here"; exit 1; fi
+{python} -m zipfile -e {wheels}/"$wheel".whl "$2"
 """
 
 NVCC = '#!/bin/sh\necho "Cuda compilation tools, release {0}, V{0}.88"\n'
