@@ -10,6 +10,8 @@
 // restart it.
 #include "worker/worker.h"
 
+#include <malloc.h>
+
 #include <algorithm>
 #include <utility>
 #include <variant>
@@ -234,6 +236,8 @@ void Worker::Run() {
       current_ = session;
     }
     if (compute_ != nullptr) Train(*session);
+    // The next session allocates other sizes, so that the freed memory would add up.
+    malloc_trim(0);
     absl::MutexLock lock(&mutex_);
     if (current_ == session) current_.reset();
     // The group was released or has failed before its boundary.
