@@ -22,7 +22,7 @@
 #include "model/inference.h"
 #include "model/op_indices.h"
 #include "model/shard_names.h"
-#include "model/utf8.h"
+#include "base/utf8.h"
 #include "proto/enum_text.h"
 #include "tensor/mesh.h"
 

@@ -8,7 +8,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "base/status.h"
-#include "model/utf8.h"
+#include "base/utf8.h"
 
 namespace cadre {
 namespace {
