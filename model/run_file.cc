@@ -16,7 +16,7 @@ namespace cadre {
 namespace {
 
 // Enough for models of thousands of layers.
-constexpr int64_t kMaxSpecBytes = 32 << 20;
+constexpr int64_t kMaxRunFileBytes = 32 << 20;
 
 // The path in the file of a field of an expanded layer; other fields are unchanged.
 std::string PathInFile(const std::vector<std::string>& layer_paths, const std::string& field) {
@@ -41,7 +41,7 @@ absl::Status RunSpecFile::Refuse(const std::vector<Problem>& problems) const {
 }
 
 absl::StatusOr<RunSpecFile> ReadRunSpec(const std::string& path) {
-  CADRE_ASSIGN_OR_RETURN(const std::string text, ReadFile(path, kMaxSpecBytes));
+  CADRE_ASSIGN_OR_RETURN(const std::string text, ReadFile(path, kMaxRunFileBytes));
   return ParseRunSpec(path, text);
 }
 

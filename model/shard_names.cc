@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
@@ -33,7 +34,7 @@ std::string Padded(int64_t number, size_t digits) {
 
 }  // namespace
 
-absl::StatusOr<std::vector<std::string>> ExpandShardNames(const std::string& pattern) {
+absl::StatusOr<ShardNames> ShardNames::Parse(const std::string& pattern) {
   const auto error = [&pattern](absl::string_view what) {
     return absl::InvalidArgumentError(absl::StrCat("'", absl::CHexEscape(pattern), "' ", what,
                                                    "; a range is written {000..015}"));
@@ -41,7 +42,11 @@ absl::StatusOr<std::vector<std::string>> ExpandShardNames(const std::string& pat
   const absl::string_view whole = pattern;
   const size_t open = whole.find('{');
   const size_t close = whole.find('}');
-  if (open == whole.npos && close == whole.npos) return std::vector<std::string>{pattern};
+  ShardNames names;
+  if (open == whole.npos && close == whole.npos) {
+    names.before_ = pattern;
+    return names;
+  }
   if (open == whole.npos || close == whole.npos || close < open) {
     return error("has unbalanced braces");
   }
@@ -58,12 +63,18 @@ absl::StatusOr<std::vector<std::string>> ExpandShardNames(const std::string& pat
   }
   if (last < first) return error("has a descending range");
   if (last - first >= kMaxShards) return error("expands to more than a million files");
-  std::vector<std::string> names;
-  for (int64_t n = first; n <= last; ++n) {
-    names.push_back(
-        absl::StrCat(whole.substr(0, open), Padded(n, ends[0].size()), whole.substr(close + 1)));
-  }
+  names.before_ = std::string(whole.substr(0, open));
+  names.after_ = std::string(whole.substr(close + 1));
+  names.numbered_ = true;
+  names.first_ = first;
+  names.digits_ = ends[0].size();
+  names.size_ = last - first + 1;
   return names;
+}
+
+std::string ShardNames::operator[](int64_t index) const {
+  if (!numbered_) return before_;
+  return absl::StrCat(before_, Padded(first_ + index, digits_), after_);
 }
 
 }  // namespace cadre

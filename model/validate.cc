@@ -18,12 +18,13 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "base/counted_noun.h"
+#include "base/utf8.h"
 #include "model/graph.h"
 #include "model/inference.h"
 #include "model/op_indices.h"
 #include "model/shard_names.h"
-#include "base/utf8.h"
 #include "proto/enum_text.h"
+#include "proto/long_text.h"
 #include "tensor/mesh.h"
 
 namespace cadre {
@@ -52,6 +53,9 @@ class Validation : private ProblemCollector {
   explicit Validation(const v1::RunSpec& spec) : spec_(spec) {}
 
   std::vector<Problem> Run() {
+    CheckSize();
+    // The other rules take time and memory in proportion to what they check.
+    if (!problems_.empty()) return std::move(problems_);
     CheckName();
     CheckModel();
     CheckData();
@@ -124,6 +128,15 @@ class Validation : private ProblemCollector {
   }
 
   // ---- The spec as a whole
+
+  void CheckSize() {
+    if (const size_t bytes = spec_.ByteSizeLong(); bytes > kMaxSpecBytes) {
+      return Add("spec", "has ", bytes, " bytes; at most ", kMaxSpecBytes, " are allowed");
+    }
+    if (const auto text = FindLongText(spec_, kMaxSpecText)) {
+      Add(text->field, "has ", text->bytes, " bytes; at most ", kMaxSpecText, " are allowed");
+    }
+  }
 
   // Names appear in commands and tables, hence the restricted characters.
   void CheckName() {
@@ -565,7 +578,7 @@ class Validation : private ProblemCollector {
   }
 
   void CheckShardNames(const std::string& field, const std::string& pattern) {
-    const auto names = ExpandShardNames(pattern);
+    const auto names = ShardNames::Parse(pattern);
     if (!names.ok()) Add(field, std::string(names.status().message()));
   }
 

@@ -170,9 +170,9 @@ class DataChecker : private ProblemCollector {
   // Checks only that files consist of whole blocks; training reads the members.
   void CheckTarShards(const std::string& field, const std::string& pattern) {
     // An invalid pattern is reported as a problem of the spec.
-    const auto names = ExpandShardNames(pattern);
+    const auto names = ShardNames::Parse(pattern);
     if (pattern.empty() || !names.ok()) return;
-    for (const std::string& name : *names) UnitsOf(field, name, kTarBlock, "blocks");
+    for (int64_t i = 0; i < names->size(); ++i) UnitsOf(field, (*names)[i], kTarBlock, "blocks");
   }
 
   void CheckTokens(const std::string& field, const std::string& path, const v1::TokenFiles& data) {

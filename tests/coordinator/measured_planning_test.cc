@@ -3,9 +3,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "absl/strings/str_format.h"
+#include "base/peer_text.h"
+#include "base/rpc/grpc_channel.h"
 #include "coordinator/replan.h"
 #include "model/graph.h"
+#include "model/inference.h"
+#include "model/validate.h"
 #include "plan/search/planner.h"
+#include "proto/cadre/v1/membership.pb.h"
 #include "tests/model/testing.h"
 
 namespace cadre {
@@ -233,6 +239,48 @@ TEST_F(MeasuredPlanningTest, KeyDependsOnLayers) {
   EXPECT_THAT(planning_.LayersOf(spec_.model()), IsSupersetOf({"fc1", "relu2", "loss"}));
   spec_.mutable_model()->mutable_layer(0)->mutable_fully_connected()->set_out_features(512);
   EXPECT_THAT(planning_.KeyOf(spec_.model()), Not(key));
+}
+
+// The largest spec that is accepted, for the largest group, fits into the messages that carry it:
+// otherwise no member could ever receive it.
+TEST(SpecLimitsTest, AcceptedSpecFitsMessages) {
+  v1::RunSpec spec = testing::DemoSpec();
+  v1::Model& model = *spec.mutable_model();
+  model.mutable_layer()->DeleteSubrange(0, model.layer_size() - 2);
+  spec.mutable_cluster()->Clear();
+  spec.mutable_cluster()->set_ranks_per_group(kMaxRanksPerGroup);
+  spec.mutable_cluster()->set_aggregators(kMaxAggregators);
+  spec.set_batch_per_group(kMaxRanksPerGroup);
+  // Layers with parameters, whose names a plan repeats.
+  v1::RunSpec largest = spec;
+  largest.mutable_model()->clear_layer();
+  for (int i = 0; i < kMaxLayers - 2; ++i) {
+    v1::Layer& layer = *largest.mutable_model()->add_layer();
+    layer.set_name(absl::StrFormat("%050d", i));
+    layer.mutable_fully_connected()->set_out_features(1);
+  }
+  largest.mutable_model()->mutable_layer()->MergeFrom(model.layer());
+  ASSERT_EQ(ValidateRunSpec(largest), absl::OkStatus());
+  EXPECT_GT(largest.ByteSizeLong(), kMaxSpecBytes * 9 / 10);
+
+  v1::CoordinatorMessage message;
+  v1::Assignment& assignment = *message.mutable_assignment();
+  *assignment.mutable_spec() = largest;
+  *assignment.mutable_plan() = MakePlan(largest, kMaxRanksPerGroup).value();
+  for (uint32_t i = 0; i < kMaxRanksPerGroup; ++i) {
+    assignment.add_peers(std::string(kMaxPeerLine, 'a'));
+  }
+  for (uint32_t i = 0; i < kMaxAggregators; ++i) {
+    v1::ShardAddress& shard = *assignment.add_shards();
+    shard.set_shard(i);
+    shard.set_address(std::string(kMaxPeerLine, 'a'));
+  }
+  EXPECT_LT(message.ByteSizeLong(), kMaxMessageBytes * 9 / 10);
+
+  v1::OpenRun& open = *message.mutable_open_run();
+  *open.mutable_spec() = largest;
+  for (uint32_t i = 0; i < kMaxGroups; ++i) (*open.mutable_generations())[i] = 0xffffffffU;
+  EXPECT_LT(message.ByteSizeLong(), kMaxMessageBytes * 9 / 10);
 }
 
 }  // namespace

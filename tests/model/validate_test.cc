@@ -99,6 +99,30 @@ TEST(ValidateTest, NameModelAndBatch) {
   });
 }
 
+TEST(ValidateTest, Size) {
+  ExpectProblems({
+      {"data", "data { tar_shards { train: '" + std::string(4097, 'a') + "' test: '/t' } }",
+       "data.tar_shards.train", "has 4097 bytes; at most 4096"},
+      {"", "model { layer { name: 'long' input: 'a' input: '" + std::string(5000, 'b') + "' } }",
+       "model.layer[10].input[1]", "has 5000 bytes"},
+      {"", "checkpoint { directory: '" + std::string(8'000'000, 'c') + "' }", "spec",
+       "at most 1048576 are allowed"},
+  });
+}
+
+// A range of names is counted, not expanded.
+TEST(ValidateTest, MillionShards) {
+  const std::string path(500, 'a');
+  const v1::RunSpec spec =
+      Changed("data", absl::StrCat("data { tar_shards { train: '/", path, "{000000..999999}.tar'",
+                                   " test: '/t' augmentation { mean: [0, 0] } } }"));
+  const absl::Time begin = absl::Now();
+  const std::vector<Problem> problems = FindProblems(spec);
+  EXPECT_LT(absl::Now() - begin, absl::Milliseconds(50));
+  ASSERT_EQ(problems.size(), 1U);
+  EXPECT_EQ(problems[0].field, "data.tar_shards.augmentation.mean");
+}
+
 TEST(ValidateTest, LayersAreNamed) {
   v1::RunSpec spec = testing::DemoSpec();
   spec.mutable_model()->mutable_layer(3)->mutable_convolution()->set_kernel(20);

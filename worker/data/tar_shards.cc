@@ -39,7 +39,7 @@ struct ImageEntry {
 
 class TarImages final : public EncodedImages {
  public:
-  explicit TarImages(std::vector<std::string> shards) : shards_(std::move(shards)) {}
+  explicit TarImages(ShardNames shards) : shards_(std::move(shards)) {}
 
   void Add(const ImageEntry& entry, int32_t label) {
     entries_.push_back(entry);
@@ -50,7 +50,7 @@ class TarImages final : public EncodedImages {
 
   std::string Name(int64_t index) const override {
     const ImageEntry& entry = entries_[index];
-    const std::string& shard = shards_[entry.shard];
+    const std::string shard = shards_[entry.shard];
     const absl::StatusOr<std::unique_ptr<ByteSource>> source = OpenByteSource(shard);
     if (source.ok()) {
       const absl::StatusOr<std::optional<TarMember>> member =
@@ -72,7 +72,7 @@ class TarImages final : public EncodedImages {
   }
 
  private:
-  const std::vector<std::string> shards_;
+  const ShardNames shards_;
   std::vector<ImageEntry> entries_;
   std::vector<int32_t> labels_;
 };
@@ -154,10 +154,10 @@ absl::StatusOr<std::unique_ptr<Dataset>> OpenTarShards(const v1::TarShards& data
       const ImageTransform transform,
       ImageTransform::Make(data.augmentation(), needs.sample_shape, split, needs.seed));
   const std::string& range = split == Split::kTrain ? data.train() : data.test();
-  CADRE_ASSIGN_OR_RETURN(const std::vector<std::string> paths, ExpandShardNames(range));
+  CADRE_ASSIGN_OR_RETURN(const ShardNames paths, ShardNames::Parse(range));
   auto images = std::make_unique<TarImages>(paths);
   auto corrupt = std::make_unique<CorruptSamples>(needs.corrupt_allowed);
-  for (int64_t shard = 0; shard < std::ssize(paths); ++shard) {
+  for (int64_t shard = 0; shard < paths.size(); ++shard) {
     CADRE_ASSIGN_OR_RETURN(const std::unique_ptr<ByteSource> source, OpenByteSource(paths[shard]));
     ShardIndex index(*source, shard);
     CADRE_RETURN_IF_ERROR(index.Scan());
