@@ -354,7 +354,7 @@ void Machine::ExpireMembers() {
 // ---- Runs
 
 void Machine::OnSubmit(const SubmitRun& submit) {
-  if (const absl::Status status = CheckSubmit(submit.spec); !status.ok()) {
+  if (const absl::Status status = CheckLiveRuns(); !status.ok()) {
     cluster_.out().Reply({.request = submit.request, .status = status});
     return;
   }
@@ -376,21 +376,23 @@ void Machine::OnSubmit(const SubmitRun& submit) {
   cluster_.out().Reply({.request = submit.request, .run = run.id()});
 }
 
-absl::Status Machine::CheckSubmit(const v1::RunSpec& spec) const {
-  if (options_.validate) CADRE_RETURN_IF_ERROR(options_.validate(spec));
+absl::Status Machine::CheckSpec(const Options& options, const v1::RunSpec& spec) {
+  if (options.validate) CADRE_RETURN_IF_ERROR(options.validate(spec));
   if (!Averages(spec) && GroupsOf(spec) > 1) {
     return absl::InvalidArgumentError(
         "averaging.every_steps: 0 (never) requires a single group, but cluster.groups is larger");
   }
+  const int ranks = RanksPerGroup(spec);
+  return Annotate(options.plan(spec, ranks).status(),
+                  absl::StrCat("no plan for groups of ", ranks));
+}
+
+absl::Status Machine::CheckLiveRuns() const {
   const auto live = std::count_if(runs_.begin(), runs_.end(),
                                   [](const auto& entry) { return entry.second.live(); });
-  if (live >= options_.max_live_runs) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat(live, " runs are queued or running; stop some first"));
-  }
-  const int ranks = RanksPerGroup(spec);
-  return Annotate(options_.plan(spec, ranks).status(),
-                  absl::StrCat("no plan for groups of ", ranks));
+  if (live < options_.max_live_runs) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat(live, " runs are queued or running; stop some first"));
 }
 
 void Machine::ReplyFor(RequestId request, absl::string_view run_id,
@@ -462,7 +464,9 @@ v1::AdoptedRun Machine::AdoptRun(const std::string& id, const RebuiltRun& rebuil
     adopted.set_problem(absl::StrCat("its number belongs to ", other->second.id()));
   }
   if (adopted.problem().empty()) {
-    adopted.set_problem(std::string(CheckSubmit(rebuilt.record.spec()).message()));
+    absl::Status status = CheckLiveRuns();
+    status.Update(CheckSpec(options_, rebuilt.record.spec()));
+    adopted.set_problem(std::string(status.message()));
   }
   if (!adopted.problem().empty()) return adopted;
   cluster_.SkipNumbers(rebuilt.generation + kUnknownGenerations, number);

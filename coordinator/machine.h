@@ -51,6 +51,10 @@ class Machine {
 
   explicit Machine(Options options);
 
+  // Checks a spec by all rules that do not depend on the state. May take long for a large model, so
+  // that callers of Submit check on their own thread, before they post SubmitRun.
+  static absl::Status CheckSpec(const Options& options, const v1::RunSpec& spec);
+
   // Restores the state from the records of a store; a new store has none. Requires: called once,
   // before all other functions. Errors: DataLoss for a record that cannot be parsed.
   absl::StatusOr<std::vector<Action>> Restore(const std::map<std::string, std::string>& records,
@@ -90,7 +94,8 @@ class Machine {
   void OnAggregatorLost(const Member& member);
   void ExpireMembers();
   void OnSubmit(const SubmitRun& submit);
-  absl::Status CheckSubmit(const v1::RunSpec& spec) const;
+  // Errors: ResourceExhausted if there are too many live runs.
+  absl::Status CheckLiveRuns() const;
   // Answers the request with the result of `act`; NotFound if there is no such run.
   void ReplyFor(RequestId request, absl::string_view run_id,
                 absl::FunctionRef<absl::Status(Run&)> act);

@@ -119,17 +119,23 @@ bool CoordinatorService::WakeLoop() {
   return loop_ != nullptr && loop_->RunQuery([](const Machine&, absl::Time) {});
 }
 
+absl::Status CoordinatorService::CheckSubmit(const v1::SubmitRequest& request) const {
+  if (!AreCompatible(request.protocol(), kProtocol)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the command has protocol ", request.protocol(), ", the coordinator ",
+                     kProtocol, "; only adjacent protocols work together"));
+  }
+  return Machine::CheckSpec(options_.machine, request.spec());
+}
+
 grpc::ServerUnaryReactor* CoordinatorService::Submit(grpc::CallbackServerContext*,
                                                      const v1::SubmitRequest* request,
                                                      v1::SubmitReply* reply) {
   const Fill fill = [reply](const Replied& replied) { reply->set_run(replied.run); };
   return Begin(fill, [&](RequestId id) {
-    if (!AreCompatible(request->protocol(), kProtocol)) {
-      Finish(id, [request](const Fill&) {
-        return absl::FailedPreconditionError(
-            absl::StrCat("the command has protocol ", request->protocol(), ", the coordinator ",
-                         kProtocol, "; only adjacent protocols work together"));
-      });
+    const absl::Status checked = CheckSubmit(*request);
+    if (!checked.ok()) {
+      Finish(id, [&](const Fill&) { return checked; });
       return true;
     }
     std::random_device entropy;

@@ -110,6 +110,8 @@ class CoordinatorService final : public v1::Membership::CallbackService,
   // Registers a call and posts its event or query to the loop; `post` returns false if the loop has
   // stopped. The call ends by Finish with its id, by Drain, or by cancellation.
   Call* Begin(Fill fill, const std::function<bool(RequestId)>& post) ABSL_LOCKS_EXCLUDED(mutex_);
+  // On the thread of the call: the loop is not delayed by specs that it would refuse.
+  absl::Status CheckSubmit(const v1::SubmitRequest& request) const;
   // Begins a call that only reads the state machine and is answered without waiting for an event.
   Call* Query(std::function<absl::Status(const Machine&, absl::Time)> read);
   // Finishes the call with the result of `finish`, which may write the reply, unless it has ended.

@@ -217,6 +217,8 @@ void FakeCluster::Deliver() {
 
 std::string FakeCluster::Submit(const v1::RunSpec& spec) {
   last_run.clear();
+  last_status = Machine::CheckSpec(options_, spec);
+  if (!last_status.ok()) return "";
   Do(SubmitRun{.request = ++last_request_, .spec = spec, .lineage_seed = 7});
   const std::string run = last_run;
   Deliver();

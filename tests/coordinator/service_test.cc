@@ -44,7 +44,8 @@ class Coordinator {
     options.machine.plan = [](const v1::RunSpec&, int) -> absl::StatusOr<v1::Plan> {
       return v1::Plan();
     };
-    options.machine.validate = [](const v1::RunSpec& spec) {
+    options.machine.validate = [this](const v1::RunSpec& spec) {
+      if (spec.name() == "slow") validation_ends_.WaitForNotification();
       return spec.batch_per_group() > 0
                  ? absl::OkStatus()
                  : absl::InvalidArgumentError("batch_per_group: must be at least 1");
@@ -66,8 +67,11 @@ class Coordinator {
     daemon_->Drain(absl::Seconds(2));
   }
   const std::string& address() const { return daemon_->address(); }
+  // Until then, the validation of a run named "slow" blocks.
+  void EndValidation() { validation_ends_.Notify(); }
 
  private:
+  absl::Notification validation_ends_;
   std::unique_ptr<SqliteStore> store_;
   std::unique_ptr<CoordinatorService> service_;
   std::unique_ptr<Daemon> daemon_;
@@ -286,6 +290,19 @@ TEST_F(ServiceTest, SubmitListStop) {
   newest.Clear();
   EXPECT_TRUE(watch(kLimit).ok());
   EXPECT_EQ(newest.state(), v1::RUN_STATE_STOPPED) << "the run has ended already";
+}
+
+// The validation of a large spec does not delay other calls.
+TEST_F(ServiceTest, ValidatesOnCallingThread) {
+  v1::RunSpec slow = Spec();
+  slow.set_name("slow");
+  std::thread submit([&] { EXPECT_TRUE(client_->Submit(slow).ok()); });
+  // The call is answered whether or not it precedes the submission.
+  for (int i = 0; i < 100; ++i) EXPECT_TRUE(client_->Submit(Spec()).ok());
+  EXPECT_EQ(client_->List()->runs_size(), 100);
+  coordinator_->EndValidation();
+  submit.join();
+  EXPECT_EQ(client_->List()->runs_size(), 101);
 }
 
 TEST_F(ServiceTest, CallErrors) {
