@@ -2,6 +2,8 @@
 // from other failures (1).
 #include "cli/console.h"
 
+#include "base/peer_text.h"
+
 namespace cadre {
 
 ExitCode ExitCodeOf(const absl::Status& status) {
@@ -20,7 +22,7 @@ ExitCode ExitCodeOf(const absl::Status& status) {
 
 // The message is one line, so that scripts can log it as it is.
 ExitCode Fail(const Console& console, const absl::Status& status) {
-  console.err << "cadre: " << status.message() << std::endl;
+  console.err << "cadre: " << Escaped(status.message(), LineBreaks::kKeep) << std::endl;
   return ExitCodeOf(status);
 }
 

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "base/peer_text.h"
 #include "cli/table.h"
 #include "proto/enum_text.h"
 
@@ -44,7 +45,7 @@ std::string ProgressText(const v1::RunStatus& run) {
   std::vector<std::string> parts = {EnumText(run.state())};
   if (run.state() == v1::RUN_STATE_QUEUED || run.state() == v1::RUN_STATE_FAILED ||
       run.state() == v1::RUN_STATE_STOPPED || run.state() == v1::RUN_STATE_PARKED) {
-    if (!run.reason().empty()) parts.push_back(run.reason());
+    if (!run.reason().empty()) parts.push_back(Escaped(run.reason()));
     if (run.step() == 0) return absl::StrJoin(parts, "  ");
   }
   parts.push_back(run.total_epochs() > 0

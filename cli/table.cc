@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
+#include "base/peer_text.h"
 
 namespace cadre {
 namespace {
@@ -28,11 +29,12 @@ void AppendLine(const std::vector<std::string>& cells, const std::vector<size_t>
 
 }  // namespace
 
-// Empty cells are replaced now, so that the width of their column is right.
+// Cells may contain text of other processes. They are escaped, and empty ones replaced, now, so
+// that the width of their column is right.
 void Table::AddRow(std::vector<std::string> cells) {
   CHECK_EQ(cells.size(), header_.size());
   for (std::string& cell : cells) {
-    if (cell.empty()) cell = kNone;
+    cell = cell.empty() ? kNone : Escaped(cell);
   }
   rows_.push_back(std::move(cells));
 }
@@ -57,7 +59,7 @@ std::string FieldsText(const std::vector<std::pair<std::string, std::string>>& f
   std::string out;
   for (const auto& [label, text] : fields) {
     absl::StrAppend(&out, label, std::string(indent - Width(label), ' '),
-                    Wrap(text.empty() ? kNone : text, kColumns - indent, indent), "\n");
+                    Wrap(text.empty() ? kNone : Escaped(text), kColumns - indent, indent), "\n");
   }
   return out;
 }

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/peer_text.h"
 #include "base/protocol.h"
 #include "base/rpc/grpc_status.h"
 #include "base/status.h"
@@ -148,7 +149,14 @@ grpc::ServerUnaryReactor* CoordinatorService::Submit(grpc::CallbackServerContext
 grpc::ServerUnaryReactor* CoordinatorService::Stop(grpc::CallbackServerContext*,
                                                    const v1::StopRequest* request, v1::StopReply*) {
   return Begin(nullptr, [&](RequestId id) {
-    return loop_->Post(StopRun{id, request->run(), request->reason()});
+    if (request->reason().size() > kMaxReason) {
+      Finish(id, [](const Fill&) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("reason: has more than the ", kMaxReason, " bytes that are allowed"));
+      });
+      return true;
+    }
+    return loop_->Post(StopRun{id, request->run(), ShortReason(request->reason())});
   });
 }
 

@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/rpc/grpc_channel.h"
+#include "coordinator/member_text.h"
 #include "coordinator/run_rules.h"
 
 namespace cadre {
@@ -60,6 +61,10 @@ void JoinStream::OnReadDone(bool ok) {
     post_(MessageRefused{
         connection_, v1::REFUSAL_OVERSIZED,
         absl::StrCat("a message of ", bytes, " bytes exceeds the limit of ", kMaxMessageBytes)});
+    return;
+  }
+  if (const absl::Status text = LimitText(incoming_); !text.ok()) {
+    post_(MessageRefused{connection_, v1::REFUSAL_MALFORMED, std::string(text.message())});
     return;
   }
   if (!post_(MessageReceived{connection_, std::move(incoming_)})) {

@@ -147,5 +147,12 @@ TEST(ProgressTest, QuietPrintsNothing) {
   EXPECT_EQ(out.str(), "");
 }
 
+TEST(ProgressTest, EscapesReasons) {
+  v1::RunStatus run;
+  run.set_state(v1::RUN_STATE_FAILED);
+  run.set_reason("rank 1: \x1b[2J\ndone");
+  EXPECT_EQ(ProgressText(run), "failed  rank 1: \\x1b[2J\\ndone");
+}
+
 }  // namespace
 }  // namespace cadre

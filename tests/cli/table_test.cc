@@ -19,6 +19,16 @@ TEST(TableTest, AlignsColumns) {
             "b             <none>   22\n");
 }
 
+// Text of other processes cannot control the terminal or forge lines.
+TEST(TableTest, EscapesCells) {
+  Table table({"NAME", "REASON"});
+  table.AddRow({"\x1b[2J", "a\nb"});
+  EXPECT_EQ(table.Text(),
+            "NAME      REASON\n"
+            "\\x1b[2J   a\\nb\n");
+  EXPECT_EQ(FieldsText({{"reason", "\x1b]0;x\x07"}}), "reason   \\x1b]0;x\\x07\n");
+}
+
 TEST(TableTest, EmptyWithoutRows) { EXPECT_EQ(Table({"NAME"}).Text(), ""); }
 
 TEST(FieldsTextTest, AlignsAndWraps) {

@@ -239,25 +239,33 @@ TEST_F(ServiceTest, OversizedMessageIsRefused) {
   EXPECT_EQ(Counter("refused_oversized"), 1u);
 }
 
-// The result of a join with an empty Hello.
-absl::Status JoinEmpty(const std::string& address, absl::Duration dial_timeout) {
+// The result of a join with a Hello that has only a name.
+absl::Status JoinWithName(const std::string& name, const std::string& address,
+                          absl::Duration dial_timeout) {
   MembershipClient::Options options;
   options.coordinator = address;
   options.dial_timeout = dial_timeout;
-  options.hello = [] { return v1::Hello(); };
+  options.hello = [name] {
+    v1::Hello hello;
+    hello.set_name(name);
+    return hello;
+  };
   options.on_message = [](const v1::CoordinatorMessage&) { return true; };
   return MembershipClient::Start(std::move(options)).status();
 }
 
 TEST_F(ServiceTest, RefusedJoinHasReason) {
-  EXPECT_THAT(JoinEmpty(coordinator_->address(), kLimit),
+  EXPECT_THAT(JoinWithName("", coordinator_->address(), kLimit),
               IsError(absl::StatusCode::kPermissionDenied, "Hello lacks the field role"));
+  EXPECT_THAT(JoinWithName("\x1b[2J", coordinator_->address(), kLimit),
+              IsError(absl::StatusCode::kPermissionDenied, "hello.name '\\x1b[2J' is not"));
+  EXPECT_EQ(Counter("refused_malformed"), 2U);
 }
 
 TEST_F(ServiceTest, NoCoordinatorIsUnavailable) {
   const std::string address = coordinator_->address();
   coordinator_->Stop();
-  EXPECT_THAT(JoinEmpty(address, absl::Milliseconds(500)),
+  EXPECT_THAT(JoinWithName("", address, absl::Milliseconds(500)),
               IsError(absl::StatusCode::kUnavailable, address));
   CoordinatorClient client({.coordinator = address, .dial_timeout = absl::Milliseconds(300)});
   EXPECT_EQ(client.Status().status().code(), absl::StatusCode::kUnavailable);
@@ -310,6 +318,8 @@ TEST_F(ServiceTest, CallErrors) {
   bad.set_batch_per_group(0);
   const auto refused = client_->Submit(bad);
   EXPECT_THAT(refused, IsError(absl::StatusCode::kInvalidArgument, "batch_per_group"));
+  EXPECT_THAT(client_->Stop("run-9", std::string(1025, 'x')),
+              IsError(absl::StatusCode::kInvalidArgument, "reason: has more than the 1024"));
   EXPECT_EQ(client_->Stop("run-9", "").code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(client_->Status("run-9").status().code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(client_->Watch("run-9", absl::Now() + kLimit, [](const auto&) { return true; }).code(),
