@@ -46,10 +46,9 @@ absl::Status ErrnoStatus(int error, absl::string_view what, absl::string_view pa
   }
 }
 
-absl::StatusOr<RegularFile> OpenRegularFile(const std::string& path) {
+absl::StatusOr<RegularFile> OpenRegularFile(const std::string& path, const RootedFiles& files) {
   // Without O_NONBLOCK, opening a named pipe would block until it has a writer.
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (fd < 0) return ErrnoStatus(errno, "open", path);
+  CADRE_ASSIGN_OR_RETURN(const int fd, files.OpenDescriptor(path, O_RDONLY | O_NONBLOCK));
   absl::Cleanup close_fd = [fd] { close(fd); };
   struct stat status {};
   if (fstat(fd, &status) != 0) return ErrnoStatus(errno, "stat", path);
@@ -60,8 +59,9 @@ absl::StatusOr<RegularFile> OpenRegularFile(const std::string& path) {
   return RegularFile{.fd = fd, .bytes = status.st_size};
 }
 
-absl::StatusOr<std::string> ReadFile(const std::string& path, int64_t max_bytes) {
-  CADRE_ASSIGN_OR_RETURN(const RegularFile file, OpenRegularFile(path));
+absl::StatusOr<std::string> ReadFile(const std::string& path, int64_t max_bytes,
+                                     const RootedFiles& files) {
+  CADRE_ASSIGN_OR_RETURN(const RegularFile file, OpenRegularFile(path, files));
   const int fd = file.fd;
   absl::Cleanup close_fd = [fd] { close(fd); };
   if (file.bytes > max_bytes) return TooLarge(path, max_bytes);

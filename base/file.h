@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "base/file_system.h"
+#include "base/rooted_files.h"
 
 namespace cadre {
 
@@ -17,8 +18,9 @@ namespace cadre {
 inline constexpr int64_t kMaxReadBytes = int64_t{1} << 30;
 
 // Errors: NotFound, PermissionDenied, ..., with the path in the message; InvalidArgument for
-// anything but a regular file, and for more than `max_bytes`.
-absl::StatusOr<std::string> ReadFile(const std::string& path, int64_t max_bytes = kMaxReadBytes);
+// anything but a regular file, and for more than `max_bytes`; those of `files`.
+absl::StatusOr<std::string> ReadFile(const std::string& path, int64_t max_bytes = kMaxReadBytes,
+                                     const RootedFiles& files = RootedFiles::Unrestricted());
 
 // A regular file that is open for reading.
 struct RegularFile {
@@ -29,8 +31,9 @@ struct RegularFile {
 };
 
 // Does not block on named pipes. Errors: NotFound, PermissionDenied, ..., with the path in the
-// message; InvalidArgument for anything but a regular file.
-absl::StatusOr<RegularFile> OpenRegularFile(const std::string& path);
+// message; InvalidArgument for anything but a regular file; those of `files`.
+absl::StatusOr<RegularFile> OpenRegularFile(const std::string& path,
+                                            const RootedFiles& files = RootedFiles::Unrestricted());
 
 // Writes a file with these bytes, which replaces `path` atomically (base/atomic_file.h).
 // Errors: as AtomicFile::Append and Commit; ResourceExhausted for a full disk.

@@ -8,6 +8,7 @@
 
 #include <cstdio>
 #include <cstring>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -39,8 +40,16 @@ bool Known(const std::string& name, bool* takes_next) {
          info.type == "bool";
 }
 
+// Every value on the command line, in order, by the name of its flag with underscores. Written by
+// ParseProgramFlags.
+std::multimap<std::string, std::string>& GivenValues() {
+  static auto* const values = new std::multimap<std::string, std::string>();
+  return *values;
+}
+
 // The first argument that is neither a known flag nor the value of one; null if there is none.
-// gflags would end the process with exit code 1 for it.
+// gflags would end the process with exit code 1 for it. Stores the
+// values of the arguments before it.
 const char* FirstUnknown(int argc, char** argv) {
   for (int i = 1; i < argc; ++i) {
     absl::string_view argument = argv[i];
@@ -49,7 +58,9 @@ const char* FirstUnknown(int argc, char** argv) {
     const size_t equals = argument.find('=');
     bool takes_next = false;
     if (!Known(std::string(argument.substr(0, equals)), &takes_next)) return argv[i];
-    if (takes_next && equals == absl::string_view::npos) ++i;
+    std::string value(equals == absl::string_view::npos ? "" : argument.substr(equals + 1));
+    if (takes_next && equals == absl::string_view::npos && ++i < argc) value = argv[i];
+    GivenValues().emplace(absl::StrReplaceAll(argument.substr(0, equals), {{"-", "_"}}), value);
   }
   return nullptr;
 }
@@ -98,6 +109,14 @@ std::optional<int> ParseProgramFlags(const char* usage, const char* version, con
   }
   gflags::HandleCommandLineHelpFlags();  // --version, and gflags' other help flags
   return std::nullopt;
+}
+
+std::vector<std::string> AllValues(const std::string& name, const std::string& last) {
+  std::vector<std::string> values;
+  const auto [begin, end] = GivenValues().equal_range(name);
+  for (auto value = begin; value != end; ++value) values.push_back(value->second);
+  if (values.empty() && !last.empty()) values.push_back(last);
+  return values;
 }
 
 }  // namespace cadre

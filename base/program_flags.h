@@ -1,9 +1,12 @@
-// The command line of a daemon: gflags, with the same help and the same exit codes in every program.
+// The command line of a daemon: gflags, with the same help and the same exit codes in every
+// program.
 //
 // Called from main only, before any thread starts.
 #pragma once
 
 #include <optional>
+#include <string>
+#include <vector>
 
 namespace cadre {
 
@@ -15,5 +18,9 @@ inline constexpr int kExitBadFlags = 2;
 // `source` is the file whose flags --help lists, such as "worker/main.cc".
 std::optional<int> ParseProgramFlags(const char* usage, const char* version, const char* source,
                                      int* argc, char*** argv);
+
+// All values that ParseProgramFlags has found for a string flag that may be repeated, in order.
+// gflags keeps the last one only. `last`: its value by gflags, which may come from a flag file.
+std::vector<std::string> AllValues(const std::string& name, const std::string& last);
 
 }  // namespace cadre

@@ -41,6 +41,11 @@ bool IsFinal(const Ending& ending) {
   return !ending.signalled && (ending.code == kBadFlags || ending.code == kPermanentFailure);
 }
 
+void AddRoots(absl::string_view flag, const std::vector<std::string>& roots,
+              std::vector<std::string>& arguments) {
+  for (const std::string& root : roots) arguments.push_back(absl::StrCat(flag, root));
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Start(LocalClusterOptions options) {
@@ -97,12 +102,14 @@ absl::Status LocalCluster::StartAggregators() {
     const std::string name = absl::StrCat("aggregator-", i);
     const std::string data = absl::StrCat(options_.folder, "/", name);
     CADRE_RETURN_IF_ERROR(MakeFolder(data));
-    CADRE_RETURN_IF_ERROR(AddMember(
-        {.name = name,
-         .program = options_.programs + "/cadre-aggregator",
-         .arguments = {"--listen=127.0.0.1:0", absl::StrCat("--coordinator=", coordinator_),
-                       absl::StrCat("--data-dir=", data), absl::StrCat("--name=", name),
-                       "--logtostderr"}}));
+    Member aggregator{
+        .name = name,
+        .program = options_.programs + "/cadre-aggregator",
+        .arguments = {"--listen=127.0.0.1:0", absl::StrCat("--coordinator=", coordinator_),
+                      absl::StrCat("--data-dir=", data), absl::StrCat("--name=", name),
+                      "--logtostderr"}};
+    AddRoots("--checkpoint-root=", options_.checkpoint_roots, aggregator.arguments);
+    CADRE_RETURN_IF_ERROR(AddMember(std::move(aggregator)));
   }
   return absl::OkStatus();
 }
@@ -117,6 +124,8 @@ absl::Status LocalCluster::StartWorkers() {
                       absl::StrCat("--name=", name), absl::StrCat("--threads=", options_.threads),
                       // The run has ended, or its user has ended it.
                       "--drain-timeout=0", "--logtostderr"}};
+    AddRoots("--data-root=", options_.data_roots, worker.arguments);
+    AddRoots("--checkpoint-root=", options_.checkpoint_roots, worker.arguments);
     if (options_.device != "cpu") {
       worker.arguments.push_back(absl::StrCat("--device=", options_.device));
       worker.environment.push_back(absl::StrCat("NCCL_HOSTID=", name));

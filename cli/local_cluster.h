@@ -37,6 +37,9 @@ struct LocalClusterOptions {
   // Value of `cadre-worker --device`. NCCL refuses two ranks of one machine on one GPU, so each
   // worker gets its own host id.
   std::string device = "cpu";
+  // Folders beneath which the run reads data, and reads and writes checkpoints; must exist.
+  std::vector<std::string> data_roots;
+  std::vector<std::string> checkpoint_roots;
   // A member without a heartbeat for this long counts as lost.
   absl::Duration lease = absl::Seconds(5);
   // Restart processes that die; otherwise their death is an error.

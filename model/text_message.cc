@@ -252,8 +252,8 @@ absl::StatusOr<TextLocations> ParseTextMessage(const std::string& path, const st
 absl::StatusOr<TextLocations> ReadTextMessage(const std::string& path, int64_t max_bytes,
                                               absl::string_view what,
                                               google::protobuf::Message& message,
-                                              UnknownFields unknown) {
-  CADRE_ASSIGN_OR_RETURN(const std::string text, ReadFile(path, max_bytes));
+                                              UnknownFields unknown, const RootedFiles& files) {
+  CADRE_ASSIGN_OR_RETURN(const std::string text, ReadFile(path, max_bytes, files));
   return ParseTextMessage(path, text, what, message, unknown);
 }
 

@@ -17,6 +17,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "base/rooted_files.h"
 #include "base/status.h"
 #include "model/problem.h"
 
@@ -62,10 +63,10 @@ absl::StatusOr<TextLocations> ParseTextMessage(const std::string& path, const st
 
 // The same for a file. Further errors: NotFound, PermissionDenied, ... with the path;
 // InvalidArgument if the file has more than `max_bytes`.
-absl::StatusOr<TextLocations> ReadTextMessage(const std::string& path, int64_t max_bytes,
-                                              absl::string_view what,
-                                              google::protobuf::Message& message,
-                                              UnknownFields unknown = UnknownFields::kReject);
+absl::StatusOr<TextLocations> ReadTextMessage(
+    const std::string& path, int64_t max_bytes, absl::string_view what,
+    google::protobuf::Message& message, UnknownFields unknown = UnknownFields::kReject,
+    const RootedFiles& files = RootedFiles::Unrestricted());
 
 // Reads a message and validates it with `find_problems`. Errors: as ReadTextMessage;
 // InvalidArgument with one located problem per line.

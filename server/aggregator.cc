@@ -35,9 +35,10 @@ absl::StatusOr<std::unique_ptr<Aggregator>> Aggregator::Start(AggregatorOptions 
   options.server.memory_quota_bytes = kMemoryQuota;
   auto aggregator = std::unique_ptr<Aggregator>(new Aggregator(std::move(options)));
   const AggregatorOptions& settings = aggregator->options_;
-  CADRE_ASSIGN_OR_RETURN(aggregator->host_,
-                         ShardHost::Open(settings.data_dir, settings.name, &aggregator->counters_,
-                                         settings.keep_ended_runs));
+  CADRE_ASSIGN_OR_RETURN(
+      aggregator->host_,
+      ShardHost::Open(settings.data_dir, settings.name, &aggregator->counters_,
+                      settings.keep_ended_runs, PosixFileSystem(), settings.checkpoint_files));
   aggregator->service_ =
       std::make_unique<RoundsService>(settings.service, *aggregator->host_, aggregator->counters_);
   CADRE_ASSIGN_OR_RETURN(aggregator->daemon_,

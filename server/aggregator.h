@@ -26,6 +26,7 @@
 #include "absl/time/time.h"
 #include "base/clock.h"
 #include "base/counters.h"
+#include "base/rooted_files.h"
 #include "base/rpc/daemon.h"
 #include "base/steady_cond_var.h"
 #include "coordinator/client/membership_client.h"
@@ -55,6 +56,8 @@ struct AggregatorOptions {
   size_t max_orders = 4096;
   // Number of ended and archived runs whose files are kept.
   size_t keep_ended_runs = kKeepEndedRuns;
+  // Checkpoints from which runs may start.
+  RootedFiles checkpoint_files = RootedFiles::Unrestricted();
   RoundsServiceOptions service;
   // Called from a thread of the aggregator when it can no longer serve, see end(). Optional.
   std::function<void()> ended;

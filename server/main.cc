@@ -9,7 +9,9 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "base/peer_text.h"
 #include "base/program_flags.h"
+#include "base/rooted_files.h"
 #include "base/rpc/daemon.h"
 #include "server/aggregator.h"
 
@@ -20,7 +22,12 @@ DEFINE_string(advertise, "",
               "host:port where workers reach this aggregator; empty: the listen address");
 DEFINE_string(coordinator, "127.0.0.1:7000", "host:port of the coordinator");
 DEFINE_string(data_dir, "", "folder for versions and contributions; must persist across restarts");
-DEFINE_string(name, "", "unique name, the identity of this aggregator across restarts");
+DEFINE_string(name, "",
+              "unique name of [a-z0-9._-], the identity of this aggregator across restarts");
+DEFINE_string(
+    checkpoint_root, "",
+    "folder beneath which runs may start from checkpoints; may be repeated; default: none");
+
 DEFINE_string(port_file, "", "file that receives the port once the server listens");
 DEFINE_int32(dial_timeout, 30, "seconds to wait for the coordinator at startup");
 DEFINE_int32(drain, 5, "seconds that open streams have to finish after SIGTERM");
@@ -65,6 +72,9 @@ int Fail(const absl::Status& status) {
 std::string WrongFlag() {
   if (FLAGS_data_dir.empty()) return "--data-dir is required: a persistent folder";
   if (FLAGS_name.empty()) return "--name is required: the aggregator's identity across restarts";
+  if (const absl::Status named = cadre::CheckName("--name", FLAGS_name); !named.ok()) {
+    return std::string(named.message());
+  }
   if (FLAGS_coordinator.empty()) return "--coordinator is required: host:port";
   if (FLAGS_keep_ended_runs < 0) return "--keep-ended-runs must not be negative";
   if (FLAGS_disk_threads < 1 || FLAGS_disk_threads > 256) return "--disk-threads must be 1 .. 256";
@@ -88,6 +98,10 @@ int main(int argc, char** argv) {
     return Fail(kExitUsage, absl::StrCat(wrong, "; see --help"));
   }
 
+  const auto checkpoint_files = cadre::RootedFiles::Open(
+      "--checkpoint-root", cadre::AllValues("checkpoint_root", FLAGS_checkpoint_root));
+  if (!checkpoint_files.ok()) return Fail(kExitUsage, checkpoint_files.status().message());
+
   auto aggregator = cadre::Aggregator::Start(
       {.server = {.listen = FLAGS_listen, .insecure = FLAGS_insecure, .port_file = FLAGS_port_file},
        .advertise = FLAGS_advertise,
@@ -97,6 +111,7 @@ int main(int argc, char** argv) {
        .version = CADRE_VERSION,
        .dial_timeout = absl::Seconds(FLAGS_dial_timeout),
        .keep_ended_runs = static_cast<size_t>(FLAGS_keep_ended_runs),
+       .checkpoint_files = *checkpoint_files,
        .service = {.disk_threads = FLAGS_disk_threads,
                    .max_stages = FLAGS_max_streams,
                    .max_pulls = FLAGS_max_streams},

@@ -57,7 +57,7 @@ absl::StatusOr<RunTerms> RunTermsOf(const v1::OpenRun& open) {
   return terms;
 }
 
-absl::StatusOr<ShardStore::Fill> InitialModel(const v1::RunSpec& spec) {
+absl::StatusOr<ShardStore::Fill> InitialModel(const v1::RunSpec& spec, const RootedFiles& files) {
   CADRE_ASSIGN_OR_RETURN(ParameterIndex made, ParameterIndex::FromModel(spec.model()));
   // Shared because std::function requires copyable captures.
   const auto index = std::make_shared<const ParameterIndex>(std::move(made));
@@ -67,8 +67,9 @@ absl::StatusOr<ShardStore::Fill> InitialModel(const v1::RunSpec& spec) {
       return absl::OkStatus();
     };
   }
-  CADRE_ASSIGN_OR_RETURN(SafetensorsFile opened, OpenWeights(spec.checkpoint().from(), *index));
-  const auto file = std::make_shared<SafetensorsFile>(std::move(opened));
+  absl::StatusOr<SafetensorsFile> opened = OpenWeights(spec.checkpoint().from(), *index, files);
+  if (!opened.ok()) return Annotate(opened.status(), "checkpoint.from");
+  const auto file = std::make_shared<SafetensorsFile>(*std::move(opened));
   return [index, file](int64_t first, std::span<float> out) {
     return ReadFlat(*index, *file, first, out);
   };

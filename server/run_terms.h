@@ -4,6 +4,7 @@
 #pragma once
 
 #include "absl/status/statusor.h"
+#include "base/rooted_files.h"
 #include "proto/cadre/v1/membership.pb.h"
 #include "proto/cadre/v1/run.pb.h"
 #include "server/ledger.h"
@@ -16,7 +17,7 @@ absl::StatusOr<RunTerms> RunTermsOf(const v1::OpenRun& open);
 
 // Returns a function that produces the initial model of the spec, from its seed or from a
 // checkpoint, whose file stays open as long as the function exists. Requires: RunTermsOf accepted
-// the spec. Errors: those of OpenWeights.
-absl::StatusOr<ShardStore::Fill> InitialModel(const v1::RunSpec& spec);
+// the spec. Errors: those of OpenWeights and of `files`.
+absl::StatusOr<ShardStore::Fill> InitialModel(const v1::RunSpec& spec, const RootedFiles& files);
 
 }  // namespace cadre

@@ -94,18 +94,20 @@ absl::StatusOr<int64_t> VersionPull::Next(std::span<char> data) {
 
 // --- ShardHost
 
-ShardHost::ShardHost(std::unique_ptr<ShardStore> store, Counters* counters, size_t keep_ended_runs)
-    : store_(std::move(store)), counters_(counters), keep_ended_runs_(keep_ended_runs) {}
+ShardHost::ShardHost(std::unique_ptr<ShardStore> store, Counters* counters, size_t keep_ended_runs,
+                     RootedFiles checkpoint_files)
+    : store_(std::move(store)),
+      counters_(counters),
+      keep_ended_runs_(keep_ended_runs),
+      checkpoint_files_(std::move(checkpoint_files)) {}
 
-absl::StatusOr<std::unique_ptr<ShardHost>> ShardHost::Open(const std::string& data_dir,
-                                                           const std::string& name,
-                                                           Counters* counters,
-                                                           size_t keep_ended_runs,
-                                                           FileSystem& files) {
+absl::StatusOr<std::unique_ptr<ShardHost>> ShardHost::Open(
+    const std::string& data_dir, const std::string& name, Counters* counters,
+    size_t keep_ended_runs, FileSystem& files, RootedFiles checkpoint_files) {
   CADRE_ASSIGN_OR_RETURN(std::unique_ptr<ShardStore> store,
                          ShardStore::Open(files, data_dir, name));
-  auto host =
-      std::unique_ptr<ShardHost>(new ShardHost(std::move(store), counters, keep_ended_runs));
+  auto host = std::unique_ptr<ShardHost>(
+      new ShardHost(std::move(store), counters, keep_ended_runs, std::move(checkpoint_files)));
   CADRE_RETURN_IF_ERROR(host->Restore());
   return host;
 }
@@ -228,7 +230,7 @@ absl::StatusOr<v1::RunOpened> ShardHost::OpenRun(const v1::OpenRun& open) {
 }
 
 absl::Status ShardHost::MakeVersionZero(const v1::OpenRun& open, Interval span) {
-  CADRE_ASSIGN_OR_RETURN(const ShardStore::Fill fill, InitialModel(open.spec()));
+  CADRE_ASSIGN_OR_RETURN(const ShardStore::Fill fill, InitialModel(open.spec(), checkpoint_files_));
   CADRE_ASSIGN_OR_RETURN(const VersionStats stats, store_->WriteInitial(open.run(), span, fill));
   counters_->Add("versions_written");
   absl::MutexLock lock(&mutex_);

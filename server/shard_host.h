@@ -30,6 +30,7 @@
 #include "absl/synchronization/mutex.h"
 #include "base/counters.h"
 #include "base/file_system.h"
+#include "base/rooted_files.h"
 #include "proto/cadre/v1/membership.pb.h"
 #include "proto/cadre/v1/rounds.pb.h"
 #include "server/ledger.h"
@@ -71,13 +72,12 @@ inline constexpr size_t kKeepEndedRuns = 16;
 class ShardHost {
  public:
   // Opens the data folder of aggregator `name` and restores its runs. Counters and the file
-  // system are borrowed.
+  // system are borrowed. Checkpoints that runs name are read through `checkpoint_files`.
   // Errors: those of ShardStore::Open.
-  static absl::StatusOr<std::unique_ptr<ShardHost>> Open(const std::string& data_dir,
-                                                         const std::string& name,
-                                                         Counters* counters,
-                                                         size_t keep_ended_runs = kKeepEndedRuns,
-                                                         FileSystem& files = PosixFileSystem());
+  static absl::StatusOr<std::unique_ptr<ShardHost>> Open(
+      const std::string& data_dir, const std::string& name, Counters* counters,
+      size_t keep_ended_runs = kKeepEndedRuns, FileSystem& files = PosixFileSystem(),
+      RootedFiles checkpoint_files = RootedFiles::Unrestricted());
 
   // The highest epoch of a coordinator that an earlier process of the aggregator saved.
   uint64_t epoch() const { return store_->epoch(); }
@@ -117,7 +117,8 @@ class ShardHost {
       ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
-  ShardHost(std::unique_ptr<ShardStore> store, Counters* counters, size_t keep_ended_runs);
+  ShardHost(std::unique_ptr<ShardStore> store, Counters* counters, size_t keep_ended_runs,
+            RootedFiles checkpoint_files);
 
   absl::Status Restore() ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status Refuse(const Refused& refused) const;
@@ -137,6 +138,8 @@ class ShardHost {
   const std::unique_ptr<ShardStore> store_;
   Counters* const counters_;
   const size_t keep_ended_runs_;
+  // Of checkpoint.from of a spec.
+  const RootedFiles checkpoint_files_;
   // Held during a whole order of the coordinator.
   mutable absl::Mutex order_mutex_ ABSL_ACQUIRED_BEFORE(mutex_);
   mutable absl::Mutex mutex_;

@@ -5,17 +5,21 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/identity.h"
+#include "base/peer_text.h"
 #include "base/program_flags.h"
+#include "base/rooted_files.h"
 #include "base/rpc/daemon.h"
 #include "worker/compute.h"
 #include "worker/probe_program.h"
@@ -30,7 +34,8 @@ DEFINE_string(
     advertise, "",
     "host:port that is sent to the other ranks; default: --listen with the selected port");
 DEFINE_string(name, "",
-              "display name, unique on its host, under which failures are recorded; default: host "
+              "display name of [a-z0-9._-], unique on its host, under which failures are recorded; "
+              "default: host "
               "name and the port of --listen or, if that is 0, the process id");
 DEFINE_int32(threads, 1, "number of compute threads");
 DEFINE_string(
@@ -41,6 +46,12 @@ DEFINE_double(
     device_memory_gb, 0,
     "maximum memory of a GPU to use, in GiB; 0: all that is free at the start except for a "
     "reserve of 3 GiB or a fifth; processes that share a GPU should each have a limit");
+DEFINE_string(data_root, "",
+              "folder beneath which runs may read data; may be repeated; default: none, so that "
+              "only runs with synthetic data succeed");
+DEFINE_string(
+    checkpoint_root, "",
+    "folder beneath which runs may read and write checkpoints; may be repeated; default: none");
 DEFINE_string(cuda_libraries, "",
               "folders, separated by colons, that are searched first for cuBLAS, cuDNN and NCCL");
 DEFINE_bool(reference_kernels, false,
@@ -165,7 +176,10 @@ int Probe() {
 // With a fixed port, equal for a restarted process.
 std::string DefaultName() {
   const std::string port = FLAGS_listen.substr(FLAGS_listen.rfind(':') + 1);
-  return absl::StrCat(cadre::HostName(), "-", port == "0" ? absl::StrCat(getpid()) : port);
+  std::string name = absl::AsciiStrToLower(cadre::HostName());
+  // The suffix must remain unique on the host.
+  name.resize(std::min<size_t>(name.size(), cadre::kMaxName - 12));
+  return absl::StrCat(name, "-", port == "0" ? absl::StrCat(getpid()) : port);
 }
 
 }  // namespace
@@ -203,6 +217,16 @@ int main(int argc, char** argv) {
   options.advertise = FLAGS_advertise;
   options.version = CADRE_VERSION;
   options.name = FLAGS_name.empty() ? DefaultName() : FLAGS_name;
+  const absl::Status named = cadre::CheckName("--name", options.name);
+  if (!named.ok()) return FailToStart(named);
+  const auto data_files =
+      cadre::RootedFiles::Open("--data-root", cadre::AllValues("data_root", FLAGS_data_root));
+  if (!data_files.ok()) return FailToStart(data_files.status());
+  options.data_files = *data_files;
+  const auto checkpoint_files = cadre::RootedFiles::Open(
+      "--checkpoint-root", cadre::AllValues("checkpoint_root", FLAGS_checkpoint_root));
+  if (!checkpoint_files.ok()) return FailToStart(checkpoint_files.status());
+  options.checkpoint_files = *checkpoint_files;
   const cadre::ComputeOptions compute{
       .device = FLAGS_device,
       .threads = FLAGS_threads,

@@ -254,6 +254,8 @@ void Worker::Train(GroupSession& session) {
   options.states = &states_;
   options.progress = &progress_;
   options.exchange_silence = options_.exchange_silence;
+  options.data_files = options_.data_files;
+  options.checkpoint_files = options_.checkpoint_files;
   options.connect_data = compute_->connect_data();
   options.connect =
       [&](const v1::Assignment& assignment) -> absl::StatusOr<std::unique_ptr<Transport>> {

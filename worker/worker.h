@@ -22,6 +22,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "base/counters.h"
+#include "base/rooted_files.h"
 #include "coordinator/client/membership_client.h"
 #include "worker/assignment.h"
 #include "worker/compute.h"
@@ -35,6 +36,9 @@
 namespace cadre {
 
 struct WorkerOptions {
+  // Files that a run may name in `data` and in `checkpoint`.
+  RootedFiles data_files = RootedFiles::Unrestricted();
+  RootedFiles checkpoint_files = RootedFiles::Unrestricted();
   // host:port of the coordinator.
   std::string coordinator;
   // Time limit for reaching it at the start.

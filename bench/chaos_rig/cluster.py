@@ -230,9 +230,11 @@ class Cluster:
         if member.role == "coordinator":
             return [program, *common, f"--store={member.folder}/store.db", f"--lease-ms={self.args.lease_ms}"]
         if member.role == "aggregator":
-            return [program, *common, coordinator, f"--data-dir={self.data(member)}", f"--name={member.name}"]
+            return [program, *common, coordinator, f"--data-dir={self.data(member)}", f"--name={member.name}",
+                    "--checkpoint-root=/"]
         shared = "false" if self.hosts else "true"
-        return [program, *common, coordinator, f"--name={member.name}", "--threads=1", f"--shared-memory={shared}"]
+        return [program, *common, coordinator, f"--name={member.name}", "--threads=1", f"--shared-memory={shared}",
+                "--data-root=/", "--checkpoint-root=/"]
 
     def _address(self, name, port):
         return f"{self.hosts.address(name) if self.hosts else '127.0.0.1'}:{port}"

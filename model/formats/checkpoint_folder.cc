@@ -7,8 +7,11 @@
 // first renames a folder to the name of a draft, because its files are removed one by one and
 // readers must not see an incomplete checkpoint.
 //
+// Files are read through RootedFiles. Folders are resolved once, and what is written or removed
+// lies directly in them, under names that this file makes.
+//
 // States after a crash, and what the next CheckpointDraft::Begin does:
-//   step-N.tmp-*                  removes it
+//   step-N.tmp-RUN-*              removes it
 //   step-N.aside without step-N   renames it to step-N
 //   step-N.aside with step-N      removes step-N.aside
 #include "model/formats/checkpoint_folder.h"
@@ -39,6 +42,10 @@ namespace fs = std::filesystem;
 constexpr absl::string_view kPrefix = "step-";
 constexpr absl::string_view kDraftMark = ".tmp-";
 constexpr absl::string_view kAsideMark = ".aside";
+// Of a draft, for mkdtemp; and of a checkpoint that is being removed.
+constexpr absl::string_view kDraftEnding = "-XXXXXX";
+constexpr absl::string_view kRemovedEnding = "-remove";
+static_assert(kDraftEnding.size() == kRemovedEnding.size());
 
 // The N of "step-N"; -1 for any other name.
 int64_t StepOf(absl::string_view name) {
@@ -49,9 +56,13 @@ int64_t StepOf(absl::string_view name) {
   return absl::SimpleAtoi(name, &step) ? step : -1;
 }
 
-bool IsDraft(absl::string_view name) {
+// "step-N.tmp-RUN-" and six characters.
+bool IsDraft(absl::string_view name, absl::string_view run) {
   const size_t mark = name.find(kDraftMark);
-  return mark != absl::string_view::npos && StepOf(name.substr(0, mark)) >= 0;
+  if (mark == absl::string_view::npos || StepOf(name.substr(0, mark)) < 0) return false;
+  name.remove_prefix(mark + kDraftMark.size());
+  return absl::ConsumePrefix(&name, run) && name.size() == kDraftEnding.size() &&
+         absl::StartsWith(name, "-");
 }
 
 bool IsAside(absl::string_view name) {
@@ -102,8 +113,8 @@ absl::Status PutBack(const std::string& directory, const std::string& name) {
 }
 
 // Renames the folder first, because files are removed one by one.
-absl::Status RemoveCheckpoint(const std::string& path) {
-  const std::string hidden = absl::StrCat(path, kDraftMark, "old");
+absl::Status RemoveCheckpoint(const std::string& path, const std::string& run) {
+  const std::string hidden = absl::StrCat(path, kDraftMark, run, kRemovedEnding);
   CADRE_RETURN_IF_ERROR(RemoveAll(hidden));
   CADRE_RETURN_IF_ERROR(Rename(path, hidden));
   return RemoveAll(hidden);
@@ -111,7 +122,9 @@ absl::Status RemoveCheckpoint(const std::string& path) {
 
 }  // namespace
 
-absl::StatusOr<std::vector<CheckpointEntry>> ListCheckpoints(const std::string& directory) {
+absl::StatusOr<std::vector<CheckpointEntry>> ListCheckpoints(const std::string& path_of_directory,
+                                                             const RootedFiles& files) {
+  CADRE_ASSIGN_OR_RETURN(const std::string directory, files.Resolve(path_of_directory));
   CADRE_ASSIGN_OR_RETURN(const std::vector<std::string> names, NamesIn(directory));
   std::vector<CheckpointEntry> entries;
   for (const std::string& name : names) {
@@ -129,36 +142,36 @@ absl::StatusOr<std::vector<CheckpointEntry>> ListCheckpoints(const std::string& 
   return entries;
 }
 
-absl::StatusOr<CheckpointEntry> NewestCheckpoint(const std::string& directory) {
-  CADRE_ASSIGN_OR_RETURN(const std::vector<CheckpointEntry> entries, ListCheckpoints(directory));
+absl::StatusOr<CheckpointEntry> NewestCheckpoint(const std::string& directory,
+                                                 const RootedFiles& files) {
+  CADRE_ASSIGN_OR_RETURN(const std::vector<CheckpointEntry> entries,
+                         ListCheckpoints(directory, files));
   if (entries.empty()) {
     return absl::NotFoundError(absl::StrCat(directory, ": contains no complete checkpoint"));
   }
   return entries.back();
 }
 
-absl::StatusOr<std::string> ResolveCheckpoint(const std::string& from) {
-  if (absl::EndsWith(from, ".safetensors") || IsComplete(from)) return from;
-  CADRE_ASSIGN_OR_RETURN(CheckpointEntry newest, NewestCheckpoint(from));
+absl::StatusOr<std::string> ResolveCheckpoint(const std::string& from, const RootedFiles& files) {
+  CADRE_ASSIGN_OR_RETURN(std::string path, files.Resolve(from));
+  if (absl::EndsWith(path, ".safetensors") || IsComplete(path)) return path;
+  CADRE_ASSIGN_OR_RETURN(CheckpointEntry newest, NewestCheckpoint(path, files));
   return std::move(newest.path);
 }
 
-absl::StatusOr<CheckpointDraft> CheckpointDraft::Begin(const std::string& directory, int64_t step) {
-  CADRE_RETURN_IF_ERROR(MakeFolder(directory));
+absl::StatusOr<CheckpointDraft> CheckpointDraft::Begin(const std::string& path_of_directory,
+                                                       const std::string& run, int64_t step,
+                                                       const RootedFiles& files) {
+  CADRE_ASSIGN_OR_RETURN(const std::string directory, files.MakeFolder(path_of_directory));
   CADRE_ASSIGN_OR_RETURN(const std::vector<std::string> names, NamesIn(directory));
   for (const std::string& name : names) {
     if (IsAside(name)) CADRE_RETURN_IF_ERROR(PutBack(directory, name));
-    if (IsDraft(name)) CADRE_RETURN_IF_ERROR(RemoveAll(fs::path(directory) / name));
+    if (IsDraft(name, run)) CADRE_RETURN_IF_ERROR(RemoveAll(fs::path(directory) / name));
   }
   std::string target = (fs::path(directory) / absl::StrCat(kPrefix, step)).string();
-  std::string path = absl::StrCat(target, kDraftMark, "XXXXXX");
+  std::string path = absl::StrCat(target, kDraftMark, run, kDraftEnding);
   if (mkdtemp(path.data()) == nullptr) return ErrnoStatus(errno, "make folder", path);
-  CheckpointDraft draft(directory, std::move(path), std::move(target));
-  // mkdtemp permits only the owner; users on other hosts may have to read the checkpoint.
-  std::error_code error;
-  fs::permissions(draft.path_, fs::perms{0755}, error);
-  if (error) return ErrnoStatus(error.value(), "set permissions of", draft.path_);
-  return draft;
+  return CheckpointDraft(directory, std::move(path), std::move(target));
 }
 
 CheckpointDraft::CheckpointDraft(std::string directory, std::string path, std::string target)
@@ -201,11 +214,12 @@ absl::Status CheckpointDraft::Replace() {
 }
 
 absl::StatusOr<OwnedCheckpoints> CheckpointsByOwner(const std::string& directory,
-                                                    const std::string& run) {
-  CADRE_ASSIGN_OR_RETURN(std::vector<CheckpointEntry> entries, ListCheckpoints(directory));
+                                                    const std::string& run,
+                                                    const RootedFiles& files) {
+  CADRE_ASSIGN_OR_RETURN(std::vector<CheckpointEntry> entries, ListCheckpoints(directory, files));
   OwnedCheckpoints owned;
   for (CheckpointEntry& entry : entries) {
-    const auto manifest = ReadManifest((fs::path(entry.path) / kManifestFile).string());
+    const auto manifest = ReadManifest((fs::path(entry.path) / kManifestFile).string(), files);
     const bool mine = manifest.ok() && manifest->run() == run;
     (mine ? owned.mine : owned.others).push_back(std::move(entry));
   }
@@ -213,12 +227,12 @@ absl::StatusOr<OwnedCheckpoints> CheckpointsByOwner(const std::string& directory
 }
 
 absl::Status PruneCheckpoints(const std::string& directory, const std::string& run, int keep,
-                              int64_t written) {
-  CADRE_ASSIGN_OR_RETURN(const OwnedCheckpoints owned, CheckpointsByOwner(directory, run));
+                              int64_t written, const RootedFiles& files) {
+  CADRE_ASSIGN_OR_RETURN(const OwnedCheckpoints owned, CheckpointsByOwner(directory, run, files));
   const std::vector<CheckpointEntry>& entries = owned.mine;
   for (int64_t i = 0; i + std::max(1, keep) < std::ssize(entries); ++i) {
     if (entries[i].step == written) continue;
-    CADRE_RETURN_IF_ERROR(RemoveCheckpoint(entries[i].path));
+    CADRE_RETURN_IF_ERROR(RemoveCheckpoint(entries[i].path, run));
   }
   return absl::OkStatus();
 }

@@ -1,9 +1,10 @@
 // Creates, lists and removes checkpoints atomically. A checkpoint directory contains one folder per
 // checkpoint.
 //
-// A checkpoint is written as a draft, in the folder "step-<N>.tmp-<random>", and renamed to
+// A checkpoint is written as a draft, in the folder "step-<N>.tmp-<run>-<random>", and renamed to
 // "step-<N>" when it is complete and durable, so every "step-<N>" is complete. A directory must not
-// have concurrent writers: when a draft begins, older drafts are left from a crash and are removed.
+// have concurrent writers of one run: when a draft begins, older drafts of the run are left from a
+// crash and are removed. Those of other runs stay.
 // While the checkpoint of a step is replaced, its old folder may be called "step-<N>.aside"; this
 // remains the valid checkpoint until the new folder is renamed to "step-<N>".
 //
@@ -17,6 +18,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/rooted_files.h"
 
 namespace cadre {
 
@@ -27,20 +29,26 @@ struct CheckpointEntry {
 
 // Complete checkpoints in ascending order of steps. Errors: NotFound or other file errors, naming
 // the path.
-absl::StatusOr<std::vector<CheckpointEntry>> ListCheckpoints(const std::string& directory);
+absl::StatusOr<std::vector<CheckpointEntry>> ListCheckpoints(
+    const std::string& directory, const RootedFiles& files = RootedFiles::Unrestricted());
 
 // The checkpoint with the highest step. Errors: NotFound, also if there is none.
-absl::StatusOr<CheckpointEntry> NewestCheckpoint(const std::string& directory);
+absl::StatusOr<CheckpointEntry> NewestCheckpoint(
+    const std::string& directory, const RootedFiles& files = RootedFiles::Unrestricted());
 
 // Resolves `from` of a run spec: a *.safetensors file or a checkpoint folder itself, or the newest
 // checkpoint in a directory. Errors: NotFound.
-absl::StatusOr<std::string> ResolveCheckpoint(const std::string& from);
+absl::StatusOr<std::string> ResolveCheckpoint(
+    const std::string& from, const RootedFiles& files = RootedFiles::Unrestricted());
 
 // A checkpoint that is being written.
 class CheckpointDraft {
  public:
-  // Creates the directory if necessary, and removes drafts that a crash has left.
-  static absl::StatusOr<CheckpointDraft> Begin(const std::string& directory, int64_t step);
+  // Creates the directory if necessary, and removes drafts of `run` that a crash has left.
+  // Requires: `run` is part of a file name.
+  static absl::StatusOr<CheckpointDraft> Begin(
+      const std::string& directory, const std::string& run, int64_t step,
+      const RootedFiles& files = RootedFiles::Unrestricted());
   CheckpointDraft(CheckpointDraft&& other) noexcept;
   CheckpointDraft& operator=(CheckpointDraft&&) = delete;
   // Removes the draft unless it was published.
@@ -72,13 +80,15 @@ struct OwnedCheckpoints {
   std::vector<CheckpointEntry> mine;
   std::vector<CheckpointEntry> others;
 };
-absl::StatusOr<OwnedCheckpoints> CheckpointsByOwner(const std::string& directory,
-                                                    const std::string& run);
+absl::StatusOr<OwnedCheckpoints> CheckpointsByOwner(
+    const std::string& directory, const std::string& run,
+    const RootedFiles& files = RootedFiles::Unrestricted());
 
 // Removes the checkpoints of `run` except the `keep` ones with the highest steps and the one of
 // step `written`. Does not remove checkpoints of other runs. Removal is atomic for readers.
 // Requires: keep >= 1.
 absl::Status PruneCheckpoints(const std::string& directory, const std::string& run, int keep,
-                              int64_t written);
+                              int64_t written,
+                              const RootedFiles& files = RootedFiles::Unrestricted());
 
 }  // namespace cadre

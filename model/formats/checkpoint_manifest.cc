@@ -73,11 +73,12 @@ bool SameOrder(const v1::CheckpointManifest& manifest, const ParameterIndex& ind
   return true;
 }
 
-absl::StatusOr<v1::CheckpointManifest> ReadManifest(const std::string& path) {
+absl::StatusOr<v1::CheckpointManifest> ReadManifest(const std::string& path,
+                                                    const RootedFiles& files) {
   v1::CheckpointManifest manifest;
   // Later builds may add fields; format_version changes if they are not optional.
   CADRE_RETURN_IF_ERROR(ReadTextMessage(path, kMaxReadBytes, "a checkpoint manifest", manifest,
-                                        UnknownFields::kIgnore)
+                                        UnknownFields::kIgnore, files)
                             .status());
   if (manifest.format_version() == 0) {
     return absl::InvalidArgumentError(absl::StrCat(path, ": has no format_version"));
@@ -133,8 +134,9 @@ absl::Status CheckTensors(absl::string_view file, const std::vector<NamedShape>&
 }
 
 absl::StatusOr<SafetensorsFile> OpenTensors(const std::string& path,
-                                            const std::vector<NamedShape>& in_model) {
-  CADRE_ASSIGN_OR_RETURN(SafetensorsFile file, SafetensorsFile::Open(path));
+                                            const std::vector<NamedShape>& in_model,
+                                            const RootedFiles& files) {
+  CADRE_ASSIGN_OR_RETURN(SafetensorsFile file, SafetensorsFile::Open(path, files));
   std::vector<NamedShape> in_file;
   for (const StoredTensor& tensor : file.tensors()) in_file.push_back({tensor.name, tensor.shape});
   CADRE_RETURN_IF_ERROR(CheckTensors(path, in_file, in_model));
@@ -142,12 +144,13 @@ absl::StatusOr<SafetensorsFile> OpenTensors(const std::string& path,
 }
 
 // `from` is a checkpoint, a folder of checkpoints or a file of weights.
-absl::StatusOr<SafetensorsFile> OpenWeights(const std::string& from, const ParameterIndex& index) {
-  CADRE_ASSIGN_OR_RETURN(std::string path, ResolveCheckpoint(from));
+absl::StatusOr<SafetensorsFile> OpenWeights(const std::string& from, const ParameterIndex& index,
+                                            const RootedFiles& files) {
+  CADRE_ASSIGN_OR_RETURN(std::string path, ResolveCheckpoint(from, files));
   if (!absl::EndsWith(path, ".safetensors")) {
     path = (std::filesystem::path(path) / kModelFile).string();
   }
-  return OpenTensors(path, WeightTensors(index));
+  return OpenTensors(path, WeightTensors(index), files);
 }
 
 }  // namespace cadre

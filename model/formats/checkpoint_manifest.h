@@ -39,17 +39,20 @@ bool SameOrder(const v1::CheckpointManifest& manifest, const ParameterIndex& ind
 
 // Errors: NotFound, PermissionDenied, ... as ReadFile; InvalidArgument with "FILE:LINE:COLUMN:" for
 // invalid manifests; Unimplemented for a later format than this build knows.
-absl::StatusOr<v1::CheckpointManifest> ReadManifest(const std::string& path);
+absl::StatusOr<v1::CheckpointManifest> ReadManifest(
+    const std::string& path, const RootedFiles& files = RootedFiles::Unrestricted());
 // Errors: as WriteFileAtomically.
 absl::Status WriteManifest(const std::string& path, const v1::CheckpointManifest& manifest);
 
 // Opens a file of tensors. Errors: as SafetensorsFile::Open; as CheckTensors.
 absl::StatusOr<SafetensorsFile> OpenTensors(const std::string& path,
-                                            const std::vector<NamedShape>& in_model);
+                                            const std::vector<NamedShape>& in_model,
+                                            const RootedFiles& files = RootedFiles::Unrestricted());
 
 // The weights of `from`: a checkpoint's folder, a directory of checkpoints (its newest) or a
 // *.safetensors file. Errors: NotFound, ... of files; those of OpenTensors.
-absl::StatusOr<SafetensorsFile> OpenWeights(const std::string& from, const ParameterIndex& index);
+absl::StatusOr<SafetensorsFile> OpenWeights(const std::string& from, const ParameterIndex& index,
+                                            const RootedFiles& files = RootedFiles::Unrestricted());
 
 // Compares the tensors of a file with those of the model, in any order. Errors: InvalidArgument,
 // naming `file` and up to ten tensors that have another shape or that only one of the two has, with

@@ -7,15 +7,18 @@
 #include <system_error>
 
 #include "base/file.h"
+#include "base/status.h"
 
 namespace cadre {
 
 namespace fs = std::filesystem;
 
-absl::StatusOr<std::vector<std::string>> ListClassFolders(const std::string& folder) {
+absl::StatusOr<std::vector<std::string>> ListClassFolders(const std::string& folder,
+                                                          const RootedFiles& files) {
+  CADRE_ASSIGN_OR_RETURN(const std::string resolved, files.Resolve(folder));
   std::vector<std::string> names;
   std::error_code error;
-  fs::directory_iterator entry(folder, error);
+  fs::directory_iterator entry(resolved, error);
   // increment() instead of ++, which throws.
   for (; !error && entry != fs::directory_iterator(); entry.increment(error)) {
     std::error_code ignored;

@@ -7,13 +7,15 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "base/rooted_files.h"
 
 namespace cadre {
 
 // The names of the folders in `folder`, in ascending order: class i is the i-th. Files and
 // unreadable entries are ignored. Errors: NotFound, PermissionDenied, ..., with the path in the
 // message.
-absl::StatusOr<std::vector<std::string>> ListClassFolders(const std::string& folder);
+absl::StatusOr<std::vector<std::string>> ListClassFolders(
+    const std::string& folder, const RootedFiles& files = RootedFiles::Unrestricted());
 
 // The first of `present` that is not in `known`; null if all are. Another split may lack classes of
 // the training split, but must not have additional ones, which would have no number. Requires: both

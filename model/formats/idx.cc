@@ -14,7 +14,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "base/file.h"
 #include "base/status.h"
@@ -35,8 +34,8 @@ struct CloseGzip {
 // Sequential reader of one IDX file. zlib reads uncompressed files unchanged.
 class IdxReader {
  public:
-  static absl::StatusOr<IdxReader> Open(const std::string& path) {
-    CADRE_ASSIGN_OR_RETURN(const RegularFile regular, OpenRegularFile(path));
+  static absl::StatusOr<IdxReader> Open(const std::string& path, const RootedFiles& files) {
+    CADRE_ASSIGN_OR_RETURN(const RegularFile regular, OpenRegularFile(path, files));
     // zlib closes the descriptor.
     gzFile file = gzdopen(regular.fd, "rb");
     if (file == nullptr) {
@@ -114,18 +113,16 @@ class IdxReader {
     return absl::InvalidArgumentError(absl::StrCat(path_, ": ", what));
   }
   absl::Status CheckMagic(std::span<const uint8_t> magic) const {
+    // Messages do not quote the file: it may be one that the reader of the message may not read.
     if (magic[0] != 0 || magic[1] != 0) {
-      return Invalid(absl::StrFormat("starts with bytes %02x %02x; an IDX file starts with 00 00",
-                                     magic[0], magic[1]));
+      return Invalid("is not an IDX file, which starts with two zero bytes");
     }
     if (magic[2] != kUnsignedByte) {
-      return Invalid(
-          absl::StrFormat("has elements of type 0x%02x; only unsigned bytes, 0x%02x, are read",
-                          magic[2], kUnsignedByte));
+      return Invalid("has elements of another type than unsigned bytes, which alone are read");
     }
     if (magic[3] < 1 || magic[3] > kMaxIdxDims) {
       return Invalid(
-          absl::StrCat("has ", int{magic[3]}, " dimensions; 1 to ", kMaxIdxDims, " are read"));
+          absl::StrCat("has no or too many dimensions; 1 to ", kMaxIdxDims, " are read"));
     }
     return absl::OkStatus();
   }
@@ -168,8 +165,8 @@ absl::Status ReadElements(IdxReader& reader, int64_t elements, std::vector<uint8
 
 }  // namespace
 
-absl::StatusOr<IdxArray> ReadIdx(const std::string& path) {
-  CADRE_ASSIGN_OR_RETURN(IdxReader reader, IdxReader::Open(path));
+absl::StatusOr<IdxArray> ReadIdx(const std::string& path, const RootedFiles& files) {
+  CADRE_ASSIGN_OR_RETURN(IdxReader reader, IdxReader::Open(path, files));
   IdxArray array;
   CADRE_ASSIGN_OR_RETURN(array.dims, reader.ReadHeader());
   CADRE_RETURN_IF_ERROR(ReadElements(reader, Elements(array.dims), &array.data));
@@ -177,7 +174,7 @@ absl::StatusOr<IdxArray> ReadIdx(const std::string& path) {
 }
 
 absl::StatusOr<std::vector<int64_t>> CheckIdx(const std::string& path) {
-  CADRE_ASSIGN_OR_RETURN(IdxReader reader, IdxReader::Open(path));
+  CADRE_ASSIGN_OR_RETURN(IdxReader reader, IdxReader::Open(path, RootedFiles::Unrestricted()));
   CADRE_ASSIGN_OR_RETURN(std::vector<int64_t> dims, reader.ReadHeader());
   CADRE_RETURN_IF_ERROR(ReadElements(reader, Elements(dims), nullptr));
   return dims;

@@ -17,6 +17,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/rooted_files.h"
 
 namespace cadre {
 
@@ -31,7 +32,8 @@ struct IdxArray {
 };
 
 // The whole file.
-absl::StatusOr<IdxArray> ReadIdx(const std::string& path);
+absl::StatusOr<IdxArray> ReadIdx(const std::string& path,
+                                 const RootedFiles& files = RootedFiles::Unrestricted());
 
 // The extents, after verifying the whole file.
 absl::StatusOr<std::vector<int64_t>> CheckIdx(const std::string& path);

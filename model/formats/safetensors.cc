@@ -118,8 +118,9 @@ SafetensorsFile& SafetensorsFile::operator=(SafetensorsFile&&) noexcept = defaul
 
 const std::string& SafetensorsFile::name() const { return file_->path(); }
 
-absl::StatusOr<SafetensorsFile> SafetensorsFile::Open(const std::string& path) {
-  CADRE_ASSIGN_OR_RETURN(const RegularFile regular, OpenRegularFile(path));
+absl::StatusOr<SafetensorsFile> SafetensorsFile::Open(const std::string& path,
+                                                      const RootedFiles& files) {
+  CADRE_ASSIGN_OR_RETURN(const RegularFile regular, OpenRegularFile(path, files));
   SafetensorsFile file(std::make_unique<File>(path, regular));
   CADRE_RETURN_IF_ERROR(file.ReadHeader());
   return file;

@@ -23,6 +23,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "base/atomic_file.h"
+#include "base/rooted_files.h"
 #include "model/formats/safetensors_header.h"
 
 namespace cadre {
@@ -30,7 +31,8 @@ namespace cadre {
 // Movable; thread-compatible.
 class SafetensorsFile {
  public:
-  static absl::StatusOr<SafetensorsFile> Open(const std::string& path);
+  static absl::StatusOr<SafetensorsFile> Open(
+      const std::string& path, const RootedFiles& files = RootedFiles::Unrestricted());
   SafetensorsFile(SafetensorsFile&&) noexcept;
   SafetensorsFile& operator=(SafetensorsFile&&) noexcept;
   ~SafetensorsFile();

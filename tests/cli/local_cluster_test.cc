@@ -107,6 +107,18 @@ class LocalClusterTest : public FolderTest {
   std::vector<std::string> notes_;
 };
 
+TEST_F(LocalClusterTest, PassesRoots) {
+  LocalClusterOptions options = Options();
+  options.data_roots = {"/a", "/b"};
+  options.checkpoint_roots = {"/c"};
+  auto cluster = LocalCluster::Start(options);
+  ASSERT_TRUE(cluster.ok()) << cluster.status();
+  EXPECT_THAT(Await("worker-1", "arguments", 1),
+              ElementsAre(HasSubstr("--data-root=/a --data-root=/b --checkpoint-root=/c")));
+  EXPECT_THAT(Await("aggregator-0", "arguments", 1),
+              ElementsAre(HasSubstr("--checkpoint-root=/c")));
+}
+
 TEST_F(LocalClusterTest, StartsAndStopsInOrder) {
   auto cluster = LocalCluster::Start(Options());
   ASSERT_TRUE(cluster.ok()) << cluster.status();

@@ -108,13 +108,14 @@ absl::Status Cluster::StartAggregator(const std::string& name) {
   return Start(name, "cadre-aggregator",
                {"--listen=127.0.0.1:0", absl::StrCat("--coordinator=", coordinator_),
                 absl::StrCat("--data-dir=", data), absl::StrCat("--name=", name),
-                absl::StrCat("--port-file=", data, "/port")});
+                absl::StrCat("--port-file=", data, "/port"), "--checkpoint-root=/"});
 }
 
 absl::Status Cluster::StartWorker(const std::string& name) {
-  return Start(name, "cadre-worker",
-               {"--listen=127.0.0.1:0", absl::StrCat("--coordinator=", coordinator_),
-                absl::StrCat("--name=", name), "--threads=1"});
+  return Start(
+      name, "cadre-worker",
+      {"--listen=127.0.0.1:0", absl::StrCat("--coordinator=", coordinator_),
+       absl::StrCat("--name=", name), "--threads=1", "--data-root=/", "--checkpoint-root=/"});
 }
 
 absl::Status Cluster::StartAll(int aggregators, int workers) {

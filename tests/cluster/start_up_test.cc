@@ -165,6 +165,16 @@ TEST_F(StartUpTest, BadFlags) {
     ExpectRefusal("cadre-aggregator", arguments, 2, HasSubstr(name));
   }
   ExpectRefusal("cadre-coordinator", {"what"}, 2, HasSubstr("what"));
+  // The other roots exist.
+  ExpectRefusal("cadre-worker", {"--data-root=/", "--data-root", "/no-such-folder"}, 2,
+                HasSubstr("cannot open --data-root /no-such-folder"));
+  ExpectRefusal("cadre-worker", {"--checkpoint-root=/no-such-folder", "--checkpoint_root=/"}, 2,
+                HasSubstr("cannot open --checkpoint-root /no-such-folder"));
+  ExpectRefusal("cadre-aggregator", {"--data-dir=d", "--name=a", "--checkpoint-root=/none"}, 2,
+                HasSubstr("cannot open --checkpoint-root /none"));
+  ExpectRefusal("cadre-worker", {"--name=W 1"}, 2, HasSubstr("--name 'W 1' is not a name"));
+  ExpectRefusal("cadre-aggregator", {"--data-dir=d", "--name=\x1b[2J"}, 2,
+                HasSubstr("--name '\\x1b[2J' is not a name"));
 }
 
 TEST_F(StartUpTest, AggregatorHelpListsFlags) {

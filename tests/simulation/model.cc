@@ -19,7 +19,7 @@ std::vector<int64_t> TensorBegins(const v1::RunSpec& spec) {
 
 Values InitialValues(const v1::RunSpec& spec) {
   Values values(TensorBegins(spec).back());
-  const absl::Status filled = InitialModel(spec).value()(0, values);
+  const absl::Status filled = InitialModel(spec, RootedFiles::Unrestricted()).value()(0, values);
   return filled.ok() ? values : Values();
 }
 

@@ -44,8 +44,9 @@ class FileBytes final : public ByteSource {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<ByteSource>> OpenByteSource(const std::string& path) {
-  CADRE_ASSIGN_OR_RETURN(const RegularFile file, OpenRegularFile(path));
+absl::StatusOr<std::unique_ptr<ByteSource>> OpenByteSource(const std::string& path,
+                                                           const RootedFiles& files) {
+  CADRE_ASSIGN_OR_RETURN(const RegularFile file, OpenRegularFile(path, files));
   return std::make_unique<FileBytes>(path, file);
 }
 

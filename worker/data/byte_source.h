@@ -12,6 +12,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/rooted_files.h"
 #include "tensor/interval.h"
 
 namespace cadre {
@@ -36,7 +37,8 @@ class ByteSource {
 
 // Keeps the file open. Errors: NotFound, PermissionDenied and others, with the path;
 // InvalidArgument unless it is a regular file.
-absl::StatusOr<std::unique_ptr<ByteSource>> OpenByteSource(const std::string& path);
+absl::StatusOr<std::unique_ptr<ByteSource>> OpenByteSource(
+    const std::string& path, const RootedFiles& files = RootedFiles::Unrestricted());
 
 // Borrows the bytes.
 class MemoryBytes final : public ByteSource {

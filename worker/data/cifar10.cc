@@ -99,7 +99,8 @@ absl::StatusOr<std::unique_ptr<Dataset>> OpenCifar10(const v1::Cifar10& data, Sp
   }
   CifarImages images;
   for (const std::string& file : CifarFiles(data.directory(), split)) {
-    CADRE_ASSIGN_OR_RETURN(const std::string bytes, ReadFile(file, kMaxCifarFileBytes));
+    CADRE_ASSIGN_OR_RETURN(const std::string bytes,
+                           ReadFile(file, kMaxCifarFileBytes, needs.files));
     CADRE_RETURN_IF_ERROR(ParseCifar10(file, std::as_bytes(std::span(bytes)), images));
   }
   return std::make_unique<Cifar10Dataset>(std::move(images), transform);

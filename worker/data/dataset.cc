@@ -53,14 +53,16 @@ absl::Status CheckIndex(int64_t index, int64_t size) {
 }
 
 // Opens the data set without a check of its size.
-absl::StatusOr<std::unique_ptr<Dataset>> OpenOfAnySize(const v1::RunSpec& spec, Split split) {
+absl::StatusOr<std::unique_ptr<Dataset>> OpenOfAnySize(const v1::RunSpec& spec, Split split,
+                                                       const RootedFiles& files) {
   CADRE_ASSIGN_OR_RETURN(const Graph graph, Graph::FromModel(spec.model()));
   const v1::Data& data = spec.data();
   const DatasetNeeds needs{.sample_shape = graph.input(),
                            .classes = graph.classes(),
                            .vocabulary = Vocabulary(graph),
                            .seed = spec.seed(),
-                           .corrupt_allowed = data.corrupt_samples_allowed()};
+                           .corrupt_allowed = data.corrupt_samples_allowed(),
+                           .files = files};
   if (data.has_synthetic()) {
     CADRE_RETURN_IF_ERROR(CheckSynthetic(data.synthetic(), graph.classes()));
     return graph.takes_tokens() ? OpenSyntheticTokens(data.synthetic(), split, needs)
@@ -145,8 +147,17 @@ bool IsJpegName(absl::string_view name) {
   return absl::EndsWithIgnoreCase(name, ".jpg") || absl::EndsWithIgnoreCase(name, ".jpeg");
 }
 
-absl::StatusOr<std::unique_ptr<Dataset>> OpenDataset(const v1::RunSpec& spec, Split split) {
-  CADRE_ASSIGN_OR_RETURN(std::unique_ptr<Dataset> dataset, OpenOfAnySize(spec, split));
+absl::StatusOr<std::unique_ptr<Dataset>> OpenDataset(const v1::RunSpec& spec, Split split,
+                                                     const RootedFiles& files) {
+  absl::StatusOr<std::unique_ptr<Dataset>> opened = OpenOfAnySize(spec, split, files);
+  if (absl::IsPermissionDenied(opened.status())) {
+    const google::protobuf::OneofDescriptor* const source =
+        v1::Data::descriptor()->FindOneofByName("source");
+    const auto* const field =
+        v1::Data::GetReflection()->GetOneofFieldDescriptor(spec.data(), source);
+    return Annotate(opened.status(), absl::StrCat("data.", field->name()));
+  }
+  CADRE_ASSIGN_OR_RETURN(std::unique_ptr<Dataset> dataset, std::move(opened));
   if (dataset->size() > kMaxSamples) {
     return absl::InvalidArgumentError(
         absl::StrCat("the ", split == Split::kTrain ? "training" : "test", " data hold ",

@@ -15,6 +15,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/rooted_files.h"
 #include "proto/cadre/v1/run.pb.h"
 #include "tensor/shape.h"
 
@@ -61,7 +62,8 @@ class Dataset {
 // against the model's classes, now or, for token files, when they are read.
 // Errors name the file: NotFound for a missing one; DataLoss for a truncated or damaged one;
 // InvalidArgument for a file that has another format, does not fit the model, or holds more than
-// kMaxSamples samples.
-absl::StatusOr<std::unique_ptr<Dataset>> OpenDataset(const v1::RunSpec& spec, Split split);
+// kMaxSamples samples; those of `files`, of which the data set keeps a copy.
+absl::StatusOr<std::unique_ptr<Dataset>> OpenDataset(
+    const v1::RunSpec& spec, Split split, const RootedFiles& files = RootedFiles::Unrestricted());
 
 }  // namespace cadre

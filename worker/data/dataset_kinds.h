@@ -26,6 +26,7 @@ struct DatasetNeeds {
   int64_t vocabulary = 0;
   uint64_t seed = 0;
   int64_t corrupt_allowed = 0;
+  RootedFiles files = RootedFiles::Unrestricted();
 };
 
 // A data set of images, each with one label.

@@ -111,8 +111,8 @@ absl::StatusOr<std::unique_ptr<Dataset>> OpenIdxDataset(const v1::IdxFiles& file
   const bool train = split == Split::kTrain;
   const std::string& images_path = train ? files.train_images() : files.test_images();
   const std::string& labels_path = train ? files.train_labels() : files.test_labels();
-  CADRE_ASSIGN_OR_RETURN(IdxArray images, ReadIdx(images_path));
-  CADRE_ASSIGN_OR_RETURN(IdxArray labels, ReadIdx(labels_path));
+  CADRE_ASSIGN_OR_RETURN(IdxArray images, ReadIdx(images_path, needs.files));
+  CADRE_ASSIGN_OR_RETURN(IdxArray labels, ReadIdx(labels_path, needs.files));
   CADRE_RETURN_IF_ERROR(CheckImages(images_path, images, needs.sample_shape));
   CADRE_RETURN_IF_ERROR(
       CheckLabels(labels_path, labels, images.dims[0], images_path, needs.classes));

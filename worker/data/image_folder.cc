@@ -20,10 +20,12 @@ namespace {
 namespace fs = std::filesystem;
 
 // Sorted. Files are selected by name alone; the decoder reports those that contain no JPEG image.
-absl::StatusOr<std::vector<std::string>> ListJpegs(const std::string& folder) {
+absl::StatusOr<std::vector<std::string>> ListJpegs(const std::string& folder,
+                                                   const RootedFiles& files) {
+  CADRE_ASSIGN_OR_RETURN(const std::string resolved, files.Resolve(folder));
   std::vector<std::string> names;
   std::error_code error;
-  fs::directory_iterator entry(folder, error);
+  fs::directory_iterator entry(resolved, error);
   // increment() in place of ++, which would throw.
   for (; !error && entry != fs::directory_iterator(); entry.increment(error)) {
     std::string name = entry->path().filename().string();
@@ -36,8 +38,8 @@ absl::StatusOr<std::vector<std::string>> ListJpegs(const std::string& folder) {
 
 class FolderImages final : public EncodedImages {
  public:
-  FolderImages(std::string folder, std::vector<std::string> classes)
-      : folder_(std::move(folder)), classes_(std::move(classes)) {}
+  FolderImages(std::string folder, std::vector<std::string> classes, const RootedFiles& files)
+      : folder_(std::move(folder)), classes_(std::move(classes)), files_of_run_(files) {}
 
   void Add(int32_t label, std::string file) {
     labels_.push_back(label);
@@ -49,7 +51,7 @@ class FolderImages final : public EncodedImages {
     return absl::StrCat(folder_, "/", classes_[labels_[index]], "/", files_[index]);
   }
   absl::StatusOr<std::string> Read(int64_t index) const override {
-    return ReadFile(Name(index), kMaxEncodedBytes);
+    return ReadFile(Name(index), kMaxEncodedBytes, files_of_run_);
   }
 
  private:
@@ -58,6 +60,7 @@ class FolderImages final : public EncodedImages {
   const std::vector<std::string> classes_;
   std::vector<int32_t> labels_;
   std::vector<std::string> files_;
+  const RootedFiles files_of_run_;
 };
 
 }  // namespace
@@ -69,7 +72,8 @@ absl::StatusOr<std::unique_ptr<Dataset>> OpenImageFolder(const v1::ImageFolder& 
       ImageTransform::Make(data.augmentation(), needs.sample_shape, split, needs.seed));
   // The training folders determine the numbers of the classes, even if the test split lacks some of
   // them.
-  CADRE_ASSIGN_OR_RETURN(const std::vector<std::string> classes, ListClassFolders(data.train()));
+  CADRE_ASSIGN_OR_RETURN(const std::vector<std::string> classes,
+                         ListClassFolders(data.train(), needs.files));
   if (std::ssize(classes) > needs.classes) {
     return absl::InvalidArgumentError(absl::StrCat(data.train(), ": holds ", classes.size(),
                                                    " class folders, but the model has ",
@@ -78,17 +82,17 @@ absl::StatusOr<std::unique_ptr<Dataset>> OpenImageFolder(const v1::ImageFolder& 
   const std::string& folder = split == Split::kTrain ? data.train() : data.test();
   std::vector<std::string> present = classes;
   if (split == Split::kTest) {
-    CADRE_ASSIGN_OR_RETURN(present, ListClassFolders(folder));
+    CADRE_ASSIGN_OR_RETURN(present, ListClassFolders(folder, needs.files));
   }
   if (const std::string* unknown = FindUnknownClass(present, classes); unknown != nullptr) {
     return absl::InvalidArgumentError(absl::StrCat(folder, ": has a class folder ", *unknown,
                                                    ", which is missing in ", data.train()));
   }
-  auto images = std::make_unique<FolderImages>(folder, classes);
+  auto images = std::make_unique<FolderImages>(folder, classes, needs.files);
   for (const std::string& name : present) {
     const int32_t label = std::lower_bound(classes.begin(), classes.end(), name) - classes.begin();
     CADRE_ASSIGN_OR_RETURN(std::vector<std::string> files,
-                           ListJpegs(absl::StrCat(folder, "/", name)));
+                           ListJpegs(absl::StrCat(folder, "/", name), needs.files));
     for (std::string& file : files) images->Add(label, std::move(file));
   }
   if (images->labels().empty()) {

@@ -12,7 +12,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
@@ -39,7 +38,8 @@ struct ImageEntry {
 
 class TarImages final : public EncodedImages {
  public:
-  explicit TarImages(ShardNames shards) : shards_(std::move(shards)) {}
+  TarImages(ShardNames shards, const RootedFiles& files)
+      : shards_(std::move(shards)), files_(files) {}
 
   void Add(const ImageEntry& entry, int32_t label) {
     entries_.push_back(entry);
@@ -51,7 +51,7 @@ class TarImages final : public EncodedImages {
   std::string Name(int64_t index) const override {
     const ImageEntry& entry = entries_[index];
     const std::string shard = shards_[entry.shard];
-    const absl::StatusOr<std::unique_ptr<ByteSource>> source = OpenByteSource(shard);
+    const absl::StatusOr<std::unique_ptr<ByteSource>> source = OpenByteSource(shard, files_);
     if (source.ok()) {
       const absl::StatusOr<std::optional<TarMember>> member =
           TarScanner(**source, entry.header).Next();
@@ -67,12 +67,13 @@ class TarImages final : public EncodedImages {
           absl::StrCat("has ", entry.size, " bytes; at most ", kMaxEncodedBytes, " are allowed"));
     }
     CADRE_ASSIGN_OR_RETURN(const std::unique_ptr<ByteSource> source,
-                           OpenByteSource(shards_[entry.shard]));
+                           OpenByteSource(shards_[entry.shard], files_));
     return source->ReadText({entry.begin, entry.begin + entry.size});
   }
 
  private:
   const ShardNames shards_;
+  const RootedFiles files_;
   std::vector<ImageEntry> entries_;
   std::vector<int32_t> labels_;
 };
@@ -85,8 +86,7 @@ absl::StatusOr<int32_t> ReadLabel(const ByteSource& source, const TarMember& mem
                          source.ReadText({member.begin, member.begin + member.size}));
   int32_t label = 0;
   if (!absl::SimpleAtoi(text, &label) || label < 0) {
-    return absl::DataLossError(
-        absl::StrCat("its label is \"", absl::CEscape(text), "\", which is not a number"));
+    return absl::DataLossError("its label is not a number");
   }
   return label;
 }
@@ -155,10 +155,11 @@ absl::StatusOr<std::unique_ptr<Dataset>> OpenTarShards(const v1::TarShards& data
       ImageTransform::Make(data.augmentation(), needs.sample_shape, split, needs.seed));
   const std::string& range = split == Split::kTrain ? data.train() : data.test();
   CADRE_ASSIGN_OR_RETURN(const ShardNames paths, ShardNames::Parse(range));
-  auto images = std::make_unique<TarImages>(paths);
+  auto images = std::make_unique<TarImages>(paths, needs.files);
   auto corrupt = std::make_unique<CorruptSamples>(needs.corrupt_allowed);
   for (int64_t shard = 0; shard < paths.size(); ++shard) {
-    CADRE_ASSIGN_OR_RETURN(const std::unique_ptr<ByteSource> source, OpenByteSource(paths[shard]));
+    CADRE_ASSIGN_OR_RETURN(const std::unique_ptr<ByteSource> source,
+                           OpenByteSource(paths[shard], needs.files));
     ShardIndex index(*source, shard);
     CADRE_RETURN_IF_ERROR(index.Scan());
     CADRE_RETURN_IF_ERROR(index.AddTo(needs.classes, *images, *corrupt));

@@ -55,7 +55,7 @@ absl::StatusOr<std::unique_ptr<Dataset>> OpenTokenFiles(const v1::TokenFiles& da
                                                    token_bytes, "; it must be 1, 2 or 4"));
   }
   const std::string& path = split == Split::kTrain ? data.train() : data.test();
-  CADRE_ASSIGN_OR_RETURN(std::unique_ptr<ByteSource> file, OpenByteSource(path));
+  CADRE_ASSIGN_OR_RETURN(std::unique_ptr<ByteSource> file, OpenByteSource(path, needs.files));
   const int64_t bytes = file->size();
   if (bytes % token_bytes != 0) {
     return absl::DataLossError(absl::StrCat(path, ": has ", bytes, " bytes, but tokens have ",

@@ -103,8 +103,9 @@ class CheckpointFiles {
     const std::vector<std::string> states = OptimizerStateNames(facts.spec().optimizer());
     const std::map<std::string, std::string> about = {{"format", "cadre"},
                                                       {"step", std::to_string(facts.step())}};
-    CADRE_ASSIGN_OR_RETURN(CheckpointDraft draft,
-                           CheckpointDraft::Begin(options.directory, facts.step()));
+    CADRE_ASSIGN_OR_RETURN(
+        CheckpointDraft draft,
+        CheckpointDraft::Begin(options.directory, facts.run(), facts.step(), options.files));
     CADRE_ASSIGN_OR_RETURN(
         SafetensorsWriter model,
         SafetensorsWriter::Create(FileIn(draft.path(), kModelFile), WeightTensors(index), about));
@@ -177,8 +178,8 @@ void Complete(const ParameterIndex& index, std::span<const uint64_t> digests,
 // ---- Loading
 
 absl::Status ReadWeights(const std::string& path, const ParameterIndex& index,
-                         const CheckpointValues& values) {
-  CADRE_ASSIGN_OR_RETURN(SafetensorsFile file, OpenTensors(path, WeightTensors(index)));
+                         const CheckpointValues& values, const RootedFiles& files) {
+  CADRE_ASSIGN_OR_RETURN(SafetensorsFile file, OpenTensors(path, WeightTensors(index), files));
   return ForEachTensorPart(index, values.weights, [&](const TensorPart& part) {
     if (values.progress != nullptr) values.progress->Advance();
     return file.Read(*file.Find(part.parameter->name), part.first, part.values);
@@ -186,8 +187,10 @@ absl::Status ReadWeights(const std::string& path, const ParameterIndex& index,
 }
 
 absl::Status ReadStates(const std::string& path, const ParameterIndex& index,
-                        const std::vector<std::string>& names, const CheckpointValues& values) {
-  CADRE_ASSIGN_OR_RETURN(SafetensorsFile file, OpenTensors(path, StateTensors(index, names)));
+                        const std::vector<std::string>& names, const CheckpointValues& values,
+                        const RootedFiles& files) {
+  CADRE_ASSIGN_OR_RETURN(SafetensorsFile file,
+                         OpenTensors(path, StateTensors(index, names), files));
   for (size_t i = 0; i < names.size(); ++i) {
     CADRE_RETURN_IF_ERROR(ForEachTensorPart(index, values.states[i], [&](const TensorPart& part) {
       if (values.progress != nullptr) values.progress->Advance();
@@ -221,11 +224,12 @@ bool HasManifest(const std::string& path) { return !absl::EndsWith(path, ".safet
 
 // The checkpoint that `from` names, with its manifest unless it contains only weights. Called on
 // rank 0.
-absl::StatusOr<LoadedCheckpoint> Choose(const std::string& from) {
+absl::StatusOr<LoadedCheckpoint> Choose(const std::string& from, const RootedFiles& files) {
   LoadedCheckpoint chosen;
-  CADRE_ASSIGN_OR_RETURN(chosen.path, ResolveCheckpoint(from));
+  CADRE_ASSIGN_OR_RETURN(chosen.path, ResolveCheckpoint(from, files));
   if (HasManifest(chosen.path)) {
-    CADRE_ASSIGN_OR_RETURN(chosen.manifest, ReadManifest(FileIn(chosen.path, kManifestFile)));
+    CADRE_ASSIGN_OR_RETURN(chosen.manifest,
+                           ReadManifest(FileIn(chosen.path, kManifestFile), files));
     if (chosen.manifest->ByteSizeLong() > kMaxSharedText) {
       return absl::InvalidArgumentError(
           absl::StrCat(FileIn(chosen.path, kManifestFile), ": is too large"));
@@ -235,9 +239,10 @@ absl::StatusOr<LoadedCheckpoint> Choose(const std::string& from) {
 }
 
 // A collective: every rank gets rank 0's choice.
-absl::StatusOr<LoadedCheckpoint> ChosenByFirst(const std::string& from, Communicator& group) {
+absl::StatusOr<LoadedCheckpoint> ChosenByFirst(const std::string& from, Communicator& group,
+                                               const RootedFiles& files) {
   absl::StatusOr<LoadedCheckpoint> chosen = LoadedCheckpoint();
-  if (group.index() == 0) chosen = Choose(from);
+  if (group.index() == 0) chosen = Choose(from, files);
   CADRE_RETURN_IF_ERROR(Agree(chosen.status(), group));
   LoadedCheckpoint shared;
   CADRE_ASSIGN_OR_RETURN(shared.path, BroadcastText(chosen->path, group));
@@ -252,12 +257,14 @@ absl::StatusOr<LoadedCheckpoint> ChosenByFirst(const std::string& from, Communic
 
 // The local phase of loading: reads the values that this rank owns.
 absl::Status ReadAll(const LoadedCheckpoint& from, const ParameterIndex& index,
-                     const v1::Optimizer& optimizer, const CheckpointValues& values) {
+                     const v1::Optimizer& optimizer, const CheckpointValues& values,
+                     const RootedFiles& files) {
   const std::string& path = from.path;
-  if (!from.manifest) return ReadWeights(path, index, values);
-  CADRE_RETURN_IF_ERROR(ReadWeights(FileIn(path, kModelFile), index, values));
+  if (!from.manifest) return ReadWeights(path, index, values, files);
+  CADRE_RETURN_IF_ERROR(ReadWeights(FileIn(path, kModelFile), index, values, files));
   CADRE_RETURN_IF_ERROR(CheckOptimizer(FileIn(path, kManifestFile), *from.manifest, optimizer));
-  return ReadStates(FileIn(path, kOptimizerFile), index, OptimizerStateNames(optimizer), values);
+  return ReadStates(FileIn(path, kOptimizerFile), index, OptimizerStateNames(optimizer), values,
+                    files);
 }
 
 // A collective. Manifest and digests are equal on all ranks, so the outcome is, too.
@@ -315,9 +322,10 @@ absl::Status SaveCheckpoint(const CheckpointOptions& options, const ParameterInd
     used = files->Publish(facts);
   }
   if (first && used.ok()) {
-    const absl::Status pruned = PruneCheckpoints(
-        options.directory, facts.run(),
-        std::min<int64_t>(options.keep, std::numeric_limits<int>::max()), facts.step());
+    const absl::Status pruned =
+        PruneCheckpoints(options.directory, facts.run(),
+                         std::min<int64_t>(options.keep, std::numeric_limits<int>::max()),
+                         facts.step(), options.files);
     LOG_IF(WARNING, !pruned.ok()) << "old checkpoints stay: " << pruned;
   }
   return Agree(used, group);
@@ -326,11 +334,11 @@ absl::Status SaveCheckpoint(const CheckpointOptions& options, const ParameterInd
 absl::StatusOr<LoadedCheckpoint> LoadCheckpoint(const std::string& from,
                                                 const ParameterIndex& index,
                                                 const v1::Optimizer& optimizer,
-                                                const CheckpointValues& values,
-                                                Communicator& group) {
+                                                const CheckpointValues& values, Communicator& group,
+                                                const RootedFiles& files) {
   CHECK_EQ(values.states.size(), OptimizerStateNames(optimizer).size());
-  CADRE_ASSIGN_OR_RETURN(LoadedCheckpoint loaded, ChosenByFirst(from, group));
-  CADRE_RETURN_IF_ERROR(Agree(ReadAll(loaded, index, optimizer, values), group));
+  CADRE_ASSIGN_OR_RETURN(LoadedCheckpoint loaded, ChosenByFirst(from, group, files));
+  CADRE_RETURN_IF_ERROR(Agree(ReadAll(loaded, index, optimizer, values, files), group));
   if (loaded.manifest.has_value()) {
     CADRE_RETURN_IF_ERROR(CheckDigests(loaded.path, index, *loaded.manifest, values, group));
   }

@@ -16,6 +16,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/rooted_files.h"
 #include "model/parameter_index.h"
 #include "proto/cadre/v1/checkpoint.pb.h"
 #include "worker/comm/communicator.h"
@@ -41,6 +42,7 @@ struct CheckpointOptions {
   int64_t keep = 2;
   // Elements gathered at a time: 16 MiB.
   int64_t chunk = int64_t{4} << 20;
+  RootedFiles files = RootedFiles::Unrestricted();
 };
 
 // Writes "<directory>/step-<facts.step()>". `facts` (used on rank 0): the manifest's spec, step,
@@ -64,10 +66,9 @@ struct LoadedCheckpoint {
 // Errors, equal on all ranks and naming the rank: NotFound and others for files; InvalidArgument
 // for a malformed file, another model (the differences are listed) or another kind of optimizer;
 // DataLoss if the values are not those that were saved. After an error values are unspecified.
-absl::StatusOr<LoadedCheckpoint> LoadCheckpoint(const std::string& from,
-                                                const ParameterIndex& index,
-                                                const v1::Optimizer& optimizer,
-                                                const CheckpointValues& values,
-                                                Communicator& group);
+absl::StatusOr<LoadedCheckpoint> LoadCheckpoint(
+    const std::string& from, const ParameterIndex& index, const v1::Optimizer& optimizer,
+    const CheckpointValues& values, Communicator& group,
+    const RootedFiles& files = RootedFiles::Unrestricted());
 
 }  // namespace cadre

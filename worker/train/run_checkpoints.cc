@@ -33,9 +33,13 @@ bool LiesIn(const std::string& from, const std::string& directory) {
 
 // FailedPrecondition if the directory holds checkpoints of another run from which this run does not
 // continue.
-absl::Status CheckOwner(const v1::Checkpoint& checkpoint, const std::string& lineage) {
+absl::Status CheckOwner(const v1::Checkpoint& checkpoint, const std::string& lineage,
+                        const RootedFiles& files) {
   const std::string& directory = checkpoint.directory();
-  const auto owned = CheckpointsByOwner(directory, lineage);
+  const auto owned = CheckpointsByOwner(directory, lineage, files);
+  if (absl::IsPermissionDenied(owned.status())) {
+    return Annotate(owned.status(), "checkpoint.directory");
+  }
   // A missing directory is created later; other problems are reported when it is written to.
   if (!owned.ok() || owned->others.empty()) return absl::OkStatus();
   const CheckpointEntry& newest = owned->others.back();
@@ -56,9 +60,10 @@ absl::Status RunCheckpoints::Begin(const v1::Start& start) {
   CADRE_RETURN_IF_ERROR(replica_.AwaitOperations());
   // Values that the file does not contain remain as they are in the replica.
   CADRE_RETURN_IF_ERROR(replica_.FetchOwned(/*states=*/true));
-  CADRE_ASSIGN_OR_RETURN(const LoadedCheckpoint loaded,
-                         LoadCheckpoint(spec.checkpoint().from(), replica_.index(),
-                                        spec.optimizer(), Values(), replica_.comms().All()));
+  CADRE_ASSIGN_OR_RETURN(
+      const LoadedCheckpoint loaded,
+      LoadCheckpoint(spec.checkpoint().from(), replica_.index(), spec.optimizer(), Values(),
+                     replica_.comms().All(), files_));
   CADRE_RETURN_IF_ERROR(replica_.StoreOwned(/*states=*/true));
   if (loaded.manifest) {
     CADRE_RETURN_IF_ERROR(CheckManifest(loaded.path, *loaded.manifest, start.step()));
@@ -97,7 +102,7 @@ absl::Status RunCheckpoints::CheckDirectory() {
   const v1::Checkpoint& checkpoint = assignment_.spec().checkpoint();
   if (checkpoint.directory().empty() || assignment_.place().group() != 0) return absl::OkStatus();
   absl::Status mine;
-  if (lead()) mine = CheckOwner(checkpoint, assignment_.lineage());
+  if (lead()) mine = CheckOwner(checkpoint, assignment_.lineage(), files_);
   return Agree(mine, replica_.comms().All());
 }
 
@@ -125,9 +130,9 @@ absl::Status RunCheckpoints::Save(const Facts& facts) {
   CADRE_RETURN_IF_ERROR(replica_.FetchOwned(/*states=*/true));
   const int64_t keep = spec.checkpoint().keep();
   Communicator& group = replica_.comms().All();
-  const absl::Status saved =
-      SaveCheckpoint({.directory = spec.checkpoint().directory(), .keep = keep == 0 ? 2 : keep},
-                     replica_.index(), std::move(manifest), Values(), group);
+  const absl::Status saved = SaveCheckpoint(
+      {.directory = spec.checkpoint().directory(), .keep = keep == 0 ? 2 : keep, .files = files_},
+      replica_.index(), std::move(manifest), Values(), group);
   saved_ = facts.step;
   if (saved.ok()) {
     counters_.Add("checkpoints_saved");

@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "base/counters.h"
+#include "base/rooted_files.h"
 #include "proto/cadre/v1/checkpoint.pb.h"
 #include "proto/cadre/v1/membership.pb.h"
 #include "worker/train/checkpoint.h"
@@ -21,8 +22,12 @@ namespace cadre {
 class RunCheckpoints {
  public:
   RunCheckpoints(const v1::Assignment& assignment, Replica& replica, Counters& counters,
-                 TrainerProgress& progress)
-      : assignment_(assignment), replica_(replica), counters_(counters), progress_(progress) {}
+                 TrainerProgress& progress, const RootedFiles& files)
+      : assignment_(assignment),
+        replica_(replica),
+        counters_(counters),
+        progress_(progress),
+        files_(files) {}
 
   // Loads weights and optimizer state from the checkpoint that the run starts from, if the run
   // names one, and gathers the weights. With aggregators, the replica must hold version 0, and
@@ -32,7 +37,8 @@ class RunCheckpoints {
 
   // Called before training: rejects a directory that contains checkpoints of another run
   // (run.proto, Checkpoint). Errors: FailedPrecondition on every rank, naming the newest such
-  // checkpoint; those of the communicator.
+  // checkpoint; PermissionDenied for a directory that `files` does not permit;
+  // those of the communicator.
   absl::Status CheckDirectory();
 
   // Sets the step that training continues from: nothing is due before the next multiple of
@@ -63,6 +69,7 @@ class RunCheckpoints {
   Replica& replica_;
   Counters& counters_;
   TrainerProgress& progress_;
+  const RootedFiles& files_;
   // The latest saved step, or the one that training started at.
   uint32_t saved_ = 0;
 };

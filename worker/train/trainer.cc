@@ -162,8 +162,8 @@ class Trainer {
   // ---- Before training
 
   absl::Status OpenData() {
-    CADRE_ASSIGN_OR_RETURN(train_, OpenDataset(spec_, Split::kTrain));
-    CADRE_ASSIGN_OR_RETURN(test_, OpenDataset(spec_, Split::kTest));
+    CADRE_ASSIGN_OR_RETURN(train_, OpenDataset(spec_, Split::kTrain, options_.data_files));
+    CADRE_ASSIGN_OR_RETURN(test_, OpenDataset(spec_, Split::kTest, options_.data_files));
     return absl::OkStatus();
   }
 
@@ -192,7 +192,8 @@ class Trainer {
     measurer_ = std::make_unique<StepMeasurer>(rank_slot_, *replica_, control_, steady_);
     tracer_ = std::make_unique<StepTracer>(control_, *replica_, trace_,
                                            [this] { return measurer_->Pause(); });
-    checkpoints_ = std::make_unique<RunCheckpoints>(assignment_, *replica_, counters_, progress_);
+    checkpoints_ = std::make_unique<RunCheckpoints>(assignment_, *replica_, counters_, progress_,
+                                                    options_.checkpoint_files);
     exchange_ =
         std::make_unique<ShardExchange>(assignment_, replica_->index(), replica_->owned(), control_,
                                         cancellation_, progress_, options_.exchange_silence);

@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/counters.h"
+#include "base/rooted_files.h"
 #include "kernels/backend.h"
 #include "proto/cadre/v1/membership.pb.h"
 #include "worker/train/cancellation.h"
@@ -38,6 +39,9 @@ struct TrainerOptions {
   TrainerProgress* progress = nullptr;
   // An exchange with a shard ends after this time without progress.
   absl::Duration exchange_silence = absl::Seconds(90);
+  // Files of `data`, and of `checkpoint`, of the spec.
+  RootedFiles data_files = RootedFiles::Unrestricted();
+  RootedFiles checkpoint_files = RootedFiles::Unrestricted();
   // How often rank 0 reports while training.
   absl::Duration report_every = absl::Seconds(1);
 };

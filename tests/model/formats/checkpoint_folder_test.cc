@@ -20,6 +20,8 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
+constexpr char kRun[] = "run-1.7f";
+
 void Fill(const std::string& folder, const std::string& text = "x") {
   ASSERT_TRUE(MakeFolder(folder).ok());
   for (const char* name : {kModelFile, kOptimizerFile, kManifestFile}) {
@@ -28,7 +30,7 @@ void Fill(const std::string& folder, const std::string& text = "x") {
 }
 
 void Save(const std::string& directory, int64_t step, const std::string& text = "x") {
-  auto draft = CheckpointDraft::Begin(directory, step);
+  auto draft = CheckpointDraft::Begin(directory, kRun, step);
   ASSERT_TRUE(draft.ok()) << draft.status();
   Fill(draft->path(), text);
   ASSERT_TRUE(draft->Publish().ok());
@@ -45,7 +47,7 @@ std::vector<int64_t> Steps(const std::string& directory) {
 TEST(CheckpointFolder, AppearsWhenPublished) {
   const TemporaryFolder folder;
   const std::string directory = folder / "a/b";  // created by Begin
-  auto draft = CheckpointDraft::Begin(directory, 3);
+  auto draft = CheckpointDraft::Begin(directory, kRun, 3);
   ASSERT_TRUE(draft.ok()) << draft.status();
   Fill(draft->path());
   EXPECT_THAT(Steps(directory), ElementsAre());
@@ -53,15 +55,14 @@ TEST(CheckpointFolder, AppearsWhenPublished) {
   ASSERT_TRUE(draft->Publish().ok());
   EXPECT_EQ(NewestCheckpoint(directory)->path, directory + "/step-3");
   EXPECT_EQ(draft->target(), directory + "/step-3");
-  // Other users can read it.
   EXPECT_EQ(std::filesystem::status(directory + "/step-3").permissions(),
-            static_cast<std::filesystem::perms>(0755));
+            std::filesystem::perms::owner_all);
 }
 
 TEST(CheckpointFolder, RemovesUnpublishedDrafts) {
   const TemporaryFolder folder;
   {
-    auto draft = CheckpointDraft::Begin(folder.path(), 3);
+    auto draft = CheckpointDraft::Begin(folder.path(), kRun, 3);
     ASSERT_TRUE(draft.ok()) << draft.status();
     CheckpointDraft moved = *std::move(draft);
     Fill(moved.path());
@@ -91,13 +92,17 @@ TEST(CheckpointFolder, NewestCompleteByNumber) {
 TEST(CheckpointFolder, BeginRemovesLeftovers) {
   const TemporaryFolder folder;
   Save(folder.path(), 1);
-  Fill(folder / "step-2.tmp-abc");
-  Fill(folder / "step-1.tmp-old");
-  Fill(folder / "mine.tmp-abc");
+  Fill(folder / "step-2.tmp-run-1.7f-abcdef");
+  Fill(folder / "step-1.tmp-run-1.7f-remove");
+  const std::vector<std::string> others = {"mine.tmp-run-1.7f-abcdef", "step-2.tmp-run-2.7f-abcdef",
+                                           "step-2.tmp-run-1.7f-b-abcdef", "step-2.tmp-abcdef"};
+  for (const std::string& other : others) Fill(folder / other);
   Save(folder.path(), 3);
   EXPECT_THAT(Steps(folder.path()), ElementsAre(1, 3));
-  EXPECT_EQ(folder.Entries(), 3);
-  EXPECT_TRUE(std::filesystem::exists(folder / "mine.tmp-abc"));
+  EXPECT_EQ(folder.Entries(), 6);
+  for (const std::string& other : others) {
+    EXPECT_TRUE(std::filesystem::exists(folder / other)) << other;
+  }
 }
 
 TEST(CheckpointFolder, ReplacesEqualStep) {
@@ -158,10 +163,35 @@ TEST(CheckpointFolder, ResolvesFileFolderDirectory) {
   EXPECT_THAT(status, IsError(absl::StatusCode::kNotFound, folder / "missing"));
 }
 
+// A run that names a path cannot reach files beyond the roots, nor learn whether they exist.
+TEST(CheckpointFolder, StaysBeneathRoots) {
+  const TemporaryFolder folder;
+  Save(folder / "outside", 1);
+  ASSERT_TRUE(MakeFolder(folder / "root/step-2").ok());
+  for (const char* name : {kModelFile, kOptimizerFile, kManifestFile}) {
+    std::filesystem::create_symlink(folder / "outside/step-1" + "/" + name,
+                                    folder / "root/step-2" + "/" + name);
+  }
+  const RootedFiles files = RootedFiles::Open("--checkpoint-root", {folder / "root"}).value();
+  constexpr auto kDenied = absl::StatusCode::kPermissionDenied;
+  for (const std::string& path : {folder / "outside", folder / "outside/step-1", folder / "missing",
+                                  folder / "root/../outside"}) {
+    EXPECT_THAT(ResolveCheckpoint(path, files), IsError(kDenied, "--checkpoint-root"));
+    EXPECT_THAT(CheckpointDraft::Begin(path, kRun, 1, files),
+                IsError(kDenied, "--checkpoint-root"));
+    EXPECT_EQ(PruneCheckpoints(path, kRun, 1, 0, files).code(), kDenied);
+  }
+  const std::string linked = ResolveCheckpoint(folder / "root", files).value();
+  EXPECT_THAT(ReadManifest(linked + "/" + kManifestFile, files),
+              IsError(kDenied, "leads out of --checkpoint-root"));
+  EXPECT_TRUE(CheckpointDraft::Begin(folder / "root/new", kRun, 1, files).ok());
+  EXPECT_FALSE(std::filesystem::exists(folder / "missing"));
+}
+
 TEST(CheckpointFolder, RefusesInvalidDirectory) {
   const TemporaryFolder folder;
   ASSERT_TRUE(WriteFileAtomically(folder / "file", "x").ok());
-  const absl::Status status = CheckpointDraft::Begin(folder / "file", 1).status();
+  const absl::Status status = CheckpointDraft::Begin(folder / "file", kRun, 1).status();
   EXPECT_FALSE(status.ok());
   EXPECT_THAT(std::string(status.message()), HasSubstr(folder / "file"));
 }

@@ -114,9 +114,10 @@ TEST(IdxTest, RefusesInvalidHeaders) {
     const char* message;
   };
   const TemporaryFolder folder;
-  for (const Case& c : {Case{0, 'P', "starts with bytes 50 00; an IDX file starts with 00 00"},
-                        Case{2, '\x0d', "type 0x0d"}, Case{3, '\x00', "dimensions"},
-                        Case{3, '\x05', "dimensions"}, Case{3, '\xff', "dimensions"}}) {
+  for (const Case& c :
+       {Case{0, 'P', "is not an IDX file"}, Case{2, '\x0d', "another type than unsigned bytes"},
+        Case{3, '\x00', "dimensions"}, Case{3, '\x05', "dimensions"},
+        Case{3, '\xff', "dimensions"}}) {
     std::string bytes = IdxBytes({1}, "x");
     bytes[c.byte] = c.value;
     ExpectRefused(folder.Write("file", bytes), absl::StatusCode::kInvalidArgument, c.message);

@@ -2,6 +2,7 @@
 #include "worker/data/dataset.h"
 
 #include <gmock/gmock.h>
+#include <google/protobuf/text_format.h>
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "tests/base/temporary_folder.h"
 #include "tests/worker/data/testing.h"
 
 namespace cadre::testing {
@@ -174,6 +176,29 @@ TEST(OpenDatasetTest, RejectsInvalidSpecs) {
   *spec.mutable_data() = TokenFiles(folder).data();
   EXPECT_THAT(OpenDataset(spec, Split::kTrain),
               IsError(kInvalidArgument, "the model takes images"));
+}
+
+// No file is opened beyond the roots; the message names the field.
+TEST(OpenDatasetTest, StaysBeneathRoots) {
+  const TemporaryFolder folder;
+  const RootedFiles files = RootedFiles::Open("--data-root", {folder.path()}).value();
+  for (const auto& [source, data] : {
+           std::pair{"idx", "idx { train_images: '/etc/passwd' train_labels: '/etc/passwd' }"},
+           {"cifar10", "cifar10 { directory: '/proc/self' }"},
+           {"image_folder", "image_folder { train: '/etc' test: '/etc' }"},
+           {"tar_shards", "tar_shards { train: '/etc/passwd{000000..999999}' }"},
+       }) {
+    v1::RunSpec spec = ImageSpec(32, 32, 3, 10);
+    ASSERT_TRUE(google::protobuf::TextFormat::ParseFromString(data, spec.mutable_data()));
+    EXPECT_THAT(OpenDataset(spec, Split::kTrain, files),
+                IsError(absl::StatusCode::kPermissionDenied, absl::StrCat("data.", source, ": ")))
+        << source;
+  }
+  v1::RunSpec tokens = TokenSpec(3, 256, 256);
+  tokens.mutable_data()->mutable_token_files()->set_bytes_per_token(1);
+  tokens.mutable_data()->mutable_token_files()->set_train("/proc/self/environ");
+  EXPECT_THAT(OpenDataset(tokens, Split::kTrain, files),
+              IsError(absl::StatusCode::kPermissionDenied, "data.token_files: "));
 }
 
 }  // namespace
