@@ -86,9 +86,16 @@ absl::Status WriteFileAtomically(const std::string& path, absl::string_view byte
 }
 
 absl::Status MakeFolder(const std::string& path) {
-  std::error_code error;
-  std::filesystem::create_directories(path, error);
-  if (error) return ErrnoStatus(error.value(), "make folder", path);
+  const std::filesystem::path parent = std::filesystem::path(path).parent_path();
+  const auto make = [&] { return mkdir(path.c_str(), 0700) == 0 ? 0 : errno; };
+  int error = make();
+  if (error == ENOENT && !parent.empty()) {
+    CADRE_RETURN_IF_ERROR(MakeFolder(parent.string()));
+    error = make();
+  }
+  std::error_code unknown;
+  if (error == EEXIST && std::filesystem::is_directory(path, unknown)) return absl::OkStatus();
+  if (error != 0) return ErrnoStatus(error, "make folder", path);
   return absl::OkStatus();
 }
 

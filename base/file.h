@@ -43,7 +43,7 @@ absl::Status WriteFileAtomically(const std::string& path, absl::string_view byte
 // "cannot <what> <path>: ..." with the code of `error`, an errno value.
 absl::Status ErrnoStatus(int error, absl::string_view what, absl::string_view path);
 
-// Creates the folder and its parents unless they exist.
+// Creates the folder and its parents unless they exist, for the user of the process alone.
 absl::Status MakeFolder(const std::string& path);
 
 // Makes a rename in `folder` durable.

@@ -90,7 +90,7 @@ class PosixFiles : public FileSystem {
   }
 
   absl::StatusOr<std::unique_ptr<File>> Lock(const std::string& path) override {
-    const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+    const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     if (fd < 0) return ErrnoStatus(errno, "lock", path);
     auto file = std::make_unique<PosixFile>(fd, path);
     if (flock(fd, LOCK_EX | LOCK_NB) == 0) return file;
@@ -149,7 +149,7 @@ class PosixFiles : public FileSystem {
   static absl::StatusOr<std::unique_ptr<File>> OpenFile(const std::string& path, int flags,
                                                         absl::string_view what) {
     // A named pipe must not block.
-    const int fd = open(path.c_str(), flags | O_CLOEXEC | O_NONBLOCK, 0644);
+    const int fd = open(path.c_str(), flags | O_CLOEXEC | O_NONBLOCK, 0600);
     if (fd < 0) return ErrnoStatus(errno, what, path);
     return std::make_unique<PosixFile>(fd, path);
   }

@@ -50,7 +50,8 @@ class FileSystem {
  public:
   virtual ~FileSystem() = default;
 
-  // Creates an empty file; an existing one loses its name first, so its writers keep their own.
+  // Creates an empty file for the user of the process alone (mode 0600); an existing one loses its
+  // name first, so its writers keep their own.
   virtual absl::StatusOr<std::unique_ptr<File>> Create(const std::string& path) = 0;
   virtual absl::StatusOr<std::unique_ptr<File>> Open(const std::string& path, Access access) = 0;
   // Creates the file if necessary and holds an exclusive lock until the result is destroyed.

@@ -95,7 +95,7 @@ pid_t Wait(pid_t pid, int* wait_status, int flags) {
 }
 
 absl::StatusOr<int> OpenFile(const std::string& path, int flags) {
-  const int fd = open(path.c_str(), flags | O_CLOEXEC, 0644);
+  const int fd = open(path.c_str(), flags | O_CLOEXEC, 0600);
   if (fd < 0) return ErrnoStatus(errno, "cannot open", path);
   return fd;
 }

@@ -21,7 +21,9 @@
 // the file stays small.
 #include "coordinator/sqlite_store.h"
 
+#include <fcntl.h>
 #include <sqlite3.h>
+#include <unistd.h>
 
 #include <utility>
 
@@ -131,6 +133,9 @@ SqliteStore::SqliteStore(std::string path, std::unique_ptr<sqlite3, CloseDatabas
 SqliteStore::~SqliteStore() = default;
 
 absl::StatusOr<std::unique_ptr<SqliteStore>> SqliteStore::Open(const Options& options) {
+  // SQLite would create a file that other users can read. Its other files get the mode of this one.
+  const int fd = open(options.path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  if (fd >= 0) close(fd);
   sqlite3* database = nullptr;
   const int opened =
       sqlite3_open_v2(options.path.c_str(), &database,

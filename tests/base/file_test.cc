@@ -130,6 +130,20 @@ TEST_F(FileTest, MakeFolderIsIdempotent) {
   EXPECT_EQ(SyncFolder(Path("missing")).code(), absl::StatusCode::kNotFound);
 }
 
+TEST_F(FileTest, OnlyOwnerHasAccess) {
+  using std::filesystem::perms;
+  ASSERT_TRUE(MakeFolder(Path("a/b")).ok());
+  ASSERT_TRUE(WriteFileAtomically(Path("a/f"), "x").ok());
+  const auto lock = PosixFileSystem().Lock(Path("a/lock"));
+  const auto permissions = [&](const std::string& name) {
+    return std::filesystem::status(Path(name)).permissions();
+  };
+  EXPECT_EQ(permissions("a"), perms::owner_all);
+  EXPECT_EQ(permissions("a/b"), perms::owner_all);
+  EXPECT_EQ(permissions("a/f"), perms::owner_read | perms::owner_write);
+  EXPECT_EQ(permissions("a/lock"), perms::owner_read | perms::owner_write);
+}
+
 TEST_F(FileTest, MakeFolderFailsOnFile) {
   ASSERT_TRUE(WriteFileAtomically(Path("f"), "x").ok());
   const absl::Status status = MakeFolder(Path("f/d"));

@@ -60,6 +60,16 @@ TEST_F(SqliteStoreTest, PutsGetsAndErases) {
   EXPECT_EQ(store->Get("b").value(), std::nullopt);
 }
 
+TEST_F(SqliteStoreTest, FilesArePrivate) {
+  const auto store = MustOpen();
+  ASSERT_TRUE(store->Commit({Put("a", "1")}).ok());
+  for (const auto& file : std::filesystem::directory_iterator(folder_.path())) {
+    EXPECT_EQ(file.status().permissions(),
+              std::filesystem::perms::owner_read | std::filesystem::perms::owner_write)
+        << file.path();
+  }
+}
+
 TEST_F(SqliteStoreTest, ScansAndErasesByPrefix) {
   auto store = MustOpen();
   ASSERT_TRUE(
