@@ -9,13 +9,23 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_replace.h"
 #include "base/digest.h"
+#include "base/file.h"
+#include "base/rooted_files.h"
 #include "model/formats/idx.h"
 #include "model/formats/safetensors.h"
+#include "model/graph.h"
+#include "model/validate.h"
 #include "worker/data/cifar10.h"
 #include "worker/data/jpeg.h"
 #include "worker/data/tar.h"
@@ -160,6 +170,64 @@ void Safetensors(std::span<const uint8_t> input) {
   }
 }
 
+// An accepted spec is within the limits, and describes a graph.
+void Spec(std::span<const uint8_t> input) {
+  v1::RunSpec spec;
+  if (!spec.ParseFromArray(input.data(), static_cast<int>(input.size()))) return;
+  const std::vector<Problem> problems = FindProblems(spec);
+  for (const Problem& problem : problems) CHECK(!problem.field.empty());
+  CHECK_EQ(ValidateRunSpec(spec).ok(), problems.empty());
+  if (!problems.empty()) return;
+  CHECK_LE(spec.ByteSizeLong(), kMaxSpecBytes);
+  CHECK(Graph::FromModel(spec.model()).ok());
+}
+
+// A folder "root" with links out of it, and a file beside it.
+class LinkedFolder {
+ public:
+  LinkedFolder() {
+    char path[] = "/tmp/cadre-fuzz-XXXXXX";
+    CHECK(mkdtemp(path) != nullptr);
+    path_ = path;
+    std::filesystem::create_directories(path_ + "/root/a/b");
+    for (const char* file : {"/outside", "/root/a/file"}) {
+      CHECK(WriteFileAtomically(path_ + file, "x").ok());
+    }
+    for (const auto& [link, target] : {std::pair{"up", "../.."},
+                                       {"etc", "/etc"},
+                                       {"proc", "/proc/self/root"},
+                                       {"a/inside", "../a/b"},
+                                       {"a/loop", "loop"}}) {
+      std::filesystem::create_symlink(target, path_ + "/root/" + link);
+    }
+  }
+  LinkedFolder(const LinkedFolder&) = delete;
+  LinkedFolder& operator=(const LinkedFolder&) = delete;
+  ~LinkedFolder() { std::filesystem::remove_all(path_); }
+
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+// A path of a spec, with "ROOT" in place of the folder that may be read, is beneath that folder if
+// it can be opened or resolved.
+void Path(std::span<const uint8_t> input) {
+  static const LinkedFolder folder;
+  static const std::string root = folder.path() + "/root";
+  static const RootedFiles files = RootedFiles::Open("--data-root", {root}).value();
+  const std::string path = absl::StrReplaceAll(TextOf(input), {{"ROOT", root}});
+  const auto is_inside = [&](const std::string& resolved) {
+    return resolved == root || absl::StartsWith(resolved, root + "/");
+  };
+  if (const auto resolved = files.Resolve(path); resolved.ok()) CHECK(is_inside(*resolved));
+  const auto file = OpenRegularFile(path, files);
+  if (!file.ok()) return;
+  CHECK(is_inside(std::filesystem::read_symlink(absl::StrCat("/proc/self/fd/", file->fd))));
+  close(file->fd);
+}
+
 // The members of a tar archive must follow each other, and each must be found again from its own
 // offset.
 void ScanTar(const std::string& archive) {
@@ -217,7 +285,7 @@ const std::map<std::string, Target>& Targets() {
   static const std::map<std::string, Target> targets = {
       {"cifar10", Cifar10}, {"fragile", Fragile}, {"header", HeaderTarget},
       {"idx", Idx},         {"jpeg", Jpeg},       {"safetensors", Safetensors},
-      {"tar", Tar}};
+      {"path", Path},       {"spec", Spec},       {"tar", Tar}};
   return targets;
 }
 
