@@ -7,6 +7,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/strip.h"
 #include "base/digest.h"
+#include "base/status.h"
 
 namespace cadre {
 
@@ -20,6 +21,8 @@ std::string StandingKey(absl::string_view host, absl::string_view name) {
 }
 
 std::string RunKey(absl::string_view run) { return absl::StrCat(kRunPrefix, run); }
+
+std::string SpecKey(absl::string_view run) { return absl::StrCat(kSpecPrefix, run); }
 
 std::string LayerTimesKey(absl::string_view device, absl::string_view model) {
   std::string name(device);
@@ -46,6 +49,20 @@ absl::Status ParseRecord(absl::string_view key, absl::string_view bytes,
                          google::protobuf::MessageLite& record) {
   if (record.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) return absl::OkStatus();
   return absl::DataLossError(absl::StrCat("store record '", key, "' cannot be parsed"));
+}
+
+absl::Status ParseRun(const std::map<std::string, std::string>& records, const std::string& key,
+                      v1::RunRecord& run) {
+  const auto record = records.find(key);
+  if (record == records.end()) return absl::DataLossError(absl::StrCat("no record '", key, "'"));
+  CADRE_RETURN_IF_ERROR(ParseRecord(key, record->second, run));
+  if (run.has_spec()) return absl::OkStatus();
+  const std::string spec_key = SpecKey(run.run());
+  const auto spec = records.find(spec_key);
+  if (spec == records.end()) {
+    return absl::DataLossError(absl::StrCat("store record '", spec_key, "' is missing"));
+  }
+  return ParseRecord(spec_key, spec->second, *run.mutable_spec());
 }
 
 std::string RunId(uint32_t number, absl::string_view name) {

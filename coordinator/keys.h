@@ -6,10 +6,12 @@
 #include <google/protobuf/message_lite.h>
 
 #include <cstdint>
+#include <map>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "proto/cadre/v1/records.pb.h"
 
 namespace cadre {
 
@@ -22,6 +24,8 @@ inline constexpr char kMetaKey[] = "meta";
 // Prefixes of MemberRecord, RunRecord, GroupRecord and CommitRecord.
 inline constexpr char kMemberPrefix[] = "member/";
 inline constexpr char kRunPrefix[] = "run/";
+// Prefix of the RunSpec of a run, which never changes.
+inline constexpr char kSpecPrefix[] = "spec/";
 inline constexpr char kGroupPrefix[] = "group/";
 inline constexpr char kCommitPrefix[] = "commit/";
 // Prefix of LayerTimesRecord.
@@ -33,6 +37,7 @@ std::string MemberKey(absl::string_view member_id);
 // `name`: of a worker; empty for the host's own record.
 std::string StandingKey(absl::string_view host, absl::string_view name);
 std::string RunKey(absl::string_view run);
+std::string SpecKey(absl::string_view run);
 std::string GroupKey(absl::string_view run, uint32_t group);
 std::string CommitKey(absl::string_view run, uint32_t round);
 // `model` is the model's key. Special characters of `device` become underscores; its digest keeps
@@ -45,6 +50,11 @@ std::string CommitsPrefix(absl::string_view run);
 // Parses the record with this key. Errors: DataLoss.
 absl::Status ParseRecord(absl::string_view key, absl::string_view bytes,
                          google::protobuf::MessageLite& record);
+
+// Parses the record of a run, and sets its spec from the record with SpecKey; records of earlier
+// builds contain the spec themselves. Errors: DataLoss, also if there is no spec.
+absl::Status ParseRun(const std::map<std::string, std::string>& records, const std::string& key,
+                      v1::RunRecord& run);
 
 // The id of a run, "run-7-name".
 std::string RunId(uint32_t number, absl::string_view name);

@@ -106,7 +106,7 @@ absl::StatusOr<std::vector<Action>> Machine::Restore(
       cluster_.members().Add(record, now);
     } else if (absl::StartsWith(key, kRunPrefix)) {
       v1::RunRecord record;
-      CADRE_RETURN_IF_ERROR(ParseRecord(key, bytes, record));
+      CADRE_RETURN_IF_ERROR(ParseRun(records, key, record));
       runs_.try_emplace(RunNumber(record.run()), record, RunContext{cluster_, planner_, options_});
     } else if (absl::StartsWith(key, kStandingPrefix)) {
       v1::StandingRecord record;
@@ -553,6 +553,7 @@ void Machine::EvictEndedRuns() {
     }
     cluster_.NoteRemovedRun(it->first);
     cluster_.out().EraseOne(RunKey(it->second.id()));
+    cluster_.out().EraseOne(SpecKey(it->second.id()));
     cluster_.out().EraseBelow(CommitsPrefix(it->second.id()));
     deadline_of_.erase(it->first);
     it = runs_.erase(it);

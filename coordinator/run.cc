@@ -36,6 +36,8 @@ Run::Run(const v1::RunRecord& record, const RunContext& context)
 // Only three commits are needed: that of the newest version, the one before it, because a
 // generation may still be preparing from that version, and the one that is being applied.
 absl::Status Run::Load(const std::map<std::string, std::string>& records) {
+  // Stores of earlier builds have the spec in the record of the run.
+  if (!records.contains(SpecKey(id()))) SaveSpec();
   const uint32_t version = record_.version();
   for (uint32_t round = version - std::min(version, 1U); round <= version + 1; ++round) {
     const auto it = records.find(CommitKey(id(), round));
@@ -168,7 +170,14 @@ void Run::Disband(absl::string_view reason) {
   cluster_.out().EraseBelow(GroupsPrefix(id()));
 }
 
-void Run::Save() { cluster_.out().Put(RunKey(id()), record_); }
+// The spec, which may be large and does not change, has a record of its own.
+void Run::Save() {
+  v1::RunSpec* const spec = record_.release_spec();
+  cluster_.out().Put(RunKey(id()), record_);
+  record_.set_allocated_spec(spec);
+}
+
+void Run::SaveSpec() { cluster_.out().Put(SpecKey(id()), record_.spec()); }
 
 void Run::Save(const Slot& slot) {
   cluster_.out().Put(GroupKey(id(), slot.group()), slot.record());

@@ -78,7 +78,10 @@ class Run {
   void PlaceMembers();
 
   // ---- Events
-  void Submit() { Save(); }
+  void Submit() {
+    SaveSpec();
+    Save();
+  }
   void Stop(absl::string_view reason);
   // Errors: FailedPrecondition, InvalidArgument.
   absl::Status Scale(uint32_t groups);
@@ -147,6 +150,7 @@ class Run {
     return commits_.InNewest(slot.group(), slot.record().generation());
   }
   void Save();
+  void SaveSpec();
   void Save(const Slot& slot);
   // Stores the slot after its state has changed.
   void Moved(const Slot& slot);

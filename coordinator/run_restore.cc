@@ -261,6 +261,7 @@ absl::Status Run::Resume() {
                     : AtEnd(record_, record_.step()) ? v1::RUN_STATE_FINISHING
                                                      : v1::RUN_STATE_RUNNING);
   UpdateDemand();
+  SaveSpec();
   Save();
   for (int shard = 0; shard < shards_.size(); ++shard) SendOpenRun(shard);
   return absl::OkStatus();
@@ -273,6 +274,7 @@ void Run::Adopt(const v1::CommitRecord& newest, const std::optional<v1::CommitRe
     commits_.Load(*closing, record_.version());
     cluster_.out().Put(CommitKey(id(), closing->round()), *closing);
   }
+  SaveSpec();
   Save();
   for (int shard = 0; shard < shards_.size(); ++shard) SendOpenRun(shard);
 }

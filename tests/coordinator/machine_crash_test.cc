@@ -160,6 +160,50 @@ TEST(MachineCrashTest, CopyOfTheStoreGivesOutHigherNumbers) {
   EXPECT_EQ(start(high)->NewGeneration(), 0xf0000001U);
 }
 
+// The spec of a run is written once, under a key of its own.
+TEST(MachineCrashTest, RunRecordHasNoSpec) {
+  FakeCluster cluster;
+  cluster.AddAggregator("agg-0");
+  cluster.AddWorker("w0");
+  const v1::RunSpec spec = MakeSpec(1, 1, 5, 10);
+  const std::string run = cluster.Submit(spec);
+  ASSERT_TRUE(cluster.RunUntilEnded(run));
+  v1::RunRecord record;
+  ASSERT_TRUE(record.ParseFromString(cluster.store().at(RunKey(run))));
+  EXPECT_FALSE(record.has_spec());
+  EXPECT_GT(record.version(), 0U);
+  EXPECT_EQ(cluster.store().at(SpecKey(run)), spec.SerializeAsString());
+}
+
+// In stores of earlier builds, the record of the run contains the spec. It is read, and stored
+// under its own key before the record is written without it.
+TEST(MachineCrashTest, ReadsSpecOfOldStore) {
+  Machine::Options options;
+  options.plan = [](const v1::RunSpec&, int) -> absl::StatusOr<v1::Plan> { return v1::Plan(); };
+  v1::RunRecord record;
+  record.set_run("run-1-test");
+  record.set_state(v1::RUN_STATE_QUEUED);
+  *record.mutable_spec() = MakeSpec(1, 1, 5, 10);
+  std::map<std::string, std::string> store = {{RunKey("run-1-test"), record.SerializeAsString()}};
+  Machine old(options);
+  const auto actions = old.Restore(store, absl::FromUnixSeconds(1));
+  ASSERT_TRUE(actions.ok()) << actions.status();
+  EXPECT_EQ(old.List(absl::FromUnixSeconds(1)).runs_size(), 1);
+  for (const Action& action : *actions) {
+    const auto* op = std::get_if<Store::Op>(&action);
+    if (op != nullptr && op->kind == Store::Op::Kind::kPut) store[op->key] = op->value;
+  }
+  EXPECT_EQ(store.at(SpecKey("run-1-test")), record.spec().SerializeAsString());
+  record.clear_spec();
+  store[RunKey("run-1-test")] = record.SerializeAsString();
+  Machine current(options);
+  EXPECT_TRUE(current.Restore(store, absl::FromUnixSeconds(1)).ok());
+  store.erase(SpecKey("run-1-test"));
+  Machine damaged(options);
+  EXPECT_EQ(damaged.Restore(store, absl::FromUnixSeconds(1)).status().code(),
+            absl::StatusCode::kDataLoss);
+}
+
 TEST(MachineCrashTest, CorruptRecordIsDataLoss) {
   Machine::Options options;
   options.plan = [](const v1::RunSpec&, int) -> absl::StatusOr<v1::Plan> { return v1::Plan(); };

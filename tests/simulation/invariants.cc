@@ -30,6 +30,13 @@ std::optional<Record> Read(const Invariants::Store& store, const std::string& ke
   return Parse<Record>(it->second);
 }
 
+// The record of a run, with its spec.
+v1::RunRecord RunIn(const Invariants::Store& store, const std::string& key) {
+  v1::RunRecord run;
+  ParseRun(store, key, run).IgnoreError();
+  return run;
+}
+
 bool SameParticipants(const google::protobuf::RepeatedPtrField<v1::Participant>& a,
                       const google::protobuf::RepeatedPtrField<v1::Participant>& b) {
   return std::equal(a.begin(), a.end(), b.begin(), b.end(),
@@ -79,8 +86,12 @@ void Invariants::OnTransaction(const Store& before, const Store& after) {
     auto old = before.find(key);
     if (!absl::StartsWith(key, kRunPrefix)) continue;
     if (old != before.end() && old->second == bytes) continue;
-    CheckRun(after, old == before.end() ? v1::RunRecord() : Parse<v1::RunRecord>(old->second),
-             Parse<v1::RunRecord>(bytes));
+    const v1::RunRecord run = RunIn(after, key);
+    if (!run.has_spec()) {
+      world_.Violate(key, " has no spec in the store");
+      return;
+    }
+    CheckRun(after, old == before.end() ? v1::RunRecord() : RunIn(before, key), run);
   }
   if (groups_changed) CheckMembersOnce(after);
 }
@@ -228,14 +239,15 @@ bool Invariants::MayFail(const v1::RunRecord& record) const {
 
 void Invariants::CheckNewCommit(const Store& before, const Store& after,
                                 const v1::CommitRecord& commit) {
-  const auto run = Read<v1::RunRecord>(after, RunKey(commit.run()));
-  if (!run) {
+  if (!after.contains(RunKey(commit.run()))) {
     world_.Violate(Name(commit), " has no run");
     return;
   }
+  const v1::RunRecord run = RunIn(after, RunKey(commit.run()));
+  if (!run.has_spec()) return;
   if (commit.round() == 0) {
-    versions_[commit.run()][0] = InitialValues(run->spec());
-    shards_[commit.run()] = run->shards_size();
+    versions_[commit.run()][0] = InitialValues(run.spec());
+    shards_[commit.run()] = run.shards_size();
     committed_.insert({commit.run(), 0});
     return;
   }
@@ -249,12 +261,12 @@ void Invariants::CheckNewCommit(const Store& before, const Store& after,
     if (i > 0 && commit.participants(i).group() <= commit.participants(i - 1).group()) {
       world_.Violate(Name(commit), " is not in group order");
     }
-    CheckParticipant(*run, commit, commit.participants(i));
+    CheckParticipant(run, commit, commit.participants(i));
   }
-  MakeVersion(*run, commit);
+  MakeVersion(run, commit);
   world_.Count("rounds_closed");
   world_.Count("rounds_closed_short",
-               commit.participants_size() < int64_t{GroupsOf(run->spec())} ? 1 : 0);
+               commit.participants_size() < int64_t{GroupsOf(run.spec())} ? 1 : 0);
 }
 
 void Invariants::CheckParticipant(const v1::RunRecord& run, const v1::CommitRecord& commit,

@@ -41,7 +41,7 @@ void Liveness::Check() {
   for (auto it = store.lower_bound(kRunPrefix);
        it != store.end() && absl::StartsWith(it->first, kRunPrefix); ++it) {
     v1::RunRecord run;
-    run.ParseFromString(it->second);
+    ParseRun(store, it->first, run).IgnoreError();
     if (Averages(run.spec())) CheckRun(run);
     for (uint32_t slot = 0; slot < GroupsOf(run.spec()); ++slot) CheckGroup(run, slot);
   }

@@ -233,7 +233,7 @@ void Simulator::TraceSomeGroup() {
   std::vector<v1::RunRecord> runs;
   for (auto it = coordinator_.store().lower_bound(kRunPrefix);
        it != coordinator_.store().end() && absl::StartsWith(it->first, kRunPrefix); ++it) {
-    runs.emplace_back().ParseFromString(it->second);
+    ParseRun(coordinator_.store(), it->first, runs.emplace_back()).IgnoreError();
   }
   if (runs.empty()) return;
   Dice& dice = world_.dice;
