@@ -546,7 +546,7 @@ bool Machine::SettleOnce(bool form) {
 void Machine::EvictEndedRuns() {
   auto ended = std::count_if(runs_.begin(), runs_.end(),
                              [](const auto& entry) { return !entry.second.live(); });
-  for (auto it = runs_.begin(); it != runs_.end() && ended > options_.max_ended_runs;) {
+  for (auto it = runs_.begin(); it != runs_.end() && ended > options_.keep_closed_runs;) {
     if (it->second.live()) {
       ++it;
       continue;

@@ -33,6 +33,11 @@ DEFINE_string(port_file, "", "file that receives the port once the server listen
 DEFINE_int32(lease_ms, 10'000,
              "milliseconds without a message after which a member is dropped; heartbeats are sent "
              "every quarter of it");
+DEFINE_int32(keep_closed_runs, cadre::kKeepClosedRuns,
+             "number of runs that are kept after their end, the newest; older ones are deleted, "
+             "with their files on the aggregators");
+DEFINE_uint32(keep_commits, cadre::CoordinatorOptions().keep_commits,
+              "number of commit records of each run that are kept, the newest; at least 2");
 
 namespace cadre {
 namespace {
@@ -71,6 +76,8 @@ Loop::Options MakeOptions(const Planning& planning) {
   machine.protocol = kProtocol;
   machine.lease = absl::Milliseconds(FLAGS_lease_ms);
   machine.heartbeat = machine.lease / 4;
+  machine.keep_closed_runs = FLAGS_keep_closed_runs;
+  machine.keep_commits = FLAGS_keep_commits;
   machine.version = kVersion;
   std::random_device entropy;
   for (char& byte : machine.key_seed) byte = static_cast<char>(entropy());
@@ -123,6 +130,14 @@ int main(int argc, char** argv) {
   }
   if (FLAGS_lease_ms < 100) {
     std::cerr << "cadre-coordinator: --lease-ms must be at least 100\n";
+    return 2;
+  }
+  if (FLAGS_keep_closed_runs < 0) {
+    std::cerr << "cadre-coordinator: --keep-closed-runs must not be negative\n";
+    return 2;
+  }
+  if (FLAGS_keep_commits < 2) {
+    std::cerr << "cadre-coordinator: --keep-commits must be at least 2\n";
     return 2;
   }
   cadre::BlockTerminationSignals();

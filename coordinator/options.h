@@ -15,6 +15,9 @@
 
 namespace cadre {
 
+// Default number of ended runs that are kept.
+inline constexpr int kKeepClosedRuns = 16;
+
 struct CoordinatorOptions {
   // The plan of a group of `ranks` workers. Required.
   std::function<absl::StatusOr<v1::Plan>(const v1::RunSpec& spec, int ranks)> plan;
@@ -33,9 +36,14 @@ struct CoordinatorOptions {
   absl::Duration heartbeat = absl::Seconds(2);
   // How long a round waits for a group of which a rank has lost its stream.
   absl::Duration return_grace = absl::Seconds(2);
-  // Maximum number of live runs, and of ended runs whose records are kept.
+  // Maximum number of live runs.
   int max_live_runs = 256;
-  int max_ended_runs = 256;
+  // Number of ended runs that are kept: those that ended last. The others are deleted, with their
+  // files on the aggregators.
+  int keep_closed_runs = kKeepClosedRuns;
+  // Number of the newest commit records of each run that are kept. Replay needs two, and the one
+  // that is being applied, which is kept in addition; the others are for people.
+  uint32_t keep_commits = 16;
   // Size limit of the answer to a trace; below the limit of one message.
   size_t max_trace_bytes = 7 << 20;
   // 16 random bytes, from which a new store derives the keys of all generations.

@@ -261,6 +261,9 @@ void Run::RecordVersion(const v1::CommitRecord& commit) {
   CountDiscrepancy(commit, record);
   round_.Open(commit.round() + 1);
   cluster_.out().Put(CommitKey(id(), commit.round()), commit);
+  if (const uint32_t keep = std::max(options_.keep_commits, 2U); commit.round() >= keep) {
+    cluster_.out().EraseOne(CommitKey(id(), commit.round() - keep));
+  }
   cluster_.Count("rounds_committed");
 }
 

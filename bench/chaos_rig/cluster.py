@@ -228,7 +228,9 @@ class Cluster:
         common = ["--insecure", f"--listen={self._address(member.name, port)}", "--logtostderr"]
         program = self._program(f"cadre-{member.role}")
         if member.role == "coordinator":
-            return [program, *common, f"--store={member.folder}/store.db", f"--lease-ms={self.args.lease_ms}"]
+            # The replay needs the commit records of all rounds.
+            return [program, *common, f"--store={member.folder}/store.db", f"--lease-ms={self.args.lease_ms}",
+                    "--keep-commits=1000000000"]
         if member.role == "aggregator":
             return [program, *common, coordinator, f"--data-dir={self.data(member)}", f"--name={member.name}",
                     "--checkpoint-root=/"]

@@ -80,7 +80,7 @@ absl::Status Cluster::StartCoordinator() {
   CADRE_RETURN_IF_ERROR(
       Start("coordinator", "cadre-coordinator",
             {absl::StrCat("--listen=", listen), absl::StrCat("--store=", store()),
-             absl::StrCat("--port-file=", port_file),
+             absl::StrCat("--port-file=", port_file), "--keep-commits=1000000",
              absl::StrCat("--lease-ms=", absl::ToInt64Milliseconds(options_.lease))}));
   const absl::Time deadline = absl::Now() + kStartLimit;
   while (absl::Now() < deadline) {

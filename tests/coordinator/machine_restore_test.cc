@@ -661,7 +661,7 @@ TEST_F(AdoptTest, EndedRun) {
 
 // Its aggregators were away when it was stopped and until its record was removed.
 TEST(AdoptEvictedTest, EndedRunIsNotAdopted) {
-  FakeCluster cluster([](Machine::Options& options) { options.max_ended_runs = 1; });
+  FakeCluster cluster([](Machine::Options& options) { options.keep_closed_runs = 1; });
   cluster.behaviour.train = false;
   cluster.AddWorker("w0");
   cluster.AddAggregator("agg-0");

@@ -507,6 +507,21 @@ TEST_F(MachineRoundTest, ReformedGroupGetsLostPart) {
 
 // --- Discrepancy
 
+// A long run does not fill the store.
+TEST(MachineCommitsTest, OldCommitsAreRemoved) {
+  FakeCluster cluster([](Machine::Options& options) { options.keep_commits = 3; });
+  cluster.AddAggregator("agg-0");
+  cluster.AddWorker("w0");
+  const std::string run = cluster.Submit(MakeSpec(1, 1, 5, 40));
+  ASSERT_TRUE(cluster.RunUntil([&] { return cluster.RunStatus(run).version() >= 4; }));
+  cluster.RestartCoordinator();
+  ASSERT_TRUE(cluster.RunUntilEnded(run));
+  ASSERT_EQ(cluster.RunStatus(run).version(), 8u);
+  for (uint32_t round = 0; round <= 8; ++round) {
+    EXPECT_EQ(cluster.Commit(run, round).has_value(), round > 5) << round;
+  }
+}
+
 TEST_F(MachineRoundTest, DiscrepancySumsShards) {
   const std::string run = Begin(2, MakeSpec(2, 1, 5, 1000));
   EXPECT_FALSE(cluster_.RunStatus(run).has_discrepancy());

@@ -243,7 +243,7 @@ TEST_F(MachineRunTest, DifferentDataEndsRun) {
 }
 
 TEST(MachineLimitsTest, OldRunsAreEvicted) {
-  FakeCluster cluster([](Machine::Options& options) { options.max_ended_runs = 1; });
+  FakeCluster cluster([](Machine::Options& options) { options.keep_closed_runs = 1; });
   cluster.AddAggregator("agg-0");
   cluster.AddWorker("w0");
   const std::string first = cluster.Submit(MakeSpec(1, 1, 5, 10));

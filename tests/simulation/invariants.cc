@@ -62,7 +62,7 @@ void Invariants::OnTransaction(const Store& before, const Store& after) {
   };
   CheckMeta(meta(before), meta(after));
   for (const auto& [key, bytes] : before) {
-    if (after.count(key) == 0) OnErased(key);
+    if (after.count(key) == 0) OnErased(key, bytes, after);
     groups_changed |= after.count(key) == 0 && absl::StartsWith(key, kGroupPrefix);
   }
   // Groups and commits precede runs, whose records are compared with them.
@@ -96,9 +96,17 @@ void Invariants::OnTransaction(const Store& before, const Store& after) {
   if (groups_changed) CheckMembersOnce(after);
 }
 
-void Invariants::OnErased(const std::string& key) {
-  if (absl::StartsWith(key, kRunPrefix) || absl::StartsWith(key, kCommitPrefix) ||
-      key == kMetaKey) {
+// Old commits are removed; the newest two of a run, and the one that is being applied, are not.
+void Invariants::OnErased(const std::string& key, const std::string& bytes, const Store& after) {
+  if (absl::StartsWith(key, kCommitPrefix)) {
+    const auto commit = Parse<v1::CommitRecord>(bytes);
+    const auto run = Read<v1::RunRecord>(after, RunKey(commit.run()));
+    if (run.has_value() && commit.round() + 2 > run->version()) {
+      world_.Violate("the store has lost the record ", key);
+    }
+    return;
+  }
+  if (absl::StartsWith(key, kRunPrefix) || key == kMetaKey) {
     world_.Violate("the store has lost the record ", key);
   } else if (absl::StartsWith(key, kGroupPrefix)) {
     for (auto& [group, generation] : current_) {
@@ -248,7 +256,7 @@ void Invariants::CheckNewCommit(const Store& before, const Store& after,
   if (commit.round() == 0) {
     versions_[commit.run()][0] = InitialValues(run.spec());
     shards_[commit.run()] = run.shards_size();
-    committed_.insert({commit.run(), 0});
+    committed_[{commit.run(), 0}] = 0;
     return;
   }
   const auto base = Read<v1::CommitRecord>(before, CommitKey(commit.run(), commit.round() - 1));
@@ -328,7 +336,7 @@ void Invariants::CheckChangedCommit(const v1::CommitRecord& before,
     if (!unchanged) world_.Violate(Name(commit), " has changed the digest of shard ", i);
   }
   if (commit.committed() && commit.round() > 0) {
-    committed_.insert({commit.run(), commit.round()});
+    committed_[{commit.run(), commit.round()}] = commit.participants_size();
     failures_.erase(commit.run());
     world_.Count("commits");
   }
@@ -510,12 +518,12 @@ void Invariants::CheckEnd(
     uint32_t rounds_apart = 0;
     uint32_t groups = 0;
     for (uint32_t version = 1; version <= record->version(); ++version) {
-      const auto commit = Read<v1::CommitRecord>(store, CommitKey(run, version));
-      if (!commit || !commit->committed()) {
-        world_.Violate(run, " lost its commit ", version);
-      } else if (commit->participants_size() > 1) {
+      const auto participants = committed_.find({run, version});
+      if (participants == committed_.end()) {
+        world_.Violate(run, " has no commit ", version);
+      } else if (participants->second > 1) {
         ++rounds_apart;
-        groups = commit->participants_size();
+        groups = participants->second;
       }
     }
     // Each round counts once, even if Apply is repeated. A shard whose version before is lost does

@@ -95,7 +95,7 @@ class Invariants {
   void CheckChangedCommit(const v1::CommitRecord& before, const v1::CommitRecord& commit);
   void CheckDigests(const v1::CommitRecord& commit);
   void MakeVersion(const v1::RunRecord& run, const v1::CommitRecord& commit);
-  void OnErased(const std::string& key);
+  void OnErased(const std::string& key, const std::string& bytes, const Store& after);
 
   World& world_;
   const std::function<size_t()> connected_workers_;
@@ -115,7 +115,7 @@ class Invariants {
   std::map<std::string, uint32_t> shards_;
   // Expected values of every version.
   std::map<std::string, std::map<uint32_t, Values>> versions_;
-  std::set<std::pair<std::string, uint32_t>> committed_;
+  std::map<std::pair<std::string, uint32_t>, int> committed_;
   // All acknowledged contributions, and those that must still be on the disk of their aggregator.
   std::set<std::pair<ContributionKey, std::string>> acknowledged_;
   std::set<std::pair<ContributionKey, std::string>> kept_;
