@@ -187,6 +187,13 @@ absl::StatusOr<int> StopRun(const Invocation& in) {
   return kExitOk;
 }
 
+absl::StatusOr<int> DeleteRun(const Invocation& in) {
+  const std::string run = in.line.argument();
+  CADRE_RETURN_IF_ERROR(MakeClient(in.global).Delete(run));
+  if (!in.global.quiet) in.console.err << "run " << run << " is deleted" << std::endl;
+  return kExitOk;
+}
+
 absl::StatusOr<int> ScaleRun(const Invocation& in) {
   const std::string run = in.line.argument();
   const uint32_t groups = in.line.Value<uint32_t>("groups");

@@ -491,6 +491,16 @@ averaging.min_groups requires more groups.
        .brief = "stop a run immediately; its last version remains",
        .examples = "  cadre stop run-1\n",
        .run = StopRun},
+      {.name = "delete",
+       .arguments = {kRun},
+       .brief = "delete a run that has ended, with its model",
+       .text =
+           R"(Removes the records of the run and its files on the aggregators; an aggregator that is away removes
+them when it returns. Fails if the run has not ended. Without this command a coordinator keeps the runs
+that ended last (--keep-closed-runs of cadre-coordinator).
+)",
+       .examples = "  cadre delete run-1\n",
+       .run = DeleteRun},
       {.name = "resume",
        .arguments = {kRun},
        .brief = "continue a parked run",

@@ -63,6 +63,12 @@ struct StopRun {
   std::string reason;
 };
 
+// Deletes a run that has ended. Answered by Replied.
+struct DeleteRun {
+  RequestId request = 0;
+  std::string run;
+};
+
 // Changes the number of groups from the next version on. Answered by Replied.
 struct ScaleRun {
   RequestId request = 0;
@@ -125,8 +131,8 @@ struct Stalled {
 };
 
 using Event = std::variant<StreamOpened, StreamClosed, MessageReceived, MessageRefused, SubmitRun,
-                           StopRun, ScaleRun, ResumeRun, AdoptRuns, TraceGroup, CancelTrace,
-                           CordonMembers, PlansFound, Tick, Stalled>;
+                           StopRun, DeleteRun, ScaleRun, ResumeRun, AdoptRuns, TraceGroup,
+                           CancelTrace, CordonMembers, PlansFound, Tick, Stalled>;
 
 // ---- Actions
 

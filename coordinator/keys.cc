@@ -20,6 +20,8 @@ std::string StandingKey(absl::string_view host, absl::string_view name) {
   return absl::StrCat(kStandingPrefix, host.size(), "/", host, "/", name);
 }
 
+std::string DeletedKey(absl::string_view run) { return absl::StrCat(kDeletedPrefix, run); }
+
 std::string RunKey(absl::string_view run) { return absl::StrCat(kRunPrefix, run); }
 
 std::string SpecKey(absl::string_view run) { return absl::StrCat(kSpecPrefix, run); }

@@ -30,6 +30,8 @@ inline constexpr char kGroupPrefix[] = "group/";
 inline constexpr char kCommitPrefix[] = "commit/";
 // Prefix of LayerTimesRecord.
 inline constexpr char kProfilePrefix[] = "profile/";
+// Prefix of DeletedRunRecord.
+inline constexpr char kDeletedPrefix[] = "deleted/";
 // Prefix of StandingRecord.
 inline constexpr char kStandingPrefix[] = "standing/";
 
@@ -38,6 +40,7 @@ std::string MemberKey(absl::string_view member_id);
 std::string StandingKey(absl::string_view host, absl::string_view name);
 std::string RunKey(absl::string_view run);
 std::string SpecKey(absl::string_view run);
+std::string DeletedKey(absl::string_view run);
 std::string GroupKey(absl::string_view run, uint32_t group);
 std::string CommitKey(absl::string_view run, uint32_t round);
 // `model` is the model's key. Special characters of `device` become underscores; its digest keeps

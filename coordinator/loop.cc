@@ -51,8 +51,9 @@ Loop::~Loop() { Stop(); }
 // A run may have many commits; only the newest and the ones next to it are needed.
 absl::Status Loop::Restore() {
   std::map<std::string, std::string> records;
-  for (const absl::string_view prefix : {kMetaKey, kMemberPrefix, kRunPrefix, kSpecPrefix,
-                                         kGroupPrefix, kProfilePrefix, kStandingPrefix}) {
+  for (const absl::string_view prefix :
+       {kMetaKey, kMemberPrefix, kRunPrefix, kSpecPrefix, kDeletedPrefix, kGroupPrefix,
+        kProfilePrefix, kStandingPrefix}) {
     CADRE_ASSIGN_OR_RETURN(auto found, store_->Scan(prefix));
     records.merge(found);
   }

@@ -47,6 +47,10 @@ constexpr size_t kMaxPageBytes = 512 << 10;
 // have given out more.
 constexpr uint32_t kUnknownGenerations = 1'000'000;
 
+// Maximum number of deleted runs of which not all aggregators have confirmed the removal. Beyond it
+// the oldest are forgotten: their files count as those of an unknown run that may have ended.
+constexpr size_t kMaxDeletedRuns = 1024;
+
 // A function object for std::visit made of one lambda per alternative.
 template <typename... Lambdas>
 struct Overloaded : Lambdas... {
@@ -108,6 +112,10 @@ absl::StatusOr<std::vector<Action>> Machine::Restore(
       v1::RunRecord record;
       CADRE_RETURN_IF_ERROR(ParseRun(records, key, record));
       runs_.try_emplace(RunNumber(record.run()), record, RunContext{cluster_, planner_, options_});
+    } else if (absl::StartsWith(key, kDeletedPrefix)) {
+      v1::DeletedRunRecord record;
+      CADRE_RETURN_IF_ERROR(ParseRecord(key, bytes, record));
+      deleted_[record.run()] = record;
     } else if (absl::StartsWith(key, kStandingPrefix)) {
       v1::StandingRecord record;
       CADRE_RETURN_IF_ERROR(ParseRecord(key, bytes, record));
@@ -148,6 +156,7 @@ std::vector<Action> Machine::Handle(const Event& event, absl::Time now) {
           [this](const ResumeRun& e) {
             ReplyFor(e.request, e.run, [](Run& run) { return run.Resume(); });
           },
+          [this](const DeleteRun& e) { OnDelete(e); },
           [this](const AdoptRuns& e) { OnAdopt(e); },
           [this](const TraceGroup& e) { OnTrace(e); },
           [this](const CancelTrace& e) {
@@ -244,6 +253,7 @@ void Machine::OnAggregatorMessage(const Member& member, const v1::MemberMessage&
     if (adoption_.has_value()) adoption_->Add(member.record.name(), message.run_report());
     return;
   }
+  if (message.has_run_deleted()) return OnRunDeleted(member, message.run_deleted());
   if (!message.has_run_opened() && !message.has_applied()) {
     return cluster_.Refuse(member.connection, v1::REFUSAL_MALFORMED,
                            "not a message that aggregators send");
@@ -284,7 +294,12 @@ void Machine::OnHello(ConnectionId connection, const v1::Hello& hello) {
   if (!member.worker()) {
     std::set<std::string>& unknown = unknown_runs_[hello.name()];
     unknown.clear();
+    SendDeletes(member);
     for (const v1::ShardState& shard : hello.shards()) {
+      if (IsDeleted(shard.run(), shard.lineage())) {
+        SendDelete(member, deleted_.at(shard.run()));
+        continue;
+      }
       const Run* const run = FindRun(shard.run());
       if (run == nullptr) {
         // It may be adopted later, so its number is not given to another run.
@@ -542,23 +557,89 @@ bool Machine::SettleOnce(bool form) {
   return released;
 }
 
-// The oldest ended runs are removed first; their records are erased with them.
 void Machine::EvictEndedRuns() {
-  auto ended = std::count_if(runs_.begin(), runs_.end(),
-                             [](const auto& entry) { return !entry.second.live(); });
-  for (auto it = runs_.begin(); it != runs_.end() && ended > options_.keep_closed_runs;) {
-    if (it->second.live()) {
-      ++it;
-      continue;
-    }
-    cluster_.NoteRemovedRun(it->first);
-    cluster_.out().EraseOne(RunKey(it->second.id()));
-    cluster_.out().EraseOne(SpecKey(it->second.id()));
-    cluster_.out().EraseBelow(CommitsPrefix(it->second.id()));
-    deadline_of_.erase(it->first);
-    it = runs_.erase(it);
-    --ended;
+  std::set<std::pair<int64_t, uint32_t>> ended;
+  for (const auto& [number, run] : runs_) {
+    if (!run.live()) ended.insert({run.record().ended_ms(), number});
   }
+  while (std::ssize(ended) > options_.keep_closed_runs) {
+    Delete(ended.extract(ended.begin()).value().second);
+  }
+}
+
+void Machine::OnDelete(const DeleteRun& event) {
+  const Run* const run = FindRun(event.run);
+  absl::Status status;
+  if (run != nullptr && run->live()) {
+    status = absl::FailedPreconditionError(
+        absl::StrCat("run ", event.run, " has not ended; stop it first: cadre stop ", event.run));
+  } else if (run != nullptr) {
+    Delete(run->number());
+  } else if (!deleted_.contains(event.run)) {
+    status = absl::NotFoundError(absl::StrCat("no such run: ", event.run));
+  }
+  cluster_.out().Reply({.request = event.request, .status = status});
+}
+
+void Machine::Delete(uint32_t number) {
+  const Run& run = runs_.at(number);
+  v1::DeletedRunRecord deleted;
+  deleted.set_run(run.id());
+  deleted.set_lineage(run.record().lineage());
+  std::set<std::string> names(run.record().shards().begin(), run.record().shards().end());
+  names.insert(run.record().former_shards().begin(), run.record().former_shards().end());
+  for (const std::string& name : names) {
+    deleted.add_aggregators(name);
+    if (const Member* member = cluster_.members().Aggregator(name)) SendDelete(*member, deleted);
+  }
+  cluster_.NoteRemovedRun(number);
+  cluster_.out().EraseOne(RunKey(run.id()));
+  cluster_.out().EraseOne(SpecKey(run.id()));
+  cluster_.out().EraseBelow(CommitsPrefix(run.id()));
+  cluster_.Count("runs_deleted");
+  deadline_of_.erase(number);
+  unsettled_.erase(number);
+  runs_.erase(number);
+  if (names.empty()) return;
+  cluster_.out().Put(DeletedKey(deleted.run()), deleted);
+  deleted_[deleted.run()] = std::move(deleted);
+  while (deleted_.size() > kMaxDeletedRuns) {
+    const auto oldest = std::min_element(
+        deleted_.begin(), deleted_.end(),
+        [](const auto& a, const auto& b) { return RunNumber(a.first) < RunNumber(b.first); });
+    cluster_.out().EraseOne(DeletedKey(oldest->first));
+    deleted_.erase(oldest);
+  }
+}
+
+void Machine::SendDelete(const Member& aggregator, const v1::DeletedRunRecord& deleted) {
+  v1::CoordinatorMessage message;
+  message.mutable_delete_run()->set_run(deleted.run());
+  message.mutable_delete_run()->set_lineage(deleted.lineage());
+  cluster_.SendTo(aggregator.id(), message);
+}
+
+void Machine::SendDeletes(const Member& aggregator) {
+  const std::string& name = aggregator.record.name();
+  for (const auto& [run, deleted] : deleted_) {
+    const auto& names = deleted.aggregators();
+    if (std::find(names.begin(), names.end(), name) != names.end()) SendDelete(aggregator, deleted);
+  }
+}
+
+void Machine::OnRunDeleted(const Member& aggregator, const v1::RunDeleted& message) {
+  if (!IsDeleted(message.run(), message.lineage())) return;
+  v1::DeletedRunRecord& deleted = deleted_.at(message.run());
+  auto& names = *deleted.mutable_aggregators();
+  names.erase(std::remove(names.begin(), names.end(), aggregator.record.name()), names.end());
+  if (!names.empty()) return cluster_.out().Put(DeletedKey(message.run()), deleted);
+  cluster_.out().EraseOne(DeletedKey(message.run()));
+  deleted_.erase(message.run());
+}
+
+bool Machine::IsDeleted(absl::string_view run, absl::string_view lineage) const {
+  const auto found = deleted_.find(run);
+  return found != deleted_.end() && found->second.lineage() == lineage;
 }
 
 absl::Time Machine::NextDeadline() const {

@@ -99,6 +99,7 @@ class Machine {
   // Answers the request with the result of `act`; NotFound if there is no such run.
   void ReplyFor(RequestId request, absl::string_view run_id,
                 absl::FunctionRef<absl::Status(Run&)> act);
+  void OnDelete(const DeleteRun& event);
   void OnAdopt(const AdoptRuns& adopt);
   // Adopts the runs once all aggregators have reported, or the time for it is over.
   void FinishAdoption();
@@ -108,7 +109,17 @@ class Machine {
   void Settle();
   // `form`: runs that wait may form groups, whatever the event is.
   bool SettleOnce(bool form);
+  // Deletes the runs that ended first, if there are too many.
   void EvictEndedRuns();
+  // Removes the records of the run, and orders its aggregators to remove its files. Requires: the
+  // run has ended.
+  void Delete(uint32_t number);
+  void SendDelete(const Member& aggregator, const v1::DeletedRunRecord& deleted);
+  // Repeats orders that the aggregator has not confirmed.
+  void SendDeletes(const Member& aggregator);
+  void OnRunDeleted(const Member& aggregator, const v1::RunDeleted& message);
+  // Whether files of this run and lineage are to be removed.
+  bool IsDeleted(absl::string_view run, absl::string_view lineage) const;
   // The run that an event concerns, to be settled; null if there is none.
   Run* Visit(absl::string_view run_id);
   void VisitAll();
@@ -125,6 +136,9 @@ class Machine {
   std::optional<Adoption> adoption_;
   // By run number, which is the order of submission.
   std::map<uint32_t, Run> runs_;
+  // Deleted runs that aggregators may still store, by id: they are not unknown runs, which could be
+  // adopted.
+  std::map<std::string, v1::DeletedRunRecord, std::less<>> deleted_;
   // Runs to settle in this call, and the deadlines of all others.
   std::set<uint32_t> unsettled_;
   std::set<std::pair<absl::Time, uint32_t>> deadlines_;

@@ -44,6 +44,12 @@ bool Run::LostShardBeforeStart() const {
 // few aggregators are connected.
 bool Run::ChooseShards(size_t idle_workers) {
   if (LostShardBeforeStart()) {
+    for (const std::string& name : record_.shards()) {
+      const auto& former = record_.former_shards();
+      if (std::find(former.begin(), former.end(), name) == former.end()) {
+        record_.add_former_shards(name);
+      }
+    }
     record_.clear_shards();
     shards_.Reset();
     Save();

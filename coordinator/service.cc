@@ -160,6 +160,12 @@ grpc::ServerUnaryReactor* CoordinatorService::Stop(grpc::CallbackServerContext*,
   });
 }
 
+grpc::ServerUnaryReactor* CoordinatorService::Delete(grpc::CallbackServerContext*,
+                                                     const v1::DeleteRequest* request,
+                                                     v1::DeleteReply*) {
+  return Begin(nullptr, [&](RequestId id) { return loop_->Post(DeleteRun{id, request->run()}); });
+}
+
 grpc::ServerUnaryReactor* CoordinatorService::Scale(grpc::CallbackServerContext*,
                                                     const v1::ScaleRequest* request,
                                                     v1::ScaleReply*) {

@@ -64,6 +64,9 @@ class CoordinatorService final : public v1::Membership::CallbackService,
                                    v1::SubmitReply* reply) override;
   grpc::ServerUnaryReactor* Stop(grpc::CallbackServerContext* context,
                                  const v1::StopRequest* request, v1::StopReply* reply) override;
+  grpc::ServerUnaryReactor* Delete(grpc::CallbackServerContext* context,
+                                   const v1::DeleteRequest* request,
+                                   v1::DeleteReply* reply) override;
   grpc::ServerUnaryReactor* Scale(grpc::CallbackServerContext* context,
                                   const v1::ScaleRequest* request, v1::ScaleReply* reply) override;
   grpc::ServerUnaryReactor* Resume(grpc::CallbackServerContext* context,

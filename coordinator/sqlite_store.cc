@@ -17,8 +17,8 @@
 // that of the last commit. Damage is found at Open, not later at a read: by integrity_check and,
 // because SQLite does not checksum its pages, by the CRC32C of every record.
 //
-// Limits: one writer; no compaction. Records of ended runs are erased (Machine::EvictEndedRuns), so
-// the file stays small.
+// Limits: one writer; no compaction. Old commits and old runs are erased, and SQLite uses their
+// pages again, so the file stays small.
 #include "coordinator/sqlite_store.h"
 
 #include <fcntl.h>

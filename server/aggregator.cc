@@ -38,7 +38,7 @@ absl::StatusOr<std::unique_ptr<Aggregator>> Aggregator::Start(AggregatorOptions 
   CADRE_ASSIGN_OR_RETURN(
       aggregator->host_,
       ShardHost::Open(settings.data_dir, settings.name, &aggregator->counters_,
-                      settings.keep_ended_runs, PosixFileSystem(), settings.checkpoint_files));
+                      settings.keep_closed_runs, PosixFileSystem(), settings.checkpoint_files));
   aggregator->service_ =
       std::make_unique<RoundsService>(settings.service, *aggregator->host_, aggregator->counters_);
   CADRE_ASSIGN_OR_RETURN(aggregator->daemon_,
@@ -105,6 +105,7 @@ v1::Hello Aggregator::MakeHello() const {
   hello.set_address(options_.advertise.empty() ? address() : options_.advertise);
   hello.set_host(HostName());
   hello.set_version(options_.version);
+  hello.set_generation(host_->HighestGeneration());
   for (const v1::ShardState& state : host_->States()) *hello.add_shards() = state;
   return hello;
 }

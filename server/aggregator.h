@@ -54,8 +54,8 @@ struct AggregatorOptions {
   absl::Duration retry_wait = absl::Seconds(2);
   // Maximum number of new orders that wait, enough for several per run.
   size_t max_orders = 4096;
-  // Number of ended and archived runs whose files are kept.
-  size_t keep_ended_runs = kKeepEndedRuns;
+  // Limit of the ended and archived runs whose files are kept.
+  size_t keep_closed_runs = kMaxClosedRuns;
   // Checkpoints from which runs may start.
   RootedFiles checkpoint_files = RootedFiles::Unrestricted();
   RoundsServiceOptions service;

@@ -318,6 +318,16 @@ bool Ledger::IsClosed(const std::string& run) const {
   return found == nullptr || found->closed;
 }
 
+uint32_t Ledger::HighestGeneration() const {
+  uint32_t highest = 0;
+  for (const auto& [name, run] : runs_) {
+    for (const auto& [group, generation] : run.terms.generations) {
+      highest = std::max(highest, generation);
+    }
+  }
+  return highest;
+}
+
 std::vector<v1::ShardState> Ledger::States() const {
   std::vector<v1::ShardState> states;
   for (const auto& [name, run] : runs_) {
@@ -331,6 +341,7 @@ std::vector<v1::ShardState> Ledger::States() const {
     state.set_shards(run.terms.shards);
     state.set_step(run.current->order.step());
     state.set_samples(run.current->order.samples());
+    state.set_closed(run.closed);
     states.push_back(std::move(state));
   }
   return states;

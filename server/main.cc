@@ -31,8 +31,10 @@ DEFINE_string(
 DEFINE_string(port_file, "", "file that receives the port once the server listens");
 DEFINE_int32(dial_timeout, 30, "seconds to wait for the coordinator at startup");
 DEFINE_int32(drain, 5, "seconds that open streams have to finish after SIGTERM");
-DEFINE_int32(keep_ended_runs, cadre::kKeepEndedRuns,
-             "number of ended runs whose files are kept; older ones are removed");
+DEFINE_int32(
+    keep_closed_runs, cadre::kMaxClosedRuns,
+    "limit of the ended runs whose files this aggregator keeps, the newest; the coordinator "
+    "(its --keep-closed-runs) may order that fewer are kept");
 DEFINE_int32(disk_threads, 4, "threads for disk I/O");
 DEFINE_int32(max_streams, 64,
              "limit of concurrent contributions, and separately of concurrent pulls");
@@ -76,7 +78,7 @@ std::string WrongFlag() {
     return std::string(named.message());
   }
   if (FLAGS_coordinator.empty()) return "--coordinator is required: host:port";
-  if (FLAGS_keep_ended_runs < 0) return "--keep-ended-runs must not be negative";
+  if (FLAGS_keep_closed_runs < 0) return "--keep-closed-runs must not be negative";
   if (FLAGS_disk_threads < 1 || FLAGS_disk_threads > 256) return "--disk-threads must be 1 .. 256";
   if (FLAGS_max_streams < 1 || FLAGS_max_streams > 4096) return "--max-streams must be 1 .. 4096";
   return "";
@@ -110,7 +112,7 @@ int main(int argc, char** argv) {
        .name = FLAGS_name,
        .version = CADRE_VERSION,
        .dial_timeout = absl::Seconds(FLAGS_dial_timeout),
-       .keep_ended_runs = static_cast<size_t>(FLAGS_keep_ended_runs),
+       .keep_closed_runs = static_cast<size_t>(FLAGS_keep_closed_runs),
        .checkpoint_files = *checkpoint_files,
        .service = {.disk_threads = FLAGS_disk_threads,
                    .max_stages = FLAGS_max_streams,

@@ -62,11 +62,23 @@ OrderResult CloseRun(ShardHost& host, const std::string& run) {
   return {.repeat = !status.ok()};
 }
 
+OrderResult DeleteRun(ShardHost& host, const v1::DeleteRun& order) {
+  const absl::Status status = host.DeleteRun(order);
+  if (!status.ok()) {
+    LOG(ERROR) << "cannot remove run " << order.run() << ": " << status;
+    return {.repeat = !absl::IsInvalidArgument(status)};
+  }
+  v1::MemberMessage message;
+  message.mutable_run_deleted()->set_run(order.run());
+  message.mutable_run_deleted()->set_lineage(order.lineage());
+  return {.answer = std::move(message)};
+}
+
 }  // namespace
 
 bool IsOrder(const v1::CoordinatorMessage& message) {
   return message.has_open_run() || message.has_apply() || message.has_fence() ||
-         message.has_report_run() || message.has_close_run();
+         message.has_report_run() || message.has_close_run() || message.has_delete_run();
 }
 
 OrderResult ExecuteOrder(ShardHost& host, const v1::CoordinatorMessage& order) {
@@ -74,6 +86,7 @@ OrderResult ExecuteOrder(ShardHost& host, const v1::CoordinatorMessage& order) {
   if (order.has_apply()) return Apply(host, order.apply());
   if (order.has_report_run()) return ReportRun(host, order.report_run().run());
   if (order.has_close_run()) return CloseRun(host, order.close_run().run());
+  if (order.has_delete_run()) return DeleteRun(host, order.delete_run());
   host.Fence(order.fence());
   return {};
 }

@@ -8,7 +8,7 @@
 
 namespace cadre {
 
-// Whether the message is an order: OpenRun, Apply, Fence, ReportRun or CloseRun.
+// Whether the message is an order: OpenRun, Apply, Fence, ReportRun, CloseRun or DeleteRun.
 bool IsOrder(const v1::CoordinatorMessage& message);
 
 struct OrderResult {

@@ -15,6 +15,7 @@ std::string SubjectOf(const v1::CoordinatorMessage& order) {
   if (order.has_fence())
     return absl::StrCat("fence ", order.fence().run(), " ", order.fence().group());
   if (order.has_report_run()) return absl::StrCat("report ", order.report_run().run());
+  if (order.has_delete_run()) return absl::StrCat("delete ", order.delete_run().run());
   return absl::StrCat("close ", order.close_run().run());
 }
 
@@ -39,11 +40,19 @@ std::optional<v1::CoordinatorMessage> OrderQueue::Take(absl::Time now) {
   v1::CoordinatorMessage order = std::move(new_.front());
   new_.pop_front();
   failed_.erase(SubjectOf(order));
-  if (order.has_close_run()) {
-    failed_.erase(absl::StrCat("open ", order.close_run().run()));
-    failed_.erase(absl::StrCat("apply ", order.close_run().run()));
+  if (order.has_close_run() || order.has_delete_run()) {
+    const std::string& run =
+        order.has_close_run() ? order.close_run().run() : order.delete_run().run();
+    for (const absl::string_view obsolete : {"open ", "apply ", "close "}) {
+      failed_.erase(absl::StrCat(obsolete, run));
+    }
   }
   return order;
+}
+
+void OrderQueue::Clear() {
+  new_.clear();
+  failed_.clear();
 }
 
 void OrderQueue::Failed(v1::CoordinatorMessage order, absl::Time now) {

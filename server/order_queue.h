@@ -4,7 +4,7 @@
 // A pure state machine: time is an argument. Thread-compatible.
 //
 // Guarantees: a failed order is tried again `retry_wait` after its failure, whatever else arrives.
-// A newer order of the same kind for the same run replaces it, and CloseRun removes it.
+// A newer order of the same kind for the same run replaces it; CloseRun and DeleteRun remove it.
 // At most one retry precedes a new order, so that slow retries do not delay a CloseRun that makes
 // room.
 #pragma once
@@ -30,6 +30,8 @@ class OrderQueue {
   bool Add(v1::CoordinatorMessage order);
   // Removes and returns the order to carry out now, if any.
   std::optional<v1::CoordinatorMessage> Take(absl::Time now);
+  // Drops all orders.
+  void Clear();
   // The order that Take returned last has failed for a transient reason.
   void Failed(v1::CoordinatorMessage order, absl::Time now);
   // When Take returns an order if none is added; InfinitePast: now.

@@ -94,20 +94,20 @@ absl::StatusOr<int64_t> VersionPull::Next(std::span<char> data) {
 
 // --- ShardHost
 
-ShardHost::ShardHost(std::unique_ptr<ShardStore> store, Counters* counters, size_t keep_ended_runs,
+ShardHost::ShardHost(std::unique_ptr<ShardStore> store, Counters* counters, size_t keep_closed_runs,
                      RootedFiles checkpoint_files)
     : store_(std::move(store)),
       counters_(counters),
-      keep_ended_runs_(keep_ended_runs),
+      keep_closed_runs_(keep_closed_runs),
       checkpoint_files_(std::move(checkpoint_files)) {}
 
 absl::StatusOr<std::unique_ptr<ShardHost>> ShardHost::Open(
     const std::string& data_dir, const std::string& name, Counters* counters,
-    size_t keep_ended_runs, FileSystem& files, RootedFiles checkpoint_files) {
+    size_t keep_closed_runs, FileSystem& files, RootedFiles checkpoint_files) {
   CADRE_ASSIGN_OR_RETURN(std::unique_ptr<ShardStore> store,
                          ShardStore::Open(files, data_dir, name));
   auto host = std::unique_ptr<ShardHost>(
-      new ShardHost(std::move(store), counters, keep_ended_runs, std::move(checkpoint_files)));
+      new ShardHost(std::move(store), counters, keep_closed_runs, std::move(checkpoint_files)));
   CADRE_RETURN_IF_ERROR(host->Restore());
   return host;
 }
@@ -320,13 +320,27 @@ absl::Status ShardHost::CloseRun(const std::string& run) {
   return absl::OkStatus();
 }
 
+absl::Status ShardHost::DeleteRun(const v1::DeleteRun& order) {
+  if (!ShardStore::IsFileName(order.run()) || !ShardStore::IsFileName(order.lineage())) {
+    return absl::InvalidArgumentError("not a run id and a lineage");
+  }
+  absl::MutexLock turn(&order_mutex_);
+  const auto known = opened_.find(order.run());
+  if (known != opened_.end() && known->second.open.lineage() == order.lineage()) {
+    opened_.erase(known);
+    absl::MutexLock lock(&mutex_);
+    ledger_.Forget(order.run());
+  }
+  return CountError(store_->RemoveRun(order.run(), order.lineage()));
+}
+
 void ShardHost::RemoveOldRuns() {
   std::vector<std::string> ended;
   for (const auto& [run, known] : opened_) {
     if (known.closed) ended.push_back(run);
   }
   std::vector<std::string> removed;
-  store_->RemoveOldRuns(ended, keep_ended_runs_, [&](const std::string& run) {
+  store_->RemoveOldRuns(ended, keep_closed_runs_, [&](const std::string& run) {
     absl::MutexLock lock(&mutex_);
     ledger_.Forget(run);
     removed.push_back(run);
@@ -348,6 +362,11 @@ v1::RunReport ShardHost::ReportRun(const std::string& run) const {
     *report.mutable_newest() = std::move(order);
   }
   return report;
+}
+
+uint32_t ShardHost::HighestGeneration() const {
+  absl::MutexLock lock(&mutex_);
+  return ledger_.HighestGeneration();
 }
 
 std::vector<v1::ShardState> ShardHost::States() const {

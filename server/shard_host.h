@@ -66,8 +66,8 @@ class VersionPull {
   int64_t left_;
 };
 
-// Default of the number of ended and archived runs whose files are kept.
-inline constexpr size_t kKeepEndedRuns = 16;
+// Default limit of the ended and archived runs whose files are kept.
+inline constexpr size_t kMaxClosedRuns = 16;
 
 class ShardHost {
  public:
@@ -76,7 +76,7 @@ class ShardHost {
   // Errors: those of ShardStore::Open.
   static absl::StatusOr<std::unique_ptr<ShardHost>> Open(
       const std::string& data_dir, const std::string& name, Counters* counters,
-      size_t keep_ended_runs = kKeepEndedRuns, FileSystem& files = PosixFileSystem(),
+      size_t keep_closed_runs = kMaxClosedRuns, FileSystem& files = PosixFileSystem(),
       RootedFiles checkpoint_files = RootedFiles::Unrestricted());
 
   // The highest epoch of a coordinator that an earlier process of the aggregator saved.
@@ -98,8 +98,12 @@ class ShardHost {
   // Not durable: after a restart OpenRun carries it.
   void Fence(const v1::Fence& fence) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status CloseRun(const std::string& run) ABSL_LOCKS_EXCLUDED(order_mutex_, mutex_);
+  // Removes all files of the run and lineage; OK if there are none. Errors: InvalidArgument if they
+  // cannot name a file.
+  absl::Status DeleteRun(const v1::DeleteRun& order) ABSL_LOCKS_EXCLUDED(order_mutex_, mutex_);
   v1::RunReport ReportRun(const std::string& run) const ABSL_LOCKS_EXCLUDED(order_mutex_, mutex_);
-  // Versions on disk, for Hello.
+  // The highest generation received, and the versions on disk, for Hello.
+  uint32_t HighestGeneration() const ABSL_LOCKS_EXCLUDED(mutex_);
   std::vector<v1::ShardState> States() const ABSL_LOCKS_EXCLUDED(mutex_);
   // FailedPrecondition if the data folder was removed or replaced, or a version of a run that has
   // not ended is damaged. The errors that follow from it are Unavailable: the process should end,
@@ -117,7 +121,7 @@ class ShardHost {
       ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
-  ShardHost(std::unique_ptr<ShardStore> store, Counters* counters, size_t keep_ended_runs,
+  ShardHost(std::unique_ptr<ShardStore> store, Counters* counters, size_t keep_closed_runs,
             RootedFiles checkpoint_files);
 
   absl::Status Restore() ABSL_LOCKS_EXCLUDED(mutex_);
@@ -137,7 +141,7 @@ class ShardHost {
 
   const std::unique_ptr<ShardStore> store_;
   Counters* const counters_;
-  const size_t keep_ended_runs_;
+  const size_t keep_closed_runs_;
   // Of checkpoint.from of a spec.
   const RootedFiles checkpoint_files_;
   // Held during a whole order of the coordinator.

@@ -220,6 +220,10 @@ std::string ShardStore::RunFolder(const std::string& run) const {
   return absl::StrCat(data_dir_, "/", run);
 }
 
+std::string ShardStore::ArchiveFolder(const std::string& run, const std::string& lineage) const {
+  return absl::StrCat(data_dir_, "/", kArchivePrefix, run, "-", lineage);
+}
+
 std::string ShardStore::VersionPath(const std::string& run, uint32_t version) const {
   return absl::StrCat(RunFolder(run), "/", kVersionPrefix, version);
 }
@@ -257,9 +261,8 @@ absl::StatusOr<std::vector<ShardStore::FoundRun>> ShardStore::Load() {
   return runs;
 }
 
-absl::StatusOr<ShardStore::FoundRun> ShardStore::LoadRun(const std::string& run) {
-  const std::string folder = RunFolder(run);
-  const std::string path = absl::StrCat(folder, "/", kRunFile);
+absl::StatusOr<ShardStore::FoundRun> ShardStore::LoadRunFile(const std::string& run) {
+  const std::string path = absl::StrCat(RunFolder(run), "/", kRunFile);
   FoundRun found;
   CADRE_ASSIGN_OR_RETURN(const std::string bytes, ReadChecked(path));
   // One byte for the state, then the OpenRun message.
@@ -269,6 +272,12 @@ absl::StatusOr<ShardStore::FoundRun> ShardStore::LoadRun(const std::string& run)
   }
   if (found.open.run() != run)
     return absl::DataLossError(absl::StrCat(path, ": belongs to another run"));
+  return found;
+}
+
+absl::StatusOr<ShardStore::FoundRun> ShardStore::LoadRun(const std::string& run) {
+  const std::string folder = RunFolder(run);
+  CADRE_ASSIGN_OR_RETURN(FoundRun found, LoadRunFile(run));
   CADRE_ASSIGN_OR_RETURN(const std::vector<FolderEntry> entries, files_.List(folder));
   for (const FolderEntry& entry : entries) LoadFile(folder, entry.name, &found);
   std::sort(found.versions.begin(), found.versions.end(),
@@ -333,7 +342,7 @@ absl::Status ShardStore::SaveRun(const v1::OpenRun& open, bool closed) {
 }
 
 absl::Status ShardStore::ArchiveRun(const std::string& run, const std::string& lineage) {
-  const std::string aside = absl::StrCat(data_dir_, "/", kArchivePrefix, run, "-", lineage);
+  const std::string aside = ArchiveFolder(run, lineage);
   LOG(WARNING) << "run " << run << ", lineage " << lineage << ": set aside as " << aside;
   {
     absl::MutexLock lock(&mutex_);
@@ -363,19 +372,29 @@ void ShardStore::RemoveOldRuns(const std::vector<std::string>& ended, size_t kee
     const std::string name = by_age.extract(by_age.begin()).mapped();
     LOG(INFO) << "removing the files of run " << name << ", which ended before the newest " << keep;
     if (!absl::StartsWith(name, kArchivePrefix)) removing(name);
-    {
-      absl::MutexLock lock(&mutex_);
-      runs_.erase(name);
-    }
-    // The run file is removed last: without it, Load would leave the folder alone.
-    const std::string folder = RunFolder(name);
-    for (const FolderEntry& entry : files_.List(folder).value_or(std::vector<FolderEntry>())) {
-      if (entry.name != kRunFile) RemoveFile(absl::StrCat(folder, "/", entry.name));
-    }
-    if (const absl::Status removed = files_.RemoveFolder(folder); !removed.ok()) {
-      LOG(ERROR) << removed;
-    }
+    if (const absl::Status removed = RemoveRunFolder(name); !removed.ok()) LOG(ERROR) << removed;
   }
+}
+
+absl::Status ShardStore::RemoveRunFolder(const std::string& name) {
+  {
+    absl::MutexLock lock(&mutex_);
+    runs_.erase(name);
+  }
+  const std::string folder = RunFolder(name);
+  for (const FolderEntry& entry : files_.List(folder).value_or(std::vector<FolderEntry>())) {
+    if (entry.name != kRunFile) RemoveFile(absl::StrCat(folder, "/", entry.name));
+  }
+  return files_.RemoveFolder(folder);
+}
+
+absl::Status ShardStore::RemoveRun(const std::string& run, const std::string& lineage) {
+  const absl::StatusOr<FoundRun> found = LoadRunFile(run);
+  // Files that cannot be read are set aside by the next Load.
+  if (found.ok() && found->open.lineage() == lineage) CADRE_RETURN_IF_ERROR(RemoveRunFolder(run));
+  CADRE_RETURN_IF_ERROR(files_.RemoveFolder(ArchiveFolder(run, lineage)));
+  // After the answer, the order is not repeated.
+  return files_.SyncFolder(data_dir_);
 }
 
 // --- Versions

@@ -90,6 +90,11 @@ class ShardStore {
                      const std::function<void(const std::string& run)>& removing)
       ABSL_LOCKS_EXCLUDED(mutex_);
 
+  // Removes the files of the run, also if they are archived; OK if there are none. A run of another
+  // lineage is kept.
+  absl::Status RemoveRun(const std::string& run, const std::string& lineage)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+
   // WriteInitial and WriteMean write a version block by block and return its statistics, which are
   // stored with it.
   absl::StatusOr<VersionStats> WriteInitial(const std::string& run, Interval span,
@@ -126,6 +131,10 @@ class ShardStore {
   void Quarantine(const std::string& path, absl::string_view why);
 
   std::string RunFolder(const std::string& run) const;
+  std::string ArchiveFolder(const std::string& run, const std::string& lineage) const;
+  // Removes a folder of a run, its run file last: without it, Load would leave the folder alone.
+  absl::Status RemoveRunFolder(const std::string& name) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::StatusOr<FoundRun> LoadRunFile(const std::string& run);
   std::string VersionPath(const std::string& run, uint32_t version) const;
   std::string ContributionPath(const ContributionKey& key) const;
   absl::StatusOr<FoundRun> LoadRun(const std::string& run);

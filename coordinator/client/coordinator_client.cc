@@ -59,6 +59,12 @@ absl::Status CoordinatorClient::Stop(const std::string& run, const std::string& 
   return Call(*runs_, &v1::Runs::Stub::Stop, request, Soon()).status();
 }
 
+absl::Status CoordinatorClient::Delete(const std::string& run) const {
+  v1::DeleteRequest request;
+  request.set_run(run);
+  return Call(*runs_, &v1::Runs::Stub::Delete, request, Soon()).status();
+}
+
 absl::Status CoordinatorClient::Scale(const std::string& run, uint32_t groups) const {
   v1::ScaleRequest request;
   request.set_run(run);

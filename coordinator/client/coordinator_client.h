@@ -39,6 +39,10 @@ class CoordinatorClient {
   // Errors: NotFound for an unknown run.
   absl::Status Stop(const std::string& run, const std::string& reason) const;
 
+  // Deletes a run that has ended. Errors: NotFound for an unknown run; FailedPrecondition if it has
+  // not ended.
+  absl::Status Delete(const std::string& run) const;
+
   // Changes the number of groups of the run from its next version on.
   // Errors: NotFound for an unknown run; FailedPrecondition if it makes no further version or never
   // averages; InvalidArgument for a number that it cannot have.

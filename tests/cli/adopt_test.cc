@@ -1,4 +1,4 @@
-// Tests `cadre adopt` and `cadre resume` with a fake coordinator.
+// Tests `cadre adopt`, `cadre resume` and `cadre delete` with a fake coordinator.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -22,6 +22,11 @@ class FakeRuns final : public v1::Runs::Service {
                       v1::ResumeReply*) override {
     if (request->run() == "run-1") return grpc::Status::OK;
     return ToGrpc(absl::FailedPreconditionError("run run-2 is not parked"));
+  }
+  grpc::Status Delete(grpc::ServerContext*, const v1::DeleteRequest* request,
+                      v1::DeleteReply*) override {
+    if (request->run() == "run-1") return grpc::Status::OK;
+    return ToGrpc(absl::FailedPreconditionError("run run-2 has not ended"));
   }
   grpc::Status Adopt(grpc::ServerContext*, const v1::AdoptRequest* request,
                      v1::AdoptReply* reply) override {
@@ -54,6 +59,11 @@ TEST(AdoptTest, CallsCoordinator) {
   const Result refused = Call(absl::StrCat("resume run-2", address));
   EXPECT_NE(refused.exit_code, kExitOk);
   EXPECT_THAT(refused.err, HasSubstr("not parked"));
+
+  EXPECT_EQ(Call(absl::StrCat("delete run-1", address)).exit_code, kExitOk);
+  const Result live = Call(absl::StrCat("delete run-2", address));
+  EXPECT_NE(live.exit_code, kExitOk);
+  EXPECT_THAT(live.err, HasSubstr("has not ended"));
   (*daemon)->Drain(absl::Seconds(2));
 }
 

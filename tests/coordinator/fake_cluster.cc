@@ -242,6 +242,11 @@ void FakeCluster::StopRun(const std::string& run) {
   Deliver();
 }
 
+void FakeCluster::DeleteRun(const std::string& run) {
+  Do(cadre::DeleteRun{.request = ++last_request_, .run = run});
+  Deliver();
+}
+
 void FakeCluster::ResumeRun(const std::string& run) {
   Do(cadre::ResumeRun{.request = ++last_request_, .run = run});
   Deliver();
@@ -706,6 +711,16 @@ void FakeCluster::Receive(FakeAggregator& aggregator, const v1::CoordinatorMessa
   } else if (message.has_close_run()) {
     const auto found = aggregator.shards.find(message.close_run().run());
     if (found != aggregator.shards.end()) found->second.closed = true;
+  } else if (message.has_delete_run()) {
+    const v1::DeleteRun& order = message.delete_run();
+    const auto found = aggregator.shards.find(order.run());
+    if (found != aggregator.shards.end() && found->second.lineage == order.lineage()) {
+      aggregator.shards.erase(found);
+    }
+    v1::RunDeleted deleted;
+    deleted.set_run(order.run());
+    deleted.set_lineage(order.lineage());
+    Post(aggregator.connection, deleted);
   } else if (message.has_report_run()) {
     v1::RunReport report;
     report.set_run(message.report_run().run());

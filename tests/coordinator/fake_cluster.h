@@ -108,6 +108,8 @@ class FakeCluster {
   std::string Submit(const v1::RunSpec& spec);
   void StopRun(const std::string& run);
   void ResumeRun(const std::string& run);
+  // The status of the answer is in last_status.
+  void DeleteRun(const std::string& run);
   // Returns the runs found; the status is in last_status.
   v1::AdoptReply Adopt(const std::string& run = "");
   // Returns the ids of the workers that matched; the status is in last_status.

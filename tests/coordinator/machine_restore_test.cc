@@ -671,7 +671,13 @@ TEST(AdoptEvictedTest, EndedRunIsNotAdopted) {
   cluster.StopRun(cluster.Submit(MakeSpec(1, 1, 5, 10)));
   ASSERT_EQ(cluster.machine().Status(cluster.now(), run).runs_size(), 0);
   cluster.RestartCoordinator();
-  cluster.Restart(cluster.aggregators()[0]);
+  FakeAggregator& aggregator = cluster.aggregators()[0];
+  const FakeAggregator::Shard stored = aggregator.shards.at(run);
+  cluster.Restart(aggregator);
+  EXPECT_FALSE(aggregator.shards.contains(run)) << "the run was deleted with its record";
+  // It returns with a disk of before it removed the files.
+  aggregator.shards[run] = stored;
+  cluster.Restart(aggregator);
   EXPECT_EQ(cluster.Adopt().runs_size(), 0);
   const v1::AdoptReply reply = cluster.Adopt(run);
   ASSERT_EQ(reply.runs_size(), 1);

@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "tests/base/expect.h"
 #include "tests/coordinator/fake_cluster.h"
 
@@ -256,8 +258,109 @@ TEST(MachineLimitsTest, OldRunsAreEvicted) {
   for (const auto& [key, value] : cluster.store()) {
     EXPECT_EQ(key.find(first), std::string::npos) << key;
   }
+  EXPECT_FALSE(cluster.aggregators()[0].shards.contains(first));
+  EXPECT_TRUE(cluster.aggregators()[0].shards.contains(second));
   EXPECT_THAT(cluster.Submit(MakeSpec(1, 1, 5, 10)), StartsWith("run-3"))
       << "numbers are not reused";
+}
+
+class DeleteRunTest : public ::testing::Test {
+ protected:
+  DeleteRunTest() {
+    cluster_.AddAggregator("agg-0");
+    cluster_.AddAggregator("agg-1");
+    cluster_.AddWorker("w0");
+  }
+  std::string TrainRun() {
+    const std::string run = cluster_.Submit(MakeSpec(1, 1, 5, 10));
+    EXPECT_TRUE(cluster_.RunUntilEnded(run));
+    cluster_.Run(absl::Seconds(1));
+    return run;
+  }
+  // Whether a record of the coordinator is about the run.
+  bool Remembers(const std::string& run) const {
+    return std::any_of(cluster_.store().begin(), cluster_.store().end(), [&](const auto& entry) {
+      return entry.first.find(run) != std::string::npos;
+    });
+  }
+  bool Stores(size_t aggregator, const std::string& run) {
+    return cluster_.aggregators()[aggregator].shards.contains(run);
+  }
+
+  FakeCluster cluster_;
+};
+
+TEST_F(DeleteRunTest, RecordsAndFilesAreRemoved) {
+  const std::string run = TrainRun();
+  ASSERT_TRUE(Stores(0, run) && Stores(1, run));
+  cluster_.DeleteRun(run);
+  EXPECT_EQ(cluster_.last_status, absl::OkStatus());
+  EXPECT_FALSE(Stores(0, run) || Stores(1, run));
+  EXPECT_FALSE(Remembers(run));
+  EXPECT_TRUE(cluster_.machine().Revisions(run).empty());
+  cluster_.RestartCoordinator();
+  EXPECT_THAT(TrainRun(), StartsWith("run-2"));
+}
+
+TEST_F(DeleteRunTest, AbsentAggregatorRemovesItsFilesWhenItReturns) {
+  const std::string run = TrainRun();
+  cluster_.Kill(cluster_.aggregators()[1]);
+  cluster_.DeleteRun(run);
+  cluster_.DeleteRun(run);
+  EXPECT_EQ(cluster_.last_status, absl::OkStatus()) << "a repeated request is no error";
+  EXPECT_TRUE(Stores(1, run));
+  cluster_.RestartCoordinator();
+  cluster_.Restart(cluster_.aggregators()[1]);
+  EXPECT_FALSE(Stores(1, run));
+  EXPECT_FALSE(Remembers(run));
+}
+
+TEST_F(DeleteRunTest, UnknownRunsOfAggregatorsAreKept) {
+  const std::string run = TrainRun();
+  cluster_.LoseStore();
+  EXPECT_TRUE(Stores(0, run) && Stores(1, run)) << "they may be adopted";
+  cluster_.DeleteRun(run);
+  EXPECT_EQ(cluster_.last_status.code(), absl::StatusCode::kNotFound);
+}
+
+// The id was given to another run by a coordinator that had lost its store.
+TEST_F(DeleteRunTest, OtherLineageIsKept) {
+  const std::string run = TrainRun();
+  cluster_.Kill(cluster_.aggregators()[1]);
+  cluster_.DeleteRun(run);
+  cluster_.aggregators()[1].shards.at(run).lineage = run + ".another";
+  cluster_.Restart(cluster_.aggregators()[1]);
+  EXPECT_TRUE(Stores(1, run));
+}
+
+TEST_F(DeleteRunTest, LiveRunIsRefused) {
+  cluster_.behaviour.train = false;
+  const std::string run = cluster_.Submit(MakeSpec(1, 1, 5, 10));
+  cluster_.DeleteRun(run);
+  EXPECT_EQ(cluster_.last_status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(cluster_.last_status.message(), HasSubstr("cadre stop " + run));
+  EXPECT_TRUE(Stores(0, run));
+  cluster_.StopRun(run);
+  cluster_.DeleteRun(run);
+  EXPECT_EQ(cluster_.last_status, absl::OkStatus());
+  EXPECT_FALSE(Stores(0, run));
+}
+
+// The shards of a run that has no version yet are assigned anew when an aggregator is lost.
+TEST_F(DeleteRunTest, FormerAggregatorRemovesItsFiles) {
+  cluster_.behaviour.open = false;
+  const std::string run = cluster_.Submit(MakeSpec(1, 1, 5, 10));
+  cluster_.Kill(cluster_.aggregators()[1]);
+  cluster_.Run(absl::Minutes(1));
+  cluster_.behaviour.open = true;
+  cluster_.StopRun(run);
+  cluster_.DeleteRun(run);
+  cluster_.aggregators()[1].shards[run].lineage = run + ".";
+  cluster_.Restart(cluster_.aggregators()[1]);
+  const auto& received = cluster_.aggregators()[1].received;
+  EXPECT_TRUE(std::any_of(received.begin(), received.end(),
+                          [](const auto& message) { return message.has_delete_run(); }));
+  EXPECT_FALSE(Remembers(run));
 }
 
 TEST_F(MachineRunTest, StatusIsComplete) {

@@ -25,7 +25,7 @@ class ShardHostCrashTest : public ::testing::Test {
     Start();
   }
   void Start() {
-    auto host = ShardHost::Open("/data", "agg-0", &counters_, kKeepEndedRuns, *files_);
+    auto host = ShardHost::Open("/data", "agg-0", &counters_, kMaxClosedRuns, *files_);
     ASSERT_TRUE(host.ok()) << host.status();
     host_ = *std::move(host);
   }

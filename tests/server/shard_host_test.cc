@@ -550,6 +550,67 @@ TEST_F(EndedRunsTest, OldestAreRemovedAtTheStart) {
   EXPECT_EQ(host_->States().size(), 1u) << "the run that has not ended";
 }
 
+// --- Deleted runs
+
+TEST_F(EndedRunsTest, DeletedRunIsRemoved) {
+  EndRun("a", 1);
+  EndRun("b");
+  run_.run = "live";
+  Open();
+  v1::DeleteRun order;
+  order.set_lineage(run_.lineage);
+  for (const char* run : {"a", "live", "a", "unknown"}) {
+    order.set_run(run);
+    EXPECT_EQ(host_->DeleteRun(order), absl::OkStatus()) << run;
+  }
+  EXPECT_THAT(Files(folder_.path()), ElementsAre(".identity", ".lock", "b"));
+  ASSERT_EQ(host_->States().size(), 1u);
+  EXPECT_EQ(host_->States()[0].run(), "b");
+  EXPECT_TRUE(host_->States()[0].closed());
+  EXPECT_EQ(host_->CheckFiles(), absl::OkStatus());
+  // The process that begins next agrees.
+  Restart();
+  EXPECT_EQ(host_->States().size(), 1u);
+}
+
+TEST_F(EndedRunsTest, DeletionKeepsOtherLineages) {
+  run_.run = "a";
+  Open();
+  run_.lineage = "lineage-b";
+  Open();
+  v1::DeleteRun order;
+  order.set_run("a");
+  order.set_lineage("lineage-c");
+  EXPECT_EQ(host_->DeleteRun(order), absl::OkStatus());
+  EXPECT_THAT(Files(folder_.path()), ElementsAre(".identity", ".lock", ".old-a-lineage-a", "a"));
+  // It was set aside when the id was reused.
+  order.set_lineage("lineage-a");
+  EXPECT_EQ(host_->DeleteRun(order), absl::OkStatus());
+  EXPECT_THAT(Files(folder_.path()), ElementsAre(".identity", ".lock", "a"));
+}
+
+TEST_F(EndedRunsTest, DeletionTakesNamesOnly) {
+  EndRun("a");
+  v1::DeleteRun order;
+  order.set_run("../a");
+  order.set_lineage(run_.lineage);
+  EXPECT_THAT(host_->DeleteRun(order), IsError(absl::StatusCode::kInvalidArgument, "run id"));
+}
+
+TEST_F(ShardHostTest, ReportsTheHighestGeneration) {
+  v1::OpenRun open = run_.Open();
+  (*open.mutable_generations())[1] = 7;
+  ASSERT_TRUE(host_->OpenRun(open).ok());
+  EXPECT_EQ(host_->HighestGeneration(), 7u);
+  Restart();
+  EXPECT_EQ(host_->HighestGeneration(), 7u);
+  v1::Fence fence;
+  fence.set_run(run_.run);
+  fence.set_generation(9);
+  host_->Fence(fence);
+  EXPECT_EQ(host_->HighestGeneration(), 9u);
+}
+
 TEST_F(EndedRunsTest, DamageIsFoundByThePull) {
   EndRun("run-1", 1);
   std::string bytes = ReadAll(RunPath("version-1"));

@@ -69,7 +69,7 @@ void SimulatedAggregator::Start(bool move) {
   if (address_.empty() || move) address_ = absl::StrCat(name_, ":", process_);
   world_.Log(name_, "    starts at ", address_);
   if (world_.plant == Plant::kEarlyStaged) disk_.IgnoreSyncs("/stage-");
-  auto host = ShardHost::Open(kFolder, name_, &counters_, kKeepEndedRuns, disk_);
+  auto host = ShardHost::Open(kFolder, name_, &counters_, kMaxClosedRuns, disk_);
   if (!host.ok()) {
     world_.Violate(name_, " does not start: ", host.status().ToString());
     return;
@@ -128,6 +128,7 @@ v1::Hello SimulatedAggregator::MakeHello() const {
   hello.set_incarnation(incarnation_);
   hello.set_address(address_);
   hello.set_host(name_);
+  hello.set_generation(host_->HighestGeneration());
   for (const v1::ShardState& state : host_->States()) *hello.add_shards() = state;
   return hello;
 }
