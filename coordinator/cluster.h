@@ -30,6 +30,10 @@ namespace cadre {
 // earlier and still runs with a copy of the store, may assign them.
 inline constexpr uint32_t kGenerationGap = 100'000;
 
+// The same for a start with a backup: the coordinator that made it has assigned more since, and
+// left out a gap at each of its starts.
+inline constexpr uint32_t kBackupGap = 10'000'000;
+
 class Cluster {
  public:
   explicit Cluster(const CoordinatorOptions& options)

@@ -250,7 +250,9 @@ void Machine::OnWorkerMessage(Member& member, const v1::MemberMessage& message) 
 
 void Machine::OnAggregatorMessage(const Member& member, const v1::MemberMessage& message) {
   if (message.has_run_report()) {
-    if (adoption_.has_value()) adoption_->Add(member.record.name(), message.run_report());
+    const v1::RunReport& report = message.run_report();
+    if (adoption_.has_value()) adoption_->Add(member.record.name(), report);
+    if (Run* const run = Visit(report.run())) OnReportOf(*run, member, report);
     return;
   }
   if (message.has_run_deleted()) return OnRunDeleted(member, message.run_deleted());
@@ -294,13 +296,14 @@ void Machine::OnHello(ConnectionId connection, const v1::Hello& hello) {
   if (!member.worker()) {
     std::set<std::string>& unknown = unknown_runs_[hello.name()];
     unknown.clear();
+    OnHigherGeneration(hello.generation());
     SendDeletes(member);
     for (const v1::ShardState& shard : hello.shards()) {
       if (IsDeleted(shard.run(), shard.lineage())) {
         SendDelete(member, deleted_.at(shard.run()));
         continue;
       }
-      const Run* const run = FindRun(shard.run());
+      Run* const run = Visit(shard.run());
       if (run == nullptr) {
         // It may be adopted later, so its number is not given to another run.
         unknown.insert(shard.run());
@@ -310,10 +313,13 @@ void Machine::OnHello(ConnectionId connection, const v1::Hello& hello) {
         cluster_.CountRefusal(v1::REFUSAL_WRONG_LINEAGE);
       } else if (!run->live()) {
         run->SendCloseRun(member);
+      } else if (run->IsLater(hello.name(), shard)) {
+        run->FallBehind();
       }
     }
     for (auto& [number, run] : runs_) {
       if (run.active()) run.OnAggregatorJoined(member, joined->address_changed);
+      if (run.behind()) run.RequestReport(member);
     }
   } else if (joined->known) {
     const bool claims = hello.has_place() && hello.place().generation() != 0;
@@ -493,6 +499,28 @@ v1::AdoptedRun Machine::AdoptRun(const std::string& id, const RebuiltRun& rebuil
   adopted.set_version(run.record().version());
   adopted.set_step(run.record().step());
   return adopted;
+}
+
+// The store is older than the aggregators, or lost. Generations may have been assigned twice since
+// the start, so the present ones end.
+void Machine::OnHigherGeneration(uint32_t generation) {
+  // OpenRun names the next generation for a group that is not formed.
+  if (generation <= cluster_.meta().generation() + 1 || generation > kMaxReportedNumber) return;
+  cluster_.SkipNumbers(generation + kUnknownGenerations, 0);
+  for (auto& [number, run] : runs_) run.FenceAll("the coordinator's store is an older one");
+  VisitAll();
+}
+
+void Machine::OnReportOf(Run& run, const Member& aggregator, const v1::RunReport& report) {
+  const std::optional<RebuiltRun> rebuilt = run.OnReport(aggregator.record.name(), report);
+  if (!rebuilt.has_value()) return;
+  const uint32_t number = run.number();
+  cluster_.SkipNumbers(rebuilt->generation + kUnknownGenerations, number);
+  cluster_.out().EraseBelow(CommitsPrefix(run.id()));
+  runs_.erase(number);
+  runs_.try_emplace(number, rebuilt->record, RunContext{cluster_, planner_, options_})
+      .first->second.Adopt(rebuilt->newest, rebuilt->closing);
+  cluster_.Count("runs_brought_forward");
 }
 
 void Machine::OnTrace(const TraceGroup& trace) {

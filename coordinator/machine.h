@@ -101,6 +101,10 @@ class Machine {
                 absl::FunctionRef<absl::Status(Run&)> act);
   void OnDelete(const DeleteRun& event);
   void OnAdopt(const AdoptRuns& adopt);
+  // The aggregator knows generations that this store has not assigned.
+  void OnHigherGeneration(uint32_t generation);
+  // For a run whose record is older than the values of its aggregators.
+  void OnReportOf(Run& run, const Member& aggregator, const v1::RunReport& report);
   // Adopts the runs once all aggregators have reported, or the time for it is over.
   void FinishAdoption();
   v1::AdoptedRun AdoptRun(const std::string& id, const RebuiltRun& rebuilt);

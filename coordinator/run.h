@@ -8,6 +8,7 @@
 //   run_planning.cc    measurements, changes of plans, growth
 //   run_shards.cc      the aggregators
 //   run_restore.cc     lost shards, parked and adopted runs
+//   run_behind.cc      a record that is older than the values on the aggregators
 //   run_round.cc       contributions, commits, decisions
 //   run_scaling.cc     changes of the number of groups
 //   run_evaluation.cc  parts of the test split
@@ -19,6 +20,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -26,6 +28,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "coordinator/adoption.h"
 #include "coordinator/cluster.h"
 #include "coordinator/commits.h"
 #include "coordinator/deadlines.h"
@@ -69,7 +72,9 @@ class Run {
   bool live() const { return IsLive(record_.state()); }
   bool parked() const { return record_.state() == v1::RUN_STATE_PARKED; }
   // Whether it forms groups and uses its shards.
-  bool active() const { return live() && !parked(); }
+  bool active() const { return live() && !parked() && !behind(); }
+  // Whether its record is older than the values on its aggregators.
+  bool behind() const { return live() && behind_.has_value(); }
 
   // ---- Restoring, after a restart
   // Loads the groups and the newest commits of the run. Errors: DataLoss.
@@ -103,7 +108,20 @@ class Run {
   void OnAggregatorMessage(const Member& member, const v1::MemberMessage& message);
   void OnAggregatorJoined(const Member& member, bool address_changed);
   // The stream of the aggregator has ended, or its lease.
-  void OnAggregatorLost(absl::string_view name) { shards_.Close(name); }
+  void OnAggregatorLost(const std::string& name) {
+    shards_.Close(name);
+    if (behind()) behind_->erase(name);
+  }
+  // Whether the state that the aggregator has shows that the record is older.
+  bool IsLater(absl::string_view aggregator, const v1::ShardState& shard) const;
+  // The record is older than the values: ends the groups, and requests reports.
+  void FallBehind();
+  void RequestReport(const Member& aggregator) const;
+  // Returns the run that is to replace this one, once the reports amount to one. Ends the run if it
+  // had ended. Ignored unless the run is behind.
+  std::optional<RebuiltRun> OnReport(const std::string& aggregator, const v1::RunReport& report);
+  // Ends all generations.
+  void FenceAll(absl::string_view reason);
   void SendCloseRun(const Member& aggregator) const;
   // Whether the aggregator stores values of this run that its Hello does not list.
   bool Lacks(const v1::Hello& hello) const;
@@ -331,6 +349,10 @@ class Run {
   std::set<uint32_t> catching_up_;
   // Groups whose lowest accepted generation has changed in this event. They may have been removed.
   std::map<uint32_t, uint32_t> fences_;
+  // The reports of the aggregators if the record is older than their values, and why they do not
+  // amount to a newer one.
+  std::optional<RunReports> behind_;
+  std::string behind_reason_;
   // When the first group was prepared, while none has started.
   absl::Time barrier_since_ = absl::InfiniteFuture();
 };

@@ -253,6 +253,9 @@ void Run::Park(uint32_t shard, absl::string_view reason) {
 }
 
 absl::Status Run::Resume() {
+  if (behind()) {
+    return absl::FailedPreconditionError(absl::StrCat("run ", id(), ": ", WaitReason()));
+  }
   if (!parked()) {
     return absl::FailedPreconditionError(absl::StrCat("run ", id(), " is not parked"));
   }

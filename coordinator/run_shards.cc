@@ -7,11 +7,11 @@
 //   equal version and digest          the shard is open
 //   one version ahead, while closing  the shard has applied the round, but its answer was lost
 //   hollow, or older                  acknowledged data is lost
-//   newer                             the coordinator's store is older than a commit
+//   newer                             the record is older than a commit (run_behind.cc)
 //   other digest                      the data is corrupt
 //
-// In the last three cases the shard is lost, and is restored from the workers (run_restore.cc). A
-// disconnected aggregator only delays the run.
+// If acknowledged data is lost or corrupt, the shard is lost, and is restored from the workers
+// (run_restore.cc). A disconnected aggregator only delays the run.
 //
 // OpenRun also carries the lowest accepted generation of each group, so an aggregator that was
 // disconnected has the newest fences before it accepts data. While it is connected, Fence reports
@@ -84,7 +84,7 @@ void Run::OnAggregatorJoined(const Member& member, bool address_changed) {
 }
 
 void Run::OnAggregatorMessage(const Member& member, const v1::MemberMessage& message) {
-  if (parked()) return;
+  if (parked() || behind()) return;
   if (message.has_run_opened()) {
     OnRunOpened(member, message.run_opened());
   } else {
@@ -114,6 +114,8 @@ void Run::OnRunOpened(const Member& member, const v1::RunOpened& opened) {
   }
   // Only the first answer on a stream shows the state that the aggregator had on its disk.
   if (shards_.IsOpen(opened.shard())) return;
+  const uint32_t newest = record_.version() + (committing() ? 1 : 0);
+  if (!opened.hollow() && opened.version() > newest) return FallBehind();
   if (const std::string wrong = CheckOpened(member, opened); !wrong.empty()) {
     cluster_.Count("shards_lost");
     // A hollow shard without a version accepts nothing yet; it also reports version 0.
@@ -146,10 +148,6 @@ std::string Run::CheckOpened(const Member& member, const v1::RunOpened& opened) 
   if (opened.version() < version) {
     return absl::StrCat(who, ", but version ", version,
                         " was committed: acknowledged data is missing from its disk");
-  }
-  if (opened.version() > version) {
-    return absl::StrCat(who, ", but only version ", version,
-                        " was committed: the coordinator's store is older than the aggregator's");
   }
   const std::optional<uint64_t> digest = commits_.ShardDigest(opened.shard());
   if (digest.has_value() && *digest != opened.digest()) {

@@ -36,7 +36,7 @@ v1::RunStatus Run::Status(absl::Time now) const {
   status.set_run(record.run());
   status.set_name(record.spec().name());
   status.set_state(record.state());
-  status.set_reason(active() ? WaitReason() : record.reason());
+  status.set_reason(active() || behind() ? WaitReason() : record.reason());
   status.set_lineage(record.lineage());
   status.set_version(record.version());
   status.set_step(record.step());
@@ -166,6 +166,10 @@ void Run::FillShards(const Member& aggregator, v1::AggregatorStatus& status) con
 
 // Returns the first reason that applies, in the order in which a run needs its members.
 std::string Run::WaitReason() const {
+  if (behind()) {
+    return absl::StrCat("its record is older than the values of its aggregators, and is rebuilt: ",
+                        behind_reason_);
+  }
   for (const std::string& name : record_.shards()) {
     const Member* const member = cluster_.members().Aggregator(name);
     if (member == nullptr || !member->connected()) {

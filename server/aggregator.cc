@@ -66,7 +66,15 @@ absl::Status Aggregator::Join() {
     if (options_.ended) options_.ended();
   };
   client.epoch = host_->epoch();
-  client.record_epoch = [this](uint64_t epoch) { return host_->SaveEpoch(epoch).ok(); };
+  client.record_epoch = [this](uint64_t epoch) {
+    {
+      // The new coordinator repeats the orders that are still valid. It may have an older store
+      // than the one before, and know nothing of the others.
+      absl::MutexLock lock(&mutex_);
+      if (std::exchange(orders_epoch_, epoch) != epoch) orders_.Clear();
+    }
+    return host_->SaveEpoch(epoch).ok();
+  };
   client.heartbeat = [this] {
     if (options_.ended && !end().ok()) options_.ended();
     v1::Heartbeat heartbeat = MakeHeartbeat(counters_);
@@ -145,7 +153,7 @@ void Aggregator::ExecuteOrders() {
     if (result.answer.has_value()) Answer(*result.answer);
     if (!result.repeat) continue;
     absl::MutexLock lock(&mutex_);
-    orders_.Failed(*order, clock_.Now());
+    if (order->epoch() >= orders_epoch_) orders_.Failed(*order, clock_.Now());
   }
 }
 

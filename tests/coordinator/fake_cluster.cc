@@ -360,6 +360,10 @@ void FakeCluster::Connect(FakeAggregator& aggregator) {
     shard.set_shard(held.shard);
     shard.set_version(held.version);
     shard.set_digest(held.digests.at(held.version));
+    shard.set_closed(held.closed);
+    for (const auto& [group, generation] : held.generations) {
+      hello.set_generation(std::max(hello.generation(), generation));
+    }
   }
   Send(aggregator, hello);
 }
@@ -387,6 +391,12 @@ void FakeCluster::Wipe(FakeAggregator& aggregator) {
 
 void FakeCluster::LoseStore() {
   store_.clear();
+  highest_generation_ = 0;
+  RestartCoordinator();
+}
+
+void FakeCluster::RollBackStore(const std::map<std::string, std::string>& copy) {
+  store_ = copy;
   highest_generation_ = 0;
   RestartCoordinator();
 }

@@ -190,6 +190,8 @@ class FakeCluster {
   void RestartCoordinator();
   // The same with an empty store.
   void LoseStore();
+  // The same with an older copy of the store.
+  void RollBackStore(const std::map<std::string, std::string>& copy);
   // Crashes it after its n-th transaction from now is durable, before its messages are sent.
   void CrashAfterTransaction(int n) { crash_after_ = n; }
   int transactions() const { return transactions_; }

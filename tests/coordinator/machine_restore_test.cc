@@ -7,6 +7,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/protocol.h"
+#include "coordinator/cluster.h"
+#include "coordinator/keys.h"
 #include "tests/coordinator/fake_cluster.h"
 
 namespace cadre::testing {
@@ -784,6 +786,135 @@ TEST_F(AdoptTest, RunAtItsEnd) {
   ASSERT_TRUE(cluster_.RunUntilEnded(run));
   EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_DONE);
   EXPECT_EQ(cluster_.RunStatus(run).test().samples(), kTestSamples);
+}
+
+// ---- A store that was replaced by an older copy
+
+class OlderStoreTest : public RestoreShardTest {
+ protected:
+  using Records = std::map<std::string, std::string>;
+  // As `cadre backup` makes it.
+  Records BackUp() {
+    Records copy = cluster_.store();
+    v1::MetaRecord meta;
+    EXPECT_TRUE(meta.ParseFromString(copy.at(kMetaKey)));
+    generation_ = meta.generation();
+    meta.set_backup(true);
+    copy[kMetaKey] = meta.SerializeAsString();
+    return copy;
+  }
+  void ExpectDone(const std::string& run) {
+    cluster_.behaviour.train = true;
+    ASSERT_TRUE(cluster_.RunUntilEnded(run)) << ReasonOf(run);
+    EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_DONE) << ReasonOf(run);
+    EXPECT_EQ(cluster_.RunStatus(run).step(), 100u);
+    EXPECT_EQ(cluster_.Counter("refused_wrong_digest"), 0u);
+    EXPECT_EQ(cluster_.Counter("shards_lost"), 0u);
+  }
+  uint32_t generation_ = 0;
+};
+
+TEST_F(OlderStoreTest, RunContinuesFromItsNewestVersion) {
+  const std::string run = Begin(2);
+  const Records copy = BackUp();
+  for (int round = 0; round < 3; ++round) TrainBoth(run);
+  const v1::RunStatus before = cluster_.RunStatus(run);
+  ASSERT_EQ(before.version(), 5u);
+  cluster_.RollBackStore(copy);
+  EXPECT_EQ(VersionOf(run), 5u);
+  EXPECT_EQ(cluster_.RunStatus(run).digest(), before.digest());
+  EXPECT_EQ(cluster_.RunStatus(run).step(), before.step());
+  EXPECT_EQ(cluster_.RunStatus(run).samples(), before.samples());
+  cluster_.Run(absl::Seconds(2));
+  EXPECT_GE(cluster_.Group(run, 0).generation(), generation_ + kBackupGap);
+  cluster_.RestartCoordinator();
+  EXPECT_EQ(VersionOf(run), 5u) << "what was rebuilt is durable";
+  ExpectDone(run);
+}
+
+TEST_F(OlderStoreTest, NothingHasChangedSince) {
+  const std::string run = Begin(2);
+  const uint32_t generation = cluster_.Group(run, 0).generation();
+  cluster_.RollBackStore(BackUp());
+  EXPECT_EQ(cluster_.Counter("runs_behind"), 0u);
+  EXPECT_EQ(cluster_.Group(run, 0).generation(), generation) << "the groups continue";
+  ExpectDone(run);
+}
+
+TEST_F(OlderStoreTest, WaitsForAllShards) {
+  const std::string run = Begin(1);
+  const Records copy = BackUp();
+  TrainBoth(run);
+  cluster_.Kill(agg(1));
+  TrainBoth(run);  // Only agg-0 makes version 3.
+  ASSERT_EQ(agg(0).shards.at(run).version, 3u);
+  cluster_.RollBackStore(copy);
+  EXPECT_THAT(ReasonOf(run), HasSubstr("shard 1 of 2 is missing"));
+  cluster_.ResumeRun(run);
+  EXPECT_EQ(cluster_.last_status.code(), absl::StatusCode::kFailedPrecondition);
+  cluster_.Run(absl::Minutes(1));
+  for (const FakeWorker& worker : cluster_.workers()) EXPECT_FALSE(worker.assignment.has_value());
+  EXPECT_EQ(agg(0).shards.at(run).version, 3u) << "nothing is discarded";
+  cluster_.Restart(agg(1));
+  EXPECT_EQ(VersionOf(run), 3u) << "the round is finished on the other shard";
+  ExpectDone(run);
+}
+
+TEST_F(OlderStoreTest, RunThatHadNoShards) {
+  cluster_.AddAggregator("agg-0");
+  cluster_.AddAggregator("agg-1");
+  const std::string run = cluster_.Submit(MakeSpec(2, 2, 5, 100));
+  const Records copy = BackUp();
+  cluster_.AddWorkers(4);
+  TrainBoth(run);
+  TrainBoth(run);
+  cluster_.RollBackStore(copy);
+  EXPECT_EQ(VersionOf(run), 2u);
+  ExpectDone(run);
+}
+
+TEST_F(OlderStoreTest, RunThatHasEndedDoesNotContinue) {
+  const std::string run = Begin(1);
+  const Records copy = BackUp();
+  TrainBoth(run);
+  cluster_.StopRun(run);
+  cluster_.RollBackStore(copy);
+  EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_STOPPED);
+  EXPECT_THAT(ReasonOf(run), HasSubstr("it had ended"));
+  cluster_.DeleteRun(run);
+  EXPECT_FALSE(agg(0).shards.contains(run) || agg(1).shards.contains(run));
+}
+
+TEST_F(OlderStoreTest, RunIsBehindUntilItIsStopped) {
+  const std::string run = Begin(1);
+  const Records copy = BackUp();
+  TrainBoth(run);
+  cluster_.Kill(agg(1));
+  cluster_.RollBackStore(copy);
+  ASSERT_THAT(ReasonOf(run), HasSubstr("shard 1 of 2 is missing"));
+  cluster_.StopRun(run);
+  EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_STOPPED);
+  EXPECT_TRUE(agg(0).shards.at(run).closed);
+  cluster_.Restart(agg(1));
+  EXPECT_TRUE(agg(1).shards.at(run).closed);
+}
+
+// A copy of the file that no backup has made, of a coordinator that has been started often since.
+// The aggregators know which generations were assigned.
+TEST_F(OlderStoreTest, PlainCopyAssignsNoGenerationTwice) {
+  const std::string run = Begin(1);
+  const Records copy = cluster_.store();
+  for (int start = 0; start < 3; ++start) cluster_.RestartCoordinator();
+  cluster_.Fail(cluster_.Lead(run, 0));
+  cluster_.Run(absl::Minutes(1));
+  const uint32_t newest = cluster_.Group(run, 0).generation();
+  ASSERT_GT(newest, 300'000u);
+  for (FakeAggregator& aggregator : cluster_.aggregators()) cluster_.Reconnect(aggregator);
+  cluster_.RollBackStore(copy);
+  cluster_.Run(absl::Minutes(1));
+  EXPECT_GT(cluster_.Group(run, 0).generation(), newest);
+  EXPECT_GT(cluster_.Group(run, 1).generation(), newest);
+  ExpectDone(run);
 }
 
 }  // namespace
