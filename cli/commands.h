@@ -52,6 +52,7 @@ absl::StatusOr<int> ShowVersion(const Invocation& in);
 absl::StatusOr<int> ScaleRun(const Invocation& in);
 absl::StatusOr<int> ResumeRun(const Invocation& in);
 absl::StatusOr<int> DeleteRun(const Invocation& in);
+absl::StatusOr<int> BackUpStore(const Invocation& in);
 absl::StatusOr<int> AdoptRuns(const Invocation& in);
 // Excludes workers from new work, or readmits them. The verb 'drain' also makes them end.
 absl::StatusOr<int> CordonMembers(const Invocation& in);

@@ -1,11 +1,14 @@
 // Commands that call a coordinator. Each makes one call and prints the reply, except watch, wait
 // and run, which follow updates.
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
+#include "base/atomic_file.h"
 #include "base/protocol.h"
 #include "base/status.h"
 #include "cli/command_line.h"
@@ -209,6 +212,33 @@ absl::StatusOr<int> ResumeRun(const Invocation& in) {
   const std::string run = in.line.argument();
   CADRE_RETURN_IF_ERROR(MakeClient(in.global).Resume(run));
   if (!in.global.quiet) in.console.err << "run " << run << " continues" << std::endl;
+  return kExitOk;
+}
+
+// The file appears when it is complete, and only its owner can read it: it has the keys of the
+// runs.
+absl::StatusOr<int> BackUpStore(const Invocation& in) {
+  constexpr absl::Duration kLimit = absl::Minutes(10);
+  const std::string path = in.line.argument();
+  const Console& console = in.console;
+  const bool progress = console.err_terminal && !in.global.quiet;
+  umask(077);
+  CADRE_ASSIGN_OR_RETURN(AtomicFile file, AtomicFile::Create(path));
+  uint64_t bytes = 0;
+  const absl::Status received = MakeClient(in.global).Backup(
+      absl::Now() + in.global.timeout.value_or(kLimit), [&](const v1::BackupChunk& chunk) {
+        bytes += chunk.data().size();
+        if (progress) {
+          console.err << "\r" << bytes << " of " << chunk.file_bytes() << " bytes" << std::flush;
+        }
+        return file.Append(chunk.data());
+      });
+  if (progress && bytes > 0) console.err << std::endl;
+  CADRE_RETURN_IF_ERROR(received);
+  CADRE_RETURN_IF_ERROR(file.Commit());
+  if (!in.global.quiet) {
+    console.err << path << ": a backup of " << bytes << " bytes" << std::endl;
+  }
   return kExitOk;
 }
 

@@ -525,6 +525,17 @@ and nothing is changed. The exit code is 1 if a run has a problem.
   cadre adopt run-1 -o json
 )",
        .run = AdoptRuns},
+      {.name = "backup",
+       .arguments = {{.name = "FILE", .kind = kFile}},
+       .brief = "copy the coordinator's store to a file, while runs continue",
+       .text =
+           R"(To restore it, stop the coordinator, remove its store with the files STORE-wal and STORE-shm, copy FILE
+to the path of the store and start the coordinator. Runs that were live continue from the newest version
+that all their aggregators have. Runs that have ended since are stopped, and runs that were submitted
+since are adopted with 'cadre adopt'. The file contains the keys of the runs: keep it secret.
+)",
+       .examples = "  cadre backup store-$(date +%F).db\n",
+       .run = BackUpStore},
       {.name = "wait",
        .arguments = {kRun},
        .brief = "wait until a run ends",

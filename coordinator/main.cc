@@ -103,7 +103,8 @@ int Serve() {
     RequestTermination();
   };
   CoordinatorService service(std::move(options));
-  if (const absl::Status started = service.Start(store->get()); !started.ok()) {
+  if (const absl::Status started = service.Start(store->get(), FLAGS_store + ".backup");
+      !started.ok()) {
     return Fail(started);
   }
   auto daemon = Daemon::Start({.listen = FLAGS_listen,

@@ -40,7 +40,9 @@ class CoordinatorService::Call final : public grpc::ServerUnaryReactor {
   CoordinatorService* const service_;
 };
 
-absl::Status CoordinatorService::Start(Store* store) {
+absl::Status CoordinatorService::Start(Store* store, std::string backup_path) {
+  store_ = store;
+  backup_path_ = std::move(backup_path);
   CADRE_ASSIGN_OR_RETURN(loop_, Loop::Start(options_, store, this));
   return absl::OkStatus();
 }
@@ -61,6 +63,7 @@ void CoordinatorService::Drain() {
     drained_ = true;
     for (auto& [id, stream] : streams_) stream->End(Stopping());
     for (auto& [id, watch] : watches_) watch->End(Stopping());
+    if (backup_ != nullptr) backup_->End(Stopping());
     pending.swap(pending_);
   }
   for (auto& [id, one] : pending) one.call->Finish(ToGrpc(Stopping()));
@@ -250,6 +253,40 @@ grpc::ServerWriteReactor<v1::WatchUpdate>* CoordinatorService::Watch(
   if (refused.ok() && !WakeLoop()) refused = Stopping();
   if (!refused.ok()) stream->End(refused);
   return stream;
+}
+
+// No step before Begin can end the stream, so it exists until PrepareBackup or Drain.
+grpc::ServerWriteReactor<v1::BackupChunk>* CoordinatorService::Backup(grpc::CallbackServerContext*,
+                                                                      const v1::BackupRequest*) {
+  absl::Status refused;
+  BackupStream* stream = nullptr;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (drained_) refused = Stopping();
+    if (backup_ != nullptr) refused = absl::ResourceExhaustedError("another backup is in progress");
+    if (backup_path_.empty()) refused = absl::UnimplementedError("the store cannot be copied");
+    stream = new BackupStream(backup_path_, [this, registered = refused.ok()] {
+      absl::MutexLock done(&mutex_);
+      if (registered) backup_ = nullptr;
+    });
+    if (refused.ok()) backup_ = stream;
+  }
+  const bool posted = refused.ok() && loop_ != nullptr &&
+                      loop_->RunQuery([this](const Machine&, absl::Time) { PrepareBackup(); });
+  if (!posted) stream->End(refused.ok() ? Stopping() : refused);
+  return stream;
+}
+
+void CoordinatorService::PrepareBackup() {
+  const absl::Status written = WriteBackup(*store_, backup_path_);
+  if (!written.ok()) LOG(ERROR) << "backup: " << written;
+  absl::MutexLock lock(&mutex_);
+  if (backup_ == nullptr) return;
+  if (written.ok()) {
+    backup_->Begin();
+  } else {
+    backup_->End(written);
+  }
 }
 
 // ---- Streams

@@ -26,6 +26,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
+#include "coordinator/backup.h"
 #include "coordinator/loop.h"
 #include "coordinator/streams.h"
 #include "proto/cadre/v1/control.grpc.pb.h"
@@ -43,8 +44,8 @@ class CoordinatorService final : public v1::Membership::CallbackService,
   ~CoordinatorService() override { Drain(); }
 
   // Restores the state from the store and starts the loop; earlier calls are Unavailable. `store`
-  // is borrowed and must outlive the service.
-  absl::Status Start(Store* store);
+  // is borrowed and must outlive the service. `backup_path`: a file for a backup while it is sent.
+  absl::Status Start(Store* store, std::string backup_path = "");
 
   // The four services of this object for one server, which must be shut down before the object is
   // destroyed.
@@ -74,6 +75,9 @@ class CoordinatorService final : public v1::Membership::CallbackService,
                                    v1::ResumeReply* reply) override;
   grpc::ServerUnaryReactor* Adopt(grpc::CallbackServerContext* context,
                                   const v1::AdoptRequest* request, v1::AdoptReply* reply) override;
+  grpc::ServerWriteReactor<v1::BackupChunk>* Backup(grpc::CallbackServerContext* context,
+                                                    const v1::BackupRequest* request) override
+      ABSL_LOCKS_EXCLUDED(mutex_);
   grpc::ServerUnaryReactor* List(grpc::CallbackServerContext* context,
                                  const v1::ListRequest* request, v1::ListReply* reply) override;
 
@@ -124,8 +128,13 @@ class CoordinatorService final : public v1::Membership::CallbackService,
   void OnCancelled(RequestId request) ABSL_LOCKS_EXCLUDED(mutex_);
   // Makes the loop call OnSettled. Returns false if the loop has stopped.
   bool WakeLoop();
+  // Writes the file of the backup in progress; on the loop's thread.
+  void PrepareBackup() ABSL_LOCKS_EXCLUDED(mutex_);
 
   const Loop::Options options_;
+  // Set by Start.
+  Store* store_ = nullptr;
+  std::string backup_path_;
   std::unique_ptr<Loop> loop_;
 
   absl::Mutex mutex_;
@@ -134,6 +143,8 @@ class CoordinatorService final : public v1::Membership::CallbackService,
   std::map<ConnectionId, JoinStream*> streams_ ABSL_GUARDED_BY(mutex_);
   std::map<RequestId, Pending> pending_ ABSL_GUARDED_BY(mutex_);
   std::map<uint64_t, WatchStream*> watches_ ABSL_GUARDED_BY(mutex_);
+  // The backup in progress, or null.
+  BackupStream* backup_ ABSL_GUARDED_BY(mutex_) = nullptr;
 };
 
 }  // namespace cadre

@@ -25,6 +25,8 @@
 #include <sqlite3.h>
 #include <unistd.h>
 
+#include <cerrno>
+
 #include <utility>
 
 #include "absl/strings/escaping.h"
@@ -32,6 +34,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "base/crc32c.h"
+#include "base/file.h"
 #include "base/status.h"
 
 namespace cadre {
@@ -285,6 +288,23 @@ absl::Status SqliteStore::Commit(const std::vector<Op>& ops) {
     Execute("ROLLBACK").IgnoreError();
   }
   return status;
+}
+
+absl::Status SqliteStore::CopyTo(const std::string& path) {
+  // SQLite would create it with other permissions.
+  const int created = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+  if (created < 0) return ErrnoStatus(errno, "create", path);
+  close(created);
+  sqlite3* opened = nullptr;
+  const int error = sqlite3_open_v2(path.c_str(), &opened, SQLITE_OPEN_READWRITE, nullptr);
+  const std::unique_ptr<sqlite3, CloseDatabase> copy(opened);
+  sqlite3_backup* const backup =
+      error == SQLITE_OK ? sqlite3_backup_init(opened, "main", database_.get(), "main") : nullptr;
+  // All pages in one step: no transaction comes between.
+  if (backup != nullptr) sqlite3_backup_step(backup, -1);
+  if (backup != nullptr && sqlite3_backup_finish(backup) == SQLITE_OK) return absl::OkStatus();
+  return absl::Status(CodeOf(sqlite3_errcode(opened)),
+                      absl::StrCat("cannot write ", path, ": ", sqlite3_errmsg(opened)));
 }
 
 absl::Status SqliteStore::ApplyAll(const std::vector<Op>& ops) {

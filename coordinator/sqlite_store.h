@@ -40,6 +40,9 @@ class SqliteStore final : public Store {
   absl::StatusOr<std::optional<std::string>> Get(absl::string_view key) override;
   absl::StatusOr<std::map<std::string, std::string>> Scan(absl::string_view prefix) override;
   absl::Status Commit(const std::vector<Op>& ops) override;
+  // With SQLite's backup interface; the file must not exist. Readable by its owner only. Not
+  // synced.
+  absl::Status CopyTo(const std::string& path) override;
 
  private:
   struct CloseDatabase {

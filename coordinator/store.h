@@ -37,6 +37,11 @@ class Store {
   // Applies all of `ops`, in order. Durable when it returns OK; otherwise nothing has changed.
   // Errors: ResourceExhausted on a full disk; others on I/O errors.
   virtual absl::Status Commit(const std::vector<Op>& ops) = 0;
+
+  // Writes a copy of all records to a new file. Errors: those of Commit; Unimplemented.
+  virtual absl::Status CopyTo(const std::string& path) {
+    return absl::UnimplementedError(path + ": this store cannot be copied");
+  }
 };
 
 }  // namespace cadre

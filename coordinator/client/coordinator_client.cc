@@ -84,6 +84,29 @@ absl::StatusOr<v1::AdoptReply> CoordinatorClient::Adopt(const std::string& run) 
   return Call(*runs_, &v1::Runs::Stub::Adopt, request, Soon());
 }
 
+absl::Status CoordinatorClient::Backup(
+    absl::Time deadline,
+    const std::function<absl::Status(const v1::BackupChunk&)>& on_chunk) const {
+  CADRE_RETURN_IF_ERROR(Dial(deadline));
+  grpc::ClientContext context;
+  context.set_deadline(absl::ToChronoTime(deadline));
+  auto reader = runs_->Backup(&context, v1::BackupRequest());
+  v1::BackupChunk chunk;
+  absl::Status status;
+  uint64_t received = 0;
+  while (status.ok() && reader->Read(&chunk)) {
+    received += chunk.data().size();
+    status = on_chunk(chunk);
+  }
+  if (!status.ok()) context.TryCancel();
+  const absl::Status ended = FromGrpc(reader->Finish());
+  CADRE_RETURN_IF_ERROR(status);
+  CADRE_RETURN_IF_ERROR(ended);
+  if (received > 0 && received == chunk.file_bytes()) return absl::OkStatus();
+  return absl::DataLossError(
+      absl::StrCat("received ", received, " of ", chunk.file_bytes(), " bytes"));
+}
+
 absl::StatusOr<v1::ListReply> CoordinatorClient::List() const {
   return Call(*runs_, &v1::Runs::Stub::List, v1::ListRequest(), Soon());
 }

@@ -55,6 +55,11 @@ class CoordinatorClient {
   // `run` is empty. Errors: NotFound; FailedPrecondition if the run is known.
   absl::StatusOr<v1::AdoptReply> Adopt(const std::string& run) const;
 
+  // Receives a copy of the coordinator's store; passes every chunk to `on_chunk` until it fails.
+  // Errors: those of on_chunk; DataLoss if the copy is not complete.
+  absl::Status Backup(absl::Time deadline,
+                      const std::function<absl::Status(const v1::BackupChunk&)>& on_chunk) const;
+
   absl::StatusOr<v1::ListReply> List() const;
 
   // Status of one run, or of all if `run` is empty: all pages. `details`: with plans and with what

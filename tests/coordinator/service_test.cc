@@ -6,6 +6,8 @@
 #include <gtest/gtest.h>
 
 #include <deque>
+#include <filesystem>
+#include <fstream>
 #include <functional>
 #include <map>
 #include <memory>
@@ -23,6 +25,7 @@
 #include "base/rpc/grpc_channel.h"
 #include "coordinator/client/coordinator_client.h"
 #include "coordinator/client/membership_client.h"
+#include "coordinator/keys.h"
 #include "coordinator/sqlite_store.h"
 #include "tests/base/expect.h"
 #include "tests/base/temporary_folder.h"
@@ -54,7 +57,7 @@ class Coordinator {
     options.machine.lease = lease;
     options.machine.heartbeat = lease / 4;
     service_ = std::make_unique<CoordinatorService>(std::move(options));
-    EXPECT_TRUE(service_->Start(store_.get()).ok());
+    EXPECT_TRUE(service_->Start(store_.get(), path + ".backup").ok());
     auto daemon = Daemon::Start({.listen = listen, .receive_bytes = 4 * kMaxMessageBytes},
                                 service_->services());
     EXPECT_TRUE(daemon.ok()) << daemon.status();
@@ -252,6 +255,41 @@ absl::Status JoinWithName(const std::string& name, const std::string& address,
   };
   options.on_message = [](const v1::CoordinatorMessage&) { return true; };
   return MembershipClient::Start(std::move(options)).status();
+}
+
+TEST_F(ServiceTest, BackupIsAStore) {
+  const auto run = client_->Submit(Spec());
+  ASSERT_TRUE(run.ok()) << run.status();
+  const std::string copy = folder_ / "copy.db";
+  for (int time = 0; time < 2; ++time) {
+    std::string bytes;
+    EXPECT_EQ(client_->Backup(absl::Now() + kLimit,
+                              [&](const v1::BackupChunk& chunk) {
+                                bytes += chunk.data();
+                                return absl::OkStatus();
+                              }),
+              absl::OkStatus());
+    std::ofstream(copy, std::ios::binary) << bytes;
+  }
+  EXPECT_FALSE(std::filesystem::exists(path_ + ".backup"));
+  const auto store = SqliteStore::Open({.path = copy});
+  ASSERT_TRUE(store.ok()) << store.status();
+  EXPECT_TRUE((*store)->Get(RunKey(*run))->has_value());
+  v1::MetaRecord meta;
+  ASSERT_TRUE(meta.ParseFromString(**(*store)->Get(kMetaKey)));
+  EXPECT_TRUE(meta.backup());
+}
+
+TEST_F(ServiceTest, BackupEndsWithAnErrorOfTheReader) {
+  EXPECT_THAT(client_->Backup(absl::Now() + kLimit,
+                              [](const v1::BackupChunk&) { return absl::DataLossError("full"); }),
+              IsError(absl::StatusCode::kDataLoss, "full"));
+  // The next one is possible when the coordinator has noticed.
+  EXPECT_TRUE(Await([&] {
+    return client_
+        ->Backup(absl::Now() + kLimit, [](const v1::BackupChunk&) { return absl::OkStatus(); })
+        .ok();
+  }));
 }
 
 TEST_F(ServiceTest, RefusedJoinHasReason) {
