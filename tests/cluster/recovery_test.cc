@@ -321,6 +321,42 @@ TEST_F(RecoveryTest, CoordinatorLosesItsStore) {
   ExpectEqualToUndisturbed(Finish());
 }
 
+// The run goes on as if nothing had happened: its newest version is on the aggregators.
+TEST_F(RecoveryTest, BackupIsRestored) {
+  v1::RunSpec spec = SmallSpec({.every_steps = 8, .steps = 3200});
+  spec.mutable_optimizer()->mutable_sgd()->set_momentum(0);
+  Begin(spec, 2, 4);
+  const std::string backup = cluster_.folder() + "/backup.db";
+  const uint32_t copied = FindRun(AwaitVersion(2), run_)->version();
+  RunCadre({"backup", backup, "--coordinator", cluster_.coordinator()});
+  const uint32_t newest = FindRun(AwaitVersion(copied + 5), run_)->version();
+  cluster_.Kill("coordinator");
+  for (const char* suffix : {"", "-wal", "-shm"}) {
+    std::filesystem::remove(cluster_.store() + suffix);
+  }
+  std::filesystem::copy_file(backup, cluster_.store());
+  const auto permissions = std::filesystem::status(backup).permissions();
+  EXPECT_EQ(permissions, std::filesystem::perms::owner_read | std::filesystem::perms::owner_write);
+  ASSERT_EQ(cluster_.StartCoordinator(), absl::OkStatus());
+  const auto restored = cluster_.Await(
+      [](const v1::StatusReply& status) { return Counter(status, "runs_brought_forward") == 1; },
+      kRecovery, "the run is brought forward");
+  ASSERT_TRUE(restored.ok()) << restored.status();
+  EXPECT_GE(FindRun(*restored, run_)->version(), newest) << "a committed version is lost";
+  AwaitVersion(newest + 3);
+  const auto done = cluster_.AwaitDone(run_, kLong);
+  ASSERT_TRUE(done.ok()) << done.status();
+  ExpectEqualToUndisturbed(*FindRun(*done, run_));
+  RunCadre({"delete", run_, "--coordinator", cluster_.coordinator()});
+  const auto files_are_removed = [&](const v1::StatusReply&) {
+    return !std::filesystem::exists(cluster_.folder() + "/aggregator-0/" + run_) &&
+           !std::filesystem::exists(cluster_.folder() + "/aggregator-1/" + run_);
+  };
+  const auto deleted = cluster_.Await(files_are_removed, kRecovery, "the files are removed");
+  ASSERT_TRUE(deleted.ok()) << deleted.status();
+  EXPECT_EQ(FindRun(*deleted, run_), nullptr);
+}
+
 TEST_F(RecoveryTest, AggregatorRestart) {
   Begin(SmallSpec({.every_steps = 8, .steps = kSteps}), 2, 4);
   for (int time = 0; time < 2; ++time) {
