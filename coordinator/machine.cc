@@ -760,6 +760,13 @@ absl::StatusOr<v1::StatusReply> Machine::Status(absl::Time now,
     } else {
       v1::AggregatorStatus& aggregator = *reply.add_aggregators();
       *aggregator.mutable_member() = cluster_.StatusOf(member, now);
+      const auto counter = [&](const char* name) -> uint64_t {
+        const auto& counters = aggregator.member().counters();
+        const auto found = counters.find(name);
+        return found == counters.end() ? 0 : found->second;
+      };
+      aggregator.set_free_bytes(counter("disk_free_bytes"));
+      aggregator.set_reserved_bytes(counter("disk_reserved_bytes"));
       for (const auto& [number, run] : runs_) run.FillShards(member, aggregator);
       add(aggregator);
     }

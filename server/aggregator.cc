@@ -39,6 +39,12 @@ absl::StatusOr<std::unique_ptr<Aggregator>> Aggregator::Start(AggregatorOptions 
       aggregator->host_,
       ShardHost::Open(settings.data_dir, settings.name, &aggregator->counters_,
                       settings.keep_closed_runs, PosixFileSystem(), settings.checkpoint_files));
+  aggregator->host_->LimitSpace([folder = settings.data_dir]() -> absl::StatusOr<int64_t> {
+    std::error_code error;
+    const std::filesystem::space_info space = std::filesystem::space(folder, error);
+    if (error) return absl::UnavailableError(error.message());
+    return static_cast<int64_t>(space.available);
+  });
   aggregator->service_ =
       std::make_unique<RoundsService>(settings.service, *aggregator->host_, aggregator->counters_);
   CADRE_ASSIGN_OR_RETURN(aggregator->daemon_,
@@ -81,10 +87,12 @@ absl::Status Aggregator::Join() {
     std::error_code error;
     const std::filesystem::space_info space = std::filesystem::space(options_.data_dir, error);
     if (!error) (*heartbeat.mutable_counters())["disk_free_bytes"] = space.available;
+    (*heartbeat.mutable_counters())["disk_reserved_bytes"] = reserved_bytes_;
     return heartbeat;
   };
   CADRE_ASSIGN_OR_RETURN(membership_, MembershipClient::Start(std::move(client)));
   // Orders that arrived earlier wait in the queue.
+  reserved_bytes_ = host_->ReservedBytes();
   order_thread_ = std::thread([this] { ExecuteOrders(); });
   return absl::OkStatus();
 }
@@ -150,6 +158,7 @@ std::optional<v1::CoordinatorMessage> Aggregator::NextOrder() {
 void Aggregator::ExecuteOrders() {
   while (const std::optional<v1::CoordinatorMessage> order = NextOrder()) {
     const OrderResult result = ExecuteOrder(*host_, *order);
+    reserved_bytes_ = host_->ReservedBytes();
     if (result.answer.has_value()) Answer(*result.answer);
     if (!result.repeat) continue;
     absl::MutexLock lock(&mutex_);

@@ -13,6 +13,7 @@
 // Thread-safe after Start.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -107,6 +108,8 @@ class Aggregator {
   // Why the coordinator refuses this aggregator.
   absl::Status refused_ ABSL_GUARDED_BY(mutex_);
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;
+  // As of the last order. Heartbeats do not wait for the order in progress.
+  std::atomic<uint64_t> reserved_bytes_ = 0;
   // Members are destroyed in reverse order: the daemon, then the service, then the host.
   std::unique_ptr<ShardHost> host_;
   std::unique_ptr<RoundsService> service_;

@@ -318,6 +318,16 @@ bool Ledger::IsClosed(const std::string& run) const {
   return found == nullptr || found->closed;
 }
 
+int64_t Ledger::StoredElements(const std::string& name) const {
+  const Run* const run = Find(name);
+  if (run == nullptr) return 0;
+  int64_t elements = run->span.size() * ((run->current ? 1 : 0) + (run->previous ? 1 : 0));
+  for (const auto& [key, contribution] : run->contributions) {
+    elements += contribution.elements * contribution.stored_chunks / contribution.chunks;
+  }
+  return elements;
+}
+
 uint32_t Ledger::HighestGeneration() const {
   uint32_t highest = 0;
   for (const auto& [name, run] : runs_) {

@@ -229,6 +229,8 @@ class Ledger {
                                        const std::vector<StoredVersion>& versions,
                                        const std::vector<FoundContribution>& contributions);
   bool IsClosed(const std::string& run) const;
+  // Elements of the versions and contributions that the run stores.
+  int64_t StoredElements(const std::string& run) const;
   // The highest generation of which OpenRun or Fence has told.
   uint32_t HighestGeneration() const;
   // Every run with a version, by name. `step` and `samples` are those of the order that made the

@@ -26,6 +26,7 @@
 #include "base/protocol.h"
 #include "base/status.h"
 #include "server/client/refusal.h"
+#include "server/client/shard_span.h"
 #include "server/run_terms.h"
 
 namespace cadre {
@@ -60,6 +61,16 @@ std::set<ContributionKey> ContributionKeysOf(const ApplyPlan& plan) {
     for (const SourceSegment& segment : group.segments) keys.insert(segment.key);
   }
   return keys;
+}
+
+// Bytes that a round of the run needs on this aggregator: the two versions that are kept, the one
+// that is being made, and the contributions of all groups that the run has at its start. Not
+// counted: groups that are added later, a damaged version that is kept, headers and checksums
+// (below 0.1 %).
+int64_t SpaceOf(const v1::OpenRun& open, const RunTerms& terms) {
+  const Interval span = ShardSpan(terms.tensor_begin.back(), terms.shard, terms.shards);
+  const int64_t groups = std::max(1U, open.spec().cluster().groups());
+  return span.size() * int64_t{sizeof(float)} * (3 + groups);
 }
 
 }  // namespace
@@ -123,7 +134,7 @@ absl::Status ShardHost::Restore() {
     }
     absl::MutexLock lock(&mutex_);
     Remove(ledger_.Restore(*terms, found.closed, found.versions, found.contributions));
-    opened_[found.open.run()] = {found.open, found.closed};
+    opened_[found.open.run()] = {found.open, found.closed, SpaceOf(found.open, *terms)};
     // Old versions are left if the process ended between a commit and their removal.
     for (size_t i = 0; i + 2 < found.versions.size(); ++i) {
       store_->RemoveVersion(found.open.run(), found.versions[i].version);
@@ -187,6 +198,16 @@ absl::StatusOr<v1::RunOpened> ShardHost::OpenRun(const v1::OpenRun& open) {
   // Files of a removed folder must not be created again beside those that are missing.
   CADRE_RETURN_IF_ERROR(CountError(store_->CheckFolder()));
   const auto known = opened_.find(open.run());
+  v1::RunOpened answer;
+  answer.set_run(open.run());
+  answer.set_shard(open.shard());
+  answer.set_shards(open.shards());
+  if (known == opened_.end() && open.version() == 0 && !open.has_hollow()) {
+    if (const std::string full = CheckSpace(open, terms); !full.empty()) {
+      answer.set_error(full);
+      return answer;
+    }
+  }
   Opened opened;
   {
     absl::MutexLock lock(&mutex_);
@@ -209,11 +230,7 @@ absl::StatusOr<v1::RunOpened> ShardHost::OpenRun(const v1::OpenRun& open) {
   saved.clear_hollow();
   if (opened.hollow) saved.set_hollow(*opened.hollow);
   CADRE_RETURN_IF_ERROR(CountError(store_->SaveRun(saved, /*closed=*/false)));
-  opened_[open.run()] = {saved, /*closed=*/false};
-  v1::RunOpened answer;
-  answer.set_run(open.run());
-  answer.set_shard(open.shard());
-  answer.set_shards(open.shards());
+  opened_[open.run()] = {saved, /*closed=*/false, SpaceOf(open, terms)};
   if (opened.make_version_zero) {
     const absl::Status made = CountError(MakeVersionZero(open, opened.span));
     if (IsTransient(made)) return made;
@@ -227,6 +244,41 @@ absl::StatusOr<v1::RunOpened> ShardHost::OpenRun(const v1::OpenRun& open) {
   answer.set_version(opened.hollow.value_or(state.version()));
   answer.set_digest(state.digest());
   return answer;
+}
+
+int64_t ShardHost::Reserved() const {
+  int64_t reserved = 0;
+  absl::MutexLock lock(&mutex_);
+  for (const auto& [run, known] : opened_) {
+    if (known.closed) continue;
+    const int64_t stored = ledger_.StoredElements(run) * int64_t{sizeof(float)};
+    reserved += std::max<int64_t>(0, known.space - stored);
+  }
+  return reserved;
+}
+
+int64_t ShardHost::ReservedBytes() const {
+  absl::MutexLock turn(&order_mutex_);
+  return Reserved();
+}
+
+void ShardHost::LimitSpace(std::function<absl::StatusOr<int64_t>()> free_bytes) {
+  absl::MutexLock turn(&order_mutex_);
+  free_bytes_ = std::move(free_bytes);
+}
+
+// Other programs may use the disk as well, so a write can fail for lack of space nevertheless; the
+// order is then retried.
+std::string ShardHost::CheckSpace(const v1::OpenRun& open, const RunTerms& terms) const {
+  if (!free_bytes_) return "";
+  const absl::StatusOr<int64_t> free = free_bytes_();
+  if (!free.ok()) return "";
+  const int64_t needed = SpaceOf(open, terms);
+  const int64_t reserved = Reserved();
+  if (needed <= *free - reserved) return "";
+  return absl::StrCat("the disk has too little space: shard ", terms.shard, " needs ", needed,
+                      " bytes, ", *free, " are free, and ", reserved,
+                      " of these are reserved for other runs");
 }
 
 absl::Status ShardHost::MakeVersionZero(const v1::OpenRun& open, Interval span) {

@@ -102,6 +102,11 @@ class ShardHost {
   // cannot name a file.
   absl::Status DeleteRun(const v1::DeleteRun& order) ABSL_LOCKS_EXCLUDED(order_mutex_, mutex_);
   v1::RunReport ReportRun(const std::string& run) const ABSL_LOCKS_EXCLUDED(order_mutex_, mutex_);
+  // Bytes that the open runs may still need (see SpaceOf in shard_host.cc).
+  int64_t ReservedBytes() const ABSL_LOCKS_EXCLUDED(order_mutex_, mutex_);
+  // From now on, a new shard is refused unless it fits the free bytes that are not reserved.
+  void LimitSpace(std::function<absl::StatusOr<int64_t>()> free_bytes)
+      ABSL_LOCKS_EXCLUDED(order_mutex_);
   // The highest generation received, and the versions on disk, for Hello.
   uint32_t HighestGeneration() const ABSL_LOCKS_EXCLUDED(mutex_);
   std::vector<v1::ShardState> States() const ABSL_LOCKS_EXCLUDED(mutex_);
@@ -136,6 +141,11 @@ class ShardHost {
   v1::ShardState StateOf(const std::string& run) const ABSL_LOCKS_EXCLUDED(mutex_);
   void Remove(const std::vector<ContributionKey>& keys);
   void RemoveOldRuns() ABSL_EXCLUSIVE_LOCKS_REQUIRED(order_mutex_) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Sum over the open runs of what they may still need.
+  int64_t Reserved() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(order_mutex_) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Why there is no room for the shard of a new run; empty if there is.
+  std::string CheckSpace(const v1::OpenRun& open, const RunTerms& terms) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(order_mutex_) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::StatusOr<VersionStats> MakeVersion(const ApplyPlan& plan) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status MakeVersionZero(const v1::OpenRun& open, Interval span) ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -154,7 +164,10 @@ class ShardHost {
   struct KnownRun {
     v1::OpenRun open;
     bool closed = false;
+    // What the run may need in all.
+    int64_t space = 0;
   };
+  std::function<absl::StatusOr<int64_t>()> free_bytes_ ABSL_GUARDED_BY(order_mutex_);
   std::map<std::string, KnownRun> opened_ ABSL_GUARDED_BY(order_mutex_);
 };
 

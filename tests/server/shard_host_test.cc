@@ -597,6 +597,35 @@ TEST_F(EndedRunsTest, DeletionTakesNamesOnly) {
   EXPECT_THAT(host_->DeleteRun(order), IsError(absl::StatusCode::kInvalidArgument, "run id"));
 }
 
+// --- Space
+
+// 15 parameters: two kept versions, a new one, and the contributions of two groups.
+TEST_F(ShardHostTest, RunWithoutSpaceIsRefused) {
+  constexpr int64_t kNeeded = 15 * 4 * 5;
+  int64_t free = kNeeded - 1;
+  host_->LimitSpace([&] { return free; });
+  EXPECT_THAT(Open().error(), HasSubstr("needs 300 bytes, 299 are free"));
+  EXPECT_TRUE(host_->States().empty());
+  EXPECT_EQ(host_->ReservedBytes(), 0);
+  free = kNeeded;
+  EXPECT_EQ(Open().error(), "");
+  EXPECT_EQ(host_->ReservedBytes(), kNeeded - 60) << "version 0 is stored";
+  // What is reserved for one run is not free for another.
+  free = 2 * kNeeded - 61;
+  run_.run = "run-2";
+  EXPECT_THAT(Open().error(), HasSubstr("240 of these are reserved"));
+  ++free;
+  EXPECT_EQ(Open().error(), "");
+  ASSERT_TRUE(host_->CloseRun("run-2").ok());
+  EXPECT_EQ(host_->ReservedBytes(), kNeeded - 60) << "an ended run needs nothing";
+  // A run that is open already continues, whatever the disk has.
+  run_.run = "run-1";
+  free = 0;
+  EXPECT_EQ(Open().error(), "");
+  Restart();
+  EXPECT_EQ(host_->ReservedBytes(), kNeeded - 60);
+}
+
 TEST_F(ShardHostTest, ReportsTheHighestGeneration) {
   v1::OpenRun open = run_.Open();
   (*open.mutable_generations())[1] = 7;
