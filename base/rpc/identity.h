@@ -1,0 +1,41 @@
+// Who the peer of a call is: the SPIFFE URI in its certificate,
+//
+//   spiffe://TRUST_DOMAIN/cadre/ROLE/NAME        e.g. spiffe://example.org/cadre/worker/team-a
+//
+// ROLE is operator, viewer, worker, aggregator or coordinator. TRUST_DOMAIN and NAME consist of
+// lower-case letters, digits, '.', '_' and '-'; NAME has at most 63 characters.
+//
+// Thread-safe (pure functions).
+#pragma once
+
+#include <grpcpp/security/auth_context.h>
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace cadre {
+
+enum class Role { kOperator, kViewer, kWorker, kAggregator, kCoordinator };
+
+struct Identity {
+  Role role = Role::kViewer;
+  std::string name;
+  std::string trust_domain;
+
+  bool operator==(const Identity&) const = default;
+};
+
+// The name of the role in a SPIFFE URI, such as "worker".
+absl::string_view RoleName(Role role);
+
+// Errors: InvalidArgument, which names the part that is wrong.
+absl::StatusOr<Identity> ParseSpiffeId(absl::string_view uri);
+
+// The identity in the certificate that the peer has presented. Requires: the credentials of the
+// server or channel have verified the certificate.
+// Errors: Unauthenticated, without a certificate that has exactly one such URI.
+absl::StatusOr<Identity> PeerIdentity(const grpc::AuthContext& context);
+
+}  // namespace cadre
