@@ -8,7 +8,6 @@
 #include <arpa/inet.h>
 #include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/resource_quota.h>
-#include <grpcpp/security/server_credentials.h>
 #include <grpcpp/server_builder.h>
 #include <netinet/in.h>
 #include <pthread.h>
@@ -57,6 +56,15 @@ bool IsLoopback(const std::string& host) {
           ntohl(address.s_addr) >> 24 == IN_LOOPBACKNET);
 }
 
+// gRPC varies the age by a tenth, so that connections do not end simultaneously.
+void LimitConnectionAge(absl::Duration age, grpc::ServerBuilder& builder) {
+  const absl::Duration grace = std::min(age, kMaxStreamGrace);
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_MS,
+                             static_cast<int>(absl::ToInt64Milliseconds(age)));
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_GRACE_MS,
+                             static_cast<int>(absl::ToInt64Milliseconds(grace)));
+}
+
 sigset_t TerminationSignals() {
   sigset_t set;
   sigemptyset(&set);
@@ -83,7 +91,8 @@ Daemon::~Daemon() { Drain(absl::ZeroDuration()); }
 
 absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const DaemonOptions& options,
                                                       std::vector<grpc::Service*> services) {
-  CADRE_RETURN_IF_ERROR(CheckListenAddress(options.listen, options.insecure));
+  CADRE_RETURN_IF_ERROR(
+      CheckListenAddress(options.listen, options.insecure || options.credentials.secure()));
   CADRE_ASSIGN_OR_RETURN(const HostPort listen, Split(options.listen));
   grpc::EnableDefaultHealthCheckService(true);
   grpc::ServerBuilder builder;
@@ -91,6 +100,7 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const DaemonOptions& optio
   if (options.receive_bytes > 0) builder.SetMaxReceiveMessageSize(options.receive_bytes);
   // With SO_REUSEPORT two daemons on one port would share its connections.
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  if (options.credentials.secure()) LimitConnectionAge(options.max_connection_age, builder);
   if (options.memory_quota_bytes > 0) {
     grpc::ResourceQuota quota("daemon");
     quota.Resize(options.memory_quota_bytes);
@@ -101,7 +111,7 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const DaemonOptions& optio
   const std::string bind = absl::EqualsIgnoreCase(listen.host, "localhost")
                                ? absl::StrCat("127.0.0.1:", listen.port)
                                : options.listen;
-  builder.AddListeningPort(bind, grpc::InsecureServerCredentials(), &port);
+  builder.AddListeningPort(bind, options.credentials.server(options.processor), &port);
   for (grpc::Service* service : services) builder.RegisterService(service);
   std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
   if (server == nullptr || port == 0) {

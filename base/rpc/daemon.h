@@ -17,14 +17,24 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "base/rpc/credentials.h"
 
 namespace cadre {
+
+// Time that streams have to end when their connection has reached its age.
+inline constexpr absl::Duration kMaxStreamGrace = absl::Minutes(5);
 
 struct DaemonOptions {
   // host:port; port 0 selects a free port.
   std::string listen = "127.0.0.1:0";
+  Credentials credentials = Credentials::Insecure();
   // Permits other addresses than loopback, without TLS.
   bool insecure = false;
+  // Every call passes it first; only with TLS. Optional.
+  std::shared_ptr<grpc::AuthMetadataProcessor> processor = nullptr;
+  // With TLS, a connection ends after this time, and its peer connects again with the certificates
+  // of that time. Streams have the same time again to end by themselves, at most kMaxStreamGrace.
+  absl::Duration max_connection_age = absl::Hours(1);
   // File to which the selected port is written once the server listens; empty: no file.
   std::string port_file;
   // Largest message that gRPC accepts, 0: kMaxMessageBytes (base/rpc/grpc_channel.h). gRPC ends the
@@ -45,8 +55,8 @@ absl::Status CheckListenAddress(const std::string& listen, bool insecure);
 class Daemon {
  public:
   // Services are borrowed and must outlive the daemon.
-  // Errors: AlreadyExists for a taken port; InvalidArgument for a listen address that is malformed
-  // or beyond loopback without `insecure`.
+  // Errors: AlreadyExists for a taken port; InvalidArgument for a listen address that is malformed,
+  // or beyond loopback without TLS and `insecure`.
   static absl::StatusOr<std::unique_ptr<Daemon>> Start(const DaemonOptions& options,
                                                        std::vector<grpc::Service*> services);
   ~Daemon();

@@ -1,7 +1,6 @@
 #include "base/rpc/grpc_channel.h"
 
 #include <grpcpp/create_channel.h>
-#include <grpcpp/security/credentials.h>
 #include <grpcpp/support/channel_arguments.h>
 
 namespace cadre {
@@ -21,7 +20,9 @@ constexpr int kConnectMs = 10'000;
 
 }  // namespace
 
-std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, Plane plane) {
+std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, Plane plane,
+                                           const Credentials& credentials,
+                                           const ServerIdentity& expected) {
   grpc::ChannelArguments args;
   args.SetMaxReceiveMessageSize(kMaxMessageBytes);
   args.SetMaxSendMessageSize(kMaxMessageBytes);
@@ -34,7 +35,7 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, Plane pla
   // Channels with equal arguments share connections; the plane keeps the two apart.
   args.SetInt("cadre.plane", plane == Plane::kBulk ? 1 : 0);
   args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), args);
+  return grpc::CreateCustomChannel(address, credentials.channel(expected), args);
 }
 
 void Configure(grpc::ServerBuilder& builder) {

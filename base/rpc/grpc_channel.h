@@ -9,6 +9,8 @@
 #include <memory>
 #include <string>
 
+#include "base/rpc/credentials.h"
+
 namespace cadre {
 
 // Largest message: a 4 MiB chunk and its header. Bulk data is sent as chunks in streams.
@@ -20,8 +22,11 @@ inline constexpr int kChunkElements = 256 << 10;
 // that bulk data does not delay heartbeats.
 enum class Plane { kControl, kBulk };
 
-// A channel to host:port without TLS. Connects on first use and reconnects after failures.
-std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, Plane plane);
+// A channel to host:port. Connects on first use and reconnects after failures. With TLS, it
+// connects to the expected server only.
+std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, Plane plane,
+                                           const Credentials& credentials = Credentials::Insecure(),
+                                           const ServerIdentity& expected = {});
 
 // Limits and keep-alive of a server.
 void Configure(grpc::ServerBuilder& builder);
