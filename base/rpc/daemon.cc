@@ -6,6 +6,7 @@
 #include "base/rpc/daemon.h"
 
 #include <arpa/inet.h>
+#include <grpcpp/generic/async_generic_service.h>
 #include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/resource_quota.h>
 #include <grpcpp/server_builder.h>
@@ -84,8 +85,35 @@ absl::Status CheckListenAddress(const std::string& listen, bool insecure) {
                    "trusted"));
 }
 
-Daemon::Daemon(std::unique_ptr<grpc::Server> server, std::string address, int port)
-    : server_(std::move(server)), address_(std::move(address)), port_(port) {}
+struct Daemon::HealthServer {
+  // Refuses all methods that no service has. gRPC does not start a server without any service.
+  grpc::CallbackGenericService nothing;
+  std::unique_ptr<grpc::Server> server;
+};
+
+// Ports of one gRPC server offer all of its services, so health checks need a server of their own.
+absl::StatusOr<std::unique_ptr<Daemon::HealthServer>> Daemon::StartHealthServer(
+    const std::string& address) {
+  auto health = std::make_unique<HealthServer>();
+  grpc::ServerBuilder builder;
+  Configure(builder);
+  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  builder.RegisterCallbackGenericService(&health->nothing);
+  int port = 0;
+  builder.AddListeningPort(address, Credentials::Insecure().server(), &port);
+  health->server = builder.BuildAndStart();
+  if (health->server != nullptr && port != 0) return health;
+  return absl::AlreadyExistsError(absl::StrCat("cannot listen on ", address,
+                                               " for health checks: the port is in use or not "
+                                               "permitted"));
+}
+
+Daemon::Daemon(std::unique_ptr<grpc::Server> server, std::unique_ptr<HealthServer> health,
+               std::string address, int port)
+    : server_(std::move(server)),
+      health_(std::move(health)),
+      address_(std::move(address)),
+      port_(port) {}
 
 Daemon::~Daemon() { Drain(absl::ZeroDuration()); }
 
@@ -108,9 +136,9 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const DaemonOptions& optio
   }
   int port = 0;
   // Minimal containers have no hosts file to resolve localhost.
-  const std::string bind = absl::EqualsIgnoreCase(listen.host, "localhost")
-                               ? absl::StrCat("127.0.0.1:", listen.port)
-                               : options.listen;
+  const std::string host =
+      absl::EqualsIgnoreCase(listen.host, "localhost") ? "127.0.0.1" : listen.host;
+  const std::string bind = absl::StrCat(host, ":", listen.port);
   builder.AddListeningPort(bind, options.credentials.server(options.processor), &port);
   for (grpc::Service* service : services) builder.RegisterService(service);
   std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
@@ -118,21 +146,31 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const DaemonOptions& optio
     return absl::AlreadyExistsError(
         absl::StrCat("cannot listen on ", options.listen, ": the port is in use or not permitted"));
   }
+  std::unique_ptr<HealthServer> health;
+  if (options.health_port != 0) {
+    CADRE_ASSIGN_OR_RETURN(health, StartHealthServer(absl::StrCat(host, ":", options.health_port)));
+  }
   if (!options.port_file.empty()) {
     CADRE_RETURN_IF_ERROR(WriteFileAtomically(options.port_file, absl::StrCat(port, "\n")));
   }
   return std::unique_ptr<Daemon>(
-      new Daemon(std::move(server), absl::StrCat(listen.host, ":", port), port));
+      new Daemon(std::move(server), std::move(health), absl::StrCat(listen.host, ":", port), port));
 }
 
 void Daemon::Drain(absl::Duration grace) {
   if (server_ == nullptr) return;
-  if (auto* health = server_->GetHealthCheckService(); health != nullptr) {
-    health->SetServingStatus(false);
+  for (grpc::Server* server : {server_.get(), health_ ? health_->server.get() : nullptr}) {
+    if (server == nullptr) continue;
+    if (auto* health = server->GetHealthCheckService(); health != nullptr) {
+      health->SetServingStatus(false);
+    }
   }
   server_->Shutdown(absl::ToChronoTime(absl::Now() + grace));
   server_->Wait();
   server_.reset();
+  // Until here probes read NOT_SERVING.
+  if (health_ != nullptr) health_->server->Shutdown(absl::ToChronoTime(absl::Now()));
+  health_.reset();
 }
 
 void BlockTerminationSignals() {

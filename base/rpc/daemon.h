@@ -35,6 +35,9 @@ struct DaemonOptions {
   // With TLS, a connection ends after this time, and its peer connects again with the certificates
   // of that time. Streams have the same time again to end by themselves, at most kMaxStreamGrace.
   absl::Duration max_connection_age = absl::Hours(1);
+  // Port of a second server at the same host, without TLS, that answers health checks only: probes
+  // of Kubernetes have no certificates. 0: none.
+  int health_port = 0;
   // File to which the selected port is written once the server listens; empty: no file.
   std::string port_file;
   // Largest message that gRPC accepts, 0: kMaxMessageBytes (base/rpc/grpc_channel.h). gRPC ends the
@@ -69,9 +72,17 @@ class Daemon {
   void Drain(absl::Duration grace);
 
  private:
-  Daemon(std::unique_ptr<grpc::Server> server, std::string address, int port);
+  // A server for health checks only.
+  struct HealthServer;
+
+  Daemon(std::unique_ptr<grpc::Server> server, std::unique_ptr<HealthServer> health,
+         std::string address, int port);
+  static absl::StatusOr<std::unique_ptr<HealthServer>> StartHealthServer(
+      const std::string& address);
 
   std::unique_ptr<grpc::Server> server_;
+  // Null: none.
+  std::unique_ptr<HealthServer> health_;
   const std::string address_;
   const int port_;
 };

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <optional>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -26,13 +25,6 @@ constexpr size_t kMaxNameBytes = 63;
 constexpr std::array kRoles = {Role::kOperator, Role::kViewer, Role::kWorker, Role::kAggregator,
                                Role::kCoordinator};
 
-std::optional<Role> ParseRole(absl::string_view name) {
-  for (const Role role : kRoles) {
-    if (RoleName(role) == name) return role;
-  }
-  return std::nullopt;
-}
-
 bool IsName(absl::string_view text, size_t max_bytes) {
   return !text.empty() && text.size() <= max_bytes &&
          std::all_of(text.begin(), text.end(), [](char c) {
@@ -42,6 +34,13 @@ bool IsName(absl::string_view text, size_t max_bytes) {
 }
 
 }  // namespace
+
+std::optional<Role> ParseRole(absl::string_view name) {
+  for (const Role role : kRoles) {
+    if (RoleName(role) == name) return role;
+  }
+  return std::nullopt;
+}
 
 absl::string_view RoleName(Role role) {
   switch (role) {

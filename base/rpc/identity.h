@@ -10,6 +10,7 @@
 
 #include <grpcpp/security/auth_context.h>
 
+#include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -27,6 +28,8 @@ struct Identity {
   bool operator==(const Identity&) const = default;
 };
 
+// The role of that name; nullopt for another name.
+std::optional<Role> ParseRole(absl::string_view name);
 // The name of the role in a SPIFFE URI, such as "worker".
 absl::string_view RoleName(Role role);
 

@@ -2,6 +2,7 @@
 #include "base/rpc/credentials.h"
 
 #include <gmock/gmock.h>
+#include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -78,6 +79,25 @@ class CredentialsTest : public ::testing::Test {
   }
   std::string Call(const Credentials& credentials, const ServerIdentity& expected = {}) {
     return Call(*MakeChannel(daemon_->address(), Plane::kControl, credentials, expected));
+  }
+  // Code of a health check of the whole server, whose request is empty.
+  grpc::StatusCode Serving(grpc::Channel& channel) {
+    const std::shared_ptr<grpc::Channel> borrowed(std::shared_ptr<void>(), &channel);
+    grpc::GenericStub stub(borrowed);
+    grpc::ClientContext context;
+    context.set_deadline(absl::ToChronoTime(absl::Now() + kPatience));
+    grpc::CompletionQueue queue;
+    const grpc::Slice nothing("");
+    auto call = stub.PrepareUnaryCall(&context, "/grpc.health.v1.Health/Check",
+                                      grpc::ByteBuffer(&nothing, 1), &queue);
+    call->StartCall();
+    grpc::ByteBuffer reply;
+    grpc::Status status;
+    call->Finish(&reply, &status, &queue);
+    void* tag = nullptr;
+    bool ok = false;
+    queue.Next(&tag, &ok);
+    return status.error_code();
   }
   // A client that is not Cadre's: it checks the host name of the server, and no identity.
   std::string CallWith(const grpc::SslCredentialsOptions& options) {
@@ -187,6 +207,23 @@ TEST_F(CredentialsTest, ReplacedCertificateIsUsedWithoutRestart) {
     absl::SleepFor(absl::Milliseconds(20));
   }
   EXPECT_EQ(caller, "worker/w2");
+}
+
+// Health checks come from probes without a certificate.
+TEST_F(CredentialsTest, HealthPortOffersHealthChecksOnly) {
+  Start("coordinator");
+  // The port of a server that has ended is free.
+  const int port = daemon_->port();
+  daemon_.reset();
+  auto daemon =
+      Daemon::Start({.credentials = Load("coordinator"), .health_port = port}, {&service_});
+  ASSERT_THAT(daemon, IsOk());
+  const std::string address = absl::StrCat("127.0.0.1:", port);
+  const auto channel = MakeChannel(address, Plane::kControl);
+  EXPECT_EQ(Call(*channel), absl::StrCat("code ", grpc::StatusCode::UNIMPLEMENTED));
+  EXPECT_EQ(Serving(*channel), grpc::StatusCode::OK);
+  EXPECT_EQ(Serving(*MakeChannel((*daemon)->address(), Plane::kControl)),
+            grpc::StatusCode::UNAVAILABLE);
 }
 
 TEST_F(CredentialsTest, FilesThatDoNotMatchAreNamed) {
