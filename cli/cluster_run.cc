@@ -46,8 +46,9 @@ void NoteStart(const v1::RunSpec& spec, const LocalCluster& cluster,
   progress.Note(absl::StrCat("started ", Counted(spec.cluster().groups(), "group"), " of ",
                              Counted(spec.cluster().ranks_per_group(), "worker"), " and ",
                              Counted(spec.cluster().aggregators(), "aggregator"),
-                             "; coordinator at ", cluster.coordinator(), ", logs in ",
-                             cluster.logs()));
+                             "; coordinator at ", cluster.coordinator(),
+                             cluster.tls().empty() ? " (insecure)" : ", --tls=", cluster.tls(),
+                             ", logs in ", cluster.logs()));
   if (!options.line_before_run.empty()) progress.Note(options.line_before_run);
 }
 
@@ -84,8 +85,9 @@ void FollowRun(LocalCluster& cluster, const CoordinatorClient& client, const std
 // Submits the run and follows it to its end.
 void Train(LocalCluster& cluster, const v1::RunSpec& spec, const ClusterRunOptions& options,
            Progress& progress, ClusterRunEnd& end) {
-  const CoordinatorClient client(
-      {.coordinator = cluster.coordinator(), .dial_timeout = kDialTimeout});
+  const CoordinatorClient client({.coordinator = cluster.coordinator(),
+                                  .credentials = cluster.credentials(),
+                                  .dial_timeout = kDialTimeout});
   const absl::StatusOr<std::string> run = client.Submit(spec);
   if (!run.ok()) {
     end.status = run.status();
@@ -216,6 +218,7 @@ absl::StatusOr<int> RunLocal(const Invocation& in) {
                    .folder = in.line.Get<std::string>("dir").value_or(""),
                    .threads = in.line.Value<uint32_t>("threads"),
                    .device = in.line.Get<std::string>("device").value_or(cuda ? "cuda" : "cpu"),
+                   .insecure = in.global.insecure,
                    .lease = absl::Milliseconds(in.line.Value<uint32_t>("lease-ms")),
                    .restart = in.line.Value<bool>("restart")},
        .deadline = DeadlineOf(in.global, absl::Now()),

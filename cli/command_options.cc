@@ -3,6 +3,8 @@
 // rules that depend on the verb.
 #include "cli/command_options.h"
 
+#include <stdlib.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <set>
@@ -112,20 +114,27 @@ std::optional<Enum> EnumOf(const CommandLine& line, absl::string_view flag) {
 }  // namespace
 
 GlobalOptions GlobalOptionsOf(const CommandLine& line) {
+  const bool insecure = line.On("insecure");
+  const char* const folder = getenv("CADRE_TLS");
+  // A flag has precedence over the environment.
+  const std::string tls = folder == nullptr || insecure ? "" : folder;
   return {
       .coordinator = line.Value<std::string>("coordinator"),
+      .tls = line.Get<std::string>("tls").value_or(tls),
+      .insecure = insecure,
       .format = line.Value<std::string>("o") == "json" ? OutputFormat::kJson : OutputFormat::kTable,
       .timeout = line.Get<absl::Duration>("timeout"),
       .quiet = line.On("quiet")};
 }
 
 // --timeout limits the whole command, so it also limits the time to connect.
-CoordinatorClient MakeClient(const GlobalOptions& options) {
+absl::StatusOr<std::unique_ptr<CoordinatorClient>> MakeClient(const GlobalOptions& options) {
   CoordinatorClient::Options client;
+  CADRE_ASSIGN_OR_RETURN(client.credentials, Credentials::FromFlags(options.tls, options.insecure));
   client.coordinator = options.coordinator;
   if (options.timeout) client.timeout = *options.timeout;
   if (options.timeout) client.dial_timeout = std::min(client.dial_timeout, *options.timeout);
-  return CoordinatorClient(client);
+  return std::make_unique<CoordinatorClient>(client);
 }
 
 absl::Time DeadlineOf(const GlobalOptions& options, absl::Time now) {

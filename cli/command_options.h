@@ -4,6 +4,7 @@
 // Thread-compatible.
 #pragma once
 
+#include <memory>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -18,8 +19,9 @@ namespace cadre {
 
 GlobalOptions GlobalOptionsOf(const CommandLine& line);
 
-// A client for commands that make one call.
-CoordinatorClient MakeClient(const GlobalOptions& options);
+// A client with the credentials of --tls or $CADRE_TLS, or with --insecure. Errors:
+// InvalidArgument.
+absl::StatusOr<std::unique_ptr<CoordinatorClient>> MakeClient(const GlobalOptions& options);
 // The deadline of a command that starts now.
 absl::Time DeadlineOf(const GlobalOptions& options, absl::Time now);
 // Progress on stderr, as the console and the flags require.

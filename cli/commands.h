@@ -30,6 +30,9 @@ absl::StatusOr<int> MeasureEpochs(const Invocation& in);
 
 // --- Without a cluster ---
 
+// `cadre certs`: a certificate authority for development, and certificates that it issues.
+absl::StatusOr<int> ManageCertificates(const Invocation& in);
+
 // `cadre plan`: the plan of a run for a number of workers, its predicted cost, and why it was
 // chosen; with --placement, the placement of a graph of operators.
 absl::StatusOr<int> ShowPlan(const Invocation& in);

@@ -30,6 +30,10 @@ enum class OutputFormat { kTable, kJson };
 struct GlobalOptions {
   // host:port of the coordinator.
   std::string coordinator = "127.0.0.1:7000";
+  // Folder of credentials (base/rpc/credentials.h); empty: none.
+  std::string tls;
+  // Whether to connect without TLS.
+  bool insecure = false;
   OutputFormat format = OutputFormat::kTable;
   // Limit of the whole command; each command has its own default.
   std::optional<absl::Duration> timeout;

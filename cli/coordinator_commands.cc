@@ -62,7 +62,8 @@ absl::StatusOr<int> FollowToEnd(const Invocation& in, const CoordinatorClient& c
 }  // namespace
 
 absl::StatusOr<int> ListRuns(const Invocation& in) {
-  CADRE_ASSIGN_OR_RETURN(const v1::ListReply reply, MakeClient(in.global).List());
+  CADRE_ASSIGN_OR_RETURN(const auto client, MakeClient(in.global));
+  CADRE_ASSIGN_OR_RETURN(const v1::ListReply reply, client->List());
   // Nothing on stdout could be taken for a failure, so stderr says that there is nothing to list.
   if (reply.runs().empty() && !in.global.quiet) in.console.err << "no runs yet" << std::endl;
   Print(ToJson(reply), RunsTable(reply.runs()), in.global, in.console);
@@ -70,8 +71,8 @@ absl::StatusOr<int> ListRuns(const Invocation& in) {
 }
 
 absl::StatusOr<int> ShowStatus(const Invocation& in) {
-  CADRE_ASSIGN_OR_RETURN(const v1::StatusReply reply,
-                         MakeClient(in.global).Status(in.line.argument()));
+  CADRE_ASSIGN_OR_RETURN(const auto client, MakeClient(in.global));
+  CADRE_ASSIGN_OR_RETURN(const v1::StatusReply reply, client->Status(in.line.argument()));
   Print(ToJson(reply), OverviewText(reply, in.global.coordinator), in.global, in.console);
   return kExitOk;
 }
@@ -105,15 +106,15 @@ absl::StatusOr<int> ShowVersion(const Invocation& in) {
 }
 
 absl::StatusOr<int> DescribeRun(const Invocation& in) {
-  CADRE_ASSIGN_OR_RETURN(const v1::StatusReply reply,
-                         MakeClient(in.global).Status(in.line.argument()));
+  CADRE_ASSIGN_OR_RETURN(const auto client, MakeClient(in.global));
+  CADRE_ASSIGN_OR_RETURN(const v1::StatusReply reply, client->Status(in.line.argument()));
   Print(ToJson(reply), RunDetailsText(reply), in.global, in.console);
   return kExitOk;
 }
 
 absl::StatusOr<int> ShowMembers(const Invocation& in) {
-  CADRE_ASSIGN_OR_RETURN(const v1::StatusReply reply,
-                         MakeClient(in.global).Status("", /*details=*/false));
+  CADRE_ASSIGN_OR_RETURN(const auto client, MakeClient(in.global));
+  CADRE_ASSIGN_OR_RETURN(const v1::StatusReply reply, client->Status("", /*details=*/false));
   const bool none = reply.workers().empty() && reply.aggregators().empty();
   if (none && !in.global.quiet) in.console.err << "no members yet" << std::endl;
   Print(MembersJson(reply), MembersText(reply), in.global, in.console);
@@ -124,7 +125,7 @@ absl::StatusOr<int> ShowMembers(const Invocation& in) {
 absl::StatusOr<int> WatchRuns(const Invocation& in) {
   const GlobalOptions& options = in.global;
   const Console& console = in.console;
-  const CoordinatorClient client = MakeClient(options);
+  CADRE_ASSIGN_OR_RETURN(const auto client, MakeClient(options));
   Progress progress(console.out, {.terminal = console.out_terminal,
                                   .color = console.color && console.out_terminal,
                                   .width = console.width});
@@ -150,7 +151,7 @@ absl::StatusOr<int> WatchRuns(const Invocation& in) {
       console.err << "cadre: " << status.message() << "; retrying" << std::endl;
     }
   };
-  const absl::Status status = Follow(client, follow);
+  const absl::Status status = Follow(*client, follow);
   progress.Finish();
   CADRE_RETURN_IF_ERROR(status);
   return kExitOk;
@@ -165,8 +166,8 @@ absl::StatusOr<int> SubmitRun(const Invocation& in) {
   const absl::StatusOr<LoadedSpec> loaded = LoadSpec(in.line.argument(), flags);
   if (!loaded.ok()) return FailSpec(console, loaded.status());
   if (!options.quiet && !loaded->begins.empty()) console.err << loaded->begins << std::endl;
-  const CoordinatorClient client = MakeClient(options);
-  const absl::StatusOr<std::string> run = client.Submit(loaded->spec);
+  CADRE_ASSIGN_OR_RETURN(const auto client, MakeClient(options));
+  const absl::StatusOr<std::string> run = client->Submit(loaded->spec);
   if (!run.ok()) return Fail(console, run.status());
   if (in.line.On("detach")) {
     Print({{"run", *run}}, *run + "\n", options, console, JsonLayout::kOneLine);
@@ -179,13 +180,14 @@ absl::StatusOr<int> SubmitRun(const Invocation& in) {
   Summary summary;
   summary.ranks = loaded->spec.cluster().ranks_per_group();
   summary.aggregators = loaded->spec.cluster().aggregators();
-  return FollowToEnd(in, client, std::move(summary), *run);
+  return FollowToEnd(in, *client, std::move(summary), *run);
 }
 
 // The reason appears in the status of the run.
 absl::StatusOr<int> StopRun(const Invocation& in) {
   const std::string run = in.line.argument();
-  CADRE_RETURN_IF_ERROR(MakeClient(in.global).Stop(run, "stopped by cadre stop"));
+  CADRE_ASSIGN_OR_RETURN(const auto client, MakeClient(in.global));
+  CADRE_RETURN_IF_ERROR(client->Stop(run, "stopped by cadre stop"));
   if (!in.global.quiet) in.console.err << "run " << run << " is stopped" << std::endl;
   return kExitOk;
 }
@@ -200,7 +202,8 @@ absl::StatusOr<int> DeleteRun(const Invocation& in) {
 absl::StatusOr<int> ScaleRun(const Invocation& in) {
   const std::string run = in.line.argument();
   const uint32_t groups = in.line.Value<uint32_t>("groups");
-  CADRE_RETURN_IF_ERROR(MakeClient(in.global).Scale(run, groups));
+  CADRE_ASSIGN_OR_RETURN(const auto client, MakeClient(in.global));
+  CADRE_RETURN_IF_ERROR(client->Scale(run, groups));
   if (!in.global.quiet) {
     in.console.err << "run " << run << " will have " << groups << " groups from its next version on"
                    << std::endl;
@@ -210,7 +213,8 @@ absl::StatusOr<int> ScaleRun(const Invocation& in) {
 
 absl::StatusOr<int> ResumeRun(const Invocation& in) {
   const std::string run = in.line.argument();
-  CADRE_RETURN_IF_ERROR(MakeClient(in.global).Resume(run));
+  CADRE_ASSIGN_OR_RETURN(const auto client, MakeClient(in.global));
+  CADRE_RETURN_IF_ERROR(client->Resume(run));
   if (!in.global.quiet) in.console.err << "run " << run << " continues" << std::endl;
   return kExitOk;
 }
@@ -244,8 +248,8 @@ absl::StatusOr<int> BackUpStore(const Invocation& in) {
 
 // Scripts must notice runs that could not be adopted.
 absl::StatusOr<int> AdoptRuns(const Invocation& in) {
-  CADRE_ASSIGN_OR_RETURN(const v1::AdoptReply reply,
-                         MakeClient(in.global).Adopt(in.line.argument()));
+  CADRE_ASSIGN_OR_RETURN(const auto client, MakeClient(in.global));
+  CADRE_ASSIGN_OR_RETURN(const v1::AdoptReply reply, client->Adopt(in.line.argument()));
   if (reply.runs().empty() && !in.global.quiet) {
     in.console.err << "the aggregators store no unknown runs" << std::endl;
   }
@@ -260,8 +264,8 @@ absl::StatusOr<int> CordonMembers(const Invocation& in) {
   const Mode mode = in.line.verb()->name == "drain" ? Mode::kDrain
                     : in.line.On("undo")            ? Mode::kUndo
                                                     : Mode::kCordon;
-  CADRE_ASSIGN_OR_RETURN(const v1::CordonReply reply,
-                         MakeClient(in.global).Cordon(in.line.argument(), mode));
+  CADRE_ASSIGN_OR_RETURN(const auto client, MakeClient(in.global));
+  CADRE_ASSIGN_OR_RETURN(const v1::CordonReply reply, client->Cordon(in.line.argument(), mode));
   Print(ToJson(reply), absl::StrJoin(reply.members(), "\n") + "\n", in.global, in.console);
   return kExitOk;
 }
@@ -272,7 +276,7 @@ absl::StatusOr<int> WaitForRun(const Invocation& in) {
   // --timeout limits the wait, not each call.
   GlobalOptions calls = options;
   calls.timeout.reset();
-  const CoordinatorClient client = MakeClient(calls);
+  CADRE_ASSIGN_OR_RETURN(const auto client, MakeClient(calls));
   v1::RunStatus ended;
   FollowOptions follow;
   follow.run = in.line.argument();
@@ -281,7 +285,7 @@ absl::StatusOr<int> WaitForRun(const Invocation& in) {
     ended = update.run();
     return true;
   };
-  CADRE_RETURN_IF_ERROR(Follow(client, follow));
+  CADRE_RETURN_IF_ERROR(Follow(*client, follow));
   if (options.format == OutputFormat::kJson) {
     // Without JSON stdout stays empty, so that scripts can use the exit code alone.
     in.console.out << Indented(ToJson(ended)) << std::endl;

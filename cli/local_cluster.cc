@@ -21,6 +21,7 @@
 #include "absl/time/clock.h"
 #include "base/counted_noun.h"
 #include "base/file.h"
+#include "base/rpc/certificate_folder.h"
 #include "base/status.h"
 
 namespace cadre {
@@ -51,6 +52,7 @@ void AddRoots(absl::string_view flag, const std::vector<std::string>& roots,
 absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Start(LocalClusterOptions options) {
   auto cluster = std::unique_ptr<LocalCluster>(new LocalCluster(std::move(options)));
   CADRE_RETURN_IF_ERROR(MakeFolder(cluster->logs()));
+  CADRE_RETURN_IF_ERROR(cluster->MakeCertificates());
   CADRE_RETURN_IF_ERROR(cluster->StartCoordinator());
   CADRE_RETURN_IF_ERROR(cluster->StartAggregators());
   CADRE_RETURN_IF_ERROR(cluster->StartWorkers());
@@ -58,6 +60,29 @@ absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Start(LocalClusterOp
 }
 
 LocalCluster::~LocalCluster() { Shutdown(); }
+
+// Certificates of an earlier cluster in the same folder are replaced.
+absl::Status LocalCluster::MakeCertificates() {
+  if (options_.insecure) return absl::OkStatus();
+  const std::string authority = TlsOf("authority");
+  CADRE_RETURN_IF_ERROR(WriteAuthority(authority, {.replace = true}));
+  const auto issue = [&](Role role, const std::string& name) {
+    return WriteCredentials(
+        authority,
+        {.role = role, .name = name, .dns = {"localhost"}, .ips = {"127.0.0.1"}, .replace = true},
+        TlsOf(name));
+  };
+  CADRE_RETURN_IF_ERROR(issue(Role::kOperator, "operator"));
+  CADRE_RETURN_IF_ERROR(issue(Role::kCoordinator, "coordinator"));
+  for (uint32_t i = 0; i < options_.aggregators; ++i) {
+    CADRE_RETURN_IF_ERROR(issue(Role::kAggregator, absl::StrCat("aggregator-", i)));
+  }
+  for (uint32_t i = 0; i < options_.workers; ++i) {
+    CADRE_RETURN_IF_ERROR(issue(Role::kWorker, absl::StrCat("worker-", i)));
+  }
+  CADRE_ASSIGN_OR_RETURN(credentials_, Credentials::FromFolder(TlsOf("operator")));
+  return absl::OkStatus();
+}
 
 absl::Status LocalCluster::StartCoordinator() {
   const std::string port_file = options_.folder + "/coordinator.port";
@@ -139,6 +164,8 @@ absl::Status LocalCluster::StartWorkers() {
 }
 
 absl::Status LocalCluster::AddMember(Member member) {
+  member.arguments.push_back(options_.insecure ? "--insecure"
+                                               : absl::StrCat("--tls=", TlsOf(member.name)));
   members_.push_back(std::move(member));
   return StartMember(members_.back());
 }

@@ -21,6 +21,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "base/rpc/credentials.h"
 #include "cli/process.h"
 
 namespace cadre {
@@ -40,6 +41,9 @@ struct LocalClusterOptions {
   // Folders beneath which the run reads data, and reads and writes checkpoints; must exist.
   std::vector<std::string> data_roots;
   std::vector<std::string> checkpoint_roots;
+  // Run without TLS. Otherwise the cluster has an authority of its own, and each process a
+  // certificate, in folder/tls.
+  bool insecure = false;
   // A member without a heartbeat for this long counts as lost.
   absl::Duration lease = absl::Seconds(5);
   // Restart processes that die; otherwise their death is an error.
@@ -63,6 +67,9 @@ class LocalCluster {
 
   // host:port of the coordinator; stays the same when it is restarted.
   const std::string& coordinator() const { return coordinator_; }
+  // Credentials of an operator of the cluster, and their folder; empty: insecure.
+  const Credentials& credentials() const { return credentials_; }
+  std::string tls() const { return options_.insecure ? "" : TlsOf("operator"); }
   // Folder of the processes' logs.
   std::string logs() const { return options_.folder + "/logs"; }
 
@@ -92,6 +99,9 @@ class LocalCluster {
 
   explicit LocalCluster(LocalClusterOptions options) : options_(std::move(options)) {}
 
+  absl::Status MakeCertificates();
+  // The folder of credentials of a member.
+  std::string TlsOf(const std::string& name) const { return options_.folder + "/tls/" + name; }
   absl::Status StartCoordinator();
   absl::Status StartAggregators();
   absl::Status StartWorkers();
@@ -107,6 +117,7 @@ class LocalCluster {
   void Note(absl::string_view line) const;
 
   const LocalClusterOptions options_;
+  Credentials credentials_;
   std::string coordinator_;
   // The coordinator, then the aggregators, then the workers.
   std::vector<Member> members_;

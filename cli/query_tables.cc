@@ -265,11 +265,12 @@ std::string AdoptedTable(const v1::AdoptReply& reply) {
 }
 
 std::string OverviewText(const v1::StatusReply& status, const std::string& coordinator) {
-  Table head({"COORDINATOR", "VERSION", "UP", "STARTS", "RUNS", "WORKERS", "AGGREGATORS"});
+  Table head({"COORDINATOR", "VERSION", "UP", "STARTS", "RUNS", "WORKERS", "AGGREGATORS", "TLS"});
   head.AddRow({coordinator, status.coordinator().version(),
                FormatDuration(status.coordinator().uptime_seconds()),
                absl::StrCat(status.coordinator().starts()), absl::StrCat(status.runs_size()),
-               absl::StrCat(status.workers_size()), absl::StrCat(status.aggregators_size())});
+               absl::StrCat(status.workers_size()), absl::StrCat(status.aggregators_size()),
+               status.coordinator().insecure() ? "none (--insecure)" : "mutual"});
   std::string out = head.Text();
   AppendPart("Runs", RunsTable(status.runs()), out);
   AppendPart("Discrepancy", DiscrepancyTable(status.runs()), out);

@@ -161,8 +161,9 @@ absl::StatusOr<int> TraceRun(const Invocation& in) {
   const bool to_stdout = path == kStdout;
   if (!to_stdout) CADRE_RETURN_IF_ERROR(CheckTarget(path));
   const absl::Time deadline = absl::Now() + options.timeout.value_or(kDefaultTimeout);
+  CADRE_ASSIGN_OR_RETURN(const auto client, MakeClient(options));
   const absl::StatusOr<v1::TraceReply> reply =
-      MakeClient(options).Trace(run, group, in.line.Value<uint32_t>("steps"), deadline);
+      client->Trace(run, group, in.line.Value<uint32_t>("steps"), deadline);
   if (!reply.ok()) return Fail(console, reply.status());
 
   const std::string file = TraceFile(*reply, group);

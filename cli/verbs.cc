@@ -181,6 +181,9 @@ const std::vector<Flag>& GlobalFlags() {
   static const std::vector<Flag> flags = {
       Flag{"coordinator", kText, "HOST:PORT", "address of the coordinator"}.Fallback(
           "127.0.0.1:7000"),
+      {"tls", kFolder, "DIR",
+       "credentials for the coordinator: ca.crt, tls.crt and tls.key (default $CADRE_TLS)"},
+      {"insecure", kSwitch, "", "connect, or start a local cluster, without TLS"},
       Flag{"o", kChoice, "FORMAT", "format of stdout", {"table", "json"}}.Fallback("table"),
       {"timeout", kDuration, "T", "give up after T, such as 90s or 5m"},
       {"quiet", kSwitch, "", "no progress and no hints on stderr"},
@@ -572,6 +575,42 @@ first.
   cadre trace run-1 -o json | jq '.ranks[] | {rank, step_seconds, exposed_share}'
 )",
        .run = TraceRun},
+      {.name = "certs",
+       .arguments = {{.name = "init|issue"},
+                     {.name = "ROLE", .optional = true},
+                     {.name = "NAME", .optional = true}},
+       .flags = {Flag{"ca", kFolder, "DIR", "folder of the authority"}.Fallback("cadre-ca"),
+                 {"out", kFolder, "DIR", "folder of the new credentials (default NAME)"},
+                 Flag{"trust-domain", kText, "NAME", "with init: trust domain of all identities"}
+                     .Fallback("cadre"),
+                 {"dns", kText, "NAMES", "host names of a server, separated by commas"},
+                 {"ip", kText, "ADDRESSES", "IP addresses of a server, separated by commas"},
+                 Flag{"days", kCount, "N", "days until the certificate expires"}
+                     .Fallback("365")
+                     .Min(1)
+                     .Max(36500),
+                 {"replace", kSwitch, "",
+                  "replace an existing folder; running programs use the new files within seconds"}},
+       .brief = "make a certificate authority for development, and issue credentials",
+       .text =
+           R"(Every program needs credentials, --tls=DIR, unless it runs with --insecure: the folder has ca.crt (the
+authorities whose peers are accepted), tls.crt and tls.key. 'init' makes an authority; 'issue ROLE NAME'
+makes such a folder for one program or person:
+
+  operator     may call everything         aggregator   NAME must be that of cadre-aggregator --name
+  viewer       may only read               worker       any NAME; workers may share it
+  coordinator  serves the cluster
+
+Roles and names are in the certificate as spiffe://TRUST_DOMAIN/cadre/ROLE/NAME, so any other authority
+that issues such certificates (P-256 or RSA, for servers and clients) can be used as well. Protect the
+folder of the authority: who has its key can issue any role.
+)",
+       .examples = R"(  cadre certs init --ca ca
+  cadre certs issue coordinator main --ca ca --dns coordinator.example.org --ip 10.0.0.5
+  cadre certs issue worker w1 --ca ca --out tls-w1
+  CADRE_TLS=tls-me cadre status --coordinator 10.0.0.5:7000
+)",
+       .run = ManageCertificates},
       // About the program itself.
       {.name = "completion",
        .arguments = {{.name = "bash|zsh|fish"}},

@@ -422,6 +422,7 @@ void Cluster::FillStatus(absl::Time now, v1::StatusReply& reply) const {
     coordinator.set_uptime_seconds(absl::ToDoubleSeconds(now - started_));
   }
   coordinator.set_starts(meta_.starts());
+  coordinator.set_insecure(options_.insecure);
   // Aggregators count what they refuse themselves and report the sums in their heartbeats.
   auto& counters = *reply.mutable_counters();
   counters = meta_.counters();

@@ -27,8 +27,18 @@
 DEFINE_string(listen, "127.0.0.1:7000", "host:port to listen on; port 0 picks a free port");
 DEFINE_string(store, "cadre-coordinator.db",
               "file for runs, groups and commits; created if missing");
+DEFINE_string(tls, "",
+              "folder with ca.crt, tls.crt and tls.key, see 'cadre help certs'; replaced files are "
+              "used without a restart");
 DEFINE_bool(insecure, false,
-            "allow listening beyond loopback without TLS (only on a trusted network)");
+            "neither encrypt nor authenticate, instead of --tls: only where every process that "
+            "reaches the port is trusted");
+DEFINE_int32(health_port, 0,
+             "port for plaintext health checks alone (grpc.health.v1), at the host of --listen; 0: "
+             "none");
+DEFINE_int32(connection_age, 3600,
+             "seconds after which a TLS connection ends and its peer connects again, so that its "
+             "certificate is checked again");
 DEFINE_string(port_file, "", "file that receives the port once the server listens");
 DEFINE_int32(lease_ms, 10'000,
              "milliseconds without a message after which a member is dropped; heartbeats are sent "
@@ -45,8 +55,8 @@ namespace {
 constexpr char kVersion[] = CADRE_VERSION;
 constexpr char kUsage[] =
     "Forms groups of workers, assigns shards to aggregators, and runs training on them.\n\n"
-    "  cadre-coordinator --listen=127.0.0.1:7000 --store=/var/lib/cadre/coordinator.db\n\n"
-    "Then start cadre-aggregator and cadre-worker with --coordinator=127.0.0.1:7000 and submit a\n"
+    "  cadre-coordinator --listen=0.0.0.0:7000 --store=/var/lib/cadre/coordinator.db --tls=DIR\n\n"
+    "Then start cadre-aggregator and cadre-worker with --coordinator=HOST:7000 and submit a\n"
     "run with 'cadre run'. The coordinator may be killed and restarted at any time: runs continue\n"
     "from its store. SIGTERM stops it.\n\n"
     "Exit codes: 0 stopped, 1 failure (the reason is the last line on stderr), 2 invalid flags.";
@@ -79,6 +89,7 @@ Loop::Options MakeOptions(const Planning& planning) {
   machine.keep_closed_runs = FLAGS_keep_closed_runs;
   machine.keep_commits = FLAGS_keep_commits;
   machine.version = kVersion;
+  machine.insecure = FLAGS_insecure;
   std::random_device entropy;
   for (char& byte : machine.key_seed) byte = static_cast<char>(entropy());
   return options;
@@ -89,7 +100,7 @@ int Fail(const absl::Status& status) {
   return 1;
 }
 
-int Serve() {
+int Serve(const Credentials& credentials) {
   auto store = SqliteStore::Open({.path = FLAGS_store});
   if (!store.ok()) return Fail(store.status());
   const MeasuredPlanning planning;
@@ -108,7 +119,10 @@ int Serve() {
     return Fail(started);
   }
   auto daemon = Daemon::Start({.listen = FLAGS_listen,
+                               .credentials = credentials,
                                .insecure = FLAGS_insecure,
+                               .max_connection_age = absl::Seconds(FLAGS_connection_age),
+                               .health_port = FLAGS_health_port,
                                .port_file = FLAGS_port_file,
                                .receive_bytes = kReceiveBytes},
                               service.services());
@@ -141,8 +155,22 @@ int main(int argc, char** argv) {
     std::cerr << "cadre-coordinator: --keep-commits must be at least 2\n";
     return 2;
   }
+  if (FLAGS_health_port < 0 || FLAGS_health_port > 65535) {
+    std::cerr << "cadre-coordinator: --health-port must be 0 .. 65535\n";
+    return 2;
+  }
+  if (FLAGS_connection_age < 1 || FLAGS_connection_age > 604'800) {
+    std::cerr << "cadre-coordinator: --connection-age must be 1 .. 604800\n";
+    return 2;
+  }
   cadre::BlockTerminationSignals();
   FLAGS_logtostderr = true;
   google::InitGoogleLogging(argv[0]);
-  return cadre::Serve();
+  const auto credentials =
+      cadre::Credentials::FromFlags(FLAGS_tls, FLAGS_insecure, cadre::Role::kCoordinator);
+  if (!credentials.ok()) {
+    cadre::Fail(credentials.status());
+    return 2;
+  }
+  return cadre::Serve(*credentials);
 }

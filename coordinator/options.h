@@ -50,6 +50,8 @@ struct CoordinatorOptions {
   std::string key_seed = std::string(16, '\0');
   // Program version, for the status and refusals.
   std::string version;
+  // Whether the coordinator serves without TLS, for the status.
+  bool insecure = false;
 };
 
 }  // namespace cadre

@@ -56,6 +56,7 @@ absl::StatusOr<std::unique_ptr<Aggregator>> Aggregator::Start(AggregatorOptions 
 absl::Status Aggregator::Join() {
   MembershipClient::Options client;
   client.coordinator = options_.coordinator;
+  client.credentials = options_.server.credentials;
   client.dial_timeout = options_.dial_timeout;
   client.seed = NewSeed();
   client.hello = [this] { return MakeHello(); };

@@ -39,7 +39,7 @@
 namespace cadre {
 
 struct AggregatorOptions {
-  // The server; Start sets its limits.
+  // The server; Start sets its limits. The channel to the coordinator has its credentials.
   DaemonOptions server;
   // Address at which workers reach it; empty: the listen address with the selected port.
   std::string advertise;

@@ -16,8 +16,18 @@
 #include "server/aggregator.h"
 
 DEFINE_string(listen, "127.0.0.1:0", "host:port to listen on; port 0 picks a free port");
+DEFINE_string(tls, "",
+              "folder with ca.crt, tls.crt and tls.key, see 'cadre help certs'; replaced files are "
+              "used without a restart");
 DEFINE_bool(insecure, false,
-            "allow listening beyond loopback without TLS (only on a trusted network)");
+            "neither encrypt nor authenticate, instead of --tls: only where every process that "
+            "reaches the port is trusted");
+DEFINE_int32(health_port, 0,
+             "port for plaintext health checks alone (grpc.health.v1), at the host of --listen; 0: "
+             "none");
+DEFINE_int32(connection_age, 3600,
+             "seconds after which a TLS connection ends and its peer connects again, so that its "
+             "certificate is checked again");
 DEFINE_string(advertise, "",
               "host:port where workers reach this aggregator; empty: the listen address");
 DEFINE_string(coordinator, "127.0.0.1:7000", "host:port of the coordinator");
@@ -44,7 +54,7 @@ namespace {
 constexpr char kUsage[] =
     "stores one shard of every run's model on disk and averages the contributions of the groups.\n"
     "\n"
-    "  cadre-aggregator --coordinator=HOST:PORT --data-dir=DIR --name=NAME\n"
+    "  cadre-aggregator --coordinator=HOST:PORT --data-dir=DIR --name=NAME --tls=DIR\n"
     "\n"
     "Start any number of them, each with its own name and folder; a run is divided among those "
     "that\n"
@@ -81,6 +91,10 @@ std::string WrongFlag() {
   if (FLAGS_keep_closed_runs < 0) return "--keep-closed-runs must not be negative";
   if (FLAGS_disk_threads < 1 || FLAGS_disk_threads > 256) return "--disk-threads must be 1 .. 256";
   if (FLAGS_max_streams < 1 || FLAGS_max_streams > 4096) return "--max-streams must be 1 .. 4096";
+  if (FLAGS_health_port < 0 || FLAGS_health_port > 65535) return "--health-port must be 0 .. 65535";
+  if (FLAGS_connection_age < 1 || FLAGS_connection_age > 604'800) {
+    return "--connection-age must be 1 .. 604800";
+  }
   return "";
 }
 
@@ -103,9 +117,17 @@ int main(int argc, char** argv) {
   const auto checkpoint_files = cadre::RootedFiles::Open(
       "--checkpoint-root", cadre::AllValues("checkpoint_root", FLAGS_checkpoint_root));
   if (!checkpoint_files.ok()) return Fail(kExitUsage, checkpoint_files.status().message());
+  const auto credentials =
+      cadre::Credentials::FromFlags(FLAGS_tls, FLAGS_insecure, cadre::Role::kAggregator);
+  if (!credentials.ok()) return Fail(kExitUsage, credentials.status().message());
 
   auto aggregator = cadre::Aggregator::Start(
-      {.server = {.listen = FLAGS_listen, .insecure = FLAGS_insecure, .port_file = FLAGS_port_file},
+      {.server = {.listen = FLAGS_listen,
+                  .credentials = *credentials,
+                  .insecure = FLAGS_insecure,
+                  .max_connection_age = absl::Seconds(FLAGS_connection_age),
+                  .health_port = FLAGS_health_port,
+                  .port_file = FLAGS_port_file},
        .advertise = FLAGS_advertise,
        .coordinator = FLAGS_coordinator,
        .data_dir = FLAGS_data_dir,

@@ -60,7 +60,12 @@ DEFINE_bool(shared_memory, true, "connect to ranks on this host through shared m
 DEFINE_int32(tcp_lanes, 0,
              "number of TCP connections to each rank on another host; 0: chosen by the round-trip "
              "time");
-DEFINE_bool(insecure, false, "listen beyond loopback although nothing is encrypted");
+DEFINE_string(tls, "",
+              "folder with ca.crt, tls.crt and tls.key, see 'cadre help certs'; replaced files are "
+              "used without a restart");
+DEFINE_bool(insecure, false,
+            "neither encrypt nor authenticate, instead of --tls: only where every process that "
+            "reaches the ports is trusted");
 DEFINE_int32(dial_timeout, 30, "seconds to wait for the coordinator at startup");
 DEFINE_int32(drain_timeout, 120,
              "seconds that SIGTERM leaves to the group to finish its period; 0: leave immediately");
@@ -86,8 +91,8 @@ namespace {
 constexpr char kUsage[] =
     "trains as a member of any group that the coordinator assigns.\n\n"
     "  cadre-worker --coordinator=10.0.0.5:7000 --listen=0.0.0.0:7002 \\\n"
-    "      --advertise=10.0.0.17:7002 --threads=8 --insecure\n"
-    "  cadre-worker --coordinator=10.0.0.5:7000 --device=cuda:0\n\n"
+    "      --advertise=10.0.0.17:7002 --threads=8 --tls=DIR\n"
+    "  cadre-worker --coordinator=10.0.0.5:7000 --device=cuda:0 --tls=DIR\n\n"
     "It needs no other configuration: model, data, plan and peers come from the coordinator.\n"
     "With --probe or --probe-hosts it measures this host, or links, instead; see 'cadre "
     "probe'.\n"
@@ -208,9 +213,11 @@ int main(int argc, char** argv) {
                       cadre::kMaxConnections);
   }
   if (!FLAGS_probe.empty() || !FLAGS_probe_hosts.empty()) return Probe();
-  const absl::Status allowed = cadre::CheckListenAddress(FLAGS_listen, FLAGS_insecure);
-  if (!allowed.ok()) return FailToStart(allowed);
+  const auto credentials =
+      cadre::Credentials::FromFlags(FLAGS_tls, FLAGS_insecure, cadre::Role::kWorker);
+  if (!credentials.ok()) return FailToStart(credentials.status());
   cadre::WorkerOptions options;
+  options.credentials = *credentials;
   options.coordinator = FLAGS_coordinator;
   options.dial_timeout = absl::Seconds(FLAGS_dial_timeout);
   options.listen = FLAGS_listen;

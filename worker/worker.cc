@@ -100,6 +100,7 @@ bool Worker::has_rank() const {
 absl::Status Worker::Join() {
   MembershipClient::Options client;
   client.coordinator = options_.coordinator;
+  client.credentials = options_.credentials;
   client.dial_timeout = options_.dial_timeout;
   client.seed = NewSeed();
   client.hello = [this] { return MakeHello(); };
@@ -256,6 +257,7 @@ void Worker::Train(GroupSession& session) {
   options.exchange_silence = options_.exchange_silence;
   options.data_files = options_.data_files;
   options.checkpoint_files = options_.checkpoint_files;
+  options.credentials = options_.credentials;
   options.connect_data = compute_->connect_data();
   options.connect =
       [&](const v1::Assignment& assignment) -> absl::StatusOr<std::unique_ptr<Transport>> {

@@ -23,6 +23,7 @@
 #include "absl/time/time.h"
 #include "base/counters.h"
 #include "base/rooted_files.h"
+#include "base/rpc/credentials.h"
 #include "coordinator/client/membership_client.h"
 #include "worker/assignment.h"
 #include "worker/compute.h"
@@ -41,6 +42,8 @@ struct WorkerOptions {
   RootedFiles checkpoint_files = RootedFiles::Unrestricted();
   // host:port of the coordinator.
   std::string coordinator;
+  // Of the channels to the coordinator and the aggregators.
+  Credentials credentials = Credentials::Insecure();
   // Time limit for reaching it at the start.
   absl::Duration dial_timeout = absl::Seconds(30);
   // Address at which the other ranks of a group connect; port 0 selects a free port.

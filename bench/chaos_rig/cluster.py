@@ -160,7 +160,7 @@ class Cluster:
         """Registers the run with the coordinator again, once the aggregators have joined it."""
         self.await_status(lambda status: len(status["aggregators"]) == len(self.of_role("aggregator")), 30,
                           "the aggregators join the new coordinator")
-        command = [self._program("cadre"), "adopt", "--coordinator", self._address(COORDINATOR, self.port)]
+        command = [self._program("cadre"), "adopt", "--insecure", "--coordinator", self._address(COORDINATOR, self.port)]
         subprocess.run(self._on_host(COORDINATOR, command), stdout=subprocess.DEVNULL, check=True)
 
     def signal(self, member, number):
@@ -186,7 +186,7 @@ class Cluster:
 
     def status(self, timeout=1):
         """The coordinator's status; None if it does not answer."""
-        command = [self._program("cadre"), "status", "--coordinator", self._address(COORDINATOR, self.port),
+        command = [self._program("cadre"), "status", "--insecure", "--coordinator", self._address(COORDINATOR, self.port),
                    "--timeout", f"{timeout}s", "--quiet", "-o", "json"]
         # From the coordinator's own host, so that faults of links do not blind the observer.
         done = subprocess.run(self._on_host(COORDINATOR, command), stdout=subprocess.PIPE,
@@ -212,7 +212,7 @@ class Cluster:
                                   grace_ms=args.grace_ms,
                                   max_solo_steps=args.max_solo_steps, groups=args.groups, ranks=args.ranks,
                                   min_ranks=args.min_ranks or args.ranks, seed=args.seed + 1))
-        command = [self._program("cadre"), "run", path, "--detach", "-o", "json", "--coordinator",
+        command = [self._program("cadre"), "run", path, "--insecure", "--detach", "-o", "json", "--coordinator",
                    self._address(COORDINATOR, self.port)]
         done = subprocess.run(self._on_host(COORDINATOR, command), stdout=subprocess.PIPE, check=True)
         self.run = json.loads(done.stdout)["run"]

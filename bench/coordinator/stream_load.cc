@@ -509,6 +509,7 @@ absl::StatusOr<nlohmann::ordered_json> MeasureStreams(const StreamLoadOptions& o
            .folder = folder.path(),
            .workers = 0,
            .aggregators = 0,
+           .insecure = true,
            .lease = options.lease,
            .restart = false}));
   CADRE_ASSIGN_OR_RETURN(nlohmann::ordered_json result,

@@ -18,7 +18,8 @@ namespace cadre {
 
 CoordinatorClient::CoordinatorClient(Options options)
     : options_(std::move(options)),
-      channel_(MakeChannel(options_.coordinator, Plane::kControl)),
+      channel_(MakeChannel(options_.coordinator, Plane::kControl, options_.credentials,
+                           {.role = Role::kCoordinator})),
       runs_(v1::Runs::NewStub(channel_)),
       status_(v1::Status::NewStub(channel_)),
       members_(v1::Members::NewStub(channel_)) {}

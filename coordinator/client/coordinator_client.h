@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/rpc/credentials.h"
 #include "proto/cadre/v1/control.grpc.pb.h"
 #include "proto/cadre/v1/control.pb.h"
 
@@ -24,6 +25,7 @@ class CoordinatorClient {
   struct Options {
     // host:port of the coordinator.
     std::string coordinator;
+    Credentials credentials = Credentials::Insecure();
     // Time limit of calls that do not wait for a run or group.
     absl::Duration timeout = absl::Seconds(10);
     // How long a call waits for a coordinator that cannot be reached (it may be restarting).

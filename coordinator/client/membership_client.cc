@@ -57,7 +57,8 @@ v1::Heartbeat MakeHeartbeat(const Counters& counters) {
 
 MembershipClient::MembershipClient(Options options)
     : options_(std::move(options)),
-      channel_(MakeChannel(options_.coordinator, Plane::kControl)),
+      channel_(MakeChannel(options_.coordinator, Plane::kControl, options_.credentials,
+                           {.role = Role::kCoordinator})),
       stub_(v1::Membership::NewStub(channel_)) {
   reader_ = std::thread([this] { Read(); });
   writer_ = std::thread([this] { Write(); });

@@ -55,6 +55,7 @@
 #include "absl/time/time.h"
 #include "base/clock.h"
 #include "base/counters.h"
+#include "base/rpc/credentials.h"
 #include "base/steady_cond_var.h"
 #include "proto/cadre/v1/membership.grpc.pb.h"
 #include "proto/cadre/v1/membership.pb.h"
@@ -69,6 +70,7 @@ class MembershipClient {
   struct Options {
     // host:port of the coordinator.
     std::string coordinator;
+    Credentials credentials = Credentials::Insecure();
     // How long Start tries to reach a coordinator.
     absl::Duration dial_timeout = absl::Seconds(30);
     // Seed of the backoff; must differ between processes.

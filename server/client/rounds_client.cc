@@ -161,8 +161,11 @@ Traffic& Traffic::operator+=(const Traffic& other) {
 }
 
 RoundsClient::RoundsClient(AddressSource address, TransferOptions options,
-                           std::function<void()> on_progress)
-    : address_(std::move(address)), options_(options), on_progress_(std::move(on_progress)) {}
+                           std::function<void()> on_progress, Credentials credentials)
+    : address_(std::move(address)),
+      credentials_(std::move(credentials)),
+      options_(options),
+      on_progress_(std::move(on_progress)) {}
 
 absl::Status RoundsClient::Stage(const v1::ContributionHeader& header,
                                  std::span<const float> values, Traffic* traffic,
@@ -280,7 +283,7 @@ std::shared_ptr<grpc::Channel> RoundsClient::Connect() {
   if (address.empty()) return nullptr;
   absl::MutexLock lock(&mutex_);
   if (channel_ == nullptr || channel_address_ != address) {
-    channel_ = MakeChannel(address, Plane::kBulk);
+    channel_ = MakeChannel(address, Plane::kBulk, credentials_, {.role = Role::kAggregator});
     channel_address_ = address;
   }
   return channel_;

@@ -35,6 +35,7 @@
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 #include "base/clock.h"
+#include "base/rpc/credentials.h"
 #include "base/steady_cond_var.h"
 #include "proto/cadre/v1/rounds.grpc.pb.h"
 #include "server/client/shard_transfer.h"
@@ -61,7 +62,8 @@ class RoundsClient {
   // `on_progress` is called for every new chunk that was sent or received, on the calling thread;
   // optional.
   explicit RoundsClient(AddressSource address, TransferOptions options = {},
-                        std::function<void()> on_progress = nullptr);
+                        std::function<void()> on_progress = nullptr,
+                        Credentials credentials = Credentials::Insecure());
   RoundsClient(const RoundsClient&) = delete;
   RoundsClient& operator=(const RoundsClient&) = delete;
 
@@ -107,6 +109,7 @@ class RoundsClient {
   std::shared_ptr<grpc::Channel> Connect() ABSL_LOCKS_EXCLUDED(mutex_);
 
   const AddressSource address_;
+  const Credentials credentials_;
   const TransferOptions options_;
   const std::function<void()> on_progress_;
   const SteadyClock clock_;

@@ -47,7 +47,7 @@ TEST(AdoptTest, CallsCoordinator) {
   auto daemon =
       Daemon::Start({.listen = "127.0.0.1:0", .receive_bytes = kMaxMessageBytes}, {&coordinator});
   ASSERT_TRUE(daemon.ok()) << daemon.status();
-  const std::string address = absl::StrCat(" --coordinator ", (*daemon)->address());
+  const std::string address = absl::StrCat(" --insecure --coordinator ", (*daemon)->address());
   const Result one = Call(absl::StrCat("adopt run-1 -o json", address));
   EXPECT_EQ(one.exit_code, kExitOk) << one.err;
   EXPECT_EQ(nlohmann::json::parse(one.out).at("runs").at(0).at("version"), 7);

@@ -35,7 +35,7 @@ TEST(CordonTest, PrintsWorkers) {
   auto daemon =
       Daemon::Start({.listen = "127.0.0.1:0", .receive_bytes = kMaxMessageBytes}, {&coordinator});
   ASSERT_TRUE(daemon.ok()) << daemon.status();
-  const std::string address = absl::StrCat(" --coordinator ", (*daemon)->address());
+  const std::string address = absl::StrCat(" --insecure --coordinator ", (*daemon)->address());
   const Result cordoned = Call(absl::StrCat("cordon host-1", address));
   EXPECT_EQ(cordoned.exit_code, kExitOk) << cordoned.err;
   EXPECT_EQ(cordoned.out, "w2\nw10\n");

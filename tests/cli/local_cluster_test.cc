@@ -146,6 +146,31 @@ TEST_F(LocalClusterTest, StartsAndStopsInOrder) {
       << "processes that were shut down are not started again";
 }
 
+TEST_F(LocalClusterTest, EachProcessHasItsCertificate) {
+  auto cluster = LocalCluster::Start(Options());
+  ASSERT_TRUE(cluster.ok()) << cluster.status();
+  for (const std::string name : {"coordinator", "aggregator-0", "worker-0", "worker-1"}) {
+    const std::string folder = absl::StrCat(folder_, "/run/tls/", name);
+    EXPECT_THAT(Await(name, "arguments", 1), Contains(HasSubstr("--tls=" + folder)));
+    const auto loaded = Credentials::FromFolder(folder);
+    ASSERT_TRUE(loaded.ok()) << loaded.status();
+    EXPECT_EQ(loaded->identity().name, name);
+  }
+  EXPECT_EQ((*cluster)->credentials().identity().role, Role::kOperator);
+}
+
+TEST_F(LocalClusterTest, InsecureClusterHasNoCertificates) {
+  LocalClusterOptions options = Options();
+  options.insecure = true;
+  auto cluster = LocalCluster::Start(options);
+  ASSERT_TRUE(cluster.ok()) << cluster.status();
+  for (const std::string name : {"coordinator", "aggregator-0", "worker-0"}) {
+    EXPECT_THAT(Await(name, "arguments", 1),
+                ElementsAre(AllOf(HasSubstr("--insecure"), Not(HasSubstr("--tls")))));
+  }
+  EXPECT_FALSE(std::filesystem::exists(folder_ + "/run/tls"));
+}
+
 TEST_F(LocalClusterTest, RestartsKilledProcesses) {
   auto cluster = LocalCluster::Start(Options());
   ASSERT_TRUE(cluster.ok()) << cluster.status();

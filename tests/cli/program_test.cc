@@ -230,7 +230,8 @@ TEST_F(ProgramTest, NoCoordinatorIsOneLine) {
   for (const char* words : {"status", "describe run-1", "runs", "members", "watch", "wait run-1",
                             "stop run-1", "trace run-1", "trace run-1 -O -"}) {
     // Nothing listens on port 1 of loopback.
-    const Result result = Run(absl::StrCat(words, " --coordinator 127.0.0.1:1 --timeout 500ms"));
+    const Result result =
+        Run(absl::StrCat(words, " --insecure --coordinator 127.0.0.1:1 --timeout 500ms"));
     EXPECT_EQ(result.exit_code, 4) << words;
     EXPECT_THAT(result.err, MatchesRegex("cadre: [^\n]*127.0.0.1:1[^\n]*\n")) << words;
     EXPECT_EQ(result.out, "") << words;

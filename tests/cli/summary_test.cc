@@ -193,6 +193,9 @@ TEST(OverviewTest, ShowsEveryPart) {
   worker.clear_standing();
   EXPECT_THAT(MembersText(status), HasSubstr("cordoned\n"));
   EXPECT_THAT(OverviewText({}, ""), Not(HasSubstr("Runs\n"))) << "no empty parts";
+  EXPECT_THAT(OverviewText({}, ""), Not(HasSubstr("insecure")));
+  status.mutable_coordinator()->set_insecure(true);
+  EXPECT_THAT(OverviewText(status, ""), HasSubstr("none (--insecure)"));
   EXPECT_THAT(MembersText(status), AllOf(HasSubstr("worker-0"), HasSubstr("\n\nAGGREGATOR")));
   EXPECT_EQ(OneLine(MembersJson({})), R"({"workers":[],"aggregators":[]})");
 }

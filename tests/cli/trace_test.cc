@@ -73,8 +73,9 @@ class TraceTest : public ::testing::Test {
   }
 
   Result Run(const std::string& flags = "") {
-    return Call(absl::StrCat("trace run-7 --group 2 --steps 5 --coordinator ", daemon_->address(),
-                             " --timeout ", timeout_, " -O ", output_, " ", flags));
+    return Call(absl::StrCat("trace run-7 --group 2 --steps 5 --insecure --coordinator ",
+                             daemon_->address(), " --timeout ", timeout_, " -O ", output_, " ",
+                             flags));
   }
   // The times of the only rank of the answer.
   Json TimesOf(const v1::RankTrace& rank) {

@@ -2,6 +2,7 @@
 
 #include <google/protobuf/text_format.h>
 #include <signal.h>
+#include <stdlib.h>
 
 #include <filesystem>
 #include <iostream>
@@ -12,6 +13,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "base/file.h"
+#include "base/rpc/certificate_folder.h"
 #include "base/status.h"
 #include "coordinator/keys.h"
 #include "coordinator/sqlite_store.h"
@@ -51,7 +53,24 @@ absl::StatusOr<std::unique_ptr<SqliteStore>> OpenStore(const std::string& path) 
 
 }  // namespace
 
-Cluster::Cluster(Options options) : options_(options) {}
+// The authority is that of all programs, and `cadre` finds the credentials of an operator in the
+// environment.
+Cluster::Cluster(Options options) : options_(options) {
+  EXPECT_THAT(WriteAuthority(TlsOf("authority"), {}), IsOk());
+  EXPECT_THAT(Issue("operator", Role::kOperator, absl::Now() + absl::Hours(1)), IsOk());
+  setenv("CADRE_TLS", TlsOf("operator").c_str(), /*overwrite=*/1);
+}
+
+absl::Status Cluster::Issue(const std::string& name, Role role, absl::Time end) {
+  return WriteCredentials(TlsOf("authority"),
+                          {.role = role,
+                           .name = name,
+                           .dns = {"localhost"},
+                           .ips = {"127.0.0.1"},
+                           .validity = {.end = end},
+                           .replace = true},
+                          TlsOf(name));
+}
 
 Cluster::~Cluster() {
   const bool failed = ::testing::Test::HasFailure();
@@ -62,8 +81,16 @@ Cluster::~Cluster() {
   }
 }
 
-absl::Status Cluster::Start(const std::string& name, const std::string& program,
+absl::Status Cluster::Start(const std::string& name, const std::string& program, Role role,
                             std::vector<std::string> arguments) {
+  if (!std::filesystem::exists(TlsOf(name))) {
+    CADRE_RETURN_IF_ERROR(Issue(name, role, absl::Now() + absl::Hours(1)));
+  }
+  arguments.push_back("--tls=" + TlsOf(name));
+  if (role != Role::kWorker) {
+    arguments.push_back(
+        absl::StrCat("--connection-age=", absl::ToInt64Seconds(options_.connection_age)));
+  }
   arguments.push_back("--logtostderr");
   CADRE_ASSIGN_OR_RETURN(Process process, Process::Start({.program = ProgramPath(program),
                                                           .arguments = arguments,
@@ -78,7 +105,7 @@ absl::Status Cluster::StartCoordinator() {
   std::filesystem::remove(port_file);
   const std::string listen = coordinator_.empty() ? "127.0.0.1:0" : coordinator_;
   CADRE_RETURN_IF_ERROR(
-      Start("coordinator", "cadre-coordinator",
+      Start("coordinator", "cadre-coordinator", Role::kCoordinator,
             {absl::StrCat("--listen=", listen), absl::StrCat("--store=", store()),
              absl::StrCat("--port-file=", port_file), "--keep-commits=1000000",
              absl::StrCat("--lease-ms=", absl::ToInt64Milliseconds(options_.lease))}));
@@ -88,6 +115,7 @@ absl::Status Cluster::StartCoordinator() {
       coordinator_ = absl::StrCat("127.0.0.1:", absl::StripAsciiWhitespace(*port));
       CoordinatorClient::Options client;
       client.coordinator = coordinator_;
+      CADRE_ASSIGN_OR_RETURN(client.credentials, Credentials::FromFolder(TlsOf("operator")));
       client.dial_timeout = absl::Seconds(1);
       client_ = std::make_unique<CoordinatorClient>(client);
       return absl::OkStatus();
@@ -105,7 +133,7 @@ absl::Status Cluster::StartCoordinator() {
 absl::Status Cluster::StartAggregator(const std::string& name) {
   const std::string data = folder_ / name;
   CADRE_RETURN_IF_ERROR(MakeFolder(data));
-  return Start(name, "cadre-aggregator",
+  return Start(name, "cadre-aggregator", Role::kAggregator,
                {"--listen=127.0.0.1:0", absl::StrCat("--coordinator=", coordinator_),
                 absl::StrCat("--data-dir=", data), absl::StrCat("--name=", name),
                 absl::StrCat("--port-file=", data, "/port"), "--checkpoint-root=/"});
@@ -113,7 +141,7 @@ absl::Status Cluster::StartAggregator(const std::string& name) {
 
 absl::Status Cluster::StartWorker(const std::string& name) {
   return Start(
-      name, "cadre-worker",
+      name, "cadre-worker", Role::kWorker,
       {"--listen=127.0.0.1:0", absl::StrCat("--coordinator=", coordinator_),
        absl::StrCat("--name=", name), "--threads=1", "--data-root=/", "--checkpoint-root=/"});
 }

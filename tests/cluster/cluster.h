@@ -19,6 +19,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "base/rpc/identity.h"
 #include "cli/process.h"
 #include "coordinator/client/coordinator_client.h"
 #include "proto/cadre/v1/control.pb.h"
@@ -33,6 +34,8 @@ class Cluster {
   struct Options {
     // Time without messages after which a member is lost.
     absl::Duration lease = absl::Seconds(2);
+    // Of TLS connections to the coordinator and the aggregators.
+    absl::Duration connection_age = absl::Hours(1);
   };
 
   Cluster() : Cluster(Options()) {}
@@ -49,6 +52,9 @@ class Cluster {
   absl::Status StartAll(int aggregators, int workers);
   // Starts all members that the run needs and submits it; returns its id.
   absl::StatusOr<std::string> StartRun(const v1::RunSpec& spec);
+
+  // Issues the credentials of a program, again if it has some. It has the name of the process.
+  absl::Status Issue(const std::string& name, Role role, absl::Time end);
 
   // Sends SIGKILL. Requires: the process runs.
   void Kill(const std::string& name);
@@ -77,8 +83,10 @@ class Cluster {
   absl::StatusOr<v1::MetaRecord> Meta() const;
 
  private:
-  absl::Status Start(const std::string& name, const std::string& program,
+  // Starts the program with TLS.
+  absl::Status Start(const std::string& name, const std::string& program, Role role,
                      std::vector<std::string> arguments);
+  std::string TlsOf(const std::string& name) const { return folder_ / ("tls/" + name); }
 
   const Options options_;
   const TemporaryFolder folder_;

@@ -35,8 +35,14 @@ std::vector<std::string> Reasons(const Finished& finished, const std::string& pr
 
 class StartUpTest : public ::testing::Test {
  protected:
-  void ExpectRefusal(const std::string& program, const std::vector<std::string>& arguments,
-                     int exit_code, const ::testing::Matcher<std::string>& reason) {
+  // Runs the program without TLS: it ends before it makes a connection, or for want of one.
+  void ExpectRefusal(const std::string& program, std::vector<std::string> arguments, int exit_code,
+                     const ::testing::Matcher<std::string>& reason) {
+    arguments.push_back("--insecure");
+    ExpectRefusalAsGiven(program, arguments, exit_code, reason);
+  }
+  void ExpectRefusalAsGiven(const std::string& program, const std::vector<std::string>& arguments,
+                            int exit_code, const ::testing::Matcher<std::string>& reason) {
     const auto finished = RunProgram(program, arguments, kEnd);
     ASSERT_TRUE(finished.ok()) << finished.status();
     EXPECT_EQ(finished->exit_code, exit_code) << ::testing::PrintToString(finished->lines);
@@ -112,7 +118,7 @@ TEST_F(StartUpTest, UnwritableStore) {
     const std::string store = absl::StrCat(cluster_.folder(), "/full-", blocks, ".db");
     const std::string command = absl::StrCat(
         "(trap '' XFSZ; ulimit -f ", blocks, "; exec ", ProgramPath("cadre-coordinator"),
-        " --listen=127.0.0.1:0 --store=", store, ") 2>&1 | cat");
+        " --insecure --listen=127.0.0.1:0 --store=", store, ") 2>&1 | cat");
     auto process = Process::Start({.program = "/bin/bash",
                                    .arguments = {"-o", "pipefail", "-c", command},
                                    .log = cluster_.folder() + "/out"});
@@ -152,9 +158,6 @@ TEST_F(StartUpTest, MissingDevice) {
 TEST_F(StartUpTest, BadFlags) {
   ExpectRefusal("cadre-worker", {"--threads=0"}, 2, HasSubstr("--threads"));
   ExpectRefusal("cadre-worker", {"--exchange-silence=0"}, 2, HasSubstr("--exchange-silence"));
-  ExpectRefusal("cadre-worker", {"--listen=0.0.0.0:0"}, 2, HasSubstr("--insecure"));
-  ExpectRefusal("cadre-worker", {"--listen=127.0.0.1.example.com:7002"}, 2,
-                HasSubstr("--insecure"));
   ExpectRefusal("cadre-aggregator", {"--name=a"}, 2, HasSubstr("--data-dir is required"));
   ExpectRefusal("cadre-aggregator", {"--data_dir=d"}, 2, HasSubstr("--name is required"));
   const std::vector<std::string> valid = {"--data-dir=d", "--name=a"};
@@ -177,13 +180,33 @@ TEST_F(StartUpTest, BadFlags) {
                 HasSubstr("--name '\\x1b[2J' is not a name"));
 }
 
+// Also on loopback: other users of the host reach it.
+TEST_F(StartUpTest, CredentialsAreRequired) {
+  unsetenv("CADRE_TLS");
+  const auto both = AllOf(HasSubstr("--tls=DIR"), HasSubstr("--insecure"));
+  ExpectRefusalAsGiven("cadre-coordinator", {"--listen=127.0.0.1:0"}, 2, both);
+  ExpectRefusalAsGiven("cadre-aggregator", {"--data-dir=d", "--name=a"}, 2, both);
+  ExpectRefusalAsGiven("cadre-worker", {}, 2, both);
+  ExpectRefusalAsGiven("cadre", {"status"}, 2, both);
+  ExpectRefusalAsGiven("cadre-worker", {"--tls=/no/such/folder"}, 2,
+                       HasSubstr("/no/such/folder/ca.crt"));
+}
+
+TEST_F(StartUpTest, CredentialsOfOtherRoleAreRefused) {
+  ASSERT_EQ(cluster_.Issue("w", Role::kWorker, absl::Now() + absl::Hours(1)), absl::OkStatus());
+  ExpectRefusalAsGiven(
+      "cadre-aggregator",
+      {"--data-dir=d", "--name=a", absl::StrCat("--tls=", cluster_.folder(), "/tls/w")}, 2,
+      HasSubstr("for role worker, not aggregator"));
+}
+
 TEST_F(StartUpTest, AggregatorHelpListsFlags) {
   const auto help = RunProgram("cadre-aggregator", {"--help"}, kEnd);
   ASSERT_TRUE(help.ok()) << help.status();
   const std::string text = absl::StrJoin(help->lines, "\n");
   EXPECT_THAT(text, HasSubstr("cadre-aggregator --coordinator=HOST:PORT --data-dir=DIR"));
   EXPECT_THAT(text, HasSubstr("Exit codes"));
-  for (const char* flag : {"listen", "advertise", "insecure", "port-file", "dial-timeout"}) {
+  for (const char* flag : {"listen", "advertise", "tls", "insecure", "port-file", "dial-timeout"}) {
     EXPECT_THAT(text, HasSubstr(absl::StrCat("\n  --", flag)));
   }
 }

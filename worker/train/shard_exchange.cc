@@ -56,7 +56,7 @@ void CopyFrom(const std::vector<Owned>& parts, std::vector<float>* values) {
 ShardExchange::ShardExchange(const v1::Assignment& assignment, const ParameterIndex& index,
                              std::span<const Owned> owned, GroupControl& control,
                              Cancellation& cancellation, TrainerProgress& progress,
-                             absl::Duration silence)
+                             absl::Duration silence, Credentials credentials)
     : rank_slot_(assignment.place()),
       lineage_(assignment.lineage()),
       index_(index),
@@ -70,7 +70,7 @@ ShardExchange::ShardExchange(const v1::Assignment& assignment, const ParameterIn
         // Different seeds, so that ranks that failed together do not retry at the same times.
         TransferOptions{.seed = (uint64_t{rank_slot_.group()} << 32) + rank_slot_.rank() * 64 + id,
                         .silence = silence},
-        [&progress] { progress.Advance(); });
+        [&progress] { progress.Advance(); }, credentials);
     shards_.push_back(std::move(shard));
   }
   on_cancel_ = cancellation.OnCancel([this](const absl::Status&) {

@@ -23,6 +23,7 @@
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "base/rpc/credentials.h"
 #include "model/parameter_index.h"
 #include "proto/cadre/v1/membership.pb.h"
 #include "server/client/rounds_client.h"
@@ -38,7 +39,8 @@ class ShardExchange {
  public:
   ShardExchange(const v1::Assignment& assignment, const ParameterIndex& index,
                 std::span<const Owned> owned, GroupControl& control, Cancellation& cancellation,
-                TrainerProgress& progress, absl::Duration silence);
+                TrainerProgress& progress, absl::Duration silence,
+                Credentials credentials = Credentials::Insecure());
   ShardExchange(const ShardExchange&) = delete;
   ShardExchange& operator=(const ShardExchange&) = delete;
   ~ShardExchange();

@@ -194,9 +194,9 @@ class Trainer {
                                            [this] { return measurer_->Pause(); });
     checkpoints_ = std::make_unique<RunCheckpoints>(assignment_, *replica_, counters_, progress_,
                                                     options_.checkpoint_files);
-    exchange_ =
-        std::make_unique<ShardExchange>(assignment_, replica_->index(), replica_->owned(), control_,
-                                        cancellation_, progress_, options_.exchange_silence);
+    exchange_ = std::make_unique<ShardExchange>(assignment_, replica_->index(), replica_->owned(),
+                                                control_, cancellation_, progress_,
+                                                options_.exchange_silence, options_.credentials);
     // A lack of pinned memory is reported now, and not at the first boundary.
     if (KeepsStates()) replica_->slices().MakeStateMirrors();
     return kernels_.device().status();

@@ -14,6 +14,7 @@
 #include "absl/time/time.h"
 #include "base/counters.h"
 #include "base/rooted_files.h"
+#include "base/rpc/credentials.h"
 #include "kernels/backend.h"
 #include "proto/cadre/v1/membership.pb.h"
 #include "worker/train/cancellation.h"
@@ -42,6 +43,8 @@ struct TrainerOptions {
   // Files of `data`, and of `checkpoint`, of the spec.
   RootedFiles data_files = RootedFiles::Unrestricted();
   RootedFiles checkpoint_files = RootedFiles::Unrestricted();
+  // Of the channels to the shards.
+  Credentials credentials = Credentials::Insecure();
   // How often rank 0 reports while training.
   absl::Duration report_every = absl::Seconds(1);
 };
