@@ -210,9 +210,12 @@ def check_ports(objects):
         listen = int(flags_of(container)["listen"].rpartition(":")[2])
         if listen not in own.values():
             yield f"{label(workload)}: listens on {listen}, which no port declares"
+        health = flags_of(container).get("health_port")
+        if own.get("health") != (health and int(health)):
+            yield f"{label(workload)}: --health-port is not the port health"
         for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-            if container.get(probe, {}).get("grpc", {}).get("port") != own.get("grpc"):
-                yield f"{label(workload)}: {probe} does not query the gRPC port"
+            if container.get(probe, {}).get("grpc", {}).get("port") != own.get("health"):
+                yield f"{label(workload)}: {probe} does not query the health port"
 
 
 def check_addresses(objects):
@@ -240,6 +243,13 @@ def check_programs(objects, flags, drain_seconds):
         program, given = container["command"][0], flags_of(container)
         for name in given.keys() - flags.get(program, set()):
             yield f"{label(workload)}: {program} has no flag --{name}"
+        if "insecure" in given or not given.get("tls"):
+            yield f"{label(workload)}: {program} must use --tls"
+        mounts = {mount["mountPath"]: mount for mount in container.get("volumeMounts", [])}
+        tls = given.get("tls", "").removesuffix("/$(POD_NAME)")
+        # The kubelet does not update files that are mounted by subPath.
+        if not mounts.get(tls, {}).get("readOnly") or "subPath" in mounts[tls]:
+            yield f"{label(workload)}: {tls} is not a read-only mount of a whole volume"
         spec = template(workload)["spec"]
         if spec.get("terminationGracePeriodSeconds", 0) <= drain_seconds:
             yield f"{label(workload)}: draining takes up to {drain_seconds} s"
@@ -342,7 +352,13 @@ def check_network(objects):
         for source, target, port in expected ^ found:
             verb = "is not needed" if (source, target, port) in found else "is missing"
             yield f"network: {direction} from {source} to {target}:{port} {verb}"
-    declared = {(component(w), port) for w, c in pods(objects) for port in ports(c).values()}
+    # The kubelet reaches the health port from the pod's node, without a policy.
+    declared = {
+        (component(w), port)
+        for w, c in pods(objects)
+        for name, port in ports(c).items()
+        if name != "health"
+    }
     reached = {(target, port) for _, target, port in expected if port != NCCL_PORT}
     for target, port in declared ^ reached:
         yield f"network: {target}:{port} is not both declared and reachable"
