@@ -14,7 +14,6 @@
 #include <google/protobuf/util/message_differencer.h>
 
 #include <algorithm>
-#include <cstring>
 #include <iterator>
 #include <map>
 #include <set>
@@ -24,7 +23,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/protocol.h"
-#include "base/random.h"
+#include "base/secret_key.h"
 #include "coordinator/keys.h"
 #include "proto/enum_text.h"
 
@@ -80,17 +79,8 @@ uint32_t Cluster::NewGeneration() {
   return meta_.generation();
 }
 
-// The seed has two words; each gives eight bytes of the key.
 std::string Cluster::KeyOf(uint32_t generation) const {
-  std::string key;
-  for (size_t begin = 0; begin + sizeof(uint64_t) <= meta_.key_seed().size();
-       begin += sizeof(uint64_t)) {
-    uint64_t seed = 0;
-    std::memcpy(&seed, meta_.key_seed().data() + begin, sizeof(seed));
-    const uint64_t bits = RandomBits(seed, RandomStream::kIdentity, begin, generation);
-    key.append(reinterpret_cast<const char*>(&bits), sizeof(bits));
-  }
-  return key;
+  return KeyBytes(DeriveKey(meta_.key_seed(), absl::StrCat("generation ", generation)));
 }
 
 uint32_t Cluster::NewRun() {

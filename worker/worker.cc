@@ -43,13 +43,9 @@ std::string RankSlotName(const v1::RankSlot& rank_slot) {
 }
 
 absl::StatusOr<SecretKey> KeyOf(const v1::Assignment& assignment) {
-  SecretKey key;
-  if (assignment.key().size() != key.size()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("the assignment has a key of ", assignment.key().size(), " bytes"));
-  }
-  std::copy(assignment.key().begin(), assignment.key().end(), key.begin());
-  return key;
+  if (const auto key = ParseSecretKey(assignment.key())) return *key;
+  return absl::InvalidArgumentError(
+      absl::StrCat("the assignment has a key of ", assignment.key().size(), " bytes"));
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstring>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -98,6 +99,37 @@ TEST_F(MachineShardsTest, RestartRaisesEpochAndKeepsKeys) {
   EXPECT_EQ(first.assignment->key(), key) << "the same generation";
   cluster_.Fail(first);
   EXPECT_NE(first.assignment->key(), key) << "another generation";
+}
+
+// A rank knows the key of its generation. Keys that were outputs of a generator of random numbers,
+// whose function can be inverted (base/random.h), would reveal those of all other generations.
+TEST_F(MachineShardsTest, KeyDoesNotRevealThoseOfOtherGenerations) {
+  constexpr uint64_t kGolden = 0x9e3779b97f4a7c15ULL;
+  const auto mix = [](uint64_t x) {
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebULL;
+    return x ^ (x >> 31);
+  };
+  const auto invert = [](uint64_t x) {
+    x = (x ^ (x >> 31) ^ (x >> 62)) * 0x319642b2d24d8ec3ULL;
+    x = (x ^ (x >> 27) ^ (x >> 54)) * 0x96de1b173f119089ULL;
+    return x ^ (x >> 30) ^ (x >> 60);
+  };
+  ASSERT_EQ(invert(mix(12345)), 12345u);
+  AddMembers(1, 1);
+  cluster_.behaviour.prepare = false;
+  cluster_.Submit(MakeSpec(1, 1, 5, 100));
+  FakeWorker& worker = cluster_.workers()[0];
+  const auto word = [&] {
+    uint64_t bits = 0;
+    std::memcpy(&bits, worker.assignment->key().data(), sizeof(bits));
+    return bits;
+  };
+  const uint64_t secret =
+      invert(word()) - kGolden * (worker.assignment->place().generation() + uint64_t{1});
+  cluster_.Fail(worker);
+  EXPECT_NE(word(),
+            mix(secret + kGolden * (worker.assignment->place().generation() + uint64_t{1})));
 }
 
 TEST_F(MachineShardsTest, LostAnswerIsRequestedAgain) {

@@ -21,12 +21,10 @@
 #include <type_traits>
 
 #include "absl/strings/string_view.h"
+#include "base/secret_key.h"
 #include "worker/transport/transport.h"
 
 namespace cadre {
-
-using SecretKey = std::array<uint8_t, 16>;
-using Tag = std::array<uint8_t, 32>;
 
 // Identifies one generation of one group. It is equal on all ranks of that generation and on no
 // others.
@@ -122,10 +120,6 @@ Message FromBytes(absl::string_view bytes) {
   std::memcpy(&message, bytes.data(), sizeof message);
   return message;
 }
-
-Tag MakeTag(const SecretKey& key, absl::string_view message);
-// The time that it takes does not depend on the tags.
-bool AreEqual(const Tag& a, const Tag& b);
 
 // `challenge`: of an answer, the tag of the header.
 template <typename Message>
