@@ -235,6 +235,8 @@ class Run {
   void RecordInitialModel();
   // The lowest generation of the slot that aggregators accept.
   uint32_t LowestGeneration(const Slot& slot) const;
+  // Requires: the slot has a generation.
+  std::string KeyOf(const Slot& slot) const { return cluster_.KeyOf(slot.record().generation()); }
   // `hollow`: the shard discards what it holds and is hollow at this version.
   void SendOpenRun(uint32_t shard, std::optional<uint32_t> hollow = std::nullopt);
   // The lowest generation of the slot that aggregators accept has changed.

@@ -144,7 +144,8 @@ void Run::FormGeneration(Slot& slot, const std::vector<std::string>& members,
   cluster_.Count("groups_formed");
   slot.Form(cluster_.NewGeneration(), members, plan, cluster_.now());
   Moved(slot);
-  // The aggregators must refuse older generations before the new one contributes.
+  // The aggregators must refuse older generations, and know the key of the new one, before it
+  // contributes.
   AddFence(slot);
   for (uint32_t rank = 0; rank < slot.ranks(); ++rank) {
     cluster_.members().Place(*cluster_.members().Find(members[rank]), slot.Place(rank));
@@ -175,7 +176,7 @@ void Run::SendAssignment(const Slot& slot, uint32_t rank) {
     const Member* const peer = cluster_.members().Find(id);
     assignment.add_peers(peer == nullptr ? "" : peer->record.address());
   }
-  assignment.set_key(cluster_.KeyOf(slot.record().generation()));
+  assignment.set_key(KeyOf(slot));
   for (const v1::ShardAddress& address : Addresses()) *assignment.add_shards() = address;
   cluster_.SendTo(slot.record().members(rank), message);
 }

@@ -13,9 +13,10 @@
 // If acknowledged data is lost or corrupt, the shard is lost, and is restored from the workers
 // (run_restore.cc). A disconnected aggregator only delays the run.
 //
-// OpenRun also carries the lowest accepted generation of each group, so an aggregator that was
-// disconnected has the newest fences before it accepts data. While it is connected, Fence reports
-// the changes, or OpenRun if many groups change in one event.
+// OpenRun also carries the lowest accepted generation of each group and its key, so an aggregator
+// that was disconnected has the newest fences before it accepts data. While it is connected, Fence
+// reports the changes, or OpenRun if many groups change in one event. An aggregator accepts data
+// only from generations whose key it has received.
 #include "coordinator/run.h"
 
 #include <algorithm>
@@ -204,6 +205,7 @@ void Run::SendOpenRun(uint32_t shard, std::optional<uint32_t> hollow) {
   if (hollow.has_value()) open.set_hollow(*hollow);
   for (const Slot& slot : slots_) {
     (*open.mutable_generations())[slot.group()] = LowestGeneration(slot);
+    if (!slot.waiting()) (*open.mutable_keys())[slot.group()] = KeyOf(slot);
   }
   for (const auto& [group, generation] : fences_) {
     open.mutable_generations()->insert({group, generation});  // unless it still exists
@@ -224,7 +226,9 @@ void Run::SendFences() {
       v1::Fence& fence = *message.mutable_fence();
       fence.set_run(id());
       fence.set_group(group);
-      fence.set_generation(group < slots_.size() ? LowestGeneration(slots_[group]) : generation);
+      const Slot* const slot = group < slots_.size() ? &slots_[group] : nullptr;
+      fence.set_generation(slot == nullptr ? generation : LowestGeneration(*slot));
+      if (slot != nullptr && !slot->waiting()) fence.set_key(KeyOf(*slot));
       SendToShard(shard, message);
     }
   }

@@ -198,11 +198,6 @@ bool SameContribution(const v1::ContributionHeader& a, const v1::ContributionHea
   return left.SerializeAsString() == right.SerializeAsString();
 }
 
-uint32_t LowestGeneration(const RunTerms& terms, uint32_t group) {
-  const auto found = terms.generations.find(group);
-  return found == terms.generations.end() ? 0 : found->second;
-}
-
 }  // namespace
 
 std::optional<uint32_t> Ledger::NewestOf(const Run& run) {
@@ -264,7 +259,7 @@ Decision<Opened> Ledger::OpenRun(const RunTerms& terms) {
 }
 
 std::vector<ContributionKey> Ledger::Fence(const std::string& run, uint32_t group,
-                                           uint32_t generation) {
+                                           const GroupGeneration& generation) {
   Run* const found = Find(run);
   if (found == nullptr) return {};
   return Fence(*found, group, generation);
@@ -399,12 +394,7 @@ std::optional<Refused> Ledger::CheckIdentity(const Run& run, const v1::Contribut
 }
 
 std::optional<Refused> Ledger::CheckRound(const Run& run, const v1::ContributionHeader& header) {
-  const uint32_t lowest = LowestGeneration(run.terms, header.group());
-  if (header.generation() < lowest) {
-    return Refused{v1::REFUSAL_STALE_GENERATION,
-                   absl::StrCat("generation ", header.generation(), " of group ", header.group(),
-                                " has ended; the lowest accepted one is ", lowest)};
-  }
+  if (auto refused = CheckGeneration(run, header.group(), header.generation())) return refused;
   if (run.closed) {
     return Refused{v1::REFUSAL_CLOSED_ROUND, absl::StrCat("run ", run.terms.run, " has ended")};
   }
@@ -461,12 +451,38 @@ Decision<Ledger::Contribution> Ledger::MapRanges(const Run& run,
 
 // Fences older generations of the group. Their incomplete contributions are obsolete; complete ones
 // may have been committed.
-std::vector<ContributionKey> Ledger::Fence(Run& run, uint32_t group, uint32_t generation) {
-  uint32_t& lowest = run.terms.generations[group];
-  lowest = std::max(lowest, generation);
+std::vector<ContributionKey> Ledger::Fence(Run& run, uint32_t group,
+                                           const GroupGeneration& generation) {
+  GroupGeneration& known = run.terms.generations[group];
+  const bool formed = generation.number == known.number && !known.key;
+  if (generation.number > known.number || formed) known = generation;
   return DropIf(run, [&](const ContributionKey& key, const Contribution& contribution) {
-    return key.group == group && key.generation < generation && !contribution.durable;
+    return key.group == group && key.generation < known.number && !contribution.durable;
   });
+}
+
+std::optional<Refused> Ledger::CheckGeneration(const Run& run, uint32_t group,
+                                               uint32_t generation) {
+  const auto found = run.terms.generations.find(group);
+  const GroupGeneration known =
+      found == run.terms.generations.end() ? GroupGeneration() : found->second;
+  if (generation < known.number) {
+    return Refused{v1::REFUSAL_STALE_GENERATION,
+                   absl::StrCat("generation ", generation, " of group ", group,
+                                " has ended; the lowest accepted one is ", known.number)};
+  }
+  if (generation == known.number && known.key) return std::nullopt;
+  return Refused{v1::REFUSAL_UNSPECIFIED,
+                 absl::StrCat("generation ", generation, " of group ", group, " of ", run.terms.run,
+                              " is not known here yet")};
+}
+
+Decision<SecretKey> Ledger::KeyOf(const std::string& name, uint32_t group,
+                                  uint32_t generation) const {
+  const Run* const run = Find(name);
+  if (run == nullptr || !NewestOf(*run)) return UnknownRun(name);
+  if (auto refused = CheckGeneration(*run, group, generation)) return *std::move(refused);
+  return *run->terms.generations.at(group).key;
 }
 
 std::vector<ContributionKey> Ledger::DropIf(
@@ -508,7 +524,6 @@ Decision<StageGrant> Ledger::Stage(const v1::ContributionHeader& header) {
   StageGrant grant;
   grant.key = key;
   grant.fresh = !same;
-  grant.dropped = Fence(run, header.group(), header.generation());
   if (!same) {
     staged =
         run.contributions.insert_or_assign(key, std::get<Contribution>(std::move(mapped))).first;

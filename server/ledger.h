@@ -6,6 +6,8 @@
 //
 //   opened = OpenRun(terms)                  make version 0 durable if requested, then
 //                                            VersionDurable
+//   key = KeyOf(run, group, generation)      the key with which the request of a rank must be
+//                                            signed; then Stage or Pull
 //   grant = Stage(header)                    then per chunk: CheckChunk, write, ChunkStored;
 //                                            after the last: sync, ContributionDurable
 //   plan = BeginApply(apply)                 write the mean of plan.groups, then VersionDurable
@@ -17,8 +19,9 @@
 //      never changes.
 //   2. Round r accepts only contributions computed from version r - 1, and none once version r
 //      exists.
-//   3. A generation (one membership of a group) below the lowest accepted one of its group is stale
-//      and refused; a newer generation fences older ones, which makes them stale.
+//   3. Only the coordinator (OpenRun, Fence) determines the generation (one membership of a group)
+//      whose ranks may call. Older ones are stale and refused; a newer one is not known yet, and
+//      its ranks try again later, because the coordinator's message may be on its way.
 //   4. Apply takes exactly its participants, whose slices must cover the shard without gap or
 //      overlap; all other contributions to the round are dropped and never applied. Repeated for a
 //      version that exists, it must name the participants of which the version was made.
@@ -44,6 +47,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "base/secret_key.h"
 #include "proto/cadre/v1/membership.pb.h"
 #include "proto/cadre/v1/rounds.pb.h"
 #include "server/mean.h"
@@ -61,6 +65,13 @@ struct Refused {
 template <typename T>
 using Decision = std::variant<T, Refused>;
 
+// What the coordinator has told about the newest generation of a group.
+struct GroupGeneration {
+  uint32_t number = 0;
+  // Nothing while the generation does not exist: the number is then a lower bound.
+  std::optional<SecretKey> key;
+};
+
 // The properties of a run that OpenRun sets.
 struct RunTerms {
   std::string run;
@@ -75,9 +86,9 @@ struct RunTerms {
   // Positions that are averaged but not trained (running statistics of batch normalisation), in
   // order.
   std::vector<Interval> statistics;
-  // Lowest generation accepted, by group; any, if the group is not in it. The number of groups may
-  // change during the run: only the coordinator knows it and chooses among the contributions.
-  std::map<uint32_t, uint32_t> generations;
+  // By group; a group that is not in it has no generation. The number of groups may change during
+  // the run: only the coordinator knows it and chooses among the contributions.
+  std::map<uint32_t, GroupGeneration> generations;
   // Newest version of the run.
   uint32_t version = 0;
   // The shard discards its versions and becomes hollow at this version.
@@ -123,8 +134,6 @@ struct StageGrant {
   uint32_t next_chunk = 0;
   uint32_t chunks = 0;
   int64_t elements = 0;
-  // Incomplete contributions of older generations, to be deleted.
-  std::vector<ContributionKey> dropped;
 };
 
 // States that the values at positions `span` of the model are in contribution `key`, from its
@@ -217,8 +226,9 @@ class Ledger {
   // version, or not hollow, discards what it holds if the terms are hollow.
   Decision<Opened> OpenRun(const RunTerms& terms);
   // Refuses contributions of generations of the group below `generation` from now on. Returns the
-  // contributions to delete. An unknown run or group is ignored.
-  std::vector<ContributionKey> Fence(const std::string& run, uint32_t group, uint32_t generation);
+  // contributions to delete. An unknown run is ignored.
+  std::vector<ContributionKey> Fence(const std::string& run, uint32_t group,
+                                     const GroupGeneration& generation);
   // Ends the run: from then on only pulls are served. Returns the contributions to delete.
   std::vector<ContributionKey> CloseRun(const std::string& run);
   // The run's files are removed: it is not open.
@@ -241,6 +251,8 @@ class Ledger {
 
   // --- Contributions
 
+  // The key with which requests of ranks of this generation must be signed; the caller checks it.
+  Decision<SecretKey> KeyOf(const std::string& run, uint32_t group, uint32_t generation) const;
   Decision<StageGrant> Stage(const v1::ContributionHeader& header);
   // Checks whether the chunk may be written; does not change the state. `crc_fits`: the caller's
   // check of the CRC.
@@ -304,7 +316,10 @@ class Ledger {
   static std::optional<Refused> CheckIdentity(const Run& run, const v1::ContributionHeader& header);
   static std::optional<Refused> CheckRound(const Run& run, const v1::ContributionHeader& header);
   static Decision<Contribution> MapRanges(const Run& run, const v1::ContributionHeader& header);
-  static std::vector<ContributionKey> Fence(Run& run, uint32_t group, uint32_t generation);
+  static std::optional<Refused> CheckGeneration(const Run& run, uint32_t group,
+                                                uint32_t generation);
+  static std::vector<ContributionKey> Fence(Run& run, uint32_t group,
+                                            const GroupGeneration& generation);
   // Removes contributions that satisfy the condition; returns their keys.
   static std::vector<ContributionKey> DropIf(
       Run& run, const std::function<bool(const ContributionKey&, const Contribution&)>& condition);

@@ -51,7 +51,11 @@ absl::StatusOr<RunTerms> RunTermsOf(const v1::OpenRun& open) {
     terms.statistics.push_back({parameter.offset, parameter.end()});
   }
   terms.tensor_begin.push_back(index.size());
-  terms.generations.insert(open.generations().begin(), open.generations().end());
+  for (const auto& [group, number] : open.generations()) {
+    const auto key = open.keys().find(group);
+    terms.generations[group] = {
+        number, key == open.keys().end() ? std::nullopt : ParseSecretKey(key->second)};
+  }
   terms.version = open.version();
   if (open.has_hollow()) terms.hollow = open.hollow();
   return terms;

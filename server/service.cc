@@ -106,6 +106,9 @@ class StageCall final
   }
 
   void TakeHeader() {
+    if (const absl::Status caller = host_.Authenticate(request_.header()); !caller.ok()) {
+      return End(caller);
+    }
     absl::StatusOr<Staging> staging = host_.Stage(request_.header());
     if (!staging.ok()) return End(staging.status());
     staging_ = *std::move(staging);
@@ -153,6 +156,9 @@ class PullCall final : public RoundsCall<grpc::ServerWriteReactor<v1::PullReply>
 
  private:
   void Begin() {
+    if (const absl::Status caller = host_.Authenticate(*request_); !caller.ok()) {
+      return End(caller);
+    }
     absl::StatusOr<std::unique_ptr<VersionPull>> pull = host_.Pull(*request_);
     if (!pull.ok()) return End(pull.status());
     pull_ = *std::move(pull);

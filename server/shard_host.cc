@@ -24,7 +24,9 @@
 #include "base/crc32c.h"
 #include "base/digest.h"
 #include "base/protocol.h"
+#include "base/secret_key.h"
 #include "base/status.h"
+#include "server/client/proof.h"
 #include "server/client/refusal.h"
 #include "server/client/shard_span.h"
 #include "server/run_terms.h"
@@ -227,6 +229,7 @@ absl::StatusOr<v1::RunOpened> ShardHost::OpenRun(const v1::OpenRun& open) {
   // the next OpenRun tells.
   for (const uint32_t version : opened.discarded) store_->DiscardVersion(open.run(), version);
   v1::OpenRun saved = open;
+  saved.clear_keys();
   saved.clear_hollow();
   if (opened.hollow) saved.set_hollow(*opened.hollow);
   CADRE_RETURN_IF_ERROR(CountError(store_->SaveRun(saved, /*closed=*/false)));
@@ -354,7 +357,8 @@ absl::StatusOr<v1::Applied> ShardHost::Apply(const v1::Apply& apply) {
 
 void ShardHost::Fence(const v1::Fence& fence) {
   absl::MutexLock lock(&mutex_);
-  Remove(ledger_.Fence(fence.run(), fence.group(), fence.generation()));
+  Remove(
+      ledger_.Fence(fence.run(), fence.group(), {fence.generation(), ParseSecretKey(fence.key())}));
 }
 
 absl::Status ShardHost::CloseRun(const std::string& run) {
@@ -435,16 +439,41 @@ v1::ShardState ShardHost::StateOf(const std::string& run) const {
 
 // --- The ranks' streams
 
+template <typename Message>
+absl::Status ShardHost::CheckProof(const Message& message) const {
+  CADRE_RETURN_IF_ERROR(CheckProtocol(message.protocol()));
+  Decision<SecretKey> key;
+  {
+    absl::MutexLock lock(&mutex_);
+    key = ledger_.KeyOf(message.run(), message.group(), message.generation());
+  }
+  if (const auto* refused = std::get_if<Refused>(&key)) return Refuse(*refused);
+  if (IsSigned(std::get<SecretKey>(key), message)) return absl::OkStatus();
+  return Refuse({v1::REFUSAL_WRONG_KEY,
+                 absl::StrCat("the caller is not a rank of generation ", message.generation(),
+                              " of group ", message.group(), " of ", message.run())});
+}
+
+absl::Status ShardHost::Authenticate(const v1::ContributionHeader& header) const {
+  return CheckProof(header);
+}
+
+absl::Status ShardHost::Authenticate(const v1::PullRequest& request) const {
+  return CheckProof(request);
+}
+
 absl::StatusOr<Staging> ShardHost::Stage(const v1::ContributionHeader& header) {
   CADRE_RETURN_IF_ERROR(CheckProtocol(header.protocol()));
   absl::MutexLock lock(&mutex_);
-  Decision<StageGrant> decision = ledger_.Stage(header);
+  // Another attempt for the same contribution has another proof.
+  v1::ContributionHeader contribution = header;
+  contribution.clear_proof();
+  Decision<StageGrant> decision = ledger_.Stage(contribution);
   if (const auto* refused = std::get_if<Refused>(&decision)) return Refuse(*refused);
   Staging staging{std::get<StageGrant>(std::move(decision)), nullptr};
   const StageGrant& grant = staging.grant;
-  Remove(grant.dropped);
   absl::StatusOr<std::unique_ptr<BlockFile>> file =
-      store_->OpenContribution(grant.key, header, grant.elements, grant.fresh);
+      store_->OpenContribution(grant.key, contribution, grant.elements, grant.fresh);
   if (!file.ok()) {
     // An error such as too many open files does not mean that the data on disk is lost.
     if (grant.fresh || IsLoss(file.status())) ledger_.ContributionLost(grant.key);

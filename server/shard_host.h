@@ -95,7 +95,7 @@ class ShardHost {
   // Applied.missing names groups, the caller may retry.
   absl::StatusOr<v1::Applied> Apply(const v1::Apply& apply)
       ABSL_LOCKS_EXCLUDED(order_mutex_, mutex_);
-  // Not durable: after a restart OpenRun carries it.
+  // Not durable: after a restart OpenRun carries it, and the keys, which are never stored.
   void Fence(const v1::Fence& fence) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status CloseRun(const std::string& run) ABSL_LOCKS_EXCLUDED(order_mutex_, mutex_);
   // Removes all files of the run and lineage; OK if there are none. Errors: InvalidArgument if they
@@ -117,6 +117,10 @@ class ShardHost {
 
   // --- The ranks' streams
 
+  // Whether the caller is a rank of the generation that the message names, which its proof shows.
+  // The functions below rely on it.
+  absl::Status Authenticate(const v1::ContributionHeader& header) const ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status Authenticate(const v1::PullRequest& request) const ABSL_LOCKS_EXCLUDED(mutex_);
   absl::StatusOr<Staging> Stage(const v1::ContributionHeader& header) ABSL_LOCKS_EXCLUDED(mutex_);
   // Stores one chunk. Returns whether it was the last; then Finish must follow.
   absl::StatusOr<bool> Put(Staging& staging, const v1::Chunk& chunk) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -132,6 +136,8 @@ class ShardHost {
   absl::Status Restore() ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status Refuse(const Refused& refused) const;
   absl::Status CheckProtocol(uint32_t protocol) const;
+  template <typename Message>
+  absl::Status CheckProof(const Message& message) const ABSL_LOCKS_EXCLUDED(mutex_);
   // Counts and logs a disk error, and returns it, or Unavailable if the data folder was removed.
   absl::Status CountError(absl::Status status) const;
   // As CountError, for an error of reading a version of the run.

@@ -27,6 +27,8 @@ absl::StatusCode CodeOf(v1::Refusal refusal) {
     case v1::REFUSAL_UNSPECIFIED:
     case v1::REFUSAL_UNKNOWN_RUN:
       return absl::StatusCode::kUnavailable;
+    case v1::REFUSAL_WRONG_KEY:
+      return absl::StatusCode::kPermissionDenied;
     case v1::REFUSAL_MALFORMED:
     case v1::REFUSAL_OVERSIZED:
       return absl::StatusCode::kInvalidArgument;

@@ -9,6 +9,7 @@
 //   wrong_crc, wrong_digest                          DataLoss            bytes were damaged
 //   unknown_run                                      Unavailable         not open here yet: retry
 //   busy (REFUSAL_UNSPECIFIED)                       Unavailable         being restored: retry
+//   wrong_key                                        PermissionDenied    not a rank of the group
 //   malformed, oversized                             InvalidArgument     the caller has a bug
 //
 // Thread-safe (pure functions).

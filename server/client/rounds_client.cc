@@ -17,10 +17,12 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/crc32c.h"
+#include "base/identity.h"
 #include "base/protocol.h"
 #include "base/rpc/grpc_channel.h"
 #include "base/rpc/grpc_status.h"
 #include "base/status.h"
+#include "server/client/proof.h"
 
 namespace cadre {
 namespace {
@@ -161,11 +163,13 @@ Traffic& Traffic::operator+=(const Traffic& other) {
 }
 
 RoundsClient::RoundsClient(AddressSource address, TransferOptions options,
-                           std::function<void()> on_progress, Credentials credentials)
+                           std::function<void()> on_progress, const SecretKey& key,
+                           Credentials credentials)
     : address_(std::move(address)),
       credentials_(std::move(credentials)),
       options_(options),
-      on_progress_(std::move(on_progress)) {}
+      on_progress_(std::move(on_progress)),
+      key_(key) {}
 
 absl::Status RoundsClient::Stage(const v1::ContributionHeader& header,
                                  std::span<const float> values, Traffic* traffic,
@@ -179,6 +183,7 @@ absl::Status RoundsClient::Stage(const v1::ContributionHeader& header,
                      clock_.Now())};
   return Run(call, std::move(stop),
              [&](v1::Rounds::Stub& stub, grpc::ClientContext& context, const EventHandler& handle) {
+               Sign(key_, NewIdentity(), filled);
                return StageOnce(stub, context, filled, values, handle, traffic);
              });
 }
@@ -196,6 +201,7 @@ absl::Status RoundsClient::Pull(const v1::PullRequest& request, std::span<float>
              [&](v1::Rounds::Stub& stub, grpc::ClientContext& context, const EventHandler& handle) {
                const uint64_t done = call.transfer.done();
                *filled.mutable_ranges() = Skip(request.ranges(), done);
+               Sign(key_, NewIdentity(), filled);
                return PullOnce(stub, context, filled, out.subspan(done), handle, traffic);
              });
 }

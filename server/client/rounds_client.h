@@ -36,6 +36,7 @@
 #include "absl/synchronization/mutex.h"
 #include "base/clock.h"
 #include "base/rpc/credentials.h"
+#include "base/secret_key.h"
 #include "base/steady_cond_var.h"
 #include "proto/cadre/v1/rounds.grpc.pb.h"
 #include "server/client/shard_transfer.h"
@@ -60,22 +61,22 @@ class RoundsClient {
   using AddressSource = std::function<std::string()>;
 
   // `on_progress` is called for every new chunk that was sent or received, on the calling thread;
-  // optional.
+  // optional. `key` is that of the caller's generation, with which every request is signed.
   explicit RoundsClient(AddressSource address, TransferOptions options = {},
-                        std::function<void()> on_progress = nullptr,
+                        std::function<void()> on_progress = nullptr, const SecretKey& key = {},
                         Credentials credentials = Credentials::Insecure());
   RoundsClient(const RoundsClient&) = delete;
   RoundsClient& operator=(const RoundsClient&) = delete;
 
   // Stages `values`, which are in the order of header.ranges. Returns OK once they are durable at
   // the shard. A contribution may be staged again with the same values. The client fills in the
-  // header's protocol and codec and, if it is 0, chunk_elements. A request to stop ends this
-  // call alone, with Cancelled.
+  // header's protocol, codec and proof and, if it is 0, chunk_elements. A request to stop ends
+  // this call alone, with Cancelled.
   absl::Status Stage(const v1::ContributionHeader& header, std::span<const float> values,
                      Traffic* traffic, std::stop_token stop = {}) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Reads request.ranges, in their order, into `out`. After an error `out` is unspecified. The
-  // client fills in the request's protocol and, if it is 0, chunk_elements.
+  // client fills in the request's protocol and proof and, if it is 0, chunk_elements.
   absl::Status Pull(const v1::PullRequest& request, std::span<float> out, Traffic* traffic,
                     std::stop_token stop = {}) ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -112,6 +113,7 @@ class RoundsClient {
   const Credentials credentials_;
   const TransferOptions options_;
   const std::function<void()> on_progress_;
+  const SecretKey key_;
   const SteadyClock clock_;
   std::stop_source cancel_;
 

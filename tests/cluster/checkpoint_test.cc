@@ -11,7 +11,7 @@
 #include "model/formats/checkpoint_folder.h"
 #include "model/formats/checkpoint_manifest.h"
 #include "tests/cluster/cluster.h"
-#include "tests/cluster/pull_model.h"
+#include "tests/cluster/stored_model.h"
 
 namespace cadre::testing {
 namespace {

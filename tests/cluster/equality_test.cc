@@ -7,7 +7,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/cluster/cluster.h"
-#include "tests/cluster/pull_model.h"
+#include "tests/cluster/stored_model.h"
 
 namespace cadre::testing {
 namespace {
@@ -26,8 +26,8 @@ absl::StatusOr<Trained> Train(const v1::RunSpec& spec) {
   CADRE_ASSIGN_OR_RETURN(const v1::StatusReply status, cluster.AwaitDone(run, kLong));
   Trained trained{.run = status.runs(0)};
   if (spec.cluster().aggregators() == 0) return trained;
-  CADRE_ASSIGN_OR_RETURN(trained.weights, PullModel(status, spec));
-  // The pulled values are those of the committed version.
+  CADRE_ASSIGN_OR_RETURN(trained.weights, ReadStoredModel(cluster.folder(), status, spec));
+  // The stored values are those of the committed version.
   EXPECT_EQ(DigestHex(Digest(trained.weights, 0)), trained.run.digest());
   return trained;
 }

@@ -10,7 +10,7 @@
 #include "gtest/gtest.h"
 #include "tests/base/expect.h"
 #include "tests/cluster/cluster.h"
-#include "tests/cluster/pull_model.h"
+#include "tests/cluster/stored_model.h"
 
 namespace cadre::testing {
 namespace {
@@ -153,7 +153,7 @@ std::string ReasonOfDivergence(const v1::RunSpec& spec, uint32_t version) {
   const v1::RunStatus& ended = *FindRun(*status, *run);
   EXPECT_EQ(ended.state(), v1::RUN_STATE_FAILED);
   EXPECT_EQ(ended.version(), version);
-  const auto weights = PullModel(*status, spec);
+  const auto weights = ReadStoredModel(cluster.folder(), *status, spec);
   if (!weights.ok()) return weights.status().ToString();
   EXPECT_EQ(DigestHex(Digest(*weights, 0)), ended.digest());
   for (const float weight : *weights) EXPECT_TRUE(std::isfinite(weight));

@@ -703,6 +703,8 @@ void FakeCluster::Receive(FakeAggregator& aggregator, const v1::CoordinatorMessa
     for (const auto& [group, generation] : open.generations()) {
       EXPECT_GE(generation, shard.generations[group]) << "fences must not move back";
       shard.generations[group] = generation;
+      const auto key = open.keys().find(group);
+      shard.keys[group] = key == open.keys().end() ? "" : key->second;
     }
     v1::RunOpened opened;
     opened.set_run(open.run());
@@ -718,6 +720,7 @@ void FakeCluster::Receive(FakeAggregator& aggregator, const v1::CoordinatorMessa
     uint32_t& generation = aggregator.shards.at(fence.run()).generations[fence.group()];
     EXPECT_GE(fence.generation(), generation) << "fences must not move back";
     generation = fence.generation();
+    aggregator.shards.at(fence.run()).keys[fence.group()] = fence.key();
   } else if (message.has_close_run()) {
     const auto found = aggregator.shards.find(message.close_run().run());
     if (found != aggregator.shards.end()) found->second.closed = true;

@@ -82,6 +82,8 @@ struct FakeAggregator {
     uint32_t version = 0;
     std::map<uint32_t, uint64_t> digests;
     std::map<uint32_t, uint32_t> generations;
+    // Keys of these generations; empty if a group waits for one.
+    std::map<uint32_t, std::string> keys;
     v1::OpenRun open;
     v1::Apply newest;
     // The version after which a shard that has lost its values accepts contributions, the values

@@ -61,6 +61,31 @@ TEST_F(MachineShardsTest, NewGenerationSendsFenceInsteadOfTerms) {
   EXPECT_EQ(opens(), 2) << "after a reconnect, OpenRun carries all fences";
 }
 
+TEST_F(MachineShardsTest, AggregatorsReceiveTheKeyOfTheGeneration) {
+  const std::string run = Begin();
+  const auto key_at = [&](const FakeAggregator& aggregator) {
+    return aggregator.shards.at(run).keys.at(0);
+  };
+  const std::string first = cluster_.Lead(run, 0).assignment->key();
+  EXPECT_EQ(first.size(), 16u);
+  EXPECT_EQ(key_at(agg(0)), first);
+  EXPECT_EQ(key_at(agg(1)), first);
+  cluster_.Reconnect(agg(1));
+  EXPECT_EQ(key_at(agg(1)), first) << "with OpenRun";
+  cluster_.Fail(cluster_.Lead(run, 0));
+  const std::string second = cluster_.Lead(run, 0).assignment->key();
+  EXPECT_NE(second, first);
+  EXPECT_EQ(key_at(agg(0)), second) << "with Fence";
+  // While the group waits for a worker, no generation may call.
+  for (FakeWorker& worker : cluster_.workers()) worker.alive = false;
+  for (FakeWorker& worker : cluster_.workers()) worker.connection = 0;
+  cluster_.Run(absl::Minutes(1));
+  ASSERT_EQ(cluster_.RunStatus(run).groups_alive(), 0u);
+  EXPECT_EQ(key_at(agg(0)), "");
+  cluster_.Reconnect(agg(1));
+  EXPECT_EQ(key_at(agg(1)), "");
+}
+
 // The queue of a stream holds 1,024 messages.
 TEST_F(MachineShardsTest, ManyGroupsAreFencedByFewMessages) {
   constexpr uint32_t kGroups = 1200;

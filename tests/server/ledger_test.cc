@@ -32,6 +32,7 @@ RunTerms Terms(const SmallRun& run) {
   terms.shards = run.shards;
   terms.ranks = run.ranks;
   terms.tensor_begin = {0, int64_t{run.in} * run.out, run.parameters()};
+  for (uint32_t group = 0; group < run.groups; ++group) terms.generations[group] = {1, SecretKey()};
   return terms;
 }
 
@@ -329,7 +330,7 @@ TEST_F(LedgerTest, OnlyPartialContributionMayChange) {
 
 TEST_F(LedgerTest, StaleGenerationIsRefused) {
   RunTerms terms = Terms(run_);
-  terms.generations = {{0, 5}};
+  terms.generations[0] = {5, SecretKey()};
   ledger_.OpenRun(terms);
   EXPECT_EQ(RefusalIn(ledger_.Stage(Header(run_, {.generation = 4}, 0, 15, kChunk))),
             v1::REFUSAL_STALE_GENERATION);
@@ -341,29 +342,66 @@ TEST_F(LedgerTest, StaleGenerationIsRefused) {
             v1::REFUSAL_STALE_GENERATION);
 }
 
-TEST_F(LedgerTest, NewGenerationFencesStream) {
-  const StageGrant old = Grant(Header(run_, {.generation = 1}, 0, 15, kChunk));
-  Chunks(old, 1);
-  EXPECT_THAT(Grant(Header(run_, {.generation = 2}, 0, 15, kChunk)).dropped, ElementsAre(old.key));
-  EXPECT_EQ(RefusalOfChunk(old, 1), v1::REFUSAL_STALE_GENERATION);
+// The sender of a header does not determine which generation lives: otherwise a forged header would
+// end the honest one.
+TEST_F(LedgerTest, HeaderDoesNotFence) {
+  const StageGrant honest = Grant(Header(run_, {}, 0, 15, kChunk));
+  Chunks(honest, 1);
+  for (const Place& forged : {Place{.generation = 2}, Place{.generation = 0xffffffff},
+                              Place{.group = 9}, Place{.group = 9, .generation = 0}}) {
+    const auto decision = ledger_.Stage(Header(run_, forged, 0, 15, kChunk));
+    EXPECT_THAT(Get<Refused>(decision).reason, HasSubstr("is not known here yet"));
+    EXPECT_EQ(RefusalIn(decision), v1::REFUSAL_UNSPECIFIED)
+        << "not permanent: the coordinator's message may be on its way";
+  }
+  EXPECT_EQ(Grant(Header(run_, {}, 0, 15, kChunk)).next_chunk, 1u);
+}
+
+TEST_F(LedgerTest, KeyIsThatOfTheNewestGeneration) {
+  SecretKey key;
+  key.fill(7);
+  const auto is_known = [&](uint32_t generation) {
+    const Decision<SecretKey> decision = ledger_.KeyOf(run_.run, 0, generation);
+    const auto* found = std::get_if<SecretKey>(&decision);
+    return found != nullptr && *found == key;
+  };
+  EXPECT_EQ(RefusalIn(ledger_.KeyOf("run-9", 0, 1)), v1::REFUSAL_UNKNOWN_RUN);
+  // The group waits for a generation of at least this number.
+  ledger_.Fence(run_.run, 0, {5, std::nullopt});
+  EXPECT_EQ(RefusalIn(ledger_.KeyOf(run_.run, 0, 1)), v1::REFUSAL_STALE_GENERATION);
+  EXPECT_FALSE(is_known(5));
+  EXPECT_FALSE(is_known(6));
+  ledger_.Fence(run_.run, 0, {5, key});
+  EXPECT_TRUE(is_known(5));
+  EXPECT_FALSE(is_known(6));
+  // A repeated or older message changes nothing.
+  ledger_.Fence(run_.run, 0, {5, std::nullopt});
+  ledger_.Fence(run_.run, 0, {4, SecretKey()});
+  ledger_.OpenRun(Terms(run_));
+  EXPECT_TRUE(is_known(5));
+  ledger_.Fence(run_.run, 0, {6, key});
+  EXPECT_FALSE(is_known(5));
+  EXPECT_TRUE(is_known(6));
 }
 
 TEST_F(LedgerTest, FenceRefusesOlderGenerations) {
+  ledger_.Fence(run_.run, 0, {4, SecretKey()});
   const StageGrant old = Grant(Header(run_, {.generation = 4}, 0, 15, kChunk));
   Chunks(old, 1);
-  EXPECT_THAT(ledger_.Fence(run_.run, 0, 5), ElementsAre(old.key));
+  EXPECT_THAT(ledger_.Fence(run_.run, 0, {5, std::nullopt}), ElementsAre(old.key));
   EXPECT_EQ(RefusalOfChunk(old, 1), v1::REFUSAL_STALE_GENERATION);
   EXPECT_EQ(RefusalIn(ledger_.Stage(Header(run_, {.generation = 4}, 0, 15, kChunk))),
             v1::REFUSAL_STALE_GENERATION);
-  EXPECT_THAT(ledger_.Fence(run_.run, 0, 3), IsEmpty()) << "generations only increase";
+  EXPECT_THAT(ledger_.Fence(run_.run, 0, {3, SecretKey()}), IsEmpty())
+      << "generations only increase";
   EXPECT_EQ(RefusalIn(ledger_.Stage(Header(run_, {.generation = 4}, 0, 15, kChunk))),
             v1::REFUSAL_STALE_GENERATION);
   Grant(Header(run_, {.group = 1, .generation = 1}, 0, 15, kChunk));
-  EXPECT_THAT(ledger_.Fence("run-9", 0, 5), IsEmpty());
+  EXPECT_THAT(ledger_.Fence("run-9", 0, {5, SecretKey()}), IsEmpty());
 }
 
 TEST_F(LedgerTest, GroupsMayBeAdded) {
-  EXPECT_THAT(ledger_.Fence(run_.run, 9, 5), IsEmpty());
+  EXPECT_THAT(ledger_.Fence(run_.run, 9, {5, SecretKey()}), IsEmpty());
   EXPECT_EQ(RefusalIn(ledger_.Stage(Header(run_, {.group = 9, .generation = 4}, 0, 15, kChunk))),
             v1::REFUSAL_STALE_GENERATION);
   Grant(Header(run_, {.group = 9, .generation = 5}, 0, 15, kChunk));
@@ -383,8 +421,8 @@ TEST_F(LedgerTest, FailedSyncLosesTheContribution) {
 
 TEST_F(LedgerTest, FencedContributionMayBeApplied) {
   const StageGrant old = StageAll({.generation = 1}, 0, 15);
+  EXPECT_THAT(ledger_.Fence(run_.run, 0, {2, SecretKey()}), IsEmpty());
   const StageGrant renewed = Grant(Header(run_, {.generation = 2}, 0, 15, kChunk));
-  EXPECT_THAT(renewed.dropped, IsEmpty());
   const ApplyPlan plan = Plan(MakeApply(run_, 1, {{.generation = 1}}));
   ASSERT_EQ(plan.groups.size(), 1u);
   EXPECT_EQ(plan.groups[0].segments[0].key, old.key);
@@ -458,7 +496,7 @@ TEST_F(LedgerTest, ApplyNeedsExactCover) {
   const StageGrant rest = Grant(Header(run_, {.rank = 1}, 8, 15, kChunk));
   Chunks(rest, 1);
   EXPECT_THAT(WhyNot(MakeApply(run_, 1, {{.ranks = 2}})), HasSubstr("rank 1 has staged 1 of 2"));
-  Chunks({rest.key, rest.attempt, false, 1, rest.chunks, rest.elements, {}}, 2);
+  Chunks({rest.key, rest.attempt, false, 1, rest.chunks, rest.elements}, 2);
   // All chunks are written, but the contribution is not durable yet.
   EXPECT_THAT(Missing(MakeApply(run_, 1, {{.ranks = 2}})), ElementsAre(0u));
   ledger_.ContributionDurable(rest.key, rest.attempt);
@@ -512,6 +550,7 @@ TEST_F(LedgerTest, ApplyIsIdempotent) {
 }
 
 TEST_F(LedgerTest, ExistingVersionHasOneListOfParticipants) {
+  ledger_.Fence(run_.run, 1, {3, SecretKey()});
   StageAll({.group = 1, .generation = 3}, 0, 15);
   const v1::Apply apply = MakeApply(run_, 1, {{.group = 1, .generation = 3}});
   Plan(apply);
@@ -676,6 +715,7 @@ TEST_F(LedgerTest, SeedIsTheVersion) {
   OpenHollow(4, 5);
   v1::Apply apply = MakeApply(run_, 5, {{.group = 1, .generation = 7, .samples = 1}});
   apply.set_seed(true);
+  ledger_.Fence(run_.run, 1, {7, SecretKey()});
   // A contribution of the same rank is not a seed.
   StageAll({.round = 5, .group = 1, .generation = 7}, 0, 15);
   EXPECT_THAT(Missing(apply), ElementsAre(1u));

@@ -197,6 +197,7 @@ TEST_F(ServiceTest, ResumesAtNewAddress) {
   }
   const std::string old_address = server_->address();
   Start({});
+  Open();
   // The first attempt gets no address, the second the old one.
   std::atomic<int> attempts = 0;
   RoundsClient client([&]() -> std::string {
@@ -243,6 +244,40 @@ TEST_F(ServiceTest, RefusalsReachTheCaller) {
   EXPECT_THAT(server_->Client()->Pull(other, out, &traffic),
               IsError(absl::StatusCode::kFailedPrecondition, "wrong_lineage"));
   EXPECT_TRUE(Stage({}, Values(1, 15)).ok());
+}
+
+// A worker of one run cannot touch another run: it does not know the keys of its generations.
+TEST_F(ServiceTest, CallersWithoutTheKeyAreRefused) {
+  Open();
+  SecretKey other;
+  other.fill(1);
+  RoundsClient client([&] { return server_->address(); }, {.silence = absl::Seconds(60)}, nullptr,
+                      other);
+  Traffic traffic;
+  EXPECT_THAT(client.Stage(Header(run_, {}, 0, 15, 4), Values(1, 15), &traffic),
+              IsError(absl::StatusCode::kPermissionDenied, "wrong_key"));
+  std::vector<float> out(15);
+  EXPECT_THAT(client.Pull(PullOf(run_, 0, 0, 15), out, &traffic),
+              IsError(absl::StatusCode::kPermissionDenied, "wrong_key"));
+  EXPECT_EQ(server_->counters().Get("refused_wrong_key"), 2u);
+  // A proof is valid only for the message that was signed.
+  RawStage changed(*server_);
+  v1::ContributionHeader header = Header(run_, {}, 0, 15, 4);
+  header.set_samples(header.samples() + 1);
+  changed.Send(header);
+  EXPECT_THAT(changed.Finish(), IsError(absl::StatusCode::kPermissionDenied, "wrong_key"));
+  EXPECT_TRUE(Stage({}, Values(1, 15)).ok());
+}
+
+// The coordinator's message with the key may arrive later than the first call of a rank.
+TEST_F(ServiceTest, CallWaitsForTheKey) {
+  Open();
+  absl::Status staged;
+  std::thread rank([&] { staged = Stage({.generation = 2}, Values(1, 15)); });
+  EXPECT_TRUE(server_->WaitFor("refused_busy", 1));
+  server_->host().Fence(FenceOf(run_.run, 0, 2));
+  rank.join();
+  EXPECT_TRUE(staged.ok()) << staged;
 }
 
 TEST_F(ServiceTest, OversizedMessageIsRefused) {

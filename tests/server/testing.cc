@@ -12,6 +12,8 @@
 #include "base/crc32c.h"
 #include "base/protocol.h"
 #include "base/random.h"
+#include "base/secret_key.h"
+#include "server/client/proof.h"
 #include "tensor/interval.h"
 #include "tests/base/expect.h"
 
@@ -39,6 +41,10 @@ v1::OpenRun SmallRun::Open() const {
   open.set_lineage(lineage);
   open.set_shard(shard);
   open.set_shards(shards);
+  for (uint32_t group = 0; group < groups; ++group) {
+    (*open.mutable_generations())[group] = generation;
+    (*open.mutable_keys())[group] = KeyBytes({});
+  }
   v1::RunSpec& spec = *open.mutable_spec();
   spec.set_seed(seed);
   spec.mutable_cluster()->set_groups(groups);
@@ -49,6 +55,15 @@ v1::OpenRun SmallRun::Open() const {
                                         "layer { name: 'loss' softmax_cross_entropy {} }",
                                         in, out));
   return open;
+}
+
+v1::Fence FenceOf(const std::string& run, uint32_t group, uint32_t generation) {
+  v1::Fence fence;
+  fence.set_run(run);
+  fence.set_group(group);
+  fence.set_generation(generation);
+  fence.set_key(KeyBytes({}));
+  return fence;
 }
 
 v1::ContributionHeader Header(const SmallRun& run, const Place& place, int64_t begin, int64_t end,
@@ -66,6 +81,7 @@ v1::ContributionHeader Header(const SmallRun& run, const Place& place, int64_t b
   header.set_codec(v1::CODEC_FP32);
   header.set_chunk_elements(chunk_elements);
   AddRanges(run, begin, end, header.mutable_ranges());
+  Sign({}, "nonce", header);
   return header;
 }
 
@@ -83,7 +99,9 @@ v1::PullRequest PullOf(const SmallRun& run, uint32_t version, int64_t begin, int
   request.set_run(run.run);
   request.set_lineage(run.lineage);
   request.set_version(version);
+  request.set_generation(run.generation);
   AddRanges(run, begin, end, request.mutable_ranges());
+  Sign({}, "nonce", request);
   return request;
 }
 

@@ -23,6 +23,8 @@ struct SmallRun {
   uint32_t shard = 0;
   uint32_t shards = 1;
   uint64_t seed = 7;
+  // Of every group; its key consists of zeros, as that of a RoundsClient without a key.
+  uint32_t generation = 1;
   std::string run = "run-1";
   std::string lineage = "lineage-a";
 
@@ -38,10 +40,13 @@ struct Place {
   uint64_t samples = 100;
 };
 
-// The header of a contribution of the positions [begin, end).
+// The coordinator's message that tells an aggregator the key of a generation (see SmallRun).
+v1::Fence FenceOf(const std::string& run, uint32_t group, uint32_t generation);
+// The header of a contribution of the positions [begin, end), signed.
 v1::ContributionHeader Header(const SmallRun& run, const Place& place, int64_t begin, int64_t end,
                               uint32_t chunk_elements);
 v1::Chunk MakeChunk(uint32_t index, std::span<const float> values);
+// Of a rank of group 0, signed.
 v1::PullRequest PullOf(const SmallRun& run, uint32_t version, int64_t begin, int64_t end);
 
 struct Part {

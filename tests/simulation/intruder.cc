@@ -2,6 +2,9 @@
 
 #include <utility>
 
+#include "base/protocol.h"
+#include "server/client/proof.h"
+
 namespace cadre::simulation {
 namespace {
 
@@ -34,8 +37,9 @@ v1::RankSlot* PlaceOf(v1::MemberMessage& message) {
 
 }  // namespace
 
-Intruder::Intruder(World& world, Network& network, uint32_t protocol)
+Intruder::Intruder(World& world, Network& network, Directory& directory, uint32_t protocol)
     : world_(world),
+      directory_(directory),
       life_(&world.hosts[kHost].process),
       link_(world, network,
             MembershipLink::Options{.host = kHost,
@@ -66,6 +70,7 @@ void Intruder::SendNext() {
     if (dice.Chance(0.3)) place->set_generation(place->generation() + dice.Between(0, 3));
     if (dice.Chance(0.3)) place->set_group(dice.Between(0, 4));
     if (dice.Chance(0.3)) place->set_rank(dice.Between(0, 4));
+    CallAggregator(*place);
   }
   if (message.has_contributed() && dice.Chance(0.5)) {
     message.mutable_contributed()->set_round(message.contributed().round() + 1);
@@ -73,6 +78,44 @@ void Intruder::SendNext() {
   }
   world_.Count("messages_forged");
   link_.Send(message);
+}
+
+void Intruder::CallAggregator(const v1::RankSlot& place) {
+  Dice& dice = world_.dice;
+  SimulatedAggregator& aggregator = *directory_[dice.Between(0, directory_.size() - 1)];
+  if (!aggregator.up()) return;
+  const v1::ShardState shard = aggregator.StateOf(place.run());
+  v1::ContributionHeader header;
+  header.set_protocol(kProtocol);
+  header.set_run(place.run());
+  header.set_lineage(shard.lineage());
+  header.set_group(place.group());
+  header.set_generation(dice.Chance(0.2) ? 0xffffffff : place.generation());
+  header.set_rank(place.rank());
+  header.set_base_version(shard.version());
+  header.set_round(shard.version() + 1);
+  header.set_samples(1);
+  header.set_codec(v1::CODEC_FP32);
+  header.set_chunk_elements(1);
+  // The run has at least one parameter; its first element is on the first shard.
+  if (shard.shard() == 0) header.add_ranges()->set_end(1);
+  v1::PullRequest request;
+  request.set_protocol(kProtocol);
+  request.set_run(place.run());
+  request.set_lineage(shard.lineage());
+  request.set_group(place.group());
+  request.set_generation(place.generation());
+  request.set_version(shard.version());
+  // The key of a generation of its own.
+  SecretKey key;
+  key.fill(1);
+  Sign(key, "nonce", header);
+  Sign(key, "nonce", request);
+  world_.Count("aggregator_calls_forged");
+  if (aggregator.Stage(header).ok() || aggregator.Pull(request).ok()) {
+    world_.Violate(aggregator.name(), " has accepted a caller without the key of ", place.run(),
+                   ", generation ", header.generation());
+  }
 }
 
 }  // namespace cadre::simulation

@@ -9,6 +9,7 @@
 #include "absl/strings/str_split.h"
 #include "base/crc32c.h"
 #include "base/protocol.h"
+#include "base/status.h"
 #include "server/block_file.h"
 #include "tests/simulation/describe.h"
 
@@ -312,6 +313,7 @@ void SimulatedAggregator::ExecuteNext() {
 // ---- The Rounds service
 
 absl::StatusOr<Staging> SimulatedAggregator::Stage(const v1::ContributionHeader& header) {
+  CADRE_RETURN_IF_ERROR(host_->Authenticate(header));
   absl::StatusOr<Staging> staging = host_->Stage(header);
   if (disk_.removed) CheckContributions();
   if (staging.ok() && staging->grant.next_chunk > 0) world_.Count("stagings_resumed");
@@ -335,6 +337,7 @@ absl::Status SimulatedAggregator::Finish(Staging& staging) {
 }
 
 absl::StatusOr<std::unique_ptr<VersionPull>> SimulatedAggregator::Pull(v1::PullRequest request) {
+  CADRE_RETURN_IF_ERROR(host_->Authenticate(request));
   if (world_.plant == Plant::kServeOldVersion && request.version() > 0) {
     request.set_version(request.version() - 1);
   }

@@ -55,6 +55,9 @@ class SimulatedAggregator {
   const std::string& name() const { return name_; }
   const std::string& address() const { return address_; }
 
+  // What its host stores of the run; empty if it stores none. Requires: up().
+  v1::ShardState StateOf(const std::string& run) const { return host_->ReportRun(run).state(); }
+
   // ---- The Rounds service
   absl::StatusOr<Staging> Stage(const v1::ContributionHeader& header);
   // Stores one chunk, in the order of the header. Returns whether it was the last.

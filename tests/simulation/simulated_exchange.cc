@@ -6,6 +6,7 @@
 
 #include "base/digest.h"
 #include "base/protocol.h"
+#include "server/client/proof.h"
 
 namespace cadre::simulation {
 namespace {
@@ -31,7 +32,8 @@ SimulatedAggregator* SimulatedExchange::Find(uint32_t shard) {
 SimulatedExchange::SimulatedExchange(World& world, Network& network, Directory& directory,
                                      Invariants& invariants, std::string host,
                                      TrainerProgress& progress, std::vector<int64_t> begins,
-                                     std::vector<Interval> owned, Values& replica)
+                                     std::vector<Interval> owned, Values& replica,
+                                     const SecretKey& key)
     : world_(world),
       network_(network),
       directory_(directory),
@@ -40,7 +42,8 @@ SimulatedExchange::SimulatedExchange(World& world, Network& network, Directory& 
       progress_(progress),
       begins_(std::move(begins)),
       owned_(std::move(owned)),
-      replica_(replica) {}
+      replica_(replica),
+      key_(key) {}
 
 // Requires: the addresses of all shards are set.
 SimulatedExchange::Part& SimulatedExchange::PartOf(uint32_t shard) {
@@ -204,6 +207,8 @@ void SimulatedExchange::Do(const CallPtr& call, const Transfer::Open& /*open*/) 
     rest.push_back({call->positions[i], call->positions[i] + 1});
   }
   *request.mutable_ranges() = RangesOf(begins_, rest);
+  Sign(key_, "nonce", header);
+  Sign(key_, "nonce", request);
   const bool pulls = call->buffer != nullptr;
   Deliver(call, [attempt = call->attempt, header, request, pulls]() -> Transfer::Event {
     if (pulls) {

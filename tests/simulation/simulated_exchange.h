@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "base/secret_key.h"
 #include "proto/cadre/v1/rounds.pb.h"
 #include "server/client/shard_transfer.h"
 #include "tests/simulation/model.h"
@@ -29,10 +30,11 @@ class SimulatedExchange {
  public:
   using Finished = std::function<void(const absl::Status&)>;
 
-  // `replica`: all values, by position; the exchange reads and writes the owned ones.
+  // `replica`: all values, by position; the exchange reads and writes the owned ones. `key`: that
+  // of the generation.
   SimulatedExchange(World& world, Network& network, Directory& directory, Invariants& invariants,
                     std::string host, TrainerProgress& progress, std::vector<int64_t> begins,
-                    std::vector<Interval> owned, Values& replica);
+                    std::vector<Interval> owned, Values& replica, const SecretKey& key);
   ~SimulatedExchange() { Cancel(); }
 
   void SetAddress(uint32_t shard, const std::string& address) { addresses_[shard] = address; }
@@ -118,6 +120,7 @@ class SimulatedExchange {
   const std::vector<int64_t> begins_;
   const std::vector<Interval> owned_;
   Values& replica_;
+  const SecretKey key_;
   std::map<uint32_t, std::string> addresses_;
   std::map<uint32_t, Part> parts_;
   std::vector<std::weak_ptr<Call>> calls_;

@@ -37,7 +37,8 @@ SimulatedTrainer::SimulatedTrainer(World& world, Network& network, Fabrics& fabr
       fabric_(fabrics.Of(assignment_.place(), assignment_.peers_size())),
       base_(begins_.back()),
       trained_(begins_.back()),
-      exchange_(world, network, directory, invariants, host, progress, begins_, owned_, trained_),
+      exchange_(world, network, directory, invariants, host, progress, begins_, owned_, trained_,
+                *ParseSecretKey(assignment_.key())),
       protocol_(assignment_),
       life_(&host_.training) {
   fabric_->SetHost(place().rank(), host_);
@@ -186,6 +187,8 @@ v1::PullRequest SimulatedTrainer::RequestFor(uint32_t version) const {
   request.set_run(place().run());
   request.set_lineage(assignment_.lineage());
   request.set_version(version);
+  request.set_group(place().group());
+  request.set_generation(place().generation());
   return request;
 }
 

@@ -53,6 +53,7 @@ TEST(Simulation, InvariantsHold) {
       {"coordinator_stalls", 30},
       {"crashes_after_commit", 20},
       {"crashes_before_commit", 20},
+      {"aggregator_calls_forged", 1000},
       {"clock_jumps", 500},
       {"congestions", 500},
       {"cuts", 200},

@@ -133,7 +133,7 @@ void Simulator::MakeMembers() {
                           [m = member.get()] { m->Start(); });
   }
   if (!dice.Chance(0.3)) return;
-  intruder_.emplace(world_, network_, kProtocol);
+  intruder_.emplace(world_, network_, aggregators_, kProtocol);
   network_.set_listener([this](const v1::MemberMessage& message) { intruder_->Record(message); });
   world_.timeline.After(absl::Seconds(10), [this] { intruder_->Start(); });
 }

@@ -29,6 +29,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/secret_key.h"
 #include "base/status.h"
 #include "glog/logging.h"
 #include "server/client/refusal.h"
@@ -62,6 +63,8 @@ ShardExchange::ShardExchange(const v1::Assignment& assignment, const ParameterIn
       index_(index),
       control_(control) {
   const uint32_t shards = assignment.shards_size();
+  // The group could not have connected with a key of another size.
+  const SecretKey key = ParseSecretKey(assignment.key()).value_or(SecretKey{});
   for (uint32_t id = 0; id < shards; ++id) {
     Shard shard{.id = id, .positions = ShardSpan(index.size(), id, shards)};
     shard.parts = PartsIn(shard.positions, owned);
@@ -70,7 +73,7 @@ ShardExchange::ShardExchange(const v1::Assignment& assignment, const ParameterIn
         // Different seeds, so that ranks that failed together do not retry at the same times.
         TransferOptions{.seed = (uint64_t{rank_slot_.group()} << 32) + rank_slot_.rank() * 64 + id,
                         .silence = silence},
-        [&progress] { progress.Advance(); }, credentials);
+        [&progress] { progress.Advance(); }, key, credentials);
     shards_.push_back(std::move(shard));
   }
   on_cancel_ = cancellation.OnCancel([this](const absl::Status&) {
@@ -165,6 +168,8 @@ absl::Status ShardExchange::Pull(uint32_t version, Traffic* traffic) {
         request.set_run(rank_slot_.run());
         request.set_lineage(lineage_);
         request.set_version(version);
+        request.set_group(rank_slot_.group());
+        request.set_generation(rank_slot_.generation());
         FillRanges(shard.parts, request);
         CADRE_RETURN_IF_ERROR(shard.client->Pull(request, shard.staging, &shard.traffic, stop));
         absl::MutexLock lock(&mutex_);

@@ -61,6 +61,7 @@ class Shard {
     if (!opened.ok()) return;
     EXPECT_EQ(opened->error(), "");
     digest_ = opened->digest();
+    server_.host().Fence(testing::FenceOf("run-1", 0, AssignmentOf(spec).place().generation()));
   }
   const std::string& address() const { return server_.address(); }
   // Digest of version 0.

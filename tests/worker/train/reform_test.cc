@@ -59,6 +59,7 @@ class TrainedRun {
     const int ranks = std::ssize(workers);
     v1::Assignment assignment = AssignmentOf(spec_, ranks);
     assignment.mutable_place()->set_generation(++generation_);
+    server_.host().Fence(testing::FenceOf("run-1", 0, generation_));
     for (int rank = 0; rank < ranks; ++rank) assignment.add_peers(absl::StrCat("peer ", rank));
     assignment.add_shards()->set_address(server_.address());
     auto transports = MakeThreadTransports(ranks, absl::Seconds(30));
