@@ -15,6 +15,7 @@
 #include "base/peer_text.h"
 #include "base/protocol.h"
 #include "base/rpc/grpc_status.h"
+#include "base/rpc/identity.h"
 #include "base/status.h"
 
 namespace cadre {
@@ -292,13 +293,14 @@ void CoordinatorService::PrepareBackup() {
 // ---- Streams
 
 grpc::ServerBidiReactor<v1::MemberMessage, v1::CoordinatorMessage>* CoordinatorService::Join(
-    grpc::CallbackServerContext*) {
+    grpc::CallbackServerContext* context) {
+  const absl::StatusOr<Identity> peer = PeerIdentity(*context->auth_context());
   JoinStream* stream = nullptr;
   {
     absl::MutexLock lock(&mutex_);
     const ConnectionId connection = ++last_id_;
     stream = new JoinStream(
-        connection,
+        connection, peer.ok() ? std::optional(*peer) : std::nullopt,
         [this](Event event) { return loop_ != nullptr && loop_->Post(std::move(event)); },
         [this, connection] {
           absl::MutexLock done(&mutex_);

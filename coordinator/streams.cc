@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/rpc/grpc_channel.h"
+#include "coordinator/member_identity.h"
 #include "coordinator/member_text.h"
 #include "coordinator/run_rules.h"
 
@@ -66,6 +67,13 @@ void JoinStream::OnReadDone(bool ok) {
   if (const absl::Status text = LimitText(incoming_); !text.ok()) {
     post_(MessageRefused{connection_, v1::REFUSAL_MALFORMED, std::string(text.message())});
     return;
+  }
+  if (certificate_.has_value() && incoming_.has_hello()) {
+    const std::string error = IdentityError(*certificate_, incoming_.hello());
+    if (!error.empty()) {
+      post_(MessageRefused{connection_, v1::REFUSAL_WRONG_IDENTITY, error});
+      return;
+    }
   }
   if (!post_(MessageReceived{connection_, std::move(incoming_)})) {
     End(absl::UnavailableError("the coordinator is stopping"));

@@ -19,6 +19,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "base/rpc/grpc_status.h"
+#include "base/rpc/identity.h"
 #include "coordinator/events.h"
 #include "coordinator/machine.h"
 #include "proto/cadre/v1/control.pb.h"
@@ -102,9 +103,13 @@ class JoinStream final
   // Receives the events of the stream, on gRPC's threads. Returns false when it has stopped.
   using Post = std::function<bool(Event)>;
 
-  // Begin starts the stream.
-  JoinStream(ConnectionId connection, Post post, std::function<void()> on_done)
-      : StreamWriter(std::move(on_done)), connection_(connection), post_(std::move(post)) {}
+  // Begin starts the stream. `certificate`: the identity of the member; nothing without TLS.
+  JoinStream(ConnectionId connection, std::optional<Identity> certificate, Post post,
+             std::function<void()> on_done)
+      : StreamWriter(std::move(on_done)),
+        connection_(connection),
+        certificate_(std::move(certificate)),
+        post_(std::move(post)) {}
   void Begin() ABSL_LOCKS_EXCLUDED(mutex_);
 
   void Send(const v1::CoordinatorMessage& message) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -114,6 +119,7 @@ class JoinStream final
 
  private:
   const ConnectionId connection_;
+  const std::optional<Identity> certificate_;
   const Post post_;
   // Written by gRPC between StartRead and OnReadDone.
   v1::MemberMessage incoming_;

@@ -28,6 +28,7 @@ absl::StatusCode CodeOf(v1::Refusal refusal) {
     case v1::REFUSAL_UNKNOWN_RUN:
       return absl::StatusCode::kUnavailable;
     case v1::REFUSAL_WRONG_KEY:
+    case v1::REFUSAL_WRONG_IDENTITY:
       return absl::StatusCode::kPermissionDenied;
     case v1::REFUSAL_MALFORMED:
     case v1::REFUSAL_OVERSIZED:
