@@ -25,6 +25,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/file.h"
+#include "base/rpc/access.h"
 #include "base/rpc/grpc_channel.h"
 #include "base/status.h"
 
@@ -122,6 +123,11 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const DaemonOptions& optio
   CADRE_RETURN_IF_ERROR(
       CheckListenAddress(options.listen, options.insecure || options.credentials.secure()));
   CADRE_ASSIGN_OR_RETURN(const HostPort listen, Split(options.listen));
+  // Without TLS it is not used, but methods whose callers are not stated are an error all the same.
+  const std::string trust_domain =
+      options.credentials.secure() ? options.credentials.identity().trust_domain : "";
+  CADRE_ASSIGN_OR_RETURN(const std::shared_ptr<AccessPolicy> access,
+                         AccessPolicy::Make(trust_domain));
   grpc::EnableDefaultHealthCheckService(true);
   grpc::ServerBuilder builder;
   Configure(builder);
@@ -139,7 +145,7 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const DaemonOptions& optio
   const std::string host =
       absl::EqualsIgnoreCase(listen.host, "localhost") ? "127.0.0.1" : listen.host;
   const std::string bind = absl::StrCat(host, ":", listen.port);
-  builder.AddListeningPort(bind, options.credentials.server(options.processor), &port);
+  builder.AddListeningPort(bind, options.credentials.server(access), &port);
   for (grpc::Service* service : services) builder.RegisterService(service);
   std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
   if (server == nullptr || port == 0) {

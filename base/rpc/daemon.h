@@ -1,5 +1,6 @@
-// Common parts of daemons: a gRPC server with a health service, a port file, handling of SIGTERM
-// and SIGINT, and draining.
+// Common parts of daemons: a gRPC server with a health service, whose methods can be called only by
+// the roles that they permit (base/rpc/access.h; with TLS), a port file, handling of SIGTERM and
+// SIGINT, and draining.
 //
 //   DaemonOptions options{.listen = "127.0.0.1:0"};
 //   auto daemon = Daemon::Start(options, {&service});
@@ -30,8 +31,6 @@ struct DaemonOptions {
   Credentials credentials = Credentials::Insecure();
   // Permits other addresses than loopback, without TLS.
   bool insecure = false;
-  // Every call passes it first; only with TLS. Optional.
-  std::shared_ptr<grpc::AuthMetadataProcessor> processor = nullptr;
   // With TLS, a connection ends after this time, and its peer connects again with the certificates
   // of that time. Streams have the same time again to end by themselves, at most kMaxStreamGrace.
   absl::Duration max_connection_age = absl::Hours(1);
@@ -58,8 +57,9 @@ absl::Status CheckListenAddress(const std::string& listen, bool insecure);
 class Daemon {
  public:
   // Services are borrowed and must outlive the daemon.
-  // Errors: AlreadyExists for a taken port; InvalidArgument for a listen address that is malformed,
-  // or beyond loopback without TLS and `insecure`.
+  // Errors: Internal for a method that does not state who may call it; AlreadyExists for a taken
+  // port; InvalidArgument for a listen address that is malformed, or beyond loopback without TLS
+  // and `insecure`.
   static absl::StatusOr<std::unique_ptr<Daemon>> Start(const DaemonOptions& options,
                                                        std::vector<grpc::Service*> services);
   ~Daemon();

@@ -45,7 +45,7 @@ class CredentialsTest : public ::testing::Test {
     EXPECT_THAT(WriteAuthority(folder_ / "ca", {}), IsOk());
     Issue("coordinator",
           {.role = Role::kCoordinator, .name = "main", .dns = {"localhost"}, .ips = {"127.0.0.1"}});
-    Issue("worker", {.role = Role::kWorker, .name = "w1"});
+    Issue("worker", {.role = Role::kOperator, .name = "w1"});
   }
 
   void Issue(const std::string& folder, CredentialsOptions options, const std::string& ca = "ca") {
@@ -114,7 +114,7 @@ constexpr char kUnavailable[] = "code 14";
 
 TEST_F(CredentialsTest, CallerIsIdentified) {
   Start("coordinator");
-  EXPECT_EQ(Call(Load("worker")), "worker/w1");
+  EXPECT_EQ(Call(Load("worker")), "operator/w1");
 }
 
 TEST_F(CredentialsTest, OtherClientsCheckTheHostName) {
@@ -122,7 +122,7 @@ TEST_F(CredentialsTest, OtherClientsCheckTheHostName) {
   EXPECT_EQ(CallWith({.pem_root_certs = Read("ca/ca.crt"),
                       .pem_private_key = Read("worker/tls.key"),
                       .pem_cert_chain = Read("worker/tls.crt")}),
-            "worker/w1");
+            "operator/w1");
 }
 
 TEST_F(CredentialsTest, CallerWithoutCertificateIsRefused) {
@@ -143,19 +143,19 @@ TEST_F(CredentialsTest, OtherAuthorityIsRefused) {
 
 TEST_F(CredentialsTest, OtherTrustDomainIsRefused) {
   EXPECT_THAT(WriteAuthority(folder_ / "other_ca", {.trust_domain = "elsewhere"}), IsOk());
-  Issue("stranger", {.role = Role::kWorker, .name = "w1"}, "other_ca");
+  Issue("stranger", {.role = Role::kOperator, .name = "w1"}, "other_ca");
   const std::string both = Read("ca/ca.crt") + Read("other_ca/ca.crt");
   folder_.Write("stranger/ca.crt", both);
   folder_.Write("coordinator/ca.crt", both);
   Start("coordinator");
   EXPECT_EQ(Call(Load("stranger")), kUnavailable);
-  EXPECT_EQ(Call(Load("worker")), "worker/w1");
+  EXPECT_EQ(Call(Load("worker")), "operator/w1");
 }
 
 TEST_F(CredentialsTest, ExpiredCertificateIsRefused) {
   Start("coordinator");
   const absl::Time now = absl::Now();
-  Issue("late", {.role = Role::kWorker,
+  Issue("late", {.role = Role::kOperator,
                  .name = "late",
                  .validity = {.begin = now - absl::Hours(2), .end = now - absl::Seconds(1)}});
   EXPECT_THAT(Credentials::FromFolder(folder_ / "late"),
@@ -174,8 +174,8 @@ TEST_F(CredentialsTest, ServerOfOtherRoleOrNameIsRefused) {
   const Credentials worker = Load("worker");
   EXPECT_EQ(Call(worker, {.role = Role::kCoordinator}), kUnavailable);
   EXPECT_EQ(Call(worker, {.role = Role::kAggregator, .name = "a2"}), kUnavailable);
-  EXPECT_EQ(Call(worker, {.role = Role::kAggregator, .name = "a1"}), "worker/w1");
-  EXPECT_EQ(Call(worker, {.role = Role::kAggregator}), "worker/w1");
+  EXPECT_EQ(Call(worker, {.role = Role::kAggregator, .name = "a1"}), "operator/w1");
+  EXPECT_EQ(Call(worker, {.role = Role::kAggregator}), "operator/w1");
 }
 
 // Clients cannot negotiate an older version, because they share no cipher suite with the server.
@@ -196,17 +196,17 @@ TEST_F(CredentialsTest, ReplacedCertificateIsUsedWithoutRestart) {
   Start("coordinator", /*age=*/absl::Milliseconds(200));
   const auto channel =
       MakeChannel(daemon_->address(), Plane::kControl, Load("worker"), ServerIdentity());
-  ASSERT_EQ(Call(*channel), "worker/w1");
-  Issue("worker", {.role = Role::kWorker, .name = "w2", .replace = true});
+  ASSERT_EQ(Call(*channel), "operator/w1");
+  Issue("worker", {.role = Role::kOperator, .name = "w2", .replace = true});
   const absl::Time deadline = absl::Now() + kPatience;
   std::string caller;
-  while (caller != "worker/w2" && absl::Now() < deadline) {
+  while (caller != "operator/w2" && absl::Now() < deadline) {
     caller = Call(*channel);
     // Calls do not fail while the connection is replaced.
-    ASSERT_THAT(caller, HasSubstr("worker/"));
+    ASSERT_THAT(caller, HasSubstr("operator/"));
     absl::SleepFor(absl::Milliseconds(20));
   }
-  EXPECT_EQ(caller, "worker/w2");
+  EXPECT_EQ(caller, "operator/w2");
 }
 
 // Health checks come from probes without a certificate.
@@ -233,10 +233,10 @@ TEST_F(CredentialsTest, FilesThatDoNotMatchAreNamed) {
                 AllOf(IsError(kInvalidArgument, folder_ / (folder + "/" + file)),
                       IsError(kInvalidArgument, reason)));
   };
-  Issue("a", {.role = Role::kWorker, .name = "a"});
+  Issue("a", {.role = Role::kOperator, .name = "a"});
   folder_.Write("a/tls.key", Read("worker/tls.key"));
   expect("a", "tls.key", "not the key of the certificate");
-  Issue("b", {.role = Role::kWorker, .name = "b"});
+  Issue("b", {.role = Role::kOperator, .name = "b"});
   EXPECT_THAT(WriteAuthority(folder_ / "other_ca", {}), IsOk());
   folder_.Write("b/ca.crt", Read("other_ca/ca.crt"));
   expect("b", "tls.crt", "not valid with the authorities in");
@@ -268,11 +268,11 @@ TEST_F(CredentialsTest, FlagsNameExactlyOneSource) {
   EXPECT_THAT(Credentials::FromFlags(folder_ / "worker", true),
               IsError(kInvalidArgument, "both --tls and --insecure"));
   EXPECT_FALSE(Credentials::FromFlags("", true)->secure());
-  const auto loaded = Credentials::FromFlags(folder_ / "worker", false, Role::kWorker);
+  const auto loaded = Credentials::FromFlags(folder_ / "worker", false, Role::kOperator);
   ASSERT_THAT(loaded, IsOk());
-  EXPECT_EQ(loaded->identity(), (Identity{Role::kWorker, "w1", "cadre"}));
+  EXPECT_EQ(loaded->identity(), (Identity{Role::kOperator, "w1", "cadre"}));
   EXPECT_THAT(Credentials::FromFlags(folder_ / "worker", false, Role::kCoordinator),
-              IsError(kInvalidArgument, "for role worker, not coordinator"));
+              IsError(kInvalidArgument, "for role operator, not coordinator"));
 }
 
 TEST_F(CredentialsTest, FoldersArePrivateAndNotOverwritten) {
@@ -299,10 +299,10 @@ TEST_F(CredentialsTest, NamesAreChecked) {
   EXPECT_THAT(WriteAuthority(folder_ / "x", {.trust_domain = "a b"}),
               IsError(kInvalidArgument, "trust domain"));
   EXPECT_THAT(
-      WriteCredentials(folder_ / "ca", {.role = Role::kWorker, .name = "A/b"}, folder_ / "x"),
+      WriteCredentials(folder_ / "ca", {.role = Role::kOperator, .name = "A/b"}, folder_ / "x"),
       IsError(kInvalidArgument, "identity"));
   EXPECT_THAT(
-      WriteCredentials(folder_ / "ca", {.role = Role::kWorker, .name = "a", .ips = {"1.2.3"}},
+      WriteCredentials(folder_ / "ca", {.role = Role::kOperator, .name = "a", .ips = {"1.2.3"}},
                        folder_ / "x"),
       IsError(kInvalidArgument, "'1.2.3' is not a valid IP address"));
   EXPECT_FALSE(std::filesystem::exists(folder_ / "x"));
