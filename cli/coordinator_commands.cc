@@ -90,7 +90,11 @@ absl::StatusOr<int> ShowVersion(const Invocation& in) {
   if (!in.line.On("client")) {
     GlobalOptions options = in.global;
     options.timeout = std::min(options.timeout.value_or(kVersionTimeout), kVersionTimeout);
-    const auto reply = MakeClient(options).Status("", /*details=*/false);
+    const auto ask = [&]() -> absl::StatusOr<v1::StatusReply> {
+      CADRE_ASSIGN_OR_RETURN(const auto client, MakeClient(options));
+      return client->Status("", /*details=*/false);
+    };
+    const absl::StatusOr<v1::StatusReply> reply = ask();
     all["coordinator"] = nullptr;
     if (reply.ok()) {
       const v1::CoordinatorStatus& coordinator = reply->coordinator();
@@ -194,7 +198,8 @@ absl::StatusOr<int> StopRun(const Invocation& in) {
 
 absl::StatusOr<int> DeleteRun(const Invocation& in) {
   const std::string run = in.line.argument();
-  CADRE_RETURN_IF_ERROR(MakeClient(in.global).Delete(run));
+  CADRE_ASSIGN_OR_RETURN(const auto client, MakeClient(in.global));
+  CADRE_RETURN_IF_ERROR(client->Delete(run));
   if (!in.global.quiet) in.console.err << "run " << run << " is deleted" << std::endl;
   return kExitOk;
 }
@@ -226,10 +231,11 @@ absl::StatusOr<int> BackUpStore(const Invocation& in) {
   const std::string path = in.line.argument();
   const Console& console = in.console;
   const bool progress = console.err_terminal && !in.global.quiet;
+  CADRE_ASSIGN_OR_RETURN(const auto client, MakeClient(in.global));
   umask(077);
   CADRE_ASSIGN_OR_RETURN(AtomicFile file, AtomicFile::Create(path));
   uint64_t bytes = 0;
-  const absl::Status received = MakeClient(in.global).Backup(
+  const absl::Status received = client->Backup(
       absl::Now() + in.global.timeout.value_or(kLimit), [&](const v1::BackupChunk& chunk) {
         bytes += chunk.data().size();
         if (progress) {

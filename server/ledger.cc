@@ -327,7 +327,7 @@ uint32_t Ledger::HighestGeneration() const {
   uint32_t highest = 0;
   for (const auto& [name, run] : runs_) {
     for (const auto& [group, generation] : run.terms.generations) {
-      highest = std::max(highest, generation);
+      highest = std::max(highest, generation.number);
     }
   }
   return highest;

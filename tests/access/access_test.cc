@@ -19,6 +19,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/file.h"
+#include "base/protocol.h"
 #include "base/rpc/certificate_folder.h"
 #include "base/rpc/credentials.h"
 #include "base/rpc/daemon.h"
@@ -26,7 +27,6 @@
 #include "coordinator/service.h"
 #include "coordinator/sqlite_store.h"
 #include "proto/method_access.h"
-#include "proto/schema_hash.h"
 #include "server/client/proof.h"
 #include "server/service.h"
 #include "tests/base/expect.h"
@@ -93,9 +93,11 @@ bool HasRoleFor(Caller caller, v1::Access access) {
 // The result of a call of a caller with the role for it. Requests name a run that does not exist.
 StatusCode CodeForRole(const std::string& path, Caller caller) {
   const static std::map<std::string, StatusCode> codes = {
-      // The schema hash is missing.
+      // The protocol is missing.
       {"/cadre.v1.Runs/Submit", StatusCode::FAILED_PRECONDITION},
       {"/cadre.v1.Runs/List", StatusCode::OK},
+      // The store of this coordinator is in memory.
+      {"/cadre.v1.Runs/Backup", StatusCode::UNIMPLEMENTED},
       {"/cadre.v1.Membership/Join", StatusCode::OK},
       {"/cadre.v1.Rounds/Stage", StatusCode::OK},
       {"/cadre.v1.Rounds/Pull", StatusCode::OK}};
@@ -156,7 +158,7 @@ class AccessTest : public ::testing::Test {
     ASSERT_THAT(store, IsOk());
     store_ = *std::move(store);
     Loop::Options options;
-    options.machine.schema_hash = SchemaHash();
+    options.machine.protocol = kProtocol;
     service_ = std::make_unique<CoordinatorService>(std::move(options));
     ASSERT_THAT(service_->Start(store_.get()), IsOk());
     auto daemon = Daemon::Start({.credentials = Load("coordinator")}, service_->services());
@@ -230,7 +232,7 @@ class AccessTest : public ::testing::Test {
           caller == Caller::kAggregator || caller == Caller::kAggregatorOfAnotherName;
       v1::MemberMessage message;
       v1::Hello& hello = *message.mutable_hello();
-      hello.set_schema_hash(SchemaHash());
+      hello.set_protocol(kProtocol);
       hello.set_role(aggregator ? v1::ROLE_AGGREGATOR : v1::ROLE_WORKER);
       hello.set_name(aggregator                              ? kAggregator
                      : caller == Caller::kWorkerOfAnotherRun ? "x-1"
@@ -350,7 +352,7 @@ TEST_F(AccessTest, HelloIsRefusedWithTheReason) {
     const auto stream = stub->Join(&context);
     v1::MemberMessage message;
     v1::Hello& hello = *message.mutable_hello();
-    hello.set_schema_hash(SchemaHash());
+    hello.set_protocol(kProtocol);
     hello.set_role(role);
     hello.set_name(name);
     hello.set_incarnation("process");

@@ -49,7 +49,7 @@ TEST_F(ProgramTest, VersionNamesTheProtocol) {
   EXPECT_EQ(result.exit_code, 0);
   EXPECT_THAT(result.out, MatchesRegex("cadre [0-9.]+ \\(protocol [0-9]+\\)\n"));
   EXPECT_EQ(Run("version --client").out, result.out);
-  const Result unreachable = Run("version --coordinator 127.0.0.1:1");
+  const Result unreachable = Run("version --insecure --coordinator 127.0.0.1:1");
   EXPECT_EQ(unreachable.exit_code, 0);
   EXPECT_EQ(unreachable.out, result.out);
   EXPECT_THAT(unreachable.err, HasSubstr("127.0.0.1:1"));

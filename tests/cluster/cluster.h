@@ -53,6 +53,8 @@ class Cluster {
   // Starts all members that the run needs and submits it; returns its id.
   absl::StatusOr<std::string> StartRun(const v1::RunSpec& spec);
 
+  // The folder of the credentials of a program.
+  std::string TlsOf(const std::string& name) const { return folder_ / ("tls/" + name); }
   // Issues the credentials of a program, again if it has some. It has the name of the process.
   absl::Status Issue(const std::string& name, Role role, absl::Time end);
 
@@ -86,7 +88,6 @@ class Cluster {
   // Starts the program with TLS.
   absl::Status Start(const std::string& name, const std::string& program, Role role,
                      std::vector<std::string> arguments);
-  std::string TlsOf(const std::string& name) const { return folder_ / ("tls/" + name); }
 
   const Options options_;
   const TemporaryFolder folder_;

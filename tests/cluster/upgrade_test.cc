@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/protocol.h"
+#include "base/rpc/credentials.h"
 #include "base/rpc/daemon.h"
 #include "coordinator/service.h"
 #include "coordinator/sqlite_store.h"
@@ -31,7 +32,11 @@ class OtherCoordinator {
     options.machine.heartbeat = options.machine.lease / 4;
     service_ = std::make_unique<CoordinatorService>(std::move(options));
     EXPECT_EQ(service_->Start(store_.get()), absl::OkStatus());
-    auto daemon = Daemon::Start({.listen = cluster.coordinator()}, service_->services());
+    const auto credentials = Credentials::FromFolder(cluster.TlsOf("coordinator"));
+    EXPECT_TRUE(credentials.ok()) << credentials.status();
+    if (!credentials.ok()) return;
+    auto daemon = Daemon::Start({.listen = cluster.coordinator(), .credentials = *credentials},
+                                service_->services());
     EXPECT_TRUE(daemon.ok()) << daemon.status();
     daemon_ = *std::move(daemon);
   }
@@ -87,9 +92,11 @@ TEST_F(UpgradeTest, MembersOfOlderBuildsExit) {
     ASSERT_TRUE(ending.has_value()) << name;
     EXPECT_EQ(*ending, (Ending{false, kExitRefused})) << name;
   }
-  const auto again = RunProgram(
-      "cadre-worker", {absl::StrCat("--coordinator=", cluster_.coordinator()), "--name=late"},
-      absl::Seconds(10));
+  const auto again =
+      RunProgram("cadre-worker",
+                 {absl::StrCat("--coordinator=", cluster_.coordinator()), "--name=worker-0-late",
+                  absl::StrCat("--tls=", cluster_.TlsOf("worker-0"))},
+                 absl::Seconds(10));
   ASSERT_TRUE(again.ok()) << again.status();
   EXPECT_EQ(again->exit_code, kExitRefused);
 }
