@@ -178,10 +178,12 @@ int Probe() {
   return status.ok() ? 0 : Fail(status);
 }
 
-// With a fixed port, equal for a restarted process.
-std::string DefaultName() {
+// With a fixed port, equal for a restarted process. With a certificate, it begins with the name
+// there.
+std::string DefaultName(const cadre::Credentials& credentials) {
   const std::string port = FLAGS_listen.substr(FLAGS_listen.rfind(':') + 1);
   std::string name = absl::AsciiStrToLower(cadre::HostName());
+  if (credentials.secure()) name = absl::StrCat(credentials.identity().name, "-", name);
   // The suffix must remain unique on the host.
   name.resize(std::min<size_t>(name.size(), cadre::kMaxName - 12));
   return absl::StrCat(name, "-", port == "0" ? absl::StrCat(getpid()) : port);
@@ -223,7 +225,7 @@ int main(int argc, char** argv) {
   options.listen = FLAGS_listen;
   options.advertise = FLAGS_advertise;
   options.version = CADRE_VERSION;
-  options.name = FLAGS_name.empty() ? DefaultName() : FLAGS_name;
+  options.name = FLAGS_name.empty() ? DefaultName(*credentials) : FLAGS_name;
   const absl::Status named = cadre::CheckName("--name", options.name);
   if (!named.ok()) return FailToStart(named);
   const auto data_files =
