@@ -50,12 +50,6 @@ void BackupStream::Begin() {
   SendNext();
 }
 
-void BackupStream::OnWriteDone(bool ok) {
-  StreamWriter::OnWriteDone(ok);
-  absl::MutexLock lock(&mutex_);
-  if (!ending()) SendNext();
-}
-
 void BackupStream::SendNext() {
   const absl::StatusOr<uint64_t> size = file_->Size();
   if (!size.ok()) return EndLocked(size.status());

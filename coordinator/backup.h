@@ -34,9 +34,8 @@ class BackupStream final
   // Begins to send. Requires: the file is complete.
   void Begin() ABSL_LOCKS_EXCLUDED(mutex_);
 
-  void OnWriteDone(bool ok) override ABSL_LOCKS_EXCLUDED(mutex_);
-
  private:
+  void OnWritten() override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { SendNext(); }
   void SendNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const std::string path_;

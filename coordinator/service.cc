@@ -264,13 +264,19 @@ grpc::ServerWriteReactor<v1::BackupChunk>* CoordinatorService::Backup(grpc::Call
   {
     absl::MutexLock lock(&mutex_);
     if (drained_) refused = Stopping();
-    if (backup_ != nullptr) refused = absl::ResourceExhaustedError("another backup is in progress");
+    if (backup_ != nullptr && !backup_->ended()) {
+      refused = absl::ResourceExhaustedError("another backup is in progress");
+    }
     if (backup_path_.empty()) refused = absl::UnimplementedError("the store cannot be copied");
-    stream = new BackupStream(backup_path_, [this, registered = refused.ok()] {
+    const uint64_t id = ++last_id_;
+    stream = new BackupStream(backup_path_, [this, id] {
       absl::MutexLock done(&mutex_);
-      if (registered) backup_ = nullptr;
+      if (backup_id_ == id) backup_ = nullptr;
     });
-    if (refused.ok()) backup_ = stream;
+    if (refused.ok()) {
+      backup_ = stream;
+      backup_id_ = id;
+    }
   }
   const bool posted = refused.ok() && loop_ != nullptr &&
                       loop_->RunQuery([this](const Machine&, absl::Time) { PrepareBackup(); });

@@ -143,8 +143,9 @@ class CoordinatorService final : public v1::Membership::CallbackService,
   std::map<ConnectionId, JoinStream*> streams_ ABSL_GUARDED_BY(mutex_);
   std::map<RequestId, Pending> pending_ ABSL_GUARDED_BY(mutex_);
   std::map<uint64_t, WatchStream*> watches_ ABSL_GUARDED_BY(mutex_);
-  // The backup in progress, or null.
+  // The newest backup while its stream exists, and its number.
   BackupStream* backup_ ABSL_GUARDED_BY(mutex_) = nullptr;
+  uint64_t backup_id_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace cadre

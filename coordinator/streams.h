@@ -41,20 +41,35 @@ class StreamWriter : public Reactor {
     absl::MutexLock lock(&mutex_);
     writing_ = false;
     outgoing_.pop_front();
-    if (ok) return WriteOrFinish();
-    outgoing_.clear();
-    if (!end_.has_value()) end_ = absl::CancelledError("the stream is broken");
+    if (ok) {
+      if (!ending()) OnWritten();
+    } else {
+      outgoing_.clear();
+      if (!end_.has_value()) end_ = absl::CancelledError("the stream is broken");
+    }
+    // It may delete the stream as soon as the lock is released.
     WriteOrFinish();
+  }
+
+  // Whether a call of End, or an error, has decided the status.
+  bool ended() ABSL_LOCKS_EXCLUDED(mutex_) {
+    absl::MutexLock lock(&mutex_);
+    return ending();
   }
 
   void OnDone() override {
     on_done_();
+    // The thread that has finished the stream may still hold the lock.
+    { absl::MutexLock lock(&mutex_); }
     delete this;
   }
 
  protected:
   // `on_done` is called once, before the stream deletes itself.
   explicit StreamWriter(std::function<void()> on_done) : on_done_(std::move(on_done)) {}
+
+  // A message was written, and the stream is not ending.
+  virtual void OnWritten() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {}
 
   bool ending() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return end_.has_value(); }
   // Messages that are not written yet.
