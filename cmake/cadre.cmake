@@ -20,6 +20,11 @@ macro(cadre_compile_options)
   if(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
     add_compile_options(-Wthread-safety)
   endif()
+  if(CMAKE_BUILD_TYPE STREQUAL "Release" AND NOT CADRE_SANITIZE)
+    # Checks of the C library's functions need an optimised build; sanitizers have their own.
+    add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-fstack-protector-strong>
+      $<$<COMPILE_LANGUAGE:CXX>:-U_FORTIFY_SOURCE> $<$<COMPILE_LANGUAGE:CXX>:-D_FORTIFY_SOURCE=2>)
+  endif()
   if(CADRE_SANITIZE)
     add_compile_options(-fsanitize=${CADRE_SANITIZE} -fno-omit-frame-pointer -g1)
     add_link_options(-fsanitize=${CADRE_SANITIZE})
@@ -57,15 +62,19 @@ function(cadre_library name)
   cmake_parse_arguments(ARG "" "" "SOURCES;DEPS;PRIVATE_DEPS" ${ARGN})
   add_library(cadre_${name} STATIC ${ARG_SOURCES})
   target_include_directories(cadre_${name} PUBLIC ${PROJECT_SOURCE_DIR})
+  target_compile_options(cadre_${name} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-fPIE>)
   target_link_libraries(cadre_${name} PUBLIC ${ARG_DEPS} PRIVATE ${ARG_PRIVATE_DEPS})
   cadre_unity(cadre_${name} ${name})
 endfunction()
 
-# cadre_program(NAME SOURCES main.cc ... [DEPS lib ...]): a program in <build>/bin.
+# cadre_program(NAME SOURCES main.cc ... [DEPS lib ...]): a program in <build>/bin, which is loaded at a
+# random address and whose table of functions is read-only once it has started.
 function(cadre_program name)
   cmake_parse_arguments(ARG "" "" "SOURCES;DEPS" ${ARGN})
   add_executable(${name} ${ARG_SOURCES})
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR})
+  target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-fPIE>)
+  target_link_options(${name} PRIVATE -pie -Wl,-z,relro,-z,now)
   target_link_libraries(${name} PRIVATE ${ARG_DEPS})
   cadre_thread_sanitizer(${name})
 endfunction()
