@@ -584,11 +584,11 @@ bool Ledger::ContributionDurable(const ContributionKey& key, uint64_t attempt) {
   return true;
 }
 
-std::vector<ContributionKey> Ledger::SyncFailed(const ContributionKey& key, uint64_t attempt) {
+std::vector<ContributionKey> Ledger::SyncFailed(const ContributionKey& key) {
   Run* const run = Find(key.run);
   if (run == nullptr) return {};
   return DropIf(*run, [&](const ContributionKey& other, const Contribution& contribution) {
-    return other == key && contribution.attempt == attempt && !contribution.durable;
+    return other == key && !contribution.durable;
   });
 }
 

@@ -264,8 +264,9 @@ class Ledger {
   // was dropped or belongs to another stream.
   bool ContributionDurable(const ContributionKey& key, uint64_t attempt);
   // The chunks could not be made durable: unless they were before, the contribution must be staged
-  // again. Returns it for deletion.
-  std::vector<ContributionKey> SyncFailed(const ContributionKey& key, uint64_t attempt);
+  // again, also by a later stream, because it has resumed after the chunks that are lost. Returns
+  // it for deletion.
+  std::vector<ContributionKey> SyncFailed(const ContributionKey& key);
   // The contribution on disk is damaged: it counts as not staged and may be staged again.
   void ContributionLost(const ContributionKey& key);
 

@@ -506,7 +506,7 @@ absl::Status ShardHost::Finish(Staging& staging) {
   if (!synced.ok()) {
     // The kernel drops pages that it could not write, and reports the error only once: another sync
     // would succeed without the data.
-    Remove(ledger_.SyncFailed(staging.grant.key, staging.grant.attempt));
+    Remove(ledger_.SyncFailed(staging.grant.key));
     return synced;
   }
   if (ledger_.ContributionDurable(staging.grant.key, staging.grant.attempt)) {

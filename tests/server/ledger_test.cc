@@ -410,13 +410,23 @@ TEST_F(LedgerTest, GroupsMayBeAdded) {
 TEST_F(LedgerTest, FailedSyncLosesTheContribution) {
   const StageGrant grant = Grant(Header(run_, {}, 0, 15, kChunk));
   Chunks(grant, grant.chunks);
-  EXPECT_THAT(ledger_.SyncFailed(grant.key, grant.attempt), ElementsAre(grant.key));
+  EXPECT_THAT(ledger_.SyncFailed(grant.key), ElementsAre(grant.key));
   EXPECT_FALSE(ledger_.ContributionDurable(grant.key, grant.attempt));
   const StageGrant again = Grant(Header(run_, {}, 0, 15, kChunk));
   EXPECT_TRUE(again.fresh);
   Chunks(again, again.chunks);
   EXPECT_TRUE(ledger_.ContributionDurable(again.key, again.attempt));
-  EXPECT_THAT(ledger_.SyncFailed(again.key, again.attempt), IsEmpty()) << "it is durable already";
+  EXPECT_THAT(ledger_.SyncFailed(again.key), IsEmpty()) << "it is durable already";
+}
+
+TEST_F(LedgerTest, FailedSyncLosesTheChunksOfAResumedStream) {
+  const StageGrant first = Grant(Header(run_, {}, 0, 15, kChunk));
+  Chunks(first, first.chunks);
+  const StageGrant resumed = Grant(Header(run_, {}, 0, 15, kChunk));
+  EXPECT_FALSE(resumed.fresh);
+  EXPECT_THAT(ledger_.SyncFailed(first.key), ElementsAre(first.key));
+  EXPECT_FALSE(ledger_.ContributionDurable(resumed.key, resumed.attempt));
+  EXPECT_TRUE(Grant(Header(run_, {}, 0, 15, kChunk)).fresh);
 }
 
 TEST_F(LedgerTest, FencedContributionMayBeApplied) {
