@@ -3,6 +3,7 @@
 #include <openssl/crypto.h>
 #include <openssl/evp.h>
 #include <openssl/hmac.h>
+#include <openssl/rand.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -38,6 +39,13 @@ Tag MakeTag(const SecretKey& key, absl::string_view message) {
 
 bool AreEqual(const Tag& a, const Tag& b) {
   return CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0;
+}
+
+Tag NewChallenge() {
+  Tag challenge;
+  // Fails only if the system has no source of random numbers; no challenge must be used then.
+  if (RAND_bytes(challenge.data(), static_cast<int>(challenge.size())) != 1) std::abort();
+  return challenge;
 }
 
 SecretKey DeriveKey(absl::string_view secret, absl::string_view use) {

@@ -1,6 +1,6 @@
 // Secret keys, and tags that prove the knowledge of one: HMAC-SHA256.
 //
-// Thread-safe (pure functions).
+// Thread-safe.
 #pragma once
 
 #include <array>
@@ -22,6 +22,9 @@ std::string KeyBytes(const SecretKey& key);
 Tag MakeTag(const SecretKey& key, absl::string_view message);
 // The time that it takes does not depend on the tags.
 bool AreEqual(const Tag& a, const Tag& b);
+
+// Random: a challenge to which an earlier tag is no answer.
+Tag NewChallenge();
 
 // A key for one use, from which neither the secret nor the keys for other uses can be computed.
 SecretKey DeriveKey(absl::string_view secret, absl::string_view use);

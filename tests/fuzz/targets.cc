@@ -83,7 +83,6 @@ void HeaderTarget(std::span<const uint8_t> input) {
   header.run = TextDigest(group.run);
   header.generation = group.generation;
   header.group = group.group;
-  Sign(group.key, header);
   const auto addresses = Resolve(listener.address(), false);
   CHECK(addresses.ok() && !addresses->empty()) << addresses.status();
   const auto socket = StartConnect(addresses->front());
@@ -93,8 +92,12 @@ void HeaderTarget(std::span<const uint8_t> input) {
   setsockopt(socket->fd(), SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
   pollfd writable{.fd = socket->fd(), .events = POLLOUT};
   poll(&writable, 1, -1);
-  CHECK_EQ(SendWhole(*socket, BytesOf(header)), absl::OkStatus());
   std::string received;
+  pollfd readable{.fd = socket->fd(), .events = POLLIN};
+  while (!ReadUntil(*socket, sizeof(Greeting), &received).value()) poll(&readable, 1, -1);
+  Sign(group.key, header, FromBytes<Greeting>(received).challenge);
+  received.clear();
+  CHECK_EQ(SendWhole(*socket, BytesOf(header)), absl::OkStatus());
   while (true) {
     pollfd entries[] = {{.fd = socket->fd(), .events = POLLIN},
                         {.fd = wake.fd(), .events = POLLIN}};

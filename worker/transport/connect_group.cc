@@ -8,6 +8,8 @@
 //   caller  dial control: Header ------> Answer ----> dial channels: Header -> Answer ---> done
 //   callee  accept control: map memory, Answer -----> accept channels: Answer -----------> done
 //
+// A greeting precedes each header (handshake.h).
+//
 // The header of a control connection offers memory that the caller has made, and states the number
 // of TCP connections that the caller will open if the callee does not use it. The callee maps the
 // memory if both ranks enable it and have the same host identity. Equal host identities are
@@ -27,8 +29,7 @@
 //
 // Limits: names are resolved synchronously by the system. Headers and answers are authenticated by
 // the key of the generation, but what follows on a connection is neither authenticated nor
-// encrypted: an attacker who can modify packets on their way can take over a connection. A header
-// that is replayed is refused when its caller is connected or its generation has ended.
+// encrypted: an attacker who can modify packets on their way can take over a connection.
 #include "worker/transport/connect_group.h"
 
 #include <glog/logging.h>

@@ -35,13 +35,8 @@ Dial::Dial(std::string callee, Addresses addresses, const Header& header, const 
 absl::Status Dial::Advance(absl::Time now) {
   while (state_ != State::kAccepted) {
     const State before = state_;
-    absl::Status step;
-    if (state_ == State::kPausing) {
-      if (now < retry_at_) return absl::OkStatus();
-      step = StartAttempt();
-    } else {
-      step = state_ == State::kConnecting ? SendHeader() : ReadAnswer();
-    }
+    if (state_ == State::kPausing && now < retry_at_) return absl::OkStatus();
+    const absl::Status step = Step();
     if (!step.ok()) {
       const absl::Status failure = Annotate(step, callee_);
       if (!absl::IsUnavailable(step)) return failure;
@@ -53,10 +48,28 @@ absl::Status Dial::Advance(absl::Time now) {
   return absl::OkStatus();
 }
 
+absl::Status Dial::Step() {
+  switch (state_) {
+    case State::kPausing:
+      return StartAttempt();
+    case State::kConnecting:
+      return FinishConnect();
+    case State::kAwaitingGreeting:
+      return AnswerGreeting();
+    case State::kAwaitingAnswer:
+      return ReadAnswer();
+    case State::kAccepted:
+      break;
+  }
+  return absl::OkStatus();
+}
+
 void Dial::Watch(std::vector<pollfd>& polled, absl::Time& until) const {
   if (state_ == State::kPausing) until = std::min(until, retry_at_);
   if (state_ == State::kConnecting) polled.push_back({.fd = socket_.fd(), .events = POLLOUT});
-  if (state_ == State::kAwaitingAnswer) polled.push_back({.fd = socket_.fd(), .events = POLLIN});
+  if (state_ == State::kAwaitingGreeting || state_ == State::kAwaitingAnswer) {
+    polled.push_back({.fd = socket_.fd(), .events = POLLIN});
+  }
 }
 
 absl::Status Dial::StartAttempt() {
@@ -71,7 +84,7 @@ absl::Status Dial::StartAttempt() {
   return absl::OkStatus();
 }
 
-absl::Status Dial::SendHeader() {
+absl::Status Dial::FinishConnect() {
   if (!IsWritable(socket_)) return absl::OkStatus();
   CADRE_RETURN_IF_ERROR(ConnectResult(socket_));
   TuneConnection(socket_);
@@ -79,7 +92,20 @@ absl::Status Dial::SendHeader() {
     // Measured by the kernels during the TCP handshake, so without delays of the other process.
     header_.connections = ConnectionsFor(RoundTrip(socket_), kBytesPerSecond, LargestWindow());
   }
-  Sign(key_, header_);
+  received_.clear();
+  state_ = State::kAwaitingGreeting;
+  return absl::OkStatus();
+}
+
+absl::Status Dial::AnswerGreeting() {
+  CADRE_ASSIGN_OR_RETURN(const bool complete, ReadUntil(socket_, sizeof(Greeting), &received_));
+  if (!complete) return absl::OkStatus();
+  const auto greeting = FromBytes<Greeting>(received_);
+  if (greeting.magic != Greeting::kMagic) {
+    return absl::UnavailableError("another program, or another version, listens at the address");
+  }
+  header_.nonce = NewChallenge();
+  Sign(key_, header_, greeting.challenge);
   received_.clear();
   CADRE_RETURN_IF_ERROR(SendWhole(socket_, BytesOf(header_)));
   state_ = State::kAwaitingAnswer;

@@ -1,5 +1,6 @@
-// A connection that this rank initiates: connects to the listener of another rank, sends a header
-// and reads the answer. Retries with backoff until the answer is an acceptance or a refusal.
+// A connection that this rank initiates: connects to the listener of another rank, reads its
+// greeting, sends a header and reads the answer. Retries with backoff until the answer is an
+// acceptance or a refusal.
 //
 // Never blocks, except while the system resolves a host name. Thread-compatible.
 #pragma once
@@ -23,8 +24,8 @@ class Dial {
   // Called before every round of attempts, because names may be reassigned.
   using Addresses = std::function<absl::StatusOr<std::vector<SocketAddress>>()>;
 
-  // `callee` is used in error messages. The tag of the header is set here, and so is the number of
-  // connections if it is 0: it follows from the round trip.
+  // `callee` is used in error messages. Nonce and tag of the header are set here, and so is the
+  // number of connections if it is 0: it follows from the round trip.
   Dial(std::string callee, Addresses addresses, const Header& header, const SecretKey& key);
 
   // Makes all progress that is possible without blocking. Errors are permanent: Aborted if the
@@ -44,11 +45,13 @@ class Dial {
   Socket Take() { return std::move(socket_); }
 
  private:
-  enum class State { kPausing, kConnecting, kAwaitingAnswer, kAccepted };
+  enum class State { kPausing, kConnecting, kAwaitingGreeting, kAwaitingAnswer, kAccepted };
 
-  // One step of each state. Unavailable: the attempt has failed.
+  // One step of the state. Unavailable: the attempt has failed.
+  absl::Status Step();
   absl::Status StartAttempt();
-  absl::Status SendHeader();
+  absl::Status FinishConnect();
+  absl::Status AnswerGreeting();
   absl::Status ReadAnswer();
   void ScheduleRetry(const absl::Status& failure, absl::Time now);
 

@@ -1,13 +1,16 @@
-// The two messages with which ranks connect: the header of a connection and the answer to it.
+// The three messages with which ranks connect: greeting, header and answer.
 //
-//   caller -> listener  Header  identity of the group, ranks, purpose, host, wakeups, memory
-//   listener -> caller  Answer  code, host, wakeups if the memory is used, reason of a refusal
+//   listener -> caller  Greeting  a challenge
+//   caller -> listener  Header    identity of the group, ranks, purpose, host, wakeups, memory
+//   listener -> caller  Answer    code, host, wakeups if the memory is used, reason of a refusal
 //
 // A message is sent as it lies in memory: a fixed size and no padding, integers little-endian,
-// texts filled up with zeros. It ends with a tag, the HMAC-SHA256 of the rest, so only ranks that
-// received the key of the generation from the coordinator can form it. The tag of an answer also
-// covers the tag of the header, so that it answers this header only. The key is never sent. A
-// refusal is not authenticated, because a listener may not know the key of the generation.
+// texts filled up with zeros. Headers and answers end with a tag, the HMAC-SHA256 of the rest, so
+// only ranks that received the key of the generation from the coordinator can form them. The tag of
+// a header also covers the challenge of the greeting, and the tag of an answer covers that of the
+// header, which contains a nonce of the caller. Challenges and nonces are random, so a recorded
+// message is not valid on another connection. The key is never sent. A refusal is not
+// authenticated, because a listener may not know the key of the generation.
 //
 // Thread-safe (values and functions without state).
 #pragma once
@@ -63,9 +66,15 @@ struct Purpose {
   friend bool operator==(const Purpose&, const Purpose&) = default;
 };
 
-struct Header {
+struct Greeting {
   // The last digit is the version of this format.
-  static constexpr std::array<char, 8> kMagic = {'c', 'a', 'd', 'r', 'e', 'r', 'k', '5'};
+  static constexpr std::array<char, 8> kMagic = {'c', 'a', 'd', 'r', 'e', 'g', 'r', '6'};
+  std::array<char, 8> magic = kMagic;
+  Tag challenge{};
+};
+
+struct Header {
+  static constexpr std::array<char, 8> kMagic = {'c', 'a', 'd', 'r', 'e', 'r', 'k', '6'};
   std::array<char, 8> magic = kMagic;
   // TextDigest of the run.
   uint64_t run = 0;
@@ -85,6 +94,7 @@ struct Header {
   // (SharedSegment::description).
   WakeupNames wakeups;
   FixedText<200> memory;
+  Tag nonce{};
   Tag tag{};
 };
 
@@ -121,15 +131,15 @@ Message FromBytes(absl::string_view bytes) {
   return message;
 }
 
-// `challenge`: of an answer, the tag of the header.
+// `challenge`: of a header, that of the greeting; of an answer, the tag of the header.
 template <typename Message>
-void Sign(const SecretKey& key, Message& message, const Tag& challenge = {}) {
+void Sign(const SecretKey& key, Message& message, const Tag& challenge) {
   message.tag = challenge;
   message.tag = MakeTag(key, BytesOf(message));
 }
 
 template <typename Message>
-bool IsSigned(const SecretKey& key, const Message& message, const Tag& challenge = {}) {
+bool IsSigned(const SecretKey& key, const Message& message, const Tag& challenge) {
   Message expected = message;
   Sign(key, expected, challenge);
   return AreEqual(expected.tag, message.tag);

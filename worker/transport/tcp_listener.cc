@@ -1,6 +1,7 @@
 #include "worker/transport/tcp_listener.h"
 
 #include <glog/logging.h>
+#include <netinet/in.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -27,6 +28,17 @@ bool IsValid(const Header& header) {
   if (header.connections < 1 || header.connections > kMaxConnections) return false;
   if (purpose.channel == Purpose::kControl) return purpose.connection == 0;
   return purpose.channel < Transport::kChannels && purpose.connection < header.connections;
+}
+
+// The IP address as bytes.
+std::string HostOf(const sockaddr_storage& address) {
+  const auto bytes = [](const auto& ip) {
+    return std::string(reinterpret_cast<const char*>(&ip), sizeof ip);
+  };
+  if (address.ss_family == AF_INET) {
+    return bytes(reinterpret_cast<const sockaddr_in&>(address).sin_addr);
+  }
+  return bytes(reinterpret_cast<const sockaddr_in6&>(address).sin6_addr);
 }
 
 absl::string_view CounterOf(Answer::Code code) {
@@ -171,7 +183,10 @@ void TcpListener::Handle(const Watch& watch) {
 
 void TcpListener::AcceptAll(absl::Time now) {
   while (true) {
-    Socket socket(accept4(listening_.fd(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    sockaddr_storage peer{};
+    socklen_t length = sizeof peer;
+    Socket socket(accept4(listening_.fd(), reinterpret_cast<sockaddr*>(&peer), &length,
+                          SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (socket.empty()) {
       if (errno == EINTR || errno == ECONNABORTED) continue;
       if (errno != EAGAIN && errno != EWOULDBLOCK) {
@@ -181,10 +196,27 @@ void TcpListener::AcceptAll(absl::Time now) {
       return;
     }
     TuneConnection(socket);
-    if (connections_.size() >= options_.max_waiting) connections_.erase(connections_.begin());
-    connections_.emplace(next_id_++, Connection{.socket = std::move(socket),
-                                                .deadline = now + options_.wait_timeout});
+    Greeting greeting;
+    greeting.challenge = NewChallenge();
+    if (!SendWhole(socket, BytesOf(greeting)).ok()) continue;
+    Connection connection{.socket = std::move(socket),
+                          .deadline = now + options_.wait_timeout,
+                          .host = HostOf(peer),
+                          .challenge = greeting.challenge};
+    connections_.emplace(next_id_++, std::move(connection));
+    if (connections_.size() > options_.max_waiting) DropOne();
   }
+}
+
+void TcpListener::DropOne() {
+  std::map<absl::string_view, int> counts;
+  for (const auto& [id, connection] : connections_) ++counts[connection.host];
+  const auto most =
+      std::max_element(counts.begin(), counts.end(),
+                       [](const auto& a, const auto& b) { return a.second < b.second; });
+  connections_.erase(std::find_if(connections_.begin(), connections_.end(), [&](const auto& entry) {
+    return entry.second.host == most->first;
+  }));
 }
 
 bool TcpListener::Read(Connection& connection) {
@@ -220,7 +252,7 @@ bool TcpListener::Deliver(Connection& connection) {
                   absl::StrFormat("rank %d has protocol %d, rank %d has protocol %d", header.from,
                                   header.protocol, here.rank, here.group.protocol));
   }
-  if (!IsSigned(here.group.key, header)) {
+  if (!IsSigned(here.group.key, header, connection.challenge)) {
     return refuse(Answer::Code::kWrongKey,
                   absl::StrCat("the caller does not know the key of generation ", header.generation,
                                " of group ", header.group));
@@ -236,8 +268,8 @@ bool TcpListener::Deliver(Connection& connection) {
   return true;
 }
 
-// Sends the reason; the caller closes the connection. Nothing was written to the connection before,
-// so there is room for the answer.
+// Sends the reason; the caller closes the connection. Only the greeting was written to the
+// connection before, so there is room for the answer.
 void TcpListener::Refuse(const Connection& connection, Answer::Code code,
                          const std::string& reason) {
   LOG(INFO) << "refused a connection between ranks: " << reason;

@@ -1,11 +1,12 @@
 // The listening socket of a worker process, through which peers connect to all of its groups.
 //
-// The listener's thread accepts connections and reads their headers concurrently, so that a silent
-// peer delays no other peer. It hands the connections of a generation that is being connected to
-// its ConnectGroup, which answers them. A connection of a later generation waits, because its peer
-// may have received the assignment earlier. Other connections are refused with a reason, and a
-// connection that sends anything else than a header is closed. The number of waiting connections
-// and their time are bounded; a peer whose connection is dropped connects again. Counters:
+// The listener's thread accepts connections, greets them and reads their headers concurrently, so
+// that a silent peer delays no other peer. It hands the connections of a generation that is being
+// connected to its ConnectGroup, which answers them. A connection of a later generation waits,
+// because its peer may have received the assignment earlier. Other connections are refused with a
+// reason, and a connection that sends anything else than a header is closed. The number of waiting
+// connections and their time are bounded, and beyond the bound the host with the most connections
+// loses its oldest one; a peer whose connection is dropped connects again. Counters:
 //   transport_garbage_closed             not a header
 //   transport_handshake_timeouts         no complete header in time
 //   transport_refused_stale_generation, transport_refused_protocol, transport_refused_key,
@@ -41,7 +42,7 @@ class TcpListener {
     std::string address = "127.0.0.1:0";
     // Maximum time for which a connection waits for its header and its group.
     absl::Duration wait_timeout = absl::Seconds(10);
-    // Maximum number of connections that wait; beyond it the oldest is dropped.
+    // Maximum number of connections that wait.
     size_t max_waiting = 64;
     // Must outlive the listener. May be null.
     Counters* counters = nullptr;
@@ -76,6 +77,10 @@ class TcpListener {
   struct Connection {
     Socket socket;
     absl::Time deadline;
+    // IP address of the peer.
+    std::string host;
+    // Of the greeting.
+    Tag challenge{};
     std::string received;
     bool has_header() const { return received.size() == sizeof(Header); }
   };
@@ -107,6 +112,8 @@ class TcpListener {
   Watch NextWatch(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Handle(const Watch& watch) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AcceptAll(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Drops the oldest connection of the host that has the most.
+  void DropOne() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Returns false if the connection must not be kept: it was closed, delivered or refused.
   bool Read(Connection& connection) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Delivers or refuses a connection that has its header. Returns false if it must wait.

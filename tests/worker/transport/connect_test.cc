@@ -1,5 +1,6 @@
 // Connecting groups: kinds of links, order of arrival, host names, generations, refusals, and peers
 // that are silent or send garbage.
+#include <arpa/inet.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <poll.h>
@@ -43,7 +44,7 @@ GroupIdentity Generation(uint64_t generation) {
   return {.protocol = 7, .run = "run-1", .group = 2, .generation = generation, .key = kKey};
 }
 
-Header SignedHeader(uint64_t generation, uint32_t ranks = 2, uint32_t from = 1, uint32_t to = 0) {
+Header MakeHeader(uint64_t generation, uint32_t ranks = 2, uint32_t from = 1, uint32_t to = 0) {
   const GroupIdentity group = Generation(generation);
   Header header{.run = TextDigest(group.run),
                 .generation = generation,
@@ -53,12 +54,7 @@ Header SignedHeader(uint64_t generation, uint32_t ranks = 2, uint32_t from = 1, 
                 .to = to,
                 .protocol = group.protocol,
                 .connections = 1};
-  Sign(kKey, header);
   return header;
-}
-
-std::string EncodedHeader(uint64_t generation, uint32_t ranks = 2) {
-  return std::string(BytesOf(SignedHeader(generation, ranks)));
 }
 
 TransportOr Connect(Listeners& listeners, int rank, const GroupIdentity& group,
@@ -77,11 +73,22 @@ void ExpectConnects(Listeners& listeners, const GroupIdentity& group) {
   });
 }
 
-// A connection on which the test sends arbitrary bytes.
+// A connection on which the test sends arbitrary bytes after the listener's greeting.
 class RawCaller {
  public:
-  explicit RawCaller(const TcpListener& listener, absl::string_view bytes = "")
-      : socket_(ConnectTo(listener.address())) {
+  explicit RawCaller(const TcpListener& listener) : RawCaller(ConnectTo(listener.address())) {}
+  explicit RawCaller(Socket socket) : socket_(std::move(socket)), greeting_(ReadGreeting()) {}
+  RawCaller(const TcpListener& listener, Header header) : RawCaller(listener) {
+    Send(Signed(header));
+  }
+
+  // The header as a rank with the key sends it on this connection.
+  std::string Signed(Header header) const {
+    Sign(kKey, header, greeting_.challenge);
+    return std::string(BytesOf(header));
+  }
+
+  void Send(absl::string_view bytes) const {
     EXPECT_EQ(send(socket_.fd(), bytes.data(), bytes.size(), MSG_NOSIGNAL), std::ssize(bytes));
   }
 
@@ -123,7 +130,14 @@ class RawCaller {
   }
 
  private:
+  Greeting ReadGreeting() const {
+    const std::string greeting = Read(sizeof(Greeting));
+    EXPECT_EQ(greeting.size(), sizeof(Greeting));
+    return greeting.size() == sizeof(Greeting) ? FromBytes<Greeting>(greeting) : Greeting();
+  }
+
   const Socket socket_;
+  const Greeting greeting_;
 };
 
 TEST(ListenTest, PortZeroSelectsFreePort) {
@@ -357,23 +371,22 @@ TEST(ConnectTest, RejectsOtherKey) {
 TEST(ConnectTest, ChangedHeaderIsNeverDelivered) {
   const auto listener = Listen();
   ASSERT_TRUE(listener->Expect(Generation(1), 0, 2, nullptr).ok());
-  const std::string header = EncodedHeader(1);
-  const size_t generation = offsetof(Header, generation);
-  for (size_t i = 0; i < header.size(); ++i) {
+  for (size_t i = 0; i < sizeof(Header); ++i) {
     // Another run, group or a later generation: it waits.
     if (i >= offsetof(Header, run) && i < offsetof(Header, host)) continue;
     if (i >= offsetof(Header, group) && i < offsetof(Header, ranks)) continue;
-    std::string changed = header;
+    const RawCaller caller(*listener);
+    std::string changed = caller.Signed(MakeHeader(1));
     changed[i] ^= 1;
-    RawCaller(*listener, changed).ReadToEnd();
+    caller.Send(changed);
+    caller.ReadToEnd();
   }
-  std::string older = header;
-  --older[generation];
-  EXPECT_EQ(RawCaller(*listener, older).ReadCode(), Answer::Code::kStaleGeneration);
+  EXPECT_EQ(RawCaller(*listener, MakeHeader(0)).ReadCode(), Answer::Code::kStaleGeneration);
   EXPECT_TRUE(listener->TakeArrivals(Generation(1)).empty());
 }
 
-// A header that was recorded is useless while its caller is connected and after its generation.
+// A recorded header is refused on another connection: before its caller is connected, while it is,
+// and after its generation.
 TEST(ConnectTest, RefusesReplayedHeader) {
   Listeners listeners(3);
   std::atomic<bool> cancel{false};
@@ -382,13 +395,20 @@ TEST(ConnectTest, RefusesReplayedHeader) {
         .status()
         .IgnoreError();
   });
-  const std::string header = EncodedHeader(1, 3);
-  const RawCaller first(listeners.At(0), header);
+  const RawCaller first(listeners.At(0));
+  const std::string header = first.Signed(MakeHeader(1, 3));
+  const auto replay = [&] {
+    const RawCaller caller(listeners.At(0));
+    caller.Send(header);
+    return caller.ReadCode();
+  };
+  EXPECT_EQ(replay(), Answer::Code::kWrongKey);
+  first.Send(header);
   EXPECT_EQ(first.ReadCode(), Answer::Code::kAccepted);
-  EXPECT_EQ(RawCaller(listeners.At(0), header).ReadCode(), Answer::Code::kWrongRank);
+  EXPECT_EQ(replay(), Answer::Code::kWrongKey);
   cancel = true;
   waiting.join();
-  EXPECT_EQ(RawCaller(listeners.At(0), header).ReadCode(), Answer::Code::kStaleGeneration);
+  EXPECT_EQ(replay(), Answer::Code::kStaleGeneration);
 }
 
 TEST(ConnectTest, RejectsOldGeneration) {
@@ -412,7 +432,7 @@ TEST(ConnectTest, RejectsOldGeneration) {
 
 TEST(ConnectTest, NewGenerationRejectsWaitingOldCall) {
   Listeners listeners(2);
-  const RawCaller old(listeners.At(0), EncodedHeader(1));
+  const RawCaller old(listeners.At(0), MakeHeader(1));
   ExpectConnects(listeners, Generation(2));
   EXPECT_EQ(old.ReadCode(), Answer::Code::kStaleGeneration);
 }
@@ -421,7 +441,7 @@ TEST(ConnectTest, NewGenerationRejectsWaitingOldCall) {
 TEST(ConnectTest, RejectsWaitingCallImmediately) {
   for (int i = 0; i < 20; ++i) {
     const auto listener = Listen();
-    const RawCaller caller(*listener, EncodedHeader(1));
+    const RawCaller caller(*listener, MakeHeader(1));
     absl::SleepFor(absl::Milliseconds(i % 4));
     ASSERT_TRUE(listener->Expect(Generation(2), 0, 2, nullptr).ok());
     const absl::Time start = absl::Now();
@@ -434,7 +454,7 @@ TEST(ConnectTest, RejectsWaitingCallImmediately) {
 TEST(ConnectTest, TakeArrivalsTransfersOwnership) {
   for (int i = 0; i < 20; ++i) {
     const auto listener = Listen();
-    const RawCaller caller(*listener, EncodedHeader(1));
+    const RawCaller caller(*listener, MakeHeader(1));
     absl::SleepFor(absl::Milliseconds(i % 4));
     ASSERT_TRUE(listener->Expect(Generation(1), 0, 2, nullptr).ok());
     std::vector<TcpListener::Arrival> arrivals;
@@ -467,7 +487,7 @@ TEST(ConnectTest, RejectsWrongRank) {
     EXPECT_EQ(Connect(listeners, 1, Generation(1), Within(absl::Milliseconds(600))).status().code(),
               absl::StatusCode::kDeadlineExceeded);
   });
-  std::vector<Header> invalid(9, SignedHeader(1, 3, 2, 1));
+  std::vector<Header> invalid(9, MakeHeader(1, 3, 2, 1));
   invalid[0].from = 1;   // the callee itself
   invalid[1].from = 3;   // not in the group
   invalid[2].to = 0;     // another rank
@@ -478,9 +498,8 @@ TEST(ConnectTest, RejectsWrongRank) {
   invalid[6].purpose = {.channel = Purpose::kControl, .connection = 1};
   invalid[7].connections = 0;
   invalid[8].connections = kMaxConnections + 1;
-  for (Header& header : invalid) {
-    Sign(kKey, header);
-    EXPECT_EQ(RawCaller(listeners.At(1), BytesOf(header)).ReadCode(), Answer::Code::kWrongRank);
+  for (const Header& header : invalid) {
+    EXPECT_EQ(RawCaller(listeners.At(1), header).ReadCode(), Answer::Code::kWrongRank);
   }
   EXPECT_EQ(counters.Get("transport_refused_place"), invalid.size());
   waiting.join();
@@ -489,14 +508,13 @@ TEST(ConnectTest, RejectsWrongRank) {
 TEST(ConnectTest, GarbageAndSilenceDoNotBlock) {
   Counters counters;
   Listeners listeners(3, {.counters = &counters});
-  const std::string greeting = EncodedHeader(1, 3);
   std::vector<std::unique_ptr<RawCaller>> silent, garbage;
   for (const auto& listener : listeners.each) {
-    silent.push_back(std::make_unique<RawCaller>(
-        *listener, absl::string_view(greeting).substr(0, greeting.size() / 2)));
     silent.push_back(std::make_unique<RawCaller>(*listener));
-    garbage.push_back(
-        std::make_unique<RawCaller>(*listener, "GET / HTTP/1.1\r\nHost: somewhere\r\n\r\n"));
+    silent.back()->Send(BytesOf(MakeHeader(1, 3)).substr(0, sizeof(Header) / 2));
+    silent.push_back(std::make_unique<RawCaller>(*listener));
+    garbage.push_back(std::make_unique<RawCaller>(*listener));
+    garbage.back()->Send("GET / HTTP/1.1\r\nHost: somewhere\r\n\r\n");
   }
   ExpectConnects(listeners, Generation(1));
   for (const auto& caller : garbage) EXPECT_EQ(caller->ReadToEnd(), "");
@@ -508,9 +526,10 @@ TEST(ConnectTest, ClosesGarbageAndIncompleteHeaders) {
   Counters counters;
   const auto listener = Listen({.counters = &counters});
   ASSERT_TRUE(listener->Expect(Generation(1), 0, 2, nullptr).ok());
-  const std::string header = EncodedHeader(1);
-  EXPECT_EQ(RawCaller(*listener, std::string(3000, '\xff')).ReadToEnd(), "");
-  { const RawCaller incomplete(*listener, header.substr(0, 20)); }
+  const RawCaller garbage(*listener);
+  garbage.Send(std::string(3000, '\xff'));
+  EXPECT_EQ(garbage.ReadToEnd(), "");
+  RawCaller(*listener).Send(BytesOf(MakeHeader(1)).substr(0, 20));
   // A connection without any bytes, such as a port scan, does not count as garbage.
   { const RawCaller empty(*listener); }
   const absl::Time until = absl::Now() + absl::Seconds(10);
@@ -527,20 +546,41 @@ TEST(ConnectTest, DropsSlowAndWaitingCallers) {
   const auto listener = Listen({.wait_timeout = absl::Milliseconds(100), .counters = &counters});
   const RawCaller silent(*listener);
   const RawCaller slow(*listener);
-  const RawCaller waiting(*listener, EncodedHeader(1));
+  const RawCaller waiting(*listener, MakeHeader(1));
   EXPECT_EQ(silent.ReadToEnd(), "");
   // Bytes do not prolong the time.
-  EXPECT_LT(slow.SendSlowly(EncodedHeader(1)), sizeof(Header));
+  EXPECT_LT(slow.SendSlowly(slow.Signed(MakeHeader(1))), sizeof(Header));
   EXPECT_EQ(waiting.ReadToEnd(), "");
   EXPECT_EQ(counters.Get("transport_handshake_timeouts"), 2U);
 }
 
-TEST(ConnectTest, DropsOldestBeyondLimit) {
+// Both addresses are on the loopback interface.
+Socket ConnectFrom(const char* source, int port) {
+  Socket socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{.sin_family = AF_INET};
+  EXPECT_EQ(inet_pton(AF_INET, source, &address.sin_addr), 1);
+  const auto* raw = reinterpret_cast<const sockaddr*>(&address);
+  EXPECT_EQ(bind(socket.fd(), raw, sizeof address), 0);
+  EXPECT_EQ(inet_pton(AF_INET, "127.0.0.1", &address.sin_addr), 1);
+  address.sin_port = htons(port);
+  EXPECT_EQ(connect(socket.fd(), raw, sizeof address), 0);
+  TuneConnection(socket);
+  return socket;
+}
+
+// A host with many connections loses its own.
+TEST(ConnectTest, DropsOldestOfBusiestHostBeyondLimit) {
   Listeners listeners(2, {.wait_timeout = absl::Minutes(1), .max_waiting = 4});
+  const RawCaller quiet(listeners.At(0));
   std::vector<std::unique_ptr<RawCaller>> callers;
-  for (int i = 0; i < 20; ++i) callers.push_back(std::make_unique<RawCaller>(listeners.At(0)));
-  EXPECT_EQ(callers.front()->ReadToEnd(), "");
+  for (int i = 0; i < 20; ++i) {
+    callers.push_back(
+        std::make_unique<RawCaller>(ConnectFrom("127.0.0.2", listeners.At(0).port())));
+  }
+  EXPECT_EQ(callers[16]->ReadToEnd(), "");
+  quiet.Send(quiet.Signed(MakeHeader(0)));
   ExpectConnects(listeners, Generation(1));
+  EXPECT_EQ(quiet.ReadCode(), Answer::Code::kStaleGeneration);
 }
 
 // Groups of different runs share the listeners of their workers' processes.
@@ -578,6 +618,7 @@ TransportOr ConnectToFalseRank(const std::function<std::string(const Header&)>& 
     if (poll(&entry, 1, 5) <= 0) continue;
     Socket socket(accept(listening->fd(), nullptr, nullptr));
     std::string header;
+    SendWhole(socket, BytesOf(Greeting())).IgnoreError();
     // The caller may have closed the connection already.
     if (!ReadUntil(socket, sizeof(Header), &header).value_or(false)) continue;
     const std::string bytes = answer(FromBytes<Header>(header));

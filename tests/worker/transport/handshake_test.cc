@@ -24,6 +24,8 @@ TEST(TagTest, ProvesKeyAndChallenge) {
   EXPECT_FALSE(IsSigned({2}, received, Tag{5}));
 }
 
+TEST(ChallengeTest, NeverRepeats) { EXPECT_NE(NewChallenge(), NewChallenge()); }
+
 TEST(HostIdentityTest, IsStable) { EXPECT_EQ(HostIdentity(), HostIdentity()); }
 
 }  // namespace
