@@ -255,6 +255,7 @@ std::vector<v1::ShardAddress> Run::Addresses() const {
   for (int shard = 0; shard < record_.shards_size(); ++shard) {
     v1::ShardAddress& address = addresses.emplace_back();
     address.set_shard(shard);
+    address.set_name(record_.shards(shard));
     const Member* const member = cluster_.members().Aggregator(record_.shards(shard));
     if (member != nullptr) address.set_address(member->record.address());
   }

@@ -164,9 +164,10 @@ Traffic& Traffic::operator+=(const Traffic& other) {
 
 RoundsClient::RoundsClient(AddressSource address, TransferOptions options,
                            std::function<void()> on_progress, const SecretKey& key,
-                           Credentials credentials)
+                           Credentials credentials, std::string aggregator)
     : address_(std::move(address)),
       credentials_(std::move(credentials)),
+      aggregator_{.role = Role::kAggregator, .name = std::move(aggregator)},
       options_(options),
       on_progress_(std::move(on_progress)),
       key_(key) {}
@@ -289,7 +290,7 @@ std::shared_ptr<grpc::Channel> RoundsClient::Connect() {
   if (address.empty()) return nullptr;
   absl::MutexLock lock(&mutex_);
   if (channel_ == nullptr || channel_address_ != address) {
-    channel_ = MakeChannel(address, Plane::kBulk, credentials_, {.role = Role::kAggregator});
+    channel_ = MakeChannel(address, Plane::kBulk, credentials_, aggregator_);
     channel_address_ = address;
   }
   return channel_;

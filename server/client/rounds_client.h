@@ -62,9 +62,11 @@ class RoundsClient {
 
   // `on_progress` is called for every new chunk that was sent or received, on the calling thread;
   // optional. `key` is that of the caller's generation, with which every request is signed.
+  // `aggregator`: the name in the certificate of the shard's server; empty for any.
   explicit RoundsClient(AddressSource address, TransferOptions options = {},
                         std::function<void()> on_progress = nullptr, const SecretKey& key = {},
-                        Credentials credentials = Credentials::Insecure());
+                        Credentials credentials = Credentials::Insecure(),
+                        std::string aggregator = "");
   RoundsClient(const RoundsClient&) = delete;
   RoundsClient& operator=(const RoundsClient&) = delete;
 
@@ -111,6 +113,7 @@ class RoundsClient {
 
   const AddressSource address_;
   const Credentials credentials_;
+  const ServerIdentity aggregator_;
   const TransferOptions options_;
   const std::function<void()> on_progress_;
   const SecretKey key_;

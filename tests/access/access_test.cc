@@ -28,6 +28,7 @@
 #include "coordinator/sqlite_store.h"
 #include "proto/method_access.h"
 #include "server/client/proof.h"
+#include "server/client/rounds_client.h"
 #include "server/service.h"
 #include "tests/base/expect.h"
 #include "tests/base/temporary_folder.h"
@@ -222,8 +223,8 @@ class AccessTest : public ::testing::Test {
     return nullptr;
   }
 
-  // The messages of a call, as if the caller were permitted; a caller of another name or run says
-  // that it is the one that has the name or run.
+  // The messages of a call, as if the caller were permitted; a caller of another name or run claims
+  // to be the one that has the name or run.
   std::vector<std::string> Requests(const google::protobuf::MethodDescriptor& method,
                                     Caller caller) {
     const SecretKey& key = caller == Caller::kWorkerOfAnotherRun ? kOtherKey : kKey;
@@ -365,6 +366,19 @@ TEST_F(AccessTest, HelloIsRefusedWithTheReason) {
                 ::testing::HasSubstr("the certificate is that of worker w, not of"));
     EXPECT_FALSE(stream->Read(&answer));
     EXPECT_EQ(stream->Finish().error_code(), StatusCode::FAILED_PRECONDITION);
+  }
+}
+
+// A rank connects only to the aggregator that the coordinator named.
+TEST_F(AccessTest, RanksCheckTheNameOfAnAggregator) {
+  for (const std::string expected : {kAggregator, "a-1"}) {
+    RoundsClient client([this] { return aggregator_->address(); },
+                        {.silence = absl::Milliseconds(500)}, nullptr, kKey, Load("worker"),
+                        expected);
+    std::vector<float> values(15);
+    Traffic traffic;
+    const absl::Status pulled = client.Pull(PullOf(run_, 0, 0, 15), values, &traffic);
+    EXPECT_EQ(pulled.ok(), expected == kAggregator) << expected << ": " << pulled;
   }
 }
 

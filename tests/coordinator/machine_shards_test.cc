@@ -346,6 +346,7 @@ TEST_F(MachineShardsTest, AssignmentContainsShardsOfAbsentAggregators) {
   EXPECT_EQ(assignment.shards(0).address(), agg(0).address);
   EXPECT_EQ(assignment.shards(1).shard(), 1u);
   EXPECT_EQ(assignment.shards(1).address(), "");
+  EXPECT_EQ(assignment.shards(1).name(), agg(1).name);
 }
 
 TEST_F(MachineShardsTest, EndedRunIsClosedOnReturn) {

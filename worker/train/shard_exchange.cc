@@ -73,7 +73,7 @@ ShardExchange::ShardExchange(const v1::Assignment& assignment, const ParameterIn
         // Different seeds, so that ranks that failed together do not retry at the same times.
         TransferOptions{.seed = (uint64_t{rank_slot_.group()} << 32) + rank_slot_.rank() * 64 + id,
                         .silence = silence},
-        [&progress] { progress.Advance(); }, key, credentials);
+        [&progress] { progress.Advance(); }, key, credentials, assignment.shards(id).name());
     shards_.push_back(std::move(shard));
   }
   on_cancel_ = cancellation.OnCancel([this](const absl::Status&) {
