@@ -75,10 +75,8 @@ absl::Status Aggregator::Join() {
   client.epoch = host_->epoch();
   client.record_epoch = [this](uint64_t epoch) {
     {
-      // The new coordinator repeats the orders that are still valid. It may have an older store
-      // than the one before, and know nothing of the others.
       absl::MutexLock lock(&mutex_);
-      if (std::exchange(orders_epoch_, epoch) != epoch) orders_.Clear();
+      orders_.Begin(epoch);
     }
     return host_->SaveEpoch(epoch).ok();
   };
@@ -163,7 +161,7 @@ void Aggregator::ExecuteOrders() {
     if (result.answer.has_value()) Answer(*result.answer);
     if (!result.repeat) continue;
     absl::MutexLock lock(&mutex_);
-    if (order->epoch() >= orders_epoch_) orders_.Failed(*order, clock_.Now());
+    orders_.Failed(*order, clock_.Now());
   }
 }
 

@@ -103,8 +103,6 @@ class Aggregator {
   mutable absl::Mutex mutex_;
   SteadyCondVar changed_;
   OrderQueue orders_ ABSL_GUARDED_BY(mutex_);
-  // Epoch of the coordinator that has sent them.
-  uint64_t orders_epoch_ ABSL_GUARDED_BY(mutex_) = 0;
   // Why the coordinator refuses this aggregator.
   absl::Status refused_ ABSL_GUARDED_BY(mutex_);
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;

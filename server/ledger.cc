@@ -241,6 +241,8 @@ Decision<Opened> Ledger::OpenRun(const RunTerms& terms) {
     opened.dropped.insert(opened.dropped.end(), dropped.begin(), dropped.end());
   }
   run.closed = false;
+  // The order follows again. One of a coordinator whose store has become older is obsolete.
+  if (!run.applying) run.closing.Clear();
   if (terms.hollow && run.hollow != terms.hollow) {
     for (const auto& version : {run.previous, run.current}) {
       if (version) opened.discarded.push_back(version->version);

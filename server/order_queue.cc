@@ -50,12 +50,15 @@ std::optional<v1::CoordinatorMessage> OrderQueue::Take(absl::Time now) {
   return order;
 }
 
-void OrderQueue::Clear() {
+void OrderQueue::Begin(uint64_t epoch) {
+  if (epoch <= epoch_) return;
+  epoch_ = epoch;
   new_.clear();
   failed_.clear();
 }
 
 void OrderQueue::Failed(v1::CoordinatorMessage order, absl::Time now) {
+  if (order.epoch() < epoch_) return;
   const std::string subject = SubjectOf(order);
   failed_.insert_or_assign(subject, Retry{std::move(order), now + retry_wait_});
 }

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <deque>
 #include <map>
 #include <optional>
@@ -30,8 +31,9 @@ class OrderQueue {
   bool Add(v1::CoordinatorMessage order);
   // Removes and returns the order to carry out now, if any.
   std::optional<v1::CoordinatorMessage> Take(absl::Time now);
-  // Drops all orders.
-  void Clear();
+  // A coordinator with this epoch has started: drops the orders of earlier ones. It repeats those
+  // that are still valid; if its store is older, it does not know the others.
+  void Begin(uint64_t epoch);
   // The order that Take returned last has failed for a transient reason.
   void Failed(v1::CoordinatorMessage order, absl::Time now);
   // When Take returns an order if none is added; InfinitePast: now.
@@ -46,6 +48,7 @@ class OrderQueue {
   const absl::Duration retry_wait_;
   const size_t max_new_;
   std::deque<v1::CoordinatorMessage> new_;
+  uint64_t epoch_ = 0;
   // By subject.
   std::map<std::string, Retry> failed_;
   // Take returned a failed order last.

@@ -604,6 +604,16 @@ TEST_F(LedgerTest, FailedApplyMayBeRetried) {
   EXPECT_TRUE(Grant(Header(run_, {}, 0, 15, kChunk)).fresh);
 }
 
+// A coordinator whose store has become older closes the round with other participants.
+TEST_F(LedgerTest, OpenRunForgetsAnIncompleteApply) {
+  EXPECT_THAT(WhyNot(MakeApply(run_, 1, {{}})), HasSubstr("not staged"));
+  EXPECT_EQ(RefusalIn(ledger_.Stage(Header(run_, {.group = 1}, 0, 15, kChunk))),
+            v1::REFUSAL_CLOSED_ROUND);
+  Open(run_);
+  StageAll({.group = 1}, 0, 15);
+  Plan(MakeApply(run_, 1, {{.group = 1}}));
+}
+
 TEST_F(LedgerTest, IncompleteApplyNamesItsGroups) {
   run_.groups = 3;
   run_.run = "run-2";

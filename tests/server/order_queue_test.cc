@@ -101,6 +101,20 @@ TEST(OrderQueue, NewerOrderReplacesAFailedOne) {
   EXPECT_FALSE(queue.Take(kStart + kWait).has_value());
 }
 
+TEST(OrderQueue, NewCoordinatorDropsOrdersOfEarlierOnes) {
+  OrderQueue queue(kWait, 10);
+  queue.Begin(1);
+  queue.Add(Open("a"));
+  v1::CoordinatorMessage apply = Apply("b", 1);
+  apply.set_epoch(1);
+  queue.Failed(apply, kStart);
+  queue.Begin(1);
+  EXPECT_EQ(queue.NextTime(), absl::InfinitePast()) << "a reconnect keeps the orders";
+  queue.Begin(2);
+  queue.Failed(apply, kStart);
+  EXPECT_EQ(queue.NextTime(), absl::InfiniteFuture());
+}
+
 TEST(OrderQueue, EndOfTheRunRemovesFailedOrders) {
   OrderQueue queue(kWait, 10);
   queue.Add(Open("a"));

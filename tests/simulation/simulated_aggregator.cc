@@ -251,6 +251,7 @@ void SimulatedAggregator::CheckVersion(const std::string& path) {
 // ---- Orders
 
 void SimulatedAggregator::OnMessage(const v1::CoordinatorMessage& message) {
+  orders_->Begin(message.epoch());
   if (!IsOrder(message)) return;
   orders_->Add(message);
   Wake();
