@@ -50,6 +50,19 @@ std::string FindMalformed(const std::string& run, const v1::RunReport& report) {
   return "";
 }
 
+// Whether the aggregator's shard holds nothing that was trained and contradicts the one with the
+// newest version. It was opened before the choice of aggregators changed, or by a coordinator whose
+// store was older than the run.
+bool IsLeftover(const v1::RunReport& report, const RunReports& reports) {
+  const v1::OpenRun& open = report.open();
+  if (report.state().version() > 0) return false;
+  return std::any_of(reports.begin(), reports.end(), [&](const auto& entry) {
+    const v1::OpenRun& other = entry.second.open();
+    return entry.second.state().version() > 0 && other.lineage() == open.lineage() &&
+           (other.shards() != open.shards() || other.shard() == open.shard());
+  });
+}
+
 // Fills in `shards`. Returns why the reports do not amount to a run, or an empty text.
 std::string Collect(const std::string& run, const RunReports& reports, ByShard& shards) {
   if (const uint32_t number = RunNumber(run); number == 0 || number > kMaxReportedNumber) {
@@ -124,8 +137,10 @@ RebuiltRun RebuildRun(const std::string& run, const RunReports& reports) {
   if (reports.empty()) rebuilt.problem = "no connected aggregator stores it";
   if (rebuilt.ended) rebuilt.problem = "it has ended";
   if (!rebuilt.problem.empty()) return rebuilt;
+  RunReports stored = reports;
+  std::erase_if(stored, [&](const auto& entry) { return IsLeftover(entry.second, reports); });
   ByShard shards;
-  rebuilt.problem = Collect(run, reports, shards);
+  rebuilt.problem = Collect(run, stored, shards);
   if (!rebuilt.problem.empty()) return rebuilt;
 
   const auto version_of = [](const auto& shard) { return shard.second->second.state().version(); };
@@ -172,9 +187,14 @@ RebuiltRun RebuildRun(const std::string& run, const RunReports& reports) {
     digest.set_shard(shard);
     digest.set_applied(true);
     digest.set_digest(state.digest());
-    if (!ahead) rebuilt.newest.set_digest(rebuilt.newest.digest() + state.digest());
+    if (!rebuilt.closing.has_value()) {
+      rebuilt.newest.set_digest(rebuilt.newest.digest() + state.digest());
+    }
   }
   record.set_digest(rebuilt.newest.digest());
+  for (const auto& [name, report] : reports) {
+    if (!stored.contains(name)) record.add_former_shards(name);
+  }
   return rebuilt;
 }
 

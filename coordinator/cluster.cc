@@ -51,8 +51,10 @@ void Cluster::Restore(const v1::MetaRecord& meta) {
   meta_ = meta;
   // The lower half of all numbers is enough for gaps, even if the coordinator starts often.
   if (meta_.starts() > 0 && meta_.generation() <= kMaxReportedNumber) {
-    meta_.set_generation(meta_.generation() + (meta_.backup() ? kBackupGap : kGenerationGap));
+    const uint32_t at = absl::ToUnixMillis(now_) % kBackupGap;
+    meta_.set_generation(meta_.generation() + (meta_.backup() ? kBackupGap + at : kGenerationGap));
   }
+  if (meta_.backup()) meta_.set_run(meta_.run() + kBackupRuns);
   meta_.clear_backup();
   meta_.set_starts(meta_.starts() + 1);
   meta_.set_epoch(std::max(meta_.epoch() + 1, static_cast<uint64_t>(absl::ToUnixMillis(now_))));

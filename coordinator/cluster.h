@@ -30,9 +30,13 @@ namespace cadre {
 // earlier and still runs with a copy of the store, may assign them.
 inline constexpr uint32_t kGenerationGap = 100'000;
 
-// The same for a start with a backup: the coordinator that made it has assigned more since, and
-// left out a gap at each of its starts.
+// The same for a start with a backup, at the least: the coordinator that made it has assigned more
+// since, and left out a gap at each of its starts. The time is added, because another backup of the
+// same coordinator may have been used before.
 inline constexpr uint32_t kBackupGap = 10'000'000;
+
+// Ids of runs that a start with a backup leaves out: those of runs that were submitted since.
+inline constexpr uint32_t kBackupRuns = 1000;
 
 class Cluster {
  public:

@@ -129,6 +129,10 @@ absl::StatusOr<std::vector<Action>> Machine::Restore(
   cluster_.Restore(meta);
   for (auto& [number, run] : runs_) CADRE_RETURN_IF_ERROR(run.Load(records));
   for (auto& [number, run] : runs_) run.PlaceMembers();
+  if (meta.backup()) {
+    // Workers do not return to generations that have ended since.
+    for (auto& [number, run] : runs_) run.FenceAll("the coordinator has started with a backup");
+  }
   VisitAll();
   return cluster_.Take();
 }
@@ -314,7 +318,7 @@ void Machine::OnHello(ConnectionId connection, const v1::Hello& hello) {
       } else if (!run->live()) {
         run->SendCloseRun(member);
       } else if (run->IsLater(hello.name(), shard)) {
-        run->FallBehind();
+        run->FallBehind(shard.version());
       }
     }
     for (auto& [number, run] : runs_) {

@@ -110,12 +110,13 @@ class Run {
   // The stream of the aggregator has ended, or its lease.
   void OnAggregatorLost(const std::string& name) {
     shards_.Close(name);
-    if (behind()) behind_->erase(name);
+    if (behind()) behind_->reports.erase(name);
   }
-  // Whether the state that the aggregator has shows that the record is older.
+  // Whether the state that an aggregator has shows that the record is older.
   bool IsLater(absl::string_view aggregator, const v1::ShardState& shard) const;
-  // The record is older than the values: ends the groups, and requests reports.
-  void FallBehind();
+  // The record is older than the values, which have this version: ends the groups, and requests
+  // reports.
+  void FallBehind(uint32_t version);
   void RequestReport(const Member& aggregator) const;
   // Returns the run that is to replace this one, once the reports amount to one. Ends the run if it
   // had ended. Ignored unless the run is behind.
@@ -156,6 +157,8 @@ class Run {
   void FillShards(const Member& aggregator, v1::AggregatorStatus& status) const;
 
  private:
+  // Whether the aggregator may have a state of the shard that the record does not know.
+  bool MayStore(absl::string_view aggregator, uint32_t shard) const;
   bool averages() const { return Averages(spec()); }
   // Whether the shards are applying a closed round.
   bool committing() const { return commits_.closing().has_value(); }
@@ -351,10 +354,15 @@ class Run {
   std::set<uint32_t> catching_up_;
   // Groups whose lowest accepted generation has changed in this event. They may have been removed.
   std::map<uint32_t, uint32_t> fences_;
-  // The reports of the aggregators if the record is older than their values, and why they do not
-  // amount to a newer one.
-  std::optional<RunReports> behind_;
-  std::string behind_reason_;
+  // While the record is older than the values of the aggregators.
+  struct Behind {
+    // The newest version that an aggregator had.
+    uint32_t version = 0;
+    RunReports reports;
+    // Why the reports do not amount to the run.
+    std::string problem;
+  };
+  std::optional<Behind> behind_;
   // When the first group was prepared, while none has started.
   absl::Time barrier_since_ = absl::InfiniteFuture();
 };

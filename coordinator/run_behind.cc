@@ -19,19 +19,23 @@
 
 namespace cadre {
 
+// In the copy, the run may not have chosen its aggregators, and it may have chosen others since.
+bool Run::MayStore(absl::string_view aggregator, uint32_t shard) const {
+  return record_.version() == 0 || shards_.Owns(aggregator, shard);
+}
+
 bool Run::IsLater(absl::string_view aggregator, const v1::ShardState& shard) const {
-  if (!live() || !averages()) return false;
-  // In the copy, the run may not have chosen its aggregators.
-  const bool chosen = commits_.newest().has_value();
-  if (chosen && !shards_.Owns(aggregator, shard.shard())) return false;
+  if (!live() || !averages() || !MayStore(aggregator, shard.shard())) return false;
   // A run is closed, or a round applied, only after the store has recorded it.
   return shard.closed() || shard.version() > record_.version() + (committing() ? 1 : 0);
 }
 
-void Run::FallBehind() {
-  if (behind()) return;
-  behind_.emplace();
-  behind_reason_ = "its aggregators have not reported";
+void Run::FallBehind(uint32_t version) {
+  if (behind()) {
+    behind_->version = std::max(behind_->version, version);
+    return;
+  }
+  behind_ = Behind{.version = version, .problem = "its aggregators have not reported"};
   Disband("the coordinator's store is older than the values of the run");
   shards_.Reset();
   round_.Open(record_.version() + 1);
@@ -49,24 +53,37 @@ void Run::RequestReport(const Member& aggregator) const {
 
 std::optional<RebuiltRun> Run::OnReport(const std::string& aggregator,
                                         const v1::RunReport& report) {
-  if (!behind() || !report.has_open() || report.open().lineage() != record_.lineage()) {
+  if (!behind() || !report.has_open() || report.open().lineage() != record_.lineage() ||
+      !MayStore(aggregator, report.open().shard())) {
     return std::nullopt;
   }
-  (*behind_)[aggregator] = report;
-  RebuiltRun rebuilt = RebuildRun(id(), *behind_);
+  behind_->reports[aggregator] = report;
+  RebuiltRun rebuilt = RebuildRun(id(), behind_->reports);
   if (rebuilt.ended) {
     // Their files are deleted with the run.
-    for (const auto& [name, one] : *behind_) record_.add_former_shards(name);
+    for (const auto& [name, one] : behind_->reports) record_.add_former_shards(name);
     End(v1::RUN_STATE_STOPPED,
         "it had ended, with a result that is lost: the coordinator's store is older");
     return std::nullopt;
   }
-  behind_reason_ = rebuilt.problem;
+  const uint32_t newest = rebuilt.record.version() + (rebuilt.closing.has_value() ? 1 : 0);
+  if (rebuilt.problem.empty() && newest < behind_->version) {
+    rebuilt.problem = absl::StrCat("no connected aggregator has version ", behind_->version,
+                                   ", which one had before");
+  }
+  behind_->problem = rebuilt.problem;
   if (!rebuilt.problem.empty()) return std::nullopt;
+  if (commits_.newest().has_value() && record_.version() == rebuilt.record.version()) {
+    rebuilt.newest = *commits_.newest();
+    rebuilt.record.set_digest(record_.digest());
+  }
   // What the reports do not have remains as it was at the time of the copy.
   v1::RunRecord record = record_;
   record.clear_reason();
   record.clear_evaluating();
+  // When the first group has opened the data again, OnPrepared decides where the run stands.
+  record.clear_train_samples();
+  record.clear_test_samples();
   record.set_state(rebuilt.record.state());
   record.set_version(rebuilt.record.version());
   record.set_step(rebuilt.record.step());
@@ -74,6 +91,7 @@ std::optional<RebuiltRun> Run::OnReport(const std::string& aggregator,
   record.set_samples(rebuilt.record.samples());
   record.set_rounds_committed(rebuilt.record.rounds_committed());
   *record.mutable_shards() = rebuilt.record.shards();
+  record.mutable_former_shards()->MergeFrom(rebuilt.record.former_shards());
   if (rebuilt.record.has_division()) *record.mutable_division() = rebuilt.record.division();
   rebuilt.record = std::move(record);
   return rebuilt;

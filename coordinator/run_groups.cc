@@ -197,7 +197,7 @@ void Run::OnPrepared(const Member& member, const v1::Prepared& prepared) {
                        " and ends at step ", TotalSteps(record_)));
       return;
     }
-    // An adopted run does not know until now where it stands.
+    // An adopted or rebuilt run does not know until now where it stands.
     if (record_.version() > 0) {
       record_.set_next_evaluation_epoch(EvaluationEpochAfter(record_, record_.step()));
       if (AtEnd(record_, record_.step())) {

@@ -167,7 +167,8 @@ bool Run::LoadsOldVersion(const Round::Away& away) const {
 
 void Run::MaybeClose() {
   if (!averages() || committing() || record_.state() != v1::RUN_STATE_RUNNING) return;
-  if (!ShardsMayClose()) return;
+  // The coordinator's store may be older than a version that an aggregator has made of this round.
+  if (!shards_.AllKnown() || !ShardsMayClose()) return;
   const Round::Away away = Away();
   if (!round_.MayClose(slots_.started().size(), away, cluster_.now())) return;
   if (LoadsOldVersion(away)) return;

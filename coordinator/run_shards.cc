@@ -116,7 +116,7 @@ void Run::OnRunOpened(const Member& member, const v1::RunOpened& opened) {
   // Only the first answer on a stream shows the state that the aggregator had on its disk.
   if (shards_.IsOpen(opened.shard())) return;
   const uint32_t newest = record_.version() + (committing() ? 1 : 0);
-  if (!opened.hollow() && opened.version() > newest) return FallBehind();
+  if (!opened.hollow() && opened.version() > newest) return FallBehind(opened.version());
   if (const std::string wrong = CheckOpened(member, opened); !wrong.empty()) {
     cluster_.Count("shards_lost");
     // A hollow shard without a version accepts nothing yet; it also reports version 0.

@@ -168,7 +168,7 @@ void Run::FillShards(const Member& aggregator, v1::AggregatorStatus& status) con
 std::string Run::WaitReason() const {
   if (behind()) {
     return absl::StrCat("its record is older than the values of its aggregators, and is rebuilt: ",
-                        behind_reason_);
+                        behind_->problem);
   }
   for (const std::string& name : record_.shards()) {
     const Member* const member = cluster_.members().Aggregator(name);

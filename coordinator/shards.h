@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <map>
+#include <set>
 #include <string>
 
 #include "absl/strings/string_view.h"
@@ -27,6 +28,8 @@ class Shards {
   }
   bool IsOpen(uint32_t shard) const { return opened_.contains(shard); }
   bool AllOpen() const { return size() > 0 && std::ssize(opened_) == size(); }
+  // Whether the state of each shard was known at some time since the start of the coordinator.
+  bool AllKnown() const { return std::ssize(known_) == size(); }
   // Each shard's answer to OpenRun on the current stream of its aggregator.
   const std::map<uint32_t, v1::RunOpened>& opened() const { return opened_; }
 
@@ -39,10 +42,12 @@ class Shards {
   }
 
   void Open(const v1::RunOpened& opened) {
+    known_.insert(opened.shard());
     lost_.erase(opened.shard());
     opened_[opened.shard()] = opened;
   }
   void Lose(uint32_t shard, const ShardRestore& restore) {
+    known_.insert(shard);
     opened_.erase(shard);
     lost_.insert_or_assign(shard, restore);
   }
@@ -54,12 +59,14 @@ class Shards {
   }
   // All shards are to be opened again.
   void Reset() {
+    known_.clear();
     opened_.clear();
     lost_.clear();
   }
 
  private:
   const v1::RunRecord& run_;
+  std::set<uint32_t> known_;
   std::map<uint32_t, v1::RunOpened> opened_;
   std::map<uint32_t, ShardRestore> lost_;
 };

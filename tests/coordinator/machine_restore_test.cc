@@ -834,11 +834,97 @@ TEST_F(OlderStoreTest, RunContinuesFromItsNewestVersion) {
 
 TEST_F(OlderStoreTest, NothingHasChangedSince) {
   const std::string run = Begin(2);
-  const uint32_t generation = cluster_.Group(run, 0).generation();
   cluster_.RollBackStore(BackUp());
   EXPECT_EQ(cluster_.Counter("runs_behind"), 0u);
-  EXPECT_EQ(cluster_.Group(run, 0).generation(), generation) << "the groups continue";
   ExpectDone(run);
+}
+
+// Members do not return to a generation that has ended since, so none may be waited for.
+TEST_F(OlderStoreTest, GroupsOfTheBackupEnd) {
+  const std::string run = Begin(2);
+  cluster_.behaviour.prepare = false;
+  cluster_.Fail(cluster_.workers()[0]);
+  ASSERT_TRUE(cluster_.RunUntil([&] { return cluster_.workers()[0].assignment.has_value(); }));
+  const uint32_t generation = cluster_.Group(run, 0).generation();
+  cluster_.RollBackStore(BackUp());
+  cluster_.Run(absl::Seconds(2));
+  EXPECT_GE(cluster_.Group(run, 0).generation(), generation + kBackupGap);
+  cluster_.behaviour.prepare = true;
+  ExpectDone(run);
+}
+
+// The run is at its last step, which its older record does not have.
+TEST_F(OlderStoreTest, RunAtItsEndIsEvaluated) {
+  AddMembers(2, 4);
+  const std::string run = cluster_.Submit(MakeSpec(2, 2, 5, 10));
+  cluster_.behaviour.evaluate = false;
+  TrainBoth(run);
+  const Records copy = BackUp();
+  TrainBoth(run);
+  ASSERT_EQ(RunStateOf(run), v1::RUN_STATE_FINISHING);
+  cluster_.behaviour.evaluate = true;
+  cluster_.RollBackStore(copy);
+  ASSERT_TRUE(cluster_.RunUntilEnded(run)) << ReasonOf(run);
+  EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_DONE);
+  EXPECT_EQ(cluster_.RunStatus(run).test().samples(), kTestSamples);
+}
+
+// In the copy, the run has not chosen its aggregators, and those that have its values are away.
+TEST_F(OlderStoreTest, ShardsThatWereOpenedInsteadAreLeftovers) {
+  cluster_.AddAggregator("agg-1");
+  cluster_.AddAggregator("agg-2");
+  const std::string run = cluster_.Submit(MakeSpec(2, 2, 5, 100));
+  const Records copy = BackUp();
+  cluster_.AddWorkers(4);
+  TrainBoth(run);
+  TrainBoth(run);
+  cluster_.AddAggregator("agg-0");
+  const auto before = cluster_.aggregators();
+  for (int i = 0; i < 2; ++i) cluster_.Kill(cluster_.aggregators()[i]);
+  cluster_.behaviour.prepare = false;
+  cluster_.RollBackStore(copy);
+  ASSERT_TRUE(cluster_.RunUntil([&] { return cluster_.aggregators()[2].shards.contains(run); }));
+  for (int i = 0; i < 2; ++i) cluster_.Restart(cluster_.aggregators()[i]);
+  EXPECT_EQ(VersionOf(run), 2u) << ReasonOf(run);
+  cluster_.behaviour.prepare = true;
+  ExpectDone(run);
+}
+
+// An aggregator has made a version of the round that is open in the copy.
+TEST_F(OlderStoreTest, RoundClosesOnlyWhenAllShardsAreKnown) {
+  const std::string run = Begin(1);
+  // Not made by `cadre backup`, so the groups continue.
+  const Records copy = cluster_.store();
+  cluster_.Kill(agg(0));
+  TrainBoth(run);
+  ASSERT_EQ(agg(1).shards.at(run).version, 2u);
+  cluster_.Kill(agg(1));
+  cluster_.RollBackStore(copy);
+  cluster_.Restart(agg(0));
+  TrainBoth(run);
+  EXPECT_FALSE(cluster_.Commit(run, 2).has_value());
+  cluster_.Restart(agg(1));
+  EXPECT_EQ(VersionOf(run), 2u);
+  ExpectDone(run);
+}
+
+// The lineage is not a secret among aggregators.
+TEST_F(OlderStoreTest, AggregatorWithoutAShardShowsNothing) {
+  const std::string run = Begin(2);
+  FakeAggregator& other = cluster_.AddAggregator("agg-2");
+  other.shards[run] = agg(0).shards.at(run);
+  other.shards[run].closed = true;
+  cluster_.Restart(other);
+  EXPECT_EQ(cluster_.Counter("runs_behind"), 0u);
+  ExpectDone(run);
+}
+
+TEST_F(OlderStoreTest, NumbersOfRunsAreNotReused) {
+  Begin(1);
+  const Records copy = BackUp();
+  const std::string lost = cluster_.Submit(MakeSpec(2, 2, 5, 100));
+  cluster_.RollBackStore(copy);
+  EXPECT_NE(cluster_.Submit(MakeSpec(2, 2, 5, 100)), lost);
 }
 
 TEST_F(OlderStoreTest, WaitsForAllShards) {
