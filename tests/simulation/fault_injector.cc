@@ -57,6 +57,8 @@ void FaultInjector::Inject(const Fault& fault, const std::string& host) {
   switch (fault.kind) {
     case FaultKind::kCrashCoordinator:
       return coordinator_.Crash(fault.length);
+    case FaultKind::kRestoreStore:
+      return coordinator_.RestoreStoreAfter(fault.length);
     case FaultKind::kBreakStream:
       return network_.BreakAny();
     case FaultKind::kKillWorker:

@@ -37,6 +37,8 @@ enum class FaultKind {
 
   // ---- Events: at `at`, for `length`.
   kCrashCoordinator,
+  // The coordinator returns with a backup of its store from the beginning of the fault.
+  kRestoreStore,
   kBreakStream,
   // A worker's process ends, its host is lost, or it leaves with Goodbye.
   kKillWorker,

@@ -96,12 +96,25 @@ void Invariants::OnTransaction(const Store& before, const Store& after) {
   if (groups_changed) CheckMembersOnce(after);
 }
 
+void Invariants::OnStoreRestored(const Store& store) {
+  std::erase_if(submitted_, [&](const auto& run) { return !store.contains(RunKey(run)); });
+  for (const auto& [run, spec] : specs_) restored_.insert(run);
+  for (auto& [slot, generation] : current_) {
+    generations_[generation].ended = true;
+    const auto group = Read<v1::GroupRecord>(store, cadre::GroupKey(slot.first, slot.second));
+    generation = group.has_value() ? group->generation() : 0;
+    generations_[generation].ended = false;
+  }
+}
+
 // Old commits are removed; the newest two of a run, and the one that is being applied, are not.
 void Invariants::OnErased(const std::string& key, const std::string& bytes, const Store& after) {
   if (absl::StartsWith(key, kCommitPrefix)) {
     const auto commit = Parse<v1::CommitRecord>(bytes);
     const auto run = Read<v1::RunRecord>(after, RunKey(commit.run()));
-    if (run.has_value() && commit.round() + 2 > run->version()) {
+    const bool rebuilt =
+        run.has_value() && commit.round() < run->version() && restored_.contains(commit.run());
+    if (run.has_value() && commit.round() + 2 > run->version() && !rebuilt) {
       world_.Violate("the store has lost the record ", key);
     }
     return;
@@ -177,7 +190,9 @@ void Invariants::CheckRun(const Store& after, const v1::RunRecord& before,
   specs_[run] = record.spec();
   shards_[run] = record.shards_size();
   if (Averages(record.spec())) {
-    if (record.version() != before.version() && record.version() != before.version() + 1) {
+    const bool rebuilt = restored_.contains(run) && committed_.contains({run, record.version()});
+    if (record.version() != before.version() && record.version() != before.version() + 1 &&
+        !rebuilt) {
       world_.Violate(run, " changes from version ", before.version(), " to ", record.version());
     }
     if (record.step() < before.step()) world_.Violate(run, " decreases its step");
@@ -245,6 +260,22 @@ bool Invariants::MayFail(const v1::RunRecord& record) const {
 
 // ---- Commits
 
+// Whether the record is that of a version that aggregators reported after the record was lost.
+bool Invariants::IsRebuilt(const v1::RunRecord& run, const v1::CommitRecord& commit) {
+  const std::pair<std::string, uint32_t> version(commit.run(), commit.round());
+  const auto first = closed_.find(version);
+  if (!restored_.contains(commit.run()) || first == closed_.end()) return false;
+  // A shard that was restored from a group does not have the order that made its version.
+  if (!commit.participants().empty() &&
+      !SameParticipants(first->second.participants(), commit.participants())) {
+    const bool lost = !written_.contains(version) || HasLostDisk(run);
+    if (!lost) world_.Violate(Name(commit), " is rebuilt with other participants");
+    return !lost;
+  }
+  if (commit.committed()) committed_.emplace(version, commit.participants_size());
+  return true;
+}
+
 void Invariants::CheckNewCommit(const Store& before, const Store& after,
                                 const v1::CommitRecord& commit) {
   if (!after.contains(RunKey(commit.run()))) {
@@ -259,8 +290,12 @@ void Invariants::CheckNewCommit(const Store& before, const Store& after,
     committed_[{commit.run(), 0}] = 0;
     return;
   }
+  if (IsRebuilt(run, commit)) return;
   const auto base = Read<v1::CommitRecord>(before, CommitKey(commit.run(), commit.round() - 1));
-  if (!base || !base->committed() || versions_[commit.run()].count(commit.round()) != 0) {
+  // An older record may close a round again that no aggregator has applied.
+  const bool closed =
+      versions_[commit.run()].contains(commit.round()) && !restored_.contains(commit.run());
+  if (!base || !base->committed() || closed) {
     world_.Violate(Name(commit), " is closed out of order or twice");
     return;
   }
@@ -272,6 +307,7 @@ void Invariants::CheckNewCommit(const Store& before, const Store& after,
     CheckParticipant(run, commit, commit.participants(i));
   }
   MakeVersion(run, commit);
+  closed_[{commit.run(), commit.round()}] = commit;
   world_.Count("rounds_closed");
   world_.Count("rounds_closed_short",
                commit.participants_size() < int64_t{GroupsOf(run.spec())} ? 1 : 0);
@@ -360,6 +396,8 @@ void Invariants::CheckDigests(const v1::CommitRecord& commit) {
                      DigestHex(expected));
     }
   }
+  // Not known for a rebuilt record if a shard has the next version already.
+  if (commit.digest() == 0 && restored_.contains(commit.run())) return;
   if (commit.committed() && commit.digest() != DigestOf(values, Whole(values))) {
     world_.Violate(Name(commit), " has digest ", DigestHex(commit.digest()),
                    ", but its participants give ", DigestHex(DigestOf(values, Whole(values))));
@@ -430,7 +468,10 @@ void Invariants::OnContributionsRemoved(const std::string& aggregator,
                                         const std::function<bool(const ContributionKey&)>& may_be) {
   std::erase_if(kept_, [&](const auto& kept) {
     if (kept.second != aggregator || holds(kept.first)) return false;
-    if (!may_be(kept.first)) {
+    // An older record does not contain the generations that were formed since.
+    const bool forgotten =
+        restored_.contains(kept.first.run) && generations_[kept.first.generation].ended;
+    if (!forgotten && !may_be(kept.first)) {
       world_.Violate(aggregator, " has lost ", kept.first.ToString(),
                      ", which it had acknowledged and not applied");
     }
@@ -457,6 +498,7 @@ void Invariants::OnVersionWritten(const std::string& aggregator, const std::stri
     world_.Violate(aggregator, " writes ", name, ", which has no commit record");
     return;
   }
+  written_.emplace(run, version);
   const Values& expected = versions->second[version];
   const std::vector<Interval> whole = {{0, span.size()}};
   const Values part(expected.begin() + span.begin, expected.begin() + span.end);
@@ -530,7 +572,7 @@ void Invariants::CheckEnd(
     // not know the discrepancy.
     const v1::DiscrepancyRecord& discrepancy = record->discrepancy();
     const bool counts = discrepancy.rounds() == rounds_apart && discrepancy.groups() == groups;
-    if (!counts && !HasLostDisk(*record)) {
+    if (!counts && !HasLostDisk(*record) && !restored_.contains(run)) {
       world_.Violate(run, " counts ", discrepancy.rounds(), " rounds of discrepancy; there were ",
                      rounds_apart, ", the last of ", groups, " groups");
     }

@@ -43,6 +43,9 @@ class Invariants {
   void OnTransaction(const Store& before, const Store& after);
   void OnSent(const Store& store, const v1::CoordinatorMessage& message);
   void OnSubmitted(const Store& store, const std::string& run);
+  // The store has become an older copy of itself: what was decided since is on the aggregators
+  // only.
+  void OnStoreRestored(const Store& store);
 
   // ---- Aggregators
   void OnStaged(const std::string& aggregator, const v1::ContributionHeader& header);
@@ -55,6 +58,8 @@ class Invariants {
   void OnDiskLost(const std::string& aggregator);
   bool HasLostDisk(const std::string& aggregator) const { return lost_disks_.contains(aggregator); }
   bool HasLostDisk(const v1::RunRecord& run) const;
+  // Whether the run's record was once replaced by an older one.
+  bool IsRestored(const std::string& run) const { return restored_.contains(run); }
   // The aggregator has durably written the version; `values` are those of `span`.
   void OnVersionWritten(const std::string& aggregator, const std::string& run, uint32_t version,
                         Interval span, const Values& values);
@@ -89,6 +94,7 @@ class Invariants {
   void CheckRunEnd(const v1::RunRecord& record);
   // Whether the failures since the last commit justify that the run ends.
   bool MayFail(const v1::RunRecord& record) const;
+  bool IsRebuilt(const v1::RunRecord& run, const v1::CommitRecord& commit);
   void CheckNewCommit(const Store& before, const Store& after, const v1::CommitRecord& commit);
   void CheckParticipant(const v1::RunRecord& run, const v1::CommitRecord& commit,
                         const v1::Participant& in);
@@ -111,11 +117,17 @@ class Invariants {
     std::set<uint32_t> diverged;
   };
   std::map<std::string, Failures> failures_;
+  // Runs whose records were replaced by older ones.
+  std::set<std::string> restored_;
   std::map<std::string, v1::RunSpec> specs_;
   std::map<std::string, uint32_t> shards_;
   // Expected values of every version.
   std::map<std::string, std::map<uint32_t, Values>> versions_;
   std::map<std::pair<std::string, uint32_t>, int> committed_;
+  // Versions after 0 of which an aggregator has written its shard.
+  std::set<std::pair<std::string, uint32_t>> written_;
+  // The record with which each round was closed.
+  std::map<std::pair<std::string, uint32_t>, v1::CommitRecord> closed_;
   // All acknowledged contributions, and those that must still be on the disk of their aggregator.
   std::set<std::pair<ContributionKey, std::string>> acknowledged_;
   std::set<std::pair<ContributionKey, std::string>> kept_;

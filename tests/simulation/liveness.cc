@@ -103,6 +103,10 @@ bool Liveness::IsHealthyHost(const std::string& host) const {
 void Liveness::CheckMembers() {
   const absl::Time now = world_.timeline.now();
   const bool runs = coordinator_.up() && !coordinator_.stalled();
+  // An older store does not have the workers that have joined since.
+  if (std::exchange(stores_restored_, coordinator_.stores_restored()) != stores_restored_) {
+    members_.clear();
+  }
   std::map<std::string, absl::Time> members;
   for (const auto& worker : workers_) {
     if (!worker->up() || !IsHealthyHost(worker->name())) continue;

@@ -60,6 +60,7 @@ class Liveness {
   std::map<std::string, Watched> runs_;
   // Since when nothing has been wrong with a worker, by its process.
   std::map<std::string, absl::Time> members_;
+  int stores_restored_ = 0;
   struct Healthy {
     uint32_t generation = 0;
     // Nothing has been wrong with it since then.

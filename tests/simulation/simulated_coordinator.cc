@@ -4,7 +4,9 @@
 #include <utility>
 #include <variant>
 
+#include "absl/strings/match.h"
 #include "coordinator/keys.h"
+#include "coordinator/run_rules.h"
 #include "tests/coordinator/apply_op.h"
 
 namespace cadre::simulation {
@@ -69,6 +71,38 @@ void SimulatedCoordinator::Crash(std::optional<absl::Duration> downtime) {
   network_.Unlisten();
   world_.timeline.After(downtime.value_or(world_.dice.Between(kMinDowntime, kMaxDowntime)), life_,
                         [this] { Start(); });
+}
+
+// A run that has no version in the backup begins anew if the aggregators that have its versions are
+// away, and a user must decide when they return.
+bool SimulatedCoordinator::AllRunsHaveVersions() const {
+  for (auto it = store_.lower_bound(kRunPrefix);
+       it != store_.end() && absl::StartsWith(it->first, kRunPrefix); ++it) {
+    v1::RunRecord run;
+    run.ParseFromString(it->second);
+    if (IsLive(run.state()) && !store_.contains(CommitKey(run.run(), run.version()))) return false;
+  }
+  return true;
+}
+
+void SimulatedCoordinator::RestoreStoreAfter(absl::Duration time) {
+  if (!AllRunsHaveVersions()) return;
+  std::map<std::string, std::string> backup = store_;
+  // As in coordinator/backup.
+  if (const auto meta = backup.find(kMetaKey); meta != backup.end()) {
+    v1::MetaRecord record;
+    record.ParseFromString(meta->second);
+    record.set_backup(true);
+    meta->second = record.SerializeAsString();
+  }
+  world_.timeline.After(time, [this, backup = std::move(backup)] {
+    world_.Count("stores_restored");
+    ++stores_restored_;
+    Crash();
+    world_.Log("c     has an older store");
+    store_ = backup;
+    invariants_.OnStoreRestored(store_);
+  });
 }
 
 void SimulatedCoordinator::Submit(const v1::RunSpec& spec,

@@ -29,6 +29,9 @@ class SimulatedCoordinator {
   void Start();
   // Ends the process; it starts again after `downtime`, or a random time.
   void Crash(std::optional<absl::Duration> downtime = std::nullopt);
+  int stores_restored() const { return stores_restored_; }
+  // After the time, the process ends and starts again with the store of now.
+  void RestoreStoreAfter(absl::Duration time);
   bool up() const { return machine_ != nullptr; }
   bool stalled() const { return busy_until_ > world_.timeline.now(); }
 
@@ -45,6 +48,7 @@ class SimulatedCoordinator {
   const std::map<std::string, std::string>& store() const { return store_; }
 
  private:
+  bool AllRunsHaveVersions() const;
   void Take(Event event);
   void HandleInbox();
   // The actions of a batch of events, by event. The functions return false if the process crashed.
@@ -63,6 +67,7 @@ class SimulatedCoordinator {
   Invariants& invariants_;
   const Machine::Options options_;
   std::map<std::string, std::string> store_;
+  int stores_restored_ = 0;
 
   // State of the process.
   Lifetime life_;

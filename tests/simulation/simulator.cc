@@ -261,6 +261,17 @@ size_t Simulator::ConnectedWorkers() const {
   });
 }
 
+bool Simulator::HasGroups(const std::string& run) const {
+  const std::string prefix = GroupsPrefix(run);
+  for (auto it = coordinator_.store().lower_bound(prefix);
+       it != coordinator_.store().end() && absl::StartsWith(it->first, prefix); ++it) {
+    v1::GroupRecord group;
+    group.ParseFromString(it->second);
+    if (group.generation() != 0) return true;
+  }
+  return false;
+}
+
 bool Simulator::AllEnded() const {
   if (runs_submitted_ < runs_wanted_) return false;
   for (auto it = coordinator_.store().lower_bound(kRunPrefix);
@@ -268,7 +279,11 @@ bool Simulator::AllEnded() const {
     v1::RunRecord record;
     record.ParseFromString(it->second);
     // The disk of a parked run does not return.
-    if (IsLive(record.state()) && record.state() != v1::RUN_STATE_PARKED) return false;
+    const bool parked = record.state() == v1::RUN_STATE_PARKED;
+    // Nor are values restored that are lost on an aggregator while the record is older.
+    const bool lost = faults_ended_ && invariants_.IsRestored(record.run()) &&
+                      invariants_.HasLostDisk(record) && !HasGroups(record.run());
+    if (IsLive(record.state()) && !parked && !lost) return false;
   }
   return true;
 }

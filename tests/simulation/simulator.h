@@ -74,6 +74,7 @@ class Simulator {
   void CheckLiveness();
   void EndFaults();
   size_t ConnectedWorkers() const;
+  bool HasGroups(const std::string& run) const;
   bool AllEnded() const;
   void ReportStuck();
 
