@@ -451,6 +451,26 @@ Decision<Ledger::Contribution> Ledger::MapRanges(const Run& run,
   return contribution;
 }
 
+// The ranks of a generation share a shard, so together they stage no more than its size: one rank
+// cannot fill the disk in the names of all.
+std::optional<Refused> Ledger::CheckRoom(const Run& run, const ContributionKey& key,
+                                         int64_t elements) {
+  ContributionKey first = key;
+  first.rank = 0;
+  first.seed = false;
+  for (auto it = run.contributions.lower_bound(first); it != run.contributions.end(); ++it) {
+    const ContributionKey& other = it->first;
+    if (std::tie(other.round, other.group, other.generation) !=
+        std::tie(key.round, key.group, key.generation)) {
+      break;
+    }
+    if (other.seed == key.seed && other.rank != key.rank) elements += it->second.elements;
+  }
+  if (elements <= run.span.size()) return std::nullopt;
+  return Malformed(absl::StrCat(key.ToString(), ": with the other ranks, ", elements,
+                                " elements are staged; the shard has ", run.span.size()));
+}
+
 // Fences older generations of the group. Their incomplete contributions are obsolete; complete ones
 // may have been committed.
 std::vector<ContributionKey> Ledger::Fence(Run& run, uint32_t group,
@@ -522,6 +542,11 @@ Decision<StageGrant> Ledger::Stage(const v1::ContributionHeader& header) {
   if (staged != run.contributions.end() && !same && staged->second.durable) {
     return Malformed(
         absl::StrCat(key.ToString(), " is already staged with other ranges or samples"));
+  }
+  if (!same) {
+    if (auto refused = CheckRoom(run, key, std::get<Contribution>(mapped).elements)) {
+      return *refused;
+    }
   }
   StageGrant grant;
   grant.key = key;

@@ -316,6 +316,8 @@ class Ledger {
   // Each of these checks one aspect of a header against its run and returns the refusal, if any.
   static std::optional<Refused> CheckIdentity(const Run& run, const v1::ContributionHeader& header);
   static std::optional<Refused> CheckRound(const Run& run, const v1::ContributionHeader& header);
+  static std::optional<Refused> CheckRoom(const Run& run, const ContributionKey& key,
+                                          int64_t elements);
   static Decision<Contribution> MapRanges(const Run& run, const v1::ContributionHeader& header);
   static std::optional<Refused> CheckGeneration(const Run& run, uint32_t group,
                                                 uint32_t generation);

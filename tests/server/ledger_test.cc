@@ -450,6 +450,14 @@ TEST_F(LedgerTest, OnlyParticipantsAreApplied) {
   EXPECT_THAT(ledger_.VersionDurable(run_.run, 1, {1}), ElementsAre(in.key, out.key));
 }
 
+TEST_F(LedgerTest, RanksTogetherStageAtMostTheShard) {
+  Grant(Header(run_, {.rank = 0}, 0, 8, kChunk));
+  EXPECT_EQ(RefusalIn(ledger_.Stage(Header(run_, {.rank = 1}, 7, 15, kChunk))),
+            v1::REFUSAL_MALFORMED);
+  Grant(Header(run_, {.rank = 1}, 8, 15, kChunk));
+  Grant(Header(run_, {.group = 1, .rank = 1}, 0, 15, kChunk));
+}
+
 TEST_F(LedgerTest, LateContributionIsRefused) {
   StageAll({.group = 0}, 0, 15);
   const StageGrant slow = Grant(Header(run_, {.group = 1}, 0, 15, kChunk));
@@ -514,8 +522,8 @@ TEST_F(LedgerTest, ApplyNeedsExactCover) {
 }
 
 TEST_F(LedgerTest, ApplyRefusesOverlap) {
-  StageAll({.rank = 0}, 0, 10);
-  StageAll({.rank = 1}, 8, 15);
+  StageAll({.rank = 0}, 0, 9);
+  StageAll({.rank = 1}, 8, 14);
   EXPECT_THAT(WhyNot(MakeApply(run_, 1, {{.ranks = 2}})),
               HasSubstr("two ranks of group 0 have staged position 8"));
   EXPECT_THAT(WhyNot(MakeApply(run_, 1, {{.ranks = 1}})),
