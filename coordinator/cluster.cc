@@ -22,6 +22,8 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/strip.h"
+#include "base/peer_text.h"
 #include "base/protocol.h"
 #include "base/secret_key.h"
 #include "coordinator/keys.h"
@@ -36,6 +38,17 @@ using google::protobuf::util::MessageDifferencer;
 constexpr int kMaxCounters = 256;
 // How long a rank of a stalled group may take to leave its generation.
 constexpr absl::Duration kReleaseTime = absl::Seconds(10);
+
+// Counters of refusals are added to durable ones, so only those of known refusals count.
+bool IsCounter(const std::string& name) {
+  absl::string_view refusal = name;
+  if (!absl::ConsumePrefix(&refusal, "refused_")) return CheckName("counter", name).ok();
+  const auto& values = *v1::Refusal_descriptor();
+  for (int i = 0; i < values.value_count(); ++i) {
+    if (refusal == EnumText(static_cast<v1::Refusal>(values.value(i)->number()))) return true;
+  }
+  return false;
+}
 
 std::string MissingField(const v1::Hello& hello) {
   if (hello.role() != v1::ROLE_WORKER && hello.role() != v1::ROLE_AGGREGATOR) return "role";
@@ -197,7 +210,7 @@ void Cluster::OnHeartbeat(Member& member, const v1::Heartbeat& heartbeat) {
   member.counters.clear();
   for (const auto& [name, value] : heartbeat.counters()) {
     if (member.counters.size() >= kMaxCounters) break;
-    member.counters[name] = value;
+    if (IsCounter(name)) member.counters[name] = value;
   }
   member.progress = heartbeat.progress();
   if (!member.hung.has_value()) return;

@@ -14,6 +14,10 @@ namespace {
 // Failures of a slot that cost no extra wait, and after which time without one they are forgotten.
 constexpr uint32_t kFreeFailures = 10;
 constexpr absl::Duration kFailureWindow = absl::Minutes(10);
+// Of what all ranks of a group have prepared: half of the largest message.
+constexpr size_t kMaxPreparedBytes = 4 << 20;
+// What a group may add to its plan: buckets, algorithms and links.
+constexpr size_t kMaxAddedBytes = 256 << 10;
 
 using Axes = google::protobuf::RepeatedPtrField<v1::MeshAxis>;
 
@@ -65,6 +69,9 @@ absl::Status Slot::CheckReportedPlan(const v1::Plan& plan) const {
   if (!Equal(plan.mesh(), assigned.mesh())) {
     return absl::InvalidArgumentError("its mesh differs from the assigned one");
   }
+  if (plan.ByteSizeLong() > assigned.ByteSizeLong() + kMaxAddedBytes) {
+    return absl::InvalidArgumentError(absl::StrCat("it has ", plan.ByteSizeLong(), " bytes"));
+  }
   if (plan.layers_size() != assigned.layers_size()) {
     return absl::InvalidArgumentError(absl::StrCat(
         "it has ", plan.layers_size(), " layers, the assigned plan has ", assigned.layers_size()));
@@ -79,10 +86,12 @@ absl::Status Slot::CheckReportedPlan(const v1::Plan& plan) const {
 }
 
 // Rank 0 reports the plan for all ranks, which agreed on it, so one copy in the record is enough.
+// A group must fit into one message of the status.
 void Slot::Prepare(const v1::Prepared& prepared) {
   v1::Prepared& stored = prepared_[prepared.place().rank()];
   stored = prepared;
   stored.clear_plan();
+  if (stored.ByteSizeLong() > kMaxPreparedBytes / ranks()) stored.clear_held();
   if (prepared.has_plan() && prepared.place().rank() == 0) {
     *record_.mutable_obeyed_plan() = prepared.plan();
   }

@@ -203,6 +203,22 @@ TEST_F(MachineMembershipTest, RefusalCountersOutliveMembers) {
       << "the counters remain when the member is lost";
 }
 
+// They would remain in the store forever.
+TEST_F(MachineMembershipTest, CountersOfUnknownRefusalsAreIgnored) {
+  FakeAggregator& aggregator = cluster_.AddAggregator("agg");
+  v1::Heartbeat heartbeat;
+  (*heartbeat.mutable_counters())["refused_anything"] = 3;
+  (*heartbeat.mutable_counters())[std::string(64, 'x')] = 3;
+  (*heartbeat.mutable_counters())["staged_bytes"] = 1000;
+  cluster_.Send(aggregator, heartbeat);
+  const v1::StatusReply status = cluster_.Status();
+  ASSERT_EQ(status.aggregators_size(), 1);
+  EXPECT_EQ(status.aggregators(0).member().counters_size(), 1);
+  cluster_.Kill(aggregator);
+  cluster_.Run(absl::Seconds(20));
+  EXPECT_EQ(cluster_.Status().counters().count("refused_anything"), 0u);
+}
+
 TEST_F(MachineMembershipTest, ClosedStreamsAreIgnored) {
   ASSERT_TRUE(Join(HelloOf("a")).has_welcome());
   cluster_.Do(StreamClosed{connection_});

@@ -75,6 +75,22 @@ TEST(SlotTest, PreparedReportsPlan) {
   EXPECT_EQ(slot.plan().buckets_size(), 1);
 }
 
+// One rank could otherwise make every status larger than a message may be.
+TEST(SlotTest, LargeReportsAreNotKept) {
+  Slot slot("run-1", 0, absl::FromUnixSeconds(5));
+  slot.Form(1, {"w1", "w2"}, AssignedPlan(), absl::FromUnixSeconds(6));
+  v1::Prepared prepared = FromRank(slot, 0);
+  for (int i = 0; i < 1000; ++i) prepared.add_held()->set_parameter(std::string(2000, 'x'));
+  slot.Prepare(prepared);
+  EXPECT_EQ(slot.prepared_ranks().at(0).held_size(), 1000);
+  prepared.add_held()->set_parameter(std::string(200'000, 'x'));
+  slot.Prepare(prepared);
+  EXPECT_EQ(slot.prepared_ranks().at(0).held_size(), 0);
+  v1::Plan plan = AssignedPlan();
+  for (int i = 0; i < (1 << 18); ++i) plan.add_buckets();
+  EXPECT_FALSE(slot.CheckReportedPlan(plan).ok());
+}
+
 TEST(SlotTest, OtherPlanIsRefused) {
   Slot slot("run-1", 0, absl::FromUnixSeconds(5));
   slot.Form(1, {"w1", "w2"}, AssignedPlan(), absl::FromUnixSeconds(6));
