@@ -12,6 +12,7 @@
 #include "base/crc32c.h"
 #include "base/rpc/grpc_channel.h"
 #include "base/rpc/grpc_status.h"
+#include "base/rpc/identity.h"
 #include "server/client/refusal.h"
 
 namespace cadre {
@@ -35,12 +36,17 @@ class RoundsCall : public Reactor {
  public:
   void OnDone() override {
     fence_.Take();
-    delete this;
+    stream_.End([this] { delete this; });
   }
 
  protected:
-  RoundsCall(ShardHost& host, WorkPool& pool, StreamLimit& limit)
-      : host_(host), pool_(pool), permit_(limit) {}
+  RoundsCall(ShardHost& host, WorkPool& pool, StreamSlots& slots, OpenStreams& streams,
+             grpc::CallbackServerContext* context)
+      : host_(host),
+        pool_(pool),
+        slots_(slots),
+        peer_(PeerName(*context)),
+        stream_(streams, context) {}
 
   void End(const absl::Status& status) {
     fence_.Pass();
@@ -49,40 +55,61 @@ class RoundsCall : public Reactor {
   void EndBusy() {
     End(absl::ResourceExhaustedError("busy: too many concurrent streams; retry later"));
   }
-  // Returns false, and ends the call, if there are too many calls of its kind.
-  bool Admit() {
-    if (!permit_.granted()) EndBusy();
-    return permit_.granted();
+  // Whether the stream may go on. If not, it is ended.
+  bool IsAdmitted() {
+    if (!stream_.admitted()) EndBusy();
+    return stream_.admitted();
+  }
+  // The caller has proved that it is a rank: submits the work if the call gets a slot.
+  void Begin(const absl::Status& authenticated, WorkPool::Work work) {
+    if (!authenticated.ok()) return End(authenticated);
+    slot_ = slots_.Take(peer_);
+    if (!slot_.taken()) return EndBusy();
+    Submit(std::move(work));
   }
   void Submit(WorkPool::Work work) {
     if (!pool_.Submit(std::move(work))) EndBusy();
   }
+  // Before and after the operations that wait for the peer.
+  void Await() {
+    stream_.Await();
+    fence_.Pass();
+  }
+  void Continue() {
+    fence_.Take();
+    stream_.Continue();
+  }
   // Handles the end of a write. Returns false, and ends the call, if the caller has disconnected.
   bool TakeWritten(bool ok) {
-    fence_.Take();
-    if (!ok) End(absl::CancelledError("the caller has disconnected"));
+    Continue();
+    if (!ok) End(absl::CancelledError("the caller has disconnected, or did not read"));
     return ok;
   }
 
   ShardHost& host_;
-  HandoffFence fence_;
 
  private:
+  HandoffFence fence_;
   WorkPool& pool_;
-  const StreamLimit::Permit permit_;
+  StreamSlots& slots_;
+  const std::string peer_;
+  StreamSlots::Slot slot_;
+  OpenStreams::Stream stream_;
 };
 
 // Stage: header -> Resume -> chunks -> Staged.
 class StageCall final
     : public RoundsCall<grpc::ServerBidiReactor<v1::StageRequest, v1::StageReply>> {
  public:
-  StageCall(ShardHost& host, WorkPool& pool, StreamLimit& limit) : RoundsCall(host, pool, limit) {
-    if (Admit()) Read();
+  StageCall(ShardHost& host, WorkPool& pool, StreamSlots& slots, OpenStreams& streams,
+            grpc::CallbackServerContext* context)
+      : RoundsCall(host, pool, slots, streams, context) {
+    if (IsAdmitted()) Read();
   }
 
   void OnReadDone(bool ok) override {
-    fence_.Take();
-    if (ok) return Submit([this] { TakeRequest(); });
+    Continue();
+    if (ok) return TakeRequest();
     End(RefusalStatus(v1::REFUSAL_MALFORMED, absl::StrCat("the stream ended after ", taken_,
                                                           " chunks of ", staging_.grant.chunks)));
   }
@@ -95,26 +122,25 @@ class StageCall final
 
  private:
   void Read() {
-    fence_.Pass();
+    Await();
     StartRead(&request_);
   }
 
   void TakeRequest() {
-    if (request_.has_header() && staging_.file == nullptr) return TakeHeader();
-    if (request_.has_chunk() && staging_.file != nullptr) return TakeChunk();
+    if (request_.has_header() && staging_.file == nullptr) {
+      return Begin(host_.Authenticate(request_.header()), [this] { TakeHeader(); });
+    }
+    if (request_.has_chunk() && staging_.file != nullptr) return Submit([this] { TakeChunk(); });
     End(RefusalStatus(v1::REFUSAL_MALFORMED, "expected one header, then chunks"));
   }
 
   void TakeHeader() {
-    if (const absl::Status caller = host_.Authenticate(request_.header()); !caller.ok()) {
-      return End(caller);
-    }
     absl::StatusOr<Staging> staging = host_.Stage(request_.header());
     if (!staging.ok()) return End(staging.status());
     staging_ = *std::move(staging);
     taken_ = staging_.grant.next_chunk;
     reply_.mutable_resume()->set_next_chunk(taken_);
-    fence_.Pass();
+    Await();
     StartWrite(&reply_);
   }
 
@@ -129,7 +155,7 @@ class StageCall final
   void FinishStaging() {
     if (const absl::Status status = host_.Finish(staging_); !status.ok()) return End(status);
     reply_.mutable_staged()->set_elements(staging_.grant.elements);
-    fence_.Pass();
+    Await();
     StartWriteAndFinish(&reply_, grpc::WriteOptions(), grpc::Status::OK);
   }
 
@@ -144,10 +170,11 @@ class StageCall final
 // the previous one, so a slow caller delays only itself.
 class PullCall final : public RoundsCall<grpc::ServerWriteReactor<v1::PullReply>> {
  public:
-  PullCall(ShardHost& host, WorkPool& pool, Counters& counters, StreamLimit& limit,
+  PullCall(ShardHost& host, WorkPool& pool, Counters& counters, StreamSlots& slots,
+           OpenStreams& streams, grpc::CallbackServerContext* context,
            const v1::PullRequest* request)
-      : RoundsCall(host, pool, limit), counters_(counters), request_(request) {
-    if (Admit()) Submit([this] { Begin(); });
+      : RoundsCall(host, pool, slots, streams, context), counters_(counters), request_(request) {
+    if (IsAdmitted()) Begin(host_.Authenticate(*request_), [this] { Open(); });
   }
 
   void OnWriteDone(bool ok) override {
@@ -155,10 +182,7 @@ class PullCall final : public RoundsCall<grpc::ServerWriteReactor<v1::PullReply>
   }
 
  private:
-  void Begin() {
-    if (const absl::Status caller = host_.Authenticate(*request_); !caller.ok()) {
-      return End(caller);
-    }
+  void Open() {
     absl::StatusOr<std::unique_ptr<VersionPull>> pull = host_.Pull(*request_);
     if (!pull.ok()) return End(pull.status());
     pull_ = *std::move(pull);
@@ -179,7 +203,7 @@ class PullCall final : public RoundsCall<grpc::ServerWriteReactor<v1::PullReply>
     chunk.set_index(index_++);
     chunk.set_crc32c(Crc32c(data));
     counters_.Add("pulled_bytes", data.size());
-    fence_.Pass();
+    Await();
     StartWrite(&reply_);
   }
 
@@ -198,22 +222,18 @@ RoundsService::RoundsService(const RoundsServiceOptions& options, ShardHost& hos
       counters_(counters),
       stages_(options.max_stages),
       pulls_(options.max_pulls),
-      // Every stream has at most one waiting task.
-      pool_(options.disk_threads, options.max_stages + options.max_pulls) {}
-
-RoundsService::~RoundsService() {
-  stages_.AwaitAllReturned();
-  pulls_.AwaitAllReturned();
-}
+      // Every stream with a slot has at most one waiting task.
+      pool_(options.disk_threads, options.max_stages + options.max_pulls),
+      streams_(options.max_streams, options.max_silence) {}
 
 grpc::ServerBidiReactor<v1::StageRequest, v1::StageReply>* RoundsService::Stage(
-    grpc::CallbackServerContext* /*context*/) {
-  return new StageCall(host_, pool_, stages_);
+    grpc::CallbackServerContext* context) {
+  return new StageCall(host_, pool_, stages_, streams_, context);
 }
 
-grpc::ServerWriteReactor<v1::PullReply>* RoundsService::Pull(
-    grpc::CallbackServerContext* /*context*/, const v1::PullRequest* request) {
-  return new PullCall(host_, pool_, counters_, pulls_, request);
+grpc::ServerWriteReactor<v1::PullReply>* RoundsService::Pull(grpc::CallbackServerContext* context,
+                                                             const v1::PullRequest* request) {
+  return new PullCall(host_, pool_, counters_, pulls_, streams_, context, request);
 }
 
 }  // namespace cadre

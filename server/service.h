@@ -1,11 +1,13 @@
 // The Rounds service: streams of ranks, converted to calls of a ShardHost.
 //
 // Disk I/O runs on a pool of `disk_threads`, at most one task per stream at a time; gRPC's threads
-// only pass messages. A call beyond `max_stages` or `max_pulls` concurrent streams is refused with
-// ResourceExhausted ("busy: ..."), and the client retries it later. Memory is therefore bounded: a
-// staging stream holds the message that is being written and those that flow control admits ahead
-// of it; a pull holds one chunk in transit (at most 1 MiB of values) and one checked block of the
-// file (256 KiB).
+// only pass messages. A call beyond `max_stages` or `max_pulls` concurrent streams, or beyond three
+// quarters of them for one peer, is refused with ResourceExhausted ("busy: ..."), and the client
+// retries it later. A stream counts once its first message has proved that its caller is a rank;
+// before that, only the number of all streams is limited. A stream whose peer neither sends nor
+// reads a message for `max_silence` is cancelled. Memory is therefore bounded: a staging stream
+// holds the message that is being written and those that flow control admits ahead of it; a pull
+// holds one chunk in transit (at most 1 MiB of values) and one checked block of the file (256 KiB).
 //
 //   RoundsService service({}, host, counters);
 //   Daemon::Start(options, {&service});
@@ -21,13 +23,13 @@
 #include <utility>
 #include <vector>
 
-#include "absl/base/thread_annotations.h"
-#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
 #include "base/bounded_queue.h"
 #include "base/counters.h"
 #include "base/rpc/grpc_channel.h"
 #include "proto/cadre/v1/rounds.grpc.pb.h"
 #include "server/shard_host.h"
+#include "server/stream_limits.h"
 
 namespace cadre {
 
@@ -39,48 +41,9 @@ struct RoundsServiceOptions {
   int disk_threads = 4;
   int max_stages = 64;
   int max_pulls = 64;
-};
-
-// Limits the number of concurrent streams of one kind. Thread-safe; must outlive every Permit.
-class StreamLimit {
- public:
-  explicit StreamLimit(int max) : max_(max) {}
-
-  // The permit of one stream; its destructor returns it.
-  class Permit {
-   public:
-    explicit Permit(StreamLimit& limit) : limit_(limit), granted_(limit.Acquire()) {}
-    Permit(const Permit&) = delete;
-    Permit& operator=(const Permit&) = delete;
-    ~Permit() { limit_.Release(); }
-    // False if the limit was reached; the stream must then end immediately.
-    bool granted() const { return granted_; }
-
-   private:
-    StreamLimit& limit_;
-    const bool granted_;
-  };
-
-  // Waits until every permit is returned. Requires: no new permits.
-  void AwaitAllReturned() ABSL_LOCKS_EXCLUDED(mutex_) {
-    absl::MutexLock lock(&mutex_);
-    mutex_.Await(absl::Condition(
-        +[](int* taken) { return *taken == 0; }, &taken_));
-  }
-
- private:
-  bool Acquire() ABSL_LOCKS_EXCLUDED(mutex_) {
-    absl::MutexLock lock(&mutex_);
-    return ++taken_ <= max_;
-  }
-  void Release() ABSL_LOCKS_EXCLUDED(mutex_) {
-    absl::MutexLock lock(&mutex_);
-    --taken_;
-  }
-
-  const int max_;
-  absl::Mutex mutex_;
-  int taken_ ABSL_GUARDED_BY(mutex_) = 0;
+  // Streams of both kinds, with those that have proved nothing yet.
+  size_t max_streams = 1024;
+  absl::Duration max_silence = absl::Seconds(30);
 };
 
 // A fixed number of threads for tasks that wait for the disk, so that gRPC's threads do not have to
@@ -115,7 +78,6 @@ class WorkPool {
 class RoundsService final : public v1::Rounds::CallbackService {
  public:
   RoundsService(const RoundsServiceOptions& options, ShardHost& host, Counters& counters);
-  ~RoundsService() override;
 
   grpc::ServerBidiReactor<v1::StageRequest, v1::StageReply>* Stage(
       grpc::CallbackServerContext* context) override;
@@ -125,10 +87,11 @@ class RoundsService final : public v1::Rounds::CallbackService {
  private:
   ShardHost& host_;
   Counters& counters_;
-  StreamLimit stages_;
-  StreamLimit pulls_;
-  // Declared last: its threads end before the objects that they use.
+  StreamSlots stages_;
+  StreamSlots pulls_;
   WorkPool pool_;
+  // Declared last: all streams end before the objects that they use.
+  OpenStreams streams_;
 };
 
 }  // namespace cadre

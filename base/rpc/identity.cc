@@ -94,4 +94,14 @@ absl::StatusOr<Identity> PeerIdentity(const grpc::AuthContext& context) {
   return identity;
 }
 
+std::string PeerName(const grpc::ServerContextBase& context) {
+  const std::shared_ptr<const grpc::AuthContext> auth = context.auth_context();
+  if (const auto identity = PeerIdentity(*auth); auth->IsPeerAuthenticated() && identity.ok()) {
+    return absl::StrCat(RoleName(identity->role), "/", identity->name);
+  }
+  // Such as "ipv4:10.0.0.1:4711".
+  const std::string peer = context.peer();
+  return peer.substr(0, peer.rfind(':'));
+}
+
 }  // namespace cadre

@@ -5,10 +5,11 @@
 // ROLE is operator, viewer, worker, aggregator or coordinator. TRUST_DOMAIN and NAME consist of
 // lower-case letters, digits, '.', '_' and '-'; NAME has at most 63 characters.
 //
-// Thread-safe (pure functions).
+// Thread-safe (functions without state).
 #pragma once
 
 #include <grpcpp/security/auth_context.h>
+#include <grpcpp/server_context.h>
 
 #include <optional>
 #include <string>
@@ -40,5 +41,8 @@ absl::StatusOr<Identity> ParseSpiffeId(absl::string_view uri);
 // server or channel have verified the certificate.
 // Errors: Unauthenticated, without a certificate that has exactly one such URI.
 absl::StatusOr<Identity> PeerIdentity(const grpc::AuthContext& context);
+
+// Names the peer of a call for limits and counts: its identity, or its IP address without TLS.
+std::string PeerName(const grpc::ServerContextBase& context);
 
 }  // namespace cadre

@@ -341,6 +341,83 @@ TEST_F(ServiceTest, ExcessStreamsRetry) {
   EXPECT_TRUE(staged.ok()) << staged;
 }
 
+// A stream has no slot before its header proves that the caller is a rank.
+TEST_F(ServiceTest, SilentStreamsHoldNoSlots) {
+  Start({.max_stages = 1, .max_pulls = 1});
+  Open();
+  std::vector<std::unique_ptr<RawStage>> silent;
+  for (int i = 0; i < 20; ++i) {
+    silent.push_back(std::make_unique<RawStage>(*server_));
+    if (i % 2 == 0) continue;
+    v1::ContributionHeader header = Header(run_, {}, 0, 15, 4);
+    header.set_generation(9);
+    silent.back()->Send(header);
+  }
+  EXPECT_TRUE(Stage({}, Values(1, 15)).ok());
+}
+
+TEST_F(ServiceTest, StreamsOfSilentPeersEnd) {
+  Start({.max_stages = 1, .max_silence = absl::Milliseconds(200)});
+  Open();
+  RawStage silent(*server_);
+  RawStage begun(*server_);
+  ASSERT_TRUE(begun.Send(Header(run_, {}, 0, 15, 4)));
+  begun.Resume();
+  v1::StageReply reply;
+  EXPECT_FALSE(silent.stream->Read(&reply));
+  EXPECT_EQ(silent.stream->Finish().error_code(), grpc::StatusCode::CANCELLED);
+  EXPECT_FALSE(begun.stream->Read(&reply));
+  EXPECT_TRUE(Stage({.group = 1}, Values(1, 15)).ok()) << "the slot is free again";
+}
+
+// The peer has received the first chunks and reads no more.
+TEST_F(ServiceTest, PullsOfSilentPeersEnd) {
+  Start({.max_pulls = 1, .max_silence = absl::Milliseconds(200)});
+  OpenLarge();
+  const auto stub = server_->Stub();
+  grpc::ClientContext context;
+  context.set_deadline(absl::ToChronoTime(Soon()));
+  v1::PullRequest request = PullOf(run_, 0, 0, run_.parameters());
+  request.set_protocol(kProtocol);
+  const auto stream = stub->Pull(&context, request);
+  EXPECT_TRUE(server_->WaitFor("pulled_bytes", 1));
+  const absl::Time until = Soon();
+  grpc::Status status;
+  do {
+    grpc::ClientContext other;
+    other.set_deadline(absl::ToChronoTime(Soon()));
+    const auto second = stub->Pull(&other, PullOf(run_, 0, 0, 15));
+    v1::PullReply reply;
+    while (second->Read(&reply)) {
+    }
+    status = second->Finish();
+  } while (status.error_code() == grpc::StatusCode::RESOURCE_EXHAUSTED && absl::Now() < until);
+  EXPECT_TRUE(status.ok()) << status.error_message();
+}
+
+TEST_F(ServiceTest, StreamsHaveALimitInTotal) {
+  Start({.max_streams = 2});
+  Open();
+  RawStage first(*server_);
+  RawStage second(*server_);
+  EXPECT_TRUE(second.Send(Header(run_, {}, 0, 15, 4)));
+  second.Resume();
+  EXPECT_EQ(RawStage(*server_).Finish().code(), absl::StatusCode::kResourceExhausted);
+}
+
+TEST(StreamSlotsTest, OnePeerLeavesAQuarter) {
+  StreamSlots slots(8);
+  std::vector<StreamSlots::Slot> taken;
+  for (int i = 0; i < 6; ++i) taken.push_back(slots.Take("a"));
+  EXPECT_TRUE(taken.back().taken());
+  EXPECT_FALSE(slots.Take("a").taken());
+  for (const char* peer : {"b", "c"}) taken.push_back(slots.Take(peer));
+  EXPECT_TRUE(taken.back().taken());
+  EXPECT_FALSE(slots.Take("d").taken());
+  taken.clear();
+  EXPECT_TRUE(slots.Take("a").taken());
+}
+
 TEST_F(ServiceTest, ConcurrentGroupsGiveEqualBits) {
   run_.groups = 6;
   run_.in = 500;
