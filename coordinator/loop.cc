@@ -1,7 +1,8 @@
 // One iteration takes all waiting items, passes the events to the machine, commits all records in
-// one transaction, performs the other actions, runs the queries and notifies the watchers.
-// Batching makes the cost of the fsync independent of the number of events: under load, more events
-// share it.
+// one transaction, performs the other actions, runs queries and notifies the watchers. Batching
+// makes the cost of the fsync independent of the number of events: under load, more events share
+// it. Queries have a queue of their own and at most kQueryTime of an iteration, so they delay no
+// event for longer, however many there are.
 //
 // A stalled process (a slow disk, SIGSTOP, a suspended machine) must not expire the leases of
 // members whose messages wait in the queue or on the network. Two measures prevent it: Tick follows
@@ -18,14 +19,17 @@
 #include <utility>
 
 #include "absl/time/clock.h"
+#include "base/rpc/grpc_status.h"
 #include "base/status.h"
 #include "coordinator/keys.h"
 
 namespace cadre {
 namespace {
 
-// Limit of waiting events and queries.
+// Limits of waiting events and queries.
 constexpr size_t kMaxWaitingItems = 4096;
+constexpr size_t kMaxWaitingQueries = 256;
+constexpr absl::Duration kQueryTime = absl::Milliseconds(10);
 
 }  // namespace
 
@@ -35,6 +39,7 @@ Loop::Loop(Options options, Store* store, Callbacks* callbacks)
       callbacks_(callbacks),
       machine_(options_.machine),
       queue_(kMaxWaitingItems),
+      queries_(kMaxWaitingQueries),
       last_read_(clock_.Now()) {}
 
 absl::StatusOr<std::unique_ptr<Loop>> Loop::Start(Options options, Store* store,
@@ -75,7 +80,15 @@ absl::Status Loop::Restore() {
 
 bool Loop::Post(Event event) { return queue_.Push(Item(std::move(event))); }
 
-bool Loop::RunQuery(Query query) { return queue_.Push(Item(std::move(query))); }
+absl::Status Loop::RunQuery(Query query) {
+  if (queue_.closed()) return absl::UnavailableError("the coordinator is stopping");
+  if (!queries_.TryPush(std::move(query))) {
+    return BusyError("too many queries are waiting");
+  }
+  // If there is no room, the loop is awake.
+  queue_.TryPush(Wake());
+  return absl::OkStatus();
+}
 
 void Loop::Stop() {
   queue_.Close();
@@ -111,12 +124,20 @@ void Loop::Run() {
       return;
     }
     Deliver(actions);
+    const bool more = RunQueries();
     const absl::Time now = clock_.Now();
-    for (const Item& item : items) {
-      if (const Query* query = std::get_if<Query>(&item)) (*query)(machine_, now);
-    }
-    next_call = callbacks_->OnSettled(machine_, now);
+    next_call = more ? now : callbacks_->OnSettled(machine_, now);
   }
+}
+
+bool Loop::RunQueries() {
+  const absl::Time until = clock_.Now() + kQueryTime;
+  while (const std::optional<Query> query = queries_.PopBefore(absl::InfinitePast())) {
+    const absl::Time now = clock_.Now();
+    (*query)(machine_, now);
+    if (now >= until) return true;
+  }
+  return false;
 }
 
 std::vector<Loop::Item> Loop::Take(absl::Time wake) {

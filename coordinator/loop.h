@@ -58,15 +58,18 @@ class Loop {
 
   // Blocks while the queue is full. Returns false when the loop has stopped.
   bool Post(Event event);
-  // Runs `query` on the loop's thread once all earlier events are durable. Returns false when the
-  // loop has stopped; the query then does not run.
-  bool RunQuery(Query query);
+  // Runs `query` on the loop's thread once all earlier events are durable. Does not block. Errors,
+  // for which the query does not run: a BusyError if too many queries wait, Unavailable when the
+  // loop has stopped. A query that waits when the loop stops does not run either.
+  absl::Status RunQuery(Query query);
 
   // Handles all posted items, then ends the threads. No callback runs after it returns.
   void Stop();
 
  private:
-  using Item = std::variant<Event, Query>;
+  // A Wake ends the wait for events, because a query waits.
+  struct Wake {};
+  using Item = std::variant<Event, Wake>;
 
   Loop(Options options, Store* store, Callbacks* callbacks);
   absl::Status Restore();
@@ -78,6 +81,8 @@ class Loop {
   std::vector<Action> Handle(const std::vector<Item>& items, absl::Duration unread);
   absl::Status PersistAll(const std::vector<Action>& actions);
   void Deliver(const std::vector<Action>& actions);
+  // Runs waiting queries for a limited time. Returns whether others wait.
+  bool RunQueries();
   // The thread that searches plans, one after the other.
   void Search();
 
@@ -88,6 +93,7 @@ class Loop {
   Callbacks* const callbacks_;
   Machine machine_;
   BoundedQueue<Item> queue_;
+  BoundedQueue<Query> queries_;
   StallMonitor stall_monitor_;
   // When the last iteration had taken its items.
   absl::Time last_read_;

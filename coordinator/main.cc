@@ -13,7 +13,6 @@
 #include "base/program_flags.h"
 #include "base/protocol.h"
 #include "base/rpc/daemon.h"
-#include "base/rpc/grpc_channel.h"
 #include "base/status.h"
 #include "coordinator/measured_planning.h"
 #include "coordinator/service.h"
@@ -61,8 +60,6 @@ constexpr char kUsage[] =
     "from its store. SIGTERM stops it.\n\n"
     "Exit codes: 0 stopped, 1 failure (the reason is the last line on stderr), 2 invalid flags.";
 
-// gRPC must accept messages over kMaxMessageBytes, so that they are refused by name.
-constexpr int kReceiveBytes = 4 * kMaxMessageBytes;
 constexpr absl::Duration kDrain = absl::Seconds(3);
 
 uint64_t CountParameters(const v1::RunSpec& spec) {
@@ -123,8 +120,7 @@ int Serve(const Credentials& credentials) {
                                .insecure = FLAGS_insecure,
                                .max_connection_age = absl::Seconds(FLAGS_connection_age),
                                .health_port = FLAGS_health_port,
-                               .port_file = FLAGS_port_file,
-                               .receive_bytes = kReceiveBytes},
+                               .port_file = FLAGS_port_file},
                               service.services());
   if (!daemon.ok()) return Fail(daemon.status());
   LOG(INFO) << "listening on " << (*daemon)->address() << ", store " << FLAGS_store;

@@ -363,6 +363,8 @@ class Run {
     std::string problem;
   };
   std::optional<Behind> behind_;
+  // Parameters of the model, once a status was computed.
+  mutable std::optional<uint64_t> parameters_;
   // When the first group was prepared, while none has started.
   absl::Time barrier_since_ = absl::InfiniteFuture();
 };

@@ -54,7 +54,11 @@ v1::RunStatus Run::Status(absl::Time now) const {
   status.set_groups(groups);
   if (record.scaling_to() != groups) status.set_scaling_to(record.scaling_to());
   status.set_groups_alive(slots_.started().size());
-  if (options_.parameter_count) status.set_parameters(options_.parameter_count(record.spec()));
+  // A graph of the model is built for it, so it is computed once.
+  if (!parameters_.has_value()) {
+    parameters_ = options_.parameter_count ? options_.parameter_count(record.spec()) : 0;
+  }
+  status.set_parameters(*parameters_);
   // Synchronous training would perform one all-reduce of the gradients of all groups per step,
   // which sends 2 (G - 1) n values in total. G is the present number of groups.
   status.set_bytes_across_groups_synchronous(2 * (groups - 1) * status.parameters() *

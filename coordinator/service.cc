@@ -21,8 +21,9 @@
 namespace cadre {
 namespace {
 
-// Maximum number of concurrent Watch calls.
+// Maximum numbers of concurrent Watch calls and of unary calls that wait.
 constexpr size_t kMaxWatches = 1024;
+constexpr size_t kMaxCalls = 1024;
 
 absl::Status Stopping() { return absl::UnavailableError("the coordinator is stopping"); }
 
@@ -74,18 +75,32 @@ void CoordinatorService::Drain() {
 
 // The loop may finish the call before this function returns the reactor to gRPC. gRPC then keeps
 // the answer until it has the reactor, and the reactor deletes itself only afterwards.
-CoordinatorService::Call* CoordinatorService::Begin(Fill fill,
-                                                    const std::function<bool(RequestId)>& post) {
+CoordinatorService::Call* CoordinatorService::Begin(
+    Fill fill, const std::function<absl::Status(RequestId)>& post) {
   RequestId id = 0;
   Call* call = nullptr;
+  bool full = false;
   {
     absl::MutexLock lock(&mutex_);
     id = ++last_id_;
     call = new Call(id, this);
+    full = pending_.size() >= kMaxCalls;
     pending_[id] = {call, std::move(fill)};
   }
-  if (loop_ == nullptr || !post(id)) Finish(id, [](const Fill&) { return Stopping(); });
+  absl::Status posted = Stopping();
+  if (full) {
+    posted = BusyError("too many calls are waiting");
+  } else if (loop_ != nullptr) {
+    posted = post(id);
+  }
+  if (!posted.ok()) Finish(id, [&](const Fill&) { return posted; });
   return call;
+}
+
+CoordinatorService::Call* CoordinatorService::Request(Fill fill,
+                                                      const std::function<Event(RequestId)>& make) {
+  return Begin(std::move(fill),
+               [&](RequestId id) { return loop_->Post(make(id)) ? absl::OkStatus() : Stopping(); });
 }
 
 // A call may be finished by its answer, by its cancellation or by the end of the service. The first
@@ -120,8 +135,8 @@ CoordinatorService::Call* CoordinatorService::Query(
   });
 }
 
-bool CoordinatorService::WakeLoop() {
-  return loop_ != nullptr && loop_->RunQuery([](const Machine&, absl::Time) {});
+absl::Status CoordinatorService::WakeLoop() {
+  return loop_ == nullptr ? Stopping() : loop_->RunQuery([](const Machine&, absl::Time) {});
 }
 
 absl::Status CoordinatorService::CheckSubmit(const v1::SubmitRequest& request) const {
@@ -138,57 +153,53 @@ grpc::ServerUnaryReactor* CoordinatorService::Submit(grpc::CallbackServerContext
                                                      v1::SubmitReply* reply) {
   const Fill fill = [reply](const Replied& replied) { reply->set_run(replied.run); };
   return Begin(fill, [&](RequestId id) {
-    const absl::Status checked = CheckSubmit(*request);
-    if (!checked.ok()) {
-      Finish(id, [&](const Fill&) { return checked; });
-      return true;
-    }
+    CADRE_RETURN_IF_ERROR(CheckSubmit(*request));
     std::random_device entropy;
-    return loop_->Post(SubmitRun{.request = id,
-                                 .spec = request->spec(),
-                                 .lineage_seed = (uint64_t{entropy()} << 32) | entropy()});
+    const bool posted =
+        loop_->Post(SubmitRun{.request = id,
+                              .spec = request->spec(),
+                              .lineage_seed = (uint64_t{entropy()} << 32) | entropy()});
+    return posted ? absl::OkStatus() : Stopping();
   });
 }
 
 grpc::ServerUnaryReactor* CoordinatorService::Stop(grpc::CallbackServerContext*,
                                                    const v1::StopRequest* request, v1::StopReply*) {
-  return Begin(nullptr, [&](RequestId id) {
+  return Begin(nullptr, [&](RequestId id) -> absl::Status {
     if (request->reason().size() > kMaxReason) {
-      Finish(id, [](const Fill&) {
-        return absl::InvalidArgumentError(
-            absl::StrCat("reason: has more than the ", kMaxReason, " bytes that are allowed"));
-      });
-      return true;
+      return absl::InvalidArgumentError(
+          absl::StrCat("reason: has more than the ", kMaxReason, " bytes that are allowed"));
     }
-    return loop_->Post(StopRun{id, request->run(), ShortReason(request->reason())});
+    const bool posted = loop_->Post(StopRun{id, request->run(), ShortReason(request->reason())});
+    return posted ? absl::OkStatus() : Stopping();
   });
 }
 
 grpc::ServerUnaryReactor* CoordinatorService::Delete(grpc::CallbackServerContext*,
                                                      const v1::DeleteRequest* request,
                                                      v1::DeleteReply*) {
-  return Begin(nullptr, [&](RequestId id) { return loop_->Post(DeleteRun{id, request->run()}); });
+  return Request(nullptr, [&](RequestId id) { return DeleteRun{id, request->run()}; });
 }
 
 grpc::ServerUnaryReactor* CoordinatorService::Scale(grpc::CallbackServerContext*,
                                                     const v1::ScaleRequest* request,
                                                     v1::ScaleReply*) {
-  return Begin(nullptr, [&](RequestId id) {
-    return loop_->Post(ScaleRun{id, request->run(), request->groups()});
+  return Request(nullptr, [&](RequestId id) {
+    return ScaleRun{id, request->run(), request->groups()};
   });
 }
 
 grpc::ServerUnaryReactor* CoordinatorService::Resume(grpc::CallbackServerContext*,
                                                      const v1::ResumeRequest* request,
                                                      v1::ResumeReply*) {
-  return Begin(nullptr, [&](RequestId id) { return loop_->Post(ResumeRun{id, request->run()}); });
+  return Request(nullptr, [&](RequestId id) { return ResumeRun{id, request->run()}; });
 }
 
 grpc::ServerUnaryReactor* CoordinatorService::Adopt(grpc::CallbackServerContext*,
                                                     const v1::AdoptRequest* request,
                                                     v1::AdoptReply* reply) {
   const Fill fill = [reply](const Replied& replied) { *reply = replied.adopted; };
-  return Begin(fill, [&](RequestId id) { return loop_->Post(AdoptRuns{id, request->run()}); });
+  return Request(fill, [&](RequestId id) { return AdoptRuns{id, request->run()}; });
 }
 
 grpc::ServerUnaryReactor* CoordinatorService::List(grpc::CallbackServerContext*,
@@ -212,11 +223,9 @@ grpc::ServerUnaryReactor* CoordinatorService::Trace(grpc::CallbackServerContext*
                                                     const v1::TraceRequest* request,
                                                     v1::TraceReply* reply) {
   const Fill fill = [reply](const Replied& replied) { *reply = replied.trace; };
-  return Begin(fill, [&](RequestId id) {
-    return loop_->Post(TraceGroup{.request = id,
-                                  .run = request->run(),
-                                  .group = request->group(),
-                                  .steps = request->steps()});
+  return Request(fill, [&](RequestId id) {
+    return TraceGroup{
+        .request = id, .run = request->run(), .group = request->group(), .steps = request->steps()};
   });
 }
 
@@ -226,33 +235,39 @@ grpc::ServerUnaryReactor* CoordinatorService::Cordon(grpc::CallbackServerContext
   const Fill fill = [reply](const Replied& replied) {
     reply->mutable_members()->Add(replied.members.begin(), replied.members.end());
   };
-  return Begin(fill, [&](RequestId id) {
-    return loop_->Post(CordonMembers{.request = id,
-                                     .member = request->member(),
-                                     .undo = request->undo(),
-                                     .drain = request->drain()});
+  return Request(fill, [&](RequestId id) {
+    return CordonMembers{.request = id,
+                         .member = request->member(),
+                         .undo = request->undo(),
+                         .drain = request->drain()};
   });
 }
 
 grpc::ServerWriteReactor<v1::WatchUpdate>* CoordinatorService::Watch(
     grpc::CallbackServerContext*, const v1::WatchRequest* request) {
   WatchStream* stream = nullptr;
+  uint64_t id = 0;
   absl::Status refused;
   {
     absl::MutexLock lock(&mutex_);
-    const uint64_t id = ++last_id_;
+    id = ++last_id_;
     stream = new WatchStream(request->run(), [this, id] {
       absl::MutexLock done(&mutex_);
       watches_.erase(id);
     });
     if (drained_) refused = Stopping();
     if (watches_.size() >= kMaxWatches) {
-      refused = absl::ResourceExhaustedError("too many Watch calls");
+      refused = BusyError("too many Watch calls");
     }
     if (refused.ok()) watches_[id] = stream;
   }
-  if (refused.ok() && !WakeLoop()) refused = Stopping();
-  if (!refused.ok()) stream->End(refused);
+  if (!refused.ok()) {
+    stream->End(refused);
+  } else if (const absl::Status woken = WakeLoop(); !woken.ok()) {
+    // Drain may have ended the stream.
+    absl::MutexLock lock(&mutex_);
+    if (const auto found = watches_.find(id); found != watches_.end()) found->second->End(woken);
+  }
   return stream;
 }
 
@@ -278,9 +293,11 @@ grpc::ServerWriteReactor<v1::BackupChunk>* CoordinatorService::Backup(grpc::Call
       backup_id_ = id;
     }
   }
-  const bool posted = refused.ok() && loop_ != nullptr &&
-                      loop_->RunQuery([this](const Machine&, absl::Time) { PrepareBackup(); });
-  if (!posted) stream->End(refused.ok() ? Stopping() : refused);
+  if (refused.ok() && loop_ == nullptr) refused = Stopping();
+  if (refused.ok()) {
+    refused = loop_->RunQuery([this](const Machine&, absl::Time) { PrepareBackup(); });
+  }
+  if (!refused.ok()) stream->End(refused);
   return stream;
 }
 
@@ -344,7 +361,8 @@ void CoordinatorService::OnReplied(const Replied& replied) {
 absl::Time CoordinatorService::OnSettled(const Machine& machine, absl::Time now) {
   absl::Time again = absl::InfiniteFuture();
   absl::MutexLock lock(&mutex_);
-  for (auto& [id, watch] : watches_) again = std::min(again, watch->MaybeSend(machine, now));
+  for (auto& [id, watch] : watches_)
+    again = std::min(again, watch->MaybeSend(machine, updates_, now));
   return again;
 }
 

@@ -114,9 +114,12 @@ class CoordinatorService final : public v1::Membership::CallbackService,
     Fill fill;
   };
 
-  // Registers a call and posts its event or query to the loop; `post` returns false if the loop has
-  // stopped. The call ends by Finish with its id, by Drain, or by cancellation.
-  Call* Begin(Fill fill, const std::function<bool(RequestId)>& post) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Registers a call and posts its event or query to the loop. The call ends with the error of
+  // `post`, by Finish with its id, by Drain, or by cancellation.
+  Call* Begin(Fill fill, const std::function<absl::Status(RequestId)>& post)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  // Begins a call that posts one event.
+  Call* Request(Fill fill, const std::function<Event(RequestId)>& make);
   // On the thread of the call: the loop is not delayed by specs that it would refuse.
   absl::Status CheckSubmit(const v1::SubmitRequest& request) const;
   // Begins a call that only reads the state machine and is answered without waiting for an event.
@@ -127,7 +130,7 @@ class CoordinatorService final : public v1::Membership::CallbackService,
   // The caller has cancelled the call.
   void OnCancelled(RequestId request) ABSL_LOCKS_EXCLUDED(mutex_);
   // Makes the loop call OnSettled. Returns false if the loop has stopped.
-  bool WakeLoop();
+  absl::Status WakeLoop();
   // Writes the file of the backup in progress; on the loop's thread.
   void PrepareBackup() ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -143,6 +146,8 @@ class CoordinatorService final : public v1::Membership::CallbackService,
   std::map<ConnectionId, JoinStream*> streams_ ABSL_GUARDED_BY(mutex_);
   std::map<RequestId, Pending> pending_ ABSL_GUARDED_BY(mutex_);
   std::map<uint64_t, WatchStream*> watches_ ABSL_GUARDED_BY(mutex_);
+  // Used by the loop's thread only.
+  RunUpdates updates_;
   // The newest backup while its stream exists, and its number.
   BackupStream* backup_ ABSL_GUARDED_BY(mutex_) = nullptr;
   uint64_t backup_id_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -18,8 +18,9 @@
 namespace cadre {
 namespace {
 
-// Limit of messages waiting to be written to one member.
+// Limits of what waits to be written to one member.
 constexpr size_t kMaxQueuedMessages = 1024;
+constexpr size_t kMaxQueuedBytes = 64 << 20;
 constexpr absl::Duration kInterval = absl::Milliseconds(100);
 
 // The result is equal for two updates that differ only in elapsed times.
@@ -46,7 +47,7 @@ void JoinStream::Begin() {
 void JoinStream::Send(const v1::CoordinatorMessage& message) {
   absl::MutexLock lock(&mutex_);
   if (ending()) return;
-  if (queued() < kMaxQueuedMessages) return Queue(message);
+  if (queued() < kMaxQueuedMessages && queued_bytes() < kMaxQueuedBytes) return Queue(message);
   DropQueued();
   EndLocked(absl::ResourceExhaustedError("the member does not read its messages"));
 }
@@ -90,33 +91,52 @@ void JoinStream::OnDone() {
 
 // ---- WatchStream
 
-absl::Time WatchStream::MaybeSend(const Machine& machine, absl::Time now) {
+const RunUpdates::Entry& RunUpdates::Find(const Machine& machine, const std::string& run,
+                                          uint64_t revision, absl::Time now) {
+  const auto found = entries_.find(run);
+  if (found != entries_.end() &&
+      (found->second.revision == revision || now < found->second.computed + kInterval)) {
+    return found->second;
+  }
+  // Runs that nobody watches any more, or that no longer exist.
+  std::erase_if(entries_, [&](const auto& entry) {
+    return entry.first != run && now > entry.second.computed + absl::Minutes(1);
+  });
+  Entry& entry = entries_[run];
+  entry = {.update = machine.Update(run, now), .revision = revision, .computed = now};
+  entry.text = WithoutTimes(entry.update);
+  return entry;
+}
+
+absl::Time WatchStream::MaybeSend(const Machine& machine, RunUpdates& updates, absl::Time now) {
   absl::MutexLock lock(&mutex_);
   // A slow caller receives fewer updates: none is queued while one is being written.
   if (ending()) return absl::InfiniteFuture();
   if (queued() > 0) return now + kInterval;
   if (now < next_) return next_;
-  SendChanges(machine, now);
+  const bool behind = SendChanges(machine, updates, now);
   next_ = now + kInterval;
-  return absl::InfiniteFuture();
+  return behind ? next_ : absl::InfiniteFuture();
 }
 
-void WatchStream::SendChanges(const Machine& machine, absl::Time now) {
+bool WatchStream::SendChanges(const Machine& machine, RunUpdates& updates, absl::Time now) {
   const std::map<std::string, uint64_t> revisions = machine.Revisions(run_);
   if (!run_.empty() && revisions.empty()) {
     EndLocked(absl::NotFoundError(absl::StrCat("no such run: ", run_)));
-    return;
+    return false;
   }
   std::erase_if(sent_, [&](const auto& entry) { return !revisions.contains(entry.first); });
+  bool behind = false;
   for (const auto& [id, revision] : revisions) {
     Sent& sent = sent_[id];
-    if (std::exchange(sent.revision, revision) == revision) continue;
-    v1::WatchUpdate update = machine.Update(id, now);
-    const bool end = !IsLive(update.run().state());
-    std::string text = WithoutTimes(update);
-    if (std::exchange(sent.text, text) != text) Queue(std::move(update));
-    if (end && !run_.empty()) EndLocked(absl::OkStatus());
+    if (sent.revision == revision) continue;
+    const RunUpdates::Entry& entry = updates.Find(machine, id, revision, now);
+    behind |= entry.revision != revision;
+    if (std::exchange(sent.revision, entry.revision) == entry.revision) continue;
+    if (std::exchange(sent.text, entry.text) != entry.text) Queue(entry.update);
+    if (!IsLive(entry.update.run().state()) && !run_.empty()) EndLocked(absl::OkStatus());
   }
+  return behind;
 }
 
 void WatchStream::OnCancel() { End(absl::CancelledError("cancelled by the caller")); }

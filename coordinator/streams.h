@@ -40,6 +40,7 @@ class StreamWriter : public Reactor {
   void OnWriteDone(bool ok) override ABSL_LOCKS_EXCLUDED(mutex_) {
     absl::MutexLock lock(&mutex_);
     writing_ = false;
+    queued_bytes_ -= outgoing_.front().ByteSizeLong();
     outgoing_.pop_front();
     if (ok) {
       if (!ending()) OnWritten();
@@ -74,8 +75,10 @@ class StreamWriter : public Reactor {
   bool ending() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return end_.has_value(); }
   // Messages that are not written yet.
   size_t queued() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return outgoing_.size(); }
+  size_t queued_bytes() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return queued_bytes_; }
 
   void Queue(Message message) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    queued_bytes_ += message.ByteSizeLong();
     outgoing_.push_back(std::move(message));
     WriteOrFinish();
   }
@@ -104,6 +107,8 @@ class StreamWriter : public Reactor {
   const std::function<void()> on_done_;
   // The first message is being written while writing_ is set.
   std::deque<Message> outgoing_ ABSL_GUARDED_BY(mutex_);
+  // Without those that were dropped: the stream is ending then.
+  size_t queued_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   std::optional<absl::Status> end_ ABSL_GUARDED_BY(mutex_);
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;
@@ -140,6 +145,25 @@ class JoinStream final
   v1::MemberMessage incoming_;
 };
 
+// The newest updates of runs, computed at most ten times per second for each run, however many
+// Watch streams there are. Thread-compatible.
+class RunUpdates {
+ public:
+  struct Entry {
+    v1::WatchUpdate update;
+    // The update without fields that change with time, and the revision of the run.
+    std::string text;
+    uint64_t revision = 0;
+    absl::Time computed;
+  };
+  // The update may be older than `revision`. Valid until the next call.
+  const Entry& Find(const Machine& machine, const std::string& run, uint64_t revision,
+                    absl::Time now);
+
+ private:
+  std::map<std::string, Entry> entries_;
+};
+
 // One caller's Watch stream: at most ten updates per second, each only if something has changed.
 class WatchStream final
     : public StreamWriter<grpc::ServerWriteReactor<v1::WatchUpdate>, v1::WatchUpdate> {
@@ -151,12 +175,15 @@ class WatchStream final
   // Called on the coordinator's loop after every change. Sends the changes since the last update if
   // the interval has passed; only then does it take a snapshot. Returns the time at which it must
   // be called again even without an event; InfiniteFuture: only after the next event.
-  absl::Time MaybeSend(const Machine& machine, absl::Time now) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Time MaybeSend(const Machine& machine, RunUpdates& updates, absl::Time now)
+      ABSL_LOCKS_EXCLUDED(mutex_);
 
   void OnCancel() override ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
-  void SendChanges(const Machine& machine, absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Returns whether there are changes that `updates` do not contain yet.
+  bool SendChanges(const Machine& machine, RunUpdates& updates, absl::Time now)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const std::string run_;
   // The last update of a run, without fields that change with time, and the run's revision then.

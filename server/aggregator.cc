@@ -16,12 +16,6 @@
 #include "server/order_execution.h"
 
 namespace cadre {
-namespace {
-
-// Memory that gRPC may use for streams: enough for 64 of each kind with one chunk in transit.
-constexpr size_t kMemoryQuota = size_t{512} << 20;
-
-}  // namespace
 
 Aggregator::Aggregator(AggregatorOptions options)
     : options_(std::move(options)),
@@ -31,8 +25,6 @@ Aggregator::Aggregator(AggregatorOptions options)
 Aggregator::~Aggregator() { Drain(absl::ZeroDuration()); }
 
 absl::StatusOr<std::unique_ptr<Aggregator>> Aggregator::Start(AggregatorOptions options) {
-  options.server.receive_bytes = kRoundsReceiveBytes;
-  options.server.memory_quota_bytes = kMemoryQuota;
   auto aggregator = std::unique_ptr<Aggregator>(new Aggregator(std::move(options)));
   const AggregatorOptions& settings = aggregator->options_;
   CADRE_ASSIGN_OR_RETURN(

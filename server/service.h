@@ -33,10 +33,6 @@
 
 namespace cadre {
 
-// Value for DaemonOptions::receive_bytes, so that a message over kMaxMessageBytes can be refused by
-// name.
-inline constexpr int kRoundsReceiveBytes = 4 * kMaxMessageBytes;
-
 struct RoundsServiceOptions {
   int disk_threads = 4;
   int max_stages = 64;

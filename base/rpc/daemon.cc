@@ -32,6 +32,12 @@
 namespace cadre {
 namespace {
 
+// Largest message that gRPC accepts. It ends the stream of a larger one without a reason; services
+// refuse messages over kMaxMessageBytes by name.
+constexpr int kMaxReceiveBytes = 2 * kMaxMessageBytes;
+// A member uses a few streams of a connection, a caller one or two.
+constexpr int kMaxStreamsOfConnection = 128;
+
 struct HostPort {
   std::string host;
   int port = 0;
@@ -131,15 +137,14 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const DaemonOptions& optio
   grpc::EnableDefaultHealthCheckService(true);
   grpc::ServerBuilder builder;
   Configure(builder);
-  if (options.receive_bytes > 0) builder.SetMaxReceiveMessageSize(options.receive_bytes);
+  builder.SetMaxReceiveMessageSize(kMaxReceiveBytes);
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxStreamsOfConnection);
   // With SO_REUSEPORT two daemons on one port would share its connections.
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   if (options.credentials.secure()) LimitConnectionAge(options.max_connection_age, builder);
-  if (options.memory_quota_bytes > 0) {
-    grpc::ResourceQuota quota("daemon");
-    quota.Resize(options.memory_quota_bytes);
-    builder.SetResourceQuota(quota);
-  }
+  grpc::ResourceQuota quota("daemon");
+  quota.Resize(options.memory_quota_bytes);
+  builder.SetResourceQuota(quota);
   int port = 0;
   // Minimal containers have no hosts file to resolve localhost.
   const std::string host =

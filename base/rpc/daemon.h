@@ -39,12 +39,9 @@ struct DaemonOptions {
   int health_port = 0;
   // File to which the selected port is written once the server listens; empty: no file.
   std::string port_file;
-  // Largest message that gRPC accepts, 0: kMaxMessageBytes (base/rpc/grpc_channel.h). gRPC ends the
-  // stream of a larger message without a reason. A service that refuses messages over
-  // kMaxMessageBytes by name therefore sets a higher limit here.
-  int receive_bytes = 0;
-  // Memory that gRPC may use for all calls before it applies backpressure; 0: no limit.
-  size_t memory_quota_bytes = 0;
+  // Memory that gRPC may use for all calls before it applies backpressure: enough for 128 streams
+  // with one chunk in transit.
+  size_t memory_quota_bytes = size_t{192} << 20;
 };
 
 // OK when a server may listen on `listen` (host:port): the host is a loopback address, or

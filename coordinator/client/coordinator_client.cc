@@ -5,6 +5,7 @@
 #include <grpcpp/client_context.h>
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -15,6 +16,12 @@
 #include "base/status.h"
 
 namespace cadre {
+namespace {
+
+// Of a call for which the coordinator is too busy.
+constexpr int kMaxAttempts = 8;
+
+}  // namespace
 
 CoordinatorClient::CoordinatorClient(Options options)
     : options_(std::move(options)),
@@ -36,12 +43,17 @@ absl::StatusOr<Reply> CoordinatorClient::Call(Stub& stub,
                                                                            const Request&, Reply*),
                                               const Request& request, absl::Time deadline) const {
   CADRE_RETURN_IF_ERROR(Dial(deadline));
-  grpc::ClientContext context;
-  context.set_deadline(absl::ToChronoTime(deadline));
-  Reply reply;
-  const grpc::Status status = (stub.*method)(&context, request, &reply);
-  if (!status.ok()) return FromGrpc(status);
-  return reply;
+  for (int attempt = 1;; ++attempt) {
+    grpc::ClientContext context;
+    context.set_deadline(absl::ToChronoTime(deadline));
+    Reply reply;
+    const absl::Status status = FromGrpc((stub.*method)(&context, request, &reply));
+    if (status.ok()) return reply;
+    // The coordinator has not begun such a call.
+    const std::optional<absl::Duration> retry_after = RetryAfter(status);
+    if (!retry_after.has_value() || attempt == kMaxAttempts) return status;
+    absl::SleepFor(std::min(*retry_after, deadline - absl::Now()));
+  }
 }
 
 absl::StatusOr<std::string> CoordinatorClient::Submit(const v1::RunSpec& spec) const {

@@ -12,6 +12,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
+#include "base/rpc/grpc_status.h"
 #include "coordinator/keys.h"
 #include "tests/base/expect.h"
 #include "tests/coordinator/apply_op.h"
@@ -136,10 +137,12 @@ TEST(LoopTest, RestoresFromStore) {
   ASSERT_TRUE(loop.ok());
   absl::Notification answered;
   int runs = 0;
-  ASSERT_TRUE((*loop)->RunQuery([&](const Machine& machine, absl::Time now) {
-    runs = machine.Status(now).runs_size();
-    answered.Notify();
-  }));
+  ASSERT_TRUE((*loop)
+                  ->RunQuery([&](const Machine& machine, absl::Time now) {
+                    runs = machine.Status(now).runs_size();
+                    answered.Notify();
+                  })
+                  .ok());
   ASSERT_TRUE(answered.WaitForNotificationWithTimeout(absl::Seconds(10)));
   EXPECT_EQ(runs, 1);
 }
@@ -161,17 +164,76 @@ TEST(LoopTest, LeaseEndsWithoutEvents) {
   uint64_t lost = 0;
   while (lost == 0 && absl::Now() < limit) {
     absl::Notification answered;
-    ASSERT_TRUE((*loop)->RunQuery([&](const Machine& machine, absl::Time now) {
-      const v1::StatusReply status = machine.Status(now);
-      auto it = status.counters().find("leases_lost");
-      lost = it == status.counters().end() ? 0 : it->second;
-      answered.Notify();
-    }));
+    ASSERT_TRUE((*loop)
+                    ->RunQuery([&](const Machine& machine, absl::Time now) {
+                      const v1::StatusReply status = machine.Status(now);
+                      auto it = status.counters().find("leases_lost");
+                      lost = it == status.counters().end() ? 0 : it->second;
+                      answered.Notify();
+                    })
+                    .ok());
     answered.WaitForNotification();
     absl::SleepFor(absl::Milliseconds(5));
   }
   EXPECT_EQ(lost, 1u);
   EXPECT_GE(recorder.sent(), 1);
+}
+
+// A query of the test takes 5 ms, a half of what an iteration has for queries.
+TEST(LoopTest, QueriesDelayEventsForALimitedTime) {
+  MemoryStore store;
+  Recorder recorder(&store);
+  std::atomic<int> queries = 0;
+  std::atomic<int> before_answer = 0;
+  auto loop = Loop::Start(MakeOptions(), &store, &recorder);
+  ASSERT_TRUE(loop.ok());
+  absl::Notification begin;
+  ASSERT_TRUE(
+      (*loop)->RunQuery([&](const Machine&, absl::Time) { begin.WaitForNotification(); }).ok());
+  for (int i = 0; i < 200; ++i) {
+    ASSERT_TRUE((*loop)
+                    ->RunQuery([&](const Machine&, absl::Time) {
+                      const absl::Time until = absl::Now() + absl::Milliseconds(5);
+                      while (absl::Now() < until) {
+                      }
+                      if (recorder.replies() == 0) ++before_answer;
+                      ++queries;
+                    })
+                    .ok());
+  }
+  ASSERT_TRUE((*loop)->Post(SubmitRun{.request = 1}));
+  begin.Notify();
+  while (queries < 200) absl::SleepFor(absl::Milliseconds(1));
+  EXPECT_EQ(recorder.replies(), 1);
+  EXPECT_LE(before_answer, 4);
+}
+
+TEST(LoopTest, ExcessQueriesAreRefusedWithADelay) {
+  MemoryStore store;
+  Recorder recorder(&store);
+  auto loop = Loop::Start(MakeOptions(), &store, &recorder);
+  ASSERT_TRUE(loop.ok());
+  absl::Notification running, end;
+  ASSERT_TRUE((*loop)
+                  ->RunQuery([&](const Machine&, absl::Time) {
+                    running.Notify();
+                    end.WaitForNotification();
+                  })
+                  .ok());
+  running.WaitForNotification();
+  std::atomic<int> queries = 0;
+  const Loop::Query query = [&](const Machine&, absl::Time) { ++queries; };
+  int accepted = 0;
+  absl::Status status;
+  while ((status = (*loop)->RunQuery(query)).ok()) ++accepted;
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(RetryAfter(status), absl::Milliseconds(250));
+  EXPECT_LE(accepted, 1000);
+  // Events have room.
+  EXPECT_TRUE((*loop)->Post(SubmitRun{.request = 1}));
+  end.Notify();
+  while (queries < accepted) absl::SleepFor(absl::Milliseconds(1));
+  EXPECT_TRUE((*loop)->RunQuery(query).ok());
 }
 
 }  // namespace

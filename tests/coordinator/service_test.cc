@@ -58,8 +58,7 @@ class Coordinator {
     options.machine.heartbeat = lease / 4;
     service_ = std::make_unique<CoordinatorService>(std::move(options));
     EXPECT_TRUE(service_->Start(store_.get(), path + ".backup").ok());
-    auto daemon = Daemon::Start({.listen = listen, .receive_bytes = 4 * kMaxMessageBytes},
-                                service_->services());
+    auto daemon = Daemon::Start({.listen = listen}, service_->services());
     EXPECT_TRUE(daemon.ok()) << daemon.status();
     daemon_ = *std::move(daemon);
   }

@@ -12,7 +12,7 @@ RoundsServer::RoundsServer(const std::string& folder, RoundsServiceOptions optio
   EXPECT_TRUE(host.ok()) << host.status();
   host_ = *std::move(host);
   service_ = std::make_unique<RoundsService>(options, *host_, counters_);
-  auto daemon = Daemon::Start({.receive_bytes = kRoundsReceiveBytes}, {service_.get()});
+  auto daemon = Daemon::Start({}, {service_.get()});
   EXPECT_TRUE(daemon.ok()) << daemon.status();
   daemon_ = *std::move(daemon);
 }
