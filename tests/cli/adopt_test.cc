@@ -44,8 +44,7 @@ class FakeRuns final : public v1::Runs::Service {
 
 TEST(AdoptTest, CallsCoordinator) {
   FakeRuns coordinator;
-  auto daemon =
-      Daemon::Start({.listen = "127.0.0.1:0", .receive_bytes = kMaxMessageBytes}, {&coordinator});
+  auto daemon = Daemon::Start({.listen = "127.0.0.1:0"}, {&coordinator});
   ASSERT_TRUE(daemon.ok()) << daemon.status();
   const std::string address = absl::StrCat(" --insecure --coordinator ", (*daemon)->address());
   const Result one = Call(absl::StrCat("adopt run-1 -o json", address));

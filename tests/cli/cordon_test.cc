@@ -32,8 +32,7 @@ class FakeMembers final : public v1::Members::Service {
 
 TEST(CordonTest, PrintsWorkers) {
   FakeMembers coordinator;
-  auto daemon =
-      Daemon::Start({.listen = "127.0.0.1:0", .receive_bytes = kMaxMessageBytes}, {&coordinator});
+  auto daemon = Daemon::Start({.listen = "127.0.0.1:0"}, {&coordinator});
   ASSERT_TRUE(daemon.ok()) << daemon.status();
   const std::string address = absl::StrCat(" --insecure --coordinator ", (*daemon)->address());
   const Result cordoned = Call(absl::StrCat("cordon host-1", address));

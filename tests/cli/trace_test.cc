@@ -56,8 +56,7 @@ class FakeStatus final : public v1::Status::Service {
 class TraceTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    auto daemon = Daemon::Start({.listen = "127.0.0.1:0", .receive_bytes = kMaxMessageBytes},
-                                {&coordinator_});
+    auto daemon = Daemon::Start({.listen = "127.0.0.1:0"}, {&coordinator_});
     ASSERT_TRUE(daemon.ok()) << daemon.status();
     daemon_ = *std::move(daemon);
     for (const uint32_t rank : {0u, 1u}) {
