@@ -39,6 +39,19 @@ absl::Status WritePrivately(const std::string& path, absl::string_view bytes) {
   return absl::OkStatus();
 }
 
+// A folder with anything else than `files` is not one that WriteFolder has written.
+absl::Status CheckReplaceable(const std::string& path,
+                              const std::map<std::string, std::string>& files) {
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(path, error)) {
+    if (files.contains(entry.path().filename())) continue;
+    return absl::FailedPreconditionError(
+        absl::StrCat(entry.path().string(), " would be deleted; ", path, " is not replaced"));
+  }
+  if (!error) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(path, ": ", error.message()));
+}
+
 absl::Status WriteFolder(const std::string& folder, const std::map<std::string, std::string>& files,
                          bool replace) {
   const std::string path(absl::StripSuffix(folder, "/"));
@@ -47,6 +60,7 @@ absl::Status WriteFolder(const std::string& folder, const std::map<std::string, 
   if (exists && !replace) {
     return absl::AlreadyExistsError(absl::StrCat(path, " exists; it is only replaced on request"));
   }
+  if (exists) CADRE_RETURN_IF_ERROR(CheckReplaceable(path, files));
   const std::filesystem::path parent = std::filesystem::path(path).parent_path();
   if (!parent.empty()) CADRE_RETURN_IF_ERROR(MakeFolder(parent));
   std::string draft = path + ".XXXXXX";

@@ -60,7 +60,9 @@ class PeerVerifier : public grpc::experimental::ExternalCertificateVerifier {
     for (const grpc::string_ref& uri : request->uri_names()) {
       uris.emplace_back(uri.data(), uri.size());
     }
-    const absl::Status status = Check(uris);
+    const grpc::string_ref certificate = request->peer_cert();
+    absl::Status status = CheckTime({certificate.data(), certificate.size()});
+    status.Update(Check(uris));
     *result = status.ok()
                   ? grpc::Status::OK
                   : grpc::Status(grpc::StatusCode::UNAUTHENTICATED, std::string(status.message()));
@@ -69,6 +71,14 @@ class PeerVerifier : public grpc::experimental::ExternalCertificateVerifier {
   void Cancel(TlsCustomVerificationCheckRequest*) override {}
 
  private:
+  // TLS does not verify the certificate of a session that is resumed.
+  static absl::Status CheckTime(absl::string_view certificate) {
+    CADRE_ASSIGN_OR_RETURN(const CertificateInfo peer,
+                           ReadCertificate(certificate, "the peer's certificate"));
+    if (absl::Now() < peer.end) return absl::OkStatus();
+    return absl::UnauthenticatedError("the peer's certificate has expired");
+  }
+
   absl::Status Check(const std::vector<std::string>& uris) const {
     CADRE_ASSIGN_OR_RETURN(const Identity peer, OnlyIdentity(uris));
     if (peer.trust_domain != trust_domain_) {

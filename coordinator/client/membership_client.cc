@@ -279,7 +279,9 @@ void MembershipClient::OnRefused(const v1::Refused& refused) {
       member_id_.clear();
       return;
     }
-    permanently = ever_welcomed_ && refused.refusal() == v1::REFUSAL_PROTOCOL;
+    const bool final = refused.refusal() == v1::REFUSAL_PROTOCOL ||
+                       refused.refusal() == v1::REFUSAL_WRONG_IDENTITY;
+    permanently = ever_welcomed_ && final;
     if (ever_welcomed_ && !permanently) return;
     refused_ = reason;
     changed_.NotifyAll();

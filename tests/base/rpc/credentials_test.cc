@@ -168,6 +168,33 @@ TEST_F(CredentialsTest, ExpiredCertificateIsRefused) {
             kUnavailable);
 }
 
+// A resumed TLS session does not verify the certificate again.
+TEST_F(CredentialsTest, ExpiredCertificateIsRefusedInAResumedSession) {
+  Start("coordinator");
+  const absl::Time end = absl::Now() + absl::Seconds(8);
+  Issue("short", {.role = Role::kOperator,
+                  .name = "short",
+                  .validity = {.begin = end - absl::Hours(1), .end = end}});
+  const std::string output = folder_ / "output";
+  // The server sends its settings to a client that it accepts.
+  const auto accepted = [&](const std::string& session) {
+    EXPECT_GE(system(absl::StrCat("timeout 3 openssl s_client -quiet -connect ",
+                                  daemon_->address(), " -tls1_3 -cert ", folder_ / "short/tls.crt",
+                                  " -key ", folder_ / "short/tls.key", " -CAfile ",
+                                  folder_ / "short/ca.crt", " -alpn h2 ", session, " > ", output,
+                                  " < /dev/null 2> /dev/null")
+                         .c_str()),
+              0);
+    return !Read("output").empty();
+  };
+  const std::string session = folder_ / "session";
+  ASSERT_TRUE(accepted("-sess_out " + session));
+  EXPECT_TRUE(accepted("-sess_in " + session));
+  absl::SleepFor(end + absl::Seconds(1) - absl::Now());
+  EXPECT_FALSE(accepted("")) << "without the session";
+  EXPECT_FALSE(accepted("-sess_in " + session));
+}
+
 TEST_F(CredentialsTest, ServerOfOtherRoleOrNameIsRefused) {
   Issue("aggregator", {.role = Role::kAggregator, .name = "a1"});
   Start("aggregator");
@@ -293,6 +320,18 @@ TEST_F(CredentialsTest, FoldersArePrivateAndNotOverwritten) {
   EXPECT_NE(Read("ca/ca.key"), before);
   // No draft is left.
   EXPECT_EQ(folder_.Entries(), 3);
+}
+
+// --replace must not delete anything else, such as the authority or a home folder.
+TEST_F(CredentialsTest, OnlyCredentialsAreReplaced) {
+  EXPECT_THAT(WriteCredentials(folder_ / "ca", {.name = "x", .replace = true}, folder_ / "ca"),
+              IsError(absl::StatusCode::kFailedPrecondition, "ca.key"));
+  EXPECT_THAT(WriteAuthority(folder_ / "worker", {.replace = true}),
+              IsError(absl::StatusCode::kFailedPrecondition, "tls."));
+  ASSERT_THAT(WriteFileAtomically(folder_ / "worker/thesis", "text"), IsOk());
+  EXPECT_THAT(WriteCredentials(folder_ / "ca", {.name = "x", .replace = true}, folder_ / "worker"),
+              IsError(absl::StatusCode::kFailedPrecondition, folder_ / "worker/thesis"));
+  EXPECT_EQ(Read("worker/thesis"), "text");
 }
 
 TEST_F(CredentialsTest, NamesAreChecked) {

@@ -95,8 +95,15 @@ TEST_F(MembershipClientTest, LowerEpochIsRefused) {
   EXPECT_EQ(received, std::vector<uint64_t>({7}));
 }
 
-// Such as a coordinator that was upgraded: the process must end instead of trying forever.
-TEST_F(MembershipClientTest, RefusedProtocolIsFinalAfterAWelcome) {
+// Such as a coordinator that was upgraded, or a certificate that was replaced by that of another
+// member: the process must end instead of trying forever.
+class FinalRefusalTest : public MembershipClientTest,
+                         public ::testing::WithParamInterface<v1::Refusal> {};
+
+INSTANTIATE_TEST_SUITE_P(All, FinalRefusalTest,
+                         ::testing::Values(v1::REFUSAL_PROTOCOL, v1::REFUSAL_WRONG_IDENTITY));
+
+TEST_P(FinalRefusalTest, EndsTheMemberAfterAWelcome) {
   absl::Notification refused;
   absl::Status reason;
   options_.on_message = [](const v1::CoordinatorMessage& message) { return message.has_refused(); };
@@ -105,7 +112,7 @@ TEST_F(MembershipClientTest, RefusedProtocolIsFinalAfterAWelcome) {
     refused.Notify();
   };
   const auto client = Start();
-  coordinator_.RefuseJoins(v1::REFUSAL_PROTOCOL, "too old");
+  coordinator_.RefuseJoins(GetParam(), "too old");
   coordinator_.Send(OfEpoch(0));
   ASSERT_TRUE(refused.WaitForNotificationWithTimeout(absl::Seconds(20)));
   EXPECT_EQ(reason.code(), absl::StatusCode::kPermissionDenied);
