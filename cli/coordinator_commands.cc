@@ -9,6 +9,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "base/atomic_file.h"
+#include "base/peer_text.h"
 #include "base/protocol.h"
 #include "base/status.h"
 #include "cli/command_line.h"
@@ -50,7 +51,7 @@ absl::StatusOr<int> FollowToEnd(const Invocation& in, const CoordinatorClient& c
     return true;
   };
   follow.on_away = [&](const absl::Status& status) {
-    progress.Note(absl::StrCat(status.message(), "; retrying"));
+    progress.Note(absl::StrCat(Escaped(status.message()), "; retrying"));
   };
   const absl::Status status = Follow(client, follow);
   progress.Finish();
@@ -102,7 +103,7 @@ absl::StatusOr<int> ShowVersion(const Invocation& in) {
       absl::StrAppend(&lines, text("coordinator", coordinator.version(), coordinator.protocol()),
                       " at ", options.coordinator, "\n");
     } else if (!options.quiet) {
-      in.console.err << reply.status().message() << std::endl;
+      in.console.err << Escaped(reply.status().message()) << std::endl;
     }
   }
   Print(all, lines, in.global, in.console);
@@ -152,7 +153,7 @@ absl::StatusOr<int> WatchRuns(const Invocation& in) {
   };
   follow.on_away = [&](const absl::Status& status) {
     if (connected && !options.quiet) {
-      console.err << "cadre: " << status.message() << "; retrying" << std::endl;
+      console.err << "cadre: " << Escaped(status.message()) << "; retrying" << std::endl;
     }
   };
   const absl::Status status = Follow(*client, follow);

@@ -17,10 +17,7 @@ namespace {
 
 constexpr uint64_t kChunkBytes = 256 << 10;
 
-}  // namespace
-
-absl::Status WriteBackup(Store& store, const std::string& path) {
-  // Files of a process that ended meanwhile.
+absl::Status RemoveCopy(const std::string& path) {
   for (const char* suffix : {"", "-wal", "-shm", "-journal"}) {
     std::error_code error;
     std::filesystem::remove(path + suffix, error);
@@ -28,6 +25,10 @@ absl::Status WriteBackup(Store& store, const std::string& path) {
       return absl::UnavailableError(absl::StrCat("cannot remove ", path, ": ", error.message()));
     }
   }
+  return absl::OkStatus();
+}
+
+absl::Status WriteCopy(Store& store, const std::string& path) {
   CADRE_RETURN_IF_ERROR(store.CopyTo(path));
   // Checks the copy. Its destructor leaves one file, without a write-ahead log.
   CADRE_ASSIGN_OR_RETURN(const std::unique_ptr<SqliteStore> copy,
@@ -38,6 +39,17 @@ absl::Status WriteBackup(Store& store, const std::string& path) {
   CADRE_RETURN_IF_ERROR(ParseRecord(kMetaKey, *bytes, meta));
   meta.set_backup(true);
   return copy->Commit({{Store::Op::Kind::kPut, kMetaKey, meta.SerializeAsString()}});
+}
+
+}  // namespace
+
+absl::Status WriteBackup(Store& store, const std::string& path) {
+  // Files of a process that ended meanwhile.
+  CADRE_RETURN_IF_ERROR(RemoveCopy(path));
+  const absl::Status written = WriteCopy(store, path);
+  // A part of a copy must not fill the disk.
+  if (!written.ok()) RemoveCopy(path).IgnoreError();
+  return written;
 }
 
 void BackupStream::Begin() {

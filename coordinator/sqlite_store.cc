@@ -22,7 +22,9 @@
 #include "coordinator/sqlite_store.h"
 
 #include <fcntl.h>
+#include <glog/logging.h>
 #include <sqlite3.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -138,7 +140,11 @@ SqliteStore::~SqliteStore() = default;
 absl::StatusOr<std::unique_ptr<SqliteStore>> SqliteStore::Open(const Options& options) {
   // SQLite would create a file that other users can read. Its other files get the mode of this one.
   const int fd = open(options.path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-  if (fd >= 0) close(fd);
+  if (fd >= 0) {
+    // One of an earlier version. If it cannot be changed, it belongs to another user.
+    if (fchmod(fd, 0600) != 0) LOG(WARNING) << options.path << ": other users may read it";
+    close(fd);
+  }
   sqlite3* database = nullptr;
   const int opened =
       sqlite3_open_v2(options.path.c_str(), &database,

@@ -15,6 +15,8 @@ namespace {
 constexpr absl::Duration kIncident = absl::Seconds(15);
 // Workers of a host that must have failed before the host is excluded.
 constexpr int kWorkersOfBadHost = 2;
+// Workers choose their names, so their number is limited.
+constexpr int kMaxWorkersOfHost = 64;
 // A worker that joins again after it was lost can be reached at least now.
 constexpr absl::Duration kMaxLeaseWait = absl::Seconds(30);
 // Time without a failure after which a worker is trusted again.
@@ -93,7 +95,7 @@ void Standings::Fail(const Worker& worker, v1::FailureCause cause, absl::string_
                                now < absl::FromUnixMillis(host.failed().last_ms()) + kIncident &&
                                (cause == v1::FAILURE_CAUSE_LEASE || known);
     if (!same_incident) Count(cause, reason, now, host);
-    if (!known) host.add_workers(worker.name);
+    if (!known && host.workers_size() < kMaxWorkersOfHost) host.add_workers(worker.name);
   }
   if (records_.size() <= kMaxRecords) return;
   const auto oldest =

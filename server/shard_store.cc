@@ -390,8 +390,10 @@ absl::Status ShardStore::RemoveRunFolder(const std::string& name) {
 
 absl::Status ShardStore::RemoveRun(const std::string& run, const std::string& lineage) {
   const absl::StatusOr<FoundRun> found = LoadRunFile(run);
-  // Files that cannot be read are set aside by the next Load.
-  if (found.ok() && found->open.lineage() == lineage) CADRE_RETURN_IF_ERROR(RemoveRunFolder(run));
+  // Damaged files are set aside by the next Load; after another error the order is repeated.
+  const absl::Status& read = found.status();
+  if (!read.ok() && !absl::IsNotFound(read) && !absl::IsDataLoss(read)) return read;
+  if (read.ok() && found->open.lineage() == lineage) CADRE_RETURN_IF_ERROR(RemoveRunFolder(run));
   CADRE_RETURN_IF_ERROR(files_.RemoveFolder(ArchiveFolder(run, lineage)));
   // After the answer, the order is not repeated.
   return files_.SyncFolder(data_dir_);

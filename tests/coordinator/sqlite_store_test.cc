@@ -17,7 +17,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "base/file.h"
+#include "coordinator/backup.h"
 #include "tests/base/expect.h"
+#include "tests/base/file_size_limit.h"
 #include "tests/base/temporary_folder.h"
 
 namespace cadre {
@@ -118,6 +120,28 @@ TEST_F(SqliteStoreTest, FullDiskChangesNothing) {
 
 TEST_F(SqliteStoreTest, FullDiskAtOpen) {
   EXPECT_THAT(Open(/*max_pages=*/1), IsError(absl::StatusCode::kResourceExhausted, path_));
+}
+
+// It has the secret from which keys are made.
+TEST_F(SqliteStoreTest, StoreOfAnEarlierVersionBecomesPrivate) {
+  MustOpen().reset();
+  namespace fs = std::filesystem;
+  fs::permissions(path_, fs::perms(0644));
+  MustOpen();
+  EXPECT_EQ(fs::status(path_).permissions(), fs::perms(0600));
+}
+
+// A part of a copy would stay on the full disk.
+TEST_F(SqliteStoreTest, FailedBackupLeavesNoFile) {
+  auto store = MustOpen();
+  ASSERT_TRUE(store->Commit({Put("big", std::string(100'000, 'x'))}).ok());
+  const std::string copy = folder_ / "copy";
+  {
+    const FileSizeLimit full(50'000);
+    EXPECT_FALSE(WriteBackup(*store, copy).ok());
+  }
+  EXPECT_FALSE(std::filesystem::exists(copy));
+  EXPECT_TRUE(WriteBackup(*store, copy).ok());
 }
 
 TEST_F(SqliteStoreTest, MissingFolderIsReported) {
