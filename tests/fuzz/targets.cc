@@ -286,9 +286,9 @@ void Fragile(std::span<const uint8_t> bytes) {
 
 const std::map<std::string, Target>& Targets() {
   static const std::map<std::string, Target> targets = {
-      {"cifar10", Cifar10}, {"fragile", Fragile}, {"header", HeaderTarget},
-      {"idx", Idx},         {"jpeg", Jpeg},       {"safetensors", Safetensors},
-      {"path", Path},       {"spec", Spec},       {"tar", Tar}};
+      {"cifar10", Cifar10}, {"fragile", Fragile}, {"header", HeaderTarget},     {"idx", Idx},
+      {"jpeg", Jpeg},       {"member", Member},   {"safetensors", Safetensors}, {"path", Path},
+      {"spec", Spec},       {"tar", Tar}};
   return targets;
 }
 

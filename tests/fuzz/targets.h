@@ -14,4 +14,7 @@ using Target = void (*)(std::span<const uint8_t> input);
 
 const std::map<std::string, Target>& Targets();
 
+// In member_target.cc.
+void Member(std::span<const uint8_t> input);
+
 }  // namespace cadre::fuzz
