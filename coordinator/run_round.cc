@@ -271,11 +271,14 @@ void Run::RecordVersion(const v1::CommitRecord& commit) {
 void Run::FinishCommit() {
   const v1::CommitRecord& commit = commits_.Finish();
   RecordVersion(commit);
-  const bool due = EvaluationDue(record_, commit.step());
+  // A rebuilt run that finishes a round does not know its data; OnPrepared decides where it stands.
+  const bool known = record_.train_samples() > 0;
+  const bool at_end = known && AtEnd(record_, commit.step());
+  const bool due = known && EvaluationDue(record_, commit.step());
   // The missing parts of an older evaluation will not arrive: its version is superseded.
-  const bool superseded = record_.has_evaluating() && (due || AtEnd(record_, commit.step()));
+  const bool superseded = record_.has_evaluating() && (due || at_end);
   if (superseded) FinishEvaluation();
-  if (AtEnd(record_, commit.step())) record_.set_state(v1::RUN_STATE_FINISHING);
+  if (at_end) record_.set_state(v1::RUN_STATE_FINISHING);
   ResizeSlots();
   // After a restart, a participant waits for its decision even before it has sent Contributed
   // again.

@@ -869,6 +869,22 @@ TEST_F(OlderStoreTest, RunAtItsEndIsEvaluated) {
   EXPECT_EQ(cluster_.RunStatus(run).test().samples(), kTestSamples);
 }
 
+// The last round is finished by the rebuilt run, which does not know its data yet.
+TEST_F(OlderStoreTest, RunThatClosesItsLastRoundIsEvaluated) {
+  AddMembers(2, 4);
+  const std::string run = cluster_.Submit(MakeSpec(2, 2, 5, 10));
+  TrainBoth(run);
+  const Records copy = BackUp();
+  cluster_.Kill(agg(1));
+  TrainBoth(run);
+  ASSERT_EQ(agg(0).shards.at(run).version, 2u);
+  cluster_.RollBackStore(copy);
+  cluster_.Restart(agg(1));
+  ASSERT_TRUE(cluster_.RunUntilEnded(run)) << ReasonOf(run);
+  EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_DONE);
+  EXPECT_EQ(cluster_.RunStatus(run).test().samples(), kTestSamples);
+}
+
 // In the copy, the run has not chosen its aggregators, and those that have its values are away.
 TEST_F(OlderStoreTest, ShardsThatWereOpenedInsteadAreLeftovers) {
   cluster_.AddAggregator("agg-1");
