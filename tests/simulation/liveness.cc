@@ -36,6 +36,11 @@ absl::Duration Liveness::CommitLimit(const v1::RunSpec& spec, absl::Duration ste
 }
 
 void Liveness::Check() {
+  // An older store does not have the workers that have joined since, and its groups have ended.
+  if (std::exchange(stores_restored_, coordinator_.stores_restored()) != stores_restored_) {
+    members_.clear();
+    groups_.clear();
+  }
   CheckMembers();
   const auto& store = coordinator_.store();
   for (auto it = store.lower_bound(kRunPrefix);
@@ -103,10 +108,6 @@ bool Liveness::IsHealthyHost(const std::string& host) const {
 void Liveness::CheckMembers() {
   const absl::Time now = world_.timeline.now();
   const bool runs = coordinator_.up() && !coordinator_.stalled();
-  // An older store does not have the workers that have joined since.
-  if (std::exchange(stores_restored_, coordinator_.stores_restored()) != stores_restored_) {
-    members_.clear();
-  }
   std::map<std::string, absl::Time> members;
   for (const auto& worker : workers_) {
     if (!worker->up() || !IsHealthyHost(worker->name())) continue;
