@@ -239,7 +239,7 @@ void SimulatedTrainer::AgreeOnStart() {
 }
 
 void SimulatedTrainer::BeginTraining() {
-  if (!exchange_.has_shards()) base_ = InitialValues(spec());
+  base_ = InitialValues(spec());
   trained_ = base_;
   step_ = start_->step();
   invariants_.OnTraining(place(), /*begins=*/true);
@@ -392,6 +392,13 @@ void SimulatedTrainer::Do(const RankProtocol::AwaitDecision& /*await*/) {
     }
     if (decided.decision.adopt() && !decided.decision.included()) world_.Count("groups_left_out");
     Handle(decided);
+  });
+}
+
+void SimulatedTrainer::Do(const RankProtocol::Initialize& /*initialize*/) {
+  GroupDigest("digest of version 0", [this](uint64_t digest) {
+    invariants_.OnHeld(place(), /*version=*/0, base_, owned_);
+    Handle(RankProtocol::Pulled{.digest = digest});
   });
 }
 

@@ -80,6 +80,7 @@ class SimulatedTrainer {
   void Do(const RankProtocol::AskNudge& ask);
   void Do(const RankProtocol::Stage& stage);
   void Do(const RankProtocol::AwaitDecision& await);
+  void Do(const RankProtocol::Initialize& initialize);
   void Do(const RankProtocol::Pull& pull);
   void Do(const RankProtocol::Begin& begin);
   void Do(const RankProtocol::Keep& keep);

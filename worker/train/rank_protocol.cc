@@ -31,6 +31,7 @@ RankProtocol::Actions RankProtocol::On(const Started& started) {
   step_ = start.step();
   version_ = start.version();
   if (assignment_.shards_size() == 0) return {Begin{}};
+  if (start.version() == 0) return {Initialize{}};
   return {PullDecided()};
 }
 
@@ -158,7 +159,7 @@ RankProtocol::Actions RankProtocol::On(const Pulled& pulled) {
   Actions actions = SendFromLead(std::move(message));
   if (pulled.digest != decision_.digest()) {
     actions.push_back(Fail{absl::DataLossError(absl::StrCat(
-        "version ", decision_.version(), " as pulled has digest ", DigestHex(pulled.digest),
+        "version ", decision_.version(), " of this group has digest ", DigestHex(pulled.digest),
         ", committed was ", DigestHex(decision_.digest())))});
     return actions;
   }

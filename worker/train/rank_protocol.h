@@ -8,7 +8,8 @@
 // event. The training loop carries actions out on its thread (worker/train/trainer), the simulation
 // in virtual time. Errors are not events: they end the generation.
 //
-//   Started -> [Pull] -> Begin -> [Evaluate] -> Train -> [AskPresence -> Train ...] -> Stage
+//   Started -> [Initialize | Pull] -> Begin -> [Evaluate] -> Train -> [AskPresence -> Train ...] ->
+//   Stage
 //           -> AwaitDecision -> [Pull] -> [Keep] -> [Evaluate] -> Train ...
 //                                                           or AwaitDecision, if the run has ended
 //
@@ -62,7 +63,7 @@ class RankProtocol {
   struct Decided {
     v1::Decision decision;
   };
-  // All ranks have pulled; the digest of what they pulled.
+  // All ranks have the version; the digest of what they have.
   struct Pulled {
     uint64_t digest = 0;
     uint64_t payload_bytes = 0;
@@ -102,13 +103,16 @@ class RankProtocol {
   struct AwaitDecision {
     bool run_ended = false;
   };
+  // Make version 0, which every rank computes from the spec or loads from the run's checkpoint. The
+  // event is Pulled.
+  struct Initialize {};
   struct Pull {
     uint32_t version = 0;
     uint32_t step = 0;
     uint64_t digest = 0;
   };
-  // Gather the weights and, at version 0, load the checkpoint from which the run starts, if any.
-  // The event is Kept.
+  // Gather the weights. A run that does not average loads the checkpoint from which it starts, if
+  // any. The event is Kept.
   struct Begin {};
   // Continue with the weights that the ranks own, and save a checkpoint if one is due.
   // `may_be_last`: the run may end here.
@@ -127,8 +131,8 @@ class RankProtocol {
   struct Fail {
     absl::Status status;
   };
-  using Action = std::variant<Train, AskPresence, AskNudge, Stage, AwaitDecision, Pull, Begin, Keep,
-                              Evaluate, Send, Fail>;
+  using Action = std::variant<Train, AskPresence, AskNudge, Stage, AwaitDecision, Initialize, Pull,
+                              Begin, Keep, Evaluate, Send, Fail>;
   using Actions = std::vector<Action>;
 
   // Borrows the assignment.

@@ -30,9 +30,10 @@ class RunCheckpoints {
         files_(files) {}
 
   // Loads weights and optimizer state from the checkpoint that the run starts from, if the run
-  // names one, and gathers the weights. With aggregators, the replica must hold version 0, and
-  // the weights must be equal to it. Errors: those of LoadCheckpoint; InvalidArgument for a step
-  // other than that of `start`; DataLoss for weights that are not version 0.
+  // names one. With aggregators, the weights must then be those of version 0. Values that the
+  // checkpoint does not contain remain. Errors: those of LoadCheckpoint; InvalidArgument for a step
+  // other than that of `start`; DataLoss for weights that are not version 0. Requires: no gather of
+  // weights is due.
   absl::Status Begin(const v1::Start& start);
 
   // Called before training: rejects a directory that contains checkpoints of another run

@@ -5,7 +5,7 @@
 //
 //   open the data, connect, agree on the plan, make the replica (version 0)
 //   Prepared -> Start
-//   pull the version that Start names, check its digest, gather; Adopted; load a checkpoint
+//   make version 0, or pull the version that Start names; check its digest, gather; Adopted
 //   repeat
 //     train to the boundary              (H steps; the last step omits its all-gather), or fewer
 //                                        steps, if the others wait for a group that catches up
@@ -515,6 +515,21 @@ class Trainer {
     }
   }
 
+  absl::Status Do(const RankProtocol::Initialize& /*initialize*/,
+                  std::optional<RankProtocol::Event>* event) {
+    progress_.Enter(v1::ACTIVITY_PREPARING);
+    // The weights of a new replica are those of the run's seed.
+    CADRE_RETURN_IF_ERROR(LoadFirstCheckpoint());
+    RankProtocol::Pulled result;
+    CADRE_ASSIGN_OR_RETURN(result.digest, replica_->GroupDigest());
+    *event = result;
+    return absl::OkStatus();
+  }
+
+  absl::Status LoadFirstCheckpoint() {
+    return Blame(v1::FAILURE_CAUSE_CHECKPOINT, checkpoints_->Begin(start()), IsOfFiles);
+  }
+
   absl::Status Do(const RankProtocol::Pull& pull, std::optional<RankProtocol::Event>* event) {
     Traffic traffic;
     progress_.Enter(v1::ACTIVITY_EXCHANGING);
@@ -539,11 +554,8 @@ class Trainer {
     if (start().version() > 0 && KeepsStates()) {
       CADRE_RETURN_IF_ERROR(RestoreStates(start().version()));
     }
+    if (!exchange_->has_shards()) CADRE_RETURN_IF_ERROR(LoadFirstCheckpoint());
     CADRE_RETURN_IF_ERROR(replica_->GatherWeights());
-    if (start().version() == 0) {
-      CADRE_RETURN_IF_ERROR(
-          Blame(v1::FAILURE_CAUSE_CHECKPOINT, checkpoints_->Begin(start()), IsOfFiles));
-    }
     BeginReport();
     *event = RankProtocol::Kept{};
     return absl::OkStatus();

@@ -87,6 +87,21 @@ TEST_F(RankProtocolTest, OneRound) {
   EXPECT_EQ(Expect<P::Stage>(P::Trained{}).samples, 32U) << "steps 26 to 30";
 }
 
+TEST_F(RankProtocolTest, FirstVersionIsNotPulled) {
+  assignment_.add_shards();
+  P::Started started = StartTo(4);
+  started.start.clear_version();
+  started.start.clear_step();
+  Expect<P::Initialize>(started);
+  Expect<P::Begin>(P::Pulled{.digest = 77});
+  EXPECT_EQ(Sent<v1::Adopted>().payload_bytes(), 0U);
+  Expect<P::Train>(P::Kept{});
+  Expect<P::Stage>(P::Trained{});
+  Expect<P::AwaitDecision>(P::Staged{});
+  // The shards have the values, and the group not any more.
+  EXPECT_EQ(Expect<P::Pull>(P::Decided{Version(0, 0, 4)}).version, 0U);
+}
+
 TEST_F(RankProtocolTest, OtherRanksSendNothing) {
   assignment_.mutable_place()->set_rank(1);
   Expect<P::Train>(StartTo(24));

@@ -263,6 +263,7 @@ TEST(Trainer, NamesDataAndPlanAsCause) {
 
 TEST(Trainer, NamesAggregatorAsCause) {
   RecordingControl control;  // knows no address
+  control.start.set_version(1);
   v1::Assignment assignment = AssignmentOf(Spec());
   assignment.add_shards();
   TrainerOptions options;
