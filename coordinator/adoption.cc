@@ -112,6 +112,7 @@ v1::CommitRecord CommitOf(const std::string& run, uint32_t version, const v1::Ap
   *commit.mutable_participants() = order.participants();
   commit.set_step(order.step());
   if (order.has_division()) *commit.mutable_division() = order.division();
+  if (order.has_outer()) *commit.mutable_outer() = order.outer();
   return commit;
 }
 

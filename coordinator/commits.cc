@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "coordinator/run_rules.h"
+#include "model/outer_optimizer.h"
 #include "plan/cost/discrepancy.h"
 
 namespace cadre {
@@ -52,7 +53,14 @@ bool Commits::Apply(const v1::Applied& applied) {
   digest.set_digest(applied.digest());
   digest.set_variance_between_groups(applied.variance_between_groups());
   digest.set_displacement(applied.displacement());
+  if (applied.has_outer()) *digest.mutable_outer() = applied.outer();
   return true;
+}
+
+void Commits::Revoke(uint32_t shard) {
+  v1::ShardDigest& digest = *closing_->mutable_digests(static_cast<int>(shard));
+  digest.Clear();
+  digest.set_shard(shard);
 }
 
 bool Commits::applied() const {
@@ -115,6 +123,28 @@ void CountDiscrepancy(const v1::CommitRecord& commit, v1::RunRecord& run) {
   record.set_rounds(smoothed.rounds);
   record.set_newest(newest);
   record.set_groups(commit.participants_size());
+}
+
+void RecordOuter(const v1::CommitRecord& commit, v1::RunRecord& run) {
+  if (!commit.has_outer()) return;
+  v1::OuterSums sums;
+  for (const v1::ShardDigest& shard : commit.digests()) {
+    sums.set_change_squared(sums.change_squared() + shard.outer().change_squared());
+    sums.set_momentum_squared(sums.momentum_squared() + shard.outer().momentum_squared());
+    sums.set_product(sums.product() + shard.outer().product());
+  }
+  *run.mutable_outer() = sums;
+}
+
+v1::OuterStatus OuterStatusOf(const v1::RunRecord& run) {
+  v1::OuterStatus status;
+  if (const auto outer = OuterOptimizerOf(run.spec().averaging())) {
+    status.set_optimizer(outer->ShortDebugString());
+  }
+  const v1::OuterSums& sums = run.outer();
+  status.set_correlation(sums.product() /
+                         std::sqrt(sums.change_squared() * sums.momentum_squared()));
+  return status;
 }
 
 v1::Discrepancy DiscrepancyStatus(const v1::RunRecord& run) {

@@ -30,6 +30,8 @@ class Commits {
   // Records that a shard has applied the closing commit. Returns false for a duplicate. Requires:
   // closing().
   bool Apply(const v1::Applied& applied);
+  // Forgets that a shard has applied the closing commit. Requires: closing().
+  void Revoke(uint32_t shard);
   // Whether all shards have applied the closing commit. Requires: closing().
   bool applied() const;
   // The closing commit becomes the newest, with its digest. Requires: applied().
@@ -61,6 +63,12 @@ class Commits {
 // Adds a commit that became the run's newest version. Rounds of one group, rounds for which a shard
 // has no values, and rounds without displacement of the mean add nothing.
 void CountDiscrepancy(const v1::CommitRecord& commit, v1::RunRecord& run);
+
+// ---- The outer optimizer
+
+// Records the sums of the newest round.
+void RecordOuter(const v1::CommitRecord& commit, v1::RunRecord& run);
+v1::OuterStatus OuterStatusOf(const v1::RunRecord& run);
 
 // The discrepancy as the status shows it. Requires: run.has_discrepancy().
 v1::Discrepancy DiscrepancyStatus(const v1::RunRecord& run);

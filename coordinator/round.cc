@@ -67,7 +67,10 @@ v1::CommitRecord Round::Close(const std::string& run, absl::Time now) {
     participant.set_generation(contributed.place().generation());
     participant.set_ranks(arrival.ranks);
     participant.set_samples(contributed.samples());
-    commit.set_step(std::max(commit.step(), contributed.step()));
+    if (contributed.step() > commit.step()) {
+      commit.set_step(contributed.step());
+      commit.mutable_outer()->set_rate(contributed.rate());
+    }
     commit.set_samples(commit.samples() + contributed.samples());
     loss += static_cast<double>(contributed.loss()) * static_cast<double>(contributed.samples());
     last = std::max(last, arrival.when);

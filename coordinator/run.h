@@ -196,6 +196,9 @@ class Run {
   absl::Status CheckReportedPlan(const Slot& slot, const v1::Prepared& prepared) const;
   void MaybeStart();
   void StartGroup(Slot& slot);
+  // Whether the shards do not store the version any more that the group starts from, and the group
+  // has not adopted another one.
+  bool HasObsoleteStart(const Slot& slot) const;
   void SendStart(const Slot& slot, uint32_t rank);
   // Ends the generation: releases its ranks and discards its contribution and its evaluation part.
   void Fence(Slot& slot, absl::string_view reason, v1::FailureCause cause);

@@ -216,6 +216,10 @@ void Run::OnPrepared(const Member& member, const v1::Prepared& prepared) {
     return;
   }
   Slot& slot = slots_[prepared.place().group()];
+  if (prepared.place().rank() == 0 && HasObsoleteStart(slot)) {
+    catching_up_.insert(slot.group());
+    StartGroup(slot);
+  }
   if (!slot.preparing()) return;
   if (const absl::Status status = CheckReportedPlan(slot, prepared); !status.ok()) {
     FailGroup(member, prepared.place(), v1::FAILURE_CAUSE_PLAN,
@@ -298,6 +302,13 @@ void Run::SendStart(const Slot& slot, uint32_t rank) {
   cluster_.SendTo(slot.record().members(rank), message);
 }
 
+// The shards keep two versions. A group that has not begun repeats Prepared when it has joined
+// again, and receives a Start from the newest version.
+bool Run::HasObsoleteStart(const Slot& slot) const {
+  const uint32_t version = slot.record().version();
+  return averages() && slot.started() && slot.version <= version && version + 1 < record_.version();
+}
+
 // Messages may have been lost with the stream, so they are sent again. If the worker and the
 // coordinator disagree about the worker's rank, the rank is given up.
 void Run::OnWorkerRejoined(const Member& member, bool agrees) {
@@ -307,7 +318,7 @@ void Run::OnWorkerRejoined(const Member& member, bool agrees) {
     SendAssignment(slot, rank);
     if (averages()) SendShardAddresses(member.id());
   } else if (agrees) {
-    SendStart(slot, rank);
+    if (rank > 0 || !HasObsoleteStart(slot)) SendStart(slot, rank);
     if (averages()) SendShardAddresses(member.id());
     if (rank == 0) {
       slot.nudged_round = 0;

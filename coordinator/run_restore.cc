@@ -31,6 +31,7 @@ ShardRestore::View Run::RestoreView() const {
   ShardRestore::View view{.version = version,
                           .closing = committing(),
                           .at_end = record_.state() == v1::RUN_STATE_FINISHING,
+                          .outer = HasOuter(spec()),
                           .min_groups = spec().averaging().min_groups()};
   const std::optional<v1::CommitRecord>& commit =
       committing() ? commits_.closing() : commits_.newest();
@@ -103,7 +104,7 @@ bool Run::OnRestoringApplied(const v1::Applied& applied) {
     // The shard has its newest version, but has lost contributions.
     shards_.Lose(shard, ShardRestore(absl::StrCat("aggregator ", record_.shards(shard),
                                                   " has lost contributions to shard ", shard),
-                                     record_.version()));
+                                     record_.version(), /*has_values=*/true));
     RestoreShards();
   }
   ShardRestore* const restore = shards_.Lost(shard);
@@ -135,6 +136,7 @@ bool Run::OnRestoringApplied(const v1::Applied& applied) {
   opened.set_digest(applied.digest());
   shards_.Open(opened);
   cluster_.Count("shards_restored");
+  if (committing() && applied.round() == record_.version()) SendApply(shard);
   return true;
 }
 
@@ -151,9 +153,10 @@ bool Run::IsSource(const ShardRestore::Attempt& attempt, uint32_t group) const {
 // Ranks that have not answered yet are not asked again. A participant of a closing round may have
 // ended or been formed again since it contributed.
 void Run::RequestValues(uint32_t shard, ShardRestore& restore, uint32_t group) {
+  const bool seeds = restore.attempt()->source == ShardRestore::Source::kSeed;
   const bool lives =
       slots_.started().contains(group) &&
-      (!committing() || commits_.InClosing(group, slots_[group].record().generation()));
+      (seeds || !committing() || commits_.InClosing(group, slots_[group].record().generation()));
   if (!lives) return restore.Fail(absl::StrCat("group ", group, " has ended"));
   const Slot& slot = slots_[group];
   const auto begin = restore.asked.lower_bound({group, 0});

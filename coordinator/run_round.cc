@@ -32,12 +32,14 @@
 #include "coordinator/run.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/digest.h"
 #include "coordinator/evaluation.h"
 #include "coordinator/keys.h"
+#include "model/outer_optimizer.h"
 
 namespace cadre {
 namespace {
@@ -77,6 +79,7 @@ bool Run::IsValidContribution(const v1::Contributed& contributed) const {
   if (contributed.round() == 0 || contributed.samples() == 0 || contributed.step() == 0) {
     return false;
   }
+  if (!std::isfinite(contributed.rate()) || contributed.rate() < 0) return false;
   // An older round had another number of total steps if the number of groups has changed since.
   const bool newest = !averages() || (contributed.round() == record_.version() + 1 &&
                                       contributed.base_version() == record_.version());
@@ -178,6 +181,11 @@ void Run::MaybeClose() {
   }
   v1::CommitRecord commit = round_.Close(id(), cluster_.now());
   *commit.mutable_division() = NextDivision(commit.step());
+  if (const auto outer = OuterOptimizerOf(spec().averaging())) {
+    *commit.mutable_outer()->mutable_optimizer() = *outer;
+  } else {
+    commit.clear_outer();
+  }
   commits_.Begin(std::move(commit), shards_.size());
   cluster_.out().Put(CommitKey(id(), commits_.closing()->round()), *commits_.closing());
   for (int shard = 0; shard < shards_.size(); ++shard) {
@@ -222,6 +230,7 @@ void Run::SendApply(uint32_t shard) {
   apply.set_step(commits_.closing()->step());
   apply.set_samples(record_.samples() + commits_.closing()->samples());
   *apply.mutable_division() = commits_.closing()->division();
+  if (commits_.closing()->has_outer()) *apply.mutable_outer() = commits_.closing()->outer();
   SendToShard(shard, message);
 }
 
@@ -260,6 +269,7 @@ void Run::RecordVersion(const v1::CommitRecord& commit) {
   failures_.OnCommit();
   RecordBytes();
   CountDiscrepancy(commit, record);
+  RecordOuter(commit, record);
   round_.Open(commit.round() + 1);
   cluster_.out().Put(CommitKey(id(), commit.round()), commit);
   if (const uint32_t keep = std::max(options_.keep_commits, 2U); commit.round() >= keep) {

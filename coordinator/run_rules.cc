@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "model/data_position.h"
+#include "model/outer_optimizer.h"
 
 namespace cadre {
 namespace {
@@ -68,6 +69,8 @@ v1::Cluster::Device RequestedDevice(const v1::RunSpec& spec) {
 }
 
 bool Averages(const v1::RunSpec& spec) { return spec.averaging().every_steps() > 0; }
+
+bool HasOuter(const v1::RunSpec& spec) { return OuterOptimizerOf(spec.averaging()).has_value(); }
 
 bool IsLive(v1::RunState state) {
   return state == v1::RUN_STATE_QUEUED || state == v1::RUN_STATE_RUNNING ||

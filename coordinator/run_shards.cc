@@ -121,8 +121,19 @@ void Run::OnRunOpened(const Member& member, const v1::RunOpened& opened) {
     cluster_.Count("shards_lost");
     // A hollow shard without a version accepts nothing yet; it also reports version 0.
     const bool accepts = opened.hollow() && opened.version() > 0;
-    shards_.Lose(opened.shard(),
-                 ShardRestore(wrong, accepts ? std::optional(opened.version()) : std::nullopt));
+    if (committing() && commits_.closing()->has_outer()) {
+      // What the shard has made of the round cannot be made again, because the states of the outer
+      // optimizer are lost with it.
+      commits_.Revoke(opened.shard());
+      cluster_.out().Put(CommitKey(id(), commits_.closing()->round()), *commits_.closing());
+    }
+    const bool has_values = !opened.hollow() && opened.version() == record_.version() &&
+                            commits_.ShardDigest(opened.shard()) == opened.digest();
+    shards_.Lose(opened.shard(), ShardRestore(wrong,
+                                              accepts || (has_values && HasOuter(spec()))
+                                                  ? std::optional(opened.version())
+                                                  : std::nullopt,
+                                              has_values));
     return;
   }
   shards_.Open(opened);

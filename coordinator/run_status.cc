@@ -69,6 +69,7 @@ v1::RunStatus Run::Status(absl::Time now) const {
     if (record.step() == 0 && slot.progress.step() > 0) status.set_loss(slot.progress.loss());
   }
   if (record.has_discrepancy()) *status.mutable_discrepancy() = DiscrepancyStatus(record);
+  if (record.has_outer()) *status.mutable_outer() = OuterStatusOf(record);
   FillTimes(now, status);
   return status;
 }

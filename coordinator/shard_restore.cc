@@ -11,26 +11,32 @@ bool ShardRestore::HasContributions(const View& view) const {
          });
 }
 
+// A group that is not known to have adopted the version may have done so meanwhile. Without an
+// outer optimizer, a group that has contributed does not hold the version any more.
+std::vector<ShardRestore::Attempt> ShardRestore::Seeds(const View& view) {
+  std::vector<Attempt> seeds;
+  if (view.version == 0) return seeds;
+  for (const bool adopted : {true, false}) {
+    for (const Group& group : view.groups) {
+      if (group.adopted != adopted || (group.contributed && !view.outer)) continue;
+      seeds.push_back({.source = Source::kSeed,
+                       .hollow = view.version - 1,
+                       .group = group.group,
+                       .generation = group.generation});
+    }
+  }
+  return seeds;
+}
+
 std::vector<ShardRestore::Attempt> ShardRestore::Options(const View& view) const {
   const uint32_t version = view.version;
-  std::vector<Attempt> options;
+  if (view.outer && !has_values_) return Seeds(view);
   if (view.closing) {
-    if (view.complete || HasContributions(view)) options.push_back({.hollow = version});
-    return options;
+    if (view.complete || HasContributions(view)) return {{.hollow = version}};
+    return {};
   }
-  if (version > 0) {
-    // A group that is not known to have adopted the version may have done so meanwhile.
-    for (const bool adopted : {true, false}) {
-      for (const Group& group : view.groups) {
-        if (group.adopted != adopted || group.contributed) continue;
-        options.push_back({.source = Source::kSeed,
-                           .hollow = version - 1,
-                           .group = group.group,
-                           .generation = group.generation});
-      }
-    }
-    if (view.complete) options.push_back({.hollow = version - 1});
-  }
+  std::vector<Attempt> options = Seeds(view);
+  if (version > 0 && view.complete) options.push_back({.hollow = version - 1});
   // Groups that wait for the version itself cannot contribute to the next one.
   const auto able = std::count_if(view.groups.begin(), view.groups.end(), [](const Group& group) {
     return group.adopted || group.contributed;

@@ -12,6 +12,10 @@
 //                            No group is formed while a shard is lost, so there must be as many as
 //                            a round needs.
 //
+// An outer update requires the values of the version before, so in runs with an outer optimizer a
+// seed of v comes first, also while the next round is closed; the groups keep v for it. The states
+// of the outer optimizer begin again with zeros.
+//
 // Pure and thread-compatible.
 #pragma once
 
@@ -44,6 +48,8 @@ class ShardRestore {
     // Whether all participants of that round or, if there is none, of the newest commit train in
     // the same generations as when they contributed.
     bool complete = false;
+    // Whether rounds have an outer update.
+    bool outer = false;
     // Number of groups without which no round closes.
     uint32_t min_groups = 1;
     // The groups that train.
@@ -63,9 +69,10 @@ class ShardRestore {
   };
 
   // `reason`: how the shard was lost. `accepts`: the version after which it accepts contributions
-  // already.
-  explicit ShardRestore(std::string reason, std::optional<uint32_t> accepts = std::nullopt)
-      : reason_(std::move(reason)), hollow_(accepts) {}
+  // already. `has_values`: it has that version, and has lost only contributions.
+  explicit ShardRestore(std::string reason, std::optional<uint32_t> accepts = std::nullopt,
+                        bool has_values = false)
+      : has_values_(has_values), reason_(std::move(reason)), hollow_(accepts) {}
 
   // How the shard was lost, and why attempts have failed.
   const std::string& reason() const { return reason_; }
@@ -89,10 +96,12 @@ class ShardRestore {
 
  private:
   std::vector<Attempt> Options(const View& view) const;
+  static std::vector<Attempt> Seeds(const View& view);
   // Whether the shard has accepted contributions to the closing round, of which none is known to be
   // missing permanently.
   bool HasContributions(const View& view) const;
 
+  bool has_values_;
   std::string reason_;
   std::optional<Attempt> attempt_;
   std::vector<Attempt> failed_;

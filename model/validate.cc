@@ -22,6 +22,7 @@
 #include "model/graph.h"
 #include "model/inference.h"
 #include "model/op_indices.h"
+#include "model/outer_optimizer.h"
 #include "model/shard_names.h"
 #include "proto/enum_text.h"
 #include "proto/long_text.h"
@@ -43,6 +44,7 @@ constexpr int64_t kCifarChannels = 3;
 constexpr int64_t kCifarClasses = 10;
 // Limit of the padding; the usual value for CIFAR is 4.
 constexpr uint32_t kMaxCropPadding = 1024;
+constexpr uint32_t kMaxOuterRounds = 1 << 20;
 
 // The value of a count whose default is 1; 0 means not set.
 uint32_t OrOne(uint32_t value) { return value == 0 ? 1 : value; }
@@ -228,6 +230,20 @@ class Validation : private ProblemCollector {
     if (averaging.min_groups() > groups) {
       Add("averaging.min_groups", "is ", averaging.min_groups(), "; there are only ",
           Counted(groups, "group"));
+    }
+    if (const std::optional<v1::OuterOptimizer> outer = OuterOptimizerOf(averaging)) {
+      const absl::string_view kind = outer->has_slowmo() ? "slowmo" : "nesterov";
+      const std::string field = absl::StrCat("averaging.outer.", kind);
+      Positive(field + ".learning_rate", OuterRate(*outer));
+      BelowOne(field + ".momentum", OuterMomentum(*outer));
+      AtMost(field + ".every_rounds", outer->nesterov().every_rounds(), kMaxOuterRounds);
+    }
+    if (averaging.has_outer() &&
+        averaging.outer().kind_case() == v1::OuterOptimizer::KIND_NOT_SET) {
+      Add("averaging.outer", "has no kind; give nesterov or slowmo");
+    }
+    if (averaging.has_outer() && averaging.every_steps() == 0) {
+      Add("averaging.outer", "is set, but averaging.every_steps is 0, so that there are no rounds");
     }
   }
 

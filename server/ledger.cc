@@ -318,7 +318,8 @@ bool Ledger::IsClosed(const std::string& run) const {
 int64_t Ledger::StoredElements(const std::string& name) const {
   const Run* const run = Find(name);
   if (run == nullptr) return 0;
-  int64_t elements = run->span.size() * ((run->current ? 1 : 0) + (run->previous ? 1 : 0));
+  const int64_t of_version = run->span.size() * (1 + run->terms.outer_states);
+  int64_t elements = of_version * ((run->current ? 1 : 0) + (run->previous ? 1 : 0));
   for (const auto& [key, contribution] : run->contributions) {
     elements += contribution.elements * contribution.stored_chunks / contribution.chunks;
   }
@@ -702,6 +703,11 @@ ApplyDecision Ledger::BeginApply(const v1::Apply& apply) {
   if (apply.round() != newest + 1) {
     return Refused{v1::REFUSAL_WRONG_BASE,
                    absl::StrCat("round ", apply.round(), " cannot follow version ", newest)};
+  }
+  if (run.hollow && apply.has_outer()) {
+    return Malformed(absl::StrCat("the outer update of round ", apply.round(),
+                                  " requires the values of version ", newest,
+                                  ", which this shard does not have"));
   }
   if (run.applying) return ApplyUnderWay{};
 

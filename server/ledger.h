@@ -31,7 +31,8 @@
 //   7. A shard that has lost its files is hollow at a version h: it accepts contributions to round
 //      h + 1 without the values of version h, and serves no pulls until an Apply has made version
 //      h + 1. Values of a rank that are those of version h + 1 itself are a seed: a contribution
-//      with a key of its own, which only an Apply with `seed` uses.
+//      with a key of its own, which only an Apply with `seed` uses. An outer update needs the
+//      values of version h, so in runs with an outer optimizer only a seed can end this state.
 //
 // Thread-compatible.
 #pragma once
@@ -89,6 +90,8 @@ struct RunTerms {
   // By group; a group that is not in it has no generation. The number of groups may change during
   // the run: only the coordinator knows it and chooses among the contributions.
   std::map<uint32_t, GroupGeneration> generations;
+  // States of the outer optimizer for each value of a version.
+  int outer_states = 0;
   // Newest version of the run.
   uint32_t version = 0;
   // The shard discards its versions and becomes hollow at this version.
@@ -170,6 +173,8 @@ struct VersionStats {
   uint64_t digest = 0;
   // Discrepancy of the groups that the version averages.
   DiscrepancyTerms discrepancy;
+  // Of the outer update; nothing without one.
+  std::optional<v1::OuterSums> outer = std::nullopt;
 };
 
 // A result of BeginApply: version `round` exists already.

@@ -15,14 +15,17 @@
 //
 // The discrepancy (mean.h) needs the values of the previous version at the same positions, which
 // are read as well. It is a statistic for the status: if the previous version is missing or
-// damaged, the round is applied without it.
+// damaged, the round is applied without it. An outer optimizer needs it, and its own states, which
+// a file has for each version (shard_store.cc): without them the round cannot be applied.
 #include "server/round_mean.h"
 
 #include <glog/logging.h>
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
+#include "base/crc32c.h"
 #include "base/status.h"
 #include "server/mean.h"
 
@@ -35,11 +38,12 @@ std::span<char> AsBytes(std::span<float> values) {
 
 }  // namespace
 
-RoundMean::RoundMean(const ApplyPlan& plan, Files files, std::unique_ptr<VersionReader> before)
-    : files_(std::move(files)), statistics_(plan.statistics) {
+RoundMean::RoundMean(const ApplyPlan& plan, Files files, std::unique_ptr<VersionReader> before,
+                     OuterRound* outer)
+    : files_(std::move(files)), statistics_(plan.statistics), outer_(outer) {
   for (const GroupSource& source : plan.groups) groups_.push_back({.source = &source});
   const bool fits = before != nullptr && before->span() == plan.span;
-  if (fits && groups_.size() > 1) reader_ = std::move(before);
+  if (fits && (outer != nullptr || groups_.size() > 1)) reader_ = std::move(before);
 }
 
 absl::Status RoundMean::Read(Group& group, int64_t first, std::span<float> out) const {
@@ -56,10 +60,11 @@ absl::Status RoundMean::Read(Group& group, int64_t first, std::span<float> out) 
   return absl::OkStatus();
 }
 
-bool RoundMean::ReadBefore(int64_t first, size_t size) {
+absl::StatusOr<bool> RoundMean::ReadBefore(int64_t first, size_t size) {
   if (reader_ == nullptr) return false;
   before_.resize(size);
   const absl::Status status = reader_->Read(first, AsBytes(before_));
+  if (outer_ != nullptr) CADRE_RETURN_IF_ERROR(status);
   if (status.ok()) {
     ClearStatistics(first, before_);
     return true;
@@ -69,20 +74,54 @@ bool RoundMean::ReadBefore(int64_t first, size_t size) {
   return false;
 }
 
-void RoundMean::ClearStatistics(int64_t first, std::span<float> values) const {
-  const Interval read{first, first + std::ssize(values)};
+template <typename Use>
+void RoundMean::ForEachStatistic(Interval positions, const Use& use) const {
   auto statistic =
-      std::lower_bound(statistics_.begin(), statistics_.end(), first,
+      std::lower_bound(statistics_.begin(), statistics_.end(), positions.begin,
                        [](const Interval& s, int64_t position) { return s.end <= position; });
-  for (; statistic != statistics_.end() && statistic->begin < read.end; ++statistic) {
-    const Interval clear = Intersect(*statistic, read);
-    std::fill_n(values.begin() + (clear.begin - first), clear.size(), 0.0F);
+  for (; statistic != statistics_.end() && statistic->begin < positions.end; ++statistic) {
+    const Interval part = Intersect(*statistic, positions);
+    use(Interval{part.begin - positions.begin, part.end - positions.begin});
   }
+}
+
+void RoundMean::ClearStatistics(int64_t first, std::span<float> values) const {
+  ForEachStatistic({first, first + std::ssize(values)}, [&](Interval part) {
+    std::fill_n(values.begin() + part.begin, part.size(), 0.0F);
+  });
+}
+
+absl::Status RoundMean::UpdateOuter(int64_t first, std::span<float> values) {
+  OuterRound& outer = *outer_;
+  const size_t n = values.size();
+  outer.states.assign(outer.update.states() * n, 0.0F);
+  const std::span<float> states(outer.states);
+  if (outer.before != nullptr) {
+    CADRE_RETURN_IF_ERROR(outer.before->ReadBlock(outer.block, AsBytes(states)));
+  }
+  const auto update = [&](Interval part) {
+    if (part.empty()) return;
+    std::array<std::span<float>, 2> parts;
+    for (int i = 0; i < outer.update.states(); ++i) {
+      parts[i] = states.subspan(i * n + part.begin, part.size());
+    }
+    outer.update.Update(std::span(before_).subspan(part.begin, part.size()),
+                        values.subspan(part.begin, part.size()), parts);
+  };
+  int64_t trained = 0;
+  ForEachStatistic({first, first + std::ssize(values)}, [&](Interval part) {
+    update({trained, part.begin});
+    trained = part.end;
+  });
+  update({trained, std::ssize(values)});
+  const absl::string_view bytes(AsBytes(states).data(), AsBytes(states).size());
+  return outer.after->WriteBlock(outer.block++, bytes, Crc32c(bytes));
 }
 
 absl::Status RoundMean::Next(int64_t first, std::span<float> out) {
   values_.resize(out.size());
-  const bool measured = ReadBefore(first, out.size());
+  CADRE_ASSIGN_OR_RETURN(const bool known, ReadBefore(first, out.size()));
+  const bool measured = known && groups_.size() > 1;
   if (measured) sums_.Begin(before_);
   for (size_t g = 0; g < groups_.size(); ++g) {
     CADRE_RETURN_IF_ERROR(Read(groups_[g], first, values_));
@@ -97,11 +136,11 @@ absl::Status RoundMean::Next(int64_t first, std::span<float> out) {
     sums_.Add(weight, values_);
   }
   if (measured) sums_.End();
-  return absl::OkStatus();
+  return outer_ == nullptr ? absl::OkStatus() : UpdateOuter(first, out);
 }
 
 DiscrepancyTerms RoundMean::discrepancy() const {
-  return reader_ == nullptr ? DiscrepancyTerms() : sums_.Total();
+  return reader_ == nullptr || groups_.size() < 2 ? DiscrepancyTerms() : sums_.Total();
 }
 
 }  // namespace cadre

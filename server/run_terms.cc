@@ -11,6 +11,7 @@
 #include "base/status.h"
 #include "model/formats/checkpoint_manifest.h"
 #include "model/initial_value.h"
+#include "model/outer_optimizer.h"
 #include "model/parameter_index.h"
 
 namespace cadre {
@@ -55,6 +56,9 @@ absl::StatusOr<RunTerms> RunTermsOf(const v1::OpenRun& open) {
     const auto key = open.keys().find(group);
     terms.generations[group] = {
         number, key == open.keys().end() ? std::nullopt : ParseSecretKey(key->second)};
+  }
+  if (const auto outer = OuterOptimizerOf(open.spec().averaging())) {
+    terms.outer_states = OuterStates(*outer);
   }
   terms.version = open.version();
   if (open.has_hollow()) terms.hollow = open.hollow();

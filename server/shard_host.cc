@@ -55,6 +55,7 @@ void SetStats(const VersionStats& stats, v1::Applied& answer) {
   answer.set_digest(stats.digest);
   answer.set_variance_between_groups(stats.discrepancy.variance_between_groups);
   answer.set_displacement(stats.discrepancy.displacement);
+  if (stats.outer) *answer.mutable_outer() = *stats.outer;
 }
 
 std::set<ContributionKey> ContributionKeysOf(const ApplyPlan& plan) {
@@ -65,14 +66,14 @@ std::set<ContributionKey> ContributionKeysOf(const ApplyPlan& plan) {
   return keys;
 }
 
-// Bytes that a round of the run needs on this aggregator: the two versions that are kept, the one
-// that is being made, and the contributions of all groups that the run has at its start. Not
-// counted: groups that are added later, a damaged version that is kept, headers and checksums
-// (below 0.1 %).
+// Bytes that a round of the run needs on this aggregator: the two versions that are kept and the
+// one that is being made, with their outer states, and the contributions of all groups that the run
+// has at its start. Not counted: groups that are added later, a damaged version that is kept,
+// headers and checksums (below 0.1 %).
 int64_t SpaceOf(const v1::OpenRun& open, const RunTerms& terms) {
   const Interval span = ShardSpan(terms.tensor_begin.back(), terms.shard, terms.shards);
   const int64_t groups = std::max(1U, open.spec().cluster().groups());
-  return span.size() * int64_t{sizeof(float)} * (3 + groups);
+  return span.size() * int64_t{sizeof(float)} * (3 * (1 + terms.outer_states) + groups);
 }
 
 }  // namespace
@@ -303,7 +304,10 @@ absl::StatusOr<VersionStats> ShardHost::MakeVersion(const ApplyPlan& plan) {
     }
     CADRE_RETURN_IF_ERROR(status);
   }
-  return store_->WriteMean(plan);
+  const absl::StatusOr<VersionStats> made = store_->WriteMean(plan);
+  // The contributions are undamaged, so the version before or its outer states are not.
+  const bool damaged = plan.order.has_outer() && IsLoss(made.status());
+  return damaged ? OnReadError(plan.run, made.status()) : made;
 }
 
 absl::StatusOr<v1::Applied> ShardHost::Apply(const v1::Apply& apply) {

@@ -11,6 +11,11 @@
 // the coordinator repeats Apply. A crash after 4 leaves contributions that Load recognises as
 // obsolete, because their round is not newer than the newest version. No journal is needed.
 //
+// The states of an outer optimizer are a second file, outer-<v>, which is written, synced and
+// renamed before step 4. A version whose order names an outer update (Apply.outer) is complete only
+// with that file; without such an order (version 0, and a version that was restored from a seed)
+// the states are zeros. An outer file without its version is left by a crash, and removed by Load.
+//
 // A contribution is written in place, chunk by chunk, under its final name. Each block has its own
 // CRC, so after a crash staging resumes after the leading undamaged blocks. A contribution is
 // acknowledged after fsync of file and folder. A file may be complete on disk without having been
@@ -51,7 +56,6 @@
 #include "base/digest.h"
 #include "base/file.h"
 #include "base/status.h"
-#include "server/round_mean.h"
 
 namespace cadre {
 namespace {
@@ -66,6 +70,7 @@ constexpr char kIdentityFile[] = ".identity";
 constexpr char kRunFile[] = "run";
 constexpr char kArchivePrefix[] = ".old-";
 constexpr char kVersionPrefix[] = "version-";
+constexpr char kOuterPrefix[] = "outer-";
 constexpr char kStagePrefix[] = "stage-";
 constexpr char kDamagedVersion[] = "version.damaged";
 constexpr size_t kMaxNameBytes = 100;
@@ -99,6 +104,21 @@ absl::StatusOr<VersionMeta> MetaOf(const BlockFile& file, uint32_t version, v1::
     return absl::DataLossError(absl::StrCat(file.path(), ": does not contain version ", version));
   }
   return meta;
+}
+
+// Meta of a file of outer states: this, then the serialized sums.
+struct OuterMeta {
+  uint64_t version = 0;
+  int64_t begin = 0;
+  int64_t end = 0;
+  uint64_t states = 0;
+};
+
+// `sums`: of a constant size, because fields of type double that are 0 are not serialized.
+std::string EncodeMeta(const OuterMeta& meta, const v1::OuterSums& sums) {
+  const double values[] = {sums.change_squared(), sums.momentum_squared(), sums.product()};
+  return absl::StrCat(absl::string_view(reinterpret_cast<const char*>(&meta), sizeof(meta)),
+                      absl::string_view(reinterpret_cast<const char*>(values), sizeof(values)));
 }
 
 absl::string_view AsText(std::span<const float> values) {
@@ -228,6 +248,10 @@ std::string ShardStore::VersionPath(const std::string& run, uint32_t version) co
   return absl::StrCat(RunFolder(run), "/", kVersionPrefix, version);
 }
 
+std::string ShardStore::OuterPath(const std::string& run, uint32_t version) const {
+  return absl::StrCat(RunFolder(run), "/", kOuterPrefix, version);
+}
+
 std::string ShardStore::ContributionName(const ContributionKey& key) {
   return absl::StrCat(key.run, "/", kStagePrefix, key.round, "-", key.group, "-", key.generation,
                       "-", key.rank, key.seed ? "-seed" : "");
@@ -282,6 +306,16 @@ absl::StatusOr<ShardStore::FoundRun> ShardStore::LoadRun(const std::string& run)
   for (const FolderEntry& entry : entries) LoadFile(folder, entry.name, &found);
   std::sort(found.versions.begin(), found.versions.end(),
             [](const auto& a, const auto& b) { return a.version < b.version; });
+  for (const FolderEntry& entry : entries) {
+    absl::string_view number = entry.name;
+    uint32_t version = 0;
+    if (!absl::ConsumePrefix(&number, kOuterPrefix) || !absl::SimpleAtoi(number, &version))
+      continue;
+    const bool used = std::any_of(
+        found.versions.begin(), found.versions.end(),
+        [&](const StoredVersion& v) { return v.version == version && v.order.has_outer(); });
+    if (!used) RemoveFile(absl::StrCat(folder, "/", entry.name));
+  }
   return found;
 }
 
@@ -298,7 +332,13 @@ void ShardStore::LoadFile(const std::string& folder, const std::string& name, Fo
       CADRE_ASSIGN_OR_RETURN(const VersionMeta meta, MetaOf(*file, version, &order));
       // Every pull checks the blocks that it reads.
       if (!found->closed) CADRE_RETURN_IF_ERROR(file->Verify());
-      return StoredVersion{version, {meta.digest, meta.discrepancy}, std::move(order)};
+      StoredVersion found_version{version, {meta.digest, meta.discrepancy}, std::move(order)};
+      if (found_version.order.has_outer()) {
+        CADRE_ASSIGN_OR_RETURN(found_version.stats.outer,
+                               CheckOuter(absl::StrCat(folder, "/", kOuterPrefix, version), version,
+                                          /*verify=*/!found->closed));
+      }
+      return found_version;
     };
     if (const absl::StatusOr<StoredVersion> checked = check(); checked.ok()) {
       found->versions.push_back(*checked);
@@ -403,7 +443,7 @@ absl::Status ShardStore::RemoveRun(const std::string& run, const std::string& li
 
 absl::StatusOr<VersionStats> ShardStore::WriteVersion(
     const std::string& run, const v1::Apply& order, Interval span, const Fill& produce,
-    const std::function<DiscrepancyTerms()>& discrepancy) {
+    const std::function<absl::StatusOr<VersionStats>()>& finish) {
   const std::string path = VersionPath(run, order.round());
   const std::string temporary = absl::StrCat(path, ".new");
   VersionMeta meta{order.round(), 0, span.begin, span.end, {}};
@@ -419,18 +459,20 @@ absl::StatusOr<VersionStats> ShardStore::WriteVersion(
     meta.digest += Digest(values, at);
     CADRE_RETURN_IF_ERROR(file->WriteBlock(block, AsText(values), Crc32c(AsText(values))));
   }
-  meta.discrepancy = discrepancy();
+  CADRE_ASSIGN_OR_RETURN(VersionStats stats, finish());
+  stats.digest = meta.digest;
+  meta.discrepancy = stats.discrepancy;
   CADRE_RETURN_IF_ERROR(file->RewriteMeta(EncodeMeta(meta, order)));
   CADRE_RETURN_IF_ERROR(file->Sync());
   CADRE_RETURN_IF_ERROR(files_.Rename(temporary, path));
   std::move(remove).Cancel();
   CADRE_RETURN_IF_ERROR(files_.SyncFolder(RunFolder(run)));
-  return VersionStats{meta.digest, meta.discrepancy};
+  return stats;
 }
 
 absl::StatusOr<VersionStats> ShardStore::WriteInitial(const std::string& run, Interval span,
                                                       const Fill& fill) {
-  return WriteVersion(run, {}, span, fill, [] { return DiscrepancyTerms(); });
+  return WriteVersion(run, {}, span, fill, [] { return VersionStats(); });
 }
 
 absl::StatusOr<VersionStats> ShardStore::WriteMean(const ApplyPlan& plan) {
@@ -443,30 +485,107 @@ absl::StatusOr<VersionStats> ShardStore::WriteMean(const ApplyPlan& plan) {
                              BlockFile::Open(files_, ContributionPath(segment.key), Access::kRead));
     }
   }
-  absl::StatusOr<std::unique_ptr<VersionReader>> before = OpenVersion(plan.run, plan.round - 1);
-  if (!before.ok()) LOG(WARNING) << "the discrepancy of the round is unknown: " << before.status();
-  RoundMean mean(plan, std::move(files), before.ok() ? *std::move(before) : nullptr);
+  v1::Apply order;
+  absl::StatusOr<std::unique_ptr<VersionReader>> before =
+      OpenVersion(plan.run, plan.round - 1, &order);
+  std::optional<OuterRound> outer;
+  if (plan.order.has_outer()) {
+    CADRE_RETURN_IF_ERROR(before.status());
+    CADRE_ASSIGN_OR_RETURN(outer, OpenOuter(plan, order));
+  } else if (!before.ok()) {
+    LOG(WARNING) << "the discrepancy of the round is unknown: " << before.status();
+  }
+  RoundMean mean(plan, std::move(files), before.ok() ? *std::move(before) : nullptr,
+                 outer ? &*outer : nullptr);
+  absl::Cleanup remove = [&] {
+    if (outer) RemoveFile(absl::StrCat(OuterPath(plan.run, plan.round), ".new"));
+  };
+  const auto finish = [&]() -> absl::StatusOr<VersionStats> {
+    VersionStats stats{.discrepancy = mean.discrepancy()};
+    if (!outer) return stats;
+    CADRE_RETURN_IF_ERROR(FinishOuter(plan, *outer));
+    stats.outer = outer->update.sums();
+    return stats;
+  };
   return WriteVersion(
       plan.run, plan.order, plan.span,
-      [&](int64_t first, std::span<float> out) { return mean.Next(first, out); },
-      [&] { return mean.discrepancy(); });
+      [&](int64_t first, std::span<float> out) { return mean.Next(first, out); }, finish);
+}
+
+absl::StatusOr<OuterRound> ShardStore::OpenOuter(const ApplyPlan& plan, const v1::Apply& before) {
+  OuterRound outer{.update = OuterUpdate(plan.order.outer(), plan.round)};
+  const int states = outer.update.states();
+  const OuterMeta meta{plan.round, plan.span.begin, plan.span.end, static_cast<uint64_t>(states)};
+  if (before.has_outer()) {
+    CADRE_ASSIGN_OR_RETURN(
+        outer.before, BlockFile::Open(files_, OuterPath(plan.run, plan.round - 1), Access::kRead));
+    OuterMeta same = meta;
+    same.version = plan.round - 1;
+    if (!absl::StartsWith(outer.before->head().meta,
+                          absl::string_view(reinterpret_cast<const char*>(&same), sizeof(same)))) {
+      return absl::DataLossError(absl::StrCat(
+          outer.before->path(), ": does not contain the outer states of version ", plan.round - 1));
+    }
+  }
+  CADRE_ASSIGN_OR_RETURN(
+      outer.after,
+      BlockFile::Create(
+          files_, absl::StrCat(OuterPath(plan.run, plan.round), ".new"),
+          {EncodeMeta(meta, v1::OuterSums()),
+           static_cast<uint32_t>(states * kBlockElements * int64_t{sizeof(float)}),
+           static_cast<uint64_t>(states * plan.span.size() * int64_t{sizeof(float)})}));
+  return outer;
+}
+
+absl::Status ShardStore::FinishOuter(const ApplyPlan& plan, OuterRound& outer) {
+  const OuterMeta meta{plan.round, plan.span.begin, plan.span.end,
+                       static_cast<uint64_t>(outer.update.states())};
+  CADRE_RETURN_IF_ERROR(outer.after->RewriteMeta(EncodeMeta(meta, outer.update.sums())));
+  CADRE_RETURN_IF_ERROR(outer.after->Sync());
+  return files_.Rename(outer.after->path(), OuterPath(plan.run, plan.round));
+}
+
+absl::StatusOr<v1::OuterSums> ShardStore::CheckOuter(const std::string& path, uint32_t version,
+                                                     bool verify) {
+  CADRE_ASSIGN_OR_RETURN(const auto file, BlockFile::Open(files_, path, Access::kRead));
+  const std::string& bytes = file->head().meta;
+  OuterMeta meta;
+  double sums[3];
+  if (bytes.size() == sizeof(meta) + sizeof(sums)) {
+    std::memcpy(&meta, bytes.data(), sizeof(meta));
+    std::memcpy(sums, bytes.data() + sizeof(meta), sizeof(sums));
+  }
+  if (meta.version != version) {
+    return absl::DataLossError(
+        absl::StrCat(path, ": does not contain the outer states of version ", version));
+  }
+  if (verify) CADRE_RETURN_IF_ERROR(file->Verify());
+  v1::OuterSums result;
+  result.set_change_squared(sums[0]);
+  result.set_momentum_squared(sums[1]);
+  result.set_product(sums[2]);
+  return result;
 }
 
 absl::StatusOr<std::unique_ptr<VersionReader>> ShardStore::OpenVersion(const std::string& run,
-                                                                       uint32_t version) const {
+                                                                       uint32_t version,
+                                                                       v1::Apply* order) const {
   CADRE_ASSIGN_OR_RETURN(std::unique_ptr<BlockFile> file,
                          BlockFile::Open(files_, VersionPath(run, version), Access::kRead));
-  v1::Apply order;
-  CADRE_ASSIGN_OR_RETURN(const VersionMeta meta, MetaOf(*file, version, &order));
+  v1::Apply ignored;
+  CADRE_ASSIGN_OR_RETURN(const VersionMeta meta,
+                         MetaOf(*file, version, order != nullptr ? order : &ignored));
   return std::make_unique<VersionReader>(std::move(file), Interval{meta.begin, meta.end});
 }
 
 void ShardStore::RemoveVersion(const std::string& run, uint32_t version) {
   RemoveFile(VersionPath(run, version));
+  RemoveFile(OuterPath(run, version));
 }
 
 void ShardStore::DiscardVersion(const std::string& run, uint32_t version) {
   Quarantine(VersionPath(run, version), "it is restored from values that the groups hold");
+  RemoveFile(OuterPath(run, version));
 }
 
 // --- Contributions

@@ -6,6 +6,9 @@
 //   <data_dir>/<run>/run                   the run's OpenRun, and whether it has ended
 //   <data_dir>/<run>/version-<v>           this shard's part of version v (a block file), and the
 //                                          Apply that made it
+//   <data_dir>/<run>/outer-<v>             states of the outer optimizer at version v (a block
+//   file),
+//                                          if an outer update made it
 //   <data_dir>/<run>/stage-<round>-<group>-<generation>-<rank>
 //                                          a contribution; the blocks are its chunks. Of a seed
 //                                          (ledger.h) the name ends in -seed
@@ -38,6 +41,7 @@
 #include "proto/cadre/v1/rounds.pb.h"
 #include "server/block_file.h"
 #include "server/ledger.h"
+#include "server/round_mean.h"
 
 namespace cadre {
 
@@ -101,8 +105,10 @@ class ShardStore {
                                             const Fill& fill);
   // Requires: every contribution in the plan has passed VerifyContribution.
   absl::StatusOr<VersionStats> WriteMean(const ApplyPlan& plan);
+  // `order`, if not null, receives the order that made the version.
   absl::StatusOr<std::unique_ptr<VersionReader>> OpenVersion(const std::string& run,
-                                                             uint32_t version) const;
+                                                             uint32_t version,
+                                                             v1::Apply* order = nullptr) const;
   void RemoveVersion(const std::string& run, uint32_t version);
   // Renames it as a damaged version.
   void DiscardVersion(const std::string& run, uint32_t version);
@@ -136,14 +142,22 @@ class ShardStore {
   absl::Status RemoveRunFolder(const std::string& name) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::StatusOr<FoundRun> LoadRunFile(const std::string& run);
   std::string VersionPath(const std::string& run, uint32_t version) const;
+  std::string OuterPath(const std::string& run, uint32_t version) const;
   std::string ContributionPath(const ContributionKey& key) const;
   absl::StatusOr<FoundRun> LoadRun(const std::string& run);
   void LoadFile(const std::string& folder, const std::string& name, FoundRun* found);
-  // `discrepancy` is called after all values are produced.
-  // `order` made the version; empty for version 0.
-  absl::StatusOr<VersionStats> WriteVersion(const std::string& run, const v1::Apply& order,
-                                            Interval span, const Fill& produce,
-                                            const std::function<DiscrepancyTerms()>& discrepancy);
+  // `order` made the version; empty for version 0. `finish` is called after all values are
+  // produced, and returns the statistics, apart from the digest.
+  absl::StatusOr<VersionStats> WriteVersion(
+      const std::string& run, const v1::Apply& order, Interval span, const Fill& produce,
+      const std::function<absl::StatusOr<VersionStats>()>& finish);
+  // Prepares the outer update of the plan's round: opens the states of the version before, and
+  // creates a temporary file for the new ones.
+  absl::StatusOr<OuterRound> OpenOuter(const ApplyPlan& plan, const v1::Apply& before);
+  // Makes the new states durable.
+  absl::Status FinishOuter(const ApplyPlan& plan, OuterRound& outer);
+  // Checks the states of a version that an outer update made; their blocks only if `verify`.
+  absl::StatusOr<v1::OuterSums> CheckOuter(const std::string& path, uint32_t version, bool verify);
 
   FileSystem& files_;
   const std::string data_dir_;

@@ -1,5 +1,5 @@
-// Tools for the inner loops of the CPU back end: a macro that compiles a loop for several levels of
-// x86-64, a vector of sixteen floats, and functions of one float that a compiler can vectorise.
+// Tools for the inner loops of the CPU back end, besides base/vector_loop.h: a vector of sixteen
+// floats, and functions of one float that a compiler can vectorise.
 //
 // Thread-safe (pure functions). For the .cc files of kernels/cpu only.
 #pragma once
@@ -8,18 +8,8 @@
 #include <cstdint>
 #include <cstring>
 
-// A function with CADRE_VECTOR_LOOP is compiled once for each level of the instruction set below;
-// the loader picks the highest that the processor supports. Requires: it is a leaf, or calls only
-// what is inlined into it (a call would leave the level), and starts no OpenMP region. Sanitizers
-// cannot run before the loader's choice, and clang 14 does not support the levels: both use the
-// baseline.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && \
-    !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-#define CADRE_VECTOR_LOOP \
-  __attribute__((target_clones("default", "arch=x86-64-v3", "arch=x86-64-v4")))
-#else
-#define CADRE_VECTOR_LOOP
-#endif
+#include "base/vector_loop.h"
+
 #define CADRE_INLINE __attribute__((always_inline)) inline
 
 namespace cadre {

@@ -72,6 +72,50 @@ class MachineRoundTest : public MachineTest {
   }
 };
 
+TEST_F(MachineRoundTest, OrdersNameTheOuterUpdate) {
+  v1::RunSpec spec = MakeSpec(2, 1, 5, 100);
+  spec.mutable_averaging()->mutable_outer()->mutable_slowmo()->set_momentum(0.5F);
+  const std::string run = Begin(2, spec);
+  for (uint32_t group = 0; group < 2; ++group) {
+    v1::Contributed contributed = cluster_.ContributionOf(cluster_.Lead(run, group));
+    contributed.set_rate(0.25F);
+    Contribute(cluster_.Lead(run, group), contributed);
+  }
+  const v1::OuterStep step = cluster_.Commit(run, 1)->outer();
+  EXPECT_EQ(step.rate(), 0.25F);
+  EXPECT_EQ(step.optimizer().slowmo().momentum(), 0.5F);
+  EXPECT_EQ(step.optimizer().slowmo().learning_rate(), 1) << "the default";
+  EXPECT_EQ(cluster_.aggregators()[0].shards[run].newest.outer().SerializeAsString(),
+            step.SerializeAsString());
+  EXPECT_THAT(cluster_.RunStatus(run).outer().optimizer(), HasSubstr("momentum: 0.5"));
+}
+
+TEST_F(MachineRoundTest, RatesAreChecked) {
+  const std::string run = Begin(1, MakeSpec(1, 1, 5, 100));
+  v1::Contributed contributed = cluster_.ContributionOf(cluster_.Lead(run, 0));
+  contributed.set_rate(std::numeric_limits<float>::quiet_NaN());
+  cluster_.Send(cluster_.Lead(run, 0), contributed);
+  EXPECT_EQ(LastDecision(run, 0).refusal(), v1::REFUSAL_MALFORMED);
+}
+
+// The shards do not have the version any more that the first Start named.
+TEST_F(MachineRoundTest, LateStartNamesTheNewestVersion) {
+  const std::string run = Begin(2, WithQuorum(1));
+  FakeWorker& lead = cluster_.Lead(run, 1);
+  cluster_.Cut(lead);
+  for (int round = 0; round < 2; ++round) {
+    Train(run, 0);
+    cluster_.Run(absl::Seconds(2));
+  }
+  ASSERT_GE(cluster_.RunStatus(run).version(), 2U);
+  lead.start.reset();
+  cluster_.Reconnect(lead);
+  ASSERT_TRUE(lead.start.has_value());
+  EXPECT_EQ(lead.start->version(), cluster_.RunStatus(run).version());
+  EXPECT_NE(lead.start->digest(), 0U);
+  EXPECT_TRUE(lead.start->catch_up());
+}
+
 TEST_F(MachineRoundTest, WaitsForAllLiveGroups) {
   const std::string run = Begin(2, MakeSpec(2, 1, 5, 100));
   Train(run, 0);

@@ -111,6 +111,26 @@ TEST(ShardRestoreTest, OpenRoundContinuesWhenItCloses) {
   EXPECT_FALSE(restore.Choose(view));
 }
 
+// The outer update of a closing round requires the values of the version before.
+TEST(ShardRestoreTest, RunsWithAnOuterOptimizerBeginWithASeed) {
+  ShardRestore::View view{.version = kVersion, .closing = true, .complete = true, .outer = true};
+  view.groups = {{.group = 0, .generation = 1},
+                 {.group = 1, .generation = 2, .adopted = true, .contributed = true}};
+  ShardRestore restore("lost", kVersion);
+  EXPECT_EQ(Chosen(restore, view).group, 1U);
+  EXPECT_EQ(restore.attempt()->source, Source::kSeed);
+  EXPECT_FALSE(restore.ready()) << "it must be hollow before the version";
+  restore.Fail("one");
+  EXPECT_EQ(Chosen(restore, view).group, 0U);
+  restore.Fail("two");
+  restore.Choose(view);
+  EXPECT_FALSE(restore.attempt().has_value());
+
+  ShardRestore with_values("has lost contributions", kVersion, /*has_values=*/true);
+  EXPECT_EQ(Chosen(with_values, view), ShardRestore::Attempt{.hollow = kVersion});
+  EXPECT_TRUE(with_values.ready());
+}
+
 TEST(ShardRestoreTest, VersionZeroHasNoSeeds) {
   ShardRestore::View view{.version = 0};
   view.groups = {{.group = 0, .generation = 1, .adopted = true}};

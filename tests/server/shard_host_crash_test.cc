@@ -37,23 +37,29 @@ class ShardHostCrashTest : public ::testing::Test {
     Start();
   }
 
-  // What the coordinator and a group do until version 1 exists; all of it may be repeated.
-  absl::StatusOr<uint64_t> MakeVersion() {
+  // What the coordinator and a group do until version `rounds` exists; all of it may be repeated.
+  absl::StatusOr<uint64_t> MakeVersions(uint32_t rounds) {
     const auto opened = host_->OpenRun(run_.Open());
     if (!opened.ok()) return opened.status();
     if (!opened->error().empty()) return absl::InternalError(opened->error());
-    if (opened->version() == 0) {
-      if (const absl::Status staged = Stage(); !staged.ok()) return staged;
+    uint64_t digest = 0;
+    for (uint32_t round = std::max(1U, opened->version()); round <= rounds; ++round) {
+      if (opened->version() < round) {
+        if (const absl::Status staged = Stage(round); !staged.ok()) return staged;
+      }
+      v1::Apply order = MakeApply(run_, round, {{}});
+      if (outer_.has_optimizer()) *order.mutable_outer() = outer_;
+      const auto applied = host_->Apply(order);
+      if (!applied.ok()) return applied.status();
+      if (!applied->error().empty()) return absl::InternalError(applied->error());
+      if (!applied->missing().empty()) return absl::DataLossError("an acknowledged contribution");
+      digest = applied->digest();
     }
-    const auto applied = host_->Apply(MakeApply(run_, 1, {{}}));
-    if (!applied.ok()) return applied.status();
-    if (!applied->error().empty()) return absl::InternalError(applied->error());
-    if (!applied->missing().empty()) return absl::DataLossError("an acknowledged contribution");
-    return applied->digest();
+    return digest;
   }
 
-  absl::Status Stage() {
-    auto staging = host_->Stage(Header(run_, {}, 0, std::ssize(values_), kChunk));
+  absl::Status Stage(uint32_t round = 1) {
+    auto staging = host_->Stage(Header(run_, {.round = round}, 0, std::ssize(values_), kChunk));
     if (!staging.ok()) return staging.status();
     for (uint32_t i = staging->grant.next_chunk; i < staging->grant.chunks; ++i) {
       const size_t begin = size_t{i} * kChunk;
@@ -67,37 +73,54 @@ class ShardHostCrashTest : public ::testing::Test {
 
   static constexpr uint32_t kChunk = 4;
   SmallRun run_;
+  // Of every round, if it has an optimizer.
+  v1::OuterStep outer_;
   const std::vector<float> values_ = Values(1, 15);
   Counters counters_;
   std::unique_ptr<MemoryFileSystem> files_;
   std::unique_ptr<ShardHost> host_;
 };
 
-// After each crash the same messages lead to the same version.
-TEST_F(ShardHostCrashTest, EveryChangeMayBeTheLast) {
-  const uint64_t expected = Digest(values_, 0);
-  for (const bool host_crashes : {false, true}) {
+class ShardHostCrashesTest : public ShardHostCrashTest, public ::testing::WithParamInterface<bool> {
+ protected:
+  // Requires that the same messages lead to the same version after a crash at any change.
+  void CrashEverywhere(uint32_t rounds) {
+    Begin();
+    const absl::StatusOr<uint64_t> expected = MakeVersions(rounds);
+    ASSERT_TRUE(expected.ok()) << expected.status();
     int crashes = 0;
     for (uint64_t last = 1;; ++last) {
       Begin();
       files_->StopAfter(last);
-      const absl::StatusOr<uint64_t> made = MakeVersion();
+      const absl::StatusOr<uint64_t> made = MakeVersions(rounds);
       if (made.ok()) break;
       ASSERT_TRUE(files_->stopped()) << made.status();
       ++crashes;
-      if (host_crashes) {
+      if (const bool host_crashes = GetParam(); host_crashes) {
         CrashHost(last);
       } else {
         host_.reset();
         files_->EndProcess();
         Start();
       }
-      const absl::StatusOr<uint64_t> repeated = MakeVersion();
+      const absl::StatusOr<uint64_t> repeated = MakeVersions(rounds);
       ASSERT_TRUE(repeated.ok()) << repeated.status() << ", after change " << last;
-      ASSERT_EQ(*repeated, expected) << "after change " << last;
+      ASSERT_EQ(*repeated, *expected) << "after change " << last;
     }
     EXPECT_GT(crashes, 20);
   }
+};
+INSTANTIATE_TEST_SUITE_P(ProcessOrHost, ShardHostCrashesTest, ::testing::Bool());
+
+TEST_P(ShardHostCrashesTest, EveryChangeMayBeTheLast) { CrashEverywhere(/*rounds=*/1); }
+
+// No round is left out of the momentum, or counted twice.
+TEST_P(ShardHostCrashesTest, EveryChangeOfOuterStatesMayBeTheLast) {
+  v1::OuterNesterov& nesterov = *outer_.mutable_optimizer()->mutable_nesterov();
+  nesterov.set_learning_rate(0.7F);
+  nesterov.set_momentum(0.9F);
+  nesterov.set_every_rounds(2);
+  CrashEverywhere(/*rounds=*/4);
 }
 
 // Version and contributions that were acknowledged are durable.

@@ -1,7 +1,6 @@
 // Tests of the shard host with its store: versions and contributions on disk, and restarts after a
 // crash at any point.
 #include "server/shard_host.h"
-#include "base/protocol.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -16,8 +15,10 @@
 
 #include "base/crc32c.h"
 #include "base/digest.h"
+#include "base/protocol.h"
 #include "model/formats/safetensors.h"
 #include "server/client/refusal.h"
+#include "server/outer_update.h"
 #include "server/run_terms.h"
 #include "tests/base/expect.h"
 #include "tests/base/file_size_limit.h"
@@ -105,6 +106,14 @@ class ShardHostTest : public ::testing::Test {
     const auto applied = host_->Apply(apply);
     EXPECT_TRUE(applied.ok()) << applied.status();
     return applied.ok() ? *applied : v1::Applied();
+  }
+
+  static v1::Apply WithMomentum(v1::Apply order) {
+    v1::OuterNesterov& nesterov = *order.mutable_outer()->mutable_optimizer()->mutable_nesterov();
+    nesterov.set_learning_rate(0.7F);
+    nesterov.set_momentum(0.9F);
+    nesterov.set_every_rounds(1);
+    return order;
   }
 
   std::string RunPath(const std::string& name) const {
@@ -430,6 +439,61 @@ TEST_F(LostShardTest, ContributionsRestoreTheClosingRound) {
   EXPECT_EQ(applied.digest(), Digest(values, 0));
   EXPECT_TRUE(std::isnan(applied.displacement()));
   EXPECT_EQ(host_->States()[0].version(), 4u);
+}
+
+TEST_F(LostShardTest, OuterUpdateRequiresASeed) {
+  EXPECT_EQ(OpenAt(3).version(), 3u);
+  ASSERT_TRUE(Stage({.round = 4}, Values(1, 15)).ok());
+  EXPECT_THAT(Apply(WithMomentum(MakeApply(run_, 4, {{}}))).error(),
+              HasSubstr("requires the values of version 3"));
+  EXPECT_TRUE(OpenAt(2).hollow());
+  Apply(Seed(MakeApply(run_, 3, {{.samples = 1}})));
+  ASSERT_TRUE(StageSeed({.round = 3, .samples = 1}, Values(2, 15)).ok());
+  EXPECT_EQ(Apply(Seed(MakeApply(run_, 3, {{.samples = 1}}))).error(), "");
+  ASSERT_TRUE(Stage({.round = 4}, Values(1, 15)).ok());
+  const v1::Applied applied = Apply(WithMomentum(MakeApply(run_, 4, {{}})));
+  EXPECT_EQ(applied.error(), "");
+  EXPECT_EQ(applied.outer().momentum_squared(), 0);
+}
+
+// A version is its values and the states of the outer optimizer.
+TEST_F(ShardHostTest, OuterStatesAreVersioned) {
+  const v1::OuterStep step = WithMomentum({}).outer();
+  Open();
+  std::vector<float> expected = PullAll(0);
+  std::vector<float> momentum(15);
+  double momentum_squared = 0;
+  for (uint32_t round = 1; round <= 3; ++round) {
+    const std::vector<float> before = std::exchange(expected, Values(round, 15));
+    ASSERT_TRUE(Stage({.round = round}, expected).ok());
+    OuterUpdate(step, round).Update(before, expected, {momentum});
+    const v1::Apply order = WithMomentum(MakeApply(run_, round, {{}}));
+    const v1::Applied applied = Apply(order);
+    EXPECT_EQ(applied.digest(), Digest(expected, 0));
+    EXPECT_EQ(applied.outer().momentum_squared() > 0, round > 1);
+    momentum_squared = applied.outer().momentum_squared();
+    EXPECT_TRUE(SameBits(PullAll(round), expected));
+    Restart();
+    EXPECT_EQ(Apply(order).outer().momentum_squared(), momentum_squared) << "repeated";
+  }
+  EXPECT_THAT(Files(RunPath("")),
+              ElementsAre("outer-2", "outer-3", "run", "version-2", "version-3"));
+}
+
+TEST_F(ShardHostTest, DamagedOuterStatesLoseTheVersion) {
+  Open();
+  ASSERT_TRUE(Stage({}, Values(1, 15)).ok());
+  Apply(WithMomentum(MakeApply(run_, 1, {{}})));
+  std::string bytes = ReadAll(RunPath("outer-1"));
+  bytes.back() ^= 1;
+  WriteAll(RunPath("outer-1"), bytes);
+  ASSERT_TRUE(Stage({.round = 2}, Values(2, 15)).ok());
+  const v1::Apply order = WithMomentum(MakeApply(run_, 2, {{}}));
+  EXPECT_THAT(host_->Apply(order), IsError(absl::StatusCode::kUnavailable, "outer-1"));
+  EXPECT_THAT(host_->CheckFiles(), IsError(absl::StatusCode::kFailedPrecondition, "outer-1"));
+  Restart();
+  EXPECT_EQ(host_->States()[0].version(), 0u);
+  EXPECT_THAT(Files(RunPath("")), ElementsAre("run", "version-0", "version.damaged"));
 }
 
 TEST_F(LostShardTest, UnusableVersionIsDiscarded) {

@@ -58,6 +58,7 @@ void FaultInjector::Inject(const Fault& fault, const std::string& host) {
     case FaultKind::kCrashCoordinator:
       return coordinator_.Crash(fault.length);
     case FaultKind::kRestoreStore:
+      if (world_.has_outer_runs) return;
       return coordinator_.RestoreStoreAfter(fault.length);
     case FaultKind::kBreakStream:
       return network_.BreakAny();
@@ -72,6 +73,7 @@ void FaultInjector::Inject(const Fault& fault, const std::string& host) {
     case FaultKind::kLoseFolder:
       return aggregators_[fault.subject]->LoseFolder();
     case FaultKind::kRollBack:
+      if (world_.has_outer_runs) return;
       return aggregators_[fault.subject]->RollBackAfter(fault.length);
     case FaultKind::kDamageFile:
       return aggregators_[fault.subject]->DamageFile();

@@ -11,6 +11,7 @@
 #include "coordinator/run_rules.h"
 #include "proto/enum_text.h"
 #include "server/mean.h"
+#include "server/outer_update.h"
 #include "tests/simulation/describe.h"
 
 namespace cadre::simulation {
@@ -355,7 +356,28 @@ void Invariants::MakeVersion(const v1::RunRecord& run, const v1::CommitRecord& c
     }
     (i == 0 ? SetWeighted : AddWeighted)(weights[i], trained, next);
   }
+  if (commit.has_outer()) {
+    std::array<Values, 2> states = outer_states_[run.run()][commit.round() - 1];
+    for (Values& state : states) state.resize(next.size());
+    OuterUpdate(commit.outer(), commit.round()).Update(base, next, {states[0], states[1]});
+    outer_states_[run.run()][commit.round()] = std::move(states);
+  }
   versions_[run.run()][commit.round()] = std::move(next);
+}
+
+// A shard that was restored from a seed begins with states of zero.
+void Invariants::OnSeed(const Store& store, const v1::Apply& apply) {
+  const auto states = outer_states_[apply.run()].find(apply.round());
+  if (states == outer_states_[apply.run()].end()) return;
+  const Interval span =
+      ShardSpan(std::ssize(states->second[0]), apply.shard(), shards_[apply.run()]);
+  for (Values& state : states->second) {
+    std::fill(state.begin() + span.begin, state.begin() + span.end, 0.0F);
+  }
+  const auto closing = closed_.find({apply.run(), apply.round() + 1});
+  if (closing != closed_.end()) {
+    MakeVersion(RunIn(store, RunKey(apply.run())), closing->second);
+  }
 }
 
 void Invariants::CheckChangedCommit(const v1::CommitRecord& before,
@@ -366,8 +388,9 @@ void Invariants::CheckChangedCommit(const v1::CommitRecord& before,
     world_.Violate(Name(commit), " was closed and has changed");
   }
   for (int i = 0; i < before.digests_size() && i < commit.digests_size(); ++i) {
+    // A shard that has lost the states of the outer optimizer applies the round again.
     const bool unchanged =
-        !before.digests(i).applied() ||
+        !before.digests(i).applied() || commit.has_outer() ||
         before.digests(i).SerializeAsString() == commit.digests(i).SerializeAsString();
     if (!unchanged) world_.Violate(Name(commit), " has changed the digest of shard ", i);
   }
@@ -412,8 +435,9 @@ void Invariants::OnSubmitted(const Store& store, const std::string& run) {
 }
 
 void Invariants::OnSent(const Store& store, const v1::CoordinatorMessage& message) {
-  // A seed restores a version.
-  if (message.has_apply() && !message.apply().seed()) {
+  if (message.has_apply() && message.apply().seed()) {
+    OnSeed(store, message.apply());
+  } else if (message.has_apply()) {
     const v1::Apply& apply = message.apply();
     const auto commit = Read<v1::CommitRecord>(store, CommitKey(apply.run(), apply.round()));
     if (!commit || !SameParticipants(commit->participants(), apply.participants())) {

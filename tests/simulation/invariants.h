@@ -15,6 +15,7 @@
 // Thread-compatible.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -101,6 +102,7 @@ class Invariants {
   void CheckChangedCommit(const v1::CommitRecord& before, const v1::CommitRecord& commit);
   void CheckDigests(const v1::CommitRecord& commit);
   void MakeVersion(const v1::RunRecord& run, const v1::CommitRecord& commit);
+  void OnSeed(const Store& store, const v1::Apply& apply);
   void OnErased(const std::string& key, const std::string& bytes, const Store& after);
 
   World& world_;
@@ -123,6 +125,8 @@ class Invariants {
   std::map<std::string, uint32_t> shards_;
   // Expected values of every version.
   std::map<std::string, std::map<uint32_t, Values>> versions_;
+  // States of the outer optimizer by run and version.
+  std::map<std::string, std::map<uint32_t, std::array<Values, 2>>> outer_states_;
   std::map<std::pair<std::string, uint32_t>, int> committed_;
   // Versions after 0 of which an aggregator has written its shard.
   std::set<std::pair<std::string, uint32_t>> written_;

@@ -201,7 +201,15 @@ bool SimulatedCoordinator::Perform(const Batch& batch) {
 }
 
 bool SimulatedCoordinator::Commit(const Batch& batch) {
-  if (std::none_of(batch.begin(), batch.end(), Writes)) return true;
+  const auto send = [this](const std::vector<Action>& actions) {
+    for (const Action& action : actions) {
+      if (const auto* sent = std::get_if<Send>(&action)) invariants_.OnSent(store_, sent->message);
+    }
+  };
+  if (std::none_of(batch.begin(), batch.end(), Writes)) {
+    std::for_each(batch.begin(), batch.end(), send);
+    return true;
+  }
   if (world_.dice.Chance(world_.faults.crash_before_commit)) {
     world_.Count("crashes_before_commit");
     Crash();
@@ -223,9 +231,7 @@ bool SimulatedCoordinator::Commit(const Batch& batch) {
       invariants_.OnTransaction(store_, after);
       store_ = std::move(after);
     }
-    for (const Action& action : actions) {
-      if (const auto* send = std::get_if<Send>(&action)) invariants_.OnSent(store_, send->message);
-    }
+    send(actions);
   }
   if (world_.dice.Chance(world_.faults.crash_after_commit)) {
     world_.Count("crashes_after_commit");

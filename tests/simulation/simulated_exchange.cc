@@ -33,7 +33,7 @@ SimulatedExchange::SimulatedExchange(World& world, Network& network, Directory& 
                                      Invariants& invariants, std::string host,
                                      TrainerProgress& progress, std::vector<int64_t> begins,
                                      std::vector<Interval> owned, Values& replica,
-                                     const SecretKey& key)
+                                     const SecretKey& key, bool copies_versions)
     : world_(world),
       network_(network),
       directory_(directory),
@@ -43,13 +43,15 @@ SimulatedExchange::SimulatedExchange(World& world, Network& network, Directory& 
       begins_(std::move(begins)),
       owned_(std::move(owned)),
       replica_(replica),
-      key_(key) {}
+      key_(key),
+      copies_versions_(copies_versions) {}
 
 // Requires: the addresses of all shards are set.
 SimulatedExchange::Part& SimulatedExchange::PartOf(uint32_t shard) {
   const auto [part, is_new] = parts_.try_emplace(shard);
   if (!is_new) return part->second;
   part->second.spans = PartsWithin(owned_, ShardSpan(begins_.back(), shard, shards()));
+  part->second.held = HeldValues(copies_versions_);
   for (const Interval& span : part->second.spans) {
     for (int64_t p = span.begin; p < span.end; ++p) part->second.positions.push_back(p);
   }
@@ -147,6 +149,7 @@ uint64_t SimulatedExchange::PulledDigest() const {
 void SimulatedExchange::Adopt() {
   for (auto& [shard, part] : parts_) {
     part.held.Adopt();
+    if (part.held.copies()) part.version = part.buffer;
     for (size_t i = 0; i < part.buffer.size(); ++i) replica_[part.positions[i]] = part.buffer[i];
   }
 }
@@ -166,6 +169,9 @@ void SimulatedExchange::StageAgain(const v1::Restage& restage, v1::ContributionH
       break;
     case HeldValues::Place::kReplica:
       for (const int64_t p : part.positions) call->values.push_back(replica_[p]);
+      break;
+    case HeldValues::Place::kCopy:
+      call->values = part.version;
   }
   call->header = restage.seed() ? std::move(seed) : part.contribution;
   *call->header.mutable_ranges() = RangesOf(begins_, part.spans);

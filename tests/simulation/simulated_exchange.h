@@ -34,7 +34,8 @@ class SimulatedExchange {
   // of the generation.
   SimulatedExchange(World& world, Network& network, Directory& directory, Invariants& invariants,
                     std::string host, TrainerProgress& progress, std::vector<int64_t> begins,
-                    std::vector<Interval> owned, Values& replica, const SecretKey& key);
+                    std::vector<Interval> owned, Values& replica, const SecretKey& key,
+                    bool copies_versions);
   ~SimulatedExchange() { Cancel(); }
 
   void SetAddress(uint32_t shard, const std::string& address) { addresses_[shard] = address; }
@@ -64,6 +65,8 @@ class SimulatedExchange {
     // In order; the staging buffer has the same elements.
     std::vector<int64_t> positions;
     Values buffer;
+    // Copy of the version that was adopted last, if `held` requires it.
+    Values version;
     HeldValues held;
     v1::ContributionHeader contribution;
   };
@@ -121,6 +124,7 @@ class SimulatedExchange {
   const std::vector<Interval> owned_;
   Values& replica_;
   const SecretKey key_;
+  const bool copies_versions_;
   std::map<uint32_t, std::string> addresses_;
   std::map<uint32_t, Part> parts_;
   std::vector<std::weak_ptr<Call>> calls_;

@@ -38,7 +38,7 @@ SimulatedTrainer::SimulatedTrainer(World& world, Network& network, Fabrics& fabr
       base_(begins_.back()),
       trained_(begins_.back()),
       exchange_(world, network, directory, invariants, host, progress, begins_, owned_, trained_,
-                *ParseSecretKey(assignment_.key())),
+                *ParseSecretKey(assignment_.key()), assignment_.spec().averaging().has_outer()),
       protocol_(assignment_),
       life_(&host_.training) {
   fabric_->SetHost(place().rank(), host_);

@@ -115,6 +115,7 @@ void Simulator::MakeMembers() {
   }
   const uint64_t workers = dice.Between(2, 9);
   max_ranks_ = std::min<uint64_t>(workers, 3);
+  world_.has_outer_runs = dice.Chance(0.2);
   for (uint64_t i = 0; i < workers; ++i) {
     // Some workers are ten times slower than others.
     const absl::Duration step = dice.Chance(0.2)
@@ -176,6 +177,9 @@ v1::RunSpec Simulator::MakeSpec() {
     averaging.set_min_grace_ms(between(200, 4000));
   }
   if (dice.Chance(0.4)) averaging.set_max_solo_steps(between(1, 10));
+  if (averages && world_.has_outer_runs) {
+    averaging.mutable_outer()->mutable_nesterov()->set_every_rounds(between(1, 3));
+  }
   spec.mutable_stop()->set_steps(between(5, 60));
   if (dice.Chance(0.3)) spec.mutable_stop()->set_epochs(between(1, 10));
   spec.mutable_evaluation()->set_every_epochs(between(1, 3));

@@ -8,6 +8,10 @@ NumPy 2.4.6 and safetensors 0.8.0, all for the CPU); the tests themselves need n
       writes ops.safetensors: single operations and optimizers, in float64 (op_cases.py,
       optimizer_cases.py). Seed 20.
 
+  python3 tests/torch/make_fixtures.py outer
+      writes outer.safetensors: updates of torch.optim.SGD(nesterov=True) in float32, as an outer
+      optimizer. Written with PyTorch 2.15.0. Seed 20.
+
   for run in lenet alexnet resnet18 gpt; do
     build/bin/torch_dump --spec=tests/torch/$run.textproto --out=/tmp/curves/$run.safetensors
   done
@@ -68,6 +72,20 @@ def make_ops():
     save("ops.safetensors", tensors, {**specs, "made_with": str(versions())})
 
 
+def make_outer():
+    """Five rounds of 300 values: x/ROUND after the mean of the groups was mean/ROUND."""
+    torch.manual_seed(SEED)
+    value = torch.nn.Parameter(torch.randn(300))
+    optimizer = torch.optim.SGD([value], lr=0.7, momentum=0.9, nesterov=True)
+    tensors = {"x/0": value.detach().clone()}
+    for step in range(1, 6):
+        mean = value.detach() + 0.1 * torch.randn(300)
+        value.grad = value.detach() - mean
+        optimizer.step()
+        tensors.update({f"mean/{step}": mean, f"x/{step}": value.detach().clone()})
+    save("outer.safetensors", tensors, {"made_with": str(versions())})
+
+
 def make_curves(dumps):
     tensors, metadata = {}, {"made_with": str(versions())}
     for path in dumps:
@@ -82,12 +100,14 @@ def make_curves(dumps):
 def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("ops", "curves"))
+    parser.add_argument("what", choices=("ops", "outer", "curves"))
     parser.add_argument("dumps", nargs="*", help="for curves: files that torch_dump wrote")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if arguments.what == "ops":
         make_ops()
+    elif arguments.what == "outer":
+        make_outer()
     else:
         make_curves(arguments.dumps)
 

@@ -124,6 +124,7 @@ RankProtocol::Actions RankProtocol::On(const Staged& staged) {
   message.set_samples(PeriodSamples());
   message.set_loss(staged.loss);
   message.set_train_seconds(staged.train_seconds);
+  message.set_rate(staged.rate);
   message.set_payload_bytes(staged.payload_bytes);
   message.set_message_bytes(staged.message_bytes);
   Actions actions = SendFromLead(std::move(message));
@@ -159,8 +160,9 @@ RankProtocol::Actions RankProtocol::On(const Pulled& pulled) {
   Actions actions = SendFromLead(std::move(message));
   if (pulled.digest != decision_.digest()) {
     actions.push_back(Fail{absl::DataLossError(absl::StrCat(
-        "version ", decision_.version(), " of this group has digest ", DigestHex(pulled.digest),
-        ", committed was ", DigestHex(decision_.digest())))});
+        "version ", decision_.version(), begun_ || version_ > 0 ? " as pulled" : " as computed",
+        " has digest ", DigestHex(pulled.digest), ", committed was ",
+        DigestHex(decision_.digest())))});
     return actions;
   }
   version_ = decision_.version();

@@ -57,6 +57,8 @@ class RankProtocol {
   struct Staged {
     double loss = 0;
     double train_seconds = 0;
+    // Learning rate of the last step.
+    float rate = 0;
     uint64_t payload_bytes = 0;
     uint64_t message_bytes = 0;
   };

@@ -66,7 +66,9 @@ ShardExchange::ShardExchange(const v1::Assignment& assignment, const ParameterIn
   // The group could not have connected with a key of another size.
   const SecretKey key = ParseSecretKey(assignment.key()).value_or(SecretKey{});
   for (uint32_t id = 0; id < shards; ++id) {
-    Shard shard{.id = id, .positions = ShardSpan(index.size(), id, shards)};
+    Shard shard{.id = id,
+                .positions = ShardSpan(index.size(), id, shards),
+                .held = HeldValues(/*copies=*/assignment.spec().averaging().has_outer())};
     shard.parts = PartsIn(shard.positions, owned);
     shard.client = std::make_unique<RoundsClient>(
         [&control, id] { return control.ShardAddress(id); },
@@ -183,6 +185,7 @@ void ShardExchange::Adopt() {
   absl::MutexLock lock(&mutex_);
   for (Shard& shard : shards_) {
     shard.held.Adopt();
+    if (shard.held.copies()) shard.version = shard.staging;
     const float* from = shard.staging.data();
     for (const Owned& part : shard.parts) {
       std::copy_n(from, part.values.size(), part.values.begin());
@@ -235,6 +238,9 @@ absl::Status ShardExchange::StageAgain(const v1::Restage& restage) {
         break;
       case HeldValues::Place::kReplica:
         CopyFrom(shard.parts, &values);
+        break;
+      case HeldValues::Place::kCopy:
+        values = shard.version;
     }
     if (!restage.seed()) header = shard.contribution;
   }

@@ -70,6 +70,8 @@ class ShardExchange {
     std::unique_ptr<RoundsClient> client;
     // Values of all parts. Read only while `held` names it.
     std::vector<float> staging;
+    // Copy of the version that was adopted last, if `held` requires it.
+    std::vector<float> version;
     Traffic traffic;
     // Guarded by mutex_.
     HeldValues held;

@@ -409,6 +409,7 @@ class Trainer {
     // After this barrier every rank has staged.
     CADRE_RETURN_IF_ERROR(replica_->comms().All().Barrier());
     result.train_seconds = absl::ToDoubleSeconds(steady_.Now() - period_start_);
+    result.rate = rate_;
     *event = result;
     return absl::OkStatus();
   }
