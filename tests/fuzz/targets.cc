@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -22,6 +23,7 @@
 #include "base/digest.h"
 #include "base/file.h"
 #include "base/rooted_files.h"
+#include "kernels/codec/codec.h"
 #include "model/formats/idx.h"
 #include "model/formats/safetensors.h"
 #include "model/graph.h"
@@ -272,6 +274,34 @@ void Tar(std::span<const uint8_t> input) {
   ScanTar(archive);
 }
 
+// The first bytes choose a codec and the size of a run. The others are decoded, and encoded as
+// floats.
+void CodecTarget(std::span<const uint8_t> input) {
+  if (input.size() < 4) return;
+  Codec codec{static_cast<CodecKind>(input[0] % 8), input[1] * 17U};
+  const size_t size = 1 + input[2] + input[3] % 32 * size_t{256};
+  if (codec.kind != CodecKind::kTopK) codec.keep = 0;
+  if (!CheckCodec(codec).ok()) return;
+  const std::string rest = TextOf(input.subspan(4));
+  absl::string_view coded = rest;
+  std::vector<float> values(size);
+  if (Decode(codec, &coded, values).ok()) {
+    for (const float value : values) CHECK(std::isfinite(value));
+  }
+  std::vector<float> given(rest.size() / sizeof(float));
+  std::memcpy(given.data(), rest.data(), given.size() * sizeof(float));
+  std::string again;
+  const bool finite =
+      std::all_of(given.begin(), given.end(), [](float value) { return std::isfinite(value); });
+  CHECK_EQ(Encode(codec, given, &again).ok(), finite);
+  if (!finite) return;
+  CHECK_LE(std::ssize(again), MaxCodedBytes(codec, std::ssize(given)));
+  absl::string_view whole = again;
+  std::vector<float> decoded(given.size());
+  const absl::Status status = Decode(codec, &whole, decoded);
+  CHECK(status.ok() && whole.empty()) << status;
+}
+
 // Broken on purpose, for the test of the driver; the beginning of the input selects how.
 void Fragile(std::span<const uint8_t> bytes) {
   const std::string input = TextOf(bytes);
@@ -286,9 +316,12 @@ void Fragile(std::span<const uint8_t> bytes) {
 
 const std::map<std::string, Target>& Targets() {
   static const std::map<std::string, Target> targets = {
-      {"cifar10", Cifar10}, {"fragile", Fragile}, {"header", HeaderTarget},     {"idx", Idx},
-      {"jpeg", Jpeg},       {"member", Member},   {"safetensors", Safetensors}, {"path", Path},
-      {"spec", Spec},       {"tar", Tar}};
+      {"cifar10", Cifar10}, {"codec", CodecTarget},
+      {"fragile", Fragile}, {"header", HeaderTarget},
+      {"idx", Idx},         {"jpeg", Jpeg},
+      {"member", Member},   {"safetensors", Safetensors},
+      {"path", Path},       {"spec", Spec},
+      {"tar", Tar}};
   return targets;
 }
 

@@ -1,0 +1,670 @@
+// All loops over values work on the bits of floats or in fixed lanes, so their results do not
+// depend on the width of vectors. Powers of two as scales make all products exact. The file is
+// compiled with -ffp-contract=off.
+//
+// Sources: E3M0 for pseudo-gradients is that of Streaming DiLoCo (Douillard et al., 2025), here
+// with a power of two as scale; levels at the means of buckets of 1.5 sigma are those of SparseLoCo
+// (Sarfi et al., 2025); Golomb-Rice codes (Rice and Plaunt, 1971) fit the gaps between the largest
+// values, which are nearly geometrically distributed.
+#include "kernels/codec/codec.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "base/vector_loop.h"
+#include "kernels/codec/bit_stream.h"
+
+namespace cadre {
+namespace {
+
+// Values that share a scale.
+constexpr int64_t kScaleBlock = 256;
+constexpr uint32_t kMagnitude = 0x7FFFFFFF;
+constexpr uint32_t kMantissaBits = 23;
+// Of finite floats.
+constexpr uint32_t kMaxExponent = 254;
+constexpr size_t kLanes = 8;
+
+using Block = std::span<const float>;
+
+absl::Status Truncated() { return absl::InvalidArgumentError("the code is truncated"); }
+
+// Removes `size` bytes from the front of `coded`; null if there are fewer.
+const uint8_t* Take(absl::string_view* coded, size_t size) {
+  if (coded->size() < size) return nullptr;
+  const auto* const bytes = reinterpret_cast<const uint8_t*>(coded->data());
+  coded->remove_prefix(size);
+  return bytes;
+}
+
+// Extends `coded` by `size` bytes and returns the first of them.
+uint8_t* Extend(std::string* coded, size_t size) {
+  const size_t begin = coded->size();
+  coded->resize(begin + size);
+  return reinterpret_cast<uint8_t*>(coded->data()) + begin;
+}
+
+CADRE_VECTOR_LOOP
+uint32_t MaxMagnitude(const float* x, int64_t n) {
+  uint32_t max = 0;
+  for (int64_t i = 0; i < n; ++i) max = std::max(max, std::bit_cast<uint32_t>(x[i]) & kMagnitude);
+  return max;
+}
+
+bool IsFinite(uint32_t magnitude) { return magnitude >> kMantissaBits <= kMaxExponent; }
+
+// ---- bf16
+
+uint16_t ToBf16(float value) {
+  const auto bits = std::bit_cast<uint32_t>(value);
+  const uint32_t rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
+  // The largest values would become infinite.
+  return (rounded & 0x7FFF) >= 0x7F80 ? static_cast<uint16_t>((bits >> 16 & 0x8000) | 0x7F7F)
+                                      : static_cast<uint16_t>(rounded);
+}
+
+float FromBf16(uint16_t value) { return std::bit_cast<float>(uint32_t{value} << 16); }
+
+bool IsFiniteBf16(uint16_t value) { return (value & 0x7F80) != 0x7F80; }
+
+void StoreU16(uint16_t value, uint8_t* to) { std::memcpy(to, &value, sizeof(value)); }
+uint16_t LoadU16(const uint8_t* from) {
+  uint16_t value;
+  std::memcpy(&value, from, sizeof(value));
+  return value;
+}
+
+void EncodeBf16(Block x, std::string* coded) {
+  uint8_t* const to = Extend(coded, x.size() * sizeof(uint16_t));
+  for (size_t i = 0; i < x.size(); ++i) StoreU16(ToBf16(x[i]), to + i * sizeof(uint16_t));
+}
+
+absl::Status DecodeBf16(absl::string_view* coded, std::span<float> x) {
+  const uint8_t* const from = Take(coded, x.size() * sizeof(uint16_t));
+  if (from == nullptr) return Truncated();
+  bool finite = true;
+  for (size_t i = 0; i < x.size(); ++i) {
+    const uint16_t value = LoadU16(from + i * sizeof(uint16_t));
+    finite &= IsFiniteBf16(value);
+    x[i] = FromBf16(value);
+  }
+  return finite ? absl::OkStatus() : absl::InvalidArgumentError("a value is not finite");
+}
+
+// ---- fp32
+
+void EncodeFp32(Block x, std::string* coded) {
+  std::memcpy(Extend(coded, x.size_bytes()), x.data(), x.size_bytes());
+}
+
+absl::Status DecodeFp32(absl::string_view* coded, std::span<float> x) {
+  const uint8_t* const from = Take(coded, x.size_bytes());
+  if (from == nullptr) return Truncated();
+  std::memcpy(x.data(), from, x.size_bytes());
+  if (IsFinite(MaxMagnitude(x.data(), std::ssize(x)))) return absl::OkStatus();
+  return absl::InvalidArgumentError("a value is not finite");
+}
+
+// ---- int8
+//
+// One byte e, then, unless e is 0, one byte for each value: integers q with x = q 2^(e - 133). The
+// largest magnitude has the exponent e or, if it would be rounded to 128, e - 1.
+
+constexpr uint32_t kMinInt8Scale = 7;
+
+// 2^(exponent - 127). Requires: 1 <= exponent <= kMaxExponent.
+float PowerOfTwo(uint32_t exponent) { return std::bit_cast<float>(exponent << kMantissaBits); }
+
+CADRE_VECTOR_LOOP
+void QuantizeInt8(const float* x, int64_t n, float factor, int8_t* q) {
+  // Adding and subtracting it rounds to the nearest integer, ties to even.
+  constexpr float kRound = 0x1.8p23F;
+  for (int64_t i = 0; i < n; ++i) {
+    const float rounded = (x[i] * factor + kRound) - kRound;
+    q[i] = static_cast<int8_t>(static_cast<int32_t>(rounded));
+  }
+}
+
+CADRE_VECTOR_LOOP
+bool DequantizeInt8(const int8_t* q, int64_t n, float scale, float* x) {
+  bool valid = true;
+  for (int64_t i = 0; i < n; ++i) {
+    valid &= q[i] != -128;
+    x[i] = static_cast<float>(q[i]) * scale;
+  }
+  return valid;
+}
+
+void EncodeInt8(Block x, std::string* coded) {
+  const uint32_t max = MaxMagnitude(x.data(), std::ssize(x));
+  if (max == 0) {
+    *Extend(coded, 1) = 0;
+    return;
+  }
+  uint32_t e = std::max(max >> kMantissaBits, kMinInt8Scale);
+  // 127.5 2^(e - 133): ties are rounded to the even 128.
+  const float limit = 127.5F * PowerOfTwo(e - 6);
+  if (std::bit_cast<float>(max) >= limit && e < kMaxExponent) ++e;
+  uint8_t* const to = Extend(coded, 1 + x.size());
+  *to = static_cast<uint8_t>(e);
+  auto* const q = reinterpret_cast<int8_t*>(to + 1);
+  const float factor = PowerOfTwo(kMaxExponent + 6 - e);
+  QuantizeInt8(x.data(), std::ssize(x), factor, q);
+  if (e < kMaxExponent) return;
+  // The largest floats of all have no next scale.
+  for (size_t i = 0; i < x.size(); ++i) {
+    if (std::abs(x[i]) >= limit) q[i] = x[i] < 0 ? -127 : 127;
+  }
+}
+
+absl::Status DecodeInt8(absl::string_view* coded, std::span<float> x) {
+  const uint8_t* const scale = Take(coded, 1);
+  if (scale == nullptr) return Truncated();
+  if (*scale == 0) {
+    std::fill(x.begin(), x.end(), 0.0F);
+    return absl::OkStatus();
+  }
+  if (*scale < kMinInt8Scale || *scale > kMaxExponent) {
+    return absl::InvalidArgumentError("a scale overflows");
+  }
+  const uint8_t* const q = Take(coded, x.size());
+  if (q == nullptr) return Truncated();
+  if (DequantizeInt8(reinterpret_cast<const int8_t*>(q), std::ssize(x), PowerOfTwo(*scale - 6U),
+                     x.data())) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError("an integer is -128");
+}
+
+// ---- E3M0
+//
+// One byte e, then, unless e is 0, four bits for each value: a sign and c, where 0 is zero and
+// other c are 2^(e - 127 - 7 + c). A value is rounded to the nearest power of two; what is below
+// the smallest of them is zero.
+
+constexpr int32_t kLevels = 7;
+
+// The biased exponent of the power of two that is nearest to each value.
+uint32_t NearestPower(uint32_t magnitude) {
+  return std::min((magnitude + (1U << (kMantissaBits - 1))) >> kMantissaBits, kMaxExponent);
+}
+
+CADRE_VECTOR_LOOP
+void QuantizeE3m0(const float* x, int64_t n, int32_t e, uint8_t* codes) {
+  constexpr uint32_t kHalf = 1U << (kMantissaBits - 1);
+  for (int64_t i = 0; i < n; ++i) {
+    const auto bits = std::bit_cast<uint32_t>(x[i]);
+    const auto power = static_cast<int32_t>(((bits & kMagnitude) + kHalf) >> kMantissaBits);
+    int32_t code = std::min(power - e + kLevels, kLevels);
+    code = power == 0 || code < 0 ? 0 : code;
+    codes[i] = static_cast<uint8_t>(code == 0 ? 0 : code | static_cast<int32_t>(bits >> 31 << 3));
+  }
+}
+
+CADRE_VECTOR_LOOP
+void PackNibbles(const uint8_t* codes, int64_t bytes, uint8_t* to) {
+  for (int64_t i = 0; i < bytes; ++i) {
+    to[i] = static_cast<uint8_t>(codes[2 * i] | codes[2 * i + 1] << 4);
+  }
+}
+
+CADRE_VECTOR_LOOP
+bool DequantizeE3m0(const uint8_t* from, int64_t n, int32_t e, float* x) {
+  uint32_t invalid = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    const uint32_t nibble = from[i / 2] >> (i % 2 * 4) & 0xFU;
+    const auto code = static_cast<int32_t>(nibble & 7);
+    const int32_t power = e - kLevels + code;
+    const bool zero = code == 0;
+    // A negative zero, or a power that is not a normal float.
+    invalid |= static_cast<uint32_t>(zero ? nibble >> 3 : static_cast<uint32_t>(power < 1));
+    const uint32_t bits = (nibble & 8) << 28 | static_cast<uint32_t>(std::max(power, 0))
+                                                   << kMantissaBits;
+    x[i] = std::bit_cast<float>(zero ? 0 : bits);
+  }
+  return invalid == 0;
+}
+
+void EncodeE3m0(Block x, std::string* coded) {
+  const uint32_t e = NearestPower(MaxMagnitude(x.data(), std::ssize(x)));
+  if (e == 0) {
+    *Extend(coded, 1) = 0;
+    return;
+  }
+  std::array<uint8_t, kScaleBlock> codes = {};
+  QuantizeE3m0(x.data(), std::ssize(x), static_cast<int32_t>(e), codes.data());
+  const size_t bytes = (x.size() + 1) / 2;
+  uint8_t* const to = Extend(coded, 1 + bytes);
+  *to = static_cast<uint8_t>(e);
+  PackNibbles(codes.data(), static_cast<int64_t>(bytes), to + 1);
+}
+
+absl::Status DecodeE3m0(absl::string_view* coded, std::span<float> x) {
+  const uint8_t* const scale = Take(coded, 1);
+  if (scale == nullptr) return Truncated();
+  if (*scale == 0) {
+    std::fill(x.begin(), x.end(), 0.0F);
+    return absl::OkStatus();
+  }
+  if (*scale > kMaxExponent) return absl::InvalidArgumentError("a scale overflows");
+  const size_t bytes = (x.size() + 1) / 2;
+  const uint8_t* const from = Take(coded, bytes);
+  if (from == nullptr) return Truncated();
+  if (x.size() % 2 != 0 && from[bytes - 1] >> 4 != 0) {
+    return absl::InvalidArgumentError("the padding is not zero");
+  }
+  if (DequantizeE3m0(from, std::ssize(x), *scale, x.data())) return absl::OkStatus();
+  return absl::InvalidArgumentError("an exponent overflows");
+}
+
+// ---- 2-bit statistical
+//
+// Four levels in bf16, then, unless all of them are 0, two bits for each value.
+
+struct Statistics {
+  double mean;
+  double sigma;
+};
+
+CADRE_VECTOR_LOOP
+void AddLanes(const float* x, int64_t n, double shift, double* sums, double* squares) {
+  for (int64_t i = 0; i + static_cast<int64_t>(kLanes) <= n; i += kLanes) {
+    for (size_t lane = 0; lane < kLanes; ++lane) {
+      const double d = static_cast<double>(x[i + lane]) - shift;
+      sums[lane] += d;
+      squares[lane] += d * d;
+    }
+  }
+}
+
+double Sum(const std::array<double, kLanes>& lanes) {
+  double sum = 0;
+  for (const double lane : lanes) sum += lane;
+  return sum;
+}
+
+Statistics StatisticsOf(Block x) {
+  const auto add = [&](double shift, std::array<double, kLanes>& sums,
+                       std::array<double, kLanes>& squares) {
+    AddLanes(x.data(), std::ssize(x), shift, sums.data(), squares.data());
+    for (size_t i = x.size() / kLanes * kLanes; i < x.size(); ++i) {
+      const double d = static_cast<double>(x[i]) - shift;
+      sums[i % kLanes] += d;
+      squares[i % kLanes] += d * d;
+    }
+  };
+  const auto n = static_cast<double>(x.size());
+  std::array<double, kLanes> sums = {};
+  std::array<double, kLanes> squares = {};
+  add(0, sums, squares);
+  const double mean = Sum(sums) / n;
+  sums = {};
+  squares = {};
+  add(mean, sums, squares);
+  return {mean, std::sqrt(Sum(squares) / n)};
+}
+
+struct Thresholds {
+  float low, middle, high;
+};
+
+CADRE_VECTOR_LOOP
+void QuantizeStat2(const float* x, int64_t n, Thresholds t, uint8_t* codes) {
+  for (int64_t i = 0; i < n; ++i) {
+    codes[i] = static_cast<uint8_t>((x[i] >= t.low) + (x[i] >= t.middle) + (x[i] >= t.high));
+  }
+}
+
+// The sums and numbers of the values of each code.
+CADRE_VECTOR_LOOP
+void AddLevels(const float* x, const uint8_t* codes, int64_t n, double (*sums)[kLanes],
+               int32_t (*counts)[kLanes]) {
+  for (int64_t i = 0; i + static_cast<int64_t>(kLanes) <= n; i += kLanes) {
+    for (int level = 0; level < 4; ++level) {
+      for (size_t lane = 0; lane < kLanes; ++lane) {
+        const bool is = codes[i + lane] == level;
+        sums[level][lane] += is ? static_cast<double>(x[i + lane]) : 0.0;
+        counts[level][lane] += is ? 1 : 0;
+      }
+    }
+  }
+}
+
+CADRE_VECTOR_LOOP
+void PackPairs(const uint8_t* codes, int64_t bytes, uint8_t* to) {
+  for (int64_t i = 0; i < bytes; ++i) {
+    const uint8_t* const c = codes + 4 * i;
+    to[i] = static_cast<uint8_t>(c[0] | c[1] << 2 | c[2] << 4 | c[3] << 6);
+  }
+}
+
+CADRE_VECTOR_LOOP
+void UnpackPairs(const uint8_t* from, int64_t n, const float* levels, float* x) {
+  const float a = levels[0];
+  const float b = levels[1];
+  const float c = levels[2];
+  const float d = levels[3];
+  for (int64_t i = 0; i < n; ++i) {
+    const uint32_t code = from[i / 4] >> (i % 4 * 2) & 3U;
+    const float low = (code & 1) != 0 ? b : a;
+    const float high = (code & 1) != 0 ? d : c;
+    x[i] = (code & 2) != 0 ? high : low;
+  }
+}
+
+void EncodeStat2(Block x, std::string* coded) {
+  const Statistics statistics = StatisticsOf(x);
+  const double step = 1.5 * statistics.sigma;
+  std::array<uint8_t, kCodecBlock + 3> codes;
+  QuantizeStat2(x.data(), std::ssize(x),
+                {static_cast<float>(statistics.mean - step), static_cast<float>(statistics.mean),
+                 static_cast<float>(statistics.mean + step)},
+                codes.data());
+  double sums[4][kLanes] = {};
+  int32_t counts[4][kLanes] = {};
+  AddLevels(x.data(), codes.data(), std::ssize(x), sums, counts);
+  for (size_t i = x.size() / kLanes * kLanes; i < x.size(); ++i) {
+    sums[codes[i]][i % kLanes] += static_cast<double>(x[i]);
+    ++counts[codes[i]][i % kLanes];
+  }
+  std::array<uint16_t, 4> levels = {};
+  for (int level = 0; level < 4; ++level) {
+    double sum = 0;
+    int32_t count = 0;
+    for (size_t lane = 0; lane < kLanes; ++lane) {
+      sum += sums[level][lane];
+      count += counts[level][lane];
+    }
+    if (count == 0) continue;
+    // A zero without sign, so that the code of zeros is unique.
+    levels[level] = ToBf16(static_cast<float>(sum / count) + 0.0F);
+  }
+  const bool zero = levels == std::array<uint16_t, 4>{};
+  const size_t bytes = zero ? 0 : (x.size() + 3) / 4;
+  uint8_t* const to = Extend(coded, sizeof(levels) + bytes);
+  std::memcpy(to, levels.data(), sizeof(levels));
+  if (zero) return;
+  std::fill_n(codes.begin() + std::ssize(x), 3, uint8_t{0});
+  PackPairs(codes.data(), static_cast<int64_t>(bytes), to + sizeof(levels));
+}
+
+absl::Status DecodeStat2(absl::string_view* coded, std::span<float> x) {
+  const uint8_t* const head = Take(coded, 4 * sizeof(uint16_t));
+  if (head == nullptr) return Truncated();
+  std::array<float, 4> levels;
+  bool zero = true;
+  for (size_t level = 0; level < levels.size(); ++level) {
+    const uint16_t value = LoadU16(head + level * sizeof(uint16_t));
+    if (!IsFiniteBf16(value)) return absl::InvalidArgumentError("a level is not finite");
+    zero &= value == 0;
+    levels[level] = FromBf16(value);
+  }
+  if (zero) {
+    std::fill(x.begin(), x.end(), 0.0F);
+    return absl::OkStatus();
+  }
+  const size_t bytes = (x.size() + 3) / 4;
+  const uint8_t* const from = Take(coded, bytes);
+  if (from == nullptr) return Truncated();
+  if (const size_t last = x.size() % 4; last != 0 && from[bytes - 1] >> (2 * last) != 0) {
+    return absl::InvalidArgumentError("the padding is not zero");
+  }
+  UnpackPairs(from, std::ssize(x), levels.data(), x.data());
+  return absl::OkStatus();
+}
+
+// ---- Top-k
+//
+// Two magnitudes in bf16 and, if the sign of the first is set, the number of values in 16 bits;
+// without it, the number is that of Kept. If both magnitudes are 0, nothing follows. Otherwise, for
+// each value in the order of indices: its distance from the one before, less 1, as a Golomb-Rice
+// code, a sign, and a bit for the magnitude: the mean of those below the mean of all, or of the
+// others. The last byte is padded with zeros.
+
+constexpr uint16_t kCountFollows = 0x8000;
+
+uint32_t Kept(const Codec& codec, size_t size) {
+  return static_cast<uint32_t>((size * codec.keep + kCodecBlock - 1) / kCodecBlock);
+}
+
+// The best parameter for geometrically distributed distances is about log2(ln 2 * their mean).
+uint32_t RiceBits(const Codec& codec) {
+  const uint64_t mean = kCodecBlock * 693 / codec.keep;
+  uint32_t bits = 0;
+  while (uint64_t{2000} << bits <= mean) ++bits;
+  return bits;
+}
+
+// The indices of the `keep` largest magnitudes that are not 0, in order; of equal ones, those with
+// lower indices.
+class Largest {
+ public:
+  std::span<const uint16_t> Find(Block x, uint32_t keep) {
+    const size_t n = x.size();
+    std::array<uint32_t, 256> counts = {};
+    for (size_t i = 0; i < n; ++i) {
+      magnitudes_[i] = std::bit_cast<uint32_t>(x[i]) & kMagnitude;
+      ++counts[magnitudes_[i] >> kMantissaBits];
+    }
+    // The exponent of the smallest that is kept, and the number of those with larger ones.
+    uint32_t exponent = kMaxExponent;
+    uint32_t larger = 0;
+    while (exponent > 0 && larger + counts[exponent] < keep) larger += counts[exponent--];
+    size_t equal = 0;
+    for (size_t i = 0; i < n; ++i) {
+      candidates_[equal] = magnitudes_[i];
+      equal += magnitudes_[i] >> kMantissaBits == exponent ? 1 : 0;
+    }
+    const auto begin = candidates_.begin();
+    uint32_t threshold = 0;
+    if (const uint32_t needed = keep - larger; needed <= equal) {
+      std::nth_element(begin, begin + (needed - 1), begin + static_cast<int64_t>(equal),
+                       std::greater<>());
+      threshold = candidates_[needed - 1];
+    }
+    threshold = std::max(threshold, 1U);
+    size_t above = 0;
+    for (size_t i = 0; i < n; ++i) above += magnitudes_[i] > threshold ? 1 : 0;
+    size_t ties = keep - std::min<size_t>(above, keep);
+    size_t found = 0;
+    for (size_t i = 0; i < n; ++i) {
+      if (magnitudes_[i] < threshold) continue;
+      if (magnitudes_[i] == threshold) {
+        if (ties == 0) continue;
+        --ties;
+      }
+      indices_[found++] = static_cast<uint16_t>(i);
+    }
+    return {indices_.data(), found};
+  }
+
+ private:
+  std::array<uint32_t, kCodecBlock> magnitudes_;
+  std::array<uint32_t, kCodecBlock + 1> candidates_;
+  std::array<uint16_t, kCodecBlock> indices_;
+};
+
+void EncodeTopK(const Codec& codec, Block x, std::string* coded) {
+  Largest largest;
+  const uint32_t keep = Kept(codec, x.size());
+  const std::span<const uint16_t> indices = largest.Find(x, keep);
+  double sum = 0;
+  for (const uint16_t i : indices) sum += static_cast<double>(std::abs(x[i]));
+  const auto mean =
+      static_cast<float>(sum / static_cast<double>(std::max<size_t>(1, indices.size())));
+  std::array<double, 2> sums = {};
+  std::array<int64_t, 2> counts = {};
+  for (const uint16_t i : indices) {
+    const size_t high = std::abs(x[i]) >= mean ? 1 : 0;
+    sums[high] += static_cast<double>(std::abs(x[i]));
+    ++counts[high];
+  }
+  std::array<uint16_t, 2> levels = {};
+  for (size_t i = 0; i < levels.size(); ++i) {
+    if (counts[i] > 0)
+      levels[i] = ToBf16(static_cast<float>(sums[i] / static_cast<double>(counts[i])));
+  }
+  const bool zero = levels == std::array<uint16_t, 2>{};
+  const bool fewer = !zero && indices.size() < keep;
+  uint8_t* const head = Extend(coded, sizeof(levels) + (fewer ? sizeof(uint16_t) : 0));
+  StoreU16(static_cast<uint16_t>(levels[0] | (fewer ? kCountFollows : 0)), head);
+  StoreU16(levels[1], head + sizeof(uint16_t));
+  if (zero) return;
+  if (fewer) StoreU16(static_cast<uint16_t>(indices.size()), head + sizeof(levels));
+  BitWriter bits(coded);
+  const uint32_t rice = RiceBits(codec);
+  uint32_t next = 0;
+  for (const uint16_t i : indices) {
+    bits.WriteRice(i - next, rice);
+    bits.Write((std::signbit(x[i]) ? 1U : 0U) | (std::abs(x[i]) >= mean ? 2U : 0U), 2);
+    next = i + 1U;
+  }
+  bits.Finish();
+}
+
+absl::Status DecodeTopK(const Codec& codec, absl::string_view* coded, std::span<float> x) {
+  const uint8_t* const head = Take(coded, 2 * sizeof(uint16_t));
+  if (head == nullptr) return Truncated();
+  const uint16_t first = LoadU16(head);
+  const std::array<uint16_t, 2> codes = {static_cast<uint16_t>(first & ~kCountFollows),
+                                         LoadU16(head + sizeof(uint16_t))};
+  if (!IsFiniteBf16(codes[0]) || !IsFiniteBf16(codes[1]) || (codes[1] & 0x8000) != 0) {
+    return absl::InvalidArgumentError("a magnitude is negative or not finite");
+  }
+  const std::array<float, 2> levels = {FromBf16(codes[0]), FromBf16(codes[1])};
+  std::fill(x.begin(), x.end(), 0.0F);
+  uint32_t count = Kept(codec, x.size());
+  if ((first & kCountFollows) != 0) {
+    const uint8_t* const number = Take(coded, sizeof(uint16_t));
+    if (number == nullptr) return Truncated();
+    if (LoadU16(number) >= count) return absl::InvalidArgumentError("too many values");
+    count = LoadU16(number);
+  } else if (codes == std::array<uint16_t, 2>{}) {
+    return absl::OkStatus();
+  }
+  BitReader bits(*coded);
+  const uint32_t rice = RiceBits(codec);
+  uint64_t next = 0;
+  for (uint32_t i = 0; i < count; ++i) {
+    next += bits.ReadRice(rice);
+    if (!bits.ok()) return Truncated();
+    if (next >= x.size()) return absl::InvalidArgumentError("an index is outside of its block");
+    const uint32_t code = bits.Read(2);
+    const float level = levels[code >> 1];
+    x[next++] = (code & 1) != 0 ? -level : level;
+  }
+  if (!bits.ok()) return Truncated();
+  if (!bits.Finish()) return absl::InvalidArgumentError("the padding is not zero");
+  coded->remove_prefix(bits.bytes());
+  return absl::OkStatus();
+}
+
+// The values that are coded together.
+int64_t BlockOf(CodecKind kind) {
+  return kind == CodecKind::kInt8 || kind == CodecKind::kE3m0 ? kScaleBlock : kCodecBlock;
+}
+
+void EncodeBlock(const Codec& codec, Block block, std::string* coded) {
+  switch (codec.kind) {
+    case CodecKind::kFp32:
+      return EncodeFp32(block, coded);
+    case CodecKind::kBf16:
+      return EncodeBf16(block, coded);
+    case CodecKind::kInt8:
+      return EncodeInt8(block, coded);
+    case CodecKind::kE3m0:
+      return EncodeE3m0(block, coded);
+    case CodecKind::kStat2:
+      return EncodeStat2(block, coded);
+    case CodecKind::kTopK:
+      return EncodeTopK(codec, block, coded);
+  }
+}
+
+absl::Status DecodeBlock(const Codec& codec, absl::string_view* coded, std::span<float> block) {
+  switch (codec.kind) {
+    case CodecKind::kFp32:
+      return DecodeFp32(coded, block);
+    case CodecKind::kBf16:
+      return DecodeBf16(coded, block);
+    case CodecKind::kInt8:
+      return DecodeInt8(coded, block);
+    case CodecKind::kE3m0:
+      return DecodeE3m0(coded, block);
+    case CodecKind::kStat2:
+      return DecodeStat2(coded, block);
+    case CodecKind::kTopK:
+      return DecodeTopK(codec, coded, block);
+  }
+  return absl::InvalidArgumentError("unknown codec");
+}
+
+}  // namespace
+
+absl::Status CheckCodec(const Codec& codec) {
+  if (codec.kind < CodecKind::kFp32 || codec.kind > CodecKind::kTopK) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("codec ", static_cast<int>(codec.kind), " does not exist"));
+  }
+  const bool sparse = codec.kind == CodecKind::kTopK;
+  if (sparse ? codec.keep == 0 || codec.keep > kCodecBlock : codec.keep != 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        codec.keep, " values are kept; ",
+        sparse ? absl::StrCat("1 to ", kCodecBlock, " are possible") : "the codec keeps all"));
+  }
+  return absl::OkStatus();
+}
+
+int64_t MaxCodedBytes(const Codec& codec, int64_t size) {
+  const int64_t blocks = (size + BlockOf(codec.kind) - 1) / BlockOf(codec.kind);
+  switch (codec.kind) {
+    case CodecKind::kFp32:
+      return size * int64_t{sizeof(float)};
+    case CodecKind::kBf16:
+      return size * int64_t{sizeof(uint16_t)};
+    case CodecKind::kInt8:
+      return blocks + size;
+    case CodecKind::kE3m0:
+      return blocks + (size + 1) / 2;
+    case CodecKind::kStat2:
+      return 8 * blocks + (size + 3) / 4;
+    case CodecKind::kTopK: {
+      // Each value has at most its remainder, a sign, a magnitude and the end of its unary part.
+      // The unary parts of a block are together at most its size, divided by 2^b.
+      const int64_t rice = RiceBits(codec);
+      const int64_t values = (size * codec.keep + kCodecBlock - 1) / kCodecBlock + blocks;
+      return 7 * blocks + (values * (rice + 3) + (size >> rice) + 7) / 8;
+    }
+  }
+  return 0;
+}
+
+absl::Status Encode(const Codec& codec, std::span<const float> values, std::string* coded) {
+  if (!IsFinite(MaxMagnitude(values.data(), std::ssize(values)))) {
+    const auto bad = std::find_if(values.begin(), values.end(),
+                                  [](float value) { return !std::isfinite(value); });
+    return absl::InvalidArgumentError(
+        absl::StrCat("value ", bad - values.begin(), " is not finite"));
+  }
+  const size_t block = BlockOf(codec.kind);
+  for (size_t at = 0; at < values.size(); at += block) {
+    EncodeBlock(codec, values.subspan(at, std::min(block, values.size() - at)), coded);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Decode(const Codec& codec, absl::string_view* coded, std::span<float> values) {
+  const size_t block = BlockOf(codec.kind);
+  for (size_t at = 0; at < values.size(); at += block) {
+    CADRE_RETURN_IF_ERROR(
+        DecodeBlock(codec, coded, values.subspan(at, std::min(block, values.size() - at))));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace cadre
