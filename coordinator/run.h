@@ -289,7 +289,15 @@ class Run {
   bool IsValidContribution(const v1::Contributed& contributed) const;
   void RefuseContribution(Slot& slot, const v1::Contributed& contributed, v1::Refusal refusal);
   // Counts traffic of the groups, which is stored with the next commit.
-  void CountBytes(uint64_t payload, uint64_t message);
+  struct Traffic {
+    uint64_t payload = 0;
+    // Whole messages.
+    uint64_t up = 0;
+    uint64_t down = 0;
+    // Seconds in which groups waited for it.
+    double seconds = 0;
+  };
+  void Count(const Traffic& traffic);
   void RecordBytes();
   // The group has this version.
   void OnLoaded(uint32_t group, uint32_t version);
@@ -341,8 +349,7 @@ class Run {
   Commits commits_;
   Shards shards_;
   // Traffic that the record does not include yet.
-  uint64_t payload_bytes_ = 0;
-  uint64_t message_bytes_ = 0;
+  Traffic traffic_;
   uint64_t revision_ = 0;
   // Generations that failed a moment ago, the failures that concern the run since the last commit,
   // what it has shown about its pauses, and the groups that the round awaits for a short time only.

@@ -59,7 +59,7 @@ void Run::OnContributed(Member& member, const v1::Contributed& contributed) {
   // After a restart, groups repeat contributions that are part of the newest version.
   const bool repeated = contributed.round() <= record_.version() && InNewest(slot);
   if (slot.CountRound(contributed.round()) && !repeated) {
-    CountBytes(contributed.payload_bytes(), contributed.message_bytes());
+    Count({.payload = contributed.payload_bytes(), .up = contributed.message_bytes()});
   }
   slot.progress.set_solo_steps(0);
   slot.progress.set_step(std::max(slot.progress.step(), contributed.step()));
@@ -88,14 +88,19 @@ bool Run::IsValidContribution(const v1::Contributed& contributed) const {
   return !averages() || contributed.step() > record_.step();
 }
 
-void Run::CountBytes(uint64_t payload, uint64_t message) {
-  payload_bytes_ += payload;
-  message_bytes_ += message;
+void Run::Count(const Traffic& traffic) {
+  traffic_.payload += traffic.payload;
+  traffic_.up += traffic.up;
+  traffic_.down += traffic.down;
+  traffic_.seconds += traffic.seconds;
 }
 
 void Run::RecordBytes() {
-  record_.set_payload_bytes(record_.payload_bytes() + std::exchange(payload_bytes_, 0));
-  record_.set_message_bytes(record_.message_bytes() + std::exchange(message_bytes_, 0));
+  const Traffic traffic = std::exchange(traffic_, {});
+  record_.set_payload_bytes(record_.payload_bytes() + traffic.payload);
+  record_.set_message_bytes(record_.message_bytes() + traffic.up + traffic.down);
+  record_.set_bytes_up(record_.bytes_up() + traffic.up);
+  record_.set_exchange_seconds(record_.exchange_seconds() + traffic.seconds);
 }
 
 void Run::OnLoaded(uint32_t group, uint32_t version) {
@@ -351,7 +356,10 @@ void Run::OnAdopted(const v1::Adopted& adopted) {
   if (!averages()) return;
   Slot& slot = slots_[adopted.place().group()];
   if (slot.CountVersion(adopted.version())) {
-    CountBytes(adopted.payload_bytes(), adopted.message_bytes());
+    const float seconds = adopted.exchange_seconds();
+    Count({.payload = adopted.payload_bytes(),
+           .down = adopted.message_bytes(),
+           .seconds = std::isfinite(seconds) ? std::max(0.0F, seconds) : 0});
   }
   slot.version = std::max(slot.version, adopted.version());
   OnLoaded(slot.group(), adopted.version());

@@ -46,8 +46,10 @@ v1::RunStatus Run::Status(absl::Time now) const {
   status.set_loss(record.loss());
   if (record.has_test()) *status.mutable_test() = record.test();
   status.set_rounds_committed(record.rounds_committed());
-  status.set_payload_bytes_across_groups(record.payload_bytes() + payload_bytes_);
-  status.set_bytes_across_groups(record.message_bytes() + message_bytes_);
+  status.set_payload_bytes_across_groups(record.payload_bytes() + traffic_.payload);
+  status.set_bytes_across_groups(record.message_bytes() + traffic_.up + traffic_.down);
+  status.set_bytes_up(record.bytes_up() + traffic_.up);
+  status.set_bytes_down(status.bytes_across_groups() - status.bytes_up());
   status.set_digest(record.digest() == 0 ? "" : DigestHex(record.digest()));
   status.set_samples(record.samples());
   const uint64_t groups = slots_.size();
@@ -64,6 +66,13 @@ v1::RunStatus Run::Status(absl::Time now) const {
   status.set_bytes_across_groups_synchronous(2 * (groups - 1) * status.parameters() *
                                              sizeof(float) *
                                              (record.step() - FirstStep(record.spec())));
+  if (const uint64_t bytes = status.bytes_across_groups(); bytes > 0) {
+    const double steps = record.step() - FirstStep(record.spec());
+    status.set_traffic_factor(8.0 * static_cast<double>(status.parameters()) * steps *
+                              static_cast<double>(groups) / static_cast<double>(bytes));
+    status.set_exposed_exchange_seconds((record.exchange_seconds() + traffic_.seconds) /
+                                        static_cast<double>(groups));
+  }
   for (const Slot& slot : slots_) {
     status.set_rate(std::max(status.rate(), slot.progress.rate()));
     if (record.step() == 0 && slot.progress.step() > 0) status.set_loss(slot.progress.loss());

@@ -100,8 +100,8 @@ void Slot::Prepare(const v1::Prepared& prepared) {
 void Slot::Start(uint32_t from_version, uint32_t step, uint32_t next_step, absl::Time now) {
   record_.set_version(from_version);
   record_.set_step(step);
-  // Only traffic of averaging is counted.
-  record_.set_counted_version(from_version);
+  // The first version is pulled, unless it is version 0.
+  record_.set_counted_version(from_version == 0 ? 0 : from_version - 1);
   record_.set_started(true);
   record_.set_started_ms(absl::ToUnixMillis(now));
   record_.set_lived(true);

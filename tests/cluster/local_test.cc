@@ -139,6 +139,11 @@ TEST_F(LocalTest, PrintsOneJsonObject) {
   EXPECT_EQ(number("rounds_committed"), 32);
   EXPECT_EQ(number("payload_bytes_across_groups"), 32 * 2 * 2 * parameters * 4);
   EXPECT_GT(number("bytes_across_groups"), number("payload_bytes_across_groups"));
+  EXPECT_EQ(number("bytes_up") + number("bytes_down"), number("bytes_across_groups"));
+  EXPECT_GT(number("bytes_up"), 0.49 * number("bytes_across_groups"));
+  // A round every 4 steps, and no pull of version 0.
+  EXPECT_NEAR(number("traffic_factor"), 4, 0.05);
+  EXPECT_GT(number("exposed_exchange_seconds"), 0);
   EXPECT_EQ(number("bytes_across_groups_synchronous"), 128 * 2 * parameters * 4);
   EXPECT_EQ(number("parameters"), parameters);
   EXPECT_EQ(number("groups"), 2);

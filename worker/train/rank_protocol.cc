@@ -157,6 +157,7 @@ RankProtocol::Actions RankProtocol::On(const Pulled& pulled) {
   message.set_digest(pulled.digest);
   message.set_payload_bytes(pulled.payload_bytes);
   message.set_message_bytes(pulled.message_bytes);
+  if (begun_) message.set_exchange_seconds(static_cast<float>(pulled.exchange_seconds));
   Actions actions = SendFromLead(std::move(message));
   if (pulled.digest != decision_.digest()) {
     actions.push_back(Fail{absl::DataLossError(absl::StrCat(

@@ -70,6 +70,8 @@ class RankProtocol {
     uint64_t digest = 0;
     uint64_t payload_bytes = 0;
     uint64_t message_bytes = 0;
+    // Since the end of training before the round.
+    double exchange_seconds = 0;
   };
   struct Kept {};
   struct Evaluated {

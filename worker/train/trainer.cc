@@ -388,6 +388,7 @@ class Trainer {
 
   absl::Status Do(const RankProtocol::Stage& stage, std::optional<RankProtocol::Event>* event) {
     Traffic traffic;
+    exchange_start_ = steady_.Now();
     progress_.Enter(v1::ACTIVITY_EXCHANGING);
     CADRE_RETURN_IF_ERROR(replica_->AwaitOperations());
     // Non-finite weights must not be averaged.
@@ -544,6 +545,7 @@ class Trainer {
       CADRE_RETURN_IF_ERROR(Leave(pull.version, leaving));
     }
     counters_.Add("versions_adopted");
+    result.exchange_seconds = absl::ToDoubleSeconds(steady_.Now() - exchange_start_);
     step_ = pull.step;
     *event = result;
     return absl::OkStatus();
@@ -634,6 +636,8 @@ class Trainer {
   // Loss since the last boundary.
   LossPart period_;
   absl::Time period_start_;
+  // When the newest round began for this rank.
+  absl::Time exchange_start_;
   // Loss and steps since the last report.
   LossPart reported_;
   uint32_t reported_steps_ = 0;
