@@ -113,6 +113,8 @@ v1::CommitRecord CommitOf(const std::string& run, uint32_t version, const v1::Ap
   commit.set_step(order.step());
   if (order.has_division()) *commit.mutable_division() = order.division();
   if (order.has_outer()) *commit.mutable_outer() = order.outer();
+  if (order.has_up()) *commit.mutable_up() = order.up();
+  if (order.has_down()) *commit.mutable_down() = order.down();
   return commit;
 }
 

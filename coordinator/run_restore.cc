@@ -31,7 +31,7 @@ ShardRestore::View Run::RestoreView() const {
   ShardRestore::View view{.version = version,
                           .closing = committing(),
                           .at_end = record_.state() == v1::RUN_STATE_FINISHING,
-                          .outer = HasOuter(spec()),
+                          .outer = NeedsVersions(spec()),
                           .min_groups = spec().averaging().min_groups()};
   const std::optional<v1::CommitRecord>& commit =
       committing() ? commits_.closing() : commits_.newest();

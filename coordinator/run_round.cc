@@ -39,6 +39,7 @@
 #include "base/digest.h"
 #include "coordinator/evaluation.h"
 #include "coordinator/keys.h"
+#include "model/coding.h"
 #include "model/outer_optimizer.h"
 
 namespace cadre {
@@ -191,6 +192,8 @@ void Run::MaybeClose() {
   } else {
     commit.clear_outer();
   }
+  if (const auto up = CodingOf(spec().averaging().up())) *commit.mutable_up() = *up;
+  if (const auto down = CodingOf(spec().averaging().down())) *commit.mutable_down() = *down;
   commits_.Begin(std::move(commit), shards_.size());
   cluster_.out().Put(CommitKey(id(), commits_.closing()->round()), *commits_.closing());
   for (int shard = 0; shard < shards_.size(); ++shard) {
@@ -236,6 +239,8 @@ void Run::SendApply(uint32_t shard) {
   apply.set_samples(record_.samples() + commits_.closing()->samples());
   *apply.mutable_division() = commits_.closing()->division();
   if (commits_.closing()->has_outer()) *apply.mutable_outer() = commits_.closing()->outer();
+  if (commits_.closing()->has_up()) *apply.mutable_up() = commits_.closing()->up();
+  if (commits_.closing()->has_down()) *apply.mutable_down() = commits_.closing()->down();
   SendToShard(shard, message);
 }
 

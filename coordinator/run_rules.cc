@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "model/coding.h"
 #include "model/data_position.h"
 #include "model/outer_optimizer.h"
 
@@ -70,7 +71,10 @@ v1::Cluster::Device RequestedDevice(const v1::RunSpec& spec) {
 
 bool Averages(const v1::RunSpec& spec) { return spec.averaging().every_steps() > 0; }
 
-bool HasOuter(const v1::RunSpec& spec) { return OuterOptimizerOf(spec.averaging()).has_value(); }
+bool NeedsVersions(const v1::RunSpec& spec) {
+  const v1::Averaging& averaging = spec.averaging();
+  return OuterOptimizerOf(averaging) || CodingOf(averaging.up()) || CodingOf(averaging.down());
+}
 
 bool IsLive(v1::RunState state) {
   return state == v1::RUN_STATE_QUEUED || state == v1::RUN_STATE_RUNNING ||

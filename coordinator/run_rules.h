@@ -23,9 +23,10 @@ uint32_t EvaluationEpochs(const v1::RunSpec& spec);
 // Device kind of the run's groups. Unspecified: any kind, but one kind per group. Precisions that
 // only GPUs support imply CUDA.
 v1::Cluster::Device RequestedDevice(const v1::RunSpec& spec);
-// Whether the run uses aggregators, and whether these have an outer optimizer.
+// Whether the run uses aggregators, and whether these need a version to make the next one: for the
+// outer optimizer, or because differences are exchanged.
 bool Averages(const v1::RunSpec& spec);
-bool HasOuter(const v1::RunSpec& spec);
+bool NeedsVersions(const v1::RunSpec& spec);
 
 // ---- Values of the record.
 // How the groups share the samples from the newest version on.

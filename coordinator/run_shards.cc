@@ -121,7 +121,7 @@ void Run::OnRunOpened(const Member& member, const v1::RunOpened& opened) {
     cluster_.Count("shards_lost");
     // A hollow shard without a version accepts nothing yet; it also reports version 0.
     const bool accepts = opened.hollow() && opened.version() > 0;
-    if (committing() && commits_.closing()->has_outer()) {
+    if (committing() && NeedsVersions(spec())) {
       // What the shard has made of the round cannot be made again, because the states of the outer
       // optimizer are lost with it.
       commits_.Revoke(opened.shard());
@@ -130,7 +130,7 @@ void Run::OnRunOpened(const Member& member, const v1::RunOpened& opened) {
     const bool has_values = !opened.hollow() && opened.version() == record_.version() &&
                             commits_.ShardDigest(opened.shard()) == opened.digest();
     shards_.Lose(opened.shard(), ShardRestore(wrong,
-                                              accepts || (has_values && HasOuter(spec()))
+                                              accepts || (has_values && NeedsVersions(spec()))
                                                   ? std::optional(opened.version())
                                                   : std::nullopt,
                                               has_values));

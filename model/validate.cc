@@ -19,6 +19,7 @@
 #include "absl/strings/string_view.h"
 #include "base/counted_noun.h"
 #include "base/utf8.h"
+#include "model/exchange_units.h"
 #include "model/graph.h"
 #include "model/inference.h"
 #include "model/op_indices.h"
@@ -242,8 +243,21 @@ class Validation : private ProblemCollector {
         averaging.outer().kind_case() == v1::OuterOptimizer::KIND_NOT_SET) {
       Add("averaging.outer", "has no kind; give nesterov or slowmo");
     }
+    CheckCoding("averaging.up", averaging.up());
+    CheckCoding("averaging.down", averaging.down());
     if (averaging.has_outer() && averaging.every_steps() == 0) {
       Add("averaging.outer", "is set, but averaging.every_steps is 0, so that there are no rounds");
+    }
+  }
+
+  void CheckCoding(const std::string& field, const v1::Coding& coding) {
+    AtMost(field + ".keep", coding.keep(), kUnitSize);
+    if (coding.keep() > 0 && coding.codec() != v1::CODEC_TOPK) {
+      Add(field + ".keep", "is ", coding.keep(), "; only CODEC_TOPK leaves values out");
+    }
+    const float feedback = coding.error_feedback();
+    if (!(feedback >= 0 && feedback <= 1)) {
+      Add(field + ".error_feedback", "is ", feedback, "; it must be in [0, 1]");
     }
   }
 

@@ -119,8 +119,9 @@ absl::Status BlockFile::WriteBlock(uint64_t index, absl::string_view data, uint3
   return file_->WriteAt(Position(index), check, data);
 }
 
-absl::Status BlockFile::RewriteMeta(std::string meta) {
+absl::Status BlockFile::RewriteHead(std::string meta, uint64_t data_bytes) {
   head_.meta = std::move(meta);
+  head_.data_bytes = data_bytes;
   return file_->WriteAt(0, Encode(head_), "");
 }
 
@@ -174,6 +175,30 @@ absl::Status BlockFile::Verify() const {
       sizeof(FixedHead) + head_.meta.size() + head_.data_bytes + head_.blocks() * sizeof(uint32_t);
   if (actual != size) return Damaged(path_, "has bytes after its end");
   return absl::OkStatus();
+}
+
+absl::Status BlockWriter::Append(absl::string_view data) {
+  const size_t block_bytes = file_->head().block_bytes;
+  while (!data.empty()) {
+    const size_t n = std::min(data.size(), block_bytes - block_.size());
+    block_.append(data.data(), n);
+    data.remove_prefix(n);
+    if (block_.size() == block_bytes) CADRE_RETURN_IF_ERROR(Flush());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status BlockWriter::Flush() {
+  CADRE_RETURN_IF_ERROR(file_->WriteBlock(blocks_++, block_, Crc32c(block_)));
+  block_.clear();
+  return absl::OkStatus();
+}
+
+absl::Status BlockWriter::Finish(std::string meta) {
+  const uint64_t bytes = blocks_ * file_->head().block_bytes + block_.size();
+  if (!block_.empty()) CADRE_RETURN_IF_ERROR(Flush());
+  CADRE_RETURN_IF_ERROR(file_->RewriteHead(std::move(meta), bytes));
+  return file_->Sync();
 }
 
 // A pull may read ranges in any order, but usually they ascend and are much smaller than a block.

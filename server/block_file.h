@@ -58,8 +58,9 @@ class BlockFile {
 
   // Requires: data has head().BytesOf(index) bytes, crc is its CRC32C.
   absl::Status WriteBlock(uint64_t index, absl::string_view data, uint32_t crc);
-  // Replaces the meta. Requires: equal size; no concurrent use of the file.
-  absl::Status RewriteMeta(std::string meta);
+  // Replaces the meta and the bytes of data in all blocks. Requires: meta of equal size; no
+  // concurrent use of the file.
+  absl::Status RewriteHead(std::string meta, uint64_t data_bytes);
   // Makes all writes durable.
   absl::Status Sync();
 
@@ -83,7 +84,32 @@ class BlockFile {
   BlockFileHead head_;
 };
 
-// Reads one version of one shard from its file and checks every block.
+// Writes the blocks of a new file in order, from data of any size.
+//
+// Owns the file. Thread-compatible.
+class BlockWriter {
+ public:
+  // Requires: no block of the file has been written.
+  explicit BlockWriter(std::unique_ptr<BlockFile> file) : file_(std::move(file)) {}
+
+  absl::Status Append(absl::string_view data);
+  // Writes the last block and the header, and makes the file durable. Requires: meta has the size
+  // of the file's.
+  absl::Status Finish(std::string meta);
+
+  const std::string& path() const { return file_->path(); }
+
+ private:
+  absl::Status Flush();
+
+  const std::unique_ptr<BlockFile> file_;
+  // Data of the next block.
+  std::string block_;
+  uint64_t blocks_ = 0;
+};
+
+// Reads one version of one shard from its file and checks every block. Also reads other files of
+// elements of 4 bytes, by their number.
 //
 // Owns the open file, so a version that is removed meanwhile stays readable. Thread-compatible.
 class VersionReader {

@@ -36,6 +36,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "model/validate.h"
+#include "server/client/frame.h"
 #include "server/client/shard_span.h"
 #include "server/mean.h"
 
@@ -204,6 +205,11 @@ std::optional<uint32_t> Ledger::NewestOf(const Run& run) {
   return run.current ? run.current->version : run.hollow;
 }
 
+Interval Ledger::SpanOf(const RunTerms& terms) {
+  if (terms.units != nullptr) return terms.units->PartOf(terms.shard, terms.shards);
+  return ShardSpan(terms.tensor_begin.back(), terms.shard, terms.shards);
+}
+
 Ledger::Run* Ledger::Find(const std::string& run) {
   const auto found = runs_.find(run);
   return found == runs_.end() ? nullptr : &found->second;
@@ -214,7 +220,7 @@ Ledger::Run* Ledger::Find(const std::string& run) {
 Decision<Opened> Ledger::OpenRun(const RunTerms& terms) {
   if (auto refused = CheckTerms(terms)) return *refused;
   Opened opened;
-  opened.span = ShardSpan(terms.tensor_begin.back(), terms.shard, terms.shards);
+  opened.span = SpanOf(terms);
   if (const auto found = runs_.find(terms.run); found != runs_.end()) {
     Run& known = found->second;
     // Until the first round, the shards of a run may be reassigned.
@@ -283,7 +289,7 @@ std::vector<ContributionKey> Ledger::Restore(const RunTerms& terms, bool closed,
                                              const std::vector<FoundContribution>& contributions) {
   Run& run = runs_[terms.run];
   run.terms = terms;
-  run.span = ShardSpan(terms.tensor_begin.back(), terms.shard, terms.shards);
+  run.span = SpanOf(terms);
   run.closed = closed;
   for (const StoredVersion& found : versions) {
     if (!run.current || found.version > run.current->version) {
@@ -390,8 +396,11 @@ std::optional<Refused> Ledger::CheckIdentity(const Run& run, const v1::Contribut
                                   ": runs have groups 0 to ", kMaxGroups - 1,
                                   ", this one ranks 0 to ", terms.ranks - 1));
   }
-  if (header.codec() != v1::CODEC_FP32) {
-    return Malformed(absl::StrCat("codec ", static_cast<int>(header.codec()), " is not supported"));
+  // A seed is a version, not a difference.
+  const v1::Codec codec = header.seed() || !terms.up ? v1::CODEC_FP32 : terms.up->codec();
+  if (header.codec() != codec) {
+    return Malformed(absl::StrCat("the contribution has codec ", static_cast<int>(header.codec()),
+                                  ", the run has codec ", static_cast<int>(codec)));
   }
   return std::nullopt;
 }
@@ -442,7 +451,12 @@ Decision<Ledger::Contribution> Ledger::MapRanges(const Run& run,
   if (const auto position = Overlap(contribution.spans)) {
     return Malformed(absl::StrCat("position ", *position, " is in two ranges"));
   }
-  contribution.elements = Elements(contribution.spans);
+  contribution.positions = Elements(contribution.spans);
+  contribution.elements = contribution.positions;
+  if (header.codec() != v1::CODEC_FP32) {
+    if (auto refused = CheckFrame(run, contribution)) return *refused;
+    contribution.elements = static_cast<int64_t>(header.frame_elements());
+  }
   const int64_t chunks =
       (contribution.elements + header.chunk_elements() - 1) / header.chunk_elements();
   if (chunks > kMaxChunks) {
@@ -452,10 +466,29 @@ Decision<Ledger::Contribution> Ledger::MapRanges(const Run& run,
   return contribution;
 }
 
+std::optional<Refused> Ledger::CheckFrame(const Run& run, const Contribution& contribution) {
+  if (run.terms.units == nullptr) return Malformed("the run has no frames");
+  int64_t next = 0;
+  int64_t max_elements = 0;
+  for (const Interval& span : contribution.spans) {
+    if (span.begin < next || !run.terms.units->IsBorder(span.begin) ||
+        !run.terms.units->IsBorder(span.end)) {
+      return Malformed(absl::StrCat("the frame of positions ", span.begin, " to ", span.end,
+                                    " does not consist of whole units in order"));
+    }
+    next = span.end;
+    max_elements += MaxFrameWords(run.terms.units->In(span), CodecOf(*run.terms.up));
+  }
+  const uint64_t elements = contribution.header.frame_elements();
+  if (elements > 0 && elements <= static_cast<uint64_t>(max_elements)) return std::nullopt;
+  return Malformed(absl::StrCat("a frame of ", contribution.positions, " positions has 1 to ",
+                                max_elements, " elements, not ", elements));
+}
+
 // The ranks of a generation share a shard, so together they stage no more than its size: one rank
 // cannot fill the disk in the names of all.
 std::optional<Refused> Ledger::CheckRoom(const Run& run, const ContributionKey& key,
-                                         int64_t elements) {
+                                         int64_t positions) {
   ContributionKey first = key;
   first.rank = 0;
   first.seed = false;
@@ -465,10 +498,10 @@ std::optional<Refused> Ledger::CheckRoom(const Run& run, const ContributionKey& 
         std::tie(key.round, key.group, key.generation)) {
       break;
     }
-    if (other.seed == key.seed && other.rank != key.rank) elements += it->second.elements;
+    if (other.seed == key.seed && other.rank != key.rank) positions += it->second.positions;
   }
-  if (elements <= run.span.size()) return std::nullopt;
-  return Malformed(absl::StrCat(key.ToString(), ": with the other ranks, ", elements,
+  if (positions <= run.span.size()) return std::nullopt;
+  return Malformed(absl::StrCat(key.ToString(), ": with the other ranks, ", positions,
                                 " elements are staged; the shard has ", run.span.size()));
 }
 
@@ -545,7 +578,7 @@ Decision<StageGrant> Ledger::Stage(const v1::ContributionHeader& header) {
         absl::StrCat(key.ToString(), " is already staged with other ranges or samples"));
   }
   if (!same) {
-    if (auto refused = CheckRoom(run, key, std::get<Contribution>(mapped).elements)) {
+    if (auto refused = CheckRoom(run, key, std::get<Contribution>(mapped).positions)) {
       return *refused;
     }
   }
@@ -560,6 +593,11 @@ Decision<StageGrant> Ledger::Stage(const v1::ContributionHeader& header) {
   grant.next_chunk = staged->second.stored_chunks;
   grant.chunks = staged->second.chunks;
   grant.elements = staged->second.elements;
+  if (header.codec() != v1::CODEC_FP32) {
+    grant.coding = run.terms.up;
+    grant.units = run.terms.units;
+    grant.spans = staged->second.spans;
+  }
   return grant;
 }
 
@@ -704,10 +742,10 @@ ApplyDecision Ledger::BeginApply(const v1::Apply& apply) {
     return Refused{v1::REFUSAL_WRONG_BASE,
                    absl::StrCat("round ", apply.round(), " cannot follow version ", newest)};
   }
-  if (run.hollow && apply.has_outer()) {
-    return Malformed(absl::StrCat("the outer update of round ", apply.round(),
-                                  " requires the values of version ", newest,
-                                  ", which this shard does not have"));
+  const bool needs_values = apply.has_outer() || (apply.has_up() && !apply.seed());
+  if (run.hollow && needs_values) {
+    return Malformed(absl::StrCat("round ", apply.round(), " requires the values of version ",
+                                  newest, ", which this shard does not have"));
   }
   if (run.applying) return ApplyUnderWay{};
 
@@ -718,7 +756,8 @@ ApplyDecision Ledger::BeginApply(const v1::Apply& apply) {
     samples.push_back(participant.samples());
   }
   const std::vector<float> weights = MeanWeights(samples);
-  ApplyPlan plan{run.terms.run, apply.round(), run.span, {}, run.terms.statistics, apply};
+  ApplyPlan plan{run.terms.run,        apply.round(),   run.span, {},
+                 run.terms.statistics, run.terms.units, apply};
   Incomplete missing;
   for (int i = 0; i < apply.participants_size(); ++i) {
     auto source = CoverShard(run, apply, apply.participants(i));
@@ -773,7 +812,7 @@ PullDecision Ledger::Pull(const v1::PullRequest& request) const {
   }
   for (const auto& version : {run->current, run->previous}) {
     if (!version || version->version != request.version()) continue;
-    PullGrant grant{request.run(), request.version(), {}, 0};
+    PullGrant grant{request.run(), request.version(), {}, 0, run->terms.units};
     grant.spans = std::get<std::vector<Interval>>(std::move(spans));
     grant.elements = Elements(grant.spans);
     return grant;

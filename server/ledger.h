@@ -41,6 +41,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -49,6 +50,7 @@
 
 #include "absl/status/status.h"
 #include "base/secret_key.h"
+#include "model/exchange_units.h"
 #include "proto/cadre/v1/membership.pb.h"
 #include "proto/cadre/v1/rounds.pb.h"
 #include "server/mean.h"
@@ -92,6 +94,11 @@ struct RunTerms {
   std::map<uint32_t, GroupGeneration> generations;
   // States of the outer optimizer for each value of a version.
   int outer_states = 0;
+  // The units of the model, if contributions or versions are coded: the shards are then cut at
+  // their borders.
+  std::shared_ptr<const ExchangeUnits> units;
+  // Of contributions that are frames.
+  std::optional<v1::Coding> up;
   // Newest version of the run.
   uint32_t version = 0;
   // The shard discards its versions and becomes hollow at this version.
@@ -137,10 +144,15 @@ struct StageGrant {
   uint32_t next_chunk = 0;
   uint32_t chunks = 0;
   int64_t elements = 0;
+  // If the contribution is a frame: its coding, the units of the model and its intervals.
+  std::optional<v1::Coding> coding;
+  std::shared_ptr<const ExchangeUnits> units;
+  std::vector<Interval> spans;
 };
 
 // States that the values at positions `span` of the model are in contribution `key`, from its
-// element `offset` on.
+// element `offset` on. If contributions are frames, the offset has no meaning, and the segments of
+// a contribution are in the order of positions.
 struct SourceSegment {
   ContributionKey key;
   Interval span;
@@ -164,6 +176,8 @@ struct ApplyPlan {
   std::vector<GroupSource> groups;
   // Positions that are averaged but not trained (see RunTerms); excluded from the discrepancy.
   std::vector<Interval> statistics;
+  // As in RunTerms.
+  std::shared_ptr<const ExchangeUnits> units;
   // The order that the plan executes, to be stored with the version.
   v1::Apply order;
 };
@@ -198,6 +212,8 @@ struct PullGrant {
   uint32_t version = 0;
   std::vector<Interval> spans;
   int64_t elements = 0;
+  // Null if the run has none.
+  std::shared_ptr<const ExchangeUnits> units;
 };
 
 // A result of Pull: the requested version is not stored yet, or not any more.
@@ -248,6 +264,8 @@ class Ledger {
   int64_t StoredElements(const std::string& run) const;
   // The highest generation of which OpenRun or Fence has told.
   uint32_t HighestGeneration() const;
+  // The interval that the shard stores.
+  static Interval SpanOf(const RunTerms& terms);
   // Every run with a version, by name. `step` and `samples` are those of the order that made the
   // version; 0 if it is unknown.
   std::vector<v1::ShardState> States() const;
@@ -289,8 +307,10 @@ class Ledger {
  private:
   struct Contribution {
     v1::ContributionHeader header;
-    // Positions in the header's order.
+    // In the header's order, and the number of their positions.
     std::vector<Interval> spans;
+    int64_t positions = 0;
+    // Elements that are transferred: values, or those of a frame.
     int64_t elements = 0;
     uint32_t chunks = 0;
     uint32_t stored_chunks = 0;
@@ -322,7 +342,8 @@ class Ledger {
   static std::optional<Refused> CheckIdentity(const Run& run, const v1::ContributionHeader& header);
   static std::optional<Refused> CheckRound(const Run& run, const v1::ContributionHeader& header);
   static std::optional<Refused> CheckRoom(const Run& run, const ContributionKey& key,
-                                          int64_t elements);
+                                          int64_t positions);
+  static std::optional<Refused> CheckFrame(const Run& run, const Contribution& contribution);
   static Decision<Contribution> MapRanges(const Run& run, const v1::ContributionHeader& header);
   static std::optional<Refused> CheckGeneration(const Run& run, uint32_t group,
                                                 uint32_t generation);

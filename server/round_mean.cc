@@ -17,6 +17,13 @@
 // are read as well. It is a statistic for the status: if the previous version is missing or
 // damaged, the round is applied without it. An outer optimizer needs it, and its own states, which
 // a file has for each version (shard_store.cc): without them the round cannot be applied.
+//
+// Coded rounds. Let y be the version that the groups have and r the residual, so that x = y + r is
+// the exact model. The contributions are frames of the groups' changes of y; their mean is added to
+// x, the outer optimizer updates x, and the frame of the round codes x - y. The version becomes y
+// plus the decoded frame, which the groups compute in the same way, and the residual what the frame
+// has left out. So nothing is lost but postponed, as in MCM (Philippenko and Dieuleveut, NeurIPS
+// 2021). Statistics are exchanged as values, and have no residual.
 #include "server/round_mean.h"
 
 #include <glog/logging.h>
@@ -32,21 +39,33 @@
 namespace cadre {
 namespace {
 
+constexpr int64_t kStretch = 64 << 10;
+
 std::span<char> AsBytes(std::span<float> values) {
   return {reinterpret_cast<char*>(values.data()), values.size_bytes()};
 }
 
+absl::string_view AsText(std::span<const float> values) {
+  return {reinterpret_cast<const char*>(values.data()), values.size_bytes()};
+}
+
 }  // namespace
 
+int64_t StretchEnd(const ExchangeUnits* units, Interval span, int64_t begin) {
+  if (span.end - begin <= kStretch) return span.end;
+  return units == nullptr ? begin + kStretch : units->BorderAfter(begin + kStretch - kUnitSize);
+}
+
 RoundMean::RoundMean(const ApplyPlan& plan, Files files, std::unique_ptr<VersionReader> before,
-                     OuterRound* outer)
-    : files_(std::move(files)), statistics_(plan.statistics), outer_(outer) {
+                     RoundUpdate* update)
+    : plan_(plan), files_(std::move(files)), statistics_(plan.statistics), update_(update) {
   for (const GroupSource& source : plan.groups) groups_.push_back({.source = &source});
   const bool fits = before != nullptr && before->span() == plan.span;
-  if (fits && (outer != nullptr || groups_.size() > 1)) reader_ = std::move(before);
+  if (fits && (update != nullptr || coded() || groups_.size() > 1)) reader_ = std::move(before);
 }
 
 absl::Status RoundMean::Read(Group& group, int64_t first, std::span<float> out) const {
+  if (coded()) return ReadFrames(group, first, out);
   while (!out.empty()) {
     while (group.source->segments[group.segment].span.end <= first) ++group.segment;
     const SourceSegment& segment = group.source->segments[group.segment];
@@ -60,11 +79,28 @@ absl::Status RoundMean::Read(Group& group, int64_t first, std::span<float> out) 
   return absl::OkStatus();
 }
 
+absl::Status RoundMean::ReadFrames(Group& group, int64_t first, std::span<float> out) const {
+  for (const ExchangeUnit& unit : plan_.units->In({first, first + std::ssize(out)})) {
+    while (group.source->segments[group.segment].span.end <= unit.positions.begin) ++group.segment;
+    const ContributionKey& key = group.source->segments[group.segment].key;
+    const BlockFile& file = *files_.at(key);
+    const auto [reader, is_new] =
+        group.frames.try_emplace(key, CodecOf(plan_.order.up()), file.head().data_bytes,
+                                 [&file](uint64_t offset, std::span<char> bytes) {
+                                   return file.ReadUnchecked(offset, bytes);
+                                 });
+    const std::span<float> values =
+        out.subspan(unit.positions.begin - first, unit.positions.size());
+    CADRE_RETURN_IF_ERROR(reader->second.Next(unit, values));
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<bool> RoundMean::ReadBefore(int64_t first, size_t size) {
   if (reader_ == nullptr) return false;
   before_.resize(size);
   const absl::Status status = reader_->Read(first, AsBytes(before_));
-  if (outer_ != nullptr) CADRE_RETURN_IF_ERROR(status);
+  if (update_ != nullptr || coded()) CADRE_RETURN_IF_ERROR(status);
   if (status.ok()) {
     ClearStatistics(first, before_);
     return true;
@@ -91,33 +127,6 @@ void RoundMean::ClearStatistics(int64_t first, std::span<float> values) const {
   });
 }
 
-absl::Status RoundMean::UpdateOuter(int64_t first, std::span<float> values) {
-  OuterRound& outer = *outer_;
-  const size_t n = values.size();
-  outer.states.assign(outer.update.states() * n, 0.0F);
-  const std::span<float> states(outer.states);
-  if (outer.before != nullptr) {
-    CADRE_RETURN_IF_ERROR(outer.before->ReadBlock(outer.block, AsBytes(states)));
-  }
-  const auto update = [&](Interval part) {
-    if (part.empty()) return;
-    std::array<std::span<float>, 2> parts;
-    for (int i = 0; i < outer.update.states(); ++i) {
-      parts[i] = states.subspan(i * n + part.begin, part.size());
-    }
-    outer.update.Update(std::span(before_).subspan(part.begin, part.size()),
-                        values.subspan(part.begin, part.size()), parts);
-  };
-  int64_t trained = 0;
-  ForEachStatistic({first, first + std::ssize(values)}, [&](Interval part) {
-    update({trained, part.begin});
-    trained = part.end;
-  });
-  update({trained, std::ssize(values)});
-  const absl::string_view bytes(AsBytes(states).data(), AsBytes(states).size());
-  return outer.after->WriteBlock(outer.block++, bytes, Crc32c(bytes));
-}
-
 absl::Status RoundMean::Next(int64_t first, std::span<float> out) {
   values_.resize(out.size());
   CADRE_ASSIGN_OR_RETURN(const bool known, ReadBefore(first, out.size()));
@@ -133,10 +142,68 @@ absl::Status RoundMean::Next(int64_t first, std::span<float> out) {
     }
     if (!measured) continue;
     ClearStatistics(first, values_);
+    if (coded()) AddWeighted(1, before_, values_);
     sums_.Add(weight, values_);
   }
   if (measured) sums_.End();
-  return outer_ == nullptr ? absl::OkStatus() : UpdateOuter(first, out);
+  if (coded() && update_ == nullptr) AddWeighted(1, before_, out);
+  return update_ == nullptr ? absl::OkStatus() : Update(first, out);
+}
+
+absl::Status RoundMean::Update(int64_t first, std::span<float> values) {
+  RoundUpdate& update = *update_;
+  const size_t n = values.size();
+  std::vector<float> all(update.number_of_states() * n);
+  const std::span<float> states(all);
+  if (update.before != nullptr) {
+    CADRE_RETURN_IF_ERROR(update.before->Read(states_read_, AsBytes(states)));
+    states_read_ += std::ssize(states);
+  }
+  const std::span<float> residual = update.down ? states.last(n) : std::span<float>();
+  // The exact model before the round; 0 for statistics.
+  std::vector<float> exact = before_;
+  if (update.down) AddWeighted(1, residual, exact);
+  if (coded()) AddWeighted(1, exact, values);
+  if (update.outer) UpdateOuter(first, exact, values, states);
+  if (update.down) CADRE_RETURN_IF_ERROR(Publish(first, values, residual));
+  return update.states == nullptr ? absl::OkStatus() : update.states->Append(AsText(states));
+}
+
+void RoundMean::UpdateOuter(int64_t first, std::span<const float> before, std::span<float> values,
+                            std::span<float> states) {
+  OuterUpdate& outer = *update_->outer;
+  const size_t n = values.size();
+  const auto update = [&](Interval part) {
+    if (part.empty()) return;
+    std::array<std::span<float>, 2> parts;
+    for (int i = 0; i < outer.states(); ++i) {
+      parts[i] = states.subspan(i * n + part.begin, part.size());
+    }
+    outer.Update(before.subspan(part.begin, part.size()), values.subspan(part.begin, part.size()),
+                 parts);
+  };
+  int64_t trained = 0;
+  ForEachStatistic({first, first + std::ssize(values)}, [&](Interval part) {
+    update({trained, part.begin});
+    trained = part.end;
+  });
+  update({trained, std::ssize(values)});
+}
+
+absl::Status RoundMean::Publish(int64_t first, std::span<float> values, std::span<float> residual) {
+  const std::span<const ExchangeUnit> units = plan_.units->In({first, first + std::ssize(values)});
+  // Statistics are values: before_ is 0 there.
+  std::vector<float> difference(values.begin(), values.end());
+  for (size_t i = 0; i < values.size(); ++i) difference[i] = values[i] - before_[i];
+  std::string frame;
+  CADRE_RETURN_IF_ERROR(EncodeFrame(units, *update_->down, difference, &frame, &update_->words));
+  CADRE_RETURN_IF_ERROR(DecodeFrame(units, *update_->down, frame, &difference));
+  for (size_t i = 0; i < values.size(); ++i) {
+    const float published = before_[i] + difference[i];
+    residual[i] = values[i] - published;
+    values[i] = published;
+  }
+  return update_->frame->Append(frame);
 }
 
 DiscrepancyTerms RoundMean::discrepancy() const {

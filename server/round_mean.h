@@ -8,41 +8,52 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "kernels/codec/codec.h"
+#include "model/exchange_units.h"
 #include "server/block_file.h"
+#include "server/client/frame.h"
 #include "server/ledger.h"
 #include "server/mean.h"
 #include "server/outer_update.h"
 
 namespace cadre {
 
-// The outer update of a round. The states of each block of values are one block of a file, one
-// state after the other.
-struct OuterRound {
-  OuterUpdate update;
+// What a round does beyond averaging. Its states are, for each stretch of positions, the values of
+// state 0, of state 1 and so on: those of the outer optimizer, then, with `down`, the residual:
+// what the frames so far have left out of the exact model, which is version + residual.
+struct RoundUpdate {
+  std::optional<OuterUpdate> outer = std::nullopt;
+  std::optional<Codec> down = std::nullopt;
   // The states after the previous round; null: zeros.
-  std::unique_ptr<BlockFile> before;
-  std::unique_ptr<BlockFile> after;
-  std::vector<float> states = {};
-  uint64_t block = 0;
+  std::unique_ptr<VersionReader> before = nullptr;
+  // Null without states.
+  std::unique_ptr<BlockWriter> states = nullptr;
+  // The frame of the version, and the words of its units; null without `down`.
+  std::unique_ptr<BlockWriter> frame = nullptr;
+  std::vector<uint16_t> words = {};
+
+  int outer_states() const { return outer ? outer->states() : 0; }
+  int number_of_states() const { return outer_states() + (down ? 1 : 0); }
 };
 
 class RoundMean {
  public:
   using Files = std::map<ContributionKey, std::unique_ptr<BlockFile>>;
 
-  // `before` reads the previous version; null if it cannot be read. `outer`: null if the mean is
-  // the version. Requires: `files` has every contribution of the plan, each verified; with `outer`,
-  // `before` is not null; plan and `outer` outlive this object.
+  // `before` reads the previous version; null if it cannot be read. `update`: null if the mean is
+  // the version. Requires: `files` has every contribution of the plan, each verified; with `update`
+  // or frames as contributions, `before` is not null; plan and `update` outlive this object.
   RoundMean(const ApplyPlan& plan, Files files, std::unique_ptr<VersionReader> before,
-            OuterRound* outer = nullptr);
+            RoundUpdate* update = nullptr);
 
   // Computes the version at the next out.size() positions. Requires: calls in order of positions,
-  // with the blocks of the outer states. Errors: those of the files.
+  // for the stretches of StretchEnd. Errors: those of the files.
   absl::Status Next(int64_t first, std::span<float> out);
 
   // Discrepancy of the trained positions so far. It is unknown in rounds of one group and if the
@@ -54,13 +65,22 @@ class RoundMean {
   struct Group {
     const GroupSource* source = nullptr;
     size_t segment = 0;
+    // Of contributions that are frames.
+    std::map<ContributionKey, FrameReader> frames;
   };
 
   absl::Status Read(Group& group, int64_t first, std::span<float> out) const;
-  // Reads the previous version into before_; returns whether it is known. Errors: only with an
-  // outer update, which requires it.
+  absl::Status ReadFrames(Group& group, int64_t first, std::span<float> out) const;
+  // Reads the previous version into before_; returns whether it is known. Errors: only if the round
+  // requires it.
   absl::StatusOr<bool> ReadBefore(int64_t first, size_t size);
-  absl::Status UpdateOuter(int64_t first, std::span<float> values);
+  // Reads the states of the next stretch, and writes the new ones.
+  absl::Status Update(int64_t first, std::span<float> values);
+  void UpdateOuter(int64_t first, std::span<const float> before, std::span<float> values,
+                   std::span<float> states);
+  // Codes what groups do not have of the exact model, and replaces it by the version that they will
+  // have. `residual` receives the rest.
+  absl::Status Publish(int64_t first, std::span<float> values, std::span<float> residual);
 
   // Calls `use` with the intervals of values, from `first` on, that are not trained, as offsets.
   template <typename Use>
@@ -68,15 +88,23 @@ class RoundMean {
   // Sets values that are not trained to 0, so that they add nothing to the discrepancy.
   void ClearStatistics(int64_t first, std::span<float> values) const;
 
+  bool coded() const { return plan_.order.has_up() && !plan_.order.seed(); }
+
+  const ApplyPlan& plan_;
   const Files files_;
   const std::vector<Interval> statistics_;
   std::vector<Group> groups_;
   // Null if the previous version is neither needed nor known.
   std::unique_ptr<VersionReader> reader_;
-  OuterRound* const outer_;
+  RoundUpdate* const update_;
+  int64_t states_read_ = 0;
   std::vector<float> values_;
   std::vector<float> before_;
   DiscrepancySums sums_;
 };
+
+// The end of the stretch of positions from `begin` on that a round is computed for at once: at most
+// 64 Ki positions and, with units, whole ones. Requires: begin < span.end, in the span.
+int64_t StretchEnd(const ExchangeUnits* units, Interval span, int64_t begin);
 
 }  // namespace cadre

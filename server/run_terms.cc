@@ -9,6 +9,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "model/coding.h"
+#include "model/exchange_units.h"
 #include "model/formats/checkpoint_manifest.h"
 #include "model/initial_value.h"
 #include "model/outer_optimizer.h"
@@ -59,6 +61,11 @@ absl::StatusOr<RunTerms> RunTermsOf(const v1::OpenRun& open) {
   }
   if (const auto outer = OuterOptimizerOf(open.spec().averaging())) {
     terms.outer_states = OuterStates(*outer);
+  }
+  if (CodingOf(open.spec().averaging().down())) ++terms.outer_states;
+  terms.up = CodingOf(open.spec().averaging().up());
+  if (terms.up || CodingOf(open.spec().averaging().down())) {
+    terms.units = std::make_shared<ExchangeUnits>(index);
   }
   terms.version = open.version();
   if (open.has_hollow()) terms.hollow = open.hollow();

@@ -186,11 +186,13 @@ class PullCall final : public RoundsCall<grpc::ServerWriteReactor<v1::PullReply>
     absl::StatusOr<std::unique_ptr<VersionPull>> pull = host_.Pull(*request_);
     if (!pull.ok()) return End(pull.status());
     pull_ = *std::move(pull);
+    announces_ = request_->has_frame_from();
     WriteNext();
   }
 
   void WriteNext() {
-    if (pull_->left() == 0) return End(absl::OkStatus());
+    if (pull_->left() == 0 && !announces_) return End(absl::OkStatus());
+    reply_.set_frame_elements(std::exchange(announces_, false) ? pull_->frame_elements() : 0);
     const int64_t requested = request_->chunk_elements();
     const int64_t chunk_elements =
         requested == 0 ? kChunkElements : std::min<int64_t>(requested, kChunkElements);
@@ -210,6 +212,8 @@ class PullCall final : public RoundsCall<grpc::ServerWriteReactor<v1::PullReply>
   Counters& counters_;
   const v1::PullRequest* const request_;
   std::unique_ptr<VersionPull> pull_;
+  // The next reply has the size of the frame.
+  bool announces_ = false;
   uint32_t index_ = 0;
   v1::PullReply reply_;
 };

@@ -26,9 +26,9 @@
 #include "base/protocol.h"
 #include "base/secret_key.h"
 #include "base/status.h"
+#include "server/client/frame.h"
 #include "server/client/proof.h"
 #include "server/client/refusal.h"
-#include "server/client/shard_span.h"
 #include "server/run_terms.h"
 
 namespace cadre {
@@ -71,7 +71,7 @@ std::set<ContributionKey> ContributionKeysOf(const ApplyPlan& plan) {
 // has at its start. Not counted: groups that are added later, a damaged version that is kept,
 // headers and checksums (below 0.1 %).
 int64_t SpaceOf(const v1::OpenRun& open, const RunTerms& terms) {
-  const Interval span = ShardSpan(terms.tensor_begin.back(), terms.shard, terms.shards);
+  const Interval span = Ledger::SpanOf(terms);
   const int64_t groups = std::max(1U, open.spec().cluster().groups());
   return span.size() * int64_t{sizeof(float)} * (3 * (1 + terms.outer_states) + groups);
 }
@@ -80,10 +80,12 @@ int64_t SpaceOf(const v1::OpenRun& open, const RunTerms& terms) {
 
 // --- VersionPull
 
-VersionPull::VersionPull(PullGrant grant, std::unique_ptr<VersionReader> reader, OnError on_error)
+VersionPull::VersionPull(PullGrant grant, std::unique_ptr<VersionReader> reader, OnError on_error,
+                         int64_t frame_elements)
     : grant_(std::move(grant)),
       reader_(std::move(reader)),
       on_error_(std::move(on_error)),
+      frame_elements_(frame_elements),
       left_(grant_.elements) {}
 
 absl::StatusOr<int64_t> VersionPull::Next(std::span<char> data) {
@@ -504,7 +506,32 @@ absl::StatusOr<bool> ShardHost::Put(Staging& staging, const v1::Chunk& chunk) {
   return ledger_.ChunkStored(grant.key, grant.attempt);
 }
 
+absl::Status ShardHost::CheckFrame(const Staging& staging) {
+  const StageGrant& grant = staging.grant;
+  if (!grant.coding) return absl::OkStatus();
+  const BlockFile& file = *staging.file;
+  FrameReader reader(CodecOf(*grant.coding), file.head().data_bytes,
+                     [&file](uint64_t offset, std::span<char> bytes) {
+                       return file.ReadUnchecked(offset, bytes);
+                     });
+  std::vector<float> values(kUnitSize);
+  for (const Interval& span : grant.spans) {
+    for (const ExchangeUnit& unit : grant.units->In(span)) {
+      CADRE_RETURN_IF_ERROR(reader.Next(unit, std::span(values).first(unit.positions.size())));
+    }
+  }
+  return reader.CheckEnd();
+}
+
 absl::Status ShardHost::Finish(Staging& staging) {
+  if (const absl::Status checked = CheckFrame(staging); absl::IsInvalidArgument(checked)) {
+    absl::MutexLock lock(&mutex_);
+    Remove(ledger_.SyncFailed(staging.grant.key));
+    return Refuse({v1::REFUSAL_MALFORMED,
+                   absl::StrCat(staging.grant.key.ToString(), ": ", checked.message())});
+  } else if (!checked.ok()) {
+    return CountError(checked);
+  }
   const absl::Status synced = CountError(store_->SyncContribution(*staging.file));
   absl::MutexLock lock(&mutex_);
   if (!synced.ok()) {
@@ -540,6 +567,7 @@ absl::StatusOr<std::unique_ptr<VersionPull>> ShardHost::Pull(const v1::PullReque
                                                       none->current, " is the current one"));
   }
   PullGrant grant = std::get<PullGrant>(std::move(decision));
+  if (request.has_frame_from()) return PullFrame(std::move(grant), request.frame_from());
   if (!reader.ok()) return OnReadError(grant.run, reader.status());
   const Interval held = (*reader)->span();
   if (!std::all_of(grant.spans.begin(), grant.spans.end(),
@@ -550,6 +578,30 @@ absl::StatusOr<std::unique_ptr<VersionPull>> ShardHost::Pull(const v1::PullReque
   return std::make_unique<VersionPull>(
       std::move(grant), *std::move(reader),
       [this, run = request.run()](const absl::Status& error) { return OnReadError(run, error); });
+}
+
+// The caller pulls the version instead if there is no frame.
+absl::StatusOr<std::unique_ptr<VersionPull>> ShardHost::PullFrame(PullGrant grant, uint64_t from) {
+  const auto none = [version = grant.version](absl::string_view why) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("there is no frame of version ", version, ": ", why));
+  };
+  if (grant.units == nullptr || grant.spans.empty()) return none("the run has none");
+  const Interval positions{grant.spans.front().begin, grant.spans.back().end};
+  if (positions.size() != grant.elements || !grant.units->IsBorder(positions.begin) ||
+      !grant.units->IsBorder(positions.end)) {
+    return none("the positions are not whole units in order");
+  }
+  absl::StatusOr<StoredFrame> frame =
+      store_->OpenFrame(grant.run, grant.version, *grant.units, positions);
+  if (!frame.ok()) return none(frame.status().message());
+  const int64_t elements = frame->elements.size();
+  const int64_t skipped = std::min<uint64_t>(from, elements);
+  grant.spans = {{frame->elements.begin + skipped, frame->elements.end}};
+  grant.elements = elements - skipped;
+  return std::make_unique<VersionPull>(
+      std::move(grant), std::move(frame->reader),
+      [none](const absl::Status& error) { return none(error.message()); }, elements);
 }
 
 }  // namespace cadre

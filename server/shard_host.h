@@ -49,8 +49,11 @@ class VersionPull {
  public:
   // Passes errors of the reader through `on_error`.
   using OnError = std::function<absl::Status(const absl::Status&)>;
-  VersionPull(PullGrant grant, std::unique_ptr<VersionReader> reader, OnError on_error);
+  // `frame_elements`: those of the whole frame, if the pull is one of a frame.
+  VersionPull(PullGrant grant, std::unique_ptr<VersionReader> reader, OnError on_error,
+              int64_t frame_elements = 0);
 
+  int64_t frame_elements() const { return frame_elements_; }
   // Remaining elements.
   int64_t left() const { return left_; }
   // Reads the next values, as many as fit; returns the number of elements.
@@ -60,6 +63,7 @@ class VersionPull {
   const PullGrant grant_;
   const std::unique_ptr<VersionReader> reader_;
   const OnError on_error_;
+  const int64_t frame_elements_;
   size_t span_ = 0;
   // Elements of the span that have been read.
   int64_t read_ = 0;
@@ -124,7 +128,8 @@ class ShardHost {
   absl::StatusOr<Staging> Stage(const v1::ContributionHeader& header) ABSL_LOCKS_EXCLUDED(mutex_);
   // Stores one chunk. Returns whether it was the last; then Finish must follow.
   absl::StatusOr<bool> Put(Staging& staging, const v1::Chunk& chunk) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Makes the contribution durable. Requires: all chunks are stored.
+  // Makes the contribution durable. Requires: all chunks are stored. A frame that is malformed is
+  // refused and dropped.
   absl::Status Finish(Staging& staging) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::StatusOr<std::unique_ptr<VersionPull>> Pull(const v1::PullRequest& request)
       ABSL_LOCKS_EXCLUDED(mutex_);
@@ -152,6 +157,9 @@ class ShardHost {
   // Why there is no room for the shard of a new run; empty if there is.
   std::string CheckSpace(const v1::OpenRun& open, const RunTerms& terms) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(order_mutex_) ABSL_LOCKS_EXCLUDED(mutex_);
+  // InvalidArgument if the contribution is a frame that is malformed.
+  static absl::Status CheckFrame(const Staging& staging);
+  absl::StatusOr<std::unique_ptr<VersionPull>> PullFrame(PullGrant grant, uint64_t from);
   absl::StatusOr<VersionStats> MakeVersion(const ApplyPlan& plan) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status MakeVersionZero(const v1::OpenRun& open, Interval span) ABSL_LOCKS_EXCLUDED(mutex_);
 

@@ -42,6 +42,7 @@
 #include <filesystem>
 #include <limits>
 #include <map>
+#include <numeric>
 #include <optional>
 #include <utility>
 
@@ -56,6 +57,7 @@
 #include "base/digest.h"
 #include "base/file.h"
 #include "base/status.h"
+#include "server/client/frame.h"
 
 namespace cadre {
 namespace {
@@ -63,14 +65,15 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr uint32_t kElementBytes = sizeof(float);
-// Elements of a block of a version; one block is in memory at a time: 256 KiB.
-constexpr int64_t kBlockElements = 64 << 10;
+// Bytes of a block of a version.
+constexpr uint32_t kBlockBytes = (64 << 10) * sizeof(float);
 
 constexpr char kIdentityFile[] = ".identity";
 constexpr char kRunFile[] = "run";
 constexpr char kArchivePrefix[] = ".old-";
 constexpr char kVersionPrefix[] = "version-";
 constexpr char kOuterPrefix[] = "outer-";
+constexpr char kFramePrefix[] = "frame-";
 constexpr char kStagePrefix[] = "stage-";
 constexpr char kDamagedVersion[] = "version.damaged";
 constexpr size_t kMaxNameBytes = 100;
@@ -120,6 +123,21 @@ std::string EncodeMeta(const OuterMeta& meta, const v1::OuterSums& sums) {
   return absl::StrCat(absl::string_view(reinterpret_cast<const char*>(&meta), sizeof(meta)),
                       absl::string_view(reinterpret_cast<const char*>(values), sizeof(values)));
 }
+
+// Meta of a frame, whose elements are followed by the words of its units, 16 bits each.
+struct FrameMeta {
+  uint64_t version = 0;
+  int64_t begin = 0;
+  int64_t end = 0;
+  uint64_t elements = 0;
+};
+
+std::string EncodeMeta(const FrameMeta& meta) {
+  return {reinterpret_cast<const char*>(&meta), sizeof(meta)};
+}
+
+// Whether the version that the order makes has states.
+bool HasStates(const v1::Apply& order) { return order.has_outer() || order.has_down(); }
 
 absl::string_view AsText(std::span<const float> values) {
   return {reinterpret_cast<const char*>(values.data()), values.size_bytes()};
@@ -252,6 +270,10 @@ std::string ShardStore::OuterPath(const std::string& run, uint32_t version) cons
   return absl::StrCat(RunFolder(run), "/", kOuterPrefix, version);
 }
 
+std::string ShardStore::FramePath(const std::string& run, uint32_t version) const {
+  return absl::StrCat(RunFolder(run), "/", kFramePrefix, version);
+}
+
 std::string ShardStore::ContributionName(const ContributionKey& key) {
   return absl::StrCat(key.run, "/", kStagePrefix, key.round, "-", key.group, "-", key.generation,
                       "-", key.rank, key.seed ? "-seed" : "");
@@ -313,7 +335,7 @@ absl::StatusOr<ShardStore::FoundRun> ShardStore::LoadRun(const std::string& run)
       continue;
     const bool used = std::any_of(
         found.versions.begin(), found.versions.end(),
-        [&](const StoredVersion& v) { return v.version == version && v.order.has_outer(); });
+        [&](const StoredVersion& v) { return v.version == version && HasStates(v.order); });
     if (!used) RemoveFile(absl::StrCat(folder, "/", entry.name));
   }
   return found;
@@ -333,7 +355,7 @@ void ShardStore::LoadFile(const std::string& folder, const std::string& name, Fo
       // Every pull checks the blocks that it reads.
       if (!found->closed) CADRE_RETURN_IF_ERROR(file->Verify());
       StoredVersion found_version{version, {meta.digest, meta.discrepancy}, std::move(order)};
-      if (found_version.order.has_outer()) {
+      if (HasStates(found_version.order)) {
         CADRE_ASSIGN_OR_RETURN(found_version.stats.outer,
                                CheckOuter(absl::StrCat(folder, "/", kOuterPrefix, version), version,
                                           /*verify=*/!found->closed));
@@ -442,28 +464,28 @@ absl::Status ShardStore::RemoveRun(const std::string& run, const std::string& li
 // --- Versions
 
 absl::StatusOr<VersionStats> ShardStore::WriteVersion(
-    const std::string& run, const v1::Apply& order, Interval span, const Fill& produce,
-    const std::function<absl::StatusOr<VersionStats>()>& finish) {
+    const std::string& run, const v1::Apply& order, Interval span, const ExchangeUnits* units,
+    const Fill& produce, const std::function<absl::StatusOr<VersionStats>()>& finish) {
   const std::string path = VersionPath(run, order.round());
   const std::string temporary = absl::StrCat(path, ".new");
   VersionMeta meta{order.round(), 0, span.begin, span.end, {}};
   absl::Cleanup remove = [&] { RemoveFile(temporary); };
-  CADRE_ASSIGN_OR_RETURN(const std::unique_ptr<BlockFile> file,
-                         BlockFile::Create(files_, temporary,
-                                           {EncodeMeta(meta, order), kBlockElements * sizeof(float),
-                                            span.size() * sizeof(float)}));
-  std::vector<float> values(std::min(kBlockElements, span.size()));
-  for (int64_t at = span.begin, block = 0; at < span.end; at += std::ssize(values), ++block) {
-    values.resize(std::min(kBlockElements, span.end - at));
+  CADRE_ASSIGN_OR_RETURN(
+      std::unique_ptr<BlockFile> file,
+      BlockFile::Create(files_, temporary,
+                        {EncodeMeta(meta, order), kBlockBytes, span.size() * sizeof(float)}));
+  BlockWriter writer(std::move(file));
+  std::vector<float> values;
+  for (int64_t at = span.begin; at < span.end; at += std::ssize(values)) {
+    values.resize(StretchEnd(units, span, at) - at);
     CADRE_RETURN_IF_ERROR(produce(at, values));
     meta.digest += Digest(values, at);
-    CADRE_RETURN_IF_ERROR(file->WriteBlock(block, AsText(values), Crc32c(AsText(values))));
+    CADRE_RETURN_IF_ERROR(writer.Append(AsText(values)));
   }
   CADRE_ASSIGN_OR_RETURN(VersionStats stats, finish());
   stats.digest = meta.digest;
   meta.discrepancy = stats.discrepancy;
-  CADRE_RETURN_IF_ERROR(file->RewriteMeta(EncodeMeta(meta, order)));
-  CADRE_RETURN_IF_ERROR(file->Sync());
+  CADRE_RETURN_IF_ERROR(writer.Finish(EncodeMeta(meta, order)));
   CADRE_RETURN_IF_ERROR(files_.Rename(temporary, path));
   std::move(remove).Cancel();
   CADRE_RETURN_IF_ERROR(files_.SyncFolder(RunFolder(run)));
@@ -472,7 +494,7 @@ absl::StatusOr<VersionStats> ShardStore::WriteVersion(
 
 absl::StatusOr<VersionStats> ShardStore::WriteInitial(const std::string& run, Interval span,
                                                       const Fill& fill) {
-  return WriteVersion(run, {}, span, fill, [] { return VersionStats(); });
+  return WriteVersion(run, {}, span, nullptr, fill, [] { return VersionStats(); });
 }
 
 absl::StatusOr<VersionStats> ShardStore::WriteMean(const ApplyPlan& plan) {
@@ -488,61 +510,118 @@ absl::StatusOr<VersionStats> ShardStore::WriteMean(const ApplyPlan& plan) {
   v1::Apply order;
   absl::StatusOr<std::unique_ptr<VersionReader>> before =
       OpenVersion(plan.run, plan.round - 1, &order);
-  std::optional<OuterRound> outer;
-  if (plan.order.has_outer()) {
-    CADRE_RETURN_IF_ERROR(before.status());
-    CADRE_ASSIGN_OR_RETURN(outer, OpenOuter(plan, order));
+  const bool updates = HasStates(plan.order);
+  if (updates || plan.order.has_up()) {
+    if (!plan.order.seed()) CADRE_RETURN_IF_ERROR(before.status());
   } else if (!before.ok()) {
     LOG(WARNING) << "the discrepancy of the round is unknown: " << before.status();
   }
-  RoundMean mean(plan, std::move(files), before.ok() ? *std::move(before) : nullptr,
-                 outer ? &*outer : nullptr);
+  RoundUpdate update;
   absl::Cleanup remove = [&] {
-    if (outer) RemoveFile(absl::StrCat(OuterPath(plan.run, plan.round), ".new"));
+    if (!updates) return;
+    RemoveFile(absl::StrCat(OuterPath(plan.run, plan.round), ".new"));
+    RemoveFile(absl::StrCat(FramePath(plan.run, plan.round), ".new"));
   };
+  if (updates) {
+    CADRE_ASSIGN_OR_RETURN(update, OpenUpdate(plan, order));
+  }
+  RoundMean mean(plan, std::move(files), before.ok() ? *std::move(before) : nullptr,
+                 updates ? &update : nullptr);
   const auto finish = [&]() -> absl::StatusOr<VersionStats> {
     VersionStats stats{.discrepancy = mean.discrepancy()};
-    if (!outer) return stats;
-    CADRE_RETURN_IF_ERROR(FinishOuter(plan, *outer));
-    stats.outer = outer->update.sums();
+    if (!updates) return stats;
+    CADRE_RETURN_IF_ERROR(FinishUpdate(plan, update));
+    if (update.outer) stats.outer = update.outer->sums();
     return stats;
   };
   return WriteVersion(
-      plan.run, plan.order, plan.span,
+      plan.run, plan.order, plan.span, plan.units.get(),
       [&](int64_t first, std::span<float> out) { return mean.Next(first, out); }, finish);
 }
 
-absl::StatusOr<OuterRound> ShardStore::OpenOuter(const ApplyPlan& plan, const v1::Apply& before) {
-  OuterRound outer{.update = OuterUpdate(plan.order.outer(), plan.round)};
-  const int states = outer.update.states();
-  const OuterMeta meta{plan.round, plan.span.begin, plan.span.end, static_cast<uint64_t>(states)};
-  if (before.has_outer()) {
+absl::StatusOr<RoundUpdate> ShardStore::OpenUpdate(const ApplyPlan& plan, const v1::Apply& before) {
+  RoundUpdate update;
+  if (plan.order.has_outer()) update.outer.emplace(plan.order.outer(), plan.round);
+  if (plan.order.has_down()) update.down = CodecOf(plan.order.down());
+  const OuterMeta meta{plan.round, plan.span.begin, plan.span.end,
+                       static_cast<uint64_t>(update.number_of_states())};
+  if (HasStates(before)) {
     CADRE_ASSIGN_OR_RETURN(
-        outer.before, BlockFile::Open(files_, OuterPath(plan.run, plan.round - 1), Access::kRead));
+        std::unique_ptr<BlockFile> file,
+        BlockFile::Open(files_, OuterPath(plan.run, plan.round - 1), Access::kRead));
     OuterMeta same = meta;
     same.version = plan.round - 1;
-    if (!absl::StartsWith(outer.before->head().meta,
+    if (!absl::StartsWith(file->head().meta,
                           absl::string_view(reinterpret_cast<const char*>(&same), sizeof(same)))) {
       return absl::DataLossError(absl::StrCat(
-          outer.before->path(), ": does not contain the outer states of version ", plan.round - 1));
+          file->path(), ": does not contain the outer states of version ", plan.round - 1));
     }
+    const int64_t elements = static_cast<int64_t>(meta.states) * plan.span.size();
+    update.before = std::make_unique<VersionReader>(std::move(file), Interval{0, elements});
   }
+  const auto create = [&](const std::string& path,
+                          std::string head) -> absl::StatusOr<std::unique_ptr<BlockWriter>> {
+    CADRE_ASSIGN_OR_RETURN(
+        std::unique_ptr<BlockFile> file,
+        BlockFile::Create(files_, absl::StrCat(path, ".new"), {std::move(head), kBlockBytes, 0}));
+    return std::make_unique<BlockWriter>(std::move(file));
+  };
   CADRE_ASSIGN_OR_RETURN(
-      outer.after,
-      BlockFile::Create(
-          files_, absl::StrCat(OuterPath(plan.run, plan.round), ".new"),
-          {EncodeMeta(meta, v1::OuterSums()),
-           static_cast<uint32_t>(states * kBlockElements * int64_t{sizeof(float)}),
-           static_cast<uint64_t>(states * plan.span.size() * int64_t{sizeof(float)})}));
-  return outer;
+      update.states, create(OuterPath(plan.run, plan.round), EncodeMeta(meta, v1::OuterSums())));
+  if (update.down) {
+    CADRE_ASSIGN_OR_RETURN(update.frame,
+                           create(FramePath(plan.run, plan.round), EncodeMeta(FrameMeta())));
+  }
+  return update;
 }
 
-absl::Status ShardStore::FinishOuter(const ApplyPlan& plan, OuterRound& outer) {
+absl::Status ShardStore::FinishUpdate(const ApplyPlan& plan, RoundUpdate& update) {
   const OuterMeta meta{plan.round, plan.span.begin, plan.span.end,
-                       static_cast<uint64_t>(outer.update.states())};
-  CADRE_RETURN_IF_ERROR(outer.after->RewriteMeta(EncodeMeta(meta, outer.update.sums())));
-  CADRE_RETURN_IF_ERROR(outer.after->Sync());
-  return files_.Rename(outer.after->path(), OuterPath(plan.run, plan.round));
+                       static_cast<uint64_t>(update.number_of_states())};
+  const v1::OuterSums sums = update.outer ? update.outer->sums() : v1::OuterSums();
+  CADRE_RETURN_IF_ERROR(update.states->Finish(EncodeMeta(meta, sums)));
+  CADRE_RETURN_IF_ERROR(files_.Rename(update.states->path(), OuterPath(plan.run, plan.round)));
+  if (update.frame == nullptr) return absl::OkStatus();
+  FrameMeta frame{plan.round, plan.span.begin, plan.span.end, 0};
+  for (const uint16_t words : update.words) frame.elements += words;
+  // The last element may have half a number.
+  std::vector<uint16_t> words = update.words;
+  words.resize((words.size() + 1) / 2 * 2);
+  CADRE_RETURN_IF_ERROR(update.frame->Append(absl::string_view(
+      reinterpret_cast<const char*>(words.data()), words.size() * sizeof(uint16_t))));
+  CADRE_RETURN_IF_ERROR(update.frame->Finish(EncodeMeta(frame)));
+  return files_.Rename(update.frame->path(), FramePath(plan.run, plan.round));
+}
+
+absl::StatusOr<StoredFrame> ShardStore::OpenFrame(const std::string& run, uint32_t version,
+                                                  const ExchangeUnits& units,
+                                                  Interval positions) const {
+  CADRE_ASSIGN_OR_RETURN(std::unique_ptr<BlockFile> file,
+                         BlockFile::Open(files_, FramePath(run, version), Access::kRead));
+  FrameMeta meta;
+  const std::string& bytes = file->head().meta;
+  if (bytes.size() == sizeof(meta)) std::memcpy(&meta, bytes.data(), sizeof(meta));
+  const Interval span{meta.begin, meta.end};
+  if (meta.version != version || positions.begin < span.begin || positions.end > span.end) {
+    return absl::DataLossError(absl::StrCat(file->path(), ": does not contain the frame"));
+  }
+  const int64_t elements = static_cast<int64_t>(file->head().data_bytes / sizeof(float));
+  const std::string path = file->path();
+  auto reader = std::make_unique<VersionReader>(std::move(file), Interval{0, elements});
+  std::vector<uint16_t> words(units.In(span).size());
+  words.resize((words.size() + 1) / 2 * 2);
+  if (elements < static_cast<int64_t>(meta.elements + words.size() / 2)) {
+    return absl::DataLossError(absl::StrCat(path, ": is too short"));
+  }
+  CADRE_RETURN_IF_ERROR(
+      reader->Read(static_cast<int64_t>(meta.elements),
+                   {reinterpret_cast<char*>(words.data()), words.size() * sizeof(uint16_t)}));
+  const auto sum = [&](Interval part) {
+    return std::accumulate(words.begin(), words.begin() + std::ssize(units.In(part)), int64_t{0});
+  };
+  const int64_t begin = sum({span.begin, positions.begin});
+  const int64_t end = sum({span.begin, positions.end});
+  return StoredFrame{std::move(reader), {begin, end}};
 }
 
 absl::StatusOr<v1::OuterSums> ShardStore::CheckOuter(const std::string& path, uint32_t version,
@@ -581,11 +660,13 @@ absl::StatusOr<std::unique_ptr<VersionReader>> ShardStore::OpenVersion(const std
 void ShardStore::RemoveVersion(const std::string& run, uint32_t version) {
   RemoveFile(VersionPath(run, version));
   RemoveFile(OuterPath(run, version));
+  RemoveFile(FramePath(run, version));
 }
 
 void ShardStore::DiscardVersion(const std::string& run, uint32_t version) {
   Quarantine(VersionPath(run, version), "it is restored from values that the groups hold");
   RemoveFile(OuterPath(run, version));
+  RemoveFile(FramePath(run, version));
 }
 
 // --- Contributions

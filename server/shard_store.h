@@ -9,6 +9,9 @@
 //   <data_dir>/<run>/outer-<v>             states of the outer optimizer at version v (a block
 //   file),
 //                                          if an outer update made it
+//   <data_dir>/<run>/frame-<v>             the code of the change from version v - 1 to v, if the
+//   run
+//                                          has one; without it, the version is pulled
 //   <data_dir>/<run>/stage-<round>-<group>-<generation>-<rank>
 //                                          a contribution; the blocks are its chunks. Of a seed
 //                                          (ledger.h) the name ends in -seed
@@ -44,6 +47,12 @@
 #include "server/round_mean.h"
 
 namespace cadre {
+
+// A part of a frame: elements of 4 bytes.
+struct StoredFrame {
+  std::unique_ptr<VersionReader> reader;
+  Interval elements;
+};
 
 class ShardStore {
  public:
@@ -109,6 +118,10 @@ class ShardStore {
   absl::StatusOr<std::unique_ptr<VersionReader>> OpenVersion(const std::string& run,
                                                              uint32_t version,
                                                              v1::Apply* order = nullptr) const;
+  // The part of a version's frame for these positions. Requires: borders of units. Errors: NotFound
+  // if there is none, DataLoss if it is damaged.
+  absl::StatusOr<StoredFrame> OpenFrame(const std::string& run, uint32_t version,
+                                        const ExchangeUnits& units, Interval positions) const;
   void RemoveVersion(const std::string& run, uint32_t version);
   // Renames it as a damaged version.
   void DiscardVersion(const std::string& run, uint32_t version);
@@ -143,19 +156,20 @@ class ShardStore {
   absl::StatusOr<FoundRun> LoadRunFile(const std::string& run);
   std::string VersionPath(const std::string& run, uint32_t version) const;
   std::string OuterPath(const std::string& run, uint32_t version) const;
+  std::string FramePath(const std::string& run, uint32_t version) const;
   std::string ContributionPath(const ContributionKey& key) const;
   absl::StatusOr<FoundRun> LoadRun(const std::string& run);
   void LoadFile(const std::string& folder, const std::string& name, FoundRun* found);
-  // `order` made the version; empty for version 0. `finish` is called after all values are
-  // produced, and returns the statistics, apart from the digest.
+  // `order` made the version; empty for version 0. `units`: null if the run has none. `finish` is
+  // called after all values are produced, and returns the statistics, apart from the digest.
   absl::StatusOr<VersionStats> WriteVersion(
-      const std::string& run, const v1::Apply& order, Interval span, const Fill& produce,
-      const std::function<absl::StatusOr<VersionStats>()>& finish);
-  // Prepares the outer update of the plan's round: opens the states of the version before, and
-  // creates a temporary file for the new ones.
-  absl::StatusOr<OuterRound> OpenOuter(const ApplyPlan& plan, const v1::Apply& before);
-  // Makes the new states durable.
-  absl::Status FinishOuter(const ApplyPlan& plan, OuterRound& outer);
+      const std::string& run, const v1::Apply& order, Interval span, const ExchangeUnits* units,
+      const Fill& produce, const std::function<absl::StatusOr<VersionStats>()>& finish);
+  // Prepares what the plan's round does beyond averaging: opens the states of the version before,
+  // and creates temporary files.
+  absl::StatusOr<RoundUpdate> OpenUpdate(const ApplyPlan& plan, const v1::Apply& before);
+  // Makes the new states durable, and the frame.
+  absl::Status FinishUpdate(const ApplyPlan& plan, RoundUpdate& update);
   // Checks the states of a version that an outer update made; their blocks only if `verify`.
   absl::StatusOr<v1::OuterSums> CheckOuter(const std::string& path, uint32_t version, bool verify);
 

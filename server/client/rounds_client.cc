@@ -131,10 +131,14 @@ absl::Status CopyChunk(const v1::Chunk& chunk, std::span<float> rest) {
   return absl::OkStatus();
 }
 
-// `rest` are the elements that are still missing.
+// Receives the number of elements of a frame, and returns those that are still missing.
+using OnFrameSize = std::function<absl::StatusOr<std::span<float>>(uint64_t elements)>;
+
+// `rest` are the elements that are still missing; those of a frame are unknown before its size is.
 Transfer::Action PullOnce(v1::Rounds::Stub& stub, grpc::ClientContext& context,
                           const v1::PullRequest& request, std::span<float> rest,
-                          const EventHandler& handle, Traffic* traffic) {
+                          const EventHandler& handle, Traffic* traffic,
+                          OnFrameSize on_size = nullptr) {
   traffic->message_sent += request.ByteSizeLong();
   const std::unique_ptr<grpc::ClientReader<v1::PullReply>> stream = stub.Pull(&context, request);
   v1::PullReply reply;
@@ -144,6 +148,15 @@ Transfer::Action PullOnce(v1::Rounds::Stub& stub, grpc::ClientContext& context,
     const size_t bytes = reply.chunk().data().size();
     traffic->message_received += reply.ByteSizeLong();
     traffic->payload_received += bytes;
+    if (on_size) {
+      const absl::StatusOr<std::span<float>> missing =
+          std::exchange(on_size, nullptr)(reply.frame_elements());
+      if (!missing.ok()) {
+        return BreakOff(context, *stream, handle(Transfer::Ended{missing.status()}));
+      }
+      rest = *missing;
+      handle(Transfer::Opened{.elements = reply.frame_elements()});
+    }
     const absl::Status copied = CopyChunk(reply.chunk(), rest);
     if (!copied.ok()) return BreakOff(context, *stream, handle(Transfer::Ended{copied}));
     rest = rest.subspan(bytes / sizeof(float));
@@ -175,10 +188,14 @@ RoundsClient::RoundsClient(AddressSource address, TransferOptions options,
 absl::Status RoundsClient::Stage(const v1::ContributionHeader& header,
                                  std::span<const float> values, Traffic* traffic,
                                  std::stop_token stop) {
-  CADRE_RETURN_IF_ERROR(CheckSize(header.ranges(), values.size()));
   v1::ContributionHeader filled = header;
   filled.set_protocol(kProtocol);
-  filled.set_codec(v1::CODEC_FP32);
+  if (header.codec() == v1::CODEC_UNSPECIFIED || header.codec() == v1::CODEC_FP32) {
+    CADRE_RETURN_IF_ERROR(CheckSize(header.ranges(), values.size()));
+    filled.set_codec(v1::CODEC_FP32);
+  } else {
+    filled.set_frame_elements(values.size());
+  }
   if (filled.chunk_elements() == 0) filled.set_chunk_elements(kChunkElements);
   Call call{Transfer(Transfer::Direction::kStage, values.size(), filled.chunk_elements(), options_,
                      clock_.Now())};
@@ -204,6 +221,31 @@ absl::Status RoundsClient::Pull(const v1::PullRequest& request, std::span<float>
                *filled.mutable_ranges() = Skip(request.ranges(), done);
                Sign(key_, NewIdentity(), filled);
                return PullOnce(stub, context, filled, out.subspan(done), handle, traffic);
+             });
+}
+
+absl::Status RoundsClient::PullFrame(const v1::PullRequest& request, uint64_t max_elements,
+                                     std::vector<float>* frame, Traffic* traffic,
+                                     std::stop_token stop) {
+  v1::PullRequest filled = request;
+  filled.set_protocol(kProtocol);
+  if (filled.chunk_elements() == 0) filled.set_chunk_elements(kChunkElements);
+  frame->clear();
+  Call call{Transfer(Transfer::Direction::kPull, max_elements, filled.chunk_elements(), options_,
+                     clock_.Now())};
+  const auto on_size = [&](uint64_t elements) -> absl::StatusOr<std::span<float>> {
+    const uint64_t done = call.transfer.done();
+    if (elements > max_elements || (done > 0 && elements != frame->size())) {
+      return absl::InternalError(absl::StrCat("the frame has ", elements, " elements"));
+    }
+    frame->resize(elements);
+    return std::span(*frame).subspan(done);
+  };
+  return Run(call, std::move(stop),
+             [&](v1::Rounds::Stub& stub, grpc::ClientContext& context, const EventHandler& handle) {
+               filled.set_frame_from(call.transfer.done());
+               Sign(key_, NewIdentity(), filled);
+               return PullOnce(stub, context, filled, {}, handle, traffic, on_size);
              });
 }
 

@@ -30,6 +30,7 @@
 #include <span>
 #include <stop_token>
 #include <string>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
@@ -70,10 +71,10 @@ class RoundsClient {
   RoundsClient(const RoundsClient&) = delete;
   RoundsClient& operator=(const RoundsClient&) = delete;
 
-  // Stages `values`, which are in the order of header.ranges. Returns OK once they are durable at
-  // the shard. A contribution may be staged again with the same values. The client fills in the
-  // header's protocol, codec and proof and, if it is 0, chunk_elements. A request to stop ends
-  // this call alone, with Cancelled.
+  // Stages `values`, which are in the order of header.ranges, or a frame of them if the header has
+  // a codec. Returns OK once they are durable at the shard. A contribution may be staged again with
+  // the same values. The client fills in the header's protocol, codec, frame_elements and proof
+  // and, if it is 0, chunk_elements. A request to stop ends this call alone, with Cancelled.
   absl::Status Stage(const v1::ContributionHeader& header, std::span<const float> values,
                      Traffic* traffic, std::stop_token stop = {}) ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -81,6 +82,12 @@ class RoundsClient {
   // client fills in the request's protocol and proof and, if it is 0, chunk_elements.
   absl::Status Pull(const v1::PullRequest& request, std::span<float> out, Traffic* traffic,
                     std::stop_token stop = {}) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // Reads the frame of request.version for request.ranges into `frame`, at most `max_elements`.
+  // FailedPrecondition if there is none.
+  absl::Status PullFrame(const v1::PullRequest& request, uint64_t max_elements,
+                         std::vector<float>* frame, Traffic* traffic, std::stop_token stop = {})
+      ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Ends all current and later calls with Cancelled. Does not wait for them.
   void Cancel() { cancel_.request_stop(); }

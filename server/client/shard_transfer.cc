@@ -55,6 +55,7 @@ ShardTransfer::Action ShardTransfer::Handle(const Event& event, absl::Time now) 
 }
 
 ShardTransfer::Action ShardTransfer::On(const Opened& opened, absl::Time /*now*/) {
+  elements_ = opened.elements.value_or(elements_);
   if (direction_ == Direction::kPull) return Receive{};
   next_ = opened.next_chunk;
   // The shard has fewer chunks than before if it was replaced.

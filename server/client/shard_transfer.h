@@ -40,9 +40,11 @@ class ShardTransfer {
   // ---- Events
   // The transfer begins, or a wait is over.
   struct Ready {};
-  // The attempt is open. Stage: the shard has the chunks before `next_chunk`.
+  // The attempt is open. Stage: the shard has the chunks before `next_chunk`. Pull: the number of
+  // elements, if the shard has announced it.
   struct Opened {
     uint32_t next_chunk = 0;
+    std::optional<uint64_t> elements = std::nullopt;
   };
   // The requested chunk was written.
   struct Sent {};
@@ -104,7 +106,7 @@ class ShardTransfer {
   void Advance(absl::Time now) { silent_at_ = now + silence_; }
 
   const Direction direction_;
-  const uint64_t elements_;
+  uint64_t elements_;
   const uint32_t chunk_elements_;
   const absl::Duration silence_;
   Backoff backoff_;

@@ -61,7 +61,8 @@ TEST_F(BlockFileTest, BlocksInAnyOrder) {
 }
 
 TEST_F(BlockFileTest, MetaIsReplacedInPlace) {
-  Write(3)->RewriteMeta("META").IgnoreError();
+  const std::unique_ptr<BlockFile> file = Write(3);
+  file->RewriteHead("META", file->head().data_bytes).IgnoreError();
   EXPECT_EQ(Reopen()->head().meta, "META");
   EXPECT_TRUE(Reopen()->Verify().ok());
 }

@@ -147,8 +147,10 @@ RankProtocol::Actions RankProtocol::On(const Decided& decided) {
 }
 
 RankProtocol::Action RankProtocol::PullDecided() const {
-  return Pull{
-      .version = decision_.version(), .step = decision_.step(), .digest = decision_.digest()};
+  return Pull{.version = decision_.version(),
+              .step = decision_.step(),
+              .digest = decision_.digest(),
+              .included = decision_.included()};
 }
 
 RankProtocol::Actions RankProtocol::On(const Pulled& pulled) {

@@ -114,6 +114,8 @@ class RankProtocol {
     uint32_t version = 0;
     uint32_t step = 0;
     uint64_t digest = 0;
+    // Whether the version includes the group's last contribution.
+    bool included = false;
   };
   // Gather the weights. A run that does not average loads the checkpoint from which it starts, if
   // any. The event is Kept.

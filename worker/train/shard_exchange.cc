@@ -25,6 +25,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstring>
 #include <thread>
 #include <utility>
 
@@ -32,6 +33,8 @@
 #include "base/secret_key.h"
 #include "base/status.h"
 #include "glog/logging.h"
+#include "model/coding.h"
+#include "server/client/frame.h"
 #include "server/client/refusal.h"
 #include "server/client/shard_span.h"
 
@@ -55,20 +58,26 @@ void CopyFrom(const std::vector<Owned>& parts, std::vector<float>* values) {
 }  // namespace
 
 ShardExchange::ShardExchange(const v1::Assignment& assignment, const ParameterIndex& index,
-                             std::span<const Owned> owned, GroupControl& control,
-                             Cancellation& cancellation, TrainerProgress& progress,
-                             absl::Duration silence, Credentials credentials)
+                             const ExchangeUnits* units, std::span<const Owned> owned,
+                             GroupControl& control, Cancellation& cancellation,
+                             TrainerProgress& progress, absl::Duration silence,
+                             Credentials credentials)
     : rank_slot_(assignment.place()),
       lineage_(assignment.lineage()),
       index_(index),
+      units_(units),
+      up_(CodingOf(assignment.spec().averaging().up())),
+      down_(CodingOf(assignment.spec().averaging().down())),
       control_(control) {
   const uint32_t shards = assignment.shards_size();
   // The group could not have connected with a key of another size.
   const SecretKey key = ParseSecretKey(assignment.key()).value_or(SecretKey{});
   for (uint32_t id = 0; id < shards; ++id) {
+    const bool copies = assignment.spec().averaging().has_outer() || units != nullptr;
     Shard shard{.id = id,
-                .positions = ShardSpan(index.size(), id, shards),
-                .held = HeldValues(/*copies=*/assignment.spec().averaging().has_outer())};
+                .positions = units != nullptr ? units->PartOf(id, shards)
+                                              : ShardSpan(index.size(), id, shards),
+                .held = HeldValues(copies)};
     shard.parts = PartsIn(shard.positions, owned);
     shard.client = std::make_unique<RoundsClient>(
         [&control, id] { return control.ShardAddress(id); },
@@ -146,8 +155,9 @@ absl::Status ShardExchange::Stage(uint32_t round, uint64_t samples, Traffic* tra
           absl::MutexLock lock(&mutex_);
           shard.held.BeginStage();
         }
-        CopyFrom(shard.parts, &shard.staging);
+        CADRE_RETURN_IF_ERROR(FillContribution(shard, &shard.staging));
         v1::ContributionHeader header = HeaderOf(shard, round, samples);
+        if (up_) header.set_codec(up_->codec());
         CADRE_RETURN_IF_ERROR(shard.client->Stage(header, shard.staging, &shard.traffic, stop));
         absl::MutexLock lock(&mutex_);
         shard.held.EndStage(round);
@@ -165,7 +175,6 @@ absl::Status ShardExchange::Pull(uint32_t version, Traffic* traffic) {
           absl::MutexLock lock(&mutex_);
           shard.held.BeginPull();
         }
-        shard.staging.resize(ElementsOf(shard.parts));
         v1::PullRequest request;
         request.set_run(rank_slot_.run());
         request.set_lineage(lineage_);
@@ -173,19 +182,100 @@ absl::Status ShardExchange::Pull(uint32_t version, Traffic* traffic) {
         request.set_group(rank_slot_.group());
         request.set_generation(rank_slot_.generation());
         FillRanges(shard.parts, request);
-        CADRE_RETURN_IF_ERROR(shard.client->Pull(request, shard.staging, &shard.traffic, stop));
+        CADRE_RETURN_IF_ERROR(PullInto(shard, request, stop));
         absl::MutexLock lock(&mutex_);
         shard.held.EndPull(version);
+        shard.pulled = version;
         return absl::OkStatus();
       },
       traffic);
 }
 
-void ShardExchange::Adopt() {
+std::span<const ExchangeUnit> ShardExchange::UnitsOf(const Shard& shard) const {
+  return units_->In({shard.parts.front().positions.begin, shard.parts.back().positions.end});
+}
+
+absl::Status ShardExchange::FillContribution(Shard& shard, std::vector<float>* contribution) const {
+  if (!up_) {
+    CopyFrom(shard.parts, contribution);
+    return absl::OkStatus();
+  }
+  CHECK_EQ(shard.version.size(), static_cast<size_t>(ElementsOf(shard.parts)));
+  CopyFrom(shard.parts, &shard.change);
+  shard.carried.resize(shard.change.size());
+  const std::span<const ExchangeUnit> units = UnitsOf(shard);
+  const int64_t first = units.front().positions.begin;
+  const float feedback = up_->error_feedback();
+  for (const ExchangeUnit& unit : units) {
+    if (unit.kind == ExchangeUnit::Kind::kStatistic) continue;
+    for (int64_t i = unit.positions.begin - first; i < unit.positions.end - first; ++i) {
+      shard.change[i] = (shard.change[i] - shard.version[i]) + feedback * shard.carried[i];
+    }
+  }
+  std::string frame;
+  const Codec codec = CodecOf(*up_);
+  CADRE_RETURN_IF_ERROR(EncodeFrame(units, codec, shard.change, &frame));
+  contribution->resize(frame.size() / sizeof(float));
+  std::memcpy(contribution->data(), frame.data(), frame.size());
+  CADRE_RETURN_IF_ERROR(DecodeFrame(units, codec, frame, &shard.left_out));
+  for (const ExchangeUnit& unit : units) {
+    const bool statistic = unit.kind == ExchangeUnit::Kind::kStatistic;
+    for (int64_t i = unit.positions.begin - first; i < unit.positions.end - first; ++i) {
+      shard.left_out[i] = statistic ? 0 : shard.change[i] - shard.left_out[i];
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ShardExchange::PullInto(Shard& shard, const v1::PullRequest& request,
+                                     std::stop_token stop) const {
+  const bool has_before = shard.version_number + 1 == request.version() && !shard.version.empty();
+  if (down_ && has_before) {
+    const absl::Status pulled = PullFrameInto(shard, request, stop);
+    // Otherwise there is no such frame.
+    if (!absl::IsFailedPrecondition(pulled)) return pulled;
+  }
+  shard.staging.resize(ElementsOf(shard.parts));
+  return shard.client->Pull(request, shard.staging, &shard.traffic, std::move(stop));
+}
+
+absl::Status ShardExchange::PullFrameInto(Shard& shard, const v1::PullRequest& request,
+                                          std::stop_token stop) const {
+  const std::span<const ExchangeUnit> units = UnitsOf(shard);
+  const Codec codec = CodecOf(*down_);
+  std::vector<float> elements;
+  CADRE_RETURN_IF_ERROR(shard.client->PullFrame(request, MaxFrameWords(units, codec), &elements,
+                                                &shard.traffic, std::move(stop)));
+  const std::string frame(reinterpret_cast<const char*>(elements.data()),
+                          elements.size() * sizeof(float));
+  if (const absl::Status decoded = DecodeFrame(units, codec, frame, &shard.staging);
+      !decoded.ok()) {
+    return absl::DataLossError(decoded.message());
+  }
+  const int64_t first = units.front().positions.begin;
+  for (const ExchangeUnit& unit : units) {
+    if (unit.kind == ExchangeUnit::Kind::kStatistic) continue;
+    for (int64_t i = unit.positions.begin - first; i < unit.positions.end - first; ++i) {
+      shard.staging[i] = shard.version[i] + shard.staging[i];
+    }
+  }
+  return absl::OkStatus();
+}
+
+void ShardExchange::AdoptInitial() {
+  absl::MutexLock lock(&mutex_);
+  for (Shard& shard : shards_) {
+    if (shard.held.copies()) CopyFrom(shard.parts, &shard.version);
+  }
+}
+
+void ShardExchange::Adopt(bool included) {
   absl::MutexLock lock(&mutex_);
   for (Shard& shard : shards_) {
     shard.held.Adopt();
     if (shard.held.copies()) shard.version = shard.staging;
+    shard.version_number = shard.pulled;
+    if (up_) shard.carried.swap(included ? shard.left_out : shard.change);
     const float* from = shard.staging.data();
     for (const Owned& part : shard.parts) {
       std::copy_n(from, part.values.size(), part.values.begin());
@@ -237,7 +327,7 @@ absl::Status ShardExchange::StageAgain(const v1::Restage& restage) {
         values = shard.staging;
         break;
       case HeldValues::Place::kReplica:
-        CopyFrom(shard.parts, &values);
+        CADRE_RETURN_IF_ERROR(FillContribution(shard, &values));
         break;
       case HeldValues::Place::kCopy:
         values = shard.version;

@@ -4,6 +4,13 @@
 // at a shard that has lost its files when the coordinator requests it (v1::Restage), on a thread of
 // its own.
 //
+// In a run with coded contributions or versions (run.proto, Coding), the owned values must be one
+// interval of whole units (worker/train/regroup.h). A contribution is then a frame of the change
+// since the version that the rank has adopted, plus what earlier frames have left out (error
+// feedback): if the round includes the contribution, what this frame leaves out is kept for the
+// next one, otherwise the whole change. A version is pulled as a frame of its difference to the one
+// before, if the rank has that.
+//
 // Borrows `control`, `index`, the owned values, `cancellation` and `progress`, which advances with
 // every chunk. Thread-compatible.
 #pragma once
@@ -12,6 +19,7 @@
 #include <functional>
 #include <future>
 #include <memory>
+#include <optional>
 #include <set>
 #include <span>
 #include <stop_token>
@@ -24,6 +32,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "base/rpc/credentials.h"
+#include "model/exchange_units.h"
 #include "model/parameter_index.h"
 #include "proto/cadre/v1/membership.pb.h"
 #include "server/client/rounds_client.h"
@@ -37,9 +46,10 @@ namespace cadre {
 
 class ShardExchange {
  public:
+  // `units`: null unless contributions or versions are coded; borrowed.
   ShardExchange(const v1::Assignment& assignment, const ParameterIndex& index,
-                std::span<const Owned> owned, GroupControl& control, Cancellation& cancellation,
-                TrainerProgress& progress, absl::Duration silence,
+                const ExchangeUnits* units, std::span<const Owned> owned, GroupControl& control,
+                Cancellation& cancellation, TrainerProgress& progress, absl::Duration silence,
                 Credentials credentials = Credentials::Insecure());
   ShardExchange(const ShardExchange&) = delete;
   ShardExchange& operator=(const ShardExchange&) = delete;
@@ -55,9 +65,12 @@ class ShardExchange {
 
   // Receives this rank's part of `version`. The owned values do not change.
   absl::Status Pull(uint32_t version, Traffic* traffic) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Overwrites the owned values with what was pulled. Requires: all ranks of the group have pulled,
-  // so that they hold what they have staged until the whole group holds the version.
-  void Adopt() ABSL_LOCKS_EXCLUDED(mutex_);
+  // Overwrites the owned values with what was pulled. `included`: whether the version includes the
+  // rank's last contribution. Requires: all ranks of the group have pulled, so that they hold what
+  // they have staged until the whole group holds the version.
+  void Adopt(bool included) ABSL_LOCKS_EXCLUDED(mutex_);
+  // The owned values are those of version 0, which is not pulled.
+  void AdoptInitial() ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
   struct Shard {
@@ -70,8 +83,16 @@ class ShardExchange {
     std::unique_ptr<RoundsClient> client;
     // Values of all parts. Read only while `held` names it.
     std::vector<float> staging;
-    // Copy of the version that was adopted last, if `held` requires it.
+    // Copy of the version that was adopted last, if `held` requires it, and its number.
     std::vector<float> version;
+    uint32_t version_number = 0;
+    // The version in the staging buffer.
+    uint32_t pulled = 0;
+    // Coded contributions: what earlier frames have left out; the change that was staged last; and
+    // what its frame leaves out. Empty: zeros.
+    std::vector<float> carried;
+    std::vector<float> change;
+    std::vector<float> left_out;
     Traffic traffic;
     // Guarded by mutex_.
     HeldValues held;
@@ -84,6 +105,14 @@ class ShardExchange {
   template <typename Message>
   void FillRanges(const std::vector<Owned>& parts, Message& message) const;
   v1::ContributionHeader HeaderOf(const Shard& shard, uint32_t round, uint64_t samples) const;
+  // The units of the shard's parts.
+  std::span<const ExchangeUnit> UnitsOf(const Shard& shard) const;
+  // Fills `contribution` with what a contribution of the owned values transfers. Errors: those of
+  // the codec.
+  absl::Status FillContribution(Shard& shard, std::vector<float>* contribution) const;
+  absl::Status PullInto(Shard& shard, const v1::PullRequest& request, std::stop_token stop) const;
+  absl::Status PullFrameInto(Shard& shard, const v1::PullRequest& request,
+                             std::stop_token stop) const;
 
   // On the membership thread; does not block.
   void OnRestage(const v1::Restage& restage) ABSL_LOCKS_EXCLUDED(restages_mutex_);
@@ -92,6 +121,10 @@ class ShardExchange {
   const v1::RankSlot rank_slot_;
   const std::string lineage_;
   const ParameterIndex& index_;
+  const ExchangeUnits* const units_;
+  // Nothing for values in fp32.
+  const std::optional<v1::Coding> up_;
+  const std::optional<v1::Coding> down_;
   GroupControl& control_;
   std::vector<Shard> shards_;
   // The following must end before the clients are destroyed.

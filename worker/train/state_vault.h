@@ -8,10 +8,10 @@
 // round was closed, or else from the version before it. So the vault holds at most two snapshots:
 // twice the rank's optimizer states, and what leaving ranks have handed over.
 //
-// In the next generation the ranks may be others, and own other slices. They exchange what they hold
-// for the version that they start from or, if the other groups have gone on without theirs, for the
-// newest one before it, as a group that is late keeps its states. Positions that no rank holds are
-// zero.
+// In the next generation the ranks may be others, and own other slices. They exchange what they
+// hold for the version that they start from or, if the other groups have gone on without theirs,
+// for the newest one before it, as a group that is late keeps its states. Positions that no rank
+// holds are zero.
 //
 // Outlives generations; used by the training thread. Thread-compatible.
 #pragma once

@@ -46,7 +46,9 @@
 #include "base/status.h"
 #include "base/trace.h"
 #include "glog/logging.h"
+#include "model/coding.h"
 #include "model/data_position.h"
+#include "model/exchange_units.h"
 #include "plan/memory.h"
 #include "proto/enum_text.h"
 #include "server/client/refusal.h"
@@ -58,6 +60,7 @@
 #include "worker/train/batches.h"
 #include "worker/train/group_plan.h"
 #include "worker/train/rank_protocol.h"
+#include "worker/train/regroup.h"
 #include "worker/train/replica.h"
 #include "worker/train/run_checkpoints.h"
 #include "worker/train/shard_exchange.h"
@@ -194,23 +197,46 @@ class Trainer {
                                            [this] { return measurer_->Pause(); });
     checkpoints_ = std::make_unique<RunCheckpoints>(assignment_, *replica_, counters_, progress_,
                                                     options_.checkpoint_files);
-    exchange_ = std::make_unique<ShardExchange>(assignment_, replica_->index(), replica_->owned(),
-                                                control_, cancellation_, progress_,
-                                                options_.exchange_silence, options_.credentials);
+    CADRE_RETURN_IF_ERROR(MakeExchange());
     // A lack of pinned memory is reported now, and not at the first boundary.
     if (KeepsStates()) replica_->slices().MakeStateMirrors();
     return kernels_.device().status();
   }
 
+  // A collective.
+  absl::Status MakeExchange() {
+    const v1::Averaging& averaging = spec_.averaging();
+    std::span<const Owned> exchanged = replica_->owned();
+    if (CodingOf(averaging.up()) || CodingOf(averaging.down())) {
+      units_.emplace(replica_->index());
+      const Interval part = units_->PartOf(rank_slot_.rank(), replica_->comms().All().size());
+      part_values_.resize(part.size());
+      part_ = {part, part_values_};
+      CADRE_ASSIGN_OR_RETURN(regroup_,
+                             Regroup::Make(replica_->owned(), part, replica_->comms().All()));
+      exchanged = std::span(&part_, 1);
+    }
+    exchange_ = std::make_unique<ShardExchange>(
+        assignment_, replica_->index(), units_ ? &*units_ : nullptr, exchanged, control_,
+        cancellation_, progress_, options_.exchange_silence, options_.credentials);
+    return absl::OkStatus();
+  }
+
+  // A collective. The fetched weights become those that are exchanged.
+  absl::Status GatherPart() {
+    return regroup_ ? regroup_->ToPart(replica_->owned(), part_values_) : absl::OkStatus();
+  }
+
   // Overwrites this rank's part of the replica.
-  absl::Status Pull(uint32_t version, Traffic* traffic) {
+  absl::Status Pull(uint32_t version, bool included, Traffic* traffic) {
     // No operation may still use the weights that are overwritten.
     CADRE_RETURN_IF_ERROR(replica_->AwaitOperations());
     CADRE_RETURN_IF_ERROR(Blame(v1::FAILURE_CAUSE_AGGREGATOR, exchange_->Pull(version, traffic)));
     progress_.Advance();
     // After this barrier every rank has pulled.
     CADRE_RETURN_IF_ERROR(replica_->comms().All().Barrier());
-    exchange_->Adopt();
+    exchange_->Adopt(included);
+    if (regroup_) CADRE_RETURN_IF_ERROR(regroup_->FromPart(part_values_, replica_->owned()));
     CADRE_RETURN_IF_ERROR(replica_->StoreOwned());
     counters_.Add("pulled_payload_bytes", traffic->payload_received);
     counters_.Add("pulled_message_bytes", traffic->message_received);
@@ -396,6 +422,7 @@ class Trainer {
     if (exchange_->has_shards()) {
       CADRE_RETURN_IF_ERROR(replica_->FetchOwned(/*states=*/KeepsStates()));
       if (KeepsStates()) options_.states->Keep(stage.round, States());
+      CADRE_RETURN_IF_ERROR(GatherPart());
       const absl::Status staged = exchange_->Stage(stage.round, stage.samples, &traffic);
       // If the contribution is too late, the coordinator's decision determines how to continue.
       const bool late = RefusalOf(staged) == v1::REFUSAL_CLOSED_ROUND;
@@ -524,6 +551,8 @@ class Trainer {
     CADRE_RETURN_IF_ERROR(LoadFirstCheckpoint());
     RankProtocol::Pulled result;
     CADRE_ASSIGN_OR_RETURN(result.digest, replica_->GroupDigest());
+    CADRE_RETURN_IF_ERROR(GatherPart());
+    exchange_->AdoptInitial();
     *event = result;
     return absl::OkStatus();
   }
@@ -535,7 +564,7 @@ class Trainer {
   absl::Status Do(const RankProtocol::Pull& pull, std::optional<RankProtocol::Event>* event) {
     Traffic traffic;
     progress_.Enter(v1::ACTIVITY_EXCHANGING);
-    CADRE_RETURN_IF_ERROR(Pull(pull.version, &traffic));
+    CADRE_RETURN_IF_ERROR(Pull(pull.version, pull.included, &traffic));
     RankProtocol::Pulled result;
     std::vector<bool> leaving;
     CADRE_RETURN_IF_ERROR(SumTraffic(traffic, &result, &leaving));
@@ -622,6 +651,11 @@ class Trainer {
   const SteadyClock steady_;
   std::unique_ptr<StepMeasurer> measurer_;
   std::unique_ptr<StepTracer> tracer_;
+  // Of a run with coded contributions or versions: the part of the model that this rank exchanges.
+  std::optional<ExchangeUnits> units_;
+  std::vector<float> part_values_;
+  Owned part_;
+  std::optional<Regroup> regroup_;
   std::unique_ptr<ShardExchange> exchange_;
   std::unique_ptr<RunCheckpoints> checkpoints_;
   std::unique_ptr<BatchLoader> loader_;

@@ -51,7 +51,7 @@ TEST(ShardExchange, RefusalEndsTheCallsToOtherShards) {
   TrainerProgress progress;
   std::vector<float> values(index->size());
   const std::vector<Owned> owned = {{{0, index->size()}, values}};
-  ShardExchange exchange(assignment, *index, owned, control, cancellation, progress,
+  ShardExchange exchange(assignment, *index, nullptr, owned, control, cancellation, progress,
                          absl::Minutes(2));
   const absl::Time start = absl::Now();
   // The second exchange shows that only calls in progress were cancelled.

@@ -1,0 +1,23 @@
+#include "model/coding.h"
+
+namespace cadre {
+namespace {
+
+constexpr uint32_t kKeep = 64;
+// What a sparse code leaves out waits for several rounds and is out of date by then.
+constexpr float kSparseFeedback = 0.95F;
+
+}  // namespace
+
+std::optional<v1::Coding> CodingOf(const v1::Coding& coding) {
+  if (coding.codec() == v1::CODEC_UNSPECIFIED || coding.codec() == v1::CODEC_FP32) {
+    return std::nullopt;
+  }
+  v1::Coding filled = coding;
+  const bool sparse = coding.codec() == v1::CODEC_TOPK;
+  if (sparse && filled.keep() == 0) filled.set_keep(kKeep);
+  if (!filled.has_error_feedback()) filled.set_error_feedback(sparse ? kSparseFeedback : 1);
+  return filled;
+}
+
+}  // namespace cadre

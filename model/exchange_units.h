@@ -1,0 +1,52 @@
+// The units in which groups and aggregators code differences of the model: pieces of tensors of at
+// most kUnitSize values, in parameter order. Borders depend only on the model, so every group and
+// every shard codes and decodes the same units, whatever their meshes and cuts are.
+//
+// A value; immutable and thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "model/parameter_index.h"
+#include "tensor/interval.h"
+
+namespace cadre {
+
+inline constexpr int64_t kUnitSize = 4096;
+
+struct ExchangeUnit {
+  enum class Kind {
+    // Running statistics, whose values are exchanged instead of differences: a variance must not
+    // become negative.
+    kStatistic,
+    // Tensors of one dimension (biases, scales of norms): few values on which much depends.
+    kExact,
+    kCoded,
+  };
+  Interval positions;
+  Kind kind = Kind::kCoded;
+};
+
+class ExchangeUnits {
+ public:
+  explicit ExchangeUnits(const ParameterIndex& index);
+
+  std::span<const ExchangeUnit> all() const { return units_; }
+  // The units of an interval. Requires: IsBorder of its ends.
+  std::span<const ExchangeUnit> In(Interval positions) const;
+  // Whether no unit contains both the position and the one before it.
+  bool IsBorder(int64_t position) const { return BorderAfter(position) == position; }
+  // The first border that is not before the position. Requires: position <= size of the model.
+  int64_t BorderAfter(int64_t position) const;
+  // The part `part` of `parts` of the model, cut at borders. Their sizes differ by less than two
+  // units.
+  Interval PartOf(int64_t part, int64_t parts) const;
+
+ private:
+  std::vector<ExchangeUnit> units_;
+  int64_t size_ = 0;
+};
+
+}  // namespace cadre

@@ -1,0 +1,66 @@
+// A frame: the codes of the units of an interval (model/exchange_units.h), in order, each padded to
+// a multiple of 4 bytes with zeros. Of statistics it has the values, of all others the differences
+// to a version; units that are not coded lossily are fp32.
+//
+// Thread-compatible.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "kernels/codec/codec.h"
+#include "model/exchange_units.h"
+#include "proto/cadre/v1/run.pb.h"
+
+namespace cadre {
+
+// Requires: the coding has a codec.
+Codec CodecOf(const v1::Coding& coding);
+
+// Words of 4 bytes of the largest possible frame.
+int64_t MaxFrameWords(std::span<const ExchangeUnit> units, const Codec& codec);
+
+// Appends the frame of the units to `frame` and, unless it is null, the words of each unit to
+// `words`. `values`: of all positions of the units. InvalidArgument, naming the position, for a
+// value that is not finite.
+absl::Status EncodeFrame(std::span<const ExchangeUnit> units, const Codec& codec,
+                         std::span<const float> values, std::string* frame,
+                         std::vector<uint16_t>* words = nullptr);
+
+// Decodes a whole frame; `values` gets the size of the units. Errors: those of FrameReader.
+absl::Status DecodeFrame(std::span<const ExchangeUnit> units, const Codec& codec,
+                         absl::string_view frame, std::vector<float>* values);
+
+// Decodes a frame unit by unit, with bounded memory.
+class FrameReader {
+ public:
+  // Reads bytes from `offset` of the frame on.
+  using ReadAt = std::function<absl::Status(uint64_t offset, std::span<char> bytes)>;
+
+  FrameReader(const Codec& codec, uint64_t bytes, ReadAt read)
+      : codec_(codec), bytes_(bytes), read_(std::move(read)) {}
+
+  // Decodes the next unit of the frame. Requires: values has the size of the unit. Errors:
+  // InvalidArgument, naming the position of the unit, for a malformed code; those of `read`.
+  absl::Status Next(const ExchangeUnit& unit, std::span<float> values);
+  // InvalidArgument if bytes follow the last unit.
+  absl::Status CheckEnd() const;
+
+ private:
+  absl::Status Fill(uint64_t needed);
+
+  const Codec codec_;
+  const uint64_t bytes_;
+  const ReadAt read_;
+  // Bytes of the frame before the unread ones.
+  uint64_t offset_ = 0;
+  std::string buffer_;
+  size_t begin_ = 0;
+};
+
+}  // namespace cadre
