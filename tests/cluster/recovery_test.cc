@@ -357,8 +357,19 @@ TEST_F(RecoveryTest, BackupIsRestored) {
   EXPECT_EQ(FindRun(*deleted, run_), nullptr);
 }
 
-TEST_F(RecoveryTest, AggregatorRestart) {
-  Begin(SmallSpec({.every_steps = 8, .steps = kSteps}), 2, 4);
+class AggregatorRestartTest : public RecoveryTest, public ::testing::WithParamInterface<bool> {};
+INSTANTIATE_TEST_SUITE_P(CodedOrNot, AggregatorRestartTest, ::testing::Bool());
+
+// In coded rounds, with momentum and what the codes have left out.
+TEST_P(AggregatorRestartTest, LosesNothing) {
+  v1::RunSpec spec = SmallSpec({.every_steps = 8, .steps = kSteps});
+  if (const bool coded = GetParam(); coded) {
+    v1::Averaging& averaging = *spec.mutable_averaging();
+    averaging.mutable_up()->set_codec(v1::CODEC_STAT2);
+    averaging.mutable_down()->set_codec(v1::CODEC_E3M0);
+    averaging.mutable_outer()->mutable_nesterov()->set_momentum(0.5F);
+  }
+  Begin(spec, 2, 4);
   for (int time = 0; time < 2; ++time) {
     const uint32_t version = FindRun(AwaitVersion(0), run_)->version();
     cluster_.Kill("aggregator-0");

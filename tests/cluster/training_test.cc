@@ -110,6 +110,31 @@ TEST(TrainingTest, TwoGroupsLearnAndCountBytes) {
 }
 
 // Predictions are compared with measured times; later runs have predictions from the start.
+// Two bits in both directions; the workers of a group exchange other parts than they own.
+TEST(TrainingTest, CodedRoundsSendATwelfthOfTheBytes) {
+  const SmallRun small = {.epochs = 4, .hidden = 1024};
+  Cluster cluster;
+  ASSERT_EQ(cluster.StartAll(2, 4), absl::OkStatus());
+  v1::RunSpec spec = SmallSpec(small);
+  spec.mutable_cluster()->set_keep_plan(true);
+  v1::Averaging& averaging = *spec.mutable_averaging();
+  averaging.mutable_up()->set_codec(v1::CODEC_STAT2);
+  averaging.mutable_down()->set_codec(v1::CODEC_STAT2);
+  averaging.mutable_outer()->mutable_nesterov()->set_momentum(0.5F);
+  Groups groups;
+  const auto status = Train(cluster, spec, &groups);
+  ASSERT_TRUE(status.ok()) << status.status();
+  const v1::RunStatus& run = status->runs(0);
+  EXPECT_EQ(run.rounds_committed(), 32U);
+  EXPECT_GE(run.test().accuracy(), 0.9);
+  EXPECT_EQ(Counter(*status, "refused_wrong_digest"), 0U);
+  const double values = 32.0 * 2 * 2 * static_cast<double>(SmallParameters(small)) * 4;
+  EXPECT_LT(static_cast<double>(run.payload_bytes_across_groups()), values / 12);
+  EXPECT_GT(run.traffic_factor(), 4 * 10);
+  EXPECT_GT(run.outer().correlation(), -1);
+  EXPECT_LT(run.outer().correlation(), 1);
+}
+
 TEST(TrainingTest, StatusComparesPredictions) {
   Cluster cluster;
   ASSERT_EQ(cluster.StartAll(1, 2), absl::OkStatus());

@@ -275,7 +275,9 @@ void ShardExchange::Adopt(bool included) {
     shard.held.Adopt();
     if (shard.held.copies()) shard.version = shard.staging;
     shard.version_number = shard.pulled;
-    if (up_) shard.carried.swap(included ? shard.left_out : shard.change);
+    // Without a contribution since the last version, there is no change.
+    if (!shard.change.empty()) shard.carried.swap(included ? shard.left_out : shard.change);
+    shard.change.clear();
     const float* from = shard.staging.data();
     for (const Owned& part : shard.parts) {
       std::copy_n(from, part.values.size(), part.values.begin());
