@@ -70,6 +70,8 @@ uint16_t ToBf16(float value) {
 
 float FromBf16(uint16_t value) { return std::bit_cast<float>(uint32_t{value} << 16); }
 
+constexpr uint16_t kNegativeZeroBf16 = 0x8000;
+
 bool IsFiniteBf16(uint16_t value) { return (value & 0x7F80) != 0x7F80; }
 
 void StoreU16(uint16_t value, uint8_t* to) { std::memcpy(to, &value, sizeof(value)); }
@@ -381,8 +383,9 @@ void EncodeStat2(Block x, std::string* coded) {
       count += counts[level][lane];
     }
     if (count == 0) continue;
+    levels[level] = ToBf16(static_cast<float>(sum / count));
     // A zero without sign, so that the code of zeros is unique.
-    levels[level] = ToBf16(static_cast<float>(sum / count) + 0.0F);
+    if (levels[level] == kNegativeZeroBf16) levels[level] = 0;
   }
   const bool zero = levels == std::array<uint16_t, 4>{};
   const size_t bytes = zero ? 0 : (x.size() + 3) / 4;
@@ -556,7 +559,8 @@ absl::Status DecodeTopK(const Codec& codec, absl::string_view* coded, std::span<
     if (next >= x.size()) return absl::InvalidArgumentError("an index is outside of its block");
     const uint32_t code = bits.Read(2);
     const float level = levels[code >> 1];
-    x[next++] = (code & 1) != 0 ? -level : level;
+    // The difference, so that no zero has a sign.
+    x[next++] = (code & 1) != 0 ? 0.0F - level : level;
   }
   if (!bits.ok()) return Truncated();
   if (!bits.Finish()) return absl::InvalidArgumentError("the padding is not zero");
