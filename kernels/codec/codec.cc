@@ -32,6 +32,8 @@ constexpr size_t kLanes = 8;
 
 using Block = std::span<const float>;
 
+#define CADRE_INLINE __attribute__((always_inline)) inline
+
 absl::Status Truncated() { return absl::InvalidArgumentError("the code is truncated"); }
 
 // Removes `size` bytes from the front of `coded`; null if there are fewer.
@@ -81,21 +83,32 @@ uint16_t LoadU16(const uint8_t* from) {
   return value;
 }
 
+CADRE_VECTOR_LOOP
+void RoundBf16(const float* x, int64_t n, uint8_t* to) {
+  for (int64_t i = 0; i < n; ++i) StoreU16(ToBf16(x[i]), to + 2 * i);
+}
+
+// Returns whether all values are finite.
+CADRE_VECTOR_LOOP
+bool WidenBf16(const uint8_t* from, int64_t n, float* x) {
+  uint32_t max = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    const uint32_t bits = uint32_t{LoadU16(from + 2 * i)} << 16;
+    max = std::max(max, bits & kMagnitude);
+    x[i] = std::bit_cast<float>(bits);
+  }
+  return IsFinite(max);
+}
+
 void EncodeBf16(Block x, std::string* coded) {
-  uint8_t* const to = Extend(coded, x.size() * sizeof(uint16_t));
-  for (size_t i = 0; i < x.size(); ++i) StoreU16(ToBf16(x[i]), to + i * sizeof(uint16_t));
+  RoundBf16(x.data(), std::ssize(x), Extend(coded, x.size() * sizeof(uint16_t)));
 }
 
 absl::Status DecodeBf16(absl::string_view* coded, std::span<float> x) {
   const uint8_t* const from = Take(coded, x.size() * sizeof(uint16_t));
   if (from == nullptr) return Truncated();
-  bool finite = true;
-  for (size_t i = 0; i < x.size(); ++i) {
-    const uint16_t value = LoadU16(from + i * sizeof(uint16_t));
-    finite &= IsFiniteBf16(value);
-    x[i] = FromBf16(value);
-  }
-  return finite ? absl::OkStatus() : absl::InvalidArgumentError("a value is not finite");
+  if (WidenBf16(from, std::ssize(x), x.data())) return absl::OkStatus();
+  return absl::InvalidArgumentError("a value is not finite");
 }
 
 // ---- fp32
@@ -123,7 +136,7 @@ constexpr uint32_t kMinInt8Scale = 7;
 float PowerOfTwo(uint32_t exponent) { return std::bit_cast<float>(exponent << kMantissaBits); }
 
 CADRE_VECTOR_LOOP
-void QuantizeInt8(const float* x, int64_t n, float factor, int8_t* q) {
+void QuantizeInt8(const float* __restrict x, int64_t n, float factor, int8_t* __restrict q) {
   // Adding and subtracting it rounds to the nearest integer, ties to even.
   constexpr float kRound = 0x1.8p23F;
   for (int64_t i = 0; i < n; ++i) {
@@ -132,14 +145,15 @@ void QuantizeInt8(const float* x, int64_t n, float factor, int8_t* q) {
   }
 }
 
+// Returns the largest magnitude of an integer.
 CADRE_VECTOR_LOOP
-bool DequantizeInt8(const int8_t* q, int64_t n, float scale, float* x) {
-  bool valid = true;
+uint8_t DequantizeInt8(const int8_t* __restrict q, int64_t n, float scale, float* __restrict x) {
+  uint8_t max = 0;
   for (int64_t i = 0; i < n; ++i) {
-    valid &= q[i] != -128;
-    x[i] = static_cast<float>(q[i]) * scale;
+    max = std::max(max, static_cast<uint8_t>(q[i] < 0 ? -q[i] : q[i]));
   }
-  return valid;
+  for (int64_t i = 0; i < n; ++i) x[i] = static_cast<float>(q[i]) * scale;
+  return max;
 }
 
 void EncodeInt8(Block x, std::string* coded) {
@@ -176,11 +190,14 @@ absl::Status DecodeInt8(absl::string_view* coded, std::span<float> x) {
   }
   const uint8_t* const q = Take(coded, x.size());
   if (q == nullptr) return Truncated();
-  if (DequantizeInt8(reinterpret_cast<const int8_t*>(q), std::ssize(x), PowerOfTwo(*scale - 6U),
-                     x.data())) {
-    return absl::OkStatus();
+  const uint8_t max = DequantizeInt8(reinterpret_cast<const int8_t*>(q), std::ssize(x),
+                                     PowerOfTwo(*scale - 6U), x.data());
+  if (max > 127) return absl::InvalidArgumentError("an integer is -128");
+  // A smaller scale would do.
+  if (max < 64 && *scale > kMinInt8Scale) {
+    return absl::InvalidArgumentError("the scale is larger than the values require");
   }
-  return absl::InvalidArgumentError("an integer is -128");
+  return absl::OkStatus();
 }
 
 // ---- E3M0
@@ -197,7 +214,7 @@ uint32_t NearestPower(uint32_t magnitude) {
 }
 
 CADRE_VECTOR_LOOP
-void QuantizeE3m0(const float* x, int64_t n, int32_t e, uint8_t* codes) {
+void QuantizeE3m0(const float* __restrict x, int64_t n, int32_t e, uint8_t* __restrict codes) {
   constexpr uint32_t kHalf = 1U << (kMantissaBits - 1);
   for (int64_t i = 0; i < n; ++i) {
     const auto bits = std::bit_cast<uint32_t>(x[i]);
@@ -209,27 +226,54 @@ void QuantizeE3m0(const float* x, int64_t n, int32_t e, uint8_t* codes) {
 }
 
 CADRE_VECTOR_LOOP
-void PackNibbles(const uint8_t* codes, int64_t bytes, uint8_t* to) {
+void PackNibbles(const uint8_t* __restrict codes, int64_t bytes, uint8_t* __restrict to) {
   for (int64_t i = 0; i < bytes; ++i) {
     to[i] = static_cast<uint8_t>(codes[2 * i] | codes[2 * i + 1] << 4);
   }
 }
 
 CADRE_VECTOR_LOOP
-bool DequantizeE3m0(const uint8_t* from, int64_t n, int32_t e, float* x) {
-  uint32_t invalid = 0;
-  for (int64_t i = 0; i < n; ++i) {
-    const uint32_t nibble = from[i / 2] >> (i % 2 * 4) & 0xFU;
-    const auto code = static_cast<int32_t>(nibble & 7);
-    const int32_t power = e - kLevels + code;
-    const bool zero = code == 0;
-    // A negative zero, or a power that is not a normal float.
-    invalid |= static_cast<uint32_t>(zero ? nibble >> 3 : static_cast<uint32_t>(power < 1));
-    const uint32_t bits = (nibble & 8) << 28 | static_cast<uint32_t>(std::max(power, 0))
-                                                   << kMantissaBits;
-    x[i] = std::bit_cast<float>(zero ? 0 : bits);
+void UnpackNibbles(const uint8_t* __restrict from, int64_t bytes, uint8_t* __restrict codes) {
+  for (int64_t i = 0; i < bytes; ++i) {
+    codes[2 * i] = from[i] & 0xF;
+    codes[2 * i + 1] = from[i] >> 4;
   }
-  return invalid == 0;
+}
+
+// What the codes of a block contain: the smallest c above 0 (256 if there is none), the largest c,
+// and whether a zero has a sign.
+struct E3m0Codes {
+  int32_t min;
+  int32_t max;
+  bool negative_zero;
+};
+
+CADRE_VECTOR_LOOP
+E3m0Codes InspectE3m0(const uint8_t* codes, int64_t n) {
+  // Minima and maxima of bytes, which vectors compute fastest. c - 1 is 255 for zero, so that its
+  // minimum ignores zeros; `distance` is that from the code of a zero with a sign.
+  uint8_t min = 255;
+  uint8_t max = 0;
+  uint8_t distance = 255;
+  for (int64_t i = 0; i < n; ++i) {
+    const uint8_t c = codes[i] & 7;
+    const auto less = static_cast<uint8_t>(c - 1);
+    const auto from_negative_zero = static_cast<uint8_t>(codes[i] ^ 8);
+    min = less < min ? less : min;
+    max = c > max ? c : max;
+    distance = from_negative_zero < distance ? from_negative_zero : distance;
+  }
+  return {min + 1, max, distance == 0};
+}
+
+CADRE_VECTOR_LOOP
+void DequantizeE3m0(const uint8_t* __restrict codes, int64_t n, int32_t e, float* __restrict x) {
+  for (int64_t i = 0; i < n; ++i) {
+    const int32_t code = codes[i];
+    const int32_t magnitude = (e - kLevels + (code & 7)) << kMantissaBits;
+    const auto bits = static_cast<uint32_t>((code & 7) == 0 ? 0 : magnitude);
+    x[i] = std::bit_cast<float>(bits | static_cast<uint32_t>(code >> 3) << 31);
+  }
 }
 
 void EncodeE3m0(Block x, std::string* coded) {
@@ -260,85 +304,113 @@ absl::Status DecodeE3m0(absl::string_view* coded, std::span<float> x) {
   if (x.size() % 2 != 0 && from[bytes - 1] >> 4 != 0) {
     return absl::InvalidArgumentError("the padding is not zero");
   }
-  if (DequantizeE3m0(from, std::ssize(x), *scale, x.data())) return absl::OkStatus();
-  return absl::InvalidArgumentError("an exponent overflows");
+  std::array<uint8_t, kScaleBlock> codes;
+  UnpackNibbles(from, static_cast<int64_t>(bytes), codes.data());
+  const E3m0Codes found = InspectE3m0(codes.data(), std::ssize(x));
+  if (found.negative_zero) return absl::InvalidArgumentError("a zero has a sign");
+  // The scale is the exponent of the largest value.
+  if (found.max < kLevels) {
+    return absl::InvalidArgumentError("the scale is larger than the values require");
+  }
+  if (*scale + found.min <= kLevels) return absl::InvalidArgumentError("an exponent overflows");
+  DequantizeE3m0(codes.data(), std::ssize(x), *scale, x.data());
+  return absl::OkStatus();
 }
 
 // ---- 2-bit statistical
 //
 // Four levels in bf16, then, unless all of them are 0, two bits for each value.
 
-struct Statistics {
-  double mean;
-  double sigma;
-};
+// Eight values, and eight lanes of sums in double. A value i is added to lane i % 8, and lanes are
+// added from the first to the last, whatever the width of the processor's vectors is.
+using EightFloats = float __attribute__((vector_size(kLanes * sizeof(float))));
+using EightInts = int32_t __attribute__((vector_size(kLanes * sizeof(int32_t))));
+using EightBytes = uint8_t __attribute__((vector_size(kLanes)));
+using Lanes = double __attribute__((vector_size(kLanes * sizeof(double))));
 
-CADRE_VECTOR_LOOP
-void AddLanes(const float* x, int64_t n, double shift, double* sums, double* squares) {
-  for (int64_t i = 0; i + static_cast<int64_t>(kLanes) <= n; i += kLanes) {
-    for (size_t lane = 0; lane < kLanes; ++lane) {
-      const double d = static_cast<double>(x[i + lane]) - shift;
-      sums[lane] += d;
-      squares[lane] += d * d;
-    }
+// Loads `n` values; the others are `rest`.
+CADRE_INLINE EightFloats LoadFloats(const float* x, int64_t n, float rest) {
+  EightFloats values = rest - EightFloats{};
+  if (n >= static_cast<int64_t>(kLanes)) {
+    std::memcpy(&values, x, sizeof(values));
+  } else {
+    for (int64_t i = 0; i < n; ++i) values[i] = x[i];
   }
+  return values;
 }
 
-double Sum(const std::array<double, kLanes>& lanes) {
+CADRE_INLINE double SumOf(const Lanes& lanes) {
   double sum = 0;
-  for (const double lane : lanes) sum += lane;
+  for (size_t lane = 0; lane < kLanes; ++lane) sum += lanes[lane];
   return sum;
 }
 
-Statistics StatisticsOf(Block x) {
-  const auto add = [&](double shift, std::array<double, kLanes>& sums,
-                       std::array<double, kLanes>& squares) {
-    AddLanes(x.data(), std::ssize(x), shift, sums.data(), squares.data());
-    for (size_t i = x.size() / kLanes * kLanes; i < x.size(); ++i) {
-      const double d = static_cast<double>(x[i]) - shift;
-      sums[i % kLanes] += d;
-      squares[i % kLanes] += d * d;
-    }
-  };
-  const auto n = static_cast<double>(x.size());
-  std::array<double, kLanes> sums = {};
-  std::array<double, kLanes> squares = {};
-  add(0, sums, squares);
-  const double mean = Sum(sums) / n;
-  sums = {};
-  squares = {};
-  add(mean, sums, squares);
-  return {mean, std::sqrt(Sum(squares) / n)};
+CADRE_VECTOR_LOOP
+double MeanOf(const float* x, int64_t n) {
+  Lanes sums = {};
+  for (int64_t i = 0; i < n; i += kLanes) {
+    sums += __builtin_convertvector(LoadFloats(x + i, n - i, 0), Lanes);
+  }
+  return SumOf(sums) / static_cast<double>(n);
+}
+
+CADRE_VECTOR_LOOP
+double VarianceOf(const float* x, int64_t n, double mean) {
+  constexpr int64_t kStep = kLanes;
+  Lanes squares = {};
+  int64_t i = 0;
+  for (; i + kStep <= n; i += kStep) {
+    const Lanes d = __builtin_convertvector(LoadFloats(x + i, kStep, 0), Lanes) - mean;
+    squares += d * d;
+  }
+  for (int64_t lane = 0; i < n; ++i, ++lane) {
+    const double d = static_cast<double>(x[i]) - mean;
+    squares[lane] += d * d;
+  }
+  return SumOf(squares) / static_cast<double>(n);
 }
 
 struct Thresholds {
   float low, middle, high;
 };
 
-CADRE_VECTOR_LOOP
-void QuantizeStat2(const float* x, int64_t n, Thresholds t, uint8_t* codes) {
-  for (int64_t i = 0; i < n; ++i) {
-    codes[i] = static_cast<uint8_t>((x[i] >= t.low) + (x[i] >= t.middle) + (x[i] >= t.high));
-  }
-}
+// The sum and the number of the values of each code.
+struct Buckets {
+  std::array<double, 4> sums;
+  std::array<int32_t, 4> counts;
+};
 
-// The sums and numbers of the values of each code.
+// Writes whole groups of eight codes; those after the n-th are 0.
 CADRE_VECTOR_LOOP
-void AddLevels(const float* x, const uint8_t* codes, int64_t n, double (*sums)[kLanes],
-               int32_t (*counts)[kLanes]) {
-  for (int64_t i = 0; i + static_cast<int64_t>(kLanes) <= n; i += kLanes) {
-    for (int level = 0; level < 4; ++level) {
-      for (size_t lane = 0; lane < kLanes; ++lane) {
-        const bool is = codes[i + lane] == level;
-        sums[level][lane] += is ? static_cast<double>(x[i + lane]) : 0.0;
-        counts[level][lane] += is ? 1 : 0;
-      }
+void QuantizeStat2(const float* __restrict x, int64_t n, Thresholds t, uint8_t* __restrict codes,
+                   Buckets* __restrict buckets) {
+  Lanes sums[4] = {};
+  EightInts counts[4] = {};
+  for (int64_t i = 0; i < n; i += kLanes) {
+    // Zeros instead of the missing values change no sum.
+    const EightFloats values = LoadFloats(x + i, n - i, 0);
+    // The result of a comparison is -1 or 0.
+    EightInts code = -((values >= t.low) + (values >= t.middle) + (values >= t.high));
+    for (int64_t lane = n - i; lane < static_cast<int64_t>(kLanes); ++lane) code[lane] = -1;
+    for (int bucket = 0; bucket < 4; ++bucket) {
+      const EightInts is = code == bucket;
+      const auto chosen = reinterpret_cast<EightFloats>(reinterpret_cast<EightInts>(values) & is);
+      sums[bucket] += __builtin_convertvector(chosen, Lanes);
+      counts[bucket] -= is;
     }
+    for (int64_t lane = n - i; lane < static_cast<int64_t>(kLanes); ++lane) code[lane] = 0;
+    const EightBytes bytes = __builtin_convertvector(code, EightBytes);
+    std::memcpy(codes + i, &bytes, sizeof(bytes));
+  }
+  for (int bucket = 0; bucket < 4; ++bucket) {
+    buckets->sums[bucket] = SumOf(sums[bucket]);
+    buckets->counts[bucket] = 0;
+    for (size_t lane = 0; lane < kLanes; ++lane) buckets->counts[bucket] += counts[bucket][lane];
   }
 }
 
 CADRE_VECTOR_LOOP
-void PackPairs(const uint8_t* codes, int64_t bytes, uint8_t* to) {
+void PackPairs(const uint8_t* __restrict codes, int64_t bytes, uint8_t* __restrict to) {
   for (int64_t i = 0; i < bytes; ++i) {
     const uint8_t* const c = codes + 4 * i;
     to[i] = static_cast<uint8_t>(c[0] | c[1] << 2 | c[2] << 4 | c[3] << 6);
@@ -346,44 +418,42 @@ void PackPairs(const uint8_t* codes, int64_t bytes, uint8_t* to) {
 }
 
 CADRE_VECTOR_LOOP
-void UnpackPairs(const uint8_t* from, int64_t n, const float* levels, float* x) {
+void UnpackPairs(const uint8_t* __restrict from, int64_t bytes, uint8_t* __restrict codes) {
+  for (int64_t i = 0; i < bytes; ++i) {
+    codes[4 * i] = from[i] & 3;
+    codes[4 * i + 1] = from[i] >> 2 & 3;
+    codes[4 * i + 2] = from[i] >> 4 & 3;
+    codes[4 * i + 3] = from[i] >> 6;
+  }
+}
+
+CADRE_VECTOR_LOOP
+void LookUpLevels(const uint8_t* __restrict codes, int64_t n, const float* levels,
+                  float* __restrict x) {
   const float a = levels[0];
   const float b = levels[1];
   const float c = levels[2];
   const float d = levels[3];
   for (int64_t i = 0; i < n; ++i) {
-    const uint32_t code = from[i / 4] >> (i % 4 * 2) & 3U;
-    const float low = (code & 1) != 0 ? b : a;
-    const float high = (code & 1) != 0 ? d : c;
-    x[i] = (code & 2) != 0 ? high : low;
+    const float low = codes[i] == 0 ? a : b;
+    const float high = codes[i] == 2 ? c : d;
+    x[i] = codes[i] < 2 ? low : high;
   }
 }
 
 void EncodeStat2(Block x, std::string* coded) {
-  const Statistics statistics = StatisticsOf(x);
-  const double step = 1.5 * statistics.sigma;
-  std::array<uint8_t, kCodecBlock + 3> codes;
-  QuantizeStat2(x.data(), std::ssize(x),
-                {static_cast<float>(statistics.mean - step), static_cast<float>(statistics.mean),
-                 static_cast<float>(statistics.mean + step)},
-                codes.data());
-  double sums[4][kLanes] = {};
-  int32_t counts[4][kLanes] = {};
-  AddLevels(x.data(), codes.data(), std::ssize(x), sums, counts);
-  for (size_t i = x.size() / kLanes * kLanes; i < x.size(); ++i) {
-    sums[codes[i]][i % kLanes] += static_cast<double>(x[i]);
-    ++counts[codes[i]][i % kLanes];
-  }
+  const double mean = MeanOf(x.data(), std::ssize(x));
+  const double step = 1.5 * std::sqrt(VarianceOf(x.data(), std::ssize(x), mean));
+  std::array<uint8_t, kCodecBlock + kLanes> codes;
+  Buckets buckets;
+  QuantizeStat2(
+      x.data(), std::ssize(x),
+      {static_cast<float>(mean - step), static_cast<float>(mean), static_cast<float>(mean + step)},
+      codes.data(), &buckets);
   std::array<uint16_t, 4> levels = {};
-  for (int level = 0; level < 4; ++level) {
-    double sum = 0;
-    int32_t count = 0;
-    for (size_t lane = 0; lane < kLanes; ++lane) {
-      sum += sums[level][lane];
-      count += counts[level][lane];
-    }
-    if (count == 0) continue;
-    levels[level] = ToBf16(static_cast<float>(sum / count));
+  for (size_t level = 0; level < levels.size(); ++level) {
+    if (buckets.counts[level] == 0) continue;
+    levels[level] = ToBf16(static_cast<float>(buckets.sums[level] / buckets.counts[level]));
     // A zero without sign, so that the code of zeros is unique.
     if (levels[level] == kNegativeZeroBf16) levels[level] = 0;
   }
@@ -391,8 +461,6 @@ void EncodeStat2(Block x, std::string* coded) {
   const size_t bytes = zero ? 0 : (x.size() + 3) / 4;
   uint8_t* const to = Extend(coded, sizeof(levels) + bytes);
   std::memcpy(to, levels.data(), sizeof(levels));
-  if (zero) return;
-  std::fill_n(codes.begin() + std::ssize(x), 3, uint8_t{0});
   PackPairs(codes.data(), static_cast<int64_t>(bytes), to + sizeof(levels));
 }
 
@@ -404,6 +472,7 @@ absl::Status DecodeStat2(absl::string_view* coded, std::span<float> x) {
   for (size_t level = 0; level < levels.size(); ++level) {
     const uint16_t value = LoadU16(head + level * sizeof(uint16_t));
     if (!IsFiniteBf16(value)) return absl::InvalidArgumentError("a level is not finite");
+    if (value == kNegativeZeroBf16) return absl::InvalidArgumentError("a zero has a sign");
     zero &= value == 0;
     levels[level] = FromBf16(value);
   }
@@ -417,7 +486,9 @@ absl::Status DecodeStat2(absl::string_view* coded, std::span<float> x) {
   if (const size_t last = x.size() % 4; last != 0 && from[bytes - 1] >> (2 * last) != 0) {
     return absl::InvalidArgumentError("the padding is not zero");
   }
-  UnpackPairs(from, std::ssize(x), levels.data(), x.data());
+  std::array<uint8_t, kCodecBlock> codes;
+  UnpackPairs(from, static_cast<int64_t>(bytes), codes.data());
+  LookUpLevels(codes.data(), std::ssize(x), levels.data(), x.data());
   return absl::OkStatus();
 }
 

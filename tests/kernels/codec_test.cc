@@ -229,11 +229,19 @@ TEST(CodecTest, RefusesMalformedCodes) {
   EXPECT_THAT(Rejection(kInt8, "\x06\x01", 1), HasSubstr("scale overflows"));
   EXPECT_THAT(Rejection(kInt8, "\x80\x80", 1), HasSubstr("-128"));
   EXPECT_THAT(Rejection(kE3m0, "\xff\x01", 1), HasSubstr("scale overflows"));
-  EXPECT_THAT(Rejection(kE3m0, "\x03\x01", 1), HasSubstr("exponent overflows"));
-  EXPECT_THAT(Rejection(kE3m0, "\x80\x08", 1), HasSubstr("exponent overflows")) << "minus zero";
+  EXPECT_THAT(Rejection(kInt8, "\x80\x3f", 1), HasSubstr("larger than the values require"));
+  EXPECT_EQ(Rejection(kInt8, "\x80\x40", 1), "");
+  EXPECT_EQ(Rejection(kInt8, "\x07\x01", 1), "") << "there is no smaller scale";
+  EXPECT_THAT(Rejection(kE3m0, "\x03\x17", 2), HasSubstr("exponent overflows"));
+  EXPECT_THAT(Rejection(kE3m0, "\x80\x87", 2), HasSubstr("zero has a sign"));
+  EXPECT_THAT(Rejection(kE3m0, "\x80\xe6", 2), HasSubstr("larger than the values require"));
+  EXPECT_EQ(Rejection(kE3m0, "\x80\xf6", 2), "");
+  EXPECT_EQ(Rejection(kE3m0, "\x03\x57", 2), "") << "2^-126 is a normal float";
   EXPECT_THAT(Rejection(kE3m0, "\x80\x17", 1), HasSubstr("padding"));
   EXPECT_THAT(Rejection(kStat2, std::string("\x80\x7f\0\0\0\0\0\0\0", 9), 1),
               HasSubstr("not finite"));
+  EXPECT_THAT(Rejection(kStat2, std::string("\x80\x3f\0\x80\0\0\0\0\0", 9), 1),
+              HasSubstr("zero has a sign"));
   EXPECT_THAT(Rejection(kStat2, std::string("\x80\x3f\0\0\0\0\0\0\x10", 9), 1),
               HasSubstr("padding"));
 }
