@@ -22,27 +22,27 @@ class BitWriter {
   void Write(uint32_t value, uint32_t bits) {
     pending_ |= uint64_t{value} << count_;
     count_ += bits;
-    while (count_ >= 8) {
-      out_->push_back(static_cast<char>(pending_));
-      pending_ >>= 8;
-      count_ -= 8;
-    }
+    if (count_ >= 32) Flush(4);
   }
-  // A Golomb-Rice code: value >> bits in unary (ones, then a zero), then the lowest bits.
+  // A Golomb-Rice code: value >> bits in unary (ones, then a zero), then the lowest bits. Requires:
+  // bits <= 15.
   void WriteRice(uint32_t value, uint32_t bits) {
-    for (uint32_t ones = value >> bits; ones > 0;) {
-      const uint32_t now = std::min(ones, 16U);
-      Write((1U << now) - 1, now);
-      ones -= now;
-    }
-    Write((value & ((1U << bits) - 1)) << 1, bits + 1);
+    uint32_t ones = value >> bits;
+    for (; ones > 16; ones -= 16) Write(0xFFFF, 16);
+    const uint32_t lowest = value & ((1U << bits) - 1);
+    Write(((1U << ones) - 1) | lowest << (ones + 1), ones + 1 + bits);
   }
   // Pads the last byte with zeros.
-  void Finish() {
-    if (count_ > 0) Write(0, 8 - count_);
-  }
+  void Finish() { Flush((count_ + 7) / 8); }
 
  private:
+  // Requires: bytes <= 4.
+  void Flush(uint32_t bytes) {
+    out_->append(reinterpret_cast<const char*>(&pending_), bytes);
+    pending_ >>= 8 * bytes;
+    count_ -= std::min(count_, 8 * bytes);
+  }
+
   std::string* const out_;
   uint64_t pending_ = 0;
   uint32_t count_ = 0;
@@ -87,8 +87,11 @@ class BitReader {
   uint64_t Peek() const {
     const size_t byte = position_ / 8;
     uint64_t loaded = 0;
-    if (byte < bytes_.size()) {
-      std::memcpy(&loaded, bytes_.data() + byte, std::min(sizeof(loaded), bytes_.size() - byte));
+    // A copy of constant size is one instruction.
+    if (byte + sizeof(loaded) <= bytes_.size()) {
+      std::memcpy(&loaded, bytes_.data() + byte, sizeof(loaded));
+    } else if (byte < bytes_.size()) {
+      std::memcpy(&loaded, bytes_.data() + byte, bytes_.size() - byte);
     }
     return loaded >> (position_ % 8);
   }

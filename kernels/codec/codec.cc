@@ -514,53 +514,67 @@ uint32_t RiceBits(const Codec& codec) {
   return bits;
 }
 
+CADRE_VECTOR_LOOP
+void TakeMagnitudes(const float* __restrict x, int64_t n, int32_t* __restrict magnitudes) {
+  for (int64_t i = 0; i < n; ++i) {
+    magnitudes[i] = static_cast<int32_t>(std::bit_cast<uint32_t>(x[i]) & kMagnitude);
+  }
+}
+
+CADRE_VECTOR_LOOP
+int32_t CountAtLeast(const int32_t* magnitudes, int64_t n, int32_t threshold) {
+  int32_t count = 0;
+  for (int64_t i = 0; i < n; ++i) count += magnitudes[i] >= threshold ? 1 : 0;
+  return count;
+}
+
 // The indices of the `keep` largest magnitudes that are not 0, in order; of equal ones, those with
 // lower indices.
+//
+// The magnitudes of floats are ordered like their bits, so a binary search over the bits finds the
+// smallest magnitude that is kept: each step counts the values at or above the middle, a loop that
+// vectors execute at the speed of the first-level cache. It ends early when exactly `keep` values
+// are counted, which takes about half of the 31 steps on usual data. Its time depends neither on
+// how the values are distributed nor on their order, unlike that of a partial sort or of a
+// histogram, and it branches on no value.
 class Largest {
  public:
   std::span<const uint16_t> Find(Block x, uint32_t keep) {
-    const size_t n = x.size();
-    std::array<uint32_t, 256> counts = {};
-    for (size_t i = 0; i < n; ++i) {
-      magnitudes_[i] = std::bit_cast<uint32_t>(x[i]) & kMagnitude;
-      ++counts[magnitudes_[i] >> kMantissaBits];
-    }
-    // The exponent of the smallest that is kept, and the number of those with larger ones.
-    uint32_t exponent = kMaxExponent;
-    uint32_t larger = 0;
-    while (exponent > 0 && larger + counts[exponent] < keep) larger += counts[exponent--];
-    size_t equal = 0;
-    for (size_t i = 0; i < n; ++i) {
-      candidates_[equal] = magnitudes_[i];
-      equal += magnitudes_[i] >> kMantissaBits == exponent ? 1 : 0;
-    }
-    const auto begin = candidates_.begin();
-    uint32_t threshold = 0;
-    if (const uint32_t needed = keep - larger; needed <= equal) {
-      std::nth_element(begin, begin + (needed - 1), begin + static_cast<int64_t>(equal),
-                       std::greater<>());
-      threshold = candidates_[needed - 1];
-    }
-    threshold = std::max(threshold, 1U);
-    size_t above = 0;
-    for (size_t i = 0; i < n; ++i) above += magnitudes_[i] > threshold ? 1 : 0;
-    size_t ties = keep - std::min<size_t>(above, keep);
-    size_t found = 0;
-    for (size_t i = 0; i < n; ++i) {
-      if (magnitudes_[i] < threshold) continue;
-      if (magnitudes_[i] == threshold) {
-        if (ties == 0) continue;
-        --ties;
+    const int64_t n = std::ssize(x);
+    const auto wanted = static_cast<int32_t>(keep);
+    TakeMagnitudes(x.data(), n, magnitudes_.data());
+    // At least `wanted` values are at or above `low`, or `low` is the smallest magnitude; fewer are
+    // at or above `high`.
+    int32_t low = 1;
+    int32_t count = CountAtLeast(magnitudes_.data(), n, low);
+    auto high = static_cast<int32_t>(MaxMagnitude(x.data(), n) + 1);
+    while (count > wanted && high - low > 1) {
+      const int32_t middle = low + (high - low) / 2;
+      const int32_t above = CountAtLeast(magnitudes_.data(), n, middle);
+      if (above >= wanted) {
+        low = middle;
+        count = above;
+      } else {
+        high = middle;
       }
-      indices_[found++] = static_cast<uint16_t>(i);
+    }
+    // More than `wanted` values are left only if several are equal to `low`.
+    auto ties = static_cast<int32_t>(n);
+    if (count > wanted) ties = wanted - CountAtLeast(magnitudes_.data(), n, low + 1);
+    size_t found = 0;
+    for (int64_t i = 0; i < n; ++i) {
+      const int32_t equal = magnitudes_[i] == low && ties > 0 ? 1 : 0;
+      indices_[found] = static_cast<uint16_t>(i);
+      found += static_cast<size_t>((magnitudes_[i] > low ? 1 : 0) + equal);
+      ties -= equal;
     }
     return {indices_.data(), found};
   }
 
  private:
-  std::array<uint32_t, kCodecBlock> magnitudes_;
-  std::array<uint32_t, kCodecBlock + 1> candidates_;
-  std::array<uint16_t, kCodecBlock> indices_;
+  std::array<int32_t, kCodecBlock> magnitudes_;
+  // One more, because an index is written before it is known to be kept.
+  std::array<uint16_t, kCodecBlock + 1> indices_;
 };
 
 void EncodeTopK(const Codec& codec, Block x, std::string* coded) {
@@ -610,6 +624,8 @@ absl::Status DecodeTopK(const Codec& codec, absl::string_view* coded, std::span<
   if (!IsFiniteBf16(codes[0]) || !IsFiniteBf16(codes[1]) || (codes[1] & 0x8000) != 0) {
     return absl::InvalidArgumentError("a magnitude is negative or not finite");
   }
+  // Of bf16 without signs, the bits are ordered like the values.
+  if (codes[0] > codes[1]) return absl::InvalidArgumentError("the magnitudes are not in order");
   const std::array<float, 2> levels = {FromBf16(codes[0]), FromBf16(codes[1])};
   std::fill(x.begin(), x.end(), 0.0F);
   uint32_t count = Kept(codec, x.size());
@@ -618,6 +634,7 @@ absl::Status DecodeTopK(const Codec& codec, absl::string_view* coded, std::span<
     if (number == nullptr) return Truncated();
     if (LoadU16(number) >= count) return absl::InvalidArgumentError("too many values");
     count = LoadU16(number);
+    if (count == 0 || codes[1] == 0) return absl::InvalidArgumentError("a count without values");
   } else if (codes == std::array<uint16_t, 2>{}) {
     return absl::OkStatus();
   }

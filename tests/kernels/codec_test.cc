@@ -269,6 +269,11 @@ TEST(CodecTest, RefusesMalformedSparseCodes) {
   EXPECT_THAT(Rejection(two, code(0, 0x7F80, {0, 0}), 4096), HasSubstr("not finite"));
   EXPECT_THAT(Rejection(two, code(0, 0x8000 | kOne, {0, 0}), 4096), HasSubstr("negative"));
   EXPECT_THAT(Rejection(two, code(0x8000, kOne, {2}), 4096), HasSubstr("too many values"));
+  // The count, then one value.
+  EXPECT_EQ(Rejection(two, {"\0\x80\x80\x3f\1\0\0\0", 8}, 4096), "");
+  EXPECT_THAT(Rejection(two, {"\0\x80\x80\x3f\0\0\0\0", 8}, 4096), HasSubstr("without values"));
+  EXPECT_THAT(Rejection(two, {"\0\x80\0\0\1\0\0\0", 8}, 4096), HasSubstr("without values"));
+  EXPECT_THAT(Rejection(two, code(kOne + 1, kOne, {0, 0}), 4096), HasSubstr("not in order"));
   std::string padded = code(0, kOne, {0, 0});
   padded.back() |= static_cast<char>(0x80);
   EXPECT_THAT(Rejection(two, padded, 4096), HasSubstr("padding"));
