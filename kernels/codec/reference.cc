@@ -85,7 +85,8 @@ int ExponentOf(float magnitude, int min) { return std::max(std::ilogb(magnitude)
 
 void EncodeInt8(Values x, Bits& bits) {
   const float max = MaxMagnitude(x);
-  if (max == 0) return bits.Append(0, 8);
+  // With the smallest scale, every value is rounded to zero.
+  if (std::nearbyint(std::ldexp(double{max}, 126)) == 0) return bits.Append(0, 8);
   int exponent = ExponentOf(max, -120);
   if (std::ldexp(double{max}, 6 - exponent) >= 127.5 && exponent < 127) ++exponent;
   bits.Append(exponent + 127, 8);
@@ -225,17 +226,22 @@ void EncodeTopK(const Codec& codec, Values x, Bits& bits) {
 
   double sum = 0;
   for (const size_t i : kept) sum += std::abs(x[i]);
-  const auto mean = static_cast<float>(kept.empty() ? 0.0 : sum / static_cast<double>(kept.size()));
+  double threshold = sum / static_cast<double>(kept.size());
   std::array<uint32_t, 2> levels = {};
-  for (const bool high : {false, true}) {
-    double part = 0;
-    int count = 0;
+  for (int step = 0; !kept.empty(); ++step) {
+    std::array<double, 2> means = {};
+    std::array<int, 2> counts = {};
     for (const size_t i : kept) {
-      if ((std::abs(x[i]) >= mean) != high) continue;
-      part += std::abs(x[i]);
-      ++count;
+      const int high = std::abs(x[i]) >= threshold ? 1 : 0;
+      means.at(high) += std::abs(x[i]);
+      ++counts.at(high);
     }
-    if (count > 0) levels[high ? 1 : 0] = ToLevel(part / count);
+    for (int level = 0; level < 2; ++level) {
+      if (counts.at(level) > 0) means.at(level) /= counts.at(level);
+      levels.at(level) = ToLevel(means.at(level));
+    }
+    if (counts[0] == 0 || step == 4) break;
+    threshold = (means[0] + means[1]) / 2;
   }
   const bool zero = levels == std::array<uint32_t, 2>{};
   const bool fewer = !zero && kept.size() < most;
@@ -251,7 +257,7 @@ void EncodeTopK(const Codec& codec, Values x, Bits& bits) {
     bits.Append(0, 1);
     bits.Append(distance, RiceBitsOf(codec));
     bits.Append(std::signbit(x[i]) ? 1 : 0, 1);
-    bits.Append(std::abs(x[i]) >= mean ? 1 : 0, 1);
+    bits.Append(std::abs(x[i]) >= threshold ? 1 : 0, 1);
     next = i + 1;
   }
   bits.Pad();
@@ -279,10 +285,6 @@ void DecodeTopK(const Codec& codec, Bits& bits, std::span<float> x) {
 }
 
 // ---- Runs
-
-size_t BlockOf(const Codec& codec) {
-  return codec.kind == CodecKind::kInt8 || codec.kind == CodecKind::kE3m0 ? 256 : 4096;
-}
 
 void EncodeBlock(const Codec& codec, Values x, Bits& bits) {
   switch (codec.kind) {
@@ -325,9 +327,10 @@ void DecodeBlock(const Codec& codec, Bits& bits, std::span<float> x) {
 }  // namespace
 
 std::string ReferenceEncode(const Codec& codec, std::span<const float> values) {
+  const size_t block = BlockOf(codec.kind);
   Bits bits;
-  for (size_t at = 0; at < values.size(); at += BlockOf(codec)) {
-    EncodeBlock(codec, values.subspan(at, std::min(BlockOf(codec), values.size() - at)), bits);
+  for (size_t at = 0; at < values.size(); at += block) {
+    EncodeBlock(codec, values.subspan(at, std::min(block, values.size() - at)), bits);
   }
   return bits.Bytes();
 }
@@ -336,8 +339,9 @@ std::vector<float> ReferenceDecode(const Codec& codec, absl::string_view coded, 
   Bits bits(coded);
   std::vector<float> values(size);
   const std::span<float> all = values;
-  for (size_t at = 0; at < all.size(); at += BlockOf(codec)) {
-    DecodeBlock(codec, bits, all.subspan(at, std::min(BlockOf(codec), all.size() - at)));
+  const size_t block = BlockOf(codec.kind);
+  for (size_t at = 0; at < all.size(); at += block) {
+    DecodeBlock(codec, bits, all.subspan(at, std::min(block, all.size() - at)));
   }
   return values;
 }

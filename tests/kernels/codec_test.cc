@@ -133,23 +133,40 @@ TEST(CodecTest, TopKOfAlmostZeros) {
   EXPECT_LE(Coded(kTop64, values).size(), 10U);
 }
 
-// low-communication table: relative squared error by distribution.
+// Relative squared errors on 2^20 samples of known distributions. Those of E3M0, stat2 and of the
+// energy that the largest values have were computed independently of this code.
 TEST(CodecTest, ErrorsOfKnownDistributions) {
-  const Distributions x(1 << 18);
+  const Distributions x(1 << 20);
   const auto near = [](double expected) {
-    return ::testing::AllOf(::testing::Gt(0.93 * expected), ::testing::Lt(1.07 * expected));
+    return ::testing::AllOf(::testing::Gt(0.97 * expected), ::testing::Lt(1.03 * expected));
   };
   EXPECT_THAT(RelativeError(kE3m0, x.gauss), near(0.038));
   EXPECT_THAT(RelativeError(kE3m0, x.laplace), near(0.038));
   EXPECT_THAT(RelativeError(kE3m0, x.student3), near(0.038));
   EXPECT_THAT(RelativeError(kStat2, x.gauss), near(0.163));
   EXPECT_THAT(RelativeError(kStat2, x.laplace), near(0.192));
-  EXPECT_LT(RelativeError(kInt8, x.gauss), 2e-4);
-  EXPECT_LT(RelativeError(kInt8, x.student3), 2e-3);
-  EXPECT_LT(RelativeError(kBf16, x.gauss), 1e-5);
-  // The largest 64 of 4,096 have 12 % of the energy of a Gaussian, 21 % of that of a Laplacian.
-  EXPECT_NEAR(RelativeError(kTop64, x.gauss), 0.88, 0.01);
-  EXPECT_NEAR(RelativeError(kTop64, x.laplace), 0.79, 0.015);
+  // The largest 64 of 4,096 have 12 % of the energy of a Gaussian, 21 % of that of a Laplacian and
+  // 40 % of that of Student's distribution, of which two magnitudes lose some.
+  EXPECT_THAT(RelativeError(kTop64, x.gauss), near(0.880));
+  EXPECT_THAT(RelativeError(kTop64, x.laplace), near(0.786));
+  EXPECT_LT(RelativeError(kTop64, x.student3), 0.65);
+  EXPECT_THAT(RelativeError({CodecKind::kTopK, 256}, x.gauss), near(0.674));
+  EXPECT_THAT(RelativeError({CodecKind::kTopK, 256}, x.laplace), near(0.525));
+  // A scale that is a power of two costs up to 4 times the error of the best one.
+  EXPECT_LT(RelativeError(kInt8, x.gauss), 1e-4);
+  EXPECT_LT(RelativeError(kInt8, x.laplace), 3e-4);
+  EXPECT_LT(RelativeError(kInt8, x.student3), 1e-3);
+  EXPECT_LT(RelativeError(kBf16, x.gauss), 5e-6);
+}
+
+// Two magnitudes of one outlier and many others: the threshold moves to between them.
+TEST(CodecTest, TopKSeparatesAnOutlier) {
+  std::vector<float> values(4096);
+  for (size_t i = 0; i < 60; ++i) values[64 * i] = i % 2 == 0 ? 1.0F : -3.0F;
+  values[4095] = -1000;
+  std::vector<float> want = values;
+  for (float& value : want) value = std::abs(value) == 1 ? 2.0F : value == -3 ? -2.0F : value;
+  EXPECT_EQ(RoundTrip(kTop64, values), want);
 }
 
 TEST(CodecTest, BitsPerValue) {
@@ -157,7 +174,12 @@ TEST(CodecTest, BitsPerValue) {
   EXPECT_LT(BitsPerValue(kInt8, x.gauss), 8.04);
   EXPECT_LT(BitsPerValue(kE3m0, x.gauss), 4.04);
   EXPECT_LT(BitsPerValue(kStat2, x.gauss), 2.02);
-  EXPECT_LT(BitsPerValue(kTop64, x.gauss), 0.161);
+  EXPECT_LT(BitsPerValue(kTop64, x.gauss), 0.158);
+  EXPECT_LT(BitsPerValue(kTop64, x.laplace), 0.158);
+  EXPECT_LT(BitsPerValue(kTop64, x.student3), 0.158);
+  // However the indices lie, and even if they are few.
+  const double bound = 8.0 * static_cast<double>(MaxCodedBytes(kTop64, 4096)) / 4096;
+  EXPECT_LT(bound, 0.18);
   EXPECT_LT(BitsPerValue({CodecKind::kTopK, 128}, x.gauss), 0.30);
 }
 
@@ -166,8 +188,9 @@ TEST(CodecTest, BlocksAreIndependent) {
   const Distributions x(20000);
   for (const Codec& codec : kAll) {
     std::string parts;
-    for (size_t at = 0; at < x.laplace.size(); at += 2 * kCodecBlock) {
-      const size_t end = std::min(x.laplace.size(), at + 2 * kCodecBlock);
+    const size_t step = 7 * BlockOf(codec.kind);
+    for (size_t at = 0; at < x.laplace.size(); at += step) {
+      const size_t end = std::min(x.laplace.size(), at + step);
       parts += Coded(codec, {x.laplace.begin() + at, x.laplace.begin() + end});
     }
     EXPECT_EQ(parts, Coded(codec, x.laplace));
@@ -197,6 +220,14 @@ TEST(CodecTest, LargestFloats) {
       EXPECT_TRUE(std::isfinite(value)) << static_cast<int>(codec.kind);
     }
   }
+}
+
+// 127.75 of the second largest scale is rounded to 64 of the largest.
+TEST(CodecTest, LargestScaleOfInt8) {
+  const float value = 127.75F * 0x1p120F;
+  EXPECT_THAT(RoundTrip(kInt8, {value, -value, 0}), ElementsAre(0x1p127F, -0x1p127F, 0));
+  constexpr float kMax = std::numeric_limits<float>::max();
+  EXPECT_THAT(RoundTrip(kInt8, {kMax, -kMax}), ElementsAre(127 * 0x1p121F, -127 * 0x1p121F));
 }
 
 TEST(CodecTest, RefusesValuesThatAreNotFinite) {
@@ -230,6 +261,7 @@ TEST(CodecTest, RefusesMalformedCodes) {
   EXPECT_THAT(Rejection(kInt8, "\x80\x80", 1), HasSubstr("-128"));
   EXPECT_THAT(Rejection(kE3m0, "\xff\x01", 1), HasSubstr("scale overflows"));
   EXPECT_THAT(Rejection(kInt8, "\x80\x3f", 1), HasSubstr("larger than the values require"));
+  EXPECT_THAT(Rejection(kInt8, {"\x07\0", 2}, 1), HasSubstr("larger than the values require"));
   EXPECT_EQ(Rejection(kInt8, "\x80\x40", 1), "");
   EXPECT_EQ(Rejection(kInt8, "\x07\x01", 1), "") << "there is no smaller scale";
   EXPECT_THAT(Rejection(kE3m0, "\x03\x17", 2), HasSubstr("exponent overflows"));
@@ -280,7 +312,10 @@ TEST(CodecTest, RefusesMalformedSparseCodes) {
 }
 
 TEST(CodecTest, ChecksCodecs) {
-  for (const Codec& codec : kAll) EXPECT_TRUE(CheckCodec(codec).ok());
+  for (const Codec& codec : kAll) {
+    EXPECT_TRUE(CheckCodec(codec).ok());
+    EXPECT_EQ(kCodecBlock % BlockOf(codec.kind), 0);
+  }
   EXPECT_FALSE(CheckCodec({static_cast<CodecKind>(0)}).ok());
   EXPECT_FALSE(CheckCodec({static_cast<CodecKind>(7)}).ok());
   EXPECT_FALSE(CheckCodec({CodecKind::kTopK, 0}).ok());
