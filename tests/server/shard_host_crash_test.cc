@@ -2,11 +2,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "base/digest.h"
 #include "base/random.h"
+#include "base/status.h"
+#include "server/client/frame.h"
 #include "server/shard_host.h"
 #include "tests/base/memory_file_system.h"
 #include "tests/server/testing.h"
@@ -37,9 +41,18 @@ class ShardHostCrashTest : public ::testing::Test {
     Start();
   }
 
+  v1::OpenRun Open() const {
+    v1::OpenRun open = run_.Open();
+    if (coded_) {
+      open.mutable_spec()->mutable_averaging()->mutable_up()->set_codec(v1::CODEC_E3M0);
+      open.mutable_spec()->mutable_averaging()->mutable_down()->set_codec(v1::CODEC_STAT2);
+    }
+    return open;
+  }
+
   // What the coordinator and a group do until version `rounds` exists; all of it may be repeated.
   absl::StatusOr<uint64_t> MakeVersions(uint32_t rounds) {
-    const auto opened = host_->OpenRun(run_.Open());
+    const auto opened = host_->OpenRun(Open());
     if (!opened.ok()) return opened.status();
     if (!opened->error().empty()) return absl::InternalError(opened->error());
     uint64_t digest = 0;
@@ -49,6 +62,10 @@ class ShardHostCrashTest : public ::testing::Test {
       }
       v1::Apply order = MakeApply(run_, round, {{}});
       if (outer_.has_optimizer()) *order.mutable_outer() = outer_;
+      if (coded_) {
+        *order.mutable_up() = Open().spec().averaging().up();
+        *order.mutable_down() = Open().spec().averaging().down();
+      }
       const auto applied = host_->Apply(order);
       if (!applied.ok()) return applied.status();
       if (!applied->error().empty()) return absl::InternalError(applied->error());
@@ -59,13 +76,24 @@ class ShardHostCrashTest : public ::testing::Test {
   }
 
   absl::Status Stage(uint32_t round = 1) {
-    auto staging = host_->Stage(Header(run_, {.round = round}, 0, std::ssize(values_), kChunk));
+    v1::ContributionHeader header = Header(run_, {.round = round}, 0, std::ssize(values_), kChunk);
+    std::vector<float> elements = values_;
+    if (coded_) {
+      const ExchangeUnits units(*ParameterIndex::FromModel(Open().spec().model()));
+      std::string frame;
+      CADRE_RETURN_IF_ERROR(EncodeFrame(units.all(), {CodecKind::kE3m0}, values_, &frame));
+      elements.resize(frame.size() / sizeof(float));
+      std::memcpy(elements.data(), frame.data(), frame.size());
+      header.set_codec(v1::CODEC_E3M0);
+      header.set_frame_elements(elements.size());
+    }
+    auto staging = host_->Stage(header);
     if (!staging.ok()) return staging.status();
     for (uint32_t i = staging->grant.next_chunk; i < staging->grant.chunks; ++i) {
       const size_t begin = size_t{i} * kChunk;
       const auto put = host_->Put(
-          *staging, MakeChunk(i, std::span(values_).subspan(
-                                     begin, std::min<size_t>(kChunk, values_.size() - begin))));
+          *staging, MakeChunk(i, std::span(elements).subspan(
+                                     begin, std::min<size_t>(kChunk, elements.size() - begin))));
       if (!put.ok()) return put.status();
     }
     return host_->Finish(*staging);
@@ -75,6 +103,8 @@ class ShardHostCrashTest : public ::testing::Test {
   SmallRun run_;
   // Of every round, if it has an optimizer.
   v1::OuterStep outer_;
+  // Contributions and versions are frames.
+  bool coded_ = false;
   const std::vector<float> values_ = Values(1, 15);
   Counters counters_;
   std::unique_ptr<MemoryFileSystem> files_;
@@ -121,6 +151,12 @@ TEST_P(ShardHostCrashesTest, EveryChangeOfOuterStatesMayBeTheLast) {
   nesterov.set_momentum(0.9F);
   nesterov.set_every_rounds(2);
   CrashEverywhere(/*rounds=*/4);
+}
+
+// Nothing that a frame has left out is lost, or added twice.
+TEST_P(ShardHostCrashesTest, EveryChangeOfCodedRoundsMayBeTheLast) {
+  coded_ = true;
+  CrashEverywhere(/*rounds=*/3);
 }
 
 // Version and contributions that were acknowledged are durable.
