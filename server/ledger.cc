@@ -136,6 +136,16 @@ std::optional<Refused> CheckTerms(const RunTerms& terms) {
   return std::nullopt;
 }
 
+// Whether the order has the run's coding in both directions.
+bool HasCoding(const RunTerms& terms, const v1::Apply& apply) {
+  const auto same = [](const std::optional<v1::Coding>& coding, bool has, const v1::Coding& other) {
+    return coding.has_value() == has &&
+           (!has || coding->SerializeAsString() == other.SerializeAsString());
+  };
+  return same(terms.up, apply.has_up(), apply.up()) &&
+         same(terms.down, apply.has_down(), apply.down());
+}
+
 bool SameTerms(const RunTerms& a, const RunTerms& b) {
   return a.lineage == b.lineage && a.shard == b.shard && a.shards == b.shards &&
          a.ranks == b.ranks && a.tensor_begin == b.tensor_begin;
@@ -741,6 +751,10 @@ ApplyDecision Ledger::BeginApply(const v1::Apply& apply) {
   if (apply.round() != newest + 1) {
     return Refused{v1::REFUSAL_WRONG_BASE,
                    absl::StrCat("round ", apply.round(), " cannot follow version ", newest)};
+  }
+  if (!apply.seed() && !HasCoding(run.terms, apply)) {
+    return Malformed(absl::StrCat("round ", apply.round(),
+                                  " is ordered with another coding than that of the run"));
   }
   const bool needs_values = apply.has_outer() || (apply.has_up() && !apply.seed());
   if (run.hollow && needs_values) {

@@ -97,8 +97,9 @@ struct RunTerms {
   // The units of the model, if contributions or versions are coded: the shards are then cut at
   // their borders.
   std::shared_ptr<const ExchangeUnits> units;
-  // Of contributions that are frames.
+  // Of contributions that are frames, and of the frames of versions.
   std::optional<v1::Coding> up;
+  std::optional<v1::Coding> down;
   // Newest version of the run.
   uint32_t version = 0;
   // The shard discards its versions and becomes hollow at this version.

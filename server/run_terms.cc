@@ -15,6 +15,7 @@
 #include "model/initial_value.h"
 #include "model/outer_optimizer.h"
 #include "model/parameter_index.h"
+#include "server/client/frame.h"
 
 namespace cadre {
 namespace {
@@ -62,11 +63,14 @@ absl::StatusOr<RunTerms> RunTermsOf(const v1::OpenRun& open) {
   if (const auto outer = OuterOptimizerOf(open.spec().averaging())) {
     terms.outer_states = OuterStates(*outer);
   }
-  if (CodingOf(open.spec().averaging().down())) ++terms.outer_states;
   terms.up = CodingOf(open.spec().averaging().up());
-  if (terms.up || CodingOf(open.spec().averaging().down())) {
+  terms.down = CodingOf(open.spec().averaging().down());
+  for (const std::optional<v1::Coding>& coding : {terms.up, terms.down}) {
+    if (!coding) continue;
+    CADRE_RETURN_IF_ERROR(CheckCodec(CodecOf(*coding)));
     terms.units = std::make_shared<ExchangeUnits>(index);
   }
+  if (terms.down) ++terms.outer_states;
   terms.version = open.version();
   if (open.has_hollow()) terms.hollow = open.hollow();
   return terms;

@@ -23,6 +23,7 @@
 #include "base/digest.h"
 #include "base/file.h"
 #include "base/rooted_files.h"
+#include "base/rpc/identity.h"
 #include "kernels/codec/codec.h"
 #include "model/formats/idx.h"
 #include "model/formats/safetensors.h"
@@ -351,6 +352,14 @@ void CodecTarget(std::span<const uint8_t> input) {
   }
 }
 
+void SpiffeId(std::span<const uint8_t> input) {
+  const std::string uri = TextOf(input);
+  const absl::StatusOr<Identity> identity = ParseSpiffeId(uri);
+  if (!identity.ok()) return;
+  CHECK_EQ(uri, absl::StrCat("spiffe://", identity->trust_domain, "/cadre/",
+                             RoleName(identity->role), "/", identity->name));
+}
+
 // Broken on purpose, for the test of the driver; the beginning of the input selects how.
 void Fragile(std::span<const uint8_t> bytes) {
   const std::string input = TextOf(bytes);
@@ -364,13 +373,20 @@ void Fragile(std::span<const uint8_t> bytes) {
 }  // namespace
 
 const std::map<std::string, Target>& Targets() {
-  static const std::map<std::string, Target> targets = {
-      {"cifar10", Cifar10}, {"codec", CodecTarget},
-      {"fragile", Fragile}, {"header", HeaderTarget},
-      {"idx", Idx},         {"jpeg", Jpeg},
-      {"member", Member},   {"safetensors", Safetensors},
-      {"path", Path},       {"spec", Spec},
-      {"tar", Tar}};
+  static const std::map<std::string, Target> targets = {{"assignment", Assignment},
+                                                        {"cifar10", Cifar10},
+                                                        {"codec", CodecTarget},
+                                                        {"fragile", Fragile},
+                                                        {"header", HeaderTarget},
+                                                        {"idx", Idx},
+                                                        {"jpeg", Jpeg},
+                                                        {"member", Member},
+                                                        {"order", Order},
+                                                        {"path", Path},
+                                                        {"safetensors", Safetensors},
+                                                        {"spec", Spec},
+                                                        {"spiffe", SpiffeId},
+                                                        {"tar", Tar}};
   return targets;
 }
 

@@ -14,7 +14,9 @@ using Target = void (*)(std::span<const uint8_t> input);
 
 const std::map<std::string, Target>& Targets();
 
-// In member_target.cc.
+// In the file of this name with _target.cc.
+void Assignment(std::span<const uint8_t> input);
 void Member(std::span<const uint8_t> input);
+void Order(std::span<const uint8_t> input);
 
 }  // namespace cadre::fuzz

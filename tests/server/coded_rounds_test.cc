@@ -228,6 +228,9 @@ TEST_F(CodedRoundsTest, HeadersAreChecked) {
   EXPECT_THAT(Pull(0, {0, size()}, 0), IsError(absl::StatusCode::kFailedPrecondition, "no frame"));
   ASSERT_EQ(Stage({}, frame), absl::OkStatus());
   ASSERT_EQ(host_->Apply(Order(1, {{}}))->error(), "");
+  v1::Apply other = Order(2, {{}});
+  other.mutable_down()->set_codec(v1::CODEC_INT8);
+  EXPECT_THAT(host_->Apply(other)->error(), HasSubstr("another coding"));
   EXPECT_THAT(Pull(1, {0, 100}, 0), IsError(absl::StatusCode::kFailedPrecondition, "whole units"));
   const std::vector<float> whole = *Pull(1, {0, size()}, 0);
   const std::vector<float> rest = *Pull(1, {0, size()}, 7);

@@ -134,7 +134,8 @@ struct Rank {
     assignment.mutable_place()->set_rank(number);
     assignment.set_lineage(run.lineage);
     for (uint32_t shard = 0; shard < run.shards; ++shard) assignment.add_shards();
-    exchange.emplace(assignment, index, owned, control, cancellation, progress, absl::Minutes(2));
+    exchange.emplace(assignment, index, nullptr, owned, control, cancellation, progress,
+                     absl::Minutes(2));
   }
 
   absl::Status Stage(uint32_t round) {
@@ -180,7 +181,7 @@ class ShardExchangeTest : public ::testing::Test {
   }
   void PullAll(uint32_t version) {
     for (auto& rank : ranks_) ASSERT_EQ(rank->Pull(version), absl::OkStatus());
-    for (auto& rank : ranks_) rank->exchange->Adopt();
+    for (auto& rank : ranks_) rank->exchange->Adopt(/*included=*/true);
   }
   // Every rank answers without an error.
   void RestageAll(uint32_t shard, uint32_t round, bool seed) {
@@ -210,7 +211,7 @@ TEST_F(ShardExchangeTest, PullChangesNothingBeforeAdopt) {
   std::copy(other.begin(), other.end(), rank.values.begin());
   ASSERT_EQ(rank.Pull(1), absl::OkStatus());
   EXPECT_TRUE(SameBits(rank.values, other));
-  rank.exchange->Adopt();
+  rank.exchange->Adopt(/*included=*/true);
   EXPECT_TRUE(SameBits(rank.values, contribution)) << "a mean of one group";
 }
 
@@ -231,7 +232,7 @@ TEST_F(ShardExchangeTest, ContributionsRestoreShardDuringPull) {
   pull.join();
   EXPECT_EQ(pulled, absl::OkStatus());
   EXPECT_EQ(ranks_[1]->Pull(1), absl::OkStatus());
-  for (auto& rank : ranks_) rank->exchange->Adopt();
+  for (auto& rank : ranks_) rank->exchange->Adopt(/*included=*/true);
   EXPECT_TRUE(SameBits(ranks_[0]->values, contribution));
 }
 
