@@ -3,16 +3,15 @@
 // out to its next difference (error feedback) loses nothing for good. Blocks are coded
 // independently, each with the scale or the levels that fit its own values.
 //
-//   int8, E3M0  The scale of 256 values is a power of two, one byte. All products with it are
-//   exact,
-//               so a decoder has nothing to round, and an encoder rounds once. The levels of E3M0
-//               are powers of two as well: its relative squared error is 0.038 for normal, Laplace
-//               and Student-3 distributions alike, where integers of 4 bits have 0.016, 0.032 and
-//               0.076. Rounding to it needs integer operations on the bits of floats only.
+//   int8, E3M0  The scale of 256 values is a power of two, one byte. Its products are exact, so
+//               a decoder has nothing to round, and an encoder rounds once. The levels of E3M0 are
+//               powers of two as well: its relative squared error is 0.038 for normal, Laplace and
+//               Student-3 distributions alike, where integers of 4 bits have 0.016, 0.032 and
+//               0.076. Rounding to them needs integer operations on the bits of floats only.
 //   stat2       Four levels: the means of what lies below mean - 1.5 sigma, below the mean, below
 //               mean + 1.5 sigma, and above. Relative squared error: 0.163 (normal), 0.192
-//               (Laplace), 0.31 (Student-3).
-//   top-k       The largest values of 4,096, without the zeros. Their distances are nearly
+//               (Laplace), 0.30 (Student-3).
+//   top-k       The largest values of 4,096, without zeros. Their distances are nearly
 //               geometrically distributed, so Golomb-Rice codes are within 0.1 bits of the entropy
 //               of 7.43 bits a value at 1/64. A value is a sign and one of two magnitudes. Four
 //               independent levels would cost 32 bits a block more, 0.165 instead of 0.157 bits a
@@ -59,8 +58,6 @@ constexpr uint32_t kMaxExponent = 254;
 constexpr size_t kLanes = 8;
 
 using Block = std::span<const float>;
-
-#define CADRE_INLINE __attribute__((always_inline)) inline
 
 absl::Status Truncated() { return absl::InvalidArgumentError("the code is truncated"); }
 
@@ -361,7 +358,8 @@ using EightBytes = uint8_t __attribute__((vector_size(kLanes)));
 using Lanes = double __attribute__((vector_size(kLanes * sizeof(double))));
 
 // Loads `n` values; the others are `rest`.
-CADRE_INLINE EightFloats LoadFloats(const float* x, int64_t n, float rest) {
+__attribute__((always_inline)) inline EightFloats LoadFloats(const float* x, int64_t n,
+                                                             float rest) {
   EightFloats values = rest - EightFloats{};
   if (n >= static_cast<int64_t>(kLanes)) {
     std::memcpy(&values, x, sizeof(values));
@@ -371,7 +369,7 @@ CADRE_INLINE EightFloats LoadFloats(const float* x, int64_t n, float rest) {
   return values;
 }
 
-CADRE_INLINE double SumOf(const Lanes& lanes) {
+__attribute__((always_inline)) inline double SumOf(const Lanes& lanes) {
   double sum = 0;
   for (size_t lane = 0; lane < kLanes; ++lane) sum += lanes[lane];
   return sum;

@@ -21,9 +21,9 @@
 //   stat2   2.02           four levels: the means of what lies    sum of (d - x)^2 <=
 //                          between mean - 1.5 sigma, mean and     (1 + 2^-15) sum of x^2
 //                          mean + 1.5 sigma
-//   topk    0.16           the `keep` largest of 4,096 (here 64), as for stat2; all but `keep`
-//                          entropy-coded indices, sign and one    values are 0
-//                          of two magnitudes
+//   topk    0.16           the 64 largest of 4,096 (or another    as for stat2; all but `keep`
+//                          `keep`): entropy-coded indices,       values are 0
+//                          sign and one of two magnitudes
 //
 //    except that errors of up to 2^-126 may be added, and that e3m0 rounds down from 1.5 * 2^127.
 //
