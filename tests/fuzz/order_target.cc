@@ -104,7 +104,10 @@ void Parse(absl::string_view text, const Use& use) {
   NoErrors no_errors;
   parser.RecordErrorsTo(&no_errors);
   Message message;
-  if (parser.ParseFromString(std::string(text), &message)) use(message);
+  if (!parser.ParseFromString(std::string(text), &message)) return;
+  // A message that was sent has only valid texts.
+  Message received;
+  if (received.ParseFromString(message.SerializeAsString())) use(received);
 }
 
 }  // namespace
