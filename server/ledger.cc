@@ -240,6 +240,7 @@ Decision<Opened> Ledger::OpenRun(const RunTerms& terms) {
       runs_.erase(found);
     } else if (!SameTerms(known.terms, terms) && untouched) {
       opened.dropped = KeysOf(known.contributions);
+      opened.reassigned = true;
       runs_.erase(found);
     } else if (!SameTerms(known.terms, terms)) {
       return Malformed(absl::StrCat("run ", terms.run,
@@ -337,7 +338,9 @@ int64_t Ledger::StoredElements(const std::string& name) const {
   const int64_t of_version = run->span.size() * (1 + run->terms.outer_states);
   int64_t elements = of_version * ((run->current ? 1 : 0) + (run->previous ? 1 : 0));
   for (const auto& [key, contribution] : run->contributions) {
-    elements += contribution.elements * contribution.stored_chunks / contribution.chunks;
+    // A contribution without elements has no chunks.
+    const int64_t chunks = std::max(1U, contribution.chunks);
+    elements += contribution.elements * contribution.stored_chunks / chunks;
   }
   return elements;
 }

@@ -128,6 +128,8 @@ struct Opened {
   std::optional<uint32_t> hollow;
   // Versions to discard, the newest last.
   std::vector<uint32_t> discarded;
+  // Whether the run had another shard here, or another model, until now: its version 0 is obsolete.
+  bool reassigned = false;
   // Earlier lineage (id of a model's history) of the same run id; its files belong to another run.
   std::optional<std::string> replaces_lineage;
   Interval span;

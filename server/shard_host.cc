@@ -227,7 +227,7 @@ absl::StatusOr<v1::RunOpened> ShardHost::OpenRun(const v1::OpenRun& open) {
     Remove(opened.dropped);
   }
   // After a reassignment, version 0 of the old shard must not be used for the new one.
-  if (opened.make_version_zero) store_->RemoveVersion(open.run(), 0);
+  if (opened.make_version_zero || opened.reassigned) store_->RemoveVersion(open.run(), 0);
   // If the process ends before the run file is saved, the shard has no version, which the answer to
   // the next OpenRun tells.
   for (const uint32_t version : opened.discarded) store_->DiscardVersion(open.run(), version);

@@ -669,6 +669,16 @@ TEST_F(EndedRunsTest, DeletionTakesNamesOnly) {
 
 // --- Space
 
+// A rank may stage nothing; its contribution has no chunks.
+TEST_F(ShardHostTest, EmptyContributionNeedsNoSpace) {
+  Open();
+  const int64_t reserved = host_->ReservedBytes();
+  auto staging = host_->Stage(Header(run_, {}, 0, 0, kChunk));
+  ASSERT_TRUE(staging.ok()) << staging.status();
+  EXPECT_EQ(staging->grant.chunks, 0u);
+  EXPECT_EQ(host_->ReservedBytes(), reserved);
+}
+
 // 15 parameters: two kept versions, a new one, and the contributions of two groups.
 TEST_F(ShardHostTest, RunWithoutSpaceIsRefused) {
   constexpr int64_t kNeeded = 15 * 4 * 5;
@@ -1063,6 +1073,21 @@ TEST_F(ShardHostTest, ReassignedShardDropsOldPart) {
   const auto fresh = ShardHost::Open(folder.path(), "agg-0", &counters_);
   ASSERT_TRUE(fresh.ok()) << fresh.status();
   EXPECT_EQ(Open().digest(), (*fresh)->OpenRun(run_.Open())->digest());
+}
+
+// The run may have gone on elsewhere, so that version 0 is not made again.
+TEST_F(ShardHostTest, ReassignedShardWithoutVersionDropsOldPart) {
+  run_.shards = 2;
+  EXPECT_EQ(Open().shards(), 2u);
+  run_.shard = 1;
+  v1::OpenRun open = run_.Open();
+  open.set_version(3);
+  open.set_hollow(3);
+  EXPECT_TRUE(host_->OpenRun(open)->hollow());
+  Restart();
+  EXPECT_THAT(host_->States(), IsEmpty()) << "version 0 of the old shard must not be used";
+  open.clear_hollow();
+  EXPECT_TRUE(host_->OpenRun(open)->hollow());
 }
 
 // --- Refusals are counted by name
