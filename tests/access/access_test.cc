@@ -44,11 +44,14 @@ constexpr char kAggregator[] = "a-0";
 const SecretKey kKey = {1};
 const SecretKey kOtherKey = {2};
 
+// The callers before kRawOperator fail in the handshake, which any mistake of their client would do
+// as well; kRawOperator uses the same client with a good certificate.
 enum class Caller {
   kPlaintext,
   kNoCertificate,
   kOtherAuthority,
   kExpired,
+  kRawOperator,
   kViewer,
   kOperator,
   kWorker,
@@ -56,15 +59,22 @@ enum class Caller {
   kAggregator,
   kAggregatorOfAnotherName,
 };
-constexpr Caller kCallers[] = {Caller::kPlaintext,      Caller::kNoCertificate,
-                               Caller::kOtherAuthority, Caller::kExpired,
-                               Caller::kViewer,         Caller::kOperator,
-                               Caller::kWorker,         Caller::kWorkerOfAnotherRun,
-                               Caller::kAggregator,     Caller::kAggregatorOfAnotherName};
+constexpr Caller kCallers[] = {Caller::kPlaintext,
+                               Caller::kNoCertificate,
+                               Caller::kOtherAuthority,
+                               Caller::kExpired,
+                               Caller::kRawOperator,
+                               Caller::kViewer,
+                               Caller::kOperator,
+                               Caller::kWorker,
+                               Caller::kWorkerOfAnotherRun,
+                               Caller::kAggregator,
+                               Caller::kAggregatorOfAnotherName};
 constexpr const char* kCallerNames[] = {"plaintext",
                                         "no certificate",
                                         "another authority",
                                         "expired",
+                                        "operator by the client of the callers above",
                                         "viewer",
                                         "operator",
                                         "worker",
@@ -72,12 +82,13 @@ constexpr const char* kCallerNames[] = {"plaintext",
                                         "aggregator",
                                         "aggregator of another name"};
 
-bool IsAuthenticated(Caller caller) { return caller >= Caller::kViewer; }
+bool IsAuthenticated(Caller caller) { return caller >= Caller::kRawOperator; }
 
 bool HasRoleFor(Caller caller, v1::Access access) {
   switch (caller) {
     case Caller::kViewer:
       return access == v1::VIEWER;
+    case Caller::kRawOperator:
     case Caller::kOperator:
       return access == v1::VIEWER || access == v1::OPERATOR;
     case Caller::kWorker:
@@ -207,6 +218,8 @@ class AccessTest : public ::testing::Test {
         return grpc::CreateChannel(address, RawTls("foreign"));
       case Caller::kExpired:
         return grpc::CreateChannel(address, RawTls("expired"));
+      case Caller::kRawOperator:
+        return grpc::CreateChannel(address, RawTls("operator"));
       case Caller::kViewer:
         return with("viewer");
       case Caller::kOperator:
