@@ -9,7 +9,7 @@
 namespace cadre {
 
 std::map<std::string, v1::Access> MethodAccess() {
-  // One message of each file with services.
+  // One message of each file with services; check_access fails the build if one is missing.
   const google::protobuf::FileDescriptor* files[] = {v1::SubmitRequest::descriptor()->file(),
                                                      v1::MemberMessage::descriptor()->file(),
                                                      v1::StageRequest::descriptor()->file()};
