@@ -168,11 +168,22 @@ absl::StatusOr<int> RootedFiles::OpenDescriptor(const std::string& path, int fla
 
 absl::StatusOr<std::string> RootedFiles::Resolve(const std::string& path) const {
   if (flag_.empty()) return path;
-  CADRE_ASSIGN_OR_RETURN(const int fd, OpenDescriptor(path, O_PATH));
-  const absl::Cleanup close_fd = [fd] { close(fd); };
-  std::string resolved = PathOf(fd);
-  if (resolved.empty()) return ErrnoStatus(errno, "resolve", path);
-  return resolved;
+  return InRoot<std::string>(
+      path,
+      [&](const Root& root, const std::vector<std::string>& rest) -> absl::StatusOr<std::string> {
+        const int fd = OpenBeneath(root.fd, Joined(rest, rest.size()), O_PATH);
+        if (fd < 0) return Error(errno, "open", path);
+        const absl::Cleanup close_fd = [fd] { close(fd); };
+        std::string resolved = PathOf(fd);
+        if (resolved.empty()) return ErrnoStatus(errno, "resolve", path);
+        const auto beneath = After(root.resolved, ComponentsOf(resolved));
+        // The root was moved after it was opened.
+        if (!beneath) return resolved;
+        const std::vector<std::string> given = ComponentsOf(path);
+        std::vector<std::string> named(given.begin(), given.end() - std::ssize(rest));
+        named.insert(named.end(), beneath->begin(), beneath->end());
+        return absl::StrCat("/", absl::StrJoin(named, "/"));
+      });
 }
 
 // Creates one folder after the other, each in a parent that the kernel has found beneath the root.

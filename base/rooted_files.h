@@ -36,9 +36,10 @@ class RootedFiles {
   // close the result. Errors, here and below: PermissionDenied, naming the flag, for a path that is
   // not beneath a root or that leads out of it; otherwise those of the file system.
   absl::StatusOr<int> OpenDescriptor(const std::string& path, int flags) const;
-  // The path, without links, of an existing file or folder.
+  // The path of an existing file or folder without links beneath its root. The root is named as in
+  // `path`: other hosts may resolve a root that is a link differently.
   absl::StatusOr<std::string> Resolve(const std::string& path) const;
-  // The same for a folder, which is created with its parents unless it exists.
+  // The path, without any links, of a folder that is created with its parents unless it exists.
   absl::StatusOr<std::string> MakeFolder(const std::string& path) const;
 
  private:

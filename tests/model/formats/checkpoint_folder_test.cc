@@ -17,6 +17,7 @@
 namespace cadre {
 namespace {
 
+using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -186,6 +187,29 @@ TEST(CheckpointFolder, StaysBeneathRoots) {
               IsError(kDenied, "leads out of --checkpoint-root"));
   EXPECT_TRUE(CheckpointDraft::Begin(folder / "root/new", kRun, 1, files).ok());
   EXPECT_FALSE(std::filesystem::exists(folder / "missing"));
+}
+
+// Rank 0 chooses the checkpoint, and the other hosts open it by the path that rank 0 sends. The
+// root is a link to another folder there.
+TEST(CheckpointFolder, RootMayBeAnotherLinkOnEachHost) {
+  const TemporaryFolder folder;
+  for (const char* mount : {"mount-a", "mount-b"}) {
+    Save(folder / mount + "/run", 4);
+    std::filesystem::create_symlink("step-4", folder / mount + "/run/best");
+  }
+  std::filesystem::create_symlink("mount-a", folder / "shared");
+  const RootedFiles here = RootedFiles::Open("--checkpoint-root", {folder / "shared"}).value();
+  std::vector<std::string> chosen;
+  for (const char* from : {"shared/run", "shared/run/step-4", "shared/run/best"}) {
+    chosen.push_back(ResolveCheckpoint(folder / from, here).value());
+  }
+  EXPECT_THAT(chosen, Each(folder / "shared/run/step-4"));
+  std::filesystem::remove(folder / "shared");
+  std::filesystem::create_symlink("mount-b", folder / "shared");
+  const RootedFiles there = RootedFiles::Open("--checkpoint-root", {folder / "shared"}).value();
+  for (const std::string& path : chosen) {
+    EXPECT_THAT(ReadFile(path + "/" + kModelFile, 1 << 10, there), IsOk());
+  }
 }
 
 TEST(CheckpointFolder, RefusesInvalidDirectory) {
