@@ -47,9 +47,14 @@ constexpr size_t kMaxPageBytes = 512 << 10;
 // have given out more.
 constexpr uint32_t kUnknownGenerations = 1'000'000;
 
-// Maximum number of deleted runs of which not all aggregators have confirmed the removal. Beyond it
-// the oldest are forgotten: their files count as those of an unknown run that may have ended.
+// Maximum number of records of deleted runs. Beyond it the oldest are forgotten, first those whose
+// removal all aggregators have confirmed: their files count as those of an unknown run that may
+// have ended.
 constexpr size_t kMaxDeletedRuns = 1024;
+
+// Maximum number of orders to delete that one aggregator has not confirmed: few of the messages
+// that may wait for a member (streams.cc).
+constexpr size_t kMaxOrderedDeletes = 64;
 
 // A function object for std::visit made of one lambda per alternative.
 template <typename... Lambdas>
@@ -301,10 +306,9 @@ void Machine::OnHello(ConnectionId connection, const v1::Hello& hello) {
     std::set<std::string>& unknown = unknown_runs_[hello.name()];
     unknown.clear();
     OnHigherGeneration(hello.generation());
-    SendDeletes(member);
     for (const v1::ShardState& shard : hello.shards()) {
       if (IsDeleted(shard.run(), shard.lineage())) {
-        SendDelete(member, deleted_.at(shard.run()));
+        RequireDelete(hello.name(), deleted_.at(shard.run()));
         continue;
       }
       Run* const run = Visit(shard.run());
@@ -321,6 +325,7 @@ void Machine::OnHello(ConnectionId connection, const v1::Hello& hello) {
         run->FallBehind(shard.version());
       }
     }
+    SendDeletes(member);
     for (auto& [number, run] : runs_) {
       if (run.active()) run.OnAggregatorJoined(member, joined->address_changed);
       if (run.behind()) run.RequestReport(member);
@@ -346,6 +351,7 @@ void Machine::OnClosed(const Member& member) {
 
 void Machine::OnAggregatorLost(const Member& member) {
   if (adoption_.has_value()) adoption_->Lose(member.record.name());
+  ordered_deletes_.erase(member.record.name());
   for (auto& [number, run] : runs_) run.OnAggregatorLost(member.record.name());
   VisitAll();
 }
@@ -620,11 +626,7 @@ void Machine::Delete(uint32_t number) {
   deleted.set_lineage(run.record().lineage());
   std::set<std::string> names(run.record().shards().begin(), run.record().shards().end());
   names.insert(run.record().former_shards().begin(), run.record().former_shards().end());
-  for (const std::string& name : names) {
-    deleted.add_aggregators(name);
-    if (const Member* member = cluster_.members().Aggregator(name)) SendDelete(*member, deleted);
-  }
-  cluster_.NoteRemovedRun(number);
+  deleted.mutable_aggregators()->Add(names.begin(), names.end());
   cluster_.out().EraseOne(RunKey(run.id()));
   cluster_.out().EraseOne(SpecKey(run.id()));
   cluster_.out().EraseBelow(CommitsPrefix(run.id()));
@@ -635,38 +637,58 @@ void Machine::Delete(uint32_t number) {
   if (names.empty()) return;
   cluster_.out().Put(DeletedKey(deleted.run()), deleted);
   deleted_[deleted.run()] = std::move(deleted);
-  while (deleted_.size() > kMaxDeletedRuns) {
-    const auto oldest = std::min_element(
-        deleted_.begin(), deleted_.end(),
-        [](const auto& a, const auto& b) { return RunNumber(a.first) < RunNumber(b.first); });
-    cluster_.out().EraseOne(DeletedKey(oldest->first));
-    deleted_.erase(oldest);
+  while (deleted_.size() > kMaxDeletedRuns) ForgetDeleted();
+  for (const std::string& name : names) {
+    if (const Member* member = cluster_.members().Aggregator(name)) SendDeletes(*member);
   }
 }
 
-void Machine::SendDelete(const Member& aggregator, const v1::DeletedRunRecord& deleted) {
-  v1::CoordinatorMessage message;
-  message.mutable_delete_run()->set_run(deleted.run());
-  message.mutable_delete_run()->set_lineage(deleted.lineage());
-  cluster_.SendTo(aggregator.id(), message);
+void Machine::ForgetDeleted() {
+  const auto rank = [](const auto& entry) {
+    return std::pair(!entry.second.aggregators().empty(), RunNumber(entry.first));
+  };
+  const auto oldest =
+      std::min_element(deleted_.begin(), deleted_.end(),
+                       [&](const auto& a, const auto& b) { return rank(a) < rank(b); });
+  cluster_.NoteRemovedRun(RunNumber(oldest->first));
+  for (auto& [name, runs] : ordered_deletes_) runs.erase(oldest->first);
+  cluster_.out().EraseOne(DeletedKey(oldest->first));
+  deleted_.erase(oldest);
+}
+
+void Machine::RequireDelete(const std::string& aggregator, v1::DeletedRunRecord& deleted) {
+  auto& names = *deleted.mutable_aggregators();
+  if (std::find(names.begin(), names.end(), aggregator) != names.end()) return;
+  *names.Add() = aggregator;
+  cluster_.out().Put(DeletedKey(deleted.run()), deleted);
 }
 
 void Machine::SendDeletes(const Member& aggregator) {
   const std::string& name = aggregator.record.name();
+  std::set<std::string>& ordered = ordered_deletes_[name];
   for (const auto& [run, deleted] : deleted_) {
+    if (ordered.size() >= kMaxOrderedDeletes) return;
     const auto& names = deleted.aggregators();
-    if (std::find(names.begin(), names.end(), name) != names.end()) SendDelete(aggregator, deleted);
+    if (std::find(names.begin(), names.end(), name) == names.end()) continue;
+    if (!ordered.insert(run).second) continue;
+    v1::CoordinatorMessage message;
+    message.mutable_delete_run()->set_run(run);
+    message.mutable_delete_run()->set_lineage(deleted.lineage());
+    cluster_.SendTo(aggregator.id(), message);
   }
 }
 
 void Machine::OnRunDeleted(const Member& aggregator, const v1::RunDeleted& message) {
   if (!IsDeleted(message.run(), message.lineage())) return;
+  const std::string& name = aggregator.record.name();
   v1::DeletedRunRecord& deleted = deleted_.at(message.run());
   auto& names = *deleted.mutable_aggregators();
-  names.erase(std::remove(names.begin(), names.end(), aggregator.record.name()), names.end());
-  if (!names.empty()) return cluster_.out().Put(DeletedKey(message.run()), deleted);
-  cluster_.out().EraseOne(DeletedKey(message.run()));
-  deleted_.erase(message.run());
+  const auto confirmed = std::remove(names.begin(), names.end(), name);
+  if (confirmed == names.end()) return;
+  names.erase(confirmed, names.end());
+  cluster_.out().Put(DeletedKey(message.run()), deleted);
+  ordered_deletes_[name].erase(message.run());
+  SendDeletes(aggregator);
 }
 
 bool Machine::IsDeleted(absl::string_view run, absl::string_view lineage) const {

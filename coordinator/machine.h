@@ -118,8 +118,12 @@ class Machine {
   // Removes the records of the run, and orders its aggregators to remove its files. Requires: the
   // run has ended.
   void Delete(uint32_t number);
-  void SendDelete(const Member& aggregator, const v1::DeletedRunRecord& deleted);
-  // Repeats orders that the aggregator has not confirmed.
+  // Forgets the deletion that matters least.
+  void ForgetDeleted();
+  // The aggregator has files of the run, whether it has confirmed their removal or not.
+  void RequireDelete(const std::string& aggregator, v1::DeletedRunRecord& deleted);
+  // Sends orders that the aggregator has not confirmed, unless many are on their way; it is called
+  // again when one of these is confirmed.
   void SendDeletes(const Member& aggregator);
   void OnRunDeleted(const Member& aggregator, const v1::RunDeleted& message);
   // Whether files of this run and lineage are to be removed.
@@ -141,8 +145,10 @@ class Machine {
   // By run number, which is the order of submission.
   std::map<uint32_t, Run> runs_;
   // Deleted runs that aggregators may still store, by id: they are not unknown runs, which could be
-  // adopted.
+  // adopted. `aggregators` are those that have not confirmed the removal.
   std::map<std::string, v1::DeletedRunRecord, std::less<>> deleted_;
+  // Runs that aggregators were told to delete since they joined, and have not confirmed.
+  std::map<std::string, std::set<std::string>> ordered_deletes_;
   // Runs to settle in this call, and the deadlines of all others.
   std::set<uint32_t> unsettled_;
   std::set<std::pair<absl::Time, uint32_t>> deadlines_;

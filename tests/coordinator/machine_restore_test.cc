@@ -680,11 +680,42 @@ TEST(AdoptEvictedTest, EndedRunIsNotAdopted) {
   // It returns with a disk of before it removed the files.
   aggregator.shards[run] = stored;
   cluster.Restart(aggregator);
+  EXPECT_FALSE(aggregator.shards.contains(run));
+  EXPECT_EQ(cluster.Adopt().runs_size(), 0);
+}
+
+// No record of the deletion remains after many others.
+TEST(AdoptEvictedTest, ForgottenRunIsNotAdopted) {
+  FakeCluster cluster([](Machine::Options& options) { options.keep_closed_runs = 0; });
+  cluster.behaviour.train = false;
+  cluster.AddWorker("w0");
+  cluster.AddAggregator("agg-0");
+  const std::string run = cluster.Submit(MakeSpec(1, 1, 5, 10));
+  FakeAggregator& aggregator = cluster.aggregators()[0];
+  const FakeAggregator::Shard stored = aggregator.shards.at(run);
+  cluster.StopRun(run);
+  ASSERT_FALSE(aggregator.shards.contains(run));
+  for (int i = 0; i < 1024; ++i) cluster.StopRun(cluster.Submit(MakeSpec(1, 1, 5, 10)));
+  aggregator.shards[run] = stored;
+  cluster.Restart(aggregator);
   EXPECT_EQ(cluster.Adopt().runs_size(), 0);
   const v1::AdoptReply reply = cluster.Adopt(run);
   ASSERT_EQ(reply.runs_size(), 1);
   EXPECT_THAT(reply.runs(0).problem(), HasSubstr("it may have ended"));
   EXPECT_EQ(cluster.machine().Status(cluster.now(), run).runs_size(), 0);
+}
+
+// Both were submitted after the backup that the store was restored from.
+TEST_F(AdoptTest, OlderUnknownRunAfterYoungerOneWasDeleted) {
+  const std::string older = Begin();
+  cluster_.AddWorkers(1);
+  const std::string younger = cluster_.Submit(MakeSpec(1, 1, 5, 10));
+  cluster_.LoseStore();
+  EXPECT_EQ(ProblemOf(younger), "");
+  cluster_.StopRun(younger);
+  cluster_.DeleteRun(younger);
+  ASSERT_EQ(cluster_.last_status, absl::OkStatus());
+  EXPECT_EQ(ProblemOf(older), "");
 }
 
 struct MalformedReport {

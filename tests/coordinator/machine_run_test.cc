@@ -3,7 +3,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <set>
+#include <string>
+#include <vector>
 
+#include "base/protocol.h"
+#include "coordinator/keys.h"
 #include "tests/base/expect.h"
 #include "tests/coordinator/fake_cluster.h"
 
@@ -11,6 +16,7 @@ namespace cadre::testing {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using ::testing::StartsWith;
 
 class MachineRunTest : public MachineTest {
@@ -256,7 +262,7 @@ TEST(MachineLimitsTest, OldRunsAreEvicted) {
   EXPECT_TRUE(cluster.machine().Revisions(first).empty());
   EXPECT_FALSE(cluster.machine().Revisions(second).empty());
   for (const auto& [key, value] : cluster.store()) {
-    EXPECT_EQ(key.find(first), std::string::npos) << key;
+    EXPECT_TRUE(key == DeletedKey(first) || key.find(first) == std::string::npos) << key;
   }
   EXPECT_FALSE(cluster.aggregators()[0].shards.contains(first));
   EXPECT_TRUE(cluster.aggregators()[0].shards.contains(second));
@@ -266,7 +272,7 @@ TEST(MachineLimitsTest, OldRunsAreEvicted) {
 
 class DeleteRunTest : public ::testing::Test {
  protected:
-  DeleteRunTest() {
+  DeleteRunTest() : cluster_([](Machine::Options& options) { options.keep_closed_runs = 1000; }) {
     cluster_.AddAggregator("agg-0");
     cluster_.AddAggregator("agg-1");
     cluster_.AddWorker("w0");
@@ -277,9 +283,22 @@ class DeleteRunTest : public ::testing::Test {
     cluster_.Run(absl::Seconds(1));
     return run;
   }
-  // Whether a record of the coordinator is about the run.
+  // Deletes runs while agg-1 is away.
+  std::set<std::string> DeleteRuns(int count) {
+    std::set<std::string> runs;
+    for (int i = 0; i < count; ++i) runs.insert(TrainRun());
+    cluster_.Kill(cluster_.aggregators()[1]);
+    for (const std::string& run : runs) cluster_.DeleteRun(run);
+    return runs;
+  }
+  // Whether the coordinator has a record of the run, or an aggregator has not confirmed that it has
+  // removed the files.
   bool Remembers(const std::string& run) const {
     return std::any_of(cluster_.store().begin(), cluster_.store().end(), [&](const auto& entry) {
+      v1::DeletedRunRecord deleted;
+      if (entry.first == DeletedKey(run)) {
+        return !deleted.ParseFromString(entry.second) || !deleted.aggregators().empty();
+      }
       return entry.first.find(run) != std::string::npos;
     });
   }
@@ -313,6 +332,64 @@ TEST_F(DeleteRunTest, AbsentAggregatorRemovesItsFilesWhenItReturns) {
   cluster_.Restart(cluster_.aggregators()[1]);
   EXPECT_FALSE(Stores(1, run));
   EXPECT_FALSE(Remembers(run));
+}
+
+// More orders than may wait for a member (streams.cc).
+TEST_F(DeleteRunTest, ManyOrdersAreSentInBatches) {
+  std::set<std::string> runs = DeleteRuns(200);
+  const ConnectionId connection = cluster_.Open();
+  v1::Hello hello;
+  hello.set_protocol(kProtocol);
+  hello.set_role(v1::ROLE_AGGREGATOR);
+  hello.set_name("agg-1");
+  hello.set_incarnation("process");
+  hello.set_address("agg-1:1");
+  for (const auto& [run, shard] : cluster_.aggregators()[1].shards) {
+    v1::ShardState& state = *hello.add_shards();
+    state.set_run(run);
+    state.set_lineage(shard.lineage);
+  }
+  ASSERT_EQ(hello.shards_size(), 200);
+  cluster_.SendFrom(connection, hello);
+  // Each answer is followed by the next order, and no run is named twice.
+  size_t read = 0;
+  size_t confirmed = 0;
+  while (true) {
+    const std::vector<v1::CoordinatorMessage> sent = cluster_.SentTo(connection);
+    if (read == sent.size()) break;
+    ASSERT_LE(sent.size(), confirmed + 65);
+    const v1::CoordinatorMessage& message = sent[read++];
+    if (!message.has_delete_run()) continue;
+    EXPECT_EQ(runs.erase(message.delete_run().run()), 1U) << message.delete_run().run();
+    v1::RunDeleted deleted;
+    deleted.set_run(message.delete_run().run());
+    deleted.set_lineage(message.delete_run().lineage());
+    cluster_.SendFrom(connection, deleted);
+    ++confirmed;
+  }
+  EXPECT_THAT(runs, IsEmpty());
+}
+
+// The orders of a stream that broke are repeated.
+TEST_F(DeleteRunTest, UnconfirmedOrdersAreRepeated) {
+  const std::set<std::string> runs = DeleteRuns(100);
+  cluster_.Restart(cluster_.aggregators()[1]);
+  EXPECT_THAT(cluster_.aggregators()[1].shards, IsEmpty());
+  for (const std::string& run : runs) EXPECT_FALSE(Remembers(run));
+}
+
+// Its disk is a copy of before the deletion.
+TEST_F(DeleteRunTest, AggregatorWithAnOlderDiskRemovesTheFilesAgain) {
+  const std::string run = TrainRun();
+  FakeAggregator& aggregator = cluster_.aggregators()[0];
+  const auto shards = aggregator.shards;
+  cluster_.DeleteRun(run);
+  cluster_.RestartCoordinator();
+  for (int i = 0; i < 2; ++i) {
+    aggregator.shards = shards;
+    cluster_.Restart(aggregator);
+    EXPECT_FALSE(Stores(0, run));
+  }
 }
 
 TEST_F(DeleteRunTest, UnknownRunsOfAggregatorsAreKept) {
