@@ -27,6 +27,7 @@
 #include "base/file.h"
 #include "base/rpc/access.h"
 #include "base/rpc/grpc_channel.h"
+#include "base/rpc/grpc_log.h"
 #include "base/status.h"
 
 namespace cadre {
@@ -134,6 +135,7 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const DaemonOptions& optio
       options.credentials.secure() ? options.credentials.identity().trust_domain : "";
   CADRE_ASSIGN_OR_RETURN(const std::shared_ptr<AccessPolicy> access,
                          AccessPolicy::Make(trust_domain));
+  LimitGrpcLog();
   grpc::EnableDefaultHealthCheckService(true);
   grpc::ServerBuilder builder;
   Configure(builder);

@@ -238,28 +238,24 @@ bool TcpListener::Deliver(Connection& connection) {
   const auto it = newest_.find(GroupKey(header.run, header.group));
   if (it == newest_.end() || header.generation > it->second.group.generation) return false;
   Generation& here = it->second;
-  const auto refuse = [&](Answer::Code code, const std::string& reason) {
-    Refuse(connection, code, reason);
-    return true;
-  };
   if (!here.expected || header.generation != here.group.generation) {
-    return refuse(Answer::Code::kStaleGeneration,
+    return Refuse(connection, Answer::Code::kStaleGeneration,
                   absl::StrCat("generation ", header.generation, " of group ", header.group,
                                " is over; the newest here is ", here.group.generation));
   }
   if (!AreCompatible(header.protocol, here.group.protocol)) {
-    return refuse(Answer::Code::kWrongProtocol,
+    return Refuse(connection, Answer::Code::kWrongProtocol,
                   absl::StrFormat("rank %d has protocol %d, rank %d has protocol %d", header.from,
                                   header.protocol, here.rank, here.group.protocol));
   }
   if (!IsSigned(here.group.key, header, connection.challenge)) {
-    return refuse(Answer::Code::kWrongKey,
+    return Refuse(connection, Answer::Code::kWrongKey,
                   absl::StrCat("the caller does not know the key of generation ", header.generation,
                                " of group ", header.group));
   }
   if (header.to != here.rank || header.ranks != here.ranks || header.from <= here.rank ||
       header.from >= here.ranks || !IsValid(header)) {
-    return refuse(Answer::Code::kWrongRank,
+    return Refuse(connection, Answer::Code::kWrongRank,
                   absl::StrCat("rank ", header.from, " of ", header.ranks, " calls rank ",
                                header.to, ", but this is rank ", here.rank, " of ", here.ranks));
   }
@@ -268,16 +264,19 @@ bool TcpListener::Deliver(Connection& connection) {
   return true;
 }
 
-// Sends the reason; the caller closes the connection. Only the greeting was written to the
+// Sends the reason. Only the greeting was written to the
 // connection before, so there is room for the answer.
-void TcpListener::Refuse(const Connection& connection, Answer::Code code,
+bool TcpListener::Refuse(const Connection& connection, Answer::Code code,
                          const std::string& reason) {
-  LOG(INFO) << "refused a connection between ranks: " << reason;
+  if (const auto line = log_limit_.Pass(reason, absl::Now())) {
+    LOG(INFO) << "refused a connection between ranks: " << *line;
+  }
   Count(CounterOf(code));
   Answer answer{.code = code};
   answer.reason = decltype(answer.reason)(reason);
   // A caller that has closed the connection needs no answer.
   SendWhole(connection.socket, BytesOf(answer)).IgnoreError();
+  return true;
 }
 
 void TcpListener::Count(absl::string_view what) {

@@ -30,6 +30,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "base/counters.h"
+#include "base/log_limit.h"
 #include "worker/transport/handshake.h"
 #include "worker/transport/socket.h"
 
@@ -118,7 +119,9 @@ class TcpListener {
   bool Read(Connection& connection) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Delivers or refuses a connection that has its header. Returns false if it must wait.
   bool Deliver(Connection& connection) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Refuse(const Connection& connection, Answer::Code code, const std::string& reason);
+  // Returns true: the connection must not be kept.
+  bool Refuse(const Connection& connection, Answer::Code code, const std::string& reason)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The generation if it is the newest of its group and expected, or null.
   Generation* Find(const GroupIdentity& group) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Count(absl::string_view what);
@@ -139,6 +142,8 @@ class TcpListener {
   // In the order of arrival.
   std::map<uint64_t, Connection> connections_ ABSL_GUARDED_BY(mutex_);
   std::map<GroupKey, Generation> newest_ ABSL_GUARDED_BY(mutex_);
+  // Of refused connections, which any host can cause.
+  LogLimit log_limit_ ABSL_GUARDED_BY(mutex_);
 
   std::thread thread_;
 };

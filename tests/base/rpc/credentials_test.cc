@@ -5,9 +5,14 @@
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
+#include <iterator>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -131,6 +136,32 @@ TEST_F(CredentialsTest, CallerWithoutCertificateIsRefused) {
   EXPECT_EQ(CallWith({.pem_root_certs = Read("ca/ca.crt")}), kUnavailable);
 }
 
+// Any process that reaches the port can cause failed handshakes.
+TEST_F(CredentialsTest, FailedHandshakesDoNotFillTheLog) {
+  Start("coordinator");
+  const absl::Time start = absl::Now();
+  ::testing::internal::CaptureStderr();
+  // Longer than the interval of the limit, which began with a line of another test.
+  while (absl::Now() < start + absl::Milliseconds(1500)) {
+    const int caller = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    sockaddr_in address = {.sin_family = AF_INET,
+                           .sin_port = htons(daemon_->port()),
+                           .sin_addr = {.s_addr = htonl(INADDR_LOOPBACK)}};
+    ASSERT_EQ(connect(caller, reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+    constexpr absl::string_view kPlaintext = "GET / HTTP/1.1\r\n\r\n";
+    EXPECT_EQ(write(caller, kPlaintext.data(), kPlaintext.size()), std::ssize(kPlaintext));
+    // Until the server closes the connection.
+    char received[64];
+    while (read(caller, received, sizeof(received)) > 0) {
+    }
+    close(caller);
+  }
+  const std::string log = ::testing::internal::GetCapturedStderr();
+  const int64_t lines = std::count(log.begin(), log.end(), '\n');
+  EXPECT_THAT(log, HasSubstr("Handshake failed"));
+  EXPECT_LE(lines, 3 + absl::ToInt64Seconds(absl::Now() - start)) << log;
+}
+
 TEST_F(CredentialsTest, OtherAuthorityIsRefused) {
   EXPECT_THAT(WriteAuthority(folder_ / "other_ca", {}), IsOk());
   Issue("stranger", {.role = Role::kCoordinator, .name = "main"}, "other_ca");
@@ -178,11 +209,10 @@ TEST_F(CredentialsTest, ExpiredCertificateIsRefusedInAResumedSession) {
   const std::string output = folder_ / "output";
   // The server sends its settings to a client that it accepts.
   const auto accepted = [&](const std::string& session) {
-    EXPECT_GE(system(absl::StrCat("timeout 3 openssl s_client -quiet -connect ",
-                                  daemon_->address(), " -tls1_3 -cert ", folder_ / "short/tls.crt",
-                                  " -key ", folder_ / "short/tls.key", " -CAfile ",
-                                  folder_ / "short/ca.crt", " -alpn h2 ", session, " > ", output,
-                                  " < /dev/null 2> /dev/null")
+    EXPECT_GE(system(absl::StrCat("timeout 3 openssl s_client -quiet -connect ", daemon_->address(),
+                                  " -tls1_3 -cert ", folder_ / "short/tls.crt", " -key ",
+                                  folder_ / "short/tls.key", " -CAfile ", folder_ / "short/ca.crt",
+                                  " -alpn h2 ", session, " > ", output, " < /dev/null 2> /dev/null")
                          .c_str()),
               0);
     return !Read("output").empty();

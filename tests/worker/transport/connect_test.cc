@@ -1,6 +1,7 @@
 // Connecting groups: kinds of links, order of arrival, host names, generations, refusals, and peers
 // that are silent or send garbage.
 #include <arpa/inet.h>
+#include <glog/logging.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <poll.h>
@@ -428,6 +429,35 @@ TEST(ConnectTest, RejectsOldGeneration) {
   // The worker itself cannot return to an older generation either.
   EXPECT_EQ(Connect(listeners, 0, Generation(4)).status().code(), absl::StatusCode::kAborted);
   ExpectConnects(listeners, Generation(6));
+}
+
+// Counts the lines of the log.
+class CountLines final : public google::LogSink {
+ public:
+  CountLines() { google::AddLogSink(this); }
+  ~CountLines() override { google::RemoveLogSink(this); }
+  void send(google::LogSeverity, const char*, const char*, int, const google::LogMessageTime&,
+            const char*, size_t) override {
+    ++count_;
+  }
+  int count() const { return count_; }
+
+ private:
+  std::atomic<int> count_ = 0;
+};
+
+TEST(ConnectTest, RefusalsDoNotFillTheLog) {
+  Counters counters;
+  Listeners listeners(2, {.counters = &counters});
+  ExpectConnects(listeners, Generation(5));
+  const absl::Time start = absl::Now();
+  const CountLines lines;
+  for (int i = 0; i < 40; ++i) {
+    EXPECT_EQ(RawCaller(listeners.At(0), MakeHeader(4)).ReadCode(), Answer::Code::kStaleGeneration);
+  }
+  EXPECT_EQ(counters.Get("transport_refused_stale_generation"), 40U);
+  EXPECT_GE(lines.count(), 1);
+  EXPECT_LE(lines.count(), 2 + absl::ToInt64Seconds(absl::Now() - start));
 }
 
 TEST(ConnectTest, NewGenerationRejectsWaitingOldCall) {
