@@ -40,16 +40,31 @@ bool Known(const std::string& name, bool* takes_next) {
          info.type == "bool";
 }
 
-// Every value on the command line, in order, by the name of its flag with underscores. Written by
-// ParseProgramFlags.
+// Every value that a string flag of the program was given, in order, by the name of the flag with
+// underscores.
 std::multimap<std::string, std::string>& GivenValues() {
   static auto* const values = new std::multimap<std::string, std::string>();
   return *values;
 }
 
+// gflags calls it for every value, whether that comes from the command line or from a flag file,
+// and for the defaults of flags that are not given.
+bool OnValue(const char* name, const std::string& value) {
+  if (!value.empty()) GivenValues().emplace(name, value);
+  return true;
+}
+
+void CollectValues(absl::string_view source) {
+  std::vector<gflags::CommandLineFlagInfo> flags;
+  gflags::GetAllFlags(&flags);
+  for (const gflags::CommandLineFlagInfo& flag : flags) {
+    if (!absl::EndsWith(flag.filename, source) || flag.type != "string") continue;
+    gflags::RegisterFlagValidator(static_cast<const std::string*>(flag.flag_ptr), OnValue);
+  }
+}
+
 // The first argument that is neither a known flag nor the value of one; null if there is none.
-// gflags would end the process with exit code 1 for it. Stores the
-// values of the arguments before it.
+// gflags would end the process with exit code 1 for it.
 const char* FirstUnknown(int argc, char** argv) {
   for (int i = 1; i < argc; ++i) {
     absl::string_view argument = argv[i];
@@ -58,9 +73,7 @@ const char* FirstUnknown(int argc, char** argv) {
     const size_t equals = argument.find('=');
     bool takes_next = false;
     if (!Known(std::string(argument.substr(0, equals)), &takes_next)) return argv[i];
-    std::string value(equals == absl::string_view::npos ? "" : argument.substr(equals + 1));
-    if (takes_next && equals == absl::string_view::npos && ++i < argc) value = argv[i];
-    GivenValues().emplace(absl::StrReplaceAll(argument.substr(0, equals), {{"-", "_"}}), value);
+    if (takes_next && equals == absl::string_view::npos) ++i;
   }
   return nullptr;
 }
@@ -102,6 +115,7 @@ std::optional<int> ParseProgramFlags(const char* usage, const char* version, con
                  unknown);
     return kExitBadFlags;
   }
+  CollectValues(source);
   gflags::ParseCommandLineNonHelpFlags(argc, argv, true);
   if (FLAGS_help || FLAGS_helpshort) {
     PrintHelp(usage, source);
@@ -111,11 +125,10 @@ std::optional<int> ParseProgramFlags(const char* usage, const char* version, con
   return std::nullopt;
 }
 
-std::vector<std::string> AllValues(const std::string& name, const std::string& last) {
+std::vector<std::string> AllValues(const std::string& name) {
   std::vector<std::string> values;
   const auto [begin, end] = GivenValues().equal_range(name);
   for (auto value = begin; value != end; ++value) values.push_back(value->second);
-  if (values.empty() && !last.empty()) values.push_back(last);
   return values;
 }
 

@@ -19,8 +19,8 @@ inline constexpr int kExitBadFlags = 2;
 std::optional<int> ParseProgramFlags(const char* usage, const char* version, const char* source,
                                      int* argc, char*** argv);
 
-// All values that ParseProgramFlags has found for a string flag that may be repeated, in order.
-// gflags keeps the last one only. `last`: its value by gflags, which may come from a flag file.
-std::vector<std::string> AllValues(const std::string& name, const std::string& last);
+// All values of a string flag of the program that may be repeated, in order, those in flag files
+// (--flagfile) included. gflags keeps the last one only. `name` has underscores.
+std::vector<std::string> AllValues(const std::string& name);
 
 }  // namespace cadre

@@ -114,8 +114,8 @@ int main(int argc, char** argv) {
     return Fail(kExitUsage, absl::StrCat(wrong, "; see --help"));
   }
 
-  const auto checkpoint_files = cadre::RootedFiles::Open(
-      "--checkpoint-root", cadre::AllValues("checkpoint_root", FLAGS_checkpoint_root));
+  const auto checkpoint_files =
+      cadre::RootedFiles::Open("--checkpoint-root", cadre::AllValues("checkpoint_root"));
   if (!checkpoint_files.ok()) return Fail(kExitUsage, checkpoint_files.status().message());
   const auto credentials =
       cadre::Credentials::FromFlags(FLAGS_tls, FLAGS_insecure, cadre::Role::kAggregator);

@@ -228,12 +228,11 @@ int main(int argc, char** argv) {
   options.name = FLAGS_name.empty() ? DefaultName(*credentials) : FLAGS_name;
   const absl::Status named = cadre::CheckName("--name", options.name);
   if (!named.ok()) return FailToStart(named);
-  const auto data_files =
-      cadre::RootedFiles::Open("--data-root", cadre::AllValues("data_root", FLAGS_data_root));
+  const auto data_files = cadre::RootedFiles::Open("--data-root", cadre::AllValues("data_root"));
   if (!data_files.ok()) return FailToStart(data_files.status());
   options.data_files = *data_files;
-  const auto checkpoint_files = cadre::RootedFiles::Open(
-      "--checkpoint-root", cadre::AllValues("checkpoint_root", FLAGS_checkpoint_root));
+  const auto checkpoint_files =
+      cadre::RootedFiles::Open("--checkpoint-root", cadre::AllValues("checkpoint_root"));
   if (!checkpoint_files.ok()) return FailToStart(checkpoint_files.status());
   options.checkpoint_files = *checkpoint_files;
   const cadre::ComputeOptions compute{
