@@ -5,12 +5,10 @@
 #include <signal.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cstdio>
 #include <string>
 
 #include "absl/status/status.h"
-#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
@@ -22,6 +20,7 @@
 #include "base/rooted_files.h"
 #include "base/rpc/daemon.h"
 #include "worker/compute.h"
+#include "worker/default_name.h"
 #include "worker/probe_program.h"
 #include "worker/transport/tcp_link.h"
 #include "worker/worker.h"
@@ -35,8 +34,8 @@ DEFINE_string(
     "host:port that is sent to the other ranks; default: --listen with the selected port");
 DEFINE_string(name, "",
               "display name of [a-z0-9._-], unique on its host, under which failures are recorded; "
-              "default: host "
-              "name and the port of --listen or, if that is 0, the process id");
+              "default: the name in the certificate, the host name, and the port of --listen or, "
+              "if that is 0, the process id");
 DEFINE_int32(threads, 1, "number of compute threads");
 DEFINE_string(
     device, "cpu",
@@ -178,15 +177,11 @@ int Probe() {
   return status.ok() ? 0 : Fail(status);
 }
 
-// With a fixed port, equal for a restarted process. With a certificate, it begins with the name
-// there.
+// With a fixed port, equal for a restarted process.
 std::string DefaultName(const cadre::Credentials& credentials) {
   const std::string port = FLAGS_listen.substr(FLAGS_listen.rfind(':') + 1);
-  std::string name = absl::AsciiStrToLower(cadre::HostName());
-  if (credentials.secure()) name = absl::StrCat(credentials.identity().name, "-", name);
-  // The suffix must remain unique on the host.
-  name.resize(std::min<size_t>(name.size(), cadre::kMaxName - 12));
-  return absl::StrCat(name, "-", port == "0" ? absl::StrCat(getpid()) : port);
+  return cadre::DefaultWorkerName(credentials.secure() ? credentials.identity().name : "",
+                                  cadre::HostName(), port == "0" ? absl::StrCat(getpid()) : port);
 }
 
 }  // namespace

@@ -1,0 +1,19 @@
+// The name of a worker that was given none.
+//
+// Thread-safe (pure function).
+#pragma once
+
+#include <string>
+
+#include "absl/strings/string_view.h"
+
+namespace cadre {
+
+// CERTIFICATE-HOST-SUFFIX, in at most kMaxName characters. The coordinator requires that the name
+// begins with that of the certificate (empty without TLS), and the suffix makes it unique on the
+// host, so the host is shortened first. If the suffix does not fit either, the name is that of the
+// certificate.
+std::string DefaultWorkerName(absl::string_view certificate, absl::string_view host,
+                              absl::string_view suffix);
+
+}  // namespace cadre
