@@ -123,7 +123,7 @@ bool Aggregator::OnMessage(const v1::CoordinatorMessage& message) {
     return true;
   }
   if (!IsOrder(message)) {
-    LOG(WARNING) << "unexpected message: " << message.ShortDebugString();
+    LOG(WARNING) << "unexpected message: " << BodyName(message);
     return true;
   }
   absl::MutexLock lock(&mutex_);

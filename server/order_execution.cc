@@ -81,6 +81,11 @@ bool IsOrder(const v1::CoordinatorMessage& message) {
          message.has_report_run() || message.has_close_run() || message.has_delete_run();
 }
 
+std::string BodyName(const v1::CoordinatorMessage& message) {
+  const auto* const field = message.GetDescriptor()->FindFieldByNumber(message.body_case());
+  return field == nullptr ? "nothing" : field->name();
+}
+
 OrderResult ExecuteOrder(ShardHost& host, const v1::CoordinatorMessage& order) {
   if (order.has_open_run()) return OpenRun(host, order.open_run());
   if (order.has_apply()) return Apply(host, order.apply());

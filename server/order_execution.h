@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <string>
 
 #include "proto/cadre/v1/membership.pb.h"
 #include "server/shard_host.h"
@@ -10,6 +11,9 @@ namespace cadre {
 
 // Whether the message is an order: OpenRun, Apply, Fence, ReportRun, CloseRun or DeleteRun.
 bool IsOrder(const v1::CoordinatorMessage& message);
+
+// The name of the field of the message that is set, for logs: its values may be keys.
+std::string BodyName(const v1::CoordinatorMessage& message);
 
 struct OrderResult {
   std::optional<v1::MemberMessage> answer;
