@@ -317,13 +317,13 @@ void CoordinatorService::PrepareBackup() {
 
 grpc::ServerBidiReactor<v1::MemberMessage, v1::CoordinatorMessage>* CoordinatorService::Join(
     grpc::CallbackServerContext* context) {
-  const absl::StatusOr<Identity> peer = PeerIdentity(*context->auth_context());
+  const absl::StatusOr<std::optional<Identity>> caller = CallerIdentity(*context->auth_context());
   JoinStream* stream = nullptr;
   {
     absl::MutexLock lock(&mutex_);
     const ConnectionId connection = ++last_id_;
     stream = new JoinStream(
-        connection, peer.ok() ? std::optional(*peer) : std::nullopt,
+        connection, caller.value_or(std::nullopt),
         [this](Event event) { return loop_ != nullptr && loop_->Post(std::move(event)); },
         [this, connection] {
           absl::MutexLock done(&mutex_);
@@ -331,7 +331,11 @@ grpc::ServerBidiReactor<v1::MemberMessage, v1::CoordinatorMessage>* CoordinatorS
         });
     streams_[connection] = stream;
   }
-  stream->Begin();
+  if (caller.ok()) {
+    stream->Begin();
+  } else {
+    stream->End(caller.status());
+  }
   return stream;
 }
 

@@ -94,6 +94,15 @@ absl::StatusOr<Identity> PeerIdentity(const grpc::AuthContext& context) {
   return identity;
 }
 
+absl::StatusOr<std::optional<Identity>> CallerIdentity(const grpc::AuthContext& context) {
+  const std::vector<grpc::string_ref> security =
+      context.FindPropertyValues(GRPC_TRANSPORT_SECURITY_TYPE_PROPERTY_NAME);
+  if (security.size() == 1 && security[0] == "insecure") return std::nullopt;
+  absl::StatusOr<Identity> identity = PeerIdentity(context);
+  if (!identity.ok()) return identity.status();
+  return *std::move(identity);
+}
+
 std::string PeerName(const grpc::ServerContextBase& context) {
   const std::shared_ptr<const grpc::AuthContext> auth = context.auth_context();
   if (const auto identity = PeerIdentity(*auth); auth->IsPeerAuthenticated() && identity.ok()) {

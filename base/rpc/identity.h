@@ -42,6 +42,10 @@ absl::StatusOr<Identity> ParseSpiffeId(absl::string_view uri);
 // Errors: Unauthenticated, without a certificate that has exactly one such URI.
 absl::StatusOr<Identity> PeerIdentity(const grpc::AuthContext& context);
 
+// The same for the caller of a server that may run without TLS: nothing if the connection has none.
+// Errors: Unauthenticated, with TLS and without such a certificate.
+absl::StatusOr<std::optional<Identity>> CallerIdentity(const grpc::AuthContext& context);
+
 // Names the peer of a call for limits and counts: its identity, or its IP address without TLS.
 std::string PeerName(const grpc::ServerContextBase& context);
 

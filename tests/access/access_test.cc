@@ -7,6 +7,8 @@
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/impl/codegen/proto_utils.h>
 #include <grpcpp/security/credentials.h>
+#include <grpcpp/security/server_credentials.h>
+#include <grpcpp/server_builder.h>
 #include <gtest/gtest.h>
 
 #include <map>
@@ -355,6 +357,25 @@ TEST_F(AccessTest, EveryMethodByEveryCaller) {
     }
   }
   RecordProperty("cells", cells);
+}
+
+// A server without the object that checks callers before a service does.
+TEST_F(AccessTest, MemberWithoutCertificateIsRefusedByTheServiceItself) {
+  grpc::SslServerCredentialsOptions options;
+  options.pem_key_cert_pairs.push_back(
+      {*ReadFile(folder_ / "coordinator/tls.key"), *ReadFile(folder_ / "coordinator/tls.crt")});
+  grpc::ServerBuilder builder;
+  int port = 0;
+  builder.AddListeningPort("127.0.0.1:0", grpc::SslServerCredentials(options), &port);
+  for (grpc::Service* service : service_->services()) builder.RegisterService(service);
+  const std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
+  const auto channel = grpc::CreateChannel(absl::StrCat("127.0.0.1:", port), RawTls(""));
+  const auto& join = *google::protobuf::DescriptorPool::generated_pool()->FindMethodByName(
+      "cadre.v1.Membership.Join");
+  EXPECT_EQ(
+      Call(channel, "/cadre.v1.Membership/Join", Requests(join, Caller::kWorker)).error_code(),
+      StatusCode::UNAUTHENTICATED);
+  server->Shutdown();
 }
 
 // Another name than that of the certificate, and a role that the certificate does not have.
