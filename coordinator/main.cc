@@ -110,7 +110,7 @@ int Serve(const Credentials& credentials) {
     failed.Notify();
     RequestTermination();
   };
-  CoordinatorService service(std::move(options));
+  CoordinatorService service(std::move(options), credentials);
   if (const absl::Status started = service.Start(store->get(), FLAGS_store + ".backup");
       !started.ok()) {
     return Fail(started);

@@ -213,8 +213,11 @@ grpc::ServerUnaryReactor* CoordinatorService::List(grpc::CallbackServerContext*,
 grpc::ServerUnaryReactor* CoordinatorService::Get(grpc::CallbackServerContext*,
                                                   const v1::StatusRequest* request,
                                                   v1::StatusReply* reply) {
-  return Query([request = *request, reply](const Machine& machine, absl::Time now) -> absl::Status {
+  const std::optional<uint64_t> left =
+      request->page_token().empty() ? credentials_.SecondsLeft() : std::nullopt;
+  return Query([=, request = *request](const Machine& machine, absl::Time now) -> absl::Status {
     CADRE_ASSIGN_OR_RETURN(*reply, machine.Status(now, request));
+    if (left.has_value()) (*reply->mutable_counters())["certificate_seconds_left"] = *left;
     return absl::OkStatus();
   });
 }

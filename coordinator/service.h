@@ -26,6 +26,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
+#include "base/rpc/credentials.h"
 #include "coordinator/backup.h"
 #include "coordinator/loop.h"
 #include "coordinator/streams.h"
@@ -40,7 +41,9 @@ class CoordinatorService final : public v1::Membership::CallbackService,
                                  public v1::Members::CallbackService,
                                  public Loop::Callbacks {
  public:
-  explicit CoordinatorService(Loop::Options options) : options_(std::move(options)) {}
+  // `credentials`: those of its server; the status shows how long they are valid.
+  explicit CoordinatorService(Loop::Options options, Credentials credentials = {})
+      : options_(std::move(options)), credentials_(std::move(credentials)) {}
   ~CoordinatorService() override { Drain(); }
 
   // Restores the state from the store and starts the loop; earlier calls are Unavailable. `store`
@@ -135,6 +138,7 @@ class CoordinatorService final : public v1::Membership::CallbackService,
   void PrepareBackup() ABSL_LOCKS_EXCLUDED(mutex_);
 
   const Loop::Options options_;
+  const Credentials credentials_;
   // Set by Start.
   Store* store_ = nullptr;
   std::string backup_path_;

@@ -17,6 +17,7 @@
 #include <grpcpp/security/tls_credentials_options.h>
 #include <stdlib.h>
 
+#include <algorithm>
 #include <functional>
 #include <utility>
 
@@ -104,6 +105,7 @@ class PeerVerifier : public grpc::experimental::ExternalCertificateVerifier {
 
 struct Credentials::Tls {
   Identity identity;
+  std::string certificate_path;
   std::shared_ptr<grpc::experimental::CertificateProviderInterface> provider;
 
   // Options common to servers and channels.
@@ -137,6 +139,7 @@ absl::StatusOr<Credentials> Credentials::FromFolder(const std::string& folder) {
   RequireTls13();
   auto tls = std::make_shared<Tls>();
   tls->identity = *identity;
+  tls->certificate_path = paths.certificate;
   tls->provider = std::make_shared<grpc::experimental::FileWatcherCertificateProvider>(
       paths.key, paths.certificate, paths.authority, kRefreshSeconds);
   return Credentials(std::move(tls));
@@ -162,6 +165,15 @@ absl::StatusOr<Credentials> Credentials::FromFlags(const std::string& tls, bool 
 }
 
 const Identity& Credentials::identity() const { return tls_->identity; }
+
+std::optional<uint64_t> Credentials::SecondsLeft() const {
+  if (!secure()) return std::nullopt;
+  const absl::StatusOr<std::string> pem = ReadFile(tls_->certificate_path);
+  if (!pem.ok()) return std::nullopt;
+  const absl::StatusOr<CertificateInfo> own = ReadCertificate(*pem, tls_->certificate_path);
+  if (!own.ok()) return std::nullopt;
+  return std::max<int64_t>(0, absl::ToInt64Seconds(own->end - absl::Now()));
+}
 
 std::shared_ptr<grpc::ServerCredentials> Credentials::server(
     std::shared_ptr<grpc::AuthMetadataProcessor> processor) const {

@@ -22,6 +22,7 @@
 #include <grpcpp/security/credentials.h>
 #include <grpcpp/security/server_credentials.h>
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -57,6 +58,9 @@ class Credentials {
   bool secure() const { return tls_ != nullptr; }
   // The own identity. Requires: secure().
   const Identity& identity() const;
+  // Seconds for which the own certificate, as the file has it now, is valid; 0 if it has expired.
+  // Nothing without TLS, and while the file cannot be read.
+  std::optional<uint64_t> SecondsLeft() const;
 
   // With a processor, every call passes it after the handshake. It needs the identity of the
   // caller, so it is not used without TLS.

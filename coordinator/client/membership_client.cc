@@ -344,6 +344,9 @@ void MembershipClient::WriteOne() {
 v1::MemberMessage MembershipClient::NextHeartbeat() const {
   v1::MemberMessage message;
   if (options_.heartbeat) *message.mutable_heartbeat() = options_.heartbeat();
+  if (const auto left = options_.credentials.SecondsLeft()) {
+    (*message.mutable_heartbeat()->mutable_counters())["certificate_seconds_left"] = *left;
+  }
   absl::MutexLock lock(&mutex_);
   (*message.mutable_heartbeat()->mutable_counters())["stale_epochs"] = stale_epochs_;
   return message;

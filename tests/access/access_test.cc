@@ -173,7 +173,7 @@ class AccessTest : public ::testing::Test {
     store_ = *std::move(store);
     Loop::Options options;
     options.machine.protocol = kProtocol;
-    service_ = std::make_unique<CoordinatorService>(std::move(options));
+    service_ = std::make_unique<CoordinatorService>(std::move(options), Load("coordinator"));
     ASSERT_THAT(service_->Start(store_.get()), IsOk());
     auto daemon = Daemon::Start({.credentials = Load("coordinator")}, service_->services());
     ASSERT_THAT(daemon, IsOk());
@@ -357,6 +357,25 @@ TEST_F(AccessTest, EveryMethodByEveryCaller) {
     }
   }
   RecordProperty("cells", cells);
+}
+
+TEST_F(AccessTest, StatusShowsTheValidityOfTheCertificate) {
+  const auto stub = v1::Status::NewStub(Connect(Caller::kViewer, false));
+  const uint64_t day = 24 * 3600;
+  for (const uint64_t days : {2, 30}) {
+    Issue("coordinator",
+          {.role = Role::kCoordinator,
+           .name = "main",
+           .ips = {"127.0.0.1"},
+           .validity = {.begin = absl::Now(), .end = absl::Now() + absl::Hours(24 * days)},
+           .replace = true});
+    grpc::ClientContext context;
+    v1::StatusReply reply;
+    ASSERT_TRUE(stub->Get(&context, {}, &reply).ok());
+    ASSERT_TRUE(reply.counters().contains("certificate_seconds_left"));
+    EXPECT_LE(reply.counters().at("certificate_seconds_left"), days * day);
+    EXPECT_GT(reply.counters().at("certificate_seconds_left"), (days - 1) * day);
+  }
 }
 
 // A server without the object that checks callers before a service does.
