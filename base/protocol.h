@@ -7,6 +7,9 @@
 //   by 1  changes without which this build can work, too: it handles members of the version before
 //   by 2  all other changes: members of the version before are refused
 //
+// The rules hold for released numbers. None is released yet: 2 is that of version 0.1.0, which is
+// in development, so its messages may still change in any way without a new number.
+//
 // A test compares the messages with a digest (tests/base/rpc/protocol_test.cc), so that no change
 // is overlooked.
 //

@@ -1,6 +1,5 @@
 // Commands that call a coordinator. Each makes one call and prints the reply, except watch, wait
 // and run, which follow updates.
-#include <sys/stat.h>
 
 #include <algorithm>
 #include <utility>
@@ -233,7 +232,6 @@ absl::StatusOr<int> BackUpStore(const Invocation& in) {
   const Console& console = in.console;
   const bool progress = console.err_terminal && !in.global.quiet;
   CADRE_ASSIGN_OR_RETURN(const auto client, MakeClient(in.global));
-  umask(077);
   CADRE_ASSIGN_OR_RETURN(AtomicFile file, AtomicFile::Create(path));
   uint64_t bytes = 0;
   const absl::Status received = client->Backup(

@@ -267,7 +267,6 @@ absl::Status Run::Resume() {
                     : AtEnd(record_, record_.step()) ? v1::RUN_STATE_FINISHING
                                                      : v1::RUN_STATE_RUNNING);
   UpdateDemand();
-  SaveSpec();
   Save();
   for (int shard = 0; shard < shards_.size(); ++shard) SendOpenRun(shard);
   return absl::OkStatus();

@@ -30,8 +30,8 @@ inline constexpr int64_t kMaxCenterElements = 1 << 28;
 inline constexpr int64_t kMaxBatchElements = int64_t{1} << 31;
 
 // All problems, in the order of the spec's fields; of a spec that exceeds kMaxSpecBytes or
-// kMaxSpecText, only that. Does not read files (model/formats/data_check.h
-// does). Only the first invalid layer of a model is reported, since later shapes are then unknown.
+// kMaxSpecText, only that. Does not read files (model/formats/data_check.h does). Only the first
+// invalid layer of a model is reported, since later shapes are then unknown.
 std::vector<Problem> FindProblems(const v1::RunSpec& spec);
 
 // Errors: InvalidArgument with one "field: message" per line.
