@@ -3,7 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <set>
 #include <string>
+#include <variant>
 
 #include "absl/strings/str_cat.h"
 #include "base/protocol.h"
@@ -391,6 +393,23 @@ TEST_F(RestoreShardTest, ParkedRunReservesNoWorkers) {
   cluster_.Wipe(agg(0));
   EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_PARKED);
   EXPECT_EQ(RunStateOf(next), v1::RUN_STATE_RUNNING);
+}
+
+// It is as long as the run file, and never changes.
+TEST_F(RestoreShardTest, ResumeDoesNotStoreTheSpecAgain) {
+  const std::string run = Begin();
+  cluster_.Kill(agg(0));
+  cluster_.Fail(cluster_.Lead(run, 0));
+  cluster_.Fail(cluster_.Lead(run, 1));
+  cluster_.Wipe(agg(0));
+  ExpectParked(run);
+  std::set<std::string> changed;
+  for (const Action& action :
+       cluster_.machine().Handle(ResumeRun{.request = 900, .run = run}, cluster_.now())) {
+    if (const auto* const op = std::get_if<Store::Op>(&action)) changed.insert(op->key);
+  }
+  EXPECT_TRUE(changed.contains(RunKey(run)));
+  EXPECT_FALSE(changed.contains(SpecKey(run)));
 }
 
 TEST_F(RestoreShardTest, LostParticipantOfAClosingRoundParksTheRun) {
