@@ -373,7 +373,8 @@ void Fragile(std::span<const uint8_t> bytes) {
 }  // namespace
 
 const std::map<std::string, Target>& Targets() {
-  static const std::map<std::string, Target> targets = {{"assignment", Assignment},
+  static const std::map<std::string, Target> targets = {{"answer", AnswerTarget},
+                                                        {"assignment", Assignment},
                                                         {"cifar10", Cifar10},
                                                         {"codec", CodecTarget},
                                                         {"fragile", Fragile},
