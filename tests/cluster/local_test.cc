@@ -141,8 +141,10 @@ TEST_F(LocalTest, PrintsOneJsonObject) {
   EXPECT_GT(number("bytes_across_groups"), number("payload_bytes_across_groups"));
   EXPECT_EQ(number("bytes_up") + number("bytes_down"), number("bytes_across_groups"));
   EXPECT_GT(number("bytes_up"), 0.49 * number("bytes_across_groups"));
-  // A round every 4 steps, and no pull of version 0.
-  EXPECT_NEAR(number("traffic_factor"), 4, 0.05);
+  // A round every 4 steps, and no pull of version 0; the headers are a large part for a small
+  // model.
+  EXPECT_NEAR(number("traffic_factor"),
+              4 * number("payload_bytes_across_groups") / number("bytes_across_groups"), 1e-9);
   EXPECT_GT(number("exposed_exchange_seconds"), 0);
   EXPECT_EQ(number("bytes_across_groups_synchronous"), 128 * 2 * parameters * 4);
   EXPECT_EQ(number("parameters"), parameters);

@@ -10,6 +10,7 @@
 #include "base/digest.h"
 #include "base/random.h"
 #include "base/status.h"
+#include "model/coding.h"
 #include "server/client/frame.h"
 #include "server/shard_host.h"
 #include "tests/base/memory_file_system.h"
@@ -63,8 +64,8 @@ class ShardHostCrashTest : public ::testing::Test {
       v1::Apply order = MakeApply(run_, round, {{}});
       if (outer_.has_optimizer()) *order.mutable_outer() = outer_;
       if (coded_) {
-        *order.mutable_up() = Open().spec().averaging().up();
-        *order.mutable_down() = Open().spec().averaging().down();
+        *order.mutable_up() = *CodingOf(Open().spec().averaging().up());
+        *order.mutable_down() = *CodingOf(Open().spec().averaging().down());
       }
       const auto applied = host_->Apply(order);
       if (!applied.ok()) return applied.status();
