@@ -109,7 +109,11 @@ v1::CommitRecord CommitOf(const std::string& run, uint32_t version, const v1::Ap
   v1::CommitRecord commit;
   commit.set_run(run);
   commit.set_round(version);
-  *commit.mutable_participants() = order.participants();
+  // The participants of a seed are the group that has restored the version.
+  if (!order.seed()) *commit.mutable_participants() = order.participants();
+  for (const v1::Participant& participant : commit.participants()) {
+    commit.set_samples(commit.samples() + participant.samples());
+  }
   commit.set_step(order.step());
   if (order.has_division()) *commit.mutable_division() = order.division();
   if (order.has_outer()) *commit.mutable_outer() = order.outer();
@@ -175,8 +179,13 @@ RebuiltRun RebuildRun(const std::string& run, const RunReports& reports) {
   rebuilt.newest.set_committed(true);
   if (version_of(*newest) > version) {
     const v1::Apply next = OrderOf(version + 1, shards);
+    if (next.seed()) {
+      rebuilt.problem =
+          absl::StrCat(oldest->second->first, " does not have version ", version + 1, " of shard ",
+                       oldest->first, ", and which groups made it is not known");
+      return rebuilt;
+    }
     rebuilt.closing = CommitOf(run, version + 1, next);
-    rebuilt.closing->set_samples(next.samples() - order.samples());
   }
   // The digest of version `version` is unknown if a shard has the next one. It is not needed then,
   // because no group forms before the next version is complete.

@@ -649,6 +649,19 @@ TEST_F(AdoptTest, ShardOneVersionAhead) {
   EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_DONE);
 }
 
+// The order of a seed names only the group that had the version, and not those that made it.
+TEST_F(AdoptTest, RestoredShardAheadDoesNotCloseTheRoundAgain) {
+  const std::string run = Begin(2);
+  cluster_.Kill(agg(1));
+  TrainBoth(run);
+  agg(0).shards.at(run).newest.set_seed(true);
+  cluster_.LoseStore();
+  cluster_.Connect(agg(1));
+  EXPECT_THAT(ProblemOf(run),
+              HasSubstr("agg-1 does not have version 3 of shard 1, and which groups "
+                        "made it is not known"));
+}
+
 TEST_F(AdoptTest, ShardAheadWithoutTheContributionsParksTheRun) {
   const std::string run = Begin(2);
   cluster_.Kill(agg(0));
@@ -870,8 +883,16 @@ TEST_F(OlderStoreTest, RunContinuesFromItsNewestVersion) {
   for (int round = 0; round < 3; ++round) TrainBoth(run);
   const v1::RunStatus before = cluster_.RunStatus(run);
   ASSERT_EQ(before.version(), 5u);
+  const auto samples_of_round = [&] {
+    v1::CommitRecord commit;
+    EXPECT_TRUE(commit.ParseFromString(cluster_.store().at(CommitKey(run, 5))));
+    return commit.samples();
+  };
+  const uint64_t samples = samples_of_round();
+  EXPECT_GT(samples, 0u);
   cluster_.RollBackStore(copy);
   EXPECT_EQ(VersionOf(run), 5u);
+  EXPECT_EQ(samples_of_round(), samples);
   EXPECT_EQ(cluster_.RunStatus(run).digest(), before.digest());
   EXPECT_EQ(cluster_.RunStatus(run).step(), before.step());
   EXPECT_EQ(cluster_.RunStatus(run).samples(), before.samples());
