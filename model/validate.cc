@@ -248,6 +248,17 @@ class Validation : private ProblemCollector {
     if (averaging.has_outer() && averaging.every_steps() == 0) {
       Add("averaging.outer", "is set, but averaging.every_steps is 0, so that there are no rounds");
     }
+    const v1::Overlap& overlap = averaging.overlap();
+    if (overlap.steps() > 0 && overlap.steps() >= averaging.every_steps()) {
+      Add("averaging.overlap.steps", "is ", overlap.steps(),
+          "; it must be less than averaging.every_steps, which is ", averaging.every_steps());
+    }
+    if (!(overlap.blend() >= 0 && overlap.blend() <= 1)) {
+      Add("averaging.overlap.blend", "is ", overlap.blend(), "; it must be in [0, 1]");
+    }
+    if (overlap.has_blend() && overlap.steps() == 0) {
+      Add("averaging.overlap.blend", "is set, but averaging.overlap.steps is not");
+    }
   }
 
   void CheckCoding(const std::string& field, const v1::Coding& coding) {

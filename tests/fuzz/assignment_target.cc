@@ -92,16 +92,24 @@ class Worker {
   static Next Answer(const RankProtocol::AskNudge&) { return RankProtocol::Nudged{true}; }
   static Next Answer(const RankProtocol::Stage& stage) {
     CHECK_EQ(stage.round, stage.base_version + 1);
+    if (stage.background) return RankProtocol::Unfinished{};
     return RankProtocol::Staged{};
   }
-  Next Answer(const RankProtocol::AwaitDecision&) {
+  static Next Answer(const RankProtocol::AwaitStaged&) { return RankProtocol::Staged{}; }
+  Next Answer(const RankProtocol::AwaitDecision& await) {
+    if (!await.wait) return RankProtocol::Unfinished{};
     awaiting_ = true;
     return std::nullopt;
   }
   Next Answer(const RankProtocol::Initialize&) {
     return RankProtocol::Pulled{.digest = rank_->start().digest()};
   }
+  static Next Answer(const RankProtocol::Merge& merge) {
+    CHECK_GT(merge.step, 0U);
+    return std::nullopt;
+  }
   static Next Answer(const RankProtocol::Pull& pull) {
+    if (pull.background) return RankProtocol::Unfinished{};
     return RankProtocol::Pulled{.digest = pull.digest};
   }
   static Next Answer(const RankProtocol::Begin&) { return RankProtocol::Kept{}; }

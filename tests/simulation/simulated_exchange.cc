@@ -33,7 +33,7 @@ SimulatedExchange::SimulatedExchange(World& world, Network& network, Directory& 
                                      Invariants& invariants, std::string host,
                                      TrainerProgress& progress, std::vector<int64_t> begins,
                                      std::vector<Interval> owned, Values& replica,
-                                     const SecretKey& key, bool copies_versions)
+                                     const SecretKey& key)
     : world_(world),
       network_(network),
       directory_(directory),
@@ -43,15 +43,13 @@ SimulatedExchange::SimulatedExchange(World& world, Network& network, Directory& 
       begins_(std::move(begins)),
       owned_(std::move(owned)),
       replica_(replica),
-      key_(key),
-      copies_versions_(copies_versions) {}
+      key_(key) {}
 
 // Requires: the addresses of all shards are set.
 SimulatedExchange::Part& SimulatedExchange::PartOf(uint32_t shard) {
   const auto [part, is_new] = parts_.try_emplace(shard);
   if (!is_new) return part->second;
   part->second.spans = PartsWithin(owned_, ShardSpan(begins_.back(), shard, shards()));
-  part->second.held = HeldValues(copies_versions_);
   for (const Interval& span : part->second.spans) {
     for (int64_t p = span.begin; p < span.end; ++p) part->second.positions.push_back(p);
   }
@@ -102,12 +100,12 @@ void SimulatedExchange::Stage(const v1::ContributionHeader& header, const Finish
     Part& part = PartOf(shard);
     if (part.positions.empty()) continue;
     part.held.BeginStage();
-    part.buffer.clear();
-    for (const int64_t p : part.positions) part.buffer.push_back(replica_[p]);
+    part.staged.clear();
+    for (const int64_t p : part.positions) part.staged.push_back(replica_[p]);
     const CallPtr call = NewCall(shard, world_.hosts[host_].training);
     call->header = header;
     *call->header.mutable_ranges() = RangesOf(begins_, part.spans);
-    call->values = part.buffer;
+    call->values = part.staged;
     call->finished = [&part, header = call->header](const absl::Status&) {
       part.held.EndStage(header.round());
       part.contribution = header;
@@ -124,10 +122,10 @@ void SimulatedExchange::Pull(const v1::PullRequest& request, const Finished& fin
     Part& part = PartOf(shard);
     if (part.positions.empty()) continue;
     part.held.BeginPull();
-    part.buffer.resize(part.positions.size());
+    part.version.resize(part.positions.size());
     const CallPtr call = NewCall(shard, world_.hosts[host_].training);
     call->request = request;
-    call->buffer = &part.buffer;
+    call->buffer = &part.version;
     call->finished = [&part, version = request.version()](const absl::Status&) {
       part.held.EndPull(version);
     };
@@ -139,8 +137,8 @@ void SimulatedExchange::Pull(const v1::PullRequest& request, const Finished& fin
 uint64_t SimulatedExchange::PulledDigest() const {
   uint64_t digest = 0;
   for (const auto& [shard, part] : parts_) {
-    for (size_t i = 0; i < part.buffer.size(); ++i) {
-      digest += Digest(std::span(part.buffer).subspan(i, 1), part.positions[i]);
+    for (size_t i = 0; i < part.version.size(); ++i) {
+      digest += Digest(std::span(part.version).subspan(i, 1), part.positions[i]);
     }
   }
   return digest;
@@ -149,8 +147,7 @@ uint64_t SimulatedExchange::PulledDigest() const {
 void SimulatedExchange::Adopt() {
   for (auto& [shard, part] : parts_) {
     part.held.Adopt();
-    if (part.held.copies()) part.version = part.buffer;
-    for (size_t i = 0; i < part.buffer.size(); ++i) replica_[part.positions[i]] = part.buffer[i];
+    for (size_t i = 0; i < part.version.size(); ++i) replica_[part.positions[i]] = part.version[i];
   }
 }
 
@@ -160,19 +157,10 @@ void SimulatedExchange::StageAgain(const v1::Restage& restage, v1::ContributionH
   Part& part = PartOf(restage.shard());
   if (part.positions.empty()) return finished(absl::OkStatus());
   const CallPtr call = NewCall(restage.shard(), world_.hosts[host_].process);
-  switch (restage.seed() ? part.held.Version(restage.round())
-                         : part.held.Contribution(restage.round())) {
-    case HeldValues::Place::kNowhere:
-      return finished(absl::NotFoundError("the rank does not hold the values"));
-    case HeldValues::Place::kBuffer:
-      call->values = part.buffer;
-      break;
-    case HeldValues::Place::kReplica:
-      for (const int64_t p : part.positions) call->values.push_back(replica_[p]);
-      break;
-    case HeldValues::Place::kCopy:
-      call->values = part.version;
-  }
+  const bool holds = restage.seed() ? part.held.HasVersion(restage.round())
+                                    : part.held.HasContribution(restage.round());
+  if (!holds) return finished(absl::NotFoundError("the rank does not hold the values"));
+  call->values = restage.seed() ? part.version : part.staged;
   call->header = restage.seed() ? std::move(seed) : part.contribution;
   *call->header.mutable_ranges() = RangesOf(begins_, part.spans);
   call->finished = finished;

@@ -34,8 +34,7 @@ class SimulatedExchange {
   // of the generation.
   SimulatedExchange(World& world, Network& network, Directory& directory, Invariants& invariants,
                     std::string host, TrainerProgress& progress, std::vector<int64_t> begins,
-                    std::vector<Interval> owned, Values& replica, const SecretKey& key,
-                    bool copies_versions);
+                    std::vector<Interval> owned, Values& replica, const SecretKey& key);
   ~SimulatedExchange() { Cancel(); }
 
   void SetAddress(uint32_t shard, const std::string& address) { addresses_[shard] = address; }
@@ -62,10 +61,9 @@ class SimulatedExchange {
   // One shard's part of the owned values.
   struct Part {
     std::vector<Interval> spans;
-    // In order; the staging buffer has the same elements.
+    // In order; the buffers have the same elements.
     std::vector<int64_t> positions;
-    Values buffer;
-    // Copy of the version that was adopted last, if `held` requires it.
+    Values staged;
     Values version;
     HeldValues held;
     v1::ContributionHeader contribution;
@@ -124,7 +122,6 @@ class SimulatedExchange {
   const std::vector<Interval> owned_;
   Values& replica_;
   const SecretKey key_;
-  const bool copies_versions_;
   std::map<uint32_t, std::string> addresses_;
   std::map<uint32_t, Part> parts_;
   std::vector<std::weak_ptr<Call>> calls_;

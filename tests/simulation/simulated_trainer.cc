@@ -38,7 +38,7 @@ SimulatedTrainer::SimulatedTrainer(World& world, Network& network, Fabrics& fabr
       base_(begins_.back()),
       trained_(begins_.back()),
       exchange_(world, network, directory, invariants, host, progress, begins_, owned_, trained_,
-                *ParseSecretKey(assignment_.key()), assignment_.spec().averaging().has_outer()),
+                *ParseSecretKey(assignment_.key())),
       protocol_(assignment_),
       life_(&host_.training) {
   fabric_->SetHost(place().rank(), host_);
@@ -358,12 +358,36 @@ void SimulatedTrainer::Do(const RankProtocol::Stage& stage) {
   if (!exchange_.has_shards()) return AgreeThatAllStaged();
   progress_.Enter(v1::ACTIVITY_EXCHANGING);
   const v1::ContributionHeader header = HeaderFor(stage.round, stage.samples);
-  exchange_.Stage(header, [this](const absl::Status& status) {
+  const auto staged = [this](const absl::Status& status) {
     const bool late = RefusalOf(status) == v1::REFUSAL_CLOSED_ROUND;
     if (!status.ok() && !late) return End(status, v1::FAILURE_CAUSE_AGGREGATOR);
     if (late) world_.Count("contributions_late");
-    AgreeThatAllStaged();
-  });
+    progress_.Advance();
+    exchanging_ = false;
+    if (auto waiting = std::exchange(waiting_for_exchange_, nullptr)) waiting();
+  };
+  exchanging_ = true;
+  if (!stage.background) waiting_for_exchange_ = [this] { AgreeThatAllStaged(); };
+  exchange_.Stage(header, staged);
+  if (stage.background) Handle(RankProtocol::Unfinished{});
+}
+
+void SimulatedTrainer::Do(const RankProtocol::AwaitStaged& await) {
+  if (await.wait) return AfterExchange([this] { AgreeThatAllStaged(); });
+  Collective("have all staged", exchanging_ ? "no" : "",
+             [this](const std::vector<std::string>& inputs) {
+               const bool all = std::all_of(inputs.begin(), inputs.end(),
+                                            [](const std::string& input) { return input.empty(); });
+               if (all) return AgreeThatAllStaged();
+               world_.Count("steps_during_exchanges");
+               Handle(RankProtocol::Unfinished{});
+             });
+}
+
+void SimulatedTrainer::AfterExchange(Next next) {
+  if (!exchanging_) return next();
+  progress_.Enter(v1::ACTIVITY_EXCHANGING);
+  waiting_for_exchange_ = std::move(next);
 }
 
 void SimulatedTrainer::AgreeThatAllStaged() {
@@ -373,18 +397,22 @@ void SimulatedTrainer::AgreeThatAllStaged() {
   });
 }
 
-void SimulatedTrainer::Do(const RankProtocol::AwaitDecision& /*await*/) {
-  progress_.Enter(v1::ACTIVITY_WAITING);
-  if (lead() && decisions_.empty()) {
+void SimulatedTrainer::Do(const RankProtocol::AwaitDecision& await) {
+  if (await.wait) progress_.Enter(v1::ACTIVITY_WAITING);
+  if (lead() && await.wait && decisions_.empty()) {
     awaiting_decision_ = true;
     return;
   }
   std::string input;
-  if (lead()) {
+  if (lead() && !decisions_.empty()) {
     input = decisions_.front().SerializeAsString();
     decisions_.pop_front();
   }
   Collective("decision", std::move(input), [this](const std::vector<std::string>& inputs) {
+    if (inputs[0].empty()) {
+      world_.Count("steps_during_exchanges");
+      return Handle(RankProtocol::Unfinished{});
+    }
     RankProtocol::Decided decided;
     if (!decided.decision.ParseFromString(inputs[0])) {
       world_.Violate("a decision cannot be parsed");
@@ -411,17 +439,34 @@ void SimulatedTrainer::Do(const RankProtocol::Pull& pull) {
     }
     Handle(RankProtocol::Pulled{.digest = digest, .payload_bytes = uint64_t(begins_.back()) * 4});
   };
-  if (world_.plant == Plant::kIgnoreVersion) return pulled(pull.digest);
-  progress_.Enter(v1::ACTIVITY_EXCHANGING);
-  exchange_.Pull(RequestFor(pull.version), [this, pulled](const absl::Status& status) {
-    if (!status.ok()) return End(status, v1::FAILURE_CAUSE_AGGREGATOR);
-    progress_.Advance();
+  if (world_.plant == Plant::kIgnoreVersion) {
+    return pull.background ? Handle(RankProtocol::Unfinished{}) : pulled(pull.digest);
+  }
+  if (pulling_ != pull.version) {
+    pulling_ = pull.version;
+    exchanging_ = true;
+    exchange_.Pull(RequestFor(pull.version), [this](const absl::Status& status) {
+      if (!status.ok()) return End(status, v1::FAILURE_CAUSE_AGGREGATOR);
+      progress_.Advance();
+      exchanging_ = false;
+      if (auto waiting = std::exchange(waiting_for_exchange_, nullptr)) waiting();
+    });
+  }
+  if (pull.background) return Handle(RankProtocol::Unfinished{});
+  AfterExchange([this, pulled] {
+    pulling_.reset();
     Collective("pulled", "", [this, pulled](const std::vector<std::string>&) {
       exchange_.Adopt();
       base_ = trained_;
       GroupDigest("digest of the version", pulled);
     });
   });
+}
+
+// The values that training would have changed depend only on the version and the samples.
+void SimulatedTrainer::Do(const RankProtocol::Merge& merge) {
+  step_ = merge.step;
+  world_.Count("versions_merged");
 }
 
 void SimulatedTrainer::Do(const RankProtocol::Begin& /*begin*/) { Handle(RankProtocol::Kept{}); }

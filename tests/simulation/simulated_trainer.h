@@ -79,9 +79,11 @@ class SimulatedTrainer {
   void Do(const RankProtocol::AskPresence& ask);
   void Do(const RankProtocol::AskNudge& ask);
   void Do(const RankProtocol::Stage& stage);
+  void Do(const RankProtocol::AwaitStaged& await);
   void Do(const RankProtocol::AwaitDecision& await);
   void Do(const RankProtocol::Initialize& initialize);
   void Do(const RankProtocol::Pull& pull);
+  void Do(const RankProtocol::Merge& merge);
   void Do(const RankProtocol::Begin& begin);
   void Do(const RankProtocol::Keep& keep);
   void Do(const RankProtocol::Evaluate& evaluate);
@@ -89,6 +91,8 @@ class SimulatedTrainer {
   void Do(const RankProtocol::Fail& fail);
   void TrainStep(uint32_t until);
   void AgreeThatAllStaged();
+  // Continues when the exchange that was begun last has ended.
+  void AfterExchange(Next next);
   // Rank 0 reports random step times at random steps.
   void MaybeMeasure();
   // Adds the last step to the trace in progress, as one event.
@@ -128,6 +132,10 @@ class SimulatedTrainer {
   uint32_t trace_steps_left_ = 0;
 
   uint32_t step_ = 0;
+  // An exchange with the shards is under way; what waits for it; the version that is being pulled.
+  bool exchanging_ = false;
+  Next waiting_for_exchange_;
+  std::optional<uint32_t> pulling_;
   // Those that are being carried out.
   std::set<std::tuple<uint32_t, uint32_t, bool>> restages_;
 };

@@ -172,6 +172,9 @@ v1::RunSpec Simulator::MakeSpec() {
   if (dice.Chance(0.5)) cluster.set_aggregators(between(1, aggregators_.size()));
   v1::Averaging& averaging = *spec.mutable_averaging();
   averaging.set_every_steps(averages ? between(1, 6) : 0);
+  if (averaging.every_steps() > 1) {
+    averaging.mutable_overlap()->set_steps(between(0, averaging.every_steps() - 1));
+  }
   if (cluster.groups() > 1 && dice.Chance(0.5)) {
     averaging.set_quorum(between(1, cluster.groups()));
     averaging.set_min_grace_ms(between(200, 4000));

@@ -1,14 +1,13 @@
 // Which values a rank can stage again at a shard that has lost its files: its contribution to a
 // round, or its part of a version.
 //
-// A pure state machine over three places, the staging buffer of the exchange with the shard, the
-// replica and, in a run with an outer optimizer, a copy of the version that was adopted last:
+// A pure state machine over two buffers of the exchange with the shard:
 //
-//   Stage(r)   copies replica -> buffer, and sends       contribution to r: buffer
-//   Pull(v)    receives -> buffer                        contribution to r: replica
-//              has received everything                   and version v: buffer
-//   Adopt      copies buffer -> replica [and copy]       version v: buffer, or copy
-//   training   changes the replica                       version v: buffer, or copy
+//   Stage(r)   copies the replica to one, and sends it   contribution to r
+//   Pull(v)    receives into the other                   contribution to r
+//              has received everything                   contribution to r, version v
+//   Adopt      copies version v to the replica           version v
+//   training   changes the replica                       version v, until the next Pull
 //
 // Because a rank adopts only after all ranks of its group have pulled, either all of them hold the
 // contribution, or all of them hold the version.
@@ -23,49 +22,21 @@ namespace cadre {
 
 class HeldValues {
  public:
-  enum class Place { kNowhere, kBuffer, kReplica, kCopy };
-
-  // `copies`: the version that is adopted is copied.
-  explicit HeldValues(bool copies = false) : copies_(copies) {}
-
-  // Both begin to overwrite the buffer.
-  void BeginStage() {
-    contribution_ = Place::kNowhere;
-    version_.reset();
-  }
-  void BeginPull() {
-    version_.reset();
-    if (contribution_ == Place::kBuffer) contribution_ = Place::kReplica;
-  }
+  // Begins to overwrite the contribution.
+  void BeginStage() { contribution_.reset(); }
   // The contribution to the round is durable at the shard.
-  void EndStage(uint32_t round) {
-    round_ = round;
-    contribution_ = Place::kBuffer;
-  }
+  void EndStage(uint32_t round) { contribution_ = round; }
+  // Begins to overwrite the version.
+  void BeginPull() { version_.reset(); }
   void EndPull(uint32_t version) { version_ = version; }
-  // The buffer is copied to the replica.
-  void Adopt() {
-    contribution_ = Place::kNowhere;
-    if (copies_) copy_ = version_;
-  }
+  void Adopt() { contribution_.reset(); }
 
-  bool copies() const { return copies_; }
-  // Where the contribution to the round is.
-  Place Contribution(uint32_t round) const {
-    return round == round_ ? contribution_ : Place::kNowhere;
-  }
-  Place Version(uint32_t version) const {
-    if (version == version_) return Place::kBuffer;
-    return version == copy_ ? Place::kCopy : Place::kNowhere;
-  }
+  bool HasContribution(uint32_t round) const { return contribution_ == round; }
+  bool HasVersion(uint32_t version) const { return version_ == version; }
 
  private:
-  bool copies_;
-  uint32_t round_ = 0;
-  Place contribution_ = Place::kNowhere;
-  // The buffer has this version, and the copy that one.
+  std::optional<uint32_t> contribution_;
   std::optional<uint32_t> version_;
-  std::optional<uint32_t> copy_;
 };
 
 }  // namespace cadre

@@ -32,7 +32,7 @@ RankProtocol::Actions RankProtocol::On(const Started& started) {
   version_ = start.version();
   if (assignment_.shards_size() == 0) return {Begin{}};
   if (start.version() == 0) return {Initialize{}};
-  return {PullDecided()};
+  return PullDecided();
 }
 
 RankProtocol::Actions RankProtocol::EvaluateAndTrain(uint64_t begin, uint64_t end,
@@ -57,11 +57,18 @@ RankProtocol::Actions RankProtocol::On(const Evaluated& evaluated) {
   return actions;
 }
 
-// A period consists of the steps between two boundaries.
+// A period consists of the steps between two boundaries. Those since the boundary of the version
+// that was just adopted have been trained already.
 RankProtocol::Actions RankProtocol::BeginPeriod() {
   solo_steps_ = 0;
   if (next_step_ == 0) return {AwaitDecision{.run_ended = true}};
-  return TrainOn(/*resumes=*/false);
+  period_steps_ = std::min(trained_ahead_, next_step_ - std::min(step_, next_step_));
+  trained_ahead_ = 0;
+  if (period_steps_ == 0) return TrainOn(/*resumes=*/false);
+  step_ += period_steps_;
+  Actions actions = {Merge{.step = step_}};
+  for (Action& action : TrainOn(/*resumes=*/true)) actions.push_back(std::move(action));
+  return actions;
 }
 
 RankProtocol::Actions RankProtocol::TrainOn(bool resumes) {
@@ -76,12 +83,13 @@ RankProtocol::Actions RankProtocol::TrainUntil(uint32_t step, bool resumes) {
 RankProtocol::Actions RankProtocol::On(const Trained& /*trained*/) {
   period_steps_ += until_ - step_;
   step_ = until_;
+  if (exchange_ != Exchange::kNone) return {AwaitRound()};
   if (step_ < next_step_) return {AskNudge{.round = version_ + 1}};
   return StageUnlessSolo();
 }
 
 RankProtocol::Actions RankProtocol::On(const Nudged& nudged) {
-  if (nudged.nudged) return {StageNext()};
+  if (nudged.nudged) return StageNext();
   return TrainOn(/*resumes=*/true);
 }
 
@@ -89,7 +97,7 @@ RankProtocol::Actions RankProtocol::On(const Nudged& nudged) {
 // so the later contribution simply covers more steps.
 RankProtocol::Actions RankProtocol::StageUnlessSolo() {
   if (SoloSteps() > 0) return {AskPresence{}};
-  return {StageNext()};
+  return StageNext();
 }
 
 uint32_t RankProtocol::SoloSteps() const {
@@ -102,55 +110,92 @@ uint32_t RankProtocol::SoloSteps() const {
 }
 
 RankProtocol::Actions RankProtocol::On(const Presence& presence) {
-  if (!presence.away) return {StageNext()};
+  if (!presence.away) return StageNext();
   const uint32_t steps = SoloSteps();
   solo_steps_ += steps;
   return TrainUntil(step_ + steps, /*resumes=*/true);
 }
 
-RankProtocol::Action RankProtocol::StageNext() const {
-  return Stage{.round = version_ + 1, .base_version = version_, .samples = PeriodSamples()};
+RankProtocol::Actions RankProtocol::StageNext() {
+  const uint32_t last = total_steps_ > 0 ? total_steps_ : std::numeric_limits<uint32_t>::max();
+  const uint32_t overlap = assignment_.spec().averaging().overlap().steps();
+  exchange_ = Exchange::kStaging;
+  boundary_ = step_;
+  adoption_ = step_ + std::min(overlap, last - std::min(step_, last));
+  contributed_steps_ = std::exchange(period_steps_, 0);
+  return {Stage{.round = version_ + 1,
+                .base_version = version_,
+                .samples = uint64_t{contributed_steps_} * assignment_.spec().batch_per_group(),
+                .background = step_ < adoption_}};
 }
 
-uint64_t RankProtocol::PeriodSamples() const {
-  return uint64_t{period_steps_} * assignment_.spec().batch_per_group();
+RankProtocol::Actions RankProtocol::On(const Unfinished& /*unfinished*/) {
+  const bool pulling = exchange_ == Exchange::kPulling;
+  return TrainUntil(pulling ? adoption_ : step_ + 1, /*resumes=*/true);
+}
+
+RankProtocol::Action RankProtocol::AwaitRound() const {
+  const bool wait = step_ >= adoption_;
+  switch (exchange_) {
+    case Exchange::kStaging:
+      return AwaitStaged{.wait = wait};
+    case Exchange::kPulling:
+      return PullNow();
+    default:
+      return AwaitDecision{.wait = wait};
+  }
 }
 
 RankProtocol::Actions RankProtocol::On(const Staged& staged) {
+  exchange_ = Exchange::kDeciding;
   v1::Contributed message;
   message.set_round(version_ + 1);
   message.set_base_version(version_);
-  message.set_step(step_);
-  message.set_samples(PeriodSamples());
+  message.set_step(boundary_);
+  message.set_samples(uint64_t{contributed_steps_} * assignment_.spec().batch_per_group());
   message.set_loss(staged.loss);
   message.set_train_seconds(staged.train_seconds);
   message.set_rate(staged.rate);
   message.set_payload_bytes(staged.payload_bytes);
   message.set_message_bytes(staged.message_bytes);
   Actions actions = SendFromLead(std::move(message));
-  actions.push_back(AwaitDecision{});
+  actions.push_back(AwaitRound());
   return actions;
 }
 
 RankProtocol::Actions RankProtocol::On(const Decided& decided) {
   decision_ = decided.decision;
   if (!decision_.adopt()) return {KeepWeights()};
-  // The number of groups has changed.
-  if (decision_.division().step() > division_.step()) {
-    division_ = decision_.division();
-    total_steps_ = TotalSteps(assignment_.spec(), division_, train_samples_);
-  }
   // The group has the version already if the decision only assigns other samples to evaluate.
-  const bool has_version = decision_.version() == version_ && period_steps_ == 0;
-  if (has_version) return On(Kept{});
-  return {PullDecided()};
+  const bool has_trained = exchange_ != Exchange::kNone && contributed_steps_ + period_steps_ > 0;
+  if (decision_.version() == version_ && !has_trained) {
+    UpdateDivision();
+    return On(Kept{});
+  }
+  return PullDecided();
 }
 
-RankProtocol::Action RankProtocol::PullDecided() const {
-  return Pull{.version = decision_.version(),
-              .step = decision_.step(),
-              .digest = decision_.digest(),
-              .included = decision_.included()};
+// If the number of groups has changed, the steps since the boundary were trained with samples that
+// now belong to others.
+void RankProtocol::UpdateDivision() {
+  if (decision_.division().step() <= division_.step()) return;
+  division_ = decision_.division();
+  total_steps_ = TotalSteps(assignment_.spec(), division_, train_samples_);
+  period_steps_ = 0;
+}
+
+RankProtocol::Actions RankProtocol::PullDecided() {
+  exchange_ = Exchange::kPulling;
+  Pull pull = PullNow();
+  pull.background = step_ < adoption_;
+  return {pull};
+}
+
+RankProtocol::Pull RankProtocol::PullNow() const {
+  return {.version = decision_.version(),
+          .step = decision_.step(),
+          .digest = decision_.digest(),
+          .included = decision_.included()};
 }
 
 RankProtocol::Actions RankProtocol::On(const Pulled& pulled) {
@@ -168,6 +213,9 @@ RankProtocol::Actions RankProtocol::On(const Pulled& pulled) {
         DigestHex(decision_.digest())))});
     return actions;
   }
+  UpdateDivision();
+  trained_ahead_ = period_steps_;
+  adoption_ = 0;
   version_ = decision_.version();
   step_ = decision_.step();
   if (begun_) {
@@ -187,6 +235,7 @@ RankProtocol::Action RankProtocol::KeepWeights() const {
 
 RankProtocol::Actions RankProtocol::On(const Kept& /*kept*/) {
   begun_ = true;
+  exchange_ = Exchange::kNone;
   period_steps_ = 0;
   return EvaluateAndTrain(decision_.evaluate_begin(), decision_.evaluate_end(),
                           decision_.next_step());

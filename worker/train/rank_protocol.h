@@ -13,6 +13,14 @@
 //           -> AwaitDecision -> [Pull] -> [Keep] -> [Evaluate] -> Train ...
 //                                                           or AwaitDecision, if the run has ended
 //
+// With averaging.overlap, the exchange of a round runs in the background of the steps that follow
+// the boundary. Between them the ranks agree on how far it is, and at a fixed step, the adoption,
+// they wait for it:
+//
+//   Stage  -> Train -> AwaitStaged   -> [Unfinished -> Train -> AwaitStaged ...]
+//          -> AwaitDecision -> [Unfinished -> Train -> AwaitDecision ...]
+//          -> Pull -> Train to the adoption -> Pull -> [Keep] -> [Evaluate] -> Merge, Train ...
+//
 // In a period in which the group catches up with the others (Start.catch_up), Train is one step,
 // and AskNudge follows until the group is nudged or reaches the boundary.
 //
@@ -53,6 +61,8 @@ class RankProtocol {
   struct Nudged {
     bool nudged = false;
   };
+  // An exchange in the background continues, or there is no decision yet.
+  struct Unfinished {};
   // All ranks have staged their values.
   struct Staged {
     double loss = 0;
@@ -70,7 +80,7 @@ class RankProtocol {
     uint64_t digest = 0;
     uint64_t payload_bytes = 0;
     uint64_t message_bytes = 0;
-    // Since the end of training before the round.
+    // In which the round kept the group from training.
     double exchange_seconds = 0;
   };
   struct Kept {};
@@ -80,8 +90,8 @@ class RankProtocol {
     double loss_sum = 0;
     uint64_t digest = 0;
   };
-  using Event =
-      std::variant<Started, Trained, Presence, Nudged, Staged, Decided, Pulled, Kept, Evaluated>;
+  using Event = std::variant<Started, Trained, Presence, Nudged, Unfinished, Staged, Decided,
+                             Pulled, Kept, Evaluated>;
 
   // ---- Actions
 
@@ -98,24 +108,41 @@ class RankProtocol {
     uint32_t round = 0;
   };
   // Stage the owned values for a round. A run that does not average stages nothing.
+  // `background`: begin to stage a copy of them; the event is Unfinished.
   struct Stage {
     uint32_t round = 0;
     uint32_t base_version = 0;
     uint64_t samples = 0;
+    bool background = false;
   };
-  // Agree on rank 0's next decision. `run_ended`: no more steps follow.
+  // Agree on whether all ranks have staged what they stage in the background. Unless `wait` is
+  // true, the event may be Unfinished.
+  struct AwaitStaged {
+    bool wait = true;
+  };
+  // Agree on rank 0's next decision. `run_ended`: no more steps follow. Unless `wait` is true, the
+  // event may be Unfinished.
   struct AwaitDecision {
     bool run_ended = false;
+    bool wait = true;
   };
   // Make version 0, which every rank computes from the spec or loads from the run's checkpoint. The
   // event is Pulled.
   struct Initialize {};
+  // Receive a version and overwrite the weights with it. `background`: begin to receive it; the
+  // event is Unfinished, and another Pull of the version follows.
   struct Pull {
     uint32_t version = 0;
     uint32_t step = 0;
     uint64_t digest = 0;
     // Whether the version includes the group's last contribution.
     bool included = false;
+    bool background = false;
+  };
+  // Merge the weights with what the group has learned between the boundary and the adoption, and
+  // continue at this step.
+  struct Merge {
+    uint32_t step = 0;
   };
   // Gather the weights. A run that does not average loads the checkpoint from which it starts, if
   // any. The event is Kept.
@@ -137,8 +164,8 @@ class RankProtocol {
   struct Fail {
     absl::Status status;
   };
-  using Action = std::variant<Train, AskPresence, AskNudge, Stage, AwaitDecision, Initialize, Pull,
-                              Begin, Keep, Evaluate, Send, Fail>;
+  using Action = std::variant<Train, AskPresence, AskNudge, Stage, AwaitStaged, AwaitDecision,
+                              Initialize, Pull, Merge, Begin, Keep, Evaluate, Send, Fail>;
   using Actions = std::vector<Action>;
 
   // Borrows the assignment.
@@ -161,6 +188,7 @@ class RankProtocol {
   Actions On(const Trained& trained);
   Actions On(const Presence& presence);
   Actions On(const Nudged& nudged);
+  Actions On(const Unfinished& unfinished);
   Actions On(const Staged& staged);
   Actions On(const Decided& decided);
   Actions On(const Pulled& pulled);
@@ -171,15 +199,20 @@ class RankProtocol {
   Actions TrainOn(bool resumes);
   Actions TrainUntil(uint32_t step, bool resumes);
   Actions StageUnlessSolo();
-  Action StageNext() const;
-  Action PullDecided() const;
+  // Begins a round at the boundary.
+  Actions StageNext();
+  // Continues with the version of the decision, at the adoption at the earliest.
+  Actions PullDecided();
+  Pull PullNow() const;
+  // What follows a step or a part of the exchange of a round.
+  Action AwaitRound() const;
+  void UpdateDivision();
   Action KeepWeights() const;
   // Evaluates samples [begin, end), then trains to `next_step`.
   Actions EvaluateAndTrain(uint64_t begin, uint64_t end, uint32_t next_step);
   Actions BeginPeriod();
   // The number of steps that the group may train solo from here.
   uint32_t SoloSteps() const;
-  uint64_t PeriodSamples() const;
   // Sends `report` with the rank slot, if this is rank 0.
   template <typename Report>
   Actions SendFromLead(Report report) const;
@@ -201,6 +234,15 @@ class RankProtocol {
   Evaluate evaluate_;
   // Steps since the last boundary.
   uint32_t period_steps_ = 0;
+  // Where the exchange of a round is. Not kNone: the boundary of the round, the steps that it
+  // contributes, and the step at which the group waits for it.
+  enum class Exchange { kNone, kStaging, kDeciding, kPulling };
+  Exchange exchange_ = Exchange::kNone;
+  uint32_t boundary_ = 0;
+  uint32_t contributed_steps_ = 0;
+  uint32_t adoption_ = 0;
+  // Steps between the boundary of the adopted version and its adoption.
+  uint32_t trained_ahead_ = 0;
   uint32_t solo_steps_ = 0;
 };
 

@@ -6,10 +6,10 @@
 // number of shards, and a rank sends n / p elements in each direction for a model of n elements and
 // p ranks. No rank holds the whole model for this.
 //
-// Each shard has its own thread. The cores are free for these threads, because no step is computed
-// meanwhile; the disks and the network bound the speed. The values of a call are copied into one
-// staging buffer per shard, because owned intervals are scattered over buckets while the client
-// sends contiguous chunks.
+// Each shard has its own thread. The disks and the network bound the speed; without overlap no step
+// is computed meanwhile. The values of a call are copied into one buffer per shard and direction,
+// because owned intervals are scattered over buckets while the client sends contiguous chunks, and
+// because training changes the owned values meanwhile.
 //
 // Failures. RoundsClient retries while it makes progress; Stage and Pull are idempotent. The first
 // shard for which a call fails ends the calls to the others, which would be of no use. If any
@@ -17,9 +17,9 @@
 // is returned even if other shards failed otherwise: the coordinator's decision then determines how
 // the group continues.
 //
-// Restoring shards. The threads that stage values again copy them under mutex_, while `held` says
-// that nothing changes them, and stage the copy without the mutex: the training thread may be
-// pulling from the same shard, which refuses pulls until it is restored.
+// Restoring shards. The threads that stage values again copy them under mutex_, while `held` has
+// them, so that nothing changes them, and stage the copy without the mutex: the rank may be pulling
+// from the same shard, which refuses pulls until it is restored.
 #include "worker/train/shard_exchange.h"
 
 #include <algorithm>
@@ -68,16 +68,15 @@ ShardExchange::ShardExchange(const v1::Assignment& assignment, const ParameterIn
       units_(units),
       up_(CodingOf(assignment.spec().averaging().up())),
       down_(CodingOf(assignment.spec().averaging().down())),
+      overlap_(assignment.spec().averaging().overlap()),
       control_(control) {
   const uint32_t shards = assignment.shards_size();
   // The group could not have connected with a key of another size.
   const SecretKey key = ParseSecretKey(assignment.key()).value_or(SecretKey{});
   for (uint32_t id = 0; id < shards; ++id) {
-    const bool copies = assignment.spec().averaging().has_outer() || units != nullptr;
     Shard shard{.id = id,
                 .positions = units != nullptr ? units->PartOf(id, shards)
-                                              : ShardSpan(index.size(), id, shards),
-                .held = HeldValues(copies)};
+                                              : ShardSpan(index.size(), id, shards)};
     shard.parts = PartsIn(shard.positions, owned);
     shard.client = std::make_unique<RoundsClient>(
         [&control, id] { return control.ShardAddress(id); },
@@ -147,61 +146,74 @@ v1::ContributionHeader ShardExchange::HeaderOf(const Shard& shard, uint32_t roun
   return header;
 }
 
-absl::Status ShardExchange::Stage(uint32_t round, uint64_t samples, Traffic* traffic) {
-  return ForEachShard(
-      [&](Shard& shard, std::stop_token stop) -> absl::Status {
-        if (shard.parts.empty()) return absl::OkStatus();
-        {
-          absl::MutexLock lock(&mutex_);
-          shard.held.BeginStage();
-        }
-        CADRE_RETURN_IF_ERROR(FillContribution(shard, &shard.staging));
-        v1::ContributionHeader header = HeaderOf(shard, round, samples);
-        if (up_) header.set_codec(up_->codec());
-        CADRE_RETURN_IF_ERROR(shard.client->Stage(header, shard.staging, &shard.traffic, stop));
-        absl::MutexLock lock(&mutex_);
-        shard.held.EndStage(round);
-        shard.contribution = std::move(header);
-        return absl::OkStatus();
-      },
-      traffic);
+void ShardExchange::BeginStage(uint32_t round, uint64_t samples) {
+  for (Shard& shard : shards_) {
+    absl::MutexLock lock(&mutex_);
+    shard.held.BeginStage();
+    CopyFrom(shard.parts, &shard.staged);
+    if (overlap_.steps() > 0) shard.ahead = shard.staged;
+  }
+  Begin([this, round, samples](Shard& shard, std::stop_token stop) -> absl::Status {
+    if (up_) CADRE_RETURN_IF_ERROR(EncodeContribution(shard));
+    v1::ContributionHeader header = HeaderOf(shard, round, samples);
+    if (up_) header.set_codec(up_->codec());
+    CADRE_RETURN_IF_ERROR(shard.client->Stage(header, shard.staged, &shard.traffic, stop));
+    absl::MutexLock lock(&mutex_);
+    shard.held.EndStage(round);
+    shard.contribution = std::move(header);
+    return absl::OkStatus();
+  });
 }
 
-absl::Status ShardExchange::Pull(uint32_t version, Traffic* traffic) {
-  return ForEachShard(
-      [&](Shard& shard, std::stop_token stop) -> absl::Status {
-        if (shard.parts.empty()) return absl::OkStatus();
-        {
-          absl::MutexLock lock(&mutex_);
-          shard.held.BeginPull();
-        }
-        v1::PullRequest request;
-        request.set_run(rank_slot_.run());
-        request.set_lineage(lineage_);
-        request.set_version(version);
-        request.set_group(rank_slot_.group());
-        request.set_generation(rank_slot_.generation());
-        FillRanges(shard.parts, request);
-        CADRE_RETURN_IF_ERROR(PullInto(shard, request, stop));
-        absl::MutexLock lock(&mutex_);
-        shard.held.EndPull(version);
-        shard.pulled = version;
-        return absl::OkStatus();
-      },
-      traffic);
+void ShardExchange::BeginPull(uint32_t version) {
+  Begin([this, version](Shard& shard, std::stop_token stop) -> absl::Status {
+    {
+      absl::MutexLock lock(&mutex_);
+      shard.held.BeginPull();
+    }
+    v1::PullRequest request;
+    request.set_run(rank_slot_.run());
+    request.set_lineage(lineage_);
+    request.set_version(version);
+    request.set_group(rank_slot_.group());
+    request.set_generation(rank_slot_.generation());
+    FillRanges(shard.parts, request);
+    CADRE_RETURN_IF_ERROR(PullInto(shard, request, stop));
+    absl::MutexLock lock(&mutex_);
+    shard.held.EndPull(version);
+    shard.version_number = version;
+    return absl::OkStatus();
+  });
+}
+
+void ShardExchange::Begin(std::function<absl::Status(Shard&, std::stop_token)> work) {
+  CHECK(!begun());
+  running_ = std::async(std::launch::async, [this, work = std::move(work)] {
+    return ForEachShard(
+        [&work](Shard& shard, std::stop_token stop) {
+          return shard.parts.empty() ? absl::OkStatus() : work(shard, std::move(stop));
+        },
+        &traffic_);
+  });
+}
+
+bool ShardExchange::finished() const {
+  return running_.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+}
+
+absl::Status ShardExchange::Finish(Traffic* traffic) {
+  absl::Status status = running_.get();
+  *traffic += std::exchange(traffic_, Traffic());
+  return status;
 }
 
 std::span<const ExchangeUnit> ShardExchange::UnitsOf(const Shard& shard) const {
   return units_->In({shard.parts.front().positions.begin, shard.parts.back().positions.end});
 }
 
-absl::Status ShardExchange::FillContribution(Shard& shard, std::vector<float>* contribution) const {
-  if (!up_) {
-    CopyFrom(shard.parts, contribution);
-    return absl::OkStatus();
-  }
-  CHECK_EQ(shard.version.size(), static_cast<size_t>(ElementsOf(shard.parts)));
-  CopyFrom(shard.parts, &shard.change);
+absl::Status ShardExchange::EncodeContribution(Shard& shard) const {
+  CHECK_EQ(shard.version.size(), shard.staged.size());
+  shard.change.swap(shard.staged);
   shard.carried.resize(shard.change.size());
   const std::span<const ExchangeUnit> units = UnitsOf(shard);
   const int64_t first = units.front().positions.begin;
@@ -215,8 +227,8 @@ absl::Status ShardExchange::FillContribution(Shard& shard, std::vector<float>* c
   std::string frame;
   const Codec codec = CodecOf(*up_);
   CADRE_RETURN_IF_ERROR(EncodeFrame(units, codec, shard.change, &frame));
-  contribution->resize(frame.size() / sizeof(float));
-  std::memcpy(contribution->data(), frame.data(), frame.size());
+  shard.staged.resize(frame.size() / sizeof(float));
+  std::memcpy(shard.staged.data(), frame.data(), frame.size());
   CADRE_RETURN_IF_ERROR(DecodeFrame(units, codec, frame, &shard.left_out));
   for (const ExchangeUnit& unit : units) {
     const bool statistic = unit.kind == ExchangeUnit::Kind::kStatistic;
@@ -235,8 +247,8 @@ absl::Status ShardExchange::PullInto(Shard& shard, const v1::PullRequest& reques
     // Otherwise there is no such frame.
     if (!absl::IsFailedPrecondition(pulled)) return pulled;
   }
-  shard.staging.resize(ElementsOf(shard.parts));
-  return shard.client->Pull(request, shard.staging, &shard.traffic, std::move(stop));
+  shard.version.resize(ElementsOf(shard.parts));
+  return shard.client->Pull(request, shard.version, &shard.traffic, std::move(stop));
 }
 
 absl::Status ShardExchange::PullFrameInto(Shard& shard, const v1::PullRequest& request,
@@ -248,41 +260,58 @@ absl::Status ShardExchange::PullFrameInto(Shard& shard, const v1::PullRequest& r
                                                 &shard.traffic, std::move(stop)));
   const std::string frame(reinterpret_cast<const char*>(elements.data()),
                           elements.size() * sizeof(float));
-  if (const absl::Status decoded = DecodeFrame(units, codec, frame, &shard.staging);
-      !decoded.ok()) {
+  std::vector<float> change;
+  if (const absl::Status decoded = DecodeFrame(units, codec, frame, &change); !decoded.ok()) {
     return absl::DataLossError(decoded.message());
   }
   const int64_t first = units.front().positions.begin;
   for (const ExchangeUnit& unit : units) {
-    if (unit.kind == ExchangeUnit::Kind::kStatistic) continue;
+    const bool statistic = unit.kind == ExchangeUnit::Kind::kStatistic;
     for (int64_t i = unit.positions.begin - first; i < unit.positions.end - first; ++i) {
-      shard.staging[i] = shard.version[i] + shard.staging[i];
+      shard.version[i] = statistic ? change[i] : shard.version[i] + change[i];
     }
   }
   return absl::OkStatus();
 }
 
 void ShardExchange::AdoptInitial() {
-  absl::MutexLock lock(&mutex_);
-  for (Shard& shard : shards_) {
-    if (shard.held.copies()) CopyFrom(shard.parts, &shard.version);
-  }
+  for (Shard& shard : shards_) CopyFrom(shard.parts, &shard.version);
 }
 
 void ShardExchange::Adopt(bool included) {
   absl::MutexLock lock(&mutex_);
   for (Shard& shard : shards_) {
     shard.held.Adopt();
-    if (shard.held.copies()) shard.version = shard.staging;
-    shard.version_number = shard.pulled;
     // Without a contribution since the last version, there is no change.
     if (!shard.change.empty()) shard.carried.swap(included ? shard.left_out : shard.change);
     shard.change.clear();
-    const float* from = shard.staging.data();
+    const bool contributed = !shard.ahead.empty();
+    size_t i = 0;
     for (const Owned& part : shard.parts) {
-      std::copy_n(from, part.values.size(), part.values.begin());
-      from += part.values.size();
+      for (float& value : part.values) {
+        if (contributed) shard.ahead[i] = overlap_.has_blend() ? value : value - shard.ahead[i];
+        value = shard.version[i++];
+      }
     }
+  }
+}
+
+void ShardExchange::Merge() {
+  for (Shard& shard : shards_) {
+    const float* ahead = shard.ahead.data();
+    for (const Owned& part : shard.parts) {
+      float* value = part.values.data();
+      for (const v1::Range& range : index_.RangesOf(part.positions.begin, part.positions.end)) {
+        const int64_t size = range.end() - range.begin();
+        const bool statistic = IsStatistic(index_[range.tensor()].role);
+        for (int64_t i = 0; i < size && !statistic; ++i) {
+          value[i] += overlap_.has_blend() ? overlap_.blend() * (ahead[i] - value[i]) : ahead[i];
+        }
+        value += size;
+        ahead += size;
+      }
+    }
+    shard.ahead.clear();
   }
 }
 
@@ -322,18 +351,10 @@ absl::Status ShardExchange::StageAgain(const v1::Restage& restage) {
   std::vector<float> values;
   {
     absl::MutexLock lock(&mutex_);
-    switch (restage.seed() ? shard.held.Version(round) : shard.held.Contribution(round)) {
-      case HeldValues::Place::kNowhere:
-        return absl::NotFoundError("the rank does not hold the values");
-      case HeldValues::Place::kBuffer:
-        values = shard.staging;
-        break;
-      case HeldValues::Place::kReplica:
-        CADRE_RETURN_IF_ERROR(FillContribution(shard, &values));
-        break;
-      case HeldValues::Place::kCopy:
-        values = shard.version;
-    }
+    const bool holds =
+        restage.seed() ? shard.held.HasVersion(round) : shard.held.HasContribution(round);
+    if (!holds) return absl::NotFoundError("the rank does not hold the values");
+    values = restage.seed() ? shard.version : shard.staged;
     if (!restage.seed()) header = shard.contribution;
   }
   if (restage.seed()) {

@@ -1,8 +1,9 @@
 // A rank's exchange with the shards of the aggregators: stages (uploads durably) the values that
-// the rank owns, and pulls its part of a committed version. At any time the rank holds what it
-// staged last or the version that it has adopted (worker/train/held_values.h), and stages it again
-// at a shard that has lost its files when the coordinator requests it (v1::Restage), on a thread of
-// its own.
+// the rank owns, and pulls its part of a committed version, on threads of its own. The owned values
+// are read only by BeginStage and Adopt, and written only by Adopt and Merge. At any time the rank
+// holds what it staged last or the version that it has adopted (worker/train/held_values.h), and
+// stages it again at a shard that has lost its files when the coordinator requests it
+// (v1::Restage).
 //
 // In a run with coded contributions or versions (run.proto, Coding), the owned values must be one
 // interval of whole units (worker/train/regroup.h). A contribution is then a frame of the change
@@ -58,17 +59,25 @@ class ShardExchange {
   // False: the run does not average.
   bool has_shards() const { return !shards_.empty(); }
 
-  // Stages the owned values as this rank's part of the group's contribution. OK: they are durable
-  // on every shard. Errors: as RoundsClient::Stage, naming the shard.
-  absl::Status Stage(uint32_t round, uint64_t samples, Traffic* traffic)
-      ABSL_LOCKS_EXCLUDED(mutex_);
+  // Begins to stage a copy of the owned values as this rank's part of the group's contribution. If
+  // Finish returns OK, they are durable on every shard. Errors: as RoundsClient::Stage, naming the
+  // shard.
+  void BeginStage(uint32_t round, uint64_t samples) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Begins to receive this rank's part of `version`. The owned values do not change.
+  void BeginPull(uint32_t version) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Of what was begun last, which must end before anything else begins. Finish waits for the end
+  // and adds the traffic.
+  bool begun() const { return running_.valid(); }
+  bool finished() const;
+  absl::Status Finish(Traffic* traffic);
 
-  // Receives this rank's part of `version`. The owned values do not change.
-  absl::Status Pull(uint32_t version, Traffic* traffic) ABSL_LOCKS_EXCLUDED(mutex_);
   // Overwrites the owned values with what was pulled. `included`: whether the version includes the
   // rank's last contribution. Requires: all ranks of the group have pulled, so that they hold what
   // they have staged until the whole group holds the version.
   void Adopt(bool included) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Merges the owned values, which are those of the version, with the change between the last
+  // contribution and the last adoption (run.proto, Overlap). Requires: averaging.overlap.
+  void Merge();
   // The owned values are those of version 0, which is not pulled.
   void AdoptInitial() ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -81,13 +90,16 @@ class ShardExchange {
     // single rank may have no part.
     std::vector<Owned> parts;
     std::unique_ptr<RoundsClient> client;
-    // Values of all parts. Read only while `held` names it.
-    std::vector<float> staging;
-    // Copy of the version that was adopted last, if `held` requires it, and its number.
+    // What a contribution transfers: the values of all parts, or a frame. Read by other threads
+    // only while `held` has it.
+    std::vector<float> staged;
+    // The version that was pulled last, and its number. Read by other threads only while `held` has
+    // it.
     std::vector<float> version;
     uint32_t version_number = 0;
-    // The version in the staging buffer.
-    uint32_t pulled = 0;
+    // In a run with overlap: the values at the last contribution, until they are adopted; then the
+    // change since, or the values, for Merge. Empty: nothing was contributed.
+    std::vector<float> ahead;
     // Coded contributions: what earlier frames have left out; the change that was staged last; and
     // what its frame leaves out. Empty: zeros.
     std::vector<float> carried;
@@ -98,6 +110,8 @@ class ShardExchange {
     HeldValues held;
     v1::ContributionHeader contribution;
   };
+  // Begins `work` for all shards of which the rank has a part.
+  void Begin(std::function<absl::Status(Shard&, std::stop_token)> work);
   // Runs `work` for all shards concurrently. The first error is returned, naming the shard, and
   // stops the work for the other shards.
   absl::Status ForEachShard(const std::function<absl::Status(Shard&, std::stop_token)>& work,
@@ -107,9 +121,9 @@ class ShardExchange {
   v1::ContributionHeader HeaderOf(const Shard& shard, uint32_t round, uint64_t samples) const;
   // The units of the shard's parts.
   std::span<const ExchangeUnit> UnitsOf(const Shard& shard) const;
-  // Fills `contribution` with what a contribution of the owned values transfers. Errors: those of
-  // the codec.
-  absl::Status FillContribution(Shard& shard, std::vector<float>* contribution) const;
+  // Replaces the values in shard.staged, which are copies of the owned values, by the frame of a
+  // contribution. Errors: those of the codec.
+  absl::Status EncodeContribution(Shard& shard) const;
   absl::Status PullInto(Shard& shard, const v1::PullRequest& request, std::stop_token stop) const;
   absl::Status PullFrameInto(Shard& shard, const v1::PullRequest& request,
                              std::stop_token stop) const;
@@ -125,6 +139,7 @@ class ShardExchange {
   // Nothing for values in fp32.
   const std::optional<v1::Coding> up_;
   const std::optional<v1::Coding> down_;
+  const v1::Overlap overlap_;
   GroupControl& control_;
   std::vector<Shard> shards_;
   // The following must end before the clients are destroyed.
@@ -136,6 +151,9 @@ class ShardExchange {
   std::set<std::tuple<uint32_t, uint32_t, bool>> unanswered_ ABSL_GUARDED_BY(restages_mutex_);
   // Their threads, and threads that have answered. The destructor of a future waits.
   std::vector<std::future<void>> restages_ ABSL_GUARDED_BY(restages_mutex_);
+  // What was begun last, and its traffic.
+  Traffic traffic_;
+  std::future<absl::Status> running_;
 };
 
 }  // namespace cadre

@@ -15,6 +15,9 @@
 //     evaluate this group's interval of the test split; Evaluated
 //   until the group is released
 //
+// With averaging.overlap, staging and pulling run in the background of the next steps, after which
+// the version is adopted, evaluated and merged with what these steps have changed.
+//
 // This is local SGD with periodic averaging (Stich, ICLR 2019; Lin et al., ICLR 2020) between
 // groups, each of which trains synchronously. Momentum is not averaged; the ranks
 // of a group that is re-formed restore it from their vaults (state_vault.h).
@@ -26,7 +29,8 @@
 //
 // Durability. A contribution is durable on every shard before rank 0 reports it. The steps between
 // boundaries are not durable: if a generation fails, the next one repeats the steps since the last
-// committed version.
+// committed version. A checkpoint has the version without the steps of the overlap, but with the
+// optimizer states after them.
 //
 // Limits. Evaluation and checkpoints stop training for their duration. If one rank fails, the
 // generation ends for its whole group.
@@ -227,21 +231,32 @@ class Trainer {
     return regroup_ ? regroup_->ToPart(replica_->owned(), part_values_) : absl::OkStatus();
   }
 
-  // Overwrites this rank's part of the replica.
-  absl::Status Pull(uint32_t version, bool included, Traffic* traffic) {
+  // Overwrites this rank's part of the replica with what is being pulled.
+  absl::Status FinishPull(bool included, Traffic* traffic) {
+    CADRE_RETURN_IF_ERROR(Blame(v1::FAILURE_CAUSE_AGGREGATOR, exchange_->Finish(traffic)));
+    progress_.Advance();
+    if (overlaps()) {
+      CADRE_RETURN_IF_ERROR(replica_->FetchOwned());
+      CADRE_RETURN_IF_ERROR(GatherPart());
+    }
     // No operation may still use the weights that are overwritten.
     CADRE_RETURN_IF_ERROR(replica_->AwaitOperations());
-    CADRE_RETURN_IF_ERROR(Blame(v1::FAILURE_CAUSE_AGGREGATOR, exchange_->Pull(version, traffic)));
-    progress_.Advance();
     // After this barrier every rank has pulled.
     CADRE_RETURN_IF_ERROR(replica_->comms().All().Barrier());
     exchange_->Adopt(included);
-    if (regroup_) CADRE_RETURN_IF_ERROR(regroup_->FromPart(part_values_, replica_->owned()));
-    CADRE_RETURN_IF_ERROR(replica_->StoreOwned());
+    CADRE_RETURN_IF_ERROR(StorePart());
     counters_.Add("pulled_payload_bytes", traffic->payload_received);
     counters_.Add("pulled_message_bytes", traffic->message_received);
     return absl::OkStatus();
   }
+
+  // A collective. Stores the values that were exchanged as weights.
+  absl::Status StorePart() {
+    if (regroup_) CADRE_RETURN_IF_ERROR(regroup_->FromPart(part_values_, replica_->owned()));
+    return replica_->StoreOwned();
+  }
+
+  bool overlaps() const { return spec_.averaging().overlap().steps() > 0; }
 
   // A collective. Requires: all ranks call it at the same step.
   absl::Status MaybeSave(bool last) {
@@ -397,6 +412,27 @@ class Trainer {
 
   // ---- The boundary
 
+  // Measures the time that a round keeps the group from training: the lifetimes of these objects.
+  class Exposure {
+   public:
+    explicit Exposure(Trainer& trainer) : trainer_(trainer), start_(trainer.steady_.Now()) {}
+    Exposure(const Exposure&) = delete;
+    Exposure& operator=(const Exposure&) = delete;
+    ~Exposure() { trainer_.exposed_ += trainer_.steady_.Now() - start_; }
+
+    absl::Time start() const { return start_; }
+    // Returns the time since the last call.
+    absl::Duration Take() {
+      const absl::Time now = trainer_.steady_.Now();
+      trainer_.exposed_ += now - std::exchange(start_, now);
+      return std::exchange(trainer_.exposed_, absl::ZeroDuration());
+    }
+
+   private:
+    Trainer& trainer_;
+    absl::Time start_;
+  };
+
   absl::Status Do(const RankProtocol::AskPresence& /*ask*/,
                   std::optional<RankProtocol::Event>* event) {
     uint64_t away = lead() && !control_.connected() ? 1 : 0;
@@ -413,8 +449,7 @@ class Trainer {
   }
 
   absl::Status Do(const RankProtocol::Stage& stage, std::optional<RankProtocol::Event>* event) {
-    Traffic traffic;
-    exchange_start_ = steady_.Now();
+    const Exposure exposure(*this);
     progress_.Enter(v1::ACTIVITY_EXCHANGING);
     CADRE_RETURN_IF_ERROR(replica_->AwaitOperations());
     // Non-finite weights must not be averaged.
@@ -423,7 +458,36 @@ class Trainer {
       CADRE_RETURN_IF_ERROR(replica_->FetchOwned(/*states=*/KeepsStates()));
       if (KeepsStates()) options_.states->Keep(stage.round, States());
       CADRE_RETURN_IF_ERROR(GatherPart());
-      const absl::Status staged = exchange_->Stage(stage.round, stage.samples, &traffic);
+      exchange_->BeginStage(stage.round, stage.samples);
+    }
+    contributed_ = {.loss = period_.samples > 0 ? period_.loss / period_.samples : 0};
+    contributed_.train_seconds = absl::ToDoubleSeconds(exposure.start() - period_start_);
+    contributed_.rate = rate_;
+    period_ = LossPart();
+    period_start_ = exposure.start();
+    if (!stage.background) return AwaitStaged(event);
+    *event = RankProtocol::Unfinished{};
+    return absl::OkStatus();
+  }
+
+  absl::Status Do(const RankProtocol::AwaitStaged& await,
+                  std::optional<RankProtocol::Event>* event) {
+    const Exposure exposure(*this);
+    uint64_t unfinished[] = {await.wait || exchange_->finished() ? 0U : 1U};
+    if (!await.wait) {
+      CADRE_RETURN_IF_ERROR(replica_->comms().All().AllReduceSum(std::span<uint64_t>(unfinished)));
+    }
+    if (unfinished[0] == 0) return AwaitStaged(event);
+    *event = RankProtocol::Unfinished{};
+    return absl::OkStatus();
+  }
+
+  // A collective. Waits until all ranks have staged.
+  absl::Status AwaitStaged(std::optional<RankProtocol::Event>* event) {
+    Traffic traffic;
+    if (exchange_->begun()) {
+      progress_.Enter(v1::ACTIVITY_EXCHANGING);
+      const absl::Status staged = exchange_->Finish(&traffic);
       // If the contribution is too late, the coordinator's decision determines how to continue.
       const bool late = RefusalOf(staged) == v1::REFUSAL_CLOSED_ROUND;
       if (!late) CADRE_RETURN_IF_ERROR(Blame(v1::FAILURE_CAUSE_AGGREGATOR, staged));
@@ -432,12 +496,10 @@ class Trainer {
       counters_.Add("staged_payload_bytes", traffic.payload_sent);
       counters_.Add("staged_message_bytes", traffic.message_sent);
     }
-    RankProtocol::Staged result{.loss = period_.samples > 0 ? period_.loss / period_.samples : 0};
+    RankProtocol::Staged result = contributed_;
     CADRE_RETURN_IF_ERROR(SumTraffic(traffic, &result));
     // After this barrier every rank has staged.
     CADRE_RETURN_IF_ERROR(replica_->comms().All().Barrier());
-    result.train_seconds = absl::ToDoubleSeconds(steady_.Now() - period_start_);
-    result.rate = rate_;
     *event = result;
     return absl::OkStatus();
   }
@@ -519,15 +581,21 @@ class Trainer {
   // waits, so that its peers do not consider it dead if the coordinator is away for long.
   absl::Status Do(const RankProtocol::AwaitDecision& await,
                   std::optional<RankProtocol::Event>* event) {
+    const Exposure exposure(*this);
     if (await.run_ended) CADRE_RETURN_IF_ERROR(tracer_->Finish(step_));
     while (true) {
-      progress_.Enter(v1::ACTIVITY_WAITING);
+      if (await.wait) progress_.Enter(v1::ACTIVITY_WAITING);
       std::optional<v1::Decision> received;
       if (lead()) {
-        CADRE_ASSIGN_OR_RETURN(received, control_.AwaitDecision(kWaitInterval));
+        const absl::Duration patience = await.wait ? kWaitInterval : absl::ZeroDuration();
+        CADRE_ASSIGN_OR_RETURN(received, control_.AwaitDecision(patience));
       }
       uint64_t decided = received ? 1 : 0;
       CADRE_RETURN_IF_ERROR(BroadcastNumber(&decided));
+      if (decided == 0 && !await.wait) {
+        *event = RankProtocol::Unfinished{};
+        return absl::OkStatus();
+      }
       if (decided == 0) continue;
       v1::Decision decision = received.value_or(v1::Decision());
       CADRE_RETURN_IF_ERROR(BroadcastMessage(&decision));
@@ -562,9 +630,15 @@ class Trainer {
   }
 
   absl::Status Do(const RankProtocol::Pull& pull, std::optional<RankProtocol::Event>* event) {
+    Exposure exposure(*this);
+    if (!exchange_->begun()) exchange_->BeginPull(pull.version);
+    if (pull.background) {
+      *event = RankProtocol::Unfinished{};
+      return absl::OkStatus();
+    }
     Traffic traffic;
     progress_.Enter(v1::ACTIVITY_EXCHANGING);
-    CADRE_RETURN_IF_ERROR(Pull(pull.version, pull.included, &traffic));
+    CADRE_RETURN_IF_ERROR(FinishPull(pull.included, &traffic));
     RankProtocol::Pulled result;
     std::vector<bool> leaving;
     CADRE_RETURN_IF_ERROR(SumTraffic(traffic, &result, &leaving));
@@ -574,9 +648,18 @@ class Trainer {
       CADRE_RETURN_IF_ERROR(Leave(pull.version, leaving));
     }
     counters_.Add("versions_adopted");
-    result.exchange_seconds = absl::ToDoubleSeconds(steady_.Now() - exchange_start_);
+    result.exchange_seconds = absl::ToDoubleSeconds(exposure.Take());
     step_ = pull.step;
     *event = result;
+    return absl::OkStatus();
+  }
+
+  absl::Status Do(const RankProtocol::Merge& merge, std::optional<RankProtocol::Event>* /*event*/) {
+    const Exposure exposure(*this);
+    CADRE_RETURN_IF_ERROR(replica_->FetchOwned());
+    exchange_->Merge();
+    CADRE_RETURN_IF_ERROR(StorePart());
+    step_ = merge.step;
     return absl::OkStatus();
   }
 
@@ -670,8 +753,10 @@ class Trainer {
   // Loss since the last boundary.
   LossPart period_;
   absl::Time period_start_;
-  // When the newest round began for this rank.
-  absl::Time exchange_start_;
+  // Of the newest contribution.
+  RankProtocol::Staged contributed_;
+  // Time in which the newest round has kept the group from training.
+  absl::Duration exposed_;
   // Loss and steps since the last report.
   LossPart reported_;
   uint32_t reported_steps_ = 0;

@@ -5,37 +5,38 @@
 namespace cadre {
 namespace {
 
-using Place = HeldValues::Place;
-
 TEST(HeldValues, ContributionIsHeldUntilTheVersionIsAdopted) {
   HeldValues held;
-  EXPECT_EQ(held.Contribution(0), Place::kNowhere);
-  EXPECT_EQ(held.Version(0), Place::kNowhere);
+  EXPECT_FALSE(held.HasContribution(0));
+  EXPECT_FALSE(held.HasVersion(0));
   held.BeginStage();
-  EXPECT_EQ(held.Contribution(5), Place::kNowhere) << "not durable";
+  EXPECT_FALSE(held.HasContribution(5)) << "not durable";
   held.EndStage(5);
-  EXPECT_EQ(held.Contribution(5), Place::kBuffer);
-  EXPECT_EQ(held.Contribution(4), Place::kNowhere);
+  EXPECT_TRUE(held.HasContribution(5));
+  EXPECT_FALSE(held.HasContribution(4));
   held.BeginPull();
-  EXPECT_EQ(held.Contribution(5), Place::kReplica);
-  EXPECT_EQ(held.Version(5), Place::kNowhere);
+  EXPECT_TRUE(held.HasContribution(5));
+  EXPECT_FALSE(held.HasVersion(5));
   held.EndPull(5);
-  EXPECT_EQ(held.Contribution(5), Place::kReplica);
-  EXPECT_EQ(held.Version(5), Place::kBuffer);
+  EXPECT_TRUE(held.HasContribution(5));
+  EXPECT_TRUE(held.HasVersion(5));
   held.Adopt();
-  EXPECT_EQ(held.Contribution(5), Place::kNowhere);
-  EXPECT_EQ(held.Version(5), Place::kBuffer);
+  EXPECT_FALSE(held.HasContribution(5));
+  EXPECT_TRUE(held.HasVersion(5));
 }
 
-TEST(HeldValues, VersionIsHeldUntilTheNextContribution) {
+TEST(HeldValues, VersionIsHeldUntilTheNextIsPulled) {
   HeldValues held;
   held.BeginPull();
   held.EndPull(4);
   held.Adopt();
-  EXPECT_EQ(held.Version(4), Place::kBuffer);
-  EXPECT_EQ(held.Version(3), Place::kNowhere);
+  EXPECT_TRUE(held.HasVersion(4));
+  EXPECT_FALSE(held.HasVersion(3));
   held.BeginStage();
-  EXPECT_EQ(held.Version(4), Place::kNowhere);
+  held.EndStage(5);
+  EXPECT_TRUE(held.HasVersion(4));
+  held.BeginPull();
+  EXPECT_FALSE(held.HasVersion(4));
 }
 
 // A contribution that a shard refuses because it is late is not held.
@@ -48,9 +49,9 @@ TEST(HeldValues, RefusedContributionIsNotHeld) {
   held.Adopt();
   held.BeginStage();
   held.BeginPull();
-  EXPECT_EQ(held.Contribution(5), Place::kNowhere);
-  EXPECT_EQ(held.Contribution(6), Place::kNowhere);
-  EXPECT_EQ(held.Version(5), Place::kNowhere);
+  EXPECT_FALSE(held.HasContribution(5));
+  EXPECT_FALSE(held.HasContribution(6));
+  EXPECT_FALSE(held.HasVersion(5));
 }
 
 }  // namespace

@@ -194,6 +194,78 @@ TEST_F(RankProtocolTest, EvaluatesAtTheStartAndAtTheEnd) {
   EXPECT_EQ(Expect<P::Evaluate>(P::Decided{last}).begin, 7U);
 }
 
+// The boundary is step 24, and the adoption step 27.
+TEST_F(RankProtocolTest, RoundOverlapsSteps) {
+  assignment_.mutable_spec()->mutable_averaging()->mutable_overlap()->set_steps(3);
+  Expect<P::Train>(StartTo(24));
+  EXPECT_TRUE(Expect<P::Stage>(P::Trained{}).background);
+  EXPECT_EQ(Expect<P::Train>(P::Unfinished{}).until, 25U);
+  EXPECT_FALSE(Expect<P::AwaitStaged>(P::Trained{}).wait);
+  EXPECT_FALSE(Expect<P::AwaitDecision>(P::Staged{}).wait);
+  EXPECT_EQ(Sent<v1::Contributed>().step(), 24U) << "the boundary";
+  EXPECT_EQ(Sent<v1::Contributed>().samples(), 32U) << "those until the boundary";
+  EXPECT_EQ(Expect<P::Train>(P::Unfinished{}).until, 26U);
+  EXPECT_FALSE(Expect<P::AwaitDecision>(P::Trained{}).wait);
+  EXPECT_TRUE(Expect<P::Pull>(P::Decided{Version(3, 24, 28)}).background);
+  EXPECT_EQ(Expect<P::Train>(P::Unfinished{}).until, 27U);
+  EXPECT_FALSE(Expect<P::Pull>(P::Trained{}).background);
+  EXPECT_EQ(protocol_->step(), 27U);
+  Expect<P::Keep>(P::Pulled{.digest = 77});
+  EXPECT_EQ(protocol_->step(), 24U) << "the version's";
+  const auto train = Expect<P::Train>(P::Kept{});
+  EXPECT_EQ(train.until, 28U);
+  EXPECT_TRUE(train.resumes);
+  EXPECT_EQ(std::get<P::Merge>(actions_.front()).step, 27U);
+  EXPECT_EQ(Expect<P::Stage>(P::Trained{}).samples, 32U) << "steps 24 to 28";
+}
+
+TEST_F(RankProtocolTest, AdoptionWaitsForTheRound) {
+  assignment_.mutable_spec()->mutable_averaging()->mutable_overlap()->set_steps(2);
+  Expect<P::Train>(StartTo(24));
+  Expect<P::Stage>(P::Trained{});
+  Expect<P::Train>(P::Unfinished{});
+  Expect<P::AwaitStaged>(P::Trained{});
+  EXPECT_EQ(Expect<P::Train>(P::Unfinished{}).until, 26U);
+  EXPECT_TRUE(Expect<P::AwaitStaged>(P::Trained{}).wait);
+  EXPECT_TRUE(Expect<P::AwaitDecision>(P::Staged{}).wait);
+  EXPECT_FALSE(Expect<P::Pull>(P::Decided{Version(3, 24, 28)}).background);
+}
+
+TEST_F(RankProtocolTest, OverlapEndsWithTheRun) {
+  assignment_.mutable_spec()->mutable_averaging()->mutable_overlap()->set_steps(3);
+  Expect<P::Train>(StartTo(24, /*total=*/25));
+  Expect<P::Stage>(P::Trained{});
+  EXPECT_EQ(Expect<P::Train>(P::Unfinished{}).until, 25U);
+  EXPECT_TRUE(Expect<P::AwaitStaged>(P::Trained{}).wait);
+  Expect<P::AwaitDecision>(P::Staged{});
+  Expect<P::Pull>(P::Decided{Version(3, 24, 25)});
+  Expect<P::Keep>(P::Pulled{.digest = 77});
+  EXPECT_EQ(Expect<P::Train>(P::Kept{}).until, 25U) << "without a step";
+  const auto last = Expect<P::Stage>(P::Trained{});
+  EXPECT_EQ(last.samples, 8U);
+  EXPECT_FALSE(last.background);
+}
+
+// Their samples now belong to other groups.
+TEST_F(RankProtocolTest, NewDivisionDiscardsStepsSinceTheBoundary) {
+  assignment_.mutable_spec()->mutable_averaging()->mutable_overlap()->set_steps(2);
+  Expect<P::Train>(StartTo(24));
+  Expect<P::Stage>(P::Trained{});
+  Expect<P::Train>(P::Unfinished{});
+  Expect<P::AwaitStaged>(P::Trained{});
+  Expect<P::AwaitDecision>(P::Staged{});
+  v1::Decision decision = Version(3, 24, 28);
+  decision.mutable_division()->set_step(24);
+  decision.mutable_division()->set_groups(2);
+  Expect<P::Pull>(P::Decided{decision});
+  Expect<P::Train>(P::Unfinished{});
+  Expect<P::Pull>(P::Trained{});
+  Expect<P::Keep>(P::Pulled{.digest = 77});
+  EXPECT_FALSE(Expect<P::Train>(P::Kept{}).resumes);
+  EXPECT_EQ(actions_.size(), 1U) << "nothing is merged";
+  EXPECT_EQ(protocol_->step(), 24U);
+}
+
 TEST_F(RankProtocolTest, RunThatDoesNotAverageKeepsItsWeights) {
   Expect<P::Train>(StartTo(24));
   Expect<P::Stage>(P::Trained{});

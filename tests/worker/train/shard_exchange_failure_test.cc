@@ -57,7 +57,8 @@ TEST(ShardExchange, RefusalEndsTheCallsToOtherShards) {
   // The second exchange shows that only calls in progress were cancelled.
   for (uint32_t round = 1; round <= 2; ++round) {
     Traffic traffic;
-    const absl::Status staged = exchange.Stage(round, 1, &traffic);
+    exchange.BeginStage(round, /*samples=*/1);
+    const absl::Status staged = exchange.Finish(&traffic);
     EXPECT_EQ(RefusalOf(staged), v1::REFUSAL_CLOSED_ROUND) << staged;
   }
   EXPECT_LT(absl::Now() - start, absl::Minutes(1));

@@ -140,11 +140,13 @@ struct Rank {
 
   absl::Status Stage(uint32_t round) {
     Traffic traffic;
-    return exchange->Stage(round, /*samples=*/100, &traffic);
+    exchange->BeginStage(round, /*samples=*/100);
+    return exchange->Finish(&traffic);
   }
   absl::Status Pull(uint32_t version) {
     Traffic traffic;
-    return exchange->Pull(version, &traffic);
+    exchange->BeginPull(version);
+    return exchange->Finish(&traffic);
   }
 
   std::vector<float> values;
