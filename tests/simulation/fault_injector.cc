@@ -77,6 +77,8 @@ void FaultInjector::Inject(const Fault& fault, const std::string& host) {
       return aggregators_[fault.subject]->RollBackAfter(fault.length);
     case FaultKind::kDamageFile:
       return aggregators_[fault.subject]->DamageFile();
+    case FaultKind::kSwapDisks:
+      return SwapDisks(fault);
     case FaultKind::kIsolate:
       condition("isolations", at().cut_bulk);
       [[fallthrough]];
@@ -134,6 +136,19 @@ void FaultInjector::EndAggregator(const Fault& fault) {
   aggregator->Kill(/*host_lost=*/fault.kind == FaultKind::kLoseAggregator);
   const bool move = fault.kind == FaultKind::kMoveAggregator;
   world_.timeline.After(fault.length, [aggregator, move] { aggregator->Start(move); });
+}
+
+void FaultInjector::SwapDisks(const Fault& fault) {
+  SimulatedAggregator* const one = aggregators_[fault.subject].get();
+  SimulatedAggregator* const next = aggregators_[(fault.subject + 1) % aggregators_.size()].get();
+  if (one == next) return;
+  world_.Count("disks_swapped");
+  for (SimulatedAggregator* aggregator : {one, next}) {
+    aggregator->Kill(/*host_lost=*/false);
+    world_.timeline.After(fault.length, [aggregator] { aggregator->Start(/*move=*/false); });
+  }
+  one->CheckThatDiskIsRefused(*next);
+  next->CheckThatDiskIsRefused(*one);
 }
 
 void FaultInjector::JumpClock(const Fault& fault) {

@@ -36,6 +36,7 @@ class FaultInjector {
   void Inject(const Fault& fault, const std::string& host);
   void EndWorker(const Fault& fault);
   void EndAggregator(const Fault& fault);
+  void SwapDisks(const Fault& fault);
   void JumpClock(const Fault& fault);
 
   World& world_;

@@ -60,6 +60,8 @@ const Kind kKinds[] = {
     {FaultKind::kRollBack, "returns to its disk of now", 0, 4, Subject::kAggregator,
      absl::Seconds(2), absl::Seconds(60)},
     {FaultKind::kDamageFile, "has a damaged file", 0, 4, Subject::kAggregator},
+    {FaultKind::kSwapDisks, "swaps its disk with the next aggregator", 0, 4, Subject::kAggregator,
+     kShort, absl::Seconds(30)},
     {FaultKind::kCut, "is cut off from the coordinator", 0, 10, Subject::kHost, absl::Seconds(1),
      absl::Seconds(30)},
     {FaultKind::kIsolate, "is cut off from all", 0, 8, Subject::kHost, absl::Seconds(1),

@@ -49,11 +49,12 @@ enum class FaultKind {
   kLoseAggregator,
   kMoveAggregator,
   // An aggregator's folder is removed; its host returns with a backup of the beginning of the
-  // fault;
-  // a bit of one of its files changes.
+  // fault; a bit of one of its files changes; it and the next aggregator are started with each
+  // other's disk, and later with their own.
   kLoseFolder,
   kRollBack,
   kDamageFile,
+  kSwapDisks,
   // A host is cut off from the coordinator: in both directions, in both and from all members, or
   // in one direction.
   kCut,

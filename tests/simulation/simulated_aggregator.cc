@@ -155,6 +155,17 @@ void SimulatedAggregator::LoseFolder() {
   invariants_.OnDiskLost(name_);
 }
 
+void SimulatedAggregator::CheckThatDiskIsRefused(SimulatedAggregator& other) {
+  // A lost folder is nobody's.
+  if (!other.disk_.Exists(absl::StrCat(kFolder, "/.identity"))) return;
+  const absl::Status status =
+      ShardHost::Open(kFolder, name_, &counters_, kMaxClosedRuns, other.disk_).status();
+  other.disk_.EndProcess();
+  if (!absl::IsFailedPrecondition(status)) {
+    world_.Violate(name_, " starts with the disk of ", other.name_, ": ", status.ToString());
+  }
+}
+
 void SimulatedAggregator::RollBackAfter(absl::Duration time) {
   world_.timeline.After(time, [this, image = disk_.Copy()] {
     world_.Count("disks_rolled_back");

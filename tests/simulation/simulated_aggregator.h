@@ -41,6 +41,9 @@ class SimulatedAggregator {
   void Kill(bool host_lost);
   // After `time`, the host restarts with its disk as it is now: a restored backup.
   void RollBackAfter(absl::Duration time);
+  // A process that is started with the disk of another aggregator ends at once. Requires: the
+  // processes of both have ended.
+  void CheckThatDiskIsRefused(SimulatedAggregator& other);
   // The folder is removed; the process notices it.
   void LoseFolder();
   // One bit of a file changes; the process notices it when it reads it.

@@ -345,6 +345,8 @@ Outcome Simulator::Run() {
   if (!world_.violation && coordinator_.traces_waiting() > 0) {
     world_.Violate(coordinator_.traces_waiting(), " trace requests were not answered");
   }
+  // Its supervisor may be about to start an aggregator again.
+  for (const auto& aggregator : aggregators_) aggregator->Start(/*move=*/false);
   if (!world_.violation) {
     invariants_.CheckEnd(coordinator_.store(),
                          [this](const std::string& name, const std::string& run) {
