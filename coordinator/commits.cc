@@ -54,6 +54,7 @@ bool Commits::Apply(const v1::Applied& applied) {
   digest.set_variance_between_groups(applied.variance_between_groups());
   digest.set_displacement(applied.displacement());
   if (applied.has_outer()) *digest.mutable_outer() = applied.outer();
+  if (applied.has_residual()) *digest.mutable_residual() = applied.residual();
   return true;
 }
 
@@ -134,6 +135,20 @@ void RecordOuter(const v1::CommitRecord& commit, v1::RunRecord& run) {
     sums.set_product(sums.product() + shard.outer().product());
   }
   *run.mutable_outer() = sums;
+}
+
+void RecordResidual(const v1::CommitRecord& commit, v1::RunRecord& run) {
+  if (!commit.has_down()) return;
+  v1::ResidualSums sums;
+  for (const v1::ShardDigest& shard : commit.digests()) {
+    sums.set_change_squared(sums.change_squared() + shard.residual().change_squared());
+    sums.set_residual_squared(sums.residual_squared() + shard.residual().residual_squared());
+  }
+  *run.mutable_residual() = sums;
+}
+
+double ResidualRatioOf(const v1::RunRecord& run) {
+  return std::sqrt(run.residual().residual_squared() / run.residual().change_squared());
 }
 
 v1::OuterStatus OuterStatusOf(const v1::RunRecord& run) {

@@ -70,6 +70,13 @@ void CountDiscrepancy(const v1::CommitRecord& commit, v1::RunRecord& run);
 void RecordOuter(const v1::CommitRecord& commit, v1::RunRecord& run);
 v1::OuterStatus OuterStatusOf(const v1::RunRecord& run);
 
+// ---- Coded versions
+
+// Adds up the shards of a commit with coded versions.
+void RecordResidual(const v1::CommitRecord& commit, v1::RunRecord& run);
+// As in v1::RunStatus.
+double ResidualRatioOf(const v1::RunRecord& run);
+
 // The discrepancy as the status shows it. Requires: run.has_discrepancy().
 v1::Discrepancy DiscrepancyStatus(const v1::RunRecord& run);
 

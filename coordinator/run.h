@@ -308,6 +308,9 @@ class Run {
   void NudgeGroups();
   void SendApply(uint32_t shard);
   void OnApplied(const Member& member, const v1::Applied& applied);
+  // The step at which the group contributes next, by its speed among the groups.
+  uint32_t BoundaryOf(const Slot& slot) const;
+  void MeasureSpeeds();
   void FinishCommit();
   void RecordVersion(const v1::CommitRecord& commit);
   void SendDecision(Slot& slot, uint32_t round);
@@ -375,6 +378,8 @@ class Run {
   std::optional<Behind> behind_;
   // Parameters of the model, once a status was computed.
   mutable std::optional<uint64_t> parameters_;
+  // Of the fastest group at the newest commit; 0: unknown.
+  double fastest_step_seconds_ = 0;
   // When the first group was prepared, while none has started.
   absl::Time barrier_since_ = absl::InfiniteFuture();
 };

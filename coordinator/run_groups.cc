@@ -264,8 +264,7 @@ void Run::MaybeStart() {
 
 void Run::StartGroup(Slot& slot) {
   const bool at_end = record_.state() == v1::RUN_STATE_FINISHING;
-  slot.Start(record_.version(), record_.step(), at_end ? 0 : BoundaryAfter(record_, record_.step()),
-             cluster_.now());
+  slot.Start(record_.version(), record_.step(), at_end ? 0 : BoundaryOf(slot), cluster_.now());
   if (averages()) loading_[slot.group()] = record_.version();
   planner_.PredictGroup(record_, slot);
   Moved(slot);
@@ -290,6 +289,7 @@ void Run::SendStart(const Slot& slot, uint32_t rank) {
   }
   start.set_catch_up(catching_up_.contains(slot.group()));
   start.set_next_step(slot.record().next_step());
+  start.set_fragment(FragmentAfter(record_, slot.record().version()));
   start.set_total_steps(TotalSteps(record_));
   *start.mutable_division() = DivisionOf(record_);
   const v1::EvaluationRecord& evaluating = record_.evaluating();

@@ -65,6 +65,8 @@ void Run::OnContributed(Member& member, const v1::Contributed& contributed) {
   slot.progress.set_solo_steps(0);
   slot.progress.set_step(std::max(slot.progress.step(), contributed.step()));
   slot.progress.set_loss(contributed.loss());
+  slot.NoteStepTime(contributed.train_seconds(),
+                    contributed.samples() / std::max(1U, spec().batch_per_group()));
   if (!IsValidContribution(contributed)) {
     RefuseContribution(slot, contributed, v1::REFUSAL_MALFORMED);
   } else if (averages()) {
@@ -194,6 +196,7 @@ void Run::MaybeClose() {
   }
   if (const auto up = CodingOf(spec().averaging().up())) *commit.mutable_up() = *up;
   if (const auto down = CodingOf(spec().averaging().down())) *commit.mutable_down() = *down;
+  commit.set_fragment(FragmentAfter(record_, record_.version()));
   commits_.Begin(std::move(commit), shards_.size());
   cluster_.out().Put(CommitKey(id(), commits_.closing()->round()), *commits_.closing());
   for (int shard = 0; shard < shards_.size(); ++shard) {
@@ -241,6 +244,7 @@ void Run::SendApply(uint32_t shard) {
   if (commits_.closing()->has_outer()) *apply.mutable_outer() = commits_.closing()->outer();
   if (commits_.closing()->has_up()) *apply.mutable_up() = commits_.closing()->up();
   if (commits_.closing()->has_down()) *apply.mutable_down() = commits_.closing()->down();
+  apply.set_fragment(commits_.closing()->fragment());
   SendToShard(shard, message);
 }
 
@@ -280,6 +284,7 @@ void Run::RecordVersion(const v1::CommitRecord& commit) {
   RecordBytes();
   CountDiscrepancy(commit, record);
   RecordOuter(commit, record);
+  RecordResidual(commit, record);
   round_.Open(commit.round() + 1);
   cluster_.out().Put(CommitKey(id(), commit.round()), commit);
   if (const uint32_t keep = std::max(options_.keep_commits, 2U); commit.round() >= keep) {
@@ -288,9 +293,30 @@ void Run::RecordVersion(const v1::CommitRecord& commit) {
   cluster_.Count("rounds_committed");
 }
 
+// A group that is hardly slower than the fastest one takes as many steps, so that noise in the
+// measurements leaves no samples out.
+uint32_t Run::BoundaryOf(const Slot& slot) const {
+  const uint32_t step = record_.step();
+  const uint32_t boundary = BoundaryAfter(record_, step);
+  if (!spec().averaging().steps_by_speed() || slot.step_seconds() <= 0) return boundary;
+  const double speed = fastest_step_seconds_ / slot.step_seconds();
+  if (speed <= 0 || speed > 0.9) return boundary;
+  return step + static_cast<uint32_t>(std::max(1L, std::lround(speed * (boundary - step))));
+}
+
+void Run::MeasureSpeeds() {
+  fastest_step_seconds_ = 0;
+  for (const uint32_t group : slots_.started()) {
+    const double seconds = slots_[group].step_seconds();
+    const bool first = fastest_step_seconds_ == 0;
+    if (seconds > 0 && (first || seconds < fastest_step_seconds_)) fastest_step_seconds_ = seconds;
+  }
+}
+
 void Run::FinishCommit() {
   const v1::CommitRecord& commit = commits_.Finish();
   RecordVersion(commit);
+  MeasureSpeeds();
   // A rebuilt run that finishes a round does not know its data; OnPrepared decides where it stands.
   const bool known = record_.train_samples() > 0;
   const bool at_end = known && AtEnd(record_, commit.step());
@@ -347,7 +373,8 @@ void Run::SendDecision(Slot& slot, uint32_t round) {
   if (record.state() == v1::RUN_STATE_FINISHING) {
     if (slot.SetAtEnd()) Save(slot);
   } else {
-    decision.set_next_step(BoundaryAfter(record, record.step()));
+    decision.set_next_step(BoundaryOf(slot));
+    decision.set_fragment(FragmentAfter(record, record.version()));
     decision.set_catch_up(averages() && !decision.included());
     if (averages()) loading_[slot.group()] = record.version();
   }

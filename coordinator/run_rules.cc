@@ -73,7 +73,7 @@ bool Averages(const v1::RunSpec& spec) { return spec.averaging().every_steps() >
 
 bool NeedsVersions(const v1::RunSpec& spec) {
   const v1::Averaging& averaging = spec.averaging();
-  return OuterOptimizerOf(averaging) || CodingOf(averaging.up()) || CodingOf(averaging.down());
+  return OuterOptimizerOf(averaging).has_value() || ExchangesUnits(averaging);
 }
 
 bool IsLive(v1::RunState state) {
@@ -111,11 +111,18 @@ uint32_t BoundaryAfter(const v1::RunRecord& run, uint32_t step) {
   const uint32_t total = TotalSteps(run);
   uint32_t next = std::numeric_limits<uint32_t>::max();
   if (Averages(run.spec())) {
-    next = Clamp(uint64_t{step} + run.spec().averaging().every_steps());
+    next = Clamp(uint64_t{step} + StepsOfRound(run.spec().averaging()));
   } else if (run.train_samples() > 0) {
     next = std::max(step + 1, StepOfEpoch(run, EvaluationEpochAfter(run, step)));
   }
   return total == 0 ? next : std::min(next, total);
+}
+
+uint32_t FragmentAfter(const v1::RunRecord& run, uint32_t version) {
+  const uint32_t fragments = FragmentsOf(run.spec().averaging());
+  if (fragments == 1) return 0;
+  const bool last = version == run.version() && BoundaryAfter(run, run.step()) == TotalSteps(run);
+  return last ? 0 : 1 + version % fragments;
 }
 
 bool TargetReached(const v1::RunRecord& run) {

@@ -24,7 +24,7 @@ uint32_t EvaluationEpochs(const v1::RunSpec& spec);
 // only GPUs support imply CUDA.
 v1::Cluster::Device RequestedDevice(const v1::RunSpec& spec);
 // Whether the run uses aggregators, and whether these need a version to make the next one: for the
-// outer optimizer, or because differences are exchanged.
+// outer optimizer, or because differences, or fragments of the model, are exchanged.
 bool Averages(const v1::RunSpec& spec);
 bool NeedsVersions(const v1::RunSpec& spec);
 
@@ -41,9 +41,12 @@ double EpochAt(const v1::RunRecord& run, uint32_t step);
 // Whether an evaluation is due at `step`, and the epoch of the first evaluation after `step`.
 bool EvaluationDue(const v1::RunRecord& run, uint32_t step);
 uint32_t EvaluationEpochAfter(const v1::RunRecord& run, uint32_t step);
-// The next step at which a group at `step` must contribute: after every_steps or, in a run that
-// never averages, at the next evaluation; at most the last step.
+// The next step at which a group at `step` must contribute: after the steps of a round or, in a run
+// that never averages, at the next evaluation; at most the last step.
 uint32_t BoundaryAfter(const v1::RunRecord& run, uint32_t step);
+// What the round after `version` exchanges (Start.fragment): the whole model if training ends with
+// it. Requires: `version` is not newer than that of the run.
+uint32_t FragmentAfter(const v1::RunRecord& run, uint32_t version);
 // Whether an evaluation has met the accuracy rule.
 bool TargetReached(const v1::RunRecord& run);
 // Whether training ends at `step`.

@@ -79,6 +79,7 @@ v1::RunStatus Run::Status(absl::Time now) const {
   }
   if (record.has_discrepancy()) *status.mutable_discrepancy() = DiscrepancyStatus(record);
   if (record.has_outer()) *status.mutable_outer() = OuterStatusOf(record);
+  if (record.has_residual()) status.set_residual_ratio(ResidualRatioOf(record));
   FillTimes(now, status);
   return status;
 }

@@ -3,6 +3,7 @@
 #include "coordinator/slot.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
@@ -145,6 +146,12 @@ absl::Time Slot::blocked_until() const {
   return absl::FromUnixMillis(failed.last_ms()) + WaitAfter(failed.failures() - kFreeFailures);
 }
 
+void Slot::NoteStepTime(double seconds, uint64_t steps) {
+  if (steps == 0 || !std::isfinite(seconds) || seconds <= 0) return;
+  const double newest = seconds / static_cast<double>(steps);
+  step_seconds_ = step_seconds_ == 0 ? newest : (step_seconds_ + newest) / 2;
+}
+
 bool Slot::ClearFailures() {
   const bool failed = record_.has_failed();
   record_.clear_failed();
@@ -184,6 +191,7 @@ void Slot::ResetProgress() {
   unanswered = 0;
   refused_round = 0;
   refusal = v1::REFUSAL_UNSPECIFIED;
+  step_seconds_ = 0;
 }
 
 }  // namespace cadre

@@ -94,6 +94,11 @@ class Slot {
   // Ends the wait for a full set of workers immediately.
   void EndWait() { waiting_since_ = absl::InfinitePast(); }
 
+  // The generation has trained this number of steps in this time.
+  void NoteStepTime(double seconds, uint64_t steps);
+  // Seconds of a step in its last periods; 0: unknown.
+  double step_seconds() const { return step_seconds_; }
+
   // -- Reports of rank 0, for the status and for answers.
   v1::Progress progress;
   // Version that the group is known to hold.
@@ -127,6 +132,8 @@ class Slot {
   std::map<uint32_t, v1::Prepared> prepared_;
   PlanHistory plans_;
   absl::Time waiting_since_;
+  // Exponential average.
+  double step_seconds_ = 0;
 };
 
 }  // namespace cadre

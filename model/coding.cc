@@ -1,5 +1,7 @@
 #include "model/coding.h"
 
+#include <algorithm>
+
 namespace cadre {
 namespace {
 
@@ -18,6 +20,18 @@ std::optional<v1::Coding> CodingOf(const v1::Coding& coding) {
   if (sparse && filled.keep() == 0) filled.set_keep(kKeep);
   if (!filled.has_error_feedback()) filled.set_error_feedback(sparse ? kSparseFeedback : 1);
   return filled;
+}
+
+uint32_t FragmentsOf(const v1::Averaging& averaging) {
+  return std::max(1U, averaging.fragments().count());
+}
+
+bool ExchangesUnits(const v1::Averaging& averaging) {
+  return CodingOf(averaging.up()) || CodingOf(averaging.down()) || FragmentsOf(averaging) > 1;
+}
+
+uint32_t StepsOfRound(const v1::Averaging& averaging) {
+  return averaging.every_steps() / FragmentsOf(averaging);
 }
 
 }  // namespace cadre

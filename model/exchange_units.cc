@@ -3,6 +3,13 @@
 #include <algorithm>
 
 namespace cadre {
+namespace {
+
+// Stripes of a fragment, if the model has enough units: every shard and every rank then has about
+// the same share of every fragment.
+constexpr int64_t kStripes = 64;
+
+}  // namespace
 
 ExchangeUnits::ExchangeUnits(const ParameterIndex& index) : size_(index.size()) {
   for (const Parameter& parameter : index.parameters()) {
@@ -25,6 +32,15 @@ std::span<const ExchangeUnit> ExchangeUnits::In(Interval positions) const {
   return {at(positions.begin), at(positions.end)};
 }
 
+std::vector<ExchangeUnit> ExchangeUnits::In(std::span<const Interval> intervals) const {
+  std::vector<ExchangeUnit> units;
+  for (const Interval& interval : intervals) {
+    const std::span<const ExchangeUnit> more = In(interval);
+    units.insert(units.end(), more.begin(), more.end());
+  }
+  return units;
+}
+
 int64_t ExchangeUnits::BorderAfter(int64_t position) const {
   const auto unit = std::partition_point(
       units_.begin(), units_.end(),
@@ -38,6 +54,28 @@ Interval ExchangeUnits::PartOf(int64_t part, int64_t parts) const {
     return BorderAfter(size_ / parts * i + size_ % parts * i / parts);
   };
   return {cut(part), cut(part + 1)};
+}
+
+// A stripe is a number of consecutive units, and fragment f has every fragments-th stripe.
+std::vector<Interval> ExchangeUnits::FragmentIn(Interval part, uint32_t fragment,
+                                                uint32_t fragments) const {
+  if (part.empty()) return {};
+  if (fragment == 0) return {part};
+  const int64_t of_all = int64_t{fragments} * kStripes;
+  const int64_t stripe = (std::ssize(units_) + of_all - 1) / of_all;
+  const std::span<const ExchangeUnit> units = In(part);
+  const int64_t first = units.data() - units_.data();
+  std::vector<Interval> intervals;
+  for (int64_t i = 0; i < std::ssize(units); ++i) {
+    if ((first + i) / stripe % fragments != fragment - 1) continue;
+    const Interval& unit = units[i].positions;
+    if (!intervals.empty() && intervals.back().end == unit.begin) {
+      intervals.back().end = unit.end;
+    } else {
+      intervals.push_back(unit);
+    }
+  }
+  return intervals;
 }
 
 }  // namespace cadre

@@ -2,6 +2,9 @@
 // most kUnitSize values, in parameter order. Borders depend only on the model, so every group and
 // every shard codes and decodes the same units, whatever their meshes and cuts are.
 //
+// A fragment (run.proto, Fragments) consists of whole units, too. Number 0 stands for the whole
+// model, numbers 1 to `fragments` for one of the fragments.
+//
 // A value; immutable and thread-safe.
 #pragma once
 
@@ -36,6 +39,7 @@ class ExchangeUnits {
   std::span<const ExchangeUnit> all() const { return units_; }
   // The units of an interval. Requires: IsBorder of its ends.
   std::span<const ExchangeUnit> In(Interval positions) const;
+  std::vector<ExchangeUnit> In(std::span<const Interval> intervals) const;
   // Whether no unit contains both the position and the one before it.
   bool IsBorder(int64_t position) const { return BorderAfter(position) == position; }
   // The first border that is not before the position. Requires: position <= size of the model.
@@ -43,6 +47,9 @@ class ExchangeUnits {
   // The part `part` of `parts` of the model, cut at borders. Their sizes differ by less than two
   // units.
   Interval PartOf(int64_t part, int64_t parts) const;
+  // What `part` has of a fragment, in order: no interval is empty or adjacent to the next.
+  // Requires: IsBorder of the ends of `part`; fragment <= fragments.
+  std::vector<Interval> FragmentIn(Interval part, uint32_t fragment, uint32_t fragments) const;
 
  private:
   std::vector<ExchangeUnit> units_;

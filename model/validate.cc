@@ -19,6 +19,7 @@
 #include "absl/strings/string_view.h"
 #include "base/counted_noun.h"
 #include "base/utf8.h"
+#include "model/coding.h"
 #include "model/exchange_units.h"
 #include "model/graph.h"
 #include "model/inference.h"
@@ -46,6 +47,7 @@ constexpr int64_t kCifarClasses = 10;
 // Limit of the padding; the usual value for CIFAR is 4.
 constexpr uint32_t kMaxCropPadding = 1024;
 constexpr uint32_t kMaxOuterRounds = 1 << 20;
+constexpr uint32_t kMaxFragments = 64;
 
 // The value of a count whose default is 1; 0 means not set.
 uint32_t OrOne(uint32_t value) { return value == 0 ? 1 : value; }
@@ -248,16 +250,48 @@ class Validation : private ProblemCollector {
     if (averaging.has_outer() && averaging.every_steps() == 0) {
       Add("averaging.outer", "is set, but averaging.every_steps is 0, so that there are no rounds");
     }
+    CheckFragments();
     const v1::Overlap& overlap = averaging.overlap();
-    if (overlap.steps() > 0 && overlap.steps() >= averaging.every_steps()) {
+    if (overlap.steps() > 0 && overlap.steps() >= StepsOfRound(averaging)) {
       Add("averaging.overlap.steps", "is ", overlap.steps(),
-          "; it must be less than averaging.every_steps, which is ", averaging.every_steps());
+          "; it must be less than the steps between rounds, of which there are ",
+          StepsOfRound(averaging));
     }
     if (!(overlap.blend() >= 0 && overlap.blend() <= 1)) {
       Add("averaging.overlap.blend", "is ", overlap.blend(), "; it must be in [0, 1]");
     }
     if (overlap.has_blend() && overlap.steps() == 0) {
       Add("averaging.overlap.blend", "is set, but averaging.overlap.steps is not");
+    }
+  }
+
+  void CheckFragments() {
+    const v1::Averaging& averaging = spec_.averaging();
+    const uint32_t count = averaging.fragments().count();
+    const bool divides =
+        averaging.every_steps() > 0 && averaging.every_steps() % FragmentsOf(averaging) == 0;
+    if (count > kMaxFragments) {
+      AtMost("averaging.fragments.count", count, kMaxFragments);
+    } else if (count > 1 && !divides) {
+      Add("averaging.fragments.count", "is ", count,
+          "; averaging.every_steps must be a multiple of it, but is ", averaging.every_steps());
+    }
+    if (count > 1 && averaging.max_solo_steps() > 0) {
+      Add("averaging.fragments.count", "is ", count,
+          ", which requires that averaging.max_solo_steps is 0: the round in which a run ends "
+          "exchanges the whole model, so it must be known in advance");
+    }
+    const v1::Staleness& staleness = averaging.staleness();
+    if (averaging.has_staleness() && staleness.max_rounds() == 0) {
+      Add("averaging.staleness.max_rounds", "is 0; it must be at least 1");
+    }
+    if (!(staleness.weight() >= 0 && staleness.weight() <= 1)) {
+      Add("averaging.staleness.weight", "is ", staleness.weight(), "; it must be in [0, 1]");
+    }
+    const bool needs_rounds = averaging.has_staleness() || averaging.steps_by_speed();
+    if (needs_rounds && averaging.every_steps() == 0) {
+      Add(averaging.has_staleness() ? "averaging.staleness" : "averaging.steps_by_speed",
+          "is set, but averaging.every_steps is 0, so that there are no rounds");
     }
   }
 

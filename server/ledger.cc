@@ -464,6 +464,7 @@ Decision<Ledger::Contribution> Ledger::MapRanges(const Run& run,
   if (const auto position = Overlap(contribution.spans)) {
     return Malformed(absl::StrCat("position ", *position, " is in two ranges"));
   }
+  if (auto refused = CheckFragment(run, contribution)) return *refused;
   contribution.positions = Elements(contribution.spans);
   contribution.elements = contribution.positions;
   if (header.codec() != v1::CODEC_FP32) {
@@ -477,6 +478,32 @@ Decision<Ledger::Contribution> Ledger::MapRanges(const Run& run,
   }
   contribution.chunks = chunks;
   return contribution;
+}
+
+std::vector<Interval> Ledger::ExchangedOf(const Run& run, uint32_t fragment) {
+  if (fragment == 0) return {run.span};
+  return run.terms.units->FragmentIn(run.span, fragment, run.terms.fragments);
+}
+
+// Which fragment a round exchanges follows from its number, except for the last round of a run.
+std::optional<Refused> Ledger::CheckFragment(const Run& run, const Contribution& contribution) {
+  const v1::ContributionHeader& header = contribution.header;
+  if (header.fragment() == 0) return std::nullopt;
+  const uint32_t due = 1 + (header.round() - 1) % run.terms.fragments;
+  if (run.terms.fragments == 1 || header.fragment() != due || header.seed()) {
+    return Malformed(absl::StrCat("the contribution to round ", header.round(), " has fragment ",
+                                  header.fragment(), "; the run has ", run.terms.fragments));
+  }
+  const std::vector<Interval> exchanged = ExchangedOf(run, header.fragment());
+  for (const Interval& span : contribution.spans) {
+    const auto after =
+        std::upper_bound(exchanged.begin(), exchanged.end(), span.begin,
+                         [](int64_t begin, const Interval& each) { return begin < each.begin; });
+    if (after != exchanged.begin() && std::prev(after)->contains(span)) continue;
+    return Malformed(absl::StrCat("positions ", span.begin, " to ", span.end,
+                                  " are not in fragment ", header.fragment()));
+  }
+  return std::nullopt;
 }
 
 std::optional<Refused> Ledger::CheckFrame(const Run& run, const Contribution& contribution) {
@@ -695,6 +722,11 @@ std::variant<GroupSource, Incomplete, Refused> Ledger::CoverShard(
       break;
     }
     if (key.seed != apply.seed()) continue;
+    if (contribution.header.fragment() != apply.fragment()) {
+      return Malformed(absl::StrCat(key.ToString(), " has fragment ",
+                                    contribution.header.fragment(), ", the round has ",
+                                    apply.fragment()));
+    }
     if (!contribution.durable) {
       absl::StrAppend(&partial, "; rank ", key.rank, " has staged ", contribution.stored_chunks,
                       " of ", contribution.chunks, " chunks");
@@ -713,7 +745,9 @@ std::variant<GroupSource, Incomplete, Refused> Ledger::CoverShard(
   }
   std::sort(source.segments.begin(), source.segments.end(),
             [](const auto& a, const auto& b) { return a.span.begin < b.span.begin; });
-  int64_t position = run.span.begin;
+  const std::vector<Interval> exchanged = ExchangedOf(run, apply.fragment());
+  auto interval = exchanged.begin();
+  int64_t position = interval == exchanged.end() ? run.span.end : interval->begin;
   for (const SourceSegment& segment : source.segments) {
     if (segment.span.begin > position) break;
     if (segment.span.begin < position) {
@@ -721,6 +755,9 @@ std::variant<GroupSource, Incomplete, Refused> Ledger::CoverShard(
                                     " have staged position ", segment.span.begin));
     }
     position = segment.span.end;
+    if (position < interval->end) continue;
+    ++interval;
+    position = interval == exchanged.end() ? run.span.end : interval->begin;
   }
   if (position == run.span.end) return source;
   return Incomplete{{participant.group()},
@@ -759,7 +796,13 @@ ApplyDecision Ledger::BeginApply(const v1::Apply& apply) {
     return Malformed(absl::StrCat("round ", apply.round(),
                                   " is ordered with another coding than that of the run"));
   }
-  const bool needs_values = apply.has_outer() || (apply.has_up() && !apply.seed());
+  if (apply.fragment() > 0 &&
+      (run.terms.fragments == 1 || apply.fragment() > run.terms.fragments)) {
+    return Malformed(absl::StrCat("round ", apply.round(), " is ordered with fragment ",
+                                  apply.fragment(), "; the run has ", run.terms.fragments));
+  }
+  const bool needs_values =
+      apply.has_outer() || apply.fragment() > 0 || (apply.has_up() && !apply.seed());
   if (run.hollow && needs_values) {
     return Malformed(absl::StrCat("round ", apply.round(), " requires the values of version ",
                                   newest, ", which this shard does not have"));
@@ -773,8 +816,9 @@ ApplyDecision Ledger::BeginApply(const v1::Apply& apply) {
     samples.push_back(participant.samples());
   }
   const std::vector<float> weights = MeanWeights(samples);
-  ApplyPlan plan{run.terms.run,        apply.round(),   run.span, {},
-                 run.terms.statistics, run.terms.units, apply};
+  ApplyPlan plan{
+      run.terms.run,        apply.round(),   run.span, ExchangedOf(run, apply.fragment()), {},
+      run.terms.statistics, run.terms.units, apply};
   Incomplete missing;
   for (int i = 0; i < apply.participants_size(); ++i) {
     auto source = CoverShard(run, apply, apply.participants(i));
@@ -827,12 +871,13 @@ PullDecision Ledger::Pull(const v1::PullRequest& request) const {
   if (run->hollow || request.version() > run->current->version) {
     return BeingRestored(request.run());
   }
+  PullGrant grant{request.run(), request.version(), {}, 0, run->terms.units, run->terms.fragments};
+  grant.spans = std::get<std::vector<Interval>>(std::move(spans));
+  grant.elements = Elements(grant.spans);
+  // Frames are kept longer than versions.
+  if (request.has_frame_from()) return grant;
   for (const auto& version : {run->current, run->previous}) {
-    if (!version || version->version != request.version()) continue;
-    PullGrant grant{request.run(), request.version(), {}, 0, run->terms.units};
-    grant.spans = std::get<std::vector<Interval>>(std::move(spans));
-    grant.elements = Elements(grant.spans);
-    return grant;
+    if (version && version->version == request.version()) return grant;
   }
   return NoSuchVersion{request.version(), run->current->version};
 }

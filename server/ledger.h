@@ -22,9 +22,11 @@
 //   3. Only the coordinator (OpenRun, Fence) determines the generation (one membership of a group)
 //      whose ranks may call. Older ones are stale and refused; a newer one is not known yet, and
 //      its ranks try again later, because the coordinator's message may be on its way.
-//   4. Apply takes exactly its participants, whose slices must cover the shard without gap or
-//      overlap; all other contributions to the round are dropped and never applied. Repeated for a
-//      version that exists, it must name the participants of which the version was made.
+//   4. Apply takes exactly its participants, whose slices must cover what the round exchanges of
+//   the
+//      shard (a fragment, or all of it) without gap or overlap; all other contributions to the
+//      round are dropped and never applied. Repeated for a version that exists, it must name the
+//      participants of which the version was made.
 //   5. A complete contribution of a fenced generation is kept until its round is applied: the
 //      coordinator may have committed it before the generation ended.
 //   6. A version exists only once it is durable; the newest and the one before are kept.
@@ -94,12 +96,14 @@ struct RunTerms {
   std::map<uint32_t, GroupGeneration> generations;
   // States of the outer optimizer for each value of a version.
   int outer_states = 0;
-  // The units of the model, if contributions or versions are coded: the shards are then cut at
+  // The units of the model, if ranks and shards exchange whole units: the shards are then cut at
   // their borders.
   std::shared_ptr<const ExchangeUnits> units;
   // Of contributions that are frames, and of the frames of versions.
   std::optional<v1::Coding> up;
   std::optional<v1::Coding> down;
+  // Number of fragments; 1: rounds exchange the whole model.
+  uint32_t fragments = 1;
   // Newest version of the run.
   uint32_t version = 0;
   // The shard discards its versions and becomes hollow at this version.
@@ -170,12 +174,14 @@ struct GroupSource {
   std::vector<SourceSegment> segments;
 };
 
-// How to make version `round`: its value at every position is the sum over groups, in this order,
-// of weight * value.
+// How to make version `round`: its value at every position that the round has exchanged is the sum
+// over groups, in this order, of weight * value; the others are those of the version before.
 struct ApplyPlan {
   std::string run;
   uint32_t round = 0;
   Interval span;
+  // What the round has exchanged of the span, in order.
+  std::vector<Interval> exchanged;
   std::vector<GroupSource> groups;
   // Positions that are averaged but not trained (see RunTerms); excluded from the discrepancy.
   std::vector<Interval> statistics;
@@ -192,6 +198,8 @@ struct VersionStats {
   DiscrepancyTerms discrepancy;
   // Of the outer update; nothing without one.
   std::optional<v1::OuterSums> outer = std::nullopt;
+  // Nothing unless versions are coded.
+  std::optional<v1::ResidualSums> residual = std::nullopt;
 };
 
 // A result of BeginApply: version `round` exists already.
@@ -209,7 +217,8 @@ struct Incomplete {
 
 using ApplyDecision = std::variant<ApplyPlan, AlreadyApplied, ApplyUnderWay, Incomplete, Refused>;
 
-// Permission to read `spans`, in this order, from the file of `version`.
+// Permission to read `spans`, in this order, from the file of `version`, or what its frame has of
+// them.
 struct PullGrant {
   std::string run;
   uint32_t version = 0;
@@ -217,6 +226,7 @@ struct PullGrant {
   int64_t elements = 0;
   // Null if the run has none.
   std::shared_ptr<const ExchangeUnits> units;
+  uint32_t fragments = 1;
 };
 
 // A result of Pull: the requested version is not stored yet, or not any more.
@@ -347,6 +357,9 @@ class Ledger {
   static std::optional<Refused> CheckRoom(const Run& run, const ContributionKey& key,
                                           int64_t positions);
   static std::optional<Refused> CheckFrame(const Run& run, const Contribution& contribution);
+  static std::optional<Refused> CheckFragment(const Run& run, const Contribution& contribution);
+  // What a round exchanges of the shard.
+  static std::vector<Interval> ExchangedOf(const Run& run, uint32_t fragment);
   static Decision<Contribution> MapRanges(const Run& run, const v1::ContributionHeader& header);
   static std::optional<Refused> CheckGeneration(const Run& run, uint32_t group,
                                                 uint32_t generation);

@@ -51,7 +51,12 @@ absl::string_view AsText(std::span<const float> values) {
 
 }  // namespace
 
-int64_t StretchEnd(const ExchangeUnits* units, Interval span, int64_t begin) {
+int64_t StretchEnd(const ExchangeUnits* units, Interval span, std::span<const Interval> exchanged,
+                   int64_t begin) {
+  const auto after =
+      std::upper_bound(exchanged.begin(), exchanged.end(), begin,
+                       [](int64_t position, const Interval& i) { return position < i.end; });
+  if (after != exchanged.end()) span.end = begin < after->begin ? after->begin : after->end;
   if (span.end - begin <= kStretch) return span.end;
   return units == nullptr ? begin + kStretch : units->BorderAfter(begin + kStretch - kUnitSize);
 }
@@ -61,7 +66,7 @@ RoundMean::RoundMean(const ApplyPlan& plan, Files files, std::unique_ptr<Version
     : plan_(plan), files_(std::move(files)), statistics_(plan.statistics), update_(update) {
   for (const GroupSource& source : plan.groups) groups_.push_back({.source = &source});
   const bool fits = before != nullptr && before->span() == plan.span;
-  if (fits && (update != nullptr || coded() || groups_.size() > 1)) reader_ = std::move(before);
+  if (fits && (needs_before() || groups_.size() > 1)) reader_ = std::move(before);
 }
 
 absl::Status RoundMean::Read(Group& group, int64_t first, std::span<float> out) const {
@@ -100,7 +105,7 @@ absl::StatusOr<bool> RoundMean::ReadBefore(int64_t first, size_t size) {
   if (reader_ == nullptr) return false;
   before_.resize(size);
   const absl::Status status = reader_->Read(first, AsBytes(before_));
-  if (update_ != nullptr || coded()) CADRE_RETURN_IF_ERROR(status);
+  if (needs_before()) CADRE_RETURN_IF_ERROR(status);
   if (status.ok()) {
     ClearStatistics(first, before_);
     return true;
@@ -127,7 +132,26 @@ void RoundMean::ClearStatistics(int64_t first, std::span<float> values) const {
   });
 }
 
+absl::Status RoundMean::Keep(int64_t first, std::span<float> out) {
+  CADRE_RETURN_IF_ERROR(reader_->Read(first, AsBytes(out)));
+  if (update_ == nullptr || update_->states == nullptr) return absl::OkStatus();
+  std::vector<float> states(update_->number_of_states() * out.size());
+  CADRE_RETURN_IF_ERROR(ReadStates(states));
+  return update_->states->Append(AsText(states));
+}
+
+absl::Status RoundMean::ReadStates(std::span<float> states) {
+  if (update_->before == nullptr) return absl::OkStatus();
+  CADRE_RETURN_IF_ERROR(update_->before->Read(states_read_, AsBytes(states)));
+  states_read_ += std::ssize(states);
+  return absl::OkStatus();
+}
+
 absl::Status RoundMean::Next(int64_t first, std::span<float> out) {
+  const auto exchanged =
+      std::upper_bound(plan_.exchanged.begin(), plan_.exchanged.end(), first,
+                       [](int64_t position, const Interval& i) { return position < i.end; });
+  if (exchanged == plan_.exchanged.end() || first < exchanged->begin) return Keep(first, out);
   values_.resize(out.size());
   CADRE_ASSIGN_OR_RETURN(const bool known, ReadBefore(first, out.size()));
   const bool measured = known && groups_.size() > 1;
@@ -155,17 +179,17 @@ absl::Status RoundMean::Update(int64_t first, std::span<float> values) {
   const size_t n = values.size();
   std::vector<float> all(update.number_of_states() * n);
   const std::span<float> states(all);
-  if (update.before != nullptr) {
-    CADRE_RETURN_IF_ERROR(update.before->Read(states_read_, AsBytes(states)));
-    states_read_ += std::ssize(states);
-  }
+  CADRE_RETURN_IF_ERROR(ReadStates(states));
   const std::span<float> residual = update.down ? states.last(n) : std::span<float>();
   // The exact model before the round; 0 for statistics.
   std::vector<float> exact = before_;
   if (update.down) AddWeighted(1, residual, exact);
   if (coded()) AddWeighted(1, exact, values);
   if (update.outer) UpdateOuter(first, exact, values, states);
-  if (update.down) CADRE_RETURN_IF_ERROR(Publish(first, values, residual));
+  if (update.down) {
+    AddChange(first, exact, values);
+    CADRE_RETURN_IF_ERROR(Publish(first, values, residual));
+  }
   return update.states == nullptr ? absl::OkStatus() : update.states->Append(AsText(states));
 }
 
@@ -190,6 +214,17 @@ void RoundMean::UpdateOuter(int64_t first, std::span<const float> before, std::s
   update({trained, std::ssize(values)});
 }
 
+void RoundMean::AddChange(int64_t first, std::span<const float> before,
+                          std::span<const float> values) {
+  std::vector<float> change(values.begin(), values.end());
+  for (size_t i = 0; i < change.size(); ++i) change[i] -= before[i];
+  ClearStatistics(first, change);
+  double squared = 0;
+  for (const float value : change) squared += double{value} * value;
+  v1::ResidualSums& sums = update_->residual;
+  sums.set_change_squared(sums.change_squared() + squared);
+}
+
 absl::Status RoundMean::Publish(int64_t first, std::span<float> values, std::span<float> residual) {
   const std::span<const ExchangeUnit> units = plan_.units->In({first, first + std::ssize(values)});
   // Statistics are values: before_ is 0 there.
@@ -198,11 +233,15 @@ absl::Status RoundMean::Publish(int64_t first, std::span<float> values, std::spa
   std::string frame;
   CADRE_RETURN_IF_ERROR(EncodeFrame(units, *update_->down, difference, &frame, &update_->words));
   CADRE_RETURN_IF_ERROR(DecodeFrame(units, *update_->down, frame, &difference));
+  double residual_squared = 0;
   for (size_t i = 0; i < values.size(); ++i) {
     const float published = before_[i] + difference[i];
     residual[i] = values[i] - published;
     values[i] = published;
+    residual_squared += double{residual[i]} * residual[i];
   }
+  v1::ResidualSums& sums = update_->residual;
+  sums.set_residual_squared(sums.residual_squared() + residual_squared);
   return update_->frame->Append(frame);
 }
 

@@ -37,6 +37,8 @@ struct RoundUpdate {
   // The frame of the version, and the words of its units; null without `down`.
   std::unique_ptr<BlockWriter> frame = nullptr;
   std::vector<uint16_t> words = {};
+  // Over the exchanged values so far, with `down`.
+  v1::ResidualSums residual = {};
 
   int outer_states() const { return outer ? outer->states() : 0; }
   int number_of_states() const { return outer_states() + (down ? 1 : 0); }
@@ -53,7 +55,8 @@ class RoundMean {
             RoundUpdate* update = nullptr);
 
   // Computes the version at the next out.size() positions. Requires: calls in order of positions,
-  // for the stretches of StretchEnd. Errors: those of the files.
+  // for the stretches of StretchEnd, each of which the round exchanges as a whole or not at all.
+  // Errors: those of the files.
   absl::Status Next(int64_t first, std::span<float> out);
 
   // Discrepancy of the trained positions so far. It is unknown in rounds of one group and if the
@@ -71,6 +74,9 @@ class RoundMean {
 
   absl::Status Read(Group& group, int64_t first, std::span<float> out) const;
   absl::Status ReadFrames(Group& group, int64_t first, std::span<float> out) const;
+  // Copies the version before, and its states.
+  absl::Status Keep(int64_t first, std::span<float> out);
+  absl::Status ReadStates(std::span<float> states);
   // Reads the previous version into before_; returns whether it is known. Errors: only if the round
   // requires it.
   absl::StatusOr<bool> ReadBefore(int64_t first, size_t size);
@@ -78,6 +84,8 @@ class RoundMean {
   absl::Status Update(int64_t first, std::span<float> values);
   void UpdateOuter(int64_t first, std::span<const float> before, std::span<float> values,
                    std::span<float> states);
+  // Adds the change of the exact model to the sums of the residual.
+  void AddChange(int64_t first, std::span<const float> before, std::span<const float> values);
   // Codes what groups do not have of the exact model, and replaces it by the version that they will
   // have. `residual` receives the rest.
   absl::Status Publish(int64_t first, std::span<float> values, std::span<float> residual);
@@ -89,6 +97,8 @@ class RoundMean {
   void ClearStatistics(int64_t first, std::span<float> values) const;
 
   bool coded() const { return plan_.order.has_up() && !plan_.order.seed(); }
+  // Whether the version is computed from the one before.
+  bool needs_before() const { return update_ != nullptr || coded() || plan_.order.fragment() > 0; }
 
   const ApplyPlan& plan_;
   const Files files_;
@@ -104,7 +114,9 @@ class RoundMean {
 };
 
 // The end of the stretch of positions from `begin` on that a round is computed for at once: at most
-// 64 Ki positions and, with units, whole ones. Requires: begin < span.end, in the span.
-int64_t StretchEnd(const ExchangeUnits* units, Interval span, int64_t begin);
+// 64 Ki positions and, with units, whole ones; no end of an interval of `exchanged`, which are in
+// order, is inside. Requires: begin < span.end, in the span.
+int64_t StretchEnd(const ExchangeUnits* units, Interval span, std::span<const Interval> exchanged,
+                   int64_t begin);
 
 }  // namespace cadre

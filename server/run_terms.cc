@@ -66,10 +66,10 @@ absl::StatusOr<RunTerms> RunTermsOf(const v1::OpenRun& open) {
   terms.up = CodingOf(open.spec().averaging().up());
   terms.down = CodingOf(open.spec().averaging().down());
   for (const std::optional<v1::Coding>& coding : {terms.up, terms.down}) {
-    if (!coding) continue;
-    CADRE_RETURN_IF_ERROR(CheckCodec(CodecOf(*coding)));
-    terms.units = std::make_shared<ExchangeUnits>(index);
+    if (coding) CADRE_RETURN_IF_ERROR(CheckCodec(CodecOf(*coding)));
   }
+  if (ExchangesUnits(open.spec().averaging())) terms.units = std::make_shared<ExchangeUnits>(index);
+  terms.fragments = FragmentsOf(open.spec().averaging());
   if (terms.down) ++terms.outer_states;
   terms.version = open.version();
   if (open.has_hollow()) terms.hollow = open.hollow();

@@ -192,7 +192,9 @@ class PullCall final : public RoundsCall<grpc::ServerWriteReactor<v1::PullReply>
 
   void WriteNext() {
     if (pull_->left() == 0 && !announces_) return End(absl::OkStatus());
-    reply_.set_frame_elements(std::exchange(announces_, false) ? pull_->frame_elements() : 0);
+    const FrameHead frame = std::exchange(announces_, false) ? pull_->frame() : FrameHead();
+    reply_.set_frame_elements(frame.elements);
+    reply_.set_fragment(frame.fragment);
     const int64_t requested = request_->chunk_elements();
     const int64_t chunk_elements =
         requested == 0 ? kChunkElements : std::min<int64_t>(requested, kChunkElements);

@@ -56,6 +56,7 @@ void SetStats(const VersionStats& stats, v1::Applied& answer) {
   answer.set_variance_between_groups(stats.discrepancy.variance_between_groups);
   answer.set_displacement(stats.discrepancy.displacement);
   if (stats.outer) *answer.mutable_outer() = *stats.outer;
+  if (stats.residual) *answer.mutable_residual() = *stats.residual;
 }
 
 std::set<ContributionKey> ContributionKeysOf(const ApplyPlan& plan) {
@@ -67,13 +68,14 @@ std::set<ContributionKey> ContributionKeysOf(const ApplyPlan& plan) {
 }
 
 // Bytes that a round of the run needs on this aggregator: the two versions that are kept and the
-// one that is being made, with their outer states, and the contributions of all groups that the run
-// has at its start. Not counted: groups that are added later, a damaged version that is kept,
-// headers and checksums (below 0.1 %).
+// one that is being made, with their outer states, the frames of versions, and the contributions of
+// all groups that the run has at its start. Not counted: groups that are added later, a damaged
+// version that is kept, headers and checksums (below 0.1 %).
 int64_t SpaceOf(const v1::OpenRun& open, const RunTerms& terms) {
   const Interval span = Ledger::SpanOf(terms);
   const int64_t groups = std::max(1U, open.spec().cluster().groups());
-  return span.size() * int64_t{sizeof(float)} * (3 * (1 + terms.outer_states) + groups);
+  const int64_t frames = terms.down ? 1 : 0;
+  return span.size() * int64_t{sizeof(float)} * (3 * (1 + terms.outer_states) + frames + groups);
 }
 
 }  // namespace
@@ -81,11 +83,11 @@ int64_t SpaceOf(const v1::OpenRun& open, const RunTerms& terms) {
 // --- VersionPull
 
 VersionPull::VersionPull(PullGrant grant, std::unique_ptr<VersionReader> reader, OnError on_error,
-                         int64_t frame_elements)
+                         const FrameHead& frame)
     : grant_(std::move(grant)),
       reader_(std::move(reader)),
       on_error_(std::move(on_error)),
-      frame_elements_(frame_elements),
+      frame_(frame),
       left_(grant_.elements) {}
 
 absl::StatusOr<int64_t> VersionPull::Next(std::span<char> data) {
@@ -308,7 +310,10 @@ absl::StatusOr<VersionStats> ShardHost::MakeVersion(const ApplyPlan& plan) {
   }
   const absl::StatusOr<VersionStats> made = store_->WriteMean(plan);
   // The contributions are undamaged, so the version before or its outer states are not.
-  const bool damaged = plan.order.has_outer() && IsLoss(made.status());
+  const v1::Apply& order = plan.order;
+  const bool needs_before =
+      order.has_outer() || order.has_up() || order.has_down() || order.fragment() > 0;
+  const bool damaged = needs_before && IsLoss(made.status());
   return damaged ? OnReadError(plan.run, made.status()) : made;
 }
 
@@ -556,7 +561,8 @@ absl::StatusOr<std::unique_ptr<VersionPull>> ShardHost::Pull(const v1::PullReque
     absl::MutexLock lock(&mutex_);
     decision = ledger_.Pull(request);
     // The open file stays readable after a commit unlinks it.
-    if (const auto* grant = std::get_if<PullGrant>(&decision)) {
+    if (const auto* grant = std::get_if<PullGrant>(&decision);
+        grant != nullptr && !request.has_frame_from()) {
       reader = store_->OpenVersion(grant->run, grant->version);
     }
   }
@@ -592,8 +598,11 @@ absl::StatusOr<std::unique_ptr<VersionPull>> ShardHost::PullFrame(PullGrant gran
       !grant.units->IsBorder(positions.end)) {
     return none("the positions are not whole units in order");
   }
-  absl::StatusOr<StoredFrame> frame =
-      store_->OpenFrame(grant.run, grant.version, *grant.units, positions);
+  absl::StatusOr<StoredFrame> frame = [&] {
+    // A commit may remove the frame.
+    absl::MutexLock lock(&mutex_);
+    return store_->OpenFrame(grant.run, grant.version, *grant.units, grant.fragments, positions);
+  }();
   if (!frame.ok()) return none(frame.status().message());
   const int64_t elements = frame->elements.size();
   const int64_t skipped = std::min<uint64_t>(from, elements);
@@ -601,7 +610,8 @@ absl::StatusOr<std::unique_ptr<VersionPull>> ShardHost::PullFrame(PullGrant gran
   grant.elements = elements - skipped;
   return std::make_unique<VersionPull>(
       std::move(grant), std::move(frame->reader),
-      [none](const absl::Status& error) { return none(error.message()); }, elements);
+      [none](const absl::Status& error) { return none(error.message()); },
+      FrameHead{.elements = elements, .fragment = frame->fragment});
 }
 
 }  // namespace cadre

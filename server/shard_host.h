@@ -44,16 +44,21 @@ struct Staging {
   std::unique_ptr<BlockFile> file;
 };
 
+// Of a pull of a frame: the elements of the whole frame, and what its round has exchanged.
+struct FrameHead {
+  int64_t elements = 0;
+  uint32_t fragment = 0;
+};
+
 // The values of a pull, chunk by chunk.
 class VersionPull {
  public:
   // Passes errors of the reader through `on_error`.
   using OnError = std::function<absl::Status(const absl::Status&)>;
-  // `frame_elements`: those of the whole frame, if the pull is one of a frame.
   VersionPull(PullGrant grant, std::unique_ptr<VersionReader> reader, OnError on_error,
-              int64_t frame_elements = 0);
+              const FrameHead& frame = {});
 
-  int64_t frame_elements() const { return frame_elements_; }
+  const FrameHead& frame() const { return frame_; }
   // Remaining elements.
   int64_t left() const { return left_; }
   // Reads the next values, as many as fit; returns the number of elements.
@@ -63,7 +68,7 @@ class VersionPull {
   const PullGrant grant_;
   const std::unique_ptr<VersionReader> reader_;
   const OnError on_error_;
-  const int64_t frame_elements_;
+  const FrameHead frame_;
   size_t span_ = 0;
   // Elements of the span that have been read.
   int64_t read_ = 0;

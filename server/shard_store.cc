@@ -109,7 +109,7 @@ absl::StatusOr<VersionMeta> MetaOf(const BlockFile& file, uint32_t version, v1::
   return meta;
 }
 
-// Meta of a file of outer states: this, then the serialized sums.
+// Meta of a file of outer states: this, then the sums.
 struct OuterMeta {
   uint64_t version = 0;
   int64_t begin = 0;
@@ -117,9 +117,12 @@ struct OuterMeta {
   uint64_t states = 0;
 };
 
-// `sums`: of a constant size, because fields of type double that are 0 are not serialized.
-std::string EncodeMeta(const OuterMeta& meta, const v1::OuterSums& sums) {
-  const double values[] = {sums.change_squared(), sums.momentum_squared(), sums.product()};
+// Of a constant size, because fields of type double that are 0 are not serialized.
+std::string EncodeMeta(const OuterMeta& meta, const VersionStats& stats) {
+  const v1::OuterSums sums = stats.outer.value_or(v1::OuterSums());
+  const v1::ResidualSums residual = stats.residual.value_or(v1::ResidualSums());
+  const double values[] = {sums.change_squared(), sums.momentum_squared(), sums.product(),
+                           residual.change_squared(), residual.residual_squared()};
   return absl::StrCat(absl::string_view(reinterpret_cast<const char*>(&meta), sizeof(meta)),
                       absl::string_view(reinterpret_cast<const char*>(values), sizeof(values)));
 }
@@ -130,6 +133,7 @@ struct FrameMeta {
   int64_t begin = 0;
   int64_t end = 0;
   uint64_t elements = 0;
+  uint64_t fragment = 0;
 };
 
 std::string EncodeMeta(const FrameMeta& meta) {
@@ -338,6 +342,16 @@ absl::StatusOr<ShardStore::FoundRun> ShardStore::LoadRun(const std::string& run)
         [&](const StoredVersion& v) { return v.version == version && HasStates(v.order); });
     if (!used) RemoveFile(absl::StrCat(folder, "/", entry.name));
   }
+  // Those of versions that do not exist are left by a crash.
+  const uint32_t newest = found.versions.empty() ? 0 : found.versions.back().version;
+  std::vector<uint32_t> later;
+  {
+    absl::MutexLock lock(&mutex_);
+    for (const auto& [version, bytes] : frames_[run]) {
+      if (version > newest) later.push_back(version);
+    }
+  }
+  for (const uint32_t version : later) RemoveFrame(run, version);
   return found;
 }
 
@@ -356,9 +370,9 @@ void ShardStore::LoadFile(const std::string& folder, const std::string& name, Fo
       if (!found->closed) CADRE_RETURN_IF_ERROR(file->Verify());
       StoredVersion found_version{version, {meta.digest, meta.discrepancy}, std::move(order)};
       if (HasStates(found_version.order)) {
-        CADRE_ASSIGN_OR_RETURN(found_version.stats.outer,
-                               CheckOuter(absl::StrCat(folder, "/", kOuterPrefix, version), version,
-                                          /*verify=*/!found->closed));
+        CADRE_RETURN_IF_ERROR(CheckOuter(absl::StrCat(folder, "/", kOuterPrefix, version),
+                                         /*verify=*/!found->closed, found_version.order,
+                                         &found_version.stats));
       }
       return found_version;
     };
@@ -368,6 +382,14 @@ void ShardStore::LoadFile(const std::string& folder, const std::string& name, Fo
       Quarantine(path, checked.status().message());
     }
     return;
+  }
+  number = name;
+  if (uint32_t version = 0;
+      absl::ConsumePrefix(&number, kFramePrefix) && absl::SimpleAtoi(number, &version)) {
+    // Pulls check the blocks that they read.
+    const auto file = BlockFile::Open(files_, path, Access::kRead);
+    if (!file.ok()) return RemoveFile(path);
+    return AddFrame(found->open.run(), version, (*file)->head().data_bytes);
   }
   if (absl::StartsWith(name, kStagePrefix)) {
     const auto check = [&]() -> absl::StatusOr<FoundContribution> {
@@ -409,6 +431,7 @@ absl::Status ShardStore::ArchiveRun(const std::string& run, const std::string& l
   {
     absl::MutexLock lock(&mutex_);
     runs_.erase(run);
+    frames_.erase(run);
   }
   CADRE_RETURN_IF_ERROR(files_.RemoveFolder(aside));
   CADRE_RETURN_IF_ERROR(files_.Rename(RunFolder(run), aside));
@@ -442,6 +465,7 @@ absl::Status ShardStore::RemoveRunFolder(const std::string& name) {
   {
     absl::MutexLock lock(&mutex_);
     runs_.erase(name);
+    frames_.erase(name);
   }
   const std::string folder = RunFolder(name);
   for (const FolderEntry& entry : files_.List(folder).value_or(std::vector<FolderEntry>())) {
@@ -465,7 +489,8 @@ absl::Status ShardStore::RemoveRun(const std::string& run, const std::string& li
 
 absl::StatusOr<VersionStats> ShardStore::WriteVersion(
     const std::string& run, const v1::Apply& order, Interval span, const ExchangeUnits* units,
-    const Fill& produce, const std::function<absl::StatusOr<VersionStats>()>& finish) {
+    std::span<const Interval> exchanged, const Fill& produce,
+    const std::function<absl::StatusOr<VersionStats>()>& finish) {
   const std::string path = VersionPath(run, order.round());
   const std::string temporary = absl::StrCat(path, ".new");
   VersionMeta meta{order.round(), 0, span.begin, span.end, {}};
@@ -477,7 +502,7 @@ absl::StatusOr<VersionStats> ShardStore::WriteVersion(
   BlockWriter writer(std::move(file));
   std::vector<float> values;
   for (int64_t at = span.begin; at < span.end; at += std::ssize(values)) {
-    values.resize(StretchEnd(units, span, at) - at);
+    values.resize(StretchEnd(units, span, exchanged, at) - at);
     CADRE_RETURN_IF_ERROR(produce(at, values));
     meta.digest += Digest(values, at);
     CADRE_RETURN_IF_ERROR(writer.Append(AsText(values)));
@@ -494,7 +519,7 @@ absl::StatusOr<VersionStats> ShardStore::WriteVersion(
 
 absl::StatusOr<VersionStats> ShardStore::WriteInitial(const std::string& run, Interval span,
                                                       const Fill& fill) {
-  return WriteVersion(run, {}, span, nullptr, fill, [] { return VersionStats(); });
+  return WriteVersion(run, {}, span, nullptr, {}, fill, [] { return VersionStats(); });
 }
 
 absl::StatusOr<VersionStats> ShardStore::WriteMean(const ApplyPlan& plan) {
@@ -511,7 +536,7 @@ absl::StatusOr<VersionStats> ShardStore::WriteMean(const ApplyPlan& plan) {
   absl::StatusOr<std::unique_ptr<VersionReader>> before =
       OpenVersion(plan.run, plan.round - 1, &order);
   const bool updates = HasStates(plan.order);
-  if (updates || plan.order.has_up()) {
+  if (updates || plan.order.has_up() || plan.order.fragment() > 0) {
     if (!plan.order.seed()) CADRE_RETURN_IF_ERROR(before.status());
   } else if (!before.ok()) {
     LOG(WARNING) << "the discrepancy of the round is unknown: " << before.status();
@@ -530,12 +555,13 @@ absl::StatusOr<VersionStats> ShardStore::WriteMean(const ApplyPlan& plan) {
   const auto finish = [&]() -> absl::StatusOr<VersionStats> {
     VersionStats stats{.discrepancy = mean.discrepancy()};
     if (!updates) return stats;
-    CADRE_RETURN_IF_ERROR(FinishUpdate(plan, update));
     if (update.outer) stats.outer = update.outer->sums();
+    if (update.down) stats.residual = update.residual;
+    CADRE_RETURN_IF_ERROR(FinishUpdate(plan, stats, update));
     return stats;
   };
   return WriteVersion(
-      plan.run, plan.order, plan.span, plan.units.get(),
+      plan.run, plan.order, plan.span, plan.units.get(), plan.exchanged,
       [&](int64_t first, std::span<float> out) { return mean.Next(first, out); }, finish);
 }
 
@@ -566,8 +592,8 @@ absl::StatusOr<RoundUpdate> ShardStore::OpenUpdate(const ApplyPlan& plan, const 
         BlockFile::Create(files_, absl::StrCat(path, ".new"), {std::move(head), kBlockBytes, 0}));
     return std::make_unique<BlockWriter>(std::move(file));
   };
-  CADRE_ASSIGN_OR_RETURN(
-      update.states, create(OuterPath(plan.run, plan.round), EncodeMeta(meta, v1::OuterSums())));
+  CADRE_ASSIGN_OR_RETURN(update.states,
+                         create(OuterPath(plan.run, plan.round), EncodeMeta(meta, VersionStats())));
   if (update.down) {
     CADRE_ASSIGN_OR_RETURN(update.frame,
                            create(FramePath(plan.run, plan.round), EncodeMeta(FrameMeta())));
@@ -575,14 +601,14 @@ absl::StatusOr<RoundUpdate> ShardStore::OpenUpdate(const ApplyPlan& plan, const 
   return update;
 }
 
-absl::Status ShardStore::FinishUpdate(const ApplyPlan& plan, RoundUpdate& update) {
+absl::Status ShardStore::FinishUpdate(const ApplyPlan& plan, const VersionStats& stats,
+                                      RoundUpdate& update) {
   const OuterMeta meta{plan.round, plan.span.begin, plan.span.end,
                        static_cast<uint64_t>(update.number_of_states())};
-  const v1::OuterSums sums = update.outer ? update.outer->sums() : v1::OuterSums();
-  CADRE_RETURN_IF_ERROR(update.states->Finish(EncodeMeta(meta, sums)));
+  CADRE_RETURN_IF_ERROR(update.states->Finish(EncodeMeta(meta, stats)));
   CADRE_RETURN_IF_ERROR(files_.Rename(update.states->path(), OuterPath(plan.run, plan.round)));
   if (update.frame == nullptr) return absl::OkStatus();
-  FrameMeta frame{plan.round, plan.span.begin, plan.span.end, 0};
+  FrameMeta frame{plan.round, plan.span.begin, plan.span.end, 0, plan.order.fragment()};
   for (const uint16_t words : update.words) frame.elements += words;
   // The last element may have half a number.
   std::vector<uint16_t> words = update.words;
@@ -590,11 +616,42 @@ absl::Status ShardStore::FinishUpdate(const ApplyPlan& plan, RoundUpdate& update
   CADRE_RETURN_IF_ERROR(update.frame->Append(absl::string_view(
       reinterpret_cast<const char*>(words.data()), words.size() * sizeof(uint16_t))));
   CADRE_RETURN_IF_ERROR(update.frame->Finish(EncodeMeta(frame)));
-  return files_.Rename(update.frame->path(), FramePath(plan.run, plan.round));
+  CADRE_RETURN_IF_ERROR(files_.Rename(update.frame->path(), FramePath(plan.run, plan.round)));
+  AddFrame(plan.run, plan.round, (frame.elements + words.size() / 2) * sizeof(float));
+  PruneFrames(plan.run, plan.span.size() * sizeof(float));
+  return absl::OkStatus();
+}
+
+void ShardStore::AddFrame(const std::string& run, uint32_t version, uint64_t bytes) {
+  absl::MutexLock lock(&mutex_);
+  frames_[run][version] = bytes;
+}
+
+void ShardStore::PruneFrames(const std::string& run, uint64_t limit) {
+  std::vector<uint32_t> removed;
+  {
+    absl::MutexLock lock(&mutex_);
+    std::map<uint32_t, uint64_t>& frames = frames_[run];
+    uint64_t bytes = 0;
+    for (auto frame = frames.rbegin(); frame != frames.rend(); ++frame) {
+      bytes += frame->second;
+      if (bytes > limit) removed.push_back(frame->first);
+    }
+  }
+  for (const uint32_t version : removed) RemoveFrame(run, version);
+}
+
+void ShardStore::RemoveFrame(const std::string& run, uint32_t version) {
+  {
+    absl::MutexLock lock(&mutex_);
+    const auto frames = frames_.find(run);
+    if (frames == frames_.end() || frames->second.erase(version) == 0) return;
+  }
+  RemoveFile(FramePath(run, version));
 }
 
 absl::StatusOr<StoredFrame> ShardStore::OpenFrame(const std::string& run, uint32_t version,
-                                                  const ExchangeUnits& units,
+                                                  const ExchangeUnits& units, uint32_t fragments,
                                                   Interval positions) const {
   CADRE_ASSIGN_OR_RETURN(std::unique_ptr<BlockFile> file,
                          BlockFile::Open(files_, FramePath(run, version), Access::kRead));
@@ -602,13 +659,17 @@ absl::StatusOr<StoredFrame> ShardStore::OpenFrame(const std::string& run, uint32
   const std::string& bytes = file->head().meta;
   if (bytes.size() == sizeof(meta)) std::memcpy(&meta, bytes.data(), sizeof(meta));
   const Interval span{meta.begin, meta.end};
-  if (meta.version != version || positions.begin < span.begin || positions.end > span.end) {
+  if (meta.version != version || !span.contains(positions) || meta.fragment > fragments) {
     return absl::DataLossError(absl::StrCat(file->path(), ": does not contain the frame"));
   }
   const int64_t elements = static_cast<int64_t>(file->head().data_bytes / sizeof(float));
   const std::string path = file->path();
   auto reader = std::make_unique<VersionReader>(std::move(file), Interval{0, elements});
-  std::vector<uint16_t> words(units.In(span).size());
+  const auto fragment = static_cast<uint32_t>(meta.fragment);
+  const auto count = [&](Interval part) {
+    return std::ssize(units.In(units.FragmentIn(part, fragment, fragments)));
+  };
+  std::vector<uint16_t> words(count(span));
   words.resize((words.size() + 1) / 2 * 2);
   if (elements < static_cast<int64_t>(meta.elements + words.size() / 2)) {
     return absl::DataLossError(absl::StrCat(path, ": is too short"));
@@ -617,33 +678,40 @@ absl::StatusOr<StoredFrame> ShardStore::OpenFrame(const std::string& run, uint32
       reader->Read(static_cast<int64_t>(meta.elements),
                    {reinterpret_cast<char*>(words.data()), words.size() * sizeof(uint16_t)}));
   const auto sum = [&](Interval part) {
-    return std::accumulate(words.begin(), words.begin() + std::ssize(units.In(part)), int64_t{0});
+    return std::accumulate(words.begin(), words.begin() + count(part), int64_t{0});
   };
   const int64_t begin = sum({span.begin, positions.begin});
   const int64_t end = sum({span.begin, positions.end});
-  return StoredFrame{std::move(reader), {begin, end}};
+  return StoredFrame{std::move(reader), {begin, end}, fragment};
 }
 
-absl::StatusOr<v1::OuterSums> ShardStore::CheckOuter(const std::string& path, uint32_t version,
-                                                     bool verify) {
+absl::Status ShardStore::CheckOuter(const std::string& path, bool verify, const v1::Apply& order,
+                                    VersionStats* stats) {
   CADRE_ASSIGN_OR_RETURN(const auto file, BlockFile::Open(files_, path, Access::kRead));
   const std::string& bytes = file->head().meta;
   OuterMeta meta;
-  double sums[3];
+  double sums[5];
   if (bytes.size() == sizeof(meta) + sizeof(sums)) {
     std::memcpy(&meta, bytes.data(), sizeof(meta));
     std::memcpy(sums, bytes.data() + sizeof(meta), sizeof(sums));
   }
-  if (meta.version != version) {
+  if (meta.version != order.round()) {
     return absl::DataLossError(
-        absl::StrCat(path, ": does not contain the outer states of version ", version));
+        absl::StrCat(path, ": does not contain the outer states of version ", order.round()));
   }
   if (verify) CADRE_RETURN_IF_ERROR(file->Verify());
-  v1::OuterSums result;
-  result.set_change_squared(sums[0]);
-  result.set_momentum_squared(sums[1]);
-  result.set_product(sums[2]);
-  return result;
+  if (order.has_outer()) {
+    stats->outer.emplace();
+    stats->outer->set_change_squared(sums[0]);
+    stats->outer->set_momentum_squared(sums[1]);
+    stats->outer->set_product(sums[2]);
+  }
+  if (order.has_down()) {
+    stats->residual.emplace();
+    stats->residual->set_change_squared(sums[3]);
+    stats->residual->set_residual_squared(sums[4]);
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::unique_ptr<VersionReader>> ShardStore::OpenVersion(const std::string& run,
@@ -660,13 +728,12 @@ absl::StatusOr<std::unique_ptr<VersionReader>> ShardStore::OpenVersion(const std
 void ShardStore::RemoveVersion(const std::string& run, uint32_t version) {
   RemoveFile(VersionPath(run, version));
   RemoveFile(OuterPath(run, version));
-  RemoveFile(FramePath(run, version));
 }
 
 void ShardStore::DiscardVersion(const std::string& run, uint32_t version) {
   Quarantine(VersionPath(run, version), "it is restored from values that the groups hold");
   RemoveFile(OuterPath(run, version));
-  RemoveFile(FramePath(run, version));
+  RemoveFrame(run, version);
 }
 
 // --- Contributions

@@ -7,11 +7,9 @@
 //   <data_dir>/<run>/version-<v>           this shard's part of version v (a block file), and the
 //                                          Apply that made it
 //   <data_dir>/<run>/outer-<v>             states of the outer optimizer at version v (a block
-//   file),
-//                                          if an outer update made it
+//                                          file), if an outer update made it
 //   <data_dir>/<run>/frame-<v>             the code of the change from version v - 1 to v, if the
-//   run
-//                                          has one; without it, the version is pulled
+//                                          run has one; without it, the version is pulled
 //   <data_dir>/<run>/stage-<round>-<group>-<generation>-<rank>
 //                                          a contribution; the blocks are its chunks. Of a seed
 //                                          (ledger.h) the name ends in -seed
@@ -29,6 +27,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <set>
 #include <span>
@@ -52,6 +51,8 @@ namespace cadre {
 struct StoredFrame {
   std::unique_ptr<VersionReader> reader;
   Interval elements;
+  // What the round has exchanged.
+  uint32_t fragment = 0;
 };
 
 class ShardStore {
@@ -118,10 +119,14 @@ class ShardStore {
   absl::StatusOr<std::unique_ptr<VersionReader>> OpenVersion(const std::string& run,
                                                              uint32_t version,
                                                              v1::Apply* order = nullptr) const;
-  // The part of a version's frame for these positions. Requires: borders of units. Errors: NotFound
-  // if there is none, DataLoss if it is damaged.
+  // The part of a version's frame for these positions, with `fragments` in the run. Requires:
+  // borders of units. Errors: NotFound if there is none, DataLoss if it is damaged.
   absl::StatusOr<StoredFrame> OpenFrame(const std::string& run, uint32_t version,
-                                        const ExchangeUnits& units, Interval positions) const;
+                                        const ExchangeUnits& units, uint32_t fragments,
+                                        Interval positions) const;
+  // Frames are kept when their versions are removed, the newest ones as long as all of them
+  // together are shorter than a version: who lacks versions pulls the frames, or the newest
+  // version.
   void RemoveVersion(const std::string& run, uint32_t version);
   // Renames it as a damaged version.
   void DiscardVersion(const std::string& run, uint32_t version);
@@ -160,18 +165,28 @@ class ShardStore {
   std::string ContributionPath(const ContributionKey& key) const;
   absl::StatusOr<FoundRun> LoadRun(const std::string& run);
   void LoadFile(const std::string& folder, const std::string& name, FoundRun* found);
-  // `order` made the version; empty for version 0. `units`: null if the run has none. `finish` is
-  // called after all values are produced, and returns the statistics, apart from the digest.
+  // `order` made the version; empty for version 0. `units` and `exchanged`: as in ApplyPlan.
+  // `finish` is called after all values are produced, and returns the statistics, apart from the
+  // digest.
   absl::StatusOr<VersionStats> WriteVersion(
       const std::string& run, const v1::Apply& order, Interval span, const ExchangeUnits* units,
-      const Fill& produce, const std::function<absl::StatusOr<VersionStats>()>& finish);
+      std::span<const Interval> exchanged, const Fill& produce,
+      const std::function<absl::StatusOr<VersionStats>()>& finish);
   // Prepares what the plan's round does beyond averaging: opens the states of the version before,
   // and creates temporary files.
   absl::StatusOr<RoundUpdate> OpenUpdate(const ApplyPlan& plan, const v1::Apply& before);
+  void AddFrame(const std::string& run, uint32_t version, uint64_t bytes)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  // Removes the oldest frames of the run while the rest has more than `limit` bytes.
+  void PruneFrames(const std::string& run, uint64_t limit) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Removes the frame of the version.
+  void RemoveFrame(const std::string& run, uint32_t version) ABSL_LOCKS_EXCLUDED(mutex_);
   // Makes the new states durable, and the frame.
-  absl::Status FinishUpdate(const ApplyPlan& plan, RoundUpdate& update);
-  // Checks the states of a version that an outer update made; their blocks only if `verify`.
-  absl::StatusOr<v1::OuterSums> CheckOuter(const std::string& path, uint32_t version, bool verify);
+  absl::Status FinishUpdate(const ApplyPlan& plan, const VersionStats& stats, RoundUpdate& update);
+  // Checks the states of the version that `order` made, their blocks only if `verify`, and reads
+  // their sums.
+  absl::Status CheckOuter(const std::string& path, bool verify, const v1::Apply& order,
+                          VersionStats* stats);
 
   FileSystem& files_;
   const std::string data_dir_;
@@ -181,6 +196,8 @@ class ShardStore {
   mutable absl::Mutex mutex_;
   // Runs with a run file.
   std::set<std::string> runs_ ABSL_GUARDED_BY(mutex_);
+  // By run and version, the bytes of every frame.
+  std::map<std::string, std::map<uint32_t, uint64_t>> frames_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace cadre

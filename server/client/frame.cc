@@ -107,11 +107,14 @@ absl::Status DecodeFrame(std::span<const ExchangeUnit> units, const Codec& codec
     std::copy_n(frame.begin() + static_cast<int64_t>(offset), bytes.size(), bytes.begin());
     return absl::OkStatus();
   });
-  const int64_t first = units.empty() ? 0 : units.front().positions.begin;
-  values->resize(units.empty() ? 0 : units.back().positions.end - first);
+  int64_t size = 0;
+  for (const ExchangeUnit& unit : units) size += unit.positions.size();
+  values->resize(size);
+  std::span<float> rest(*values);
   for (const ExchangeUnit& unit : units) {
-    CADRE_RETURN_IF_ERROR(reader.Next(
-        unit, std::span(*values).subspan(unit.positions.begin - first, unit.positions.size())));
+    const int64_t n = unit.positions.size();
+    CADRE_RETURN_IF_ERROR(reader.Next(unit, rest.first(n)));
+    rest = rest.subspan(n);
   }
   return reader.CheckEnd();
 }

@@ -1,6 +1,6 @@
-// A frame: the codes of the units of an interval (model/exchange_units.h), in order, each padded to
-// a multiple of 4 bytes with zeros. Of statistics it has the values, of all others the differences
-// to a version; units that are not coded lossily are fp32.
+// A frame: the codes of units (model/exchange_units.h) in parameter order, each padded to a
+// multiple of 4 bytes with zeros. Of statistics it has the values, of all others the differences to
+// a version; units that are not coded lossily are fp32.
 //
 // Thread-compatible.
 #pragma once
@@ -26,8 +26,8 @@ Codec CodecOf(const v1::Coding& coding);
 int64_t MaxFrameWords(std::span<const ExchangeUnit> units, const Codec& codec);
 
 // Appends the frame of the units to `frame` and, unless it is null, the words of each unit to
-// `words`. `values`: of all positions of the units. InvalidArgument, naming the position, for a
-// value that is not finite.
+// `words`. `values`: of the positions of the units, without gaps. InvalidArgument, naming the
+// position, for a value that is not finite.
 absl::Status EncodeFrame(std::span<const ExchangeUnit> units, const Codec& codec,
                          std::span<const float> values, std::string* frame,
                          std::vector<uint16_t>* words = nullptr);

@@ -131,14 +131,14 @@ absl::Status CopyChunk(const v1::Chunk& chunk, std::span<float> rest) {
   return absl::OkStatus();
 }
 
-// Receives the number of elements of a frame, and returns those that are still missing.
-using OnFrameSize = std::function<absl::StatusOr<std::span<float>>(uint64_t elements)>;
+// Receives the first reply for a frame, and returns the elements that are still missing.
+using OnFrame = std::function<absl::StatusOr<std::span<float>>(const v1::PullReply& first)>;
 
 // `rest` are the elements that are still missing; those of a frame are unknown before its size is.
 Transfer::Action PullOnce(v1::Rounds::Stub& stub, grpc::ClientContext& context,
                           const v1::PullRequest& request, std::span<float> rest,
                           const EventHandler& handle, Traffic* traffic,
-                          OnFrameSize on_size = nullptr) {
+                          OnFrame on_frame = nullptr) {
   traffic->message_sent += request.ByteSizeLong();
   const std::unique_ptr<grpc::ClientReader<v1::PullReply>> stream = stub.Pull(&context, request);
   v1::PullReply reply;
@@ -148,9 +148,8 @@ Transfer::Action PullOnce(v1::Rounds::Stub& stub, grpc::ClientContext& context,
     const size_t bytes = reply.chunk().data().size();
     traffic->message_received += reply.ByteSizeLong();
     traffic->payload_received += bytes;
-    if (on_size) {
-      const absl::StatusOr<std::span<float>> missing =
-          std::exchange(on_size, nullptr)(reply.frame_elements());
+    if (on_frame) {
+      const absl::StatusOr<std::span<float>> missing = std::exchange(on_frame, nullptr)(reply);
       if (!missing.ok()) {
         return BreakOff(context, *stream, handle(Transfer::Ended{missing.status()}));
       }
@@ -225,27 +224,28 @@ absl::Status RoundsClient::Pull(const v1::PullRequest& request, std::span<float>
 }
 
 absl::Status RoundsClient::PullFrame(const v1::PullRequest& request, uint64_t max_elements,
-                                     std::vector<float>* frame, Traffic* traffic,
-                                     std::stop_token stop) {
+                                     PulledFrame* frame, Traffic* traffic, std::stop_token stop) {
   v1::PullRequest filled = request;
   filled.set_protocol(kProtocol);
   if (filled.chunk_elements() == 0) filled.set_chunk_elements(kChunkElements);
-  frame->clear();
+  *frame = PulledFrame();
   Call call{Transfer(Transfer::Direction::kPull, max_elements, filled.chunk_elements(), options_,
                      clock_.Now())};
-  const auto on_size = [&](uint64_t elements) -> absl::StatusOr<std::span<float>> {
+  const auto on_frame = [&](const v1::PullReply& first) -> absl::StatusOr<std::span<float>> {
     const uint64_t done = call.transfer.done();
-    if (elements > max_elements || (done > 0 && elements != frame->size())) {
+    const uint64_t elements = first.frame_elements();
+    if (elements > max_elements || (done > 0 && elements != frame->elements.size())) {
       return absl::InternalError(absl::StrCat("the frame has ", elements, " elements"));
     }
-    frame->resize(elements);
-    return std::span(*frame).subspan(done);
+    frame->elements.resize(elements);
+    frame->fragment = first.fragment();
+    return std::span(frame->elements).subspan(done);
   };
   return Run(call, std::move(stop),
              [&](v1::Rounds::Stub& stub, grpc::ClientContext& context, const EventHandler& handle) {
                filled.set_frame_from(call.transfer.done());
                Sign(key_, NewIdentity(), filled);
-               return PullOnce(stub, context, filled, {}, handle, traffic, on_size);
+               return PullOnce(stub, context, filled, {}, handle, traffic, on_frame);
              });
 }
 

@@ -56,6 +56,12 @@ struct Traffic {
   Traffic& operator+=(const Traffic& other);
 };
 
+// A frame (server/client/frame.h) and the fragment to which its units belong (v1::Start).
+struct PulledFrame {
+  std::vector<float> elements;
+  uint32_t fragment = 0;
+};
+
 class RoundsClient {
  public:
   // Returns the shard's current host:port; called before every attempt. Empty: not known yet.
@@ -83,11 +89,10 @@ class RoundsClient {
   absl::Status Pull(const v1::PullRequest& request, std::span<float> out, Traffic* traffic,
                     std::stop_token stop = {}) ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Reads the frame of request.version for request.ranges into `frame`, at most `max_elements`.
+  // Reads the frame of request.version for what it has of request.ranges, at most `max_elements`.
   // FailedPrecondition if there is none.
-  absl::Status PullFrame(const v1::PullRequest& request, uint64_t max_elements,
-                         std::vector<float>* frame, Traffic* traffic, std::stop_token stop = {})
-      ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status PullFrame(const v1::PullRequest& request, uint64_t max_elements, PulledFrame* frame,
+                         Traffic* traffic, std::stop_token stop = {}) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Ends all current and later calls with Cancelled. Does not wait for them.
   void Cancel() { cancel_.request_stop(); }

@@ -90,6 +90,46 @@ TEST(EqualityTest, OverlapOfOneGroupChangesOnlyRounding) {
   EXPECT_LT(LargestDifference(overlapped->weights, waited->weights), 1e-5);
 }
 
+// The version of a single group is what it has learned, fragment by fragment, and the last round
+// exchanges the whole model.
+TEST(EqualityTest, FragmentsOfOneGroupKeepBits) {
+  const v1::RunSpec whole = SmallSpec({.groups = 1, .ranks = 2, .every_steps = 6, .steps = 30});
+  v1::RunSpec fragments = whole;
+  fragments.mutable_averaging()->mutable_fragments()->set_count(3);
+  const auto once = Train(whole);
+  ASSERT_TRUE(once.ok()) << once.status();
+  const auto in_turn = Train(fragments);
+  ASSERT_TRUE(in_turn.ok()) << in_turn.status();
+  EXPECT_EQ(in_turn->run.rounds_committed(), 15U);
+  EXPECT_EQ(in_turn->run.samples(), once->run.samples());
+  EXPECT_EQ(in_turn->run.digest(), once->run.digest());
+  EXPECT_EQ(in_turn->run.test().accuracy(), once->run.test().accuracy());
+}
+
+TEST(EqualityTest, RunsWithFragmentsAreEqual) {
+  v1::RunSpec spec = SmallSpec({.groups = 2, .ranks = 2, .every_steps = 8, .steps = 24});
+  spec.mutable_cluster()->set_keep_plan(true);
+  spec.mutable_averaging()->mutable_fragments()->set_count(2);
+  spec.mutable_averaging()->mutable_overlap()->set_steps(2);
+  const auto exact = Train(spec);
+  ASSERT_TRUE(exact.ok()) << exact.status();
+  EXPECT_EQ(exact->run.rounds_committed(), 6U);
+  v1::RunSpec smaller = spec;
+  smaller.mutable_cluster()->set_ranks_per_group(1);
+  const auto alone = Train(smaller);
+  ASSERT_TRUE(alone.ok()) << alone.status();
+  EXPECT_LT(LargestDifference(exact->weights, alone->weights), 1e-5);
+
+  spec.mutable_averaging()->mutable_up()->set_codec(v1::CODEC_E3M0);
+  spec.mutable_averaging()->mutable_down()->set_codec(v1::CODEC_E3M0);
+  spec.mutable_averaging()->mutable_outer()->mutable_nesterov();
+  const auto first = Train(spec);
+  ASSERT_TRUE(first.ok()) << first.status();
+  const auto second = Train(spec);
+  ASSERT_TRUE(second.ok()) << second.status();
+  EXPECT_EQ(first->run.digest(), second->run.digest());
+}
+
 // Groups adopt versions at fixed steps, however long the exchanges take.
 TEST(EqualityTest, OverlappingRunsAreEqual) {
   v1::RunSpec spec = SmallSpec({.groups = 2, .ranks = 2, .every_steps = 4, .steps = 24});

@@ -90,6 +90,48 @@ TEST_F(MachineRoundTest, OrdersNameTheOuterUpdate) {
   EXPECT_THAT(cluster_.RunStatus(run).outer().optimizer(), HasSubstr("momentum: 0.5"));
 }
 
+TEST_F(MachineRoundTest, RoundsExchangeFragments) {
+  v1::RunSpec spec = MakeSpec(2, 1, 8, 12);
+  spec.mutable_averaging()->mutable_fragments()->set_count(2);
+  const std::string run = Begin(2, spec);
+  for (const uint32_t fragment : {1U, 2U, 0U}) {
+    const FakeWorker& lead = cluster_.Lead(run, 0);
+    const uint32_t version = cluster_.RunStatus(run).version();
+    EXPECT_EQ(version == 0 ? lead.start->fragment() : LastDecision(run, 0).fragment(), fragment);
+    for (uint32_t group = 0; group < 2; ++group) Train(run, group);
+    EXPECT_EQ(cluster_.Commit(run, version + 1)->step(), 4 * (version + 1));
+    EXPECT_EQ(cluster_.Commit(run, version + 1)->fragment(), fragment);
+    EXPECT_EQ(cluster_.aggregators()[0].shards[run].newest.fragment(), fragment);
+  }
+}
+
+// Samples of the steps that the slow group leaves out are not used, so the steps of versions are
+// those of the fast one.
+TEST_F(MachineRoundTest, SlowGroupsTakeFewerSteps) {
+  v1::RunSpec spec = MakeSpec(3, 1, 12, 100);
+  spec.mutable_averaging()->set_steps_by_speed(true);
+  const std::string run = Begin(3, spec);
+  const auto contribute = [&](const std::vector<float>& step_seconds) {
+    for (uint32_t group = 0; group < 3; ++group) {
+      FakeWorker& lead = cluster_.Lead(run, group);
+      v1::Contributed contributed = cluster_.ContributionOf(lead);
+      contributed.set_train_seconds(step_seconds[group] * (*lead.next_step - lead.step));
+      Contribute(lead, contributed);
+    }
+  };
+  contribute({1, 3, 1.05F});
+  EXPECT_EQ(LastDecision(run, 0).next_step(), 24U);
+  EXPECT_EQ(LastDecision(run, 1).next_step(), 16U);
+  EXPECT_EQ(LastDecision(run, 2).next_step(), 24U) << "hardly slower";
+  contribute({1, 3, 1});
+  EXPECT_EQ(cluster_.Commit(run, 2)->step(), 24U);
+  EXPECT_EQ(cluster_.Commit(run, 2)->samples(), (12U + 4 + 12) * 32);
+  EXPECT_EQ(LastDecision(run, 1).next_step(), 28U);
+  contribute({1, 1000, std::numeric_limits<float>::infinity()});
+  EXPECT_EQ(LastDecision(run, 1).next_step(), 37U) << "at least one step";
+  EXPECT_EQ(LastDecision(run, 2).next_step(), 48U) << "by the measurements before";
+}
+
 TEST_F(MachineRoundTest, RatesAreChecked) {
   const std::string run = Begin(1, MakeSpec(1, 1, 5, 100));
   v1::Contributed contributed = cluster_.ContributionOf(cluster_.Lead(run, 0));

@@ -79,6 +79,23 @@ TEST(RunTest, AveragingBoundaries) {
   EXPECT_TRUE(AtEnd(run, 20));
 }
 
+// The last round exchanges the whole model.
+TEST(RunTest, RoundsExchangeFragmentsInTurn) {
+  v1::RunRecord run = Record(2, 32, 8, 0, 14, 640);
+  EXPECT_EQ(FragmentAfter(run, 0), 0U);
+  run.mutable_spec()->mutable_averaging()->mutable_fragments()->set_count(2);
+  EXPECT_EQ(BoundaryAfter(run, 0), 4U);
+  EXPECT_EQ(FragmentAfter(run, 0), 1U);
+  run.set_version(1);
+  run.set_step(4);
+  EXPECT_EQ(FragmentAfter(run, 1), 2U);
+  run.set_version(3);
+  run.set_step(12);
+  EXPECT_EQ(BoundaryAfter(run, 12), 14U);
+  EXPECT_EQ(FragmentAfter(run, 3), 0U);
+  EXPECT_EQ(FragmentAfter(run, 2), 1U) << "of the round that made version 3";
+}
+
 TEST(RunTest, EvaluationBoundaries) {
   v1::RunRecord run = Record(1, 32, 0, 0, 50, 650);  // 20.3 steps per epoch
   EXPECT_EQ(BoundaryAfter(run, 0), 21u);

@@ -74,6 +74,64 @@ TEST(ExchangeUnits, PartsAreCutAtBorders) {
   EXPECT_TRUE(units.In({kUnitSize, kUnitSize}).empty());
 }
 
+// However the model is cut, each part has the same share of the same fragments.
+TEST(ExchangeUnits, FragmentsPartitionEveryPart) {
+  const ParameterIndex index = Index();
+  const ExchangeUnits units(index);
+  for (const uint32_t fragments : {1U, 2U, 3U, 64U}) {
+    std::vector<uint32_t> fragment_of(index.size());
+    for (uint32_t fragment = 1; fragment <= fragments; ++fragment) {
+      int64_t end = -1;
+      for (const Interval& interval : units.FragmentIn({0, index.size()}, fragment, fragments)) {
+        EXPECT_GT(interval.begin, end) << "adjacent intervals are one";
+        EXPECT_FALSE(interval.empty());
+        end = interval.end;
+        for (int64_t p = interval.begin; p < interval.end; ++p) {
+          EXPECT_EQ(std::exchange(fragment_of[p], fragment), 0U);
+        }
+      }
+      for (int64_t part = 0; part < 5; ++part) {
+        const Interval whole = units.PartOf(part, 5);
+        std::vector<bool> in(whole.size());
+        for (const Interval& interval : units.FragmentIn(whole, fragment, fragments)) {
+          for (int64_t p = interval.begin; p < interval.end; ++p) in[p - whole.begin] = true;
+        }
+        for (int64_t p = whole.begin; p < whole.end; ++p) {
+          EXPECT_EQ(in[p - whole.begin], fragment_of[p] == fragment) << p;
+        }
+      }
+    }
+    EXPECT_THAT(fragment_of, ::testing::Each(::testing::Ge(1U)));
+  }
+  EXPECT_EQ(units.FragmentIn({kUnitSize, index.size()}, 0, 3),
+            (std::vector<Interval>{{kUnitSize, index.size()}}));
+}
+
+// The stripes of a model of many units are longer than a unit, and all fragments have as many.
+TEST(ExchangeUnits, FragmentsHaveEqualSizes) {
+  v1::Model model;
+  model.mutable_tokens()->set_length(8);
+  v1::Layer& embedding = *model.add_layer();
+  embedding.set_name("embedding");
+  embedding.mutable_embedding()->set_vocabulary(4096);
+  embedding.mutable_embedding()->set_features(1024);
+  v1::Layer& loss = *model.add_layer();
+  loss.set_name("loss");
+  loss.mutable_softmax_cross_entropy();
+  const ParameterIndex index = *ParameterIndex::FromModel(model);
+  const ExchangeUnits units(index);
+  for (const uint32_t fragments : {2U, 4U}) {
+    for (uint32_t fragment = 1; fragment <= fragments; ++fragment) {
+      int64_t size = 0;
+      const auto intervals = units.FragmentIn({0, index.size()}, fragment, fragments);
+      for (const Interval& interval : intervals) size += interval.size();
+      EXPECT_NEAR(static_cast<double>(size), static_cast<double>(index.size() / fragments),
+                  16 * kUnitSize);
+      EXPECT_GT(intervals.size(), 30U);
+    }
+  }
+}
+
 TEST(Coding, HasDefaults) {
   v1::Coding coding;
   EXPECT_FALSE(CodingOf(coding).has_value());

@@ -38,6 +38,14 @@ class CodedRoundsTest : public ::testing::Test {
     units_ = std::make_unique<ExchangeUnits>(*ParameterIndex::FromModel(open_.spec().model()));
     Restart();
     ASSERT_TRUE(host_->OpenRun(open_).ok());
+    initial_ = *Pull(0, {0, size()});
+  }
+  // Another run.
+  void OpenWithFragments(uint32_t fragments) {
+    run_.run = "run-of-fragments";
+    open_.set_run(run_.run);
+    open_.mutable_spec()->mutable_averaging()->mutable_fragments()->set_count(fragments);
+    ASSERT_TRUE(host_->OpenRun(open_).ok());
   }
   void Restart() {
     host_.reset();
@@ -52,18 +60,37 @@ class CodedRoundsTest : public ::testing::Test {
   const v1::Averaging& averaging() const { return open_.spec().averaging(); }
   int64_t size() const { return run_.parameters(); }
   std::string FrameOf(const std::vector<float>& change, int64_t begin = 0) const {
+    return FrameOf(change, std::vector<Interval>{{begin, begin + std::ssize(change)}});
+  }
+  std::string FrameOf(const std::vector<float>& change,
+                      const std::vector<Interval>& positions) const {
     std::string frame;
-    EXPECT_TRUE(EncodeFrame(units_->In({begin, begin + std::ssize(change)}),
-                            CodecOf(*CodingOf(averaging().up())), change, &frame)
-                    .ok());
+    EXPECT_TRUE(
+        EncodeFrame(units_->In(positions), CodecOf(*CodingOf(averaging().up())), change, &frame)
+            .ok());
     return frame;
   }
   v1::ContributionHeader FrameHeader(const Place& place, const std::string& frame,
                                      Interval positions) const {
-    v1::ContributionHeader header = Header(run_, place, positions.begin, positions.end, 1 << 10);
+    return FrameHeader(place, frame, std::vector<Interval>{positions});
+  }
+  v1::ContributionHeader FrameHeader(const Place& place, const std::string& frame,
+                                     const std::vector<Interval>& positions) const {
+    v1::ContributionHeader header = Header(run_, place, 0, 0, 1 << 10);
+    for (const Interval& interval : positions) {
+      header.mutable_ranges()->MergeFrom(
+          Header(run_, place, interval.begin, interval.end, 1 << 10).ranges());
+    }
     header.set_codec(averaging().up().codec());
     header.set_frame_elements(frame.size() / sizeof(float));
     return header;
+  }
+  // Of `fragments` in the run.
+  std::vector<Interval> ExchangedIn(uint32_t round, uint32_t fragments) const {
+    return units_->FragmentIn({0, size()}, FragmentIn(round, fragments), fragments);
+  }
+  static uint32_t FragmentIn(uint32_t round, uint32_t fragments) {
+    return fragments == 1 ? 0 : 1 + (round - 1) % fragments;
   }
   absl::Status Stage(const Place& place, const std::string& frame) {
     return StageAs(FrameHeader(place, frame, {0, size()}), frame);
@@ -107,17 +134,30 @@ class CodedRoundsTest : public ::testing::Test {
   // What a group makes of a version and the frame of the next.
   std::vector<float> Follow(const std::vector<float>& before, uint32_t version,
                             Interval positions) {
-    const auto elements = Pull(version, positions, 0);
-    EXPECT_TRUE(elements.ok()) << elements.status();
+    v1::PullRequest request = PullOf(run_, version, positions.begin, positions.end);
+    request.set_frame_from(0);
+    auto pull = host_->Pull(request);
+    EXPECT_TRUE(pull.ok()) << pull.status();
+    if (!pull.ok()) return {};
+    std::string frame((*pull)->left() * sizeof(float), 0);
+    EXPECT_TRUE((*pull)->Next({frame.data(), frame.size()}).ok());
+    const uint32_t fragments = FragmentsOf(averaging());
+    const auto changed = units_->FragmentIn(positions, (*pull)->frame().fragment, fragments);
     std::vector<float> difference;
-    const absl::string_view frame(reinterpret_cast<const char*>(elements->data()),
-                                  elements->size() * sizeof(float));
-    EXPECT_TRUE(DecodeFrame(units_->In(positions), CodecOf(*CodingOf(averaging().down())), frame,
-                            &difference)
-                    .ok());
-    AddWeighted(1, std::span(before).subspan(positions.begin, positions.size()), difference);
-    return difference;
+    EXPECT_TRUE(
+        DecodeFrame(units_->In(changed), CodecOf(*CodingOf(averaging().down())), frame, &difference)
+            .ok());
+    std::vector<float> after(before.begin() + positions.begin, before.begin() + positions.end);
+    auto change = difference.begin();
+    for (const Interval& interval : changed) {
+      for (int64_t p = interval.begin; p < interval.end; ++p) {
+        after[p - positions.begin] += *change++;
+      }
+    }
+    return after;
   }
+  // Compares versions with the formulas, which are computed here for all exchanged values at once.
+  void FollowFormulas(uint32_t fragments);
 
   SmallRun run_;
   v1::OpenRun open_;
@@ -125,54 +165,180 @@ class CodedRoundsTest : public ::testing::Test {
   TemporaryFolder folder_;
   Counters counters_;
   std::unique_ptr<ShardHost> host_;
+  // Version 0.
+  std::optional<std::vector<float>> initial_;
 };
 
-// The model that the shard makes is that of the formulas, computed here for the whole model at
-// once.
-TEST_F(CodedRoundsTest, VersionsFollowTheFormulas) {
+std::vector<float> ValuesAt(const std::vector<float>& values,
+                            const std::vector<Interval>& positions) {
+  std::vector<float> some;
+  for (const Interval& interval : positions) {
+    some.insert(some.end(), values.begin() + interval.begin, values.begin() + interval.end);
+  }
+  return some;
+}
+
+void Replace(const std::vector<Interval>& positions, const std::vector<float>& some,
+             std::vector<float>* values) {
+  auto from = some.begin();
+  for (const Interval& interval : positions) {
+    std::copy_n(from, interval.size(), values->begin() + interval.begin);
+    from += interval.size();
+  }
+}
+
+void CodedRoundsTest::FollowFormulas(uint32_t fragments) {
   std::vector<float> version = *Pull(0, {0, size()});
   std::vector<float> residual(size());
   std::vector<float> momentum(size());
   const Codec up = CodecOf(*CodingOf(averaging().up()));
   const Codec down = CodecOf(*CodingOf(averaging().down()));
-  for (uint32_t round = 1; round <= 3; ++round) {
-    std::vector<float> exact = version;
-    AddWeighted(1, residual, exact);
-    std::vector<float> mean(size());
+  for (uint32_t round = 1; round <= 4; ++round) {
+    const std::vector<Interval> positions = ExchangedIn(round, fragments);
+    const std::vector<ExchangeUnit> units = units_->In(positions);
+    const std::vector<float> published = ValuesAt(version, positions);
+    const auto n = std::ssize(published);
+    std::vector<float> left_out = ValuesAt(residual, positions);
+    std::vector<float> exact = published;
+    AddWeighted(1, left_out, exact);
+    std::vector<float> mean(n);
     const std::vector<float> weights = MeanWeights(std::vector<uint64_t>{100, 300});
     for (uint32_t group = 0; group < 2; ++group) {
-      std::vector<float> change = Values(10 * round + group, size());
-      const std::string frame = FrameOf(change);
+      std::vector<float> change = Values(10 * round + group, n);
+      const std::string frame = FrameOf(change, positions);
       const Place place{.round = round, .group = group, .samples = group == 0 ? 100U : 300U};
-      ASSERT_EQ(Stage(place, frame), absl::OkStatus());
-      ASSERT_TRUE(DecodeFrame(units_->all(), up, frame, &change).ok());
+      v1::ContributionHeader header = FrameHeader(place, frame, positions);
+      header.set_fragment(FragmentIn(round, fragments));
+      ASSERT_EQ(StageAs(header, frame), absl::OkStatus());
+      ASSERT_TRUE(DecodeFrame(units, up, frame, &change).ok());
       (group == 0 ? SetWeighted : AddWeighted)(weights[group], change, mean);
     }
     AddWeighted(1, exact, mean);
-    const v1::Apply order =
-        Order(round, {{.group = 0, .samples = 100}, {.group = 1, .samples = 300}});
-    OuterUpdate(order.outer(), round).Update(exact, mean, {momentum});
-    std::vector<float> difference(size());
-    for (int64_t i = 0; i < size(); ++i) difference[i] = mean[i] - version[i];
+    v1::Apply order = Order(round, {{.group = 0, .samples = 100}, {.group = 1, .samples = 300}});
+    order.set_fragment(FragmentIn(round, fragments));
+    std::vector<float> of_momentum = ValuesAt(momentum, positions);
+    OuterUpdate(order.outer(), round).Update(exact, mean, {of_momentum});
+    Replace(positions, of_momentum, &momentum);
+    std::vector<float> difference(n);
+    for (int64_t i = 0; i < n; ++i) difference[i] = mean[i] - published[i];
     std::string frame;
-    ASSERT_TRUE(EncodeFrame(units_->all(), down, difference, &frame).ok());
-    ASSERT_TRUE(DecodeFrame(units_->all(), down, frame, &difference).ok());
+    ASSERT_TRUE(EncodeFrame(units, down, difference, &frame).ok());
+    ASSERT_TRUE(DecodeFrame(units, down, frame, &difference).ok());
     const std::vector<float> before = version;
-    AddWeighted(1, difference, version);
-    for (int64_t i = 0; i < size(); ++i) residual[i] = mean[i] - version[i];
+    AddWeighted(1, published, difference);
+    Replace(positions, difference, &version);
+    double change_squared = 0;
+    double residual_squared = 0;
+    for (int64_t i = 0; i < n; ++i) {
+      left_out[i] = mean[i] - difference[i];
+      residual_squared += double{left_out[i]} * left_out[i];
+      change_squared += double{mean[i] - exact[i]} * (mean[i] - exact[i]);
+    }
+    Replace(positions, left_out, &residual);
 
     const auto applied = host_->Apply(order);
     ASSERT_TRUE(applied.ok()) << applied.status();
     EXPECT_EQ(applied->error(), "");
     EXPECT_EQ(applied->digest(), Digest(version, 0)) << "round " << round;
     EXPECT_GT(applied->variance_between_groups(), 0);
+    EXPECT_NEAR(applied->residual().change_squared(), change_squared, 1e-6 * change_squared);
+    EXPECT_NEAR(applied->residual().residual_squared(), residual_squared, 1e-6 * residual_squared);
     EXPECT_TRUE(SameBits(*Pull(round, {0, size()}), version));
     EXPECT_TRUE(SameBits(Follow(before, round, {0, size()}), version));
     const Interval second = {kUnitSize, size()};
     EXPECT_TRUE(SameBits(Follow(before, round, second), std::span(version).subspan(kUnitSize)));
     Restart();
-    EXPECT_EQ(host_->Apply(order)->digest(), Digest(version, 0)) << "repeated";
+    const auto repeated = host_->Apply(order);
+    EXPECT_EQ(repeated->digest(), Digest(version, 0)) << "repeated";
+    EXPECT_EQ(repeated->residual().change_squared(), applied->residual().change_squared());
   }
+  EXPECT_THAT(Pull(1, {0, size()}), IsError(absl::StatusCode::kFailedPrecondition, "not stored"));
+  // A rank that has an old version follows the frames.
+  std::vector<float> followed = *initial_;
+  for (uint32_t round = 1; round <= 4; ++round) followed = Follow(followed, round, {0, size()});
+  EXPECT_TRUE(SameBits(followed, version));
+}
+
+TEST_F(CodedRoundsTest, VersionsFollowTheFormulas) { FollowFormulas(1); }
+
+// Two units are in fragment 1, the one between them is in fragment 2.
+TEST_F(CodedRoundsTest, FragmentsFollowTheFormulas) {
+  OpenWithFragments(2);
+  FollowFormulas(2);
+}
+
+TEST_F(CodedRoundsTest, FragmentsAreChecked) {
+  OpenWithFragments(2);
+  const std::vector<Interval> first = ExchangedIn(1, 2);
+  const std::string frame = FrameOf(Values(1, size() - 904), first);
+  const auto refusal = [&](uint32_t round, uint32_t fragment, const std::vector<Interval>& spans) {
+    v1::ContributionHeader header = FrameHeader({.round = round}, frame, spans);
+    header.set_base_version(round - 1);
+    header.set_fragment(fragment);
+    return std::string(host_->Stage(header).status().message());
+  };
+  EXPECT_THAT(refusal(1, 2, ExchangedIn(2, 2)), HasSubstr("has fragment 2; the run has 2"));
+  EXPECT_THAT(refusal(1, 3, first), HasSubstr("has fragment 3"));
+  EXPECT_THAT(refusal(1, 1, {{0, size()}}), HasSubstr("are not in fragment 1"));
+  v1::ContributionHeader header = FrameHeader({}, frame, first);
+  header.set_fragment(1);
+  ASSERT_EQ(StageAs(header, frame), absl::OkStatus());
+  EXPECT_THAT(host_->Apply(Order(1, {{}}))->error(), HasSubstr("has fragment 1, the round has 0"));
+  v1::Apply order = Order(1, {{}});
+  order.set_fragment(3);
+  EXPECT_THAT(host_->Apply(order)->error(), HasSubstr("with fragment 3; the run has 2"));
+  order.set_fragment(1);
+  EXPECT_EQ(host_->Apply(order)->error(), "");
+}
+
+// Values in fp32, without codes and outer optimizer.
+TEST_F(CodedRoundsTest, FragmentsOfValues) {
+  run_.run = "run-2";
+  open_ = run_.Open();
+  open_.mutable_spec()->mutable_averaging()->mutable_fragments()->set_count(2);
+  ASSERT_TRUE(host_->OpenRun(open_).ok());
+  std::vector<float> version = *Pull(0, {0, size()});
+  for (uint32_t round = 1; round <= 2; ++round) {
+    const std::vector<Interval> positions = ExchangedIn(round, 2);
+    const std::vector<float> values = Values(round, size());
+    std::string bytes;
+    for (const Interval& interval : positions) {
+      bytes.append(reinterpret_cast<const char*>(values.data() + interval.begin),
+                   interval.size() * sizeof(float));
+    }
+    v1::ContributionHeader header = FrameHeader({.round = round}, "", positions);
+    header.set_codec(v1::CODEC_FP32);
+    header.clear_frame_elements();
+    header.set_fragment(round);
+    ASSERT_EQ(StageAs(header, bytes), absl::OkStatus());
+    v1::Apply order = MakeApply(run_, round, {{}});
+    order.set_fragment(round);
+    Replace(positions, ValuesAt(values, positions), &version);
+    EXPECT_EQ(host_->Apply(order)->digest(), Digest(version, 0));
+    EXPECT_TRUE(SameBits(*Pull(round, {0, size()}), version));
+  }
+}
+
+// Frames are kept as long as all of them together are shorter than a version, also by the next
+// process.
+TEST_F(CodedRoundsTest, OldFramesAreRemoved) {
+  const auto frames = [&] {
+    std::vector<std::string> names;
+    for (const std::string& name : Files(folder_.path() + "/" + run_.run)) {
+      if (name.starts_with("frame-")) names.push_back(name);
+    }
+    return names;
+  };
+  // A frame in E3M0 has an eighth of a version.
+  for (uint32_t round = 1; round <= 12; ++round) {
+    ASSERT_EQ(Stage({.round = round}, FrameOf(Values(round, size()))), absl::OkStatus());
+    ASSERT_EQ(host_->Apply(Order(round, {{}}))->error(), "");
+    if (round == 9) Restart();
+  }
+  EXPECT_EQ(frames().size(), 7U);
+  EXPECT_THAT(frames(), Contains("frame-6"));
+  EXPECT_THAT(Pull(5, {0, size()}, 0), IsError(absl::StatusCode::kFailedPrecondition, "no frame"));
+  EXPECT_TRUE(Pull(6, {0, size()}, 0).ok());
 }
 
 // Without error feedback on the shard, repeated rounds would not approach the groups' model.

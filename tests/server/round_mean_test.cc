@@ -40,7 +40,7 @@ class RoundMeanTest : public ::testing::Test {
   // `statistics`: positions of the running statistics of batch norm, which are averaged but not
   // trained and do not count. The mean is computed in blocks of `piece` positions.
   DiscrepancyTerms TermsWithout(const std::vector<Interval>& statistics, int64_t piece) {
-    ApplyPlan plan{"run-1", 1, {0, kElements}, {}, statistics};
+    ApplyPlan plan{"run-1", 1, {0, kElements}, {{0, kElements}}, {}, statistics};
     RoundMean::Files files;
     for (uint32_t g = 0; g < 2; ++g) {
       const ContributionKey key{"run-1", 1, g, 1, 0};

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/digest.h"
+#include "model/coding.h"
 #include "model/data_position.h"
 
 namespace cadre {
@@ -28,6 +29,7 @@ RankProtocol::Actions RankProtocol::On(const Started& started) {
   decision_.set_evaluate_end(start.evaluate_end());
   decision_.set_next_step(start.next_step());
   decision_.set_catch_up(start.catch_up());
+  decision_.set_fragment(start.fragment());
   step_ = start.step();
   version_ = start.version();
   if (assignment_.shards_size() == 0) return {Begin{}};
@@ -64,7 +66,7 @@ RankProtocol::Actions RankProtocol::BeginPeriod() {
   if (next_step_ == 0) return {AwaitDecision{.run_ended = true}};
   period_steps_ = std::min(trained_ahead_, next_step_ - std::min(step_, next_step_));
   trained_ahead_ = 0;
-  if (period_steps_ == 0) return TrainOn(/*resumes=*/false);
+  if (!std::exchange(merges_, false)) return TrainOn(/*resumes=*/false);
   step_ += period_steps_;
   Actions actions = {Merge{.step = step_}};
   for (Action& action : TrainOn(/*resumes=*/true)) actions.push_back(std::move(action));
@@ -105,7 +107,7 @@ uint32_t RankProtocol::SoloSteps() const {
   // The coordinator rejects steps beyond the end of the run. 0: the run has no last step.
   const uint32_t last = total_steps_ > 0 ? total_steps_ : std::numeric_limits<uint32_t>::max();
   if (solo_steps_ >= averaging.max_solo_steps() || step_ >= last) return 0;
-  return std::min({std::max(1U, averaging.every_steps()), averaging.max_solo_steps() - solo_steps_,
+  return std::min({std::max(1U, StepsOfRound(averaging)), averaging.max_solo_steps() - solo_steps_,
                    last - step_});
 }
 
@@ -120,12 +122,14 @@ RankProtocol::Actions RankProtocol::StageNext() {
   const uint32_t last = total_steps_ > 0 ? total_steps_ : std::numeric_limits<uint32_t>::max();
   const uint32_t overlap = assignment_.spec().averaging().overlap().steps();
   exchange_ = Exchange::kStaging;
+  fragment_ = decision_.fragment();
   boundary_ = step_;
   adoption_ = step_ + std::min(overlap, last - std::min(step_, last));
   contributed_steps_ = std::exchange(period_steps_, 0);
   return {Stage{.round = version_ + 1,
                 .base_version = version_,
                 .samples = uint64_t{contributed_steps_} * assignment_.spec().batch_per_group(),
+                .fragment = fragment_,
                 .background = step_ < adoption_}};
 }
 
@@ -176,12 +180,14 @@ RankProtocol::Actions RankProtocol::On(const Decided& decided) {
 }
 
 // If the number of groups has changed, the steps since the boundary were trained with samples that
-// now belong to others.
+// now belong to others. What they have changed is discarded, with all values that are not those of
+// the version.
 void RankProtocol::UpdateDivision() {
   if (decision_.division().step() <= division_.step()) return;
   division_ = decision_.division();
   total_steps_ = TotalSteps(assignment_.spec(), division_, train_samples_);
   period_steps_ = 0;
+  merges_ = false;
 }
 
 RankProtocol::Actions RankProtocol::PullDecided() {
@@ -213,6 +219,7 @@ RankProtocol::Actions RankProtocol::On(const Pulled& pulled) {
         DigestHex(decision_.digest())))});
     return actions;
   }
+  merges_ = begun_ && (period_steps_ > 0 || fragment_ > 0);
   UpdateDivision();
   trained_ahead_ = period_steps_;
   adoption_ = 0;

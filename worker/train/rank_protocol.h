@@ -21,6 +21,10 @@
 //          -> AwaitDecision -> [Unfinished -> Train -> AwaitDecision ...]
 //          -> Pull -> Train to the adoption -> Pull -> [Keep] -> [Evaluate] -> Merge, Train ...
 //
+// With averaging.fragments, a round exchanges a part of the model. The group adopts the whole
+// version all the same, so that it can be checked, saved and evaluated, and restores its own values
+// of the other fragments with Merge.
+//
 // In a period in which the group catches up with the others (Start.catch_up), Train is one step,
 // and AskNudge follows until the group is nudged or reaches the boundary.
 //
@@ -108,11 +112,13 @@ class RankProtocol {
     uint32_t round = 0;
   };
   // Stage the owned values for a round. A run that does not average stages nothing.
-  // `background`: begin to stage a copy of them; the event is Unfinished.
+  // `fragment`: what the round exchanges (v1::Start). `background`: begin to stage a copy of them;
+  // the event is Unfinished.
   struct Stage {
     uint32_t round = 0;
     uint32_t base_version = 0;
     uint64_t samples = 0;
+    uint32_t fragment = 0;
     bool background = false;
   };
   // Agree on whether all ranks have staged what they stage in the background. Unless `wait` is
@@ -139,8 +145,8 @@ class RankProtocol {
     bool included = false;
     bool background = false;
   };
-  // Merge the weights with what the group has learned between the boundary and the adoption, and
-  // continue at this step.
+  // Merge the weights with what the group has learned between the boundary and the adoption and, of
+  // what the round has not exchanged, since earlier rounds; continue at this step.
   struct Merge {
     uint32_t step = 0;
   };
@@ -241,8 +247,12 @@ class RankProtocol {
   uint32_t boundary_ = 0;
   uint32_t contributed_steps_ = 0;
   uint32_t adoption_ = 0;
-  // Steps between the boundary of the adopted version and its adoption.
+  // Steps between the boundary of the adopted version and its adoption, and whether the group
+  // continues with values of its own beside those of the version.
   uint32_t trained_ahead_ = 0;
+  bool merges_ = false;
+  // What the newest round of the group has exchanged.
+  uint32_t fragment_ = 0;
   uint32_t solo_steps_ = 0;
 };
 

@@ -55,6 +55,25 @@ void CopyFrom(const std::vector<Owned>& parts, std::vector<float>* values) {
   }
 }
 
+void CopyTo(const std::vector<float>& values, const std::vector<Owned>& parts) {
+  auto from = values.begin();
+  for (const Owned& part : parts) {
+    std::copy_n(from, part.values.size(), part.values.begin());
+    from += std::ssize(part.values);
+  }
+}
+
+// With all defaults filled in.
+std::optional<v1::Staleness> StalenessOf(const v1::Averaging& averaging) {
+  if (!averaging.has_staleness()) return std::nullopt;
+  v1::Staleness filled = averaging.staleness();
+  if (!filled.has_weight()) {
+    const std::optional<v1::Coding> up = CodingOf(averaging.up());
+    filled.set_weight(up ? up->error_feedback() : 0.5F);
+  }
+  return filled;
+}
+
 }  // namespace
 
 ShardExchange::ShardExchange(const v1::Assignment& assignment, const ParameterIndex& index,
@@ -69,6 +88,8 @@ ShardExchange::ShardExchange(const v1::Assignment& assignment, const ParameterIn
       up_(CodingOf(assignment.spec().averaging().up())),
       down_(CodingOf(assignment.spec().averaging().down())),
       overlap_(assignment.spec().averaging().overlap()),
+      fragments_(FragmentsOf(assignment.spec().averaging())),
+      staleness_(StalenessOf(assignment.spec().averaging())),
       control_(control) {
   const uint32_t shards = assignment.shards_size();
   // The group could not have connected with a key of another size.
@@ -131,7 +152,7 @@ absl::Status ShardExchange::ForEachShard(
                       absl::StrCat(error.message(), " (shard ", shards_[first].id, ")"));
 }
 
-v1::ContributionHeader ShardExchange::HeaderOf(const Shard& shard, uint32_t round,
+v1::ContributionHeader ShardExchange::HeaderOf(const std::vector<Owned>& parts, uint32_t round,
                                                uint64_t samples) const {
   v1::ContributionHeader header;
   header.set_run(rank_slot_.run());
@@ -142,22 +163,38 @@ v1::ContributionHeader ShardExchange::HeaderOf(const Shard& shard, uint32_t roun
   header.set_round(round);
   header.set_base_version(round - 1);
   header.set_samples(samples);
-  FillRanges(shard.parts, header);
+  FillRanges(parts, header);
   return header;
 }
 
-void ShardExchange::BeginStage(uint32_t round, uint64_t samples) {
+std::vector<Owned> ShardExchange::PartsOf(const Shard& shard, uint32_t fragment) const {
+  if (fragment == 0 || shard.parts.empty()) return shard.parts;
+  std::vector<Owned> parts;
+  const Interval all{shard.parts.front().positions.begin, shard.parts.back().positions.end};
+  for (const Interval& interval : units_->FragmentIn(all, fragment, fragments_)) {
+    for (const Owned& part : PartsIn(interval, shard.parts)) parts.push_back(part);
+  }
+  return parts;
+}
+
+void ShardExchange::BeginStage(uint32_t round, uint64_t samples, uint32_t fragment) {
   for (Shard& shard : shards_) {
     absl::MutexLock lock(&mutex_);
     shard.held.BeginStage();
-    CopyFrom(shard.parts, &shard.staged);
-    if (overlap_.steps() > 0) shard.ahead = shard.staged;
+    shard.round = round;
+    shard.fragment = fragment;
+    shard.exchanged = PartsOf(shard, fragment);
+    CopyFrom(shard.exchanged, &shard.staged);
+    if (overlap_.steps() > 0) shard.contributed = shard.staged;
   }
   Begin([this, round, samples](Shard& shard, std::stop_token stop) -> absl::Status {
-    if (up_) CADRE_RETURN_IF_ERROR(EncodeContribution(shard));
-    v1::ContributionHeader header = HeaderOf(shard, round, samples);
+    CADRE_RETURN_IF_ERROR(MakeContribution(shard));
+    v1::ContributionHeader header = HeaderOf(shard.exchanged, round, samples);
+    header.set_fragment(shard.fragment);
     if (up_) header.set_codec(up_->codec());
-    CADRE_RETURN_IF_ERROR(shard.client->Stage(header, shard.staged, &shard.traffic, stop));
+    if (!shard.exchanged.empty()) {
+      CADRE_RETURN_IF_ERROR(shard.client->Stage(header, shard.staged, &shard.traffic, stop));
+    }
     absl::MutexLock lock(&mutex_);
     shard.held.EndStage(round);
     shard.contribution = std::move(header);
@@ -171,17 +208,9 @@ void ShardExchange::BeginPull(uint32_t version) {
       absl::MutexLock lock(&mutex_);
       shard.held.BeginPull();
     }
-    v1::PullRequest request;
-    request.set_run(rank_slot_.run());
-    request.set_lineage(lineage_);
-    request.set_version(version);
-    request.set_group(rank_slot_.group());
-    request.set_generation(rank_slot_.generation());
-    FillRanges(shard.parts, request);
-    CADRE_RETURN_IF_ERROR(PullInto(shard, request, stop));
+    CADRE_RETURN_IF_ERROR(PullInto(shard, version, stop));
     absl::MutexLock lock(&mutex_);
     shard.held.EndPull(version);
-    shard.version_number = version;
     return absl::OkStatus();
   });
 }
@@ -207,112 +236,175 @@ absl::Status ShardExchange::Finish(Traffic* traffic) {
   return status;
 }
 
-std::span<const ExchangeUnit> ShardExchange::UnitsOf(const Shard& shard) const {
-  return units_->In({shard.parts.front().positions.begin, shard.parts.back().positions.end});
+std::vector<ExchangeUnit> ShardExchange::UnitsOf(const std::vector<Owned>& parts) const {
+  std::vector<Interval> intervals;
+  for (const Owned& part : parts) intervals.push_back(part.positions);
+  return units_->In(intervals);
 }
 
-absl::Status ShardExchange::EncodeContribution(Shard& shard) const {
-  CHECK_EQ(shard.version.size(), shard.staged.size());
-  shard.change.swap(shard.staged);
-  shard.carried.resize(shard.change.size());
-  const std::span<const ExchangeUnit> units = UnitsOf(shard);
-  const int64_t first = units.front().positions.begin;
-  const float feedback = up_->error_feedback();
-  for (const ExchangeUnit& unit : units) {
-    if (unit.kind == ExchangeUnit::Kind::kStatistic) continue;
-    for (int64_t i = unit.positions.begin - first; i < unit.positions.end - first; ++i) {
-      shard.change[i] = (shard.change[i] - shard.version[i]) + feedback * shard.carried[i];
+template <typename Use>
+void ShardExchange::ForEachValue(const Shard& shard, const std::vector<Owned>& parts,
+                                 const Use& use) const {
+  int64_t i = 0;
+  int64_t before = 0;
+  auto whole = shard.parts.begin();
+  for (const Owned& part : parts) {
+    for (; !whole->positions.contains(part.positions); ++whole) before += whole->positions.size();
+    int64_t p = before + part.positions.begin - whole->positions.begin;
+    for (const v1::Range& range : index_.RangesOf(part.positions.begin, part.positions.end)) {
+      const bool trained = !IsStatistic(index_[range.tensor()].role);
+      for (const int64_t end = i + static_cast<int64_t>(range.end() - range.begin()); i < end;
+           ++i) {
+        use(i, p++, trained);
+      }
     }
   }
+}
+
+// Changes are relative to the version that the rank has adopted. Without an earlier change, values
+// in fp32 are transferred as they are.
+absl::Status ShardExchange::MakeContribution(Shard& shard) const {
+  if (!up_ && !staleness_) return absl::OkStatus();
+  CHECK_EQ(std::ssize(shard.version), ElementsOf(shard.parts));
+  const bool carries = !shard.carried.empty();
+  shard.change = shard.staged;
+  ForEachValue(shard, shard.exchanged, [&](int64_t i, int64_t p, bool trained) {
+    if (!trained) return;
+    shard.change[i] = (shard.change[i] - shard.version[p]) + (carries ? shard.carried[p] : 0.0F);
+    if (!up_ && carries) shard.staged[i] += shard.carried[p];
+  });
+  shard.left_out.clear();
+  if (!up_) return absl::OkStatus();
+  const std::vector<ExchangeUnit> units = UnitsOf(shard.exchanged);
   std::string frame;
   const Codec codec = CodecOf(*up_);
   CADRE_RETURN_IF_ERROR(EncodeFrame(units, codec, shard.change, &frame));
   shard.staged.resize(frame.size() / sizeof(float));
   std::memcpy(shard.staged.data(), frame.data(), frame.size());
   CADRE_RETURN_IF_ERROR(DecodeFrame(units, codec, frame, &shard.left_out));
-  for (const ExchangeUnit& unit : units) {
-    const bool statistic = unit.kind == ExchangeUnit::Kind::kStatistic;
-    for (int64_t i = unit.positions.begin - first; i < unit.positions.end - first; ++i) {
-      shard.left_out[i] = statistic ? 0 : shard.change[i] - shard.left_out[i];
-    }
-  }
+  ForEachValue(shard, shard.exchanged, [&](int64_t i, int64_t /*p*/, bool trained) {
+    shard.left_out[i] = trained ? shard.change[i] - shard.left_out[i] : 0;
+  });
   return absl::OkStatus();
 }
 
-absl::Status ShardExchange::PullInto(Shard& shard, const v1::PullRequest& request,
-                                     std::stop_token stop) const {
-  const bool has_before = shard.version_number + 1 == request.version() && !shard.version.empty();
-  if (down_ && has_before) {
-    const absl::Status pulled = PullFrameInto(shard, request, stop);
-    // Otherwise there is no such frame.
-    if (!absl::IsFailedPrecondition(pulled)) return pulled;
-  }
-  shard.version.resize(ElementsOf(shard.parts));
-  return shard.client->Pull(request, shard.version, &shard.traffic, std::move(stop));
+v1::PullRequest ShardExchange::RequestOf(const std::vector<Owned>& parts, uint32_t version) const {
+  v1::PullRequest request;
+  request.set_run(rank_slot_.run());
+  request.set_lineage(lineage_);
+  request.set_version(version);
+  request.set_group(rank_slot_.group());
+  request.set_generation(rank_slot_.generation());
+  FillRanges(parts, request);
+  return request;
 }
 
-absl::Status ShardExchange::PullFrameInto(Shard& shard, const v1::PullRequest& request,
-                                          std::stop_token stop) const {
-  const std::span<const ExchangeUnit> units = UnitsOf(shard);
+absl::Status ShardExchange::PullInto(Shard& shard, uint32_t version, std::stop_token stop) const {
+  const bool has_version = !shard.version.empty();
+  while (down_ && has_version && shard.version_number < version) {
+    const absl::Status added = AddFrame(shard, stop);
+    if (absl::IsFailedPrecondition(added)) break;
+    CADRE_RETURN_IF_ERROR(added);
+  }
+  if (has_version && shard.version_number == version) return absl::OkStatus();
+  // The rest of the version is that of the one before.
+  const bool has_rest =
+      has_version && shard.version_number + 1 == version && shard.round == version;
+  const std::vector<Owned>& parts = has_rest ? shard.exchanged : shard.parts;
+  std::vector<float> values(ElementsOf(parts));
+  CADRE_RETURN_IF_ERROR(
+      shard.client->Pull(RequestOf(parts, version), values, &shard.traffic, stop));
+  shard.version.resize(ElementsOf(shard.parts));
+  ForEachValue(shard, parts,
+               [&](int64_t i, int64_t p, bool /*trained*/) { shard.version[p] = values[i]; });
+  shard.version_number = version;
+  return absl::OkStatus();
+}
+
+absl::Status ShardExchange::AddFrame(Shard& shard, std::stop_token stop) const {
   const Codec codec = CodecOf(*down_);
-  std::vector<float> elements;
-  CADRE_RETURN_IF_ERROR(shard.client->PullFrame(request, MaxFrameWords(units, codec), &elements,
-                                                &shard.traffic, std::move(stop)));
-  const std::string frame(reinterpret_cast<const char*>(elements.data()),
-                          elements.size() * sizeof(float));
+  const int64_t max_words = MaxFrameWords(UnitsOf(shard.parts), codec);
+  PulledFrame pulled;
+  CADRE_RETURN_IF_ERROR(shard.client->PullFrame(RequestOf(shard.parts, shard.version_number + 1),
+                                                max_words, &pulled, &shard.traffic,
+                                                std::move(stop)));
+  if (pulled.fragment > 0 && (fragments_ == 1 || pulled.fragment > fragments_)) {
+    return absl::DataLossError(absl::StrCat("the run has no fragment ", pulled.fragment));
+  }
+  const std::vector<Owned> parts = PartsOf(shard, pulled.fragment);
+  const std::string frame(reinterpret_cast<const char*>(pulled.elements.data()),
+                          pulled.elements.size() * sizeof(float));
   std::vector<float> change;
-  if (const absl::Status decoded = DecodeFrame(units, codec, frame, &change); !decoded.ok()) {
+  if (const absl::Status decoded = DecodeFrame(UnitsOf(parts), codec, frame, &change);
+      !decoded.ok()) {
     return absl::DataLossError(decoded.message());
   }
-  const int64_t first = units.front().positions.begin;
-  for (const ExchangeUnit& unit : units) {
-    const bool statistic = unit.kind == ExchangeUnit::Kind::kStatistic;
-    for (int64_t i = unit.positions.begin - first; i < unit.positions.end - first; ++i) {
-      shard.version[i] = statistic ? change[i] : shard.version[i] + change[i];
-    }
-  }
+  ForEachValue(shard, parts, [&](int64_t i, int64_t p, bool trained) {
+    shard.version[p] = trained ? shard.version[p] + change[i] : change[i];
+  });
+  ++shard.version_number;
   return absl::OkStatus();
 }
 
 void ShardExchange::AdoptInitial() {
-  for (Shard& shard : shards_) CopyFrom(shard.parts, &shard.version);
+  for (Shard& shard : shards_) {
+    CopyFrom(shard.parts, &shard.version);
+    shard.version_number = 0;
+  }
 }
 
-void ShardExchange::Adopt(bool included) {
+uint32_t ShardExchange::KeepChange(Shard& shard, bool included) const {
+  // Without a contribution since the last version, there is no change.
+  if (shard.change.empty()) return 0;
+  const uint32_t late = included ? 0 : shard.version_number + 1 - shard.round;
+  const bool dropped = staleness_ && late > staleness_->max_rounds();
+  float factor = 1;
+  if (included) factor = up_ ? up_->error_feedback() : 0;
+  for (uint32_t i = 0; i < late && factor > 0; ++i) {
+    factor *= staleness_ ? staleness_->weight() : up_->error_feedback();
+  }
+  if (dropped) factor = 0;
+  const std::vector<float>& kept = included ? shard.left_out : shard.change;
+  shard.carried.resize(ElementsOf(shard.parts));
+  ForEachValue(shard, shard.exchanged, [&](int64_t i, int64_t p, bool trained) {
+    shard.carried[p] = trained && !kept.empty() ? factor * kept[i] : 0;
+  });
+  shard.change.clear();
+  return dropped ? late : 0;
+}
+
+uint32_t ShardExchange::Adopt(bool included) {
+  uint32_t dropped = 0;
   absl::MutexLock lock(&mutex_);
   for (Shard& shard : shards_) {
     shard.held.Adopt();
-    // Without a contribution since the last version, there is no change.
-    if (!shard.change.empty()) shard.carried.swap(included ? shard.left_out : shard.change);
-    shard.change.clear();
-    const bool contributed = !shard.ahead.empty();
-    size_t i = 0;
-    for (const Owned& part : shard.parts) {
-      for (float& value : part.values) {
-        if (contributed) shard.ahead[i] = overlap_.has_blend() ? value : value - shard.ahead[i];
-        value = shard.version[i++];
-      }
-    }
+    dropped = std::max(dropped, KeepChange(shard, included));
+    if (overlap_.steps() > 0 || fragments_ > 1) PrepareMerge(shard);
+    CopyTo(shard.version, shard.parts);
+    shard.exchanged.clear();
+    shard.round = 0;
   }
+  return dropped;
+}
+
+void ShardExchange::PrepareMerge(Shard& shard) const {
+  std::vector<float> live;
+  CopyFrom(shard.parts, &live);
+  // Later versions may have changed any value.
+  const bool has_rest = shard.fragment > 0 && shard.version_number == shard.round;
+  shard.merged = has_rest ? live : shard.version;
+  ForEachValue(shard, shard.exchanged, [&](int64_t i, int64_t p, bool trained) {
+    float& merged = shard.merged[p];
+    merged = shard.version[p];
+    if (!trained || shard.contributed.empty()) return;
+    merged += overlap_.has_blend() ? overlap_.blend() * (live[p] - merged)
+                                   : live[p] - shard.contributed[i];
+  });
+  shard.contributed.clear();
 }
 
 void ShardExchange::Merge() {
-  for (Shard& shard : shards_) {
-    const float* ahead = shard.ahead.data();
-    for (const Owned& part : shard.parts) {
-      float* value = part.values.data();
-      for (const v1::Range& range : index_.RangesOf(part.positions.begin, part.positions.end)) {
-        const int64_t size = range.end() - range.begin();
-        const bool statistic = IsStatistic(index_[range.tensor()].role);
-        for (int64_t i = 0; i < size && !statistic; ++i) {
-          value[i] += overlap_.has_blend() ? overlap_.blend() * (ahead[i] - value[i]) : ahead[i];
-        }
-        value += size;
-        ahead += size;
-      }
-    }
-    shard.ahead.clear();
-  }
+  for (Shard& shard : shards_) CopyTo(std::exchange(shard.merged, {}), shard.parts);
 }
 
 void ShardExchange::OnRestage(const v1::Restage& restage) {
@@ -356,9 +448,11 @@ absl::Status ShardExchange::StageAgain(const v1::Restage& restage) {
     if (!holds) return absl::NotFoundError("the rank does not hold the values");
     values = restage.seed() ? shard.version : shard.staged;
     if (!restage.seed()) header = shard.contribution;
+    // The rank has no part of the fragment.
+    if (!restage.seed() && shard.exchanged.empty()) return absl::OkStatus();
   }
   if (restage.seed()) {
-    header = HeaderOf(shard, round, /*samples=*/1);
+    header = HeaderOf(shard.parts, round, /*samples=*/1);
     header.set_seed(true);
   }
   Traffic traffic;

@@ -5,12 +5,13 @@
 // stages it again at a shard that has lost its files when the coordinator requests it
 // (v1::Restage).
 //
-// In a run with coded contributions or versions (run.proto, Coding), the owned values must be one
-// interval of whole units (worker/train/regroup.h). A contribution is then a frame of the change
-// since the version that the rank has adopted, plus what earlier frames have left out (error
-// feedback): if the round includes the contribution, what this frame leaves out is kept for the
-// next one, otherwise the whole change. A version is pulled as a frame of its difference to the one
-// before, if the rank has that.
+// In a run with coded contributions or versions, or with fragments (model/coding.h,
+// ExchangesUnits), the owned values must be one interval of whole units (worker/train/regroup.h). A
+// coded contribution is a frame of the change since the version that the rank has adopted, plus
+// what earlier frames have left out (error feedback): if the round includes the contribution, what
+// this frame leaves out is kept for the next one, otherwise the whole change. So is, in a run with
+// Staleness, the change of values in fp32. A version is pulled as the frames of all versions since
+// the one that the rank has, or as a whole if the shard does not keep all of them.
 //
 // Borrows `control`, `index`, the owned values, `cancellation` and `progress`, which advances with
 // every chunk. Thread-compatible.
@@ -47,7 +48,7 @@ namespace cadre {
 
 class ShardExchange {
  public:
-  // `units`: null unless contributions or versions are coded; borrowed.
+  // `units`: null unless ranks exchange whole units; borrowed.
   ShardExchange(const v1::Assignment& assignment, const ParameterIndex& index,
                 const ExchangeUnits* units, std::span<const Owned> owned, GroupControl& control,
                 Cancellation& cancellation, TrainerProgress& progress, absl::Duration silence,
@@ -59,10 +60,11 @@ class ShardExchange {
   // False: the run does not average.
   bool has_shards() const { return !shards_.empty(); }
 
-  // Begins to stage a copy of the owned values as this rank's part of the group's contribution. If
-  // Finish returns OK, they are durable on every shard. Errors: as RoundsClient::Stage, naming the
-  // shard.
-  void BeginStage(uint32_t round, uint64_t samples) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Begins to stage a copy of the owned values as this rank's part of the group's contribution;
+  // with a `fragment` other than 0, of those in it. If Finish returns OK, they are durable on every
+  // shard. Errors: as RoundsClient::Stage, naming the shard.
+  void BeginStage(uint32_t round, uint64_t samples, uint32_t fragment = 0)
+      ABSL_LOCKS_EXCLUDED(mutex_);
   // Begins to receive this rank's part of `version`. The owned values do not change.
   void BeginPull(uint32_t version) ABSL_LOCKS_EXCLUDED(mutex_);
   // Of what was begun last, which must end before anything else begins. Finish waits for the end
@@ -73,12 +75,15 @@ class ShardExchange {
 
   // Overwrites the owned values with what was pulled. `included`: whether the version includes the
   // rank's last contribution. Requires: all ranks of the group have pulled, so that they hold what
-  // they have staged until the whole group holds the version.
-  void Adopt(bool included) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Merges the owned values, which are those of the version, with the change between the last
-  // contribution and the last adoption (run.proto, Overlap). Requires: averaging.overlap.
+  // they have staged until the whole group holds the version. Returns how many rounds late a change
+  // is that was dropped for this reason; 0: none was.
+  uint32_t Adopt(bool included) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Merges the owned values, which are those of the version, with what they were before: of what
+  // the last round has exchanged, with the change since the last contribution (run.proto, Overlap);
+  // other values that the version does not change are restored. Requires: the rank has contributed
+  // before it adopted.
   void Merge();
-  // The owned values are those of version 0, which is not pulled.
+  // The owned values are those of version 0, which need not be pulled.
   void AdoptInitial() ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
@@ -89,6 +94,11 @@ class ShardExchange {
     // The owned values at these positions. All ranks of the group together cover the shard; a
     // single rank may have no part.
     std::vector<Owned> parts;
+    // What the last contribution has of them; its round and fragment; round 0: there is none since
+    // the last adoption.
+    std::vector<Owned> exchanged;
+    uint32_t round = 0;
+    uint32_t fragment = 0;
     std::unique_ptr<RoundsClient> client;
     // What a contribution transfers: the values of all parts, or a frame. Read by other threads
     // only while `held` has it.
@@ -97,12 +107,15 @@ class ShardExchange {
     // it.
     std::vector<float> version;
     uint32_t version_number = 0;
-    // In a run with overlap: the values at the last contribution, until they are adopted; then the
-    // change since, or the values, for Merge. Empty: nothing was contributed.
-    std::vector<float> ahead;
-    // Coded contributions: what earlier frames have left out; the change that was staged last; and
-    // what its frame leaves out. Empty: zeros.
+    // The exchanged values at the last contribution, in a run with overlap.
+    std::vector<float> contributed;
+    // The values of all parts that Merge stores.
+    std::vector<float> merged;
+    // What is added to the next change: what earlier frames have left out, and late changes, each
+    // with its factor. Empty: zeros.
     std::vector<float> carried;
+    // Of the exchanged values: the change that was staged last, and what its frame leaves out.
+    // Empty: there is none that may have to be kept; zeros.
     std::vector<float> change;
     std::vector<float> left_out;
     Traffic traffic;
@@ -118,15 +131,28 @@ class ShardExchange {
                             Traffic* traffic);
   template <typename Message>
   void FillRanges(const std::vector<Owned>& parts, Message& message) const;
-  v1::ContributionHeader HeaderOf(const Shard& shard, uint32_t round, uint64_t samples) const;
-  // The units of the shard's parts.
-  std::span<const ExchangeUnit> UnitsOf(const Shard& shard) const;
-  // Replaces the values in shard.staged, which are copies of the owned values, by the frame of a
-  // contribution. Errors: those of the codec.
-  absl::Status EncodeContribution(Shard& shard) const;
-  absl::Status PullInto(Shard& shard, const v1::PullRequest& request, std::stop_token stop) const;
-  absl::Status PullFrameInto(Shard& shard, const v1::PullRequest& request,
-                             std::stop_token stop) const;
+  v1::ContributionHeader HeaderOf(const std::vector<Owned>& parts, uint32_t round,
+                                  uint64_t samples) const;
+  // The parts that a fragment has of those of the shard.
+  std::vector<Owned> PartsOf(const Shard& shard, uint32_t fragment) const;
+  std::vector<ExchangeUnit> UnitsOf(const std::vector<Owned>& parts) const;
+  // Calls use(i, p, trained) for each value of `parts`, which are parts of the shard's: i counts
+  // them, and p those of all parts; `trained` is false for running statistics.
+  template <typename Use>
+  void ForEachValue(const Shard& shard, const std::vector<Owned>& parts, const Use& use) const;
+  // Makes what is to be transferred of shard.staged, which are copies of the exchanged values.
+  // Errors: those of the codec.
+  absl::Status MakeContribution(Shard& shard) const;
+  // Updates shard.carried. As Adopt.
+  uint32_t KeepChange(Shard& shard, bool included) const;
+  // Computes shard.merged from the owned values, before they are overwritten.
+  void PrepareMerge(Shard& shard) const;
+  v1::PullRequest RequestOf(const std::vector<Owned>& parts, uint32_t version) const;
+  // Receives the version into shard.version.
+  absl::Status PullInto(Shard& shard, uint32_t version, std::stop_token stop) const;
+  // Adds the frame of the version after the one in shard.version. FailedPrecondition: the shard
+  // does not have it.
+  absl::Status AddFrame(Shard& shard, std::stop_token stop) const;
 
   // On the membership thread; does not block.
   void OnRestage(const v1::Restage& restage) ABSL_LOCKS_EXCLUDED(restages_mutex_);
@@ -140,6 +166,9 @@ class ShardExchange {
   const std::optional<v1::Coding> up_;
   const std::optional<v1::Coding> down_;
   const v1::Overlap overlap_;
+  const uint32_t fragments_;
+  // Nothing: late changes are lost.
+  const std::optional<v1::Staleness> staleness_;
   GroupControl& control_;
   std::vector<Shard> shards_;
   // The following must end before the clients are destroyed.

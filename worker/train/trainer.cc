@@ -211,7 +211,7 @@ class Trainer {
   absl::Status MakeExchange() {
     const v1::Averaging& averaging = spec_.averaging();
     std::span<const Owned> exchanged = replica_->owned();
-    if (CodingOf(averaging.up()) || CodingOf(averaging.down())) {
+    if (ExchangesUnits(averaging)) {
       units_.emplace(replica_->index());
       const Interval part = units_->PartOf(rank_slot_.rank(), replica_->comms().All().size());
       part_values_.resize(part.size());
@@ -235,7 +235,7 @@ class Trainer {
   absl::Status FinishPull(bool included, Traffic* traffic) {
     CADRE_RETURN_IF_ERROR(Blame(v1::FAILURE_CAUSE_AGGREGATOR, exchange_->Finish(traffic)));
     progress_.Advance();
-    if (overlaps()) {
+    if (overlaps() || FragmentsOf(spec_.averaging()) > 1) {
       CADRE_RETURN_IF_ERROR(replica_->FetchOwned());
       CADRE_RETURN_IF_ERROR(GatherPart());
     }
@@ -243,7 +243,13 @@ class Trainer {
     CADRE_RETURN_IF_ERROR(replica_->AwaitOperations());
     // After this barrier every rank has pulled.
     CADRE_RETURN_IF_ERROR(replica_->comms().All().Barrier());
-    exchange_->Adopt(included);
+    if (const uint32_t late = exchange_->Adopt(included); late > 0) {
+      LOG(WARNING) << "what this rank has learned for a round that went on without its group is "
+                      "dropped: it would be "
+                   << late << " rounds late, and averaging.staleness.max_rounds is "
+                   << spec_.averaging().staleness().max_rounds();
+      counters_.Add("changes_dropped");
+    }
     CADRE_RETURN_IF_ERROR(StorePart());
     counters_.Add("pulled_payload_bytes", traffic->payload_received);
     counters_.Add("pulled_message_bytes", traffic->message_received);
@@ -339,6 +345,7 @@ class Trainer {
     } else {
       period_ = LossPart();
       period_start_ = steady_.Now();
+      waited_ = absl::ZeroDuration();
     }
     UpdateLoader();
     while (step_ < train.until) {
@@ -418,17 +425,23 @@ class Trainer {
     explicit Exposure(Trainer& trainer) : trainer_(trainer), start_(trainer.steady_.Now()) {}
     Exposure(const Exposure&) = delete;
     Exposure& operator=(const Exposure&) = delete;
-    ~Exposure() { trainer_.exposed_ += trainer_.steady_.Now() - start_; }
+    ~Exposure() { Count(); }
 
     absl::Time start() const { return start_; }
     // Returns the time since the last call.
     absl::Duration Take() {
-      const absl::Time now = trainer_.steady_.Now();
-      trainer_.exposed_ += now - std::exchange(start_, now);
+      Count();
       return std::exchange(trainer_.exposed_, absl::ZeroDuration());
     }
 
    private:
+    void Count() {
+      const absl::Time now = trainer_.steady_.Now();
+      const absl::Duration time = now - std::exchange(start_, now);
+      trainer_.exposed_ += time;
+      trainer_.waited_ += time;
+    }
+
     Trainer& trainer_;
     absl::Time start_;
   };
@@ -458,10 +471,11 @@ class Trainer {
       CADRE_RETURN_IF_ERROR(replica_->FetchOwned(/*states=*/KeepsStates()));
       if (KeepsStates()) options_.states->Keep(stage.round, States());
       CADRE_RETURN_IF_ERROR(GatherPart());
-      exchange_->BeginStage(stage.round, stage.samples);
+      exchange_->BeginStage(stage.round, stage.samples, stage.fragment);
     }
     contributed_ = {.loss = period_.samples > 0 ? period_.loss / period_.samples : 0};
-    contributed_.train_seconds = absl::ToDoubleSeconds(exposure.start() - period_start_);
+    contributed_.train_seconds =
+        absl::ToDoubleSeconds(exposure.start() - period_start_ - std::exchange(waited_, {}));
     contributed_.rate = rate_;
     period_ = LossPart();
     period_start_ = exposure.start();
@@ -621,7 +635,20 @@ class Trainer {
     CADRE_ASSIGN_OR_RETURN(result.digest, replica_->GroupDigest());
     CADRE_RETURN_IF_ERROR(GatherPart());
     exchange_->AdoptInitial();
+    has_version_ = true;
     *event = result;
+    return absl::OkStatus();
+  }
+
+  // A collective. A rank that has just begun has version 0, unless the run starts from a
+  // checkpoint, because the weights of a new replica are those of the run's seed. So the frames of
+  // all versions are enough for it, if the shards still keep them.
+  absl::Status OfferInitial() {
+    const bool frames = CodingOf(spec_.averaging().down()) && spec_.checkpoint().from().empty();
+    if (!frames || has_version_) return absl::OkStatus();
+    CADRE_RETURN_IF_ERROR(replica_->FetchOwned());
+    CADRE_RETURN_IF_ERROR(GatherPart());
+    exchange_->AdoptInitial();
     return absl::OkStatus();
   }
 
@@ -631,7 +658,10 @@ class Trainer {
 
   absl::Status Do(const RankProtocol::Pull& pull, std::optional<RankProtocol::Event>* event) {
     Exposure exposure(*this);
-    if (!exchange_->begun()) exchange_->BeginPull(pull.version);
+    if (!exchange_->begun()) {
+      CADRE_RETURN_IF_ERROR(OfferInitial());
+      exchange_->BeginPull(pull.version);
+    }
     if (pull.background) {
       *event = RankProtocol::Unfinished{};
       return absl::OkStatus();
@@ -639,6 +669,7 @@ class Trainer {
     Traffic traffic;
     progress_.Enter(v1::ACTIVITY_EXCHANGING);
     CADRE_RETURN_IF_ERROR(FinishPull(pull.included, &traffic));
+    has_version_ = true;
     RankProtocol::Pulled result;
     std::vector<bool> leaving;
     CADRE_RETURN_IF_ERROR(SumTraffic(traffic, &result, &leaving));
@@ -740,6 +771,8 @@ class Trainer {
   Owned part_;
   std::optional<Regroup> regroup_;
   std::unique_ptr<ShardExchange> exchange_;
+  // The group has adopted a version.
+  bool has_version_ = false;
   std::unique_ptr<RunCheckpoints> checkpoints_;
   std::unique_ptr<BatchLoader> loader_;
   // First step of the division that the loader follows.
@@ -755,8 +788,9 @@ class Trainer {
   absl::Time period_start_;
   // Of the newest contribution.
   RankProtocol::Staged contributed_;
-  // Time in which the newest round has kept the group from training.
+  // Time in which the newest round has kept the group from training; the same since period_start_.
   absl::Duration exposed_;
+  absl::Duration waited_;
   // Loss and steps since the last report.
   LossPart reported_;
   uint32_t reported_steps_ = 0;

@@ -246,6 +246,38 @@ TEST_F(RankProtocolTest, OverlapEndsWithTheRun) {
   EXPECT_FALSE(last.background);
 }
 
+// The whole version is adopted, and the group's values of other fragments are restored afterwards.
+TEST_F(RankProtocolTest, GroupKeepsTheOtherFragments) {
+  assignment_.mutable_spec()->mutable_averaging()->mutable_fragments()->set_count(2);
+  P::Started started = StartTo(24);
+  started.start.set_fragment(1);
+  EXPECT_FALSE(Expect<P::Train>(started).resumes);
+  const auto first = Expect<P::Stage>(P::Trained{});
+  EXPECT_EQ(first.fragment, 1U);
+  EXPECT_FALSE(first.background);
+  Expect<P::AwaitDecision>(P::Staged{});
+  v1::Decision decision = Version(3, 24, 26);
+  decision.set_fragment(2);
+  Expect<P::Pull>(P::Decided{decision});
+  Expect<P::Keep>(P::Pulled{.digest = 77});
+  EXPECT_TRUE(Expect<P::Train>(P::Kept{}).resumes);
+  ASSERT_EQ(actions_.size(), 2U);
+  EXPECT_EQ(std::get<P::Merge>(actions_.front()).step, 24U);
+  EXPECT_EQ(Expect<P::Stage>(P::Trained{}).fragment, 2U);
+  Expect<P::AwaitDecision>(P::Staged{});
+  // The last round exchanges the whole model.
+  Expect<P::Pull>(P::Decided{Version(4, 26, 28)});
+  Expect<P::Keep>(P::Pulled{.digest = 77});
+  Expect<P::Train>(P::Kept{});
+  EXPECT_EQ(actions_.size(), 2U);
+  EXPECT_EQ(Expect<P::Stage>(P::Trained{}).fragment, 0U);
+  Expect<P::AwaitDecision>(P::Staged{});
+  Expect<P::Pull>(P::Decided{Version(5, 28, 30)});
+  Expect<P::Keep>(P::Pulled{.digest = 77});
+  Expect<P::Train>(P::Kept{});
+  EXPECT_EQ(actions_.size(), 1U) << "nothing is left to merge";
+}
+
 // Their samples now belong to other groups.
 TEST_F(RankProtocolTest, NewDivisionDiscardsStepsSinceTheBoundary) {
   assignment_.mutable_spec()->mutable_averaging()->mutable_overlap()->set_steps(2);
