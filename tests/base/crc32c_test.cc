@@ -47,5 +47,22 @@ TEST(Crc32cTest, EveryLengthAndAlignment) {
   EXPECT_EQ(Crc32c(bytes), Slow(bytes));
 }
 
+TEST(Crc32cTest, PartsAddUpInAnyOrder) {
+  std::string bytes;
+  for (int i = 0; i < 3000; ++i) bytes.push_back(i * 31 + i / 256);
+  const absl::string_view text = bytes;
+  for (const size_t first : {0, 1, 5, 1024, 2999}) {
+    for (const size_t second : {first, (first + 3000) / 2, size_t{3000}}) {
+      const uint32_t last = CrcShare(Crc32c(text.substr(second)), 0);
+      const uint32_t middle = CrcShare(Crc32c(text.substr(first, second - first)), 3000 - second);
+      EXPECT_EQ(last ^ middle ^ CrcShare(Crc32c(text.substr(0, first)), 3000 - first), Crc32c(text))
+          << first << " " << second;
+    }
+  }
+  // More bytes than 32 bits count.
+  const uint64_t many = (uint64_t{5} << 32) + 77;
+  EXPECT_EQ(CrcShare(CrcShare(0x12345678U, many - 1000), 1000), CrcShare(0x12345678U, many));
+}
+
 }  // namespace
 }  // namespace cadre
