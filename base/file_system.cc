@@ -22,6 +22,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr uint64_t kPageBytes = 4096;
+
 class PosixFile : public File {
  public:
   PosixFile(int fd, std::string path) : fd_(fd), path_(std::move(path)) {}
@@ -66,6 +68,13 @@ class PosixFile : public File {
     struct stat info;
     if (fstat(fd_, &info) != 0) return ErrnoStatus(errno, "look at", path_);
     return info.st_size;
+  }
+
+  void BeginSync(uint64_t offset, uint64_t bytes) override {
+    // The last page is left to the write that completes it.
+    const uint64_t begin = offset / kPageBytes * kPageBytes;
+    const uint64_t end = (offset + bytes) / kPageBytes * kPageBytes;
+    if (begin < end) sync_file_range(fd_, begin, end - begin, SYNC_FILE_RANGE_WRITE);
   }
 
   absl::Status Sync() override {

@@ -33,6 +33,9 @@ class File {
   virtual absl::StatusOr<size_t> ReadAt(uint64_t offset, std::span<char> first,
                                         std::span<char> second) const = 0;
   virtual absl::StatusOr<uint64_t> Size() const = 0;
+  // Has these bytes written to the disk while the process goes on, so that Sync has less to wait
+  // for. A hint: Sync is still required.
+  virtual void BeginSync(uint64_t /*offset*/, uint64_t /*bytes*/) {}
   // Reports the errors of all writes before it, so that the destructor has none to report. After an
   // error the writes since the last success may be lost, although a later call succeeds.
   virtual absl::Status Sync() = 0;
