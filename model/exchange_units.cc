@@ -56,13 +56,24 @@ Interval ExchangeUnits::PartOf(int64_t part, int64_t parts) const {
   return {cut(part), cut(part + 1)};
 }
 
-// A stripe is a number of consecutive units, and fragment f has every fragments-th stripe.
+int64_t ExchangeUnits::UnitsOfStripe(uint32_t fragments) const {
+  if (fragments == 1) return std::ssize(units_);
+  const int64_t stripes = int64_t{fragments} * kStripes;
+  return (std::ssize(units_) + stripes - 1) / stripes;
+}
+
+int64_t ExchangeUnits::StripeEnd(int64_t position, uint32_t fragments) const {
+  const int64_t unit = In({0, position + 1}).size() - 1;
+  const int64_t stripe = UnitsOfStripe(fragments);
+  const int64_t next = (unit / stripe + 1) * stripe;
+  return next < std::ssize(units_) ? units_[next].positions.begin : size_;
+}
+
 std::vector<Interval> ExchangeUnits::FragmentIn(Interval part, uint32_t fragment,
                                                 uint32_t fragments) const {
   if (part.empty()) return {};
   if (fragment == 0) return {part};
-  const int64_t of_all = int64_t{fragments} * kStripes;
-  const int64_t stripe = (std::ssize(units_) + of_all - 1) / of_all;
+  const int64_t stripe = UnitsOfStripe(fragments);
   const std::span<const ExchangeUnit> units = In(part);
   const int64_t first = units.data() - units_.data();
   std::vector<Interval> intervals;

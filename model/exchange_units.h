@@ -47,11 +47,17 @@ class ExchangeUnits {
   // The part `part` of `parts` of the model, cut at borders. Their sizes differ by less than two
   // units.
   Interval PartOf(int64_t part, int64_t parts) const;
+  // The end of the stripe of a fragment that contains the position; the size of the model if there
+  // is one fragment only.
+  int64_t StripeEnd(int64_t position, uint32_t fragments) const;
   // What `part` has of a fragment, in order: no interval is empty or adjacent to the next.
   // Requires: IsBorder of the ends of `part`; fragment <= fragments.
   std::vector<Interval> FragmentIn(Interval part, uint32_t fragment, uint32_t fragments) const;
 
  private:
+  // The number of consecutive units in a stripe. Fragment f has every fragments-th stripe.
+  int64_t UnitsOfStripe(uint32_t fragments) const;
+
   std::vector<ExchangeUnit> units_;
   int64_t size_ = 0;
 };

@@ -10,6 +10,11 @@
 // every block is undamaged and that the file ends after the last one.
 //
 // CRC32C detects all errors of up to 32 consecutive bits and all but 2^-32 of the others.
+//
+// Threads that read or write a file together cut it where their work requires it and not at its
+// blocks. The CRC of a block is the XOR of the shares of its parts (base/crc32c.h), so each part is
+// checked when it is in the cache of its thread anyway, and no thread waits for another. A scan
+// therefore knows only at its end whether what it has read is undamaged.
 #include "server/block_file.h"
 
 #include <algorithm>
@@ -58,6 +63,23 @@ std::string Encode(const BlockFileHead& head) {
   fixed.meta_bytes = static_cast<uint32_t>(head.meta.size());
   fixed.crc = HeadCrc(fixed, head.meta);
   return absl::StrCat(Bytes(fixed), head.meta);
+}
+
+absl::string_view AsText(const uint32_t& number) {
+  return {reinterpret_cast<const char*>(&number), sizeof(number)};
+}
+
+// Calls use(index, inside, part) with the parts of `data` that lie in one block each.
+template <typename Data, typename Use>
+absl::Status ForEachPart(uint64_t block_bytes, uint64_t offset, Data data, const Use& use) {
+  while (!data.empty()) {
+    const uint64_t inside = offset % block_bytes;
+    const Data part(data.data(), std::min<uint64_t>(data.size(), block_bytes - inside));
+    CADRE_RETURN_IF_ERROR(use(offset / block_bytes, inside, part));
+    data = Data(data.data() + part.size(), data.size() - part.size());
+    offset += part.size();
+  }
+  return absl::OkStatus();
 }
 
 absl::Status Damaged(const std::string& path, absl::string_view what) {
@@ -115,8 +137,19 @@ uint64_t BlockFile::Position(uint64_t index) const {
 }
 
 absl::Status BlockFile::WriteBlock(uint64_t index, absl::string_view data, uint32_t crc) {
-  const absl::string_view check(reinterpret_cast<const char*>(&crc), sizeof(crc));
-  return file_->WriteAt(Position(index), check, data);
+  CADRE_RETURN_IF_ERROR(file_->WriteAt(Position(index), AsText(crc), data));
+  file_->BeginSync(Position(index), sizeof(crc) + data.size());
+  return absl::OkStatus();
+}
+
+absl::Status BlockFile::WritePart(uint64_t index, uint64_t inside, absl::string_view data) {
+  return file_->WriteAt(Position(index) + sizeof(uint32_t) + inside, data, "");
+}
+
+absl::Status BlockFile::WriteCrc(uint64_t index, uint32_t crc) {
+  CADRE_RETURN_IF_ERROR(file_->WriteAt(Position(index), AsText(crc), ""));
+  file_->BeginSync(Position(index), sizeof(crc) + head_.block_bytes);
+  return absl::OkStatus();
 }
 
 absl::Status BlockFile::RewriteHead(std::string meta, uint64_t data_bytes) {
@@ -127,32 +160,33 @@ absl::Status BlockFile::RewriteHead(std::string meta, uint64_t data_bytes) {
 
 absl::Status BlockFile::Sync() { return file_->Sync(); }
 
+absl::Status BlockFile::ReadPart(uint64_t index, uint64_t inside, std::span<char> data,
+                                 uint32_t* crc) const {
+  std::span<char> check;
+  uint64_t position = Position(index);
+  if (inside == 0) {
+    check = {reinterpret_cast<char*>(crc), sizeof(*crc)};
+  } else {
+    position += sizeof(*crc) + inside;
+  }
+  CADRE_ASSIGN_OR_RETURN(const size_t n, file_->ReadAt(position, check, data));
+  if (n == check.size() + data.size()) return absl::OkStatus();
+  return Damaged(path_, absl::StrCat("block ", index, " of ", head_.blocks(), " is truncated"));
+}
+
 absl::Status BlockFile::ReadBlock(uint64_t index, std::span<char> data) const {
   uint32_t crc = 0;
-  CADRE_ASSIGN_OR_RETURN(
-      const size_t n,
-      file_->ReadAt(Position(index), {reinterpret_cast<char*>(&crc), sizeof(crc)}, data));
-  if (n != sizeof(crc) + data.size()) {
-    return Damaged(path_, absl::StrCat("block ", index, " of ", head_.blocks(), " is truncated"));
-  }
-  if (Crc32c({data.data(), data.size()}) != crc) {
-    return Damaged(path_, absl::StrCat("block ", index, " of ", head_.blocks(), " is damaged"));
-  }
-  return absl::OkStatus();
+  CADRE_RETURN_IF_ERROR(ReadPart(index, 0, data, &crc));
+  if (Crc32c({data.data(), data.size()}) == crc) return absl::OkStatus();
+  return Damaged(path_, absl::StrCat("block ", index, " of ", head_.blocks(), " is damaged"));
 }
 
 absl::Status BlockFile::ReadUnchecked(uint64_t offset, std::span<char> data) const {
-  while (!data.empty()) {
-    const uint64_t index = offset / head_.block_bytes;
-    const uint64_t inside = offset % head_.block_bytes;
-    const size_t size = std::min<uint64_t>(data.size(), head_.block_bytes - inside);
-    const uint64_t position = Position(index) + sizeof(uint32_t) + inside;
-    CADRE_ASSIGN_OR_RETURN(const size_t n, file_->ReadAt(position, data.first(size), {}));
-    if (n != size) return Damaged(path_, absl::StrCat("block ", index, " is truncated"));
-    data = data.subspan(size);
-    offset += size;
-  }
-  return absl::OkStatus();
+  return ForEachPart(head_.block_bytes, offset, data,
+                     [&](uint64_t index, uint64_t inside, std::span<char> part) {
+                       uint32_t ignored = 0;
+                       return ReadPart(index, inside, part, &ignored);
+                     });
 }
 
 absl::StatusOr<uint64_t> BlockFile::CountWholeBlocks() const {
@@ -170,35 +204,70 @@ absl::Status BlockFile::Verify() const {
   for (uint64_t index = 0; index < head_.blocks(); ++index) {
     CADRE_RETURN_IF_ERROR(ReadBlock(index, {buffer.data(), head_.BytesOf(index)}));
   }
+  return CheckSize();
+}
+
+absl::Status BlockFile::CheckSize() const {
   CADRE_ASSIGN_OR_RETURN(const uint64_t actual, file_->Size());
   const uint64_t size =
       sizeof(FixedHead) + head_.meta.size() + head_.data_bytes + head_.blocks() * sizeof(uint32_t);
-  if (actual != size) return Damaged(path_, "has bytes after its end");
+  if (actual < size) return Damaged(path_, "is truncated");
+  if (actual > size) return Damaged(path_, "has bytes after its end");
   return absl::OkStatus();
 }
 
-absl::Status BlockWriter::Append(absl::string_view data) {
-  const size_t block_bytes = file_->head().block_bytes;
-  while (!data.empty()) {
-    const size_t n = std::min(data.size(), block_bytes - block_.size());
-    block_.append(data.data(), n);
-    data.remove_prefix(n);
-    if (block_.size() == block_bytes) CADRE_RETURN_IF_ERROR(Flush());
+BlockWriter::BlockWriter(std::unique_ptr<BlockFile> file, uint64_t max_bytes)
+    : file_(std::move(file)), blocks_(max_bytes / file_->head().block_bytes + 1) {}
+
+absl::Status BlockWriter::Write(uint64_t offset, absl::string_view data) {
+  const uint32_t block_bytes = file_->head().block_bytes;
+  return ForEachPart(block_bytes, offset, data,
+                     [&](uint64_t index, uint64_t inside, absl::string_view part) -> absl::Status {
+                       if (part.size() == block_bytes)
+                         return file_->WriteBlock(index, part, Crc32c(part));
+                       CADRE_RETURN_IF_ERROR(file_->WritePart(index, inside, part));
+                       Block& block = blocks_[index];
+                       block.crc ^= CrcShare(Crc32c(part), block_bytes - inside - part.size());
+                       const auto size = static_cast<uint32_t>(part.size());
+                       if (block.bytes.fetch_add(size) + size != block_bytes)
+                         return absl::OkStatus();
+                       return file_->WriteCrc(index, block.crc);
+                     });
+}
+
+absl::Status BlockWriter::Finish(std::string meta, uint64_t data_bytes) {
+  CADRE_RETURN_IF_ERROR(file_->RewriteHead(std::move(meta), data_bytes));
+  // Where the last block ends was not known when its parts were written.
+  const uint64_t last = data_bytes / file_->head().block_bytes;
+  if (last < file_->head().blocks()) {
+    std::vector<char> data(file_->head().BytesOf(last));
+    CADRE_RETURN_IF_ERROR(file_->ReadUnchecked(last * file_->head().block_bytes, data));
+    CADRE_RETURN_IF_ERROR(file_->WriteCrc(last, Crc32c({data.data(), data.size()})));
   }
-  return absl::OkStatus();
-}
-
-absl::Status BlockWriter::Flush() {
-  CADRE_RETURN_IF_ERROR(file_->WriteBlock(blocks_++, block_, Crc32c(block_)));
-  block_.clear();
-  return absl::OkStatus();
-}
-
-absl::Status BlockWriter::Finish(std::string meta) {
-  const uint64_t bytes = blocks_ * file_->head().block_bytes + block_.size();
-  if (!block_.empty()) CADRE_RETURN_IF_ERROR(Flush());
-  CADRE_RETURN_IF_ERROR(file_->RewriteHead(std::move(meta), bytes));
   return file_->Sync();
+}
+
+BlockScan::BlockScan(std::unique_ptr<BlockFile> file)
+    : file_(std::move(file)), differences_(file_->head().blocks()) {}
+
+absl::Status BlockScan::Read(uint64_t offset, std::span<char> data) {
+  return ForEachPart(file_->head().block_bytes, offset, data,
+                     [&](uint64_t index, uint64_t inside, std::span<char> part) -> absl::Status {
+                       uint32_t crc = 0;
+                       CADRE_RETURN_IF_ERROR(file_->ReadPart(index, inside, part, &crc));
+                       const uint64_t end = inside + part.size();
+                       differences_[index] ^= crc ^ CrcShare(Crc32c({part.data(), part.size()}),
+                                                             file_->head().BytesOf(index) - end);
+                       return absl::OkStatus();
+                     });
+}
+
+absl::Status BlockScan::Check() const {
+  const auto damaged = std::find_if(differences_.begin(), differences_.end(),
+                                    [](const auto& difference) { return difference != 0; });
+  if (damaged == differences_.end()) return file_->CheckSize();
+  return Damaged(file_->path(), absl::StrCat("block ", damaged - differences_.begin(), " of ",
+                                             differences_.size(), " is damaged"));
 }
 
 // A pull may read ranges in any order, but usually they ascend and are much smaller than a block.

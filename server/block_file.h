@@ -1,6 +1,7 @@
 // A file of numbered blocks with a CRC32C each, after a header with the size of the complete file;
-// truncation and damage are detected when a block is read. And a reader of such a file by position,
-// for the versions of a shard.
+// truncation and damage are detected when a block is read. And, for such files, a writer and a
+// scan in pieces, which several threads share, and a reader by position, for the versions of a
+// shard.
 //
 //   header  magic, sizes, meta (bytes that the caller defines), CRC32C of all of these
 //   block   CRC32C, data; all blocks but the last have block_bytes
@@ -11,6 +12,7 @@
 // Errors: DataLoss names the file and the block; ResourceExhausted for a full disk.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -66,13 +68,19 @@ class BlockFile {
 
   // Reads and checks a block. Requires: data has head().BytesOf(index) bytes.
   absl::Status ReadBlock(uint64_t index, std::span<char> data) const;
-  // Reads bytes [offset, offset + data.size()) of the data without a check, for blocks that were
-  // checked before.
+  // Reads bytes [offset, offset + data.size()) of the data without a check.
   absl::Status ReadUnchecked(uint64_t offset, std::span<char> data) const;
+  // Reads bytes of a block from `inside` on without a check, and, if that is 0, its CRC.
+  absl::Status ReadPart(uint64_t index, uint64_t inside, std::span<char> data, uint32_t* crc) const;
+  // Writes bytes of a block, and its CRC, which must follow when the block is complete.
+  absl::Status WritePart(uint64_t index, uint64_t inside, absl::string_view data);
+  absl::Status WriteCrc(uint64_t index, uint32_t crc);
   // Number of leading blocks that are complete and undamaged.
   absl::StatusOr<uint64_t> CountWholeBlocks() const;
   // OK if all blocks are complete and undamaged, and no bytes follow.
   absl::Status Verify() const;
+  // OK if no bytes follow the last block, and none are missing.
+  absl::Status CheckSize() const;
 
  private:
   BlockFile(std::unique_ptr<File> file, std::string path, BlockFileHead head);
@@ -84,32 +92,58 @@ class BlockFile {
   BlockFileHead head_;
 };
 
-// Writes the blocks of a new file in order, from data of any size.
+// Writes a new file from data in pieces of any size and order.
 //
-// Owns the file. Thread-compatible.
+// Owns the file. Thread-safe, but Finish must follow all other calls.
 class BlockWriter {
  public:
-  // Requires: no block of the file has been written.
-  explicit BlockWriter(std::unique_ptr<BlockFile> file) : file_(std::move(file)) {}
+  // Requires: no block of the file has been written; `max_bytes` limits the offsets.
+  BlockWriter(std::unique_ptr<BlockFile> file, uint64_t max_bytes);
 
-  absl::Status Append(absl::string_view data);
-  // Writes the last block and the header, and makes the file durable. Requires: meta has the size
-  // of the file's.
-  absl::Status Finish(std::string meta);
+  // Writes the data at `offset` of that of the file. Requires: no byte is written twice.
+  absl::Status Write(uint64_t offset, absl::string_view data);
+  // Writes the header and makes the file durable. Requires: the bytes before `data_bytes` are
+  // written, and no others; meta has the size of the file's.
+  absl::Status Finish(std::string meta, uint64_t data_bytes);
 
   const std::string& path() const { return file_->path(); }
 
  private:
-  absl::Status Flush();
+  // XOR of the shares (CrcShare) of the parts that are written, and the number of their bytes.
+  struct Block {
+    std::atomic<uint32_t> crc = 0;
+    std::atomic<uint32_t> bytes = 0;
+  };
 
   const std::unique_ptr<BlockFile> file_;
-  // Data of the next block.
-  std::string block_;
-  uint64_t blocks_ = 0;
+  std::vector<Block> blocks_;
 };
 
-// Reads one version of one shard from its file and checks every block. Also reads other files of
-// elements of 4 bytes, by their number.
+// Reads blocks of a file once, in pieces of any size and order, and checks them in the same pass:
+// what was read is known to be undamaged once Check has returned OK.
+//
+// Owns the file. Thread-safe, but Check must follow all other calls.
+class BlockScan {
+ public:
+  explicit BlockScan(std::unique_ptr<BlockFile> file);
+
+  const BlockFile& file() const { return *file_; }
+
+  // Reads the bytes at `offset` of the data. Requires: they are inside.
+  absl::Status Read(uint64_t offset, std::span<char> data);
+  // DataLoss naming the first block whose bytes, as they were read, do not have its CRC. Requires:
+  // of each block, all bytes or none have been read, and none twice.
+  absl::Status Check() const;
+
+ private:
+  const std::unique_ptr<BlockFile> file_;
+  // By block: XOR of its CRC and of the shares (CrcShare) of the parts that were read; 0 for a
+  // whole and undamaged block.
+  std::vector<std::atomic<uint32_t>> differences_;
+};
+
+// Reads parts of one version of one shard from its file and checks every block before its values
+// are returned. Also reads other files of elements of 4 bytes, by their number.
 //
 // Owns the open file, so a version that is removed meanwhile stays readable. Thread-compatible.
 class VersionReader {

@@ -636,7 +636,9 @@ Decision<StageGrant> Ledger::Stage(const v1::ContributionHeader& header) {
   if (header.codec() != v1::CODEC_FP32) {
     grant.coding = run.terms.up;
     grant.units = run.terms.units;
+    grant.fragments = run.terms.fragments;
     grant.spans = staged->second.spans;
+    grant.shard = run.span;
   }
   return grant;
 }
@@ -683,10 +685,12 @@ bool Ledger::ChunkStored(const ContributionKey& key, uint64_t attempt) {
   return found != nullptr && ++found->stored_chunks == found->chunks;
 }
 
-bool Ledger::ContributionDurable(const ContributionKey& key, uint64_t attempt) {
+bool Ledger::ContributionDurable(const ContributionKey& key, uint64_t attempt,
+                                 std::shared_ptr<const FrameIndex> frame) {
   Contribution* const found = Find(key, attempt);
   if (found == nullptr || found->stored_chunks != found->chunks) return false;
   found->durable = true;
+  found->frame = std::move(frame);
   return true;
 }
 
@@ -739,7 +743,7 @@ std::variant<GroupSource, Incomplete, Refused> Ledger::CoverShard(
     }
     int64_t offset = 0;
     for (const Interval& span : contribution.spans) {
-      source.segments.push_back({key, span, offset});
+      source.segments.push_back({key, span, offset, contribution.frame});
       offset += span.size();
     }
   }
@@ -816,9 +820,15 @@ ApplyDecision Ledger::BeginApply(const v1::Apply& apply) {
     samples.push_back(participant.samples());
   }
   const std::vector<float> weights = MeanWeights(samples);
-  ApplyPlan plan{
-      run.terms.run,        apply.round(),   run.span, ExchangedOf(run, apply.fragment()), {},
-      run.terms.statistics, run.terms.units, apply};
+  ApplyPlan plan{run.terms.run,
+                 apply.round(),
+                 run.span,
+                 ExchangedOf(run, apply.fragment()),
+                 {},
+                 run.terms.statistics,
+                 run.terms.units,
+                 run.terms.fragments,
+                 apply};
   Incomplete missing;
   for (int i = 0; i < apply.participants_size(); ++i) {
     auto source = CoverShard(run, apply, apply.participants(i));

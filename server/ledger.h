@@ -55,6 +55,7 @@
 #include "model/exchange_units.h"
 #include "proto/cadre/v1/membership.pb.h"
 #include "proto/cadre/v1/rounds.pb.h"
+#include "server/frame_index.h"
 #include "server/mean.h"
 #include "tensor/interval.h"
 
@@ -151,10 +152,13 @@ struct StageGrant {
   uint32_t next_chunk = 0;
   uint32_t chunks = 0;
   int64_t elements = 0;
-  // If the contribution is a frame: its coding, the units of the model and its intervals.
+  // If the contribution is a frame: its coding, the units of the model, its intervals and the
+  // interval of the shard.
   std::optional<v1::Coding> coding;
   std::shared_ptr<const ExchangeUnits> units;
+  uint32_t fragments = 1;
   std::vector<Interval> spans;
+  Interval shard;
 };
 
 // States that the values at positions `span` of the model are in contribution `key`, from its
@@ -164,6 +168,8 @@ struct SourceSegment {
   ContributionKey key;
   Interval span;
   int64_t offset = 0;
+  // Of a frame that this process has received, else null.
+  std::shared_ptr<const FrameIndex> frame = nullptr;
 };
 
 // One group's model as segments of its contributions, in the order of positions.
@@ -187,6 +193,7 @@ struct ApplyPlan {
   std::vector<Interval> statistics;
   // As in RunTerms.
   std::shared_ptr<const ExchangeUnits> units;
+  uint32_t fragments = 1;
   // The order that the plan executes, to be stored with the version.
   v1::Apply order;
 };
@@ -296,9 +303,10 @@ class Ledger {
                                     int64_t bytes, bool crc_fits) const;
   // The next chunk was written. Returns whether it was the last.
   bool ChunkStored(const ContributionKey& key, uint64_t attempt);
-  // All chunks are durable; Apply may now use the contribution. Returns false if the contribution
-  // was dropped or belongs to another stream.
-  bool ContributionDurable(const ContributionKey& key, uint64_t attempt);
+  // All chunks are durable; Apply may now use the contribution. `frame`: of a frame, else null.
+  // Returns false if the contribution was dropped or belongs to another stream.
+  bool ContributionDurable(const ContributionKey& key, uint64_t attempt,
+                           std::shared_ptr<const FrameIndex> frame = nullptr);
   // The chunks could not be made durable: unless they were before, the contribution must be staged
   // again, also by a later stream, because it has resumed after the chunks that are lost. Returns
   // it for deletion.
@@ -329,6 +337,7 @@ class Ledger {
     uint32_t stored_chunks = 0;
     bool durable = false;
     uint64_t attempt = 0;
+    std::shared_ptr<const FrameIndex> frame;
   };
   struct Run {
     RunTerms terms;

@@ -43,25 +43,22 @@ struct DiscrepancyTerms {
   double displacement = std::numeric_limits<double>::quiet_NaN();
 };
 
-// Computes the two sums block by block over the positions of a shard. Thread-compatible.
+// Computes the two sums of a block of positions. Thread-compatible.
 //
-//   for each block: sums.Begin(before); for each group: sums.Add(weight, x); sums.End();
-//   sums.Total()
+//   sums.Begin(before); for each group: sums.Add(weight, x); terms = sums.End();
 class DiscrepancySums {
  public:
+  // Number of independent partial sums, so that additions do not wait for one another.
+  static constexpr size_t kLanes = 8;
+
   // Starts a block with the values of the previous version, which must stay valid until End.
   void Begin(std::span<const float> before);
   // The next group's values at the same positions. Requires: weight >= 0, x as long as `before`.
   void Add(double weight, std::span<const float> x);
-  // Requires: at least one weight is above 0.
-  void End();
-
-  // Sums over all blocks so far; 0 and 0 before the first.
-  DiscrepancyTerms Total() const { return {variance_, displacement_}; }
+  // The sums over the block. Requires: at least one weight is above 0.
+  DiscrepancyTerms End() const;
 
  private:
-  // Number of independent partial sums, so that additions do not wait for one another.
-  static constexpr size_t kLanes = 8;
   using Lanes = std::array<double, kLanes>;
 
   std::span<const float> before_;
@@ -69,8 +66,6 @@ class DiscrepancySums {
   std::vector<double> mean_;
   double weight_ = 0;
   Lanes squares_ = {};
-  double variance_ = 0;
-  double displacement_ = 0;
 };
 
 }  // namespace cadre

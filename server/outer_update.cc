@@ -56,6 +56,49 @@ void Delayed(Settings s, float rounds, const float* x, float* m, float* b, float
   }
 }
 
+// Of the sums, one for each lane, so that additions do not wait for one another.
+constexpr size_t kLanes = 8;
+
+struct Lanes {
+  double change_squared[kLanes] = {};
+  double momentum_squared[kLanes] = {};
+  double product[kLanes] = {};
+};
+
+// Requires: n <= kLanes.
+inline void AddTerms(const float* __restrict x, const float* __restrict m,
+                     const float* __restrict b, size_t n, Lanes& lanes) {
+  for (size_t i = 0; i < n; ++i) {
+    const double d = static_cast<double>(m[i]) - static_cast<double>(x[i]);
+    const double momentum = b[i];
+    lanes.change_squared[i] += d * d;
+    lanes.momentum_squared[i] += momentum * momentum;
+    lanes.product[i] += d * momentum;
+  }
+}
+
+CADRE_VECTOR_LOOP
+void AddToLanes(const float* x, const float* m, const float* b, size_t n, Lanes* lanes) {
+  Lanes sums = *lanes;
+  const size_t whole = n / kLanes * kLanes;
+  for (size_t i = 0; i < whole; i += kLanes) AddTerms(x + i, m + i, b + i, kLanes, sums);
+  AddTerms(x + whole, m + whole, b + whole, n - whole, sums);
+  *lanes = sums;
+}
+
+v1::OuterSums SumsOf(const float* before, const float* mean, const float* momentum, size_t n) {
+  Lanes lanes;
+  AddToLanes(before, mean, momentum, n, &lanes);
+  const auto sum = [](std::span<const double> terms) {
+    return std::accumulate(terms.begin(), terms.end(), 0.0);
+  };
+  v1::OuterSums sums;
+  sums.set_change_squared(sum(lanes.change_squared));
+  sums.set_momentum_squared(sum(lanes.momentum_squared));
+  sums.set_product(sum(lanes.product));
+  return sums;
+}
+
 }  // namespace
 
 OuterUpdate::OuterUpdate(const v1::OuterStep& step, uint32_t round)
@@ -67,14 +110,14 @@ OuterUpdate::OuterUpdate(const v1::OuterStep& step, uint32_t round)
       every_rounds_(static_cast<float>(step.optimizer().nesterov().every_rounds())),
       updates_momentum_(states_ == 1 || round % step.optimizer().nesterov().every_rounds() == 0) {}
 
-void OuterUpdate::Update(std::span<const float> before, std::span<float> values,
-                         std::array<std::span<float>, 2> states) {
+v1::OuterSums OuterUpdate::Update(std::span<const float> before, std::span<float> values,
+                                  std::array<std::span<float>, 2> states) const {
   const Settings settings{learning_rate_, momentum_};
   const size_t n = values.size();
   const float* const x = before.data();
   float* const m = values.data();
   float* const momentum = states[0].data();
-  AddSums(x, m, momentum, n);
+  v1::OuterSums sums = SumsOf(x, m, momentum, n);
   if (slowmo_ && rate_ == 0) {
     // The groups have not changed anything in their last step, so that d cannot be scaled.
   } else if (slowmo_) {
@@ -86,27 +129,13 @@ void OuterUpdate::Update(std::span<const float> before, std::span<float> values,
   } else {
     Accumulate(settings, x, m, states[1].data(), n);
   }
-}
-
-void OuterUpdate::AddSums(const float* before, const float* mean, const float* momentum, size_t n) {
-  for (size_t i = 0; i < n; ++i) {
-    const double d = static_cast<double>(mean[i]) - static_cast<double>(before[i]);
-    const double b = momentum[i];
-    change_squared_[i % kLanes] += d * d;
-    momentum_squared_[i % kLanes] += b * b;
-    product_[i % kLanes] += d * b;
-  }
-}
-
-v1::OuterSums OuterUpdate::sums() const {
-  const auto sum = [](const Lanes& lanes) {
-    return std::accumulate(lanes.begin(), lanes.end(), 0.0);
-  };
-  v1::OuterSums sums;
-  sums.set_change_squared(sum(change_squared_));
-  sums.set_momentum_squared(sum(momentum_squared_));
-  sums.set_product(sum(product_));
   return sums;
+}
+
+void AddSums(const v1::OuterSums& more, v1::OuterSums& sums) {
+  sums.set_change_squared(sums.change_squared() + more.change_squared());
+  sums.set_momentum_squared(sums.momentum_squared() + more.momentum_squared());
+  sums.set_product(sums.product() + more.product());
 }
 
 }  // namespace cadre

@@ -4,7 +4,7 @@
 // torch.optim.SGD(nesterov=True) on a CPU: the products with `momentum` and `learning_rate` are
 // fused with the sums that follow them, all other operations are rounded separately.
 //
-// Thread-compatible.
+// Immutable and thread-safe.
 #pragma once
 
 #include <array>
@@ -26,20 +26,12 @@ class OuterUpdate {
   int states() const { return states_; }
 
   // Replaces the means of values by their next version. `before`: their previous version.
-  // `states[i]`: state i, all zeros before the first round. Requires: equal sizes.
-  void Update(std::span<const float> before, std::span<float> values,
-              std::array<std::span<float>, 2> states);
-
-  // Over all values so far.
-  v1::OuterSums sums() const;
+  // `states[i]`: state i, all zeros before the first round. Requires: equal sizes. Returns the
+  // sums over these values.
+  v1::OuterSums Update(std::span<const float> before, std::span<float> values,
+                       std::array<std::span<float>, 2> states) const;
 
  private:
-  // Independent partial sums, so that additions do not wait for one another.
-  static constexpr size_t kLanes = 8;
-  using Lanes = std::array<double, kLanes>;
-
-  void AddSums(const float* before, const float* mean, const float* momentum, size_t n);
-
   int states_;
   bool slowmo_;
   float learning_rate_;
@@ -50,9 +42,9 @@ class OuterUpdate {
   // updates it.
   float every_rounds_;
   bool updates_momentum_;
-  Lanes change_squared_ = {};
-  Lanes momentum_squared_ = {};
-  Lanes product_ = {};
 };
+
+// Adds `more` to `sums`.
+void AddSums(const v1::OuterSums& more, v1::OuterSums& sums);
 
 }  // namespace cadre

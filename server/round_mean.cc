@@ -1,17 +1,19 @@
-// Applying a round reads every contribution twice: VerifyContribution checks all CRCs first, then
-// RoundMean reads the values without a check. One pass would be enough to compute the mean, but it
-// would find damage while a version is being written, when values of other contributions are
-// already in it: the version file would have to be discarded, and the damaged contribution be named
-// from inside a loop over positions. Two passes separate the decision whether the round may be
-// applied from the arithmetic. The second pass usually reads from the page cache, since the
-// contributions were staged shortly before. It costs one sequential read of the shard per group,
-// G * 4n/S bytes for G groups, n parameters and S shards.
+// Applying a round reads every contribution once. Its CRCs were checked when it arrived, and the
+// disk may have damaged it since, so they are checked again, but in the same pass: threads add up
+// what they read (BlockScan), and whether it was undamaged is known when all of it has been read.
+// Until then the version is a temporary file. If something is damaged, that file is dropped, and
+// only then are all inputs read a second time, to name the one that is to blame: a contribution is
+// reported as lost and staged again (shard_host.cc). Damage may have caused any other error before
+// the end, for example in a decoder, so these are treated in the same way.
 //
-// The mean is computed block by block (64 Ki positions) over all groups in group order, so memory
-// does not grow with the size of the model or the number of files. A group's values for a block may
-// lie in several contributions (one per rank) and several ranges of each. The plan's segments are
-// sorted by position, and each group keeps the index of its current segment, so reading is one
-// forward scan.
+// The round is computed stretch by stretch (64 Ki positions) over all groups in group order, by
+// several threads, each of which reads, checks, averages, updates and writes its own stretches. So
+// several reads are under way, most of the work is done in the caches of a core, and memory does
+// not grow with the size of the model or the number of files. A group's values for a stretch may
+// lie in several contributions (one per rank) and several ranges of each. Equal inputs give equal
+// bits with any number of threads: values depend on their own position alone or, if they are coded,
+// on their unit, and the sums over positions are made for each stretch and then added in the order
+// of stretches.
 //
 // The discrepancy (mean.h) needs the values of the previous version at the same positions, which
 // are read as well. It is a statistic for the status: if the previous version is missing or
@@ -23,23 +25,22 @@
 // x, the outer optimizer updates x, and the frame of the round codes x - y. The version becomes y
 // plus the decoded frame, which the groups compute in the same way, and the residual what the frame
 // has left out. So nothing is lost but postponed, as in MCM (Philippenko and Dieuleveut, NeurIPS
-// 2021). Statistics are exchanged as values, and have no residual.
+// 2021). Statistics are exchanged as values, and have no residual. A frame is decoded from the
+// beginning of every stretch (frame_index.h).
 #include "server/round_mean.h"
 
 #include <glog/logging.h>
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <utility>
 
-#include "base/crc32c.h"
 #include "base/status.h"
-#include "server/mean.h"
+#include "server/client/frame.h"
 
 namespace cadre {
 namespace {
-
-constexpr int64_t kStretch = 64 << 10;
 
 std::span<char> AsBytes(std::span<float> values) {
   return {reinterpret_cast<char*>(values.data()), values.size_bytes()};
@@ -51,202 +52,239 @@ absl::string_view AsText(std::span<const float> values) {
 
 }  // namespace
 
-int64_t StretchEnd(const ExchangeUnits* units, Interval span, std::span<const Interval> exchanged,
-                   int64_t begin) {
-  const auto after =
-      std::upper_bound(exchanged.begin(), exchanged.end(), begin,
-                       [](int64_t position, const Interval& i) { return position < i.end; });
-  if (after != exchanged.end()) span.end = begin < after->begin ? after->begin : after->end;
-  if (span.end - begin <= kStretch) return span.end;
-  return units == nullptr ? begin + kStretch : units->BorderAfter(begin + kStretch - kUnitSize);
-}
-
-RoundMean::RoundMean(const ApplyPlan& plan, Files files, std::unique_ptr<VersionReader> before,
+RoundMean::RoundMean(const ApplyPlan& plan, Files files, std::unique_ptr<BlockScan> before,
                      RoundUpdate* update)
-    : plan_(plan), files_(std::move(files)), statistics_(plan.statistics), update_(update) {
-  for (const GroupSource& source : plan.groups) groups_.push_back({.source = &source});
-  const bool fits = before != nullptr && before->span() == plan.span;
-  if (fits && (needs_before() || groups_.size() > 1)) reader_ = std::move(before);
+    : plan_(plan),
+      files_(std::move(files)),
+      update_(update),
+      before_(requires_before() || plan.groups.size() > 1 ? std::move(before) : nullptr) {
+  if (before_ != nullptr && plan.groups.size() > 1) discrepancy_ = {0, 0};
 }
 
-absl::Status RoundMean::Read(Group& group, int64_t first, std::span<float> out) const {
-  if (coded()) return ReadFrames(group, first, out);
-  while (!out.empty()) {
-    while (group.source->segments[group.segment].span.end <= first) ++group.segment;
-    const SourceSegment& segment = group.source->segments[group.segment];
-    const int64_t n = std::min(std::ssize(out), segment.span.end - first);
-    const int64_t offset = segment.offset + (first - segment.span.begin);
-    CADRE_RETURN_IF_ERROR(
-        files_.at(segment.key)->ReadUnchecked(offset * sizeof(float), AsBytes(out.first(n))));
-    first += n;
-    out = out.subspan(n);
+absl::Status RoundMean::Read(const GroupSource& group, Interval positions, Stretch& stretch) const {
+  auto segment = std::partition_point(
+      group.segments.begin(), group.segments.end(),
+      [&](const SourceSegment& each) { return each.span.end <= positions.begin; });
+  for (int64_t at = positions.begin; at < positions.end; ++segment) {
+    const Interval part{at, std::min(segment->span.end, positions.end)};
+    const std::span<float> out =
+        std::span(stretch.group_).subspan(at - positions.begin, part.size());
+    const Source& source = files_.at(segment->key);
+    if (coded()) {
+      CADRE_RETURN_IF_ERROR(ReadFrame(source, part, out, &stretch.frame_bytes_));
+    } else {
+      const int64_t offset = segment->offset + (at - segment->span.begin);
+      CADRE_RETURN_IF_ERROR(source.file->Read(offset * sizeof(float), AsBytes(out)));
+    }
+    at = part.end;
   }
   return absl::OkStatus();
 }
 
-absl::Status RoundMean::ReadFrames(Group& group, int64_t first, std::span<float> out) const {
-  for (const ExchangeUnit& unit : plan_.units->In({first, first + std::ssize(out)})) {
-    while (group.source->segments[group.segment].span.end <= unit.positions.begin) ++group.segment;
-    const ContributionKey& key = group.source->segments[group.segment].key;
-    const BlockFile& file = *files_.at(key);
-    const auto [reader, is_new] =
-        group.frames.try_emplace(key, CodecOf(plan_.order.up()), file.head().data_bytes,
-                                 [&file](uint64_t offset, std::span<char> bytes) {
-                                   return file.ReadUnchecked(offset, bytes);
-                                 });
-    const std::span<float> values =
-        out.subspan(unit.positions.begin - first, unit.positions.size());
-    CADRE_RETURN_IF_ERROR(reader->second.Next(unit, values));
-  }
-  return absl::OkStatus();
+absl::Status RoundMean::ReadFrame(const Source& source, Interval positions, std::span<float> out,
+                                  std::string* bytes) const {
+  const Interval part = source.frame->BytesOf(positions);
+  bytes->resize(part.size());
+  CADRE_RETURN_IF_ERROR(source.file->Read(part.begin, *bytes));
+  return DecodeFrame(plan_.units->In(positions), CodecOf(plan_.order.up()), *bytes, out);
 }
 
-absl::StatusOr<bool> RoundMean::ReadBefore(int64_t first, size_t size) {
-  if (reader_ == nullptr) return false;
-  before_.resize(size);
-  const absl::Status status = reader_->Read(first, AsBytes(before_));
-  if (needs_before()) CADRE_RETURN_IF_ERROR(status);
-  if (status.ok()) {
-    ClearStatistics(first, before_);
-    return true;
-  }
-  LOG(WARNING) << "the discrepancy of the round is unknown: " << status;
-  reader_.reset();
-  return false;
+absl::Status RoundMean::ReadBefore(Interval positions, Stretch& stretch) const {
+  stretch.before_.resize(positions.size());
+  stretch.before_status_ =
+      before_->Read((positions.begin - plan_.span.begin) * sizeof(float), AsBytes(stretch.before_));
+  ClearStatistics(positions, stretch.before_);
+  return requires_before() ? stretch.before_status_ : absl::OkStatus();
 }
 
 template <typename Use>
 void RoundMean::ForEachStatistic(Interval positions, const Use& use) const {
+  const std::vector<Interval>& statistics = plan_.statistics;
   auto statistic =
-      std::lower_bound(statistics_.begin(), statistics_.end(), positions.begin,
+      std::lower_bound(statistics.begin(), statistics.end(), positions.begin,
                        [](const Interval& s, int64_t position) { return s.end <= position; });
-  for (; statistic != statistics_.end() && statistic->begin < positions.end; ++statistic) {
+  for (; statistic != statistics.end() && statistic->begin < positions.end; ++statistic) {
     const Interval part = Intersect(*statistic, positions);
     use(Interval{part.begin - positions.begin, part.end - positions.begin});
   }
 }
 
-void RoundMean::ClearStatistics(int64_t first, std::span<float> values) const {
-  ForEachStatistic({first, first + std::ssize(values)}, [&](Interval part) {
+void RoundMean::ClearStatistics(Interval positions, std::span<float> values) const {
+  ForEachStatistic(positions, [&](Interval part) {
     std::fill_n(values.begin() + part.begin, part.size(), 0.0F);
   });
 }
 
-absl::Status RoundMean::Keep(int64_t first, std::span<float> out) {
-  CADRE_RETURN_IF_ERROR(reader_->Read(first, AsBytes(out)));
-  if (update_ == nullptr || update_->states == nullptr) return absl::OkStatus();
-  std::vector<float> states(update_->number_of_states() * out.size());
-  CADRE_RETURN_IF_ERROR(ReadStates(states));
-  return update_->states->Append(AsText(states));
+absl::Status RoundMean::Keep(Interval positions, Stretch& stretch) const {
+  stretch.discrepancy_ = {0, 0};
+  stretch.outer_.Clear();
+  stretch.residual_.Clear();
+  stretch.frame_.clear();
+  stretch.words_.clear();
+  CADRE_RETURN_IF_ERROR(before_->Read((positions.begin - plan_.span.begin) * sizeof(float),
+                                      AsBytes(stretch.values_)));
+  if (update_ == nullptr) return absl::OkStatus();
+  CADRE_RETURN_IF_ERROR(ReadStates(positions, stretch));
+  return WriteStates(positions, stretch);
 }
 
-absl::Status RoundMean::ReadStates(std::span<float> states) {
+absl::Status RoundMean::ReadStates(Interval positions, Stretch& stretch) const {
+  stretch.states_.assign(update_->number_of_states() * positions.size(), 0);
   if (update_->before == nullptr) return absl::OkStatus();
-  CADRE_RETURN_IF_ERROR(update_->before->Read(states_read_, AsBytes(states)));
-  states_read_ += std::ssize(states);
+  return update_->before->Read(OffsetOfStates(positions), AsBytes(stretch.states_));
+}
+
+absl::Status RoundMean::WriteStates(Interval positions, const Stretch& stretch) const {
+  if (update_->states == nullptr) return absl::OkStatus();
+  return update_->states->Write(OffsetOfStates(positions), AsText(stretch.states_));
+}
+
+absl::Status RoundMean::Compute(Interval positions, Stretch& stretch) const {
+  stretch.values_.resize(positions.size());
+  const auto exchanged = std::partition_point(
+      plan_.exchanged.begin(), plan_.exchanged.end(),
+      [&](const Interval& interval) { return interval.end <= positions.begin; });
+  if (exchanged == plan_.exchanged.end() || !exchanged->contains(positions)) {
+    return Keep(positions, stretch);
+  }
+  stretch.group_.resize(positions.size());
+  stretch.discrepancy_ = {0, 0};
+  if (before_ != nullptr) CADRE_RETURN_IF_ERROR(ReadBefore(positions, stretch));
+  const bool measured =
+      before_ != nullptr && stretch.before_status_.ok() && plan_.groups.size() > 1;
+  if (measured) stretch.sums_.Begin(stretch.before_);
+  for (const GroupSource& group : plan_.groups) {
+    CADRE_RETURN_IF_ERROR(Read(group, positions, stretch));
+    if (&group == &plan_.groups.front()) {
+      SetWeighted(group.weight, stretch.group_, stretch.values_);
+    } else {
+      AddWeighted(group.weight, stretch.group_, stretch.values_);
+    }
+    if (!measured) continue;
+    ClearStatistics(positions, stretch.group_);
+    if (coded()) AddWeighted(1, stretch.before_, stretch.group_);
+    stretch.sums_.Add(group.weight, stretch.group_);
+  }
+  if (measured) stretch.discrepancy_ = stretch.sums_.End();
+  if (update_ != nullptr) return Update(positions, stretch);
+  if (coded()) AddWeighted(1, stretch.before_, stretch.values_);
   return absl::OkStatus();
 }
 
-absl::Status RoundMean::Next(int64_t first, std::span<float> out) {
-  const auto exchanged =
-      std::upper_bound(plan_.exchanged.begin(), plan_.exchanged.end(), first,
-                       [](int64_t position, const Interval& i) { return position < i.end; });
-  if (exchanged == plan_.exchanged.end() || first < exchanged->begin) return Keep(first, out);
-  values_.resize(out.size());
-  CADRE_ASSIGN_OR_RETURN(const bool known, ReadBefore(first, out.size()));
-  const bool measured = known && groups_.size() > 1;
-  if (measured) sums_.Begin(before_);
-  for (size_t g = 0; g < groups_.size(); ++g) {
-    CADRE_RETURN_IF_ERROR(Read(groups_[g], first, values_));
-    const float weight = groups_[g].source->weight;
-    if (g == 0) {
-      SetWeighted(weight, values_, out);
-    } else {
-      AddWeighted(weight, values_, out);
-    }
-    if (!measured) continue;
-    ClearStatistics(first, values_);
-    if (coded()) AddWeighted(1, before_, values_);
-    sums_.Add(weight, values_);
-  }
-  if (measured) sums_.End();
-  if (coded() && update_ == nullptr) AddWeighted(1, before_, out);
-  return update_ == nullptr ? absl::OkStatus() : Update(first, out);
-}
-
-absl::Status RoundMean::Update(int64_t first, std::span<float> values) {
-  RoundUpdate& update = *update_;
-  const size_t n = values.size();
-  std::vector<float> all(update.number_of_states() * n);
-  const std::span<float> states(all);
-  CADRE_RETURN_IF_ERROR(ReadStates(states));
+absl::Status RoundMean::Update(Interval positions, Stretch& stretch) const {
+  const RoundUpdate& update = *update_;
+  const size_t n = positions.size();
+  CADRE_RETURN_IF_ERROR(ReadStates(positions, stretch));
+  const std::span<float> states(stretch.states_);
   const std::span<float> residual = update.down ? states.last(n) : std::span<float>();
   // The exact model before the round; 0 for statistics.
-  std::vector<float> exact = before_;
-  if (update.down) AddWeighted(1, residual, exact);
-  if (coded()) AddWeighted(1, exact, values);
-  if (update.outer) UpdateOuter(first, exact, values, states);
+  std::span<const float> exact = stretch.before_;
   if (update.down) {
-    AddChange(first, exact, values);
-    CADRE_RETURN_IF_ERROR(Publish(first, values, residual));
+    stretch.exact_ = stretch.before_;
+    AddWeighted(1, residual, stretch.exact_);
+    exact = stretch.exact_;
   }
-  return update.states == nullptr ? absl::OkStatus() : update.states->Append(AsText(states));
+  if (coded()) AddWeighted(1, exact, stretch.values_);
+  if (update.outer) UpdateOuter(positions, exact, stretch);
+  if (update.down) {
+    AddChange(positions, stretch);
+    CADRE_RETURN_IF_ERROR(Publish(positions, stretch, residual));
+  }
+  return WriteStates(positions, stretch);
 }
 
-void RoundMean::UpdateOuter(int64_t first, std::span<const float> before, std::span<float> values,
-                            std::span<float> states) {
-  OuterUpdate& outer = *update_->outer;
-  const size_t n = values.size();
+void RoundMean::UpdateOuter(Interval positions, std::span<const float> before,
+                            Stretch& stretch) const {
+  const OuterUpdate& outer = *update_->outer;
+  const std::span<float> values(stretch.values_);
+  stretch.outer_.Clear();
   const auto update = [&](Interval part) {
     if (part.empty()) return;
     std::array<std::span<float>, 2> parts;
     for (int i = 0; i < outer.states(); ++i) {
-      parts[i] = states.subspan(i * n + part.begin, part.size());
+      parts[i] = std::span(stretch.states_).subspan(i * values.size() + part.begin, part.size());
     }
-    outer.Update(before.subspan(part.begin, part.size()), values.subspan(part.begin, part.size()),
-                 parts);
+    AddSums(outer.Update(before.subspan(part.begin, part.size()),
+                         values.subspan(part.begin, part.size()), parts),
+            stretch.outer_);
   };
   int64_t trained = 0;
-  ForEachStatistic({first, first + std::ssize(values)}, [&](Interval part) {
+  ForEachStatistic(positions, [&](Interval part) {
     update({trained, part.begin});
     trained = part.end;
   });
-  update({trained, std::ssize(values)});
+  update({trained, positions.size()});
 }
 
-void RoundMean::AddChange(int64_t first, std::span<const float> before,
-                          std::span<const float> values) {
-  std::vector<float> change(values.begin(), values.end());
-  for (size_t i = 0; i < change.size(); ++i) change[i] -= before[i];
-  ClearStatistics(first, change);
+void RoundMean::AddChange(Interval positions, Stretch& stretch) const {
+  std::vector<float>& change = stretch.difference_;
+  change.resize(stretch.values_.size());
+  for (size_t i = 0; i < change.size(); ++i) change[i] = stretch.values_[i] - stretch.exact_[i];
+  ClearStatistics(positions, change);
   double squared = 0;
   for (const float value : change) squared += double{value} * value;
-  v1::ResidualSums& sums = update_->residual;
-  sums.set_change_squared(sums.change_squared() + squared);
+  stretch.residual_.set_change_squared(squared);
 }
 
-absl::Status RoundMean::Publish(int64_t first, std::span<float> values, std::span<float> residual) {
-  const std::span<const ExchangeUnit> units = plan_.units->In({first, first + std::ssize(values)});
-  // Statistics are values: before_ is 0 there.
-  std::vector<float> difference(values.begin(), values.end());
-  for (size_t i = 0; i < values.size(); ++i) difference[i] = values[i] - before_[i];
-  std::string frame;
-  CADRE_RETURN_IF_ERROR(EncodeFrame(units, *update_->down, difference, &frame, &update_->words));
-  CADRE_RETURN_IF_ERROR(DecodeFrame(units, *update_->down, frame, &difference));
-  double residual_squared = 0;
+absl::Status RoundMean::Publish(Interval positions, Stretch& stretch,
+                                std::span<float> residual) const {
+  const std::span<const ExchangeUnit> units = plan_.units->In(positions);
+  const std::vector<float>& before = stretch.before_;
+  std::vector<float>& values = stretch.values_;
+  std::vector<float>& difference = stretch.difference_;
+  difference.resize(values.size());
+  // Statistics are values: `before` is 0 there.
+  for (size_t i = 0; i < values.size(); ++i) difference[i] = values[i] - before[i];
+  stretch.frame_.clear();
+  stretch.words_.clear();
+  CADRE_RETURN_IF_ERROR(
+      EncodeFrame(units, *update_->down, difference, &stretch.frame_, &stretch.words_));
+  CADRE_RETURN_IF_ERROR(DecodeFrame(units, *update_->down, stretch.frame_, std::span(difference)));
+  double squared = 0;
   for (size_t i = 0; i < values.size(); ++i) {
-    const float published = before_[i] + difference[i];
+    const float published = before[i] + difference[i];
     residual[i] = values[i] - published;
     values[i] = published;
-    residual_squared += double{residual[i]} * residual[i];
+    squared += double{residual[i]} * residual[i];
   }
-  v1::ResidualSums& sums = update_->residual;
-  sums.set_residual_squared(sums.residual_squared() + residual_squared);
-  return update_->frame->Append(frame);
+  stretch.residual_.set_residual_squared(squared);
+  return absl::OkStatus();
 }
 
-DiscrepancyTerms RoundMean::discrepancy() const {
-  return reader_ == nullptr || groups_.size() < 2 ? DiscrepancyTerms() : sums_.Total();
+absl::Status RoundMean::Append(const Stretch& stretch) {
+  if (!stretch.before_status_.ok() && !std::isnan(discrepancy_.displacement)) {
+    LOG(WARNING) << "the discrepancy of the round is unknown: " << stretch.before_status_;
+    discrepancy_ = {};
+  }
+  discrepancy_.variance_between_groups += stretch.discrepancy_.variance_between_groups;
+  discrepancy_.displacement += stretch.discrepancy_.displacement;
+  if (update_ == nullptr) return absl::OkStatus();
+  AddSums(stretch.outer_, update_->sums);
+  if (!update_->down) return absl::OkStatus();
+  v1::ResidualSums& sums = update_->residual;
+  sums.set_change_squared(sums.change_squared() + stretch.residual_.change_squared());
+  sums.set_residual_squared(sums.residual_squared() + stretch.residual_.residual_squared());
+  update_->words.insert(update_->words.end(), stretch.words_.begin(), stretch.words_.end());
+  const uint64_t offset =
+      std::exchange(update_->frame_bytes, update_->frame_bytes + stretch.frame_.size());
+  return update_->frame->Write(offset, stretch.frame_);
 }
+
+absl::Status RoundMean::Check() {
+  for (const auto& [key, source] : files_) CADRE_RETURN_IF_ERROR(source.file->Check());
+  if (update_ != nullptr && update_->before != nullptr) {
+    CADRE_RETURN_IF_ERROR(update_->before->Check());
+  }
+  // What was not read whole cannot be checked.
+  const bool known = requires_before() || !std::isnan(discrepancy_.displacement);
+  if (before_ == nullptr || !known) return absl::OkStatus();
+  const absl::Status status = before_->Check();
+  if (status.ok() || requires_before()) return status;
+  LOG(WARNING) << "the discrepancy of the round is unknown: " << status;
+  discrepancy_ = {};
+  return absl::OkStatus();
+}
+
+DiscrepancyTerms RoundMean::discrepancy() const { return discrepancy_; }
 
 }  // namespace cadre

@@ -1,8 +1,12 @@
-// The values of a round's version: the mean of its contributions, read from their files block by
-// block, or what the outer optimizer makes of it; and the discrepancy between the groups.
+// The values of a round's version: the mean of its contributions, read from their files, or what
+// the outer optimizer makes of it; and the discrepancy between the groups.
 //
-// Owns the open files. Thread-compatible. Uses memory for two blocks of values, one of doubles, and
-// the blocks of the outer optimizer's states.
+//   RoundMean mean(plan, files, before, update);
+//   each thread, for each stretch (server/stretches.h):   mean.Compute(positions, stretch)
+//   for one stretch after another:                        mean.Append(stretch)
+//   mean.Check()
+//
+// Owns the open files.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +14,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -17,7 +22,7 @@
 #include "kernels/codec/codec.h"
 #include "model/exchange_units.h"
 #include "server/block_file.h"
-#include "server/client/frame.h"
+#include "server/frame_index.h"
 #include "server/ledger.h"
 #include "server/mean.h"
 #include "server/outer_update.h"
@@ -31,13 +36,15 @@ struct RoundUpdate {
   std::optional<OuterUpdate> outer = std::nullopt;
   std::optional<Codec> down = std::nullopt;
   // The states after the previous round; null: zeros.
-  std::unique_ptr<VersionReader> before = nullptr;
+  std::unique_ptr<BlockScan> before = nullptr;
   // Null without states.
   std::unique_ptr<BlockWriter> states = nullptr;
-  // The frame of the version, and the words of its units; null without `down`.
+  // The frame of the version, its bytes so far, and the words of its units; null without `down`.
   std::unique_ptr<BlockWriter> frame = nullptr;
+  uint64_t frame_bytes = 0;
   std::vector<uint16_t> words = {};
-  // Over the exchanged values so far, with `down`.
+  v1::OuterSums sums = {};
+  // Over the exchanged values, with `down`.
   v1::ResidualSums residual = {};
 
   int outer_states() const { return outer ? outer->states() : 0; }
@@ -46,77 +53,105 @@ struct RoundUpdate {
 
 class RoundMean {
  public:
-  using Files = std::map<ContributionKey, std::unique_ptr<BlockFile>>;
+  struct Source {
+    std::unique_ptr<BlockScan> file;
+    // Of a frame, else null.
+    std::shared_ptr<const FrameIndex> frame;
+  };
+  using Files = std::map<ContributionKey, Source>;
 
-  // `before` reads the previous version; null if it cannot be read. `update`: null if the mean is
-  // the version. Requires: `files` has every contribution of the plan, each verified; with `update`
-  // or frames as contributions, `before` is not null; plan and `update` outlive this object.
-  RoundMean(const ApplyPlan& plan, Files files, std::unique_ptr<VersionReader> before,
+  // What a thread computes of a stretch, and the memory for it, which is used again for the next: 8
+  // bytes of doubles and about five values, with an outer optimizer or codes up to ten, for each of
+  // the at most 64 Ki positions.
+  class Stretch {
+   public:
+    // Of the version.
+    std::span<const float> values() const { return values_; }
+
+   private:
+    friend class RoundMean;
+
+    std::vector<float> values_;
+    // Of one group.
+    std::vector<float> group_;
+    std::string frame_bytes_;
+    // Of the version before; 0 for statistics.
+    std::vector<float> before_;
+    // Whether the version before could be read.
+    absl::Status before_status_;
+    // The exact model before the round, and the difference that is published.
+    std::vector<float> exact_;
+    std::vector<float> difference_;
+    std::vector<float> states_;
+    // Codes of the stretch.
+    std::string frame_;
+    std::vector<uint16_t> words_;
+    DiscrepancySums sums_;
+    DiscrepancyTerms discrepancy_;
+    v1::OuterSums outer_;
+    v1::ResidualSums residual_;
+  };
+
+  // `before`: the file of the previous version, of the plan's positions; null if it cannot be read.
+  // `update`: null if the mean is the version. Requires: `files` has every contribution of the
+  // plan; with `update` or frames as contributions, `before` is not null; plan and `update` outlive
+  // this object.
+  RoundMean(const ApplyPlan& plan, Files files, std::unique_ptr<BlockScan> before,
             RoundUpdate* update = nullptr);
 
-  // Computes the version at the next out.size() positions. Requires: calls in order of positions,
-  // for the stretches of StretchEnd, each of which the round exchanges as a whole or not at all.
-  // Errors: those of the files.
-  absl::Status Next(int64_t first, std::span<float> out);
+  // Computes the version at the positions of a stretch, and writes its states; where the round has
+  // exchanged nothing, both are those of the version before. Thread-safe. Errors:
+  // those of the files; others, too, if their bytes are damaged, which Check finds.
+  absl::Status Compute(Interval positions, Stretch& stretch) const;
+  // Adds up the sums, and writes the frame. Requires: once for each stretch, in order.
+  absl::Status Append(const Stretch& stretch);
+  // DataLoss naming the file if anything that was read is damaged. Requires: all stretches are
+  // appended.
+  absl::Status Check();
 
-  // Discrepancy of the trained positions so far. It is unknown in rounds of one group and if the
-  // previous version cannot be read: a missing statistic does not fail the round.
+  // Discrepancy of the trained positions. It is unknown in rounds of one group and if the previous
+  // version cannot be read: a missing statistic does not fail the round.
   DiscrepancyTerms discrepancy() const;
 
  private:
-  // Next position to read of one group.
-  struct Group {
-    const GroupSource* source = nullptr;
-    size_t segment = 0;
-    // Of contributions that are frames.
-    std::map<ContributionKey, FrameReader> frames;
-  };
-
-  absl::Status Read(Group& group, int64_t first, std::span<float> out) const;
-  absl::Status ReadFrames(Group& group, int64_t first, std::span<float> out) const;
-  // Copies the version before, and its states.
-  absl::Status Keep(int64_t first, std::span<float> out);
-  absl::Status ReadStates(std::span<float> states);
-  // Reads the previous version into before_; returns whether it is known. Errors: only if the round
-  // requires it.
-  absl::StatusOr<bool> ReadBefore(int64_t first, size_t size);
-  // Reads the states of the next stretch, and writes the new ones.
-  absl::Status Update(int64_t first, std::span<float> values);
-  void UpdateOuter(int64_t first, std::span<const float> before, std::span<float> values,
-                   std::span<float> states);
+  // Reads the values of one group, or decodes its frames.
+  absl::Status Read(const GroupSource& group, Interval positions, Stretch& stretch) const;
+  absl::Status ReadFrame(const Source& source, Interval positions, std::span<float> out,
+                         std::string* bytes) const;
+  // Reads the previous version, if it is used.
+  absl::Status ReadBefore(Interval positions, Stretch& stretch) const;
+  absl::Status Keep(Interval positions, Stretch& stretch) const;
+  absl::Status ReadStates(Interval positions, Stretch& stretch) const;
+  absl::Status WriteStates(Interval positions, const Stretch& stretch) const;
+  // Reads the states of the stretch, and writes the new ones.
+  absl::Status Update(Interval positions, Stretch& stretch) const;
+  void UpdateOuter(Interval positions, std::span<const float> before, Stretch& stretch) const;
   // Adds the change of the exact model to the sums of the residual.
-  void AddChange(int64_t first, std::span<const float> before, std::span<const float> values);
+  void AddChange(Interval positions, Stretch& stretch) const;
   // Codes what groups do not have of the exact model, and replaces it by the version that they will
   // have. `residual` receives the rest.
-  absl::Status Publish(int64_t first, std::span<float> values, std::span<float> residual);
+  absl::Status Publish(Interval positions, Stretch& stretch, std::span<float> residual) const;
 
-  // Calls `use` with the intervals of values, from `first` on, that are not trained, as offsets.
+  // Calls `use` with the intervals of values that are not trained, as offsets.
   template <typename Use>
   void ForEachStatistic(Interval positions, const Use& use) const;
   // Sets values that are not trained to 0, so that they add nothing to the discrepancy.
-  void ClearStatistics(int64_t first, std::span<float> values) const;
+  void ClearStatistics(Interval positions, std::span<float> values) const;
 
   bool coded() const { return plan_.order.has_up() && !plan_.order.seed(); }
-  // Whether the version is computed from the one before.
-  bool needs_before() const { return update_ != nullptr || coded() || plan_.order.fragment() > 0; }
+  bool requires_before() const {
+    return update_ != nullptr || coded() || plan_.order.fragment() > 0;
+  }
+  uint64_t OffsetOfStates(Interval positions) const {
+    return (positions.begin - plan_.span.begin) * update_->number_of_states() * sizeof(float);
+  }
 
   const ApplyPlan& plan_;
   const Files files_;
-  const std::vector<Interval> statistics_;
-  std::vector<Group> groups_;
-  // Null if the previous version is neither needed nor known.
-  std::unique_ptr<VersionReader> reader_;
   RoundUpdate* const update_;
-  int64_t states_read_ = 0;
-  std::vector<float> values_;
-  std::vector<float> before_;
-  DiscrepancySums sums_;
+  // Null if the previous version is neither needed nor known.
+  const std::unique_ptr<BlockScan> before_;
+  DiscrepancyTerms discrepancy_;
 };
-
-// The end of the stretch of positions from `begin` on that a round is computed for at once: at most
-// 64 Ki positions and, with units, whole ones; no end of an interval of `exchanged`, which are in
-// order, is inside. Requires: begin < span.end, in the span.
-int64_t StretchEnd(const ExchangeUnits* units, Interval span, std::span<const Interval> exchanged,
-                   int64_t begin);
 
 }  // namespace cadre

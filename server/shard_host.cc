@@ -121,9 +121,9 @@ ShardHost::ShardHost(std::unique_ptr<ShardStore> store, Counters* counters, size
 
 absl::StatusOr<std::unique_ptr<ShardHost>> ShardHost::Open(
     const std::string& data_dir, const std::string& name, Counters* counters,
-    size_t keep_closed_runs, FileSystem& files, RootedFiles checkpoint_files) {
+    size_t keep_closed_runs, FileSystem& files, RootedFiles checkpoint_files, int threads) {
   CADRE_ASSIGN_OR_RETURN(std::unique_ptr<ShardStore> store,
-                         ShardStore::Open(files, data_dir, name));
+                         ShardStore::Open(files, data_dir, name, threads));
   auto host = std::unique_ptr<ShardHost>(
       new ShardHost(std::move(store), counters, keep_closed_runs, std::move(checkpoint_files)));
   CADRE_RETURN_IF_ERROR(host->Restore());
@@ -298,23 +298,23 @@ absl::Status ShardHost::MakeVersionZero(const v1::OpenRun& open, Interval span) 
   return absl::OkStatus();
 }
 
+// The round reads and checks its inputs in one pass, and an error may be the consequence of damage
+// that it has not found yet. So a second pass names what is damaged.
 absl::StatusOr<VersionStats> ShardHost::MakeVersion(const ApplyPlan& plan) {
+  const absl::StatusOr<VersionStats> made = store_->WriteMean(plan);
+  if (made.ok() || IsTransient(made.status())) return made;
+  absl::Status lost;
   for (const ContributionKey& key : ContributionKeysOf(plan)) {
     const absl::Status status = store_->VerifyContribution(key);
-    if (IsLoss(status)) {
-      absl::MutexLock lock(&mutex_);
-      ledger_.ContributionLost(key);
-      store_->RemoveContribution(key);
-    }
-    CADRE_RETURN_IF_ERROR(status);
+    if (!IsLoss(status)) continue;
+    lost.Update(status);
+    absl::MutexLock lock(&mutex_);
+    ledger_.ContributionLost(key);
+    store_->RemoveContribution(key);
   }
-  const absl::StatusOr<VersionStats> made = store_->WriteMean(plan);
-  // The contributions are undamaged, so the version before or its outer states are not.
-  const v1::Apply& order = plan.order;
-  const bool needs_before =
-      order.has_outer() || order.has_up() || order.has_down() || order.fragment() > 0;
-  const bool damaged = needs_before && IsLoss(made.status());
-  return damaged ? OnReadError(plan.run, made.status()) : made;
+  CADRE_RETURN_IF_ERROR(lost);
+  const absl::Status before = store_->VerifyBefore(plan);
+  return IsLoss(before) ? OnReadError(plan.run, before) : made.status();
 }
 
 absl::StatusOr<v1::Applied> ShardHost::Apply(const v1::Apply& apply) {
@@ -511,31 +511,24 @@ absl::StatusOr<bool> ShardHost::Put(Staging& staging, const v1::Chunk& chunk) {
   return ledger_.ChunkStored(grant.key, grant.attempt);
 }
 
-absl::Status ShardHost::CheckFrame(const Staging& staging) {
+absl::StatusOr<std::shared_ptr<const FrameIndex>> ShardHost::IndexFrame(const Staging& staging) {
   const StageGrant& grant = staging.grant;
-  if (!grant.coding) return absl::OkStatus();
-  const BlockFile& file = *staging.file;
-  FrameReader reader(CodecOf(*grant.coding), file.head().data_bytes,
-                     [&file](uint64_t offset, std::span<char> bytes) {
-                       return file.ReadUnchecked(offset, bytes);
-                     });
-  std::vector<float> values(kUnitSize);
-  for (const Interval& span : grant.spans) {
-    for (const ExchangeUnit& unit : grant.units->In(span)) {
-      CADRE_RETURN_IF_ERROR(reader.Next(unit, std::span(values).first(unit.positions.size())));
-    }
-  }
-  return reader.CheckEnd();
+  if (!grant.coding) return nullptr;
+  CADRE_ASSIGN_OR_RETURN(FrameIndex index, FrameIndex::Scan(*staging.file, CodecOf(*grant.coding),
+                                                            {grant.units.get(), grant.fragments},
+                                                            grant.spans, grant.shard));
+  return std::make_shared<const FrameIndex>(std::move(index));
 }
 
 absl::Status ShardHost::Finish(Staging& staging) {
-  if (const absl::Status checked = CheckFrame(staging); absl::IsInvalidArgument(checked)) {
+  absl::StatusOr<std::shared_ptr<const FrameIndex>> frame = IndexFrame(staging);
+  if (absl::IsInvalidArgument(frame.status())) {
     absl::MutexLock lock(&mutex_);
     Remove(ledger_.SyncFailed(staging.grant.key));
     return Refuse({v1::REFUSAL_MALFORMED,
-                   absl::StrCat(staging.grant.key.ToString(), ": ", checked.message())});
-  } else if (!checked.ok()) {
-    return CountError(checked);
+                   absl::StrCat(staging.grant.key.ToString(), ": ", frame.status().message())});
+  } else if (!frame.ok()) {
+    return CountError(frame.status());
   }
   const absl::Status synced = CountError(store_->SyncContribution(*staging.file));
   absl::MutexLock lock(&mutex_);
@@ -545,7 +538,7 @@ absl::Status ShardHost::Finish(Staging& staging) {
     Remove(ledger_.SyncFailed(staging.grant.key));
     return synced;
   }
-  if (ledger_.ContributionDurable(staging.grant.key, staging.grant.attempt)) {
+  if (ledger_.ContributionDurable(staging.grant.key, staging.grant.attempt, *std::move(frame))) {
     counters_->Add("contributions_staged");
     return absl::OkStatus();
   }

@@ -5,9 +5,9 @@
 //     Stage -> Put ... -> Finish    from ranks (service.h)
 //     Pull -> Next ...              from ranks
 //
-// Memory: writing a version takes 256 KiB each for a block of the mean, of one group's values and
-// of the previous version, and 512 KiB for sums; verifying contributions takes one chunk. A pull
-// holds one checked block; staging holds only the caller's chunk.
+// Memory: each thread that computes a version takes up to 3 MiB (RoundMean::Stretch); the codes of
+// contributions take 16 bytes of index for each 256 KiB of values (FrameIndex). A pull holds one
+// checked block; staging holds only the caller's chunk.
 //
 // Thread-safe, but each Staging and each VersionPull may be used by only one thread at a time.
 // OpenRun, Apply and CloseRun exclude one another and wait for the disk. All returned objects must
@@ -30,6 +30,7 @@
 #include "absl/synchronization/mutex.h"
 #include "base/counters.h"
 #include "base/file_system.h"
+#include "base/hardware.h"
 #include "base/rooted_files.h"
 #include "proto/cadre/v1/membership.pb.h"
 #include "proto/cadre/v1/rounds.pb.h"
@@ -81,12 +82,12 @@ inline constexpr size_t kMaxClosedRuns = 16;
 class ShardHost {
  public:
   // Opens the data folder of aggregator `name` and restores its runs. Counters and the file
-  // system are borrowed. Checkpoints that runs name are read through `checkpoint_files`.
-  // Errors: those of ShardStore::Open.
+  // system are borrowed. Checkpoints that runs name are read through `checkpoint_files`. `threads`
+  // compute a version. Errors: those of ShardStore::Open.
   static absl::StatusOr<std::unique_ptr<ShardHost>> Open(
       const std::string& data_dir, const std::string& name, Counters* counters,
       size_t keep_closed_runs = kMaxClosedRuns, FileSystem& files = PosixFileSystem(),
-      RootedFiles checkpoint_files = RootedFiles::Unrestricted());
+      RootedFiles checkpoint_files = RootedFiles::Unrestricted(), int threads = UsableCores());
 
   // The highest epoch of a coordinator that an earlier process of the aggregator saved.
   uint64_t epoch() const { return store_->epoch(); }
@@ -162,8 +163,8 @@ class ShardHost {
   // Why there is no room for the shard of a new run; empty if there is.
   std::string CheckSpace(const v1::OpenRun& open, const RunTerms& terms) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(order_mutex_) ABSL_LOCKS_EXCLUDED(mutex_);
-  // InvalidArgument if the contribution is a frame that is malformed.
-  static absl::Status CheckFrame(const Staging& staging);
+  // Null if the contribution is not a frame. InvalidArgument for a frame that is malformed.
+  static absl::StatusOr<std::shared_ptr<const FrameIndex>> IndexFrame(const Staging& staging);
   absl::StatusOr<std::unique_ptr<VersionPull>> PullFrame(PullGrant grant, uint64_t from);
   absl::StatusOr<VersionStats> MakeVersion(const ApplyPlan& plan) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status MakeVersionZero(const v1::OpenRun& open, Interval span) ABSL_LOCKS_EXCLUDED(mutex_);

@@ -30,13 +30,15 @@
 // again. Archived folders count as ended runs and are removed when enough
 // newer runs have ended. The lock file prevents two processes from using one folder.
 //
-// Cost: staging writes each byte once; an apply reads every contribution twice (round_mean.cc) and
-// writes the version once, with two fsyncs.
+// Cost: staging writes each byte once; an apply reads every contribution once (round_mean.cc) and
+// writes the version once, with two fsyncs. The kernel is asked to write blocks to the disk as soon
+// as they are complete (File::BeginSync), so that an fsync waits for the last ones only.
 #include "server/shard_store.h"
 
 #include <glog/logging.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstring>
 #include <filesystem>
@@ -143,6 +145,11 @@ std::string EncodeMeta(const FrameMeta& meta) {
 // Whether the version that the order makes has states.
 bool HasStates(const v1::Apply& order) { return order.has_outer() || order.has_down(); }
 
+// Whether the version that the order makes depends on the version before.
+bool RequiresBefore(const v1::Apply& order) {
+  return (HasStates(order) || order.has_up() || order.fragment() > 0) && !order.seed();
+}
+
 absl::string_view AsText(std::span<const float> values) {
   return {reinterpret_cast<const char*>(values.data()), values.size_bytes()};
 }
@@ -151,16 +158,17 @@ absl::string_view AsText(std::span<const float> values) {
 
 // --- ShardStore
 
-ShardStore::ShardStore(FileSystem& files, std::string data_dir, std::string name,
+ShardStore::ShardStore(FileSystem& files, std::string data_dir, std::string name, int threads,
                        std::unique_ptr<File> lock)
     : files_(files),
       data_dir_(std::move(data_dir)),
       name_(std::move(name)),
+      threads_(threads),
       lock_(std::move(lock)) {}
 
 absl::StatusOr<std::unique_ptr<ShardStore>> ShardStore::Open(FileSystem& files,
                                                              const std::string& data_dir,
-                                                             const std::string& name) {
+                                                             const std::string& name, int threads) {
   if (!files.List(data_dir).ok()) {
     CADRE_RETURN_IF_ERROR(files.MakeFolder(data_dir));
     CADRE_RETURN_IF_ERROR(files.SyncFolder(fs::path(data_dir).parent_path().string()));
@@ -171,7 +179,8 @@ absl::StatusOr<std::unique_ptr<ShardStore>> ShardStore::Open(FileSystem& files,
         absl::StrCat("data folder ", data_dir, " is in use by another aggregator"));
   }
   CADRE_RETURN_IF_ERROR(lock.status());
-  auto store = std::unique_ptr<ShardStore>(new ShardStore(files, data_dir, name, *std::move(lock)));
+  auto store =
+      std::unique_ptr<ShardStore>(new ShardStore(files, data_dir, name, threads, *std::move(lock)));
   CADRE_RETURN_IF_ERROR(store->Identify());
   return store;
 }
@@ -488,29 +497,29 @@ absl::Status ShardStore::RemoveRun(const std::string& run, const std::string& li
 // --- Versions
 
 absl::StatusOr<VersionStats> ShardStore::WriteVersion(
-    const std::string& run, const v1::Apply& order, Interval span, const ExchangeUnits* units,
-    std::span<const Interval> exchanged, const Fill& produce,
+    const std::string& run, const v1::Apply& order, Interval span, const StretchRule& rule,
+    int threads, const Compute& compute, const StretchWork& append,
     const std::function<absl::StatusOr<VersionStats>()>& finish) {
   const std::string path = VersionPath(run, order.round());
   const std::string temporary = absl::StrCat(path, ".new");
   VersionMeta meta{order.round(), 0, span.begin, span.end, {}};
   absl::Cleanup remove = [&] { RemoveFile(temporary); };
+  const uint64_t bytes = span.size() * sizeof(float);
   CADRE_ASSIGN_OR_RETURN(
       std::unique_ptr<BlockFile> file,
-      BlockFile::Create(files_, temporary,
-                        {EncodeMeta(meta, order), kBlockBytes, span.size() * sizeof(float)}));
-  BlockWriter writer(std::move(file));
-  std::vector<float> values;
-  for (int64_t at = span.begin; at < span.end; at += std::ssize(values)) {
-    values.resize(StretchEnd(units, span, exchanged, at) - at);
-    CADRE_RETURN_IF_ERROR(produce(at, values));
-    meta.digest += Digest(values, at);
-    CADRE_RETURN_IF_ERROR(writer.Append(AsText(values)));
-  }
+      BlockFile::Create(files_, temporary, {EncodeMeta(meta, order), kBlockBytes, bytes}));
+  BlockWriter writer(std::move(file), bytes);
+  std::atomic<uint64_t> digest = 0;
+  const auto write = [&](int thread, Interval stretch) -> absl::Status {
+    CADRE_ASSIGN_OR_RETURN(const std::span<const float> values, compute(thread, stretch));
+    digest += Digest(values, stretch.begin);
+    return writer.Write((stretch.begin - span.begin) * sizeof(float), AsText(values));
+  };
+  CADRE_RETURN_IF_ERROR(ForEachStretch(rule, span, threads, write, append));
   CADRE_ASSIGN_OR_RETURN(VersionStats stats, finish());
-  stats.digest = meta.digest;
+  stats.digest = meta.digest = digest;
   meta.discrepancy = stats.discrepancy;
-  CADRE_RETURN_IF_ERROR(writer.Finish(EncodeMeta(meta, order)));
+  CADRE_RETURN_IF_ERROR(writer.Finish(EncodeMeta(meta, order), bytes));
   CADRE_RETURN_IF_ERROR(files_.Rename(temporary, path));
   std::move(remove).Cancel();
   CADRE_RETURN_IF_ERROR(files_.SyncFolder(RunFolder(run)));
@@ -519,25 +528,55 @@ absl::StatusOr<VersionStats> ShardStore::WriteVersion(
 
 absl::StatusOr<VersionStats> ShardStore::WriteInitial(const std::string& run, Interval span,
                                                       const Fill& fill) {
-  return WriteVersion(run, {}, span, nullptr, {}, fill, [] { return VersionStats(); });
+  std::vector<float> values;
+  const auto compute = [&](int, Interval stretch) -> absl::StatusOr<std::span<const float>> {
+    values.resize(stretch.size());
+    CADRE_RETURN_IF_ERROR(fill(stretch.begin, values));
+    return values;
+  };
+  return WriteVersion(
+      run, {}, span, StretchRule(), /*threads=*/1, compute,
+      [](int, Interval) { return absl::OkStatus(); }, [] { return VersionStats(); });
+}
+
+absl::StatusOr<RoundMean::Files> ShardStore::OpenContributions(const ApplyPlan& plan) {
+  RoundMean::Files files;
+  std::map<ContributionKey, std::vector<Interval>> unindexed;
+  for (const GroupSource& group : plan.groups) {
+    for (const SourceSegment& segment : group.segments) {
+      RoundMean::Source& source = files[segment.key];
+      if (source.file == nullptr) {
+        CADRE_ASSIGN_OR_RETURN(
+            std::unique_ptr<BlockFile> file,
+            BlockFile::Open(files_, ContributionPath(segment.key), Access::kRead));
+        source = {std::make_unique<BlockScan>(std::move(file)), segment.frame};
+      }
+      if (segment.key.seed || !plan.order.has_up() || source.frame != nullptr) continue;
+      unindexed[segment.key].push_back(segment.span);
+    }
+  }
+  // An earlier process has received them.
+  for (const auto& [key, spans] : unindexed) {
+    CADRE_ASSIGN_OR_RETURN(FrameIndex index,
+                           FrameIndex::Scan(files[key].file->file(), CodecOf(plan.order.up()),
+                                            {plan.units.get(), plan.fragments}, spans, plan.span));
+    files[key].frame = std::make_shared<const FrameIndex>(std::move(index));
+  }
+  return files;
 }
 
 absl::StatusOr<VersionStats> ShardStore::WriteMean(const ApplyPlan& plan) {
-  RoundMean::Files files;
-  for (const GroupSource& source : plan.groups) {
-    for (const SourceSegment& segment : source.segments) {
-      std::unique_ptr<BlockFile>& file = files[segment.key];
-      if (file != nullptr) continue;
-      CADRE_ASSIGN_OR_RETURN(file,
-                             BlockFile::Open(files_, ContributionPath(segment.key), Access::kRead));
-    }
-  }
+  CADRE_ASSIGN_OR_RETURN(RoundMean::Files files, OpenContributions(plan));
   v1::Apply order;
-  absl::StatusOr<std::unique_ptr<VersionReader>> before =
-      OpenVersion(plan.run, plan.round - 1, &order);
+  Interval span;
+  absl::StatusOr<std::unique_ptr<BlockFile>> before =
+      OpenVersionFile(plan.run, plan.round - 1, &order, &span);
+  if (before.ok() && span != plan.span) {
+    before = absl::DataLossError(absl::StrCat((*before)->path(), ": covers other positions"));
+  }
   const bool updates = HasStates(plan.order);
-  if (updates || plan.order.has_up() || plan.order.fragment() > 0) {
-    if (!plan.order.seed()) CADRE_RETURN_IF_ERROR(before.status());
+  if (RequiresBefore(plan.order)) {
+    CADRE_RETURN_IF_ERROR(before.status());
   } else if (!before.ok()) {
     LOG(WARNING) << "the discrepancy of the round is unknown: " << before.status();
   }
@@ -550,19 +589,39 @@ absl::StatusOr<VersionStats> ShardStore::WriteMean(const ApplyPlan& plan) {
   if (updates) {
     CADRE_ASSIGN_OR_RETURN(update, OpenUpdate(plan, order));
   }
-  RoundMean mean(plan, std::move(files), before.ok() ? *std::move(before) : nullptr,
+  RoundMean mean(plan, std::move(files),
+                 before.ok() ? std::make_unique<BlockScan>(*std::move(before)) : nullptr,
                  updates ? &update : nullptr);
+  std::vector<RoundMean::Stretch> stretches(threads_);
+  const auto compute = [&](int thread,
+                           Interval positions) -> absl::StatusOr<std::span<const float>> {
+    CADRE_RETURN_IF_ERROR(mean.Compute(positions, stretches[thread]));
+    return stretches[thread].values();
+  };
   const auto finish = [&]() -> absl::StatusOr<VersionStats> {
+    CADRE_RETURN_IF_ERROR(mean.Check());
     VersionStats stats{.discrepancy = mean.discrepancy()};
     if (!updates) return stats;
-    if (update.outer) stats.outer = update.outer->sums();
+    if (update.outer) stats.outer = update.sums;
     if (update.down) stats.residual = update.residual;
     CADRE_RETURN_IF_ERROR(FinishUpdate(plan, stats, update));
     return stats;
   };
   return WriteVersion(
-      plan.run, plan.order, plan.span, plan.units.get(), plan.exchanged,
-      [&](int64_t first, std::span<float> out) { return mean.Next(first, out); }, finish);
+      plan.run, plan.order, plan.span, {plan.units.get(), plan.fragments}, threads_, compute,
+      [&](int thread, Interval) { return mean.Append(stretches[thread]); }, finish);
+}
+
+absl::Status ShardStore::VerifyBefore(const ApplyPlan& plan) {
+  if (!RequiresBefore(plan.order)) return absl::OkStatus();
+  v1::Apply order;
+  Interval span;
+  CADRE_ASSIGN_OR_RETURN(const std::unique_ptr<BlockFile> file,
+                         OpenVersionFile(plan.run, plan.round - 1, &order, &span));
+  CADRE_RETURN_IF_ERROR(file->Verify());
+  if (!HasStates(plan.order) || !HasStates(order)) return absl::OkStatus();
+  VersionStats ignored;
+  return CheckOuter(OuterPath(plan.run, plan.round - 1), /*verify=*/true, order, &ignored);
 }
 
 absl::StatusOr<RoundUpdate> ShardStore::OpenUpdate(const ApplyPlan& plan, const v1::Apply& before) {
@@ -582,21 +641,23 @@ absl::StatusOr<RoundUpdate> ShardStore::OpenUpdate(const ApplyPlan& plan, const 
       return absl::DataLossError(absl::StrCat(
           file->path(), ": does not contain the outer states of version ", plan.round - 1));
     }
-    const int64_t elements = static_cast<int64_t>(meta.states) * plan.span.size();
-    update.before = std::make_unique<VersionReader>(std::move(file), Interval{0, elements});
+    update.before = std::make_unique<BlockScan>(std::move(file));
   }
-  const auto create = [&](const std::string& path,
-                          std::string head) -> absl::StatusOr<std::unique_ptr<BlockWriter>> {
+  const auto create = [&](const std::string& path, std::string head,
+                          int64_t elements) -> absl::StatusOr<std::unique_ptr<BlockWriter>> {
     CADRE_ASSIGN_OR_RETURN(
         std::unique_ptr<BlockFile> file,
         BlockFile::Create(files_, absl::StrCat(path, ".new"), {std::move(head), kBlockBytes, 0}));
-    return std::make_unique<BlockWriter>(std::move(file));
+    return std::make_unique<BlockWriter>(std::move(file), elements * sizeof(float));
   };
   CADRE_ASSIGN_OR_RETURN(update.states,
-                         create(OuterPath(plan.run, plan.round), EncodeMeta(meta, VersionStats())));
+                         create(OuterPath(plan.run, plan.round), EncodeMeta(meta, VersionStats()),
+                                meta.states * plan.span.size()));
   if (update.down) {
+    const std::span<const ExchangeUnit> units = plan.units->In(plan.span);
     CADRE_ASSIGN_OR_RETURN(update.frame,
-                           create(FramePath(plan.run, plan.round), EncodeMeta(FrameMeta())));
+                           create(FramePath(plan.run, plan.round), EncodeMeta(FrameMeta()),
+                                  MaxFrameWords(units, *update.down) + std::ssize(units)));
   }
   return update;
 }
@@ -605,19 +666,22 @@ absl::Status ShardStore::FinishUpdate(const ApplyPlan& plan, const VersionStats&
                                       RoundUpdate& update) {
   const OuterMeta meta{plan.round, plan.span.begin, plan.span.end,
                        static_cast<uint64_t>(update.number_of_states())};
-  CADRE_RETURN_IF_ERROR(update.states->Finish(EncodeMeta(meta, stats)));
+  CADRE_RETURN_IF_ERROR(update.states->Finish(EncodeMeta(meta, stats),
+                                              meta.states * plan.span.size() * sizeof(float)));
   CADRE_RETURN_IF_ERROR(files_.Rename(update.states->path(), OuterPath(plan.run, plan.round)));
   if (update.frame == nullptr) return absl::OkStatus();
-  FrameMeta frame{plan.round, plan.span.begin, plan.span.end, 0, plan.order.fragment()};
-  for (const uint16_t words : update.words) frame.elements += words;
+  const FrameMeta frame{plan.round, plan.span.begin, plan.span.end,
+                        update.frame_bytes / sizeof(float), plan.order.fragment()};
   // The last element may have half a number.
   std::vector<uint16_t> words = update.words;
   words.resize((words.size() + 1) / 2 * 2);
-  CADRE_RETURN_IF_ERROR(update.frame->Append(absl::string_view(
-      reinterpret_cast<const char*>(words.data()), words.size() * sizeof(uint16_t))));
-  CADRE_RETURN_IF_ERROR(update.frame->Finish(EncodeMeta(frame)));
+  const uint64_t words_bytes = words.size() * sizeof(uint16_t);
+  const uint64_t bytes = update.frame_bytes + words_bytes;
+  CADRE_RETURN_IF_ERROR(update.frame->Write(
+      update.frame_bytes, {reinterpret_cast<const char*>(words.data()), words_bytes}));
+  CADRE_RETURN_IF_ERROR(update.frame->Finish(EncodeMeta(frame), bytes));
   CADRE_RETURN_IF_ERROR(files_.Rename(update.frame->path(), FramePath(plan.run, plan.round)));
-  AddFrame(plan.run, plan.round, (frame.elements + words.size() / 2) * sizeof(float));
+  AddFrame(plan.run, plan.round, bytes);
   PruneFrames(plan.run, plan.span.size() * sizeof(float));
   return absl::OkStatus();
 }
@@ -714,15 +778,25 @@ absl::Status ShardStore::CheckOuter(const std::string& path, bool verify, const 
   return absl::OkStatus();
 }
 
+absl::StatusOr<std::unique_ptr<BlockFile>> ShardStore::OpenVersionFile(const std::string& run,
+                                                                       uint32_t version,
+                                                                       v1::Apply* order,
+                                                                       Interval* span) const {
+  CADRE_ASSIGN_OR_RETURN(std::unique_ptr<BlockFile> file,
+                         BlockFile::Open(files_, VersionPath(run, version), Access::kRead));
+  CADRE_ASSIGN_OR_RETURN(const VersionMeta meta, MetaOf(*file, version, order));
+  *span = {meta.begin, meta.end};
+  return file;
+}
+
 absl::StatusOr<std::unique_ptr<VersionReader>> ShardStore::OpenVersion(const std::string& run,
                                                                        uint32_t version,
                                                                        v1::Apply* order) const {
-  CADRE_ASSIGN_OR_RETURN(std::unique_ptr<BlockFile> file,
-                         BlockFile::Open(files_, VersionPath(run, version), Access::kRead));
   v1::Apply ignored;
-  CADRE_ASSIGN_OR_RETURN(const VersionMeta meta,
-                         MetaOf(*file, version, order != nullptr ? order : &ignored));
-  return std::make_unique<VersionReader>(std::move(file), Interval{meta.begin, meta.end});
+  Interval span;
+  CADRE_ASSIGN_OR_RETURN(std::unique_ptr<BlockFile> file,
+                         OpenVersionFile(run, version, order != nullptr ? order : &ignored, &span));
+  return std::make_unique<VersionReader>(std::move(file), span);
 }
 
 void ShardStore::RemoveVersion(const std::string& run, uint32_t version) {

@@ -44,6 +44,7 @@
 #include "server/block_file.h"
 #include "server/ledger.h"
 #include "server/round_mean.h"
+#include "server/stretches.h"
 
 namespace cadre {
 
@@ -71,10 +72,11 @@ class ShardStore {
   // Creates the folder if necessary; one without a name becomes that of aggregator `name`. Errors:
   // PermissionDenied or another file error if the folder cannot be written; FailedPrecondition if
   // another process has locked it, or it belongs to another aggregator, whose files stay unchanged.
-  // The file system must outlive the store and the files that it opens.
+  // The file system must outlive the store and the files that it opens. `threads` make the mean of
+  // a round.
   static absl::StatusOr<std::unique_ptr<ShardStore>> Open(FileSystem& files,
                                                           const std::string& data_dir,
-                                                          const std::string& name);
+                                                          const std::string& name, int threads = 1);
   ShardStore(const ShardStore&) = delete;
   ShardStore& operator=(const ShardStore&) = delete;
 
@@ -109,12 +111,15 @@ class ShardStore {
   absl::Status RemoveRun(const std::string& run, const std::string& lineage)
       ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // WriteInitial and WriteMean write a version block by block and return its statistics, which are
-  // stored with it.
+  // WriteInitial and WriteMean write a version stretch by stretch and return its statistics, which
+  // are stored with it.
   absl::StatusOr<VersionStats> WriteInitial(const std::string& run, Interval span,
                                             const Fill& fill);
-  // Requires: every contribution in the plan has passed VerifyContribution.
+  // Checks what it reads. After an error, the contributions or what VerifyBefore checks may be
+  // damaged.
   absl::StatusOr<VersionStats> WriteMean(const ApplyPlan& plan);
+  // Checks the version before that of the plan, and its states, if the plan requires them.
+  absl::Status VerifyBefore(const ApplyPlan& plan);
   // `order`, if not null, receives the order that made the version.
   absl::StatusOr<std::unique_ptr<VersionReader>> OpenVersion(const std::string& run,
                                                              uint32_t version,
@@ -141,7 +146,8 @@ class ShardStore {
   void RemoveContribution(const ContributionKey& key);
 
  private:
-  ShardStore(FileSystem& files, std::string data_dir, std::string name, std::unique_ptr<File> lock);
+  ShardStore(FileSystem& files, std::string data_dir, std::string name, int threads,
+             std::unique_ptr<File> lock);
   // Reads or creates the folder's identity.
   absl::Status Identify();
 
@@ -165,13 +171,21 @@ class ShardStore {
   std::string ContributionPath(const ContributionKey& key) const;
   absl::StatusOr<FoundRun> LoadRun(const std::string& run);
   void LoadFile(const std::string& folder, const std::string& name, FoundRun* found);
-  // `order` made the version; empty for version 0. `units` and `exchanged`: as in ApplyPlan.
-  // `finish` is called after all values are produced, and returns the statistics, apart from the
-  // digest.
+  // Computes the version at the positions of a stretch, on a thread as in ForEachStretch. The
+  // values stay valid until the next call for the thread.
+  using Compute =
+      std::function<absl::StatusOr<std::span<const float>>(int thread, Interval stretch)>;
+  // `order` made the version; empty for version 0. `append` is called as that of ForEachStretch,
+  // `finish` after all values are produced; it returns the statistics, apart from the digest.
   absl::StatusOr<VersionStats> WriteVersion(
-      const std::string& run, const v1::Apply& order, Interval span, const ExchangeUnits* units,
-      std::span<const Interval> exchanged, const Fill& produce,
+      const std::string& run, const v1::Apply& order, Interval span, const StretchRule& rule,
+      int threads, const Compute& compute, const StretchWork& append,
       const std::function<absl::StatusOr<VersionStats>()>& finish);
+  // The contributions of the plan; indexes frames that have none.
+  absl::StatusOr<RoundMean::Files> OpenContributions(const ApplyPlan& plan);
+  absl::StatusOr<std::unique_ptr<BlockFile>> OpenVersionFile(const std::string& run,
+                                                             uint32_t version, v1::Apply* order,
+                                                             Interval* span) const;
   // Prepares what the plan's round does beyond averaging: opens the states of the version before,
   // and creates temporary files.
   absl::StatusOr<RoundUpdate> OpenUpdate(const ApplyPlan& plan, const v1::Apply& before);
@@ -191,6 +205,7 @@ class ShardStore {
   FileSystem& files_;
   const std::string data_dir_;
   const std::string name_;
+  const int threads_;
   uint64_t epoch_ = 0;
   const std::unique_ptr<File> lock_;
   mutable absl::Mutex mutex_;

@@ -17,9 +17,32 @@ Codec CodecOf(const ExchangeUnit& unit, const Codec& codec) {
 
 uint64_t Padded(uint64_t bytes) { return (bytes + kWord - 1) / kWord * kWord; }
 
+absl::Status CheckEndAt(uint64_t end, uint64_t bytes) {
+  if (end == bytes) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("the frame has ", bytes, " bytes, and its units only ", end));
+}
+
 absl::Status In(const ExchangeUnit& unit, const absl::Status& status) {
   return absl::Status(status.code(), absl::StrCat("positions ", unit.positions.begin, " to ",
                                                   unit.positions.end, ": ", status.message()));
+}
+
+// Removes the code of the unit and its padding from the front of `rest`.
+absl::Status DecodeUnit(const ExchangeUnit& unit, const Codec& codec, absl::string_view* rest,
+                        std::span<float> values) {
+  const size_t unread = rest->size();
+  if (const absl::Status status = Decode(CodecOf(unit, codec), rest, values); !status.ok()) {
+    return In(unit, status);
+  }
+  const size_t used = unread - rest->size();
+  const absl::string_view padding = rest->substr(0, Padded(used) - used);
+  if (padding.size() != Padded(used) - used ||
+      padding.find_first_not_of('\0') != absl::string_view::npos) {
+    return In(unit, absl::InvalidArgumentError("the padding is missing or not zero"));
+  }
+  rest->remove_prefix(padding.size());
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -77,46 +100,32 @@ absl::Status FrameReader::Fill(uint64_t needed) {
 }
 
 absl::Status FrameReader::Next(const ExchangeUnit& unit, std::span<float> values) {
-  const Codec codec = CodecOf(unit, codec_);
-  CADRE_RETURN_IF_ERROR(Fill(Padded(MaxCodedBytes(codec, std::ssize(values)))));
-  const absl::string_view unread = absl::string_view(buffer_).substr(begin_);
-  absl::string_view rest = unread;
-  if (const absl::Status status = Decode(codec, &rest, values); !status.ok()) {
-    return In(unit, status);
-  }
-  const size_t used = unread.size() - rest.size();
-  const absl::string_view padding = rest.substr(0, Padded(used) - used);
-  if (padding.size() != Padded(used) - used ||
-      padding.find_first_not_of('\0') != absl::string_view::npos) {
-    return In(unit, absl::InvalidArgumentError("the padding is missing or not zero"));
-  }
-  begin_ += Padded(used);
+  CADRE_RETURN_IF_ERROR(Fill(Padded(MaxCodedBytes(CodecOf(unit, codec_), std::ssize(values)))));
+  absl::string_view rest = absl::string_view(buffer_).substr(begin_);
+  CADRE_RETURN_IF_ERROR(DecodeUnit(unit, codec_, &rest, values));
+  begin_ = buffer_.size() - rest.size();
   return absl::OkStatus();
 }
 
-absl::Status FrameReader::CheckEnd() const {
-  const uint64_t read = offset_ + begin_;
-  if (read == bytes_) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("the frame has ", bytes_, " bytes, and its units only ", read));
+absl::Status FrameReader::CheckEnd() const { return CheckEndAt(done(), bytes_); }
+
+absl::Status DecodeFrame(std::span<const ExchangeUnit> units, const Codec& codec,
+                         absl::string_view frame, std::span<float> values) {
+  absl::string_view rest = frame;
+  for (const ExchangeUnit& unit : units) {
+    const size_t size = unit.positions.size();
+    CADRE_RETURN_IF_ERROR(DecodeUnit(unit, codec, &rest, values.first(size)));
+    values = values.subspan(size);
+  }
+  return CheckEndAt(frame.size() - rest.size(), frame.size());
 }
 
 absl::Status DecodeFrame(std::span<const ExchangeUnit> units, const Codec& codec,
                          absl::string_view frame, std::vector<float>* values) {
-  FrameReader reader(codec, frame.size(), [frame](uint64_t offset, std::span<char> bytes) {
-    std::copy_n(frame.begin() + static_cast<int64_t>(offset), bytes.size(), bytes.begin());
-    return absl::OkStatus();
-  });
   int64_t size = 0;
   for (const ExchangeUnit& unit : units) size += unit.positions.size();
   values->resize(size);
-  std::span<float> rest(*values);
-  for (const ExchangeUnit& unit : units) {
-    const int64_t n = unit.positions.size();
-    CADRE_RETURN_IF_ERROR(reader.Next(unit, rest.first(n)));
-    rest = rest.subspan(n);
-  }
-  return reader.CheckEnd();
+  return DecodeFrame(units, codec, frame, std::span(*values));
 }
 
 }  // namespace cadre

@@ -32,7 +32,10 @@ absl::Status EncodeFrame(std::span<const ExchangeUnit> units, const Codec& codec
                          std::span<const float> values, std::string* frame,
                          std::vector<uint16_t>* words = nullptr);
 
-// Decodes a whole frame; `values` gets the size of the units. Errors: those of FrameReader.
+// Decodes a whole frame. `values`: of all positions of the units. Errors: those of FrameReader.
+absl::Status DecodeFrame(std::span<const ExchangeUnit> units, const Codec& codec,
+                         absl::string_view frame, std::span<float> values);
+// As above; `values` gets the size of the units.
 absl::Status DecodeFrame(std::span<const ExchangeUnit> units, const Codec& codec,
                          absl::string_view frame, std::vector<float>* values);
 
@@ -48,6 +51,8 @@ class FrameReader {
   // Decodes the next unit of the frame. Requires: values has the size of the unit. Errors:
   // InvalidArgument, naming the position of the unit, for a malformed code; those of `read`.
   absl::Status Next(const ExchangeUnit& unit, std::span<float> values);
+  // Bytes of the units so far.
+  uint64_t done() const { return offset_ + begin_; }
   // InvalidArgument if bytes follow the last unit.
   absl::Status CheckEnd() const;
 

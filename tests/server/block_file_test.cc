@@ -5,6 +5,8 @@
 
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "base/crc32c.h"
 #include "tests/base/expect.h"
@@ -108,6 +110,64 @@ TEST_F(BlockFileTest, EveryFlippedBitIsFound) {
     // The last four bytes of the fixed header are unused.
     const bool padding = bit / 8 >= 28 && bit / 8 < 32;
     EXPECT_EQ(status.ok(), padding) << "bit " << bit << ": " << status;
+  }
+}
+
+// Parts that are written in any order give the file that whole blocks give.
+TEST_F(BlockFileTest, WriterTakesParts) {
+  Write(3);
+  const std::string whole = ReadAll(path_);
+  const std::string data = "aaaabbbbcc";
+  using Parts = std::vector<std::pair<size_t, size_t>>;
+  for (const Parts& parts :
+       {Parts{{0, 10}}, Parts{{3, 7}, {0, 1}, {2, 1}, {1, 1}},
+        Parts{{9, 1}, {5, 2}, {7, 2}, {0, 5}}, Parts{{0, 4}, {4, 4}, {8, 2}}}) {
+    auto file = BlockFile::Create(PosixFileSystem(), path_, {"META", 4, 0});
+    ASSERT_TRUE(file.ok()) << file.status();
+    BlockWriter writer(*std::move(file), data.size());
+    for (const auto& [offset, size] : parts) {
+      EXPECT_TRUE(writer.Write(offset, absl::string_view(data).substr(offset, size)).ok());
+    }
+    ASSERT_TRUE(writer.Finish("meta", data.size()).ok());
+    EXPECT_EQ(ReadAll(path_), whole);
+  }
+}
+
+TEST_F(BlockFileTest, ScanFindsEveryFlippedBit) {
+  Write(3);
+  const std::string whole = ReadAll(path_);
+  const auto scan = [&](const std::vector<size_t>& cuts) -> absl::Status {
+    auto file = BlockFile::Open(PosixFileSystem(), path_, Access::kRead);
+    EXPECT_TRUE(file.ok()) << file.status();
+    BlockScan scan(*std::move(file));
+    std::string data(10, ' ');
+    // The last part first.
+    for (size_t i = cuts.size() - 1; i > 0; --i) {
+      const absl::Status read =
+          scan.Read(cuts[i - 1], std::span(data).subspan(cuts[i - 1], cuts[i] - cuts[i - 1]));
+      if (!read.ok()) return read;
+    }
+    const absl::Status checked = scan.Check();
+    EXPECT_TRUE(!checked.ok() || data == "aaaabbbbcc");
+    return checked;
+  };
+  // After the header of 32 bytes and the meta of four.
+  for (const std::vector<size_t>& cuts :
+       {std::vector<size_t>{0, 10}, {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10}, {0, 3, 9, 10}}) {
+    for (size_t bit = 36 * 8; bit < whole.size() * 8; ++bit) {
+      std::string flipped = whole;
+      flipped[bit / 8] ^= static_cast<char>(1 << bit % 8);
+      WriteAll(path_, flipped);
+      EXPECT_THAT(scan(cuts), IsError(absl::StatusCode::kDataLoss, path_)) << bit;
+    }
+    for (size_t size = 36; size < whole.size(); ++size) {
+      WriteAll(path_, whole.substr(0, size));
+      EXPECT_THAT(scan(cuts), IsError(absl::StatusCode::kDataLoss, path_)) << size;
+    }
+    WriteAll(path_, whole + "x");
+    EXPECT_THAT(scan(cuts), IsError(absl::StatusCode::kDataLoss, "after its end"));
+    WriteAll(path_, whole);
+    EXPECT_EQ(scan(cuts), absl::OkStatus());
   }
 }
 

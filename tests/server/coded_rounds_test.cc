@@ -267,6 +267,12 @@ TEST_F(CodedRoundsTest, FragmentsFollowTheFormulas) {
   FollowFormulas(2);
 }
 
+// Of one unit each.
+TEST_F(CodedRoundsTest, SmallFragmentsFollowTheFormulas) {
+  OpenWithFragments(3);
+  FollowFormulas(3);
+}
+
 TEST_F(CodedRoundsTest, FragmentsAreChecked) {
   OpenWithFragments(2);
   const std::vector<Interval> first = ExchangedIn(1, 2);

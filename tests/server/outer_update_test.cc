@@ -92,11 +92,10 @@ TEST(OuterUpdate, Sums) {
   std::vector<float> before = {1, 2, 3};
   std::vector<float> values = {2, 0, 3};
   std::vector<float> momentum = {3, 1, 2};
-  OuterUpdate update(Nesterov(1, 0.5F), 1);
-  update.Update(before, values, {momentum});
-  EXPECT_EQ(update.sums().change_squared(), 1 + 4);
-  EXPECT_EQ(update.sums().momentum_squared(), 9 + 1 + 4);
-  EXPECT_EQ(update.sums().product(), 3 - 2);
+  const v1::OuterSums sums = OuterUpdate(Nesterov(1, 0.5F), 1).Update(before, values, {momentum});
+  EXPECT_EQ(sums.change_squared(), 1 + 4);
+  EXPECT_EQ(sums.momentum_squared(), 9 + 1 + 4);
+  EXPECT_EQ(sums.product(), 3 - 2);
 }
 
 // Any cut into blocks gives the same bits.
@@ -110,13 +109,18 @@ TEST(OuterUpdate, BlocksAreIndependent) {
     std::vector<float> b2 = b1;
     std::vector<float> a1 = Values(4, 333);
     std::vector<float> a2 = a1;
-    OuterUpdate(step, 3).Update(before, whole, {b1, a1});
-    OuterUpdate update(step, 3);
+    const v1::OuterSums sums = OuterUpdate(step, 3).Update(before, whole, {b1, a1});
+    const OuterUpdate update(step, 3);
+    v1::OuterSums added;
     for (size_t begin = 0, size = 1; begin < parts.size(); begin += size, size += 7) {
       const size_t n = std::min(size, parts.size() - begin);
-      update.Update(std::span(before).subspan(begin, n), std::span(parts).subspan(begin, n),
-                    {std::span(b2).subspan(begin, n), std::span(a2).subspan(begin, n)});
+      AddSums(update.Update(std::span(before).subspan(begin, n), std::span(parts).subspan(begin, n),
+                            {std::span(b2).subspan(begin, n), std::span(a2).subspan(begin, n)}),
+              added);
     }
+    EXPECT_DOUBLE_EQ(added.change_squared(), sums.change_squared());
+    EXPECT_DOUBLE_EQ(added.momentum_squared(), sums.momentum_squared());
+    EXPECT_NEAR(added.product(), sums.product(), 1e-12 * sums.change_squared());
     EXPECT_TRUE(SameBits(whole, parts));
     EXPECT_TRUE(SameBits(b1, b2));
     EXPECT_TRUE(SameBits(a1, a2));

@@ -36,26 +36,30 @@ class RoundMeanTest : public ::testing::Test {
     return *std::move(file);
   }
 
+  std::unique_ptr<BlockScan> ScanOf(const std::string& name, const std::vector<float>& values) {
+    return std::make_unique<BlockScan>(FileOf(name, values));
+  }
+
   // The discrepancy of two groups of one rank each, whose values changed from 0 to 1 and to 3.
   // `statistics`: positions of the running statistics of batch norm, which are averaged but not
-  // trained and do not count. The mean is computed in blocks of `piece` positions.
+  // trained and do not count. The mean is computed in stretches of `piece` positions.
   DiscrepancyTerms TermsWithout(const std::vector<Interval>& statistics, int64_t piece) {
     ApplyPlan plan{"run-1", 1, {0, kElements}, {{0, kElements}}, {}, statistics};
     RoundMean::Files files;
     for (uint32_t g = 0; g < 2; ++g) {
       const ContributionKey key{"run-1", 1, g, 1, 0};
       plan.groups.push_back({g, 0.5F, {{key, {0, kElements}, 0}}});
-      files[key] =
-          FileOf(absl::StrCat("group-", g), std::vector<float>(kElements, 1.0F + 2.0F * g));
+      files[key].file =
+          ScanOf(absl::StrCat("group-", g), std::vector<float>(kElements, 1.0F + 2.0F * g));
     }
-    RoundMean mean(plan, std::move(files),
-                   std::make_unique<VersionReader>(FileOf("before", std::vector<float>(kElements)),
-                                                   Interval{0, kElements}));
+    RoundMean mean(plan, std::move(files), ScanOf("before", std::vector<float>(kElements)));
+    RoundMean::Stretch stretch;
     for (int64_t at = 0; at < kElements; at += piece) {
-      std::vector<float> out(std::min(piece, kElements - at));
-      EXPECT_TRUE(mean.Next(at, out).ok());
-      for (const float value : out) EXPECT_EQ(value, 2.0F) << "all positions are averaged";
+      EXPECT_TRUE(mean.Compute({at, std::min(at + piece, kElements)}, stretch).ok());
+      for (const float value : stretch.values()) EXPECT_EQ(value, 2.0F) << "all are averaged";
+      EXPECT_TRUE(mean.Append(stretch).ok());
     }
+    EXPECT_EQ(mean.Check(), absl::OkStatus());
     return mean.discrepancy();
   }
 

@@ -53,7 +53,20 @@ TEST(Frame, IsReadPieceByPiece) {
     std::string frame;
     ASSERT_TRUE(EncodeFrame(units, codec, values, &frame).ok());
     std::vector<float> decoded;
-    ASSERT_TRUE(DecodeFrame(units, codec, frame, &decoded).ok());
+    FrameReader reader(codec, frame.size(), [&](uint64_t offset, std::span<char> bytes) {
+      frame.copy(bytes.data(), bytes.size(), offset);
+      return absl::OkStatus();
+    });
+    for (const ExchangeUnit& unit : units) {
+      std::vector<float> next(unit.positions.size());
+      ASSERT_TRUE(reader.Next(unit, next).ok());
+      decoded.insert(decoded.end(), next.begin(), next.end());
+      EXPECT_EQ(reader.done() == frame.size(), &unit == &units.back());
+    }
+    EXPECT_TRUE(reader.CheckEnd().ok());
+    std::vector<float> whole;
+    ASSERT_TRUE(DecodeFrame(units, codec, frame, &whole).ok());
+    EXPECT_TRUE(SameBits(decoded, whole));
     std::vector<float> expected(values.size());
     std::string coded;
     ASSERT_TRUE(Encode(codec, values, &coded).ok());
