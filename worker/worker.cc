@@ -249,6 +249,7 @@ void Worker::Train(GroupSession& session) {
   TrainerOptions options;
   options.links = &links_;
   options.states = &states_;
+  options.residuals = &residuals_;
   options.progress = &progress_;
   options.exchange_silence = options_.exchange_silence;
   options.data_files = options_.data_files;

@@ -122,6 +122,7 @@ class Worker {
   LinkCache links_;
   // Used by the runner.
   StateVault states_;
+  StateVault residuals_;
   Counters counters_;
   TrainerProgress progress_;
   // Adds to counters_.

@@ -353,7 +353,8 @@ void ShardExchange::AdoptInitial() {
   }
 }
 
-uint32_t ShardExchange::KeepChange(Shard& shard, bool included) const {
+uint32_t ShardExchange::KeepChange(const Shard& shard, bool included,
+                                   std::vector<float>* carried) const {
   // Without a contribution since the last version, there is no change.
   if (shard.change.empty()) return 0;
   const uint32_t late = included ? 0 : shard.version_number + 1 - shard.round;
@@ -365,12 +366,30 @@ uint32_t ShardExchange::KeepChange(Shard& shard, bool included) const {
   }
   if (dropped) factor = 0;
   const std::vector<float>& kept = included ? shard.left_out : shard.change;
-  shard.carried.resize(ElementsOf(shard.parts));
+  carried->resize(ElementsOf(shard.parts));
   ForEachValue(shard, shard.exchanged, [&](int64_t i, int64_t p, bool trained) {
-    shard.carried[p] = trained && !kept.empty() ? factor * kept[i] : 0;
+    (*carried)[p] = trained && !kept.empty() ? factor * kept[i] : 0;
   });
-  shard.change.clear();
   return dropped ? late : 0;
+}
+
+std::vector<float> ShardExchange::Carried(bool included) const {
+  std::vector<float> all;
+  for (const Shard& shard : shards_) {
+    std::vector<float> carried = shard.carried;
+    carried.resize(ElementsOf(shard.parts));
+    if (included) KeepChange(shard, included, &carried);
+    all.insert(all.end(), carried.begin(), carried.end());
+  }
+  return all;
+}
+
+void ShardExchange::SetCarried(std::span<const float> carried) {
+  for (Shard& shard : shards_) {
+    const int64_t n = ElementsOf(shard.parts);
+    shard.carried.assign(carried.begin(), carried.begin() + n);
+    carried = carried.subspan(n);
+  }
 }
 
 uint32_t ShardExchange::Adopt(bool included) {
@@ -378,7 +397,8 @@ uint32_t ShardExchange::Adopt(bool included) {
   absl::MutexLock lock(&mutex_);
   for (Shard& shard : shards_) {
     shard.held.Adopt();
-    dropped = std::max(dropped, KeepChange(shard, included));
+    dropped = std::max(dropped, KeepChange(shard, included, &shard.carried));
+    shard.change.clear();
     if (overlap_.steps() > 0 || fragments_ > 1) PrepareMerge(shard);
     CopyTo(shard.version, shard.parts);
     shard.exchanged.clear();

@@ -86,6 +86,13 @@ class ShardExchange {
   // The owned values are those of version 0, which need not be pulled.
   void AdoptInitial() ABSL_LOCKS_EXCLUDED(mutex_);
 
+  // What will be added to the changes of later contributions, in order of positions: after the last
+  // adoption or, if `included`, once a version includes the last contribution, which must be
+  // staged. Requires: contributions are coded.
+  std::vector<float> Carried(bool included) const;
+  // Requires: nothing was contributed yet; a value for each position of the rank.
+  void SetCarried(std::span<const float> carried);
+
  private:
   struct Shard {
     uint32_t id = 0;
@@ -143,8 +150,8 @@ class ShardExchange {
   // Makes what is to be transferred of shard.staged, which are copies of the exchanged values.
   // Errors: those of the codec.
   absl::Status MakeContribution(Shard& shard) const;
-  // Updates shard.carried. As Adopt.
-  uint32_t KeepChange(Shard& shard, bool included) const;
+  // Updates `carried` after the adoption of a version. As Adopt.
+  uint32_t KeepChange(const Shard& shard, bool included, std::vector<float>* carried) const;
   // Computes shard.merged from the owned values, before they are overwritten.
   void PrepareMerge(Shard& shard) const;
   v1::PullRequest RequestOf(const std::vector<Owned>& parts, uint32_t version) const;

@@ -1,5 +1,6 @@
 // Keeps a rank's optimizer states in host memory from one generation of its group to the next, so
-// that re-forming the group does not lose them.
+// that re-forming the group does not lose them. Another vault keeps, in the same way, what codes
+// have left out of the group's contributions (ShardExchange).
 //
 // Optimizer states belong to a group: they are not averaged, and no aggregator has them. A snapshot
 // contains the states of the slices that a rank owned when it contributed to a round; they change

@@ -102,7 +102,9 @@ class Trainer {
         protocol_(assignment) {}
 
   TrainerOutcome Run() {
-    if (options_.states != nullptr) options_.states->Enter(assignment_);
+    for (StateVault* vault : {options_.states, options_.residuals}) {
+      if (vault != nullptr) vault->Enter(assignment_);
+    }
     progress_.Enter(v1::ACTIVITY_PREPARING);
     absl::Status status = Prepare();
     if (status.ok()) status = Train();
@@ -232,7 +234,7 @@ class Trainer {
   }
 
   // Overwrites this rank's part of the replica with what is being pulled.
-  absl::Status FinishPull(bool included, Traffic* traffic) {
+  absl::Status FinishPull(uint32_t version, bool included, Traffic* traffic) {
     CADRE_RETURN_IF_ERROR(Blame(v1::FAILURE_CAUSE_AGGREGATOR, exchange_->Finish(traffic)));
     progress_.Advance();
     if (overlaps() || FragmentsOf(spec_.averaging()) > 1) {
@@ -250,6 +252,8 @@ class Trainer {
                    << spec_.averaging().staleness().max_rounds();
       counters_.Add("changes_dropped");
     }
+    // A group that has just begun has kept nothing yet that its vaults do not have.
+    if (KeepsResiduals() && has_version_ && !included) KeepResidual(version, /*included=*/false);
     CADRE_RETURN_IF_ERROR(StorePart());
     counters_.Add("pulled_payload_bytes", traffic->payload_received);
     counters_.Add("pulled_message_bytes", traffic->message_received);
@@ -510,6 +514,8 @@ class Trainer {
       counters_.Add("staged_payload_bytes", traffic.payload_sent);
       counters_.Add("staged_message_bytes", traffic.message_sent);
     }
+    // The next generation may start from a version that includes the contribution.
+    if (KeepsResiduals()) KeepResidual(protocol_.version() + 1, /*included=*/true);
     RankProtocol::Staged result = contributed_;
     CADRE_RETURN_IF_ERROR(SumTraffic(traffic, &result));
     // After this barrier every rank has staged.
@@ -565,12 +571,49 @@ class Trainer {
     return replica_->StoreOwned(/*states=*/true);
   }
 
+  // ---- What codes have left out
+
+  // Equal on all ranks.
+  bool KeepsResiduals() const {
+    return options_.residuals != nullptr && CodingOf(spec_.averaging().up()) &&
+           exchange_->has_shards();
+  }
+
+  // As a state of this rank's part of the model.
+  StateVault::States ResidualIn(std::span<float> values) const {
+    StateVault::States states;
+    states.tensors.push_back({{part_.positions, values}});
+    return states;
+  }
+
+  void KeepResidual(uint32_t version, bool included) {
+    std::vector<float> values = exchange_->Carried(included);
+    options_.residuals->Keep(version, ResidualIn(values));
+  }
+
+  // A collective.
+  absl::Status RestoreResidual(uint32_t version) {
+    std::vector<float> values(part_.positions.size());
+    StateVault::States residual = ResidualIn(values);
+    CADRE_ASSIGN_OR_RETURN(const int64_t found, options_.residuals->Restore(
+                                                    version, &residual, replica_->comms().All()));
+    LOG_IF(INFO, lead() && found > 0)
+        << "the ranks hold what the codes have left out of " << found << " of "
+        << replica_->index().size() << " elements before version " << version;
+    if (found > 0) exchange_->SetCarried(values);
+    return absl::OkStatus();
+  }
+
   // A collective. The ranks that leave give their states to others first. A rank that leaves is as
   // lost to the others as one that fails.
   absl::Status Leave(uint32_t version, const std::vector<bool>& leaving) {
     if (std::find(leaving.begin(), leaving.end(), true) == leaving.end()) return absl::OkStatus();
     if (KeepsStates()) {
       CADRE_RETURN_IF_ERROR(options_.states->HandOver(version, leaving, replica_->comms().All()));
+    }
+    if (KeepsResiduals()) {
+      CADRE_RETURN_IF_ERROR(
+          options_.residuals->HandOver(version, leaving, replica_->comms().All()));
     }
     return leaving[rank_slot_.rank()] ? control_.LeaveIfDraining() : absl::OkStatus();
   }
@@ -668,7 +711,7 @@ class Trainer {
     }
     Traffic traffic;
     progress_.Enter(v1::ACTIVITY_EXCHANGING);
-    CADRE_RETURN_IF_ERROR(FinishPull(pull.included, &traffic));
+    CADRE_RETURN_IF_ERROR(FinishPull(pull.version, pull.included, &traffic));
     has_version_ = true;
     RankProtocol::Pulled result;
     std::vector<bool> leaving;
@@ -676,6 +719,7 @@ class Trainer {
     CADRE_ASSIGN_OR_RETURN(result.digest, replica_->GroupDigest());
     if (result.digest == pull.digest) {
       if (KeepsStates()) options_.states->Adopted(pull.version);
+      if (KeepsResiduals()) options_.residuals->Adopted(pull.version);
       CADRE_RETURN_IF_ERROR(Leave(pull.version, leaving));
     }
     counters_.Add("versions_adopted");
@@ -699,6 +743,9 @@ class Trainer {
     // The states of version 0 are zero, or those of a checkpoint.
     if (start().version() > 0 && KeepsStates()) {
       CADRE_RETURN_IF_ERROR(RestoreStates(start().version()));
+    }
+    if (start().version() > 0 && KeepsResiduals()) {
+      CADRE_RETURN_IF_ERROR(RestoreResidual(start().version()));
     }
     if (!exchange_->has_shards()) CADRE_RETURN_IF_ERROR(LoadFirstCheckpoint());
     CADRE_RETURN_IF_ERROR(replica_->GatherWeights());

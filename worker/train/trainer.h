@@ -36,6 +36,8 @@ struct TrainerOptions {
   LinkCache* links = nullptr;
   // Optimizer states of the group's earlier generations. Null: they are lost when it is re-formed.
   StateVault* states = nullptr;
+  // What codes have left out of the group's contributions (ShardExchange). Null: as above.
+  StateVault* residuals = nullptr;
   // Shows what the training thread does; may be null.
   TrainerProgress* progress = nullptr;
   // An exchange with a shard ends after this time without progress.

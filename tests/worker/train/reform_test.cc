@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/backend.h"
+#include "model/coding.h"
 #include "tests/server/rounds_server.h"
 #include "tests/worker/expect.h"
 #include "tests/worker/train/recording_control.h"
@@ -77,6 +78,7 @@ class TrainedRun {
       TrainerOptions options;
       options.links = &links;
       options.states = &vaults[workers[rank]];
+      options.residuals = &residuals[workers[rank]];
       options.connect = [&](const v1::Assignment&) -> absl::StatusOr<std::unique_ptr<Transport>> {
         return std::move(transports[rank]);
       };
@@ -89,6 +91,7 @@ class TrainedRun {
   uint64_t digest() const { return newest_.digest(); }
 
   std::vector<StateVault> vaults{4};
+  std::vector<StateVault> residuals{4};
 
  private:
   class Control final : public RecordingControl {
@@ -123,6 +126,7 @@ class TrainedRun {
     participant.set_generation(generation_);
     participant.set_ranks(ranks);
     participant.set_samples(contributed.samples());
+    if (const auto up = CodingOf(spec_.averaging().up())) *apply.mutable_up() = *up;
     const auto applied = server_.host().Apply(apply);
     ASSERT_TRUE(applied.ok()) << applied.status();
     newest_.set_adopt(true);
@@ -159,6 +163,27 @@ TEST(Reform, OptimizerStatesSurvive) {
       forgotten.Train(workers, 3);
       EXPECT_NE(forgotten.digest(), whole.digest()) << optimizer;
     }
+  }
+}
+
+// The contribution before the group is re-formed is included, but the group has not adopted its
+// version: what its code has left out is that of this contribution.
+TEST(Reform, WhatCodesLeaveOutSurvives) {
+  v1::RunSpec spec = Spec("sgd { momentum: 0.5 }");
+  spec.mutable_averaging()->mutable_up()->set_codec(v1::CODEC_STAT2);
+  for (const std::vector<int>& workers : {std::vector<int>{0}, {0, 1}}) {
+    TrainedRun whole(spec);
+    whole.Train(workers, 5);
+    TrainedRun reformed(spec);
+    reformed.Train(workers, 2);
+    reformed.Train({workers.rbegin(), workers.rend()}, 3);
+    EXPECT_EQ(reformed.digest(), whole.digest());
+
+    TrainedRun forgotten(spec);
+    forgotten.Train(workers, 2);
+    forgotten.residuals = std::vector<StateVault>(4);
+    forgotten.Train(workers, 3);
+    EXPECT_NE(forgotten.digest(), whole.digest());
   }
 }
 
