@@ -15,12 +15,15 @@
 #include <bit>
 
 #include "absl/strings/str_format.h"
+#include "base/vector_loop.h"
 
 namespace cadre {
+namespace {
 
-uint64_t Digest(std::span<const float> values, uint64_t first) {
+CADRE_VECTOR_LOOP
+uint64_t SumOfMixes(const float* values, uint64_t n, uint64_t first) {
   uint64_t sum = 0;
-  for (uint64_t i = 0; i < values.size(); ++i) {
+  for (uint64_t i = 0; i < n; ++i) {
     // Spreads the position over the word; two multiply-xorshift rounds then give full avalanche.
     uint64_t x = (first + i + 1) * 0x9e3779b97f4a7c15ULL;
     x ^= uint64_t{std::bit_cast<uint32_t>(values[i])} << 16;
@@ -29,6 +32,12 @@ uint64_t Digest(std::span<const float> values, uint64_t first) {
     sum += x ^ (x >> 32);
   }
   return sum;
+}
+
+}  // namespace
+
+uint64_t Digest(std::span<const float> values, uint64_t first) {
+  return SumOfMixes(values.data(), values.size(), first);
 }
 
 uint64_t TextDigest(absl::string_view text) {

@@ -41,6 +41,12 @@ void AddWeighted(float weight, std::span<const float> x, std::span<float> sum);
 struct DiscrepancyTerms {
   double variance_between_groups = std::numeric_limits<double>::quiet_NaN();
   double displacement = std::numeric_limits<double>::quiet_NaN();
+
+  DiscrepancyTerms& operator+=(const DiscrepancyTerms& more) {
+    variance_between_groups += more.variance_between_groups;
+    displacement += more.displacement;
+    return *this;
+  }
 };
 
 // Computes the two sums of a block of positions. Thread-compatible.

@@ -42,6 +42,10 @@
 namespace cadre {
 namespace {
 
+// Positions that are averaged over all groups before the next ones, so that their values, sums and
+// means stay in the cache of a core.
+constexpr int64_t kPart = 16 << 10;
+
 std::span<char> AsBytes(std::span<float> values) {
   return {reinterpret_cast<char*>(values.data()), values.size_bytes()};
 }
@@ -147,27 +151,43 @@ absl::Status RoundMean::Compute(Interval positions, Stretch& stretch) const {
   if (exchanged == plan_.exchanged.end() || !exchanged->contains(positions)) {
     return Keep(positions, stretch);
   }
-  stretch.group_.resize(positions.size());
   stretch.discrepancy_ = {0, 0};
   if (before_ != nullptr) CADRE_RETURN_IF_ERROR(ReadBefore(positions, stretch));
-  const bool measured =
-      before_ != nullptr && stretch.before_status_.ok() && plan_.groups.size() > 1;
-  if (measured) stretch.sums_.Begin(stretch.before_);
-  for (const GroupSource& group : plan_.groups) {
-    CADRE_RETURN_IF_ERROR(Read(group, positions, stretch));
-    if (&group == &plan_.groups.front()) {
-      SetWeighted(group.weight, stretch.group_, stretch.values_);
-    } else {
-      AddWeighted(group.weight, stretch.group_, stretch.values_);
-    }
-    if (!measured) continue;
-    ClearStatistics(positions, stretch.group_);
-    if (coded()) AddWeighted(1, stretch.before_, stretch.group_);
-    stretch.sums_.Add(group.weight, stretch.group_);
+  // Frames are indexed by stretches.
+  const int64_t part_size = coded() ? positions.size() : kPart;
+  for (int64_t at = positions.begin; at < positions.end; at += part_size) {
+    const Interval part{at, std::min(at + part_size, positions.end)};
+    CADRE_RETURN_IF_ERROR(Average(part, at - positions.begin, stretch));
   }
-  if (measured) stretch.discrepancy_ = stretch.sums_.End();
   if (update_ != nullptr) return Update(positions, stretch);
   if (coded()) AddWeighted(1, stretch.before_, stretch.values_);
+  return absl::OkStatus();
+}
+
+absl::Status RoundMean::Average(Interval part, int64_t offset, Stretch& stretch) const {
+  const size_t n = part.size();
+  const std::span<float> values = std::span(stretch.values_).subspan(offset, n);
+  std::span<const float> before;
+  const bool measured =
+      before_ != nullptr && stretch.before_status_.ok() && plan_.groups.size() > 1;
+  if (measured) {
+    before = std::span(stretch.before_).subspan(offset, n);
+    stretch.sums_.Begin(before);
+  }
+  stretch.group_.resize(n);
+  for (const GroupSource& group : plan_.groups) {
+    CADRE_RETURN_IF_ERROR(Read(group, part, stretch));
+    if (&group == &plan_.groups.front()) {
+      SetWeighted(group.weight, stretch.group_, values);
+    } else {
+      AddWeighted(group.weight, stretch.group_, values);
+    }
+    if (!measured) continue;
+    ClearStatistics(part, stretch.group_);
+    if (coded()) AddWeighted(1, before, stretch.group_);
+    stretch.sums_.Add(group.weight, stretch.group_);
+  }
+  if (measured) stretch.discrepancy_ += stretch.sums_.End();
   return absl::OkStatus();
 }
 
@@ -256,8 +276,7 @@ absl::Status RoundMean::Append(const Stretch& stretch) {
     LOG(WARNING) << "the discrepancy of the round is unknown: " << stretch.before_status_;
     discrepancy_ = {};
   }
-  discrepancy_.variance_between_groups += stretch.discrepancy_.variance_between_groups;
-  discrepancy_.displacement += stretch.discrepancy_.displacement;
+  discrepancy_ += stretch.discrepancy_;
   if (update_ == nullptr) return absl::OkStatus();
   AddSums(stretch.outer_, update_->sums);
   if (!update_->down) return absl::OkStatus();

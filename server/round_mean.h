@@ -114,6 +114,8 @@ class RoundMean {
   DiscrepancyTerms discrepancy() const;
 
  private:
+  // Averages the groups at positions of a stretch, from its position `offset` on.
+  absl::Status Average(Interval part, int64_t offset, Stretch& stretch) const;
   // Reads the values of one group, or decodes its frames.
   absl::Status Read(const GroupSource& group, Interval positions, Stretch& stretch) const;
   absl::Status ReadFrame(const Source& source, Interval positions, std::span<float> out,

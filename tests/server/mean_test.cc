@@ -27,9 +27,7 @@ DiscrepancyTerms Sum(const std::vector<float>& before, const Vectors& groups,
     for (size_t g = 0; g < groups.size(); ++g) {
       sums.Add(weights[g], std::span(groups[g]).subspan(at, n));
     }
-    const DiscrepancyTerms terms = sums.End();
-    total.variance_between_groups += terms.variance_between_groups;
-    total.displacement += terms.displacement;
+    total += sums.End();
   }
   return total;
 }
