@@ -1,6 +1,7 @@
 #include "base/file_system.h"
 
 #include <fcntl.h>
+#include <limits.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
@@ -24,6 +25,17 @@ namespace fs = std::filesystem;
 
 constexpr uint64_t kPageBytes = 4096;
 
+// Removes `bytes` from the front of the parts; returns the number of parts that are empty then.
+size_t Advance(std::span<iovec> parts, size_t bytes) {
+  size_t done = 0;
+  while (done < parts.size() && bytes >= parts[done].iov_len) bytes -= parts[done++].iov_len;
+  if (bytes > 0) {
+    parts[done].iov_base = static_cast<char*>(parts[done].iov_base) + bytes;
+    parts[done].iov_len -= bytes;
+  }
+  return done;
+}
+
 class PosixFile : public File {
  public:
   PosixFile(int fd, std::string path) : fd_(fd), path_(std::move(path)) {}
@@ -31,18 +43,18 @@ class PosixFile : public File {
   PosixFile& operator=(const PosixFile&) = delete;
   ~PosixFile() override { close(fd_); }
 
-  absl::Status WriteAt(uint64_t offset, absl::string_view first,
-                       absl::string_view second) override {
-    while (!first.empty() || !second.empty()) {
-      iovec parts[2] = {{const_cast<char*>(first.data()), first.size()},
-                        {const_cast<char*>(second.data()), second.size()}};
-      const ssize_t n = pwritev(fd_, parts, 2, static_cast<off_t>(offset));
+  absl::Status WritePartsAt(uint64_t offset, std::span<const absl::string_view> parts) override {
+    std::vector<iovec> left;
+    for (const absl::string_view part : parts) {
+      if (!part.empty()) left.push_back({const_cast<char*>(part.data()), part.size()});
+    }
+    for (std::span<iovec> rest(left); !rest.empty();) {
+      const int count = static_cast<int>(std::min<size_t>(rest.size(), IOV_MAX));
+      const ssize_t n = pwritev(fd_, rest.data(), count, static_cast<off_t>(offset));
       if (n < 0 && errno == EINTR) continue;
       if (n < 0) return ErrnoStatus(errno, "write", path_);
       offset += n;
-      const size_t from_first = std::min(first.size(), static_cast<size_t>(n));
-      first.remove_prefix(from_first);
-      second.remove_prefix(static_cast<size_t>(n) - from_first);
+      rest = rest.subspan(Advance(rest, n));
     }
     return absl::OkStatus();
   }

@@ -25,9 +25,13 @@ class File {
  public:
   virtual ~File() = default;
 
-  // Writes `first`, then `second`, at `offset`, with one system call unless the kernel splits it.
-  virtual absl::Status WriteAt(uint64_t offset, absl::string_view first,
-                               absl::string_view second) = 0;
+  // Writes the parts, one after another, at `offset`; a few of them with one system call, unless
+  // the kernel splits it.
+  virtual absl::Status WritePartsAt(uint64_t offset, std::span<const absl::string_view> parts) = 0;
+  absl::Status WriteAt(uint64_t offset, absl::string_view first, absl::string_view second) {
+    const absl::string_view parts[] = {first, second};
+    return WritePartsAt(offset, parts);
+  }
   // Fills `first`, then `second`, from `offset`; returns the number of bytes, which are fewer only
   // at the end of the file.
   virtual absl::StatusOr<size_t> ReadAt(uint64_t offset, std::span<char> first,

@@ -136,9 +136,12 @@ uint64_t BlockFile::Position(uint64_t index) const {
   return sizeof(FixedHead) + head_.meta.size() + index * (sizeof(uint32_t) + head_.block_bytes);
 }
 
-absl::Status BlockFile::WriteBlock(uint64_t index, absl::string_view data, uint32_t crc) {
-  CADRE_RETURN_IF_ERROR(file_->WriteAt(Position(index), AsText(crc), data));
-  file_->BeginSync(Position(index), sizeof(crc) + data.size());
+absl::Status BlockFile::WriteBlock(uint64_t index, std::span<const absl::string_view> parts,
+                                   uint32_t crc) {
+  std::vector<absl::string_view> block = {AsText(crc)};
+  block.insert(block.end(), parts.begin(), parts.end());
+  CADRE_RETURN_IF_ERROR(file_->WritePartsAt(Position(index), block));
+  file_->BeginSync(Position(index), sizeof(crc) + head_.BytesOf(index));
   return absl::OkStatus();
 }
 

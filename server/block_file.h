@@ -58,8 +58,11 @@ class BlockFile {
   const BlockFileHead& head() const { return head_; }
   const std::string& path() const { return path_; }
 
-  // Requires: data has head().BytesOf(index) bytes, crc is its CRC32C.
-  absl::Status WriteBlock(uint64_t index, absl::string_view data, uint32_t crc);
+  // Requires: the parts have head().BytesOf(index) bytes, crc is their CRC32C.
+  absl::Status WriteBlock(uint64_t index, std::span<const absl::string_view> parts, uint32_t crc);
+  absl::Status WriteBlock(uint64_t index, absl::string_view data, uint32_t crc) {
+    return WriteBlock(index, {&data, 1}, crc);
+  }
   // Replaces the meta and the bytes of data in all blocks. Requires: meta of equal size; no
   // concurrent use of the file.
   absl::Status RewriteHead(std::string meta, uint64_t data_bytes);

@@ -13,6 +13,7 @@
 #include "base/rpc/grpc_channel.h"
 #include "base/rpc/grpc_status.h"
 #include "base/rpc/identity.h"
+#include "server/chunk_view.h"
 #include "server/client/refusal.h"
 
 namespace cadre {
@@ -28,6 +29,17 @@ class HandoffFence {
  private:
   std::atomic<uint32_t> order_ = 0;
 };
+
+bool Deserialize(grpc::ByteBuffer& bytes, v1::StageRequest* request) {
+  return grpc::SerializationTraits<v1::StageRequest>::Deserialize(&bytes, request).ok();
+}
+
+grpc::ByteBuffer Serialize(const v1::StageReply& reply) {
+  grpc::ByteBuffer bytes;
+  bool owned = false;
+  grpc::SerializationTraits<v1::StageReply>::Serialize(reply, &bytes, &owned);
+  return bytes;
+}
 
 // The common part of Stage and Pull calls. Exactly one read, write or pool task of a call is active
 // at any time, so no lock is needed. No member is accessed after the call has ended.
@@ -97,9 +109,10 @@ class RoundsCall : public Reactor {
   OpenStreams::Stream stream_;
 };
 
-// Stage: header -> Resume -> chunks -> Staged.
+// Stage: header -> Resume -> chunks -> Staged. Messages are those of StageRequest and StageReply as
+// bytes, so that chunks are written to the disk from where gRPC has received them.
 class StageCall final
-    : public RoundsCall<grpc::ServerBidiReactor<v1::StageRequest, v1::StageReply>> {
+    : public RoundsCall<grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>> {
  public:
   StageCall(ShardHost& host, WorkPool& pool, StreamSlots& slots, OpenStreams& streams,
             grpc::CallbackServerContext* context)
@@ -127,25 +140,30 @@ class StageCall final
   }
 
   void TakeRequest() {
-    if (request_.has_header() && staging_.file == nullptr) {
-      return Begin(host_.Authenticate(request_.header()), [this] { TakeHeader(); });
+    v1::StageRequest request;
+    if (staging_.file != nullptr) {
+      if (ReadChunk(request_, &chunk_)) return Submit([this] { TakeChunk(); });
+    } else if (Deserialize(request_, &request) && request.has_header()) {
+      header_ = std::move(*request.mutable_header());
+      return Begin(host_.Authenticate(header_), [this] { TakeHeader(); });
     }
-    if (request_.has_chunk() && staging_.file != nullptr) return Submit([this] { TakeChunk(); });
     End(RefusalStatus(v1::REFUSAL_MALFORMED, "expected one header, then chunks"));
   }
 
   void TakeHeader() {
-    absl::StatusOr<Staging> staging = host_.Stage(request_.header());
+    absl::StatusOr<Staging> staging = host_.Stage(header_);
     if (!staging.ok()) return End(staging.status());
     staging_ = *std::move(staging);
     taken_ = staging_.grant.next_chunk;
-    reply_.mutable_resume()->set_next_chunk(taken_);
+    v1::StageReply reply;
+    reply.mutable_resume()->set_next_chunk(taken_);
+    reply_ = Serialize(reply);
     Await();
     StartWrite(&reply_);
   }
 
   void TakeChunk() {
-    const absl::StatusOr<bool> last = host_.Put(staging_, request_.chunk());
+    const absl::StatusOr<bool> last = host_.Put(staging_, chunk_);
     if (!last.ok()) return End(last.status());
     ++taken_;
     if (*last) return FinishStaging();
@@ -154,7 +172,9 @@ class StageCall final
 
   void FinishStaging() {
     if (const absl::Status status = host_.Finish(staging_); !status.ok()) return End(status);
-    reply_.mutable_staged()->set_elements(staging_.grant.elements);
+    v1::StageReply reply;
+    reply.mutable_staged()->set_elements(staging_.grant.elements);
+    reply_ = Serialize(reply);
     Await();
     StartWriteAndFinish(&reply_, grpc::WriteOptions(), grpc::Status::OK);
   }
@@ -162,8 +182,11 @@ class StageCall final
   Staging staging_;
   // Stored chunks, including those of earlier streams.
   uint32_t taken_ = 0;
-  v1::StageRequest request_;
-  v1::StageReply reply_;
+  v1::ContributionHeader header_;
+  grpc::ByteBuffer request_;
+  // Refers to request_.
+  ChunkView chunk_;
+  grpc::ByteBuffer reply_;
 };
 
 // Pull: reads and sends one chunk at a time. The next chunk is read only after gRPC has accepted
@@ -232,7 +255,7 @@ RoundsService::RoundsService(const RoundsServiceOptions& options, ShardHost& hos
       pool_(options.disk_threads, options.max_stages + options.max_pulls),
       streams_(options.max_streams, options.max_silence) {}
 
-grpc::ServerBidiReactor<v1::StageRequest, v1::StageReply>* RoundsService::Stage(
+grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* RoundsService::Stage(
     grpc::CallbackServerContext* context) {
   return new StageCall(host_, pool_, stages_, streams_, context);
 }

@@ -16,6 +16,8 @@
 // is destroyed.
 #pragma once
 
+#include <grpcpp/support/byte_buffer.h>
+
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -71,11 +73,12 @@ class WorkPool {
   std::vector<std::thread> threads_;
 };
 
-class RoundsService final : public v1::Rounds::CallbackService {
+class RoundsService final : public v1::Rounds::WithRawCallbackMethod_Stage<
+                                v1::Rounds::WithCallbackMethod_Pull<v1::Rounds::Service>> {
  public:
   RoundsService(const RoundsServiceOptions& options, ShardHost& host, Counters& counters);
 
-  grpc::ServerBidiReactor<v1::StageRequest, v1::StageReply>* Stage(
+  grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Stage(
       grpc::CallbackServerContext* context) override;
   grpc::ServerWriteReactor<v1::PullReply>* Pull(grpc::CallbackServerContext* context,
                                                 const v1::PullRequest* request) override;

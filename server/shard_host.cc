@@ -494,19 +494,19 @@ absl::StatusOr<Staging> ShardHost::Stage(const v1::ContributionHeader& header) {
   return staging;
 }
 
-absl::StatusOr<bool> ShardHost::Put(Staging& staging, const v1::Chunk& chunk) {
+absl::StatusOr<bool> ShardHost::Put(Staging& staging, const ChunkView& chunk) {
   const StageGrant& grant = staging.grant;
-  const bool crc_fits = Crc32c(chunk.data()) == chunk.crc32c();
+  uint32_t crc = 0;
+  for (const absl::string_view part : chunk.data) crc = ExtendCrc32c(crc, part);
   {
     absl::MutexLock lock(&mutex_);
-    if (const auto refused = ledger_.CheckChunk(grant.key, grant.attempt, chunk.index(),
-                                                std::ssize(chunk.data()), crc_fits)) {
+    if (const auto refused = ledger_.CheckChunk(grant.key, grant.attempt, chunk.index,
+                                                chunk.bytes(), crc == chunk.crc32c)) {
       return Refuse(*refused);
     }
   }
-  CADRE_RETURN_IF_ERROR(
-      CountError(staging.file->WriteBlock(chunk.index(), chunk.data(), chunk.crc32c())));
-  counters_->Add("staged_bytes", chunk.data().size());
+  CADRE_RETURN_IF_ERROR(CountError(staging.file->WriteBlock(chunk.index, chunk.data, crc)));
+  counters_->Add("staged_bytes", chunk.bytes());
   absl::MutexLock lock(&mutex_);
   return ledger_.ChunkStored(grant.key, grant.attempt);
 }

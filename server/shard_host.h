@@ -34,6 +34,7 @@
 #include "base/rooted_files.h"
 #include "proto/cadre/v1/membership.pb.h"
 #include "proto/cadre/v1/rounds.pb.h"
+#include "server/chunk_view.h"
 #include "server/ledger.h"
 #include "server/shard_store.h"
 
@@ -133,7 +134,7 @@ class ShardHost {
   absl::Status Authenticate(const v1::PullRequest& request) const ABSL_LOCKS_EXCLUDED(mutex_);
   absl::StatusOr<Staging> Stage(const v1::ContributionHeader& header) ABSL_LOCKS_EXCLUDED(mutex_);
   // Stores one chunk. Returns whether it was the last; then Finish must follow.
-  absl::StatusOr<bool> Put(Staging& staging, const v1::Chunk& chunk) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::StatusOr<bool> Put(Staging& staging, const ChunkView& chunk) ABSL_LOCKS_EXCLUDED(mutex_);
   // Makes the contribution durable. Requires: all chunks are stored. A frame that is malformed is
   // refused and dropped.
   absl::Status Finish(Staging& staging) ABSL_LOCKS_EXCLUDED(mutex_);

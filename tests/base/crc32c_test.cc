@@ -57,6 +57,7 @@ TEST(Crc32cTest, PartsAddUpInAnyOrder) {
       const uint32_t middle = CrcShare(Crc32c(text.substr(first, second - first)), 3000 - second);
       EXPECT_EQ(last ^ middle ^ CrcShare(Crc32c(text.substr(0, first)), 3000 - first), Crc32c(text))
           << first << " " << second;
+      EXPECT_EQ(ExtendCrc32c(Crc32c(text.substr(0, first)), text.substr(first)), Crc32c(text));
     }
   }
   // More bytes than 32 bits count.

@@ -58,6 +58,21 @@ TEST_P(FileSystemTest, ReadsWhatWasWritten) {
   EXPECT_TRUE(files().SyncFolder(Path("")).ok());
 }
 
+// More parts than one system call takes, some of them empty.
+TEST_P(FileSystemTest, WritesManyParts) {
+  const auto file = files().Create(Path("f"));
+  ASSERT_TRUE(file.ok()) << file.status();
+  std::string bytes;
+  for (int i = 0; i < 5000; ++i) bytes += static_cast<char>('a' + i % 26);
+  std::vector<absl::string_view> parts;
+  for (size_t begin = 0, i = 0; begin < bytes.size(); begin += i % 4, ++i) {
+    parts.push_back(absl::string_view(bytes).substr(begin, i % 4));
+  }
+  ASSERT_TRUE((*file)->WritePartsAt(3, parts).ok());
+  (*file)->BeginSync(3, bytes.size());
+  EXPECT_EQ(Read("f").substr(3), bytes);
+}
+
 TEST_P(FileSystemTest, CreateLeavesTheOldFileToItsWriters) {
   const auto old = files().Create(Path("f"));
   const auto replacement = files().Create(Path("f"));

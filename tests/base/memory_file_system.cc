@@ -6,6 +6,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "base/status.h"
 
@@ -44,12 +45,11 @@ class MemoryFileSystem::OpenFile : public File {
     if (process_ == files_.process_) node_->locked = false;
   }
 
-  absl::Status WriteAt(uint64_t offset, absl::string_view first,
-                       absl::string_view second) override {
+  absl::Status WritePartsAt(uint64_t offset, std::span<const absl::string_view> parts) override {
     absl::MutexLock lock(&files_.mutex_);
     CADRE_RETURN_IF_ERROR(Check());
     CADRE_RETURN_IF_ERROR(files_.Change());
-    std::string bytes = absl::StrCat(first, second);
+    std::string bytes = absl::StrJoin(parts, "");
     const uint64_t size = node_->bytes.size();
     const uint64_t growth = std::max(size, offset + bytes.size()) - size;
     // A full disk takes the bytes for which there is room.
