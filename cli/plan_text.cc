@@ -258,13 +258,15 @@ std::string ForecastText(const EpochsForecast& forecast) {
 // The numbers of groups, each with its best interval between averages, and why other numbers are
 // excluded.
 std::string GroupsText(const GroupsResult& answer) {
-  Table table({"GROUPS", "RANKS", "MESH", "STEP ms", "AVERAGE ms", "EVERY", "SAMPLES/s", "EPOCH",
-               "EPOCHS", "TO TARGET"});
+  Table table({"GROUPS", "RANKS", "MESH", "STEP ms", "AVERAGE ms", "EXPOSED ms", "EVERY", "TRAFFIC",
+               "SAMPLES/s", "EPOCH", "EPOCHS", "TO TARGET"});
   for (const GroupChoice& choice : answer.choices) {
     const double epoch = choice.seconds_per_epoch;
     table.AddRow({absl::StrCat(choice.groups), absl::StrCat(choice.ranks), choice.mesh.ToString(),
                   Milliseconds(choice.step_seconds), Milliseconds(choice.averaging_seconds),
+                  Milliseconds(choice.exposed_seconds),
                   choice.every_steps > 0 ? absl::StrCat(choice.every_steps) : "",
+                  FormatBytes(choice.bytes_per_average()),
                   absl::StrFormat("%.1f", 1 / choice.seconds_per_sample),
                   epoch > 0 ? FormatDuration(epoch) : "",
                   choice.epochs ? absl::StrFormat("%.4g", *choice.epochs) : "",

@@ -14,9 +14,11 @@
 //            H stays within the stricter of the two bounds (Yu, Yang, Zhu 2019), and is no larger
 //            than needed to make averaging cheap.
 //   average  each rank sends its n / p words to the aggregators and receives as many (Lee et al.
-//            2020), over the slowest link between groups, without other traffic, since all groups
-//            wait for the round. If the spec states the number of aggregators, the slices of all
-//            groups share the aggregators' links, and the slower of the two limits counts.
+//            2020), in the codecs of the run, over the slowest link between groups, without other
+//            traffic, since all groups wait for the round. If the spec states the number of
+//            aggregators, the slices of all groups share the aggregators' links, and the slower of
+//            the two limits counts. If averages overlap s steps, groups wait only for what takes
+//            longer than s steps; that the exchange slows these down is not modeled.
 //
 // Workers are assigned to groups host by host in the profile's order, and the slowest group
 // determines the step. Groups on equal hosts are of one kind and are planned once; at most
@@ -34,10 +36,11 @@
 #include "absl/strings/str_format.h"
 #include "base/counted_noun.h"
 #include "base/status.h"
+#include "plan/cost/communication_cost.h"
 #include "plan/cost/discrepancy.h"
 #include "plan/cost/group_hybrid.h"
-#include "plan/cost/hierarchical_averaging.h"
 #include "plan/cost/time_to_accuracy.h"
+#include "plan/report/round_traffic.h"
 #include "plan/search/search.h"
 #include "tensor/interval.h"
 
@@ -189,14 +192,16 @@ void AddAveraging(const PlanQuestion& question, GroupChoice& choice) {
   if (choice.groups == 1) return;
   // The slowest link between any two workers.
   const LinkProfile& link = question.problem.hardware.link;
-  const AggregationTraffic traffic =
-      TrafficOfRound(question.index.size(), choice.groups, choice.ranks);
-  choice.bytes_per_average = traffic.bytes_per_round;
-  const double rank_bytes =
-      kBytesPerWord * (traffic.words_up_per_rank + traffic.words_down_per_rank);
-  const uint32_t shards = question.request.spec.cluster().aggregators();
-  const double shard_bytes = shards > 0 ? 1.0 * traffic.bytes_per_round / shards : 0;
+  const v1::RunSpec& spec = question.request.spec;
+  const RoundTraffic traffic = RoundTrafficOf(spec.averaging(), question.index);
+  choice.bytes_up = choice.groups * traffic.bytes_up;
+  choice.bytes_down = choice.groups * traffic.bytes_down;
+  const double rank_bytes = 1.0 * traffic.bytes() / choice.ranks;
+  const uint32_t shards = spec.cluster().aggregators();
+  const double shard_bytes = shards > 0 ? 1.0 * choice.bytes_per_average() / shards : 0;
   choice.averaging_seconds = 2 * link.alpha + link.beta * std::max(rank_bytes, shard_bytes);
+  const double hidden = spec.averaging().overlap().steps() * choice.step_seconds;
+  choice.exposed_seconds = std::max(0.0, choice.averaging_seconds - hidden);
 }
 
 // --- Statistics ---
@@ -227,7 +232,7 @@ void ChooseInterval(const PlanQuestion& question, GroupChoice& choice) {
       steps ? MaxStepsBetweenAverages(*steps, choice.groups, IntervalBound::kYu) : 1;
   int64_t largest = 1;
   while (largest * 2 <= max_steps) largest *= 2;
-  const double shortest = choice.step_seconds + choice.averaging_seconds / largest;
+  const double shortest = choice.step_seconds + choice.exposed_seconds / largest;
   choice.every_steps = 1;
   while (choice.every_steps < largest && choice.seconds_per_step() > shortest * (1 + kMinSaving)) {
     choice.every_steps *= 2;

@@ -25,13 +25,17 @@ struct GroupChoice {
   // The mesh of the slowest group's plan, and the seconds of its step.
   Mesh mesh;
   double step_seconds = 0;
-  // Time of one average, and its share of a step.
+  // Time of the exchange of one average, how much of it the groups wait for, because it takes
+  // longer than the steps that overlap it, and the share of that in a step.
   double averaging_seconds = 0;
-  double averaging_share() const { return every_steps > 0 ? averaging_seconds / every_steps : 0; }
+  double exposed_seconds = 0;
+  double averaging_share() const { return every_steps > 0 ? exposed_seconds / every_steps : 0; }
   double seconds_per_step() const { return step_seconds + averaging_share(); }
   double seconds_per_sample = 0;
-  // Payload of one average between all groups and their aggregators, in both directions.
-  int64_t bytes_per_average = 0;
+  // Payload of one average from all groups to their aggregators, and back.
+  int64_t bytes_up = 0;
+  int64_t bytes_down = 0;
+  int64_t bytes_per_average() const { return bytes_up + bytes_down; }
   // 0: not known.
   double seconds_per_epoch = 0;
   std::optional<double> epochs;

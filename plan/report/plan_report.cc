@@ -19,8 +19,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "plan/cost/hierarchical_averaging.h"
+#include "plan/cost/communication_cost.h"
 #include "plan/plan_collectives.h"
+#include "plan/report/round_traffic.h"
 #include "plan/search/planner.h"
 #include "plan/search/prediction.h"
 
@@ -95,9 +96,8 @@ void CountBytes(const PlanQuestion& question, PlanReport& report) {
   const v1::RunSpec& spec = question.request.spec;
   if (spec.averaging().every_steps() == 0) return;
   const int64_t groups = std::max(1U, spec.cluster().groups());
-  const AggregationTraffic round =
-      TrafficOfRound(question.index.size(), groups, question.problem.ranks);
-  report.bytes_across = 1.0 * round.bytes_per_round / spec.averaging().every_steps();
+  const RoundTraffic round = RoundTrafficOf(spec.averaging(), question.index);
+  report.bytes_across = 1.0 * groups * round.bytes() / spec.averaging().every_steps();
 }
 
 }  // namespace

@@ -47,23 +47,6 @@ absl::Status DecodeUnit(const ExchangeUnit& unit, const Codec& codec, absl::stri
 
 }  // namespace
 
-Codec CodecOf(const v1::Coding& coding) {
-  switch (coding.codec()) {
-    case v1::CODEC_BF16:
-      return {CodecKind::kBf16};
-    case v1::CODEC_INT8:
-      return {CodecKind::kInt8};
-    case v1::CODEC_E3M0:
-      return {CodecKind::kE3m0};
-    case v1::CODEC_STAT2:
-      return {CodecKind::kStat2};
-    case v1::CODEC_TOPK:
-      return {CodecKind::kTopK, coding.keep()};
-    default:
-      return {CodecKind::kFp32};
-  }
-}
-
 int64_t MaxFrameWords(std::span<const ExchangeUnit> units, const Codec& codec) {
   uint64_t bytes = 0;
   for (const ExchangeUnit& unit : units) {

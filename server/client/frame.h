@@ -14,13 +14,10 @@
 
 #include "absl/status/status.h"
 #include "kernels/codec/codec.h"
+#include "kernels/codec/coding.h"
 #include "model/exchange_units.h"
-#include "proto/cadre/v1/run.pb.h"
 
 namespace cadre {
-
-// Requires: the coding has a codec.
-Codec CodecOf(const v1::Coding& coding);
 
 // Words of 4 bytes of the largest possible frame.
 int64_t MaxFrameWords(std::span<const ExchangeUnit> units, const Codec& codec);

@@ -77,7 +77,7 @@ TEST_F(GroupChoiceTest, Formula) {
   EXPECT_EQ(two.every_steps, 8);
   // n / 2 words and one message in each direction.
   EXPECT_DOUBLE_EQ(two.averaging_seconds, 2 * 50e-6 + 2 * (parameters_ / 2) * 4 * 0.8e-9);
-  EXPECT_EQ(two.bytes_per_average, TrafficOfRound(parameters_, 2, 2).bytes_per_round);
+  EXPECT_EQ(two.bytes_per_average(), TrafficOfRound(parameters_, 2, 2).bytes_per_round);
   EXPECT_DOUBLE_EQ(two.seconds_per_step(), two.step_seconds + two.averaging_seconds / 8);
   EXPECT_DOUBLE_EQ(two.seconds_per_epoch, 500 * two.seconds_per_step());
   EXPECT_DOUBLE_EQ(*two.epochs, 4.5);
@@ -94,6 +94,45 @@ TEST_F(GroupChoiceTest, AggregatorLinksLimitAverages) {
   request_.spec.mutable_cluster()->set_aggregators(1);
   EXPECT_DOUBLE_EQ(Find(Choose(8), 8).averaging_seconds,
                    2 * 50e-6 + 8 * 2 * parameters_ * 4 * 0.8e-9);
+}
+
+// Codes shorten the exchange in the direction that they code.
+TEST_F(GroupChoiceTest, CodesShortenAverages) {
+  request_.max_groups = 2;
+  const GroupChoice plain = Find(Choose(4), 2);
+  EXPECT_EQ(plain.bytes_up, plain.bytes_down);
+  v1::Averaging& averaging = *request_.spec.mutable_averaging();
+  averaging.mutable_up()->set_codec(v1::CODEC_E3M0);
+  const GroupChoice up = Find(Choose(4), 2);
+  EXPECT_EQ(up.bytes_down, plain.bytes_down);
+  EXPECT_NEAR(up.bytes_up, plain.bytes_up / 8.0, 0.02 * plain.bytes_up);
+  // A rank has half of a group's bytes.
+  EXPECT_DOUBLE_EQ(up.averaging_seconds, 2 * 50e-6 + up.bytes_per_average() / 2.0 / 2 * 0.8e-9);
+  averaging.mutable_down()->set_codec(v1::CODEC_BF16);
+  const GroupChoice both = Find(Choose(4), 2);
+  EXPECT_EQ(both.bytes_up, up.bytes_up);
+  EXPECT_NEAR(both.bytes_down, plain.bytes_down / 2.0, 0.01 * plain.bytes_down);
+}
+
+// Groups wait only for what takes longer than the steps that overlap the exchange.
+TEST_F(GroupChoiceTest, OverlapHidesAverages) {
+  request_.max_groups = 4;
+  v1::Averaging& averaging = *request_.spec.mutable_averaging();
+  averaging.set_every_steps(8);
+  const GroupChoice waiting = Find(Choose(4), 4);
+  EXPECT_EQ(waiting.exposed_seconds, waiting.averaging_seconds);
+  averaging.mutable_overlap()->set_steps(1);
+  request_.link = {.alpha = 50e-6, .bandwidth = 1e7};
+  const GroupChoice slow = Find(Choose(4), 4);
+  EXPECT_GT(slow.averaging_seconds, slow.step_seconds);
+  EXPECT_DOUBLE_EQ(slow.exposed_seconds, slow.averaging_seconds - slow.step_seconds);
+  EXPECT_DOUBLE_EQ(slow.seconds_per_step(), slow.step_seconds + slow.exposed_seconds / 8);
+  averaging.mutable_overlap()->set_steps(7);
+  request_.link = {.alpha = 50e-6, .bandwidth = 1.25e9};
+  const GroupChoice hidden = Find(Choose(4), 4);
+  EXPECT_GT(hidden.averaging_seconds, 0);
+  EXPECT_EQ(hidden.exposed_seconds, 0);
+  EXPECT_DOUBLE_EQ(hidden.seconds_per_step(), hidden.step_seconds);
 }
 
 // If epochs do not depend on the batch, groups of one rank are best; if epochs grow rapidly, a
