@@ -43,7 +43,7 @@ Machine::Actions Machine::Receive(const v1::CoordinatorMessage& message) {
   bool accepted = false;
   switch (message.body_case()) {
     case v1::CoordinatorMessage::kAssignment:
-      return ReceiveAssignment(message.assignment());
+      return ReceiveAssignment(message.assignment(), message.epoch());
     case v1::CoordinatorMessage::kRelease:
       return ReceiveRelease(message.release());
     case v1::CoordinatorMessage::kRefused:
@@ -72,15 +72,16 @@ Machine::Actions Machine::Receive(const v1::CoordinatorMessage& message) {
   return {Deliver{message}};
 }
 
-// Generations of a group only increase, so an assignment of a lower or equal generation is late or
-// repeated.
-Machine::Actions Machine::ReceiveAssignment(const v1::Assignment& assignment) {
+// The generations that a coordinator assigns to a group only increase, so an assignment of a lower
+// or equal one is late or repeated.
+Machine::Actions Machine::ReceiveAssignment(const v1::Assignment& assignment, uint64_t epoch) {
   const v1::RankSlot& rank_slot = assignment.place();
   // The coordinator repeats the assignment after a reconnect; Connected repeats our messages, too.
   if (IsCurrent(rank_slot)) return {};
-  uint32_t& newest = newest_[{assignment.lineage(), rank_slot.group()}];
-  if (rank_slot.generation() <= newest) return {};
-  newest = rank_slot.generation();
+  Newest& newest = newest_[{assignment.lineage(), rank_slot.group()}];
+  if (rank_slot.generation() == newest.generation) return {};
+  if (rank_slot.generation() < newest.generation && epoch <= newest.epoch) return {};
+  newest = {rank_slot.generation(), epoch};
   Actions actions;
   if (rank_slot_) actions = Drop("superseded by a newer assignment");
   unanswered<v1::GroupFailed>().reset();

@@ -66,7 +66,7 @@ class AssignmentMachine {
   const std::optional<v1::RankSlot>& rank_slot() const { return rank_slot_; }
 
  private:
-  Actions ReceiveAssignment(const v1::Assignment& assignment);
+  Actions ReceiveAssignment(const v1::Assignment& assignment, uint64_t epoch);
   // Whether the message concerns the current rank slot, now.
   bool AcceptStart(const v1::Start& start);
   bool AcceptDecision(const v1::Decision& decision);
@@ -84,10 +84,15 @@ class AssignmentMachine {
   }
 
   std::optional<v1::RankSlot> rank_slot_;
-  // Highest generation seen, by lineage and group; a message with a lower one is late. The key is
-  // the lineage (a model history's unique id) and not the run, because a coordinator with a new
-  // store numbers runs and generations from one again.
-  std::map<std::pair<std::string, uint32_t>, uint32_t> newest_;
+  struct Newest {
+    uint32_t generation = 0;
+    uint64_t epoch = 0;
+  };
+  // The newest generation seen, by lineage and group; a message with a lower one is late, unless
+  // its coordinator was started later: that one may not know the generations of another, which ran
+  // with a copy of its store. The key is the lineage (a model history's unique id) and not the run,
+  // because a coordinator with a new store numbers runs and generations from one again.
+  std::map<std::pair<std::string, uint32_t>, Newest> newest_;
   bool started_ = false;
   // A decision has ended the run; further decisions only assign intervals to evaluate.
   bool finished_ = false;

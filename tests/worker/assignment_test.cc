@@ -117,6 +117,22 @@ TEST(AssignmentMachine, IgnoresRepeatedAndOlderAssignments) {
   EXPECT_TRUE(machine.Receive(AssignmentOf(5)).empty()) << "the generation has ended";
 }
 
+// A coordinator with a copy of the store has assigned higher generations, and has ended.
+TEST(AssignmentMachine, LaterCoordinatorAssignsLowerGenerations) {
+  const auto assignment = [](uint32_t generation, uint64_t epoch) {
+    v1::CoordinatorMessage message = AssignmentOf(generation);
+    message.set_epoch(epoch);
+    return message;
+  };
+  Machine machine;
+  machine.Receive(assignment(500, 7));
+  machine.Receive(ReleaseOf(500));
+  EXPECT_TRUE(machine.Receive(assignment(6, 7)).empty()) << "late";
+  EXPECT_TRUE(machine.Receive(assignment(500, 8)).empty()) << "the generation has ended";
+  EXPECT_TRUE(IsOne<Machine::Begin>(machine.Receive(assignment(6, 8))));
+  EXPECT_TRUE(machine.Receive(assignment(5, 8)).empty()) << "late";
+}
+
 TEST(AssignmentMachine, NewerAssignmentReplacesTheCurrentOne) {
   Machine machine = Training(5);
   const Machine::Actions actions = machine.Receive(AssignmentOf(6));
