@@ -5,6 +5,9 @@
 // may have ended. What was decided since is on the aggregators only, as after the loss of the whole
 // store, and the record is rebuilt from their reports in the same way (adoption.h).
 //
+// The same happens to a coordinator that was replaced while it ran, and returns after the end of
+// the other one. The round that it was closing may have been closed with other participants.
+//
 // The first message that shows a later state ends the groups of the run. Nothing is ordered to its
 // shards from then on, because OpenRun replaces the run files from which the reports are made.
 // When the reports of all shards belong together, Machine replaces the run by one with the rebuilt

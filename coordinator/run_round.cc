@@ -256,6 +256,8 @@ void Run::OnApplied(const Member& member, const v1::Applied& applied) {
   if (!OnRestoringApplied(applied)) return;
   // A duplicate, or an answer for an earlier round.
   if (!committing() || applied.round() != commits_.closing()->round()) return;
+  // The round was closed differently by another coordinator, with a copy of the store.
+  if (applied.refusal() == v1::REFUSAL_CLOSED_ROUND) return FallBehind(applied.round());
   if (!applied.error().empty()) {
     End(v1::RUN_STATE_FAILED,
         absl::StrCat("aggregator ", member.record.name(), " cannot apply round ", applied.round(),

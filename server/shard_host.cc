@@ -331,6 +331,7 @@ absl::StatusOr<v1::Applied> ShardHost::Apply(const v1::Apply& apply) {
   }
   if (const auto* refused = std::get_if<Refused>(&decision)) {
     answer.set_error(std::string(Refuse(*refused).message()));
+    answer.set_refusal(refused->refusal);
     return answer;
   }
   if (const auto* incomplete = std::get_if<Incomplete>(&decision)) {

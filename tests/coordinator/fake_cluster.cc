@@ -785,6 +785,11 @@ void FakeCluster::OnApply(FakeAggregator& aggregator, const v1::Apply& apply) {
     shard.waiting.reset();
   }
   EXPECT_EQ(apply.round(), shard.version);
+  if (!apply.seed() && Mix(0, apply) != Mix(0, shard.newest)) {
+    applied.set_error("the version was made of other participants");
+    applied.set_refusal(v1::REFUSAL_CLOSED_ROUND);
+    return Post(aggregator.connection, applied);
+  }
   if (!apply.seed() && made_.contains({apply.run(), shard.shard, apply.round() - 1})) {
     EXPECT_EQ(shard.digests[apply.round()],
               Mix(made_.at({apply.run(), shard.shard, apply.round() - 1}), apply))

@@ -995,6 +995,30 @@ TEST_F(OlderStoreTest, RoundClosesOnlyWhenAllShardsAreKnown) {
   ExpectDone(run);
 }
 
+// A coordinator that is replaced while it closes a round, and returns: the other one has closed the
+// same round differently.
+TEST_F(OlderStoreTest, RoundThatWasClosedDifferently) {
+  const std::string run = Begin(1);
+  const Records copy = BackUp();
+  cluster_.behaviour.apply = false;
+  TrainBoth(run);
+  ASSERT_EQ(cluster_.Commit(run, 2)->participants_size(), 2);
+  const Records first = cluster_.store();
+  cluster_.behaviour.apply = true;
+  cluster_.RollBackStore(copy);
+  TrainBoth(run);
+  const v1::CommitRecord made = *cluster_.Commit(run, 2);
+  ASSERT_TRUE(made.committed());
+  cluster_.RollBackStore(first);
+  EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_RUNNING) << ReasonOf(run);
+  EXPECT_EQ(VersionOf(run), 2u);
+  const v1::CommitRecord rebuilt = *cluster_.Commit(run, 2);
+  ASSERT_EQ(rebuilt.participants_size(), 2);
+  EXPECT_EQ(rebuilt.participants(0).generation(), made.participants(0).generation());
+  EXPECT_EQ(rebuilt.digest(), made.digest());
+  ExpectDone(run);
+}
+
 // The lineage is not a secret among aggregators.
 TEST_F(OlderStoreTest, AggregatorWithoutAShardShowsNothing) {
   const std::string run = Begin(2);

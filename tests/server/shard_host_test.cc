@@ -805,7 +805,9 @@ TEST_F(ShardHostTest, VersionKeepsItsOrder) {
   EXPECT_EQ(state.step(), 40u);
   EXPECT_EQ(state.samples(), 5000u);
   EXPECT_EQ(Apply(apply).digest(), digest);
-  EXPECT_THAT(Apply(MakeApply(run_, 1, {{.group = 1}})).error(), HasSubstr("was made of group 0"));
+  const v1::Applied other = Apply(MakeApply(run_, 1, {{.group = 1}}));
+  EXPECT_THAT(other.error(), HasSubstr("was made of group 0"));
+  EXPECT_EQ(other.refusal(), v1::REFUSAL_CLOSED_ROUND);
 }
 
 // Files whose meta ends before the discrepancy, or before the order.
