@@ -64,8 +64,9 @@ void Cluster::Restore(const v1::MetaRecord& meta) {
   meta_ = meta;
   // The lower half of all numbers is enough for gaps, even if the coordinator starts often.
   if (meta_.starts() > 0 && meta_.generation() <= kMaxReportedNumber) {
-    const uint32_t at = absl::ToUnixMillis(now_) % kBackupGap;
-    meta_.set_generation(meta_.generation() + (meta_.backup() ? kBackupGap + at : kGenerationGap));
+    const uint32_t gap = meta_.backup() ? kBackupGap : kGenerationGap;
+    const uint32_t at = absl::ToUnixMillis(now_) % gap;
+    meta_.set_generation(meta_.generation() + gap + at);
   }
   if (meta_.backup()) meta_.set_run(meta_.run() + kBackupRuns);
   meta_.clear_backup();

@@ -26,8 +26,9 @@
 
 namespace cadre {
 
-// Generations that a start of the coordinator leaves out: another coordinator, which was started
-// earlier and still runs with a copy of the store, may assign them.
+// Generations that a start of the coordinator leaves out, at the least: another coordinator, which
+// was started earlier and still runs with a copy of the store, may assign them. Up to as many are
+// added, depending on the time, because the other one may be started again with its copy.
 inline constexpr uint32_t kGenerationGap = 100'000;
 
 // The same for a start with a backup, at the least: the coordinator that made it has assigned more
