@@ -56,10 +56,14 @@ void FaultInjector::Inject(const Fault& fault, const std::string& host) {
   };
   switch (fault.kind) {
     case FaultKind::kCrashCoordinator:
-      return coordinator_.Crash(fault.length);
+      return coordinators_.Crash(fault.length);
     case FaultKind::kRestoreStore:
       if (world_.has_outer_runs) return;
-      return coordinator_.RestoreStoreAfter(fault.length);
+      return coordinators_.RestoreStoreAfter(fault.length);
+    case FaultKind::kSecondCoordinator:
+      if (world_.has_outer_runs) return;
+      return coordinators_.StartSecond(absl::Seconds(fault.amount), fault.length,
+                                       world_.dice.Chance(0.5) ? 0.7 : 0);
     case FaultKind::kBreakStream:
       return network_.BreakAny();
     case FaultKind::kKillWorker:
@@ -163,6 +167,7 @@ void FaultInjector::End() {
   world_.faults = Faults();
   world_.faults.delay = std::min(delay, world_.faults.delay);
   for (auto& [name, host] : world_.hosts) host.Heal();
+  coordinators_.EndFaults();
   for (auto& aggregator : aggregators_) aggregator->Start(/*move=*/false);
   for (auto& worker : workers_) worker->Start();
 }

@@ -6,10 +6,10 @@
 #include <memory>
 #include <vector>
 
+#include "tests/simulation/coordinators.h"
 #include "tests/simulation/faults.h"
 #include "tests/simulation/network.h"
 #include "tests/simulation/simulated_aggregator.h"
-#include "tests/simulation/simulated_coordinator.h"
 #include "tests/simulation/simulated_worker.h"
 #include "tests/simulation/world.h"
 
@@ -19,11 +19,11 @@ using Workers = std::vector<std::unique_ptr<SimulatedWorker>>;
 
 class FaultInjector {
  public:
-  FaultInjector(World& world, Network& network, SimulatedCoordinator& coordinator, Workers& workers,
+  FaultInjector(World& world, Network& network, Coordinators& coordinators, Workers& workers,
                 Directory& aggregators)
       : world_(world),
         network_(network),
-        coordinator_(coordinator),
+        coordinators_(coordinators),
         workers_(workers),
         aggregators_(aggregators) {}
 
@@ -41,7 +41,7 @@ class FaultInjector {
 
   World& world_;
   Network& network_;
-  SimulatedCoordinator& coordinator_;
+  Coordinators& coordinators_;
   Workers& workers_;
   Directory& aggregators_;
 };

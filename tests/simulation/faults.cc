@@ -46,6 +46,8 @@ const Kind kKinds[] = {
      absl::Milliseconds(100), absl::Seconds(14)},
     {FaultKind::kRestoreStore, "the coordinator returns to its store of now", 0, 3, Subject::kNone,
      absl::Seconds(1), absl::Seconds(60)},
+    {FaultKind::kSecondCoordinator, "a second coordinator starts with the store of now", 0, 3,
+     Subject::kNone, absl::Seconds(1), absl::Seconds(60), 0, 0, 30},
     {FaultKind::kBreakStream, "a stream breaks", 0, 10},
     {FaultKind::kKillWorker, "crashes", 0, 18, Subject::kWorker, kShort, absl::Seconds(40), 0.3},
     {FaultKind::kLoseWorker, "is lost with its host", 0, 7, Subject::kWorker, kShort,

@@ -39,6 +39,9 @@ enum class FaultKind {
   kCrashCoordinator,
   // The coordinator returns with a backup of its store from the beginning of the fault.
   kRestoreStore,
+  // A second coordinator is started with a copy of the store that is `amount` seconds old, and both
+  // run for `length`.
+  kSecondCoordinator,
   kBreakStream,
   // A worker's process ends, its host is lost, or it leaves with Goodbye.
   kKillWorker,

@@ -4,6 +4,8 @@
 // faults: the runs must end without this host.
 #pragma once
 
+#include <array>
+
 #include "absl/time/time.h"
 #include "proto/cadre/v1/membership.pb.h"
 #include "tests/simulation/timeline.h"
@@ -22,6 +24,8 @@ struct HostConditions {
   // No control message from the host, or to it, is delivered.
   absl::Time cut_up = absl::InfinitePast();
   absl::Time cut_down = absl::InfinitePast();
+  // Whether the host can connect to each of the coordinators that run at the same time.
+  std::array<bool, 2> reaches = {true, true};
   // The host is cut off from all other members.
   absl::Time cut_bulk = absl::InfinitePast();
   // Control messages in both directions wait in short queues.

@@ -56,14 +56,15 @@ std::vector<Interval> Whole(const Values& values) { return {{0, std::ssize(value
 
 // ---- The coordinator's store
 
-void Invariants::OnTransaction(const Store& before, const Store& after) {
+void Invariants::OnTransaction(size_t coordinator, const Store& before, const Store& after) {
+  View& view = views_[coordinator];
   bool groups_changed = false;
   const auto meta = [](const Store& store) {
     return Read<v1::MetaRecord>(store, kMetaKey).value_or(v1::MetaRecord());
   };
   CheckMeta(meta(before), meta(after));
   for (const auto& [key, bytes] : before) {
-    if (after.count(key) == 0) OnErased(key, bytes, after);
+    if (after.count(key) == 0) OnErased(view, key, bytes, after);
     groups_changed |= after.count(key) == 0 && absl::StartsWith(key, kGroupPrefix);
   }
   // Groups and commits precede runs, whose records are compared with them.
@@ -72,13 +73,17 @@ void Invariants::OnTransaction(const Store& before, const Store& after) {
     if (old != before.end() && old->second == bytes) continue;
     if (absl::StartsWith(key, kGroupPrefix)) {
       groups_changed = true;
-      CheckGroup(Parse<v1::GroupRecord>(bytes));
+      CheckGroup(view, Parse<v1::GroupRecord>(bytes));
     } else if (absl::StartsWith(key, kCommitPrefix)) {
       const auto commit = Parse<v1::CommitRecord>(bytes);
-      if (old == before.end()) {
-        CheckNewCommit(before, after, commit);
+      const auto was = Parse<v1::CommitRecord>(old == before.end() ? std::string() : old->second);
+      // Another coordinator has closed the round differently, and its version was made.
+      const bool replaced = restored_.contains(commit.run()) && !was.committed() &&
+                            !SameParticipants(was.participants(), commit.participants());
+      if (old == before.end() || replaced) {
+        CheckNewCommit(view, before, after, commit);
       } else {
-        CheckChangedCommit(Parse<v1::CommitRecord>(old->second), commit);
+        CheckChangedCommit(was, commit);
       }
       CheckDigests(commit);
     }
@@ -97,19 +102,40 @@ void Invariants::OnTransaction(const Store& before, const Store& after) {
   if (groups_changed) CheckMembersOnce(after);
 }
 
-void Invariants::OnStoreRestored(const Store& store) {
+void Invariants::OnStoreRestored(size_t coordinator, const Store& store) {
   std::erase_if(submitted_, [&](const auto& run) { return !store.contains(RunKey(run)); });
   for (const auto& [run, spec] : specs_) restored_.insert(run);
-  for (auto& [slot, generation] : current_) {
-    generations_[generation].ended = true;
+  View& view = views_[coordinator];
+  for (auto& [slot, generation] : view.current) {
+    view.ended.insert(generation);
     const auto group = Read<v1::GroupRecord>(store, cadre::GroupKey(slot.first, slot.second));
     generation = group.has_value() ? group->generation() : 0;
-    generations_[generation].ended = false;
+    view.ended.erase(generation);
   }
 }
 
+void Invariants::OnSecondCoordinator(size_t coordinator, const Store& store) {
+  for (const auto& [run, spec] : specs_) restored_.insert(run);
+  View view;
+  view.newest = Read<v1::MetaRecord>(store, kMetaKey).value_or(v1::MetaRecord()).generation();
+  for (auto it = store.lower_bound(kGroupPrefix);
+       it != store.end() && absl::StartsWith(it->first, kGroupPrefix); ++it) {
+    const auto group = Parse<v1::GroupRecord>(it->second);
+    view.current[{group.run(), group.group()}] = group.generation();
+    view.known.insert(group.generation());
+  }
+  views_[coordinator] = std::move(view);
+}
+
+void Invariants::OnCoordinatorEnded(size_t coordinator, const Store& left) {
+  std::erase_if(submitted_, [&](const auto& run) { return !left.contains(RunKey(run)); });
+  for (const auto& [run, spec] : specs_) restored_.insert(run);
+  views_.erase(coordinator);
+}
+
 // Old commits are removed; the newest two of a run, and the one that is being applied, are not.
-void Invariants::OnErased(const std::string& key, const std::string& bytes, const Store& after) {
+void Invariants::OnErased(View& view, const std::string& key, const std::string& bytes,
+                          const Store& after) {
   if (absl::StartsWith(key, kCommitPrefix)) {
     const auto commit = Parse<v1::CommitRecord>(bytes);
     const auto run = Read<v1::RunRecord>(after, RunKey(commit.run()));
@@ -123,10 +149,8 @@ void Invariants::OnErased(const std::string& key, const std::string& bytes, cons
   if (absl::StartsWith(key, kRunPrefix) || key == kMetaKey) {
     world_.Violate("the store has lost the record ", key);
   } else if (absl::StartsWith(key, kGroupPrefix)) {
-    for (auto& [group, generation] : current_) {
-      if (cadre::GroupKey(group.first, group.second) == key) {
-        generations_[generation].ended = true;
-      }
+    for (const auto& [group, generation] : view.current) {
+      if (cadre::GroupKey(group.first, group.second) == key) view.ended.insert(generation);
     }
   }
 }
@@ -145,30 +169,36 @@ void Invariants::CheckMeta(const v1::MetaRecord& before, const v1::MetaRecord& a
   }
 }
 
-void Invariants::CheckGroup(const v1::GroupRecord& record) {
+void Invariants::CheckGroup(View& view, const v1::GroupRecord& record) {
   const GroupKey slot{record.run(), record.group()};
   const uint32_t generation = record.generation();
-  if (const uint32_t before = current_[slot]; before != 0 && before != generation) {
-    generations_[before].ended = true;
+  if (const uint32_t before = view.current[slot]; before != 0 && before != generation) {
+    view.ended.insert(before);
   }
-  current_[slot] = generation;
+  view.current[slot] = generation;
   if (generation == 0) return;
   const std::vector<std::string> members(record.members().begin(), record.members().end());
-  auto it = generations_.find(generation);
-  if (it == generations_.end()) {
-    if (generation <= newest_generation_) {
-      world_.Violate("generation ", generation, " is new, but ", newest_generation_,
-                     " was used before");
+  const auto [it, is_new] = generations_.try_emplace(generation, Generation{slot, members});
+  if (view.known.insert(generation).second) {
+    if (generation <= view.newest) {
+      world_.Violate("generation ", generation, " is new, but ", view.newest, " was used before");
     }
-    newest_generation_ = generation;
-    it = generations_.emplace(generation, Generation{slot, members}).first;
+    if (!is_new) world_.Violate("generation ", generation, " is assigned by two coordinators");
+    view.newest = generation;
     world_.Count("generations");
   }
-  if (it->second.group != slot || it->second.members != members || it->second.ended) {
+  if (it->second.group != slot || it->second.members != members ||
+      view.ended.contains(generation)) {
     world_.Violate("generation ", generation, " is reused for group ", record.group(), " of ",
                    record.run());
   }
   it->second.started |= record.started();
+}
+
+bool Invariants::IsForgotten(uint32_t generation) const {
+  return std::none_of(views_.begin(), views_.end(), [&](const auto& view) {
+    return view.second.known.contains(generation) && !view.second.ended.contains(generation);
+  });
 }
 
 void Invariants::CheckMembersOnce(const Store& store) {
@@ -266,6 +296,11 @@ bool Invariants::IsRebuilt(const v1::RunRecord& run, const v1::CommitRecord& com
   const std::pair<std::string, uint32_t> version(commit.run(), commit.round());
   const auto first = closed_.find(version);
   if (!restored_.contains(commit.run()) || first == closed_.end()) return false;
+  // A round that was closed just now.
+  if (!commit.committed() && std::none_of(commit.digests().begin(), commit.digests().end(),
+                                          [](const auto& shard) { return shard.applied(); })) {
+    return false;
+  }
   // A shard that was restored from a group does not have the order that made its version.
   if (!commit.participants().empty() &&
       !SameParticipants(first->second.participants(), commit.participants())) {
@@ -277,7 +312,7 @@ bool Invariants::IsRebuilt(const v1::RunRecord& run, const v1::CommitRecord& com
   return true;
 }
 
-void Invariants::CheckNewCommit(const Store& before, const Store& after,
+void Invariants::CheckNewCommit(const View& view, const Store& before, const Store& after,
                                 const v1::CommitRecord& commit) {
   if (!after.contains(RunKey(commit.run()))) {
     world_.Violate(Name(commit), " has no run");
@@ -305,21 +340,36 @@ void Invariants::CheckNewCommit(const Store& before, const Store& after,
     if (i > 0 && commit.participants(i).group() <= commit.participants(i - 1).group()) {
       world_.Violate(Name(commit), " is not in group order");
     }
-    CheckParticipant(run, commit, commit.participants(i));
+    CheckParticipant(view, run, commit, commit.participants(i));
   }
-  MakeVersion(run, commit);
-  closed_[{commit.run(), commit.round()}] = commit;
+  const std::pair<std::string, uint32_t> version(commit.run(), commit.round());
+  Rival made{commit, ValuesOf(run, commit)};
+  const auto other = closed_.find(version);
+  if (other == closed_.end()) {
+    closed_[version] = commit;
+    versions_[commit.run()][commit.round()] = std::move(made.values);
+  } else if (!SameParticipants(other->second.participants(), commit.participants())) {
+    world_.Count("rounds_closed_differently");
+    Rival first{other->second, versions_[commit.run()][commit.round()]};
+    if (!IsMade(version)) {
+      other->second = commit;
+      versions_[commit.run()][commit.round()] = std::move(made.values);
+      made = std::move(first);
+    }
+    rivals_[version].push_back(std::move(made));
+  }
   world_.Count("rounds_closed");
   world_.Count("rounds_closed_short",
                commit.participants_size() < int64_t{GroupsOf(run.spec())} ? 1 : 0);
 }
 
-void Invariants::CheckParticipant(const v1::RunRecord& run, const v1::CommitRecord& commit,
-                                  const v1::Participant& in) {
+void Invariants::CheckParticipant(const View& view, const v1::RunRecord& run,
+                                  const v1::CommitRecord& commit, const v1::Participant& in) {
   const auto it = generations_.find(in.generation());
   const GroupKey slot{commit.run(), in.group()};
+  const auto current = view.current.find(slot);
   if (it == generations_.end() || it->second.group != slot || !it->second.started ||
-      current_[slot] != in.generation()) {
+      current == view.current.end() || current->second != in.generation()) {
     world_.Violate(Name(commit), " includes generation ", in.generation(), " of group ", in.group(),
                    ", which is not live");
     return;
@@ -342,7 +392,8 @@ void Invariants::CheckParticipant(const v1::RunRecord& run, const v1::CommitReco
   }
 }
 
-void Invariants::MakeVersion(const v1::RunRecord& run, const v1::CommitRecord& commit) {
+// Also sets the states of the outer optimizer.
+Values Invariants::ValuesOf(const v1::RunRecord& run, const v1::CommitRecord& commit) {
   const Values& base = versions_[commit.run()][commit.round() - 1];
   std::vector<uint64_t> samples;
   for (const v1::Participant& in : commit.participants()) samples.push_back(in.samples());
@@ -362,7 +413,23 @@ void Invariants::MakeVersion(const v1::RunRecord& run, const v1::CommitRecord& c
     OuterUpdate(commit.outer(), commit.round()).Update(base, next, {states[0], states[1]});
     outer_states_[run.run()][commit.round()] = std::move(states);
   }
-  versions_[run.run()][commit.round()] = std::move(next);
+  return next;
+}
+
+bool Invariants::IsMade(const std::pair<std::string, uint32_t>& version) const {
+  return written_.contains(version) && lost_disks_.empty();
+}
+
+void Invariants::ChooseRival(const std::pair<std::string, uint32_t>& version, Interval span,
+                             const Values& values) {
+  const std::vector<Interval> whole = {{0, span.size()}};
+  for (Rival& rival : rivals_[version]) {
+    const Values part(rival.values.begin() + span.begin, rival.values.begin() + span.end);
+    if (DigestOf(values, whole) != DigestOf(part, whole)) continue;
+    std::swap(rival.closed, closed_[version]);
+    std::swap(rival.values, versions_[version.first][version.second]);
+    return;
+  }
 }
 
 // A shard that was restored from a seed begins with states of zero.
@@ -376,7 +443,8 @@ void Invariants::OnSeed(const Store& store, const v1::Apply& apply) {
   }
   const auto closing = closed_.find({apply.run(), apply.round() + 1});
   if (closing != closed_.end()) {
-    MakeVersion(RunIn(store, RunKey(apply.run())), closing->second);
+    versions_[apply.run()][apply.round() + 1] =
+        ValuesOf(RunIn(store, RunKey(apply.run())), closing->second);
   }
 }
 
@@ -500,8 +568,7 @@ void Invariants::OnContributionsRemoved(const std::string& aggregator,
   std::erase_if(kept_, [&](const auto& kept) {
     if (kept.second != aggregator || holds(kept.first)) return false;
     // An older record does not contain the generations that were formed since.
-    const bool forgotten =
-        restored_.contains(kept.first.run) && generations_[kept.first.generation].ended;
+    const bool forgotten = restored_.contains(kept.first.run) && IsForgotten(kept.first.generation);
     if (!forgotten && !may_be(kept.first)) {
       world_.Violate(aggregator, " has lost ", kept.first.ToString(),
                      ", which it had acknowledged and not applied");
@@ -529,11 +596,15 @@ void Invariants::OnVersionWritten(const std::string& aggregator, const std::stri
     world_.Violate(aggregator, " writes ", name, ", which has no commit record");
     return;
   }
-  written_.emplace(run, version);
   const Values& expected = versions->second[version];
   const std::vector<Interval> whole = {{0, span.size()}};
-  const Values part(expected.begin() + span.begin, expected.begin() + span.end);
-  if (DigestOf(values, whole) == DigestOf(part, whole)) return;
+  const auto matches = [&] {
+    const Values part(expected.begin() + span.begin, expected.begin() + span.end);
+    return DigestOf(values, whole) == DigestOf(part, whole);
+  };
+  if (!matches() && !IsMade({run, version})) ChooseRival({run, version}, span, values);
+  written_.emplace(run, version);
+  if (matches()) return;
   world_.Violate(aggregator, " writes ", name,
                  " with other values than the mean of its participants");
 }

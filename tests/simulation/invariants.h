@@ -11,11 +11,13 @@
 //   - ended runs remain ended; they are DONE unless several hosts, or the only one, could not train
 //     them, or the loss has diverged twice
 //   - a worker with which nothing is wrong remains registered
+//   - two coordinators that run at the same time do not make different versions of one number
 //
 // Thread-compatible.
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -40,13 +42,17 @@ class Invariants {
       : world_(world), connected_workers_(std::move(connected_workers)) {}
 
   // ---- The coordinator
-  // The store has changed from `before` to `after`.
-  void OnTransaction(const Store& before, const Store& after);
+  // The store of the coordinator with this number has changed from `before` to `after`.
+  void OnTransaction(size_t coordinator, const Store& before, const Store& after);
   void OnSent(const Store& store, const v1::CoordinatorMessage& message);
   void OnSubmitted(const Store& store, const std::string& run);
   // The store has become an older copy of itself: what was decided since is on the aggregators
   // only.
-  void OnStoreRestored(const Store& store);
+  void OnStoreRestored(size_t coordinator, const Store& store);
+  // Another coordinator starts with this copy of the store.
+  void OnSecondCoordinator(size_t coordinator, const Store& store);
+  // One of two coordinators has ended; the other one has this store.
+  void OnCoordinatorEnded(size_t coordinator, const Store& left);
 
   // ---- Aggregators
   void OnStaged(const std::string& aggregator, const v1::ContributionHeader& header);
@@ -84,11 +90,24 @@ class Invariants {
     GroupKey group;
     std::vector<std::string> members;
     bool started = false;
-    bool ended = false;
+  };
+  // What one coordinator knows of the generations.
+  struct View {
+    // The current generation of each slot in the durable records.
+    std::map<GroupKey, uint32_t> current;
+    std::set<uint32_t> ended;
+    // All that it has assigned or found in its store.
+    std::set<uint32_t> known;
+    uint32_t newest = 0;
+  };
+  // A closing round, and the version that it makes.
+  struct Rival {
+    v1::CommitRecord closed;
+    Values values;
   };
 
   void CheckMeta(const v1::MetaRecord& before, const v1::MetaRecord& after);
-  void CheckGroup(const v1::GroupRecord& record);
+  void CheckGroup(View& view, const v1::GroupRecord& record);
   void CheckMembersOnce(const Store& store);
   void CheckRun(const Store& after, const v1::RunRecord& before, const v1::RunRecord& record);
   void CountReassignedParts(const v1::EvaluationRecord& before, const v1::EvaluationRecord& after);
@@ -96,22 +115,29 @@ class Invariants {
   // Whether the failures since the last commit justify that the run ends.
   bool MayFail(const v1::RunRecord& record) const;
   bool IsRebuilt(const v1::RunRecord& run, const v1::CommitRecord& commit);
-  void CheckNewCommit(const Store& before, const Store& after, const v1::CommitRecord& commit);
-  void CheckParticipant(const v1::RunRecord& run, const v1::CommitRecord& commit,
+  void CheckNewCommit(const View& view, const Store& before, const Store& after,
+                      const v1::CommitRecord& commit);
+  void CheckParticipant(const View& view, const v1::RunRecord& run, const v1::CommitRecord& commit,
                         const v1::Participant& in);
+  // Whether the values of the version can no longer be others.
+  bool IsMade(const std::pair<std::string, uint32_t>& version) const;
+  // An aggregator has written the values of a rival: it becomes the version.
+  void ChooseRival(const std::pair<std::string, uint32_t>& version, Interval span,
+                   const Values& values);
   void CheckChangedCommit(const v1::CommitRecord& before, const v1::CommitRecord& commit);
   void CheckDigests(const v1::CommitRecord& commit);
-  void MakeVersion(const v1::RunRecord& run, const v1::CommitRecord& commit);
+  Values ValuesOf(const v1::RunRecord& run, const v1::CommitRecord& commit);
   void OnSeed(const Store& store, const v1::Apply& apply);
-  void OnErased(const std::string& key, const std::string& bytes, const Store& after);
+  void OnErased(View& view, const std::string& key, const std::string& bytes, const Store& after);
+  // Whether no coordinator has the generation.
+  bool IsForgotten(uint32_t generation) const;
 
   World& world_;
   const std::function<size_t()> connected_workers_;
 
-  uint32_t newest_generation_ = 0;
   std::map<uint32_t, Generation> generations_;
-  // Current generation of each slot in the durable records.
-  std::map<GroupKey, uint32_t> current_;
+  // By number of the coordinator.
+  std::map<size_t, View> views_;
   std::set<std::string> submitted_;
   // Since its last commit: hosts that could not continue by cause, and generations that diverged.
   struct Failures {
@@ -132,6 +158,8 @@ class Invariants {
   std::set<std::pair<std::string, uint32_t>> written_;
   // The record with which each round was closed.
   std::map<std::pair<std::string, uint32_t>, v1::CommitRecord> closed_;
+  // Other closings of the same rounds, of which the aggregators may still make the version instead.
+  std::map<std::pair<std::string, uint32_t>, std::vector<Rival>> rivals_;
   // All acknowledged contributions, and those that must still be on the disk of their aggregator.
   std::set<std::pair<ContributionKey, std::string>> acknowledged_;
   std::set<std::pair<ContributionKey, std::string>> kept_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "coordinator/keys.h"
 #include "coordinator/run_rules.h"
 
@@ -20,6 +21,8 @@ constexpr absl::Duration kSlack = absl::Minutes(1);
 // While calls and streams break at random, an exchange and a reconnection are repeated: the
 // simulation repeats a call after up to 3 s, and 8 % of all messages of calls break.
 constexpr absl::Duration kSlackWithFaults = absl::Minutes(3);
+// An order is repeated two seconds after its failure, and after a few others of 120 ms each.
+constexpr absl::Duration kMaxRetryWait = absl::Seconds(4);
 
 }  // namespace
 
@@ -36,18 +39,28 @@ absl::Duration Liveness::CommitLimit(const v1::RunSpec& spec, absl::Duration ste
 }
 
 void Liveness::Check() {
+  if (coordinators_.two()) return;
   // An older store does not have the workers that have joined since, and its groups have ended.
-  if (std::exchange(stores_restored_, coordinator_.stores_restored()) != stores_restored_) {
+  if (std::exchange(changes_, coordinators_.changes()) != changes_) {
     members_.clear();
     groups_.clear();
+    runs_.clear();
+    joining_.clear();
   }
+  // The groups that catch up are not durable.
+  const uint64_t starts = world_.counters["coordinator_starts"];
+  if (std::exchange(coordinator_starts_, starts) != starts) joining_.clear();
   CheckMembers();
-  const auto& store = coordinator_.store();
+  CheckOrders();
+  const auto& store = coordinator().store();
   for (auto it = store.lower_bound(kRunPrefix);
        it != store.end() && absl::StartsWith(it->first, kRunPrefix); ++it) {
     v1::RunRecord run;
     ParseRun(store, it->first, run).IgnoreError();
-    if (Averages(run.spec())) CheckRun(run);
+    if (Averages(run.spec())) {
+      CheckRun(run);
+      CheckJoiners(run);
+    }
     for (uint32_t slot = 0; slot < GroupsOf(run.spec()); ++slot) CheckGroup(run, slot);
   }
 }
@@ -68,11 +81,122 @@ void Liveness::CheckRun(const v1::RunRecord& run) {
                  ", although nothing was wrong with its groups");
 }
 
+// ---- Groups that join while others train
+
+std::vector<v1::GroupRecord> Liveness::StartedGroupsOf(const v1::RunRecord& run) const {
+  std::vector<v1::GroupRecord> groups;
+  const std::string prefix = GroupsPrefix(run.run());
+  const auto& store = coordinator().store();
+  for (auto it = store.lower_bound(prefix);
+       it != store.end() && absl::StartsWith(it->first, prefix); ++it) {
+    v1::GroupRecord group;
+    if (group.ParseFromString(it->second) && group.started()) groups.push_back(std::move(group));
+  }
+  return groups;
+}
+
+const SimulatedWorker* Liveness::LeadOf(const v1::GroupRecord& group) const {
+  for (const auto& worker : workers_) {
+    if (worker->intact_stream() == 0 || worker->member_id() != group.members(0)) continue;
+    const SimulatedTrainer* const trainer = worker->trainer();
+    const bool current = trainer != nullptr && trainer->running() &&
+                         trainer->place().run() == group.run() &&
+                         trainer->place().generation() == group.generation();
+    return current ? worker.get() : nullptr;
+  }
+  return nullptr;
+}
+
+std::string Liveness::SituationOf(const v1::RunRecord& run, const Joining& joining) const {
+  const bool open = run.state() == v1::RUN_STATE_RUNNING && run.spec().averaging().quorum() == 0 &&
+                    !coordinator().store().contains(CommitKey(run.run(), run.version() + 1));
+  if (!open || !AreShardsHealthy()) return "";
+  std::string situation =
+      absl::StrCat("version ", run.version(), ", stalls ", world_.counters["coordinator_stalls"]);
+  bool waiting = false;
+  for (const v1::GroupRecord& group : StartedGroupsOf(run)) {
+    const SimulatedWorker* const lead = IsHealthy(group) ? LeadOf(group) : nullptr;
+    if (lead == nullptr) return "";
+    const SimulatedTrainer& trainer = *lead->trainer();
+    const bool waits = trainer.awaits_decision() && trainer.staged_round() == run.version() + 1;
+    const bool joins = joining.joiners.contains(group.group()) && trainer.staged_round() == 0 &&
+                       trainer.steps_begun() > 0 && trainer.version() == run.version();
+    if (!waits && !joins) return "";
+    waiting = waiting || waits;
+    absl::StrAppend(&situation, ", #", group.generation(), waits ? " waits" : " joins",
+                    " on stream ", lead->intact_stream());
+  }
+  return waiting ? situation : "";
+}
+
+// The coordinator requests the contribution of a joiner (Nudge) when all others have contributed.
+// If no message is on its way, the joiner has received the request; it may begin one step more, if
+// its ranks had agreed on that step before.
+void Liveness::CheckJoiners(const v1::RunRecord& run) {
+  Joining& joining = joining_[run.run()];
+  std::map<uint32_t, uint32_t> started;
+  for (const v1::GroupRecord& group : StartedGroupsOf(run)) {
+    started[group.group()] = group.generation();
+  }
+  // A group has trained since the last time.
+  const bool trained = std::any_of(started.begin(), started.end(), [&](const auto& group) {
+    const auto before = joining.started.find(group.first);
+    return before != joining.started.end() && before->second == group.second;
+  });
+  for (const auto& [group, generation] : started) {
+    const auto before = joining.started.find(group);
+    if (before != joining.started.end() && before->second == generation) continue;
+    joining.joiners.erase(group);
+    if (trained) joining.joiners.insert(group);
+  }
+  joining.started = std::move(started);
+  const std::string situation = SituationOf(run, joining);
+  if (std::exchange(joining.situation, situation) != situation) joining.steps.clear();
+  if (situation.empty()) return;
+  world_.Count("joiners_awaited");
+  const std::vector<v1::GroupRecord> groups = StartedGroupsOf(run);
+  const bool quiet =
+      coordinator().idle() && std::all_of(groups.begin(), groups.end(), [this](const auto& group) {
+        return network_.IsQuiet(LeadOf(group)->intact_stream());
+      });
+  for (const v1::GroupRecord& group : groups) {
+    const SimulatedTrainer& trainer = *LeadOf(group)->trainer();
+    if (trainer.staged_round() != 0) continue;
+    if (quiet) joining.steps.try_emplace(group.group(), trainer.steps_begun());
+    const auto known = joining.steps.find(group.group());
+    if (known == joining.steps.end()) continue;
+    if (trainer.steps_begun() <= known->second + 1) continue;
+    world_.Violate("group ", group.group(), " of ", run.run(),
+                   " has started late and trains on, although all others wait for it");
+  }
+}
+
+// ---- Orders
+
+void Liveness::CheckOrders() {
+  const absl::Time now = world_.timeline.now();
+  std::map<std::string, absl::Time> healthy;
+  for (const auto& aggregator : aggregators_) {
+    if (!aggregator->up() || !IsHealthyHost(aggregator->name())) continue;
+    const std::string process = absl::StrCat(aggregator->name(), ".", aggregator->process());
+    const auto before = aggregators_since_.find(process);
+    const absl::Time since = before == aggregators_since_.end() ? now : before->second;
+    healthy[process] = since;
+    const absl::Time failed = aggregator->oldest_failure();
+    if (now - std::max(since, failed) <= kMaxRetryWait) continue;
+    world_.Violate(aggregator->name(), " has not repeated an Apply that failed ",
+                   absl::FormatDuration(now - failed), " ago, although nothing was wrong with it");
+  }
+  aggregators_since_ = std::move(healthy);
+}
+
+// ---- Runs, members and groups
+
 bool Liveness::IsHealthy(const v1::RunRecord& run) const {
   if (run.state() != v1::RUN_STATE_RUNNING || !AreShardsHealthy()) return false;
   uint32_t healthy = 0;
   uint32_t ill = 0;
-  const auto& store = coordinator_.store();
+  const auto& store = coordinator().store();
   for (uint32_t slot = 0; slot < GroupsOf(run.spec()); ++slot) {
     const auto found = store.find(GroupKey(run.run(), slot));
     v1::GroupRecord group;
@@ -85,7 +209,7 @@ bool Liveness::IsHealthy(const v1::RunRecord& run) const {
 }
 
 bool Liveness::AreShardsHealthy() const {
-  if (!coordinator_.up() || coordinator_.stalled()) return false;
+  if (!coordinator().up() || coordinator().stalled()) return false;
   return std::all_of(aggregators_.begin(), aggregators_.end(), [this](const auto& aggregator) {
     return aggregator->joined() && IsHealthyHost(aggregator->name());
   });
@@ -107,7 +231,7 @@ bool Liveness::IsHealthyHost(const std::string& host) const {
 // not count. A worker without a stream may need several attempts to join again.
 void Liveness::CheckMembers() {
   const absl::Time now = world_.timeline.now();
-  const bool runs = coordinator_.up() && !coordinator_.stalled();
+  const bool runs = coordinator().up() && !coordinator().stalled();
   std::map<std::string, absl::Time> members;
   for (const auto& worker : workers_) {
     if (!worker->up() || !IsHealthyHost(worker->name())) continue;
@@ -127,8 +251,8 @@ void Liveness::CheckMembers() {
 // The group's record says why its last generation has ended.
 void Liveness::CheckGroup(const v1::RunRecord& run, uint32_t slot) {
   v1::GroupRecord group;
-  const auto found = coordinator_.store().find(GroupKey(run.run(), slot));
-  if (found == coordinator_.store().end() || !group.ParseFromString(found->second)) return;
+  const auto found = coordinator().store().find(GroupKey(run.run(), slot));
+  if (found == coordinator().store().end() || !group.ParseFromString(found->second)) return;
   const absl::Time now = world_.timeline.now();
   Healthy& healthy = groups_[found->first];
   const bool stalled = absl::StartsWith(group.reason(), "no progress");

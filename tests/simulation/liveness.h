@@ -5,6 +5,13 @@
 //     all of them.
 //   - A worker with which nothing is wrong does not lose its registration.
 //   - A group with which nothing is wrong is not ended because it makes no progress.
+//   - A group that has started while others trained makes them wait for one step: when they wait
+//     for its contribution only, it does not train until its boundary. (Not judged with a quorum,
+//     where a round does not wait, and after a restart of the coordinator.)
+//   - An Apply that has failed for a transient reason is repeated in time, whatever other orders
+//     arrive.
+//
+// While two coordinators run, nothing is judged.
 //
 // A group is healthy if it has a generation, all its workers and all aggregators are healthy and
 // connected, and the coordinator runs. A worker or aggregator is healthy if its process runs and
@@ -15,21 +22,27 @@
 
 #include <cstdint>
 #include <map>
+#include <set>
 #include <string>
+#include <vector>
 
 #include "absl/time/time.h"
 #include "proto/cadre/v1/records.pb.h"
+#include "tests/simulation/coordinators.h"
 #include "tests/simulation/fault_injector.h"
-#include "tests/simulation/simulated_coordinator.h"
 #include "tests/simulation/world.h"
 
 namespace cadre::simulation {
 
 class Liveness {
  public:
-  Liveness(World& world, const SimulatedCoordinator& coordinator, const Workers& workers,
-           const Directory& aggregators)
-      : world_(world), coordinator_(coordinator), workers_(workers), aggregators_(aggregators) {}
+  Liveness(World& world, const Coordinators& coordinators, const Workers& workers,
+           const Directory& aggregators, const Network& network)
+      : world_(world),
+        network_(network),
+        coordinators_(coordinators),
+        workers_(workers),
+        aggregators_(aggregators) {}
 
   // Called once per second.
   void Check();
@@ -46,6 +59,8 @@ class Liveness {
   };
 
   void CheckRun(const v1::RunRecord& run);
+  void CheckJoiners(const v1::RunRecord& run);
+  void CheckOrders();
   void CheckGroup(const v1::RunRecord& run, uint32_t slot);
   void CheckMembers();
   bool IsHealthy(const v1::RunRecord& run) const;
@@ -54,13 +69,16 @@ class Liveness {
   bool IsHealthyHost(const std::string& host) const;
 
   World& world_;
-  const SimulatedCoordinator& coordinator_;
+  const Network& network_;
+  const SimulatedCoordinator& coordinator() const { return coordinators_.current(); }
+
+  const Coordinators& coordinators_;
   const Workers& workers_;
   const Directory& aggregators_;
   std::map<std::string, Watched> runs_;
   // Since when nothing has been wrong with a worker, by its process.
   std::map<std::string, absl::Time> members_;
-  int stores_restored_ = 0;
+  int changes_ = 0;
   struct Healthy {
     uint32_t generation = 0;
     // Nothing has been wrong with it since then.
@@ -68,6 +86,29 @@ class Liveness {
   };
   // By key of their record.
   std::map<std::string, Healthy> groups_;
+
+  // A run whose started groups either wait for the decision of the open round, or have started
+  // while others trained and not contributed yet.
+  struct Joining {
+    // The started groups and their generations.
+    std::map<uint32_t, uint32_t> started;
+    // Those that have started while others trained.
+    std::set<uint32_t> joiners;
+    // All that must not change while the groups wait; empty if they do not.
+    std::string situation;
+    // Steps that the joiners had begun when they knew it.
+    std::map<uint32_t, uint64_t> steps;
+  };
+  // What the groups of the run are doing, as in `Joining`; empty if that is not all.
+  std::string SituationOf(const v1::RunRecord& run, const Joining& joining) const;
+  // The worker of the group's first rank, if it is in this generation and its stream is intact;
+  // otherwise null.
+  const SimulatedWorker* LeadOf(const v1::GroupRecord& group) const;
+  std::vector<v1::GroupRecord> StartedGroupsOf(const v1::RunRecord& run) const;
+  std::map<std::string, Joining> joining_;
+  uint64_t coordinator_starts_ = 0;
+  // Since when nothing has been wrong with an aggregator, by its process.
+  std::map<std::string, absl::Time> aggregators_since_;
 };
 
 }  // namespace cadre::simulation

@@ -35,7 +35,21 @@ void MembershipLink::Dial() {
   });
 }
 
+bool MembershipLink::AcceptEpoch(uint64_t epoch) {
+  if (epoch < epoch_) {
+    world_.Count("stale_epochs");
+    return false;
+  }
+  if (epoch > epoch_ && options_.record_epoch) options_.record_epoch(epoch);
+  epoch_ = epoch;
+  return true;
+}
+
 void MembershipLink::OnMessage(const v1::CoordinatorMessage& message) {
+  if (!AcceptEpoch(message.epoch())) {
+    network_.EndByClient(connection_, /*host_lost=*/false);
+    return OnClosed();
+  }
   if (message.has_welcome()) {
     member_id_ = message.welcome().member_id();
     heartbeat_ = absl::Milliseconds(message.welcome().heartbeat_ms());

@@ -1,9 +1,11 @@
 // The member's side of its stream to the coordinator, as in coordinator/client/membership_client.
-// It connects until it receives Welcome, stores the member's id, sends heartbeats and reconnects.
+// It connects until it receives Welcome, stores the member's id, sends heartbeats and reconnects. A
+// message of a lower epoch than the highest one received ends the stream unread.
 //
 // Thread-compatible.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <string>
 
@@ -23,6 +25,10 @@ class MembershipLink {
     std::function<void(const v1::CoordinatorMessage&)> on_message;
     std::function<void(bool)> on_connection;
     std::function<v1::Heartbeat()> heartbeat;
+    // The highest epoch that an earlier process recorded, and how a higher one is recorded, if at
+    // all.
+    uint64_t epoch = 0;
+    std::function<void(uint64_t)> record_epoch = nullptr;
   };
 
   MembershipLink(World& world, Network& network, Options options)
@@ -43,11 +49,16 @@ class MembershipLink {
   void Send(const v1::MemberMessage& message);
   void SendGoodbye();
   bool connected() const { return welcomed_; }
+  // The stream, if it is not broken; 0 otherwise.
+  ConnectionId intact_stream() const {
+    return welcomed_ && network_.IsIntact(connection_) ? connection_ : 0;
+  }
   const std::string& member_id() const { return member_id_; }
 
  private:
   void Dial();
   void OnMessage(const v1::CoordinatorMessage& message);
+  bool AcceptEpoch(uint64_t epoch);
   void OnClosed();
   void ScheduleHeartbeat(absl::Duration delay);
 
@@ -60,6 +71,7 @@ class MembershipLink {
   ConnectionId connection_ = 0;
   bool welcomed_ = false;
   std::string member_id_;
+  uint64_t epoch_ = options_.epoch;
   absl::Duration heartbeat_ = absl::Seconds(2);
   Lifetime heartbeat_life_;
 };

@@ -76,20 +76,22 @@ void Network::Arrive(ConnectionId connection, Direction<Message> Stream::*direct
 void Network::Take(ConnectionId connection, Stream& stream,
                    const std::optional<v1::MemberMessage>& message) {
   if (stream.server_gone) return;
-  if (!server_) {
-    stream.server_gone = true;
-    world_.timeline.After(world_.Delay(), [this, connection] { NotifyClient(connection); });
-    return;
-  }
-  if (!stream.opened) {
-    stream.opened = true;
-    server_->opened(connection);
+  if (!stream.endpoint) {
+    stream.endpoint = Choose(stream.host);
+    if (!stream.endpoint) {
+      stream.server_gone = true;
+      world_.timeline.After(world_.Delay(), [this, connection] { NotifyClient(connection); });
+      return;
+    }
+    ServerOf(stream)->opened(connection);
   }
   // A callback may have ended the process or the stream.
-  if (Find(connection) == nullptr || stream.server_gone || !server_) return;
+  if (Find(connection) == nullptr || stream.server_gone) return;
   if (!message) return NotifyServer(connection);
-  if (!message->has_heartbeat()) world_.Log("c  <- ", connection, " ", Describe(*message));
-  server_->message(connection, *message);
+  if (!message->has_heartbeat()) {
+    world_.Log("c", *stream.endpoint, " <- ", connection, " ", Describe(*message));
+  }
+  ServerOf(stream)->message(connection, *message);
 }
 
 void Network::Take(ConnectionId connection, Stream& stream,
@@ -119,13 +121,13 @@ void Network::NotifyClient(ConnectionId connection) {
 void Network::NotifyServer(ConnectionId connection) {
   Stream* const stream = Find(connection);
   if (stream == nullptr || std::exchange(stream->server_gone, true)) return;
-  const bool opened = stream->opened;
+  const Server* const server = ServerOf(*stream);
   stream->up.messages.clear();
   if (!stream->client_gone && !stream->broken) {
     Post(connection, &Stream::down, std::optional<v1::CoordinatorMessage>());
   }
   EraseIfOver(connection);
-  if (opened && server_) server_->closed(connection);
+  if (server != nullptr) server->closed(connection);
 }
 
 void Network::EraseIfOver(ConnectionId connection) {
@@ -135,12 +137,28 @@ void Network::EraseIfOver(ConnectionId connection) {
 
 // ---- The coordinator
 
-void Network::Listen(Server server) { server_ = std::move(server); }
+void Network::Listen(Endpoint endpoint, Server server) { servers_[endpoint] = std::move(server); }
 
-void Network::Unlisten() {
-  server_.reset();
+const Network::Server* Network::ServerOf(const Stream& stream) const {
+  const auto server = stream.endpoint ? servers_.find(*stream.endpoint) : servers_.end();
+  return server == servers_.end() ? nullptr : &server->second;
+}
+
+std::optional<Network::Endpoint> Network::Choose(const std::string& host) {
+  std::vector<Endpoint> reached;
+  for (const auto& [endpoint, server] : servers_) {
+    if (world_.hosts[host].reaches[endpoint]) reached.push_back(endpoint);
+  }
+  if (reached.empty()) return std::nullopt;
+  return reached.size() == 1 ? reached[0] : reached[world_.dice.Between(0, reached.size() - 1)];
+}
+
+void Network::Unlisten(Endpoint endpoint) {
+  servers_.erase(endpoint);
   std::vector<ConnectionId> over;
-  for (auto& [connection, stream] : streams_) over.push_back(connection);
+  for (auto& [connection, stream] : streams_) {
+    if (stream.endpoint == endpoint) over.push_back(connection);
+  }
   for (const ConnectionId connection : over) {
     Stream& stream = streams_.at(connection);
     if (stream.server_gone) continue;
@@ -158,7 +176,9 @@ void Network::Unlisten() {
 
 void Network::Down(ConnectionId connection, const v1::CoordinatorMessage& message) {
   Stream* const stream = Find(connection);
-  world_.Log("c  -> ", connection, " ", Describe(message));
+  if (stream != nullptr) {
+    world_.Log("c", stream->endpoint.value_or(0), " -> ", connection, " ", Describe(message));
+  }
   if (stream == nullptr || stream->server_gone || stream->broken) return;
   Post(connection, &Stream::down, std::optional<v1::CoordinatorMessage>(message));
 }
@@ -193,6 +213,17 @@ void Network::Up(ConnectionId connection, const v1::MemberMessage& message) {
   const bool congested = world_.hosts[stream->host].congested > world_.timeline.now();
   if (congested && message.has_heartbeat()) return;
   Post(connection, &Stream::up, std::optional<v1::MemberMessage>(message));
+}
+
+bool Network::IsIntact(ConnectionId connection) const {
+  const auto it = streams_.find(connection);
+  return it != streams_.end() && !it->second.broken && !it->second.client_gone &&
+         !it->second.server_gone;
+}
+
+bool Network::IsQuiet(ConnectionId connection) const {
+  const Stream& stream = streams_.at(connection);
+  return stream.up.messages.empty() && stream.down.messages.empty();
 }
 
 void Network::EndByClient(ConnectionId connection, bool host_lost) {
@@ -249,6 +280,15 @@ void Network::OnCut(const std::string& host) {
                             if (is_cut()) NotifyServer(connection);
                           });
   }
+}
+
+void Network::BreakUnreachable() {
+  std::vector<ConnectionId> unreachable;
+  for (const auto& [connection, stream] : streams_) {
+    const bool reaches = !stream.endpoint || world_.hosts[stream.host].reaches[*stream.endpoint];
+    if (!reaches) unreachable.push_back(connection);
+  }
+  for (const ConnectionId connection : unreachable) Break(connection);
 }
 
 // ---- Bulk calls

@@ -7,9 +7,12 @@
 // Messages to a stopped process wait. The queues of a congested stream are short; like those of the
 // real programs, they end the stream when they are full.
 //
+// Two coordinators may listen: a stream leads to one of those that its host reaches.
+//
 // Thread-compatible.
 #pragma once
 
+#include <cstddef>
 #include <deque>
 #include <functional>
 #include <map>
@@ -26,6 +29,9 @@ namespace cadre::simulation {
 
 class Network {
  public:
+  // Number of a coordinator.
+  using Endpoint = size_t;
+
   // Callbacks of the member.
   struct Client {
     std::function<void(const v1::CoordinatorMessage&)> message;
@@ -41,9 +47,9 @@ class Network {
   explicit Network(World& world) : world_(world) {}
 
   // ---- The coordinator
-  void Listen(Server server);
-  // The process has crashed: all its streams end.
-  void Unlisten();
+  void Listen(Endpoint endpoint, Server server);
+  // The process has ended: all its streams end.
+  void Unlisten(Endpoint endpoint);
   void Down(ConnectionId connection, const v1::CoordinatorMessage& message);
   // Ends the stream after the messages sent on it.
   void EndByServer(ConnectionId connection);
@@ -52,6 +58,9 @@ class Network {
   // Always returns a stream; if no coordinator listens, the stream is closed later.
   ConnectionId Dial(const std::string& host, Client client);
   void Up(ConnectionId connection, const v1::MemberMessage& message);
+  // Whether the stream is open at both ends, and whether no message is on its way on it.
+  bool IsIntact(ConnectionId connection) const;
+  bool IsQuiet(ConnectionId connection) const;
   // The process closes the stream or has crashed. `host_lost`: the other side is not notified.
   void EndByClient(ConnectionId connection, bool host_lost);
 
@@ -66,6 +75,8 @@ class Network {
   void BreakAny();
   // The host was cut off (HostConditions): either side may give up its streams.
   void OnCut(const std::string& host);
+  // Streams to coordinators that their hosts do not reach (HostConditions) break.
+  void BreakUnreachable();
 
   // ---- Bulk calls between members
   // Whether a call of `from` reaches `to` and is answered now.
@@ -85,8 +96,8 @@ class Network {
     Client client;
     Direction<v1::MemberMessage> up;
     Direction<v1::CoordinatorMessage> down;
-    // Whether the server was notified of the stream.
-    bool opened = false;
+    // The coordinator, which was notified of the stream; nothing before the first message.
+    std::optional<Endpoint> endpoint;
     // Whether the stream is broken: it accepts no more messages.
     bool broken = false;
     bool client_gone = false;
@@ -94,6 +105,10 @@ class Network {
   };
 
   Stream* Find(ConnectionId connection);
+  // The coordinator's callbacks; null if it does not run, or the stream has none yet.
+  const Server* ServerOf(const Stream& stream) const;
+  // A coordinator that listens and that the host reaches, if any.
+  std::optional<Endpoint> Choose(const std::string& host);
   template <typename Message>
   void Post(ConnectionId connection, Direction<Message> Stream::*direction,
             std::optional<Message> message);
@@ -113,8 +128,9 @@ class Network {
   void NotifyClient(ConnectionId connection);
   void NotifyServer(ConnectionId connection);
   void EraseIfOver(ConnectionId connection);
+
   World& world_;
-  std::optional<Server> server_;
+  std::map<Endpoint, Server> servers_;
   std::function<void(const v1::MemberMessage&)> listener_;
   ConnectionId last_ = 0;
   std::map<ConnectionId, Stream> streams_;

@@ -77,6 +77,7 @@ void SimulatedAggregator::Start(bool move) {
   }
   host_ = *std::move(host);
   orders_.emplace(kRetryWait, kMaxOrders);
+  failed_applies_.clear();
   CheckContributions();
   link_ = std::make_unique<MembershipLink>(
       world_, network_,
@@ -86,7 +87,9 @@ void SimulatedAggregator::Start(bool move) {
           .hello = [this] { return MakeHello(); },
           .on_message = [this](const v1::CoordinatorMessage& m) { OnMessage(m); },
           .on_connection = [](bool) {},
-          .heartbeat = [this] { return MakeHeartbeat(); }});
+          .heartbeat = [this] { return MakeHeartbeat(); },
+          .epoch = host_->epoch(),
+          .record_epoch = [this](uint64_t epoch) { RecordEpoch(epoch); }});
   link_->Start();
 }
 
@@ -262,10 +265,15 @@ void SimulatedAggregator::CheckVersion(const std::string& path) {
 // ---- Orders
 
 void SimulatedAggregator::OnMessage(const v1::CoordinatorMessage& message) {
-  orders_->Begin(message.epoch());
   if (!IsOrder(message)) return;
   orders_->Add(message);
   Wake();
+}
+
+void SimulatedAggregator::RecordEpoch(uint64_t epoch) {
+  orders_->Begin(epoch);
+  failed_applies_.clear();
+  host_->SaveEpoch(epoch).IgnoreError();
 }
 
 void SimulatedAggregator::Wake() {
@@ -319,7 +327,25 @@ void SimulatedAggregator::ExecuteNext() {
   }
   if (disk_.removed) CheckContributions();
   if (result.repeat) orders_->Failed(*order, world_.timeline.now());
+  NoteFailure(*order, result.repeat);
   Wake();
+}
+
+void SimulatedAggregator::NoteFailure(const v1::CoordinatorMessage& order, bool repeat) {
+  const absl::Time now = world_.timeline.now();
+  if (order.has_close_run()) failed_applies_.erase(order.close_run().run());
+  if (order.has_delete_run()) failed_applies_.erase(order.delete_run().run());
+  if (order.has_apply()) failed_applies_.erase(order.apply().run());
+  if (world_.plant == Plant::kPostponeRetries) {
+    for (const auto& [run, failed] : failed_applies_) orders_->Failed(failed.order, now);
+  }
+  if (order.has_apply() && repeat) failed_applies_[order.apply().run()] = {order, now};
+}
+
+absl::Time SimulatedAggregator::oldest_failure() const {
+  absl::Time oldest = absl::InfiniteFuture();
+  for (const auto& [run, failed] : failed_applies_) oldest = std::min(oldest, failed.when);
+  return oldest;
 }
 
 // ---- The Rounds service

@@ -58,6 +58,10 @@ class SimulatedAggregator {
   const std::string& name() const { return name_; }
   const std::string& address() const { return address_; }
 
+  // Since when an Apply has failed for a transient reason and was not tried again; InfiniteFuture
+  // if there is none.
+  absl::Time oldest_failure() const;
+
   // What its host stores of the run; empty if it stores none. Requires: up().
   v1::ShardState StateOf(const std::string& run) const { return host_->ReportRun(run).state(); }
 
@@ -89,11 +93,15 @@ class SimulatedAggregator {
   v1::Heartbeat MakeHeartbeat();
   // Ends the process and starts it again after `time`.
   void Restart(absl::Duration time, bool host_lost);
+  // A coordinator of a higher epoch has sent its first message.
+  void RecordEpoch(uint64_t epoch);
   // Adds an order.
   void OnMessage(const v1::CoordinatorMessage& message);
   // Schedules the next order.
   void Wake();
   void ExecuteNext();
+  // The order was carried out; `repeat`: it has failed.
+  void NoteFailure(const v1::CoordinatorMessage& order, bool repeat);
   v1::CoordinatorMessage Plant(v1::CoordinatorMessage order);
   // Reports to the checker what has changed on the disk.
   void CheckVersion(const std::string& path);
@@ -121,6 +129,12 @@ class SimulatedAggregator {
   std::unique_ptr<ShardHost> host_;
   std::unique_ptr<MembershipLink> link_;
   std::optional<OrderQueue> orders_;
+  // Applies that have failed for a transient reason, by run.
+  struct FailedApply {
+    v1::CoordinatorMessage order;
+    absl::Time when;
+  };
+  std::map<std::string, FailedApply> failed_applies_;
 };
 
 }  // namespace cadre::simulation

@@ -27,10 +27,9 @@ bool Writes(const std::vector<Action>& actions) {
 
 void SimulatedCoordinator::Start() {
   world_.Count("coordinator_starts");
-  world_.Log("c     starts");
+  world_.Log("c", endpoint_, "    starts");
   if (world_.plant == Plant::kReuseGeneration && store_.count(kMetaKey) != 0) {
-    v1::MetaRecord meta;
-    meta.ParseFromString(store_[kMetaKey]);
+    v1::MetaRecord meta = this->meta();
     meta.set_generation(0);
     store_[kMetaKey] = meta.SerializeAsString();
   }
@@ -41,14 +40,14 @@ void SimulatedCoordinator::Start() {
   inbox_.clear();
   busy_until_ = absl::InfinitePast();
   expire_from_ = absl::InfinitePast();
-  network_.Listen({
-      .opened = [this](ConnectionId c) { Take(StreamOpened{c}); },
-      .message =
-          [this](ConnectionId c, const v1::MemberMessage& m) {
-            Take(MessageReceived{c, m});
-          },
-      .closed = [this](ConnectionId c) { Take(StreamClosed{c}); },
-  });
+  network_.Listen(endpoint_, {
+                                 .opened = [this](ConnectionId c) { Take(StreamOpened{c}); },
+                                 .message =
+                                     [this](ConnectionId c, const v1::MemberMessage& m) {
+                                       Take(MessageReceived{c, m});
+                                     },
+                                 .closed = [this](ConnectionId c) { Take(StreamClosed{c}); },
+                             });
   const absl::StatusOr<std::vector<Action>> actions =
       machine_->Restore(records, world_.timeline.now());
   if (!actions.ok()) {
@@ -61,48 +60,29 @@ void SimulatedCoordinator::Start() {
 void SimulatedCoordinator::Crash(std::optional<absl::Duration> downtime) {
   if (!up()) return;
   world_.Count("coordinator_kills");
-  world_.Log("c     crashes");
+  world_.Log("c", endpoint_, "    ends");
   life_.End();
   tick_life_.End();
   machine_.reset();
   inbox_.clear();
   waiting_.clear();
   traces_.clear();
-  network_.Unlisten();
+  network_.Unlisten(endpoint_);
   world_.timeline.After(downtime.value_or(world_.dice.Between(kMinDowntime, kMaxDowntime)), life_,
                         [this] { Start(); });
 }
 
-// A run that has no version in the backup begins anew if the aggregators that have its versions are
-// away, and a user must decide when they return.
-bool SimulatedCoordinator::AllRunsHaveVersions() const {
-  for (auto it = store_.lower_bound(kRunPrefix);
-       it != store_.end() && absl::StartsWith(it->first, kRunPrefix); ++it) {
-    v1::RunRecord run;
-    run.ParseFromString(it->second);
-    if (IsLive(run.state()) && !store_.contains(CommitKey(run.run(), run.version()))) return false;
-  }
-  return true;
+void SimulatedCoordinator::Stop() {
+  Crash();
+  life_.End();
 }
 
-void SimulatedCoordinator::RestoreStoreAfter(absl::Duration time) {
-  if (!AllRunsHaveVersions()) return;
-  std::map<std::string, std::string> backup = store_;
-  // As in coordinator/backup.
-  if (const auto meta = backup.find(kMetaKey); meta != backup.end()) {
-    v1::MetaRecord record;
-    record.ParseFromString(meta->second);
-    record.set_backup(true);
-    meta->second = record.SerializeAsString();
+v1::MetaRecord SimulatedCoordinator::meta() const {
+  v1::MetaRecord meta;
+  if (const auto found = store_.find(kMetaKey); found != store_.end()) {
+    meta.ParseFromString(found->second);
   }
-  world_.timeline.After(time, [this, backup = std::move(backup)] {
-    world_.Count("stores_restored");
-    ++stores_restored_;
-    Crash();
-    world_.Log("c     has an older store");
-    store_ = backup;
-    invariants_.OnStoreRestored(store_);
-  });
+  return meta;
 }
 
 void SimulatedCoordinator::Submit(const v1::RunSpec& spec,
@@ -228,7 +208,7 @@ bool SimulatedCoordinator::Commit(const Batch& batch) {
       if (world_.plant == Plant::kDropGroupRecords) {
         testing::ApplyTo(after, {Store::Op::Kind::kErasePrefix, kGroupPrefix, ""});
       }
-      invariants_.OnTransaction(store_, after);
+      invariants_.OnTransaction(endpoint_, store_, after);
       store_ = std::move(after);
     }
     send(actions);

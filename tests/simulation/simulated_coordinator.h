@@ -22,18 +22,30 @@ namespace cadre::simulation {
 
 class SimulatedCoordinator {
  public:
+  using Records = std::map<std::string, std::string>;
+
+  // `endpoint`: different for coordinators that run at the same time.
   SimulatedCoordinator(World& world, Network& network, Invariants& invariants,
-                       Machine::Options options)
-      : world_(world), network_(network), invariants_(invariants), options_(std::move(options)) {}
+                       const Machine::Options& options, Network::Endpoint endpoint)
+      : world_(world),
+        network_(network),
+        invariants_(invariants),
+        options_(options),
+        endpoint_(endpoint) {}
 
   void Start();
   // Ends the process; it starts again after `downtime`, or a random time.
   void Crash(std::optional<absl::Duration> downtime = std::nullopt);
-  int stores_restored() const { return stores_restored_; }
-  // After the time, the process ends and starts again with the store of now.
-  void RestoreStoreAfter(absl::Duration time);
+  // Ends the process permanently, unless Start is called.
+  void Stop();
+  // Replaces the store. Requires: !up().
+  void SetStore(Records store) { store_ = std::move(store); }
+  // Of the last start.
+  v1::MetaRecord meta() const;
   bool up() const { return machine_ != nullptr; }
   bool stalled() const { return busy_until_ > world_.timeline.now(); }
+  // Whether all events have been handled.
+  bool idle() const { return inbox_.empty() && !stalled(); }
 
   // `done` is called with the id of the run; never if the process crashes before it answers.
   void Submit(const v1::RunSpec& spec, std::function<void(const std::string&)> done);
@@ -45,10 +57,9 @@ class SimulatedCoordinator {
   int64_t traces_waiting() const;
 
   const Machine* machine() const { return machine_.get(); }
-  const std::map<std::string, std::string>& store() const { return store_; }
+  const Records& store() const { return store_; }
 
  private:
-  bool AllRunsHaveVersions() const;
   void Take(Event event);
   void HandleInbox();
   // The actions of a batch of events, by event. The functions return false if the process crashed.
@@ -66,8 +77,8 @@ class SimulatedCoordinator {
   Network& network_;
   Invariants& invariants_;
   const Machine::Options options_;
-  std::map<std::string, std::string> store_;
-  int stores_restored_ = 0;
+  const Network::Endpoint endpoint_;
+  Records store_;
 
   // State of the process.
   Lifetime life_;

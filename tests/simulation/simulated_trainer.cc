@@ -51,6 +51,7 @@ SimulatedTrainer::SimulatedTrainer(World& world, Network& network, Fabrics& fabr
 
 void SimulatedTrainer::Deliver(const v1::Start& start) {
   start_ = start;
+  if (world_.plant == Plant::kIgnoreCatchUp) start_->clear_catch_up();
   if (std::exchange(awaiting_start_, false))
     Pause(absl::Milliseconds(2), [this] { AgreeOnStart(); });
 }
@@ -278,6 +279,7 @@ void SimulatedTrainer::Do(const RankProtocol::Train& train) {
 void SimulatedTrainer::TrainStep(uint32_t until) {
   if (step_ >= until) return Handle(RankProtocol::Trained{});
   progress_.Enter(v1::ACTIVITY_TRAINING);
+  ++steps_begun_;
   const absl::Duration time = step_time_ * world_.dice.Between(50, 150) / 100;
   world_.timeline.After(time, life_, [this, until] {
     if (std::exchange(host_.diverges, false)) {
@@ -349,6 +351,7 @@ void SimulatedTrainer::Do(const RankProtocol::AskNudge& ask) {
 }
 
 void SimulatedTrainer::Do(const RankProtocol::Stage& stage) {
+  staged_round_ = stage.round;
   for (const Interval& span : owned_) {
     for (int64_t p = span.begin; p < span.end; ++p) {
       trained_[p] = TrainedValue(base_[p], place().group(), place().generation(), stage.samples);

@@ -53,6 +53,12 @@ class SimulatedTrainer {
 
   const v1::RankSlot& place() const { return assignment_.place(); }
   bool running() const { return running_; }
+  uint32_t version() const { return protocol_.version(); }
+  uint64_t steps_begun() const { return steps_begun_; }
+  // The newest round to which the rank has begun to contribute; 0: none.
+  uint32_t staged_round() const { return staged_round_; }
+  // Rank 0 can only wait for the decision of that round.
+  bool awaits_decision() const { return awaiting_decision_; }
 
  private:
   using Next = std::function<void()>;
@@ -132,6 +138,8 @@ class SimulatedTrainer {
   uint32_t trace_steps_left_ = 0;
 
   uint32_t step_ = 0;
+  uint64_t steps_begun_ = 0;
+  uint32_t staged_round_ = 0;
   // An exchange with the shards is under way; what waits for it; the version that is being pulled.
   bool exchanging_ = false;
   Next waiting_for_exchange_;

@@ -43,6 +43,7 @@ class SimulatedWorker {
   bool up() const { return link_ != nullptr; }
   // Whether the process runs and has joined the coordinator.
   bool joined() const { return up() && link_->connected(); }
+  ConnectionId intact_stream() const { return up() ? link_->intact_stream() : 0; }
   const std::string& member_id() const { return link_->member_id(); }
   const std::string& incarnation() const { return incarnation_; }
   // When the coordinator last answered that it does not know this member.

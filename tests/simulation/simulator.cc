@@ -96,9 +96,9 @@ Simulator::Simulator(const SimulatorOptions& options)
       network_(world_),
       fabrics_(world_),
       invariants_(world_, [this] { return ConnectedWorkers(); }),
-      coordinator_(world_, network_, invariants_, MachineOptions()),
-      injector_(world_, network_, coordinator_, workers_, aggregators_),
-      liveness_(world_, coordinator_, workers_, aggregators_) {
+      coordinators_(world_, network_, invariants_, MachineOptions()),
+      injector_(world_, network_, coordinators_, workers_, aggregators_),
+      liveness_(world_, coordinators_, workers_, aggregators_, network_) {
   world_.plant = options.plant;
   world_.listener = options.on_line;
 }
@@ -189,17 +189,18 @@ v1::RunSpec Simulator::MakeSpec() {
   return spec;
 }
 
-// The user submits again until there is an answer.
+// The user submits again until there is an answer, but not while two coordinators run.
 void Simulator::Submit(const v1::RunSpec& spec) {
   auto answered = std::make_shared<bool>(false);
-  coordinator_.Submit(spec, [this, answered](const std::string& run) {
+  const auto submitted = [this, answered](const std::string& run) {
     *answered = true;
     ++runs_submitted_;
     world_.Log("user  submitted ", run);
     if (faults_ended_ || !world_.dice.Chance(0.05)) return;
     world_.timeline.After(world_.dice.Between(absl::Seconds(1), absl::Seconds(60)),
-                          [this, run] { coordinator_.StopRun(run); });
-  });
+                          [this, run] { coordinator().StopRun(run); });
+  };
+  if (!coordinators_.two()) coordinator().Submit(spec, submitted);
   world_.timeline.After(absl::Seconds(5), [this, spec, answered] {
     if (!*answered) Submit(spec);
   });
@@ -238,18 +239,18 @@ void Simulator::ScheduleTraces() {
 
 void Simulator::TraceSomeGroup() {
   std::vector<v1::RunRecord> runs;
-  for (auto it = coordinator_.store().lower_bound(kRunPrefix);
-       it != coordinator_.store().end() && absl::StartsWith(it->first, kRunPrefix); ++it) {
-    ParseRun(coordinator_.store(), it->first, runs.emplace_back()).IgnoreError();
+  for (auto it = coordinator().store().lower_bound(kRunPrefix);
+       it != coordinator().store().end() && absl::StartsWith(it->first, kRunPrefix); ++it) {
+    ParseRun(coordinator().store(), it->first, runs.emplace_back()).IgnoreError();
   }
   if (runs.empty()) return;
   Dice& dice = world_.dice;
   const v1::RunRecord& run = runs[dice.Between(0, runs.size() - 1)];
   const uint32_t group = dice.Between(0, GroupsOf(run.spec()) - 1);
-  coordinator_.TraceGroup(run.run(), group, dice.Between(1, 5),
-                          dice.Chance(0.5)
-                              ? absl::InfiniteDuration()
-                              : dice.Between(absl::Milliseconds(100), absl::Seconds(10)));
+  coordinator().TraceGroup(run.run(), group, dice.Between(1, 5),
+                           dice.Chance(0.5)
+                               ? absl::InfiniteDuration()
+                               : dice.Between(absl::Milliseconds(100), absl::Seconds(10)));
 }
 
 void Simulator::EndFaults() {
@@ -260,6 +261,8 @@ void Simulator::EndFaults() {
 }
 
 size_t Simulator::ConnectedWorkers() const {
+  // Either may have as few as none.
+  if (coordinators_.two()) return 0;
   const absl::Time now = world_.timeline.now();
   return std::count_if(workers_.begin(), workers_.end(), [&](const auto& worker) {
     const HostConditions& host = world_.hosts.at(worker->name());
@@ -270,8 +273,8 @@ size_t Simulator::ConnectedWorkers() const {
 
 bool Simulator::HasGroups(const std::string& run) const {
   const std::string prefix = GroupsPrefix(run);
-  for (auto it = coordinator_.store().lower_bound(prefix);
-       it != coordinator_.store().end() && absl::StartsWith(it->first, prefix); ++it) {
+  for (auto it = coordinator().store().lower_bound(prefix);
+       it != coordinator().store().end() && absl::StartsWith(it->first, prefix); ++it) {
     v1::GroupRecord group;
     group.ParseFromString(it->second);
     if (group.generation() != 0) return true;
@@ -281,8 +284,8 @@ bool Simulator::HasGroups(const std::string& run) const {
 
 bool Simulator::AllEnded() const {
   if (runs_submitted_ < runs_wanted_) return false;
-  for (auto it = coordinator_.store().lower_bound(kRunPrefix);
-       it != coordinator_.store().end() && absl::StartsWith(it->first, kRunPrefix); ++it) {
+  for (auto it = coordinator().store().lower_bound(kRunPrefix);
+       it != coordinator().store().end() && absl::StartsWith(it->first, kRunPrefix); ++it) {
     v1::RunRecord record;
     record.ParseFromString(it->second);
     // The disk of a parked run does not return.
@@ -297,8 +300,8 @@ bool Simulator::AllEnded() const {
 
 void Simulator::ReportStuck() {
   std::string why;
-  if (coordinator_.machine() != nullptr) {
-    const v1::StatusReply status = coordinator_.machine()->Status(world_.timeline.now());
+  if (coordinator().machine() != nullptr) {
+    const v1::StatusReply status = coordinator().machine()->Status(world_.timeline.now());
     for (const v1::RunStatus& run : status.runs()) {
       absl::StrAppend(&why, "; ", run.run(), " ", EnumText(run.state()), " version ", run.version(),
                       " step ", run.step(), " of ", run.total_steps(), " ", run.reason());
@@ -315,7 +318,7 @@ Outcome Simulator::Run() {
   // The event log has what matters of the messages of the shard hosts.
   FLAGS_minloglevel = google::GLOG_FATAL;
   MakeMembers();
-  coordinator_.Start();
+  coordinator().Start();
   runs_wanted_ = dice_.Between(1, 3);
   for (size_t i = 0; i < runs_wanted_; ++i) {
     const v1::RunSpec spec = MakeSpec();
@@ -342,13 +345,13 @@ Outcome Simulator::Run() {
     if (late || outcome.events > kMaxEvents) ReportStuck();
   }
   // A request for a trace of an ended run must have been answered.
-  if (!world_.violation && coordinator_.traces_waiting() > 0) {
-    world_.Violate(coordinator_.traces_waiting(), " trace requests were not answered");
+  if (!world_.violation && coordinator().traces_waiting() > 0) {
+    world_.Violate(coordinator().traces_waiting(), " trace requests were not answered");
   }
   // Its supervisor may be about to start an aggregator again.
   for (const auto& aggregator : aggregators_) aggregator->Start(/*move=*/false);
   if (!world_.violation) {
-    invariants_.CheckEnd(coordinator_.store(),
+    invariants_.CheckEnd(coordinator().store(),
                          [this](const std::string& name, const std::string& run) {
                            for (const auto& aggregator : aggregators_) {
                              if (aggregator->name() == name) return aggregator->VersionOf(run);
@@ -356,7 +359,7 @@ Outcome Simulator::Run() {
                            return std::optional<uint32_t>();
                          });
   }
-  AddCounters(coordinator_.store(), world_);
+  AddCounters(coordinator().store(), world_);
   for (const auto& aggregator : aggregators_) aggregator->CountRefusals();
   outcome.violation = world_.violation.value_or("");
   outcome.at = world_.timeline.elapsed();

@@ -17,6 +17,7 @@
 
 #include "absl/time/time.h"
 #include "proto/cadre/v1/run.pb.h"
+#include "tests/simulation/coordinators.h"
 #include "tests/simulation/fault_injector.h"
 #include "tests/simulation/faults.h"
 #include "tests/simulation/group_fabric.h"
@@ -25,7 +26,6 @@
 #include "tests/simulation/liveness.h"
 #include "tests/simulation/network.h"
 #include "tests/simulation/simulated_aggregator.h"
-#include "tests/simulation/simulated_coordinator.h"
 #include "tests/simulation/simulated_worker.h"
 #include "tests/simulation/world.h"
 
@@ -63,6 +63,8 @@ class Simulator {
   Outcome Run();
 
  private:
+  SimulatedCoordinator& coordinator() { return coordinators_.current(); }
+  const SimulatedCoordinator& coordinator() const { return coordinators_.current(); }
   void MakeMembers();
   v1::RunSpec MakeSpec();
   void Submit(const v1::RunSpec& spec);
@@ -87,7 +89,7 @@ class Simulator {
   Fabrics fabrics_;
   Directory aggregators_;
   Invariants invariants_;
-  SimulatedCoordinator coordinator_;
+  Coordinators coordinators_;
   Workers workers_;
   FaultInjector injector_;
   Liveness liveness_;

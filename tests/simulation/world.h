@@ -78,10 +78,14 @@ enum class Plant {
   kTrainUnstarted,
   // The rank contributes the values of the previous version.
   kContributeUntrained,
+  // A group that starts while others wait for it trains until its boundary nevertheless.
+  kIgnoreCatchUp,
   // The coordinator's clock events are lost.
   kNoTicks,
   // The last write of a transaction is lost.
   kLoseOneWrite,
+  // Every order that an aggregator carries out postpones the repetition of one that has failed.
+  kPostponeRetries,
 };
 
 class World {
