@@ -139,9 +139,19 @@ std::string StepTimes(const Summary& summary) {
 
 // A run with one group averages nothing and has no discrepancy.
 std::string AveragingText(const v1::RunStatus& run) {
-  return absl::StrCat(Counted(run.rounds_committed(), "round"),
-                      run.has_discrepancy() ? "; discrepancy of the groups: " : "",
-                      DiscrepancyText(run));
+  std::vector<std::string> parts = {Counted(run.rounds_committed(), "round")};
+  if (run.has_discrepancy()) {
+    parts.push_back(absl::StrCat("discrepancy of the groups: ", DiscrepancyText(run)));
+  }
+  if (run.has_outer() && std::isfinite(run.outer().correlation())) {
+    parts.push_back(absl::StrFormat("correlation of the newest change with the momentum: %.2f",
+                                    run.outer().correlation()));
+  }
+  if (run.has_residual_ratio() && std::isfinite(run.residual_ratio())) {
+    parts.push_back(absl::StrFormat("the codes have left out %.2g times the newest change",
+                                    run.residual_ratio()));
+  }
+  return absl::StrJoin(parts, "; ");
 }
 
 // The traffic between groups; "headers" are the part of the messages that is not model data.

@@ -357,17 +357,26 @@ TEST_F(RecoveryTest, BackupIsRestored) {
   EXPECT_EQ(FindRun(*deleted, run_), nullptr);
 }
 
-class AggregatorRestartTest : public RecoveryTest, public ::testing::WithParamInterface<bool> {};
-INSTANTIATE_TEST_SUITE_P(CodedOrNot, AggregatorRestartTest, ::testing::Bool());
+enum class Rounds { kPlain, kCoded, kFragments };
 
-// In coded rounds, with momentum and what the codes have left out.
+class AggregatorRestartTest : public RecoveryTest, public ::testing::WithParamInterface<Rounds> {};
+INSTANTIATE_TEST_SUITE_P(Each, AggregatorRestartTest,
+                         ::testing::Values(Rounds::kPlain, Rounds::kCoded, Rounds::kFragments));
+
+// In coded rounds, with momentum and what the codes have left out; in rounds of fragments, which
+// overlap steps, also the coordinator restarts.
 TEST_P(AggregatorRestartTest, LosesNothing) {
   v1::RunSpec spec = SmallSpec({.every_steps = 8, .steps = kSteps});
-  if (const bool coded = GetParam(); coded) {
-    v1::Averaging& averaging = *spec.mutable_averaging();
+  v1::Averaging& averaging = *spec.mutable_averaging();
+  if (GetParam() != Rounds::kPlain) {
     averaging.mutable_up()->set_codec(v1::CODEC_STAT2);
     averaging.mutable_down()->set_codec(v1::CODEC_E3M0);
     averaging.mutable_outer()->mutable_nesterov()->set_momentum(0.5F);
+  }
+  const bool fragments = GetParam() == Rounds::kFragments;
+  if (fragments) {
+    averaging.mutable_fragments()->set_count(2);
+    averaging.mutable_overlap()->set_steps(2);
   }
   Begin(spec, 2, 4);
   for (int time = 0; time < 2; ++time) {
@@ -377,6 +386,11 @@ TEST_P(AggregatorRestartTest, LosesNothing) {
     // works.
     ASSERT_EQ(cluster_.StartAggregator("aggregator-0"), absl::OkStatus());
     const v1::StatusReply after = AwaitVersion(version + 5);
+    if (fragments) {
+      cluster_.Kill("coordinator");
+      ASSERT_EQ(cluster_.StartCoordinator(), absl::OkStatus());
+      AwaitVersion(FindRun(after, run_)->version() + 5);
+    }
     const auto found = std::find_if(
         after.aggregators().begin(), after.aggregators().end(),
         [](const auto& aggregator) { return aggregator.member().name() == "aggregator-0"; });
