@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """bench_allreduce runs over every transport, reports correct sums, and rejects unknown options;
-bench_engine finds models in any working directory; bench_coordinator counts what it has sent.
+bench_engine finds models in any working directory; bench_coordinator counts what it has sent;
+bench_aggregator applies rounds of every kind.
 
-usage: programs_test.py BENCH_ALLREDUCE BENCH_ENGINE BENCH_COORDINATOR
+usage: programs_test.py BENCH_ALLREDUCE BENCH_ENGINE BENCH_COORDINATOR BENCH_AGGREGATOR
 """
 
 import json
@@ -15,6 +16,7 @@ import unittest
 ALLREDUCE = os.path.abspath(sys.argv.pop(1))
 ENGINE = os.path.abspath(sys.argv.pop(1))
 COORDINATOR = os.path.abspath(sys.argv.pop(1))
+AGGREGATOR = os.path.abspath(sys.argv.pop(1))
 QUICK = ("--repeat", "2", "--budget", "0.2", "--min", "1K", "--max", "64K", "--factor", "8")
 FIELDS = {"transport": str, "algorithm": str, "chosen": str, "ranks": int, "dtype": str,
           "in_place": bool, "bytes": int, "seconds": float, "min_seconds": float,
@@ -196,6 +198,41 @@ class CoordinatorTest(unittest.TestCase):
         result = self.coordinator("--streams", "2000000000")
         self.assertEqual(result.returncode, 1)
         self.assertIn("2000000256 open files", result.stderr)
+
+
+class AggregatorTest(unittest.TestCase):
+    def aggregator(self, *flags):
+        return subprocess.run([AGGREGATOR, *flags], capture_output=True, text=True, timeout=100)
+
+    def test_every_kind_of_round(self):
+        with tempfile.TemporaryDirectory() as folder:
+            result = self.aggregator("--data-dir", folder, "--groups", "3", "--megabytes", "1",
+                                     "--streams", "2", "--threads", "2", "--rounds", "2")  # fmt: skip
+            self.assertEqual(result.returncode, 0, result.stderr)
+            self.assertEqual(os.listdir(folder), [])
+        limits, *lines = map(json.loads, result.stdout.splitlines())
+        self.assertEqual(limits["measurement"], "limits")
+        for field in ("copy", "grpc", "disk"):
+            self.assertGreater(limits[f"{field}_gb_per_second"], 0)
+        kinds = ("mean", "outer", "int8", "e3m0+outer")
+        self.assertEqual([(line["round"], line["measurement"]) for line in lines],
+                         [(kind, step) for kind in kinds
+                          for step in ("receive", "apply", "pull")])  # fmt: skip
+        bytes_of = {line["round"]: line["bytes"] for line in lines if "bytes" in line}
+        self.assertLess(abs(bytes_of["mean"] / bytes_of["int8"] - 4), 0.1)
+        self.assertLess(abs(bytes_of["mean"] / bytes_of["e3m0+outer"] - 8), 0.2)
+        for line in lines:
+            self.assertIn("cpu", line)
+            self.assertGreater(line["seconds"], 0)
+            self.assertGreater(line["gb_per_second"], 0)
+
+    def test_rejects_flags(self):
+        for word, *flags in (("--data-dir", "--groups", "2"), ("--groups", "--groups", "0"),
+                             ("--megabytes", "--megabytes", "0")):  # fmt: skip
+            with self.subTest(flags):
+                result = self.aggregator(*flags)
+                self.assertEqual((result.returncode, result.stdout), (2, ""), result.stderr)
+                self.assertIn(word, result.stderr)
 
 
 if __name__ == "__main__":
