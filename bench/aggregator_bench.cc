@@ -131,7 +131,7 @@ v1::RunSpec SpecOf(const Kind& kind) {
 // What the groups contribute to every round: values, or frames, of different noise.
 class Contributions {
  public:
-  Contributions(const ParameterIndex& index) : size_(index.size()), units_(index) {
+  explicit Contributions(const ParameterIndex& index) : size_(index.size()), units_(index) {
     std::mt19937 random(1);
     std::normal_distribution<float> normal;
     // A group has the values from another one on.
