@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "base/digest.h"
 #include "model/coding.h"
 #include "server/client/frame.h"
@@ -368,6 +369,25 @@ TEST_F(CodedRoundsTest, ResidualIsCarried) {
     version = *Pull(round, {0, size()});
   }
   EXPECT_LT(distance(), 0.05 * first);
+}
+
+// Another process can begin with the version before; this one would fail forever.
+TEST_F(CodedRoundsTest, DamagedResidualLosesTheVersion) {
+  const auto order = [this](uint32_t round) {
+    v1::Apply apply = Order(round, {{}});
+    apply.clear_outer();
+    return apply;
+  };
+  const std::string frame = FrameOf(Values(1, size()));
+  ASSERT_EQ(Stage({}, frame), absl::OkStatus());
+  ASSERT_EQ(host_->Apply(order(1))->error(), "");
+  const std::string path = absl::StrCat(folder_.path(), "/", run_.run, "/outer-1");
+  std::string bytes = ReadAll(path);
+  bytes.back() ^= 1;
+  WriteAll(path, bytes);
+  ASSERT_EQ(Stage({.round = 2}, frame), absl::OkStatus());
+  EXPECT_THAT(host_->Apply(order(2)), IsError(absl::StatusCode::kUnavailable, "outer-1"));
+  EXPECT_THAT(host_->CheckFiles(), IsError(absl::StatusCode::kFailedPrecondition, "outer-1"));
 }
 
 TEST_F(CodedRoundsTest, FramesAreCheckedBeforeTheyAreAcknowledged) {
