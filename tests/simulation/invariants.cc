@@ -9,7 +9,9 @@
 #include "base/digest.h"
 #include "coordinator/keys.h"
 #include "coordinator/run_rules.h"
+#include "model/coding.h"
 #include "proto/enum_text.h"
+#include "server/client/frame.h"
 #include "server/mean.h"
 #include "server/outer_update.h"
 #include "tests/simulation/describe.h"
@@ -377,12 +379,11 @@ void Invariants::CheckParticipant(const View& view, const v1::RunRecord& run,
   if (it->second.members.size() != in.ranks()) {
     world_.Violate(Name(commit), " has wrong ranks for group ", in.group());
   }
-  const std::vector<int64_t> begins = TensorBegins(run.spec());
   const int shards = run.shards_size();
   for (uint32_t rank = 0; rank < in.ranks(); ++rank) {
-    const std::vector<Interval> owned = OwnedSpans(begins, rank, in.ranks());
+    const std::vector<Interval> owned = OwnedSpans(run.spec(), rank, in.ranks());
     for (int shard = 0; shard < shards; ++shard) {
-      if (PartsWithin(owned, ShardSpan(begins.back(), shard, shards)).empty()) continue;
+      if (PartsWithin(owned, SpanOfShard(run.spec(), shard, shards)).empty()) continue;
       const ContributionKey key{commit.run(), commit.round(), in.group(), in.generation(), rank};
       if (acknowledged_.count({key, run.shards(shard)}) == 0) {
         world_.Violate(key.ToString(), " is committed, but shard ", shard,
@@ -392,9 +393,14 @@ void Invariants::CheckParticipant(const View& view, const v1::RunRecord& run,
   }
 }
 
-// Also sets the states of the outer optimizer.
+// Also sets the states of the version (server/round_mean.cc has the formulas of coded rounds).
 Values Invariants::ValuesOf(const v1::RunRecord& run, const v1::CommitRecord& commit) {
   const Values& base = versions_[commit.run()][commit.round() - 1];
+  std::array<Values, 3> states;
+  const auto before = outer_states_[run.run()].find(commit.round() - 1);
+  if (before != outer_states_[run.run()].end()) states = before->second;
+  for (Values& state : states) state.resize(base.size());
+  Values& residual = states[2];
   std::vector<uint64_t> samples;
   for (const v1::Participant& in : commit.participants()) samples.push_back(in.samples());
   const std::vector<float> weights = MeanWeights(samples);
@@ -402,15 +408,38 @@ Values Invariants::ValuesOf(const v1::RunRecord& run, const v1::CommitRecord& co
   for (int i = 0; i < commit.participants_size(); ++i) {
     const v1::Participant& in = commit.participants(i);
     Values trained;
-    for (const float value : base) {
-      trained.push_back(TrainedValue(value, in.group(), in.generation(), in.samples()));
+    if (commit.has_up()) {
+      trained = changes_[{commit.run(), commit.round(), in.group(), in.generation()}];
+      trained.resize(base.size());
+    } else {
+      for (const float value : base) {
+        trained.push_back(TrainedValue(value, in.group(), in.generation(), in.samples()));
+      }
     }
     (i == 0 ? SetWeighted : AddWeighted)(weights[i], trained, next);
   }
+  Values exact = base;
+  if (commit.has_down()) AddWeighted(1, residual, exact);
+  if (commit.has_up()) AddWeighted(1, exact, next);
   if (commit.has_outer()) {
-    std::array<Values, 2> states = outer_states_[run.run()][commit.round() - 1];
-    for (Values& state : states) state.resize(next.size());
-    OuterUpdate(commit.outer(), commit.round()).Update(base, next, {states[0], states[1]});
+    OuterUpdate(commit.outer(), commit.round()).Update(exact, next, {states[0], states[1]});
+  }
+  if (commit.has_down()) {
+    Values difference(base.size());
+    for (size_t i = 0; i < base.size(); ++i) difference[i] = next[i] - base[i];
+    std::string frame;
+    const auto units = UnitsOf(run.spec());
+    const Codec codec = CodecOf(commit.down());
+    absl::Status coded = EncodeFrame(units->all(), codec, difference, &frame);
+    coded.Update(DecodeFrame(units->all(), codec, frame, &difference));
+    if (!coded.ok()) world_.Violate(Name(commit), " cannot be coded: ", coded.ToString());
+    for (size_t i = 0; i < base.size(); ++i) {
+      const float published = base[i] + difference[i];
+      residual[i] = next[i] - published;
+      next[i] = published;
+    }
+  }
+  if (commit.has_outer() || commit.has_down()) {
     outer_states_[run.run()][commit.round()] = std::move(states);
   }
   return next;
@@ -436,8 +465,7 @@ void Invariants::ChooseRival(const std::pair<std::string, uint32_t>& version, In
 void Invariants::OnSeed(const Store& store, const v1::Apply& apply) {
   const auto states = outer_states_[apply.run()].find(apply.round());
   if (states == outer_states_[apply.run()].end()) return;
-  const Interval span =
-      ShardSpan(std::ssize(states->second[0]), apply.shard(), shards_[apply.run()]);
+  const Interval span = SpanOfShard(specs_[apply.run()], apply.shard(), shards_[apply.run()]);
   for (Values& state : states->second) {
     std::fill(state.begin() + span.begin, state.begin() + span.end, 0.0F);
   }
@@ -465,7 +493,7 @@ void Invariants::CheckChangedCommit(const v1::CommitRecord& before,
     // A shard that has lost the states of the outer optimizer applies the round again.
     const bool changed =
         was != digests.end() && (!shard.applied() || was->second != shard.digest());
-    if (changed && !commit.has_outer()) {
+    if (changed && !commit.has_outer() && !commit.has_up() && !commit.has_down()) {
       world_.Violate(Name(commit), " has changed the digest of shard ", shard.shard());
     }
   }
@@ -487,7 +515,8 @@ void Invariants::CheckDigests(const v1::CommitRecord& commit) {
         world_.Violate(Name(commit), " is committed, but not applied by every shard");
       continue;
     }
-    const uint64_t expected = DigestOf(values, {ShardSpan(values.size(), shard.shard(), shards)});
+    const uint64_t expected =
+        DigestOf(values, {SpanOfShard(specs_[commit.run()], shard.shard(), shards)});
     if (shard.digest() != expected) {
       world_.Violate(Name(commit), ": shard ", shard.shard(), " has digest ",
                      DigestHex(shard.digest()), ", but its participants give ",
@@ -556,10 +585,33 @@ void Invariants::OnSent(const Store& store, const v1::CoordinatorMessage& messag
 
 // ---- Aggregators
 
-void Invariants::OnStaged(const std::string& aggregator, const v1::ContributionHeader& header) {
+void Invariants::OnStaged(const std::string& aggregator, const v1::ContributionHeader& header,
+                          const Values& values) {
   const ContributionKey key = ContributionKey::Of(header);
+  if (header.frame_elements() > 0) NoteFrame(header, values);
   acknowledged_.insert({key, aggregator});
   kept_.insert({key, aggregator});
+}
+
+void Invariants::NoteFrame(const v1::ContributionHeader& header, const Values& values) {
+  const v1::RunSpec& spec = specs_[header.run()];
+  const std::vector<int64_t> begins = TensorBegins(spec);
+  const v1::Range& first = header.ranges(0);
+  const v1::Range& last = header.ranges(header.ranges_size() - 1);
+  const Interval positions(begins[first.tensor()] + static_cast<int64_t>(first.begin()),
+                           begins[last.tensor()] + static_cast<int64_t>(last.end()));
+  Values change;
+  const absl::Status decoded = DecodeFrame(
+      UnitsOf(spec)->In(positions), CodecOf(*CodingOf(spec.averaging().up())),
+      {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float)}, &change);
+  if (!decoded.ok()) {
+    world_.Violate(ContributionKey::Of(header).ToString(), " is malformed: ", decoded.ToString());
+    return;
+  }
+  world_.Count("frames_staged");
+  Values& all = changes_[{header.run(), header.round(), header.group(), header.generation()}];
+  all.resize(begins.back());
+  std::copy(change.begin(), change.end(), all.begin() + positions.begin);
 }
 
 void Invariants::OnContributionsRemoved(const std::string& aggregator,

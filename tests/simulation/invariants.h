@@ -55,7 +55,9 @@ class Invariants {
   void OnCoordinatorEnded(size_t coordinator, const Store& left);
 
   // ---- Aggregators
-  void OnStaged(const std::string& aggregator, const v1::ContributionHeader& header);
+  // `values`: what was transferred.
+  void OnStaged(const std::string& aggregator, const v1::ContributionHeader& header,
+                const Values& values);
   // Contributions of the aggregator may be gone: it `holds` the others, and those that are gone
   // `may_be` gone.
   void OnContributionsRemoved(const std::string& aggregator,
@@ -126,6 +128,8 @@ class Invariants {
                    const Values& values);
   void CheckChangedCommit(const v1::CommitRecord& before, const v1::CommitRecord& commit);
   void CheckDigests(const v1::CommitRecord& commit);
+  // Records the change in the frame of a contribution.
+  void NoteFrame(const v1::ContributionHeader& header, const Values& values);
   Values ValuesOf(const v1::RunRecord& run, const v1::CommitRecord& commit);
   void OnSeed(const Store& store, const v1::Apply& apply);
   void OnErased(View& view, const std::string& key, const std::string& bytes, const Store& after);
@@ -151,8 +155,10 @@ class Invariants {
   std::map<std::string, uint32_t> shards_;
   // Expected values of every version.
   std::map<std::string, std::map<uint32_t, Values>> versions_;
-  // States of the outer optimizer by run and version.
-  std::map<std::string, std::map<uint32_t, std::array<Values, 2>>> outer_states_;
+  // States of the outer optimizer, and the residual of coded versions, by run and version.
+  std::map<std::string, std::map<uint32_t, std::array<Values, 3>>> outer_states_;
+  // The changes in the frames of coded contributions, by run, round, group and generation.
+  std::map<std::tuple<std::string, uint32_t, uint32_t, uint32_t>, Values> changes_;
   std::map<std::pair<std::string, uint32_t>, int> committed_;
   // Versions after 0 of which an aggregator has written its shard.
   std::set<std::pair<std::string, uint32_t>> written_;

@@ -4,6 +4,7 @@
 
 #include "base/digest.h"
 #include "base/random.h"
+#include "model/coding.h"
 #include "model/parameter_index.h"
 #include "server/run_terms.h"
 
@@ -38,8 +39,20 @@ uint64_t DigestOf(const Values& values, const std::vector<Interval>& spans) {
   return digest;
 }
 
-std::vector<Interval> OwnedSpans(const std::vector<int64_t>& begins, uint32_t rank,
-                                 uint32_t ranks) {
+std::shared_ptr<const ExchangeUnits> UnitsOf(const v1::RunSpec& spec) {
+  const v1::Averaging& averaging = spec.averaging();
+  if (!CodingOf(averaging.up()) && !CodingOf(averaging.down())) return nullptr;
+  return std::make_shared<ExchangeUnits>(ParameterIndex::FromModel(spec.model()).value());
+}
+
+Interval SpanOfShard(const v1::RunSpec& spec, uint32_t shard, uint32_t shards) {
+  if (const auto units = UnitsOf(spec)) return units->PartOf(shard, shards);
+  return ShardSpan(TensorBegins(spec).back(), shard, shards);
+}
+
+std::vector<Interval> OwnedSpans(const v1::RunSpec& spec, uint32_t rank, uint32_t ranks) {
+  if (const auto units = UnitsOf(spec)) return {units->PartOf(rank, ranks)};
+  const std::vector<int64_t> begins = TensorBegins(spec);
   std::vector<Interval> spans;
   for (size_t tensor = 0; tensor + 1 < begins.size(); ++tensor) {
     const Interval part = ShardSpan(begins[tensor + 1] - begins[tensor], rank, ranks);

@@ -6,9 +6,11 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "google/protobuf/repeated_ptr_field.h"
+#include "model/exchange_units.h"
 #include "proto/cadre/v1/plan.pb.h"
 #include "proto/cadre/v1/run.pb.h"
 #include "server/client/shard_span.h"
@@ -28,8 +30,13 @@ float TrainedValue(float base, uint32_t group, uint32_t generation, uint64_t sam
 
 uint64_t DigestOf(const Values& values, const std::vector<Interval>& spans);
 
-// The intervals that rank `rank` of `ranks` owns: a part of every tensor.
-std::vector<Interval> OwnedSpans(const std::vector<int64_t>& begins, uint32_t rank, uint32_t ranks);
+// The units of the model, if rounds of the run are coded; otherwise null.
+std::shared_ptr<const ExchangeUnits> UnitsOf(const v1::RunSpec& spec);
+// The interval that shard `shard` of `shards` stores.
+Interval SpanOfShard(const v1::RunSpec& spec, uint32_t shard, uint32_t shards);
+// The intervals that rank `rank` of `ranks` exchanges: a part of every tensor or, in coded rounds,
+// one of whole units.
+std::vector<Interval> OwnedSpans(const v1::RunSpec& spec, uint32_t rank, uint32_t ranks);
 // The parts of `spans` inside `within`.
 std::vector<Interval> PartsWithin(const std::vector<Interval>& spans, Interval within);
 google::protobuf::RepeatedPtrField<v1::Range> RangesOf(const std::vector<int64_t>& begins,

@@ -242,7 +242,7 @@ void SimulatedAggregator::CheckVersion(const std::string& path) {
   if (!is_version) return;
   const v1::OpenRun open = host_->ReportRun(run).open();
   const std::vector<int64_t> begins = TensorBegins(open.spec());
-  const Interval span = ShardSpan(begins.back(), open.shard(), open.shards());
+  const Interval span = SpanOfShard(open.spec(), open.shard(), open.shards());
   v1::PullRequest request;
   request.set_run(run);
   request.set_lineage(open.lineage());

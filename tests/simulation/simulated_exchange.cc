@@ -1,11 +1,15 @@
 #include "tests/simulation/simulated_exchange.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 #include <variant>
 
 #include "base/digest.h"
 #include "base/protocol.h"
+#include "base/status.h"
+#include "model/coding.h"
+#include "server/client/frame.h"
 #include "server/client/proof.h"
 
 namespace cadre::simulation {
@@ -31,7 +35,7 @@ SimulatedAggregator* SimulatedExchange::Find(uint32_t shard) {
 
 SimulatedExchange::SimulatedExchange(World& world, Network& network, Directory& directory,
                                      Invariants& invariants, std::string host,
-                                     TrainerProgress& progress, std::vector<int64_t> begins,
+                                     TrainerProgress& progress, const v1::RunSpec& spec,
                                      std::vector<Interval> owned, Values& replica,
                                      const SecretKey& key)
     : world_(world),
@@ -40,7 +44,10 @@ SimulatedExchange::SimulatedExchange(World& world, Network& network, Directory& 
       invariants_(invariants),
       host_(std::move(host)),
       progress_(progress),
-      begins_(std::move(begins)),
+      begins_(TensorBegins(spec)),
+      units_(simulation::UnitsOf(spec)),
+      up_(CodingOf(spec.averaging().up())),
+      down_(CodingOf(spec.averaging().down())),
       owned_(std::move(owned)),
       replica_(replica),
       key_(key) {}
@@ -49,11 +56,43 @@ SimulatedExchange::SimulatedExchange(World& world, Network& network, Directory& 
 SimulatedExchange::Part& SimulatedExchange::PartOf(uint32_t shard) {
   const auto [part, is_new] = parts_.try_emplace(shard);
   if (!is_new) return part->second;
-  part->second.spans = PartsWithin(owned_, ShardSpan(begins_.back(), shard, shards()));
+  const Interval span = units_ != nullptr ? units_->PartOf(shard, shards())
+                                          : ShardSpan(begins_.back(), shard, shards());
+  part->second.spans = PartsWithin(owned_, span);
   for (const Interval& span : part->second.spans) {
     for (int64_t p = span.begin; p < span.end; ++p) part->second.positions.push_back(p);
   }
   return part->second;
+}
+
+std::span<const ExchangeUnit> SimulatedExchange::UnitsOf(const Part& part) const {
+  return units_->In(part.spans.front());
+}
+
+void SimulatedExchange::EncodeContribution(Part& part) const {
+  part.change = std::move(part.staged);
+  part.carried.resize(part.change.size());
+  for (size_t i = 0; i < part.change.size(); ++i) {
+    part.change[i] = (part.change[i] - part.version[i]) + up_->error_feedback() * part.carried[i];
+  }
+  std::string frame;
+  absl::Status coded = EncodeFrame(UnitsOf(part), CodecOf(*up_), part.change, &frame);
+  coded.Update(DecodeFrame(UnitsOf(part), CodecOf(*up_), frame, &part.left_out));
+  if (!coded.ok()) world_.Violate(host_, " cannot code its change: ", coded.ToString());
+  for (size_t i = 0; i < part.change.size(); ++i) {
+    part.left_out[i] = part.change[i] - part.left_out[i];
+  }
+  part.staged.resize(frame.size() / sizeof(float));
+  std::memcpy(part.staged.data(), frame.data(), frame.size());
+}
+
+absl::Status SimulatedExchange::AddFrame(const Values& frame, Part& part) const {
+  Values change;
+  CADRE_RETURN_IF_ERROR(DecodeFrame(
+      UnitsOf(part), CodecOf(*down_),
+      {reinterpret_cast<const char*>(frame.data()), frame.size() * sizeof(float)}, &change));
+  for (size_t i = 0; i < part.version.size(); ++i) part.version[i] += change[i];
+  return absl::OkStatus();
 }
 
 SimulatedExchange::CallPtr SimulatedExchange::NewCall(uint32_t shard, const Gate& gate) {
@@ -66,7 +105,11 @@ SimulatedExchange::CallPtr SimulatedExchange::NewCall(uint32_t shard, const Gate
 }
 
 void SimulatedExchange::Begin(Transfer::Direction direction, const CallPtr& call) {
-  call->transfer.emplace(direction, call->positions.size(), kChunkElements,
+  const uint64_t elements = direction == Transfer::Direction::kStage ? call->values.size()
+                            : call->frame
+                                ? MaxFrameWords(UnitsOf(PartOf(call->shard)), CodecOf(*down_))
+                                : call->positions.size();
+  call->transfer.emplace(direction, elements, kChunkElements,
                          TransferOptions{.seed = world_.dice.Bits()}, world_.timeline.now());
   Handle(call, Transfer::Ready{});
 }
@@ -102,10 +145,13 @@ void SimulatedExchange::Stage(const v1::ContributionHeader& header, const Finish
     part.held.BeginStage();
     part.staged.clear();
     for (const int64_t p : part.positions) part.staged.push_back(replica_[p]);
+    if (up_) EncodeContribution(part);
     const CallPtr call = NewCall(shard, world_.hosts[host_].training);
     call->header = header;
+    if (up_) call->header.set_codec(up_->codec());
     *call->header.mutable_ranges() = RangesOf(begins_, part.spans);
     call->values = part.staged;
+    if (up_) call->header.set_frame_elements(part.staged.size());
     call->finished = [&part, header = call->header](const absl::Status&) {
       part.held.EndStage(header.round());
       part.contribution = header;
@@ -122,12 +168,15 @@ void SimulatedExchange::Pull(const v1::PullRequest& request, const Finished& fin
     Part& part = PartOf(shard);
     if (part.positions.empty()) continue;
     part.held.BeginPull();
+    const bool has_before = part.version_number + 1 == request.version() && !part.version.empty();
     part.version.resize(part.positions.size());
     const CallPtr call = NewCall(shard, world_.hosts[host_].training);
     call->request = request;
     call->buffer = &part.version;
+    if (down_ && has_before) call->buffer = &call->frame.emplace();
     call->finished = [&part, version = request.version()](const absl::Status&) {
       part.held.EndPull(version);
+      part.version_number = version;
     };
     calls.push_back(call);
   }
@@ -144,9 +193,19 @@ uint64_t SimulatedExchange::PulledDigest() const {
   return digest;
 }
 
-void SimulatedExchange::Adopt() {
+void SimulatedExchange::AdoptInitial() {
+  for (uint32_t shard = 0; shard < shards(); ++shard) {
+    Part& part = PartOf(shard);
+    part.version.clear();
+    for (const int64_t p : part.positions) part.version.push_back(replica_[p]);
+  }
+}
+
+void SimulatedExchange::Adopt(bool included) {
   for (auto& [shard, part] : parts_) {
     part.held.Adopt();
+    if (!part.change.empty()) part.carried.swap(included ? part.left_out : part.change);
+    part.change.clear();
     for (size_t i = 0; i < part.version.size(); ++i) replica_[part.positions[i]] = part.version[i];
   }
 }
@@ -174,6 +233,9 @@ void SimulatedExchange::Cancel() {
 }
 
 void SimulatedExchange::Handle(const CallPtr& call, const Transfer::Event& event) {
+  if (const auto* opened = std::get_if<Transfer::Opened>(&event); opened && opened->elements) {
+    call->frame->resize(*opened->elements);
+  }
   if (const auto* received = std::get_if<Transfer::Received>(&event)) {
     std::copy_n(call->attempt->chunk.begin(), received->elements,
                 call->buffer->begin() + static_cast<int64_t>(call->transfer->done()));
@@ -191,13 +253,15 @@ void SimulatedExchange::Do(const CallPtr& call, const Transfer::Open& /*open*/) 
   if (at == nullptr) return Handle(call, Broken());
   call->attempt = std::make_shared<Attempt>(Attempt{.at = at, .process = at->process()});
   v1::ContributionHeader header = call->header;
-  header.set_codec(v1::CODEC_FP32);
+  if (header.codec() == v1::CODEC_UNSPECIFIED) header.set_codec(v1::CODEC_FP32);
   header.set_chunk_elements(kChunkElements);
   header.set_protocol(kProtocol);
   v1::PullRequest request = call->request;
   request.set_protocol(kProtocol);
+  const uint64_t done = call->transfer->done();
+  if (call->frame) request.set_frame_from(done);
   std::vector<Interval> rest;
-  for (size_t i = call->transfer->done(); i < call->positions.size(); ++i) {
+  for (size_t i = call->frame ? 0 : done; i < call->positions.size(); ++i) {
     rest.push_back({call->positions[i], call->positions[i] + 1});
   }
   *request.mutable_ranges() = RangesOf(begins_, rest);
@@ -209,7 +273,8 @@ void SimulatedExchange::Do(const CallPtr& call, const Transfer::Open& /*open*/) 
       auto pull = attempt->at->Pull(request);
       if (!pull.ok()) return Transfer::Ended{pull.status()};
       attempt->pull = *std::move(pull);
-      return Transfer::Opened{};
+      if (!request.has_frame_from()) return Transfer::Opened{};
+      return Transfer::Opened{.elements = attempt->pull->frame_elements()};
     }
     absl::StatusOr<Staging> staging = attempt->at->Stage(header);
     if (!staging.ok()) return Transfer::Ended{staging.status()};
@@ -231,7 +296,7 @@ void SimulatedExchange::Do(const CallPtr& call, const Transfer::Send& send) {
 void SimulatedExchange::Do(const CallPtr& call, const Transfer::Confirm& /*confirm*/) {
   Deliver(call, [this, call, attempt = call->attempt]() -> Transfer::Event {
     const absl::Status status = attempt->at->Finish(attempt->staging);
-    if (status.ok()) invariants_.OnStaged(attempt->at->name(), call->header);
+    if (status.ok()) invariants_.OnStaged(attempt->at->name(), call->header, call->values);
     // The acknowledgement is a separate message, which may be lost.
     if (status.ok() && world_.dice.Chance(world_.faults.break_call)) return Broken();
     return Transfer::Ended{status, call->values.size()};
@@ -255,7 +320,16 @@ void SimulatedExchange::Do(const CallPtr& call, const Transfer::Wait& wait) {
 }
 
 void SimulatedExchange::Do(const CallPtr& call, const Transfer::End& end) {
-  call->finished(end.status);
+  if (!call->frame) return call->finished(end.status);
+  Part& part = PartOf(call->shard);
+  const Values frame = *std::move(call->frame);
+  call->frame.reset();
+  if (absl::IsFailedPrecondition(end.status)) {  // There is no such frame.
+    call->buffer = &part.version;
+    return Begin(Transfer::Direction::kPull, call);
+  }
+  world_.Count("frames_pulled", end.status.ok() ? 1 : 0);
+  call->finished(end.status.ok() ? AddFrame(frame, part) : end.status);
 }
 
 void SimulatedExchange::Deliver(const CallPtr& call, std::function<Transfer::Event()> execute) {

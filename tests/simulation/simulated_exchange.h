@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -31,9 +32,9 @@ class SimulatedExchange {
   using Finished = std::function<void(const absl::Status&)>;
 
   // `replica`: all values, by position; the exchange reads and writes the owned ones. `key`: that
-  // of the generation.
+  // of the generation. In coded rounds, the owned values are whole units in one interval.
   SimulatedExchange(World& world, Network& network, Directory& directory, Invariants& invariants,
-                    std::string host, TrainerProgress& progress, std::vector<int64_t> begins,
+                    std::string host, TrainerProgress& progress, const v1::RunSpec& spec,
                     std::vector<Interval> owned, Values& replica, const SecretKey& key);
   ~SimulatedExchange() { Cancel(); }
 
@@ -48,8 +49,11 @@ class SimulatedExchange {
   void Pull(const v1::PullRequest& request, const Finished& finished);
   // The digest of the pulled values.
   uint64_t PulledDigest() const;
-  // Copies the pulled values to the replica. Requires: all ranks have pulled.
-  void Adopt();
+  // Copies the pulled values to the replica. `included`: whether the version includes the last
+  // contribution. Requires: all ranks have pulled.
+  void Adopt(bool included);
+  // The replica is version 0, which is not pulled.
+  void AdoptInitial();
   // Stages values again that the shard has lost; `seed` is the header of a seed.
   void StageAgain(const v1::Restage& restage, v1::ContributionHeader seed,
                   const Finished& finished);
@@ -65,6 +69,12 @@ class SimulatedExchange {
     std::vector<int64_t> positions;
     Values staged;
     Values version;
+    uint32_t version_number = 0;
+    // Coded contributions: what earlier frames have left out, the change that was staged last, and
+    // what its frame leaves out. Empty: zeros.
+    Values carried;
+    Values change;
+    Values left_out;
     HeldValues held;
     v1::ContributionHeader contribution;
   };
@@ -86,6 +96,8 @@ class SimulatedExchange {
     std::vector<int64_t> positions;
     Values values;             // Stage: what is sent
     Values* buffer = nullptr;  // Pull: where it is received
+    // Of a pull of a frame, until there is none.
+    std::optional<Values> frame;
     Finished finished;
     std::optional<Transfer> transfer;
     std::shared_ptr<Attempt> attempt;
@@ -94,6 +106,11 @@ class SimulatedExchange {
   using CallPtr = std::shared_ptr<Call>;
 
   Part& PartOf(uint32_t shard);
+  std::span<const ExchangeUnit> UnitsOf(const Part& part) const;
+  // Replaces the values in part.staged by the frame of a contribution.
+  void EncodeContribution(Part& part) const;
+  // Adds the change in a frame to part.version.
+  absl::Status AddFrame(const Values& frame, Part& part) const;
   CallPtr NewCall(uint32_t shard, const Gate& gate);
   // Begins the calls of the training thread; the first error ends all of them.
   void Begin(Transfer::Direction direction, const std::vector<CallPtr>& calls,
@@ -119,6 +136,10 @@ class SimulatedExchange {
   const std::string host_;
   TrainerProgress& progress_;
   const std::vector<int64_t> begins_;
+  // Null unless contributions or versions are coded.
+  const std::shared_ptr<const ExchangeUnits> units_;
+  const std::optional<v1::Coding> up_;
+  const std::optional<v1::Coding> down_;
   const std::vector<Interval> owned_;
   Values& replica_;
   const SecretKey key_;

@@ -33,11 +33,11 @@ SimulatedTrainer::SimulatedTrainer(World& world, Network& network, Fabrics& fabr
       callbacks_(std::move(callbacks)),
       step_time_(step_time),
       begins_(TensorBegins(assignment_.spec())),
-      owned_(OwnedSpans(begins_, assignment_.place().rank(), assignment_.peers_size())),
+      owned_(OwnedSpans(spec(), assignment_.place().rank(), assignment_.peers_size())),
       fabric_(fabrics.Of(assignment_.place(), assignment_.peers_size())),
       base_(begins_.back()),
       trained_(begins_.back()),
-      exchange_(world, network, directory, invariants, host, progress, begins_, owned_, trained_,
+      exchange_(world, network, directory, invariants, host, progress, spec(), owned_, trained_,
                 *ParseSecretKey(assignment_.key())),
       protocol_(assignment_),
       life_(&host_.training) {
@@ -427,6 +427,7 @@ void SimulatedTrainer::Do(const RankProtocol::AwaitDecision& await) {
 }
 
 void SimulatedTrainer::Do(const RankProtocol::Initialize& /*initialize*/) {
+  exchange_.AdoptInitial();
   GroupDigest("digest of version 0", [this](uint64_t digest) {
     invariants_.OnHeld(place(), /*version=*/0, base_, owned_);
     Handle(RankProtocol::Pulled{.digest = digest});
@@ -456,10 +457,10 @@ void SimulatedTrainer::Do(const RankProtocol::Pull& pull) {
     });
   }
   if (pull.background) return Handle(RankProtocol::Unfinished{});
-  AfterExchange([this, pulled] {
+  AfterExchange([this, pulled, pull] {
     pulling_.reset();
-    Collective("pulled", "", [this, pulled](const std::vector<std::string>&) {
-      exchange_.Adopt();
+    Collective("pulled", "", [this, pulled, pull](const std::vector<std::string>&) {
+      exchange_.Adopt(pull.included);
       base_ = trained_;
       GroupDigest("digest of the version", pulled);
     });

@@ -65,6 +65,8 @@ TEST(Simulation, InvariantsHold) {
       {"divergences", 100},
       {"failures_data", 200},
       {"failures_memory", 100},
+      {"frames_pulled", 1000},
+      {"frames_staged", 1000},
       {"generations", 500},
       {"groups_broken", 5},
       {"groups_grown", 5},

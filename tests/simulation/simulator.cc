@@ -181,7 +181,14 @@ v1::RunSpec Simulator::MakeSpec() {
   }
   if (dice.Chance(0.4)) averaging.set_max_solo_steps(between(1, 10));
   if (averages && world_.has_outer_runs) {
-    averaging.mutable_outer()->mutable_nesterov()->set_every_rounds(between(1, 3));
+    const auto codec = [&] {
+      return static_cast<v1::Codec>(between(v1::CODEC_BF16, v1::CODEC_TOPK));
+    };
+    // One of them, or both.
+    const uint64_t coded = between(0, 2);
+    if (coded != 1) averaging.mutable_outer()->mutable_nesterov()->set_every_rounds(between(1, 3));
+    if (coded > 0 && dice.Chance(0.7)) averaging.mutable_up()->set_codec(codec());
+    if (coded > 0 && dice.Chance(0.7)) averaging.mutable_down()->set_codec(codec());
   }
   spec.mutable_stop()->set_steps(between(5, 60));
   if (dice.Chance(0.3)) spec.mutable_stop()->set_epochs(between(1, 10));

@@ -120,8 +120,9 @@ class World {
   Timeline timeline;
   Faults faults;
   Plant plant = Plant::kNone;
-  // The runs have an outer optimizer. Its momentum depends on which files an aggregator has lost,
-  // and when, which the invariants follow for lost and damaged files, but not for older ones.
+  // The runs have an outer optimizer or coded rounds. Momentum and residual depend on which files
+  // an aggregator has lost, and when, which the invariants follow for lost and damaged files, but
+  // not for older ones.
   bool has_outer_runs = false;
   std::map<std::string, uint64_t> counters;
   std::optional<std::string> violation;
