@@ -147,7 +147,7 @@ bool HasStates(const v1::Apply& order) { return order.has_outer() || order.has_d
 
 // Whether the version that the order makes depends on the version before.
 bool RequiresBefore(const v1::Apply& order) {
-  return (HasStates(order) || order.has_up() || order.fragment() > 0) && !order.seed();
+  return HasStates(order) || ((order.has_up() || order.fragment() > 0) && !order.seed());
 }
 
 absl::string_view AsText(std::span<const float> values) {
