@@ -79,7 +79,14 @@ Machine::Actions Machine::ReceiveAssignment(const v1::Assignment& assignment, ui
   // The coordinator repeats the assignment after a reconnect; Connected repeats our messages, too.
   if (IsCurrent(rank_slot)) return {};
   Newest& newest = newest_[{assignment.lineage(), rank_slot.group()}];
-  if (rank_slot.generation() == newest.generation) return {};
+  if (rank_slot.generation() == newest.generation) {
+    if (epoch <= newest.epoch) return {};
+    // The coordinator has started with records from before the end, and must not wait for it.
+    v1::GroupFailed failed;
+    *failed.mutable_place() = rank_slot;
+    failed.set_reason("the generation has ended before");
+    return {MakeSend(failed)};
+  }
   if (rank_slot.generation() < newest.generation && epoch <= newest.epoch) return {};
   newest = {rank_slot.generation(), epoch};
   Actions actions;

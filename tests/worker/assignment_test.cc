@@ -128,7 +128,10 @@ TEST(AssignmentMachine, LaterCoordinatorAssignsLowerGenerations) {
   machine.Receive(assignment(500, 7));
   machine.Receive(ReleaseOf(500));
   EXPECT_TRUE(machine.Receive(assignment(6, 7)).empty()) << "late";
-  EXPECT_TRUE(machine.Receive(assignment(500, 8)).empty()) << "the generation has ended";
+  EXPECT_TRUE(machine.Receive(assignment(500, 7)).empty()) << "repeated";
+  const Machine::Actions ended = machine.Receive(assignment(500, 8));
+  ASSERT_TRUE(IsOne<Machine::Send>(ended)) << "the coordinator waits for it";
+  EXPECT_EQ(MessageOf(ended[0]).group_failed().place().generation(), 500U);
   EXPECT_TRUE(IsOne<Machine::Begin>(machine.Receive(assignment(6, 8))));
   EXPECT_TRUE(machine.Receive(assignment(5, 8)).empty()) << "late";
 }
