@@ -274,7 +274,7 @@ void SimulatedExchange::Do(const CallPtr& call, const Transfer::Open& /*open*/) 
       if (!pull.ok()) return Transfer::Ended{pull.status()};
       attempt->pull = *std::move(pull);
       if (!request.has_frame_from()) return Transfer::Opened{};
-      return Transfer::Opened{.elements = attempt->pull->frame_elements()};
+      return Transfer::Opened{.elements = static_cast<uint64_t>(attempt->pull->frame().elements)};
     }
     absl::StatusOr<Staging> staging = attempt->at->Stage(header);
     if (!staging.ok()) return Transfer::Ended{staging.status()};
