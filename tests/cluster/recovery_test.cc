@@ -366,14 +366,15 @@ INSTANTIATE_TEST_SUITE_P(Each, AggregatorRestartTest,
 // In coded rounds, with momentum and what the codes have left out; in rounds of fragments, which
 // overlap steps, also the coordinator restarts.
 TEST_P(AggregatorRestartTest, LosesNothing) {
-  v1::RunSpec spec = SmallSpec({.every_steps = 8, .steps = kSteps});
+  const bool fragments = GetParam() == Rounds::kFragments;
+  v1::RunSpec spec =
+      SmallSpec({.every_steps = fragments ? 16U : 8U, .steps = fragments ? kSteps / 2 : kSteps});
   v1::Averaging& averaging = *spec.mutable_averaging();
   if (GetParam() != Rounds::kPlain) {
     averaging.mutable_up()->set_codec(v1::CODEC_STAT2);
     averaging.mutable_down()->set_codec(v1::CODEC_E3M0);
     averaging.mutable_outer()->mutable_nesterov()->set_momentum(0.5F);
   }
-  const bool fragments = GetParam() == Rounds::kFragments;
   if (fragments) {
     averaging.mutable_fragments()->set_count(2);
     averaging.mutable_overlap()->set_steps(2);
