@@ -105,6 +105,28 @@ v1::Apply OrderOf(uint32_t version, const ByShard& shards) {
   return order;
 }
 
+// Which two shards have made the version of different contributions; empty if none have. Two
+// coordinators may have closed a round differently.
+std::string ContradictionIn(uint32_t version, const ByShard& shards) {
+  std::string first;
+  const std::string* of_first = nullptr;
+  for (const auto& [shard, entry] : shards) {
+    const v1::Apply& newest = entry->second.newest();
+    if (newest.round() != version || newest.seed() || newest.participants().empty()) continue;
+    v1::Apply order;
+    *order.mutable_participants() = newest.participants();
+    std::string participants = order.SerializeAsString();
+    if (of_first == nullptr) {
+      first = std::move(participants);
+      of_first = &entry->first;
+    } else if (participants != first) {
+      return absl::StrCat(*of_first, " and ", entry->first, " have made version ", version,
+                          " of different contributions");
+    }
+  }
+  return "";
+}
+
 v1::CommitRecord CommitOf(const std::string& run, uint32_t version, const v1::Apply& order) {
   v1::CommitRecord commit;
   commit.set_run(run);
@@ -161,6 +183,10 @@ RebuiltRun RebuildRun(const std::string& run, const RunReports& reports) {
                                    oldest->first, ", but ", newest->second->first, " has version ",
                                    version_of(*newest), " of shard ", newest->first);
     return rebuilt;
+  }
+  for (const uint32_t made : {version, version + 1}) {
+    rebuilt.problem = ContradictionIn(made, shards);
+    if (!rebuilt.problem.empty()) return rebuilt;
   }
   const v1::OpenRun& open = shards.at(0)->second.open();
   const v1::Apply order = OrderOf(version, shards);

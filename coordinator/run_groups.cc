@@ -289,7 +289,11 @@ void Run::SendStart(const Slot& slot, uint32_t rank) {
   }
   start.set_catch_up(catching_up_.contains(slot.group()));
   start.set_next_step(slot.record().next_step());
-  start.set_fragment(FragmentAfter(record_, slot.record().version()));
+  // The round after an earlier version is closed.
+  const bool newest = slot.record().version() == record_.version();
+  start.set_fragment(newest || !commits_.newest().has_value()
+                         ? FragmentAfter(record_, slot.record().version())
+                         : commits_.newest()->fragment());
   start.set_total_steps(TotalSteps(record_));
   *start.mutable_division() = DivisionOf(record_);
   const v1::EvaluationRecord& evaluating = record_.evaluating();

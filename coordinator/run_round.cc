@@ -59,14 +59,17 @@ void Run::OnContributed(Member& member, const v1::Contributed& contributed) {
   }
   // After a restart, groups repeat contributions that are part of the newest version.
   const bool repeated = contributed.round() <= record_.version() && InNewest(slot);
-  if (slot.CountRound(contributed.round()) && !repeated) {
+  const bool is_new = slot.CountRound(contributed.round()) && !repeated;
+  if (is_new && IsValidContribution(contributed)) {
+    slot.NoteStepTime(contributed.train_seconds(),
+                      contributed.samples() / std::max(1U, spec().batch_per_group()));
+  }
+  if (is_new) {
     Count({.payload = contributed.payload_bytes(), .up = contributed.message_bytes()});
   }
   slot.progress.set_solo_steps(0);
   slot.progress.set_step(std::max(slot.progress.step(), contributed.step()));
   slot.progress.set_loss(contributed.loss());
-  slot.NoteStepTime(contributed.train_seconds(),
-                    contributed.samples() / std::max(1U, spec().batch_per_group()));
   if (!IsValidContribution(contributed)) {
     RefuseContribution(slot, contributed, v1::REFUSAL_MALFORMED);
   } else if (averages()) {
@@ -303,7 +306,10 @@ uint32_t Run::BoundaryOf(const Slot& slot) const {
   if (!spec().averaging().steps_by_speed() || slot.step_seconds() <= 0) return boundary;
   const double speed = fastest_step_seconds_ / slot.step_seconds();
   if (speed <= 0 || speed > 0.9) return boundary;
-  return step + static_cast<uint32_t>(std::max(1L, std::lround(speed * (boundary - step))));
+  // A group trains further while the round is exchanged, in any case.
+  const uint32_t least = spec().averaging().overlap().steps() + 1;
+  const auto steps = static_cast<uint32_t>(std::lround(speed * (boundary - step)));
+  return std::min(boundary, step + std::max(least, steps));
 }
 
 void Run::MeasureSpeeds() {

@@ -94,7 +94,7 @@ class Slot {
   // Ends the wait for a full set of workers immediately.
   void EndWait() { waiting_since_ = absl::InfinitePast(); }
 
-  // The generation has trained this number of steps in this time.
+  // The generation has trained this number of steps in this time, since its last contribution.
   void NoteStepTime(double seconds, uint64_t steps);
   // Seconds of a step in its last periods; 0: unknown.
   double step_seconds() const { return step_seconds_; }

@@ -281,6 +281,12 @@ class Validation : private ProblemCollector {
           ", which requires that averaging.max_solo_steps is 0: the round in which a run ends "
           "exchanges the whole model, so it must be known in advance");
     }
+    if (count > 1 && averaging.outer().nesterov().every_rounds() > 1) {
+      Add("averaging.outer.nesterov.every_rounds", "is ",
+          averaging.outer().nesterov().every_rounds(),
+          ", which requires that averaging.fragments.count is 1: a round concerns one fragment "
+          "only");
+    }
     const v1::Staleness& staleness = averaging.staleness();
     if (averaging.has_staleness() && staleness.max_rounds() == 0) {
       Add("averaging.staleness.max_rounds", "is 0; it must be at least 1");

@@ -805,8 +805,8 @@ ApplyDecision Ledger::BeginApply(const v1::Apply& apply) {
     return Malformed(absl::StrCat("round ", apply.round(), " is ordered with fragment ",
                                   apply.fragment(), "; the run has ", run.terms.fragments));
   }
-  const bool needs_values =
-      apply.has_outer() || apply.fragment() > 0 || (apply.has_up() && !apply.seed());
+  const bool needs_values = apply.has_outer() || apply.has_down() || apply.fragment() > 0 ||
+                            (apply.has_up() && !apply.seed());
   if (run.hollow && needs_values) {
     return Malformed(absl::StrCat("round ", apply.round(), " requires the values of version ",
                                   newest, ", which this shard does not have"));

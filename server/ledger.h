@@ -23,8 +23,7 @@
 //      whose ranks may call. Older ones are stale and refused; a newer one is not known yet, and
 //      its ranks try again later, because the coordinator's message may be on its way.
 //   4. Apply takes exactly its participants, whose slices must cover what the round exchanges of
-//   the
-//      shard (a fragment, or all of it) without gap or overlap; all other contributions to the
+//      the shard (a fragment, or all of it) without gap or overlap; all other contributions to the
 //      round are dropped and never applied. Repeated for a version that exists, it must name the
 //      participants of which the version was made.
 //   5. A complete contribution of a fenced generation is kept until its round is applied: the
@@ -33,8 +32,9 @@
 //   7. A shard that has lost its files is hollow at a version h: it accepts contributions to round
 //      h + 1 without the values of version h, and serves no pulls until an Apply has made version
 //      h + 1. Values of a rank that are those of version h + 1 itself are a seed: a contribution
-//      with a key of its own, which only an Apply with `seed` uses. An outer update needs the
-//      values of version h, so in runs with an outer optimizer only a seed can end this state.
+//      with a key of its own, which only an Apply with `seed` uses. An outer update, a code and
+//      a round of a fragment need the values of version h, so in runs with any of them only a seed
+//      can end this state.
 //
 // Thread-compatible.
 #pragma once

@@ -592,11 +592,9 @@ absl::StatusOr<std::unique_ptr<VersionPull>> ShardHost::PullFrame(PullGrant gran
       !grant.units->IsBorder(positions.end)) {
     return none("the positions are not whole units in order");
   }
-  absl::StatusOr<StoredFrame> frame = [&] {
-    // A commit may remove the frame.
-    absl::MutexLock lock(&mutex_);
-    return store_->OpenFrame(grant.run, grant.version, *grant.units, grant.fragments, positions);
-  }();
+  // A commit may remove the frame at any time.
+  absl::StatusOr<StoredFrame> frame =
+      store_->OpenFrame(grant.run, grant.version, *grant.units, grant.fragments, positions);
   if (!frame.ok()) return none(frame.status().message());
   const int64_t elements = frame->elements.size();
   const int64_t skipped = std::min<uint64_t>(from, elements);

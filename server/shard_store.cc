@@ -566,6 +566,8 @@ absl::StatusOr<RoundMean::Files> ShardStore::OpenContributions(const ApplyPlan& 
 }
 
 absl::StatusOr<VersionStats> ShardStore::WriteMean(const ApplyPlan& plan) {
+  // A seed makes a version without a frame; an order that has failed may have left one.
+  if (plan.order.seed()) RemoveFrame(plan.run, plan.round);
   CADRE_ASSIGN_OR_RETURN(RoundMean::Files files, OpenContributions(plan));
   v1::Apply order;
   Interval span;

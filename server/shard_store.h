@@ -7,7 +7,8 @@
 //   <data_dir>/<run>/version-<v>           this shard's part of version v (a block file), and the
 //                                          Apply that made it
 //   <data_dir>/<run>/outer-<v>             states of the outer optimizer at version v (a block
-//                                          file), if an outer update made it
+//                                          file), if its order has an outer optimizer or coded
+//                                          versions
 //   <data_dir>/<run>/frame-<v>             the code of the change from version v - 1 to v, if the
 //                                          run has one; without it, the version is pulled
 //   <data_dir>/<run>/stage-<round>-<group>-<generation>-<rank>
@@ -130,7 +131,7 @@ class ShardStore {
                                         const ExchangeUnits& units, uint32_t fragments,
                                         Interval positions) const;
   // Frames are kept when their versions are removed, the newest ones as long as all of them
-  // together are shorter than a version: who lacks versions pulls the frames, or the newest
+  // together are shorter than a version: a rank that lacks versions pulls the frames, or the newest
   // version.
   void RemoveVersion(const std::string& run, uint32_t version);
   // Renames it as a damaged version.

@@ -649,6 +649,16 @@ TEST_F(AdoptTest, ShardOneVersionAhead) {
   EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_DONE);
 }
 
+// Two coordinators have closed the round, and each of them has reached one of the shards.
+TEST_F(AdoptTest, ShardsThatWereMadeOfDifferentContributions) {
+  const std::string run = Lose();
+  v1::Participant& participant = *agg(0).shards.at(run).newest.mutable_participants(0);
+  participant.set_generation(participant.generation() + 1);
+  EXPECT_THAT(ProblemOf(run), HasSubstr("agg-0 and agg-1 have made version 2 of different"));
+  participant.set_generation(participant.generation() - 1);
+  EXPECT_EQ(ProblemOf(run), "");
+}
+
 // The order of a seed names only the group that had the version, and not those that made it.
 TEST_F(AdoptTest, RestoredShardAheadDoesNotCloseTheRoundAgain) {
   const std::string run = Begin(2);

@@ -132,6 +132,21 @@ TEST_F(MachineRoundTest, SlowGroupsTakeFewerSteps) {
   EXPECT_EQ(LastDecision(run, 2).next_step(), 48U) << "by the measurements before";
 }
 
+// A group trains for the steps of the overlap while its round is under way.
+TEST_F(MachineRoundTest, SlowGroupsTakeMoreStepsThanOverlap) {
+  v1::RunSpec spec = MakeSpec(2, 1, 12, 100);
+  spec.mutable_averaging()->set_steps_by_speed(true);
+  spec.mutable_averaging()->mutable_overlap()->set_steps(4);
+  const std::string run = Begin(2, spec);
+  for (uint32_t group = 0; group < 2; ++group) {
+    v1::Contributed contributed = cluster_.ContributionOf(cluster_.Lead(run, group));
+    contributed.set_train_seconds(group == 0 ? 1 : 100);
+    Contribute(cluster_.Lead(run, group), contributed);
+  }
+  EXPECT_EQ(LastDecision(run, 0).next_step(), 24U);
+  EXPECT_EQ(LastDecision(run, 1).next_step(), 12U + 5);
+}
+
 TEST_F(MachineRoundTest, RatesAreChecked) {
   const std::string run = Begin(1, MakeSpec(1, 1, 5, 100));
   v1::Contributed contributed = cluster_.ContributionOf(cluster_.Lead(run, 0));

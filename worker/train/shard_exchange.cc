@@ -25,6 +25,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <cstring>
 #include <thread>
 #include <utility>
@@ -357,12 +358,14 @@ uint32_t ShardExchange::KeepChange(const Shard& shard, bool included,
                                    std::vector<float>* carried) const {
   // Without a contribution since the last version, there is no change.
   if (shard.change.empty()) return 0;
-  const uint32_t late = included ? 0 : shard.version_number + 1 - shard.round;
+  const bool is_late = !included && shard.version_number >= shard.round;
+  const uint32_t late = is_late ? shard.version_number + 1 - shard.round : 0;
   const bool dropped = staleness_ && late > staleness_->max_rounds();
   float factor = 1;
   if (included) factor = up_ ? up_->error_feedback() : 0;
-  for (uint32_t i = 0; i < late && factor > 0; ++i) {
-    factor *= staleness_ ? staleness_->weight() : up_->error_feedback();
+  if (late > 0) {
+    factor = std::pow(staleness_ ? staleness_->weight() : up_->error_feedback(),
+                      static_cast<float>(late));
   }
   if (dropped) factor = 0;
   const std::vector<float>& kept = included ? shard.left_out : shard.change;

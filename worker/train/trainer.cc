@@ -755,8 +755,10 @@ class Trainer {
   }
 
   absl::Status Do(const RankProtocol::Keep& keep, std::optional<RankProtocol::Event>* event) {
+    const absl::Time begin = steady_.Now();
     CADRE_RETURN_IF_ERROR(replica_->GatherWeights());
     CADRE_RETURN_IF_ERROR(MaybeSave(keep.may_be_last));
+    waited_ += steady_.Now() - begin;
     *event = RankProtocol::Kept{};
     return absl::OkStatus();
   }
@@ -775,6 +777,7 @@ class Trainer {
   absl::Status Do(const RankProtocol::Evaluate& evaluate,
                   std::optional<RankProtocol::Event>* event) {
     progress_.Enter(v1::ACTIVITY_EVALUATING);
+    const absl::Time begin = steady_.Now();
     CADRE_RETURN_IF_ERROR(measurer_->Pause());
     const absl::StatusOr<LossPart> sum = EvaluateSamples(
         *replica_, *test_, evaluate.begin, evaluate.end, MicroBatchSamples(spec_), progress_);
@@ -783,6 +786,7 @@ class Trainer {
         .correct = sum->correct, .labels = sum->samples, .loss_sum = sum->loss};
     CADRE_ASSIGN_OR_RETURN(result.digest, replica_->GroupDigest());
     BeginReport();  // evaluation does not count as training time
+    waited_ += steady_.Now() - begin;
     *event = result;
     return absl::OkStatus();
   }
@@ -812,7 +816,7 @@ class Trainer {
   const SteadyClock steady_;
   std::unique_ptr<StepMeasurer> measurer_;
   std::unique_ptr<StepTracer> tracer_;
-  // Of a run with coded contributions or versions: the part of the model that this rank exchanges.
+  // The part of the model that this rank exchanges, in a run that exchanges whole units.
   std::optional<ExchangeUnits> units_;
   std::vector<float> part_values_;
   Owned part_;
@@ -835,8 +839,9 @@ class Trainer {
   absl::Time period_start_;
   // Of the newest contribution.
   RankProtocol::Staged contributed_;
-  // Time in which the newest round has kept the group from training; the same since period_start_.
+  // Time in which the newest round has kept the group from training.
   absl::Duration exposed_;
+  // Time since period_start_ in which the group did not train: rounds, evaluations, checkpoints.
   absl::Duration waited_;
   // Loss and steps since the last report.
   LossPart reported_;
