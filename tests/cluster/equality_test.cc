@@ -1,4 +1,5 @@
 // Tests, with real processes and aggregators, that averaging does not change certain results.
+#include <optional>
 #include <vector>
 
 #include "absl/time/clock.h"
@@ -106,10 +107,10 @@ TEST(EqualityTest, FragmentsOfOneGroupKeepBits) {
   EXPECT_EQ(in_turn->run.test().accuracy(), once->run.test().accuracy());
 }
 
-TEST(EqualityTest, RunsWithFragmentsAreEqual) {
-  v1::RunSpec spec = SmallSpec({.groups = 2, .ranks = 2, .every_steps = 8, .steps = 24});
+// Groups adopt versions at fixed steps, however long the exchanges take: one rank a group makes the
+// same model as two, and with coded rounds, equal runs have equal bits.
+void ExpectRepeatable(v1::RunSpec spec, std::optional<float> blend = std::nullopt) {
   spec.mutable_cluster()->set_keep_plan(true);
-  spec.mutable_averaging()->mutable_fragments()->set_count(2);
   spec.mutable_averaging()->mutable_overlap()->set_steps(2);
   const auto exact = Train(spec);
   ASSERT_TRUE(exact.ok()) << exact.status();
@@ -123,6 +124,7 @@ TEST(EqualityTest, RunsWithFragmentsAreEqual) {
   spec.mutable_averaging()->mutable_up()->set_codec(v1::CODEC_E3M0);
   spec.mutable_averaging()->mutable_down()->set_codec(v1::CODEC_E3M0);
   spec.mutable_averaging()->mutable_outer()->mutable_nesterov();
+  if (blend) spec.mutable_averaging()->mutable_overlap()->set_blend(*blend);
   const auto first = Train(spec);
   ASSERT_TRUE(first.ok()) << first.status();
   const auto second = Train(spec);
@@ -130,29 +132,14 @@ TEST(EqualityTest, RunsWithFragmentsAreEqual) {
   EXPECT_EQ(first->run.digest(), second->run.digest());
 }
 
-// Groups adopt versions at fixed steps, however long the exchanges take.
 TEST(EqualityTest, OverlappingRunsAreEqual) {
-  v1::RunSpec spec = SmallSpec({.groups = 2, .ranks = 2, .every_steps = 4, .steps = 24});
-  spec.mutable_cluster()->set_keep_plan(true);
-  spec.mutable_averaging()->mutable_overlap()->set_steps(2);
-  const auto exact = Train(spec);
-  ASSERT_TRUE(exact.ok()) << exact.status();
-  v1::RunSpec smaller = spec;
-  smaller.mutable_cluster()->set_ranks_per_group(1);
-  const auto alone = Train(smaller);
-  ASSERT_TRUE(alone.ok()) << alone.status();
-  EXPECT_LT(LargestDifference(exact->weights, alone->weights), 1e-5);
+  ExpectRepeatable(SmallSpec({.groups = 2, .ranks = 2, .every_steps = 4, .steps = 24}), 0.5F);
+}
 
-  spec.mutable_averaging()->mutable_up()->set_codec(v1::CODEC_E3M0);
-  spec.mutable_averaging()->mutable_down()->set_codec(v1::CODEC_E3M0);
-  spec.mutable_averaging()->mutable_outer()->mutable_nesterov();
-  spec.mutable_averaging()->mutable_overlap()->set_blend(0.5F);
-  const auto first = Train(spec);
-  ASSERT_TRUE(first.ok()) << first.status();
-  const auto second = Train(spec);
-  ASSERT_TRUE(second.ok()) << second.status();
-  EXPECT_EQ(first->run.rounds_committed(), 6U);
-  EXPECT_EQ(first->run.digest(), second->run.digest());
+TEST(EqualityTest, RunsWithFragmentsAreEqual) {
+  v1::RunSpec spec = SmallSpec({.groups = 2, .ranks = 2, .every_steps = 8, .steps = 24});
+  spec.mutable_averaging()->mutable_fragments()->set_count(2);
+  ExpectRepeatable(spec);
 }
 
 }  // namespace

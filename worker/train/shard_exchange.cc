@@ -265,7 +265,7 @@ void ShardExchange::ForEachValue(const Shard& shard, const std::vector<Owned>& p
 // Changes are relative to the version that the rank has adopted. Without an earlier change, values
 // in fp32 are transferred as they are.
 absl::Status ShardExchange::MakeContribution(Shard& shard) const {
-  if (!up_ && !staleness_) return absl::OkStatus();
+  if ((!up_ && !staleness_) || shard.exchanged.empty()) return absl::OkStatus();
   CHECK_EQ(std::ssize(shard.version), ElementsOf(shard.parts));
   const bool carries = !shard.carried.empty();
   shard.change = shard.staged;
