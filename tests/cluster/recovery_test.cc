@@ -136,7 +136,7 @@ class RecoveryTest : public ::testing::Test {
     EXPECT_TRUE(status.ok()) << status.status();
     if (!status.ok()) return {};
     const v1::RunStatus run = *FindRun(*status, run_);
-    EXPECT_EQ(run.step(), kSteps);
+    EXPECT_EQ(run.step(), spec_.stop().steps());
     EXPECT_EQ(run.test().version(), run.version());
     EXPECT_EQ(run.test().samples(), 512u);
     EXPECT_GE(run.test().accuracy(), 0.9);
@@ -367,8 +367,7 @@ INSTANTIATE_TEST_SUITE_P(Each, AggregatorRestartTest,
 // overlap steps, also the coordinator restarts.
 TEST_P(AggregatorRestartTest, LosesNothing) {
   const bool fragments = GetParam() == Rounds::kFragments;
-  v1::RunSpec spec =
-      SmallSpec({.every_steps = fragments ? 16U : 8U, .steps = fragments ? kSteps / 2 : kSteps});
+  v1::RunSpec spec = SmallSpec({.every_steps = fragments ? 16U : 8U, .steps = kSteps / 2});
   v1::Averaging& averaging = *spec.mutable_averaging();
   if (GetParam() != Rounds::kPlain) {
     averaging.mutable_up()->set_codec(v1::CODEC_STAT2);
