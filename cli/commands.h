@@ -38,6 +38,9 @@ absl::StatusOr<int> ManageCertificates(const Invocation& in);
 absl::StatusOr<int> ShowPlan(const Invocation& in);
 absl::StatusOr<int> ShowPlacement(const Invocation& in);
 absl::StatusOr<int> ShowFormula(const Invocation& in);
+// `cadre replay`: computes the versions of a run again from the archives of its aggregators, and
+// compares the digests.
+absl::StatusOr<int> ReplayRun(const Invocation& in);
 
 // --- Calls of a coordinator ---
 

@@ -30,7 +30,8 @@ absl::StatusOr<std::unique_ptr<Aggregator>> Aggregator::Start(AggregatorOptions 
   CADRE_ASSIGN_OR_RETURN(
       aggregator->host_,
       ShardHost::Open(settings.data_dir, settings.name, &aggregator->counters_,
-                      settings.keep_closed_runs, PosixFileSystem(), settings.checkpoint_files));
+                      settings.keep_closed_runs, PosixFileSystem(), settings.checkpoint_files,
+                      UsableCores(), settings.archive));
   aggregator->host_->LimitSpace([folder = settings.data_dir]() -> absl::StatusOr<int64_t> {
     std::error_code error;
     const std::filesystem::space_info space = std::filesystem::space(folder, error);

@@ -57,6 +57,8 @@ struct AggregatorOptions {
   size_t max_orders = 4096;
   // Limit of the ended and archived runs whose files are kept.
   size_t keep_closed_runs = kMaxClosedRuns;
+  // Keeps the contributions of which versions are made (server/archive.h).
+  bool archive = false;
   // Checkpoints from which runs may start.
   RootedFiles checkpoint_files = RootedFiles::Unrestricted();
   RoundsServiceOptions service;

@@ -45,6 +45,9 @@ DEFINE_int32(
     keep_closed_runs, cadre::kMaxClosedRuns,
     "limit of the ended runs whose files this aggregator keeps, the newest; the coordinator "
     "(its --keep-closed-runs) may order that fewer are kept");
+DEFINE_bool(archive, false,
+            "keep the contributions of which versions are made, so that 'cadre replay' can compute "
+            "the versions again; they take disk space until their run is removed");
 DEFINE_int32(disk_threads, 4, "threads for disk I/O");
 DEFINE_int32(max_streams, 64,
              "limit of concurrent contributions, and separately of concurrent pulls");
@@ -135,6 +138,7 @@ int main(int argc, char** argv) {
        .version = CADRE_VERSION,
        .dial_timeout = absl::Seconds(FLAGS_dial_timeout),
        .keep_closed_runs = static_cast<size_t>(FLAGS_keep_closed_runs),
+       .archive = FLAGS_archive,
        .checkpoint_files = *checkpoint_files,
        .service = {.disk_threads = FLAGS_disk_threads,
                    .max_stages = FLAGS_max_streams,

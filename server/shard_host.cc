@@ -121,9 +121,10 @@ ShardHost::ShardHost(std::unique_ptr<ShardStore> store, Counters* counters, size
 
 absl::StatusOr<std::unique_ptr<ShardHost>> ShardHost::Open(
     const std::string& data_dir, const std::string& name, Counters* counters,
-    size_t keep_closed_runs, FileSystem& files, RootedFiles checkpoint_files, int threads) {
+    size_t keep_closed_runs, FileSystem& files, RootedFiles checkpoint_files, int threads,
+    bool archive) {
   CADRE_ASSIGN_OR_RETURN(std::unique_ptr<ShardStore> store,
-                         ShardStore::Open(files, data_dir, name, threads));
+                         ShardStore::Open(files, data_dir, name, threads, archive));
   auto host = std::unique_ptr<ShardHost>(
       new ShardHost(std::move(store), counters, keep_closed_runs, std::move(checkpoint_files)));
   CADRE_RETURN_IF_ERROR(host->Restore());

@@ -84,11 +84,12 @@ class ShardHost {
  public:
   // Opens the data folder of aggregator `name` and restores its runs. Counters and the file
   // system are borrowed. Checkpoints that runs name are read through `checkpoint_files`. `threads`
-  // compute a version. Errors: those of ShardStore::Open.
+  // compute a version. `archive`: as in ShardStore::Open, whose errors it returns.
   static absl::StatusOr<std::unique_ptr<ShardHost>> Open(
       const std::string& data_dir, const std::string& name, Counters* counters,
       size_t keep_closed_runs = kMaxClosedRuns, FileSystem& files = PosixFileSystem(),
-      RootedFiles checkpoint_files = RootedFiles::Unrestricted(), int threads = UsableCores());
+      RootedFiles checkpoint_files = RootedFiles::Unrestricted(), int threads = UsableCores(),
+      bool archive = false);
 
   // The highest epoch of a coordinator that an earlier process of the aggregator saved.
   uint64_t epoch() const { return store_->epoch(); }

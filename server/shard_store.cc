@@ -55,10 +55,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
-#include "base/crc32c.h"
 #include "base/digest.h"
 #include "base/file.h"
 #include "base/status.h"
+#include "server/archive.h"
+#include "server/checked_file.h"
 #include "server/client/frame.h"
 
 namespace cadre {
@@ -159,16 +160,18 @@ absl::string_view AsText(std::span<const float> values) {
 // --- ShardStore
 
 ShardStore::ShardStore(FileSystem& files, std::string data_dir, std::string name, int threads,
-                       std::unique_ptr<File> lock)
+                       bool archive, std::unique_ptr<File> lock)
     : files_(files),
       data_dir_(std::move(data_dir)),
       name_(std::move(name)),
       threads_(threads),
+      archive_(archive),
       lock_(std::move(lock)) {}
 
 absl::StatusOr<std::unique_ptr<ShardStore>> ShardStore::Open(FileSystem& files,
                                                              const std::string& data_dir,
-                                                             const std::string& name, int threads) {
+                                                             const std::string& name, int threads,
+                                                             bool archive) {
   if (!files.List(data_dir).ok()) {
     CADRE_RETURN_IF_ERROR(files.MakeFolder(data_dir));
     CADRE_RETURN_IF_ERROR(files.SyncFolder(fs::path(data_dir).parent_path().string()));
@@ -179,28 +182,10 @@ absl::StatusOr<std::unique_ptr<ShardStore>> ShardStore::Open(FileSystem& files,
         absl::StrCat("data folder ", data_dir, " is in use by another aggregator"));
   }
   CADRE_RETURN_IF_ERROR(lock.status());
-  auto store =
-      std::unique_ptr<ShardStore>(new ShardStore(files, data_dir, name, threads, *std::move(lock)));
+  auto store = std::unique_ptr<ShardStore>(
+      new ShardStore(files, data_dir, name, threads, archive, *std::move(lock)));
   CADRE_RETURN_IF_ERROR(store->Identify());
   return store;
-}
-
-absl::Status ShardStore::WriteChecked(const std::string& path, absl::string_view body) {
-  const uint32_t crc = Crc32c(body);
-  return WriteFileAtomically(
-      path, absl::StrCat(body, absl::string_view(reinterpret_cast<const char*>(&crc), sizeof(crc))),
-      files_);
-}
-
-absl::StatusOr<std::string> ShardStore::ReadChecked(const std::string& path) const {
-  CADRE_ASSIGN_OR_RETURN(std::string bytes, ReadFile(files_, path));
-  uint32_t crc = 0;
-  if (bytes.size() > sizeof(crc)) {
-    std::memcpy(&crc, bytes.data() + bytes.size() - sizeof(crc), sizeof(crc));
-    bytes.resize(bytes.size() - sizeof(crc));
-    if (Crc32c(bytes) == crc) return bytes;
-  }
-  return absl::DataLossError(absl::StrCat(path, ": is damaged"));
 }
 
 void ShardStore::RemoveFile(const std::string& path) {
@@ -219,7 +204,7 @@ void ShardStore::Quarantine(const std::string& path, absl::string_view why) {
 // The file has the epoch in decimal, a line feed, and the name.
 absl::Status ShardStore::Identify() {
   const std::string path = absl::StrCat(data_dir_, "/", kIdentityFile);
-  const absl::StatusOr<std::string> bytes = ReadChecked(path);
+  const absl::StatusOr<std::string> bytes = ReadChecked(files_, path);
   if (absl::IsNotFound(bytes.status())) return SaveEpoch(0);
   if (absl::IsDataLoss(bytes.status())) {
     return absl::DataLossError(absl::StrCat(
@@ -238,7 +223,7 @@ absl::Status ShardStore::Identify() {
 }
 
 absl::Status ShardStore::SaveEpoch(uint64_t epoch) {
-  return WriteChecked(absl::StrCat(data_dir_, "/", kIdentityFile),
+  return WriteChecked(files_, absl::StrCat(data_dir_, "/", kIdentityFile),
                       absl::StrCat(epoch, "\n", name_));
 }
 
@@ -320,17 +305,25 @@ absl::StatusOr<std::vector<ShardStore::FoundRun>> ShardStore::Load() {
   return runs;
 }
 
-absl::StatusOr<ShardStore::FoundRun> ShardStore::LoadRunFile(const std::string& run) {
-  const std::string path = absl::StrCat(RunFolder(run), "/", kRunFile);
+absl::StatusOr<ShardStore::FoundRun> ShardStore::ReadRun(FileSystem& files,
+                                                         const std::string& run_folder) {
+  const std::string path = absl::StrCat(run_folder, "/", kRunFile);
   FoundRun found;
-  CADRE_ASSIGN_OR_RETURN(const std::string bytes, ReadChecked(path));
+  CADRE_ASSIGN_OR_RETURN(const std::string bytes, ReadChecked(files, path));
   // One byte for the state, then the OpenRun message.
   found.closed = bytes[0] == '1';
   if (!found.open.ParseFromArray(bytes.data() + 1, std::ssize(bytes) - 1)) {
     return absl::DataLossError(absl::StrCat(path, ": is damaged"));
   }
-  if (found.open.run() != run)
-    return absl::DataLossError(absl::StrCat(path, ": belongs to another run"));
+  return found;
+}
+
+absl::StatusOr<ShardStore::FoundRun> ShardStore::LoadRunFile(const std::string& run) const {
+  CADRE_ASSIGN_OR_RETURN(FoundRun found, ReadRun(files_, RunFolder(run)));
+  if (found.open.run() != run) {
+    return absl::DataLossError(
+        absl::StrCat(RunFolder(run), "/", kRunFile, ": belongs to another run"));
+  }
   return found;
 }
 
@@ -361,6 +354,9 @@ absl::StatusOr<ShardStore::FoundRun> ShardStore::LoadRun(const std::string& run)
     }
   }
   for (const uint32_t version : later) RemoveFrame(run, version);
+  for (const StoredVersion& version : found.versions) {
+    Archive(run, version.order, version.stats.digest);
+  }
   return found;
 }
 
@@ -425,7 +421,7 @@ void ShardStore::LoadFile(const std::string& folder, const std::string& name, Fo
 
 absl::Status ShardStore::SaveRun(const v1::OpenRun& open, bool closed) {
   CADRE_RETURN_IF_ERROR(files_.MakeFolder(RunFolder(open.run())));
-  CADRE_RETURN_IF_ERROR(WriteChecked(absl::StrCat(RunFolder(open.run()), "/", kRunFile),
+  CADRE_RETURN_IF_ERROR(WriteChecked(files_, absl::StrCat(RunFolder(open.run()), "/", kRunFile),
                                      absl::StrCat(closed ? "1" : "0", open.SerializeAsString())));
   {
     absl::MutexLock lock(&mutex_);
@@ -478,8 +474,10 @@ absl::Status ShardStore::RemoveRunFolder(const std::string& name) {
   }
   const std::string folder = RunFolder(name);
   for (const FolderEntry& entry : files_.List(folder).value_or(std::vector<FolderEntry>())) {
-    if (entry.name != kRunFile) RemoveFile(absl::StrCat(folder, "/", entry.name));
+    if (entry.name == kRunFile || entry.is_folder) continue;
+    RemoveFile(absl::StrCat(folder, "/", entry.name));
   }
+  CADRE_RETURN_IF_ERROR(files_.RemoveFolder(ArchiveFolderOf(folder)));
   return files_.RemoveFolder(folder);
 }
 
@@ -609,9 +607,13 @@ absl::StatusOr<VersionStats> ShardStore::WriteMean(const ApplyPlan& plan) {
     CADRE_RETURN_IF_ERROR(FinishUpdate(plan, stats, update));
     return stats;
   };
-  return WriteVersion(
-      plan.run, plan.order, plan.span, {plan.units.get(), plan.fragments}, threads_, compute,
-      [&](int thread, Interval) { return mean.Append(stretches[thread]); }, finish);
+  CADRE_ASSIGN_OR_RETURN(
+      const VersionStats stats,
+      WriteVersion(
+          plan.run, plan.order, plan.span, {plan.units.get(), plan.fragments}, threads_, compute,
+          [&](int thread, Interval) { return mean.Append(stretches[thread]); }, finish));
+  Archive(plan.run, plan.order, stats.digest);
+  return stats;
 }
 
 absl::Status ShardStore::VerifyBefore(const ApplyPlan& plan) {
@@ -837,6 +839,13 @@ absl::Status ShardStore::VerifyContribution(const ContributionKey& key) const {
 
 void ShardStore::RemoveContribution(const ContributionKey& key) {
   RemoveFile(ContributionPath(key));
+}
+
+void ShardStore::Archive(const std::string& run, const v1::Apply& order, uint64_t digest) {
+  if (!archive_ || order.participants().empty()) return;
+  const absl::Status archived = ArchiveRound(files_, RunFolder(run), order, digest);
+  LOG_IF(ERROR, !archived.ok()) << "run " << run << " can only be replayed to version "
+                                << order.round() - 1 << ": " << archived;
 }
 
 }  // namespace cadre

@@ -14,6 +14,7 @@
 //   <data_dir>/<run>/stage-<round>-<group>-<generation>-<rank>
 //                                          a contribution; the blocks are its chunks. Of a seed
 //                                          (ledger.h) the name ends in -seed
+//   <data_dir>/<run>/archive/              what replays the run (archive.h), if it is kept
 //   <data_dir>/.old-<run>-<lineage>        a run whose id was reused with another lineage (id of
 //                                          the model's history)
 //
@@ -74,10 +75,11 @@ class ShardStore {
   // PermissionDenied or another file error if the folder cannot be written; FailedPrecondition if
   // another process has locked it, or it belongs to another aggregator, whose files stay unchanged.
   // The file system must outlive the store and the files that it opens. `threads` make the mean of
-  // a round.
+  // a round. `archive`: keeps the contributions of which versions are made (server/archive.h).
   static absl::StatusOr<std::unique_ptr<ShardStore>> Open(FileSystem& files,
                                                           const std::string& data_dir,
-                                                          const std::string& name, int threads = 1);
+                                                          const std::string& name, int threads = 1,
+                                                          bool archive = false);
   ShardStore(const ShardStore&) = delete;
   ShardStore& operator=(const ShardStore&) = delete;
 
@@ -97,6 +99,8 @@ class ShardStore {
   static bool IsFileName(absl::string_view name);
   // Path of a contribution in the data folder.
   static std::string ContributionName(const ContributionKey& key);
+  // The run of a folder, which a store may use. Errors: DataLoss for a damaged file.
+  static absl::StatusOr<FoundRun> ReadRun(FileSystem& files, const std::string& run_folder);
 
   absl::Status SaveRun(const v1::OpenRun& open, bool closed) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status ArchiveRun(const std::string& run, const std::string& lineage)
@@ -147,15 +151,11 @@ class ShardStore {
   void RemoveContribution(const ContributionKey& key);
 
  private:
-  ShardStore(FileSystem& files, std::string data_dir, std::string name, int threads,
+  ShardStore(FileSystem& files, std::string data_dir, std::string name, int threads, bool archive,
              std::unique_ptr<File> lock);
   // Reads or creates the folder's identity.
   absl::Status Identify();
 
-  // Small files, replaced as a whole: their content, then its CRC32C.
-  absl::Status WriteChecked(const std::string& path, absl::string_view body);
-  // Returns at least one byte.
-  absl::StatusOr<std::string> ReadChecked(const std::string& path) const;
   // Errors are logged.
   void RemoveFile(const std::string& path);
   // Keeps the file as a damaged version, in place of the previous one.
@@ -165,7 +165,10 @@ class ShardStore {
   std::string ArchiveFolder(const std::string& run, const std::string& lineage) const;
   // Removes a folder of a run, its run file last: without it, Load would leave the folder alone.
   absl::Status RemoveRunFolder(const std::string& name) ABSL_LOCKS_EXCLUDED(mutex_);
-  absl::StatusOr<FoundRun> LoadRunFile(const std::string& run);
+  absl::StatusOr<FoundRun> LoadRunFile(const std::string& run) const;
+  // If contributions are kept: those of a version that exists. An error is logged; the run cannot
+  // be replayed then.
+  void Archive(const std::string& run, const v1::Apply& order, uint64_t digest);
   std::string VersionPath(const std::string& run, uint32_t version) const;
   std::string OuterPath(const std::string& run, uint32_t version) const;
   std::string FramePath(const std::string& run, uint32_t version) const;
@@ -207,6 +210,7 @@ class ShardStore {
   const std::string data_dir_;
   const std::string name_;
   const int threads_;
+  const bool archive_;
   uint64_t epoch_ = 0;
   const std::unique_ptr<File> lock_;
   mutable absl::Mutex mutex_;

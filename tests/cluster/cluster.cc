@@ -136,7 +136,8 @@ absl::Status Cluster::StartAggregator(const std::string& name) {
   return Start(name, "cadre-aggregator", Role::kAggregator,
                {"--listen=127.0.0.1:0", absl::StrCat("--coordinator=", coordinator_),
                 absl::StrCat("--data-dir=", data), absl::StrCat("--name=", name),
-                absl::StrCat("--port-file=", data, "/port"), "--checkpoint-root=/"});
+                absl::StrCat("--port-file=", data, "/port"), "--checkpoint-root=/",
+                options_.archive ? "--archive" : "--noarchive"});
 }
 
 absl::Status Cluster::StartWorker(const std::string& name) {

@@ -36,6 +36,8 @@ class Cluster {
     absl::Duration lease = absl::Seconds(2);
     // Of TLS connections to the coordinator and the aggregators.
     absl::Duration connection_age = absl::Hours(1);
+    // Whether aggregators keep what 'cadre replay' requires.
+    bool archive = false;
   };
 
   Cluster() : Cluster(Options()) {}

@@ -15,6 +15,8 @@
 namespace cadre::testing {
 namespace {
 
+using ::testing::HasSubstr;
+
 // Several times the longest wait between two attempts to join again.
 constexpr absl::Duration kLease = absl::Seconds(3);
 constexpr absl::Duration kLong = absl::Seconds(120);
@@ -29,7 +31,7 @@ constexpr absl::Duration kMaxStall = absl::Seconds(3 /* lease */ + 1 + 3);
 
 class RecoveryTest : public ::testing::Test {
  protected:
-  RecoveryTest() : cluster_({.lease = kLease}) {}
+  RecoveryTest() : cluster_({.lease = kLease, .archive = true}) {}
 
   // Submits the run and waits until all of its groups train. The run keeps its plans: otherwise, on
   // a busy host, the measured times of so small a model could cause groups to be formed again.
@@ -400,6 +402,10 @@ TEST_P(AggregatorRestartTest, LosesNothing) {
   const v1::RunStatus disturbed = Finish();
   ExpectEqualToUndisturbed(disturbed);
   CheckStore(disturbed);
+  const std::string replayed =
+      RunCadre({"replay", absl::StrCat(cluster_.folder(), "/aggregator-0/", run_),
+                absl::StrCat(cluster_.folder(), "/aggregator-1/", run_)});
+  EXPECT_THAT(replayed, HasSubstr(absl::StrCat("digest ", disturbed.digest(), ".")));
 }
 
 }  // namespace

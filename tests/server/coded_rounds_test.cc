@@ -3,15 +3,18 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <filesystem>
 #include <memory>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/digest.h"
 #include "model/coding.h"
+#include "server/checked_file.h"
 #include "server/client/frame.h"
 #include "server/mean.h"
 #include "server/outer_update.h"
+#include "server/replay.h"
 #include "server/run_terms.h"
 #include "server/shard_host.h"
 #include "tests/base/expect.h"
@@ -50,7 +53,9 @@ class CodedRoundsTest : public ::testing::Test {
   }
   void Restart() {
     host_.reset();
-    auto host = ShardHost::Open(folder_.path(), "agg-0", &counters_);
+    auto host = ShardHost::Open(folder_.path(), "agg-0", &counters_, kMaxClosedRuns,
+                                PosixFileSystem(), RootedFiles::Unrestricted(), /*threads=*/2,
+                                /*archive=*/true);
     ASSERT_TRUE(host.ok()) << host.status();
     host_ = *std::move(host);
     for (uint32_t group = 0; group < 2; ++group) {
@@ -157,6 +162,16 @@ class CodedRoundsTest : public ::testing::Test {
     }
     return after;
   }
+  std::string RunFolder() const { return absl::StrCat(folder_.path(), "/", run_.run); }
+  absl::StatusOr<ReplayedShard> Replay() {
+    const TemporaryFolder scratch;
+    uint32_t calls = 0;
+    auto shard = ReplayShard(RunFolder(), scratch.path(), [&](uint32_t version, uint32_t versions) {
+      EXPECT_EQ(version, ++calls);
+      EXPECT_GE(versions, version);
+    });
+    return shard;
+  }
   // Compares versions with the formulas, which are computed here for all exchanged values at once.
   void FollowFormulas(uint32_t fragments);
 
@@ -258,6 +273,11 @@ void CodedRoundsTest::FollowFormulas(uint32_t fragments) {
   std::vector<float> followed = *initial_;
   for (uint32_t round = 1; round <= 4; ++round) followed = Follow(followed, round, {0, size()});
   EXPECT_TRUE(SameBits(followed, version));
+
+  const absl::StatusOr<ReplayedShard> replayed = Replay();
+  ASSERT_TRUE(replayed.ok()) << replayed.status();
+  EXPECT_EQ(replayed->version, 4U);
+  EXPECT_EQ(replayed->digest, Digest(version, 0));
 }
 
 TEST_F(CodedRoundsTest, VersionsFollowTheFormulas) { FollowFormulas(1); }
@@ -328,6 +348,41 @@ TEST_F(CodedRoundsTest, FragmentsOfValues) {
 
 // Frames are kept as long as all of them together are shorter than a version, also by the next
 // process.
+TEST_F(CodedRoundsTest, IncompleteArchivesAreNotReplayed) {
+  FollowFormulas(1);
+  const std::string archive = RunFolder() + "/archive/";
+  const auto expect = [&](absl::StatusCode code, absl::string_view message) {
+    EXPECT_THAT(Replay(), IsError(code, std::string(message)));
+  };
+  // The weights of the order are not those of the version.
+  const std::string order_file = archive + "order-3";
+  const std::string order = *ReadChecked(PosixFileSystem(), order_file);
+  v1::Apply other;
+  ASSERT_TRUE(other.ParseFromString(order.substr(sizeof(uint64_t))));
+  other.mutable_participants(0)->set_samples(99);
+  ASSERT_EQ(WriteChecked(PosixFileSystem(), order_file,
+                         order.substr(0, sizeof(uint64_t)) + other.SerializeAsString()),
+            absl::OkStatus());
+  expect(absl::StatusCode::kDataLoss, "version 3 has the digest ");
+  std::filesystem::resize_file(order_file, 20);
+  expect(absl::StatusCode::kDataLoss, "order-3: is damaged");
+  std::filesystem::remove(order_file);
+  expect(absl::StatusCode::kFailedPrecondition, "the archive lacks the order of version 3");
+
+  ASSERT_EQ(WriteChecked(PosixFileSystem(), order_file, order), absl::OkStatus());
+  const std::string contribution = absl::StrCat(archive, "stage-2-1-", run_.generation, "-0");
+  std::filesystem::resize_file(contribution, std::filesystem::file_size(contribution) - 1);
+  expect(absl::StatusCode::kDataLoss, "stage-2-1-");
+  std::filesystem::remove(contribution);
+  expect(absl::StatusCode::kFailedPrecondition,
+         "version 2: the archive lacks contributions of groups 1");
+  v1::DeleteRun removal;
+  removal.set_run(run_.run);
+  removal.set_lineage(open_.lineage());
+  ASSERT_EQ(host_->DeleteRun(removal), absl::OkStatus());
+  EXPECT_FALSE(std::filesystem::exists(RunFolder()));
+}
+
 TEST_F(CodedRoundsTest, OldFramesAreRemoved) {
   const auto frames = [&] {
     std::vector<std::string> names;
