@@ -15,6 +15,7 @@ namespace cadre {
 namespace {
 
 constexpr char kOrderPrefix[] = "order-";
+constexpr char kArchived[] = "archived-";
 
 // Names of the files that the contributions to a version may have. A rank without a part of the
 // shard has none.
@@ -47,22 +48,16 @@ absl::StatusOr<ArchivedRound> ReadOrder(FileSystem& files, const std::string& pa
 
 }  // namespace
 
-std::string ArchiveFolderOf(const std::string& run_folder) {
-  return absl::StrCat(run_folder, "/archive");
-}
-
 absl::Status ArchiveRound(FileSystem& files, const std::string& run_folder, const v1::Apply& order,
                           uint64_t digest) {
-  const std::string archive = ArchiveFolderOf(run_folder);
-  const std::string path = absl::StrCat(archive, "/", kOrderPrefix, order.round());
+  const std::string path = absl::StrCat(run_folder, "/", kOrderPrefix, order.round());
   if (files.LastWrite(path).ok()) return absl::OkStatus();
-  CADRE_RETURN_IF_ERROR(files.MakeFolder(archive));
   for (const std::string& name : ContributionNamesOf(order)) {
-    const absl::Status moved =
-        files.Rename(absl::StrCat(run_folder, "/", name), absl::StrCat(archive, "/", name));
-    if (!moved.ok() && !absl::IsNotFound(moved)) return moved;
+    const absl::Status renamed = files.Rename(absl::StrCat(run_folder, "/", name),
+                                              absl::StrCat(run_folder, "/", kArchived, name));
+    if (!renamed.ok() && !absl::IsNotFound(renamed)) return renamed;
   }
-  CADRE_RETURN_IF_ERROR(files.SyncFolder(archive));
+  CADRE_RETURN_IF_ERROR(files.SyncFolder(run_folder));
   return WriteChecked(
       files, path,
       absl::StrCat(absl::string_view(reinterpret_cast<const char*>(&digest), sizeof(digest)),
@@ -71,8 +66,7 @@ absl::Status ArchiveRound(FileSystem& files, const std::string& run_folder, cons
 
 absl::StatusOr<std::map<uint32_t, ArchivedRound>> ReadArchive(FileSystem& files,
                                                               const std::string& run_folder) {
-  const std::string archive = ArchiveFolderOf(run_folder);
-  CADRE_ASSIGN_OR_RETURN(const std::vector<FolderEntry> entries, files.List(archive));
+  CADRE_ASSIGN_OR_RETURN(const std::vector<FolderEntry> entries, files.List(run_folder));
   std::map<uint32_t, ArchivedRound> rounds;
   for (const FolderEntry& entry : entries) {
     absl::string_view number = entry.name;
@@ -81,9 +75,9 @@ absl::StatusOr<std::map<uint32_t, ArchivedRound>> ReadArchive(FileSystem& files,
       continue;
     }
     CADRE_ASSIGN_OR_RETURN(ArchivedRound round,
-                           ReadOrder(files, absl::StrCat(archive, "/", entry.name), version));
+                           ReadOrder(files, absl::StrCat(run_folder, "/", entry.name), version));
     for (const std::string& name : ContributionNamesOf(round.order)) {
-      const std::string path = absl::StrCat(archive, "/", name);
+      const std::string path = absl::StrCat(run_folder, "/", kArchived, name);
       if (files.LastWrite(path).ok()) round.contributions.push_back(path);
     }
     rounds.emplace(version, std::move(round));

@@ -31,14 +31,12 @@ struct ArchivedRound {
   std::vector<std::string> contributions;
 };
 
-std::string ArchiveFolderOf(const std::string& run_folder);
-
-// Moves the contributions of the version that `order` made to the archive, then adds the order. No
-// effect if the order is there.
+// Renames the contributions of the version that `order` made, then writes the order. No effect if
+// the order is there.
 absl::Status ArchiveRound(FileSystem& files, const std::string& run_folder, const v1::Apply& order,
                           uint64_t digest);
 
-// All rounds. Errors: NotFound if there is no archive, DataLoss for a damaged order.
+// All rounds. Errors: DataLoss for a damaged order.
 absl::StatusOr<std::map<uint32_t, ArchivedRound>> ReadArchive(FileSystem& files,
                                                               const std::string& run_folder);
 

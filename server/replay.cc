@@ -52,18 +52,13 @@ absl::StatusOr<ApplyPlan> PlanOf(const RunTerms& terms, const StoredVersion& bef
       absl::StrCat(version, ": ", refused != nullptr ? refused->reason : "exists already"));
 }
 
-// Makes the contributions visible in the folder of the scratch store.
-absl::Status Link(const std::vector<std::string>& paths, const std::string& folder) {
-  for (const std::string& path : paths) {
-    std::error_code error;
-    const fs::path link = fs::path(folder) / fs::path(path).filename();
-    fs::create_symlink(fs::absolute(path), link, error);
-    if (error) {
-      return absl::UnavailableError(
-          absl::StrCat("cannot create ", link.string(), ": ", error.message()));
-    }
-  }
-  return absl::OkStatus();
+// Makes a contribution visible to the scratch store.
+absl::Status Link(const std::string& path, const ContributionKey& key, const std::string& scratch) {
+  const std::string link = absl::StrCat(scratch, "/", ShardStore::ContributionName(key));
+  std::error_code error;
+  fs::create_symlink(fs::absolute(path), link, error);
+  if (!error) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrCat("cannot create ", link, ": ", error.message()));
 }
 
 }  // namespace
@@ -92,10 +87,11 @@ absl::StatusOr<ReplayedShard> ReplayShard(
     }
     std::vector<FoundContribution> contributions;
     for (const std::string& path : round.contributions) {
-      CADRE_ASSIGN_OR_RETURN(contributions.emplace_back(), ReadContribution(path));
+      CADRE_ASSIGN_OR_RETURN(FoundContribution read, ReadContribution(path));
+      CADRE_RETURN_IF_ERROR(Link(path, ContributionKey::Of(read.header), scratch));
+      contributions.push_back(std::move(read));
     }
     CADRE_ASSIGN_OR_RETURN(const ApplyPlan plan, PlanOf(terms, newest, contributions, round.order));
-    CADRE_RETURN_IF_ERROR(Link(round.contributions, absl::StrCat(scratch, "/", run)));
     CADRE_ASSIGN_OR_RETURN(const VersionStats stats, store->WriteMean(plan));
     if (stats.digest != round.digest) {
       return absl::DataLossError(absl::StrCat("version ", version, " has the digest ",

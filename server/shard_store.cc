@@ -474,10 +474,8 @@ absl::Status ShardStore::RemoveRunFolder(const std::string& name) {
   }
   const std::string folder = RunFolder(name);
   for (const FolderEntry& entry : files_.List(folder).value_or(std::vector<FolderEntry>())) {
-    if (entry.name == kRunFile || entry.is_folder) continue;
-    RemoveFile(absl::StrCat(folder, "/", entry.name));
+    if (entry.name != kRunFile) RemoveFile(absl::StrCat(folder, "/", entry.name));
   }
-  CADRE_RETURN_IF_ERROR(files_.RemoveFolder(ArchiveFolderOf(folder)));
   return files_.RemoveFolder(folder);
 }
 

@@ -14,7 +14,8 @@
 //   <data_dir>/<run>/stage-<round>-<group>-<generation>-<rank>
 //                                          a contribution; the blocks are its chunks. Of a seed
 //                                          (ledger.h) the name ends in -seed
-//   <data_dir>/<run>/archive/              what replays the run (archive.h), if it is kept
+//   <data_dir>/<run>/order-<v>, archived-stage-...
+//                                          what replays the run (archive.h), if it is kept
 //   <data_dir>/.old-<run>-<lineage>        a run whose id was reused with another lineage (id of
 //                                          the model's history)
 //

@@ -350,7 +350,7 @@ TEST_F(CodedRoundsTest, FragmentsOfValues) {
 // process.
 TEST_F(CodedRoundsTest, IncompleteArchivesAreNotReplayed) {
   FollowFormulas(1);
-  const std::string archive = RunFolder() + "/archive/";
+  const std::string archive = RunFolder() + "/";
   const auto expect = [&](absl::StatusCode code, absl::string_view message) {
     EXPECT_THAT(Replay(), IsError(code, std::string(message)));
   };
@@ -370,7 +370,8 @@ TEST_F(CodedRoundsTest, IncompleteArchivesAreNotReplayed) {
   expect(absl::StatusCode::kFailedPrecondition, "the archive lacks the order of version 3");
 
   ASSERT_EQ(WriteChecked(PosixFileSystem(), order_file, order), absl::OkStatus());
-  const std::string contribution = absl::StrCat(archive, "stage-2-1-", run_.generation, "-0");
+  const std::string contribution =
+      absl::StrCat(archive, "archived-stage-2-1-", run_.generation, "-0");
   std::filesystem::resize_file(contribution, std::filesystem::file_size(contribution) - 1);
   expect(absl::StatusCode::kDataLoss, "stage-2-1-");
   std::filesystem::remove(contribution);

@@ -11,6 +11,7 @@
 #include "base/random.h"
 #include "base/status.h"
 #include "model/coding.h"
+#include "server/archive.h"
 #include "server/client/frame.h"
 #include "server/shard_host.h"
 #include "tests/base/memory_file_system.h"
@@ -30,7 +31,8 @@ class ShardHostCrashTest : public ::testing::Test {
     Start();
   }
   void Start() {
-    auto host = ShardHost::Open("/data", "agg-0", &counters_, kMaxClosedRuns, *files_);
+    auto host = ShardHost::Open("/data", "agg-0", &counters_, kMaxClosedRuns, *files_,
+                                RootedFiles::Unrestricted(), /*threads=*/1, /*archive=*/true);
     ASSERT_TRUE(host.ok()) << host.status();
     host_ = *std::move(host);
   }
@@ -137,6 +139,12 @@ class ShardHostCrashesTest : public ShardHostCrashTest, public ::testing::WithPa
       const absl::StatusOr<uint64_t> repeated = MakeVersions(rounds);
       ASSERT_TRUE(repeated.ok()) << repeated.status() << ", after change " << last;
       ASSERT_EQ(*repeated, *expected) << "after change " << last;
+      const auto archived = ReadArchive(*files_, "/data/" + run_.run);
+      ASSERT_TRUE(archived.ok()) << archived.status() << ", after change " << last;
+      ASSERT_EQ(archived->size(), rounds) << "after change " << last;
+      for (const auto& [version, round] : *archived) {
+        EXPECT_EQ(round.contributions.size(), 1U) << version << ", after change " << last;
+      }
     }
     EXPECT_GT(crashes, 20);
   }
