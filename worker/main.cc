@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <string>
 
@@ -14,6 +15,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/hardware.h"
 #include "base/identity.h"
 #include "base/peer_text.h"
 #include "base/program_flags.h"
@@ -37,6 +39,9 @@ DEFINE_string(name, "",
               "default: the name in the certificate, the host name, and the port of --listen or, "
               "if that is 0, the process id");
 DEFINE_int32(threads, 1, "number of compute threads");
+DEFINE_int32(loader_threads, 0,
+             "number of threads that read and decode samples; 0: as many as the compute threads "
+             "leave cores, at least 1 and at most 16");
 DEFINE_string(
     device, "cpu",
     "device to compute on: cpu, cuda (the first GPU) or cuda:N; several processes can share "
@@ -177,6 +182,12 @@ int Probe() {
   return status.ok() ? 0 : Fail(status);
 }
 
+// A GPU worker computes with one thread, which mostly waits.
+int LoaderThreads() {
+  if (FLAGS_loader_threads > 0) return FLAGS_loader_threads;
+  return std::clamp(cadre::UsableCores() - FLAGS_threads, 1, 16);
+}
+
 // With a fixed port, equal for a restarted process.
 std::string DefaultName(const cadre::Credentials& credentials) {
   const std::string port = FLAGS_listen.substr(FLAGS_listen.rfind(':') + 1);
@@ -202,6 +213,9 @@ int main(int argc, char** argv) {
     return UsageError("--exchange-silence=%d is not between 1 and 100", FLAGS_exchange_silence);
   }
   if (FLAGS_threads < 1) return UsageError("--threads=%d must be at least 1", FLAGS_threads);
+  if (FLAGS_loader_threads < 0 || FLAGS_loader_threads > 256) {
+    return UsageError("--loader-threads=%d must be between 0 and 256", FLAGS_loader_threads);
+  }
   if (!(FLAGS_device_memory_gb >= 0)) {
     return UsageError("--device-memory-gb=%g must not be negative", FLAGS_device_memory_gb);
   }
@@ -240,6 +254,7 @@ int main(int argc, char** argv) {
   options.ended = [] { cadre::RequestTermination(); };
   options.shared_memory = FLAGS_shared_memory;
   options.tcp_connections = FLAGS_tcp_lanes;
+  options.loader_threads = LoaderThreads();
   options.exchange_silence = absl::Seconds(FLAGS_exchange_silence);
 
   auto worker = cadre::Worker::Start(options);

@@ -251,6 +251,7 @@ void Worker::Train(GroupSession& session) {
   options.states = &states_;
   options.residuals = &residuals_;
   options.progress = &progress_;
+  options.loader_threads = options_.loader_threads;
   options.exchange_silence = options_.exchange_silence;
   options.data_files = options_.data_files;
   options.checkpoint_files = options_.checkpoint_files;

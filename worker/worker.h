@@ -61,6 +61,8 @@ struct WorkerOptions {
   // Number of TCP connections per channel (transport.h) to a rank on another host, at most
   // kMaxConnections; 0: chosen by the round-trip time.
   int tcp_connections = 0;
+  // Threads that read and decode samples, at least 1.
+  int loader_threads = 1;
   // An exchange with a shard ends after this time without progress.
   absl::Duration exchange_silence = absl::Seconds(90);
   // Ends the process, as SIGTERM does. Called from a thread of the worker when it can no longer

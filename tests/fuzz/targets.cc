@@ -149,6 +149,20 @@ void Jpeg(std::span<const uint8_t> input) {
       CHECK_EQ(image.size.height, (full->height * eighths + 7) / 8);
       CHECK_EQ(image.size.width, (full->width * eighths + 7) / 8);
       CHECK_EQ(std::ssize(image.pixels), image.size.height * image.size.width * channels);
+      // A part of an image that can be decoded can be decoded.
+      CHECK(reader.Open(std::as_bytes(input)).ok());
+      const double height = full->height;
+      const double width = full->width;
+      const double last = input.back() / 256.0;
+      const ImageRect part = {.top = height * last,
+                              .left = width * last / 2,
+                              .height = height * (1 - last) / 2,
+                              .width = width * (1 - last)};
+      JpegImage some;
+      CHECK_EQ(reader.Decode(channels, eighths, some, &part), absl::OkStatus())
+          << part.top << " " << part.left << " " << part.height << " " << part.width << " of "
+          << height << " " << width << " " << channels << " " << eighths;
+      CHECK(some.size == image.size);
     }
   }
 }

@@ -8,12 +8,13 @@
 // border that rounds differently would change the sample.
 //
 // Resampling is separable: for every output row and column, `Taps` holds the two source elements
-// and the weight of the second. Each output row mixes two source rows, and costs one pass over the
-// crop's width.
+// and the weight of the second. Each output row mixes two source rows, which the compiler
+// vectorizes, and then columns of the result, in the pass that also normalizes and mirrors.
 #include "worker/data/augmentation.h"
 
 #include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/random.h"
@@ -89,26 +90,29 @@ Taps MakeTaps(double begin, double length, int64_t extent, int64_t available) {
   return taps;
 }
 
-// Columns [begin, end) of one row of the output. `upper` and `lower` are rows of the image, mixed
-// by `lower_weight`. The number of channels is a template parameter so that the inner loop unrolls.
-template <int64_t Channels>
-void ResampleRow(const uint8_t* upper, const uint8_t* lower, float lower_weight, const Taps& taps,
-                 int64_t begin, int64_t end, float* out) {
-  for (int64_t x = begin; x < end; ++x) {
-    const int64_t left = taps.first[x] * Channels;
-    const int64_t right = taps.second[x] * Channels;
-    const float weight = taps.second_weight[x];
-    for (int64_t c = 0; c < Channels; ++c) {
-      const float top = upper[left + c] + weight * (upper[right + c] - upper[left + c]);
-      const float bottom = lower[left + c] + weight * (lower[right + c] - lower[left + c]);
-      *out++ = top + lower_weight * (bottom - top);
-    }
+// Mixes two rows of bytes into out[0, n).
+void MixRows(const uint8_t* upper, const uint8_t* lower, float lower_weight, int64_t n,
+             float* out) {
+  for (int64_t i = 0; i < n; ++i) {
+    const float top = upper[i];
+    out[i] = top + lower_weight * (static_cast<float>(lower[i]) - top);
   }
 }
 
-void Mirror(float* row, int64_t width, int64_t channels) {
-  for (int64_t left = 0, right = width - 1; left < right; ++left, --right) {
-    std::swap_ranges(row + left * channels, row + (left + 1) * channels, row + right * channels);
+// Columns [begin, end) of a mixed row, whose first element is element `from` of the image's row.
+// They are normalized and written from `out` on, every one `step` elements after the one before.
+// The number of channels is a template parameter so that the inner loop unrolls.
+template <int64_t Channels>
+void ResampleRow(const float* row, int64_t from, const Taps& taps, int64_t begin, int64_t end,
+                 const Normalization& normalization, int64_t step, float* out) {
+  for (int64_t x = begin; x < end; ++x, out += step) {
+    const float* left = row + (taps.first[x] * Channels - from);
+    const float* right = row + (taps.second[x] * Channels - from);
+    const float weight = taps.second_weight[x];
+    for (int64_t c = 0; c < Channels; ++c) {
+      const float value = left[c] + weight * (right[c] - left[c]);
+      out[c] = value * normalization.factor[c] + normalization.shift[c];
+    }
   }
 }
 
@@ -152,8 +156,8 @@ absl::StatusOr<ImageTransform> ImageTransform::Make(const v1::Augmentation& augm
                                                      stddev, " of channel ", c,
                                                      " must be finite, and stddev positive"));
     }
-    transform.normalization_.push_back(
-        {.factor = 1.0F / (255.0F * stddev), .shift = -mean / stddev});
+    transform.normalization_.factor[c] = 1.0F / (255.0F * stddev);
+    transform.normalization_.shift[c] = -mean / stddev;
   }
   return transform;
 }
@@ -217,23 +221,27 @@ void ImageTransform::Apply(const ImageView& image, const ImageSize& full, const 
   const int64_t begin = std::clamp<int64_t>(-crop.shift_x, 0, width());
   const int64_t end = std::clamp<int64_t>(width() - crop.shift_x, 0, width());
   const int64_t row_bytes = image.size.width * image.channels;
+  // Of the source rows, the elements that the columns mix.
+  const int64_t from = columns.first.front() * image.channels;
+  const int64_t mixed_size = (columns.second.back() + 1) * image.channels - from;
+  std::vector<float> mixed(mixed_size);
   const auto resample = image.channels == 1 ? ResampleRow<1> : ResampleRow<3>;
   for (int64_t y = 0; y < height(); ++y) {
-    float* out = sample.data() + y * width() * image.channels;
-    std::fill_n(out, width() * image.channels, 0.0F);
-    const int64_t from = y + crop.shift_y;
-    if (from >= 0 && from < height()) {
-      resample(image.pixels.data() + rows.first[from] * row_bytes,
-               image.pixels.data() + rows.second[from] * row_bytes, rows.second_weight[from],
-               columns, begin + crop.shift_x, end + crop.shift_x, out + begin * image.channels);
-    }
-    if (crop.mirrored) Mirror(out, width(), image.channels);
-    for (int64_t x = 0; x < width(); ++x) {
-      for (const Affine& affine : normalization_) {
-        *out = *out * affine.factor + affine.shift;
-        ++out;
+    float* const out = sample.data() + y * width() * image.channels;
+    const int64_t source = y + crop.shift_y;
+    const bool inside = source >= 0 && source < height();
+    if (!inside || begin > 0 || end < width()) {
+      for (int64_t i = 0; i < width() * image.channels; ++i) {
+        out[i] = normalization_.shift[i % image.channels];
       }
     }
+    if (!inside || begin == end) continue;
+    MixRows(image.pixels.data() + rows.first[source] * row_bytes + from,
+            image.pixels.data() + rows.second[source] * row_bytes + from,
+            rows.second_weight[source], mixed_size, mixed.data());
+    const int64_t first = crop.mirrored ? width() - 1 - begin : begin;
+    resample(mixed.data(), from, columns, begin + crop.shift_x, end + crop.shift_x, normalization_,
+             crop.mirrored ? -image.channels : image.channels, out + first * image.channels);
   }
 }
 

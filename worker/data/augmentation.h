@@ -13,9 +13,9 @@
 // Thread-safe (a value).
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
-#include <vector>
 
 #include "absl/status/statusor.h"
 #include "proto/cadre/v1/run.pb.h"
@@ -34,6 +34,12 @@ struct Crop {
   int64_t shift_x = 0;
   // It is finally mirrored horizontally.
   bool mirrored = false;
+};
+
+// A byte v of channel c becomes v * factor[c] + shift[c].
+struct Normalization {
+  std::array<float, 3> factor = {1, 1, 1};
+  std::array<float, 3> shift = {};
 };
 
 class ImageTransform {
@@ -57,12 +63,6 @@ class ImageTransform {
   int64_t channels() const { return shape_[2]; }
 
  private:
-  // A byte v of a channel becomes v * factor + shift.
-  struct Affine {
-    float factor = 1;
-    float shift = 0;
-  };
-
   ImageRect CenterCrop(const ImageSize& size) const;
   ImageRect RandomCrop(const ImageSize& size, const SampleRef& sample) const;
 
@@ -71,8 +71,7 @@ class ImageTransform {
   bool random_resized_crop_ = false;
   bool flip_ = false;
   int64_t crop_padding_ = 0;
-  // By channel.
-  std::vector<Affine> normalization_;
+  Normalization normalization_;
 };
 
 }  // namespace cadre

@@ -4,13 +4,21 @@
 // warning is an error, unless the image is complete, because a half-gray image would train
 // silently.
 //
+// Of an image of which a part is decoded, the rows above the part are parsed but not transformed,
+// and those below it are not read at all; beside it only whole blocks are left out, by
+// libjpeg-turbo's jpeg_crop_scanline. Chroma that is stored at half the resolution is interpolated
+// between neighbors, which are not right at the borders of what is decoded; a margin keeps them out
+// of the part, so that its pixels have the same values as in the whole image.
+//
 // Bounds for hostile files: memory by max_memory_to_use and the limit of pixels; time by the number
 // of scans, and by comparing the claimed size with the length of the file.
 #include "worker/data/jpeg.h"
 
 #include <glog/logging.h>
 
+#include <algorithm>
 #include <array>
+#include <cmath>
 #include <csetjmp>
 #include <cstdio>
 // jpeglib.h must follow <cstdio>.
@@ -18,6 +26,7 @@
 #include <jpeglib.h>
 
 #include "absl/strings/str_cat.h"
+#include "tensor/interval.h"
 
 namespace cadre {
 namespace {
@@ -46,11 +55,24 @@ bool IsHarmless(int message) {
   }
 }
 
+// Pixels that are decoded on each side of a part: two that have values, and those that
+// interpolation reads, at the scale of the output.
+constexpr double kMargin = 8;
+
+// The pixels of an interval, and of the margin around it, inside `all`. Requires: the interval is
+// not empty and lies inside `all`.
+Interval Around(double begin, double size, const Interval& all) {
+  return {std::max(all.begin, static_cast<int64_t>(std::floor(begin - kMargin))),
+          std::min(all.end, static_cast<int64_t>(std::ceil(begin + size + kMargin)))};
+}
+
 }  // namespace
 
 struct JpegReader::State {
   State();
   ~State() { jpeg_destroy_decompress(&info); }
+  // Makes `info`.
+  void Create();
 
   // Calls `body`, which must only call libjpeg. Returns false if one of the calls failed; `message`
   // then describes the error. No frame between here and the failing call has a destructor, so that
@@ -94,6 +116,10 @@ JpegReader::State::State() {
     state.errors.msg_code = JERR_BAD_PROGRESSION;
     state.Jump();
   };
+  Create();
+}
+
+void JpegReader::State::Create() {
   info.client_data = this;
   const bool made = Guarded([this] {
     jpeg_create_decompress(&info);
@@ -108,7 +134,9 @@ JpegReader::~JpegReader() = default;
 
 absl::StatusOr<ImageSize> JpegReader::Open(std::span<const std::byte> file) {
   jpeg_decompress_struct& info = state_->info;
-  jpeg_abort_decompress(&info);
+  // libjpeg keeps the tables of an image, and a file without tables would be decoded with them.
+  jpeg_destroy_decompress(&info);
+  state_->Create();
   const bool read = state_->Guarded([&info, file] {
     jpeg_mem_src(&info, reinterpret_cast<const unsigned char*>(file.data()), file.size());
     jpeg_read_header(&info, TRUE);
@@ -136,7 +164,8 @@ absl::StatusOr<ImageSize> JpegReader::Open(std::span<const std::byte> file) {
   return size;
 }
 
-absl::Status JpegReader::Decode(int channels, int eighths, JpegImage& image) {
+absl::Status JpegReader::Decode(int channels, int eighths, JpegImage& image,
+                                const ImageRect* part) {
   CHECK(channels == 1 || channels == 3);
   jpeg_decompress_struct& info = state_->info;
   const bool started = state_->Guarded([&info, channels, eighths] {
@@ -150,15 +179,32 @@ absl::Status JpegReader::Decode(int channels, int eighths, JpegImage& image) {
   if (!started) return state_->Failed();
   image.size = {.height = info.output_height, .width = info.output_width};
   image.channels = channels;
-  const int64_t row_bytes = int64_t{info.output_width} * channels;
-  image.pixels.resize(row_bytes * info.output_height);
+  const int64_t row_bytes = image.size.width * channels;
+  image.pixels.resize(row_bytes * image.size.height);
+  Interval rows = {0, image.size.height};
+  Interval columns = {0, image.size.width};
+  if (part != nullptr) {
+    const double scale = eighths / 8.0;
+    rows = Around(part->top * scale, part->height * scale, rows);
+    columns = Around(part->left * scale, part->width * scale, columns);
+  }
   unsigned char* const pixels = image.pixels.data();
-  const bool read = state_->Guarded([&info, pixels, row_bytes] {
-    while (info.output_scanline < info.output_height) {
-      unsigned char* row = pixels + info.output_scanline * row_bytes;
+  const bool read = state_->Guarded([&info, pixels, row_bytes, rows, columns, channels] {
+    JDIMENSION left = columns.begin;
+    if (columns.size() < int64_t{info.output_width}) {
+      JDIMENSION width = columns.size();
+      jpeg_crop_scanline(&info, &left, &width);
+    }
+    if (rows.begin > 0) jpeg_skip_scanlines(&info, rows.begin);
+    while (info.output_scanline < rows.end) {
+      unsigned char* row = pixels + info.output_scanline * row_bytes + int64_t{left} * channels;
       jpeg_read_scanlines(&info, &row, 1);
     }
-    jpeg_finish_decompress(&info);
+    if (info.output_scanline == info.output_height) {
+      jpeg_finish_decompress(&info);
+    } else {
+      jpeg_abort_decompress(&info);
+    }
   });
   return read ? absl::OkStatus() : state_->Failed();
 }

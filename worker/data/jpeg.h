@@ -46,10 +46,13 @@ class JpegReader {
   absl::StatusOr<ImageSize> Open(std::span<const std::byte> file);
 
   // Decodes the opened image as gray (1 channel) or RGB (3), each side scaled by eighths / 8 and
-  // rounded up. Scaling in the frequency domain costs less than decoding at full size.
+  // rounded up. Scaling in the frequency domain costs less than decoding at full size. With `part`,
+  // which refers to the image at full size, only the pixels in it and up to two around it have
+  // values, and most of the work for the others is left out: the image has the same size, the other
+  // pixels are unspecified.
   // Requires: the last Open succeeded, and no Decode followed it; eighths is 1, 2, 4 or 8.
-  // Errors: DataLoss for damaged or missing data.
-  absl::Status Decode(int channels, int eighths, JpegImage& image);
+  // Errors: DataLoss for damaged or missing data in what is decoded.
+  absl::Status Decode(int channels, int eighths, JpegImage& image, const ImageRect* part = nullptr);
 
  private:
   struct State;

@@ -1,8 +1,8 @@
-// Reads a sample in three steps: read the file, decode it at the lowest sufficient resolution, and
-// crop and normalize it (augmentation.cc). If one of the first two fails because of the file, the
-// next sample of the same class takes its place; so the label is right, and equal on a rank that
-// only reads labels. All replacements of a sample are deterministic, because they depend on the
-// files alone.
+// Reads a sample in three steps: read the file, decode the part that is cropped at the lowest
+// sufficient resolution, and crop and normalize it (augmentation.cc). If one of the first two fails
+// because of the file, the next sample of the same class takes its place; so the label is right,
+// and equal on a rank that only reads labels. All replacements of a sample are deterministic,
+// because they depend on the files alone.
 #include "worker/data/jpeg_dataset.h"
 
 #include <glog/logging.h>
@@ -109,7 +109,7 @@ absl::Status JpegDataset::Decode(int64_t index, const SampleRef& sample, JpegScr
                          scratch.reader.Open(std::as_bytes(std::span(bytes))));
   const Crop crop = transform_.ChooseCrop(size, sample);
   CADRE_RETURN_IF_ERROR(scratch.reader.Decode(
-      transform_.channels(), ScaleInEighths(crop.rect, transform_), scratch.image));
+      transform_.channels(), ScaleInEighths(crop.rect, transform_), scratch.image, &crop.rect));
   transform_.Apply(scratch.image.view(), size, crop, input);
   return absl::OkStatus();
 }

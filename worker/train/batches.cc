@@ -33,7 +33,8 @@ std::vector<BatchView> ViewsOf(const Batch& batch, const Replica& replica, int64
 }
 
 absl::StatusOr<LossPart> EvaluateSamples(Replica& replica, const Dataset& test, int64_t begin,
-                                         int64_t end, int64_t batch, TrainerProgress& progress) {
+                                         int64_t end, int64_t batch, int threads,
+                                         TrainerProgress& progress) {
   if (begin < 0 || end > test.size()) {
     return absl::InvalidArgumentError("the samples to evaluate are not in the test split");
   }
@@ -42,7 +43,7 @@ absl::StatusOr<LossPart> EvaluateSamples(Replica& replica, const Dataset& test, 
                                .end = end,
                                .batch = batch,
                                .rank = [&](int64_t samples) { return RowsOf(replica, samples); }}),
-                     {});
+                     {.threads = threads});
   LossPart mine;
   for (int64_t step = 0; begin + step * batch < end; ++step) {
     const int64_t first = begin + step * batch;

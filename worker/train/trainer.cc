@@ -329,7 +329,8 @@ class Trainer {
                       .division = division};
     part.micro_batches = CutBatch(batch(), std::max(1U, spec_.micro_batches()),
                                   [this](int64_t samples) { return RowsOf(*replica_, samples); });
-    loader_ = std::make_unique<BatchLoader>(*train_, TrainingRows(part), BatchLoader::Options{});
+    loader_ = std::make_unique<BatchLoader>(*train_, TrainingRows(part),
+                                            BatchLoader::Options{.threads = options_.loader_threads});
   }
 
   // Reports span boundaries, of which there may be many per second.
@@ -780,7 +781,8 @@ class Trainer {
     const absl::Time begin = steady_.Now();
     CADRE_RETURN_IF_ERROR(measurer_->Pause());
     const absl::StatusOr<LossPart> sum = EvaluateSamples(
-        *replica_, *test_, evaluate.begin, evaluate.end, MicroBatchSamples(spec_), progress_);
+        *replica_, *test_, evaluate.begin, evaluate.end, MicroBatchSamples(spec_),
+        options_.loader_threads, progress_);
     CADRE_RETURN_IF_ERROR(Blame(v1::FAILURE_CAUSE_DATA, sum.status(), IsOfFiles));
     RankProtocol::Evaluated result{
         .correct = sum->correct, .labels = sum->samples, .loss_sum = sum->loss};

@@ -40,6 +40,8 @@ struct TrainerOptions {
   StateVault* residuals = nullptr;
   // Shows what the training thread does; may be null.
   TrainerProgress* progress = nullptr;
+  // Threads that read and decode samples, at least 1.
+  int loader_threads = 1;
   // An exchange with a shard ends after this time without progress.
   absl::Duration exchange_silence = absl::Seconds(90);
   // Files of `data`, and of `checkpoint`, of the spec.

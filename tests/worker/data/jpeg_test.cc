@@ -8,6 +8,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "base/random.h"
 #include "tests/worker/data/testing.h"
 
 namespace cadre::testing {
@@ -91,6 +92,60 @@ TEST(JpegTest, ScalesByEighths) {
   }
 }
 
+// A part, and two pixels around it, have the values of the whole image.
+TEST(JpegTest, PartsEqualTheWholeImage) {
+  uint64_t draws = 0;
+  const auto below = [&](uint64_t n) {
+    return static_cast<int64_t>(RandomBits(1, RandomStream::kTest, 0, draws++) % n);
+  };
+  for (int i = 0; i < 400; ++i) {
+    const int64_t channels = i % 5 == 0 ? 1 : 3;
+    TestImage original(17 + below(150), 17 + below(150), channels);
+    for (uint8_t& pixel : original.pixels) pixel ^= below(64);
+    const std::string bytes = JpegBytes(
+        original.view(), {.quality = 80, .progressive = i % 2 == 0, .subsampled = i % 3 > 0});
+    const int eighths = 1 << (i % 4);
+    const absl::StatusOr<JpegImage> whole = Read(bytes, channels, eighths);
+    ASSERT_TRUE(whole.ok()) << whole.status();
+    const ImageSize& full = original.size;
+    ImageRect part = {.height = 1.0 + below(full.height), .width = 1.0 + below(full.width)};
+    part.top = below(full.height - static_cast<int64_t>(part.height) + 1);
+    part.left = below(full.width - static_cast<int64_t>(part.width) + 1);
+    JpegReader reader;
+    ASSERT_TRUE(reader.Open(AsBytes(bytes)).ok());
+    JpegImage image;
+    ASSERT_EQ(reader.Decode(channels, eighths, image, &part), absl::OkStatus());
+    ASSERT_EQ(image.size, whole->size);
+    const double scale = eighths / 8.0;
+    const auto inside = [&](int64_t at, double begin, double size) {
+      return at >= std::floor(begin * scale) - 2 && at < std::ceil((begin + size) * scale) + 2;
+    };
+    const int64_t width = image.size.width;
+    for (int64_t at = 0; at < std::ssize(image.pixels); ++at) {
+      const int64_t pixel = at / channels;
+      if (!inside(pixel / width, part.top, part.height)) continue;
+      if (!inside(pixel % width, part.left, part.width)) continue;
+      ASSERT_EQ(image.pixels[at], whole->pixels[at])
+          << "image " << i << ", row " << pixel / width << ", column " << pixel % width;
+    }
+  }
+}
+
+// Damage below a part is not read.
+TEST(JpegTest, DamageOfAPartIsDataLoss) {
+  const std::string bytes = JpegBytes(TestImage(200, 40, 3).view());
+  const std::string cut = bytes.substr(0, bytes.size() / 2);
+  const auto status = [&](double top) {
+    JpegReader reader;
+    EXPECT_TRUE(reader.Open(AsBytes(cut)).ok());
+    JpegImage image;
+    const ImageRect part = {.top = top, .height = 20, .width = 40};
+    return reader.Decode(3, 8, image, &part).code();
+  };
+  EXPECT_EQ(status(0), absl::StatusCode::kOk);
+  EXPECT_EQ(status(180), absl::StatusCode::kDataLoss);
+}
+
 TEST(JpegTest, ReaderIsReusable) {
   JpegReader reader;
   JpegImage image;
@@ -104,6 +159,23 @@ TEST(JpegTest, ReaderIsReusable) {
     ASSERT_TRUE(reader.Open(AsBytes(cut)).ok());
     EXPECT_FALSE(reader.Decode(3, 8, image).ok());
   }
+}
+
+// The result does not depend on the images before.
+TEST(JpegTest, TablesOfEarlierImagesAreNotUsed) {
+  const std::string good = JpegBytes(TestImage(40, 40, 3).view());
+  std::string without_tables = good;
+  // The markers of quantization tables become comments.
+  for (size_t at = 0; (at = without_tables.find("\xff\xdb", at)) != std::string::npos;) {
+    without_tables[at + 1] = '\xfe';
+  }
+  ASSERT_NE(without_tables, good);
+  JpegReader reader;
+  JpegImage image;
+  ASSERT_TRUE(reader.Open(AsBytes(good)).ok());
+  ASSERT_TRUE(reader.Decode(3, 8, image).ok());
+  ASSERT_TRUE(reader.Open(AsBytes(without_tables)).ok());
+  EXPECT_EQ(reader.Decode(3, 8, image).code(), absl::StatusCode::kDataLoss);
 }
 
 // Truncates the file in the header or in the data. Only bytes after the last data may be missing.
