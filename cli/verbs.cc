@@ -463,8 +463,8 @@ the record of the host.
        .brief = "let a worker, or all workers of a host, finish their period and end",
        .text =
            R"(As 'cadre cordon', and the connected workers leave their groups at the next boundary, so that no
-steps are lost, and end with exit code 143, or 0 if they had no rank. Their groups continue with idle
-workers or with fewer ranks. Prints the ids of the workers. A restarted worker remains excluded until
+steps are lost, and end with exit code 143. Their groups continue with idle workers or with fewer
+ranks. Prints the ids of the workers. A restarted worker remains excluded until
 'cadre cordon --undo'.
 
 Aggregators cannot be drained: the shards of a run stay where they are until it ends.

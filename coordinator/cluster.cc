@@ -278,10 +278,14 @@ void Cluster::SendTo(absl::string_view member_id, const v1::CoordinatorMessage& 
 }
 
 void Cluster::SendRelease(absl::string_view member_id, const v1::RankSlot& place,
-                          absl::string_view reason) {
+                          absl::string_view reason, v1::RunState state) {
   v1::CoordinatorMessage message;
-  *message.mutable_release()->mutable_place() = place;
-  message.mutable_release()->set_reason(std::string(reason));
+  v1::Release& release = *message.mutable_release();
+  *release.mutable_place() = place;
+  release.set_reason(std::string(reason));
+  release.set_run_done(state == v1::RUN_STATE_DONE);
+  release.set_run_ended(state == v1::RUN_STATE_DONE || state == v1::RUN_STATE_FAILED ||
+                        state == v1::RUN_STATE_STOPPED);
   SendTo(member_id, message);
 }
 

@@ -93,8 +93,9 @@ class Cluster {
 
   // ---- Messages; dropped if the member has no stream
   void SendTo(absl::string_view member_id, const v1::CoordinatorMessage& message);
-  void SendRelease(absl::string_view member_id, const v1::RankSlot& place,
-                   absl::string_view reason);
+  // `state`: that of the run, if it is known.
+  void SendRelease(absl::string_view member_id, const v1::RankSlot& place, absl::string_view reason,
+                   v1::RunState state);
 
   // ---- Standing of workers and hosts
   Standings& standings() { return standings_; }

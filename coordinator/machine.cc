@@ -230,7 +230,7 @@ void Machine::OnWorkerMessage(Member& member, const v1::MemberMessage& message) 
     // All ranks report the loss of one rank; only the first report finds the generation alive.
     const v1::GroupFailed& failed = message.group_failed();
     if (!member.Holds(failed.place())) {
-      cluster_.SendRelease(member.id(), failed.place(), "the generation has ended");
+      ReleaseLate(member, failed.place());
     }
     if (Run* const run = Visit(failed.place().run())) run->OnGroupFailed(member, failed);
     return;
@@ -243,10 +243,11 @@ void Machine::OnWorkerMessage(Member& member, const v1::MemberMessage& message) 
   const v1::RankSlot& place = *sender.place;
   if (FindRun(place.run()) == nullptr) {
     cluster_.CountRefusal(v1::REFUSAL_UNKNOWN_RUN);
-    cluster_.SendRelease(member.id(), place, absl::StrCat("no such run: ", place.run()));
+    cluster_.SendRelease(member.id(), place, absl::StrCat("no such run: ", place.run()),
+                         v1::RUN_STATE_UNSPECIFIED);
   } else if (!member.Holds(place)) {
     cluster_.CountRefusal(v1::REFUSAL_STALE_GENERATION);
-    cluster_.SendRelease(member.id(), place, "the generation has ended");
+    ReleaseLate(member, place);
   } else if (sender.lead && place.rank() != 0) {
     cluster_.Refuse(member.connection, v1::REFUSAL_MALFORMED, "only rank 0 may send this message");
   } else {
@@ -255,6 +256,12 @@ void Machine::OnWorkerMessage(Member& member, const v1::MemberMessage& message) 
     run.Touch();
     run.OnWorkerMessage(member, message);
   }
+}
+
+void Machine::ReleaseLate(const Member& member, const v1::RankSlot& place) {
+  const Run* const run = FindRun(place.run());
+  cluster_.SendRelease(member.id(), place, "the generation has ended",
+                       run != nullptr ? run->record().state() : v1::RUN_STATE_UNSPECIFIED);
 }
 
 void Machine::OnAggregatorMessage(const Member& member, const v1::MemberMessage& message) {
@@ -335,7 +342,7 @@ void Machine::OnHello(ConnectionId connection, const v1::Hello& hello) {
     const bool agrees = claims && member.Holds(hello.place());
     if (claims && !agrees) {
       cluster_.CountRefusal(v1::REFUSAL_STALE_GENERATION);
-      cluster_.SendRelease(member.id(), hello.place(), "the generation has ended");
+      ReleaseLate(member, hello.place());
     }
     if (member.place) Visit(member.place->run())->OnWorkerRejoined(member, agrees);
   }

@@ -84,6 +84,8 @@ class Machine {
   void OnMessage(const MessageReceived& received);
   void OnMemberMessage(Member& member, const v1::MemberMessage& message);
   void OnWorkerMessage(Member& member, const v1::MemberMessage& message);
+  // The member claims a rank of a generation that has ended.
+  void ReleaseLate(const Member& member, const v1::RankSlot& place);
   void OnAggregatorMessage(const Member& member, const v1::MemberMessage& message);
   void OnHello(ConnectionId connection, const v1::Hello& hello);
   // Whether another process of this name is connected, and has values that this one lacks.

@@ -148,6 +148,12 @@ void Run::End(v1::RunState state, absl::string_view reason) {
     const Member* const member = cluster_.members().Aggregator(name);
     if (member != nullptr) SendCloseRun(*member);
   }
+  // Idle workers may have been started for this run alone.
+  for (const std::string& worker : cluster_.members().idle()) {
+    v1::RankSlot none;
+    none.set_run(id());
+    cluster_.SendRelease(worker, none, "the run has ended", state);
+  }
   commits_.Abandon();
   Save();
   cluster_.Count(state == v1::RUN_STATE_DONE     ? "runs_done"

@@ -387,7 +387,7 @@ void Run::ReleaseMembers(Slot& slot, absl::string_view reason) {
     const std::string& id = slot.record().members(rank);
     Member* const member = cluster_.members().Find(id);
     if (member == nullptr) continue;
-    cluster_.SendRelease(id, slot.Place(rank), reason);
+    cluster_.SendRelease(id, slot.Place(rank), reason, record_.state());
     cluster_.members().Place(*member, std::nullopt);
   }
 }

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -68,6 +69,8 @@ DEFINE_bool(insecure, false,
 DEFINE_int32(dial_timeout, 30, "seconds to wait for the coordinator at startup");
 DEFINE_int32(drain_timeout, 120,
              "seconds that SIGTERM leaves to the group to finish its period; 0: leave immediately");
+DEFINE_bool(exit_when_done, false,
+            "end when the run has ended: with exit code 0 if it was completed, otherwise with 64");
 DEFINE_int32(exchange_silence, 90,
              "seconds without progress after which an exchange with an aggregator fails; the "
              "group is then formed again");
@@ -97,12 +100,13 @@ constexpr char kUsage[] =
     "probe'.\n"
     "On SIGTERM it finishes the period of its group, for at most --drain-timeout seconds, and "
     "then\n"
-    "leaves; SIGINT and a second SIGTERM end it immediately. Exit code: 0, or 143 if SIGTERM "
-    "ended\n"
-    "it during a run. Exit codes after which a restart would fail again:\n"
+    "leaves; SIGINT and a second SIGTERM end it immediately. Exit code: 143 after SIGTERM or\n"
+    "'cadre drain', so that a supervisor does not count the work as complete; 0 after SIGINT, or\n"
+    "with --exit-when-done. Exit codes after which a restart would fail again:\n"
     "  2: invalid flags, or a --device that this host does not have\n"
     " 64: permanently refused by the coordinator; or a driver, library or build that does not\n"
-    "     support the device, at startup or when a GPU had to be opened again\n"
+    "     support the device, at startup or when a GPU had to be opened again; or, with\n"
+    "     --exit-when-done, the run has failed or was stopped\n"
     "Exit codes after which a restart, here or on another host, may succeed:\n"
     "  1: failure\n"
     "  4: the coordinator or the GPU does not respond\n"
@@ -114,7 +118,7 @@ constexpr int kExitDrained = 143;
 constexpr int kExitFailure = 1;
 constexpr int kExitUsage = 2;
 constexpr int kExitUnavailable = 4;
-// Exit code if a retry cannot succeed; deploy/kubernetes/worker/worker.yaml then fails the Job.
+// Exit code if a retry cannot succeed; deploy/kubernetes/examples/jobset then fails the set.
 constexpr int kExitRefused = 64;
 // Exit code if this process can no longer use its GPU, because the GPU was lost or a kernel failed
 // on it. A new process may be able to use it.
@@ -238,6 +242,7 @@ int main(int argc, char** argv) {
       .libraries = absl::StrSplit(FLAGS_cuda_libraries, ':', absl::SkipEmpty())};
   options.make_compute = [compute] { return cadre::MakeCompute(compute); };
   options.ended = [] { cadre::RequestTermination(); };
+  options.exit_when_done = FLAGS_exit_when_done;
   options.shared_memory = FLAGS_shared_memory;
   options.tcp_connections = FLAGS_tcp_lanes;
   options.exchange_silence = absl::Seconds(FLAGS_exchange_silence);
@@ -254,7 +259,11 @@ int main(int argc, char** argv) {
     Fail(end);
     return IsPermanent(end) ? kExitRefused : kExitDeviceLost;
   }
+  if (const std::optional<bool> done = (*worker)->run_done()) {
+    LOG(INFO) << (*done ? "the run is complete" : "the run has ended without being completed");
+    return *done ? 0 : kExitRefused;
+  }
   LOG(INFO) << "ending on signal " << signal;
-  // Also if the group has ended meanwhile: 0 would mark the work of this process as complete.
-  return has_rank ? kExitDrained : 0;
+  // Also without a rank: 0 would mark the work of this process as complete.
+  return signal == SIGTERM ? kExitDrained : 0;
 }

@@ -93,6 +93,11 @@ bool Worker::has_rank() const {
   return machine_.rank_slot().has_value();
 }
 
+std::optional<bool> Worker::run_done() const {
+  absl::MutexLock lock(&mutex_);
+  return run_done_;
+}
+
 absl::Status Worker::Join() {
   MembershipClient::Options client;
   client.coordinator = options_.coordinator;
@@ -162,6 +167,9 @@ void Worker::OnMessage(const v1::CoordinatorMessage& message) {
   }
   absl::MutexLock lock(&mutex_);
   Do(machine_.Receive(message));
+  if (!options_.exit_when_done || !message.release().run_ended() || run_done_.has_value()) return;
+  run_done_ = message.release().run_done();
+  if (options_.ended) options_.ended();
 }
 
 void Worker::OnConnection(bool connected) {
