@@ -121,6 +121,8 @@ absl::StatusOr<std::vector<Action>> Machine::Restore(
       v1::DeletedRunRecord record;
       CADRE_RETURN_IF_ERROR(ParseRecord(key, bytes, record));
       deleted_[record.run()] = record;
+    } else if (absl::StartsWith(key, kEventPrefix)) {
+      CADRE_RETURN_IF_ERROR(cluster_.LoadEvent(key, bytes));
     } else if (absl::StartsWith(key, kStandingPrefix)) {
       v1::StandingRecord record;
       CADRE_RETURN_IF_ERROR(ParseRecord(key, bytes, record));
@@ -408,6 +410,7 @@ void Machine::OnSubmit(const SubmitRun& submit) {
   record.set_next_evaluation_epoch(EvaluationEpochs(submit.spec));
   Run& run =
       runs_.try_emplace(number, record, RunContext{cluster_, planner_, options_}).first->second;
+  cluster_.ReportRun(v1::EVENT_KIND_RUN_SUBMITTED, run.id(), "the run was submitted");
   run.Submit();
   unsettled_.insert(number);
   cluster_.Count("runs_submitted");
@@ -534,6 +537,7 @@ void Machine::OnReportOf(Run& run, const Member& aggregator, const v1::RunReport
   const uint32_t number = run.number();
   cluster_.SkipNumbers(rebuilt->generation + kUnknownGenerations, number);
   cluster_.out().EraseBelow(CommitsPrefix(run.id()));
+  cluster_.out().EraseBelow(HistoryPrefix(run.id()));
   runs_.erase(number);
   runs_.try_emplace(number, rebuilt->record, RunContext{cluster_, planner_, options_})
       .first->second.Adopt(rebuilt->newest, rebuilt->closing);
@@ -637,6 +641,8 @@ void Machine::Delete(uint32_t number) {
   cluster_.out().EraseOne(RunKey(run.id()));
   cluster_.out().EraseOne(SpecKey(run.id()));
   cluster_.out().EraseBelow(CommitsPrefix(run.id()));
+  cluster_.out().EraseBelow(HistoryPrefix(run.id()));
+  cluster_.ReportRun(v1::EVENT_KIND_RUN_DELETED, run.id(), "the run was deleted");
   cluster_.Count("runs_deleted");
   deadline_of_.erase(number);
   unsettled_.erase(number);
@@ -826,6 +832,34 @@ v1::ListReply Machine::List(absl::Time now) const {
   v1::ListReply reply;
   for (const auto& [number, run] : runs_) *reply.add_runs() = run.Status(now);
   return reply;
+}
+
+MemberCounts Machine::CountMembers() const {
+  MemberCounts counts;
+  for (const auto& [id, member] : cluster_.members().all()) {
+    if (!member.worker()) {
+      ++(member.connected() ? counts.aggregators : counts.aggregators_away);
+    } else if (!member.connected()) {
+      ++counts.workers_away;
+    } else if (member.place.has_value()) {
+      ++counts.busy;
+    } else {
+      ++(member.excluded ? counts.excluded : counts.idle);
+    }
+  }
+  return counts;
+}
+
+int64_t Machine::RoundOpenedMs(const std::string& run_id) const {
+  const Run* const run = FindRun(run_id);
+  const bool open = run != nullptr && run->record().state() == v1::RUN_STATE_RUNNING;
+  return open ? run->record().round_opened_ms() : 0;
+}
+
+absl::StatusOr<v1::HistoryReply> Machine::History(const v1::HistoryRequest& request) const {
+  const Run* const run = FindRun(request.run());
+  if (run == nullptr) return absl::NotFoundError(absl::StrCat("no such run: ", request.run()));
+  return run->history().Read(request);
 }
 
 std::map<std::string, uint64_t> Machine::Revisions(absl::string_view run_id) const {

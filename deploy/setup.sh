@@ -29,7 +29,7 @@ tool_packages=(g++ cmake ninja-build ccache pkg-config
 # re2) and oneDNN (OpenCL) require although the Debian packages do not depend on them.
 library_packages=(libgrpc++-dev libprotobuf-dev libabsl-dev libgflags-dev libgoogle-glog-dev
   libdnnl-dev libsqlite3-dev zlib1g-dev libisal-dev nlohmann-json3-dev libjpeg62-turbo-dev
-  coinor-libcbc-dev libssl-dev libc-ares-dev libre2-dev ocl-icd-opencl-dev opencl-headers)
+  coinor-libcbc-dev libmicrohttpd-dev prometheus-cpp-dev libssl-dev libc-ares-dev libre2-dev ocl-icd-opencl-dev opencl-headers)
 
 test_library_packages=(libgtest-dev libgmock-dev)
 

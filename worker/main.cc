@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <memory>
 #include <optional>
 #include <string>
 
@@ -15,11 +16,13 @@
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/http/metrics_server.h"
 #include "base/identity.h"
 #include "base/peer_text.h"
 #include "base/program_flags.h"
 #include "base/rooted_files.h"
 #include "base/rpc/daemon.h"
+#include "base/rpc/json_log.h"
 #include "worker/compute.h"
 #include "worker/default_name.h"
 #include "worker/probe_program.h"
@@ -66,6 +69,9 @@ DEFINE_string(tls, "",
 DEFINE_bool(insecure, false,
             "neither encrypt nor authenticate, instead of --tls: only where every process that "
             "reaches the ports is trusted");
+DEFINE_string(metrics_listen, "",
+              "host:port for /metrics, /healthz and /readyz over HTTP, without TLS; empty: none");
+DEFINE_string(log_format, "text", "format of the log on stderr: text or json");
 DEFINE_int32(dial_timeout, 30, "seconds to wait for the coordinator at startup");
 DEFINE_int32(drain_timeout, 120,
              "seconds that SIGTERM leaves to the group to finish its period; 0: leave immediately");
@@ -198,6 +204,9 @@ int main(int argc, char** argv) {
   }
   FLAGS_logtostderr = true;
   google::InitGoogleLogging(argv[0]);
+  if (const absl::Status format = cadre::SetLogFormat(FLAGS_log_format); !format.ok()) {
+    return UsageError("%s", format.message());
+  }
   if (FLAGS_drain_timeout < 0) {
     return UsageError("--drain-timeout=%d must not be negative", FLAGS_drain_timeout);
   }
@@ -249,6 +258,17 @@ int main(int argc, char** argv) {
 
   auto worker = cadre::Worker::Start(options);
   if (!worker.ok()) return FailToStart(worker.status());
+  std::unique_ptr<cadre::HttpServer> metrics;
+  if (!FLAGS_metrics_listen.empty()) {
+    auto started =
+        cadre::StartMetricsServer({.listen = FLAGS_metrics_listen,
+                                   .ready = [&] { return (*worker)->Ready(); },
+                                   .collect = [&](cadre::Metrics& all) { (*worker)->Collect(all); },
+                                   .version = CADRE_VERSION});
+    if (!started.ok()) return FailToStart(started.status());
+    metrics = *std::move(started);
+    LOG(INFO) << "metrics on http://" << metrics->address() << "/metrics";
+  }
   const int signal = cadre::WaitForTermination();
   const bool has_rank = signal == SIGTERM && (*worker)->has_rank();
   if (has_rank && (*worker)->end().ok() && FLAGS_drain_timeout > 0 && (*worker)->Drain()) {

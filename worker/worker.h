@@ -22,6 +22,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "base/counters.h"
+#include "base/http/metrics.h"
 #include "base/rooted_files.h"
 #include "base/rpc/credentials.h"
 #include "coordinator/client/membership_client.h"
@@ -84,6 +85,10 @@ class Worker {
   std::optional<bool> run_done() const ABSL_LOCKS_EXCLUDED(mutex_);
   // Whether the worker has a rank in a run that goes on.
   bool has_rank() const ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // OK if the worker can train: the coordinator is connected, and the device works.
+  absl::Status Ready() ABSL_LOCKS_EXCLUDED(mutex_);
+  void Collect(Metrics& metrics) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Sends Goodbye and cancels the current training.
   ~Worker();
