@@ -104,6 +104,15 @@ absl::StatusOr<std::vector<v1::LayerPin>> ParseLayerPins(absl::string_view text)
   return pins;
 }
 
+constexpr char kCoordinator[] = "127.0.0.1:7000";
+
+OutputFormat FormatOf(absl::string_view name) {
+  if (name == "wide") return OutputFormat::kWide;
+  if (name == "name") return OutputFormat::kName;
+  if (name == "json") return OutputFormat::kJson;
+  return name == "jsonl" ? OutputFormat::kJsonLines : OutputFormat::kTable;
+}
+
 // The value of a flag whose choices are names of the enum.
 template <typename Enum>
 std::optional<Enum> EnumOf(const CommandLine& line, absl::string_view flag) {
@@ -118,11 +127,13 @@ GlobalOptions GlobalOptionsOf(const CommandLine& line) {
   const char* const folder = getenv("CADRE_TLS");
   // A flag has precedence over the environment.
   const std::string tls = folder == nullptr || insecure ? "" : folder;
+  const char* const address = getenv("CADRE_COORDINATOR");
+  const bool named = address != nullptr && *address != '\0';
   return {
-      .coordinator = line.Value<std::string>("coordinator"),
+      .coordinator = line.Get<std::string>("coordinator").value_or(named ? address : kCoordinator),
       .tls = line.Get<std::string>("tls").value_or(tls),
       .insecure = insecure,
-      .format = line.Value<std::string>("o") == "json" ? OutputFormat::kJson : OutputFormat::kTable,
+      .format = FormatOf(line.Value<std::string>("o")),
       .timeout = line.Get<absl::Duration>("timeout"),
       .quiet = line.On("quiet")};
 }

@@ -3,6 +3,8 @@
 // (cli/console.h), on which scripts rely.
 #include "cli/commands.h"
 
+#include <cstdlib>
+
 #include "absl/strings/str_cat.h"
 #include "cli/command_line.h"
 #include "cli/command_options.h"
@@ -41,7 +43,10 @@ int RunCommandLine(std::span<const std::string> words, Console console) {
     console.err << GeneralHelp() << std::flush;
     return kExitUsage;
   }
-  if (line->Value<std::string>("color") == "never") console.color = false;
+  const char* const no_color = getenv("NO_COLOR");
+  if (line->Value<std::string>("color") == "never" || (no_color != nullptr && *no_color != '\0')) {
+    console.color = false;
+  }
   if (!verb->handles_interrupts) ExitOnInterrupt();
   const absl::StatusOr<int> code = verb->run({*line, GlobalOptionsOf(*line), console});
   if (code.ok()) return *code;

@@ -48,6 +48,9 @@ absl::StatusOr<int> ListRuns(const Invocation& in);
 absl::StatusOr<int> ShowStatus(const Invocation& in);
 absl::StatusOr<int> DescribeRun(const Invocation& in);
 absl::StatusOr<int> ShowMembers(const Invocation& in);
+absl::StatusOr<int> ShowEvents(const Invocation& in);
+absl::StatusOr<int> ShowHistory(const Invocation& in);
+absl::StatusOr<int> CheckHealth(const Invocation& in);
 // One line (table) or one object (JSON) per update, until the run ends or the reader closes stdout.
 absl::StatusOr<int> WatchRuns(const Invocation& in);
 // Submits a run and follows it to its end or, with --detach, prints its id. Data files are not

@@ -1,5 +1,5 @@
 // A script that waits for a cluster must distinguish "there is no such run" (3) and "try again" (4)
-// from other failures (1).
+// from other failures (1); "this is not permitted" (5) needs an operator.
 #include "cli/console.h"
 
 #include "base/peer_text.h"
@@ -15,6 +15,9 @@ ExitCode ExitCodeOf(const absl::Status& status) {
     case absl::StatusCode::kUnavailable:
     case absl::StatusCode::kDeadlineExceeded:
       return kExitUnavailable;
+    case absl::StatusCode::kPermissionDenied:
+    case absl::StatusCode::kUnauthenticated:
+      return kExitDenied;
     default:
       return kExitFailure;
   }

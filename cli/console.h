@@ -25,7 +25,13 @@ struct Console {
   std::function<int()> width = [] { return 80; };
 };
 
-enum class OutputFormat { kTable, kJson };
+// kJsonLines: one object per line. kName: only the names of what a table lists. kWide: a table with
+// further columns.
+enum class OutputFormat { kTable, kWide, kName, kJson, kJsonLines };
+
+inline bool IsJson(OutputFormat format) {
+  return format == OutputFormat::kJson || format == OutputFormat::kJsonLines;
+}
 
 struct GlobalOptions {
   // host:port of the coordinator.
@@ -48,6 +54,8 @@ enum ExitCode : int {
   kExitUsage = 2,
   kExitNotFound = 3,
   kExitUnavailable = 4,
+  // The caller has no identity, or its role does not permit the call.
+  kExitDenied = 5,
   kExitInterrupted = 130,
 };
 

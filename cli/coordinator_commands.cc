@@ -4,8 +4,10 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "base/atomic_file.h"
 #include "base/peer_text.h"
@@ -20,6 +22,7 @@
 #include "cli/render.h"
 #include "cli/spec_file.h"
 #include "cli/summary.h"
+#include "proto/enum_text.h"
 
 namespace cadre {
 namespace {
@@ -59,6 +62,89 @@ absl::StatusOr<int> FollowToEnd(const Invocation& in, const CoordinatorClient& c
   return ExitCodeOfRun(summary.run);
 }
 
+// Prints the items of a reply, whose JSON has them under `key`: each on a line of its own with -o
+// jsonl, only their names with -o name.
+template <typename Items, typename NameOf>
+void PrintList(const Invocation& in, const Json& json, const char* key, const std::string& text,
+               const Items& items, NameOf name_of) {
+  if (in.global.format == OutputFormat::kName) {
+    for (const auto& item : items) in.console.out << name_of(item) << "\n";
+  } else if (in.global.format == OutputFormat::kJsonLines) {
+    for (const Json& item : json[key]) in.console.out << OneLine(item) << "\n";
+  } else {
+    Print(json, text, in.global, in.console);
+  }
+  in.console.out << std::flush;
+}
+
+// "state=done", "members=4" or "version=10".
+struct Condition {
+  std::string key;
+  std::string value;
+  uint64_t number = 0;
+};
+
+absl::StatusOr<Condition> ParseCondition(const std::string& text) {
+  const std::vector<std::string> parts = absl::StrSplit(text, absl::MaxSplits('=', 1));
+  Condition condition{.key = parts[0], .value = parts.size() == 2 ? parts[1] : ""};
+  const bool counts = condition.key == "members" || condition.key == "version";
+  const bool valid =
+      counts ? absl::SimpleAtoi(condition.value, &condition.number)
+             : condition.key == "state" && EnumFromText<v1::RunState>(condition.value).has_value();
+  if (valid) return condition;
+  return absl::InvalidArgumentError(absl::StrCat(
+      "--for takes state=STATE, members=N or version=N, such as state=done, not '", text, "'"));
+}
+
+// Whether the condition holds; an error if it cannot become true any more.
+absl::StatusOr<bool> Holds(const CoordinatorClient& client, const Condition& condition,
+                           const std::string& run) {
+  if (condition.key == "members") {
+    CADRE_ASSIGN_OR_RETURN(const v1::StatusReply reply, client.Status("", /*details=*/false));
+    const auto connected = [](const v1::MemberStatus& worker) { return worker.connected(); };
+    return std::cmp_greater_equal(
+        std::count_if(reply.workers().begin(), reply.workers().end(), connected), condition.number);
+  }
+  CADRE_ASSIGN_OR_RETURN(const v1::StatusReply reply, client.Status(run, /*details=*/false));
+  if (reply.runs().empty()) return absl::NotFoundError(absl::StrCat("no such run: ", run));
+  const v1::RunStatus& status = reply.runs(0);
+  const bool holds = condition.key == "version" ? status.version() >= condition.number
+                                                : EnumText(status.state()) == condition.value;
+  const bool ended = status.state() == v1::RUN_STATE_DONE ||
+                     status.state() == v1::RUN_STATE_FAILED ||
+                     status.state() == v1::RUN_STATE_STOPPED;
+  if (!holds && ended) {
+    return absl::FailedPreconditionError(absl::StrCat("run ", run, " is ", EnumText(status.state()),
+                                                      " at version ", status.version()));
+  }
+  return holds;
+}
+
+// Asks repeatedly, because members do not belong to a run that could be watched.
+absl::StatusOr<int> WaitForCondition(const Invocation& in, const CoordinatorClient& client) {
+  constexpr absl::Duration kInterval = absl::Milliseconds(250);
+  CADRE_ASSIGN_OR_RETURN(const Condition condition,
+                         ParseCondition(*in.line.Get<std::string>("for")));
+  const std::string run = in.line.argument();
+  if (run.empty() != (condition.key == "members")) {
+    return absl::InvalidArgumentError(condition.key == "members"
+                                          ? "--for members=N concerns all runs, not one"
+                                          : "missing argument RUN");
+  }
+  const absl::Time deadline = DeadlineOf(in.global, absl::Now());
+  while (true) {
+    const absl::StatusOr<bool> holds = Holds(client, condition, run);
+    const bool away = absl::IsUnavailable(holds.status());
+    if (!away) CADRE_RETURN_IF_ERROR(holds.status());
+    if (!away && *holds) return kExitOk;
+    if (absl::Now() + kInterval > deadline) {
+      return absl::DeadlineExceededError(
+          absl::StrCat(condition.key, "=", condition.value, " did not hold in time"));
+    }
+    absl::SleepFor(kInterval);
+  }
+}
+
 }  // namespace
 
 absl::StatusOr<int> ListRuns(const Invocation& in) {
@@ -66,7 +152,8 @@ absl::StatusOr<int> ListRuns(const Invocation& in) {
   CADRE_ASSIGN_OR_RETURN(const v1::ListReply reply, client->List());
   // Nothing on stdout could be taken for a failure, so stderr says that there is nothing to list.
   if (reply.runs().empty() && !in.global.quiet) in.console.err << "no runs yet" << std::endl;
-  Print(ToJson(reply), RunsTable(reply.runs()), in.global, in.console);
+  PrintList(in, ToJson(reply), "runs", RunsTable(reply.runs()), reply.runs(),
+            [](const v1::RunStatus& run) { return run.run(); });
   return kExitOk;
 }
 
@@ -121,8 +208,76 @@ absl::StatusOr<int> ShowMembers(const Invocation& in) {
   CADRE_ASSIGN_OR_RETURN(const v1::StatusReply reply, client->Status("", /*details=*/false));
   const bool none = reply.workers().empty() && reply.aggregators().empty();
   if (none && !in.global.quiet) in.console.err << "no members yet" << std::endl;
+  if (in.global.format == OutputFormat::kName) {
+    for (const v1::MemberStatus& worker : reply.workers()) in.console.out << worker.name() << "\n";
+    for (const v1::AggregatorStatus& aggregator : reply.aggregators()) {
+      in.console.out << aggregator.member().name() << "\n";
+    }
+    return kExitOk;
+  }
   Print(MembersJson(reply), MembersText(reply), in.global, in.console);
   return kExitOk;
+}
+
+// All pages.
+absl::StatusOr<int> ShowEvents(const Invocation& in) {
+  CADRE_ASSIGN_OR_RETURN(const auto client, MakeClient(in.global));
+  const bool follow = in.line.On("follow");
+  uint64_t after = in.line.Value<uint64_t>("after");
+  const absl::Time deadline = DeadlineOf(in.global, absl::Now());
+  v1::EventsReply all;
+  while (true) {
+    const absl::StatusOr<v1::EventsReply> page = client->Events(in.line.argument(), after);
+    if (!follow || !absl::IsUnavailable(page.status())) CADRE_RETURN_IF_ERROR(page.status());
+    const bool none = !page.ok() || page->events().empty();
+    if (!none) {
+      all.MergeFrom(*page);
+      after = page->events().rbegin()->number();
+    }
+    if (!none && !follow) continue;
+    if (!follow) break;
+    const bool json = IsJson(in.global.format);
+    for (const v1::ClusterEvent& event : all.events()) {
+      in.console.out << (json ? OneLine(ToJson(event)) + "\n" : EventLine(event));
+    }
+    all.clear_events();
+    // Following stops when the reader has closed the pipe.
+    if (!(in.console.out << std::flush) || absl::Now() > deadline) return kExitOk;
+    if (none) absl::SleepFor(absl::Milliseconds(500));
+  }
+  if (all.events().empty() && !in.global.quiet) in.console.err << "no events" << std::endl;
+  std::string text;
+  for (const v1::ClusterEvent& event : all.events()) text += EventLine(event);
+  Json json = ToJson(all);
+  PrintList(in, json, "events", text, all.events(),
+            [](const v1::ClusterEvent& event) { return event.number(); });
+  return kExitOk;
+}
+
+absl::StatusOr<int> ShowHistory(const Invocation& in) {
+  CADRE_ASSIGN_OR_RETURN(const auto client, MakeClient(in.global));
+  v1::HistoryReply all;
+  uint64_t after = in.line.Value<uint64_t>("after");
+  while (true) {
+    CADRE_ASSIGN_OR_RETURN(const v1::HistoryReply page, client->History(in.line.argument(), after));
+    all.MergeFrom(page);
+    if (page.entries().empty() || page.entries().rbegin()->number() >= page.newest()) break;
+    after = page.entries().rbegin()->number();
+  }
+  PrintList(in, ToJson(all), "entries", HistoryTable(all), all.entries(),
+            [](const v1::HistoryEntry& entry) { return entry.number(); });
+  return kExitOk;
+}
+
+// Exit code 1 if something needs an operator; 4 if the coordinator does not answer.
+absl::StatusOr<int> CheckHealth(const Invocation& in) {
+  CADRE_ASSIGN_OR_RETURN(const auto client, MakeClient(in.global));
+  CADRE_ASSIGN_OR_RETURN(const v1::StatusReply reply, client->Status("", /*details=*/false));
+  const std::vector<std::string> problems = ProblemsOf(reply);
+  std::string text = problems.empty() ? "healthy\n" : "";
+  for (const std::string& problem : problems) absl::StrAppend(&text, Escaped(problem), "\n");
+  Print(Json{{"healthy", problems.empty()}, {"problems", problems}}, text, in.global, in.console);
+  return problems.empty() ? kExitOk : kExitFailure;
 }
 
 // On a terminal the line of a run is redrawn; elsewhere, and in JSON, each change is one line.
@@ -141,7 +296,7 @@ absl::StatusOr<int> WatchRuns(const Invocation& in) {
   bool connected = false;
   follow.on_update = [&](const v1::WatchUpdate& update) {
     connected = true;
-    if (options.format == OutputFormat::kJson) {
+    if (IsJson(options.format)) {
       console.out << OneLine(ToJson(update)) << std::endl;
     } else {
       progress.Update(update.run(), absl::Now());
@@ -282,6 +437,8 @@ absl::StatusOr<int> WaitForRun(const Invocation& in) {
   GlobalOptions calls = options;
   calls.timeout.reset();
   CADRE_ASSIGN_OR_RETURN(const auto client, MakeClient(calls));
+  if (in.line.Get<std::string>("for").has_value()) return WaitForCondition(in, *client);
+  if (in.line.argument().empty()) return absl::InvalidArgumentError("missing argument RUN");
   v1::RunStatus ended;
   FollowOptions follow;
   follow.run = in.line.argument();
@@ -291,7 +448,7 @@ absl::StatusOr<int> WaitForRun(const Invocation& in) {
     return true;
   };
   CADRE_RETURN_IF_ERROR(Follow(*client, follow));
-  if (options.format == OutputFormat::kJson) {
+  if (IsJson(options.format)) {
     // Without JSON stdout stays empty, so that scripts can use the exit code alone.
     in.console.out << Indented(ToJson(ended)) << std::endl;
   } else if (!options.quiet || ended.state() != v1::RUN_STATE_DONE) {

@@ -17,7 +17,9 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 #include "base/counted_noun.h"
+#include "base/peer_text.h"
 #include "cli/table.h"
 #include "plan/plan_collectives.h"
 #include "proto/enum_text.h"
@@ -392,6 +394,63 @@ std::vector<std::string> PredictionNotes::New(const v1::WatchUpdate& update) {
     lines.push_back(std::move(line));
   }
   return lines;
+}
+
+std::string HistoryTable(const v1::HistoryReply& history) {
+  Table table({"VERSION", "TIME (UTC)", "STEP", "EPOCH", "LOSS", "GROUPS", "ROUND", "ACCURACY"});
+  for (const v1::HistoryEntry& entry : history.entries()) {
+    const std::string time = absl::FormatTime(
+        "%Y-%m-%d %H:%M:%S", absl::FromUnixMillis(entry.time_ms()), absl::UTCTimeZone());
+    if (entry.has_evaluation()) {
+      const v1::EvaluationResult& result = entry.evaluation();
+      table.AddRow({absl::StrCat(result.version()), time, absl::StrCat(result.step()), "", "", "",
+                    "", absl::StrFormat("%.4f", result.accuracy())});
+      continue;
+    }
+    const v1::CommitPoint& commit = entry.commit();
+    const bool timed = commit.opened_ms() > 0;
+    table.AddRow(
+        {absl::StrCat(commit.version()), time, absl::StrCat(commit.step()),
+         absl::StrFormat("%.2f", commit.epoch()), absl::StrFormat("%.4f", commit.loss()),
+         commit.participants().empty()
+             ? ""
+             : absl::StrCat(commit.participants_size(), " of ", commit.groups()),
+         timed ? absl::FormatDuration(absl::Milliseconds(entry.time_ms() - commit.opened_ms()))
+               : "",
+         ""});
+  }
+  return table.Text();
+}
+
+std::string EventLine(const v1::ClusterEvent& event) {
+  return absl::StrCat(absl::FormatTime("%Y-%m-%d %H:%M:%S", absl::FromUnixMillis(event.time_ms()),
+                                       absl::UTCTimeZone()),
+                      "  ", event.run().empty() ? "-" : Escaped(event.run()), "  ",
+                      Escaped(event.text()), "\n");
+}
+
+std::vector<std::string> ProblemsOf(const v1::StatusReply& status) {
+  std::vector<std::string> problems;
+  for (const v1::RunStatus& run : status.runs()) {
+    const bool stands = run.state() == v1::RUN_STATE_PARKED || run.state() == v1::RUN_STATE_FAILED;
+    if (stands) {
+      problems.push_back(
+          absl::StrCat("run ", run.run(), " is ", EnumText(run.state()), ": ", run.reason()));
+    } else if (run.state() == v1::RUN_STATE_RUNNING && run.groups_alive() < run.groups()) {
+      problems.push_back(absl::StrCat("run ", run.run(), ": ", run.groups_alive(), " of ",
+                                      run.groups(), " groups train; ", run.reason()));
+    }
+  }
+  for (const v1::AggregatorStatus& aggregator : status.aggregators()) {
+    if (aggregator.member().connected()) continue;
+    problems.push_back(absl::StrCat("aggregator ", aggregator.member().name(), " is away"));
+  }
+  for (const v1::MemberStatus& worker : status.workers()) {
+    if (!worker.standing().quarantined()) continue;
+    problems.push_back(
+        absl::StrCat("worker ", worker.name(), " is quarantined: ", worker.standing().reason()));
+  }
+  return problems;
 }
 
 }  // namespace cadre

@@ -25,6 +25,13 @@ std::string RunDetailsText(const v1::StatusReply& status);
 std::string MembersText(const v1::StatusReply& status);
 Json MembersJson(const v1::StatusReply& status);
 
+// `cadre history`: one row per commit or evaluation.
+std::string HistoryTable(const v1::HistoryReply& history);
+// `cadre events`: a line with its line break.
+std::string EventLine(const v1::ClusterEvent& event);
+// `cadre health`: what needs an operator, in sentences.
+std::vector<std::string> ProblemsOf(const v1::StatusReply& status);
+
 // Whether a worker of another group computes on a host and device of this group. The prediction of
 // a step does not account for that.
 bool SharesDevices(const v1::GroupStatus& group, const v1::StatusReply& status);

@@ -179,15 +179,21 @@ std::vector<Flag> PlanFlags() {
 
 const std::vector<Flag>& GlobalFlags() {
   static const std::vector<Flag> flags = {
-      Flag{"coordinator", kText, "HOST:PORT", "address of the coordinator"}.Fallback(
-          "127.0.0.1:7000"),
+      {"coordinator", kText, "HOST:PORT",
+       "address of the coordinator (default $CADRE_COORDINATOR, otherwise 127.0.0.1:7000)"},
       {"tls", kFolder, "DIR",
        "credentials for the coordinator: ca.crt, tls.crt and tls.key (default $CADRE_TLS)"},
       {"insecure", kSwitch, "", "connect, or start a local cluster, without TLS"},
-      Flag{"o", kChoice, "FORMAT", "format of stdout", {"table", "json"}}.Fallback("table"),
+      Flag{"o", kChoice, "FORMAT", "format of stdout", {"table", "wide", "name", "json", "jsonl"}}
+          .Fallback("table"),
       {"timeout", kDuration, "T", "give up after T, such as 90s or 5m"},
       {"quiet", kSwitch, "", "no progress and no hints on stderr"},
-      Flag{"color", kChoice, "WHEN", "colors on terminals", {"auto", "never"}}.Fallback("auto")};
+      Flag{"color",
+           kChoice,
+           "WHEN",
+           "colors on terminals; auto: unless $NO_COLOR is set",
+           {"auto", "never"}}
+          .Fallback("auto")};
   return flags;
 }
 
@@ -457,6 +463,41 @@ one object on one line, the input of plotting scripts.
   cadre members -o json | jq '.workers | length'
 )",
        .run = ShowMembers},
+      {.name = "events",
+       .arguments = {kOptionalRun},
+       .flags = {Flag{"after", kCount, "N", "only events with higher numbers"}.Fallback("0").Max(
+                     std::numeric_limits<uint64_t>::max()),
+                 {"follow", kSwitch, "", "print further events as they happen"}},
+       .brief = "list what has happened: members, groups, runs, evaluations",
+       .text =
+           R"(With a run id, only events of that run. The coordinator keeps the newest 1,024 events, also across
+its restarts. -o name prints the numbers of the events.
+)",
+       .examples = R"(  cadre events --follow
+  cadre events run-1 -o jsonl | jq -r 'select(.kind == "group_ended") | .text'
+)",
+       .run = ShowEvents},
+      {.name = "history",
+       .arguments = {kRun},
+       .flags = {Flag{"after", kCount, "N", "only entries with higher numbers"}.Fallback("0").Max(
+           std::numeric_limits<uint64_t>::max())},
+       .brief = "list the commits and evaluations of a run",
+       .text =
+           R"(A commit has the step, the loss, and the times that each group has spent computing, staging, waiting
+and pulling. Of old commits, fewer are kept the older they are.
+)",
+       .examples = R"(  cadre history run-1
+  cadre history run-1 -o jsonl | jq -r 'select(.evaluation) | [.evaluation.step, .evaluation.accuracy] | @tsv'
+)",
+       .run = ShowHistory},
+      {.name = "health",
+       .brief = "check whether anything needs an operator",
+       .text =
+           R"(Exit code 0 if the coordinator answers and nothing is wrong, 1 if something is, 4 if the coordinator
+does not answer.
+)",
+       .examples = "  cadre health || cadre events\n",
+       .run = CheckHealth},
       {.name = "cordon",
        .arguments = {{.name = "NAME|HOST|ID"}},
        .flags = {{"undo", kSwitch, "", "readmit the workers and erase their failures on record"}},
@@ -478,8 +519,8 @@ the record of the host.
        .brief = "let a worker, or all workers of a host, finish their period and end",
        .text =
            R"(As 'cadre cordon', and the connected workers leave their groups at the next boundary, so that no
-steps are lost, and end with exit code 143, or 0 if they had no rank. Their groups continue with idle
-workers or with fewer ranks. Prints the ids of the workers. A restarted worker remains excluded until
+steps are lost, and end with exit code 143. Their groups continue with idle workers or with fewer
+ranks. Prints the ids of the workers. A restarted worker remains excluded until
 'cadre cordon --undo'.
 
 Aggregators cannot be drained: the shards of a run stay where they are until it ends.
@@ -555,13 +596,19 @@ since are adopted with 'cadre adopt'. The file contains the keys of the runs: ke
        .examples = "  cadre backup store-$(date +%F).db\n",
        .run = BackUpStore},
       {.name = "wait",
-       .arguments = {kRun},
-       .brief = "wait until a run ends",
+       .arguments = {kOptionalRun},
+       .flags = {{"for", kText, "WHAT",
+                  "state=STATE, version=N (of the run), or members=N (connected workers, without a "
+                  "run)"}},
+       .brief = "wait until a run ends, or for another condition",
        .text =
            R"(Exit code 0 if the run reached its stop rule, 1 if it failed or was stopped, 3 if there is no such
-run, 4 after --timeout.
+run, 4 after --timeout. With --for, 0 as soon as the condition holds, 1 if it cannot hold any more.
 )",
-       .examples = "  cadre wait run-1 --timeout 30m && echo trained\n",
+       .examples = R"(  cadre wait run-1 --timeout 30m && echo trained
+  cadre wait --for members=4 && cadre run my-run.textproto
+  cadre wait run-1 --for version=10
+)",
        .run = WaitForRun},
       {.name = "trace",
        .arguments = {kRun},

@@ -14,6 +14,7 @@
 #include <google/protobuf/util/message_differencer.h>
 
 #include <algorithm>
+#include <cmath>
 #include <iterator>
 #include <map>
 #include <set>
@@ -76,6 +77,39 @@ void Cluster::Restore(const v1::MetaRecord& meta) {
   out_.SetEpoch(meta_.epoch());
   available_at_ = now_;
   meta_changed_ = true;
+  Report(v1::EVENT_KIND_COORDINATOR_STARTED,
+         absl::StrCat("the coordinator has started, start ", meta_.starts(), " with this store"));
+}
+
+void Cluster::Report(v1::EventKind kind, absl::string_view text) { ReportRun(kind, "", text); }
+
+void Cluster::ReportRun(v1::EventKind kind, absl::string_view run, absl::string_view text) {
+  v1::ClusterEvent event;
+  event.set_kind(kind);
+  event.set_run(std::string(run));
+  event.set_text(std::string(text));
+  event_log_.Add(std::move(event), now_, out_);
+}
+
+void Cluster::ReportGroup(v1::EventKind kind, const v1::RankSlot& group, absl::string_view text) {
+  v1::ClusterEvent event;
+  event.set_kind(kind);
+  event.set_run(group.run());
+  event.set_group(group.group());
+  event.set_text(std::string(text));
+  event_log_.Add(std::move(event), now_, out_);
+}
+
+void Cluster::ReportMember(v1::EventKind kind, const Member& member, absl::string_view text) {
+  v1::ClusterEvent event;
+  event.set_kind(kind);
+  if (member.place.has_value()) {
+    event.set_run(member.place->run());
+    event.set_group(member.place->group());
+  }
+  event.set_member(member.record.name());
+  event.set_text(std::string(text));
+  event_log_.Add(std::move(event), now_, out_);
 }
 
 void Cluster::Begin(absl::Time now) {
@@ -151,7 +185,13 @@ std::optional<Cluster::Joined> Cluster::OnHello(ConnectionId connection, const v
   }
   joined.address_changed = !joined.known || member->record.address() != hello.address();
   if (!joined.known) member = &AddMember(hello);
+  const bool restarted = joined.known && member->record.incarnation() != hello.incarnation();
   Update(*member, hello);
+  if (!joined.known || restarted) {
+    ReportMember(v1::EVENT_KIND_MEMBER_JOINED, *member,
+                 absl::StrCat(worker ? "worker " : "aggregator ", hello.name(), " on ",
+                              hello.host(), restarted ? " has joined again" : " has joined"));
+  }
   if (worker) UpdateIdle(*member);
   joined.member = member;
   return joined;
@@ -214,6 +254,11 @@ void Cluster::OnHeartbeat(Member& member, const v1::Heartbeat& heartbeat) {
     if (IsCounter(name)) member.counters[name] = value;
   }
   member.progress = heartbeat.progress();
+  if (heartbeat.step_seconds() > 0 && std::isfinite(heartbeat.step_seconds()) &&
+      heartbeat.wait_seconds() >= 0 && std::isfinite(heartbeat.wait_seconds())) {
+    member.step_seconds = heartbeat.step_seconds();
+    member.wait_seconds = std::min(heartbeat.wait_seconds(), heartbeat.step_seconds());
+  }
   if (!member.hung.has_value()) return;
   Member::Hung& hung = *member.hung;
   if (heartbeat.activity() == v1::ACTIVITY_UNSPECIFIED || heartbeat.progress() != hung.progress) {
@@ -257,6 +302,9 @@ std::optional<Member> Cluster::Remove(const std::string& member_id, absl::string
   if (found == nullptr) return std::nullopt;
   KeepCounters(*found);
   Member member = *found;
+  ReportMember(
+      v1::EVENT_KIND_MEMBER_LEFT, member,
+      absl::StrCat(member.worker() ? "worker " : "aggregator ", member.record.name(), " ", reason));
   if (member.connected()) {
     out_.End(member.connection, absl::AbortedError(absl::StrCat(member_id, " ", reason)));
   }
@@ -278,10 +326,14 @@ void Cluster::SendTo(absl::string_view member_id, const v1::CoordinatorMessage& 
 }
 
 void Cluster::SendRelease(absl::string_view member_id, const v1::RankSlot& place,
-                          absl::string_view reason) {
+                          absl::string_view reason, v1::RunState state) {
   v1::CoordinatorMessage message;
-  *message.mutable_release()->mutable_place() = place;
-  message.mutable_release()->set_reason(std::string(reason));
+  v1::Release& release = *message.mutable_release();
+  *release.mutable_place() = place;
+  release.set_reason(std::string(reason));
+  release.set_run_done(state == v1::RUN_STATE_DONE);
+  release.set_run_ended(state == v1::RUN_STATE_DONE || state == v1::RUN_STATE_FAILED ||
+                        state == v1::RUN_STATE_STOPPED);
   SendTo(member_id, message);
 }
 
@@ -363,6 +415,10 @@ void Cluster::OnCordonMembers(const CordonMembers& cordon) {
                                                                  cordon.member, "'"))});
     return;
   }
+  Report(v1::EVENT_KIND_OPERATOR,
+         absl::StrCat(cordon.member, cordon.undo    ? " receives new work again"
+                                     : cordon.drain ? " is drained"
+                                                    : " receives no new work"));
   for (const Standings::Key& key : keys) {
     if (cordon.undo) {
       standings_.Clear({key.first, key.second});

@@ -15,6 +15,7 @@
 
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "coordinator/event_log.h"
 #include "coordinator/events.h"
 #include "coordinator/membership.h"
 #include "coordinator/options.h"
@@ -42,7 +43,7 @@ inline constexpr uint32_t kBackupRuns = 1000;
 class Cluster {
  public:
   explicit Cluster(const CoordinatorOptions& options)
-      : options_(options), members_(options.lease) {}
+      : options_(options), members_(options.lease), event_log_(options.keep_events) {}
 
   // ---- The call
   // Starts a call at `now`, which never decreases.
@@ -65,6 +66,18 @@ class Cluster {
   std::string KeyOf(uint32_t generation) const;
   void Count(absl::string_view name, uint64_t amount = 1);
   void CountRefusal(v1::Refusal refusal);
+
+  // ---- Events for people
+  // Requires: called in the order of keys, before Restore. Errors: DataLoss.
+  absl::Status LoadEvent(const std::string& key, const std::string& bytes) {
+    return event_log_.Load(key, bytes);
+  }
+  const EventLog& event_log() const { return event_log_; }
+  // Adds an event of the cluster as a whole, of a run, of one of its groups, or of a member.
+  void Report(v1::EventKind kind, absl::string_view text);
+  void ReportRun(v1::EventKind kind, absl::string_view run, absl::string_view text);
+  void ReportGroup(v1::EventKind kind, const v1::RankSlot& group, absl::string_view text);
+  void ReportMember(v1::EventKind kind, const Member& member, absl::string_view text);
 
   // ---- Members
   Membership& members() { return members_; }
@@ -93,8 +106,9 @@ class Cluster {
 
   // ---- Messages; dropped if the member has no stream
   void SendTo(absl::string_view member_id, const v1::CoordinatorMessage& message);
-  void SendRelease(absl::string_view member_id, const v1::RankSlot& place,
-                   absl::string_view reason);
+  // `state`: that of the run, if it is known.
+  void SendRelease(absl::string_view member_id, const v1::RankSlot& place, absl::string_view reason,
+                   v1::RunState state);
 
   // ---- Standing of workers and hosts
   Standings& standings() { return standings_; }
@@ -152,6 +166,7 @@ class Cluster {
   v1::MetaRecord meta_;
   bool meta_changed_ = false;
   Membership members_;
+  EventLog event_log_;
   Standings standings_;
   // The earliest end of an exclusion.
   absl::Time available_at_ = absl::InfiniteFuture();

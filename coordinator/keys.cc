@@ -47,6 +47,14 @@ std::string CommitKey(absl::string_view run, uint32_t round) {
   return absl::StrFormat("%s%010u", CommitsPrefix(run), round);
 }
 
+std::string HistoryPrefix(absl::string_view run) { return absl::StrCat(kHistoryPrefix, run, "/"); }
+
+std::string HistoryKey(absl::string_view run, uint64_t number) {
+  return absl::StrFormat("%s%020u", HistoryPrefix(run), number);
+}
+
+std::string EventKey(uint64_t number) { return absl::StrFormat("%s%020u", kEventPrefix, number); }
+
 absl::Status ParseRecord(absl::string_view key, absl::string_view bytes,
                          google::protobuf::MessageLite& record) {
   if (record.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) return absl::OkStatus();

@@ -28,6 +28,9 @@ inline constexpr char kRunPrefix[] = "run/";
 inline constexpr char kSpecPrefix[] = "spec/";
 inline constexpr char kGroupPrefix[] = "group/";
 inline constexpr char kCommitPrefix[] = "commit/";
+// Prefixes of HistoryEntry and ClusterEvent.
+inline constexpr char kHistoryPrefix[] = "history/";
+inline constexpr char kEventPrefix[] = "event/";
 // Prefix of LayerTimesRecord.
 inline constexpr char kProfilePrefix[] = "profile/";
 // Prefix of DeletedRunRecord.
@@ -46,9 +49,12 @@ std::string CommitKey(absl::string_view run, uint32_t round);
 // `model` is the model's key. Special characters of `device` become underscores; its digest keeps
 // keys unique.
 std::string LayerTimesKey(absl::string_view device, absl::string_view model);
-// Prefixes of all groups and of all commits of one run.
+std::string HistoryKey(absl::string_view run, uint64_t number);
+std::string EventKey(uint64_t number);
+// Prefixes of all groups, of all commits and of the history of one run.
 std::string GroupsPrefix(absl::string_view run);
 std::string CommitsPrefix(absl::string_view run);
+std::string HistoryPrefix(absl::string_view run);
 
 // Parses the record with this key. Errors: DataLoss.
 absl::Status ParseRecord(absl::string_view key, absl::string_view bytes,

@@ -58,7 +58,7 @@ absl::Status Loop::Restore() {
   std::map<std::string, std::string> records;
   for (const absl::string_view prefix :
        {kMetaKey, kMemberPrefix, kRunPrefix, kSpecPrefix, kDeletedPrefix, kGroupPrefix,
-        kProfilePrefix, kStandingPrefix}) {
+        kProfilePrefix, kStandingPrefix, kHistoryPrefix, kEventPrefix}) {
     CADRE_ASSIGN_OR_RETURN(auto found, store_->Scan(prefix));
     records.merge(found);
   }
@@ -126,6 +126,7 @@ void Loop::Run() {
     Deliver(actions);
     const bool more = RunQueries();
     const absl::Time now = clock_.Now();
+    turns_.Observe(now - read);
     next_call = more ? now : callbacks_->OnSettled(machine_, now);
   }
 }
@@ -177,7 +178,11 @@ absl::Status Loop::PersistAll(const std::vector<Action>& actions) {
   for (const Action& action : actions) {
     if (const auto* op = std::get_if<Store::Op>(&action)) ops.push_back(*op);
   }
-  return ops.empty() ? absl::OkStatus() : store_->Commit(ops);
+  if (ops.empty()) return absl::OkStatus();
+  const absl::Time begin = clock_.Now();
+  const absl::Status committed = store_->Commit(ops);
+  commits_.Observe(clock_.Now() - begin);
+  return committed;
 }
 
 void Loop::Deliver(const std::vector<Action>& actions) {

@@ -21,6 +21,7 @@
 #include "absl/time/time.h"
 #include "base/bounded_queue.h"
 #include "base/clock.h"
+#include "base/http/histogram.h"
 #include "coordinator/events.h"
 #include "coordinator/machine.h"
 #include "coordinator/stall_monitor.h"
@@ -63,6 +64,11 @@ class Loop {
   // loop has stopped. A query that waits when the loop stops does not run either.
   absl::Status RunQuery(Query query);
 
+  // Durations since the start: of turns, without the wait for events, and of transactions of the
+  // store.
+  const Histogram& turns() const { return turns_; }
+  const Histogram& commits() const { return commits_; }
+
   // Handles all posted items, then ends the threads. No callback runs after it returns.
   void Stop();
 
@@ -95,6 +101,8 @@ class Loop {
   BoundedQueue<Item> queue_;
   BoundedQueue<Query> queries_;
   StallMonitor stall_monitor_;
+  Histogram turns_;
+  Histogram commits_;
   // When the last iteration had taken its items.
   absl::Time last_read_;
   std::thread thread_;

@@ -121,6 +121,8 @@ absl::StatusOr<std::vector<Action>> Machine::Restore(
       v1::DeletedRunRecord record;
       CADRE_RETURN_IF_ERROR(ParseRecord(key, bytes, record));
       deleted_[record.run()] = record;
+    } else if (absl::StartsWith(key, kEventPrefix)) {
+      CADRE_RETURN_IF_ERROR(cluster_.LoadEvent(key, bytes));
     } else if (absl::StartsWith(key, kStandingPrefix)) {
       v1::StandingRecord record;
       CADRE_RETURN_IF_ERROR(ParseRecord(key, bytes, record));
@@ -230,7 +232,7 @@ void Machine::OnWorkerMessage(Member& member, const v1::MemberMessage& message) 
     // All ranks report the loss of one rank; only the first report finds the generation alive.
     const v1::GroupFailed& failed = message.group_failed();
     if (!member.Holds(failed.place())) {
-      cluster_.SendRelease(member.id(), failed.place(), "the generation has ended");
+      ReleaseLate(member, failed.place());
     }
     if (Run* const run = Visit(failed.place().run())) run->OnGroupFailed(member, failed);
     return;
@@ -243,10 +245,11 @@ void Machine::OnWorkerMessage(Member& member, const v1::MemberMessage& message) 
   const v1::RankSlot& place = *sender.place;
   if (FindRun(place.run()) == nullptr) {
     cluster_.CountRefusal(v1::REFUSAL_UNKNOWN_RUN);
-    cluster_.SendRelease(member.id(), place, absl::StrCat("no such run: ", place.run()));
+    cluster_.SendRelease(member.id(), place, absl::StrCat("no such run: ", place.run()),
+                         v1::RUN_STATE_UNSPECIFIED);
   } else if (!member.Holds(place)) {
     cluster_.CountRefusal(v1::REFUSAL_STALE_GENERATION);
-    cluster_.SendRelease(member.id(), place, "the generation has ended");
+    ReleaseLate(member, place);
   } else if (sender.lead && place.rank() != 0) {
     cluster_.Refuse(member.connection, v1::REFUSAL_MALFORMED, "only rank 0 may send this message");
   } else {
@@ -255,6 +258,12 @@ void Machine::OnWorkerMessage(Member& member, const v1::MemberMessage& message) 
     run.Touch();
     run.OnWorkerMessage(member, message);
   }
+}
+
+void Machine::ReleaseLate(const Member& member, const v1::RankSlot& place) {
+  const Run* const run = FindRun(place.run());
+  cluster_.SendRelease(member.id(), place, "the generation has ended",
+                       run != nullptr ? run->record().state() : v1::RUN_STATE_UNSPECIFIED);
 }
 
 void Machine::OnAggregatorMessage(const Member& member, const v1::MemberMessage& message) {
@@ -335,7 +344,7 @@ void Machine::OnHello(ConnectionId connection, const v1::Hello& hello) {
     const bool agrees = claims && member.Holds(hello.place());
     if (claims && !agrees) {
       cluster_.CountRefusal(v1::REFUSAL_STALE_GENERATION);
-      cluster_.SendRelease(member.id(), hello.place(), "the generation has ended");
+      ReleaseLate(member, hello.place());
     }
     if (member.place) Visit(member.place->run())->OnWorkerRejoined(member, agrees);
   }
@@ -401,6 +410,7 @@ void Machine::OnSubmit(const SubmitRun& submit) {
   record.set_next_evaluation_epoch(EvaluationEpochs(submit.spec));
   Run& run =
       runs_.try_emplace(number, record, RunContext{cluster_, planner_, options_}).first->second;
+  cluster_.ReportRun(v1::EVENT_KIND_RUN_SUBMITTED, run.id(), "the run was submitted");
   run.Submit();
   unsettled_.insert(number);
   cluster_.Count("runs_submitted");
@@ -527,6 +537,7 @@ void Machine::OnReportOf(Run& run, const Member& aggregator, const v1::RunReport
   const uint32_t number = run.number();
   cluster_.SkipNumbers(rebuilt->generation + kUnknownGenerations, number);
   cluster_.out().EraseBelow(CommitsPrefix(run.id()));
+  cluster_.out().EraseBelow(HistoryPrefix(run.id()));
   runs_.erase(number);
   runs_.try_emplace(number, rebuilt->record, RunContext{cluster_, planner_, options_})
       .first->second.Adopt(rebuilt->newest, rebuilt->closing);
@@ -630,6 +641,8 @@ void Machine::Delete(uint32_t number) {
   cluster_.out().EraseOne(RunKey(run.id()));
   cluster_.out().EraseOne(SpecKey(run.id()));
   cluster_.out().EraseBelow(CommitsPrefix(run.id()));
+  cluster_.out().EraseBelow(HistoryPrefix(run.id()));
+  cluster_.ReportRun(v1::EVENT_KIND_RUN_DELETED, run.id(), "the run was deleted");
   cluster_.Count("runs_deleted");
   deadline_of_.erase(number);
   unsettled_.erase(number);
@@ -819,6 +832,34 @@ v1::ListReply Machine::List(absl::Time now) const {
   v1::ListReply reply;
   for (const auto& [number, run] : runs_) *reply.add_runs() = run.Status(now);
   return reply;
+}
+
+MemberCounts Machine::CountMembers() const {
+  MemberCounts counts;
+  for (const auto& [id, member] : cluster_.members().all()) {
+    if (!member.worker()) {
+      ++(member.connected() ? counts.aggregators : counts.aggregators_away);
+    } else if (!member.connected()) {
+      ++counts.workers_away;
+    } else if (member.place.has_value()) {
+      ++counts.busy;
+    } else {
+      ++(member.excluded ? counts.excluded : counts.idle);
+    }
+  }
+  return counts;
+}
+
+int64_t Machine::RoundOpenedMs(const std::string& run_id) const {
+  const Run* const run = FindRun(run_id);
+  const bool open = run != nullptr && run->record().state() == v1::RUN_STATE_RUNNING;
+  return open ? run->record().round_opened_ms() : 0;
+}
+
+absl::StatusOr<v1::HistoryReply> Machine::History(const v1::HistoryRequest& request) const {
+  const Run* const run = FindRun(request.run());
+  if (run == nullptr) return absl::NotFoundError(absl::StrCat("no such run: ", request.run()));
+  return run->history().Read(request);
 }
 
 std::map<std::string, uint64_t> Machine::Revisions(absl::string_view run_id) const {

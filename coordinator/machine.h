@@ -45,6 +45,18 @@
 
 namespace cadre {
 
+// Numbers of members, for metrics.
+struct MemberCounts {
+  // Connected workers: without a rank, with one, and excluded from new work without one.
+  int idle = 0;
+  int busy = 0;
+  int excluded = 0;
+  // Workers and aggregators without a stream, which still hold their leases.
+  int workers_away = 0;
+  int aggregators = 0;
+  int aggregators_away = 0;
+};
+
 class Machine {
  public:
   using Options = CoordinatorOptions;
@@ -73,6 +85,16 @@ class Machine {
   v1::StatusReply Status(absl::Time now, absl::string_view run_id = "") const;
   // The status of every run.
   v1::ListReply List(absl::Time now) const;
+  MemberCounts CountMembers() const;
+  // Milliseconds since the Unix epoch at which the open round of the run began to accept
+  // contributions; 0: there is none.
+  int64_t RoundOpenedMs(const std::string& run) const;
+
+  // The history of a run. Errors: NotFound for an unknown run.
+  absl::StatusOr<v1::HistoryReply> History(const v1::HistoryRequest& request) const;
+  v1::EventsReply Events(const v1::EventsRequest& request) const {
+    return cluster_.event_log().Read(request);
+  }
 
   // Numbers that change with every visible change of a run, by run; of one run unless `run_id` is
   // empty.
@@ -84,6 +106,8 @@ class Machine {
   void OnMessage(const MessageReceived& received);
   void OnMemberMessage(Member& member, const v1::MemberMessage& message);
   void OnWorkerMessage(Member& member, const v1::MemberMessage& message);
+  // The member claims a rank of a generation that has ended.
+  void ReleaseLate(const Member& member, const v1::RankSlot& place);
   void OnAggregatorMessage(const Member& member, const v1::MemberMessage& message);
   void OnHello(ConnectionId connection, const v1::Hello& hello);
   // Whether another process of this name is connected, and has values that this one lacks.

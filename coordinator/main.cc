@@ -10,11 +10,16 @@
 
 #include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
+#include "base/http/metrics_server.h"
 #include "base/program_flags.h"
 #include "base/protocol.h"
+#include "base/rpc/certificate_metrics.h"
 #include "base/rpc/daemon.h"
+#include "base/rpc/json_log.h"
 #include "base/status.h"
+#include "coordinator/dashboard/dashboard.h"
 #include "coordinator/measured_planning.h"
+#include "coordinator/run_metrics.h"
 #include "coordinator/service.h"
 #include "coordinator/sqlite_store.h"
 #include "model/graph.h"
@@ -39,6 +44,14 @@ DEFINE_int32(connection_age, 3600,
              "seconds after which a TLS connection ends and its peer connects again, so that its "
              "certificate is checked again");
 DEFINE_string(port_file, "", "file that receives the port once the server listens");
+DEFINE_string(dashboard_listen, "",
+              "loopback host:port for the dashboard over HTTP, without TLS; empty: none");
+DEFINE_string(dashboard_host, "",
+              "name under which a browser may reach the dashboard, such as that of a proxy, in "
+              "addition to its address; may be repeated");
+DEFINE_string(metrics_listen, "",
+              "host:port for /metrics, /healthz and /readyz over HTTP, without TLS; empty: none");
+DEFINE_string(log_format, "text", "format of the log on stderr: text or json");
 DEFINE_int32(lease_ms, 10'000,
              "milliseconds without a message after which a member is dropped; heartbeats are sent "
              "every quarter of it");
@@ -61,6 +74,8 @@ constexpr char kUsage[] =
     "Exit codes: 0 stopped, 1 failure (the reason is the last line on stderr), 2 invalid flags.";
 
 constexpr absl::Duration kDrain = absl::Seconds(3);
+// A loop that does not answer in this time is not ready.
+constexpr absl::Duration kReadTimeout = absl::Seconds(2);
 
 uint64_t CountParameters(const v1::RunSpec& spec) {
   const auto index = ParameterIndex::FromModel(spec.model());
@@ -97,6 +112,36 @@ int Fail(const absl::Status& status) {
   return 1;
 }
 
+// Ready: the loop turns. It ends with the first failure to write the store.
+absl::Status Ready(CoordinatorService& service) {
+  return service.Read([](const Machine&, absl::Time) {}, kReadTimeout);
+}
+
+absl::StatusOr<std::unique_ptr<HttpServer>> StartMetrics(CoordinatorService& service,
+                                                         const Daemon& daemon,
+                                                         const Credentials& credentials) {
+  const auto collect = [&](Metrics& metrics) {
+    service
+        .Read(
+            [&](const Machine& machine, absl::Time now) { CollectMachine(machine, now, metrics); },
+            kReadTimeout)
+        .IgnoreError();
+    metrics.AddHistogram("cadre_loop_turn_seconds",
+                         "Time in which the event loop handled what had arrived.",
+                         service.loop().turns().Read());
+    metrics.AddHistogram("cadre_store_commit_seconds",
+                         "Time to make a transaction of the store durable.",
+                         service.loop().commits().Read());
+    metrics.AddDisk(FLAGS_store);
+    AddCertificate(credentials, metrics);
+    daemon.calls().Collect(metrics);
+  };
+  return StartMetricsServer({.listen = FLAGS_metrics_listen,
+                             .ready = [&] { return Ready(service); },
+                             .collect = collect,
+                             .version = kVersion});
+}
+
 int Serve(const Credentials& credentials) {
   auto store = SqliteStore::Open({.path = FLAGS_store});
   if (!store.ok()) return Fail(store.status());
@@ -123,9 +168,28 @@ int Serve(const Credentials& credentials) {
                                .port_file = FLAGS_port_file},
                               service.services());
   if (!daemon.ok()) return Fail(daemon.status());
+  std::unique_ptr<HttpServer> metrics;
+  if (!FLAGS_metrics_listen.empty()) {
+    auto started = StartMetrics(service, **daemon, credentials);
+    if (!started.ok()) return Fail(started.status());
+    metrics = *std::move(started);
+    LOG(INFO) << "metrics on http://" << metrics->address() << "/metrics";
+  }
+  std::unique_ptr<Dashboard> dashboard;
+  if (!FLAGS_dashboard_listen.empty()) {
+    auto started = Dashboard::Start({.listen = FLAGS_dashboard_listen,
+                                     .insecure = FLAGS_insecure,
+                                     .hosts = AllValues("dashboard_host")},
+                                    service);
+    if (!started.ok()) return Fail(started.status());
+    dashboard = *std::move(started);
+    LOG(INFO) << "dashboard on http://" << dashboard->address() << "/";
+  }
   LOG(INFO) << "listening on " << (*daemon)->address() << ", store " << FLAGS_store;
   WaitForTermination();
   LOG(INFO) << "stopping";
+  metrics.reset();
+  dashboard.reset();
   service.Drain();
   (*daemon)->Drain(kDrain);
   return failed.HasBeenNotified() ? Fail(failure) : 0;
@@ -162,6 +226,10 @@ int main(int argc, char** argv) {
   cadre::BlockTerminationSignals();
   FLAGS_logtostderr = true;
   google::InitGoogleLogging(argv[0]);
+  if (const absl::Status format = cadre::SetLogFormat(FLAGS_log_format); !format.ok()) {
+    cadre::Fail(format);
+    return 2;
+  }
   const auto credentials =
       cadre::Credentials::FromFlags(FLAGS_tls, FLAGS_insecure, cadre::Role::kCoordinator);
   if (!credentials.ok()) {

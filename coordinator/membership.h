@@ -52,6 +52,9 @@ struct Member {
   bool excluded = false;
   // Progress of its training thread by the last heartbeat.
   uint64_t progress = 0;
+  // Its latest step times, as in Heartbeat; 0: unknown.
+  double step_seconds = 0;
+  double wait_seconds = 0;
   // It was released from a stalled group, and its training thread has not reacted since.
   struct Hung {
     absl::Time since;

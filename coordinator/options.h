@@ -44,6 +44,10 @@ struct CoordinatorOptions {
   // Number of the newest commit records of each run that are kept. Replay needs two, and the one
   // that is being applied, which is kept in addition; the others are for people.
   uint32_t keep_commits = 16;
+  // Number of complete entries of a run's history, and of events of the cluster, that are kept
+  // (coordinator/history.h).
+  uint32_t keep_history = 512;
+  uint32_t keep_events = 1024;
   // Size limit of the answer to a trace; below the limit of one message.
   size_t max_trace_bytes = 7 << 20;
   // 16 random bytes, from which a new store derives the keys of all generations.

@@ -6,6 +6,7 @@
 #include "coordinator/round.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace cadre {
 namespace {
@@ -15,6 +16,11 @@ constexpr double kNewest = 0.25;
 // The window is this multiple of the average delay.
 constexpr double kMargin = 4;
 constexpr absl::Duration kMaxBeyond = absl::Minutes(2);
+
+// A duration that a peer may have reported.
+float Seconds(double seconds) {
+  return std::isfinite(seconds) ? static_cast<float>(std::max(0.0, seconds)) : 0;
+}
 
 }  // namespace
 
@@ -79,6 +85,21 @@ v1::CommitRecord Round::Close(const std::string& run, absl::Time now) {
   last_quorum_ = std::min(QuorumAt(), now);
   if (arrivals_.size() > 1) AddDelay(last - last_quorum_);
   return commit;
+}
+
+void Round::FillTimes(absl::Time opened, v1::CommitRecord& commit) const {
+  for (const auto& [group, arrival] : arrivals_) {
+    const v1::Contributed& contributed = arrival.contributed;
+    v1::ParticipantTimes& times = *commit.add_times();
+    times.set_group(group);
+    times.set_generation(contributed.place().generation());
+    times.set_samples(contributed.samples());
+    times.set_loss(contributed.loss());
+    times.set_arrival_seconds(Seconds(absl::ToDoubleSeconds(arrival.when - opened)));
+    times.set_train_seconds(Seconds(contributed.train_seconds()));
+    times.set_stage_seconds(Seconds(contributed.stage_seconds()));
+    if (contributed.step() == commit.step()) commit.set_rate(contributed.rate());
+  }
 }
 
 absl::Time Round::QuorumAt() const {

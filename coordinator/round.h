@@ -59,6 +59,9 @@ class Round {
   // Closes the round. The commit has the participants in group order, the largest step, the samples
   // and the mean loss. Requires: at least one contribution.
   v1::CommitRecord Close(const std::string& run, absl::Time now);
+  // Adds to the commit that Close has returned how its participants spent the round, which accepts
+  // contributions since `opened`, and its learning rate.
+  void FillTimes(absl::Time opened, v1::CommitRecord& commit) const;
 
  private:
   struct Arrival {

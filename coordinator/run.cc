@@ -14,6 +14,7 @@
 #include "base/status.h"
 #include "coordinator/evaluation.h"
 #include "coordinator/keys.h"
+#include "proto/enum_text.h"
 
 namespace cadre {
 
@@ -25,7 +26,8 @@ Run::Run(const v1::RunRecord& record, const RunContext& context)
       round_({.quorum = record.spec().averaging().quorum(),
               .min_groups = record.spec().averaging().min_groups(),
               .min_grace = MinGrace(record.spec())}),
-      shards_(record_) {
+      shards_(record_),
+      history_(record.run(), context.options.keep_history) {
   for (uint32_t group = 0; group < DivisionOf(record_).groups(); ++group) {
     slots_.Add(Slot(id(), group, cluster_.now()));
   }
@@ -38,6 +40,8 @@ Run::Run(const v1::RunRecord& record, const RunContext& context)
 absl::Status Run::Load(const std::map<std::string, std::string>& records) {
   // Stores of earlier builds have the spec in the record of the run.
   if (!records.contains(SpecKey(id()))) SaveSpec();
+  reported_ = record_.state();
+  CADRE_RETURN_IF_ERROR(history_.Load(records));
   const uint32_t version = record_.version();
   for (uint32_t round = version - std::min(version, 1U); round <= version + 1; ++round) {
     const auto it = records.find(CommitKey(id(), round));
@@ -148,7 +152,14 @@ void Run::End(v1::RunState state, absl::string_view reason) {
     const Member* const member = cluster_.members().Aggregator(name);
     if (member != nullptr) SendCloseRun(*member);
   }
+  // Idle workers may have been started for this run alone.
+  for (const std::string& worker : cluster_.members().idle()) {
+    v1::RankSlot none;
+    none.set_run(id());
+    cluster_.SendRelease(worker, none, "the run has ended", state);
+  }
   commits_.Abandon();
+  history_.Flush(cluster_.out());
   Save();
   cluster_.Count(state == v1::RUN_STATE_DONE     ? "runs_done"
                  : state == v1::RUN_STATE_FAILED ? "runs_failed"
@@ -172,6 +183,12 @@ void Run::Disband(absl::string_view reason) {
 
 // The spec, which may be large and does not change, has a record of its own.
 void Run::Save() {
+  if (std::exchange(reported_, record_.state()) != record_.state()) {
+    const bool explained = !record_.reason().empty() && record_.state() >= v1::RUN_STATE_DONE;
+    cluster_.ReportRun(v1::EVENT_KIND_RUN_STATE, id(),
+                       absl::StrCat("the run is ", EnumText(record_.state()), explained ? ": " : "",
+                                    explained ? record_.reason() : ""));
+  }
   v1::RunSpec* const spec = record_.release_spec();
   cluster_.out().Put(RunKey(id()), record_);
   record_.set_allocated_spec(spec);

@@ -35,6 +35,7 @@
 #include "coordinator/events.h"
 #include "coordinator/failure_reports.h"
 #include "coordinator/group_planner.h"
+#include "coordinator/history.h"
 #include "coordinator/keys.h"
 #include "coordinator/options.h"
 #include "coordinator/round.h"
@@ -153,6 +154,7 @@ class Run {
   uint64_t revision() const { return revision_; }
   void Touch() { ++revision_; }
   const Slots& slots() const { return slots_; }
+  const History& history() const { return history_; }
   // Adds the shards that the aggregator stores for this run.
   void FillShards(const Member& aggregator, v1::AggregatorStatus& status) const;
 
@@ -312,7 +314,9 @@ class Run {
   uint32_t BoundaryOf(const Slot& slot) const;
   void MeasureSpeeds();
   void FinishCommit();
-  void RecordVersion(const v1::CommitRecord& commit);
+  void RecordVersion(const v1::CommitRecord& finished);
+  // Adds the present version to the history.
+  void AddHistory(const v1::CommitRecord& commit);
   void SendDecision(Slot& slot, uint32_t round);
   void OnAdopted(const v1::Adopted& adopted);
 
@@ -351,6 +355,9 @@ class Run {
   Round round_;
   Commits commits_;
   Shards shards_;
+  History history_;
+  // The state of the last event about it.
+  v1::RunState reported_ = v1::RUN_STATE_UNSPECIFIED;
   // Traffic that the record does not include yet.
   Traffic traffic_;
   uint64_t revision_ = 0;

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "base/digest.h"
 #include "coordinator/evaluation.h"
 
@@ -59,7 +60,13 @@ void Run::FinishEvaluation() {
   const bool complete = IsComplete(record.evaluating());
   // The run may end now, but not without one of its shards.
   if (complete && !shards_.lost().empty()) return;
-  if (result.samples() > 0) *record.mutable_test() = result;
+  if (result.samples() > 0) {
+    *record.mutable_test() = result;
+    history_.Add(result, cluster_.now(), cluster_.out());
+    cluster_.ReportRun(
+        v1::EVENT_KIND_EVALUATED, id(),
+        absl::StrFormat("test accuracy %.4f at step %d", result.accuracy(), result.step()));
+  }
   record.clear_evaluating();
   Save();
   if (!complete) return;

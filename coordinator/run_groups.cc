@@ -252,6 +252,7 @@ void Run::MaybeStart() {
     if (!all && cluster_.now() < barrier_since_ + RejoinWait(spec())) return;
     record_.set_state(v1::RUN_STATE_RUNNING);
     record_.set_started_ms(absl::ToUnixMillis(cluster_.now()));
+    record_.set_round_opened_ms(record_.started_ms());
     Save();
   }
   barrier_since_ = absl::InfiniteFuture();
@@ -267,6 +268,11 @@ void Run::StartGroup(Slot& slot) {
   slot.Start(record_.version(), record_.step(), at_end ? 0 : BoundaryOf(slot), cluster_.now());
   if (averages()) loading_[slot.group()] = record_.version();
   planner_.PredictGroup(record_, slot);
+  cluster_.ReportGroup(
+      v1::EVENT_KIND_GROUP_STARTED, slot.Place(0),
+      absl::StrCat("generation ", slot.record().generation(), " of group ", slot.group(),
+                   " has started with ", slot.ranks(), slot.ranks() == 1 ? " rank" : " ranks",
+                   " at step ", record_.step()));
   Moved(slot);
   if (record_.has_evaluating() && record_.evaluating().version() == record_.version() &&
       AssignPart(*record_.mutable_evaluating(), slot.group())) {
@@ -364,6 +370,9 @@ void Run::OnWorkerLost(const v1::RankSlot& place, absl::string_view reason,
 }
 
 void Run::Fence(Slot& slot, absl::string_view reason, v1::FailureCause cause) {
+  cluster_.ReportGroup(v1::EVENT_KIND_GROUP_ENDED, slot.Place(0),
+                       absl::StrCat("generation ", slot.record().generation(), " of group ",
+                                    slot.group(), " has ended: ", reason));
   ReleaseMembers(slot, reason);
   round_.Remove(slot.group());
   if (record_.has_evaluating() && FreePart(*record_.mutable_evaluating(), slot.group())) {
@@ -387,7 +396,7 @@ void Run::ReleaseMembers(Slot& slot, absl::string_view reason) {
     const std::string& id = slot.record().members(rank);
     Member* const member = cluster_.members().Find(id);
     if (member == nullptr) continue;
-    cluster_.SendRelease(id, slot.Place(rank), reason);
+    cluster_.SendRelease(id, slot.Place(rank), reason, record_.state());
     cluster_.members().Place(*member, std::nullopt);
   }
 }

@@ -41,6 +41,7 @@
 #include "coordinator/keys.h"
 #include "model/coding.h"
 #include "model/outer_optimizer.h"
+#include "proto/enum_text.h"
 
 namespace cadre {
 namespace {
@@ -141,6 +142,11 @@ void Run::OnAveraged(Slot& slot, const v1::Contributed& contributed) {
 // so the decision is sent when that version exists.
 void Run::RefuseContribution(Slot& slot, const v1::Contributed& contributed, v1::Refusal refusal) {
   if (slot.refused_round != contributed.round()) cluster_.CountRefusal(refusal);
+  if (slot.refused_round != contributed.round()) {
+    cluster_.ReportGroup(v1::EVENT_KIND_CONTRIBUTION_REFUSED, slot.Place(0),
+                         absl::StrCat("the contribution of group ", slot.group(), " to round ",
+                                      contributed.round(), " was refused: ", EnumText(refusal)));
+  }
   slot.refused_round = contributed.round();
   slot.refusal = refusal;
   slot.unanswered = contributed.round();
@@ -162,6 +168,9 @@ void Run::OnBoundary(Slot& slot, const v1::Contributed& contributed) {
     if (AtEnd(record_, contributed.step())) record_.set_state(v1::RUN_STATE_FINISHING);
     if (due || record_.state() == v1::RUN_STATE_FINISHING) BeginEvaluation({slot.group()});
     RecordBytes();
+    v1::CommitRecord point;
+    point.set_rate(contributed.rate());
+    AddHistory(point);
     Save();
   }
   SendDecision(slot, contributed.round());
@@ -191,6 +200,9 @@ void Run::MaybeClose() {
     cluster_.Count("groups_left_out");
   }
   v1::CommitRecord commit = round_.Close(id(), cluster_.now());
+  commit.set_opened_ms(record_.round_opened_ms());
+  commit.set_closed_ms(absl::ToUnixMillis(cluster_.now()));
+  round_.FillTimes(absl::FromUnixMillis(record_.round_opened_ms()), commit);
   *commit.mutable_division() = NextDivision(commit.step());
   if (const auto outer = OuterOptimizerOf(spec().averaging())) {
     *commit.mutable_outer()->mutable_optimizer() = *outer;
@@ -275,7 +287,26 @@ void Run::OnApplied(const Member& member, const v1::Applied& applied) {
   }
 }
 
-void Run::RecordVersion(const v1::CommitRecord& commit) {
+void Run::AddHistory(const v1::CommitRecord& commit) {
+  v1::CommitPoint point;
+  point.set_version(record_.version());
+  point.set_step(record_.step());
+  point.set_epoch(EpochAt(record_, record_.step()));
+  point.set_samples(record_.samples());
+  point.set_loss(record_.loss());
+  point.set_rate(commit.rate());
+  point.set_opened_ms(commit.opened_ms());
+  point.set_closed_ms(commit.closed_ms());
+  *point.mutable_participants() = commit.times();
+  point.set_groups(slots_.size());
+  point.set_bytes_across_groups(record_.message_bytes());
+  if (record_.digest() != 0) point.set_digest(DigestHex(record_.digest()));
+  history_.Add(std::move(point), cluster_.now(), cluster_.out());
+}
+
+void Run::RecordVersion(const v1::CommitRecord& finished) {
+  v1::CommitRecord commit = finished;
+  commit.set_committed_ms(absl::ToUnixMillis(cluster_.now()));
   v1::RunRecord& record = record_;
   record.set_version(commit.round());
   record.set_step(commit.step());
@@ -291,6 +322,8 @@ void Run::RecordVersion(const v1::CommitRecord& commit) {
   RecordOuter(commit, record);
   RecordResidual(commit, record);
   round_.Open(commit.round() + 1);
+  record.set_round_opened_ms(commit.committed_ms());
+  AddHistory(commit);
   cluster_.out().Put(CommitKey(id(), commit.round()), commit);
   if (const uint32_t keep = std::max(options_.keep_commits, 2U); commit.round() >= keep) {
     cluster_.out().EraseOne(CommitKey(id(), commit.round() - keep));
@@ -401,6 +434,8 @@ void Run::OnAdopted(const v1::Adopted& adopted) {
            .down = adopted.message_bytes(),
            .seconds = std::isfinite(seconds) ? std::max(0.0F, seconds) : 0});
   }
+  history_.NoteAdopted(adopted.version(), slot.group(), adopted.wait_seconds(),
+                       adopted.pull_seconds());
   slot.version = std::max(slot.version, adopted.version());
   OnLoaded(slot.group(), adopted.version());
   uint64_t committed = record_.digest();

@@ -119,6 +119,8 @@ void Run::OnRunOpened(const Member& member, const v1::RunOpened& opened) {
   if (!opened.hollow() && opened.version() > newest) return FallBehind(opened.version());
   if (const std::string wrong = CheckOpened(member, opened); !wrong.empty()) {
     cluster_.Count("shards_lost");
+    cluster_.ReportRun(v1::EVENT_KIND_SHARD_LOST, id(),
+                       absl::StrCat("shard ", opened.shard(), " is lost: ", wrong));
     // A hollow shard without a version accepts nothing yet; it also reports version 0.
     const bool accepts = opened.hollow() && opened.version() > 0;
     if (committing() && NeedsVersions(spec())) {

@@ -133,7 +133,11 @@ v1::GroupStatus Run::StatusOf(const Slot& slot, bool details) const {
     member.set_rank(rank);
     member.set_member_id(record.members(rank));
     const Member* const known = cluster_.members().Find(member.member_id());
-    if (known != nullptr) member.set_name(known->record.name());
+    if (known != nullptr) {
+      member.set_name(known->record.name());
+      member.set_step_seconds(known->step_seconds);
+      member.set_wait_seconds(known->wait_seconds);
+    }
     auto prepared = slot.prepared_ranks().find(rank);
     if (details && prepared != slot.prepared_ranks().end()) {
       *member.mutable_held() = prepared->second.held();

@@ -57,6 +57,28 @@ std::vector<grpc::Service*> CoordinatorService::services() {
   return {&membership, &runs, &status, &members};
 }
 
+absl::Status CoordinatorService::Read(std::function<void(const Machine&, absl::Time)> read,
+                                      absl::Duration timeout) {
+  // Shared with a query that runs after the deadline.
+  struct State {
+    absl::Mutex mutex;
+    bool done ABSL_GUARDED_BY(mutex) = false;
+    bool abandoned ABSL_GUARDED_BY(mutex) = false;
+  };
+  const auto state = std::make_shared<State>();
+  CADRE_RETURN_IF_ERROR(
+      loop_->RunQuery([state, read = std::move(read)](const Machine& machine, absl::Time now) {
+        absl::MutexLock lock(&state->mutex);
+        if (!state->abandoned) read(machine, now);
+        state->done = true;
+      }));
+  absl::MutexLock lock(&state->mutex);
+  const bool done = state->mutex.AwaitWithTimeout(absl::Condition(&state->done), timeout);
+  state->abandoned = !done;
+  if (done) return absl::OkStatus();
+  return absl::DeadlineExceededError("the event loop does not respond");
+}
+
 void CoordinatorService::Drain() {
   if (loop_ != nullptr) loop_->Stop();
   std::map<RequestId, Pending> pending;
@@ -218,6 +240,24 @@ grpc::ServerUnaryReactor* CoordinatorService::Get(grpc::CallbackServerContext*,
   return Query([=, request = *request](const Machine& machine, absl::Time now) -> absl::Status {
     CADRE_ASSIGN_OR_RETURN(*reply, machine.Status(now, request));
     if (left.has_value()) (*reply->mutable_counters())["certificate_seconds_left"] = *left;
+    return absl::OkStatus();
+  });
+}
+
+grpc::ServerUnaryReactor* CoordinatorService::History(grpc::CallbackServerContext*,
+                                                      const v1::HistoryRequest* request,
+                                                      v1::HistoryReply* reply) {
+  return Query([=, request = *request](const Machine& machine, absl::Time) -> absl::Status {
+    CADRE_ASSIGN_OR_RETURN(*reply, machine.History(request));
+    return absl::OkStatus();
+  });
+}
+
+grpc::ServerUnaryReactor* CoordinatorService::Events(grpc::CallbackServerContext*,
+                                                     const v1::EventsRequest* request,
+                                                     v1::EventsReply* reply) {
+  return Query([=, request = *request](const Machine& machine, absl::Time) {
+    *reply = machine.Events(request);
     return absl::OkStatus();
   });
 }

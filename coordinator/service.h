@@ -58,6 +58,13 @@ class CoordinatorService final : public v1::Membership::CallbackService,
   // Unavailable.
   void Drain() ABSL_LOCKS_EXCLUDED(mutex_);
 
+  // Calls `read` on the loop's thread once the state is durable, and waits for it. Errors, after
+  // which it will not run or has no effect on the caller: Unavailable, a BusyError,
+  // DeadlineExceeded.
+  absl::Status Read(std::function<void(const Machine&, absl::Time)> read, absl::Duration timeout);
+  // Requires: Start was called.
+  const Loop& loop() const { return *loop_; }
+
   // v1::Membership
   grpc::ServerBidiReactor<v1::MemberMessage, v1::CoordinatorMessage>* Join(
       grpc::CallbackServerContext* context) override ABSL_LOCKS_EXCLUDED(mutex_);
@@ -87,6 +94,12 @@ class CoordinatorService final : public v1::Membership::CallbackService,
   // v1::Status
   grpc::ServerUnaryReactor* Get(grpc::CallbackServerContext* context,
                                 const v1::StatusRequest* request, v1::StatusReply* reply) override;
+  grpc::ServerUnaryReactor* History(grpc::CallbackServerContext* context,
+                                    const v1::HistoryRequest* request,
+                                    v1::HistoryReply* reply) override;
+  grpc::ServerUnaryReactor* Events(grpc::CallbackServerContext* context,
+                                   const v1::EventsRequest* request,
+                                   v1::EventsReply* reply) override;
   grpc::ServerUnaryReactor* Trace(grpc::CallbackServerContext* context,
                                   const v1::TraceRequest* request, v1::TraceReply* reply) override;
   grpc::ServerWriteReactor<v1::WatchUpdate>* Watch(grpc::CallbackServerContext* context,

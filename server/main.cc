@@ -9,10 +9,12 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "base/http/metrics_server.h"
 #include "base/peer_text.h"
 #include "base/program_flags.h"
 #include "base/rooted_files.h"
 #include "base/rpc/daemon.h"
+#include "base/rpc/json_log.h"
 #include "server/aggregator.h"
 
 DEFINE_string(listen, "127.0.0.1:0", "host:port to listen on; port 0 picks a free port");
@@ -40,6 +42,9 @@ DEFINE_string(
 
 DEFINE_string(port_file, "", "file that receives the port once the server listens");
 DEFINE_int32(dial_timeout, 30, "seconds to wait for the coordinator at startup");
+DEFINE_string(metrics_listen, "",
+              "host:port for /metrics, /healthz and /readyz over HTTP, without TLS; empty: none");
+DEFINE_string(log_format, "text", "format of the log on stderr: text or json");
 DEFINE_int32(drain, 5, "seconds that open streams have to finish after SIGTERM");
 DEFINE_int32(
     keep_closed_runs, cadre::kMaxClosedRuns,
@@ -113,6 +118,9 @@ int main(int argc, char** argv) {
   }
   FLAGS_logtostderr = true;
   google::InitGoogleLogging(argv[0]);
+  if (const absl::Status format = cadre::SetLogFormat(FLAGS_log_format); !format.ok()) {
+    return Fail(kExitUsage, format.message());
+  }
   if (const std::string wrong = WrongFlag(); !wrong.empty()) {
     return Fail(kExitUsage, absl::StrCat(wrong, "; see --help"));
   }
@@ -146,7 +154,19 @@ int main(int argc, char** argv) {
        .ended = [] { cadre::RequestTermination(); }});
   if (!aggregator.ok()) return Fail(aggregator.status());
   LOG(INFO) << "aggregator " << FLAGS_name << " listens on " << (*aggregator)->address();
+  std::unique_ptr<cadre::HttpServer> metrics;
+  if (!FLAGS_metrics_listen.empty()) {
+    auto started = cadre::StartMetricsServer(
+        {.listen = FLAGS_metrics_listen,
+         .ready = [&] { return (*aggregator)->Ready(); },
+         .collect = [&](cadre::Metrics& all) { (*aggregator)->Collect(all); },
+         .version = CADRE_VERSION});
+    if (!started.ok()) return Fail(started.status());
+    metrics = *std::move(started);
+    LOG(INFO) << "metrics on http://" << metrics->address() << "/metrics";
+  }
   const int signal = cadre::WaitForTermination();
+  metrics.reset();
   if (const absl::Status end = (*aggregator)->end(); !end.ok()) return Fail(end);
   LOG(INFO) << "signal " << signal << ": draining";
   (*aggregator)->Drain(absl::Seconds(FLAGS_drain));

@@ -7,6 +7,8 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -16,11 +18,13 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/hardware.h"
+#include "base/http/metrics_server.h"
 #include "base/identity.h"
 #include "base/peer_text.h"
 #include "base/program_flags.h"
 #include "base/rooted_files.h"
 #include "base/rpc/daemon.h"
+#include "base/rpc/json_log.h"
 #include "worker/compute.h"
 #include "worker/default_name.h"
 #include "worker/probe_program.h"
@@ -70,9 +74,14 @@ DEFINE_string(tls, "",
 DEFINE_bool(insecure, false,
             "neither encrypt nor authenticate, instead of --tls: only where every process that "
             "reaches the ports is trusted");
+DEFINE_string(metrics_listen, "",
+              "host:port for /metrics, /healthz and /readyz over HTTP, without TLS; empty: none");
+DEFINE_string(log_format, "text", "format of the log on stderr: text or json");
 DEFINE_int32(dial_timeout, 30, "seconds to wait for the coordinator at startup");
 DEFINE_int32(drain_timeout, 120,
              "seconds that SIGTERM leaves to the group to finish its period; 0: leave immediately");
+DEFINE_bool(exit_when_done, false,
+            "end when the run has ended: with exit code 0 if it was completed, otherwise with 64");
 DEFINE_int32(exchange_silence, 90,
              "seconds without progress after which an exchange with an aggregator fails; the "
              "group is then formed again");
@@ -102,12 +111,13 @@ constexpr char kUsage[] =
     "probe'.\n"
     "On SIGTERM it finishes the period of its group, for at most --drain-timeout seconds, and "
     "then\n"
-    "leaves; SIGINT and a second SIGTERM end it immediately. Exit code: 0, or 143 if SIGTERM "
-    "ended\n"
-    "it during a run. Exit codes after which a restart would fail again:\n"
+    "leaves; SIGINT and a second SIGTERM end it immediately. Exit code: 143 after SIGTERM or\n"
+    "'cadre drain', so that a supervisor does not count the work as complete; 0 after SIGINT, or\n"
+    "with --exit-when-done. Exit codes after which a restart would fail again:\n"
     "  2: invalid flags, or a --device that this host does not have\n"
     " 64: permanently refused by the coordinator; or a driver, library or build that does not\n"
-    "     support the device, at startup or when a GPU had to be opened again\n"
+    "     support the device, at startup or when a GPU had to be opened again; or, with\n"
+    "     --exit-when-done, the run has failed or was stopped\n"
     "Exit codes after which a restart, here or on another host, may succeed:\n"
     "  1: failure\n"
     "  4: the coordinator or the GPU does not respond\n"
@@ -119,7 +129,7 @@ constexpr int kExitDrained = 143;
 constexpr int kExitFailure = 1;
 constexpr int kExitUsage = 2;
 constexpr int kExitUnavailable = 4;
-// Exit code if a retry cannot succeed; deploy/kubernetes/worker/worker.yaml then fails the Job.
+// Exit code if a retry cannot succeed; deploy/kubernetes/examples/jobset then fails the set.
 constexpr int kExitRefused = 64;
 // Exit code if this process can no longer use its GPU, because the GPU was lost or a kernel failed
 // on it. A new process may be able to use it.
@@ -205,6 +215,9 @@ int main(int argc, char** argv) {
   }
   FLAGS_logtostderr = true;
   google::InitGoogleLogging(argv[0]);
+  if (const absl::Status format = cadre::SetLogFormat(FLAGS_log_format); !format.ok()) {
+    return UsageError("%s", format.message());
+  }
   if (FLAGS_drain_timeout < 0) {
     return UsageError("--drain-timeout=%d must not be negative", FLAGS_drain_timeout);
   }
@@ -252,6 +265,7 @@ int main(int argc, char** argv) {
       .libraries = absl::StrSplit(FLAGS_cuda_libraries, ':', absl::SkipEmpty())};
   options.make_compute = [compute] { return cadre::MakeCompute(compute); };
   options.ended = [] { cadre::RequestTermination(); };
+  options.exit_when_done = FLAGS_exit_when_done;
   options.shared_memory = FLAGS_shared_memory;
   options.tcp_connections = FLAGS_tcp_lanes;
   options.loader_threads = LoaderThreads();
@@ -259,6 +273,17 @@ int main(int argc, char** argv) {
 
   auto worker = cadre::Worker::Start(options);
   if (!worker.ok()) return FailToStart(worker.status());
+  std::unique_ptr<cadre::HttpServer> metrics;
+  if (!FLAGS_metrics_listen.empty()) {
+    auto started =
+        cadre::StartMetricsServer({.listen = FLAGS_metrics_listen,
+                                   .ready = [&] { return (*worker)->Ready(); },
+                                   .collect = [&](cadre::Metrics& all) { (*worker)->Collect(all); },
+                                   .version = CADRE_VERSION});
+    if (!started.ok()) return FailToStart(started.status());
+    metrics = *std::move(started);
+    LOG(INFO) << "metrics on http://" << metrics->address() << "/metrics";
+  }
   const int signal = cadre::WaitForTermination();
   const bool has_rank = signal == SIGTERM && (*worker)->has_rank();
   if (has_rank && (*worker)->end().ok() && FLAGS_drain_timeout > 0 && (*worker)->Drain()) {
@@ -269,7 +294,11 @@ int main(int argc, char** argv) {
     Fail(end);
     return IsPermanent(end) ? kExitRefused : kExitDeviceLost;
   }
+  if (const std::optional<bool> done = (*worker)->run_done()) {
+    LOG(INFO) << (*done ? "the run is complete" : "the run has ended without being completed");
+    return *done ? 0 : kExitRefused;
+  }
   LOG(INFO) << "ending on signal " << signal;
-  // Also if the group has ended meanwhile: 0 would mark the work of this process as complete.
-  return has_rank ? kExitDrained : 0;
+  // Also without a rank: 0 would mark the work of this process as complete.
+  return signal == SIGTERM ? kExitDrained : 0;
 }

@@ -20,6 +20,7 @@
 #include "base/hardware.h"
 #include "base/identity.h"
 #include "base/protocol.h"
+#include "base/rpc/certificate_metrics.h"
 #include "base/status.h"
 #include "glog/logging.h"
 #include "proto/enum_text.h"
@@ -93,6 +94,25 @@ bool Worker::has_rank() const {
   return machine_.rank_slot().has_value();
 }
 
+absl::Status Worker::Ready() {
+  CADRE_RETURN_IF_ERROR(end());
+  return Connected() ? absl::OkStatus()
+                     : absl::UnavailableError("the coordinator is not connected");
+}
+
+void Worker::Collect(Metrics& metrics) {
+  metrics.AddCounters(counters_.Snapshot());
+  metrics.Gauge("cadre_connected", "Whether the coordinator is connected.", Connected() ? 1 : 0);
+  metrics.Gauge("cadre_worker_has_rank", "Whether the worker has a rank of a group.",
+                has_rank() ? 1 : 0);
+  AddCertificate(options_.credentials, metrics);
+}
+
+std::optional<bool> Worker::run_done() const {
+  absl::MutexLock lock(&mutex_);
+  return run_done_;
+}
+
 absl::Status Worker::Join() {
   MembershipClient::Options client;
   client.coordinator = options_.coordinator;
@@ -151,6 +171,9 @@ v1::Heartbeat Worker::NextHeartbeat() {
   if (machine_.rank_slot()) *heartbeat.mutable_place() = *machine_.rank_slot();
   heartbeat.set_activity(progress_.activity());
   heartbeat.set_progress(progress_.count());
+  const TrainerProgress::StepTimes times = progress_.TakeSteps();
+  heartbeat.set_step_seconds(times.step_seconds);
+  heartbeat.set_wait_seconds(times.wait_seconds);
   return heartbeat;
 }
 
@@ -162,6 +185,9 @@ void Worker::OnMessage(const v1::CoordinatorMessage& message) {
   }
   absl::MutexLock lock(&mutex_);
   Do(machine_.Receive(message));
+  if (!options_.exit_when_done || !message.release().run_ended() || run_done_.has_value()) return;
+  run_done_ = message.release().run_done();
+  if (options_.ended) options_.ended();
 }
 
 void Worker::OnConnection(bool connected) {

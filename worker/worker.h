@@ -22,6 +22,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "base/counters.h"
+#include "base/http/metrics.h"
 #include "base/rooted_files.h"
 #include "base/rpc/credentials.h"
 #include "coordinator/client/membership_client.h"
@@ -65,9 +66,11 @@ struct WorkerOptions {
   int loader_threads = 1;
   // An exchange with a shard ends after this time without progress.
   absl::Duration exchange_silence = absl::Seconds(90);
+  // Whether the worker ends with the run for which it was started.
+  bool exit_when_done = false;
   // Ends the process, as SIGTERM does. Called from a thread of the worker when it can no longer
-  // train, see end(), when it may leave after Drain, and once when the coordinator drains it.
-  // Optional.
+  // train, see end(), when it may leave after Drain, once when the coordinator drains it, and, with
+  // `exit_when_done`, when a run has ended. Optional.
   std::function<void()> ended;
 };
 
@@ -80,8 +83,14 @@ class Worker {
   // Lets the worker leave without losing steps: its group finishes the period, contributes and
   // adopts the decided version, and then `ended` is called. False: there is nothing to finish.
   bool Drain() ABSL_LOCKS_EXCLUDED(mutex_);
+  // With `exit_when_done`: whether the run that has ended was completed; nothing before its end.
+  std::optional<bool> run_done() const ABSL_LOCKS_EXCLUDED(mutex_);
   // Whether the worker has a rank in a run that goes on.
   bool has_rank() const ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // OK if the worker can train: the coordinator is connected, and the device works.
+  absl::Status Ready() ABSL_LOCKS_EXCLUDED(mutex_);
+  void Collect(Metrics& metrics) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Sends Goodbye and cancels the current training.
   ~Worker();
@@ -146,6 +155,7 @@ class Worker {
   // Whether the coordinator has drained this worker. Used on the membership thread.
   bool drain_requested_ = false;
   absl::Status end_ ABSL_GUARDED_BY(mutex_);
+  std::optional<bool> run_done_ ABSL_GUARDED_BY(mutex_);
   // Null until joined; callbacks may run before.
   MembershipClient* client_ ABSL_GUARDED_BY(mutex_) = nullptr;
 

@@ -116,9 +116,10 @@ absl::StatusOr<std::unique_ptr<Daemon::HealthServer>> Daemon::StartHealthServer(
                                                "permitted"));
 }
 
-Daemon::Daemon(std::unique_ptr<grpc::Server> server, std::unique_ptr<HealthServer> health,
-               std::string address, int port)
-    : server_(std::move(server)),
+Daemon::Daemon(std::unique_ptr<CallMetrics> calls, std::unique_ptr<grpc::Server> server,
+               std::unique_ptr<HealthServer> health, std::string address, int port)
+    : calls_(std::move(calls)),
+      server_(std::move(server)),
       health_(std::move(health)),
       address_(std::move(address)),
       port_(port) {}
@@ -154,6 +155,10 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const DaemonOptions& optio
   const std::string bind = absl::StrCat(host, ":", listen.port);
   builder.AddListeningPort(bind, options.credentials.server(access), &port);
   for (grpc::Service* service : services) builder.RegisterService(service);
+  auto calls = std::make_unique<CallMetrics>();
+  std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> interceptors;
+  interceptors.push_back(calls->MakeInterceptors());
+  builder.experimental().SetInterceptorCreators(std::move(interceptors));
   std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
   if (server == nullptr || port == 0) {
     return absl::AlreadyExistsError(
@@ -166,8 +171,8 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const DaemonOptions& optio
   if (!options.port_file.empty()) {
     CADRE_RETURN_IF_ERROR(WriteFileAtomically(options.port_file, absl::StrCat(port, "\n")));
   }
-  return std::unique_ptr<Daemon>(
-      new Daemon(std::move(server), std::move(health), absl::StrCat(listen.host, ":", port), port));
+  return std::unique_ptr<Daemon>(new Daemon(std::move(calls), std::move(server), std::move(health),
+                                            absl::StrCat(listen.host, ":", port), port));
 }
 
 void Daemon::Drain(absl::Duration grace) {

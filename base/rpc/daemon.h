@@ -18,6 +18,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "base/rpc/call_metrics.h"
 #include "base/rpc/credentials.h"
 
 namespace cadre {
@@ -65,6 +66,9 @@ class Daemon {
   // The host of `listen` with the selected port.
   const std::string& address() const { return address_; }
 
+  // The calls of the server since its start.
+  const CallMetrics& calls() const { return *calls_; }
+
   // Sets the health status to NOT_SERVING and cancels calls that do not end within `grace`.
   void Drain(absl::Duration grace);
 
@@ -72,11 +76,12 @@ class Daemon {
   // A server for health checks only.
   struct HealthServer;
 
-  Daemon(std::unique_ptr<grpc::Server> server, std::unique_ptr<HealthServer> health,
-         std::string address, int port);
+  Daemon(std::unique_ptr<CallMetrics> calls, std::unique_ptr<grpc::Server> server,
+         std::unique_ptr<HealthServer> health, std::string address, int port);
   static absl::StatusOr<std::unique_ptr<HealthServer>> StartHealthServer(
       const std::string& address);
 
+  const std::unique_ptr<CallMetrics> calls_;
   std::unique_ptr<grpc::Server> server_;
   // Null: none.
   std::unique_ptr<HealthServer> health_;

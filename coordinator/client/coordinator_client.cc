@@ -140,6 +140,22 @@ absl::StatusOr<v1::StatusReply> CoordinatorClient::Status(const std::string& run
   return all;
 }
 
+absl::StatusOr<v1::HistoryReply> CoordinatorClient::History(const std::string& run,
+                                                            uint64_t after) const {
+  v1::HistoryRequest request;
+  request.set_run(run);
+  request.set_after(after);
+  return Call(*status_, &v1::Status::Stub::History, request, Soon());
+}
+
+absl::StatusOr<v1::EventsReply> CoordinatorClient::Events(const std::string& run,
+                                                          uint64_t after) const {
+  v1::EventsRequest request;
+  request.set_run(run);
+  request.set_after(after);
+  return Call(*status_, &v1::Status::Stub::Events, request, Soon());
+}
+
 absl::StatusOr<v1::TraceReply> CoordinatorClient::Trace(const std::string& run, uint32_t group,
                                                         uint32_t steps, absl::Time deadline) const {
   v1::TraceRequest request;

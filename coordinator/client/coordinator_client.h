@@ -68,6 +68,13 @@ class CoordinatorClient {
   // every rank holds.
   absl::StatusOr<v1::StatusReply> Status(const std::string& run = "", bool details = true) const;
 
+  // One page of the commits and evaluations of the run, after the entry of this number.
+  // Errors: NotFound for an unknown run.
+  absl::StatusOr<v1::HistoryReply> History(const std::string& run, uint64_t after) const;
+
+  // One page of the events of the run, or of all if `run` is empty, after the event of this number.
+  absl::StatusOr<v1::EventsReply> Events(const std::string& run, uint64_t after) const;
+
   // Makes every rank of the group trace its next steps; returns the traces.
   // Errors: NotFound for an unknown run or group; FailedPrecondition if the group does not train;
   // Aborted if the group ended meanwhile; ResourceExhausted if another trace of the group is in

@@ -16,8 +16,10 @@ import subprocess
 import jsonschema
 import yaml
 
-# The oldest API that has every field in use (podFailurePolicy, unhealthyPodEvictionPolicy), and the newest.
-API_VERSIONS = ("1.31", "1.37")
+# Every supported API, from the oldest one that has all fields in use.
+API_VERSIONS = ("1.31", "1.32", "1.33", "1.34", "1.35", "1.36", "1.37")
+# Objects of other projects, which have no schema here.
+CUSTOM_GROUPS = ("cert-manager.io/", "jobset.x-k8s.io/", "monitoring.coreos.com/")
 COMPONENT = "app.kubernetes.io/component"
 ENFORCE = "pod-security.kubernetes.io/enforce"
 # Exit codes of a worker that a restart cannot cure: invalid flags, refused by the coordinator.
@@ -28,17 +30,22 @@ CONTROL = "control"
 NCCL_PORT = 32768
 # (component that connects, component that accepts, port).
 EDGES = {
-    ("worker", "coordinator", 7000),
     ("aggregator", "coordinator", 7000),
     (CONTROL, "coordinator", 7000),
-    ("worker", "aggregator", 7001),
-    ("worker", "worker", 7002),
 }
-GPU_EDGES = {
-    ("worker-gpu", "coordinator", 7000),
-    ("worker-gpu", "aggregator", 7001),
-    ("worker-gpu", "worker-gpu", 7002),
-    ("worker-gpu", "worker-gpu", NCCL_PORT),
+# Additional edges, if there are workers of this component.
+WORKER_EDGES = {
+    "worker": {
+        ("worker", "coordinator", 7000),
+        ("worker", "aggregator", 7001),
+        ("worker", "worker", 7002),
+    },
+    "worker-gpu": {
+        ("worker-gpu", "coordinator", 7000),
+        ("worker-gpu", "aggregator", 7001),
+        ("worker-gpu", "worker-gpu", 7002),
+        ("worker-gpu", "worker-gpu", NCCL_PORT),
+    },
 }
 
 
@@ -48,7 +55,23 @@ def render(kubectl, folder):
     result = subprocess.run(command, capture_output=True, text=True, timeout=60)
     if result.returncode != 0:
         raise ValueError(result.stderr)
-    return list(yaml.safe_load_all(result.stdout))
+    return parse(result.stdout)
+
+
+def parse(text):
+    """The objects in the documents of a YAML file."""
+    return [item for item in yaml.safe_load_all(text) if item]
+
+
+def with_jobs(objects):
+    """The objects, with the Jobs that the JobSets among them would create."""
+    jobs = []
+    for item in of_kind(objects, "JobSet"):
+        for job in item["spec"]["replicatedJobs"]:
+            name = f"{item['metadata']['name']}-{job['name']}-0"
+            metadata = {"name": name, "namespace": item["metadata"].get("namespace")}
+            jobs.append({"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata} | job["template"])
+    return objects + jobs
 
 
 def label(item):
@@ -126,10 +149,12 @@ def validator(folder, api_version, kind):
     return jsonschema.Draft202012Validator({**schema, "$defs": definitions(folder)})
 
 
-def check_schema(objects, schemas):
+def check_schema(objects, schemas, versions):
     """`schemas`: the folder with the JSON schemas of all API versions."""
-    for version in API_VERSIONS:
+    for version in versions:
         for item in objects:
+            if item["apiVersion"].startswith(CUSTOM_GROUPS):
+                continue
             checker = validator(
                 schemas / f"v{version}.0-local-strict", item["apiVersion"], item["kind"]
             )
@@ -169,7 +194,7 @@ def check_selectors(objects):
         covered += found
         if len(found) != 1:
             yield f"{label(budget)}: must select the pods of exactly one workload"
-    for workload in workloads(objects):
+    for workload in of_kind(objects, "StatefulSet"):
         if workload not in covered:
             yield f"{label(workload)}: has no PodDisruptionBudget"
 
@@ -188,11 +213,6 @@ def check_jobs(objects):
             yield f"{name}: must be Indexed, with as many completions as parallel pods"
         if template(job)["spec"].get("restartPolicy") != "Never":
             yield f"{name}: podFailurePolicy needs restartPolicy: Never"
-        for budget in of_kind(objects, "PodDisruptionBudget"):
-            if job in selected(objects, budget["spec"]["selector"]["matchLabels"]):
-                minimum = budget["spec"].get("minAvailable")
-                if not isinstance(minimum, int) or minimum >= spec["parallelism"]:
-                    yield f"{label(budget)}: minAvailable must be below the Job's parallelism"
 
 
 def check_ports(objects):
@@ -219,22 +239,28 @@ def check_ports(objects):
 
 
 def check_addresses(objects):
-    """SERVICE.NAMESPACE.svc:PORT in a flag must lead to a Service that has the port."""
+    """SERVICE:PORT in a flag must lead to a headless Service of the same namespace that has the port."""
     for workload, container in pods(objects):
         variables = {variable["name"] for variable in container.get("env", [])}
+        if workload["spec"].get("completionMode") == "Indexed":
+            variables.add("JOB_COMPLETION_INDEX")
         for argument in container["args"]:
             for name in set(re.findall(r"\$\((\w+)\)", argument)) - variables:
                 yield f"{label(workload)}: {argument}: undefined variable {name}"
-            if ".svc" not in argument:
+            if not argument.startswith(("--coordinator=", "--advertise=")):
                 continue
-            match = re.search(r"=(\$\(POD_NAME\)\.)?([\w-]+)\.([\w-]+)\.svc:(\d+)$", argument)
+            match = re.search(r"=(\$\(POD_NAME\)\.)?([\w-]+):(\d+)$", argument)
             service = match and find(objects, "Service", match[2])
-            if not service or service["metadata"]["namespace"] != match[3]:
+            if workload["kind"] == "Job" and argument.startswith("--advertise="):
+                continue  # JobSet makes the Service
+            if not service:
                 yield f"{label(workload)}: {argument}: no such Service"
-            elif int(match[4]) not in [port["port"] for port in service["spec"]["ports"]]:
+            elif int(match[3]) not in [port["port"] for port in service["spec"]["ports"]]:
                 yield f"{label(workload)}: {argument}: the Service has no such port"
             elif match[1] and workload["spec"].get("serviceName") != match[2]:
                 yield f"{label(workload)}: {argument}: the Service does not name its pods"
+            elif service["spec"].get("clusterIP") != "None":
+                yield f"{label(workload)}: {argument}: unready pods cannot be reached by this Service"
 
 
 def check_programs(objects, flags, drain_seconds):
@@ -328,7 +354,7 @@ def edges(objects, direction):
         if direction.title() in policy["spec"].get("policyTypes", [])
         for rule in policy["spec"].get(direction, [])
         for peer in rule["from" if direction == "ingress" else "to"]
-        if "namespaceSelector" not in peer
+        if "namespaceSelector" not in peer and "ipBlock" not in peer
         for port in rule["ports"]
         for own in components(objects, policy["spec"]["podSelector"])
         for other in components(objects, peer["podSelector"])
@@ -344,8 +370,7 @@ def check_network(objects):
     for policy in of_kind(objects, "NetworkPolicy"):
         if not components(objects, policy["spec"]["podSelector"]):
             yield f"{label(policy)}: selects no pod"
-    gpu = find(objects, "Job", "cadre-worker-gpu") is not None
-    expected = EDGES | (GPU_EDGES if gpu else set())
+    expected = EDGES.union(*(WORKER_EDGES.get(component(w), set()) for w in workloads(objects)))
     egress = edges(objects, "egress")
     ingress = {(source, target, port) for target, source, port in edges(objects, "ingress")}
     for direction, found in (("egress", egress), ("ingress", ingress)):
@@ -364,8 +389,9 @@ def check_network(objects):
         yield f"network: {target}:{port} is not both declared and reachable"
 
 
-def check(objects, schemas, flags, drain_seconds):
+def check(objects, schemas, flags, drain_seconds, versions=API_VERSIONS):
     """All problems, sorted. The other checks rely on the shape that the schemas ensure."""
+    objects = with_jobs(objects)
     steps = (
         check_names,
         check_selectors,
@@ -376,7 +402,7 @@ def check(objects, schemas, flags, drain_seconds):
         check_security,
         check_network,
     )
-    problems = list(check_schema(objects, schemas))
+    problems = list(check_schema(objects, schemas, versions))
     if not problems:
         problems = [problem for step in steps for problem in step(objects)]
         problems += check_programs(objects, flags, drain_seconds)

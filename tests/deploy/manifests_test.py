@@ -10,49 +10,93 @@ import re
 import sys
 import unittest
 
+import behaviour
 import manifests
-import programs
-import tools
+import manifests_rules
 
 ROOT = pathlib.Path(sys.argv.pop(1)).resolve()
 FOLDER = ROOT / "deploy/kubernetes"
-FLAGS = programs.flags(ROOT)
-DRAIN_SECONDS = programs.drain_seconds(ROOT)
-
-
-def render(folder):
-    return manifests.render(tools.find("bin/kubectl"), folder)
-
-
-def problems(objects):
-    schemas = tools.find("kubernetes_validate/kubernetes-json-schema")
-    return manifests.check(objects, schemas, FLAGS, DRAIN_SECONDS)
+RULES = manifests_rules.Rules(ROOT)
+render, overlay = RULES.render, RULES.overlay
+problems, behaviours = RULES.problems, RULES.behaviours
 
 
 def first_container(objects, name):
-    return manifests.containers(manifests.find(objects, "Job", name))[0]
+    return manifests.containers(manifests.find(objects, "StatefulSet", name))[0]
+
+
+# Overlays of a user: every component, another namespace, both kinds of workers.
+VARIANTS = {
+    "certificates": "resources: [../base, ../worker, ../worker-network]\nnamespace: cadre\n"
+    "components: [../components/cert-manager]\n",
+    "checkpoints": "resources: [../base, ../worker, ../worker-network]\nnamespace: cadre\n"
+    "components: [../components/checkpoints, ../components/existing-store]\n",
+    "all": "resources: [../gpu, ../worker, ../worker-network]\nnamespace: elsewhere\n"
+    "components: [../components/cert-manager, ../components/checkpoints]\n",
+}
 
 
 class RepositoryTest(unittest.TestCase):
-    def test_base_and_every_overlay(self):
-        folders = sorted(path.parent for path in FOLDER.rglob("kustomization.yaml"))
+    def test_every_overlay(self):
+        files = FOLDER.rglob("kustomization.yaml")
+        folders = sorted(file.parent for file in files if "/.test-" not in str(file))
         self.assertEqual(
             [str(path.relative_to(FOLDER)) for path in folders],
-            [".", "base", "gpu", "gpu/worker", "worker"],
+            [
+                ".",
+                "base",
+                "components/cert-manager",
+                "components/checkpoints",
+                "components/existing-store",
+                "examples/jobset",
+                "gpu",
+                "gpu/worker",
+                "worker",
+                "worker-network",
+            ],
         )
-        for folder in folders[:3]:
-            self.assertEqual(problems(render(folder)), [], folder.name)
+        for name in (".", "gpu", "examples/jobset"):
+            objects = render(FOLDER / name)
+            self.assertEqual(problems(objects) + behaviours(objects), [], name)
+
+    def test_every_variant(self):
+        for name, text in VARIANTS.items():
+            with self.subTest(name):
+                objects = overlay(text)
+                self.assertEqual(problems(objects) + behaviours(objects), [])
+
+    def test_every_component_has_a_variant(self):
+        for folder in (FOLDER / "components").iterdir():
+            self.assertIn(f"../components/{folder.name}", " ".join(VARIANTS.values()))
+
+    def test_another_namespace_changes_nothing_else(self):
+        here = overlay("resources: [../base, ../worker, ../worker-network]\nnamespace: cadre\n")
+        text = "resources: [../base, ../worker, ../worker-network]\nnamespace: elsewhere\n"
+        for item, moved in zip(here, overlay(text), strict=True):
+            if item["kind"] == "Namespace":
+                item["metadata"]["name"] = "elsewhere"
+            else:
+                item["metadata"]["namespace"] = "elsewhere"
+            self.assertEqual(item, moved)
+
+    def test_update_to_another_release(self):
+        for name in ("base", "worker", "gpu"):
+            new = overlay(f"resources: [../{name}]\nimages: [{{name: cadre, newTag: 9.9.9}}]\n")
+            self.assertIn("cadre:9.9.9", manifests.containers(manifests.workloads(new)[0])[0]["image"])
+            self.assertEqual(list(behaviour.check_update(render(FOLDER / name), new)), [])
 
     def test_every_file_is_rendered(self):
-        for folder in (FOLDER / "base", FOLDER / "gpu", FOLDER / "worker"):
+        for file in FOLDER.rglob("kustomization.yaml"):
+            folder = file.parent
             listed = (folder / "kustomization.yaml").read_text()
             for path in folder.glob("*.yaml"):
                 if path.name != "kustomization.yaml":
                     self.assertIn(f"- {path.name}\n", listed)
 
-    def test_gpu_overlay_adds_to_the_base(self):
+    def test_gpu_overlay_adds_gpu_workers_only(self):
         base, gpu = render(FOLDER), render(FOLDER / "gpu")
-        self.assertTrue(all(item in gpu for item in base))
+        self.assertTrue(all(item in gpu for item in render(FOLDER / "base")))
+        self.assertIsNone(manifests.find(gpu, "StatefulSet", "cadre-worker"))
         worker = first_container(gpu, "cadre-worker-gpu")
         self.assertEqual(worker["resources"]["limits"]["nvidia.com/gpu"], "1")
         self.assertEqual(manifests.flags_of(worker)["device"], "cuda")
@@ -74,8 +118,8 @@ class RepositoryTest(unittest.TestCase):
 
 AGGREGATOR = "StatefulSet/cadre-aggregator"
 COORDINATOR = "StatefulSet/cadre-coordinator"
-WORKER = "Job/cadre-worker"
-GPU_WORKER = "Job/cadre-worker-gpu"
+WORKER = "StatefulSet/cadre-worker"
+JOB = "Job/my-run-worker-0"
 DELETE = object()
 
 # Object, path in it (`+` appends to a list), new value, text of the problem that must be reported.
@@ -94,31 +138,29 @@ MUTATIONS = [
     (COORDINATOR, "spec.serviceName", "cadre-aggregator", "aggregator does not select its pods"),
     ("PodDisruptionBudget/cadre-worker", "spec.selector.matchLabels", {"a": "b"}, "exactly one"),
     ("PodDisruptionBudget/cadre-worker", "spec.selector.matchLabels", {"a": "b"}, "has no PodD"),
-    (WORKER, "spec.completionMode", "NonIndexed", "must be Indexed"),
-    (WORKER, "spec.completions", 3, "must be Indexed, with as many"),
-    (WORKER, POD + "restartPolicy", "OnFailure", "restartPolicy: Never"),
-    (WORKER, "spec.podFailurePolicy.rules.0", DELETE, "must ignore DisruptionTarget"),
-    (WORKER, "spec.podFailurePolicy.rules.1", DELETE, "must fail on the exit codes"),
-    (WORKER, "spec.podFailurePolicy.rules.1.onExitCodes.containerName", "x", "must fail on the exit codes"),
-    ("PodDisruptionBudget/cadre-worker", "spec.minAvailable", 4, "must be below"),
-    ("PodDisruptionBudget/cadre-worker", "spec.minAvailable", "50%", "must be below"),
+    (JOB, "spec.completionMode", "NonIndexed", "must be Indexed"),
+    (JOB, "spec.completions", 3, "must be Indexed, with as many"),
+    (JOB, POD + "restartPolicy", "OnFailure", "restartPolicy: Never"),
+    (JOB, "spec.podFailurePolicy.rules.0", DELETE, "must ignore DisruptionTarget"),
+    (JOB, "spec.podFailurePolicy.rules.1", DELETE, "must fail on the exit codes"),
+    (JOB, "spec.podFailurePolicy.rules.1.onExitCodes.containerName", "x", "must fail on the exit codes"),
     ("Service/cadre-coordinator", "spec.selector", {"app": "x"}, "selects no pod"),
     ("Service/cadre-coordinator", "spec.ports.0.targetPort", "grcp", "targetPort grcp does not"),
-    (AGGREGATOR, MAIN + "args.0", "--listen=0.0.0.0:7005", "listens on 7005"),
+    (AGGREGATOR, MAIN + "args.0", "--listen=[::]:7005", "listens on 7005"),
     (COORDINATOR, MAIN + "ports.1.containerPort", 7105, "--health-port is not the port health"),
     (WORKER, MAIN + "args.+", "--insecure", "cadre-worker must use --tls"),
     (WORKER, MAIN + "args.+", "--tls=", "cadre-worker must use --tls"),
     (WORKER, MAIN + "volumeMounts.1.subPath", "tls.crt", "not a read-only mount of a whole volume"),
     (COORDINATOR, MAIN + "readinessProbe.grpc.port", 7001, "readinessProbe does not query"),
     (COORDINATOR, MAIN + "livenessProbe", DELETE, "livenessProbe does not query"),
-    (AGGREGATOR, MAIN + "args.+", "--coordinator=cadre-coordinator.a.svc:7000", "no such Service"),
-    (AGGREGATOR, MAIN + "args.+", "--coordinator=cadre-coordinator.cadre.svc", "no such Service"),
-    (AGGREGATOR, MAIN + "args.+", "--coordinator=cadre-coordinator.cadre.svc:9", "no such port"),
-    (WORKER, MAIN + "args.+", "--advertise=$(POD_NAME).cadre-aggregator.cadre.svc:7001", "not name"),
+    (AGGREGATOR, MAIN + "args.+", "--coordinator=cadre-cordinator:7000", "no such Service"),
+    (AGGREGATOR, MAIN + "args.+", "--coordinator=cadre-coordinator-headless", "no such Service"),
+    (AGGREGATOR, MAIN + "args.+", "--coordinator=cadre-coordinator-headless:9", "no such port"),
+    (WORKER, MAIN + "args.+", "--advertise=$(POD_NAME).cadre-aggregator:7001", "not name"),
     (WORKER, MAIN + "args.+", "--name=$(POD_NAM)", "undefined variable POD_NAM"),
     (WORKER, MAIN + "args.+", "--thread=2", "cadre-worker has no flag --thread"),
     (WORKER, MAIN + "command", ["cadre-wroker"], "cadre-wroker has no flag"),
-    (WORKER, POD + "terminationGracePeriodSeconds", DRAIN_SECONDS, "draining takes"),
+    (WORKER, POD + "terminationGracePeriodSeconds", RULES.drain_seconds, "draining takes"),
     (AGGREGATOR, MAIN + "volumeMounts.0.mountPath", "/data", "/var/lib/cadre is not on a"),
     (WORKER, MAIN + "volumeMounts", DELETE, "/tmp is not on a writable volume"),
     (WORKER, MAIN + "resources.limits.memory", DELETE, "a request and a limit of memory"),
@@ -135,8 +177,8 @@ MUTATIONS = [
     ("NetworkPolicy/allow-dns", "metadata.name", "dns", "no policy allows DNS"),
     ("NetworkPolicy/control", "spec.podSelector.matchLabels", {"a": "b"}, "selects no pod"),
     ("NetworkPolicy/worker", "spec.egress.0", DELETE, "egress from worker to coordinator:7000 is m"),
-    ("NetworkPolicy/aggregator", "spec.ingress.0", DELETE, "to aggregator:7001 is missing"),
-    ("NetworkPolicy/aggregator", "spec.ingress.0.ports.0.port", 7000, "aggregator:7000 is not needed"),
+    ("NetworkPolicy/aggregator-worker", "spec.ingress.0", DELETE, "to aggregator:7001 is missing"),
+    ("NetworkPolicy/aggregator-worker", "spec.ingress.0.ports.0.port", 7000, "aggregator:7000 is not needed"),
     ("NetworkPolicy/coordinator", "spec.ingress.0.from", [{"podSelector": {}}], "is not needed"),
     ("NetworkPolicy/worker", "spec.policyTypes", ["Ingress"], "egress from worker to worker:7002 is m"),
     ("NetworkPolicy/worker-gpu", "spec.ingress.0.ports.1", DELETE, "worker-gpu:32768 is missing"),
@@ -156,16 +198,81 @@ def mutate(item, path, value):
         item[last] = value
 
 
-class MutationTest(unittest.TestCase):
-    """Each mutation breaks one rule in the rendered GPU overlay; the checks must report it."""
+# As MUTATIONS, for the rules in behaviour.py: mistakes that only a running cluster would show.
+COORDINATOR_SERVICE = "Service/cadre-coordinator-headless"
+GPU_WORKER = "StatefulSet/cadre-worker-gpu"
+AGGREGATOR_CERTIFICATE = "Certificate/cadre-aggregator-1-tls"
+BEHAVIOURS = [
+    (JOB, MAIN + "args.6", DELETE, "a Job needs --exit-when-done"),
+    (JOB, "spec.podFailurePolicy.rules.1.onExitCodes.values", [2, 64, 143], "drained does not return"),
+    (JOB, "spec.backoffLimit", 0, "a worker that was drained does not return"),
+    (WORKER, MAIN + "args.+", "--exit-when-done", "its pods start again after the run"),
+    (WORKER, "spec.podManagementPolicy", "OrderedReady", "must start in parallel"),
+    (WORKER, "spec.updateStrategy", {"type": "OnDelete"}, "without manual deletion"),
+    (WORKER, MAIN + "args.+", "--drain-timeout=150", "longer than the grace period"),
+    (WORKER, MAIN + "command", ["sh", "-c", "cadre-worker"], "does not pass on SIGTERM"),
+    (WORKER, MAIN + "lifecycle", {"preStop": {"sleep": {"seconds": 5}}}, "delays SIGTERM"),
+    (WORKER, MAIN + "livenessProbe", {"tcpSocket": {"port": 7002}}, "a probe would end a worker"),
+    (WORKER, MAIN + "args.3", "--advertise=$(POD_IP):7002", "lacks its brackets"),
+    (WORKER, MAIN + "args.0", "--coordinator=cadre-coordinator.cadre.svc:7000", "names a namespace"),
+    (AGGREGATOR, MAIN + "args.0", "--listen=0.0.0.0:7001", "must accept IPv4 and IPv6"),
+    (AGGREGATOR, "spec.replicas", 3, "one Secret for each replica"),
+    (AGGREGATOR, MAIN + "volumeMounts.3.mountPath", "/other", "is not a volume that many nodes"),
+    (AGGREGATOR, MAIN + "args.8", DELETE, "do not mount the same checkpoints"),
+    (COORDINATOR_SERVICE, "spec.publishNotReadyAddresses", DELETE, "leases expire before"),
+    (COORDINATOR_SERVICE, "spec.ipFamilyPolicy", DELETE, "needs ipFamilyPolicy"),
+    (COORDINATOR_SERVICE, "metadata.namespace", "cadre", "objects are in"),
+    ("PodDisruptionBudget/cadre-worker", "spec", {"minAvailable": 3, "selector": {"matchLabels": {"a": "b"}}}, "follows the number"),
+    ("PodDisruptionBudget/cadre-worker", "spec.unhealthyPodEvictionPolicy", DELETE, "must not block"),
+    ("PersistentVolumeClaim/cadre-checkpoints", "spec.accessModes", ["ReadWriteOnce"], "not a volume that many"),
+    (AGGREGATOR_CERTIFICATE, "spec.secretName", "other", "no Certificate issues"),
+    (AGGREGATOR_CERTIFICATE, "spec.uris", ["spiffe://cadre/cadre/aggregator/a"], "is not that of the pod"),
+    (AGGREGATOR_CERTIFICATE, "spec.usages", ["client auth"], "is not an identity"),
+    (GPU_WORKER, MAIN + "env.1", DELETE, "needs the variable NCCL_LAUNCH_ORDER_IMPLICIT"),
+    (GPU_WORKER, MAIN + "resources.limits", {}, "needs a GPU"),
+    (GPU_WORKER, MAIN + "volumeMounts.2", DELETE, "more shared memory"),
+]
 
-    def test_each_mutation_is_reported(self):
-        rendered = render(FOLDER / "gpu")
-        for name, path, value, text in MUTATIONS:
+
+class MutationTest(unittest.TestCase):
+    """Each mutation breaks one rule in rendered objects; the checks must report it."""
+
+    def expect_reports(self, mutations, rendered, check):
+        for name, path, value, text in mutations:
             with self.subTest(name=name, path=path, value=value):
                 objects = copy.deepcopy(rendered)
                 mutate(manifests.find(objects, *name.split("/")), path, value)
-                self.assertIn(text, "\n".join(problems(objects)))
+                self.assertIn(text, "\n".join(check(objects)))
+
+    def test_each_mutation_is_reported(self):
+        rendered = overlay("resources: [../gpu, ../worker, ../worker-network]\nnamespace: cadre\n")
+        job = [i for i in manifests.with_jobs(render(FOLDER / "examples/jobset")) if i["kind"] == "Job"]
+        self.expect_reports(MUTATIONS, rendered + job, RULES.problems_of_newest_api)
+
+    def test_each_behaviour_is_reported(self):
+        rendered = overlay(VARIANTS["all"])
+        job = [i for i in manifests.with_jobs(render(FOLDER / "examples/jobset")) if i["kind"] == "Job"]
+        self.expect_reports(BEHAVIOURS, rendered + job, behaviours)
+
+    def test_job_loses_workers_that_end_without_error(self):
+        job = manifests.find(manifests.with_jobs(render(FOLDER / "examples/jobset")), *JOB.split("/"))
+        self.assertFalse(behaviour.returns(job, 0, evicted=True))
+        self.assertTrue(behaviour.returns(job, 143, evicted=True))
+        self.assertFalse(behaviour.returns(job, 64, evicted=False))
+
+    def test_immutable_fields_are_reported(self):
+        old = render(FOLDER) + manifests.with_jobs(render(FOLDER / "examples/jobset"))
+        for name, path in (
+            (WORKER, "spec.selector.matchLabels.version"),
+            (WORKER, "spec.podManagementPolicy"),
+            (AGGREGATOR, "spec.volumeClaimTemplates"),
+            (JOB, MAIN + "image"),
+        ):
+            with self.subTest(name=name, path=path):
+                new = copy.deepcopy(old)
+                mutate(manifests.find(new, *name.split("/")), path, "other")
+                field = path.split(".")[1]
+                self.assertIn(f"{name}: {field} is immutable", list(behaviour.check_update(old, new)))
 
     def test_missing_file_is_reported(self):
         with self.assertRaisesRegex(ValueError, "kustomization"):

@@ -159,6 +159,7 @@ RankProtocol::Actions RankProtocol::On(const Staged& staged) {
   message.set_samples(uint64_t{contributed_steps_} * assignment_.spec().batch_per_group());
   message.set_loss(staged.loss);
   message.set_train_seconds(staged.train_seconds);
+  message.set_stage_seconds(static_cast<float>(staged.stage_seconds));
   message.set_rate(staged.rate);
   message.set_payload_bytes(staged.payload_bytes);
   message.set_message_bytes(staged.message_bytes);
@@ -210,7 +211,11 @@ RankProtocol::Actions RankProtocol::On(const Pulled& pulled) {
   message.set_digest(pulled.digest);
   message.set_payload_bytes(pulled.payload_bytes);
   message.set_message_bytes(pulled.message_bytes);
-  if (begun_) message.set_exchange_seconds(static_cast<float>(pulled.exchange_seconds));
+  if (begun_) {
+    message.set_exchange_seconds(static_cast<float>(pulled.exchange_seconds));
+    message.set_wait_seconds(static_cast<float>(pulled.wait_seconds));
+    message.set_pull_seconds(static_cast<float>(pulled.pull_seconds));
+  }
   Actions actions = SendFromLead(std::move(message));
   if (pulled.digest != decision_.digest()) {
     actions.push_back(Fail{absl::DataLossError(absl::StrCat(

@@ -71,6 +71,8 @@ class RankProtocol {
   struct Staged {
     double loss = 0;
     double train_seconds = 0;
+    // From the end of training until all values were acknowledged.
+    double stage_seconds = 0;
     // Learning rate of the last step.
     float rate = 0;
     uint64_t payload_bytes = 0;
@@ -86,6 +88,10 @@ class RankProtocol {
     uint64_t message_bytes = 0;
     // In which the round kept the group from training.
     double exchange_seconds = 0;
+    // Between the acknowledgement of the contribution and the decision, and for receiving the
+    // version.
+    double wait_seconds = 0;
+    double pull_seconds = 0;
   };
   struct Kept {};
   struct Evaluated {

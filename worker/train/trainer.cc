@@ -364,6 +364,8 @@ class Trainer {
   // The last step before a boundary does not gather, because averaging follows and changes the
   // weights.
   absl::Status TrainOneStep(bool boundary) {
+    const absl::Time begin = steady_.Now();
+    const double exposed = Exposed();
     const absl::StatusOr<const Batch*> loaded = loader_->Next(step_);
     CADRE_RETURN_IF_ERROR(Blame(v1::FAILURE_CAUSE_DATA, loaded.status()));
     // A rank that waits for its data thus has less progress than the ranks that wait for it.
@@ -383,6 +385,9 @@ class Trainer {
     reported_ += part;
     ++step_;
     ++reported_steps_;
+    // The waits of a device cannot be observed.
+    progress_.AddStep(absl::ToDoubleSeconds(steady_.Now() - begin),
+                      replica_->on_device() ? 0 : Exposed() - exposed);
     counters_.Add("steps");
     counters_.Add("samples", replica_->InputRows(batch()).size());
     // With averaging, checkpoints are saved at boundaries, where all groups have the same weights.
@@ -521,6 +526,8 @@ class Trainer {
     CADRE_RETURN_IF_ERROR(SumTraffic(traffic, &result));
     // After this barrier every rank has staged.
     CADRE_RETURN_IF_ERROR(replica_->comms().All().Barrier());
+    staged_at_ = steady_.Now();
+    result.stage_seconds = absl::ToDoubleSeconds(staged_at_ - period_start_);
     *event = result;
     return absl::OkStatus();
   }
@@ -655,6 +662,7 @@ class Trainer {
         return absl::OkStatus();
       }
       if (decided == 0) continue;
+      decided_at_ = steady_.Now();
       v1::Decision decision = received.value_or(v1::Decision());
       CADRE_RETURN_IF_ERROR(BroadcastMessage(&decision));
       if (decision.adopt() && !decision.included()) {
@@ -725,6 +733,10 @@ class Trainer {
     }
     counters_.Add("versions_adopted");
     result.exchange_seconds = absl::ToDoubleSeconds(exposure.Take());
+    // A decision without a contribution only assigns samples to evaluate.
+    const bool contributed = decided_at_ > staged_at_;
+    result.wait_seconds = contributed ? absl::ToDoubleSeconds(decided_at_ - staged_at_) : 0;
+    result.pull_seconds = absl::ToDoubleSeconds(steady_.Now() - decided_at_);
     step_ = pull.step;
     *event = result;
     return absl::OkStatus();
@@ -843,6 +855,9 @@ class Trainer {
   RankProtocol::Staged contributed_;
   // Time in which the newest round has kept the group from training.
   absl::Duration exposed_;
+  // When the newest contribution was acknowledged, and when its decision arrived.
+  absl::Time staged_at_;
+  absl::Time decided_at_;
   // Time since period_start_ in which the group did not train: rounds, evaluations, checkpoints.
   absl::Duration waited_;
   // Loss and steps since the last report.

@@ -20,6 +20,26 @@ class TrainerProgress {
   // To be called whenever some work is done: a step, a batch, a chunk.
   void Advance() { count_.fetch_add(1, std::memory_order_relaxed); }
 
+  // A step took this time, of which the rank waited a part for others.
+  void AddStep(double seconds, double waited) {
+    steps_.fetch_add(1, std::memory_order_relaxed);
+    step_ns_.fetch_add(static_cast<int64_t>(seconds * 1e9), std::memory_order_relaxed);
+    wait_ns_.fetch_add(static_cast<int64_t>(waited * 1e9), std::memory_order_relaxed);
+  }
+  // Means of the steps since the last call; 0 if there were none. A step that ends during the call
+  // may count in parts before and after it.
+  struct StepTimes {
+    float step_seconds = 0;
+    float wait_seconds = 0;
+  };
+  StepTimes TakeSteps() {
+    const auto steps = static_cast<double>(steps_.exchange(0, std::memory_order_relaxed));
+    const auto step_ns = static_cast<double>(step_ns_.exchange(0, std::memory_order_relaxed));
+    const auto wait_ns = static_cast<double>(wait_ns_.exchange(0, std::memory_order_relaxed));
+    if (steps == 0) return {};
+    return {static_cast<float>(step_ns / 1e9 / steps), static_cast<float>(wait_ns / 1e9 / steps)};
+  }
+
   v1::Activity activity() const { return activity_.load(std::memory_order_relaxed); }
   // Changes with every call of Enter or Advance; never decreases.
   uint64_t count() const { return count_.load(std::memory_order_relaxed); }
@@ -27,6 +47,9 @@ class TrainerProgress {
  private:
   std::atomic<v1::Activity> activity_{v1::ACTIVITY_UNSPECIFIED};
   std::atomic<uint64_t> count_{0};
+  std::atomic<int64_t> steps_{0};
+  std::atomic<int64_t> step_ns_{0};
+  std::atomic<int64_t> wait_ns_{0};
 };
 
 }  // namespace cadre

@@ -20,6 +20,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "base/file.h"
 #include "base/status.h"
 
@@ -120,9 +121,12 @@ absl::StatusOr<Socket> ListenOn(absl::string_view address) {
   absl::StatusOr<Socket> socket = absl::UnavailableError(absl::StrCat(address, " has no address"));
   for (const SocketAddress& at : addresses) {
     socket = ListenAt(at, address);
-    if (socket.ok()) break;
+    if (socket.ok()) return socket;
   }
-  return socket;
+  // A host whose kernel lacks IPv6 listens on all of its IPv4 addresses instead.
+  constexpr absl::string_view kAnyIpv6 = "[::]:";
+  if (!absl::ConsumePrefix(&address, kAnyIpv6)) return socket;
+  return ListenOn(absl::StrCat("0.0.0.0:", address));
 }
 
 absl::StatusOr<int> LocalPort(const Socket& socket) {

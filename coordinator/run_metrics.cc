@@ -1,0 +1,93 @@
+#include "coordinator/run_metrics.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <string>
+
+#include "coordinator/run_rules.h"
+#include "proto/enum_text.h"
+
+namespace cadre {
+namespace {
+
+void CollectRun(const Machine& machine, const v1::RunStatus& run, absl::Time now,
+                Metrics& metrics) {
+  const Metrics::Labels labels = {{"run", run.run()}};
+  metrics.Gauge("cadre_run_version", "Newest committed version.", run.version(), labels);
+  metrics.Gauge("cadre_run_step", "Step of the newest version.", run.step(), labels);
+  metrics.Gauge("cadre_run_steps", "Steps of the whole run; 0 if unknown.", run.total_steps(),
+                labels);
+  metrics.Counter("cadre_run_samples_total", "Samples up to the newest version.",
+                  static_cast<double>(run.samples()), labels);
+  metrics.Gauge("cadre_run_samples_per_second", "Samples per second since training started.",
+                run.samples_per_second(), labels);
+  metrics.Gauge("cadre_run_loss", "Mean training loss of the newest round.", run.loss(), labels);
+  if (run.has_test()) {
+    metrics.Gauge("cadre_run_test_accuracy_ratio", "Accuracy of the newest evaluation.",
+                  run.test().accuracy(), labels);
+  }
+  metrics.Gauge("cadre_run_groups", "Requested groups.", run.groups(), labels);
+  metrics.Gauge("cadre_run_groups_alive", "Groups that train.", run.groups_alive(), labels);
+  metrics.Counter("cadre_run_rounds_total", "Committed rounds.", run.rounds_committed(), labels);
+  if (const int64_t opened = machine.RoundOpenedMs(run.run()); opened > 0) {
+    metrics.Gauge("cadre_run_round_age_seconds",
+                  "Time for which the open round has accepted contributions.",
+                  std::max(0.0, absl::ToDoubleSeconds(now - absl::FromUnixMillis(opened))), labels);
+  }
+  const std::string bytes = "Bytes between groups and aggregators, with message overhead.";
+  for (const auto& [direction, count] :
+       {std::pair("up", run.bytes_up()), std::pair("down", run.bytes_down())}) {
+    metrics.Counter("cadre_run_exchanged_bytes_total", bytes, static_cast<double>(count),
+                    {{"run", run.run()}, {"direction", direction}});
+  }
+  metrics.Gauge("cadre_run_traffic_factor_ratio",
+                "Bytes of synchronous training over the bytes that groups exchanged.",
+                run.traffic_factor(), labels);
+  metrics.Counter("cadre_run_exchange_wait_seconds_total",
+                  "Time for which a group waited for rounds, averaged over the groups.",
+                  run.exposed_exchange_seconds(), labels);
+  if (run.has_discrepancy()) {
+    metrics.Gauge("cadre_run_discrepancy_ratio",
+                  "Variance between groups over the displacement of a round, smoothed.",
+                  run.discrepancy().smoothed(), labels);
+  }
+  const v1::WatchUpdate update = machine.Update(run.run(), now);
+  uint32_t behind = 0;
+  for (const v1::GroupStatus& group : update.groups()) {
+    const bool trains = group.state() == v1::GROUP_STATE_TRAINING ||
+                        group.state() == v1::GROUP_STATE_AT_BOUNDARY ||
+                        group.state() == v1::GROUP_STATE_SOLO;
+    if (trains) behind = std::max(behind, run.version() - std::min(run.version(), group.version()));
+  }
+  metrics.Gauge("cadre_run_staleness_versions",
+                "How many versions the group that is furthest behind lacks.", behind, labels);
+}
+
+}  // namespace
+
+void CollectMachine(const Machine& machine, absl::Time now, Metrics& metrics) {
+  const MemberCounts counts = machine.CountMembers();
+  const std::string workers = "Registered workers by what they do.";
+  metrics.Gauge("cadre_workers", workers, counts.idle, {{"state", "idle"}});
+  metrics.Gauge("cadre_workers", workers, counts.busy, {{"state", "busy"}});
+  metrics.Gauge("cadre_workers", workers, counts.excluded, {{"state", "excluded"}});
+  metrics.Gauge("cadre_workers", workers, counts.workers_away, {{"state", "away"}});
+  const std::string aggregators = "Registered aggregators.";
+  metrics.Gauge("cadre_aggregators", aggregators, counts.aggregators, {{"state", "connected"}});
+  metrics.Gauge("cadre_aggregators", aggregators, counts.aggregators_away, {{"state", "away"}});
+  const v1::ListReply list = machine.List(now);
+  std::map<v1::RunState, int> states;
+  for (const v1::RunStatus& run : list.runs()) ++states[run.state()];
+  for (int state = v1::RUN_STATE_QUEUED; state <= v1::RUN_STATE_PARKED; ++state) {
+    const auto value = static_cast<v1::RunState>(state);
+    metrics.Gauge("cadre_runs", "Runs by state.", states[value], {{"state", EnumText(value)}});
+  }
+  for (const v1::RunStatus& run : list.runs()) {
+    if (IsLive(run.state())) CollectRun(machine, run, now, metrics);
+  }
+  metrics.Counter("cadre_events_total", "Events of the cluster (cadre events).",
+                  static_cast<double>(machine.Events({}).newest()));
+}
+
+}  // namespace cadre

@@ -1,0 +1,217 @@
+"""Rules for what the objects do on a cluster: which pods return, what an update may change, which names resolve.
+
+    problems = check(objects, drained, local_variables) + check_update(old, new)
+
+They apply the documented rules of the Kubernetes controllers to the rendered objects; no cluster is needed.
+"""
+
+import re
+
+import manifests
+from manifests import component, containers, flags_of, label, of_kind, pods, template
+
+# Fields of a StatefulSet's spec that an update may change; a Job's template and completions never change.
+MUTABLE = {
+    "StatefulSet": {
+        "replicas",
+        "template",
+        "updateStrategy",
+        "minReadySeconds",
+        "ordinals",
+        "persistentVolumeClaimRetentionPolicy",
+    },
+    "Job": {"parallelism", "suspend", "activeDeadlineSeconds", "ttlSecondsAfterFinished"},
+}
+# Fields of a worker on a GPU by which `cadre local` starts several on one host.
+PER_PROCESS_VARIABLES = {"NCCL_HOSTID"}
+
+
+def returns(workload, exit_code, evicted):
+    """Whether a pod whose main container has ended with this code is replaced."""
+    if workload["kind"] == "StatefulSet":
+        return True
+    spec = workload["spec"]
+    if exit_code == 0:
+        return False  # its index is completed, also if the pod was being deleted
+    for rule in spec.get("podFailurePolicy", {}).get("rules", []):
+        conditions = [c["type"] for c in rule.get("onPodConditions", [])]
+        codes = rule.get("onExitCodes", {})
+        listed = exit_code in codes.get("values", [])
+        matches = (evicted and "DisruptionTarget" in conditions) or (
+            bool(codes) and listed == (codes["operator"] == "In")
+        )
+        if matches:
+            return rule["action"] in ("Ignore", "Count") and (
+                rule["action"] == "Ignore" or spec.get("backoffLimit", 6) > 0
+            )
+    return spec.get("backoffLimit", 6) > 0
+
+
+def workers(objects):
+    return [w for w in manifests.workloads(objects) if component(w).startswith("worker")]
+
+
+def check_returning(objects, drained):
+    """`drained`: the exit code of a worker after SIGTERM."""
+    if not workers(objects):
+        yield "there are no workers"
+    for workload in workers(objects):
+        for evicted in (True, False):
+            if not returns(workload, drained, evicted):
+                how = "evicted" if evicted else "drained"
+                yield f"{label(workload)}: the pod of a worker that was {how} does not return"
+        endless = "exit_when_done" not in flags_of(containers(workload)[0])
+        if endless and workload["kind"] == "Job":
+            yield f"{label(workload)}: a Job needs --exit-when-done, because its work must end"
+        if not endless and workload["kind"] != "Job":
+            yield f"{label(workload)}: with --exit-when-done, its pods start again after the run"
+        if not endless and returns(workload, 0, False):
+            yield f"{label(workload)}: a completed worker is started again"
+
+
+def check_start_and_end(objects):
+    for workload in of_kind(objects, "StatefulSet"):
+        spec, name = workload["spec"], label(workload)
+        if spec["replicas"] > 1 and spec.get("podManagementPolicy") != "Parallel":
+            yield f"{name}: pods must start in parallel: a missing one must not hold up the others"
+        if spec.get("updateStrategy", {}).get("type", "RollingUpdate") != "RollingUpdate":
+            yield f"{name}: an update must replace pods without manual deletion"
+        if "activeDeadlineSeconds" in template(workload)["spec"]:
+            yield f"{name}: activeDeadlineSeconds ends pods of a service"
+    for workload, container in pods(objects):
+        flags = flags_of(container)
+        grace = template(workload)["spec"].get("terminationGracePeriodSeconds", 30)
+        if "drain_timeout" in flags and grace <= int(flags["drain_timeout"]):
+            yield f"{label(workload)}: --drain-timeout is longer than the grace period"
+        command = " ".join(container["command"])
+        if re.search(r"\b(sh|bash)\b", command):
+            yield f"{label(workload)}: a shell as the first process does not pass on SIGTERM"
+        if "preStop" in container.get("lifecycle", {}):
+            yield f"{label(workload)}: a preStop hook delays SIGTERM, and the drain with it"
+        if component(workload).startswith("worker") and "livenessProbe" in container:
+            yield f"{label(workload)}: a probe would end a worker whose group is slow; the lease detects dead ones"
+
+
+def check_disruptions(objects):
+    """At most one pod of a role is evicted at a time, for every size."""
+    for budget in of_kind(objects, "PodDisruptionBudget"):
+        spec = budget["spec"]
+        if spec.get("maxUnavailable") != 1 or "minAvailable" in spec:
+            yield f"{label(budget)}: must be maxUnavailable: 1, which follows the number of pods"
+        if spec.get("unhealthyPodEvictionPolicy") != "AlwaysAllow":
+            yield f"{label(budget)}: an unhealthy pod must not block the drain of its node"
+        selected = manifests.selected(objects, spec["selector"]["matchLabels"])
+        if any(workload["kind"] == "Job" for workload in selected):
+            yield f"{label(budget)}: maxUnavailable needs a workload with a scale, which a Job lacks"
+
+
+def check_names(objects):
+    namespace = {item["metadata"].get("namespace") for item in objects if item["kind"] != "Namespace"}
+    namespaces = {item["metadata"]["name"] for item in of_kind(objects, "Namespace")}
+    if namespaces and namespace != namespaces:
+        yield f"objects are in {sorted(map(str, namespace))}, not only in {sorted(namespaces)}"
+    for service in of_kind(objects, "Service"):
+        spec = service["spec"]
+        headless = spec.get("clusterIP") == "None"
+        if headless and not spec.get("publishNotReadyAddresses"):
+            yield f"{label(service)}: leases expire before the pods of a moved coordinator are ready"
+        if spec.get("ipFamilyPolicy") != "PreferDualStack":
+            yield f"{label(service)}: needs ipFamilyPolicy: PreferDualStack"
+    for workload, container in pods(objects):
+        flags = flags_of(container)
+        for flag in ("coordinator", "advertise"):
+            value = flags.get(flag, "")
+            if ".svc" in value or value.count(".") > 1:
+                yield f"{label(workload)}: --{flag} names a namespace, so it fails in all others"
+            if flag == "advertise" and "_IP)" in value:
+                yield f"{label(workload)}: an IPv6 address in --advertise lacks its brackets"
+        if not flags["listen"].startswith("[::]:"):
+            yield f"{label(workload)}: --listen must accept IPv4 and IPv6: [::]:PORT"
+
+
+def check_certificates(objects):
+    """Every replica of an aggregator has its own certificate; every Secret is issued."""
+    issued = {c["spec"]["secretName"]: c["spec"] for c in of_kind(objects, "Certificate")}
+    for workload in manifests.workloads(objects):
+        volumes = {v["name"]: v for v in template(workload)["spec"].get("volumes", [])}
+        tls = volumes.get("tls", {})
+        secrets = [tls["secret"]["secretName"]] if "secret" in tls else []
+        for source in tls.get("projected", {}).get("sources", []):
+            secrets.append(source["secret"]["name"])
+        if component(workload) == "aggregator":
+            name = workload["metadata"]["name"]
+            wanted = [f"{name}-{i}-tls" for i in range(workload["spec"]["replicas"])]
+            if secrets != wanted:
+                yield f"{label(workload)}: needs one Secret for each replica: {', '.join(wanted)}"
+        for secret in secrets:
+            if issued and secret not in issued:
+                yield f"{label(workload)}: no Certificate issues {secret}"
+    for certificate in of_kind(objects, "Certificate"):
+        spec = certificate["spec"]
+        for uri in spec.get("uris", []):
+            role = re.fullmatch(r"spiffe://cadre/cadre/(coordinator|aggregator|worker)/([\w.-]+)", uri)
+            if not role or not {"client auth", "server auth"} <= set(spec["usages"]):
+                yield f"{label(certificate)}: {uri} is not an identity of a member"
+            elif role[1] == "aggregator" and spec["secretName"] != f"{role[2]}-tls":
+                yield f"{label(certificate)}: the identity {role[2]} is not that of the pod"
+
+
+def check_checkpoints(objects):
+    """A path under --checkpoint-root must be the same volume in workers and aggregators, and shared."""
+    roots = {}
+    for workload, container in pods(objects):
+        root = flags_of(container).get("checkpoint_root")
+        if component(workload) == "coordinator" or root is None:
+            continue
+        mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+        volumes = {v["name"]: v for v in template(workload)["spec"]["volumes"]}
+        claim = volumes.get(mounts.get(root), {}).get("persistentVolumeClaim", {}).get("claimName")
+        roots[label(workload)] = (root, claim)
+        found = manifests.find(objects, "PersistentVolumeClaim", claim)
+        if found is None or found["spec"]["accessModes"] != ["ReadWriteMany"]:
+            yield f"{label(workload)}: {root} is not a volume that many nodes can mount"
+    members = [w for w in manifests.workloads(objects) if component(w) != "coordinator"]
+    if roots and (len(set(roots.values())) != 1 or len(roots) != len(members)):
+        yield "workers and aggregators do not mount the same checkpoints"
+
+
+def check_gpu(objects, local_variables):
+    """`local_variables`: those that `cadre local` sets for workers on GPUs."""
+    for workload in workers(objects):
+        if "gpu" not in component(workload):
+            continue
+        container = containers(workload)[0]
+        variables = {variable["name"] for variable in container.get("env", [])}
+        for name in sorted(local_variables - PER_PROCESS_VARIABLES - variables):
+            yield f"{label(workload)}: needs the variable {name}, which `cadre local` sets"
+        limits = container["resources"]["limits"]
+        if "nvidia.com/gpu" not in limits or not flags_of(container).get("device", "").startswith("cuda"):
+            yield f"{label(workload)}: needs a GPU and --device=cuda"
+        if "/dev/shm" not in [mount["mountPath"] for mount in container["volumeMounts"]]:
+            yield f"{label(workload)}: NCCL needs more shared memory than a pod has by default"
+
+
+def check(objects, drained, local_variables):
+    objects = manifests.with_jobs(objects)
+    problems = [*check_returning(objects, drained), *check_gpu(objects, local_variables)]
+    for step in (
+        check_start_and_end,
+        check_disruptions,
+        check_names,
+        check_certificates,
+        check_checkpoints,
+    ):
+        problems += step(objects)
+    return sorted(problems)
+
+
+def check_update(old, new):
+    """Problems of `kubectl apply` with the new objects, such as those of another release, over the old ones."""
+    for item in manifests.workloads(new):
+        before = manifests.find(old, item["kind"], item["metadata"]["name"])
+        if before is None:
+            continue
+        for field in sorted(before["spec"].keys() | item["spec"].keys()):
+            same = before["spec"].get(field) == item["spec"].get(field)
+            if not same and field not in MUTABLE[item["kind"]]:
+                yield f"{label(item)}: {field} is immutable"

@@ -1,0 +1,44 @@
+"""The rules of manifests.py and behaviour.py with what the sources define about the programs."""
+
+import pathlib
+import re
+import tempfile
+
+import behaviour
+import manifests
+import programs
+import tools
+
+
+class Rules:
+    def __init__(self, root):
+        """`root`: the path of the repository."""
+        self.folder = root / "deploy/kubernetes"
+        self.flags = programs.flags(root)
+        self.drain_seconds = programs.drain_seconds(root)
+        worker = (root / "worker/main.cc").read_text()
+        # The exit code of a worker after SIGTERM.
+        self.drained = int(re.search(r"kExitDrained = (\d+);", worker)[1])
+        # The environment variables that `cadre local` sets for workers on GPUs.
+        local = (root / "cli/local_cluster.cc").read_text()
+        self.local_variables = set(re.findall(r'"(NCCL_\w+)=', local))
+
+    def render(self, folder):
+        return manifests.render(tools.find("bin/kubectl"), folder)
+
+    def overlay(self, text):
+        """The objects of an overlay that refers to the folders of deploy/kubernetes."""
+        with tempfile.TemporaryDirectory(dir=self.folder, prefix=".test-") as folder:
+            header = "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\n"
+            (pathlib.Path(folder) / "kustomization.yaml").write_text(header + text)
+            return self.render(folder)
+
+    def problems(self, objects, versions=manifests.API_VERSIONS):
+        schemas = tools.find("kubernetes_validate/kubernetes-json-schema")
+        return manifests.check(objects, schemas, self.flags, self.drain_seconds, versions)
+
+    def problems_of_newest_api(self, objects):
+        return self.problems(objects, manifests.API_VERSIONS[-1:])
+
+    def behaviours(self, objects):
+        return behaviour.check(objects, self.drained, self.local_variables)
