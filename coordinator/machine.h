@@ -86,6 +86,11 @@ class Machine {
   // The status of every run.
   v1::ListReply List(absl::Time now) const;
   MemberCounts CountMembers() const;
+  // Events by name since the creation of the store, as in v1::StatusReply, without those of
+  // members.
+  const google::protobuf::Map<std::string, uint64_t>& counters() const {
+    return cluster_.meta().counters();
+  }
   // Milliseconds since the Unix epoch at which the open round of the run began to accept
   // contributions; 0: there is none.
   int64_t RoundOpenedMs(const std::string& run) const;

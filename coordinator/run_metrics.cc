@@ -5,6 +5,7 @@
 #include <map>
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "coordinator/run_rules.h"
 #include "proto/enum_text.h"
 
@@ -64,6 +65,28 @@ void CollectRun(const Machine& machine, const v1::RunStatus& run, absl::Time now
                 "How many versions the group that is furthest behind lacks.", behind, labels);
 }
 
+// Series exist from the start, so that the first event counts as an increase.
+void CollectCounters(const Machine& machine, Metrics& metrics) {
+  std::map<std::string, uint64_t> counters;
+  for (const char* name :
+       {"groups_failed",    "groups_formed",    "groups_grown",   "groups_left_out",
+        "groups_nudged",    "groups_replanned", "groups_stalled", "leases_lost",
+        "rounds_committed", "runs_adopted",     "runs_behind",    "runs_brought_forward",
+        "runs_deleted",     "runs_done",        "runs_failed",    "runs_parked",
+        "runs_stopped",     "runs_submitted",   "shards_lost",    "shards_restored"}) {
+    counters[name] = 0;
+  }
+  for (int value = v1::Refusal_MIN + 1; value <= v1::Refusal_MAX; ++value) {
+    if (!v1::Refusal_IsValid(value)) continue;
+    counters[absl::StrCat("refused_", EnumText(static_cast<v1::Refusal>(value)))] = 0;
+  }
+  for (auto& [name, count] : counters) {
+    const auto found = machine.counters().find(name);
+    if (found != machine.counters().end()) count = found->second;
+  }
+  metrics.AddCounters(counters);
+}
+
 }  // namespace
 
 void CollectMachine(const Machine& machine, absl::Time now, Metrics& metrics) {
@@ -86,6 +109,7 @@ void CollectMachine(const Machine& machine, absl::Time now, Metrics& metrics) {
   for (const v1::RunStatus& run : list.runs()) {
     if (IsLive(run.state())) CollectRun(machine, run, now, metrics);
   }
+  CollectCounters(machine, metrics);
   metrics.Counter("cadre_events_total", "Events of the cluster (cadre events).",
                   static_cast<double>(machine.Events({}).newest()));
 }

@@ -33,7 +33,8 @@ library_packages=(libgrpc++-dev libprotobuf-dev libabsl-dev libgflags-dev libgoo
 
 test_library_packages=(libgtest-dev libgmock-dev)
 
-test_packages=(ca-certificates python3 python3-pip python3-yaml python3-jsonschema python3-matplotlib shellcheck)
+test_packages=(ca-certificates python3 python3-pip python3-yaml python3-jsonschema python3-matplotlib shellcheck
+  chromium chromium-driver prometheus)
 
 # These are only needed for comparisons in benchmarks.
 bench_packages=(libgloo-dev)
