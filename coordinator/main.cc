@@ -16,6 +16,7 @@
 #include "base/rpc/certificate_metrics.h"
 #include "base/rpc/daemon.h"
 #include "base/rpc/json_log.h"
+#include "base/rpc/notify.h"
 #include "base/status.h"
 #include "coordinator/dashboard/dashboard.h"
 #include "coordinator/measured_planning.h"
@@ -186,6 +187,7 @@ int Serve(const Credentials& credentials) {
     LOG(INFO) << "dashboard on http://" << dashboard->address() << "/";
   }
   LOG(INFO) << "listening on " << (*daemon)->address() << ", store " << FLAGS_store;
+  NotifyReady();
   WaitForTermination();
   LOG(INFO) << "stopping";
   metrics.reset();

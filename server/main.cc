@@ -15,6 +15,7 @@
 #include "base/rooted_files.h"
 #include "base/rpc/daemon.h"
 #include "base/rpc/json_log.h"
+#include "base/rpc/notify.h"
 #include "server/aggregator.h"
 
 DEFINE_string(listen, "127.0.0.1:0", "host:port to listen on; port 0 picks a free port");
@@ -165,6 +166,7 @@ int main(int argc, char** argv) {
     metrics = *std::move(started);
     LOG(INFO) << "metrics on http://" << metrics->address() << "/metrics";
   }
+  cadre::NotifyReady();
   const int signal = cadre::WaitForTermination();
   metrics.reset();
   if (const absl::Status end = (*aggregator)->end(); !end.ok()) return Fail(end);

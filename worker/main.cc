@@ -25,6 +25,7 @@
 #include "base/rooted_files.h"
 #include "base/rpc/daemon.h"
 #include "base/rpc/json_log.h"
+#include "base/rpc/notify.h"
 #include "worker/compute.h"
 #include "worker/default_name.h"
 #include "worker/probe_program.h"
@@ -284,6 +285,7 @@ int main(int argc, char** argv) {
     metrics = *std::move(started);
     LOG(INFO) << "metrics on http://" << metrics->address() << "/metrics";
   }
+  cadre::NotifyReady();
   const int signal = cadre::WaitForTermination();
   const bool has_rank = signal == SIGTERM && (*worker)->has_rank();
   if (has_rank && (*worker)->end().ok() && FLAGS_drain_timeout > 0 && (*worker)->Drain()) {

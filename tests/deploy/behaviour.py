@@ -191,6 +191,38 @@ def check_gpu(objects, local_variables):
             yield f"{label(workload)}: NCCL needs more shared memory than a pod has by default"
 
 
+def check_monitoring(objects):
+    """Every pod that a PodMonitor selects serves metrics on a port that Prometheus may reach."""
+    allowed = {
+        (peer["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"], port["port"])
+        for policy in of_kind(objects, "NetworkPolicy")
+        for rule in policy["spec"].get("ingress", [])
+        for peer in rule["from"]
+        if "namespaceSelector" in peer
+        for port in rule["ports"]
+    }
+    for monitor in of_kind(objects, "PodMonitor"):
+        selector = monitor["spec"]["selector"]
+        pods_of = [
+            w
+            for w in manifests.selected(objects, selector["matchLabels"])
+            if all(component(w) in e["values"] for e in selector.get("matchExpressions", []))
+        ]
+        if not pods_of:
+            yield f"{label(monitor)}: selects no pod"
+        for workload in pods_of:
+            container = containers(workload)[0]
+            for endpoint in monitor["spec"]["podMetricsEndpoints"]:
+                port = manifests.ports(container).get(endpoint["port"])
+                listens = flags_of(container).get("metrics_listen", "").rpartition(":")[2]
+                if port is None:
+                    yield f"{label(monitor)}: no pod has the port {endpoint['port']}"
+                elif listens != str(port):
+                    yield f"{label(workload)}: --metrics-listen is not the port {endpoint['port']}"
+                elif ("monitoring", port) not in allowed:
+                    yield f"{label(workload)}: Prometheus cannot reach the port {port}"
+
+
 def check(objects, drained, local_variables):
     objects = manifests.with_jobs(objects)
     problems = [*check_returning(objects, drained), *check_gpu(objects, local_variables)]
@@ -200,6 +232,7 @@ def check(objects, drained, local_variables):
         check_names,
         check_certificates,
         check_checkpoints,
+        check_monitoring,
     ):
         problems += step(objects)
     return sorted(problems)

@@ -354,7 +354,7 @@ def edges(objects, direction):
         if direction.title() in policy["spec"].get("policyTypes", [])
         for rule in policy["spec"].get(direction, [])
         for peer in rule["from" if direction == "ingress" else "to"]
-        if "namespaceSelector" not in peer and "ipBlock" not in peer
+        if peer.keys() == {"podSelector"}  # not DNS, not Prometheus
         for port in rule["ports"]
         for own in components(objects, policy["spec"]["podSelector"])
         for other in components(objects, peer["podSelector"])
@@ -377,12 +377,12 @@ def check_network(objects):
         for source, target, port in expected ^ found:
             verb = "is not needed" if (source, target, port) in found else "is missing"
             yield f"network: {direction} from {source} to {target}:{port} {verb}"
-    # The kubelet reaches the health port from the pod's node, without a policy.
+    # The kubelet reaches the health port from the pod's node, without a policy; behaviour.py checks metrics.
     declared = {
         (component(w), port)
         for w, c in pods(objects)
         for name, port in ports(c).items()
-        if name != "health"
+        if name not in ("health", "metrics")
     }
     reached = {(target, port) for _, target, port in expected if port != NCCL_PORT}
     for target, port in declared ^ reached:

@@ -32,7 +32,7 @@ VARIANTS = {
     "checkpoints": "resources: [../base, ../worker, ../worker-network]\nnamespace: cadre\n"
     "components: [../components/checkpoints, ../components/existing-store]\n",
     "all": "resources: [../gpu, ../worker, ../worker-network]\nnamespace: elsewhere\n"
-    "components: [../components/cert-manager, ../components/checkpoints]\n",
+    "components: [../components/cert-manager, ../components/checkpoints, ../components/monitoring]\n",
 }
 
 
@@ -48,6 +48,7 @@ class RepositoryTest(unittest.TestCase):
                 "components/cert-manager",
                 "components/checkpoints",
                 "components/existing-store",
+                "components/monitoring",
                 "examples/jobset",
                 "gpu",
                 "gpu/worker",
@@ -228,6 +229,10 @@ BEHAVIOURS = [
     (AGGREGATOR_CERTIFICATE, "spec.secretName", "other", "no Certificate issues"),
     (AGGREGATOR_CERTIFICATE, "spec.uris", ["spiffe://cadre/cadre/aggregator/a"], "is not that of the pod"),
     (AGGREGATOR_CERTIFICATE, "spec.usages", ["client auth"], "is not an identity"),
+    (GPU_WORKER, MAIN + "ports.1.name", "metric", "no pod has the port metrics"),
+    ("PodMonitor/cadre-worker", "spec.podMetricsEndpoints.0.port", "http", "no pod has the port http"),
+    ("PodMonitor/cadre-coordinator", "spec.selector.matchLabels", {"a": "b"}, "selects no pod"),
+    ("NetworkPolicy/metrics", "spec.ingress.0.ports.0.port", 9471, "Prometheus cannot reach"),
     (GPU_WORKER, MAIN + "env.1", DELETE, "needs the variable NCCL_LAUNCH_ORDER_IMPLICIT"),
     (GPU_WORKER, MAIN + "resources.limits", {}, "needs a GPU"),
     (GPU_WORKER, MAIN + "volumeMounts.2", DELETE, "more shared memory"),

@@ -139,6 +139,7 @@ class DashboardTest(unittest.TestCase):
         self.wait("document.querySelectorAll('.uplot').length === 7", "no charts")
         wait_for(lambda: self.state(f"(data.histories.get('{run}')?.size ?? 0) > 20"), "no history")
         self.check_reactions(run)
+        self.check_groups(run)
         self.check_restart(run)
         self.check_viewers(run)
         wait_for(lambda: self.cluster.run_state(run)["state"] == "done", "the run does not end", 80)
@@ -172,6 +173,15 @@ class DashboardTest(unittest.TestCase):
         self.assertLess(shown / 1000 - event["time_ms"] / 1000, 2.5, "the event appears too late")
         # The test polls; the bound on the page itself is in the stream.
         self.assertNotEqual(self.state("data.overview.groups.map((g) => g.generation).sort()"), generations)
+
+    def check_groups(self, run):
+        self.open(f"run/{run}/groups")
+        self.wait("document.querySelectorAll('#main table').length >= 4", "no tables of the groups")
+        self.assertIn("Memory of the largest rank", self.text())
+        self.screenshot("groups")
+        self.open("members")
+        self.wait("document.querySelectorAll('#main tbody tr').length >= 6", "no members")
+        self.screenshot("members")
 
     def check_restart(self, run):
         self.open(f"run/{run}")

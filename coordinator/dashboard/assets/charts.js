@@ -31,7 +31,7 @@ export function chart(title, unit, format = significant) {
     width: Math.max(240, plot.clientWidth || 300),
     height: 210,
     cursor: { sync: { key: "cadre" } },
-    legend: { live: true },
+    legend: { live: true, markers: { fill: (u, i) => u.series[i].stroke?.(u, i) ?? "transparent" } },
     scales: { x: { time: Boolean(x.time) } },
     axes: [
       { stroke: color("--soft"), grid: { stroke: color("--line"), width: 1 }, ticks: { stroke: color("--line") }, values: x.time ? undefined : (_, v) => v.map(x.format) },

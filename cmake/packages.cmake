@@ -1,0 +1,58 @@
+# cmake --install, and three Debian packages by CPack: cadre (the command), cadre-daemons (coordinator and
+# aggregator, with systemd units), cadre-worker. deploy/package.sh builds them.
+include(GNUInstallDirs)
+
+install(TARGETS cadre RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT cadre)
+install(TARGETS cadre-coordinator cadre-aggregator
+  RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT daemons)
+install(TARGETS cadre-worker RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT worker)
+install(FILES deploy/demo.textproto deploy/low-traffic.textproto
+  DESTINATION ${CMAKE_INSTALL_DATADIR}/cadre COMPONENT cadre)
+install(DIRECTORY model/zoo/ DESTINATION ${CMAKE_INSTALL_DATADIR}/cadre/zoo COMPONENT cadre
+  FILES_MATCHING PATTERN "*.textproto")
+install(DIRECTORY deploy/monitoring DESTINATION ${CMAKE_INSTALL_DATADIR}/cadre COMPONENT daemons)
+install(FILES deploy/slurm/cadre.sbatch
+  DESTINATION ${CMAKE_INSTALL_DATADIR}/cadre COMPONENT worker)
+foreach(name coordinator aggregator worker)
+  set(component daemons)
+  if(name STREQUAL worker)
+    set(component worker)
+  endif()
+  install(FILES deploy/systemd/cadre-${name}.service DESTINATION lib/systemd/system
+    COMPONENT ${component})
+  install(FILES deploy/systemd/cadre-${name}.default DESTINATION /etc/default RENAME cadre-${name}
+    COMPONENT ${component})
+endforeach()
+
+# Only the programs are packaged, so not everything must be built first.
+set(CMAKE_SKIP_INSTALL_ALL_DEPENDENCY ON)
+set(CPACK_GENERATOR DEB)
+set(CPACK_DEB_COMPONENT_INSTALL ON)
+set(CPACK_COMPONENTS_ALL cadre daemons worker)
+set(CPACK_PACKAGING_INSTALL_PREFIX /usr)
+set(CPACK_STRIP_FILES ON)
+set(CPACK_PACKAGE_VERSION ${PROJECT_VERSION})
+set(CPACK_PACKAGE_CONTACT "Cadre <cadre@localhost>")
+set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
+set(CPACK_DEBIAN_PACKAGE_SECTION science)
+# The shared libraries that the programs load.
+set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
+set(CPACK_DEBIAN_CADRE_PACKAGE_NAME cadre)
+set(CPACK_DEBIAN_DAEMONS_PACKAGE_NAME cadre-daemons)
+set(CPACK_DEBIAN_WORKER_PACKAGE_NAME cadre-worker)
+set(CPACK_DEBIAN_CADRE_PACKAGE_RECOMMENDS "cadre-daemons, cadre-worker")
+# For the demo's run.
+set(CPACK_DEBIAN_WORKER_PACKAGE_RECOMMENDS "dataset-fashion-mnist")
+set(CPACK_DEBIAN_DAEMONS_PACKAGE_CONTROL_EXTRA "${PROJECT_BINARY_DIR}/packages/daemons/conffiles")
+set(CPACK_DEBIAN_WORKER_PACKAGE_CONTROL_EXTRA "${PROJECT_BINARY_DIR}/packages/worker/conffiles")
+file(WRITE "${PROJECT_BINARY_DIR}/packages/daemons/conffiles"
+  "/etc/default/cadre-coordinator\n/etc/default/cadre-aggregator\n")
+file(WRITE "${PROJECT_BINARY_DIR}/packages/worker/conffiles" "/etc/default/cadre-worker\n")
+set(CPACK_COMPONENT_CADRE_DESCRIPTION "Command line of Cadre
+ Trains one model on many machines connected by slow links: starts local clusters, submits and
+ follows runs, plans, certificates.")
+set(CPACK_COMPONENT_DAEMONS_DESCRIPTION "Coordinator and aggregator of Cadre
+ The long-running services of a cluster, as systemd units.")
+set(CPACK_COMPONENT_WORKER_DESCRIPTION "Worker of Cadre
+ Trains as a member of the groups that a coordinator forms, as a systemd unit.")
+include(CPack)

@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# Builds the Debian packages cadre, cadre-daemons and cadre-worker. Requires what deploy/setup.sh
+# build installs, and dpkg-dev.
+#
+#   deploy/package.sh [--dir DIR] [--out DIR]
+#
+#   --dir DIR  build folder (default: build, in the root of the repository)
+#   --out DIR  folder for the packages (default: the build folder)
+set -euo pipefail
+
+root=$(cd "$(dirname "$0")/.." && pwd)
+dir=$root/build
+out=
+
+fail() {
+  echo "package: $*" >&2
+  exit 2
+}
+
+usage() {
+  sed -n '2,/^set -/p' "$0" | grep '^#' | cut -c3-
+}
+
+while [ $# -gt 0 ]; do
+  case $1 in
+    --dir | --out) [ $# -ge 2 ] || fail "$1 requires a value (see --help)" ;;&
+    --dir) dir=$2; shift 2 ;;
+    --out) out=$2; shift 2 ;;
+    -h | --help) usage; exit 0 ;;
+    *) fail "unknown argument '$1' (see --help)" ;;
+  esac
+done
+command -v dpkg-shlibdeps >/dev/null || fail "dpkg-dev is required: deploy/setup.sh build"
+
+bash "$root/deploy/build.sh" --dir "$dir" cadre cadre-coordinator cadre-aggregator cadre-worker
+cpack --config "$dir/CPackConfig.cmake" -B "${out:-$dir}"
