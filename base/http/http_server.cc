@@ -173,6 +173,9 @@ struct HttpServer::Impl {
     const absl::Cleanup release = [response] { MHD_destroy_response(response); };
     MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, answer.content_type.c_str());
     MHD_add_response_header(response, "X-Content-Type-Options", "nosniff");
+    if (answer.stream != nullptr) {
+      MHD_add_response_header(response, MHD_HTTP_HEADER_CONNECTION, "close");
+    }
     for (const auto& [name, value] : answer.headers) {
       MHD_add_response_header(response, name.c_str(), value.c_str());
     }

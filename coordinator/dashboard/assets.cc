@@ -4,31 +4,31 @@ namespace cadre {
 namespace {
 
 constexpr unsigned char kIndex[] = {
-#include "index.html.inc"
+#include "coordinator/dashboard/index.html.inc"
 };
 constexpr unsigned char kStyle[] = {
-#include "style.css.inc"
+#include "coordinator/dashboard/style.css.inc"
 };
 constexpr unsigned char kApp[] = {
-#include "app.js.inc"
+#include "coordinator/dashboard/app.js.inc"
 };
 constexpr unsigned char kFormat[] = {
-#include "format.js.inc"
+#include "coordinator/dashboard/format.js.inc"
 };
 constexpr unsigned char kPages[] = {
-#include "pages.js.inc"
+#include "coordinator/dashboard/pages.js.inc"
 };
 constexpr unsigned char kCharts[] = {
-#include "charts.js.inc"
+#include "coordinator/dashboard/charts.js.inc"
 };
 constexpr unsigned char kTimeline[] = {
-#include "timeline.js.inc"
+#include "coordinator/dashboard/timeline.js.inc"
 };
 constexpr unsigned char kUplot[] = {
-#include "uplot.js.inc"
+#include "coordinator/dashboard/uplot.js.inc"
 };
 constexpr unsigned char kUplotStyle[] = {
-#include "uplot.css.inc"
+#include "coordinator/dashboard/uplot.css.inc"
 };
 
 template <size_t n>

@@ -201,6 +201,12 @@ class FakeCluster {
   v1::RunStatus RunStatus(const std::string& run);
   v1::GroupStatus Group(const std::string& run, uint32_t group);
   v1::StatusReply Status() { return machine_->Status(now_); }
+  v1::HistoryReply History(const std::string& run) {
+    v1::HistoryRequest request;
+    request.set_run(run);
+    return machine_->History(request).value();
+  }
+  v1::EventsReply Events() { return machine_->Events({}); }
   uint64_t Counter(const std::string& name);
   std::optional<v1::CommitRecord> Commit(const std::string& run, uint32_t round) const;
   const std::map<std::string, std::string>& store() const { return store_; }

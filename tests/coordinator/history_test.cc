@@ -119,7 +119,7 @@ TEST(HistoryTest, AdoptionCompletesTheParticipant) {
   history.NoteAdopted(1, 7, 1, 1);
   history.NoteAdopted(9, 1, 1, 1);
   history.NoteAdopted(1, 0, std::numeric_limits<float>::quiet_NaN(), -1);
-  const v1::CommitPoint& commit = history.Read({}).entries(0).commit();
+  const v1::CommitPoint commit = history.Read({}).entries(0).commit();
   EXPECT_EQ(commit.participants(1).wait_seconds(), 0.25F);
   EXPECT_EQ(commit.participants(1).pull_seconds(), 0.5F);
   EXPECT_EQ(commit.participants(0).wait_seconds(), 0);
