@@ -24,6 +24,28 @@ foreach(name coordinator aggregator worker)
     COMPONENT ${component})
 endforeach()
 
+# Manual pages from the help of the programs; the target `manuals` makes them.
+find_program(HELP2MAN help2man)
+if(HELP2MAN)
+  set(manuals)
+  foreach(entry "cadre:cadre:command line of Cadre, which trains one model on many machines"
+      "cadre-coordinator:daemons:coordinator of Cadre" "cadre-aggregator:daemons:aggregator of Cadre"
+      "cadre-worker:worker:worker of Cadre")
+    string(REPLACE ":" ";" entry "${entry}")
+    list(GET entry 0 program)
+    list(GET entry 1 component)
+    list(GET entry 2 description)
+    set(manual "${PROJECT_BINARY_DIR}/packages/${program}.1")
+    add_custom_command(OUTPUT "${manual}"
+      COMMAND "${HELP2MAN}" --no-info --no-discard-stderr --name "${description}"
+        --output "${manual}" $<TARGET_FILE:${program}>
+      DEPENDS ${program} VERBATIM)
+    list(APPEND manuals "${manual}")
+    install(FILES "${manual}" DESTINATION ${CMAKE_INSTALL_MANDIR}/man1 COMPONENT ${component} OPTIONAL)
+  endforeach()
+  add_custom_target(manuals DEPENDS ${manuals})
+endif()
+
 # Only the programs are packaged, so not everything must be built first.
 set(CMAKE_SKIP_INSTALL_ALL_DEPENDENCY ON)
 set(CPACK_GENERATOR DEB)

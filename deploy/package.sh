@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds the Debian packages cadre, cadre-daemons and cadre-worker. Requires what deploy/setup.sh
-# build installs, and dpkg-dev.
+# build installs.
 #
 #   deploy/package.sh [--dir DIR] [--out DIR]
 #
@@ -30,7 +30,9 @@ while [ $# -gt 0 ]; do
     *) fail "unknown argument '$1' (see --help)" ;;
   esac
 done
-command -v dpkg-shlibdeps >/dev/null || fail "dpkg-dev is required: deploy/setup.sh build"
+for tool in dpkg-shlibdeps help2man; do
+  command -v "$tool" >/dev/null || fail "$tool is required: deploy/setup.sh build"
+done
 
-bash "$root/deploy/build.sh" --dir "$dir" cadre cadre-coordinator cadre-aggregator cadre-worker
+bash "$root/deploy/build.sh" --dir "$dir" cadre cadre-coordinator cadre-aggregator cadre-worker manuals
 cpack --config "$dir/CPackConfig.cmake" -B "${out:-$dir}"

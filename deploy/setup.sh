@@ -22,7 +22,7 @@ set -euo pipefail
 
 data_packages=(dataset-fashion-mnist)
 
-tool_packages=(g++ cmake ninja-build ccache pkg-config dpkg-dev
+tool_packages=(g++ cmake ninja-build ccache pkg-config dpkg-dev help2man
   protobuf-compiler protobuf-compiler-grpc)
 
 # Direct dependencies first, then packages that the CMake configurations of gRPC (OpenSSL, c-ares,

@@ -1,5 +1,5 @@
-// What the state machine records for people: the history of runs, and events. Also what workers learn
-// of the end of a run.
+// What the state machine records for people: the history of runs, and events. Also what workers
+// learn of the end of a run.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -1,0 +1,135 @@
+#!/usr/bin/env python3
+"""The Debian packages: contents, dependencies, units, and a run with the programs that they contain.
+
+usage: packages_test.py REPOSITORY BUILD
+"""
+
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+BUILD = pathlib.Path(sys.argv.pop(2)).resolve()
+ROOT = pathlib.Path(sys.argv.pop(1)).resolve()
+PROGRAMS = {
+    "cadre": {"cadre"},
+    "cadre-daemons": {"cadre-coordinator", "cadre-aggregator"},
+    "cadre-worker": {"cadre-worker"},
+}
+UNITS = {
+    "cadre": set(),
+    "cadre-daemons": {"cadre-coordinator", "cadre-aggregator"},
+    "cadre-worker": {"cadre-worker"},
+}
+
+
+def run(*command, **options):
+    result = subprocess.run(command, capture_output=True, text=True, timeout=110, **options)
+    if result.returncode != 0:
+        raise AssertionError(f"{command}: {result.stdout}{result.stderr}")
+    return result.stdout
+
+
+class PackagesTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        if not shutil.which("dpkg-shlibdeps"):
+            raise unittest.SkipTest("dpkg-dev is not installed")
+        cls.folder = tempfile.TemporaryDirectory()
+        folder = pathlib.Path(cls.folder.name)
+        run("cpack", "--config", BUILD / "CPackConfig.cmake", "-B", folder / "out")
+        cls.files = {file.name.partition("_")[0]: file for file in (folder / "out").glob("*.deb")}
+        cls.root = folder / "root"
+        for file in cls.files.values():
+            run("dpkg-deb", "--extract", file, cls.root)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.folder.cleanup()
+
+    def field(self, package, name):
+        return run("dpkg-deb", "--field", self.files[package], name).strip()
+
+    def contents(self, package):
+        lines = run("dpkg-deb", "--contents", self.files[package]).splitlines()
+        return {line.split()[5][1:] for line in lines if not line.split()[5].endswith("/")}
+
+    def test_contents(self):
+        self.assertEqual(set(self.files), set(PROGRAMS))
+        for package, programs in PROGRAMS.items():
+            contents = self.contents(package)
+            found = {path.rpartition("/")[2] for path in contents if path.startswith("/usr/bin/")}
+            self.assertEqual(found, programs)
+            units = {p for p in contents if p.endswith(".service")}
+            expected = {f"/usr/lib/systemd/system/{name}.service" for name in UNITS[package]}
+            self.assertEqual(units, expected)
+            for name in UNITS[package]:
+                self.assertIn(f"/etc/default/{name}", contents)
+        self.assertIn("/usr/share/cadre/demo.textproto", self.contents("cadre"))
+        self.assertIn("/usr/share/cadre/monitoring/alerts.yaml", self.contents("cadre-daemons"))
+
+    def test_dependencies_are_shared_libraries(self):
+        for package in PROGRAMS:
+            names = re.findall(r"([a-z0-9.+-]+)(?: \([^)]*\))?(?:, |$)", self.field(package, "Depends"))
+            self.assertIn("libc6", names)
+            self.assertGreater(len(names), 8)
+            for name in names:
+                self.assertTrue(name.startswith("lib") or name == "zlib1g", name)
+                self.assertFalse(name.endswith("-dev"), name)
+
+    def test_programs_are_stripped(self):
+        for program in (self.root / "usr/bin").iterdir():
+            self.assertNotIn(".debug_info", run("readelf", "--section-headers", "--wide", program))
+
+    def test_configuration_is_kept(self):
+        for package, units in UNITS.items():
+            if not units:
+                continue
+            control = self.root.parent / f"control-{package}"
+            run("dpkg-deb", "--control", self.files[package], control)
+            kept = set((control / "conffiles").read_text().split())
+            self.assertEqual(kept, {f"/etc/default/{name}" for name in units})
+
+    def test_units(self):
+        units = sorted((self.root / "usr/lib/systemd/system").glob("*.service"))
+        self.assertEqual(len(units), 3)
+        for unit in units:
+            text = unit.read_text()
+            for setting in ("Type=notify", "DynamicUser=yes", "ProtectSystem=strict", "NoNewPrivileges=yes"):
+                self.assertIn(f"\n{setting}\n", text)
+            # Flags of the unit and of its defaults exist.
+            program = unit.stem
+            help_text = run(self.root / "usr/bin" / program, "--help")
+            defaults = (self.root / "etc/default" / program).read_text()
+            for flag in re.findall(r"--[a-z-]+", text + defaults.partition("CADRE_FLAGS")[2]):
+                self.assertIn(f"\n  {flag}", help_text, program)
+
+    @unittest.skipUnless(shutil.which("systemd-analyze"), "systemd-analyze is not installed")
+    def test_units_are_valid(self):
+        for unit in (self.root / "usr/lib/systemd/system").glob("*.service"):
+            # Programs and manual pages are not installed on this machine.
+            checked = self.root.parent / unit.name
+            text = unit.read_text().replace("/usr/bin/", f"{self.root}/usr/bin/")
+            checked.write_text(re.sub(r"^Documentation=.*\n", "", text, flags=re.M))
+            result = subprocess.run(
+                ["systemd-analyze", "verify", checked], capture_output=True, text=True, timeout=60
+            )
+            self.assertEqual((result.returncode, result.stdout, result.stderr), (0, "", ""), unit.name)
+
+    def test_installed_programs_train(self):
+        """Without the build folder: programs find one another next to `cadre`."""
+        folder = self.root.parent / "run"
+        folder.mkdir()
+        text = (self.root / "usr/share/cadre/demo.textproto").read_text()
+        text = re.sub(r"stop \{ epochs: \d+ \}", "stop { steps: 32 }", text)
+        self.assertIn("{ steps: 32 }", text)
+        (folder / "short.textproto").write_text(text)
+        out = run(self.root / "usr/bin/cadre", "local", folder / "short.textproto", "-o", "json", cwd=folder)
+        self.assertIn('"state":"done"', out.replace(" ", ""))
+
+
+if __name__ == "__main__":
+    unittest.main()
