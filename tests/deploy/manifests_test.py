@@ -223,7 +223,7 @@ BEHAVIOURS = [
     (COORDINATOR_SERVICE, "spec.publishNotReadyAddresses", DELETE, "leases expire before"),
     (COORDINATOR_SERVICE, "spec.ipFamilyPolicy", DELETE, "needs ipFamilyPolicy"),
     (COORDINATOR_SERVICE, "metadata.namespace", "cadre", "objects are in"),
-    ("PodDisruptionBudget/cadre-worker", "spec", {"minAvailable": 3, "selector": {"matchLabels": {"a": "b"}}}, "follows the number"),
+    ("PodDisruptionBudget/cadre-worker", "spec.minAvailable", 3, "follows the number"),
     ("PodDisruptionBudget/cadre-worker", "spec.unhealthyPodEvictionPolicy", DELETE, "must not block"),
     ("PersistentVolumeClaim/cadre-checkpoints", "spec.accessModes", ["ReadWriteOnce"], "not a volume that many"),
     (AGGREGATOR_CERTIFICATE, "spec.secretName", "other", "no Certificate issues"),

@@ -121,9 +121,9 @@ class Cluster:
         flags = (f"--data-dir={self.folder}/{name}", f"--name={name}", "--metrics-listen=127.0.0.1:0")
         self.spawn(name, "cadre-aggregator", f"--coordinator={self.coordinator}", *flags)
 
-    def start_worker(self, name):
+    def start_worker(self, name, *more):
         flags = ("--data-root=/usr/share/datasets", f"--name={name}", "--metrics-listen=127.0.0.1:0")
-        self.spawn(name, "cadre-worker", f"--coordinator={self.coordinator}", *flags)
+        self.spawn(name, "cadre-worker", f"--coordinator={self.coordinator}", *flags, *more)
 
     def start(self, workers):
         self.start_coordinator()
