@@ -49,6 +49,7 @@ def browser(folder, width=1440, height=1000):
         "--disable-component-update",
         "--disable-sync",
         "--disable-dev-shm-usage",
+        "--hide-scrollbars",
         f"--user-data-dir={folder}",
         f"--window-size={width},{height}",
     ):

@@ -106,7 +106,7 @@ function run({ run: id }) {
       el("p", {}, state(r.state), r.reason ? ` ${r.reason}` : ""),
       el("p", { class: "soft small" }, `${r.run}, version ${number(r.version)}, digest `, el("span", { class: "mono" }, r.digest || "–"), ", lineage ", el("span", { class: "mono" }, r.lineage)),
       el("div", { class: "tiles four" },
-        tile(`${number(r.step)} of ${number(r.total_steps)}`, "steps"), tile(r.test ? number(r.test.accuracy, 4) : "–", "test accuracy"),
+        tile(`${number(r.step)} / ${number(r.total_steps)}`, "steps"), tile(r.test ? number(r.test.accuracy, 4) : "–", "test accuracy"),
         tile(significant(r.loss), "training loss"), tile(number(r.samples_per_second), "samples/s"),
         tile(["done", "failed", "stopped"].includes(r.state) ? duration(r.seconds) : duration(r.eta_seconds), ["done", "failed", "stopped"].includes(r.state) ? "training time" : "until the end"),
         tile(bytes(r.bytes_across_groups), "sent between groups"),
