@@ -14,6 +14,7 @@
 #include "model/formats/checkpoint_manifest.h"
 #include "model/initial_value.h"
 #include "model/outer_optimizer.h"
+#include "model/validate.h"
 #include "model/parameter_index.h"
 #include "server/client/frame.h"
 
@@ -48,7 +49,10 @@ absl::StatusOr<RunTerms> RunTermsOf(const v1::OpenRun& open) {
   terms.lineage = open.lineage();
   terms.shard = open.shard();
   terms.shards = open.shards();
-  terms.ranks = std::max(1U, open.spec().cluster().ranks_per_group());
+  // Programs with a loop of their own determine the number of their ranks.
+  terms.ranks = open.spec().model().has_opaque()
+                    ? kMaxRanksPerGroup
+                    : std::max(1U, open.spec().cluster().ranks_per_group());
   for (const Parameter& parameter : index.parameters()) {
     terms.tensor_begin.push_back(parameter.offset);
     if (!IsStatistic(parameter.role)) continue;
