@@ -33,7 +33,6 @@
 #include "base/status.h"
 #include "coordinator/evaluation.h"
 #include "coordinator/run_rules.h"
-#include "tensor/mesh.h"
 
 namespace cadre {
 namespace {
@@ -135,7 +134,7 @@ bool Run::FormOfProgram(Slot& slot, std::vector<std::string>& idle) {
   v1::Plan plan;
   plan.set_own_loop(true);
   v1::MeshAxis& axis = *plan.add_mesh();
-  axis.set_name(kDataAxis);
+  axis.set_name("data");
   axis.set_size(members.size());
   Take(members, idle);
   FormGeneration(slot, members, plan);

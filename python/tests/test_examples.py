@@ -6,7 +6,7 @@ import difflib
 from pathlib import Path
 
 import pytest
-from conftest import Cluster
+from processes import Cluster
 
 
 @pytest.mark.parametrize("name", ["fashion_mnist", "character_gpt"])

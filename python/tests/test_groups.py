@@ -7,7 +7,7 @@ import signal
 from typing import Any
 
 import pytest
-from conftest import Cluster, Program, wait_for
+from processes import Cluster, Program, wait_for
 
 import cadre
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from conftest import Cluster, wait_for
+from processes import Cluster, wait_for
 from test_groups import assert_agree, last
 
 _FILES = "/usr/share/datasets/fashion-mnist"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from conftest import Cluster, wait_for
+from processes import Cluster, wait_for
 from test_groups import CODED, assert_agree, last, spec
 
 
