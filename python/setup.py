@@ -23,7 +23,7 @@ def _library() -> Path:
             f"{script} is missing: install from a checkout (pip install ./python), or name a library "
             "with CADRE_GROUP_LIBRARY"
         )
-    folder = Path(os.environ.get("CADRE_BUILD", _ROOT / "build"))
+    folder = Path(os.environ.get("CADRE_BUILD", _ROOT / "build" / "python"))
     subprocess.run(["bash", script, "--dir", folder, "--cuda", "OFF", "cadre_group"], check=True)
     return folder / "lib" / "libcadre_group.so"
 
