@@ -461,11 +461,10 @@ void Machine::OnSubmit(const SubmitRun& submit) {
       const std::string difference = FirstDifference(run.spec(), submit.spec);
       return cluster_.out().Reply(
           {.request = submit.request,
-           .status = difference.empty()
-                         ? absl::OkStatus()
-                         : absl::FailedPreconditionError(
-                               absl::StrCat("run ", run.id(),
-                                            " has the same name and another spec: ", difference)),
+           .status = difference.empty() ? absl::OkStatus()
+                                        : absl::FailedPreconditionError(absl::StrCat(
+                                              "run ", run.id(),
+                                              " has the same name and another spec: ", difference)),
            .run = run.id()});
     }
   }

@@ -223,11 +223,10 @@ void Run::Moved(const Slot& slot) {
 }
 
 void Run::UpdateDemand() {
-  cluster_.SetDemand(number(), {.device = RequestedDevice(spec()),
-                                .ranks = RanksPerGroup(spec()),
-                                .slots = active() && !spec().model().has_opaque()
-                                             ? slots_.waiting().size()
-                                             : 0});
+  cluster_.SetDemand(
+      number(), {.device = RequestedDevice(spec()),
+                 .ranks = RanksPerGroup(spec()),
+                 .slots = active() && !spec().model().has_opaque() ? slots_.waiting().size() : 0});
 }
 
 }  // namespace cadre

@@ -87,8 +87,7 @@ extern "C" {
 
 cadre_client* cadre_client_open(const char* coordinator, const char* tls, int32_t insecure) {
   auto* const client = new cadre_client;
-  auto credentials =
-      cadre::Credentials::FromFlags(tls == nullptr ? "" : tls, insecure != 0);
+  auto credentials = cadre::Credentials::FromFlags(tls == nullptr ? "" : tls, insecure != 0);
   client->status = credentials.status();
   if (credentials.ok()) {
     client->coordinator =

@@ -111,12 +111,11 @@ int32_t cadre_group_add_part(cadre_group* group, uint64_t begin, uint64_t end, f
   uint64_t elements = 1;
   for (const uint64_t extent : parameter.shape) elements *= extent;
   if (begin > end || end > elements) {
-    return group->Fail(absl::InvalidArgumentError(
-        absl::StrCat("elements ", begin, " to ", end, " of parameter '", parameter.name,
-                     "', which has ", elements)));
+    return group->Fail(
+        absl::InvalidArgumentError(absl::StrCat("elements ", begin, " to ", end, " of parameter '",
+                                                parameter.name, "', which has ", elements)));
   }
-  parameter.parts.push_back(
-      {{static_cast<int64_t>(begin), static_cast<int64_t>(end)}, values});
+  parameter.parts.push_back({{static_cast<int64_t>(begin), static_cast<int64_t>(end)}, values});
   return 0;
 }
 

@@ -1,5 +1,5 @@
-/* The C interface of libcadre_group, with which a program that trains a model with a loop of its own
- * takes part in a run as a group, or as one rank of a group.
+/* The C interface of libcadre_group, with which a program that trains a model with a loop of its
+ * own takes part in a run as a group, or as one rank of a group.
  *
  *   cadre_group* group = cadre_group_open(&options);
  *   cadre_group_add_parameter(group, "fc.weight", shape, 2, 1, values);     for each parameter
@@ -13,17 +13,17 @@
  *     case CADRE_ERROR: cadre_group_error(group) has the reason; return;
  *   }
  *
- * Failures. If the coordinator, an aggregator or another rank fails, cadre_group_next waits, and the
- * group continues from the newest version: the next CADRE_STORE overwrites the steps since then,
- * which cadre_group_get_state reports as discarded. If the group itself cannot continue, because a
- * value is not finite or its parameters are not those of the run, CADRE_ERROR follows, and the other
- * groups continue without it.
+ * Failures. If the coordinator, an aggregator or another rank fails, cadre_group_next waits, and
+ * the group continues from the newest version: the next CADRE_STORE overwrites the steps since
+ * then, which cadre_group_get_state reports as discarded. If the group itself cannot continue,
+ * because a value is not finite or its parameters are not those of the run, CADRE_ERROR follows,
+ * and the other groups continue without it.
  *
  * Threads. A group is used by one thread at a time, except for cadre_group_leave, cadre_group_alive
- * and cadre_group_interrupt, which any thread and signal handlers' threads may call. The library has
- * threads of its own; they read and write the registered memory only while a thread is in
- * cadre_group_next. No function throws exceptions. A process that uses a group must not fork without
- * exec.
+ * and cadre_group_interrupt, which any thread and signal handlers' threads may call. The library
+ * has threads of its own; they read and write the registered memory only while a thread is in
+ * cadre_group_next. No function throws exceptions. A process that uses a group must not fork
+ * without exec.
  *
  * Ownership. The caller owns all memory that it passes: strings and shapes may be freed after the
  * call, registered memory must outlive the group. Strings that are returned belong to the group and
@@ -119,8 +119,8 @@ CADRE_API int32_t cadre_group_join(cadre_group* group);
  * long. After CADRE_WAIT, the wait continues with the next call. */
 CADRE_API int32_t cadre_group_next(cadre_group* group, double timeout_seconds);
 
-/* One step is done. Returns 1 if cadre_group_next must follow: at a boundary, or because the group's
- * generation has ended. Takes no lock and never blocks. */
+/* One step is done. Returns 1 if cadre_group_next must follow: at a boundary, or because the
+ * group's generation has ended. Takes no lock and never blocks. */
 CADRE_API int32_t cadre_group_step(cadre_group* group);
 /* Mean loss since the last boundary, for the status; optional. */
 CADRE_API void cadre_group_set_loss(cadre_group* group, double loss);

@@ -24,8 +24,8 @@ class CallerModel final : public TrainedModel {
 
   absl::Status Open(FailureNote& failure) override {
     const int rank = static_cast<int>(assignment_.place().rank());
-    auto made = CallerValues::Make(trainer_.parameters_, spec_.model(), rank,
-                                   assignment_.peers_size());
+    auto made =
+        CallerValues::Make(trainer_.parameters_, spec_.model(), rank, assignment_.peers_size());
     CADRE_RETURN_IF_ERROR(failure.Blame(v1::FAILURE_CAUSE_PLAN, made.status()));
     values_.emplace(*std::move(made));
     // The program may still train with the values of an earlier generation.
@@ -37,9 +37,8 @@ class CallerModel final : public TrainedModel {
     protocol_ = &protocol;
     group_.reset(new Communicator(WholeGroup(transport)));
     const absl::Status partition = values_->CheckPartition(*group_);
-    return absl::IsInvalidArgument(partition)
-               ? failure.Blame(v1::FAILURE_CAUSE_PLAN, partition)
-               : partition;
+    return absl::IsInvalidArgument(partition) ? failure.Blame(v1::FAILURE_CAUSE_PLAN, partition)
+                                              : partition;
   }
 
   v1::Prepared Describe() const override {
@@ -114,8 +113,7 @@ class CallerModel final : public TrainedModel {
     }
     if (trainer_.progress_ != nullptr) trainer_.progress_.load()->Enter(v1::ACTIVITY_TRAINING);
     current_ = false;
-    const absl::Status trained =
-        trainer_.handoff_.Do(Handoff::Task::kTrain, step_, train.until);
+    const absl::Status trained = trainer_.handoff_.Do(Handoff::Task::kTrain, step_, train.until);
     const uint32_t reached = trainer_.handoff_.step();
     trainer_.trained_ += reached - std::min(step_, reached);
     CADRE_RETURN_IF_ERROR(trained);

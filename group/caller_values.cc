@@ -30,8 +30,9 @@ v1::OpaqueModel ModelOf(const std::vector<CallerParameter>& parameters) {
 std::vector<std::string> NamesInGraph(const std::string& name) {
   const std::string path = absl::StrReplaceAll(name, {{".", "/"}});
   std::vector<std::string> names = {name, path};
-  for (const auto& [torch, layer] :
-       {std::pair{"/weight", "/scale"}, {"/bias", "/shift"}, {"/running_var", "/running_variance"}}) {
+  for (const auto& [torch, layer] : {std::pair{"/weight", "/scale"},
+                                     {"/bias", "/shift"},
+                                     {"/running_var", "/running_variance"}}) {
     if (!absl::EndsWith(path, torch)) continue;
     names.push_back(absl::StrCat(path.substr(0, path.size() - strlen(torch)), layer));
   }
@@ -69,8 +70,8 @@ absl::StatusOr<std::vector<int>> FindAll(const ParameterIndex& index,
   }
   for (int i = 0; i < std::ssize(index.parameters()); ++i) {
     if (taken.contains(i)) continue;
-    return absl::InvalidArgumentError(absl::StrCat("this program has no parameter '",
-                                                   index[i].name, "' ", index[i].shape.ToString(),
+    return absl::InvalidArgumentError(absl::StrCat("this program has no parameter '", index[i].name,
+                                                   "' ", index[i].shape.ToString(),
                                                    ", which the run has"));
   }
   return numbers;
@@ -105,7 +106,8 @@ absl::StatusOr<CallerValues> CallerValues::Make(const std::vector<CallerParamete
                                  {part.values, static_cast<size_t>(part.elements.size())}});
       }
     } else if (ranks == 1) {
-      values.owned_.push_back({{begin, begin + size}, {parameter.values, static_cast<size_t>(size)}});
+      values.owned_.push_back(
+          {{begin, begin + size}, {parameter.values, static_cast<size_t>(size)}});
     } else {
       values.tensors_.push_back({parameter.values, {shared, shared + size}});
       places.push_back(begin);
@@ -120,13 +122,12 @@ absl::StatusOr<CallerValues> CallerValues::Make(const std::vector<CallerParamete
     const Interval part = Intersect(positions, mine);
     if (part.empty()) continue;
     const int64_t begin = places[i] + part.begin - positions.begin;
-    values.owned_.push_back({{begin, begin + part.size()},
-                             std::span(values.shared_).subspan(part.begin, part.size())});
+    values.owned_.push_back(
+        {{begin, begin + part.size()}, std::span(values.shared_).subspan(part.begin, part.size())});
   }
   std::erase_if(values.owned_, [](const Owned& owned) { return owned.positions.empty(); });
-  std::sort(values.owned_.begin(), values.owned_.end(), [](const Owned& a, const Owned& b) {
-    return a.positions.begin < b.positions.begin;
-  });
+  std::sort(values.owned_.begin(), values.owned_.end(),
+            [](const Owned& a, const Owned& b) { return a.positions.begin < b.positions.begin; });
   return values;
 }
 
@@ -147,9 +148,8 @@ absl::Status CallerValues::CheckPartition(Communicator& group) const {
   const auto fail = [this](int64_t position, const std::string& what) {
     for (const Parameter& parameter : index_.parameters()) {
       if (position >= parameter.end()) continue;
-      return absl::InvalidArgumentError(absl::StrCat("element ", position - parameter.offset,
-                                                     " of parameter '", parameter.name, "' ",
-                                                     what));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "element ", position - parameter.offset, " of parameter '", parameter.name, "' ", what));
     }
     return absl::InternalError("a position outside the model");
   };
@@ -191,9 +191,9 @@ absl::Status CallerValues::CheckFinite() const {
       if (std::isfinite(owned.values[i])) continue;
       const int64_t position = owned.positions.begin + static_cast<int64_t>(i);
       const v1::Range range = index_.RangesOf(position, position + 1).front();
-      return absl::OutOfRangeError(absl::StrCat(
-          "element ", range.begin(), " of parameter '",
-          index_[static_cast<int>(range.tensor())].name, "' is ", owned.values[i]));
+      return absl::OutOfRangeError(absl::StrCat("element ", range.begin(), " of parameter '",
+                                                index_[static_cast<int>(range.tensor())].name,
+                                                "' is ", owned.values[i]));
     }
   }
   return absl::OkStatus();

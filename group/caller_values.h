@@ -49,7 +49,8 @@ class CallerValues {
 
   // A collective. Errors: InvalidArgument if the ranks' intervals do not partition the model.
   absl::Status CheckPartition(Communicator& group) const;
-  // The program's values were fetched: copies what this rank owns of the values that all ranks have.
+  // The program's values were fetched: copies what this rank owns of the values that all ranks
+  // have.
   void TakeShared();
   // A collective: gives the values that this rank owns to the ranks that share them.
   absl::Status GiveShared(Communicator& group);

@@ -1,5 +1,5 @@
-// The handoff between the thread of a member's loop, which decides what a program does next, and the
-// program's own thread, which does it: fetch and store values, and train.
+// The handoff between the thread of a member's loop, which decides what a program does next, and
+// the program's own thread, which does it: fetch and store values, and train.
 //
 // Thread-safe: one thread of the loop calls Do, Post and AwaitProgram; one thread of the program
 // calls Next and Step; any thread calls the others.
@@ -24,8 +24,8 @@ class Handoff {
  public:
   enum class Task { kWait, kFetch, kStore, kTrain, kEnded };
 
-  // `finishes`: a program that trains when its generation ends goes on to the step that it was told,
-  // because it has several ranks, which must stop at the same step.
+  // `finishes`: a program that trains when its generation ends goes on to the step that it was
+  // told, because it has several ranks, which must stop at the same step.
   explicit Handoff(bool finishes) : finishes_(finishes) {}
 
   // ---- The loop. A generation begins with Begin; after Cancel its calls return Cancelled.

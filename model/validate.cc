@@ -183,9 +183,10 @@ class Validation : private ProblemCollector {
       }
       int64_t size = 1;
       for (const uint64_t extent : parameter.shape()) {
-        size = extent > kMaxOpaqueElements ? kMaxOpaqueElements + 1
-                                           : std::min(size * static_cast<int64_t>(extent),
-                                                      kMaxOpaqueElements + 1);
+        const bool too_large =
+            extent > 0 &&
+            size > kMaxOpaqueElements / static_cast<int64_t>(std::min<uint64_t>(extent, INT64_MAX));
+        size = too_large ? kMaxOpaqueElements + 1 : size * static_cast<int64_t>(extent);
       }
       if (size == 0) Add(field + ".shape", "has no elements");
       elements = std::min(elements + size, kMaxOpaqueElements + 1);

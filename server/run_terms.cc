@@ -14,8 +14,8 @@
 #include "model/formats/checkpoint_manifest.h"
 #include "model/initial_value.h"
 #include "model/outer_optimizer.h"
-#include "model/validate.h"
 #include "model/parameter_index.h"
+#include "model/validate.h"
 #include "server/client/frame.h"
 
 namespace cadre {

@@ -1,6 +1,6 @@
-// The device that a worker computes on, from one generation to the next. A device that has failed is
-// replaced between two generations. If it was lost, or the replacement fails, the worker ends, and
-// its process exits with a code that tells whether to restart it.
+// The device that a worker computes on, from one generation to the next. A device that has failed
+// is replaced between two generations. If it was lost, or the replacement fails, the worker ends,
+// and its process exits with a code that tells whether to restart it.
 #include "worker/worker.h"
 
 #include <utility>
@@ -56,8 +56,9 @@ class NativeTrainer final : public GenerationTrainer {
 
  private:
   // Replaces a failed device; the failure of a group also makes its ranks' devices fail
-  // (Device::Fail). CUDA errors are sticky: after one, every call on the context fails, so the whole
-  // device object is replaced. If the hardware itself was lost, a new context would fail, too.
+  // (Device::Fail). CUDA errors are sticky: after one, every call on the context fails, so the
+  // whole device object is replaced. If the hardware itself was lost, a new context would fail,
+  // too.
   absl::Status RenewDevice(const absl::Status& failed) {
     LOG(INFO) << "replacing the device: " << failed;
     const bool lost = compute_->kernels().device().lost();

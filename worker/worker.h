@@ -1,5 +1,5 @@
-// A worker: a member of the cluster (worker/group_member.h) that trains with a compute device of its
-// own.
+// A worker: a member of the cluster (worker/group_member.h) that trains with a compute device of
+// its own.
 //
 // Thread-safe.
 #pragma once

@@ -494,11 +494,12 @@ def attach(
     """Makes a training loop a group of a run, while the returned context is open.
 
     Either `with cadre.attach(...) as group:` encloses the loop, or the loop is `for step in group:`,
-    which enters the context and ends with the run. On entry the program joins the run; when its group begins, the model has the values of the run's
-    newest version (those of the first group, in a run that has none yet). After every `every_steps`
-    steps of the optimizer, its hook exchanges the model with the other groups. At the end of the run
-    the hook ends the `with` block (with RunEnded, which the block handles), and the model has the last version. SIGTERM leaves at the next
-    boundary, Ctrl-C at once.
+    which enters the context and ends with the run. On entry the program joins the run; when its
+    group begins, the model has the values of the run's newest version (those of the first group, in
+    a run that has none yet). After every `every_steps` steps of the optimizer, its hook exchanges the
+    model with the other groups. At the end of the run the hook ends the `with` block (with RunEnded,
+    which the block handles), and the model has the last version. SIGTERM leaves at the next boundary,
+    Ctrl-C at once.
 
     Options:
       coordinator: "host:port".

@@ -219,10 +219,8 @@ std::string FakeCluster::Submit(const v1::RunSpec& spec, bool join_existing) {
   last_run.clear();
   last_status = Machine::CheckSpec(options_, spec);
   if (!last_status.ok()) return "";
-  Do(SubmitRun{.request = ++last_request_,
-               .spec = spec,
-               .lineage_seed = 7,
-               .join_existing = join_existing});
+  Do(SubmitRun{
+      .request = ++last_request_, .spec = spec, .lineage_seed = 7, .join_existing = join_existing});
   const std::string run = last_run;
   Deliver();
   return run;
@@ -309,8 +307,8 @@ FakeWorker& FakeCluster::AddWorker(const std::string& name, const std::string& h
   return worker;
 }
 
-FakeWorker& FakeCluster::AddRank(const std::string& program, const std::string& run,
-                                 uint32_t ranks, uint32_t rank) {
+FakeWorker& FakeCluster::AddRank(const std::string& program, const std::string& run, uint32_t ranks,
+                                 uint32_t rank) {
   FakeWorker& worker = workers_.emplace_back();
   worker.name = absl::StrCat(program, "-", workers_.size());
   worker.device = "program";

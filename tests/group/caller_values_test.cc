@@ -91,7 +91,8 @@ TEST(CallerValuesTest, RanksDivideWhatTheyShare) {
       ASSERT_TRUE(made.ok());
       EXPECT_TRUE(made->CheckPartition(group).ok());
       for (const Owned& owned : made->owned()) {
-        for (size_t i = 0; i < owned.values.size(); ++i) owned.values[i] = owned.positions.begin + i;
+        for (size_t i = 0; i < owned.values.size(); ++i)
+          owned.values[i] = owned.positions.begin + i;
       }
       EXPECT_TRUE(made->GiveShared(group).ok());
       EXPECT_THAT(values[rank], testing::ElementsAre(0, 1, 2, 3, 4, 5, 6, 7, 8));

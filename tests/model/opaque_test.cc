@@ -48,9 +48,10 @@ TEST(OpaqueTest, ProblemsNameTheField) {
               HasSubstr("model.opaque.parameter[3].name: is 'w' once more"));
   EXPECT_THAT(ProblemOf("model { opaque { parameter { name: 'x' shape: 0 } } }"),
               HasSubstr("model.opaque.parameter[3].shape: has no elements"));
-  EXPECT_THAT(ProblemOf("model { opaque { parameter { name: 'x' shape: 4294967296 shape: 4294967296 "
-                        "} } }"),
-              HasSubstr("model.opaque: has more than"));
+  EXPECT_THAT(
+      ProblemOf("model { opaque { parameter { name: 'x' shape: 4294967296 shape: 4294967296 "
+                "} } }"),
+      HasSubstr("model.opaque: has more than"));
   EXPECT_THAT(ProblemOf("model { layer { name: 'fc' } }"),
               HasSubstr("model.layer: cannot be combined with model.opaque"));
   EXPECT_THAT(ProblemOf("optimizer { sgd {} }"), HasSubstr("optimizer: cannot be combined"));

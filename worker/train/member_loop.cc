@@ -154,8 +154,7 @@ class MemberLoop {
       const Interval part = units_->PartOf(rank_slot_.rank(), group().size());
       part_values_.resize(part.size());
       part_ = {part, part_values_};
-      CADRE_ASSIGN_OR_RETURN(regroup_,
-                             Regroup::Make(model_.owned(), part, group()));
+      CADRE_ASSIGN_OR_RETURN(regroup_, Regroup::Make(model_.owned(), part, group()));
       exchanged = std::span(&part_, 1);
     }
     exchange_ = std::make_unique<ShardExchange>(
@@ -299,7 +298,8 @@ class MemberLoop {
     progress_.Enter(v1::ACTIVITY_EXCHANGING);
     CADRE_RETURN_IF_ERROR(model_.AwaitOperations());
     // Non-finite weights must not be averaged.
-    if (stage.samples > 0) CADRE_RETURN_IF_ERROR(AtStep(step_ - 1, protocol_.version(), model_.CheckWeights()));
+    if (stage.samples > 0)
+      CADRE_RETURN_IF_ERROR(AtStep(step_ - 1, protocol_.version(), model_.CheckWeights()));
     if (exchange_->has_shards()) {
       CADRE_RETURN_IF_ERROR(model_.Fetch(/*states=*/KeepsStates()));
       if (KeepsStates()) options_.states->Keep(stage.round, model_.States());
@@ -382,8 +382,7 @@ class MemberLoop {
 
   // Equal on all ranks.
   bool KeepsStates() const {
-    return options_.states != nullptr && exchange_->has_shards() &&
-           model_.has_states();
+    return options_.states != nullptr && exchange_->has_shards() && model_.has_states();
   }
 
   // A collective. Requires: the weights of the first version are stored.
@@ -393,8 +392,8 @@ class MemberLoop {
     CADRE_ASSIGN_OR_RETURN(const int64_t found,
                            options_.states->Restore(version, &states, group()));
     LOG_IF(INFO, lead()) << "optimizer states of version " << version
-                         << ": the ranks hold those of " << found << " of "
-                         << model_.index().size() << " elements; the others begin with zero";
+                         << ": the ranks hold those of " << found << " of " << model_.index().size()
+                         << " elements; the others begin with zero";
     if (found == 0) return absl::OkStatus();
     model_.RestoreStates(states);
     return model_.Store(/*states=*/true);
@@ -424,8 +423,8 @@ class MemberLoop {
   absl::Status RestoreResidual(uint32_t version) {
     std::vector<float> values(part_.positions.size());
     StateVault::States residual = ResidualIn(values);
-    CADRE_ASSIGN_OR_RETURN(const int64_t found, options_.residuals->Restore(
-                                                    version, &residual, group()));
+    CADRE_ASSIGN_OR_RETURN(const int64_t found,
+                           options_.residuals->Restore(version, &residual, group()));
     LOG_IF(INFO, lead() && found > 0)
         << "the ranks hold what the codes have left out of " << found << " of "
         << model_.index().size() << " elements before version " << version;
@@ -441,8 +440,7 @@ class MemberLoop {
       CADRE_RETURN_IF_ERROR(options_.states->HandOver(version, leaving, group()));
     }
     if (KeepsResiduals()) {
-      CADRE_RETURN_IF_ERROR(
-          options_.residuals->HandOver(version, leaving, group()));
+      CADRE_RETURN_IF_ERROR(options_.residuals->HandOver(version, leaving, group()));
     }
     return leaving[rank_slot_.rank()] ? control_.LeaveIfDraining() : absl::OkStatus();
   }
@@ -454,9 +452,8 @@ class MemberLoop {
   // Replaces the message by rank 0's.
   template <typename Message>
   absl::Status BroadcastMessage(Message* message) {
-    CADRE_ASSIGN_OR_RETURN(
-        const std::string bytes,
-        BroadcastText(lead() ? message->SerializeAsString() : "", group()));
+    CADRE_ASSIGN_OR_RETURN(const std::string bytes,
+                           BroadcastText(lead() ? message->SerializeAsString() : "", group()));
     if (!message->ParseFromString(bytes)) {
       return absl::InternalError("cannot parse a message from rank 0");
     }

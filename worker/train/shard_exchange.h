@@ -110,8 +110,8 @@ class ShardExchange {
     uint32_t round = 0;
     uint32_t fragment = 0;
     std::unique_ptr<RoundsClient> client;
-    // What a contribution transfers: the exchanged values, or a frame of their changes. Read by other threads
-    // only while `held` has it.
+    // What a contribution transfers: the exchanged values, or a frame of their changes. Read by
+    // other threads only while `held` has it.
     std::vector<float> staged;
     // The version that was pulled last, and its number. Read by other threads only while `held` has
     // it.

@@ -40,8 +40,8 @@ class FailureNote {
 // Adds the step, and the version that remains the latest, to the error of a diverged run.
 inline absl::Status AtStep(uint32_t step, uint32_t version, const absl::Status& status) {
   if (!absl::IsOutOfRange(status)) return status;
-  return absl::OutOfRangeError(absl::StrCat("step ", step, ": ", status.message(), "; version ",
-                                            version, " is kept"));
+  return absl::OutOfRangeError(
+      absl::StrCat("step ", step, ": ", status.message(), "; version ", version, " is kept"));
 }
 
 class TrainedModel {

@@ -150,9 +150,9 @@ class NativeModel final : public TrainedModel {
   absl::StatusOr<RankProtocol::Evaluated> Evaluate(const RankProtocol::Evaluate& evaluate,
                                                    FailureNote& failure) override {
     CADRE_RETURN_IF_ERROR(measurer_->Pause());
-    const absl::StatusOr<LossPart> sum = EvaluateSamples(
-        *replica_, *test_, evaluate.begin, evaluate.end, MicroBatchSamples(spec_),
-        options_.loader_threads, progress_);
+    const absl::StatusOr<LossPart> sum =
+        EvaluateSamples(*replica_, *test_, evaluate.begin, evaluate.end, MicroBatchSamples(spec_),
+                        options_.loader_threads, progress_);
     if (IsOfFiles(sum.status())) return failure.Blame(v1::FAILURE_CAUSE_DATA, sum.status());
     CADRE_RETURN_IF_ERROR(sum.status());
     return RankProtocol::Evaluated{
@@ -229,8 +229,8 @@ class NativeModel final : public TrainedModel {
                       .division = division};
     part.micro_batches = CutBatch(batch(), std::max(1U, spec_.micro_batches()),
                                   [this](int64_t samples) { return RowsOf(*replica_, samples); });
-    loader_ = std::make_unique<BatchLoader>(*train_, TrainingRows(part),
-                                            BatchLoader::Options{.threads = options_.loader_threads});
+    loader_ = std::make_unique<BatchLoader>(
+        *train_, TrainingRows(part), BatchLoader::Options{.threads = options_.loader_threads});
   }
 
   // Seconds of communication that computing did not hide.
