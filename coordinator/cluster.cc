@@ -28,6 +28,7 @@
 #include "base/protocol.h"
 #include "base/secret_key.h"
 #include "coordinator/keys.h"
+#include "model/validate.h"
 #include "proto/enum_text.h"
 
 namespace cadre {
@@ -56,6 +57,14 @@ std::string MissingField(const v1::Hello& hello) {
   if (hello.name().empty()) return "name";
   if (hello.incarnation().empty()) return "incarnation";
   if (hello.address().empty()) return "address";
+  if (!hello.has_reservation()) return "";
+  const v1::Reservation& reservation = hello.reservation();
+  if (reservation.run().empty()) return "reservation.run";
+  if (reservation.program().empty()) return "reservation.program";
+  if (reservation.ranks() == 0 || reservation.ranks() > kMaxRanksPerGroup ||
+      reservation.rank() >= reservation.ranks()) {
+    return "reservation.ranks";
+  }
   return "";
 }
 
@@ -217,6 +226,8 @@ void Cluster::Update(Member& member, const v1::Hello& hello) {
   record.set_host(hello.host());
   record.set_device(hello.device());
   record.set_device_kind(hello.device_kind());
+  record.clear_reservation();
+  if (hello.has_reservation()) *record.mutable_reservation() = hello.reservation();
   // A reconnect usually leaves the record unchanged; it is then not written again.
   if (MessageDifferencer::Equals(record, member.record)) return;
   members_.Update(member, record);
@@ -472,7 +483,8 @@ size_t Cluster::CountTrusted(v1::Cluster::Device kind) const {
   const Membership::Ids& idle = members_.idle();
   return std::count_if(idle.begin(), idle.end(), [&](const std::string& id) {
     const Member& member = *members_.Find(id);
-    return member.record.device_kind() == kind && standings_.IsTrusted(WorkerOf(member), now_);
+    return !member.record.has_reservation() && member.record.device_kind() == kind &&
+           standings_.IsTrusted(WorkerOf(member), now_);
   });
 }
 

@@ -54,6 +54,8 @@ struct SubmitRun {
   v1::RunSpec spec;
   // Random number that makes the lineage of the run (the id of its model's history) unique.
   uint64_t lineage_seed = 0;
+  // As in SubmitRequest.
+  bool join_existing = false;
 };
 
 // Answered by Replied.

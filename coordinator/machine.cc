@@ -21,6 +21,8 @@
 // tests rely on it.
 #include "coordinator/machine.h"
 
+#include <google/protobuf/util/message_differencer.h>
+
 #include <algorithm>
 #include <optional>
 #include <tuple>
@@ -35,6 +37,7 @@
 #include "base/random.h"
 #include "base/status.h"
 #include "coordinator/keys.h"
+#include "model/opaque.h"
 
 namespace cadre {
 namespace {
@@ -295,6 +298,34 @@ bool Machine::IsImpostor(const v1::Hello& hello) const {
                      [&](const auto& entry) { return entry.second.Lacks(hello); });
 }
 
+// Another process that is connected as the same rank of a program, or with another number of ranks.
+const Member* Machine::OtherOfRank(const v1::Hello& hello) const {
+  const v1::Reservation& reservation = hello.reservation();
+  if (!hello.has_reservation()) return nullptr;
+  for (const auto& [id, member] : cluster_.members().all()) {
+    const v1::Reservation& other = member.record.reservation();
+    const bool same_program = member.connected() && member.record.has_reservation() &&
+                              other.program() == reservation.program() &&
+                              member.record.incarnation() != hello.incarnation();
+    if (same_program &&
+        (other.rank() == reservation.rank() || other.ranks() != reservation.ranks())) {
+      return &member;
+    }
+  }
+  return nullptr;
+}
+
+// A worker that serves a run which has ended waits in vain.
+void Machine::SendIfEnded(const Member& worker) const {
+  const Run* ended = nullptr;
+  for (const auto& [number, run] : runs_) {
+    if (!run.IsReserved(worker.record.reservation())) continue;
+    if (run.live()) return;
+    ended = &run;
+  }
+  if (ended != nullptr) ended->SendRunEnded(worker);
+}
+
 void Machine::OnHello(ConnectionId connection, const v1::Hello& hello) {
   if (IsImpostor(hello)) {
     return cluster_.Refuse(
@@ -302,6 +333,16 @@ void Machine::OnHello(ConnectionId connection, const v1::Hello& hello) {
         absl::StrCat("another process named ", hello.name(),
                      " is connected and stores shards that ",
                      "this one lacks; use another name, or stop that process first"));
+  }
+  if (const Member* const other = OtherOfRank(hello)) {
+    const v1::Reservation& reservation = hello.reservation();
+    return cluster_.Refuse(
+        connection, v1::REFUSAL_MALFORMED,
+        absl::StrCat("rank ", reservation.rank(), " of ", reservation.ranks(), " of program ",
+                     reservation.program(), " is the process '", hello.name(), "' on ",
+                     hello.host(), ", but also '", other->record.name(), "' on ",
+                     other->record.host(), ", of ", other->record.reservation().ranks(),
+                     " ranks, which is connected"));
   }
   const std::optional<Cluster::Joined> joined = cluster_.OnHello(connection, hello);
   if (!joined.has_value()) return;
@@ -311,6 +352,7 @@ void Machine::OnHello(ConnectionId connection, const v1::Hello& hello) {
   }
   if (!member.worker()) OnAggregatorLost(member);
   cluster_.Welcome(member, connection);
+  if (member.record.has_reservation()) SendIfEnded(member);
   if (!member.worker()) {
     std::set<std::string>& unknown = unknown_runs_[hello.name()];
     unknown.clear();
@@ -393,10 +435,38 @@ void Machine::ExpireMembers() {
 
 // ---- Runs
 
+// Empty if the specs are equal.
+std::string Machine::FirstDifference(const v1::RunSpec& run, const v1::RunSpec& submitted) {
+  if (run.model().has_opaque() && submitted.model().has_opaque()) {
+    const std::string parameters =
+        ParametersDifference(ParameterIndex::FromOpaque(run.model().opaque()),
+                             ParameterIndex::FromOpaque(submitted.model().opaque()));
+    if (!parameters.empty()) return parameters;
+  }
+  google::protobuf::util::MessageDifferencer differencer;
+  std::string report;
+  differencer.ReportDifferencesToString(&report);
+  if (differencer.Compare(run, submitted)) return "";
+  return report.substr(0, report.find('\n'));
+}
+
 void Machine::OnSubmit(const SubmitRun& submit) {
   if (const absl::Status status = CheckLiveRuns(); !status.ok()) {
     cluster_.out().Reply({.request = submit.request, .status = status});
     return;
+  }
+  if (submit.join_existing) {
+    for (const auto& [number, run] : runs_) {
+      if (!run.live() || run.spec().name() != submit.spec.name()) continue;
+      const std::string difference = FirstDifference(run.spec(), submit.spec);
+      return cluster_.out().Reply(
+          {.request = submit.request,
+           .status = difference.empty() ? absl::OkStatus()
+                                        : absl::FailedPreconditionError(absl::StrCat(
+                                              "run ", run.id(),
+                                              " has the same name and another spec: ", difference)),
+           .run = run.id()});
+    }
   }
   const uint32_t number = cluster_.NewRun();
   v1::RunRecord record;
@@ -423,6 +493,8 @@ absl::Status Machine::CheckSpec(const Options& options, const v1::RunSpec& spec)
     return absl::InvalidArgumentError(
         "averaging.every_steps: 0 (never) requires a single group, but cluster.groups is larger");
   }
+  // Programs plan their own ranks.
+  if (spec.model().has_opaque()) return absl::OkStatus();
   const int ranks = RanksPerGroup(spec);
   return Annotate(options.plan(spec, ranks).status(),
                   absl::StrCat("no plan for groups of ", ranks));

@@ -117,12 +117,15 @@ class Machine {
   void OnHello(ConnectionId connection, const v1::Hello& hello);
   // Whether another process of this name is connected, and has values that this one lacks.
   bool IsImpostor(const v1::Hello& hello) const;
+  const Member* OtherOfRank(const v1::Hello& hello) const;
+  void SendIfEnded(const Member& worker) const;
   // Removes the member and ends its generation or closes its shards.
   void Drop(const std::string& member_id, absl::string_view reason, v1::FailureCause cause);
   void OnClosed(const Member& member);
   void OnAggregatorLost(const Member& member);
   void ExpireMembers();
   void OnSubmit(const SubmitRun& submit);
+  static std::string FirstDifference(const v1::RunSpec& run, const v1::RunSpec& submitted);
   // Errors: ResourceExhausted if there are too many live runs.
   absl::Status CheckLiveRuns() const;
   // Answers the request with the result of `act`; NotFound if there is no such run.

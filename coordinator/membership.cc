@@ -137,7 +137,7 @@ void Membership::Index(const Member& member) {
   if (!IsIdle(member)) return;
   idle_.insert(member.id());
   ++idle_on_[member.record.host()];
-  ++idle_of_kind_[member.record.device_kind()];
+  if (!member.record.has_reservation()) ++idle_of_kind_[member.record.device_kind()];
   ++idle_changes_;
 }
 
@@ -153,7 +153,7 @@ void Membership::Unindex(const Member& member) {
   }
   if (idle_.erase(member.id()) == 0) return;
   if (--idle_on_[member.record.host()] == 0) idle_on_.erase(member.record.host());
-  --idle_of_kind_[member.record.device_kind()];
+  if (!member.record.has_reservation()) --idle_of_kind_[member.record.device_kind()];
   ++idle_changes_;
 }
 

@@ -161,9 +161,25 @@ void Run::End(v1::RunState state, absl::string_view reason) {
   commits_.Abandon();
   history_.Flush(cluster_.out());
   Save();
+  for (const auto& [id, member] : cluster_.members().all()) {
+    if (member.record.has_reservation() && IsReserved(member.record.reservation())) {
+      SendRunEnded(member);
+    }
+  }
   cluster_.Count(state == v1::RUN_STATE_DONE     ? "runs_done"
                  : state == v1::RUN_STATE_FAILED ? "runs_failed"
                                                  : "runs_stopped");
+}
+
+void Run::SendRunEnded(const Member& worker) const {
+  v1::CoordinatorMessage message;
+  v1::RunEnded& ended = *message.mutable_run_ended();
+  ended.set_run(id());
+  ended.set_done(record_.state() == v1::RUN_STATE_DONE);
+  ended.set_reason(record_.reason());
+  ended.set_version(record_.version());
+  ended.set_step(record_.step());
+  cluster_.SendTo(worker.id(), message);
 }
 
 void Run::Disband(absl::string_view reason) {
@@ -207,9 +223,10 @@ void Run::Moved(const Slot& slot) {
 }
 
 void Run::UpdateDemand() {
-  cluster_.SetDemand(number(), {.device = RequestedDevice(spec()),
-                                .ranks = RanksPerGroup(spec()),
-                                .slots = active() ? slots_.waiting().size() : 0});
+  cluster_.SetDemand(
+      number(), {.device = RequestedDevice(spec()),
+                 .ranks = RanksPerGroup(spec()),
+                 .slots = active() && !spec().model().has_opaque() ? slots_.waiting().size() : 0});
 }
 
 }  // namespace cadre

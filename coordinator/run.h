@@ -74,6 +74,10 @@ class Run {
   bool parked() const { return record_.state() == v1::RUN_STATE_PARKED; }
   // Whether it forms groups and uses its shards.
   bool active() const { return live() && !parked() && !behind(); }
+  // Whether the reservation names this run, by its id or its name.
+  bool IsReserved(const v1::Reservation& reservation) const;
+  // Reports the end of the run to a worker with a reservation for it.
+  void SendRunEnded(const Member& worker) const;
   // Whether its record is older than the values on its aggregators.
   bool behind() const { return live() && behind_.has_value(); }
 
@@ -187,6 +191,12 @@ class Run {
   bool NeedsGroup(const Slot& slot) const;
   void ReserveFor(std::vector<std::string>& idle) const;
   std::vector<std::vector<std::string>> GroupByDevice(const std::vector<std::string>& idle) const;
+  // Groups of programs that have a training loop of their own (Reservation).
+  std::vector<std::vector<std::string>> ProgramsIn(const std::vector<std::string>& idle) const;
+  bool FormOfProgram(Slot& slot, std::vector<std::string>& idle);
+  static bool HasOwnLoop(const Slot& slot) { return slot.record().plan().own_loop(); }
+  // Only ranks that know the model's layers can evaluate it.
+  static bool Evaluates(const Slot& slot) { return !HasOwnLoop(slot); }
   // From when the slot may form a group of less than full size.
   absl::Time ShrinksAt(const Slot& slot) const;
   bool FormSlot(Slot& slot, std::vector<std::string>& idle);
@@ -194,6 +204,8 @@ class Run {
   void Rewind();
   void SendAssignment(const Slot& slot, uint32_t rank);
   void OnPrepared(const Member& member, const v1::Prepared& prepared);
+  // The rank is prepared, and its data is that of the run.
+  void Prepare(const Member& member, const v1::Prepared& prepared);
   // Checks the plan that rank 0 reports, if any.
   absl::Status CheckReportedPlan(const Slot& slot, const v1::Prepared& prepared) const;
   void MaybeStart();
@@ -306,6 +318,10 @@ class Run {
   // Whether a group loads the version before the newest, which the next commit would discard.
   bool LoadsOldVersion(const Round::Away& away) const;
   void MaybeClose();
+  // Whether the round has the values of one group, with which the run begins.
+  bool TakesFirstValues(uint32_t round) const;
+  // How the aggregators make the version of the round that is closed.
+  void SetRules(v1::CommitRecord& commit) const;
   // Requests contributions from groups that catch up, once only these are missing.
   void NudgeGroups();
   void SendApply(uint32_t shard);
@@ -327,9 +343,11 @@ class Run {
   void ResizeSlots();
 
   // -- run_evaluation.cc
-  void BeginEvaluation(const std::vector<uint32_t>& groups);
+  void BeginEvaluation(std::vector<uint32_t> groups);
   void OnEvaluated(const Member& member, const v1::Evaluated& evaluated);
   void FinishEvaluation();
+  // Whether a program still loads the last version.
+  bool AwaitsPrograms() const;
   void AssignFreeParts();
   // After a reconnect, sends its part again to a group that has finished training, since no message
   // of the group would request it.

@@ -8,6 +8,7 @@
 // required, so free parts are assigned to groups that have finished their own.
 #include "coordinator/run.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -18,8 +19,9 @@
 namespace cadre {
 
 // The caller saves the run.
-void Run::BeginEvaluation(const std::vector<uint32_t>& groups) {
+void Run::BeginEvaluation(std::vector<uint32_t> groups) {
   v1::RunRecord& record = record_;
+  std::erase_if(groups, [this](uint32_t group) { return !Evaluates(slots_[group]); });
   *record.mutable_evaluating() =
       CutTestSplit(record.version(), record.step(), record.test_samples(), groups);
   record.set_next_evaluation_epoch(EvaluationEpochAfter(record, record.step()));
@@ -58,8 +60,9 @@ void Run::FinishEvaluation() {
   v1::RunRecord& record = record_;
   const v1::EvaluationResult result = ResultOf(record.evaluating());
   const bool complete = IsComplete(record.evaluating());
-  // The run may end now, but not without one of its shards.
-  if (complete && !shards_.lost().empty()) return;
+  // The run may end now, but not without one of its shards, and not before the programs have its
+  // last version.
+  if (complete && (!shards_.lost().empty() || AwaitsPrograms())) return;
   if (result.samples() > 0) {
     *record.mutable_test() = result;
     history_.Add(result, cluster_.now(), cluster_.out());
@@ -78,6 +81,14 @@ void Run::FinishEvaluation() {
   }
 }
 
+bool Run::AwaitsPrograms() const {
+  if (record_.state() != v1::RUN_STATE_FINISHING) return false;
+  return std::any_of(slots_.started().begin(), slots_.started().end(), [this](uint32_t group) {
+    const Slot& slot = slots_[group];
+    return HasOwnLoop(slot) && slot.record().at_end() && slot.version < record_.version();
+  });
+}
+
 // At the end of the run, parts of lost groups are assigned to groups that have finished their own.
 void Run::AssignFreeParts() {
   if (!averages() || record_.state() != v1::RUN_STATE_FINISHING || !record_.has_evaluating()) {
@@ -86,7 +97,7 @@ void Run::AssignFreeParts() {
   for (const uint32_t group : slots_.started()) {
     if (!HasFreePart(record_.evaluating())) return;
     Slot& slot = slots_[group];
-    if (!slot.record().at_end()) continue;
+    if (!slot.record().at_end() || !Evaluates(slot)) continue;
     if (!AssignPart(*record_.mutable_evaluating(), slot.group())) continue;
     Save();
     SendDecision(slot, record_.version());

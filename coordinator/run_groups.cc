@@ -54,7 +54,7 @@ bool Run::NeedsGroup(const Slot& slot) const {
 
 bool Run::Form(std::vector<std::string>& idle) {
   if (chooses_shards()) {
-    size_t workers = 0;
+    size_t workers = ProgramsIn(idle).empty() ? 0 : RanksPerGroup(spec());
     for (const auto& alike : GroupByDevice(idle)) workers = std::max(workers, alike.size());
     if (!ChooseShards(workers)) return false;
   }
@@ -63,7 +63,7 @@ bool Run::Form(std::vector<std::string>& idle) {
     if (idle.empty()) break;
     Slot& slot = slots_[group];
     if (!NeedsGroup(slot) || cluster_.now() < slot.blocked_until()) continue;
-    if (shards_open() && FormSlot(slot, idle)) continue;
+    if (shards_open() && (FormOfProgram(slot, idle) || FormSlot(slot, idle))) continue;
     ReserveFor(idle);
   }
   return true;
@@ -86,8 +86,11 @@ std::vector<std::vector<std::string>> Run::GroupByDevice(
   const v1::Cluster::Device device = RequestedDevice(spec());
   std::vector<v1::Cluster::Device> kinds;
   std::vector<std::vector<std::string>> workers;
+  if (spec().model().has_opaque()) return {};
   for (const std::string& id : idle) {
-    const v1::Cluster::Device kind = cluster_.members().Find(id)->record.device_kind();
+    const v1::MemberRecord& worker = cluster_.members().Find(id)->record;
+    if (worker.has_reservation()) continue;
+    const v1::Cluster::Device kind = worker.device_kind();
     if (device != v1::Cluster::DEVICE_UNSPECIFIED && kind != device) continue;
     const auto index = std::find(kinds.begin(), kinds.end(), kind) - kinds.begin();
     if (index == std::ssize(kinds)) {
@@ -97,6 +100,45 @@ std::vector<std::vector<std::string>> Run::GroupByDevice(
     workers[index].push_back(id);
   }
   return workers;
+}
+
+bool Run::IsReserved(const v1::Reservation& reservation) const {
+  return reservation.run() == id() || reservation.run() == spec().name();
+}
+
+// The workers of each program for this run all of whose ranks are idle, by rank. The ranks of an
+// opaque model may be any number, those of another one at most that of the run.
+std::vector<std::vector<std::string>> Run::ProgramsIn(const std::vector<std::string>& idle) const {
+  std::map<std::string, std::map<uint32_t, std::string>> programs;
+  std::vector<std::vector<std::string>> complete;
+  for (const std::string& id : idle) {
+    const v1::MemberRecord& worker = cluster_.members().Find(id)->record;
+    const v1::Reservation& reservation = worker.reservation();
+    if (!worker.has_reservation() || !IsReserved(reservation)) continue;
+    if (!spec().model().has_opaque() && reservation.ranks() > RanksPerGroup(spec())) continue;
+    std::map<uint32_t, std::string>& ranks = programs[reservation.program()];
+    ranks[reservation.rank()] = id;
+    if (ranks.size() < reservation.ranks()) continue;
+    std::vector<std::string>& members = complete.emplace_back();
+    for (const auto& [rank, member] : ranks) members.push_back(member);
+  }
+  return complete;
+}
+
+// At the end of a run only groups that can evaluate are needed.
+bool Run::FormOfProgram(Slot& slot, std::vector<std::string>& idle) {
+  if (!averages() || record_.state() == v1::RUN_STATE_FINISHING) return false;
+  const std::vector<std::vector<std::string>> programs = ProgramsIn(idle);
+  if (programs.empty()) return false;
+  const std::vector<std::string>& members = programs.front();
+  v1::Plan plan;
+  plan.set_own_loop(true);
+  v1::MeshAxis& axis = *plan.add_mesh();
+  axis.set_name("data");
+  axis.set_size(members.size());
+  Take(members, idle);
+  FormGeneration(slot, members, plan);
+  return true;
 }
 
 // In a slot that never had a group, the wait begins when the run starts with the other groups.
@@ -182,6 +224,10 @@ void Run::SendAssignment(const Slot& slot, uint32_t rank) {
 }
 
 void Run::OnPrepared(const Member& member, const v1::Prepared& prepared) {
+  // A program need not know the data of the other groups.
+  if (HasOwnLoop(slots_[prepared.place().group()]) && prepared.train_samples() == 0) {
+    return Prepare(member, prepared);
+  }
   if (prepared.train_samples() == 0) {
     cluster_.Refuse(member.connection, v1::REFUSAL_MALFORMED, "Prepared has no training samples");
     return;
@@ -215,6 +261,10 @@ void Run::OnPrepared(const Member& member, const v1::Prepared& prepared) {
                      record_.test_samples(), ": the data sets differ"));
     return;
   }
+  Prepare(member, prepared);
+}
+
+void Run::Prepare(const Member& member, const v1::Prepared& prepared) {
   Slot& slot = slots_[prepared.place().group()];
   if (prepared.place().rank() == 0 && HasObsoleteStart(slot)) {
     catching_up_.insert(slot.group());
@@ -246,6 +296,9 @@ void Run::MaybeStart() {
   }
   // Their first version must be the newest, and they pull it from all shards.
   if (!shards_open() || committing()) return;
+  // The groups whose programs do not know the data wait for one that has read it, if the length of
+  // the run depends on it.
+  if (record_.train_samples() == 0 && spec().stop().steps() == 0) return;
   if (record_.state() == v1::RUN_STATE_QUEUED) {
     barrier_since_ = std::min(barrier_since_, cluster_.now());
     const bool all = slots_.prepared().size() == slots_.size();
@@ -267,7 +320,7 @@ void Run::StartGroup(Slot& slot) {
   const bool at_end = record_.state() == v1::RUN_STATE_FINISHING;
   slot.Start(record_.version(), record_.step(), at_end ? 0 : BoundaryOf(slot), cluster_.now());
   if (averages()) loading_[slot.group()] = record_.version();
-  planner_.PredictGroup(record_, slot);
+  if (!HasOwnLoop(slot)) planner_.PredictGroup(record_, slot);
   cluster_.ReportGroup(
       v1::EVENT_KIND_GROUP_STARTED, slot.Place(0),
       absl::StrCat("generation ", slot.record().generation(), " of group ", slot.group(),
@@ -275,7 +328,7 @@ void Run::StartGroup(Slot& slot) {
                    " at step ", record_.step()));
   Moved(slot);
   if (record_.has_evaluating() && record_.evaluating().version() == record_.version() &&
-      AssignPart(*record_.mutable_evaluating(), slot.group())) {
+      Evaluates(slot) && AssignPart(*record_.mutable_evaluating(), slot.group())) {
     Save();
   }
   for (uint32_t rank = 0; rank < slot.ranks(); ++rank) SendStart(slot, rank);
@@ -301,6 +354,7 @@ void Run::SendStart(const Slot& slot, uint32_t rank) {
                          ? FragmentAfter(record_, slot.record().version())
                          : commits_.newest()->fragment());
   start.set_total_steps(TotalSteps(record_));
+  start.set_train_samples(record_.train_samples());
   *start.mutable_division() = DivisionOf(record_);
   const v1::EvaluationRecord& evaluating = record_.evaluating();
   if (averages() && record_.has_evaluating() && evaluating.version() == slot.record().version()) {

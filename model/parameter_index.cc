@@ -12,6 +12,7 @@
 namespace cadre {
 
 absl::StatusOr<ParameterIndex> ParameterIndex::FromModel(const v1::Model& model) {
+  if (model.has_opaque()) return FromOpaque(model.opaque());
   CADRE_ASSIGN_OR_RETURN(const Graph graph, Graph::FromModel(model));
   return FromGraph(graph);
 }
@@ -30,6 +31,21 @@ ParameterIndex ParameterIndex::FromGraph(const Graph& graph) {
                                    .initial_stddev = parameter.initial_stddev,
                                    .initial_value = parameter.initial_value});
     }
+  }
+  return index;
+}
+
+ParameterIndex ParameterIndex::FromOpaque(const v1::OpaqueModel& model) {
+  ParameterIndex index;
+  for (const v1::OpaqueParameter& parameter : model.parameter()) {
+    const bool trained = !parameter.has_trained() || parameter.trained();
+    const std::vector<int64_t> extents(parameter.shape().begin(), parameter.shape().end());
+    index.parameters_.push_back(
+        {.name = parameter.name(),
+         .shape = Shape(extents),
+         .offset = index.size(),
+         .role = trained ? ParameterRole::kWeight : ParameterRole::kRunningMean,
+         .layer = static_cast<int>(std::ssize(index.parameters_))});
   }
   return index;
 }

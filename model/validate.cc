@@ -48,6 +48,8 @@ constexpr int64_t kCifarClasses = 10;
 constexpr uint32_t kMaxCropPadding = 1024;
 constexpr uint32_t kMaxOuterRounds = 1 << 20;
 constexpr uint32_t kMaxFragments = 64;
+constexpr size_t kMaxParameterName = 256;
+constexpr int64_t kMaxOpaqueElements = int64_t{1} << 40;
 
 // The value of a count whose default is 1; 0 means not set.
 uint32_t OrOne(uint32_t value) { return value == 0 ? 1 : value; }
@@ -62,11 +64,17 @@ class Validation : private ProblemCollector {
     // The other rules take time and memory in proportion to what they check.
     if (!problems_.empty()) return std::move(problems_);
     CheckName();
-    CheckModel();
-    CheckData();
+    if (opaque()) {
+      CheckOpaqueModel();
+    } else {
+      CheckModel();
+      CheckData();
+    }
     CheckBatch();
-    CheckOptimizer();
-    CheckSchedule();
+    if (!opaque()) {
+      CheckOptimizer();
+      CheckSchedule();
+    }
     CheckAveraging();
     CheckCluster();
     CheckStop();
@@ -154,6 +162,56 @@ class Validation : private ProblemCollector {
                  return absl::ascii_islower(c) || absl::ascii_isdigit(c) || c == '-';
                })) {
       Add("name", Quoted(name), " has a character other than [a-z0-9-]");
+    }
+  }
+
+  bool opaque() const { return spec_.model().has_opaque(); }
+
+  void CheckOpaqueModel() {
+    const v1::OpaqueModel& model = spec_.model().opaque();
+    if (model.parameter().empty()) Add("model.opaque.parameter", "is missing; give at least one");
+    std::set<absl::string_view> names;
+    int64_t elements = 0;
+    for (int i = 0; i < model.parameter_size(); ++i) {
+      const v1::OpaqueParameter& parameter = model.parameter(i);
+      const std::string field = absl::StrCat("model.opaque.parameter[", i, "]");
+      if (parameter.name().empty() || parameter.name().size() > kMaxParameterName) {
+        Add(field + ".name", "has ", parameter.name().size(), " characters; give 1 to ",
+            kMaxParameterName);
+      } else if (!names.insert(parameter.name()).second) {
+        Add(field + ".name", "is ", Quoted(parameter.name()), " once more; names must be unique");
+      }
+      int64_t size = 1;
+      for (const uint64_t extent : parameter.shape()) {
+        const bool too_large =
+            extent > 0 &&
+            size > kMaxOpaqueElements / static_cast<int64_t>(std::min<uint64_t>(extent, INT64_MAX));
+        size = too_large ? kMaxOpaqueElements + 1 : size * static_cast<int64_t>(extent);
+      }
+      if (size == 0) Add(field + ".shape", "has no elements");
+      elements = std::min(elements + size, kMaxOpaqueElements + 1);
+    }
+    if (elements > kMaxOpaqueElements) {
+      Add("model.opaque", "has more than the ", kMaxOpaqueElements, " elements that are possible");
+    }
+    const auto excluded = [this](absl::string_view field, bool is_set) {
+      if (is_set) Add(field, "cannot be combined with model.opaque, whose programs determine it");
+    };
+    const v1::Model& whole = spec_.model();
+    excluded("model.layer", whole.layer_size() > 0 || whole.has_input() || whole.has_tokens());
+    excluded("data", spec_.has_data());
+    excluded("optimizer", spec_.has_optimizer());
+    excluded("schedule", spec_.has_schedule());
+    excluded("checkpoint.directory", !spec_.checkpoint().directory().empty());
+    excluded("stop.test_accuracy", spec_.stop().test_accuracy() != 0);
+    if (spec_.averaging().every_steps() == 0) {
+      Add("averaging.every_steps", "is 0; programs with a loop of their own can only be averaged");
+    }
+    if (spec_.stop().steps() == 0 && model.epoch_samples() == 0) {
+      Add("stop.epochs", "requires model.opaque.epoch_samples; or give stop.steps");
+    }
+    if (spec_.averaging().outer().has_slowmo()) {
+      Add("averaging.outer.slowmo", "requires the learning rate, which is not known here");
     }
   }
 

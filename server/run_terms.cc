@@ -15,6 +15,7 @@
 #include "model/initial_value.h"
 #include "model/outer_optimizer.h"
 #include "model/parameter_index.h"
+#include "model/validate.h"
 #include "server/client/frame.h"
 
 namespace cadre {
@@ -48,7 +49,10 @@ absl::StatusOr<RunTerms> RunTermsOf(const v1::OpenRun& open) {
   terms.lineage = open.lineage();
   terms.shard = open.shard();
   terms.shards = open.shards();
-  terms.ranks = std::max(1U, open.spec().cluster().ranks_per_group());
+  // Programs with a loop of their own determine the number of their ranks.
+  terms.ranks = open.spec().model().has_opaque()
+                    ? kMaxRanksPerGroup
+                    : std::max(1U, open.spec().cluster().ranks_per_group());
   for (const Parameter& parameter : index.parameters()) {
     terms.tensor_begin.push_back(parameter.offset);
     if (!IsStatistic(parameter.role)) continue;

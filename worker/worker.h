@@ -1,39 +1,22 @@
-// A worker: joins the coordinator, and trains in the rank slots that are assigned to it. A rank
-// slot (v1::RankSlot) names a run, a group, its generation and a rank.
-//
-// Three threads use it: the thread of the membership client receives messages and never blocks; the
-// runner trains in one generation of a group after another; the caller starts and destroys it.
-// AssignmentMachine (worker/assignment.h) decides, and this class carries out its actions.
+// A worker: a member of the cluster (worker/group_member.h) that trains with a compute device of
+// its own.
 //
 // Thread-safe.
 #pragma once
 
-#include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
-#include <thread>
+#include <utility>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
-#include "base/counters.h"
-#include "base/http/metrics.h"
 #include "base/rooted_files.h"
 #include "base/rpc/credentials.h"
-#include "coordinator/client/membership_client.h"
-#include "worker/assignment.h"
 #include "worker/compute.h"
-#include "worker/group_session.h"
-#include "worker/train/group_plan.h"
-#include "worker/train/state_vault.h"
-#include "worker/train/trainer.h"
-#include "worker/train/trainer_progress.h"
-#include "worker/transport/tcp_listener.h"
+#include "worker/group_member.h"
 
 namespace cadre {
 
@@ -76,91 +59,21 @@ struct WorkerOptions {
 
 class Worker {
  public:
-  // Returns when the worker has joined. Errors: Unavailable if no coordinator responds;
-  // FailedPrecondition if it refuses; AlreadyExists if the port is in use; those of make_compute.
+  // As GroupMember::Start; also the errors of make_compute.
   static absl::StatusOr<std::unique_ptr<Worker>> Start(const WorkerOptions& options);
 
-  // Lets the worker leave without losing steps: its group finishes the period, contributes and
-  // adopts the decided version, and then `ended` is called. False: there is nothing to finish.
-  bool Drain() ABSL_LOCKS_EXCLUDED(mutex_);
-  // With `exit_when_done`: whether the run that has ended was completed; nothing before its end.
-  std::optional<bool> run_done() const ABSL_LOCKS_EXCLUDED(mutex_);
-  // Whether the worker has a rank in a run that goes on.
-  bool has_rank() const ABSL_LOCKS_EXCLUDED(mutex_);
-
-  // OK if the worker can train: the coordinator is connected, and the device works.
-  absl::Status Ready() ABSL_LOCKS_EXCLUDED(mutex_);
-  void Collect(Metrics& metrics) ABSL_LOCKS_EXCLUDED(mutex_);
-
-  // Sends Goodbye and cancels the current training.
-  ~Worker();
-
-  // Not OK: the worker no longer trains. PermissionDenied: the coordinator refuses this build.
-  // Otherwise the device failed, and this process cannot create another one; a new process may
-  // succeed, but if the status is FailedPrecondition, only on another host.
-  absl::Status end() ABSL_LOCKS_EXCLUDED(mutex_);
+  // As the methods of GroupMember.
+  bool Drain() { return member_->Drain(); }
+  bool has_rank() const { return member_->has_rank(); }
+  absl::Status end() { return member_->end(); }
+  std::optional<bool> run_done() const { return member_->run_done(); }
+  absl::Status Ready() { return member_->Ready(); }
+  void Collect(Metrics& metrics) { member_->Collect(metrics); }
 
  private:
-  explicit Worker(const WorkerOptions& options);
+  explicit Worker(std::unique_ptr<GroupMember> member) : member_(std::move(member)) {}
 
-  absl::Status Join();
-  v1::Hello MakeHello() ABSL_LOCKS_EXCLUDED(mutex_);
-  v1::Heartbeat NextHeartbeat() ABSL_LOCKS_EXCLUDED(mutex_);
-  void OnMessage(const v1::CoordinatorMessage& message) ABSL_LOCKS_EXCLUDED(mutex_);
-  void OnConnection(bool connected) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Carries out the actions of machine_. Called with the lock held, so that messages are sent in
-  // the order of decisions.
-  void Do(AssignmentMachine::Actions actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Send(const v1::MemberMessage& message) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  std::shared_ptr<GroupSession> MakeSession(const v1::Assignment& assignment);
-
-  bool Connected() ABSL_LOCKS_EXCLUDED(mutex_);
-
-  // The runner thread.
-  void Run() ABSL_LOCKS_EXCLUDED(mutex_);
-  void Train(GroupSession& session) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Reports how training has ended, unless the coordinator has cancelled it.
-  void Report(GroupSession& session, const TrainerOutcome& outcome) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Replaces a failed device; the failure of a group also makes its ranks' devices fail
-  // (Device::Fail). False: no new device could be created.
-  bool RenewDevice(const absl::Status& failed) ABSL_LOCKS_EXCLUDED(mutex_);
-  bool HasSessionOrStopping() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return waiting_ != nullptr || stopping_;
-  }
-
-  const WorkerOptions options_;
-  const std::string incarnation_;
-  LinkCache links_;
-  // Used by the runner.
-  StateVault states_;
-  StateVault residuals_;
-  Counters counters_;
-  TrainerProgress progress_;
-  // Adds to counters_.
-  std::unique_ptr<TcpListener> listener_;
-  // Owned by the runner once it runs. Null after a device was lost.
-  std::unique_ptr<Compute> compute_;
-  // Properties of compute_, for Hello.
-  std::string device_name_;
-  uint64_t memory_bytes_ = 0;
-
-  mutable absl::Mutex mutex_;
-  AssignmentMachine machine_ ABSL_GUARDED_BY(mutex_);
-  // The session that the runner trains in next, and the one that it trains in. The membership
-  // thread delivers messages to both.
-  std::shared_ptr<GroupSession> waiting_ ABSL_GUARDED_BY(mutex_);
-  std::shared_ptr<GroupSession> current_ ABSL_GUARDED_BY(mutex_);
-  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  bool draining_ ABSL_GUARDED_BY(mutex_) = false;
-  // Whether the coordinator has drained this worker. Used on the membership thread.
-  bool drain_requested_ = false;
-  absl::Status end_ ABSL_GUARDED_BY(mutex_);
-  std::optional<bool> run_done_ ABSL_GUARDED_BY(mutex_);
-  // Null until joined; callbacks may run before.
-  MembershipClient* client_ ABSL_GUARDED_BY(mutex_) = nullptr;
-
-  std::unique_ptr<MembershipClient> membership_;
-  std::thread runner_;
+  const std::unique_ptr<GroupMember> member_;
 };
 
 }  // namespace cadre

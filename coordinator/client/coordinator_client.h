@@ -36,7 +36,8 @@ class CoordinatorClient {
 
   // Returns the id of the new run.
   // Errors: InvalidArgument names the field; FailedPrecondition for an incompatible protocol.
-  absl::StatusOr<std::string> Submit(const v1::RunSpec& spec) const;
+  // `join_existing`: as in SubmitRequest.
+  absl::StatusOr<std::string> Submit(const v1::RunSpec& spec, bool join_existing = false) const;
 
   // Errors: NotFound for an unknown run.
   absl::Status Stop(const std::string& run, const std::string& reason) const;

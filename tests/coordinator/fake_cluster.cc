@@ -215,11 +215,12 @@ void FakeCluster::Deliver() {
 
 // ---- Users
 
-std::string FakeCluster::Submit(const v1::RunSpec& spec) {
+std::string FakeCluster::Submit(const v1::RunSpec& spec, bool join_existing) {
   last_run.clear();
   last_status = Machine::CheckSpec(options_, spec);
   if (!last_status.ok()) return "";
-  Do(SubmitRun{.request = ++last_request_, .spec = spec, .lineage_seed = 7});
+  Do(SubmitRun{
+      .request = ++last_request_, .spec = spec, .lineage_seed = 7, .join_existing = join_existing});
   const std::string run = last_run;
   Deliver();
   return run;
@@ -306,6 +307,21 @@ FakeWorker& FakeCluster::AddWorker(const std::string& name, const std::string& h
   return worker;
 }
 
+FakeWorker& FakeCluster::AddRank(const std::string& program, const std::string& run, uint32_t ranks,
+                                 uint32_t rank) {
+  FakeWorker& worker = workers_.emplace_back();
+  worker.name = absl::StrCat(program, "-", workers_.size());
+  worker.device = "program";
+  worker.incarnation = NewIncarnation();
+  v1::Reservation& reservation = worker.reservation.emplace();
+  reservation.set_run(run);
+  reservation.set_program(program);
+  reservation.set_ranks(ranks);
+  reservation.set_rank(rank);
+  Connect(worker);
+  return worker;
+}
+
 void FakeCluster::AddWorkers(int count) {
   for (int i = 0; i < count; ++i) AddWorker(absl::StrCat("w", workers_.size()));
 }
@@ -333,6 +349,7 @@ v1::Hello FakeCluster::WorkerHello(const FakeWorker& worker) const {
   hello.set_cores(worker.cores);
   hello.set_memory_bytes(worker.memory_bytes);
   hello.set_member_id(worker.member_id);
+  if (worker.reservation.has_value()) *hello.mutable_reservation() = *worker.reservation;
   if (worker.assignment.has_value()) *hello.mutable_place() = worker.place();
   return hello;
 }

@@ -38,6 +38,8 @@ struct FakeWorker {
   std::string device;
   uint32_t cores = 0;
   uint64_t memory_bytes = 0;
+  // Of a program's rank.
+  std::optional<v1::Reservation> reservation;
   std::string incarnation;
   std::string member_id;
   ConnectionId connection = 0;
@@ -107,7 +109,7 @@ class FakeCluster {
 
   // ---- Users
   // Returns the id of the new run; the status of a refusal is in last_status.
-  std::string Submit(const v1::RunSpec& spec);
+  std::string Submit(const v1::RunSpec& spec, bool join_existing = false);
   void StopRun(const std::string& run);
   void ResumeRun(const std::string& run);
   // The status of the answer is in last_status.
@@ -126,6 +128,9 @@ class FakeCluster {
   // ---- Members
   FakeWorker& AddWorker(const std::string& name, const std::string& host = "host",
                         const std::string& device = "processor, 1 thread");
+  // Adds a rank of a program for a run.
+  FakeWorker& AddRank(const std::string& program, const std::string& run, uint32_t ranks,
+                      uint32_t rank);
   // Adds workers w<i>, numbered by all workers.
   void AddWorkers(int count);
   FakeAggregator& AddAggregator(const std::string& name);

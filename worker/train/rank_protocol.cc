@@ -8,6 +8,7 @@
 #include "base/digest.h"
 #include "model/coding.h"
 #include "model/data_position.h"
+#include "model/opaque.h"
 
 namespace cadre {
 
@@ -19,7 +20,8 @@ RankProtocol::Actions RankProtocol::Handle(const Event& event) {
 RankProtocol::Actions RankProtocol::On(const Started& started) {
   start_ = started.start;
   const v1::Start& start = start_;
-  train_samples_ = started.train_samples;
+  train_samples_ =
+      started.train_samples > 0 ? started.train_samples : started.start.train_samples();
   division_ = start.division();
   total_steps_ = start.total_steps();
   decision_.set_version(start.version());
@@ -33,7 +35,10 @@ RankProtocol::Actions RankProtocol::On(const Started& started) {
   step_ = start.step();
   version_ = start.version();
   if (assignment_.shards_size() == 0) return {Begin{}};
-  if (start.version() == 0) return {Initialize{}};
+  if (start.version() == 0 && BeginsWithGroupValues(assignment_.spec())) return StageInitial();
+  // Programs do not know how the initial weights are computed.
+  const bool computes = !assignment_.plan().own_loop();
+  if (start.version() == 0 && computes) return {Initialize{}};
   return PullDecided();
 }
 
@@ -133,6 +138,13 @@ RankProtocol::Actions RankProtocol::StageNext() {
                 .background = step_ < adoption_}};
 }
 
+RankProtocol::Actions RankProtocol::StageInitial() {
+  exchange_ = Exchange::kStaging;
+  boundary_ = step_;
+  contributed_steps_ = 0;
+  return {Stage{.round = 1, .samples = 1, .initial = true}};
+}
+
 RankProtocol::Actions RankProtocol::On(const Unfinished& /*unfinished*/) {
   const bool pulling = exchange_ == Exchange::kPulling;
   return TrainUntil(pulling ? adoption_ : step_ + 1, /*resumes=*/true);
@@ -156,7 +168,10 @@ RankProtocol::Actions RankProtocol::On(const Staged& staged) {
   message.set_round(version_ + 1);
   message.set_base_version(version_);
   message.set_step(boundary_);
-  message.set_samples(uint64_t{contributed_steps_} * assignment_.spec().batch_per_group());
+  // The first values of a run have no samples, but a contribution must have a weight.
+  const bool initial = version_ == 0 && BeginsWithGroupValues(assignment_.spec());
+  message.set_samples(
+      initial ? 1 : uint64_t{contributed_steps_} * assignment_.spec().batch_per_group());
   message.set_loss(staged.loss);
   message.set_train_seconds(staged.train_seconds);
   message.set_stage_seconds(static_cast<float>(staged.stage_seconds));

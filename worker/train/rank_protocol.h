@@ -52,7 +52,7 @@ class RankProtocol {
 
   struct Started {
     v1::Start start;
-    // Size of the training split.
+    // Size of the training split; 0: that of Start.
     uint64_t train_samples = 0;
   };
   // The step of Train is reached.
@@ -126,6 +126,8 @@ class RankProtocol {
     uint64_t samples = 0;
     uint32_t fragment = 0;
     bool background = false;
+    // The values are the first version of the run (model/opaque.h), not a contribution to a mean.
+    bool initial = false;
   };
   // Agree on whether all ranks have staged what they stage in the background. Unless `wait` is
   // true, the event may be Unfinished.
@@ -189,6 +191,8 @@ class RankProtocol {
   // How the groups share the samples from the adopted version on, and the total steps that follow.
   const v1::SampleDivision& division() const { return division_; }
   uint32_t total_steps() const { return total_steps_; }
+  // The newest decision; at first, what Start decides.
+  const v1::Decision& decision() const { return decision_; }
   // The version that training continues from, and the steps since the start of the run.
   uint32_t version() const { return version_; }
   uint32_t step() const { return step_; }
@@ -213,6 +217,8 @@ class RankProtocol {
   Actions StageUnlessSolo();
   // Begins a round at the boundary.
   Actions StageNext();
+  // Begins the round from which the run takes its first values.
+  Actions StageInitial();
   // Continues with the version of the decision, at the adoption at the earliest.
   Actions PullDecided();
   Pull PullNow() const;

@@ -203,6 +203,15 @@ void ShardExchange::BeginStage(uint32_t round, uint64_t samples, uint32_t fragme
   });
 }
 
+void ShardExchange::BeginStageVersion(uint32_t version) {
+  for (Shard& shard : shards_) CopyFrom(shard.parts, &shard.staged);
+  Begin([this, version](Shard& shard, std::stop_token stop) -> absl::Status {
+    v1::ContributionHeader header = HeaderOf(shard.parts, version, /*samples=*/1);
+    header.set_seed(true);
+    return shard.client->Stage(header, shard.staged, &shard.traffic, stop);
+  });
+}
+
 void ShardExchange::BeginPull(uint32_t version) {
   Begin([this, version](Shard& shard, std::stop_token stop) -> absl::Status {
     {

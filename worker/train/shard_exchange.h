@@ -65,6 +65,9 @@ class ShardExchange {
   // shard. Errors: as RoundsClient::Stage, naming the shard.
   void BeginStage(uint32_t round, uint64_t samples, uint32_t fragment = 0)
       ABSL_LOCKS_EXCLUDED(mutex_);
+  // Begins to stage a copy of the owned values as this rank's part of `version` itself, which no
+  // group has adopted yet (v1::ContributionHeader.seed).
+  void BeginStageVersion(uint32_t version) ABSL_LOCKS_EXCLUDED(mutex_);
   // Begins to receive this rank's part of `version`. The owned values do not change.
   void BeginPull(uint32_t version) ABSL_LOCKS_EXCLUDED(mutex_);
   // Of what was begun last, which must end before anything else begins. Finish waits for the end
@@ -107,8 +110,8 @@ class ShardExchange {
     uint32_t round = 0;
     uint32_t fragment = 0;
     std::unique_ptr<RoundsClient> client;
-    // What a contribution transfers: the exchanged values, or a frame of their changes. Read by other threads
-    // only while `held` has it.
+    // What a contribution transfers: the exchanged values, or a frame of their changes. Read by
+    // other threads only while `held` has it.
     std::vector<float> staged;
     // The version that was pulled last, and its number. Read by other threads only while `held` has
     // it.

@@ -20,6 +20,7 @@
 #include "worker/train/cancellation.h"
 #include "worker/train/group_control.h"
 #include "worker/train/group_plan.h"
+#include "worker/train/member_loop.h"
 #include "worker/train/state_vault.h"
 #include "worker/train/trainer_progress.h"
 #include "worker/transport/transport.h"
@@ -53,19 +54,8 @@ struct TrainerOptions {
   absl::Duration report_every = absl::Seconds(1);
 };
 
-// How a generation ended for this rank. `status` is never OK: a finished run ends with the release
-// of the group (Cancelled).
-struct TrainerOutcome {
-  absl::Status status;
-  // Unspecified if the coordinator has cancelled the training, or if the cause is not known.
-  v1::FailureCause cause = v1::FAILURE_CAUSE_UNSPECIFIED;
-  // Ranks that are likely to have caused the failure. Empty: this one.
-  std::vector<int> suspects;
-};
-
-// Trains until the generation ends; borrows all arguments for the call. Adds to the counters steps,
-// samples, staged_payload_bytes, staged_message_bytes, pulled_payload_bytes, pulled_message_bytes,
-// versions_adopted, contributions_late, and those of RunCheckpoints.
+// Trains until the generation ends; borrows all arguments for the call. Adds to the counters steps
+// and samples, those of RunMemberLoop and those of RunCheckpoints.
 TrainerOutcome TrainAsMember(const v1::Assignment& assignment, Backend& kernels,
                              GroupControl& control, Cancellation& cancellation, Counters& counters,
                              const TrainerOptions& options);

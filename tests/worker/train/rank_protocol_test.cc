@@ -102,6 +102,33 @@ TEST_F(RankProtocolTest, FirstVersionIsNotPulled) {
   EXPECT_EQ(Expect<P::Pull>(P::Decided{Version(0, 0, 4)}).version, 0U);
 }
 
+// The run takes its first values from one group; all adopt them before the first step.
+TEST_F(RankProtocolTest, OpaqueModelBeginsWithTheValuesOfAGroup) {
+  assignment_.mutable_spec()->mutable_model()->mutable_opaque();
+  assignment_.mutable_plan()->set_own_loop(true);
+  assignment_.add_shards();
+  P::Started started;
+  started.start.set_next_step(4);
+  const auto stage = Expect<P::Stage>(started);
+  EXPECT_TRUE(stage.initial);
+  EXPECT_EQ(stage.round, 1U);
+  EXPECT_FALSE(stage.background);
+  Expect<P::AwaitDecision>(P::Staged{});
+  EXPECT_EQ(Sent<v1::Contributed>().step(), 0U);
+  EXPECT_EQ(Sent<v1::Contributed>().samples(), 1U);
+  EXPECT_EQ(Expect<P::Pull>(P::Decided{Version(1, 0, 4)}).version, 1U);
+  EXPECT_EQ(Expect<P::Train>(P::Pulled{.digest = 77}).until, 4U);
+  EXPECT_FALSE(Expect<P::Stage>(P::Trained{}).initial);
+}
+
+TEST_F(RankProtocolTest, ProgramsPullVersionZero) {
+  assignment_.mutable_plan()->set_own_loop(true);
+  assignment_.add_shards();
+  P::Started started;
+  started.start.set_next_step(4);
+  EXPECT_EQ(Expect<P::Pull>(started).version, 0U);
+}
+
 TEST_F(RankProtocolTest, OtherRanksSendNothing) {
   assignment_.mutable_place()->set_rank(1);
   Expect<P::Train>(StartTo(24));

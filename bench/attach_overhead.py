@@ -1,0 +1,111 @@
+#!/usr/bin/env python3
+"""What cadre.attach costs a PyTorch loop: in ordinary steps, and at a boundary with codecs on.
+
+Trains the network of python/examples/fashion_mnist.py in one group of a cluster of processes on this
+host. Blocks of steps with and without the hook alternate; then every 16th step is a boundary. Prints
+one JSON line. Needs built programs and PyTorch:
+
+  deploy/build.sh cadre_group cadre-coordinator cadre-aggregator && bench/attach_overhead.py
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "python"), str(ROOT / "python" / "tests"), str(ROOT / "python" / "examples")]
+os.environ.setdefault("CADRE_BIN", str(ROOT / "build" / "bin"))
+os.environ.setdefault("CADRE_GROUP_LIBRARY", str(ROOT / "build" / "lib" / "libcadre_group.so"))
+
+import torch  # noqa: E402
+from fashion_mnist import Net  # noqa: E402
+from processes import Cluster  # noqa: E402
+
+import cadre  # noqa: E402
+
+
+def spec(name, every_steps):
+    coding = {"codec": "CODEC_E3M0"}
+    return {"name": name, "batch_per_group": 64, "stop": {"steps": 10**8}, "cluster": {"groups": 1},
+            "averaging": {"every_steps": every_steps, "up": coding, "down": coding}}
+
+
+class Loop:
+    def __init__(self):
+        torch.manual_seed(1)
+        self.model = Net()
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
+        self.inputs = torch.randn(64, 1, 28, 28)
+        self.labels = torch.randint(10, (64,))
+
+    def steps(self, count):
+        """Seconds of each of `count` steps."""
+        seconds = []
+        for _ in range(count):
+            begin = time.perf_counter()
+            self.optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(self.model(self.inputs), self.labels).backward()
+            self.optimizer.step()
+            seconds.append(time.perf_counter() - begin)
+        return seconds
+
+
+def ordinary(loop, group, blocks, steps):
+    with_hook, without = [], []
+    for _ in range(blocks):
+        with_hook += loop.steps(steps)
+        group._hook.remove()
+        without += loop.steps(steps)
+        group._hook = loop.optimizer.register_step_post_hook(group._after_step)
+    calls = 100_000
+    begin = time.perf_counter()
+    for _ in range(calls):
+        group._after_step(loop.optimizer, (), {})
+    return statistics.median(with_hook), statistics.median(without), (time.perf_counter() - begin) / calls
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--blocks", type=int, default=6, help="blocks of steps with the hook")
+    parser.add_argument("--steps", type=int, default=40, help="steps of a block")
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--threads", type=int, default=1)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    loop = Loop()
+    with tempfile.TemporaryDirectory() as folder:
+        cluster = Cluster(Path(folder))
+        try:
+            attached = {"coordinator": cluster.address, "insecure": True, "timeout": 60}
+            with cadre.attach(loop.model, loop.optimizer, run=spec("steps", 10**7), **attached) as group:
+                loop.steps(10)
+                with_hook, without, call = ordinary(loop, group, options.blocks, options.steps)
+            boundaries = []
+            with cadre.attach(loop.model, loop.optimizer, run=spec("rounds", 16), **attached) as group:
+                exchange = group._boundary
+
+                def timed(timeout):
+                    begin = time.perf_counter()
+                    exchange(timeout)
+                    boundaries.append(time.perf_counter() - begin)
+
+                group._boundary = timed
+                loop.steps(16 * options.rounds)
+        finally:
+            cluster.stop()
+    print(json.dumps({
+        "bench": "attach_overhead", "torch": torch.__version__, "threads": options.threads,
+        "parameters": sum(p.numel() for p in loop.model.parameters()),
+        "step_ms": 1e3 * without, "step_with_hook_ms": 1e3 * with_hook,
+        "ratio": with_hook / without, "hook_us": 1e6 * call, "hook_share": call / without,
+        "boundary_ms": 1e3 * statistics.median(boundaries), "codec": "CODEC_E3M0", "rounds": len(boundaries),
+    }))
+
+
+if __name__ == "__main__":
+    main()

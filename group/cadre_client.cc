@@ -1,0 +1,116 @@
+// The coordinator's services in C, with JSON.
+#include <google/protobuf/util/json_util.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "base/rpc/credentials.h"
+#include "base/status.h"
+#include "coordinator/client/coordinator_client.h"
+#include "group/cadre_group.h"
+#include "model/run_file.h"
+#include "model/validate.h"
+
+struct cadre_client {
+  std::unique_ptr<cadre::CoordinatorClient> coordinator;
+  absl::Status status;
+  // Returned to the caller.
+  std::string text;
+  std::string error;
+
+  // Null after an error.
+  const char* Return(absl::StatusOr<std::string> json) {
+    error = std::string(json.status().message());
+    if (!json.ok()) return nullptr;
+    text = *std::move(json);
+    return text.c_str();
+  }
+};
+
+namespace cadre {
+namespace {
+
+absl::StatusOr<std::string> ToJson(const google::protobuf::Message& message) {
+  google::protobuf::util::JsonPrintOptions options;
+  options.preserve_proto_field_names = true;
+  options.always_print_primitive_fields = true;
+  std::string json;
+  const auto status = google::protobuf::util::MessageToJsonString(message, &json, options);
+  if (!status.ok()) return absl::InternalError(status.ToString());
+  return json;
+}
+
+absl::StatusOr<v1::RunSpec> ParseSpec(const std::string& text) {
+  if (!absl::StartsWith(absl::StripLeadingAsciiWhitespace(text), "{")) {
+    CADRE_ASSIGN_OR_RETURN(RunSpecFile file, ParseRunSpec("run", text));
+    CADRE_RETURN_IF_ERROR(file.Refuse(FindProblems(file.spec)));
+    return std::move(file.spec);
+  }
+  v1::RunSpec spec;
+  const auto status = google::protobuf::util::JsonStringToMessage(text, &spec);
+  if (!status.ok()) return absl::InvalidArgumentError(status.ToString());
+  CADRE_RETURN_IF_ERROR(ValidateRunSpec(spec));
+  return spec;
+}
+
+absl::StatusOr<std::string> Submit(const cadre_client& client, const std::string& text,
+                                   bool join_existing) {
+  CADRE_RETURN_IF_ERROR(client.status);
+  CADRE_ASSIGN_OR_RETURN(const v1::RunSpec spec, ParseSpec(text));
+  v1::SubmitReply reply;
+  CADRE_ASSIGN_OR_RETURN(*reply.mutable_run(), client.coordinator->Submit(spec, join_existing));
+  return ToJson(reply);
+}
+
+absl::StatusOr<std::string> ClusterStatus(const cadre_client& client, const std::string& run) {
+  CADRE_RETURN_IF_ERROR(client.status);
+  CADRE_ASSIGN_OR_RETURN(const v1::StatusReply reply, client.coordinator->Status(run));
+  return ToJson(reply);
+}
+
+absl::StatusOr<std::string> Stop(const cadre_client& client, const std::string& run,
+                                 const std::string& reason) {
+  CADRE_RETURN_IF_ERROR(client.status);
+  CADRE_RETURN_IF_ERROR(client.coordinator->Stop(run, reason));
+  return "{}";
+}
+
+}  // namespace
+}  // namespace cadre
+
+extern "C" {
+
+cadre_client* cadre_client_open(const char* coordinator, const char* tls, int32_t insecure) {
+  auto* const client = new cadre_client;
+  auto credentials = cadre::Credentials::FromFlags(tls == nullptr ? "" : tls, insecure != 0);
+  client->status = credentials.status();
+  if (credentials.ok()) {
+    client->coordinator =
+        std::make_unique<cadre::CoordinatorClient>(cadre::CoordinatorClient::Options{
+            .coordinator = coordinator, .credentials = *std::move(credentials)});
+  }
+  return client;
+}
+
+const char* cadre_client_submit(cadre_client* client, const char* spec, int32_t join_existing) {
+  return client->Return(cadre::Submit(*client, spec, join_existing != 0));
+}
+
+const char* cadre_client_status(cadre_client* client, const char* run) {
+  return client->Return(cadre::ClusterStatus(*client, run));
+}
+
+const char* cadre_client_stop(cadre_client* client, const char* run, const char* reason) {
+  return client->Return(cadre::Stop(*client, run, reason));
+}
+
+const char* cadre_client_error(const cadre_client* client) { return client->error.c_str(); }
+
+void cadre_client_close(cadre_client* client) { delete client; }
+
+}  // extern "C"

@@ -1,0 +1,218 @@
+// A thin layer: it translates between C and CallerTrainer, GroupMember and CoordinatorClient, and
+// lets no exception out.
+#include "group/cadre_group.h"
+
+#include <algorithm>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "base/rpc/credentials.h"
+#include "glog/logging.h"
+#include "group/caller_trainer.h"
+#include "group/handoff.h"
+#include "model/data_position.h"
+
+namespace {
+
+// Warnings and errors go to standard error.
+void StartLogging() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    FLAGS_logtostderr = true;
+    FLAGS_minloglevel = google::GLOG_WARNING;
+    if (!google::IsGoogleLoggingInitialized()) google::InitGoogleLogging("cadre");
+  });
+}
+
+std::string OrEmpty(const char* text) { return text == nullptr ? "" : text; }
+
+}  // namespace
+
+struct cadre_group {
+  explicit cadre_group(uint32_t ranks) : handoff(/*finishes=*/ranks > 1) {}
+
+  cadre::GroupMember::Options options;
+  cadre::v1::Reservation reservation;
+  std::vector<cadre::CallerParameter> parameters;
+  cadre::Handoff handoff;
+  // Owned by `member`.
+  cadre::CallerTrainer* trainer = nullptr;
+  std::unique_ptr<cadre::GroupMember> member;
+  absl::Status status;
+  // Returned to the caller.
+  mutable std::string text;
+
+  // Keeps the first error.
+  int32_t Fail(absl::Status error) {
+    if (status.ok()) status = std::move(error);
+    return CADRE_ERROR;
+  }
+  // Of the group's own threads.
+  absl::Status Failure() const {
+    absl::Status error = trainer != nullptr ? trainer->error() : absl::OkStatus();
+    if (error.ok() && member != nullptr) error = member->end();
+    return error;
+  }
+};
+
+extern "C" {
+
+int32_t cadre_group_abi(void) { return CADRE_GROUP_ABI; }
+
+cadre_group* cadre_group_open(const cadre_group_options* options) {
+  StartLogging();
+  auto* const group = new cadre_group(options->ranks);
+  cadre::GroupMember::Options& member = group->options;
+  member.coordinator = OrEmpty(options->coordinator);
+  member.name = OrEmpty(options->name);
+  member.version = CADRE_VERSION;
+  if (options->listen != nullptr) member.listen = options->listen;
+  member.advertise = OrEmpty(options->advertise);
+  if (options->dial_seconds > 0) member.dial_timeout = absl::Seconds(options->dial_seconds);
+  auto credentials = cadre::Credentials::FromFlags(OrEmpty(options->tls), options->insecure != 0,
+                                                   cadre::Role::kWorker);
+  if (credentials.ok()) {
+    member.credentials = *std::move(credentials);
+  } else {
+    group->Fail(credentials.status());
+  }
+  group->reservation.set_run(OrEmpty(options->run));
+  group->reservation.set_program(OrEmpty(options->program));
+  group->reservation.set_ranks(options->ranks);
+  group->reservation.set_rank(options->rank);
+  return group;
+}
+
+int32_t cadre_group_add_parameter(cadre_group* group, const char* name, const uint64_t* shape,
+                                  int32_t dimensions, int32_t trained, float* values) {
+  if (group->member != nullptr) {
+    return group->Fail(absl::FailedPreconditionError(
+        absl::StrCat("parameter '", name, "' is registered after the group has joined")));
+  }
+  group->parameters.push_back({.name = name,
+                               .shape = {shape, shape + dimensions},
+                               .trained = trained != 0,
+                               .values = values,
+                               .parts = {}});
+  return 0;
+}
+
+int32_t cadre_group_add_part(cadre_group* group, uint64_t begin, uint64_t end, float* values) {
+  if (group->parameters.empty() || group->parameters.back().values != nullptr) {
+    return group->Fail(absl::FailedPreconditionError("a part needs a parameter without values"));
+  }
+  cadre::CallerParameter& parameter = group->parameters.back();
+  uint64_t elements = 1;
+  for (const uint64_t extent : parameter.shape) elements *= extent;
+  if (begin > end || end > elements) {
+    return group->Fail(
+        absl::InvalidArgumentError(absl::StrCat("elements ", begin, " to ", end, " of parameter '",
+                                                parameter.name, "', which has ", elements)));
+  }
+  parameter.parts.push_back({{static_cast<int64_t>(begin), static_cast<int64_t>(end)}, values});
+  return 0;
+}
+
+int32_t cadre_group_join(cadre_group* group) {
+  if (!group->status.ok()) return CADRE_ERROR;
+  group->options.make_trainer =
+      [group]() -> absl::StatusOr<std::unique_ptr<cadre::GenerationTrainer>> {
+    auto trainer = std::make_unique<cadre::CallerTrainer>(group->reservation, group->parameters,
+                                                          group->handoff);
+    group->trainer = trainer.get();
+    return trainer;
+  };
+  group->options.ended = [group] { group->handoff.End(); };
+  auto member = cadre::GroupMember::Start(group->options);
+  if (!member.ok()) {
+    group->trainer = nullptr;
+    return group->Fail(member.status());
+  }
+  group->member = *std::move(member);
+  return 0;
+}
+
+int32_t cadre_group_next(cadre_group* group, double timeout_seconds) {
+  if (!group->status.ok()) return CADRE_ERROR;
+  if (group->member == nullptr) {
+    return group->Fail(absl::FailedPreconditionError("the group has not joined"));
+  }
+  const cadre::Handoff::Task task = group->handoff.Next(absl::Seconds(timeout_seconds));
+  if (absl::Status failed = group->Failure(); !failed.ok()) return group->Fail(std::move(failed));
+  switch (task) {
+    case cadre::Handoff::Task::kWait:
+      return CADRE_WAIT;
+    case cadre::Handoff::Task::kFetch:
+      return CADRE_FETCH;
+    case cadre::Handoff::Task::kStore:
+      return CADRE_STORE;
+    case cadre::Handoff::Task::kTrain:
+      return CADRE_TRAIN;
+    case cadre::Handoff::Task::kEnded:
+      return CADRE_ENDED;
+  }
+  return CADRE_ERROR;
+}
+
+int32_t cadre_group_step(cadre_group* group) {
+  group->trainer->Advance();
+  return group->handoff.Step() ? 1 : 0;
+}
+
+void cadre_group_set_loss(cadre_group* group, double loss) {
+  if (group->trainer != nullptr) group->trainer->SetLoss(loss);
+}
+
+void cadre_group_alive(cadre_group* group) {
+  if (group->trainer != nullptr) group->trainer->Advance();
+}
+
+void cadre_group_get_state(const cadre_group* group, cadre_group_state* state) {
+  *state = {};
+  if (group->trainer == nullptr) return;
+  const cadre::ProgramState program = group->trainer->state();
+  state->version = program.version;
+  state->digest = program.digest;
+  state->participants = program.participants;
+  state->included = program.included ? 1 : 0;
+  state->step = group->handoff.step();
+  state->next_boundary = group->handoff.until();
+  state->total_steps = program.total_steps;
+  state->group = program.group;
+  state->groups = program.division.groups();
+  state->batch = program.batch;
+  state->sample_position =
+      cadre::BatchPosition(program.division, state->step, program.group, program.batch);
+  state->discarded_steps = program.discarded_steps;
+  state->connected = group->member != nullptr && group->member->connected() ? 1 : 0;
+}
+
+const char* cadre_group_run(const cadre_group* group) {
+  group->text = group->trainer == nullptr ? "" : group->trainer->state().run;
+  return group->text.c_str();
+}
+
+const char* cadre_group_error(const cadre_group* group) {
+  group->text = std::string(group->status.message());
+  return group->text.c_str();
+}
+
+void cadre_group_interrupt(cadre_group* group) { group->handoff.Interrupt(); }
+
+void cadre_group_leave(cadre_group* group) {
+  if (group->member == nullptr || !group->member->Drain()) group->handoff.End();
+}
+
+void cadre_group_close(cadre_group* group, const char* reason) {
+  if (group->member != nullptr) group->member->set_stop_reason(OrEmpty(reason));
+  group->handoff.Cancel();
+  delete group;
+}
+
+}  // extern "C"

@@ -1,0 +1,166 @@
+/* The C interface of libcadre_group, with which a program that trains a model with a loop of its
+ * own takes part in a run as a group, or as one rank of a group.
+ *
+ *   cadre_group* group = cadre_group_open(&options);
+ *   cadre_group_add_parameter(group, "fc.weight", shape, 2, 1, values);     for each parameter
+ *   cadre_group_join(group);
+ *   for (;;) switch (cadre_group_next(group, timeout)) {
+ *     case CADRE_FETCH: copy the model's values to the registered memory; break;
+ *     case CADRE_STORE: copy them from the registered memory to the model; break;
+ *     case CADRE_TRAIN: do { one step } while (!cadre_group_step(group)); break;
+ *     case CADRE_WAIT:  the timeout has passed; break;
+ *     case CADRE_ENDED: the model is that of the run's last version; return;
+ *     case CADRE_ERROR: cadre_group_error(group) has the reason; return;
+ *   }
+ *
+ * Failures. If the coordinator, an aggregator or another rank fails, cadre_group_next waits, and
+ * the group continues from the newest version: the next CADRE_STORE overwrites the steps since
+ * then, which cadre_group_get_state reports as discarded. If the group itself cannot continue,
+ * because a value is not finite or its parameters are not those of the run, CADRE_ERROR follows,
+ * and the other groups continue without it.
+ *
+ * Threads. A group is used by one thread at a time, except for cadre_group_leave, cadre_group_alive
+ * and cadre_group_interrupt, which any thread and signal handlers' threads may call. The library
+ * has threads of its own; they read and write the registered memory only while a thread is in
+ * cadre_group_next. No function throws exceptions. A process that uses a group must not fork
+ * without exec.
+ *
+ * Ownership. The caller owns all memory that it passes: strings and shapes may be freed after the
+ * call, registered memory must outlive the group. Strings that are returned belong to the group and
+ * are valid until the next call with it. */
+#ifndef CADRE_GROUP_H_
+#define CADRE_GROUP_H_
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define CADRE_API __attribute__((visibility("default")))
+
+/* Raised when a function or structure changes incompatibly. */
+#define CADRE_GROUP_ABI 1
+CADRE_API int32_t cadre_group_abi(void);
+
+typedef struct cadre_group cadre_group;
+
+typedef struct {
+  /* host:port. */
+  const char* coordinator;
+  /* Folder with ca.crt, tls.crt and tls.key of a worker, or null: then `insecure` must be 1. */
+  const char* tls;
+  int32_t insecure;
+  /* Id or name of the run. */
+  const char* run;
+  /* Equal for all ranks of the program, and different for every start of it. */
+  const char* program;
+  /* Name of this process for display, [a-z0-9._-]. */
+  const char* name;
+  uint32_t ranks;
+  uint32_t rank;
+  /* Address for the other ranks; port 0 selects a free port. Null: 127.0.0.1:0. */
+  const char* listen;
+  /* The address that is sent to them; null: `listen` with the selected port. */
+  const char* advertise;
+  /* Limit for reaching the coordinator. */
+  double dial_seconds;
+} cadre_group_options;
+
+enum {
+  CADRE_ERROR = -1,
+  CADRE_WAIT = 0,
+  CADRE_FETCH = 1,
+  CADRE_STORE = 2,
+  CADRE_TRAIN = 3,
+  CADRE_ENDED = 4,
+};
+
+typedef struct {
+  /* The version from which the group trains, and the digest of its values. */
+  uint32_t version;
+  uint64_t digest;
+  /* Groups whose contributions the version contains, and whether this group's is among them. */
+  uint32_t participants;
+  int32_t included;
+  /* Steps since the start of the run, of this boundary, and of the whole run (0: unknown). */
+  uint32_t step;
+  uint32_t next_boundary;
+  uint32_t total_steps;
+  /* This group among the groups of the run, and its samples of a step. */
+  uint32_t group;
+  uint32_t groups;
+  uint32_t batch;
+  /* Position of the first sample of the next step in the endless sequence of the run's samples. */
+  uint64_t sample_position;
+  /* Steps of this group that no version contains, because its generation ended or it was late. */
+  uint64_t discarded_steps;
+  /* Whether the coordinator can be reached. */
+  int32_t connected;
+} cadre_group_state;
+
+/* Never null; an error is returned by the functions that follow. */
+CADRE_API cadre_group* cadre_group_open(const cadre_group_options* options);
+
+/* Registers the next parameter in the order of the run. `values`: all of its elements, row-major;
+ * the ranks of a program divide them. Null: this rank has only the parts that cadre_group_add_part
+ * registers, and all ranks together have every element exactly once. Returns 0, or CADRE_ERROR. */
+CADRE_API int32_t cadre_group_add_parameter(cadre_group* group, const char* name,
+                                            const uint64_t* shape, int32_t dimensions,
+                                            int32_t trained, float* values);
+/* Registers elements [begin, end) of the parameter that was registered last. */
+CADRE_API int32_t cadre_group_add_part(cadre_group* group, uint64_t begin, uint64_t end,
+                                       float* values);
+
+/* Joins the coordinator. Returns 0, or CADRE_ERROR. */
+CADRE_API int32_t cadre_group_join(cadre_group* group);
+
+/* Reports that what the last call has returned is done, and waits for what is next, at most this
+ * long. After CADRE_WAIT, the wait continues with the next call. */
+CADRE_API int32_t cadre_group_next(cadre_group* group, double timeout_seconds);
+
+/* One step is done. Returns 1 if cadre_group_next must follow: at a boundary, or because the
+ * group's generation has ended. Takes no lock and never blocks. */
+CADRE_API int32_t cadre_group_step(cadre_group* group);
+/* Mean loss since the last boundary, for the status; optional. */
+CADRE_API void cadre_group_set_loss(cadre_group* group, double loss);
+/* The program works although no step ends, for example in an evaluation. */
+CADRE_API void cadre_group_alive(cadre_group* group);
+
+CADRE_API void cadre_group_get_state(const cadre_group* group, cadre_group_state* state);
+/* The run's id; empty before the first CADRE_TRAIN. */
+CADRE_API const char* cadre_group_run(const cadre_group* group);
+/* The last error, or why the run has ended; empty if there is neither. */
+CADRE_API const char* cadre_group_error(const cadre_group* group);
+
+/* Ends waiting calls of cadre_group_next with CADRE_WAIT. */
+CADRE_API void cadre_group_interrupt(cadre_group* group);
+/* Asks to leave at the next boundary, after the group has contributed and adopted the version. Then
+ * cadre_group_next returns CADRE_ENDED. */
+CADRE_API void cadre_group_leave(cadre_group* group);
+/* Leaves now and frees the group. Steps since the last version are lost. */
+CADRE_API void cadre_group_close(cadre_group* group, const char* reason);
+
+/* ---- The coordinator's services, without a group. */
+
+typedef struct cadre_client cadre_client;
+
+/* Never null. `tls`: folder of an operator's or viewer's certificate, or null with `insecure`. */
+CADRE_API cadre_client* cadre_client_open(const char* coordinator, const char* tls,
+                                          int32_t insecure);
+/* Returns JSON (messages of control.proto, field names as there), or null: cadre_client_error.
+ * `spec`: a run file's text, or a RunSpec as JSON if it begins with '{'. `join_existing`: see
+ * SubmitRequest. */
+CADRE_API const char* cadre_client_submit(cadre_client* client, const char* spec,
+                                          int32_t join_existing);
+/* `run`: an id, or empty for all runs. */
+CADRE_API const char* cadre_client_status(cadre_client* client, const char* run);
+CADRE_API const char* cadre_client_stop(cadre_client* client, const char* run, const char* reason);
+CADRE_API const char* cadre_client_error(const cadre_client* client);
+CADRE_API void cadre_client_close(cadre_client* client);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

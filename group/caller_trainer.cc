@@ -1,0 +1,193 @@
+// One object of CallerModel lives for one generation; the values and the handoff outlive it.
+#include "group/caller_trainer.h"
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "glog/logging.h"
+#include "model/opaque.h"
+#include "worker/train/agreement.h"
+
+namespace cadre {
+
+// Values are current in the registered memory after Fetch, until the program trains. Store marks
+// them as changed; they reach the program with the next Gather, because ranks that share values
+// must receive those of the others first.
+class CallerModel final : public TrainedModel {
+ public:
+  CallerModel(const v1::Assignment& assignment, CallerTrainer& trainer)
+      : assignment_(assignment), spec_(assignment.spec()), trainer_(trainer) {}
+
+  absl::Status Open(FailureNote& failure) override {
+    const int rank = static_cast<int>(assignment_.place().rank());
+    auto made =
+        CallerValues::Make(trainer_.parameters_, spec_.model(), rank, assignment_.peers_size());
+    CADRE_RETURN_IF_ERROR(failure.Blame(v1::FAILURE_CAUSE_PLAN, made.status()));
+    values_.emplace(*std::move(made));
+    // The program may still train with the values of an earlier generation.
+    return trainer_.handoff_.AwaitProgram();
+  }
+
+  absl::Status Prepare(Transport& transport, const RankProtocol& protocol,
+                       FailureNote& failure) override {
+    protocol_ = &protocol;
+    group_.reset(new Communicator(WholeGroup(transport)));
+    const absl::Status partition = values_->CheckPartition(*group_);
+    return absl::IsInvalidArgument(partition) ? failure.Blame(v1::FAILURE_CAUSE_PLAN, partition)
+                                              : partition;
+  }
+
+  v1::Prepared Describe() const override {
+    v1::Prepared prepared;
+    if (spec_.model().has_opaque()) prepared.set_train_samples(EpochSamples(spec_));
+    int64_t owned = 0;
+    for (const Owned& part : values_->owned()) owned += part.positions.size();
+    prepared.mutable_memory()->set_weights(owned * sizeof(float));
+    return prepared;
+  }
+
+  const ParameterIndex& index() const override { return values_->index(); }
+  Communicator& group() override { return *group_; }
+  std::span<const Owned> owned() const override { return values_->owned(); }
+
+  absl::Status Fetch(bool /*states*/) override {
+    if (current_) return absl::OkStatus();
+    CADRE_RETURN_IF_ERROR(trainer_.handoff_.Do(Handoff::Task::kFetch));
+    values_->TakeShared();
+    current_ = true;
+    return absl::OkStatus();
+  }
+
+  absl::Status Store(bool /*states*/) override {
+    current_ = true;
+    changed_ = true;
+    return absl::OkStatus();
+  }
+
+  absl::Status CheckWeights() override {
+    CADRE_RETURN_IF_ERROR(Fetch(/*states=*/false));
+    return Agree(values_->CheckFinite(), *group_);
+  }
+
+  absl::Status Gather() override {
+    if (!changed_) return absl::OkStatus();
+    CADRE_RETURN_IF_ERROR(values_->GiveShared(*group_));
+    CADRE_RETURN_IF_ERROR(trainer_.handoff_.Do(Handoff::Task::kStore));
+    changed_ = false;
+    return absl::OkStatus();
+  }
+
+  bool has_initial_version() const override { return false; }
+  void StartAt(uint32_t step) override { step_ = step; }
+  void MoveTo(uint32_t step) override { step_ = step; }
+
+  void OnAdopted() override {
+    const v1::Decision& decision = protocol_->decision();
+    const uint64_t trained = std::exchange(trainer_.trained_, 0);
+    const bool lost = !decision.included() && trained > 0;
+    LOG_IF(WARNING, lost) << "version " << decision.version() << " does not contain the last "
+                          << trained << " steps of this group, which are discarded";
+    absl::MutexLock lock(&trainer_.mutex_);
+    ProgramState& state = trainer_.state_;
+    state.run = assignment_.place().run();
+    state.group = assignment_.place().group();
+    state.version = decision.version();
+    state.digest = decision.digest();
+    state.participants = decision.participants();
+    state.included = decision.included();
+    state.batch = spec_.batch_per_group();
+    state.discarded_steps += lost ? trained : 0;
+  }
+
+  absl::Status Train(const RankProtocol::Train& train, FailureNote& /*failure*/) override {
+    CADRE_RETURN_IF_ERROR(Gather());
+    if (step_ >= train.until) return absl::OkStatus();
+    {
+      absl::MutexLock lock(&trainer_.mutex_);
+      trainer_.state_.division = protocol_->division();
+      trainer_.state_.total_steps = protocol_->total_steps();
+    }
+    if (trainer_.progress_ != nullptr) trainer_.progress_.load()->Enter(v1::ACTIVITY_TRAINING);
+    current_ = false;
+    const absl::Status trained = trainer_.handoff_.Do(Handoff::Task::kTrain, step_, train.until);
+    const uint32_t reached = trainer_.handoff_.step();
+    trainer_.trained_ += reached - std::min(step_, reached);
+    CADRE_RETURN_IF_ERROR(trained);
+    step_ = train.until;
+    return absl::OkStatus();
+  }
+
+  double TakeLoss() override { return trainer_.loss_; }
+
+  // The program goes on when the coordinator has confirmed the end.
+  absl::Status OnTrainingEnded() override { return Gather(); }
+
+  void Close() override { group_.reset(); }
+
+ private:
+  const v1::Assignment& assignment_;
+  const v1::RunSpec& spec_;
+  CallerTrainer& trainer_;
+  std::optional<CallerValues> values_;
+  std::unique_ptr<Communicator> group_;
+  const RankProtocol* protocol_ = nullptr;
+  uint32_t step_ = 0;
+  bool current_ = false;
+  bool changed_ = false;
+};
+
+void CallerTrainer::Describe(v1::Hello& hello) const {
+  hello.set_device("program");
+  hello.set_device_kind(v1::Cluster::CPU);
+  *hello.mutable_reservation() = reservation_;
+}
+
+GenerationTrainer::Result CallerTrainer::Train(GroupSession& session,
+                                               const MemberLoopOptions& options,
+                                               Counters& counters) {
+  progress_ = options.progress;
+  handoff_.Begin();
+  const auto on_cancel =
+      session.cancellation().OnCancel([this](const absl::Status&) { handoff_.Cancel(); });
+  CallerModel model(session.assignment(), *this);
+  Result result;
+  result.outcome = RunMemberLoop(session.assignment(), model, session, session.cancellation(),
+                                 counters, options);
+  handoff_.Cancel();
+  // Another generation would fail for the same cause.
+  const v1::FailureCause cause = result.outcome.cause;
+  if (cause == v1::FAILURE_CAUSE_PLAN || cause == v1::FAILURE_CAUSE_DIVERGED) {
+    result.end = result.outcome.status;
+    absl::MutexLock lock(&mutex_);
+    error_ = result.end;
+  }
+  return result;
+}
+
+void CallerTrainer::OnRunEnded(const v1::RunEnded& ended) {
+  {
+    absl::MutexLock lock(&mutex_);
+    if (!ended.done()) {
+      error_ = absl::CancelledError(absl::StrCat("run ", ended.run(), " has ended at step ",
+                                                 ended.step(), ": ", ended.reason()));
+    }
+    state_.run = ended.run();
+  }
+  handoff_.End();
+}
+
+ProgramState CallerTrainer::state() const {
+  absl::MutexLock lock(&mutex_);
+  return state_;
+}
+
+absl::Status CallerTrainer::error() const {
+  absl::MutexLock lock(&mutex_);
+  return error_;
+}
+
+}  // namespace cadre

@@ -1,0 +1,75 @@
+// Trains in the generations of a group by having a program do the steps with a loop of its own: the
+// values are those that the program has registered, and the program is told through a Handoff what
+// is due.
+//
+// Thread-safe, except for Train.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "group/caller_values.h"
+#include "group/handoff.h"
+#include "proto/cadre/v1/membership.pb.h"
+#include "worker/group_member.h"
+
+namespace cadre {
+
+// Where a program's training stands. Copied under a mutex when a version is adopted.
+struct ProgramState {
+  std::string run;
+  uint32_t version = 0;
+  uint64_t digest = 0;
+  uint32_t participants = 0;
+  bool included = false;
+  uint32_t total_steps = 0;
+  uint32_t group = 0;
+  uint32_t batch = 0;
+  v1::SampleDivision division;
+  uint64_t discarded_steps = 0;
+};
+
+class CallerTrainer final : public GenerationTrainer {
+ public:
+  // Borrows `handoff` and `parameters`.
+  CallerTrainer(const v1::Reservation& reservation, const std::vector<CallerParameter>& parameters,
+                Handoff& handoff)
+      : reservation_(reservation), parameters_(parameters), handoff_(handoff) {}
+
+  void Describe(v1::Hello& hello) const override;
+  Result Train(GroupSession& session, const MemberLoopOptions& options,
+               Counters& counters) override;
+  void OnRunEnded(const v1::RunEnded& ended) override ABSL_LOCKS_EXCLUDED(mutex_);
+
+  ProgramState state() const ABSL_LOCKS_EXCLUDED(mutex_);
+  // Why the program cannot continue, or OK.
+  absl::Status error() const ABSL_LOCKS_EXCLUDED(mutex_);
+  // From the program's thread: it has made progress; its mean loss.
+  void Advance() {
+    if (TrainerProgress* const progress = progress_.load()) progress->Advance();
+  }
+  void SetLoss(double loss) { loss_ = loss; }
+
+ private:
+  friend class CallerModel;
+
+  const v1::Reservation reservation_;
+  const std::vector<CallerParameter>& parameters_;
+  Handoff& handoff_;
+  // That of the member, once a generation has begun.
+  std::atomic<TrainerProgress*> progress_ = nullptr;
+  std::atomic<double> loss_ = 0;
+  // Steps since the last version was adopted. Used by the runner.
+  uint64_t trained_ = 0;
+
+  mutable absl::Mutex mutex_;
+  ProgramState state_ ABSL_GUARDED_BY(mutex_);
+  absl::Status error_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace cadre

@@ -1,0 +1,74 @@
+// The handoff between the thread of a member's loop, which decides what a program does next, and
+// the program's own thread, which does it: fetch and store values, and train.
+//
+// Thread-safe: one thread of the loop calls Do, Post and AwaitProgram; one thread of the program
+// calls Next and Step; any thread calls the others.
+//
+// Guarantees: between two returns of Do, the program's thread is in Next, unless Do has returned an
+// error. So the loop may touch the program's memory after AwaitProgram or Do, until the next Do.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <optional>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "base/steady_cond_var.h"
+
+namespace cadre {
+
+class Handoff {
+ public:
+  enum class Task { kWait, kFetch, kStore, kTrain, kEnded };
+
+  // `finishes`: a program that trains when its generation ends goes on to the step that it was
+  // told, because it has several ranks, which must stop at the same step.
+  explicit Handoff(bool finishes) : finishes_(finishes) {}
+
+  // ---- The loop. A generation begins with Begin; after Cancel its calls return Cancelled.
+  void Begin() ABSL_LOCKS_EXCLUDED(mutex_);
+  void Cancel() ABSL_LOCKS_EXCLUDED(mutex_);
+  // Waits until the program is in Next and has nothing to do.
+  absl::Status AwaitProgram() ABSL_LOCKS_EXCLUDED(mutex_);
+  // Has the program do the task; returns when it is done. kTrain: until step `until`, from `step`.
+  absl::Status Do(Task task, uint32_t step = 0, uint32_t until = 0) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Lets the program find out that the run has ended. Does not wait.
+  void End() ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // ---- The program.
+  // The last task is done, if there is one. Returns the next one, or kWait after the timeout.
+  Task Next(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mutex_);
+  // One step of kTrain is done. Returns whether Next must follow.
+  bool Step() {
+    const uint32_t step = step_.fetch_add(1, std::memory_order_relaxed) + 1;
+    return step >= until_.load(std::memory_order_relaxed);
+  }
+  uint32_t step() const { return step_.load(std::memory_order_relaxed); }
+  uint32_t until() const { return until_.load(std::memory_order_relaxed); }
+
+  // Ends a waiting Next.
+  void Interrupt() ABSL_LOCKS_EXCLUDED(mutex_);
+
+ private:
+  absl::Status AwaitIdle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const bool finishes_;
+  absl::Mutex mutex_;
+  SteadyCondVar changed_;
+  bool cancelled_ ABSL_GUARDED_BY(mutex_) = true;
+  bool ended_ ABSL_GUARDED_BY(mutex_) = false;
+  bool interrupted_ ABSL_GUARDED_BY(mutex_) = false;
+  // The program is in Next.
+  bool waiting_ ABSL_GUARDED_BY(mutex_) = false;
+  // What the program is to do next; what it does.
+  std::optional<Task> due_ ABSL_GUARDED_BY(mutex_);
+  std::optional<Task> doing_ ABSL_GUARDED_BY(mutex_);
+  std::atomic<uint32_t> step_ = 0;
+  // 0: Step returns true immediately.
+  std::atomic<uint32_t> until_ = 0;
+};
+
+}  // namespace cadre

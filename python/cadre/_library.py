@@ -1,0 +1,105 @@
+"""Loads libcadre_group and declares its functions (group/cadre_group.h)."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+
+ERROR, WAIT, FETCH, STORE, TRAIN, ENDED = -1, 0, 1, 2, 3, 4
+_ABI = 1
+
+
+class GroupOptions(ctypes.Structure):
+    """cadre_group_options."""
+
+    _fields_ = [
+        ("coordinator", ctypes.c_char_p),
+        ("tls", ctypes.c_char_p),
+        ("insecure", ctypes.c_int32),
+        ("run", ctypes.c_char_p),
+        ("program", ctypes.c_char_p),
+        ("name", ctypes.c_char_p),
+        ("ranks", ctypes.c_uint32),
+        ("rank", ctypes.c_uint32),
+        ("listen", ctypes.c_char_p),
+        ("advertise", ctypes.c_char_p),
+        ("dial_seconds", ctypes.c_double),
+    ]
+
+
+class GroupState(ctypes.Structure):
+    """cadre_group_state."""
+
+    _fields_ = [
+        ("version", ctypes.c_uint32),
+        ("digest", ctypes.c_uint64),
+        ("participants", ctypes.c_uint32),
+        ("included", ctypes.c_int32),
+        ("step", ctypes.c_uint32),
+        ("next_boundary", ctypes.c_uint32),
+        ("total_steps", ctypes.c_uint32),
+        ("group", ctypes.c_uint32),
+        ("groups", ctypes.c_uint32),
+        ("batch", ctypes.c_uint32),
+        ("sample_position", ctypes.c_uint64),
+        ("discarded_steps", ctypes.c_uint64),
+        ("connected", ctypes.c_int32),
+    ]
+
+
+_handle = ctypes.c_void_p
+_text = ctypes.c_char_p
+_SIGNATURES = {
+    "cadre_group_abi": (ctypes.c_int32, []),
+    "cadre_group_open": (_handle, [ctypes.POINTER(GroupOptions)]),
+    "cadre_group_add_parameter": (
+        ctypes.c_int32,
+        [_handle, _text, ctypes.POINTER(ctypes.c_uint64), ctypes.c_int32, ctypes.c_int32, _handle],
+    ),
+    "cadre_group_add_part": (ctypes.c_int32, [_handle, ctypes.c_uint64, ctypes.c_uint64, _handle]),
+    "cadre_group_join": (ctypes.c_int32, [_handle]),
+    "cadre_group_next": (ctypes.c_int32, [_handle, ctypes.c_double]),
+    "cadre_group_step": (ctypes.c_int32, [_handle]),
+    "cadre_group_set_loss": (None, [_handle, ctypes.c_double]),
+    "cadre_group_alive": (None, [_handle]),
+    "cadre_group_get_state": (None, [_handle, ctypes.POINTER(GroupState)]),
+    "cadre_group_run": (_text, [_handle]),
+    "cadre_group_error": (_text, [_handle]),
+    "cadre_group_interrupt": (None, [_handle]),
+    "cadre_group_leave": (None, [_handle]),
+    "cadre_group_close": (None, [_handle, _text]),
+    "cadre_client_open": (_handle, [_text, _text, ctypes.c_int32]),
+    "cadre_client_submit": (_text, [_handle, _text, ctypes.c_int32]),
+    "cadre_client_status": (_text, [_handle, _text]),
+    "cadre_client_stop": (_text, [_handle, _text, _text]),
+    "cadre_client_error": (_text, [_handle]),
+    "cadre_client_close": (None, [_handle]),
+}
+
+
+def _path() -> Path:
+    configured = os.environ.get("CADRE_GROUP_LIBRARY")
+    return Path(configured) if configured else Path(__file__).with_name("libcadre_group.so")
+
+
+def load() -> ctypes.CDLL:
+    """Returns the library. Raises OSError, naming the file, if it cannot be loaded."""
+    if load.library is None:
+        library = ctypes.CDLL(str(_path()))
+        for name, (result, arguments) in _SIGNATURES.items():
+            function = getattr(library, name)
+            function.restype = result
+            function.argtypes = arguments
+        if library.cadre_group_abi() != _ABI:
+            raise OSError(f"{_path()} has interface {library.cadre_group_abi()}, this package {_ABI}")
+        load.library = library
+    return load.library
+
+
+load.library = None  # type: ignore[attr-defined]
+
+
+def encode(text: str | None) -> bytes | None:
+    """A C string, or null."""
+    return None if text is None else text.encode()

@@ -1,0 +1,96 @@
+"""The coordinator's services, without PyTorch."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from cadre import _library
+from cadre.errors import CadreError
+
+_ENDED = ("RUN_STATE_DONE", "RUN_STATE_FAILED", "RUN_STATE_STOPPED")
+
+# A run as a mapping (the fields of RunSpec in proto/cadre/v1/run.proto), or the path of a run file.
+RunSpec = Mapping[str, Any] | os.PathLike
+
+
+class Client:
+    """A client of the coordinator at `coordinator` ("host:port").
+
+    `tls` is a folder with the certificate of an operator or, for status alone, of a viewer;
+    `insecure` turns TLS off. Methods raise CadreError with the coordinator's reason. Not
+    thread-safe.
+    """
+
+    def __init__(self, coordinator: str, *, tls: str | None = None, insecure: bool = False) -> None:
+        self._library = _library.load()
+        self._handle = self._library.cadre_client_open(
+            coordinator.encode(), _library.encode(tls), int(insecure)
+        )
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Frees the client."""
+        if self._handle:
+            self._library.cadre_client_close(self._handle)
+            self._handle = None
+
+    def _answer(self, text: bytes | None) -> dict[str, Any]:
+        if text is None:
+            raise CadreError(self._library.cadre_client_error(self._handle).decode())
+        return json.loads(text)
+
+    def submit(self, spec: RunSpec, *, join_existing: bool = False) -> str:
+        """Submits a run and returns its id.
+
+        With `join_existing`, the run of the same name is returned if it has not ended; another spec
+        is then an error that names the first difference.
+        """
+        text = json.dumps(spec) if isinstance(spec, Mapping) else Path(spec).read_text()
+        answer = self._library.cadre_client_submit(self._handle, text.encode(), int(join_existing))
+        return self._answer(answer)["run"]
+
+    def status(self, run: str = "") -> dict[str, Any]:
+        """Returns the status of the cluster, with one run or with all (StatusReply)."""
+        return self._answer(self._library.cadre_client_status(self._handle, run.encode()))
+
+    def run_status(self, run: str) -> dict[str, Any]:
+        """Returns the status of one run (RunStatus)."""
+        return self.status(run)["runs"][0]
+
+    def watch(self, run: str, *, interval: float = 1.0) -> Iterator[dict[str, Any]]:
+        """Yields the status of the run whenever its version or state has changed, until it has ended."""
+        seen = None
+        while True:
+            status = self.run_status(run)
+            now = (status["state"], status["version"])
+            if now != seen:
+                seen = now
+                yield status
+            if status["state"] in _ENDED:
+                return
+            time.sleep(interval)
+
+    def wait(self, run: str, *, timeout: float | None = None) -> dict[str, Any]:
+        """Returns the status of the run when it has ended. Raises TimeoutError."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            status = self.run_status(run)
+            if status["state"] in _ENDED:
+                return status
+            if deadline is not None and time.monotonic() > deadline:
+                raise TimeoutError(f"run {run} is {status['state']} after {timeout} s")
+            time.sleep(0.2)
+
+    def stop(self, run: str, reason: str = "") -> None:
+        """Ends a run; its last version is kept."""
+        self._answer(self._library.cadre_client_stop(self._handle, run.encode(), reason.encode()))

@@ -1,0 +1,112 @@
+"""A cluster of real processes on this host, and programs that join it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cadre
+
+_BIN = Path(os.environ["CADRE_BIN"])
+_HERE = Path(__file__).parent
+
+
+def wait_for(condition: Callable[[], Any], what: str, seconds: float = 60) -> Any:
+    """Returns the condition's value once it is true."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        value = condition()
+        if value:
+            return value
+        time.sleep(0.05)
+    raise TimeoutError(f"{what}: not within {seconds} s")
+
+
+class Program:
+    """A Python program whose standard output has a JSON object per line."""
+
+    def __init__(self, folder: Path, name: str, command: list[str]) -> None:
+        self.out = folder / f"{name}.out"
+        self.err = folder / f"{name}.err"
+        environment = dict(os.environ, OMP_NUM_THREADS="1", PYTHONUNBUFFERED="1")
+        with self.out.open("w") as out, self.err.open("w") as err:
+            self.process = subprocess.Popen(command, stdout=out, stderr=err, env=environment)
+
+    def lines(self) -> list[dict[str, Any]]:
+        text = self.out.read_text()
+        return [json.loads(line) for line in text.splitlines() if line.endswith("}")]
+
+    def versions(self) -> dict[int, str]:
+        """The digest of each version that the program has reported."""
+        return {line["version"]: line["digest"] for line in self.lines() if "version" in line}
+
+    def wait(self, seconds: float = 120) -> int:
+        return self.process.wait(timeout=seconds)
+
+    def succeed(self, seconds: float = 120) -> None:
+        code = self.wait(seconds)
+        assert code == 0, f"exit code {code}: {self.err.read_text()[-3000:]}"
+
+
+class Cluster:
+    """A coordinator and two aggregators, and the programs that a test has started."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._processes: list[subprocess.Popen] = []
+        self._programs: list[Program] = []
+        port_file = folder / "port"
+        self._start_daemon("coordinator", "cadre-coordinator", "--listen=127.0.0.1:0",
+                           f"--store={folder / 'store.db'}", f"--port_file={port_file}",
+                           "--lease_ms=3000")
+        wait_for(lambda: port_file.exists() and port_file.read_text().strip(), "the coordinator")
+        self.address = f"127.0.0.1:{port_file.read_text().strip()}"
+        for name in ("a", "b"):
+            self._start_daemon(name, "cadre-aggregator", f"--coordinator={self.address}",
+                               "--listen=127.0.0.1:0", f"--data_dir={folder / name}",
+                               f"--name={name}")
+        self.client = cadre.Client(self.address, insecure=True)
+        wait_for(lambda: len(self.client.status()["aggregators"]) == 2, "the aggregators")
+
+    def _start_daemon(self, name: str, program: str, *flags: str) -> subprocess.Popen:
+        with (self.folder / f"{name}.log").open("a") as log:
+            process = subprocess.Popen([str(_BIN / program), "--insecure", *flags],
+                                       stdout=log, stderr=log)
+        self._processes.append(process)
+        return process
+
+    def start_worker(self, name: str = "native", *flags: str) -> subprocess.Popen:
+        return self._start_daemon(name, "cadre-worker", f"--coordinator={self.address}",
+                                  "--listen=127.0.0.1:0", f"--name={name}", "--threads=1", *flags)
+
+    def start(self, name: str, script: str | Path, *arguments: str, ranks: int = 1) -> Program:
+        path = str(_HERE / script)
+        launch = [sys.executable, path]
+        if ranks > 1:
+            launch = [sys.executable, "-m", "torch.distributed.run", "--standalone",
+                      f"--nproc-per-node={ranks}", path]
+        program = Program(self.folder, name, [*launch, "--coordinator", self.address, *arguments])
+        self._programs.append(program)
+        return program
+
+    def stop(self) -> None:
+        for program in self._programs:
+            if program.process.poll() is None:
+                program.process.kill()
+                program.process.wait()
+        self.client.close()
+        for process in reversed(self._processes):
+            if process.poll() is None:
+                process.terminate()
+        for process in self._processes:
+            try:
+                process.wait(timeout=10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()

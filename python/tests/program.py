@@ -1,0 +1,128 @@
+"""A small training program for the tests: a classifier of random points, as a group of a run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+
+import torch
+
+import cadre
+
+
+class Exact(torch.nn.Module):
+    """A model whose values and gradients are small multiples of powers of two, so that all sums are exact."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(20, 7)
+        self.second = torch.nn.Linear(20, 3)
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.copy_((parameter * 64).round() / 64)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return torch.cat([self.first(inputs), self.second(inputs)], dim=1)
+
+
+def make_model(sharded: bool, exact: bool) -> torch.nn.Module:
+    torch.manual_seed(1)
+    if exact:
+        model = Exact()
+        if sharded:
+            from torch.distributed.fsdp import fully_shard
+
+            fully_shard(model.first)
+            fully_shard(model)
+        return model
+    model = torch.nn.Sequential(
+        torch.nn.Linear(20, 96), torch.nn.BatchNorm1d(96), torch.nn.ReLU(), torch.nn.Linear(96, 4)
+    )
+    if sharded:
+        from torch.distributed.fsdp import fully_shard
+
+        fully_shard(model[3])
+        fully_shard(model)
+    return model
+
+
+def batch_at(position: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Samples [position, position + size) of an endless sequence."""
+    generator = torch.Generator().manual_seed(position)
+    inputs = torch.randn(size, 20, generator=generator)
+    return inputs, (inputs[:, :4] + 0.5 * inputs[:, 4:8]).argmax(dim=1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--coordinator", required=True)
+    parser.add_argument("--run", default="")
+    parser.add_argument("--spec", default="", help="JSON")
+    parser.add_argument("--exact", action="store_true")
+    parser.add_argument("--fsdp", action="store_true")
+    parser.add_argument("--ddp", action="store_true")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--hold-at", type=int, default=0, help="step after which to wait for input")
+    parser.add_argument("--nan-at", type=int, default=0)
+    parser.add_argument("--resize-at", type=int, default=0)
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--slow", type=float, default=0, help="seconds of each step")
+    parser.add_argument("--name")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    ranks = options.fsdp or options.ddp
+    if ranks:
+        torch.distributed.init_process_group("gloo")
+    rank = torch.distributed.get_rank() if ranks else 0
+    size = torch.distributed.get_world_size() if ranks else 1
+    model = make_model(options.fsdp, options.exact)
+    if options.ddp:
+        model = torch.nn.parallel.DistributedDataParallel(model)
+    if options.exact:
+        optimizer = torch.optim.SGD(model.parameters(), lr=2**-6)
+    else:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    losses: list[float] = []
+    run = json.loads(options.spec) if options.spec else options.run
+    seen = -1
+    with cadre.attach(model, optimizer, coordinator=options.coordinator, run=run, insecure=True,
+                      timeout=90, name=options.name) as group:
+        while True:
+            if group.version != seen and rank == 0:
+                seen = group.version
+                print(json.dumps({"version": seen, "digest": group.digest, "step": group.step,
+                                  "participants": group.participants, "group": group.group,
+                                  "discarded": group.discarded_steps}))
+            if options.slow:
+                time.sleep(options.slow)
+            inputs, labels = batch_at(group.sample_position, options.batch)
+            share = options.batch // size
+            inputs, labels = (each[rank * share:(rank + 1) * share] for each in (inputs, labels))
+            optimizer.zero_grad()
+            if options.exact:
+                inputs = inputs.round()
+                loss = (model(inputs).sum(dim=1) * (labels - 1)).mean()
+            else:
+                loss = torch.nn.functional.cross_entropy(model(inputs), labels)
+            losses.append(loss.item())
+            loss.backward()
+            step = group.step + 1
+            if step == options.nan_at:
+                with torch.no_grad():
+                    model[0].bias[3] = float("nan")
+                    model[0].bias.grad.zero_()
+            if step == options.resize_at:
+                model[3].bias = torch.nn.Parameter(torch.zeros(5))
+            optimizer.step()
+    if rank == 0:
+        print(json.dumps({"version": group.version, "digest": group.digest, "step": group.step,
+                          "loss": sum(losses[-20:]) / len(losses[-20:]), "ended": group.ended,
+                          "discarded": group.discarded_steps}))
+    if ranks:
+        torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

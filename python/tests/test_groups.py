@@ -1,0 +1,166 @@
+"""Programs as groups: agreement, failures, refusals; real processes over gRPC."""
+
+from __future__ import annotations
+
+import json
+import signal
+from typing import Any
+
+import pytest
+from processes import Cluster, Program, wait_for
+
+import cadre
+
+
+def spec(name: str = "test", groups: int = 2, steps: int = 48, **averaging: Any) -> str:
+    return json.dumps({
+        "name": name,
+        "batch_per_group": 16,
+        "averaging": {"every_steps": 8, **averaging},
+        "cluster": {"groups": groups, "aggregators": 2, "rejoin_wait_ms": 500},
+        "stop": {"steps": steps},
+    })
+
+
+CODED = {"up": {"codec": "CODEC_INT8"}, "down": {"codec": "CODEC_E3M0"}}
+
+
+def assert_agree(*programs: Program) -> dict[int, str]:
+    """Every version that two programs have reported has one digest; returns all of them."""
+    digests: dict[int, str] = {}
+    for program in programs:
+        for version, digest in program.versions().items():
+            assert digests.setdefault(version, digest) == digest, f"version {version}"
+    return digests
+
+
+def last(program: Program) -> dict[str, Any]:
+    return program.lines()[-1]
+
+
+@pytest.mark.parametrize(
+    "averaging",
+    [{}, CODED, {"outer": {"nesterov": {}}, **CODED}, {"overlap": {"steps": 3}},
+     {"fragments": {"count": 2}, **CODED}],
+    ids=["fp32", "coded", "outer", "overlap", "fragments"],
+)
+def test_two_programs_agree(cluster: Cluster, averaging: dict[str, Any]) -> None:
+    programs = [cluster.start(f"p{i}", "program.py", "--spec", spec(**averaging))
+                for i in range(2)]
+    for program in programs:
+        program.succeed()
+    digests = assert_agree(*programs)
+    # Version 1 has the values of the first group.
+    assert len(digests) >= 7
+    assert last(programs[0])["digest"] == last(programs[1])["digest"]
+    assert all(last(program)["step"] == 48 and last(program)["ended"] for program in programs)
+    # Less than that of a uniform guess, log(4).
+    assert last(programs[0])["loss"] < 1.35
+    run = cluster.client.status()["runs"][0]
+    assert run["state"] == "RUN_STATE_DONE"
+    status = cluster.client.wait(run["run"], timeout=5)
+    assert status["digest"] == last(programs[0])["digest"]
+
+
+def test_first_values_are_those_of_one_group(cluster: Cluster) -> None:
+    text = spec(steps=8)
+    first = cluster.start("first", "program.py", "--spec", text)
+    wait_for(lambda: cluster.client.status()["runs"], "the run")
+    second = cluster.start("second", "program.py", "--spec", text, "--seed", "2")
+    for program in (first, second):
+        program.succeed()
+    assert set(first.versions()) == set(second.versions()) == {1, 2}
+    assert_agree(first, second)
+
+
+def test_killed_program_rejoins(cluster: Cluster) -> None:
+    text = spec(steps=400, **CODED)
+    arguments = ("--spec", text, "--slow", "0.02")
+    stays = cluster.start("stays", "program.py", *arguments)
+    killed = cluster.start("killed", "program.py", *arguments)
+    wait_for(lambda: len(killed.versions()) > 2, "versions")
+    killed.process.kill()
+    before = max(stays.versions())
+    wait_for(lambda: max(stays.versions()) > before + 3, "the other group to continue", 60)
+    returned = cluster.start("returned", "program.py", *arguments)
+    wait_for(lambda: returned.versions(), "the program to rejoin")
+    for program in (stays, returned):
+        program.succeed()
+    assert_agree(stays, killed, returned)
+    assert last(stays)["digest"] == last(returned)["digest"]
+
+
+def test_terminated_program_leaves_after_a_version(cluster: Cluster) -> None:
+    arguments = ("--spec", spec(steps=100000), "--slow", "0.02")
+    programs = [cluster.start(f"p{i}", "program.py", *arguments) for i in range(2)]
+    wait_for(lambda: len(programs[1].versions()) > 1, "versions")
+    programs[1].process.send_signal(signal.SIGTERM)
+    assert programs[1].wait(30) == 128 + signal.SIGTERM
+    before = max(programs[0].versions())
+    wait_for(lambda: max(programs[0].versions()) > before + 1, "the other group to continue")
+    assert_agree(*programs)
+    run = cluster.client.status()["runs"][0]["run"]
+    cluster.client.stop(run, "the test is over")
+    assert programs[0].wait(30) == 1
+    assert "the test is over" in programs[0].err.read_text()
+
+
+def test_interrupt_leaves(cluster: Cluster) -> None:
+    program = cluster.start("p", "program.py", "--spec", spec(groups=1, steps=100000))
+    wait_for(lambda: len(program.versions()) > 1, "versions")
+    program.process.send_signal(signal.SIGINT)
+    assert program.wait(30) != 0
+    assert "KeyboardInterrupt" in program.err.read_text()
+    wait_for(lambda: not cluster.client.status()["workers"], "the lease to end", 2)
+
+
+def test_other_parameters_are_refused(cluster: Cluster) -> None:
+    parameters = [{"name": "weight", "shape": [3, 4], "trained": True}]
+    other = [{"name": "weight", "shape": [3, 5], "trained": True}]
+    run = json.loads(spec())
+    run["model"] = {"opaque": {"parameter": parameters}}
+    cluster.client.submit(run, join_existing=True)
+    run["model"] = {"opaque": {"parameter": other}}
+    with pytest.raises(cadre.CadreError, match=r"'weight' \[3, 4\].*'weight' \[3, 5\]"):
+        cluster.client.submit(run, join_existing=True)
+    program = cluster.start("p", "program.py", "--run", "test")
+    assert program.wait() == 1
+    error = program.err.read_text()
+    assert "parameter 0 is 'weight' [3, 4] in the run, but '0.weight' [96, 20]" in error
+
+
+def test_values_that_are_not_finite_are_refused(cluster: Cluster) -> None:
+    text = spec(steps=48)
+    bad = cluster.start("bad", "program.py", "--spec", text, "--nan-at", "16")
+    good = cluster.start("good", "program.py", "--spec", text)
+    assert bad.wait() == 1
+    assert "element 3 of parameter '0.bias' is nan" in bad.err.read_text()
+    good.succeed()
+    assert last(good)["step"] == 48
+
+
+def test_model_that_changes_is_refused(cluster: Cluster) -> None:
+    program = cluster.start("p", "program.py", "--spec", spec(groups=1), "--resize-at", "16")
+    assert program.wait() == 1
+    error = program.err.read_text()
+    assert "'3.bias' was [4] torch.float32 when the model was attached, and is [5]" in error
+
+
+def test_optimizer_is_attached_once(cluster: Cluster) -> None:
+    torch = pytest.importorskip("torch")
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    options = {"coordinator": cluster.address, "insecure": True, "timeout": 30}
+    with cadre.attach(model, optimizer, run=json.loads(spec(groups=1)), **options):
+        with pytest.raises(cadre.CadreError, match="attached to a group already"):
+            cadre.attach(model, optimizer, run="test", **options)
+
+
+def test_unknown_coordinator_and_run_are_reported() -> None:
+    torch = pytest.importorskip("torch")
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(cadre.CadreError, match="127.0.0.1:9"):
+        with cadre.attach(model, optimizer, coordinator="127.0.0.1:9", insecure=True, run="none",
+                          timeout=1):
+            pass

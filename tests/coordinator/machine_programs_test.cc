@@ -1,0 +1,128 @@
+// Groups of programs with training loops of their own in the coordinator's state machine.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/coordinator/fake_cluster.h"
+
+namespace cadre::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+class MachineProgramsTest : public MachineTest {
+ protected:
+  static v1::RunSpec OpaqueSpec(uint32_t groups) {
+    v1::RunSpec spec = MakeSpec(groups, 1, 5, 20);
+    v1::OpaqueParameter& parameter = *spec.mutable_model()->mutable_opaque()->add_parameter();
+    parameter.set_name("weight");
+    parameter.add_shape(3);
+    return spec;
+  }
+  static const v1::RunEnded* EndOf(const FakeWorker& worker) {
+    for (const v1::CoordinatorMessage& message : worker.received) {
+      if (message.has_run_ended()) return &message.run_ended();
+    }
+    return nullptr;
+  }
+};
+
+TEST_F(MachineProgramsTest, AllRanksOfAProgramFormOneGroup) {
+  cluster_.AddAggregator("agg-0");
+  const std::string run = cluster_.Submit(OpaqueSpec(1));
+  FakeWorker& second = cluster_.AddRank("program", "test", 2, 1);
+  cluster_.Run(absl::Minutes(1));
+  EXPECT_FALSE(second.assignment.has_value()) << "rank 0 is missing";
+  FakeWorker& first = cluster_.AddRank("program", "test", 2, 0);
+  ASSERT_TRUE(first.assignment.has_value());
+  EXPECT_EQ(first.place().rank(), 0u);
+  EXPECT_EQ(second.place().rank(), 1u);
+  EXPECT_TRUE(first.assignment->plan().own_loop());
+  EXPECT_EQ(first.assignment->peers_size(), 2);
+}
+
+TEST_F(MachineProgramsTest, RanksOfTwoProgramsFormNoGroup) {
+  cluster_.AddAggregator("agg-0");
+  cluster_.Submit(OpaqueSpec(1));
+  const FakeWorker& a = cluster_.AddRank("a", "test", 2, 0);
+  const FakeWorker& b = cluster_.AddRank("b", "test", 2, 1);
+  cluster_.Run(absl::Minutes(1));
+  EXPECT_FALSE(a.assignment.has_value() || b.assignment.has_value());
+}
+
+TEST_F(MachineProgramsTest, WorkersAndProgramsAreNotExchanged) {
+  cluster_.AddAggregator("agg-0");
+  const FakeWorker& program = cluster_.AddRank("program", "other", 1, 0);
+  cluster_.Submit(MakeSpec(1, 1, 5, 20));
+  cluster_.Run(absl::Minutes(1));
+  EXPECT_FALSE(program.assignment.has_value()) << "the program serves another run";
+  v1::RunSpec opaque = OpaqueSpec(1);
+  opaque.set_name("opaque");
+  cluster_.Submit(opaque);
+  const FakeWorker& worker = cluster_.AddWorker("native");
+  cluster_.Run(absl::Minutes(1));
+  ASSERT_TRUE(worker.assignment.has_value());
+  EXPECT_EQ(worker.assignment->spec().name(), "test");
+  EXPECT_EQ(cluster_.Group("run-2-opaque", 0).state(), v1::GROUP_STATE_WAITING);
+}
+
+TEST_F(MachineProgramsTest, AProgramTakesASlotBesideNativeGroups) {
+  cluster_.AddAggregator("agg-0");
+  const std::string run = cluster_.Submit(MakeSpec(2, 1, 5, 20));
+  cluster_.behaviour.on_prepared = [](v1::Prepared& prepared) {
+    if (prepared.place().group() == 0) prepared.clear_train_samples();
+  };
+  FakeWorker& program = cluster_.AddRank("program", run, 1, 0);
+  ASSERT_TRUE(program.assignment.has_value());
+  EXPECT_EQ(program.place().group(), 0u);
+  cluster_.AddWorker("native");
+  ASSERT_TRUE(program.start.has_value());
+  EXPECT_EQ(program.start->train_samples(), kTrainSamples);
+  // A group of a program is never asked to evaluate, also at the end of the run.
+  cluster_.behaviour.train = true;
+  ASSERT_TRUE(cluster_.RunUntilEnded(run));
+  EXPECT_EQ(cluster_.RunStatus(run).test().samples(), kTestSamples);
+  for (const v1::CoordinatorMessage& message : program.received) {
+    EXPECT_EQ(message.decision().evaluate_end(), 0u);
+  }
+}
+
+TEST_F(MachineProgramsTest, ASecondProcessOfARankIsRefused) {
+  cluster_.AddRank("program", "test", 2, 0);
+  const FakeWorker& second = cluster_.AddRank("program", "test", 2, 0);
+  ASSERT_FALSE(second.received.empty());
+  EXPECT_THAT(second.received.back().refused().reason(),
+              HasSubstr("rank 0 of 2 of program program is the process 'program-2'"));
+  const FakeWorker& third = cluster_.AddRank("program", "test", 3, 1);
+  EXPECT_THAT(third.received.back().refused().reason(), HasSubstr("of 2 ranks"));
+}
+
+TEST_F(MachineProgramsTest, ProgramsLearnOfTheEndOfTheirRun) {
+  cluster_.AddAggregator("agg-0");
+  const std::string run = cluster_.Submit(OpaqueSpec(2));
+  const FakeWorker& waits = cluster_.AddRank("a", run, 1, 0);
+  cluster_.StopRun(run);
+  ASSERT_NE(EndOf(waits), nullptr);
+  EXPECT_EQ(EndOf(waits)->run(), run);
+  EXPECT_FALSE(EndOf(waits)->done());
+  const FakeWorker& late = cluster_.AddRank("b", "test", 1, 0);
+  EXPECT_NE(EndOf(late), nullptr);
+  const FakeWorker& other = cluster_.AddRank("c", "unknown", 1, 0);
+  EXPECT_EQ(EndOf(other), nullptr) << "the run may still be submitted";
+}
+
+TEST_F(MachineProgramsTest, ARunOfTheSameNameIsJoined) {
+  const std::string run = cluster_.Submit(OpaqueSpec(2), /*join_existing=*/true);
+  EXPECT_EQ(cluster_.Submit(OpaqueSpec(2), /*join_existing=*/true), run);
+  EXPECT_NE(cluster_.Submit(OpaqueSpec(2)), run);
+  v1::RunSpec other = OpaqueSpec(2);
+  other.mutable_model()->mutable_opaque()->mutable_parameter(0)->set_shape(0, 4);
+  cluster_.Submit(other, /*join_existing=*/true);
+  EXPECT_THAT(std::string(cluster_.last_status.message()),
+              HasSubstr("parameter 0 is 'weight' [3] in the run, but 'weight' [4]"));
+  other = OpaqueSpec(3);
+  cluster_.Submit(other, /*join_existing=*/true);
+  EXPECT_THAT(std::string(cluster_.last_status.message()), HasSubstr("cluster.groups: 2 -> 3"));
+}
+
+}  // namespace
+}  // namespace cadre::testing

@@ -1,0 +1,75 @@
+// The order in which a loop and a program act.
+#include "group/handoff.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <thread>
+
+namespace cadre {
+namespace {
+
+using Task = Handoff::Task;
+
+TEST(HandoffTest, DoReturnsWhenTheProgramHasDoneTheTask) {
+  Handoff handoff(/*finishes=*/false);
+  handoff.Begin();
+  std::atomic<int> fetched = 0;
+  std::thread program([&] {
+    EXPECT_EQ(handoff.Next(absl::InfiniteDuration()), Task::kFetch);
+    fetched = 1;
+    EXPECT_EQ(handoff.Next(absl::InfiniteDuration()), Task::kTrain);
+    EXPECT_EQ(handoff.step(), 4U);
+    EXPECT_FALSE(handoff.Step());
+    EXPECT_TRUE(handoff.Step());
+    EXPECT_EQ(handoff.Next(absl::InfiniteDuration()), Task::kEnded);
+  });
+  EXPECT_TRUE(handoff.AwaitProgram().ok());
+  EXPECT_TRUE(handoff.Do(Task::kFetch).ok());
+  EXPECT_EQ(fetched, 1);
+  EXPECT_TRUE(handoff.Do(Task::kTrain, 4, 6).ok());
+  EXPECT_EQ(handoff.step(), 6U);
+  handoff.End();
+  program.join();
+}
+
+TEST(HandoffTest, CancelledTrainingEndsAtTheNextStep) {
+  Handoff handoff(/*finishes=*/false);
+  handoff.Begin();
+  std::thread program([&] {
+    EXPECT_EQ(handoff.Next(absl::InfiniteDuration()), Task::kTrain);
+    handoff.Cancel();
+    EXPECT_TRUE(handoff.Step());
+    // The next generation.
+    EXPECT_EQ(handoff.Next(absl::InfiniteDuration()), Task::kStore);
+    EXPECT_EQ(handoff.Next(absl::ZeroDuration()), Task::kWait);
+  });
+  EXPECT_TRUE(absl::IsCancelled(handoff.Do(Task::kTrain, 0, 100)));
+  EXPECT_TRUE(absl::IsCancelled(handoff.AwaitProgram()));
+  handoff.Begin();
+  EXPECT_TRUE(handoff.AwaitProgram().ok());
+  EXPECT_TRUE(handoff.Do(Task::kStore).ok());
+  program.join();
+}
+
+TEST(HandoffTest, SeveralRanksFinishTheirPeriod) {
+  Handoff handoff(/*finishes=*/true);
+  handoff.Begin();
+  std::thread program([&] {
+    EXPECT_EQ(handoff.Next(absl::InfiniteDuration()), Task::kTrain);
+    handoff.Cancel();
+    EXPECT_FALSE(handoff.Step());
+    EXPECT_TRUE(handoff.Step());
+  });
+  EXPECT_TRUE(absl::IsCancelled(handoff.Do(Task::kTrain, 0, 2)));
+  program.join();
+}
+
+TEST(HandoffTest, InterruptEndsAWait) {
+  Handoff handoff(/*finishes=*/false);
+  handoff.Interrupt();
+  EXPECT_EQ(handoff.Next(absl::InfiniteDuration()), Task::kWait);
+}
+
+}  // namespace
+}  // namespace cadre

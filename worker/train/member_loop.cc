@@ -1,0 +1,668 @@
+// The loop of one rank in one generation.
+//
+// A generation of a group proceeds as follows; rank 0 alone exchanges messages with the
+// coordinator.
+//
+//   open the data, connect, agree on the plan, prepare the model
+//   Prepared -> Start
+//   make version 0, or pull the version that Start names; check its digest, gather; Adopted
+//   repeat
+//     train to the boundary              (H steps; the last step omits its all-gather), or fewer
+//                                        steps, if the others wait for a group that catches up
+//     while the coordinator is unreachable, train further periods, up to max_solo_steps
+//     stage the owned values at the shards, and keep the optimizer states; Contributed -> Decision
+//     pull the decided version, check its digest, gather; Adopted
+//     evaluate this group's interval of the test split; Evaluated
+//   until the group is released
+//
+// With averaging.overlap, staging and pulling run in the background of the next steps, after which
+// the version is adopted, evaluated and merged with what these steps have changed.
+//
+// This is local SGD with periodic averaging (Stich, ICLR 2019; Lin et al., ICLR 2020) between
+// groups, each of which trains synchronously. Momentum is not averaged; the ranks
+// of a group that is re-formed restore it from their vaults (state_vault.h).
+//
+// Invariant. All ranks call the same collectives, because every branch depends only on values that
+// are equal on all ranks. These are the plan, the spec, and what rank 0 broadcasts: Start,
+// Decision, and whether the coordinator is reachable. No branch depends on a rank's own clock or
+// its own connection. After an error a rank leaves; the transport then fails on the other ranks.
+//
+// Durability. A contribution is durable on every shard before rank 0 reports it. The steps between
+// boundaries are not durable: if a generation fails, the next one repeats the steps since the last
+// committed version. A checkpoint has the version without the steps of the overlap, but with the
+// optimizer states after them.
+//
+// Limits. Evaluation and checkpoints stop training for their duration. If one rank fails, the
+// generation ends for its whole group.
+#include "worker/train/member_loop.h"
+
+#include <algorithm>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/clock.h"
+#include "base/digest.h"
+#include "base/status.h"
+#include "glog/logging.h"
+#include "model/coding.h"
+#include "model/exchange_units.h"
+#include "proto/enum_text.h"
+#include "server/client/refusal.h"
+#include "worker/train/agreement.h"
+#include "worker/train/rank_protocol.h"
+#include "worker/train/regroup.h"
+#include "worker/train/shard_exchange.h"
+#include "worker/transport/suspects.h"
+
+namespace cadre {
+namespace {
+
+// Interval at which rank 0 informs its peers that it still waits for the coordinator; well below
+// the time after which a silent peer is considered dead.
+constexpr absl::Duration kWaitInterval = absl::Seconds(2);
+
+class MemberLoop {
+ public:
+  MemberLoop(const v1::Assignment& assignment, TrainedModel& model, GroupControl& control,
+             Cancellation& cancellation, Counters& counters, const MemberLoopOptions& options)
+      : assignment_(assignment),
+        spec_(assignment.spec()),
+        rank_slot_(assignment.place()),
+        model_(model),
+        control_(control),
+        cancellation_(cancellation),
+        counters_(counters),
+        options_(options),
+        progress_(options.progress != nullptr ? *options.progress : own_progress_),
+        protocol_(assignment) {}
+
+  MemberLoop(const MemberLoop&) = delete;
+  MemberLoop& operator=(const MemberLoop&) = delete;
+  ~MemberLoop() {
+    exchange_.reset();
+    regroup_.reset();
+    model_.Close();
+  }
+
+  TrainerOutcome Run() {
+    for (StateVault* vault : {options_.states, options_.residuals}) {
+      if (vault != nullptr) vault->Enter(assignment_);
+    }
+    progress_.Enter(v1::ACTIVITY_PREPARING);
+    absl::Status status = Prepare();
+    if (status.ok()) status = Train();
+    const absl::Status device = model_.device_status();
+    // After a cancellation its reason is reported, and not the errors that it caused.
+    if (const absl::Status cancelled = cancellation_.status(); !cancelled.ok()) {
+      return {.status = cancelled};
+    }
+    // The device's message says what was requested.
+    if (absl::IsResourceExhausted(device) && !absl::IsCancelled(status)) {
+      return {.status = device, .cause = v1::FAILURE_CAUSE_MEMORY};
+    }
+    return {.status = status, .cause = CauseOf(status), .suspects = Suspects(status)};
+  }
+
+ private:
+  v1::FailureCause CauseOf(const absl::Status& status) const {
+    if (failure_.cause() != v1::FAILURE_CAUSE_UNSPECIFIED) return failure_.cause();
+    if (absl::IsCancelled(status)) return v1::FAILURE_CAUSE_UNSPECIFIED;
+    if (absl::IsOutOfRange(status)) return v1::FAILURE_CAUSE_DIVERGED;
+    // The failure of a peer fails the device, too.
+    if (!Suspects(status).empty()) return v1::FAILURE_CAUSE_PEER;
+    if (!model_.device_status().ok()) return v1::FAILURE_CAUSE_DEVICE;
+    return v1::FAILURE_CAUSE_UNSPECIFIED;
+  }
+
+  // The ranks that the error names, or else the error of the group if it has failed.
+  std::vector<int> Suspects(const absl::Status& status) const {
+    std::vector<int> ranks = SuspectsOf(status);
+    const bool own = failure_.cause() != v1::FAILURE_CAUSE_UNSPECIFIED;
+    if (ranks.empty() && !own && transport_ != nullptr) ranks = SuspectsOf(transport_->status());
+    return ranks;
+  }
+
+  // Everything before training.
+  absl::Status Prepare() {
+    CADRE_RETURN_IF_ERROR(model_.Open(failure_));
+    progress_.Advance();
+    CADRE_ASSIGN_OR_RETURN(transport_, options_.connect(assignment_));
+    on_cancel_ =
+        cancellation_.OnCancel([this](const absl::Status& reason) { transport_->Abort(reason); });
+    progress_.Advance();
+    CADRE_RETURN_IF_ERROR(model_.Prepare(*transport_, protocol_, failure_));
+    progress_.Advance();
+    CADRE_RETURN_IF_ERROR(MakeExchange());
+    return model_.device_status();
+  }
+
+  bool lead() const { return rank_slot_.rank() == 0; }
+  const v1::Start& start() const { return protocol_.start(); }
+  Communicator& group() { return model_.group(); }
+
+  // A collective.
+  absl::Status MakeExchange() {
+    const v1::Averaging& averaging = spec_.averaging();
+    std::span<const Owned> exchanged = model_.owned();
+    if (ExchangesUnits(averaging)) {
+      units_.emplace(model_.index());
+      const Interval part = units_->PartOf(rank_slot_.rank(), group().size());
+      part_values_.resize(part.size());
+      part_ = {part, part_values_};
+      CADRE_ASSIGN_OR_RETURN(regroup_, Regroup::Make(model_.owned(), part, group()));
+      exchanged = std::span(&part_, 1);
+    }
+    exchange_ = std::make_unique<ShardExchange>(
+        assignment_, model_.index(), units_ ? &*units_ : nullptr, exchanged, control_,
+        cancellation_, progress_, options_.exchange_silence, options_.credentials);
+    return absl::OkStatus();
+  }
+
+  // A collective. The fetched weights become those that are exchanged.
+  absl::Status GatherPart() {
+    return regroup_ ? regroup_->ToPart(model_.owned(), part_values_) : absl::OkStatus();
+  }
+
+  // Overwrites this rank's part of the replica with what is being pulled.
+  absl::Status FinishPull(uint32_t version, bool included, Traffic* traffic) {
+    CADRE_RETURN_IF_ERROR(failure_.Blame(v1::FAILURE_CAUSE_AGGREGATOR, exchange_->Finish(traffic)));
+    progress_.Advance();
+    if (overlaps() || FragmentsOf(spec_.averaging()) > 1) {
+      CADRE_RETURN_IF_ERROR(model_.Fetch(/*states=*/false));
+      CADRE_RETURN_IF_ERROR(GatherPart());
+    }
+    // No operation may still use the weights that are overwritten.
+    CADRE_RETURN_IF_ERROR(model_.AwaitOperations());
+    // After this barrier every rank has pulled.
+    CADRE_RETURN_IF_ERROR(group().Barrier());
+    if (const uint32_t late = exchange_->Adopt(included); late > 0) {
+      LOG(WARNING) << "what this rank has learned for a round that went on without its group is "
+                      "dropped: it would be "
+                   << late << " rounds late, and averaging.staleness.max_rounds is "
+                   << spec_.averaging().staleness().max_rounds();
+      counters_.Add("changes_dropped");
+    }
+    // A group that has just begun has kept nothing yet that its vaults do not have.
+    if (KeepsResiduals() && has_version_ && !included) KeepResidual(version, /*included=*/false);
+    CADRE_RETURN_IF_ERROR(StorePart());
+    counters_.Add("pulled_payload_bytes", traffic->payload_received);
+    counters_.Add("pulled_message_bytes", traffic->message_received);
+    return absl::OkStatus();
+  }
+
+  // A collective. Stores the values that were exchanged as weights.
+  absl::Status StorePart() {
+    if (regroup_) CADRE_RETURN_IF_ERROR(regroup_->FromPart(part_values_, model_.owned()));
+    return model_.Store(/*states=*/false);
+  }
+
+  bool overlaps() const { return spec_.averaging().overlap().steps() > 0; }
+
+  // A collective.
+  absl::StatusOr<uint64_t> GroupDigest() {
+    CADRE_RETURN_IF_ERROR(model_.Fetch(/*states=*/false));
+    uint64_t digest[] = {0};
+    for (const Owned& owned : model_.owned()) {
+      digest[0] += Digest(owned.values, owned.positions.begin);
+    }
+    CADRE_RETURN_IF_ERROR(group().AllReduceSum(std::span<uint64_t>(digest)));
+    return digest[0];
+  }
+
+  // ---- Training
+
+  // Carries out the actions of protocol_ until one fails or the group is released.
+  absl::Status Train() {
+    v1::Prepared prepared = model_.Describe();
+    *prepared.mutable_place() = rank_slot_;
+    progress_.Enter(v1::ACTIVITY_WAITING);
+    CADRE_ASSIGN_OR_RETURN(v1::Start start, control_.PreparedAndStart(prepared));
+    // Each rank received its own Start, possibly a different one; rank 0's is used.
+    CADRE_RETURN_IF_ERROR(BroadcastMessage(&start));
+    RankProtocol::Actions actions =
+        protocol_.Handle(RankProtocol::Started{start, prepared.train_samples()});
+    step_ = start.step();
+    model_.StartAt(step_);
+    while (true) {
+      // Only the last action has an event.
+      std::optional<RankProtocol::Event> event;
+      for (const RankProtocol::Action& action : actions) {
+        CADRE_RETURN_IF_ERROR(std::visit([&](const auto& one) { return Do(one, &event); }, action));
+      }
+      actions = protocol_.Handle(*event);
+    }
+  }
+
+  absl::Status Do(const RankProtocol::Train& train, std::optional<RankProtocol::Event>* event) {
+    if (!train.resumes) {
+      period_start_ = steady_.Now();
+      waited_ = absl::ZeroDuration();
+    }
+    CADRE_RETURN_IF_ERROR(model_.Train(train, failure_));
+    step_ = std::max(step_, train.until);
+    *event = RankProtocol::Trained{};
+    return absl::OkStatus();
+  }
+
+  // ---- The boundary
+
+  // Measures the time that a round keeps the group from training: the lifetimes of these objects.
+  class Exposure {
+   public:
+    explicit Exposure(MemberLoop& loop) : loop_(loop), start_(loop.steady_.Now()) {}
+    Exposure(const Exposure&) = delete;
+    Exposure& operator=(const Exposure&) = delete;
+    ~Exposure() { Count(); }
+
+    absl::Time start() const { return start_; }
+    // Returns the time since the last call.
+    absl::Duration Take() {
+      Count();
+      return std::exchange(loop_.exposed_, absl::ZeroDuration());
+    }
+
+   private:
+    void Count() {
+      const absl::Time now = loop_.steady_.Now();
+      const absl::Duration time = now - std::exchange(start_, now);
+      loop_.exposed_ += time;
+      loop_.waited_ += time;
+    }
+
+    MemberLoop& loop_;
+    absl::Time start_;
+  };
+
+  absl::Status Do(const RankProtocol::AskPresence& /*ask*/,
+                  std::optional<RankProtocol::Event>* event) {
+    uint64_t away = lead() && !control_.connected() ? 1 : 0;
+    CADRE_RETURN_IF_ERROR(BroadcastNumber(&away));
+    *event = RankProtocol::Presence{.away = away != 0};
+    return absl::OkStatus();
+  }
+
+  absl::Status Do(const RankProtocol::AskNudge& ask, std::optional<RankProtocol::Event>* event) {
+    uint64_t nudged = lead() && control_.nudged(ask.round) ? 1 : 0;
+    CADRE_RETURN_IF_ERROR(BroadcastNumber(&nudged));
+    *event = RankProtocol::Nudged{.nudged = nudged != 0};
+    return absl::OkStatus();
+  }
+
+  absl::Status Do(const RankProtocol::Stage& stage, std::optional<RankProtocol::Event>* event) {
+    const Exposure exposure(*this);
+    progress_.Enter(v1::ACTIVITY_EXCHANGING);
+    CADRE_RETURN_IF_ERROR(model_.AwaitOperations());
+    // Non-finite weights must not be averaged.
+    if (stage.samples > 0)
+      CADRE_RETURN_IF_ERROR(AtStep(step_ - 1, protocol_.version(), model_.CheckWeights()));
+    if (exchange_->has_shards()) {
+      CADRE_RETURN_IF_ERROR(model_.Fetch(/*states=*/KeepsStates()));
+      if (KeepsStates()) options_.states->Keep(stage.round, model_.States());
+      CADRE_RETURN_IF_ERROR(GatherPart());
+      if (stage.initial) {
+        exchange_->BeginStageVersion(stage.round);
+      } else {
+        exchange_->BeginStage(stage.round, stage.samples, stage.fragment);
+      }
+    }
+    contributed_ = {.loss = model_.TakeLoss()};
+    contributed_.train_seconds =
+        absl::ToDoubleSeconds(exposure.start() - period_start_ - std::exchange(waited_, {}));
+    contributed_.rate = model_.rate();
+    period_start_ = exposure.start();
+    if (!stage.background) return AwaitStaged(event);
+    *event = RankProtocol::Unfinished{};
+    return absl::OkStatus();
+  }
+
+  absl::Status Do(const RankProtocol::AwaitStaged& await,
+                  std::optional<RankProtocol::Event>* event) {
+    const Exposure exposure(*this);
+    uint64_t unfinished[] = {await.wait || exchange_->finished() ? 0U : 1U};
+    if (!await.wait) {
+      CADRE_RETURN_IF_ERROR(group().AllReduceSum(std::span<uint64_t>(unfinished)));
+    }
+    if (unfinished[0] == 0) return AwaitStaged(event);
+    *event = RankProtocol::Unfinished{};
+    return absl::OkStatus();
+  }
+
+  // A collective. Waits until all ranks have staged.
+  absl::Status AwaitStaged(std::optional<RankProtocol::Event>* event) {
+    Traffic traffic;
+    if (exchange_->begun()) {
+      progress_.Enter(v1::ACTIVITY_EXCHANGING);
+      const absl::Status staged = exchange_->Finish(&traffic);
+      // If the contribution is too late, the coordinator's decision determines how to continue.
+      const bool late = RefusalOf(staged) == v1::REFUSAL_CLOSED_ROUND;
+      if (!late) CADRE_RETURN_IF_ERROR(failure_.Blame(v1::FAILURE_CAUSE_AGGREGATOR, staged));
+      progress_.Advance();
+      if (late) counters_.Add("contributions_late");
+      counters_.Add("staged_payload_bytes", traffic.payload_sent);
+      counters_.Add("staged_message_bytes", traffic.message_sent);
+    }
+    // The next generation may start from a version that includes the contribution.
+    if (KeepsResiduals() && has_version_) {
+      KeepResidual(protocol_.version() + 1, /*included=*/true);
+    }
+    RankProtocol::Staged result = contributed_;
+    CADRE_RETURN_IF_ERROR(SumTraffic(traffic, &result));
+    // After this barrier every rank has staged.
+    CADRE_RETURN_IF_ERROR(group().Barrier());
+    staged_at_ = steady_.Now();
+    result.stage_seconds = absl::ToDoubleSeconds(staged_at_ - period_start_);
+    *event = result;
+    return absl::OkStatus();
+  }
+
+  // `leaving`, if not null: whether each rank leaves, which is shared by the same collective.
+  template <typename Result>
+  absl::Status SumTraffic(const Traffic& traffic, Result* result,
+                          std::vector<bool>* leaving = nullptr) {
+    std::vector<uint64_t> sums = {traffic.payload_sent + traffic.payload_received,
+                                  traffic.message_sent + traffic.message_received};
+    const size_t first = sums.size();
+    if (leaving != nullptr) {
+      sums.resize(first + group().size());
+      sums[first + rank_slot_.rank()] = control_.draining() ? 1 : 0;
+    }
+    CADRE_RETURN_IF_ERROR(group().AllReduceSum(std::span(sums)));
+    result->payload_bytes = sums[0];
+    result->message_bytes = sums[1];
+    if (leaving != nullptr) leaving->assign(sums.begin() + first, sums.end());
+    return absl::OkStatus();
+  }
+
+  // ---- Optimizer states
+
+  // Equal on all ranks.
+  bool KeepsStates() const {
+    return options_.states != nullptr && exchange_->has_shards() && model_.has_states();
+  }
+
+  // A collective. Requires: the weights of the first version are stored.
+  absl::Status RestoreStates(uint32_t version) {
+    CADRE_RETURN_IF_ERROR(model_.Fetch(/*states=*/true));
+    StateVault::States states = model_.States();
+    CADRE_ASSIGN_OR_RETURN(const int64_t found,
+                           options_.states->Restore(version, &states, group()));
+    LOG_IF(INFO, lead()) << "optimizer states of version " << version
+                         << ": the ranks hold those of " << found << " of " << model_.index().size()
+                         << " elements; the others begin with zero";
+    if (found == 0) return absl::OkStatus();
+    model_.RestoreStates(states);
+    return model_.Store(/*states=*/true);
+  }
+
+  // ---- What codes have left out
+
+  // Equal on all ranks.
+  bool KeepsResiduals() const {
+    return options_.residuals != nullptr && CodingOf(spec_.averaging().up()) &&
+           exchange_->has_shards();
+  }
+
+  // As a state of this rank's part of the model.
+  StateVault::States ResidualIn(std::span<float> values) const {
+    StateVault::States states;
+    states.tensors.push_back({{part_.positions, values}});
+    return states;
+  }
+
+  void KeepResidual(uint32_t version, bool included) {
+    std::vector<float> values = exchange_->Carried(included);
+    options_.residuals->Keep(version, ResidualIn(values));
+  }
+
+  // A collective.
+  absl::Status RestoreResidual(uint32_t version) {
+    std::vector<float> values(part_.positions.size());
+    StateVault::States residual = ResidualIn(values);
+    CADRE_ASSIGN_OR_RETURN(const int64_t found,
+                           options_.residuals->Restore(version, &residual, group()));
+    LOG_IF(INFO, lead() && found > 0)
+        << "the ranks hold what the codes have left out of " << found << " of "
+        << model_.index().size() << " elements before version " << version;
+    if (found > 0) exchange_->SetCarried(values);
+    return absl::OkStatus();
+  }
+
+  // A collective. The ranks that leave give their states to others first. A rank that leaves is as
+  // lost to the others as one that fails.
+  absl::Status Leave(uint32_t version, const std::vector<bool>& leaving) {
+    if (std::find(leaving.begin(), leaving.end(), true) == leaving.end()) return absl::OkStatus();
+    if (KeepsStates()) {
+      CADRE_RETURN_IF_ERROR(options_.states->HandOver(version, leaving, group()));
+    }
+    if (KeepsResiduals()) {
+      CADRE_RETURN_IF_ERROR(options_.residuals->HandOver(version, leaving, group()));
+    }
+    return leaving[rank_slot_.rank()] ? control_.LeaveIfDraining() : absl::OkStatus();
+  }
+
+  absl::Status BroadcastNumber(uint64_t* number) {
+    return group().Broadcast(std::as_writable_bytes(std::span(number, 1)), 0);
+  }
+
+  // Replaces the message by rank 0's.
+  template <typename Message>
+  absl::Status BroadcastMessage(Message* message) {
+    CADRE_ASSIGN_OR_RETURN(const std::string bytes,
+                           BroadcastText(lead() ? message->SerializeAsString() : "", group()));
+    if (!message->ParseFromString(bytes)) {
+      return absl::InternalError("cannot parse a message from rank 0");
+    }
+    return absl::OkStatus();
+  }
+
+  // Rank 0 receives the decision and broadcasts it. While rank 0 waits, it broadcasts that it still
+  // waits, so that its peers do not consider it dead if the coordinator is away for long.
+  absl::Status Do(const RankProtocol::AwaitDecision& await,
+                  std::optional<RankProtocol::Event>* event) {
+    const Exposure exposure(*this);
+    if (await.run_ended) CADRE_RETURN_IF_ERROR(model_.OnTrainingEnded());
+    while (true) {
+      if (await.wait) progress_.Enter(v1::ACTIVITY_WAITING);
+      std::optional<v1::Decision> received;
+      if (lead()) {
+        const absl::Duration patience = await.wait ? kWaitInterval : absl::ZeroDuration();
+        CADRE_ASSIGN_OR_RETURN(received, control_.AwaitDecision(patience));
+      }
+      uint64_t decided = received ? 1 : 0;
+      CADRE_RETURN_IF_ERROR(BroadcastNumber(&decided));
+      if (decided == 0 && !await.wait) {
+        *event = RankProtocol::Unfinished{};
+        return absl::OkStatus();
+      }
+      if (decided == 0) continue;
+      decided_at_ = steady_.Now();
+      v1::Decision decision = received.value_or(v1::Decision());
+      CADRE_RETURN_IF_ERROR(BroadcastMessage(&decision));
+      if (decision.adopt() && !decision.included()) {
+        LOG(WARNING) << "round " << decision.round() << " went on without this group ("
+                     << EnumText(decision.refusal()) << "); adopting version "
+                     << decision.version();
+      }
+      *event = RankProtocol::Decided{std::move(decision)};
+      // With averaging, ranks leave after they have adopted the version. Otherwise the steps of a
+      // rank that leaves are committed, and no other rank needs anything from it.
+      const bool adopts = exchange_->has_shards() && !await.run_ended;
+      return adopts ? absl::OkStatus() : control_.LeaveIfDraining();
+    }
+  }
+
+  absl::Status Do(const RankProtocol::Initialize& /*initialize*/,
+                  std::optional<RankProtocol::Event>* event) {
+    progress_.Enter(v1::ACTIVITY_PREPARING);
+    // The weights of a new replica are those of the run's seed.
+    CADRE_RETURN_IF_ERROR(model_.LoadCheckpoint(failure_));
+    RankProtocol::Pulled result;
+    CADRE_ASSIGN_OR_RETURN(result.digest, GroupDigest());
+    CADRE_RETURN_IF_ERROR(GatherPart());
+    exchange_->AdoptInitial();
+    has_version_ = true;
+    *event = result;
+    return absl::OkStatus();
+  }
+
+  // A collective. A rank that has just begun has version 0, unless the run starts from a
+  // checkpoint, because the weights of a new replica are those of the run's seed. So the frames of
+  // all versions are enough for it, if the shards still keep them.
+  absl::Status OfferInitial() {
+    const bool frames = CodingOf(spec_.averaging().down()) && spec_.checkpoint().from().empty();
+    if (!frames || has_version_ || !model_.has_initial_version()) return absl::OkStatus();
+    CADRE_RETURN_IF_ERROR(model_.Fetch(/*states=*/false));
+    CADRE_RETURN_IF_ERROR(GatherPart());
+    exchange_->AdoptInitial();
+    return absl::OkStatus();
+  }
+
+  absl::Status Do(const RankProtocol::Pull& pull, std::optional<RankProtocol::Event>* event) {
+    Exposure exposure(*this);
+    if (!exchange_->begun()) {
+      CADRE_RETURN_IF_ERROR(OfferInitial());
+      exchange_->BeginPull(pull.version);
+    }
+    if (pull.background) {
+      *event = RankProtocol::Unfinished{};
+      return absl::OkStatus();
+    }
+    Traffic traffic;
+    progress_.Enter(v1::ACTIVITY_EXCHANGING);
+    CADRE_RETURN_IF_ERROR(FinishPull(pull.version, pull.included, &traffic));
+    has_version_ = true;
+    RankProtocol::Pulled result;
+    std::vector<bool> leaving;
+    CADRE_RETURN_IF_ERROR(SumTraffic(traffic, &result, &leaving));
+    CADRE_ASSIGN_OR_RETURN(result.digest, GroupDigest());
+    if (result.digest == pull.digest) {
+      if (KeepsStates()) options_.states->Adopted(pull.version);
+      if (KeepsResiduals()) options_.residuals->Adopted(pull.version);
+      CADRE_RETURN_IF_ERROR(Leave(pull.version, leaving));
+    }
+    counters_.Add("versions_adopted");
+    result.exchange_seconds = absl::ToDoubleSeconds(exposure.Take());
+    // A decision without a contribution only assigns samples to evaluate.
+    const bool contributed = decided_at_ > staged_at_;
+    result.wait_seconds = contributed ? absl::ToDoubleSeconds(decided_at_ - staged_at_) : 0;
+    result.pull_seconds = absl::ToDoubleSeconds(steady_.Now() - decided_at_);
+    step_ = pull.step;
+    model_.MoveTo(step_);
+    model_.OnAdopted();
+    *event = result;
+    return absl::OkStatus();
+  }
+
+  absl::Status Do(const RankProtocol::Merge& merge, std::optional<RankProtocol::Event>* /*event*/) {
+    const Exposure exposure(*this);
+    CADRE_RETURN_IF_ERROR(model_.Fetch(/*states=*/false));
+    exchange_->Merge();
+    CADRE_RETURN_IF_ERROR(StorePart());
+    step_ = merge.step;
+    model_.MoveTo(step_);
+    return absl::OkStatus();
+  }
+
+  absl::Status Do(const RankProtocol::Begin& /*begin*/, std::optional<RankProtocol::Event>* event) {
+    progress_.Enter(v1::ACTIVITY_PREPARING);
+    // The states of version 0 are zero, or those of a checkpoint.
+    if (start().version() > 0 && KeepsStates()) {
+      CADRE_RETURN_IF_ERROR(RestoreStates(start().version()));
+    }
+    if (start().version() > 0 && KeepsResiduals()) {
+      CADRE_RETURN_IF_ERROR(RestoreResidual(start().version()));
+    }
+    if (!exchange_->has_shards()) CADRE_RETURN_IF_ERROR(model_.LoadCheckpoint(failure_));
+    CADRE_RETURN_IF_ERROR(model_.Gather());
+    model_.Resume();
+    *event = RankProtocol::Kept{};
+    return absl::OkStatus();
+  }
+
+  absl::Status Do(const RankProtocol::Keep& keep, std::optional<RankProtocol::Event>* event) {
+    const absl::Time begin = steady_.Now();
+    CADRE_RETURN_IF_ERROR(model_.Gather());
+    CADRE_RETURN_IF_ERROR(model_.MaybeSave(keep.may_be_last));
+    waited_ += steady_.Now() - begin;
+    *event = RankProtocol::Kept{};
+    return absl::OkStatus();
+  }
+
+  absl::Status Do(const RankProtocol::Fail& fail, std::optional<RankProtocol::Event>* /*event*/) {
+    return failure_.Blame(v1::FAILURE_CAUSE_DIGEST, fail.status);
+  }
+
+  absl::Status Do(const RankProtocol::Send& send, std::optional<RankProtocol::Event>* /*event*/) {
+    control_.Send(send.report);
+    return absl::OkStatus();
+  }
+
+  // ---- Evaluation
+
+  absl::Status Do(const RankProtocol::Evaluate& evaluate,
+                  std::optional<RankProtocol::Event>* event) {
+    progress_.Enter(v1::ACTIVITY_EVALUATING);
+    const absl::Time begin = steady_.Now();
+    CADRE_ASSIGN_OR_RETURN(RankProtocol::Evaluated result, model_.Evaluate(evaluate, failure_));
+    CADRE_ASSIGN_OR_RETURN(result.digest, GroupDigest());
+    model_.Resume();
+    waited_ += steady_.Now() - begin;
+    *event = result;
+    return absl::OkStatus();
+  }
+
+  const v1::Assignment& assignment_;
+  const v1::RunSpec& spec_;
+  const v1::RankSlot& rank_slot_;
+  TrainedModel& model_;
+  GroupControl& control_;
+  Cancellation& cancellation_;
+  Counters& counters_;
+  const MemberLoopOptions& options_;
+  TrainerProgress own_progress_;
+  TrainerProgress& progress_;
+
+  std::unique_ptr<Transport> transport_;
+  // Declared after the transport, so that it is unregistered before that is destroyed.
+  std::unique_ptr<Cancellation::Registration> on_cancel_;
+  const SteadyClock steady_;
+  // The part of the model that this rank exchanges, in a run that exchanges whole units.
+  std::optional<ExchangeUnits> units_;
+  std::vector<float> part_values_;
+  Owned part_;
+  std::optional<Regroup> regroup_;
+  std::unique_ptr<ShardExchange> exchange_;
+  // The group has adopted a version.
+  bool has_version_ = false;
+
+  // Cause of the error that ended training; unspecified: it follows from the status.
+  FailureNote failure_;
+  RankProtocol protocol_;
+  // Steps since the start of the run.
+  uint32_t step_ = 0;
+  absl::Time period_start_;
+  // Of the newest contribution.
+  RankProtocol::Staged contributed_;
+  // Time in which the newest round has kept the group from training.
+  absl::Duration exposed_;
+  // When the newest contribution was acknowledged, and when its decision arrived.
+  absl::Time staged_at_;
+  absl::Time decided_at_;
+  // Time since period_start_ in which the group did not train: rounds, evaluations, checkpoints.
+  absl::Duration waited_;
+};
+
+}  // namespace
+
+TrainerOutcome RunMemberLoop(const v1::Assignment& assignment, TrainedModel& model,
+                             GroupControl& control, Cancellation& cancellation, Counters& counters,
+                             const MemberLoopOptions& options) {
+  return MemberLoop(assignment, model, control, cancellation, counters, options).Run();
+}
+
+}  // namespace cadre
