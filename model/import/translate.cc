@@ -30,8 +30,6 @@ constexpr int64_t kMaxBatch = 1 << 16;
 
 Value Unknown() { return {}; }
 
-absl::Status Unsupported(const std::string& what) { return absl::UnimplementedError(what); }
-
 std::string KeyOf(const Samples& function) {
   return {reinterpret_cast<const char*>(function.data()), sizeof(Samples)};
 }
@@ -328,9 +326,9 @@ Translator::Results Translator::Structure(const onnx::Node& node, const std::vec
   }
   absl::StatusOr<Value> changed = absl::NotFoundError("");
   if (op == "Reshape" || op == "Flatten") changed = Reshape(node, in);
-  if (op == "Squeeze") changed = Squeeze(node, in);
-  if (op == "Unsqueeze") changed = Unsqueeze(node, in);
-  if (op == "Slice") changed = Slice(node, in);
+  if (op == "Squeeze") changed = Squeeze(in);
+  if (op == "Unsqueeze") changed = Unsqueeze(in);
+  if (op == "Slice") changed = Slice(in);
   if (!changed.ok()) return changed.status();
   return one(*std::move(changed));
 }
@@ -373,7 +371,7 @@ absl::StatusOr<Value> Translator::Reshape(const onnx::Node& node, const std::vec
   return result;
 }
 
-absl::StatusOr<Value> Translator::Squeeze(const onnx::Node& node, const std::vector<Value>& in) {
+absl::StatusOr<Value> Translator::Squeeze(const std::vector<Value>& in) {
   Value result = in[0];
   const auto axes = in.size() > 1 ? AsIntegers(in[1]) : std::nullopt;
   if (in.size() > 1 && !axes) return Unsupported("its axes are not known");
@@ -393,7 +391,7 @@ absl::StatusOr<Value> Translator::Squeeze(const onnx::Node& node, const std::vec
   return result;
 }
 
-absl::StatusOr<Value> Translator::Unsqueeze(const onnx::Node& node, const std::vector<Value>& in) {
+absl::StatusOr<Value> Translator::Unsqueeze(const std::vector<Value>& in) {
   const auto axes = in.size() > 1 ? AsIntegers(in[1]) : std::nullopt;
   if (!axes || in[0].view.rank() + axes->size() > View::kMaxDims) {
     return Unsupported("its axes are not known");
@@ -413,7 +411,7 @@ absl::StatusOr<Value> Translator::Unsqueeze(const onnx::Node& node, const std::v
   return result;
 }
 
-absl::StatusOr<Value> Translator::Slice(const onnx::Node& node, const std::vector<Value>& in) {
+absl::StatusOr<Value> Translator::Slice(const std::vector<Value>& in) {
   if (in.size() < 3) return Unsupported("it has no limits");
   const auto begins = AsIntegers(in[1]), ends = AsIntegers(in[2]);
   auto axes = in.size() > 3 ? AsIntegers(in[3]) : std::nullopt;
@@ -488,8 +486,7 @@ Translator::Results Translator::Split(const onnx::Node& node, const std::vector<
 
 // --- Elementwise operators ---
 
-Translator::Results Translator::Activation(const onnx::Node& node, const Value& x,
-                                           const Samples& function) {
+Translator::Results Translator::Activation(const Value& x, const Samples& function) {
   Value result = x;
   result.function = function;
   return std::vector<Value>{std::move(result)};
@@ -508,7 +505,7 @@ Translator::Results Translator::Clip(const onnx::Node& node, const std::vector<V
   Samples samples = in[0].function.value_or(kPoints);
   for (double& sample : samples) sample = std::min(std::max(sample, low), high);
   made_by_.try_emplace({in[0].root, KeyOf(samples)}, &node, in);
-  return Activation(node, in[0], samples);
+  return Activation(in[0], samples);
 }
 
 Translator::Results Translator::Elementwise(const onnx::Node& node, const std::vector<Value>& in) {
@@ -543,7 +540,7 @@ Translator::Results Translator::Elementwise(const onnx::Node& node, const std::v
       result[i] = function(operands[0][i], operands.size() > 1 ? operands[1][i] : 0);
     }
     made_by_.try_emplace({base->root, KeyOf(result)}, &node, in);
-    return Activation(node, *base, result);
+    return Activation(*base, result);
   }
   if (in.size() != 2 || (node.op_type() != "Add" && node.op_type() != "Mul")) {
     return absl::NotFoundError("");

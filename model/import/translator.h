@@ -62,6 +62,9 @@ struct Draft {
   }
 };
 
+// An operator, or a use of one, that has no translation.
+inline absl::Status Unsupported(const std::string& what) { return absl::UnimplementedError(what); }
+
 class Translator {
  public:
   // Draft 0 is the input. Both are borrowed.
@@ -87,10 +90,10 @@ class Translator {
   Results TranslateNode(const onnx::Node& node, std::vector<Value> inputs);
   Results Structure(const onnx::Node& node, const std::vector<Value>& in);
   Results Split(const onnx::Node& node, const std::vector<Value>& in);
-  absl::StatusOr<Value> Slice(const onnx::Node& node, const std::vector<Value>& in);
+  absl::StatusOr<Value> Slice(const std::vector<Value>& in);
   absl::StatusOr<Value> Reshape(const onnx::Node& node, const std::vector<Value>& in);
-  absl::StatusOr<Value> Squeeze(const onnx::Node& node, const std::vector<Value>& in);
-  absl::StatusOr<Value> Unsqueeze(const onnx::Node& node, const std::vector<Value>& in);
+  absl::StatusOr<Value> Squeeze(const std::vector<Value>& in);
+  absl::StatusOr<Value> Unsqueeze(const std::vector<Value>& in);
   absl::StatusOr<Value> Constant(const onnx::Node& node);
   // The numbers of a value: also of a small parameter.
   std::optional<Value> AsNumbers(const Value& value) const;
@@ -99,7 +102,7 @@ class Translator {
   std::optional<double> AsScalar(const Value& value) const;
   Results Elementwise(const onnx::Node& node, const std::vector<Value>& in);
   Results Clip(const onnx::Node& node, const std::vector<Value>& in);
-  Results Activation(const onnx::Node& node, const Value& x, const Samples& function);
+  Results Activation(const Value& x, const Samples& function);
   Results OfAttention(const onnx::Node& node, const std::vector<Value>& in);
 
   // --- translate_layers.cc: operators that become layers ---
