@@ -200,7 +200,9 @@ Translator::Results Translator::TranslateNode(const onnx::Node& node, std::vecto
     numbers = {Value{.kind = Value::Kind::kNumbers, .view = inputs[0].view}};
     inputs.resize(1);
   }
-  if (numbers.size() == inputs.size()) {
+  // Rows of a table of parameters stay parameters.
+  const bool selects = node.op_type() == "Gather" && inputs[0].is_parameter();
+  if (numbers.size() == inputs.size() && !selects) {
     const auto folded = Fold(node, numbers);
     if (folded.ok()) return std::vector<Value>{*folded};
     if (!absl::IsNotFound(folded.status())) return folded.status();
@@ -252,8 +254,9 @@ std::optional<std::vector<int64_t>> Translator::AsIntegers(const Value& value) c
   if (!value.is_numbers() || value.view.elements() > 1024) return std::nullopt;
   std::vector<int64_t> integers;
   for (const double number : NumbersIn(value)) {
-    if (!(std::abs(number) <= 0x1p62)) return std::nullopt;
-    integers.push_back(static_cast<int64_t>(number));
+    if (std::isnan(number)) return std::nullopt;
+    // Exporters write the largest integer for "to the end".
+    integers.push_back(static_cast<int64_t>(std::clamp(number, -0x1p62, 0x1p62)));
   }
   return integers;
 }
@@ -289,6 +292,11 @@ Translator::Results Translator::Structure(const onnx::Node& node, const std::vec
     return absl::NotFoundError("");
   }
   if ((op == "Cast" || op == "CastLike") && !x.is_numbers()) return one(x);
+  if (op == "CastLike" && in.size() > 1 && !in[1].is_numbers()) {
+    Value numbers = x;
+    numbers.integer = false;  // activations and parameters are floating point
+    return one(numbers);
+  }
   if (op == "Split" || op == "SplitToSequence") return Split(node, in);
   Value result = x;
   if (op == "Transpose") {

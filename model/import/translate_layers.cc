@@ -503,8 +503,7 @@ absl::StatusOr<Value> Translator::AddParameter(const Value& x, const Value& bias
   Value result = rows;
   if (bias.view.elements() == features && bias.view.size(bias.view.rank() - 1) == features) {
     Draft draft = before;
-    if (draft.layer.has_fully_connected() && draft.layer.fully_connected().no_bias() &&
-        draft.tied_to < 0) {
+    if (draft.layer.has_fully_connected() && draft.layer.fully_connected().no_bias()) {
       draft.layer.mutable_fully_connected()->clear_no_bias();
       draft.parameters.push_back(ParameterOf("bias", Shape{features}, bias.root, bias.view));
     } else if (draft.layer.has_attention() && draft.parameters.size() == 3) {

@@ -300,13 +300,13 @@ def tokens(length, vocabulary):
 
 # Name: the network, and a function that makes a batch of inputs.
 MODELS = {
-    "resnet18": (lambda: ResNet((2, 2, 2, 2), False, 8), images(32)),
-    "resnet50": (lambda: ResNet((3, 4, 6, 3), True, 4), images(32)),
+    "resnet18": (lambda: ResNet((2, 2, 2, 2), False, 8), images(64)),
+    "resnet50": (lambda: ResNet((3, 4, 6, 3), True, 4), images(64)),
     "vgg11": (lambda: Vgg11(4, 64), images(64)),
     "alexnet": (lambda: AlexNet(8), images(63)),
-    "densenet121": (lambda: DenseNet((6, 12, 24, 16), 4), images(32)),
-    "mobilenet_v2": (lambda: MobileNetV2(2), images(32)),
-    "mobilenet_v3": (lambda: MobileNetV3(2), images(32)),
+    "densenet121": (lambda: DenseNet((6, 12, 24, 16), 4), images(64)),
+    "mobilenet_v2": (lambda: MobileNetV2(2), images(64)),
+    "mobilenet_v3": (lambda: MobileNetV3(2), images(64)),
     "vit_b_16": (lambda: VisionTransformer(32, 8, 24, 3, 2), images(32)),
     "gpt2": (gpt2, tokens(16, 97)),
     "bert": (bert, tokens(16, 97)),

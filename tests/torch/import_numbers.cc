@@ -73,9 +73,10 @@ WholeBatch BatchOfNumbers(const v1::Model& model, int64_t samples) {
   WholeBatch batch{.samples = samples};
   const Shape& input = graph->input();
   if (graph->takes_tokens()) {
+    // PyTorch does not train the row of a padding token, which is 0 in BERT; ONNX does not name it.
     const uint64_t vocabulary = (*graph)[0].parameters[0].shape[0];
     for (int64_t i = 0; i < samples * input[0]; ++i) {
-      batch.inputs.push_back(BitsOf(HashOf("inputs"), i) % vocabulary);
+      batch.inputs.push_back(1 + BitsOf(HashOf("inputs"), i) % (vocabulary - 1));
     }
   } else {
     // Numbered in PyTorch's order, channels first.
