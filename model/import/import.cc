@@ -151,6 +151,22 @@ class Emitter {
 
   absl::Status AddParameter(const std::string& layer, const DraftParameter& parameter) {
     NamedTensor tensor{.name = absl::StrCat(layer, "/", parameter.name), .shape = parameter.shape};
+    int64_t elements = 0;
+    for (const Piece& piece : parameter.pieces) {
+      bool repeats = false;
+      for (const Factor& factor : piece.original.FactorsOf(0, piece.original.rank())) {
+        repeats = repeats || factor.stride == 0;
+      }
+      if (repeats) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            "tensor ", Quoted(translator_.initializer(piece.initializer).name),
+            " is repeated within parameter ", tensor.name));
+      }
+      elements += piece.original.elements();
+    }
+    if (elements != parameter.shape.elements()) {
+      return absl::InvalidArgumentError(absl::StrCat("parameter ", tensor.name, " is incomplete"));
+    }
     tensor.values.resize(parameter.shape.elements());
     for (const Piece& piece : parameter.pieces) {
       const OnnxTensor& from = translator_.initializer(piece.initializer);

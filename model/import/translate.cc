@@ -240,9 +240,12 @@ absl::StatusOr<Value> Translator::Constant(const onnx::Node& node) {
   return NumbersOf(tensor.dims, std::move(numbers), tensor.integer);
 }
 
-std::optional<Value> Translator::AsNumbers(const Value& value) const {
-  if (value.is_numbers() && value.view.elements() <= kMaxFoldedElements) return value;
-  if (!value.is_parameter() || value.view.elements() > kMaxFoldedElements) return std::nullopt;
+std::optional<Value> Translator::AsNumbers(const Value& value) {
+  if (!value.is_numbers() && !value.is_parameter()) return std::nullopt;
+  const int64_t elements = value.view.elements();
+  if (elements > kMaxFoldedElements || elements > foldable_) return std::nullopt;
+  foldable_ -= elements;
+  if (value.is_numbers()) return value;
   std::vector<double> numbers;
   for (const int64_t position : value.view.Positions()) {
     numbers.push_back(initializers_[value.root].floats[position]);
@@ -261,8 +264,12 @@ std::optional<std::vector<int64_t>> Translator::AsIntegers(const Value& value) c
   return integers;
 }
 
-std::optional<double> Translator::AsScalar(const Value& value) const {
+std::optional<double> Translator::AsScalar(const Value& value) {
   if (value.is_parameter() && value.view.elements() != 1) return std::nullopt;
+  const std::vector<Factor> factors = value.view.FactorsOf(0, value.view.rank());
+  if (value.is_numbers() && factors.size() == 1 && factors[0].stride == 0) {
+    return (*value.numbers)[value.view.offset()];
+  }
   const auto numbers = AsNumbers(value);
   if (!numbers || numbers->view.elements() == 0) return std::nullopt;
   const std::vector<double> all = NumbersIn(*numbers);
@@ -501,8 +508,9 @@ Translator::Results Translator::Activation(const Value& x, const Samples& functi
 }
 
 Translator::Results Translator::Clip(const onnx::Node& node, const std::vector<Value>& in) {
-  if (!in[0].is_activation()) return Unsupported("its input is not an activation");
-  const Attributes attributes(node);
+  if (!in[0].is_activation() || drafts_[in[0].root].form == Draft::Form::kTokens) {
+    return Unsupported("its input is not an activation");
+  }
   double low = -INFINITY, high = INFINITY;
   for (const size_t i : {1, 2}) {
     if (i >= in.size() || in[i].kind == Value::Kind::kUnknown) continue;

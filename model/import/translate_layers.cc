@@ -501,7 +501,9 @@ absl::StatusOr<Value> Translator::AddParameter(const Value& x, const Value& bias
   const Draft before = drafts_[rows.root];
   const int64_t features = before.features;
   Value result = rows;
-  if (bias.view.elements() == features && bias.view.size(bias.view.rank() - 1) == features) {
+  const int bias_rank = bias.view.rank();
+  if (bias_rank == 0) return Unsupported("adds a single parameter");
+  if (bias.view.elements() == features && bias.view.size(bias_rank - 1) == features) {
     Draft draft = before;
     if (draft.layer.has_fully_connected() && draft.layer.fully_connected().no_bias()) {
       draft.layer.mutable_fully_connected()->clear_no_bias();
@@ -526,9 +528,11 @@ absl::StatusOr<Value> Translator::AddParameter(const Value& x, const Value& bias
     return misfit;
   }
   const View once = wide->Selected(0, 0);
-  const bool all_samples = wide->factors(0).empty() || wide->factors(0)[0].stride == 0;
-  const bool all_tokens = once.factors(0).empty() || once.factors(0)[0].stride == 0;
-  if (!all_samples) return misfit;
+  const auto repeats = [](const std::vector<Factor>& factors) {
+    return factors.empty() || (factors.size() == 1 && factors[0].stride == 0);
+  };
+  if (!repeats(wide->factors(0))) return misfit;
+  const bool all_tokens = repeats(once.factors(0));
   Draft draft;
   if (all_tokens && before.tokens > 1) {
     draft.layer.mutable_bias();
@@ -633,7 +637,8 @@ Translator::Results Translator::Gather(const onnx::Node& node, const std::vector
     result.view = *view;
     return One(result);
   }
-  if (!in[1].is_activation() || drafts_[in[1].root].form != Draft::Form::kTokens ||
+  if (!in[1].is_activation() || in[1].function ||
+      drafts_[in[1].root].form != Draft::Form::kTokens ||
       !(in[1].view == Whole(in[1].root).view)) {
     return Unsupported("selects rows by other than the tokens of the input");
   }
@@ -662,6 +667,7 @@ Translator::Results Translator::Concat(const onnx::Node& node, const std::vector
     const Draft before = drafts_[x.root];
     const auto token = in[0].view.Expanded({batch_, 1, before.features});
     if (before.form != Draft::Form::kRows || !(x.view == Whole(x.root).view) || !token ||
+        token->sizes() != std::vector<int64_t>{batch_, 1, before.features} ||
         (batch_ > 1 && token->factors(0) != std::vector<Factor>{{batch_, 0}})) {
       return Unsupported("only one learned token can be put before a sequence");
     }
@@ -802,7 +808,11 @@ std::optional<HeadLayout> LayoutOf(const Draft& draft, int64_t batch, const View
       }
     }
   }
-  if (samples != batch || layout.stride <= 0 || layout.head_stride < 0 ||
+  // Heads must not share features.
+  const bool apart = layout.heads == 1 || layout.head_stride >= layout.size * layout.stride ||
+                     (layout.head_stride > 0 &&
+                      layout.stride >= layout.heads * layout.head_stride);
+  if (samples != batch || layout.stride <= 0 || layout.head_stride < 0 || !apart ||
       layout.offset + (layout.heads - 1) * layout.head_stride +
               (layout.size - 1) * layout.stride >=
           row) {

@@ -96,10 +96,10 @@ class Translator {
   absl::StatusOr<Value> Unsqueeze(const std::vector<Value>& in);
   absl::StatusOr<Value> Constant(const onnx::Node& node);
   // The numbers of a value: also of a small parameter.
-  std::optional<Value> AsNumbers(const Value& value) const;
+  std::optional<Value> AsNumbers(const Value& value);
   std::optional<std::vector<int64_t>> AsIntegers(const Value& value) const;
   // The number that all elements have.
-  std::optional<double> AsScalar(const Value& value) const;
+  std::optional<double> AsScalar(const Value& value);
   Results Elementwise(const onnx::Node& node, const std::vector<Value>& in);
   Results Clip(const onnx::Node& node, const std::vector<Value>& in);
   Results Activation(const Value& x, const Samples& function);
@@ -158,6 +158,8 @@ class Translator {
   // not an activation: by draft and function.
   std::map<std::pair<int, std::string>, std::pair<const onnx::Node*, std::vector<Value>>> made_by_;
   int depth_ = 0;
+  // Elements that may still be folded, so that no file takes long.
+  int64_t foldable_ = int64_t{1} << 28;
   std::vector<std::string> problems_;
 };
 

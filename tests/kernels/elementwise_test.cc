@@ -108,8 +108,8 @@ TEST_P(ElementwiseTest, GradientsMatchDifferences) {
   for (const Activation kind : kActivations) {
     SCOPED_TRACE(static_cast<int>(kind));
     Floats x = Uniform(200, 1);
-    // Values up to about 3, and not near 0, where ReLU is not differentiable.
-    for (float& value : x) value = 3 * value + (value < 0 ? -0.1F : 0.1F);
+    // Not near 0 or 3, where activations of straight pieces are not differentiable.
+    for (float& value : x) value = 2.5F * value + (value < 0 ? -0.1F : 0.1F);
     const Floats dy = Uniform(200, 2);
     ExpectGradient(x, Backward(*kernels_, kind, x, dy), dy,
                    [&] { return Forward(*kernels_, kind, x); });
@@ -261,7 +261,9 @@ TEST_P(ElementwiseTest, IsNearTheReference) {
       for (float& value : x) value *= 12;
       const Floats dy = Uniform(n, 2);
       ExpectNear(Forward(*kernels_, kind, x), Forward(*reference, kind, x), 1e-6);
-      ExpectNear(Backward(*kernels_, kind, x, dy), Backward(*reference, kind, x, dy), 1e-6);
+      // The slope of the cubic polynomial multiplies rounding by up to ten where x is large.
+      const double bound = kind == Activation::kApproximateGelu ? 1e-5 : 1e-6;
+      ExpectNear(Backward(*kernels_, kind, x, dy), Backward(*reference, kind, x, dy), bound);
     }
   }
 }
