@@ -30,6 +30,11 @@ absl::StatusOr<int> MeasureEpochs(const Invocation& in);
 
 // --- Without a cluster ---
 
+// `cadre import`: a run file and weights from a network in ONNX format; `cadre export`: the weights
+// of a checkpoint under the names that they had there.
+absl::StatusOr<int> ImportModel(const Invocation& in);
+absl::StatusOr<int> ExportModel(const Invocation& in);
+
 // `cadre certs`: a certificate authority for development, and certificates that it issues.
 absl::StatusOr<int> ManageCertificates(const Invocation& in);
 

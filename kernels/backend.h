@@ -86,7 +86,29 @@ struct FullyConnectedDims {
   friend auto operator<=>(const FullyConnectedDims&, const FullyConnectedDims&) = default;
 };
 
-enum class Activation { kRelu, kGelu, kSigmoid, kTanh };
+// Activations are defined in proto/cadre/v1/run.proto.
+enum class Activation {
+  kRelu,
+  kGelu,
+  kSigmoid,
+  kTanh,
+  kApproximateGelu,
+  kRelu6,
+  kHardSwish,
+  kHardSigmoid,
+  kSilu,
+};
+
+// Whether the gradient is computed from the activation's input; otherwise from its output.
+constexpr bool GradientReadsInput(Activation kind) {
+  return kind == Activation::kGelu || kind == Activation::kApproximateGelu ||
+         kind == Activation::kHardSwish || kind == Activation::kSilu;
+}
+
+// y[batch, rows, channels] = x[batch, rows, channels] * factor[batch, channels].
+struct MultiplyDims {
+  int64_t batch = 0, rows = 0, channels = 0;
+};
 
 // Rows of `channels` elements; a batch of images has batch * height * width rows.
 struct RowsDims {
@@ -315,7 +337,7 @@ class PointwiseKernels {
 
   // y = f(x). f(NaN) is NaN, so that divergence is detected. x and y may be the same span.
   virtual void ActivationForward(Activation kind, ConstValues x, Values y) = 0;
-  // dx = dy f'(x). `seen` is x for gelu, and y for the others. dy and dx may be the same span.
+  // dx = dy f'(x). `seen` is x if GradientReadsInput(kind), else y. dy and dx may be the same span.
   virtual void ActivationBackward(Activation kind, ConstValues seen, ConstValues dy, Values dx) = 0;
   // Sets the position of the batch's first sample in the endless sequence of the run's samples, for
   // DropoutBox. This is enqueued: each launch of a captured graph (device.h) reads the position
@@ -331,6 +353,11 @@ class PointwiseKernels {
                           Values y) = 0;
   // y += x.
   virtual void Add(ConstValues x, Values y) = 0;
+  // y = x * factor. The gradient of x is the same function of dy.
+  virtual void Multiply(const MultiplyDims& dims, ConstValues x, ConstValues factor, Values y) = 0;
+  // dfactor = sum of x * dy over the rows.
+  virtual void MultiplyBackward(const MultiplyDims& dims, ConstValues x, ConstValues dy,
+                                Values dfactor) = 0;
   // x: [rows, classes]; the target is 1 - smoothing + smoothing / classes at the label and
   // smoothing / classes elsewhere. dx = scale * (softmax(x) - target); an empty dx is not computed.
   // Requires: 0 <= label < classes.

@@ -149,6 +149,12 @@ void CheckAttention(const AttentionDims& dims, size_t qkv, size_t probabilities,
   CheckSize("context", context, sizes.context);
 }
 
+void CheckMultiply(const MultiplyDims& dims, size_t x, size_t factor, size_t y) {
+  const int64_t factors = SizeOf(RowsDims{.rows = dims.batch, .channels = dims.channels});
+  CheckSize("factor", factor, factors);
+  CheckSizes(SizeOf(RowsDims{.rows = dims.rows, .channels = factors}), {{"x", x}, {"y", y}});
+}
+
 void CheckLoss(int64_t rows, int64_t classes, size_t x, size_t labels, size_t dx) {
   CheckSize("x", x, SizeOf(RowsDims{.rows = rows, .channels = classes}));
   CheckSize("labels", labels, rows);

@@ -77,6 +77,7 @@ void CheckChannels(const RowsDims& dims, std::initializer_list<size_t> spans);
 void CheckEmbedding(const EmbeddingDims& dims, size_t ids, size_t w, size_t positions, size_t y);
 void CheckAttention(const AttentionDims& dims, size_t qkv, size_t probabilities, size_t context);
 // `dx` may be empty.
+void CheckMultiply(const MultiplyDims& dims, size_t x, size_t factor, size_t y);
 void CheckLoss(int64_t rows, int64_t classes, size_t x, size_t labels, size_t dx);
 
 }  // namespace cadre

@@ -284,6 +284,15 @@ class HostPointwise final : public HostPointwiseBase, private Caller {
     CheckSize("y", y.size(), std::ssize(x));
     this->Call(&Operations::Add, x, y);
   }
+  void Multiply(const MultiplyDims& dims, ConstValues x, ConstValues factor, Values y) override {
+    CheckMultiply(dims, x.size(), factor.size(), y.size());
+    this->Call(&Operations::Multiply, dims, x, factor, y);
+  }
+  void MultiplyBackward(const MultiplyDims& dims, ConstValues x, ConstValues dy,
+                        Values dfactor) override {
+    CheckMultiply(dims, x.size(), dfactor.size(), dy.size());
+    this->Call(&Operations::MultiplyBackward, dims, x, dy, dfactor);
+  }
   LossSums SoftmaxCrossEntropy(int64_t rows, int64_t classes, float smoothing, ConstValues x,
                                std::span<const int32_t> labels, float scale, Values dx) override {
     CheckLoss(rows, classes, x.size(), labels.size(), dx.size());

@@ -35,7 +35,9 @@ std::string KindNames() {
   return absl::StrJoin(names, ", ");
 }
 
-bool TakesSeveral(LayerKind kind) { return kind == LayerKind::kAdd || kind == LayerKind::kConcat; }
+bool TakesSeveral(LayerKind kind) {
+  return kind == LayerKind::kAdd || kind == LayerKind::kConcat || kind == LayerKind::kMultiply;
+}
 
 // Visits the layers in the order of the spec, resolves their inputs and infers their shapes. An
 // input must be an earlier layer, so the order is topological and one pass suffices. The walk ends
@@ -117,7 +119,7 @@ class Walk {
     layer.kind = *KindOf(spec.op_case());
     layer.spec_layer = i;
     layer.settings = spec;
-    if (!FindInputs(i, spec, &layer) || !CheckTokens(layer)) return false;
+    if (!FindInputs(i, spec, &layer) || !CheckTokens(layer) || !FindTie(&layer)) return false;
     if (layer.kind == LayerKind::kFullyConnected && ShapeOf(layer.inputs[0]).rank() == 3 &&
         !AddFlatten(&layer)) {
       return false;
@@ -176,7 +178,35 @@ class Walk {
     }
     if (layer->inputs.size() == 1 || TakesSeveral(layer->kind)) return true;
     return Problem(i, "input[1]", LayerKindName(layer->kind), " takes one input, not ",
-                   layer->inputs.size(), "; add and concat take several");
+                   layer->inputs.size(), "; add, concat and multiply take several");
+  }
+
+  // Completes out_features from the embedding that a fully connected layer is tied to.
+  bool FindTie(GraphLayer* layer) {
+    if (layer->kind != LayerKind::kFullyConnected) return true;
+    v1::FullyConnected& fc = *layer->settings.mutable_fully_connected();
+    if (fc.tied_to().empty()) return true;
+    constexpr char kField[] = "fully_connected.tied_to";
+    const auto found = names_.find(fc.tied_to());
+    if (found == names_.end() || layers_[found->second].kind != LayerKind::kEmbedding) {
+      return Problem(layer->spec_layer, kField, Quoted(fc.tied_to()),
+                     " is not an earlier embedding");
+    }
+    GraphLayer& embedding = layers_[found->second];
+    const Shape& weight = embedding.parameters[0].shape;
+    const Shape& input = ShapeOf(layer->inputs[0]);
+    if (input.rank() != 2 || input[1] != weight[1]) {
+      return Problem(layer->spec_layer, kField, "the table of '", embedding.name, "' is ",
+                     weight.ToString(), ", which does not fit the input ", input.ToString());
+    }
+    if (fc.out_features() != 0 && fc.out_features() != weight[0]) {
+      return Problem(layer->spec_layer, "fully_connected.out_features", "is ", fc.out_features(),
+                     "; '", embedding.name, "' has a vocabulary of ", weight[0]);
+    }
+    fc.set_out_features(weight[0]);
+    layer->tied_to = found->second;
+    layer->shares_weight = embedding.shares_weight = true;
+    return true;
   }
 
   // Distinguishes a later layer (a cycle or a wrong order) from a layer that does not exist
@@ -267,7 +297,8 @@ class Walk {
   void SetLastDeviation() {
     for (auto layer = layers_.rbegin(); layer != layers_.rend(); ++layer) {
       if (!layer->has_parameters()) continue;
-      if (layer->kind != LayerKind::kFullyConnected && layer->kind != LayerKind::kConvolution) {
+      if (layer->tied_to != GraphLayer::kNotTied ||
+          (layer->kind != LayerKind::kFullyConnected && layer->kind != LayerKind::kConvolution)) {
         return;
       }
       LayerParameter& weight = layer->parameters[0];

@@ -36,6 +36,15 @@ enum class LayerKind {
   kEmbedding = v1::Layer::kEmbedding,
   kLayerNorm = v1::Layer::kLayerNorm,
   kAttention = v1::Layer::kAttention,
+  kRelu6 = v1::Layer::kRelu6,
+  kHardSwish = v1::Layer::kHardSwish,
+  kHardSigmoid = v1::Layer::kHardSigmoid,
+  kSilu = v1::Layer::kSilu,
+  kMultiply = v1::Layer::kMultiply,
+  kToTokens = v1::Layer::kToTokens,
+  kClassToken = v1::Layer::kClassToken,
+  kTakeToken = v1::Layer::kTakeToken,
+  kBias = v1::Layer::kBias,
   kSoftmaxCrossEntropy = v1::Layer::kSoftmaxCrossEntropy,
 };
 
@@ -98,6 +107,13 @@ struct GraphLayer {
   Window window;
   // Convolution only.
   int64_t groups = 1;
+  // Fully connected only: the embedding whose table is the weight (FullyConnected.tied_to), by
+  // index. The weight is then a parameter of the embedding, not of this layer.
+  int tied_to = kNotTied;
+  static constexpr int kNotTied = -1;
+  // Whether this layer uses a weight that another layer uses too. Such layers split only their
+  // samples, and over all axes, so that they have the same partial sums of the weight's gradient.
+  bool shares_weight = false;
   // The layer of the spec, with defaults resolved.
   v1::Layer settings;
   // In the order of the parameter index.

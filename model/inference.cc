@@ -70,6 +70,22 @@ class LayerInference {
         return OutputLikeInput(1);
       case LayerKind::kGelu:
         return OutputLikeInput(8);
+      case LayerKind::kRelu6:
+      case LayerKind::kHardSigmoid:
+      case LayerKind::kHardSwish:
+        return OutputLikeInput(3);
+      case LayerKind::kSilu:
+        return OutputLikeInput(5);
+      case LayerKind::kMultiply:
+        return Multiply();
+      case LayerKind::kToTokens:
+        return NeedsImage() && Output(Shape{in()[0] * in()[1], in()[2]});
+      case LayerKind::kClassToken:
+        return ClassToken();
+      case LayerKind::kTakeToken:
+        return TakeToken();
+      case LayerKind::kBias:
+        return Bias();
       case LayerKind::kSigmoid:
       case LayerKind::kTanh:
         return OutputLikeInput(4);
@@ -318,7 +334,9 @@ class LayerInference {
     if (ElementsUpTo(weight, kMaxWeights) > kMaxWeights) {
       return Problem("out_features", TooManyElements(weight, kMaxWeights));
     }
-    if (!Output(Shape(std::move(shape))) || !Weight("weight", weight, std::sqrt(2.0 / inputs))) {
+    if (!Output(Shape(std::move(shape)))) return false;
+    if (layer_.tied_to == GraphLayer::kNotTied &&
+        !Weight("weight", weight, std::sqrt(2.0 / inputs))) {
       return false;
     }
     if (!fc.no_bias()) Constant("bias", Shape{outputs}, ParameterRole::kBias, 0);
@@ -347,14 +365,39 @@ class LayerInference {
     return Weight("positions", Shape{length, features}, kEmbeddingStddev);
   }
 
+  bool NeedsSequence() {
+    if (in().rank() == 2) return true;
+    return Problem("", "requires a sequence [tokens, features]; its input is ", in().ToString());
+  }
+
+  bool ClassToken() {
+    return NeedsSequence() && Output(Shape{in()[0] + 1, in()[1]}) &&
+           Weight("weight", Shape{in()[1]}, kEmbeddingStddev);
+  }
+
+  bool TakeToken() {
+    if (!NeedsSequence()) return false;
+    const int64_t token = settings().take_token().token();
+    if (token >= in()[0]) {
+      return Problem("token", "is ", token, "; the sequence has ", in()[0], " tokens");
+    }
+    return Output(Shape{in()[1]});
+  }
+
+  bool Bias() {
+    if (!NeedsRows() || !OutputLikeInput(1)) return false;
+    if (!settings().bias().per_token()) {
+      Constant("bias", Shape{in().dims().back()}, ParameterRole::kBias, 0);
+      return true;
+    }
+    return NeedsSequence() && Weight("bias", in(), kEmbeddingStddev);
+  }
+
   // The weights of queries, keys and values have the head as first dimension, so that heads, the
   // index along which attention is split, are contiguous.
   bool Attention() {
     const int64_t heads = settings().attention().heads();
-    if (in().rank() != 2) {
-      return Problem("", "requires a sequence [tokens, features]; its input is ", in().ToString());
-    }
-    if (!Extent("heads", heads)) return false;
+    if (!NeedsSequence() || !Extent("heads", heads)) return false;
     const int64_t tokens = in()[0];
     const int64_t features = in()[1];
     if (features % heads != 0) {
@@ -434,6 +477,20 @@ class LayerInference {
                      "; its inputs must have equal shapes");
     }
     return OutputLikeInput(std::ssize(layer_.inputs) - 1);
+  }
+
+  // The factor is a whole tensor, or one number per channel of an image.
+  bool Multiply() {
+    if (layer_.inputs.size() != 2) {
+      return Problem("", "takes ", layer_.inputs.size(), " inputs; name two");
+    }
+    const Shape& factor = layer_.input_shapes[1];
+    if (factor != in() && !(in().rank() == 3 && factor == Shape{in()[2]})) {
+      return Problem("", "multiplies ", in().ToString(), " by ", factor.ToString(),
+                     "; the second input must have the shape of the first, or the channels of an "
+                     "image");
+    }
+    return OutputLikeInput(1);
   }
 
   // Joins along the last dimension: channels of images, features of rows.

@@ -146,6 +146,7 @@ std::vector<OpIndex> GlobalPoolIndices(const GraphLayer& layer) {
 }
 
 std::vector<OpIndex> FullyConnectedIndices(const GraphLayer& layer) {
+  if (layer.shares_weight) return {Along(layer, kSamples, 0)};
   std::vector<OpIndex> indices = AllButLast(layer);
   AddMatrixSides(layer, LastDimension(layer), indices);
   return indices;
@@ -167,7 +168,41 @@ std::vector<OpIndex> FlattenIndices(const GraphLayer& layer) {
   return indices;
 }
 
+// One factor per channel is replicated along the image, so its gradient is a partial sum.
+std::vector<OpIndex> MultiplyIndices(const GraphLayer& layer) {
+  std::vector<OpIndex> indices = Leading(layer, layer.input().rank());
+  if (layer.input(1) == layer.input(0)) return indices;
+  indices[kHeight].inputs[1] = indices[kWidth].inputs[1] = IndexPlace::Summed();
+  indices[kChannels].inputs[1] = IndexPlace::Dimension(1);
+  return indices;
+}
+
+std::vector<OpIndex> ToTokensIndices(const GraphLayer& layer) {
+  return {Along(layer, kSamples, 0), Index(layer, "channels", IndexPlace::Dimension(kChannels),
+                                           IndexPlace::Dimension(2))};
+}
+
+std::vector<OpIndex> ClassTokenIndices(const GraphLayer& layer) {
+  return {Along(layer, kSamples, 0),
+          Index(layer, "features", IndexPlace::Dimension(2), IndexPlace::Dimension(2),
+                {{"weight", IndexPlace::Dimension(0)}})};
+}
+
+std::vector<OpIndex> TakeTokenIndices(const GraphLayer& layer) {
+  return {Along(layer, kSamples, 0),
+          Index(layer, "features", IndexPlace::Dimension(2), IndexPlace::Dimension(1))};
+}
+
+std::vector<OpIndex> BiasIndices(const GraphLayer& layer) {
+  const int last = LastDimension(layer);
+  const int parameter_rank = layer.parameters[0].shape.rank();
+  return {Along(layer, kSamples, 0),
+          Index(layer, "features", IndexPlace::Dimension(last), IndexPlace::Dimension(last),
+                {{"bias", IndexPlace::Dimension(parameter_rank - 1)}})};
+}
+
 std::vector<OpIndex> EmbeddingIndices(const GraphLayer& layer) {
+  if (layer.shares_weight) return {Along(layer, kSamples, 0)};
   return {Along(layer, kSamples, 0),
           Index(layer, "tokens", IndexPlace::Dimension(1), IndexPlace::Dimension(1),
                 {{"positions", IndexPlace::Dimension(0)}}),
@@ -309,9 +344,23 @@ std::vector<OpIndex> IndicesOf(const GraphLayer& layer) {
     case LayerKind::kGelu:
     case LayerKind::kSigmoid:
     case LayerKind::kTanh:
+    case LayerKind::kRelu6:
+    case LayerKind::kHardSwish:
+    case LayerKind::kHardSigmoid:
+    case LayerKind::kSilu:
     case LayerKind::kDropout:
     case LayerKind::kAdd:
       return Leading(layer, layer.input().rank());
+    case LayerKind::kMultiply:
+      return MultiplyIndices(layer);
+    case LayerKind::kToTokens:
+      return ToTokensIndices(layer);
+    case LayerKind::kClassToken:
+      return ClassTokenIndices(layer);
+    case LayerKind::kTakeToken:
+      return TakeTokenIndices(layer);
+    case LayerKind::kBias:
+      return BiasIndices(layer);
     case LayerKind::kBatchNorm:
       return BatchNormIndices(layer);
     case LayerKind::kLocalResponseNorm:
@@ -363,6 +412,9 @@ absl::StatusOr<LayerLayouts> LayOut(const GraphLayer& layer, const Mesh& mesh,
                                      "' do not divide its ", index->divisible));
     }
     split_indices.push_back(&*index);
+  }
+  if (layer.shares_weight && mesh.Size(Ordered(mesh, {used.begin(), used.end()})) != mesh.ranks()) {
+    return Bad(layer, "shares its weight, so every axis of the mesh must split its samples");
   }
 
   LayerLayouts layouts{.name = layer.name, .splits = std::move(splits)};

@@ -8,16 +8,22 @@
 //   max/average pool       samples, height*, width*, channels
 //   global average pool    samples, height+, width+, channels
 //   fully connected        samples, (tokens,) out, in
-//   relu, gelu, sigmoid,   samples and every other dimension
-//   tanh, dropout, add
+//   activations, dropout,  samples and every other dimension
+//   add, multiply
 //   batch norm             samples, height, width, channels
 //   local response norm    samples, height, width
 //   concat                 samples, height, width (tokens)
 //   flatten                samples, channels (parts must divide the channels)
 //   embedding              samples, tokens, features
 //   layer norm             samples, tokens
+//   bias                   samples, features
+//   to tokens              samples, channels
+//   class token            samples, features
+//   take token             samples, features
 //   attention              samples, heads
 //   softmax cross-entropy  samples, (tokens)
+//
+// Layers that share a weight have no index but `samples`, which all axes of the mesh must split.
 //
 // * split with a halo.  + the output is a partial sum, as for `in` and `heads`.
 //

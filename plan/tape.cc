@@ -37,6 +37,10 @@ bool WorksInPlace(LayerKind kind) {
     case LayerKind::kGelu:
     case LayerKind::kSigmoid:
     case LayerKind::kTanh:
+    case LayerKind::kRelu6:
+    case LayerKind::kHardSwish:
+    case LayerKind::kHardSigmoid:
+    case LayerKind::kSilu:
     case LayerKind::kDropout:
     case LayerKind::kBatchNorm:
     case LayerKind::kAdd:
@@ -210,7 +214,8 @@ class TapeBuilder {
     const SavedValues saved = SavedBy(l);
     if (saved.elements > 0) saved_.back() = NewBuffer(l, "saved", saved.type, saved.elements);
     y_.back() = NewActivations(l, "y", region(l).output);
-    const int scratch_buffer = NewScratch(l, InteriorScratch(l));
+    const int scratch_buffer =
+        NewScratch(l, std::max(InteriorScratch(l), ClassTokenScratch(l)));
     TapeOp& op = NewOp(TapeOpKind::kForward, l);
     op.scratch = scratch_buffer;
     op.x = x;
@@ -327,8 +332,16 @@ class TapeBuilder {
     }
   }
 
+  // The first tokens of the samples, or their gradients.
+  int64_t ClassTokenScratch(int l) {
+    if (graph_[l].kind != LayerKind::kClassToken) return 0;
+    const Shape output = region(l).output.shape();
+    return output[0] * output[2];
+  }
+
   int64_t BackwardScratch(int l) {
     const GraphLayer& layer = graph_[l];
+    if (layer.kind == LayerKind::kClassToken) return ClassTokenScratch(l);
     if (layer.kind == LayerKind::kAttention) return AttentionOf(l).scratch();
     // The kernel always computes the gradient of the input.
     if (layer.kind == LayerKind::kLayerNorm && !NeedsGradient(layer.inputs[0])) {
@@ -385,6 +398,9 @@ SavedForBackward SavedForBackwardBy(LayerKind kind) {
     case LayerKind::kConvolution:
     case LayerKind::kFullyConnected:
     case LayerKind::kGelu:
+    case LayerKind::kHardSwish:
+    case LayerKind::kSilu:
+    case LayerKind::kMultiply:
     case LayerKind::kBatchNorm:
     case LayerKind::kLocalResponseNorm:
     case LayerKind::kEmbedding:
@@ -394,6 +410,8 @@ SavedForBackward SavedForBackwardBy(LayerKind kind) {
     case LayerKind::kRelu:
     case LayerKind::kSigmoid:
     case LayerKind::kTanh:
+    case LayerKind::kRelu6:
+    case LayerKind::kHardSigmoid:
       return {.y = true};
     case LayerKind::kMaxPool:
     case LayerKind::kAveragePool:
@@ -402,6 +420,10 @@ SavedForBackward SavedForBackwardBy(LayerKind kind) {
     case LayerKind::kAdd:
     case LayerKind::kConcat:
     case LayerKind::kFlatten:
+    case LayerKind::kToTokens:
+    case LayerKind::kClassToken:
+    case LayerKind::kTakeToken:
+    case LayerKind::kBias:
     case LayerKind::kSoftmaxCrossEntropy:
       return {};
   }

@@ -76,6 +76,105 @@ CADRE_VECTOR_LOOP void TanhBackward(int64_t n, const float* y, const float* dy, 
   for (int64_t i = 0; i < n; ++i) dx[i] = dy[i] * (1 - y[i] * y[i]);
 }
 
+// The approximation of the normal distribution function by tanh, as a sigmoid: (1 + tanh(u)) / 2 =
+// 1 / (1 + e^(-2 u)) with u = sqrt(2 / pi) (x + 0.044715 x^3).
+constexpr float kTwiceRoot = 1.59576912F;  // 2 sqrt(2 / pi)
+constexpr float kCubic = 0.044715F;
+
+CADRE_INLINE float ApproximatelyBelow(float x) {
+  return SigmoidOf(kTwiceRoot * x * (1.0F + kCubic * x * x));
+}
+
+CADRE_VECTOR_LOOP void ApproximateGelu(int64_t n, const float* x, float* y) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) y[i] = x[i] * ApproximatelyBelow(x[i]);
+}
+
+CADRE_VECTOR_LOOP void ApproximateGeluBackward(int64_t n, const float* x, const float* dy,
+                                               float* dx) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) {
+    const float below = ApproximatelyBelow(x[i]);
+    const float slope = kTwiceRoot * (1.0F + 3.0F * kCubic * x[i] * x[i]);
+    dx[i] = dy[i] * (below + x[i] * below * (1.0F - below) * slope);
+  }
+}
+
+// min(max(x, 0), 6), and NaN for NaN.
+CADRE_INLINE float ClampToSix(float x) {
+  const float above = x < 0 ? 0 : x;
+  return above > 6 ? 6 : above;
+}
+
+CADRE_VECTOR_LOOP void Relu6(int64_t n, const float* x, float* y) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) y[i] = ClampToSix(x[i]);
+}
+
+CADRE_VECTOR_LOOP void Relu6Backward(int64_t n, const float* y, const float* dy, float* dx) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) {
+    const float passed = dy[i];
+    const float above = y[i] > 0 ? passed : 0;
+    dx[i] = y[i] < 6 ? above : 0;
+  }
+}
+
+CADRE_VECTOR_LOOP void HardSigmoid(int64_t n, const float* x, float* y) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) y[i] = ClampToSix(x[i] + 3.0F) / 6.0F;
+}
+
+CADRE_VECTOR_LOOP void HardSigmoidBackward(int64_t n, const float* y, const float* dy, float* dx) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) {
+    const float passed = dy[i] / 6.0F;
+    const float above = y[i] > 0 ? passed : 0;
+    dx[i] = y[i] < 1 ? above : 0;
+  }
+}
+
+CADRE_VECTOR_LOOP void HardSwish(int64_t n, const float* x, float* y) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) {
+    const float inside = x[i] * (ClampToSix(x[i] + 3.0F) / 6.0F);
+    y[i] = x[i] < -3.0F ? 0.0F : inside;
+  }
+}
+
+CADRE_VECTOR_LOOP void HardSwishBackward(int64_t n, const float* x, const float* dy, float* dx) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) {
+    const float passed = dy[i];
+    const float inside = passed * (x[i] / 3.0F + 0.5F);
+    const float below = x[i] <= -3.0F ? 0.0F : inside;
+    dx[i] = x[i] < 3.0F ? below : passed;
+  }
+}
+
+CADRE_VECTOR_LOOP void Silu(int64_t n, const float* x, float* y) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) y[i] = x[i] * SigmoidOf(x[i]);
+}
+
+CADRE_VECTOR_LOOP void SiluBackward(int64_t n, const float* x, const float* dy, float* dx) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) {
+    const float sigmoid = SigmoidOf(x[i]);
+    dx[i] = dy[i] * sigmoid * (1.0F + x[i] * (1.0F - sigmoid));
+  }
+}
+
+CADRE_VECTOR_LOOP void MultiplyRow(int64_t n, const float* x, const float* factor, float* y) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) y[i] = x[i] * factor[i];
+}
+
+CADRE_VECTOR_LOOP void AddProducts(int64_t n, const float* x, const float* dy, double* sums) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) sums[i] += double{x[i]} * dy[i];
+}
+
 CADRE_VECTOR_LOOP void AddTo(int64_t n, const float* x, float* y) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) y[i] += x[i];
@@ -103,6 +202,16 @@ Loop ForwardOf(Activation kind) {
       return Sigmoid;
     case Activation::kTanh:
       return Tanh;
+    case Activation::kApproximateGelu:
+      return ApproximateGelu;
+    case Activation::kRelu6:
+      return Relu6;
+    case Activation::kHardSwish:
+      return HardSwish;
+    case Activation::kHardSigmoid:
+      return HardSigmoid;
+    case Activation::kSilu:
+      return Silu;
     case Activation::kRelu:
       break;
   }
@@ -117,6 +226,16 @@ BackwardLoop BackwardOf(Activation kind) {
       return SigmoidBackward;
     case Activation::kTanh:
       return TanhBackward;
+    case Activation::kApproximateGelu:
+      return ApproximateGeluBackward;
+    case Activation::kRelu6:
+      return Relu6Backward;
+    case Activation::kHardSwish:
+      return HardSwishBackward;
+    case Activation::kHardSigmoid:
+      return HardSigmoidBackward;
+    case Activation::kSilu:
+      return SiluBackward;
     case Activation::kRelu:
       break;
   }
@@ -210,6 +329,38 @@ class CpuPointwise {
     const int64_t n = x.size();
     ForParts(cpu_.threads, n, [x, y](int64_t begin, int64_t end) {
       AddTo(end - begin, x.data() + begin, y.data() + begin);
+    });
+  }
+
+  void Multiply(const MultiplyDims& dims, ConstFloatSpan x, ConstFloatSpan factor, FloatSpan y) {
+    const int64_t n = dims.channels;
+    // One long row is divided among threads by its elements, several rows by rows.
+    if (dims.batch * dims.rows == 1) {
+      ForParts(cpu_.threads, n, [&](int64_t begin, int64_t end) {
+        MultiplyRow(end - begin, x.data() + begin, factor.data() + begin, y.data() + begin);
+      });
+      return;
+    }
+    ForParts(cpu_.threads, dims.batch * dims.rows, n, [&](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; ++r) {
+        MultiplyRow(n, x.data() + r * n, factor.data() + r / dims.rows * n, y.data() + r * n);
+      }
+    });
+  }
+
+  void MultiplyBackward(const MultiplyDims& dims, ConstFloatSpan x, ConstFloatSpan dy,
+                        FloatSpan dfactor) {
+    const int64_t n = dims.channels;
+    if (dims.rows == 1) return Multiply(dims, x, dy, dfactor);
+    ForParts(cpu_.threads, dims.batch, dims.rows * n, [&](int64_t begin, int64_t end) {
+      std::vector<double> sums(n);
+      for (int64_t b = begin; b < end; ++b) {
+        std::fill(sums.begin(), sums.end(), 0.0);
+        for (int64_t r = b * dims.rows; r < (b + 1) * dims.rows; ++r) {
+          AddProducts(n, x.data() + r * n, dy.data() + r * n, sums.data());
+        }
+        std::copy(sums.begin(), sums.end(), dfactor.data() + b * n);
+      }
     });
   }
 

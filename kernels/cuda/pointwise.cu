@@ -64,6 +64,82 @@ struct TanhBackward {
   __device__ float operator()(float y, float dy) const { return dy * (1 - y * y); }
 };
 
+// The approximation of the normal distribution function by tanh, as a sigmoid.
+constexpr float kTwiceRoot = 1.59576912F;  // 2 sqrt(2 / pi)
+constexpr float kCubic = 0.044715F;
+__device__ inline float SigmoidOf(float x) { return 1.0F / (1.0F + expf(-x)); }
+__device__ inline float ApproximatelyBelow(float x) {
+  return SigmoidOf(kTwiceRoot * x * (1.0F + kCubic * x * x));
+}
+struct ApproximateGelu {
+  __device__ float operator()(float x, float) const { return x * ApproximatelyBelow(x); }
+};
+struct ApproximateGeluBackward {
+  __device__ float operator()(float x, float dy) const {
+    const float below = ApproximatelyBelow(x);
+    const float slope = kTwiceRoot * (1.0F + 3.0F * kCubic * x * x);
+    return dy * (below + x * below * (1.0F - below) * slope);
+  }
+};
+
+__device__ inline float ClampToSix(float x) { return x < 0 ? 0 : x > 6 ? 6 : x; }
+struct Relu6 {
+  __device__ float operator()(float x, float) const { return ClampToSix(x); }
+};
+struct Relu6Backward {
+  __device__ float operator()(float y, float dy) const { return y > 0 && y < 6 ? dy : 0; }
+};
+struct HardSigmoid {
+  __device__ float operator()(float x, float) const { return ClampToSix(x + 3.0F) / 6.0F; }
+};
+struct HardSigmoidBackward {
+  __device__ float operator()(float y, float dy) const { return y > 0 && y < 1 ? dy / 6.0F : 0; }
+};
+struct HardSwish {
+  __device__ float operator()(float x, float) const {
+    return x < -3.0F ? 0.0F : x * (ClampToSix(x + 3.0F) / 6.0F);
+  }
+};
+struct HardSwishBackward {
+  __device__ float operator()(float x, float dy) const {
+    return x <= -3.0F ? 0.0F : x < 3.0F ? dy * (x / 3.0F + 0.5F) : dy;
+  }
+};
+struct Silu {
+  __device__ float operator()(float x, float) const { return x * SigmoidOf(x); }
+};
+struct SiluBackward {
+  __device__ float operator()(float x, float dy) const {
+    const float sigmoid = SigmoidOf(x);
+    return dy * sigmoid * (1.0F + x * (1.0F - sigmoid));
+  }
+};
+
+template <typename T>
+__global__ void __launch_bounds__(256)
+    MultiplyRows(int64_t sample, int64_t channels, int64_t elements, const T* __restrict__ x,
+                 const T* __restrict__ factor, T* __restrict__ y) {
+  for (int64_t i = ThreadIndex(); i < elements; i += ThreadCount()) {
+    const int64_t at = i / sample * channels + i % channels;
+    FromFloat(ToFloat(x[i]) * ToFloat(factor[at]), y + i);
+  }
+}
+
+// One thread sums the rows of one channel of one sample, so that the order of sums is fixed.
+template <typename T>
+__global__ void __launch_bounds__(256)
+    MultiplyGradient(int64_t rows, int64_t channels, int64_t factors, const T* __restrict__ x,
+                     const T* __restrict__ dy, T* __restrict__ dfactor) {
+  for (int64_t i = ThreadIndex(); i < factors; i += ThreadCount()) {
+    const int64_t first = i / channels * rows * channels + i % channels;
+    float sum = 0;
+    for (int64_t r = 0; r < rows; ++r) {
+      sum += ToFloat(x[first + r * channels]) * ToFloat(dy[first + r * channels]);
+    }
+    FromFloat(sum, dfactor + i);
+  }
+}
+
 // Sets the position that Drop reads. The value travels with the launch, so no host memory must stay
 // unchanged.
 __global__ void StorePosition(int64_t position, CudaNumbers* numbers) {
@@ -248,6 +324,16 @@ class CudaPointwise final : public PointwiseKernels {
         return Apply("activation", Sigmoid(), x, none, y);
       case Activation::kTanh:
         return Apply("activation", Tanh(), x, none, y);
+      case Activation::kApproximateGelu:
+        return Apply("activation", ApproximateGelu(), x, none, y);
+      case Activation::kRelu6:
+        return Apply("activation", Relu6(), x, none, y);
+      case Activation::kHardSwish:
+        return Apply("activation", HardSwish(), x, none, y);
+      case Activation::kHardSigmoid:
+        return Apply("activation", HardSigmoid(), x, none, y);
+      case Activation::kSilu:
+        return Apply("activation", Silu(), x, none, y);
     }
   }
 
@@ -263,6 +349,16 @@ class CudaPointwise final : public PointwiseKernels {
         return Apply(kName, SigmoidBackward(), seen, dy, dx);
       case Activation::kTanh:
         return Apply(kName, TanhBackward(), seen, dy, dx);
+      case Activation::kApproximateGelu:
+        return Apply(kName, ApproximateGeluBackward(), seen, dy, dx);
+      case Activation::kRelu6:
+        return Apply(kName, Relu6Backward(), seen, dy, dx);
+      case Activation::kHardSwish:
+        return Apply(kName, HardSwishBackward(), seen, dy, dx);
+      case Activation::kHardSigmoid:
+        return Apply(kName, HardSigmoidBackward(), seen, dy, dx);
+      case Activation::kSilu:
+        return Apply(kName, SiluBackward(), seen, dy, dx);
     }
   }
 
@@ -296,6 +392,31 @@ class CudaPointwise final : public PointwiseKernels {
   void Add(ConstValues x, Values y) override {
     CheckSize("y", y.size(), std::ssize(x));
     Apply("add", Sum(), x, y, y);
+  }
+
+  void Multiply(const MultiplyDims& dims, ConstValues x, ConstValues factor, Values y) override {
+    CheckMultiply(dims, x.size(), factor.size(), y.size());
+    if (y.empty()) return;
+    ByType(y.type(), [&](auto zero) {
+      using T = decltype(zero);
+      const int64_t elements = std::ssize(x);
+      Launch(cuda_.device, "multiply", MultiplyRows<T>, Strided(cuda_.device, elements),
+             dims.rows * dims.channels, dims.channels, elements, Data<T>(x), Data<T>(factor),
+             Data<T>(y));
+    });
+  }
+
+  void MultiplyBackward(const MultiplyDims& dims, ConstValues x, ConstValues dy,
+                        Values dfactor) override {
+    CheckMultiply(dims, x.size(), dfactor.size(), dy.size());
+    if (dfactor.empty()) return;
+    ByType(dfactor.type(), [&](auto zero) {
+      using T = decltype(zero);
+      const int64_t factors = dims.batch * dims.channels;
+      Launch(cuda_.device, "gradient of a factor", MultiplyGradient<T>,
+             Strided(cuda_.device, factors), dims.rows, dims.channels, factors, Data<T>(x),
+             Data<T>(dy), Data<T>(dfactor));
+    });
   }
 
   LossSums SoftmaxCrossEntropy(int64_t rows, int64_t classes, float smoothing, ConstValues x,

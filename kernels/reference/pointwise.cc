@@ -16,6 +16,17 @@ namespace {
 double NormalBelow(double x) { return std::erfc(-x / std::numbers::sqrt2) / 2; }
 double NormalDensity(double x) { return std::exp(-x * x / 2) / std::sqrt(2 * std::numbers::pi); }
 
+double SigmoidOf(double x) { return 1 / (1 + std::exp(-x)); }
+double HardSigmoidOf(double x) { return (x < -3 ? 0 : x > 3 ? 6 : x + 3) / 6; }
+
+// The approximation (1 + tanh(u)) / 2 of NormalBelow(x), which equals sigmoid(2 u), and the
+// derivative of 2 u.
+constexpr double kCubic = 0.044715;
+double TwiceU(double x) { return 2 * std::sqrt(2 / std::numbers::pi) * (x + kCubic * x * x * x); }
+double TwiceUGradient(double x) {
+  return 2 * std::sqrt(2 / std::numbers::pi) * (1 + 3 * kCubic * x * x);
+}
+
 double Value(Activation kind, double x) {
   switch (kind) {
     case Activation::kRelu:
@@ -23,9 +34,19 @@ double Value(Activation kind, double x) {
     case Activation::kGelu:
       return x * NormalBelow(x);
     case Activation::kSigmoid:
-      return 1 / (1 + std::exp(-x));
+      return SigmoidOf(x);
     case Activation::kTanh:
       return std::tanh(x);
+    case Activation::kApproximateGelu:
+      return x * SigmoidOf(TwiceU(x));
+    case Activation::kRelu6:
+      return x < 0 ? 0 : x > 6 ? 6 : x;
+    case Activation::kHardSwish:
+      return x < -3 ? 0 : x * HardSigmoidOf(x);
+    case Activation::kHardSigmoid:
+      return HardSigmoidOf(x);
+    case Activation::kSilu:
+      return x * SigmoidOf(x);
   }
   return x;
 }
@@ -40,6 +61,18 @@ double Gradient(Activation kind, double seen, double dy) {
       return dy * seen * (1 - seen);
     case Activation::kTanh:
       return dy * (1 - seen * seen);
+    case Activation::kApproximateGelu: {
+      const double below = SigmoidOf(TwiceU(seen));
+      return dy * (below + seen * below * (1 - below) * TwiceUGradient(seen));
+    }
+    case Activation::kRelu6:
+      return seen > 0 && seen < 6 ? dy : 0;
+    case Activation::kHardSwish:
+      return seen <= -3 ? 0 : seen < 3 ? dy * (seen / 3 + 0.5) : dy;
+    case Activation::kHardSigmoid:
+      return seen > 0 && seen < 1 ? dy / 6 : 0;
+    case Activation::kSilu:
+      return dy * SigmoidOf(seen) * (1 + seen * (1 - SigmoidOf(seen)));
   }
   return dy;
 }
@@ -66,6 +99,27 @@ class ReferencePointwise {
 
   void Add(ConstFloatSpan x, FloatSpan y) {
     for (size_t i = 0; i < x.size(); ++i) y[i] += x[i];
+  }
+
+  void Multiply(const MultiplyDims& dims, ConstFloatSpan x, ConstFloatSpan factor, FloatSpan y) {
+    const int64_t sample = dims.rows * dims.channels;
+    for (int64_t i = 0; i < std::ssize(x); ++i) {
+      y[i] = x[i] * factor[i / sample * dims.channels + i % dims.channels];
+    }
+  }
+
+  void MultiplyBackward(const MultiplyDims& dims, ConstFloatSpan x, ConstFloatSpan dy,
+                        FloatSpan dfactor) {
+    for (int64_t i = 0; i < std::ssize(dfactor); ++i) {
+      const int64_t first =
+          i / dims.channels * dims.rows * dims.channels + i % dims.channels;
+      double sum = 0;
+      for (int64_t r = 0; r < dims.rows; ++r) {
+        const int64_t at = first + r * dims.channels;
+        sum += Product(x[at], dy[at]);
+      }
+      dfactor[i] = sum;
+    }
   }
 
   LossSums SoftmaxCrossEntropy(int64_t rows, int64_t classes, float smoothing, ConstFloatSpan x,

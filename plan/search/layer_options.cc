@@ -185,8 +185,8 @@ LayerClass ClassOf(const PlanProblem& problem, int layer) {
   layer_class.strategy_index = StrategyIndex(problem.strategy, example, layer_class.indices);
   double work = 0;
   for (const GraphLayer& each : problem.graph->layers()) work += each.flops;
-  layer_class.may_replicate = !IsProduct(example.kind) ||
-                              (problem.hardware.computes() && example.flops <= kSmallWork * work);
+  layer_class.may_replicate = !example.shares_weight && (!IsProduct(example.kind) ||
+                              (problem.hardware.computes() && example.flops <= kSmallWork * work));
   return layer_class;
 }
 
@@ -197,7 +197,7 @@ std::string ClassKey(const PlanProblem& problem, int layer) {
   const Window& w = graph_layer.window;
   absl::StrAppend(&key, "/", w.kernel_height, "/", w.kernel_width, "/", w.stride, "/",
                   w.padding_height, "/", w.padding_width, "/", w.dilation, "/", graph_layer.groups,
-                  "/", graph_layer.flops);
+                  "/", graph_layer.flops, "/", graph_layer.shares_weight);
   for (const LayerParameter& parameter : graph_layer.parameters) {
     absl::StrAppend(&key, parameter.name, parameter.shape.ToString());
   }

@@ -100,6 +100,7 @@ class Rules {
   Splits SplitsOf(const GraphLayer& layer) const {
     const auto pin = pins_.layers.find(layer.name);
     if (pin != pins_.layers.end()) return PinnedSplits(pin->second);
+    if (layer.shares_weight) return {{"samples", data_ + space_ + model_}};
     switch (layer.kind) {
       case LayerKind::kFullyConnected:
         return FullyConnected(layer);
@@ -110,16 +111,25 @@ class Rules {
       case LayerKind::kSoftmaxCrossEntropy:
         return {{"samples", data_ + space_ + model_}};
       case LayerKind::kFlatten:
+      case LayerKind::kToTokens:
         return {{"samples", data_ + model_}};
       case LayerKind::kRelu:
       case LayerKind::kGelu:
       case LayerKind::kSigmoid:
       case LayerKind::kTanh:
+      case LayerKind::kRelu6:
+      case LayerKind::kHardSwish:
+      case LayerKind::kHardSigmoid:
+      case LayerKind::kSilu:
       case LayerKind::kDropout:
       case LayerKind::kAdd:
         return layer.input().rank() == 3 ? Image(layer) : Elementwise(layer);
       case LayerKind::kLayerNorm:
       case LayerKind::kConcat:
+      case LayerKind::kMultiply:
+      case LayerKind::kClassToken:
+      case LayerKind::kTakeToken:
+      case LayerKind::kBias:
         return layer.input().rank() == 3 ? Image(layer) : WholeFeatures(layer);
       case LayerKind::kConvolution:
       case LayerKind::kMaxPool:

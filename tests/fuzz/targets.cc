@@ -396,6 +396,7 @@ const std::map<std::string, Target>& Targets() {
                                                         {"idx", Idx},
                                                         {"jpeg", Jpeg},
                                                         {"member", Member},
+                                                        {"onnx", Onnx},
                                                         {"order", Order},
                                                         {"path", Path},
                                                         {"safetensors", Safetensors},

@@ -17,6 +17,7 @@ const std::map<std::string, Target>& Targets();
 // In the file of this name with _target.cc.
 void AnswerTarget(std::span<const uint8_t> input);
 void Assignment(std::span<const uint8_t> input);
+void Onnx(std::span<const uint8_t> input);
 void Member(std::span<const uint8_t> input);
 void Order(std::span<const uint8_t> input);
 

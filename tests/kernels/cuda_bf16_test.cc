@@ -61,7 +61,8 @@ TEST_F(CudaBf16Test, Activations) {
   for (const int64_t shift : {0, 1}) {
     const auto bf16 = MakeStagedBackend(MakeCudaRig(), shift, DType::kBFloat16);
     for (const Activation kind :
-         {Activation::kRelu, Activation::kGelu, Activation::kSigmoid, Activation::kTanh}) {
+         {Activation::kRelu, Activation::kGelu, Activation::kSigmoid, Activation::kTanh,
+          Activation::kSilu, Activation::kApproximateGelu}) {
       SCOPED_TRACE(static_cast<int>(kind));
       Floats x = Random(kSize, 1);
       for (float& value : x) value *= 8;
@@ -71,7 +72,7 @@ TEST_F(CudaBf16Test, Activations) {
       reference_->pointwise().ActivationForward(kind, x, want_y);
       ExpectBf16Near(y, want_y);
       // Backward reads the output, which is rounded to bf16.
-      const Floats& seen = kind == Activation::kGelu ? x : y;
+      const Floats& seen = GradientReadsInput(kind) ? x : y;
       bf16->pointwise().ActivationBackward(kind, seen, dy, dx);
       reference_->pointwise().ActivationBackward(kind, seen, dy, want_dx);
       ExpectBf16Near(dx, want_dx);

@@ -198,8 +198,8 @@ def attention(heads, causal):
 
 # --- element-wise, joins --------------------------------------------------------------------
 
-def activation(name, function):
-    return (image_model(3, 4, 5, f"{name} {{}}"),
+def activation(name, function, settings=""):
+    return (image_model(3, 4, 5, f"{name} {{{settings}}}"),
             run_forward_and_backward([normal(2, 4, 5, 3, stddev=3)], {}, function))
 
 
@@ -221,6 +221,24 @@ def add(inputs):
                                      lambda *x: sum(x)))
 
 
+def multiply():
+    return (sequence_model(4, 6, "multiply {}", 2),
+            run_forward_and_backward([normal(2, 4, 6) for _ in range(2)], {},
+                                     lambda x, factor: x * factor))
+
+
+def multiply_channels():
+    """The factor is one number per channel, as in squeeze-and-excitation."""
+    model = ('input { channels: 3 height: 4 width: 5 }\n'
+             'layer { name: "before" convolution { out_channels: 3 kernel: 1 } }\n'
+             'layer { name: "factor" global_average_pool {} }\n'
+             'layer { name: "op" input: "before" input: "factor" multiply {} }\n'
+             'layer { name: "flatten" flatten {} }\n'
+             'layer { name: "loss" softmax_cross_entropy {} }\n')
+    return model, run_forward_and_backward([normal(2, 4, 5, 3), normal(2, 3)], {},
+                                           lambda x, factor: x * factor[:, None, None, :])
+
+
 def concat():
     return (image_model(3, 4, 5, "concat {}", 3),
             run_forward_and_backward(
@@ -238,6 +256,38 @@ def flatten():
     return (image_model(3, 4, 5, "flatten {}", flatten=False),
             run_forward_and_backward([normal(2, 4, 5, 3)], {},
                                      lambda x: torch.flatten(channels_first(x), 1)))
+
+
+# --- tokens -------------------------------------------------------------------------------------
+
+def to_tokens():
+    model = image_model(3, 4, 5, "to_tokens {}", flatten=False)
+    return model, run_forward_and_backward(
+        [normal(2, 4, 5, 3)], {}, lambda x: channels_first(x).flatten(2).transpose(1, 2))
+
+
+def class_token():
+    return (sequence_model(4, 6, "class_token {}"),
+            run_forward_and_backward(
+                [normal(3, 4, 6)], {"weight": normal(6)},
+                lambda x, weight: torch.cat([weight.expand(3, 1, 6), x], dim=1)))
+
+
+def take_token(token):
+    return (sequence_model(4, 6, f"take_token {{ token: {token} }}"),
+            run_forward_and_backward([normal(3, 4, 6)], {}, lambda x: x[:, token]))
+
+
+def bias(per_token):
+    parameters = {"bias": normal(4, 6) if per_token else normal(6)}
+    return (sequence_model(4, 6, f"bias {{ per_token: {str(per_token).lower()} }}"),
+            run_forward_and_backward([normal(3, 4, 6)], parameters, lambda x, bias: x + bias))
+
+
+def bias_of_features():
+    return (feature_model(9, "bias {}"),
+            run_forward_and_backward([normal(5, 9)], {"bias": normal(9)},
+                                     lambda x, bias: x + bias))
 
 
 # --- norms ----------------------------------------------------------------------------------------
@@ -352,6 +402,21 @@ def cases():
         "softmax_cross_entropy/smoothing": loss((6, 5), 0.1),
         "softmax_cross_entropy/tokens": loss((3, 4, 7), 0),
         "softmax_cross_entropy/tokens_smoothing": loss((3, 4, 7), 0.2),
+        "gelu/approximate": activation("gelu", lambda x: F.gelu(x, approximate="tanh"),
+                                       "approximate: true"),
+        "relu6": activation("relu6", F.relu6),
+        "hard_swish": activation("hard_swish", F.hardswish),
+        "hard_sigmoid": activation("hard_sigmoid", F.hardsigmoid),
+        "silu": activation("silu", F.silu),
+        "multiply": multiply(),
+        "multiply/channels": multiply_channels(),
+        "to_tokens": to_tokens(),
+        "class_token": class_token(),
+        "take_token": take_token(0),
+        "take_token/last": take_token(3),
+        "bias": bias(False),
+        "bias/per_token": bias(True),
+        "bias/features": bias_of_features(),
     }
     for name, (model, results) in made.items():
         yield f"op/{name}", model, results

@@ -15,12 +15,15 @@ namespace {
 class FullyConnected final : public Layer, public GradientParts {
  public:
   explicit FullyConnected(LayerSetting setting)
-      : kernels_(setting.kernels), weight_(setting.parameters[0]) {
+      : kernels_(setting.kernels) {
+    const bool tied = setting.layer.tied_to != GraphLayer::kNotTied;
+    weight_ = tied ? setting.tied_weight : setting.parameters[0];
+    const size_t own_weights = tied ? 0 : 1;
     const Shape in = setting.region.inputs[0].shape();
     const Shape out = setting.region.output.shape();
     const int last = in.rank() - 1;
     dims_ = {.batch = in.rank() == 3 ? in[0] * in[1] : in[0], .in = in[last], .out = out[last]};
-    if (setting.parameters.size() > 1) bias_ = setting.parameters[1];
+    if (setting.parameters.size() > own_weights) bias_ = setting.parameters[own_weights];
     // If inputs are split, outputs are addends, and one rank adds the bias.
     adds_bias_ = setting.IsFirstAlong("in");
   }
@@ -71,6 +74,9 @@ class Embedding final : public Layer {
              .features = out.shape()[2]};
     // This rank's shard of the positions starts at its first token.
     if (setting.parameters.size() > 1) positions_ = setting.parameters[1];
+    if (setting.layer.shares_weight) {
+      gradient_ = DeviceArray<float>(kernels_.device(), std::ssize(weight_.value), "gradient");
+    }
   }
 
   absl::Status Forward(const PassContext& /*pass*/, const LayerTensors& t) override {
@@ -79,8 +85,12 @@ class Embedding final : public Layer {
   }
 
   absl::Status Backward(const PassContext& /*pass*/, const LayerTensors& t) override {
-    kernels_.dense().EmbeddingBackward(dims_, t.x[0].floats(), t.dy, weight_.gradient,
+    // The layer that shares the table comes later in the model, so it has stored its gradient.
+    const bool adds = gradient_.data() != nullptr;
+    const std::span<float> gradient = adds ? gradient_.span() : weight_.gradient;
+    kernels_.dense().EmbeddingBackward(dims_, t.x[0].floats(), t.dy, gradient,
                                        positions_.gradient);
+    if (adds) kernels_.pointwise().Add(gradient, weight_.gradient);
     return absl::OkStatus();
   }
 
@@ -89,6 +99,8 @@ class Embedding final : public Layer {
   EmbeddingDims dims_;
   LocalTensor weight_;
   LocalTensor positions_;
+  // Only if the table is shared.
+  DeviceArray<float> gradient_;
 };
 
 }  // namespace

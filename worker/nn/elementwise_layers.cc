@@ -11,7 +11,7 @@ namespace {
 class ActivationLayer final : public Layer {
  public:
   explicit ActivationLayer(LayerSetting setting)
-      : kernels_(setting.kernels), kind_(KindOf(setting.layer.kind)) {}
+      : kernels_(setting.kernels), kind_(KindOf(setting.layer)) {}
 
   absl::Status Forward(const PassContext& /*pass*/, const LayerTensors& t) override {
     kernels_.pointwise().ActivationForward(kind_, t.x[0], t.y);
@@ -20,25 +20,33 @@ class ActivationLayer final : public Layer {
 
   absl::Status Backward(const PassContext& /*pass*/, const LayerTensors& t) override {
     if (t.dx[0].empty()) return absl::OkStatus();
-    // GELU's derivative needs its input; the others can be computed from their outputs.
-    const ConstValues seen = kind_ == Activation::kGelu ? t.x[0] : ConstValues(t.y);
+    const ConstValues seen = GradientReadsInput(kind_) ? t.x[0] : ConstValues(t.y);
     kernels_.pointwise().ActivationBackward(kind_, seen, t.dy, t.dx[0]);
     return absl::OkStatus();
   }
 
  private:
-  static Activation KindOf(LayerKind kind) {
-    switch (kind) {
+  static Activation KindOf(const GraphLayer& layer) {
+    switch (layer.kind) {
       case LayerKind::kRelu:
         return Activation::kRelu;
       case LayerKind::kGelu:
-        return Activation::kGelu;
+        return layer.settings.gelu().approximate() ? Activation::kApproximateGelu
+                                                   : Activation::kGelu;
+      case LayerKind::kRelu6:
+        return Activation::kRelu6;
+      case LayerKind::kHardSwish:
+        return Activation::kHardSwish;
+      case LayerKind::kHardSigmoid:
+        return Activation::kHardSigmoid;
+      case LayerKind::kSilu:
+        return Activation::kSilu;
       case LayerKind::kSigmoid:
         return Activation::kSigmoid;
       case LayerKind::kTanh:
         return Activation::kTanh;
       default:
-        LOG(FATAL) << LayerKindName(kind) << " is not an activation";
+        LOG(FATAL) << LayerKindName(layer.kind) << " is not an activation";
     }
   }
 
@@ -108,6 +116,34 @@ class AddLayer final : public Layer {
   Backend& kernels_;
 };
 
+// The second input has the shape of the first, or one factor per channel of an image.
+class MultiplyLayer final : public Layer {
+ public:
+  explicit MultiplyLayer(LayerSetting setting) : kernels_(setting.kernels) {
+    const Shape x = setting.region.inputs[0].shape();
+    if (setting.layer.input(0) == setting.layer.input(1)) {
+      dims_ = {.batch = 1, .rows = 1, .channels = x.elements()};
+    } else {
+      dims_ = {.batch = x[0], .rows = x[1] * x[2], .channels = x[3]};
+    }
+  }
+
+  absl::Status Forward(const PassContext& /*pass*/, const LayerTensors& t) override {
+    kernels_.pointwise().Multiply(dims_, t.x[0], t.x[1], t.y);
+    return absl::OkStatus();
+  }
+
+  absl::Status Backward(const PassContext& /*pass*/, const LayerTensors& t) override {
+    if (!t.dx[0].empty()) kernels_.pointwise().Multiply(dims_, t.dy, t.x[1], t.dx[0]);
+    if (!t.dx[1].empty()) kernels_.pointwise().MultiplyBackward(dims_, t.x[0], t.dy, t.dx[1]);
+    return absl::OkStatus();
+  }
+
+ private:
+  Backend& kernels_;
+  MultiplyDims dims_;
+};
+
 }  // namespace
 
 std::unique_ptr<Layer> MakeElementwiseLayer(LayerSetting setting) {
@@ -116,6 +152,8 @@ std::unique_ptr<Layer> MakeElementwiseLayer(LayerSetting setting) {
       return std::make_unique<DropoutLayer>(std::move(setting));
     case LayerKind::kAdd:
       return std::make_unique<AddLayer>(std::move(setting));
+    case LayerKind::kMultiply:
+      return std::make_unique<MultiplyLayer>(std::move(setting));
     default:
       return std::make_unique<ActivationLayer>(std::move(setting));
   }

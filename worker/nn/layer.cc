@@ -26,6 +26,11 @@ std::unique_ptr<Layer> MakeLayer(LayerSetting setting) {
     case LayerKind::kGelu:
     case LayerKind::kSigmoid:
     case LayerKind::kTanh:
+    case LayerKind::kRelu6:
+    case LayerKind::kHardSwish:
+    case LayerKind::kHardSigmoid:
+    case LayerKind::kSilu:
+    case LayerKind::kMultiply:
     case LayerKind::kDropout:
     case LayerKind::kAdd:
       return MakeElementwiseLayer(std::move(setting));
@@ -36,6 +41,11 @@ std::unique_ptr<Layer> MakeLayer(LayerSetting setting) {
     case LayerKind::kConcat:
     case LayerKind::kFlatten:
       return MakeShapeLayer(std::move(setting));
+    case LayerKind::kToTokens:
+    case LayerKind::kClassToken:
+    case LayerKind::kTakeToken:
+    case LayerKind::kBias:
+      return MakeTokenLayer(std::move(setting));
     case LayerKind::kAttention:
       return MakeAttention(std::move(setting));
     case LayerKind::kSoftmaxCrossEntropy:

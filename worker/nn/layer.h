@@ -110,6 +110,8 @@ struct LayerSetting {
   Backend& kernels;
   MeshCommunicators& comms;
   std::vector<LocalTensor> parameters;
+  // The weight that the layer shares with an earlier layer, if GraphLayer::tied_to names one.
+  LocalTensor tied_weight;
 
   // True on exactly one of the ranks along the axes that split operation index `index`: that rank
   // adds what must be added once, such as a bias.

@@ -12,6 +12,7 @@ std::unique_ptr<Layer> MakeDenseLayer(LayerSetting setting);
 std::unique_ptr<Layer> MakeElementwiseLayer(LayerSetting setting);
 std::unique_ptr<Layer> MakeNormLayer(LayerSetting setting);
 std::unique_ptr<Layer> MakeShapeLayer(LayerSetting setting);
+std::unique_ptr<Layer> MakeTokenLayer(LayerSetting setting);
 std::unique_ptr<Layer> MakeWindowLayer(LayerSetting setting);
 
 }  // namespace cadre

@@ -1,0 +1,106 @@
+// `cadre import` and `cadre export`: networks in ONNX format become run files, and trained weights
+// get the names of the network's own framework again.
+#include <algorithm>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/counted_noun.h"
+#include "base/file.h"
+#include "base/status.h"
+#include "cli/command_line.h"
+#include "cli/command_options.h"
+#include "cli/commands.h"
+#include "model/formats/checkpoint_folder.h"
+#include "model/formats/checkpoint_manifest.h"
+#include "model/formats/safetensors.h"
+#include "model/import/import.h"
+
+namespace cadre {
+namespace {
+
+namespace fs = std::filesystem;
+
+// A name of a run from that of a file: "My_Net.onnx" becomes "my-net".
+std::string RunNameOf(const std::string& path) {
+  std::string name;
+  for (const char c : fs::path(path).stem().string()) {
+    name.push_back(absl::ascii_isalnum(c) ? absl::ascii_tolower(c) : '-');
+  }
+  name.resize(std::min<size_t>(name.size(), 63));
+  return name.empty() ? "import" : name;
+}
+
+absl::Status WriteTensors(const std::string& path, const std::vector<NamedTensor>& tensors) {
+  std::vector<NamedShape> shapes;
+  for (const NamedTensor& tensor : tensors) shapes.push_back({tensor.name, tensor.shape});
+  CADRE_ASSIGN_OR_RETURN(SafetensorsWriter writer, SafetensorsWriter::Create(path, shapes, {}));
+  for (const NamedTensor& tensor : tensors) CADRE_RETURN_IF_ERROR(writer.Append(tensor.values));
+  return writer.Finish();
+}
+
+}  // namespace
+
+absl::StatusOr<int> ImportModel(const Invocation& in) {
+  const std::string path = in.line.argument();
+  const std::string run_file = in.line.Value<std::string>("output");
+  const std::string weights = in.line.Value<std::string>("weights");
+  CADRE_ASSIGN_OR_RETURN(const onnx::Model file, ReadOnnx(path));
+  const std::string folder = fs::absolute(path).parent_path().string();
+  auto imported = ImportOnnx(file, folder);
+  if (!imported.ok()) {
+    // Not an error of the command line, so without its usage.
+    return absl::FailedPreconditionError(
+        absl::StrCat(path, " cannot be imported:\n", imported.status().message()));
+  }
+  CADRE_RETURN_IF_ERROR(WriteTensors(weights, imported->weights));
+  const std::string from = fs::absolute(weights).lexically_normal().string();
+  CADRE_RETURN_IF_ERROR(
+      WriteFileAtomically(run_file, RunFileOf(*imported, RunNameOf(path), from)));
+  if (!in.global.quiet) {
+    in.console.err << "wrote " << run_file << " ("
+                   << Counted(imported->model.layer_size(), "layer") << ") and " << weights
+                   << " (" << Counted(std::ssize(imported->weights), "tensor")
+                   << "); adapt the data in " << run_file << std::endl;
+  }
+  return kExitOk;
+}
+
+absl::StatusOr<int> ExportModel(const Invocation& in) {
+  const std::string output = in.line.Value<std::string>("output");
+  CADRE_ASSIGN_OR_RETURN(const std::string folder, ResolveCheckpoint(in.line.argument()));
+  if (absl::EndsWith(folder, ".safetensors")) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        folder, " has no manifest; give the folder of a checkpoint, or a directory of checkpoints"));
+  }
+  CADRE_ASSIGN_OR_RETURN(const v1::CheckpointManifest manifest,
+                         ReadManifest(absl::StrCat(folder, "/", kManifestFile)));
+  CADRE_ASSIGN_OR_RETURN(SafetensorsFile file,
+                         SafetensorsFile::Open(absl::StrCat(folder, "/", kModelFile)));
+  const auto read = [&](const std::string& name) -> absl::StatusOr<std::vector<float>> {
+    const StoredTensor* tensor = file.Find(name);
+    if (tensor == nullptr) {
+      return absl::NotFoundError(absl::StrCat(file.name(), " has no tensor ", name));
+    }
+    std::vector<float> values(tensor->shape.elements());
+    CADRE_RETURN_IF_ERROR(file.Read(*tensor, 0, values));
+    return values;
+  };
+  const auto exported = ExportTensors(manifest.spec().model(), read);
+  if (!exported.ok()) return Annotate(exported.status(), folder);
+  CADRE_RETURN_IF_ERROR(WriteTensors(output, exported->tensors));
+  if (!in.global.quiet) {
+    in.console.err << "wrote " << output << " ("
+                   << Counted(std::ssize(exported->tensors), "tensor") << " of step "
+                   << manifest.step() << ")" << std::endl;
+    for (const std::string& name : exported->incomplete) {
+      in.console.err << name << " is not in the file: the model has only a part of it" << std::endl;
+    }
+  }
+  return kExitOk;
+}
+
+}  // namespace cadre

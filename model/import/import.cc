@@ -1,0 +1,297 @@
+#include "model/import/import.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
+#include "base/status.h"
+#include "model/graph.h"
+#include "model/import/translator.h"
+#include "model/parameter_index.h"
+#include "model/problem.h"
+
+namespace cadre {
+namespace {
+
+// Runs along which the elements of two views advance together.
+struct CommonRun {
+  int64_t size, a_stride, b_stride;
+};
+
+// Requires: both views have as many elements. Empty if the factors do not divide each other.
+absl::StatusOr<std::vector<CommonRun>> CommonRuns(const View& a, const View& b) {
+  std::vector<Factor> left = a.FactorsOf(0, a.rank()), right = b.FactorsOf(0, b.rank());
+  std::vector<CommonRun> runs;
+  while (!left.empty() && !right.empty()) {
+    Factor &x = left.back(), &y = right.back();
+    const int64_t size = std::min(x.size, y.size);
+    if (x.size % size != 0 || y.size % size != 0) break;
+    runs.push_back({size, x.stride, y.stride});
+    for (std::vector<Factor>* side : {&left, &right}) {
+      Factor& factor = side->back();
+      factor.size /= size;
+      factor.stride *= size;
+      if (factor.size == 1) side->pop_back();
+    }
+  }
+  if (!left.empty() || !right.empty()) {
+    return absl::InvalidArgumentError("the order of a parameter's elements is not supported");
+  }
+  std::reverse(runs.begin(), runs.end());
+  return runs;
+}
+
+// A name of a layer from any text.
+std::string LayerName(absl::string_view text) {
+  std::string name;
+  for (const char c : text.substr(0, 200)) {
+    name.push_back(absl::ascii_isalnum(c) || absl::StrContains("_./-", c) ? c : '_');
+  }
+  return name.empty() || name == "input" ? "layer" : name;
+}
+
+// Writes the drafts on which the result depends as a model.
+class Emitter {
+ public:
+  explicit Emitter(const Translator& translator)
+      : translator_(translator), drafts_(translator.drafts()), names_(drafts_.size()) {}
+
+  absl::StatusOr<ImportedModel> Run(int result) {
+    SetInput();
+    for (const int draft : Used(result)) CADRE_RETURN_IF_ERROR(AddLayer(draft));
+    v1::Layer& loss = *imported_.model.add_layer();
+    loss.set_name(Unique("loss"));
+    loss.add_input(names_[result]);
+    loss.mutable_softmax_cross_entropy();
+    const auto graph = Graph::FromModel(imported_.model);
+    if (!graph.ok()) return Annotate(graph.status(), "the translated model is not valid");
+    const ParameterIndex index = ParameterIndex::FromGraph(*graph);
+    std::map<std::string, Shape> shapes;
+    for (const NamedTensor& tensor : imported_.weights) shapes[tensor.name] = tensor.shape;
+    for (const Parameter& parameter : index.parameters()) {
+      const auto found = shapes.find(parameter.name);
+      if (found != shapes.end() && found->second == parameter.shape) continue;
+      return absl::InvalidArgumentError(absl::StrCat("parameter ", Quoted(parameter.name),
+                                                     " has no value: an attention needs biases"));
+    }
+    return std::move(imported_);
+  }
+
+ private:
+  void SetInput() {
+    const Draft& input = drafts_[0];
+    names_[0] = "input";
+    used_names_.insert("input");
+    if (input.form == Draft::Form::kTokens) {
+      imported_.model.mutable_tokens()->set_length(input.tokens);
+      return;
+    }
+    v1::Image& image = *imported_.model.mutable_input();
+    image.set_channels(input.channels);
+    image.set_height(input.height);
+    image.set_width(input.width);
+  }
+
+  // The drafts that lead to the result, in order, without the input.
+  std::vector<int> Used(int result) const {
+    std::vector<bool> used(drafts_.size(), false);
+    used[result] = true;
+    for (int d = result; d > 0; --d) {
+      if (!used[d]) continue;
+      for (const int input : drafts_[d].inputs) used[input] = true;
+      if (drafts_[d].tied_to >= 0) used[drafts_[d].tied_to] = true;
+    }
+    std::vector<int> order;
+    for (int d = 1; d <= result; ++d) {
+      if (used[d]) order.push_back(d);
+    }
+    return order;
+  }
+
+  std::string Unique(const std::string& wanted) {
+    std::string name = wanted;
+    for (int n = 2; !used_names_.insert(name).second; ++n) name = absl::StrCat(wanted, "_", n);
+    return name;
+  }
+
+  // After the module that has the parameters, or after the operation with a number.
+  std::string NameOf(const Draft& draft) {
+    if (!draft.parameters.empty()) {
+      const int initializer = draft.parameters[0].pieces[0].initializer;
+      const absl::string_view full = translator_.initializer(initializer).name;
+      const size_t dot = full.rfind('.');
+      return Unique(LayerName(dot == absl::string_view::npos ? full : full.substr(0, dot)));
+    }
+    const auto* op = v1::Layer::descriptor()->FindFieldByNumber(draft.layer.op_case());
+    const std::string kind = op == nullptr ? "layer" : op->name();
+    return Unique(absl::StrCat(kind, ++numbers_[kind]));
+  }
+
+  absl::Status AddLayer(int number) {
+    const Draft& draft = drafts_[number];
+    v1::Layer layer = draft.layer;
+    if (draft.context) {
+      return absl::InvalidArgumentError("an attention has no output projection");
+    }
+    names_[number] = NameOf(draft);
+    layer.set_name(names_[number]);
+    for (const int input : draft.inputs) layer.add_input(names_[input]);
+    if (draft.tied_to >= 0) layer.mutable_fully_connected()->set_tied_to(names_[draft.tied_to]);
+    *imported_.model.add_layer() = std::move(layer);
+    for (const DraftParameter& parameter : draft.parameters) {
+      CADRE_RETURN_IF_ERROR(AddParameter(names_[number], parameter));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status AddParameter(const std::string& layer, const DraftParameter& parameter) {
+    NamedTensor tensor{.name = absl::StrCat(layer, "/", parameter.name), .shape = parameter.shape};
+    int64_t elements = 0;
+    for (const Piece& piece : parameter.pieces) {
+      bool repeats = false;
+      for (const Factor& factor : piece.original.FactorsOf(0, piece.original.rank())) {
+        repeats = repeats || factor.stride == 0;
+      }
+      if (repeats) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            "tensor ", Quoted(translator_.initializer(piece.initializer).name),
+            " is repeated within parameter ", tensor.name));
+      }
+      elements += piece.original.elements();
+    }
+    if (elements != parameter.shape.elements()) {
+      return absl::InvalidArgumentError(absl::StrCat("parameter ", tensor.name, " is incomplete"));
+    }
+    tensor.values.resize(parameter.shape.elements());
+    for (const Piece& piece : parameter.pieces) {
+      const OnnxTensor& from = translator_.initializer(piece.initializer);
+      const auto [owner, first] = owners_.try_emplace(piece.initializer, tensor.name);
+      if (!first && owner->second != tensor.name) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            "tensor ", Quoted(from.name), " is used by ", owner->second, " and ", tensor.name,
+            ". Exporters merge equal tensors of untrained models: export with optimize=False. Only "
+            "an embedding and the last fully connected layer can share a weight"));
+      }
+      auto runs = CommonRuns(piece.original, piece.parameter);
+      if (!runs.ok()) return Annotate(runs.status(), from.name);
+      v1::OriginalTensor& original = *imported_.model.add_original();
+      original.set_name(from.name);
+      original.mutable_shape()->Add(from.dims.begin(), from.dims.end());
+      original.set_parameter(tensor.name);
+      original.set_offset(piece.original.offset());
+      original.set_parameter_offset(piece.parameter.offset());
+      for (const CommonRun& run : *runs) {
+        original.add_size(run.size);
+        original.add_stride(run.a_stride);
+        original.add_parameter_stride(run.b_stride);
+      }
+      const std::vector<int64_t> source = piece.original.Positions();
+      const std::vector<int64_t> target = piece.parameter.Positions();
+      for (size_t i = 0; i < source.size(); ++i) {
+        tensor.values[target[i]] = from.floats[source[i]];
+      }
+    }
+    imported_.weights.push_back(std::move(tensor));
+    return absl::OkStatus();
+  }
+
+  const Translator& translator_;
+  const std::vector<Draft>& drafts_;
+  std::vector<std::string> names_;
+  std::set<std::string> used_names_;
+  std::map<std::string, int> numbers_;
+  // By initializer: the parameter that it is.
+  std::map<int, std::string> owners_;
+  ImportedModel imported_;
+};
+
+}  // namespace
+
+absl::StatusOr<ImportedModel> ImportOnnx(const onnx::Model& file, const std::string& folder) {
+  std::vector<OnnxTensor> initializers;
+  for (const onnx::Tensor& tensor : file.graph().initializer()) {
+    CADRE_ASSIGN_OR_RETURN(OnnxTensor decoded, DecodeTensor(tensor, folder));
+    initializers.push_back(std::move(decoded));
+  }
+  Translator translator(file, initializers);
+  const int result = translator.Run();
+  if (!translator.problems().empty()) {
+    return absl::InvalidArgumentError(absl::StrJoin(translator.problems(), "\n"));
+  }
+  return Emitter(translator).Run(result);
+}
+
+absl::StatusOr<ExportedTensors> ExportTensors(
+    const v1::Model& model,
+    const std::function<absl::StatusOr<std::vector<float>>(const std::string& parameter)>& read) {
+  if (model.original().empty()) {
+    return absl::FailedPreconditionError(
+        "the run's model has no original names: it was not made by 'cadre import'");
+  }
+  std::map<std::string, NamedTensor> tensors;
+  std::map<std::string, std::vector<bool>> filled;
+  std::map<std::string, std::vector<float>> parameters;
+  for (const v1::OriginalTensor& original : model.original()) {
+    const auto bad = [&](const char* what) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("original tensor ", Quoted(original.name()), ": ", what));
+    };
+    const std::vector<int64_t> dims(original.shape().begin(), original.shape().end());
+    if (!View::IsPossible(dims) || ProductOf(dims) > kMaxExportedElements ||
+        original.size_size() != original.stride_size() ||
+        original.size_size() != original.parameter_stride_size()) {
+      return bad("has impossible extents");
+    }
+    auto values = parameters.find(original.parameter());
+    if (values == parameters.end()) {
+      CADRE_ASSIGN_OR_RETURN(std::vector<float> found, read(original.parameter()));
+      values = parameters.emplace(original.parameter(), std::move(found)).first;
+    }
+    NamedTensor& tensor = tensors[original.name()];
+    tensor = {original.name(), Shape(dims), std::move(tensor.values)};
+    tensor.values.resize(ProductOf(dims));
+    std::vector<bool>& done = filled[original.name()];
+    done.resize(tensor.values.size());
+    // Counts through the runs like an odometer.
+    std::vector<int64_t> digits(original.size_size(), 0);
+    int64_t at = original.offset(), from = original.parameter_offset();
+    for (const int64_t size : original.size()) {
+      if (size < 1) return bad("has impossible extents");
+    }
+    while (true) {
+      if (at < 0 || at >= std::ssize(tensor.values) || from < 0 ||
+          from >= std::ssize(values->second)) {
+        return bad("has positions outside the tensor or the parameter");
+      }
+      tensor.values[at] = values->second[from];
+      done[at] = true;
+      int d = original.size_size() - 1;
+      for (; d >= 0 && digits[d] + 1 == original.size(d); --d) {
+        at -= digits[d] * original.stride(d);
+        from -= digits[d] * original.parameter_stride(d);
+        digits[d] = 0;
+      }
+      if (d < 0) break;
+      ++digits[d];
+      at += original.stride(d);
+      from += original.parameter_stride(d);
+    }
+  }
+  ExportedTensors exported;
+  for (auto& [name, tensor] : tensors) {
+    const std::vector<bool>& done = filled[name];
+    if (std::find(done.begin(), done.end(), false) != done.end()) {
+      exported.incomplete.push_back(name);
+    } else {
+      exported.tensors.push_back(std::move(tensor));
+    }
+  }
+  return exported;
+}
+
+}  // namespace cadre

@@ -1,0 +1,166 @@
+// Part of model/import/import.h: translates the nodes of an ONNX graph, one after another, to drafts
+// of layers. translate.cc explains it. Used by one thread.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "model/import/folding.h"
+#include "model/import/onnx_file.h"
+#include "model/import/value.h"
+#include "proto/cadre/onnx/model.pb.h"
+#include "proto/cadre/v1/run.pb.h"
+#include "tensor/shape.h"
+
+namespace cadre {
+
+// Which elements of a parameter are which elements of an initializer. Both views have as many
+// elements, in corresponding order.
+struct Piece {
+  int initializer = 0;
+  View original;
+  View parameter;
+};
+
+struct DraftParameter {
+  // "weight", "bias", ...
+  std::string name;
+  Shape shape;
+  std::vector<Piece> pieces;
+};
+
+// A layer that the model will have if its output is used.
+struct Draft {
+  enum class Form {
+    kTokens,    // [tokens], only the input
+    kImage,     // [height, width, channels], in ONNX [channels, height, width]
+    kRows,      // [tokens, features]
+    kFeatures,  // [features]
+  };
+  v1::Layer layer;  // without name and inputs
+  std::vector<int> inputs;
+  Form form = Form::kFeatures;
+  int64_t channels = 0, height = 0, width = 0;
+  int64_t tokens = 1, features = 0;
+  std::vector<DraftParameter> parameters;
+  // Number of the embedding with the same weight; -1: none.
+  int tied_to = -1;
+  // Context of an attention, which the output projection completes.
+  std::optional<Attention> context;
+  int64_t heads = 0;
+
+  // Elements of one sample.
+  int64_t elements() const {
+    if (form == Form::kImage) return channels * height * width;
+    return form == Form::kTokens ? tokens : tokens * features;
+  }
+};
+
+// An operator, or a use of one, that has no translation.
+inline absl::Status Unsupported(const std::string& what) { return absl::UnimplementedError(what); }
+
+class Translator {
+ public:
+  // Draft 0 is the input. Both are borrowed.
+  Translator(const onnx::Model& model, const std::vector<OnnxTensor>& initializers)
+      : graph_(model.graph()), initializers_(initializers) {}
+
+  // Translates all nodes. Afterwards, `problems` has one line for each operator that is not
+  // supported. Returns the number of the draft with the scores; -1 with problems.
+  int Run();
+
+  const std::vector<Draft>& drafts() const { return drafts_; }
+  const std::vector<std::string>& problems() const { return problems_; }
+  const OnnxTensor& initializer(int i) const { return initializers_[i]; }
+
+ private:
+  using Results = absl::StatusOr<std::vector<Value>>;
+  using Rule = Results (Translator::*)(const onnx::Node&, const std::vector<Value>&);
+  static const std::map<std::string, Rule>& Rules();
+
+  // --- translate.cc: the graph, and operators that are not layers of their own ---
+  void SetInputs();
+  void Translate(const onnx::Node& node);
+  Results TranslateNode(const onnx::Node& node, std::vector<Value> inputs);
+  Results Structure(const onnx::Node& node, const std::vector<Value>& in);
+  Results Split(const onnx::Node& node, const std::vector<Value>& in);
+  absl::StatusOr<Value> Slice(const std::vector<Value>& in);
+  absl::StatusOr<Value> Reshape(const onnx::Node& node, const std::vector<Value>& in);
+  absl::StatusOr<Value> Squeeze(const std::vector<Value>& in);
+  absl::StatusOr<Value> Unsqueeze(const std::vector<Value>& in);
+  absl::StatusOr<Value> Constant(const onnx::Node& node);
+  // The numbers of a value: also of a small parameter.
+  std::optional<Value> AsNumbers(const Value& value);
+  std::optional<std::vector<int64_t>> AsIntegers(const Value& value) const;
+  // The number that all elements have.
+  std::optional<double> AsScalar(const Value& value);
+  Results Elementwise(const onnx::Node& node, const std::vector<Value>& in);
+  Results Clip(const onnx::Node& node, const std::vector<Value>& in);
+  Results Activation(const Value& x, const Samples& function);
+  Results OfAttention(const onnx::Node& node, const std::vector<Value>& in);
+
+  // --- translate_layers.cc: operators that become layers ---
+  Results Convolution(const onnx::Node& node, const std::vector<Value>& in);
+  Results Pool(const onnx::Node& node, const std::vector<Value>& in);
+  Results GlobalPool(const onnx::Node& node, const std::vector<Value>& in);
+  Results Mean(const onnx::Node& node, const std::vector<Value>& in);
+  Results BatchNorm(const onnx::Node& node, const std::vector<Value>& in);
+  Results LayerNorm(const onnx::Node& node, const std::vector<Value>& in);
+  Results ResponseNorm(const onnx::Node& node, const std::vector<Value>& in);
+  Results Gemm(const onnx::Node& node, const std::vector<Value>& in);
+  Results MatMul(const onnx::Node& node, const std::vector<Value>& in);
+  Results Gather(const onnx::Node& node, const std::vector<Value>& in);
+  Results Concat(const onnx::Node& node, const std::vector<Value>& in);
+  Results Dropout(const onnx::Node& node, const std::vector<Value>& in);
+  Results Softmax(const onnx::Node& node, const std::vector<Value>& in);
+  // x + bias, where the bias is a parameter.
+  absl::StatusOr<Value> AddParameter(const Value& x, const Value& bias);
+  absl::StatusOr<Value> AddOrMultiply(const onnx::Node& node, Value a, Value b);
+  // `weight`: [out, in].
+  absl::StatusOr<Value> FullyConnected(const Value& x, const Value& weight);
+  absl::StatusOr<Value> OutputProjection(const Value& x, const Value& weight);
+  Results Scores(const Value& queries, const Value& keys);
+  Results Context(const Attention& attention, const Value& values);
+
+  // --- Access to activations ---
+  // The same value without a function: the activation becomes a layer.
+  absl::StatusOr<Value> Plain(const Value& value);
+  // A plain value that is a whole image.
+  absl::StatusOr<Value> Image(const Value& value);
+  // A plain value of rows: the last dimension is a whole row of its draft, the other dimensions are
+  // all rows in some order.
+  absl::StatusOr<Value> Rows(const Value& value);
+  // The layer of `kind` on all rows of `x`, with rows of `features` elements.
+  Value OnRows(const Value& x, Draft draft, int64_t features);
+  // The draft as a value: whole.
+  Value Whole(int draft) const;
+  int AddDraft(Draft draft);
+  // A piece that is a whole parameter. Errors: InvalidArgument if the value is not a parameter with
+  // as many elements; `what` names it.
+  absl::StatusOr<DraftParameter> WholeParameter(const char* name, const Shape& shape,
+                                                const Value& value) const;
+
+  const onnx::Graph& graph_;
+  std::vector<OnnxTensor> initializers_;
+  // Samples of the batch with which the graph was exported.
+  int64_t batch_ = 1;
+  std::map<std::string, Value> values_;
+  std::vector<Draft> drafts_;
+  // By draft and function: the draft of the activation.
+  std::map<std::pair<int, std::string>, int> activations_;
+  // The node that computed a value with a function, to translate its operands if the composition is
+  // not an activation: by draft and function.
+  std::map<std::pair<int, std::string>, std::pair<const onnx::Node*, std::vector<Value>>> made_by_;
+  int depth_ = 0;
+  // Elements that may still be folded, so that no file takes long.
+  int64_t foldable_ = int64_t{1} << 28;
+  std::vector<std::string> problems_;
+};
+
+}  // namespace cadre

@@ -1,0 +1,38 @@
+// The reader of ONNX files and the translation of graphs.
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+#include "glog/logging.h"
+#include "model/graph.h"
+#include "model/import/import.h"
+#include "tests/fuzz/targets.h"
+
+namespace cadre::fuzz {
+
+// A file that is translated is a model whose parameters all have values, and these values come back
+// from an export.
+void Onnx(std::span<const uint8_t> input) {
+  const auto file = ParseOnnx({reinterpret_cast<const char*>(input.data()), input.size()});
+  if (!file.ok()) return;
+  const auto imported = ImportOnnx(*file, /*folder=*/"");
+  if (!imported.ok()) {
+    CHECK(!imported.status().message().empty());
+    return;
+  }
+  CHECK(Graph::FromModel(imported->model).ok());
+  std::map<std::string, const NamedTensor*> weights;
+  for (const NamedTensor& tensor : imported->weights) {
+    CHECK_EQ(tensor.shape.elements(), std::ssize(tensor.values));
+    weights[tensor.name] = &tensor;
+  }
+  const auto exported =
+      ExportTensors(imported->model,
+                    [&](const std::string& name) -> absl::StatusOr<std::vector<float>> {
+                      return weights.at(name)->values;
+                    });
+  CHECK(exported.ok() || imported->model.original().empty()) << exported.status();
+}
+
+}  // namespace cadre::fuzz

@@ -1,0 +1,320 @@
+// Graphs in protobuf text, translated: layers, weights, and errors. tests/torch compares whole
+// networks with PyTorch.
+#include "model/import/import.h"
+
+#include <gmock/gmock.h>
+#include <google/protobuf/text_format.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "base/file.h"
+#include "tests/base/temporary_folder.h"
+
+namespace cadre {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::SizeIs;
+
+// An initializer of fp32 with the numbers 1, 2, 3, ...
+std::string Weight(const std::string& name, const std::vector<int64_t>& dims) {
+  std::string text = absl::StrCat("initializer { name: '", name, "' data_type: 1");
+  int64_t elements = 1;
+  for (const int64_t dim : dims) {
+    absl::StrAppend(&text, " dims: ", dim);
+    elements *= dim;
+  }
+  for (int64_t i = 1; i <= elements; ++i) absl::StrAppend(&text, " float_data: ", i);
+  return text + " }\n";
+}
+
+std::string Integers(const std::string& name, const std::vector<int64_t>& numbers) {
+  std::string text = absl::StrCat("initializer { name: '", name, "' data_type: 7 dims: ",
+                                  numbers.size());
+  for (const int64_t number : numbers) absl::StrAppend(&text, " int64_data: ", number);
+  return text + " }\n";
+}
+
+std::string Scalar(const std::string& name, double number) {
+  return absl::StrCat("initializer { name: '", name, "' data_type: 1 float_data: ", number, " }\n");
+}
+
+// "Op a b -> y attribute..." as a node.
+std::string Node(const std::string& line, const std::string& attributes = "") {
+  const std::vector<std::string> words = absl::StrSplit(line, ' ');
+  std::string text = absl::StrCat("node { op_type: '", words[0], "' name: '", words.back(), "_node'");
+  bool output = false;
+  for (size_t i = 1; i < words.size(); ++i) {
+    if (words[i] == "->") {
+      output = true;
+    } else {
+      absl::StrAppend(&text, output ? " output: '" : " input: '", words[i], "'");
+    }
+  }
+  return absl::StrCat(text, " ", attributes, " }\n");
+}
+
+std::string Ints(const std::string& name, const std::vector<int64_t>& numbers) {
+  std::string text = absl::StrCat("attribute { name: '", name, "'");
+  for (const int64_t number : numbers) absl::StrAppend(&text, " ints: ", number);
+  return text + " }";
+}
+
+std::string Int(const std::string& name, int64_t number) {
+  return absl::StrCat("attribute { name: '", name, "' i: ", number, " }");
+}
+
+onnx::Model Parse(const std::vector<int64_t>& input, const std::string& body, int type = 1) {
+  std::string text = absl::StrCat("ir_version: 8 opset_import { version: 17 }\ngraph {\n", body,
+                                  "input { name: 'x' type { tensor_type { elem_type: ", type,
+                                  " shape {");
+  for (const int64_t dim : input) absl::StrAppend(&text, " dim { dim_value: ", dim, " }");
+  absl::StrAppend(&text, " } } } }\noutput { name: 'out' }\n}\n");
+  onnx::Model model;
+  EXPECT_TRUE(google::protobuf::TextFormat::ParseFromString(text, &model)) << text;
+  return model;
+}
+
+absl::StatusOr<ImportedModel> Import(const std::vector<int64_t>& input, const std::string& body,
+                                     int type = 1) {
+  return ImportOnnx(Parse(input, body, type), "");
+}
+
+// The operations of the layers, without the loss.
+std::vector<std::string> Operations(const absl::StatusOr<ImportedModel>& imported) {
+  std::vector<std::string> names;
+  if (!imported.ok()) return {std::string(imported.status().message())};
+  for (const v1::Layer& layer : imported->model.layer()) {
+    names.push_back(v1::Layer::descriptor()->FindFieldByNumber(layer.op_case())->name());
+  }
+  names.pop_back();
+  return names;
+}
+
+std::string ErrorOf(const absl::StatusOr<ImportedModel>& imported) {
+  return std::string(imported.status().message());
+}
+
+// A network on features: `body` computes y from f, [2, 4].
+absl::StatusOr<ImportedModel> OnFeatures(const std::string& body) {
+  return Import({2, 4, 1, 1}, absl::StrCat(Node("Flatten x -> f"), body, Weight("head.weight", {3, 4}),
+                                           Node("Gemm y head.weight -> out", Int("transB", 1))));
+}
+
+TEST(ImportTest, NamesLayersAfterModules) {
+  const auto imported = Import(
+      {1, 2, 4, 4}, Weight("stem.conv.weight", {3, 2, 3, 3}) + Weight("stem.conv.bias", {3}) +
+                        Node("Conv x stem.conv.weight stem.conv.bias -> c", Ints("pads", {1, 1, 1, 1})) +
+                        Node("Relu c -> r") + Node("GlobalAveragePool r -> p") +
+                        Node("Flatten p -> f") + Weight("fc.weight", {5, 3}) +
+                        Node("Gemm f fc.weight -> out", Int("transB", 1)));
+  EXPECT_THAT(Operations(imported), ElementsAre("convolution", "relu", "global_average_pool",
+                                                "fully_connected"));
+  EXPECT_EQ(imported->model.layer(0).name(), "stem.conv");
+  EXPECT_EQ(imported->weights[0].name, "stem.conv/weight");
+  EXPECT_THAT(imported->weights[1].values, ElementsAre(1, 2, 3));
+  EXPECT_EQ(imported->model.original(0).name(), "stem.conv.weight");
+}
+
+TEST(ImportTest, TransposesWeightsThatAreStoredTransposed) {
+  const auto imported = OnFeatures(Weight("fc.weight", {4, 4}) + Node("MatMul f fc.weight -> y"));
+  ASSERT_TRUE(imported.ok()) << imported.status();
+  EXPECT_THAT(imported->weights[0].values,
+              ElementsAre(1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15, 4, 8, 12, 16));
+}
+
+// x * (erf(x / sqrt 2) + 1) * 0.5, in eight operators.
+TEST(ImportTest, RecognizesActivationsByTheirValues) {
+  const std::string gelu = Scalar("root", 1.41421356) + Scalar("one", 1) + Scalar("half", 0.5) +
+                           Node("Div f root -> d") + Node("Erf d -> e") + Node("Add e one -> a") +
+                           Node("Mul f a -> m") + Node("Mul m half -> y");
+  EXPECT_THAT(Operations(OnFeatures(gelu)), ElementsAre("flatten", "gelu", "fully_connected"));
+  const std::string silu = Node("Sigmoid f -> s") + Node("Mul f s -> y");
+  EXPECT_THAT(Operations(OnFeatures(silu)), ElementsAre("flatten", "silu", "fully_connected"));
+  const std::string relu6 = Scalar("zero", 0) + Scalar("six", 6) + Node("Clip f zero six -> y");
+  EXPECT_THAT(Operations(OnFeatures(relu6)), ElementsAre("flatten", "relu6", "fully_connected"));
+  const std::string hard = Scalar("three", 3) + Scalar("zero", 0) + Scalar("six", 6) +
+                           Node("Add f three -> a") + Node("Clip a zero six -> c") +
+                           Node("Mul f c -> m") + Node("Div m six -> y");
+  EXPECT_THAT(Operations(OnFeatures(hard)), ElementsAre("flatten", "hard_swish", "fully_connected"));
+}
+
+// relu(x) + x is not an activation, but a sum of layers.
+TEST(ImportTest, SumsOfActivationsAreLayers) {
+  EXPECT_THAT(Operations(OnFeatures(Node("Relu f -> r") + Node("Add f r -> y"))),
+              ElementsAre("flatten", "relu", "add", "fully_connected"));
+  EXPECT_THAT(Operations(OnFeatures(Node("Relu f -> r") + Node("Sigmoid r -> y"))),
+              ElementsAre("flatten", "relu", "sigmoid", "fully_connected"));
+}
+
+TEST(ImportTest, ReportsEveryUnsupportedOperator) {
+  const auto imported = Import(
+      {1, 2, 4, 4},
+      Node("LpPool x -> a") + Node("Relu a -> b") + Node("InstanceNormalization b -> c") +
+          Node("Mystery x -> d") + Node("LeakyRelu x -> e") + Node("Add d e -> out"));
+  const std::string error = ErrorOf(imported);
+  EXPECT_THAT(error, HasSubstr("operator LpPool of node 'a_node' is not supported; the nearest that "
+                               "works is AveragePool"));
+  EXPECT_THAT(error, HasSubstr("operator Mystery of node 'd_node' is not supported"));
+  EXPECT_THAT(error, HasSubstr("operator LeakyRelu of node 'e_node' is not supported; the nearest "
+                               "that works is Relu"));
+  // What depends on them is not reported.
+  EXPECT_THAT(error, Not(HasSubstr("Instance")));
+  EXPECT_THAT(std::vector<std::string>(absl::StrSplit(error, '\n')), SizeIs(3));
+}
+
+TEST(ImportTest, UnknownFunctionNamesActivations) {
+  EXPECT_THAT(ErrorOf(OnFeatures(Node("Softplus f -> y"))),
+              AllOf(HasSubstr("Softplus"), HasSubstr("relu, relu6, gelu, silu")));
+}
+
+TEST(ImportTest, ErrorsNameTheReason) {
+  EXPECT_THAT(ErrorOf(Import({1, 2, 5, 5}, Node("MaxPool x -> p", Ints("kernel_shape", {2, 2}) +
+                                                                      Ints("strides", {2, 2}) +
+                                                                      Int("ceil_mode", 1)) +
+                                              Node("Flatten p -> out"))),
+              HasSubstr("ceil_mode"));
+  EXPECT_THAT(ErrorOf(Import({1, 2, 4, 4}, Weight("w", {2, 2, 3, 3}) +
+                                              Node("Conv x w -> c", Ints("strides", {1, 2})) +
+                                              Node("Flatten c -> out"))),
+              HasSubstr("strides must be equal"));
+  EXPECT_THAT(ErrorOf(Import({1, 3}, Node("Relu x -> out"))), HasSubstr("matrix of numbers"));
+  EXPECT_THAT(ErrorOf(OnFeatures(Weight("fc.weight", {4, 4}) + Node("MatMul f fc.weight -> a") +
+                                 Node("MatMul a fc.weight -> y"))),
+              AllOf(HasSubstr("'fc.weight' is used by"), HasSubstr("optimize=False")));
+  EXPECT_THAT(ErrorOf(Import({1, 2, 1, 1}, Weight("w", {3, 2}) + Node("Flatten x -> f") +
+                                              Node("Gemm f w -> g", Int("transB", 1)) +
+                                              Node("Softmax g -> out"))),
+              HasSubstr("the loss contains the softmax"));
+}
+
+// Scores [1, 4, 2, 3] of rows [1, 4, 6]: queries, keys and values of two heads of 3.
+std::string AttentionOf(const std::string& mask) {
+  return Weight("emb.weight", {9, 6}) + Node("Gather emb.weight x -> e") +
+         Weight("qkv.weight", {6, 18}) + Node("MatMul e qkv.weight -> m") + Weight("qkv.bias", {18}) +
+         Node("Add m qkv.bias -> p") + Integers("heads", {1, 4, 2, 3}) +
+         Node("Split p -> q k v", Int("axis", 2)) + Node("Reshape q heads -> q4") +
+         Node("Reshape k heads -> k4") + Node("Reshape v heads -> v4") +
+         Node("Transpose q4 -> qt", Ints("perm", {0, 2, 1, 3})) +
+         Node("Transpose k4 -> kt", Ints("perm", {0, 2, 3, 1})) +
+         Node("Transpose v4 -> vt", Ints("perm", {0, 2, 1, 3})) + Node("MatMul qt kt -> s") +
+         Scalar("scale", 1 / 1.7320508) + Node("Mul s scale -> s1") + mask +
+         Node("Softmax s2 -> a") + Node("MatMul a vt -> c") +
+         Node("Transpose c -> ct", Ints("perm", {0, 2, 1, 3})) + Integers("rows", {1, 4, 6}) +
+         Node("Reshape ct rows -> cr") + Weight("proj.weight", {6, 6}) + Weight("proj.bias", {6}) +
+         Node("MatMul cr proj.weight -> o") + Node("Add o proj.bias -> ob") +
+         Weight("head.weight", {6, 9}) + Node("MatMul ob head.weight -> out");
+}
+
+constexpr int kInt64 = 7;
+
+TEST(ImportTest, AttentionTakesItsProjections) {
+  const auto imported = Import({1, 4}, AttentionOf(Node("Identity s1 -> s2")), kInt64);
+  EXPECT_THAT(Operations(imported), ElementsAre("embedding", "attention", "fully_connected"));
+  const v1::Attention& attention = imported->model.layer(1).attention();
+  EXPECT_EQ(attention.heads(), 2);
+  EXPECT_FALSE(attention.causal());
+  // Head 1, keys, first feature, first input: row 0, column 6 + 3 of the stored matrix.
+  const NamedTensor& weight = imported->weights[1];
+  EXPECT_EQ(weight.name, "qkv/qkv_weight");
+  EXPECT_EQ(weight.shape, (Shape{2, 3, 3, 6}));
+  EXPECT_EQ(weight.values[(1 * 3 + 1) * 3 * 6], 10);
+}
+
+TEST(ImportTest, CausalMaskIsRecognized) {
+  std::string mask = "initializer { name: 'mask' data_type: 1 dims: 4 dims: 4";
+  for (int row = 0; row < 4; ++row) {
+    for (int column = 0; column < 4; ++column) {
+      absl::StrAppend(&mask, " float_data: ", column <= row ? "0" : "-inf");
+    }
+  }
+  const auto causal = Import({1, 4}, AttentionOf(mask + " }\n" + Node("Add s1 mask -> s2")), kInt64);
+  ASSERT_TRUE(causal.ok()) << causal.status();
+  EXPECT_TRUE(causal->model.layer(1).attention().causal());
+  const auto other =
+      Import({1, 4}, AttentionOf(Weight("mask", {4, 4}) + Node("Add s1 mask -> s2")), kInt64);
+  EXPECT_THAT(ErrorOf(other), HasSubstr("padding masks are not supported"));
+}
+
+TEST(ImportTest, ReadsTensorsOfOtherFilesOnlyInTheFolder) {
+  const TemporaryFolder folder;
+  folder.Write("weights", std::string(4 * 6, '\0'));
+  onnx::Model model = Parse({1, 2, 1, 1}, Weight("w", {3, 2}) + Node("Flatten x -> f") +
+                                              Node("Gemm f w -> out", Int("transB", 1)));
+  onnx::Tensor& tensor = *model.mutable_graph()->mutable_initializer(0);
+  tensor.clear_float_data();
+  tensor.set_data_location(1);
+  onnx::Entry& location = *tensor.add_external_data();
+  location.set_key("location");
+  location.set_value("weights");
+  EXPECT_TRUE(ImportOnnx(model, folder.path()).ok());
+  for (const char* path : {"../weights", "/etc/passwd", "missing"}) {
+    location.set_value(path);
+    EXPECT_FALSE(ImportOnnx(model, folder.path()).ok()) << path;
+  }
+  location.set_value("weights");
+  onnx::Entry& offset = *tensor.add_external_data();
+  offset.set_key("offset");
+  offset.set_value("8");
+  EXPECT_THAT(ErrorOf(ImportOnnx(model, folder.path())), HasSubstr("from byte 8"));
+}
+
+TEST(ImportTest, RefusesFilesThatAreNotModels) {
+  EXPECT_THAT(ParseOnnx("text").status().message(), HasSubstr("not an ONNX model"));
+  onnx::Model old = Parse({1, 2, 1, 1}, Node("Flatten x -> out"));
+  old.mutable_opset_import(0)->set_version(9);
+  EXPECT_THAT(ParseOnnx(old.SerializeAsString()).status().message(), HasSubstr("operator set 9"));
+}
+
+TEST(ExportTest, RefusesPositionsOutside) {
+  v1::Model model;
+  v1::OriginalTensor& original = *model.add_original();
+  original.set_name("w");
+  original.add_shape(4);
+  original.set_parameter("fc/weight");
+  original.add_size(4);
+  original.add_stride(1);
+  original.add_parameter_stride(1);
+  const auto read = [](const std::string&) -> absl::StatusOr<std::vector<float>> {
+    return std::vector<float>{1, 2, 3, 4};
+  };
+  ASSERT_TRUE(ExportTensors(model, read).ok());
+  EXPECT_THAT(ExportTensors(model, read)->tensors[0].values, ElementsAre(1, 2, 3, 4));
+  original.set_offset(1);
+  EXPECT_FALSE(ExportTensors(model, read).ok());
+  original.set_offset(0);
+  original.set_stride(0, -1);
+  EXPECT_FALSE(ExportTensors(model, read).ok());
+  EXPECT_EQ(ExportTensors(v1::Model(), read).status().code(), absl::StatusCode::kFailedPrecondition);
+}
+
+// A tensor of which the model has one row is reported, not written with made-up numbers.
+TEST(ExportTest, ReportsIncompleteTensors) {
+  v1::Model model;
+  v1::OriginalTensor& original = *model.add_original();
+  original.set_name("types");
+  original.add_shape(2);
+  original.add_shape(3);
+  original.set_parameter("types/bias");
+  original.add_size(3);
+  original.add_stride(1);
+  original.add_parameter_stride(1);
+  const auto exported =
+      ExportTensors(model, [](const std::string&) -> absl::StatusOr<std::vector<float>> {
+        return std::vector<float>{1, 2, 3};
+      });
+  ASSERT_TRUE(exported.ok());
+  EXPECT_THAT(exported->incomplete, ElementsAre("types"));
+  EXPECT_TRUE(exported->tensors.empty());
+}
+
+}  // namespace
+}  // namespace cadre

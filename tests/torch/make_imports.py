@@ -1,0 +1,202 @@
+#!/usr/bin/env python3
+"""Writes the networks of import_models.py as ONNX files without weights, and what PyTorch computes.
+
+Needs PyTorch, onnx, onnxscript, transformers and safetensors (the fixtures in folder imports were
+written with PyTorch 2.13.0, onnx 1.23.2, onnxscript 0.7.2 and transformers as in requirements of
+the time); the tests need no Python.
+
+  python3 tests/torch/make_imports.py [--out FOLDER] [NAME ...]
+
+Weights, inputs and labels are numbers that follow from names; import_numbers.cc has the same
+functions. So a fixture consists of the graph and of
+
+  logits         log(softmax) of every sample in evaluation (of tokens: the mean over the tokens)
+  loss           the mean loss of the batch in training
+  changes/NAME   of each tensor: norm, and product with pseudo-random signs, of its change by one step
+                 of SGD with rate 0.125; for running statistics that of the step. The third number is
+                 the larger deviation of the two in float32.
+
+all computed in float64, except that deviation.
+"""
+
+import argparse
+import copy
+import logging
+import pathlib
+import warnings
+
+import numpy
+import onnx
+import safetensors.numpy
+import torch
+import torch.nn.functional as F
+
+import import_models
+
+RATE = 0.125
+SAMPLES = 8
+MASK = (1 << 64) - 1
+# Transformers are exported by the newer exporter, and networks with batch norm by the older, as in
+# docs/import.md.
+DYNAMO = ("vit_b_16", "gpt2", "bert", "vgg11")
+
+
+def hash_of(name):
+    result = 0xcbf29ce484222325
+    for byte in name.encode():
+        result = ((result ^ byte) * 0x100000001b3) & MASK
+    return result
+
+
+def bits_of(name, count):
+    with numpy.errstate(over="ignore"):
+        x = numpy.uint64(hash_of(name)) \
+            + (numpy.arange(count, dtype=numpy.uint64) + numpy.uint64(1)) \
+            * numpy.uint64(0x9e3779b97f4a7c15)
+        x = (x ^ (x >> numpy.uint64(30))) * numpy.uint64(0xbf58476d1ce4e5b9)
+        x = (x ^ (x >> numpy.uint64(27))) * numpy.uint64(0x94d049bb133111eb)
+        return x ^ (x >> numpy.uint64(31))
+
+
+def uniform_of(name, count):
+    return (bits_of(name, count) >> numpy.uint64(40)).astype(numpy.float64) / 2.0 ** 23 - 1
+
+
+def values_of(name, shape):
+    u = uniform_of(name, int(numpy.prod(shape)))
+    if len(shape) >= 2:
+        values = u * numpy.sqrt(3.0 / numpy.prod(shape[1:]))
+    elif name.endswith("running_var"):
+        values = 1 + 0.5 * numpy.abs(u)
+    elif name.endswith("weight"):
+        values = 1 + 0.2 * u
+    else:
+        values = 0.1 * u
+    return torch.from_numpy(values.astype(numpy.float32).reshape(shape))
+
+
+def projection(name, tensor):
+    values = tensor.double().flatten().numpy()
+    signs = 1.0 - 2.0 * (bits_of("signs of " + name, len(values)) & numpy.uint64(1)).astype(numpy.float64)
+    return numpy.array([numpy.sqrt((values ** 2).sum()), (values * signs).sum()], numpy.float32)
+
+
+def tensors_of(network):
+    """Parameters and running statistics by the names in the graph; shared tensors once."""
+    named = {name: p for name, p in network.named_parameters(remove_duplicate=False)}
+    named |= {name: b for name, b in network.named_buffers() if b.is_floating_point()}
+    return named
+
+
+def export(name, network, example, path):
+    if name in DYNAMO:
+        program = torch.onnx.export(network.eval(), (example,), dynamo=True, optimize=False, verbose=False)
+        program.save(path, external_data=False)
+    else:
+        torch.onnx.export(network.train(), (example,), path, dynamo=False, opset_version=17,
+                          training=torch.onnx.TrainingMode.TRAINING, do_constant_folding=False)
+    model = onnx.load(path)
+    names = tensors_of(network)
+    offset = 0
+    for tensor in model.graph.initializer:
+        if tensor.data_type != onnx.TensorProto.FLOAT or tensor.name not in names:
+            continue
+        size = 4 * int(numpy.prod(list(tensor.dims)))
+        tensor.ClearField("raw_data")
+        tensor.data_location = onnx.TensorProto.EXTERNAL
+        del tensor.external_data[:]
+        for key, value in (("location", "weights.bin"), ("offset", offset), ("length", size)):
+            tensor.external_data.add(key=key, value=str(value))
+        offset += size
+    del model.graph.value_info[:]
+    for node in model.graph.node:  # only for people
+        node.doc_string = ""
+        del node.metadata_props[:]
+    for value in [*model.graph.input, *model.graph.output]:
+        del value.metadata_props[:]
+    for tensor in model.graph.initializer:
+        del tensor.metadata_props[:]
+    del model.metadata_props[:]
+    del model.graph.metadata_props[:]
+    path.write_bytes(model.SerializeToString(deterministic=True))
+    return {tensor.name for tensor in model.graph.initializer}
+
+
+def results_of(network, inputs, in_graph):
+    tensors = {name: t for name, t in tensors_of(network).items() if name in in_graph}
+    before = {name: t.detach().clone() for name, t in tensors.items()}
+    network.eval()
+    logits = F.log_softmax(network(inputs), -1)
+    if logits.dim() == 3:
+        logits = logits.mean(1)
+    results = {"logits": logits.detach().float().numpy()}
+    network.train()
+    scores = network(inputs).flatten(0, -2)
+    labels = torch.from_numpy((bits_of("labels", len(scores)) % numpy.uint64(scores.shape[-1]))
+                              .astype(numpy.int64))
+    loss = F.cross_entropy(scores, labels)
+    loss.backward()
+    results["loss"] = loss.detach().float().reshape(1).numpy()
+    torch.optim.SGD(network.parameters(), lr=RATE).step()
+    for name, tensor in tensors.items():
+        results[f"changes/{name}"] = projection(name, before[name] - tensor.detach())
+    return results
+
+
+def with_rounding(exact, rounded):
+    for name in exact:
+        if name.startswith("changes/"):
+            deviation = numpy.abs(exact[name] - rounded[name]).max()
+            exact[name] = numpy.append(exact[name], deviation)
+    return exact
+
+
+def make(name, out):
+    create, sample = import_models.MODELS[name]
+    torch.manual_seed(1)
+    network = create()
+    with torch.no_grad():
+        for key, tensor in tensors_of(network).items():
+            tensor.copy_(values_of(key, tuple(tensor.shape)))
+    example = sample(SAMPLES)
+    path = out / f"{name}.onnx"
+    in_graph = export(name, network, example, path)
+    # A tensor with several names has the numbers of the name that the graph uses.
+    with torch.no_grad():
+        for key, tensor in tensors_of(network).items():
+            if key in in_graph:
+                tensor.copy_(values_of(key, tuple(tensor.shape)))
+    if example.is_floating_point():
+        inputs = torch.from_numpy(1.5 * uniform_of("inputs", example.numel())
+                                  .astype(numpy.float64)).float().double().reshape(example.shape)
+    else:
+        vocabulary = next(m.num_embeddings for m in network.modules()
+                          if isinstance(m, torch.nn.Embedding))
+        inputs = 1 + torch.from_numpy((bits_of("inputs", example.numel()) % numpy.uint64(vocabulary - 1))
+                                      .astype(numpy.int64)).reshape(example.shape)
+    single = copy.deepcopy(network)
+    results = with_rounding(results_of(network.double(), inputs, in_graph),
+                            results_of(single, inputs.float() if example.is_floating_point() else inputs,
+                                       in_graph))
+    safetensors.numpy.save_file(results, out / f"{name}.safetensors")
+    print(f"{name}: {path.stat().st_size} bytes, {len(results)} tensors, "
+          f"loss {results['loss'][0]:.4f}")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    here = pathlib.Path(__file__).resolve().parent
+    parser.add_argument("--out", type=pathlib.Path, default=here / "imports")
+    parser.add_argument("names", nargs="*", default=[])
+    arguments = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    logging.disable(logging.WARNING)
+    torch.set_num_threads(1)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    for name in arguments.names or import_models.MODELS:
+        make(name, arguments.out)
+
+
+if __name__ == "__main__":
+    main()
