@@ -19,11 +19,11 @@ namespace cadre {
 namespace {
 
 // GPT: a vocabulary of 256 bytes, 384 features, 6 blocks, 128 positions.
-constexpr int64_t kV = 256, kD = 384, kBlocks = 6, kT = 128;
+constexpr int64_t kV = 256, kD = 384, kGptBlocks = 6, kT = 128;
 // Parameters of a block: two norms, attention and two fully connected layers with their biases.
 constexpr int64_t kBlock = 2 * 2 * kD + (3 * kD * kD + 3 * kD) + (kD * kD + kD) +
                            (4 * kD * kD + 4 * kD) + (4 * kD * kD + kD);
-constexpr int64_t kGpt = kV * kD + kT * kD + kBlocks * kBlock + 2 * kD + kD * kV;
+constexpr int64_t kGpt = kV * kD + kT * kD + kGptBlocks * kBlock + 2 * kD + kD * kV;
 
 struct Network {
   const char* name;
@@ -50,10 +50,10 @@ const Network kNetworks[] = {
     {"inception-v3", 23'834'568, 23'799'136, 1000, {299, 299, 3}, 5.71},
     {"gpt",
      kGpt,
-     kV* kD + kT* kD + kBlocks * 12 * kD* kD + kD* kV,
+     kV* kD + kT* kD + kGptBlocks * 12 * kD* kD + kD* kV,
      kV,
      {kT},
-     1e-9 * kT*(kBlocks * 8 * kD * kD + kD * kV)},
+     1e-9 * kT*(kGptBlocks * 8 * kD * kD + kD * kV)},
 };
 
 std::string PathOf(const std::string& name) {
