@@ -12,12 +12,13 @@ from processes import Cluster, Program, wait_for
 import cadre
 
 
-def spec(name: str = "test", groups: int = 2, steps: int = 48, **averaging: Any) -> str:
+def spec(name: str = "test", groups: int = 2, steps: int = 48, rejoin_ms: int = 500,
+         **averaging: Any) -> str:
     return json.dumps({
         "name": name,
         "batch_per_group": 16,
         "averaging": {"every_steps": 8, **averaging},
-        "cluster": {"groups": groups, "aggregators": 2, "rejoin_wait_ms": 500},
+        "cluster": {"groups": groups, "aggregators": 2, "rejoin_wait_ms": rejoin_ms},
         "stop": {"steps": steps},
     })
 
