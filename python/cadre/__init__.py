@@ -24,7 +24,9 @@ __version__ = "0.1.0"
 
 def __getattr__(name: str) -> Any:
     if name in ("attach", "Group"):
-        from cadre import _attach
-
+        try:
+            from cadre import _attach
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(f"cadre.{name} requires PyTorch: {error}") from error
         return getattr(_attach, name)
     raise AttributeError(f"module 'cadre' has no attribute '{name}'")

@@ -62,17 +62,33 @@ class Cluster:
         self._processes: list[subprocess.Popen] = []
         self._programs: list[Program] = []
         port_file = folder / "port"
-        self._start_daemon("coordinator", "cadre-coordinator", "--listen=127.0.0.1:0",
-                           f"--store={folder / 'store.db'}", f"--port_file={port_file}",
-                           "--lease_ms=3000")
+        self._coordinator = self._start_coordinator("127.0.0.1:0", f"--port_file={port_file}")
         wait_for(lambda: port_file.exists() and port_file.read_text().strip(), "the coordinator")
         self.address = f"127.0.0.1:{port_file.read_text().strip()}"
-        for name in ("a", "b"):
-            self._start_daemon(name, "cadre-aggregator", f"--coordinator={self.address}",
-                               "--listen=127.0.0.1:0", f"--data_dir={folder / name}",
-                               f"--name={name}")
+        self._aggregators = {name: self._start_aggregator(name) for name in ("a", "b")}
         self.client = cadre.Client(self.address, insecure=True)
         wait_for(lambda: len(self.client.status()["aggregators"]) == 2, "the aggregators")
+
+    def _start_coordinator(self, listen: str, *flags: str) -> subprocess.Popen:
+        return self._start_daemon("coordinator", "cadre-coordinator", f"--listen={listen}",
+                                  f"--store={self.folder / 'store.db'}", "--lease_ms=3000", *flags)
+
+    def _start_aggregator(self, name: str) -> subprocess.Popen:
+        return self._start_daemon(name, "cadre-aggregator", f"--coordinator={self.address}",
+                                  "--listen=127.0.0.1:0", f"--data_dir={self.folder / name}",
+                                  f"--name={name}")
+
+    def kill_coordinator(self) -> None:
+        self._coordinator.kill()
+        self._coordinator.wait()
+
+    def return_coordinator(self) -> None:
+        self._coordinator = self._start_coordinator(self.address)
+
+    def restart_aggregator(self, name: str) -> None:
+        self._aggregators[name].kill()
+        self._aggregators[name].wait()
+        self._aggregators[name] = self._start_aggregator(name)
 
     def _start_daemon(self, name: str, program: str, *flags: str) -> subprocess.Popen:
         with (self.folder / f"{name}.log").open("a") as log:

@@ -12,12 +12,13 @@ from processes import Cluster, Program, wait_for
 import cadre
 
 
-def spec(name: str = "test", groups: int = 2, steps: int = 48, **averaging: Any) -> str:
+def spec(name: str = "test", groups: int = 2, steps: int = 48, rejoin_ms: int = 500,
+         **averaging: Any) -> str:
     return json.dumps({
         "name": name,
         "batch_per_group": 16,
         "averaging": {"every_steps": 8, **averaging},
-        "cluster": {"groups": groups, "aggregators": 2, "rejoin_wait_ms": 500},
+        "cluster": {"groups": groups, "aggregators": 2, "rejoin_wait_ms": rejoin_ms},
         "stop": {"steps": steps},
     })
 
@@ -88,6 +89,24 @@ def test_killed_program_rejoins(cluster: Cluster) -> None:
         program.succeed()
     assert_agree(stays, killed, returned)
     assert last(stays)["digest"] == last(returned)["digest"]
+
+
+def test_coordinator_and_aggregator_return(cluster: Cluster) -> None:
+    arguments = ("--spec", spec(steps=600, **CODED), "--slow", "0.01")
+    programs = [cluster.start(f"p{i}", "program.py", *arguments) for i in range(2)]
+    wait_for(lambda: all(len(program.versions()) > 2 for program in programs), "versions")
+    cluster.kill_coordinator()
+    cluster.return_coordinator()
+    before = max(programs[0].versions())
+    wait_for(lambda: max(programs[0].versions()) > before + 2, "versions after the coordinator's end")
+    cluster.restart_aggregator("a")
+    before = max(programs[0].versions())
+    wait_for(lambda: max(programs[0].versions()) > before + 2, "versions after the aggregator's end")
+    for program in programs:
+        program.succeed()
+    assert_agree(*programs)
+    assert last(programs[0])["digest"] == last(programs[1])["digest"]
+    assert last(programs[0])["discarded"] == last(programs[1])["discarded"] == 0
 
 
 def test_terminated_program_leaves_after_a_version(cluster: Cluster) -> None:

@@ -9,7 +9,9 @@ from test_groups import CODED, assert_agree, last, spec
 
 def versions_of(cluster: Cluster, name: str, ranks: int, *flags: str, **averaging: object) -> dict:
     """The digests of a run of two groups, of which the first is a program of `ranks` ranks."""
-    arguments = ("--spec", spec(name, **averaging), "--exact")
+    # All groups begin together and take part in every round, so that equal runs have equal versions.
+    text = spec(name, rejoin_ms=60000, min_groups=2, **averaging)
+    arguments = ("--spec", text, "--exact")
     programs = [cluster.start(f"{name}0", "program.py", *arguments, *flags, ranks=ranks),
                 cluster.start(f"{name}1", "program.py", *arguments)]
     for program in programs:
