@@ -487,7 +487,7 @@ its restarts. -o name prints the numbers of the events.
 and pulling. Of old commits, fewer are kept the older they are.
 )",
        .examples = R"(  cadre history run-1
-  cadre history run-1 -o jsonl | jq -r 'select(.evaluation) | [.evaluation.step, .evaluation.accuracy] | @tsv'
+  cadre history run-1 -o jsonl | jq -r '.evaluation // empty | [.step, .accuracy] | @tsv'
 )",
        .run = ShowHistory},
       {.name = "health",

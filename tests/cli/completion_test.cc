@@ -43,12 +43,12 @@ TEST(CompletionsTest, Values) {
   EXPECT_THAT(Complete("local x --overlap "), ElementsAre("on", "off"));
   EXPECT_THAT(Complete("local --overlap = of"), ElementsAre("off")) << "bash splits at '='";
   EXPECT_THAT(Complete("--overlap off local --overlap o"), ElementsAre("on", "off"));
-  EXPECT_THAT(Complete("runs -o j"), ElementsAre("json"));
+  EXPECT_THAT(Complete("runs -o j"), ElementsAre("json", "jsonl"));
   EXPECT_THAT(Complete("local --groups "), IsEmpty()) << "any number";
   EXPECT_THAT(Complete("local --dir x"), ElementsAre(":folders"));
   EXPECT_THAT(Complete("trace -O x"), ElementsAre(":files"));
   EXPECT_THAT(Complete("local --overlap=of"), ElementsAre("off"));
-  EXPECT_THAT(Complete("--o=j"), ElementsAre("json"));
+  EXPECT_THAT(Complete("--o=j"), ElementsAre("json", "jsonl"));
   EXPECT_THAT(Complete("local --dir=x"), ElementsAre(":folders"));
   EXPECT_THAT(Complete("local --restart=x"), IsEmpty()) << "a switch";
 }

@@ -64,7 +64,7 @@ TEST(CommandsTest, UsageErrors) {
       {"frobnicate", "unknown verb 'frobnicate'"},
       {"help statsu", "did you mean 'status'?"},
       {"local --grups 2", "did you mean --groups?"},
-      {"status -o yaml", "-o takes table or json, not 'yaml'"},
+      {"status -o yaml", "-o takes table, wide, name, json or jsonl, not 'yaml'"},
       {"status -o", "-o needs a value"},
       {"status --color sometimes", "--color takes auto or never"},
       {"status --timeout soon", "--timeout takes a duration above 0, such as 90s"},

@@ -77,7 +77,7 @@ class PackagesTest(unittest.TestCase):
             self.assertIn("libc6", names)
             self.assertGreater(len(names), 8)
             for name in names:
-                self.assertTrue(name.startswith("lib") or name == "zlib1g", name)
+                self.assertRegex(name, r"^((coinor-)?lib.*|zlib1g)$")
                 self.assertFalse(name.endswith("-dev"), name)
 
     def test_programs_are_stripped(self):
@@ -125,6 +125,7 @@ class PackagesTest(unittest.TestCase):
         folder.mkdir()
         text = (self.root / "usr/share/cadre/demo.textproto").read_text()
         text = re.sub(r"stop \{ epochs: \d+ \}", "stop { steps: 32 }", text)
+        text = re.sub(r"warmup_steps: \d+", "warmup_steps: 1", text)
         self.assertIn("{ steps: 32 }", text)
         (folder / "short.textproto").write_text(text)
         out = run(self.root / "usr/bin/cadre", "local", folder / "short.textproto", "-o", "json", cwd=folder)

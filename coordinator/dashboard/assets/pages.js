@@ -206,7 +206,7 @@ function group(id, g) {
         ["rank", (m) => number(m.rank), true], ["worker", (m) => m.name], ["step", (m) => duration(m.step_seconds || null), true],
         ["waiting", (m) => (m.step_seconds ? percent(m.wait_seconds / m.step_seconds) : "–"), true],
         // The others wait for the rank that waits least.
-        ["", (m) => (g.members.length > 1 && slowest && m.wait_seconds === Math.min(...g.members.map((o) => o.wait_seconds)) ? "others wait for it" : "")],
+        ["", (m) => (slowest && Math.max(...g.members.map((o) => o.wait_seconds)) - m.wait_seconds > 0.1 * slowest ? "others wait for it" : "")],
       ], g.members), memory(g)),
       pairs ? el("div", { class: "card" }, el("h3", {}, "A step, predicted and measured"), bars(pairs),
         el("p", { class: "small" }, g.prediction_blame || ""),
