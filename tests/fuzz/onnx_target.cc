@@ -27,11 +27,10 @@ void Onnx(std::span<const uint8_t> input) {
     CHECK_EQ(tensor.shape.elements(), std::ssize(tensor.values));
     weights[tensor.name] = &tensor;
   }
-  const auto exported =
-      ExportTensors(imported->model,
-                    [&](const std::string& name) -> absl::StatusOr<std::vector<float>> {
-                      return weights.at(name)->values;
-                    });
+  const auto exported = ExportTensors(
+      imported->model, [&](const std::string& name) -> absl::StatusOr<std::vector<float>> {
+        return weights.at(name)->values;
+      });
   CHECK(exported.ok() || imported->model.original().empty()) << exported.status();
 }
 
