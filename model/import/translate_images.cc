@@ -60,6 +60,7 @@ Translator::Results Translator::Convolution(const onnx::Node& node, const std::v
                          Alike(attributes.Integers("dilations", {1, 1}), 1, "dilations"));
   CADRE_ASSIGN_OR_RETURN(const auto padding, PaddingOf(attributes));
   const int64_t groups = attributes.Integer("group", 1);
+  if (groups < 1 || groups > (1 << 20)) return Unsupported("its attribute group is not positive");
   // The result of global pooling is [features] here: a convolution of one position.
   CADRE_ASSIGN_OR_RETURN(const Value plain, Plain(in[0]));
   const Draft before = drafts_[plain.root];
@@ -78,7 +79,7 @@ Translator::Results Translator::Convolution(const onnx::Node& node, const std::v
     return One(y);
   }
   CADRE_ASSIGN_OR_RETURN(const Value x, Image(plain));
-  if (groups < 1 || before.channels != weight[1] * groups || weight[0] % groups != 0) {
+  if (before.channels != weight[1] * groups || weight[0] % groups != 0) {
     return Unsupported("its weight does not fit the channels of the input");
   }
   Draft draft = ImageDraft(x.root, weight[0],
@@ -156,6 +157,7 @@ Translator::Results Translator::Pool(const onnx::Node& node, const std::vector<V
 Translator::Results Translator::GlobalPool(const onnx::Node& /*node*/,
                                            const std::vector<Value>& in) {
   CADRE_ASSIGN_OR_RETURN(const Value x, Image(in[0]));
+  if (drafts_[x.root].height * drafts_[x.root].width == 1) return One(x);
   Draft draft;
   draft.layer.mutable_global_average_pool();
   draft.inputs = {x.root};

@@ -207,6 +207,9 @@ Translator::Results Translator::Gather(const onnx::Node& node, const std::vector
   if (in[1].is_numbers()) {
     const auto indices = AsIntegers(in[1]);
     if (!indices || indices->empty()) return Unsupported("too many rows are selected");
+    for (const int64_t index : *indices) {
+      if (index < 0 || index >= rows) return Unsupported("the selected rows are not in the table");
+    }
     // Consecutive rows, or one row, for all samples.
     const std::vector<int64_t> dims = in[1].view.sizes();
     const int64_t count = dims.empty() ? 1 : dims.back();

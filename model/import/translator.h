@@ -170,7 +170,7 @@ class Translator {
   std::map<std::pair<int, std::string>, std::pair<const onnx::Node*, std::vector<Value>>> made_by_;
   int depth_ = 0;
   // Elements that may still be folded, so that no file takes long.
-  int64_t foldable_ = int64_t{1} << 28;
+  int64_t foldable_ = int64_t{3} << 25;
   std::vector<std::string> problems_;
 };
 
