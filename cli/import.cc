@@ -58,13 +58,12 @@ absl::StatusOr<int> ImportModel(const Invocation& in) {
   }
   CADRE_RETURN_IF_ERROR(WriteTensors(weights, imported->weights));
   const std::string from = fs::absolute(weights).lexically_normal().string();
-  CADRE_RETURN_IF_ERROR(
-      WriteFileAtomically(run_file, RunFileOf(*imported, RunNameOf(path), from)));
+  CADRE_RETURN_IF_ERROR(WriteFileAtomically(run_file, RunFileOf(*imported, RunNameOf(path), from)));
   if (!in.global.quiet) {
-    in.console.err << "wrote " << run_file << " ("
-                   << Counted(imported->model.layer_size(), "layer") << ") and " << weights
-                   << " (" << Counted(std::ssize(imported->weights), "tensor")
-                   << "); adapt the data in " << run_file << std::endl;
+    in.console.err << "wrote " << run_file << " (" << Counted(imported->model.layer_size(), "layer")
+                   << ") and " << weights << " ("
+                   << Counted(std::ssize(imported->weights), "tensor") << "); adapt the data in "
+                   << run_file << std::endl;
   }
   return kExitOk;
 }
@@ -74,7 +73,8 @@ absl::StatusOr<int> ExportModel(const Invocation& in) {
   CADRE_ASSIGN_OR_RETURN(const std::string folder, ResolveCheckpoint(in.line.argument()));
   if (absl::EndsWith(folder, ".safetensors")) {
     return absl::InvalidArgumentError(absl::StrCat(
-        folder, " has no manifest; give the folder of a checkpoint, or a directory of checkpoints"));
+        folder,
+        " has no manifest; give the folder of a checkpoint, or a directory of checkpoints"));
   }
   CADRE_ASSIGN_OR_RETURN(const v1::CheckpointManifest manifest,
                          ReadManifest(absl::StrCat(folder, "/", kManifestFile)));
@@ -93,9 +93,8 @@ absl::StatusOr<int> ExportModel(const Invocation& in) {
   if (!exported.ok()) return Annotate(exported.status(), folder);
   CADRE_RETURN_IF_ERROR(WriteTensors(output, exported->tensors));
   if (!in.global.quiet) {
-    in.console.err << "wrote " << output << " ("
-                   << Counted(std::ssize(exported->tensors), "tensor") << " of step "
-                   << manifest.step() << ")" << std::endl;
+    in.console.err << "wrote " << output << " (" << Counted(std::ssize(exported->tensors), "tensor")
+                   << " of step " << manifest.step() << ")" << std::endl;
     for (const std::string& name : exported->incomplete) {
       in.console.err << name << " is not in the file: the model has only a part of it" << std::endl;
     }

@@ -178,8 +178,8 @@ std::vector<OpIndex> MultiplyIndices(const GraphLayer& layer) {
 }
 
 std::vector<OpIndex> ToTokensIndices(const GraphLayer& layer) {
-  return {Along(layer, kSamples, 0), Index(layer, "channels", IndexPlace::Dimension(kChannels),
-                                           IndexPlace::Dimension(2))};
+  return {Along(layer, kSamples, 0),
+          Index(layer, "channels", IndexPlace::Dimension(kChannels), IndexPlace::Dimension(2))};
 }
 
 std::vector<OpIndex> ClassTokenIndices(const GraphLayer& layer) {

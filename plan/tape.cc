@@ -214,8 +214,7 @@ class TapeBuilder {
     const SavedValues saved = SavedBy(l);
     if (saved.elements > 0) saved_.back() = NewBuffer(l, "saved", saved.type, saved.elements);
     y_.back() = NewActivations(l, "y", region(l).output);
-    const int scratch_buffer =
-        NewScratch(l, std::max(InteriorScratch(l), ClassTokenScratch(l)));
+    const int scratch_buffer = NewScratch(l, std::max(InteriorScratch(l), ClassTokenScratch(l)));
     TapeOp& op = NewOp(TapeOpKind::kForward, l);
     op.scratch = scratch_buffer;
     op.x = x;

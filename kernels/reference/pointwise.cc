@@ -111,8 +111,7 @@ class ReferencePointwise {
   void MultiplyBackward(const MultiplyDims& dims, ConstFloatSpan x, ConstFloatSpan dy,
                         FloatSpan dfactor) {
     for (int64_t i = 0; i < std::ssize(dfactor); ++i) {
-      const int64_t first =
-          i / dims.channels * dims.rows * dims.channels + i % dims.channels;
+      const int64_t first = i / dims.channels * dims.rows * dims.channels + i % dims.channels;
       double sum = 0;
       for (int64_t r = 0; r < dims.rows; ++r) {
         const int64_t at = first + r * dims.channels;

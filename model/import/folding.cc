@@ -169,8 +169,7 @@ class Folder {
 
   absl::StatusOr<Value> Gather() {
     if (!Has(2)) return Misfit(node_);
-    CADRE_ASSIGN_OR_RETURN(const int axis,
-                           Axis(attributes_.Integer("axis", 0), in(0).view.rank()));
+    CADRE_ASSIGN_OR_RETURN(const int axis, Axis(attributes_.Integer("axis", 0), in(0).view.rank()));
     const std::vector<double> indices = NumbersIn(in(1));
     const int64_t extent = in(0).view.size(axis);
     std::vector<int64_t> sizes = in(0).view.sizes();
@@ -219,8 +218,7 @@ class Folder {
 
   absl::StatusOr<Value> GatherElements() {
     if (!Has(2) || in(0).view.rank() != in(1).view.rank()) return Misfit(node_);
-    CADRE_ASSIGN_OR_RETURN(const int axis,
-                           Axis(attributes_.Integer("axis", 0), in(0).view.rank()));
+    CADRE_ASSIGN_OR_RETURN(const int axis, Axis(attributes_.Integer("axis", 0), in(0).view.rank()));
     const std::vector<int64_t> sizes = in(0).view.sizes(), dims = in(1).view.sizes();
     const std::vector<double> from = NumbersIn(in(0));
     std::vector<double> result = NumbersIn(in(1));
@@ -240,8 +238,7 @@ class Folder {
   }
 
   absl::StatusOr<Value> Concat() {
-    CADRE_ASSIGN_OR_RETURN(const int axis,
-                           Axis(attributes_.Integer("axis", 0), in(0).view.rank()));
+    CADRE_ASSIGN_OR_RETURN(const int axis, Axis(attributes_.Integer("axis", 0), in(0).view.rank()));
     std::vector<int64_t> dims = in(0).view.sizes();
     dims[axis] = 0;
     std::vector<std::vector<double>> all;

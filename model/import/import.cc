@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "absl/strings/ascii.h"
-#include "absl/strings/str_cat.h"
 #include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
 #include "base/status.h"
@@ -158,9 +158,9 @@ class Emitter {
         repeats = repeats || factor.stride == 0;
       }
       if (repeats) {
-        return absl::InvalidArgumentError(absl::StrCat(
-            "tensor ", Quoted(translator_.initializer(piece.initializer).name),
-            " is repeated within parameter ", tensor.name));
+        return absl::InvalidArgumentError(
+            absl::StrCat("tensor ", Quoted(translator_.initializer(piece.initializer).name),
+                         " is repeated within parameter ", tensor.name));
       }
       elements += piece.original.elements();
     }

@@ -21,7 +21,15 @@ constexpr int64_t kMaxFileBytes = (int64_t{1} << 31) - 1;
 // Limit of one tensor: that of the weights of one layer (model/inference.h).
 constexpr int64_t kMaxTensorElements = int64_t{1} << 31;
 
-enum DataType { kFloat = 1, kUint8 = 2, kInt8 = 3, kInt32 = 6, kInt64 = 7, kBool = 9, kDouble = 11 };
+enum DataType {
+  kFloat = 1,
+  kUint8 = 2,
+  kInt8 = 3,
+  kInt32 = 6,
+  kInt64 = 7,
+  kBool = 9,
+  kDouble = 11
+};
 
 int64_t BytesOf(int type) {
   switch (type) {
@@ -42,8 +50,7 @@ int64_t BytesOf(int type) {
 
 template <typename... Parts>
 absl::Status Bad(const onnx::Tensor& tensor, const Parts&... what) {
-  return absl::InvalidArgumentError(
-      absl::StrCat("tensor ", Quoted(tensor.name()), " ", what...));
+  return absl::InvalidArgumentError(absl::StrCat("tensor ", Quoted(tensor.name()), " ", what...));
 }
 
 template <typename T, typename To>
@@ -91,7 +98,8 @@ absl::StatusOr<std::string> ReadExternal(const onnx::Tensor& tensor, const std::
     return Bad(tensor, "is in file ", Quoted(location), ", from byte ", offset, ", with ", length,
                " bytes; its extents need ", bytes);
   }
-  CADRE_ASSIGN_OR_RETURN(const RootedFiles files, RootedFiles::Open("the model's folder", {folder}));
+  CADRE_ASSIGN_OR_RETURN(const RootedFiles files,
+                         RootedFiles::Open("the model's folder", {folder}));
   CADRE_ASSIGN_OR_RETURN(const RegularFile file, OpenRegularFile(folder + "/" + location, files));
   std::string data;
   if (offset <= file.bytes - bytes) {

@@ -31,8 +31,8 @@ struct OnnxTensor {
 // those of files.
 absl::StatusOr<OnnxTensor> DecodeTensor(const onnx::Tensor& tensor, const std::string& folder);
 
-// Errors: InvalidArgument for a text that is not an ONNX model, or one with several graphs'
-// features that are not supported (local functions, opset below 13).
+// Errors: InvalidArgument for bytes that are not an ONNX model, and for models with local functions
+// or an operator set below 13.
 absl::StatusOr<onnx::Model> ParseOnnx(absl::string_view bytes);
 
 // Reads a file of at most 2 GiB. Errors: those of ReadFile and ParseOnnx, with the path.

@@ -21,16 +21,18 @@ std::string OneLine(const google::protobuf::Message& message) {
 std::string RunFileOf(const ImportedModel& imported, const std::string& name,
                       const std::string& weights_path) {
   const v1::Model& model = imported.model;
-  std::string text = absl::StrCat("# Written by 'cadre import'. Adapt `data`, and as needed what "
-                                  "follows it; leave `model` as it is.\n",
-                                  "name: \"", name, "\"\n\n");
+  std::string text = absl::StrCat(
+      "# Written by 'cadre import'. Adapt `data`, and as needed what "
+      "follows it; leave `model` as it is.\n",
+      "name: \"", name, "\"\n\n");
   if (model.has_tokens()) {
     absl::StrAppend(&text, "# Files of consecutive tokens, which workers read.\n",
                     "data { token_files { train: \"train.bin\" test: \"test.bin\" } }\n");
   } else {
     absl::StrAppend(
-        &text, "# Folders with one folder of JPEG files per class, which workers read. Set mean and "
-               "stddev as in\n# the training of the imported weights.\n",
+        &text,
+        "# Folders with one folder of JPEG files per class, which workers read. Set mean and "
+        "stddev as in\n# the training of the imported weights.\n",
         "data { image_folder { train: \"train\" test: \"test\" } }\n");
   }
   absl::StrAppend(&text, "batch_per_group: 64\n",
@@ -45,7 +47,8 @@ std::string RunFileOf(const ImportedModel& imported, const std::string& name,
   for (const v1::Layer& layer : model.layer()) {
     absl::StrAppend(&text, "  layer { ", OneLine(layer), " }\n");
   }
-  absl::StrAppend(&text, "\n  # The names and orders of the imported tensors, for 'cadre export'.\n");
+  absl::StrAppend(&text,
+                  "\n  # The names and orders of the imported tensors, for 'cadre export'.\n");
   for (const v1::OriginalTensor& original : model.original()) {
     absl::StrAppend(&text, "  original { ", OneLine(original), " }\n");
   }

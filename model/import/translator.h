@@ -1,5 +1,5 @@
-// Part of model/import/import.h: translates the nodes of an ONNX graph, one after another, to drafts
-// of layers. translate.cc explains it. Used by one thread.
+// Part of model/import/import.h: translates the nodes of an ONNX graph, one after another, to
+// drafts of layers. translate.cc explains it. Used by one thread.
 #pragma once
 
 #include <cstdint>
@@ -65,6 +65,13 @@ struct Draft {
 // An operator, or a use of one, that has no translation.
 inline absl::Status Unsupported(const std::string& what) { return absl::UnimplementedError(what); }
 
+inline std::vector<Value> One(Value value) { return {std::move(value)}; }
+
+// A draft of an image, without its operation.
+Draft ImageDraft(int input, int64_t channels, int64_t height, int64_t width);
+// A parameter whose elements are those of one view of an initializer.
+DraftParameter ParameterOf(const char* name, Shape shape, int initializer, View original);
+
 class Translator {
  public:
   // Draft 0 is the input. Both are borrowed.
@@ -84,28 +91,32 @@ class Translator {
   using Rule = Results (Translator::*)(const onnx::Node&, const std::vector<Value>&);
   static const std::map<std::string, Rule>& Rules();
 
-  // --- translate.cc: the graph, and operators that are not layers of their own ---
+  // --- translate.cc: the graph and its values ---
   void SetInputs();
   void Translate(const onnx::Node& node);
   Results TranslateNode(const onnx::Node& node, std::vector<Value> inputs);
+  // --- translate_structure.cc: operators that only rearrange elements ---
   Results Structure(const onnx::Node& node, const std::vector<Value>& in);
   Results Split(const onnx::Node& node, const std::vector<Value>& in);
   absl::StatusOr<Value> Slice(const std::vector<Value>& in);
   absl::StatusOr<Value> Reshape(const onnx::Node& node, const std::vector<Value>& in);
   absl::StatusOr<Value> Squeeze(const std::vector<Value>& in);
   absl::StatusOr<Value> Unsqueeze(const std::vector<Value>& in);
+  // --- translate.cc ---
   absl::StatusOr<Value> Constant(const onnx::Node& node);
   // The numbers of a value: also of a small parameter.
   std::optional<Value> AsNumbers(const Value& value);
   std::optional<std::vector<int64_t>> AsIntegers(const Value& value) const;
   // The number that all elements have.
   std::optional<double> AsScalar(const Value& value);
+  // --- translate_elementwise.cc ---
   Results Elementwise(const onnx::Node& node, const std::vector<Value>& in);
   Results Clip(const onnx::Node& node, const std::vector<Value>& in);
   Results Activation(const Value& x, const Samples& function);
   Results OfAttention(const onnx::Node& node, const std::vector<Value>& in);
 
-  // --- translate_layers.cc: operators that become layers ---
+  // --- Operators that become layers: translate_images.cc, translate_rows.cc,
+  // translate_attention.cc ---
   Results Convolution(const onnx::Node& node, const std::vector<Value>& in);
   Results Pool(const onnx::Node& node, const std::vector<Value>& in);
   Results GlobalPool(const onnx::Node& node, const std::vector<Value>& in);
@@ -128,7 +139,7 @@ class Translator {
   Results Scores(const Value& queries, const Value& keys);
   Results Context(const Attention& attention, const Value& values);
 
-  // --- Access to activations ---
+  // --- Access to activations: translate_access.cc ---
   // The same value without a function: the activation becomes a layer.
   absl::StatusOr<Value> Plain(const Value& value);
   // A plain value that is a whole image.
@@ -159,7 +170,7 @@ class Translator {
   std::map<std::pair<int, std::string>, std::pair<const onnx::Node*, std::vector<Value>>> made_by_;
   int depth_ = 0;
   // Elements that may still be folded, so that no file takes long.
-  int64_t foldable_ = int64_t{1} << 28;
+  int64_t foldable_ = int64_t{3} << 25;
   std::vector<std::string> problems_;
 };
 

@@ -16,9 +16,9 @@ namespace cadre {
 // are not translated one by one: their composition is compared with the activations of the engine,
 // so that it does not matter how an exporter writes them.
 using Samples = std::array<double, 24>;
-inline constexpr Samples kPoints = {-9.3, -6.1, -4.2, -3.4, -2.7, -2.2, -1.6, -1.1, -0.7, -0.4,
-                                    -0.1, 0.0,  0.15, 0.5,  0.8,  1.3,  1.8,  2.3,  2.9,  3.2,
-                                    4.4,  5.7,  6.6,  8.2};
+inline constexpr Samples kPoints = {-9.3, -6.1, -4.2, -3.4, -2.7, -2.2, -1.6, -1.1,
+                                    -0.7, -0.4, -0.1, 0.0,  0.15, 0.5,  0.8,  1.3,
+                                    1.8,  2.3,  2.9,  3.2,  4.4,  5.7,  6.6,  8.2};
 
 struct Attention;
 

@@ -1,9 +1,9 @@
 // A strided view of the elements of a tensor, for operations that only rearrange elements.
 //
 // Each dimension of a view is a list of factors, outermost first: an index along the dimension is a
-// number whose digits have the factors' sizes as bases, and each digit moves by its factor's stride.
-// So transposing and reshaping in any order never copy: a reshape regroups the factors, and splits
-// one where a new dimension ends within it.
+// number whose digits have the factors' sizes as bases, and each digit moves by its factor's
+// stride. So transposing and reshaping in any order never copy: a reshape regroups the factors, and
+// splits one where a new dimension ends within it.
 //
 // Values; thread-safe.
 #pragma once
@@ -48,7 +48,8 @@ class View {
 
   // Requires: a permutation of the dimensions.
   View Transposed(const std::vector<int64_t>& order) const;
-  // Nothing if the elements differ in number, or a dimension would end within an indivisible factor.
+  // Nothing if the elements differ in number, or a dimension would end within an indivisible
+  // factor.
   std::optional<View> Reshaped(const std::vector<int64_t>& sizes) const;
   // Elements [begin, end) along a dimension. Nothing if they are not evenly spaced.
   std::optional<View> Sliced(int d, int64_t begin, int64_t end) const;

@@ -185,8 +185,9 @@ LayerClass ClassOf(const PlanProblem& problem, int layer) {
   layer_class.strategy_index = StrategyIndex(problem.strategy, example, layer_class.indices);
   double work = 0;
   for (const GraphLayer& each : problem.graph->layers()) work += each.flops;
-  layer_class.may_replicate = !example.shares_weight && (!IsProduct(example.kind) ||
-                              (problem.hardware.computes() && example.flops <= kSmallWork * work));
+  layer_class.may_replicate = !example.shares_weight &&
+                              (!IsProduct(example.kind) ||
+                               (problem.hardware.computes() && example.flops <= kSmallWork * work));
   return layer_class;
 }
 

@@ -55,12 +55,24 @@ class Builder {
 
   void Activation() {
     v1::Layer* layer = Append("act");
-    switch (random_() % 4) {
+    switch (random_() % 8) {
       case 0:
         layer->mutable_relu();
         break;
       case 1:
-        layer->mutable_gelu();
+        layer->mutable_gelu()->set_approximate(Chance(2));
+        break;
+      case 3:
+        layer->mutable_relu6();
+        break;
+      case 4:
+        layer->mutable_hard_swish();
+        break;
+      case 5:
+        layer->mutable_hard_sigmoid();
+        break;
+      case 6:
+        layer->mutable_silu();
         break;
       case 2:
         layer->mutable_sigmoid();
@@ -136,7 +148,8 @@ class Builder {
   void Branch() {
     const std::string from = LastName();
     const uint32_t channels = channels_;
-    const bool add = Chance(2);
+    const bool multiply = Chance(4);
+    const bool add = multiply || Chance(2);
     Convolution(/*keep_size=*/true);
     if (add) {
       auto* last = spec_.mutable_model()->mutable_layer(spec_.model().layer_size() - 1);
@@ -145,11 +158,15 @@ class Builder {
       channels_ = channels;
     }
     if (Chance(2)) SameShape();
+    // A factor for each channel, as in squeeze-and-excitation.
+    if (multiply && Chance(2)) Append("squeeze")->mutable_global_average_pool();
     const std::string one = LastName();
-    v1::Layer* joined = Append(add ? "add" : "concat");
+    v1::Layer* joined = Append(multiply ? "multiply" : add ? "add" : "concat");
     joined->add_input(from);
     joined->add_input(one);
-    if (add) {
+    if (multiply) {
+      joined->mutable_multiply();
+    } else if (add) {
       joined->mutable_add();
     } else {
       joined->mutable_concat();
@@ -182,12 +199,27 @@ class Builder {
           SameShape();
       }
     }
-    if (Chance(3)) Append("global")->mutable_global_average_pool();
+    if (Chance(3)) {
+      Append("global")->mutable_global_average_pool();
+    } else if (Chance(4)) {
+      TokensOfImage();
+    }
     FullyConnected(UpTo(2, 9));
     if (Chance(2)) {
       Activation();
       FullyConnected(UpTo(2, 6));
     }
+  }
+
+  // As in a vision transformer.
+  void TokensOfImage() {
+    Append("tokens")->mutable_to_tokens();
+    const bool learned = Chance(2);
+    if (learned) Append("class")->mutable_class_token();
+    Append("bias")->mutable_bias()->set_per_token(Chance(2));
+    Residual([&] { Append("attention")->mutable_attention()->set_heads(1); });
+    const uint32_t tokens = height_ * width_ + (learned ? 1 : 0);
+    Append("take")->mutable_take_token()->set_token(UpTo(0, tokens - 1));
   }
 
   void FullyConnected(uint32_t out) {
@@ -219,7 +251,11 @@ class Builder {
         FullyConnected(features);
       });
     }
-    FullyConnected(UpTo(2, 6));
+    if (Chance(2)) {
+      Append("head")->mutable_fully_connected()->set_tied_to(spec_.model().layer(0).name());
+    } else {
+      FullyConnected(UpTo(2, 6));
+    }
   }
 
   void Residual(const std::function<void()>& inside) {

@@ -1,4 +1,6 @@
 // The reader of ONNX files and the translation of graphs.
+#include <google/protobuf/stubs/logging.h>
+
 #include <map>
 #include <string>
 #include <vector>
@@ -14,6 +16,9 @@ namespace cadre::fuzz {
 // A file that is translated is a model whose parameters all have values, and these values come back
 // from an export.
 void Onnx(std::span<const uint8_t> input) {
+  // A line for every text that is not UTF-8 otherwise.
+  static const bool silent = (google::protobuf::SetLogHandler(nullptr), true);
+  static_cast<void>(silent);
   const auto file = ParseOnnx({reinterpret_cast<const char*>(input.data()), input.size()});
   if (!file.ok()) return;
   const auto imported = ImportOnnx(*file, /*folder=*/"");
@@ -27,11 +32,10 @@ void Onnx(std::span<const uint8_t> input) {
     CHECK_EQ(tensor.shape.elements(), std::ssize(tensor.values));
     weights[tensor.name] = &tensor;
   }
-  const auto exported =
-      ExportTensors(imported->model,
-                    [&](const std::string& name) -> absl::StatusOr<std::vector<float>> {
-                      return weights.at(name)->values;
-                    });
+  const auto exported = ExportTensors(
+      imported->model, [&](const std::string& name) -> absl::StatusOr<std::vector<float>> {
+        return weights.at(name)->values;
+      });
   CHECK(exported.ok() || imported->model.original().empty()) << exported.status();
 }
 

@@ -1,7 +1,7 @@
 // Imported networks compute what PyTorch computes: logits, loss, gradients and one training step.
 //
-// Folder imports has each network as ONNX without its weights. They are numbers that follow from the
-// names of the tensors (import_numbers.h), and make_imports.py computed the expected results of
+// Folder imports has each network as ONNX without its weights. They are numbers that follow from
+// the names of the tensors (import_numbers.h), and make_imports.py computed the expected results of
 // PyTorch, in float64, from the same numbers. Of each tensor's gradient it stored the norm and the
 // product with pseudo-random signs, and the same of the tensor after one step of SGD.
 #include <gmock/gmock.h>
@@ -72,9 +72,8 @@ class Single {
     auto single = std::unique_ptr<Single>(new Single);
     const v1::RunSpec spec = SpecOf(imported, samples);
     CADRE_ASSIGN_OR_RETURN(const v1::Plan plan, MakePlan(spec, 1));
-    CADRE_ASSIGN_OR_RETURN(
-        single->replica_,
-        Replica::Make(spec, plan, *single->kernels_, *single->transports_[0]));
+    CADRE_ASSIGN_OR_RETURN(single->replica_,
+                           Replica::Make(spec, plan, *single->kernels_, *single->transports_[0]));
     std::map<std::string, const NamedTensor*> tensors;
     for (const NamedTensor& tensor : imported.weights) tensors[tensor.name] = &tensor;
     std::vector<float> weights;
@@ -125,10 +124,10 @@ std::vector<float> LogProbabilities(Single& single, const WholeBatch& batch, int
   std::vector<float> values;
   for (int32_t label = 0; label < replica.graph().classes(); ++label) {
     const std::vector<int32_t> all(labels, label);
-    const auto loss = replica.Evaluate(
-        {.samples = 1,
-         .inputs = std::span(batch.inputs).subspan(sample * per, per),
-         .labels = all});
+    const auto loss =
+        replica.Evaluate({.samples = 1,
+                          .inputs = std::span(batch.inputs).subspan(sample * per, per),
+                          .labels = all});
     CHECK(loss.ok()) << loss.status();
     values.push_back(-loss->loss / labels);
   }
@@ -155,8 +154,7 @@ TEST_P(Imports, EqualTorch) {
   EXPECT_LT(of_logits, kLogitTolerance);
 
   const auto before = (*single)->Weights();
-  const BatchView view{
-      .samples = batch.samples, .inputs = batch.inputs, .labels = batch.labels};
+  const BatchView view{.samples = batch.samples, .inputs = batch.inputs, .labels = batch.labels};
   const auto loss = (*single)->replica().Step({&view, 1}, kRate);
   ASSERT_TRUE(loss.ok()) << loss.status();
   ASSERT_TRUE((*single)->replica().AwaitOperations().ok());
@@ -208,7 +206,8 @@ TEST_P(Imports, RunFileIsValid) {
   EXPECT_EQ(run->spec.model().SerializeAsString(), imported->model.SerializeAsString());
   for (const Problem& problem : FindProblems(run->spec)) {
     // There is no data of token sequences with one label each.
-    if (std::string(GetParam()) == "bert" && problem.field.ends_with("embedding.vocabulary")) continue;
+    if (std::string(GetParam()) == "bert" && problem.field.ends_with("embedding.vocabulary"))
+      continue;
     ADD_FAILURE() << problem.ToString();
   }
 }
@@ -224,11 +223,10 @@ TEST_P(Imports, ExportRestoresTensors) {
   ASSERT_TRUE(imported.ok()) << imported.status();
   std::map<std::string, std::vector<float>> weights;
   for (const NamedTensor& tensor : imported->weights) weights[tensor.name] = tensor.values;
-  const auto exported =
-      ExportTensors(imported->model,
-                    [&](const std::string& name) -> absl::StatusOr<std::vector<float>> {
-                      return weights.at(name);
-                    });
+  const auto exported = ExportTensors(
+      imported->model, [&](const std::string& name) -> absl::StatusOr<std::vector<float>> {
+        return weights.at(name);
+      });
   ASSERT_TRUE(exported.ok()) << exported.status();
   std::map<std::string, const NamedTensor*> by_name;
   for (const NamedTensor& tensor : exported->tensors) by_name[tensor.name] = &tensor;

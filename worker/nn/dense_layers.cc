@@ -14,8 +14,7 @@ namespace {
 // Its input is [samples, in] or [samples, tokens, in]; in both cases it applies to every row.
 class FullyConnected final : public Layer, public GradientParts {
  public:
-  explicit FullyConnected(LayerSetting setting)
-      : kernels_(setting.kernels) {
+  explicit FullyConnected(LayerSetting setting) : kernels_(setting.kernels) {
     const bool tied = setting.layer.tied_to != GraphLayer::kNotTied;
     weight_ = tied ? setting.tied_weight : setting.parameters[0];
     const size_t own_weights = tied ? 0 : 1;
@@ -88,8 +87,7 @@ class Embedding final : public Layer {
     // The layer that shares the table comes later in the model, so it has stored its gradient.
     const bool adds = gradient_.data() != nullptr;
     const std::span<float> gradient = adds ? gradient_.span() : weight_.gradient;
-    kernels_.dense().EmbeddingBackward(dims_, t.x[0].floats(), t.dy, gradient,
-                                       positions_.gradient);
+    kernels_.dense().EmbeddingBackward(dims_, t.x[0].floats(), t.dy, gradient, positions_.gradient);
     if (adds) kernels_.pointwise().Add(gradient, weight_.gradient);
     return absl::OkStatus();
   }

@@ -120,17 +120,18 @@ std::unique_ptr<Network::Program> Network::MakeProgram(int64_t samples, bool tra
   for (int l = 0; l + 1 < graph_.size(); ++l) {
     LabelAllocations(l);
     const int tied_to = graph_[l].tied_to;
-    program->layers.push_back(MakeLayer({.layer = graph_[l],
-                                         .layouts = plan_.layers[l],
-                                         .region = tape.regions[l],
-                                         .samples = samples,
-                                         .number = l,
-                                         .kernels = kernels_,
-                                         .comms = comms_,
-                                         .parameters = parameters_.OfLayer(index_, l),
-                                         .tied_weight = tied_to == GraphLayer::kNotTied
-                                                            ? LocalTensor()
-                                                            : parameters_.OfLayer(index_, tied_to)[0]}));
+    program->layers.push_back(
+        MakeLayer({.layer = graph_[l],
+                   .layouts = plan_.layers[l],
+                   .region = tape.regions[l],
+                   .samples = samples,
+                   .number = l,
+                   .kernels = kernels_,
+                   .comms = comms_,
+                   .parameters = parameters_.OfLayer(index_, l),
+                   .tied_weight = tied_to == GraphLayer::kNotTied
+                                      ? LocalTensor()
+                                      : parameters_.OfLayer(index_, tied_to)[0]}));
   }
   const auto loss = std::find_if(tape.ops.begin(), tape.ops.end(),
                                  [](const TapeOp& op) { return op.kind == TapeOpKind::kLoss; });

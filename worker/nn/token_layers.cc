@@ -1,4 +1,5 @@
-// Layers that make sequences of tokens from images, add learned tokens and offsets, and take tokens.
+// Layers that make sequences of tokens from images, add learned tokens and offsets, and take
+// tokens.
 //
 // Learned rows are added with the kernels of embeddings: a table of one row, or of positions, whose
 // every token is 0. So the sums of their gradients have one implementation on each back end.

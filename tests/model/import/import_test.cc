@@ -37,8 +37,8 @@ std::string Weight(const std::string& name, const std::vector<int64_t>& dims) {
 }
 
 std::string Integers(const std::string& name, const std::vector<int64_t>& numbers) {
-  std::string text = absl::StrCat("initializer { name: '", name, "' data_type: 7 dims: ",
-                                  numbers.size());
+  std::string text =
+      absl::StrCat("initializer { name: '", name, "' data_type: 7 dims: ", numbers.size());
   for (const int64_t number : numbers) absl::StrAppend(&text, " int64_data: ", number);
   return text + " }\n";
 }
@@ -50,7 +50,8 @@ std::string Scalar(const std::string& name, double number) {
 // "Op a b -> y attribute..." as a node.
 std::string Node(const std::string& line, const std::string& attributes = "") {
   const std::vector<std::string> words = absl::StrSplit(line, ' ');
-  std::string text = absl::StrCat("node { op_type: '", words[0], "' name: '", words.back(), "_node'");
+  std::string text =
+      absl::StrCat("node { op_type: '", words[0], "' name: '", words.back(), "_node'");
   bool output = false;
   for (size_t i = 1; i < words.size(); ++i) {
     if (words[i] == "->") {
@@ -73,9 +74,9 @@ std::string Int(const std::string& name, int64_t number) {
 }
 
 onnx::Model Parse(const std::vector<int64_t>& input, const std::string& body, int type = 1) {
-  std::string text = absl::StrCat("ir_version: 8 opset_import { version: 17 }\ngraph {\n", body,
-                                  "input { name: 'x' type { tensor_type { elem_type: ", type,
-                                  " shape {");
+  std::string text =
+      absl::StrCat("ir_version: 8 opset_import { version: 17 }\ngraph {\n", body,
+                   "input { name: 'x' type { tensor_type { elem_type: ", type, " shape {");
   for (const int64_t dim : input) absl::StrAppend(&text, " dim { dim_value: ", dim, " }");
   absl::StrAppend(&text, " } } } }\noutput { name: 'out' }\n}\n");
   onnx::Model model;
@@ -105,19 +106,20 @@ std::string ErrorOf(const absl::StatusOr<ImportedModel>& imported) {
 
 // A network on features: `body` computes y from f, [2, 4].
 absl::StatusOr<ImportedModel> OnFeatures(const std::string& body) {
-  return Import({2, 4, 1, 1}, absl::StrCat(Node("Flatten x -> f"), body, Weight("head.weight", {3, 4}),
-                                           Node("Gemm y head.weight -> out", Int("transB", 1))));
+  return Import({2, 4, 1, 1},
+                absl::StrCat(Node("Flatten x -> f"), body, Weight("head.weight", {3, 4}),
+                             Node("Gemm y head.weight -> out", Int("transB", 1))));
 }
 
 TEST(ImportTest, NamesLayersAfterModules) {
-  const auto imported = Import(
-      {1, 2, 4, 4}, Weight("stem.conv.weight", {3, 2, 3, 3}) + Weight("stem.conv.bias", {3}) +
-                        Node("Conv x stem.conv.weight stem.conv.bias -> c", Ints("pads", {1, 1, 1, 1})) +
-                        Node("Relu c -> r") + Node("GlobalAveragePool r -> p") +
-                        Node("Flatten p -> f") + Weight("fc.weight", {5, 3}) +
-                        Node("Gemm f fc.weight -> out", Int("transB", 1)));
-  EXPECT_THAT(Operations(imported), ElementsAre("convolution", "relu", "global_average_pool",
-                                                "fully_connected"));
+  const auto imported =
+      Import({1, 2, 4, 4},
+             Weight("stem.conv.weight", {3, 2, 3, 3}) + Weight("stem.conv.bias", {3}) +
+                 Node("Conv x stem.conv.weight stem.conv.bias -> c", Ints("pads", {1, 1, 1, 1})) +
+                 Node("Relu c -> r") + Node("GlobalAveragePool r -> p") + Node("Flatten p -> f") +
+                 Weight("fc.weight", {5, 3}) + Node("Gemm f fc.weight -> out", Int("transB", 1)));
+  EXPECT_THAT(Operations(imported),
+              ElementsAre("convolution", "relu", "global_average_pool", "fully_connected"));
   EXPECT_EQ(imported->model.layer(0).name(), "stem.conv");
   EXPECT_EQ(imported->weights[0].name, "stem.conv/weight");
   EXPECT_THAT(imported->weights[1].values, ElementsAre(1, 2, 3));
@@ -136,33 +138,35 @@ TEST(ImportTest, RecognizesActivationsByTheirValues) {
   const std::string gelu = Scalar("root", 1.41421356) + Scalar("one", 1) + Scalar("half", 0.5) +
                            Node("Div f root -> d") + Node("Erf d -> e") + Node("Add e one -> a") +
                            Node("Mul f a -> m") + Node("Mul m half -> y");
-  EXPECT_THAT(Operations(OnFeatures(gelu)), ElementsAre("flatten", "gelu", "fully_connected"));
+  EXPECT_THAT(Operations(OnFeatures(gelu)), ElementsAre("gelu", "flatten", "fully_connected"));
   const std::string silu = Node("Sigmoid f -> s") + Node("Mul f s -> y");
-  EXPECT_THAT(Operations(OnFeatures(silu)), ElementsAre("flatten", "silu", "fully_connected"));
+  EXPECT_THAT(Operations(OnFeatures(silu)), ElementsAre("silu", "flatten", "fully_connected"));
   const std::string relu6 = Scalar("zero", 0) + Scalar("six", 6) + Node("Clip f zero six -> y");
-  EXPECT_THAT(Operations(OnFeatures(relu6)), ElementsAre("flatten", "relu6", "fully_connected"));
+  EXPECT_THAT(Operations(OnFeatures(relu6)), ElementsAre("relu6", "flatten", "fully_connected"));
   const std::string hard = Scalar("three", 3) + Scalar("zero", 0) + Scalar("six", 6) +
                            Node("Add f three -> a") + Node("Clip a zero six -> c") +
                            Node("Mul f c -> m") + Node("Div m six -> y");
-  EXPECT_THAT(Operations(OnFeatures(hard)), ElementsAre("flatten", "hard_swish", "fully_connected"));
+  EXPECT_THAT(Operations(OnFeatures(hard)),
+              ElementsAre("hard_swish", "flatten", "fully_connected"));
 }
 
 // relu(x) + x is not an activation, but a sum of layers.
 TEST(ImportTest, SumsOfActivationsAreLayers) {
   EXPECT_THAT(Operations(OnFeatures(Node("Relu f -> r") + Node("Add f r -> y"))),
-              ElementsAre("flatten", "relu", "add", "fully_connected"));
+              ElementsAre("relu", "add", "flatten", "fully_connected"));
   EXPECT_THAT(Operations(OnFeatures(Node("Relu f -> r") + Node("Sigmoid r -> y"))),
-              ElementsAre("flatten", "relu", "sigmoid", "fully_connected"));
+              ElementsAre("relu", "sigmoid", "flatten", "fully_connected"));
 }
 
 TEST(ImportTest, ReportsEveryUnsupportedOperator) {
-  const auto imported = Import(
-      {1, 2, 4, 4},
-      Node("LpPool x -> a") + Node("Relu a -> b") + Node("InstanceNormalization b -> c") +
-          Node("Mystery x -> d") + Node("LeakyRelu x -> e") + Node("Add d e -> out"));
+  const auto imported =
+      Import({1, 2, 4, 4}, Node("LpPool x -> a") + Node("Relu a -> b") +
+                               Node("InstanceNormalization b -> c") + Node("Mystery x -> d") +
+                               Node("LeakyRelu x -> e") + Node("Add d e -> out"));
   const std::string error = ErrorOf(imported);
-  EXPECT_THAT(error, HasSubstr("operator LpPool of node 'a_node' is not supported; the nearest that "
-                               "works is AveragePool"));
+  EXPECT_THAT(error,
+              HasSubstr("operator LpPool of node 'a_node' is not supported; the nearest that "
+                        "works is AveragePool"));
   EXPECT_THAT(error, HasSubstr("operator Mystery of node 'd_node' is not supported"));
   EXPECT_THAT(error, HasSubstr("operator LeakyRelu of node 'e_node' is not supported; the nearest "
                                "that works is Relu"));
@@ -180,27 +184,27 @@ TEST(ImportTest, ErrorsNameTheReason) {
   EXPECT_THAT(ErrorOf(Import({1, 2, 5, 5}, Node("MaxPool x -> p", Ints("kernel_shape", {2, 2}) +
                                                                       Ints("strides", {2, 2}) +
                                                                       Int("ceil_mode", 1)) +
-                                              Node("Flatten p -> out"))),
+                                               Node("Flatten p -> out"))),
               HasSubstr("ceil_mode"));
   EXPECT_THAT(ErrorOf(Import({1, 2, 4, 4}, Weight("w", {2, 2, 3, 3}) +
-                                              Node("Conv x w -> c", Ints("strides", {1, 2})) +
-                                              Node("Flatten c -> out"))),
+                                               Node("Conv x w -> c", Ints("strides", {1, 2})) +
+                                               Node("Flatten c -> out"))),
               HasSubstr("strides must be equal"));
   EXPECT_THAT(ErrorOf(Import({1, 3}, Node("Relu x -> out"))), HasSubstr("matrix of numbers"));
   EXPECT_THAT(ErrorOf(OnFeatures(Weight("fc.weight", {4, 4}) + Node("MatMul f fc.weight -> a") +
                                  Node("MatMul a fc.weight -> y"))),
               AllOf(HasSubstr("'fc.weight' is used by"), HasSubstr("optimize=False")));
   EXPECT_THAT(ErrorOf(Import({1, 2, 1, 1}, Weight("w", {3, 2}) + Node("Flatten x -> f") +
-                                              Node("Gemm f w -> g", Int("transB", 1)) +
-                                              Node("Softmax g -> out"))),
+                                               Node("Gemm f w -> g", Int("transB", 1)) +
+                                               Node("Softmax g -> out"))),
               HasSubstr("the loss contains the softmax"));
 }
 
 // Scores [1, 4, 2, 3] of rows [1, 4, 6]: queries, keys and values of two heads of 3.
 std::string AttentionOf(const std::string& mask) {
   return Weight("emb.weight", {9, 6}) + Node("Gather emb.weight x -> e") +
-         Weight("qkv.weight", {6, 18}) + Node("MatMul e qkv.weight -> m") + Weight("qkv.bias", {18}) +
-         Node("Add m qkv.bias -> p") + Integers("heads", {1, 4, 2, 3}) +
+         Weight("qkv.weight", {6, 18}) + Node("MatMul e qkv.weight -> m") +
+         Weight("qkv.bias", {18}) + Node("Add m qkv.bias -> p") + Integers("heads", {1, 4, 2, 3}) +
          Node("Split p -> q k v", Int("axis", 2)) + Node("Reshape q heads -> q4") +
          Node("Reshape k heads -> k4") + Node("Reshape v heads -> v4") +
          Node("Transpose q4 -> qt", Ints("perm", {0, 2, 1, 3})) +
@@ -236,7 +240,8 @@ TEST(ImportTest, CausalMaskIsRecognized) {
       absl::StrAppend(&mask, " float_data: ", column <= row ? "0" : "-inf");
     }
   }
-  const auto causal = Import({1, 4}, AttentionOf(mask + " }\n" + Node("Add s1 mask -> s2")), kInt64);
+  const auto causal =
+      Import({1, 4}, AttentionOf(mask + " }\n" + Node("Add s1 mask -> s2")), kInt64);
   ASSERT_TRUE(causal.ok()) << causal.status();
   EXPECT_TRUE(causal->model.layer(1).attention().causal());
   const auto other =
@@ -293,7 +298,8 @@ TEST(ExportTest, RefusesPositionsOutside) {
   original.set_offset(0);
   original.set_stride(0, -1);
   EXPECT_FALSE(ExportTensors(model, read).ok());
-  EXPECT_EQ(ExportTensors(v1::Model(), read).status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(ExportTensors(v1::Model(), read).status().code(),
+            absl::StatusCode::kFailedPrecondition);
 }
 
 // A tensor of which the model has one row is reported, not written with made-up numbers.
