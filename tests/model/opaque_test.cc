@@ -8,12 +8,12 @@
 #include "model/graph.h"
 #include "model/validate.h"
 
-namespace cadre {
+namespace cadre::testing {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
-constexpr char kSpec[] = R"(
+constexpr char kOpaqueSpec[] = R"(
   name: "opaque" batch_per_group: 8
   model { opaque {
     parameter { name: "w" shape: 2 shape: 3 } parameter { name: "mean" shape: 3 trained: false }
@@ -21,20 +21,20 @@ constexpr char kSpec[] = R"(
   } }
   averaging { every_steps: 4 } cluster { groups: 2 } stop { steps: 100 })";
 
-v1::RunSpec SpecOf(const std::string& more = "") {
+v1::RunSpec OpaqueSpec(const std::string& more = "") {
   v1::RunSpec spec;
-  EXPECT_TRUE(google::protobuf::TextFormat::ParseFromString(kSpec, &spec));
+  EXPECT_TRUE(google::protobuf::TextFormat::ParseFromString(kOpaqueSpec, &spec));
   EXPECT_TRUE(google::protobuf::TextFormat::MergeFromString(more, &spec));
   return spec;
 }
 
 std::string ProblemOf(const std::string& more) {
-  return std::string(ValidateRunSpec(SpecOf(more)).message());
+  return std::string(ValidateRunSpec(OpaqueSpec(more)).message());
 }
 
 TEST(OpaqueTest, ParametersAreInTheOrderOfTheSpec) {
-  ASSERT_TRUE(ValidateRunSpec(SpecOf()).ok()) << ProblemOf("");
-  const auto index = ParameterIndex::FromModel(SpecOf().model());
+  ASSERT_TRUE(ValidateRunSpec(OpaqueSpec()).ok()) << ProblemOf("");
+  const auto index = ParameterIndex::FromModel(OpaqueSpec().model());
   ASSERT_TRUE(index.ok());
   EXPECT_EQ(index->size(), 10);
   EXPECT_EQ((*index)[1].offset, 6);
@@ -58,32 +58,32 @@ TEST(OpaqueTest, ProblemsNameTheField) {
   EXPECT_THAT(ProblemOf("averaging { every_steps: 0 }"), HasSubstr("averaging.every_steps: is 0"));
   EXPECT_THAT(ProblemOf("stop { steps: 0 epochs: 2 }"),
               HasSubstr("stop.epochs: requires model.opaque.epoch_samples"));
-  EXPECT_FALSE(Graph::FromModel(SpecOf().model()).ok()) << "nothing can be planned";
+  EXPECT_FALSE(Graph::FromModel(OpaqueSpec().model()).ok()) << "nothing can be planned";
 }
 
 TEST(OpaqueTest, DifferencesNameTheParameterAndBothSides) {
-  const ParameterIndex run = ParameterIndex::FromOpaque(SpecOf().model().opaque());
+  const ParameterIndex run = ParameterIndex::FromOpaque(OpaqueSpec().model().opaque());
   EXPECT_EQ(ParametersDifference(run, run), "");
-  v1::OpaqueModel other = SpecOf().model().opaque();
+  v1::OpaqueModel other = OpaqueSpec().model().opaque();
   other.mutable_parameter(0)->set_shape(1, 4);
   EXPECT_EQ(ParametersDifference(run, ParameterIndex::FromOpaque(other)),
             "parameter 0 is 'w' [2, 3] in the run, but 'w' [2, 4] in this program");
-  other = SpecOf().model().opaque();
+  other = OpaqueSpec().model().opaque();
   other.mutable_parameter()->SwapElements(0, 2);
   EXPECT_THAT(ParametersDifference(run, ParameterIndex::FromOpaque(other)),
               HasSubstr("'w' [2, 3] in the run, but 'scale' []"));
 }
 
 TEST(OpaqueTest, ARunBeginsWithValuesOfAGroupUnlessAFileHasThem) {
-  EXPECT_TRUE(BeginsWithGroupValues(SpecOf()));
-  EXPECT_FALSE(BeginsWithGroupValues(SpecOf("checkpoint { from: '/model.safetensors' }")));
+  EXPECT_TRUE(BeginsWithGroupValues(OpaqueSpec()));
+  EXPECT_FALSE(BeginsWithGroupValues(OpaqueSpec("checkpoint { from: '/model.safetensors' }")));
   EXPECT_FALSE(BeginsWithGroupValues(v1::RunSpec()));
 }
 
 TEST(OpaqueTest, AnEpochIsTheRunUnlessItIsGiven) {
-  EXPECT_EQ(EpochSamples(SpecOf()), 1600U);
-  EXPECT_EQ(EpochSamples(SpecOf("model { opaque { epoch_samples: 7 } }")), 7U);
+  EXPECT_EQ(EpochSamples(OpaqueSpec()), 1600U);
+  EXPECT_EQ(EpochSamples(OpaqueSpec("model { opaque { epoch_samples: 7 } }")), 7U);
 }
 
 }  // namespace
-}  // namespace cadre
+}  // namespace cadre::testing
