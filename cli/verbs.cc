@@ -644,10 +644,11 @@ first.
                      "weights.safetensors")},
        .brief = "make a run file and weights from a network in ONNX format",
        .text =
-           R"(Translates the forward graph that PyTorch exports (torch.onnx.export) to layers of Cadre, which has
-its own gradients. Names of modules become names of layers. The run file begins from the weights; adapt its
-data, and train it like any other. Operators without a translation are reported all at once, with their
-nodes and the nearest operators that work. docs/import.md describes how to export, and what is supported.
+           R"(Translates the forward graph that PyTorch exports (torch.onnx.export) to layers of Cadre, which
+has its own gradients. Names of modules become names of layers. The run file begins from the
+weights; adapt its data, and train it like any other. Operators without a translation are reported
+all at once, with their nodes and the nearest operators that work. docs/import.md describes how to
+export, and what is supported.
 )",
        .examples = R"(  cadre import resnet18.onnx -O run.textproto --weights weights.safetensors
   cadre local run.textproto --checkpoint checkpoints
@@ -659,9 +660,9 @@ nodes and the nearest operators that work. docs/import.md describes how to expor
        .flags = {OutputFlag("the file of weights to write").Fallback("weights.safetensors")},
        .brief = "write the weights of a checkpoint under the names of the imported network",
        .text =
-           R"(CHECKPOINT is the folder of a checkpoint, or a directory of checkpoints, of which the newest is taken.
-Its run must have been made by 'cadre import'. The tensors have the names, extents and order that they had
-in the ONNX file, so that load_state_dict accepts them.
+           R"(CHECKPOINT is the folder of a checkpoint, or a directory of checkpoints, of which the newest is
+taken. Its run must have been made by 'cadre import'. The tensors have the names, extents and order
+that they had in the ONNX file, so that load_state_dict accepts them.
 )",
        .examples = R"(  cadre export checkpoints -O trained.safetensors
 )",

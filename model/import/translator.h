@@ -74,7 +74,7 @@ DraftParameter ParameterOf(const char* name, Shape shape, int initializer, View 
 
 class Translator {
  public:
-  // Draft 0 is the input. Both are borrowed.
+  // Draft 0 is the input. The model is borrowed.
   Translator(const onnx::Model& model, const std::vector<OnnxTensor>& initializers)
       : graph_(model.graph()), initializers_(initializers) {}
 

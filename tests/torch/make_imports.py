@@ -2,8 +2,8 @@
 """Writes the networks of import_models.py as ONNX files without weights, and what PyTorch computes.
 
 Needs PyTorch, onnx, onnxscript, transformers and safetensors (the fixtures in folder imports were
-written with PyTorch 2.13.0, onnx 1.23.2, onnxscript 0.7.2 and transformers as in requirements of
-the time); the tests need no Python.
+written with PyTorch 2.13.0, onnx 1.23.2, onnxscript 0.7.2 and transformers 5.24.0); the tests need
+no Python.
 
   python3 tests/torch/make_imports.py [--out FOLDER] [NAME ...]
 
