@@ -50,7 +50,7 @@ def run_file(folder: Path, steps: int) -> Path:
 
 
 def test_native_group_and_program(cluster: Cluster) -> None:
-    run = cluster.client.submit(run_file(cluster.folder, 320))
+    run = cluster.client.submit(run_file(cluster.folder, 160))
     cluster.start_worker("native", "--data_root=/usr/share/datasets")
     program = cluster.start("torch", "fashion_program.py", "--run", run)
     program.succeed(300)
@@ -59,7 +59,7 @@ def test_native_group_and_program(cluster: Cluster) -> None:
     assert status["digest"] == last(program)["digest"]
     # The native group has evaluated the last version, which PyTorch computes alike.
     assert abs(status["test"]["accuracy"] - last(program)["accuracy"]) < 0.002
-    assert last(program)["accuracy"] > 0.8
+    assert last(program)["accuracy"] > 0.7
 
 
 def test_either_group_continues_without_the_other(cluster: Cluster) -> None:
