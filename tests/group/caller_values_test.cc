@@ -14,7 +14,7 @@
 namespace cadre {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 v1::Model Parse(const std::string& text) {
   v1::Model model;
