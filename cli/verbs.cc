@@ -396,13 +396,14 @@ seed in the run file are separate entries.
        .arguments = {{.name = "FOLDER", .kind = kFolder, .repeated = true}},
        .brief = "compute the versions of a run again from what its groups have contributed",
        .text =
-           R"(Each FOLDER is that of the run in the data folder of an aggregator (DATA_DIR/RUN), on this machine;
-the folders of all shards are required. The aggregators must have been started with --archive, which keeps
-the contributions and the orders of all rounds.
+           R"(Each FOLDER is that of the run in the data folder of an aggregator (DATA_DIR/RUN), on this
+machine; the folders of all shards are required. The aggregators must have been started with
+--archive, which keeps the contributions and the orders of all rounds.
 
-Version 0 is computed from the run's spec, and every later version from its order and contributions, with
-outer optimizer, codecs and fragments. The command fails at the first version whose digest is not the one
-that the aggregator has made. The digest of the last version is that of 'cadre status'.
+Version 0 is computed from the run's spec, and every later version from its order and
+contributions, with outer optimizer, codecs and fragments. The command fails at the first version
+whose digest is not that of the aggregator's. The digest of the last version is that of 'cadre
+status'.
 )",
        .examples = R"(  cadre replay /data/aggregator-0/run-1 /data/aggregator-1/run-1
 )",

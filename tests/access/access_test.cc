@@ -112,6 +112,7 @@ StatusCode CodeForRole(const std::string& path, Caller caller) {
       {"/cadre.v1.Runs/List", StatusCode::OK},
       // The store of this coordinator is in memory.
       {"/cadre.v1.Runs/Backup", StatusCode::UNIMPLEMENTED},
+      {"/cadre.v1.Status/Events", StatusCode::OK},
       {"/cadre.v1.Membership/Join", StatusCode::OK},
       {"/cadre.v1.Rounds/Stage", StatusCode::OK},
       {"/cadre.v1.Rounds/Pull", StatusCode::OK}};
