@@ -21,14 +21,19 @@ absl::StatusOr<std::vector<float>> ReadStoredModel(const std::string& folder,
   std::vector<float> weights(index.size(), std::numeric_limits<float>::quiet_NaN());
   for (const v1::AggregatorStatus& aggregator : status.aggregators()) {
     const std::string& name = aggregator.member().name();
-    // The aggregator has locked its own folder.
+    // The aggregator has locked its own folder, and may remove other files.
     const TemporaryFolder copy;
-    std::filesystem::copy(absl::StrCat(folder, "/", name), copy.path(),
-                          std::filesystem::copy_options::recursive);
+    const v1::RunStatus& run = status.runs(0);
+    std::filesystem::create_directory(absl::StrCat(copy.path(), "/", run.run()));
+    for (const std::string& file :
+         {std::string(".identity"), absl::StrCat(run.run(), "/version-", run.version())}) {
+      std::filesystem::copy(absl::StrCat(folder, "/", name, "/", file),
+                            absl::StrCat(copy.path(), "/", file));
+    }
     CADRE_ASSIGN_OR_RETURN(const std::unique_ptr<ShardStore> store,
                            ShardStore::Open(PosixFileSystem(), copy.path(), name));
     CADRE_ASSIGN_OR_RETURN(const std::unique_ptr<VersionReader> shard,
-                           store->OpenVersion(status.runs(0).run(), status.runs(0).version()));
+                           store->OpenVersion(run.run(), run.version()));
     char* const begin = reinterpret_cast<char*>(weights.data() + shard->span().begin);
     CADRE_RETURN_IF_ERROR(
         shard->Read(shard->span().begin, {begin, shard->span().size() * sizeof(float)}));

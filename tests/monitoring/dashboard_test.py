@@ -236,6 +236,13 @@ class DashboardTest(unittest.TestCase):
 
     def check_points(self, run, updates):
         losses, tests = points(self.cluster.api(f"runs/{run}/history"))
+        # The page receives the entries shortly after the coordinator has made them.
+        wait_for(
+            lambda: self.state(
+                f"[...data.histories.get('{run}').values()].some((e) => e.commit?.version === {max(losses)})"
+            ),
+            "the page lacks the newest version",
+        )
         page = self.state(
             f"[...data.histories.get('{run}').values()].filter((e) => e.commit)"
             ".map((e) => [e.commit.version, e.commit.step, e.commit.loss])"

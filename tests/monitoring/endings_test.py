@@ -54,7 +54,7 @@ class EndingsTest(unittest.TestCase):
         wait_for(whole, "the worker has no rank again")
         version = self.cluster.run_state(run)["version"]
         wait_for(lambda: self.cluster.run_state(run)["version"] > version + 3, "the run does not go on")
-        self.assertEqual(self.cluster.run_state(run)["groups_alive"], 2)
+        wait_for(lambda: self.cluster.run_state(run)["groups_alive"] == 2, "a group is missing")
 
     def test_idle_worker_that_is_terminated_is_not_complete(self):
         self.start(1)
