@@ -31,7 +31,7 @@ constexpr absl::Duration kMaxStall = absl::Seconds(3 /* lease */ + 1 + 3);
 
 class RecoveryTest : public ::testing::Test {
  protected:
-  RecoveryTest() : cluster_({.lease = kLease, .archive = true}) {}
+  explicit RecoveryTest(bool archive = false) : cluster_({.lease = kLease, .archive = archive}) {}
 
   // Submits the run and waits until all of its groups train. The run keeps its plans: otherwise, on
   // a busy host, the measured times of so small a model could cause groups to be formed again.
@@ -361,7 +361,10 @@ TEST_F(RecoveryTest, BackupIsRestored) {
 
 enum class Rounds { kPlain, kCoded, kFragments };
 
-class AggregatorRestartTest : public RecoveryTest, public ::testing::WithParamInterface<Rounds> {};
+class AggregatorRestartTest : public RecoveryTest, public ::testing::WithParamInterface<Rounds> {
+ protected:
+  AggregatorRestartTest() : RecoveryTest(/*archive=*/true) {}
+};
 INSTANTIATE_TEST_SUITE_P(Each, AggregatorRestartTest,
                          ::testing::Values(Rounds::kPlain, Rounds::kCoded, Rounds::kFragments));
 

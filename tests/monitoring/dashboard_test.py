@@ -235,14 +235,16 @@ class DashboardTest(unittest.TestCase):
         self.assertLess(many - alone, 0.05)
 
     def check_points(self, run, updates):
-        losses, tests = points(self.cluster.api(f"runs/{run}/history"))
-        # The page receives the entries shortly after the coordinator has made them.
+        watched = {u["run"]["version"]: (u["run"]["step"], u["run"]["loss"]) for u in updates if u["run"]["version"]}
+        self.assertGreater(len(watched), 20)
+        # The page, and the history that it reads, follow the coordinator with a delay.
         wait_for(
             lambda: self.state(
-                f"[...data.histories.get('{run}').values()].some((e) => e.commit?.version === {max(losses)})"
+                f"[...data.histories.get('{run}').values()].some((e) => e.commit?.version === {max(watched)})"
             ),
             "the page lacks the newest version",
         )
+        losses, tests = points(self.cluster.api(f"runs/{run}/history"))
         page = self.state(
             f"[...data.histories.get('{run}').values()].filter((e) => e.commit)"
             ".map((e) => [e.commit.version, e.commit.step, e.commit.loss])"
@@ -250,8 +252,6 @@ class DashboardTest(unittest.TestCase):
         # Of a long run, the coordinator keeps fewer old entries than a page that has seen them all.
         shown = {version: (step, loss) for version, step, loss in page}
         self.assertEqual({version: shown[version] for version in losses}, losses)
-        watched = {u["run"]["version"]: (u["run"]["step"], u["run"]["loss"]) for u in updates if u["run"]["version"]}
-        self.assertGreater(len(watched), 20)
         for version, (step, loss) in watched.items():
             self.assertEqual(shown[version][0], step)
             self.assertAlmostEqual(shown[version][1], loss, places=6)
