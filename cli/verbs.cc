@@ -648,7 +648,7 @@ first.
            R"(Translates the forward graph that PyTorch exports (torch.onnx.export) to layers of Cadre, which
 has its own gradients. Names of modules become names of layers. The run file begins from the
 weights; adapt its data, and train it like any other. Operators without a translation are reported
-all at once, with their nodes and the nearest operators that work. docs/import.md describes how to
+together, with their nodes and the nearest operators that work. docs/import.md describes how to
 export, and what is supported.
 )",
        .examples = R"(  cadre import resnet18.onnx -O run.textproto --weights weights.safetensors

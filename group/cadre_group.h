@@ -53,7 +53,7 @@ typedef struct {
   int32_t insecure;
   /* Id or name of the run. */
   const char* run;
-  /* Equal for all ranks of the program, and different for every start of it. */
+  /* Equal for all ranks of the program, and different at each start. */
   const char* program;
   /* Name of this process for display, [a-z0-9._-]. */
   const char* name;

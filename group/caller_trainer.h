@@ -1,5 +1,5 @@
 // Trains in the generations of a group by having a program do the steps with a loop of its own: the
-// values are those that the program has registered, and the program is told through a Handoff what
+// values are those that the program has registered, and a Handoff passes to the program what
 // is due.
 //
 // Thread-safe, except for Train.

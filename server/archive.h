@@ -1,4 +1,4 @@
-// The archive of a run on one aggregator (cadre-aggregator --archive): for every version, the order
+// The archive of a run on one aggregator (cadre-aggregator --archive): for each version, the order
 // that made it, its digest, and the contributions of its participants. With version 0, which is a
 // function of the run's spec, this is all that determines the versions, so they can be computed
 // again (server/replay.h).

@@ -9,7 +9,7 @@
 //   /api/v1/stream                  server-sent events: overview, history, events
 //
 // All viewers share one stream, for which the event loop is asked at most kUpdatesPerSecond times a
-// second, and not at all while nobody watches. Other answers are kept for a short time, so the load
+// second, and not at all without viewers. Other answers are kept for a short time, so the load
 // of the loop does not grow with the number of viewers.
 //
 // The page needs no other host. It has no button: changes are made by `cadre`, with its access

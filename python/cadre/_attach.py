@@ -499,7 +499,7 @@ def attach(
     a run that has none yet). After every `every_steps` steps of the optimizer, its hook exchanges the
     model with the other groups. At the end of the run the hook ends the `with` block (with RunEnded,
     which the block handles), and the model has the last version. SIGTERM leaves at the next boundary,
-    Ctrl-C at once.
+    Ctrl-C immediately.
 
     Options:
       coordinator: "host:port".

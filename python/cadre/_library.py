@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 from pathlib import Path
 
@@ -83,21 +84,17 @@ def _path() -> Path:
     return Path(configured) if configured else Path(__file__).with_name("libcadre_group.so")
 
 
+@functools.cache
 def load() -> ctypes.CDLL:
     """Returns the library. Raises OSError, naming the file, if it cannot be loaded."""
-    if load.library is None:
-        library = ctypes.CDLL(str(_path()))
-        for name, (result, arguments) in _SIGNATURES.items():
-            function = getattr(library, name)
-            function.restype = result
-            function.argtypes = arguments
-        if library.cadre_group_abi() != _ABI:
-            raise OSError(f"{_path()} has interface {library.cadre_group_abi()}, this package {_ABI}")
-        load.library = library
-    return load.library
-
-
-load.library = None  # type: ignore[attr-defined]
+    library = ctypes.CDLL(str(_path()))
+    for name, (result, arguments) in _SIGNATURES.items():
+        function = getattr(library, name)
+        function.restype = result
+        function.argtypes = arguments
+    if library.cadre_group_abi() != _ABI:
+        raise OSError(f"{_path()} has interface {library.cadre_group_abi()}, this package {_ABI}")
+    return library
 
 
 def encode(text: str | None) -> bytes | None:

@@ -16,7 +16,7 @@ namespace cadre::fuzz {
 // A file that is translated is a model whose parameters all have values, and these values come back
 // from an export.
 void Onnx(std::span<const uint8_t> input) {
-  // A line for every text that is not UTF-8 otherwise.
+  // Without this, each text that is not UTF-8 is logged.
   static const bool silent = (google::protobuf::SetLogHandler(nullptr), true);
   static_cast<void>(silent);
   const auto file = ParseOnnx({reinterpret_cast<const char*>(input.data()), input.size()});
