@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <utility>
+#include <vector>
 
 #include "absl/time/clock.h"
 
@@ -38,6 +39,14 @@ void FakeCoordinator::Send(const v1::CoordinatorMessage& message) {
   absl::MutexLock lock(&mutex_);
   ASSERT_NE(stream_, nullptr);
   EXPECT_TRUE(stream_->Write(message));
+}
+
+void FakeCoordinator::SendUntilEnd(const std::vector<v1::CoordinatorMessage>& messages) {
+  absl::MutexLock lock(&mutex_);
+  ASSERT_NE(stream_, nullptr);
+  for (const auto& message : messages) {
+    if (!stream_->Write(message)) return;
+  }
 }
 
 v1::MemberMessage FakeCoordinator::Receive(v1::MemberMessage::BodyCase kind) {

@@ -5,6 +5,7 @@
 #include <deque>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
@@ -28,6 +29,9 @@ class FakeCoordinator final : public v1::Membership::Service {
   bool WaitForJoin() ABSL_LOCKS_EXCLUDED(mutex_);
   // Sends a message to the member that has joined.
   void Send(const v1::CoordinatorMessage& message) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Sends all messages on one stream. The member may end the stream before it received all.
+  void SendUntilEnd(const std::vector<v1::CoordinatorMessage>& messages)
+      ABSL_LOCKS_EXCLUDED(mutex_);
   // The next message of this kind; skips others. Fails the test after ten seconds.
   v1::MemberMessage Receive(v1::MemberMessage::BodyCase kind);
 

@@ -84,9 +84,7 @@ TEST_F(MembershipClientTest, LowerEpochIsRefused) {
   };
   auto client = Start();
   coordinator_.SetEpoch(7);
-  coordinator_.Send(OfEpoch(7));
-  coordinator_.Send(OfEpoch(6));
-  coordinator_.Send(OfEpoch(7));
+  coordinator_.SendUntilEnd({OfEpoch(7), OfEpoch(6), OfEpoch(7)});
   ASSERT_TRUE(AwaitJoined(2));
   EXPECT_EQ(
       coordinator_.Receive(v1::MemberMessage::kHeartbeat).heartbeat().counters().at("stale_epochs"),
