@@ -152,7 +152,8 @@ absl::StatusOr<int> ListRuns(const Invocation& in) {
   CADRE_ASSIGN_OR_RETURN(const v1::ListReply reply, client->List());
   // Nothing on stdout could be taken for a failure, so stderr says that there is nothing to list.
   if (reply.runs().empty() && !in.global.quiet) in.console.err << "no runs yet" << std::endl;
-  PrintList(in, ToJson(reply), "runs", RunsTable(reply.runs()), reply.runs(),
+  PrintList(in, ToJson(reply), "runs",
+            RunsTable(reply.runs(), in.global.format == OutputFormat::kWide), reply.runs(),
             [](const v1::RunStatus& run) { return run.run(); });
   return kExitOk;
 }
@@ -215,7 +216,8 @@ absl::StatusOr<int> ShowMembers(const Invocation& in) {
     }
     return kExitOk;
   }
-  Print(MembersJson(reply), MembersText(reply), in.global, in.console);
+  Print(MembersJson(reply), MembersText(reply, in.global.format == OutputFormat::kWide), in.global,
+        in.console);
   return kExitOk;
 }
 

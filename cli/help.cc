@@ -72,7 +72,7 @@ std::string GeneralHelp() {
                   "  cadre local deploy/demo.textproto --groups 2 --ranks 2 --aggregators 2\n"
                   "\n'cadre help VERB' explains a verb, with examples.\n"
                   "Exit codes: 0 success, 1 failure, 2 usage error, 3 not found, 4 unavailable or "
-                  "timed out,\n130 interrupted.\n");
+                  "timed out,\n5 denied, 130 interrupted.\n");
   return out;
 }
 

@@ -1,8 +1,10 @@
-// `cadre import` and `cadre export`: networks in ONNX format become run files, and trained weights
-// get the names of the network's own framework again.
+// `cadre import` and `cadre export`: networks in ONNX format become run files, and trained weights,
+// of a checkpoint or a run, get the names of the network's own framework again.
 #include <algorithm>
 #include <filesystem>
+#include <functional>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "absl/strings/ascii.h"
@@ -10,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/counted_noun.h"
 #include "base/file.h"
+#include "base/rpc/credentials.h"
 #include "base/status.h"
 #include "cli/command_line.h"
 #include "cli/command_options.h"
@@ -18,6 +21,7 @@
 #include "model/formats/checkpoint_manifest.h"
 #include "model/formats/safetensors.h"
 #include "model/import/import.h"
+#include "server/client/version_reader.h"
 
 namespace cadre {
 namespace {
@@ -68,8 +72,28 @@ absl::StatusOr<int> ImportModel(const Invocation& in) {
   return kExitOk;
 }
 
-absl::StatusOr<int> ExportModel(const Invocation& in) {
+namespace {
+
+using ReadParameter = std::function<absl::StatusOr<std::vector<float>>(const std::string&)>;
+
+// Writes the tensors of an imported network with its own names.
+absl::StatusOr<int> ExportImported(const Invocation& in, const v1::Model& model,
+                                   const ReadParameter& read, const std::string& from,
+                                   uint64_t step) {
   const std::string output = in.line.Value<std::string>("output");
+  const auto exported = ExportTensors(model, read);
+  if (!exported.ok()) return Annotate(exported.status(), from);
+  CADRE_RETURN_IF_ERROR(WriteTensors(output, exported->tensors));
+  if (in.global.quiet) return kExitOk;
+  in.console.err << "wrote " << output << " (" << Counted(std::ssize(exported->tensors), "tensor")
+                 << " of step " << step << ")" << std::endl;
+  for (const std::string& name : exported->incomplete) {
+    in.console.err << name << " is not in the file: the model has only a part of it" << std::endl;
+  }
+  return kExitOk;
+}
+
+absl::StatusOr<int> ExportCheckpoint(const Invocation& in) {
   CADRE_ASSIGN_OR_RETURN(const std::string folder, ResolveCheckpoint(in.line.argument()));
   if (absl::EndsWith(folder, ".safetensors")) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -89,17 +113,45 @@ absl::StatusOr<int> ExportModel(const Invocation& in) {
     CADRE_RETURN_IF_ERROR(file.Read(*tensor, 0, values));
     return values;
   };
-  const auto exported = ExportTensors(manifest.spec().model(), read);
-  if (!exported.ok()) return Annotate(exported.status(), folder);
-  CADRE_RETURN_IF_ERROR(WriteTensors(output, exported->tensors));
+  return ExportImported(in, manifest.spec().model(), read, folder, manifest.step());
+}
+
+// The newest version of a run, which goes on meanwhile.
+absl::StatusOr<int> ExportRun(const Invocation& in) {
+  const std::string run = in.line.argument();
+  const std::string output = in.line.Value<std::string>("output");
+  CADRE_ASSIGN_OR_RETURN(const Credentials credentials,
+                         Credentials::FromFlags(in.global.tls, in.global.insecure));
+  CADRE_ASSIGN_OR_RETURN(const auto client, MakeClient(in.global));
+  CADRE_ASSIGN_OR_RETURN(const ReadVersion version,
+                         ReadNewestVersion(
+                             run, [&] { return client->Locate(run); }, credentials));
+  const v1::Model& model = version.located.spec().model();
+  if (!model.original().empty()) {
+    const auto read = [&](const std::string& name) -> absl::StatusOr<std::vector<float>> {
+      CADRE_ASSIGN_OR_RETURN(const int i, version.index.Find(name));
+      const Parameter& parameter = version.index[i];
+      return std::vector<float>(version.values.begin() + parameter.offset,
+                                version.values.begin() + parameter.end());
+    };
+    return ExportImported(in, model, read, run, version.located.step());
+  }
+  const std::vector<NamedShape> tensors = WeightTensors(version.index);
+  CADRE_RETURN_IF_ERROR(WriteSafetensors(output, tensors, version.values));
   if (!in.global.quiet) {
-    in.console.err << "wrote " << output << " (" << Counted(std::ssize(exported->tensors), "tensor")
-                   << " of step " << manifest.step() << ")" << std::endl;
-    for (const std::string& name : exported->incomplete) {
-      in.console.err << name << " is not in the file: the model has only a part of it" << std::endl;
-    }
+    in.console.err << "wrote " << output << " (" << Counted(std::ssize(tensors), "tensor")
+                   << " of version " << version.located.version() << ", step "
+                   << version.located.step() << ")" << std::endl;
   }
   return kExitOk;
+}
+
+}  // namespace
+
+// What is not a path is a run.
+absl::StatusOr<int> ExportModel(const Invocation& in) {
+  std::error_code ignored;
+  return fs::exists(in.line.argument(), ignored) ? ExportCheckpoint(in) : ExportRun(in);
 }
 
 }  // namespace cadre

@@ -190,16 +190,23 @@ std::string MemoryTable(const RepeatedPtrField<v1::GroupStatus>& groups) {
 }
 
 // Workers without a rank are idle and available to the next run.
-std::string WorkersTable(const RepeatedPtrField<v1::MemberStatus>& workers) {
-  Table table({"WORKER", "ID", "RUN", "GROUP", "RANK", "DEVICE", "HOST", "ADDRESS", "HEARTBEAT",
-               "STANDING"});
+std::string WorkersTable(const RepeatedPtrField<v1::MemberStatus>& workers, bool wide) {
+  std::vector<std::string> columns = {"WORKER", "RUN",  "GROUP",     "RANK",
+                                      "DEVICE", "HOST", "HEARTBEAT", "STANDING"};
+  if (wide) columns.insert(columns.end() - 2, {"ID", "ADDRESS"});
+  Table table(std::move(columns));
   for (const v1::MemberStatus& worker : workers) {
     const bool placed = !worker.place().run().empty();
-    table.AddRow({worker.name(), worker.member_id(), worker.place().run(),
-                  placed ? absl::StrCat(worker.place().group()) : "",
-                  placed ? absl::StrCat(worker.place().rank()) : "", worker.device(), worker.host(),
-                  worker.address(), HeartbeatText(worker),
-                  StandingText(worker.standing(), worker.cordoned())});
+    std::vector<std::string> row = {worker.name(),
+                                    worker.place().run(),
+                                    placed ? absl::StrCat(worker.place().group()) : "",
+                                    placed ? absl::StrCat(worker.place().rank()) : "",
+                                    worker.device(),
+                                    worker.host(),
+                                    HeartbeatText(worker),
+                                    StandingText(worker.standing(), worker.cordoned())};
+    if (wide) row.insert(row.end() - 2, {worker.member_id(), worker.address()});
+    table.AddRow(std::move(row));
   }
   return table.Text();
 }
@@ -213,16 +220,23 @@ std::string HostsTable(const RepeatedPtrField<v1::HostStatus>& hosts) {
 }
 
 // Shards are written as RUN/SHARD@VERSION.
-std::string AggregatorsTable(const RepeatedPtrField<v1::AggregatorStatus>& aggregators) {
-  Table table({"AGGREGATOR", "ID", "SHARDS", "HOST", "ADDRESS", "HEARTBEAT"});
+std::string AggregatorsTable(const RepeatedPtrField<v1::AggregatorStatus>& aggregators, bool wide) {
+  std::vector<std::string> columns = {"AGGREGATOR", "SHARDS", "HOST", "HEARTBEAT"};
+  if (wide) columns.insert(columns.end() - 1, {"ID", "ADDRESS", "FREE", "RESERVED"});
+  Table table(std::move(columns));
   for (const v1::AggregatorStatus& aggregator : aggregators) {
     const v1::MemberStatus& member = aggregator.member();
     const std::string shards =
         absl::StrJoin(aggregator.shards(), ",", [](std::string* out, const v1::ShardState& shard) {
           absl::StrAppend(out, shard.run(), "/", shard.shard(), "@", shard.version());
         });
-    table.AddRow({member.name(), member.member_id(), shards, member.host(), member.address(),
-                  HeartbeatText(member)});
+    std::vector<std::string> row = {member.name(), shards, member.host(), HeartbeatText(member)};
+    if (wide) {
+      row.insert(row.end() - 1,
+                 {member.member_id(), member.address(), FormatBytes(aggregator.free_bytes()),
+                  FormatBytes(aggregator.reserved_bytes())});
+    }
+    table.AddRow(std::move(row));
   }
   return table.Text();
 }
@@ -238,20 +252,37 @@ std::string CountersTable(const google::protobuf::Map<std::string, uint64_t>& co
 }  // namespace
 
 // The accuracy is shown only after the first test, the ETA only while the run trains.
-std::string RunsTable(const RepeatedPtrField<v1::RunStatus>& runs) {
-  Table table({"RUN", "NAME", "STATE", "STEP", "EPOCH", "LOSS", "TEST", "SAMPLES/S", "ROUNDS",
-               "GROUPS", "AGE", "ETA", "REASON"});
+std::string RunsTable(const RepeatedPtrField<v1::RunStatus>& runs, bool wide) {
+  std::vector<std::string> columns = {"RUN",  "NAME", "STATE",     "STEP",   "EPOCH",
+                                      "LOSS", "TEST", "SAMPLES/S", "ROUNDS", "GROUPS",
+                                      "AGE",  "ETA",  "REASON"};
+  if (wide) columns.insert(columns.end() - 1, {"UP", "DOWN", "TRAFFIC FACTOR", "EXCHANGE WAITS"});
+  Table table(std::move(columns));
   for (const v1::RunStatus& run : runs) {
     const bool tested = run.test().samples() > 0;
-    table.AddRow({run.run(), run.name(), EnumText(run.state()),
-                  OfText(run.step(), run.total_steps()), EpochText(run), LossText(run.loss()),
-                  tested ? FormatFraction(run.test().accuracy()) : "",
-                  RateText(run.samples_per_second()), absl::StrCat(run.rounds_committed()),
-                  GroupsText(run), run.seconds() > 0 ? FormatAge(absl::Seconds(run.seconds())) : "",
-                  run.state() == v1::RUN_STATE_RUNNING && run.eta_seconds() > 0
-                      ? FormatAge(absl::Seconds(run.eta_seconds()))
-                      : "",
-                  run.reason()});
+    std::vector<std::string> row = {
+        run.run(),
+        run.name(),
+        EnumText(run.state()),
+        OfText(run.step(), run.total_steps()),
+        EpochText(run),
+        LossText(run.loss()),
+        tested ? FormatFraction(run.test().accuracy()) : "",
+        RateText(run.samples_per_second()),
+        absl::StrCat(run.rounds_committed()),
+        GroupsText(run),
+        run.seconds() > 0 ? FormatAge(absl::Seconds(run.seconds())) : "",
+        run.state() == v1::RUN_STATE_RUNNING && run.eta_seconds() > 0
+            ? FormatAge(absl::Seconds(run.eta_seconds()))
+            : "",
+        run.reason()};
+    if (wide) {
+      row.insert(row.end() - 1,
+                 {FormatBytes(run.bytes_up()), FormatBytes(run.bytes_down()),
+                  run.traffic_factor() > 0 ? absl::StrFormat("%.3g", run.traffic_factor()) : "",
+                  FormatDuration(run.exposed_exchange_seconds())});
+    }
+    table.AddRow(std::move(row));
   }
   return table.Text();
 }
@@ -277,9 +308,9 @@ std::string OverviewText(const v1::StatusReply& status, const std::string& coord
   AppendPart("Runs", RunsTable(status.runs()), out);
   AppendPart("Discrepancy", DiscrepancyTable(status.runs()), out);
   AppendPart("Groups", GroupsTable(status.groups()), out);
-  AppendPart("Workers", WorkersTable(status.workers()), out);
+  AppendPart("Workers", WorkersTable(status.workers(), /*wide=*/true), out);
   AppendPart("Hosts with failures", HostsTable(status.hosts()), out);
-  AppendPart("Aggregators", AggregatorsTable(status.aggregators()), out);
+  AppendPart("Aggregators", AggregatorsTable(status.aggregators(), /*wide=*/true), out);
   AppendPart("Counters", CountersTable(status.counters()), out);
   return out;
 }
@@ -300,9 +331,9 @@ Json MembersJson(const v1::StatusReply& status) {
   return {{"workers", json["workers"]}, {"aggregators", json["aggregators"]}};
 }
 
-std::string MembersText(const v1::StatusReply& status) {
-  const std::string out = WorkersTable(status.workers());
-  const std::string aggregators = AggregatorsTable(status.aggregators());
+std::string MembersText(const v1::StatusReply& status, bool wide) {
+  const std::string out = WorkersTable(status.workers(), wide);
+  const std::string aggregators = AggregatorsTable(status.aggregators(), wide);
   return absl::StrCat(out, out.empty() || aggregators.empty() ? "" : "\n", aggregators);
 }
 

@@ -13,16 +13,17 @@
 
 namespace cadre {
 
-// `cadre runs`: one row per run.
-std::string RunsTable(const google::protobuf::RepeatedPtrField<v1::RunStatus>& runs);
+// `cadre runs`: one row per run; `wide`: also what its groups exchange.
+std::string RunsTable(const google::protobuf::RepeatedPtrField<v1::RunStatus>& runs,
+                      bool wide = false);
 // `cadre adopt`: one row per run.
 std::string AdoptedTable(const v1::AdoptReply& reply);
 // `cadre status`: everything, except the details of groups. `coordinator` is its address.
 std::string OverviewText(const v1::StatusReply& status, const std::string& coordinator);
 // `cadre describe`: the groups of one run in detail.
 std::string RunDetailsText(const v1::StatusReply& status);
-// `cadre members`: workers and aggregators.
-std::string MembersText(const v1::StatusReply& status);
+// `cadre members`: workers and aggregators; `wide`: also ids, addresses and disks.
+std::string MembersText(const v1::StatusReply& status, bool wide = false);
 Json MembersJson(const v1::StatusReply& status);
 
 // `cadre history`: one row per commit or evaluation.

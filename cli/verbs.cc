@@ -657,15 +657,19 @@ export, and what is supported.
 )",
        .run = ImportModel},
       {.name = "export",
-       .arguments = {{.name = "CHECKPOINT", .kind = kFolder}},
+       .arguments = {{.name = "RUN|CHECKPOINT", .kind = kFolder}},
        .flags = {OutputFlag("the file of weights to write").Fallback("weights.safetensors")},
-       .brief = "write the weights of a checkpoint under the names of the imported network",
+       .brief = "write the weights of a run or a checkpoint to a safetensors file",
        .text =
-           R"(CHECKPOINT is the folder of a checkpoint, or a directory of checkpoints, of which the newest is
-taken. Its run must have been made by 'cadre import'. The tensors have the names, extents and order
-that they had in the ONNX file, so that load_state_dict accepts them.
+           R"(RUN is a run of the coordinator: its newest version is read from the aggregators, while the run goes
+on. CHECKPOINT is the folder of a checkpoint, or a directory of checkpoints, of which the newest is
+taken; its run must have been made by 'cadre import'.
+
+Of an imported network, the tensors have the names, extents and order that they had in the ONNX file, so
+that load_state_dict accepts them. Otherwise they have the names of the run file: LAYER/weight.
 )",
-       .examples = R"(  cadre export checkpoints -O trained.safetensors
+       .examples = R"(  cadre export run-1 -O newest.safetensors
+  cadre export checkpoints -O trained.safetensors
 )",
        .run = ExportModel},
       {.name = "certs",

@@ -43,7 +43,12 @@ if(HELP2MAN)
     list(APPEND manuals "${manual}")
     install(FILES "${manual}" DESTINATION ${CMAKE_INSTALL_MANDIR}/man1 COMPONENT ${component} OPTIONAL)
   endforeach()
-  add_custom_target(manuals DEPENDS ${manuals})
+  set(verbs "${PROJECT_BINARY_DIR}/packages/verbs")
+  add_custom_command(OUTPUT "${verbs}/cadre-help.1"
+    COMMAND bash "${PROJECT_SOURCE_DIR}/deploy/manuals.sh" $<TARGET_FILE:cadre> "${verbs}"
+    DEPENDS cadre deploy/manuals.sh VERBATIM)
+  install(DIRECTORY "${verbs}/" DESTINATION ${CMAKE_INSTALL_MANDIR}/man1 COMPONENT cadre OPTIONAL)
+  add_custom_target(manuals DEPENDS ${manuals} "${verbs}/cadre-help.1")
 endif()
 
 # Only the programs are packaged, so not everything must be built first.

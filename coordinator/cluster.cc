@@ -324,6 +324,11 @@ std::optional<Member> Cluster::Remove(const std::string& member_id, absl::string
   return member;
 }
 
+void Cluster::NoteLost(const std::string& host) {
+  std::erase_if(lost_hosts_, [&](const auto& lost) { return now_ - lost.second >= kReturn; });
+  lost_hosts_[host] = now_;
+}
+
 void Cluster::KeepCounters(Member& member) {
   for (const auto& [name, value] : member.counters) {
     if (absl::StartsWith(name, "refused_")) Count(name, value);

@@ -40,6 +40,10 @@ inline constexpr uint32_t kBackupGap = 10'000'000;
 // Ids of runs that a start with a backup leaves out: those of runs that were submitted since.
 inline constexpr uint32_t kBackupRuns = 1000;
 
+// A host on which a worker was lost or has failed within this time may return, so that another one
+// is not the only host.
+inline constexpr absl::Duration kReturn = absl::Minutes(10);
+
 class Cluster {
  public:
   explicit Cluster(const CoordinatorOptions& options)
@@ -103,6 +107,10 @@ class Cluster {
   std::vector<std::string> TakeClosed() { return std::exchange(closed_, {}); }
   // Removes the member, ends its stream, and returns it; empty if it is unknown.
   std::optional<Member> Remove(const std::string& member_id, absl::string_view reason);
+  // A worker of the host was lost: the host may return.
+  void NoteLost(const std::string& host);
+  // When a worker of each of these hosts was lost, if that is less than kReturn ago.
+  const std::map<std::string, absl::Time>& lost_hosts() const { return lost_hosts_; }
 
   // ---- Messages; dropped if the member has no stream
   void SendTo(absl::string_view member_id, const v1::CoordinatorMessage& message);
@@ -168,6 +176,7 @@ class Cluster {
   Membership members_;
   EventLog event_log_;
   Standings standings_;
+  std::map<std::string, absl::Time> lost_hosts_;
   // The earliest end of an exclusion.
   absl::Time available_at_ = absl::InfiniteFuture();
   std::vector<std::string> closed_;

@@ -96,6 +96,7 @@ class Machine {
   int64_t RoundOpenedMs(const std::string& run) const;
 
   // The history of a run. Errors: NotFound for an unknown run.
+  absl::StatusOr<v1::LocateReply> Locate(const std::string& run) const;
   absl::StatusOr<v1::HistoryReply> History(const v1::HistoryRequest& request) const;
   v1::EventsReply Events(const v1::EventsRequest& request) const {
     return cluster_.event_log().Read(request);

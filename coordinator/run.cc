@@ -190,7 +190,6 @@ void Run::Disband(absl::string_view reason) {
   }
   away_.clear();
   loading_.clear();
-  catching_up_.clear();
   barrier_since_ = absl::InfiniteFuture();
   UpdateDemand();
   // Without their records, a restart finds no group of this run.

@@ -209,7 +209,7 @@ class Run {
   // Checks the plan that rank 0 reports, if any.
   absl::Status CheckReportedPlan(const Slot& slot, const v1::Prepared& prepared) const;
   void MaybeStart();
-  void StartGroup(Slot& slot);
+  void StartGroup(Slot& slot, bool catches_up);
   // Whether the shards do not store the version any more that the group starts from, and the group
   // has not adopted another one.
   bool HasObsoleteStart(const Slot& slot) const;
@@ -388,8 +388,6 @@ class Run {
   // Versions that groups have been ordered to load and have not reported. Aggregators keep the
   // newest version and the one before.
   std::map<uint32_t, uint32_t> loading_;
-  // Groups that train in a round that others have begun.
-  std::set<uint32_t> catching_up_;
   // Groups whose lowest accepted generation has changed in this event. They may have been removed.
   std::map<uint32_t, uint32_t> fences_;
   // While the record is older than the values of the aggregators.

@@ -32,9 +32,6 @@ namespace {
 
 // Workers that were named without enough evidence are the last choice for this time.
 constexpr absl::Duration kDoubt = absl::Minutes(30);
-// A host on which a worker was lost or has failed within this time may return, so another one is
-// not the only host.
-constexpr absl::Duration kReturn = absl::Minutes(10);
 
 }  // namespace
 
@@ -131,6 +128,9 @@ size_t Run::CountHosts() const {
       hosts.insert(member.record.host());
     }
   }
+  for (const auto& [host, lost] : cluster_.lost_hosts()) {
+    if (cluster_.now() - lost < kReturn) hosts.insert(host);
+  }
   for (const auto& [key, record] : cluster_.standings().records()) {
     const absl::Time failed = absl::FromUnixMillis(record.failed().last_ms());
     if (cluster_.now() - failed < kReturn) hosts.insert(key.first);
@@ -153,8 +153,11 @@ bool Run::OnHeartbeat(const Member& member, const v1::Heartbeat& heartbeat) {
   const uint32_t rank = member.place->rank();
   // The thread may still be occupied by an earlier generation.
   const bool here = heartbeat.has_place() && member.Holds(heartbeat.place());
-  const bool reports = heartbeat.activity() != v1::ACTIVITY_UNSPECIFIED;
-  v1::Activity activity = here || !reports ? heartbeat.activity() : v1::ACTIVITY_PREPARING;
+  // Nor does a thread that is idle take the assignment, if it hangs.
+  const bool idle = heartbeat.activity() == v1::ACTIVITY_UNSPECIFIED;
+  const bool reports = !idle || slot.preparing();
+  v1::Activity activity =
+      reports && (idle || !here) ? v1::ACTIVITY_PREPARING : heartbeat.activity();
   const bool pulls = slot.version < record_.version();
   const bool waits =
       slot.unanswered != 0 || round_.Has(slot.group()) ||

@@ -266,10 +266,7 @@ void Run::OnPrepared(const Member& member, const v1::Prepared& prepared) {
 
 void Run::Prepare(const Member& member, const v1::Prepared& prepared) {
   Slot& slot = slots_[prepared.place().group()];
-  if (prepared.place().rank() == 0 && HasObsoleteStart(slot)) {
-    catching_up_.insert(slot.group());
-    StartGroup(slot);
-  }
+  if (prepared.place().rank() == 0 && HasObsoleteStart(slot)) StartGroup(slot, true);
   if (!slot.preparing()) return;
   if (const absl::Status status = CheckReportedPlan(slot, prepared); !status.ok()) {
     FailGroup(member, prepared.place(), v1::FAILURE_CAUSE_PLAN,
@@ -310,15 +307,14 @@ void Run::MaybeStart() {
   }
   barrier_since_ = absl::InfiniteFuture();
   const Slots::Groups prepared = slots_.prepared();
-  if (averages() && !slots_.started().empty()) {
-    catching_up_.insert(prepared.begin(), prepared.end());
-  }
-  for (const uint32_t group : prepared) StartGroup(slots_[group]);
+  const bool catch_up = averages() && !slots_.started().empty();
+  for (const uint32_t group : prepared) StartGroup(slots_[group], catch_up);
 }
 
-void Run::StartGroup(Slot& slot) {
+void Run::StartGroup(Slot& slot, bool catches_up) {
   const bool at_end = record_.state() == v1::RUN_STATE_FINISHING;
-  slot.Start(record_.version(), record_.step(), at_end ? 0 : BoundaryOf(slot), cluster_.now());
+  slot.Start(record_.version(), record_.step(), at_end ? 0 : BoundaryOf(slot), catches_up,
+             cluster_.now());
   if (averages()) loading_[slot.group()] = record_.version();
   if (!HasOwnLoop(slot)) planner_.PredictGroup(record_, slot);
   cluster_.ReportGroup(
@@ -346,7 +342,7 @@ void Run::SendStart(const Slot& slot, uint32_t rank) {
   } else {
     start.set_digest(commits_.DigestBefore(slot.record().version()).value_or(0));
   }
-  start.set_catch_up(catching_up_.contains(slot.group()));
+  start.set_catch_up(slot.catches_up());
   start.set_next_step(slot.record().next_step());
   // The round after an earlier version is closed.
   const bool newest = slot.record().version() == record_.version();
@@ -434,7 +430,6 @@ void Run::Fence(Slot& slot, absl::string_view reason, v1::FailureCause cause) {
   }
   away_.erase(slot.group());
   loading_.erase(slot.group());
-  catching_up_.erase(slot.group());
   slot.Clear(std::string(reason), cluster_.now());
   if (cause != kReleased) {
     cluster_.Count("groups_failed");

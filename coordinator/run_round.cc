@@ -245,15 +245,16 @@ void Run::SetRules(v1::CommitRecord& commit) const {
 // A group that has loaded a version before the newest cannot contribute to the open round: its
 // contribution is late, and it adopts the newest.
 void Run::NudgeGroups() {
-  if (committing() || record_.state() != v1::RUN_STATE_RUNNING || catching_up_.empty()) return;
+  const Slots::Groups& catching_up = slots_.catching_up();
+  if (committing() || record_.state() != v1::RUN_STATE_RUNNING || catching_up.empty()) return;
   size_t missing = slots_.started().size() - round_.arrived();
-  for (const uint32_t group : catching_up_) missing -= round_.Has(group) ? 0 : 1;
+  for (const uint32_t group : catching_up) missing -= round_.Has(group) ? 0 : 1;
   for (const auto& [group, until] : away_) {
-    const bool counted = round_.Has(group) || catching_up_.contains(group);
+    const bool counted = round_.Has(group) || catching_up.contains(group);
     missing -= counted || !slots_[group].started() ? 0 : 1;
   }
   const bool awaited = round_.arrived() > 0 && (missing == 0 || round_.HasQuorum());
-  for (const uint32_t group : catching_up_) {
+  for (const uint32_t group : catching_up) {
     Slot& slot = slots_[group];
     const uint32_t round = slot.version + 1;
     if (loading_.contains(group) || round_.Has(group) || slot.nudged_round >= round) continue;
@@ -435,8 +436,9 @@ void Run::SendDecision(Slot& slot, uint32_t round) {
       decision.set_evaluate_end(part->end());
     }
   }
+  bool changed = false;
   if (record.state() == v1::RUN_STATE_FINISHING) {
-    if (slot.SetAtEnd()) Save(slot);
+    changed = slot.SetAtEnd();
   } else {
     decision.set_next_step(BoundaryOf(slot));
     decision.set_fragment(FragmentAfter(record, record.version()));
@@ -444,8 +446,9 @@ void Run::SendDecision(Slot& slot, uint32_t round) {
                           !TakesFirstValues(record.version()));
     if (averages()) loading_[slot.group()] = record.version();
   }
-  catching_up_.erase(slot.group());
-  if (decision.catch_up()) catching_up_.insert(slot.group());
+  changed |= slot.SetCatchesUp(decision.catch_up());
+  slots_.Update(slot);
+  if (changed) Save(slot);
   slot.unanswered = 0;
   cluster_.SendTo(slot.record().members(0), message);
 }

@@ -254,6 +254,15 @@ grpc::ServerUnaryReactor* CoordinatorService::History(grpc::CallbackServerContex
   });
 }
 
+grpc::ServerUnaryReactor* CoordinatorService::Locate(grpc::CallbackServerContext*,
+                                                     const v1::LocateRequest* request,
+                                                     v1::LocateReply* reply) {
+  return Query([=, run = request->run()](const Machine& machine, absl::Time) -> absl::Status {
+    CADRE_ASSIGN_OR_RETURN(*reply, machine.Locate(run));
+    return absl::OkStatus();
+  });
+}
+
 grpc::ServerUnaryReactor* CoordinatorService::Events(grpc::CallbackServerContext*,
                                                      const v1::EventsRequest* request,
                                                      v1::EventsReply* reply) {

@@ -97,6 +97,9 @@ class CoordinatorService final : public v1::Membership::CallbackService,
   grpc::ServerUnaryReactor* History(grpc::CallbackServerContext* context,
                                     const v1::HistoryRequest* request,
                                     v1::HistoryReply* reply) override;
+  grpc::ServerUnaryReactor* Locate(grpc::CallbackServerContext* context,
+                                   const v1::LocateRequest* request,
+                                   v1::LocateReply* reply) override;
   grpc::ServerUnaryReactor* Events(grpc::CallbackServerContext* context,
                                    const v1::EventsRequest* request,
                                    v1::EventsReply* reply) override;

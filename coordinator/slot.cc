@@ -98,7 +98,8 @@ void Slot::Prepare(const v1::Prepared& prepared) {
   }
 }
 
-void Slot::Start(uint32_t from_version, uint32_t step, uint32_t next_step, absl::Time now) {
+void Slot::Start(uint32_t from_version, uint32_t step, uint32_t next_step, bool catches_up,
+                 absl::Time now) {
   record_.set_version(from_version);
   record_.set_step(step);
   // The first version is pulled, unless it is version 0.
@@ -108,6 +109,7 @@ void Slot::Start(uint32_t from_version, uint32_t step, uint32_t next_step, absl:
   record_.set_lived(true);
   record_.set_next_step(next_step);
   record_.set_at_end(next_step == 0);
+  record_.set_catches_up(catches_up);
 }
 
 void Slot::Predict(const v1::StepTimes& predicted, bool from_own_measurement) {
@@ -129,6 +131,7 @@ void Slot::Clear(const std::string& reason, absl::Time now) {
   record_.set_prediction_from_own_measurement(false);
   record_.set_started(false);
   record_.set_at_end(false);
+  record_.set_catches_up(false);
   record_.set_reason(reason);
   waiting_since_ = now;
   ResetProgress();
@@ -161,6 +164,12 @@ bool Slot::ClearFailures() {
 bool Slot::SetAtEnd() {
   if (record_.at_end()) return false;
   record_.set_at_end(true);
+  return true;
+}
+
+bool Slot::SetCatchesUp(bool catches_up) {
+  if (record_.catches_up() == catches_up) return false;
+  record_.set_catches_up(catches_up);
   return true;
 }
 

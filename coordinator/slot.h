@@ -36,6 +36,7 @@ class Slot {
   bool waiting() const { return record_.generation() == 0; }
   bool preparing() const { return !waiting() && !record_.started(); }
   bool started() const { return !waiting() && record_.started(); }
+  bool catches_up() const { return started() && record_.catches_up(); }
   bool prepared() const { return preparing() && prepared_.size() == ranks(); }
   uint32_t ranks() const { return record_.members_size(); }
   uint32_t group() const { return record_.group(); }
@@ -69,8 +70,8 @@ class Slot {
   // Stores that a rank is prepared. Requires: a plan in the message has passed CheckReportedPlan.
   void Prepare(const v1::Prepared& prepared);
   // The group loads `version`, of step `step`, and trains until `next_step`, its first boundary.
-  // Requires: prepared().
-  void Start(uint32_t version, uint32_t step, uint32_t next_step, absl::Time now);
+  // `catches_up`: the others have begun the round before it. Requires: prepared().
+  void Start(uint32_t version, uint32_t step, uint32_t next_step, bool catches_up, absl::Time now);
   // Stores the predicted step times of the plan. `from_own_measurement`: the prediction uses only
   // measurements of this generation.
   void Predict(const v1::StepTimes& predicted, bool from_own_measurement);
@@ -82,6 +83,8 @@ class Slot {
   void Clear(const std::string& reason, absl::Time now);
   // Marks that the group was informed of the end of the run. Returns false if it was marked.
   bool SetAtEnd();
+  // A decision has begun a round. Returns whether the record has changed.
+  bool SetCatchesUp(bool catches_up);
   // Whether the bytes of this round, or version, are not counted yet: true once for each.
   bool CountRound(uint32_t round);
   bool CountVersion(uint32_t version);

@@ -39,6 +39,8 @@ class Slots {
   // Groups whose ranks are all prepared.
   const Groups& prepared() const { return prepared_; }
   const Groups& started() const { return started_; }
+  // Groups that train in a round that others have begun.
+  const Groups& catching_up() const { return catching_up_; }
 
   // Must be called after every change of the slot's state.
   void Update(const Slot& slot) {
@@ -52,6 +54,7 @@ class Slots {
     set(waiting_, slot.waiting());
     set(prepared_, slot.prepared());
     set(started_, slot.started());
+    set(catching_up_, slot.catches_up());
   }
 
  private:
@@ -59,6 +62,7 @@ class Slots {
   Groups waiting_;
   Groups prepared_;
   Groups started_;
+  Groups catching_up_;
 };
 
 }  // namespace cadre

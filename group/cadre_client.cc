@@ -13,10 +13,14 @@
 #include "base/status.h"
 #include "coordinator/client/coordinator_client.h"
 #include "group/cadre_group.h"
+#include "model/formats/checkpoint_manifest.h"
+#include "model/formats/safetensors.h"
 #include "model/run_file.h"
 #include "model/validate.h"
+#include "server/client/version_reader.h"
 
 struct cadre_client {
+  cadre::Credentials credentials = cadre::Credentials::Insecure();
   std::unique_ptr<cadre::CoordinatorClient> coordinator;
   absl::Status status;
   // Returned to the caller.
@@ -73,6 +77,18 @@ absl::StatusOr<std::string> ClusterStatus(const cadre_client& client, const std:
   return ToJson(reply);
 }
 
+absl::StatusOr<std::string> Pull(const cadre_client& client, const std::string& run,
+                                 const std::string& path) {
+  CADRE_RETURN_IF_ERROR(client.status);
+  CADRE_ASSIGN_OR_RETURN(
+      ReadVersion version,
+      ReadNewestVersion(
+          run, [&] { return client.coordinator->Locate(run); }, client.credentials));
+  CADRE_RETURN_IF_ERROR(WriteSafetensors(path, WeightTensors(version.index), version.values));
+  version.located.clear_spec();
+  return ToJson(version.located);
+}
+
 absl::StatusOr<std::string> Stop(const cadre_client& client, const std::string& run,
                                  const std::string& reason) {
   CADRE_RETURN_IF_ERROR(client.status);
@@ -90,9 +106,10 @@ cadre_client* cadre_client_open(const char* coordinator, const char* tls, int32_
   auto credentials = cadre::Credentials::FromFlags(tls == nullptr ? "" : tls, insecure != 0);
   client->status = credentials.status();
   if (credentials.ok()) {
+    client->credentials = *std::move(credentials);
     client->coordinator =
         std::make_unique<cadre::CoordinatorClient>(cadre::CoordinatorClient::Options{
-            .coordinator = coordinator, .credentials = *std::move(credentials)});
+            .coordinator = coordinator, .credentials = client->credentials});
   }
   return client;
 }
@@ -103,6 +120,10 @@ const char* cadre_client_submit(cadre_client* client, const char* spec, int32_t 
 
 const char* cadre_client_status(cadre_client* client, const char* run) {
   return client->Return(cadre::ClusterStatus(*client, run));
+}
+
+const char* cadre_client_pull(cadre_client* client, const char* run, const char* path) {
+  return client->Return(cadre::Pull(*client, run, path));
 }
 
 const char* cadre_client_stop(cadre_client* client, const char* run, const char* reason) {

@@ -155,6 +155,9 @@ CADRE_API const char* cadre_client_submit(cadre_client* client, const char* spec
                                           int32_t join_existing);
 /* `run`: an id, or empty for all runs. */
 CADRE_API const char* cadre_client_status(cadre_client* client, const char* run);
+/* Writes the newest version of the run to a safetensors file; returns LocateReply without the spec.
+ */
+CADRE_API const char* cadre_client_pull(cadre_client* client, const char* run, const char* path);
 CADRE_API const char* cadre_client_stop(cadre_client* client, const char* run, const char* reason);
 CADRE_API const char* cadre_client_error(const cadre_client* client);
 CADRE_API void cadre_client_close(cadre_client* client);

@@ -106,6 +106,9 @@ void Aggregator::Collect(Metrics& metrics) const {
   metrics.AddDisk(options_.data_dir);
   metrics.Gauge("cadre_disk_reserved_bytes", "Bytes that open runs may still need.",
                 static_cast<double>(reserved_bytes_));
+  metrics.AddHistogram("cadre_contribution_sync_seconds",
+                       "Time to make a contribution durable, before it is acknowledged.",
+                       host_->contribution_syncs().Read());
   metrics.Gauge("cadre_connected", "Whether the coordinator is connected.",
                 membership_->connected() ? 1 : 0);
   AddCertificate(options_.server.credentials, metrics);

@@ -41,7 +41,7 @@ grpc::ByteBuffer Serialize(const v1::StageReply& reply) {
   return bytes;
 }
 
-// The common part of Stage and Pull calls. Exactly one read, write or pool task of a call is active
+// The common part of all calls. Exactly one read, write or pool task of a call is active
 // at any time, so no lock is needed. No member is accessed after the call has ended.
 template <typename Reactor>
 class RoundsCall : public Reactor {
@@ -72,7 +72,7 @@ class RoundsCall : public Reactor {
     if (!stream_.admitted()) EndBusy();
     return stream_.admitted();
   }
-  // The caller has proved that it is a rank: submits the work if the call gets a slot.
+  // If the caller has the right to the call: submits the work if the call gets a slot.
   void Begin(const absl::Status& authenticated, WorkPool::Work work) {
     if (!authenticated.ok()) return End(authenticated);
     slot_ = slots_.Take(peer_);
@@ -189,15 +189,20 @@ class StageCall final
   grpc::ByteBuffer reply_;
 };
 
-// Pull: reads and sends one chunk at a time. The next chunk is read only after gRPC has accepted
-// the previous one, so a slow caller delays only itself.
+// Pull and Read: reads and sends one chunk at a time. The next chunk is read only after gRPC has
+// accepted the previous one, so a slow caller delays only itself.
 class PullCall final : public RoundsCall<grpc::ServerWriteReactor<v1::PullReply>> {
  public:
+  enum class Caller { kRank, kUser };
+
   PullCall(ShardHost& host, WorkPool& pool, Counters& counters, StreamSlots& slots,
            OpenStreams& streams, grpc::CallbackServerContext* context,
-           const v1::PullRequest* request)
+           const v1::PullRequest* request, Caller caller)
       : RoundsCall(host, pool, slots, streams, context), counters_(counters), request_(request) {
-    if (IsAdmitted()) Begin(host_.Authenticate(*request_), [this] { Open(); });
+    if (!IsAdmitted()) return;
+    // The certificate of a user is sufficient.
+    const bool proves = caller == Caller::kRank;
+    Begin(proves ? host_.Authenticate(*request_) : absl::OkStatus(), [this] { Open(); });
   }
 
   void OnWriteDone(bool ok) override {
@@ -262,7 +267,14 @@ grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* RoundsService::Stag
 
 grpc::ServerWriteReactor<v1::PullReply>* RoundsService::Pull(grpc::CallbackServerContext* context,
                                                              const v1::PullRequest* request) {
-  return new PullCall(host_, pool_, counters_, pulls_, streams_, context, request);
+  return new PullCall(host_, pool_, counters_, pulls_, streams_, context, request,
+                      PullCall::Caller::kRank);
+}
+
+grpc::ServerWriteReactor<v1::PullReply>* RoundsService::Read(grpc::CallbackServerContext* context,
+                                                             const v1::PullRequest* request) {
+  return new PullCall(host_, pool_, counters_, pulls_, streams_, context, request,
+                      PullCall::Caller::kUser);
 }
 
 }  // namespace cadre

@@ -126,6 +126,8 @@ class ShardHost {
   // not ended is damaged. The errors that follow from it are Unavailable: the process should end,
   // and another one begin with what is there.
   absl::Status CheckFiles() const ABSL_LOCKS_EXCLUDED(mutex_);
+  // Durations since the start.
+  const Histogram& contribution_syncs() const { return store_->contribution_syncs(); }
 
   // --- The ranks' streams
 

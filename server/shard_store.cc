@@ -55,6 +55,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "absl/time/clock.h"
 #include "base/digest.h"
 #include "base/file.h"
 #include "base/status.h"
@@ -825,6 +826,8 @@ absl::StatusOr<std::unique_ptr<BlockFile>> ShardStore::OpenContribution(
 }
 
 absl::Status ShardStore::SyncContribution(BlockFile& file) {
+  const absl::Time begin = absl::Now();
+  const absl::Cleanup observe = [&] { contribution_syncs_.Observe(absl::Now() - begin); };
   CADRE_RETURN_IF_ERROR(file.Sync());
   return files_.SyncFolder(fs::path(file.path()).parent_path().string());
 }

@@ -42,6 +42,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "base/file_system.h"
+#include "base/http/histogram.h"
 #include "proto/cadre/v1/membership.pb.h"
 #include "proto/cadre/v1/rounds.pb.h"
 #include "server/block_file.h"
@@ -148,6 +149,8 @@ class ShardStore {
                                                               int64_t elements, bool fresh);
   // Makes the contribution durable.
   absl::Status SyncContribution(BlockFile& file);
+  // Durations of SyncContribution since Open.
+  const Histogram& contribution_syncs() const { return contribution_syncs_; }
   absl::Status VerifyContribution(const ContributionKey& key) const;
   void RemoveContribution(const ContributionKey& key);
 
@@ -214,6 +217,7 @@ class ShardStore {
   const bool archive_;
   uint64_t epoch_ = 0;
   const std::unique_ptr<File> lock_;
+  Histogram contribution_syncs_;
   mutable absl::Mutex mutex_;
   // Runs with a run file.
   std::set<std::string> runs_ ABSL_GUARDED_BY(mutex_);

@@ -150,6 +150,12 @@ absl::StatusOr<v1::HistoryReply> CoordinatorClient::History(const std::string& r
   return Call(*status_, &v1::Status::Stub::History, request, Soon());
 }
 
+absl::StatusOr<v1::LocateReply> CoordinatorClient::Locate(const std::string& run) const {
+  v1::LocateRequest request;
+  request.set_run(run);
+  return Call(*status_, &v1::Status::Stub::Locate, request, Soon());
+}
+
 absl::StatusOr<v1::EventsReply> CoordinatorClient::Events(const std::string& run,
                                                           uint64_t after) const {
   v1::EventsRequest request;

@@ -73,6 +73,10 @@ class CoordinatorClient {
   // Errors: NotFound for an unknown run.
   absl::StatusOr<v1::HistoryReply> History(const std::string& run, uint64_t after) const;
 
+  // The newest version of the run and where its values are. Errors: NotFound for an unknown run;
+  // FailedPrecondition for a run without versions.
+  absl::StatusOr<v1::LocateReply> Locate(const std::string& run) const;
+
   // One page of the events of the run, or of all if `run` is empty, after the event of this number.
   absl::StatusOr<v1::EventsReply> Events(const std::string& run, uint64_t after) const;
 

@@ -207,4 +207,11 @@ absl::Status SafetensorsWriter::Finish() {
   return file_.Commit();
 }
 
+absl::Status WriteSafetensors(const std::string& path, const std::vector<NamedShape>& tensors,
+                              std::span<const float> values) {
+  CADRE_ASSIGN_OR_RETURN(SafetensorsWriter writer, SafetensorsWriter::Create(path, tensors, {}));
+  CADRE_RETURN_IF_ERROR(writer.Append(values));
+  return writer.Finish();
+}
+
 }  // namespace cadre

@@ -87,4 +87,9 @@ class SafetensorsWriter {
   int64_t missing_;
 };
 
+// Writes a whole file: `values` are those of the tensors, one after another. Errors: as
+// SafetensorsWriter. Requires: as many values as the tensors have elements.
+absl::Status WriteSafetensors(const std::string& path, const std::vector<NamedShape>& tensors,
+                              std::span<const float> values);
+
 }  // namespace cadre

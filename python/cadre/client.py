@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cadre import _library
 from cadre.errors import CadreError
+
+if TYPE_CHECKING:
+    import numpy
 
 _ENDED = ("RUN_STATE_DONE", "RUN_STATE_FAILED", "RUN_STATE_STOPPED")
 
@@ -79,6 +83,26 @@ class Client:
             if status["state"] in _ENDED:
                 return
             time.sleep(interval)
+
+    def save(self, run: str, path: str | os.PathLike) -> dict[str, Any]:
+        """Writes the newest version of the run to a safetensors file; the run goes on meanwhile.
+
+        Returns its version, step and digest (LocateReply).
+        """
+        answer = self._library.cadre_client_pull(self._handle, run.encode(), os.fsencode(path))
+        return self._answer(answer)
+
+    def pull(self, run: str) -> dict[str, numpy.ndarray]:
+        """Returns the newest version of the run: fp32 arrays by the names of the parameters.
+
+        Requires the packages of `pip install cadre[client]`.
+        """
+        from safetensors.numpy import load_file
+
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "model.safetensors"
+            self.save(run, file)
+            return load_file(file)
 
     def wait(self, run: str, *, timeout: float | None = None) -> dict[str, Any]:
         """Returns the status of the run when it has ended. Raises TimeoutError."""

@@ -61,6 +61,12 @@ def test_two_programs_agree(cluster: Cluster, averaging: dict[str, Any]) -> None
     assert run["state"] == "RUN_STATE_DONE"
     status = cluster.client.wait(run["run"], timeout=5)
     assert status["digest"] == last(programs[0])["digest"]
+    # The library compares the digest of what it has read.
+    model = cluster.client.pull(run["run"])
+    assert model["0.weight"].shape == (96, 20)
+    assert sum(array.size for array in model.values()) == int(run["parameters"])
+    with pytest.raises(cadre.CadreError, match="no such run: run-9"):
+        cluster.client.pull("run-9")
 
 
 def test_first_values_are_those_of_one_group(cluster: Cluster) -> None:

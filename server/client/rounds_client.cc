@@ -135,12 +135,10 @@ absl::Status CopyChunk(const v1::Chunk& chunk, std::span<float> rest) {
 using OnFrame = std::function<absl::StatusOr<std::span<float>>(const v1::PullReply& first)>;
 
 // `rest` are the elements that are still missing; those of a frame are unknown before its size is.
-Transfer::Action PullOnce(v1::Rounds::Stub& stub, grpc::ClientContext& context,
-                          const v1::PullRequest& request, std::span<float> rest,
-                          const EventHandler& handle, Traffic* traffic,
+Transfer::Action PullOnce(grpc::ClientContext& context,
+                          std::unique_ptr<grpc::ClientReader<v1::PullReply>> stream,
+                          std::span<float> rest, const EventHandler& handle, Traffic* traffic,
                           OnFrame on_frame = nullptr) {
-  traffic->message_sent += request.ByteSizeLong();
-  const std::unique_ptr<grpc::ClientReader<v1::PullReply>> stream = stub.Pull(&context, request);
   v1::PullReply reply;
   Transfer::Action action = handle(Transfer::Opened{});
   while (std::holds_alternative<Transfer::Receive>(action)) {
@@ -207,6 +205,16 @@ absl::Status RoundsClient::Stage(const v1::ContributionHeader& header,
 
 absl::Status RoundsClient::Pull(const v1::PullRequest& request, std::span<float> out,
                                 Traffic* traffic, std::stop_token stop) {
+  return PullValues(request, out, traffic, std::move(stop), Caller::kRank);
+}
+
+absl::Status RoundsClient::Read(const v1::PullRequest& request, std::span<float> out,
+                                Traffic* traffic) {
+  return PullValues(request, out, traffic, {}, Caller::kUser);
+}
+
+absl::Status RoundsClient::PullValues(const v1::PullRequest& request, std::span<float> out,
+                                      Traffic* traffic, std::stop_token stop, Caller caller) {
   CADRE_RETURN_IF_ERROR(CheckSize(request.ranges(), out.size()));
   if (out.empty()) return absl::OkStatus();
   v1::PullRequest filled = request;
@@ -218,8 +226,12 @@ absl::Status RoundsClient::Pull(const v1::PullRequest& request, std::span<float>
              [&](v1::Rounds::Stub& stub, grpc::ClientContext& context, const EventHandler& handle) {
                const uint64_t done = call.transfer.done();
                *filled.mutable_ranges() = Skip(request.ranges(), done);
-               Sign(key_, NewIdentity(), filled);
-               return PullOnce(stub, context, filled, out.subspan(done), handle, traffic);
+               if (caller == Caller::kRank) Sign(key_, NewIdentity(), filled);
+               traffic->message_sent += filled.ByteSizeLong();
+               return PullOnce(context,
+                               caller == Caller::kRank ? stub.Pull(&context, filled)
+                                                       : stub.Read(&context, filled),
+                               out.subspan(done), handle, traffic);
              });
 }
 
@@ -245,7 +257,8 @@ absl::Status RoundsClient::PullFrame(const v1::PullRequest& request, uint64_t ma
              [&](v1::Rounds::Stub& stub, grpc::ClientContext& context, const EventHandler& handle) {
                filled.set_frame_from(call.transfer.done());
                Sign(key_, NewIdentity(), filled);
-               return PullOnce(stub, context, filled, {}, handle, traffic, on_frame);
+               traffic->message_sent += filled.ByteSizeLong();
+               return PullOnce(context, stub.Pull(&context, filled), {}, handle, traffic, on_frame);
              });
 }
 

@@ -89,6 +89,10 @@ class RoundsClient {
   absl::Status Pull(const v1::PullRequest& request, std::span<float> out, Traffic* traffic,
                     std::stop_token stop = {}) ABSL_LOCKS_EXCLUDED(mutex_);
 
+  // The same for a user, who has the certificate of an operator instead of a generation's key.
+  absl::Status Read(const v1::PullRequest& request, std::span<float> out, Traffic* traffic)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+
   // Reads the frame of request.version for what it has of request.ranges, at most `max_elements`.
   // FailedPrecondition if there is none.
   absl::Status PullFrame(const v1::PullRequest& request, uint64_t max_elements, PulledFrame* frame,
@@ -112,6 +116,9 @@ class RoundsClient {
   using Attempt = std::function<ShardTransfer::Action(v1::Rounds::Stub&, grpc::ClientContext&,
                                                       const EventHandler& handle)>;
 
+  enum class Caller { kRank, kUser };
+  absl::Status PullValues(const v1::PullRequest& request, std::span<float> out, Traffic* traffic,
+                          std::stop_token stop, Caller caller) ABSL_LOCKS_EXCLUDED(mutex_);
   // Carries out the transfer's actions until it ends.
   absl::Status Run(Call& call, std::stop_token stop, const Attempt& attempt)
       ABSL_LOCKS_EXCLUDED(mutex_);

@@ -115,7 +115,8 @@ StatusCode CodeForRole(const std::string& path, Caller caller) {
       {"/cadre.v1.Status/Events", StatusCode::OK},
       {"/cadre.v1.Membership/Join", StatusCode::OK},
       {"/cadre.v1.Rounds/Stage", StatusCode::OK},
-      {"/cadre.v1.Rounds/Pull", StatusCode::OK}};
+      {"/cadre.v1.Rounds/Pull", StatusCode::OK},
+      {"/cadre.v1.Rounds/Read", StatusCode::OK}};
   if (caller == Caller::kAggregatorOfAnotherName) return StatusCode::FAILED_PRECONDITION;
   const bool rounds = path.find("Rounds") != std::string::npos;
   if (caller == Caller::kWorkerOfAnotherRun && rounds) return StatusCode::PERMISSION_DENIED;
@@ -266,9 +267,10 @@ class AccessTest : public ::testing::Test {
       *chunk.mutable_chunk() = MakeChunk(0, Values(1, 15));
       return {header.SerializeAsString(), chunk.SerializeAsString()};
     }
-    if (method.full_name() == "cadre.v1.Rounds.Pull") {
+    const bool read = method.full_name() == "cadre.v1.Rounds.Read";
+    if (read || method.full_name() == "cadre.v1.Rounds.Pull") {
       v1::PullRequest request = PullOf(run_, 0, 0, 15);
-      Sign(key, "nonce", request);
+      if (!read) Sign(key, "nonce", request);
       return {request.SerializeAsString()};
     }
     // A run that does not exist.

@@ -197,6 +197,10 @@ TEST(OverviewTest, ShowsEveryPart) {
   status.mutable_coordinator()->set_insecure(true);
   EXPECT_THAT(OverviewText(status, ""), HasSubstr("none (--insecure)"));
   EXPECT_THAT(MembersText(status), AllOf(HasSubstr("worker-0"), HasSubstr("\n\nAGGREGATOR")));
+  EXPECT_THAT(MembersText(status), Not(HasSubstr("ADDRESS")));
+  EXPECT_THAT(MembersText(status, /*wide=*/true),
+              AllOf(HasSubstr("ADDRESS"), HasSubstr("RESERVED")));
+  EXPECT_THAT(RunsTable(status.runs(), /*wide=*/true), HasSubstr("TRAFFIC FACTOR"));
   EXPECT_EQ(OneLine(MembersJson({})), R"({"workers":[],"aggregators":[]})");
 }
 

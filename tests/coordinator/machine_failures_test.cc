@@ -207,6 +207,21 @@ TEST_F(MachineFailuresTest, HostsThatAgreeEndTheRun) {
   }
 }
 
+TEST_F(MachineFailuresTest, HostOfALostIdleWorkerMayReturn) {
+  const std::string run = Begin(1, 1);
+  FakeWorker& idle = cluster_.AddWorker("idle", "another-host");
+  cluster_.Run(absl::Seconds(5));
+  ASSERT_FALSE(idle.assignment.has_value());
+  cluster_.Kill(idle);
+  cluster_.Run(absl::Seconds(15));
+  ASSERT_EQ(cluster_.Counter("leases_lost"), 1u);
+  cluster_.Fail(cluster_.Lead(run, 0), "truncated", FAILURE_CAUSE_DATA);
+  EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_RUNNING);
+  cluster_.Run(absl::Minutes(10));
+  cluster_.Fail(cluster_.Lead(run, 0), "truncated", FAILURE_CAUSE_DATA);
+  EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_FAILED) << "there is no other host";
+}
+
 TEST_F(MachineFailuresTest, LostHostMayReturn) {
   const std::string run = Begin(2, 1);
   cluster_.Kill(cluster_.Lead(run, 1));
@@ -309,6 +324,19 @@ TEST_F(MachineFailuresTest, PreparationThatHangsIsBounded) {
   cluster_.workers()[0].activity = v1::ACTIVITY_PREPARING;
   const std::string run = cluster_.Submit(MakeSpec(1, 1, 5, 100));
   ASSERT_EQ(MembersOf(run, 0), "w0");
+  cluster_.workers()[0].hung = true;
+  ASSERT_TRUE(cluster_.RunUntil([&] { return MembersOf(run, 0) == "other"; }, absl::Minutes(2)));
+  EXPECT_EQ(WorkerStatus("w0").standing().cause(), FAILURE_CAUSE_STALLED);
+}
+
+// The training thread does not take the assignment.
+TEST_F(MachineFailuresTest, IdleThreadThatHangsIsReplaced) {
+  cluster_.behaviour.prepare = false;
+  AddMembers(1, 1);
+  cluster_.AddWorker("other", "other");
+  const std::string run = cluster_.Submit(MakeSpec(1, 1, 5, 100));
+  ASSERT_EQ(MembersOf(run, 0), "w0");
+  ASSERT_EQ(cluster_.workers()[0].activity, v1::ACTIVITY_UNSPECIFIED);
   cluster_.workers()[0].hung = true;
   ASSERT_TRUE(cluster_.RunUntil([&] { return MembersOf(run, 0) == "other"; }, absl::Minutes(2)));
   EXPECT_EQ(WorkerStatus("w0").standing().cause(), FAILURE_CAUSE_STALLED);

@@ -362,6 +362,18 @@ TEST_F(MachineRoundTest, GroupThatCatchesUpIsNudgedWhenOthersWait) {
   EXPECT_EQ(Nudges(lead).size(), 2u);
 }
 
+TEST_F(MachineRoundTest, RestartedCoordinatorNudgesGroupsThatCatchUp) {
+  const std::string run = Begin(2, MakeSpec(2, 1, 5, 100));
+  FakeWorker& lead = cluster_.Lead(run, 1);
+  cluster_.Fail(lead);
+  ASSERT_TRUE(lead.start->catch_up());
+  cluster_.RestartCoordinator();
+  cluster_.Run(absl::Seconds(2));
+  ASSERT_TRUE(Nudges(lead).empty());
+  Train(run, 0);
+  EXPECT_EQ(Nudges(lead), std::vector<uint32_t>{1});
+}
+
 TEST_F(MachineRoundTest, LateGroupCatchesUp) {
   const std::string run = Begin(2, WithQuorum(1));
   FakeWorker& lead = cluster_.Lead(run, 1);

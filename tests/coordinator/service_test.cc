@@ -69,6 +69,7 @@ class Coordinator {
     daemon_->Drain(absl::Seconds(2));
   }
   const std::string& address() const { return daemon_->address(); }
+  CoordinatorService& service() { return *service_; }
   // Until then, the validation of a run named "slow" blocks.
   void EndValidation() { validation_ends_.Notify(); }
 
@@ -550,6 +551,25 @@ TEST_F(ServiceTest, StateSurvivesRestart) {
   EXPECT_EQ(status->coordinator().starts(), 2u);
   ASSERT_EQ(status->runs_size(), 1);
   EXPECT_EQ(status->runs(0).run(), run);
+}
+
+// The probe /readyz reads in this way.
+TEST_F(ServiceTest, ReadEndsIfTheLoopHangs) {
+  const auto nothing = [](const Machine&, absl::Time) {};
+  absl::Notification hangs, goes_on;
+  std::thread blocked([&] {
+    const auto hang = [&](const Machine&, absl::Time) {
+      hangs.Notify();
+      goes_on.WaitForNotification();
+    };
+    EXPECT_TRUE(coordinator_->service().Read(hang, kLimit).ok());
+  });
+  hangs.WaitForNotification();
+  EXPECT_TRUE(
+      absl::IsDeadlineExceeded(coordinator_->service().Read(nothing, absl::Milliseconds(100))));
+  goes_on.Notify();
+  blocked.join();
+  EXPECT_TRUE(coordinator_->service().Read(nothing, kLimit).ok());
 }
 
 TEST_F(ServiceTest, DrainEndsWaitingCalls) {

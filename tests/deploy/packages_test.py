@@ -68,6 +68,10 @@ class PackagesTest(unittest.TestCase):
             self.assertEqual(units, expected)
             for name in UNITS[package]:
                 self.assertIn(f"/etc/default/{name}", contents)
+        verbs = re.findall(r"^  ([a-z-]+)  ", run(self.root / "usr/bin/cadre", "help").partition("\n\nFlags")[0], re.M)
+        self.assertGreater(len(verbs), 25)
+        for name in ("cadre", *(f"cadre-{verb}" for verb in verbs)):
+            self.assertIn(f"/usr/share/man/man1/{name}.1", self.contents("cadre"))
         self.assertIn("/usr/share/cadre/demo.textproto", self.contents("cadre"))
         self.assertIn("/usr/share/cadre/monitoring/alerts.yaml", self.contents("cadre-daemons"))
 

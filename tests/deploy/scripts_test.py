@@ -17,6 +17,7 @@ SCRIPTS = (
     "deploy/cuda_toolkit.sh",
     "deploy/build.sh",
     "deploy/package.sh",
+    "deploy/manuals.sh",
     "deploy/demo.sh",
     "bench/gpu_bundle.sh",
     "bench/gpu_check.sh",

@@ -2,6 +2,9 @@
 """Commands for looking at a cluster: output formats, conditions, exit codes.
 
 usage: commands_test.py REPOSITORY PROGRAMS
+
+The keys and types of the JSON of each verb are those of golden/VERB.json. CADRE_UPDATE_GOLDEN=1 adds what the verbs
+print to these files; remove a file to write it anew.
 """
 
 import json
@@ -12,6 +15,7 @@ import sys
 import tempfile
 import unittest
 
+import golden
 from cluster import Cluster, wait_for
 
 PROGRAMS = pathlib.Path(sys.argv.pop(2)).resolve()
@@ -93,6 +97,66 @@ class CommandsTest(unittest.TestCase):
         self.assertEqual(self.output("runs", "-o", "name"), f"{self.run_id}\n")
         names = set(self.output("members", "-o", "name").split())
         self.assertLessEqual({"worker-0", "worker-3", "aggregator-0", "aggregator-1"}, names)
+
+    def test_json_has_the_keys_of_the_golden_files(self):
+        with tempfile.TemporaryDirectory() as folder, Cluster(folder, PROGRAMS) as cluster:
+            cluster.start(workers=5)
+            address = {"CADRE_COORDINATOR": cluster.coordinator}
+
+            def call(*arguments, expected=0):
+                code, out, err = self.call(*arguments, **address)
+                self.assertEqual(code, expected, err)
+                return out
+
+            call("wait", "--for", "members=5", "--timeout", "30s")
+            run = cluster.submit(epochs=100)
+            call("wait", run, "--for", "version=2")
+            verbs = {
+                "runs": [],
+                "status": [],
+                "describe": [run],
+                "members": [],
+                "events": [],
+                "health": [],
+                "version": [],
+                "adopt": [],
+                "trace": [run, "--output", f"{folder}/trace.json"],
+                "cordon": ["worker-4"],
+                "drain": ["worker-4"],
+            }
+            for verb, arguments in verbs.items():
+                with self.subTest(verb):
+                    golden.check(self, verb, [json.loads(call(verb, *arguments, "-o", "json"))])
+            watch = subprocess.Popen(
+                [PROGRAMS / "cadre", "watch", run, "-o", "json", "--insecure"],
+                stdout=subprocess.PIPE,
+                text=True,
+                env={**os.environ, **address},
+            )
+            first = watch.stdout.readline()
+            call("stop", run)
+            lines = [first, *watch.stdout]
+            watch.stdout.close()
+            watch.wait()
+            golden.check(self, "watch", [json.loads(line) for line in lines])
+            golden.check(self, "wait", [json.loads(call("wait", run, "-o", "json", expected=1))])
+        ended = {"runs": [], "status": [], "describe": [self.run_id], "history": [self.run_id], "events": []}
+        for verb, arguments in {**ended, "wait": [self.run_id], "watch": [self.run_id]}.items():
+            with self.subTest(verb, state="done"):
+                golden.check(self, verb, [json.loads(self.output(verb, *arguments, "-o", "json"))])
+
+    def test_export_of_a_run(self):
+        file = pathlib.Path(self.folder.name) / "model.safetensors"
+        code, _, err = self.call("export", self.run_id, "-O", file)
+        self.assertEqual(code, 0, err)
+        run = json.loads(self.output("runs", "-o", "json"))["runs"][0]
+        self.assertEqual(err, f"wrote {file} (4 tensors of version {run['version']}, step {run['step']})\n")
+        size = int.from_bytes(file.read_bytes()[:8], "little")
+        head = json.loads(file.read_bytes()[8 : 8 + size])
+        self.assertEqual(head["conv1/weight"]["shape"], [8, 1, 5, 5])
+        code, _, err = self.call("export", "run-99", "-O", file)
+        self.assertEqual(code, NOT_FOUND)
+        self.assertIn("no such run: run-99", err)
 
     def test_conditions(self):
         self.output("wait", self.run_id, "--for", "version=10")

@@ -23,6 +23,7 @@
 #include "base/rpc/grpc_channel.h"
 #include "base/rpc/grpc_status.h"
 #include "server/client/refusal.h"
+#include "server/client/version_reader.h"
 #include "tests/base/expect.h"
 #include "tests/base/file_size_limit.h"
 #include "tests/base/rpc/slow_relay.h"
@@ -134,6 +135,33 @@ TEST_F(ServiceTest, StagesAppliesAndPulls) {
   EXPECT_TRUE(SameBits(out, std::span(first).subspan(5)));
   EXPECT_EQ(traffic.payload_received, 40u);
   EXPECT_EQ(server_->counters().Get("pulled_bytes"), 40u);
+}
+
+TEST_F(ServiceTest, UsersReadTheNewestVersion) {
+  Open();
+  v1::LocateReply located;
+  located.set_lineage(run_.lineage);
+  *located.mutable_spec() = run_.Open().spec();
+  located.add_shards()->set_address(server_->address());
+  int located_times = 0;
+  const auto locate = [&]() -> absl::StatusOr<v1::LocateReply> {
+    // When it is asked first, version 0 has just been replaced.
+    located.set_version(++located_times == 1 ? 0 : 2);
+    return located;
+  };
+  const auto read = [&] { return ReadNewestVersion(run_.run, locate, Credentials::Insecure()); };
+  for (const uint32_t round : {1, 2}) {
+    ASSERT_TRUE(Stage({.round = round}, Values(round, 15)).ok());
+    located.set_digest(Apply(MakeApply(run_, round, {{}})).digest());
+  }
+  const auto version = read();
+  ASSERT_TRUE(version.ok()) << version.status();
+  EXPECT_EQ(located_times, 2);
+  EXPECT_TRUE(SameBits(version->values, Values(2, 15)));
+  located.set_digest(1);
+  EXPECT_TRUE(absl::IsDataLoss(read().status()));
+  located.mutable_shards(0)->clear_address();
+  EXPECT_TRUE(absl::IsUnavailable(read().status()));
 }
 
 TEST_F(ServiceTest, StagingAgainSendsNoValues) {
