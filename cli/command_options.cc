@@ -112,8 +112,8 @@ absl::StatusOr<std::vector<v1::LayerPin>> ParseLayerPins(absl::string_view text)
       if (!parallelism || pin.parallelism() != v1::LayerPin::PARALLELISM_UNSPECIFIED) {
         return absl::InvalidArgumentError(absl::StrCat(
             "--layer splits '", name, "' by data (samples), model (outputs), model-in (inputs) or ",
-            "domain (rows of images), or places it at a coordinate such as stage@1, not by '", value,
-            "'"));
+            "domain (rows of images), or places it at a coordinate such as stage@1, not by '",
+            value, "'"));
       }
       pin.set_parallelism(*parallelism);
     }

@@ -400,7 +400,7 @@ TEST(ValidateTest, PlacedLayers) {
       {"", stages + pin("fc9", "stage", 1), "cluster.layer[0].at", "neither a layer nor a block"},
       {"", stages + pin("fc1", "stage", 1) + pin("fc2", "stage", 0), "cluster.layer[1].at",
        "places layer 'fc2' at stage@0, but it reads layer"},
-      {"", stages + "cluster { layer { layer: 'fc1' } }", "cluster.layer[0].parallelism",
+      {"", "cluster { layer { layer: 'fc1' } }", "cluster.layer[0].parallelism",
        "or place the layer with 'at'"},
   });
 }

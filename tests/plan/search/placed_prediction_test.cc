@@ -19,6 +19,7 @@ constexpr char kDiamond[] = R"(model {
   layer { name: "b" input: "a" gelu {} }
   layer { name: "c" input: "a" tanh {} }
   layer { name: "d" input: "b" input: "c" add {} }
+  layer { name: "flat" flatten {} }
   layer { name: "loss" softmax_cross_entropy {} }
 })";
 
