@@ -91,6 +91,10 @@ std::string NameOf(const Graph& graph, const TapeOp& op) {
       return "move";
     case TapeOpKind::kMoveGradient:
       return "move_gradient";
+    case TapeOpKind::kSend:
+      return "send";
+    case TapeOpKind::kReceive:
+      return "receive";
     case TapeOpKind::kAdd:
       return "add_gradients";
     case TapeOpKind::kLoss:

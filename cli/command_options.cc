@@ -84,22 +84,39 @@ absl::StatusOr<std::vector<v1::MeshAxis>> ParseMesh(absl::string_view text) {
   return mesh;
 }
 
-// "fc6=model,conv1=data".
+// "stage@1"; returns false if the text has another form.
+bool ParseCoordinate(absl::string_view text, v1::LayerPin& pin) {
+  const std::pair<absl::string_view, absl::string_view> parts =
+      absl::StrSplit(text, absl::MaxSplits('@', 1));
+  uint32_t coordinate = 0;
+  if (parts.first.empty() || !absl::SimpleAtoi(parts.second, &coordinate)) return false;
+  v1::AxisCoordinate& at = *pin.add_at();
+  at.set_axis(std::string(parts.first));
+  at.set_coordinate(coordinate);
+  return true;
+}
+
+// "fc6=model,conv1=data,fc7=stage@1,fc8=model+stage@1".
 absl::StatusOr<std::vector<v1::LayerPin>> ParseLayerPins(absl::string_view text) {
   CADRE_ASSIGN_OR_RETURN(
       const auto pairs,
-      SplitPairs("layer", text, "layers and how to split them such as fc6=model,conv1=data"));
+      SplitPairs("layer", text,
+                 "layers and how to split or place them such as fc6=model,conv1=data,fc7=stage@1"));
   std::vector<v1::LayerPin> pins;
   for (const auto& [name, value] : pairs) {
-    const auto parallelism = EnumFromText<v1::LayerPin::Parallelism>(value);
-    if (!parallelism) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("--layer splits '", name, "' by data (samples), model (outputs), model-in ",
-                       "(inputs) or domain (rows of images), not by '", value, "'"));
-    }
     v1::LayerPin& pin = pins.emplace_back();
     pin.set_layer(name);
-    pin.set_parallelism(*parallelism);
+    for (const absl::string_view term : absl::StrSplit(value, '+')) {
+      if (ParseCoordinate(term, pin)) continue;
+      const auto parallelism = EnumFromText<v1::LayerPin::Parallelism>(term);
+      if (!parallelism || pin.parallelism() != v1::LayerPin::PARALLELISM_UNSPECIFIED) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            "--layer splits '", name, "' by data (samples), model (outputs), model-in (inputs) or ",
+            "domain (rows of images), or places it at a coordinate such as stage@1, not by '",
+            value, "'"));
+      }
+      pin.set_parallelism(*parallelism);
+    }
   }
   return pins;
 }

@@ -56,6 +56,12 @@ Json SplitsJson(const std::vector<IndexSplit>& splits) {
   return json;
 }
 
+Json CoordinatesJson(const std::vector<AxisCoordinate>& coordinates) {
+  Json json = Json::object();
+  for (const AxisCoordinate& each : coordinates) json[each.axis] = each.coordinate;
+  return json;
+}
+
 // The best other split of the layer; null if there is none or the plan was not searched.
 Json RunnerUpJson(const PlanReport& report, size_t layer) {
   if (!report.searched) return nullptr;
@@ -73,6 +79,7 @@ Json LayersJson(const PlanReport& report) {
     layers.push_back({{"layer", layer.name},
                       {"kind", LayerKindName(report.question->graph[l].kind)},
                       {"splits", SplitsJson(layer.splits)},
+                      {"at", CoordinatesJson(layer.at)},
                       {"output", layer.output.ToString()},
                       {"forward_seconds", cost.compute.forward},
                       {"backward_seconds", cost.compute.backward},

@@ -33,7 +33,8 @@ Flag LayerFlag() {
   return {
       "layer", kText, "PINS",
       "how layers are split, such as fc6=model,conv1=data, in place of the planner's choice: by "
-      "data (samples), model (outputs), model-in (inputs) or domain (rows of images)"};
+      "data (samples), model (outputs), model-in (inputs) or domain (rows of images); or on which "
+      "ranks they are, such as mixed5=stage@1"};
 }
 
 Flag ModelRanksFlag() {

@@ -17,9 +17,11 @@
 
 #include "base/status.h"
 #include "model/graph.h"
+#include "model/layer_placement.h"
 #include "model/parameter_index.h"
 #include "plan/cluster_profile.h"
 #include "plan/layer_part.h"
+#include "plan/placed_memory.h"
 #include "plan/plan.h"
 #include "plan/plan_collectives.h"
 #include "plan/search/hardware_model.h"
@@ -144,6 +146,15 @@ v1::Plan WithoutLink(const SearchInput& input, Plan plan) {
   return PlanToProto(plan, input.index);
 }
 
+absl::Status CheckMemory(const PlanQuery& query, const v1::Plan& proto) {
+  CADRE_ASSIGN_OR_RETURN(const Graph graph, Graph::FromModel(query.spec.model()));
+  const ParameterIndex index = ParameterIndex::FromGraph(graph);
+  CADRE_ASSIGN_OR_RETURN(const Plan plan, PlanFromProto(proto, graph, index));
+  std::vector<int64_t> limits;
+  for (const RankResources& rank : query.ranks) limits.push_back(rank.memory_bytes);
+  return CheckPlacedMemory(query.spec, graph, index, plan, query.spec.cluster().device(), limits);
+}
+
 absl::StatusOr<std::vector<GroupPlan>> SearchPlans(const PlanQuery& query) {
   SearchInput input;
   CADRE_RETURN_IF_ERROR(FillSearchInput(query, input));
@@ -162,7 +173,10 @@ absl::StatusOr<std::vector<GroupPlan>> SearchPlans(const PlanQuery& query) {
 
 absl::StatusOr<std::vector<GroupPlan>> MeasuredPlanning::PlansFor(const PlanQuery& query) const {
   CADRE_ASSIGN_OR_RETURN(v1::Plan by_rules, MakePlan(query.spec, std::ssize(query.ranks)));
-  if (IsKnown(query)) {
+  if (PlacesLayers(query.spec.cluster())) {
+    // The search places no layers.
+    CADRE_RETURN_IF_ERROR(CheckMemory(query, by_rules));
+  } else if (IsKnown(query)) {
     absl::StatusOr<std::vector<GroupPlan>> found = SearchPlans(query);
     if (found.ok()) return found;
     LOG(WARNING) << "run '" << query.spec.name() << "', " << query.ranks.size()

@@ -52,8 +52,9 @@ class Planning {
   virtual ~Planning() = default;
 
   // Plans for the group, with the fastest prediction first; never empty. If link or times are
-  // unknown, only the plan of the planner's rules, without a prediction. Errors: InvalidArgument if
-  // this number of ranks cannot train the run.
+  // unknown, or if the run places layers by pins, only the plan of the planner's rules, without a
+  // prediction. Errors: InvalidArgument if this number of ranks cannot train the run;
+  // ResourceExhausted, naming a layer, if a rank lacks the memory for the layers placed on it.
   virtual absl::StatusOr<std::vector<GroupPlan>> PlansFor(const PlanQuery& query) const = 0;
 
   // Errors: FailedPrecondition if link or times are unknown; InvalidArgument for a plan that does

@@ -64,6 +64,7 @@ bool Run::Form(std::vector<std::string>& idle) {
     Slot& slot = slots_[group];
     if (!NeedsGroup(slot) || cluster_.now() < slot.blocked_until()) continue;
     if (shards_open() && (FormOfProgram(slot, idle) || FormSlot(slot, idle))) continue;
+    if (!active()) return true;  // the run has failed
     ReserveFor(idle);
   }
   return true;
@@ -171,6 +172,10 @@ bool Run::FormSlot(Slot& slot, std::vector<std::string>& idle) {
       const std::vector<std::string> members(workers.begin(), workers.begin() + ranks);
       const absl::StatusOr<v1::Plan> plan = planner_.PlanGroup(record_, slot, members);
       if (absl::IsUnavailable(plan.status())) return false;
+      if (absl::IsResourceExhausted(plan.status()) && ranks == requested) {
+        End(v1::RUN_STATE_FAILED, plan.status().message());
+        return false;
+      }
       if (!plan.ok()) continue;
       Take(members, idle);
       FormGeneration(slot, members, *plan);

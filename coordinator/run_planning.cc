@@ -9,13 +9,16 @@
 #include "coordinator/measurements.h"
 #include "coordinator/replan.h"
 #include "coordinator/run_rules.h"
+#include "model/layer_placement.h"
 
 namespace cadre {
 namespace {
 
 // Pins (choices fixed by the user) do not forbid a change: the search respects them, and if they
 // leave no choice, it finds the current plan.
-bool MayReplan(const v1::RunSpec& spec) { return Averages(spec) && !spec.cluster().keep_plan(); }
+bool MayReplan(const v1::RunSpec& spec) {
+  return Averages(spec) && !spec.cluster().keep_plan() && !PlacesLayers(spec.cluster());
+}
 
 // If only an accuracy target ends the run, the run is assumed to be half done.
 uint64_t StepsLeft(const v1::RunRecord& run) {

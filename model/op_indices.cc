@@ -34,6 +34,7 @@
 #include <set>
 #include <utility>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
@@ -237,6 +238,15 @@ Axes Ordered(const Mesh& mesh, const Axes& axes) {
   return ordered;
 }
 
+std::vector<AxisCoordinate> InMeshOrder(const Mesh& mesh, const std::vector<AxisCoordinate>& at) {
+  std::vector<AxisCoordinate> ordered;
+  for (const Mesh::Axis& axis : mesh.axes()) {
+    std::copy_if(at.begin(), at.end(), std::back_inserter(ordered),
+                 [&](const auto& each) { return axis.size > 1 && each.axis == axis.name; });
+  }
+  return ordered;
+}
+
 Axes Dividing(const Mesh& mesh, const Axes& axes) {
   Axes dividing;
   std::copy_if(axes.begin(), axes.end(), std::back_inserter(dividing),
@@ -266,17 +276,33 @@ absl::Status Bad(const GraphLayer& layer, const std::string& what) {
   return absl::InvalidArgumentError(absl::StrCat("layer '", layer.name, "': ", what));
 }
 
+absl::Status CheckAxis(const GraphLayer& layer, const Mesh& mesh, const std::string& axis,
+                       std::set<std::string>& used) {
+  const bool known = std::any_of(mesh.axes().begin(), mesh.axes().end(),
+                                 [&](const Mesh::Axis& a) { return a.name == axis; });
+  if (!known) {
+    return Bad(layer, absl::StrCat("axis '", absl::CEscape(axis), "' is not in the mesh ",
+                                   mesh.ToString()));
+  }
+  if (!used.insert(axis).second) return Bad(layer, absl::StrCat("axis '", axis, "' twice"));
+  return absl::OkStatus();
+}
+
 absl::Status CheckAxes(const GraphLayer& layer, const Mesh& mesh, const IndexSplit& split,
                        std::set<std::string>& used) {
   for (const std::string& axis : split.axes) {
-    const bool known = std::any_of(mesh.axes().begin(), mesh.axes().end(),
-                                   [&](const Mesh::Axis& a) { return a.name == axis; });
-    if (!known) {
-      return Bad(layer, absl::StrCat("axis '", axis, "' is not in the mesh ", mesh.ToString()));
-    }
-    if (!used.insert(axis).second) return Bad(layer, absl::StrCat("axis '", axis, "' twice"));
+    CADRE_RETURN_IF_ERROR(CheckAxis(layer, mesh, axis, used));
   }
   return absl::OkStatus();
+}
+
+absl::Status CheckCoordinate(const GraphLayer& layer, const Mesh& mesh, const AxisCoordinate& at,
+                             std::set<std::string>& used) {
+  CADRE_RETURN_IF_ERROR(CheckAxis(layer, mesh, at.axis, used));
+  const int size = mesh.Size(at.axis);
+  if (at.coordinate >= 0 && at.coordinate < size) return absl::OkStatus();
+  return Bad(layer, absl::StrCat("there is no coordinate ", ToText({at}), "; axis ", at.axis,
+                                 " has the coordinates 0 to ", size - 1));
 }
 
 // The rows of the input that outputs [begin, end) depend on, clipped to the image.
@@ -388,7 +414,8 @@ const std::vector<std::string>& LayerLayouts::axes(const std::string& index) con
 }
 
 absl::StatusOr<LayerLayouts> LayOut(const GraphLayer& layer, const Mesh& mesh,
-                                    std::vector<IndexSplit> splits) {
+                                    std::vector<IndexSplit> splits,
+                                    const std::vector<AxisCoordinate>& at) {
   const std::vector<OpIndex> indices = IndicesOf(layer);
   std::vector<const OpIndex*> split_indices;  // one per split
   std::set<std::string> names, used;
@@ -417,12 +444,18 @@ absl::StatusOr<LayerLayouts> LayOut(const GraphLayer& layer, const Mesh& mesh,
     return Bad(layer, "shares its weight, so every axis of the mesh must split its samples");
   }
 
-  LayerLayouts layouts{.name = layer.name, .splits = std::move(splits)};
+  for (const AxisCoordinate& each : at)
+    CADRE_RETURN_IF_ERROR(CheckCoordinate(layer, mesh, each, used));
+
+  LayerLayouts layouts{
+      .name = layer.name, .splits = std::move(splits), .at = InMeshOrder(mesh, at)};
   const auto lay_out = [&](int dimensions, const std::function<IndexPlace(const OpIndex&)>& place,
                            Axes& sums) {
     std::vector<IndexPlace> places;
     for (const OpIndex* index : split_indices) places.push_back(place(*index));
-    return LayoutOf(mesh, layouts.splits, places, dimensions, sums);
+    Layout layout = LayoutOf(mesh, layouts.splits, places, dimensions, sums);
+    layout.at = layouts.at;
+    return layout;
   };
   for (size_t i = 0; i < layer.input_shapes.size(); ++i) {
     Axes sums;

@@ -24,6 +24,7 @@
 //   softmax cross-entropy  samples, (tokens)
 //
 // Layers that share a weight have no index but `samples`, which all axes of the mesh must split.
+// Any other layer may be placed at coordinates of axes that do not split it.
 //
 // * split with a halo.  + the output is a partial sum, as for `in` and `heads`.
 //
@@ -97,6 +98,9 @@ struct IndexSplit {
 struct LayerLayouts {
   std::string name;
   std::vector<IndexSplit> splits;
+  // Only the ranks at these coordinates compute the layer; empty: all ranks. In the mesh's order,
+  // without axes of one rank. All layouts below have the same coordinates.
+  std::vector<AxisCoordinate> at;
   // Inputs are never partial sums.
   std::vector<Layout> inputs;
   // The output may be a partial sum.
@@ -112,10 +116,12 @@ struct LayerLayouts {
   const std::vector<std::string>& axes(const std::string& index) const;
 };
 
-// The layouts that follow from the splits. Errors: InvalidArgument with the layer's name for an
-// unknown or repeated index or axis, or a number of parts that violates `divisible`.
+// The layouts that follow from the splits and coordinates. Errors: InvalidArgument with the layer's
+// name for an unknown or repeated index or axis, a number of parts that violates `divisible`, or a
+// coordinate that does not exist.
 absl::StatusOr<LayerLayouts> LayOut(const GraphLayer& layer, const Mesh& mesh,
-                                    std::vector<IndexSplit> splits);
+                                    std::vector<IndexSplit> splits,
+                                    const std::vector<AxisCoordinate>& at = {});
 
 // The box of input `i` that the layer requires to compute `output_box`: `input_part`, which is the
 // LocalBox of the input's layout on the same rank, widened by the halo. All boxes include the

@@ -23,6 +23,7 @@
 #include "model/exchange_units.h"
 #include "model/graph.h"
 #include "model/inference.h"
+#include "model/layer_placement.h"
 #include "model/op_indices.h"
 #include "model/outer_optimizer.h"
 #include "model/shard_names.h"
@@ -267,8 +268,8 @@ class Validation : private ProblemCollector {
   // model load the same part.
   void CheckBatchElements() {
     const int64_t batch = spec_.batch_per_group();
-    const int64_t parts =
-        std::max(1U, OrOne(spec_.cluster().ranks_per_group()) / RanksAlong(kModelAxis));
+    const int64_t parts = std::max(1U, OrOne(spec_.cluster().ranks_per_group()) /
+                                           (RanksAlong(kModelAxis) * RanksAlong(kStageAxis)));
     const int64_t max_per_part = kMaxBatchElements / graph_->input().elements();
     if ((batch + parts - 1) / parts <= max_per_part) return;
     Add("batch_per_group", "is ", batch, " samples of ", graph_->input().ToString(), " over ",
@@ -427,6 +428,7 @@ class Validation : private ProblemCollector {
   uint32_t RanksAlong(absl::string_view name) const {
     const v1::Cluster& cluster = spec_.cluster();
     if (cluster.mesh().empty()) {
+      if (name == kStageAxis) return 1;
       return OrOne(name == kModelAxis ? cluster.model_ranks() : cluster.space_ranks());
     }
     for (const v1::MeshAxis& axis : cluster.mesh()) {
@@ -532,8 +534,9 @@ class Validation : private ProblemCollector {
     for (int i = 0; i < cluster.mesh_size(); ++i) {
       const v1::MeshAxis& axis = cluster.mesh(i);
       const std::string field = absl::StrCat("cluster.mesh[", i, "]");
-      if (axis.name() != kDataAxis && axis.name() != kSpaceAxis && axis.name() != kModelAxis) {
-        Add(field + ".name", "is ", Quoted(axis.name()), "; give data, space or model");
+      if (axis.name() != kDataAxis && axis.name() != kSpaceAxis && axis.name() != kModelAxis &&
+          axis.name() != kStageAxis) {
+        Add(field + ".name", "is ", Quoted(axis.name()), "; give data, space, model or stage");
       } else if (!names.insert(axis.name()).second) {
         Add(field + ".name", "is '", axis.name(), "' once more; each axis is given once");
       }
@@ -581,9 +584,11 @@ class Validation : private ProblemCollector {
         Add(field + ".layer", "is ", Quoted(pin.layer()), " once more; pin a layer once");
         continue;
       }
+      const bool splits = pin.parallelism() != v1::LayerPin::PARALLELISM_UNSPECIFIED;
+      if (!splits && !pin.at().empty()) continue;
       if (IndexOfParallelism(pin.parallelism()).empty()) {
         Add(field + ".parallelism", "is ", pin.parallelism(),
-            "; give DATA, MODEL, MODEL_IN or DOMAIN");
+            "; give DATA, MODEL, MODEL_IN or DOMAIN, or place the layer with 'at'");
         continue;
       }
       if (!graph_) continue;
@@ -593,6 +598,23 @@ class Validation : private ProblemCollector {
       } else {
         CheckLayerPin(field + ".parallelism", pin, *layer->second);
       }
+    }
+    CheckPlacement();
+  }
+
+  void CheckPlacement() {
+    if (!graph_) return;
+    const v1::Cluster& cluster = spec_.cluster();
+    if (RanksAlong(kStageAxis) > 1 && !PlacesLayers(cluster)) {
+      Add("cluster.mesh",
+          "has an axis stage, but no pin places a layer on a stage, such as 'layer { "
+          "layer: \"",
+          graph_->layers().back().name, "\" at { axis: \"stage\" coordinate: 1 } }'");
+      return;
+    }
+    LayerCoordinates placed;
+    if (const auto error = PlaceLayers(cluster, *graph_, &placed)) {
+      Add(absl::StrCat("cluster.layer[", error->pin, "].at"), error->text);
     }
   }
 

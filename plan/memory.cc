@@ -62,11 +62,14 @@ v1::MemoryUse PlannedMemory(const v1::RunSpec& spec, const Graph& graph,
   int64_t between = 0;
   int64_t upload = 0;
   for (const int64_t samples : MicroBatchSizes(spec)) {
-    const Tape tape = MakeTape(graph, plan, rank, samples, /*training=*/true, ActivationType(spec));
+    const Tape tape = MakeTape(
+        graph, plan, rank, samples, /*training=*/true, ActivationType(spec),
+        device == v1::Cluster::CUDA ? PlacedMoves::kExchange : PlacedMoves::kSendAndReceive);
     activations = std::max(activations, tape.words);
     if (device == v1::Cluster::CUDA) upload = std::max(upload, UploadBytes(graph, tape));
     for (const TapeOp& op : tape.ops) {
-      if (op.move.is_identity()) continue;
+      // A send packs its messages in a buffer of the tape.
+      if (op.move.is_identity() || op.kind == TapeOpKind::kSend) continue;
       const DType type = tape.buffers[op.y].type;
       const auto moved = [type](int64_t elements) -> int64_t { return elements * SizeOf(type); };
       between = std::max(between, moved(op.move.scratch_elements()));

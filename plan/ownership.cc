@@ -16,6 +16,8 @@
 // hold different addends; peers along `replica_axes` hold equal sums, and only share the work of
 // the update.
 //
+// Ranks that are not at the bucket's coordinates hold an empty buffer and own nothing of it.
+//
 // The local part of a parameter that is split along an inner dimension is not contiguous in the
 // model. The positions of a slice are therefore a list of intervals, one for each contiguous part
 // of a row.

@@ -1,11 +1,12 @@
 // Checks plans, and divides parameters into buckets.
 //
-// Parameters share a bucket if their gradients are summed over the same axes and the sums are
-// replicated along the same axes: one reduce-scatter then reduces them all, and the same ranks
-// divide the ownership. Layers are visited from the last to the first, as backward completes them.
-// A bucket is closed when the next layer would exceed its limit. All parameters of a layer with
-// these axes are in one bucket, since backward completes them at the same time. A bucket is
-// complete when backward has passed its first layer; this determines the order of buckets.
+// Parameters share a bucket if they are on the same ranks, their gradients are summed over the same
+// axes and the sums are replicated along the same axes: one reduce-scatter then reduces them all,
+// and the same ranks divide the ownership. Layers are visited from the last to the first, as
+// backward completes them. A bucket is closed when the next layer would exceed its limit. All
+// parameters of a layer with these axes are in one bucket, since backward completes them at the
+// same time. A bucket is complete when backward has passed its first layer; this determines the
+// order of buckets.
 #include "plan/plan.h"
 
 #include <algorithm>
@@ -28,17 +29,20 @@ using Axes = std::vector<std::string>;
 constexpr Algorithm kLegal[] = {Algorithm::kRing, Algorithm::kButterfly,
                                 Algorithm::kHalvingDoubling, Algorithm::kNative};
 
-// The axes over which a parameter's gradient is summed, and along which the sum is replicated.
+// The axes over which a parameter's gradient is summed, and along which the sum is replicated; the
+// coordinates at which both are.
 struct GradientAxes {
   Axes sums;
   Axes replica_axes;
+  std::vector<AxisCoordinate> at;
   friend auto operator<=>(const GradientAxes&, const GradientAxes&) = default;
 };
 
 GradientAxes GradientAxesOf(const std::vector<LayerLayouts>& layers, const Mesh& mesh,
                             const Parameter& parameter) {
   const LayerLayouts& layer = layers[parameter.layer];
-  return {layer.gradient_sums[parameter.number], ReplicaAxes(layer, parameter.number, mesh)};
+  return {layer.gradient_sums[parameter.number], ReplicaAxes(layer, parameter.number, mesh),
+          layer.at};
 }
 
 int64_t LocalElements(const std::vector<LayerLayouts>& layers, const Mesh& mesh,
@@ -69,14 +73,14 @@ class Checker {
           "the plan has layer '", layer.name, "' where the model has '", graph_[l].name, "'"));
     }
     CADRE_ASSIGN_OR_RETURN(const LayerLayouts expected,
-                           LayOut(graph_[l], plan_.mesh, layer.splits));
-    if (layer.inputs == expected.inputs && layer.output == expected.output &&
-        layer.input_gradients == expected.input_gradients &&
+                           LayOut(graph_[l], plan_.mesh, layer.splits, layer.at));
+    if (layer.at == expected.at && layer.inputs == expected.inputs &&
+        layer.output == expected.output && layer.input_gradients == expected.input_gradients &&
         layer.parameters == expected.parameters && layer.gradient_sums == expected.gradient_sums) {
       return absl::OkStatus();
     }
-    return absl::InvalidArgumentError(
-        absl::StrCat("layer '", layer.name, "': layouts do not follow from its splits"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "layer '", layer.name, "': layouts do not follow from its splits and coordinates"));
   }
 
   absl::Status CheckBuckets() const {
@@ -105,7 +109,7 @@ class Checker {
     if (!std::is_sorted(bucket.parameters.begin(), bucket.parameters.end())) {
       return bad("parameters are not in the order of the index");
     }
-    const GradientAxes has{bucket.axes, bucket.replica_axes};
+    const GradientAxes has{bucket.axes, bucket.replica_axes, bucket.at};
     for (const int parameter : bucket.parameters) {
       if (parameter < 0 || parameter >= std::ssize(seen)) {
         return bad("there is no parameter ", parameter);
@@ -113,7 +117,8 @@ class Checker {
       ++seen[parameter];
       const GradientAxes expected = GradientAxesOf(plan_.layers, plan_.mesh, index_[parameter]);
       if (has == expected) continue;
-      const Bucket needed{.axes = expected.sums, .replica_axes = expected.replica_axes};
+      const Bucket needed{
+          .axes = expected.sums, .replica_axes = expected.replica_axes, .at = expected.at};
       return bad("reduces over ", bucket.AxesText(), ", but ", index_[parameter].name, " needs ",
                  needed.AxesText());
     }
@@ -136,7 +141,8 @@ std::vector<std::string> Bucket::owner_axes() const {
 std::string Bucket::AxesText() const {
   return absl::StrCat(
       "[", absl::StrJoin(axes, ", "), "]",
-      replica_axes.empty() ? "" : " shared by [" + absl::StrJoin(replica_axes, ", ") + "]");
+      replica_axes.empty() ? "" : " shared by [" + absl::StrJoin(replica_axes, ", ") + "]",
+      at.empty() ? "" : " on " + ToText(at));
 }
 
 std::vector<std::string> ReplicaAxes(const LayerLayouts& layer, int parameter, const Mesh& mesh) {
@@ -144,6 +150,7 @@ std::vector<std::string> ReplicaAxes(const LayerLayouts& layer, int parameter, c
   for (const Axes& split : layer.parameters[parameter].split) {
     used.insert(used.end(), split.begin(), split.end());
   }
+  for (const AxisCoordinate& each : layer.at) used.push_back(each.axis);
   Axes same;
   for (const Mesh::Axis& axis : mesh.axes()) {
     if (axis.size > 1 && std::find(used.begin(), used.end(), axis.name) == used.end()) {
@@ -178,8 +185,10 @@ std::vector<Bucket> MakeBuckets(const std::vector<LayerLayouts>& layers, const M
           rules.max_elements ? rules.max_elements(mesh.Size(axes.sums)) : 0;
       auto at = open.find(key);
       if (at == open.end() || (max_elements > 0 && at->second.elements + elements > max_elements)) {
-        buckets.push_back(
-            {.axes = axes.sums, .replica_axes = axes.replica_axes, .algorithm = rules.algorithm});
+        buckets.push_back({.axes = axes.sums,
+                           .replica_axes = axes.replica_axes,
+                           .at = axes.at,
+                           .algorithm = rules.algorithm});
         at = open.insert_or_assign(key, Open{.bucket = buckets.size() - 1}).first;
       }
       at->second.elements += elements;

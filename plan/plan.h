@@ -25,20 +25,22 @@ namespace cadre {
 
 // Parameters whose gradients are reduced together.
 struct Bucket {
-  // Positions in the parameter index, ascending. The gradients of all these parameters are summed
-  // over the same axes and replicated along the same axes.
+  // Positions in the parameter index, ascending. The gradients of all these parameters are on the
+  // same ranks, summed over the same axes and replicated along the same axes.
   std::vector<int> parameters;
   // Gradients are summed over these axes.
   std::vector<std::string> axes;
   // Axes along which ranks hold equal gradients after that sum. Nothing is reduced over them; they
   // divide the ownership of the slices further.
   std::vector<std::string> replica_axes;
+  // Only the ranks at these coordinates hold the parameters; empty: all ranks.
+  std::vector<AxisCoordinate> at;
   // The algorithm that reduces the gradients and gathers the weights.
   Algorithm algorithm = Algorithm::kRing;
 
   // `axes`, then `replica_axes`: the ranks along these axes divide the ownership of the bucket.
   std::vector<std::string> owner_axes() const;
-  // "[data] shared by [model]".
+  // "[data] shared by [model] on stage@1".
   std::string AxesText() const;
 };
 
@@ -55,7 +57,7 @@ struct Plan {
 };
 
 // Axes along which ranks hold equal shards of a layer's parameter (by its number within the layer)
-// and of its summed gradient, in the mesh's order.
+// and of its summed gradient, in the mesh's order; not the axes of the layer's coordinates.
 std::vector<std::string> ReplicaAxes(const LayerLayouts& layer, int parameter, const Mesh& mesh);
 
 // How MakeBuckets divides parameters into buckets.
@@ -85,6 +87,8 @@ int64_t BufferElements(const Plan& plan, const ParameterIndex& index, const Buck
 // legal.
 absl::StatusOr<Plan> PlanFromProto(const v1::Plan& proto, const Graph& graph,
                                    const ParameterIndex& index);
+std::vector<AxisCoordinate> CoordinatesFromProto(
+    const google::protobuf::RepeatedPtrField<v1::AxisCoordinate>& proto);
 v1::Plan PlanToProto(const Plan& plan, const ParameterIndex& index);
 
 // Errors: InvalidArgument, naming layer or bucket, if the plan is not legal for the graph.

@@ -11,10 +11,12 @@ namespace cadre {
 namespace {
 
 std::string SplitsOf(const LayerLayouts& layer) {
-  if (layer.splits.empty()) return "whole";
-  return absl::StrJoin(layer.splits, ", ", [](std::string* out, const IndexSplit& split) {
-    absl::StrAppend(out, split.index, "/", absl::StrJoin(split.axes, "*"));
-  });
+  std::vector<std::string> terms;
+  for (const IndexSplit& split : layer.splits) {
+    terms.push_back(absl::StrCat(split.index, "/", absl::StrJoin(split.axes, "*")));
+  }
+  if (!layer.at.empty()) terms.push_back(ToText(layer.at));
+  return terms.empty() ? "whole" : absl::StrJoin(terms, ", ");
 }
 
 // Only the first and the last name if there are many.
@@ -71,7 +73,8 @@ std::string PrintPlan(const Plan& plan, const Graph& graph, const ParameterIndex
                           LayerKindName(graph[l].kind), SplitsOf(layer), layer.inputs[0].ToString(),
                           layer.output.ToString());
     for (size_t p = 0; p < layer.parameters.size(); ++p) {
-      if (layer.parameters[p] == Layout::Replicated()) continue;
+      // Their coordinates are those of the layer.
+      if (layer.parameters[p] == Layout{.at = layer.at}) continue;
       absl::StrAppend(&text, ", ", graph[l].parameters[p].name, " ",
                       layer.parameters[p].ToString());
     }

@@ -65,7 +65,7 @@ absl::StatusOr<LayerLayouts> LayerFromProto(const v1::LayerPlan& proto, const Gr
   for (const v1::IndexSplit& split : proto.split()) {
     splits.push_back({split.index(), Axes(split.axes().begin(), split.axes().end())});
   }
-  return LayOut(layer, mesh, std::move(splits));
+  return LayOut(layer, mesh, std::move(splits), CoordinatesFromProto(proto.at()));
 }
 
 absl::StatusOr<Bucket> BucketFromProto(const v1::BucketPlan& proto, int number, const Plan& plan,
@@ -87,7 +87,9 @@ absl::StatusOr<Bucket> BucketFromProto(const v1::BucketPlan& proto, int number, 
   if (!bucket.parameters.empty()) {
     // CheckPlan requires the same of all its parameters.
     const Parameter& first = index[bucket.parameters.front()];
-    bucket.replica_axes = ReplicaAxes(plan.layers[first.layer], first.number, plan.mesh);
+    const LayerLayouts& layer = plan.layers[first.layer];
+    bucket.replica_axes = ReplicaAxes(layer, first.number, plan.mesh);
+    bucket.at = layer.at;
   }
   return bucket;
 }
@@ -104,6 +106,17 @@ absl::Status ReadLink(const v1::LinkProfile& proto, Plan& plan) {
 }
 
 }  // namespace
+
+std::vector<AxisCoordinate> CoordinatesFromProto(
+    const google::protobuf::RepeatedPtrField<v1::AxisCoordinate>& proto) {
+  std::vector<AxisCoordinate> coordinates;
+  for (const v1::AxisCoordinate& each : proto) {
+    coordinates.push_back({.axis = each.axis()});
+    // Larger numbers exist on no mesh.
+    coordinates.back().coordinate = std::min<uint32_t>(each.coordinate(), kMaxRanks);
+  }
+  return coordinates;
+}
 
 absl::StatusOr<Plan> PlanFromProto(const v1::Plan& proto, const Graph& graph,
                                    const ParameterIndex& index) {
@@ -141,6 +154,11 @@ v1::Plan PlanToProto(const Plan& plan, const ParameterIndex& index) {
       v1::IndexSplit* entry = to->add_split();
       entry->set_index(split.index);
       for (const std::string& axis : split.axes) entry->add_axes(axis);
+    }
+    for (const AxisCoordinate& each : layer.at) {
+      v1::AxisCoordinate* entry = to->add_at();
+      entry->set_axis(each.axis);
+      entry->set_coordinate(each.coordinate);
     }
   }
   for (const Bucket& bucket : plan.buckets) {

@@ -6,6 +6,28 @@
 // order and adds the gradients of several consumers of one output. Layers without parameters at or
 // before them have no backward (LayersWithGradient).
 //
+// Placed layers. A rank on which a layer is not placed has empty buffers of it and no operation
+// that computes it. A move between coordinates is an exchange among the ranks that have messages
+// for one another; the other ranks do not play it. All ranks visit layers and moves in the same
+// order, so the tapes of the members of an exchange, or of the peers of a layer, have these in the
+// same order.
+//
+// Sends and receives. A move from some coordinates to others becomes a kSend directly after the
+// operation that computes the value, and a kReceive directly before the operation that needs it, so
+// that the sender continues while the value is on its way and the receiver computes other layers
+// until it needs the value. Such moves cannot deadlock. Think of the operations of all ranks in one
+// sequence: forward layers in graph order, each preceded by its receives and followed by its sends,
+// then backward in reverse order. Every rank executes a subsequence, and a send precedes its
+// receive (TapeOp::order numbers the receives). Sends run in the background, in the order of their
+// receives. Suppose that ranks wait forever, and consider the earliest position at which one waits.
+// If it is an exchange, all its members have reached it, since none waits earlier: it completes. If
+// it is a receive, its sender has computed the value, because the value's position is earlier
+// still, and the messages that the sender sends before it have earlier receives, which are
+// complete: it is sent. If it is the end of a pass, where a rank waits for its sends, their
+// receives are earlier and complete. The sender's buffers therefore live until the end of forward,
+// or of backward. A move of two exchanges (a sum that several ranks need) is not divided, nor is
+// one that begins on all ranks.
+//
 // What backward reads determines how long the buffers of forward live: input, output, or values
 // that forward saves (SavedBy). Gelu, for example, needs its input, relu only its output, so relu
 // may overwrite its input in place.
@@ -62,11 +84,17 @@ int64_t Elements(const Box& box) { return box.shape().elements(); }
 class TapeBuilder {
  public:
   TapeBuilder(const Graph& graph, const Plan& plan, int rank, int64_t samples, bool training,
-              DType activations)
-      : graph_(graph), plan_(plan), rank_(rank), needs_gradient_(LayersWithGradient(graph)) {
+              DType activations, PlacedMoves placed_moves)
+      : graph_(graph),
+        plan_(plan),
+        rank_(rank),
+        placed_moves_(placed_moves),
+        needs_gradient_(LayersWithGradient(graph)),
+        pending_(graph.size()) {
     tape_.samples = samples;
     tape_.training = training;
     tape_.activations = activations;
+    NumberReceives();
   }
 
   Tape Run() {
@@ -82,6 +110,7 @@ class TapeBuilder {
 
  private:
   const LayerLayouts& layouts(int l) const { return plan_.layers[l]; }
+  bool IsHere(int l) const { return plan_.mesh.IsAt(rank_, layouts(l).at); }
   LayerRegion& region(int l) { return tape_.regions[l]; }
 
   Shape Whole(const Shape& sample) const { return BatchShape(tape_.samples, sample); }
@@ -136,20 +165,113 @@ class TapeBuilder {
     return layout;
   }
 
+  // Visits the inputs of all layers in the order in which backward adds the gradients of each
+  // producer, from the last producer to the first.
+  template <typename Visitor>
+  void ForEachGradient(const Visitor& visit) const {
+    for (int producer = graph_.size() - 1; producer >= 0; --producer) {
+      const std::vector<int> consumers = ConsumersOf(producer);
+      for (auto l = consumers.rbegin(); l != consumers.rend(); ++l) {
+        for (int i = 0; i < std::ssize(graph_[*l].inputs); ++i) {
+          if (graph_[*l].inputs[i] == producer) visit(*l, i);
+        }
+      }
+    }
+  }
+
+  void NumberReceives() {
+    for (const GraphLayer& layer : graph_.layers()) {
+      forward_order_.emplace_back();
+      for (size_t i = 0; i < layer.inputs.size(); ++i) {
+        forward_order_.back().push_back(tape_.orders++);
+      }
+    }
+    gradient_order_ = forward_order_;
+    ForEachGradient([this](int l, int i) { gradient_order_[l][i] = tape_.orders++; });
+  }
+
+  // Each consumer once.
+  std::vector<int> ConsumersOf(int producer) const {
+    std::vector<int> consumers = graph_.consumers(producer);
+    consumers.erase(std::unique(consumers.begin(), consumers.end()), consumers.end());
+    return consumers;
+  }
+
+  Layout OutputLayout(int producer) const {
+    return producer == Graph::kInput ? InputLayout(graph_, plan_) : layouts(producer).output;
+  }
+
+  // The move of input i of layer l.
+  Move MoveOfInput(int l, int i) const {
+    const GraphLayer& layer = graph_[l];
+    return PlanMove(Whole(layer.input(i)), plan_.mesh, rank_,
+                    PlacementOf(layer.input(i), OutputLayout(layer.inputs[i])),
+                    NeededPlacement(l, i, layouts(l).inputs[i]));
+  }
+
+  // Whether a move consists of a send and a receive on this rank and on all with which it exchanges
+  // messages.
+  bool IsDivided(const Layout& from, const Layout& to, const Move& move) const {
+    return placed_moves_ == PlacedMoves::kSendAndReceive && !from.at.empty() && from.at != to.at &&
+           move.steps.size() == 1 && !move.steps[0].is_local();
+  }
+
+  // Adds the send of a divided move, if this rank has messages for others. `l`, `i`: the consumer.
+  void Send(int l, int i, const Move& move, int buffer, int order) {
+    Exchange step = move.steps[0];
+    std::erase_if(step.sends, [&](const auto& message) { return message.peer == step.index; });
+    if (step.sends.empty()) return;
+    step.receives.clear();
+    step.make = {step.make.begin, step.make.begin};
+    const int scratch_buffer = NewScratch(l, step.packed_elements());
+    TapeOp& op = NewOp(TapeOpKind::kSend, l);
+    op.input = i;
+    op.order = order;
+    op.x = {buffer};
+    op.scratch = scratch_buffer;
+    op.move.steps = {std::move(step)};
+  }
+
+  // Adds the receive of a divided move into `moved`, if this rank has a part of the result.
+  void Receive(int l, int i, const Move& move, int buffer, int moved, int order) {
+    Exchange step = move.steps[0];
+    if (step.make.empty()) return;
+    std::erase_if(step.sends, [&](const auto& message) { return message.peer != step.index; });
+    TapeOp& op = NewOp(TapeOpKind::kReceive, l);
+    op.input = i;
+    op.order = order;
+    op.x = {buffer};
+    op.y = moved;
+    op.move.steps = {std::move(step)};
+  }
+
+  // Adds the sends of the layer's output to other coordinates.
+  void SendOutput(int producer) {
+    if (layouts(producer).at.empty() || !IsHere(producer)) return;
+    for (const int l : ConsumersOf(producer)) {
+      for (int i = 0; i < std::ssize(graph_[l].inputs); ++i) {
+        if (graph_[l].inputs[i] != producer) continue;
+        const Move move = MoveOfInput(l, i);
+        if (!IsDivided(layouts(producer).output, layouts(l).inputs[i], move)) continue;
+        Send(l, i, move, y_[producer], forward_order_[l][i]);
+      }
+    }
+  }
+
   // Adds the move of input i of layer l, if it needs one; returns the buffer of the input.
   int MovedInput(int l, int i) {
-    const GraphLayer& layer = graph_[l];
-    const int producer = layer.inputs[i];
-    const Layout from =
-        producer == Graph::kInput ? InputLayout(graph_, plan_) : layouts(producer).output;
+    const int producer = graph_[l].inputs[i];
     const int buffer = producer == Graph::kInput ? TapeOp::kInput : y_[producer];
-    Move move =
-        PlanMove(Whole(layer.input(i)), plan_.mesh, rank_, PlacementOf(layer.input(i), from),
-                 NeededPlacement(l, i, layouts(l).inputs[i]));
-    if (move.is_identity()) return buffer;
+    Move move = MoveOfInput(l, i);
+    if (KeepsAll(move)) return buffer;
     const bool tokens = producer == Graph::kInput && graph_.takes_tokens();
     const int moved = NewBuffer(l, "x", tokens ? DType::kFloat32 : tape_.activations,
                                 Elements(region(l).inputs[i]));
+    if (OnlyDrops(move)) return moved;
+    if (IsDivided(OutputLayout(producer), layouts(l).inputs[i], move)) {
+      Receive(l, i, move, buffer, moved, forward_order_[l][i]);
+      return moved;
+    }
     FindInterior(l, move);
     TapeOp& op = NewOp(TapeOpKind::kMove, l);
     op.with_next = region(l).has_interior();
@@ -158,6 +280,20 @@ class TapeBuilder {
     op.y = moved;
     op.move = std::move(move);
     return moved;
+  }
+
+  // Whether this rank has the result of the move already, and whether it needs none; in both cases
+  // without a message.
+  static bool KeepsAll(const Move& move) {
+    return std::all_of(move.steps.begin(), move.steps.end(), [](const Exchange& step) {
+      return step.members.size() == 1 && step.is_identity();
+    });
+  }
+  static bool OnlyDrops(const Move& move) {
+    return std::all_of(
+               move.steps.begin(), move.steps.end(),
+               [](const Exchange& step) { return step.members.size() == 1 && step.is_local(); }) &&
+           move.steps.back().make.empty();
   }
 
   // Finds the rows of a convolution that do not need the halo.
@@ -211,9 +347,10 @@ class TapeBuilder {
     y_.push_back(TapeOp::kNone);
     dy_.push_back(TapeOp::kNone);
     if (layer.kind == LayerKind::kSoftmaxCrossEntropy) return Loss(l);
-    const SavedValues saved = SavedBy(l);
+    const SavedValues saved = IsHere(l) ? SavedBy(l) : SavedValues();
     if (saved.elements > 0) saved_.back() = NewBuffer(l, "saved", saved.type, saved.elements);
     y_.back() = NewActivations(l, "y", region(l).output);
+    if (!IsHere(l)) return;
     const int scratch_buffer = NewScratch(l, std::max(InteriorScratch(l), ClassTokenScratch(l)));
     TapeOp& op = NewOp(TapeOpKind::kForward, l);
     op.scratch = scratch_buffer;
@@ -221,6 +358,7 @@ class TapeBuilder {
     op.y = y_.back();
     op.saved = saved_.back();
     if (WorksInPlace(layer.kind)) in_place_.push_back(std::ssize(tape_.ops) - 1);
+    SendOutput(l);
   }
 
   void Loss(int l) {
@@ -241,8 +379,23 @@ class TapeBuilder {
     Move move = PlanMove(Whole(layer.input(i)), plan_.mesh, rank_,
                          NeededPlacement(l, i, layouts(l).input_gradients[i]),
                          PlacementOf(layer.input(i), GradientLayout(producer)));
-    if (!move.is_identity()) {
+    if (!KeepsAll(move)) {
       const int moved = NewActivations(producer, "dy", region(producer).output);
+      if (OnlyDrops(move)) {
+        dy_[producer] = moved;
+        return;
+      }
+      if (IsDivided(layouts(l).input_gradients[i], GradientLayout(producer), move)) {
+        Send(l, i, move, gradient, gradient_order_[l][i]);
+        if (IsHere(producer)) {
+          pending_[producer].push_back(
+              {.layer = l, .input = i, .buffer = gradient, .moved = moved});
+          pending_[producer].back().move = std::move(move);
+        } else {
+          dy_[producer] = moved;
+        }
+        return;
+      }
       TapeOp& op = NewOp(TapeOpKind::kMoveGradient, l);
       op.input = i;
       op.x = {gradient};
@@ -250,11 +403,21 @@ class TapeBuilder {
       op.move = std::move(move);
       gradient = moved;
     }
+    if (pending_[producer].empty()) {
+      AddGradient(producer, gradient);
+    } else {
+      // Gradients are added in a fixed order.
+      pending_[producer].push_back({.buffer = gradient});
+    }
+  }
+
+  void AddGradient(int producer, int gradient) {
     int& sum = dy_[producer];
     if (sum == TapeOp::kNone) {
       sum = gradient;
       return;
     }
+    if (!IsHere(producer)) return;
     const int added = NewActivations(producer, "dy", region(producer).output);
     TapeOp& op = NewOp(TapeOpKind::kAdd, producer);
     op.x = {sum, gradient};
@@ -263,11 +426,24 @@ class TapeBuilder {
     sum = added;
   }
 
+  // Receives and adds the gradients of the layer's output that are still missing.
+  void CompleteGradient(int l) {
+    for (const Term& term : pending_[l]) {
+      const bool here = term.moved == TapeOp::kNone;
+      if (!here) {
+        Receive(term.layer, term.input, term.move, term.buffer, term.moved,
+                gradient_order_[term.layer][term.input]);
+      }
+      AddGradient(l, here ? term.buffer : term.moved);
+    }
+  }
+
   bool NeedsGradient(int l) const { return l != Graph::kInput && needs_gradient_[l]; }
 
   void Backward(int l) {
     const GraphLayer& layer = graph_[l];
     if (!needs_gradient_[l] || layer.kind == LayerKind::kSoftmaxCrossEntropy) return;
+    CompleteGradient(l);
     const int dy = dy_[l];
     if (layer.kind == LayerKind::kAdd) {
       // The gradient of every addend equals the gradient of the sum.
@@ -278,6 +454,12 @@ class TapeBuilder {
     for (size_t i = 0; i < layer.inputs.size(); ++i) {
       dx.push_back(NeedsGradient(layer.inputs[i]) ? NewActivations(l, "dx", region(l).inputs[i])
                                                   : TapeOp::kNone);
+    }
+    if (!IsHere(l)) {
+      for (size_t i = 0; i < dx.size(); ++i) {
+        if (dx[i] != TapeOp::kNone) MoveGradient(l, i, dx[i]);
+      }
+      return;
     }
     const int scratch_buffer = NewScratch(l, BackwardScratch(l));
     const SavedForBackward reads = SavedForBackwardBy(layer.kind);
@@ -297,8 +479,10 @@ class TapeBuilder {
     // the gradients of the parameters.
     const bool separate =
         layer.kind == LayerKind::kConvolution || layer.kind == LayerKind::kFullyConnected;
-    if (separate && tape_.ops.size() > before &&
-        tape_.ops[before].kind == TapeOpKind::kMoveGradient) {
+    const auto moves = [](const TapeOp& next) {
+      return next.kind == TapeOpKind::kMoveGradient || next.kind == TapeOpKind::kSend;
+    };
+    if (separate && tape_.ops.size() > before && moves(tape_.ops[before])) {
       tape_.ops[before - 1].with_next = true;
     }
   }
@@ -362,7 +546,22 @@ class TapeBuilder {
   const Graph& graph_;
   const Plan& plan_;
   const int rank_;
+  const PlacedMoves placed_moves_;
   const std::vector<bool> needs_gradient_;
+  // By layer and input: TapeOp::order.
+  std::vector<std::vector<int>> forward_order_;
+  std::vector<std::vector<int>> gradient_order_;
+  // A gradient of a layer's output that is added when the layer's backward begins: it is in
+  // `buffer` or, if `moved` is a buffer, the result of the move for an input of another layer.
+  struct Term {
+    int layer = 0;
+    int input = 0;
+    int buffer = TapeOp::kNone;
+    int moved = TapeOp::kNone;
+    Move move;
+  };
+  // By layer.
+  std::vector<std::vector<Term>> pending_;
   Tape tape_;
   // Buffers by layer.
   std::vector<std::vector<int>> x_;
@@ -375,95 +574,9 @@ class TapeBuilder {
 
 }  // namespace
 
-Box LayerRegion::OutputRows(int64_t begin, int64_t end) const {
-  Box rows = output;
-  rows.begin[kRows] = begin;
-  rows.end[kRows] = std::max(begin, end);
-  return rows;
-}
-
-Box LayerRegion::InputRowsFor(const Window& window, int64_t begin, int64_t end) const {
-  Box rows = inputs[0];
-  const int64_t first = begin * window.stride - window.padding_height;
-  const int64_t last = (end - 1) * window.stride - window.padding_height + window.reach_height();
-  rows.begin[kRows] = std::clamp(first, inputs[0].begin[kRows], inputs[0].end[kRows]);
-  rows.end[kRows] =
-      begin < end ? std::clamp(last, rows.begin[kRows], inputs[0].end[kRows]) : rows.begin[kRows];
-  return rows;
-}
-
-SavedForBackward SavedForBackwardBy(LayerKind kind) {
-  switch (kind) {
-    case LayerKind::kConvolution:
-    case LayerKind::kFullyConnected:
-    case LayerKind::kGelu:
-    case LayerKind::kHardSwish:
-    case LayerKind::kSilu:
-    case LayerKind::kMultiply:
-    case LayerKind::kBatchNorm:
-    case LayerKind::kLocalResponseNorm:
-    case LayerKind::kEmbedding:
-    case LayerKind::kLayerNorm:
-    case LayerKind::kAttention:
-      return {.x = true};
-    case LayerKind::kRelu:
-    case LayerKind::kSigmoid:
-    case LayerKind::kTanh:
-    case LayerKind::kRelu6:
-    case LayerKind::kHardSigmoid:
-      return {.y = true};
-    case LayerKind::kMaxPool:
-    case LayerKind::kAveragePool:
-    case LayerKind::kGlobalAveragePool:
-    case LayerKind::kDropout:
-    case LayerKind::kAdd:
-    case LayerKind::kConcat:
-    case LayerKind::kFlatten:
-    case LayerKind::kToTokens:
-    case LayerKind::kClassToken:
-    case LayerKind::kTakeToken:
-    case LayerKind::kBias:
-    case LayerKind::kSoftmaxCrossEntropy:
-      return {};
-  }
-  return {};
-}
-
-Layout InputLayout(const Graph& graph, const Plan& plan) {
-  const int first = graph.consumers(Graph::kInput).front();
-  Layout layout;
-  layout.split.push_back(plan.layers[first].inputs[0].axes(0));
-  return layout;
-}
-
-std::vector<bool> LayersWithGradient(const Graph& graph) {
-  std::vector<bool> needs_gradient;
-  for (const GraphLayer& layer : graph.layers()) {
-    needs_gradient.push_back(
-        layer.has_parameters() ||
-        std::any_of(layer.inputs.begin(), layer.inputs.end(), [&](int producer) {
-          return producer != Graph::kInput && needs_gradient[producer];
-        }));
-  }
-  return needs_gradient;
-}
-
-AttentionMemory MemoryOfAttention(int64_t samples, int64_t tokens, int64_t heads,
-                                  int64_t head_features, DType activations) {
-  const int64_t rows = samples * tokens * heads;
-  const int64_t per_number = sizeof(float) / SizeOf(activations);  // elements that hold an fp32
-  AttentionMemory memory;
-  memory.qkv = 3 * rows * head_features;
-  memory.context = rows * head_features;
-  memory.probabilities = rows * std::max(tokens, per_number);
-  memory.context_begin = AlignedOffset(memory.qkv);
-  memory.probabilities_begin = AlignedOffset(memory.context_begin + memory.context);
-  return memory;
-}
-
 Tape MakeTape(const Graph& graph, const Plan& plan, int rank, int64_t samples, bool training,
-              DType activations) {
-  return TapeBuilder(graph, plan, rank, samples, training, activations).Run();
+              DType activations, PlacedMoves placed_moves) {
+  return TapeBuilder(graph, plan, rank, samples, training, activations, placed_moves).Run();
 }
 
 }  // namespace cadre

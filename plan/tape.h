@@ -1,6 +1,10 @@
 // A tape: the operations of one rank on one batch in execution order, the buffers that they read
 // and write, and the offset of each buffer in one block of memory. tape.cc explains it.
 //
+// The rank computes the layers that are placed on it (LayerLayouts::at). Of other layers its
+// buffers are empty, and it plays only the moves in which it sends or receives; it plays the loss
+// always.
+//
 // A training tape consists of forward, loss and backward; an evaluation tape ends with the loss.
 //
 // Values and pure functions; thread-safe.
@@ -41,6 +45,8 @@ enum class TapeOpKind {
   kLoss,          // x[0] -> dx[0]
   kBackward,      // x, y, saved, dy -> dx
   kMoveGradient,  // x[0] -> y, by `move`
+  kSend,          // sends x[0] (through scratch) by the only step of `move`, in the background
+  kReceive,       // what others send, and x[0] -> y, by the only step of `move`
   kAdd,           // x[0] + x[1] -> y
 };
 
@@ -52,6 +58,9 @@ struct TapeOp {
   int layer = 0;
   // Moves: the number of the layer's input.
   int input = 0;
+  // kSend, kReceive: the position of the receive among all receives between coordinates of a pass.
+  // It is equal on all ranks; a rank sends and receives in this order.
+  int order = 0;
   // Buffers; kNone if not needed. kInput: the batch itself.
   static constexpr int kInput = -2;
   std::vector<int> x;
@@ -120,9 +129,21 @@ struct Tape {
   Box input;
   // Size of the block.
   int64_t words = 0;
+  // `order` of sends and receives is below this number, which is equal on all ranks.
+  int orders = 0;
 };
 
-// The layout in which ranks load the batch: samples split as in the first layer, each sample whole.
+// How ranks execute moves between coordinates.
+enum class PlacedMoves {
+  // The sender sends when the value is computed, in the background, and the receiver receives when
+  // it needs the value.
+  kSendAndReceive,
+  // In one exchange, when the receiver needs the value.
+  kExchange,
+};
+
+// The layout in which ranks load the batch: samples split as in the first layer, each sample whole;
+// at the coordinates of the layers that read the batch if these are equal, otherwise on all ranks.
 Layout InputLayout(const Graph& graph, const Plan& plan);
 
 // The values that an operation's backward reads, besides the gradient of its output.
@@ -144,6 +165,7 @@ void AssignMemory(Tape& tape, const std::vector<int>& in_place);
 // Requires: CheckPlan is OK; 0 <= rank < plan.mesh.ranks(); samples >= 0; activations are kFloat32
 // or kBFloat16.
 Tape MakeTape(const Graph& graph, const Plan& plan, int rank, int64_t samples, bool training,
-              DType activations = DType::kFloat32);
+              DType activations = DType::kFloat32,
+              PlacedMoves placed_moves = PlacedMoves::kSendAndReceive);
 
 }  // namespace cadre

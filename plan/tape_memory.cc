@@ -36,6 +36,19 @@ std::vector<int*> BuffersOf(TapeOp& op) {
   return buffers;
 }
 
+// The buffers of a send live until the end of forward or of backward.
+void ExtendSends(Tape& tape) {
+  const auto loss = std::find_if(tape.ops.begin(), tape.ops.end(),
+                                 [](const TapeOp& op) { return op.kind == TapeOpKind::kLoss; });
+  for (auto op = tape.ops.begin(); op != tape.ops.end(); ++op) {
+    if (op->kind != TapeOpKind::kSend) continue;
+    const int last = (op < loss ? loss : tape.ops.end()) - tape.ops.begin() - 1;
+    for (const int number : {op->x[0], op->scratch}) {
+      if (number >= 0) tape.buffers[number].last = std::max(tape.buffers[number].last, last);
+    }
+  }
+}
+
 void FindLifetimes(Tape& tape) {
   for (TapeBuffer& buffer : tape.buffers) {
     buffer.first = std::ssize(tape.ops);
@@ -51,6 +64,7 @@ void FindLifetimes(Tape& tape) {
       buffer.last = std::max(buffer.last, last);
     }
   }
+  ExtendSends(tape);
 }
 
 // Merges the operation's result into the operand's buffer if the operand has no later use.

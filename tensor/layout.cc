@@ -37,7 +37,9 @@ std::string Layout::ToString() const {
   if (!partial_sum.empty()) {
     terms.push_back(absl::StrCat("partial(", absl::StrJoin(partial_sum, "*"), ")"));
   }
-  return terms.empty() ? "replicated" : absl::StrJoin(terms, " + ");
+  std::string text = terms.empty() ? "replicated" : absl::StrJoin(terms, " + ");
+  if (!at.empty()) absl::StrAppend(&text, " on ", ToText(at));
+  return text;
 }
 
 bool operator==(const Layout& a, const Layout& b) {
@@ -45,7 +47,7 @@ bool operator==(const Layout& a, const Layout& b) {
   for (int dim = 0; dim < dims; ++dim) {
     if (a.axes(dim) != b.axes(dim)) return false;
   }
-  return a.partial_sum == b.partial_sum;
+  return a.partial_sum == b.partial_sum && a.at == b.at;
 }
 
 int64_t PartBegin(int64_t n, int64_t i, int64_t parts) { return n * i / parts; }
@@ -59,6 +61,7 @@ Box LocalBox(const Shape& shape, const Layout& layout, const Mesh& mesh, int ran
     box.begin[dim] = PartBegin(shape[dim], part, parts);
     box.end[dim] = PartBegin(shape[dim], part + 1, parts);
   }
+  if (!mesh.IsAt(rank, layout.at)) box.begin[0] = box.end[0] = 0;
   return box;
 }
 

@@ -18,6 +18,9 @@ struct Layout {
   std::vector<std::vector<std::string>> split;
   // Axes over which the tensor is the sum of the values of the ranks.
   std::vector<std::string> partial_sum;
+  // Only the ranks at these coordinates hold the tensor, in the mesh's order; empty: all ranks. The
+  // axes neither split the tensor nor is it a partial sum over them.
+  std::vector<AxisCoordinate> at;
 
   static Layout Replicated() { return {}; }
   // Splits dimension `dim` over `axes`.
@@ -25,7 +28,7 @@ struct Layout {
 
   // Axes of `dim`; may be empty.
   const std::vector<std::string>& axes(int dim) const;
-  // Like "{0: data*model} + partial(model)"; "replicated" for the empty layout.
+  // Like "{0: data*model} + partial(model) on stage@1"; "replicated" for the empty layout.
   std::string ToString() const;
 
   // Equal up to trailing replicated dimensions.
@@ -36,8 +39,9 @@ struct Layout {
 // i / parts, n * (i + 1) / parts). All splits of samples, features, slices and shards use it.
 int64_t PartBegin(int64_t n, int64_t i, int64_t parts);
 
-// The region of a tensor of `shape` that `rank` holds. Requires: every axis of the layout splits at
-// most one dimension.
+// The region of a tensor of `shape` that `rank` holds; empty along dimension 0 if the rank is not
+// at the layout's coordinates. Requires: every axis of the layout splits at most one dimension; a
+// layout with coordinates has a shape of at least one dimension.
 Box LocalBox(const Shape& shape, const Layout& layout, const Mesh& mesh, int rank);
 
 }  // namespace cadre

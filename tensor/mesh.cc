@@ -41,6 +41,12 @@ int Mesh::Coordinate(int rank, const std::vector<std::string>& axes) const {
   return index;
 }
 
+bool Mesh::IsAt(int rank, const std::vector<AxisCoordinate>& coordinates) const {
+  return std::all_of(coordinates.begin(), coordinates.end(), [&](const AxisCoordinate& each) {
+    return Coordinate(rank, each.axis) == each.coordinate;
+  });
+}
+
 std::vector<int> Mesh::Peers(int rank, const std::vector<std::string>& axes) const {
   std::vector<int> peers;
   for (int other = 0; other < ranks(); ++other) {
@@ -62,6 +68,12 @@ std::string Mesh::ToString() const {
                                       absl::StrAppend(out, axis.name, ": ", axis.size);
                                     }),
                       "}");
+}
+
+std::string ToText(const std::vector<AxisCoordinate>& coordinates) {
+  return absl::StrJoin(coordinates, ", ", [](std::string* out, const AxisCoordinate& each) {
+    absl::StrAppend(out, each.axis, "@", each.coordinate);
+  });
 }
 
 }  // namespace cadre

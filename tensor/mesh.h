@@ -3,6 +3,7 @@
 // rank = row-major index over the axes: in {data: 2, model: 3}, rank 4 is data 1, model 1.
 #pragma once
 
+#include <compare>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,16 @@ namespace cadre {
 inline constexpr char kDataAxis[] = "data";
 inline constexpr char kSpaceAxis[] = "space";
 inline constexpr char kModelAxis[] = "model";
+inline constexpr char kStageAxis[] = "stage";
+
+// A coordinate of one axis.
+struct AxisCoordinate {
+  std::string axis;
+  int coordinate = 0;
+  friend auto operator<=>(const AxisCoordinate&, const AxisCoordinate&) = default;
+};
+// "stage@1, model@0".
+std::string ToText(const std::vector<AxisCoordinate>& coordinates);
 
 class Mesh {
  public:
@@ -38,6 +49,8 @@ class Mesh {
   int Coordinate(int rank, absl::string_view axis) const;
   // Row-major index of `rank` over several axes, in this order.
   int Coordinate(int rank, const std::vector<std::string>& axes) const;
+  // Whether `rank` has all these coordinates.
+  bool IsAt(int rank, const std::vector<AxisCoordinate>& coordinates) const;
   // The members of a collective over `axes`: the ranks that differ from `rank` only along `axes`,
   // including itself, ordered by Coordinate(., axes).
   std::vector<int> Peers(int rank, const std::vector<std::string>& axes) const;

@@ -19,6 +19,11 @@
 // the single exchange with such a pair for each dimension in which the intermediate tensor can be
 // split.
 //
+// Coordinates. If a tensor exists at some coordinates of an axis only (Layout::at), the ranks
+// elsewhere are members of the group with empty boxes, so the same rule sends it to other
+// coordinates. Such a group is divided into the parts whose members have messages for one another
+// (Connected): a rank without messages takes no part in the exchange.
+//
 // Invariants. Within a group every element of a result receives at least one message, and exactly
 // one unless `sums` is set. Addends are added in the order of the members, which is equal on all
 // ranks: results are bitwise equal on all ranks and in all runs.
@@ -48,6 +53,7 @@ bool Contains(const Axes& axes, const std::string& axis) {
 // Axes that determine which elements a rank holds.
 Axes PlacingAxes(const Layout& layout) {
   Axes axes;
+  for (const AxisCoordinate& each : layout.at) axes.push_back(each.axis);
   for (const Axes& split : layout.split) axes.insert(axes.end(), split.begin(), split.end());
   return axes;
 }
@@ -105,6 +111,7 @@ class Planner {
 
   Exchange PartOf(const Step& step, int rank) const {
     Exchange part = MessagesOf(step, rank);
+    if (!from_.layout.at.empty() || !to_.layout.at.empty()) KeepConnected(step, rank, part);
     part.sums = Sums(step, part.members);
     return part;
   }
@@ -193,6 +200,42 @@ class Planner {
     return part;
   }
 
+  // The members that have messages for one another, directly or through others, and `rank`; in the
+  // order of `members`.
+  static std::vector<int> Connected(const Step& step, const std::vector<int>& members, int rank) {
+    std::vector<bool> found(members.size(), false);
+    std::vector<int> left = {rank};
+    while (!left.empty()) {
+      const int from = left.back();
+      left.pop_back();
+      for (size_t m = 0; m < members.size(); ++m) {
+        if (members[m] == from) found[m] = true;
+        if (found[m]) continue;
+        if (step.Message(from, members[m]).empty() && step.Message(members[m], from).empty()) {
+          continue;
+        }
+        found[m] = true;
+        left.push_back(members[m]);
+      }
+    }
+    std::vector<int> connected;
+    for (size_t m = 0; m < members.size(); ++m) {
+      if (found[m]) connected.push_back(members[m]);
+    }
+    return connected;
+  }
+
+  static void KeepConnected(const Step& step, int rank, Exchange& part) {
+    const std::vector<int> connected = Connected(step, part.members, rank);
+    const auto number = [&](int peer) -> int {
+      return std::find(connected.begin(), connected.end(), part.members[peer]) - connected.begin();
+    };
+    for (Exchange::Message& message : part.sends) message.peer = number(message.peer);
+    for (Exchange::Message& message : part.receives) message.peer = number(message.peer);
+    part.index = number(part.index);
+    part.members = connected;
+  }
+
   static bool Sums(const Step& step, const std::vector<int>& members) {
     if (step.disjoint) return false;
     for (size_t a = 0; a < members.size(); ++a) {
@@ -263,6 +306,12 @@ bool Exchange::is_identity() const {
   if (!std::all_of(sends.begin(), sends.end(), to_self)) return false;
   if (make.empty()) return have.empty();
   return have == make && receives.size() == 1 && to_self(receives[0]) && receives[0].box == make;
+}
+
+bool Exchange::is_local() const {
+  const auto to_self = [&](const Message& message) { return message.peer == index; };
+  return std::all_of(sends.begin(), sends.end(), to_self) &&
+         std::all_of(receives.begin(), receives.end(), to_self);
 }
 
 int64_t Move::elements_sent() const {

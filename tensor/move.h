@@ -64,6 +64,8 @@ struct Exchange {
   bool arrives_in_place(const Message& message) const;
   // Whether the result equals the input and no message is sent.
   bool is_identity() const;
+  // Whether no message is exchanged with another rank.
+  bool is_local() const;
 };
 
 // One rank's part of a move.

@@ -8,9 +8,9 @@
 // permits, proves that there is none. The result is the best schedule found, with its gap to the
 // lower bound.
 //
-// A result contains all that execution needs: a device for every operator, the order of the
-// operators of each device (by start), and the transfers with their routes. No worker executes
-// placements yet.
+// A result contains a device for every operator, the order of the operators of each device (by
+// start), and the transfers with their routes. Workers execute placements of layers that a run pins
+// (model/layer_placement.h), in the order of the model.
 //
 // Thread-compatible; one call at a time in a process, because the solver has global state.
 #pragma once

@@ -20,6 +20,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "plan/cost/communication_cost.h"
+#include "plan/placed_memory.h"
 #include "plan/plan_collectives.h"
 #include "plan/report/round_traffic.h"
 #include "plan/search/planner.h"
@@ -56,6 +57,18 @@ absl::Status AddPaper(const PlanQuestion& question, PlanReport& report) {
 }
 
 absl::Status ChoosePlan(const PlanQuestion& question, PlanReport& report) {
+  // Layers are placed by pins only.
+  if (!question.problem.pins.at.empty()) {
+    if (question.request.strategy != Strategy::kAuto) {
+      return absl::InvalidArgumentError(
+          "the strategies of papers place no layers; strategy auto supports pins that do");
+    }
+    CADRE_ASSIGN_OR_RETURN(report.chosen, PlanByRules(question));
+    const std::vector<int64_t> limits(question.problem.ranks,
+                                      question.problem.hardware.memory_bytes);
+    return CheckPlacedMemory(question.request.spec, question.graph, question.index,
+                             report.chosen->plan, question.request.spec.cluster().device(), limits);
+  }
   if (!question.link_known()) {
     if (question.request.strategy != Strategy::kAuto) {
       report.refusal = absl::FailedPreconditionError("the link is unknown");

@@ -44,9 +44,10 @@ const Mesh::Axis* FindAxis(const std::vector<Mesh::Axis>& axes, absl::string_vie
 absl::StatusOr<std::vector<Mesh::Axis>> MeshInSpec(const v1::Cluster& cluster) {
   std::vector<Mesh::Axis> axes;
   for (const v1::MeshAxis& axis : cluster.mesh()) {
-    if (axis.name() != kDataAxis && axis.name() != kSpaceAxis && axis.name() != kModelAxis) {
+    if (axis.name() != kDataAxis && axis.name() != kSpaceAxis && axis.name() != kModelAxis &&
+        axis.name() != kStageAxis) {
       return Invalid("cluster.mesh: axis '", absl::CEscape(axis.name()),
-                     "' is not data, space or model");
+                     "' is not data, space, model or stage");
     }
     if (FindAxis(axes, axis.name()) != nullptr) {
       return Invalid("cluster.mesh: axis '", axis.name(), "' is listed twice");
@@ -72,10 +73,10 @@ absl::Status CheckAgrees(const std::vector<Mesh::Axis>& mesh, absl::string_view 
                  size, " along ", axis);
 }
 
-// The mesh of a group with fewer ranks than its pinned mesh: `model` and then `space` get the
-// largest divisors up to their pinned sizes, `data` gets the rest.
+// The mesh of a group with fewer ranks than its pinned mesh: `stage`, `model` and then `space` get
+// the largest divisors up to their pinned sizes, `data` gets the rest.
 std::vector<Mesh::Axis> ShrinkMesh(std::vector<Mesh::Axis> axes, int ranks) {
-  for (const char* name : {kModelAxis, kSpaceAxis, kDataAxis}) {
+  for (const char* name : {kStageAxis, kModelAxis, kSpaceAxis, kDataAxis}) {
     for (Mesh::Axis& axis : axes) {
       if (axis.name != name) continue;
       axis.size = axis.name == kDataAxis ? ranks : LargestDivisor(ranks, axis.size);
@@ -120,7 +121,30 @@ absl::StatusOr<std::vector<Mesh::Axis>> PinnedMesh(const v1::Cluster& cluster, i
   return axes;
 }
 
+// Adapts coordinates of cluster.mesh to the sizes of the group's mesh.
+void Scale(const v1::Cluster& cluster, const std::vector<Mesh::Axis>& mesh, LayerCoordinates& at) {
+  for (std::vector<AxisCoordinate>& of_layer : at) {
+    for (AxisCoordinate& each : of_layer) {
+      for (const v1::MeshAxis& pinned : cluster.mesh()) {
+        const Mesh::Axis* axis = FindAxis(mesh, each.axis);
+        if (pinned.name() != each.axis || axis == nullptr) continue;
+        each.coordinate = int64_t{each.coordinate} * axis->size / pinned.size();
+      }
+    }
+  }
+}
+
+absl::Status PlaceByPins(const v1::Cluster& cluster, const Graph& graph, Pins* pins) {
+  if (const auto error = PlaceLayers(cluster, graph, &pins->at)) {
+    return Invalid("cluster.layer ", error->text);
+  }
+  Scale(cluster, pins->mesh, pins->at);
+  return absl::OkStatus();
+}
+
 absl::Status PinLayer(const v1::LayerPin& pin, const Graph& graph, Pins* pins) {
+  const bool splits = pin.parallelism() != v1::LayerPin::PARALLELISM_UNSPECIFIED;
+  if (!splits && !pin.at().empty()) return absl::OkStatus();
   const absl::string_view index = IndexOfParallelism(pin.parallelism());
   if (index.empty()) {
     return Invalid("cluster.layer: parallelism of '", absl::CEscape(pin.layer()), "' is ",
@@ -178,6 +202,7 @@ absl::StatusOr<Pins> PinsOf(const v1::RunSpec& spec, const Graph& graph, int ran
   for (const v1::LayerPin& pin : spec.cluster().layer()) {
     CADRE_RETURN_IF_ERROR(PinLayer(pin, graph, &pins));
   }
+  CADRE_RETURN_IF_ERROR(PlaceByPins(spec.cluster(), graph, &pins));
   CADRE_RETURN_IF_ERROR(CheckTogether(pins, ranks));
   return pins;
 }

@@ -12,6 +12,7 @@
 
 #include "absl/status/statusor.h"
 #include "model/graph.h"
+#include "model/layer_placement.h"
 #include "model/op_indices.h"
 #include "model/parameter_index.h"
 #include "plan/cost/paper_strategies.h"
@@ -27,12 +28,15 @@ struct Pins {
   std::vector<Mesh::Axis> mesh;
   // By layer name: the index that every axis but `data` splits: samples, out, in or height.
   std::map<std::string, std::string> layers;
+  // By layer: the coordinates at which it is placed. Empty if no pin places a layer.
+  LayerCoordinates at;
 
-  bool empty() const { return mesh.empty() && layers.empty(); }
+  bool empty() const { return mesh.empty() && layers.empty() && at.empty(); }
 };
 // Reads the pins of a spec (cluster.mesh, .model_ranks, .space_ranks, .layer). In a group with
-// fewer ranks than the spec requests, `model` and then `space` have the largest divisor of the
-// remaining ranks that does not exceed their pinned size. Errors: InvalidArgument, naming the
+// fewer ranks than the spec requests, `stage`, then `model` and then `space` have the largest
+// divisor of the remaining ranks that does not exceed their pinned size, and coordinates are scaled
+// to the new sizes. Errors: InvalidArgument, naming the
 // field, for pins that contradict one another, the ranks or the model.
 absl::StatusOr<Pins> PinsOf(const v1::RunSpec& spec, const Graph& graph, int ranks);
 

@@ -69,10 +69,16 @@ class Rules {
   absl::StatusOr<std::vector<LayerLayouts>> Run() {
     for (const GraphLayer& layer : graph_.layers()) {
       Splits splits = SplitsOf(layer);
+      std::vector<AxisCoordinate> at;
+      if (!pins_.at.empty()) at = pins_.at[layers_.size()];
+      for (const AxisCoordinate& each : at) {
+        for (IndexSplit& split : splits) std::erase(split.axes, each.axis);
+      }
       splits.erase(std::remove_if(splits.begin(), splits.end(),
                                   [](const IndexSplit& split) { return split.axes.empty(); }),
                    splits.end());
-      CADRE_ASSIGN_OR_RETURN(LayerLayouts layouts, LayOut(layer, mesh_, std::move(splits)));
+      CADRE_ASSIGN_OR_RETURN(LayerLayouts layouts,
+                             LayOut(layer, mesh_, std::move(splits), at));
       layers_.push_back(std::move(layouts));
     }
     return std::move(layers_);

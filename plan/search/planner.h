@@ -13,7 +13,7 @@
 // Images are thus data and domain parallel, products are model parallel, and together they form
 // group hybrid parallelism; with one model rank everything is data parallel. The spec or a rule
 // determines the mesh; plan/search/search.h searches for the best one instead. Pins of the spec are
-// respected.
+// respected. A layer that they place at a coordinate of an axis is not split over that axis.
 //
 // Buckets and their algorithms follow from the links and from spec.cluster.collectives
 // (plan/plan_collectives.h). A coordinator has not measured any links, so its plans leave this

@@ -15,6 +15,10 @@
 //   link    Moves and collectives share a rank's link, so the step takes at least as long as both
 //           together.
 //
+// A plan that places layers on some of the ranks is simulated on all of them instead
+// (placed_prediction.h); its buckets are then assumed to be reduced and updated after backward,
+// without overlap, and the costs of its layers contain no moves.
+//
 // Not modelled: contention between hosts or groups for a switch, and skew between ranks.
 #include "plan/search/prediction.h"
 
@@ -26,6 +30,7 @@
 #include "plan/layer_part.h"
 #include "plan/search/layer_bytes.h"
 #include "plan/search/move_model.h"
+#include "plan/search/placed_prediction.h"
 
 namespace cadre {
 namespace {
@@ -46,6 +51,11 @@ class Predictor {
 
   Prediction Run() {
     Layers();
+    if (PlacesLayers()) {
+      Buckets();
+      PlacedSteps();
+      return std::move(prediction_);
+    }
     Moves();
     Buckets();
     Steps();
@@ -56,6 +66,10 @@ class Predictor {
   const Graph& graph() const { return *problem_.graph; }
   const ParameterIndex& index() const { return *problem_.index; }
   LayerPrediction& layer(int l) { return prediction_.layers[l]; }
+  bool PlacesLayers() const {
+    return std::any_of(plan_.layers.begin(), plan_.layers.end(),
+                       [](const LayerLayouts& layouts) { return !layouts.at.empty(); });
+  }
 
   void Layers() {
     prediction_.layers.resize(graph().size());
@@ -199,6 +213,40 @@ class Predictor {
                         : interference > computes                ? "processor"
                                                                  : "compute";
     prediction_.utilisation = times.step() > 0 ? computes / times.step() : 0;
+  }
+
+  // The rank that ends last determines the step.
+  void PlacedSteps() {
+    const std::vector<PlacedRankTime> passes = SimulatePasses(problem_, plan_);
+    v1::StepTimes& times = prediction_.times;
+    for (int rank = 0; rank < std::ssize(passes); ++rank) {
+      double collectives = 0;
+      double update = 0;
+      double elements = passes[rank].elements_sent;
+      for (size_t b = 0; b < buckets_.size(); ++b) {
+        if (!plan_.mesh.IsAt(rank, plan_.buckets[b].at)) continue;
+        collectives += buckets_[b].reduce + buckets_[b].gather;
+        update += buckets_[b].update;
+        elements += buckets_[b].elements;
+      }
+      int64_t memory = 0;
+      for (int l = 0; l < graph().size(); ++l) {
+        if (plan_.mesh.IsAt(rank, plan_.layers[l].at)) memory += layer(l).memory_bytes;
+      }
+      prediction_.memory_bytes = std::max(prediction_.memory_bytes, memory);
+      prediction_.elements_per_rank = std::max(prediction_.elements_per_rank, elements);
+      const double step = passes[rank].end + collectives + update;
+      if (step <= times.step()) continue;
+      times.set_step(step);
+      times.set_compute(passes[rank].compute);
+      times.set_moves(passes[rank].moves);
+      times.set_collectives(collectives);
+      times.set_exposed(collectives + update);
+      times.set_update(update);
+    }
+    prediction_.serial_seconds = times.step();
+    prediction_.bound = times.moves() + times.exposed() > times.compute() ? "link" : "compute";
+    prediction_.utilisation = times.step() > 0 ? times.compute() / times.step() : 0;
   }
 
   const PlanProblem& problem_;

@@ -446,6 +446,10 @@ absl::StatusOr<SearchResult> SearchPolicies(PlanProblem problem, SearchOptions o
 }  // namespace
 
 absl::StatusOr<SearchResult> Search(const PlanProblem& problem, const SearchOptions& options) {
+  if (!problem.pins.at.empty()) {
+    return absl::InvalidArgumentError(
+        "pins place layers on some of the ranks; the search does not compare such plans");
+  }
   CADRE_ASSIGN_OR_RETURN(SearchResult result, SearchPolicies(problem, options));
   if (problem.pins.empty()) return result;
   PlanProblem free = problem;

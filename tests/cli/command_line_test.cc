@@ -100,12 +100,38 @@ TEST(SpecFlagsTest, ParsesPins) {
   EXPECT_EQ(flags->layers[1].parallelism(), v1::LayerPin::DATA);
 }
 
+TEST(SpecFlagsTest, ParsesPlacements) {
+  const auto flags = SpecFlagsOf(*Parse("local x --layer mixed5=stage@1,fc=model+stage@2"));
+  ASSERT_TRUE(flags.ok()) << flags.status();
+  ASSERT_EQ(flags->layers.size(), 2u);
+  EXPECT_EQ(flags->layers[0].parallelism(), v1::LayerPin::PARALLELISM_UNSPECIFIED);
+  EXPECT_EQ(flags->layers[0].at(0).axis(), "stage");
+  EXPECT_EQ(flags->layers[0].at(0).coordinate(), 1u);
+  EXPECT_EQ(flags->layers[1].parallelism(), v1::LayerPin::MODEL);
+  EXPECT_EQ(flags->layers[1].at(0).coordinate(), 2u);
+}
+
 TEST(SpecFlagsTest, RejectsOtherPins) {
-  for (const char* flag :
-       {"--mesh=", "--mesh=data", "--mesh=data=", "--mesh==4", "--mesh=data=4,", "--mesh=data=0",
-        "--mesh=data=-1", "--mesh=data=x", "--mesh=data=4294967296", "--mesh=data=2,data=2",
-        "--layer=", "--layer=fc6", "--layer=fc6=", "--layer==model", "--layer=fc6=model,fc6=data",
-        "--layer=fc6=sideways"}) {
+  for (const char* flag : {"--mesh=",
+                           "--mesh=data",
+                           "--mesh=data=",
+                           "--mesh==4",
+                           "--mesh=data=4,",
+                           "--mesh=data=0",
+                           "--mesh=data=-1",
+                           "--mesh=data=x",
+                           "--mesh=data=4294967296",
+                           "--mesh=data=2,data=2",
+                           "--layer=",
+                           "--layer=fc6",
+                           "--layer=fc6=",
+                           "--layer==model",
+                           "--layer=fc6=model,fc6=data",
+                           "--layer=fc6=sideways",
+                           "--layer=fc6=stage@",
+                           "--layer=fc6=@1",
+                           "--layer=fc6=stage@-1",
+                           "--layer=fc6=model+data"}) {
     const absl::Status status = SpecFlagsOf(*Parse(absl::StrCat("local x ", flag))).status();
     EXPECT_TRUE(absl::IsInvalidArgument(status)) << flag << ": " << status;
     const std::string name = std::string(flag).substr(0, std::string(flag).find('='));

@@ -137,6 +137,24 @@ TEST_F(CheckpointTest, KilledRunContinuesFromCheckpoint) {
   // different weights differ. Lost momentum would change weights by 1e-3 and more.
   EXPECT_LT(LargestDifference(*weights, *expected), 2e-5);
 
+  // Two ranks that hold different layers, and average through an aggregator.
+  v1::RunSpec placed = Spec("placed", 0);
+  BeginFrom(*killed, &placed);
+  placed.mutable_cluster()->clear_model_ranks();
+  v1::MeshAxis& stages = *placed.mutable_cluster()->add_mesh();
+  stages.set_name("stage");
+  stages.set_size(2);
+  v1::LayerPin& pin = *placed.mutable_cluster()->add_layer();
+  pin.set_layer("fc1");
+  pin.add_at()->set_axis("stage");
+  pin.mutable_at(0)->set_coordinate(1);
+  const auto staged = Train(placed);
+  ASSERT_TRUE(staged.ok()) << staged.status();
+  EXPECT_EQ(staged->runs(0).rounds_committed(), kEvery / 5);
+  const auto staged_weights = Weights(placed, end);
+  ASSERT_TRUE(staged_weights.ok()) << staged_weights.status();
+  EXPECT_LT(LargestDifference(*staged_weights, *expected), 2e-5);
+
   // A run from the weights alone lacks the momentum, which changes the result.
   v1::RunSpec bare = cut;
   bare.mutable_checkpoint()->set_directory(folder_ / "bare");

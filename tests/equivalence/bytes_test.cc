@@ -1,6 +1,7 @@
 // The number of bytes that ranks send equals the formulas of Gholami et al. 2018.
 #include <gtest/gtest.h>
 
+#include <random>
 #include <string>
 
 #include "plan/ownership.h"
@@ -151,6 +152,49 @@ TEST(Halo, SendsOneRowPerDirection) {
       if (!plan.buckets[b].axes.empty()) ring += owned[b].size - slice(owned[b].own_slice);
     }
     EXPECT_EQ(bytes[rank], 4 * (moved + ring) + LossBytes(rank, 3)) << "rank " << rank;
+  }
+}
+
+// Every layer is on one rank: what is sent are the edges of the graph between layers on different
+// ranks, once with the values and once with their gradients.
+TEST(Placement, SendsCutEdges) {
+  const v1::RunSpec spec = Parse<v1::RunSpec>(R"(
+    model {
+      input { channels: 3 height: 8 width: 8 }
+      layer { name: "conv1" convolution { out_channels: 4 kernel: 3 padding: 1 no_bias: true } }
+      layer { name: "a" convolution { out_channels: 4 kernel: 3 padding: 1 } }
+      layer { name: "b" input: "conv1" convolution { out_channels: 6 kernel: 1 } }
+      layer { name: "bn" batch_norm {} }
+      layer { name: "joined" input: "a" input: "bn" input: "conv1" concat {} }
+      layer { name: "fc" fully_connected { out_features: 5 } }
+      layer { name: "loss" softmax_cross_entropy {} }
+    }
+    batch_per_group: 4
+  )");
+  const Graph graph = *Graph::FromModel(spec.model());
+  std::mt19937_64 random(3);
+  for (int round = 0; round < 6; ++round) {
+    const Mesh mesh({{"stage", 3}});
+    Plan plan{.mesh = mesh};
+    std::vector<int> stages;
+    for (const GraphLayer& layer : graph.layers()) {
+      stages.push_back(random() % 3);
+      plan.layers.push_back(
+          *LayOut(layer, mesh, {}, {{.axis = "stage", .coordinate = stages.back()}}));
+    }
+    plan.buckets = MakeBuckets(plan.layers, mesh, ParameterIndex::FromGraph(graph));
+    std::vector<int64_t> wanted(3);
+    for (int rank = 0; rank < 3; ++rank) wanted[rank] = LossBytes(rank, 3);
+    for (int l = 0; l < graph.size(); ++l) {
+      for (const int producer : graph[l].inputs) {
+        if (producer == Graph::kInput || stages[producer] == stages[l]) continue;
+        const int64_t bytes = 4 * 4 * graph[producer].output.elements();
+        wanted[stages[producer]] += bytes;
+        wanted[stages[l]] += bytes;
+      }
+    }
+    EXPECT_EQ(StepBytes(spec, graph, plan), wanted)
+        << PrintPlan(plan, graph, ParameterIndex::FromGraph(graph));
   }
 }
 

@@ -60,6 +60,15 @@ std::vector<Plan> Comparison::Plans(int ranks, size_t count, std::mt19937_64& ra
   return plans;
 }
 
+std::vector<Plan> Comparison::PlacedPlans(int ranks, size_t count, std::mt19937_64& random) const {
+  const std::vector<Mesh> meshes = MeshesOf(ranks);
+  std::vector<Plan> plans;
+  for (size_t i = 0; i < count; ++i) {
+    plans.push_back(PlanSpace(graph_, meshes[random() % meshes.size()]).RandomPlaced(random));
+  }
+  return plans;
+}
+
 absl::StatusOr<ComparisonResult> Comparison::Run(const std::vector<Plan>& plans,
                                                  const Progress& progress) {
   CADRE_ASSIGN_OR_RETURN(one_, host_.Train(spec_, OneRankPlan(graph_, index_), training_));

@@ -42,6 +42,9 @@ class Comparison {
   // neighbors.
   std::vector<Plan> Plans(int ranks, size_t count, std::mt19937_64& random) const;
 
+  // `count` random plans with placed layers over all meshes of `ranks`.
+  std::vector<Plan> PlacedPlans(int ranks, size_t count, std::mt19937_64& random) const;
+
   using Progress = std::function<void(size_t done, size_t of, const ComparisonResult&)>;
   // Errors: those of the single rank. An error of a plan is a failure.
   absl::StatusOr<ComparisonResult> Run(const std::vector<Plan>& plans,

@@ -6,6 +6,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/strip.h"
 #include "base/status.h"
 #include "gflags/gflags.h"
 #include "tests/equivalence/comparison.h"
@@ -13,9 +14,11 @@
 
 DEFINE_string(model, "lenet", "model of model/zoo/; it is trained with few channels and features");
 DEFINE_int32(ranks, 2, "number of ranks of the group; every mesh of that many ranks is compared");
-DEFINE_string(plans, "all",
-              "all: every pair of splits of every two neighboring layers, on every mesh; otherwise "
-              "the number of random plans");
+DEFINE_string(
+    plans, "all",
+    "all: every pair of splits of every two neighboring layers, on every mesh; otherwise "
+    "the number of random plans, or placed:N for N random plans whose layers are placed on "
+    "some of the ranks");
 DEFINE_int32(seed, 1, "seed of the random plans");
 DEFINE_string(zoo, "model/zoo", "folder of the zoo's run files");
 DEFINE_bool(progress, true, "print progress on standard error");
@@ -27,8 +30,11 @@ absl::StatusOr<ComparisonResult> Compare() {
   CADRE_ASSIGN_OR_RETURN(const v1::RunSpec spec, SmallModel(FLAGS_zoo, FLAGS_model));
   uint32_t plans = 0;
   const bool all = FLAGS_plans == "all";
-  if (!all && (!absl::SimpleAtoi(FLAGS_plans, &plans) || plans == 0)) {
-    return absl::InvalidArgumentError("--plans must be 'all' or a number of at least 1");
+  absl::string_view count = FLAGS_plans;
+  const bool placed = absl::ConsumePrefix(&count, "placed:");
+  if (!all && (!absl::SimpleAtoi(count, &plans) || plans == 0)) {
+    return absl::InvalidArgumentError(
+        "--plans must be 'all', a number of at least 1, or 'placed:' and such a number");
   }
   if (FLAGS_ranks < 1 || FLAGS_ranks > 64) {
     return absl::InvalidArgumentError("--ranks must be from 1 to 64");
@@ -41,7 +47,9 @@ absl::StatusOr<ComparisonResult> Compare() {
     if (done == of) std::fputc('\n', stderr);
   };
   std::mt19937_64 random(FLAGS_seed);
-  return comparison.Run(comparison.Plans(FLAGS_ranks, all ? 0 : plans, random), progress);
+  return comparison.Run(placed ? comparison.PlacedPlans(FLAGS_ranks, plans, random)
+                               : comparison.Plans(FLAGS_ranks, all ? 0 : plans, random),
+                        progress);
 }
 
 }  // namespace

@@ -84,9 +84,35 @@ Plan PlanSpace::Make(const std::vector<size_t>& choices) const {
     CHECK(layouts.ok()) << layouts.status();
     plan.layers.push_back(*std::move(layouts));
   }
-  // Several small buckets, so that their borders are within parameters of any layer.
+  return WithBuckets(std::move(plan));
+}
+
+// Several small buckets, so that their borders are within parameters of any layer.
+Plan PlanSpace::WithBuckets(Plan plan) const {
   plan.buckets = MakeBuckets(plan.layers, mesh_, index_, index_.size() / 5 + 1);
   return plan;
+}
+
+LayerLayouts PlanSpace::Place(const GraphLayer& layer, std::mt19937_64& random) const {
+  std::vector<AxisCoordinate> at;
+  // The axes that are left for splits.
+  std::vector<Mesh::Axis> axes = mesh_.axes();
+  for (Mesh::Axis& axis : axes) {
+    if (layer.shares_weight || axis.size == 1 || random() % 2 == 0) continue;
+    at.push_back({.axis = axis.name});
+    at.back().coordinate = random() % axis.size;
+    axis.size = 1;
+  }
+  const std::vector<std::vector<IndexSplit>> splits = LegalSplits(layer, Mesh(std::move(axes)));
+  auto layouts = LayOut(layer, mesh_, splits[random() % splits.size()], at);
+  CHECK(layouts.ok()) << layouts.status();
+  return *std::move(layouts);
+}
+
+Plan PlanSpace::RandomPlaced(std::mt19937_64& random) const {
+  Plan plan{.mesh = mesh_};
+  for (const GraphLayer& layer : graph_.layers()) plan.layers.push_back(Place(layer, random));
+  return WithBuckets(std::move(plan));
 }
 
 Plan PlanSpace::Random(std::mt19937_64& random) const {

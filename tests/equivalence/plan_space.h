@@ -29,11 +29,17 @@ class PlanSpace {
   // A plan with uniformly random splits.
   Plan Random(std::mt19937_64& random) const;
 
+  // A plan in which every layer that may be placed is at random coordinates of some random axes,
+  // and has random splits over the others.
+  Plan RandomPlaced(std::mt19937_64& random) const;
+
   // At most `max_plans` plans that together contain every pair of splits of every two neighbors.
   std::vector<Plan> CoverPairs(std::mt19937_64& random, size_t max_plans) const;
 
  private:
   Plan Make(const std::vector<size_t>& choices) const;
+  LayerLayouts Place(const GraphLayer& layer, std::mt19937_64& random) const;
+  Plan WithBuckets(Plan plan) const;
 
   const Graph& graph_;
   const Mesh mesh_;

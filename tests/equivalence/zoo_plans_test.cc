@@ -26,6 +26,18 @@ TEST_P(ZooPlans, EqualOneRank) {
   RecordProperty("worst_relative_error", std::to_string(result.worst_relative_error));
 }
 
+// Layers exist on some of the ranks only, and are split over the others.
+TEST_P(ZooPlans, EqualOneRankIfPlaced) {
+  Comparison comparison(ZooSpec(GetParam()), OneThreadCpu);
+  std::mt19937_64 random(8);
+  std::vector<Plan> plans;
+  for (const int ranks : {2, 3, 4, 6}) {
+    const auto drawn = comparison.PlacedPlans(ranks, 2, random);
+    plans.insert(plans.end(), drawn.begin(), drawn.end());
+  }
+  ExpectEqual(comparison, plans);
+}
+
 INSTANTIATE_TEST_SUITE_P(Zoo, ZooPlans, testing::ValuesIn(SmallModelNames()),
                          [](const auto& info) { return TestName(info.param); });
 

@@ -347,7 +347,7 @@ TEST(ValidateTest, PinnedMeshes) {
   const std::string data = "cluster { mesh { name: 'data' size: 2 } }";
   ExpectProblems({
       {"", "cluster { mesh { name: 'data' size: 1 } mesh { name: 'depth' size: 2 } }",
-       "cluster.mesh[1].name", "is 'depth'; give data, space or model"},
+       "cluster.mesh[1].name", "is 'depth'; give data, space, model or stage"},
       {"", "cluster { mesh { name: 'data' size: 1 } mesh { name: 'data' size: 2 } }",
        "cluster.mesh[1].name", "once more"},
       {"", data + "cluster { mesh { name: 'model' } }", "cluster.mesh[1].size", "is 0"},
@@ -381,6 +381,27 @@ TEST(ValidateTest, PinnedLayers) {
        "  layer { layer: 'conv1' parallelism: MODEL } }",
        "cluster.layer[1].layer", "is 'conv1' once more"},
       {"", "cluster {" + many + "}", "cluster.layer", "pins 10000 layers; the model has "},
+  });
+}
+
+TEST(ValidateTest, PlacedLayers) {
+  const std::string stages = "cluster { mesh { name: 'stage' size: 2 } }";
+  const auto pin = [](const std::string& layer, const std::string& axis, int coordinate) {
+    return "cluster { layer { layer: '" + layer + "' at { axis: '" + axis +
+           "' coordinate: " + std::to_string(coordinate) + " } } }";
+  };
+  ExpectProblems({
+      {"", stages, "cluster.mesh", "has an axis stage, but no pin places a layer"},
+      {"", stages + pin("fc1", "stage", 2), "cluster.layer[0].at",
+       "places layer 'fc1' at stage@2, which does not exist; axis stage of cluster.mesh has the "
+       "coordinates 0 to 1"},
+      {"", stages + pin("fc1", "model", 0), "cluster.layer[0].at",
+       "places layer 'fc1' at model@0, but cluster.mesh has no axis 'model'"},
+      {"", stages + pin("fc9", "stage", 1), "cluster.layer[0].at", "neither a layer nor a block"},
+      {"", stages + pin("fc1", "stage", 1) + pin("fc2", "stage", 0), "cluster.layer[1].at",
+       "places layer 'fc2' at stage@0, but it reads layer"},
+      {"", "cluster { layer { layer: 'fc1' } }", "cluster.layer[0].parallelism",
+       "or place the layer with 'at'"},
   });
 }
 

@@ -42,8 +42,17 @@ Plan RandomPlan(const Graph& graph, const ParameterIndex& index, const Mesh& mes
   Plan plan;
   plan.mesh = mesh;
   for (const GraphLayer& layer : graph.layers()) {
-    const auto legal = LegalSplits(layer, mesh);
-    plan.layers.push_back(*LayOut(layer, mesh, legal[random() % legal.size()]));
+    // Some layers are at random coordinates of some axes, which do not split them.
+    std::vector<Mesh::Axis> axes = mesh.axes();
+    std::vector<AxisCoordinate> at;
+    for (Mesh::Axis& axis : axes) {
+      if (random() % 3 != 0) continue;
+      at.push_back({.axis = axis.name});
+      at.back().coordinate = random() % axis.size;
+      axis.size = 1;
+    }
+    const auto legal = LegalSplits(layer, Mesh(axes));
+    plan.layers.push_back(*LayOut(layer, mesh, legal[random() % legal.size()], at));
   }
   plan.buckets = MakeBuckets(plan.layers, mesh, index, random() % 2 == 0 ? 0 : 40);
   return plan;

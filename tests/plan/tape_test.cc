@@ -133,6 +133,98 @@ TEST_F(TapeTest, MovesOnlyBetweenLayouts) {
   EXPECT_GE(moves(PlanSplitting("height", 2)), 4);
 }
 
+// conv2 is on rank 1, all other layers are on rank 0: relu1 is sent there, and conv2 comes back.
+class PlacedTapeTest : public TapeTest {
+ protected:
+  PlacedTapeTest() {
+    plan_.mesh = Mesh({{"stage", 2}});
+    for (const GraphLayer& layer : graph_.layers()) {
+      const int stage = layer.name == "conv2" ? 1 : 0;
+      plan_.layers.push_back(
+          *LayOut(layer, plan_.mesh, {}, {{.axis = "stage", .coordinate = stage}}));
+    }
+    plan_.buckets = MakeBuckets(plan_.layers, plan_.mesh, ParameterIndex::FromGraph(graph_));
+  }
+
+  // The operations, such as "forward conv2".
+  std::vector<std::string> OpsOf(const Tape& tape) const {
+    const char* const names[] = {"move", "forward", "loss",    "backward",
+                                 "move", "send",    "receive", "add"};
+    const TapeOpKind kinds[] = {TapeOpKind::kMove,     TapeOpKind::kForward,      TapeOpKind::kLoss,
+                                TapeOpKind::kBackward, TapeOpKind::kMoveGradient, TapeOpKind::kSend,
+                                TapeOpKind::kReceive,  TapeOpKind::kAdd};
+    std::vector<std::string> ops;
+    for (const TapeOp& op : tape.ops) {
+      const auto kind = std::find(std::begin(kinds), std::end(kinds), op.kind);
+      ops.push_back(std::string(names[kind - kinds]) + " " + graph_[op.layer].name);
+    }
+    return ops;
+  }
+
+  Plan plan_;
+};
+
+TEST_F(PlacedTapeTest, RankPlaysItsLayers) {
+  const Tape tape = MakeTape(graph_, plan_, 1, 4, /*training=*/true);
+  const std::vector<std::string> wanted = {"receive conv2", "forward conv2", "send add",
+                                           "loss loss",     "receive add",   "backward conv2",
+                                           "send conv2"};
+  EXPECT_EQ(OpsOf(tape), wanted);
+  EXPECT_TRUE(tape.input.empty());
+}
+
+TEST_F(PlacedTapeTest, SendsAfterProducerAndReceivesBeforeConsumer) {
+  const Tape tape = MakeTape(graph_, plan_, 0, 4, /*training=*/true);
+  const std::vector<std::string> ops = OpsOf(tape);
+  const auto at = [&](const std::string& op) {
+    return std::find(ops.begin(), ops.end(), op) - ops.begin();
+  };
+  EXPECT_EQ(at("send conv2"), at("forward relu1") + 1);
+  EXPECT_EQ(at("receive add") + 1, at("forward add"));
+  // The gradient of the sum goes to both addends; relu1 adds that of conv2.
+  EXPECT_EQ(at("send add"), at("backward pool") + 1);
+  EXPECT_LT(at("receive conv2"), at("backward relu1"));
+  EXPECT_EQ(at("receive conv2") + 1, at("add relu1"));
+}
+
+TEST_F(PlacedTapeTest, SentBuffersLiveUntilSent) {
+  for (const int rank : {0, 1}) {
+    const Tape tape = MakeTape(graph_, plan_, rank, 4, /*training=*/true);
+    const int loss = &Find(tape, TapeOpKind::kLoss, "loss") - tape.ops.data();
+    for (int i = 0; i < std::ssize(tape.ops); ++i) {
+      const TapeOp& op = tape.ops[i];
+      if (op.kind != TapeOpKind::kSend) continue;
+      const int end = i < loss ? loss - 1 : static_cast<int>(tape.ops.size()) - 1;
+      EXPECT_GE(tape.buffers[op.x[0]].last, end);
+    }
+  }
+}
+
+// What one rank sends by a number, the other one receives by it; numbers increase.
+TEST_F(PlacedTapeTest, OrdersMatch) {
+  const auto orders = [&](int rank, TapeOpKind kind) {
+    std::vector<int> found;
+    for (const TapeOp& op : MakeTape(graph_, plan_, rank, 4, /*training=*/true).ops) {
+      if (op.kind == kind) found.push_back(op.order);
+    }
+    return found;
+  };
+  for (const int rank : {0, 1}) {
+    const std::vector<int> received = orders(1 - rank, TapeOpKind::kReceive);
+    EXPECT_EQ(orders(rank, TapeOpKind::kSend), received);
+    EXPECT_TRUE(std::is_sorted(received.begin(), received.end()));
+    EXPECT_EQ(received.size(), 2U);
+  }
+}
+
+TEST_F(PlacedTapeTest, ExchangesOnDevices) {
+  const Tape tape =
+      MakeTape(graph_, plan_, 1, 4, /*training=*/true, DType::kFloat32, PlacedMoves::kExchange);
+  const std::vector<std::string> wanted = {"move conv2", "forward conv2",  "move add",  "loss loss",
+                                           "move add",   "backward conv2", "move conv2"};
+  EXPECT_EQ(OpsOf(tape), wanted);
+}
+
 TEST_F(TapeTest, MoreRanksThanSamplesAndRows) {
   for (const char* index : {"samples", "height", "out"}) {
     for (int rank = 0; rank < 16; ++rank) {

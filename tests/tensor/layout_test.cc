@@ -76,6 +76,16 @@ TEST(LocalBoxTest, DataAndModelParallel) {
   EXPECT_EQ(LocalBox(shape, Layout::Split(0, {"domain"}), mesh, 4), Box::Whole(shape));
 }
 
+TEST(LocalBoxTest, EmptyAtOtherCoordinates) {
+  const Mesh mesh({{"data", 2}, {"stage", 2}});
+  Layout layout = Layout::Split(0, {"data"});
+  layout.at = {{.axis = "stage", .coordinate = 1}};
+  EXPECT_EQ(LocalBox({10, 7}, layout, mesh, 3), (Box{{5, 0}, {10, 7}}));
+  EXPECT_EQ(LocalBox({10, 7}, layout, mesh, 2), (Box{{0, 0}, {0, 7}}));
+  EXPECT_EQ(layout.ToString(), "{0: data} on stage@1");
+  EXPECT_NE(layout, Layout::Split(0, {"data"}));
+}
+
 TEST(LocalBoxTest, MorePartsThanElements) {
   const Mesh mesh({{"model", 4}});
   int64_t elements = 0;

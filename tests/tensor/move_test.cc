@@ -102,6 +102,7 @@ struct World {
 
 Axes Named(const Layout& layout) {
   Axes axes = layout.partial_sum;
+  for (const AxisCoordinate& each : layout.at) axes.push_back(each.axis);
   for (const Axes& split : layout.split) axes.insert(axes.end(), split.begin(), split.end());
   return axes;
 }
@@ -155,7 +156,8 @@ void ExpectRight(const Shape& shape, const Mesh& mesh, const Placement& from, co
   }
 }
 
-// Every assignment of each axis of the mesh to a dimension, to the partial sum or to neither.
+// Every assignment of each axis of the mesh to a dimension, to the partial sum, to the first or
+// last coordinate, or to none of them.
 std::vector<Layout> AllLayouts(const Mesh& mesh, int dims) {
   std::vector<Layout> layouts = {Layout{.split = std::vector<Axes>(dims)}};
   for (const Mesh::Axis& axis : mesh.axes()) {
@@ -167,6 +169,11 @@ std::vector<Layout> AllLayouts(const Mesh& mesh, int dims) {
       }
       layouts.push_back(layout);
       layouts.back().partial_sum.push_back(axis.name);
+      for (const int coordinate : {0, axis.size - 1}) {
+        layouts.push_back(layout);
+        layouts.back().at.push_back({.axis = axis.name});
+        layouts.back().at.back().coordinate = coordinate;
+      }
     }
   }
   return layouts;
@@ -234,6 +241,27 @@ TEST(MoveTest, OrderOfAxesMatters) {
   EXPECT_EQ(moves[1].elements_sent(), 1);
   EXPECT_EQ(moves[2].steps[0].elements_received(), 1);
   EXPECT_FALSE(moves[2].steps[0].is_identity());
+}
+
+// Only the ranks between which messages are sent take part.
+TEST(MoveTest, OtherCoordinatesOnly) {
+  const Mesh mesh({{"data", 2}, {"stage", 3}});
+  const Shape shape{6, 2};
+  const auto at = [&](int stage) {
+    Layout layout = Layout::Split(0, {"data"});
+    layout.at = {{.axis = "stage", .coordinate = stage}};
+    return Placement::Of(shape, layout, mesh);
+  };
+  const std::vector<Move> moves = PlanAll(shape, mesh, at(0), at(2));
+  for (int rank = 0; rank < mesh.ranks(); ++rank) {
+    ASSERT_EQ(moves[rank].steps.size(), 1U);
+    const Exchange& part = moves[rank].steps[0];
+    const int stage = rank % 3;
+    EXPECT_EQ(part.is_local(), stage == 1);
+    EXPECT_EQ(part.members.size(), stage == 1 ? 1U : 2U) << "its own part of the samples only";
+    EXPECT_EQ(part.elements_sent(), stage == 0 ? 6 : 0);
+    EXPECT_EQ(part.elements_received(), stage == 2 ? 6 : 0);
+  }
 }
 
 int64_t TotalElements(const Shape& shape, const Mesh& mesh, const Layout& from, const Layout& to) {

@@ -17,6 +17,7 @@
 
 #include "base/status.h"
 #include "glog/logging.h"
+#include "worker/comm/send_queue.h"
 
 namespace cadre {
 namespace {
@@ -26,6 +27,7 @@ size_t Elements(const Box& box) { return box.shape().elements(); }
 // Takes values from the front of a buffer.
 class BufferCursor {
  public:
+  explicit BufferCursor(Values buffer) : rest_(buffer) {}
   BufferCursor(const DeviceArray<std::byte>& buffer, DType type)
       : rest_(buffer.data(), buffer.size() / SizeOf(type), type) {}
   Values Take(size_t elements) {
@@ -68,10 +70,9 @@ bool BoxExchange::Grow(Scratch& scratch, int64_t elements, DType type) {
   return moved;
 }
 
-std::vector<std::span<const std::byte>> BoxExchange::Pack(const Exchange& exchange,
-                                                          ConstValues have) {
-  Grow(send_scratch_, exchange.packed_elements(), have.type());
-  BufferCursor cursor(send_scratch_, have.type());
+std::vector<std::span<const std::byte>> BoxExchange::Messages(const Exchange& exchange,
+                                                              ConstValues have, Values scratch) {
+  BufferCursor cursor(scratch);
   std::vector<std::span<const std::byte>> sends(exchange.members.size());
   for (const Exchange::Message& message : exchange.sends) {
     if (message.peer == exchange.index) continue;
@@ -110,8 +111,49 @@ absl::Status BoxExchange::Run(const Exchange& exchange, ConstValues have, Values
   if (exchange.members.size() > 1) {
     std::vector<std::span<std::byte>> receives;
     for (const Values& buffer : buffers) receives.push_back(WritableBytesOf(buffer));
-    CADRE_RETURN_IF_ERROR(comms_.Among(exchange.members).AllToAll(Pack(exchange, have), receives));
+    const int64_t packed = exchange.packed_elements();
+    Grow(send_scratch_, packed, have.type());
+    const Values scratch(send_scratch_.data(), packed, have.type());
+    CADRE_RETURN_IF_ERROR(
+        comms_.Among(exchange.members).AllToAll(Messages(exchange, have, scratch), receives));
   }
+  Unpack(exchange, have, buffers, make);
+  return absl::OkStatus();
+}
+
+std::vector<Transfer> BoxExchange::Pack(const Exchange& exchange, ConstValues have,
+                                        Values scratch) {
+  std::vector<Transfer> transfers;
+  const std::vector<std::span<const std::byte>> messages = Messages(exchange, have, scratch);
+  for (size_t peer = 0; peer < messages.size(); ++peer) {
+    if (messages[peer].empty()) continue;
+    auto* const data = const_cast<std::byte*>(messages[peer].data());  // a send only reads
+    transfers.push_back(
+        {Transfer::Kind::kSend, exchange.members[peer], {data, messages[peer].size()}});
+  }
+  return transfers;
+}
+
+absl::Status BoxExchange::Receive(const Exchange& exchange, uint32_t number, ConstValues have,
+                                  Values make) {
+  const std::vector<Values> buffers = ReceiveBuffers(exchange, make);
+  if (NeedsZeros(exchange)) kernels_.memory().Zero(make);
+  std::vector<Transfer> transfers;
+  for (size_t peer = 0; peer < buffers.size(); ++peer) {
+    if (buffers[peer].empty()) continue;
+    transfers.push_back(
+        {Transfer::Kind::kReceive, exchange.members[peer], WritableBytesOf(buffers[peer])});
+  }
+  if (!transfers.empty()) {
+    CADRE_RETURN_IF_ERROR(
+        comms_.transport().Run(Transport::kReceives, ReceiveTag(number), transfers, {}));
+  }
+  Unpack(exchange, have, buffers, make);
+  return absl::OkStatus();
+}
+
+void BoxExchange::Unpack(const Exchange& exchange, ConstValues have,
+                         std::span<const Values> buffers, Values make) {
   for (const Exchange::Message& message : exchange.receives) {
     if (exchange.arrives_in_place(message)) continue;
     const bool own = message.peer == exchange.index;
@@ -125,7 +167,6 @@ absl::Status BoxExchange::Run(const Exchange& exchange, ConstValues have, Values
       kernels_.memory().CopyBox(from, from_box, make, exchange.make, message.box);
     }
   }
-  return absl::OkStatus();
 }
 
 bool BoxExchange::Reserve(const Move& move, DType type) {

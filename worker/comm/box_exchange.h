@@ -34,6 +34,14 @@ class BoxExchange {
   // the sizes of the boxes, and do not overlap.
   absl::Status Run(const Exchange& exchange, ConstValues have, Values make);
 
+  // The transfers that send this rank's messages to others. Those that are not contiguous in `have`
+  // are packed into `scratch`. Requires: exchange.packed_elements() elements of scratch; on the
+  // host. The result borrows both.
+  std::vector<Transfer> Pack(const Exchange& exchange, ConstValues have, Values scratch);
+  // As Run, but receives on channel kReceives what the others send by `number` (send_queue.h), and
+  // sends nothing. Requires: on the host.
+  absl::Status Receive(const Exchange& exchange, uint32_t number, ConstValues have, Values make);
+
   // Executes all steps. Requires: !move.is_identity().
   absl::Status Run(const Move& move, ConstValues have, Values make);
 
@@ -50,10 +58,14 @@ class BoxExchange {
 
   // Returns whether existing scratch was reallocated.
   bool Grow(Scratch& scratch, int64_t elements, DType type);
-  // The message to each other member, in `have` or packed into scratch.
-  std::vector<std::span<const std::byte>> Pack(const Exchange& exchange, ConstValues have);
+  // The message to each other member, in `have` or packed into `scratch`.
+  std::vector<std::span<const std::byte>> Messages(const Exchange& exchange, ConstValues have,
+                                                   Values scratch);
   // The destination of the message from each other member: in `make` or in scratch.
   std::vector<Values> ReceiveBuffers(const Exchange& exchange, Values make);
+  // Copies or adds what was received, and what the rank has itself, into the result.
+  void Unpack(const Exchange& exchange, ConstValues have, std::span<const Values> buffers,
+              Values make);
 
   MeshCommunicators& comms_;
   Backend& kernels_;

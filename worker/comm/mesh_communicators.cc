@@ -45,7 +45,7 @@ absl::Status MeshCommunicators::Prepare(std::span<const std::vector<std::string>
 
 uint64_t MeshCommunicators::bytes_sent() const {
   absl::MutexLock lock(&mutex_);
-  uint64_t bytes = 0;
+  uint64_t bytes = sent_otherwise_;
   for (const auto& [key, comm] : made_) bytes += comm->bytes_sent();
   return bytes;
 }

@@ -47,7 +47,12 @@ class MeshCommunicators {
   // other call is in progress.
   absl::Status Prepare(std::span<const std::vector<std::string>> axes) ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Payload bytes that this rank has sent over all its communicators.
+  // Counts bytes that were sent over the transport without a communicator.
+  void AddSent(uint64_t bytes) ABSL_LOCKS_EXCLUDED(mutex_) {
+    absl::MutexLock lock(&mutex_);
+    sent_otherwise_ += bytes;
+  }
+  // Payload bytes that this rank has sent over all its communicators, and otherwise.
   uint64_t bytes_sent() const ABSL_LOCKS_EXCLUDED(mutex_);
   // Seconds that its communicators on a channel have spent in the transport.
   double seconds(int channel) const ABSL_LOCKS_EXCLUDED(mutex_);
@@ -58,6 +63,7 @@ class MeshCommunicators {
   mutable absl::Mutex mutex_;
   std::map<std::pair<int, std::vector<int>>, std::unique_ptr<Communicator>> made_
       ABSL_GUARDED_BY(mutex_);
+  uint64_t sent_otherwise_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace cadre

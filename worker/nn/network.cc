@@ -13,7 +13,8 @@
 // backward computes the gradients of the parameters. BackgroundMove runs the move in a thread on
 // the host, and on a separate stream on a device.
 //
-// Invariants. Equal plans give equal tapes up to shapes, so all ranks play moves in the same order.
+// Invariants. Equal plans give tapes with equal orders of the moves and layers in which ranks take
+// part together, so no two ranks wait for each other.
 // After Prepare and one pass, playing allocates nothing, so a pass can be captured as a graph; then
 // only the contents of fixed memory (batch, position) may differ between passes. When the lifetime
 // of a buffer has ended, any later operation may overwrite it.
@@ -92,7 +93,8 @@ Interval Network::InputRows(int64_t samples) const {
 }
 
 Interval Network::LabelRows(int64_t samples) const {
-  const Box box = LocalBox(Shape{samples}, Layout{{plan_.layers.back().inputs[0].axes(0)}},
+  const Layout& loss = plan_.layers.back().inputs[0];
+  const Box box = LocalBox(Shape{samples}, Layout{.split = {loss.axes(0)}, .at = loss.at},
                            plan_.mesh, comms_.rank());
   return {box.begin[0], box.end[0]};
 }
@@ -115,9 +117,14 @@ std::unique_ptr<Network::Program> Network::MakeProgram(int64_t samples, bool tra
   const AllocationLabel allocation_label(device_);
   auto program = std::make_unique<Program>();
   program->tape =
-      MakeTape(graph_, plan_, comms_.rank(), samples, training, kernels_.activation_type());
+      MakeTape(graph_, plan_, comms_.rank(), samples, training, kernels_.activation_type(),
+               device_.is_host() ? PlacedMoves::kSendAndReceive : PlacedMoves::kExchange);
   const Tape& tape = program->tape;
   for (int l = 0; l + 1 < graph_.size(); ++l) {
+    if (!plan_.mesh.IsAt(comms_.rank(), plan_.layers[l].at)) {
+      program->layers.push_back(nullptr);
+      continue;
+    }
     LabelAllocations(l);
     const int tied_to = graph_[l].tied_to;
     program->layers.push_back(
@@ -158,7 +165,8 @@ void Network::ReserveFor(const Program& program) {
   }
   device_.set_allocation_label(absl::StrCat("for batches of ", tape.samples));
   for (const TapeOp& op : tape.ops) {
-    if (op.move.is_identity()) continue;
+    // A send packs its messages in a buffer of the tape.
+    if (op.move.is_identity() || op.kind == TapeOpKind::kSend) continue;
     const DType type = tape.buffers[op.y].type;
     moved = exchange_.Reserve(op.move, type) || moved;
   }
@@ -254,6 +262,7 @@ absl::StatusOr<int> Network::FirstNotFinite(const BatchView& batch) {
   CADRE_RETURN_IF_ERROR(LoadFor(program, batch));
   const AllocationLabel allocation_label(device_);
   int first = graph_.size();
+  ExpectSends(program, 0, program.forward_ops);
   for (size_t i = 0; i < program.forward_ops; ++i) {
     // One operation at a time: later ones may overwrite its output.
     const TapeOp& op = program.tape.ops[i];
@@ -261,6 +270,7 @@ absl::StatusOr<int> Network::FirstNotFinite(const BatchView& batch) {
     if (op.kind != TapeOpKind::kForward) continue;
     if (!kernels_.memory().AllFinite(Buffer(program, op.y))) first = std::min(first, op.layer);
   }
+  CADRE_RETURN_IF_ERROR(AwaitSends());
   CADRE_RETURN_IF_ERROR(device_.status());
   return first;
 }
@@ -268,6 +278,7 @@ absl::StatusOr<int> Network::FirstNotFinite(const BatchView& batch) {
 absl::Status Network::PlayRange(Program& program, size_t begin, size_t end,
                                 const PassContext& pass) {
   const AllocationLabel allocation_label(device_);
+  ExpectSends(program, begin, end);
   for (size_t i = begin; i < end; ++i) {
     const TapeOp& op = program.tape.ops[i];
     CADRE_RETURN_IF_ERROR(Before(op));
@@ -281,7 +292,35 @@ absl::Status Network::PlayRange(Program& program, size_t begin, size_t end,
     }
     CADRE_RETURN_IF_ERROR(After(op));
   }
-  return absl::OkStatus();
+  return AwaitSends();
+}
+
+void Network::ExpectSends(const Program& program, size_t begin, size_t end) {
+  const Tape& tape = program.tape;
+  if (begin == 0) first_order_ += tape.orders;
+  std::vector<uint32_t> numbers;
+  for (size_t i = begin; i < end; ++i) {
+    if (tape.ops[i].kind == TapeOpKind::kSend) numbers.push_back(first_order_ + tape.ops[i].order);
+  }
+  if (numbers.empty()) return;
+  std::sort(numbers.begin(), numbers.end());
+  if (sends_ == nullptr) sends_ = std::make_unique<SendQueue>(comms_.transport());
+  sends_->Expect(numbers);
+}
+
+absl::Status Network::AwaitSends() {
+  if (sends_ == nullptr) return absl::OkStatus();
+  const absl::Time start = absl::Now();
+  absl::Status status = sends_->Wait();
+  seconds_moving_ += absl::ToDoubleSeconds(absl::Now() - start);
+  return status;
+}
+
+void Network::Send(const Program& program, const TapeOp& op) {
+  std::vector<Transfer> transfers =
+      exchange_.Pack(op.move.steps[0], Input(program, op.x[0]), Buffer(program, op.scratch));
+  for (const Transfer& transfer : transfers) comms_.AddSent(transfer.data.size());
+  sends_->Post(first_order_ + op.order, std::move(transfers));
 }
 
 absl::Status Network::Before(const TapeOp& op) {
@@ -311,7 +350,11 @@ absl::Status Network::PlayTogether(Program& program, const TapeOp& first, const 
   absl::Status status;
   if (!halo) status = layer.gradient_parts()->BackwardInput(tensors);
   const absl::Time starting = Now();
-  background_->Start([&] { return exchange_.Run(move.move, moved_from, moved_to); });
+  if (move.kind == TapeOpKind::kSend) {
+    Send(program, move);
+  } else {
+    background_->Start([&] { return exchange_.Run(move.move, moved_from, moved_to); });
+  }
   const absl::Time started = Now();
   status.Update(halo ? layer.halo_parts()->ForwardInterior(moved_from, tensors)
                      : layer.gradient_parts()->BackwardParameters(tensors));
@@ -355,6 +398,12 @@ absl::Status Network::DoOp(Program& program, const TapeOp& op, const PassContext
     case TapeOpKind::kMove:
     case TapeOpKind::kMoveGradient:
       return exchange_.Run(op.move, Input(program, op.x[0]), Buffer(program, op.y));
+    case TapeOpKind::kSend:
+      Send(program, op);
+      return absl::OkStatus();
+    case TapeOpKind::kReceive:
+      return exchange_.Receive(op.move.steps[0], first_order_ + op.order, Input(program, op.x[0]),
+                               Buffer(program, op.y));
     case TapeOpKind::kForward:
       return program.layers[op.layer]->Forward(pass, TensorsOf(program, op));
     case TapeOpKind::kBackward:
@@ -402,12 +451,15 @@ LayerTensors Network::TensorsOf(const Program& program, const TapeOp& op) {
 
 bool Network::CountsLoss() const {
   const Layout& layout = plan_.layers.back().inputs[0];
+  if (!plan_.mesh.IsAt(comms_.rank(), layout.at)) return false;
   for (const Mesh::Axis& axis : plan_.mesh.axes()) {
     const bool splits =
         std::any_of(layout.split.begin(), layout.split.end(), [&](const auto& axes) {
           return std::find(axes.begin(), axes.end(), axis.name) != axes.end();
         });
-    if (!splits && plan_.mesh.Coordinate(comms_.rank(), axis.name) != 0) return false;
+    const bool places = std::any_of(layout.at.begin(), layout.at.end(),
+                                    [&](const auto& at) { return at.axis == axis.name; });
+    if (!splits && !places && plan_.mesh.Coordinate(comms_.rank(), axis.name) != 0) return false;
   }
   return true;
 }

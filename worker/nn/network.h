@@ -34,6 +34,7 @@
 #include "tensor/values.h"
 #include "worker/comm/box_exchange.h"
 #include "worker/comm/mesh_communicators.h"
+#include "worker/comm/send_queue.h"
 #include "worker/nn/background_move.h"
 #include "worker/nn/batch_upload.h"
 #include "worker/nn/layer.h"
@@ -66,7 +67,8 @@ struct BatchView {
 };
 
 inline bool IsMove(const TapeOp& op) {
-  return op.kind == TapeOpKind::kMove || op.kind == TapeOpKind::kMoveGradient;
+  return op.kind == TapeOpKind::kMove || op.kind == TapeOpKind::kMoveGradient ||
+         op.kind == TapeOpKind::kSend || op.kind == TapeOpKind::kReceive;
 }
 
 // Is called after every operation of a tape, for profiles and traces. On devices the host
@@ -167,6 +169,11 @@ class Network {
   std::span<const int32_t> LabelsHere(const Program& program, const BatchView& batch);
   absl::Status LoadFor(const Program& program, const BatchView& batch);
 
+  // Declares the sends of operations [begin, end); a pass begins with operation 0.
+  void ExpectSends(const Program& program, size_t begin, size_t end);
+  // Returns when all declared sends are done.
+  absl::Status AwaitSends();
+  void Send(const Program& program, const TapeOp& op);
   // Plays operations [begin, end).
   absl::Status PlayRange(Program& program, size_t begin, size_t end, const PassContext& pass);
   // Plays two operations concurrently, one of them a move.
@@ -213,6 +220,10 @@ class Network {
   PassListener* listener_ = nullptr;
   double seconds_moving_ = 0;
   const std::unique_ptr<BackgroundMove> background_;
+  // Null: no tape sends. Destroyed before the memory from which it sends.
+  std::unique_ptr<SendQueue> sends_;
+  // Added to TapeOp::order, so that the numbers of messages increase from pass to pass.
+  uint32_t first_order_ = 0;
   // By layer, for allocation labels.
   std::vector<std::string> labels_of_layers_;
 };

@@ -28,6 +28,10 @@
 //   returned by the next BeforeForward, in the order in which forward needs them. So forward and
 //   the gathers that it waits for can be captured as one graph (step_recorder.h).
 //
+// A bucket whose layers are placed on other ranks has the same operations on this rank, so that all
+// ranks execute one order; they do nothing, and follow kLoss immediately. Its gathers are waited
+// for before the next AfterLoss, because no forward on this rank waits for them.
+//
 // Invariants. In each step every chunk is reduced once, updated at most once, and gathered at most
 // once after its update. kLoss precedes every kReduce, and kNorms follows the last kReduce. If
 // tables, policies and tapes are equal on all ranks, so are the operations that BucketSchedule
@@ -77,7 +81,11 @@ BucketOps BucketSchedule::AfterLoss() {
   state_.gathers_follow = state_.gather && !policy_.lazy_gathers;
   state_.reductions_left = 0;
   for (const BucketTable::Bucket& bucket : table_.buckets) state_.reductions_left += bucket.chunks;
-  return {{Kind::kLoss}};
+  BucketOps ops = {{Kind::kLoss}};
+  for (size_t b = 0; b < table_.buckets.size() && policy_.overlap; ++b) {
+    if (!table_.buckets[b].held) AddReductions(b, ops);
+  }
+  return ops;
 }
 
 BucketOps BucketSchedule::AfterBackward(int layer) {

@@ -22,6 +22,9 @@ namespace cadre {
 struct BucketTable {
   struct Bucket {
     int chunks = 1;
+    // Whether this rank holds the bucket's parameters. Operations on other buckets do nothing; they
+    // keep the order of operations equal on all ranks.
+    bool held = true;
     // The first layer whose forward needs the weights.
     int first_layer = 0;
     // reduce[chunk][i] is the interval that member i along the bucket's axes sums; gather[chunk][i]
@@ -35,7 +38,7 @@ struct BucketTable {
     std::vector<std::string> owner_axes;
   };
   std::vector<Bucket> buckets;
-  // Buckets that hold parameters of each layer.
+  // Buckets that hold parameters of each layer; of layers on this rank only.
   std::vector<std::vector<int>> of_layer;
 };
 

@@ -16,8 +16,9 @@ using Kind = BucketOp::Kind;
 
 // `whole`: the bucket is one chunk.
 BucketTable::Bucket MakeBucket(const Plan& plan, const ParameterIndex& index, const Bucket& bucket,
-                               const BucketOwnership& ownership, bool whole) {
+                               const BucketOwnership& ownership, int rank, bool whole) {
   BucketTable::Bucket made;
+  made.held = plan.mesh.IsAt(rank, bucket.at);
   made.first_layer = index[bucket.parameters.front()].layer;
   made.owner_axes = bucket.owner_axes();
   made.chunks = whole ? 1 : ChunksOf(plan, index, bucket);
@@ -44,12 +45,13 @@ BucketTable::Bucket MakeBucket(const Plan& plan, const ParameterIndex& index, co
 
 // `whole`: every bucket is one chunk. Requires: `parameters` belong to `plan` and `index`.
 BucketTable MakeBucketTable(const Plan& plan, const ParameterIndex& index,
-                            const ParameterStore& parameters, bool whole) {
+                            const ParameterStore& parameters, int rank, bool whole) {
   BucketTable table;
   table.of_layer.resize(plan.layers.size());
   for (int b = 0; b < parameters.buckets(); ++b) {
     const Bucket& bucket = plan.buckets[b];
-    table.buckets.push_back(MakeBucket(plan, index, bucket, parameters.ownership(b), whole));
+    table.buckets.push_back(MakeBucket(plan, index, bucket, parameters.ownership(b), rank, whole));
+    if (!table.buckets.back().held) continue;
     for (const int p : bucket.parameters) {
       std::vector<int>& of_layer = table.of_layer[index[p].layer];
       if (of_layer.empty() || of_layer.back() != b) of_layer.push_back(b);
@@ -87,7 +89,8 @@ GradientFlow::GradientFlow(const Context& context, bool on_stream)
       comms_(context.comms),
       kernels_(context.kernels),
       device_(context.kernels.device()),
-      table_(MakeBucketTable(context.plan, context.index, context.parameters, on_stream)),
+      table_(MakeBucketTable(context.plan, context.index, context.parameters, context.comms.rank(),
+                             on_stream)),
       schedule_(table_, {.overlap = context.overlap,
                          .norms = !context.norms.sums().empty(),
                          .lazy_gathers = on_stream}) {}
@@ -107,6 +110,9 @@ absl::Status GradientFlow::BeforeForward(int layer) {
 
 absl::Status GradientFlow::AfterLoss(std::span<const double> sums, int64_t counted) {
   if (schedule_.first_pass()) {
+    for (int b = 0; b < buckets(); ++b) {
+      if (!table_.buckets[b].held) CADRE_RETURN_IF_ERROR(WaitForWeights(b));
+    }
     ResetLoss();
     for (int b = 0; b < buckets(); ++b) {
       const std::span<float> total = parameters_.sums(b);
@@ -158,6 +164,7 @@ absl::StatusOr<int64_t> GradientFlow::Run(const BucketOp& op) {
     return -1;
   }
   const BucketTable::Bucket& bucket = table_.buckets[op.bucket];
+  if (!bucket.held) return 0;
   const Bucket& planned = plan_.buckets[op.bucket];
   const bool reduces = op.kind == Kind::kReduce;
   Communicator& comm =

@@ -136,7 +136,9 @@ void StepProfile::Played(const Tape& tape, const TapeOp& op, absl::Time /*begin*
 
 void StepProfile::AddMove(const TapeOp& op, double seconds, double in_transport) {
   steps_.back().moves += seconds;
-  if (replica_.on_device()) return;
+  // A receive waits for other ranks' layers, which is not known from the transport's time.
+  const bool copies = op.kind == TapeOpKind::kMove || op.kind == TapeOpKind::kMoveGradient;
+  if (replica_.on_device() || !copies) return;
   copying_ = std::max(0.0, seconds - in_transport);
   copied_elements_ = CopiedElements(op.move);
 }

@@ -49,6 +49,10 @@ const char* NameOf(TapeOpKind kind) {
       return "backward";
     case TapeOpKind::kMoveGradient:
       return "move gradient of";
+    case TapeOpKind::kSend:
+      return "send to";
+    case TapeOpKind::kReceive:
+      return "receive for";
     case TapeOpKind::kAdd:
       return "add gradients of";
   }

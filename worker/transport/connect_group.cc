@@ -62,8 +62,9 @@ constexpr absl::Duration kTick = absl::Milliseconds(10);
 
 // Number of connections of a channel if the pair has settled on `connections`.
 int ConnectionsOf(int channel, int connections) {
-  // Messages on kOrder have only a few bytes, so one connection suffices.
-  return channel == Transport::kOrder ? 1 : connections;
+  // Messages on kOrder have only a few bytes, so one connection suffices; few groups use kSends and
+  // kReceives.
+  return channel == Transport::kMoves || channel == Transport::kBackground ? connections : 1;
 }
 
 // `owner_may_exit`: a wakeup that does not exist belonged to a rank that has ended already.
@@ -271,9 +272,11 @@ absl::Status Connecting::OnAccepted(Dial& dial) {
 
 absl::Status Connecting::OnArrival(TcpListener::Arrival arrival) {
   const Header& header = arrival.header;
-  const Purpose purpose = header.purpose;
+  Purpose purpose = header.purpose;
   Peer& peer = peers_[header.from];
   if (purpose != Purpose{}) {
+    // The caller names its own channel.
+    purpose.channel = Transport::PeerChannel(purpose.channel);
     const bool missing = peer.connected() && !peer.done &&
                          purpose.connection < std::ssize(peer.sockets[purpose.channel]) &&
                          peer.sockets[purpose.channel][purpose.connection].empty();
@@ -322,8 +325,10 @@ bool Connecting::SendAnswer(const TcpListener::Arrival& arrival, Answer answer) 
 void Connecting::ShareMemory(Peer& peer, const std::shared_ptr<SharedSegment>& memory, int side,
                              std::vector<WakeupHandle> handles) {
   for (int channel = 0; channel < Transport::kChannels; ++channel) {
-    peer.links.links[channel] = MakeSharedMemoryLink(
-        memory, channel, side, std::move(handles[channel]), LinkKind::kSharedMemory);
+    const int of_peer = Transport::PeerChannel(channel);
+    peer.links.links[channel] =
+        MakeSharedMemoryLink(memory, side == 0 ? channel : of_peer, side,
+                             std::move(handles[of_peer]), LinkKind::kSharedMemory);
   }
   peer.done = true;
 }

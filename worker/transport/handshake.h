@@ -68,7 +68,7 @@ struct Purpose {
 
 struct Greeting {
   // The last digit is the version of this format.
-  static constexpr std::array<char, 8> kMagic = {'c', 'a', 'd', 'r', 'e', 'g', 'r', '6'};
+  static constexpr std::array<char, 8> kMagic = {'c', 'a', 'd', 'r', 'e', 'g', 'r', '7'};
   std::array<char, 8> magic = kMagic;
   Tag challenge{};
 };

@@ -38,8 +38,10 @@ void Connect(std::vector<ThreadRank>& ranks, int a, int b) {
     PeerLinks& peer = ranks[ends[side]].peers[other];
     peer.control = Socket(sockets[side]);
     for (int channel = 0; channel < Transport::kChannels; ++channel) {
-      peer.links[channel] = MakeSharedMemoryLink(segment, channel, side,
-                                                 ranks[other].handles[channel], LinkKind::kThreads);
+      const int of_other = Transport::PeerChannel(channel);
+      peer.links[channel] =
+          MakeSharedMemoryLink(segment, side == 0 ? channel : of_other, side,
+                               ranks[other].handles[of_other], LinkKind::kThreads);
     }
   }
 }

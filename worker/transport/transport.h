@@ -1,10 +1,12 @@
 // Messages between the ranks of one group in one generation.
 //
 // Every rank has one transport; together they connect the group. A transport has a few independent
-// channels: a message on one channel never waits for a message on another. Between a pair of ranks,
-// messages on one channel arrive in the order in which they were sent. Every message carries the
-// tag of its call, and the receiver states the tag and length that it expects. A mismatch means
-// that the ranks execute different calls; it is an error that names both.
+// channels: a message on one channel never waits for a message on another. A message is received on
+// the channel on which it was sent, except that one from kSends is received on kReceives
+// (PeerChannel). Between a pair of ranks, messages on one channel arrive in the order in which they
+// were sent. Every message carries the tag of its call, and the receiver states the tag and length
+// that it expects. A mismatch means that the ranks execute different calls; it is an error that
+// names both.
 //
 // Run executes a list of sends and receives concurrently. A collective is one such list, so the
 // transport sees all of its dependencies and can forward a message while it still arrives.
@@ -113,7 +115,16 @@ class Transport {
   static constexpr int kBackground = 1;
   // The order of the collectives on kBackground (worker/comm/collective_queue.h).
   static constexpr int kOrder = 2;
-  static constexpr int kChannels = 3;
+  // Activations that are sent to ranks with other layers, moved by a thread of its own
+  // (worker/comm/send_queue.h), and received by the rank's own thread. What a rank sends on kSends,
+  // its peer receives on kReceives; nothing is received on kSends or sent on kReceives.
+  static constexpr int kSends = 3;
+  static constexpr int kReceives = 4;
+  static constexpr int kChannels = 5;
+  // The channel on which a peer receives what this rank sends on `channel`.
+  static constexpr int PeerChannel(int channel) {
+    return channel == kSends ? kReceives : channel == kReceives ? kSends : channel;
+  }
 
   virtual ~Transport() = default;
 

@@ -278,6 +278,42 @@ TEST(PlannerTest, UsesPins) {
       << "not pinned: by rule";
 }
 
+v1::RunSpec Staged(const std::string& layer, int stages) {
+  v1::RunSpec spec = Pinned({{"data", 2}, {"stage", stages}}, {});
+  v1::LayerPin& pin = *spec.mutable_cluster()->add_layer();
+  pin.set_layer(layer);
+  pin.add_at()->set_axis("stage");
+  pin.mutable_at(0)->set_coordinate(1);
+  return spec;
+}
+
+std::vector<AxisCoordinate> Stage(int coordinate) {
+  return {{.axis = "stage", .coordinate = coordinate}};
+}
+
+// A layer without a pin is at the stage of the layers that it reads.
+TEST(PlannerTest, PlacesLayersByPins) {
+  const Plan plan = PlanOf(Staged("fc1", 2), 4);
+  for (const char* layer : {"conv", "pool", "conv2", "flat"}) {
+    EXPECT_EQ(LayerOf(plan, layer).at, Stage(0)) << layer;
+  }
+  for (const char* layer : {"fc1", "relu1", "fc2", "relu2", "fc3", "loss"}) {
+    EXPECT_EQ(LayerOf(plan, layer).at, Stage(1)) << layer;
+  }
+  EXPECT_THAT(LayerOf(plan, "conv").axes("samples"), ElementsAre("data"));
+}
+
+// Half of the ranks: one stage of two ranks, or two stages of one rank.
+TEST(PlannerTest, SmallerGroupsKeepStages) {
+  v1::RunSpec spec = Staged("fc1", 2);
+  spec.mutable_cluster()->set_ranks_per_group(4);
+  const Plan plan = PlanOf(spec, 2);
+  EXPECT_EQ(plan.mesh, Mesh({{"data", 1}, {"stage", 2}}));
+  EXPECT_EQ(LayerOf(plan, "fc3").at, Stage(1));
+  const Plan alone = PlanOf(spec, 1);
+  EXPECT_THAT(LayerOf(alone, "fc3").at, IsEmpty());
+}
+
 TEST(PlannerTest, RejectsMalformedModel) {
   v1::RunSpec spec = testing::SpecOf(kImages);
   spec.mutable_model()->mutable_layer(4)->mutable_fully_connected()->set_out_features(0);

@@ -75,6 +75,21 @@ TEST_F(BucketScheduleTest, EndOfPassReducesTheRest) {
   EXPECT_THAT(schedule.EndPass(), ElementsAre(kReduce0));
 }
 
+// Other ranks execute these operations at the same places of the common order.
+TEST_F(BucketScheduleTest, BucketOfOtherRanksFollowsLoss) {
+  table_.buckets[0].held = false;
+  table_.of_layer = {{1}, {}, {}, {}};
+  BucketSchedule schedule = Make({.norms = true});
+  schedule.BeginStep(/*gather=*/true);
+  schedule.BeginLastPass();
+  EXPECT_THAT(schedule.AfterLoss(), ElementsAre(BucketOp{Kind::kLoss}, kReduce0));
+  EXPECT_THAT(schedule.AfterBackward(0), ElementsAre(kReduce10, kReduce11));
+  EXPECT_THAT(schedule.EndPass(), IsEmpty());
+  EXPECT_THAT(schedule.Done(kReduce0), IsEmpty());
+  EXPECT_THAT(schedule.Done(kReduce10), IsEmpty());
+  EXPECT_THAT(schedule.Done(kReduce11), ElementsAre(BucketOp{Kind::kNorms}));
+}
+
 TEST_F(BucketScheduleTest, UpdatesAndGathersEachChunkAfterItsReduction) {
   BucketSchedule schedule = Make({});
   Begin(schedule, /*gather=*/true);

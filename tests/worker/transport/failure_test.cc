@@ -134,7 +134,7 @@ struct Pipe {
 
 // A killed process sends no goodbye and runs no destructor: the kernel closes its sockets. This
 // process is rank 0. Rank 1 is killed while ranks 0 and 2 exchange data on two channels and rank 0
-// waits for rank 1 on the third.
+// waits for rank 1 on the others.
 class ProcessKillTest : public ::testing::TestWithParam<bool> {};
 
 TEST_P(ProcessKillTest, FailsAllChannelsImmediately) {
@@ -169,7 +169,7 @@ TEST_P(ProcessKillTest, FailsAllChannelsImmediately) {
   for (int channel = 0; channel < Transport::kChannels; ++channel) {
     channels.emplace_back([&, channel] {
       Bytes received(8);
-      statuses[channel] = channel == Transport::kOrder
+      statuses[channel] = channel == Transport::kOrder || channel == Transport::kReceives
                               ? Receive(**transport, 1, 0, received, channel)
                               : ExchangeUntilError(**transport, channel);
       failed[channel] = absl::Now();

@@ -1,0 +1,105 @@
+// Part of plan/tape.h: what follows from the kind of a layer or from the plan, without a tape.
+#include <algorithm>
+
+#include "plan/tape.h"
+
+namespace cadre {
+namespace {
+
+constexpr int kRowDimension = 1;
+
+}  // namespace
+
+Box LayerRegion::OutputRows(int64_t begin, int64_t end) const {
+  Box rows = output;
+  rows.begin[kRowDimension] = begin;
+  rows.end[kRowDimension] = std::max(begin, end);
+  return rows;
+}
+
+Box LayerRegion::InputRowsFor(const Window& window, int64_t begin, int64_t end) const {
+  Box rows = inputs[0];
+  const int64_t first = begin * window.stride - window.padding_height;
+  const int64_t last = (end - 1) * window.stride - window.padding_height + window.reach_height();
+  rows.begin[kRowDimension] =
+      std::clamp(first, inputs[0].begin[kRowDimension], inputs[0].end[kRowDimension]);
+  rows.end[kRowDimension] =
+      begin < end ? std::clamp(last, rows.begin[kRowDimension], inputs[0].end[kRowDimension])
+                  : rows.begin[kRowDimension];
+  return rows;
+}
+
+SavedForBackward SavedForBackwardBy(LayerKind kind) {
+  switch (kind) {
+    case LayerKind::kConvolution:
+    case LayerKind::kFullyConnected:
+    case LayerKind::kGelu:
+    case LayerKind::kHardSwish:
+    case LayerKind::kSilu:
+    case LayerKind::kMultiply:
+    case LayerKind::kBatchNorm:
+    case LayerKind::kLocalResponseNorm:
+    case LayerKind::kEmbedding:
+    case LayerKind::kLayerNorm:
+    case LayerKind::kAttention:
+      return {.x = true};
+    case LayerKind::kRelu:
+    case LayerKind::kSigmoid:
+    case LayerKind::kTanh:
+    case LayerKind::kRelu6:
+    case LayerKind::kHardSigmoid:
+      return {.y = true};
+    case LayerKind::kMaxPool:
+    case LayerKind::kAveragePool:
+    case LayerKind::kGlobalAveragePool:
+    case LayerKind::kDropout:
+    case LayerKind::kAdd:
+    case LayerKind::kConcat:
+    case LayerKind::kFlatten:
+    case LayerKind::kToTokens:
+    case LayerKind::kClassToken:
+    case LayerKind::kTakeToken:
+    case LayerKind::kBias:
+    case LayerKind::kSoftmaxCrossEntropy:
+      return {};
+  }
+  return {};
+}
+
+Layout InputLayout(const Graph& graph, const Plan& plan) {
+  const std::vector<int> consumers = graph.consumers(Graph::kInput);
+  const LayerLayouts& first = plan.layers[consumers.front()];
+  Layout layout;
+  layout.split.push_back(first.inputs[0].axes(0));
+  const bool same = std::all_of(consumers.begin(), consumers.end(),
+                                [&](int l) { return plan.layers[l].at == first.at; });
+  if (same) layout.at = first.at;
+  return layout;
+}
+
+std::vector<bool> LayersWithGradient(const Graph& graph) {
+  std::vector<bool> needs_gradient;
+  for (const GraphLayer& layer : graph.layers()) {
+    needs_gradient.push_back(
+        layer.has_parameters() ||
+        std::any_of(layer.inputs.begin(), layer.inputs.end(), [&](int producer) {
+          return producer != Graph::kInput && needs_gradient[producer];
+        }));
+  }
+  return needs_gradient;
+}
+
+AttentionMemory MemoryOfAttention(int64_t samples, int64_t tokens, int64_t heads,
+                                  int64_t head_features, DType activations) {
+  const int64_t rows = samples * tokens * heads;
+  const int64_t per_number = sizeof(float) / SizeOf(activations);  // elements that hold an fp32
+  AttentionMemory memory;
+  memory.qkv = 3 * rows * head_features;
+  memory.context = rows * head_features;
+  memory.probabilities = rows * std::max(tokens, per_number);
+  memory.context_begin = AlignedOffset(memory.qkv);
+  memory.probabilities_begin = AlignedOffset(memory.context_begin + memory.context);
+  return memory;
+}
+
+}  // namespace cadre

@@ -1,0 +1,94 @@
+#include "plan/search/placed_prediction.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "plan/search/prediction.h"
+#include "tests/model/testing.h"
+
+namespace cadre {
+namespace {
+
+// a -> {b, c} -> d, which take 2, 4, 3 and 2 seconds. Without parameters there is no backward.
+constexpr char kDiamond[] = R"(model {
+  input { channels: 4 height: 1 width: 1 }
+  layer { name: "a" relu {} }
+  layer { name: "b" input: "a" gelu {} }
+  layer { name: "c" input: "a" tanh {} }
+  layer { name: "d" input: "b" input: "c" add {} }
+  layer { name: "flat" flatten {} }
+  layer { name: "loss" softmax_cross_entropy {} }
+})";
+
+class DiamondTest : public ::testing::Test {
+ protected:
+  DiamondTest()
+      : graph_(*Graph::FromModel(testing::SpecOf(kDiamond).model())),
+        index_(ParameterIndex::FromGraph(graph_)) {}
+
+  // `edge_seconds`: of an edge between devices.
+  PlanProblem ProblemWith(double edge_seconds) const {
+    PlanProblem problem{.graph = &graph_, .index = &index_, .ranks = 2};
+    v1::ModelTimes times;
+    for (const auto& [layer, seconds] :
+         {std::pair{"a", 2.0}, std::pair{"b", 4.0}, std::pair{"c", 3.0}, std::pair{"d", 2.0}}) {
+      v1::LayerTime& time = *times.add_time();
+      time.set_layer(layer);
+      time.set_samples(1);
+      time.set_forward(seconds);
+    }
+    problem.hardware.times = MeasuredLayers(times, graph_);
+    problem.hardware.link.beta = edge_seconds / (4 * 4);  // four fp32
+    return problem;
+  }
+
+  // Layer l of the diamond is on rank (mask >> l) & 1, what follows on the rank of d.
+  Plan PlanOf(int mask) const {
+    Plan plan{.mesh = Mesh({{"stage", 2}})};
+    for (int l = 0; l < graph_.size(); ++l) {
+      const int stage = mask >> std::min(l, 3) & 1;
+      plan.layers.push_back(
+          *LayOut(graph_[l], plan.mesh, {}, {{.axis = "stage", .coordinate = stage}}));
+    }
+    plan.buckets = MakeBuckets(plan.layers, plan.mesh, index_);
+    return plan;
+  }
+
+  static double Makespan(const PlanProblem& problem, const Plan& plan) {
+    double makespan = 0;
+    for (const PlacedRankTime& rank : SimulatePasses(problem, plan)) {
+      makespan = std::max(makespan, rank.end);
+    }
+    return makespan;
+  }
+
+  const Graph graph_;
+  const ParameterIndex index_;
+};
+
+// The optima that follow from the paper's model of a placement (Pal et al. 2019).
+TEST_F(DiamondTest, BestPlacements) {
+  const double wanted[] = {8, 9, 10, 11, 11};
+  for (int edge = 0; edge <= 4; ++edge) {
+    const PlanProblem problem = ProblemWith(edge);
+    double best = 1e9;
+    for (int mask = 0; mask < 16; ++mask) best = std::min(best, Makespan(problem, PlanOf(mask)));
+    EXPECT_NEAR(best, wanted[edge], 1e-9) << "edges of " << edge << " seconds";
+  }
+}
+
+TEST_F(DiamondTest, OneRankComputesEverythingInTurn) {
+  const PlanProblem problem = ProblemWith(1);
+  EXPECT_NEAR(Makespan(problem, PlanOf(0)), 11, 1e-9);
+  const Prediction prediction = Predict(problem, PlanOf(0b0100));
+  EXPECT_NEAR(prediction.times.step(), 9, 1e-9) << "c on the second rank";
+  EXPECT_NEAR(prediction.times.compute(), 8, 1e-9) << "of the first rank, which ends last";
+  EXPECT_NEAR(prediction.times.moves(), 1, 1e-9);
+  EXPECT_EQ(prediction.bound, "compute");
+}
+
+}  // namespace
+}  // namespace cadre
