@@ -324,7 +324,7 @@ class TapeBuilder {
         return {.elements = 2 * channels};
       case LayerKind::kLayerNorm:
         return {.elements = 2 * output.elements() / std::max<int64_t>(1, channels)};
-      case LayerKind::kAttention:  // queries, keys, values; context; probabilities
+      case LayerKind::kAttention:  // queries, keys, values; context; statistics
         return {.type = tape_.activations, .elements = AttentionOf(l).saved()};
       default:
         return {};
@@ -455,9 +455,9 @@ AttentionMemory MemoryOfAttention(int64_t samples, int64_t tokens, int64_t heads
   AttentionMemory memory;
   memory.qkv = 3 * rows * head_features;
   memory.context = rows * head_features;
-  memory.probabilities = rows * std::max(tokens, per_number);
+  memory.statistics = rows * per_number;
   memory.context_begin = AlignedOffset(memory.qkv);
-  memory.probabilities_begin = AlignedOffset(memory.context_begin + memory.context);
+  memory.statistics_begin = AlignedOffset(memory.context_begin + memory.context);
   return memory;
 }
 
