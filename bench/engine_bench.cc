@@ -19,6 +19,7 @@
 // that computes the gradients of both weights and input counts twice. For all other operations the
 // work is the bytes of inputs and output, each counted once.
 #include <gflags/gflags.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <map>
@@ -48,6 +49,7 @@ DEFINE_int32(warmup, 3, "Number of steps before them that are not timed.");
 DEFINE_int32(ranks, 1, "Ranks of the group.");
 DEFINE_int32(model_ranks, 1, "Ranks along the model axis.");
 DEFINE_int32(space_ranks, 1, "Ranks along the space axis.");
+DEFINE_string(precision, "fp32", "fp32 or bf16; an error if the back end lacks it.");
 DEFINE_bool(profile, false, "Report the time by kind of operation.");
 DEFINE_bool(layers, false, "With --profile: report the time of every operation of every layer.");
 
@@ -83,6 +85,13 @@ double BytesHere(const LayerRegion& region) {
   int64_t elements = region.output.shape().elements();
   for (const Box& input : region.inputs) elements += input.shape().elements();
   return 4.0 * static_cast<double>(elements);
+}
+
+absl::StatusOr<v1::RunSpec::Precision> PrecisionNamed(const std::string& name) {
+  if (name == "fp32") return v1::RunSpec::FP32;
+  if (name == "bf16") return v1::RunSpec::BF16;
+  return absl::InvalidArgumentError(
+      absl::StrCat("--precision must be fp32 or bf16, not '", name, "'"));
 }
 
 std::string NameOf(const Graph& graph, const TapeOp& op) {
@@ -220,6 +229,13 @@ double PeakFlops() {
                   2.0 * 4 * kImage * kImage * kChannels * kChannels * 9 / convolved.min_seconds);
 }
 
+// Of this process, up to now.
+int64_t PeakResidentBytes() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return int64_t{usage.ru_maxrss} * 1024;
+}
+
 // Trains one rank, and writes the output line with its measurements.
 absl::Status Train(const v1::RunSpec& spec, const v1::Plan& plan, double peak, Transport& transport,
                    Json& line) {
@@ -242,6 +258,7 @@ absl::Status Train(const v1::RunSpec& spec, const v1::Plan& plan, double peak, T
   line = BenchLine("engine");
   line.update(
       {{"model", FLAGS_model},
+       {"precision", FLAGS_precision},
        {"batch", FLAGS_batch},
        {"threads", FLAGS_threads},
        {"ranks", FLAGS_ranks},
@@ -253,7 +270,8 @@ absl::Status Train(const v1::RunSpec& spec, const v1::Plan& plan, double peak, T
        {"exposed_communication_share", Rounded((WaitedSeconds(*replica) - waited) / total, 4)},
        {"first_loss", Rounded(loop.first_loss(), 5)},
        {"last_loss", Rounded(loop.last_loss(), 5)},
-       {"activation_bytes", replica->Memory().activations()}});
+       {"activation_bytes", replica->Memory().activations()},
+       {"peak_resident_bytes", PeakResidentBytes()}});
   if (!FLAGS_profile) return absl::OkStatus();
   const double mean = total / FLAGS_steps;
   line["peak_gflops"] = Rounded(peak / 1e9, 1);
@@ -294,11 +312,14 @@ absl::Status Run() {
   const bool built_in = FLAGS_zoo.empty() || absl::EndsWith(FLAGS_model, ".textproto");
   const std::string model =
       built_in ? FLAGS_model : absl::StrCat(FLAGS_zoo, "/", FLAGS_model, ".textproto");
-  CADRE_ASSIGN_OR_RETURN(const v1::RunSpec spec, BenchSpec({.model = model,
-                                                            .batch = FLAGS_batch,
-                                                            .ranks = FLAGS_ranks,
-                                                            .model_ranks = FLAGS_model_ranks,
-                                                            .space_ranks = FLAGS_space_ranks}));
+  CADRE_ASSIGN_OR_RETURN(const v1::RunSpec::Precision precision, PrecisionNamed(FLAGS_precision));
+  CADRE_ASSIGN_OR_RETURN(v1::RunSpec spec, BenchSpec({.model = model,
+                                                      .batch = FLAGS_batch,
+                                                      .ranks = FLAGS_ranks,
+                                                      .model_ranks = FLAGS_model_ranks,
+                                                      .space_ranks = FLAGS_space_ranks}));
+  // After the validation, which leaves the precisions of CPUs to the back end.
+  spec.set_precision(precision);
   return TrainGroup(spec);
 }
 

@@ -82,7 +82,7 @@ missing=$(loaded_by "$stage"/bin/* "$stage"/tests/* | sed -n 's/^[[:space:]]*\(.
 [ -z "$missing" ] || fail "programs need libraries that are not installed: $missing"
 
 cp "$root/bench/gpu_check.sh" "$root/bench/gpu_check.py" "$stage/"
-cp "$root"/bench/gpu/*.py "$stage/bench/"
+cp "$root"/bench/gpu/*.py "$root/bench/torch_models.py" "$stage/bench/"
 cp -r "$root/model/zoo" "$stage/source/model/"
 cp "$root"/deploy/*.textproto "$stage/source/deploy/"
 # Writes bundle.json for gpu_check.py: tests with their arguments, benchmarks, commit and compiler.

@@ -20,9 +20,13 @@
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
+#include <fstream>
 #include <iostream>
+#include <set>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "base/hardware.h"
 #include "base/median.h"
 #include "base/program_flags.h"
@@ -78,6 +82,25 @@ class VariantRounds {
   double spent_ = 0;
 };
 
+// Those of the first processor in /proc/cpuinfo on which the speed of products depends; some CPUs
+// with the same model name differ in them.
+std::vector<std::string> InstructionSets() {
+  const std::set<std::string> known = {"avx2",        "fma",      "avx512f",  "avx512_vnni",
+                                       "avx512_bf16", "amx_tile", "amx_bf16", "asimd",
+                                       "sve",         "bf16",     "i8mm"};
+  std::ifstream file("/proc/cpuinfo");
+  std::string line;
+  while (std::getline(file, line)) {
+    if (!absl::StartsWith(line, "flags") && !absl::StartsWith(line, "Features")) continue;
+    std::vector<std::string> sets;
+    for (const absl::string_view word : absl::StrSplit(line, ' ')) {
+      if (known.contains(std::string(word))) sets.emplace_back(word);
+    }
+    return sets;
+  }
+  return {};
+}
+
 }  // namespace
 
 absl::StatusOr<std::vector<Timing>> MeasureInterleaved(const std::vector<TimedRun>& variants,
@@ -112,7 +135,7 @@ Timing Measure(const std::function<void()>& work, const Effort& effort) {
 }
 
 nlohmann::ordered_json BenchLine(const std::string& bench) {
-  return {{"bench", bench}, {"cpu", ProcessorName()}};
+  return {{"bench", bench}, {"cpu", ProcessorName()}, {"instruction_sets", InstructionSets()}};
 }
 
 void PrintLine(const nlohmann::ordered_json& line) { std::cout << line.dump() << std::endl; }

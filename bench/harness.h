@@ -48,7 +48,8 @@ Timing Measure(const std::function<void()>& work, const Effort& effort = {});
 // Wall-clock seconds of one call.
 double SecondsOf(const std::function<void()>& work);
 
-// The first fields of an output line: the name of the benchmark and the CPU that it ran on.
+// The first fields of an output line: the name of the benchmark, the CPU that it ran on, and the
+// instruction sets of that CPU on which the speed of products depends.
 nlohmann::ordered_json BenchLine(const std::string& bench);
 
 // Prints one line on stdout and flushes it.

@@ -247,14 +247,15 @@ class DenseKernels {
   // Fills dw and dpositions (which may be empty). The order of sums depends on the ids only.
   virtual void EmbeddingBackward(const EmbeddingDims& dims, ConstFloatSpan ids, ConstValues dy,
                                  FloatSpan dw, FloatSpan dpositions) = 0;
-  // qkv: [batch, tokens, heads, 3, head_features]. Fills probabilities [batch, heads, tokens,
-  // tokens], the softmax of q k^T / sqrt(head_features), 0 where masked; and context [batch,
-  // tokens, heads, head_features], the probabilities times v. Back ends with fused attention store
-  // other data for backward in `probabilities`.
-  virtual void AttentionForward(const AttentionDims& dims, ConstValues qkv, Values probabilities,
-                                Values context) = 0;
-  virtual void AttentionBackward(const AttentionDims& dims, ConstValues qkv,
-                                 ConstValues probabilities, ConstValues dcontext, Values dqkv) = 0;
+  // qkv: [batch, tokens, heads, 3, head_features]. Fills context [batch, tokens, heads,
+  // head_features], the softmax of the scores q k^T / sqrt(head_features) times v; and statistics
+  // [batch, heads, tokens], for each query the logarithm of the sum of the exponentials of its
+  // scores. Causal: a query has no scores for later tokens.
+  virtual void AttentionForward(const AttentionDims& dims, ConstValues qkv, Values context,
+                                FloatSpan statistics) = 0;
+  // Requires: context and statistics as forward filled them.
+  virtual void AttentionBackward(const AttentionDims& dims, ConstValues qkv, ConstValues context,
+                                 ConstValues dcontext, ConstFloatSpan statistics, Values dqkv) = 0;
 };
 
 // Convolution and pooling.

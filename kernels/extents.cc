@@ -90,9 +90,7 @@ EmbeddingSizes SizesOf(const EmbeddingDims& d) {
 AttentionSizes SizesOf(const AttentionDims& d) {
   CheckNotNegative({d.batch, d.tokens, d.heads, d.head_features});
   const int64_t context = d.batch * d.tokens * d.heads * d.head_features;
-  return {.qkv = 3 * context,
-          .probabilities = d.batch * d.heads * d.tokens * d.tokens,
-          .context = context};
+  return {.qkv = 3 * context, .context = context, .statistics = d.batch * d.heads * d.tokens};
 }
 
 void CheckSize(absl::string_view name, size_t actual, int64_t expected) {
@@ -142,11 +140,11 @@ void CheckEmbedding(const EmbeddingDims& dims, size_t ids, size_t w, size_t posi
   CHECK_GE(elements, sizes.positions) << "elements of positions";
 }
 
-void CheckAttention(const AttentionDims& dims, size_t qkv, size_t probabilities, size_t context) {
+void CheckAttention(const AttentionDims& dims, size_t qkv, size_t context, size_t statistics) {
   const AttentionSizes sizes = SizesOf(dims);
   CheckSize("qkv", qkv, sizes.qkv);
-  CheckSize("probabilities", probabilities, sizes.probabilities);
   CheckSize("context", context, sizes.context);
+  CheckSize("statistics", statistics, sizes.statistics);
 }
 
 void CheckMultiply(const MultiplyDims& dims, size_t x, size_t factor, size_t y) {

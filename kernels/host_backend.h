@@ -142,16 +142,17 @@ class HostDense final : public DenseKernels, private Caller {
     CheckNumbers("token", ids, dims.vocabulary);
     this->Call(&Operations::EmbeddingBackward, dims, ids, dy, dw, dpositions);
   }
-  void AttentionForward(const AttentionDims& dims, ConstValues qkv, Values probabilities,
-                        Values context) override {
-    CheckAttention(dims, qkv.size(), probabilities.size(), context.size());
-    this->Call(&Operations::AttentionForward, dims, qkv, probabilities, context);
+  void AttentionForward(const AttentionDims& dims, ConstValues qkv, Values context,
+                        FloatSpan statistics) override {
+    CheckAttention(dims, qkv.size(), context.size(), statistics.size());
+    this->Call(&Operations::AttentionForward, dims, qkv, context, statistics);
   }
-  void AttentionBackward(const AttentionDims& dims, ConstValues qkv, ConstValues probabilities,
-                         ConstValues dcontext, Values dqkv) override {
-    CheckAttention(dims, qkv.size(), probabilities.size(), dcontext.size());
+  void AttentionBackward(const AttentionDims& dims, ConstValues qkv, ConstValues context,
+                         ConstValues dcontext, ConstFloatSpan statistics, Values dqkv) override {
+    CheckAttention(dims, qkv.size(), context.size(), statistics.size());
+    CheckSize("dcontext", dcontext.size(), SizesOf(dims).context);
     CheckSize("dqkv", dqkv.size(), SizesOf(dims).qkv);
-    this->Call(&Operations::AttentionBackward, dims, qkv, probabilities, dcontext, dqkv);
+    this->Call(&Operations::AttentionBackward, dims, qkv, context, dcontext, statistics, dqkv);
   }
 };
 

@@ -403,11 +403,6 @@ class LayerInference {
     if (features % heads != 0) {
       return Problem("heads", "is ", heads, ", which does not divide the ", features, " features");
     }
-    // The probabilities of one sample.
-    const Shape scores{heads, tokens, tokens};
-    if (ElementsUpTo(scores, kMaxElements) > kMaxElements) {
-      return Problem("", TooManyElements(scores, kMaxElements));
-    }
     const int64_t size = features / heads;
     const double stddev = PlainStddev(features);
     if (!Weight("qkv_weight", Shape{heads, 3, size, features}, stddev)) return false;

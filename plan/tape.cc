@@ -508,7 +508,7 @@ class TapeBuilder {
         return {.elements = 2 * channels};
       case LayerKind::kLayerNorm:
         return {.elements = 2 * output.elements() / std::max<int64_t>(1, channels)};
-      case LayerKind::kAttention:  // queries, keys, values; context; probabilities
+      case LayerKind::kAttention:  // queries, keys, values; context; statistics
         return {.type = tape_.activations, .elements = AttentionOf(l).saved()};
       default:
         return {};

@@ -93,18 +93,17 @@ struct LayerRegion {
 };
 
 // The memory that an attention layer saves for backward, in elements of activations: queries, keys
-// and values at offset 0, then context, then probabilities, each aligned to kAlignmentElements. The
-// scratch memory of backward has the same layout for the gradients of queries, keys, values and
-// context.
+// and values at offset 0, then context, then the statistics of the softmax, each aligned to
+// kAlignmentElements. The scratch memory of backward has the same layout for the gradients of
+// queries, keys, values and context.
 struct AttentionMemory {
   int64_t qkv = 0;
   int64_t context = 0;
-  // At least one fp32 number per token and head, for back ends that store statistics instead of
-  // probabilities.
-  int64_t probabilities = 0;
+  // One fp32 number per token and head.
+  int64_t statistics = 0;
   int64_t context_begin = 0;
-  int64_t probabilities_begin = 0;
-  int64_t saved() const { return probabilities_begin + probabilities; }
+  int64_t statistics_begin = 0;
+  int64_t saved() const { return statistics_begin + statistics; }
   int64_t scratch() const { return context_begin + context; }
 };
 AttentionMemory MemoryOfAttention(int64_t samples, int64_t tokens, int64_t heads,

@@ -96,9 +96,9 @@ AttentionMemory MemoryOfAttention(int64_t samples, int64_t tokens, int64_t heads
   AttentionMemory memory;
   memory.qkv = 3 * rows * head_features;
   memory.context = rows * head_features;
-  memory.probabilities = rows * std::max(tokens, per_number);
+  memory.statistics = rows * per_number;
   memory.context_begin = AlignedOffset(memory.qkv);
-  memory.probabilities_begin = AlignedOffset(memory.context_begin + memory.context);
+  memory.statistics_begin = AlignedOffset(memory.context_begin + memory.context);
   return memory;
 }
 

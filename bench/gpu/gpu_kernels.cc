@@ -376,16 +376,16 @@ class KernelBench {
     const AttentionDims dims{
         .batch = 32, .tokens = 512, .heads = 6, .head_features = 64, .causal = true};
     const AttentionSizes sizes = SizesOf(dims);
-    const Values qkv = Tensor(sizes.qkv), probabilities = Tensor(sizes.probabilities);
-    const Values context = Tensor(sizes.context), dqkv = Tensor(sizes.qkv);
-    // There are two products forward and four backward (five if probabilities are recomputed); the
-    // causal mask halves their work.
-    const double product = static_cast<double>(sizes.probabilities) * dims.head_features;
+    const Values qkv = Tensor(sizes.qkv), dqkv = Tensor(sizes.qkv);
+    const Values context = Tensor(sizes.context), dcontext = Tensor(sizes.context);
+    const FloatSpan statistics = Floats(sizes.statistics);
+    // There are two products forward and five backward; the causal mask halves their work.
+    const double product = static_cast<double>(sizes.context) * dims.tokens;
     CADRE_RETURN_IF_ERROR(Time("attention forward", 0, 2 * product, [&] {
-      kernels_.dense().AttentionForward(dims, qkv, probabilities, context);
+      kernels_.dense().AttentionForward(dims, qkv, context, statistics);
     }));
-    return Time("attention backward", 0, 4 * product, [&] {
-      kernels_.dense().AttentionBackward(dims, qkv, probabilities, context, dqkv);
+    return Time("attention backward", 0, 5 * product, [&] {
+      kernels_.dense().AttentionBackward(dims, qkv, context, dcontext, statistics, dqkv);
     });
   }
 

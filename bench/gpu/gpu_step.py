@@ -22,6 +22,9 @@ import subprocess
 import sys
 import time
 
+# torch_models.py is in the folder above, or in the same folder of a bundle.
+sys.path.append(str(pathlib.Path(__file__).resolve().parent.parent))
+
 BATCHES = {"resnet50": 128, "vgg16": 64, "alexnet": 256, "gpt": 64}
 NO_GPU = 3
 
@@ -53,112 +56,12 @@ def no_gpu(why):
     sys.exit(NO_GPU)
 
 
-# --- The models of model/zoo in PyTorch ---------------------------------------------------------------
-
-
-def alexnet(nn):
-    return nn.Sequential(
-        nn.Conv2d(3, 96, 11, 4), nn.ReLU(), nn.MaxPool2d(3, 2),
-        nn.Conv2d(96, 256, 5, padding=2), nn.ReLU(), nn.MaxPool2d(3, 2),
-        nn.Conv2d(256, 384, 3, padding=1), nn.ReLU(),
-        nn.Conv2d(384, 384, 3, padding=1), nn.ReLU(),
-        nn.Conv2d(384, 256, 3, padding=1), nn.ReLU(), nn.MaxPool2d(3, 2),
-        nn.Flatten(), nn.Linear(9216, 4096), nn.ReLU(), nn.Linear(4096, 4096), nn.ReLU(),
-        nn.Linear(4096, 1000))
-
-
-def vgg16(nn):
-    layers, channels = [], 3
-    for width, times in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):
-        for _ in range(times):
-            layers += [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU()]
-            channels = width
-        layers.append(nn.MaxPool2d(2))
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(25088, 4096), nn.ReLU(),
-                         nn.Linear(4096, 4096), nn.ReLU(), nn.Linear(4096, 1000))
-
-
-def resnet50(nn):
-    class Bottleneck(nn.Module):
-        def __init__(self, channels, width, stride):
-            super().__init__()
-            self.branch = nn.Sequential(
-                nn.Conv2d(channels, width, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(),
-                nn.Conv2d(width, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width),
-                nn.ReLU(), nn.Conv2d(width, 4 * width, 1, bias=False), nn.BatchNorm2d(4 * width))
-            self.projection = None
-            if channels != 4 * width:
-                self.projection = nn.Sequential(
-                    nn.Conv2d(channels, 4 * width, 1, stride, bias=False),
-                    nn.BatchNorm2d(4 * width))
-            self.relu = nn.ReLU()
-
-        def forward(self, x):
-            passed = x if self.projection is None else self.projection(x)
-            return self.relu(self.branch(x) + passed)
-
-    layers = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(),
-              nn.MaxPool2d(3, 2, 1)]
-    channels = 64
-    for width, blocks, stride in ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)):
-        for block in range(blocks):
-            layers.append(Bottleneck(channels, width, stride if block == 0 else 1))
-            channels = 4 * width
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2048, 1000))
-
-
-def gpt(nn):
-    import torch
-
-    class Block(nn.Module):
-        def __init__(self, width, heads):
-            super().__init__()
-            self.heads = heads
-            self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-            self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-            self.fc1, self.fc2 = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-        def forward(self, x):
-            batch, tokens, width = x.shape
-            qkv = self.qkv(self.norm1(x)).view(batch, tokens, self.heads, 3, -1)
-            q, k, v = (part.transpose(1, 2) for part in qkv.unbind(3))
-            mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-            x = self.out(mixed.transpose(1, 2).reshape(batch, tokens, width)) + x
-            return self.fc2(nn.functional.gelu(self.fc1(self.norm2(x)))) + x
-
-    class Gpt(nn.Module):
-        def __init__(self, width=384, heads=6, blocks=6, length=128, vocabulary=256):
-            super().__init__()
-            self.tokens = nn.Embedding(vocabulary, width)
-            self.positions = nn.Parameter(torch.randn(length, width) * 0.02)
-            self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(blocks)))
-            self.norm = nn.LayerNorm(width)
-            self.head = nn.Linear(width, vocabulary, bias=False)
-
-        def forward(self, tokens):
-            x = self.tokens(tokens) + self.positions[:tokens.shape[1]]
-            return self.head(self.norm(self.blocks(x))).flatten(0, 1)
-
-    return Gpt()
-
-
-def torch_batch(torch, model, batch):
-    """Inputs and labels in pinned host memory, as a data loader would leave them."""
-    if model == "gpt":
-        inputs = torch.randint(256, (batch, 128))
-        labels = torch.randint(256, (batch * 128,))
-    else:
-        side = 227 if model == "alexnet" else 224
-        inputs = torch.rand(batch, 3, side, side).to(memory_format=torch.channels_last)
-        labels = torch.randint(1000, (batch,))
-    return inputs.pin_memory(), labels.pin_memory()
-
-
 def worker(args):
     try:
         import torch
     except ImportError as error:
         no_gpu(f"there is no PyTorch: {error}")
+    from torch_models import MODELS, random_batch
     if not torch.cuda.is_available():
         no_gpu(f"PyTorch {torch.__version__} sees no CUDA device")
     torch.manual_seed(1)
@@ -167,13 +70,16 @@ def worker(args):
     torch.backends.cudnn.allow_tf32 = tf32
     torch.backends.cudnn.benchmark = True
     batch = args.batch or BATCHES[args.model]
-    net = globals()[args.model](torch.nn).cuda()
-    if args.model != "gpt":
+    net = MODELS[args.model]().cuda()
+    inputs, labels = random_batch(args.model, batch)
+    if inputs.dim() == 4:
         net = net.to(memory_format=torch.channels_last)
+        inputs = inputs.to(memory_format=torch.channels_last)
+    # In pinned host memory, as a data loader would leave them.
+    inputs, labels = inputs.pin_memory(), labels.pin_memory()
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-6, momentum=0.9, fused=True)
     criterion = torch.nn.CrossEntropyLoss()
     run = torch.compile(net) if args.mode == "compile" else net
-    inputs, labels = torch_batch(torch, args.model, batch)
 
     def step():
         x = inputs.cuda(non_blocking=True)

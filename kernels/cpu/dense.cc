@@ -2,29 +2,24 @@
 // prefers blocked weights; converting millions of weights before every step, and their gradients
 // after it, takes longer than the products themselves.
 //
-// Forward is computed as y^T = W x^T and transposed afterwards: in the form y = x W^T the library
-// repacks all of W instead of the much smaller x. Small batches use skinny_product.h.
+// Forward has three forms, chosen by the extents (batch rows of `in` features to `out`):
 //
-// Multi-head attention (Vaswani et al. 2017) with the probabilities kept for backward.
+//   skinny      few rows, on AVX-512: skinny_product.h.
+//   transposed  y^T = W x^T, transposed afterwards. The library repacks its second factor, here x
+//               with batch * in elements; the transposition reads and writes y once more.
+//   direct      y = x W^T, which repacks W, in * out elements.
 //
-// One head of one sample is processed at a time: scores = q k^T, softmax row by row, context = p v.
-// Its [tokens, tokens] scores stay in the second-level cache between the two products, so that main
-// memory is read and written once. Backward recomputes nothing: with dp = dcontext v^T, the
-// gradient of the scores is p * (dp - sum(p * dp)), and three more products give dq, dk and dv.
+// The second moves about batch * in + 2 * batch * out elements, the third in * out: for long
+// batches (tokens of text) the direct form is faster, for few rows and large matrices the
+// transposed one.
 //
-// q, k and v of a token are interleaved in one array; oneDNN's matrix product takes row strides, so
-// none is copied. Heads are divided among threads if there are enough of them, otherwise threads
-// share each product. The order of sums depends on the number of threads only.
-//
-// Limit: memory is quadratic in the tokens, because the probabilities are an output. The CUDA back
-// end has a fused form (cudnn_plan.cc) that computes with memory linear in the tokens.
+// Attention is in attention.cc.
 //
 // Embeddings. The features of the table are divided among threads, so that every sum is taken in
 // the order of the tokens.
 #include <algorithm>
-#include <cmath>
-#include <vector>
 
+#include "kernels/cpu/attention.h"
 #include "kernels/cpu/column_sums.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/cpu/matrix_product.h"
@@ -50,93 +45,25 @@ CADRE_VECTOR_LOOP void TransposeAndAdd(int64_t batch, int64_t out, const float* 
   }
 }
 
-// The row of the table for token i.
-int64_t TableRow(ConstFloatSpan ids, int64_t i) { return ids[i]; }
-
 CADRE_VECTOR_LOOP void AddTo(int64_t n, const float* __restrict x, float* __restrict y) {
   for (int64_t i = 0; i < n; ++i) y[i] += x[i];
 }
 
-// x[0, seen) becomes its softmax, x[seen, n) zero.
-CADRE_VECTOR_LOOP void SoftmaxRow(int64_t seen, int64_t n, float* x) {
-  float largest = x[0];
-#pragma omp simd reduction(max : largest)
-  for (int64_t i = 0; i < seen; ++i) largest = x[i] > largest ? x[i] : largest;
-  double total = 0;
-#pragma omp simd reduction(+ : total)
-  for (int64_t i = 0; i < seen; ++i) {
-    const float e = Exp(x[i] - largest);
-    x[i] = e;
-    total += e;
-  }
-  const float share = 1 / total;
-  for (int64_t i = 0; i < seen; ++i) x[i] *= share;
-  for (int64_t i = seen; i < n; ++i) x[i] = 0;
+// y[batch, out] += b, in place; b may be null.
+void AddBias(int threads, int64_t batch, int64_t out, const float* b, float* y) {
+  if (b == nullptr) return;
+  ForParts(threads, batch, out, [=](int64_t begin, int64_t end) {
+    for (int64_t n = begin; n < end; ++n) AddTo(out, b, y + n * out);
+  });
 }
 
-// Replaces dp, the gradient of the probabilities p, by the gradient of the scores times `scale`.
-CADRE_VECTOR_LOOP void SoftmaxRowBackward(int64_t seen, int64_t n, float scale, const float* p,
-                                          float* dp) {
-  double product = 0;
-#pragma omp simd reduction(+ : product)
-  for (int64_t i = 0; i < seen; ++i) product += p[i] * dp[i];
-  const float mean = product;
-#pragma omp simd
-  for (int64_t i = 0; i < seen; ++i) dp[i] = scale * p[i] * (dp[i] - mean);
-  for (int64_t i = seen; i < n; ++i) dp[i] = 0;
+// Whether the direct form moves fewer elements than the transposed one; see the top of this file.
+bool MovesLessDirectly(const FullyConnectedDims& dims) {
+  return dims.batch * (dims.in + 2 * dims.out) > dims.in * dims.out;
 }
 
-// Offsets of a head's data in the arrays, and the distances between its tokens.
-struct Head {
-  Head(const AttentionDims& d, int64_t index)
-      : qkv((index / d.heads * d.tokens * d.heads + index % d.heads) * 3 * d.head_features),
-        qkv_stride(3 * d.heads * d.head_features),
-        context((index / d.heads * d.tokens * d.heads + index % d.heads) * d.head_features),
-        context_stride(d.heads * d.head_features),
-        probabilities(index * d.tokens * d.tokens) {}
-
-  int64_t qkv, qkv_stride, context, context_stride, probabilities;
-};
-
-float ScoreScale(const AttentionDims& d) {
-  const float features = d.head_features;
-  return 1.0F / std::sqrt(features);
-}
-
-int64_t Seen(const AttentionDims& d, int64_t token) { return d.causal ? token + 1 : d.tokens; }
-
-// Cost of a head in elements, for dividing the work.
-int64_t CostOfHead(const AttentionDims& d) {
-  return d.tokens * d.tokens * (4 + d.head_features / 8);
-}
-
-void HeadForward(const AttentionDims& d, const Head& head, const float* qkv, float* probabilities,
-                 float* context) {
-  const int64_t t = d.tokens, f = d.head_features;
-  const float* q = qkv + head.qkv;
-  float* p = probabilities + head.probabilities;
-  MatrixProduct(t, t, f, ScoreScale(d), {q, head.qkv_stride}, {q + f, head.qkv_stride, true}, p, t);
-  for (int64_t i = 0; i < t; ++i) SoftmaxRow(Seen(d, i), t, p + i * t);
-  MatrixProduct(t, f, t, 1, {p, t}, {q + 2 * f, head.qkv_stride}, context + head.context,
-                head.context_stride);
-}
-
-// `dp`: scratch memory for the gradients of the scores.
-void HeadBackward(const AttentionDims& d, const Head& head, const float* qkv,
-                  const float* probabilities, const float* dcontext, float* dqkv, float* dp) {
-  const int64_t t = d.tokens, f = d.head_features, stride = head.qkv_stride;
-  const float* q = qkv + head.qkv;
-  const float* p = probabilities + head.probabilities;
-  const float* dc = dcontext + head.context;
-  float* dq = dqkv + head.qkv;
-  MatrixProduct(t, f, t, 1, {p, t, true}, {dc, head.context_stride}, dq + 2 * f, stride);
-  MatrixProduct(t, t, f, 1, {dc, head.context_stride}, {q + 2 * f, stride, true}, dp, t);
-  for (int64_t i = 0; i < t; ++i) {
-    SoftmaxRowBackward(Seen(d, i), t, ScoreScale(d), p + i * t, dp + i * t);
-  }
-  MatrixProduct(t, f, t, 1, {dp, t}, {q + f, stride}, dq, stride);
-  MatrixProduct(t, f, t, 1, {dp, t, true}, {q, stride}, dq + f, stride);
-}
+// The row of the table for token i.
+int64_t TableRow(ConstFloatSpan ids, int64_t i) { return ids[i]; }
 
 class CpuDense {
  public:
@@ -146,16 +73,20 @@ class CpuDense {
                              ConstFloatSpan b, FloatSpan y) {
     const auto [batch, in, out] = dims;
     const ScopedThreads threads(cpu_.threads);
-    // y^T = W x^T, transposed afterwards: in the form y = x W^T the product would repack all of W
-    // instead of the much smaller x, and take twice as long.
-    float* transposed = cpu_.workspace.Floats(0, y.size());
-    if (!x.empty() && !y.empty() && TakesSkinnyProduct(dims)) {
+    const float* const bias = b.empty() ? nullptr : b.data();
+    const bool skinny = !x.empty() && !y.empty() && TakesSkinnyProduct(dims);
+    if (!skinny && MovesLessDirectly(dims)) {
+      MatrixProduct(batch, out, in, 1, {x.data(), in}, {w.data(), in, true}, y.data(), out);
+      return AddBias(cpu_.threads, batch, out, bias, y.data());
+    }
+    float* const transposed = cpu_.workspace.Floats(0, y.size());
+    if (skinny) {
       SkinnyForward(cpu_.threads, dims, x.data(), w.data(),
                     cpu_.workspace.Floats(1, SkinnyScratch(dims)), transposed);
     } else {
       MatrixProduct(out, batch, in, 1, {w.data(), in}, {x.data(), in, true}, transposed, batch);
     }
-    TransposeAndAdd(batch, out, transposed, b.empty() ? nullptr : b.data(), y.data());
+    TransposeAndAdd(batch, out, transposed, bias, y.data());
   }
 
   void FullyConnectedBackwardData(const FullyConnectedDims& dims, ConstFloatSpan dy,
@@ -206,34 +137,22 @@ class CpuDense {
     });
   }
 
-  void AttentionForward(const AttentionDims& dims, ConstFloatSpan qkv, FloatSpan probabilities,
-                        FloatSpan context) {
+  void AttentionForward(const AttentionDims& dims, ConstFloatSpan qkv, FloatSpan context,
+                        FloatSpan statistics) {
     if (qkv.empty()) {
-      cpu_.reference->dense().AttentionForward(dims, qkv, probabilities, context);
-      return;
+      return cpu_.reference->dense().AttentionForward(dims, qkv, context, statistics);
     }
-    // Products run in the calling thread, whether heads are divided among threads or not.
-    const ScopedThreads one_thread(1);
-    ForParts(cpu_.threads, dims.batch * dims.heads, CostOfHead(dims),
-             [&](int64_t begin, int64_t end) {
-               for (int64_t i = begin; i < end; ++i) {
-                 HeadForward(dims, Head(dims, i), qkv.data(), probabilities.data(), context.data());
-               }
-             });
+    CpuAttentionForward(cpu_.threads, dims, qkv.data(),
+                        cpu_.workspace.Floats(0, AttentionForwardScratch(cpu_.threads, dims)),
+                        context.data(), statistics.data());
   }
 
-  void AttentionBackward(const AttentionDims& dims, ConstFloatSpan qkv,
-                         ConstFloatSpan probabilities, ConstFloatSpan dcontext, FloatSpan dqkv) {
+  void AttentionBackward(const AttentionDims& dims, ConstFloatSpan qkv, ConstFloatSpan context,
+                         ConstFloatSpan dcontext, ConstFloatSpan statistics, FloatSpan dqkv) {
     if (qkv.empty()) return;
-    const ScopedThreads one_thread(1);
-    ForParts(cpu_.threads, dims.batch * dims.heads, CostOfHead(dims),
-             [&](int64_t begin, int64_t end) {
-               std::vector<float> dp(dims.tokens * dims.tokens);
-               for (int64_t i = begin; i < end; ++i) {
-                 HeadBackward(dims, Head(dims, i), qkv.data(), probabilities.data(),
-                              dcontext.data(), dqkv.data(), dp.data());
-               }
-             });
+    CpuAttentionBackward(
+        cpu_.threads, dims, qkv.data(), context.data(), dcontext.data(), statistics.data(),
+        cpu_.workspace.Floats(0, AttentionBackwardScratch(cpu_.threads, dims)), dqkv.data());
   }
 
  private:

@@ -20,4 +20,8 @@ struct MatrixView {
 void MatrixProduct(int64_t m, int64_t n, int64_t k, float alpha, const MatrixView& a,
                    const MatrixView& b, float* c, int64_t c_stride);
 
+// The same product, added to c.
+void AddMatrixProduct(int64_t m, int64_t n, int64_t k, float alpha, const MatrixView& a,
+                      const MatrixView& b, float* c, int64_t c_stride);
+
 }  // namespace cadre

@@ -1,12 +1,17 @@
 // Dense operations: matrix products and attention by libraries (dense_math.h), with our own kernels
 // for what libraries lack: softmax and embeddings.
 //
-// Attention. The fused form never stores the [tokens, tokens] probabilities. The caller passes a
-// buffer for them nevertheless; the fused form stores in it what its backward needs: one fp32
-// statistic per row and a copy of the context. Without the fused form, a strided batched product
-// computes the scores in fp32 (rounding scores to bf16 would cause larger errors in their
-// exponentials than rounding the factors does), softmax converts them, and backward applies the
-// gradient of softmax between its products. Softmax uses one warp per row and sums in fp32.
+// Attention. The fused form and ours both save one fp32 statistic per query and recompute the
+// probabilities in backward, so that saved memory is linear in the tokens. Ours works on blocks of
+// scores of at most kMaxScores elements in scratch memory, which remain in the second-level cache
+// of large GPUs: whole heads of as many samples as fit, or rows of one head. A strided batched
+// product computes the scores in fp32 (rounding scores to bf16 would cause larger errors in their
+// exponentials than rounding the factors does); softmax uses one warp per row and sums in fp32.
+// Backward computes a block's scores again and applies the gradient of softmax, p * (dp -
+// dcontext . context), between its products. If a head needs several blocks, the gradient of
+// queries is computed by blocks of queries, and those of keys and values by blocks of keys, so that
+// no sum is divided among products; the scores are then computed twice. Blocks of rows of causal
+// attention leave out the products above the diagonal; blocks of whole heads do not.
 //
 // Embeddings. Forward gathers rows. Backward must add the gradients of all tokens with the
 // same id, in an order that is the same in every execution, so it cannot add floats atomically.
@@ -27,6 +32,7 @@
 #include "kernels/cuda/cuda_context.h"
 #include "kernels/cuda/elements.h"
 #include "kernels/extents.h"
+#include "tensor/interval.h"
 
 namespace cadre {
 namespace {
@@ -164,49 +170,87 @@ __global__ void __launch_bounds__(256)
   }
 }
 
-// The token of the row attends to the tokens [0, returned value).
-__device__ inline int64_t SeenBy(const AttentionDims& dims, int64_t row) {
-  int64_t token;
-  Divide(row, dims.tokens, &token);
-  return dims.causal ? token + 1 : dims.tokens;
-}
+// The scores of some heads (of samples * heads) between some queries and keys: [heads, queries,
+// keys] in scratch memory. Several heads are heads of one sample, or all heads of whole samples.
+struct ScoreBlock {
+  Interval heads, queries, keys;
 
+  int64_t rows() const { return heads.size() * queries.size(); }
+  int64_t elements() const { return rows() * keys.size(); }
+};
+
+// A row of a block: the index of its statistic, its query, and how many of the block's keys it
+// attends to.
+struct ScoreRow {
+  __device__ ScoreRow(const AttentionDims& dims, const ScoreBlock& block, int64_t row) {
+    int64_t index;
+    head = block.heads.begin + Divide(row, block.queries.end - block.queries.begin, &index);
+    query = block.queries.begin + index;
+    statistic = head * dims.tokens + query;
+    const int64_t keys = block.keys.end - block.keys.begin;
+    seen = dims.causal ? query + 1 - block.keys.begin : keys;
+    seen = seen < 0 ? 0 : seen > keys ? keys : seen;
+  }
+
+  int64_t head, query, statistic, seen;
+};
+
+// Requires: the block has all keys that its queries attend to. `probabilities` may be `scores`.
 template <typename T>
 __global__ void __launch_bounds__(kWarpsPerBlock * 32)
-    SoftmaxRows(AttentionDims dims, int64_t rows, const float* scores, T* probabilities) {
+    SoftmaxRows(AttentionDims dims, ScoreBlock block, const float* scores, T* probabilities,
+                float* __restrict__ statistics) {
   const int lane = threadIdx.x % 32;
-  for (int64_t row = ThreadIndex() / 32; row < rows; row += ThreadCount() / 32) {
-    const float* const from = scores + row * dims.tokens;
-    T* const to = probabilities + row * dims.tokens;
-    const int64_t seen = SeenBy(dims, row);
+  const int64_t keys = block.keys.end - block.keys.begin;
+  const int64_t rows =
+      (block.heads.end - block.heads.begin) * (block.queries.end - block.queries.begin);
+  for (int64_t i = ThreadIndex() / 32; i < rows; i += ThreadCount() / 32) {
+    const ScoreRow row(dims, block, i);
+    const float* const from = scores + i * keys;
+    T* const to = probabilities + i * keys;
     float largest = -INFINITY;
-    for (int64_t s = lane; s < seen; s += 32) largest = Larger()(largest, from[s]);
+    for (int64_t s = lane; s < row.seen; s += 32) largest = Larger()(largest, from[s]);
     largest = OverWarp(largest, Larger());
     float total = 0;
-    for (int64_t s = lane; s < seen; s += 32) total += expf(from[s] - largest);
+    for (int64_t s = lane; s < row.seen; s += 32) total += expf(from[s] - largest);
     total = OverWarp(total, Plus());
-    for (int64_t s = lane; s < dims.tokens; s += 32) {
-      FromFloat(s < seen ? expf(from[s] - largest) / total : 0.0F, to + s);
+    for (int64_t s = lane; s < keys; s += 32) {
+      FromFloat(s < row.seen ? expf(from[s] - largest) / total : 0.0F, to + s);
     }
+    if (lane == 0) statistics[row.statistic] = largest + logf(total);
   }
 }
 
+// Probabilities from scores, and the gradients of the scores times `scale` from those of the
+// probabilities. `probabilities` may be `scores`, and `dscores` may be `dprobabilities`.
 template <typename T>
 __global__ void __launch_bounds__(kWarpsPerBlock * 32)
-    SoftmaxRowsBackward(AttentionDims dims, int64_t rows, float scale,
-                        const T* __restrict__ probabilities, const float* dprobabilities,
-                        T* dscores) {
+    SoftmaxRowsBackward(AttentionDims dims, ScoreBlock block, float scale,
+                        const T* __restrict__ context, const T* __restrict__ dcontext,
+                        const float* __restrict__ statistics, const float* scores,
+                        const float* dprobabilities, T* probabilities, T* dscores) {
   const int lane = threadIdx.x % 32;
-  for (int64_t row = ThreadIndex() / 32; row < rows; row += ThreadCount() / 32) {
-    const T* const p = probabilities + row * dims.tokens;
-    const float* const dp = dprobabilities + row * dims.tokens;
-    const int64_t seen = SeenBy(dims, row);
+  const int64_t keys = block.keys.end - block.keys.begin;
+  const int64_t rows =
+      (block.heads.end - block.heads.begin) * (block.queries.end - block.queries.begin);
+  for (int64_t i = ThreadIndex() / 32; i < rows; i += ThreadCount() / 32) {
+    const ScoreRow row(dims, block, i);
+    int64_t head;
+    const int64_t sample = Divide(row.head, dims.heads, &head);
+    const int64_t at =
+        ((sample * dims.tokens + row.query) * dims.heads + head) * dims.head_features;
     float weighted = 0;
-    for (int64_t s = lane; s < seen; s += 32) weighted += ToFloat(p[s]) * dp[s];
+    for (int64_t f = lane; f < dims.head_features; f += 32) {
+      weighted += ToFloat(context[at + f]) * ToFloat(dcontext[at + f]);
+    }
     weighted = OverWarp(weighted, Plus());
-    for (int64_t s = lane; s < dims.tokens; s += 32) {
-      FromFloat(s < seen ? ToFloat(p[s]) * (dp[s] - weighted) * scale : 0.0F,
-                dscores + row * dims.tokens + s);
+    const float statistic = statistics[row.statistic];
+    for (int64_t s = lane; s < keys; s += 32) {
+      const int64_t element = i * keys + s;
+      const float p = s < row.seen ? expf(scores[element] - statistic) : 0.0F;
+      const float ds = s < row.seen ? p * (dprobabilities[element] - weighted) * scale : 0.0F;
+      FromFloat(p, probabilities + element);
+      FromFloat(ds, dscores + element);
     }
   }
 }
@@ -239,27 +283,55 @@ Strides ContextStrides(const AttentionDims& d) {
   return {.row = row, .step = d.head_features, .outer = d.tokens * row};
 }
 
-Strides ScoreStrides(const AttentionDims& d) {
-  return {.row = d.tokens, .step = d.tokens * d.tokens, .outer = d.heads * d.tokens * d.tokens};
+Strides ScoreStrides(const AttentionDims& d, const ScoreBlock& block) {
+  const int64_t keys = block.keys.size(), head = block.queries.size() * keys;
+  return {.row = keys, .step = head, .outer = d.heads * head};
 }
 
-// c = a b, one product for each head of each sample.
-MatrixProductDims ProductOf(const AttentionDims& d, int64_t n, int64_t k, const Strides& a,
-                            const Strides& b, const Strides& c) {
-  return {.m = d.tokens,
+// The values from the first row of a block on: `token` of the block's first head.
+template <typename V>
+V RowsFrom(const AttentionDims& d, V values, const Strides& strides, int64_t head, int64_t token) {
+  return values.subspan(head / d.heads * strides.outer + head % d.heads * strides.step +
+                        token * strides.row);
+}
+
+// c[m, n] = a[m, k] b[k, n], one product for each head of the block.
+MatrixProductDims ProductOf(const AttentionDims& d, const ScoreBlock& block, int64_t m, int64_t n,
+                            int64_t k, const Strides& a, const Strides& b, const Strides& c) {
+  const bool within_sample = block.heads.size() < d.heads;
+  return {.m = m,
           .n = n,
           .k = k,
           .a_row = a.row,
           .b_row = b.row,
           .c_row = c.row,
-          .batch = d.heads,
+          .batch = within_sample ? block.heads.size() : d.heads,
           .a_step = a.step,
           .b_step = b.step,
           .c_step = c.step,
-          .outer = d.batch,
+          .outer = within_sample ? 1 : block.heads.size() / d.heads,
           .a_outer = a.outer,
           .b_outer = b.outer,
           .c_outer = c.outer};
+}
+
+// Calls f(heads, tokens) for parts of all heads and of their tokens, such that the scores between
+// these tokens and all tokens are at most kMaxScores elements, or one row.
+template <typename F>
+void ForEachScoreBlock(const AttentionDims& d, F f) {
+  constexpr int64_t kMaxScores = int64_t{1} << 22;
+  const int64_t of_head = d.tokens * d.tokens, all = d.batch * d.heads;
+  const int64_t rows = std::clamp<int64_t>(kMaxScores / d.tokens, 1, d.tokens);
+  int64_t heads = std::max<int64_t>(1, kMaxScores / of_head);
+  if (heads > d.heads) heads -= heads % d.heads;
+  for (int64_t head = 0; head < all;) {
+    const int64_t sample_end = (head / d.heads + 1) * d.heads;
+    const int64_t end = std::min(head + heads, heads < d.heads ? sample_end : all);
+    for (int64_t row = 0; row < d.tokens; row += rows) {
+      f(Interval{head, end}, Interval{row, std::min(row + rows, d.tokens)});
+    }
+    head = end;
+  }
 }
 
 float ScoreScale(const AttentionDims& d) {
@@ -267,27 +339,9 @@ float ScoreScale(const AttentionDims& d) {
   return 1 / std::sqrt(features);
 }
 
-// What fused attention keeps for backward in the buffer for the probabilities: its statistics,
-// followed by the context.
-struct FusedMemory {
-  size_t statistics = 0;     // floats
-  size_t context_begin = 0;  // bytes
-  size_t bytes = 0;
-};
-
-FusedMemory FusedMemoryOf(const AttentionDims& d, DType type) {
-  FusedMemory memory;
-  memory.statistics = d.batch * d.heads * d.tokens;
-  memory.context_begin = (memory.statistics * sizeof(float) + 255) / 256 * 256;
-  memory.bytes = memory.context_begin + SizesOf(d).context * SizeOf(type);
-  return memory;
-}
-
-// Whether the fused form exists and the data for backward fit in the buffer for the probabilities.
-bool Fuses(DenseMath& math, const AttentionDims& dims, ConstValues qkv, ConstValues probabilities) {
-  return Aligned({probabilities.data()}) &&
-         FusedMemoryOf(dims, qkv.type()).bytes <= probabilities.bytes() &&
-         math.HasFusedAttention(dims, qkv.type());
+// Whether the fused form exists and can store the statistics, which it writes by whole vectors.
+bool Fuses(DenseMath& math, const AttentionDims& dims, ConstValues qkv, ConstFloatSpan statistics) {
+  return Aligned({statistics.data()}) && math.HasFusedAttention(dims, qkv.type());
 }
 
 class CudaDense final : public DenseKernels {
@@ -362,88 +416,166 @@ class CudaDense final : public DenseKernels {
     });
   }
 
-  void AttentionForward(const AttentionDims& dims, ConstValues qkv, Values probabilities,
-                        Values context) override {
-    CheckAttention(dims, qkv.size(), probabilities.size(), context.size());
-    if (Empty(dims)) return cuda_.Zero(probabilities);
-    if (Fuses(*cuda_.math, dims, qkv, probabilities)) {
-      const FusedMemory memory = FusedMemoryOf(dims, qkv.type());
-      auto* const bytes = Data<std::byte>(probabilities);
-      cuda_.math->FusedAttentionForward(dims, qkv, context,
-                                        {reinterpret_cast<float*>(bytes), memory.statistics});
-      return cuda_.Copy(context,
-                        Values(bytes + memory.context_begin, context.size(), context.type()));
+  void AttentionForward(const AttentionDims& dims, ConstValues qkv, Values context,
+                        FloatSpan statistics) override {
+    CheckAttention(dims, qkv.size(), context.size(), statistics.size());
+    if (Empty(dims)) return cuda_.Zero(statistics);
+    if (Fuses(*cuda_.math, dims, qkv, statistics)) {
+      return cuda_.math->FusedAttentionForward(dims, qkv, context, statistics);
     }
-    // Scores are fp32: rounding them to bf16 would cause larger errors in their exponentials than
-    // rounding the factors does.
-    const bool is_fp32 = probabilities.type() == DType::kFloat32;
-    const FloatSpan scores =
-        is_fp32 ? probabilities.floats() : cuda_.scratch.Take<float>(probabilities.size());
-    MatrixProductDims product = ProductOf(dims, dims.tokens, dims.head_features, PartStrides(dims),
-                                          PartStrides(dims), ScoreStrides(dims));
-    product.transpose_b = true;
-    product.alpha = ScoreScale(dims);
-    cuda_.math->MatrixProduct(product, PartOf(dims, qkv, kQuery), PartOf(dims, qkv, kKey), {},
-                              scores);
-    const int64_t rows = dims.batch * dims.heads * dims.tokens;
-    ByType(probabilities.type(), [&](auto zero) {
-      using T = decltype(zero);
-      Launch(cuda_.device, "softmax of attention", SoftmaxRows<T>, WarpPerRow(cuda_.device, rows),
-             dims, rows, scores.data(), Data<T>(probabilities));
+    ForEachScoreBlock(dims, [&](const Interval& heads, const Interval& queries) {
+      const ScoreBlock block{
+          .heads = heads,
+          .queries = queries,
+          .keys = {0, dims.causal ? queries.end : dims.tokens},
+      };
+      // Scores; and probabilities, which replace them if the types are the same.
+      const bool is_fp32 = qkv.type() == DType::kFloat32;
+      const int64_t count = block.elements();
+      const auto scratch = cuda_.scratch.Take<float>(is_fp32 ? count : count + (count + 1) / 2);
+      if (scratch.empty()) return;
+      const FloatSpan scores = scratch.first(count);
+      const Values probabilities(is_fp32 ? scores.data() : scores.data() + count, count,
+                                 qkv.type());
+      Scores(dims, block, qkv, scores);
+      ByType(qkv.type(), [&](auto zero) {
+        using T = decltype(zero);
+        Launch(cuda_.device, "softmax of attention", SoftmaxRows<T>,
+               WarpPerRow(cuda_.device, block.rows()), dims, block, scores.data(),
+               Data<T>(probabilities), statistics.data());
+      });
+      const Strides of_parts = PartStrides(dims), of_context = ContextStrides(dims);
+      cuda_.math->MatrixProduct(
+          ProductOf(dims, block, queries.size(), dims.head_features, block.keys.size(),
+                    ScoreStrides(dims, block), of_parts, of_context),
+          probabilities, RowsFrom(dims, PartOf(dims, qkv, kValue), of_parts, heads.begin, 0), {},
+          RowsFrom(dims, context, of_context, heads.begin, queries.begin));
     });
-    cuda_.math->MatrixProduct(ProductOf(dims, dims.head_features, dims.tokens, ScoreStrides(dims),
-                                        PartStrides(dims), ContextStrides(dims)),
-                              probabilities, PartOf(dims, qkv, kValue), {}, context);
   }
 
-  void AttentionBackward(const AttentionDims& dims, ConstValues qkv, ConstValues probabilities,
-                         ConstValues dcontext, Values dqkv) override {
-    CheckAttention(dims, qkv.size(), probabilities.size(), dcontext.size());
+  void AttentionBackward(const AttentionDims& dims, ConstValues qkv, ConstValues context,
+                         ConstValues dcontext, ConstFloatSpan statistics, Values dqkv) override {
+    CheckAttention(dims, qkv.size(), context.size(), statistics.size());
+    CheckSize("dcontext", dcontext.size(), std::ssize(context));
     CheckSize("dqkv", dqkv.size(), std::ssize(qkv));
     if (Empty(dims)) return;
-    if (Fuses(*cuda_.math, dims, qkv, probabilities)) {
-      const FusedMemory memory = FusedMemoryOf(dims, qkv.type());
-      const auto* const bytes = Data<std::byte>(probabilities);
-      return cuda_.math->FusedAttentionBackward(
-          dims, qkv, ConstValues(bytes + memory.context_begin, dcontext.size(), dcontext.type()),
-          dcontext, {reinterpret_cast<const float*>(bytes), memory.statistics}, dqkv);
+    if (Fuses(*cuda_.math, dims, qkv, statistics)) {
+      return cuda_.math->FusedAttentionBackward(dims, qkv, context, dcontext, statistics, dqkv);
     }
-    // dprobabilities = dcontext values^T, then dscores: in place for fp32, otherwise after
-    // dprobabilities in the same scratch memory.
-    const bool is_fp32 = probabilities.type() == DType::kFloat32;
-    const size_t count = probabilities.size();
-    const auto scratch = cuda_.scratch.Take<float>(is_fp32 ? count : count + (count + 1) / 2);
-    if (scratch.empty()) return;
-    const FloatSpan dprobabilities = scratch.first(count);
-    const Values dscores(is_fp32 ? dprobabilities.data() : dprobabilities.data() + count, count,
-                         probabilities.type());
-    MatrixProductDims product =
-        ProductOf(dims, dims.tokens, dims.head_features, ContextStrides(dims), PartStrides(dims),
-                  ScoreStrides(dims));
-    product.transpose_b = true;
-    cuda_.math->MatrixProduct(product, dcontext, PartOf(dims, qkv, kValue), {}, dprobabilities);
-    const int64_t rows = dims.batch * dims.heads * dims.tokens;
-    ByType(dscores.type(), [&](auto zero) {
-      using T = decltype(zero);
-      Launch(cuda_.device, "softmax gradient of attention", SoftmaxRowsBackward<T>,
-             WarpPerRow(cuda_.device, rows), dims, rows, ScoreScale(dims), Data<T>(probabilities),
-             dprobabilities.data(), Data<T>(dscores));
+    const AttentionTensors tensors{qkv, context, dcontext, statistics};
+    ForEachScoreBlock(dims, [&](const Interval& heads, const Interval& tokens) {
+      const Interval all{0, dims.tokens};
+      if (tokens == all) {
+        const ScoreBlock block{heads, all, all};
+        const Gradients gradients = ScoreGradients(dims, block, tensors);
+        QueryGradient(dims, block, gradients, qkv, dqkv);
+        return KeyAndValueGradients(dims, block, gradients, qkv, dcontext, dqkv);
+      }
+      const ScoreBlock by_queries{heads, tokens, {0, dims.causal ? tokens.end : dims.tokens}};
+      QueryGradient(dims, by_queries, ScoreGradients(dims, by_queries, tensors), qkv, dqkv);
+      const ScoreBlock by_keys{heads, {dims.causal ? tokens.begin : 0, dims.tokens}, tokens};
+      KeyAndValueGradients(dims, by_keys, ScoreGradients(dims, by_keys, tensors), qkv, dcontext,
+                           dqkv);
     });
-    cuda_.math->MatrixProduct(ProductOf(dims, dims.head_features, dims.tokens, ScoreStrides(dims),
-                                        PartStrides(dims), PartStrides(dims)),
-                              dscores, PartOf(dims, qkv, kKey), {}, PartOf(dims, dqkv, kQuery));
-    product = ProductOf(dims, dims.head_features, dims.tokens, ScoreStrides(dims),
-                        PartStrides(dims), PartStrides(dims));
-    product.transpose_a = true;
-    cuda_.math->MatrixProduct(product, dscores, PartOf(dims, qkv, kQuery), {},
-                              PartOf(dims, dqkv, kKey));
-    product = ProductOf(dims, dims.head_features, dims.tokens, ScoreStrides(dims),
-                        ContextStrides(dims), PartStrides(dims));
-    product.transpose_a = true;
-    cuda_.math->MatrixProduct(product, probabilities, dcontext, {}, PartOf(dims, dqkv, kValue));
   }
 
  private:
+  struct AttentionTensors {
+    ConstValues qkv, context, dcontext;
+    ConstFloatSpan statistics;
+  };
+
+  // Both [heads, queries, keys] of a block, in scratch memory; empty after an error.
+  struct Gradients {
+    Values probabilities, dscores;
+  };
+
+  // scores = q k^T / sqrt(features).
+  void Scores(const AttentionDims& dims, const ScoreBlock& block, ConstValues qkv,
+              FloatSpan scores) {
+    const Strides of_parts = PartStrides(dims);
+    MatrixProductDims product =
+        ProductOf(dims, block, block.queries.size(), block.keys.size(), dims.head_features,
+                  of_parts, of_parts, ScoreStrides(dims, block));
+    product.transpose_b = true;
+    product.alpha = ScoreScale(dims);
+    const int64_t head = block.heads.begin;
+    cuda_.math->MatrixProduct(
+        product, RowsFrom(dims, PartOf(dims, qkv, kQuery), of_parts, head, block.queries.begin),
+        RowsFrom(dims, PartOf(dims, qkv, kKey), of_parts, head, block.keys.begin), {}, scores);
+  }
+
+  Gradients ScoreGradients(const AttentionDims& dims, const ScoreBlock& block,
+                           const AttentionTensors& tensors) {
+    const DType type = tensors.qkv.type();
+    const bool is_fp32 = type == DType::kFloat32;
+    const int64_t count = block.elements();
+    // Results replace the fp32 values that they are computed from if the types are the same.
+    const auto scratch = cuda_.scratch.Take<float>(is_fp32 ? 2 * count : 2 * count + count + 1);
+    if (scratch.empty()) return {};
+    const FloatSpan scores = scratch.first(count), dprobabilities = scratch.subspan(count, count);
+    const Values results(is_fp32 ? scratch.data() : scratch.data() + 2 * count, 2 * count, type);
+    Scores(dims, block, tensors.qkv, scores);
+    const Strides of_parts = PartStrides(dims), of_context = ContextStrides(dims);
+    MatrixProductDims product =
+        ProductOf(dims, block, block.queries.size(), block.keys.size(), dims.head_features,
+                  of_context, of_parts, ScoreStrides(dims, block));
+    product.transpose_b = true;
+    const int64_t head = block.heads.begin;
+    cuda_.math->MatrixProduct(
+        product, RowsFrom(dims, tensors.dcontext, of_context, head, block.queries.begin),
+        RowsFrom(dims, PartOf(dims, tensors.qkv, kValue), of_parts, head, block.keys.begin), {},
+        dprobabilities);
+    const Gradients gradients{results.first(count), results.subspan(count)};
+    ByType(type, [&](auto zero) {
+      using T = decltype(zero);
+      Launch(cuda_.device, "softmax gradient of attention", SoftmaxRowsBackward<T>,
+             WarpPerRow(cuda_.device, block.rows()), dims, block, ScoreScale(dims),
+             Data<T>(tensors.context), Data<T>(tensors.dcontext), tensors.statistics.data(),
+             scores.data(), dprobabilities.data(), Data<T>(gradients.probabilities),
+             Data<T>(gradients.dscores));
+    });
+    return gradients;
+  }
+
+  // dq = dscores k.
+  void QueryGradient(const AttentionDims& dims, const ScoreBlock& block, const Gradients& gradients,
+                     ConstValues qkv, Values dqkv) {
+    if (gradients.dscores.empty()) return;
+    const Strides of_parts = PartStrides(dims);
+    const int64_t head = block.heads.begin;
+    cuda_.math->MatrixProduct(
+        ProductOf(dims, block, block.queries.size(), dims.head_features, block.keys.size(),
+                  ScoreStrides(dims, block), of_parts, of_parts),
+        gradients.dscores,
+        RowsFrom(dims, PartOf(dims, qkv, kKey), of_parts, head, block.keys.begin), {},
+        RowsFrom(dims, PartOf(dims, dqkv, kQuery), of_parts, head, block.queries.begin));
+  }
+
+  // dk = dscores^T q, dv = probabilities^T dcontext.
+  void KeyAndValueGradients(const AttentionDims& dims, const ScoreBlock& block,
+                            const Gradients& gradients, ConstValues qkv, ConstValues dcontext,
+                            Values dqkv) {
+    if (gradients.dscores.empty()) return;
+    const Strides of_parts = PartStrides(dims), of_context = ContextStrides(dims);
+    const int64_t head = block.heads.begin;
+    MatrixProductDims product =
+        ProductOf(dims, block, block.keys.size(), dims.head_features, block.queries.size(),
+                  ScoreStrides(dims, block), of_parts, of_parts);
+    product.transpose_a = true;
+    cuda_.math->MatrixProduct(
+        product, gradients.dscores,
+        RowsFrom(dims, PartOf(dims, qkv, kQuery), of_parts, head, block.queries.begin), {},
+        RowsFrom(dims, PartOf(dims, dqkv, kKey), of_parts, head, block.keys.begin));
+    product = ProductOf(dims, block, block.keys.size(), dims.head_features, block.queries.size(),
+                        ScoreStrides(dims, block), of_context, of_parts);
+    product.transpose_a = true;
+    cuda_.math->MatrixProduct(
+        product, gradients.probabilities,
+        RowsFrom(dims, dcontext, of_context, head, block.queries.begin), {},
+        RowsFrom(dims, PartOf(dims, dqkv, kValue), of_parts, head, block.keys.begin));
+  }
+
   // Fills `sorted` with the tokens' indices in the order (id, index), and `sorted_position` with
   // the inverse of `sorted`.
   void SortTokens(const EmbeddingDims& dims, ConstFloatSpan ids, int32_t* sorted_position,

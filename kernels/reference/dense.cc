@@ -52,11 +52,6 @@ int64_t ContextAt(const AttentionDims& d, int64_t n, int64_t t, int64_t h) {
   return ((n * d.tokens + t) * d.heads + h) * d.head_features;
 }
 
-// Index of the probabilities with which token t attends to the others.
-int64_t ProbabilitiesAt(const AttentionDims& d, int64_t n, int64_t t, int64_t h) {
-  return ((n * d.heads + h) * d.tokens + t) * d.tokens;
-}
-
 // Token t attends to the tokens [0, returned value).
 int64_t SeenBy(const AttentionDims& d, int64_t t) { return d.causal ? t + 1 : d.tokens; }
 
@@ -70,11 +65,26 @@ double Dot(ConstFloatSpan a, ConstFloatSpan b) {
   return sum;
 }
 
-void Softmax(std::span<double> scores) {
-  const double largest = *std::max_element(scores.begin(), scores.end());
+// The softmax of the scores of one query, with which it attends to the tokens that it sees.
+struct Attended {
+  std::vector<double> weights;
+  // Logarithm of the sum of the exponentials of the scores.
+  double log_sum = 0;
+};
+
+Attended Attend(const AttentionDims& d, ConstFloatSpan qkv, int64_t n, int64_t h, int64_t t) {
+  const auto query = qkv.subspan(PartAt(d, n, t, h, kQuery), d.head_features);
+  Attended attended;
+  for (int64_t s = 0; s < SeenBy(d, t); ++s) {
+    const auto key = qkv.subspan(PartAt(d, n, s, h, kKey), d.head_features);
+    attended.weights.push_back(Dot(query, key) * ScoreScale(d));
+  }
+  const double largest = *std::max_element(attended.weights.begin(), attended.weights.end());
   double total = 0;
-  for (double& score : scores) total += score = std::exp(score - largest);
-  for (double& score : scores) score /= total;
+  for (double& weight : attended.weights) total += weight = std::exp(weight - largest);
+  for (double& weight : attended.weights) weight /= total;
+  attended.log_sum = largest + std::log(total);
+  return attended;
 }
 
 // Calls f(image, head, token).
@@ -139,48 +149,41 @@ class ReferenceDense {
     Store(by_position, dpositions);
   }
 
-  void AttentionForward(const AttentionDims& dims, ConstFloatSpan qkv, FloatSpan probabilities,
-                        FloatSpan context) {
-    std::fill(probabilities.begin(), probabilities.end(), 0);
+  void AttentionForward(const AttentionDims& dims, ConstFloatSpan qkv, FloatSpan context,
+                        FloatSpan statistics) {
     ForEachQuery(dims, [&](int64_t n, int64_t h, int64_t t) {
-      const int64_t features = dims.head_features;
-      const auto query = qkv.subspan(PartAt(dims, n, t, h, kQuery), features);
-      std::vector<double> row(SeenBy(dims, t));
-      for (int64_t s = 0; s < SeenBy(dims, t); ++s) {
-        const auto key = qkv.subspan(PartAt(dims, n, s, h, kKey), features);
-        row[s] = Dot(query, key) * ScoreScale(dims);
-      }
-      Softmax(row);
-      Store(row, probabilities.subspan(ProbabilitiesAt(dims, n, t, h), row.size()));
-      std::vector<double> sums(features);
+      const Attended attended = Attend(dims, qkv, n, h, t);
+      statistics[(n * dims.heads + h) * dims.tokens + t] = attended.log_sum;
+      std::vector<double> sums(dims.head_features);
       for (int64_t s = 0; s < SeenBy(dims, t); ++s) {
         const int64_t value = PartAt(dims, n, s, h, kValue);
-        for (int64_t i = 0; i < features; ++i) sums[i] += row[s] * qkv[value + i];
+        for (int64_t i = 0; i < dims.head_features; ++i) {
+          sums[i] += attended.weights[s] * qkv[value + i];
+        }
       }
-      Store(sums, context.subspan(ContextAt(dims, n, t, h), features));
+      Store(sums, context.subspan(ContextAt(dims, n, t, h), sums.size()));
     });
   }
 
   // The gradient of softmax(s) is p * (dp - sum(p * dp)) by row, where dp is the gradient of the
   // probabilities p; the chain rule through the scores s = q k^T / sqrt(features) gives dq and dk,
-  // and that through context = p v gives dv.
-  void AttentionBackward(const AttentionDims& dims, ConstFloatSpan qkv,
-                         ConstFloatSpan probabilities, ConstFloatSpan dcontext, FloatSpan dqkv) {
+  // and that through context = p v gives dv. The probabilities are computed again, so that nothing
+  // that forward rounded is used.
+  void AttentionBackward(const AttentionDims& dims, ConstFloatSpan qkv, ConstFloatSpan /*context*/,
+                         ConstFloatSpan dcontext, ConstFloatSpan /*statistics*/, FloatSpan dqkv) {
     std::vector<double> sums(dqkv.size());
     ForEachQuery(dims, [&](int64_t n, int64_t h, int64_t t) {
       const int64_t features = dims.head_features;
       const auto d = dcontext.subspan(ContextAt(dims, n, t, h), features);
-      const auto row = probabilities.subspan(ProbabilitiesAt(dims, n, t, h), dims.tokens);
+      const std::vector<double> row = Attend(dims, qkv, n, h, t).weights;
       // dp[s] = d . value[s]; the softmax turns it into p[s] * (dp[s] - sum of p dp).
-      std::vector<double> dp(SeenBy(dims, t));
+      std::vector<double> dp(row.size());
       double weighted = 0;
       for (int64_t s = 0; s < SeenBy(dims, t); ++s) {
         const int64_t value = PartAt(dims, n, s, h, kValue);
         dp[s] = Dot(d, qkv.subspan(value, features));
         weighted += row[s] * dp[s];
-        for (int64_t i = 0; i < features; ++i) {
-          sums[value + i] += Product(row[s], d[i]);
-        }
+        for (int64_t i = 0; i < features; ++i) sums[value + i] += row[s] * d[i];
       }
       const int64_t query = PartAt(dims, n, t, h, kQuery);
       for (int64_t s = 0; s < SeenBy(dims, t); ++s) {

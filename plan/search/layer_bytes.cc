@@ -53,11 +53,11 @@ int64_t SavedElements(const GraphLayer& layer, int64_t output, int64_t features,
     case LayerKind::kLayerNorm:
       return 2 * LargestPart(output, std::max<int64_t>(1, features));
     case LayerKind::kAttention: {
-      // Queries, keys, values and context, and their gradients; attention probabilities.
+      // Queries, keys, values and context, and their gradients; statistics of the softmax.
       const Shape& weight = layer.parameters[0].shape;
       const int64_t rows = LargestPart(output, std::max<int64_t>(1, features));
       const int64_t here = LargestPart(weight[0], heads);
-      return rows * here * (8 * weight[2] + layer.output[0]);
+      return rows * here * (8 * weight[2] + 1);
     }
     default:
       return 0;

@@ -109,9 +109,9 @@ class AllReduceTest(unittest.TestCase):
 
 
 class EngineTest(unittest.TestCase):
-    KEYS = ("model", "batch", "threads", "ranks", "model_ranks", "space_ranks", "parameters",
+    KEYS = ("model", "precision", "batch", "threads", "ranks", "model_ranks", "space_ranks", "parameters",
             "samples_per_second", "step_ms", "exposed_communication_share", "first_loss",
-            "last_loss", "activation_bytes", "cpu")  # fmt: skip
+            "last_loss", "activation_bytes", "peak_resident_bytes", "cpu", "instruction_sets")  # fmt: skip
     QUICK = ("--batch", "4", "--steps", "2", "--warmup", "1")
 
     def engine(self, *flags):
@@ -132,6 +132,17 @@ class EngineTest(unittest.TestCase):
         self.assertLessEqual({"ms", "share", "gflops", "of_peak"},
                              set(line["operations"]["convolution_forward"]))  # fmt: skip
         self.assertIn("conv1 convolution_forward", [layer["op"] for layer in line["layers"]])
+
+    def test_precisions(self):
+        line = json.loads(self.engine("--precision", "fp32").stdout)
+        self.assertEqual(line["precision"], "fp32")
+        result = self.engine("--precision", "bf16")
+        self.assertEqual((result.returncode, result.stdout), (2, ""))
+        self.assertIn("precision BF16 needs a CUDA device; this worker computes on the CPU, in FP32",
+                      result.stderr)  # fmt: skip
+        result = self.engine("--precision", "fp16")
+        self.assertEqual(result.returncode, 2)
+        self.assertIn("must be fp32 or bf16, not 'fp16'", result.stderr)
 
     def test_unknown_model(self):
         result = self.engine("--model", "lenett")

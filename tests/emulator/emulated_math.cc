@@ -105,60 +105,6 @@ void MultiplyAll(const MatrixProductDims& d, const Floats& a, const Floats& b, c
   }
 }
 
-// The scores of query t of a head for the tokens that it attends to.
-std::vector<double> Scores(const AttentionDims& d, const Floats& qkv, int64_t n, int64_t h,
-                           int64_t t) {
-  const auto part = [&](int64_t token, int64_t which) {
-    return qkv.data() + (((n * d.tokens + token) * d.heads + h) * 3 + which) * d.head_features;
-  };
-  std::vector<double> scores(d.causal ? t + 1 : d.tokens);
-  for (size_t s = 0; s < scores.size(); ++s) {
-    const float* query = part(t, 0);
-    const float* key = part(s, 1);
-    for (int64_t f = 0; f < d.head_features; ++f) {
-      scores[s] += double{query[f]} * key[f];
-    }
-    scores[s] /= std::sqrt(d.head_features);
-  }
-  return scores;
-}
-
-// Calls f(sample, head, token, row), where `row` is the index of the statistic.
-template <typename F>
-void ForEachRow(const AttentionDims& d, F f) {
-  for (int64_t n = 0; n < d.batch; ++n) {
-    for (int64_t h = 0; h < d.heads; ++h) {
-      for (int64_t t = 0; t < d.tokens; ++t) {
-        f(n, h, t, (n * d.heads + h) * d.tokens + t);
-      }
-    }
-  }
-}
-
-Floats LogSumExps(const AttentionDims& d, const Floats& qkv) {
-  Floats logs(d.batch * d.heads * d.tokens);
-  ForEachRow(d, [&](int64_t n, int64_t h, int64_t t, size_t row) {
-    const std::vector<double> scores = Scores(d, qkv, n, h, t);
-    const double largest = *std::max_element(scores.begin(), scores.end());
-    double sum = 0;
-    for (const double score : scores) sum += std::exp(score - largest);
-    logs[row] = largest + std::log(sum);
-  });
-  return logs;
-}
-
-// The probabilities, recomputed from the statistics of forward as in fused kernels.
-Floats Probabilities(const AttentionDims& d, const Floats& qkv, const Floats& logs) {
-  Floats probabilities(logs.size() * d.tokens);
-  ForEachRow(d, [&](int64_t n, int64_t h, int64_t t, size_t row) {
-    const std::vector<double> scores = Scores(d, qkv, n, h, t);
-    for (size_t s = 0; s < scores.size(); ++s) {
-      probabilities[row * d.tokens + s] = std::exp(scores[s] - logs[row]);
-    }
-  });
-  return probabilities;
-}
-
 class EmulatedMath final : public DenseMath {
  public:
   explicit EmulatedMath(CudaDevice& device) : device_(device) {}
@@ -215,10 +161,8 @@ class EmulatedMath final : public DenseMath {
     CHECK(HasFusedAttention(dims, qkv.type()) && context.type() == qkv.type());
     Do("attention", {qkv, context, statistics}, [=] {
       const Floats in = Read(qkv);
-      Floats probabilities(statistics.size() * dims.tokens);
       Floats out(context.size());
-      MakeReferenceBackend()->dense().AttentionForward(dims, in, probabilities, out);
-      Write(LogSumExps(dims, in), statistics);
+      MakeReferenceBackend()->dense().AttentionForward(dims, in, out, statistics);
       Write(out, context);
     });
   }
@@ -229,9 +173,16 @@ class EmulatedMath final : public DenseMath {
     CHECK(context.size() == dcontext.size() && context.type() == dcontext.type());
     Do("attention, backward", {qkv, context, dcontext, statistics, dqkv}, [=] {
       const Floats in = Read(qkv);
-      Floats out(dqkv.size());
-      MakeReferenceBackend()->dense().AttentionBackward(
-          dims, in, Probabilities(dims, in, Read(statistics)), Read(dcontext), out);
+      const auto reference = MakeReferenceBackend();
+      Floats stored(context.size()), logs(statistics.size()), out(dqkv.size());
+      reference->dense().AttentionForward(dims, in, stored, logs);
+      // Fused kernels read what forward stored; the reference computes it again.
+      for (size_t i = 0; i < logs.size(); ++i) CHECK_EQ(statistics[i], logs[i]);
+      const Floats read = Read(context);
+      for (size_t i = 0; i < read.size(); ++i) {
+        CHECK_EQ(read[i], __bfloat162float(__float2bfloat16(stored[i])));
+      }
+      reference->dense().AttentionBackward(dims, in, stored, Read(dcontext), logs, out);
       Write(out, dqkv);
     });
   }

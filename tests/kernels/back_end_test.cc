@@ -124,7 +124,7 @@ TEST(CpuKernelsTest, SpansMayStartAnywhere) {
     Shifted mean(Uniform(37, 5), shift), inverse(Absolute(Uniform(37, 6)), shift);
     Shifted y(x), dx(x), d(x), row_mean(Garbage(9), shift), row_inverse(Garbage(9), shift);
     Shifted dscale(scale), dshift(scale), m(x), v(Absolute(x.values()), shift), w(dy);
-    Shifted qkv(Uniform(3 * SizeOf(dims), 7), shift), dqkv(qkv), p(Garbage(81), shift);
+    Shifted qkv(Uniform(3 * SizeOf(dims), 7), shift), dqkv(qkv), log_sums(Garbage(9), shift);
     Floats all;
     const auto keep = [&](Shifted& part) {
       for (const float value : part.span()) all.push_back(value);
@@ -147,9 +147,10 @@ TEST(CpuKernelsTest, SpansMayStartAnywhere) {
     keep(y);
     kernels->norm().LrnBackward(lrn, x.span(), d.span(), dy.span(), dx.span());
     keep(dx);
-    kernels->dense().AttentionForward(attention, qkv.span(), p.span(), y.span());
-    keep(y);
-    kernels->dense().AttentionBackward(attention, qkv.span(), p.span(), dy.span(), dqkv.span());
+    kernels->dense().AttentionForward(attention, qkv.span(), y.span(), log_sums.span());
+    for (Shifted* part : {&y, &log_sums}) keep(*part);
+    kernels->dense().AttentionBackward(attention, qkv.span(), y.span(), dy.span(), log_sums.span(),
+                                       dqkv.span());
     keep(dqkv);
     for (const Activation kind : {Activation::kGelu, Activation::kSigmoid, Activation::kTanh}) {
       kernels->pointwise().ActivationForward(kind, x.span(), y.span());

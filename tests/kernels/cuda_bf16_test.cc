@@ -249,33 +249,56 @@ TEST_F(CudaBf16Test, Convolution) {
 TEST_F(CudaBf16Test, Attention) {
   for (const AttentionDims& dims :
        {AttentionDims{.batch = 2, .tokens = 24, .heads = 3, .head_features = 8, .causal = true},
-        // Enough tokens that the data of fused attention fit in the buffer for the probabilities.
         AttentionDims{.batch = 1, .tokens = 96, .heads = 2, .head_features = 16, .causal = true},
         AttentionDims{.batch = 1, .tokens = 96, .heads = 2, .head_features = 64},
+        // Not fused.
+        AttentionDims{.batch = 2, .tokens = 40, .heads = 3, .head_features = 12},
         AttentionDims{.batch = 1, .tokens = 1, .heads = 1, .head_features = 8}}) {
     SCOPED_TRACE(::testing::PrintToString(dims));
     const AttentionSizes sizes = SizesOf(dims);
     const Floats qkv = Random(sizes.qkv, 1), dcontext = Random(sizes.context, 2);
-    Floats want_p = Garbage(sizes.probabilities), want = Garbage(sizes.context), want_dqkv = qkv;
-    reference_->dense().AttentionForward(dims, qkv, want_p, want);
-    reference_->dense().AttentionBackward(dims, qkv, want_p, dcontext, want_dqkv);
-    // Without staging, because the buffer for the probabilities may hold data that must not be
-    // converted.
+    Floats logs = Garbage(sizes.statistics), want = Garbage(sizes.context), want_dqkv = qkv;
+    reference_->dense().AttentionForward(dims, qkv, want, logs);
+    reference_->dense().AttentionBackward(dims, qkv, want, dcontext, logs, want_dqkv);
     UseBf16();
     const OnDevice in(device(), qkv, DType::kBFloat16),
         gradient(device(), dcontext, DType::kBFloat16),
-        probabilities(device(), Garbage(sizes.probabilities), DType::kBFloat16),
         context(device(), Garbage(sizes.context), DType::kBFloat16),
         dqkv(device(), Garbage(sizes.qkv), DType::kBFloat16);
-    kernels().dense().AttentionForward(dims, in.values(), probabilities.values(), context.values());
+    const DeviceArray<float> statistics(device(), sizes.statistics, "test");
+    kernels().dense().AttentionForward(dims, in.values(), context.values(), statistics.span());
     // Values below one are weighted by rounded probabilities, whose sum is 1: another error of
     // 2^-9.
     ExpectBf16Near(context.Get(), want, 0x1.0p-8);
-    kernels().dense().AttentionBackward(dims, in.values(), probabilities.values(),
-                                        gradient.values(), dqkv.values());
+    kernels().dense().AttentionBackward(dims, in.values(), context.values(), gradient.values(),
+                                        statistics.span(), dqkv.values());
     // Sums over the tokens of rounded gradients of scores, which are probabilities times numbers of
     // at most the number of features, rounded to 2^-9.
     ExpectBf16Near(dqkv.Get(), want_dqkv, 0x1.0p-8 * std::sqrt(dims.head_features) * 4);
+  }
+}
+
+// More scores than one block of attention's scratch memory holds (2^22): heads of one sample, whole
+// samples, and rows of one head. In fp32, so that errors of the division into blocks are not hidden
+// by rounding.
+TEST_F(CudaBf16Test, AttentionInBlocks) {
+  for (const AttentionDims& dims :
+       {AttentionDims{.batch = 1, .tokens = 1400, .heads = 3, .head_features = 2},
+        AttentionDims{.batch = 3, .tokens = 800, .heads = 3, .head_features = 2, .causal = true},
+        AttentionDims{.batch = 1, .tokens = 2100, .heads = 1, .head_features = 2},
+        AttentionDims{
+            .batch = 1, .tokens = 2100, .heads = 1, .head_features = 2, .causal = true}}) {
+    SCOPED_TRACE(::testing::PrintToString(dims));
+    const AttentionSizes sizes = SizesOf(dims);
+    const Floats qkv = Uniform(sizes.qkv, 1), dcontext = Uniform(sizes.context, 2);
+    const AttentionOutputs got =
+        RunAttention(*MakeStagedBackend(MakeCudaRig(), 0, DType::kFloat32), dims, qkv, dcontext);
+    const AttentionOutputs want = RunAttention(*reference_, dims, qkv, dcontext);
+    // Sums of up to 2,100 terms in fp32, whose products are at most 1 and whose weights sum to 1,
+    // in parts of 32 lanes.
+    ExpectNear(got.statistics, want.statistics, 1e-5);
+    ExpectNear(got.context, want.context, 1e-5);
+    ExpectNear(got.dqkv, want.dqkv, 2e-5);
   }
 }
 

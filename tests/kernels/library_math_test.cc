@@ -287,9 +287,9 @@ TEST_F(LibraryMathTest, FusedAttentionMatchesTheFormula) {
       const AttentionSizes sizes = SizesOf(dims);
       const Floats qkv = Bf16Rounded(Uniform(sizes.qkv, 1));
       const Floats dcontext = Bf16Rounded(Uniform(sizes.context, 2));
-      Floats probabilities(sizes.probabilities), context(sizes.context), dqkv(sizes.qkv);
-      reference->dense().AttentionForward(dims, qkv, probabilities, context);
-      reference->dense().AttentionBackward(dims, qkv, probabilities, dcontext, dqkv);
+      Floats logs(sizes.statistics), context(sizes.context), dqkv(sizes.qkv);
+      reference->dense().AttentionForward(dims, qkv, context, logs);
+      reference->dense().AttentionBackward(dims, qkv, context, dcontext, logs, dqkv);
       const OnDevice x(*device_, qkv, DType::kBFloat16), d(*device_, dcontext, DType::kBFloat16);
       const OnDevice y(*device_, Garbage(sizes.context), DType::kBFloat16);
       const OnDevice dx(*device_, Garbage(sizes.qkv), DType::kBFloat16);

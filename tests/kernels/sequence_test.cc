@@ -101,12 +101,11 @@ TEST_P(SequenceTest, AttentionKnownAnswer) {
   AttentionDims dims{.batch = 1, .tokens = 2, .heads = 1, .head_features = 4};
   AttentionOutputs out = RunAttention(*kernels_, dims, qkv, Floats(8, 0.0F));
   // The first token has weights exp(log 3) and exp(0), normalised; the second has equal weights.
-  ExpectNear(out.probabilities, Floats{0.75F, 0.25F, 0.5F, 0.5F}, 1e-6);
+  ExpectNear(out.statistics, Floats{2 * std::log(2.0F), std::log(2.0F)}, 1e-6);
   ExpectNear(out.context, Floats{5, 10, 9, 12, 6, 12, 6, 8}, 1e-6);
   dims.causal = true;
   out = RunAttention(*kernels_, dims, qkv, {1, 2, 3, 4, 1, 2, 3, 4});
-  ExpectNear(out.probabilities, Floats{1, 0, 0.5F, 0.5F}, 1e-6);
-  EXPECT_EQ(out.probabilities[1], 0);
+  ExpectNear(out.statistics, Floats{log3, std::log(2.0F)}, 1e-6);
   ExpectNear(out.context, Floats{4, 8, 12, 16, 6, 12, 6, 8}, 1e-6);
   // Values: the first's gradient is 1 + 0.5 times (1, 2, 3, 4). dp is 120 and 40 for the second
   // token, so its scores' gradients are 0.5 * (120 - 80) and its negative, halved by the root.
@@ -129,32 +128,33 @@ TEST_P(SequenceTest, AttentionGradientMatchesDifferences) {
   }
 }
 
+// 150 tokens are more than a tile of the CPU back end.
 TEST_P(SequenceTest, CausalAttentionIgnoresLaterTokens) {
-  const AttentionDims dims{
-      .batch = 1, .tokens = 19, .heads = 2, .head_features = 5, .causal = true};
-  Floats qkv = Uniform(SizesOf(dims).qkv, 1);
-  const Floats zero(SizesOf(dims).context, 0.0F);
-  const AttentionOutputs before = RunAttention(*kernels_, dims, qkv, zero);
-  for (size_t i = 18 * 2 * 3 * 5; i < qkv.size(); ++i) qkv[i] += 1;
-  const AttentionOutputs after = RunAttention(*kernels_, dims, qkv, zero);
-  for (size_t i = 0; i < 18 * 2 * 5; ++i) EXPECT_EQ(after.context[i], before.context[i]);
-  for (size_t row = 0; row < 2 * 19; ++row) {
-    double sum = 0;
-    for (size_t s = 0; s < 19; ++s) {
-      const float p = after.probabilities[row * 19 + s];
-      sum += p;
-      EXPECT_TRUE(s <= row % 19 ? p > 0 : p == 0);
+  for (const int64_t tokens : {19, 150}) {
+    const AttentionDims dims{
+        .batch = 1, .tokens = tokens, .heads = 2, .head_features = 5, .causal = true};
+    Floats qkv = Uniform(SizesOf(dims).qkv, 1);
+    const Floats zero(SizesOf(dims).context, 0.0F);
+    const AttentionOutputs before = RunAttention(*kernels_, dims, qkv, zero);
+    for (int64_t i = (tokens - 1) * 2 * 3 * 5; i < std::ssize(qkv); ++i) qkv[i] += 1;
+    const AttentionOutputs after = RunAttention(*kernels_, dims, qkv, zero);
+    for (int64_t i = 0; i < (tokens - 1) * 2 * 5; ++i) {
+      EXPECT_EQ(after.context[i], before.context[i]);
     }
-    EXPECT_NEAR(sum, 1, 1e-6);
+    for (int64_t row = 0; row < 2 * tokens; ++row) {
+      if (row % tokens == tokens - 1) continue;
+      EXPECT_EQ(after.statistics[row], before.statistics[row]);
+    }
   }
 }
 
 TEST_P(SequenceTest, AttentionWithLargeScoresStaysFinite) {
-  const AttentionDims dims{.batch = 1, .tokens = 17, .heads = 1, .head_features = 16};
+  const AttentionDims dims{.batch = 1, .tokens = 150, .heads = 1, .head_features = 16};
   Floats qkv = Uniform(SizesOf(dims).qkv, 1);
   for (float& value : qkv) value *= 1000;
-  const AttentionOutputs out = RunAttention(*kernels_, dims, qkv, Uniform(17 * 16, 2));
-  for (const Floats* part : {&out.probabilities, &out.context, &out.dqkv}) {
+  const AttentionOutputs out =
+      RunAttention(*kernels_, dims, qkv, Uniform(SizesOf(dims).context, 2));
+  for (const Floats* part : {&out.statistics, &out.context, &out.dqkv}) {
     for (const float value : *part) ASSERT_TRUE(std::isfinite(value));
   }
 }
@@ -168,13 +168,94 @@ TEST_P(SequenceTest, AttentionOfEmptyTensors) {
   }
 }
 
+// Upper bounds for the errors of attention in fp32, element by element, from the magnitudes of its
+// inputs. u is the largest relative error of one rounding; a sum of n products in any order has an
+// error of at most n u times the sum of the products' magnitudes (Higham 2002, section 3.1). Terms
+// of order u^2 are left out.
+struct AttentionBounds {
+  std::vector<double> statistics, context, dqkv;
+};
+
+// Inputs are at most `largest` in magnitude, gradients of the context at most 1.
+AttentionBounds BoundsOf(const AttentionDims& d, const Floats& qkv, double largest) {
+  const double u = 0x1p-24, features = d.head_features, tokens = d.tokens;
+  const double scale = 1 / std::sqrt(features);
+  const auto part = [&](int64_t n, int64_t t, int64_t h, int64_t which) {
+    return (((n * d.tokens + t) * d.heads + h) * 3 + which) * d.head_features;
+  };
+  // A score: the sum of a product, its scaling by a rounded scale.
+  const double score = (features + 3) * u * features * largest * largest * scale;
+  // The difference of a score and the statistic or the maximum, both of at most max_score; the
+  // exponential, which is within two units in the last place (4 u); and the sum of exponentials
+  // with its corrections, one for each tile.
+  const double max_score = features * largest * largest * scale + std::log(tokens);
+  const double probability = 2 * score + (2 * max_score + 8 + 3 * tokens) * u;
+  // Relative to the magnitudes of values (at most `largest`), weighted by probabilities.
+  const double context = probability + (tokens + 2) * u;
+  // dp, and the sum of p * dp, are at most max_dp; the second inherits the context's error.
+  const double max_dp = features * largest;
+  const double dp = features * u * max_dp, weighted = dp + context * max_dp;
+  // Relative to the probability.
+  const double dscore = 2 * max_dp * (probability + 4 * u) + dp + weighted;
+  AttentionBounds bounds{.statistics = std::vector<double>(SizesOf(d).statistics),
+                         .context = std::vector<double>(SizesOf(d).context),
+                         .dqkv = std::vector<double>(SizesOf(d).qkv)};
+  for (int64_t n = 0; n < d.batch; ++n) {
+    for (int64_t h = 0; h < d.heads; ++h) {
+      for (int64_t t = 0; t < d.tokens; ++t) {
+        std::vector<double> p(d.causal ? t + 1 : d.tokens);
+        double total = 0;
+        for (size_t s = 0; s < p.size(); ++s) {
+          double sum = 0;
+          for (int64_t i = 0; i < d.head_features; ++i) {
+            sum += double{qkv[part(n, t, h, 0) + i]} * qkv[part(n, s, h, 1) + i];
+          }
+          total += p[s] = std::exp(sum * scale);
+        }
+        bounds.statistics[(n * d.heads + h) * d.tokens + t] = probability;
+        for (size_t s = 0; s < p.size(); ++s) {
+          p[s] /= total;
+          // The sums over tokens also round: (tokens + 1) u times the magnitudes.
+          const double ds = scale * p[s] * (dscore + (tokens + 1) * u * 2 * max_dp);
+          for (int64_t i = 0; i < d.head_features; ++i) {
+            const auto size = [&](int64_t token, int64_t which) {
+              return std::abs(qkv[part(n, token, h, which) + i]);
+            };
+            bounds.context[((n * d.tokens + t) * d.heads + h) * d.head_features + i] +=
+                context * p[s] * size(s, 2);
+            bounds.dqkv[part(n, t, h, 0) + i] += ds * size(s, 1);
+            bounds.dqkv[part(n, s, h, 1) + i] += ds * size(t, 0);
+            bounds.dqkv[part(n, s, h, 2) + i] += (probability + (tokens + 1) * u) * p[s];
+          }
+        }
+      }
+    }
+  }
+  return bounds;
+}
+
+// The largest error in units of its bound.
+double LargestShare(const Floats& got, const Floats& want, const std::vector<double>& bounds) {
+  double share = 0;
+  for (size_t i = 0; i < got.size(); ++i) {
+    const double error = std::abs(double{got[i]} - want[i]);
+    // The reference rounds what it stores.
+    share = std::max(share, error / (bounds[i] + 0x1p-24 * std::abs(want[i])));
+  }
+  return share;
+}
+
+// Extents below, at and above the tiles of the CPU back end, which have 64 tokens.
 TEST_P(SequenceTest, AttentionIsNearTheReference) {
   const auto reference = MakeReferenceBackend();
   for (const AttentionDims& shape :
        {AttentionDims{.batch = 1, .tokens = 1, .heads = 1, .head_features = 1},
         AttentionDims{.batch = 2, .tokens = 7, .heads = 3, .head_features = 5},
         AttentionDims{.batch = 2, .tokens = 64, .heads = 4, .head_features = 16},
-        AttentionDims{.batch = 1, .tokens = 65, .heads = 1, .head_features = 33}}) {
+        AttentionDims{.batch = 1, .tokens = 65, .heads = 1, .head_features = 33},
+        AttentionDims{.batch = 1, .tokens = 128, .heads = 2, .head_features = 8},
+        AttentionDims{.batch = 2, .tokens = 129, .heads = 1, .head_features = 8},
+        AttentionDims{.batch = 1, .tokens = 300, .heads = 2, .head_features = 16}}) {
     for (const bool causal : {false, true}) {
       AttentionDims dims = shape;
       dims.causal = causal;
@@ -183,13 +264,34 @@ TEST_P(SequenceTest, AttentionIsNearTheReference) {
                    dcontext = Uniform(SizesOf(dims).context, 2);
       const AttentionOutputs got = RunAttention(*kernels_, dims, qkv, dcontext);
       const AttentionOutputs want = RunAttention(*reference, dims, qkv, dcontext);
-      // Scores are below six and sums of 33 products, so their errors are at most 33 * 2^-24 * 6;
-      // through exp() the probabilities, which are below one, have errors of the same size.
-      ExpectNear(got.probabilities, want.probabilities, 1e-5);
-      ExpectNear(got.context, want.context, 1e-5);
-      ExpectNear(got.dqkv, want.dqkv, 2e-5);
+      const AttentionBounds bounds = BoundsOf(dims, qkv, 1);
+      EXPECT_LE(LargestShare(got.statistics, want.statistics, bounds.statistics), 1);
+      EXPECT_LE(LargestShare(got.context, want.context, bounds.context), 1);
+      EXPECT_LE(LargestShare(got.dqkv, want.dqkv, bounds.dqkv), 1);
     }
   }
+}
+
+// Queries whose largest score is that of an early or of a late key, so that the running maximum of
+// a query is final after the first tile, or rises with each; the scores of other keys are smaller
+// by up to 60, which makes probabilities vanish.
+TEST_P(SequenceTest, AttentionWithRisingAndFallingScores) {
+  const AttentionDims dims{.batch = 1, .tokens = 400, .heads = 2, .head_features = 2};
+  Floats qkv = Uniform(SizesOf(dims).qkv, 1);
+  for (int64_t t = 0; t < dims.tokens; ++t) {
+    for (int64_t h = 0; h < dims.heads; ++h) {
+      float* const token = qkv.data() + (t * dims.heads + h) * 6;
+      token[0] = h == 0 ? 8 : -8;                          // query
+      token[2] = 8 * static_cast<float>(t) / dims.tokens;  // key
+    }
+  }
+  const Floats dcontext = Uniform(SizesOf(dims).context, 2);
+  const AttentionOutputs got = RunAttention(*kernels_, dims, qkv, dcontext);
+  const AttentionOutputs want = RunAttention(*MakeReferenceBackend(), dims, qkv, dcontext);
+  const AttentionBounds bounds = BoundsOf(dims, qkv, 8);
+  EXPECT_LE(LargestShare(got.statistics, want.statistics, bounds.statistics), 1);
+  EXPECT_LE(LargestShare(got.context, want.context, bounds.context), 1);
+  EXPECT_LE(LargestShare(got.dqkv, want.dqkv, bounds.dqkv), 1);
 }
 
 }  // namespace

@@ -310,11 +310,11 @@ PoolingOutputs RunPooling(Backend& kernels, const PoolingDims& dims, const Float
 AttentionOutputs RunAttention(Backend& kernels, const AttentionDims& dims, const Floats& qkv,
                               const Floats& dcontext) {
   const AttentionSizes sizes = SizesOf(dims);
-  AttentionOutputs out{.probabilities = Garbage(sizes.probabilities),
-                       .context = Garbage(sizes.context),
+  AttentionOutputs out{.context = Garbage(sizes.context),
+                       .statistics = Garbage(sizes.statistics),
                        .dqkv = Garbage(sizes.qkv)};
-  kernels.dense().AttentionForward(dims, qkv, out.probabilities, out.context);
-  kernels.dense().AttentionBackward(dims, qkv, out.probabilities, dcontext, out.dqkv);
+  kernels.dense().AttentionForward(dims, qkv, out.context, out.statistics);
+  kernels.dense().AttentionBackward(dims, qkv, out.context, dcontext, out.statistics, out.dqkv);
   return out;
 }
 

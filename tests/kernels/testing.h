@@ -113,7 +113,7 @@ struct PoolingOutputs {
 PoolingOutputs RunPooling(Backend& kernels, const PoolingDims& dims, const Floats& x,
                           const Floats& dy);
 struct AttentionOutputs {
-  Floats probabilities, context, dqkv;
+  Floats context, statistics, dqkv;
 };
 AttentionOutputs RunAttention(Backend& kernels, const AttentionDims& dims, const Floats& qkv,
                               const Floats& dcontext);

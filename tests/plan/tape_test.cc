@@ -314,12 +314,20 @@ TEST(AttentionMemoryTest, PartsAreDisjointAndAligned) {
         EXPECT_EQ(memory.qkv, 3 * rows * 5);
         EXPECT_EQ(memory.context, rows * 5);
         EXPECT_GE(memory.context_begin, memory.qkv);
-        EXPECT_GE(memory.probabilities_begin, memory.context_begin + memory.context);
-        EXPECT_GE(memory.probabilities, rows * tokens);
-        EXPECT_GE(memory.probabilities * SizeOf(type), 4 * rows);
-        EXPECT_EQ(memory.probabilities_begin * SizeOf(type) % 16, 0);
+        EXPECT_GE(memory.statistics_begin, memory.context_begin + memory.context);
+        EXPECT_EQ(memory.statistics * SizeOf(type), 4 * rows);
+        EXPECT_EQ(memory.statistics_begin * SizeOf(type) % 16, 0);
       }
     }
+  }
+}
+
+TEST(AttentionMemoryTest, IsLinearInTheTokens) {
+  for (const DType type : {DType::kFloat32, DType::kBFloat16}) {
+    const AttentionMemory one = MemoryOfAttention(4, 2048, 8, 64, type);
+    const AttentionMemory two = MemoryOfAttention(4, 4096, 8, 64, type);
+    EXPECT_EQ(two.saved(), 2 * one.saved());
+    EXPECT_EQ(two.scratch(), 2 * one.scratch());
   }
 }
 

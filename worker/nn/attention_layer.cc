@@ -6,8 +6,9 @@
 // in each direction (Shoeybi et al., Megatron-LM, 2019). The move after the layer performs the
 // exchange; only the first rank adds the bias.
 //
-// Forward saves queries, keys, values, the softmax's probabilities and the context, so that
-// backward recomputes nothing. The probabilities take O(tokens^2) memory per head.
+// Forward saves queries, keys and values, the context, and one statistic of the softmax per token
+// and head. The probabilities, which would take O(tokens^2) memory per head, are never stored:
+// backward recomputes them from the statistics (kernels/cpu/attention.cc).
 #include <utility>
 
 #include "worker/nn/layer_kinds.h"
@@ -34,7 +35,7 @@ class Attention final : public Layer {
     const Saved saved = Split(t.saved);
     kernels_.dense().FullyConnectedForward(QkvDims(), t.x[0], parameters_[kQkvWeight].value,
                                            parameters_[kQkvBias].value, saved.qkv);
-    kernels_.dense().AttentionForward(dims_, saved.qkv, saved.probabilities, saved.context);
+    kernels_.dense().AttentionForward(dims_, saved.qkv, saved.context, saved.statistics);
     kernels_.dense().FullyConnectedForward(
         OutDims(), saved.context, parameters_[kOutWeight].value,
         adds_bias_ ? parameters_[kOutBias].value : std::span<float>(), t.y);
@@ -51,7 +52,8 @@ class Attention final : public Layer {
                                                    parameters_[kOutBias].gradient);
     kernels_.dense().FullyConnectedBackwardData(OutDims(), t.dy, parameters_[kOutWeight].value,
                                                 dcontext);
-    kernels_.dense().AttentionBackward(dims_, saved.qkv, saved.probabilities, dcontext, dqkv);
+    kernels_.dense().AttentionBackward(dims_, saved.qkv, saved.context, dcontext, saved.statistics,
+                                       dqkv);
     kernels_.dense().FullyConnectedBackwardWeights(
         QkvDims(), t.x[0], dqkv, parameters_[kQkvWeight].gradient, parameters_[kQkvBias].gradient);
     if (t.dx[0].empty()) return absl::OkStatus();
@@ -64,7 +66,8 @@ class Attention final : public Layer {
   enum { kQkvWeight, kQkvBias, kOutWeight, kOutBias };
 
   struct Saved {
-    Values qkv, context, probabilities;
+    Values qkv, context;
+    FloatSpan statistics;
   };
 
   int64_t rows() const { return dims_.batch * dims_.tokens; }
@@ -81,9 +84,11 @@ class Attention final : public Layer {
   }
   Saved Split(Values saved) const {
     const AttentionMemory memory = MemoryIn(saved.type());
-    return {.qkv = Part(saved, 0, memory.qkv),
-            .context = Part(saved, memory.context_begin, memory.context),
-            .probabilities = Part(saved, memory.probabilities_begin, memory.probabilities)};
+    const Values statistics = Part(saved, memory.statistics_begin, memory.statistics);
+    return {
+        .qkv = Part(saved, 0, memory.qkv),
+        .context = Part(saved, memory.context_begin, memory.context),
+        .statistics = {static_cast<float*>(statistics.data()), statistics.bytes() / sizeof(float)}};
   }
 
   Backend& kernels_;

@@ -1,0 +1,287 @@
+#!/usr/bin/env python3
+"""Compares training steps of Cadre and of PyTorch in its fastest configuration on the CPU.
+
+Each configuration of PyTorch is a precision (fp32, bf16 autocast), a memory layout (default, channels last), a way
+to run (eager; torch.compile, default or max-autotune) and an implementation of SGD (foreach, fused). All are tried
+once, in short runs; the fastest of each precision are then run alternately with bench_engine, --rounds times, and
+medians are compared. Each run is a process of its own. Prints one JSON line for each model and number of threads.
+
+    bench/rival_pytorch.py --models lenet,gpt --threads 1,2
+    bench/rival_pytorch.py --models gpt --precisions fp32 --modes eager --finalists 1
+    bench/rival_pytorch.py --worker --model resnet18 --threads 2 --layout channels-last     PyTorch alone, one line
+
+`ratio` is samples per second of Cadre divided by those of the fastest PyTorch of the same precision; `ratio_best`
+compares with the fastest of all. A result also has the processor, its instruction sets for products, and the peaks
+that PyTorch reaches on it: of products of square matrices in fp32 and bf16, and of a memory copy, with this number of
+threads. Configurations that fail are listed with their error.
+
+Requires PyTorch (the CPU build of torch 2.13.0), in this Python or in the one that --python names.
+"""
+import argparse
+import itertools
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import time
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+
+BATCHES = {"lenet": 64, "alexnet": 16, "vgg11": 8, "vgg16": 4, "resnet18": 16, "resnet50": 8,
+           "inception-v3": 4, "gpt": 16, "gpt2-small": 1}
+# The instruction sets on which the speed of matrix products depends.
+INSTRUCTION_SETS = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16",
+                    "asimd", "sve", "bf16", "i8mm")
+
+
+def parse():
+    p = argparse.ArgumentParser(description=__doc__,
+                                formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--engine", default="build/bin/bench_engine", help="program to compare with")
+    p.add_argument("--python", default=sys.executable, help="Python that has PyTorch")
+    p.add_argument("--models", default="lenet,alexnet,resnet18,gpt", help="separated by commas")
+    p.add_argument("--threads", default="1,2", help="numbers of threads, separated by commas")
+    p.add_argument("--batch", type=int, help="samples of a step; default: by model")
+    p.add_argument("--precisions", default="fp32,bf16")
+    p.add_argument("--layouts", default="default,channels-last")
+    p.add_argument("--modes", default="eager,compile,max-autotune")
+    p.add_argument("--optimizers", default="foreach,fused")
+    p.add_argument("--finalists", type=int, default=2,
+                   help="configurations of each precision that take part in the rounds")
+    p.add_argument("--rounds", type=int, default=5, help="runs of each program")
+    p.add_argument("--steps", type=int, default=5, help="timed steps of a run")
+    p.add_argument("--warmup", type=int, default=2, help="steps before these")
+    p.add_argument("--limit", type=float, default=600, help="seconds of one run")
+    p.add_argument("--worker", action="store_true", help="run PyTorch once and print one line")
+    p.add_argument("--peaks", action="store_true", help="print the peaks of the processor")
+    p.add_argument("--model", default="lenet", help="with --worker")
+    p.add_argument("--precision", default="fp32", choices=["fp32", "bf16"], help="with --worker")
+    p.add_argument("--layout", default="default", choices=["default", "channels-last"],
+                   help="with --worker")
+    p.add_argument("--mode", default="eager", choices=["eager", "compile", "max-autotune"],
+                   help="with --worker")
+    p.add_argument("--optimizer", default="foreach", choices=["foreach", "fused"],
+                   help="with --worker")
+    return p.parse_args()
+
+
+# --- PyTorch -------------------------------------------------------------------------------------------
+
+
+def set_threads(torch, threads):
+    torch.set_num_threads(threads)
+    # Parallel operators are not used by these networks; their pool would only take part in the noise.
+    torch.set_num_interop_threads(1)
+
+
+def worker(args):
+    import torch
+    from torch_models import MODELS, random_batch
+
+    set_threads(torch, int(args.threads))
+    torch.manual_seed(1)
+    net = MODELS[args.model]()
+    batch = args.batch or BATCHES[args.model]
+    inputs, labels = random_batch(args.model, batch)
+    if args.layout == "channels-last" and inputs.dim() == 4:
+        net = net.to(memory_format=torch.channels_last)
+        inputs = inputs.to(memory_format=torch.channels_last)
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-6, momentum=0.9,
+                                **{args.optimizer: True})
+    criterion = torch.nn.CrossEntropyLoss()
+    run = net
+    if args.mode != "eager":
+        run = torch.compile(net, mode=None if args.mode == "compile" else "max-autotune")
+
+    def step():
+        with torch.autocast("cpu", torch.bfloat16, enabled=args.precision == "bf16"):
+            loss = criterion(run(inputs), labels)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    first = [step() for _ in range(max(1, args.warmup))][0]
+    seconds = []
+    for _ in range(args.steps):
+        start = time.perf_counter()
+        last = step()
+        seconds.append(time.perf_counter() - start)
+    median = statistics.median(seconds)
+    print(json.dumps({
+        "bench": "torch_step", "torch": torch.__version__, "model": args.model, "batch": batch,
+        "threads": torch.get_num_threads(), "precision": args.precision, "layout": args.layout,
+        "mode": args.mode, "optimizer": args.optimizer,
+        "parameters": sum(p.numel() for p in net.parameters()),
+        "samples_per_second": batch / median, "step_ms": median * 1e3, "first_loss": first,
+        "last_loss": last}))
+
+
+def best_rate(work, run):
+    """Work divided by the shortest of several runs."""
+    run()
+    seconds = []
+    for _ in range(7):
+        start = time.perf_counter()
+        run()
+        seconds.append(time.perf_counter() - start)
+    return work / min(seconds)
+
+
+def peaks(args):
+    import torch
+
+    set_threads(torch, int(args.threads))
+    side, words = 1536, 1 << 25
+    result = {}
+    for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
+        a, b = torch.rand(side, side).to(dtype), torch.rand(side, side).to(dtype)
+        c = torch.empty(side, side, dtype=dtype)
+        rate = best_rate(2 * side**3, lambda a=a, b=b, c=c: torch.mm(a, b, out=c))
+        result[f"peak_gflops_{name}"] = round(rate / 1e9, 1)
+    source, target = torch.rand(words), torch.empty(words)
+    # A copy reads and writes.
+    result["copy_gbs"] = round(best_rate(8 * words, lambda: target.copy_(source)) / 1e9, 1)
+    print(json.dumps(result))
+
+
+# --- The comparison ------------------------------------------------------------------------------------
+
+
+def processor():
+    """The model of the CPU and those of INSTRUCTION_SETS that it has."""
+    fields = {}
+    for line in pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        name, _, value = line.partition(":")
+        fields.setdefault(name.strip(), value.strip())
+    flags = fields.get("flags", fields.get("Features", "")).split()
+    return {"cpu": fields.get("model name", "unknown"), "cores": len(os.sched_getaffinity(0)),
+            "family_model": [fields.get("cpu family", ""), fields.get("model", "")],
+            "instruction_sets": [name for name in INSTRUCTION_SETS if name in flags]}
+
+
+def run(command, limit, environment=None):
+    """(the last JSON line that the command prints, None), or (None, the reason why there is none)."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=limit,
+                              env={**os.environ, **(environment or {})})
+    except subprocess.TimeoutExpired:
+        return None, f"no result after {limit:g} s"
+    except OSError as error:
+        sys.exit(f"rival_pytorch: {error}")
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    if done.returncode != 0 or not lines:
+        return None, f"exit code {done.returncode}: {done.stderr.strip()[-300:]}"
+    return json.loads(lines[-1]), None
+
+
+class Comparison:
+    """One model with one number of threads."""
+
+    def __init__(self, args, model, threads):
+        self.args, self.model, self.threads = args, model, threads
+        self.batch = args.batch or BATCHES[model]
+        self.shared = ["--model", model, "--batch", str(self.batch), "--threads", str(threads),
+                       "--steps", str(args.steps), "--warmup", str(args.warmup)]
+        # OpenMP threads of both programs wait by spinning, as on a machine of their own.
+        self.environment = {"GOMP_SPINCOUNT": "10000", "OMP_NUM_THREADS": str(threads)}
+        self.failures = {}
+
+    def torch(self, *flags):
+        command = [self.args.python, str(HERE / "rival_pytorch.py"), *flags]
+        return run(command, self.args.limit, self.environment)
+
+    def rival(self, precision, layout, mode, optimizer):
+        return self.torch("--worker", *self.shared, "--precision", precision, "--layout", layout,
+                          "--mode", mode, "--optimizer", optimizer)
+
+    def cadre(self, precision):
+        # A build without --precision has fp32 only.
+        flags = [] if precision == "fp32" else ["--precision", precision]
+        return run([self.args.engine, *self.shared, *flags], self.args.limit, self.environment)
+
+    def finalists(self):
+        """The fastest configurations of each precision, after one short run of each."""
+        args, speeds = self.args, {}
+        layouts = args.layouts.split(",")
+        if self.model.startswith("gpt"):
+            layouts = ["default"]  # There are no images.
+        for configuration in itertools.product(args.precisions.split(","), layouts,
+                                               args.modes.split(","), args.optimizers.split(",")):
+            line, failure = self.rival(*configuration)
+            if failure:
+                self.failures[" ".join(configuration)] = failure
+            else:
+                speeds[configuration] = line["samples_per_second"]
+        ranking = sorted(speeds, key=speeds.get, reverse=True)
+        chosen = []
+        for precision in args.precisions.split(","):
+            chosen += [c for c in ranking if c[0] == precision][:args.finalists]
+        return chosen, {" ".join(c): round(speeds[c], 2) for c in ranking}
+
+    def result(self):
+        args = self.args
+        peak, failure = self.torch("--peaks", "--threads", str(self.threads))
+        if failure:
+            sys.exit(f"rival_pytorch: {args.python} does not run PyTorch: {failure}")
+        chosen, tried = self.finalists()
+        if not chosen:
+            sys.exit(f"rival_pytorch: no configuration of PyTorch runs: {self.failures}")
+        turns = {f"cadre {p}": lambda p=p: self.cadre(p) for p in args.precisions.split(",")}
+        turns |= {" ".join(c): lambda c=c: self.rival(*c) for c in chosen}
+        speeds, parameters = {name: [] for name in turns}, {}
+        for _ in range(args.rounds):
+            for name, turn in turns.items():
+                if name in self.failures:
+                    continue
+                line, failure = turn()
+                if failure:
+                    self.failures[name] = failure
+                else:
+                    speeds[name].append(line["samples_per_second"])
+                    parameters[name] = line["parameters"]
+        medians = {name: statistics.median(values) for name, values in speeds.items()
+                   if len(values) == args.rounds}
+        line = {"bench": "rival_pytorch", **processor(), **peak, "model": self.model,
+                "batch": self.batch, "threads": self.threads, "rounds": args.rounds}
+        theirs = {name: value for name, value in medians.items() if not name.startswith("cadre")}
+        for precision in args.precisions.split(","):
+            ours = medians.get(f"cadre {precision}")
+            same = {n: v for n, v in theirs.items() if n.startswith(precision)}
+            if ours is None or not same:
+                continue
+            best, best_of_all = max(same, key=same.get), max(theirs, key=theirs.get)
+            line[precision] = {"ratio": round(ours / same[best], 3), "against": best,
+                               "ratio_best": round(ours / theirs[best_of_all], 3),
+                               "against_best": best_of_all}
+        line["samples_per_second"] = {name: round(value, 2) for name, value in medians.items()}
+        line["all"] = {name: [round(v, 2) for v in values] for name, values in speeds.items()}
+        line["tried"] = tried
+        if len(set(parameters.values())) > 1:
+            line["parameters"] = parameters
+        if self.failures:
+            line["failures"] = self.failures
+        return line
+
+
+def main():
+    args = parse()
+    if args.worker:
+        return worker(args)
+    if args.peaks:
+        return peaks(args)
+    models = args.models.split(",")
+    for model in models:
+        if model not in BATCHES:
+            sys.exit(f"rival_pytorch: no model '{model}'; there are {', '.join(BATCHES)}")
+    for model in models:
+        for threads in args.threads.split(","):
+            print(json.dumps(Comparison(args, model, int(threads)).result()), flush=True)
+    return None
+
+
+if __name__ == "__main__":
+    main()

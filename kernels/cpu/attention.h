@@ -1,0 +1,25 @@
+// Multi-head attention with memory linear in the tokens. attention.cc explains the method.
+//
+// The same extents and data give the same bits for any number of threads, and a head gives the same
+// bits whichever other heads are computed with it. Thread-safe (functions of their arguments).
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/backend.h"
+
+namespace cadre {
+
+// Floats of scratch memory that forward and backward need.
+int64_t AttentionForwardScratch(int threads, const AttentionDims& dims);
+int64_t AttentionBackwardScratch(int threads, const AttentionDims& dims);
+
+// As DenseKernels::AttentionForward and AttentionBackward. `scratch` has the size that the function
+// above returns for the same arguments.
+void CpuAttentionForward(int threads, const AttentionDims& dims, const float* qkv, float* scratch,
+                         float* context, float* statistics);
+void CpuAttentionBackward(int threads, const AttentionDims& dims, const float* qkv,
+                          const float* context, const float* dcontext, const float* statistics,
+                          float* scratch, float* dqkv);
+
+}  // namespace cadre
