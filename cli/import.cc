@@ -148,10 +148,16 @@ absl::StatusOr<int> ExportRun(const Invocation& in) {
 
 }  // namespace
 
-// What is not a path is a run.
+// An argument that is not a path names a run.
 absl::StatusOr<int> ExportModel(const Invocation& in) {
+  const std::string argument = in.line.argument();
   std::error_code ignored;
-  return fs::exists(in.line.argument(), ignored) ? ExportCheckpoint(in) : ExportRun(in);
+  const bool path = absl::StrContains(argument, '/') || absl::EndsWith(argument, ".safetensors") ||
+                    fs::exists(argument, ignored);
+  if (path) return ExportCheckpoint(in);
+  absl::StatusOr<int> exported = ExportRun(in);
+  if (!absl::IsNotFound(exported.status())) return exported;
+  return Annotate(exported.status(), absl::StrCat("'", argument, "' is neither a path nor a run"));
 }
 
 }  // namespace cadre

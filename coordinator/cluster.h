@@ -40,8 +40,8 @@ inline constexpr uint32_t kBackupGap = 10'000'000;
 // Ids of runs that a start with a backup leaves out: those of runs that were submitted since.
 inline constexpr uint32_t kBackupRuns = 1000;
 
-// A host on which a worker was lost or has failed within this time may return, so that another one
-// is not the only host.
+// For this time, a host on which a worker was lost or has failed counts as a host of the cluster,
+// because it may return.
 inline constexpr absl::Duration kReturn = absl::Minutes(10);
 
 class Cluster {

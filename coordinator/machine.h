@@ -96,8 +96,10 @@ class Machine {
   int64_t RoundOpenedMs(const std::string& run) const;
 
   // The history of a run. Errors: NotFound for an unknown run.
-  absl::StatusOr<v1::LocateReply> Locate(const std::string& run) const;
   absl::StatusOr<v1::HistoryReply> History(const v1::HistoryRequest& request) const;
+  // The newest version of a run and where its values are. Errors: NotFound for an unknown run;
+  // FailedPrecondition for one without versions.
+  absl::StatusOr<v1::LocateReply> Locate(const std::string& run) const;
   v1::EventsReply Events(const v1::EventsRequest& request) const {
     return cluster_.event_log().Read(request);
   }

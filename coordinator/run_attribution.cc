@@ -153,7 +153,7 @@ bool Run::OnHeartbeat(const Member& member, const v1::Heartbeat& heartbeat) {
   const uint32_t rank = member.place->rank();
   // The thread may still be occupied by an earlier generation.
   const bool here = heartbeat.has_place() && member.Holds(heartbeat.place());
-  // Nor does a thread that is idle take the assignment, if it hangs.
+  // An idle thread that hangs does not take the assignment either, so it counts as preparing.
   const bool idle = heartbeat.activity() == v1::ACTIVITY_UNSPECIFIED;
   const bool reports = !idle || slot.preparing();
   v1::Activity activity =

@@ -165,6 +165,7 @@ bool Run::FormSlot(Slot& slot, std::vector<std::string>& idle) {
                           [&](const std::string& id) { return preferred.count(id) != 0; });
   }
   const std::vector<std::vector<std::string>> kinds = GroupByDevice(idle);
+  absl::Status too_large;
   // Some numbers of ranks have no legal plan, so smaller groups are tried as well.
   for (size_t ranks = std::min(requested, idle.size()); ranks >= min_ranks && ranks > 0; --ranks) {
     for (const std::vector<std::string>& workers : kinds) {
@@ -172,15 +173,16 @@ bool Run::FormSlot(Slot& slot, std::vector<std::string>& idle) {
       const std::vector<std::string> members(workers.begin(), workers.begin() + ranks);
       const absl::StatusOr<v1::Plan> plan = planner_.PlanGroup(record_, slot, members);
       if (absl::IsUnavailable(plan.status())) return false;
-      if (absl::IsResourceExhausted(plan.status()) && ranks == requested) {
-        End(v1::RUN_STATE_FAILED, plan.status().message());
-        return false;
-      }
+      if (absl::IsResourceExhausted(plan.status())) too_large.Update(plan.status());
       if (!plan.ok()) continue;
       Take(members, idle);
       FormGeneration(slot, members, *plan);
       return true;
     }
+  }
+  // Workers with more memory may join a run that has trained before.
+  if (!too_large.ok() && record_.state() == v1::RUN_STATE_QUEUED) {
+    End(v1::RUN_STATE_FAILED, too_large.message());
   }
   return false;
 }

@@ -70,7 +70,7 @@ class Slot {
   // Stores that a rank is prepared. Requires: a plan in the message has passed CheckReportedPlan.
   void Prepare(const v1::Prepared& prepared);
   // The group loads `version`, of step `step`, and trains until `next_step`, its first boundary.
-  // `catches_up`: the others have begun the round before it. Requires: prepared().
+  // `catches_up`: other groups have already begun this round. Requires: prepared().
   void Start(uint32_t version, uint32_t step, uint32_t next_step, bool catches_up, absl::Time now);
   // Stores the predicted step times of the plan. `from_own_measurement`: the prediction uses only
   // measurements of this generation.

@@ -268,8 +268,9 @@ class Validation : private ProblemCollector {
   // model load the same part.
   void CheckBatchElements() {
     const int64_t batch = spec_.batch_per_group();
-    const int64_t parts = std::max(1U, OrOne(spec_.cluster().ranks_per_group()) /
-                                           (RanksAlong(kModelAxis) * RanksAlong(kStageAxis)));
+    const uint64_t same_part = uint64_t{RanksAlong(kModelAxis)} * RanksAlong(kStageAxis);
+    const int64_t parts =
+        std::max<uint64_t>(1, OrOne(spec_.cluster().ranks_per_group()) / same_part);
     const int64_t max_per_part = kMaxBatchElements / graph_->input().elements();
     if ((batch + parts - 1) / parts <= max_per_part) return;
     Add("batch_per_group", "is ", batch, " samples of ", graph_->input().ToString(), " over ",

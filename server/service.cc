@@ -201,8 +201,8 @@ class PullCall final : public RoundsCall<grpc::ServerWriteReactor<v1::PullReply>
       : RoundsCall(host, pool, slots, streams, context), counters_(counters), request_(request) {
     if (!IsAdmitted()) return;
     // The certificate of a user is sufficient.
-    const bool proves = caller == Caller::kRank;
-    Begin(proves ? host_.Authenticate(*request_) : absl::OkStatus(), [this] { Open(); });
+    const bool needs_proof = caller == Caller::kRank;
+    Begin(needs_proof ? host_.Authenticate(*request_) : absl::OkStatus(), [this] { Open(); });
   }
 
   void OnWriteDone(bool ok) override {

@@ -6,6 +6,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/digest.h"
 #include "base/status.h"
@@ -22,14 +23,15 @@ constexpr absl::Duration kSilence = absl::Seconds(30);
 // Aggregators keep two versions, so that a version is replaced while it is read only if the read
 // takes longer than a round.
 constexpr int kMaxAttempts = 5;
+constexpr absl::Duration kPause = absl::Milliseconds(200);
 
 // The values of the positions `span`, which are those of the shard.
 absl::Status ReadShard(const std::string& run, int shard, Interval span,
                        const v1::LocateReply& located, const ParameterIndex& index,
                        const Credentials& credentials, std::span<float> values) {
-  const v1::LocateReply::Shard& place = located.shards(shard);
-  if (place.address().empty()) {
-    return absl::UnavailableError(absl::StrCat("aggregator ", place.aggregator(), " is away"));
+  const v1::LocateReply::Shard& location = located.shards(shard);
+  if (location.address().empty()) {
+    return absl::UnavailableError(absl::StrCat("aggregator ", location.aggregator(), " is away"));
   }
   v1::PullRequest request;
   request.set_run(run);
@@ -38,16 +40,19 @@ absl::Status ReadShard(const std::string& run, int shard, Interval span,
   for (const v1::Range& range : index.RangesOf(span.begin, span.end)) {
     *request.add_ranges() = range;
   }
-  RoundsClient client([&] { return place.address(); }, {.silence = kSilence}, nullptr, {},
-                      credentials, place.aggregator());
+  RoundsClient client([&] { return location.address(); }, {.silence = kSilence}, nullptr, {},
+                      credentials, location.aggregator());
   Traffic traffic;
   return Annotate(client.Read(request, values, &traffic),
-                  absl::StrCat("aggregator ", place.aggregator()));
+                  absl::StrCat("aggregator ", location.aggregator()));
 }
 
 absl::Status ReadShards(const std::string& run, const Credentials& credentials,
                         ReadVersion& version) {
   const v1::LocateReply& located = version.located;
+  if (located.shards().empty()) {
+    return absl::InternalError("the coordinator has named no aggregator of the run");
+  }
   const std::span<float> values(version.values);
   std::optional<ExchangeUnits> units;
   if (ExchangesUnits(located.spec().averaging())) units.emplace(version.index);
@@ -78,6 +83,8 @@ absl::StatusOr<ReadVersion> ReadNewestVersion(
     const absl::Status read = ReadShards(run, credentials, version);
     if (read.ok()) return version;
     if (!absl::IsFailedPrecondition(read) || attempt == kMaxAttempts) return read;
+    // The coordinator may not have received yet that the version was replaced.
+    absl::SleepFor(kPause);
   }
 }
 

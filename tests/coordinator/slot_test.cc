@@ -30,7 +30,7 @@ TEST(SlotTest, StateTransitions) {
   slot.Prepare(FromRank(slot, 1));
   EXPECT_TRUE(slot.prepared());
   EXPECT_FALSE(slot.record().lived());
-  slot.Start(3, 30, 40, absl::FromUnixSeconds(9));
+  slot.Start(3, 30, 40, /*catches_up=*/true, absl::FromUnixSeconds(9));
   EXPECT_TRUE(slot.started());
   EXPECT_EQ(slot.formation(), absl::Seconds(3));
   EXPECT_FALSE(slot.record().at_end());
@@ -113,7 +113,7 @@ TEST(SlotTest, OtherPlanIsRefused) {
 TEST(SlotTest, StartWithoutStepsIsAtEnd) {
   Slot slot("run-1", 0, absl::FromUnixSeconds(5));
   slot.Form(1, {"w1"}, v1::Plan(), absl::FromUnixSeconds(6));
-  slot.Start(3, 30, 0, absl::FromUnixSeconds(6));
+  slot.Start(3, 30, 0, /*catches_up=*/false, absl::FromUnixSeconds(6));
   EXPECT_TRUE(slot.record().at_end());
   EXPECT_FALSE(slot.SetAtEnd());
 }

@@ -353,6 +353,8 @@ TEST(ValidateTest, PinnedMeshes) {
       {"", data + "cluster { mesh { name: 'model' } }", "cluster.mesh[1].size", "is 0"},
       {"", "cluster { mesh { name: 'data' size: 4294967295 } }", "cluster.mesh[0].size",
        "at most 4096"},
+      {"", "cluster { mesh { name: 'model' size: 65536 } mesh { name: 'stage' size: 65536 } }",
+       "cluster.mesh[1].size", "at most 4096"},
       {"", data + "cluster { mesh { name: 'model' size: 2 } }", "cluster.mesh",
        "is data=2, model=2, which makes 4 ranks; ranks_per_group is 2"},
       {"", data + "cluster { model_ranks: 2 }", "cluster.model_ranks",

@@ -111,6 +111,8 @@ class CommandsTest(unittest.TestCase):
             call("wait", "--for", "members=5", "--timeout", "30s")
             run = cluster.submit(epochs=100)
             call("wait", run, "--for", "version=2")
+            workers = json.loads(call("members", "-o", "json"))["workers"]
+            idle = next(worker["name"] for worker in workers if not (worker["place"] or {}).get("run"))
             verbs = {
                 "runs": [],
                 "status": [],
@@ -121,8 +123,8 @@ class CommandsTest(unittest.TestCase):
                 "version": [],
                 "adopt": [],
                 "trace": [run, "--output", f"{folder}/trace.json"],
-                "cordon": ["worker-4"],
-                "drain": ["worker-4"],
+                "cordon": [idle],
+                "drain": [idle],
             }
             for verb, arguments in verbs.items():
                 with self.subTest(verb):
@@ -133,11 +135,9 @@ class CommandsTest(unittest.TestCase):
                 text=True,
                 env={**os.environ, **address},
             )
-            first = watch.stdout.readline()
+            self.addCleanup(watch.kill)
             call("stop", run)
-            lines = [first, *watch.stdout]
-            watch.stdout.close()
-            watch.wait()
+            lines = watch.communicate(timeout=60)[0].splitlines()
             golden.check(self, "watch", [json.loads(line) for line in lines])
             golden.check(self, "wait", [json.loads(call("wait", run, "-o", "json", expected=1))])
         ended = {"runs": [], "status": [], "describe": [self.run_id], "history": [self.run_id], "events": []}

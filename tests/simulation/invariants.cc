@@ -282,9 +282,16 @@ void Invariants::CheckRunEnd(const v1::RunRecord& record) {
 // One host cannot end a run that another host could train; the run cannot know better if there is
 // only one.
 bool Invariants::MayFail(const v1::RunRecord& record) const {
-  const auto found = failures_.find(record.run());
-  if (found == failures_.end()) return false;
-  const auto& [hosts, diverged] = found->second;
+  std::map<v1::FailureCause, std::set<std::string>> hosts;
+  std::set<uint32_t> diverged;
+  for (const auto* failures : {&failures_, &earlier_failures_}) {
+    const auto found = failures->find(record.run());
+    if (found == failures->end()) continue;
+    diverged.insert(found->second.diverged.begin(), found->second.diverged.end());
+    for (const auto& [cause, of_cause] : found->second.hosts) {
+      hosts[cause].insert(of_cause.begin(), of_cause.end());
+    }
+  }
   if (diverged.size() >= std::min(2U, GroupsOf(record.spec()))) return true;
   return std::any_of(hosts.begin(), hosts.end(), [this](const auto& entry) {
     return entry.second.size() >= 2 || connected_workers_() <= 1;
@@ -499,7 +506,7 @@ void Invariants::CheckChangedCommit(const v1::CommitRecord& before,
   }
   if (commit.committed() && commit.round() > 0) {
     committed_[{commit.run(), commit.round()}] = commit.participants_size();
-    failures_.erase(commit.run());
+    earlier_failures_[commit.run()] = std::exchange(failures_[commit.run()], {});
     world_.Count("commits");
   }
 }

@@ -148,7 +148,9 @@ class Invariants {
     std::map<v1::FailureCause, std::set<std::string>> hosts;
     std::set<uint32_t> diverged;
   };
+  // Since the newest commit, and between it and the one before: their reports may arrive later.
   std::map<std::string, Failures> failures_;
+  std::map<std::string, Failures> earlier_failures_;
   // Runs whose records were replaced by older ones.
   std::set<std::string> restored_;
   std::map<std::string, v1::RunSpec> specs_;

@@ -300,10 +300,12 @@ void Network::ExpectSends(const Program& program, size_t begin, size_t end) {
   if (begin == 0) first_order_ += tape.orders;
   std::vector<uint32_t> numbers;
   for (size_t i = begin; i < end; ++i) {
-    if (tape.ops[i].kind == TapeOpKind::kSend) numbers.push_back(first_order_ + tape.ops[i].order);
+    if (tape.ops[i].kind == TapeOpKind::kSend) numbers.push_back(tape.ops[i].order);
   }
   if (numbers.empty()) return;
   std::sort(numbers.begin(), numbers.end());
+  // The sum may wrap around: numbers are only compared for equality.
+  for (uint32_t& number : numbers) number += first_order_;
   if (sends_ == nullptr) sends_ = std::make_unique<SendQueue>(comms_.transport());
   sends_->Expect(numbers);
 }
