@@ -353,8 +353,6 @@ TEST(ValidateTest, PinnedMeshes) {
       {"", data + "cluster { mesh { name: 'model' } }", "cluster.mesh[1].size", "is 0"},
       {"", "cluster { mesh { name: 'data' size: 4294967295 } }", "cluster.mesh[0].size",
        "at most 4096"},
-      {"", "cluster { mesh { name: 'model' size: 65536 } mesh { name: 'stage' size: 65536 } }",
-       "cluster.mesh[1].size", "at most 4096"},
       {"", data + "cluster { mesh { name: 'model' size: 2 } }", "cluster.mesh",
        "is data=2, model=2, which makes 4 ranks; ranks_per_group is 2"},
       {"", data + "cluster { model_ranks: 2 }", "cluster.model_ranks",
@@ -384,6 +382,14 @@ TEST(ValidateTest, PinnedLayers) {
        "cluster.layer[1].layer", "is 'conv1' once more"},
       {"", "cluster {" + many + "}", "cluster.layer", "pins 10000 layers; the model has "},
   });
+}
+
+// The product of the sizes is a multiple of 2^32.
+TEST(ValidateTest, LargeMeshesAreRefused) {
+  const std::vector<Problem> problems = FindProblems(Changed(
+      "", "cluster { mesh { name: 'model' size: 65536 } mesh { name: 'stage' size: 65536 } }"));
+  ASSERT_FALSE(problems.empty());
+  EXPECT_EQ(problems[0].field, "cluster.mesh[0].size");
 }
 
 TEST(ValidateTest, PlacedLayers) {
