@@ -40,6 +40,7 @@ class PackagesTest(unittest.TestCase):
             raise unittest.SkipTest("dpkg-dev is not installed")
         cls.folder = tempfile.TemporaryDirectory()
         folder = pathlib.Path(cls.folder.name)
+        run("cmake", "--build", BUILD, "--target", "manuals")
         run("cpack", "--config", BUILD / "CPackConfig.cmake", "-B", folder / "out")
         cls.files = {file.name.partition("_")[0]: file for file in (folder / "out").glob("*.deb")}
         cls.root = folder / "root"
