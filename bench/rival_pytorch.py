@@ -135,16 +135,16 @@ def peaks(args):
     import torch
 
     set_threads(torch, int(args.threads))
-    side, words = 1536, 1 << 25
+    side, elements = 1536, 1 << 25
     result = {}
     for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
         a, b = torch.rand(side, side).to(dtype), torch.rand(side, side).to(dtype)
         c = torch.empty(side, side, dtype=dtype)
         rate = best_rate(2 * side**3, lambda a=a, b=b, c=c: torch.mm(a, b, out=c))
         result[f"peak_gflops_{name}"] = round(rate / 1e9, 1)
-    source, target = torch.rand(words), torch.empty(words)
+    source, target = torch.rand(elements), torch.empty(elements)
     # A copy reads and writes.
-    result["copy_gbs"] = round(best_rate(8 * words, lambda: target.copy_(source)) / 1e9, 1)
+    result["copy_gbs"] = round(best_rate(8 * elements, lambda: target.copy_(source)) / 1e9, 1)
     print(json.dumps(result))
 
 
@@ -184,7 +184,10 @@ class Comparison:
     def __init__(self, args, model, threads):
         self.args, self.model, self.threads = args, model, threads
         self.batch = args.batch or BATCHES[model]
-        self.shared = ["--model", model, "--batch", str(self.batch), "--threads", str(threads),
+        # A model that is not in the zoo has a run file in this folder.
+        file = HERE / f"{model}.textproto"
+        self.engine_model = str(file) if file.exists() else model
+        self.shared = ["--batch", str(self.batch), "--threads", str(threads),
                        "--steps", str(args.steps), "--warmup", str(args.warmup)]
         # OpenMP threads of both programs wait by spinning, as on a machine of their own.
         self.environment = {"GOMP_SPINCOUNT": "10000", "OMP_NUM_THREADS": str(threads)}
@@ -195,13 +198,14 @@ class Comparison:
         return run(command, self.args.limit, self.environment)
 
     def rival(self, precision, layout, mode, optimizer):
-        return self.torch("--worker", *self.shared, "--precision", precision, "--layout", layout,
+        return self.torch("--worker", "--model", self.model, *self.shared, "--precision", precision, "--layout", layout,
                           "--mode", mode, "--optimizer", optimizer)
 
     def cadre(self, precision):
         # A build without --precision has fp32 only.
         flags = [] if precision == "fp32" else ["--precision", precision]
-        return run([self.args.engine, *self.shared, *flags], self.args.limit, self.environment)
+        command = [self.args.engine, "--model", self.engine_model, *self.shared, *flags]
+        return run(command, self.args.limit, self.environment)
 
     def finalists(self):
         """The fastest configurations of each precision, after one short run of each."""

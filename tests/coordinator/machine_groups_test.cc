@@ -450,5 +450,34 @@ TEST(MachinePlanTest, GroupShrinksToSizeThatHasPlan) {
   EXPECT_EQ(cluster.Group(run, 0).members_size(), 2);
 }
 
+// A plan that does not fit ends a run that has not trained. Later, workers with more memory may
+// join.
+TEST(MachinePlanTest, PlanWithoutMemoryEndsOnlyARunThatHasNotTrained) {
+  bool fits = true;
+  FakeCluster cluster([&](Machine::Options& options) {
+    options.plan = [&](const v1::RunSpec&, int ranks) -> absl::StatusOr<v1::Plan> {
+      if (!fits) return absl::ResourceExhaustedError("rank 1 needs 9 GiB for layer 'fc6'");
+      v1::Plan plan;
+      plan.add_mesh()->set_size(ranks);
+      return plan;
+    };
+  });
+  cluster.behaviour.train = false;
+  cluster.AddWorkers(2);
+  const std::string run = cluster.Submit(MakeSpec(1, 2, 0, 1000));
+  ASSERT_EQ(cluster.RunStatus(run).state(), v1::RUN_STATE_RUNNING);
+  fits = false;
+  cluster.Fail(cluster.Lead(run, 0));
+  cluster.Run(absl::Minutes(1));
+  EXPECT_EQ(cluster.RunStatus(run).state(), v1::RUN_STATE_RUNNING);
+  fits = true;
+  cluster.AddWorkers(2);
+  EXPECT_TRUE(cluster.RunUntil([&] { return cluster.Group(run, 0).generation() > 1; }));
+  fits = false;
+  const std::string second = cluster.Submit(MakeSpec(1, 2, 0, 1000));
+  EXPECT_EQ(cluster.RunStatus(second).state(), v1::RUN_STATE_FAILED);
+  EXPECT_THAT(cluster.RunStatus(second).reason(), ::testing::HasSubstr("layer 'fc6'"));
+}
+
 }  // namespace
 }  // namespace cadre::testing
