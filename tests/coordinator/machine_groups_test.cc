@@ -473,8 +473,9 @@ TEST(MachinePlanTest, PlanWithoutMemoryEndsOnlyARunThatHasNotTrained) {
   fits = true;
   cluster.AddWorkers(2);
   EXPECT_TRUE(cluster.RunUntil([&] { return cluster.Group(run, 0).generation() > 1; }));
+  const std::string second = cluster.Submit(MakeSpec(1, 4, 0, 1000));
   fits = false;
-  const std::string second = cluster.Submit(MakeSpec(1, 2, 0, 1000));
+  cluster.AddWorkers(2);
   EXPECT_EQ(cluster.RunStatus(second).state(), v1::RUN_STATE_FAILED);
   EXPECT_THAT(cluster.RunStatus(second).reason(), ::testing::HasSubstr("layer 'fc6'"));
 }
