@@ -179,7 +179,8 @@ install_check_tools() {
   mv -T "$new" "$tools"
 }
 
-# PyTorch and pytest, for the tests of the Python package.
+# PyTorch and pytest, for the tests of the Python package. pip compiles them (unlike the check tools),
+# because otherwise every program that imports PyTorch compiles it again, which takes seconds.
 install_python_packages() {
   local pinned packages new
   pinned=$(dirname "$0")/../python/tests/requirements.txt
@@ -191,7 +192,7 @@ install_python_packages() {
   report "installing PyTorch and pytest into $packages"
   mkdir -p "$(dirname "$packages")"
   new=$(mktemp -d "$packages.XXXXXX")
-  quietly python3 -m pip install --disable-pip-version-check --no-input --no-cache-dir --no-compile \
+  quietly python3 -m pip install --disable-pip-version-check --no-input --no-cache-dir --compile \
     --only-binary=:all: --target "$new" --requirement "$pinned"
   cp "$pinned" "$new/requirements.txt"
   chmod 755 "$new"

@@ -64,7 +64,6 @@ def main() -> None:
     parser.add_argument("--fsdp", action="store_true")
     parser.add_argument("--ddp", action="store_true")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--hold-at", type=int, default=0, help="step after which to wait for input")
     parser.add_argument("--nan-at", type=int, default=0)
     parser.add_argument("--resize-at", type=int, default=0)
     parser.add_argument("--batch", type=int, default=16)

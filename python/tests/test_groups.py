@@ -12,13 +12,13 @@ from processes import Cluster, Program, wait_for
 import cadre
 
 
-def spec(name: str = "test", groups: int = 2, steps: int = 48, rejoin_ms: int = 500,
-         **averaging: Any) -> str:
+def spec(name: str = "test", groups: int = 2, steps: int = 48, **averaging: Any) -> str:
+    """A run whose first groups begin together, as long as they start within a minute."""
     return json.dumps({
         "name": name,
         "batch_per_group": 16,
         "averaging": {"every_steps": 8, **averaging},
-        "cluster": {"groups": groups, "aggregators": 2, "rejoin_wait_ms": rejoin_ms},
+        "cluster": {"groups": groups, "aggregators": 2, "rejoin_wait_ms": 60000},
         "stop": {"steps": steps},
     })
 
@@ -37,6 +37,25 @@ def assert_agree(*programs: Program) -> dict[int, str]:
 
 def last(program: Program) -> dict[str, Any]:
     return program.lines()[-1]
+
+
+def versions_after(program: Program, count: int) -> None:
+    """Waits until the program has reported `count` more versions."""
+    before = max(program.versions())
+    wait_for(lambda: max(program.versions()) > before + count, f"{count} versions")
+
+
+def stop(cluster: Cluster, *programs: Program) -> None:
+    """Stops the only run; the programs report the reason, and agree."""
+    cluster.client.stop(cluster.client.status()["runs"][0]["run"], "the test is over")
+    for program in programs:
+        assert program.wait(30) == 1
+        assert "the test is over" in program.err.read_text()
+    assert_agree(*programs)
+
+
+# A run without an end, because a program that begins after the end would submit another one.
+ENDLESS = 100000
 
 
 @pytest.mark.parametrize(
@@ -81,57 +100,46 @@ def test_first_values_are_those_of_one_group(cluster: Cluster) -> None:
 
 
 def test_killed_program_rejoins(cluster: Cluster) -> None:
-    text = spec(steps=400, **CODED)
-    arguments = ("--spec", text, "--slow", "0.02")
+    arguments = ("--spec", spec(steps=ENDLESS, **CODED), "--slow", "0.02")
     stays = cluster.start("stays", "program.py", *arguments)
     killed = cluster.start("killed", "program.py", *arguments)
     wait_for(lambda: len(killed.versions()) > 2, "versions")
     killed.process.kill()
-    before = max(stays.versions())
-    wait_for(lambda: max(stays.versions()) > before + 3, "the other group to continue", 60)
+    versions_after(stays, 3)
     returned = cluster.start("returned", "program.py", *arguments)
-    wait_for(lambda: returned.versions(), "the program to rejoin")
-    for program in (stays, returned):
-        program.succeed()
+    wait_for(lambda: len(returned.versions()) > 2, "the program to rejoin")
+    versions_after(stays, 2)
+    assert len(set(stays.versions()) & set(returned.versions())) > 2
+    stop(cluster, stays, returned)
     assert_agree(stays, killed, returned)
-    assert last(stays)["digest"] == last(returned)["digest"]
 
 
 def test_coordinator_and_aggregator_return(cluster: Cluster) -> None:
-    arguments = ("--spec", spec(steps=600, **CODED), "--slow", "0.01")
+    arguments = ("--spec", spec(steps=ENDLESS, **CODED), "--slow", "0.01")
     programs = [cluster.start(f"p{i}", "program.py", *arguments) for i in range(2)]
     wait_for(lambda: all(len(program.versions()) > 2 for program in programs), "versions")
     cluster.kill_coordinator()
     cluster.return_coordinator()
-    before = max(programs[0].versions())
-    wait_for(lambda: max(programs[0].versions()) > before + 2, "versions after the coordinator's end")
+    versions_after(programs[0], 2)
     cluster.restart_aggregator("a")
-    before = max(programs[0].versions())
-    wait_for(lambda: max(programs[0].versions()) > before + 2, "versions after the aggregator's end")
-    for program in programs:
-        program.succeed()
-    assert_agree(*programs)
-    assert last(programs[0])["digest"] == last(programs[1])["digest"]
+    versions_after(programs[0], 2)
+    stop(cluster, *programs)
     assert last(programs[0])["discarded"] == last(programs[1])["discarded"] == 0
 
 
 def test_terminated_program_leaves_after_a_version(cluster: Cluster) -> None:
-    arguments = ("--spec", spec(steps=100000), "--slow", "0.02")
+    arguments = ("--spec", spec(steps=ENDLESS), "--slow", "0.02")
     programs = [cluster.start(f"p{i}", "program.py", *arguments) for i in range(2)]
     wait_for(lambda: len(programs[1].versions()) > 1, "versions")
     programs[1].process.send_signal(signal.SIGTERM)
     assert programs[1].wait(30) == 128 + signal.SIGTERM
-    before = max(programs[0].versions())
-    wait_for(lambda: max(programs[0].versions()) > before + 1, "the other group to continue")
+    versions_after(programs[0], 1)
     assert_agree(*programs)
-    run = cluster.client.status()["runs"][0]["run"]
-    cluster.client.stop(run, "the test is over")
-    assert programs[0].wait(30) == 1
-    assert "the test is over" in programs[0].err.read_text()
+    stop(cluster, programs[0])
 
 
 def test_interrupt_leaves(cluster: Cluster) -> None:
-    program = cluster.start("p", "program.py", "--spec", spec(groups=1, steps=100000))
+    program = cluster.start("p", "program.py", "--spec", spec(groups=1, steps=ENDLESS))
     wait_for(lambda: len(program.versions()) > 1, "versions")
     program.process.send_signal(signal.SIGINT)
     assert program.wait(30) != 0

@@ -37,7 +37,7 @@ batch_per_group: 64
 optimizer {{ sgd {{ momentum: 0.9 weight_decay: 5e-4 }} }}
 schedule {{ base_rate: 0.02 }}
 averaging {{ every_steps: 16 up {{ codec: CODEC_E3M0 }} down {{ codec: CODEC_E3M0 }} }}
-cluster {{ groups: 2 aggregators: 2 rejoin_wait_ms: 500 }}
+cluster {{ groups: 2 aggregators: 2 rejoin_wait_ms: 60000 }}
 stop {{ steps: STEPS }}
 seed: 1
 """

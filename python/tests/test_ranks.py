@@ -12,7 +12,7 @@ def versions_of(cluster: Cluster, name: str, ranks: int, *flags: str, **averagin
 
     A second group would begin at another moment in every run, and contribute fewer steps at first.
     """
-    text = spec(name, groups=1, rejoin_ms=60000, **averaging)
+    text = spec(name, groups=1, **averaging)
     program = cluster.start(name, "program.py", "--spec", text, "--exact", *flags, ranks=ranks)
     program.succeed()
     return assert_agree(program)
@@ -30,7 +30,6 @@ def test_ranks_equal_one_process(cluster: Cluster, averaging: dict) -> None:
 def test_program_of_two_ranks_survives_the_other_group(cluster: Cluster) -> None:
     arguments = ("--spec", spec(steps=400), "--slow", "0.02")
     ranks = cluster.start("ranks", "program.py", *arguments, "--fsdp", ranks=2)
-    wait_for(lambda: ranks.versions(), "the ranks")
     other = cluster.start("other", "program.py", *arguments)
     wait_for(lambda: len(other.versions()) > 2, "versions")
     other.process.kill()
