@@ -1,5 +1,5 @@
-// The numbers of the networks in folder imports: weights that follow from the names of tensors,
-// inputs and labels. make_imports.py has the same functions.
+// The numbers of the networks in folder imports: weights that follow from the names of tensors or
+// that the fixture has, inputs and labels. make_imports.py has the same functions.
 //
 // Thread-safe (pure functions).
 #pragma once
@@ -10,11 +10,12 @@
 #include "model/import/onnx_file.h"
 #include "proto/cadre/v1/run.pb.h"
 #include "tests/equivalence/ranks.h"
+#include "tests/torch/fixtures.h"
 
 namespace cadre {
 
 // Writes the files to which the tensors of an ONNX file refer.
-void WriteNumbers(const onnx::Model& file, const std::string& folder);
+void WriteNumbers(const onnx::Model& file, Fixtures& fixtures, const std::string& folder);
 
 WholeBatch BatchOfNumbers(const v1::Model& model, int64_t samples);
 

@@ -35,8 +35,7 @@ namespace {
 using ::testing::HasSubstr;
 
 // The fixtures are exact. The first two limits are some roundings of float32 in networks of up to
-// 120 layers. Where PyTorch itself deviates in float32, since rounding changes the side of a ReLU,
-// a few times its deviation is allowed.
+// 120 layers. Where PyTorch itself deviates in float32, a few times its deviation is allowed.
 constexpr double kLogitTolerance = 5e-5;
 constexpr double kGradientTolerance = 5e-4;
 constexpr double kRoundings = 5;
@@ -47,8 +46,9 @@ std::string Folder() { return FixturesFolder() + "/imports"; }
 // The model of a fixture, with its weights written beside a copy of it.
 absl::StatusOr<ImportedModel> Import(const std::string& name) {
   const TemporaryFolder folder;
+  Fixtures fixtures("imports/" + name + ".safetensors");
   CADRE_ASSIGN_OR_RETURN(const onnx::Model file, ReadOnnx(Folder() + "/" + name + ".onnx"));
-  WriteNumbers(file, folder.path());
+  WriteNumbers(file, fixtures, folder.path());
   return ImportOnnx(file, folder.path());
 }
 
@@ -218,7 +218,8 @@ TEST_P(Imports, ExportRestoresTensors) {
   const TemporaryFolder folder;
   const auto file = ReadOnnx(Folder() + "/" + name + ".onnx");
   ASSERT_TRUE(file.ok()) << file.status();
-  WriteNumbers(*file, folder.path());
+  Fixtures fixtures("imports/" + name + ".safetensors");
+  WriteNumbers(*file, fixtures, folder.path());
   const auto imported = ImportOnnx(*file, folder.path());
   ASSERT_TRUE(imported.ok()) << imported.status();
   std::map<std::string, std::vector<float>> weights;

@@ -10,6 +10,9 @@ no Python.
 Weights, inputs and labels are numbers that follow from names; import_numbers.cc has the same
 functions. So a fixture consists of the graph and of
 
+  values/NAME    biases that differ from these numbers, so that no input of a ReLU, or of another function
+                 whose derivative has a step, is so near the step that rounding decides the side: a
+                 single value on the other side changes the gradients of small networks by percents
   logits         log(softmax) of every sample in evaluation (of tokens: the mean over the tokens)
   loss           the mean loss of the batch in training
   changes/NAME   of each tensor: norm, and product with pseudo-random signs, of its change by one step
@@ -20,6 +23,7 @@ all computed in float64, except that deviation.
 """
 
 import argparse
+import contextlib
 import copy
 import logging
 import pathlib
@@ -35,6 +39,10 @@ import import_models
 
 RATE = 0.125
 SAMPLES = 8
+# Functions by their names in torch.nn.functional (ReLU6 is a hardtanh), and where their derivatives have steps.
+STEPS = {"relu": (0,), "hardtanh": (0, 6), "hardswish": (-3, 3), "hardsigmoid": (-3, 3)}
+# The distance from a step, as a multiple of the effect of rounding on the function's inputs.
+MARGIN = 8
 MASK = (1 << 64) - 1
 # Transformers are exported by the newer exporter, and networks with batch norm by the older, as in
 # docs/import.md.
@@ -122,6 +130,73 @@ def export(name, network, example, path):
     return {tensor.name for tensor in model.graph.initializer}
 
 
+@contextlib.contextmanager
+def before_activations(visit):
+    """Replaces the input of each function of STEPS by visit(input, steps)."""
+    originals = {name: getattr(F, name) for name in STEPS}
+
+    def replaced(name):
+        return lambda x, *others, **named: originals[name](visit(x, STEPS[name]), *others, **named)
+
+    for name in STEPS:
+        setattr(F, name, replaced(name))
+    try:
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(F, name, original)
+
+
+def activation_inputs(network, inputs):
+    seen = []
+
+    def visit(x, steps):
+        seen.append(x.detach().double().clone())
+        return x
+
+    with before_activations(visit), torch.no_grad():
+        copy.deepcopy(network).train()(inputs)
+    return seen
+
+
+def shift_of(values, steps, margin):
+    """The number nearest to 0 whose sum with any of the values is further than the margin from all steps."""
+    steps = numpy.array(steps, numpy.float64)
+    centers = (steps[:, None] - values[None, :]).ravel()
+    centers = centers[numpy.abs(centers) < 0.25]
+    candidates = numpy.concatenate([[0.0], centers - 1.001 * margin, centers + 1.001 * margin])
+    candidates = candidates[numpy.argsort(numpy.abs(candidates), kind="stable")]
+    return next(c for c in candidates if (numpy.abs(centers - c) >= margin).all())
+
+
+def keep_from_steps(network, inputs):
+    """Changes biases as described for values/NAME, and returns those that have changed, by name."""
+    exact = activation_inputs(copy.deepcopy(network).double(), inputs)
+    rounded = activation_inputs(network, inputs.float())
+    margins = iter([MARGIN * (a - b).abs().max().item() for a, b in zip(exact, rounded)])
+    moving = copy.deepcopy(network).double().train()
+    latest, changed = [None], set()
+
+    def visit(x, steps):
+        margin = next(margins)
+        by_channel = x.detach().transpose(0, 1).reshape(x.shape[1], -1).numpy()
+        shift = torch.tensor([shift_of(values, steps, margin) for values in by_channel])
+        if shift.any():
+            latest[0].bias += shift
+            changed.add(latest[0])
+        return x + shift.reshape(1, -1, *[1] * (x.dim() - 2))
+
+    for module in moving.modules():
+        if getattr(module, "bias", None) is not None:
+            module.register_forward_hook(lambda module, *_: latest.__setitem__(0, module))
+    with before_activations(visit), torch.no_grad():
+        moving(inputs)
+        names = [f"{name}.bias" for name, module in moving.named_modules() if module in changed]
+        for name in names:
+            network.get_parameter(name).copy_(moving.get_parameter(name))
+        return {name: network.get_parameter(name).numpy().copy() for name in names}
+
+
 def results_of(network, inputs, in_graph):
     tensors = {name: t for name, t in tensors_of(network).items() if name in in_graph}
     before = {name: t.detach().clone() for name, t in tensors.items()}
@@ -174,10 +249,12 @@ def make(name, out):
                           if isinstance(m, torch.nn.Embedding))
         inputs = 1 + torch.from_numpy((bits_of("inputs", example.numel()) % numpy.uint64(vocabulary - 1))
                                       .astype(numpy.int64)).reshape(example.shape)
+    changed = keep_from_steps(network, inputs) if example.is_floating_point() else {}
     single = copy.deepcopy(network)
     results = with_rounding(results_of(network.double(), inputs, in_graph),
                             results_of(single, inputs.float() if example.is_floating_point() else inputs,
                                        in_graph))
+    results |= {f"values/{key}": bias for key, bias in changed.items()}
     safetensors.numpy.save_file(results, out / f"{name}.safetensors")
     print(f"{name}: {path.stat().st_size} bytes, {len(results)} tensors, "
           f"loss {results['loss'][0]:.4f}")
