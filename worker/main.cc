@@ -2,6 +2,7 @@
 #include <gflags/gflags.h>
 #include <glog/logging.h>
 
+#include <malloc.h>
 #include <signal.h>
 #include <unistd.h>
 
@@ -210,6 +211,9 @@ std::string DefaultName(const cadre::Credentials& credentials) {
 
 int main(int argc, char** argv) {
   cadre::BlockTerminationSignals();
+  // Blocks of this size return to the system when they are freed. Otherwise glibc raises the limit to
+  // the largest block that was freed, and the tensors of each new generation fragment the heaps.
+  mallopt(M_MMAP_THRESHOLD, 512 << 10);
   if (const auto ended =
           cadre::ParseProgramFlags(kUsage, CADRE_VERSION, "worker/main.cc", &argc, &argv)) {
     return *ended;

@@ -1,11 +1,14 @@
 // Tests that a run continues to its end although processes are killed with SIGKILL.
 #include <algorithm>
+#include <cstdint>
 #include <filesystem>
+#include <fstream>
 #include <map>
 #include <set>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
@@ -28,6 +31,12 @@ constexpr uint32_t kSteps = 8000;
 // its lease expires. Steps are reported with rounds and about once per second. The rest is a margin
 // for a busy host.
 constexpr absl::Duration kMaxStall = absl::Seconds(3 /* lease */ + 1 + 3);
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool kSanitized = true;
+#else
+constexpr bool kSanitized = false;
+#endif
 
 class RecoveryTest : public ::testing::Test {
  protected:
@@ -197,6 +206,43 @@ TEST_F(RecoveryTest, KilledWorkerIsReplaced) {
   const v1::RunStatus run = Finish();
   EXPECT_EQ(run.groups(), 2u);
   CheckStore(run);
+}
+
+// Anonymous memory of a process in KiB.
+int64_t AnonymousMemory(int pid) {
+  std::ifstream file(absl::StrCat("/proc/", pid, "/status"));
+  std::string line;
+  while (std::getline(file, line)) {
+    if (absl::StartsWith(line, "RssAnon:")) return std::stoll(line.substr(8));
+  }
+  ADD_FAILURE() << "no RssAnon of process " << pid;
+  return 0;
+}
+
+// A model of 4 MiB, so that what remained of a generation would be visible.
+TEST_F(RecoveryTest, GenerationsDoNotAddMemory) {
+  if (kSanitized) GTEST_SKIP() << "a sanitizer keeps freed memory";
+  Begin(SmallSpec({.groups = 1,
+                   .every_steps = 8,
+                   .steps = 100000,
+                   .hidden = 16384,
+                   .min_ranks = 2}),
+        2, 2);
+  v1::StatusReply status = AwaitVersion(5);
+  const int survivor = cluster_.process(WorkerOfRank(status, 0, /*rank=*/0)).pid();
+  std::string victim = WorkerOfRank(status, 0, /*rank=*/1);
+  int64_t first = 0, last = 0;
+  for (int time = 0; time < 6; ++time) {
+    const uint32_t version = FindRun(status, run_)->version();
+    cluster_.Kill(victim);
+    victim = absl::StrCat("replacement-", time);
+    ASSERT_EQ(cluster_.StartWorker(victim), absl::OkStatus());
+    // Later than what the generation before can have contributed.
+    status = AwaitVersion(version + 3);
+    last = AnonymousMemory(survivor);
+    if (time == 0) first = last;
+  }
+  EXPECT_LT(last, 1.15 * first) << "KiB";
 }
 
 TEST_F(RecoveryTest, SmallerGroupContinues) {

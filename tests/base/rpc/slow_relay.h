@@ -81,6 +81,8 @@ class SlowRelay {
 
   void ForwardUntilClosed(int client, int server) {
     pollfd ends[] = {{.fd = client, .events = POLLIN}, {.fd = server, .events = POLLIN}};
+    // A thread that wakes up late catches up, so that the rate is that of the options on a busy host.
+    absl::Time due = absl::Now();
     while (!ending_) {
       ends[0].events = sent_ < options_.max_bytes ? POLLIN : 0;
       ends[0].revents = ends[1].revents = 0;
@@ -90,8 +92,9 @@ class SlowRelay {
         if (bytes <= 0) return;
         sent_ += bytes;
         if (options_.bytes_per_second > 0) {
-          absl::SleepFor(absl::Seconds(static_cast<double>(bytes) /
-                                       static_cast<double>(options_.bytes_per_second)));
+          due += absl::Seconds(static_cast<double>(bytes) /
+                               static_cast<double>(options_.bytes_per_second));
+          absl::SleepFor(due - absl::Now());
         }
       } else if (ends[0].revents != 0) {
         return;
