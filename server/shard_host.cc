@@ -38,11 +38,6 @@ bool IsTransient(const absl::Status& status) {
   return absl::IsResourceExhausted(status) || absl::IsUnavailable(status);
 }
 
-// Whether the error means that durable data was lost.
-bool IsLoss(const absl::Status& status) {
-  return absl::IsDataLoss(status) || absl::IsNotFound(status);
-}
-
 v1::Applied Answer(const v1::Apply& apply) {
   v1::Applied applied;
   applied.set_run(apply.run());

@@ -256,5 +256,24 @@ TEST_F(ShardHostCrashTest, ReadOnlyDiskDoesNotRefuseTheRound) {
   EXPECT_EQ(host_->Apply(MakeApply(run_, 1, {{}}))->digest(), Digest(values_, 0));
 }
 
+// A process with too many open files ends, and the next one finds everything.
+TEST_F(ShardHostCrashTest, FailedStartKeepsFiles) {
+  Begin();
+  ASSERT_TRUE(MakeVersions(1).ok());
+  ASSERT_TRUE(Stage(2).ok());
+  for (const std::string file : {"run", "version-1", "stage-2-0-1-0"}) {
+    host_.reset();
+    files_->EndProcess();
+    const std::string path = "/data/run-1/" + file;
+    files_->FailReads(path, EMFILE);
+    EXPECT_THAT(ShardHost::Open("/data", "agg-0", &counters_, kMaxClosedRuns, *files_),
+                IsError(absl::StatusCode::kResourceExhausted, path));
+    files_->FailReads(path, 0);
+    Start();
+    EXPECT_EQ(host_->States()[0].version(), 1u);
+    EXPECT_EQ(host_->Apply(MakeApply(run_, 2, {{}, {.group = 1}}))->missing_size(), 1) << file;
+  }
+}
+
 }  // namespace
 }  // namespace cadre::testing
