@@ -309,6 +309,14 @@ void Machine::OnHello(ConnectionId connection, const v1::Hello& hello) {
                      " is connected and stores shards that ",
                      "this one lacks; use another name, or stop that process first"));
   }
+  if (const Run* const run = RunOfOtherLineage(hello)) {
+    return cluster_.Refuse(
+        connection, v1::REFUSAL_WRONG_LINEAGE,
+        absl::StrCat("aggregator ", hello.name(), " stores another run ", run->id(),
+                     ", of another cluster or of a store that was lost; use another --data-dir, or "
+                     "move the folder ",
+                     run->id(), " out of it"));
+  }
   if (const Member* const other = OtherOfRank(hello)) {
     const v1::Reservation& reservation = hello.reservation();
     return cluster_.Refuse(
@@ -331,7 +339,8 @@ void Machine::OnHello(ConnectionId connection, const v1::Hello& hello) {
   if (!member.worker()) {
     std::set<std::string>& unknown = unknown_runs_[hello.name()];
     unknown.clear();
-    OnHigherGeneration(hello.generation());
+    // The generations of another cluster mean nothing here.
+    if (StoresKnownRun(hello)) OnHigherGeneration(hello.generation());
     for (const v1::ShardState& shard : hello.shards()) {
       if (IsDeleted(shard.run(), shard.lineage())) {
         RequireDelete(hello.name(), deleted_.at(shard.run()));

@@ -136,6 +136,10 @@ class Machine {
                 absl::FunctionRef<absl::Status(Run&)> act);
   void OnDelete(const DeleteRun& event);
   void OnAdopt(const AdoptRuns& adopt);
+  // The live run of which the aggregator stores another lineage; null if there is none.
+  const Run* RunOfOtherLineage(const v1::Hello& hello) const;
+  // Whether the aggregator stores a run of this cluster.
+  bool StoresKnownRun(const v1::Hello& hello) const;
   // The aggregator knows generations that this store has not assigned.
   void OnHigherGeneration(uint32_t generation);
   // For a run whose record is older than the values of its aggregators.

@@ -523,6 +523,49 @@ TEST_F(RestoreShardTest, ImpostorIsRefused) {
   EXPECT_TRUE(cluster_.IsOpen(successor));
 }
 
+// The folder of another cluster, with higher generations.
+TEST_F(RestoreShardTest, UnknownRunsDoNotEndGroups) {
+  const std::string run = Begin();
+  const uint32_t generation = cluster_.Group(run, 0).generation();
+  FakeAggregator& other = cluster_.AddAggregator("agg-2");
+  other.shards["other-7"] = agg(0).shards.at(run);
+  other.shards["other-7"].lineage = "other-7.1";
+  other.shards["other-7"].generations[0] = 5'000'000;
+  cluster_.Restart(other);
+  EXPECT_NE(other.connection, 0u);
+  EXPECT_EQ(cluster_.Group(run, 0).generation(), generation);
+}
+
+TEST_F(RestoreShardTest, ImplausibleGenerationIsIgnored) {
+  const std::string run = Begin();
+  const uint32_t generation = cluster_.Group(run, 0).generation();
+  agg(0).shards.at(run).generations[0] = kMaxReportedNumber;
+  cluster_.behaviour.open = false;
+  cluster_.Reconnect(agg(0));
+  cluster_.behaviour.open = true;
+  EXPECT_EQ(cluster_.Group(run, 0).generation(), generation);
+  agg(0).shards.at(run).generations[0] = 5'000'000;
+  cluster_.Reconnect(agg(0));
+  EXPECT_GT(cluster_.Group(run, 0).generation(), 5'000'000u) << "the store is older";
+  EXPECT_LT(cluster_.Group(run, 0).generation(), 10'000'000u);
+}
+
+// OpenRun would set aside what the folder stores.
+TEST_F(RestoreShardTest, OtherLineageOfALiveRunIsRefused) {
+  const std::string run = Begin();
+  FakeAggregator& other = cluster_.AddAggregator("agg-2");
+  other.shards[run] = agg(0).shards.at(run);
+  other.shards[run].lineage = run + ".another";
+  cluster_.Restart(other);
+  ASSERT_FALSE(other.received.empty());
+  EXPECT_EQ(other.received.back().refused().refusal(), v1::REFUSAL_WRONG_LINEAGE);
+  EXPECT_THAT(other.received.back().refused().reason(),
+              AllOf(HasSubstr("move the folder " + run), HasSubstr("--data-dir")));
+  cluster_.StopRun(run);
+  cluster_.Restart(other);
+  EXPECT_NE(other.connection, 0u) << "the ended run orders nothing";
+}
+
 // A shard is lost in the middle of a run whose coordinator crashes after each transaction.
 TEST(RestoreShardCrashTest, CrashAfterEachTransaction) {
   const auto run_to_the_end = [](int crash_after) {
