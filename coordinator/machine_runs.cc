@@ -327,6 +327,7 @@ void Machine::SendDeletes(const Member& aggregator) {
 void Machine::OnRunDeleted(const Member& aggregator, const v1::RunDeleted& message) {
   if (!IsDeleted(message.run(), message.lineage())) return;
   const std::string& name = aggregator.record.name();
+  stored_runs_[name].erase({message.run(), message.lineage()});
   v1::DeletedRunRecord& deleted = deleted_.at(message.run());
   auto& names = *deleted.mutable_aggregators();
   const auto confirmed = std::remove(names.begin(), names.end(), name);

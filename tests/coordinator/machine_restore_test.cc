@@ -501,15 +501,21 @@ TEST_F(RestoreShardTest, ClosingRoundIsFinishedAfterResume) {
   EXPECT_EQ(VersionOf(run), 2u);
 }
 
-TEST_F(RestoreShardTest, ImpostorIsRefused) {
-  const std::string run = Begin();
-  const ConnectionId impostor = cluster_.Open();
+// Of another process with the name of an aggregator and an empty folder.
+v1::Hello ImpostorHello(const std::string& name) {
   v1::Hello hello;
   hello.set_protocol(kProtocol);
   hello.set_role(v1::ROLE_AGGREGATOR);
-  hello.set_name("agg-0");
+  hello.set_name(name);
   hello.set_incarnation("another process");
   hello.set_address("elsewhere:1");
+  return hello;
+}
+
+TEST_F(RestoreShardTest, ImpostorIsRefused) {
+  const std::string run = Begin();
+  const ConnectionId impostor = cluster_.Open();
+  const v1::Hello hello = ImpostorHello("agg-0");
   cluster_.SendFrom(impostor, hello);
   EXPECT_FALSE(cluster_.IsOpen(impostor));
   EXPECT_THAT(cluster_.SentTo(impostor).back().refused().reason(),
@@ -520,6 +526,37 @@ TEST_F(RestoreShardTest, ImpostorIsRefused) {
   cluster_.Kill(agg(0));
   const ConnectionId successor = cluster_.Open();
   cluster_.SendFrom(successor, hello);
+  EXPECT_TRUE(cluster_.IsOpen(successor));
+}
+
+// Neither a parked run nor one that the coordinator does not know has open shards.
+TEST_F(RestoreShardTest, ImpostorOfAnAggregatorWithoutOpenShardsIsRefused) {
+  const std::string run = Begin();
+  const auto expect_refused = [&] {
+    const ConnectionId impostor = cluster_.Open();
+    cluster_.SendFrom(impostor, ImpostorHello("agg-1"));
+    EXPECT_FALSE(cluster_.IsOpen(impostor));
+    EXPECT_NE(agg(1).connection, 0u);
+  };
+  for (FakeWorker& worker : cluster_.workers()) cluster_.Kill(worker);
+  cluster_.Wipe(agg(0));
+  cluster_.Run(absl::Minutes(1));
+  ASSERT_EQ(RunStateOf(run), v1::RUN_STATE_PARKED);
+  cluster_.Reconnect(agg(1));
+  expect_refused();
+  cluster_.LoseStore();
+  ASSERT_NE(agg(1).connection, 0u);
+  expect_refused();
+}
+
+TEST_F(RestoreShardTest, FolderWithoutADeletedRunIsNoImpostor) {
+  const std::string run = Begin();
+  cluster_.Reconnect(agg(1));
+  cluster_.StopRun(run);
+  cluster_.DeleteRun(run);
+  ASSERT_FALSE(agg(1).shards.contains(run));
+  const ConnectionId successor = cluster_.Open();
+  cluster_.SendFrom(successor, ImpostorHello("agg-1"));
   EXPECT_TRUE(cluster_.IsOpen(successor));
 }
 
