@@ -23,6 +23,8 @@ class RunFailures {
   bool Add(v1::FailureCause cause, const std::string& host, uint32_t version, size_t hosts);
   // A generation of one of `groups` has diverged. Returns whether the run has to end.
   bool AddDivergence(uint32_t generation, uint32_t groups);
+  // Discards the reports of the cause: they were wrong.
+  void Forget(v1::FailureCause cause) { reports_.erase(cause); }
   void OnCommit();
 
  private:
