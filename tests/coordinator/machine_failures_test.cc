@@ -300,8 +300,19 @@ TEST_F(MachineFailuresTest, SecondDivergenceEndsTheRun) {
   Commit(run, 2);
   cluster_.Fail(cluster_.Lead(run, 0), "loss is nan", FAILURE_CAUSE_DIVERGED);
   EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_RUNNING);
-  cluster_.Fail(cluster_.Lead(run, 0), "loss is nan", FAILURE_CAUSE_DIVERGED);
+  cluster_.Fail(cluster_.Lead(run, 1), "loss is nan", FAILURE_CAUSE_DIVERGED);
   EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_FAILED);
+}
+
+// A faulty host is the only one whose groups diverge.
+TEST_F(MachineFailuresTest, GroupThatDivergesMovesToOtherHosts) {
+  const std::string run = Begin(2, 1);
+  ASSERT_EQ(MembersOf(run, 0), "w0");
+  cluster_.AddWorker("spare", "spare-host");
+  cluster_.Fail(cluster_.Lead(run, 0), "loss is nan", FAILURE_CAUSE_DIVERGED);
+  cluster_.Run(absl::Seconds(10));
+  EXPECT_EQ(MembersOf(run, 0), "spare");
+  EXPECT_EQ(WorkerStatus("w0").standing().failures(), 0u);
 }
 
 TEST_F(MachineFailuresTest, AggregatorFailureBlamesNobody) {
