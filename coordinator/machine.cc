@@ -269,8 +269,22 @@ bool Machine::IsImpostor(const v1::Hello& hello) const {
   const Member* const member = cluster_.members().Aggregator(hello.name());
   return member != nullptr && member->connected() &&
          member->record.incarnation() != hello.incarnation() &&
-         std::any_of(runs_.begin(), runs_.end(),
-                     [&](const auto& entry) { return entry.second.Lacks(hello); });
+         (LacksStoredRun(hello) ||
+          std::any_of(runs_.begin(), runs_.end(),
+                      [&](const auto& entry) { return entry.second.Lacks(hello); }));
+}
+
+// An ended run may have been removed by the limit of the aggregator.
+bool Machine::LacksStoredRun(const v1::Hello& hello) const {
+  const auto stored = stored_runs_.find(hello.name());
+  if (stored == stored_runs_.end()) return false;
+  return std::any_of(stored->second.begin(), stored->second.end(), [&](const auto& entry) {
+    const auto& [id, lineage] = entry;
+    const Run* const run = FindRun(id);
+    return (run == nullptr || run->live()) && !IsDeleted(id, lineage) &&
+           std::none_of(hello.shards().begin(), hello.shards().end(),
+                        [&](const v1::ShardState& shard) { return shard.lineage() == lineage; });
+  });
 }
 
 // Another process that is connected as the same rank of a program, or with another number of ranks.
@@ -309,6 +323,14 @@ void Machine::OnHello(ConnectionId connection, const v1::Hello& hello) {
                      " is connected and stores shards that ",
                      "this one lacks; use another name, or stop that process first"));
   }
+  if (const Run* const run = RunOfOtherLineage(hello)) {
+    return cluster_.Refuse(
+        connection, v1::REFUSAL_WRONG_LINEAGE,
+        absl::StrCat("aggregator ", hello.name(), " stores another run ", run->id(),
+                     ", of another cluster or of a store that was lost; use another --data-dir, or "
+                     "move the folder ",
+                     run->id(), " out of it"));
+  }
   if (const Member* const other = OtherOfRank(hello)) {
     const v1::Reservation& reservation = hello.reservation();
     return cluster_.Refuse(
@@ -329,14 +351,18 @@ void Machine::OnHello(ConnectionId connection, const v1::Hello& hello) {
   cluster_.Welcome(member, connection);
   if (member.record.has_reservation()) SendIfEnded(member);
   if (!member.worker()) {
+    auto& stored = stored_runs_[hello.name()];
+    stored.clear();
     std::set<std::string>& unknown = unknown_runs_[hello.name()];
     unknown.clear();
-    OnHigherGeneration(hello.generation());
+    // The generations of another cluster mean nothing here.
+    if (StoresKnownRun(hello)) OnHigherGeneration(hello.generation());
     for (const v1::ShardState& shard : hello.shards()) {
       if (IsDeleted(shard.run(), shard.lineage())) {
         RequireDelete(hello.name(), deleted_.at(shard.run()));
         continue;
       }
+      if (!shard.closed()) stored.emplace(shard.run(), shard.lineage());
       Run* const run = Visit(shard.run());
       if (run == nullptr) {
         // It may be adopted later, so its number is not given to another run.

@@ -120,6 +120,9 @@ class Machine {
   void OnHello(ConnectionId connection, const v1::Hello& hello);
   // Whether another process of this name is connected, and has values that this one lacks.
   bool IsImpostor(const v1::Hello& hello) const;
+  // Whether the aggregator of this name stored a run, by its last Hello, that this Hello lacks,
+  // although nothing has ordered its removal.
+  bool LacksStoredRun(const v1::Hello& hello) const;
   const Member* OtherOfRank(const v1::Hello& hello) const;
   void SendIfEnded(const Member& worker) const;
   // Removes the member and ends its generation or closes its shards.
@@ -136,6 +139,10 @@ class Machine {
                 absl::FunctionRef<absl::Status(Run&)> act);
   void OnDelete(const DeleteRun& event);
   void OnAdopt(const AdoptRuns& adopt);
+  // The live run of which the aggregator stores another lineage; null if there is none.
+  const Run* RunOfOtherLineage(const v1::Hello& hello) const;
+  // Whether the aggregator stores a run of this cluster.
+  bool StoresKnownRun(const v1::Hello& hello) const;
   // The aggregator knows generations that this store has not assigned.
   void OnHigherGeneration(uint32_t generation);
   // For a run whose record is older than the values of its aggregators.
@@ -173,6 +180,8 @@ class Machine {
   GroupPlanner planner_;
   // Number of the last trace since this process started.
   uint32_t last_trace_ = 0;
+  // Runs and lineages that have not ended, by the aggregators whose last Hello named them.
+  std::map<std::string, std::set<std::pair<std::string, std::string>>> stored_runs_;
   // Runs that the coordinator does not know, by the aggregators that store them, and the adoption
   // in progress.
   std::map<std::string, std::set<std::string>> unknown_runs_;

@@ -21,6 +21,10 @@ namespace {
 // have given out more.
 constexpr uint32_t kUnknownGenerations = 1'000'000;
 
+// More than hundreds of starts leave out. A higher generation is an error, and would use up the
+// numbers.
+constexpr uint32_t kMaxGenerationJump = 100'000'000;
+
 // Maximum number of records of deleted runs. Beyond it the oldest are forgotten, first those whose
 // removal all aggregators have confirmed: their files count as those of an unknown run that may
 // have ended.
@@ -190,11 +194,33 @@ v1::AdoptedRun Machine::AdoptRun(const std::string& id, const RebuiltRun& rebuil
   return adopted;
 }
 
+// The OpenRun of the live run would set the other lineage aside, and the limit of ended runs could
+// remove it.
+const Run* Machine::RunOfOtherLineage(const v1::Hello& hello) const {
+  for (const v1::ShardState& shard : hello.shards()) {
+    const Run* const run = FindRun(shard.run());
+    const bool other = run != nullptr && run->live() && run->record().lineage() != shard.lineage();
+    if (other && !IsDeleted(shard.run(), shard.lineage())) return run;
+  }
+  return nullptr;
+}
+
+bool Machine::StoresKnownRun(const v1::Hello& hello) const {
+  return std::any_of(hello.shards().begin(), hello.shards().end(),
+                     [this](const v1::ShardState& shard) {
+                       const Run* const run = FindRun(shard.run());
+                       return (run != nullptr && run->record().lineage() == shard.lineage()) ||
+                              IsDeleted(shard.run(), shard.lineage());
+                     });
+}
+
 // The store is older than the aggregators, or lost. Generations may have been assigned twice since
 // the start, so the present ones end.
 void Machine::OnHigherGeneration(uint32_t generation) {
+  const uint32_t highest = cluster_.meta().generation();
   // OpenRun names the next generation for a group that is not formed.
-  if (generation <= cluster_.meta().generation() + 1 || generation > kMaxReportedNumber) return;
+  if (generation <= highest + 1 || generation > kMaxReportedNumber) return;
+  if (generation - highest > kMaxGenerationJump) return;
   cluster_.SkipNumbers(generation + kUnknownGenerations, 0);
   for (auto& [number, run] : runs_) run.FenceAll("the coordinator's store is an older one");
   VisitAll();
@@ -301,6 +327,7 @@ void Machine::SendDeletes(const Member& aggregator) {
 void Machine::OnRunDeleted(const Member& aggregator, const v1::RunDeleted& message) {
   if (!IsDeleted(message.run(), message.lineage())) return;
   const std::string& name = aggregator.record.name();
+  stored_runs_[name].erase({message.run(), message.lineage()});
   v1::DeletedRunRecord& deleted = deleted_.at(message.run());
   auto& names = *deleted.mutable_aggregators();
   const auto confirmed = std::remove(names.begin(), names.end(), name);

@@ -10,6 +10,10 @@
 namespace cadre {
 namespace {
 
+// If turns of the loop alternate between short and long ones, most of them extend leases. Between
+// three stalls, the messages of a member that lives are received.
+constexpr int kMaxExtensions = 3;
+
 std::string IncarnationKey(v1::Role role, absl::string_view incarnation) {
   return absl::StrCat("incarnation/", role, "/", incarnation);
 }
@@ -98,6 +102,7 @@ void Membership::Renew(Member& member, absl::Time now) {
   last_heard_ = std::max(last_heard_, now);
   leases_.erase({member.lease_until, member.id()});
   member.last_heard = now;
+  member.extensions = 0;
   member.lease_until = now + lease_;
   leases_.emplace(member.lease_until, member.id());
 }
@@ -107,7 +112,10 @@ void Membership::Extend(absl::Duration length) {
   last_heard_ += length;
   leases_.clear();
   for (auto& [id, member] : members_) {
-    member.lease_until += length;
+    if (member.extensions < kMaxExtensions) {
+      ++member.extensions;
+      member.lease_until += length;
+    }
     leases_.emplace(member.lease_until, id);
   }
   overdue_.clear();

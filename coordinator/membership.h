@@ -41,6 +41,8 @@ struct Member {
   ConnectionId connection = 0;
   absl::Time last_heard;
   absl::Time lease_until;
+  // How often its lease was extended since its last message.
+  int extensions = 0;
   // Resources of the member's host, from its last Hello; 0: unknown.
   uint32_t cores = 0;
   uint64_t memory_bytes = 0;
@@ -91,7 +93,8 @@ class Membership {
   Member* Detach(ConnectionId connection);
   // Renews the lease: a message of the member was received.
   void Renew(Member& member, absl::Time now);
-  // Extends all leases, and the times for Hello.
+  // Extends all leases, and the times for Hello. A lease is extended three times at most until a
+  // message of its member is received.
   void Extend(absl::Duration length);
   // Gives the worker a rank, or makes it idle.
   void Place(Member& member, std::optional<v1::RankSlot> place);

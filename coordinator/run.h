@@ -204,6 +204,19 @@ class Run {
   void Rewind();
   void SendAssignment(const Slot& slot, uint32_t rank);
   void OnPrepared(const Member& member, const v1::Prepared& prepared);
+  // Numbers of training and of test samples.
+  using DataSizes = std::pair<uint64_t, uint64_t>;
+  static DataSizes SizesOf(const v1::Prepared& prepared) {
+    return {prepared.train_samples(), prepared.test_samples()};
+  }
+  // The run has the data that the rank sees.
+  void RecordData(const v1::Prepared& prepared);
+  // Whether the run has the data that the rank sees, also if it changes to it.
+  bool AgreesOnData(const Member& member, const v1::Prepared& prepared);
+  // Fails the groups that are being prepared with ranks that see data of these sizes.
+  void FailOutvoted(const DataSizes& sizes);
+  // The rank sees other data than the run has.
+  void FailForData(const Member& member, const v1::Prepared& prepared);
   // The rank is prepared, and its data is that of the run.
   void Prepare(const Member& member, const v1::Prepared& prepared);
   // Checks the plan that rank 0 reports, if any.
@@ -403,6 +416,8 @@ class Run {
   mutable std::optional<uint64_t> parameters_;
   // Of the fastest group at the newest commit; 0: unknown.
   double fastest_step_seconds_ = 0;
+  // The data that hosts have seen, by host.
+  std::map<std::string, DataSizes> data_sizes_;
   // When the first group was prepared, while none has started.
   absl::Time barrier_since_ = absl::InfiniteFuture();
 };

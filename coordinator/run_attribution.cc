@@ -7,7 +7,8 @@
 //   a peer      other ranks cannot reach it: the reports of all ranks are compared
 //               (failure_reports.h)
 //   a host      a lease ended
-//   the run     it diverged, or several hosts report the same permanent cause (run_failures.h)
+//   the run     it diverged on several hosts, or several hosts report the same permanent cause
+//               (run_failures.h)
 //
 // Failures of aggregators concern none of them. In addition, every failure counts for its slot: a
 // slot that fails too often without a commit waits before it forms the next generation, so that a
@@ -79,7 +80,14 @@ void Run::Attribute(const Member& member, const v1::GroupFailed& failed,
     ends = IsPermanent(cause) && live() &&
            failures_.Add(cause, member.record.host(), record_.version(), CountHosts());
   } else if (cause == v1::FAILURE_CAUSE_DIVERGED) {
-    ends = live() && failures_.AddDivergence(place.generation(), slots_.size());
+    std::set<std::string> hosts;
+    for (const FailureReports::Rank& rank : reports.ranks()) {
+      hosts.insert(rank.worker.host);
+      // One of them may have computed it wrongly.
+      standings.Doubt(rank.worker, cluster_.now(), cluster_.now() + kDoubt);
+    }
+    ends = live() &&
+           failures_.AddDivergence(place.generation(), hosts, slots_.size(), CountHosts());
   } else if (cause == v1::FAILURE_CAUSE_PEER) {
     // Until all ranks have reported, other workers are preferred.
     for (const uint32_t rank : failed.suspects()) {

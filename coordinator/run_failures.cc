@@ -12,8 +12,10 @@ constexpr size_t kHostsLater = 3;
 // Of a single host, on which no other worker can disprove the cause.
 constexpr uint32_t kReportsLater = 3;
 // Generations that diverge from the same version, the second of which repeats the steps of the
-// first or trains on other samples.
+// first, on other hosts, or trains on other samples.
 constexpr size_t kDivergedGenerations = 2;
+// Of them all, if they have a host in common that may be faulty.
+constexpr size_t kDivergedOnOneHost = 4;
 
 }  // namespace
 
@@ -26,9 +28,14 @@ bool RunFailures::Add(v1::FailureCause cause, const std::string& host, uint32_t 
   return reports.hosts.size() >= std::min(hosts, version == 0 ? kHostsAtStart : kHostsLater);
 }
 
-bool RunFailures::AddDivergence(uint32_t generation, uint32_t groups) {
+bool RunFailures::AddDivergence(uint32_t generation, const std::set<std::string>& members,
+                                uint32_t groups, size_t hosts) {
+  if (diverged_.empty()) diverged_on_ = members;
   diverged_.insert(generation);
-  return diverged_.size() >= std::min<size_t>(groups, kDivergedGenerations);
+  std::erase_if(diverged_on_, [&](const std::string& host) { return !members.contains(host); });
+  const bool suspicious = !diverged_on_.empty() && diverged_on_.size() < hosts;
+  const size_t needed = suspicious ? kDivergedOnOneHost : kDivergedGenerations;
+  return diverged_.size() >= (groups == 1 ? 1 : needed);
 }
 
 void RunFailures::OnCommit() {

@@ -21,8 +21,12 @@ class RunFailures {
   // A worker of `host` reports a permanent cause (coordinator/standing.h) at the run's `version`;
   // `hosts` could serve the run. Returns whether the run has to end.
   bool Add(v1::FailureCause cause, const std::string& host, uint32_t version, size_t hosts);
-  // A generation of one of `groups` has diverged. Returns whether the run has to end.
-  bool AddDivergence(uint32_t generation, uint32_t groups);
+  // A generation of one of `groups`, whose ranks were on `members`, has diverged; `hosts` could
+  // serve the run. Returns whether the run has to end.
+  bool AddDivergence(uint32_t generation, const std::set<std::string>& members, uint32_t groups,
+                     size_t hosts);
+  // Discards the reports of the cause: they were wrong.
+  void Forget(v1::FailureCause cause) { reports_.erase(cause); }
   void OnCommit();
 
  private:
@@ -31,7 +35,9 @@ class RunFailures {
     std::set<std::string> hosts;
   };
   std::map<v1::FailureCause, Reports> reports_;
+  // Generations that diverged, and the hosts that all of them had.
   std::set<uint32_t> diverged_;
+  std::set<std::string> diverged_on_;
 };
 
 }  // namespace cadre

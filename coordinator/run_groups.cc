@@ -239,36 +239,74 @@ void Run::OnPrepared(const Member& member, const v1::Prepared& prepared) {
     cluster_.Refuse(member.connection, v1::REFUSAL_MALFORMED, "Prepared has no training samples");
     return;
   }
-  if (record_.train_samples() == 0) {
-    record_.set_train_samples(prepared.train_samples());
-    record_.set_test_samples(prepared.test_samples());
-    Save();
-    // The number of samples is known now, so epochs can be converted to steps.
-    if (AtEnd(record_, FirstStep(spec()))) {
-      End(v1::RUN_STATE_FAILED,
-          absl::StrCat("no steps left to train: the run starts at step ", FirstStep(spec()),
-                       " and ends at step ", TotalSteps(record_)));
-      return;
-    }
-    // An adopted or rebuilt run does not know until now where it stands.
-    if (record_.version() > 0) {
-      record_.set_next_evaluation_epoch(EvaluationEpochAfter(record_, record_.step()));
-      if (AtEnd(record_, record_.step())) {
-        record_.set_state(v1::RUN_STATE_FINISHING);
-        BeginEvaluation({});
-      }
-      Save();
-    }
-  } else if (record_.train_samples() != prepared.train_samples() ||
-             record_.test_samples() != prepared.test_samples()) {
-    FailGroup(
-        member, prepared.place(), v1::FAILURE_CAUSE_DATA_DIFFERS,
-        absl::StrCat("sees ", prepared.train_samples(), " training and ", prepared.test_samples(),
-                     " test samples, others see ", record_.train_samples(), " and ",
-                     record_.test_samples(), ": the data sets differ"));
+  if (record_.train_samples() == 0) RecordData(prepared);
+  if (!live()) return;
+  if (!AgreesOnData(member, prepared)) return FailForData(member, prepared);
+  // The data that this rank has outvoted may have been that of another rank of its group.
+  if (member.Holds(prepared.place())) Prepare(member, prepared);
+}
+
+void Run::RecordData(const v1::Prepared& prepared) {
+  record_.set_train_samples(prepared.train_samples());
+  record_.set_test_samples(prepared.test_samples());
+  Save();
+  // The number of samples is known now, so epochs can be converted to steps.
+  if (AtEnd(record_, FirstStep(spec()))) {
+    End(v1::RUN_STATE_FAILED,
+        absl::StrCat("no steps left to train: the run starts at step ", FirstStep(spec()),
+                     " and ends at step ", TotalSteps(record_)));
     return;
   }
-  Prepare(member, prepared);
+  // An adopted or rebuilt run does not know until now where it stands.
+  if (record_.version() > 0) {
+    record_.set_next_evaluation_epoch(EvaluationEpochAfter(record_, record_.step()));
+    if (AtEnd(record_, record_.step())) {
+      record_.set_state(v1::RUN_STATE_FINISHING);
+      BeginEvaluation({});
+    }
+    Save();
+  }
+}
+
+// The first host may have an incomplete copy of the data. While no group has started, the data of
+// the run is therefore replaced when more hosts have reported another one.
+bool Run::AgreesOnData(const Member& member, const v1::Prepared& prepared) {
+  const DataSizes sizes = SizesOf(prepared);
+  const DataSizes of_run{record_.train_samples(), record_.test_samples()};
+  data_sizes_[member.record.host()] = sizes;
+  if (sizes == of_run) return true;
+  if (record_.version() > 0 || !slots_.started().empty()) return false;
+  const auto count = [this](const DataSizes& wanted) {
+    return std::count_if(data_sizes_.begin(), data_sizes_.end(),
+                         [&](const auto& entry) { return entry.second == wanted; });
+  };
+  // After a restart, it is not known which host has the data of the run.
+  if (count(sizes) <= std::max<int64_t>(1, count(of_run))) return false;
+  failures_.Forget(v1::FAILURE_CAUSE_DATA_DIFFERS);
+  cluster_.standings().Forgive(v1::FAILURE_CAUSE_DATA_DIFFERS);
+  RecordData(prepared);
+  FailOutvoted(of_run);
+  return live();
+}
+
+void Run::FailOutvoted(const DataSizes& sizes) {
+  for (Slot& slot : slots_) {
+    const std::map<uint32_t, v1::Prepared> ranks = slot.prepared_ranks();
+    const auto outvoted = std::find_if(ranks.begin(), ranks.end(), [&](const auto& entry) {
+      return SizesOf(entry.second) == sizes;
+    });
+    if (outvoted == ranks.end()) continue;
+    const Member* const member = cluster_.members().Find(slot.record().members(outvoted->first));
+    if (member != nullptr) FailForData(*member, outvoted->second);
+  }
+}
+
+void Run::FailForData(const Member& member, const v1::Prepared& prepared) {
+  FailGroup(member, prepared.place(), v1::FAILURE_CAUSE_DATA_DIFFERS,
+            absl::StrCat("sees ", prepared.train_samples(), " training and ",
+                         prepared.test_samples(), " test samples, others see ",
+                         record_.train_samples(), " and ", record_.test_samples(),
+                         ": the data sets differ"));
 }
 
 void Run::Prepare(const Member& member, const v1::Prepared& prepared) {

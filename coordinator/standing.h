@@ -15,8 +15,9 @@
 //   LEASE               the host's     workers without a record are preferred; the second and
 //                                      later ones delay the worker for at most 30 s, as one that
 //                                      joins again can be reached
-//   AGGREGATOR,         no worker's    not recorded here
-//     DIVERGED
+//   AGGREGATOR          no worker's    not recorded here
+//   DIVERGED            the run's, or  other workers are preferred (Doubt)
+//                       a host's
 //
 // A worker is identified by host and name, and not by its member id, so that a restarted process
 // does not begin with a clean record.

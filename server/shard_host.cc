@@ -38,11 +38,6 @@ bool IsTransient(const absl::Status& status) {
   return absl::IsResourceExhausted(status) || absl::IsUnavailable(status);
 }
 
-// Whether the error means that durable data was lost.
-bool IsLoss(const absl::Status& status) {
-  return absl::IsDataLoss(status) || absl::IsNotFound(status);
-}
-
 v1::Applied Answer(const v1::Apply& apply) {
   v1::Applied applied;
   applied.set_run(apply.run());
@@ -242,7 +237,7 @@ absl::StatusOr<v1::RunOpened> ShardHost::OpenRun(const v1::OpenRun& open) {
   opened_[open.run()] = {saved, /*closed=*/false, SpaceOf(open, terms)};
   if (opened.make_version_zero) {
     const absl::Status made = CountError(MakeVersionZero(open, opened.span));
-    if (IsTransient(made)) return made;
+    if (IsTransient(made) || absl::IsDataLoss(made)) return made;
     if (!made.ok()) {
       answer.set_error(std::string(made.message()));
       return answer;
@@ -351,8 +346,9 @@ absl::StatusOr<v1::Applied> ShardHost::Apply(const v1::Apply& apply) {
       ledger_.ApplyFailed(plan.run, plan.round);
     }
     const absl::Status failed = CountError(stats.status());
-    // After a loss, the next attempt finds the contribution missing.
-    if (IsTransient(failed) || IsLoss(failed)) return failed;
+    // Only the values can make every attempt fail. After a loss, the next attempt finds the
+    // contribution missing.
+    if (!absl::IsInvalidArgument(failed)) return failed;
     answer.set_error(std::string(failed.message()));
     return answer;
   }

@@ -98,9 +98,10 @@ class ShardHost {
 
   // --- The coordinator's orders; all idempotent
 
-  // After ResourceExhausted and Unavailable the caller may retry, after InvalidArgument it must
-  // not. If version 0 can never be created, RunOpened.error has the reason. A shard without a
-  // version of a run that has one stays without, until an OpenRun makes it hollow (ledger.h).
+  // After ResourceExhausted, Unavailable and DataLoss the caller may retry, after InvalidArgument
+  // it must not. If version 0 can never be created, RunOpened.error has the reason. A shard
+  // without a version of a run that has one stays without, until an OpenRun makes it hollow
+  // (ledger.h).
   absl::StatusOr<v1::RunOpened> OpenRun(const v1::OpenRun& open)
       ABSL_LOCKS_EXCLUDED(order_mutex_, mutex_);
   // Permanent failures are reported in Applied.error. After an error status, and while

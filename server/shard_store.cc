@@ -158,6 +158,10 @@ absl::string_view AsText(std::span<const float> values) {
 
 }  // namespace
 
+bool IsLoss(const absl::Status& status) {
+  return absl::IsDataLoss(status) || absl::IsNotFound(status);
+}
+
 // --- ShardStore
 
 ShardStore::ShardStore(FileSystem& files, std::string data_dir, std::string name, int threads,
@@ -297,6 +301,8 @@ absl::StatusOr<std::vector<ShardStore::FoundRun>> ShardStore::Load() {
     } else if (absl::IsNotFound(found.status())) {
       // This is a folder of another program, or of a run whose OpenRun did not complete.
       LOG(WARNING) << "folder " << name << " ignored: " << found.status();
+    } else if (!absl::IsDataLoss(found.status())) {
+      return found.status();
     } else {
       // The folder cannot be interpreted without the run file.
       LOG(ERROR) << "run " << name << " set aside: " << found.status();
@@ -332,7 +338,9 @@ absl::StatusOr<ShardStore::FoundRun> ShardStore::LoadRun(const std::string& run)
   const std::string folder = RunFolder(run);
   CADRE_ASSIGN_OR_RETURN(FoundRun found, LoadRunFile(run));
   CADRE_ASSIGN_OR_RETURN(const std::vector<FolderEntry> entries, files_.List(folder));
-  for (const FolderEntry& entry : entries) LoadFile(folder, entry.name, &found);
+  for (const FolderEntry& entry : entries) {
+    CADRE_RETURN_IF_ERROR(LoadFile(folder, entry.name, &found));
+  }
   std::sort(found.versions.begin(), found.versions.end(),
             [](const auto& a, const auto& b) { return a.version < b.version; });
   for (const FolderEntry& entry : entries) {
@@ -361,10 +369,16 @@ absl::StatusOr<ShardStore::FoundRun> ShardStore::LoadRun(const std::string& run)
   return found;
 }
 
-void ShardStore::LoadFile(const std::string& folder, const std::string& name, FoundRun* found) {
+// Only a file that is damaged is put aside or removed: after another error, such as too many open
+// files, it may be whole.
+absl::Status ShardStore::LoadFile(const std::string& folder, const std::string& name,
+                                  FoundRun* found) {
   const std::string path = absl::StrCat(folder, "/", name);
   // This is the temporary file of an interrupted write.
-  if (absl::EndsWith(name, ".new")) return RemoveFile(path);
+  if (absl::EndsWith(name, ".new")) {
+    RemoveFile(path);
+    return absl::OkStatus();
+  }
   absl::string_view number = name;
   if (uint32_t version = 0;
       absl::ConsumePrefix(&number, kVersionPrefix) && absl::SimpleAtoi(number, &version)) {
@@ -384,18 +398,26 @@ void ShardStore::LoadFile(const std::string& folder, const std::string& name, Fo
     };
     if (const absl::StatusOr<StoredVersion> checked = check(); checked.ok()) {
       found->versions.push_back(*checked);
-    } else {
+    } else if (IsLoss(checked.status())) {
       Quarantine(path, checked.status().message());
+    } else {
+      return checked.status();
     }
-    return;
+    return absl::OkStatus();
   }
   number = name;
   if (uint32_t version = 0;
       absl::ConsumePrefix(&number, kFramePrefix) && absl::SimpleAtoi(number, &version)) {
     // Pulls check the blocks that they read.
     const auto file = BlockFile::Open(files_, path, Access::kRead);
-    if (!file.ok()) return RemoveFile(path);
-    return AddFrame(found->open.run(), version, (*file)->head().data_bytes);
+    if (file.ok()) {
+      AddFrame(found->open.run(), version, (*file)->head().data_bytes);
+    } else if (IsLoss(file.status())) {
+      RemoveFile(path);
+    } else {
+      return file.status();
+    }
+    return absl::OkStatus();
   }
   if (absl::StartsWith(name, kStagePrefix)) {
     const auto check = [&]() -> absl::StatusOr<FoundContribution> {
@@ -406,16 +428,23 @@ void ShardStore::LoadFile(const std::string& folder, const std::string& name, Fo
       if (!contribution.header.ParseFromString(file->head().meta)) {
         return absl::DataLossError(absl::StrCat(path, ": the header is damaged"));
       }
-      if (blocks == file->head().blocks()) CADRE_RETURN_IF_ERROR(SyncContribution(*file));
+      if (blocks < file->head().blocks()) return contribution;
+      // After any error of a sync, what was written may be lost.
+      if (const absl::Status synced = SyncContribution(*file); !synced.ok()) {
+        return absl::DataLossError(synced.message());
+      }
       return contribution;
     };
     if (absl::StatusOr<FoundContribution> checked = check(); checked.ok()) {
       found->contributions.push_back(*std::move(checked));
-    } else {
+    } else if (IsLoss(checked.status())) {
       LOG(ERROR) << "contribution removed: " << checked.status();
       RemoveFile(path);
+    } else {
+      return checked.status();
     }
   }
+  return absl::OkStatus();
 }
 
 // --- Runs

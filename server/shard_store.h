@@ -52,6 +52,9 @@
 
 namespace cadre {
 
+// Whether the error means that durable data was lost: it is damaged or missing.
+bool IsLoss(const absl::Status& status);
+
 // A part of a frame: elements of 4 bytes.
 struct StoredFrame {
   std::unique_ptr<VersionReader> reader;
@@ -93,7 +96,7 @@ class ShardStore {
   absl::Status CheckFolder() const ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Reads all files, and checks those of runs that have not ended. Complete contributions are
-  // synced.
+  // synced. Damaged files are set aside or removed; all others stay after an error.
   absl::StatusOr<std::vector<FoundRun>> Load() ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Whether a run or lineage may name a file: [A-Za-z0-9._-], at most 100 characters, no leading
@@ -178,7 +181,7 @@ class ShardStore {
   std::string FramePath(const std::string& run, uint32_t version) const;
   std::string ContributionPath(const ContributionKey& key) const;
   absl::StatusOr<FoundRun> LoadRun(const std::string& run);
-  void LoadFile(const std::string& folder, const std::string& name, FoundRun* found);
+  absl::Status LoadFile(const std::string& folder, const std::string& name, FoundRun* found);
   // Computes the version at the positions of a stretch, on a thread as in ForEachStretch. The
   // values stay valid until the next call for the thread.
   using Compute =

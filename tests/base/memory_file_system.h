@@ -1,5 +1,5 @@
 // A file system in memory that fails on demand: crashes of the process or of the host, failed
-// syncs, a full disk, flipped bits, removed folders.
+// syncs and reads, a full or read-only disk, flipped bits, removed folders.
 //
 // After a crash of the host, of the writes to a file since its last successful sync any subset
 // survives, each as a whole, and of the changes of a folder's names since its last sync a prefix.
@@ -40,12 +40,16 @@ class MemoryFileSystem : public FileSystem {
   bool stopped() const;
   // Bytes that writes can add to files; afterwards they fail with ResourceExhausted.
   void SetFreeBytes(uint64_t bytes);
-  // Whether the next sync of a file fails with DataLoss.
+  // Whether the next sync of a file fails with EIO.
   void FailNextSync(bool fails = true);
   // Syncs of files whose path contains `part` succeed without effect: a disk that lies.
   void IgnoreSyncs(const std::string& part);
   // Requires: the file exists and has this bit.
   void FlipBit(const std::string& path, uint64_t bit);
+  // Reads of the file fail with this errno value; 0: they succeed again. Requires: it exists.
+  void FailReads(const std::string& path, int error);
+  // Changes fail with EROFS.
+  void SetReadOnly(bool read_only);
   bool Exists(const std::string& path) const;
   // A copy of what is durable, and the return to it. Requires: no process runs.
   struct Image;
@@ -83,6 +87,7 @@ class MemoryFileSystem : public FileSystem {
     };
     std::vector<Write> unsynced;
     bool locked = false;
+    int read_error = 0;
     // Of a folder.
     std::map<std::string, NodePtr> names;
     std::map<std::string, NodePtr> durable_names;
@@ -107,6 +112,7 @@ class MemoryFileSystem : public FileSystem {
   int64_t changes_ ABSL_GUARDED_BY(mutex_) = 0;
   std::optional<uint64_t> changes_left_ ABSL_GUARDED_BY(mutex_);
   uint64_t free_bytes_ ABSL_GUARDED_BY(mutex_) = UINT64_MAX;
+  bool read_only_ ABSL_GUARDED_BY(mutex_) = false;
   bool fail_next_sync_ ABSL_GUARDED_BY(mutex_) = false;
   std::optional<std::string> ignore_syncs_of_ ABSL_GUARDED_BY(mutex_);
 };

@@ -64,6 +64,15 @@ class MachineFailuresTest : public MachineTest {
     }
     return names;
   }
+  // The worker has an incomplete copy of the data.
+  void LimitDataOf(int worker) {
+    cluster_.behaviour.on_prepared = [this, worker](v1::Prepared& prepared) {
+      const FakeWorker& limited = cluster_.workers()[worker];
+      if (limited.assignment.has_value() && SamePlace(prepared.place(), limited.place())) {
+        prepared.set_train_samples(kTrainSamples / 2);
+      }
+    };
+  }
   void SetActivity(v1::Activity activity) {
     for (FakeWorker& worker : cluster_.workers()) worker.activity = activity;
   }
@@ -247,18 +256,41 @@ TEST_F(MachineFailuresTest, OtherDataExcludesTheWorker) {
   const std::string run = Begin(2, 1);
   cluster_.AddWorker("w2", "host-2");
   cluster_.AddWorker("w3", "host-3");
-  cluster_.behaviour.on_prepared = [&](v1::Prepared& prepared) {
-    if (cluster_.workers()[2].assignment.has_value() &&
-        SamePlace(prepared.place(), cluster_.workers()[2].place())) {
-      prepared.set_train_samples(999);
-    }
-  };
+  LimitDataOf(2);
   cluster_.Kill(cluster_.Lead(run, 1));
   cluster_.Run(absl::Seconds(15));
   EXPECT_EQ(MembersOf(run, 1), "w3");
   EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_RUNNING);
   EXPECT_EQ(WorkerStatus("w2").standing().cause(), FAILURE_CAUSE_DATA_DIFFERS);
   EXPECT_THAT(WorkerStatus("w2").standing().reason(), HasSubstr("the data sets differ"));
+}
+
+// The first host that prepares has an incomplete copy of the data.
+TEST_F(MachineFailuresTest, MostHostsDecideOnTheData) {
+  cluster_.AddAggregator("agg-0");
+  LimitDataOf(0);
+  const std::string run = cluster_.Submit(MakeSpec(4, 1, 5, 1000));
+  cluster_.AddWorker("w0", "host-0");
+  cluster_.AddWorker("w1", "host-1");
+  EXPECT_EQ(WorkerStatus("w1").standing().cause(), FAILURE_CAUSE_DATA_DIFFERS) << "one of two";
+  cluster_.AddWorker("w2", "host-2");
+  EXPECT_EQ(WorkerStatus("w0").standing().cause(), FAILURE_CAUSE_DATA_DIFFERS) << "one of three";
+  EXPECT_EQ(WorkerStatus("w1").standing().failures(), 0u);
+  cluster_.behaviour.on_prepared = nullptr;
+  cluster_.AddWorker("w3", "host-3");
+  cluster_.Run(absl::Minutes(1));
+  EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_RUNNING) << ReasonOf(run);
+  Commit(run, 4);
+}
+
+TEST_F(MachineFailuresTest, TwoHostsWithDifferentDataDoNotEndTheRun) {
+  cluster_.AddAggregator("agg-0");
+  cluster_.AddWorker("w0", "host-0");
+  cluster_.AddWorker("w1", "host-1");
+  LimitDataOf(0);
+  const std::string run = cluster_.Submit(MakeSpec(1, 2, 5, 1000));
+  cluster_.Run(absl::Minutes(10));
+  EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_QUEUED) << ReasonOf(run);
 }
 
 TEST_F(MachineFailuresTest, SecondDivergenceEndsTheRun) {
@@ -268,8 +300,19 @@ TEST_F(MachineFailuresTest, SecondDivergenceEndsTheRun) {
   Commit(run, 2);
   cluster_.Fail(cluster_.Lead(run, 0), "loss is nan", FAILURE_CAUSE_DIVERGED);
   EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_RUNNING);
-  cluster_.Fail(cluster_.Lead(run, 0), "loss is nan", FAILURE_CAUSE_DIVERGED);
+  cluster_.Fail(cluster_.Lead(run, 1), "loss is nan", FAILURE_CAUSE_DIVERGED);
   EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_FAILED);
+}
+
+// A faulty host is the only one whose groups diverge.
+TEST_F(MachineFailuresTest, GroupThatDivergesMovesToOtherHosts) {
+  const std::string run = Begin(2, 1);
+  ASSERT_EQ(MembersOf(run, 0), "w0");
+  cluster_.AddWorker("spare", "spare-host");
+  cluster_.Fail(cluster_.Lead(run, 0), "loss is nan", FAILURE_CAUSE_DIVERGED);
+  cluster_.Run(absl::Seconds(10));
+  EXPECT_EQ(MembersOf(run, 0), "spare");
+  EXPECT_EQ(WorkerStatus("w0").standing().failures(), 0u);
 }
 
 TEST_F(MachineFailuresTest, AggregatorFailureBlamesNobody) {

@@ -501,15 +501,21 @@ TEST_F(RestoreShardTest, ClosingRoundIsFinishedAfterResume) {
   EXPECT_EQ(VersionOf(run), 2u);
 }
 
-TEST_F(RestoreShardTest, ImpostorIsRefused) {
-  const std::string run = Begin();
-  const ConnectionId impostor = cluster_.Open();
+// Of another process with the name of an aggregator and an empty folder.
+v1::Hello ImpostorHello(const std::string& name) {
   v1::Hello hello;
   hello.set_protocol(kProtocol);
   hello.set_role(v1::ROLE_AGGREGATOR);
-  hello.set_name("agg-0");
+  hello.set_name(name);
   hello.set_incarnation("another process");
   hello.set_address("elsewhere:1");
+  return hello;
+}
+
+TEST_F(RestoreShardTest, ImpostorIsRefused) {
+  const std::string run = Begin();
+  const ConnectionId impostor = cluster_.Open();
+  const v1::Hello hello = ImpostorHello("agg-0");
   cluster_.SendFrom(impostor, hello);
   EXPECT_FALSE(cluster_.IsOpen(impostor));
   EXPECT_THAT(cluster_.SentTo(impostor).back().refused().reason(),
@@ -521,6 +527,80 @@ TEST_F(RestoreShardTest, ImpostorIsRefused) {
   const ConnectionId successor = cluster_.Open();
   cluster_.SendFrom(successor, hello);
   EXPECT_TRUE(cluster_.IsOpen(successor));
+}
+
+// Neither a parked run nor one that the coordinator does not know has open shards.
+TEST_F(RestoreShardTest, ImpostorOfAnAggregatorWithoutOpenShardsIsRefused) {
+  const std::string run = Begin();
+  const auto expect_refused = [&] {
+    const ConnectionId impostor = cluster_.Open();
+    cluster_.SendFrom(impostor, ImpostorHello("agg-1"));
+    EXPECT_FALSE(cluster_.IsOpen(impostor));
+    EXPECT_NE(agg(1).connection, 0u);
+  };
+  for (FakeWorker& worker : cluster_.workers()) cluster_.Kill(worker);
+  cluster_.Wipe(agg(0));
+  cluster_.Run(absl::Minutes(1));
+  ASSERT_EQ(RunStateOf(run), v1::RUN_STATE_PARKED);
+  cluster_.Reconnect(agg(1));
+  expect_refused();
+  cluster_.LoseStore();
+  ASSERT_NE(agg(1).connection, 0u);
+  expect_refused();
+}
+
+TEST_F(RestoreShardTest, FolderWithoutADeletedRunIsNoImpostor) {
+  const std::string run = Begin();
+  cluster_.Reconnect(agg(1));
+  cluster_.StopRun(run);
+  cluster_.DeleteRun(run);
+  ASSERT_FALSE(agg(1).shards.contains(run));
+  const ConnectionId successor = cluster_.Open();
+  cluster_.SendFrom(successor, ImpostorHello("agg-1"));
+  EXPECT_TRUE(cluster_.IsOpen(successor));
+}
+
+// The folder of another cluster, with higher generations.
+TEST_F(RestoreShardTest, UnknownRunsDoNotEndGroups) {
+  const std::string run = Begin();
+  const uint32_t generation = cluster_.Group(run, 0).generation();
+  FakeAggregator& other = cluster_.AddAggregator("agg-2");
+  other.shards["other-7"] = agg(0).shards.at(run);
+  other.shards["other-7"].lineage = "other-7.1";
+  other.shards["other-7"].generations[0] = 5'000'000;
+  cluster_.Restart(other);
+  EXPECT_NE(other.connection, 0u);
+  EXPECT_EQ(cluster_.Group(run, 0).generation(), generation);
+}
+
+TEST_F(RestoreShardTest, ImplausibleGenerationIsIgnored) {
+  const std::string run = Begin();
+  const uint32_t generation = cluster_.Group(run, 0).generation();
+  agg(0).shards.at(run).generations[0] = kMaxReportedNumber;
+  cluster_.behaviour.open = false;
+  cluster_.Reconnect(agg(0));
+  cluster_.behaviour.open = true;
+  EXPECT_EQ(cluster_.Group(run, 0).generation(), generation);
+  agg(0).shards.at(run).generations[0] = 5'000'000;
+  cluster_.Reconnect(agg(0));
+  EXPECT_GT(cluster_.Group(run, 0).generation(), 5'000'000u) << "the store is older";
+  EXPECT_LT(cluster_.Group(run, 0).generation(), 10'000'000u);
+}
+
+// OpenRun would set aside what the folder stores.
+TEST_F(RestoreShardTest, OtherLineageOfALiveRunIsRefused) {
+  const std::string run = Begin();
+  FakeAggregator& other = cluster_.AddAggregator("agg-2");
+  other.shards[run] = agg(0).shards.at(run);
+  other.shards[run].lineage = run + ".another";
+  cluster_.Restart(other);
+  ASSERT_FALSE(other.received.empty());
+  EXPECT_EQ(other.received.back().refused().refusal(), v1::REFUSAL_WRONG_LINEAGE);
+  EXPECT_THAT(other.received.back().refused().reason(),
+              AllOf(HasSubstr("move the folder " + run), HasSubstr("--data-dir")));
+  cluster_.StopRun(run);
+  cluster_.Restart(other);
+  EXPECT_NE(other.connection, 0u) << "the ended run orders nothing";
 }
 
 // A shard is lost in the middle of a run whose coordinator crashes after each transaction.

@@ -156,6 +156,20 @@ TEST(MembershipTest, StallExtendsLeasesOfSeveralMembersOnce) {
   EXPECT_THAT(members.Expired(kStart + absl::Hours(1) + kLease), ElementsAre("w2"));
 }
 
+// Between stalls, the messages of the members that live are received.
+TEST(MembershipTest, AlternatingStallsDoNotKeepALostMember) {
+  Membership members(kLease);
+  members.Add(Record("w1", v1::ROLE_WORKER, "a", "p1"), kStart);
+  Member& live = members.Add(Record("w2", v1::ROLE_WORKER, "b", "p2"), kStart);
+  absl::Time now = kStart;
+  while (now < kStart + 3 * kLease) {
+    now += absl::Seconds(2);
+    members.Extend(absl::Seconds(3));
+    members.Renew(live, now);
+  }
+  EXPECT_THAT(members.Expired(now), ElementsAre("w1"));
+}
+
 // The indexes equal a walk over all members after random operations.
 TEST(MembershipTest, IndexesEqualWalk) {
   Membership members(kLease);

@@ -52,13 +52,28 @@ TEST(RunFailuresTest, CommitDiscardsReports) {
 
 TEST(RunFailuresTest, Divergence) {
   RunFailures failures;
-  EXPECT_TRUE(failures.AddDivergence(/*generation=*/7, /*groups=*/1));
+  EXPECT_TRUE(failures.AddDivergence(/*generation=*/7, {"a"}, /*groups=*/1, /*hosts=*/3));
   failures.OnCommit();
-  EXPECT_FALSE(failures.AddDivergence(7, 2));
-  EXPECT_FALSE(failures.AddDivergence(7, 2)) << "all ranks report";
+  EXPECT_FALSE(failures.AddDivergence(7, {"a"}, 2, 3));
+  EXPECT_FALSE(failures.AddDivergence(7, {"a"}, 2, 3)) << "all ranks report";
   failures.OnCommit();
-  EXPECT_FALSE(failures.AddDivergence(8, 2));
-  EXPECT_TRUE(failures.AddDivergence(9, 2));
+  EXPECT_FALSE(failures.AddDivergence(8, {"a"}, 2, 3));
+  EXPECT_TRUE(failures.AddDivergence(9, {"b"}, 2, 3));
+}
+
+TEST(RunFailuresTest, DivergenceOnOneHost) {
+  RunFailures failures;
+  EXPECT_FALSE(failures.AddDivergence(1, {"a", "b"}, 2, 3));
+  EXPECT_FALSE(failures.AddDivergence(2, {"b", "c"}, 2, 3)) << "b may be faulty";
+  EXPECT_TRUE(failures.AddDivergence(3, {"a", "c"}, 2, 3));
+  failures.OnCommit();
+  for (uint32_t generation = 4; generation < 7; ++generation) {
+    EXPECT_FALSE(failures.AddDivergence(generation, {"a"}, 2, 3));
+  }
+  EXPECT_TRUE(failures.AddDivergence(7, {"a"}, 2, 3)) << "no other host is tried";
+  failures.OnCommit();
+  EXPECT_FALSE(failures.AddDivergence(8, {"a"}, 2, 1));
+  EXPECT_TRUE(failures.AddDivergence(9, {"a"}, 2, 1)) << "there is no other host";
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cerrno>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -14,6 +15,7 @@
 #include "server/archive.h"
 #include "server/client/frame.h"
 #include "server/shard_host.h"
+#include "tests/base/expect.h"
 #include "tests/base/memory_file_system.h"
 #include "tests/server/testing.h"
 
@@ -211,6 +213,66 @@ TEST_F(ShardHostCrashTest, FailedSyncRepeatsTheApply) {
   EXPECT_EQ(host_->Apply(MakeApply(run_, 1, {{}}))->digest(), Digest(values_, 0));
   CrashHost(/*seed=*/4);
   EXPECT_EQ(host_->States()[0].version(), 1u);
+}
+
+// The groups stage it again.
+TEST_F(ShardHostCrashTest, UnreadableContributionIsLost) {
+  Begin();
+  ASSERT_TRUE(host_->OpenRun(run_.Open()).ok());
+  ASSERT_TRUE(Stage().ok());
+  files_->FailReads("/data/run-1/stage-1-0-1-0", EIO);
+  EXPECT_THAT(host_->Apply(MakeApply(run_, 1, {{}})),
+              IsError(absl::StatusCode::kDataLoss, "stage-1"));
+  EXPECT_THAT(host_->Apply(MakeApply(run_, 1, {{}}))->missing(), ::testing::ElementsAre(0));
+  ASSERT_TRUE(Stage().ok());
+  EXPECT_EQ(host_->Apply(MakeApply(run_, 1, {{}}))->digest(), Digest(values_, 0));
+}
+
+// The next process sets it aside.
+TEST_F(ShardHostCrashTest, UnreadableVersionEndsTheProcess) {
+  Begin();
+  ASSERT_TRUE(MakeVersions(1).ok());
+  files_->FailReads("/data/run-1/version-1", EIO);
+  host_->Fence(FenceOf(run_.run, 0, run_.generation));
+  EXPECT_THAT(host_->Pull(PullOf(run_, 1, 0, 15)),
+              IsError(absl::StatusCode::kUnavailable, "version-1"));
+  EXPECT_THAT(host_->CheckFiles(), IsError(absl::StatusCode::kFailedPrecondition, "version-1"));
+  host_.reset();
+  files_->EndProcess();
+  Start();
+  EXPECT_EQ(host_->States()[0].version(), 0u);
+  EXPECT_TRUE(files_->Exists("/data/run-1/version.damaged"));
+}
+
+// The order is repeated until an operator has repaired the disk.
+TEST_F(ShardHostCrashTest, ReadOnlyDiskDoesNotRefuseTheRound) {
+  Begin();
+  ASSERT_TRUE(host_->OpenRun(run_.Open()).ok());
+  ASSERT_TRUE(Stage().ok());
+  files_->SetReadOnly(true);
+  EXPECT_THAT(host_->Apply(MakeApply(run_, 1, {{}})),
+              IsError(absl::StatusCode::kPermissionDenied, "cannot"));
+  files_->SetReadOnly(false);
+  EXPECT_EQ(host_->Apply(MakeApply(run_, 1, {{}}))->digest(), Digest(values_, 0));
+}
+
+// A process with too many open files ends, and the next one finds everything.
+TEST_F(ShardHostCrashTest, FailedStartKeepsFiles) {
+  Begin();
+  ASSERT_TRUE(MakeVersions(1).ok());
+  ASSERT_TRUE(Stage(2).ok());
+  for (const std::string file : {"run", "version-1", "stage-2-0-1-0"}) {
+    host_.reset();
+    files_->EndProcess();
+    const std::string path = "/data/run-1/" + file;
+    files_->FailReads(path, EMFILE);
+    EXPECT_THAT(ShardHost::Open("/data", "agg-0", &counters_, kMaxClosedRuns, *files_),
+                IsError(absl::StatusCode::kResourceExhausted, path));
+    files_->FailReads(path, 0);
+    Start();
+    EXPECT_EQ(host_->States()[0].version(), 1u);
+    EXPECT_EQ(host_->Apply(MakeApply(run_, 2, {{}, {.group = 1}}))->missing_size(), 1) << file;
+  }
 }
 
 }  // namespace

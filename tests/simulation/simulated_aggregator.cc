@@ -1,6 +1,7 @@
 #include "tests/simulation/simulated_aggregator.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <limits>
 #include <utility>
 
@@ -199,7 +200,11 @@ void SimulatedAggregator::DamageFile() {
   if (bytes == 0) return;
   world_.Count("files_damaged");
   world_.Log(name_, "    has damage in ", path);
-  disk_.FlipBit(path, world_.dice.Between(0, 8 * bytes - 1));
+  if (world_.dice.Chance(0.5)) {
+    disk_.FlipBit(path, world_.dice.Between(0, 8 * bytes - 1));
+  } else {
+    disk_.FailReads(path, EIO);
+  }
   damaged_.insert(path);
   invariants_.OnDiskLost(name_);
 }

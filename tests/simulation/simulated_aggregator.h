@@ -46,7 +46,7 @@ class SimulatedAggregator {
   void CheckThatDiskIsRefused(SimulatedAggregator& other);
   // The folder is removed; the process notices it.
   void LoseFolder();
-  // One bit of a file changes; the process notices it when it reads it.
+  // One bit of a file changes, or the file cannot be read; the process notices it when it reads it.
   void DamageFile();
   void OnClockJump(absl::Duration by) {
     if (up()) link_->OnClockJump(by);

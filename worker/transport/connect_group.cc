@@ -43,7 +43,7 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/time/clock.h"
+#include "base/clock.h"
 #include "base/digest.h"
 #include "base/status.h"
 #include "worker/transport/dial.h"
@@ -135,6 +135,8 @@ class Connecting {
   const int rank_;
   const std::vector<std::string>& addresses_;
   const ConnectOptions& options_;
+  // Begins with the wall clock, by which the deadline was chosen, and does not follow its jumps.
+  const SteadyClock clock_;
   const WakeupNames wakeups_;
   const uint64_t host_ = HostIdentity();
   // By rank; the own entry is done.
@@ -219,7 +221,7 @@ void Connecting::DialChannels(int peer, const SocketAddress& address, uint8_t co
 
 absl::Status Connecting::ConnectAll() {
   while (true) {
-    const absl::Time now = absl::Now();
+    const absl::Time now = clock_.Now();
     // Evaluated before the peers advance: a peer that is done may have closed its connection after
     // its last answer, which Advance then reads.
     const absl::Status end = Check(now);
@@ -362,7 +364,7 @@ void Connecting::Wait(absl::Time now) {
   absl::Time until = now + kTick;
   for (const Dial& dial : dials_) dial.Watch(polled, until);
   // Rounded up, so that a retry is due when the poll returns.
-  const absl::Duration wait = absl::Ceil(until - absl::Now(), absl::Milliseconds(1));
+  const absl::Duration wait = absl::Ceil(until - clock_.Now(), absl::Milliseconds(1));
   const int64_t milliseconds = std::max<int64_t>(absl::ToInt64Milliseconds(wait), 0);
   if (poll(polled.data(), polled.size(), milliseconds) <= 0) return;
   ClearWake(wake_);
