@@ -269,9 +269,9 @@ bool Machine::IsImpostor(const v1::Hello& hello) const {
   const Member* const member = cluster_.members().Aggregator(hello.name());
   return member != nullptr && member->connected() &&
          member->record.incarnation() != hello.incarnation() &&
-         (LacksStoredRun(hello) ||
-          std::any_of(runs_.begin(), runs_.end(),
-                      [&](const auto& entry) { return entry.second.Lacks(hello); }));
+         (LacksStoredRun(hello) || std::any_of(runs_.begin(), runs_.end(), [&](const auto& entry) {
+            return entry.second.Lacks(hello);
+          }));
 }
 
 // An ended run may have been removed by the limit of the aggregator.

@@ -86,8 +86,8 @@ void Run::Attribute(const Member& member, const v1::GroupFailed& failed,
       // One of them may have computed it wrongly.
       standings.Doubt(rank.worker, cluster_.now(), cluster_.now() + kDoubt);
     }
-    ends = live() &&
-           failures_.AddDivergence(place.generation(), hosts, slots_.size(), CountHosts());
+    ends =
+        live() && failures_.AddDivergence(place.generation(), hosts, slots_.size(), CountHosts());
   } else if (cause == v1::FAILURE_CAUSE_PEER) {
     // Until all ranks have reported, other workers are preferred.
     for (const uint32_t rank : failed.suspects()) {

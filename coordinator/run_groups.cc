@@ -302,11 +302,11 @@ void Run::FailOutvoted(const DataSizes& sizes) {
 }
 
 void Run::FailForData(const Member& member, const v1::Prepared& prepared) {
-  FailGroup(member, prepared.place(), v1::FAILURE_CAUSE_DATA_DIFFERS,
-            absl::StrCat("sees ", prepared.train_samples(), " training and ",
-                         prepared.test_samples(), " test samples, others see ",
-                         record_.train_samples(), " and ", record_.test_samples(),
-                         ": the data sets differ"));
+  FailGroup(
+      member, prepared.place(), v1::FAILURE_CAUSE_DATA_DIFFERS,
+      absl::StrCat("sees ", prepared.train_samples(), " training and ", prepared.test_samples(),
+                   " test samples, others see ", record_.train_samples(), " and ",
+                   record_.test_samples(), ": the data sets differ"));
 }
 
 void Run::Prepare(const Member& member, const v1::Prepared& prepared) {
