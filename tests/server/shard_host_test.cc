@@ -4,6 +4,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <chrono>
@@ -704,6 +705,26 @@ TEST_F(ShardHostTest, RunWithoutSpaceIsRefused) {
   EXPECT_EQ(Open().error(), "");
   Restart();
   EXPECT_EQ(host_->ReservedBytes(), kNeeded - 60);
+}
+
+// The units of this model would take 6 GB.
+TEST_F(ShardHostTest, SpaceIsCheckedBeforeUnitsAreMade) {
+  host_->LimitSpace([] { return int64_t{1} << 30; });
+  v1::OpenRun open = run_.Open();
+  v1::RunSpec& spec = *open.mutable_spec();
+  spec.mutable_model()->Clear();
+  v1::OpaqueParameter& parameter = *spec.mutable_model()->mutable_opaque()->add_parameter();
+  parameter.set_name("w");
+  parameter.add_shape(uint64_t{1} << 40);
+  spec.mutable_averaging()->mutable_up()->set_codec(v1::CODEC_INT8);
+  rusage before;
+  ASSERT_EQ(getrusage(RUSAGE_SELF, &before), 0);
+  const auto opened = host_->OpenRun(open);
+  rusage after;
+  ASSERT_EQ(getrusage(RUSAGE_SELF, &after), 0);
+  ASSERT_TRUE(opened.ok()) << opened.status();
+  EXPECT_THAT(opened->error(), HasSubstr("the disk has too little space"));
+  EXPECT_LT(after.ru_maxrss - before.ru_maxrss, 256 << 10) << "KiB";
 }
 
 TEST_F(ShardHostTest, ReportsTheHighestGeneration) {
