@@ -466,10 +466,15 @@ absl::Status ShardHost::Authenticate(const v1::PullRequest& request) const {
 
 absl::StatusOr<Staging> ShardHost::Stage(const v1::ContributionHeader& header) {
   CADRE_RETURN_IF_ERROR(CheckProtocol(header.protocol()));
-  absl::MutexLock lock(&mutex_);
-  // Another attempt for the same contribution has another proof.
+  // Another attempt for the same contribution has another proof. What has no meaning is not stored.
   v1::ContributionHeader contribution = header;
   contribution.clear_proof();
+  contribution.DiscardUnknownFields();
+  auto& ranges = *contribution.mutable_ranges();
+  ranges.erase(std::remove_if(ranges.begin(), ranges.end(),
+                              [](const v1::Range& range) { return range.begin() == range.end(); }),
+               ranges.end());
+  absl::MutexLock lock(&mutex_);
   Decision<StageGrant> decision = ledger_.Stage(contribution);
   if (const auto* refused = std::get_if<Refused>(&decision)) return Refuse(*refused);
   Staging staging{std::get<StageGrant>(std::move(decision)), nullptr};

@@ -3,6 +3,7 @@
 #include "server/shard_host.h"
 
 #include <gmock/gmock.h>
+#include <google/protobuf/unknown_field_set.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
@@ -725,6 +726,23 @@ TEST_F(ShardHostTest, SpaceIsCheckedBeforeUnitsAreMade) {
   ASSERT_TRUE(opened.ok()) << opened.status();
   EXPECT_THAT(opened->error(), HasSubstr("the disk has too little space"));
   EXPECT_LT(after.ru_maxrss - before.ru_maxrss, 256 << 10) << "KiB";
+}
+
+// They would stay in memory until the round is applied.
+TEST_F(ShardHostTest, HeadersAreStoredWithoutWhatHasNoMeaning) {
+  Open();
+  const v1::ContributionHeader header = Header(run_, {}, 0, 15, kChunk);
+  v1::ContributionHeader padded = header;
+  for (int i = 0; i < 1000; ++i) padded.add_ranges();
+  padded.GetReflection()->MutableUnknownFields(&padded)->AddLengthDelimited(
+      1000, std::string(1 << 20, 'x'));
+  padded.clear_proof();
+  const auto first = host_->Stage(padded);
+  ASSERT_TRUE(first.ok()) << first.status();
+  EXPECT_TRUE(first->grant.fresh);
+  const auto second = host_->Stage(header);
+  ASSERT_TRUE(second.ok()) << second.status();
+  EXPECT_FALSE(second->grant.fresh) << "it is the same contribution";
 }
 
 TEST_F(ShardHostTest, ReportsTheHighestGeneration) {
