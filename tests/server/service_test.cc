@@ -433,6 +433,20 @@ TEST_F(ServiceTest, StreamsHaveALimitInTotal) {
   EXPECT_EQ(RawStage(*server_).Finish().code(), absl::StatusCode::kResourceExhausted);
 }
 
+// Before a stream has proved anything, its peer has a share of all streams.
+TEST_F(ServiceTest, OnePeerLeavesAQuarterOfTheStreams) {
+  Start({.max_streams = 4});
+  run_.groups = 3;
+  Open();
+  std::vector<std::unique_ptr<RawStage>> silent;
+  for (int i = 0; i < 3; ++i) {
+    silent.push_back(std::make_unique<RawStage>(*server_));
+    ASSERT_TRUE(silent.back()->Send(Header(run_, {.group = uint32_t(i)}, 0, 15, 4)));
+    silent.back()->Resume();
+  }
+  EXPECT_EQ(RawStage(*server_).Finish().code(), absl::StatusCode::kResourceExhausted);
+}
+
 TEST(StreamSlotsTest, OnePeerLeavesAQuarter) {
   StreamSlots slots(8);
   std::vector<StreamSlots::Slot> taken;
