@@ -75,17 +75,17 @@ class WorkPool {
 };
 
 class RoundsService final
-    : public v1::Rounds::WithRawCallbackMethod_Stage<v1::Rounds::WithCallbackMethod_Pull<
-          v1::Rounds::WithCallbackMethod_Read<v1::Rounds::Service>>> {
+    : public v1::Rounds::WithRawCallbackMethod_Stage<v1::Rounds::WithRawCallbackMethod_Pull<
+          v1::Rounds::WithRawCallbackMethod_Read<v1::Rounds::Service>>> {
  public:
   RoundsService(const RoundsServiceOptions& options, ShardHost& host, Counters& counters);
 
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Stage(
       grpc::CallbackServerContext* context) override;
-  grpc::ServerWriteReactor<v1::PullReply>* Pull(grpc::CallbackServerContext* context,
-                                                const v1::PullRequest* request) override;
-  grpc::ServerWriteReactor<v1::PullReply>* Read(grpc::CallbackServerContext* context,
-                                                const v1::PullRequest* request) override;
+  grpc::ServerWriteReactor<grpc::ByteBuffer>* Pull(grpc::CallbackServerContext* context,
+                                                   const grpc::ByteBuffer* request) override;
+  grpc::ServerWriteReactor<grpc::ByteBuffer>* Read(grpc::CallbackServerContext* context,
+                                                   const grpc::ByteBuffer* request) override;
 
  private:
   ShardHost& host_;
