@@ -28,8 +28,9 @@ absl::Status WriteBackup(Store& store, const std::string& path);
 class BackupStream final
     : public StreamWriter<grpc::ServerWriteReactor<v1::BackupChunk>, v1::BackupChunk> {
  public:
-  BackupStream(std::string path, std::function<void()> on_done)
-      : StreamWriter(std::move(on_done)), path_(std::move(path)) {}
+  BackupStream(std::string path, OpenStreams& streams, grpc::CallbackServerContext* context,
+               std::function<void()> on_done)
+      : StreamWriter(streams, context, std::move(on_done)), path_(std::move(path)) {}
 
   // Begins to send. Requires: the file is complete.
   void Begin() ABSL_LOCKS_EXCLUDED(mutex_);

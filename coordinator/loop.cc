@@ -167,7 +167,11 @@ std::vector<Action> Loop::Handle(const std::vector<Item>& items, absl::Duration 
     handle(Stalled{stall});
   }
   for (const Item& item : items) {
-    if (const Event* event = std::get_if<Event>(&item)) handle(*event);
+    const Event* const event = std::get_if<Event>(&item);
+    if (event == nullptr) continue;
+    handle(*event);
+    const auto* message = std::get_if<MessageReceived>(event);
+    if (message != nullptr) callbacks_->OnHandled(message->connection);
   }
   if (clock_.Now() >= machine_.NextDeadline()) handle(Tick{});
   return actions;

@@ -37,6 +37,8 @@ class Loop {
     virtual void OnSend(ConnectionId connection, const v1::CoordinatorMessage& message) = 0;
     virtual void OnDisconnect(ConnectionId connection, const absl::Status& status) = 0;
     virtual void OnReplied(const Replied& replied) = 0;
+    // The machine has handled a message of this stream. Called once for each, in their order.
+    virtual void OnHandled(ConnectionId connection) = 0;
     // Called when the state of the machine is durable. Returns the time of the next call if no
     // event comes earlier; InfiniteFuture: only after the next event.
     virtual absl::Time OnSettled(const Machine& machine, absl::Time now) = 0;

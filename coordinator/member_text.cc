@@ -17,12 +17,15 @@ constexpr size_t kMaxText = 4 << 10;
 absl::Status CheckHello(const v1::Hello& hello) {
   // Hello without a name is refused as incomplete (coordinator/cluster.cc).
   if (!hello.name().empty()) CADRE_RETURN_IF_ERROR(CheckName("hello.name", hello.name()));
-  for (const auto& [field, line] : {std::pair{"hello.incarnation", &hello.incarnation()},
-                                    {"hello.address", &hello.address()},
-                                    {"hello.host", &hello.host()},
-                                    {"hello.device", &hello.device()},
-                                    {"hello.version", &hello.version()},
-                                    {"hello.member_id", &hello.member_id()}}) {
+  for (const auto& [field, line] :
+       {std::pair{"hello.incarnation", &hello.incarnation()},
+        {"hello.address", &hello.address()},
+        {"hello.host", &hello.host()},
+        {"hello.device", &hello.device()},
+        {"hello.version", &hello.version()},
+        {"hello.member_id", &hello.member_id()},
+        {"hello.reservation.run", &hello.reservation().run()},
+        {"hello.reservation.program", &hello.reservation().program()}}) {
     CADRE_RETURN_IF_ERROR(CheckPeerLine(field, *line));
   }
   return absl::OkStatus();

@@ -10,7 +10,7 @@
 namespace cadre {
 
 // Escapes and shortens reasons and errors (ShortReason in base/peer_text.h), which the member could
-// not correct. Errors: InvalidArgument, naming the field, for the name, address, host ... of a
+// not correct. Errors: InvalidArgument, naming the field, for the name, address, program ... of a
 // Hello that CheckName or CheckPeerLine refuses, and for any other text of more than 4 KiB.
 absl::Status LimitText(v1::MemberMessage& message);
 

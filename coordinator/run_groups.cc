@@ -313,6 +313,8 @@ void Run::Prepare(const Member& member, const v1::Prepared& prepared) {
   Slot& slot = slots_[prepared.place().group()];
   if (prepared.place().rank() == 0 && HasObsoleteStart(slot)) StartGroup(slot, true);
   if (!slot.preparing()) return;
+  // Ranks repeat the message after a reconnect.
+  if (slot.prepared_ranks().contains(prepared.place().rank())) return;
   if (const absl::Status status = CheckReportedPlan(slot, prepared); !status.ok()) {
     FailGroup(member, prepared.place(), v1::FAILURE_CAUSE_PLAN,
               absl::StrCat("does not follow the group's plan: ", status.message()));

@@ -14,6 +14,9 @@
 namespace cadre {
 namespace {
 
+// A prediction takes time on the loop, and a group measures its steps far less often.
+constexpr absl::Duration kMeasuredInterval = absl::Seconds(1);
+
 // Pins (choices fixed by the user) do not forbid a change: the search respects them, and if they
 // leave no choice, it finds the current plan.
 bool MayReplan(const v1::RunSpec& spec) {
@@ -36,7 +39,8 @@ void Run::OnMeasured(const Member& member, const v1::Measured& measured) {
     return;
   }
   Slot& slot = slots_[measured.place().group()];
-  if (!slot.started()) return;
+  if (!slot.started() || cluster_.now() < slot.measured_at + kMeasuredInterval) return;
+  slot.measured_at = cluster_.now();
   slot.measured = measured.times();
   slot.better.reset();
   slot.considered = false;

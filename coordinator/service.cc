@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "base/peer_text.h"
 #include "base/protocol.h"
 #include "base/rpc/grpc_status.h"
@@ -21,9 +22,13 @@
 namespace cadre {
 namespace {
 
-// Maximum numbers of concurrent Watch calls and of unary calls that wait.
-constexpr size_t kMaxWatches = 1024;
+// Maximum numbers of concurrent Watch calls, of queries and of unary calls that wait.
+constexpr int kMaxWatches = 1024;
+constexpr int kMaxQueries = 256;
 constexpr size_t kMaxCalls = 1024;
+// Maximum of streams, and the time in which the peer of one that has ended must read what is left.
+constexpr int kMaxStreams = 1 << 16;
+constexpr absl::Duration kMaxEndTime = absl::Seconds(10);
 
 absl::Status Stopping() { return absl::UnavailableError("the coordinator is stopping"); }
 
@@ -32,15 +37,24 @@ absl::Status Stopping() { return absl::UnavailableError("the coordinator is stop
 // One unary call. Owned by gRPC; registered with the service until it is finished.
 class CoordinatorService::Call final : public grpc::ServerUnaryReactor {
  public:
-  Call(RequestId id, CoordinatorService* service) : id_(id), service_(service) {}
+  Call(RequestId id, CoordinatorService* service, bool traces)
+      : id_(id), service_(service), traces_(traces) {}
 
-  void OnCancel() override { service_->OnCancelled(id_); }
+  void OnCancel() override { service_->OnCancelled(id_, traces_); }
   void OnDone() override { delete this; }
 
  private:
   const RequestId id_;
   CoordinatorService* const service_;
+  const bool traces_;
 };
+
+CoordinatorService::CoordinatorService(Loop::Options options, Credentials credentials)
+    : options_(std::move(options)),
+      credentials_(std::move(credentials)),
+      query_slots_(kMaxQueries),
+      watch_slots_(kMaxWatches),
+      open_streams_(kMaxStreams, kMaxEndTime) {}
 
 absl::Status CoordinatorService::Start(Store* store, std::string backup_path) {
   store_ = store;
@@ -98,14 +112,14 @@ void CoordinatorService::Drain() {
 // The loop may finish the call before this function returns the reactor to gRPC. gRPC then keeps
 // the answer until it has the reactor, and the reactor deletes itself only afterwards.
 CoordinatorService::Call* CoordinatorService::Begin(
-    Fill fill, const std::function<absl::Status(RequestId)>& post) {
+    Fill fill, const std::function<absl::Status(RequestId)>& post, bool traces) {
   RequestId id = 0;
   Call* call = nullptr;
   bool full = false;
   {
     absl::MutexLock lock(&mutex_);
     id = ++last_id_;
-    call = new Call(id, this);
+    call = new Call(id, this, traces);
     full = pending_.size() >= kMaxCalls;
     pending_[id] = {call, std::move(fill)};
   }
@@ -141,24 +155,32 @@ void CoordinatorService::Finish(RequestId request,
   pending.call->Finish(ToGrpc(finish(pending.fill)));
 }
 
-void CoordinatorService::OnCancelled(RequestId request) {
+void CoordinatorService::OnCancelled(RequestId request, bool traces) {
   Finish(request, [](const Fill&) { return absl::CancelledError("cancelled by the caller"); });
-  // If the call was a trace, the group can be traced by other calls now.
-  if (loop_ != nullptr) loop_->Post(CancelTrace{request});
+  // The group can be traced by other calls now.
+  if (traces && loop_ != nullptr) loop_->Post(CancelTrace{request});
 }
 
-CoordinatorService::Call* CoordinatorService::Query(
-    std::function<absl::Status(const Machine&, absl::Time)> read) {
-  return Begin(nullptr, [&](RequestId id) {
-    return loop_->RunQuery(
-        [this, id, read = std::move(read)](const Machine& machine, absl::Time now) {
-          Finish(id, [&](const Fill&) { return read(machine, now); });
-        });
+absl::Status CoordinatorService::RunQuery(const grpc::CallbackServerContext& context,
+                                          Loop::Query query) {
+  if (loop_ == nullptr) return Stopping();
+  // The query has the slot as long as it exists.
+  const auto slot = std::make_shared<StreamSlots::Slot>(query_slots_.Take(PeerName(context)));
+  if (!slot->taken()) return BusyError("too many queries are waiting");
+  return loop_->RunQuery([slot, query = std::move(query)](const Machine& machine, absl::Time now) {
+    query(machine, now);
   });
 }
 
-absl::Status CoordinatorService::WakeLoop() {
-  return loop_ == nullptr ? Stopping() : loop_->RunQuery([](const Machine&, absl::Time) {});
+CoordinatorService::Call* CoordinatorService::Query(
+    const grpc::CallbackServerContext& context,
+    std::function<absl::Status(const Machine&, absl::Time)> read) {
+  return Begin(nullptr, [&](RequestId id) {
+    return RunQuery(context,
+                    [this, id, read = std::move(read)](const Machine& machine, absl::Time now) {
+                      Finish(id, [&](const Fill&) { return read(machine, now); });
+                    });
+  });
 }
 
 absl::Status CoordinatorService::CheckSubmit(const v1::SubmitRequest& request) const {
@@ -225,48 +247,52 @@ grpc::ServerUnaryReactor* CoordinatorService::Adopt(grpc::CallbackServerContext*
   return Request(fill, [&](RequestId id) { return AdoptRuns{id, request->run()}; });
 }
 
-grpc::ServerUnaryReactor* CoordinatorService::List(grpc::CallbackServerContext*,
+grpc::ServerUnaryReactor* CoordinatorService::List(grpc::CallbackServerContext* context,
                                                    const v1::ListRequest*, v1::ListReply* reply) {
-  return Query([reply](const Machine& machine, absl::Time now) {
+  return Query(*context, [reply](const Machine& machine, absl::Time now) {
     *reply = machine.List(now);
     return absl::OkStatus();
   });
 }
 
-grpc::ServerUnaryReactor* CoordinatorService::Get(grpc::CallbackServerContext*,
+grpc::ServerUnaryReactor* CoordinatorService::Get(grpc::CallbackServerContext* context,
                                                   const v1::StatusRequest* request,
                                                   v1::StatusReply* reply) {
   const std::optional<uint64_t> left =
       request->page_token().empty() ? credentials_.SecondsLeft() : std::nullopt;
-  return Query([=, request = *request](const Machine& machine, absl::Time now) -> absl::Status {
-    CADRE_ASSIGN_OR_RETURN(*reply, machine.Status(now, request));
-    if (left.has_value()) (*reply->mutable_counters())["certificate_seconds_left"] = *left;
-    return absl::OkStatus();
-  });
+  return Query(*context,
+               [=, request = *request](const Machine& machine, absl::Time now) -> absl::Status {
+                 CADRE_ASSIGN_OR_RETURN(*reply, machine.Status(now, request));
+                 auto& counters = *reply->mutable_counters();
+                 if (left.has_value()) counters["certificate_seconds_left"] = *left;
+                 return absl::OkStatus();
+               });
 }
 
-grpc::ServerUnaryReactor* CoordinatorService::History(grpc::CallbackServerContext*,
+grpc::ServerUnaryReactor* CoordinatorService::History(grpc::CallbackServerContext* context,
                                                       const v1::HistoryRequest* request,
                                                       v1::HistoryReply* reply) {
-  return Query([=, request = *request](const Machine& machine, absl::Time) -> absl::Status {
-    CADRE_ASSIGN_OR_RETURN(*reply, machine.History(request));
-    return absl::OkStatus();
-  });
+  return Query(*context,
+               [=, request = *request](const Machine& machine, absl::Time) -> absl::Status {
+                 CADRE_ASSIGN_OR_RETURN(*reply, machine.History(request));
+                 return absl::OkStatus();
+               });
 }
 
-grpc::ServerUnaryReactor* CoordinatorService::Locate(grpc::CallbackServerContext*,
+grpc::ServerUnaryReactor* CoordinatorService::Locate(grpc::CallbackServerContext* context,
                                                      const v1::LocateRequest* request,
                                                      v1::LocateReply* reply) {
-  return Query([=, run = request->run()](const Machine& machine, absl::Time) -> absl::Status {
-    CADRE_ASSIGN_OR_RETURN(*reply, machine.Locate(run));
-    return absl::OkStatus();
-  });
+  return Query(*context,
+               [=, run = request->run()](const Machine& machine, absl::Time) -> absl::Status {
+                 CADRE_ASSIGN_OR_RETURN(*reply, machine.Locate(run));
+                 return absl::OkStatus();
+               });
 }
 
-grpc::ServerUnaryReactor* CoordinatorService::Events(grpc::CallbackServerContext*,
+grpc::ServerUnaryReactor* CoordinatorService::Events(grpc::CallbackServerContext* context,
                                                      const v1::EventsRequest* request,
                                                      v1::EventsReply* reply) {
-  return Query([=, request = *request](const Machine& machine, absl::Time) {
+  return Query(*context, [=, request = *request](const Machine& machine, absl::Time) {
     *reply = machine.Events(request);
     return absl::OkStatus();
   });
@@ -276,10 +302,14 @@ grpc::ServerUnaryReactor* CoordinatorService::Trace(grpc::CallbackServerContext*
                                                     const v1::TraceRequest* request,
                                                     v1::TraceReply* reply) {
   const Fill fill = [reply](const Replied& replied) { *reply = replied.trace; };
-  return Request(fill, [&](RequestId id) {
-    return TraceGroup{
-        .request = id, .run = request->run(), .group = request->group(), .steps = request->steps()};
-  });
+  const auto post = [&](RequestId id) {
+    const bool posted = loop_->Post(TraceGroup{.request = id,
+                                               .run = request->run(),
+                                               .group = request->group(),
+                                               .steps = request->steps()});
+    return posted ? absl::OkStatus() : Stopping();
+  };
+  return Begin(fill, post, /*traces=*/true);
 }
 
 grpc::ServerUnaryReactor* CoordinatorService::Cordon(grpc::CallbackServerContext*,
@@ -297,26 +327,26 @@ grpc::ServerUnaryReactor* CoordinatorService::Cordon(grpc::CallbackServerContext
 }
 
 grpc::ServerWriteReactor<v1::WatchUpdate>* CoordinatorService::Watch(
-    grpc::CallbackServerContext*, const v1::WatchRequest* request) {
+    grpc::CallbackServerContext* context, const v1::WatchRequest* request) {
   WatchStream* stream = nullptr;
   uint64_t id = 0;
   absl::Status refused;
+  StreamSlots::Slot slot = watch_slots_.Take(PeerName(*context));
+  if (!slot.taken()) refused = BusyError("too many Watch calls");
   {
     absl::MutexLock lock(&mutex_);
     id = ++last_id_;
-    stream = new WatchStream(request->run(), [this, id] {
+    stream = new WatchStream(request->run(), std::move(slot), open_streams_, context, [this, id] {
       absl::MutexLock done(&mutex_);
       watches_.erase(id);
     });
     if (drained_) refused = Stopping();
-    if (watches_.size() >= kMaxWatches) {
-      refused = BusyError("too many Watch calls");
-    }
     if (refused.ok()) watches_[id] = stream;
   }
   if (!refused.ok()) {
     stream->End(refused);
-  } else if (const absl::Status woken = WakeLoop(); !woken.ok()) {
+  } else if (const absl::Status woken = RunQuery(*context, [](const Machine&, absl::Time) {});
+             !woken.ok()) {
     // Drain may have ended the stream.
     absl::MutexLock lock(&mutex_);
     if (const auto found = watches_.find(id); found != watches_.end()) found->second->End(woken);
@@ -325,8 +355,8 @@ grpc::ServerWriteReactor<v1::WatchUpdate>* CoordinatorService::Watch(
 }
 
 // No step before Begin can end the stream, so it exists until PrepareBackup or Drain.
-grpc::ServerWriteReactor<v1::BackupChunk>* CoordinatorService::Backup(grpc::CallbackServerContext*,
-                                                                      const v1::BackupRequest*) {
+grpc::ServerWriteReactor<v1::BackupChunk>* CoordinatorService::Backup(
+    grpc::CallbackServerContext* context, const v1::BackupRequest*) {
   absl::Status refused;
   BackupStream* stream = nullptr;
   {
@@ -337,7 +367,7 @@ grpc::ServerWriteReactor<v1::BackupChunk>* CoordinatorService::Backup(grpc::Call
     }
     if (backup_path_.empty()) refused = absl::UnimplementedError("the store cannot be copied");
     const uint64_t id = ++last_id_;
-    stream = new BackupStream(backup_path_, [this, id] {
+    stream = new BackupStream(backup_path_, open_streams_, context, [this, id] {
       absl::MutexLock done(&mutex_);
       if (backup_id_ == id) backup_ = nullptr;
     });
@@ -368,7 +398,7 @@ void CoordinatorService::PrepareBackup() {
 
 // ---- Streams
 
-grpc::ServerBidiReactor<v1::MemberMessage, v1::CoordinatorMessage>* CoordinatorService::Join(
+grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* CoordinatorService::Join(
     grpc::CallbackServerContext* context) {
   const absl::StatusOr<std::optional<Identity>> caller = CallerIdentity(*context->auth_context());
   JoinStream* stream = nullptr;
@@ -378,16 +408,19 @@ grpc::ServerBidiReactor<v1::MemberMessage, v1::CoordinatorMessage>* CoordinatorS
     stream = new JoinStream(
         connection, caller.value_or(std::nullopt),
         [this](Event event) { return loop_ != nullptr && loop_->Post(std::move(event)); },
+        open_streams_, context,
         [this, connection] {
           absl::MutexLock done(&mutex_);
           streams_.erase(connection);
         });
     streams_[connection] = stream;
   }
-  if (caller.ok()) {
-    stream->Begin();
-  } else {
+  if (!caller.ok()) {
     stream->End(caller.status());
+  } else if (!stream->admitted()) {
+    stream->End(BusyError("too many streams"));
+  } else {
+    stream->Begin();
   }
   return stream;
 }
@@ -404,8 +437,18 @@ void CoordinatorService::OnDisconnect(ConnectionId connection, const absl::Statu
   absl::MutexLock lock(&mutex_);
   const auto found = streams_.find(connection);
   if (found == streams_.end()) return;
-  LOG(INFO) << "stream " << connection << " ended: " << status;
+  if (const auto line = ended_log_.Pass(
+          absl::StrCat("stream ", connection, " ended: ", Escaped(status.ToString())),
+          absl::Now())) {
+    LOG(INFO) << *line;
+  }
   found->second->End(status);
+}
+
+void CoordinatorService::OnHandled(ConnectionId connection) {
+  absl::MutexLock lock(&mutex_);
+  const auto found = streams_.find(connection);
+  if (found != streams_.end()) found->second->OnHandled();
 }
 
 void CoordinatorService::OnReplied(const Replied& replied) {

@@ -26,7 +26,9 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
+#include "base/log_limit.h"
 #include "base/rpc/credentials.h"
+#include "base/rpc/stream_limits.h"
 #include "coordinator/backup.h"
 #include "coordinator/loop.h"
 #include "coordinator/streams.h"
@@ -35,15 +37,15 @@
 
 namespace cadre {
 
-class CoordinatorService final : public v1::Membership::CallbackService,
-                                 public v1::Runs::CallbackService,
-                                 public v1::Status::CallbackService,
-                                 public v1::Members::CallbackService,
-                                 public Loop::Callbacks {
+class CoordinatorService final
+    : public v1::Membership::WithRawCallbackMethod_Join<v1::Membership::Service>,
+      public v1::Runs::CallbackService,
+      public v1::Status::CallbackService,
+      public v1::Members::CallbackService,
+      public Loop::Callbacks {
  public:
   // `credentials`: those of its server; the status shows how long they are valid.
-  explicit CoordinatorService(Loop::Options options, Credentials credentials = {})
-      : options_(std::move(options)), credentials_(std::move(credentials)) {}
+  explicit CoordinatorService(Loop::Options options, Credentials credentials = {});
   ~CoordinatorService() override { Drain(); }
 
   // Restores the state from the store and starts the loop; earlier calls are Unavailable. `store`
@@ -66,7 +68,7 @@ class CoordinatorService final : public v1::Membership::CallbackService,
   const Loop& loop() const { return *loop_; }
 
   // v1::Membership
-  grpc::ServerBidiReactor<v1::MemberMessage, v1::CoordinatorMessage>* Join(
+  grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Join(
       grpc::CallbackServerContext* context) override ABSL_LOCKS_EXCLUDED(mutex_);
 
   // v1::Runs
@@ -120,6 +122,7 @@ class CoordinatorService final : public v1::Membership::CallbackService,
   void OnDisconnect(ConnectionId connection, const absl::Status& status) override
       ABSL_LOCKS_EXCLUDED(mutex_);
   void OnReplied(const Replied& replied) override ABSL_LOCKS_EXCLUDED(mutex_);
+  void OnHandled(ConnectionId connection) override ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Time OnSettled(const Machine& machine, absl::Time now) override ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
@@ -135,21 +138,24 @@ class CoordinatorService final : public v1::Membership::CallbackService,
 
   // Registers a call and posts its event or query to the loop. The call ends with the error of
   // `post`, by Finish with its id, by Drain, or by cancellation.
-  Call* Begin(Fill fill, const std::function<absl::Status(RequestId)>& post)
+  // `traces`: its event is a TraceGroup, which is cancelled with the call.
+  Call* Begin(Fill fill, const std::function<absl::Status(RequestId)>& post, bool traces = false)
       ABSL_LOCKS_EXCLUDED(mutex_);
   // Begins a call that posts one event.
   Call* Request(Fill fill, const std::function<Event(RequestId)>& make);
   // On the thread of the call: the loop is not delayed by specs that it would refuse.
   absl::Status CheckSubmit(const v1::SubmitRequest& request) const;
   // Begins a call that only reads the state machine and is answered without waiting for an event.
-  Call* Query(std::function<absl::Status(const Machine&, absl::Time)> read);
+  Call* Query(const grpc::CallbackServerContext& context,
+              std::function<absl::Status(const Machine&, absl::Time)> read);
+  // Runs a query on the loop's thread. Of those that wait, one peer may have three quarters.
+  // Errors: those of Loop::RunQuery.
+  absl::Status RunQuery(const grpc::CallbackServerContext& context, Loop::Query query);
   // Finishes the call with the result of `finish`, which may write the reply, unless it has ended.
   void Finish(RequestId request, absl::FunctionRef<absl::Status(const Fill& fill)> finish)
       ABSL_LOCKS_EXCLUDED(mutex_);
   // The caller has cancelled the call.
-  void OnCancelled(RequestId request) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Makes the loop call OnSettled. Returns false if the loop has stopped.
-  absl::Status WakeLoop();
+  void OnCancelled(RequestId request, bool traces) ABSL_LOCKS_EXCLUDED(mutex_);
   // Writes the file of the backup in progress; on the loop's thread.
   void PrepareBackup() ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -158,6 +164,9 @@ class CoordinatorService final : public v1::Membership::CallbackService,
   // Set by Start.
   Store* store_ = nullptr;
   std::string backup_path_;
+  // Of queries that wait for the loop, and of Watch streams.
+  StreamSlots query_slots_;
+  StreamSlots watch_slots_;
   std::unique_ptr<Loop> loop_;
 
   absl::Mutex mutex_;
@@ -168,9 +177,13 @@ class CoordinatorService final : public v1::Membership::CallbackService,
   std::map<uint64_t, WatchStream*> watches_ ABSL_GUARDED_BY(mutex_);
   // Used by the loop's thread only.
   RunUpdates updates_;
+  // Likewise.
+  LogLimit ended_log_;
   // The newest backup while its stream exists, and its number.
   BackupStream* backup_ ABSL_GUARDED_BY(mutex_) = nullptr;
   uint64_t backup_id_ ABSL_GUARDED_BY(mutex_) = 0;
+  // Declared last: all streams end before the objects that they use.
+  OpenStreams open_streams_;
 };
 
 }  // namespace cadre

@@ -190,6 +190,7 @@ void Slot::ResetProgress() {
   prepared_.clear();
   progress.Clear();
   measured.reset();
+  measured_at = absl::InfinitePast();
   considered = false;
   better.reset();
   preferred_members.clear();

@@ -116,9 +116,10 @@ class Slot {
   // Newest round whose contribution was refused, and the reason.
   uint32_t refused_round = 0;
   v1::Refusal refusal = v1::REFUSAL_UNSPECIFIED;
-  // Step times that rank 0 has measured, whether a better plan was searched since then, and the
-  // result of that search.
+  // Step times that rank 0 has measured, and when they arrived; whether a better plan was searched
+  // since then, and the result of that search.
   std::optional<v1::StepTimes> measured;
+  absl::Time measured_at = absl::InfinitePast();
   bool considered = false;
   std::optional<PlanChange> better;
   // While waiting: members preferred for the next generation if they are idle.

@@ -1,6 +1,7 @@
 // gRPC calls the On... functions on its own threads. Those of a Join stream only post an event to
 // the loop, whose queue orders the events of all streams for the state machine. At most one read is
-// pending, so a fast sender is slowed down to the pace of that queue.
+// pending, and none while messages of the stream wait in that queue beyond a limit, so a fast
+// sender is slowed down to the pace of the loop and cannot fill the queue that all streams share.
 //
 // A Watch stream sends an update when a run has changed, at most once per kInterval. Runs
 // with the same revision are skipped; `sent_` holds the last update of each run without fields such
@@ -10,6 +11,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/rpc/bounded_parse.h"
 #include "base/rpc/grpc_channel.h"
 #include "coordinator/member_identity.h"
 #include "coordinator/member_text.h"
@@ -21,6 +23,11 @@ namespace {
 // Limits of what waits to be written to one member.
 constexpr size_t kMaxQueuedMessages = 1024;
 constexpr size_t kMaxQueuedBytes = 64 << 20;
+// Limits of what waits for the loop; the message that exceeds the second one is still read.
+constexpr size_t kMaxUnhandledMessages = 16;
+constexpr size_t kMaxUnhandledBytes = 1 << 20;
+// Memory of a parsed message: several times that of the largest one that a member sends.
+constexpr int64_t kMaxMessageMemory = 64 << 20;
 constexpr absl::Duration kInterval = absl::Milliseconds(100);
 
 // The result is equal for two updates that differ only in elapsed times.
@@ -37,19 +44,63 @@ std::string WithoutTimes(v1::WatchUpdate update) {
 // ---- JoinStream
 
 void JoinStream::Begin() {
-  if (post_(StreamOpened{connection_})) {
-    StartRead(&incoming_);
-  } else {
-    End(absl::UnavailableError("the coordinator is stopping"));
+  if (!post_(StreamOpened{connection_})) {
+    return End(absl::UnavailableError("the coordinator is stopping"));
   }
+  absl::MutexLock lock(&mutex_);
+  ReadNext();
+}
+
+void JoinStream::ReadNext() {
+  if (reading_ || ending() || unhandled_.size() >= kMaxUnhandledMessages ||
+      unhandled_bytes_ >= kMaxUnhandledBytes) {
+    return;
+  }
+  reading_ = true;
+  incoming_.Clear();
+  StartRead(&incoming_);
+}
+
+void JoinStream::OnHandled() {
+  absl::MutexLock lock(&mutex_);
+  unhandled_bytes_ -= unhandled_.front();
+  unhandled_.pop_front();
+  ReadNext();
 }
 
 void JoinStream::Send(const v1::CoordinatorMessage& message) {
   absl::MutexLock lock(&mutex_);
   if (ending()) return;
-  if (queued() < kMaxQueuedMessages && queued_bytes() < kMaxQueuedBytes) return Queue(message);
+  if (queued() < kMaxQueuedMessages && queued_bytes() < kMaxQueuedBytes) {
+    return Queue(Serialize(message));
+  }
   DropQueued();
   EndLocked(absl::ResourceExhaustedError("the member does not read its messages"));
+}
+
+std::optional<MessageRefused> JoinStream::TakeMessage(v1::MemberMessage* message) const {
+  const auto refused = [this](v1::Refusal refusal, absl::string_view reason) {
+    return MessageRefused{connection_, refusal, std::string(reason)};
+  };
+  if (const size_t bytes = incoming_.Length(); bytes > size_t{kMaxMessageBytes}) {
+    return refused(
+        v1::REFUSAL_OVERSIZED,
+        absl::StrCat("a message of ", bytes, " bytes exceeds the limit of ", kMaxMessageBytes));
+  }
+  if (const absl::Status parsed = ParseWithin(kMaxMessageMemory, incoming_, message);
+      !parsed.ok()) {
+    return refused(
+        absl::IsResourceExhausted(parsed) ? v1::REFUSAL_OVERSIZED : v1::REFUSAL_MALFORMED,
+        parsed.message());
+  }
+  if (const absl::Status text = LimitText(*message); !text.ok()) {
+    return refused(v1::REFUSAL_MALFORMED, text.message());
+  }
+  if (certificate_.has_value() && message->has_hello()) {
+    const std::string error = IdentityError(*certificate_, message->hello());
+    if (!error.empty()) return refused(v1::REFUSAL_WRONG_IDENTITY, error);
+  }
+  return std::nullopt;
 }
 
 void JoinStream::OnReadDone(bool ok) {
@@ -57,31 +108,24 @@ void JoinStream::OnReadDone(bool ok) {
     End(absl::OkStatus());
     return;
   }
-  const size_t bytes = incoming_.ByteSizeLong();
-  if (bytes > size_t{kMaxMessageBytes}) {
+  v1::MemberMessage message;
+  if (const std::optional<MessageRefused> refused = TakeMessage(&message)) {
     // The machine refuses the message by name and ends the stream, so no further read starts.
-    post_(MessageRefused{
-        connection_, v1::REFUSAL_OVERSIZED,
-        absl::StrCat("a message of ", bytes, " bytes exceeds the limit of ", kMaxMessageBytes)});
+    post_(*refused);
     return;
   }
-  if (const absl::Status text = LimitText(incoming_); !text.ok()) {
-    post_(MessageRefused{connection_, v1::REFUSAL_MALFORMED, std::string(text.message())});
-    return;
+  {
+    absl::MutexLock lock(&mutex_);
+    unhandled_.push_back(incoming_.Length());
+    unhandled_bytes_ += incoming_.Length();
   }
-  if (certificate_.has_value() && incoming_.has_hello()) {
-    const std::string error = IdentityError(*certificate_, incoming_.hello());
-    if (!error.empty()) {
-      post_(MessageRefused{connection_, v1::REFUSAL_WRONG_IDENTITY, error});
-      return;
-    }
-  }
-  if (!post_(MessageReceived{connection_, std::move(incoming_)})) {
+  if (!post_(MessageReceived{connection_, std::move(message)})) {
     End(absl::UnavailableError("the coordinator is stopping"));
     return;
   }
-  incoming_ = v1::MemberMessage();
-  StartRead(&incoming_);
+  absl::MutexLock lock(&mutex_);
+  reading_ = false;
+  ReadNext();
 }
 
 void JoinStream::OnDone() {

@@ -1,9 +1,11 @@
 // The coordinator's side of members' Join streams and of callers' Watch streams.
 //
 // Messages wait in a queue and are written one at a time. Each stream is owned by gRPC and deletes
-// itself after the call has ended and its owner was notified. Thread-safe.
+// itself after the call has ended and its owner was notified. A stream that has been ended, and
+// whose peer does not read what is left, is cancelled. Thread-safe.
 #pragma once
 
+#include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/server_callback.h>
 
 #include <cstddef>
@@ -20,12 +22,18 @@
 #include "absl/time/time.h"
 #include "base/rpc/grpc_status.h"
 #include "base/rpc/identity.h"
+#include "base/rpc/stream_limits.h"
 #include "coordinator/events.h"
 #include "coordinator/machine.h"
 #include "proto/cadre/v1/control.pb.h"
 #include "proto/cadre/v1/membership.pb.h"
 
 namespace cadre {
+
+inline size_t BytesOf(const google::protobuf::MessageLite& message) {
+  return message.ByteSizeLong();
+}
+inline size_t BytesOf(const grpc::ByteBuffer& message) { return message.Length(); }
 
 // The writing half of a stream. `Reactor` is a gRPC reactor with StartWrite.
 template <typename Reactor, typename Message>
@@ -40,7 +48,7 @@ class StreamWriter : public Reactor {
   void OnWriteDone(bool ok) override ABSL_LOCKS_EXCLUDED(mutex_) {
     absl::MutexLock lock(&mutex_);
     writing_ = false;
-    queued_bytes_ -= outgoing_.front().ByteSizeLong();
+    queued_bytes_ -= BytesOf(outgoing_.front());
     outgoing_.pop_front();
     if (ok) {
       if (!ending()) OnWritten();
@@ -52,6 +60,8 @@ class StreamWriter : public Reactor {
     WriteOrFinish();
   }
 
+  // False if there are too many streams; this one must then be ended.
+  bool admitted() const { return stream_.admitted(); }
   // Whether a call of End, or an error, has decided the status.
   bool ended() ABSL_LOCKS_EXCLUDED(mutex_) {
     absl::MutexLock lock(&mutex_);
@@ -62,12 +72,14 @@ class StreamWriter : public Reactor {
     on_done_();
     // The thread that has finished the stream may still hold the lock.
     { absl::MutexLock lock(&mutex_); }
-    delete this;
+    stream_.End([this] { delete this; });
   }
 
  protected:
   // `on_done` is called once, before the stream deletes itself.
-  explicit StreamWriter(std::function<void()> on_done) : on_done_(std::move(on_done)) {}
+  StreamWriter(OpenStreams& streams, grpc::CallbackServerContext* context,
+               std::function<void()> on_done)
+      : on_done_(std::move(on_done)), stream_(streams, context) {}
 
   // A message was written, and the stream is not ending.
   virtual void OnWritten() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {}
@@ -78,7 +90,7 @@ class StreamWriter : public Reactor {
   size_t queued_bytes() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return queued_bytes_; }
 
   void Queue(Message message) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    queued_bytes_ += message.ByteSizeLong();
+    queued_bytes_ += BytesOf(message);
     outgoing_.push_back(std::move(message));
     WriteOrFinish();
   }
@@ -87,6 +99,7 @@ class StreamWriter : public Reactor {
   void EndLocked(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (end_.has_value()) return;
     end_ = status;
+    stream_.Await();
     WriteOrFinish();
   }
 
@@ -112,37 +125,52 @@ class StreamWriter : public Reactor {
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   std::optional<absl::Status> end_ ABSL_GUARDED_BY(mutex_);
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;
+  OpenStreams::Stream stream_;
 };
 
-// One member's Join stream. Its queue is bounded: a full queue means that the member does not read,
-// so the stream is ended.
+// One member's Join stream, whose messages are those of the protocol as bytes. Its queue is
+// bounded: a full queue means that the member does not read, so the stream is ended. So is the
+// number of messages that the loop has not handled: others are not read until then.
 class JoinStream final
-    : public StreamWriter<grpc::ServerBidiReactor<v1::MemberMessage, v1::CoordinatorMessage>,
-                          v1::CoordinatorMessage> {
+    : public StreamWriter<grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
+                          grpc::ByteBuffer> {
  public:
   // Receives the events of the stream, on gRPC's threads. Returns false when it has stopped.
   using Post = std::function<bool(Event)>;
 
   // Begin starts the stream. `certificate`: the identity of the member; nothing without TLS.
   JoinStream(ConnectionId connection, std::optional<Identity> certificate, Post post,
+             OpenStreams& streams, grpc::CallbackServerContext* context,
              std::function<void()> on_done)
-      : StreamWriter(std::move(on_done)),
+      : StreamWriter(streams, context, std::move(on_done)),
         connection_(connection),
         certificate_(std::move(certificate)),
         post_(std::move(post)) {}
   void Begin() ABSL_LOCKS_EXCLUDED(mutex_);
 
   void Send(const v1::CoordinatorMessage& message) ABSL_LOCKS_EXCLUDED(mutex_);
+  // The oldest message that was posted is handled.
+  void OnHandled() ABSL_LOCKS_EXCLUDED(mutex_);
 
   void OnReadDone(bool ok) override ABSL_LOCKS_EXCLUDED(mutex_);
   void OnDone() override;
 
  private:
+  // Parses the message that was read. Returns why it is refused, if it is.
+  std::optional<MessageRefused> TakeMessage(v1::MemberMessage* message) const;
+  // Reads the next message, unless too many wait for the loop.
+  void ReadNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
   const ConnectionId connection_;
   const std::optional<Identity> certificate_;
   const Post post_;
   // Written by gRPC between StartRead and OnReadDone.
-  v1::MemberMessage incoming_;
+  grpc::ByteBuffer incoming_;
+  // From StartRead until the message is posted.
+  bool reading_ ABSL_GUARDED_BY(mutex_) = false;
+  // Sizes of the messages that the loop has not handled, and their sum.
+  std::deque<size_t> unhandled_ ABSL_GUARDED_BY(mutex_);
+  size_t unhandled_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 // The newest updates of runs, computed at most ten times per second for each run, however many
@@ -169,8 +197,11 @@ class WatchStream final
     : public StreamWriter<grpc::ServerWriteReactor<v1::WatchUpdate>, v1::WatchUpdate> {
  public:
   // If `run` is empty, watches all runs until the caller cancels.
-  WatchStream(std::string run, std::function<void()> on_done)
-      : StreamWriter(std::move(on_done)), run_(std::move(run)) {}
+  WatchStream(std::string run, StreamSlots::Slot slot, OpenStreams& streams,
+              grpc::CallbackServerContext* context, std::function<void()> on_done)
+      : StreamWriter(streams, context, std::move(on_done)),
+        run_(std::move(run)),
+        slot_(std::move(slot)) {}
 
   // Called on the coordinator's loop after every change. Sends the changes since the last update if
   // the interval has passed; only then does it take a snapshot. Returns the time at which it must
@@ -186,6 +217,7 @@ class WatchStream final
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const std::string run_;
+  const StreamSlots::Slot slot_;
   // The last update of a run, without fields that change with time, and the run's revision then.
   struct Sent {
     std::optional<uint64_t> revision;

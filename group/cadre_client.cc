@@ -1,6 +1,7 @@
 // The coordinator's services in C, with JSON.
 #include <google/protobuf/util/json_util.h>
 
+#include <exception>
 #include <memory>
 #include <string>
 #include <utility>
@@ -27,12 +28,20 @@ struct cadre_client {
   std::string text;
   std::string error;
 
-  // Null after an error.
-  const char* Return(absl::StatusOr<std::string> json) {
-    error = std::string(json.status().message());
-    if (!json.ok()) return nullptr;
-    text = *std::move(json);
-    return text.c_str();
+  // The JSON that the call returns; null after an error or an exception, such as that of a lack of
+  // memory.
+  template <typename Call>
+  const char* Return(const Call& call) {
+    try {
+      absl::StatusOr<std::string> json = call();
+      error = std::string(json.status().message());
+      if (!json.ok()) return nullptr;
+      text = *std::move(json);
+      return text.c_str();
+    } catch (const std::exception& exception) {
+      error = exception.what();
+      return nullptr;
+    }
   }
 };
 
@@ -115,19 +124,19 @@ cadre_client* cadre_client_open(const char* coordinator, const char* tls, int32_
 }
 
 const char* cadre_client_submit(cadre_client* client, const char* spec, int32_t join_existing) {
-  return client->Return(cadre::Submit(*client, spec, join_existing != 0));
+  return client->Return([&] { return cadre::Submit(*client, spec, join_existing != 0); });
 }
 
 const char* cadre_client_status(cadre_client* client, const char* run) {
-  return client->Return(cadre::ClusterStatus(*client, run));
+  return client->Return([&] { return cadre::ClusterStatus(*client, run); });
 }
 
 const char* cadre_client_pull(cadre_client* client, const char* run, const char* path) {
-  return client->Return(cadre::Pull(*client, run, path));
+  return client->Return([&] { return cadre::Pull(*client, run, path); });
 }
 
 const char* cadre_client_stop(cadre_client* client, const char* run, const char* reason) {
-  return client->Return(cadre::Stop(*client, run, reason));
+  return client->Return([&] { return cadre::Stop(*client, run, reason); });
 }
 
 const char* cadre_client_error(const cadre_client* client) { return client->error.c_str(); }

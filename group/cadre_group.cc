@@ -3,6 +3,7 @@
 #include "group/cadre_group.h"
 
 #include <algorithm>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -53,6 +54,8 @@ struct cadre_group {
     if (status.ok()) status = std::move(error);
     return CADRE_ERROR;
   }
+  // For the handlers of the functions: a lack of memory, for example.
+  int32_t FailWith(const std::exception& error) { return Fail(absl::InternalError(error.what())); }
   // Of the group's own threads.
   absl::Status Failure() const {
     absl::Status error = trainer != nullptr ? trainer->error() : absl::OkStatus();
@@ -90,7 +93,7 @@ cadre_group* cadre_group_open(const cadre_group_options* options) {
 }
 
 int32_t cadre_group_add_parameter(cadre_group* group, const char* name, const uint64_t* shape,
-                                  int32_t dimensions, int32_t trained, float* values) {
+                                  int32_t dimensions, int32_t trained, float* values) try {
   if (group->member != nullptr) {
     return group->Fail(absl::FailedPreconditionError(
         absl::StrCat("parameter '", name, "' is registered after the group has joined")));
@@ -101,9 +104,11 @@ int32_t cadre_group_add_parameter(cadre_group* group, const char* name, const ui
                                .values = values,
                                .parts = {}});
   return 0;
+} catch (const std::exception& error) {
+  return group->FailWith(error);
 }
 
-int32_t cadre_group_add_part(cadre_group* group, uint64_t begin, uint64_t end, float* values) {
+int32_t cadre_group_add_part(cadre_group* group, uint64_t begin, uint64_t end, float* values) try {
   if (group->parameters.empty() || group->parameters.back().values != nullptr) {
     return group->Fail(absl::FailedPreconditionError("a part needs a parameter without values"));
   }
@@ -117,9 +122,11 @@ int32_t cadre_group_add_part(cadre_group* group, uint64_t begin, uint64_t end, f
   }
   parameter.parts.push_back({{static_cast<int64_t>(begin), static_cast<int64_t>(end)}, values});
   return 0;
+} catch (const std::exception& error) {
+  return group->FailWith(error);
 }
 
-int32_t cadre_group_join(cadre_group* group) {
+int32_t cadre_group_join(cadre_group* group) try {
   if (!group->status.ok()) return CADRE_ERROR;
   group->options.make_trainer =
       [group]() -> absl::StatusOr<std::unique_ptr<cadre::GenerationTrainer>> {
@@ -136,9 +143,11 @@ int32_t cadre_group_join(cadre_group* group) {
   }
   group->member = *std::move(member);
   return 0;
+} catch (const std::exception& error) {
+  return group->FailWith(error);
 }
 
-int32_t cadre_group_next(cadre_group* group, double timeout_seconds) {
+int32_t cadre_group_next(cadre_group* group, double timeout_seconds) try {
   if (!group->status.ok()) return CADRE_ERROR;
   if (group->member == nullptr) {
     return group->Fail(absl::FailedPreconditionError("the group has not joined"));
@@ -158,6 +167,8 @@ int32_t cadre_group_next(cadre_group* group, double timeout_seconds) {
       return CADRE_ENDED;
   }
   return CADRE_ERROR;
+} catch (const std::exception& error) {
+  return group->FailWith(error);
 }
 
 int32_t cadre_group_step(cadre_group* group) {

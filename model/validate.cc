@@ -51,6 +51,8 @@ constexpr uint32_t kMaxOuterRounds = 1 << 20;
 constexpr uint32_t kMaxFragments = 64;
 constexpr size_t kMaxParameterName = 256;
 constexpr int64_t kMaxOpaqueElements = int64_t{1} << 40;
+// Every aggregator has 24 bytes for each unit of the model.
+constexpr int64_t kMaxUnitElements = int64_t{1} << 36;
 
 // The value of a count whose default is 1; 0 means not set.
 uint32_t OrOne(uint32_t value) { return value == 0 ? 1 : value; }
@@ -194,6 +196,9 @@ class Validation : private ProblemCollector {
     }
     if (elements > kMaxOpaqueElements) {
       Add("model.opaque", "has more than the ", kMaxOpaqueElements, " elements that are possible");
+    } else if (elements > kMaxUnitElements && ExchangesUnits(spec_.averaging())) {
+      Add("model.opaque", "has more than the ", kMaxUnitElements,
+          " elements that are possible with averaging.up, averaging.down or averaging.fragments");
     }
     const auto excluded = [this](absl::string_view field, bool is_set) {
       if (is_set) Add(field, "cannot be combined with model.opaque, whose programs determine it");

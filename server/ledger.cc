@@ -47,6 +47,8 @@ namespace {
 constexpr uint32_t kMaxShards = 1 << 20;
 // A rank's slice of a shard has a few ranges per tensor.
 constexpr int kMaxRanges = 1 << 16;
+// Those of all ranks of a generation: their headers stay in memory for the round.
+constexpr int64_t kMaxRangesOfGroup = 1 << 20;
 // A chunk of 4 MiB of values fits, with its header, into the largest message.
 constexpr uint32_t kMaxChunkElements = 1 << 20;
 constexpr int64_t kValueBytes = sizeof(float);
@@ -526,9 +528,11 @@ std::optional<Refused> Ledger::CheckFrame(const Run& run, const Contribution& co
 }
 
 // The ranks of a generation share a shard, so together they stage no more than its size: one rank
-// cannot fill the disk in the names of all.
+// cannot fill the disk, or the memory, in the names of all.
 std::optional<Refused> Ledger::CheckRoom(const Run& run, const ContributionKey& key,
-                                         int64_t positions) {
+                                         const Contribution& contribution) {
+  int64_t positions = contribution.positions;
+  int64_t ranges = contribution.header.ranges_size();
   ContributionKey first = key;
   first.rank = 0;
   first.seed = false;
@@ -538,7 +542,14 @@ std::optional<Refused> Ledger::CheckRoom(const Run& run, const ContributionKey& 
         std::tie(key.round, key.group, key.generation)) {
       break;
     }
-    if (other.seed == key.seed && other.rank != key.rank) positions += it->second.positions;
+    if (other.seed != key.seed || other.rank == key.rank) continue;
+    positions += it->second.positions;
+    ranges += it->second.header.ranges_size();
+  }
+  if (ranges > kMaxRangesOfGroup) {
+    return Refused{v1::REFUSAL_OVERSIZED,
+                   absl::StrCat(key.ToString(), ": with the other ranks, ", ranges,
+                                " ranges exceed the limit of ", kMaxRangesOfGroup)};
   }
   if (positions <= run.span.size()) return std::nullopt;
   return Malformed(absl::StrCat(key.ToString(), ": with the other ranks, ", positions,
@@ -618,9 +629,7 @@ Decision<StageGrant> Ledger::Stage(const v1::ContributionHeader& header) {
         absl::StrCat(key.ToString(), " is already staged with other ranges or samples"));
   }
   if (!same) {
-    if (auto refused = CheckRoom(run, key, std::get<Contribution>(mapped).positions)) {
-      return *refused;
-    }
+    if (auto refused = CheckRoom(run, key, std::get<Contribution>(mapped))) return *refused;
   }
   StageGrant grant;
   grant.key = key;

@@ -364,7 +364,7 @@ class Ledger {
   static std::optional<Refused> CheckIdentity(const Run& run, const v1::ContributionHeader& header);
   static std::optional<Refused> CheckRound(const Run& run, const v1::ContributionHeader& header);
   static std::optional<Refused> CheckRoom(const Run& run, const ContributionKey& key,
-                                          int64_t positions);
+                                          const Contribution& contribution);
   static std::optional<Refused> CheckFrame(const Run& run, const Contribution& contribution);
   static std::optional<Refused> CheckFragment(const Run& run, const Contribution& contribution);
   // What a round exchanges of the shard.

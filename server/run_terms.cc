@@ -17,6 +17,7 @@
 #include "model/parameter_index.h"
 #include "model/validate.h"
 #include "server/client/frame.h"
+#include "server/client/shard_span.h"
 
 namespace cadre {
 namespace {
@@ -33,7 +34,23 @@ absl::Status ReadFlat(const ParameterIndex& index, SafetensorsFile& file, int64_
   return absl::OkStatus();
 }
 
+// States of the outer optimizer, and the residual of coded versions, for each value of a version.
+int StatesOf(const v1::Averaging& averaging) {
+  const auto outer = OuterOptimizerOf(averaging);
+  return (outer ? OuterStates(*outer) : 0) + (CodingOf(averaging.down()) ? 1 : 0);
+}
+
 }  // namespace
+
+absl::StatusOr<int64_t> SpaceOf(const v1::OpenRun& open) {
+  CADRE_ASSIGN_OR_RETURN(const ParameterIndex index,
+                         ParameterIndex::FromModel(open.spec().model()));
+  const v1::Averaging& averaging = open.spec().averaging();
+  const Interval span = ShardSpan(index.size(), open.shard(), std::max(1U, open.shards()));
+  const int64_t groups = std::max(1U, open.spec().cluster().groups());
+  const int64_t frames = CodingOf(averaging.down()) ? 1 : 0;
+  return span.size() * int64_t{sizeof(float)} * (3 * (1 + StatesOf(averaging)) + frames + groups);
+}
 
 absl::StatusOr<RunTerms> RunTermsOf(const v1::OpenRun& open) {
   for (const std::string& name : {open.run(), open.lineage()}) {
@@ -64,9 +81,7 @@ absl::StatusOr<RunTerms> RunTermsOf(const v1::OpenRun& open) {
     terms.generations[group] = {
         number, key == open.keys().end() ? std::nullopt : ParseSecretKey(key->second)};
   }
-  if (const auto outer = OuterOptimizerOf(open.spec().averaging())) {
-    terms.outer_states = OuterStates(*outer);
-  }
+  terms.outer_states = StatesOf(open.spec().averaging());
   terms.up = CodingOf(open.spec().averaging().up());
   terms.down = CodingOf(open.spec().averaging().down());
   for (const std::optional<v1::Coding>& coding : {terms.up, terms.down}) {
@@ -74,7 +89,6 @@ absl::StatusOr<RunTerms> RunTermsOf(const v1::OpenRun& open) {
   }
   if (ExchangesUnits(open.spec().averaging())) terms.units = std::make_shared<ExchangeUnits>(index);
   terms.fragments = FragmentsOf(open.spec().averaging());
-  if (terms.down) ++terms.outer_states;
   terms.version = open.version();
   if (open.has_hollow()) terms.hollow = open.hollow();
   return terms;

@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/crc32c.h"
+#include "base/rpc/bounded_parse.h"
 #include "base/rpc/grpc_channel.h"
 #include "base/rpc/grpc_status.h"
 #include "base/rpc/identity.h"
@@ -30,15 +31,17 @@ class HandoffFence {
   std::atomic<uint32_t> order_ = 0;
 };
 
-bool Deserialize(grpc::ByteBuffer& bytes, v1::StageRequest* request) {
-  return grpc::SerializationTraits<v1::StageRequest>::Deserialize(&bytes, request).ok();
-}
+// Memory of a parsed request: enough for the ranges that the ledger accepts.
+constexpr int64_t kMaxRequestMemory = 16 << 20;
 
-grpc::ByteBuffer Serialize(const v1::StageReply& reply) {
-  grpc::ByteBuffer bytes;
-  bool owned = false;
-  grpc::SerializationTraits<v1::StageReply>::Serialize(reply, &bytes, &owned);
-  return bytes;
+// Requests are parsed before their caller has proved anything.
+template <typename Request>
+absl::Status Parse(const grpc::ByteBuffer& bytes, Request* request) {
+  const absl::Status parsed = ParseWithin(kMaxRequestMemory, bytes, request);
+  if (parsed.ok()) return parsed;
+  return RefusalStatus(
+      absl::IsResourceExhausted(parsed) ? v1::REFUSAL_OVERSIZED : v1::REFUSAL_MALFORMED,
+      std::string(parsed.message()));
 }
 
 // The common part of all calls. Exactly one read, write or pool task of a call is active
@@ -140,13 +143,20 @@ class StageCall final
   }
 
   void TakeRequest() {
+    if (staging_.file == nullptr) return TakeFirst();
+    if (ReadChunk(request_, &chunk_)) return Submit([this] { TakeChunk(); });
+    EndOutOfOrder();
+  }
+
+  void TakeFirst() {
     v1::StageRequest request;
-    if (staging_.file != nullptr) {
-      if (ReadChunk(request_, &chunk_)) return Submit([this] { TakeChunk(); });
-    } else if (Deserialize(request_, &request) && request.has_header()) {
-      header_ = std::move(*request.mutable_header());
-      return Begin(host_.Authenticate(header_), [this] { TakeHeader(); });
-    }
+    if (const absl::Status parsed = Parse(request_, &request); !parsed.ok()) return End(parsed);
+    if (!request.has_header()) return EndOutOfOrder();
+    header_ = std::move(*request.mutable_header());
+    Begin(host_.Authenticate(header_), [this] { TakeHeader(); });
+  }
+
+  void EndOutOfOrder() {
     End(RefusalStatus(v1::REFUSAL_MALFORMED, "expected one header, then chunks"));
   }
 
@@ -191,18 +201,19 @@ class StageCall final
 
 // Pull and Read: reads and sends one chunk at a time. The next chunk is read only after gRPC has
 // accepted the previous one, so a slow caller delays only itself.
-class PullCall final : public RoundsCall<grpc::ServerWriteReactor<v1::PullReply>> {
+class PullCall final : public RoundsCall<grpc::ServerWriteReactor<grpc::ByteBuffer>> {
  public:
   enum class Caller { kRank, kUser };
 
   PullCall(ShardHost& host, WorkPool& pool, Counters& counters, StreamSlots& slots,
            OpenStreams& streams, grpc::CallbackServerContext* context,
-           const v1::PullRequest* request, Caller caller)
-      : RoundsCall(host, pool, slots, streams, context), counters_(counters), request_(request) {
+           const grpc::ByteBuffer& request, Caller caller)
+      : RoundsCall(host, pool, slots, streams, context), counters_(counters) {
     if (!IsAdmitted()) return;
+    absl::Status authenticated = Parse(request, &request_);
     // The certificate of a user is sufficient.
-    const bool needs_proof = caller == Caller::kRank;
-    Begin(needs_proof ? host_.Authenticate(*request_) : absl::OkStatus(), [this] { Open(); });
+    if (authenticated.ok() && caller == Caller::kRank) authenticated = host_.Authenticate(request_);
+    Begin(authenticated, [this] { Open(); });
   }
 
   void OnWriteDone(bool ok) override {
@@ -211,10 +222,10 @@ class PullCall final : public RoundsCall<grpc::ServerWriteReactor<v1::PullReply>
 
  private:
   void Open() {
-    absl::StatusOr<std::unique_ptr<VersionPull>> pull = host_.Pull(*request_);
+    absl::StatusOr<std::unique_ptr<VersionPull>> pull = host_.Pull(request_);
     if (!pull.ok()) return End(pull.status());
     pull_ = *std::move(pull);
-    announces_ = request_->has_frame_from();
+    announces_ = request_.has_frame_from();
     WriteNext();
   }
 
@@ -223,7 +234,7 @@ class PullCall final : public RoundsCall<grpc::ServerWriteReactor<v1::PullReply>
     const FrameHead frame = std::exchange(announces_, false) ? pull_->frame() : FrameHead();
     reply_.set_frame_elements(frame.elements);
     reply_.set_fragment(frame.fragment);
-    const int64_t requested = request_->chunk_elements();
+    const int64_t requested = request_.chunk_elements();
     const int64_t chunk_elements =
         requested == 0 ? kChunkElements : std::min<int64_t>(requested, kChunkElements);
     v1::Chunk& chunk = *reply_.mutable_chunk();
@@ -236,16 +247,18 @@ class PullCall final : public RoundsCall<grpc::ServerWriteReactor<v1::PullReply>
     chunk.set_crc32c(Crc32c(data));
     counters_.Add("pulled_bytes", data.size());
     Await();
-    StartWrite(&reply_);
+    bytes_ = Serialize(reply_);
+    StartWrite(&bytes_);
   }
 
   Counters& counters_;
-  const v1::PullRequest* const request_;
+  v1::PullRequest request_;
   std::unique_ptr<VersionPull> pull_;
   // The next reply has the size of the frame.
   bool announces_ = false;
   uint32_t index_ = 0;
   v1::PullReply reply_;
+  grpc::ByteBuffer bytes_;
 };
 
 }  // namespace
@@ -265,15 +278,15 @@ grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* RoundsService::Stag
   return new StageCall(host_, pool_, stages_, streams_, context);
 }
 
-grpc::ServerWriteReactor<v1::PullReply>* RoundsService::Pull(grpc::CallbackServerContext* context,
-                                                             const v1::PullRequest* request) {
-  return new PullCall(host_, pool_, counters_, pulls_, streams_, context, request,
+grpc::ServerWriteReactor<grpc::ByteBuffer>* RoundsService::Pull(
+    grpc::CallbackServerContext* context, const grpc::ByteBuffer* request) {
+  return new PullCall(host_, pool_, counters_, pulls_, streams_, context, *request,
                       PullCall::Caller::kRank);
 }
 
-grpc::ServerWriteReactor<v1::PullReply>* RoundsService::Read(grpc::CallbackServerContext* context,
-                                                             const v1::PullRequest* request) {
-  return new PullCall(host_, pool_, counters_, pulls_, streams_, context, request,
+grpc::ServerWriteReactor<grpc::ByteBuffer>* RoundsService::Read(
+    grpc::CallbackServerContext* context, const grpc::ByteBuffer* request) {
+  return new PullCall(host_, pool_, counters_, pulls_, streams_, context, *request,
                       PullCall::Caller::kUser);
 }
 

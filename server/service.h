@@ -4,7 +4,8 @@
 // only pass messages. A call beyond `max_stages` or `max_pulls` concurrent streams, or beyond three
 // quarters of them for one peer, is refused with ResourceExhausted ("busy: ..."), and the client
 // retries it later. A stream counts once its first message has proved that its caller is a rank;
-// before that, only the number of all streams is limited. A stream whose peer neither sends nor
+// before that, only the number of all streams and the share of its peer in them are limited. A
+// stream whose peer neither sends nor
 // reads a message for `max_silence` is cancelled. Memory is therefore bounded: a staging stream
 // holds the message that is being written and those that flow control admits ahead of it; a pull
 // holds one chunk in transit (at most 1 MiB of values) and one checked block of the file (256 KiB).
@@ -29,9 +30,9 @@
 #include "base/bounded_queue.h"
 #include "base/counters.h"
 #include "base/rpc/grpc_channel.h"
+#include "base/rpc/stream_limits.h"
 #include "proto/cadre/v1/rounds.grpc.pb.h"
 #include "server/shard_host.h"
-#include "server/stream_limits.h"
 
 namespace cadre {
 
@@ -40,7 +41,7 @@ struct RoundsServiceOptions {
   int max_stages = 64;
   int max_pulls = 64;
   // Streams of both kinds, with those that have proved nothing yet.
-  size_t max_streams = 1024;
+  int max_streams = 1024;
   absl::Duration max_silence = absl::Seconds(30);
 };
 
@@ -74,17 +75,17 @@ class WorkPool {
 };
 
 class RoundsService final
-    : public v1::Rounds::WithRawCallbackMethod_Stage<v1::Rounds::WithCallbackMethod_Pull<
-          v1::Rounds::WithCallbackMethod_Read<v1::Rounds::Service>>> {
+    : public v1::Rounds::WithRawCallbackMethod_Stage<v1::Rounds::WithRawCallbackMethod_Pull<
+          v1::Rounds::WithRawCallbackMethod_Read<v1::Rounds::Service>>> {
  public:
   RoundsService(const RoundsServiceOptions& options, ShardHost& host, Counters& counters);
 
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Stage(
       grpc::CallbackServerContext* context) override;
-  grpc::ServerWriteReactor<v1::PullReply>* Pull(grpc::CallbackServerContext* context,
-                                                const v1::PullRequest* request) override;
-  grpc::ServerWriteReactor<v1::PullReply>* Read(grpc::CallbackServerContext* context,
-                                                const v1::PullRequest* request) override;
+  grpc::ServerWriteReactor<grpc::ByteBuffer>* Pull(grpc::CallbackServerContext* context,
+                                                   const grpc::ByteBuffer* request) override;
+  grpc::ServerWriteReactor<grpc::ByteBuffer>* Read(grpc::CallbackServerContext* context,
+                                                   const grpc::ByteBuffer* request) override;
 
  private:
   ShardHost& host_;

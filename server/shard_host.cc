@@ -62,17 +62,6 @@ std::set<ContributionKey> ContributionKeysOf(const ApplyPlan& plan) {
   return keys;
 }
 
-// Bytes that a round of the run needs on this aggregator: the two versions that are kept and the
-// one that is being made, with their outer states, the frames of versions, and the contributions of
-// all groups that the run has at its start. Not counted: groups that are added later, a damaged
-// version that is kept, headers and checksums (below 0.1 %).
-int64_t SpaceOf(const v1::OpenRun& open, const RunTerms& terms) {
-  const Interval span = Ledger::SpanOf(terms);
-  const int64_t groups = std::max(1U, open.spec().cluster().groups());
-  const int64_t frames = terms.down ? 1 : 0;
-  return span.size() * int64_t{sizeof(float)} * (3 * (1 + terms.outer_states) + frames + groups);
-}
-
 }  // namespace
 
 // --- VersionPull
@@ -137,7 +126,7 @@ absl::Status ShardHost::Restore() {
     }
     absl::MutexLock lock(&mutex_);
     Remove(ledger_.Restore(*terms, found.closed, found.versions, found.contributions));
-    opened_[found.open.run()] = {found.open, found.closed, SpaceOf(found.open, *terms)};
+    opened_[found.open.run()] = {found.open, found.closed, SpaceOf(found.open).value_or(0)};
     // Old versions are left if the process ended between a commit and their removal.
     for (size_t i = 0; i + 2 < found.versions.size(); ++i) {
       store_->RemoveVersion(found.open.run(), found.versions[i].version);
@@ -197,7 +186,7 @@ void ShardHost::Remove(const std::vector<ContributionKey>& keys) {
 
 absl::StatusOr<v1::RunOpened> ShardHost::OpenRun(const v1::OpenRun& open) {
   absl::MutexLock turn(&order_mutex_);
-  CADRE_ASSIGN_OR_RETURN(const RunTerms terms, RunTermsOf(open));
+  CADRE_ASSIGN_OR_RETURN(const int64_t space, SpaceOf(open));
   // Files of a removed folder must not be created again beside those that are missing.
   CADRE_RETURN_IF_ERROR(CountError(store_->CheckFolder()));
   const auto known = opened_.find(open.run());
@@ -206,11 +195,12 @@ absl::StatusOr<v1::RunOpened> ShardHost::OpenRun(const v1::OpenRun& open) {
   answer.set_shard(open.shard());
   answer.set_shards(open.shards());
   if (known == opened_.end() && open.version() == 0 && !open.has_hollow()) {
-    if (const std::string full = CheckSpace(open, terms); !full.empty()) {
+    if (const std::string full = CheckSpace(open, space); !full.empty()) {
       answer.set_error(full);
       return answer;
     }
   }
+  CADRE_ASSIGN_OR_RETURN(const RunTerms terms, RunTermsOf(open));
   Opened opened;
   {
     absl::MutexLock lock(&mutex_);
@@ -234,7 +224,7 @@ absl::StatusOr<v1::RunOpened> ShardHost::OpenRun(const v1::OpenRun& open) {
   saved.clear_hollow();
   if (opened.hollow) saved.set_hollow(*opened.hollow);
   CADRE_RETURN_IF_ERROR(CountError(store_->SaveRun(saved, /*closed=*/false)));
-  opened_[open.run()] = {saved, /*closed=*/false, SpaceOf(open, terms)};
+  opened_[open.run()] = {saved, /*closed=*/false, space};
   if (opened.make_version_zero) {
     const absl::Status made = CountError(MakeVersionZero(open, opened.span));
     if (IsTransient(made) || absl::IsDataLoss(made)) return made;
@@ -273,14 +263,13 @@ void ShardHost::LimitSpace(std::function<absl::StatusOr<int64_t>()> free_bytes) 
 
 // Other programs may use the disk as well, so a write can fail for lack of space nevertheless; the
 // order is then retried.
-std::string ShardHost::CheckSpace(const v1::OpenRun& open, const RunTerms& terms) const {
+std::string ShardHost::CheckSpace(const v1::OpenRun& open, int64_t needed) const {
   if (!free_bytes_) return "";
   const absl::StatusOr<int64_t> free = free_bytes_();
   if (!free.ok()) return "";
-  const int64_t needed = SpaceOf(open, terms);
   const int64_t reserved = Reserved();
   if (needed <= *free - reserved) return "";
-  return absl::StrCat("the disk has too little space: shard ", terms.shard, " needs ", needed,
+  return absl::StrCat("the disk has too little space: shard ", open.shard(), " needs ", needed,
                       " bytes, ", *free, " are free, and ", reserved,
                       " of these are reserved for other runs");
 }
@@ -473,10 +462,15 @@ absl::Status ShardHost::Authenticate(const v1::PullRequest& request) const {
 
 absl::StatusOr<Staging> ShardHost::Stage(const v1::ContributionHeader& header) {
   CADRE_RETURN_IF_ERROR(CheckProtocol(header.protocol()));
-  absl::MutexLock lock(&mutex_);
-  // Another attempt for the same contribution has another proof.
+  // Another attempt for the same contribution has another proof. What has no meaning is not stored.
   v1::ContributionHeader contribution = header;
   contribution.clear_proof();
+  contribution.DiscardUnknownFields();
+  auto& ranges = *contribution.mutable_ranges();
+  ranges.erase(std::remove_if(ranges.begin(), ranges.end(),
+                              [](const v1::Range& range) { return range.begin() == range.end(); }),
+               ranges.end());
+  absl::MutexLock lock(&mutex_);
   Decision<StageGrant> decision = ledger_.Stage(contribution);
   if (const auto* refused = std::get_if<Refused>(&decision)) return Refuse(*refused);
   Staging staging{std::get<StageGrant>(std::move(decision)), nullptr};

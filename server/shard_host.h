@@ -115,7 +115,7 @@ class ShardHost {
   // cannot name a file.
   absl::Status DeleteRun(const v1::DeleteRun& order) ABSL_LOCKS_EXCLUDED(order_mutex_, mutex_);
   v1::RunReport ReportRun(const std::string& run) const ABSL_LOCKS_EXCLUDED(order_mutex_, mutex_);
-  // Bytes that the open runs may still need (see SpaceOf in shard_host.cc).
+  // Bytes that the open runs may still need (SpaceOf in server/run_terms.h).
   int64_t ReservedBytes() const ABSL_LOCKS_EXCLUDED(order_mutex_, mutex_);
   // From now on, a new shard is refused unless it fits the free bytes that are not reserved.
   void LimitSpace(std::function<absl::StatusOr<int64_t>()> free_bytes)
@@ -166,7 +166,7 @@ class ShardHost {
   // Sum over the open runs of what they may still need.
   int64_t Reserved() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(order_mutex_) ABSL_LOCKS_EXCLUDED(mutex_);
   // Why there is no room for the shard of a new run; empty if there is.
-  std::string CheckSpace(const v1::OpenRun& open, const RunTerms& terms) const
+  std::string CheckSpace(const v1::OpenRun& open, int64_t needed) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(order_mutex_) ABSL_LOCKS_EXCLUDED(mutex_);
   // Null if the contribution is not a frame. InvalidArgument for a frame that is malformed.
   static absl::StatusOr<std::shared_ptr<const FrameIndex>> IndexFrame(const Staging& staging);

@@ -6,6 +6,12 @@
 #include "absl/strings/str_cat.h"
 
 namespace cadre {
+namespace {
+
+// Of the kept events, except for the newest one.
+constexpr size_t kMaxBytes = 16 << 20;
+
+}  // namespace
 
 void EventStream::Publish(absl::string_view name, absl::string_view data) {
   absl::MutexLock lock(&mutex_);
@@ -19,8 +25,10 @@ void EventStream::KeepAlive() {
 }
 
 void EventStream::Append(std::string text) {
+  bytes_ += text.size();
   events_.push_back(std::move(text));
-  while (events_.size() > kept_) {
+  while (events_.size() > kept_ || (events_.size() > 1 && bytes_ > kMaxBytes)) {
+    bytes_ -= events_.front().size();
     events_.pop_front();
     ++first_;
   }

@@ -24,7 +24,7 @@ namespace cadre {
 
 class EventStream {
  public:
-  // `kept`: number of events for viewers that are behind.
+  // `kept`: number of events for viewers that are behind; fewer if they are large.
   explicit EventStream(size_t kept = 64) : kept_(kept) {}
 
   // Sends an event to all viewers. `data` must not contain line breaks.
@@ -61,6 +61,7 @@ class EventStream {
   const size_t kept_;
   mutable absl::Mutex mutex_;
   std::deque<std::string> events_ ABSL_GUARDED_BY(mutex_);
+  size_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   // Number of the first kept event.
   uint64_t first_ ABSL_GUARDED_BY(mutex_) = 1;
   uint64_t last_viewer_ ABSL_GUARDED_BY(mutex_) = 0;

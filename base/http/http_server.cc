@@ -25,6 +25,8 @@ namespace cadre {
 namespace {
 
 constexpr unsigned kTimeoutSeconds = 20;
+// Of a stream, whose viewers receive something more often; only one that does not read is silent.
+constexpr unsigned kStreamTimeoutSeconds = 60;
 constexpr size_t kRequestMemory = 32 << 10;
 constexpr size_t kStreamBlock = 32 << 10;
 
@@ -152,8 +154,7 @@ struct HttpServer::Impl {
     auto* const viewer = new Subscription{answer.stream, connection};
     viewer->viewer =
         answer.stream->Join(answer.after, [connection] { MHD_resume_connection(connection); });
-    // The connection ends when the viewer leaves, not after a time without requests.
-    MHD_set_connection_option(connection, MHD_CONNECTION_OPTION_TIMEOUT, 0U);
+    MHD_set_connection_option(connection, MHD_CONNECTION_OPTION_TIMEOUT, kStreamTimeoutSeconds);
     return MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, kStreamBlock, ReadStream, viewer,
                                              EndStream);
   }
@@ -195,10 +196,12 @@ absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(HttpServerOptions 
   impl.host = resolved->host;
   unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG;
   if (resolved->v6) flags |= MHD_USE_DUAL_STACK;
+  const unsigned max = impl.options.max_connections;
   impl.daemon = MHD_start_daemon(
       flags, 0, nullptr, nullptr, &Impl::Handle, &impl, MHD_OPTION_SOCK_ADDR, &resolved->storage,
-      MHD_OPTION_CONNECTION_LIMIT, impl.options.max_connections, MHD_OPTION_CONNECTION_TIMEOUT,
-      kTimeoutSeconds, MHD_OPTION_CONNECTION_MEMORY_LIMIT, kRequestMemory, MHD_OPTION_END);
+      MHD_OPTION_CONNECTION_LIMIT, max, MHD_OPTION_PER_IP_CONNECTION_LIMIT, max - max / 4,
+      MHD_OPTION_CONNECTION_TIMEOUT, kTimeoutSeconds, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
+      kRequestMemory, MHD_OPTION_END);
   if (impl.daemon == nullptr) {
     return absl::AlreadyExistsError(absl::StrCat("cannot listen on ", impl.options.listen,
                                                  ": the port is in use or not permitted"));

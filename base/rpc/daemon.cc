@@ -35,7 +35,7 @@ namespace {
 
 // Largest message that gRPC accepts. It ends the stream of a larger one without a reason; services
 // refuse messages over kMaxMessageBytes by name.
-constexpr int kMaxReceiveBytes = 2 * kMaxMessageBytes;
+constexpr int kMaxReceiveBytes = kMaxMessageBytes + (1 << 20);
 // A member uses a few streams of a connection, a caller one or two.
 constexpr int kMaxStreamsOfConnection = 128;
 

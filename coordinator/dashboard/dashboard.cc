@@ -28,6 +28,7 @@ constexpr absl::Duration kReadTimeout = absl::Seconds(2);
 // How long an answer is repeated.
 constexpr absl::Duration kValid = absl::Milliseconds(400);
 constexpr size_t kMaxKept = 64;
+constexpr size_t kMaxKeptBytes = 16 << 20;
 // Entries of the history that are sent again with new ones, because ranks have completed them.
 constexpr uint64_t kRepeated = 2;
 
@@ -182,12 +183,21 @@ HttpResponse Dashboard::AnswerFile(const HttpRequest& request, const File& file)
 absl::StatusOr<std::string> Dashboard::Api(const HttpRequest& request) {
   const absl::Time now = absl::Now();
   std::string key = request.path;
-  for (const auto& [name, value] : request.query) absl::StrAppend(&key, "&", name, "=", value);
+  // Other parameters do not change the answer.
+  for (const char* name : {"after", "run"}) {
+    const auto value = request.query.find(name);
+    if (value != request.query.end()) absl::StrAppend(&key, "&", name, "=", value->second);
+  }
   if (const auto found = kept_.find(key); found != kept_.end() && now < found->second.until) {
     return found->second.body;
   }
   CADRE_ASSIGN_OR_RETURN(std::string body, Compute(request));
-  if (kept_.size() >= kMaxKept) kept_.clear();
+  if (kept_.size() >= kMaxKept || kept_bytes_ + body.size() > kMaxKeptBytes) {
+    kept_.clear();
+    kept_bytes_ = 0;
+  }
+  // An answer that is replaced is counted until all are discarded.
+  kept_bytes_ += body.size();
   kept_[key] = {.until = absl::Now() + kValid, .body = body};
   return body;
 }

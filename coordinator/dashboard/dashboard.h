@@ -84,6 +84,7 @@ class Dashboard {
   EventStream stream_;
   // Used by the server's thread only: answers that are still valid.
   std::map<std::string, Kept> kept_;
+  size_t kept_bytes_ = 0;
 
   absl::Mutex mutex_;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;

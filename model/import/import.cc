@@ -236,6 +236,9 @@ absl::StatusOr<ExportedTensors> ExportTensors(
   std::map<std::string, NamedTensor> tensors;
   std::map<std::string, std::vector<bool>> filled;
   std::map<std::string, std::vector<float>> parameters;
+  // Positions of all tensors, and of all runs, that may follow.
+  int64_t tensors_left = kMaxExportedElements;
+  int64_t runs_left = kMaxExportedElements;
   for (const v1::OriginalTensor& original : model.original()) {
     const auto bad = [&](const char* what) {
       return absl::InvalidArgumentError(
@@ -252,7 +255,24 @@ absl::StatusOr<ExportedTensors> ExportTensors(
       CADRE_ASSIGN_OR_RETURN(std::vector<float> found, read(original.parameter()));
       values = parameters.emplace(original.parameter(), std::move(found)).first;
     }
+    // Steps of this size from one position to another do not overflow.
+    const auto is_stride = [](int64_t stride) {
+      return stride >= -kMaxExportedElements && stride <= kMaxExportedElements;
+    };
+    for (int d = 0; d < original.size_size(); ++d) {
+      if (original.size(d) < 1 || !is_stride(original.stride(d)) ||
+          !is_stride(original.parameter_stride(d))) {
+        return bad("has impossible extents");
+      }
+    }
+    const std::vector<int64_t> sizes(original.size().begin(), original.size().end());
+    if (!View::IsPossible(sizes) || ProductOf(sizes) > ProductOf(dims) ||
+        (runs_left -= ProductOf(sizes)) < 0) {
+      return bad("has too many positions");
+    }
     NamedTensor& tensor = tensors[original.name()];
+    tensors_left -= ProductOf(dims) - std::ssize(tensor.values);
+    if (tensors_left < 0) return bad("has too many positions");
     tensor = {original.name(), Shape(dims), std::move(tensor.values)};
     tensor.values.resize(ProductOf(dims));
     std::vector<bool>& done = filled[original.name()];
@@ -260,9 +280,6 @@ absl::StatusOr<ExportedTensors> ExportTensors(
     // Counts through the runs like an odometer.
     std::vector<int64_t> digits(original.size_size(), 0);
     int64_t at = original.offset(), from = original.parameter_offset();
-    for (const int64_t size : original.size()) {
-      if (size < 1) return bad("has impossible extents");
-    }
     while (true) {
       if (at < 0 || at >= std::ssize(tensor.values) || from < 0 ||
           from >= std::ssize(values->second)) {

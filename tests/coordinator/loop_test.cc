@@ -64,6 +64,7 @@ class Recorder final : public Loop::Callbacks {
     durable_ = durable_ && record.ok() && record->has_value();
     ++replies_;
   }
+  void OnHandled(ConnectionId) override {}
   absl::Time OnSettled(const Machine&, absl::Time) override { return absl::InfiniteFuture(); }
 
   int sent() const { return sent_; }

@@ -167,6 +167,34 @@ TEST_P(MachineReportedPlanTest, FailsGroup) {
 INSTANTIATE_TEST_SUITE_P(All, MachineReportedPlanTest, ::testing::Bool(),
                          [](const auto& info) { return info.param ? "OtherMesh" : "IllegalLink"; });
 
+class MachinePreparedTest : public MachineTest {
+ protected:
+  MachinePreparedTest()
+      : MachineTest([this](Machine::Options& options) {
+          options.check_plan = [this](const v1::RunSpec&, const v1::Plan&) {
+            ++checks_;
+            return absl::OkStatus();
+          };
+        }) {}
+
+  int checks_ = 0;
+};
+
+// Legality of a plan takes time on the loop.
+TEST_F(MachinePreparedTest, RepeatedMessageIsNotChecked) {
+  AddMembers(1, 1);
+  v1::Prepared first;
+  cluster_.behaviour.on_prepared = [&](v1::Prepared& prepared) {
+    *prepared.mutable_plan() = cluster_.Lead(prepared.place().run(), 0).assignment->plan();
+    first = prepared;
+  };
+  const std::string run = cluster_.Submit(MakeSpec(2, 1, 5, 20));
+  EXPECT_EQ(StateOf(run, 0), v1::GROUP_STATE_PREPARING) << "group 1 has no worker";
+  EXPECT_EQ(checks_, 1);
+  for (int i = 0; i < 10; ++i) cluster_.Send(cluster_.Lead(run, 0), first);
+  EXPECT_EQ(checks_, 1);
+}
+
 TEST_F(MachineGroupsTest, FirstGroupsStartTogether) {
   cluster_.AddAggregator("agg-0");
   const std::string run = cluster_.Submit(MakeSpec(2, 1, 5, 20));

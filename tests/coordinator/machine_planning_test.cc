@@ -100,6 +100,19 @@ class MachinePlanningTest : public MachineTest {
   FakePlanning planning_;
 };
 
+// Each would take a prediction on the loop, and a write to the store.
+TEST_F(MachinePlanningTest, FrequentMeasurementsAreIgnored) {
+  const std::string run = Begin(2);
+  Measure(run, 0.1);
+  const size_t queries = planning_.queries.size();
+  for (int i = 0; i < 10; ++i) Measure(run, 0.2);
+  EXPECT_EQ(planning_.queries.size(), queries);
+  EXPECT_EQ(cluster_.Group(run, 0).measured().step(), 0.1);
+  cluster_.Run(absl::Seconds(1));
+  Measure(run, 0.2);
+  EXPECT_EQ(cluster_.Group(run, 0).measured().step(), 0.2);
+}
+
 TEST_F(MachinePlanningTest, MeasurementsAreShownAndStored) {
   const std::string run = Begin(2, 20);
   EXPECT_FALSE(cluster_.Group(run, 0).has_predicted()) << "no measurements yet";

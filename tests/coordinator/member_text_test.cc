@@ -31,6 +31,12 @@ TEST(MemberTextTest, Hello) {
   hello.set_host("");
   hello.set_address(std::string(301, 'a'));
   EXPECT_THAT(LimitText(message), IsError(kInvalid, "hello.address has 301 bytes"));
+  hello.clear_address();
+  hello.mutable_reservation()->set_program("a\nI1126 stream 1 ended");
+  EXPECT_THAT(LimitText(message), IsError(kInvalid, "hello.reservation.program 'a\\nI1126"));
+  hello.mutable_reservation()->clear_program();
+  hello.mutable_reservation()->set_run(std::string(301, 'a'));
+  EXPECT_THAT(LimitText(message), IsError(kInvalid, "hello.reservation.run has 301 bytes"));
 }
 
 TEST(MemberTextTest, ReasonsAreShortened) {

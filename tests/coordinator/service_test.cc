@@ -5,6 +5,7 @@
 #include <grpcpp/create_channel.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <deque>
 #include <filesystem>
 #include <fstream>
@@ -138,6 +139,33 @@ class FakeMember {
   std::unique_ptr<MembershipClient> client_;
 };
 
+// Keeps the loop busy until End.
+class BusyLoop {
+ public:
+  explicit BusyLoop(CoordinatorService& service)
+      : thread_([this, &service] {
+          const auto block = [this](const Machine&, absl::Time) {
+            begun_.Notify();
+            ended_.WaitForNotification();
+          };
+          EXPECT_TRUE(service.Read(block, kLimit).ok());
+        }) {
+    begun_.WaitForNotification();
+  }
+  ~BusyLoop() { End(); }
+
+  void End() {
+    if (!thread_.joinable()) return;
+    ended_.Notify();
+    thread_.join();
+  }
+
+ private:
+  absl::Notification begun_;
+  absl::Notification ended_;
+  std::thread thread_;
+};
+
 class ServiceTest : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -240,6 +268,86 @@ TEST_F(ServiceTest, OversizedMessageIsRefused) {
   EXPECT_FALSE(stream->Read(&answer));
   stream->Finish();
   EXPECT_EQ(Counter("refused_oversized"), 1u);
+}
+
+TEST_F(ServiceTest, HostileMessageIsRefusedBeforeItIsParsed) {
+  auto stub = v1::Membership::NewStub(
+      grpc::CreateChannel(coordinator_->address(), grpc::InsecureChannelCredentials()));
+  grpc::ClientContext context;
+  auto stream = stub->Join(&context);
+  v1::MemberMessage message;
+  for (int i = 0; i < 1 << 20; ++i) message.mutable_hello()->add_shards();
+  ASSERT_TRUE(stream->Write(message));
+  v1::CoordinatorMessage answer;
+  ASSERT_TRUE(stream->Read(&answer));
+  EXPECT_EQ(answer.refused().refusal(), v1::REFUSAL_OVERSIZED);
+  EXPECT_FALSE(stream->Read(&answer));
+  stream->Finish();
+}
+
+// While the loop is busy, the messages of one member do not fill the queue that all members share.
+TEST_F(ServiceTest, OneMemberCannotFillTheQueue) {
+  constexpr int kMessages = 400;
+  auto stub = v1::Membership::NewStub(
+      grpc::CreateChannel(coordinator_->address(), grpc::InsecureChannelCredentials()));
+  grpc::ClientContext context;
+  auto stream = stub->Join(&context);
+  v1::MemberMessage message;
+  v1::Hello& hello = *message.mutable_hello();
+  hello.set_protocol(kProtocol);
+  hello.set_role(v1::ROLE_WORKER);
+  hello.set_name("alpha");
+  hello.set_incarnation("alpha-process");
+  hello.set_address("127.0.0.1:1");
+  ASSERT_TRUE(stream->Write(message));
+  v1::CoordinatorMessage answer;
+  ASSERT_TRUE(stream->Read(&answer));
+  BusyLoop busy(coordinator_->service());
+  std::atomic<int> written = 0;
+  std::thread member([&] {
+    auto& counters = *message.mutable_heartbeat()->mutable_counters();
+    for (int i = 0; i < 64; ++i) counters[absl::StrCat(i, std::string(2000, 'x'))] = 1;
+    while (written < kMessages && stream->Write(message)) ++written;
+  });
+  absl::SleepFor(absl::Seconds(1));
+  EXPECT_LT(written, kMessages / 2);
+  busy.End();
+  member.join();
+  EXPECT_EQ(written, kMessages) << "the member continues once its messages are handled";
+  context.TryCancel();
+}
+
+// Of the 256 queries that wait, one peer has at most 192.
+TEST_F(ServiceTest, OnePeerLeavesAQuarterOfTheQueries) {
+  struct Call {
+    grpc::ClientContext context;
+    v1::ListRequest request;
+    v1::ListReply reply;
+  };
+  constexpr int kCalls = 300;
+  // A connection has at most 128 streams.
+  grpc::ChannelArguments separate;
+  separate.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  std::vector<std::unique_ptr<v1::Runs::Stub>> stubs;
+  for (int i = 0; i < 3; ++i) {
+    stubs.push_back(v1::Runs::NewStub(grpc::CreateCustomChannel(
+        coordinator_->address(), grpc::InsecureChannelCredentials(), separate)));
+  }
+  std::atomic<int> ended = 0;
+  std::atomic<int> refused = 0;
+  std::deque<Call> calls(kCalls);
+  BusyLoop busy(coordinator_->service());
+  for (int i = 0; i < kCalls; ++i) {
+    stubs[i % 3]->async()->List(&calls[i].context, &calls[i].request, &calls[i].reply,
+                                [&](const grpc::Status& status) {
+                                  if (!status.ok()) ++refused;
+                                  ++ended;
+                                });
+  }
+  EXPECT_TRUE(Await([&] { return refused == kCalls - 192; })) << refused;
+  busy.End();
+  EXPECT_TRUE(Await([&] { return ended == kCalls; }));
+  EXPECT_EQ(refused, kCalls - 192);
 }
 
 // The result of a join with a Hello that has only a name.

@@ -1,10 +1,18 @@
 #include "coordinator/streams.h"
 
+#include <grpcpp/create_channel.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <fstream>
 #include <string>
 
+#include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
+#include "base/rpc/daemon.h"
+#include "coordinator/backup.h"
+#include "proto/cadre/v1/control.grpc.pb.h"
+#include "tests/base/temporary_folder.h"
 #include "tests/coordinator/fake_cluster.h"
 
 namespace cadre::testing {
@@ -63,6 +71,48 @@ TEST_F(RunUpdatesTest, RunsThatNobodyWatchesAreForgotten) {
   EXPECT_EQ(Find(7, absl::Seconds(60)).computed, start_);
   find_other(2, absl::Seconds(61));
   EXPECT_EQ(Find(7, absl::Seconds(61)).computed, start_ + absl::Seconds(61));
+}
+
+// A service with one stream that sends a file.
+class OneStream final : public v1::Runs::CallbackService {
+ public:
+  explicit OneStream(std::string path) : path_(std::move(path)) {}
+
+  grpc::ServerWriteReactor<v1::BackupChunk>* Backup(grpc::CallbackServerContext* context,
+                                                    const v1::BackupRequest*) override {
+    stream_ = new BackupStream(path_, streams_, context, [this] { done_.Notify(); });
+    stream_->Begin();
+    begun_.Notify();
+    return stream_;
+  }
+  void End() {
+    begun_.WaitForNotification();
+    stream_->End(absl::AbortedError("enough"));
+  }
+  bool AwaitDone() { return done_.WaitForNotificationWithTimeout(absl::Seconds(20)); }
+
+ private:
+  const std::string path_;
+  BackupStream* stream_ = nullptr;
+  absl::Notification begun_;
+  absl::Notification done_;
+  OpenStreams streams_{4, absl::Milliseconds(200)};
+};
+
+TEST(StreamWriterTest, EndedStreamOfAPeerThatDoesNotReadIsCancelled) {
+  const TemporaryFolder folder;
+  std::ofstream(folder / "file").close();
+  std::filesystem::resize_file(folder / "file", 64 << 20);
+  OneStream service(folder / "file");
+  const auto daemon = Daemon::Start({}, {&service});
+  ASSERT_TRUE(daemon.ok()) << daemon.status();
+  const auto stub = v1::Runs::NewStub(
+      grpc::CreateChannel((*daemon)->address(), grpc::InsecureChannelCredentials()));
+  grpc::ClientContext context;
+  const auto reader = stub->Backup(&context, {});
+  service.End();
+  EXPECT_TRUE(service.AwaitDone());
+  context.TryCancel();
 }
 
 }  // namespace

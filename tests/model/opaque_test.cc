@@ -52,6 +52,10 @@ TEST(OpaqueTest, ProblemsNameTheField) {
       ProblemOf("model { opaque { parameter { name: 'x' shape: 4294967296 shape: 4294967296 "
                 "} } }"),
       HasSubstr("model.opaque: has more than"));
+  const std::string large = "model { opaque { parameter { name: 'x' shape: 68719476736 } } }";
+  EXPECT_EQ(ProblemOf(large), "");
+  EXPECT_THAT(ProblemOf(large + "averaging { up { codec: CODEC_INT8 } }"),
+              HasSubstr("model.opaque: has more than the 68719476736 elements"));
   EXPECT_THAT(ProblemOf("model { layer { name: 'fc' } }"),
               HasSubstr("model.layer: cannot be combined with model.opaque"));
   EXPECT_THAT(ProblemOf("optimizer { sgd {} }"), HasSubstr("optimizer: cannot be combined"));

@@ -118,6 +118,28 @@ class LedgerTest : public ::testing::Test {
   Ledger ledger_;
 };
 
+// The headers of a generation stay in memory until its round is applied.
+TEST_F(LedgerTest, RangesOfAGenerationAreLimited) {
+  constexpr int kRanges = 1 << 16;
+  run_ = {.in = 1 << 12, .out = 1 << 10, .ranks = 32, .run = "run-2"};
+  EXPECT_TRUE(Open(run_).make_version_zero);
+  ledger_.VersionDurable(run_.run, 0, {1000});
+  v1::Refusal refusal = v1::REFUSAL_UNSPECIFIED;
+  uint32_t rank = 0;
+  for (; refusal == v1::REFUSAL_UNSPECIFIED && rank < 32; ++rank) {
+    v1::ContributionHeader header = Header(run_, {.rank = rank}, 0, 1, kChunk);
+    header.clear_ranges();
+    for (int i = 0; i < kRanges; ++i) {
+      v1::Range& range = *header.add_ranges();
+      range.set_begin((uint64_t{rank} * kRanges + i) * 2);
+      range.set_end(range.begin() + 1);
+    }
+    refusal = RefusalIn(ledger_.Stage(header));
+  }
+  EXPECT_EQ(refusal, v1::REFUSAL_OVERSIZED);
+  EXPECT_EQ(rank, 17u) << "16 ranks have 2^20 ranges";
+}
+
 TEST_F(LedgerTest, StageApplyAndCommit) {
   const StageGrant grant = Grant(Header(run_, {}, 0, 15, kChunk));
   EXPECT_TRUE(grant.fresh);

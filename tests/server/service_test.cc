@@ -329,6 +329,29 @@ TEST_F(ServiceTest, OversizedMessageIsRefused) {
   EXPECT_EQ(server_->counters().Get("refused_oversized"), 1u);
 }
 
+// tests/base/rpc/bounded_parse_test.cc shows that no memory is taken.
+TEST_F(ServiceTest, HostileRequestsAreRefusedBeforeTheyAreParsed) {
+  Open();
+  const auto stub = server_->Stub();
+  v1::PullRequest pull = PullOf(run_, 0, 0, 15);
+  v1::StageRequest stage;
+  for (int i = 0; i < 1 << 20; ++i) {
+    pull.add_ranges();
+    stage.mutable_header()->add_ranges();
+  }
+  grpc::ClientContext pull_context;
+  const auto pulled = stub->Pull(&pull_context, pull);
+  v1::PullReply pull_reply;
+  EXPECT_FALSE(pulled->Read(&pull_reply));
+  EXPECT_EQ(RefusalOf(FromGrpc(pulled->Finish())), v1::REFUSAL_OVERSIZED);
+  grpc::ClientContext stage_context;
+  const auto staged = stub->Stage(&stage_context);
+  staged->Write(stage);
+  v1::StageReply stage_reply;
+  EXPECT_FALSE(staged->Read(&stage_reply));
+  EXPECT_EQ(RefusalOf(FromGrpc(staged->Finish())), v1::REFUSAL_OVERSIZED);
+}
+
 TEST_F(ServiceTest, OutOfOrderMessagesAreMalformed) {
   Open();
   RawStage chunk_first(*server_);
@@ -430,6 +453,20 @@ TEST_F(ServiceTest, StreamsHaveALimitInTotal) {
   RawStage second(*server_);
   EXPECT_TRUE(second.Send(Header(run_, {}, 0, 15, 4)));
   second.Resume();
+  EXPECT_EQ(RawStage(*server_).Finish().code(), absl::StatusCode::kResourceExhausted);
+}
+
+// Before a stream has proved anything, its peer has a share of all streams.
+TEST_F(ServiceTest, OnePeerLeavesAQuarterOfTheStreams) {
+  Start({.max_streams = 4});
+  run_.groups = 3;
+  Open();
+  std::vector<std::unique_ptr<RawStage>> silent;
+  for (int i = 0; i < 3; ++i) {
+    silent.push_back(std::make_unique<RawStage>(*server_));
+    ASSERT_TRUE(silent.back()->Send(Header(run_, {.group = uint32_t(i)}, 0, 15, 4)));
+    silent.back()->Resume();
+  }
   EXPECT_EQ(RawStage(*server_).Finish().code(), absl::StatusCode::kResourceExhausted);
 }
 

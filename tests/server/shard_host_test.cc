@@ -3,7 +3,9 @@
 #include "server/shard_host.h"
 
 #include <gmock/gmock.h>
+#include <google/protobuf/unknown_field_set.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <chrono>
@@ -704,6 +706,43 @@ TEST_F(ShardHostTest, RunWithoutSpaceIsRefused) {
   EXPECT_EQ(Open().error(), "");
   Restart();
   EXPECT_EQ(host_->ReservedBytes(), kNeeded - 60);
+}
+
+// The units of this model would take 6 GB.
+TEST_F(ShardHostTest, SpaceIsCheckedBeforeUnitsAreMade) {
+  host_->LimitSpace([] { return int64_t{1} << 30; });
+  v1::OpenRun open = run_.Open();
+  v1::RunSpec& spec = *open.mutable_spec();
+  spec.mutable_model()->Clear();
+  v1::OpaqueParameter& parameter = *spec.mutable_model()->mutable_opaque()->add_parameter();
+  parameter.set_name("w");
+  parameter.add_shape(uint64_t{1} << 40);
+  spec.mutable_averaging()->mutable_up()->set_codec(v1::CODEC_INT8);
+  rusage before;
+  ASSERT_EQ(getrusage(RUSAGE_SELF, &before), 0);
+  const auto opened = host_->OpenRun(open);
+  rusage after;
+  ASSERT_EQ(getrusage(RUSAGE_SELF, &after), 0);
+  ASSERT_TRUE(opened.ok()) << opened.status();
+  EXPECT_THAT(opened->error(), HasSubstr("the disk has too little space"));
+  EXPECT_LT(after.ru_maxrss - before.ru_maxrss, 256 << 10) << "KiB";
+}
+
+// They would stay in memory until the round is applied.
+TEST_F(ShardHostTest, HeadersAreStoredWithoutWhatHasNoMeaning) {
+  Open();
+  const v1::ContributionHeader header = Header(run_, {}, 0, 15, kChunk);
+  v1::ContributionHeader padded = header;
+  for (int i = 0; i < 1000; ++i) padded.add_ranges();
+  padded.GetReflection()->MutableUnknownFields(&padded)->AddLengthDelimited(
+      1000, std::string(1 << 20, 'x'));
+  padded.clear_proof();
+  const auto first = host_->Stage(padded);
+  ASSERT_TRUE(first.ok()) << first.status();
+  EXPECT_TRUE(first->grant.fresh);
+  const auto second = host_->Stage(header);
+  ASSERT_TRUE(second.ok()) << second.status();
+  EXPECT_FALSE(second->grant.fresh) << "it is the same contribution";
 }
 
 TEST_F(ShardHostTest, ReportsTheHighestGeneration) {

@@ -40,6 +40,20 @@ TEST(EventStreamTest, NewViewerBeginsWithTheNewestEvent) {
   EXPECT_EQ(ReadAll(stream, stream.Join(0, [] {})), "id: 2\nevent: a\ndata: 2\n\n");
 }
 
+// The newest event is always kept.
+TEST(EventStreamTest, KeptEventsHaveALimitInBytes) {
+  EventStream stream;
+  const std::string large(10 << 20, 'x');
+  stream.Publish("a", "1");
+  const uint64_t behind = stream.Join(0, [] {});
+  stream.Publish("a", large);
+  const uint64_t newest = stream.Join(0, [] {});
+  EXPECT_GT(ReadAll(stream, newest, 1 << 20).size(), large.size());
+  stream.Publish("a", large);
+  EXPECT_EQ(ReadAll(stream, behind), "end");
+  EXPECT_GT(ReadAll(stream, newest, 1 << 20).size(), large.size());
+}
+
 TEST(EventStreamTest, ViewerContinuesAfterItsLastEvent) {
   EventStream stream;
   for (const char* data : {"1", "2", "3"}) stream.Publish("a", data);

@@ -8,6 +8,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <deque>
 #include <string>
 #include <thread>
 
@@ -110,6 +111,18 @@ TEST(HttpServerTest, AddressesThatCannotBeUsed) {
   ASSERT_TRUE(server.ok());
   const auto again = HttpServer::Start({.listen = (*server)->address()}, handler);
   EXPECT_TRUE(absl::IsAlreadyExists(again.status()));
+}
+
+TEST(HttpServerTest, OneAddressHasThreeQuartersOfTheConnections) {
+  const auto server = HttpServer::Start({.listen = "127.0.0.1:0", .max_connections = 4},
+                                        [](const HttpRequest&) { return HttpResponse{}; });
+  ASSERT_TRUE(server.ok()) << server.status();
+  constexpr absl::string_view kRequest = "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n";
+  std::deque<Client> clients;
+  for (int i = 0; i < 4; ++i) {
+    clients.emplace_back(**server).Send(kRequest);
+    EXPECT_EQ(clients.back().ReadUntil("\r\n"), i < 3 ? "HTTP/1.1 200 OK\r\n" : "");
+  }
 }
 
 }  // namespace

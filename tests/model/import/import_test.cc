@@ -298,6 +298,15 @@ TEST(ExportTest, RefusesPositionsOutside) {
   original.set_offset(0);
   original.set_stride(0, -1);
   EXPECT_FALSE(ExportTensors(model, read).ok());
+  original.set_stride(0, INT64_MAX);
+  EXPECT_FALSE(ExportTensors(model, read).ok());
+  // Neither ends soon.
+  original.set_stride(0, 0);
+  original.set_parameter_stride(0, 0);
+  original.set_size(0, int64_t{1} << 60);
+  EXPECT_FALSE(ExportTensors(model, read).ok());
+  original.set_size(0, int64_t{1} << 30);
+  EXPECT_FALSE(ExportTensors(model, read).ok());
   EXPECT_EQ(ExportTensors(v1::Model(), read).status().code(),
             absl::StatusCode::kFailedPrecondition);
 }

@@ -1,9 +1,11 @@
 // gRPC may run the callbacks of a stream, including OnDone, on the thread that cancels it, so no
 // lock is held then. It destroys the context of a stream after OnDone, so OnDone waits while
 // another thread uses the context (End).
-#include "server/stream_limits.h"
+#include "base/rpc/stream_limits.h"
 
 #include <algorithm>
+
+#include "base/rpc/identity.h"
 
 namespace cadre {
 namespace {
@@ -30,8 +32,8 @@ void StreamSlots::Return(const std::string& peer) {
   if (--found->second == 0) by_peer_.erase(found);
 }
 
-OpenStreams::OpenStreams(size_t max, absl::Duration limit)
-    : max_(max), limit_(limit), thread_([this] { CancelSilent(); }) {}
+OpenStreams::OpenStreams(int max, absl::Duration limit)
+    : slots_(max), limit_(limit), thread_([this] { CancelSilent(); }) {}
 
 OpenStreams::~OpenStreams() {
   {
@@ -43,11 +45,11 @@ OpenStreams::~OpenStreams() {
   thread_.join();
 }
 
-bool OpenStreams::Open(Stream* stream) {
-  absl::MutexLock lock(&mutex_);
-  ++open_;
-  streams_.insert(stream);
-  return streams_.size() <= max_;
+OpenStreams::Stream::Stream(OpenStreams& streams, grpc::CallbackServerContext* context)
+    : streams_(streams), context_(context), slot_(streams.slots_.Take(PeerName(*context))) {
+  absl::MutexLock lock(&streams_.mutex_);
+  ++streams_.open_;
+  streams_.streams_.insert(this);
 }
 
 void OpenStreams::Stream::Await() {

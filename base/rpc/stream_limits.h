@@ -64,24 +64,24 @@ class StreamSlots {
   std::map<std::string, int> by_peer_ ABSL_GUARDED_BY(mutex_);
 };
 
-// The open streams of a service. A thread cancels those that wait for their peer longer than
-// `limit`.
+// The open streams of a service, at most `max`, of which one peer may have three quarters. A thread
+// cancels those that wait for their peer longer than `limit`.
 class OpenStreams {
  public:
-  OpenStreams(size_t max, absl::Duration limit);
+  OpenStreams(int max, absl::Duration limit);
   // Waits until all streams have ended. Requires: no new ones.
   ~OpenStreams();
 
   // A part of the reactor of one stream.
   class Stream {
    public:
-    Stream(OpenStreams& streams, grpc::CallbackServerContext* context)
-        : streams_(streams), context_(context), admitted_(streams.Open(this)) {}
+    Stream(OpenStreams& streams, grpc::CallbackServerContext* context);
     Stream(const Stream&) = delete;
     Stream& operator=(const Stream&) = delete;
 
-    // False if there are too many streams; this one must then end immediately.
-    bool admitted() const { return admitted_; }
+    // False if there are too many streams, in total or of this peer; this one must then end
+    // immediately.
+    bool admitted() const { return slot_.taken(); }
     // The peer must act within the limit of time, or has acted.
     void Await();
     void Continue();
@@ -94,17 +94,16 @@ class OpenStreams {
 
     OpenStreams& streams_;
     grpc::CallbackServerContext* const context_;
-    const bool admitted_;
+    const StreamSlots::Slot slot_;
     // Guarded by the mutex of `streams_`.
     absl::Time until_ = absl::InfiniteFuture();
   };
 
  private:
-  bool Open(Stream* stream) ABSL_LOCKS_EXCLUDED(mutex_);
   void CancelSilent() ABSL_LOCKS_EXCLUDED(mutex_);
   Stream* FindSilent() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  const size_t max_;
+  StreamSlots slots_;
   const absl::Duration limit_;
   const SteadyClock clock_;
   absl::Mutex mutex_;
