@@ -41,11 +41,6 @@ absl::Status ErrnoStatus(int error, absl::string_view what, absl::string_view pa
     case EDQUOT:
     case EFBIG:
       return absl::ResourceExhaustedError(message);
-    // The device or the file system reports that it has lost data.
-    case EIO:
-    case EUCLEAN:
-    case EBADMSG:
-      return absl::DataLossError(message);
     default:
       return absl::ErrnoToStatus(error, absl::StrCat("cannot ", what, " ", path));
   }

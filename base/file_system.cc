@@ -52,7 +52,7 @@ class PosixFile : public File {
       const int count = static_cast<int>(std::min<size_t>(rest.size(), IOV_MAX));
       const ssize_t n = pwritev(fd_, rest.data(), count, static_cast<off_t>(offset));
       if (n < 0 && errno == EINTR) continue;
-      if (n < 0) return ErrnoStatus(errno, "write", path_);
+      if (n < 0) return StorageError(errno, "write", path_);
       offset += n;
       rest = rest.subspan(Advance(rest, n));
     }
@@ -66,7 +66,7 @@ class PosixFile : public File {
       iovec parts[2] = {{first.data(), first.size()}, {second.data(), second.size()}};
       const ssize_t n = preadv(fd_, parts, 2, static_cast<off_t>(offset + done));
       if (n < 0 && errno == EINTR) continue;
-      if (n < 0) return ErrnoStatus(errno, "read", path_);
+      if (n < 0) return StorageError(errno, "read", path_);
       if (n == 0) break;
       done += n;
       const size_t from_first = std::min(first.size(), static_cast<size_t>(n));
@@ -78,7 +78,7 @@ class PosixFile : public File {
 
   absl::StatusOr<uint64_t> Size() const override {
     struct stat info;
-    if (fstat(fd_, &info) != 0) return ErrnoStatus(errno, "look at", path_);
+    if (fstat(fd_, &info) != 0) return StorageError(errno, "look at", path_);
     return info.st_size;
   }
 
@@ -90,7 +90,7 @@ class PosixFile : public File {
   }
 
   absl::Status Sync() override {
-    if (fsync(fd_) != 0) return ErrnoStatus(errno, "sync", path_);
+    if (fsync(fd_) != 0) return StorageError(errno, "sync", path_);
     return absl::OkStatus();
   }
 
@@ -102,7 +102,7 @@ class PosixFile : public File {
 class PosixFiles : public FileSystem {
  public:
   absl::StatusOr<std::unique_ptr<File>> Create(const std::string& path) override {
-    if (unlink(path.c_str()) != 0 && errno != ENOENT) return ErrnoStatus(errno, "remove", path);
+    if (unlink(path.c_str()) != 0 && errno != ENOENT) return StorageError(errno, "remove", path);
     return OpenFile(path, O_RDWR | O_CREAT | O_EXCL, "create");
   }
 
@@ -112,27 +112,27 @@ class PosixFiles : public FileSystem {
 
   absl::StatusOr<std::unique_ptr<File>> Lock(const std::string& path) override {
     const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-    if (fd < 0) return ErrnoStatus(errno, "lock", path);
+    if (fd < 0) return StorageError(errno, "lock", path);
     auto file = std::make_unique<PosixFile>(fd, path);
     if (flock(fd, LOCK_EX | LOCK_NB) == 0) return file;
-    if (errno != EWOULDBLOCK) return ErrnoStatus(errno, "lock", path);
+    if (errno != EWOULDBLOCK) return StorageError(errno, "lock", path);
     return absl::FailedPreconditionError(absl::StrCat(path, ": is locked"));
   }
 
   absl::Status Rename(const std::string& from, const std::string& to) override {
-    if (rename(from.c_str(), to.c_str()) != 0) return ErrnoStatus(errno, "rename to", to);
+    if (rename(from.c_str(), to.c_str()) != 0) return StorageError(errno, "rename to", to);
     return absl::OkStatus();
   }
 
   absl::Status RemoveFile(const std::string& path) override {
-    if (unlink(path.c_str()) != 0) return ErrnoStatus(errno, "remove", path);
+    if (unlink(path.c_str()) != 0) return StorageError(errno, "remove", path);
     return absl::OkStatus();
   }
 
   absl::Status RemoveFolder(const std::string& path) override {
     std::error_code error;
     fs::remove_all(path, error);
-    if (error) return ErrnoStatus(error.value(), "remove", path);
+    if (error) return StorageError(error.value(), "remove", path);
     return absl::OkStatus();
   }
 
@@ -148,10 +148,10 @@ class PosixFiles : public FileSystem {
       const bool is_folder = entry->is_directory(unknown);
       // The file may have been removed meanwhile.
       if (unknown == std::errc::no_such_file_or_directory) continue;
-      if (unknown) return ErrnoStatus(unknown.value(), "look at", entry->path().string());
+      if (unknown) return StorageError(unknown.value(), "look at", entry->path().string());
       entries.push_back({entry->path().filename().string(), is_folder});
     }
-    if (error) return ErrnoStatus(error.value(), "list", path);
+    if (error) return StorageError(error.value(), "list", path);
     std::sort(entries.begin(), entries.end(),
               [](const FolderEntry& a, const FolderEntry& b) { return a.name < b.name; });
     return entries;
@@ -161,7 +161,7 @@ class PosixFiles : public FileSystem {
     struct stat info;
     if (stat(path.c_str(), &info) != 0) {
       // A file of a network file system that was replaced.
-      return ErrnoStatus(errno == ESTALE ? ENOENT : errno, "look at", path);
+      return StorageError(errno == ESTALE ? ENOENT : errno, "look at", path);
     }
     return info.st_mtim.tv_sec * int64_t{1'000'000'000} + info.st_mtim.tv_nsec;
   }
@@ -171,12 +171,18 @@ class PosixFiles : public FileSystem {
                                                         absl::string_view what) {
     // A named pipe must not block.
     const int fd = open(path.c_str(), flags | O_CLOEXEC | O_NONBLOCK, 0600);
-    if (fd < 0) return ErrnoStatus(errno, what, path);
+    if (fd < 0) return StorageError(errno, what, path);
     return std::make_unique<PosixFile>(fd, path);
   }
 };
 
 }  // namespace
+
+absl::Status StorageError(int error, absl::string_view what, absl::string_view path) {
+  const absl::Status status = ErrnoStatus(error, what, path);
+  const bool lost = error == EIO || error == EUCLEAN || error == EBADMSG;
+  return lost ? absl::DataLossError(status.message()) : status;
+}
 
 FileSystem& PosixFileSystem() {
   static PosixFiles* const files = new PosixFiles();

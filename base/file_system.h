@@ -4,8 +4,8 @@
 // Durability is that of POSIX: data is durable after File::Sync, names (of created, renamed and
 // removed files) after SyncFolder of their folder. Rename replaces a name atomically.
 //
-// Errors are those of ErrnoStatus (base/file.h): NotFound, PermissionDenied, ResourceExhausted for
-// a full disk, ..., with the path in the message.
+// Errors are those of StorageError: NotFound, PermissionDenied, ResourceExhausted for a full disk,
+// DataLoss for a damaged one, ..., with the path in the message.
 #pragma once
 
 #include <cstdint>
@@ -19,6 +19,10 @@
 #include "absl/strings/string_view.h"
 
 namespace cadre {
+
+// ErrnoStatus (base/file.h), but DataLoss if the device or the file system has lost data: what is
+// stored here has no other copy on this machine.
+absl::Status StorageError(int error, absl::string_view what, absl::string_view path);
 
 // An open file. It stays usable after its name is removed or replaced. Thread-safe.
 class File {

@@ -21,8 +21,8 @@ namespace {
 // have given out more.
 constexpr uint32_t kUnknownGenerations = 1'000'000;
 
-// More than hundreds of starts leave out. A higher generation is an error, and would use up the
-// numbers.
+// More than what several starts from a backup leave out. A higher generation is taken for an error:
+// it would use up the numbers.
 constexpr uint32_t kMaxGenerationJump = 100'000'000;
 
 // Maximum number of records of deleted runs. Beyond it the oldest are forgotten, first those whose
@@ -199,6 +199,7 @@ v1::AdoptedRun Machine::AdoptRun(const std::string& id, const RebuiltRun& rebuil
 const Run* Machine::RunOfOtherLineage(const v1::Hello& hello) const {
   for (const v1::ShardState& shard : hello.shards()) {
     const Run* const run = FindRun(shard.run());
+    if (shard.closed()) continue;
     const bool other = run != nullptr && run->live() && run->record().lineage() != shard.lineage();
     if (other && !IsDeleted(shard.run(), shard.lineage())) return run;
   }
@@ -220,7 +221,7 @@ void Machine::OnHigherGeneration(uint32_t generation) {
   const uint32_t highest = cluster_.meta().generation();
   // OpenRun names the next generation for a group that is not formed.
   if (generation <= highest + 1 || generation > kMaxReportedNumber) return;
-  if (generation - highest > kMaxGenerationJump) return;
+  if (generation - highest > kMaxGenerationJump) return cluster_.Count("implausible_generations");
   cluster_.SkipNumbers(generation + kUnknownGenerations, 0);
   for (auto& [number, run] : runs_) run.FenceAll("the coordinator's store is an older one");
   VisitAll();

@@ -213,6 +213,12 @@ class Run {
   void RecordData(const v1::Prepared& prepared);
   // Whether the run has the data that the rank sees, also if it changes to it.
   bool AgreesOnData(const Member& member, const v1::Prepared& prepared);
+  // Whether most hosts have the data of the run, or hosts that have not reported theirs may
+  // have it. False after the first start.
+  bool MayAgreeOnData() const;
+  // Number of hosts that have seen data of these sizes.
+  size_t CountHostsWith(const DataSizes& sizes) const;
+  bool HasStarted() const { return record_.version() > 0 || !slots_.started().empty(); }
   // Fails the groups that are being prepared with ranks that see data of these sizes.
   void FailOutvoted(const DataSizes& sizes);
   // The rank sees other data than the run has.

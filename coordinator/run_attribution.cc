@@ -78,10 +78,12 @@ void Run::Attribute(const Member& member, const v1::GroupFailed& failed,
   if (IsOfSender(cause)) {
     standings.Fail(Cluster::WorkerOf(member), cause, failed.reason(), cluster_.now());
     ends = IsPermanent(cause) && live() &&
-           failures_.Add(cause, member.record.host(), record_.version(), CountHosts());
+           failures_.Add(cause, member.record.host(), record_.version(), CountHosts()) &&
+           !(cause == v1::FAILURE_CAUSE_DATA_DIFFERS && MayAgreeOnData());
   } else if (cause == v1::FAILURE_CAUSE_DIVERGED) {
     std::set<std::string> hosts;
     for (const FailureReports::Rank& rank : reports.ranks()) {
+      if (rank.worker.host.empty()) continue;  // The member has been removed.
       hosts.insert(rank.worker.host);
       // One of them may have computed it wrongly.
       standings.Doubt(rank.worker, cluster_.now(), cluster_.now() + kDoubt);

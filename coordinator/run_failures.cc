@@ -14,7 +14,7 @@ constexpr uint32_t kReportsLater = 3;
 // Generations that diverge from the same version, the second of which repeats the steps of the
 // first, on other hosts, or trains on other samples.
 constexpr size_t kDivergedGenerations = 2;
-// Of them all, if they have a host in common that may be faulty.
+// The same, while all of them had a rank on one host, which may be faulty.
 constexpr size_t kDivergedOnOneHost = 4;
 
 }  // namespace

@@ -242,7 +242,8 @@ void Run::OnPrepared(const Member& member, const v1::Prepared& prepared) {
   if (record_.train_samples() == 0) RecordData(prepared);
   if (!live()) return;
   if (!AgreesOnData(member, prepared)) return FailForData(member, prepared);
-  // The data that this rank has outvoted may have been that of another rank of its group.
+  // If this report has decided the vote, another rank of its group may have been outvoted, and the
+  // group has failed.
   if (member.Holds(prepared.place())) Prepare(member, prepared);
 }
 
@@ -275,18 +276,25 @@ bool Run::AgreesOnData(const Member& member, const v1::Prepared& prepared) {
   const DataSizes of_run{record_.train_samples(), record_.test_samples()};
   data_sizes_[member.record.host()] = sizes;
   if (sizes == of_run) return true;
-  if (record_.version() > 0 || !slots_.started().empty()) return false;
-  const auto count = [this](const DataSizes& wanted) {
-    return std::count_if(data_sizes_.begin(), data_sizes_.end(),
-                         [&](const auto& entry) { return entry.second == wanted; });
-  };
+  if (HasStarted()) return false;
   // After a restart, it is not known which host has the data of the run.
-  if (count(sizes) <= std::max<int64_t>(1, count(of_run))) return false;
+  if (CountHostsWith(sizes) <= std::max<size_t>(1, CountHostsWith(of_run))) return false;
   failures_.Forget(v1::FAILURE_CAUSE_DATA_DIFFERS);
   cluster_.standings().Forgive(v1::FAILURE_CAUSE_DATA_DIFFERS);
   RecordData(prepared);
   FailOutvoted(of_run);
   return live();
+}
+
+bool Run::MayAgreeOnData() const {
+  if (HasStarted()) return false;
+  const size_t agreeing = CountHostsWith({record_.train_samples(), record_.test_samples()});
+  return data_sizes_.size() < CountHosts() || 2 * agreeing > data_sizes_.size();
+}
+
+size_t Run::CountHostsWith(const DataSizes& sizes) const {
+  return std::count_if(data_sizes_.begin(), data_sizes_.end(),
+                       [&](const auto& entry) { return entry.second == sizes; });
 }
 
 void Run::FailOutvoted(const DataSizes& sizes) {

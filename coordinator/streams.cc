@@ -23,7 +23,8 @@ namespace {
 // Limits of what waits to be written to one member.
 constexpr size_t kMaxQueuedMessages = 1024;
 constexpr size_t kMaxQueuedBytes = 64 << 20;
-// Limits of what waits for the loop; the message that exceeds the second one is still read.
+// Limits of what waits for the loop. A message is read while the bytes before it are below the
+// second limit.
 constexpr size_t kMaxUnhandledMessages = 16;
 constexpr size_t kMaxUnhandledBytes = 1 << 20;
 // Memory of a parsed message: several times that of the largest one that a member sends.

@@ -129,8 +129,9 @@ class StreamWriter : public Reactor {
 };
 
 // One member's Join stream, whose messages are those of the protocol as bytes. Its queue is
-// bounded: a full queue means that the member does not read, so the stream is ended. So is the
-// number of messages that the loop has not handled: others are not read until then.
+// bounded: a full queue means that the member does not read, so the stream is ended. The messages
+// that the loop has not handled are bounded as well: the next one is read when one of them is
+// handled.
 class JoinStream final
     : public StreamWriter<grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
                           grpc::ByteBuffer> {

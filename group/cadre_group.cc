@@ -1,5 +1,4 @@
-// A thin layer: it translates between C and CallerTrainer, GroupMember and CoordinatorClient, and
-// lets no exception out.
+// A thin layer: it translates between C and CallerTrainer, GroupMember and CoordinatorClient.
 #include "group/cadre_group.h"
 
 #include <algorithm>

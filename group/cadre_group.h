@@ -22,8 +22,10 @@
  * Threads. A group is used by one thread at a time, except for cadre_group_leave, cadre_group_alive
  * and cadre_group_interrupt, which any thread and signal handlers' threads may call. The library
  * has threads of its own; they read and write the registered memory only while a thread is in
- * cadre_group_next. No function throws exceptions. A process that uses a group must not fork
- * without exec.
+ * cadre_group_next. A process that uses a group must not fork without exec.
+ *
+ * Memory. If it is exhausted, functions that register, join or wait return CADRE_ERROR; in the
+ * others, and in the library's threads, the process ends.
  *
  * Ownership. The caller owns all memory that it passes: strings and shapes may be freed after the
  * call, registered memory must outlive the group. Strings that are returned belong to the group and

@@ -4,11 +4,11 @@
 // only pass messages. A call beyond `max_stages` or `max_pulls` concurrent streams, or beyond three
 // quarters of them for one peer, is refused with ResourceExhausted ("busy: ..."), and the client
 // retries it later. A stream counts once its first message has proved that its caller is a rank;
-// before that, only the number of all streams and the share of its peer in them are limited. A
-// stream whose peer neither sends nor
-// reads a message for `max_silence` is cancelled. Memory is therefore bounded: a staging stream
-// holds the message that is being written and those that flow control admits ahead of it; a pull
-// holds one chunk in transit (at most 1 MiB of values) and one checked block of the file (256 KiB).
+// before that, only the number of all streams and the share of each peer are limited. A stream
+// whose peer neither sends nor reads a message for `max_silence` is cancelled. Memory is therefore
+// bounded: a staging stream holds the message that is being written and those that flow control
+// admits ahead of it; a pull holds one chunk in transit (at most 1 MiB of values) and one checked
+// block of the file (256 KiB).
 //
 //   RoundsService service({}, host, counters);
 //   Daemon::Start(options, {&service});

@@ -275,7 +275,15 @@ std::string ShardHost::CheckSpace(const v1::OpenRun& open, int64_t needed) const
 }
 
 absl::Status ShardHost::MakeVersionZero(const v1::OpenRun& open, Interval span) {
-  CADRE_ASSIGN_OR_RETURN(const ShardStore::Fill fill, InitialModel(open.spec(), checkpoint_files_));
+  // A damaged checkpoint stays damaged. The shard's own disk is tried again.
+  const auto permanent = [](const absl::Status& status) {
+    return absl::IsDataLoss(status) ? absl::InvalidArgumentError(status.message()) : status;
+  };
+  const absl::StatusOr<ShardStore::Fill> model = InitialModel(open.spec(), checkpoint_files_);
+  if (!model.ok()) return permanent(model.status());
+  const ShardStore::Fill fill = [&](int64_t first, std::span<float> out) {
+    return permanent((*model)(first, out));
+  };
   CADRE_ASSIGN_OR_RETURN(const VersionStats stats, store_->WriteInitial(open.run(), span, fill));
   counters_->Add("versions_written");
   absl::MutexLock lock(&mutex_);

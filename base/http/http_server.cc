@@ -25,7 +25,8 @@ namespace cadre {
 namespace {
 
 constexpr unsigned kTimeoutSeconds = 20;
-// Of a stream, whose viewers receive something more often; only one that does not read is silent.
+// Of event streams. They send an event or a comment more often than that, so a connection is idle
+// only if its viewer does not read.
 constexpr unsigned kStreamTimeoutSeconds = 60;
 constexpr size_t kRequestMemory = 32 << 10;
 constexpr size_t kStreamBlock = 32 << 10;

@@ -18,6 +18,9 @@
 namespace cadre {
 namespace {
 
+// Of all exported tensors together, 256 GiB.
+constexpr int64_t kMaxPositions = int64_t{1} << 36;
+
 // Runs along which the elements of two views advance together.
 struct CommonRun {
   int64_t size, a_stride, b_stride;
@@ -236,9 +239,9 @@ absl::StatusOr<ExportedTensors> ExportTensors(
   std::map<std::string, NamedTensor> tensors;
   std::map<std::string, std::vector<bool>> filled;
   std::map<std::string, std::vector<float>> parameters;
-  // Positions of all tensors, and of all runs, that may follow.
-  int64_t tensors_left = kMaxExportedElements;
-  int64_t runs_left = kMaxExportedElements;
+  // Limits of the positions of all tensors, and of all runs.
+  int64_t tensors_left = kMaxPositions;
+  int64_t runs_left = kMaxPositions;
   for (const v1::OriginalTensor& original : model.original()) {
     const auto bad = [&](const char* what) {
       return absl::InvalidArgumentError(

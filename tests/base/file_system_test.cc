@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cerrno>
 #include <memory>
 #include <string>
 #include <vector>
@@ -214,6 +215,15 @@ TEST_F(MemoryFileSystemTest, FullDiskTakesWhatFits) {
   EXPECT_TRUE(absl::IsResourceExhausted(file->WriteAt(2, "wxyz", "")));
   EXPECT_EQ(Read(), "abwxy");
   EXPECT_TRUE(absl::IsResourceExhausted(files_.Create("/data/g").status()));
+}
+
+TEST(StorageErrorTest, LostDataIsDataLoss) {
+  for (const int error : {EIO, EUCLEAN, EBADMSG}) {
+    const absl::Status status = StorageError(error, "read", "some/path");
+    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
+    EXPECT_THAT(status.message(), ::testing::HasSubstr("read some/path"));
+  }
+  EXPECT_EQ(StorageError(ENOSPC, "write", "p").code(), absl::StatusCode::kResourceExhausted);
 }
 
 }  // namespace

@@ -62,14 +62,14 @@ class MemoryFileSystem::OpenFile : public File {
     node_->unsynced.push_back({offset, std::move(bytes)});
     node_->last_write = files_.changes_;
     if (excess == 0) return absl::OkStatus();
-    return ErrnoStatus(ENOSPC, "write", path_);
+    return StorageError(ENOSPC, "write", path_);
   }
 
   absl::StatusOr<size_t> ReadAt(uint64_t offset, std::span<char> first,
                                 std::span<char> second) const override {
     absl::MutexLock lock(&files_.mutex_);
     CADRE_RETURN_IF_ERROR(Check());
-    if (node_->read_error != 0) return ErrnoStatus(node_->read_error, "read", path_);
+    if (node_->read_error != 0) return StorageError(node_->read_error, "read", path_);
     size_t done = 0;
     for (const std::span<char> part : {first, second}) {
       const uint64_t at = std::min<uint64_t>(offset + done, node_->bytes.size());
@@ -92,7 +92,7 @@ class MemoryFileSystem::OpenFile : public File {
     if (ignored.has_value() && absl::StrContains(path_, *ignored)) return absl::OkStatus();
     const std::vector<Node::Write> writes = std::exchange(node_->unsynced, {});
     if (std::exchange(files_.fail_next_sync_, false)) {
-      return ErrnoStatus(EIO, "sync", path_);
+      return StorageError(EIO, "sync", path_);
     }
     for (const Node::Write& write : writes) {
       WriteTo(node_->durable_bytes, write.offset, write.bytes);
@@ -244,7 +244,7 @@ absl::Status MemoryFileSystem::CheckRunning() const {
 // The last permitted change takes place; the calls after it fail.
 absl::Status MemoryFileSystem::Change() {
   CADRE_RETURN_IF_ERROR(CheckRunning());
-  if (read_only_) return ErrnoStatus(EROFS, "change", "the file system");
+  if (read_only_) return StorageError(EROFS, "change", "the file system");
   ++changes_;
   if (changes_left_.has_value()) --*changes_left_;
   return absl::OkStatus();
@@ -283,7 +283,7 @@ absl::StatusOr<std::unique_ptr<File>> MemoryFileSystem::Create(const std::string
   CADRE_RETURN_IF_ERROR(Change());
   CADRE_ASSIGN_OR_RETURN(const NodePtr folder, FolderOf(path));
   if (free_bytes_ == 0) {
-    return ErrnoStatus(ENOSPC, "create", path);
+    return StorageError(ENOSPC, "create", path);
   }
   auto node = std::make_shared<Node>();
   node->last_write = changes_;

@@ -283,6 +283,28 @@ TEST_F(MachineFailuresTest, MostHostsDecideOnTheData) {
   Commit(run, 4);
 }
 
+// Neither the good hosts that report after two bad ones nor the two that are outvoted later end the
+// run: there are others, and most hosts agree at last.
+TEST_F(MachineFailuresTest, TwoBadHostsThatReportFirstDoNotEndTheRun) {
+  cluster_.AddAggregator("agg-0");
+  cluster_.behaviour.on_prepared = [this](v1::Prepared& prepared) {
+    for (const int bad : {0, 1}) {
+      const FakeWorker& worker = cluster_.workers()[bad];
+      if (worker.assignment.has_value() && SamePlace(prepared.place(), worker.place())) {
+        prepared.set_train_samples(kTrainSamples / 2);
+      }
+    }
+  };
+  for (int host = 0; host < 5; ++host) {
+    cluster_.AddWorker(absl::StrCat("w", host), absl::StrCat("host-", host));
+  }
+  const std::string run = cluster_.Submit(MakeSpec(3, 1, 5, 1000));
+  cluster_.Run(absl::Minutes(10));
+  EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_RUNNING) << ReasonOf(run);
+  EXPECT_GT(WorkerStatus("w0").standing().failures(), 0u);
+  EXPECT_EQ(WorkerStatus("w4").standing().failures(), 0u);
+}
+
 TEST_F(MachineFailuresTest, TwoHostsWithDifferentDataDoNotEndTheRun) {
   cluster_.AddAggregator("agg-0");
   cluster_.AddWorker("w0", "host-0");
