@@ -48,7 +48,7 @@ constexpr uint32_t kMaxShards = 1 << 20;
 // A rank's slice of a shard has a few ranges per tensor.
 constexpr int kMaxRanges = 1 << 16;
 // Those of all ranks of a generation: their headers stay in memory for the round.
-constexpr int64_t kMaxRangesOfGroup = 1 << 23;
+constexpr int64_t kMaxRangesOfGroup = 1 << 22;
 // A chunk of 4 MiB of values fits, with its header, into the largest message.
 constexpr uint32_t kMaxChunkElements = 1 << 20;
 constexpr int64_t kValueBytes = sizeof(float);

@@ -121,12 +121,12 @@ class LedgerTest : public ::testing::Test {
 // The headers of a generation stay in memory until its round is applied.
 TEST_F(LedgerTest, RangesOfAGenerationAreLimited) {
   constexpr int kRanges = 1 << 16;
-  run_ = {.in = 1 << 12, .out = 1 << 10, .ranks = 32, .run = "run-2"};
+  run_ = {.in = 1 << 12, .out = 1 << 12, .ranks = 80, .run = "run-2"};
   EXPECT_TRUE(Open(run_).make_version_zero);
   ledger_.VersionDurable(run_.run, 0, {1000});
   v1::Refusal refusal = v1::REFUSAL_UNSPECIFIED;
   uint32_t rank = 0;
-  for (; refusal == v1::REFUSAL_UNSPECIFIED && rank < 32; ++rank) {
+  for (; refusal == v1::REFUSAL_UNSPECIFIED && rank < 80; ++rank) {
     v1::ContributionHeader header = Header(run_, {.rank = rank}, 0, 1, kChunk);
     header.clear_ranges();
     for (int i = 0; i < kRanges; ++i) {
@@ -137,7 +137,7 @@ TEST_F(LedgerTest, RangesOfAGenerationAreLimited) {
     refusal = RefusalIn(ledger_.Stage(header));
   }
   EXPECT_EQ(refusal, v1::REFUSAL_OVERSIZED);
-  EXPECT_EQ(rank, 17u) << "16 ranks have 2^20 ranges";
+  EXPECT_EQ(rank, 65u) << "64 ranks have 2^22 ranges";
 }
 
 TEST_F(LedgerTest, StageApplyAndCommit) {
