@@ -71,6 +71,14 @@ absl::StatusOr<v1::RunSpec> ParseSpec(const std::string& text) {
   return spec;
 }
 
+// Reads from the coordinator. The first call after its restart may fail on the broken connection of
+// this client, so it is made again.
+template <typename Read>
+auto ReadAgain(const Read& read) {
+  auto reply = read();
+  return absl::IsUnavailable(reply.status()) ? read() : std::move(reply);
+}
+
 absl::StatusOr<std::string> Submit(const cadre_client& client, const std::string& text,
                                    bool join_existing) {
   CADRE_RETURN_IF_ERROR(client.status);
@@ -82,17 +90,16 @@ absl::StatusOr<std::string> Submit(const cadre_client& client, const std::string
 
 absl::StatusOr<std::string> ClusterStatus(const cadre_client& client, const std::string& run) {
   CADRE_RETURN_IF_ERROR(client.status);
-  CADRE_ASSIGN_OR_RETURN(const v1::StatusReply reply, client.coordinator->Status(run));
+  CADRE_ASSIGN_OR_RETURN(const v1::StatusReply reply,
+                         ReadAgain([&] { return client.coordinator->Status(run); }));
   return ToJson(reply);
 }
 
 absl::StatusOr<std::string> Pull(const cadre_client& client, const std::string& run,
                                  const std::string& path) {
   CADRE_RETURN_IF_ERROR(client.status);
-  CADRE_ASSIGN_OR_RETURN(
-      ReadVersion version,
-      ReadNewestVersion(
-          run, [&] { return client.coordinator->Locate(run); }, client.credentials));
+  const auto locate = [&] { return ReadAgain([&] { return client.coordinator->Locate(run); }); };
+  CADRE_ASSIGN_OR_RETURN(ReadVersion version, ReadNewestVersion(run, locate, client.credentials));
   CADRE_RETURN_IF_ERROR(WriteSafetensors(path, WeightTensors(version.index), version.values));
   version.located.clear_spec();
   return ToJson(version.located);
