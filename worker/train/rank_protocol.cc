@@ -112,8 +112,9 @@ uint32_t RankProtocol::SoloSteps() const {
   // The coordinator rejects steps beyond the end of the run. 0: the run has no last step.
   const uint32_t last = total_steps_ > 0 ? total_steps_ : std::numeric_limits<uint32_t>::max();
   if (solo_steps_ >= averaging.max_solo_steps() || step_ >= last) return 0;
-  return std::min({std::max(1U, StepsOfRound(averaging)), averaging.max_solo_steps() - solo_steps_,
-                   last - step_});
+  // The others wait for a group that catches up, so it contributes as soon as rank 0 is back.
+  const uint32_t steps = decision_.catch_up() ? 1 : std::max(1U, StepsOfRound(averaging));
+  return std::min({steps, averaging.max_solo_steps() - solo_steps_, last - step_});
 }
 
 RankProtocol::Actions RankProtocol::On(const Presence& presence) {

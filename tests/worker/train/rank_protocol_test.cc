@@ -159,6 +159,18 @@ TEST_F(RankProtocolTest, SoloStepsEndAtTheLimit) {
   EXPECT_EQ(Expect<P::Stage>(P::Trained{}).samples, 80U) << "they count";
 }
 
+// The other groups wait for it, so it checks after each step whether the coordinator is back.
+TEST_F(RankProtocolTest, GroupThatCatchesUpTrainsSoloStepByStep) {
+  set_max_solo(6);
+  P::Started started = StartTo(21);
+  started.start.set_catch_up(true);
+  EXPECT_EQ(Expect<P::Train>(started).until, 21U);
+  Expect<P::AskPresence>(P::Trained{});
+  EXPECT_EQ(Expect<P::Train>(P::Presence{.away = true}).until, 22U);
+  Expect<P::AskPresence>(P::Trained{});
+  EXPECT_EQ(Expect<P::Stage>(P::Presence{}).samples, 16U);
+}
+
 TEST_F(RankProtocolTest, SoloStepsEndWithTheRunAndWhenTheCoordinatorIsBack) {
   set_max_solo(20);
   Expect<P::Train>(StartTo(24, /*total=*/29));
