@@ -46,7 +46,7 @@ ShardRestore::View Run::RestoreView() const {
     const Slot& slot = slots_[group];
     view.groups.push_back({.group = group,
                            .generation = slot.record().generation(),
-                           .adopted = slot.version >= version,
+                           .adopted = slot.version == version,
                            .contributed = round_.Has(group)});
   }
   return view;
