@@ -10,8 +10,9 @@
 namespace cadre {
 namespace {
 
-// If turns of the loop alternate between short and long ones, most of them extend leases. Between
-// three stalls, the messages of a member that lives are received.
+// Turns of the loop that alternate between short and long ones extend leases again and again. The
+// messages of a live member are received within a few turns, so further extensions would only keep
+// members that are lost.
 constexpr int kMaxExtensions = 3;
 
 std::string IncarnationKey(v1::Role role, absl::string_view incarnation) {

@@ -211,8 +211,9 @@ std::string DefaultName(const cadre::Credentials& credentials) {
 
 int main(int argc, char** argv) {
   cadre::BlockTerminationSignals();
-  // Blocks of this size return to the system when they are freed. Otherwise glibc raises the limit to
-  // the largest block that was freed, and the tensors of each new generation fragment the heaps.
+  // Blocks of at least this size return to the system when they are freed. Otherwise glibc raises
+  // the limit to the largest block that was freed, and the tensors of one generation after another
+  // fragment the heaps.
   mallopt(M_MMAP_THRESHOLD, 512 << 10);
   if (const auto ended =
           cadre::ParseProgramFlags(kUsage, CADRE_VERSION, "worker/main.cc", &argc, &argv)) {

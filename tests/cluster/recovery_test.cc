@@ -222,12 +222,9 @@ int64_t AnonymousMemory(int pid) {
 // A model of 4 MiB, so that what remained of a generation would be visible.
 TEST_F(RecoveryTest, GenerationsDoNotAddMemory) {
   if (kSanitized) GTEST_SKIP() << "a sanitizer keeps freed memory";
-  Begin(SmallSpec({.groups = 1,
-                   .every_steps = 8,
-                   .steps = 100000,
-                   .hidden = 16384,
-                   .min_ranks = 2}),
-        2, 2);
+  Begin(
+      SmallSpec({.groups = 1, .every_steps = 8, .steps = 100000, .hidden = 16384, .min_ranks = 2}),
+      2, 2);
   v1::StatusReply status = AwaitVersion(5);
   const int survivor = cluster_.process(WorkerOfRank(status, 0, /*rank=*/0)).pid();
   std::string victim = WorkerOfRank(status, 0, /*rank=*/1);

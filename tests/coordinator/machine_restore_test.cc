@@ -581,6 +581,7 @@ TEST_F(RestoreShardTest, ImplausibleGenerationIsIgnored) {
   cluster_.Reconnect(agg(0));
   cluster_.behaviour.open = true;
   EXPECT_EQ(cluster_.Group(run, 0).generation(), generation);
+  EXPECT_EQ(cluster_.Counter("implausible_generations"), 1u);
   agg(0).shards.at(run).generations[0] = 5'000'000;
   cluster_.Reconnect(agg(0));
   EXPECT_GT(cluster_.Group(run, 0).generation(), 5'000'000u) << "the store is older";

@@ -206,6 +206,23 @@ class ServiceTest : public ::testing::Test {
     auto it = status->counters().find(name);
     return it == status->counters().end() ? 0 : it->second;
   }
+  // Sends the message on a new Join stream, and expects that it is refused by name.
+  void ExpectOversized(const v1::MemberMessage& message) {
+    grpc::ChannelArguments args;
+    args.SetMaxSendMessageSize(-1);
+    auto stub = v1::Membership::NewStub(grpc::CreateCustomChannel(
+        coordinator_->address(), grpc::InsecureChannelCredentials(), args));
+    grpc::ClientContext context;
+    auto stream = stub->Join(&context);
+    ASSERT_TRUE(stream->Write(message));
+    v1::CoordinatorMessage answer;
+    ASSERT_TRUE(stream->Read(&answer));
+    EXPECT_EQ(answer.refused().refusal(), v1::REFUSAL_OVERSIZED);
+    EXPECT_FALSE(stream->Read(&answer));
+    stream->Finish();
+    EXPECT_EQ(Counter("refused_oversized"), 1u);
+  }
+
   bool Await(const std::function<bool()>& condition) {
     const absl::Time limit = absl::Now() + kLimit;
     while (!condition() && absl::Now() < limit) absl::SleepFor(absl::Milliseconds(10));
@@ -249,40 +266,18 @@ TEST_F(ShortLeaseTest, HeartbeatsKeepLease) {
 }
 
 TEST_F(ServiceTest, OversizedMessageIsRefused) {
-  grpc::ChannelArguments args;
-  args.SetMaxSendMessageSize(-1);
-  auto channel =
-      grpc::CreateCustomChannel(coordinator_->address(), grpc::InsecureChannelCredentials(), args);
-  auto stub = v1::Membership::NewStub(channel);
-  grpc::ClientContext context;
-  auto stream = stub->Join(&context);
   v1::MemberMessage message;
   v1::Hello& hello = *message.mutable_hello();
   hello.set_protocol(kProtocol);
   hello.set_role(v1::ROLE_WORKER);
   hello.set_name(std::string(kMaxMessageBytes, 'x'));
-  ASSERT_TRUE(stream->Write(message));
-  v1::CoordinatorMessage answer;
-  ASSERT_TRUE(stream->Read(&answer));
-  EXPECT_EQ(answer.refused().refusal(), v1::REFUSAL_OVERSIZED);
-  EXPECT_FALSE(stream->Read(&answer));
-  stream->Finish();
-  EXPECT_EQ(Counter("refused_oversized"), 1u);
+  ExpectOversized(message);
 }
 
 TEST_F(ServiceTest, HostileMessageIsRefusedBeforeItIsParsed) {
-  auto stub = v1::Membership::NewStub(
-      grpc::CreateChannel(coordinator_->address(), grpc::InsecureChannelCredentials()));
-  grpc::ClientContext context;
-  auto stream = stub->Join(&context);
   v1::MemberMessage message;
   for (int i = 0; i < 1 << 20; ++i) message.mutable_hello()->add_shards();
-  ASSERT_TRUE(stream->Write(message));
-  v1::CoordinatorMessage answer;
-  ASSERT_TRUE(stream->Read(&answer));
-  EXPECT_EQ(answer.refused().refusal(), v1::REFUSAL_OVERSIZED);
-  EXPECT_FALSE(stream->Read(&answer));
-  stream->Finish();
+  ExpectOversized(message);
 }
 
 // While the loop is busy, the messages of one member do not fill the queue that all members share.

@@ -76,16 +76,14 @@ class DashboardTest(unittest.TestCase):
             if os.environ.get("CADRE_REQUIRE_TOOLS"):
                 raise AssertionError(reason)
             raise unittest.SkipTest(reason)
+        # Cleaned up also if a later step fails.
         cls.folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(cls.folder.cleanup)
         cls.cluster = Cluster(cls.folder.name, PROGRAMS)
+        cls.addClassCleanup(cls.cluster.__exit__)
         cls.cluster.start(workers=5)
         cls.driver = browser(f"{cls.folder.name}/profile")
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.driver.quit()
-        cls.cluster.__exit__()
-        cls.folder.cleanup()
+        cls.addClassCleanup(cls.driver.quit)
 
     def open(self, page=""):
         self.driver.get(f"http://{self.cluster.dashboard}/#/{page}")

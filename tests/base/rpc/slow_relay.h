@@ -81,7 +81,8 @@ class SlowRelay {
 
   void ForwardUntilClosed(int client, int server) {
     pollfd ends[] = {{.fd = client, .events = POLLIN}, {.fd = server, .events = POLLIN}};
-    // A thread that wakes up late catches up, so that the rate is that of the options on a busy host.
+    // A thread that wakes up late catches up, so that the rate is that of the options on a busy
+    // host.
     absl::Time due = absl::Now();
     while (!ending_) {
       ends[0].events = sent_ < options_.max_bytes ? POLLIN : 0;
