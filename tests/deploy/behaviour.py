@@ -223,9 +223,20 @@ def check_monitoring(objects):
                     yield f"{label(workload)}: Prometheus cannot reach the port {port}"
 
 
-def check(objects, drained, local_variables):
+def check_alerts(objects, alerts):
+    """The rules for the Prometheus operator are those of Prometheus."""
+    for rules in of_kind(objects, "PrometheusRule"):
+        if rules["spec"] != alerts:
+            yield f"{label(rules)}: differs from deploy/monitoring/alerts.yaml"
+
+
+def check(objects, drained, local_variables, alerts):
     objects = manifests.with_jobs(objects)
-    problems = [*check_returning(objects, drained), *check_gpu(objects, local_variables)]
+    problems = [
+        *check_returning(objects, drained),
+        *check_gpu(objects, local_variables),
+        *check_alerts(objects, alerts),
+    ]
     for step in (
         check_start_and_end,
         check_disruptions,

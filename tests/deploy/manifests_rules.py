@@ -8,6 +8,7 @@ import behaviour
 import manifests
 import programs
 import tools
+import yaml
 
 
 class Rules:
@@ -22,6 +23,8 @@ class Rules:
         # The environment variables that `cadre local` sets for workers on GPUs.
         local = (root / "cli/local_cluster.cc").read_text()
         self.local_variables = set(re.findall(r'"(NCCL_\w+)=', local))
+        # The rules of Prometheus.
+        self.alerts = yaml.safe_load((root / "deploy/monitoring/alerts.yaml").read_text())
 
     def render(self, folder):
         return manifests.render(tools.find("bin/kubectl"), folder)
@@ -41,4 +44,4 @@ class Rules:
         return self.problems(objects, manifests.API_VERSIONS[-1:])
 
     def behaviours(self, objects):
-        return behaviour.check(objects, self.drained, self.local_variables)
+        return behaviour.check(objects, self.drained, self.local_variables, self.alerts)

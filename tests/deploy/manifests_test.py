@@ -232,6 +232,7 @@ BEHAVIOURS = [
     (GPU_WORKER, MAIN + "ports.1.name", "metric", "no pod has the port metrics"),
     ("PodMonitor/cadre-worker", "spec.podMetricsEndpoints.0.port", "http", "no pod has the port http"),
     ("PodMonitor/cadre-coordinator", "spec.selector.matchLabels", {"a": "b"}, "selects no pod"),
+    ("PrometheusRule/cadre", "spec.groups.0.rules.0.for", "9m", "differs from deploy/monitoring/alerts.yaml"),
     ("NetworkPolicy/metrics", "spec.ingress.0.ports.0.port", 9471, "Prometheus cannot reach"),
     (GPU_WORKER, MAIN + "env.1", DELETE, "needs the variable NCCL_LAUNCH_ORDER_IMPLICIT"),
     (GPU_WORKER, MAIN + "resources.limits", {}, "needs a GPU"),
