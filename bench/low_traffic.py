@@ -76,6 +76,9 @@ FASHION_4 = {
 GPT = {
     "topk 64, H=48, mean": averaging(48, "", topk(64)),
     "stat2, H=256, Nesterov": averaging(256, NESTEROV, "STAT2"),
+    "stat2, H=64, Nesterov": averaging(64, NESTEROV, "STAT2"),
+    "fp32, H=64, Nesterov": averaging(64, NESTEROV),
+    "topk 64 up, fp32 down, H=48, mean": averaging(48, "", topk(64), "FP32"),
 }
 # One change at a time to two bits, H = 64 and Nesterov's momentum, except for the last rows.
 ABLATION = {

@@ -1,7 +1,7 @@
 // Compares predicted with measured step times: one process for each rank of a group, over real
 // links. A plan divides a model's layers among the ranks. For each model, the plans of all
 // strategies of the papers and the planner's own plan are predicted from a short measurement of
-// layers and links, and then run.
+// layers and links, and then run; with --micro_batches, also a pipeline for each number of stages.
 //
 //   bench_plan_error --rank 0 --peers 10.0.0.1:7100,10.0.0.2:7100 --models lenet:256,alexnet:32
 //
@@ -25,8 +25,11 @@
 #include "base/status.h"
 #include "bench/harness.h"
 #include "bench/training.h"
+#include "plan/cost/collective_cost.h"
+#include "plan/search/planner.h"
 #include "plan/search/prediction.h"
 #include "plan/search/search.h"
+#include "plan/search/staged_plans.h"
 #include "worker/comm/communicator.h"
 #include "worker/comm/link_probe.h"
 #include "worker/probe/layer_probe.h"
@@ -35,6 +38,7 @@
 
 DEFINE_string(models, "lenet:256",
               "model:batch, separated by commas; the batch is that of all ranks.");
+DEFINE_int32(micro_batches, 1, "Micro-batches of a step; must divide the batches.");
 DEFINE_int32(threads, 1, "Threads of each rank.");
 DEFINE_double(cores, 0, "Cores that one rank has for itself; 0: as many as it uses.");
 DEFINE_double(seconds, 4, "Approximate time for which the steps of a plan are measured.");
@@ -58,6 +62,12 @@ struct Entry {
 std::string MeshText(const v1::Plan& plan) {
   return absl::StrJoin(plan.mesh(), " ", [](std::string* out, const v1::MeshAxis& axis) {
     absl::StrAppend(out, axis.name(), "=", axis.size());
+  });
+}
+
+bool HasStages(const v1::Plan& plan) {
+  return std::ranges::any_of(plan.mesh(), [](const v1::MeshAxis& axis) {
+    return axis.name() == kStageAxis && axis.size() > 1;
   });
 }
 
@@ -124,6 +134,20 @@ class ModelPlans {
     return problem;
   }
 
+  // Plans of one group without stages that time all layers for the samples of one rank of a stage.
+  std::vector<v1::Plan> PlansOfStages() const {
+    std::vector<v1::Plan> plans;
+    if (FLAGS_micro_batches == 1) return plans;
+    for (const int ranks : DivisorsOf(transport_.size())) {
+      v1::RunSpec smaller = spec_;
+      smaller.mutable_cluster()->set_model_ranks(1);
+      smaller.mutable_cluster()->set_ranks_per_group(ranks);
+      const absl::StatusOr<v1::Plan> plan = MakePlan(smaller, ranks);
+      if (plan.ok() && ranks < transport_.size()) plans.push_back(*plan);
+    }
+    return plans;
+  }
+
   // Adds the plans of every strategy on every mesh it allows, without duplicates.
   absl::Status ChooseStrategies() {
     for (const Strategy strategy : AllStrategies()) {
@@ -152,7 +176,10 @@ class ModelPlans {
   absl::Status Probe() {
     v1::ProbeRequest request;
     *request.mutable_spec() = spec_;
-    for (const Entry& entry : entries_) *request.add_plan() = entry.plan;
+    for (const Entry& entry : entries_) {
+      if (!HasStages(entry.plan)) *request.add_plan() = entry.plan;
+    }
+    for (v1::Plan& plan : PlansOfStages()) *request.add_plan() = std::move(plan);
     const std::unique_ptr<Backend> kernels = MakeCpuBackend(FLAGS_threads);
     CADRE_ASSIGN_OR_RETURN(const v1::DeviceProfile device,
                            ProbeLayers(request, *kernels, {.before_each_plan = [this] {
@@ -175,6 +202,7 @@ class ModelPlans {
     if (lead()) {
       CADRE_ASSIGN_OR_RETURN(const SearchResult found, Search(problem));
       AddIfNew("auto", found.best.plan);
+      for (const Candidate& staged : StagedPlans(problem)) AddIfNew("stages", staged.plan);
     }
     auto plans = static_cast<uint32_t>(entries_.size());
     CADRE_RETURN_IF_ERROR(communicator_.Broadcast(std::as_writable_bytes(std::span(&plans, 1)), 0));
@@ -224,6 +252,7 @@ class ModelPlans {
     nlohmann::ordered_json line = BenchLine(bench);
     line.update({{"model", model_},
                  {"batch", spec_.batch_per_group()},
+                 {"micro_batches", spec_.micro_batches()},
                  {"ranks", transport_.size()},
                  {"link", FLAGS_link}});
     return line;
@@ -272,7 +301,8 @@ class ModelPlans {
 };
 
 absl::Status Run() {
-  CADRE_RETURN_IF_ERROR(RequirePositive({{"--threads", FLAGS_threads}}));
+  CADRE_RETURN_IF_ERROR(
+      RequirePositive({{"--threads", FLAGS_threads}, {"--micro_batches", FLAGS_micro_batches}}));
   if (!(FLAGS_seconds > 0)) return absl::InvalidArgumentError("--seconds must be positive");
   CADRE_ASSIGN_OR_RETURN(const ConnectedRank connected,
                          ConnectRank(FLAGS_rank, FLAGS_peers, /*shared_memory=*/true));
@@ -292,6 +322,7 @@ absl::Status Run() {
     }
     CADRE_ASSIGN_OR_RETURN(v1::RunSpec spec, BenchSpec({.model = words[0],
                                                         .batch = batch,
+                                                        .micro_batches = FLAGS_micro_batches,
                                                         .ranks = transport->size(),
                                                         .model_ranks = 0,
                                                         .space_ranks = 0}));

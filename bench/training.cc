@@ -28,7 +28,13 @@ constexpr float kRate = 1e-6F;
 absl::StatusOr<v1::RunSpec> BenchSpec(const BenchModel& model) {
   CADRE_ASSIGN_OR_RETURN(RunSpecFile file, ReadRunSpecOrZoo(model.model));
   v1::RunSpec& spec = file.spec;
+  if (model.batch % model.micro_batches != 0) {
+    return absl::InvalidArgumentError(absl::StrCat("a batch of ", model.batch,
+                                                   " cannot be divided into ", model.micro_batches,
+                                                   " equal micro-batches"));
+  }
   spec.set_batch_per_group(static_cast<uint32_t>(model.batch));
+  spec.set_micro_batches(static_cast<uint32_t>(model.micro_batches));
   spec.mutable_optimizer()->Clear();
   spec.mutable_optimizer()->mutable_sgd()->set_momentum(0.9F);
   v1::Cluster& cluster = *spec.mutable_cluster();
@@ -41,8 +47,8 @@ absl::StatusOr<v1::RunSpec> BenchSpec(const BenchModel& model) {
 
 absl::Status StepLoop::Run(int steps) {
   for (int i = 0; i < steps; ++i, ++step_) {
-    const BatchView view = batch_.View(samples_, step_);
-    CADRE_ASSIGN_OR_RETURN(const LossPart loss, replica_.Step({&view, 1}, kRate, /*gather=*/true));
+    const std::vector<BatchView> views(micro_batches_, batch_.View(samples_, step_));
+    CADRE_ASSIGN_OR_RETURN(const LossPart loss, replica_.Step(views, kRate, /*gather=*/true));
     last_loss_ = loss.loss / static_cast<double>(std::max<int64_t>(1, loss.samples));
     if (step_ == 0) first_loss_ = last_loss_;
   }

@@ -9,6 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "base/median.h"
+#include "plan/memory.h"
 #include "proto/cadre/v1/run.pb.h"
 #include "worker/train/batches.h"
 #include "worker/train/replica.h"
@@ -22,6 +23,8 @@ struct BenchModel {
   std::string model;
   // Samples of a step, summed over all ranks.
   int batch = 1;
+  // Must divide the batch.
+  int micro_batches = 1;
   int ranks = 1;
   int model_ranks = 1;
   int space_ranks = 1;
@@ -33,9 +36,12 @@ absl::StatusOr<v1::RunSpec> BenchSpec(const BenchModel& model);
 // Repeats the training step of a replica on one random batch.
 class StepLoop {
  public:
-  // `samples`: of a step, over all ranks. Borrows the replica.
+  // `samples`: of a step, over all ranks; its micro-batches are equal. Borrows the replica.
   StepLoop(Replica& replica, int64_t samples)
-      : replica_(replica), samples_(samples), batch_(replica, samples) {}
+      : replica_(replica),
+        micro_batches_(MicroBatches(replica.spec())),
+        samples_(samples / micro_batches_),
+        batch_(replica, samples_) {}
 
   // Runs `steps` steps. Errors: Replica::Step's.
   absl::Status Run(int steps);
@@ -49,6 +55,8 @@ class StepLoop {
 
  private:
   Replica& replica_;
+  const int micro_batches_;
+  // Of a micro-batch.
   const int64_t samples_;
   const RandomBatch batch_;
   int64_t step_ = 0;

@@ -18,6 +18,7 @@
 #include "cli/spec_file.h"
 #include "cli/table.h"
 #include "plan/placement/placement_problem.h"
+#include "tensor/mesh.h"
 
 namespace cadre {
 namespace {
@@ -122,13 +123,33 @@ std::string TransfersTable(const PlacementReport& report) {
   return table.Text() + MoreText(transfers.size());
 }
 
+// The flags with which a run whose layers are the operators executes the placement: rank i is
+// device i. The devices need not follow one another as stages do, so the axis is another one.
+std::string MeshFlag(const PlacementReport& report) {
+  return absl::StrCat(kModelAxis, "=", report.problem.devices.size());
+}
+std::string LayerFlag(const PlacementReport& report) {
+  std::vector<std::string> pins;
+  for (int i = 0; i < report.problem.size(); ++i) {
+    pins.push_back(
+        absl::StrCat(report.problem.op(i).name, "=", kModelAxis, "@", DeviceOf(report, i)));
+  }
+  return absl::StrJoin(pins, ",");
+}
+
+std::string FlagsText(const PlacementReport& report) {
+  if (report.problem.ops.size() > kMaxRows) return "";
+  return absl::StrCat("\nA run whose layers have the names of the operators executes this with\n",
+                      "--mesh ", MeshFlag(report), " --layer ", LayerFlag(report), "\n");
+}
+
 }  // namespace
 
 std::string ToText(const PlacementReport& report) {
   return absl::StrCat(SummaryText(report), "\n",
                       PlacementChart(report.problem, report.placement.schedule, kChartColumns),
                       "\n", DevicesTable(report), "\n", OperatorsTable(report), "\n",
-                      TransfersTable(report));
+                      TransfersTable(report), FlagsText(report));
 }
 
 Json ToJson(const PlacementReport& report) {
@@ -162,6 +183,8 @@ Json ToJson(const PlacementReport& report) {
           {"serial_fits", placement.serial_fits},
           {"list_makespan", placement.list_makespan},
           {"placement", devices},
+          {"mesh", MeshFlag(report)},
+          {"layer", LayerFlag(report)},
           {"starts", starts},
           {"transfers", transfers},
           {"memory_bytes", memory}};

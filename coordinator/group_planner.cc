@@ -70,6 +70,7 @@ PlanQuery GroupPlanner::QueryFor(const v1::RunRecord& run,
     const int workers = cluster_.members().CountPlaced(host) + soon;
     // Workers of a host share its memory; for a GPU, each worker reports its own limit.
     const bool cuda = member->record.device_kind() == v1::Cluster::CUDA;
+    query.spec.mutable_cluster()->set_device(member->record.device_kind());
     query.ranks.push_back(
         {.host = host,
          .device = member->record.device(),

@@ -29,6 +29,7 @@ struct RankResources {
 };
 
 struct PlanQuery {
+  // The run's; cluster.device is the kind of the ranks' devices, which is the same for all of them.
   v1::RunSpec spec;
   // The ranks in order; ranks of one host are adjacent.
   std::vector<RankResources> ranks;

@@ -7,6 +7,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "model/balanced_stages.h"
 
 namespace cadre {
 namespace {
@@ -30,6 +31,7 @@ class Placer {
     for (int p = 0; p < cluster_.layer_size(); ++p) {
       if (auto error = CheckPin(p)) return error;
     }
+    if (auto error = BalanceStages()) return error;
     for (int l = 0; l < graph_.size(); ++l) {
       placed->emplace_back();
       if (auto error = Place(l, *placed)) return error;
@@ -99,20 +101,38 @@ class Placer {
     return choice;
   }
 
+  // Sets balanced_ if no pin has a stage.
+  std::optional<PlacementError> BalanceStages() {
+    const v1::MeshAxis* stages = FindAxis(kStageAxis);
+    if (stages == nullptr || stages->size() <= 1) return std::nullopt;
+    for (const v1::LayerPin& pin : cluster_.layer()) {
+      for (const v1::AxisCoordinate& at : pin.at()) {
+        if (at.axis() == kStageAxis) return std::nullopt;
+      }
+    }
+    if (stages->size() > static_cast<uint32_t>(graph_.size())) {
+      return Error(PlacementError::kMesh, "has ", stages->size(), " stages, but the model has ",
+                   graph_.size(), " layers");
+    }
+    balanced_ = BalancedStages(graph_, static_cast<int>(stages->size()));
+    return std::nullopt;
+  }
+
   // Requires: layers before `l` are placed.
   std::optional<PlacementError> Place(int l, LayerCoordinates& placed) const {
     const GraphLayer& layer = graph_[l];
     for (const v1::MeshAxis& axis : cluster_.mesh()) {
       Choice choice = PinOf(layer.name, axis.name());
-      if (axis.name() == kStageAxis) {
+      if (axis.name() == kStageAxis && !balanced_.empty()) {
+        choice.coordinate = balanced_[l];
+      } else if (axis.name() == kStageAxis) {
         if (auto error = FollowStages(layer, placed, choice)) return error;
       } else if (choice.pin < 0) {
         continue;
       }
       if (layer.shares_weight && axis.size() > 1) {
-        return Error(std::max(0, choice.pin), "places layer '", layer.name,
-                     "' on some ranks of axis ", axis.name(),
-                     ", but it shares its weight, so every rank needs it");
+        return Error(choice.pin, "places layer '", layer.name, "' on some ranks of axis ",
+                     axis.name(), ", but it shares its weight, so every rank needs it");
       }
       placed[l].push_back({.axis = axis.name(), .coordinate = choice.coordinate});
     }
@@ -139,13 +159,18 @@ class Placer {
 
   const v1::Cluster& cluster_;
   const Graph& graph_;
+  // By layer; empty: stages follow from pins.
+  std::vector<int> balanced_;
 };
 
 }  // namespace
 
 bool PlacesLayers(const v1::Cluster& cluster) {
   return std::any_of(cluster.layer().begin(), cluster.layer().end(),
-                     [](const v1::LayerPin& pin) { return !pin.at().empty(); });
+                     [](const v1::LayerPin& pin) { return !pin.at().empty(); }) ||
+         std::any_of(cluster.mesh().begin(), cluster.mesh().end(), [](const v1::MeshAxis& axis) {
+           return axis.name() == kStageAxis && axis.size() > 1;
+         });
 }
 
 std::optional<PlacementError> PlaceLayers(const v1::Cluster& cluster, const Graph& graph,

@@ -474,6 +474,10 @@ class Validation : private ProblemCollector {
     if (!v1::Cluster::Overlap_IsValid(cluster.overlap())) {
       Add("cluster.overlap", "is ", cluster.overlap(), "; give ON or OFF");
     }
+    if (!v1::Cluster::Pipeline_IsValid(cluster.pipeline())) {
+      Add("cluster.pipeline", "is ", cluster.pipeline(),
+          "; give ONE_FORWARD_ONE_BACKWARD, ALL_FORWARD_FIRST or NO_PIPELINE");
+    }
     CheckLayerPins();
   }
 
@@ -610,17 +614,11 @@ class Validation : private ProblemCollector {
 
   void CheckPlacement() {
     if (!graph_) return;
-    const v1::Cluster& cluster = spec_.cluster();
-    if (RanksAlong(kStageAxis) > 1 && !PlacesLayers(cluster)) {
-      Add("cluster.mesh",
-          "has an axis stage, but no pin places a layer on a stage, such as 'layer { "
-          "layer: \"",
-          graph_->layers().back().name, "\" at { axis: \"stage\" coordinate: 1 } }'");
-      return;
-    }
     LayerCoordinates placed;
-    if (const auto error = PlaceLayers(cluster, *graph_, &placed)) {
-      Add(absl::StrCat("cluster.layer[", error->pin, "].at"), error->text);
+    if (const auto error = PlaceLayers(spec_.cluster(), *graph_, &placed)) {
+      Add(error->pin == PlacementError::kMesh ? "cluster.mesh"
+                                              : absl::StrCat("cluster.layer[", error->pin, "].at"),
+          error->text);
     }
   }
 

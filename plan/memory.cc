@@ -30,14 +30,16 @@ int64_t UploadBytes(const Graph& graph, const Tape& tape) {
 
 }  // namespace
 
+int MicroBatches(const v1::RunSpec& spec) {
+  return static_cast<int>(std::max<uint32_t>(1, spec.micro_batches()));
+}
+
 int64_t MicroBatchSamples(const v1::RunSpec& spec) {
-  const int64_t parts = std::max<int64_t>(1, spec.micro_batches());
-  return LargestPart(spec.batch_per_group(), parts);
+  return LargestPart(spec.batch_per_group(), MicroBatches(spec));
 }
 
 std::vector<int64_t> MicroBatchSizes(const v1::RunSpec& spec) {
-  const int64_t parts = std::max<int64_t>(1, spec.micro_batches());
-  const int64_t smallest = spec.batch_per_group() / parts;
+  const int64_t smallest = spec.batch_per_group() / MicroBatches(spec);
   if (smallest == MicroBatchSamples(spec)) return {smallest};
   return {smallest, smallest + 1};
 }
@@ -49,7 +51,7 @@ int64_t BytesPerWeight(DType activations) {
 
 v1::MemoryUse PlannedMemory(const v1::RunSpec& spec, const Graph& graph,
                             const ParameterIndex& index, const Plan& plan, int rank,
-                            v1::Cluster::Device device) {
+                            v1::Cluster::Device device, int in_flight) {
   int64_t weights = 0;
   int64_t owned = 0;
   for (const BucketOwnership& bucket : OwnershipOf(plan, index, rank)) {
@@ -84,7 +86,7 @@ v1::MemoryUse PlannedMemory(const v1::RunSpec& spec, const Graph& graph,
   use.set_weights(BytesPerWeight(ActivationType(spec)) * weights);
   use.set_gradients(kBytesPerWord * weights * (spec.micro_batches() > 1 ? 2 : 1));
   use.set_optimizer(kBytesPerWord * owned * states);
-  use.set_activations(kBytesPerWord * activations);
+  use.set_activations(kBytesPerWord * activations * in_flight);
   use.set_buffers(outgoing + arriving + between + upload);
   return use;
 }

@@ -16,6 +16,8 @@
 
 namespace cadre {
 
+// At least 1.
+int MicroBatches(const v1::RunSpec& spec);
 // Samples of the largest micro-batch of a step.
 int64_t MicroBatchSamples(const v1::RunSpec& spec);
 // The distinct sizes of a step's micro-batches: one, or two that differ by one sample.
@@ -28,16 +30,18 @@ int64_t BytesPerWeight(DType activations);
 //   weights      the local shards; with precision BF16 also their copies in bf16
 //   gradients    the same size as the fp32 weights; twice that with micro-batches
 //   optimizer    the owned slices, once for every state tensor of the optimiser
-//   activations  the block of memory of the training tape (plan/tape.h)
+//   activations  the block of memory of the training tape (plan/tape.h), for each micro-batch in
+//                flight
 //   buffers      the largest packed messages of any move in both directions, and the largest
 //                intermediate result of a move; on CUDA devices also the batches being uploaded,
 //                two in the type of the loader and one in the activation type
 // Not counted, and comparatively small: a mebibyte per communicator that reduces, scratch memory of
 // kernels and libraries, and the loader's prefetched batches.
-// `device`: the kind of the group's devices, because a spec may not state it.
+// `device`: the kind of the group's devices, because a spec may not state it. `in_flight`: the
+// number of micro-batches whose activations the rank keeps at a time (plan/pipeline.h).
 // Requires: CheckPlan is OK; 0 <= rank < plan.mesh.ranks().
 v1::MemoryUse PlannedMemory(const v1::RunSpec& spec, const Graph& graph,
                             const ParameterIndex& index, const Plan& plan, int rank,
-                            v1::Cluster::Device device);
+                            v1::Cluster::Device device, int in_flight);
 
 }  // namespace cadre

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "plan/cost/communication_cost.h"
 #include "plan/memory.h"
+#include "plan/pipeline.h"
 
 namespace cadre {
 namespace {
@@ -45,9 +46,12 @@ std::string LargestLayerOn(const Plan& plan, const Graph& graph, int64_t samples
 absl::Status CheckPlacedMemory(const v1::RunSpec& spec, const Graph& graph,
                                const ParameterIndex& index, const Plan& plan,
                                v1::Cluster::Device device, std::span<const int64_t> limits) {
+  const PassOrder order =
+      PassOrderOf(spec.cluster().pipeline(), MicroBatches(spec), device, graph, plan);
   for (int rank = 0; rank < plan.mesh.ranks(); ++rank) {
     if (limits[rank] <= 0) continue;
-    const int64_t needed = Total(PlannedMemory(spec, graph, index, plan, rank, device));
+    const int64_t needed = Total(PlannedMemory(spec, graph, index, plan, rank, device,
+                                               order.InFlight(StageIn(order, plan.mesh, rank))));
     if (needed <= limits[rank]) continue;
     return absl::ResourceExhaustedError(
         absl::StrCat("the layers that are placed on rank ", rank, " need ", needed,

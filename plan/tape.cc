@@ -23,10 +23,10 @@
 // If it is an exchange, all its members have reached it, since none waits earlier: it completes. If
 // it is a receive, its sender has computed the value, because the value's position is earlier
 // still, and the messages that the sender sends before it have earlier receives, which are
-// complete: it is sent. If it is the end of a pass, where a rank waits for its sends, their
-// receives are earlier and complete. The sender's buffers therefore live until the end of forward,
-// or of backward. A move of two exchanges (a sum that several ranks need) is not divided, nor is
-// one that begins on all ranks.
+// complete: it is sent. If it is the begin or the end of a pass, where a rank waits for sends of its
+// last pass, their receives are earlier and complete. The sender's buffers therefore live until the
+// loss, or the end of backward. A move of two exchanges (a sum that several ranks need) is not
+// divided, nor is one that begins on all ranks.
 //
 // What backward reads determines how long the buffers of forward live: input, output, or values
 // that forward saves (SavedBy). Gelu, for example, needs its input, relu only its output, so relu

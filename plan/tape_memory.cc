@@ -36,13 +36,14 @@ std::vector<int*> BuffersOf(TapeOp& op) {
   return buffers;
 }
 
-// The buffers of a send live until the end of forward or of backward.
+// The buffers of a send live until the loss, or until the end of backward: a rank waits for what it
+// has sent before it continues in the same block of memory (plan/pipeline.cc).
 void ExtendSends(Tape& tape) {
   const auto loss = std::find_if(tape.ops.begin(), tape.ops.end(),
                                  [](const TapeOp& op) { return op.kind == TapeOpKind::kLoss; });
   for (auto op = tape.ops.begin(); op != tape.ops.end(); ++op) {
     if (op->kind != TapeOpKind::kSend) continue;
-    const int last = (op < loss ? loss : tape.ops.end()) - tape.ops.begin() - 1;
+    const int last = (op < loss ? loss + 1 : tape.ops.end()) - tape.ops.begin() - 1;
     for (const int number : {op->x[0], op->scratch}) {
       if (number >= 0) tape.buffers[number].last = std::max(tape.buffers[number].last, last);
     }

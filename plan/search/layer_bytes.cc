@@ -100,7 +100,7 @@ int64_t ActivationBytes(const PlanProblem& problem, const GraphLayer& layer,
 }
 
 int64_t LayerBytes(const PlanProblem& problem, const Mesh& mesh, int layer,
-                   const LayerLayouts& layouts) {
+                   const LayerLayouts& layouts, int in_flight) {
   const GraphLayer& graph_layer = (*problem.graph)[layer];
   int64_t bytes = 0;
   int64_t heads = 1;
@@ -121,7 +121,7 @@ int64_t LayerBytes(const PlanProblem& problem, const Mesh& mesh, int layer,
     inputs.push_back(PartsOf(mesh, layouts.inputs[i], graph_layer.input_shapes[i].rank() + 1));
   }
   const Parts output = PartsOf(mesh, layouts.output, graph_layer.output.rank() + 1);
-  return bytes + ActivationBytes(problem, graph_layer, inputs, output, heads);
+  return bytes + in_flight * ActivationBytes(problem, graph_layer, inputs, output, heads);
 }
 
 }  // namespace cadre

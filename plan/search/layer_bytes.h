@@ -36,8 +36,8 @@ using Parts = std::array<int64_t, kMaxDimensions>;
 int64_t ActivationBytes(const PlanProblem& problem, const GraphLayer& layer,
                         std::span<const Parts> inputs, const Parts& output, int64_t heads);
 
-// Parameters and activations of a layer.
+// Parameters of a layer, and its activations for each micro-batch in flight (plan/pipeline.h).
 int64_t LayerBytes(const PlanProblem& problem, const Mesh& mesh, int layer,
-                   const LayerLayouts& layouts);
+                   const LayerLayouts& layouts, int in_flight = 1);
 
 }  // namespace cadre

@@ -1,20 +1,22 @@
-// A list schedule of the tapes of all ranks: each rank has a clock and executes its tape in order.
+// A list schedule of the tapes of all ranks: each rank has a clock and executes the passes of its
+// stage in order, and in each pass the operations of its tape.
 //
 //   compute   takes the measured time of the part of the layer, or the time that follows from work
 //   send      costs the rank nothing. Its messages leave when the messages before them, in the
-//   order
-//             of their receives, have left; a message takes alpha + beta bytes of the sender's link
+//             order of their receives, have left; a message takes alpha + beta bytes of the
+//             sender's link
 //   receive   ends when the last of its messages has arrived
 //   exchange  begins when its last member has reached it, and takes the alpha-beta time of the
 //             member that sends or receives most
 //
 // So two things are modelled that a plan without placements does not have: ranks that wait for
 // other ranks' layers, and messages that share the sender's link. Not modelled: contention for the
-// receiver's link, and the slowdown of compute by the sending thread. Every micro-batch of a step
-// takes the same time.
+// receiver's link, the slowdown of compute by the sending thread, and waits for memory from which a
+// message is still sent. All micro-batches are as large as the largest.
 //
-// The schedule always progresses, because ranks cannot deadlock (plan/tape.cc).
-// Cost: linear in the operations of all tapes, times the number of ranks in the worst case.
+// The schedule always progresses, because ranks cannot deadlock (plan/tape.cc, plan/pipeline.cc).
+// Cost: linear in the operations of all tapes and passes, times the number of ranks in the worst
+// case; a receive visits all earlier messages of the sender.
 #include "plan/search/placed_prediction.h"
 
 #include <glog/logging.h>
@@ -37,13 +39,24 @@ namespace {
 
 class Simulation {
  public:
-  Simulation(const PlanProblem& problem, const Plan& plan)
-      : problem_(problem), plan_(plan), graph_(*problem.graph), ranks_(plan.mesh.ranks()) {
-    for (int rank = 0; rank < plan.mesh.ranks(); ++rank) {
-      ranks_[rank].tape = MakeTape(graph_, plan, rank, LargestMicroBatch(problem),
-                                   /*training=*/true);
-      for (const TapeOp& op : ranks_[rank].tape.ops) {
-        if (op.kind == TapeOpKind::kSend) ranks_[rank].sends[op.order] = {};
+  Simulation(const PlanProblem& problem, const Plan& plan, const PassOrder& order)
+      : problem_(problem),
+        plan_(plan),
+        order_(order),
+        graph_(*problem.graph),
+        ranks_(plan.mesh.ranks()) {
+    for (int number = 0; number < plan.mesh.ranks(); ++number) {
+      Rank& rank = ranks_[number];
+      rank.tape = MakeTape(graph_, plan, number, LargestMicroBatch(problem), /*training=*/true);
+      const auto loss = std::find_if(rank.tape.ops.begin(), rank.tape.ops.end(),
+                                     [](const TapeOp& op) { return op.kind == TapeOpKind::kLoss; });
+      rank.forward_ops = loss + 1 - rank.tape.ops.begin();
+      rank.passes = order.OfStage(StageIn(order, plan.mesh, number));
+      for (const Pass pass : rank.passes) {
+        for (size_t i = rank.begin(pass); i < rank.end(pass); ++i) {
+          const TapeOp& op = rank.tape.ops[i];
+          if (op.kind == TapeOpKind::kSend) rank.sends[NumberOf(rank.tape, op, pass)] = {};
+        }
       }
     }
   }
@@ -54,19 +67,13 @@ class Simulation {
       bool progressed = false;
       done = true;
       for (int rank = 0; rank < std::ssize(ranks_); ++rank) {
-        while (ranks_[rank].next < ranks_[rank].tape.ops.size() && Step(rank)) progressed = true;
-        done = done && ranks_[rank].next == ranks_[rank].tape.ops.size();
+        while (!ranks_[rank].done() && Step(rank)) progressed = true;
+        done = done && ranks_[rank].done();
       }
       CHECK(done || progressed) << "the tapes wait for one another";
     }
     std::vector<PlacedRankTime> times;
-    for (Rank& rank : ranks_) {
-      PlacedRankTime time = rank.time;
-      for (double* part : {&time.end, &time.compute, &time.moves, &time.elements_sent}) {
-        *part *= problem_.micro_batches;
-      }
-      times.push_back(time);
-    }
+    for (const Rank& rank : ranks_) times.push_back(rank.time);
     return times;
   }
 
@@ -79,18 +86,45 @@ class Simulation {
   };
   struct Rank {
     Tape tape;
-    size_t next = 0;
+    // The forward pass, with the loss, is the operations before this one.
+    size_t forward_ops = 0;
+    std::span<const Pass> passes;
+    // The pass that is played, and how many of its operations were.
+    size_t pass = 0;
+    size_t played = 0;
     PlacedRankTime time;
-    // By order.
+    // By number.
     std::map<int, Message> sends;
+
+    size_t begin(Pass of) const { return of.backward ? forward_ops : 0; }
+    size_t end(Pass of) const { return of.backward ? tape.ops.size() : forward_ops; }
+    bool done() const { return pass == passes.size(); }
+    const TapeOp& op() const { return tape.ops[begin(passes[pass]) + played]; }
+    void Advance() {
+      ++played;
+      SkipEmptyPasses();
+    }
+    void SkipEmptyPasses() {
+      while (!done() && begin(passes[pass]) + played == end(passes[pass])) {
+        ++pass;
+        played = 0;
+      }
+    }
   };
-  // Identifies an exchange on all its members: kind, layer, input, step.
-  using ExchangeKey = std::tuple<TapeOpKind, int, int, size_t, std::vector<int>>;
+  // Identifies an exchange on all its members: micro-batch, kind, layer, input, step.
+  using ExchangeKey = std::tuple<int, TapeOpKind, int, int, size_t, std::vector<int>>;
   struct Meeting {
     int arrived = 0;
     double begin = 0;
     double seconds = 0;
   };
+
+  // As Network numbers messages: by the position of the pass that receives.
+  int NumberOf(const Tape& tape, const TapeOp& op, Pass pass) const {
+    const int receiver = pass.backward ? graph_[op.layer].inputs[op.input] : op.layer;
+    const int stage = order_.stages() == 1 ? 0 : StageOf(plan_.layers[receiver]);
+    return order_.Position(stage, pass) * tape.orders + op.order;
+  }
 
   double ComputeSeconds(const TapeOp& op) const {
     const LayerLayouts& layouts = plan_.layers[op.layer];
@@ -136,7 +170,7 @@ class Simulation {
   bool Step(int number) {
     current_ = number;
     Rank& rank = ranks_[number];
-    const TapeOp& op = rank.tape.ops[rank.next];
+    const TapeOp& op = rank.op();
     switch (op.kind) {
       case TapeOpKind::kSend:
         Send(rank, op);
@@ -153,13 +187,13 @@ class Simulation {
         rank.time.end += seconds;
       }
     }
-    ++rank.next;
+    rank.Advance();
     return true;
   }
 
   void Send(Rank& rank, const TapeOp& op) {
     const Exchange& step = op.move.steps[0];
-    Message& message = rank.sends[op.order];
+    Message& message = rank.sends[NumberOf(rank.tape, op, rank.passes[rank.pass])];
     message.ready = rank.time.end;
     for (const Exchange::Message& part : step.sends) {
       const int to = step.members[part.peer];
@@ -169,14 +203,14 @@ class Simulation {
   }
 
   // When a message arrives; nullopt if that is not known yet.
-  static std::optional<double> Arrival(const Rank& sender, int order, int receiver) {
+  static std::optional<double> Arrival(const Rank& sender, int wanted, int receiver) {
     double link_free = 0;
     for (const auto& [number, message] : sender.sends) {
       if (!message.ready) return std::nullopt;
       link_free = std::max(link_free, *message.ready);
       for (const auto& [to, seconds] : message.seconds) {
         link_free += seconds;
-        if (number == order && to == receiver) return link_free;
+        if (number == wanted && to == receiver) return link_free;
       }
     }
     return 0;
@@ -187,7 +221,8 @@ class Simulation {
     double arrived = rank.time.end;
     for (const Exchange::Message& message : step.receives) {
       if (message.peer == step.index) continue;
-      const auto arrival = Arrival(ranks_[step.members[message.peer]], op.order, current_);
+      const int number = NumberOf(rank.tape, op, rank.passes[rank.pass]);
+      const auto arrival = Arrival(ranks_[step.members[message.peer]], number, current_);
       if (!arrival) return false;
       arrived = std::max(arrived, *arrival);
     }
@@ -201,7 +236,8 @@ class Simulation {
     double end = rank.time.end;
     for (size_t s = 0; s < op.move.steps.size(); ++s) {
       const Exchange& step = op.move.steps[s];
-      Meeting& meeting = meetings_[{op.kind, op.layer, op.input, s, step.members}];
+      Meeting& meeting = meetings_[{rank.passes[rank.pass].micro_batch, op.kind, op.layer, op.input,
+                                    s, step.members}];
       // Each member adds itself once.
       if (entered_.insert({current_, &meeting}).second) {
         ++meeting.arrived;
@@ -215,12 +251,13 @@ class Simulation {
     for (const Exchange& step : op.move.steps) rank.time.elements_sent += step.elements_sent();
     rank.time.moves += end - rank.time.end;
     rank.time.end = end;
-    ++rank.next;
+    rank.Advance();
     return true;
   }
 
   const PlanProblem& problem_;
   const Plan& plan_;
+  const PassOrder& order_;
   const Graph& graph_;
   std::vector<Rank> ranks_;
   std::map<ExchangeKey, Meeting> meetings_;
@@ -231,8 +268,9 @@ class Simulation {
 
 }  // namespace
 
-std::vector<PlacedRankTime> SimulatePasses(const PlanProblem& problem, const Plan& plan) {
-  return Simulation(problem, plan).Run();
+std::vector<PlacedRankTime> SimulatePasses(const PlanProblem& problem, const Plan& plan,
+                                           const PassOrder& order) {
+  return Simulation(problem, plan, order).Run();
 }
 
 }  // namespace cadre

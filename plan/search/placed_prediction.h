@@ -6,6 +6,7 @@
 
 #include <vector>
 
+#include "plan/pipeline.h"
 #include "plan/plan.h"
 #include "plan/search/plan_problem.h"
 
@@ -21,7 +22,9 @@ struct PlacedRankTime {
   double elements_sent = 0;
 };
 
-// By rank. Requires: CheckPlan is OK for the problem's graph.
-std::vector<PlacedRankTime> SimulatePasses(const PlanProblem& problem, const Plan& plan);
+// By rank. `order`: of the problem's micro-batches, for this plan. Requires: CheckPlan is OK for
+// the problem's graph.
+std::vector<PlacedRankTime> SimulatePasses(const PlanProblem& problem, const Plan& plan,
+                                           const PassOrder& order);
 
 }  // namespace cadre

@@ -136,7 +136,8 @@ void Scale(const v1::Cluster& cluster, const std::vector<Mesh::Axis>& mesh, Laye
 
 absl::Status PlaceByPins(const v1::Cluster& cluster, const Graph& graph, Pins* pins) {
   if (const auto error = PlaceLayers(cluster, graph, &pins->at)) {
-    return Invalid("cluster.layer ", error->text);
+    return Invalid(error->pin == PlacementError::kMesh ? "cluster.mesh " : "cluster.layer ",
+                   error->text);
   }
   Scale(cluster, pins->mesh, pins->at);
   return absl::OkStatus();
@@ -213,6 +214,8 @@ absl::StatusOr<PlanProblem> ProblemOf(const v1::RunSpec& spec, const Graph& grap
   PlanProblem problem{.graph = &graph, .index = &index, .ranks = ranks};
   problem.batch = std::max<int64_t>(1, spec.batch_per_group());
   problem.micro_batches = OrOne(spec.micro_batches());
+  problem.pipeline = spec.cluster().pipeline();
+  problem.device = spec.cluster().device();
   problem.optimizer_states = std::ssize(OptimizerStateNames(spec.optimizer()));
   problem.bf16_weights = spec.precision() == v1::RunSpec::BF16;
   problem.update_together = spec.optimizer().clip_norm() > 0 || spec.optimizer().has_lars();

@@ -50,6 +50,9 @@ struct PlanProblem {
   // Samples of a step, over all ranks of the group.
   int64_t batch = 1;
   int micro_batches = 1;
+  // How stages play them, and on which devices.
+  v1::Cluster::Pipeline pipeline = v1::Cluster::PIPELINE_UNSPECIFIED;
+  v1::Cluster::Device device = v1::Cluster::DEVICE_UNSPECIFIED;
   // State tensors per parameter.
   int optimizer_states = 1;
   // Ranks hold a second copy of the weights, in bf16.

@@ -28,6 +28,7 @@
 #include "plan/cost/communication_cost.h"
 #include "plan/cost/overlap.h"
 #include "plan/layer_part.h"
+#include "plan/pipeline.h"
 #include "plan/search/layer_bytes.h"
 #include "plan/search/move_model.h"
 #include "plan/search/placed_prediction.h"
@@ -47,7 +48,11 @@ struct BucketTimes {
 class Predictor {
  public:
   Predictor(const PlanProblem& problem, const Plan& plan)
-      : problem_(problem), plan_(plan), hardware_(problem.hardware) {}
+      : problem_(problem),
+        plan_(plan),
+        order_(PassOrderOf(problem.pipeline, problem.micro_batches, problem.device, *problem.graph,
+                           plan)),
+        hardware_(problem.hardware) {}
 
   Prediction Run() {
     Layers();
@@ -79,7 +84,8 @@ class Predictor {
       const LayerSeconds seconds = hardware_.SecondsOf(graph()[l], l, part);
       layer(l).compute = {seconds.forward * problem_.micro_batches,
                           seconds.backward * problem_.micro_batches};
-      layer(l).memory_bytes = LayerBytes(problem_, plan_.mesh, l, layouts);
+      const int in_flight = order_.InFlight(order_.stages() == 1 ? 0 : StageOf(layouts));
+      layer(l).memory_bytes = LayerBytes(problem_, plan_.mesh, l, layouts, in_flight);
     }
   }
 
@@ -217,7 +223,7 @@ class Predictor {
 
   // The rank that ends last determines the step.
   void PlacedSteps() {
-    const std::vector<PlacedRankTime> passes = SimulatePasses(problem_, plan_);
+    const std::vector<PlacedRankTime> passes = SimulatePasses(problem_, plan_, order_);
     v1::StepTimes& times = prediction_.times;
     for (int rank = 0; rank < std::ssize(passes); ++rank) {
       double collectives = 0;
@@ -251,6 +257,7 @@ class Predictor {
 
   const PlanProblem& problem_;
   const Plan& plan_;
+  const PassOrder order_;
   const HardwareModel& hardware_;
   Prediction prediction_;
   std::vector<BucketTimes> buckets_;

@@ -18,6 +18,8 @@
 // which is a lower bound. A mesh is skipped for a weight if its bound is above kSlack times the
 // best sum so far; the slack is needed because a plan with a larger sum may overlap better.
 //
+// If the step has several micro-batches, pipelines are predicted, too (staged_plans.h).
+//
 // Under AUTO the search is repeated under every fixed policy, and with pins it is repeated without
 // them, so that no policy and no pin is ever faster than the answer that is reported.
 //
@@ -38,6 +40,7 @@
 #include "plan/plan_collectives.h"
 #include "plan/search/elimination.h"
 #include "plan/search/search_mesh.h"
+#include "plan/search/staged_plans.h"
 
 namespace cadre {
 namespace {
@@ -443,6 +446,37 @@ absl::StatusOr<SearchResult> SearchPolicies(PlanProblem problem, SearchOptions o
   return result;
 }
 
+// Makes `staged` the best plan.
+void Prefer(Candidate staged, const Graph& graph, SearchResult& result) {
+  if (!result.best.plan.layers.empty()) {
+    if (std::ssize(result.others) >= kMaxOthers) result.others.pop_back();
+    result.others.insert(result.others.begin(), std::move(result.best));
+  }
+  result.best = std::move(staged);
+  result.runners_up.assign(graph.size(), {.more_seconds = kInfiniteSeconds});
+  result.strategy_exceptions.clear();
+}
+
+// Also compares pipelines, which may fit into memory when nothing else does.
+absl::StatusOr<SearchResult> SearchAll(const PlanProblem& problem, const SearchOptions& options) {
+  absl::StatusOr<SearchResult> result = SearchPolicies(problem, options);
+  const bool exhausted = absl::IsResourceExhausted(result.status());
+  if (problem.strategy != Strategy::kAuto || !problem.pins.empty() || options.max_predicted <= 1 ||
+      !(result.ok() || exhausted)) {
+    return result;
+  }
+  for (Candidate& staged : StagedPlans(problem)) {
+    if (!result.ok()) {
+      result = SearchResult();
+    } else if (ObjectiveOf(problem, staged.prediction) >=
+               ObjectiveOf(problem, result->best.prediction)) {
+      continue;
+    }
+    Prefer(std::move(staged), *problem.graph, *result);
+  }
+  return result;
+}
+
 }  // namespace
 
 absl::StatusOr<SearchResult> Search(const PlanProblem& problem, const SearchOptions& options) {
@@ -450,11 +484,11 @@ absl::StatusOr<SearchResult> Search(const PlanProblem& problem, const SearchOpti
     return absl::InvalidArgumentError(
         "pins place layers on some of the ranks; the search does not compare such plans");
   }
-  CADRE_ASSIGN_OR_RETURN(SearchResult result, SearchPolicies(problem, options));
+  CADRE_ASSIGN_OR_RETURN(SearchResult result, SearchAll(problem, options));
   if (problem.pins.empty()) return result;
   PlanProblem free = problem;
   free.pins = Pins();
-  CADRE_ASSIGN_OR_RETURN(SearchResult unpinned, SearchPolicies(free, options));
+  CADRE_ASSIGN_OR_RETURN(SearchResult unpinned, SearchAll(free, options));
   // The pinned plan is one of those that the free search could have found.
   const bool pinned_is_faster =
       ObjectiveOf(free, result.best.prediction) < ObjectiveOf(free, unpinned.best.prediction);

@@ -45,6 +45,8 @@ TEST(PlacementTest, JsonHasMakespanAndPlacement) {
   EXPECT_DOUBLE_EQ(json["starts"]["c"].get<double>(), 3);
   ASSERT_EQ(json["transfers"].size(), 2u);
   EXPECT_EQ(json["transfers"][0]["links"][0], "one - two");
+  EXPECT_EQ(json["mesh"], "model=2");
+  EXPECT_EQ(json["layer"], "a=model@0,b=model@0,c=model@1,d=model@0");
   EXPECT_EQ(json["memory_bytes"][json["placement"]["a"].get<std::string>()], 8);
 }
 

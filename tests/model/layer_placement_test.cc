@@ -57,6 +57,16 @@ TEST_F(LayerPlacementTest, WithoutPins) {
   EXPECT_THAT(placed_, IsEmpty());
 }
 
+TEST_F(LayerPlacementTest, StagesWithoutPinsAreBalanced) {
+  EXPECT_EQ(Place("mesh { name: 'stage' size: 2 }"), "");
+  EXPECT_EQ(At("left/conv"), "stage@0");
+  EXPECT_EQ(At("right/conv"), "stage@1");
+  EXPECT_EQ(At("loss"), "stage@1");
+  EXPECT_EQ(Place("mesh { name: 'stage' size: 1 }"), "");
+  EXPECT_THAT(placed_, IsEmpty());
+  EXPECT_EQ(Place("mesh { name: 'stage' size: 12 }"), "has 12 stages, but the model has 9 layers");
+}
+
 TEST_F(LayerPlacementTest, StagesFollowWhatTheyRead) {
   EXPECT_EQ(Place("mesh { name: 'stage' size: 3 }"
                   "layer { layer: 'right' at { axis: 'stage' coordinate: 1 } }"

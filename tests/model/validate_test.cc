@@ -337,6 +337,8 @@ TEST(ValidateTest, Clusters) {
       {"", "cluster { collectives: NATIVE }", "cluster.collectives", "set cluster.device to CUDA"},
       {"", "cluster { device: 3 }", "cluster.device", "is 3; give CPU or CUDA"},
       {"", "cluster { overlap: -1 }", "cluster.overlap", "is -1; give ON or OFF"},
+      {"", "cluster { pipeline: -1 }", "cluster.pipeline",
+       "is -1; give ONE_FORWARD_ONE_BACKWARD, ALL_FORWARD_FIRST or NO_PIPELINE"},
       {"", "precision: 4", "precision", "is 4; give FP32, TF32 or BF16"},
       {"", "precision: BF16", "precision", "is BF16, which only CUDA devices have"},
       {"", "precision: TF32 cluster { device: CPU }", "precision", "is TF32, which only CUDA"},
@@ -399,7 +401,8 @@ TEST(ValidateTest, PlacedLayers) {
            "' coordinate: " + std::to_string(coordinate) + " } } }";
   };
   ExpectProblems({
-      {"", stages, "cluster.mesh", "has an axis stage, but no pin places a layer"},
+      {"", "cluster { ranks_per_group: 99 mesh { name: 'stage' size: 99 } }", "cluster.mesh",
+       "has 99 stages, but the model has"},
       {"", stages + pin("fc1", "stage", 2), "cluster.layer[0].at",
        "places layer 'fc1' at stage@2, which does not exist; axis stage of cluster.mesh has the "
        "coordinates 0 to 1"},

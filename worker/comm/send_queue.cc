@@ -1,5 +1,6 @@
 #include "worker/comm/send_queue.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "glog/logging.h"
@@ -53,6 +54,19 @@ void SendQueue::Post(uint32_t number, std::vector<Transfer> transfers) {
 absl::Status SendQueue::Wait() {
   absl::MutexLock lock(&mutex_);
   mutex_.Await(absl::Condition(this, &SendQueue::IsDone));
+  return status_;
+}
+
+absl::Status SendQueue::WaitFor(std::span<const uint32_t> numbers) {
+  absl::MutexLock lock(&mutex_);
+  // Posted messages are in ready_ until they are sent.
+  const auto sent = [this, numbers]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return !status_.ok() || std::none_of(numbers.begin(), numbers.end(), [this](uint32_t number) {
+      mutex_.AssertReaderHeld();
+      return ready_.count(number) > 0;
+    });
+  };
+  mutex_.Await(absl::Condition(&sent));
   return status_;
 }
 

@@ -1,9 +1,9 @@
 // Sends messages in the background, in an order that is fixed in advance.
 //
-// A rank declares the messages of a pass, then posts each one when its data is ready, in any order.
-// A thread sends them by ascending number on channel kSends; the peers receive them in the same
-// order on channel kReceives (ReceiveTag). plan/tape.cc explains why ranks that do this cannot
-// deadlock.
+// A rank declares the messages of a step, then posts each one when its data is ready, in any order.
+// A thread sends them in the declared order on channel kSends; the peers receive them in the same
+// order on channel kReceives (ReceiveTag). plan/tape.cc and plan/pipeline.cc explain why ranks that
+// do this cannot deadlock.
 //
 // Owns its thread, which starts with the first message; borrows the transport, whose channel kSends
 // is reserved for the queue. Threads: one thread uses the object.
@@ -36,8 +36,10 @@ class SendQueue {
   // Declares messages, which are sent after all that were declared before, in this order.
   void Expect(std::span<const uint32_t> numbers) ABSL_LOCKS_EXCLUDED(mutex_);
   // The message is ready: it consists of these transfers, which are sends. Their data is borrowed
-  // until Wait returns. Requires: `number` is expected and was not posted.
+  // until it is sent. Requires: `number` is expected and was not posted.
   void Post(uint32_t number, std::vector<Transfer> transfers) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Returns when these messages are sent. Requires: all of them were posted.
+  absl::Status WaitFor(std::span<const uint32_t> numbers) ABSL_LOCKS_EXCLUDED(mutex_);
   // Returns when every expected message is sent. Requires: all of them were posted.
   absl::Status Wait() ABSL_LOCKS_EXCLUDED(mutex_);
 

@@ -19,6 +19,10 @@
 // only the contents of fixed memory (batch, position) may differ between passes. When the lifetime
 // of a buffer has ended, any later operation may overwrite it.
 //
+// Pipelines. A step plays passes of several micro-batches in the order of plan/pipeline.h. Each
+// micro-batch in flight has its own block of memory. Messages of all passes of a step are declared
+// when it begins, numbered by the position of the pass that receives them.
+//
 // Cost per operation, in addition to its kernels: one virtual call and, on the host or for an
 // observer, two clock readings.
 //
@@ -120,6 +124,7 @@ std::unique_ptr<Network::Program> Network::MakeProgram(int64_t samples, bool tra
       MakeTape(graph_, plan_, comms_.rank(), samples, training, kernels_.activation_type(),
                device_.is_host() ? PlacedMoves::kSendAndReceive : PlacedMoves::kExchange);
   const Tape& tape = program->tape;
+  orders_ = tape.orders;
   for (int l = 0; l + 1 < graph_.size(); ++l) {
     if (!plan_.mesh.IsAt(comms_.rank(), plan_.layers[l].at)) {
       program->layers.push_back(nullptr);
@@ -157,11 +162,12 @@ void Network::ReserveFor(const Program& program) {
                                          absl::StrCat("for batches of ", tape.samples, ", most at ",
                                                       labels_of_layers_[LayerAtPeak(tape)]));
   bool moved = false;
-  if (const size_t elements = tape.words; elements > memory_.size()) {
+  if (tape.words > block_words_) {
     moved = memory_.size() > 0;
+    block_words_ = tape.words;
     // Frees the old memory first, to keep the peak low.
     memory_ = DeviceArray<float>();
-    memory_ = DeviceArray<float>(device_, elements, "activations");
+    memory_ = DeviceArray<float>(device_, in_flight_ * block_words_, "activations");
   }
   device_.set_allocation_label(absl::StrCat("for batches of ", tape.samples));
   for (const TapeOp& op : tape.ops) {
@@ -223,31 +229,99 @@ std::span<const int32_t> Network::LabelsHere(const Program& program, const Batch
   return labels_here_;
 }
 
-absl::Status Network::PlayForward(int64_t samples, float loss_scale, double share) {
-  Program& program = ProgramFor(samples, /*training=*/true);
+void Network::BeginStep(const PassOrder& order, std::span<const int64_t> samples) {
+  const int stage = StageIn(order, plan_.mesh, comms_.rank());
+  CHECK_LE(order.InFlight(stage), in_flight_);
+  Begin(order, samples, /*training=*/true, order.OfStage(stage));
+}
+
+void Network::BeginForward(int64_t samples, bool training) {
+  Begin(one_batch_, {&samples, 1}, training, one_batch_.OfStage(0).first(1));
+}
+
+void Network::Begin(const PassOrder& order, std::span<const int64_t> samples, bool training,
+                    std::span<const Pass> passes) {
+  CHECK_EQ(order.micro_batches(), std::ssize(samples));
+  // The numbers of the step before end here. They may wrap around: they are only compared for
+  // equality.
+  first_number_ += numbers_;
+  order_ = &order;
+  samples_.assign(samples.begin(), samples.end());
+  sending_.assign(in_flight_, {});
+  std::vector<uint32_t> numbers;
+  for (const Pass pass : passes) {
+    const Program& program = ProgramFor(samples[pass.micro_batch], training);
+    const Range range = RangeOf(program, pass.backward);
+    for (size_t i = range.begin; i < range.end; ++i) {
+      const TapeOp& op = program.tape.ops[i];
+      if (op.kind == TapeOpKind::kSend) numbers.push_back(NumberOf(op, pass));
+    }
+  }
+  numbers_ = order.Positions() * orders_;
+  if (numbers.empty()) return;
+  // In the order of the receives.
+  std::sort(numbers.begin(), numbers.end());
+  for (uint32_t& number : numbers) number += first_number_;
+  if (sends_ == nullptr) sends_ = std::make_unique<SendQueue>(comms_.transport());
+  sends_->Expect(numbers);
+}
+
+// In forward the layer of the operation receives, in backward the layer whose output it reads.
+uint32_t Network::NumberOf(const TapeOp& op, Pass pass) const {
+  const int receiver = pass.backward ? graph_[op.layer].inputs[op.input] : op.layer;
+  const int stage = order_->stages() == 1 ? 0 : StageOf(plan_.layers[receiver]);
+  return order_->Position(stage, pass) * orders_ + op.order;
+}
+
+Network::Range Network::RangeOf(const Program& program, bool backward) {
+  if (!backward) return {0, program.forward_ops};
+  return {program.forward_ops + 1, program.tape.ops.size()};
+}
+
+absl::Status Network::Enter(Pass pass) {
+  pass_ = pass;
+  const int block = pass.micro_batch % in_flight_;
+  block_begin_ = block * block_words_;
+  std::vector<uint32_t>& sending = sending_[block];
+  if (sending.empty()) return absl::OkStatus();
+  CADRE_RETURN_IF_ERROR(Moving([&] { return sends_->WaitFor(sending); }));
+  sending.clear();
+  return absl::OkStatus();
+}
+
+absl::Status Network::PlayForward(int micro_batch, float loss_scale, double share) {
+  Program& program = ProgramFor(samples_[micro_batch], /*training=*/true);
   CADRE_RETURN_IF_ERROR(device_.status());
-  CADRE_RETURN_IF_ERROR(PlayRange(program, 0, program.forward_ops, {true, seed_, share}));
+  const Pass pass{.backward = false, .micro_batch = micro_batch};
+  CADRE_RETURN_IF_ERROR(Enter(pass));
+  CADRE_RETURN_IF_ERROR(PlayRange(program, RangeOf(program, false), {true, seed_, share}));
   CADRE_RETURN_IF_ERROR(TakeLoss(program, loss_scale));
   return listener_ == nullptr
              ? absl::OkStatus()
              : listener_->AfterLoss(sums_.span(), CountsLoss() ? program.label_rows : 0);
 }
 
-absl::Status Network::PlayBackward(int64_t samples) {
-  Program& program = ProgramFor(samples, /*training=*/true);
-  return PlayRange(program, program.forward_ops + 1, program.tape.ops.size(), {true, seed_, 1});
+absl::Status Network::PlayBackward(int micro_batch) {
+  Program& program = ProgramFor(samples_[micro_batch], /*training=*/true);
+  CADRE_RETURN_IF_ERROR(Enter({.backward = true, .micro_batch = micro_batch}));
+  return PlayRange(program, RangeOf(program, true), {true, seed_, 1});
 }
 
 absl::Status Network::ForwardBackward(const BatchView& batch, float loss_scale, double share) {
   CADRE_RETURN_IF_ERROR(LoadFor(ProgramFor(batch.samples, /*training=*/true), batch));
-  CADRE_RETURN_IF_ERROR(PlayForward(batch.samples, loss_scale, share));
-  return PlayBackward(batch.samples);
+  BeginStep(one_batch_, {&batch.samples, 1});
+  CADRE_RETURN_IF_ERROR(PlayForward(0, loss_scale, share));
+  CADRE_RETURN_IF_ERROR(PlayBackward(0));
+  return EndStep();
 }
 
 absl::StatusOr<LossPart> Network::Evaluate(const BatchView& batch) {
   Program& program = ProgramFor(batch.samples, /*training=*/false);
   CADRE_RETURN_IF_ERROR(LoadFor(program, batch));
-  CADRE_RETURN_IF_ERROR(PlayRange(program, 0, program.forward_ops, {false, seed_, 1}));
+  BeginForward(batch.samples, /*training=*/false);
+  CADRE_RETURN_IF_ERROR(Enter({}));
+  CADRE_RETURN_IF_ERROR(PlayRange(program, RangeOf(program, false), {false, seed_, 1}));
+  CADRE_RETURN_IF_ERROR(EndStep());
   CADRE_RETURN_IF_ERROR(TakeLoss(program, 1.0F));
   double sums[2] = {};
   CADRE_RETURN_IF_ERROR(device_.CopyOut(sums_.data(), sums, sizeof(sums)));
@@ -262,7 +336,8 @@ absl::StatusOr<int> Network::FirstNotFinite(const BatchView& batch) {
   CADRE_RETURN_IF_ERROR(LoadFor(program, batch));
   const AllocationLabel allocation_label(device_);
   int first = graph_.size();
-  ExpectSends(program, 0, program.forward_ops);
+  BeginForward(batch.samples, /*training=*/true);
+  CADRE_RETURN_IF_ERROR(Enter({}));
   for (size_t i = 0; i < program.forward_ops; ++i) {
     // One operation at a time: later ones may overwrite its output.
     const TapeOp& op = program.tape.ops[i];
@@ -275,11 +350,9 @@ absl::StatusOr<int> Network::FirstNotFinite(const BatchView& batch) {
   return first;
 }
 
-absl::Status Network::PlayRange(Program& program, size_t begin, size_t end,
-                                const PassContext& pass) {
+absl::Status Network::PlayRange(Program& program, Range range, const PassContext& pass) {
   const AllocationLabel allocation_label(device_);
-  ExpectSends(program, begin, end);
-  for (size_t i = begin; i < end; ++i) {
+  for (size_t i = range.begin; i < range.end; ++i) {
     const TapeOp& op = program.tape.ops[i];
     CADRE_RETURN_IF_ERROR(Before(op));
     if (op.with_next) {
@@ -292,28 +365,16 @@ absl::Status Network::PlayRange(Program& program, size_t begin, size_t end,
     }
     CADRE_RETURN_IF_ERROR(After(op));
   }
-  return AwaitSends();
-}
-
-void Network::ExpectSends(const Program& program, size_t begin, size_t end) {
-  const Tape& tape = program.tape;
-  if (begin == 0) first_order_ += tape.orders;
-  std::vector<uint32_t> numbers;
-  for (size_t i = begin; i < end; ++i) {
-    if (tape.ops[i].kind == TapeOpKind::kSend) numbers.push_back(tape.ops[i].order);
-  }
-  if (numbers.empty()) return;
-  std::sort(numbers.begin(), numbers.end());
-  // The sum may wrap around: numbers are only compared for equality.
-  for (uint32_t& number : numbers) number += first_order_;
-  if (sends_ == nullptr) sends_ = std::make_unique<SendQueue>(comms_.transport());
-  sends_->Expect(numbers);
+  return absl::OkStatus();
 }
 
 absl::Status Network::AwaitSends() {
-  if (sends_ == nullptr) return absl::OkStatus();
+  return sends_ == nullptr ? absl::OkStatus() : Moving([this] { return sends_->Wait(); });
+}
+
+absl::Status Network::Moving(const std::function<absl::Status()>& wait) {
   const absl::Time start = absl::Now();
-  absl::Status status = sends_->Wait();
+  absl::Status status = wait();
   seconds_moving_ += absl::ToDoubleSeconds(absl::Now() - start);
   return status;
 }
@@ -322,7 +383,9 @@ void Network::Send(const Program& program, const TapeOp& op) {
   std::vector<Transfer> transfers =
       exchange_.Pack(op.move.steps[0], Input(program, op.x[0]), Buffer(program, op.scratch));
   for (const Transfer& transfer : transfers) comms_.AddSent(transfer.data.size());
-  sends_->Post(first_order_ + op.order, std::move(transfers));
+  const uint32_t number = first_number_ + NumberOf(op, pass_);
+  sending_[pass_.micro_batch % in_flight_].push_back(number);
+  sends_->Post(number, std::move(transfers));
 }
 
 absl::Status Network::Before(const TapeOp& op) {
@@ -404,8 +467,8 @@ absl::Status Network::DoOp(Program& program, const TapeOp& op, const PassContext
       Send(program, op);
       return absl::OkStatus();
     case TapeOpKind::kReceive:
-      return exchange_.Receive(op.move.steps[0], first_order_ + op.order, Input(program, op.x[0]),
-                               Buffer(program, op.y));
+      return exchange_.Receive(op.move.steps[0], first_number_ + NumberOf(op, pass_),
+                               Input(program, op.x[0]), Buffer(program, op.y));
     case TapeOpKind::kForward:
       return program.layers[op.layer]->Forward(pass, TensorsOf(program, op));
     case TapeOpKind::kBackward:
@@ -430,7 +493,8 @@ Values Network::Buffer(const Program& program, int number) {
   const TapeBuffer& buffer = program.tape.buffers[number];
   if (buffer.elements == 0) return {nullptr, 0, buffer.type};
   // Offsets and sizes in memory count units of four bytes; elements may be narrower.
-  const std::span<float> memory = memory_.span().subspan(buffer.offset, buffer.words);
+  const std::span<float> memory =
+      memory_.span().subspan(block_begin_ + buffer.offset, buffer.words);
   return Values(memory.data(), buffer.elements, buffer.type);
 }
 

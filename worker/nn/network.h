@@ -14,6 +14,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <span>
@@ -28,6 +29,7 @@
 #include "kernels/backend.h"
 #include "model/graph.h"
 #include "model/parameter_index.h"
+#include "plan/pipeline.h"
 #include "plan/plan.h"
 #include "plan/tape.h"
 #include "tensor/interval.h"
@@ -109,6 +111,9 @@ class Network {
   Interval InputRows(int64_t samples) const;
   Interval LabelRows(int64_t samples) const;
 
+  // The number of micro-batches whose activations are kept at a time. Requires: nothing was
+  // prepared.
+  void set_in_flight(int micro_batches) { in_flight_ = micro_batches; }
   // Allocates everything for batches of `samples`. Blocks if existing memory has to grow. Errors:
   // ResourceExhausted, and others of the device.
   absl::Status Prepare(int64_t samples, bool training);
@@ -117,13 +122,19 @@ class Network {
   // other devices it has been read when the call returns, and is copied concurrently with earlier
   // work. Errors: InvalidArgument for tokens outside the vocabulary.
   absl::Status Load(const BatchView& batch);
-  // PlayForward plays the loaded batch up to the loss and AfterLoss, PlayBackward plays the rest.
+  // Begins a step whose passes this rank plays in the order of its stage; samples[i]: of
+  // micro-batch i, over all ranks. `order` is borrowed until EndStep. Requires: all ranks have
+  // equal orders; no more micro-batches are in flight than set_in_flight permits.
+  void BeginStep(const PassOrder& order, std::span<const int64_t> samples);
+  // PlayForward plays a micro-batch up to the loss and AfterLoss, PlayBackward plays the rest.
   // Together they fill the store's gradients with the gradients of (sum of the losses) times
-  // `loss_scale`, as partial sums over each bucket's axes. `share`: this batch's fraction of the
-  // step's samples. Requires: a batch of `samples` was loaded.
-  absl::Status PlayForward(int64_t samples, float loss_scale, double share);
-  absl::Status PlayBackward(int64_t samples);
-  // Load, PlayForward and PlayBackward.
+  // `loss_scale`, as partial sums over each bucket's axes. `share`: its fraction of the step's
+  // samples. Requires: the micro-batch was loaded last.
+  absl::Status PlayForward(int micro_batch, float loss_scale, double share);
+  absl::Status PlayBackward(int micro_batch);
+  // Returns when everything is sent.
+  absl::Status EndStep() { return AwaitSends(); }
+  // A step of one batch: Load, PlayForward and PlayBackward.
   absl::Status ForwardBackward(const BatchView& batch, float loss_scale, double share);
 
   // Forward only, with running statistics and without dropout. Blocks.
@@ -169,13 +180,26 @@ class Network {
   std::span<const int32_t> LabelsHere(const Program& program, const BatchView& batch);
   absl::Status LoadFor(const Program& program, const BatchView& batch);
 
-  // Declares the sends of operations [begin, end); a pass begins with operation 0.
-  void ExpectSends(const Program& program, size_t begin, size_t end);
+  // A step that consists of the forward pass of one batch.
+  void BeginForward(int64_t samples, bool training);
+  // Declares what this rank sends in these passes.
+  void Begin(const PassOrder& order, std::span<const int64_t> samples, bool training,
+             std::span<const Pass> passes);
+  // The operations [begin, end) of a pass.
+  struct Range {
+    size_t begin = 0;
+    size_t end = 0;
+  };
+  static Range RangeOf(const Program& program, bool backward);
+  // Sets which pass is played next, when what is sent from its memory is sent.
+  absl::Status Enter(Pass pass);
+  // The number of the message of an operation of a pass, counted from the first of the step.
+  uint32_t NumberOf(const TapeOp& op, Pass pass) const;
   // Returns when all declared sends are done.
   absl::Status AwaitSends();
+  absl::Status Moving(const std::function<absl::Status()>& wait);
   void Send(const Program& program, const TapeOp& op);
-  // Plays operations [begin, end).
-  absl::Status PlayRange(Program& program, size_t begin, size_t end, const PassContext& pass);
+  absl::Status PlayRange(Program& program, Range range, const PassContext& pass);
   // Plays two operations concurrently, one of them a move.
   absl::Status PlayTogether(Program& program, const TapeOp& first, const TapeOp& second);
   // Call the listener before and after operations on parameters.
@@ -206,8 +230,10 @@ class Network {
   MeshCommunicators& comms_;
   BoxExchange exchange_;
   std::map<std::pair<int64_t, bool>, std::unique_ptr<Program>> programs_;
-  // All buffers of the programs.
+  // All buffers of the programs: a block for each micro-batch in flight.
   DeviceArray<float> memory_;
+  int64_t block_words_ = 0;
+  int in_flight_ = 1;
   int64_t memory_moves_ = 0;
   BatchUpload upload_;
   // The loaded batch, in device memory.
@@ -222,8 +248,21 @@ class Network {
   const std::unique_ptr<BackgroundMove> background_;
   // Null: no tape sends. Destroyed before the memory from which it sends.
   std::unique_ptr<SendQueue> sends_;
-  // Added to TapeOp::order, so that the numbers of messages increase from pass to pass.
-  uint32_t first_order_ = 0;
+  // The step that is played: its order, its number of samples by micro-batch, and the number of its
+  // first message, so that numbers increase from step to step.
+  const PassOrder* order_ = nullptr;
+  std::vector<int64_t> samples_;
+  uint32_t first_number_ = 0;
+  // The number of messages that the step may have.
+  uint32_t numbers_ = 0;
+  // Tape::orders, equal in all tapes of the graph.
+  uint32_t orders_ = 0;
+  // The pass that is played, and where its block of memory begins.
+  Pass pass_;
+  int64_t block_begin_ = 0;
+  // By block of memory: messages that may still be sent from it.
+  std::vector<std::vector<uint32_t>> sending_;
+  const PassOrder one_batch_{1};
   // By layer, for allocation labels.
   std::vector<std::string> labels_of_layers_;
 };

@@ -62,7 +62,8 @@ BucketSchedule::BucketSchedule(const BucketTable& table, const Policy& policy)
 void BucketSchedule::BeginStep(bool gather) {
   state_.gather = gather;
   state_.first_pass = true;
-  state_.last_pass = false;
+  state_.last_forward = false;
+  state_.last_backward = false;
   state_.reducing.assign(table_.buckets.size(), false);
   state_.layers_left.assign(table_.buckets.size(), 0);
   for (const std::vector<int>& of_layer : table_.of_layer) {
@@ -76,7 +77,7 @@ BucketOps BucketSchedule::BeforeForward() {
 
 BucketOps BucketSchedule::AfterLoss() {
   state_.first_pass = false;
-  if (!state_.last_pass) return {};
+  if (!state_.last_forward) return {};
   state_.stopped = false;
   state_.gathers_follow = state_.gather && !policy_.lazy_gathers;
   state_.reductions_left = 0;
@@ -90,7 +91,7 @@ BucketOps BucketSchedule::AfterLoss() {
 
 BucketOps BucketSchedule::AfterBackward(int layer) {
   BucketOps ops;
-  if (!state_.last_pass) return ops;
+  if (!state_.last_backward) return ops;
   for (const int b : table_.of_layer[layer]) {
     if (--state_.layers_left[b] == 0 && policy_.overlap) AddReductions(b, ops);
   }
@@ -99,7 +100,7 @@ BucketOps BucketSchedule::AfterBackward(int layer) {
 
 BucketOps BucketSchedule::EndPass() {
   BucketOps ops;
-  if (!state_.last_pass) return ops;
+  if (!state_.last_backward) return ops;
   for (size_t b = 0; b < table_.buckets.size(); ++b) {
     if (!state_.reducing[b]) AddReductions(b, ops);
   }

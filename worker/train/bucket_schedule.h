@@ -75,7 +75,9 @@ class BucketSchedule {
   // Starts a step. `gather`: all ranks get the new weights; otherwise only the owned intervals are
   // updated until Gather is called. Operations of the step before may still be executing.
   void BeginStep(bool gather);
-  void BeginLastPass() { state_.last_pass = true; }
+  // The next AfterLoss is the step's last; the next backward pass is.
+  void BeginLastForward() { state_.last_forward = true; }
+  void BeginLastBackward() { state_.last_backward = true; }
 
   // Each of the following returns the operations to start now, in this order.
   BucketOps BeforeForward();
@@ -97,7 +99,8 @@ class BucketSchedule {
   int64_t Priority(const BucketOp& op) const;
 
   bool first_pass() const { return state_.first_pass; }
-  bool last_pass() const { return state_.last_pass; }
+  bool last_forward() const { return state_.last_forward; }
+  bool last_backward() const { return state_.last_backward; }
   bool gather() const { return state_.gather; }
   bool overlap() const { return policy_.overlap; }
 
@@ -107,7 +110,8 @@ class BucketSchedule {
     // Owned by the rank's thread.
     bool gather = false;
     bool first_pass = true;
-    bool last_pass = false;
+    bool last_forward = false;
+    bool last_backward = false;
     // The weights of owned intervals are newer than the copies on other ranks.
     bool gathers_pending = false;
     // By bucket: number of its layers whose backward is still to come.

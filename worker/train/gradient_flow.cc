@@ -1,5 +1,6 @@
 #include "worker/train/gradient_flow.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -93,7 +94,14 @@ GradientFlow::GradientFlow(const Context& context, bool on_stream)
                              on_stream)),
       schedule_(table_, {.overlap = context.overlap,
                          .norms = !context.norms.sums().empty(),
-                         .lazy_gathers = on_stream}) {}
+                         .lazy_gathers = on_stream}) {
+  for (int b = 0; b < buckets(); ++b) {
+    for (const LocalParameter& local : parameters_.ownership(b).parameters) {
+      if (!IsStatistic(context.index[local.parameter].role)) continue;
+      statistics_.push_back({b, {local.offset, local.offset + local.size()}});
+    }
+  }
+}
 
 // ---- The rank's own thread
 
@@ -119,14 +127,15 @@ absl::Status GradientFlow::AfterLoss(std::span<const double> sums, int64_t count
       if (!total.empty()) device_.Zero(total.data(), total.size_bytes());
     }
   }
+  AccumulateStatistics();
   if (counted > 0) AddLoss(sums, counted);
   // Forward has waited for all weights, so no operation of the step before is executing.
-  if (schedule_.last_pass()) current_ = next_;
+  if (schedule_.last_forward()) current_ = next_;
   return Start(schedule_.AfterLoss());
 }
 
 absl::Status GradientFlow::EndPass() {
-  if (!schedule_.last_pass()) {
+  if (!schedule_.last_backward()) {
     for (int b = 0; b < buckets(); ++b) Accumulate(b);
     return absl::OkStatus();
   }
@@ -142,6 +151,19 @@ absl::Status GradientFlow::Gather() {
 void GradientFlow::Accumulate(int bucket) {
   const std::span<float> sums = parameters_.sums(bucket);
   if (!sums.empty()) kernels_.pointwise().Add(parameters_.gradients(bucket), sums);
+}
+
+// On a device a pass ends before the next one begins, so statistics are added with the gradients.
+void GradientFlow::AccumulateStatistics() {
+  if (!device_.is_host()) return;
+  for (const auto& [bucket, elements] : statistics_) {
+    const std::span<float> sums = parameters_.sums(bucket);
+    if (sums.empty()) continue;
+    const std::span<float> added =
+        parameters_.gradients(bucket).subspan(elements.begin, elements.size());
+    kernels_.pointwise().Add(added, sums.subspan(elements.begin, elements.size()));
+    std::fill(added.begin(), added.end(), 0.0F);
+  }
 }
 
 // ---- The executor

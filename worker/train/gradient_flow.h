@@ -56,8 +56,10 @@ class GradientFlow : public PassListener {
   // of labels in the step's batches, over the group. Requires: AwaitOperations or Gather was called
   // after the step before, if that step did not gather.
   virtual void BeginStep(float rate, bool gather, int64_t labels);
-  // The next pass is the step's last: it exchanges the gradients that the passes have accumulated.
-  void BeginLastPass() { schedule_.BeginLastPass(); }
+  // The next forward pass is the step's last; the next backward pass is, and exchanges the
+  // gradients that the passes have accumulated.
+  void BeginLastForward() { schedule_.BeginLastForward(); }
+  void BeginLastBackward() { schedule_.BeginLastBackward(); }
   // Called when backward of a pass is done.
   absl::Status EndPass();
   // Waits for the sum of the step's losses over the group. If it is not finite, no weight was
@@ -108,6 +110,8 @@ class GradientFlow : public PassListener {
   absl::Status Execute(const BucketOp& op);
   // If the step has several passes, adds the gradients of the last one to the sums of the others.
   void Accumulate(int bucket);
+  // Adds the statistics of the last forward pass, which the next one may overwrite before backward.
+  void AccumulateStatistics();
   // This rank's slice of a bucket: gradients of the whole step, and weights.
   std::span<float> GradientSlice(int bucket);
   std::span<float> WeightSlice(int bucket);
@@ -143,6 +147,13 @@ class GradientFlow : public PassListener {
   std::span<float> Gradients(int bucket);
   void Report(const BucketOp& op, absl::Time begin, int64_t bytes);
 
+  // Where running statistics are, in the buffers of a bucket.
+  struct Statistic {
+    int bucket = 0;
+    Interval elements;
+  };
+
+  std::vector<Statistic> statistics_;
   FlowObserver* observer_ = nullptr;
   int64_t step_ = 0;
 };

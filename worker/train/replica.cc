@@ -45,6 +45,10 @@ Precision PrecisionOf(const v1::RunSpec& spec) {
   }
 }
 
+v1::Cluster::Device KindOf(const Device& device) {
+  return device.is_host() ? v1::Cluster::CPU : v1::Cluster::CUDA;
+}
+
 // The axes of all native collectives of the plan. Each bucket adds its own, so all ranks get the
 // same list.
 std::vector<std::vector<std::string>> NativeAxes(const Plan& plan) {
@@ -98,6 +102,8 @@ Replica::Replica(const v1::RunSpec& spec, Graph graph, ParameterIndex index, Pla
       graph_(std::move(graph)),
       index_(std::move(index)),
       plan_(std::move(plan)),
+      order_(PassOrderOf(spec.cluster().pipeline(), MicroBatches(spec), KindOf(kernels.device()),
+                         graph_, plan_)),
       kernels_(kernels),
       device_(kernels.device()),
       comms_(control, plan_.mesh),
@@ -149,6 +155,7 @@ std::unique_ptr<GradientFlow> Replica::MakeFlow(Transport& data) {
 absl::Status Replica::Prepare() {
   CADRE_RETURN_IF_ERROR(device_.status());
   CADRE_RETURN_IF_ERROR(data_comms_.Prepare(NativeAxes(plan_)));
+  network_->set_in_flight(InFlight());
   for (const int64_t samples : MicroBatchSizes(spec_)) {
     CADRE_RETURN_IF_ERROR(network_->Prepare(samples, /*training=*/true));
   }
@@ -193,25 +200,43 @@ absl::StatusOr<LossPart> Replica::Step(std::span<const BatchView> batches, float
 }
 
 absl::Status Replica::Passes(std::span<const BatchView> batches, int64_t samples) {
+  const int count = std::ssize(batches);
+  const PassOrder one_by_one(count);
+  const PassOrder& order = count == order_.micro_batches() ? order_ : one_by_one;
+  std::vector<int64_t> sizes;
+  for (const BatchView& batch : batches) sizes.push_back(batch.samples);
+  network_->BeginStep(order, sizes);
   const float labels = samples * graph_.labels_per_sample();
   const double all_samples = std::max<int64_t>(1, samples);
-  for (const BatchView& batch : batches) {
-    if (&batch == &batches.back()) flow_->BeginLastPass();
-    CADRE_RETURN_IF_ERROR(network_->Load(batch));
-    StepRecorder::Shape shape{.samples = batch.samples,
-                              .loss_scale = 1.0F / labels,
-                              .share = batch.samples / all_samples,
-                              .memory_moves = network_->memory_moves()};
-    CADRE_RETURN_IF_ERROR(PlayPhase(shape, [&] {
-      return network_->PlayForward(batch.samples, shape.loss_scale, shape.share);
-    }));
-    shape.phase = StepRecorder::Phase::kBackward;
-    CADRE_RETURN_IF_ERROR(PlayPhase(shape, [&] {
-      CADRE_RETURN_IF_ERROR(network_->PlayBackward(batch.samples));
-      return flow_->EndPass();
-    }));
+  int loaded = -1;
+  for (const Pass pass : order.OfStage(StageIn(order, plan_.mesh, comms_.rank()))) {
+    const BatchView& batch = batches[pass.micro_batch];
+    if (std::exchange(loaded, pass.micro_batch) != pass.micro_batch) {
+      CADRE_RETURN_IF_ERROR(network_->Load(batch));
+    }
+    CADRE_RETURN_IF_ERROR(Play(
+        pass, pass.micro_batch + 1 == count,
+        {.phase = pass.backward ? StepRecorder::Phase::kBackward : StepRecorder::Phase::kForward,
+         .samples = batch.samples,
+         .loss_scale = 1.0F / labels,
+         .share = batch.samples / all_samples,
+         .memory_moves = network_->memory_moves()}));
   }
-  return absl::OkStatus();
+  return network_->EndStep();
+}
+
+absl::Status Replica::Play(Pass pass, bool last, const StepRecorder::Shape& shape) {
+  if (pass.backward) {
+    if (last) flow_->BeginLastBackward();
+    return PlayPhase(shape, [&] {
+      CADRE_RETURN_IF_ERROR(network_->PlayBackward(pass.micro_batch));
+      return flow_->EndPass();
+    });
+  }
+  if (last) flow_->BeginLastForward();
+  return PlayPhase(shape, [&] {
+    return network_->PlayForward(pass.micro_batch, shape.loss_scale, shape.share);
+  });
 }
 
 absl::Status Replica::PlayPhase(const StepRecorder::Shape& shape,
@@ -302,8 +327,8 @@ v1::MemoryUse Replica::Memory() const {
 }
 
 v1::MemoryUse Replica::PlannedMemory() const {
-  const v1::Cluster::Device device = on_device() ? v1::Cluster::CUDA : v1::Cluster::CPU;
-  return cadre::PlannedMemory(spec_, graph_, index_, plan_, comms_.rank(), device);
+  return cadre::PlannedMemory(spec_, graph_, index_, plan_, comms_.rank(), KindOf(device_),
+                              InFlight());
 }
 
 }  // namespace cadre

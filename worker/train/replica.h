@@ -23,6 +23,7 @@
 #include "kernels/backend.h"
 #include "model/graph.h"
 #include "model/parameter_index.h"
+#include "plan/pipeline.h"
 #include "plan/plan.h"
 #include "proto/cadre/v1/membership.pb.h"
 #include "proto/cadre/v1/plan.pb.h"
@@ -141,10 +142,14 @@ class Replica {
   Replica(const v1::RunSpec& spec, Graph graph, ParameterIndex index, Plan plan, Backend& kernels,
           Transport& control, Transport& data);
   absl::Status Prepare();
+  // The number of micro-batches whose activations this rank keeps at a time.
+  int InFlight() const { return order_.InFlight(StageIn(order_, plan_.mesh, comms_.rank())); }
   // Registers the buffers of native collectives with the data transport.
   void RegisterBuffers();
   std::unique_ptr<GradientFlow> MakeFlow(Transport& data);
   absl::Status Passes(std::span<const BatchView> batches, int64_t samples);
+  // `last`: there is no later pass in this direction.
+  absl::Status Play(Pass pass, bool last, const StepRecorder::Shape& shape);
   // Runs `work`, or replays it from a captured graph.
   absl::Status PlayPhase(const StepRecorder::Shape& shape,
                          const std::function<absl::Status()>& work);
@@ -153,6 +158,7 @@ class Replica {
   const Graph graph_;
   const ParameterIndex index_;
   const Plan plan_;
+  const PassOrder order_;
   Backend& kernels_;
   Device& device_;
   MeshCommunicators comms_;

@@ -97,7 +97,7 @@ void StepRecorder::Play(Recorded& entry) {
   flow_.Enter();
   device_.LaunchGraph(*entry.recording);
   flow_.schedule().set_state(entry.after);
-  flow_.Leave(entry.shape.phase == Phase::kForward && entry.before.last_pass);
+  flow_.Leave(entry.shape.phase == Phase::kForward && entry.before.last_forward);
   ++played_;
 }
 

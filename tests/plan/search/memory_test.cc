@@ -21,7 +21,8 @@ int64_t PlannedBytes(const OwnedProblem& owned, const Plan& plan) {
   int64_t max_bytes = 0;
   for (int rank = 0; rank < plan.mesh.ranks(); ++rank) {
     const v1::MemoryUse use =
-        PlannedMemory(owned.spec, *owned.graph, *owned.index, plan, rank, v1::Cluster::CPU);
+        PlannedMemory(owned.spec, *owned.graph, *owned.index, plan, rank, v1::Cluster::CPU,
+                      /*in_flight=*/1);
     max_bytes = std::max<int64_t>(max_bytes, use.weights() + use.gradients() + use.optimizer() +
                                                  use.activations() + use.buffers());
   }

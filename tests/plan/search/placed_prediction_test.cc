@@ -59,7 +59,7 @@ class DiamondTest : public ::testing::Test {
 
   static double Makespan(const PlanProblem& problem, const Plan& plan) {
     double makespan = 0;
-    for (const PlacedRankTime& rank : SimulatePasses(problem, plan)) {
+    for (const PlacedRankTime& rank : SimulatePasses(problem, plan, PassOrder(1))) {
       makespan = std::max(makespan, rank.end);
     }
     return makespan;
@@ -88,6 +88,73 @@ TEST_F(DiamondTest, OneRankComputesEverythingInTurn) {
   EXPECT_NEAR(prediction.times.compute(), 8, 1e-9) << "of the first rank, which ends last";
   EXPECT_NEAR(prediction.times.moves(), 1, 1e-9);
   EXPECT_EQ(prediction.bound, "compute");
+}
+
+// Four layers whose forward takes 1 s and whose backward takes 2 s, each at a stage of its own.
+constexpr char kChain[] = R"(model {
+  input { channels: 4 height: 1 width: 1 }
+  layer { name: "a" fully_connected { out_features: 4 } }
+  layer { name: "b" fully_connected { out_features: 4 } }
+  layer { name: "c" fully_connected { out_features: 4 } }
+  layer { name: "d" fully_connected { out_features: 4 } }
+  layer { name: "loss" softmax_cross_entropy {} }
+})";
+constexpr int kStages = 4;
+
+class ChainTest : public ::testing::Test {
+ protected:
+  // Seconds of a step, without collectives and updates. `edge_seconds`: of a message.
+  double Seconds(int micro_batches, v1::Cluster::Pipeline pipeline, double edge_seconds = 0) const {
+    PlanProblem problem{.graph = &graph_, .index = &index_, .ranks = kStages};
+    problem.batch = micro_batches;
+    problem.micro_batches = micro_batches;
+    problem.pipeline = pipeline;
+    problem.hardware.link.beta = edge_seconds / (4 * 4);  // four fp32
+    v1::ModelTimes times;
+    for (const char* layer : {"a", "b", "c", "d"}) {
+      v1::LayerTime& time = *times.add_time();
+      time.set_layer(layer);
+      time.set_samples(1);
+      time.set_forward(1);
+      time.set_backward(2);
+    }
+    problem.hardware.times = MeasuredLayers(times, graph_);
+    Plan plan{.mesh = Mesh({{"stage", kStages}})};
+    for (int l = 0; l < graph_.size(); ++l) {
+      // Before the first one, the image is flattened.
+      const int stage = std::clamp(l - 1, 0, kStages - 1);
+      plan.layers.push_back(
+          *LayOut(graph_[l], plan.mesh, {}, {{.axis = "stage", .coordinate = stage}}));
+    }
+    const PassOrder order = PassOrderOf(pipeline, micro_batches, v1::Cluster::CPU, graph_, plan);
+    double seconds = 0;
+    for (const PlacedRankTime& rank : SimulatePasses(problem, plan, order)) {
+      seconds = std::max(seconds, rank.end);
+    }
+    return seconds;
+  }
+
+  const Graph graph_ = *Graph::FromModel(testing::SpecOf(kChain).model());
+  const ParameterIndex index_ = ParameterIndex::FromGraph(graph_);
+};
+
+// A stage computes for m passes of m + S - 1 in each direction.
+TEST_F(ChainTest, TheBubbleIsThatOfTheFormula) {
+  for (const int micro_batches : {1, 2, 4, 8, 16}) {
+    const double wanted = (micro_batches + kStages - 1) * 3;
+    EXPECT_NEAR(Seconds(micro_batches, v1::Cluster::ONE_FORWARD_ONE_BACKWARD), wanted, 1e-9);
+    EXPECT_NEAR(Seconds(micro_batches, v1::Cluster::ALL_FORWARD_FIRST), wanted, 1e-9);
+    EXPECT_NEAR(Seconds(micro_batches, v1::Cluster::NO_PIPELINE), micro_batches * kStages * 3,
+                1e-9);
+  }
+}
+
+// Messages are on their way while the stages compute.
+TEST_F(ChainTest, SlowLinksDelayAllForwardFirstLess) {
+  const double free = Seconds(8, v1::Cluster::ALL_FORWARD_FIRST);
+  EXPECT_NEAR(Seconds(8, v1::Cluster::ALL_FORWARD_FIRST, 0.5), free + 2 * 3 * 0.5, 1e-9)
+      << "the first micro-batch and the last gradient cross every link";
+  EXPECT_GT(Seconds(8, v1::Cluster::ONE_FORWARD_ONE_BACKWARD, 0.5), free + 2 * 3 * 0.5);
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -82,6 +83,33 @@ TEST(SearchTest, PinsAreNeverFaster) {
           << layer << " " << index;
     }
   }
+}
+
+// On a slow link, gradients and the activations of split layers take longer than the bubble.
+TEST(SearchTest, FindsPipelines) {
+  const testing::SmallModel model(16, {1024, 1024, 1024, 1024}, 256);
+  PlanProblem problem{.graph = &model.graph, .index = &model.index, .ranks = 4};
+  problem.batch = 256;
+  problem.micro_batches = 8;
+  problem.hardware = UniformHardware({.alpha = 50e-6, .beta = 1e-6}, 1e10);
+  const auto found = Search(problem);
+  ASSERT_TRUE(found.ok()) << found.status();
+  EXPECT_GT(found->best.plan.mesh.Size(kStageAxis), 1);
+  EXPECT_TRUE(CheckPlan(found->best.plan, model.graph, model.index).ok());
+  EXPECT_LT(found->best.prediction.times.step(), found->others.front().prediction.times.step());
+  EXPECT_THAT(found->runners_up, SizeIs(model.graph.size()));
+
+  const auto stages_after = [&](const std::function<void(PlanProblem&)>& change) {
+    PlanProblem changed = problem;
+    change(changed);
+    return Search(changed)->best.plan.mesh.Size(kStageAxis);
+  };
+  EXPECT_EQ(stages_after([](PlanProblem& p) { p.micro_batches = 1; }), 1)
+      << "stages would wait for one another";
+  EXPECT_EQ(stages_after([](PlanProblem& p) { p.hardware.link = {}; }), 1) << "a free link";
+  EXPECT_EQ(stages_after([](PlanProblem& p) { p.pipeline = v1::Cluster::NO_PIPELINE; }), 1);
+  EXPECT_EQ(stages_after([](PlanProblem& p) { p.device = v1::Cluster::CUDA; }), 1);
+  EXPECT_EQ(stages_after([](PlanProblem& p) { p.strategy = Strategy::kBatch; }), 1);
 }
 
 TEST(SearchTest, NamesLayersThatTheStrategyCannotSplit) {

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <atomic>
 #include <vector>
 
 #include "absl/time/time.h"
@@ -61,6 +62,31 @@ TEST(SendQueue, SendsInTheDeclaredOrder) {
   });
 }
 
+// Rank 1 receives the second message only after rank 0 has waited for the first.
+TEST(SendQueue, WaitForReturnsWhenTheseAreSent) {
+  const Transports group = MakeThreadTransports(2, absl::Seconds(60));
+  std::atomic<bool> waited = false;
+  OnRanks(2, [&](int rank) {
+    if (rank == 0) {
+      Message first(kBytes), second(kBytes);
+      SendQueue queue(*group[0]);
+      const std::vector<uint32_t> numbers = {1, 2};
+      queue.Expect(numbers);
+      queue.Post(2, {SendTo(1, second)});
+      queue.Post(1, {SendTo(1, first)});
+      EXPECT_EQ(queue.WaitFor({&numbers[0], 1}), absl::OkStatus());
+      waited = true;
+      waited.notify_all();
+      EXPECT_EQ(queue.Wait(), absl::OkStatus());
+      return;
+    }
+    Message in(kBytes);
+    EXPECT_EQ(Receive(*group[1], 1, 0, in), absl::OkStatus());
+    waited.wait(false);
+    EXPECT_EQ(Receive(*group[1], 2, 0, in), absl::OkStatus());
+  });
+}
+
 TEST(SendQueue, WaitReturnsTheError) {
   const Transports group = MakeThreadTransports(2, absl::Seconds(60));
   Message out(kBytes);
@@ -72,6 +98,7 @@ TEST(SendQueue, WaitReturnsTheError) {
   EXPECT_TRUE(absl::IsUnavailable(queue.Wait()) || absl::IsDataLoss(queue.Wait()));
   queue.Post(2, {SendTo(1, out)});
   EXPECT_FALSE(queue.Wait().ok());
+  EXPECT_FALSE(queue.WaitFor(numbers).ok());
 }
 
 // Peers that wait for a message that is never sent must not wait for their timeout.

@@ -237,7 +237,8 @@ TEST_P(DeviceGroup, UsesPlannedMemory) {
     OnDevices(model_, plan_, Mode::kInline, precision, [&](RankNetwork& rank, Device&) {
       EXPECT_TRUE(rank.network().Prepare(kSamples, /*training=*/true).ok());
       const v1::MemoryUse planned =
-          PlannedMemory(spec, model_.graph, model_.index, plan_, rank.number(), v1::Cluster::CUDA);
+          PlannedMemory(spec, model_.graph, model_.index, plan_, rank.number(), v1::Cluster::CUDA,
+                        /*in_flight=*/1);
       EXPECT_EQ(rank.network().activation_bytes(), planned.activations());
       EXPECT_EQ(rank.network().buffer_bytes(), planned.buffers());
       return Outcome();

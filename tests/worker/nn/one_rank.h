@@ -119,8 +119,11 @@ class LossOfPass final : public PassListener {
 
 // Forward and backward of the loaded batch.
 inline absl::Status PlayLoaded(Network& network, int64_t samples, float loss_scale) {
-  CADRE_RETURN_IF_ERROR(network.PlayForward(samples, loss_scale, /*share=*/1));
-  return network.PlayBackward(samples);
+  const PassOrder order(/*micro_batches=*/1);
+  network.BeginStep(order, {&samples, 1});
+  CADRE_RETURN_IF_ERROR(network.PlayForward(0, loss_scale, /*share=*/1));
+  CADRE_RETURN_IF_ERROR(network.PlayBackward(0));
+  return network.EndStep();
 }
 
 // Counts the operations that a network plays.

@@ -30,7 +30,8 @@ class BucketScheduleTest : public testing::Test {
   // A step of one pass up to its loss.
   static void Begin(BucketSchedule& schedule, bool gather) {
     schedule.BeginStep(gather);
-    schedule.BeginLastPass();
+    schedule.BeginLastForward();
+    schedule.BeginLastBackward();
     EXPECT_THAT(schedule.AfterLoss(), ElementsAre(BucketOp{Kind::kLoss}));
     EXPECT_THAT(schedule.Done({Kind::kLoss}), IsEmpty());
   }
@@ -81,7 +82,8 @@ TEST_F(BucketScheduleTest, BucketOfOtherRanksFollowsLoss) {
   table_.of_layer = {{1}, {}, {}, {}};
   BucketSchedule schedule = Make({.norms = true});
   schedule.BeginStep(/*gather=*/true);
-  schedule.BeginLastPass();
+  schedule.BeginLastForward();
+  schedule.BeginLastBackward();
   EXPECT_THAT(schedule.AfterLoss(), ElementsAre(BucketOp{Kind::kLoss}, kReduce0));
   EXPECT_THAT(schedule.AfterBackward(0), ElementsAre(kReduce10, kReduce11));
   EXPECT_THAT(schedule.EndPass(), IsEmpty());
@@ -166,8 +168,21 @@ TEST_F(BucketScheduleTest, OnlyTheLastPassExchanges) {
   EXPECT_THAT(schedule.AfterLoss(), IsEmpty());
   EXPECT_FALSE(schedule.first_pass());
   EXPECT_THAT(Backward(schedule), IsEmpty());
-  schedule.BeginLastPass();
+  schedule.BeginLastForward();
+  schedule.BeginLastBackward();
   EXPECT_THAT(schedule.AfterLoss(), ElementsAre(BucketOp{Kind::kLoss}));
+  EXPECT_THAT(Backward(schedule), ElementsAre(kReduce0, kReduce10, kReduce11));
+}
+
+// In a pipeline the last forward precedes several backward passes.
+TEST_F(BucketScheduleTest, TheLossIsSummedAfterTheLastForward) {
+  BucketSchedule schedule = Make({});
+  schedule.BeginStep(/*gather=*/true);
+  EXPECT_THAT(schedule.AfterLoss(), IsEmpty());
+  schedule.BeginLastForward();
+  EXPECT_THAT(schedule.AfterLoss(), ElementsAre(BucketOp{Kind::kLoss}));
+  EXPECT_THAT(Backward(schedule), IsEmpty());
+  schedule.BeginLastBackward();
   EXPECT_THAT(Backward(schedule), ElementsAre(kReduce0, kReduce10, kReduce11));
 }
 
@@ -208,7 +223,8 @@ TEST_F(BucketScheduleTest, EqualStepsStartFromEqualStates) {
   std::vector<BucketSchedule::State> states;
   for (int step = 0; step < 3; ++step) {
     schedule.BeginStep(/*gather=*/true);
-    schedule.BeginLastPass();
+    schedule.BeginLastForward();
+    schedule.BeginLastBackward();
     states.push_back(schedule.state());
     schedule.BeforeForward();
     schedule.AfterLoss();

@@ -1,0 +1,132 @@
+// A group whose stages work on different micro-batches at the same time computes the same bits as
+// one that computes one micro-batch after the other, and the same as one worker.
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "plan/pipeline.h"
+#include "plan/search/planner.h"
+#include "tests/equivalence/test_plans.h"
+
+namespace cadre {
+namespace {
+
+struct Case {
+  std::string model;
+  int stages = 2;
+  int data = 1;
+  uint32_t micro_batches = 4;
+  uint32_t batch = 8;
+};
+
+void PrintTo(const Case& tried, std::ostream* out) {
+  *out << tried.model << " in " << tried.stages << " stages";
+}
+
+// The layers are divided into stages of about equal numbers of layers.
+v1::RunSpec SpecOf(const Case& tried) {
+  v1::RunSpec spec = ZooSpec(tried.model);
+  spec.set_batch_per_group(tried.batch);
+  spec.set_micro_batches(tried.micro_batches);
+  const Graph graph = *Graph::FromModel(spec.model());
+  v1::Cluster& cluster = *spec.mutable_cluster();
+  for (const auto& [name, size] : {std::pair{"data", tried.data}, {"stage", tried.stages}}) {
+    v1::MeshAxis& axis = *cluster.add_mesh();
+    axis.set_name(name);
+    axis.set_size(size);
+  }
+  for (int stage = 1; stage < tried.stages; ++stage) {
+    v1::LayerPin& pin = *cluster.add_layer();
+    pin.set_layer(graph[graph.size() * stage / tried.stages].name);
+    v1::AxisCoordinate& at = *pin.add_at();
+    at.set_axis("stage");
+    at.set_coordinate(stage);
+  }
+  return spec;
+}
+
+class Pipelines : public testing::TestWithParam<Case> {
+ protected:
+  GroupResult Train(const v1::RunSpec& spec, const v1::Plan& plan) {
+    static auto* const ranks = new Ranks(KernelsFactory(OneThreadCpu));
+    auto result = ranks->Train(
+        spec, plan,
+        {.steps = 4, .batches = RandomBatches(graph_, spec.batch_per_group(), spec.seed())});
+    EXPECT_TRUE(result.ok()) << result.status();
+    return result.ok() ? *std::move(result) : GroupResult();
+  }
+  GroupResult Train(v1::Cluster::Pipeline pipeline) {
+    v1::RunSpec spec = spec_;
+    spec.mutable_cluster()->set_pipeline(pipeline);
+    return Train(spec, plan_);
+  }
+
+  const v1::RunSpec spec_ = SpecOf(GetParam());
+  const Graph graph_ = *Graph::FromModel(spec_.model());
+  const ParameterIndex index_ = ParameterIndex::FromGraph(graph_);
+  const v1::Plan plan_ = *MakePlan(spec_, GetParam().stages* GetParam().data);
+};
+
+TEST_P(Pipelines, HaveTheSameBitsInEveryOrder) {
+  const PassOrder order =
+      PassOrderOf(v1::Cluster::PIPELINE_UNSPECIFIED, GetParam().micro_batches, v1::Cluster::CPU,
+                  graph_, *PlanFromProto(plan_, graph_, index_));
+  ASSERT_EQ(order.stages(), GetParam().stages) << "the plan is not a pipeline";
+
+  const GroupResult in_turn = Train(v1::Cluster::NO_PIPELINE);
+  for (const auto pipeline :
+       {v1::Cluster::ONE_FORWARD_ONE_BACKWARD, v1::Cluster::ALL_FORWARD_FIRST}) {
+    SCOPED_TRACE(v1::Cluster::Pipeline_Name(pipeline));
+    const GroupResult many = Train(pipeline);
+    EXPECT_EQ(many.losses, in_turn.losses);
+    EXPECT_TRUE(many.weights == in_turn.weights);
+    EXPECT_EQ(many.digest, in_turn.digest);
+    EXPECT_EQ(many.evaluation.correct, in_turn.evaluation.correct);
+    EXPECT_EQ(many.bytes_sent, in_turn.bytes_sent);
+  }
+
+  v1::RunSpec alone = spec_;
+  alone.clear_cluster();
+  const GroupResult one = Train(alone, *MakePlan(alone, 1));
+  EXPECT_LT(
+      RelativeError(index_, InitialWeights(index_, spec_.seed()), one.weights, in_turn.weights),
+      kTolerance);
+}
+
+TEST_P(Pipelines, UseThePlannedMemory) {
+  const int stages = GetParam().stages;
+  const int micro_batches = GetParam().micro_batches;
+  const GroupResult in_turn = Train(v1::Cluster::NO_PIPELINE);
+  const GroupResult alternating = Train(v1::Cluster::ONE_FORWARD_ONE_BACKWARD);
+  const GroupResult forward_first = Train(v1::Cluster::ALL_FORWARD_FIRST);
+  for (int rank = 0; rank < stages * GetParam().data; ++rank) {
+    SCOPED_TRACE(absl::StrCat("rank ", rank));
+    for (const GroupResult* result : {&in_turn, &alternating, &forward_first}) {
+      EXPECT_EQ(result->memory[rank].activations(), result->planned_memory[rank].activations());
+    }
+    const int stage = rank % stages;
+    const uint64_t one = in_turn.memory[rank].activations();
+    EXPECT_EQ(alternating.memory[rank].activations(),
+              one * std::min(micro_batches, stages - stage));
+    EXPECT_EQ(forward_first.memory[rank].activations(), one * micro_batches);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Models, Pipelines,
+    testing::Values(
+        // Batch norm; residual connections between stages; micro-batches of two sizes.
+        Case{.model = "resnet18", .stages = 3, .micro_batches = 4, .batch = 10},
+        // Dropout, and more stages than micro-batches.
+        Case{.model = "alexnet", .stages = 4, .micro_batches = 3, .batch = 6},
+        // Branches, some of which remain on an earlier stage.
+        Case{.model = "inception-v3", .stages = 2, .micro_batches = 3, .batch = 3},
+        // Tokens, and data parallelism inside the stages.
+        Case{.model = "gpt", .stages = 2, .data = 2, .micro_batches = 5, .batch = 20},
+        Case{.model = "lenet", .stages = 4, .micro_batches = 9, .batch = 9}),
+    [](const auto& info) { return TestName(info.param.model); });
+
+}  // namespace
+}  // namespace cadre
