@@ -73,6 +73,9 @@ FASHION_2 = {
 FASHION_4 = {
     "stat2, H=64, Nesterov": averaging(64, NESTEROV, "STAT2"),
 }
+RESNET = {
+    "stat2, H=48, Nesterov": averaging(48, NESTEROV, "STAT2"),
+}
 GPT = {
     "topk 64, H=48, mean": averaging(48, "", topk(64)),
     "stat2, H=256, Nesterov": averaging(256, NESTEROV, "STAT2"),
@@ -103,6 +106,7 @@ EXPERIMENTS = {
     "fashion-2": Experiment("fashion_mnist", 2, 0.02, SGD_SCHEDULE, 64, "epochs: 6", FASHION_2),
     "fashion-4": Experiment("fashion_mnist", 4, 0.02, SGD_SCHEDULE, 64, "epochs: 6", FASHION_4),
     "fashion-ablation": Experiment("fashion_mnist", 2, 0.02, SGD_SCHEDULE, 64, "epochs: 3", ABLATION),
+    "resnet-2": Experiment("resnet18", 2, 0.05, SGD_SCHEDULE, 64, "epochs: 3", RESNET),
     "gpt-2": Experiment("gpt", 2, 1e-3, ADAM_SCHEDULE, 8, "steps: 5000", GPT, TOKENS),
 }
 
