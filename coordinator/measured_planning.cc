@@ -155,6 +155,11 @@ absl::Status CheckMemory(const PlanQuery& query, const v1::Plan& proto) {
   return CheckPlacedMemory(query.spec, graph, index, plan, query.spec.cluster().device(), limits);
 }
 
+bool HasStages(const v1::Plan& plan) {
+  return std::any_of(plan.layers().begin(), plan.layers().end(),
+                     [](const v1::LayerPlan& layer) { return layer.at_size() > 0; });
+}
+
 absl::StatusOr<std::vector<GroupPlan>> SearchPlans(const PlanQuery& query) {
   SearchInput input;
   CADRE_RETURN_IF_ERROR(FillSearchInput(query, input));
@@ -166,6 +171,11 @@ absl::StatusOr<std::vector<GroupPlan>> SearchPlans(const PlanQuery& query) {
     plans.push_back({.plan = WithoutLink(input, std::move(other.plan)),
                      .predicted = std::move(other.prediction.times)});
   }
+  // The search estimates the memory of a pipeline by layer, not from its tapes.
+  std::erase_if(plans, [&](const GroupPlan& each) {
+    return HasStages(each.plan) && !CheckMemory(query, each.plan).ok();
+  });
+  if (plans.empty()) return absl::ResourceExhaustedError("no plan fits into memory");
   return plans;
 }
 
@@ -174,7 +184,7 @@ absl::StatusOr<std::vector<GroupPlan>> SearchPlans(const PlanQuery& query) {
 absl::StatusOr<std::vector<GroupPlan>> MeasuredPlanning::PlansFor(const PlanQuery& query) const {
   CADRE_ASSIGN_OR_RETURN(v1::Plan by_rules, MakePlan(query.spec, std::ssize(query.ranks)));
   if (PlacesLayers(query.spec.cluster())) {
-    // The search places no layers.
+    // The search does not compare plans whose layers are placed by pins.
     CADRE_RETURN_IF_ERROR(CheckMemory(query, by_rules));
   } else if (IsKnown(query)) {
     absl::StatusOr<std::vector<GroupPlan>> found = SearchPlans(query);

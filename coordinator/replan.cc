@@ -36,7 +36,7 @@ constexpr double kMaxBias = 4;
 
 }  // namespace
 
-// Ignores axes of one rank, which split nothing, and the order of the splits.
+// Ignores axes of one rank, which split and place nothing, and the order of the splits.
 std::string SignatureOf(const v1::Plan& plan) {
   std::string signature;
   std::set<std::string> axes;
@@ -54,6 +54,9 @@ std::string SignatureOf(const v1::Plan& plan) {
     }
     absl::StrAppend(&signature, "\n", layer.layer());
     for (const auto& [index, over] : splits) absl::StrAppend(&signature, " ", index, over);
+    for (const v1::AxisCoordinate& at : layer.at()) {
+      if (axes.count(at.axis()) != 0) absl::StrAppend(&signature, " @", at.axis(), at.coordinate());
+    }
   }
   return signature;
 }

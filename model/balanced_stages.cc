@@ -1,12 +1,11 @@
-// Two dynamic programs over the borders between consecutive layers: the first finds the least
-// possible maximum of the work of a stage, the second the cheapest borders under a limit that is a
-// tenth above it. Cost: stages * layers^2.
+// First the least possible maximum of the work of a stage is found, by bisection: under a limit,
+// stages that are as long as possible are the fewest. Then borders are chosen from the first to the
+// last under a limit that is a tenth higher: of the borders that leave enough stages for the layers
+// behind them, each is the one that the fewest elements cross. Cost: linear in layers and edges.
 #include "model/balanced_stages.h"
 
 #include <algorithm>
-#include <cstdint>
-#include <functional>
-#include <limits>
+#include <numeric>
 
 #include "glog/logging.h"
 
@@ -14,80 +13,81 @@ namespace cadre {
 namespace {
 
 constexpr double kTolerance = 0.1;
-constexpr double kImpossible = std::numeric_limits<double>::infinity();
+constexpr int kBisections = 60;
 
 class Divider {
  public:
   Divider(const Graph& graph, std::span<const double> work, int stages)
-      : graph_(graph), stages_(stages), work_(1, 0.0), crossing_(graph.size(), 0.0) {
-    for (int l = 0; l < graph.size(); ++l) {
-      work_.push_back(work_.back() + work[l]);
-      for (const int producer : graph[l].inputs) {
-        if (producer == Graph::kInput) continue;
-        for (int border = producer + 1; border <= l; ++border) {
-          crossing_[border] += static_cast<double>(graph[producer].output.elements());
-        }
-      }
-    }
+      : layers_(graph.size()), stages_(stages), before_(layers_ + 1, 0.0) {
+    std::partial_sum(work.begin(), work.end(), before_.begin() + 1);
+    CountCrossings(graph);
   }
 
-  std::vector<int> Run() const {
-    const double least = Best([this](double before, int begin, int end) {
-                           return std::max(before, Work(begin, end));
-                         }).cost;
-    const double limit = least * (1 + kTolerance);
-    const std::vector<int> borders =
-        Best([this, limit](double before, int begin, int end) {
-          return Work(begin, end) > limit ? kImpossible : before + crossing_[begin];
-        }).begins;
+  std::vector<int> Run() {
+    double low = 0;
+    double high = before_[layers_];
+    for (int i = 0; i < kBisections; ++i) {
+      const double middle = (low + high) / 2;
+      (Fits(middle) ? high : low) = middle;
+    }
+    Fits(high * (1 + kTolerance));
     std::vector<int> stage_of;
-    for (int l = 0; l < graph_.size(); ++l) {
-      stage_of.push_back(std::upper_bound(borders.begin(), borders.end(), l) - borders.begin() - 1);
+    for (int stage = 0, begin = 0; stage < stages_; ++stage) {
+      const int end = stage + 1 == stages_ ? layers_ : BestEnd(begin, stages_ - stage - 1);
+      stage_of.insert(stage_of.end(), end - begin, stage);
+      begin = end;
     }
     return stage_of;
   }
 
  private:
-  struct Division {
-    double cost = kImpossible;
-    // The first layer of each stage.
-    std::vector<int> begins;
-  };
-  // The cost of stages that end before `end`, of which the last begins at `begin` and the others
-  // cost `before`.
-  using Cost = std::function<double(double before, int begin, int end)>;
-
-  double Work(int begin, int end) const { return work_[end] - work_[begin]; }
-
-  // The cheapest division of all layers.
-  Division Best(const Cost& cost) const {
-    const int layers = graph_.size();
-    // By end: the cheapest division of the layers before it into as many stages as were added.
-    std::vector<Division> best(layers + 1);
-    best[0].cost = 0;
-    for (int stage = 0; stage < stages_; ++stage) {
-      std::vector<Division> longer(layers + 1);
-      for (int end = stage + 1; end <= layers; ++end) {
-        for (int begin = stage; begin < end; ++begin) {
-          if (best[begin].cost == kImpossible) continue;
-          const double total = cost(best[begin].cost, begin, end);
-          if (total >= longer[end].cost) continue;
-          longer[end].cost = total;
-          longer[end].begins = best[begin].begins;
-          longer[end].begins.push_back(begin);
-        }
-      }
-      best = std::move(longer);
+  // A value crosses the borders from its producer to the last layer that reads it.
+  void CountCrossings(const Graph& graph) {
+    std::vector<double> changes(layers_ + 1, 0.0);
+    for (int l = 0; l < layers_; ++l) {
+      const std::vector<int>& consumers = graph.consumers(l);
+      if (consumers.empty()) continue;
+      const auto elements = static_cast<double>(graph[l].output.elements());
+      changes[l + 1] += elements;
+      changes[consumers.back() + 1] -= elements;
     }
-    return best[layers];
+    crossing_.resize(layers_ + 1);
+    std::partial_sum(changes.begin(), changes.end(), crossing_.begin());
   }
 
-  const Graph& graph_;
+  // Sets limit_ and fewest_, and returns whether the layers fit in all stages together.
+  bool Fits(double limit) {
+    limit_ = limit;
+    fewest_.assign(layers_ + 1, 0);
+    for (int begin = layers_ - 1, end = layers_; begin >= 0; --begin) {
+      while (before_[end] - before_[begin] > limit && end > begin) --end;
+      if (end == begin) return false;
+      fewest_[begin] = 1 + fewest_[end];
+    }
+    return fewest_[0] <= stages_;
+  }
+
+  // The best end of a stage, if so many stages follow, none of which is empty.
+  int BestEnd(int begin, int following) const {
+    int best = -1;
+    for (int end = begin + 1; end <= layers_ - following && before_[end] - before_[begin] <= limit_;
+         ++end) {
+      if (fewest_[end] > following) continue;
+      if (best < 0 || crossing_[end] < crossing_[best]) best = end;
+    }
+    CHECK_GE(best, 0) << "the limit was checked";
+    return best;
+  }
+
+  const int layers_;
   const int stages_;
-  // work_[l]: of the layers before l.
-  std::vector<double> work_;
+  // before_[l]: the work of the layers before l.
+  std::vector<double> before_;
   // By border, which is before the layer of this number: elements that later layers read.
   std::vector<double> crossing_;
+  double limit_ = 0;
+  // fewest_[l]: the minimum number of stages for layer l and those behind it.
+  std::vector<int> fewest_;
 };
 
 }  // namespace

@@ -12,8 +12,8 @@ namespace cadre {
 
 // By layer, its stage. Stages are consecutive layers in the order of the graph, and none is empty.
 // `work`: by layer, in any unit. The largest work of a stage is within a tenth of the least
-// possible; among such divisions, the fewest elements pass from one stage to a later one. Requires:
-// 1 <= stages <= graph.size().
+// possible. Under this limit the borders are chosen in order, each so that the fewest elements
+// cross it. Requires: 1 <= stages <= graph.size().
 std::vector<int> BalancedStages(const Graph& graph, std::span<const double> work, int stages);
 // The same, where work is the number of floating-point operations.
 std::vector<int> BalancedStages(const Graph& graph, int stages);

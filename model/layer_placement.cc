@@ -104,12 +104,7 @@ class Placer {
   // Sets balanced_ if no pin has a stage.
   std::optional<PlacementError> BalanceStages() {
     const v1::MeshAxis* stages = FindAxis(kStageAxis);
-    if (stages == nullptr || stages->size() <= 1) return std::nullopt;
-    for (const v1::LayerPin& pin : cluster_.layer()) {
-      for (const v1::AxisCoordinate& at : pin.at()) {
-        if (at.axis() == kStageAxis) return std::nullopt;
-      }
-    }
+    if (stages == nullptr || stages->size() <= 1 || PinsStages(cluster_)) return std::nullopt;
     if (stages->size() > static_cast<uint32_t>(graph_.size())) {
       return Error(PlacementError::kMesh, "has ", stages->size(), " stages, but the model has ",
                    graph_.size(), " layers");
@@ -171,6 +166,13 @@ bool PlacesLayers(const v1::Cluster& cluster) {
          std::any_of(cluster.mesh().begin(), cluster.mesh().end(), [](const v1::MeshAxis& axis) {
            return axis.name() == kStageAxis && axis.size() > 1;
          });
+}
+
+bool PinsStages(const v1::Cluster& cluster) {
+  return std::any_of(cluster.layer().begin(), cluster.layer().end(), [](const v1::LayerPin& pin) {
+    return std::any_of(pin.at().begin(), pin.at().end(),
+                       [](const v1::AxisCoordinate& at) { return at.axis() == kStageAxis; });
+  });
 }
 
 std::optional<PlacementError> PlaceLayers(const v1::Cluster& cluster, const Graph& graph,

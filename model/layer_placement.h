@@ -27,6 +27,9 @@ struct PlacementError {
 // Whether the run places layers: by a pin, or because its mesh has several stages.
 bool PlacesLayers(const v1::Cluster& cluster);
 
+// Whether a pin of the run places a layer on a stage. Otherwise stages are balanced.
+bool PinsStages(const v1::Cluster& cluster);
+
 // Places the layers. A pin concerns the layer of its name, or all layers of the block of its name
 // ("mixed5" concerns "mixed5/a1/conv"); for each layer and axis the pin with the longest name
 // applies. If the mesh has an axis `stage`, every layer has a stage: without a pin, the latest

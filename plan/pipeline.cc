@@ -21,7 +21,7 @@
 // Why ranks cannot deadlock. plan/tape.cc shows it for ranks whose operations are a subsequence of
 // one sequence in which sends precede their receives, if messages are sent in the order of their
 // receives. Number constructs such a sequence of passes, and ranks number their messages by it
-// (Network::NumberOf). A rank also waits where it reuses memory from which it sends: before the
+// (MessageNumber). A rank also waits where it reuses memory from which it sends: before the
 // backward pass of a micro-batch for what it has sent in the forward pass, and before the forward
 // pass of another micro-batch in the same memory for what it has sent in the backward pass. The
 // first wait is for receives of earlier positions: the backward pass follows those of later stages,
@@ -40,7 +40,6 @@
 #include <algorithm>
 
 #include "glog/logging.h"
-#include "plan/tape.h"
 
 namespace cadre {
 
@@ -113,40 +112,30 @@ bool HasStage(const LayerLayouts& layouts) {
                      [](const AxisCoordinate& at) { return at.axis == kStageAxis; });
 }
 
-// Whether ranks of several stages take part in an exchange of this tape.
-bool ExchangesBetweenStages(const Tape& tape, const Mesh& mesh) {
-  for (const TapeOp& op : tape.ops) {
-    if (op.kind != TapeOpKind::kMove && op.kind != TapeOpKind::kMoveGradient) continue;
-    for (const Exchange& step : op.move.steps) {
-      for (const int member : step.members) {
-        if (mesh.Coordinate(member, kStageAxis) !=
-            mesh.Coordinate(step.members.front(), kStageAxis)) {
-          return true;
-        }
-      }
-    }
-  }
-  return false;
+bool IsSum(const Layout& layout, const Mesh& mesh) { return mesh.Size(layout.partial_sum) > 1; }
+
+// Whether a value that layer `l` reads, and its gradient, pass between stages by sends and receives
+// alone. A sum over ranks may need an exchange among ranks of both stages, and so may the model's
+// input, which all ranks hold if several layers read it.
+bool IsPassedOn(const Graph& graph, const Plan& plan, int l, int input) {
+  const int producer = graph[l].inputs[input];
+  if (producer == Graph::kInput) return graph.consumers(Graph::kInput).size() == 1;
+  const int from = StageOf(plan.layers[producer]);
+  const int to = StageOf(plan.layers[l]);
+  if (from == to) return true;
+  return from < to && !IsSum(plan.layers[producer].output, plan.mesh) &&
+         !IsSum(plan.layers[l].input_gradients[input], plan.mesh);
 }
 
 // The number of stages of a plan that can be a pipeline; otherwise 1.
 int PipelinedStages(const Graph& graph, const Plan& plan) {
-  const int stages = plan.mesh.Size(kStageAxis);
-  if (stages == 1) return 1;
   for (int l = 0; l < graph.size(); ++l) {
     if (!HasStage(plan.layers[l])) return 1;
-    for (const int producer : graph[l].inputs) {
-      if (producer != Graph::kInput && StageOf(plan.layers[producer]) > StageOf(plan.layers[l])) {
-        return 1;
-      }
+    for (int i = 0; i < std::ssize(graph[l].inputs); ++i) {
+      if (!IsPassedOn(graph, plan, l, i)) return 1;
     }
   }
-  for (int rank = 0; rank < plan.mesh.ranks(); ++rank) {
-    // Which messages there are does not depend on the number of samples, if every rank has some.
-    const Tape tape = MakeTape(graph, plan, rank, plan.mesh.ranks(), /*training=*/true);
-    if (ExchangesBetweenStages(tape, plan.mesh)) return 1;
-  }
-  return stages;
+  return plan.mesh.Size(kStageAxis);
 }
 
 int GradientReach(const Graph& graph, const Plan& plan) {
@@ -161,6 +150,13 @@ int GradientReach(const Graph& graph, const Plan& plan) {
 }
 
 }  // namespace
+
+uint32_t MessageNumber(const PassOrder& order, const Graph& graph, const Plan& plan,
+                       const TapeOp& op, Pass pass, uint32_t orders) {
+  const int receiver = pass.backward ? graph[op.layer].inputs[op.input] : op.layer;
+  const int stage = order.stages() == 1 ? 0 : StageOf(plan.layers[receiver]);
+  return order.Position(stage, pass) * orders + op.order;
+}
 
 PassOrder PassOrderOf(v1::Cluster::Pipeline pipeline, int micro_batches, v1::Cluster::Device device,
                       const Graph& graph, const Plan& plan) {

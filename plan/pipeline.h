@@ -11,6 +11,7 @@
 
 #include "model/graph.h"
 #include "plan/plan.h"
+#include "plan/tape.h"
 #include "proto/cadre/v1/run.pb.h"
 
 namespace cadre {
@@ -61,10 +62,17 @@ int StageOf(const LayerLayouts& layouts);
 // The stage whose passes a rank plays.
 int StageIn(const PassOrder& order, const Mesh& mesh, int rank);
 
+// The number of the message of a kSend or kReceive, equal on both ranks. Messages are sent in the
+// order of their numbers: by the position of the pass that receives them, then by TapeOp::order. In
+// forward the operation's layer receives, in backward the layer whose output it reads. `orders`:
+// Tape::orders.
+uint32_t MessageNumber(const PassOrder& order, const Graph& graph, const Plan& plan,
+                       const TapeOp& op, Pass pass, uint32_t orders);
+
 // The order for a plan. It has several stages only if the plan has, the ranks compute on the host,
-// every layer is at a stage that is not before those of its inputs, and stages exchange messages by
-// sends and receives alone (plan/tape.h); otherwise the micro-batches are played one after the
-// other. Requires: CheckPlan is OK.
+// every layer is at a stage that is not before those of its inputs, and no value that passes
+// between stages is a sum over ranks; otherwise the micro-batches are played one after the other.
+// Requires: CheckPlan is OK.
 PassOrder PassOrderOf(v1::Cluster::Pipeline pipeline, int micro_batches, v1::Cluster::Device device,
                       const Graph& graph, const Plan& plan);
 

@@ -57,7 +57,7 @@ absl::Status AddPaper(const PlanQuestion& question, PlanReport& report) {
 }
 
 absl::Status ChoosePlan(const PlanQuestion& question, PlanReport& report) {
-  // Layers are placed by pins only.
+  // Pins place layers.
   if (!question.problem.pins.at.empty()) {
     if (question.request.strategy != Strategy::kAuto) {
       return absl::InvalidArgumentError(

@@ -31,7 +31,10 @@ Variation SearchVariation(const SearchResult& answer, const PlanProblem& problem
   const Plan& plan = variation.candidate->plan;
   variation.other_mesh = !(plan.mesh == answer.best.plan.mesh);
   for (size_t l = 0; l < plan.layers.size(); ++l) {
-    if (!(plan.layers[l].splits == answer.best.plan.layers[l].splits)) ++variation.other_layers;
+    const LayerLayouts& before = answer.best.plan.layers[l];
+    if (plan.layers[l].splits != before.splits || plan.layers[l].at != before.at) {
+      ++variation.other_layers;
+    }
   }
   return variation;
 }

@@ -55,7 +55,7 @@ class Simulation {
       for (const Pass pass : rank.passes) {
         for (size_t i = rank.begin(pass); i < rank.end(pass); ++i) {
           const TapeOp& op = rank.tape.ops[i];
-          if (op.kind == TapeOpKind::kSend) rank.sends[NumberOf(rank.tape, op, pass)] = {};
+          if (op.kind == TapeOpKind::kSend) rank.sends[NumberOf(rank, op, pass)] = {};
         }
       }
     }
@@ -94,7 +94,7 @@ class Simulation {
     size_t played = 0;
     PlacedRankTime time;
     // By number.
-    std::map<int, Message> sends;
+    std::map<uint32_t, Message> sends;
 
     size_t begin(Pass of) const { return of.backward ? forward_ops : 0; }
     size_t end(Pass of) const { return of.backward ? tape.ops.size() : forward_ops; }
@@ -119,11 +119,8 @@ class Simulation {
     double seconds = 0;
   };
 
-  // As Network numbers messages: by the position of the pass that receives.
-  int NumberOf(const Tape& tape, const TapeOp& op, Pass pass) const {
-    const int receiver = pass.backward ? graph_[op.layer].inputs[op.input] : op.layer;
-    const int stage = order_.stages() == 1 ? 0 : StageOf(plan_.layers[receiver]);
-    return order_.Position(stage, pass) * tape.orders + op.order;
+  uint32_t NumberOf(const Rank& rank, const TapeOp& op, Pass pass) const {
+    return MessageNumber(order_, graph_, plan_, op, pass, rank.tape.orders);
   }
 
   double ComputeSeconds(const TapeOp& op) const {
@@ -193,7 +190,7 @@ class Simulation {
 
   void Send(Rank& rank, const TapeOp& op) {
     const Exchange& step = op.move.steps[0];
-    Message& message = rank.sends[NumberOf(rank.tape, op, rank.passes[rank.pass])];
+    Message& message = rank.sends[NumberOf(rank, op, rank.passes[rank.pass])];
     message.ready = rank.time.end;
     for (const Exchange::Message& part : step.sends) {
       const int to = step.members[part.peer];
@@ -203,7 +200,7 @@ class Simulation {
   }
 
   // When a message arrives; nullopt if that is not known yet.
-  static std::optional<double> Arrival(const Rank& sender, int wanted, int receiver) {
+  static std::optional<double> Arrival(const Rank& sender, uint32_t wanted, int receiver) {
     double link_free = 0;
     for (const auto& [number, message] : sender.sends) {
       if (!message.ready) return std::nullopt;
@@ -221,7 +218,7 @@ class Simulation {
     double arrived = rank.time.end;
     for (const Exchange::Message& message : step.receives) {
       if (message.peer == step.index) continue;
-      const int number = NumberOf(rank.tape, op, rank.passes[rank.pass]);
+      const uint32_t number = NumberOf(rank, op, rank.passes[rank.pass]);
       const auto arrival = Arrival(ranks_[step.members[message.peer]], number, current_);
       if (!arrival) return false;
       arrived = std::max(arrived, *arrival);

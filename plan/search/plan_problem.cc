@@ -134,7 +134,14 @@ void Scale(const v1::Cluster& cluster, const std::vector<Mesh::Axis>& mesh, Laye
   }
 }
 
-absl::Status PlaceByPins(const v1::Cluster& cluster, const Graph& graph, Pins* pins) {
+absl::Status PlaceByPins(v1::Cluster cluster, const Graph& graph, Pins* pins) {
+  // Stages without pins are balanced for the stages that there are.
+  for (v1::MeshAxis& axis : *cluster.mutable_mesh()) {
+    const Mesh::Axis* actual = FindAxis(pins->mesh, axis.name());
+    if (axis.name() == kStageAxis && actual != nullptr && !PinsStages(cluster)) {
+      axis.set_size(actual->size);
+    }
+  }
   if (const auto error = PlaceLayers(cluster, graph, &pins->at)) {
     return Invalid(error->pin == PlacementError::kMesh ? "cluster.mesh " : "cluster.layer ",
                    error->text);

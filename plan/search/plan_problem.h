@@ -28,7 +28,7 @@ struct Pins {
   std::vector<Mesh::Axis> mesh;
   // By layer name: the index that every axis but `data` splits: samples, out, in or height.
   std::map<std::string, std::string> layers;
-  // By layer: the coordinates at which it is placed. Empty if no pin places a layer.
+  // By layer: the coordinates at which it is placed. Empty if the run does not place layers.
   LayerCoordinates at;
 
   bool empty() const { return mesh.empty() && layers.empty() && at.empty(); }
@@ -66,7 +66,7 @@ struct PlanProblem {
   Strategy strategy = Strategy::kAuto;
   Pins pins;
 };
-// Takes batch, optimiser, micro-batches, policy and pins from the spec. Errors: those of PinsOf.
+// Takes batch, optimiser, micro-batches, pipeline, device, policy and pins from the spec. Errors: those of PinsOf.
 absl::StatusOr<PlanProblem> ProblemOf(const v1::RunSpec& spec, const Graph& graph,
                                       const ParameterIndex& index, int ranks,
                                       HardwareModel hardware);

@@ -77,8 +77,7 @@ class Rules {
       splits.erase(std::remove_if(splits.begin(), splits.end(),
                                   [](const IndexSplit& split) { return split.axes.empty(); }),
                    splits.end());
-      CADRE_ASSIGN_OR_RETURN(LayerLayouts layouts,
-                             LayOut(layer, mesh_, std::move(splits), at));
+      CADRE_ASSIGN_OR_RETURN(LayerLayouts layouts, LayOut(layer, mesh_, std::move(splits), at));
       layers_.push_back(std::move(layouts));
     }
     return std::move(layers_);

@@ -29,6 +29,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <limits>
 #include <memory>
 #include <numeric>
@@ -446,14 +447,26 @@ absl::StatusOr<SearchResult> SearchPolicies(PlanProblem problem, SearchOptions o
   return result;
 }
 
-// Makes `staged` the best plan.
-void Prefer(Candidate staged, const Graph& graph, SearchResult& result) {
-  if (!result.best.plan.layers.empty()) {
-    if (std::ssize(result.others) >= kMaxOthers) result.others.pop_back();
-    result.others.insert(result.others.begin(), std::move(result.best));
+// Adds pipelines to the best plan and the others. They are not among the plans whose sums are
+// minimised, so a result whose best plan is a pipeline is not exact.
+void Add(std::vector<Candidate> staged, const PlanProblem& problem, SearchResult& result) {
+  result.meshes += std::ssize(staged);
+  std::vector<Candidate> all;
+  if (!result.best.plan.layers.empty()) all.push_back(std::move(result.best));
+  for (std::vector<Candidate>* more : {&result.others, &staged}) {
+    std::move(more->begin(), more->end(), std::back_inserter(all));
   }
-  result.best = std::move(staged);
-  result.runners_up.assign(graph.size(), {.more_seconds = kInfiniteSeconds});
+  std::stable_sort(all.begin(), all.end(), [&](const Candidate& a, const Candidate& b) {
+    return ObjectiveOf(problem, a.prediction) < ObjectiveOf(problem, b.prediction);
+  });
+  result.best = std::move(all.front());
+  all.erase(all.begin());
+  if (all.size() > kMaxOthers) all.resize(kMaxOthers);
+  result.others = std::move(all);
+  if (result.best.plan.mesh.Size(kStageAxis) == 1) return;
+  result.exact = false;
+  result.gap = kInfiniteSeconds;
+  result.runners_up.assign(problem.graph->size(), {.more_seconds = kInfiniteSeconds});
   result.strategy_exceptions.clear();
 }
 
@@ -465,15 +478,10 @@ absl::StatusOr<SearchResult> SearchAll(const PlanProblem& problem, const SearchO
       !(result.ok() || exhausted)) {
     return result;
   }
-  for (Candidate& staged : StagedPlans(problem)) {
-    if (!result.ok()) {
-      result = SearchResult();
-    } else if (ObjectiveOf(problem, staged.prediction) >=
-               ObjectiveOf(problem, result->best.prediction)) {
-      continue;
-    }
-    Prefer(std::move(staged), *problem.graph, *result);
-  }
+  std::vector<Candidate> staged = StagedPlans(problem);
+  if (staged.empty()) return result;
+  if (!result.ok()) result = SearchResult();
+  Add(std::move(staged), problem, *result);
   return result;
 }
 
@@ -488,7 +496,7 @@ absl::StatusOr<SearchResult> Search(const PlanProblem& problem, const SearchOpti
   if (problem.pins.empty()) return result;
   PlanProblem free = problem;
   free.pins = Pins();
-  CADRE_ASSIGN_OR_RETURN(SearchResult unpinned, SearchAll(free, options));
+  CADRE_ASSIGN_OR_RETURN(SearchResult unpinned, SearchPolicies(free, options));
   // The pinned plan is one of those that the free search could have found.
   const bool pinned_is_faster =
       ObjectiveOf(free, result.best.prediction) < ObjectiveOf(free, unpinned.best.prediction);

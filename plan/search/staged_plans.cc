@@ -4,8 +4,9 @@
 // activations instead of gradients, so it is faster where links are slow and parameters many, at
 // the price of the bubble and of unequal stages; Predict weighs them.
 //
-// Limits. Groups of up to 64 ranks. Stages of unequal numbers of ranks, and layers that are split
-// inside a stage, are not considered.
+// Limits. Groups of up to 8 ranks. The ranks of a stage divide the samples, and neighboring ranks
+// are consecutive stages. Stages of unequal numbers of ranks, and layers that are split inside a
+// stage, are not considered.
 #include "plan/search/staged_plans.h"
 
 #include <algorithm>
@@ -22,7 +23,7 @@ namespace cadre {
 namespace {
 
 // A prediction simulates every rank.
-constexpr int kMaxSimulatedRanks = 64;
+constexpr int kMaxSimulatedRanks = 8;
 
 bool IsPipelined(const PlanProblem& problem) {
   const bool shared = std::any_of(problem.graph->layers().begin(), problem.graph->layers().end(),

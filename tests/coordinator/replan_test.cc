@@ -42,6 +42,16 @@ TEST(ReplanTest, SignatureIgnoresBuckets) {
   EXPECT_NE(SignatureOf(PlanOf("model")), signature);
 }
 
+TEST(ReplanTest, SignatureHasCoordinates) {
+  v1::Plan plan = PlanOf("stage", 2);
+  v1::AxisCoordinate& at = *plan.mutable_layers(0)->add_at();
+  at.set_axis("stage");
+  const std::string first = SignatureOf(plan);
+  EXPECT_NE(first, SignatureOf(PlanOf("stage", 2)));
+  plan.mutable_layers(0)->mutable_at(0)->set_coordinate(1);
+  EXPECT_NE(SignatureOf(plan), first);
+}
+
 TEST(ReplanTest, FirstPlanWithoutPredictions) {
   const std::vector<GroupPlan> plans = {{.plan = PlanOf("data")}, {.plan = PlanOf("model")}};
   EXPECT_EQ(&FastestOf(plans, PlanHistory()), &plans[0]);

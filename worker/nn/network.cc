@@ -254,7 +254,8 @@ void Network::Begin(const PassOrder& order, std::span<const int64_t> samples, bo
     const Range range = RangeOf(program, pass.backward);
     for (size_t i = range.begin; i < range.end; ++i) {
       const TapeOp& op = program.tape.ops[i];
-      if (op.kind == TapeOpKind::kSend) numbers.push_back(NumberOf(op, pass));
+      if (op.kind == TapeOpKind::kSend)
+        numbers.push_back(MessageNumber(order, graph_, plan_, op, pass, orders_));
     }
   }
   numbers_ = order.Positions() * orders_;
@@ -264,13 +265,6 @@ void Network::Begin(const PassOrder& order, std::span<const int64_t> samples, bo
   for (uint32_t& number : numbers) number += first_number_;
   if (sends_ == nullptr) sends_ = std::make_unique<SendQueue>(comms_.transport());
   sends_->Expect(numbers);
-}
-
-// In forward the layer of the operation receives, in backward the layer whose output it reads.
-uint32_t Network::NumberOf(const TapeOp& op, Pass pass) const {
-  const int receiver = pass.backward ? graph_[op.layer].inputs[op.input] : op.layer;
-  const int stage = order_->stages() == 1 ? 0 : StageOf(plan_.layers[receiver]);
-  return order_->Position(stage, pass) * orders_ + op.order;
 }
 
 Network::Range Network::RangeOf(const Program& program, bool backward) {
@@ -383,7 +377,7 @@ void Network::Send(const Program& program, const TapeOp& op) {
   std::vector<Transfer> transfers =
       exchange_.Pack(op.move.steps[0], Input(program, op.x[0]), Buffer(program, op.scratch));
   for (const Transfer& transfer : transfers) comms_.AddSent(transfer.data.size());
-  const uint32_t number = first_number_ + NumberOf(op, pass_);
+  const uint32_t number = first_number_ + MessageNumber(*order_, graph_, plan_, op, pass_, orders_);
   sending_[pass_.micro_batch % in_flight_].push_back(number);
   sends_->Post(number, std::move(transfers));
 }
@@ -467,8 +461,10 @@ absl::Status Network::DoOp(Program& program, const TapeOp& op, const PassContext
       Send(program, op);
       return absl::OkStatus();
     case TapeOpKind::kReceive:
-      return exchange_.Receive(op.move.steps[0], first_number_ + NumberOf(op, pass_),
-                               Input(program, op.x[0]), Buffer(program, op.y));
+      return exchange_.Receive(
+          op.move.steps[0],
+          first_number_ + MessageNumber(*order_, graph_, plan_, op, pass_, orders_),
+          Input(program, op.x[0]), Buffer(program, op.y));
     case TapeOpKind::kForward:
       return program.layers[op.layer]->Forward(pass, TensorsOf(program, op));
     case TapeOpKind::kBackward:

@@ -118,7 +118,7 @@ class Network {
   // ResourceExhausted, and others of the device.
   absl::Status Prepare(int64_t samples, bool training);
 
-  // Sets the batch that is played next. On the host it is borrowed until it has been played; on
+  // Sets the batch that is played next. On the host it is borrowed until another one is loaded; on
   // other devices it has been read when the call returns, and is copied concurrently with earlier
   // work. Errors: InvalidArgument for tokens outside the vocabulary.
   absl::Status Load(const BatchView& batch);
@@ -193,8 +193,6 @@ class Network {
   static Range RangeOf(const Program& program, bool backward);
   // Sets which pass is played next, when what is sent from its memory is sent.
   absl::Status Enter(Pass pass);
-  // The number of the message of an operation of a pass, counted from the first of the step.
-  uint32_t NumberOf(const TapeOp& op, Pass pass) const;
   // Returns when all declared sends are done.
   absl::Status AwaitSends();
   absl::Status Moving(const std::function<absl::Status()>& wait);

@@ -1,6 +1,7 @@
 // The training step of one rank.
 //
 //   for each micro-batch   load, forward, loss, backward             Network
+//                          (in the order of plan/pipeline.h)
 //   for each bucket        reduce-scatter the gradients              GradientFlow
 //                          (norms over the group, if required)
 //                          update the owned slice                    SliceOptimizer
@@ -201,8 +202,9 @@ absl::StatusOr<LossPart> Replica::Step(std::span<const BatchView> batches, float
 
 absl::Status Replica::Passes(std::span<const BatchView> batches, int64_t samples) {
   const int count = std::ssize(batches);
-  const PassOrder one_by_one(count);
-  const PassOrder& order = count == order_.micro_batches() ? order_ : one_by_one;
+  std::optional<PassOrder> other;
+  if (count != order_.micro_batches()) other.emplace(count);
+  const PassOrder& order = other.has_value() ? *other : order_;
   std::vector<int64_t> sizes;
   for (const BatchView& batch : batches) sizes.push_back(batch.samples);
   network_->BeginStep(order, sizes);

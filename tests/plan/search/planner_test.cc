@@ -314,6 +314,19 @@ TEST(PlannerTest, SmallerGroupsKeepStages) {
   EXPECT_THAT(LayerOf(alone, "fc3").at, IsEmpty());
 }
 
+// Without pins, the stages of the smaller group are balanced again.
+TEST(PlannerTest, SmallerGroupsBalanceStages) {
+  v1::RunSpec spec = Pinned({{"stage", 4}}, {});
+  spec.mutable_cluster()->set_ranks_per_group(4);
+  v1::RunSpec two = Pinned({{"stage", 2}}, {});
+  const Plan smaller = PlanOf(spec, 2);
+  const Plan same = PlanOf(two, 2);
+  EXPECT_EQ(smaller.mesh.Size(kStageAxis), 2);
+  for (size_t l = 0; l < same.layers.size(); ++l) {
+    EXPECT_EQ(smaller.layers[l].at, same.layers[l].at) << l;
+  }
+}
+
 TEST(PlannerTest, RejectsMalformedModel) {
   v1::RunSpec spec = testing::SpecOf(kImages);
   spec.mutable_model()->mutable_layer(4)->mutable_fully_connected()->set_out_features(0);
