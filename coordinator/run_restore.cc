@@ -109,7 +109,11 @@ bool Run::OnRestoringApplied(const v1::Applied& applied) {
   }
   ShardRestore* const restore = shards_.Lost(shard);
   if (restore == nullptr) return applied.missing().empty();
-  if (!restore->ready() || applied.round() != restore->attempt()->round()) return false;
+  // In the open round no order is sent, so this is an answer to an earlier one.
+  if (!restore->ready() || restore->attempt()->source == ShardRestore::Source::kOpenRound ||
+      applied.round() != restore->attempt()->round()) {
+    return false;
+  }
   if (!applied.missing().empty()) {
     for (const uint32_t group : applied.missing()) {
       if (!restore->attempt().has_value()) break;
@@ -123,6 +127,7 @@ bool Run::OnRestoringApplied(const v1::Applied& applied) {
   }
   std::optional<uint64_t> committed = commits_.ShardDigest(shard);
   if (applied.round() > record_.version()) {
+    if (!committing()) return false;
     const v1::ShardDigest& recorded = commits_.closing()->digests(static_cast<int>(shard));
     committed = recorded.applied() ? std::optional(recorded.digest()) : std::nullopt;
   }

@@ -181,6 +181,25 @@ TEST_F(RestoreShardTest, OpenRoundIfAllGroupsHaveContinued) {
 }
 
 // The restoring awaits a group that hangs while it stages its contribution.
+// No round is closing that the shard could have applied.
+TEST_F(RestoreShardTest, AnswerWithoutAnOrderIsIgnored) {
+  const std::string run = Begin();
+  Train(run, 0);
+  FakeWorker& other = cluster_.Lead(run, 1);
+  other.contributed = cluster_.ContributionOf(other);
+  cluster_.Wipe(agg(0));
+  const std::string reason = "shard 0 on agg-0 is being restored from the round in progress";
+  ASSERT_EQ(ReasonOf(run), reason);
+  v1::Applied forged;
+  forged.set_run(run);
+  forged.set_round(2);
+  cluster_.Send(agg(0), forged);
+  EXPECT_EQ(ReasonOf(run), reason);
+  forged.set_error("the disk is full");
+  cluster_.Send(agg(0), forged);
+  EXPECT_EQ(ReasonOf(run), reason);
+}
+
 TEST_F(RestoreShardTest, HungGroupIsNotAwaited) {
   const std::string run = Begin();
   Train(run, 0);
