@@ -78,7 +78,11 @@ std::string LayersText(const Candidate& candidate, const SearchResult& searched)
       {"LAYER", "SPLIT", "COMPUTE ms", "COMMUNICATION ms", "ELEMENTS", "MEMORY", "RUNNER-UP +ms"});
   for (size_t l = 0; l < candidate.plan.layers.size(); ++l) {
     const LayerPrediction& cost = candidate.prediction.layers[l];
-    table.AddRow({candidate.plan.layers[l].name, SplitsText(candidate.plan.layers[l].splits),
+    const LayerLayouts& layouts = candidate.plan.layers[l];
+    table.AddRow({layouts.name,
+                  layouts.at.empty()
+                      ? SplitsText(layouts.splits)
+                      : absl::StrCat(SplitsText(layouts.splits), " ", ToText(layouts.at)),
                   Milliseconds(cost.compute.forward + cost.compute.backward),
                   Milliseconds(cost.communication()), Whole(cost.elements()),
                   FormatBytes(cost.memory_bytes), RunnerUpText(searched.runners_up[l])});
@@ -89,7 +93,7 @@ std::string LayersText(const Candidate& candidate, const SearchResult& searched)
 // The parts of the predicted step time.
 std::string StepText(const Prediction& prediction) {
   const v1::StepTimes& times = prediction.times;
-  const double waiting = times.step() > 0 ? times.exposed() / times.step() : 0;
+  const double waiting = times.step() > 0 ? (times.exposed() + times.moves()) / times.step() : 0;
   return absl::StrFormat(
       "step %s, %.1f %% of it waiting for communication; %s without overlap; bound by %s, "
       "utilisation %.1f %%\n",
@@ -283,6 +287,11 @@ std::string GroupsText(const GroupsResult& answer) {
 }  // namespace
 
 std::string ExactNote(const SearchResult& searched, bool overlap) {
+  if (searched.best.plan.mesh.Size(kStageAxis) > 1) {
+    return "a pipeline has the shortest predicted step; pipelines are not among the plans whose "
+           "sum "
+           "of layer and move times is minimized";
+  }
   return absl::StrCat(
       "the sum of layer and move times ",
       searched.exact ? "is minimal" : "may not be minimal, because the search dropped some states",
