@@ -30,6 +30,12 @@ void StartLogging() {
   });
 }
 
+uint64_t ElementsOf(const cadre::CallerParameter& parameter) {
+  uint64_t elements = 1;
+  for (const uint64_t extent : parameter.shape) elements *= extent;
+  return elements;
+}
+
 std::string OrEmpty(const char* text) { return text == nullptr ? "" : text; }
 
 }  // namespace
@@ -97,23 +103,23 @@ int32_t cadre_group_add_parameter(cadre_group* group, const char* name, const ui
     return group->Fail(absl::FailedPreconditionError(
         absl::StrCat("parameter '", name, "' is registered after the group has joined")));
   }
-  group->parameters.push_back({.name = name,
-                               .shape = {shape, shape + dimensions},
-                               .trained = trained != 0,
-                               .values = values,
-                               .parts = {}});
+  cadre::CallerParameter& parameter = group->parameters.emplace_back(
+      cadre::CallerParameter{.name = name, .shape = {shape, shape + dimensions}});
+  parameter.trained = trained != 0;
+  if (values != nullptr) {
+    parameter.parts.push_back({{0, static_cast<int64_t>(ElementsOf(parameter))}, values});
+  }
   return 0;
 } catch (const std::exception& error) {
   return group->FailWith(error);
 }
 
 int32_t cadre_group_add_part(cadre_group* group, uint64_t begin, uint64_t end, float* values) try {
-  if (group->parameters.empty() || group->parameters.back().values != nullptr) {
-    return group->Fail(absl::FailedPreconditionError("a part needs a parameter without values"));
+  if (group->parameters.empty()) {
+    return group->Fail(absl::FailedPreconditionError("a part needs a parameter"));
   }
   cadre::CallerParameter& parameter = group->parameters.back();
-  uint64_t elements = 1;
-  for (const uint64_t extent : parameter.shape) elements *= extent;
+  const uint64_t elements = ElementsOf(parameter);
   if (begin > end || end > elements) {
     return group->Fail(
         absl::InvalidArgumentError(absl::StrCat("elements ", begin, " to ", end, " of parameter '",
@@ -175,8 +181,8 @@ int32_t cadre_group_step(cadre_group* group) {
   return group->handoff.Step() ? 1 : 0;
 }
 
-void cadre_group_set_loss(cadre_group* group, double loss) {
-  if (group->trainer != nullptr) group->trainer->SetLoss(loss);
+void cadre_group_report_loss(cadre_group* group, double loss) {
+  if (group->trainer != nullptr) group->trainer->AddLoss(loss);
 }
 
 void cadre_group_alive(cadre_group* group) {

@@ -42,7 +42,7 @@ extern "C" {
 #define CADRE_API __attribute__((visibility("default")))
 
 /* Raised when a function or structure changes incompatibly. */
-#define CADRE_GROUP_ABI 1
+#define CADRE_GROUP_ABI 2
 CADRE_API int32_t cadre_group_abi(void);
 
 typedef struct cadre_group cadre_group;
@@ -104,9 +104,10 @@ typedef struct {
 /* Never null; an error is returned by the functions that follow. */
 CADRE_API cadre_group* cadre_group_open(const cadre_group_options* options);
 
-/* Registers the next parameter in the order of the run. `values`: all of its elements, row-major;
- * the ranks of a program divide them. Null: this rank has only the parts that cadre_group_add_part
- * registers, and all ranks together have every element exactly once. Returns 0, or CADRE_ERROR. */
+/* Registers the next parameter in the order of the run. `values`: all of its elements, row-major.
+ * Null: this rank has only the parts that cadre_group_add_part registers. All ranks together have
+ * every element. Elements that several ranks have must be equal on them; these ranks divide their
+ * exchange. Returns 0, or CADRE_ERROR. */
 CADRE_API int32_t cadre_group_add_parameter(cadre_group* group, const char* name,
                                             const uint64_t* shape, int32_t dimensions,
                                             int32_t trained, float* values);
@@ -124,8 +125,9 @@ CADRE_API int32_t cadre_group_next(cadre_group* group, double timeout_seconds);
 /* One step is done. Returns 1 if cadre_group_next must follow: at a boundary, or because the
  * group's generation has ended. Takes no lock and never blocks. */
 CADRE_API int32_t cadre_group_step(cadre_group* group);
-/* Mean loss since the last boundary, for the status; optional. */
-CADRE_API void cadre_group_set_loss(cadre_group* group, double loss);
+/* Training loss of one or more steps, for status and history; optional. The mean of those of rank 0
+ * since the last boundary counts. */
+CADRE_API void cadre_group_report_loss(cadre_group* group, double loss);
 /* The program works although no step ends, for example in an evaluation. */
 CADRE_API void cadre_group_alive(cadre_group* group);
 

@@ -20,6 +20,17 @@
 
 namespace cadre {
 
+// The losses that a program has reported.
+struct LossSum {
+  double sum = 0;
+  int64_t count = 0;
+  // 0: none was reported.
+  double mean() const { return count > 0 ? sum / static_cast<double>(count) : 0; }
+  friend LossSum operator-(const LossSum& a, const LossSum& b) {
+    return {a.sum - b.sum, a.count - b.count};
+  }
+};
+
 // Where a program's training stands. Copied under a mutex when a version is adopted.
 struct ProgramState {
   std::string run;
@@ -49,11 +60,14 @@ class CallerTrainer final : public GenerationTrainer {
   ProgramState state() const ABSL_LOCKS_EXCLUDED(mutex_);
   // Why the program cannot continue, or OK.
   absl::Status error() const ABSL_LOCKS_EXCLUDED(mutex_);
-  // From the program's thread: it has made progress; its mean loss.
+  LossSum losses() const ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // From the program's thread: it has made progress.
   void Advance() {
     if (TrainerProgress* const progress = progress_.load()) progress->Advance();
   }
-  void SetLoss(double loss) { loss_ = loss; }
+  // A loss that is not finite does not count: the weights are checked at the boundary.
+  void AddLoss(double loss) ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
   friend class CallerModel;
@@ -63,12 +77,13 @@ class CallerTrainer final : public GenerationTrainer {
   Handoff& handoff_;
   // That of the member, once a generation has begun.
   std::atomic<TrainerProgress*> progress_ = nullptr;
-  std::atomic<double> loss_ = 0;
   // Steps since the last version was adopted. Used by the runner.
   uint64_t trained_ = 0;
 
   mutable absl::Mutex mutex_;
   ProgramState state_ ABSL_GUARDED_BY(mutex_);
+  // Since the last boundary.
+  LossSum losses_ ABSL_GUARDED_BY(mutex_);
   absl::Status error_ ABSL_GUARDED_BY(mutex_);
 };
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import json
 import logging
+import math
 import os
 import signal
 import socket
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -44,28 +46,44 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
     return (tensor.to_local() if _is_dtensor(tensor) else tensor).detach()
 
 
-def _begin_of(name: str, tensor: Any) -> int:
-    """The first element of this rank's part of a DTensor, counted row-major."""
-    from torch.distributed.tensor import Shard
+def _intervals(whole: Sequence[int], part: Sequence[int], offset: Sequence[int]) -> list[tuple[int, int]]:
+    """The intervals of elements of a tensor of shape `whole` that a part of it has, row-major."""
+    if 0 in part:
+        return []
+    # The part has whole slices of the dimensions after `split`.
+    split = max((d for d in range(len(whole)) if part[d] != whole[d]), default=0)
+    size = math.prod(part[split:])
+    intervals = []
+    for index in itertools.product(*(range(o, o + n) for o, n in zip(offset[:split], part[:split]))):
+        begin = 0
+        for position, extent in zip((*index, *offset[split:]), whole):
+            begin = begin * extent + position
+        intervals.append((begin, begin + size))
+    return intervals
+
+
+def _parts_of(name: str, tensor: Any) -> list[tuple[int, int]]:
+    """The intervals of elements of a DTensor that this rank has, in the order of its local tensor."""
+    from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-    if tensor.device_mesh.ndim != 1 or tensor.placements[0] != Shard(0):
+    # Neither partial sums, nor strided shards, which need not be boxes.
+    if any(type(placement) not in (Replicate, Shard) for placement in tensor.placements):
         raise CadreError(
             f"parameter '{name}' has placements {tensor.placements} on a mesh of shape "
-            f"{tuple(tensor.device_mesh.shape)}; only Shard(0) on a mesh of one dimension is possible"
+            f"{tuple(tensor.device_mesh.shape)}; only Replicate and Shard are possible"
         )
+    if tensor.device_mesh.get_coordinate() is None:
+        return []
     shape, offset = compute_local_shape_and_global_offset(
         tensor.shape, tensor.device_mesh, tensor.placements
     )
-    if 0 in shape:
-        return 0
-    rows = tensor.shape.numel() // tensor.shape[0]
-    return offset[0] * rows
+    return _intervals(tensor.shape, shape, offset)
 
 
 @dataclass
 class _Parameter:
-    """One parameter or buffer, and the memory through which the library exchanges it."""
+    """A parameter or buffer that is exchanged, and the memory through which the library does it."""
 
     name: str
     tensor: torch.Tensor
@@ -165,6 +183,8 @@ class Group:
         self._timeout = timeout
         self._handle_signals = handle_signals
         self._handlers: dict[int, Any] = {}
+        # Losses on devices, which the next boundary reads.
+        self._losses: list[torch.Tensor] = []
         self._hook: Any = None
         self._leaving = False
         self._ended = False
@@ -224,16 +244,12 @@ class Group:
                 None if sharded else parameter.memory.data_ptr(),
             )
         )
-        if sharded:
-            begin = _begin_of(parameter.name, parameter.tensor)
-            self._check(
-                self._library.cadre_group_add_part(
-                    self._handle,
-                    begin,
-                    begin + parameter.memory.numel(),
-                    parameter.memory.data_ptr(),
-                )
-            )
+        if not sharded:
+            return
+        values = parameter.memory.data_ptr()
+        for begin, end in _parts_of(parameter.name, parameter.tensor):
+            self._check(self._library.cadre_group_add_part(self._handle, begin, end, values))
+            values += (end - begin) * parameter.memory.element_size()
 
     # ---- The loop
 
@@ -298,6 +314,7 @@ class Group:
             self._boundary(None)
 
     def _boundary(self, timeout: float | None) -> None:
+        self._report_device_losses()
         deadline = None if timeout is None else time.monotonic() + timeout
         discarded = self._state().discarded_steps
         while True:
@@ -364,10 +381,24 @@ class Group:
         for device in devices:
             torch.cuda.current_stream(device).synchronize()
 
-    def report_loss(self, loss: float) -> None:
-        """Reports the mean loss of the steps since the last boundary, for the status."""
-        if self._handle is not None:
-            self._library.cadre_group_set_loss(self._handle, loss)
+    def report(self, *, loss: float | torch.Tensor) -> None:
+        """Reports the training loss of a step, for status and history of the run.
+
+        The mean of the losses since the last boundary counts, in a program of several ranks those of
+        rank 0. Not every step need be reported. A tensor on a device is read at the next boundary, so
+        that the call does not wait for the device. Losses that are not finite do not count.
+        """
+        if self._handle is None:
+            return
+        if isinstance(loss, torch.Tensor) and loss.device.type != "cpu":
+            self._losses.append(loss.detach())
+        else:
+            self._library.cadre_group_report_loss(self._handle, float(loss))
+
+    def _report_device_losses(self) -> None:
+        for loss in self._losses:
+            self._library.cadre_group_report_loss(self._handle, loss.item())
+        self._losses.clear()
 
     def alive(self) -> None:
         """Reports that the program works although no step ends, as in a long evaluation."""

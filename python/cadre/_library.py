@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 ERROR, WAIT, FETCH, STORE, TRAIN, ENDED = -1, 0, 1, 2, 3, 4
-_ABI = 1
+_ABI = 2
 
 
 class GroupOptions(ctypes.Structure):
@@ -62,7 +62,7 @@ _SIGNATURES = {
     "cadre_group_join": (ctypes.c_int32, [_handle]),
     "cadre_group_next": (ctypes.c_int32, [_handle, ctypes.c_double]),
     "cadre_group_step": (ctypes.c_int32, [_handle]),
-    "cadre_group_set_loss": (None, [_handle, ctypes.c_double]),
+    "cadre_group_report_loss": (None, [_handle, ctypes.c_double]),
     "cadre_group_alive": (None, [_handle]),
     "cadre_group_get_state": (None, [_handle, ctypes.POINTER(GroupState)]),
     "cadre_group_run": (_text, [_handle]),

@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 import time
+from typing import Any
 
 import torch
 
@@ -27,24 +28,33 @@ class Exact(torch.nn.Module):
         return torch.cat([self.first(inputs), self.second(inputs)], dim=1)
 
 
-def make_model(sharded: bool, exact: bool) -> torch.nn.Module:
-    torch.manual_seed(1)
-    if exact:
+def shard(model: torch.nn.Module, first: torch.nn.Module, layout: str) -> None:
+    """Shards a model of two parts with fully_shard."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import Shard
+
+    options: dict[str, Any] = {}
+    if layout == "columns":
+        options["shard_placement_fn"] = lambda parameter: Shard(parameter.dim() - 1)
+    elif layout == "replicas":
+        options["mesh"] = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    fully_shard(first, **options)
+    fully_shard(model, **options)
+
+
+def make_model(options: argparse.Namespace) -> torch.nn.Module:
+    torch.manual_seed(options.seed)
+    if options.exact:
         model = Exact()
-        if sharded:
-            from torch.distributed.fsdp import fully_shard
-
-            fully_shard(model.first)
-            fully_shard(model)
-        return model
-    model = torch.nn.Sequential(
-        torch.nn.Linear(20, 96), torch.nn.BatchNorm1d(96), torch.nn.ReLU(), torch.nn.Linear(96, 4)
-    )
-    if sharded:
-        from torch.distributed.fsdp import fully_shard
-
-        fully_shard(model[3])
-        fully_shard(model)
+        first = model.first
+    else:
+        model = torch.nn.Sequential(
+            torch.nn.Linear(20, 96), torch.nn.BatchNorm1d(96), torch.nn.ReLU(), torch.nn.Linear(96, 4)
+        )
+        first = model[3]
+    if options.fsdp:
+        shard(model, first, options.fsdp)
     return model
 
 
@@ -61,7 +71,7 @@ def main() -> None:
     parser.add_argument("--run", default="")
     parser.add_argument("--spec", default="", help="JSON")
     parser.add_argument("--exact", action="store_true")
-    parser.add_argument("--fsdp", action="store_true")
+    parser.add_argument("--fsdp", choices=["rows", "columns", "replicas"])
     parser.add_argument("--ddp", action="store_true")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--nan-at", type=int, default=0)
@@ -71,12 +81,12 @@ def main() -> None:
     parser.add_argument("--name")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    ranks = options.fsdp or options.ddp
+    ranks = options.fsdp is not None or options.ddp
     if ranks:
         torch.distributed.init_process_group("gloo")
     rank = torch.distributed.get_rank() if ranks else 0
     size = torch.distributed.get_world_size() if ranks else 1
-    model = make_model(options.fsdp, options.exact)
+    model = make_model(options)
     if options.ddp:
         model = torch.nn.parallel.DistributedDataParallel(model)
     if options.exact:
@@ -106,6 +116,7 @@ def main() -> None:
             else:
                 loss = torch.nn.functional.cross_entropy(model(inputs), labels)
             losses.append(loss.item())
+            group.report(loss=losses[-1])
             loss.backward()
             step = group.step + 1
             if step == options.nan_at:

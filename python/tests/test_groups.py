@@ -162,6 +162,17 @@ def test_other_parameters_are_refused(cluster: Cluster) -> None:
     assert "parameter 0 is 'weight' [3, 4] in the run, but '0.weight' [96, 20]" in error
 
 
+def test_losses_are_reported(cluster: Cluster) -> None:
+    programs = [cluster.start(f"p{i}", "program.py", "--spec", spec(), "--slow", "0.1")
+                for i in range(2)]
+    groups = wait_for(lambda: [g for g in cluster.client.status().get("groups", []) if g["step"] % 8],
+                      "progress between two boundaries")
+    assert groups[0]["loss"] > 0 and groups[0]["samples_per_second"] > 0
+    for program in programs:
+        program.succeed()
+    assert 0.3 < cluster.client.status()["runs"][0]["loss"] < 1.5
+
+
 def test_values_that_are_not_finite_are_refused(cluster: Cluster) -> None:
     text = spec(steps=48)
     bad = cluster.start("bad", "program.py", "--spec", text, "--nan-at", "16")
