@@ -45,6 +45,7 @@ struct cadre_group {
 
   cadre::GroupMember::Options options;
   cadre::v1::Reservation reservation;
+  uint64_t test_samples = 0;
   std::vector<cadre::CallerParameter> parameters;
   cadre::Handoff handoff;
   // Owned by `member`.
@@ -94,6 +95,7 @@ cadre_group* cadre_group_open(const cadre_group_options* options) {
   group->reservation.set_program(OrEmpty(options->program));
   group->reservation.set_ranks(options->ranks);
   group->reservation.set_rank(options->rank);
+  group->test_samples = options->test_samples;
   return group;
 }
 
@@ -112,6 +114,15 @@ int32_t cadre_group_add_parameter(cadre_group* group, const char* name, const ui
   return 0;
 } catch (const std::exception& error) {
   return group->FailWith(error);
+}
+
+int32_t cadre_group_add_frozen(cadre_group* group, const char* name, const uint64_t* shape,
+                               int32_t dimensions, const char* digest) {
+  if (cadre_group_add_parameter(group, name, shape, dimensions, 0, nullptr) != 0) {
+    return CADRE_ERROR;
+  }
+  group->parameters.back().frozen_digest = digest;
+  return 0;
 }
 
 int32_t cadre_group_add_part(cadre_group* group, uint64_t begin, uint64_t end, float* values) try {
@@ -136,7 +147,7 @@ int32_t cadre_group_join(cadre_group* group) try {
   group->options.make_trainer =
       [group]() -> absl::StatusOr<std::unique_ptr<cadre::GenerationTrainer>> {
     auto trainer = std::make_unique<cadre::CallerTrainer>(group->reservation, group->parameters,
-                                                          group->handoff);
+                                                          group->test_samples, group->handoff);
     group->trainer = trainer.get();
     return trainer;
   };
@@ -168,6 +179,8 @@ int32_t cadre_group_next(cadre_group* group, double timeout_seconds) try {
       return CADRE_STORE;
     case cadre::Handoff::Task::kTrain:
       return CADRE_TRAIN;
+    case cadre::Handoff::Task::kEvaluate:
+      return CADRE_EVALUATE;
     case cadre::Handoff::Task::kEnded:
       return CADRE_ENDED;
   }
@@ -183,6 +196,14 @@ int32_t cadre_group_step(cadre_group* group) {
 
 void cadre_group_report_loss(cadre_group* group, double loss) {
   if (group->trainer != nullptr) group->trainer->AddLoss(loss);
+}
+
+void cadre_group_report_evaluation(cadre_group* group, uint64_t correct, uint64_t labels,
+                                   double loss_sum) {
+  if (group->trainer == nullptr) return;
+  group->trainer->SetEvaluated({.correct = static_cast<int64_t>(correct),
+                                .labels = static_cast<int64_t>(labels),
+                                .loss_sum = loss_sum});
 }
 
 void cadre_group_alive(cadre_group* group) {
@@ -206,6 +227,8 @@ void cadre_group_get_state(const cadre_group* group, cadre_group_state* state) {
   state->sample_position =
       cadre::BatchPosition(program.division, state->step, program.group, program.batch);
   state->discarded_steps = program.discarded_steps;
+  state->evaluate_begin = program.evaluate.begin;
+  state->evaluate_end = program.evaluate.end;
   state->connected = group->member != nullptr && group->member->connected() ? 1 : 0;
 }
 

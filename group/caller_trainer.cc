@@ -31,6 +31,7 @@ class CallerModel final : public TrainedModel {
       : assignment_(assignment), spec_(assignment.spec()), trainer_(trainer), control_(control) {}
 
   absl::Status Open(FailureNote& failure) override {
+    CADRE_RETURN_IF_ERROR(failure.Blame(v1::FAILURE_CAUSE_PLAN, CheckTestSamples()));
     auto made = CallerValues::Make(trainer_.parameters_, spec_.model());
     CADRE_RETURN_IF_ERROR(failure.Blame(v1::FAILURE_CAUSE_PLAN, made.status()));
     values_.emplace(*std::move(made));
@@ -49,7 +50,10 @@ class CallerModel final : public TrainedModel {
 
   v1::Prepared Describe() const override {
     v1::Prepared prepared;
-    if (spec_.model().has_opaque()) prepared.set_train_samples(EpochSamples(spec_));
+    if (spec_.model().has_opaque()) {
+      prepared.set_train_samples(EpochSamples(spec_));
+      prepared.set_test_samples(spec_.model().opaque().test_samples());
+    }
     int64_t owned = 0;
     for (const Owned& part : values_->owned()) owned += part.positions.size();
     prepared.mutable_memory()->set_weights(owned * sizeof(float));
@@ -134,6 +138,25 @@ class CallerModel final : public TrainedModel {
     return std::exchange(trainer_.losses_, {}).mean();
   }
 
+  absl::StatusOr<RankProtocol::Evaluated> Evaluate(const RankProtocol::Evaluate& evaluate,
+                                                   FailureNote& failure) override {
+    CADRE_RETURN_IF_ERROR(Gather());
+    {
+      absl::MutexLock lock(&trainer_.mutex_);
+      trainer_.evaluated_ = {};
+      trainer_.state_.evaluate = {static_cast<int64_t>(evaluate.begin),
+                                  static_cast<int64_t>(evaluate.end)};
+    }
+    CADRE_RETURN_IF_ERROR(trainer_.handoff_.Do(Handoff::Task::kEvaluate));
+    absl::MutexLock lock(&trainer_.mutex_);
+    const RankProtocol::Evaluated evaluated = trainer_.evaluated_;
+    if (evaluated.labels >= static_cast<int64_t>(evaluate.end - evaluate.begin)) return evaluated;
+    return failure.Blame(v1::FAILURE_CAUSE_PLAN,
+                         absl::InvalidArgumentError(
+                             absl::StrCat("the evaluation of test samples ", evaluate.begin, " to ",
+                                          evaluate.end, " has ", evaluated.labels, " labels")));
+  }
+
   // The program goes on when the coordinator has confirmed the end.
   absl::Status OnTrainingEnded() override { return Gather(); }
 
@@ -143,6 +166,15 @@ class CallerModel final : public TrainedModel {
   }
 
  private:
+  // A run in which the programs evaluate needs an evaluation in each of them.
+  absl::Status CheckTestSamples() const {
+    const uint64_t of_run = spec_.model().opaque().test_samples();
+    if (!spec_.model().has_opaque() || of_run == trainer_.test_samples_) return absl::OkStatus();
+    return absl::InvalidArgumentError(absl::StrCat("the run has ", of_run,
+                                                   " test samples, but this program evaluates ",
+                                                   trainer_.test_samples_));
+  }
+
   // Has the program train to the step, and reports its progress meanwhile.
   absl::Status TrainTo(uint32_t until) {
     CADRE_RETURN_IF_ERROR(trainer_.handoff_.Assign(Handoff::Task::kTrain, step_, until));
@@ -249,6 +281,11 @@ void CallerTrainer::AddLoss(double loss) {
   absl::MutexLock lock(&mutex_);
   losses_.sum += loss;
   ++losses_.count;
+}
+
+void CallerTrainer::SetEvaluated(const RankProtocol::Evaluated& evaluated) {
+  absl::MutexLock lock(&mutex_);
+  evaluated_ = evaluated;
 }
 
 ProgramState CallerTrainer::state() const {

@@ -16,7 +16,9 @@
 #include "group/caller_values.h"
 #include "group/handoff.h"
 #include "proto/cadre/v1/membership.pb.h"
+#include "tensor/interval.h"
 #include "worker/group_member.h"
+#include "worker/train/rank_protocol.h"
 
 namespace cadre {
 
@@ -43,14 +45,19 @@ struct ProgramState {
   uint32_t batch = 0;
   v1::SampleDivision division;
   uint64_t discarded_steps = 0;
+  // Test samples of the evaluation that is due.
+  Interval evaluate;
 };
 
 class CallerTrainer final : public GenerationTrainer {
  public:
-  // Borrows `handoff` and `parameters`.
+  // Borrows `handoff` and `parameters`. `test_samples`: those that the program evaluates.
   CallerTrainer(const v1::Reservation& reservation, const std::vector<CallerParameter>& parameters,
-                Handoff& handoff)
-      : reservation_(reservation), parameters_(parameters), handoff_(handoff) {}
+                uint64_t test_samples, Handoff& handoff)
+      : reservation_(reservation),
+        parameters_(parameters),
+        test_samples_(test_samples),
+        handoff_(handoff) {}
 
   void Describe(v1::Hello& hello) const override;
   Result Train(GroupSession& session, const MemberLoopOptions& options,
@@ -68,12 +75,15 @@ class CallerTrainer final : public GenerationTrainer {
   }
   // A loss that is not finite does not count: the weights are checked at the boundary.
   void AddLoss(double loss) ABSL_LOCKS_EXCLUDED(mutex_);
+  // The result of the evaluation that is due.
+  void SetEvaluated(const RankProtocol::Evaluated& evaluated) ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
   friend class CallerModel;
 
   const v1::Reservation reservation_;
   const std::vector<CallerParameter>& parameters_;
+  const uint64_t test_samples_;
   Handoff& handoff_;
   // That of the member, once a generation has begun.
   std::atomic<TrainerProgress*> progress_ = nullptr;
@@ -84,6 +94,7 @@ class CallerTrainer final : public GenerationTrainer {
   ProgramState state_ ABSL_GUARDED_BY(mutex_);
   // Since the last boundary.
   LossSum losses_ ABSL_GUARDED_BY(mutex_);
+  RankProtocol::Evaluated evaluated_ ABSL_GUARDED_BY(mutex_);
   absl::Status error_ ABSL_GUARDED_BY(mutex_);
 };
 

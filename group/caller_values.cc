@@ -23,7 +23,11 @@ v1::OpaqueModel ModelOf(const std::vector<CallerParameter>& parameters) {
     v1::OpaqueParameter& parameter = *model.add_parameter();
     parameter.set_name(one.name);
     for (const uint64_t extent : one.shape) parameter.add_shape(extent);
-    parameter.set_trained(one.trained);
+    if (one.frozen_digest.empty()) {
+      parameter.set_trained(one.trained);
+    } else {
+      parameter.set_frozen_digest(one.frozen_digest);
+    }
   }
   return model;
 }
@@ -41,17 +45,21 @@ std::vector<std::string> NamesInGraph(const std::string& name) {
   return names;
 }
 
+// The number of the program's parameter in the index, or -1.
+int FindInGraph(const ParameterIndex& index, const std::string& own_name) {
+  for (const std::string& name : NamesInGraph(own_name)) {
+    if (const absl::StatusOr<int> number = index.Find(name); number.ok()) return *number;
+  }
+  return -1;
+}
+
 // For each parameter of the program, its number in the index.
 absl::StatusOr<std::vector<int>> FindAll(const ParameterIndex& index,
                                          const ParameterIndex& program) {
   std::vector<int> numbers;
   std::map<int, std::string> taken;
   for (const Parameter& own : program.parameters()) {
-    int found = -1;
-    for (const std::string& name : NamesInGraph(own.name)) {
-      const absl::StatusOr<int> number = index.Find(name);
-      if (found < 0 && number.ok()) found = *number;
-    }
+    const int found = FindInGraph(index, own.name);
     if (found < 0) {
       return absl::InvalidArgumentError(
           absl::StrCat("the model of the run has no parameter '", own.name, "'"));
@@ -99,18 +107,27 @@ absl::StatusOr<CallerValues> CallerValues::Make(const std::vector<CallerParamete
                                                 const v1::Model& model) {
   CallerValues values;
   CADRE_ASSIGN_OR_RETURN(values.index_, ParameterIndex::FromModel(model));
-  const ParameterIndex program = ParameterIndex::FromOpaque(ModelOf(parameters));
-  std::vector<int> numbers(parameters.size());
+  const v1::OpaqueModel program = ModelOf(parameters);
+  std::vector<const CallerParameter*> exchanged;
+  for (const CallerParameter& parameter : parameters) {
+    if (parameter.frozen_digest.empty()) {
+      exchanged.push_back(&parameter);
+    } else if (FindInGraph(values.index_, parameter.name) >= 0) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "parameter '", parameter.name, "' is frozen in this program, but the run trains it"));
+    }
+  }
+  std::vector<int> numbers(exchanged.size());
   std::iota(numbers.begin(), numbers.end(), 0);
   if (model.has_opaque()) {
-    const std::string difference = ParametersDifference(values.index_, program);
+    const std::string difference = ParametersDifference(model.opaque(), program);
     if (!difference.empty()) return absl::InvalidArgumentError(difference);
   } else {
-    CADRE_ASSIGN_OR_RETURN(numbers, FindAll(values.index_, program));
+    CADRE_ASSIGN_OR_RETURN(numbers, FindAll(values.index_, ParameterIndex::FromOpaque(program)));
   }
-  for (size_t i = 0; i < parameters.size(); ++i) {
+  for (size_t i = 0; i < exchanged.size(); ++i) {
     const int64_t begin = values.index_[numbers[i]].offset;
-    for (const CallerParameter::Part& part : parameters[i].parts) {
+    for (const CallerParameter::Part& part : exchanged[i]->parts) {
       if (part.elements.empty()) continue;
       values.held_.push_back({{begin + part.elements.begin, begin + part.elements.end},
                               {part.values, static_cast<size_t>(part.elements.size())}});

@@ -30,6 +30,8 @@ struct CallerParameter {
   std::string name;
   std::vector<uint64_t> shape;
   bool trained = true;
+  // Not empty: the parameter is frozen (v1::OpaqueParameter.frozen_digest) and has no parts.
+  std::string frozen_digest;
   struct Part {
     // Elements of the parameter, row-major.
     Interval elements;

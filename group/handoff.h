@@ -24,7 +24,7 @@ namespace cadre {
 
 class Handoff {
  public:
-  enum class Task { kWait, kFetch, kStore, kTrain, kEnded };
+  enum class Task { kWait, kFetch, kStore, kTrain, kEvaluate, kEnded };
 
   // `finishes`: a program that trains when its generation ends goes on to the step that it was
   // told, because it has several ranks, which must stop at the same step.

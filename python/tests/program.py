@@ -13,6 +13,10 @@ import torch
 import cadre
 
 
+# Beyond the positions of all training samples.
+TEST_POSITION = 1 << 40
+
+
 class Exact(torch.nn.Module):
     """A model whose values and gradients are small multiples of powers of two, so that all sums are exact."""
 
@@ -53,6 +57,8 @@ def make_model(options: argparse.Namespace) -> torch.nn.Module:
             torch.nn.Linear(20, 96), torch.nn.BatchNorm1d(96), torch.nn.ReLU(), torch.nn.Linear(96, 4)
         )
         first = model[3]
+    if options.freeze:
+        first.weight.requires_grad_(False)
     if options.fsdp:
         shard(model, first, options.fsdp)
     return model
@@ -72,6 +78,8 @@ def main() -> None:
     parser.add_argument("--spec", default="", help="JSON")
     parser.add_argument("--exact", action="store_true")
     parser.add_argument("--fsdp", choices=["rows", "columns", "replicas"])
+    parser.add_argument("--freeze", action="store_true", help="freezes a weight")
+    parser.add_argument("--evaluate", action="store_true")
     parser.add_argument("--ddp", action="store_true")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--nan-at", type=int, default=0)
@@ -96,8 +104,19 @@ def main() -> None:
     losses: list[float] = []
     run = json.loads(options.spec) if options.spec else options.run
     seen = -1
+
+    def evaluate(begin: int, end: int) -> tuple[float, float]:
+        model.eval()
+        with torch.no_grad():
+            inputs, labels = batch_at(TEST_POSITION + begin, end - begin)
+            scores = model(inputs)
+        model.train()
+        loss = torch.nn.functional.cross_entropy(scores, labels).item()
+        return (scores.argmax(dim=1) == labels).float().mean().item(), loss
+
+    test = {"evaluate": evaluate, "test_samples": 500} if options.evaluate else {}
     with cadre.attach(model, optimizer, coordinator=options.coordinator, run=run, insecure=True,
-                      timeout=90, name=options.name) as group:
+                      timeout=90, name=options.name, **test) as group:
         while True:
             if group.version != seen and rank == 0:
                 seen = group.version

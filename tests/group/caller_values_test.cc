@@ -73,6 +73,24 @@ TEST(CallerValuesTest, ParametersAreThoseOfTheRun) {
               HasSubstr("but 'mean' [3] in this program"));
 }
 
+TEST(CallerValuesTest, FrozenParametersHaveNoPositions) {
+  v1::Model model = Opaque();
+  v1::OpaqueParameter& frozen = *model.mutable_opaque()->add_parameter();
+  frozen.set_name("frozen");
+  frozen.add_shape(5);
+  frozen.set_frozen_digest("1f");
+  std::vector<float> values(9);
+  std::vector<CallerParameter> parameters = {
+      Whole("w", {2, 3}, values.data()),
+      Statistic(Whole("mean", {3}, values.data() + 6)),
+      {.name = "frozen", .shape = {5}, .trained = false, .frozen_digest = "1f"}};
+  const auto made = CallerValues::Make(parameters, model);
+  ASSERT_TRUE(made.ok()) << made.status();
+  EXPECT_EQ(made->index().size(), 9);
+  parameters[2].frozen_digest = "2f";
+  EXPECT_THAT(ErrorOf(parameters, model), HasSubstr("frozen with digest 1f in the run, but"));
+}
+
 TEST(CallerValuesTest, ParametersOfAGraphAreFoundByName) {
   const v1::Model model = Parse(R"(
     input { channels: 1 height: 2 width: 2 }
