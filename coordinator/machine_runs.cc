@@ -40,8 +40,7 @@ constexpr size_t kMaxOrderedDeletes = 64;
 std::string Machine::FirstDifference(const v1::RunSpec& run, const v1::RunSpec& submitted) {
   if (run.model().has_opaque() && submitted.model().has_opaque()) {
     const std::string parameters =
-        ParametersDifference(ParameterIndex::FromOpaque(run.model().opaque()),
-                             ParameterIndex::FromOpaque(submitted.model().opaque()));
+        ParametersDifference(run.model().opaque(), submitted.model().opaque());
     if (!parameters.empty()) return parameters;
   }
   google::protobuf::util::MessageDifferencer differencer;

@@ -65,6 +65,8 @@ v1::CommitRecord Round::Close(const std::string& run, absl::Time now) {
   commit.set_run(run);
   commit.set_round(round_);
   double loss = 0;
+  // Samples of the groups that know their loss.
+  double samples = 0;
   absl::Time last = absl::InfinitePast();
   for (const auto& [group, arrival] : arrivals_) {
     const v1::Contributed& contributed = arrival.contributed;
@@ -78,10 +80,13 @@ v1::CommitRecord Round::Close(const std::string& run, absl::Time now) {
       commit.mutable_outer()->set_rate(contributed.rate());
     }
     commit.set_samples(commit.samples() + contributed.samples());
-    loss += static_cast<double>(contributed.loss()) * static_cast<double>(contributed.samples());
+    if (contributed.loss() != 0) {
+      loss += static_cast<double>(contributed.loss()) * static_cast<double>(contributed.samples());
+      samples += static_cast<double>(contributed.samples());
+    }
     last = std::max(last, arrival.when);
   }
-  commit.set_loss(static_cast<float>(loss / static_cast<double>(commit.samples())));
+  if (samples > 0) commit.set_loss(static_cast<float>(loss / samples));
   last_quorum_ = std::min(QuorumAt(), now);
   if (arrivals_.size() > 1) AddDelay(last - last_quorum_);
   return commit;

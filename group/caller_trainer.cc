@@ -2,30 +2,37 @@
 #include "group/caller_trainer.h"
 
 #include <algorithm>
+#include <cmath>
 #include <memory>
 #include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "base/clock.h"
 #include "base/status.h"
 #include "glog/logging.h"
 #include "model/opaque.h"
 #include "worker/train/agreement.h"
 
 namespace cadre {
+namespace {
+
+constexpr absl::Duration kReportEvery = absl::Seconds(1);
+
+}  // namespace
 
 // Values are current in the registered memory after Fetch, until the program trains. Store marks
 // them as changed; they reach the program with the next Gather, because ranks that share values
 // must receive those of the others first.
 class CallerModel final : public TrainedModel {
  public:
-  CallerModel(const v1::Assignment& assignment, CallerTrainer& trainer)
-      : assignment_(assignment), spec_(assignment.spec()), trainer_(trainer) {}
+  CallerModel(const v1::Assignment& assignment, CallerTrainer& trainer, GroupControl& control)
+      : assignment_(assignment), spec_(assignment.spec()), trainer_(trainer), control_(control) {}
 
   absl::Status Open(FailureNote& failure) override {
-    const int rank = static_cast<int>(assignment_.place().rank());
-    auto made =
-        CallerValues::Make(trainer_.parameters_, spec_.model(), rank, assignment_.peers_size());
+    CADRE_RETURN_IF_ERROR(failure.Blame(v1::FAILURE_CAUSE_PLAN, CheckTestSamples()));
+    auto made = CallerValues::Make(trainer_.parameters_, spec_.model());
     CADRE_RETURN_IF_ERROR(failure.Blame(v1::FAILURE_CAUSE_PLAN, made.status()));
     values_.emplace(*std::move(made));
     // The program may still train with the values of an earlier generation.
@@ -36,14 +43,17 @@ class CallerModel final : public TrainedModel {
                        FailureNote& failure) override {
     protocol_ = &protocol;
     group_.reset(new Communicator(WholeGroup(transport)));
-    const absl::Status partition = values_->CheckPartition(*group_);
-    return absl::IsInvalidArgument(partition) ? failure.Blame(v1::FAILURE_CAUSE_PLAN, partition)
-                                              : partition;
+    const absl::Status divided = values_->Divide(transport);
+    return absl::IsInvalidArgument(divided) ? failure.Blame(v1::FAILURE_CAUSE_PLAN, divided)
+                                            : divided;
   }
 
   v1::Prepared Describe() const override {
     v1::Prepared prepared;
-    if (spec_.model().has_opaque()) prepared.set_train_samples(EpochSamples(spec_));
+    if (spec_.model().has_opaque()) {
+      prepared.set_train_samples(EpochSamples(spec_));
+      prepared.set_test_samples(spec_.model().opaque().test_samples());
+    }
     int64_t owned = 0;
     for (const Owned& part : values_->owned()) owned += part.positions.size();
     prepared.mutable_memory()->set_weights(owned * sizeof(float));
@@ -75,7 +85,7 @@ class CallerModel final : public TrainedModel {
 
   absl::Status Gather() override {
     if (!changed_) return absl::OkStatus();
-    CADRE_RETURN_IF_ERROR(values_->GiveShared(*group_));
+    CADRE_RETURN_IF_ERROR(values_->GiveShared());
     CADRE_RETURN_IF_ERROR(trainer_.handoff_.Do(Handoff::Task::kStore));
     changed_ = false;
     return absl::OkStatus();
@@ -113,7 +123,7 @@ class CallerModel final : public TrainedModel {
     }
     if (trainer_.progress_ != nullptr) trainer_.progress_.load()->Enter(v1::ACTIVITY_TRAINING);
     current_ = false;
-    const absl::Status trained = trainer_.handoff_.Do(Handoff::Task::kTrain, step_, train.until);
+    const absl::Status trained = TrainTo(train.until);
     const uint32_t reached = trainer_.handoff_.step();
     trainer_.trained_ += reached - std::min(step_, reached);
     CADRE_RETURN_IF_ERROR(trained);
@@ -121,20 +131,101 @@ class CallerModel final : public TrainedModel {
     return absl::OkStatus();
   }
 
-  double TakeLoss() override { return trainer_.loss_; }
+  // The program waits meanwhile, so that it reports no loss.
+  double TakeLoss() override {
+    reported_ = {};
+    absl::MutexLock lock(&trainer_.mutex_);
+    return std::exchange(trainer_.losses_, {}).mean();
+  }
+
+  absl::StatusOr<RankProtocol::Evaluated> Evaluate(const RankProtocol::Evaluate& evaluate,
+                                                   FailureNote& failure) override {
+    CADRE_RETURN_IF_ERROR(Gather());
+    {
+      absl::MutexLock lock(&trainer_.mutex_);
+      trainer_.evaluated_ = {};
+      trainer_.state_.evaluate = {static_cast<int64_t>(evaluate.begin),
+                                  static_cast<int64_t>(evaluate.end)};
+    }
+    CADRE_RETURN_IF_ERROR(trainer_.handoff_.Do(Handoff::Task::kEvaluate));
+    absl::MutexLock lock(&trainer_.mutex_);
+    const RankProtocol::Evaluated evaluated = trainer_.evaluated_;
+    if (evaluated.labels >= static_cast<int64_t>(evaluate.end - evaluate.begin)) return evaluated;
+    return failure.Blame(v1::FAILURE_CAUSE_PLAN,
+                         absl::InvalidArgumentError(
+                             absl::StrCat("the evaluation of test samples ", evaluate.begin, " to ",
+                                          evaluate.end, " has ", evaluated.labels, " labels")));
+  }
 
   // The program goes on when the coordinator has confirmed the end.
   absl::Status OnTrainingEnded() override { return Gather(); }
 
-  void Close() override { group_.reset(); }
+  void Close() override {
+    values_.reset();
+    group_.reset();
+  }
 
  private:
+  // A run in which the programs evaluate needs an evaluation in each of them.
+  absl::Status CheckTestSamples() const {
+    const uint64_t of_run = spec_.model().opaque().test_samples();
+    if (!spec_.model().has_opaque() || of_run == trainer_.test_samples_) return absl::OkStatus();
+    return absl::InvalidArgumentError(absl::StrCat("the run has ", of_run,
+                                                   " test samples, but this program evaluates ",
+                                                   trainer_.test_samples_));
+  }
+
+  // Has the program train to the step, and reports its progress meanwhile.
+  absl::Status TrainTo(uint32_t until) {
+    CADRE_RETURN_IF_ERROR(trainer_.handoff_.Assign(Handoff::Task::kTrain, step_, until));
+    absl::Time counted_at = steady_.Now();
+    uint32_t counted_step = step_;
+    while (true) {
+      CADRE_ASSIGN_OR_RETURN(const bool done,
+                             trainer_.handoff_.AwaitDone(report_at_ - steady_.Now()));
+      const absl::Time now = steady_.Now();
+      const uint32_t step = trainer_.handoff_.step();
+      unreported_time_ += now - std::exchange(counted_at, now);
+      unreported_steps_ += step - std::exchange(counted_step, step);
+      if (now >= report_at_) {
+        ReportProgress(step);
+        report_at_ = now + kReportEvery;
+      }
+      if (done) return absl::OkStatus();
+    }
+  }
+
+  void ReportProgress(uint32_t step) {
+    if (assignment_.place().rank() != 0 || unreported_steps_ == 0) return;
+    const LossSum losses = trainer_.losses();
+    const uint32_t steps = std::exchange(unreported_steps_, 0);
+    const double seconds =
+        absl::ToDoubleSeconds(std::exchange(unreported_time_, absl::ZeroDuration()));
+    v1::Progress progress;
+    *progress.mutable_place() = assignment_.place();
+    progress.set_step(step);
+    progress.set_loss((losses - std::exchange(reported_, losses)).mean());
+    progress.set_samples_per_second(static_cast<double>(steps) * spec_.batch_per_group() / seconds);
+    progress.set_step_seconds(seconds / steps);
+    progress.set_solo_steps(protocol_->solo_steps());
+    control_.Send(progress);
+  }
+
   const v1::Assignment& assignment_;
   const v1::RunSpec& spec_;
   CallerTrainer& trainer_;
   std::optional<CallerValues> values_;
   std::unique_ptr<Communicator> group_;
   const RankProtocol* protocol_ = nullptr;
+  GroupControl& control_;
+  const SteadyClock steady_;
+  // When the next Progress is due.
+  absl::Time report_at_ = absl::InfinitePast();
+  // Since the newest Progress: steps, and the time in which the program trained.
+  uint32_t unreported_steps_ = 0;
+  absl::Duration unreported_time_;
+  // The losses since the last boundary that Progress has reported.
+  LossSum reported_;
   uint32_t step_ = 0;
   bool current_ = false;
   bool changed_ = false;
@@ -153,7 +244,7 @@ GenerationTrainer::Result CallerTrainer::Train(GroupSession& session,
   handoff_.Begin();
   const auto on_cancel =
       session.cancellation().OnCancel([this](const absl::Status&) { handoff_.Cancel(); });
-  CallerModel model(session.assignment(), *this);
+  CallerModel model(session.assignment(), *this, session);
   Result result;
   result.outcome = RunMemberLoop(session.assignment(), model, session, session.cancellation(),
                                  counters, options);
@@ -178,6 +269,23 @@ void CallerTrainer::OnRunEnded(const v1::RunEnded& ended) {
     state_.run = ended.run();
   }
   handoff_.End();
+}
+
+LossSum CallerTrainer::losses() const {
+  absl::MutexLock lock(&mutex_);
+  return losses_;
+}
+
+void CallerTrainer::AddLoss(double loss) {
+  if (!std::isfinite(loss)) return;
+  absl::MutexLock lock(&mutex_);
+  losses_.sum += loss;
+  ++losses_.count;
+}
+
+void CallerTrainer::SetEvaluated(const RankProtocol::Evaluated& evaluated) {
+  absl::MutexLock lock(&mutex_);
+  evaluated_ = evaluated;
 }
 
 ProgramState CallerTrainer::state() const {

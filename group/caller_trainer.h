@@ -16,9 +16,22 @@
 #include "group/caller_values.h"
 #include "group/handoff.h"
 #include "proto/cadre/v1/membership.pb.h"
+#include "tensor/interval.h"
 #include "worker/group_member.h"
+#include "worker/train/rank_protocol.h"
 
 namespace cadre {
+
+// The losses that a program has reported.
+struct LossSum {
+  double sum = 0;
+  int64_t count = 0;
+  // 0: none was reported.
+  double mean() const { return count > 0 ? sum / static_cast<double>(count) : 0; }
+  friend LossSum operator-(const LossSum& a, const LossSum& b) {
+    return {a.sum - b.sum, a.count - b.count};
+  }
+};
 
 // Where a program's training stands. Copied under a mutex when a version is adopted.
 struct ProgramState {
@@ -32,14 +45,19 @@ struct ProgramState {
   uint32_t batch = 0;
   v1::SampleDivision division;
   uint64_t discarded_steps = 0;
+  // Test samples of the evaluation that is due.
+  Interval evaluate;
 };
 
 class CallerTrainer final : public GenerationTrainer {
  public:
-  // Borrows `handoff` and `parameters`.
+  // Borrows `handoff` and `parameters`. `test_samples`: those that the program evaluates.
   CallerTrainer(const v1::Reservation& reservation, const std::vector<CallerParameter>& parameters,
-                Handoff& handoff)
-      : reservation_(reservation), parameters_(parameters), handoff_(handoff) {}
+                uint64_t test_samples, Handoff& handoff)
+      : reservation_(reservation),
+        parameters_(parameters),
+        test_samples_(test_samples),
+        handoff_(handoff) {}
 
   void Describe(v1::Hello& hello) const override;
   Result Train(GroupSession& session, const MemberLoopOptions& options,
@@ -49,26 +67,34 @@ class CallerTrainer final : public GenerationTrainer {
   ProgramState state() const ABSL_LOCKS_EXCLUDED(mutex_);
   // Why the program cannot continue, or OK.
   absl::Status error() const ABSL_LOCKS_EXCLUDED(mutex_);
-  // From the program's thread: it has made progress; its mean loss.
+  LossSum losses() const ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // From the program's thread: it has made progress.
   void Advance() {
     if (TrainerProgress* const progress = progress_.load()) progress->Advance();
   }
-  void SetLoss(double loss) { loss_ = loss; }
+  // A loss that is not finite does not count: the weights are checked at the boundary.
+  void AddLoss(double loss) ABSL_LOCKS_EXCLUDED(mutex_);
+  // The result of the evaluation that is due.
+  void SetEvaluated(const RankProtocol::Evaluated& evaluated) ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
   friend class CallerModel;
 
   const v1::Reservation reservation_;
   const std::vector<CallerParameter>& parameters_;
+  const uint64_t test_samples_;
   Handoff& handoff_;
   // That of the member, once a generation has begun.
   std::atomic<TrainerProgress*> progress_ = nullptr;
-  std::atomic<double> loss_ = 0;
   // Steps since the last version was adopted. Used by the runner.
   uint64_t trained_ = 0;
 
   mutable absl::Mutex mutex_;
   ProgramState state_ ABSL_GUARDED_BY(mutex_);
+  // Since the last boundary.
+  LossSum losses_ ABSL_GUARDED_BY(mutex_);
+  RankProtocol::Evaluated evaluated_ ABSL_GUARDED_BY(mutex_);
   absl::Status error_ ABSL_GUARDED_BY(mutex_);
 };
 

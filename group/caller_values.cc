@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <iterator>
 #include <map>
+#include <numeric>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -21,7 +23,11 @@ v1::OpaqueModel ModelOf(const std::vector<CallerParameter>& parameters) {
     v1::OpaqueParameter& parameter = *model.add_parameter();
     parameter.set_name(one.name);
     for (const uint64_t extent : one.shape) parameter.add_shape(extent);
-    parameter.set_trained(one.trained);
+    if (one.frozen_digest.empty()) {
+      parameter.set_trained(one.trained);
+    } else {
+      parameter.set_frozen_digest(one.frozen_digest);
+    }
   }
   return model;
 }
@@ -39,17 +45,21 @@ std::vector<std::string> NamesInGraph(const std::string& name) {
   return names;
 }
 
+// The number of the program's parameter in the index, or -1.
+int FindInGraph(const ParameterIndex& index, const std::string& own_name) {
+  for (const std::string& name : NamesInGraph(own_name)) {
+    if (const absl::StatusOr<int> number = index.Find(name); number.ok()) return *number;
+  }
+  return -1;
+}
+
 // For each parameter of the program, its number in the index.
 absl::StatusOr<std::vector<int>> FindAll(const ParameterIndex& index,
                                          const ParameterIndex& program) {
   std::vector<int> numbers;
   std::map<int, std::string> taken;
   for (const Parameter& own : program.parameters()) {
-    int found = -1;
-    for (const std::string& name : NamesInGraph(own.name)) {
-      const absl::StatusOr<int> number = index.Find(name);
-      if (found < 0 && number.ok()) found = *number;
-    }
+    const int found = FindInGraph(index, own.name);
     if (found < 0) {
       return absl::InvalidArgumentError(
           absl::StrCat("the model of the run has no parameter '", own.name, "'"));
@@ -77,110 +87,163 @@ absl::StatusOr<std::vector<int>> FindAll(const ParameterIndex& index,
   return numbers;
 }
 
+// A collective. Returns the intervals of all ranks.
+absl::StatusOr<std::vector<std::vector<Interval>>> GatherIntervals(
+    const std::vector<Interval>& mine, Communicator& group) {
+  const std::string bytes(reinterpret_cast<const char*>(mine.data()),
+                          mine.size() * sizeof(Interval));
+  CADRE_ASSIGN_OR_RETURN(const std::vector<std::string> texts, GatherTexts(bytes, group));
+  std::vector<std::vector<Interval>> all;
+  for (const std::string& text : texts) {
+    std::vector<Interval>& intervals = all.emplace_back(text.size() / sizeof(Interval));
+    std::memcpy(intervals.data(), text.data(), text.size());
+  }
+  return all;
+}
+
 }  // namespace
 
 absl::StatusOr<CallerValues> CallerValues::Make(const std::vector<CallerParameter>& parameters,
-                                                const v1::Model& model, int rank, int ranks) {
+                                                const v1::Model& model) {
   CallerValues values;
-  values.rank_ = rank;
   CADRE_ASSIGN_OR_RETURN(values.index_, ParameterIndex::FromModel(model));
-  const ParameterIndex program = ParameterIndex::FromOpaque(ModelOf(parameters));
-  std::vector<int> numbers;
-  if (model.has_opaque()) {
-    const std::string difference = ParametersDifference(values.index_, program);
-    if (!difference.empty()) return absl::InvalidArgumentError(difference);
-    for (int i = 0; i < std::ssize(parameters); ++i) numbers.push_back(i);
-  } else {
-    CADRE_ASSIGN_OR_RETURN(numbers, FindAll(values.index_, program));
-  }
-  // Position in the run of what begins at each position of the copy.
-  std::vector<int64_t> places;
-  int64_t shared = 0;
-  for (size_t i = 0; i < parameters.size(); ++i) {
-    const CallerParameter& parameter = parameters[i];
-    const int64_t begin = values.index_[numbers[i]].offset;
-    const int64_t size = program[static_cast<int>(i)].shape.elements();
-    if (parameter.values == nullptr) {
-      for (const CallerParameter::Part& part : parameter.parts) {
-        values.owned_.push_back({{begin + part.elements.begin, begin + part.elements.end},
-                                 {part.values, static_cast<size_t>(part.elements.size())}});
-      }
-    } else if (ranks == 1) {
-      values.owned_.push_back(
-          {{begin, begin + size}, {parameter.values, static_cast<size_t>(size)}});
-    } else {
-      values.tensors_.push_back({parameter.values, {shared, shared + size}});
-      places.push_back(begin);
-      shared += size;
+  const v1::OpaqueModel program = ModelOf(parameters);
+  std::vector<const CallerParameter*> exchanged;
+  for (const CallerParameter& parameter : parameters) {
+    if (parameter.frozen_digest.empty()) {
+      exchanged.push_back(&parameter);
+    } else if (FindInGraph(values.index_, parameter.name) >= 0) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "parameter '", parameter.name, "' is frozen in this program, but the run trains it"));
     }
   }
-  values.shared_.resize(shared);
-  for (int i = 0; i <= ranks; ++i) values.offsets_.push_back(shared * i / ranks);
-  const Interval mine{values.offsets_[rank], values.offsets_[rank + 1]};
-  for (size_t i = 0; i < values.tensors_.size(); ++i) {
-    const Interval positions = values.tensors_[i].positions;
-    const Interval part = Intersect(positions, mine);
-    if (part.empty()) continue;
-    const int64_t begin = places[i] + part.begin - positions.begin;
-    values.owned_.push_back(
-        {{begin, begin + part.size()}, std::span(values.shared_).subspan(part.begin, part.size())});
+  std::vector<int> numbers(exchanged.size());
+  std::iota(numbers.begin(), numbers.end(), 0);
+  if (model.has_opaque()) {
+    const std::string difference = ParametersDifference(model.opaque(), program);
+    if (!difference.empty()) return absl::InvalidArgumentError(difference);
+  } else {
+    CADRE_ASSIGN_OR_RETURN(numbers, FindAll(values.index_, ParameterIndex::FromOpaque(program)));
   }
-  std::erase_if(values.owned_, [](const Owned& owned) { return owned.positions.empty(); });
-  std::sort(values.owned_.begin(), values.owned_.end(),
+  for (size_t i = 0; i < exchanged.size(); ++i) {
+    const int64_t begin = values.index_[numbers[i]].offset;
+    for (const CallerParameter::Part& part : exchanged[i]->parts) {
+      if (part.elements.empty()) continue;
+      values.held_.push_back({{begin + part.elements.begin, begin + part.elements.end},
+                              {part.values, static_cast<size_t>(part.elements.size())}});
+    }
+  }
+  std::sort(values.held_.begin(), values.held_.end(),
             [](const Owned& a, const Owned& b) { return a.positions.begin < b.positions.begin; });
   return values;
 }
 
-absl::Status CallerValues::CheckPartition(Communicator& group) const {
+absl::Status CallerValues::ElementError(int64_t position, absl::string_view what) const {
+  const v1::Range range = index_.RangesOf(position, position + 1).front();
+  return absl::InvalidArgumentError(absl::StrCat("element ", range.begin(), " of parameter '",
+                                                 index_[static_cast<int>(range.tensor())].name,
+                                                 "' ", what));
+}
+
+// Between two neighbouring ends of intervals, the holders are the same.
+absl::StatusOr<CallerValues::HeldBy> CallerValues::FindHolders(
+    const std::vector<std::vector<Interval>>& held) const {
+  std::vector<int64_t> cuts = {0, index_.size()};
+  for (int rank = 0; rank < std::ssize(held); ++rank) {
+    int64_t end = 0;
+    for (const Interval& interval : held[rank]) {
+      if (interval.begin < end) {
+        return ElementError(interval.begin, absl::StrCat("belongs to rank ", rank, " twice"));
+      }
+      end = interval.end;
+      cuts.insert(cuts.end(), {interval.begin, interval.end});
+    }
+  }
+  std::sort(cuts.begin(), cuts.end());
+  cuts.erase(std::unique(cuts.begin(), cuts.end()), cuts.end());
+  HeldBy held_by;
+  // For each rank, its first interval that ends after the cut.
+  std::vector<size_t> next(held.size());
+  for (size_t i = 0; i + 1 < cuts.size(); ++i) {
+    std::vector<int> ranks;
+    for (size_t rank = 0; rank < held.size(); ++rank) {
+      const std::vector<Interval>& intervals = held[rank];
+      size_t& at = next[rank];
+      while (at < intervals.size() && intervals[at].end <= cuts[i]) ++at;
+      if (at < intervals.size() && intervals[at].begin <= cuts[i]) ranks.push_back(rank);
+    }
+    if (ranks.empty()) return ElementError(cuts[i], "belongs to no rank");
+    held_by[ranks].push_back({cuts[i], cuts[i + 1]});
+  }
+  return held_by;
+}
+
+std::span<float> CallerValues::Memory(Interval positions) const {
+  const auto after = std::partition_point(held_.begin(), held_.end(), [&](const Owned& held) {
+    return held.positions.begin <= positions.begin;
+  });
+  const Owned& held = *std::prev(after);
+  return held.values.subspan(positions.begin - held.positions.begin, positions.size());
+}
+
+absl::Status CallerValues::Divide(Transport& transport) {
+  Communicator group = WholeGroup(transport);
   std::vector<Interval> mine;
-  for (const Owned& owned : owned_) mine.push_back(owned.positions);
-  const std::string bytes(reinterpret_cast<const char*>(mine.data()),
-                          mine.size() * sizeof(Interval));
-  CADRE_ASSIGN_OR_RETURN(const std::vector<std::string> texts, GatherTexts(bytes, group));
-  std::vector<std::pair<Interval, int>> all;
-  for (int rank = 0; rank < std::ssize(texts); ++rank) {
-    std::vector<Interval> intervals(texts[rank].size() / sizeof(Interval));
-    std::memcpy(intervals.data(), texts[rank].data(), texts[rank].size());
-    for (const Interval& interval : intervals) all.emplace_back(interval, rank);
-  }
-  std::sort(all.begin(), all.end(),
-            [](const auto& a, const auto& b) { return a.first.begin < b.first.begin; });
-  const auto fail = [this](int64_t position, const std::string& what) {
-    for (const Parameter& parameter : index_.parameters()) {
-      if (position >= parameter.end()) continue;
-      return absl::InvalidArgumentError(absl::StrCat(
-          "element ", position - parameter.offset, " of parameter '", parameter.name, "' ", what));
+  for (const Owned& held : held_) mine.push_back(held.positions);
+  CADRE_ASSIGN_OR_RETURN(const std::vector<std::vector<Interval>> all,
+                         GatherIntervals(mine, group));
+  CADRE_ASSIGN_OR_RETURN(const HeldBy held_by, FindHolders(all));
+  for (const auto& [ranks, intervals] : held_by) {
+    if (!std::binary_search(ranks.begin(), ranks.end(), group.index())) continue;
+    if (ranks.size() > 1) {
+      Share(transport, ranks, intervals);
+      continue;
     }
-    return absl::InternalError("a position outside the model");
-  };
-  int64_t next = 0;
-  int before = 0;
-  for (const auto& [interval, rank] : all) {
-    if (interval.begin > next) return fail(next, "belongs to no rank");
-    if (interval.begin < next) {
-      return fail(interval.begin, absl::StrCat("belongs to rank ", before, " and to rank ", rank));
-    }
-    next = interval.end;
-    before = rank;
+    for (const Interval& interval : intervals) owned_.push_back({interval, Memory(interval)});
   }
-  return next == index_.size() ? absl::OkStatus() : fail(next, "belongs to no rank");
+  std::sort(owned_.begin(), owned_.end(),
+            [](const Owned& a, const Owned& b) { return a.positions.begin < b.positions.begin; });
+  return absl::OkStatus();
+}
+
+void CallerValues::Share(Transport& transport, const std::vector<int>& ranks,
+                         const std::vector<Interval>& intervals) {
+  Shared& shared = *shared_.emplace_back(std::make_unique<Shared>(transport, ranks));
+  int64_t size = 0;
+  for (const Interval& interval : intervals) size += interval.size();
+  shared.values.resize(size);
+  const int64_t holders = shared.holders.size();
+  for (int64_t i = 0; i <= holders; ++i) shared.offsets.push_back(size * i / holders);
+  const int index = shared.holders.index();
+  const Interval mine{shared.offsets[index], shared.offsets[index + 1]};
+  int64_t begin = 0;
+  for (const Interval& interval : intervals) {
+    shared.parts.push_back(Memory(interval));
+    const Interval part = Intersect({begin, begin + interval.size()}, mine);
+    if (!part.empty()) {
+      const int64_t first = interval.begin + part.begin - begin;
+      owned_.push_back({{first, first + part.size()},
+                        std::span(shared.values).subspan(part.begin, part.size())});
+    }
+    begin += interval.size();
+  }
 }
 
 void CallerValues::TakeShared() {
-  const Interval mine{offsets_[rank_], offsets_[rank_ + 1]};
-  for (const Shared& tensor : tensors_) {
-    const Interval part = Intersect(tensor.positions, mine);
-    if (part.empty()) continue;
-    std::copy_n(tensor.values + (part.begin - tensor.positions.begin), part.size(),
-                shared_.begin() + part.begin);
+  for (const auto& shared : shared_) {
+    auto to = shared->values.begin();
+    for (const std::span<float> part : shared->parts) to = std::copy(part.begin(), part.end(), to);
   }
 }
 
-absl::Status CallerValues::GiveShared(Communicator& group) {
-  if (tensors_.empty()) return absl::OkStatus();
-  CADRE_RETURN_IF_ERROR(group.AllGather(std::span(shared_), offsets_));
-  for (const Shared& tensor : tensors_) {
-    std::copy_n(shared_.begin() + tensor.positions.begin, tensor.positions.size(), tensor.values);
+absl::Status CallerValues::GiveShared() {
+  for (const auto& shared : shared_) {
+    CADRE_RETURN_IF_ERROR(shared->holders.AllGather(std::span(shared->values), shared->offsets));
+    auto from = shared->values.begin();
+    for (const std::span<float> part : shared->parts) {
+      std::copy_n(from, part.size(), part.begin());
+      from += part.size();
+    }
   }
   return absl::OkStatus();
 }

@@ -1,21 +1,27 @@
-// The parameters of a program: their description, and where their values lie in its memory. Ranks
-// that have all values divide them: each owns an interval of them, exchanges it with the
-// aggregators and gives it to the others.
+// The parameters of a program: their description, and where their values lie in its memory. Values
+// that several ranks hold are equal on them, and these ranks divide their exchange: each owns an
+// interval of them, exchanges it with the aggregators and sends it to the others.
 //
 // Thread-compatible.
 #pragma once
 
 #include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "model/parameter_index.h"
 #include "proto/cadre/v1/run.pb.h"
 #include "tensor/interval.h"
 #include "worker/comm/communicator.h"
 #include "worker/train/owned.h"
+#include "worker/transport/transport.h"
 
 namespace cadre {
 
@@ -24,13 +30,15 @@ struct CallerParameter {
   std::string name;
   std::vector<uint64_t> shape;
   bool trained = true;
-  // All values of the parameter, or null: then only the parts.
-  float* values = nullptr;
+  // Not empty: the parameter is frozen (v1::OpaqueParameter.frozen_digest) and has no parts.
+  std::string frozen_digest;
   struct Part {
     // Elements of the parameter, row-major.
     Interval elements;
+    // Borrowed.
     float* values = nullptr;
   };
+  // What this rank holds.
   std::vector<Part> parts;
 };
 
@@ -41,37 +49,55 @@ class CallerValues {
   // for "/", and the names that PyTorch gives to the parameters of norms for those of the layers.
   // Errors: InvalidArgument, naming the parameter and both sides.
   static absl::StatusOr<CallerValues> Make(const std::vector<CallerParameter>& parameters,
-                                           const v1::Model& model, int rank, int ranks);
+                                           const v1::Model& model);
+
+  // A collective: divides the values among the ranks that hold them. Borrows `transport` until the
+  // object is destroyed. Errors: InvalidArgument, naming the element, if no rank holds it, or one
+  // rank twice; those of the transport.
+  absl::Status Divide(Transport& transport);
 
   const ParameterIndex& index() const { return index_; }
-  // What this rank owns, in parameter order.
+  // What this rank owns, in parameter order. Requires: Divide.
   const std::vector<Owned>& owned() const { return owned_; }
 
-  // A collective. Errors: InvalidArgument if the ranks' intervals do not partition the model.
-  absl::Status CheckPartition(Communicator& group) const;
-  // The program's values were fetched: copies what this rank owns of the values that all ranks
-  // have.
+  // The program's values were fetched: copies what this rank owns of the values that other ranks
+  // hold, too.
   void TakeShared();
-  // A collective: gives the values that this rank owns to the ranks that share them.
-  absl::Status GiveShared(Communicator& group);
+  // A collective: sends the values that this rank owns to the other ranks that hold them.
+  absl::Status GiveShared();
   // Errors: OutOfRange, naming the first parameter with a value that is not finite.
   absl::Status CheckFinite() const;
 
  private:
+  // Values that the same ranks hold.
   struct Shared {
-    float* values = nullptr;
-    // In shared_.
-    Interval positions;
+    Shared(Transport& transport, std::vector<int> ranks) : holders(transport, std::move(ranks)) {}
+
+    Communicator holders;
+    // The program's memory of each interval, in the order of `values`.
+    std::vector<std::span<float>> parts;
+    // A copy of them, and the ends of the holders' shares of it.
+    std::vector<float> values;
+    std::vector<int64_t> offsets;
   };
 
+  // Disjoint intervals of positions, by the ranks that hold them, in ascending order.
+  using HeldBy = std::map<std::vector<int>, std::vector<Interval>>;
+  // `held`: the intervals of each rank, ascending. Errors: as Divide.
+  absl::StatusOr<HeldBy> FindHolders(const std::vector<std::vector<Interval>>& held) const;
+  // Names the element at a position of the index.
+  absl::Status ElementError(int64_t position, absl::string_view what) const;
+  // The program's memory of an interval within one that this rank holds.
+  std::span<float> Memory(Interval positions) const;
+  void Share(Transport& transport, const std::vector<int>& ranks,
+             const std::vector<Interval>& intervals);
+
   ParameterIndex index_;
+  // What this rank holds, by position.
+  std::vector<Owned> held_;
   std::vector<Owned> owned_;
-  // In groups of several ranks: a copy of all values that they share, and the ends of the ranks'
-  // parts of it.
-  std::vector<Shared> tensors_;
-  std::vector<float> shared_;
-  std::vector<int64_t> offsets_;
-  int rank_ = 0;
+  // In an order that is equal on all ranks.
+  std::vector<std::unique_ptr<Shared>> shared_;
 };
 
 }  // namespace cadre

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "base/status.h"
+
 namespace cadre {
 
 void Handoff::Begin() {
@@ -18,31 +20,38 @@ void Handoff::Cancel() {
   changed_.NotifyAll();
 }
 
-absl::Status Handoff::AwaitIdle() {
-  while (!cancelled_ && (due_ || doing_ || !waiting_)) {
-    changed_.WaitFor(mutex_, absl::InfiniteDuration(),
-                     [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-                       return cancelled_ || (!due_ && !doing_ && waiting_);
-                     });
-  }
-  return cancelled_ ? absl::CancelledError("the group was released") : absl::OkStatus();
+absl::StatusOr<bool> Handoff::AwaitIdle(absl::Duration timeout) {
+  changed_.WaitFor(mutex_, timeout,
+                   [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return cancelled_ || idle(); });
+  if (cancelled_) return absl::CancelledError("the group was released");
+  return idle();
 }
 
 absl::Status Handoff::AwaitProgram() {
   absl::MutexLock lock(&mutex_);
-  return AwaitIdle();
+  return AwaitIdle(absl::InfiniteDuration()).status();
 }
 
-absl::Status Handoff::Do(Task task, uint32_t step, uint32_t until) {
+absl::Status Handoff::Assign(Task task, uint32_t step, uint32_t until) {
   absl::MutexLock lock(&mutex_);
-  if (absl::Status idle = AwaitIdle(); !idle.ok()) return idle;
+  CADRE_RETURN_IF_ERROR(AwaitIdle(absl::InfiniteDuration()).status());
   if (task == Task::kTrain) {
     step_ = step;
     until_ = until;
   }
   due_ = task;
   changed_.NotifyAll();
-  return AwaitIdle();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<bool> Handoff::AwaitDone(absl::Duration timeout) {
+  absl::MutexLock lock(&mutex_);
+  return AwaitIdle(timeout);
+}
+
+absl::Status Handoff::Do(Task task) {
+  CADRE_RETURN_IF_ERROR(Assign(task));
+  return AwaitDone(absl::InfiniteDuration()).status();
 }
 
 void Handoff::End() {

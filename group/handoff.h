@@ -1,11 +1,12 @@
 // The handoff between the thread of a member's loop, which decides what a program does next, and
 // the program's own thread, which does it: fetch and store values, and train.
 //
-// Thread-safe: one thread of the loop calls Do, Post and AwaitProgram; one thread of the program
-// calls Next and Step; any thread calls the others.
+// Thread-safe: one thread of the loop calls Assign, AwaitDone, Do and AwaitProgram; one thread of
+// the program calls Next and Step; any thread calls the others.
 //
-// Guarantees: between two returns of Do, the program's thread is in Next, unless Do has returned an
-// error. So the loop may touch the program's memory after AwaitProgram or Do, until the next Do.
+// Guarantees: when AwaitDone has returned true, or Do or AwaitProgram without an error, the
+// program's thread is in Next until the next task is assigned. So the loop may touch the program's
+// memory meanwhile.
 #pragma once
 
 #include <atomic>
@@ -14,6 +15,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "base/steady_cond_var.h"
@@ -22,7 +24,7 @@ namespace cadre {
 
 class Handoff {
  public:
-  enum class Task { kWait, kFetch, kStore, kTrain, kEnded };
+  enum class Task { kWait, kFetch, kStore, kTrain, kEvaluate, kEnded };
 
   // `finishes`: a program that trains when its generation ends goes on to the step that it was
   // told, because it has several ranks, which must stop at the same step.
@@ -33,8 +35,13 @@ class Handoff {
   void Cancel() ABSL_LOCKS_EXCLUDED(mutex_);
   // Waits until the program is in Next and has nothing to do.
   absl::Status AwaitProgram() ABSL_LOCKS_EXCLUDED(mutex_);
-  // Has the program do the task; returns when it is done. kTrain: until step `until`, from `step`.
-  absl::Status Do(Task task, uint32_t step = 0, uint32_t until = 0) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Has the program do the task, as soon as it has nothing else to do. kTrain: until step `until`,
+  // from `step`.
+  absl::Status Assign(Task task, uint32_t step = 0, uint32_t until = 0) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Waits until the task is done, at most this long. Returns whether it is.
+  absl::StatusOr<bool> AwaitDone(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Assigns the task and waits until it is done.
+  absl::Status Do(Task task) ABSL_LOCKS_EXCLUDED(mutex_);
   // Lets the program find out that the run has ended. Does not wait.
   void End() ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -53,7 +60,8 @@ class Handoff {
   void Interrupt() ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
-  absl::Status AwaitIdle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool idle() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !due_ && !doing_ && waiting_; }
+  absl::StatusOr<bool> AwaitIdle(absl::Duration timeout) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const bool finishes_;
   absl::Mutex mutex_;

@@ -43,13 +43,15 @@ enum class Precision : uint8_t {
 };
 
 // A window that slides over an image. Output (i, j) reads input rows
-// i * stride - pad_top + dilation * [0, kernel_height), and columns likewise. Everything outside
-// the input is padding; at the bottom and right edges there is as much padding as the outputs need.
+// i * stride_height - pad_top + dilation * [0, kernel_height), and columns likewise. Everything
+// outside the input is padding; at the bottom and right edges there is as much padding as the
+// outputs need.
 struct WindowDims {
   int64_t in_height = 0, in_width = 0;
   int64_t out_height = 0, out_width = 0;
   int64_t kernel_height = 1, kernel_width = 1;
-  int64_t stride = 1, dilation = 1;
+  int64_t stride_height = 1, stride_width = 1;
+  int64_t dilation = 1;
   int64_t pad_top = 0, pad_left = 0;
   friend auto operator<=>(const WindowDims&, const WindowDims&) = default;
 };

@@ -18,13 +18,14 @@ void CheckWindow(const WindowDims& d) {
   CheckNotNegative({d.in_height, d.in_width, d.out_height, d.out_width, d.pad_top, d.pad_left});
   CHECK_GE(d.kernel_height, 1);
   CHECK_GE(d.kernel_width, 1);
-  CHECK_GE(d.stride, 1);
+  CHECK_GE(d.stride_height, 1);
+  CHECK_GE(d.stride_width, 1);
   CHECK_GE(d.dilation, 1);
 }
 
 // The padding from the end of the input to the end of the last window.
-int64_t FarPadding(int64_t in, int64_t out, int64_t kernel, int64_t near, const WindowDims& d) {
-  return (out - 1) * d.stride - near + d.dilation * (kernel - 1) + 1 - in;
+int64_t FarPadding(int64_t in, int64_t out, int64_t reach, int64_t stride, int64_t near) {
+  return (out - 1) * stride - near + reach - in;
 }
 
 }  // namespace
@@ -35,9 +36,11 @@ int64_t FarPadding(int64_t in, int64_t out, int64_t kernel, int64_t near, const 
 WindowPadding PaddingOf(const WindowDims& d) {
   if (d.in_height * d.in_width == 0 || d.out_height * d.out_width == 0) return {};
   return {.top = d.pad_top,
-          .bottom = FarPadding(d.in_height, d.out_height, d.kernel_height, d.pad_top, d),
+          .bottom = FarPadding(d.in_height, d.out_height, d.dilation * (d.kernel_height - 1) + 1,
+                               d.stride_height, d.pad_top),
           .left = d.pad_left,
-          .right = FarPadding(d.in_width, d.out_width, d.kernel_width, d.pad_left, d)};
+          .right = FarPadding(d.in_width, d.out_width, d.dilation * (d.kernel_width - 1) + 1,
+                              d.stride_width, d.pad_left)};
 }
 
 LayerSizes SizesOf(const ConvolutionDims& d) {

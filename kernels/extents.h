@@ -29,7 +29,7 @@ struct LayerSizes {
   int64_t x = 0, w = 0, b = 0, y = 0;
 };
 
-// Requires: no negative extent; kernels, stride, dilation and groups >= 1; groups divides both
+// Requires: no negative extent; kernels, strides, dilation and groups >= 1; groups divides both
 // channels; a pooling's dilation is 1.
 LayerSizes SizesOf(const ConvolutionDims& dims);
 LayerSizes SizesOf(const PoolingDims& dims);

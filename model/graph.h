@@ -83,7 +83,7 @@ struct LayerParameter {
 // The window of a convolution or pooling layer, in elements.
 struct Window {
   int64_t kernel_height = 1, kernel_width = 1;
-  int64_t stride = 1;
+  int64_t stride_height = 1, stride_width = 1;
   int64_t padding_height = 0, padding_width = 0;
   int64_t dilation = 1;
   friend bool operator==(const Window&, const Window&) = default;

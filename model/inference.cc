@@ -5,14 +5,15 @@
 //
 // A window of k taps with dilation d covers r = d (k - 1) + 1 rows. On h rows with padding p on
 // both sides and stride s it yields floor((h + 2p - r) / s) + 1 rows (Dumoulin, Visin 2016,
-// relationship 15); floor mode only, so trailing rows that do not fill a stride are not covered.
-// The window must fit into the padded input, and padding of pooling is at most half the kernel, so
-// that every window contains at least one input element.
+// relationship 15), so trailing rows that do not fill a stride are not covered. Pooling may round
+// up (ceil_mode) if the additional window begins before the padding at the end. The window must fit
+// into the padded input, and padding of pooling is at most half the kernel, so that every window
+// contains at least one input element.
 //
 // Weights of a convolution are initialized with variance 2 / fan_in (He et al. 2015), where fan_in
 // is the number of input channels of a group times the taps. Cost: a multiply-add counts as two
-// operations. Limits: square strides and dilations; sizes are bounded so that no product overflows
-// int64_t (kMaxExtent, kMaxElements, kMaxWeights).
+// operations. Limits: square dilations, and square strides of convolutions; sizes are bounded so
+// that no product overflows int64_t (kMaxExtent, kMaxElements, kMaxWeights).
 #include "model/inference.h"
 
 #include <algorithm>
@@ -25,12 +26,6 @@
 
 namespace cadre {
 namespace {
-
-struct Side {
-  const char* name;
-  uint32_t kernel;
-  uint32_t padding;
-};
 
 // Deviation of the rows of embeddings (as in Radford et al. 2019).
 constexpr double kEmbeddingStddev = 0.02;
@@ -202,36 +197,26 @@ class LayerInference {
 
   // ---- Convolutions and pooling, and other operations on images
 
-  // Sets layer_.window. Kernel and padding are given either for both sides or for each.
-  bool ConvolutionWindow() {
-    const v1::Convolution& conv = settings().convolution();
-    const bool square = conv.kernel() != 0;
-    if (square && (conv.kernel_height() != 0 || conv.kernel_width() != 0)) {
+  // Sets kernel and padding of layer_.window, which are given either for both sides or for each.
+  template <typename Settings>
+  bool KernelAndPadding(const Settings& given) {
+    const bool sides = given.kernel_height() != 0 || given.kernel_width() != 0;
+    if (given.kernel() != 0 && sides) {
       return Problem("kernel", "cannot be combined with kernel_height or kernel_width");
     }
-    if (conv.padding() != 0 && (conv.padding_height() != 0 || conv.padding_width() != 0)) {
+    const bool padding_of_sides = given.padding_height() != 0 || given.padding_width() != 0;
+    if (given.padding() != 0 && padding_of_sides) {
       return Problem("padding", "cannot be combined with padding_height or padding_width");
     }
-    const bool sides = conv.kernel_height() != 0 || conv.kernel_width() != 0;
-    const Side height = {"kernel_height", sides ? conv.kernel_height() : conv.kernel(),
-                         conv.padding() + conv.padding_height()};
-    const Side width = {"kernel_width", sides ? conv.kernel_width() : conv.kernel(),
-                        conv.padding() + conv.padding_width()};
-    for (const Side& side : {height, width}) {
-      if (!Extent(sides ? side.name : "kernel", side.kernel)) return false;
-    }
-    if (!AtMostExtent(conv.padding() != 0 ? "padding" : "padding_height", height.padding) ||
-        !AtMostExtent(conv.padding() != 0 ? "padding" : "padding_width", width.padding) ||
-        !AtMostExtent("stride", conv.stride()) || !AtMostExtent("dilation", conv.dilation())) {
-      return false;
-    }
-    layer_.window = {.kernel_height = height.kernel,
-                     .kernel_width = width.kernel,
-                     .stride = conv.stride(),
-                     .padding_height = height.padding,
-                     .padding_width = width.padding,
-                     .dilation = conv.dilation()};
-    return true;
+    Window& window = layer_.window;
+    window.kernel_height = sides ? given.kernel_height() : given.kernel();
+    window.kernel_width = sides ? given.kernel_width() : given.kernel();
+    window.padding_height = padding_of_sides ? given.padding_height() : given.padding();
+    window.padding_width = padding_of_sides ? given.padding_width() : given.padding();
+    return Extent(sides ? "kernel_height" : "kernel", window.kernel_height) &&
+           Extent(sides ? "kernel_width" : "kernel", window.kernel_width) &&
+           AtMostExtent(padding_of_sides ? "padding_height" : "padding", window.padding_height) &&
+           AtMostExtent(padding_of_sides ? "padding_width" : "padding", window.padding_width);
   }
 
   // Zero stands for the default 1 of stride, dilation and groups.
@@ -241,7 +226,12 @@ class LayerInference {
     conv.set_stride(std::max(1U, conv.stride()));
     conv.set_dilation(std::max(1U, conv.dilation()));
     conv.set_groups(std::max(1U, conv.groups()));
-    if (!Extent("out_channels", conv.out_channels()) || !ConvolutionWindow()) return false;
+    if (!Extent("out_channels", conv.out_channels()) || !KernelAndPadding(conv) ||
+        !AtMostExtent("stride", conv.stride()) || !AtMostExtent("dilation", conv.dilation())) {
+      return false;
+    }
+    layer_.window.stride_height = layer_.window.stride_width = conv.stride();
+    layer_.window.dilation = conv.dilation();
     const int64_t channels = in()[2];
     const int64_t outputs = conv.out_channels();
     layer_.groups = conv.groups();
@@ -264,31 +254,55 @@ class LayerInference {
     return true;
   }
 
-  // Windows of pooling are square; their default stride makes them adjacent.
+  // By default, windows are adjacent.
+  bool PoolingStride(v1::Pooling& pool) {
+    Window& window = layer_.window;
+    const bool sides = pool.stride_height() != 0 || pool.stride_width() != 0;
+    if (pool.stride() != 0 && sides) {
+      return Problem("stride", "cannot be combined with stride_height or stride_width");
+    }
+    if (!sides && window.kernel_height == window.kernel_width) {
+      if (pool.stride() == 0) pool.set_stride(window.kernel_height);
+    } else if (pool.stride() == 0) {
+      if (pool.stride_height() == 0) pool.set_stride_height(window.kernel_height);
+      if (pool.stride_width() == 0) pool.set_stride_width(window.kernel_width);
+    }
+    window.stride_height = pool.stride() != 0 ? pool.stride() : pool.stride_height();
+    window.stride_width = pool.stride() != 0 ? pool.stride() : pool.stride_width();
+    return AtMostExtent(sides ? "stride_height" : "stride", window.stride_height) &&
+           AtMostExtent(sides ? "stride_width" : "stride", window.stride_width);
+  }
+
   bool Pool(v1::Pooling& pool) {
-    if (!NeedsImage() || !Extent("kernel", pool.kernel())) return false;
-    if (pool.stride() == 0) pool.set_stride(pool.kernel());
-    if (!AtMostExtent("stride", pool.stride())) return false;
-    if (pool.padding() > pool.kernel() / 2) {
-      return Problem("padding", "is ", pool.padding(), "; it must be at most half the kernel, ",
-                     pool.kernel() / 2);
+    if (!NeedsImage() || !KernelAndPadding(pool) || !PoolingStride(pool)) return false;
+    const Window& window = layer_.window;
+    const bool too_high = window.padding_height > window.kernel_height / 2;
+    if (too_high || window.padding_width > window.kernel_width / 2) {
+      return Problem(pool.padding() != 0 ? "padding"
+                     : too_high          ? "padding_height"
+                                         : "padding_width",
+                     "is ", too_high ? window.padding_height : window.padding_width,
+                     "; it must be at most half the kernel, ",
+                     (too_high ? window.kernel_height : window.kernel_width) / 2);
     }
     if (pool.count_padding() && layer_.kind == LayerKind::kMaxPool) {
       return Problem("count_padding", "is only valid for average_pool");
     }
-    layer_.window = {.kernel_height = pool.kernel(),
-                     .kernel_width = pool.kernel(),
-                     .stride = pool.stride(),
-                     .padding_height = pool.padding(),
-                     .padding_width = pool.padding()};
-    if (!SlideWindow(in()[2], "kernel", "kernel")) return false;
-    layer_.flops =
-        layer_.output.elements() * layer_.window.kernel_height * layer_.window.kernel_width;
+    if (pool.count_padding() && pool.ceil_mode()) {
+      return Problem("count_padding", "cannot be combined with ceil_mode");
+    }
+    const bool sides = pool.kernel() == 0;
+    if (!SlideWindow(in()[2], sides ? "kernel_height" : "kernel", sides ? "kernel_width" : "kernel",
+                     pool.ceil_mode())) {
+      return false;
+    }
+    layer_.flops = layer_.output.elements() * window.kernel_height * window.kernel_width;
     return true;
   }
 
   // Sets the output from layer_.window. Problems name the two fields.
-  bool SlideWindow(int64_t channels, const char* height_field, const char* width_field) {
+  bool SlideWindow(int64_t channels, const char* height_field, const char* width_field,
+                   bool ceil = false) {
     const Window& window = layer_.window;
     const int64_t height = in()[0] + 2 * window.padding_height;
     const int64_t width = in()[1] + 2 * window.padding_width;
@@ -309,8 +323,11 @@ class LayerInference {
       return Problem(height_field, "is ", window.kernel_height, ", too large for ", channels,
                      " channels");
     }
-    return Output(Shape{(height - window.reach_height()) / window.stride + 1,
-                        (width - window.reach_width()) / window.stride + 1, channels});
+    return Output(Shape{WindowsAlong(in()[0], window.padding_height, window.reach_height(),
+                                     window.stride_height, ceil),
+                        WindowsAlong(in()[1], window.padding_width, window.reach_width(),
+                                     window.stride_width, ceil),
+                        channels});
   }
 
   bool GlobalAveragePool() {
@@ -529,6 +546,14 @@ class LayerInference {
 };
 
 }  // namespace
+
+int64_t WindowsAlong(int64_t in, int64_t padding, int64_t reach, int64_t stride, bool ceil) {
+  const int64_t room = in + 2 * padding - reach;
+  if (room < 0) return 0;
+  const int64_t whole = room / stride + 1;
+  const bool another = ceil && room % stride != 0 && whole * stride < in + padding;
+  return another ? whole + 1 : whole;
+}
 
 std::string TooManyElements(const Shape& shape, int64_t max) {
   return absl::StrCat("makes ", shape.ToString(), ", more than the ", max,

@@ -31,6 +31,11 @@ inline constexpr int kMaxInputs = 1024;
 // input.
 bool InferLayer(GraphLayer* layer, std::vector<LayerProblem>* problems);
 
+// The number of windows of `reach` elements, `stride` apart, that fit along `in` elements with
+// `padding` at both ends. With `ceil`, also one that extends beyond the padding at the end, if it
+// begins before it.
+int64_t WindowsAlong(int64_t in, int64_t padding, int64_t reach, int64_t stride, bool ceil = false);
+
 // "makes [..], more than the N elements that are allowed".
 std::string TooManyElements(const Shape& shape, int64_t max);
 

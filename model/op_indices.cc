@@ -105,8 +105,9 @@ bool HasHalo(int64_t reach, int64_t stride, int64_t padding) {
 std::vector<OpIndex> WindowIndices(const GraphLayer& layer) {
   std::vector<OpIndex> indices = Leading(layer, 2);
   const Window& window = layer.window;
-  indices[kHeight].halo = HasHalo(window.reach_height(), window.stride, window.padding_height);
-  indices[kWidth].halo = HasHalo(window.reach_width(), window.stride, window.padding_width);
+  indices[kHeight].halo =
+      HasHalo(window.reach_height(), window.stride_height, window.padding_height);
+  indices[kWidth].halo = HasHalo(window.reach_width(), window.stride_width, window.padding_width);
   return indices;
 }
 
@@ -481,16 +482,16 @@ Box NeededInput(const GraphLayer& layer, int i, const Box& input_part, const Box
   if (!IsWindowed(layer.kind)) return input_part;
   Box needed = input_part;
   const Window& window = layer.window;
-  const auto widen = [&](int dim, int64_t reach, int64_t padding) {
+  const auto widen = [&](int dim, int64_t reach, int64_t stride, int64_t padding) {
     const int64_t extent = layer.input(i)[dim - 1];
     const bool whole = input_part.begin[dim] == 0 && input_part.end[dim] == extent &&
                        output_box.begin[dim] == 0 && output_box.end[dim] == layer.output[dim - 1];
     if (whole) return;
-    Widen(output_box.begin[dim], output_box.end[dim], extent, reach, window.stride, padding,
+    Widen(output_box.begin[dim], output_box.end[dim], extent, reach, stride, padding,
           needed.begin[dim], needed.end[dim]);
   };
-  widen(kHeight, window.reach_height(), window.padding_height);
-  widen(kWidth, window.reach_width(), window.padding_width);
+  widen(kHeight, window.reach_height(), window.stride_height, window.padding_height);
+  widen(kWidth, window.reach_width(), window.stride_width, window.padding_width);
   return needed;
 }
 

@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <string>
 
-#include "model/parameter_index.h"
 #include "proto/cadre/v1/run.pb.h"
 
 namespace cadre {
@@ -28,7 +27,7 @@ inline uint64_t EpochSamples(const v1::RunSpec& spec) {
 }
 
 // How the parameters of a program differ from those of its run: name and both sides of the first
-// difference in order, number, name, shape or role. Empty if they are equal.
-std::string ParametersDifference(const ParameterIndex& run, const ParameterIndex& program);
+// difference in order, number, name, shape, role or frozen values. Empty if they are equal.
+std::string ParametersDifference(const v1::OpaqueModel& run, const v1::OpaqueModel& program);
 
 }  // namespace cadre

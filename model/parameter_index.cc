@@ -38,6 +38,7 @@ ParameterIndex ParameterIndex::FromGraph(const Graph& graph) {
 ParameterIndex ParameterIndex::FromOpaque(const v1::OpaqueModel& model) {
   ParameterIndex index;
   for (const v1::OpaqueParameter& parameter : model.parameter()) {
+    if (!parameter.frozen_digest().empty()) continue;
     const bool trained = !parameter.has_trained() || parameter.trained();
     const std::vector<int64_t> extents(parameter.shape().begin(), parameter.shape().end());
     index.parameters_.push_back(

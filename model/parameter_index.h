@@ -43,7 +43,8 @@ class ParameterIndex {
   // Errors: InvalidArgument, as Graph::FromModel.
   static absl::StatusOr<ParameterIndex> FromModel(const v1::Model& model);
   static ParameterIndex FromGraph(const Graph& graph);
-  // Every parameter counts as a layer of its own; those that are not trained are statistics.
+  // Every parameter that is not frozen, as a layer of its own; those that are not trained are
+  // statistics.
   static ParameterIndex FromOpaque(const v1::OpaqueModel& model);
 
   const std::vector<Parameter>& parameters() const { return parameters_; }

@@ -50,6 +50,7 @@ constexpr uint32_t kMaxCropPadding = 1024;
 constexpr uint32_t kMaxOuterRounds = 1 << 20;
 constexpr uint32_t kMaxFragments = 64;
 constexpr size_t kMaxParameterName = 256;
+constexpr size_t kMaxFrozenDigest = 64;
 constexpr int64_t kMaxOpaqueElements = int64_t{1} << 40;
 // Every aggregator has 24 bytes for each unit of the model.
 constexpr int64_t kMaxUnitElements = int64_t{1} << 36;
@@ -175,6 +176,7 @@ class Validation : private ProblemCollector {
     if (model.parameter().empty()) Add("model.opaque.parameter", "is missing; give at least one");
     std::set<absl::string_view> names;
     int64_t elements = 0;
+    bool all_frozen = true;
     for (int i = 0; i < model.parameter_size(); ++i) {
       const v1::OpaqueParameter& parameter = model.parameter(i);
       const std::string field = absl::StrCat("model.opaque.parameter[", i, "]");
@@ -184,6 +186,15 @@ class Validation : private ProblemCollector {
       } else if (!names.insert(parameter.name()).second) {
         Add(field + ".name", "is ", Quoted(parameter.name()), " once more; names must be unique");
       }
+      const bool frozen = !parameter.frozen_digest().empty();
+      if (frozen && parameter.has_trained()) {
+        Add(field + ".trained", "cannot be combined with frozen_digest");
+      }
+      if (parameter.frozen_digest().size() > kMaxFrozenDigest) {
+        Add(field + ".frozen_digest", "has ", parameter.frozen_digest().size(),
+            " characters; at most ", kMaxFrozenDigest, " are possible");
+      }
+      all_frozen = all_frozen && frozen;
       int64_t size = 1;
       for (const uint64_t extent : parameter.shape()) {
         const bool too_large =
@@ -192,7 +203,10 @@ class Validation : private ProblemCollector {
         size = too_large ? kMaxOpaqueElements + 1 : size * static_cast<int64_t>(extent);
       }
       if (size == 0) Add(field + ".shape", "has no elements");
-      elements = std::min(elements + size, kMaxOpaqueElements + 1);
+      if (!frozen) elements = std::min(elements + size, kMaxOpaqueElements + 1);
+    }
+    if (all_frozen && !model.parameter().empty()) {
+      Add("model.opaque.parameter", "has only frozen parameters, so there is nothing to exchange");
     }
     if (elements > kMaxOpaqueElements) {
       Add("model.opaque", "has more than the ", kMaxOpaqueElements, " elements that are possible");

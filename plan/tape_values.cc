@@ -19,8 +19,9 @@ Box LayerRegion::OutputRows(int64_t begin, int64_t end) const {
 
 Box LayerRegion::InputRowsFor(const Window& window, int64_t begin, int64_t end) const {
   Box rows = inputs[0];
-  const int64_t first = begin * window.stride - window.padding_height;
-  const int64_t last = (end - 1) * window.stride - window.padding_height + window.reach_height();
+  const int64_t first = begin * window.stride_height - window.padding_height;
+  const int64_t last =
+      (end - 1) * window.stride_height - window.padding_height + window.reach_height();
   rows.begin[kRowDimension] =
       std::clamp(first, inputs[0].begin[kRowDimension], inputs[0].end[kRowDimension]);
   rows.end[kRowDimension] =

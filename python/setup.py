@@ -16,7 +16,11 @@ _ROOT = Path(__file__).resolve().parent.parent
 def _library() -> Path:
     """CADRE_GROUP_LIBRARY, or the library of this checkout."""
     if configured := os.environ.get("CADRE_GROUP_LIBRARY"):
-        return Path(configured)
+        # pip builds in another folder than it was called in.
+        library = Path(configured)
+        if not library.is_absolute() or not library.is_file():
+            raise SystemExit(f"CADRE_GROUP_LIBRARY: {library} is not the absolute path of a file")
+        return library
     script = _ROOT / "deploy" / "build.sh"
     if not script.exists():
         raise SystemExit(
@@ -39,10 +43,15 @@ class BuildWithLibrary(build_py):
 
 
 class BinaryDistribution(Distribution):
-    """A wheel of one platform."""
+    """A wheel of one platform, for every version of Python."""
 
     def has_ext_modules(self) -> bool:
         return True
 
 
-setup(cmdclass={"build_py": BuildWithLibrary}, distclass=BinaryDistribution)
+setup(
+    cmdclass={"build_py": BuildWithLibrary},
+    distclass=BinaryDistribution,
+    # The library is loaded with ctypes, so no interface of Python is used.
+    options={"bdist_wheel": {"py_limited_api": "cp311"}},
+)

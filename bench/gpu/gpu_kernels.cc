@@ -305,7 +305,8 @@ class KernelBench {
                                       .out_width = 56,
                                       .kernel_height = 3,
                                       .kernel_width = 3,
-                                      .stride = 2,
+                                      .stride_height = 2,
+                                      .stride_width = 2,
                                       .pad_top = 1,
                                       .pad_left = 1}};
     arena_.Clear();
@@ -340,7 +341,8 @@ class KernelBench {
                                             .out_width = out,
                                             .kernel_height = layer.kernel,
                                             .kernel_width = layer.kernel,
-                                            .stride = layer.stride,
+                                            .stride_height = layer.stride,
+                                            .stride_width = layer.stride,
                                             .pad_top = pad,
                                             .pad_left = pad}};
       CADRE_RETURN_IF_ERROR(Convolution(dims));
@@ -358,7 +360,7 @@ class KernelBench {
                         static_cast<double>(dims.out_channels);
     const std::string name = absl::StrFormat(
         "convolution %dx%d/%d %d-%d at %d", dims.window.kernel_height, dims.window.kernel_width,
-        dims.window.stride, dims.in_channels, dims.out_channels, dims.window.in_height);
+        dims.window.stride_height, dims.in_channels, dims.out_channels, dims.window.in_height);
     const std::pair<const char*, std::function<void()>> passes[] = {
         {" forward", [&] { kernels_.window().ConvolutionForward(dims, x, w, {}, y); }},
         {" backward data", [&] { kernels_.window().ConvolutionBackwardData(dims, y, w, x); }},

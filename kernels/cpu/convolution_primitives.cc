@@ -38,7 +38,7 @@ struct Descriptions {
         x(in_blocks ? Any(plain_x) : plain_x),
         w(Any(plain_w)),
         y(in_blocks ? Any(plain_y) : plain_y),
-        stride{d.window.stride, d.window.stride},
+        stride{d.window.stride_height, d.window.stride_width},
         dilation{d.window.dilation - 1, d.window.dilation - 1} {
     const WindowPadding padding = PaddingOf(d.window);
     near = {padding.top, padding.left};
@@ -170,8 +170,10 @@ ConvolutionDims ReachedPart(const ConvolutionDims& dims) {
   ConvolutionDims reached = dims;
   WindowDims& w = reached.window;
   // At least one row stays: a window may lie wholly in the padding before the image.
-  if (padding.bottom <= -w.stride) w.in_height = std::max<int64_t>(1, w.in_height + padding.bottom);
-  if (padding.right <= -w.stride) w.in_width = std::max<int64_t>(1, w.in_width + padding.right);
+  if (padding.bottom <= -w.stride_height)
+    w.in_height = std::max<int64_t>(1, w.in_height + padding.bottom);
+  if (padding.right <= -w.stride_width)
+    w.in_width = std::max<int64_t>(1, w.in_width + padding.right);
   return reached;
 }
 

@@ -54,15 +54,15 @@ bool Gathers(const ConvolutionDims& d) {
 int64_t Taps(const ConvolutionDims& d) { return d.window.kernel_height * d.window.kernel_width; }
 
 // Inputs that `outputs` adjacent windows cover.
-int64_t Extent(int64_t outputs, int64_t kernel, const WindowDims& w) {
-  return (outputs - 1) * w.stride + w.dilation * (kernel - 1) + 1;
+int64_t Extent(int64_t outputs, int64_t kernel, int64_t stride, int64_t dilation) {
+  return (outputs - 1) * stride + dilation * (kernel - 1) + 1;
 }
 
 // Upper bound on the rows of x's panel for one chunk: every image in the chunk adds the kernel's
 // rows beyond the first.
 int64_t MaxPanelRows(const ConvolutionDims& d, int64_t chunk_rows) {
   const int64_t images = 2 + (chunk_rows - 1) / d.window.out_height;
-  return chunk_rows * d.window.stride +
+  return chunk_rows * d.window.stride_height +
          images * (d.window.dilation * (d.window.kernel_height - 1) + 1);
 }
 
@@ -232,9 +232,9 @@ CADRE_VECTOR_LOOP void GatherRow(const WindowDims& w, int64_t channels, const fl
                                  const float* end, int64_t out_row, float* gathered, int64_t panel,
                                  float* to) {
   const int64_t columns = w.kernel_height * w.kernel_width * channels;
-  const int64_t top = out_row * w.stride - w.pad_top;
+  const int64_t top = out_row * w.stride_height - w.pad_top;
   for (int64_t p = 0; p < w.out_width; ++p) {
-    Gather(w, channels, image, end, top, p * w.stride - w.pad_left, gathered + p * columns);
+    Gather(w, channels, image, end, top, p * w.stride_width - w.pad_left, gathered + p * columns);
   }
   const int64_t whole = DivideUp(columns, kColumns) * kColumns;
   for (int64_t p = 0; p < w.out_width; ++p, to += kColumns) {
@@ -246,7 +246,7 @@ CADRE_VECTOR_LOOP void GatherRow(const WindowDims& w, int64_t channels, const fl
 CADRE_VECTOR_LOOP void PickRow(const WindowDims& w, int64_t channels, const float* row,
                                int64_t panel, float* to) {
   for (int64_t p = 0; p < w.out_width; ++p, to += kColumns) {
-    CopyPosition<kColumns>(channels, row + p * w.stride * channels, panel, to);
+    CopyPosition<kColumns>(channels, row + p * w.stride_width * channels, panel, to);
   }
 }
 
@@ -286,9 +286,9 @@ WeightGradient::WeightGradient(const ConvolutionDims& dims)
       dy_blocks_(DivideUp(dims.out_channels, kOuts)),
       chunk_rows_(std::clamp<int64_t>(kChunkPositions / dims.window.out_width, 1,
                                       dims.batch * dims.window.out_height)),
-      panel_width_(gathered_
-                       ? dims.window.out_width
-                       : Extent(dims.window.out_width, dims.window.kernel_width, dims.window)),
+      panel_width_(gathered_ ? dims.window.out_width
+                             : Extent(dims.window.out_width, dims.window.kernel_width,
+                                      dims.window.stride_width, dims.window.dilation)),
       x_panel_size_((gathered_ ? chunk_rows_ : MaxPanelRows(dims, chunk_rows_)) * panel_width_ *
                     kColumns),
       dy_panel_size_(chunk_rows_ * dims.window.out_width * kOuts) {}
@@ -306,10 +306,11 @@ WeightGradient::Chunk WeightGradient::MakeChunk(int64_t first) const {
     const int64_t image = (first + r) / w.out_height, out_row = (first + r) % w.out_height;
     const int64_t outs = std::min(w.out_height - out_row, chunk.rows - r);
     for (int64_t i = 0; i < outs; ++i) {
-      chunk.starts.push_back((panel_row + i * w.stride) * row_size);
+      chunk.starts.push_back((panel_row + i * w.stride_height) * row_size);
     }
-    const int64_t top = out_row * w.stride - w.pad_top;
-    for (int64_t i = 0; i < Extent(outs, w.kernel_height, w); ++i, ++panel_row) {
+    const int64_t top = out_row * w.stride_height - w.pad_top;
+    for (int64_t i = 0; i < Extent(outs, w.kernel_height, w.stride_height, w.dilation);
+         ++i, ++panel_row) {
       chunk.panel_rows.push_back({image, top + i, panel_row * row_size});
     }
     r += outs;
@@ -342,7 +343,7 @@ void WeightGradient::FillX(int threads, const Chunk& chunk, const float* x, floa
       const float* image = x + (chunk.first + r) / w.out_height * w.in_height * row_size;
       float* to = panels + chunk.starts[r];
       if (picks) {
-        PickRow(w, channels, image + out_row * w.stride * row_size, x_panel_size_, to);
+        PickRow(w, channels, image + out_row * w.stride_height * row_size, x_panel_size_, to);
       } else {
         GatherRow(w, channels, image, x + dims_.batch * w.in_height * row_size, out_row,
                   gathered.data(), x_panel_size_, to);
@@ -376,7 +377,7 @@ void WeightGradient::AddProducts(int threads, const Chunk& chunk, bool add, cons
   const Positions positions{.rows = chunk.rows,
                             .width = w.out_width,
                             .starts = chunk.starts.data(),
-                            .x_step = (gathered_ ? 1 : w.stride) * kColumns};
+                            .x_step = (gathered_ ? 1 : w.stride_width) * kColumns};
   const int64_t out_stride = x_blocks_ * taps_ * kColumns;
   const int64_t taps_in_row = gathered_ ? 1 : w.kernel_width;
   const int64_t tap_step = w.dilation * kColumns;

@@ -65,8 +65,8 @@ enum class BackwardWeightsRoute {
 // At each position, y is x times a matrix.
 bool IsMatrix(const ConvolutionDims& d) {
   const WindowDims& w = d.window;
-  return d.groups == 1 && w.kernel_height == 1 && w.kernel_width == 1 && w.stride == 1 &&
-         w.pad_top == 0 && w.pad_left == 0 && w.in_height == w.out_height &&
+  return d.groups == 1 && w.kernel_height == 1 && w.kernel_width == 1 && w.stride_height == 1 &&
+         w.stride_width == 1 && w.pad_top == 0 && w.pad_left == 0 && w.in_height == w.out_height &&
          w.in_width == w.out_width;
 }
 
@@ -81,8 +81,9 @@ bool ForwardIsMatrix(const ConvolutionDims& dims, bool with_bias) {
 
 BackwardDataRoute BackwardDataRouteOf(const ConvolutionDims& dims) {
   if (IsMatrix(dims)) return BackwardDataRoute::kMatrix;
-  return dims.groups == 1 && dims.window.stride == 1 ? BackwardDataRoute::kForward
-                                                     : BackwardDataRoute::kPrimitive;
+  return dims.groups == 1 && dims.window.stride_height == 1 && dims.window.stride_width == 1
+             ? BackwardDataRoute::kForward
+             : BackwardDataRoute::kPrimitive;
 }
 
 BackwardWeightsRoute BackwardWeightsRouteOf(const ConvolutionDims& dims) {
@@ -145,13 +146,13 @@ CADRE_INLINE Interval CoveringInterval(int64_t in, int64_t out_size, int64_t ker
 }
 
 CADRE_INLINE PoolingWindow InsideWindow(const WindowDims& d, int64_t out_row, int64_t out_column) {
-  return {InsideInterval(out_row, d.in_height, d.kernel_height, d.stride, d.pad_top),
-          InsideInterval(out_column, d.in_width, d.kernel_width, d.stride, d.pad_left)};
+  return {InsideInterval(out_row, d.in_height, d.kernel_height, d.stride_height, d.pad_top),
+          InsideInterval(out_column, d.in_width, d.kernel_width, d.stride_width, d.pad_left)};
 }
 
 CADRE_INLINE PoolingWindow CoveringWindows(const WindowDims& d, int64_t in_row, int64_t in_column) {
-  return {CoveringInterval(in_row, d.out_height, d.kernel_height, d.stride, d.pad_top),
-          CoveringInterval(in_column, d.out_width, d.kernel_width, d.stride, d.pad_left)};
+  return {CoveringInterval(in_row, d.out_height, d.kernel_height, d.stride_height, d.pad_top),
+          CoveringInterval(in_column, d.out_width, d.kernel_width, d.stride_width, d.pad_left)};
 }
 
 using Int = int32_t;

@@ -200,9 +200,9 @@ std::string Describe(const ConvolutionKey& key) {
   return absl::StrCat("convolution ", pass, " of ", d.batch, " x ", w.in_height, " x ", w.in_width,
                       " x ", d.in_channels, " to ", w.out_height, " x ", w.out_width, " x ",
                       d.out_channels, ", kernel ", w.kernel_height, " x ", w.kernel_width,
-                      ", stride ", w.stride, ", dilation ", w.dilation, ", padding ", w.pad_top,
-                      " and ", w.pad_left, ", groups ", d.groups, ", ", DTypeName(key.type),
-                      key.tf32 ? " (TF32)" : "");
+                      ", stride ", w.stride_height, " x ", w.stride_width, ", dilation ",
+                      w.dilation, ", padding ", w.pad_top, " and ", w.pad_left, ", groups ",
+                      d.groups, ", ", DTypeName(key.type), key.tf32 ? " (TF32)" : "");
 }
 
 struct ConvolutionLayouts {
@@ -227,7 +227,7 @@ Pass Windows(const ConvolutionDims& d, const ConvolutionShape& shape) {
   return Pass()
       .set_pre_padding({shape.height.pad_near, shape.width.pad_near})
       .set_post_padding({shape.height.pad_far, shape.width.pad_far})
-      .set_stride({d.window.stride, d.window.stride})
+      .set_stride({d.window.stride_height, d.window.stride_width})
       .set_dilation({d.window.dilation, d.window.dilation});
 }
 

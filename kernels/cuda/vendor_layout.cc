@@ -61,9 +61,9 @@ ConvolutionShape ShapeOf(const ConvolutionDims& dims) {
   const WindowDims& w = dims.window;
   const WindowPadding padding = PaddingOf(w);
   ConvolutionShape shape{.height = SideOf(w.in_height, w.out_height, w.kernel_height, padding.top,
-                                          padding.bottom, w.stride),
+                                          padding.bottom, w.stride_height),
                          .width = SideOf(w.in_width, w.out_width, w.kernel_width, padding.left,
-                                         padding.right, w.stride),
+                                         padding.right, w.stride_width),
                          .in_row = w.in_width * dims.in_channels,
                          .in_image = w.in_height * w.in_width * dims.in_channels,
                          .reorders_weights = w.kernel_height * w.kernel_width > 1 &&

@@ -45,8 +45,8 @@ struct Inside {
 };
 
 __device__ inline Inside InsideOf(const WindowDims& w, int64_t row, int64_t column) {
-  const int64_t top = row * w.stride - w.pad_top;
-  const int64_t left = column * w.stride - w.pad_left;
+  const int64_t top = row * w.stride_height - w.pad_top;
+  const int64_t left = column * w.stride_width - w.pad_left;
   return {
       top > 0 ? top : 0, top + w.kernel_height < w.in_height ? top + w.kernel_height : w.in_height,
       left > 0 ? left : 0, left + w.kernel_width < w.in_width ? left + w.kernel_width : w.in_width};
@@ -136,9 +136,9 @@ __global__ void __launch_bounds__(256)
   for (int64_t i = ThreadIndex(); i < groups; i += ThreadCount()) {
     const Place place = PlaceOf<N>(i, channels, w.in_width, w.in_height);
     const int32_t position = place.row * w.in_width + place.column;
-    const Covering down = CoveringOf(place.row, w.pad_top, w.kernel_height, w.stride, w.out_height);
+    const Covering down = CoveringOf(place.row, w.pad_top, w.kernel_height, w.stride_height, w.out_height);
     const Covering across =
-        CoveringOf(place.column, w.pad_left, w.kernel_width, w.stride, w.out_width);
+        CoveringOf(place.column, w.pad_left, w.kernel_width, w.stride_width, w.out_width);
     float sums[N] = {};
     for (int64_t h = down.first; h < down.end; ++h) {
       for (int64_t v = across.first; v < across.end; ++v) {

@@ -27,10 +27,10 @@ void ForEachTermOf(const ConvolutionDims& d, int64_t n, int64_t oh, int64_t ow, 
   const int64_t group_in = d.in_channels / d.groups;
   const int64_t first_in = oc / (d.out_channels / d.groups) * group_in;
   for (int64_t kh = 0; kh < w.kernel_height; ++kh) {
-    const int64_t ih = oh * w.stride - w.pad_top + w.dilation * kh;
+    const int64_t ih = oh * w.stride_height - w.pad_top + w.dilation * kh;
     if (ih < 0 || ih >= w.in_height) continue;
     for (int64_t kw = 0; kw < w.kernel_width; ++kw) {
-      const int64_t iw = ow * w.stride - w.pad_left + w.dilation * kw;
+      const int64_t iw = ow * w.stride_width - w.pad_left + w.dilation * kw;
       if (iw < 0 || iw >= w.in_width) continue;
       for (int64_t ic = 0; ic < group_in; ++ic) {
         f(Term{
@@ -63,8 +63,8 @@ struct Inside {
 };
 
 Inside InsideOf(const WindowDims& w, int64_t oh, int64_t ow) {
-  const int64_t top = oh * w.stride - w.pad_top;
-  const int64_t left = ow * w.stride - w.pad_left;
+  const int64_t top = oh * w.stride_height - w.pad_top;
+  const int64_t left = ow * w.stride_width - w.pad_left;
   return {.top = std::max<int64_t>(0, top),
           .bottom = std::min(w.in_height, top + w.kernel_height),
           .left = std::max<int64_t>(0, left),

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "model/import/translator.h"
+#include "model/inference.h"
 #include "model/problem.h"
 
 namespace cadre {
@@ -37,10 +38,14 @@ absl::StatusOr<std::pair<uint32_t, uint32_t>> PaddingOf(const Attributes& attrib
   return std::pair<uint32_t, uint32_t>(pads[0], pads[1]);
 }
 
-int64_t OutputExtent(int64_t in, int64_t kernel, int64_t stride, int64_t padding,
-                     int64_t dilation) {
-  const int64_t reach = dilation * (kernel - 1) + 1;
-  return in + 2 * padding < reach ? 0 : (in + 2 * padding - reach) / stride + 1;
+// Two extents of at least 1: height, width.
+absl::StatusOr<std::pair<uint32_t, uint32_t>> Sides(const std::vector<int64_t>& numbers,
+                                                    const char* what) {
+  const auto fits = [](int64_t number) { return number >= 1 && number <= kMaxExtent; };
+  if (numbers.size() != 2 || !fits(numbers[0]) || !fits(numbers[1])) {
+    return Unsupported(absl::StrCat("its ", what, " must be two extents of at least 1"));
+  }
+  return std::pair<uint32_t, uint32_t>(numbers[0], numbers[1]);
 }
 
 }  // namespace
@@ -82,9 +87,10 @@ Translator::Results Translator::Convolution(const onnx::Node& node, const std::v
   if (before.channels != weight[1] * groups || weight[0] % groups != 0) {
     return Unsupported("its weight does not fit the channels of the input");
   }
-  Draft draft = ImageDraft(x.root, weight[0],
-                           OutputExtent(before.height, weight[2], stride, padding.first, dilation),
-                           OutputExtent(before.width, weight[3], stride, padding.second, dilation));
+  Draft draft = ImageDraft(
+      x.root, weight[0],
+      WindowsAlong(before.height, padding.first, dilation * (weight[2] - 1) + 1, stride),
+      WindowsAlong(before.width, padding.second, dilation * (weight[3] - 1) + 1, stride));
   if (draft.elements() <= 0) return Unsupported("its kernel is larger than the padded input");
   v1::Convolution& conv = *draft.layer.mutable_convolution();
   conv.set_out_channels(weight[0]);
@@ -116,12 +122,11 @@ Translator::Results Translator::Convolution(const onnx::Node& node, const std::v
 
 Translator::Results Translator::Pool(const onnx::Node& node, const std::vector<Value>& in) {
   const Attributes attributes(node);
-  CADRE_ASSIGN_OR_RETURN(const uint32_t kernel,
-                         Alike(attributes.Integers("kernel_shape", {}), 1, "kernel_shape"));
-  CADRE_ASSIGN_OR_RETURN(const uint32_t stride,
-                         Alike(attributes.Integers("strides", {1, 1}), 1, "strides"));
+  CADRE_ASSIGN_OR_RETURN(const auto kernel,
+                         Sides(attributes.Integers("kernel_shape", {}), "kernel_shape"));
+  CADRE_ASSIGN_OR_RETURN(const auto stride,
+                         Sides(attributes.Integers("strides", {1, 1}), "strides"));
   CADRE_ASSIGN_OR_RETURN(const auto padding, PaddingOf(attributes));
-  if (padding.first != padding.second) return Unsupported("its padding must be equal on all sides");
   CADRE_ASSIGN_OR_RETURN(const uint32_t dilation,
                          Alike(attributes.Integers("dilations", {1, 1}), 1, "dilations"));
   if (dilation != 1) return Unsupported("dilations are not supported");
@@ -131,26 +136,46 @@ Translator::Results Translator::Pool(const onnx::Node& node, const std::vector<V
   CADRE_ASSIGN_OR_RETURN(const Value x, Image(in[0]));
   const Draft before = drafts_[x.root];
   const bool average = node.op_type() == "AveragePool";
-  if (average && kernel == 1 && stride == 1) return One(x);
-  const int64_t height = OutputExtent(before.height, kernel, stride, padding.first, 1);
-  const int64_t width = OutputExtent(before.width, kernel, stride, padding.first, 1);
-  const auto leaves = [&](int64_t extent) {
-    return extent + 2 * padding.first >= kernel &&
-           (extent + 2 * padding.first - kernel) % stride != 0;
+  constexpr std::pair<uint32_t, uint32_t> kOnes = {1, 1};
+  if (average && kernel == kOnes && stride == kOnes) return One(x);
+  const auto draft_of = [&](bool ceil) {
+    return ImageDraft(
+        x.root, before.channels,
+        WindowsAlong(before.height, padding.first, kernel.first, stride.first, ceil),
+        WindowsAlong(before.width, padding.second, kernel.second, stride.second, ceil));
   };
-  if (attributes.Integer("ceil_mode", 0) != 0 && (leaves(before.height) || leaves(before.width))) {
-    return Unsupported("ceil_mode is only supported where it does not add an output");
-  }
-  Draft draft = ImageDraft(x.root, before.channels, height, width);
+  Draft draft = draft_of(attributes.Integer("ceil_mode", 0) != 0);
   if (draft.elements() <= 0) return Unsupported("its window is larger than the padded input");
+  const bool ceil = draft.elements() != draft_of(false).elements();
+  // Without padding, there is nothing to count.
+  const bool counts = average && padding != std::pair<uint32_t, uint32_t>(0, 0) &&
+                      attributes.Integer("count_include_pad", 0) != 0;
+  if (ceil && counts) {
+    return Unsupported("count_include_pad is not supported where ceil_mode adds an output");
+  }
   v1::Pooling& pool =
       average ? *draft.layer.mutable_average_pool() : *draft.layer.mutable_max_pool();
-  pool.set_kernel(kernel);
-  pool.set_stride(stride);
-  pool.set_padding(padding.first);
-  if (average && padding.first != 0) {
-    pool.set_count_padding(attributes.Integer("count_include_pad", 0) != 0);
+  const auto is_square = [](const auto& sides) { return sides.first == sides.second; };
+  if (is_square(kernel)) {
+    pool.set_kernel(kernel.first);
+  } else {
+    pool.set_kernel_height(kernel.first);
+    pool.set_kernel_width(kernel.second);
   }
+  if (is_square(stride)) {
+    pool.set_stride(stride.first);
+  } else {
+    pool.set_stride_height(stride.first);
+    pool.set_stride_width(stride.second);
+  }
+  if (is_square(padding)) {
+    pool.set_padding(padding.first);
+  } else {
+    pool.set_padding_height(padding.first);
+    pool.set_padding_width(padding.second);
+  }
+  if (counts) pool.set_count_padding(true);
+  if (ceil) pool.set_ceil_mode(true);
   return One(Whole(AddDraft(std::move(draft))));
 }
 

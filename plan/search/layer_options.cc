@@ -196,9 +196,9 @@ std::string ClassKey(const PlanProblem& problem, int layer) {
   std::string key = absl::StrCat(LayerKindName(graph_layer.kind), graph_layer.output.ToString());
   for (const Shape& input : graph_layer.input_shapes) absl::StrAppend(&key, input.ToString());
   const Window& w = graph_layer.window;
-  absl::StrAppend(&key, "/", w.kernel_height, "/", w.kernel_width, "/", w.stride, "/",
-                  w.padding_height, "/", w.padding_width, "/", w.dilation, "/", graph_layer.groups,
-                  "/", graph_layer.flops, "/", graph_layer.shares_weight);
+  absl::StrAppend(&key, "/", w.kernel_height, "/", w.kernel_width, "/", w.stride_height, "/",
+                  w.stride_width, "/", w.padding_height, "/", w.padding_width, "/", w.dilation, "/",
+                  graph_layer.groups, "/", graph_layer.flops, "/", graph_layer.shares_weight);
   for (const LayerParameter& parameter : graph_layer.parameters) {
     absl::StrAppend(&key, parameter.name, parameter.shape.ToString());
   }

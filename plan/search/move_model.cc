@@ -228,9 +228,9 @@ Halo HaloOf(const GraphLayer& layer) {
     return halo;
   }
   const Window& window = layer.window;
-  halo.rows = {layer.input()[0], layer.output[0], window.reach_height(), window.stride,
+  halo.rows = {layer.input()[0], layer.output[0], window.reach_height(), window.stride_height,
                window.padding_height};
-  halo.columns = {layer.input()[1], layer.output[1], window.reach_width(), window.stride,
+  halo.columns = {layer.input()[1], layer.output[1], window.reach_width(), window.stride_width,
                   window.padding_width};
   halo.needed = !IsPlain(halo.rows) || !IsPlain(halo.columns);
   return halo;

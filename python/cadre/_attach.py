@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import ctypes
-import json
+import enum
+import hashlib
+import itertools
 import logging
+import math
 import os
 import signal
 import socket
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -25,6 +28,9 @@ from cadre.errors import CadreError, Left, RunEnded
 _log = logging.getLogger("cadre")
 # How often a waiting program looks for signals, in seconds.
 _POLL = 0.2
+
+# Evaluates test samples [begin, end): their accuracy, and their mean loss.
+Evaluate = Callable[[int, int], tuple[float, float]]
 
 
 def _plain_name(name: str) -> str:
@@ -44,28 +50,74 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
     return (tensor.to_local() if _is_dtensor(tensor) else tensor).detach()
 
 
-def _begin_of(name: str, tensor: Any) -> int:
-    """The first element of this rank's part of a DTensor, counted row-major."""
-    from torch.distributed.tensor import Shard
+def _intervals(whole: Sequence[int], part: Sequence[int], offset: Sequence[int]) -> list[tuple[int, int]]:
+    """The intervals of elements of a tensor of shape `whole` that a part of it has, row-major."""
+    if 0 in part:
+        return []
+    # The part has whole slices of the dimensions after `split`.
+    split = max((d for d in range(len(whole)) if part[d] != whole[d]), default=0)
+    size = math.prod(part[split:])
+    intervals = []
+    for index in itertools.product(*(range(o, o + n) for o, n in zip(offset[:split], part[:split]))):
+        begin = 0
+        for position, extent in zip((*index, *offset[split:]), whole):
+            begin = begin * extent + position
+        intervals.append((begin, begin + size))
+    return intervals
+
+
+def _parts_of(name: str, tensor: Any) -> list[tuple[int, int]]:
+    """The intervals of elements of a DTensor that this rank has, in the order of its local tensor."""
+    from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-    if tensor.device_mesh.ndim != 1 or tensor.placements[0] != Shard(0):
+    # Neither partial sums, nor strided shards, which need not be boxes.
+    if any(type(placement) not in (Replicate, Shard) for placement in tensor.placements):
         raise CadreError(
             f"parameter '{name}' has placements {tensor.placements} on a mesh of shape "
-            f"{tuple(tensor.device_mesh.shape)}; only Shard(0) on a mesh of one dimension is possible"
+            f"{tuple(tensor.device_mesh.shape)}; only Replicate and Shard are possible"
         )
+    if tensor.device_mesh.get_coordinate() is None:
+        return []
     shape, offset = compute_local_shape_and_global_offset(
         tensor.shape, tensor.device_mesh, tensor.placements
     )
-    if 0 in shape:
-        return 0
-    rows = tensor.shape.numel() // tensor.shape[0]
-    return offset[0] * rows
+    return _intervals(tensor.shape, shape, offset)
+
+
+def _digest(tensor: Any) -> str:
+    """A digest of all values of a frozen parameter. A collective for a DTensor."""
+    whole = tensor.full_tensor() if _is_dtensor(tensor) else tensor
+    values = whole.detach().cpu().contiguous().flatten().view(torch.uint8)
+    return hashlib.blake2b(values.numpy(), digest_size=8).hexdigest()
+
+
+class _Role(enum.Enum):
+    """How a run treats a parameter or buffer."""
+
+    TRAINED = "averaged, coded and accelerated as the run requires"
+    STATISTIC = "only averaged"
+    FROZEN = "compared by its digest when a program joins"
+
+
+class _Found(NamedTuple):
+    """A parameter or buffer of a module."""
+
+    name: str
+    tensor: torch.Tensor
+    role: _Role
+
+    def to_spec(self, digests: Mapping[str, str]) -> dict[str, Any]:
+        """The fields of OpaqueParameter (proto/cadre/v1/run.proto)."""
+        spec: dict[str, Any] = {"name": self.name, "shape": list(self.tensor.shape)}
+        if self.role is _Role.FROZEN:
+            return {**spec, "frozen_digest": digests[self.name]}
+        return {**spec, "trained": self.role is _Role.TRAINED}
 
 
 @dataclass
 class _Parameter:
-    """One parameter or buffer, and the memory through which the library exchanges it."""
+    """A parameter or buffer that is exchanged, and the memory through which the library does it."""
 
     name: str
     tensor: torch.Tensor
@@ -79,7 +131,8 @@ class _Parameter:
         return local.data_ptr() == self.memory.data_ptr() and local.dtype == torch.float32
 
     @staticmethod
-    def of(name: str, tensor: torch.Tensor, trained: bool) -> _Parameter:
+    def of(found: _Found) -> _Parameter:
+        name, tensor, role = found
         local = _local(tensor)
         plain = local.device.type == "cpu" and local.dtype == torch.float32 and local.is_contiguous()
         memory = (
@@ -89,32 +142,32 @@ class _Parameter:
                 local.numel(), dtype=torch.float32, pin_memory=local.device.type == "cuda"
             )
         )
+        trained = role is _Role.TRAINED
         return _Parameter(name, tensor, trained, tuple(tensor.shape), tensor.dtype, memory)
 
 
-def _parameters_of(model: torch.nn.Module) -> list[tuple[str, torch.Tensor, bool]]:
-    """Trained parameters and the floating-point buffers of the state, in the model's order."""
-    found = [(n, p, True) for n, p in model.named_parameters() if p.requires_grad]
+def _parameters_of(model: torch.nn.Module) -> list[_Found]:
+    """Parameters and the floating-point buffers of the state, in the model's order."""
+    found = [
+        _Found(_plain_name(name), parameter, _Role.TRAINED if parameter.requires_grad else _Role.FROZEN)
+        for name, parameter in model.named_parameters()
+    ]
     persistent = model.state_dict(keep_vars=True).keys()
     for name, buffer in model.named_buffers():
         if name in persistent and buffer.is_floating_point():
-            found.append((name, buffer, False))
-    return [(_plain_name(name), tensor, trained) for name, tensor, trained in found]
+            found.append(_Found(_plain_name(name), buffer, _Role.STATISTIC))
+    return found
 
 
-def _spec_of(run: Mapping[str, Any], parameters: list[tuple[str, torch.Tensor, bool]]) -> dict:
-    """The run with the model of the parameters, unless it has one."""
-    spec = json.loads(json.dumps(run))
-    if "model" not in spec:
-        spec["model"] = {
-            "opaque": {
-                "parameter": [
-                    {"name": name, "shape": list(tensor.shape), "trained": trained}
-                    for name, tensor, trained in parameters
-                ]
-            }
-        }
-    return spec
+def _with_model(
+    run: Mapping[str, Any], parameters: list[dict[str, Any]], test_samples: int
+) -> Mapping[str, Any]:
+    """The run with these parameters, unless it has a model."""
+    opaque = run.get("model", {"opaque": {}}).get("opaque")
+    if opaque is None or "parameter" in opaque:
+        return run
+    model = {"opaque": {"test_samples": test_samples, **opaque, "parameter": parameters}}
+    return {**run, "model": model}
 
 
 def _ranks() -> tuple[int, int]:
@@ -155,9 +208,13 @@ class Group:
         advertise: str | None = None,
         timeout: float | None = None,
         handle_signals: bool = True,
+        evaluate: Evaluate | None = None,
+        test_samples: int = 0,
     ) -> None:
         if getattr(optimizer, "_cadre_group", None) is not None:
             raise CadreError("the optimizer is attached to a group already; detach it first")
+        if (evaluate is None) != (test_samples == 0):
+            raise CadreError("evaluate and test_samples must be given together")
         self._handle: int | None = None
         self._library = _library.load()
         self._optimizer = optimizer
@@ -165,6 +222,9 @@ class Group:
         self._timeout = timeout
         self._handle_signals = handle_signals
         self._handlers: dict[int, Any] = {}
+        self._evaluate_samples = evaluate
+        # Losses on devices, which the next boundary reads.
+        self._losses: list[torch.Tensor] = []
         self._hook: Any = None
         self._leaving = False
         self._ended = False
@@ -172,11 +232,14 @@ class Group:
         self._iterates = False
         self._rank, self._ranks = _ranks()
         found = _parameters_of(model)
-        if not found:
+        if not any(one.role is _Role.TRAINED for one in found):
             raise CadreError("the model has no parameters that require gradients")
+        digests = {one.name: _digest(one.tensor) for one in found if one.role is _Role.FROZEN}
+        if isinstance(run, Mapping):
+            run = _with_model(run, [one.to_spec(digests) for one in found], test_samples)
         if not isinstance(run, str):
             run = _shared_by_ranks(
-                self._submit(run, found, coordinator, operator_tls or tls, insecure)
+                self._submit(run, coordinator, operator_tls or tls, insecure)
                 if self._rank == 0
                 else None
             )
@@ -193,23 +256,29 @@ class Group:
             listen=_library.encode(listen),
             advertise=_library.encode(advertise),
             dial_seconds=timeout or 30.0,
+            test_samples=test_samples,
         )
         self._handle = self._library.cadre_group_open(ctypes.byref(options))
-        self._parameters = [_Parameter.of(*parameter) for parameter in found]
-        for parameter in self._parameters:
-            self._register(parameter)
+        self._parameters: list[_Parameter] = []
+        for one in found:
+            if one.role is _Role.FROZEN:
+                self._register_frozen(one, digests[one.name])
+            else:
+                self._parameters.append(_Parameter.of(one))
+                self._register(self._parameters[-1])
 
     @staticmethod
-    def _submit(
-        run: RunSpec,
-        parameters: list[tuple[str, torch.Tensor, bool]],
-        coordinator: str,
-        tls: str | None,
-        insecure: bool,
-    ) -> str:
-        spec = _spec_of(run, parameters) if isinstance(run, Mapping) else run
+    def _submit(run: RunSpec, coordinator: str, tls: str | None, insecure: bool) -> str:
         with Client(coordinator, tls=tls, insecure=insecure) as client:
-            return client.submit(spec, join_existing=True)
+            return client.submit(run, join_existing=True)
+
+    def _register_frozen(self, found: _Found, digest: str) -> None:
+        shape = (ctypes.c_uint64 * found.tensor.dim())(*found.tensor.shape)
+        self._check(
+            self._library.cadre_group_add_frozen(
+                self._handle, found.name.encode(), shape, len(shape), digest.encode()
+            )
+        )
 
     def _register(self, parameter: _Parameter) -> None:
         shape = (ctypes.c_uint64 * len(parameter.shape))(*parameter.shape)
@@ -224,16 +293,12 @@ class Group:
                 None if sharded else parameter.memory.data_ptr(),
             )
         )
-        if sharded:
-            begin = _begin_of(parameter.name, parameter.tensor)
-            self._check(
-                self._library.cadre_group_add_part(
-                    self._handle,
-                    begin,
-                    begin + parameter.memory.numel(),
-                    parameter.memory.data_ptr(),
-                )
-            )
+        if not sharded:
+            return
+        values = parameter.memory.data_ptr()
+        for begin, end in _parts_of(parameter.name, parameter.tensor):
+            self._check(self._library.cadre_group_add_part(self._handle, begin, end, values))
+            values += (end - begin) * parameter.memory.element_size()
 
     # ---- The loop
 
@@ -298,6 +363,7 @@ class Group:
             self._boundary(None)
 
     def _boundary(self, timeout: float | None) -> None:
+        self._report_device_losses()
         deadline = None if timeout is None else time.monotonic() + timeout
         discarded = self._state().discarded_steps
         while True:
@@ -306,6 +372,8 @@ class Group:
                 self._fetch()
             elif task == _library.STORE:
                 self._store()
+            elif task == _library.EVALUATE:
+                self._evaluate()
             elif task == _library.TRAIN:
                 lost = self.discarded_steps - discarded
                 if lost > 0:
@@ -323,14 +391,15 @@ class Group:
 
     def _check_unchanged(self) -> None:
         """Raises CadreError if the model has other parameters than when it was attached."""
-        now = {name: tensor for name, tensor, _ in _parameters_of(self._model)}
+        found = _parameters_of(self._model)
+        now = {one.name: one.tensor for one in found if one.role is not _Role.FROZEN}
         for parameter in self._parameters:
             tensor = now.pop(parameter.name, None)
             before = f"{list(parameter.shape)} {parameter.dtype}"
             if tensor is None:
                 raise CadreError(
                     f"parameter '{parameter.name}' was {before} when the model was attached, "
-                    "and is missing now"
+                    "and is missing or frozen now"
                 )
             if tuple(tensor.shape) != parameter.shape or tensor.dtype != parameter.dtype:
                 raise CadreError(
@@ -340,8 +409,8 @@ class Group:
             parameter.tensor = tensor
         for name, tensor in now.items():
             raise CadreError(
-                f"parameter '{name}' {list(tensor.shape)} {tensor.dtype} was added after the model "
-                "was attached"
+                f"parameter '{name}' {list(tensor.shape)} {tensor.dtype} was added, or was frozen, "
+                "when the model was attached"
             )
 
     def _fetch(self) -> None:
@@ -364,10 +433,34 @@ class Group:
         for device in devices:
             torch.cuda.current_stream(device).synchronize()
 
-    def report_loss(self, loss: float) -> None:
-        """Reports the mean loss of the steps since the last boundary, for the status."""
-        if self._handle is not None:
-            self._library.cadre_group_set_loss(self._handle, loss)
+    def report(self, *, loss: float | torch.Tensor) -> None:
+        """Reports the training loss of a step, for status and history of the run.
+
+        The mean of the losses since the last boundary counts, in a program of several ranks those of
+        rank 0. Not every step need be reported. A tensor on a device is read at the next boundary, so
+        that the call does not wait for the device. Losses that are not finite do not count.
+        """
+        if self._handle is None:
+            return
+        if isinstance(loss, torch.Tensor) and loss.device.type != "cpu":
+            self._losses.append(loss.detach())
+        else:
+            self._library.cadre_group_report_loss(self._handle, float(loss))
+
+    def _report_device_losses(self) -> None:
+        for loss in self._losses:
+            self._library.cadre_group_report_loss(self._handle, loss.item())
+        self._losses.clear()
+
+    def _evaluate(self) -> None:
+        """Evaluates the samples that the coordinator has assigned to this group."""
+        state = self._state()
+        assert self._evaluate_samples is not None, "the library has checked the number of samples"
+        accuracy, loss = self._evaluate_samples(state.evaluate_begin, state.evaluate_end)
+        samples = state.evaluate_end - state.evaluate_begin
+        self._library.cadre_group_report_evaluation(
+            self._handle, round(accuracy * samples), samples, loss * samples
+        )
 
     def alive(self) -> None:
         """Reports that the program works although no step ends, as in a long evaluation."""
@@ -503,8 +596,9 @@ def attach(
 
     Options:
       coordinator: "host:port".
-      run: the id or name of a run; or a mapping with the fields of RunSpec, except the model, or the
-        path of a run file: it is then submitted, unless a run of that name has not ended.
+      run: the id or name of a run; or a mapping with the fields of RunSpec, except the parameters of
+        the model, or the path of a run file: it is then submitted, unless a run of that name has not
+        ended.
       tls: folder with a worker's certificate; or insecure=True.
       operator_tls: folder with an operator's certificate, to submit the run.
       name: of this process in the status. Default: host and process id.
@@ -512,6 +606,10 @@ def attach(
       timeout: seconds to wait for the coordinator and for the group's begin. Default: 30 for the
         coordinator, no limit for the group.
       handle_signals: whether SIGTERM is handled. Default: True.
+      evaluate: a function (begin, end) that returns accuracy and mean loss of the model on test
+        samples [begin, end), and test_samples, their number. It is called with versions that the
+        model has just adopted, every `evaluation.every_epochs` and at the end of the run; the
+        groups divide the samples. All ranks are called alike; the result of rank 0 counts.
 
     With torch.distributed initialized, all ranks call it, and form one group: ranks of
     DistributedDataParallel divide the model, those of fully_shard exchange their shards.

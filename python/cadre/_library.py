@@ -7,8 +7,8 @@ import functools
 import os
 from pathlib import Path
 
-ERROR, WAIT, FETCH, STORE, TRAIN, ENDED = -1, 0, 1, 2, 3, 4
-_ABI = 1
+ERROR, WAIT, FETCH, STORE, TRAIN, ENDED, EVALUATE = -1, 0, 1, 2, 3, 4, 5
+_ABI = 2
 
 
 class GroupOptions(ctypes.Structure):
@@ -26,6 +26,7 @@ class GroupOptions(ctypes.Structure):
         ("listen", ctypes.c_char_p),
         ("advertise", ctypes.c_char_p),
         ("dial_seconds", ctypes.c_double),
+        ("test_samples", ctypes.c_uint64),
     ]
 
 
@@ -46,6 +47,8 @@ class GroupState(ctypes.Structure):
         ("sample_position", ctypes.c_uint64),
         ("discarded_steps", ctypes.c_uint64),
         ("connected", ctypes.c_int32),
+        ("evaluate_begin", ctypes.c_uint64),
+        ("evaluate_end", ctypes.c_uint64),
     ]
 
 
@@ -58,11 +61,19 @@ _SIGNATURES = {
         ctypes.c_int32,
         [_handle, _text, ctypes.POINTER(ctypes.c_uint64), ctypes.c_int32, ctypes.c_int32, _handle],
     ),
+    "cadre_group_add_frozen": (
+        ctypes.c_int32,
+        [_handle, _text, ctypes.POINTER(ctypes.c_uint64), ctypes.c_int32, _text],
+    ),
     "cadre_group_add_part": (ctypes.c_int32, [_handle, ctypes.c_uint64, ctypes.c_uint64, _handle]),
     "cadre_group_join": (ctypes.c_int32, [_handle]),
     "cadre_group_next": (ctypes.c_int32, [_handle, ctypes.c_double]),
     "cadre_group_step": (ctypes.c_int32, [_handle]),
-    "cadre_group_set_loss": (None, [_handle, ctypes.c_double]),
+    "cadre_group_report_loss": (None, [_handle, ctypes.c_double]),
+    "cadre_group_report_evaluation": (
+        None,
+        [_handle, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_double],
+    ),
     "cadre_group_alive": (None, [_handle]),
     "cadre_group_get_state": (None, [_handle, ctypes.POINTER(GroupState)]),
     "cadre_group_run": (_text, [_handle]),

@@ -6,10 +6,15 @@ import argparse
 import json
 import sys
 import time
+from typing import Any
 
 import torch
 
 import cadre
+
+
+# Beyond the positions of all training samples.
+TEST_POSITION = 1 << 40
 
 
 class Exact(torch.nn.Module):
@@ -27,24 +32,35 @@ class Exact(torch.nn.Module):
         return torch.cat([self.first(inputs), self.second(inputs)], dim=1)
 
 
-def make_model(sharded: bool, exact: bool) -> torch.nn.Module:
-    torch.manual_seed(1)
-    if exact:
+def shard(model: torch.nn.Module, first: torch.nn.Module, layout: str) -> None:
+    """Shards a model of two parts with fully_shard."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import Shard
+
+    options: dict[str, Any] = {}
+    if layout == "columns":
+        options["shard_placement_fn"] = lambda parameter: Shard(parameter.dim() - 1)
+    elif layout == "replicas":
+        options["mesh"] = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    fully_shard(first, **options)
+    fully_shard(model, **options)
+
+
+def make_model(options: argparse.Namespace) -> torch.nn.Module:
+    torch.manual_seed(options.seed)
+    if options.exact:
         model = Exact()
-        if sharded:
-            from torch.distributed.fsdp import fully_shard
-
-            fully_shard(model.first)
-            fully_shard(model)
-        return model
-    model = torch.nn.Sequential(
-        torch.nn.Linear(20, 96), torch.nn.BatchNorm1d(96), torch.nn.ReLU(), torch.nn.Linear(96, 4)
-    )
-    if sharded:
-        from torch.distributed.fsdp import fully_shard
-
-        fully_shard(model[3])
-        fully_shard(model)
+        first = model.first
+    else:
+        model = torch.nn.Sequential(
+            torch.nn.Linear(20, 96), torch.nn.BatchNorm1d(96), torch.nn.ReLU(), torch.nn.Linear(96, 4)
+        )
+        first = model[3]
+    if options.freeze:
+        first.weight.requires_grad_(False)
+    if options.fsdp:
+        shard(model, first, options.fsdp)
     return model
 
 
@@ -61,7 +77,9 @@ def main() -> None:
     parser.add_argument("--run", default="")
     parser.add_argument("--spec", default="", help="JSON")
     parser.add_argument("--exact", action="store_true")
-    parser.add_argument("--fsdp", action="store_true")
+    parser.add_argument("--fsdp", choices=["rows", "columns", "replicas"])
+    parser.add_argument("--freeze", action="store_true", help="freezes a weight")
+    parser.add_argument("--evaluate", action="store_true")
     parser.add_argument("--ddp", action="store_true")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--nan-at", type=int, default=0)
@@ -71,12 +89,12 @@ def main() -> None:
     parser.add_argument("--name")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    ranks = options.fsdp or options.ddp
+    ranks = options.fsdp is not None or options.ddp
     if ranks:
         torch.distributed.init_process_group("gloo")
     rank = torch.distributed.get_rank() if ranks else 0
     size = torch.distributed.get_world_size() if ranks else 1
-    model = make_model(options.fsdp, options.exact)
+    model = make_model(options)
     if options.ddp:
         model = torch.nn.parallel.DistributedDataParallel(model)
     if options.exact:
@@ -86,8 +104,19 @@ def main() -> None:
     losses: list[float] = []
     run = json.loads(options.spec) if options.spec else options.run
     seen = -1
+
+    def evaluate(begin: int, end: int) -> tuple[float, float]:
+        model.eval()
+        with torch.no_grad():
+            inputs, labels = batch_at(TEST_POSITION + begin, end - begin)
+            scores = model(inputs)
+        model.train()
+        loss = torch.nn.functional.cross_entropy(scores, labels).item()
+        return (scores.argmax(dim=1) == labels).float().mean().item(), loss
+
+    test = {"evaluate": evaluate, "test_samples": 500} if options.evaluate else {}
     with cadre.attach(model, optimizer, coordinator=options.coordinator, run=run, insecure=True,
-                      timeout=90, name=options.name) as group:
+                      timeout=90, name=options.name, **test) as group:
         while True:
             if group.version != seen and rank == 0:
                 seen = group.version
@@ -106,6 +135,7 @@ def main() -> None:
             else:
                 loss = torch.nn.functional.cross_entropy(model(inputs), labels)
             losses.append(loss.item())
+            group.report(loss=losses[-1])
             loss.backward()
             step = group.step + 1
             if step == options.nan_at:

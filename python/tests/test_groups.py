@@ -162,6 +162,44 @@ def test_other_parameters_are_refused(cluster: Cluster) -> None:
     assert "parameter 0 is 'weight' [3, 4] in the run, but '0.weight' [96, 20]" in error
 
 
+def test_frozen_parameters_are_compared_and_not_exchanged(cluster: Cluster) -> None:
+    text = spec(groups=1, steps=ENDLESS)
+    frozen = cluster.start("frozen", "program.py", "--spec", text, "--freeze")
+    wait_for(lambda: len(frozen.versions()) > 1, "versions")
+    other = cluster.start("other", "program.py", "--spec", text, "--freeze", "--seed", "2")
+    assert other.wait() == 1
+    assert "'3.weight' [4, 96], frozen with digest" in other.err.read_text()
+    trained = cluster.client.pull(cluster.client.status()["runs"][0]["run"])
+    assert "3.weight" not in trained and trained["3.bias"].shape == (4,)
+    stop(cluster, frozen)
+
+
+def test_losses_and_evaluations_are_reported(cluster: Cluster) -> None:
+    run = {**json.loads(spec(steps=48)), "model": {"opaque": {"epoch_samples": 16 * 2 * 16}}}
+    programs = [cluster.start(f"p{i}", "program.py", "--spec", json.dumps(run), "--evaluate",
+                              "--slow", "0.1") for i in range(2)]
+    groups = wait_for(lambda: [g for g in cluster.client.status().get("groups", []) if g["step"] % 8],
+                      "progress between two boundaries")
+    assert groups[0]["loss"] > 0 and groups[0]["samples_per_second"] > 0
+    for program in programs:
+        program.succeed()
+    run = cluster.client.status()["runs"][0]
+    assert 0.3 < run["loss"] < 1.5
+    assert run["test"]["version"] == run["version"] and run["test"]["samples"] == "500"
+    assert run["test"]["accuracy"] > 0.3 and run["test"]["loss"] > 0
+
+
+def test_programs_of_a_run_evaluate_alike(cluster: Cluster) -> None:
+    text = spec(groups=1, steps=ENDLESS)
+    first = cluster.start("first", "program.py", "--spec", text, "--evaluate")
+    wait_for(lambda: first.versions(), "a version")
+    other = cluster.start("other", "program.py", "--run", "test")
+    first.process.kill()
+    assert other.wait() == 1
+    error = other.err.read_text()
+    assert "the run has 500 test samples, but this program evaluates 0" in error
+
+
 def test_values_that_are_not_finite_are_refused(cluster: Cluster) -> None:
     text = spec(steps=48)
     bad = cluster.start("bad", "program.py", "--spec", text, "--nan-at", "16")

@@ -22,14 +22,20 @@ def versions_of(cluster: Cluster, name: str, ranks: int, *flags: str, **averagin
 def test_ranks_equal_one_process(cluster: Cluster, averaging: dict) -> None:
     one = versions_of(cluster, "one", 1, **averaging)
     assert len(one) == 7
-    assert versions_of(cluster, "sharded", 2, "--fsdp", **averaging) == one
+    assert versions_of(cluster, "sharded", 2, "--fsdp=rows", **averaging) == one
     if not averaging:
         assert versions_of(cluster, "replicated", 2, "--ddp") == one
 
 
+def test_placements_equal_one_process(cluster: Cluster) -> None:
+    one = versions_of(cluster, "one", 1)
+    assert versions_of(cluster, "columns", 2, "--fsdp=columns") == one
+    assert versions_of(cluster, "replicas", 4, "--fsdp=replicas") == one
+
+
 def test_program_of_two_ranks_survives_the_other_group(cluster: Cluster) -> None:
     arguments = ("--spec", spec(steps=400), "--slow", "0.02")
-    ranks = cluster.start("ranks", "program.py", *arguments, "--fsdp", ranks=2)
+    ranks = cluster.start("ranks", "program.py", *arguments, "--fsdp=rows", ranks=2)
     other = cluster.start("other", "program.py", *arguments)
     wait_for(lambda: len(other.versions()) > 2, "versions")
     other.process.kill()

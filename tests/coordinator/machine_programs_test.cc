@@ -86,6 +86,20 @@ TEST_F(MachineProgramsTest, AProgramTakesASlotBesideNativeGroups) {
   }
 }
 
+TEST_F(MachineProgramsTest, ProgramsEvaluateIfTheirModelHasTestSamples) {
+  cluster_.AddAggregator("agg-0");
+  v1::RunSpec spec = OpaqueSpec(2);
+  spec.mutable_model()->mutable_opaque()->set_test_samples(kTestSamples);
+  spec.mutable_checkpoint()->set_from("/model.safetensors");
+  const std::string run = cluster_.Submit(spec);
+  cluster_.AddRank("a", run, 1, 0);
+  cluster_.AddRank("b", run, 1, 0);
+  cluster_.behaviour.train = true;
+  ASSERT_TRUE(cluster_.RunUntilEnded(run));
+  EXPECT_EQ(cluster_.RunStatus(run).test().samples(), kTestSamples);
+  EXPECT_EQ(cluster_.RunStatus(run).test().version(), cluster_.RunStatus(run).version());
+}
+
 TEST_F(MachineProgramsTest, ASecondProcessOfARankIsRefused) {
   cluster_.AddRank("program", "test", 2, 0);
   const FakeWorker& second = cluster_.AddRank("program", "test", 2, 0);

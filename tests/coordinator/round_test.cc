@@ -90,6 +90,17 @@ TEST(RoundTest, CommitIsInGroupOrder) {
   EXPECT_FALSE(commit.committed());
 }
 
+TEST(RoundTest, GroupsWithoutALossDoNotCountInTheMean) {
+  Round round({.quorum = 0, .min_grace = kGrace});
+  round.Open(1);
+  round.Add(From(0, 1, 300, 5, 0), 1, kStart);
+  round.Add(From(1, 1, 100, 5, 1.5F), 1, kStart);
+  EXPECT_FLOAT_EQ(round.Close("run-1", kStart).loss(), 1.5F);
+  round.Open(2);
+  round.Add(From(0, 2, 300, 10, 0), 1, kStart);
+  EXPECT_EQ(round.Close("run-1", kStart).loss(), 0);
+}
+
 TEST(RoundTest, GraceFollowsArrivals) {
   Round round({.quorum = 1, .min_grace = kGrace});
   EXPECT_EQ(round.Grace(), kGrace);

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "model/graph.h"
+#include "model/inference.h"
 
 namespace cadre {
 namespace {
@@ -104,27 +105,26 @@ class Builder {
     convolution->set_no_bias(Chance(3));
     if (!keep_size || groups > 1) channels_ = groups * UpTo(1, 4);
     convolution->set_out_channels(channels_);
-    height_ = Outputs(height_, dilation * (kernel_height - 1) + 1, stride, kernel_height / 2);
-    width_ = Outputs(width_, dilation * (kernel_width - 1) + 1, stride, kernel_width / 2);
-  }
-
-  static uint32_t Outputs(uint32_t in, uint32_t reach, uint32_t stride, uint32_t padding) {
-    return (in + 2 * padding - reach) / stride + 1;
+    height_ = WindowsAlong(height_, kernel_height / 2, dilation * (kernel_height - 1) + 1, stride);
+    width_ = WindowsAlong(width_, kernel_width / 2, dilation * (kernel_width - 1) + 1, stride);
   }
 
   void Pool() {
     v1::Layer* layer = Append("pool");
     const bool max = Chance(2);
     auto* pool = max ? layer->mutable_max_pool() : layer->mutable_average_pool();
-    const uint32_t kernel = UpTo(1, std::min({3U, height_, width_}));
-    const uint32_t stride = UpTo(1, 2);
-    const uint32_t padding = UpTo(0, kernel / 2);
-    pool->set_kernel(kernel);
-    pool->set_stride(stride);
-    pool->set_padding(padding);
-    if (!max) pool->set_count_padding(Chance(2));
-    height_ = Outputs(height_, kernel, stride, padding);
-    width_ = Outputs(width_, kernel, stride, padding);
+    pool->set_kernel_height(UpTo(1, std::min(3U, height_)));
+    pool->set_kernel_width(UpTo(1, std::min(3U, width_)));
+    pool->set_stride_height(UpTo(1, 2));
+    pool->set_stride_width(UpTo(1, 2));
+    pool->set_padding_height(UpTo(0, pool->kernel_height() / 2));
+    pool->set_padding_width(UpTo(0, pool->kernel_width() / 2));
+    pool->set_ceil_mode(Chance(3));
+    if (!max && !pool->ceil_mode()) pool->set_count_padding(Chance(2));
+    height_ = WindowsAlong(height_, pool->padding_height(), pool->kernel_height(),
+                           pool->stride_height(), pool->ceil_mode());
+    width_ = WindowsAlong(width_, pool->padding_width(), pool->kernel_width(), pool->stride_width(),
+                          pool->ceil_mode());
   }
 
   // A layer that does not change the shape.

@@ -5,15 +5,17 @@
 #include <google/protobuf/text_format.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <limits>
+#include <numeric>
 #include <thread>
 
-#include "worker/train/agreement.h"
 #include "worker/transport/thread_transport.h"
 
 namespace cadre {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 v1::Model Parse(const std::string& text) {
@@ -28,26 +30,65 @@ v1::Model Opaque() {
   })");
 }
 
+// A parameter of which this rank has all elements.
+CallerParameter Whole(std::string name, std::vector<uint64_t> shape, float* values) {
+  int64_t elements = 1;
+  for (const uint64_t extent : shape) elements *= static_cast<int64_t>(extent);
+  return {.name = std::move(name), .shape = std::move(shape), .parts = {{{0, elements}, values}}};
+}
+
+CallerParameter Statistic(CallerParameter parameter) {
+  parameter.trained = false;
+  return parameter;
+}
+
 std::string ErrorOf(const std::vector<CallerParameter>& parameters, const v1::Model& model) {
-  return std::string(CallerValues::Make(parameters, model, 0, 1).status().message());
+  return std::string(CallerValues::Make(parameters, model).status().message());
+}
+
+// Runs `rank(transport, number)` in a thread for each rank.
+template <typename Rank>
+void RunRanks(int ranks, const Rank& rank) {
+  auto transports = MakeThreadTransports(ranks, absl::Seconds(10));
+  std::vector<std::thread> threads;
+  for (int i = 0; i < ranks; ++i) threads.emplace_back([&, i] { rank(*transports[i], i); });
+  for (std::thread& thread : threads) thread.join();
 }
 
 TEST(CallerValuesTest, ParametersAreThoseOfTheRun) {
   std::vector<float> values(9);
-  const CallerParameter w{.name = "w", .shape = {2, 3}, .values = values.data()};
-  const CallerParameter mean{
-      .name = "mean", .shape = {3}, .trained = false, .values = values.data() + 6};
-  const auto made = CallerValues::Make({w, mean}, Opaque(), 0, 1);
+  const CallerParameter w = Whole("w", {2, 3}, values.data());
+  const CallerParameter mean = Statistic(Whole("mean", {3}, values.data() + 6));
+  auto transports = MakeThreadTransports(1, absl::Seconds(10));
+  auto made = CallerValues::Make({w, mean}, Opaque());
   ASSERT_TRUE(made.ok()) << made.status();
-  EXPECT_EQ(made->owned().size(), 2U);
+  ASSERT_TRUE(made->Divide(*transports[0]).ok());
+  ASSERT_EQ(made->owned().size(), 2U);
   EXPECT_EQ(made->owned()[1].positions.begin, 6);
   EXPECT_EQ(ErrorOf({mean, w}, Opaque()),
             "parameter 0 is 'w' [2, 3] in the run, but 'mean' [3], not trained in this program");
   EXPECT_EQ(ErrorOf({w}, Opaque()),
             "parameter 1 is 'mean' [3], not trained in the run, but no parameter in this program");
-  CallerParameter trained = mean;
-  trained.trained = true;
-  EXPECT_THAT(ErrorOf({w, trained}, Opaque()), HasSubstr("but 'mean' [3] in this program"));
+  EXPECT_THAT(ErrorOf({w, Whole("mean", {3}, values.data() + 6)}, Opaque()),
+              HasSubstr("but 'mean' [3] in this program"));
+}
+
+TEST(CallerValuesTest, FrozenParametersHaveNoPositions) {
+  v1::Model model = Opaque();
+  v1::OpaqueParameter& frozen = *model.mutable_opaque()->add_parameter();
+  frozen.set_name("frozen");
+  frozen.add_shape(5);
+  frozen.set_frozen_digest("1f");
+  std::vector<float> values(9);
+  std::vector<CallerParameter> parameters = {
+      Whole("w", {2, 3}, values.data()),
+      Statistic(Whole("mean", {3}, values.data() + 6)),
+      {.name = "frozen", .shape = {5}, .trained = false, .frozen_digest = "1f"}};
+  const auto made = CallerValues::Make(parameters, model);
+  ASSERT_TRUE(made.ok()) << made.status();
+  EXPECT_EQ(made->index().size(), 9);
+  parameters[2].frozen_digest = "2f";
+  EXPECT_THAT(ErrorOf(parameters, model), HasSubstr("frozen with digest 1f in the run, but"));
 }
 
 TEST(CallerValuesTest, ParametersOfAGraphAreFoundByName) {
@@ -56,10 +97,12 @@ TEST(CallerValuesTest, ParametersOfAGraphAreFoundByName) {
     layer { name: "fc" fully_connected { out_features: 3 } }
     layer { name: "loss" softmax_cross_entropy {} })");
   std::vector<float> values(15);
-  const CallerParameter bias{.name = "fc.bias", .shape = {3}, .values = values.data()};
-  const CallerParameter weight{.name = "fc.weight", .shape = {3, 4}, .values = values.data() + 3};
-  const auto made = CallerValues::Make({bias, weight}, model, 0, 1);
+  const CallerParameter bias = Whole("fc.bias", {3}, values.data());
+  const CallerParameter weight = Whole("fc.weight", {3, 4}, values.data() + 3);
+  auto transports = MakeThreadTransports(1, absl::Seconds(10));
+  auto made = CallerValues::Make({bias, weight}, model);
   ASSERT_TRUE(made.ok()) << made.status();
+  ASSERT_TRUE(made->Divide(*transports[0]).ok());
   EXPECT_EQ(made->owned()[0].values.data(), values.data() + 3);
   EXPECT_THAT(ErrorOf({bias}, model), HasSubstr("no parameter 'fc/weight' [3, 4]"));
   CallerParameter other = weight;
@@ -70,52 +113,72 @@ TEST(CallerValuesTest, ParametersOfAGraphAreFoundByName) {
 TEST(CallerValuesTest, AValueThatIsNotFiniteIsNamed) {
   std::vector<float> values(9);
   values[4] = std::numeric_limits<float>::infinity();
-  const auto made = CallerValues::Make(
-      {{.name = "w", .shape = {2, 3}, .values = values.data()},
-       {.name = "mean", .shape = {3}, .trained = false, .values = values.data() + 6}},
-      Opaque(), 0, 1);
+  auto transports = MakeThreadTransports(1, absl::Seconds(10));
+  auto made = CallerValues::Make(
+      {Whole("w", {2, 3}, values.data()), Statistic(Whole("mean", {3}, values.data() + 6))},
+      Opaque());
+  ASSERT_TRUE(made->Divide(*transports[0]).ok());
   EXPECT_EQ(made->CheckFinite().message(), "element 4 of parameter 'w' is inf");
 }
 
-TEST(CallerValuesTest, RanksDivideWhatTheyShare) {
-  auto transports = MakeThreadTransports(2, absl::Seconds(10));
-  std::vector<std::vector<float>> values = {std::vector<float>(9), std::vector<float>(9)};
-  std::vector<std::thread> ranks;
-  for (int rank = 0; rank < 2; ++rank) {
-    ranks.emplace_back([&, rank] {
-      Communicator group = WholeGroup(*transports[rank]);
-      auto made = CallerValues::Make(
-          {{.name = "w", .shape = {2, 3}, .values = values[rank].data()},
-           {.name = "mean", .shape = {3}, .trained = false, .values = values[rank].data() + 6}},
-          Opaque(), rank, 2);
-      ASSERT_TRUE(made.ok());
-      EXPECT_TRUE(made->CheckPartition(group).ok());
-      for (const Owned& owned : made->owned()) {
-        for (size_t i = 0; i < owned.values.size(); ++i)
-          owned.values[i] = owned.positions.begin + i;
-      }
-      EXPECT_TRUE(made->GiveShared(group).ok());
-      EXPECT_THAT(values[rank], testing::ElementsAre(0, 1, 2, 3, 4, 5, 6, 7, 8));
-    });
+// Sets each value that the rank owns to its position.
+void FillOwned(const CallerValues& values) {
+  for (const Owned& owned : values.owned()) {
+    std::iota(owned.values.begin(), owned.values.end(), owned.positions.begin);
   }
-  for (std::thread& rank : ranks) rank.join();
 }
 
-TEST(CallerValuesTest, PartsMustCoverTheModelOnce) {
+TEST(CallerValuesTest, RanksDivideWhatTheyShare) {
+  RunRanks(2, [](Transport& transport, int /*rank*/) {
+    std::vector<float> values(9);
+    auto made = CallerValues::Make(
+        {Whole("w", {2, 3}, values.data()), Statistic(Whole("mean", {3}, values.data() + 6))},
+        Opaque());
+    ASSERT_TRUE(made.ok());
+    ASSERT_TRUE(made->Divide(transport).ok());
+    FillOwned(*made);
+    ASSERT_TRUE(made->GiveShared().ok());
+    EXPECT_THAT(values, ElementsAre(0, 1, 2, 3, 4, 5, 6, 7, 8));
+  });
+}
+
+// Four ranks as two replicas of two shards: columns 0 and 1 of w, and column 2; all have the mean.
+TEST(CallerValuesTest, ReplicasOfShardsDivideThem) {
+  std::atomic<int64_t> owned = 0;
+  RunRanks(4, [&owned](Transport& transport, int rank) {
+    const int64_t begin = rank % 2 == 0 ? 0 : 2, columns = rank % 2 == 0 ? 2 : 1;
+    std::vector<float> w(2 * columns), mean(3);
+    CallerParameter parameter{.name = "w", .shape = {2, 3}};
+    for (int64_t row = 0; row < 2; ++row) {
+      parameter.parts.push_back(
+          {{row * 3 + begin, row * 3 + begin + columns}, w.data() + row * columns});
+    }
+    auto made =
+        CallerValues::Make({parameter, Statistic(Whole("mean", {3}, mean.data()))}, Opaque());
+    ASSERT_TRUE(made.ok());
+    ASSERT_TRUE(made->Divide(transport).ok());
+    for (const Owned& one : made->owned()) owned += one.positions.size();
+    FillOwned(*made);
+    ASSERT_TRUE(made->GiveShared().ok());
+    EXPECT_THAT(w, rank % 2 == 0 ? std::vector<float>({0, 1, 3, 4}) : std::vector<float>({2, 5}));
+    EXPECT_THAT(mean, ElementsAre(6, 7, 8));
+  });
+  EXPECT_EQ(owned, 9) << "every value is owned once";
+}
+
+TEST(CallerValuesTest, PartsMustCoverTheModel) {
   auto transports = MakeThreadTransports(1, absl::Seconds(10));
-  Communicator group = WholeGroup(*transports[0]);
   std::vector<float> values(9);
   const auto error = [&](std::vector<CallerParameter::Part> parts) {
-    const auto made = CallerValues::Make(
-        {{.name = "w", .shape = {2, 3}, .parts = std::move(parts)},
-         {.name = "mean", .shape = {3}, .trained = false, .values = values.data() + 6}},
-        Opaque(), 0, 1);
-    return std::string(made->CheckPartition(group).message());
+    auto made = CallerValues::Make({{.name = "w", .shape = {2, 3}, .parts = std::move(parts)},
+                                    Statistic(Whole("mean", {3}, values.data() + 6))},
+                                   Opaque());
+    return std::string(made->Divide(*transports[0]).message());
   };
   EXPECT_EQ(error({{{0, 6}, values.data()}}), "");
   EXPECT_EQ(error({{{0, 4}, values.data()}}), "element 4 of parameter 'w' belongs to no rank");
   EXPECT_EQ(error({{{0, 4}, values.data()}, {{3, 6}, values.data()}}),
-            "element 3 of parameter 'w' belongs to rank 0 and to rank 0");
+            "element 3 of parameter 'w' belongs to rank 0 twice");
 }
 
 }  // namespace

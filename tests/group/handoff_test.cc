@@ -27,7 +27,8 @@ TEST(HandoffTest, DoReturnsWhenTheProgramHasDoneTheTask) {
   EXPECT_TRUE(handoff.AwaitProgram().ok());
   EXPECT_TRUE(handoff.Do(Task::kFetch).ok());
   EXPECT_EQ(fetched, 1);
-  EXPECT_TRUE(handoff.Do(Task::kTrain, 4, 6).ok());
+  EXPECT_TRUE(handoff.Assign(Task::kTrain, 4, 6).ok());
+  EXPECT_TRUE(*handoff.AwaitDone(absl::InfiniteDuration()));
   EXPECT_EQ(handoff.step(), 6U);
   handoff.End();
   program.join();
@@ -44,7 +45,8 @@ TEST(HandoffTest, CancelledTrainingEndsAtTheNextStep) {
     EXPECT_EQ(handoff.Next(absl::InfiniteDuration()), Task::kStore);
     EXPECT_EQ(handoff.Next(absl::ZeroDuration()), Task::kWait);
   });
-  EXPECT_TRUE(absl::IsCancelled(handoff.Do(Task::kTrain, 0, 100)));
+  EXPECT_TRUE(handoff.Assign(Task::kTrain, 0, 100).ok());
+  EXPECT_TRUE(absl::IsCancelled(handoff.AwaitDone(absl::InfiniteDuration()).status()));
   EXPECT_TRUE(absl::IsCancelled(handoff.AwaitProgram()));
   handoff.Begin();
   EXPECT_TRUE(handoff.AwaitProgram().ok());
@@ -61,8 +63,20 @@ TEST(HandoffTest, SeveralRanksFinishTheirPeriod) {
     EXPECT_FALSE(handoff.Step());
     EXPECT_TRUE(handoff.Step());
   });
-  EXPECT_TRUE(absl::IsCancelled(handoff.Do(Task::kTrain, 0, 2)));
+  EXPECT_TRUE(handoff.Assign(Task::kTrain, 0, 2).ok());
+  EXPECT_TRUE(absl::IsCancelled(handoff.AwaitDone(absl::InfiniteDuration()).status()));
   program.join();
+}
+
+TEST(HandoffTest, AwaitDoneReturnsWhileTheProgramTrains) {
+  Handoff handoff(/*finishes=*/false);
+  handoff.Begin();
+  std::thread program([&] { EXPECT_EQ(handoff.Next(absl::InfiniteDuration()), Task::kTrain); });
+  EXPECT_TRUE(handoff.Assign(Task::kTrain, 0, 1).ok());
+  EXPECT_FALSE(*handoff.AwaitDone(absl::Milliseconds(1)));
+  program.join();
+  EXPECT_EQ(handoff.Next(absl::ZeroDuration()), Task::kWait);
+  EXPECT_TRUE(*handoff.AwaitDone(absl::ZeroDuration()));
 }
 
 TEST(HandoffTest, InterruptEndsAWait) {

@@ -179,7 +179,7 @@ TEST(CpuKernelsDeathTest, RejectsWrongArguments) {
   const auto kernels = MakeCpuBackend(1);
   const ConvolutionDims convolution = Convolution(1, 1, 1, Window(4, 4, 3, 1, 1));
   ConvolutionDims no_stride = convolution;
-  no_stride.window.stride = 0;
+  no_stride.window.stride_width = 0;
   const PoolingDims pooling = Pooling(PoolKind::kMax, 1, 1, Window(2, 2, 2));
   const FullyConnectedDims connected{.batch = 2, .in = 3, .out = 4};
   const EmbeddingDims embedding{.batch = 1, .tokens = 1, .vocabulary = 3, .features = 1};

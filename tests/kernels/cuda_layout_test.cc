@@ -83,31 +83,31 @@ TEST(PlanKeyTest, DiffersInEverythingThatAPlanDependsOn) {
 }
 
 // Which rows of the input the windows of `dims` touch, along one side.
-std::vector<bool> Touched(int64_t in, int64_t out, int64_t kernel, int64_t pad,
-                          const WindowDims& w) {
+std::vector<bool> Touched(int64_t in, int64_t out, int64_t kernel, int64_t stride, int64_t pad,
+                          int64_t dilation) {
   std::vector<bool> touched(in, false);
   for (int64_t o = 0; o < out; ++o) {
     for (int64_t k = 0; k < kernel; ++k) {
-      const int64_t row = o * w.stride - pad + k * w.dilation;
+      const int64_t row = o * stride - pad + k * dilation;
       if (row >= 0 && row < in) touched[row] = true;
     }
   }
   return touched;
 }
 
-void CheckSide(const ConvolutionSide& side, int64_t in, int64_t out, int64_t kernel, int64_t pad,
-               const WindowDims& w, bool windows_miss_image) {
+void CheckSide(const ConvolutionSide& side, int64_t in, int64_t out, int64_t kernel, int64_t stride,
+               int64_t pad, int64_t dilation, bool windows_miss_image) {
   EXPECT_GE(side.pad_near, 0);
   EXPECT_GE(side.pad_far, 0);
   EXPECT_EQ(side.kernel, kernel);
   EXPECT_EQ(side.out, out);
   EXPECT_LE(side.in, in);
-  const std::vector<bool> touched = Touched(in, out, kernel, pad, w);
+  const std::vector<bool> touched = Touched(in, out, kernel, stride, pad, dilation);
   for (int64_t row = side.in; row < in; ++row) EXPECT_FALSE(touched[row]) << "left out " << row;
   if (windows_miss_image) return;
   EXPECT_EQ(side.pad_near, pad);
   // The left side is the number of outputs that cuDNN derives.
-  EXPECT_EQ((side.in + side.pad_near + side.pad_far - w.dilation * (kernel - 1) - 1) / w.stride + 1,
+  EXPECT_EQ((side.in + side.pad_near + side.pad_far - dilation * (kernel - 1) - 1) / stride + 1,
             out);
 }
 
@@ -122,17 +122,18 @@ TEST(ConvolutionShapeTest, OutputsMatchTheDims) {
                        .out_width = draw(1, 6),
                        .kernel_height = draw(1, 4),
                        .kernel_width = draw(1, 4),
-                       .stride = draw(1, 3),
+                       .stride_height = draw(1, 3),
+                       .stride_width = draw(1, 3),
                        .dilation = draw(1, 3),
                        .pad_top = draw(0, 4),
                        .pad_left = draw(0, 4)};
     const ConvolutionDims dims = Convolution(1, 1, 1, w);
     const ConvolutionShape shape = ShapeOf(dims);
     SCOPED_TRACE(::testing::PrintToString(dims));
-    CheckSide(shape.height, w.in_height, w.out_height, w.kernel_height, w.pad_top, w,
-              shape.windows_miss_image);
-    CheckSide(shape.width, w.in_width, w.out_width, w.kernel_width, w.pad_left, w,
-              shape.windows_miss_image);
+    CheckSide(shape.height, w.in_height, w.out_height, w.kernel_height, w.stride_height, w.pad_top,
+              w.dilation, shape.windows_miss_image);
+    CheckSide(shape.width, w.in_width, w.out_width, w.kernel_width, w.stride_width, w.pad_left,
+              w.dilation, shape.windows_miss_image);
     EXPECT_EQ(shape.in_row, w.in_width);
     EXPECT_EQ(shape.in_image, w.in_height * w.in_width);
     EXPECT_EQ(shape.cropped, shape.height.in < w.in_height || shape.width.in < w.in_width);

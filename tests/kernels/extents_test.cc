@@ -48,7 +48,8 @@ TEST(ExtentsTest, FarPaddingCoversTheOutputs) {
                                      .out_width = 2,
                                      .kernel_height = 3,
                                      .kernel_width = 1,
-                                     .stride = 2,
+                                     .stride_height = 2,
+                                     .stride_width = 2,
                                      .dilation = 2,
                                      .pad_top = 1,
                                      .pad_left = 2});
@@ -77,7 +78,7 @@ TEST(ExtentsDeathTest, RejectsInvalidDims) {
   dims.groups = 3;
   EXPECT_DEATH(SizesOf(dims), "in_channels");
   dims = good;
-  dims.window.stride = 0;
+  dims.window.stride_height = 0;
   EXPECT_DEATH(SizesOf(dims), "stride");
   dims = good;
   dims.window.kernel_width = 0;

@@ -69,7 +69,8 @@ TEST_P(PoolingTest, PaddingFollowsFromTheOutputs) {
                           .out_width = 1,
                           .kernel_height = 2,
                           .kernel_width = 2,
-                          .stride = 2};
+                          .stride_height = 2,
+                          .stride_width = 2};
   const Floats x = {1, 2, 3, 4, 5, 6};
   const PoolingOutputs max =
       RunPooling(*kernels_, Pooling(PoolKind::kMax, 1, 1, window), x, {1, 2});
@@ -188,16 +189,21 @@ std::vector<PoolingDims> Shapes() {
                               .pad_top = 3,
                               .pad_left = 2}));
     // Padding at one end, and oblong windows.
-    shapes.push_back(Pooling(
-        kind, 2, 16,
-        Fitted({.in_height = 6, .in_width = 7, .kernel_height = 3, .kernel_width = 3, .stride = 2},
-               1, 1)));
+    shapes.push_back(Pooling(kind, 2, 16,
+                             Fitted({.in_height = 6,
+                                     .in_width = 7,
+                                     .kernel_height = 3,
+                                     .kernel_width = 3,
+                                     .stride_height = 2,
+                                     .stride_width = 1},
+                                    1, 1)));
     shapes.push_back(Pooling(kind, 2, 5,
                              Fitted({.in_height = 6,
                                      .in_width = 7,
                                      .kernel_height = 1,
                                      .kernel_width = 4,
-                                     .stride = 2,
+                                     .stride_height = 3,
+                                     .stride_width = 2,
                                      .pad_left = 2},
                                     0, 0)));
     // Rows and columns that no window reaches.

@@ -35,7 +35,8 @@ WindowDims RandomWindow(RandomNumbers& draws, int64_t max_dilation) {
                .in_width = draws.Extent(12),
                .kernel_height = draws.Next(1, 5),
                .kernel_width = draws.Next(1, 5),
-               .stride = draws.Next(1, 3),
+               .stride_height = draws.Next(1, 3),
+               .stride_width = draws.Next(1, 3),
                .dilation = draws.Next(1, max_dilation)};
   w.pad_top = draws.Next(0, w.kernel_height);
   w.pad_left = draws.Next(0, w.kernel_width);

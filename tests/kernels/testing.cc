@@ -114,10 +114,10 @@ int64_t WindowsAlong(int64_t in, int64_t kernel, int64_t stride, int64_t dilatio
 }
 
 WindowDims Fitted(WindowDims w, int64_t pad_bottom, int64_t pad_right) {
-  w.out_height =
-      WindowsAlong(w.in_height, w.kernel_height, w.stride, w.dilation, w.pad_top + pad_bottom);
+  w.out_height = WindowsAlong(w.in_height, w.kernel_height, w.stride_height, w.dilation,
+                              w.pad_top + pad_bottom);
   w.out_width =
-      WindowsAlong(w.in_width, w.kernel_width, w.stride, w.dilation, w.pad_left + pad_right);
+      WindowsAlong(w.in_width, w.kernel_width, w.stride_width, w.dilation, w.pad_left + pad_right);
   return w;
 }
 
@@ -127,7 +127,8 @@ WindowDims Window(int64_t height, int64_t width, int64_t kernel, int64_t stride,
                  .in_width = width,
                  .kernel_height = kernel,
                  .kernel_width = kernel,
-                 .stride = stride,
+                 .stride_height = stride,
+                 .stride_width = stride,
                  .dilation = dilation,
                  .pad_top = padding,
                  .pad_left = padding},
@@ -165,7 +166,8 @@ std::vector<ConvolutionDims> UnusualConvolutions() {
                           .in_width = 8,
                           .kernel_height = 2,
                           .kernel_width = 5,
-                          .stride = 2,
+                          .stride_height = 2,
+                          .stride_width = 2,
                           .pad_top = 1,
                           .pad_left = 2},
                          0, 1)),
@@ -188,7 +190,8 @@ std::vector<ConvolutionDims> UnusualConvolutions() {
                           .in_width = 12,
                           .kernel_height = 7,
                           .kernel_width = 7,
-                          .stride = 2,
+                          .stride_height = 2,
+                          .stride_width = 2,
                           .pad_top = 3,
                           .pad_left = 3},
                          0, 2)),
@@ -228,9 +231,9 @@ std::vector<ConvolutionDims> UnusualConvolutions() {
 
 void PrintTo(const WindowDims& d, std::ostream* out) {
   *out << absl::StrCat(d.in_height, "x", d.in_width, " to ", d.out_height, "x", d.out_width,
-                       ", kernel ", d.kernel_height, "x", d.kernel_width, ", stride ", d.stride,
-                       ", dilation ", d.dilation, ", padding ", d.pad_top, " above, ", d.pad_left,
-                       " left");
+                       ", kernel ", d.kernel_height, "x", d.kernel_width, ", stride ",
+                       d.stride_height, "x", d.stride_width, ", dilation ", d.dilation,
+                       ", padding ", d.pad_top, " above, ", d.pad_left, " left");
 }
 
 void PrintTo(const ConvolutionDims& d, std::ostream* out) {

@@ -76,6 +76,15 @@ TEST(GraphTest, WindowsWithStridesAndPadding) {
   EXPECT_EQ(OutputOf(input, "max_pool { kernel: 2 }"), (Shape{5, 4, 3}))
       << "the odd row is dropped";
   EXPECT_EQ(OutputOf(input, "average_pool { kernel: 3 stride: 1 padding: 1 }"), (Shape{11, 8, 3}));
+  EXPECT_EQ(OutputOf(input, "max_pool { kernel_height: 1 kernel_width: 2 }"), (Shape{11, 4, 3}));
+  EXPECT_EQ(OutputOf(input,
+                     "max_pool { kernel_height: 3 kernel_width: 2 stride_height: 2 "
+                     "stride_width: 1 padding_height: 1 }"),
+            (Shape{6, 7, 3}));
+  EXPECT_EQ(OutputOf(input, "max_pool { kernel: 2 ceil_mode: true }"), (Shape{6, 4, 3}));
+  // The additional row of windows would begin in the padding at the end.
+  EXPECT_EQ(OutputOf(input, "max_pool { kernel: 2 stride: 3 padding: 1 ceil_mode: true }"),
+            (Shape{4, 3, 3}));
   EXPECT_EQ(OutputOf(input, "convolution { out_channels: 2 kernel: 3 dilation: 3 }"),
             (Shape{5, 2, 2}));
   EXPECT_EQ(OutputOf(input, "global_average_pool {}"), (Shape{3}));
@@ -103,7 +112,7 @@ TEST(GraphTest, Defaults) {
   EXPECT_EQ(conv.dilation(), 1U);
   EXPECT_EQ(conv.groups(), 1U);
   EXPECT_EQ(LayerOf(input, "max_pool { kernel: 3 }").settings.max_pool().stride(), 3U);
-  EXPECT_EQ(LayerOf(input, "max_pool { kernel: 3 }").window.stride, 3);
+  EXPECT_EQ(LayerOf(input, "max_pool { kernel: 3 }").window.stride_width, 3);
   const v1::BatchNorm norm = LayerOf(input, "batch_norm {}").settings.batch_norm();
   EXPECT_EQ(norm.epsilon(), 1e-5F);
   EXPECT_EQ(norm.momentum(), 0.1F);
@@ -363,6 +372,12 @@ TEST(GraphTest, InvalidWindows) {
        "max_pool.count_padding", "only valid for average_pool"},
       {OnFeatures("convolution { out_channels: 1 kernel: 1 }"), 1, "convolution",
        "requires an image [height, width, channels]; its input is [24]"},
+      {OnImage("average_pool { kernel: 3 count_padding: true ceil_mode: true }"), 0,
+       "average_pool.count_padding", "cannot be combined with ceil_mode"},
+      {OnImage("max_pool { kernel: 2 stride: 2 stride_width: 1 }"), 0, "max_pool.stride",
+       "cannot be combined with stride_height"},
+      {OnImage("max_pool { kernel_height: 2 kernel_width: 1 padding_width: 1 }"), 0,
+       "max_pool.padding_width", "at most half the kernel, 0"},
       {OnFeatures("max_pool { kernel: 1 }"), 1, "max_pool", "requires an image"},
       {OnFeatures("global_average_pool {}"), 1, "global_average_pool", "requires an image"},
       {OnFeatures("flatten {}"), 1, "flatten", "requires an image"},

@@ -268,13 +268,14 @@ Box ReadBy(const GraphLayer& layer, const Box& input_part, const Box& output) {
   Box read = input_part;
   const Window& w = layer.window;
   const int64_t kernel[] = {w.kernel_height, w.kernel_width};
+  const int64_t stride[] = {w.stride_height, w.stride_width};
   const int64_t padding[] = {w.padding_height, w.padding_width};
   for (int d = 0; d < 2; ++d) {
     const int dim = d + 1;
     int64_t first = layer.input()[d], last = -1;
     for (int64_t o = output.begin[dim]; o < output.end[dim]; ++o) {
       for (int64_t tap = 0; tap < kernel[d]; ++tap) {
-        const int64_t at = o * w.stride - padding[d] + tap * w.dilation;
+        const int64_t at = o * stride[d] - padding[d] + tap * w.dilation;
         if (at < 0 || at >= layer.input()[d]) continue;
         first = std::min(first, at);
         last = std::max(last, at);

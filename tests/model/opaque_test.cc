@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "model/graph.h"
+#include "model/parameter_index.h"
 #include "model/validate.h"
 
 namespace cadre::testing {
@@ -66,16 +67,37 @@ TEST(OpaqueTest, ProblemsNameTheField) {
 }
 
 TEST(OpaqueTest, DifferencesNameTheParameterAndBothSides) {
-  const ParameterIndex run = ParameterIndex::FromOpaque(OpaqueSpec().model().opaque());
+  const v1::OpaqueModel run = OpaqueSpec().model().opaque();
   EXPECT_EQ(ParametersDifference(run, run), "");
   v1::OpaqueModel other = OpaqueSpec().model().opaque();
   other.mutable_parameter(0)->set_shape(1, 4);
-  EXPECT_EQ(ParametersDifference(run, ParameterIndex::FromOpaque(other)),
+  EXPECT_EQ(ParametersDifference(run, other),
             "parameter 0 is 'w' [2, 3] in the run, but 'w' [2, 4] in this program");
   other = OpaqueSpec().model().opaque();
   other.mutable_parameter()->SwapElements(0, 2);
-  EXPECT_THAT(ParametersDifference(run, ParameterIndex::FromOpaque(other)),
-              HasSubstr("'w' [2, 3] in the run, but 'scale' []"));
+  EXPECT_THAT(ParametersDifference(run, other), HasSubstr("'w' [2, 3] in the run, but 'scale' []"));
+}
+
+TEST(OpaqueTest, FrozenParametersAreComparedButNotExchanged) {
+  const std::string frozen =
+      "model { opaque { parameter { name: 'f' shape: 5 frozen_digest: '1f' } } }";
+  const v1::RunSpec spec = OpaqueSpec(frozen);
+  EXPECT_TRUE(ValidateRunSpec(spec).ok()) << ProblemOf(frozen);
+  EXPECT_EQ(ParameterIndex::FromOpaque(spec.model().opaque()).size(), 10);
+  v1::OpaqueModel other = spec.model().opaque();
+  other.mutable_parameter(3)->set_frozen_digest("2f");
+  EXPECT_EQ(ParametersDifference(spec.model().opaque(), other),
+            "parameter 3 is 'f' [5], frozen with digest 1f in the run, but 'f' [5], frozen with "
+            "digest 2f in this program");
+  EXPECT_THAT(ProblemOf("model { opaque { parameter { name: 'f' shape: 1 trained: true "
+                        "frozen_digest: '1f' } } }"),
+              HasSubstr("parameter[3].trained: cannot be combined with frozen_digest"));
+  v1::RunSpec all = spec;
+  for (v1::OpaqueParameter& one : *all.mutable_model()->mutable_opaque()->mutable_parameter()) {
+    one.clear_trained();
+    one.set_frozen_digest("1f");
+  }
+  EXPECT_THAT(ValidateRunSpec(all).message(), HasSubstr("only frozen parameters"));
 }
 
 TEST(OpaqueTest, ARunBeginsWithValuesOfAGroupUnlessAFileHasThem) {

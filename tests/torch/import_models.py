@@ -2,7 +2,8 @@
 
 The structure of each is that of the network whose name it has (He et al. 2016, Simonyan and Zisserman
 2015, Krizhevsky 2014, Huang et al. 2017, Sandler et al. 2018, Howard et al. 2019, Dosovitskiy et al.
-2021, Radford et al. 2019, Devlin et al. 2019). Dropout is left out, because it draws random numbers.
+2021, Radford et al. 2019, Devlin et al. 2019, Iandola et al. 2016, Shi et al. 2017). Dropout is left
+out, because it draws random numbers.
 """
 
 import torch
@@ -100,6 +101,53 @@ class AlexNet(nn.Module):
             nn.Conv2d(8 * width, 8 * width, 3, padding=1), nn.ReLU(True), nn.MaxPool2d(3, 2))
         self.classifier = nn.Sequential(nn.Linear(8 * width, 64), nn.ReLU(True),
                                         nn.Linear(64, 64), nn.ReLU(True), nn.Linear(64, CLASSES))
+
+    def forward(self, x):
+        return self.classifier(self.features(x).flatten(1))
+
+
+class Fire(nn.Module):
+    def __init__(self, inputs, squeezed, expanded):
+        super().__init__()
+        self.squeeze = nn.Conv2d(inputs, squeezed, 1)
+        self.expand1x1 = nn.Conv2d(squeezed, expanded, 1)
+        self.expand3x3 = nn.Conv2d(squeezed, expanded, 3, padding=1)
+
+    def forward(self, x):
+        x = F.relu(self.squeeze(x))
+        return torch.cat([F.relu(self.expand1x1(x)), F.relu(self.expand3x3(x))], 1)
+
+
+class SqueezeNet(nn.Module):
+    """Version 1.1, whose pooling rounds up."""
+
+    def __init__(self, width):
+        super().__init__()
+        pool = nn.MaxPool2d(3, 2, ceil_mode=True)
+        self.features = nn.Sequential(
+            nn.Conv2d(3, 4 * width, 3, 2), nn.ReLU(), pool,
+            Fire(4 * width, width, 4 * width), Fire(8 * width, width, 4 * width), pool,
+            Fire(8 * width, 2 * width, 8 * width), Fire(16 * width, 2 * width, 8 * width), pool,
+            Fire(16 * width, 3 * width, 12 * width), Fire(24 * width, 4 * width, 16 * width))
+        self.classifier = nn.Sequential(nn.Conv2d(32 * width, CLASSES, 1), nn.ReLU(),
+                                        nn.AdaptiveAvgPool2d(1))
+
+    def forward(self, x):
+        return self.classifier(self.features(x)).flatten(1)
+
+
+class Crnn(nn.Module):
+    """The convolutions of a network that reads text, whose pooling keeps the width, and a classifier."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.features = nn.Sequential(
+            nn.Conv2d(1, width, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Conv2d(width, 2 * width, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+            convolution_and_norm(2 * width, 4 * width, 3), nn.MaxPool2d((2, 2), (2, 1), (0, 1)),
+            convolution_and_norm(4 * width, 8 * width, 3),
+            nn.AvgPool2d((3, 2), (2, 1), (0, 1), count_include_pad=False))
+        self.classifier = nn.Linear(8 * width * 9, CLASSES)
 
     def forward(self, x):
         return self.classifier(self.features(x).flatten(1))
@@ -290,8 +338,8 @@ def bert():
     return Logits()
 
 
-def images(size):
-    return lambda n: torch.randn(n, 3, size, size)
+def images(size, channels=3):
+    return lambda n: torch.randn(n, channels, size, size)
 
 
 def tokens(length, vocabulary):
@@ -304,6 +352,8 @@ MODELS = {
     "resnet50": (lambda: ResNet((3, 4, 6, 3), True, 4), images(64)),
     "vgg11": (lambda: Vgg11(4, 64), images(64)),
     "alexnet": (lambda: AlexNet(8), images(63)),
+    "squeezenet1_1": (lambda: SqueezeNet(4), images(62)),
+    "crnn": (lambda: Crnn(4), images(28, channels=1)),
     "densenet121": (lambda: DenseNet((6, 12, 24, 16), 4), images(64)),
     "mobilenet_v2": (lambda: MobileNetV2(2), images(64)),
     "mobilenet_v3": (lambda: MobileNetV3(2), images(64)),

@@ -244,9 +244,9 @@ TEST_P(Imports, ExportRestoresTensors) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Networks, Imports,
-                         testing::Values("alexnet", "bert", "densenet121", "gpt2", "mobilenet_v2",
-                                         "mobilenet_v3", "resnet18", "resnet50", "vgg11",
-                                         "vit_b_16"),
+                         testing::Values("alexnet", "bert", "crnn", "densenet121", "gpt2",
+                                         "mobilenet_v2", "mobilenet_v3", "resnet18", "resnet50",
+                                         "squeezenet1_1", "vgg11", "vit_b_16"),
                          [](const auto& info) { return std::string(info.param); });
 
 // A tied weight has one gradient, from both of its layers, whatever the number of ranks.

@@ -32,13 +32,15 @@ WindowDims WindowOf(const Window& window, const Box& input, const Box& output) {
                   .out_width = out[kColumns],
                   .kernel_height = window.kernel_height,
                   .kernel_width = window.kernel_width,
-                  .stride = window.stride,
+                  .stride_height = window.stride_height,
+                  .stride_width = window.stride_width,
                   .dilation = window.dilation};
   // Boxes are empty if nothing is computed here or the window covers only padding.
   if (input.empty() || output.empty()) return dims;
-  dims.pad_top = input.begin[kRows] - (output.begin[kRows] * window.stride - window.padding_height);
+  dims.pad_top =
+      input.begin[kRows] - (output.begin[kRows] * window.stride_height - window.padding_height);
   dims.pad_left =
-      input.begin[kColumns] - (output.begin[kColumns] * window.stride - window.padding_width);
+      input.begin[kColumns] - (output.begin[kColumns] * window.stride_width - window.padding_width);
   return dims;
 }
 

@@ -66,6 +66,10 @@ namespace {
 // the time after which a silent peer is considered dead.
 constexpr absl::Duration kWaitInterval = absl::Seconds(2);
 
+// If the ranks own more intervals than this, they exchange one contiguous part each, as with codes:
+// a contribution has at most 65,536 ranges (server/ledger).
+constexpr uint64_t kMaxIntervals = 1 << 14;
+
 class MemberLoop {
  public:
   MemberLoop(const v1::Assignment& assignment, TrainedModel& model, GroupControl& control,
@@ -149,9 +153,12 @@ class MemberLoop {
   absl::Status MakeExchange() {
     const v1::Averaging& averaging = spec_.averaging();
     std::span<const Owned> exchanged = model_.owned();
-    if (ExchangesUnits(averaging)) {
-      units_.emplace(model_.index());
-      const Interval part = units_->PartOf(rank_slot_.rank(), group().size());
+    uint64_t intervals[] = {exchanged.size()};
+    CADRE_RETURN_IF_ERROR(group().AllReduceSum(std::span<uint64_t>(intervals)));
+    if (ExchangesUnits(averaging) || intervals[0] > kMaxIntervals) {
+      const ExchangeUnits units(model_.index());
+      if (ExchangesUnits(averaging)) units_ = units;
+      const Interval part = units.PartOf(rank_slot_.rank(), group().size());
       part_values_.resize(part.size());
       part_ = {part, part_values_};
       CADRE_ASSIGN_OR_RETURN(regroup_, Regroup::Make(model_.owned(), part, group()));

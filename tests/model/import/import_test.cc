@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/file.h"
+#include "model/graph.h"
 #include "tests/base/temporary_folder.h"
 
 namespace cadre {
@@ -126,6 +127,29 @@ TEST(ImportTest, NamesLayersAfterModules) {
   EXPECT_EQ(imported->model.original(0).name(), "stem.conv.weight");
 }
 
+TEST(ImportTest, PoolingHasTheSidesOfItsWindow) {
+  const auto imported =
+      Import({1, 2, 5, 8},
+             Node("MaxPool x -> p", Ints("kernel_shape", {2, 3}) + Ints("strides", {2, 1}) +
+                                        Ints("pads", {0, 1, 0, 1}) + Int("ceil_mode", 1)) +
+                 Node("AveragePool p -> q", Ints("kernel_shape", {1, 2}) + Ints("strides", {1, 2}) +
+                                                Int("ceil_mode", 1) + Int("count_include_pad", 1)) +
+                 Node("Flatten q -> f") + Weight("fc.weight", {3, 24}) +
+                 Node("Gemm f fc.weight -> out", Int("transB", 1)));
+  ASSERT_TRUE(imported.ok()) << imported.status();
+  const v1::Pooling& max = imported->model.layer(0).max_pool();
+  EXPECT_EQ(max.ShortDebugString(),
+            "kernel_height: 2 kernel_width: 3 stride_height: 2 stride_width: 1 padding_width: 1 "
+            "ceil_mode: true");
+  const v1::Pooling& average = imported->model.layer(1).average_pool();
+  EXPECT_EQ(average.ShortDebugString(),
+            "kernel_height: 1 kernel_width: 2 stride_height: 1 stride_width: 2")
+      << "ceil_mode adds no output, and there is no padding";
+  const auto graph = Graph::FromModel(imported->model);
+  ASSERT_TRUE(graph.ok()) << graph.status();
+  EXPECT_EQ((*graph)[0].output, (Shape{3, 8, 2}));
+}
+
 TEST(ImportTest, TransposesWeightsThatAreStoredTransposed) {
   const auto imported = OnFeatures(Weight("fc.weight", {4, 4}) + Node("MatMul f fc.weight -> y"));
   ASSERT_TRUE(imported.ok()) << imported.status();
@@ -181,11 +205,13 @@ TEST(ImportTest, UnknownFunctionNamesActivations) {
 }
 
 TEST(ImportTest, ErrorsNameTheReason) {
-  EXPECT_THAT(ErrorOf(Import({1, 2, 5, 5}, Node("MaxPool x -> p", Ints("kernel_shape", {2, 2}) +
-                                                                      Ints("strides", {2, 2}) +
-                                                                      Int("ceil_mode", 1)) +
-                                               Node("Flatten p -> out"))),
-              HasSubstr("ceil_mode"));
+  EXPECT_THAT(
+      ErrorOf(Import({1, 2, 6, 6}, Node("AveragePool x -> p",
+                                        Ints("kernel_shape", {3, 3}) + Ints("strides", {3, 3}) +
+                                            Ints("pads", {1, 1, 1, 1}) + Int("ceil_mode", 1) +
+                                            Int("count_include_pad", 1)) +
+                                       Node("Flatten p -> out"))),
+      HasSubstr("of node 'p_node': count_include_pad is not supported where ceil_mode adds an"));
   EXPECT_THAT(ErrorOf(Import({1, 2, 4, 4}, Weight("w", {2, 2, 3, 3}) +
                                                Node("Conv x w -> c", Ints("strides", {1, 2})) +
                                                Node("Flatten c -> out"))),

@@ -1,0 +1,46 @@
+"""Which elements of a tensor a rank has."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import cadre  # noqa: E402
+from cadre._attach import _intervals, _parts_of  # noqa: E402
+
+
+@pytest.mark.parametrize("whole", [(), (5,), (3, 4), (2, 3, 4)])
+def test_intervals_are_those_of_the_box(whole: tuple[int, ...]) -> None:
+    elements = torch.arange(torch.Size(whole).numel()).reshape(whole)
+    sides = [[(o, n) for o in range(extent) for n in range(extent - o + 1)] for extent in whole]
+    for box in itertools.product(*sides):
+        offset, part = [o for o, _ in box], [n for _, n in box]
+        want = elements[tuple(slice(o, o + n) for o, n in box)].flatten().tolist()
+        intervals = _intervals(whole, part, offset)
+        assert [p for begin, end in intervals for p in range(begin, end)] == want
+        # As few as possible.
+        assert all(a[1] < b[0] for a, b in itertools.pairwise(intervals))
+
+
+@pytest.fixture
+def one_rank(tmp_path: Path) -> Iterator[None]:
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1
+    )
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def test_partial_sums_are_refused(one_rank: None) -> None:
+    from torch.distributed.tensor import DTensor, Partial, Replicate, init_device_mesh
+
+    mesh = init_device_mesh("cpu", (1,))
+    tensor = torch.zeros(4, 6)
+    assert _parts_of("w", DTensor.from_local(tensor, mesh, [Replicate()])) == [(0, 24)]
+    with pytest.raises(cadre.CadreError, match=r"'w' has placements \(Partial\(sum\),\)"):
+        _parts_of("w", DTensor.from_local(tensor, mesh, [Partial()]))
