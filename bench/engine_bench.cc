@@ -49,7 +49,7 @@ DEFINE_int32(warmup, 3, "Number of steps before them that are not timed.");
 DEFINE_int32(ranks, 1, "Ranks of the group.");
 DEFINE_int32(model_ranks, 1, "Ranks along the model axis.");
 DEFINE_int32(space_ranks, 1, "Ranks along the space axis.");
-DEFINE_string(precision, "fp32", "fp32 or bf16; an error if the back end lacks it.");
+DEFINE_string(precision, "fp32", "fp32, or bf16 on processors with AVX512_BF16.");
 DEFINE_bool(profile, false, "Report the time by kind of operation.");
 DEFINE_bool(layers, false, "With --profile: report the time of every operation of every layer.");
 
@@ -318,7 +318,6 @@ absl::Status Run() {
                                                       .ranks = FLAGS_ranks,
                                                       .model_ranks = FLAGS_model_ranks,
                                                       .space_ranks = FLAGS_space_ranks}));
-  // After the validation, which leaves the precisions of CPUs to the back end.
   spec.set_precision(precision);
   return TrainGroup(spec);
 }

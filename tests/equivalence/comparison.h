@@ -33,10 +33,13 @@ struct ComparisonResult {
 
 class Comparison {
  public:
-  // Plans and the single rank run on the host.
-  Comparison(const v1::RunSpec& spec, KernelsFactory kernels);
+  // Plans and the single rank run on the host. `tolerance`: limit of RelativeError.
+  Comparison(const v1::RunSpec& spec, KernelsFactory kernels, double tolerance = kTolerance);
   // The single rank runs on the host; `plans` trains the plans.
   Comparison(const v1::RunSpec& spec, KernelsFactory one, GroupTrainer plans);
+
+  // What plans and the single rank train.
+  static Training TrainingOf(const v1::RunSpec& spec, const Graph& graph);
 
   // `count` random plans over all meshes of `ranks`; 0: plans that cover every pair of splits of
   // neighbors.
@@ -51,6 +54,8 @@ class Comparison {
                                        const Progress& progress = nullptr);
 
  private:
+  Comparison(const v1::RunSpec& spec, KernelsFactory one, GroupTrainer plans, double tolerance);
+
   // Describes the first difference from the single rank; empty: there is none.
   std::string FindDifference(const GroupResult& many, double* error) const;
 
@@ -59,7 +64,8 @@ class Comparison {
   const ParameterIndex index_;
   Ranks host_;
   const GroupTrainer train_;
-  Training training_;
+  const double tolerance_;
+  const Training training_;
   GroupResult one_;
 };
 
