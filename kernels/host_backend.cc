@@ -21,17 +21,11 @@
 namespace cadre {
 namespace {
 
-void AddTo(Bf16 value, Bf16& sum) { sum = RoundToBf16(ToFloat(sum) + ToFloat(value)); }
-template <typename T>
-void AddTo(T value, T& sum) {
-  sum += value;
-}
-
 template <typename T>
 void AddAll(std::span<std::byte> sum, std::span<const std::byte> values) {
   T* const to = reinterpret_cast<T*>(sum.data());
   const T* const from = reinterpret_cast<const T*>(values.data());
-  for (size_t i = 0; i < sum.size() / sizeof(T); ++i) AddTo(from[i], to[i]);
+  for (size_t i = 0; i < sum.size() / sizeof(T); ++i) to[i] = RoundedSum(to[i], from[i]);
 }
 
 CADRE_VECTOR_LOOP void Convert(size_t n, const Bf16* x, float* y) {

@@ -3,8 +3,8 @@
 // The interfaces of the families are implemented once, by HostMemory, HostDense and so on. These
 // check the arguments and pass them on to a Caller, which has a class `Operations` and a function
 // Call(operation, arguments...) that runs one of its member functions. An operation of the same
-// name in a back end is thus called with arguments of the right sizes. Its parameters are Values, or
-// spans of floats in place of Values if it computes in fp32 only.
+// name in a back end is thus called with arguments of the right sizes. Its parameters are Values,
+// or spans of floats in place of Values if it computes in fp32 only.
 //
 // Thread-compatible.
 #pragma once

@@ -492,7 +492,8 @@ class Validation : private ProblemCollector {
       Add("precision", "is ", spec_.precision(), "; give FP32, TF32 or BF16");
     } else if (!cuda && spec_.precision() == v1::RunSpec::TF32) {
       Add("precision",
-          "is TF32, which only CUDA devices have; set cluster.device to CUDA, or give FP32 or BF16");
+          "is TF32, which only CUDA devices have; set cluster.device to CUDA, or give FP32 or "
+          "BF16");
     }
   }
 

@@ -49,9 +49,6 @@ bool Advance(const Box& region, size_t dims, std::vector<int64_t>& index) {
   return false;
 }
 
-void AddTo(float value, float& sum) { sum += value; }
-void AddTo(Bf16 value, Bf16& sum) { sum = RoundToBf16(ToFloat(sum) + ToFloat(value)); }
-
 // Calls `with_run(from, to, size)` for every run of the region, with the addresses of its elements
 // in both tensors.
 template <typename T, typename WithRun>
@@ -132,7 +129,7 @@ void AddBox(ConstValues from, const Box& from_box, Values to, const Box& to_box,
     using T = decltype(zero);
     ForEachRun<T>(from, from_box, to, to_box, region,
                   [](const T* __restrict in, T* __restrict out, size_t n) {
-                    for (size_t i = 0; i < n; ++i) AddTo(in[i], out[i]);
+                    for (size_t i = 0; i < n; ++i) out[i] = RoundedSum(out[i], in[i]);
                   });
   });
 }

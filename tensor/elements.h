@@ -45,6 +45,12 @@ CADRE_ELEMENT Bf16 RoundToBf16(float value) {
   return {static_cast<uint16_t>(value != value ? quiet : rounded)};
 }
 
+template <typename T>
+CADRE_ELEMENT T RoundedSum(T a, T b) {
+  return a + b;
+}
+CADRE_ELEMENT Bf16 RoundedSum(Bf16 a, Bf16 b) { return RoundToBf16(ToFloat(a) + ToFloat(b)); }
+
 // The elements of a view as Ts. Requires: the view's type is T.
 template <typename T>
 const T* Data(ConstValues values) {

@@ -107,7 +107,8 @@ PrimitiveRun MakeConvolutionForward(const ConvolutionDims& dims, DType type, boo
   });
 }
 
-PrimitiveRun MakeConvolutionBackwardData(const ConvolutionDims& dims, DType type, const dnnl::engine& engine) {
+PrimitiveRun MakeConvolutionBackwardData(const ConvolutionDims& dims, DType type,
+                                         const dnnl::engine& engine) {
   return OrDie("convolution backward data", [&] {
     const Descriptions d(dims, type, /*with_bias=*/false, /*in_blocks=*/false);
     const dnnl::convolution_backward_data::primitive_desc description(
@@ -152,8 +153,9 @@ PrimitiveRun MakeConvolutionBackwardWeights(const ConvolutionDims& dims, DType t
     using Backward = dnnl::convolution_backward_weights;
     const Descriptions d(dims, type, with_bias, /*in_blocks=*/type == DType::kFloat32);
     const auto desc =
-        with_bias ? Backward::desc(kDirect, d.x, d.dw, d.b, d.y, d.stride, d.dilation, d.near, d.far)
-                  : Backward::desc(kDirect, d.x, d.dw, d.y, d.stride, d.dilation, d.near, d.far);
+        with_bias
+            ? Backward::desc(kDirect, d.x, d.dw, d.b, d.y, d.stride, d.dilation, d.near, d.far)
+            : Backward::desc(kDirect, d.x, d.dw, d.y, d.stride, d.dilation, d.near, d.far);
     const Backward::primitive_desc description(desc, UserScratchpad(), engine, Forward(d, engine));
     PrimitiveRun run(engine, Backward(description), description.scratchpad_desc());
     run.AddInput(DNNL_ARG_SRC, d.plain_x, description.src_desc());

@@ -21,7 +21,8 @@ namespace cadre {
 PrimitiveRun MakeConvolutionForward(const ConvolutionDims& dims, DType type, bool with_bias,
                                     const dnnl::engine& engine);
 // Inputs dy, w; output dx.
-PrimitiveRun MakeConvolutionBackwardData(const ConvolutionDims& dims, DType type, const dnnl::engine& engine);
+PrimitiveRun MakeConvolutionBackwardData(const ConvolutionDims& dims, DType type,
+                                         const dnnl::engine& engine);
 // The same, computed as a forward convolution of dy, which oneDNN runs a quarter faster: input and
 // output channels are exchanged, and the taps are in reverse order. Inputs dy and w with its taps
 // reversed (FlipTaps); output dx. Also requires: stride 1, one group.

@@ -60,8 +60,7 @@ void CpuContext::Bf16Product(const Bf16ProductDims& dims, ConstValues a, ConstVa
   PrimitiveRun& run = products.GetOrMake(dims, [&] { return MakeBf16Product(dims, engine); });
   const std::array<const void*, 3> inputs{a.data(), b.data(), bias.data()};
   OrDie("bf16 matrix product", [&] {
-    run.Run(stream, workspace, std::span(inputs).first(bias.empty() ? 2 : 3),
-            std::array{c.data()});
+    run.Run(stream, workspace, std::span(inputs).first(bias.empty() ? 2 : 3), std::array{c.data()});
   });
 }
 

@@ -83,29 +83,33 @@ class CpuDense {
  public:
   explicit CpuDense(CpuContext& cpu) : cpu_(cpu) {}
 
+  // The type is that of the outputs: inputs without elements may have any.
+
   void FullyConnectedForward(const FullyConnectedDims& dims, ConstValues x, ConstFloatSpan w,
                              ConstFloatSpan b, Values y) {
+    if (y.empty()) return;
     const ScopedThreads threads(cpu_.threads);
-    if (x.type() == DType::kFloat32) return Forward(dims, x.floats(), w, b, y.floats());
+    if (y.type() == DType::kFloat32) return Forward(dims, x.floats(), w, b, y.floats());
     cpu_.Bf16Product({.m = dims.batch,
                       .n = dims.out,
                       .k = dims.in,
                       .transpose_b = true,
                       .with_bias = !b.empty(),
                       .c = y.type()},
-                     x, cpu_.WeightsAs(x.type(), w), b, y);
+                     x, cpu_.WeightsAs(y.type(), w), b, y);
   }
 
   void FullyConnectedBackwardData(const FullyConnectedDims& dims, ConstValues dy, ConstFloatSpan w,
                                   Values dx) {
+    if (dx.empty()) return;
     const auto [batch, in, out] = dims;
     const ScopedThreads threads(cpu_.threads);
-    if (dy.type() == DType::kFloat32) {
+    if (dx.type() == DType::kFloat32) {
       return MatrixProduct(batch, in, out, 1, {Data<float>(dy), out}, {w.data(), in},
                            Data<float>(dx), in);
     }
     cpu_.Bf16Product({.m = batch, .n = in, .k = out, .c = dx.type()}, dy,
-                     cpu_.WeightsAs(dy.type(), w), {}, dx);
+                     cpu_.WeightsAs(dx.type(), w), {}, dx);
   }
 
   void FullyConnectedBackwardWeights(const FullyConnectedDims& dims, ConstValues x, ConstValues dy,

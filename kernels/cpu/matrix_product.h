@@ -28,7 +28,8 @@ void MatrixProduct(int64_t m, int64_t n, int64_t k, float alpha, const MatrixVie
 void AddMatrixProduct(int64_t m, int64_t n, int64_t k, float alpha, const MatrixView& a,
                       const MatrixView& b, float* c, int64_t c_stride);
 
-// The product of dense row-major bf16 matrices, c[m, n] = a[m, k] b[k, n] + bias[n], with fp32 sums.
+// The product of dense row-major bf16 matrices, c[m, n] = a[m, k] b[k, n] + bias[n], with fp32
+// sums.
 struct Bf16ProductDims {
   int64_t m = 0, n = 0, k = 0;
   // Stored as [k, m] and [n, k].

@@ -235,8 +235,7 @@ CADRE_VECTOR_LOOP void DenormaliseRow(int64_t n, Statistics s, const T* __restri
 #pragma omp simd
   for (int64_t c = 0; c < n; ++c) {
     const float normal = (Load<float>(x + c) - s.mean) * s.inverse;
-    Store(dx + c,
-          s.inverse * (Load<float>(dy + c) * scale[c] - mean_g - normal * mean_product));
+    Store(dx + c, s.inverse * (Load<float>(dy + c) * scale[c] - mean_g - normal * mean_product));
   }
 }
 

@@ -26,8 +26,8 @@ namespace cadre {
 namespace {
 
 // An activation: its value at x, and dx = dy f'(x), where `seen` is x if GradientReadsInput, else
-// f(x). All operands are loaded before a choice among them, because a conditional load would prevent
-// vectorisation.
+// f(x). All operands are loaded before a choice among them, because a conditional load would
+// prevent vectorisation.
 
 struct Relu {
   CADRE_INLINE static float Forward(float x) { return x < 0 ? 0 : x; }
@@ -302,7 +302,7 @@ class CpuPointwise {
   }
 
   void Multiply(const MultiplyDims& dims, ConstValues x, ConstValues factor, Values y) {
-    ByType(x.type(), [&](auto zero) {
+    ByType(y.type(), [&](auto zero) {
       using T = decltype(zero);
       MultiplyRows(dims, Data<T>(x), Data<T>(factor), Data<T>(y));
     });
@@ -311,7 +311,7 @@ class CpuPointwise {
   void MultiplyBackward(const MultiplyDims& dims, ConstValues x, ConstValues dy, Values dfactor) {
     const int64_t n = dims.channels;
     if (dims.rows == 1) return Multiply(dims, x, dy, dfactor);
-    ByType(x.type(), [&](auto zero) {
+    ByType(dfactor.type(), [&](auto zero) {
       using T = decltype(zero);
       ForParts(cpu_.threads, dims.batch, dims.rows * n, [&](int64_t begin, int64_t end) {
         std::vector<double> sums(n);

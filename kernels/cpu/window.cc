@@ -8,6 +8,10 @@
 //   backward of weights        weight_gradient.h, or oneDNN in its blocked layout
 //   everything else            oneDNN's direct algorithm
 //
+// With bf16 images only the gradient of the weights of 1 x 1 kernels is a matrix product. oneDNN's
+// bf16 kernels reach the rates of the other forms over channels last, and these exist for fp32
+// only.
+//
 // oneDNN rejects some extents: tensors without elements and windows entirely in the padding run on
 // the reference loops, and inputs that no window reaches are cut off first (ReachedPart).
 //
@@ -54,7 +58,8 @@ enum class BackwardDataRoute {
 };
 
 enum class BackwardWeightsRoute {
-  // oneDNN: with groups, with few taps of one channel, without AVX-512, and for bf16. Over blocks of
+  // oneDNN: with groups, with few taps of one channel, without AVX-512, and for bf16. Over blocks
+  // of
   // 16 channels, with conversions, or channels last for bf16.
   kPrimitive,
   // WeightGradient: 75 %, compared with 40 to 70 % of oneDNN over channels last.
@@ -245,8 +250,8 @@ CADRE_INLINE void GradientsOfMaxima(const PoolingWindow& outputs, int64_t width,
                                                                 argmax + c));
   }
   for (; c < n; ++c) {
-    Store(dx + c, GradientOfMaximum<float, Int, Extents>(outputs, width, n, position, dy + c,
-                                                         argmax + c));
+    Store(dx + c,
+          GradientOfMaximum<float, Int, Extents>(outputs, width, n, position, dy + c, argmax + c));
   }
 }
 
@@ -456,14 +461,15 @@ class CpuWindow {
     });
   }
 
-  void PoolingForward(const PoolingDims& dims, ConstValues x, Values y,
-                      std::span<int32_t> argmax) {
+  // The type of a pass of pooling is that of its outputs: inputs without elements may have any.
+
+  void PoolingForward(const PoolingDims& dims, ConstValues x, Values y, std::span<int32_t> argmax) {
     const bool is_max = dims.kind == PoolKind::kMax;
     const WindowDims& w = dims.window;
     const int64_t row = w.out_width * dims.channels;
     const int64_t image = w.in_height * w.in_width * dims.channels;
     const int64_t cost = row * w.kernel_height * w.kernel_width;
-    ByType(x.type(), [&](auto zero) {
+    ByType(y.type(), [&](auto zero) {
       using T = decltype(zero);
       ForParts(cpu_.threads, dims.batch * w.out_height, cost, [&](int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end; ++i) {
@@ -485,7 +491,7 @@ class CpuWindow {
     const WindowDims& w = dims.window;
     const int64_t row = w.in_width * dims.channels;
     const int64_t image = w.out_height * w.out_width * dims.channels;
-    ByType(dy.type(), [&](auto zero) {
+    ByType(dx.type(), [&](auto zero) {
       using T = decltype(zero);
       ForParts(cpu_.threads, dims.batch * w.in_height, 2 * row, [&](int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end; ++i) {
@@ -504,7 +510,7 @@ class CpuWindow {
   void GlobalAveragePoolForward(int64_t batch, int64_t positions, int64_t channels, int64_t divisor,
                                 ConstValues x, Values y) {
     const double share = 1.0 / divisor;
-    ByType(x.type(), [&](auto zero) {
+    ByType(y.type(), [&](auto zero) {
       using T = decltype(zero);
       ForParts(cpu_.threads, batch, positions * channels, [&](int64_t begin, int64_t end) {
         std::vector<double> sums(channels);
@@ -521,7 +527,7 @@ class CpuWindow {
   void GlobalAveragePoolBackward(int64_t batch, int64_t positions, int64_t channels,
                                  int64_t divisor, ConstValues dy, Values dx) {
     const float share = 1.0F / divisor;
-    ByType(dy.type(), [&](auto zero) {
+    ByType(dx.type(), [&](auto zero) {
       using T = decltype(zero);
       ForParts(cpu_.threads, batch, positions * channels, [&](int64_t begin, int64_t end) {
         for (int64_t n = begin; n < end; ++n) {

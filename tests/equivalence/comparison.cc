@@ -30,27 +30,20 @@ v1::Plan OneRankPlan(const Graph& graph, const ParameterIndex& index) {
 
 }  // namespace
 
-Training Comparison::TrainingOf(const v1::RunSpec& spec, const Graph& graph) {
-  // The error is relative to the change of the weights, so a small rate detects errors as well as a
-  // large one. It prevents deep models with batch norm from amplifying rounding from step to step.
-  return {.rate = 0.002F, .batches = RandomBatches(graph, spec.batch_per_group(), spec.seed())};
-}
-
-Comparison::Comparison(const v1::RunSpec& spec, KernelsFactory kernels, double tolerance)
-    : Comparison(spec, std::move(kernels), nullptr, tolerance) {}
+Comparison::Comparison(const v1::RunSpec& spec, KernelsFactory kernels)
+    : Comparison(spec, std::move(kernels), nullptr) {}
 
 Comparison::Comparison(const v1::RunSpec& spec, KernelsFactory one, GroupTrainer plans)
-    : Comparison(spec, std::move(one), std::move(plans), kTolerance) {}
-
-Comparison::Comparison(const v1::RunSpec& spec, KernelsFactory one, GroupTrainer plans,
-                       double tolerance)
     : spec_(spec),
       graph_(GraphOf(spec)),
       index_(ParameterIndex::FromGraph(graph_)),
       host_(std::move(one)),
-      train_(std::move(plans)),
-      tolerance_(tolerance),
-      training_(TrainingOf(spec, graph_)) {}
+      train_(std::move(plans)) {
+  // The error is relative to the change of the weights, so a small rate detects errors as well as a
+  // large one. It prevents deep models with batch norm from amplifying rounding from step to step.
+  training_.rate = 0.002F;
+  training_.batches = RandomBatches(graph_, spec.batch_per_group(), spec.seed());
+}
 
 std::vector<Plan> Comparison::Plans(int ranks, size_t count, std::mt19937_64& random) const {
   const std::vector<Mesh> meshes = MeshesOf(ranks);
@@ -103,9 +96,9 @@ absl::StatusOr<ComparisonResult> Comparison::Run(const std::vector<Plan>& plans,
 std::string Comparison::FindDifference(const GroupResult& many, double* error) const {
   const std::vector<float> initial = InitialWeights(index_, spec_.seed());
   *error = RelativeError(index_, initial, one_.weights, many.weights);
-  if (!(*error < tolerance_)) return absl::StrCat("weights differ by ", *error);
+  if (!(*error < kTolerance)) return absl::StrCat("weights differ by ", *error);
   for (size_t s = 0; s < one_.losses.size(); ++s) {
-    if (!(std::abs(one_.losses[s] - many.losses[s]) < tolerance_ * (1 + one_.losses[s]))) {
+    if (!(std::abs(one_.losses[s] - many.losses[s]) < kTolerance * (1 + one_.losses[s]))) {
       return absl::StrCat("step ", s, ": loss ", many.losses[s], " instead of ", one_.losses[s]);
     }
   }
@@ -114,7 +107,7 @@ std::string Comparison::FindDifference(const GroupResult& many, double* error) c
                         one_.evaluation.samples);
   }
   if (!(std::abs(many.evaluation.loss - one_.evaluation.loss) <
-        tolerance_ * (1 + one_.evaluation.loss))) {
+        kTolerance * (1 + one_.evaluation.loss))) {
     return absl::StrCat("evaluation: loss ", many.evaluation.loss, " instead of ",
                         one_.evaluation.loss);
   }

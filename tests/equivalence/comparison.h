@@ -33,13 +33,10 @@ struct ComparisonResult {
 
 class Comparison {
  public:
-  // Plans and the single rank run on the host. `tolerance`: limit of RelativeError.
-  Comparison(const v1::RunSpec& spec, KernelsFactory kernels, double tolerance = kTolerance);
+  // Plans and the single rank run on the host.
+  Comparison(const v1::RunSpec& spec, KernelsFactory kernels);
   // The single rank runs on the host; `plans` trains the plans.
   Comparison(const v1::RunSpec& spec, KernelsFactory one, GroupTrainer plans);
-
-  // What plans and the single rank train.
-  static Training TrainingOf(const v1::RunSpec& spec, const Graph& graph);
 
   // `count` random plans over all meshes of `ranks`; 0: plans that cover every pair of splits of
   // neighbors.
@@ -54,8 +51,6 @@ class Comparison {
                                        const Progress& progress = nullptr);
 
  private:
-  Comparison(const v1::RunSpec& spec, KernelsFactory one, GroupTrainer plans, double tolerance);
-
   // Describes the first difference from the single rank; empty: there is none.
   std::string FindDifference(const GroupResult& many, double* error) const;
 
@@ -64,8 +59,7 @@ class Comparison {
   const ParameterIndex index_;
   Ranks host_;
   const GroupTrainer train_;
-  const double tolerance_;
-  const Training training_;
+  Training training_;
   GroupResult one_;
 };
 

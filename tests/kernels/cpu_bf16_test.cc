@@ -2,7 +2,9 @@
 // which it has separate ways, copies of weights, and host memory.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <functional>
 #include <vector>
 
 #include "kernels/extents.h"
@@ -157,6 +159,38 @@ TEST_F(CpuBf16Test, RunsAndTransposition) {
     EXPECT_TRUE(got[i] == runs[i] || (std::isnan(got[i]) && std::isnan(runs[i]))) << i;
   }
   EXPECT_EQ(turned.Get(), transposed);
+}
+
+// Tensors without elements are passed as empty views of the default type.
+TEST_F(CpuBf16Test, EmptyTensorsMayHaveAnyType) {
+  UseBf16();
+  const OnDevice some(device(), Floats(4), DType::kBFloat16);
+  kernels().dense().FullyConnectedForward({1, 4, 0}, some.values(), {}, {}, {});
+  kernels().dense().FullyConnectedBackwardData({1, 0, 4}, some.values(), {}, {});
+  const Floats bias = {1, 2, 3, 4};
+  const auto expect = [&](const Floats& want, const std::function<void(Values)>& run) {
+    const OnDevice y(device(), Garbage(4), DType::kBFloat16);
+    run(y.values());
+    EXPECT_EQ(y.Get(), want);
+  };
+  expect(bias, [&](Values y) {
+    kernels().dense().FullyConnectedForward({1, 0, 4}, {}, {}, bias, y);
+  });
+  const Floats zeros(4);
+  expect(zeros, [&](Values dx) {
+    kernels().dense().FullyConnectedBackwardData({1, 4, 0}, {}, {}, dx);
+  });
+  expect(zeros, [&](Values y) { kernels().window().GlobalAveragePoolForward(1, 0, 4, 1, {}, y); });
+  expect(zeros, [&](Values dfactor) {
+    kernels().pointwise().MultiplyBackward({.batch = 1, .rows = 0, .channels = 4}, {}, {}, dfactor);
+  });
+  WindowDims window{.in_height = 2, .in_width = 2, .kernel_height = 2, .kernel_width = 2};
+  expect(zeros, [&](Values dx) {
+    kernels().window().PoolingBackward(Pooling(PoolKind::kAverage, 1, 1, window), {}, {}, dx);
+  });
+  expect(zeros, [&](Values dx) {
+    kernels().window().ConvolutionBackwardData(Convolution(1, 1, 1, window), {}, bias, dx);
+  });
 }
 
 // As the back end guarantees for the same number of threads.

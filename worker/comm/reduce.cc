@@ -78,22 +78,18 @@ uint16_t ToFloat16(float value) {
   return sign | ((rounded >> 13) - (112U << 10));
 }
 
-template <typename T>
-T AddOne(T a, T b) {
-  return a + b;
-}
 struct Float16 {
   uint16_t bits;
 };
-Bf16 AddOne(Bf16 a, Bf16 b) { return RoundToBf16(ToFloat(a) + ToFloat(b)); }
-Float16 AddOne(Float16 a, Float16 b) {
+using cadre::RoundedSum;
+Float16 RoundedSum(Float16 a, Float16 b) {
   return {ToFloat16(FromFloat16(a.bits) + FromFloat16(b.bits))};
 }
 
 template <typename T>
 void AddScalar(std::byte* sum, const std::byte* values, size_t bytes) {
   for (size_t at = 0; at < bytes; at += sizeof(T)) {
-    Store(sum + at, AddOne(Load<T>(sum + at), Load<T>(values + at)));
+    Store(sum + at, RoundedSum(Load<T>(sum + at), Load<T>(values + at)));
   }
 }
 

@@ -3,8 +3,8 @@
 //
 // A batch is copied on the copy stream, concurrently with earlier work, into one of two staging
 // slots in turn. On the current stream it is then copied from the slot to the fixed memory, and
-// inputs are converted to the type that layers compute in. On the host, spans of that type are passed
-// through without a copy.
+// inputs are converted to the type that layers compute in. On the host, spans of that type are
+// passed through without a copy.
 //
 // Owns the memory; borrows the kernels. Thread-compatible.
 #pragma once
