@@ -49,7 +49,7 @@ DEFINE_int32(warmup, 3, "Number of steps before them that are not timed.");
 DEFINE_int32(ranks, 1, "Ranks of the group.");
 DEFINE_int32(model_ranks, 1, "Ranks along the model axis.");
 DEFINE_int32(space_ranks, 1, "Ranks along the space axis.");
-DEFINE_string(precision, "fp32", "fp32 or bf16; an error if the back end lacks it.");
+DEFINE_string(precision, "fp32", "fp32, or bf16 on processors with AVX512_BF16.");
 DEFINE_bool(profile, false, "Report the time by kind of operation.");
 DEFINE_bool(layers, false, "With --profile: report the time of every operation of every layer.");
 
@@ -80,11 +80,12 @@ double FlopsHere(const GraphLayer& layer, const LayerRegion& region, int64_t sam
   return static_cast<double>(layer.flops * samples) * outputs * inputs;
 }
 
-// Bytes that the forward pass of a layer must read and write at least once.
-double BytesHere(const LayerRegion& region) {
+// Bytes that the forward pass of a layer must read and write at least once, if its elements have
+// `type`.
+double BytesHere(const LayerRegion& region, DType type) {
   int64_t elements = region.output.shape().elements();
   for (const Box& input : region.inputs) elements += input.shape().elements();
-  return 4.0 * static_cast<double>(elements);
+  return static_cast<double>(SizeOf(type)) * static_cast<double>(elements);
 }
 
 absl::StatusOr<v1::RunSpec::Precision> PrecisionNamed(const std::string& name) {
@@ -131,7 +132,7 @@ class EngineProfile final : public TapeObserver {
       const bool inputs = backward && !op.dx.empty() && op.dx[0] != TapeOp::kNone;
       const int passes = inputs ? 2 : 1;
       if (IsProduct(layer.kind)) row.flops = passes * FlopsHere(layer, region, tape.samples);
-      row.bytes = passes * BytesHere(region);
+      row.bytes = passes * BytesHere(region, tape.activations);
     }
     const std::string kind = NameOf(graph_, op);
     kinds_[kind] += row;
@@ -195,10 +196,12 @@ class EngineProfile final : public TapeObserver {
   std::map<std::string, Row> layers_;
 };
 
-// The highest rate of floating-point operations that this machine reaches for a matrix product and
-// a convolution that fit its caches. It is measured before the ranks start, which share the cores.
-double PeakFlops() {
+// The highest rate of floating-point operations that this machine reaches in this precision for a
+// matrix product and a convolution that fit its caches. It is measured before the ranks start,
+// which share the cores. Errors: SetPrecision's.
+absl::StatusOr<double> PeakFlops(Precision precision) {
   const std::unique_ptr<Backend> kernels = MakeCpuBackend(FLAGS_threads);
+  CADRE_RETURN_IF_ERROR(kernels->SetPrecision(precision));
   constexpr int64_t kSide = 1024;
   constexpr int64_t kImage = 28;
   constexpr int64_t kChannels = 256;
@@ -213,17 +216,19 @@ double PeakFlops() {
                                                .kernel_width = 3,
                                                .pad_top = 1,
                                                .pad_left = 1}};
-  const std::vector<float> x(kSide * kSide, 0.5F);
   const std::vector<float> w(kSide * kSide, 0.25F);
-  std::vector<float> y(kSide * kSide);
-  const std::span<const float> images = std::span(x).first(4 * kImage * kImage * kChannels);
+  // Room for activations of any type.
+  std::vector<float> memory(2 * kSide * kSide);
+  const Values x(memory.data(), kSide * kSide, kernels->activation_type());
+  const Values y(memory.data() + kSide * kSide, kSide * kSide, kernels->activation_type());
+  kernels->memory().Copy(w, x);
+  const Values images = x.first(4 * kImage * kImage * kChannels);
   const std::span<const float> weights = std::span(w).first(9 * kChannels * kChannels);
   const Timing product = Measure([&] {
     kernels->dense().FullyConnectedForward({kSide, kSide, kSide}, x, w, {}, y);
   });
   const Timing convolved = Measure([&] {
-    kernels->window().ConvolutionForward(convolution, images, weights, {},
-                                         std::span(y).first(images.size()));
+    kernels->window().ConvolutionForward(convolution, images, weights, {}, y.first(images.size()));
   });
   return std::max(2.0 * kSide * kSide * kSide / product.min_seconds,
                   2.0 * 4 * kImage * kImage * kChannels * kChannels * 9 / convolved.min_seconds);
@@ -286,7 +291,11 @@ absl::Status TrainGroup(const v1::RunSpec& spec) {
   CADRE_ASSIGN_OR_RETURN(const v1::Plan plan, MakePlan(spec, FLAGS_ranks));
   const std::vector<std::unique_ptr<Transport>> transports =
       MakeThreadTransports(FLAGS_ranks, absl::Minutes(10));
-  const double peak = FLAGS_profile ? PeakFlops() : 0;
+  double peak = 0;
+  if (FLAGS_profile) {
+    const bool bf16 = spec.precision() == v1::RunSpec::BF16;
+    CADRE_ASSIGN_OR_RETURN(peak, PeakFlops(bf16 ? Precision::kBf16 : Precision::kFp32));
+  }
   std::vector<absl::Status> results(transports.size());
   std::vector<Json> lines(transports.size());
   std::vector<std::thread> threads;
@@ -318,7 +327,6 @@ absl::Status Run() {
                                                       .ranks = FLAGS_ranks,
                                                       .model_ranks = FLAGS_model_ranks,
                                                       .space_ranks = FLAGS_space_ranks}));
-  // After the validation, which leaves the precisions of CPUs to the back end.
   spec.set_precision(precision);
   return TrainGroup(spec);
 }

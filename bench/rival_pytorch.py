@@ -202,9 +202,7 @@ class Comparison:
                           "--mode", mode, "--optimizer", optimizer)
 
     def cadre(self, precision):
-        # A build without --precision has fp32 only.
-        flags = [] if precision == "fp32" else ["--precision", precision]
-        command = [self.args.engine, "--model", self.engine_model, *self.shared, *flags]
+        command = [self.args.engine, "--model", self.engine_model, *self.shared, "--precision", precision]
         return run(command, self.args.limit, self.environment)
 
     def finalists(self):

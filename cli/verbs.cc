@@ -80,7 +80,8 @@ std::vector<Flag> RunFlags() {
            "share that GPU)"}
           .Choices({"cpu", "cuda"}),
       Flag{"precision", kChoice, "P",
-           "number format of convolutions and matrix products; tf32 and bf16 need GPUs"}
+           "number format of convolutions and matrix products; tf32 needs GPUs, bf16 GPUs or CPUs "
+           "with AVX512_BF16"}
           .Choices({"fp32", "tf32", "bf16"}),
       {"from", kFolder, "DIR",
        "checkpoint to start from, or a directory whose newest checkpoint is used; for 'cadre run' "

@@ -64,9 +64,7 @@ uint32_t EvaluationEpochs(const v1::RunSpec& spec) {
 }
 
 v1::Cluster::Device RequestedDevice(const v1::RunSpec& spec) {
-  const bool only_cuda =
-      spec.precision() == v1::RunSpec::TF32 || spec.precision() == v1::RunSpec::BF16;
-  return only_cuda ? v1::Cluster::CUDA : spec.cluster().device();
+  return spec.precision() == v1::RunSpec::TF32 ? v1::Cluster::CUDA : spec.cluster().device();
 }
 
 bool Averages(const v1::RunSpec& spec) { return spec.averaging().every_steps() > 0; }

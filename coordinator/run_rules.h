@@ -20,8 +20,8 @@ absl::Duration MinGrace(const v1::RunSpec& spec);
 // First step of the run: 0, or the checkpoint's.
 uint32_t FirstStep(const v1::RunSpec& spec);
 uint32_t EvaluationEpochs(const v1::RunSpec& spec);
-// Device kind of the run's groups. Unspecified: any kind, but one kind per group. Precisions that
-// only GPUs support imply CUDA.
+// Device kind of the run's groups. Unspecified: any kind, but one kind per group. TF32, which only
+// GPUs support, implies CUDA.
 v1::Cluster::Device RequestedDevice(const v1::RunSpec& spec);
 // Whether the run uses aggregators, and whether these need a version to make the next one: for the
 // outer optimizer, or because differences, or fragments of the model, are exchanged.

@@ -13,8 +13,10 @@
 #include <cstring>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
+#include "base/vector_loop.h"
 #include "glog/logging.h"
+#include "tensor/box_values.h"
+#include "tensor/elements.h"
 
 namespace cadre {
 namespace {
@@ -23,7 +25,14 @@ template <typename T>
 void AddAll(std::span<std::byte> sum, std::span<const std::byte> values) {
   T* const to = reinterpret_cast<T*>(sum.data());
   const T* const from = reinterpret_cast<const T*>(values.data());
-  for (size_t i = 0; i < sum.size() / sizeof(T); ++i) to[i] += from[i];
+  for (size_t i = 0; i < sum.size() / sizeof(T); ++i) to[i] = RoundedSum(to[i], from[i]);
+}
+
+CADRE_VECTOR_LOOP void Convert(size_t n, const Bf16* x, float* y) {
+  for (size_t i = 0; i < n; ++i) y[i] = ToFloat(x[i]);
+}
+CADRE_VECTOR_LOOP void Convert(size_t n, const float* x, Bf16* y) {
+  for (size_t i = 0; i < n; ++i) y[i] = RoundToBf16(x[i]);
 }
 
 // The outermost dimension of `here` along which elements are contiguous in `whole`, too, and the
@@ -38,16 +47,26 @@ int InnerDimension(const Shape& whole, const Shape& here, int64_t* run) {
 }  // namespace
 
 absl::Status HostBackend::SetPrecision(Precision precision) {
-  if (precision == Precision::kFp32) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("precision ", precision == Precision::kTf32 ? "TF32" : "BF16",
-                   " needs a CUDA device; this worker computes on the CPU, in FP32"));
+  if (precision == Precision::kTf32) {
+    return absl::InvalidArgumentError("precision TF32 needs a CUDA device; give FP32");
+  }
+  if (precision == Precision::kBf16 && !without_bf16_.empty()) {
+    return absl::InvalidArgumentError(without_bf16_);
+  }
+  precision_ = precision;
+  return absl::OkStatus();
 }
 
 void HostMemoryBase::Copy(ConstValues x, Values y) {
-  const ConstFloatSpan from = x.floats();
-  CHECK_EQ(from.size(), y.size());
-  if (from.data() != y.floats().data()) std::copy(from.begin(), from.end(), y.floats().begin());
+  CHECK_EQ(x.size(), y.size());
+  if (x.empty() || x.data() == y.data()) return;
+  if (x.type() == y.type()) {
+    std::memcpy(y.data(), x.data(), y.bytes());
+  } else if (y.type() == DType::kFloat32) {
+    Convert(x.size(), Data<Bf16>(x), Data<float>(y));
+  } else {
+    Convert(x.size(), Data<float>(x), Data<Bf16>(y));
+  }
 }
 
 void HostMemoryBase::Zero(Values y) {
@@ -56,21 +75,24 @@ void HostMemoryBase::Zero(Values y) {
 
 void HostMemoryBase::CopyRuns(int64_t rows, int64_t run, ConstValues x, int64_t x_step, Values y,
                               int64_t y_step) {
-  const float* const from = x.floats().data();
-  float* const to = y.floats().data();
-  for (int64_t i = 0; i < rows; ++i) {
-    std::copy(from + i * x_step, from + i * x_step + run, to + i * y_step);
-  }
+  ByType(y.type(), [&](auto zero) {
+    using T = decltype(zero);
+    const T* const from = Data<T>(x);
+    T* const to = Data<T>(y);
+    for (int64_t i = 0; i < rows; ++i) {
+      std::copy(from + i * x_step, from + i * x_step + run, to + i * y_step);
+    }
+  });
 }
 
 void HostMemoryBase::CopyBox(ConstValues from, const Box& from_box, Values to, const Box& to_box,
                              const Box& region) {
-  cadre::CopyBox(from.floats(), from_box, to.floats(), to_box, region);
+  cadre::CopyBox(from, from_box, to, to_box, region);
 }
 
 void HostMemoryBase::AddBox(ConstValues from, const Box& from_box, Values to, const Box& to_box,
                             const Box& region) {
-  cadre::AddBox(from.floats(), from_box, to.floats(), to_box, region);
+  cadre::AddBox(from, from_box, to, to_box, region);
 }
 
 void HostMemoryBase::AccumulateReceived(DType type, std::span<std::byte> sum,
@@ -79,6 +101,8 @@ void HostMemoryBase::AccumulateReceived(DType type, std::span<std::byte> sum,
   switch (type) {
     case DType::kFloat32:
       return AddAll<float>(sum, values);
+    case DType::kBFloat16:
+      return AddAll<Bf16>(sum, values);
     case DType::kFloat64:
       return AddAll<double>(sum, values);
     case DType::kUInt64:
@@ -89,9 +113,13 @@ void HostMemoryBase::AccumulateReceived(DType type, std::span<std::byte> sum,
 }
 
 bool HostMemoryBase::AllFinite(ConstValues x) {
-  const ConstFloatSpan values = x.floats();
-  return std::all_of(values.begin(), values.end(),
-                     [](float value) { return std::isfinite(value); });
+  bool finite = true;
+  ByType(x.type(), [&](auto zero) {
+    using T = decltype(zero);
+    finite = std::all_of(Data<T>(x), Data<T>(x) + x.size(),
+                         [](T value) { return std::isfinite(ToFloat(value)); });
+  });
+  return finite;
 }
 
 void HostPointwiseBase::DropoutBox(const DropoutKey& key, const Shape& whole, const Box& box,

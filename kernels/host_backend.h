@@ -1,11 +1,10 @@
-// The back ends whose data is in the host's memory: activations are fp32, and work is complete when
-// the call returns.
+// The back ends whose data is in the host's memory: work is complete when the call returns.
 //
 // The interfaces of the families are implemented once, by HostMemory, HostDense and so on. These
 // check the arguments and pass them on to a Caller, which has a class `Operations` and a function
 // Call(operation, arguments...) that runs one of its member functions. An operation of the same
-// name in a back end is thus called with arguments of the right sizes, and with spans of floats in
-// place of Values.
+// name in a back end is thus called with arguments of the right sizes. Its parameters are Values,
+// or spans of floats in place of Values if it computes in fp32 only.
 //
 // Thread-compatible.
 #pragma once
@@ -13,6 +12,9 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
+#include <type_traits>
+#include <utility>
 
 #include "glog/logging.h"
 #include "kernels/backend.h"
@@ -32,15 +34,18 @@ class SpanCaller {
  protected:
   template <typename Result, typename... Parameters, typename... Arguments>
   Result Call(Result (Family::*operation)(Parameters...), const Arguments&... arguments) {
-    return (operations_.*operation)(Unwrapped(arguments)...);
+    return (operations_.*operation)(As<std::remove_cvref_t<Parameters>>(arguments)...);
   }
 
  private:
-  static FloatSpan Unwrapped(Values values) { return values.floats(); }
-  static ConstFloatSpan Unwrapped(ConstValues values) { return values.floats(); }
-  template <typename T>
-  static const T& Unwrapped(const T& argument) {
-    return argument;
+  // The argument, or its floats if the parameter is a span of floats.
+  template <typename Parameter, typename Argument>
+  static decltype(auto) As(const Argument& argument) {
+    if constexpr (std::is_same_v<Argument, Parameter>) {
+      return (argument);
+    } else {
+      return argument.floats();
+    }
   }
 
   Family operations_;
@@ -325,13 +330,20 @@ class HostOptimizer final : public HostOptimizerBase, private Caller {
 
 class HostBackend : public Backend {
  public:
+  // `without_bf16`: why kBf16 is refused; empty if the operations can compute with bf16.
+  explicit HostBackend(std::string without_bf16) : without_bf16_(std::move(without_bf16)) {}
+
   Device& device() final { return *device_; }
-  DType activation_type() const final { return DType::kFloat32; }
-  absl::Status SetPrecision(Precision precision) final;
-  void WeightsChanged(ConstFloatSpan /*weights*/) final {}
+  DType activation_type() const final {
+    return precision_ == Precision::kBf16 ? DType::kBFloat16 : DType::kFloat32;
+  }
+  absl::Status SetPrecision(Precision precision) override;
+  void WeightsChanged(ConstFloatSpan /*weights*/) override {}
 
  private:
+  const std::string without_bf16_;
   const std::unique_ptr<Device> device_ = MakeHostDevice();
+  Precision precision_ = Precision::kFp32;
 };
 
 }  // namespace cadre

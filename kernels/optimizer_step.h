@@ -12,12 +12,7 @@
 #include <cmath>
 
 #include "kernels/backend.h"
-
-#ifdef __CUDACC__
-#define CADRE_ELEMENT __host__ __device__ __forceinline__
-#else
-#define CADRE_ELEMENT __attribute__((always_inline)) inline
-#endif
+#include "tensor/elements.h"
 
 namespace cadre {
 

@@ -495,7 +495,7 @@ class Validation : private ProblemCollector {
     CheckLayerPins();
   }
 
-  // NCCL and the reduced precisions exist on CUDA devices only.
+  // NCCL and TF32 exist on CUDA devices only.
   void CheckDevice() {
     const v1::Cluster& cluster = spec_.cluster();
     if (!v1::Cluster::Device_IsValid(cluster.device())) {
@@ -508,10 +508,10 @@ class Validation : private ProblemCollector {
     }
     if (!v1::RunSpec::Precision_IsValid(spec_.precision())) {
       Add("precision", "is ", spec_.precision(), "; give FP32, TF32 or BF16");
-    } else if (!cuda &&
-               (spec_.precision() == v1::RunSpec::TF32 || spec_.precision() == v1::RunSpec::BF16)) {
-      Add("precision", "is ", v1::RunSpec::Precision_Name(spec_.precision()),
-          ", which only CUDA devices have; set cluster.device to CUDA, or give FP32");
+    } else if (!cuda && spec_.precision() == v1::RunSpec::TF32) {
+      Add("precision",
+          "is TF32, which only CUDA devices have; set cluster.device to CUDA, or give FP32 or "
+          "BF16");
     }
   }
 

@@ -20,11 +20,12 @@ DType ActivationType(const v1::RunSpec& spec) {
   return spec.precision() == v1::RunSpec::BF16 ? DType::kBFloat16 : DType::kFloat32;
 }
 
-// Bytes of a rank's part of a batch while it is uploaded to a device.
-int64_t UploadBytes(const Graph& graph, const Tape& tape) {
+// Bytes of a rank's part of a batch while it is uploaded to a device, or converted on the host.
+int64_t UploadBytes(const Graph& graph, const Tape& tape, v1::Cluster::Device device) {
   const int64_t inputs = tape.input.shape().elements();
   const int64_t labels = tape.regions.back().inputs[0].shape().elements() / graph.classes();
   const DType type = graph.takes_tokens() ? DType::kFloat32 : tape.activations;
+  if (device != v1::Cluster::CUDA) return type == DType::kFloat32 ? 0 : inputs * SizeOf(type);
   return 2 * kBytesPerWord * (inputs + labels) + inputs * SizeOf(type) + kBytesPerWord * labels;
 }
 
@@ -68,7 +69,7 @@ v1::MemoryUse PlannedMemory(const v1::RunSpec& spec, const Graph& graph,
         graph, plan, rank, samples, /*training=*/true, ActivationType(spec),
         device == v1::Cluster::CUDA ? PlacedMoves::kExchange : PlacedMoves::kSendAndReceive);
     activations = std::max(activations, tape.words);
-    if (device == v1::Cluster::CUDA) upload = std::max(upload, UploadBytes(graph, tape));
+    upload = std::max(upload, UploadBytes(graph, tape, device));
     for (const TapeOp& op : tape.ops) {
       // A send packs its messages in a buffer of the tape.
       if (op.move.is_identity() || op.kind == TapeOpKind::kSend) continue;

@@ -12,8 +12,11 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
+#include <iterator>
 
 #include "absl/strings/str_cat.h"
+#include "tensor/box_values.h"
+#include "tensor/elements.h"
 
 namespace cadre {
 namespace {
@@ -46,10 +49,11 @@ bool Advance(const Box& region, size_t dims, std::vector<int64_t>& index) {
   return false;
 }
 
-// Calls `with_run(from, to, size)` for every run of the region, with its offsets in both tensors.
-template <typename WithRun>
-void ForEachRun(std::span<const float> from, const Box& from_box, std::span<float> to,
-                const Box& to_box, const Box& region, const WithRun& with_run) {
+// Calls `with_run(from, to, size)` for every run of the region, with the addresses of its elements
+// in both tensors.
+template <typename T, typename WithRun>
+void ForEachRun(ConstValues from, const Box& from_box, Values to, const Box& to_box,
+                const Box& region, const WithRun& with_run) {
   CHECK_EQ(std::ssize(from), from_box.shape().elements()) << from_box.ToString();
   CHECK_EQ(std::ssize(to), to_box.shape().elements()) << to_box.ToString();
   if (region.empty()) return;
@@ -69,7 +73,7 @@ void ForEachRun(std::span<const float> from, const Box& from_box, std::span<floa
   }
   std::vector<int64_t> index = region.begin;
   do {
-    with_run(from.data() + Offset(from_box, index), to.data() + Offset(to_box, index), run);
+    with_run(Data<T>(from) + Offset(from_box, index), Data<T>(to) + Offset(to_box, index), run);
   } while (Advance(region, outer, index));
 }
 
@@ -110,18 +114,34 @@ Box Intersect(const Box& a, const Box& b) {
   return both;
 }
 
+void CopyBox(ConstValues from, const Box& from_box, Values to, const Box& to_box,
+             const Box& region) {
+  ByType(to.type(), [&](auto zero) {
+    using T = decltype(zero);
+    ForEachRun<T>(from, from_box, to, to_box, region,
+                  [](const T* in, T* out, size_t n) { std::memcpy(out, in, n * sizeof *in); });
+  });
+}
+
+void AddBox(ConstValues from, const Box& from_box, Values to, const Box& to_box,
+            const Box& region) {
+  ByType(to.type(), [&](auto zero) {
+    using T = decltype(zero);
+    ForEachRun<T>(from, from_box, to, to_box, region,
+                  [](const T* __restrict in, T* __restrict out, size_t n) {
+                    for (size_t i = 0; i < n; ++i) out[i] = RoundedSum(out[i], in[i]);
+                  });
+  });
+}
+
 void CopyBox(std::span<const float> from, const Box& from_box, std::span<float> to,
              const Box& to_box, const Box& region) {
-  ForEachRun(from, from_box, to, to_box, region,
-             [](const float* in, float* out, size_t n) { std::memcpy(out, in, n * sizeof *in); });
+  CopyBox(ConstValues(from), from_box, Values(to), to_box, region);
 }
 
 void AddBox(std::span<const float> from, const Box& from_box, std::span<float> to,
             const Box& to_box, const Box& region) {
-  ForEachRun(from, from_box, to, to_box, region,
-             [](const float* __restrict in, float* __restrict out, size_t n) {
-               for (size_t i = 0; i < n; ++i) out[i] += in[i];
-             });
+  AddBox(ConstValues(from), from_box, Values(to), to_box, region);
 }
 
 std::optional<int64_t> RunIn(const Box& region, const Box& box) {

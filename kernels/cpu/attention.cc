@@ -73,9 +73,9 @@ CADRE_VECTOR_LOOP void AddScores(int64_t seen, int64_t n, int64_t features, floa
   *l += total;
 }
 
-CADRE_VECTOR_LOOP void Scale(int64_t n, float factor, const float* __restrict x,
-                             float* __restrict y) {
-  for (int64_t i = 0; i < n; ++i) y[i] = x[i] * factor;
+template <typename T>
+CADRE_VECTOR_LOOP void Scale(int64_t n, float factor, const float* __restrict x, T* __restrict y) {
+  for (int64_t i = 0; i < n; ++i) Store(y + i, x[i] * factor);
 }
 
 // Scores s[0, seen) of one query become probabilities, and dp, the gradient of the probabilities,
@@ -92,12 +92,33 @@ CADRE_VECTOR_LOOP void ScoreGradients(int64_t seen, int64_t n, float scale, floa
   for (int64_t i = seen; i < n; ++i) s[i] = dp[i] = 0;
 }
 
-CADRE_VECTOR_LOOP float Dot(int64_t n, const float* x, const float* y) {
+template <typename T>
+CADRE_VECTOR_LOOP float Dot(int64_t n, const float* x, const T* y) {
   double sum = 0;
 #pragma omp simd reduction(+ : sum)
-  for (int64_t i = 0; i < n; ++i) sum += x[i] * y[i];
+  for (int64_t i = 0; i < n; ++i) sum += x[i] * Load<float>(y + i);
   return sum;
 }
+
+template <typename From, typename To>
+CADRE_VECTOR_LOOP void CopyRows(int64_t rows, int64_t features, const From* from,
+                                int64_t from_stride, To* to, int64_t to_stride) {
+  for (int64_t i = 0; i < rows; ++i, from += from_stride, to += to_stride) {
+    for (int64_t c = 0; c < features; ++c) Store(to + c, Load<float>(from + c));
+  }
+}
+
+// Rows as a factor of a product in fp32: the rows themselves, or a copy of them in `copy`.
+MatrixView Rows(int64_t /*rows*/, int64_t /*features*/, const float* from, int64_t stride,
+                float* /*copy*/) {
+  return {from, stride};
+}
+MatrixView Rows(int64_t rows, int64_t features, const Bf16* from, int64_t stride, float* copy) {
+  CopyRows(rows, features, from, stride, copy, features);
+  return {copy, features};
+}
+
+MatrixView Transposed(const MatrixView& view) { return {view.data, view.stride, true}; }
 
 // Where a head's data are in the arrays.
 struct Head {
@@ -111,13 +132,6 @@ struct Head {
 
 int64_t QkvStride(const AttentionDims& d) { return 3 * d.heads * d.head_features; }
 int64_t ContextStride(const AttentionDims& d) { return d.heads * d.head_features; }
-
-void CopyRows(int64_t rows, int64_t features, const float* from, int64_t from_stride, float* to,
-              int64_t to_stride) {
-  for (int64_t i = 0; i < rows; ++i) {
-    std::copy_n(from + i * from_stride, features, to + i * to_stride);
-  }
-}
 
 float ScoreScale(const AttentionDims& d) {
   const float features = d.head_features;
@@ -148,13 +162,23 @@ int64_t TileElements(const AttentionDims& d) {
 
 int64_t HeadElements(const AttentionDims& d) { return d.tokens * d.head_features; }
 
-// One tile of queries of one head. `scratch`: the tile's scores, context and running sums.
-void ForwardTile(const AttentionDims& d, const Head& head, const Interval& queries,
-                 const float* qkv, float* scratch, float* context, float* statistics) {
+// Elements of a tile's rows.
+int64_t TileRowElements(const AttentionDims& d) {
+  return std::min(d.tokens, kTile) * d.head_features;
+}
+
+// One tile of queries of one head. `scratch`: the tile's scores and context, and copies of the
+// tile's queries and of a tile of keys or values.
+template <typename T>
+void ForwardTile(const AttentionDims& d, const Head& head, const Interval& queries, const T* qkv,
+                 float* scratch, T* context, float* statistics) {
   const int64_t f = d.head_features, stride = QkvStride(d);
-  const float* const q = qkv + head.qkv;
+  const T* const q = qkv + head.qkv;
   float* const scores = scratch;
   float* const sum = scores + TileElements(d);
+  float* const q_copy = sum + TileRowElements(d);
+  float* const copy = q_copy + TileRowElements(d);
+  const MatrixView q_rows = Rows(queries.size(), f, q + queries.begin * stride, stride, q_copy);
   float m[kTile];
   double l[kTile] = {};
   std::fill_n(m, queries.size(), -std::numeric_limits<float>::infinity());
@@ -162,15 +186,15 @@ void ForwardTile(const AttentionDims& d, const Head& head, const Interval& queri
   for (int64_t tile = 0; tile < Tiles(d); ++tile) {
     const Interval keys = TileAt(d, tile);
     if (d.causal && keys.begin >= queries.end) break;
-    MatrixProduct(queries.size(), keys.size(), f, ScoreScale(d),
-                  {q + queries.begin * stride, stride}, {q + f + keys.begin * stride, stride, true},
-                  scores, keys.size());
+    const T* const k = q + f + keys.begin * stride;
+    MatrixProduct(queries.size(), keys.size(), f, ScoreScale(d), q_rows,
+                  Transposed(Rows(keys.size(), f, k, stride, copy)), scores, keys.size());
     for (int64_t i = 0; i < queries.size(); ++i) {
       AddScores(Seen(d, queries.begin + i, keys), keys.size(), f, scores + i * keys.size(),
                 sum + i * f, m + i, l + i);
     }
     AddMatrixProduct(queries.size(), f, keys.size(), 1, {scores, keys.size()},
-                     {q + 2 * f + keys.begin * stride, stride}, sum, f);
+                     Rows(keys.size(), f, k + f, stride, copy), sum, f);
   }
   for (int64_t i = 0; i < queries.size(); ++i) {
     const int64_t token = queries.begin + i;
@@ -180,8 +204,9 @@ void ForwardTile(const AttentionDims& d, const Head& head, const Interval& queri
 }
 
 // One head. `scratch`: the copies of its inputs, its gradients, and two tiles of scores.
-void BackwardHead(const AttentionDims& d, const Head& head, const float* qkv, const float* context,
-                  const float* dcontext, const float* statistics, float* scratch, float* dqkv) {
+template <typename T>
+void BackwardHead(const AttentionDims& d, const Head& head, const T* qkv, const T* context,
+                  const T* dcontext, const float* statistics, float* scratch, T* dqkv) {
   const int64_t f = d.head_features;
   const auto take = [&scratch](int64_t elements) {
     float* const taken = scratch;
@@ -238,7 +263,7 @@ int ForwardParts(int threads, const AttentionDims& d) {
   return PartsFor(threads, d.batch * d.heads * Tiles(d), CostOfTile(d));
 }
 int64_t ForwardPartScratch(const AttentionDims& d) {
-  return TileElements(d) + std::min(d.tokens, kTile) * d.head_features;
+  return TileElements(d) + 3 * TileRowElements(d);
 }
 
 int BackwardParts(int threads, const AttentionDims& d) {
@@ -258,31 +283,39 @@ int64_t AttentionBackwardScratch(int threads, const AttentionDims& dims) {
   return BackwardParts(threads, dims) * BackwardPartScratch(dims);
 }
 
-void CpuAttentionForward(int threads, const AttentionDims& dims, const float* qkv, float* scratch,
-                         float* context, float* statistics) {
+void CpuAttentionForward(int threads, const AttentionDims& dims, ConstValues qkv, float* scratch,
+                         Values context, float* statistics) {
   // Products run in the calling thread, because heads and tiles are divided among threads.
   const ScopedThreads one_thread(1);
   const int64_t tiles = Tiles(dims);
-  ForEachPart(ForwardParts(threads, dims), dims.batch * dims.heads * tiles,
-              [&](int part, int64_t begin, int64_t end) {
-                for (int64_t i = begin; i < end; ++i) {
-                  ForwardTile(dims, Head(dims, i / tiles), TileAt(dims, i % tiles), qkv,
-                              scratch + part * ForwardPartScratch(dims), context, statistics);
-                }
-              });
+  ByType(qkv.type(), [&](auto zero) {
+    using T = decltype(zero);
+    ForEachPart(ForwardParts(threads, dims), dims.batch * dims.heads * tiles,
+                [&](int part, int64_t begin, int64_t end) {
+                  for (int64_t i = begin; i < end; ++i) {
+                    ForwardTile(dims, Head(dims, i / tiles), TileAt(dims, i % tiles), Data<T>(qkv),
+                                scratch + part * ForwardPartScratch(dims), Data<T>(context),
+                                statistics);
+                  }
+                });
+  });
 }
 
-void CpuAttentionBackward(int threads, const AttentionDims& dims, const float* qkv,
-                          const float* context, const float* dcontext, const float* statistics,
-                          float* scratch, float* dqkv) {
+void CpuAttentionBackward(int threads, const AttentionDims& dims, ConstValues qkv,
+                          ConstValues context, ConstValues dcontext, const float* statistics,
+                          float* scratch, Values dqkv) {
   const ScopedThreads one_thread(1);
-  ForEachPart(BackwardParts(threads, dims), dims.batch * dims.heads,
-              [&](int part, int64_t begin, int64_t end) {
-                for (int64_t i = begin; i < end; ++i) {
-                  BackwardHead(dims, Head(dims, i), qkv, context, dcontext, statistics,
-                               scratch + part * BackwardPartScratch(dims), dqkv);
-                }
-              });
+  ByType(qkv.type(), [&](auto zero) {
+    using T = decltype(zero);
+    ForEachPart(BackwardParts(threads, dims), dims.batch * dims.heads,
+                [&](int part, int64_t begin, int64_t end) {
+                  for (int64_t i = begin; i < end; ++i) {
+                    BackwardHead(dims, Head(dims, i), Data<T>(qkv), Data<T>(context),
+                                 Data<T>(dcontext), statistics,
+                                 scratch + part * BackwardPartScratch(dims), Data<T>(dqkv));
+                  }
+                });
+  });
 }
 
 }  // namespace cadre

@@ -57,9 +57,10 @@ void SumByThread(int threads, int64_t rows, int64_t channels, std::span<double> 
 }
 
 // to[channels] += the sum of x[rows, channels] over its rows, in one thread.
-void AddColumnSums(int64_t rows, int64_t channels, const float* x, double* to);
+template <typename T>
+void AddColumnSums(int64_t rows, int64_t channels, const T* x, double* to);
 
 // sums[channels] = the sum of x[rows, channels] over its rows.
-void ColumnSums(int threads, int64_t rows, int64_t channels, const float* x, std::span<float> sums);
+void ColumnSums(int threads, int64_t rows, int64_t channels, ConstValues x, std::span<float> sums);
 
 }  // namespace cadre

@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "kernels/extents.h"
+#include "tensor/elements.h"
 
 namespace cadre {
 namespace {
@@ -26,18 +27,20 @@ using Tag = dnnl::memory::format_tag;
 
 constexpr auto kFloat = dnnl::memory::data_type::f32;
 
-// A convolution as oneDNN describes it. `in_blocks` lets oneDNN choose the layout of the images
-// (blocks of channels); otherwise they are channels last.
+// A convolution as oneDNN describes it, of images of `type`. `in_blocks` lets oneDNN choose the
+// layout of the images (blocks of channels); otherwise they are channels last.
 struct Descriptions {
-  Descriptions(const ConvolutionDims& d, bool with_bias, bool in_blocks)
-      : plain_x({d.batch, d.in_channels, d.window.in_height, d.window.in_width}, kFloat, Tag::nhwc),
+  Descriptions(const ConvolutionDims& d, DType type, bool with_bias, bool in_blocks)
+      : plain_x({d.batch, d.in_channels, d.window.in_height, d.window.in_width}, OneDnnType(type),
+                Tag::nhwc),
         plain_w(WeightDims(d), kFloat, d.groups == 1 ? Tag::oihw : Tag::goihw),
         b(with_bias ? Desc({d.out_channels}, kFloat, Tag::x) : Desc()),
-        plain_y({d.batch, d.out_channels, d.window.out_height, d.window.out_width}, kFloat,
-                Tag::nhwc),
-        x(in_blocks ? Any(plain_x) : plain_x),
-        w(Any(plain_w)),
-        y(in_blocks ? Any(plain_y) : plain_y),
+        plain_y({d.batch, d.out_channels, d.window.out_height, d.window.out_width},
+                OneDnnType(type), Tag::nhwc),
+        x(in_blocks ? Any(plain_x, type) : plain_x),
+        w(Any(plain_w, type)),
+        dw(Any(plain_w, DType::kFloat32)),
+        y(in_blocks ? Any(plain_y, type) : plain_y),
         stride{d.window.stride_height, d.window.stride_width},
         dilation{d.window.dilation - 1, d.window.dilation - 1} {
     const WindowPadding padding = PaddingOf(d.window);
@@ -51,19 +54,15 @@ struct Descriptions {
     if (d.groups > 1) dims.insert(dims.begin(), d.groups);
     return dims;
   }
-  static Desc Any(const Desc& plain) { return Desc(plain.dims(), kFloat, Tag::any); }
+  static Desc Any(const Desc& plain, DType type) {
+    return Desc(plain.dims(), OneDnnType(type), Tag::any);
+  }
 
-  // The caller's layouts, and oneDNN's layouts.
+  // The caller's layouts, in which weights and their gradients are fp32, and oneDNN's layouts.
   Desc plain_x, plain_w, b, plain_y;
-  Desc x, w, y;
+  Desc x, w, dw, y;
   dnnl::memory::dims stride, dilation, near, far;
 };
-
-dnnl::primitive_attr UserScratchpad() {
-  dnnl::primitive_attr attributes;
-  attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
-  return attributes;
-}
 
 constexpr auto kDirect = dnnl::algorithm::convolution_direct;
 
@@ -94,10 +93,10 @@ void ForRows(const ConvolutionDims& whole, const ConvolutionDims& part, F f) {
 
 }  // namespace
 
-PrimitiveRun MakeConvolutionForward(const ConvolutionDims& dims, bool with_bias,
+PrimitiveRun MakeConvolutionForward(const ConvolutionDims& dims, DType type, bool with_bias,
                                     const dnnl::engine& engine) {
   return OrDie("convolution forward", [&] {
-    const Descriptions d(dims, with_bias, /*in_blocks=*/false);
+    const Descriptions d(dims, type, with_bias, /*in_blocks=*/false);
     const auto description = Forward(d, engine);
     PrimitiveRun run(engine, dnnl::convolution_forward(description), description.scratchpad_desc());
     run.AddInput(DNNL_ARG_SRC, d.plain_x, description.src_desc());
@@ -108,9 +107,10 @@ PrimitiveRun MakeConvolutionForward(const ConvolutionDims& dims, bool with_bias,
   });
 }
 
-PrimitiveRun MakeConvolutionBackwardData(const ConvolutionDims& dims, const dnnl::engine& engine) {
+PrimitiveRun MakeConvolutionBackwardData(const ConvolutionDims& dims, DType type,
+                                         const dnnl::engine& engine) {
   return OrDie("convolution backward data", [&] {
-    const Descriptions d(dims, /*with_bias=*/false, /*in_blocks=*/false);
+    const Descriptions d(dims, type, /*with_bias=*/false, /*in_blocks=*/false);
     const dnnl::convolution_backward_data::primitive_desc description(
         {kDirect, d.x, d.w, d.y, d.stride, d.dilation, d.near, d.far}, UserScratchpad(), engine,
         Forward(d, engine));
@@ -123,7 +123,7 @@ PrimitiveRun MakeConvolutionBackwardData(const ConvolutionDims& dims, const dnnl
   });
 }
 
-PrimitiveRun MakeConvolutionBackwardDataByForward(const ConvolutionDims& dims,
+PrimitiveRun MakeConvolutionBackwardDataByForward(const ConvolutionDims& dims, DType type,
                                                   const dnnl::engine& engine) {
   return OrDie("convolution backward data by forward", [&] {
     const WindowDims& w = dims.window;
@@ -133,7 +133,7 @@ PrimitiveRun MakeConvolutionBackwardDataByForward(const ConvolutionDims& dims,
     std::swap(turned.window.in_width, turned.window.out_width);
     turned.window.pad_top = w.dilation * (w.kernel_height - 1) - w.pad_top;
     turned.window.pad_left = w.dilation * (w.kernel_width - 1) - w.pad_left;
-    const Descriptions d(turned, /*with_bias=*/false, /*in_blocks=*/false);
+    const Descriptions d(turned, type, /*with_bias=*/false, /*in_blocks=*/false);
     // w in our memory layout, viewed as [in, out, height, width].
     const int64_t taps = w.kernel_height * w.kernel_width;
     const Desc turned_w(d.plain_w.dims(), kFloat,
@@ -147,14 +147,15 @@ PrimitiveRun MakeConvolutionBackwardDataByForward(const ConvolutionDims& dims,
   });
 }
 
-PrimitiveRun MakeConvolutionBackwardWeights(const ConvolutionDims& dims, bool with_bias,
+PrimitiveRun MakeConvolutionBackwardWeights(const ConvolutionDims& dims, DType type, bool with_bias,
                                             const dnnl::engine& engine) {
   return OrDie("convolution backward weights", [&] {
     using Backward = dnnl::convolution_backward_weights;
-    const Descriptions d(dims, with_bias, /*in_blocks=*/true);
+    const Descriptions d(dims, type, with_bias, /*in_blocks=*/type == DType::kFloat32);
     const auto desc =
-        with_bias ? Backward::desc(kDirect, d.x, d.w, d.b, d.y, d.stride, d.dilation, d.near, d.far)
-                  : Backward::desc(kDirect, d.x, d.w, d.y, d.stride, d.dilation, d.near, d.far);
+        with_bias
+            ? Backward::desc(kDirect, d.x, d.dw, d.b, d.y, d.stride, d.dilation, d.near, d.far)
+            : Backward::desc(kDirect, d.x, d.dw, d.y, d.stride, d.dilation, d.near, d.far);
     const Backward::primitive_desc description(desc, UserScratchpad(), engine, Forward(d, engine));
     PrimitiveRun run(engine, Backward(description), description.scratchpad_desc());
     run.AddInput(DNNL_ARG_SRC, d.plain_x, description.src_desc());
@@ -177,19 +178,27 @@ ConvolutionDims ReachedPart(const ConvolutionDims& dims) {
   return reached;
 }
 
-void CutOut(const ConvolutionDims& dims, const ConvolutionDims& reached, ConstFloatSpan x,
-            float* part) {
+void CutOut(const ConvolutionDims& dims, const ConvolutionDims& reached, ConstValues x,
+            Values part) {
   const int64_t row = reached.window.in_width * reached.in_channels;
-  ForRows(dims, reached,
-          [&](int64_t to, int64_t from) { std::copy_n(x.data() + from, row, part + to); });
+  ByType(x.type(), [&](auto zero) {
+    using T = decltype(zero);
+    ForRows(dims, reached, [&](int64_t to, int64_t from) {
+      std::copy_n(Data<T>(x) + from, row, Data<T>(part) + to);
+    });
+  });
 }
 
-void PutBack(const ConvolutionDims& dims, const ConvolutionDims& reached, const float* part,
-             FloatSpan x) {
+void PutBack(const ConvolutionDims& dims, const ConvolutionDims& reached, ConstValues part,
+             Values x) {
   const int64_t row = reached.window.in_width * reached.in_channels;
-  std::fill(x.begin(), x.end(), 0.0F);
-  ForRows(dims, reached,
-          [&](int64_t from, int64_t to) { std::copy_n(part + from, row, x.data() + to); });
+  ByType(x.type(), [&](auto zero) {
+    using T = decltype(zero);
+    std::fill_n(Data<T>(x), x.size(), T{});
+    ForRows(dims, reached, [&](int64_t from, int64_t to) {
+      std::copy_n(Data<T>(part) + from, row, Data<T>(x) + to);
+    });
+  });
 }
 
 }  // namespace cadre

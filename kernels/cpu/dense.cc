@@ -13,6 +13,9 @@
 // batches (tokens of text) the direct form is faster, for few rows and large matrices the
 // transposed one.
 //
+// With bf16 factors the direct form is the only one, by oneDNN's product for them. The weights are
+// rounded to bf16 before it, which moves them once more.
+//
 // Attention is in attention.cc.
 //
 // Embeddings. The features of the table are divided among threads, so that every sum is taken in
@@ -45,8 +48,19 @@ CADRE_VECTOR_LOOP void TransposeAndAdd(int64_t batch, int64_t out, const float* 
   }
 }
 
-CADRE_VECTOR_LOOP void AddTo(int64_t n, const float* __restrict x, float* __restrict y) {
-  for (int64_t i = 0; i < n; ++i) y[i] += x[i];
+template <typename T>
+CADRE_VECTOR_LOOP void AddTo(int64_t n, const T* __restrict x, float* __restrict y) {
+  for (int64_t i = 0; i < n; ++i) y[i] += Load<float>(x + i);
+}
+
+// y = w + position; a null position counts as zeros.
+template <typename T>
+CADRE_VECTOR_LOOP void LookUp(int64_t n, const float* w, const float* position, T* __restrict y) {
+  if (position == nullptr) {
+    for (int64_t i = 0; i < n; ++i) Store(y + i, w[i]);
+  } else {
+    for (int64_t i = 0; i < n; ++i) Store(y + i, w[i] + position[i]);
+  }
 }
 
 // y[batch, out] += b, in place; b may be null.
@@ -69,10 +83,110 @@ class CpuDense {
  public:
   explicit CpuDense(CpuContext& cpu) : cpu_(cpu) {}
 
-  void FullyConnectedForward(const FullyConnectedDims& dims, ConstFloatSpan x, ConstFloatSpan w,
-                             ConstFloatSpan b, FloatSpan y) {
+  // The type is that of the outputs: inputs without elements may have any.
+
+  void FullyConnectedForward(const FullyConnectedDims& dims, ConstValues x, ConstFloatSpan w,
+                             ConstFloatSpan b, Values y) {
+    if (y.empty()) return;
+    const ScopedThreads threads(cpu_.threads);
+    if (y.type() == DType::kFloat32) return Forward(dims, x.floats(), w, b, y.floats());
+    cpu_.Bf16Product({.m = dims.batch,
+                      .n = dims.out,
+                      .k = dims.in,
+                      .transpose_b = true,
+                      .with_bias = !b.empty(),
+                      .c = y.type()},
+                     x, cpu_.WeightsAs(y.type(), w), b, y);
+  }
+
+  void FullyConnectedBackwardData(const FullyConnectedDims& dims, ConstValues dy, ConstFloatSpan w,
+                                  Values dx) {
+    if (dx.empty()) return;
     const auto [batch, in, out] = dims;
     const ScopedThreads threads(cpu_.threads);
+    if (dx.type() == DType::kFloat32) {
+      return MatrixProduct(batch, in, out, 1, {Data<float>(dy), out}, {w.data(), in},
+                           Data<float>(dx), in);
+    }
+    cpu_.Bf16Product({.m = batch, .n = in, .k = out, .c = dx.type()}, dy,
+                     cpu_.WeightsAs(dx.type(), w), {}, dx);
+  }
+
+  void FullyConnectedBackwardWeights(const FullyConnectedDims& dims, ConstValues x, ConstValues dy,
+                                     FloatSpan dw, FloatSpan db) {
+    const auto [batch, in, out] = dims;
+    const ScopedThreads threads(cpu_.threads);
+    if (x.type() == DType::kFloat32) {
+      MatrixProduct(out, in, batch, 1, {Data<float>(dy), out, true}, {Data<float>(x), in},
+                    dw.data(), in);
+    } else {
+      cpu_.Bf16Product({.m = out, .n = in, .k = batch, .transpose_a = true}, dy, x, {}, dw);
+    }
+    if (!db.empty()) ColumnSums(cpu_.threads, batch, out, dy, db);
+  }
+
+  void EmbeddingForward(const EmbeddingDims& dims, ConstFloatSpan ids, ConstFloatSpan w,
+                        ConstFloatSpan positions, Values y) {
+    const int64_t n = dims.features;
+    ByType(y.type(), [&](auto zero) {
+      using T = decltype(zero);
+      ForParts(cpu_.threads, std::ssize(ids), n, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) {
+          const float* position = positions.empty()
+                                      ? nullptr
+                                      : positions.data() + (dims.first_token + i % dims.tokens) * n;
+          LookUp(n, w.data() + TableRow(ids, i) * n, position, Data<T>(y) + i * n);
+        }
+      });
+    });
+  }
+
+  void EmbeddingBackward(const EmbeddingDims& dims, ConstFloatSpan ids, ConstValues dy,
+                         FloatSpan dw, FloatSpan dpositions) {
+    const int64_t n = dims.features;
+    ForParts(cpu_.threads, std::ssize(dw), [&](int64_t begin, int64_t end) {
+      std::fill(dw.begin() + begin, dw.begin() + end, 0.0F);
+    });
+    std::fill(dpositions.begin(), dpositions.end(), 0.0F);
+    ByType(dy.type(), [&](auto zero) {
+      using T = decltype(zero);
+      // The features are divided among threads, so that every sum is taken in the order of the
+      // tokens.
+      ForParts(cpu_.threads, n, std::ssize(ids), [&](int64_t begin, int64_t end) {
+        for (int64_t i = 0; i < std::ssize(ids); ++i) {
+          const T* from = Data<T>(dy) + i * n + begin;
+          AddTo(end - begin, from, dw.data() + TableRow(ids, i) * n + begin);
+          if (dpositions.empty()) continue;
+          const int64_t position = dims.first_token + i % dims.tokens;
+          AddTo(end - begin, from, dpositions.data() + position * n + begin);
+        }
+      });
+    });
+  }
+
+  void AttentionForward(const AttentionDims& dims, ConstValues qkv, Values context,
+                        FloatSpan statistics) {
+    if (qkv.empty()) {
+      return cpu_.reference->dense().AttentionForward(dims, qkv, context, statistics);
+    }
+    CpuAttentionForward(cpu_.threads, dims, qkv,
+                        cpu_.workspace.Floats(0, AttentionForwardScratch(cpu_.threads, dims)),
+                        context, statistics.data());
+  }
+
+  void AttentionBackward(const AttentionDims& dims, ConstValues qkv, ConstValues context,
+                         ConstValues dcontext, ConstFloatSpan statistics, Values dqkv) {
+    if (qkv.empty()) return;
+    CpuAttentionBackward(cpu_.threads, dims, qkv, context, dcontext, statistics.data(),
+                         cpu_.workspace.Floats(0, AttentionBackwardScratch(cpu_.threads, dims)),
+                         dqkv);
+  }
+
+ private:
+  // In fp32. Requires: ScopedThreads.
+  void Forward(const FullyConnectedDims& dims, ConstFloatSpan x, ConstFloatSpan w, ConstFloatSpan b,
+               FloatSpan y) {
+    const auto [batch, in, out] = dims;
     const float* const bias = b.empty() ? nullptr : b.data();
     const bool skinny = !x.empty() && !y.empty() && TakesSkinnyProduct(dims);
     if (!skinny && MovesLessDirectly(dims)) {
@@ -89,73 +203,6 @@ class CpuDense {
     TransposeAndAdd(batch, out, transposed, bias, y.data());
   }
 
-  void FullyConnectedBackwardData(const FullyConnectedDims& dims, ConstFloatSpan dy,
-                                  ConstFloatSpan w, FloatSpan dx) {
-    const auto [batch, in, out] = dims;
-    const ScopedThreads threads(cpu_.threads);
-    MatrixProduct(batch, in, out, 1, {dy.data(), out}, {w.data(), in}, dx.data(), in);
-  }
-
-  void FullyConnectedBackwardWeights(const FullyConnectedDims& dims, ConstFloatSpan x,
-                                     ConstFloatSpan dy, FloatSpan dw, FloatSpan db) {
-    const auto [batch, in, out] = dims;
-    const ScopedThreads threads(cpu_.threads);
-    MatrixProduct(out, in, batch, 1, {dy.data(), out, true}, {x.data(), in}, dw.data(), in);
-    if (!db.empty()) ColumnSums(cpu_.threads, batch, out, dy.data(), db);
-  }
-
-  void EmbeddingForward(const EmbeddingDims& dims, ConstFloatSpan ids, ConstFloatSpan w,
-                        ConstFloatSpan positions, FloatSpan y) {
-    const int64_t n = dims.features;
-    ForParts(cpu_.threads, std::ssize(ids), n, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) {
-        float* to = y.data() + i * n;
-        std::copy_n(w.data() + TableRow(ids, i) * n, n, to);
-        if (positions.empty()) continue;
-        AddTo(n, positions.data() + (dims.first_token + i % dims.tokens) * n, to);
-      }
-    });
-  }
-
-  void EmbeddingBackward(const EmbeddingDims& dims, ConstFloatSpan ids, ConstFloatSpan dy,
-                         FloatSpan dw, FloatSpan dpositions) {
-    const int64_t n = dims.features;
-    ForParts(cpu_.threads, std::ssize(dw), [&](int64_t begin, int64_t end) {
-      std::fill(dw.begin() + begin, dw.begin() + end, 0.0F);
-    });
-    std::fill(dpositions.begin(), dpositions.end(), 0.0F);
-    // The features are divided among threads, so that every sum is taken in the order of the
-    // tokens.
-    ForParts(cpu_.threads, n, std::ssize(ids), [&](int64_t begin, int64_t end) {
-      for (int64_t i = 0; i < std::ssize(ids); ++i) {
-        const float* from = dy.data() + i * n + begin;
-        AddTo(end - begin, from, dw.data() + TableRow(ids, i) * n + begin);
-        if (dpositions.empty()) continue;
-        const int64_t position = dims.first_token + i % dims.tokens;
-        AddTo(end - begin, from, dpositions.data() + position * n + begin);
-      }
-    });
-  }
-
-  void AttentionForward(const AttentionDims& dims, ConstFloatSpan qkv, FloatSpan context,
-                        FloatSpan statistics) {
-    if (qkv.empty()) {
-      return cpu_.reference->dense().AttentionForward(dims, qkv, context, statistics);
-    }
-    CpuAttentionForward(cpu_.threads, dims, qkv.data(),
-                        cpu_.workspace.Floats(0, AttentionForwardScratch(cpu_.threads, dims)),
-                        context.data(), statistics.data());
-  }
-
-  void AttentionBackward(const AttentionDims& dims, ConstFloatSpan qkv, ConstFloatSpan context,
-                         ConstFloatSpan dcontext, ConstFloatSpan statistics, FloatSpan dqkv) {
-    if (qkv.empty()) return;
-    CpuAttentionBackward(
-        cpu_.threads, dims, qkv.data(), context.data(), dcontext.data(), statistics.data(),
-        cpu_.workspace.Floats(0, AttentionBackwardScratch(cpu_.threads, dims)), dqkv.data());
-  }
-
- private:
   CpuContext& cpu_;
 };
 

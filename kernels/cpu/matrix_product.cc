@@ -36,4 +36,25 @@ void AddMatrixProduct(int64_t m, int64_t n, int64_t k, float alpha, const Matrix
   Multiply(m, n, k, alpha, a, b, 1, c, c_stride);
 }
 
+PrimitiveRun MakeBf16Product(const Bf16ProductDims& dims, const dnnl::engine& engine) {
+  using Desc = dnnl::memory::desc;
+  using Type = dnnl::memory::data_type;
+  using Tag = dnnl::memory::format_tag;
+  return OrDie("bf16 matrix product", [&] {
+    const Desc a({dims.m, dims.k}, Type::bf16, dims.transpose_a ? Tag::ba : Tag::ab);
+    const Desc b({dims.k, dims.n}, Type::bf16, dims.transpose_b ? Tag::ba : Tag::ab);
+    const Desc c({dims.m, dims.n}, OneDnnType(dims.c), Tag::ab);
+    const Desc bias({1, dims.n}, Type::f32, Tag::ab);
+    const dnnl::matmul::primitive_desc description(
+        dims.with_bias ? dnnl::matmul::desc(a, b, bias, c) : dnnl::matmul::desc(a, b, c),
+        UserScratchpad(), engine);
+    PrimitiveRun run(engine, dnnl::matmul(description), description.scratchpad_desc());
+    run.AddInput(DNNL_ARG_SRC, a, a);
+    run.AddInput(DNNL_ARG_WEIGHTS, b, b);
+    if (dims.with_bias) run.AddInput(DNNL_ARG_BIAS, bias, bias);
+    run.AddOutput(DNNL_ARG_DST, c, c);
+    return run;
+  });
+}
+
 }  // namespace cadre

@@ -4,6 +4,10 @@
 #pragma once
 
 #include <cstdint>
+#include <dnnl.hpp>
+
+#include "kernels/cpu/primitive_run.h"
+#include "tensor/dtype.h"
 
 namespace cadre {
 
@@ -23,5 +27,20 @@ void MatrixProduct(int64_t m, int64_t n, int64_t k, float alpha, const MatrixVie
 // The same product, added to c.
 void AddMatrixProduct(int64_t m, int64_t n, int64_t k, float alpha, const MatrixView& a,
                       const MatrixView& b, float* c, int64_t c_stride);
+
+// The product of dense row-major bf16 matrices, c[m, n] = a[m, k] b[k, n] + bias[n], with fp32
+// sums.
+struct Bf16ProductDims {
+  int64_t m = 0, n = 0, k = 0;
+  // Stored as [k, m] and [n, k].
+  bool transpose_a = false, transpose_b = false;
+  bool with_bias = false;
+  // fp32, or bf16: then each sum is rounded once.
+  DType c = DType::kFloat32;
+  friend auto operator<=>(const Bf16ProductDims&, const Bf16ProductDims&) = default;
+};
+
+// Inputs a, b and, with_bias, bias (fp32); output c. Requires: AVX512_BF16; no extent is 0.
+PrimitiveRun MakeBf16Product(const Bf16ProductDims& dims, const dnnl::engine& engine);
 
 }  // namespace cadre

@@ -36,15 +36,16 @@ namespace cadre {
 namespace {
 
 // Sums of x and of its squares (see ForTiles).
+template <typename T>
 struct MomentTiles {
   int64_t channels;
-  const float* x;
+  const T* x;
   double *sums, *squares;
 
   template <typename V, int kCount>
   CADRE_INLINE void Add(int64_t first_row, int64_t rows, int64_t c) const {
     constexpr int64_t kWidth = sizeof(V) / sizeof(float);
-    const float* from = x + first_row * channels + c;
+    const T* from = x + first_row * channels + c;
     V sum[kCount] = {}, square[kCount] = {};
     for (int64_t r = 0; r < rows; ++r, from += channels) {
 #pragma GCC unroll 8
@@ -63,22 +64,25 @@ struct MomentTiles {
   }
 };
 
-CADRE_VECTOR_LOOP void AddSumsAndSquares(int64_t rows, int64_t channels, const float* x,
-                                         double* sums, double* squares) {
-  ForTiles(rows, channels, MomentTiles{channels, x, sums, squares});
+template <typename T>
+CADRE_VECTOR_LOOP void AddSumsAndSquares(int64_t rows, int64_t channels, const T* x, double* sums,
+                                         double* squares) {
+  ForTiles(rows, channels, MomentTiles<T>{channels, x, sums, squares});
 }
 
 // Sums of dy and of dy * (x - mean).
+template <typename T>
 struct GradientTiles {
   int64_t channels;
-  const float *x, *dy, *mean;
+  const T *x, *dy;
+  const float* mean;
   double *sums, *products;
 
   template <typename V, int kCount>
   CADRE_INLINE void Add(int64_t first_row, int64_t rows, int64_t c) const {
     constexpr int64_t kWidth = sizeof(V) / sizeof(float);
-    const float* from = x + first_row * channels + c;
-    const float* gradients = dy + first_row * channels + c;
+    const T* from = x + first_row * channels + c;
+    const T* gradients = dy + first_row * channels + c;
     V sum[kCount] = {}, product[kCount] = {}, middle[kCount];
     for (int i = 0; i < kCount; ++i) middle[i] = Load<V>(mean + c + i * kWidth);
     for (int64_t r = 0; r < rows; ++r, from += channels, gradients += channels) {
@@ -99,21 +103,22 @@ struct GradientTiles {
   }
 };
 
-CADRE_VECTOR_LOOP void AddBackwardSums(int64_t rows, int64_t channels, const float* x,
-                                       const float* dy, const float* mean, double* sums,
-                                       double* products) {
-  ForTiles(rows, channels, GradientTiles{channels, x, dy, mean, sums, products});
+template <typename T>
+CADRE_VECTOR_LOOP void AddBackwardSums(int64_t rows, int64_t channels, const T* x, const T* dy,
+                                       const float* mean, double* sums, double* products) {
+  ForTiles(rows, channels, GradientTiles<T>{channels, x, dy, mean, sums, products});
 }
 
 // y = (x - mean) * factor + shift. x and y may be the same.
-template <typename V>
-CADRE_INLINE void NormaliseAt(const float* x, const float* mean, const float* factor,
-                              const float* shift, float* y) {
+template <typename V, typename T>
+CADRE_INLINE void NormaliseAt(const T* x, const float* mean, const float* factor,
+                              const float* shift, T* y) {
   Store(y, (Load<V>(x) - Load<V>(mean)) * Load<V>(factor) + Load<V>(shift));
 }
 
-CADRE_VECTOR_LOOP void Normalise(int64_t rows, int64_t channels, const float* x, const float* mean,
-                                 const float* factor, const float* shift, float* y) {
+template <typename T>
+CADRE_VECTOR_LOOP void Normalise(int64_t rows, int64_t channels, const T* x, const float* mean,
+                                 const float* factor, const float* shift, T* y) {
   for (int64_t r = 0; r < rows; ++r, x += channels, y += channels) {
     int64_t c = 0;
     for (; c + kVectorSize <= channels; c += kVectorSize) {
@@ -132,15 +137,15 @@ struct Coefficients {
 };
 
 // dx = factor * (dy - mean_dy - (x - mean) * slope). dy and dx may be the same.
-template <typename V>
-CADRE_INLINE void DenormaliseAt(const Coefficients& by, int64_t c, const float* x, const float* dy,
-                                float* dx) {
+template <typename V, typename T>
+CADRE_INLINE void DenormaliseAt(const Coefficients& by, int64_t c, const T* x, const T* dy, T* dx) {
   const V normal = (Load<V>(x + c) - Load<V>(by.mean + c)) * Load<V>(by.slope + c);
   Store(dx + c, Load<V>(by.factor + c) * (Load<V>(dy + c) - Load<V>(by.mean_dy + c) - normal));
 }
 
-CADRE_VECTOR_LOOP void Denormalise(int64_t rows, int64_t channels, Coefficients by, const float* x,
-                                   const float* dy, float* dx) {
+template <typename T>
+CADRE_VECTOR_LOOP void Denormalise(int64_t rows, int64_t channels, Coefficients by, const T* x,
+                                   const T* dy, T* dx) {
   for (int64_t r = 0; r < rows; ++r, x += channels, dy += channels, dx += channels) {
     int64_t c = 0;
     for (; c + kVectorSize <= channels; c += kVectorSize) {
@@ -188,43 +193,49 @@ struct Statistics {
   float mean, inverse;
 };
 
-CADRE_VECTOR_LOOP Statistics NormaliseRow(int64_t n, float epsilon, const float* x,
-                                          const float* scale, const float* shift, float* y) {
+template <typename T>
+CADRE_VECTOR_LOOP Statistics NormaliseRow(int64_t n, float epsilon, const T* x, const float* scale,
+                                          const float* shift, T* y) {
   double sum = 0;
 #pragma omp simd reduction(+ : sum)
-  for (int64_t c = 0; c < n; ++c) sum += x[c];
+  for (int64_t c = 0; c < n; ++c) sum += Load<float>(x + c);
   const float mean = sum / n;
   double squares = 0;
 #pragma omp simd reduction(+ : squares)
   for (int64_t c = 0; c < n; ++c) {
-    squares += (x[c] - mean) * (x[c] - mean);
+    const float difference = Load<float>(x + c) - mean;
+    squares += difference * difference;
   }
   const float inverse = 1 / __builtin_sqrt(squares / n + epsilon);
 #pragma omp simd
-  for (int64_t c = 0; c < n; ++c) y[c] = (x[c] - mean) * inverse * scale[c] + shift[c];
+  for (int64_t c = 0; c < n; ++c) {
+    Store(y + c, (Load<float>(x + c) - mean) * inverse * scale[c] + shift[c]);
+  }
   return {mean, inverse};
 }
 
 // Computes a row of dx, and adds the row's terms to the gradients of scale and shift.
-CADRE_VECTOR_LOOP void DenormaliseRow(int64_t n, Statistics s, const float* __restrict x,
-                                      const float* dy, const float* __restrict scale, float* dx,
+template <typename T>
+CADRE_VECTOR_LOOP void DenormaliseRow(int64_t n, Statistics s, const T* __restrict x, const T* dy,
+                                      const float* __restrict scale, T* dx,
                                       double* __restrict dscale, double* __restrict dshift) {
   double sum = 0, product = 0;
 #pragma omp simd reduction(+ : sum, product)
   for (int64_t c = 0; c < n; ++c) {
-    const float normal = (x[c] - s.mean) * s.inverse;
-    const float g = dy[c] * scale[c];
+    const float normal = (Load<float>(x + c) - s.mean) * s.inverse;
+    const float gradient = Load<float>(dy + c);
+    const float g = gradient * scale[c];
     sum += g;
     product += g * normal;
-    dscale[c] += dy[c] * normal;
-    dshift[c] += dy[c];
+    dscale[c] += gradient * normal;
+    dshift[c] += gradient;
   }
   const float mean_g = sum / n;
   const float mean_product = product / n;
 #pragma omp simd
   for (int64_t c = 0; c < n; ++c) {
-    const float normal = (x[c] - s.mean) * s.inverse;
-    dx[c] = s.inverse * (dy[c] * scale[c] - mean_g - normal * mean_product);
+    const float normal = (Load<float>(x + c) - s.mean) * s.inverse;
+    Store(dx + c, s.inverse * (Load<float>(dy + c) * scale[c] - mean_g - normal * mean_product));
   }
 }
 
@@ -251,23 +262,30 @@ CADRE_VECTOR_LOOP void SlidingSums(int64_t n, int64_t size, float first, float f
   for (int64_t c = 0; c < n; ++c) to[c] = first + factor * to[c];
 }
 
-CADRE_VECTOR_LOOP void Multiply(int64_t n, const float* __restrict a, const float* __restrict b,
-                                float* __restrict product) {
-  for (int64_t c = 0; c < n; ++c) product[c] = a[c] * b[c];
+template <typename A, typename B, typename Product>
+CADRE_VECTOR_LOOP void Multiply(int64_t n, const A* __restrict a, const B* __restrict b,
+                                Product* __restrict product) {
+  for (int64_t c = 0; c < n; ++c) Store(product + c, Load<float>(a + c) * Load<float>(b + c));
 }
 
 // shares = dy * x * power / d: the gradient of the sum under the power.
-CADRE_VECTOR_LOOP void Shares(int64_t n, const float* __restrict x, const float* __restrict d,
-                              const float* __restrict dy, const float* __restrict power,
+template <typename T>
+CADRE_VECTOR_LOOP void Shares(int64_t n, const T* __restrict x, const float* __restrict d,
+                              const T* __restrict dy, const float* __restrict power,
                               float* __restrict shares) {
-  for (int64_t c = 0; c < n; ++c) shares[c] = dy[c] * x[c] * power[c] / d[c];
+  for (int64_t c = 0; c < n; ++c) {
+    shares[c] = Load<float>(dy + c) * Load<float>(x + c) * power[c] / d[c];
+  }
 }
 
 // dx = dy * power + x * sums.
-CADRE_VECTOR_LOOP void Combine(int64_t n, const float* __restrict x, const float* __restrict dy,
+template <typename T>
+CADRE_VECTOR_LOOP void Combine(int64_t n, const T* __restrict x, const T* __restrict dy,
                                const float* __restrict power, const float* __restrict sums,
-                               float* __restrict dx) {
-  for (int64_t c = 0; c < n; ++c) dx[c] = dy[c] * power[c] + x[c] * sums[c];
+                               T* __restrict dx) {
+  for (int64_t c = 0; c < n; ++c) {
+    Store(dx + c, Load<float>(dy + c) * power[c] + Load<float>(x + c) * sums[c]);
+  }
 }
 
 // A row with zeros before and after it, and two more for intermediate results.
@@ -287,81 +305,103 @@ class CpuNorm {
  public:
   explicit CpuNorm(CpuContext& cpu) : cpu_(cpu) {}
 
-  void BatchNormSums(const RowsDims& dims, ConstFloatSpan x, std::span<double> sums) {
+  void BatchNormSums(const RowsDims& dims, ConstValues x, std::span<double> sums) {
     const int64_t n = dims.channels;
-    SumByThread(cpu_.threads, dims.rows, n, sums, [=](int64_t begin, int64_t end, double* to) {
-      AddSumsAndSquares(end - begin, n, x.data() + begin * n, to, to + n);
+    ByType(x.type(), [&](auto zero) {
+      const auto* const from = Data<decltype(zero)>(x);
+      SumByThread(cpu_.threads, dims.rows, n, sums, [=](int64_t begin, int64_t end, double* to) {
+        AddSumsAndSquares(end - begin, n, from + begin * n, to, to + n);
+      });
     });
   }
 
-  void BatchNormForward(const RowsDims& dims, ConstFloatSpan x, ConstFloatSpan mean,
+  void BatchNormForward(const RowsDims& dims, ConstValues x, ConstFloatSpan mean,
                         ConstFloatSpan inverse, ConstFloatSpan scale, ConstFloatSpan shift,
-                        FloatSpan y) {
+                        Values y) {
     const int64_t n = dims.channels;
     ByChannel by(cpu_.workspace, CpuContext::kOwnSlot, n);
     const float* means = by.Copy(mean);
     const float* factors = by.Product(inverse, scale);
     const float* shifts = by.Copy(shift);
-    ForParts(cpu_.threads, dims.rows, n, [=](int64_t begin, int64_t end) {
-      Normalise(end - begin, n, x.data() + begin * n, means, factors, shifts, y.data() + begin * n);
+    ByType(x.type(), [&](auto zero) {
+      using T = decltype(zero);
+      ForParts(cpu_.threads, dims.rows, n,
+               [=, from = Data<T>(x), to = Data<T>(y)](int64_t begin, int64_t end) {
+                 Normalise(end - begin, n, from + begin * n, means, factors, shifts,
+                           to + begin * n);
+               });
     });
   }
 
-  void BatchNormBackwardSums(const RowsDims& dims, ConstFloatSpan x, ConstFloatSpan dy,
+  void BatchNormBackwardSums(const RowsDims& dims, ConstValues x, ConstValues dy,
                              ConstFloatSpan mean, ConstFloatSpan inverse, std::span<double> sums) {
     const int64_t n = dims.channels;
-    SumByThread(cpu_.threads, dims.rows, n, sums, [=](int64_t begin, int64_t end, double* to) {
-      AddBackwardSums(end - begin, n, x.data() + begin * n, dy.data() + begin * n, mean.data(), to,
-                      to + n);
+    ByType(x.type(), [&](auto zero) {
+      const auto* const from = Data<decltype(zero)>(x);
+      const auto* const gradients = Data<decltype(zero)>(dy);
+      SumByThread(cpu_.threads, dims.rows, n, sums, [=](int64_t begin, int64_t end, double* to) {
+        AddBackwardSums(end - begin, n, from + begin * n, gradients + begin * n, mean.data(), to,
+                        to + n);
+      });
     });
     for (size_t c = 0; c < inverse.size(); ++c) {
       sums[inverse.size() + c] *= inverse[c];
     }
   }
 
-  void BatchNormBackward(const RowsDims& dims, ConstFloatSpan x, ConstFloatSpan dy,
-                         ConstFloatSpan mean, ConstFloatSpan inverse, ConstFloatSpan scale,
-                         ConstFloatSpan mean_dy, ConstFloatSpan mean_dy_x, FloatSpan dx) {
+  void BatchNormBackward(const RowsDims& dims, ConstValues x, ConstValues dy, ConstFloatSpan mean,
+                         ConstFloatSpan inverse, ConstFloatSpan scale, ConstFloatSpan mean_dy,
+                         ConstFloatSpan mean_dy_x, Values dx) {
     const int64_t n = dims.channels;
     ByChannel by(cpu_.workspace, CpuContext::kOwnSlot, n);
     const Coefficients coefficients{.mean = by.Copy(mean),
                                     .factor = by.Product(scale, inverse),
                                     .mean_dy = by.Copy(mean_dy),
                                     .slope = by.Product(inverse, mean_dy_x)};
-    ForParts(cpu_.threads, dims.rows, n, [=](int64_t begin, int64_t end) {
-      Denormalise(end - begin, n, coefficients, x.data() + begin * n, dy.data() + begin * n,
-                  dx.data() + begin * n);
+    ByType(x.type(), [&](auto zero) {
+      using T = decltype(zero);
+      ForParts(cpu_.threads, dims.rows, n, [&](int64_t begin, int64_t end) {
+        const int64_t at = begin * n;
+        Denormalise(end - begin, n, coefficients, Data<T>(x) + at, Data<T>(dy) + at,
+                    Data<T>(dx) + at);
+      });
     });
   }
 
-  void LayerNormForward(const RowsDims& dims, float epsilon, ConstFloatSpan x, ConstFloatSpan scale,
-                        ConstFloatSpan shift, FloatSpan y, FloatSpan mean, FloatSpan inverse) {
+  void LayerNormForward(const RowsDims& dims, float epsilon, ConstValues x, ConstFloatSpan scale,
+                        ConstFloatSpan shift, Values y, FloatSpan mean, FloatSpan inverse) {
     const int64_t n = dims.channels;
     if (n == 0) {
       cpu_.reference->norm().LayerNormForward(dims, epsilon, x, scale, shift, y, mean, inverse);
       return;
     }
-    ForParts(cpu_.threads, dims.rows, n, [&](int64_t begin, int64_t end) {
-      for (int64_t r = begin; r < end; ++r) {
-        const Statistics s = NormaliseRow(n, epsilon, x.data() + r * n, scale.data(), shift.data(),
-                                          y.data() + r * n);
-        mean[r] = s.mean;
-        inverse[r] = s.inverse;
-      }
+    ByType(x.type(), [&](auto zero) {
+      using T = decltype(zero);
+      ForParts(cpu_.threads, dims.rows, n, [&](int64_t begin, int64_t end) {
+        for (int64_t r = begin; r < end; ++r) {
+          const Statistics s = NormaliseRow(n, epsilon, Data<T>(x) + r * n, scale.data(),
+                                            shift.data(), Data<T>(y) + r * n);
+          mean[r] = s.mean;
+          inverse[r] = s.inverse;
+        }
+      });
     });
   }
 
-  void LayerNormBackward(const RowsDims& dims, ConstFloatSpan x, ConstFloatSpan dy,
-                         ConstFloatSpan mean, ConstFloatSpan inverse, ConstFloatSpan scale,
-                         FloatSpan dx, FloatSpan dscale, FloatSpan dshift) {
+  void LayerNormBackward(const RowsDims& dims, ConstValues x, ConstValues dy, ConstFloatSpan mean,
+                         ConstFloatSpan inverse, ConstFloatSpan scale, Values dx, FloatSpan dscale,
+                         FloatSpan dshift) {
     const int64_t n = dims.channels;
     std::vector<double> sums(2 * n);
-    SumByThread(cpu_.threads, dims.rows, n, sums, [&](int64_t begin, int64_t end, double* to) {
-      for (int64_t r = begin; r < end; ++r) {
-        const size_t at = r;
-        DenormaliseRow(n, {mean[at], inverse[at]}, x.data() + r * n, dy.data() + r * n,
-                       scale.data(), dx.data() + r * n, to, to + n);
-      }
+    ByType(x.type(), [&](auto zero) {
+      using T = decltype(zero);
+      SumByThread(cpu_.threads, dims.rows, n, sums, [&](int64_t begin, int64_t end, double* to) {
+        for (int64_t r = begin; r < end; ++r) {
+          const size_t at = r;
+          DenormaliseRow(n, {mean[at], inverse[at]}, Data<T>(x) + r * n, Data<T>(dy) + r * n,
+                         scale.data(), Data<T>(dx) + r * n, to, to + n);
+        }
+      });
     });
     for (size_t c = 0; c < dscale.size(); ++c) {
       dscale[c] = sums[c];
@@ -369,34 +409,42 @@ class CpuNorm {
     }
   }
 
-  void LrnForward(const LrnDims& dims, ConstFloatSpan x, FloatSpan y, FloatSpan d) {
+  void LrnForward(const LrnDims& dims, ConstValues x, Values y, FloatSpan d) {
     const int64_t n = dims.channels;
-    ForParts(cpu_.threads, dims.rows, n * dims.size, [&](int64_t begin, int64_t end) {
-      RowBuffers buffers(n, dims.size / 2, (dims.size - 1) / 2);
-      for (int64_t at = begin * n; at < end * n; at += n) {
-        Multiply(n, x.data() + at, x.data() + at, buffers.row);
-        SlidingSums(n, dims.size, dims.k, dims.alpha / dims.size, buffers.padded.data(),
-                    d.data() + at);
-        Powers(n, dims.beta, d.data() + at, buffers.power.data());
-        Multiply(n, x.data() + at, buffers.power.data(), y.data() + at);
-      }
+    ByType(x.type(), [&](auto zero) {
+      using T = decltype(zero);
+      ForParts(cpu_.threads, dims.rows, n * dims.size, [&](int64_t begin, int64_t end) {
+        RowBuffers buffers(n, dims.size / 2, (dims.size - 1) / 2);
+        for (int64_t at = begin * n; at < end * n; at += n) {
+          const T* const row = Data<T>(x) + at;
+          Multiply(n, row, row, buffers.row);
+          SlidingSums(n, dims.size, dims.k, dims.alpha / dims.size, buffers.padded.data(),
+                      d.data() + at);
+          Powers(n, dims.beta, d.data() + at, buffers.power.data());
+          Multiply(n, row, buffers.power.data(), Data<T>(y) + at);
+        }
+      });
     });
   }
 
-  void LrnBackward(const LrnDims& dims, ConstFloatSpan x, ConstFloatSpan d, ConstFloatSpan dy,
-                   FloatSpan dx) {
+  void LrnBackward(const LrnDims& dims, ConstValues x, ConstFloatSpan d, ConstValues dy,
+                   Values dx) {
     const int64_t n = dims.channels;
     const float factor = -2 * dims.alpha * dims.beta / dims.size;
-    ForParts(cpu_.threads, dims.rows, n * dims.size, [&](int64_t begin, int64_t end) {
-      // Channel c is in the windows of the channels (size - 1) / 2 before to size / 2 after it.
-      RowBuffers buffers(n, (dims.size - 1) / 2, dims.size / 2);
-      for (int64_t at = begin * n; at < end * n; at += n) {
-        Powers(n, dims.beta, d.data() + at, buffers.power.data());
-        Shares(n, x.data() + at, d.data() + at, dy.data() + at, buffers.power.data(), buffers.row);
-        SlidingSums(n, dims.size, 0, factor, buffers.padded.data(), buffers.sums.data());
-        Combine(n, x.data() + at, dy.data() + at, buffers.power.data(), buffers.sums.data(),
-                dx.data() + at);
-      }
+    ByType(x.type(), [&](auto zero) {
+      using T = decltype(zero);
+      ForParts(cpu_.threads, dims.rows, n * dims.size, [&](int64_t begin, int64_t end) {
+        // Channel c is in the windows of the channels (size - 1) / 2 before to size / 2 after it.
+        RowBuffers buffers(n, (dims.size - 1) / 2, dims.size / 2);
+        for (int64_t at = begin * n; at < end * n; at += n) {
+          const T* const row = Data<T>(x) + at;
+          const T* const gradients = Data<T>(dy) + at;
+          Powers(n, dims.beta, d.data() + at, buffers.power.data());
+          Shares(n, row, d.data() + at, gradients, buffers.power.data(), buffers.row);
+          SlidingSums(n, dims.size, 0, factor, buffers.padded.data(), buffers.sums.data());
+          Combine(n, row, gradients, buffers.power.data(), buffers.sums.data(), Data<T>(dx) + at);
+        }
+      });
     });
   }
 

@@ -57,6 +57,7 @@ class CpuOptimizer {
   explicit CpuOptimizer(CpuContext& cpu) : cpu_(cpu) {}
 
   void Sgd(const SgdStep& step, ConstFloatSpan g, FloatSpan w, FloatSpan v) {
+    cpu_.bf16_weights.Changed(w);
     const int64_t n = w.size();
     const auto loop = step.nesterov ? Nesterov : HeavyBall;
     ForParts(cpu_.threads, n, [=, factors = SgdFactorsOf<float>(step)](int64_t begin, int64_t end) {
@@ -65,6 +66,7 @@ class CpuOptimizer {
   }
 
   void AdamW(const AdamWStep& step, ConstFloatSpan g, FloatSpan w, FloatSpan m, FloatSpan v) {
+    cpu_.bf16_weights.Changed(w);
     const int64_t n = w.size();
     const auto factors = AdamFactorsOf<float>(step);
     ForParts(cpu_.threads, n, [=](int64_t begin, int64_t end) {

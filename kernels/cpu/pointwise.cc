@@ -25,80 +25,50 @@
 namespace cadre {
 namespace {
 
-// In all loops x and y (dy and dx) may be the same: element i is read before it is written, and
-// `omp simd` declares that the iterations are independent.
+// An activation: its value at x, and dx = dy f'(x), where `seen` is x if GradientReadsInput, else
+// f(x). All operands are loaded before a choice among them, because a conditional load would
+// prevent vectorisation.
 
-CADRE_VECTOR_LOOP void Relu(int64_t n, const float* x, float* y) {
-#pragma omp simd
-  for (int64_t i = 0; i < n; ++i) y[i] = x[i] < 0 ? 0 : x[i];
-}
+struct Relu {
+  CADRE_INLINE static float Forward(float x) { return x < 0 ? 0 : x; }
+  CADRE_INLINE static float Backward(float y, float dy) { return y > 0 ? dy : 0; }
+};
 
-CADRE_VECTOR_LOOP void Gelu(int64_t n, const float* x, float* y) {
-#pragma omp simd
-  for (int64_t i = 0; i < n; ++i) y[i] = x[i] * NormalOf(x[i]).below;
-}
-
-CADRE_VECTOR_LOOP void Sigmoid(int64_t n, const float* x, float* y) {
-#pragma omp simd
-  for (int64_t i = 0; i < n; ++i) y[i] = SigmoidOf(x[i]);
-}
-
-CADRE_VECTOR_LOOP void Tanh(int64_t n, const float* x, float* y) {
-#pragma omp simd
-  for (int64_t i = 0; i < n; ++i) y[i] = TanhOf(x[i]);
-}
-
-CADRE_VECTOR_LOOP void ReluBackward(int64_t n, const float* y, const float* dy, float* dx) {
-#pragma omp simd
-  for (int64_t i = 0; i < n; ++i) {
-    // The load is unconditional, because a conditional one would prevent vectorisation.
-    const float passed = dy[i];
-    dx[i] = y[i] > 0 ? passed : 0;
+struct Gelu {
+  CADRE_INLINE static float Forward(float x) { return x * NormalOf(x).below; }
+  CADRE_INLINE static float Backward(float x, float dy) {
+    constexpr float kDensity = 0.398942280F;  // 1 / sqrt(2 pi)
+    const Normal normal = NormalOf(x);
+    return dy * (normal.below + x * normal.density * kDensity);
   }
-}
+};
 
-CADRE_VECTOR_LOOP void GeluBackward(int64_t n, const float* x, const float* dy, float* dx) {
-  constexpr float kDensity = 0.398942280F;  // 1 / sqrt(2 pi)
-#pragma omp simd
-  for (int64_t i = 0; i < n; ++i) {
-    const Normal normal = NormalOf(x[i]);
-    dx[i] = dy[i] * (normal.below + x[i] * normal.density * kDensity);
-  }
-}
+struct Sigmoid {
+  CADRE_INLINE static float Forward(float x) { return SigmoidOf(x); }
+  CADRE_INLINE static float Backward(float y, float dy) { return dy * y * (1 - y); }
+};
 
-CADRE_VECTOR_LOOP void SigmoidBackward(int64_t n, const float* y, const float* dy, float* dx) {
-#pragma omp simd
-  for (int64_t i = 0; i < n; ++i) dx[i] = dy[i] * y[i] * (1 - y[i]);
-}
-
-CADRE_VECTOR_LOOP void TanhBackward(int64_t n, const float* y, const float* dy, float* dx) {
-#pragma omp simd
-  for (int64_t i = 0; i < n; ++i) dx[i] = dy[i] * (1 - y[i] * y[i]);
-}
+struct Tanh {
+  CADRE_INLINE static float Forward(float x) { return TanhOf(x); }
+  CADRE_INLINE static float Backward(float y, float dy) { return dy * (1 - y * y); }
+};
 
 // The approximation of the normal distribution function by tanh, as a sigmoid: (1 + tanh(u)) / 2 =
 // 1 / (1 + e^(-2 u)) with u = sqrt(2 / pi) (x + 0.044715 x^3).
-constexpr float kTwiceRoot = 1.59576912F;  // 2 sqrt(2 / pi)
-constexpr float kCubic = 0.044715F;
+struct ApproximateGelu {
+  static constexpr float kTwiceRoot = 1.59576912F;  // 2 sqrt(2 / pi)
+  static constexpr float kCubic = 0.044715F;
 
-CADRE_INLINE float ApproximatelyBelow(float x) {
-  return SigmoidOf(kTwiceRoot * x * (1.0F + kCubic * x * x));
-}
-
-CADRE_VECTOR_LOOP void ApproximateGelu(int64_t n, const float* x, float* y) {
-#pragma omp simd
-  for (int64_t i = 0; i < n; ++i) y[i] = x[i] * ApproximatelyBelow(x[i]);
-}
-
-CADRE_VECTOR_LOOP void ApproximateGeluBackward(int64_t n, const float* x, const float* dy,
-                                               float* dx) {
-#pragma omp simd
-  for (int64_t i = 0; i < n; ++i) {
-    const float below = ApproximatelyBelow(x[i]);
-    const float slope = kTwiceRoot * (1.0F + 3.0F * kCubic * x[i] * x[i]);
-    dx[i] = dy[i] * (below + x[i] * below * (1.0F - below) * slope);
+  CADRE_INLINE static float Below(float x) {
+    return SigmoidOf(kTwiceRoot * x * (1.0F + kCubic * x * x));
   }
-}
+  CADRE_INLINE static float Forward(float x) { return x * Below(x); }
+  CADRE_INLINE static float Backward(float x, float dy) {
+    const float below = Below(x);
+    const float slope = kTwiceRoot * (1.0F + 3.0F * kCubic * x * x);
+    return dy * (below + x * below * (1.0F - below) * slope);
+  }
+};
 
 // min(max(x, 0), 6), and NaN for NaN.
 CADRE_INLINE float ClampToSix(float x) {
@@ -106,168 +76,148 @@ CADRE_INLINE float ClampToSix(float x) {
   return above > 6 ? 6 : above;
 }
 
-CADRE_VECTOR_LOOP void Relu6(int64_t n, const float* x, float* y) {
-#pragma omp simd
-  for (int64_t i = 0; i < n; ++i) y[i] = ClampToSix(x[i]);
-}
+struct Relu6 {
+  CADRE_INLINE static float Forward(float x) { return ClampToSix(x); }
+  CADRE_INLINE static float Backward(float y, float dy) {
+    const float above = y > 0 ? dy : 0;
+    return y < 6 ? above : 0;
+  }
+};
 
-CADRE_VECTOR_LOOP void Relu6Backward(int64_t n, const float* y, const float* dy, float* dx) {
-#pragma omp simd
-  for (int64_t i = 0; i < n; ++i) {
-    const float passed = dy[i];
-    const float above = y[i] > 0 ? passed : 0;
-    dx[i] = y[i] < 6 ? above : 0;
+struct HardSigmoid {
+  CADRE_INLINE static float Forward(float x) { return ClampToSix(x + 3.0F) / 6.0F; }
+  CADRE_INLINE static float Backward(float y, float dy) {
+    const float passed = dy / 6.0F;
+    const float above = y > 0 ? passed : 0;
+    return y < 1 ? above : 0;
+  }
+};
+
+struct HardSwish {
+  CADRE_INLINE static float Forward(float x) {
+    const float inside = x * (ClampToSix(x + 3.0F) / 6.0F);
+    return x < -3.0F ? 0.0F : inside;
+  }
+  CADRE_INLINE static float Backward(float x, float dy) {
+    const float inside = dy * (x / 3.0F + 0.5F);
+    const float below = x <= -3.0F ? 0.0F : inside;
+    return x < 3.0F ? below : dy;
+  }
+};
+
+struct Silu {
+  CADRE_INLINE static float Forward(float x) { return x * SigmoidOf(x); }
+  CADRE_INLINE static float Backward(float x, float dy) {
+    const float sigmoid = SigmoidOf(x);
+    return dy * sigmoid * (1.0F + x * (1.0F - sigmoid));
+  }
+};
+
+// Calls f with an object of the class that computes `kind`.
+template <typename F>
+void ByActivation(Activation kind, const F& f) {
+  switch (kind) {
+    case Activation::kRelu:
+      return f(Relu());
+    case Activation::kGelu:
+      return f(Gelu());
+    case Activation::kSigmoid:
+      return f(Sigmoid());
+    case Activation::kTanh:
+      return f(Tanh());
+    case Activation::kApproximateGelu:
+      return f(ApproximateGelu());
+    case Activation::kRelu6:
+      return f(Relu6());
+    case Activation::kHardSwish:
+      return f(HardSwish());
+    case Activation::kHardSigmoid:
+      return f(HardSigmoid());
+    case Activation::kSilu:
+      return f(Silu());
   }
 }
 
-CADRE_VECTOR_LOOP void HardSigmoid(int64_t n, const float* x, float* y) {
+// In all loops x and y (dy and dx) may be the same: element i is read before it is written, and
+// `omp simd` declares that the iterations are independent.
+
+template <typename Function, typename T>
+CADRE_VECTOR_LOOP void Forward(int64_t n, const T* x, T* y) {
 #pragma omp simd
-  for (int64_t i = 0; i < n; ++i) y[i] = ClampToSix(x[i] + 3.0F) / 6.0F;
+  for (int64_t i = 0; i < n; ++i) Store(y + i, Function::Forward(Load<float>(x + i)));
 }
 
-CADRE_VECTOR_LOOP void HardSigmoidBackward(int64_t n, const float* y, const float* dy, float* dx) {
+template <typename Function, typename T>
+CADRE_VECTOR_LOOP void Backward(int64_t n, const T* seen, const T* dy, T* dx) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) {
-    const float passed = dy[i] / 6.0F;
-    const float above = y[i] > 0 ? passed : 0;
-    dx[i] = y[i] < 1 ? above : 0;
+    Store(dx + i, Function::Backward(Load<float>(seen + i), Load<float>(dy + i)));
   }
 }
 
-CADRE_VECTOR_LOOP void HardSwish(int64_t n, const float* x, float* y) {
+template <typename T>
+CADRE_VECTOR_LOOP void MultiplyRow(int64_t n, const T* x, const T* factor, T* y) {
 #pragma omp simd
-  for (int64_t i = 0; i < n; ++i) {
-    const float inside = x[i] * (ClampToSix(x[i] + 3.0F) / 6.0F);
-    y[i] = x[i] < -3.0F ? 0.0F : inside;
-  }
+  for (int64_t i = 0; i < n; ++i) Store(y + i, Load<float>(x + i) * Load<float>(factor + i));
 }
 
-CADRE_VECTOR_LOOP void HardSwishBackward(int64_t n, const float* x, const float* dy, float* dx) {
+template <typename T>
+CADRE_VECTOR_LOOP void AddProducts(int64_t n, const T* x, const T* dy, double* sums) {
 #pragma omp simd
-  for (int64_t i = 0; i < n; ++i) {
-    const float passed = dy[i];
-    const float inside = passed * (x[i] / 3.0F + 0.5F);
-    const float below = x[i] <= -3.0F ? 0.0F : inside;
-    dx[i] = x[i] < 3.0F ? below : passed;
-  }
+  for (int64_t i = 0; i < n; ++i) sums[i] += double{Load<float>(x + i)} * Load<float>(dy + i);
 }
 
-CADRE_VECTOR_LOOP void Silu(int64_t n, const float* x, float* y) {
+template <typename T>
+CADRE_VECTOR_LOOP void AddTo(int64_t n, const T* x, T* y) {
 #pragma omp simd
-  for (int64_t i = 0; i < n; ++i) y[i] = x[i] * SigmoidOf(x[i]);
-}
-
-CADRE_VECTOR_LOOP void SiluBackward(int64_t n, const float* x, const float* dy, float* dx) {
-#pragma omp simd
-  for (int64_t i = 0; i < n; ++i) {
-    const float sigmoid = SigmoidOf(x[i]);
-    dx[i] = dy[i] * sigmoid * (1.0F + x[i] * (1.0F - sigmoid));
-  }
-}
-
-CADRE_VECTOR_LOOP void MultiplyRow(int64_t n, const float* x, const float* factor, float* y) {
-#pragma omp simd
-  for (int64_t i = 0; i < n; ++i) y[i] = x[i] * factor[i];
-}
-
-CADRE_VECTOR_LOOP void AddProducts(int64_t n, const float* x, const float* dy, double* sums) {
-#pragma omp simd
-  for (int64_t i = 0; i < n; ++i) sums[i] += double{x[i]} * dy[i];
-}
-
-CADRE_VECTOR_LOOP void AddTo(int64_t n, const float* x, float* y) {
-#pragma omp simd
-  for (int64_t i = 0; i < n; ++i) y[i] += x[i];
+  for (int64_t i = 0; i < n; ++i) Store(y + i, Load<float>(y + i) + Load<float>(x + i));
 }
 
 // Keeps an element if its 24 random bits are at least `threshold`.
+template <typename T>
 CADRE_VECTOR_LOOP void Drop(int64_t n, RandomSequence random, uint64_t first, uint32_t threshold,
-                            float scale, const float* x, float* y) {
+                            float scale, const T* x, T* y) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) {
-    const float kept = x[i] * scale;
+    const float kept = Load<float>(x + i) * scale;
     const uint32_t bits = random.Bits(first + i);
-    y[i] = (bits >> 8) >= threshold ? kept : 0;
+    Store(y + i, (bits >> 8) >= threshold ? kept : 0.0F);
   }
 }
 
-using Loop = void (*)(int64_t n, const float* x, float* y);
-using BackwardLoop = void (*)(int64_t n, const float* seen, const float* dy, float* dx);
-
-Loop ForwardOf(Activation kind) {
-  switch (kind) {
-    case Activation::kGelu:
-      return Gelu;
-    case Activation::kSigmoid:
-      return Sigmoid;
-    case Activation::kTanh:
-      return Tanh;
-    case Activation::kApproximateGelu:
-      return ApproximateGelu;
-    case Activation::kRelu6:
-      return Relu6;
-    case Activation::kHardSwish:
-      return HardSwish;
-    case Activation::kHardSigmoid:
-      return HardSigmoid;
-    case Activation::kSilu:
-      return Silu;
-    case Activation::kRelu:
-      break;
-  }
-  return Relu;
-}
-
-BackwardLoop BackwardOf(Activation kind) {
-  switch (kind) {
-    case Activation::kGelu:
-      return GeluBackward;
-    case Activation::kSigmoid:
-      return SigmoidBackward;
-    case Activation::kTanh:
-      return TanhBackward;
-    case Activation::kApproximateGelu:
-      return ApproximateGeluBackward;
-    case Activation::kRelu6:
-      return Relu6Backward;
-    case Activation::kHardSwish:
-      return HardSwishBackward;
-    case Activation::kHardSigmoid:
-      return HardSigmoidBackward;
-    case Activation::kSilu:
-      return SiluBackward;
-    case Activation::kRelu:
-      break;
-  }
-  return ReluBackward;
-}
-
-CADRE_VECTOR_LOOP float Largest(int64_t n, const float* x) {
-  float largest = x[0];
+template <typename T>
+CADRE_VECTOR_LOOP float Largest(int64_t n, const T* x) {
+  float largest = Load<float>(x);
 #pragma omp simd reduction(max : largest)
-  for (int64_t i = 0; i < n; ++i) largest = x[i] > largest ? x[i] : largest;
+  for (int64_t i = 0; i < n; ++i) {
+    const float value = Load<float>(x + i);
+    largest = value > largest ? value : largest;
+  }
   return largest;
 }
 
-CADRE_VECTOR_LOOP double Sum(int64_t n, const float* x) {
+template <typename T>
+CADRE_VECTOR_LOOP double Sum(int64_t n, const T* x) {
   double sum = 0;
 #pragma omp simd reduction(+ : sum)
-  for (int64_t i = 0; i < n; ++i) sum += x[i];
+  for (int64_t i = 0; i < n; ++i) sum += Load<float>(x + i);
   return sum;
 }
 
 // The sum of exp(x - largest). After the shift no exponential overflows, and one of them is 1.
-CADRE_VECTOR_LOOP double SumOfExponentials(int64_t n, const float* x, float largest) {
+template <typename T>
+CADRE_VECTOR_LOOP double SumOfExponentials(int64_t n, const T* x, float largest) {
   double sum = 0;
 #pragma omp simd reduction(+ : sum)
-  for (int64_t i = 0; i < n; ++i) sum += Exp(x[i] - largest);
+  for (int64_t i = 0; i < n; ++i) sum += Exp(Load<float>(x + i) - largest);
   return sum;
 }
 
-CADRE_VECTOR_LOOP void Gradient(int64_t n, const float* x, float largest, float share, float off,
-                                float* dx) {
+template <typename T>
+CADRE_VECTOR_LOOP void Gradient(int64_t n, const T* x, float largest, float share, float off,
+                                T* dx) {
 #pragma omp simd
-  for (int64_t i = 0; i < n; ++i) dx[i] = Exp(x[i] - largest) * share - off;
+  for (int64_t i = 0; i < n; ++i) Store(dx + i, Exp(Load<float>(x + i) - largest) * share - off);
 }
 
 struct RowLoss {
@@ -276,21 +226,25 @@ struct RowLoss {
 };
 
 // A null dx is not computed.
-RowLoss LossOfRow(int64_t classes, double smoothing, const float* x, int32_t label, float scale,
-                  float* dx) {
+template <typename T>
+RowLoss LossOfRow(int64_t classes, double smoothing, const T* x, int32_t label, float scale,
+                  T* dx) {
   const float largest = Largest(classes, x);
   const double total = SumOfExponentials(classes, x, largest);
   const double each = smoothing / classes;
-  double expected = (1 - smoothing) * x[label];
+  const float labelled = Load<float>(x + label);
+  double expected = (1 - smoothing) * labelled;
   // Without smoothing, an infinite logit of another class must not be multiplied by zero.
   if (smoothing > 0) expected += each * Sum(classes, x);
+  const auto is_largest = [largest](T value) { return ToFloat(value) == largest; };
   RowLoss row{.loss = std::log(total) + largest - expected,
-              .correct = x[label] == largest && std::find(x, x + label, largest) == x + label};
+              .correct = labelled == largest && std::none_of(x, x + label, is_largest)};
   if (dx == nullptr) return row;
   const double s = scale;
   Gradient(classes, x, largest, s / total, s * each, dx);
-  const double shifted = double{x[label]} - largest, at_label = std::exp(shifted);
-  dx[label] = s * (at_label / total - (1 - smoothing) - each);
+  const double shifted = double{labelled} - largest, at_label = std::exp(shifted);
+  const float gradient = s * (at_label / total - (1 - smoothing) - each);
+  Store(dx + label, gradient);
   return row;
 }
 
@@ -298,82 +252,93 @@ class CpuPointwise {
  public:
   explicit CpuPointwise(CpuContext& cpu) : cpu_(cpu) {}
 
-  void ActivationForward(Activation kind, ConstFloatSpan x, FloatSpan y) {
-    const int64_t n = x.size();
-    ForParts(cpu_.threads, n, [loop = ForwardOf(kind), x, y](int64_t begin, int64_t end) {
-      loop(end - begin, x.data() + begin, y.data() + begin);
+  void ActivationForward(Activation kind, ConstValues x, Values y) {
+    ByActivation(kind, [&](auto function) {
+      ByType(x.type(), [&](auto zero) {
+        using T = decltype(zero);
+        ForParts(cpu_.threads, std::ssize(x),
+                 [from = Data<T>(x), to = Data<T>(y)](int64_t begin, int64_t end) {
+                   Forward<decltype(function)>(end - begin, from + begin, to + begin);
+                 });
+      });
     });
   }
 
-  void ActivationBackward(Activation kind, ConstFloatSpan seen, ConstFloatSpan dy, FloatSpan dx) {
-    const int64_t n = seen.size();
-    ForParts(cpu_.threads, n, [loop = BackwardOf(kind), seen, dy, dx](int64_t begin, int64_t end) {
-      loop(end - begin, seen.data() + begin, dy.data() + begin, dx.data() + begin);
+  void ActivationBackward(Activation kind, ConstValues seen, ConstValues dy, Values dx) {
+    ByActivation(kind, [&](auto function) {
+      ByType(dy.type(), [&](auto zero) {
+        using T = decltype(zero);
+        ForParts(cpu_.threads, std::ssize(dy), [&](int64_t begin, int64_t end) {
+          Backward<decltype(function)>(end - begin, Data<T>(seen) + begin, Data<T>(dy) + begin,
+                                       Data<T>(dx) + begin);
+        });
+      });
     });
   }
 
-  void Dropout(const DropoutKey& key, uint64_t first, ConstFloatSpan x, FloatSpan y) {
-    const int64_t n = x.size();
+  void Dropout(const DropoutKey& key, uint64_t first, ConstValues x, Values y) {
     const RandomSequence random(key.seed, RandomStream::kDropout, key.layer);
     // A uniform number is 24 bits over 2^24, and rate * 2^24 is exact: comparing whole numbers is
     // the same as comparing the fractions.
     const uint32_t threshold = std::ceil(key.rate * 0x1.0p24F);
     const float scale = 1.0F / (1.0F - key.rate);
-    ForParts(cpu_.threads, n, [=](int64_t begin, int64_t end) {
-      Drop(end - begin, random, first + begin, threshold, scale, x.data() + begin,
-           y.data() + begin);
-    });
-  }
-
-  void Add(ConstFloatSpan x, FloatSpan y) {
-    const int64_t n = x.size();
-    ForParts(cpu_.threads, n, [x, y](int64_t begin, int64_t end) {
-      AddTo(end - begin, x.data() + begin, y.data() + begin);
-    });
-  }
-
-  void Multiply(const MultiplyDims& dims, ConstFloatSpan x, ConstFloatSpan factor, FloatSpan y) {
-    const int64_t n = dims.channels;
-    // One long row is divided among threads by its elements, several rows by rows.
-    if (dims.batch * dims.rows == 1) {
-      ForParts(cpu_.threads, n, [&](int64_t begin, int64_t end) {
-        MultiplyRow(end - begin, x.data() + begin, factor.data() + begin, y.data() + begin);
+    ByType(x.type(), [&](auto zero) {
+      using T = decltype(zero);
+      ForParts(cpu_.threads, std::ssize(x), [&](int64_t begin, int64_t end) {
+        Drop(end - begin, random, first + begin, threshold, scale, Data<T>(x) + begin,
+             Data<T>(y) + begin);
       });
-      return;
-    }
-    ForParts(cpu_.threads, dims.batch * dims.rows, n, [&](int64_t begin, int64_t end) {
-      for (int64_t r = begin; r < end; ++r) {
-        MultiplyRow(n, x.data() + r * n, factor.data() + r / dims.rows * n, y.data() + r * n);
-      }
     });
   }
 
-  void MultiplyBackward(const MultiplyDims& dims, ConstFloatSpan x, ConstFloatSpan dy,
-                        FloatSpan dfactor) {
+  void Add(ConstValues x, Values y) {
+    ByType(x.type(), [&](auto zero) {
+      using T = decltype(zero);
+      ForParts(cpu_.threads, std::ssize(x),
+               [from = Data<T>(x), to = Data<T>(y)](int64_t begin, int64_t end) {
+                 AddTo(end - begin, from + begin, to + begin);
+               });
+    });
+  }
+
+  void Multiply(const MultiplyDims& dims, ConstValues x, ConstValues factor, Values y) {
+    ByType(y.type(), [&](auto zero) {
+      using T = decltype(zero);
+      MultiplyRows(dims, Data<T>(x), Data<T>(factor), Data<T>(y));
+    });
+  }
+
+  void MultiplyBackward(const MultiplyDims& dims, ConstValues x, ConstValues dy, Values dfactor) {
     const int64_t n = dims.channels;
     if (dims.rows == 1) return Multiply(dims, x, dy, dfactor);
-    ForParts(cpu_.threads, dims.batch, dims.rows * n, [&](int64_t begin, int64_t end) {
-      std::vector<double> sums(n);
-      for (int64_t b = begin; b < end; ++b) {
-        std::fill(sums.begin(), sums.end(), 0.0);
-        for (int64_t r = b * dims.rows; r < (b + 1) * dims.rows; ++r) {
-          AddProducts(n, x.data() + r * n, dy.data() + r * n, sums.data());
+    ByType(dfactor.type(), [&](auto zero) {
+      using T = decltype(zero);
+      ForParts(cpu_.threads, dims.batch, dims.rows * n, [&](int64_t begin, int64_t end) {
+        std::vector<double> sums(n);
+        for (int64_t b = begin; b < end; ++b) {
+          std::fill(sums.begin(), sums.end(), 0.0);
+          for (int64_t r = b * dims.rows; r < (b + 1) * dims.rows; ++r) {
+            AddProducts(n, Data<T>(x) + r * n, Data<T>(dy) + r * n, sums.data());
+          }
+          StoreRounded(sums, Data<T>(dfactor) + b * n);
         }
-        std::copy(sums.begin(), sums.end(), dfactor.data() + b * n);
-      }
+      });
     });
   }
 
-  LossSums SoftmaxCrossEntropy(int64_t rows, int64_t classes, float smoothing, ConstFloatSpan x,
-                               std::span<const int32_t> labels, float scale, FloatSpan dx) {
+  LossSums SoftmaxCrossEntropy(int64_t rows, int64_t classes, float smoothing, ConstValues x,
+                               std::span<const int32_t> labels, float scale, Values dx) {
     std::vector<RowLoss> each(rows);
-    // An exponential costs as much as several plain elements.
-    ForParts(cpu_.threads, rows, 4 * classes, [&](int64_t begin, int64_t end) {
-      for (int64_t r = begin; r < end; ++r) {
-        const size_t at = r;
-        each[at] = LossOfRow(classes, smoothing, x.data() + r * classes, labels[at], scale,
-                             dx.empty() ? nullptr : dx.data() + r * classes);
-      }
+    ByType(x.type(), [&](auto zero) {
+      using T = decltype(zero);
+      // An exponential costs as much as several plain elements.
+      ForParts(cpu_.threads, rows, 4 * classes, [&](int64_t begin, int64_t end) {
+        for (int64_t r = begin; r < end; ++r) {
+          const size_t at = r;
+          each[at] = LossOfRow(classes, smoothing, Data<T>(x) + r * classes, labels[at], scale,
+                               dx.empty() ? nullptr : Data<T>(dx) + r * classes);
+        }
+      });
     });
     LossSums sums;
     for (const RowLoss& row : each) {
@@ -384,6 +349,23 @@ class CpuPointwise {
   }
 
  private:
+  template <typename T>
+  void MultiplyRows(const MultiplyDims& dims, const T* x, const T* factor, T* y) {
+    const int64_t n = dims.channels;
+    // One long row is divided among threads by its elements, several rows by rows.
+    if (dims.batch * dims.rows == 1) {
+      ForParts(cpu_.threads, n, [&](int64_t begin, int64_t end) {
+        MultiplyRow(end - begin, x + begin, factor + begin, y + begin);
+      });
+      return;
+    }
+    ForParts(cpu_.threads, dims.batch * dims.rows, n, [&](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; ++r) {
+        MultiplyRow(n, x + r * n, factor + r / dims.rows * n, y + r * n);
+      }
+    });
+  }
+
   CpuContext& cpu_;
 };
 

@@ -21,6 +21,18 @@ void DieOf(const dnnl::error& error, const char* what) {
   std::abort();  // LOG(FATAL) does not return, but not every version of glog declares that.
 }
 
+dnnl::memory::data_type OneDnnType(DType type) {
+  CHECK(type == DType::kFloat32 || type == DType::kBFloat16) << DTypeName(type);
+  using Type = dnnl::memory::data_type;
+  return type == DType::kFloat32 ? Type::f32 : Type::bf16;
+}
+
+dnnl::primitive_attr UserScratchpad() {
+  dnnl::primitive_attr attributes;
+  attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
+  return attributes;
+}
+
 void* Workspace::Get(size_t slot, size_t bytes) {
   if (slot >= buffers_.size()) buffers_.resize(slot + 1);
   Buffer& buffer = buffers_[slot];
@@ -67,14 +79,14 @@ void PrimitiveRun::AddOutput(int argument, const dnnl::memory::desc& plain,
 }
 
 void PrimitiveRun::Run(dnnl::stream& stream, Workspace& workspace,
-                       std::span<const float* const> inputs, std::span<float* const> outputs) {
+                       std::span<const void* const> inputs, std::span<void* const> outputs) {
   CHECK_EQ(inputs.size(), inputs_.size());
   CHECK_EQ(outputs.size(), outputs_.size());
   size_t slot = 0;
   SetHandle(scratchpad_, workspace.Get(slot++, scratchpad_.get_desc().get_size()));
   for (size_t i = 0; i < inputs.size(); ++i) {
     // const_cast: oneDNN has one type for inputs and outputs, but does not write inputs.
-    SetHandle(inputs_[i].caller, const_cast<float*>(inputs[i]));
+    SetHandle(inputs_[i].caller, const_cast<void*>(inputs[i]));
     if (inputs_[i].convert == nullptr) continue;
     SetHandle(inputs_[i].native, workspace.Get(slot++, inputs_[i].native.get_desc().get_size()));
     inputs_[i].convert->execute(stream, inputs_[i].caller, inputs_[i].native);

@@ -14,6 +14,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "tensor/dtype.h"
+
 namespace cadre {
 
 // oneDNN reports errors by exceptions. All its calls are made inside OrDie: since extents are
@@ -29,15 +31,23 @@ auto OrDie(const char* what, F f) {
   }
 }
 
+// oneDNN's type of fp32 or bf16 elements.
+dnnl::memory::data_type OneDnnType(DType type);
+
+// Attributes of primitives whose scratch memory is passed at each run.
+dnnl::primitive_attr UserScratchpad();
+
 // Numbered buffers ("slots"), each of which keeps the largest size that was requested.
 class Workspace {
  public:
   // At least `bytes`, aligned to 64; contents are undefined. Valid until a larger size of the
   // same slot is requested.
   void* Get(size_t slot, size_t bytes);
-  float* Floats(size_t slot, int64_t count) {
-    return static_cast<float*>(Get(slot, count * sizeof(float)));
+  template <typename T>
+  T* Array(size_t slot, int64_t count) {
+    return static_cast<T*>(Get(slot, count * sizeof(T)));
   }
+  float* Floats(size_t slot, int64_t count) { return Array<float>(slot, count); }
 
  private:
   struct Free {
@@ -64,8 +74,8 @@ class PrimitiveRun {
 
   // Returns when the primitive has finished. Requires: pointers in the order in which the arguments
   // were declared.
-  void Run(dnnl::stream& stream, Workspace& workspace, std::span<const float* const> inputs,
-           std::span<float* const> outputs);
+  void Run(dnnl::stream& stream, Workspace& workspace, std::span<const void* const> inputs,
+           std::span<void* const> outputs);
 
  private:
   struct Argument {

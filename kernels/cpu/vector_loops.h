@@ -1,5 +1,9 @@
 // Tools for the inner loops of the CPU back end, besides base/vector_loop.h: a vector of sixteen
-// floats, and functions of one float that a compiler can vectorise.
+// floats, loads and stores of floats and of bf16, and functions of one float that a compiler can
+// vectorise.
+//
+// Loops over activations are templates of the element's type, float or Bf16. They compute in fp32:
+// Load<float> and Load<Vector> widen bf16, and Store rounds to it once.
 //
 // Thread-safe (pure functions). For the .cc files of kernels/cpu only.
 #pragma once
@@ -7,8 +11,10 @@
 #include <bit>
 #include <cstdint>
 #include <cstring>
+#include <span>
 
 #include "base/vector_loop.h"
+#include "tensor/elements.h"
 
 #define CADRE_INLINE __attribute__((always_inline)) inline
 
@@ -32,13 +38,43 @@ CADRE_INLINE void Store(T* p, V v) {
   std::memcpy(p, &v, sizeof(v));
 }
 
-// Prefetches the data that a loop over consecutive memory will read later, kAhead floats ahead.
+using BitVector = uint32_t __attribute__((vector_size(kVectorSize * sizeof(uint32_t))));
+using Bf16Vector = uint16_t __attribute__((vector_size(kVectorSize * sizeof(uint16_t))));
+
+// V is Vector or float.
+template <typename V>
+CADRE_INLINE V Load(const Bf16* p) {
+  if constexpr (sizeof(V) == sizeof(float)) {
+    return ToFloat(*p);
+  } else {
+    const auto wide = __builtin_convertvector(Load<Bf16Vector>(&p->bits), BitVector) << 16;
+    return Load<V>(&wide);
+  }
+}
+CADRE_INLINE void Store(Bf16* p, float v) { *p = RoundToBf16(v); }
+// As RoundToBf16.
+CADRE_INLINE void Store(Bf16* p, Vector v) {
+  const auto bits = Load<BitVector>(&v);
+  const BitVector rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+  const BitVector quiet = bits >> 16 | 0x40;
+  Store(&p->bits, __builtin_convertvector(v == v ? rounded : quiet, Bf16Vector));
+}
+
+CADRE_INLINE void Store(float* p, float v) { *p = v; }
+
+// to[i] = sums[i], rounded to fp32 first.
+template <typename T>
+void StoreRounded(std::span<const double> sums, T* to) {
+  for (const double sum : sums) Store(to++, static_cast<float>(sum));
+}
+
+// Prefetches the data that a loop over consecutive memory will read later, kAhead elements ahead.
 // Without it, loops that do more than copy reach only half the bandwidth. The address may lie
 // outside the array.
-template <int64_t kAhead = 2048>
-CADRE_INLINE void Prefetch(const float* p) {
+template <int64_t kAhead = 2048, typename T>
+CADRE_INLINE void Prefetch(const T* p) {
   __builtin_prefetch(
-      reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(p) + kAhead * sizeof(float)));
+      reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(p) + kAhead * sizeof(T)));
 }
 
 using HalfVector = float __attribute__((vector_size(kVectorSize / 2 * sizeof(float))));

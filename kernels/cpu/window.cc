@@ -8,6 +8,10 @@
 //   backward of weights        weight_gradient.h, or oneDNN in its blocked layout
 //   everything else            oneDNN's direct algorithm
 //
+// With bf16 images only the gradient of the weights of 1 x 1 kernels is a matrix product. oneDNN's
+// bf16 kernels reach the rates of the other forms over channels last, and these exist for fp32
+// only.
+//
 // oneDNN rejects some extents: tensors without elements and windows entirely in the padding run on
 // the reference loops, and inputs that no window reaches are cut off first (ReachedPart).
 //
@@ -23,6 +27,7 @@
 // (FixedWindow), so that they are unrolled; AnyWindow serves other windows and the borders.
 #include <algorithm>
 #include <array>
+#include <cstddef>
 #include <vector>
 
 #include "kernels/cpu/column_sums.h"
@@ -44,7 +49,7 @@ namespace {
 // rates below are shares of such a core's peak.
 
 enum class BackwardDataRoute {
-  // oneDNN over channels last: with strides or groups.
+  // oneDNN over channels last: with strides or groups, and always for bf16.
   kPrimitive,
   // The forward convolution of dy: with stride 1, for which it is a tenth to a half faster.
   kForward,
@@ -53,9 +58,10 @@ enum class BackwardDataRoute {
 };
 
 enum class BackwardWeightsRoute {
-  // oneDNN over blocks of 16 channels, with conversions: with groups, with few taps of one channel,
-  // or without AVX-512.
-  kBlocks,
+  // oneDNN: with groups, with few taps of one channel, without AVX-512, and for bf16. Over blocks
+  // of
+  // 16 channels, with conversions, or channels last for bf16.
+  kPrimitive,
   // WeightGradient: 75 %, compared with 40 to 70 % of oneDNN over channels last.
   kOuterProducts,
   // A matrix product over positions: 1 x 1 kernels.
@@ -72,28 +78,30 @@ bool IsMatrix(const ConvolutionDims& d) {
 
 // Whether forward is a matrix product: with more output than input channels oneDNN reaches only
 // 65 %, compared with 80 to 90 % nearly everywhere else.
-bool ForwardIsMatrix(const ConvolutionDims& dims, bool with_bias) {
+bool ForwardIsMatrix(const ConvolutionDims& dims, DType type, bool with_bias) {
   // From this many input channels on, oneDNN splits the sum over them.
   constexpr int64_t kManyChannels = 2048;
   const bool widens = dims.out_channels > dims.in_channels || dims.in_channels >= kManyChannels;
-  return IsMatrix(dims) && widens && !with_bias;
+  return type == DType::kFloat32 && IsMatrix(dims) && widens && !with_bias;
 }
 
-BackwardDataRoute BackwardDataRouteOf(const ConvolutionDims& dims) {
+BackwardDataRoute BackwardDataRouteOf(const ConvolutionDims& dims, DType type) {
+  if (type == DType::kBFloat16) return BackwardDataRoute::kPrimitive;
   if (IsMatrix(dims)) return BackwardDataRoute::kMatrix;
   return dims.groups == 1 && dims.window.stride_height == 1 && dims.window.stride_width == 1
              ? BackwardDataRoute::kForward
              : BackwardDataRoute::kPrimitive;
 }
 
-BackwardWeightsRoute BackwardWeightsRouteOf(const ConvolutionDims& dims) {
+BackwardWeightsRoute BackwardWeightsRouteOf(const ConvolutionDims& dims, DType type) {
   if (IsMatrix(dims)) return BackwardWeightsRoute::kMatrix;
+  if (type == DType::kBFloat16) return BackwardWeightsRoute::kPrimitive;
   // Fewer columns than this leave most of WeightGradient's registers empty.
   constexpr int64_t kMinColumns = 16;
   const int64_t columns = dims.in_channels * dims.window.kernel_height * dims.window.kernel_width;
   return columns >= kMinColumns && WeightGradient::Takes(dims)
              ? BackwardWeightsRoute::kOuterProducts
-             : BackwardWeightsRoute::kBlocks;
+             : BackwardWeightsRoute::kPrimitive;
 }
 
 // Tensors without elements, and windows that may lie wholly in the padding. Both are rare and
@@ -169,9 +177,9 @@ struct FixedWindow {
 };
 using AnyWindow = FixedWindow<0, 0>;
 
-template <typename V, typename I, typename Extents>
+template <typename V, typename I, typename Extents, typename T>
 CADRE_INLINE void MaxOfWindow(const PoolingWindow& window, int64_t width, int64_t channels,
-                              const float* x, float* y, Int* argmax) {
+                              const T* x, T* y, Int* argmax) {
   const int64_t first = window.rows.begin * width + window.columns.begin;
   V best = Load<V>(x + first * channels);
   I at = I{} + static_cast<Int>(first);
@@ -188,9 +196,9 @@ CADRE_INLINE void MaxOfWindow(const PoolingWindow& window, int64_t width, int64_
   Store(argmax, at);
 }
 
-template <typename Extents>
-CADRE_INLINE void MaxOfChannels(const PoolingWindow& window, int64_t width, int64_t n,
-                                const float* x, float* y, Int* argmax) {
+template <typename Extents, typename T>
+CADRE_INLINE void MaxOfChannels(const PoolingWindow& window, int64_t width, int64_t n, const T* x,
+                                T* y, Int* argmax) {
   int64_t c = 0;
   for (; c + kVectorSize <= n; c += kVectorSize) {
     MaxOfWindow<Vector, IntVector, Extents>(window, width, n, x + c, y + c, argmax + c);
@@ -199,8 +207,9 @@ CADRE_INLINE void MaxOfChannels(const PoolingWindow& window, int64_t width, int6
 }
 
 // Computes one row of outputs. x is the image; y and argmax are the row.
-CADRE_VECTOR_LOOP void MaxForwardRow(const PoolingDims& d, int64_t out_row, const float* x,
-                                     float* y, Int* argmax) {
+template <typename T>
+CADRE_VECTOR_LOOP void MaxForwardRow(const PoolingDims& d, int64_t out_row, const T* x, T* y,
+                                     Int* argmax) {
   const int64_t width = d.window.in_width, n = d.channels;
   for (int64_t ow = 0; ow < d.window.out_width; ++ow, y += n, argmax += n) {
     const PoolingWindow window = InsideWindow(d.window, out_row, ow);
@@ -211,16 +220,16 @@ CADRE_VECTOR_LOOP void MaxForwardRow(const PoolingDims& d, int64_t out_row, cons
     } else if (window.size() > 0) {
       MaxOfChannels<AnyWindow>(window, width, n, x, y, argmax);
     } else {
-      std::fill_n(y, n, 0.0F);
+      std::fill_n(y, n, T{});
       std::fill_n(argmax, n, -1);
     }
   }
 }
 
 // The sum of the gradients of the windows whose maximum is this input.
-template <typename V, typename I, typename Extents>
+template <typename V, typename I, typename Extents, typename T>
 CADRE_INLINE V GradientOfMaximum(const PoolingWindow& outputs, int64_t out_width, int64_t channels,
-                                 Int position, const float* dy, const Int* argmax) {
+                                 Int position, const T* dy, const Int* argmax) {
   V sum = {};
   for (int64_t h = 0; h < Extents::Height(outputs); ++h) {
     for (int64_t w = 0; w < Extents::Width(outputs); ++w) {
@@ -233,22 +242,24 @@ CADRE_INLINE V GradientOfMaximum(const PoolingWindow& outputs, int64_t out_width
   return sum;
 }
 
-template <typename Extents>
+template <typename Extents, typename T>
 CADRE_INLINE void GradientsOfMaxima(const PoolingWindow& outputs, int64_t width, int64_t n,
-                                    Int position, const float* dy, const Int* argmax, float* dx) {
+                                    Int position, const T* dy, const Int* argmax, T* dx) {
   int64_t c = 0;
   for (; c + kVectorSize <= n; c += kVectorSize) {
     Store(dx + c, GradientOfMaximum<Vector, IntVector, Extents>(outputs, width, n, position, dy + c,
                                                                 argmax + c));
   }
   for (; c < n; ++c) {
-    dx[c] = GradientOfMaximum<float, Int, Extents>(outputs, width, n, position, dy + c, argmax + c);
+    Store(dx + c,
+          GradientOfMaximum<float, Int, Extents>(outputs, width, n, position, dy + c, argmax + c));
   }
 }
 
 // Computes one row of the inputs' gradient. dy and argmax are the image; dx is the row.
-CADRE_VECTOR_LOOP void MaxBackwardRow(const PoolingDims& d, int64_t in_row, const float* dy,
-                                      const Int* argmax, float* dx) {
+template <typename T>
+CADRE_VECTOR_LOOP void MaxBackwardRow(const PoolingDims& d, int64_t in_row, const T* dy,
+                                      const Int* argmax, T* dx) {
   const int64_t width = d.window.out_width, n = d.channels;
   for (int64_t iw = 0; iw < d.window.in_width; ++iw, dx += n) {
     const PoolingWindow outputs = CoveringWindows(d.window, in_row, iw);
@@ -273,97 +284,136 @@ CADRE_INLINE float Share(const PoolingDims& d, const PoolingWindow& window) {
   return divisor == 0 ? 0.0F : 1.0F / divisor;
 }
 
-CADRE_VECTOR_LOOP void AverageForwardRow(const PoolingDims& d, int64_t out_row, const float* x,
-                                         float* __restrict y) {
-  const int64_t n = d.channels;
+// The sum of a window, times `share`.
+template <typename V, typename T>
+CADRE_INLINE void AverageOfWindow(const PoolingWindow& window, int64_t width, int64_t channels,
+                                  float share, const T* x, T* y) {
+  V sum = {};
+  for (int64_t h = window.rows.begin; h < window.rows.end; ++h) {
+    for (int64_t w = window.columns.begin; w < window.columns.end; ++w) {
+      sum += Load<V>(x + (h * width + w) * channels);
+    }
+  }
+  Store(y, sum * share);
+}
+
+template <typename T>
+CADRE_VECTOR_LOOP void AverageForwardRow(const PoolingDims& d, int64_t out_row, const T* x, T* y) {
+  const int64_t width = d.window.in_width, n = d.channels;
   for (int64_t ow = 0; ow < d.window.out_width; ++ow, y += n) {
     const PoolingWindow window = InsideWindow(d.window, out_row, ow);
-    for (int64_t c = 0; c < n; ++c) y[c] = 0;
-    for (int64_t h = window.rows.begin; h < window.rows.end; ++h) {
-      for (int64_t w = window.columns.begin; w < window.columns.end; ++w) {
-        const float* __restrict from = x + (h * d.window.in_width + w) * n;
-        for (int64_t c = 0; c < n; ++c) y[c] += from[c];
-      }
-    }
     const float share = Share(d, window);
-    for (int64_t c = 0; c < n; ++c) y[c] *= share;
+    int64_t c = 0;
+    for (; c + kVectorSize <= n; c += kVectorSize) {
+      AverageOfWindow<Vector>(window, width, n, share, x + c, y + c);
+    }
+    for (; c < n; ++c) AverageOfWindow<float>(window, width, n, share, x + c, y + c);
   }
 }
 
-CADRE_VECTOR_LOOP void AverageBackwardRow(const PoolingDims& d, int64_t in_row, const float* dy,
-                                          float* __restrict dx) {
+// The sum of the gradients of the windows that cover an input, each times its share.
+template <typename V, typename T>
+CADRE_INLINE void GradientOfAverages(const PoolingDims& d, const PoolingWindow& outputs,
+                                     const T* dy, T* dx) {
+  V sum = {};
+  for (int64_t oh = outputs.rows.begin; oh < outputs.rows.end; ++oh) {
+    for (int64_t ow = outputs.columns.begin; ow < outputs.columns.end; ++ow) {
+      const float share = Share(d, InsideWindow(d.window, oh, ow));
+      sum += share * Load<V>(dy + (oh * d.window.out_width + ow) * d.channels);
+    }
+  }
+  Store(dx, sum);
+}
+
+template <typename T>
+CADRE_VECTOR_LOOP void AverageBackwardRow(const PoolingDims& d, int64_t in_row, const T* dy,
+                                          T* dx) {
   const int64_t n = d.channels;
   for (int64_t iw = 0; iw < d.window.in_width; ++iw, dx += n) {
     const PoolingWindow outputs = CoveringWindows(d.window, in_row, iw);
-    for (int64_t c = 0; c < n; ++c) dx[c] = 0;
-    for (int64_t oh = outputs.rows.begin; oh < outputs.rows.end; ++oh) {
-      for (int64_t ow = outputs.columns.begin; ow < outputs.columns.end; ++ow) {
-        const float share = Share(d, InsideWindow(d.window, oh, ow));
-        const float* __restrict from = dy + (oh * d.window.out_width + ow) * n;
-        for (int64_t c = 0; c < n; ++c) dx[c] += share * from[c];
-      }
+    int64_t c = 0;
+    for (; c + kVectorSize <= n; c += kVectorSize) {
+      GradientOfAverages<Vector>(d, outputs, dy + c, dx + c);
     }
+    for (; c < n; ++c) GradientOfAverages<float>(d, outputs, dy + c, dx + c);
   }
 }
 
+template <typename T>
 CADRE_VECTOR_LOOP void Spread(int64_t positions, int64_t channels, float share,
-                              const float* __restrict dy, float* __restrict dx) {
+                              const T* __restrict dy, T* __restrict dx) {
   for (int64_t p = 0; p < positions; ++p, dx += channels) {
-    for (int64_t c = 0; c < channels; ++c) dx[c] = share * dy[c];
+    for (int64_t c = 0; c < channels; ++c) Store(dx + c, share * Load<float>(dy + c));
   }
 }
+
+// A part of an image of any type.
+class Part {
+ public:
+  Part(int64_t size, DType type)
+      : bytes_(size * SizeOf(type)), values_(bytes_.data(), size, type) {}
+  Values values() const { return values_; }
+
+ private:
+  std::vector<std::byte> bytes_;
+  const Values values_;
+};
 
 class CpuWindow {
  public:
   explicit CpuWindow(CpuContext& cpu) : cpu_(cpu) {}
 
-  void ConvolutionForward(const ConvolutionDims& dims, ConstFloatSpan x, ConstFloatSpan w,
-                          ConstFloatSpan b, FloatSpan y) {
+  void ConvolutionForward(const ConvolutionDims& dims, ConstValues x, ConstFloatSpan w,
+                          ConstFloatSpan b, Values y) {
     if (TakesReference(dims)) {
-      cpu_.reference->window().ConvolutionForward(dims, x, w, b, y);
-      return;
+      std::vector<float> sums(y.size());
+      Reference().ConvolutionForward(dims, Floats(x), Floats(cpu_.WeightsAs(x.type(), w)), b, sums);
+      return cpu_.reference->memory().Copy(sums, y);
     }
     if (const ConvolutionDims reached = ReachedPart(dims); reached != dims) {
-      std::vector<float> part(SizesOf(reached).x);
-      CutOut(dims, reached, x, part.data());
-      ConvolutionForward(reached, part, w, b, y);
+      Part part(SizesOf(reached).x, x.type());
+      CutOut(dims, reached, x, part.values());
+      ConvolutionForward(reached, part.values(), w, b, y);
       return;
     }
     const ScopedThreads threads(cpu_.threads);
-    if (ForwardIsMatrix(dims, !b.empty())) {
+    if (ForwardIsMatrix(dims, x.type(), !b.empty())) {
       const int64_t in = dims.in_channels, out = dims.out_channels;
-      MatrixProduct(OutPositions(dims), out, in, 1, {x.data(), in}, {w.data(), in, true}, y.data(),
-                    out);
+      MatrixProduct(OutPositions(dims), out, in, 1, {Data<float>(x), in}, {w.data(), in, true},
+                    Data<float>(y), out);
       return;
     }
-    const ConvolutionKey key{dims, !b.empty()};
+    const ConvolutionKey key{dims, x.type(), !b.empty()};
     PrimitiveRun& run = forward_.GetOrMake(
-        key, [&] { return MakeConvolutionForward(dims, key.with_bias, cpu_.engine); });
-    const std::array inputs{x.data(), w.data(), b.data()};
+        key, [&] { return MakeConvolutionForward(dims, key.type, key.with_bias, cpu_.engine); });
+    const std::array<const void*, 3> inputs{x.data(), w.data(), b.data()};
     OrDie("convolution forward", [&] {
       run.Run(cpu_.stream, cpu_.workspace, std::span(inputs).first(b.empty() ? 2 : 3),
               std::array{y.data()});
     });
   }
 
-  void ConvolutionBackwardData(const ConvolutionDims& dims, ConstFloatSpan dy, ConstFloatSpan w,
-                               FloatSpan dx) {
+  void ConvolutionBackwardData(const ConvolutionDims& dims, ConstValues dy, ConstFloatSpan w,
+                               Values dx) {
     if (TakesReference(dims)) {
-      cpu_.reference->window().ConvolutionBackwardData(dims, dy, w, dx);
-      return;
+      std::vector<float> sums(dx.size());
+      Reference().ConvolutionBackwardData(dims, Floats(dy), Floats(cpu_.WeightsAs(dy.type(), w)),
+                                          sums);
+      return cpu_.reference->memory().Copy(sums, dx);
     }
     if (const ConvolutionDims reached = ReachedPart(dims); reached != dims) {
-      std::vector<float> part(SizesOf(reached).x);
-      ConvolutionBackwardData(reached, dy, w, part);
-      PutBack(dims, reached, part.data(), dx);
+      Part part(SizesOf(reached).x, dy.type());
+      ConvolutionBackwardData(reached, dy, w, part.values());
+      PutBack(dims, reached, part.values(), dx);
       return;
     }
     const ScopedThreads threads(cpu_.threads);
-    const BackwardDataRoute route = BackwardDataRouteOf(dims);
+    const BackwardDataRoute route = BackwardDataRouteOf(dims, dy.type());
     const float* weights = w.data();
     if (route == BackwardDataRoute::kMatrix) {
       const int64_t in = dims.in_channels, out = dims.out_channels;
-      MatrixProduct(OutPositions(dims), in, out, 1, {dy.data(), out}, {weights, in}, dx.data(), in);
+      MatrixProduct(OutPositions(dims), in, out, 1, {Data<float>(dy), out}, {weights, in},
+                    Data<float>(dx), in);
       return;
     }
     if (route == BackwardDataRoute::kForward) {
@@ -371,126 +421,157 @@ class CpuWindow {
       FlipTaps(cpu_.threads, dims.window.kernel_height * dims.window.kernel_width, w, flipped);
       weights = flipped;
     }
-    PrimitiveRun& run = backward_data_.GetOrMake(dims, [&] {
+    const ConvolutionKey key{dims, dy.type()};
+    PrimitiveRun& run = backward_data_.GetOrMake(key, [&] {
       return route == BackwardDataRoute::kForward
-                 ? MakeConvolutionBackwardDataByForward(dims, cpu_.engine)
-                 : MakeConvolutionBackwardData(dims, cpu_.engine);
+                 ? MakeConvolutionBackwardDataByForward(dims, key.type, cpu_.engine)
+                 : MakeConvolutionBackwardData(dims, key.type, cpu_.engine);
     });
-    OrDie("convolution backward data", [&] {
-      run.Run(cpu_.stream, cpu_.workspace, std::array{dy.data(), weights}, std::array{dx.data()});
-    });
+    const std::array<const void*, 2> inputs{dy.data(), weights};
+    OrDie("convolution backward data",
+          [&] { run.Run(cpu_.stream, cpu_.workspace, inputs, std::array{dx.data()}); });
   }
 
-  void ConvolutionBackwardWeights(const ConvolutionDims& dims, ConstFloatSpan x, ConstFloatSpan dy,
+  void ConvolutionBackwardWeights(const ConvolutionDims& dims, ConstValues x, ConstValues dy,
                                   FloatSpan dw, FloatSpan db) {
     if (TakesReference(dims)) {
-      cpu_.reference->window().ConvolutionBackwardWeights(dims, x, dy, dw, db);
+      Reference().ConvolutionBackwardWeights(dims, Floats(x), Floats(dy), dw, db);
       return;
     }
     if (const ConvolutionDims reached = ReachedPart(dims); reached != dims) {
-      std::vector<float> part(SizesOf(reached).x);
-      CutOut(dims, reached, x, part.data());
-      ConvolutionBackwardWeights(reached, part, dy, dw, db);
+      Part part(SizesOf(reached).x, x.type());
+      CutOut(dims, reached, x, part.values());
+      ConvolutionBackwardWeights(reached, part.values(), dy, dw, db);
       return;
     }
     const ScopedThreads threads(cpu_.threads);
-    const BackwardWeightsRoute route = BackwardWeightsRouteOf(dims);
-    if (route == BackwardWeightsRoute::kMatrix) {
-      const int64_t in = dims.in_channels, out = dims.out_channels, positions = OutPositions(dims);
-      MatrixProduct(out, in, positions, 1, {dy.data(), out, true}, {x.data(), in}, dw.data(), in);
-      if (!db.empty()) ColumnSums(cpu_.threads, positions, out, dy.data(), db);
-      return;
-    }
+    const BackwardWeightsRoute route = BackwardWeightsRouteOf(dims, x.type());
+    if (route == BackwardWeightsRoute::kMatrix) return MatrixBackwardWeights(dims, x, dy, dw, db);
     if (route == BackwardWeightsRoute::kOuterProducts) {
-      WeightGradient(dims).Run(cpu_.threads, cpu_.workspace, x, dy, dw, db);
+      WeightGradient(dims).Run(cpu_.threads, cpu_.workspace, x.floats(), dy.floats(), dw, db);
       return;
     }
-    const ConvolutionKey key{dims, !db.empty()};
-    PrimitiveRun& run = backward_weights_.GetOrMake(
-        key, [&] { return MakeConvolutionBackwardWeights(dims, key.with_bias, cpu_.engine); });
-    const std::array outputs{dw.data(), db.data()};
+    const ConvolutionKey key{dims, x.type(), !db.empty()};
+    PrimitiveRun& run = backward_weights_.GetOrMake(key, [&] {
+      return MakeConvolutionBackwardWeights(dims, key.type, key.with_bias, cpu_.engine);
+    });
+    const std::array<const void*, 2> inputs{x.data(), dy.data()};
+    const std::array<void*, 2> outputs{dw.data(), db.data()};
     OrDie("convolution backward weights", [&] {
-      run.Run(cpu_.stream, cpu_.workspace, std::array{x.data(), dy.data()},
-              std::span(outputs).first(db.empty() ? 1 : 2));
+      run.Run(cpu_.stream, cpu_.workspace, inputs, std::span(outputs).first(db.empty() ? 1 : 2));
     });
   }
 
-  void PoolingForward(const PoolingDims& dims, ConstFloatSpan x, FloatSpan y,
-                      std::span<int32_t> argmax) {
+  // The type of a pass of pooling is that of its outputs: inputs without elements may have any.
+
+  void PoolingForward(const PoolingDims& dims, ConstValues x, Values y, std::span<int32_t> argmax) {
     const bool is_max = dims.kind == PoolKind::kMax;
     const WindowDims& w = dims.window;
     const int64_t row = w.out_width * dims.channels;
     const int64_t image = w.in_height * w.in_width * dims.channels;
     const int64_t cost = row * w.kernel_height * w.kernel_width;
-    ForParts(cpu_.threads, dims.batch * w.out_height, cost, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) {
-        const float* from = x.data() + i / w.out_height * image;
-        float* to = y.data() + i * row;
-        if (is_max) {
-          MaxForwardRow(dims, i % w.out_height, from, to, argmax.data() + i * row);
-        } else {
-          AverageForwardRow(dims, i % w.out_height, from, to);
+    ByType(y.type(), [&](auto zero) {
+      using T = decltype(zero);
+      ForParts(cpu_.threads, dims.batch * w.out_height, cost, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) {
+          const T* from = Data<T>(x) + i / w.out_height * image;
+          T* to = Data<T>(y) + i * row;
+          if (is_max) {
+            MaxForwardRow(dims, i % w.out_height, from, to, argmax.data() + i * row);
+          } else {
+            AverageForwardRow(dims, i % w.out_height, from, to);
+          }
         }
-      }
+      });
     });
   }
 
-  void PoolingBackward(const PoolingDims& dims, ConstFloatSpan dy, std::span<const int32_t> argmax,
-                       FloatSpan dx) {
+  void PoolingBackward(const PoolingDims& dims, ConstValues dy, std::span<const int32_t> argmax,
+                       Values dx) {
     const bool is_max = dims.kind == PoolKind::kMax;
     const WindowDims& w = dims.window;
     const int64_t row = w.in_width * dims.channels;
     const int64_t image = w.out_height * w.out_width * dims.channels;
-    ForParts(cpu_.threads, dims.batch * w.in_height, 2 * row, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) {
-        const int64_t at = i / w.in_height * image;
-        float* to = dx.data() + i * row;
-        if (is_max) {
-          MaxBackwardRow(dims, i % w.in_height, dy.data() + at, argmax.data() + at, to);
-        } else {
-          AverageBackwardRow(dims, i % w.in_height, dy.data() + at, to);
+    ByType(dx.type(), [&](auto zero) {
+      using T = decltype(zero);
+      ForParts(cpu_.threads, dims.batch * w.in_height, 2 * row, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) {
+          const int64_t at = i / w.in_height * image;
+          T* to = Data<T>(dx) + i * row;
+          if (is_max) {
+            MaxBackwardRow(dims, i % w.in_height, Data<T>(dy) + at, argmax.data() + at, to);
+          } else {
+            AverageBackwardRow(dims, i % w.in_height, Data<T>(dy) + at, to);
+          }
         }
-      }
+      });
     });
   }
 
   void GlobalAveragePoolForward(int64_t batch, int64_t positions, int64_t channels, int64_t divisor,
-                                ConstFloatSpan x, FloatSpan y) {
+                                ConstValues x, Values y) {
     const double share = 1.0 / divisor;
-    ForParts(cpu_.threads, batch, positions * channels, [&](int64_t begin, int64_t end) {
-      std::vector<double> sums(channels);
-      for (int64_t n = begin; n < end; ++n) {
-        std::fill(sums.begin(), sums.end(), 0.0);
-        AddColumnSums(positions, channels, x.data() + n * positions * channels, sums.data());
-        std::transform(sums.begin(), sums.end(), y.data() + n * channels,
-                       [share](double sum) -> float { return sum * share; });
-      }
+    ByType(y.type(), [&](auto zero) {
+      using T = decltype(zero);
+      ForParts(cpu_.threads, batch, positions * channels, [&](int64_t begin, int64_t end) {
+        std::vector<double> sums(channels);
+        for (int64_t n = begin; n < end; ++n) {
+          std::fill(sums.begin(), sums.end(), 0.0);
+          AddColumnSums(positions, channels, Data<T>(x) + n * positions * channels, sums.data());
+          for (double& sum : sums) sum *= share;
+          StoreRounded(sums, Data<T>(y) + n * channels);
+        }
+      });
     });
   }
 
   void GlobalAveragePoolBackward(int64_t batch, int64_t positions, int64_t channels,
-                                 int64_t divisor, ConstFloatSpan dy, FloatSpan dx) {
+                                 int64_t divisor, ConstValues dy, Values dx) {
     const float share = 1.0F / divisor;
-    ForParts(cpu_.threads, batch, positions * channels, [&](int64_t begin, int64_t end) {
-      for (int64_t n = begin; n < end; ++n) {
-        Spread(positions, channels, share, dy.data() + n * channels,
-               dx.data() + n * positions * channels);
-      }
+    ByType(dx.type(), [&](auto zero) {
+      using T = decltype(zero);
+      ForParts(cpu_.threads, batch, positions * channels, [&](int64_t begin, int64_t end) {
+        for (int64_t n = begin; n < end; ++n) {
+          Spread(positions, channels, share, Data<T>(dy) + n * channels,
+                 Data<T>(dx) + n * positions * channels);
+        }
+      });
     });
   }
 
  private:
-  // A run uses few extents of each layer: those of a batch, of the last batch and of evaluation.
-  static constexpr size_t kCachedExtents = 512;
   struct ConvolutionKey {
     ConvolutionDims dims;
+    DType type = DType::kFloat32;
     bool with_bias = false;
     friend auto operator<=>(const ConvolutionKey&, const ConvolutionKey&) = default;
   };
+  using Primitives = LruCache<ConvolutionKey, PrimitiveRun>;
 
-  LruCache<ConvolutionKey, PrimitiveRun> forward_{kCachedExtents};
-  LruCache<ConvolutionDims, PrimitiveRun> backward_data_{kCachedExtents};
-  LruCache<ConvolutionKey, PrimitiveRun> backward_weights_{kCachedExtents};
+  WindowKernels& Reference() { return cpu_.reference->window(); }
+
+  // An fp32 copy.
+  std::vector<float> Floats(ConstValues x) {
+    std::vector<float> copy(x.size());
+    cpu_.reference->memory().Copy(x, copy);
+    return copy;
+  }
+
+  void MatrixBackwardWeights(const ConvolutionDims& dims, ConstValues x, ConstValues dy,
+                             FloatSpan dw, FloatSpan db) {
+    const int64_t in = dims.in_channels, out = dims.out_channels, positions = OutPositions(dims);
+    if (x.type() == DType::kBFloat16) {
+      cpu_.Bf16Product({.m = out, .n = in, .k = positions, .transpose_a = true}, dy, x, {}, dw);
+    } else {
+      MatrixProduct(out, in, positions, 1, {Data<float>(dy), out, true}, {Data<float>(x), in},
+                    dw.data(), in);
+    }
+    if (!db.empty()) ColumnSums(cpu_.threads, positions, out, dy, db);
+  }
+
+  Primitives forward_{CpuContext::kCachedExtents};
+  Primitives backward_data_{CpuContext::kCachedExtents};
+  Primitives backward_weights_{CpuContext::kCachedExtents};
   CpuContext& cpu_;
 };
 

@@ -8,28 +8,14 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <initializer_list>
 #include <type_traits>
 
-#include "glog/logging.h"
 #include "tensor/dtype.h"
+#include "tensor/elements.h"
 #include "tensor/values.h"
 
 namespace cadre {
-
-// The upper half of a float.
-struct Bf16 {
-  uint16_t bits;
-};
-
-__device__ inline float ToFloat(float value) { return value; }
-__device__ inline float ToFloat(Bf16 value) {
-  const uint32_t bits = uint32_t{value.bits} << 16;
-  float wide;
-  memcpy(&wide, &bits, sizeof(wide));
-  return wide;
-}
 
 __device__ inline void FromFloat(float value, float* to) { *to = value; }
 // Rounds to nearest, ties to even; NaN stays NaN.
@@ -83,34 +69,11 @@ __device__ inline bool IsFinite(double value) { return value - value == 0; }
 
 // --- on the host ---------------------------------------------------------------------------------
 
-// The elements of a view as Ts. Requires: the view's type is T.
-template <typename T>
-const T* Data(ConstValues values) {
-  return static_cast<const T*>(values.data());
-}
-template <typename T>
-T* Data(Values values) {
-  return static_cast<T*>(values.data());
-}
-
 inline bool Aligned(std::initializer_list<const void*> pointers, size_t bytes = 16) {
   for (const void* pointer : pointers) {
     if (reinterpret_cast<uintptr_t>(pointer) % bytes != 0) return false;
   }
   return true;
-}
-
-// Calls f with a zero of the C++ type of `type`, from which f deduces it.
-template <typename F>
-void ByType(DType type, const F& f) {
-  switch (type) {
-    case DType::kFloat32:
-      return f(float{});
-    case DType::kBFloat16:
-      return f(Bf16{});
-    default:
-      LOG(FATAL) << "no kernels for " << DTypeName(type);
-  }
 }
 
 // Calls f with a zero of the type and, as a std::integral_constant, with the number of elements to

@@ -57,7 +57,7 @@ class ReferenceOptimizer {
 
 class ReferenceBackend final : public HostBackend {
  public:
-  ReferenceBackend() {
+  ReferenceBackend() : HostBackend("the plain loops compute in FP32 only; give FP32") {
     families_ = {.memory = std::make_unique<HostMemory<SpanCaller<ReferenceMemory>>>(),
                  .dense = MakeReferenceDense(),
                  .window = MakeReferenceWindow(),

@@ -170,14 +170,15 @@ TEST_F(ProgramTest, ChoicesAreAccepted) {
   for (const char* const flags :
        {"--overlap off --collectives paper", "--collectives ring", "--collectives butterfly",
         "--collectives halving-doubling", "--collectives auto", "--device cuda:3",
-        "--device cuda --collectives native", "--device cuda --precision bf16", "--device cpu"}) {
+        "--device cuda --collectives native", "--device cuda --precision tf32",
+        "--device cpu --precision bf16"}) {
     // The flags are valid: the first error is that the other programs are missing.
     const Result result = Run(absl::StrCat("local run.textproto ", flags));
     EXPECT_EQ(result.exit_code, 1) << flags;
     EXPECT_THAT(result.err, HasSubstr("cadre-coordinator")) << flags;
   }
   for (const char* const flags :
-       {"--collectives native", "--precision bf16", "--device cpu --precision tf32"}) {
+       {"--collectives native", "--precision tf32", "--device cpu --precision tf32"}) {
     const Result result = Run(absl::StrCat("local run.textproto ", flags));
     EXPECT_EQ(result.exit_code, 1) << flags;
     EXPECT_THAT(result.err, HasSubstr("set cluster.device to CUDA")) << flags;

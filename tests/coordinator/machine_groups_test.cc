@@ -307,9 +307,9 @@ TEST_F(MachineGroupsTest, RunGetsRequestedDevices) {
   const std::string cpus = cluster_.Submit(spec);
   EXPECT_EQ(RunStateOf(cpus), v1::RUN_STATE_RUNNING);
   // A precision that only GPUs support implies CUDA.
-  v1::RunSpec bf16 = MakeSpec(1, 1, 0, 1000);
-  bf16.set_precision(v1::RunSpec::BF16);
-  const std::string precise = cluster_.Submit(bf16);
+  v1::RunSpec tf32 = MakeSpec(1, 1, 0, 1000);
+  tf32.set_precision(v1::RunSpec::TF32);
+  const std::string precise = cluster_.Submit(tf32);
   EXPECT_EQ(RunStateOf(precise), v1::RUN_STATE_QUEUED) << "the idle worker has a CPU";
   AddDevice("g0", kGpu);
   AddDevice("g1", kGpu);

@@ -168,6 +168,15 @@ TEST(CpuKernelsTest, SpansMayStartAnywhere) {
   EXPECT_EQ(run(3), want);
 }
 
+TEST(PrecisionTest, IsRefusedWithAReason) {
+  EXPECT_EQ(MakeCpuBackend(1)->SetPrecision(Precision::kTf32),
+            absl::InvalidArgumentError("precision TF32 needs a CUDA device; give FP32"));
+  const auto reference = MakeReferenceBackend();
+  EXPECT_EQ(reference->SetPrecision(Precision::kBf16),
+            absl::InvalidArgumentError("the plain loops compute in FP32 only; give FP32"));
+  EXPECT_EQ(reference->activation_type(), DType::kFloat32);
+}
+
 TEST(CpuKernelsDeathTest, NeedsAThread) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_DEATH(MakeCpuBackend(0), "threads");

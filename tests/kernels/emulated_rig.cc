@@ -1,18 +1,20 @@
 // A rig with an emulated device, whose work runs in the call that enqueues it.
+#include <memory>
 #include <utility>
 
 #include "tests/emulator/emulated_rank.h"
-#include "tests/kernels/cuda_rig.h"
+#include "tests/kernels/rig.h"
 
 namespace cadre {
 
-std::string CudaRigName() { return "CudaEmulated"; }
+std::string RigName() { return "CudaEmulated"; }
 
-std::string MissingCudaRig() { return ""; }
+std::string MissingRig() { return ""; }
 
-CudaRig MakeCudaRig() {
+Rig MakeRig() {
   EmulatedRank rank = MakeEmulatedRank({.memory = size_t{512} << 20});
-  return {std::move(rank.machine), std::move(rank.device), std::move(rank.kernels)};
+  std::unique_ptr<Backend> kernels = std::move(rank.kernels);
+  return {std::make_shared<EmulatedRank>(std::move(rank)), std::move(kernels)};
 }
 
 }  // namespace cadre

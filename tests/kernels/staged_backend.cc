@@ -1,15 +1,13 @@
 #include <algorithm>
 #include <deque>
 #include <functional>
-#include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "glog/logging.h"
 #include "kernels/host_backend.h"
-#include "tests/kernels/cuda_rig.h"
+#include "tests/kernels/rig.h"
 
 namespace cadre {
 namespace {
@@ -18,8 +16,7 @@ namespace {
 // for operations in place. Activations are converted to `type` and back.
 class Stage {
  public:
-  Stage(CudaDevice& device, int64_t shift, DType type)
-      : device_(device), shift_(shift), type_(type) {}
+  Stage(Device& device, int64_t shift, DType type) : device_(device), shift_(shift), type_(type) {}
 
   // The device's copy of the argument.
   template <typename T>
@@ -102,7 +99,7 @@ class Stage {
     }
   }
 
-  CudaDevice& device_;
+  Device& device_;
   const size_t shift_;
   const DType type_;
   std::deque<Argument> arguments_;
@@ -110,7 +107,7 @@ class Stage {
 
 // The rig, and the placement of data on its device.
 struct StagedRig {
-  CudaRig rig;
+  Rig rig;
   int64_t shift;
   DType type;
 };
@@ -127,7 +124,7 @@ class StagedCaller {
  protected:
   template <typename Result, typename... Parameters, typename... Arguments>
   Result Call(Result (Family::*operation)(Parameters...), const Arguments&... arguments) {
-    Stage stage(*rig_.rig.device, rig_.shift, rig_.type);
+    Stage stage(rig_.rig.kernels->device(), rig_.shift, rig_.type);
     Family& family = ((*rig_.rig.kernels).*kFamily)();
     if constexpr (std::is_void_v<Result>) {
       (family.*operation)(stage.Copied(arguments)...);
@@ -145,7 +142,8 @@ class StagedCaller {
 
 class StagedBackend final : public HostBackend {
  public:
-  StagedBackend(CudaRig rig, int64_t shift, DType type) : rig_{std::move(rig), shift, type} {
+  StagedBackend(Rig rig, int64_t shift, DType type)
+      : HostBackend("its activations are fp32 on the host"), rig_{std::move(rig), shift, type} {
     if (type == DType::kBFloat16) {
       CHECK(rig_.rig.kernels->SetPrecision(Precision::kBf16).ok());
     }
@@ -170,16 +168,8 @@ class StagedBackend final : public HostBackend {
 
 }  // namespace
 
-std::unique_ptr<Backend> MakeStagedBackend(CudaRig rig, int64_t shift, DType type) {
+std::unique_ptr<Backend> MakeStagedBackend(Rig rig, int64_t shift, DType type) {
   return std::make_unique<StagedBackend>(std::move(rig), shift, type);
-}
-
-std::vector<BackEnd> BackEnds() {
-  const std::string missing = MissingCudaRig();
-  // Data at addresses that allow 16-byte accesses, and at addresses that do not.
-  return {{CudaRigName(), [] { return MakeStagedBackend(MakeCudaRig(), 0); }, missing},
-          {absl::StrCat(CudaRigName(), "Misaligned"),
-           [] { return MakeStagedBackend(MakeCudaRig(), 1); }, missing}};
 }
 
 }  // namespace cadre

@@ -71,7 +71,7 @@ struct BackEnd {
 };
 // The back ends that a test program tests: those of the host (back_end_test.cc: the reference, the
 // CPU with one thread, the CPU with three), or those of a GPU or an emulated one
-// (staged_backend.cc).
+// (cuda_back_ends.cc).
 std::vector<BackEnd> BackEnds();
 void PrintTo(const BackEnd& back_end, std::ostream* out);
 std::string NameOf(const ::testing::TestParamInfo<BackEnd>& info);

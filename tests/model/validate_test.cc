@@ -340,7 +340,6 @@ TEST(ValidateTest, Clusters) {
       {"", "cluster { pipeline: -1 }", "cluster.pipeline",
        "is -1; give ONE_FORWARD_ONE_BACKWARD, ALL_FORWARD_FIRST or NO_PIPELINE"},
       {"", "precision: 4", "precision", "is 4; give FP32, TF32 or BF16"},
-      {"", "precision: BF16", "precision", "is BF16, which only CUDA devices have"},
       {"", "precision: TF32 cluster { device: CPU }", "precision", "is TF32, which only CUDA"},
   });
 }
@@ -483,7 +482,8 @@ TEST(ValidateTest, LegalSpecs) {
       {"", "cluster { min_ranks_per_group: 2 model_ranks: 2 }"},
       {"", "cluster { model_ranks: 1 }"},
       {"", "cluster { collectives: PAPER overlap: OFF }"},
-      {"", "cluster { device: CUDA collectives: NATIVE } precision: BF16"},
+      {"", "cluster { device: CUDA collectives: NATIVE } precision: TF32"},
+      {"", "precision: BF16"},
       {"", "cluster { device: CPU } precision: FP32"},
       {"averaging", "cluster { groups: 1 }"},
       {"averaging, cluster", ""},

@@ -22,6 +22,8 @@
 #include <bit>
 #include <cstring>
 
+#include "tensor/elements.h"
+
 #if defined(__x86_64__)
 #include <cpuid.h>
 #include <immintrin.h>
@@ -40,17 +42,6 @@ T Load(const std::byte* from) {
 template <typename T>
 void Store(std::byte* to, T value) {
   std::memcpy(to, &value, sizeof value);
-}
-
-// bfloat16 is the upper half of a float.
-float FromBFloat16(uint16_t bits) { return std::bit_cast<float>(uint32_t{bits} << 16); }
-
-uint16_t ToBFloat16(float value) {
-  const uint32_t bits = std::bit_cast<uint32_t>(value);
-  // A NaN becomes a quiet NaN; rounding could carry it into infinity.
-  if ((bits & 0x7fffffff) > 0x7f800000) return bits >> 16 | 0x40;
-  // Half a unit in the last place, minus one if the last place is even: ties to even.
-  return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
 }
 
 // float16: 1 sign, 5 exponent (bias 15), 10 fraction.
@@ -87,27 +78,18 @@ uint16_t ToFloat16(float value) {
   return sign | ((rounded >> 13) - (112U << 10));
 }
 
-template <typename T>
-T AddOne(T a, T b) {
-  return a + b;
-}
-struct BFloat16 {
-  uint16_t bits;
-};
 struct Float16 {
   uint16_t bits;
 };
-BFloat16 AddOne(BFloat16 a, BFloat16 b) {
-  return {ToBFloat16(FromBFloat16(a.bits) + FromBFloat16(b.bits))};
-}
-Float16 AddOne(Float16 a, Float16 b) {
+using cadre::RoundedSum;
+Float16 RoundedSum(Float16 a, Float16 b) {
   return {ToFloat16(FromFloat16(a.bits) + FromFloat16(b.bits))};
 }
 
 template <typename T>
 void AddScalar(std::byte* sum, const std::byte* values, size_t bytes) {
   for (size_t at = 0; at < bytes; at += sizeof(T)) {
-    Store(sum + at, AddOne(Load<T>(sum + at), Load<T>(values + at)));
+    Store(sum + at, RoundedSum(Load<T>(sum + at), Load<T>(values + at)));
   }
 }
 
@@ -160,7 +142,7 @@ __attribute__((target("avx512f"))) void AddBFloat16Avx512(std::byte* sum, const 
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(sum + at),
                         _mm512_cvtepi32_epi16(_mm512_srli_epi32(kept, 16)));
   }
-  AddScalar<BFloat16>(sum + at, values + at, bytes - at);
+  AddScalar<Bf16>(sum + at, values + at, bytes - at);
 }
 
 __attribute__((target("avx512f"))) void AddFloat16Avx512(std::byte* sum, const std::byte* values,
@@ -222,7 +204,7 @@ __attribute__((target("avx2"))) void AddBFloat16Avx2(std::byte* sum, const std::
     const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(kept, kept), 0x08);
     _mm_storeu_si128(reinterpret_cast<__m128i*>(sum + at), _mm256_castsi256_si128(packed));
   }
-  AddScalar<BFloat16>(sum + at, values + at, bytes - at);
+  AddScalar<Bf16>(sum + at, values + at, bytes - at);
 }
 
 __attribute__((target("avx2,f16c"))) void AddFloat16Avx2(std::byte* sum, const std::byte* values,
@@ -270,7 +252,7 @@ AddFunctions FunctionsOf(VectorWidth width) {
   }
 #endif
   CHECK(width == VectorWidth::kNone);
-  return {AddScalar<float>, AddScalar<BFloat16>, AddScalar<Float16>, AddScalar<uint64_t>,
+  return {AddScalar<float>, AddScalar<Bf16>, AddScalar<Float16>, AddScalar<uint64_t>,
           AddScalar<double>};
 }
 

@@ -25,7 +25,9 @@ bool Grow(Device& device, DeviceArray<T>& array, size_t size) {
 
 bool BatchUpload::Reserve(size_t inputs, size_t labels) {
   Device& device = kernels_.device();
-  if (device.is_host()) return false;
+  if (device.is_host()) {
+    return type_ != DType::kFloat32 && Grow(device, inputs_, inputs * SizeOf(type_));
+  }
   for (Slot& slot : slots_) {
     Grow(device, slot.inputs, inputs);
     Grow(device, slot.labels, labels);
@@ -40,7 +42,7 @@ bool BatchUpload::Reserve(size_t inputs, size_t labels) {
 void BatchUpload::Upload(std::span<const float> inputs, std::span<const int32_t> labels) {
   Device& device = kernels_.device();
   if (device.is_host()) {
-    loaded_inputs_ = inputs;
+    loaded_inputs_ = type_ == DType::kFloat32 ? ConstValues(inputs) : Converted(inputs);
     loaded_labels_ = labels;
     return;
   }
@@ -55,12 +57,17 @@ void BatchUpload::Upload(std::span<const float> inputs, std::span<const int32_t>
     device.Record(*slot.arrived);
   }
   device.WaitFor(*slot.arrived);
-  const Values fixed(inputs_.data(), inputs.size(), type_);
-  kernels_.memory().Copy(slot.inputs.span().first(inputs.size()), fixed);
+  const ConstValues fixed = Converted(slot.inputs.span().first(inputs.size()));
   device.Copy(slot.labels.data(), labels_.data(), labels.size_bytes());
   device.Record(*slot.taken);
   loaded_inputs_ = fixed;
   loaded_labels_ = labels_.span().first(labels.size());
+}
+
+Values BatchUpload::Converted(std::span<const float> inputs) {
+  const Values fixed(inputs_.data(), inputs.size(), type_);
+  kernels_.memory().Copy(inputs, fixed);
+  return fixed;
 }
 
 int64_t BatchUpload::bytes() const {

@@ -3,8 +3,8 @@
 //
 // A batch is copied on the copy stream, concurrently with earlier work, into one of two staging
 // slots in turn. On the current stream it is then copied from the slot to the fixed memory, and
-// inputs are converted to the type that layers compute in. On the host nothing is copied: the spans
-// are passed through.
+// inputs are converted to the type that layers compute in. On the host, spans of that type are
+// passed through without a copy.
 //
 // Owns the memory; borrows the kernels. Thread-compatible.
 #pragma once
@@ -41,6 +41,9 @@ class BatchUpload {
   int64_t bytes() const;
 
  private:
+  // The inputs in the fixed memory, in type_.
+  Values Converted(std::span<const float> inputs);
+
   struct Slot {
     DeviceArray<float> inputs;
     DeviceArray<int32_t> labels;
@@ -54,7 +57,7 @@ class BatchUpload {
   const DType type_;
   std::array<Slot, 2> slots_;
   size_t next_ = 0;
-  // The fixed memory; inputs are elements of type_.
+  // The fixed memory; inputs are elements of type_. On the host, only inputs that are converted.
   DeviceArray<std::byte> inputs_;
   DeviceArray<int32_t> labels_;
   ConstValues loaded_inputs_;

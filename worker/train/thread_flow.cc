@@ -53,6 +53,8 @@ absl::Status ThreadFlow::WaitForWeights(int bucket) {
     for (int c = 0; c < table_.buckets[bucket].chunks; ++c) {
       CADRE_RETURN_IF_ERROR(queue_->Wait(KeyOf({Kind::kGather, bucket, c})));
     }
+    // They were written by gathers and by the back end of the queue's thread.
+    kernels_.WeightsChanged(parameters_.weights(bucket));
     return absl::OkStatus();
   });
 }
