@@ -84,9 +84,14 @@ void Run::OnWorkerMessage(Member& member, const v1::MemberMessage& message) {
   switch (message.body_case()) {
     case v1::MemberMessage::kPrepared:
       return OnPrepared(member, message.prepared());
-    case v1::MemberMessage::kProgress:
-      slots_[message.progress().place().group()].progress = message.progress();
+    case v1::MemberMessage::kProgress: {
+      v1::Progress& progress = slots_[message.progress().place().group()].progress;
+      // 0: the group has not reported a loss since its last message.
+      const double loss = progress.loss();
+      progress = message.progress();
+      if (progress.loss() == 0) progress.set_loss(loss);
       return;
+    }
     case v1::MemberMessage::kContributed:
       return OnContributed(member, message.contributed());
     case v1::MemberMessage::kAdopted:

@@ -81,7 +81,8 @@ void Run::ReserveFor(std::vector<std::string>& idle) const {
 }
 
 // The workers divided by device kind, without kinds that the run does not accept. The kind of the
-// first worker comes first.
+// first worker comes first; but a run in bf16 tries CUDA devices first, because not every CPU can
+// compute in bf16, and workers do not report whether theirs can.
 std::vector<std::vector<std::string>> Run::GroupByDevice(
     const std::vector<std::string>& idle) const {
   const v1::Cluster::Device device = RequestedDevice(spec());
@@ -99,6 +100,10 @@ std::vector<std::vector<std::string>> Run::GroupByDevice(
       workers.emplace_back();
     }
     workers[index].push_back(id);
+  }
+  const auto cuda = std::find(kinds.begin(), kinds.end(), v1::Cluster::CUDA) - kinds.begin();
+  if (spec().precision() == v1::RunSpec::BF16 && cuda < std::ssize(kinds)) {
+    std::rotate(workers.begin(), workers.begin() + cuda, workers.begin() + cuda + 1);
   }
   return workers;
 }

@@ -117,12 +117,18 @@ int32_t cadre_group_add_parameter(cadre_group* group, const char* name, const ui
 }
 
 int32_t cadre_group_add_frozen(cadre_group* group, const char* name, const uint64_t* shape,
-                               int32_t dimensions, const char* digest) {
+                               int32_t dimensions, const char* digest) try {
+  if (digest == nullptr || *digest == 0) {
+    return group->Fail(absl::InvalidArgumentError(
+        absl::StrCat("parameter '", name, "' is frozen, so it needs a digest")));
+  }
   if (cadre_group_add_parameter(group, name, shape, dimensions, 0, nullptr) != 0) {
     return CADRE_ERROR;
   }
   group->parameters.back().frozen_digest = digest;
   return 0;
+} catch (const std::exception& error) {
+  return group->FailWith(error);
 }
 
 int32_t cadre_group_add_part(cadre_group* group, uint64_t begin, uint64_t end, float* values) try {
@@ -130,6 +136,10 @@ int32_t cadre_group_add_part(cadre_group* group, uint64_t begin, uint64_t end, f
     return group->Fail(absl::FailedPreconditionError("a part needs a parameter"));
   }
   cadre::CallerParameter& parameter = group->parameters.back();
+  if (!parameter.frozen_digest.empty()) {
+    return group->Fail(absl::FailedPreconditionError(
+        absl::StrCat("parameter '", parameter.name, "' is frozen and has no parts")));
+  }
   const uint64_t elements = ElementsOf(parameter);
   if (begin > end || end > elements) {
     return group->Fail(

@@ -52,6 +52,7 @@ constexpr uint32_t kMaxFragments = 64;
 constexpr size_t kMaxParameterName = 256;
 constexpr size_t kMaxFrozenDigest = 64;
 constexpr int64_t kMaxOpaqueElements = int64_t{1} << 40;
+constexpr uint64_t kMaxOpaqueSamples = uint64_t{1} << 40;
 // Every aggregator has 24 bytes for each unit of the model.
 constexpr int64_t kMaxUnitElements = int64_t{1} << 36;
 
@@ -229,6 +230,10 @@ class Validation : private ProblemCollector {
     }
     if (spec_.stop().steps() == 0 && model.epoch_samples() == 0) {
       Add("stop.epochs", "requires model.opaque.epoch_samples; or give stop.steps");
+    }
+    if (model.test_samples() > kMaxOpaqueSamples) {
+      Add("model.opaque.test_samples", "is ", model.test_samples(), "; at most ", kMaxOpaqueSamples,
+          " are possible");
     }
     if (spec_.averaging().outer().has_slowmo()) {
       Add("averaging.outer.slowmo", "requires the learning rate, which is not known here");

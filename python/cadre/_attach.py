@@ -82,6 +82,12 @@ def _parts_of(name: str, tensor: Any) -> list[tuple[int, int]]:
     shape, offset = compute_local_shape_and_global_offset(
         tensor.shape, tensor.device_mesh, tensor.placements
     )
+    held = tuple(tensor.to_local().shape)
+    if tuple(shape) != held:
+        raise CadreError(
+            f"parameter '{name}' has a local part of shape {held}; placements {tensor.placements} of "
+            f"shape {tuple(tensor.shape)} have {tuple(shape)} here"
+        )
     return _intervals(tensor.shape, shape, offset)
 
 

@@ -100,12 +100,12 @@ def _path() -> Path:
 def load() -> ctypes.CDLL:
     """Returns the library. Raises OSError, naming the file, if it cannot be loaded."""
     library = ctypes.CDLL(str(_path()))
+    if library.cadre_group_abi() != _ABI:
+        raise OSError(f"{_path()} has interface {library.cadre_group_abi()}, this package {_ABI}")
     for name, (result, arguments) in _SIGNATURES.items():
         function = getattr(library, name)
         function.restype = result
         function.argtypes = arguments
-    if library.cadre_group_abi() != _ABI:
-        raise OSError(f"{_path()} has interface {library.cadre_group_abi()}, this package {_ABI}")
     return library
 
 

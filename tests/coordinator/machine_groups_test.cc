@@ -319,6 +319,16 @@ TEST_F(MachineGroupsTest, RunGetsRequestedDevices) {
   EXPECT_EQ(RunStateOf(precise), v1::RUN_STATE_RUNNING);
 }
 
+// Not every CPU can compute in bf16.
+TEST_F(MachineGroupsTest, Bf16PrefersCudaDevices) {
+  AddDevice("c0", kCpu);
+  AddDevice("g0", kGpu);
+  v1::RunSpec spec = MakeSpec(1, 1, 0, 1000);
+  spec.set_precision(v1::RunSpec::BF16);
+  EXPECT_EQ(cluster_.Rank(cluster_.Submit(spec), 0, 0).name, "g0");
+  EXPECT_EQ(cluster_.Rank(cluster_.Submit(spec), 0, 0).name, "c0");
+}
+
 TEST_F(MachineGroupsTest, GrowsOnlyWithDevicesOfSameKind) {
   cluster_.AddAggregator("agg-0");
   AddDevice("g0", kGpu);

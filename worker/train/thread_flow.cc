@@ -25,7 +25,7 @@ uint64_t KeyOf(const BucketOp& op) {
 }  // namespace
 
 ThreadFlow::ThreadFlow(const Context& context, Transport& transport)
-    : GradientFlow(context, /*on_stream=*/false) {
+    : GradientFlow(context, /*on_stream=*/false), changed_(buckets(), true) {
   if (transport.size() > 1) queue_ = std::make_unique<CollectiveQueue>(transport);
 }
 
@@ -54,7 +54,8 @@ absl::Status ThreadFlow::WaitForWeights(int bucket) {
       CADRE_RETURN_IF_ERROR(queue_->Wait(KeyOf({Kind::kGather, bucket, c})));
     }
     // They were written by gathers and by the back end of the queue's thread.
-    kernels_.WeightsChanged(parameters_.weights(bucket));
+    if (changed_[bucket]) kernels_.WeightsChanged(parameters_.weights(bucket));
+    changed_[bucket] = false;
     return absl::OkStatus();
   });
 }
@@ -76,7 +77,13 @@ void ThreadFlow::Fail(const absl::Status& reason) {
   if (queue_ != nullptr) queue_->Fail(reason);
 }
 
+void ThreadFlow::BeginStep(float rate, bool gather, int64_t labels) {
+  GradientFlow::BeginStep(rate, gather, labels);
+  changed_.assign(buckets(), true);
+}
+
 absl::Status ThreadFlow::Gather() {
+  changed_.assign(buckets(), true);
   // Updates of a step that did not gather may still be running.
   CADRE_RETURN_IF_ERROR(AwaitOperations());
   return GradientFlow::Gather();

@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -22,6 +23,7 @@ class ThreadFlow final : public GradientFlow {
   // Requires: the communicators of `context` use `transport`.
   ThreadFlow(const Context& context, Transport& transport);
 
+  void BeginStep(float rate, bool gather, int64_t labels) override;
   absl::StatusOr<LossPart> AwaitLoss() override;
   void Fail(const absl::Status& reason) override;
   absl::Status Gather() override;
@@ -45,6 +47,8 @@ class ThreadFlow final : public GradientFlow {
   // Written by the rank's own thread before it posts kLoss, and by the queue's thread in kLoss.
   LossPart mine_;
   LossPart group_;
+  // By bucket: whether the weights may have changed since the kernels were last informed.
+  std::vector<bool> changed_;
   // Null in a group of one rank. Declared last, so that its thread ends first.
   std::unique_ptr<CollectiveQueue> queue_;
 };
