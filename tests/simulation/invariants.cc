@@ -54,6 +54,10 @@ std::string Name(const v1::CommitRecord& commit) {
 
 std::vector<Interval> Whole(const Values& values) { return {{0, std::ssize(values)}}; }
 
+uint32_t NewestGeneration(const Invariants::Store& store) {
+  return Read<v1::MetaRecord>(store, kMetaKey).value_or(v1::MetaRecord()).generation();
+}
+
 }  // namespace
 
 // ---- The coordinator's store
@@ -108,6 +112,9 @@ void Invariants::OnStoreRestored(size_t coordinator, const Store& store) {
   std::erase_if(submitted_, [&](const auto& run) { return !store.contains(RunKey(run)); });
   for (const auto& [run, spec] : specs_) restored_.insert(run);
   View& view = views_[coordinator];
+  // A run that this store does not know may have had higher generations. Another run of the same id
+  // has another lineage. No generation is assigned twice (CheckGroup).
+  view.newest = NewestGeneration(store);
   for (auto& [slot, generation] : view.current) {
     view.ended.insert(generation);
     const auto group = Read<v1::GroupRecord>(store, cadre::GroupKey(slot.first, slot.second));
@@ -119,7 +126,7 @@ void Invariants::OnStoreRestored(size_t coordinator, const Store& store) {
 void Invariants::OnSecondCoordinator(size_t coordinator, const Store& store) {
   for (const auto& [run, spec] : specs_) restored_.insert(run);
   View view;
-  view.newest = Read<v1::MetaRecord>(store, kMetaKey).value_or(v1::MetaRecord()).generation();
+  view.newest = NewestGeneration(store);
   for (auto it = store.lower_bound(kGroupPrefix);
        it != store.end() && absl::StartsWith(it->first, kGroupPrefix); ++it) {
     const auto group = Parse<v1::GroupRecord>(it->second);
