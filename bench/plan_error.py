@@ -45,7 +45,8 @@ def run_group(args, ranks, rate):
         for rank in range(ranks):
             command = [f"{args.bin}/bench_plan_error", "--rank", str(rank), "--peers", peers,
                        "--models", args.models, "--link", rate,
-                       "--micro_batches", str(args.micro_batches), "--cores", str(cores), "--seconds", str(args.seconds)]
+                       "--micro_batches", str(args.micro_batches),
+                       "--cores", str(cores), "--seconds", str(args.seconds)]
             out = subprocess.PIPE if rank == 0 else subprocess.DEVNULL
             processes.append(hosts.start(str(rank), command, stdout=out, text=True))
         try:

@@ -143,7 +143,7 @@ CADRE_API int32_t cadre_group_step(cadre_group* group);
 CADRE_API void cadre_group_report_loss(cadre_group* group, double loss);
 /* Result of CADRE_EVALUATE, before the next call of cadre_group_next: the correctly predicted
  * labels of all labels, one or more per sample, and the sum of the loss over the labels. All ranks
- * evaluate the same samples; the result of rank 0 counts. */
+ * evaluate the same samples and must report; the result of rank 0 counts. */
 CADRE_API void cadre_group_report_evaluation(cadre_group* group, uint64_t correct, uint64_t labels,
                                              double loss_sum);
 /* The program works although no step ends, for example in an evaluation. */

@@ -43,7 +43,7 @@ class BuildWithLibrary(build_py):
 
 
 class BinaryDistribution(Distribution):
-    """A wheel of one platform, for every version of Python."""
+    """Builds a wheel for one platform and every version of Python."""
 
     def has_ext_modules(self) -> bool:
         return True

@@ -49,8 +49,8 @@ bool Advance(const Box& region, size_t dims, std::vector<int64_t>& index) {
   return false;
 }
 
-// Calls `with_run(from, to, size)` for every run of the region, with the addresses of its elements
-// in both tensors.
+// Calls `with_run(from, to, size)` for each contiguous row of the region, with the addresses of its
+// first element in both tensors.
 template <typename T, typename WithRun>
 void ForEachRun(ConstValues from, const Box& from_box, Values to, const Box& to_box,
                 const Box& region, const WithRun& with_run) {
