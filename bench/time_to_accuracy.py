@@ -10,7 +10,7 @@ Programs take turns, --rounds times. Prints one JSON line for each run, and a li
     sudo bench/time_to_accuracy.py --rate 10mbit --target 0.9 \\
         --peer diloco="python3 localsgd.py --method diloco --groups {world} --group {rank} --master {master} ..."
 
-Our seconds include the evaluations, which take place after each epoch; `their` seconds are what the program reports.
+Our seconds include the evaluations; `their` seconds are what the program reports.
 Requires root; see bench/hosts.py.
 """
 import argparse

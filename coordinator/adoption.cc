@@ -200,7 +200,7 @@ RebuiltRun RebuildRun(const std::string& run, const RunReports& reports) {
   record.set_step(version == 0 ? FirstStep(open.spec()) : order.step());
   record.set_samples(order.samples());
   record.set_rounds_committed(version);
-  record.set_next_evaluation_epoch(EvaluationEpochs(open.spec()));
+  record.set_next_evaluation(EvaluationInterval(open.spec()));
   if (order.has_division()) *record.mutable_division() = order.division();
   rebuilt.newest = CommitOf(run, version, order);
   rebuilt.newest.set_committed(true);

@@ -24,7 +24,7 @@ void Run::BeginEvaluation(std::vector<uint32_t> groups) {
   std::erase_if(groups, [this](uint32_t group) { return !Evaluates(slots_[group]); });
   *record.mutable_evaluating() =
       CutTestSplit(record.version(), record.step(), record.test_samples(), groups);
-  record.set_next_evaluation_epoch(EvaluationEpochAfter(record, record.step()));
+  record.set_next_evaluation(NextEvaluation(record, record.step()));
 }
 
 void Run::OnEvaluated(const Member& member, const v1::Evaluated& evaluated) {

@@ -215,7 +215,7 @@ void Run::Rewind() {
   record_.set_state(v1::RUN_STATE_RUNNING);
   record_.set_step(first);
   record_.set_samples(0);
-  record_.set_next_evaluation_epoch(EvaluationEpochs(spec()));
+  record_.set_next_evaluation(EvaluationInterval(spec()));
   record_.clear_evaluating();
   Save();
 }
@@ -266,7 +266,7 @@ void Run::RecordData(const v1::Prepared& prepared) {
   }
   // An adopted or rebuilt run does not know until now where it stands.
   if (record_.version() > 0) {
-    record_.set_next_evaluation_epoch(EvaluationEpochAfter(record_, record_.step()));
+    record_.set_next_evaluation(NextEvaluation(record_, record_.step()));
     if (AtEnd(record_, record_.step())) {
       record_.set_state(v1::RUN_STATE_FINISHING);
       BeginEvaluation({});

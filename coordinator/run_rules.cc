@@ -28,9 +28,11 @@ uint64_t SamplesBefore(const v1::RunRecord& run, uint32_t step) {
   return PositionAt(DivisionOf(run), step, BatchOf(run.spec()));
 }
 
-// First step of the run at which at least `epochs` passes over the samples are done.
-uint32_t StepOfEpoch(const v1::RunRecord& run, uint64_t epochs) {
-  return StepAt(DivisionOf(run), epochs * run.train_samples(), BatchOf(run.spec()));
+// First step of the run at which an evaluation is due; `evaluation` in the unit of
+// EvaluationInterval.
+uint32_t StepOfEvaluation(const v1::RunRecord& run, uint32_t evaluation) {
+  if (run.spec().evaluation().has_every_steps()) return evaluation;
+  return StepAt(DivisionOf(run), uint64_t{evaluation} * run.train_samples(), BatchOf(run.spec()));
 }
 
 }  // namespace
@@ -59,8 +61,10 @@ absl::Duration MinGrace(const v1::RunSpec& spec) {
 
 uint32_t FirstStep(const v1::RunSpec& spec) { return spec.checkpoint().from_step(); }
 
-uint32_t EvaluationEpochs(const v1::RunSpec& spec) {
-  return OrDefault(spec.evaluation().every_epochs(), 1);
+uint32_t EvaluationInterval(const v1::RunSpec& spec) {
+  const v1::Evaluation& evaluation = spec.evaluation();
+  return OrDefault(
+      evaluation.has_every_steps() ? evaluation.every_steps() : evaluation.every_epochs(), 1);
 }
 
 v1::Cluster::Device RequestedDevice(const v1::RunSpec& spec) {
@@ -94,13 +98,13 @@ double EpochAt(const v1::RunRecord& run, uint32_t step) {
 
 bool EvaluationDue(const v1::RunRecord& run, uint32_t step) {
   if (run.train_samples() == 0) return false;
-  const uint32_t next = std::max(run.next_evaluation_epoch(), 1u);
-  return step >= StepOfEpoch(run, next);
+  return step >= StepOfEvaluation(run, std::max(run.next_evaluation(), 1u));
 }
 
-uint32_t EvaluationEpochAfter(const v1::RunRecord& run, uint32_t step) {
-  const uint32_t every = EvaluationEpochs(run.spec());
-  if (run.train_samples() == 0) return every;
+uint32_t NextEvaluation(const v1::RunRecord& run, uint32_t step) {
+  const uint64_t every = EvaluationInterval(run.spec());
+  if (run.spec().evaluation().has_every_steps()) return Clamp((step / every + 1) * every);
+  if (run.train_samples() == 0) return Clamp(every);
   const uint64_t done = SamplesBefore(run, step) / run.train_samples();
   return Clamp((done / every + 1) * every);
 }
@@ -111,7 +115,7 @@ uint32_t BoundaryAfter(const v1::RunRecord& run, uint32_t step) {
   if (Averages(run.spec())) {
     next = Clamp(uint64_t{step} + StepsOfRound(run.spec().averaging()));
   } else if (run.train_samples() > 0) {
-    next = std::max(step + 1, StepOfEpoch(run, EvaluationEpochAfter(run, step)));
+    next = std::max(step + 1, StepOfEvaluation(run, NextEvaluation(run, step)));
   }
   return total == 0 ? next : std::min(next, total);
 }

@@ -19,7 +19,8 @@ absl::Duration RejoinWait(const v1::RunSpec& spec);
 absl::Duration MinGrace(const v1::RunSpec& spec);
 // First step of the run: 0, or the checkpoint's.
 uint32_t FirstStep(const v1::RunSpec& spec);
-uint32_t EvaluationEpochs(const v1::RunSpec& spec);
+// Between evaluations: steps if evaluation.every_steps is set, else epochs.
+uint32_t EvaluationInterval(const v1::RunSpec& spec);
 // Device kind of the run's groups. Unspecified: any kind, but one kind per group. TF32, which only
 // GPUs support, implies CUDA.
 v1::Cluster::Device RequestedDevice(const v1::RunSpec& spec);
@@ -38,9 +39,10 @@ bool IsLive(v1::RunState state);
 uint32_t TotalSteps(const v1::RunRecord& run);
 // Epochs completed at `step`; 0 while the number of samples is unknown.
 double EpochAt(const v1::RunRecord& run, uint32_t step);
-// Whether an evaluation is due at `step`, and the epoch of the first evaluation after `step`.
+// Whether an evaluation is due at `step`, and when the first one after `step` is due, in the unit
+// of EvaluationInterval.
 bool EvaluationDue(const v1::RunRecord& run, uint32_t step);
-uint32_t EvaluationEpochAfter(const v1::RunRecord& run, uint32_t step);
+uint32_t NextEvaluation(const v1::RunRecord& run, uint32_t step);
 // The next step at which a group at `step` must contribute: after the steps of a round or, in a run
 // that never averages, at the next evaluation; at most the last step.
 uint32_t BoundaryAfter(const v1::RunRecord& run, uint32_t step);

@@ -84,6 +84,7 @@ class Validation : private ProblemCollector {
     CheckCluster();
     CheckStop();
     CheckCheckpoint();
+    CheckEvaluation();
     return std::move(problems_);
   }
 
@@ -273,6 +274,13 @@ class Validation : private ProblemCollector {
       Add(absl::StrCat("model.layer[", layer.spec_layer, "].embedding.vocabulary"), "layer '",
           layer.name, "': is ", vocabulary, "; the loss has ", graph_->classes(),
           " classes; they must be equal, since each token is a class");
+    }
+  }
+
+  void CheckEvaluation() {
+    const v1::Evaluation& evaluation = spec_.evaluation();
+    if (evaluation.has_every_steps()) {
+      AtLeastOne("evaluation.every_steps", evaluation.every_steps());
     }
   }
 

@@ -614,7 +614,7 @@ def attach(
       handle_signals: whether SIGTERM is handled. Default: True.
       evaluate: a function (begin, end) that returns accuracy and mean loss of the model on test
         samples [begin, end), and test_samples, their number. It is called with versions that the
-        model has just adopted, every `evaluation.every_epochs` and at the end of the run; the
+        model has just adopted, after each interval of `evaluation` and at the end of the run; the
         groups divide the samples. All ranks are called alike; the result of rank 0 counts.
 
     With torch.distributed initialized, all ranks call it, and form one group: ranks of

@@ -16,7 +16,7 @@ v1::RunRecord Record(uint32_t groups, uint32_t batch, uint32_t every, uint32_t e
   run.mutable_spec()->mutable_stop()->set_epochs(epochs);
   run.mutable_spec()->mutable_stop()->set_steps(steps);
   run.set_train_samples(samples);
-  run.set_next_evaluation_epoch(EvaluationEpochs(run.spec()));
+  run.set_next_evaluation(EvaluationInterval(run.spec()));
   return run;
 }
 
@@ -27,7 +27,7 @@ TEST(RunTest, DefaultsOfTheSpec) {
   EXPECT_EQ(MinRanksPerGroup(spec), 1u);
   EXPECT_EQ(RejoinWait(spec), absl::Seconds(5));
   EXPECT_EQ(MinGrace(spec), absl::Seconds(10));
-  EXPECT_EQ(EvaluationEpochs(spec), 1u);
+  EXPECT_EQ(EvaluationInterval(spec), 1u);
   EXPECT_FALSE(Averages(spec));
 }
 
@@ -65,7 +65,7 @@ TEST(RunTest, EpochsCountFromCheckpoint) {
   EXPECT_EQ(TotalSteps(run), 50u);
   EXPECT_DOUBLE_EQ(EpochAt(run, 40), 2);
   EXPECT_DOUBLE_EQ(EpochAt(run, 45), 2.5);
-  EXPECT_EQ(EvaluationEpochAfter(run, 40), 3u);
+  EXPECT_EQ(NextEvaluation(run, 40), 3u);
   run.mutable_spec()->mutable_checkpoint()->set_from_position(640 * 3);
   EXPECT_EQ(TotalSteps(run), 40u) << "all epochs are done";
 }
@@ -108,13 +108,27 @@ TEST(RunTest, EvaluationBoundaries) {
 TEST(RunTest, EvaluationDueAfterEpoch) {
   v1::RunRecord run = Record(2, 32, 7, 10, 0, 640);  // 10 steps per epoch
   run.mutable_spec()->mutable_evaluation()->set_every_epochs(2);
-  run.set_next_evaluation_epoch(2);
+  run.set_next_evaluation(2);
   EXPECT_FALSE(EvaluationDue(run, 14));
   EXPECT_TRUE(EvaluationDue(run, 21));
-  EXPECT_EQ(EvaluationEpochAfter(run, 21), 4u);
-  EXPECT_EQ(EvaluationEpochAfter(run, 20), 4u);
-  EXPECT_EQ(EvaluationEpochAfter(run, 19), 2u);
+  EXPECT_EQ(NextEvaluation(run, 21), 4u);
+  EXPECT_EQ(NextEvaluation(run, 20), 4u);
+  EXPECT_EQ(NextEvaluation(run, 19), 2u);
   EXPECT_DOUBLE_EQ(EpochAt(run, 15), 1.5);
+}
+
+TEST(RunTest, EvaluationDueAfterSteps) {
+  v1::RunRecord run = Record(2, 32, 7, 10, 0, 640);
+  run.mutable_spec()->mutable_evaluation()->set_every_steps(10);
+  EXPECT_EQ(EvaluationInterval(run.spec()), 10u);
+  run.set_next_evaluation(10);
+  EXPECT_FALSE(EvaluationDue(run, 7));
+  EXPECT_TRUE(EvaluationDue(run, 14));
+  EXPECT_EQ(NextEvaluation(run, 14), 20u);
+  EXPECT_EQ(NextEvaluation(run, 20), 30u);
+  EXPECT_EQ(BoundaryAfter(run, 14), 21u) << "of a round";
+  run.mutable_spec()->mutable_averaging()->set_every_steps(0);
+  EXPECT_EQ(BoundaryAfter(run, 14), 20u);
 }
 
 TEST(RunTest, TargetIsInclusive) {

@@ -415,6 +415,12 @@ TEST(ValidateTest, PlacedLayers) {
   });
 }
 
+TEST(ValidateTest, EvaluationHasAnInterval) {
+  ExpectProblems({
+      {"", "evaluation { every_steps: 0 }", "evaluation.every_steps", "at least 1"},
+  });
+}
+
 TEST(ValidateTest, Checkpoints) {
   ExpectProblems({
       {"", "checkpoint { every_steps: 16 }", "checkpoint.every_steps",
