@@ -2,13 +2,13 @@
 """Seconds of training until a test accuracy is reached, over slow links, beside other programs.
 
 Each of two groups has a host of its own: a network namespace whose link has the given rate. A Cadre group has one
-worker; an aggregator runs on each of the hosts, and the coordinator on the first. The run file is trained until it
-reaches --target, without TLS. A program to compare with is a command that runs on both hosts at the same time; in it
-{rank}, {world}, {master} and {iface} are replaced. Its first process prints one JSON line with --their-seconds.
-Programs take turns, --rounds times. Prints one JSON line for each run, and a line with medians and ratios at the end:
+worker, or is a PyTorch program of one process (time_to_accuracy_pytorch.py); an aggregator runs on each of the hosts,
+and the coordinator on the first. The run file is trained until it reaches --target, without TLS. A program to compare with is a command that runs on both hosts at the same time; in it
+{rank}, {world}, {master}, {iface} and {seed} are replaced. Its first process prints one JSON line with
+--their-seconds. Programs take turns, --rounds times, each time with another seed. Prints one JSON line for each run, and a line with medians and ratios at the end:
 
-    sudo bench/time_to_accuracy.py --rate 10mbit --target 0.9 \\
-        --peer diloco="python3 localsgd.py --method diloco --groups {world} --group {rank} --master {master} ..."
+    sudo bench/time_to_accuracy.py --rate 10mbit --target 0.9 --members cadre cadre-pytorch \\
+        --peer diloco="python3 localsgd.py --method diloco --groups {world} --group {rank} --seed {seed} ..."
 
 Our seconds include the evaluations; `their` seconds are what the program reports.
 Requires root; see bench/hosts.py.
@@ -31,12 +31,31 @@ from hosts import Hosts  # noqa: E402
 GROUPS = ("group0", "group1")
 COORDINATOR_PORT = 7000
 START_SECONDS = 30
-RUN_FILE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "time_to_accuracy.textproto")
+FOLDER = os.path.dirname(os.path.abspath(__file__))
+RUN_FILE = os.path.join(FOLDER, "time_to_accuracy.textproto")
 
 
 def cpu_model():
     with open("/proc/cpuinfo", encoding="utf-8") as lines:
         return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "unknown")
+
+
+def native_worker(args, coordinator, name, address, _):
+    return [program(args, "cadre-worker"), f"--coordinator={coordinator}", "--insecure", f"--name={name}",
+            "--threads=1", f"--listen={address}:7002", f"--advertise={address}:7002", "--data-root=/"]
+
+
+def pytorch_program(args, coordinator, name, _, seed):
+    return [sys.executable, os.path.join(FOLDER, "time_to_accuracy_pytorch.py"), "--coordinator", coordinator,
+            "--name", name, "--target", str(args.target), "--seed", str(seed)]
+
+
+# The members of the groups, by the name of the contender.
+MEMBERS = {"cadre": native_worker, "cadre-pytorch": pytorch_program}
+
+
+def program(args, name):
+    return os.path.join(os.path.abspath(args.bin), name)
 
 
 class Cluster:
@@ -48,16 +67,14 @@ class Cluster:
         self.processes = []
 
     def __enter__(self):
-        self._start(GROUPS[0], "coordinator", "cadre-coordinator", f"--listen={self.coordinator}",
-                    f"--store={self.folder}/store.db", "--insecure")
+        self._start(GROUPS[0], "coordinator", [program(self.args, "cadre-coordinator"), f"--listen={self.coordinator}",
+                                               f"--store={self.folder}/store.db", "--insecure"])
         for number, host in enumerate(GROUPS):
-            address = self.hosts.address(host)
-            common = (f"--coordinator={self.coordinator}", "--insecure")
-            self._start(host, f"aggregator-{number}", "cadre-aggregator", *common, f"--name=a{number}",
-                        f"--listen={address}:7001", f"--advertise={address}:7001",
-                        f"--data-dir={self.folder}/a{number}")
-            self._start(host, f"worker-{number}", "cadre-worker", *common, f"--name=w{number}", "--threads=1",
-                        f"--listen={address}:7002", f"--advertise={address}:7002", "--data-root=/")
+            address = f"{self.hosts.address(host)}:7001"
+            self._start(host, f"aggregator-{number}",
+                        [program(self.args, "cadre-aggregator"), f"--coordinator={self.coordinator}", "--insecure",
+                         f"--name=a{number}", f"--listen={address}", f"--advertise={address}",
+                         f"--data-dir={self.folder}/a{number}"])
         return self
 
     def __exit__(self, *_):
@@ -66,68 +83,63 @@ class Cluster:
         for process in self.processes:
             process.wait()
 
-    def train(self, run_file):
-        """The summary of the run, after it has ended."""
-        done = subprocess.run(
-            self.hosts.command(GROUPS[0], [self.program("cadre"), "run", run_file, "--coordinator", self.coordinator,
-                                           "--insecure", "--quiet", "-o", "json"]),
-            capture_output=True, text=True, check=False)
+    def train(self, member, seed, run_file):
+        """The run's status after it has ended. `member` makes the command of a group's only member, which submits
+        the run if there is no `run_file`."""
+        if run_file:
+            self._cadre("run", run_file, "--detach")
+        for number, host in enumerate(GROUPS):
+            command = member(self.args, self.coordinator, f"w{number}", self.hosts.address(host), seed)
+            self._start(host, f"w{number}", command)
+        end = time.monotonic() + START_SECONDS
+        while not (runs := self._cadre("runs")["runs"]):
+            if time.monotonic() > end:
+                sys.exit("the run was not submitted")
+            time.sleep(0.2)
+        return self._cadre("wait", runs[0]["run"])
+
+    def _cadre(self, *words):
+        flags = ("--coordinator", self.coordinator, "--insecure", "--quiet", "-o", "json")
+        done = subprocess.run(self.hosts.command(GROUPS[0], [program(self.args, "cadre"), *words, *flags]),
+                              capture_output=True, text=True, check=False)
         if done.returncode != 0:
-            sys.exit(f"cadre run: exit code {done.returncode}\n{done.stdout}{done.stderr}")
+            sys.exit(f"cadre {words[0]}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
         return json.loads(done.stdout)
 
-    def program(self, name):
-        return os.path.join(os.path.abspath(self.args.bin), name)
-
-    def _start(self, host, name, program, *flags):
+    def _start(self, host, name, command):
         log = open(os.path.join(self.folder, name + ".log"), "wb")
-        self.processes.append(self.hosts.start(host, [self.program(program), *flags], stdout=log, stderr=log))
+        self.processes.append(self.hosts.start(host, command, stdout=log, stderr=log))
 
 
-def await_members(cluster):
-    """Waits until all members have joined."""
-    end = time.monotonic() + START_SECONDS
-    while time.monotonic() < end:
-        done = subprocess.run(
-            cluster.hosts.command(GROUPS[0], [cluster.program("cadre"), "status", "--coordinator",
-                                              cluster.coordinator, "--insecure", "--quiet", "-o", "json"]),
-            capture_output=True, text=True, check=False)
-        if done.returncode == 0:
-            status = json.loads(done.stdout)
-            if len(status.get("workers", [])) == len(GROUPS) and len(status.get("aggregators", [])) == len(GROUPS):
-                return
-        time.sleep(0.2)
-    sys.exit("the members of the cluster have not joined; see the logs in " + cluster.folder)
-
-
-def run_ours(args, hosts):
+def run_ours(args, hosts, kind, seed):
     folder = tempfile.mkdtemp(prefix="cadre-time-")
-    run_file = os.path.join(folder, "run.textproto")
-    with open(args.run, encoding="utf-8") as source:
-        text, replaced = re.subn(r"test_accuracy: [0-9.]+", f"test_accuracy: {args.target}", source.read())
-    if replaced != 1:
-        sys.exit(f"{args.run}: the run must stop at one test_accuracy")
-    with open(run_file, "w", encoding="utf-8") as target:
-        target.write(text)
+    run_file = None
+    if kind == "cadre":
+        run_file = os.path.join(folder, "run.textproto")
+        with open(args.run, encoding="utf-8") as source:
+            text = source.read()
+        for field, value in (("test_accuracy", args.target), ("seed", seed)):
+            text, replaced = re.subn(rf"\b{field}: [0-9.]+", f"{field}: {value}", text)
+            if replaced != 1:
+                sys.exit(f"{args.run}: the run must have one {field}")
+        with open(run_file, "w", encoding="utf-8") as target:
+            target.write(text)
     try:
         with Cluster(args, hosts, folder) as cluster:
-            await_members(cluster)
-            summary = cluster.train(run_file)
+            run = cluster.train(MEMBERS[kind], seed, run_file)
         shutil.rmtree(folder)
     except SystemExit:
         print(f"logs: {folder}", file=sys.stderr)
         raise
-    return {"seconds": summary["seconds"], "reached": summary["test_accuracy"] >= args.target,
-            "accuracy": summary["test_accuracy"], "steps": summary["steps"],
-            "traffic_factor": summary["traffic_factor"],
-            "bytes": summary["bytes_across_groups"],
-            "exposed_exchange_seconds": summary["exposed_exchange_seconds"]}
+    return {"seconds": run["seconds"], "reached": run["test"]["accuracy"] >= args.target,
+            "accuracy": run["test"]["accuracy"], "steps": run["step"], "traffic_factor": run["traffic_factor"],
+            "bytes": run["bytes_across_groups"], "exposed_exchange_seconds": run["exposed_exchange_seconds"]}
 
 
-def run_peer(args, hosts, command):
+def run_peer(hosts, command, seconds, seed):
     processes = []
     for rank, host in enumerate(GROUPS):
-        words = command.format(rank=rank, world=len(GROUPS), master=hosts.address(GROUPS[0]), iface="eth0")
+        words = command.format(rank=rank, world=len(GROUPS), master=hosts.address(GROUPS[0]), iface="eth0", seed=seed)
         processes.append(hosts.start(host, shlex.split(words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
     outputs = [process.communicate() for process in processes]
     lines = [line for out, _ in outputs for line in out.splitlines() if line.startswith("{")]
@@ -135,7 +147,7 @@ def run_peer(args, hosts, command):
         sys.exit(f"{command}: failed\n" + "\n".join(err[-2000:] for _, err in outputs))
     values = json.loads(lines[-1])
     kept = ("accuracy", "reached", "steps", "sent_bytes", "torch")
-    return {"seconds": values[args.their_seconds], **{name: values[name] for name in kept if name in values}}
+    return {"seconds": values[seconds], **{name: values[name] for name in kept if name in values}}
 
 
 def parse():
@@ -143,6 +155,8 @@ def parse():
     p.add_argument("--rate", default="100mbit", help="of the link of each host")
     p.add_argument("--run", default=RUN_FILE, help="run file of two groups of one worker")
     p.add_argument("--target", type=float, default=0.9, help="test accuracy, 0..1")
+    p.add_argument("--members", choices=MEMBERS, nargs="+", default=["cadre"],
+                   help="kinds of groups of Cadre to measure: native workers, or PyTorch programs")
     p.add_argument("--peer", action="append", default=[], metavar="NAME=COMMAND", help="repeatable")
     p.add_argument("--their-seconds", default="train_s", help="name of the number that peers print")
     p.add_argument("--rounds", type=int, default=3)
@@ -154,7 +168,7 @@ def parse():
 def main():
     args = parse()
     peers = dict(peer.split("=", 1) for peer in args.peer)
-    seconds = {"cadre": [], **{name: [] for name in peers}}
+    seconds = {name: [] for name in (*args.members, *peers)}
 
     def report(line):
         text = json.dumps({"bench": "time_to_accuracy", "rate": args.rate, "target": args.target, **line})
@@ -166,14 +180,16 @@ def main():
     with Hosts(GROUPS, args.rate) as hosts:
         for round_number in range(args.rounds):
             for name in seconds:
-                result = run_ours(args, hosts) if name == "cadre" else run_peer(args, hosts, peers[name])
+                seed = round_number + 1
+                result = (run_peer(hosts, peers[name], args.their_seconds, seed) if name in peers
+                          else run_ours(args, hosts, name, seed))
                 seconds[name].append(result["seconds"])
                 report({"program": name, "round": round_number, **result})
-    ours = statistics.median(seconds["cadre"])
+    medians = {name: statistics.median(times) for name, times in seconds.items()}
     report({"cpu": cpu_model(), "cores": os.cpu_count(), "run": os.path.basename(args.run),
-            "median_seconds": {name: round(statistics.median(times), 1) for name, times in seconds.items()},
-            "speed_up_over": {name: round(statistics.median(times) / ours, 2)
-                              for name, times in seconds.items() if name != "cadre"}})
+            "median_seconds": {name: round(median, 1) for name, median in medians.items()},
+            **{f"speed_up_of_{ours}_over": {name: round(medians[name] / medians[ours], 2) for name in peers}
+               for ours in args.members}})
 
 
 if __name__ == "__main__":

@@ -229,6 +229,9 @@ class Run {
   void Prepare(const Member& member, const v1::Prepared& prepared);
   // Checks the plan that rank 0 reports, if any.
   absl::Status CheckReportedPlan(const Slot& slot, const v1::Prepared& prepared) const;
+  // Whether prepared groups wait for one that has read the data: programs need not know it, but the
+  // length of the run depends on it.
+  bool AwaitsData() const;
   void MaybeStart();
   void StartGroup(Slot& slot, bool catches_up);
   // Whether the shards do not store the version any more that the group starts from, and the group

@@ -345,6 +345,10 @@ absl::Status Run::CheckReportedPlan(const Slot& slot, const v1::Prepared& prepar
   return options_.check_plan ? options_.check_plan(spec(), prepared.plan()) : absl::OkStatus();
 }
 
+bool Run::AwaitsData() const {
+  return record_.train_samples() == 0 && spec().stop().steps() == 0 && !slots_.prepared().empty();
+}
+
 // The first groups start together, so that all contribute to the first round. They wait at most
 // rejoin_wait, counted from the first prepared group, for groups that are not prepared yet.
 void Run::MaybeStart() {
@@ -354,9 +358,7 @@ void Run::MaybeStart() {
   }
   // Their first version must be the newest, and they pull it from all shards.
   if (!shards_open() || committing()) return;
-  // The groups whose programs do not know the data wait for one that has read it, if the length of
-  // the run depends on it.
-  if (record_.train_samples() == 0 && spec().stop().steps() == 0) return;
+  if (AwaitsData()) return;
   if (record_.state() == v1::RUN_STATE_QUEUED) {
     barrier_since_ = std::min(barrier_since_, cluster_.now());
     const bool all = slots_.prepared().size() == slots_.size();

@@ -197,6 +197,9 @@ std::string Run::WaitReason() const {
   }
   if (std::string reason = RestoreReason(); !reason.empty()) return reason;
   if (slots_.waiting().size() < slots_.size()) {
+    if (AwaitsData()) {
+      return "waiting for a worker of Cadre, which reads the data: programs alone need stop.steps";
+    }
     if (record_.state() == v1::RUN_STATE_QUEUED) return "workers are preparing";
     const uint32_t min_groups = spec().averaging().min_groups();
     const size_t alive = slots_.started().size();

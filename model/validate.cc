@@ -225,12 +225,14 @@ class Validation : private ProblemCollector {
     excluded("optimizer", spec_.has_optimizer());
     excluded("schedule", spec_.has_schedule());
     excluded("checkpoint.directory", !spec_.checkpoint().directory().empty());
-    excluded("stop.test_accuracy", spec_.stop().test_accuracy() != 0);
     if (spec_.averaging().every_steps() == 0) {
       Add("averaging.every_steps", "is 0; programs with a loop of their own can only be averaged");
     }
     if (spec_.stop().steps() == 0 && model.epoch_samples() == 0) {
-      Add("stop.epochs", "requires model.opaque.epoch_samples; or give stop.steps");
+      Add("model.opaque.epoch_samples", "is missing; a run without it must end by stop.steps");
+    }
+    if (spec_.stop().test_accuracy() != 0 && model.test_samples() == 0) {
+      Add("stop.test_accuracy", "requires model.opaque.test_samples, which the programs evaluate");
     }
     if (model.test_samples() > kMaxOpaqueSamples) {
       Add("model.opaque.test_samples", "is ", model.test_samples(), "; at most ", kMaxOpaqueSamples,

@@ -310,8 +310,8 @@ class Group:
 
     def __iter__(self) -> Iterator[int]:
         """Yields the number of each step until the run ends, while the group is attached."""
+        self._iterates = True
         with self:
-            self._iterates = True
             while not self._ended:
                 yield self.step
             if self._leaving:
@@ -323,8 +323,10 @@ class Group:
             if self._handle_signals and threading.current_thread() is threading.main_thread():
                 self._handlers[signal.SIGTERM] = signal.signal(signal.SIGTERM, self._on_sigterm)
             self._boundary(self._timeout)
-        except BaseException:
+        except BaseException as error:
             self.close("could not begin")
+            if isinstance(error, Left):
+                raise SystemExit(128 + signal.SIGTERM) from None
             raise
         self._optimizer._cadre_group = self  # type: ignore[attr-defined]
         self._hook = self._optimizer.register_step_post_hook(self._after_step)
@@ -449,9 +451,11 @@ class Group:
         if self._handle is None:
             return
         if isinstance(loss, torch.Tensor) and loss.device.type != "cpu":
-            self._losses.append(loss.detach())
+            # A copy, since recorded graphs overwrite their outputs in the next step.
+            self._losses.append(loss.detach().clone())
         else:
-            self._library.cadre_group_report_loss(self._handle, float(loss))
+            value = loss.item() if isinstance(loss, torch.Tensor) else loss
+            self._library.cadre_group_report_loss(self._handle, value)
 
     def _report_device_losses(self) -> None:
         for loss in self._losses:

@@ -138,6 +138,18 @@ def test_terminated_program_leaves_after_a_version(cluster: Cluster) -> None:
     stop(cluster, programs[0])
 
 
+def assert_ends_before_it_begins(cluster: Cluster, program: Program) -> None:
+    wait_for(lambda: cluster.client.status()["workers"], "the program to join")
+    program.process.send_signal(signal.SIGTERM)
+    assert program.wait(30) == 128 + signal.SIGTERM
+    assert program.err.read_text() == ""
+    assert program.lines() == []
+
+
+def test_terminated_program_ends_before_it_begins(cluster: Cluster) -> None:
+    assert_ends_before_it_begins(cluster, cluster.start("waits", "program.py", "--spec", spec(groups=2)))
+
+
 def test_interrupt_leaves(cluster: Cluster) -> None:
     program = cluster.start("p", "program.py", "--spec", spec(groups=1, steps=ENDLESS))
     wait_for(lambda: len(program.versions()) > 1, "versions")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from processes import Cluster, wait_for
-from test_groups import assert_agree, last
+from test_groups import assert_agree, assert_ends_before_it_begins, last
 
 _FILES = "/usr/share/datasets/fashion-mnist"
 _RUN = f"""
@@ -88,3 +88,8 @@ def test_either_group_continues_without_the_other(cluster: Cluster) -> None:
     before = version()
     wait_for(lambda: version() > before + 1, "versions of both")
     assert_agree(program, returned)
+
+
+def test_terminated_loop_ends_before_it_begins(cluster: Cluster) -> None:
+    run = cluster.client.submit(run_file(cluster.folder, 160))
+    assert_ends_before_it_begins(cluster, cluster.start("waits", "fashion_program.py", "--run", run))

@@ -86,6 +86,41 @@ TEST_F(MachineProgramsTest, AProgramTakesASlotBesideNativeGroups) {
   }
 }
 
+TEST_F(MachineProgramsTest, ProgramsThatDoNotKnowTheDataWaitForAWorker) {
+  cluster_.AddAggregator("agg-0");
+  v1::RunSpec spec = MakeSpec(2, 1, 5, 20);
+  spec.mutable_stop()->clear_steps();
+  spec.mutable_stop()->set_epochs(1);
+  const std::string run = cluster_.Submit(spec);
+  cluster_.behaviour.on_prepared = [](v1::Prepared& prepared) {
+    if (prepared.place().group() == 0) prepared.clear_train_samples();
+  };
+  const FakeWorker& program = cluster_.AddRank("program", run, 1, 0);
+  cluster_.Run(absl::Minutes(1));
+  EXPECT_FALSE(program.start.has_value());
+  EXPECT_THAT(cluster_.RunStatus(run).reason(), HasSubstr("programs alone need stop.steps"));
+  cluster_.AddWorker("native");
+  EXPECT_TRUE(program.start.has_value());
+  EXPECT_EQ(cluster_.RunStatus(run).reason(), "");
+}
+
+TEST_F(MachineProgramsTest, ProgramsStopAtATargetAccuracy) {
+  cluster_.AddAggregator("agg-0");
+  v1::RunSpec spec = OpaqueSpec(1);
+  spec.mutable_model()->mutable_opaque()->set_test_samples(kTestSamples);
+  spec.mutable_model()->mutable_opaque()->set_epoch_samples(kTrainSamples);
+  spec.mutable_checkpoint()->set_from("/model.safetensors");
+  spec.mutable_stop()->set_test_accuracy(0.01F);
+  spec.mutable_stop()->set_steps(1'000'000);
+  spec.mutable_evaluation()->set_every_steps(10);
+  const std::string run = cluster_.Submit(spec);
+  cluster_.AddRank("a", run, 1, 0);
+  cluster_.behaviour.train = true;
+  ASSERT_TRUE(cluster_.RunUntilEnded(run));
+  EXPECT_EQ(cluster_.RunStatus(run).state(), v1::RUN_STATE_DONE);
+  EXPECT_LT(cluster_.RunStatus(run).step(), 1000U);
+}
+
 TEST_F(MachineProgramsTest, ProgramsEvaluateIfTheirModelHasTestSamples) {
   cluster_.AddAggregator("agg-0");
   v1::RunSpec spec = OpaqueSpec(2);

@@ -62,7 +62,9 @@ TEST(OpaqueTest, ProblemsNameTheField) {
   EXPECT_THAT(ProblemOf("optimizer { sgd {} }"), HasSubstr("optimizer: cannot be combined"));
   EXPECT_THAT(ProblemOf("averaging { every_steps: 0 }"), HasSubstr("averaging.every_steps: is 0"));
   EXPECT_THAT(ProblemOf("stop { steps: 0 epochs: 2 }"),
-              HasSubstr("stop.epochs: requires model.opaque.epoch_samples"));
+              HasSubstr("model.opaque.epoch_samples: is missing"));
+  EXPECT_THAT(ProblemOf("stop { test_accuracy: 0.9 }"),
+              HasSubstr("stop.test_accuracy: requires model.opaque.test_samples"));
   EXPECT_THAT(ProblemOf("model { opaque { test_samples: 9223372036854775808 } }"),
               HasSubstr("model.opaque.test_samples: is 9223372036854775808; at most"));
   EXPECT_FALSE(Graph::FromModel(OpaqueSpec().model()).ok()) << "nothing can be planned";
