@@ -28,6 +28,7 @@
 #include "base/protocol.h"
 #include "base/secret_key.h"
 #include "coordinator/keys.h"
+#include "coordinator/run_rules.h"
 #include "model/validate.h"
 #include "proto/enum_text.h"
 
@@ -226,6 +227,7 @@ void Cluster::Update(Member& member, const v1::Hello& hello) {
   record.set_host(hello.host());
   record.set_device(hello.device());
   record.set_device_kind(hello.device_kind());
+  *record.mutable_precisions() = hello.precisions();
   record.clear_reservation();
   if (hello.has_reservation()) *record.mutable_reservation() = hello.reservation();
   // A reconnect usually leaves the record unchanged; it is then not written again.
@@ -484,12 +486,12 @@ std::string Cluster::ExcludedWorkers() const {
                       " excluded (see 'cadre members')");
 }
 
-size_t Cluster::CountTrusted(v1::Cluster::Device kind) const {
+size_t Cluster::CountTrusted(v1::Cluster::Device kind, v1::RunSpec::Precision precision) const {
   const Membership::Ids& idle = members_.idle();
   return std::count_if(idle.begin(), idle.end(), [&](const std::string& id) {
     const Member& member = *members_.Find(id);
     return !member.record.has_reservation() && member.record.device_kind() == kind &&
-           standings_.IsTrusted(WorkerOf(member), now_);
+           Supports(member.record, precision) && standings_.IsTrusted(WorkerOf(member), now_);
   });
 }
 

@@ -139,7 +139,7 @@ class Cluster {
   // one host adjacent.
   std::vector<std::string> IdleByHost() const;
   // Number of idle workers by which a group may grow.
-  size_t CountTrusted(v1::Cluster::Device kind) const;
+  size_t CountTrusted(v1::Cluster::Device kind, v1::RunSpec::Precision precision) const;
   // What a live run waits for: `slots` groups of `ranks` workers of one kind (unspecified: any).
   struct Demand {
     v1::Cluster::Device device = v1::Cluster::DEVICE_UNSPECIFIED;

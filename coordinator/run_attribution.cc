@@ -129,14 +129,11 @@ void Run::JudgeReports() {
 }
 
 size_t Run::CountHosts() const {
-  const v1::Cluster::Device device = RequestedDevice(spec());
   std::set<absl::string_view> hosts;
   for (const auto& [id, member] : cluster_.members().all()) {
     // Also one that connects again: its lease has not ended.
     if (!member.worker()) continue;
-    if (device == v1::Cluster::DEVICE_UNSPECIFIED || device == member.record.device_kind()) {
-      hosts.insert(member.record.host());
-    }
+    if (Suits(member.record, spec())) hosts.insert(member.record.host());
   }
   for (const auto& [host, lost] : cluster_.lost_hosts()) {
     if (cluster_.now() - lost < kReturn) hosts.insert(host);

@@ -80,30 +80,22 @@ void Run::ReserveFor(std::vector<std::string>& idle) const {
   Take(reserved, idle);
 }
 
-// The workers divided by device kind, without kinds that the run does not accept. The kind of the
-// first worker comes first; but a run in bf16 tries CUDA devices first, because not every CPU can
-// compute in bf16, and workers do not report whether theirs can.
+// The workers that suit the run, divided by device kind. The kind of the first worker comes first.
 std::vector<std::vector<std::string>> Run::GroupByDevice(
     const std::vector<std::string>& idle) const {
-  const v1::Cluster::Device device = RequestedDevice(spec());
   std::vector<v1::Cluster::Device> kinds;
   std::vector<std::vector<std::string>> workers;
   if (spec().model().has_opaque()) return {};
   for (const std::string& id : idle) {
     const v1::MemberRecord& worker = cluster_.members().Find(id)->record;
-    if (worker.has_reservation()) continue;
+    if (worker.has_reservation() || !Suits(worker, spec())) continue;
     const v1::Cluster::Device kind = worker.device_kind();
-    if (device != v1::Cluster::DEVICE_UNSPECIFIED && kind != device) continue;
     const auto index = std::find(kinds.begin(), kinds.end(), kind) - kinds.begin();
     if (index == std::ssize(kinds)) {
       kinds.push_back(kind);
       workers.emplace_back();
     }
     workers[index].push_back(id);
-  }
-  const auto cuda = std::find(kinds.begin(), kinds.end(), v1::Cluster::CUDA) - kinds.begin();
-  if (spec().precision() == v1::RunSpec::BF16 && cuda < std::ssize(kinds)) {
-    std::rotate(workers.begin(), workers.begin() + cuda, workers.begin() + cuda + 1);
   }
   return workers;
 }

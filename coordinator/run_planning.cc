@@ -102,7 +102,7 @@ bool Run::MaybeGrow(Slot& slot) {
   if (slot.ranks() >= requested || record_.state() != v1::RUN_STATE_RUNNING) return false;
   const v1::Cluster::Device kind = DeviceKindOf(slot);
   const size_t reserved = cluster_.DemandUpTo(number(), kind);
-  const size_t idle = cluster_.CountTrusted(kind);
+  const size_t idle = cluster_.CountTrusted(kind, spec().precision());
   if (idle <= reserved) return false;
   size_t ranks = std::min(requested, slot.ranks() + idle - reserved);
   while (ranks > slot.ranks() && !options_.plan(spec(), ranks).ok()) --ranks;

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "absl/algorithm/container.h"
 #include "model/coding.h"
 #include "model/data_position.h"
 #include "model/outer_optimizer.h"
@@ -69,6 +70,16 @@ uint32_t EvaluationInterval(const v1::RunSpec& spec) {
 
 v1::Cluster::Device RequestedDevice(const v1::RunSpec& spec) {
   return spec.precision() == v1::RunSpec::TF32 ? v1::Cluster::CUDA : spec.cluster().device();
+}
+
+bool Supports(const v1::MemberRecord& worker, v1::RunSpec::Precision precision) {
+  return precision <= v1::RunSpec::FP32 || absl::c_linear_search(worker.precisions(), precision);
+}
+
+bool Suits(const v1::MemberRecord& worker, const v1::RunSpec& spec) {
+  const v1::Cluster::Device device = RequestedDevice(spec);
+  return (device == v1::Cluster::DEVICE_UNSPECIFIED || device == worker.device_kind()) &&
+         Supports(worker, spec.precision());
 }
 
 bool Averages(const v1::RunSpec& spec) { return spec.averaging().every_steps() > 0; }

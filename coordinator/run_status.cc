@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "base/digest.h"
 #include "coordinator/prediction_error_cause.h"
@@ -229,13 +230,20 @@ std::string Run::MissingWorkers() const {
   const auto cuda = static_cast<int64_t>(members.CountIdle(v1::Cluster::CUDA));
   const int64_t cpu = std::ssize(members.idle()) - cuda;
   const v1::Cluster::Device device = RequestedDevice(spec());
+  const v1::RunSpec::Precision precision = spec().precision();
+  const bool wide = precision <= v1::RunSpec::FP32;
+  const std::string supporting =
+      wide ? "" : absl::StrCat(" that support ", v1::RunSpec::Precision_Name(precision));
+  const auto suitable = absl::c_count_if(members.idle(), [&](const std::string& id) {
+    return Supports(members.Find(id)->record, precision);
+  });
   if (device == v1::Cluster::CUDA) {
     return absl::StrCat("waiting for ", ranks, ranks == 1 ? " worker" : " workers",
-                        " with CUDA devices; idle: ", cuda, " with CUDA devices, ", cpu,
-                        " with CPUs", cluster_.ExcludedWorkers());
+                        " with CUDA devices", supporting, "; idle: ", cuda, " with CUDA devices, ",
+                        cpu, " with CPUs", cluster_.ExcludedWorkers());
   }
-  if (cuda == 0) {
-    return absl::StrCat("waiting for workers: ", members.idle().size(), " of ", ranks,
+  if (cuda == 0 || !wide) {
+    return absl::StrCat("waiting for workers", supporting, ": ", suitable, " of ", ranks,
                         " for a group are idle", cluster_.ExcludedWorkers());
   }
   return absl::StrCat("waiting for ", ranks, ranks == 1 ? " worker" : " workers",

@@ -413,7 +413,9 @@ class Backend {
   virtual Device& device() = 0;
   // Type of activations: fp32, or bf16 under Precision::kBf16.
   virtual DType activation_type() const = 0;
-  // Errors: InvalidArgument for a precision that the back end lacks. Requires: no work is pending.
+  // Errors: InvalidArgument for a precision that the back end lacks.
+  virtual absl::Status CheckPrecision(Precision precision) const = 0;
+  // Errors: those of CheckPrecision. Requires: no work is pending.
   virtual absl::Status SetPrecision(Precision precision) = 0;
   // To be called after parameters in [weights] were written by other means than these kernels'
   // updates; back ends that keep a copy in another type refresh it.

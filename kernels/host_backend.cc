@@ -13,6 +13,7 @@
 #include <cstring>
 #include <vector>
 
+#include "base/status.h"
 #include "base/vector_loop.h"
 #include "glog/logging.h"
 #include "tensor/box_values.h"
@@ -46,13 +47,18 @@ int InnerDimension(const Shape& whole, const Shape& here, int64_t* run) {
 
 }  // namespace
 
-absl::Status HostBackend::SetPrecision(Precision precision) {
+absl::Status HostBackend::CheckPrecision(Precision precision) const {
   if (precision == Precision::kTf32) {
     return absl::InvalidArgumentError("precision TF32 needs a CUDA device; give FP32");
   }
   if (precision == Precision::kBf16 && !without_bf16_.empty()) {
     return absl::InvalidArgumentError(without_bf16_);
   }
+  return absl::OkStatus();
+}
+
+absl::Status HostBackend::SetPrecision(Precision precision) {
+  CADRE_RETURN_IF_ERROR(CheckPrecision(precision));
   precision_ = precision;
   return absl::OkStatus();
 }

@@ -337,6 +337,7 @@ class HostBackend : public Backend {
   DType activation_type() const final {
     return precision_ == Precision::kBf16 ? DType::kBFloat16 : DType::kFloat32;
   }
+  absl::Status CheckPrecision(Precision precision) const final;
   absl::Status SetPrecision(Precision precision) override;
   void WeightsChanged(ConstFloatSpan /*weights*/) override {}
 

@@ -13,6 +13,14 @@
 namespace cadre {
 namespace {
 
+// Those besides FP32.
+std::vector<v1::RunSpec::Precision> PrecisionsOf(const Backend& kernels) {
+  std::vector<v1::RunSpec::Precision> precisions;
+  if (kernels.CheckPrecision(Precision::kTf32).ok()) precisions.push_back(v1::RunSpec::TF32);
+  if (kernels.CheckPrecision(Precision::kBf16).ok()) precisions.push_back(v1::RunSpec::BF16);
+  return precisions;
+}
+
 class NativeTrainer final : public GenerationTrainer {
  public:
   NativeTrainer(const WorkerOptions& options, std::unique_ptr<Compute> compute)
@@ -20,12 +28,14 @@ class NativeTrainer final : public GenerationTrainer {
         compute_(std::move(compute)),
         device_name_(compute_->name()),
         device_kind_(compute_->kernels().device().is_host() ? v1::Cluster::CPU : v1::Cluster::CUDA),
-        memory_bytes_(compute_->memory_bytes()) {}
+        memory_bytes_(compute_->memory_bytes()),
+        precisions_(PrecisionsOf(compute_->kernels())) {}
 
   void Describe(v1::Hello& hello) const override {
     hello.set_device(device_name_);
     hello.set_device_kind(device_kind_);
     hello.set_memory_bytes(memory_bytes_);
+    hello.mutable_precisions()->Add(precisions_.begin(), precisions_.end());
   }
 
   Result Train(GroupSession& session, const MemberLoopOptions& loop, Counters& counters) override {
@@ -84,6 +94,7 @@ class NativeTrainer final : public GenerationTrainer {
   const std::string device_name_;
   const v1::Cluster::Device device_kind_;
   const uint64_t memory_bytes_;
+  const std::vector<v1::RunSpec::Precision> precisions_;
 };
 
 }  // namespace

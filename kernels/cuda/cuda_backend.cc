@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/status.h"
 #include "kernels/cuda/cuda_context.h"
 
 namespace cadre {
@@ -78,6 +79,7 @@ class CudaBackend final : public Backend {
   DType activation_type() const override {
     return context_.precision == Precision::kBf16 ? DType::kBFloat16 : DType::kFloat32;
   }
+  absl::Status CheckPrecision(Precision precision) const override;
   absl::Status SetPrecision(Precision precision) override;
   void WeightsChanged(ConstFloatSpan weights) override {
     if (context_.precision == Precision::kBf16) context_.copies.Renew(weights);
@@ -88,7 +90,7 @@ class CudaBackend final : public Backend {
   CudaContext context_;
 };
 
-absl::Status CudaBackend::SetPrecision(Precision precision) {
+absl::Status CudaBackend::CheckPrecision(Precision precision) const {
   const int capability = context_.device.capability();
   if (precision != Precision::kFp32 && capability < kMinCapability) {
     return absl::InvalidArgumentError(
@@ -96,6 +98,11 @@ absl::Status CudaBackend::SetPrecision(Precision precision) {
                      " needs compute capability ", kMinCapability / 10, ".", kMinCapability % 10,
                      "; ", context_.device.name(), " has ", capability / 10, ".", capability % 10));
   }
+  return absl::OkStatus();
+}
+
+absl::Status CudaBackend::SetPrecision(Precision precision) {
+  CADRE_RETURN_IF_ERROR(CheckPrecision(precision));
   context_.precision = precision;
   context_.math->set_tf32(precision == Precision::kTf32);
   context_.copies.Clear();

@@ -297,11 +297,14 @@ std::vector<v1::CoordinatorMessage> FakeCluster::SentTo(ConnectionId connection)
 }
 
 FakeWorker& FakeCluster::AddWorker(const std::string& name, const std::string& host,
-                                   const std::string& device) {
+                                   const std::string& device,
+                                   std::vector<v1::RunSpec::Precision> precisions) {
   FakeWorker& worker = workers_.emplace_back();
   worker.name = name;
   worker.host = host;
   worker.device = device;
+  worker.precisions = std::move(precisions);
+  if (absl::StartsWith(device, "cuda")) worker.precisions = {v1::RunSpec::TF32, v1::RunSpec::BF16};
   worker.incarnation = NewIncarnation();
   Connect(worker);
   return worker;
@@ -346,6 +349,7 @@ v1::Hello FakeCluster::WorkerHello(const FakeWorker& worker) const {
   hello.set_device(worker.device);
   hello.set_device_kind(absl::StartsWith(worker.device, "cuda") ? v1::Cluster::CUDA
                                                                 : v1::Cluster::CPU);
+  hello.mutable_precisions()->Add(worker.precisions.begin(), worker.precisions.end());
   hello.set_cores(worker.cores);
   hello.set_memory_bytes(worker.memory_bytes);
   hello.set_member_id(worker.member_id);

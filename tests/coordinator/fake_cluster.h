@@ -38,6 +38,8 @@ struct FakeWorker {
   std::string device;
   uint32_t cores = 0;
   uint64_t memory_bytes = 0;
+  // All that exist for CUDA devices.
+  std::vector<v1::RunSpec::Precision> precisions;
   // Of a program's rank.
   std::optional<v1::Reservation> reservation;
   std::string incarnation;
@@ -127,7 +129,8 @@ class FakeCluster {
 
   // ---- Members
   FakeWorker& AddWorker(const std::string& name, const std::string& host = "host",
-                        const std::string& device = "processor, 1 thread");
+                        const std::string& device = "processor, 1 thread",
+                        std::vector<v1::RunSpec::Precision> precisions = {});
   // Adds a rank of a program for a run.
   FakeWorker& AddRank(const std::string& program, const std::string& run, uint32_t ranks,
                       uint32_t rank);

@@ -27,8 +27,9 @@ class MachineGroupsTest : public MachineTest {
     AddMembers(every_steps > 0 ? 1 : 0, workers + spares);
     return cluster_.Submit(MakeSpec(groups, ranks, every_steps, 1000));
   }
-  void AddDevice(const std::string& name, const char* device) {
-    cluster_.AddWorker(name, "host", device);
+  void AddDevice(const std::string& name, const char* device,
+                 std::vector<v1::RunSpec::Precision> precisions = {}) {
+    cluster_.AddWorker(name, "host", device, std::move(precisions));
   }
 };
 
@@ -319,14 +320,37 @@ TEST_F(MachineGroupsTest, RunGetsRequestedDevices) {
   EXPECT_EQ(RunStateOf(precise), v1::RUN_STATE_RUNNING);
 }
 
-// Not every CPU can compute in bf16.
-TEST_F(MachineGroupsTest, Bf16PrefersCudaDevices) {
+TEST_F(MachineGroupsTest, WorkersSupportThePrecision) {
   AddDevice("c0", kCpu);
-  AddDevice("g0", kGpu);
   v1::RunSpec spec = MakeSpec(1, 1, 0, 1000);
   spec.set_precision(v1::RunSpec::BF16);
-  EXPECT_EQ(cluster_.Rank(cluster_.Submit(spec), 0, 0).name, "g0");
-  EXPECT_EQ(cluster_.Rank(cluster_.Submit(spec), 0, 0).name, "c0");
+  const std::string run = cluster_.Submit(spec);
+  cluster_.Run(absl::Minutes(1));
+  EXPECT_EQ(cluster_.RunStatus(run).reason(),
+            "waiting for workers that support BF16: 0 of 1 for a group are idle");
+  AddDevice("c1", kCpu, {v1::RunSpec::BF16});
+  EXPECT_EQ(cluster_.Rank(run, 0, 0).name, "c1");
+}
+
+// A group of the run must not end because a worker is idle that it cannot use.
+TEST_F(MachineGroupsTest, GrowsOnlyWithWorkersThatSupportThePrecision) {
+  cluster_.AddAggregator("agg-0");
+  AddDevice("c0", kCpu, {v1::RunSpec::BF16});
+  AddDevice("c1", kCpu, {v1::RunSpec::BF16});
+  v1::RunSpec spec = MakeSpec(1, 2, 5, 1000);
+  spec.set_precision(v1::RunSpec::BF16);
+  const std::string run = cluster_.Submit(spec);
+  cluster_.Kill(cluster_.Rank(run, 0, 1));
+  cluster_.Run(absl::Minutes(1));
+  ASSERT_EQ(cluster_.Group(run, 0).members_size(), 1);
+  AddDevice("c2", kCpu);
+  Train(run);
+  ASSERT_EQ(cluster_.RunStatus(run).version(), 1u);
+  EXPECT_EQ(cluster_.Counter("groups_grown"), 0u);
+  AddDevice("c3", kCpu, {v1::RunSpec::BF16});
+  Train(run);
+  ASSERT_EQ(cluster_.RunStatus(run).version(), 2u);
+  EXPECT_EQ(cluster_.Counter("groups_grown"), 1u);
 }
 
 TEST_F(MachineGroupsTest, GrowsOnlyWithDevicesOfSameKind) {
