@@ -141,6 +141,10 @@ struct EmbeddingDims {
 struct AttentionDims {
   int64_t batch = 0, tokens = 0, heads = 0, head_features = 0;
   bool causal = false;
+  // Tokens with this id are padding: keys that no query attends to, except in samples of padding
+  // alone.
+  int64_t padding_token = kNoPadding;
+  static constexpr int64_t kNoPadding = -1;
   friend auto operator<=>(const AttentionDims&, const AttentionDims&) = default;
 };
 
@@ -249,15 +253,17 @@ class DenseKernels {
   // Fills dw and dpositions (which may be empty). The order of sums depends on the ids only.
   virtual void EmbeddingBackward(const EmbeddingDims& dims, ConstFloatSpan ids, ConstValues dy,
                                  FloatSpan dw, FloatSpan dpositions) = 0;
-  // qkv: [batch, tokens, heads, 3, head_features]. Fills context [batch, tokens, heads,
-  // head_features], the softmax of the scores q k^T / sqrt(head_features) times v; and statistics
-  // [batch, heads, tokens], for each query the logarithm of the sum of the exponentials of its
-  // scores. Causal: a query has no scores for later tokens.
-  virtual void AttentionForward(const AttentionDims& dims, ConstValues qkv, Values context,
-                                FloatSpan statistics) = 0;
+  // qkv: [batch, tokens, heads, 3, head_features]. ids: [batch, tokens], whole numbers; empty
+  // without a padding token. Fills context [batch, tokens, heads, head_features], the softmax of
+  // the scores q k^T / sqrt(head_features) times v; and statistics [batch, heads, tokens], for each
+  // query the logarithm of the sum of the exponentials of its scores. Causal: a query has no scores
+  // for later tokens. A query without scores has context and statistic 0.
+  virtual void AttentionForward(const AttentionDims& dims, ConstFloatSpan ids, ConstValues qkv,
+                                Values context, FloatSpan statistics) = 0;
   // Requires: context and statistics as forward filled them.
-  virtual void AttentionBackward(const AttentionDims& dims, ConstValues qkv, ConstValues context,
-                                 ConstValues dcontext, ConstFloatSpan statistics, Values dqkv) = 0;
+  virtual void AttentionBackward(const AttentionDims& dims, ConstFloatSpan ids, ConstValues qkv,
+                                 ConstValues context, ConstValues dcontext,
+                                 ConstFloatSpan statistics, Values dqkv) = 0;
 };
 
 // Convolution and pooling.

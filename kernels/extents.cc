@@ -93,7 +93,10 @@ EmbeddingSizes SizesOf(const EmbeddingDims& d) {
 AttentionSizes SizesOf(const AttentionDims& d) {
   CheckNotNegative({d.batch, d.tokens, d.heads, d.head_features});
   const int64_t context = d.batch * d.tokens * d.heads * d.head_features;
-  return {.qkv = 3 * context, .context = context, .statistics = d.batch * d.heads * d.tokens};
+  return {.ids = d.padding_token == AttentionDims::kNoPadding ? 0 : d.batch * d.tokens,
+          .qkv = 3 * context,
+          .context = context,
+          .statistics = d.batch * d.heads * d.tokens};
 }
 
 void CheckSize(absl::string_view name, size_t actual, int64_t expected) {
@@ -143,8 +146,10 @@ void CheckEmbedding(const EmbeddingDims& dims, size_t ids, size_t w, size_t posi
   CHECK_GE(elements, sizes.positions) << "elements of positions";
 }
 
-void CheckAttention(const AttentionDims& dims, size_t qkv, size_t context, size_t statistics) {
+void CheckAttention(const AttentionDims& dims, size_t ids, size_t qkv, size_t context,
+                    size_t statistics) {
   const AttentionSizes sizes = SizesOf(dims);
+  CheckSize("ids", ids, sizes.ids);
   CheckSize("qkv", qkv, sizes.qkv);
   CheckSize("context", context, sizes.context);
   CheckSize("statistics", statistics, sizes.statistics);

@@ -51,7 +51,7 @@ struct EmbeddingSizes {
 EmbeddingSizes SizesOf(const EmbeddingDims& dims);
 
 struct AttentionSizes {
-  int64_t qkv = 0, context = 0, statistics = 0;
+  int64_t ids = 0, qkv = 0, context = 0, statistics = 0;
 };
 
 // Requires: no negative extent.
@@ -75,7 +75,8 @@ void CheckGlobalPooling(int64_t batch, int64_t positions, int64_t channels, int6
 void CheckChannels(const RowsDims& dims, std::initializer_list<size_t> spans);
 // `positions` is empty, or holds whole rows and at least those that `dims` needs.
 void CheckEmbedding(const EmbeddingDims& dims, size_t ids, size_t w, size_t positions, size_t y);
-void CheckAttention(const AttentionDims& dims, size_t qkv, size_t context, size_t statistics);
+void CheckAttention(const AttentionDims& dims, size_t ids, size_t qkv, size_t context,
+                    size_t statistics);
 // `dx` may be empty.
 void CheckMultiply(const MultiplyDims& dims, size_t x, size_t factor, size_t y);
 void CheckLoss(int64_t rows, int64_t classes, size_t x, size_t labels, size_t dx);

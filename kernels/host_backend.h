@@ -147,17 +147,18 @@ class HostDense final : public DenseKernels, private Caller {
     CheckNumbers("token", ids, dims.vocabulary);
     this->Call(&Operations::EmbeddingBackward, dims, ids, dy, dw, dpositions);
   }
-  void AttentionForward(const AttentionDims& dims, ConstValues qkv, Values context,
-                        FloatSpan statistics) override {
-    CheckAttention(dims, qkv.size(), context.size(), statistics.size());
-    this->Call(&Operations::AttentionForward, dims, qkv, context, statistics);
+  void AttentionForward(const AttentionDims& dims, ConstFloatSpan ids, ConstValues qkv,
+                        Values context, FloatSpan statistics) override {
+    CheckAttention(dims, ids.size(), qkv.size(), context.size(), statistics.size());
+    this->Call(&Operations::AttentionForward, dims, ids, qkv, context, statistics);
   }
-  void AttentionBackward(const AttentionDims& dims, ConstValues qkv, ConstValues context,
-                         ConstValues dcontext, ConstFloatSpan statistics, Values dqkv) override {
-    CheckAttention(dims, qkv.size(), context.size(), statistics.size());
+  void AttentionBackward(const AttentionDims& dims, ConstFloatSpan ids, ConstValues qkv,
+                         ConstValues context, ConstValues dcontext, ConstFloatSpan statistics,
+                         Values dqkv) override {
+    CheckAttention(dims, ids.size(), qkv.size(), context.size(), statistics.size());
     CheckSize("dcontext", dcontext.size(), SizesOf(dims).context);
     CheckSize("dqkv", dqkv.size(), SizesOf(dims).qkv);
-    this->Call(&Operations::AttentionBackward, dims, qkv, context, dcontext, statistics, dqkv);
+    this->Call(&Operations::AttentionBackward, dims, ids, qkv, context, dcontext, statistics, dqkv);
   }
 };
 

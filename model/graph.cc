@@ -119,7 +119,10 @@ class Walk {
     layer.kind = *KindOf(spec.op_case());
     layer.spec_layer = i;
     layer.settings = spec;
-    if (!FindInputs(i, spec, &layer) || !CheckTokens(layer) || !FindTie(&layer)) return false;
+    if (!FindInputs(i, spec, &layer) || !CheckTokens(layer) || !FindTie(&layer) ||
+        !AddPadding(&layer)) {
+      return false;
+    }
     if (layer.kind == LayerKind::kFullyConnected && ShapeOf(layer.inputs[0]).rank() == 3 &&
         !AddFlatten(&layer)) {
       return false;
@@ -206,6 +209,30 @@ class Walk {
     fc.set_out_features(weight[0]);
     layer->tied_to = found->second;
     layer->shares_weight = embedding.shares_weight = true;
+    return true;
+  }
+
+  // Adds the model's tokens as the second input of an attention with a padding token.
+  bool AddPadding(GraphLayer* layer) {
+    if (!HasPadding(*layer)) return true;
+    constexpr char kField[] = "attention.padding_token";
+    if (!model_.has_tokens()) {
+      return Problem(layer->spec_layer, kField, "requires a model with `tokens`, not images");
+    }
+    const uint32_t token = layer->settings.attention().padding_token();
+    for (const GraphLayer& embedding : layers_) {
+      if (embedding.kind != LayerKind::kEmbedding) continue;
+      const uint32_t vocabulary = embedding.settings.embedding().vocabulary();
+      if (token < vocabulary) continue;
+      return Problem(layer->spec_layer, kField, "is ", token, "; the vocabulary of '",
+                     embedding.name, "' is 0 to ", vocabulary - 1);
+    }
+    const Shape& input = ShapeOf(layer->inputs[0]);
+    if (input.rank() == 2 && input[0] != input_[0]) {
+      return Problem(layer->spec_layer, kField, "requires the ", input_[0],
+                     " tokens of the model; its input has ", input[0]);
+    }
+    layer->inputs.push_back(Graph::kInput);
     return true;
   }
 
@@ -331,6 +358,10 @@ absl::Status AsStatus(const v1::Model& model, const LayerProblem& problem) {
 
 const char* LayerKindName(LayerKind kind) {
   return v1::Layer::descriptor()->FindFieldByNumber(static_cast<int>(kind))->name().c_str();
+}
+
+bool HasPadding(const GraphLayer& layer) {
+  return layer.kind == LayerKind::kAttention && layer.settings.attention().has_padding_token();
 }
 
 std::vector<GraphLayer> InferLayers(const v1::Model& model, std::vector<LayerProblem>* problems) {

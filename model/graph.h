@@ -99,7 +99,8 @@ struct GraphLayer {
   LayerKind kind = LayerKind::kRelu;
   // Index in the spec. The flattening before a fully connected layer has the index of that layer.
   int spec_layer = 0;
-  // Input layers, by index; Graph::kInput is the model's input.
+  // Input layers, by index; Graph::kInput is the model's input. An attention with a padding token
+  // has a second one, the model's tokens.
   std::vector<int> inputs;
   // Shapes of one sample, one per input.
   std::vector<Shape> input_shapes;
@@ -124,6 +125,9 @@ struct GraphLayer {
   const Shape& input(int i = 0) const { return input_shapes[i]; }
   bool has_parameters() const { return !parameters.empty(); }
 };
+
+// Whether the layer is an attention with a padding token.
+bool HasPadding(const GraphLayer& layer);
 
 class Graph {
  public:

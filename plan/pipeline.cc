@@ -116,10 +116,12 @@ bool IsSum(const Layout& layout, const Mesh& mesh) { return mesh.Size(layout.par
 
 // Whether a value that layer `l` reads, and its gradient, pass between stages by sends and receives
 // alone. A sum over ranks may need an exchange among ranks of both stages, and so may the model's
-// input, which all ranks hold if several layers read it.
+// input, unless the ranks that read it have loaded the samples that they need.
 bool IsPassedOn(const Graph& graph, const Plan& plan, int l, int input) {
   const int producer = graph[l].inputs[input];
-  if (producer == Graph::kInput) return graph.consumers(Graph::kInput).size() == 1;
+  if (producer == Graph::kInput) {
+    return InputLayout(graph, plan).axes(0) == plan.layers[l].inputs[input].axes(0);
+  }
   const int from = StageOf(plan.layers[producer]);
   const int to = StageOf(plan.layers[l]);
   if (from == to) return true;

@@ -384,10 +384,10 @@ class KernelBench {
     // There are two products forward and five backward; the causal mask halves their work.
     const double product = static_cast<double>(sizes.context) * dims.tokens;
     CADRE_RETURN_IF_ERROR(Time("attention forward", 0, 2 * product, [&] {
-      kernels_.dense().AttentionForward(dims, qkv, context, statistics);
+      kernels_.dense().AttentionForward(dims, {}, qkv, context, statistics);
     }));
     return Time("attention backward", 0, 5 * product, [&] {
-      kernels_.dense().AttentionBackward(dims, qkv, context, dcontext, statistics, dqkv);
+      kernels_.dense().AttentionBackward(dims, {}, qkv, context, dcontext, statistics, dqkv);
     });
   }
 

@@ -18,6 +18,11 @@
 // Causal attention skips the tiles above the diagonal: half of the work for long sequences. In the
 // tiles on the diagonal, masked probabilities are set to zero.
 //
+// Padding. The scores of keys that are padding are set to minus infinity, so that their
+// probabilities are zero, and tiles of such keys alone are skipped. Running maxima begin with a
+// finite number, so that this also holds for queries without other keys; their sum l is zero, and
+// their context is set to zero. A sample of padding alone has no mask.
+//
 // Cost: two products forward and five backward (one more than with stored probabilities). A head's
 // queries, keys and values are interleaved with those of other heads, each token on another page of
 // memory for wide layers; they are copied to contiguous memory once, because a tile reads them once
@@ -73,6 +78,13 @@ CADRE_VECTOR_LOOP void AddScores(int64_t seen, int64_t n, int64_t features, floa
   *l += total;
 }
 
+// The scores of keys whose id is `padding` become minus infinity.
+CADRE_VECTOR_LOOP void HideScores(int64_t n, const float* __restrict ids, float padding,
+                                  float* __restrict x) {
+  constexpr float kHidden = -std::numeric_limits<float>::infinity();
+  for (int64_t i = 0; i < n; ++i) x[i] = ids[i] == padding ? kHidden : x[i];
+}
+
 template <typename T>
 CADRE_VECTOR_LOOP void Scale(int64_t n, float factor, const float* __restrict x, T* __restrict y) {
   for (int64_t i = 0; i < n; ++i) Store(y + i, x[i] * factor);
@@ -120,14 +132,42 @@ MatrixView Rows(int64_t rows, int64_t features, const Bf16* from, int64_t stride
 
 MatrixView Transposed(const MatrixView& view) { return {view.data, view.stride, true}; }
 
-// Where a head's data are in the arrays.
+// Where a head's data are in the arrays, and which keys are padding.
 struct Head {
-  Head(const AttentionDims& d, int64_t index)
+  Head(const AttentionDims& d, ConstFloatSpan all_ids, int64_t index)
       : qkv((index / d.heads * d.tokens * d.heads + index % d.heads) * 3 * d.head_features),
         context((index / d.heads * d.tokens * d.heads + index % d.heads) * d.head_features),
-        statistics(index * d.tokens) {}
+        statistics(index * d.tokens),
+        padding(d.padding_token) {
+    if (all_ids.empty()) return;
+    const ConstFloatSpan here = all_ids.subspan(index / d.heads * d.tokens, d.tokens);
+    const int64_t hidden = std::count(here.begin(), here.end(), padding);
+    if (hidden > 0 && hidden < d.tokens) ids = here;
+  }
+
+  bool HidesAll(const Interval& keys) const {
+    const ConstFloatSpan here = IdsOf(keys);
+    return masks() && std::count(here.begin(), here.end(), padding) == keys.size();
+  }
+  // `scores`: of `queries` queries, [queries, keys].
+  void HideKeys(int64_t queries, const Interval& keys, float* scores) const {
+    if (!masks()) return;
+    for (int64_t i = 0; i < queries; ++i) {
+      HideScores(keys.size(), IdsOf(keys).data(), padding, scores + i * keys.size());
+    }
+  }
+  bool masks() const { return !ids.empty(); }
 
   int64_t qkv, context, statistics;
+
+ private:
+  ConstFloatSpan IdsOf(const Interval& keys) const {
+    return masks() ? ids.subspan(keys.begin, keys.size()) : ids;
+  }
+
+  // Of the sample's tokens; empty if no key is hidden.
+  ConstFloatSpan ids;
+  float padding;
 };
 
 int64_t QkvStride(const AttentionDims& d) { return 3 * d.heads * d.head_features; }
@@ -181,14 +221,16 @@ void ForwardTile(const AttentionDims& d, const Head& head, const Interval& queri
   const MatrixView q_rows = Rows(queries.size(), f, q + queries.begin * stride, stride, q_copy);
   float m[kTile];
   double l[kTile] = {};
-  std::fill_n(m, queries.size(), -std::numeric_limits<float>::infinity());
+  std::fill_n(m, queries.size(), std::numeric_limits<float>::lowest());
   std::fill_n(sum, queries.size() * f, 0.0F);
   for (int64_t tile = 0; tile < Tiles(d); ++tile) {
     const Interval keys = TileAt(d, tile);
     if (d.causal && keys.begin >= queries.end) break;
+    if (head.HidesAll(keys)) continue;
     const T* const k = q + f + keys.begin * stride;
     MatrixProduct(queries.size(), keys.size(), f, ScoreScale(d), q_rows,
                   Transposed(Rows(keys.size(), f, k, stride, copy)), scores, keys.size());
+    head.HideKeys(queries.size(), keys, scores);
     for (int64_t i = 0; i < queries.size(); ++i) {
       AddScores(Seen(d, queries.begin + i, keys), keys.size(), f, scores + i * keys.size(),
                 sum + i * f, m + i, l + i);
@@ -198,8 +240,10 @@ void ForwardTile(const AttentionDims& d, const Head& head, const Interval& queri
   }
   for (int64_t i = 0; i < queries.size(); ++i) {
     const int64_t token = queries.begin + i;
-    Scale(f, 1 / l[i], sum + i * f, context + head.context + token * ContextStride(d));
-    statistics[head.statistics + token] = m[i] + std::log(l[i]);
+    const bool attends = !head.masks() || l[i] > 0;
+    Scale(f, attends ? 1 / l[i] : 0, sum + i * f,
+          context + head.context + token * ContextStride(d));
+    statistics[head.statistics + token] = attends ? m[i] + std::log(l[i]) : 0;
   }
 }
 
@@ -236,12 +280,14 @@ void BackwardHead(const AttentionDims& d, const Head& head, const T* qkv, const 
   float* const dv = dk + HeadElements(d);
   for (int64_t key_tile = 0; key_tile < Tiles(d); ++key_tile) {
     const Interval keys = TileAt(d, key_tile);
+    if (head.HidesAll(keys)) continue;
     const int64_t n = keys.size();
     for (int64_t tile = d.causal ? key_tile : 0; tile < Tiles(d); ++tile) {
       const Interval queries = TileAt(d, tile);
       const int64_t m = queries.size(), from = queries.begin;
       MatrixProduct(m, n, f, ScoreScale(d), {q + from * f, f}, {k + keys.begin * f, f, true},
                     scores, n);
+      head.HideKeys(m, keys, scores);
       MatrixProduct(m, n, f, 1, {dc + from * f, f}, {v + keys.begin * f, f, true}, dscores, n);
       for (int64_t i = 0; i < m; ++i) {
         ScoreGradients(Seen(d, from + i, keys), n, ScoreScale(d),
@@ -283,8 +329,8 @@ int64_t AttentionBackwardScratch(int threads, const AttentionDims& dims) {
   return BackwardParts(threads, dims) * BackwardPartScratch(dims);
 }
 
-void CpuAttentionForward(int threads, const AttentionDims& dims, ConstValues qkv, float* scratch,
-                         Values context, float* statistics) {
+void CpuAttentionForward(int threads, const AttentionDims& dims, ConstFloatSpan ids,
+                         ConstValues qkv, float* scratch, Values context, float* statistics) {
   // Products run in the calling thread, because heads and tiles are divided among threads.
   const ScopedThreads one_thread(1);
   const int64_t tiles = Tiles(dims);
@@ -293,24 +339,24 @@ void CpuAttentionForward(int threads, const AttentionDims& dims, ConstValues qkv
     ForEachPart(ForwardParts(threads, dims), dims.batch * dims.heads * tiles,
                 [&](int part, int64_t begin, int64_t end) {
                   for (int64_t i = begin; i < end; ++i) {
-                    ForwardTile(dims, Head(dims, i / tiles), TileAt(dims, i % tiles), Data<T>(qkv),
-                                scratch + part * ForwardPartScratch(dims), Data<T>(context),
-                                statistics);
+                    ForwardTile(dims, Head(dims, ids, i / tiles), TileAt(dims, i % tiles),
+                                Data<T>(qkv), scratch + part * ForwardPartScratch(dims),
+                                Data<T>(context), statistics);
                   }
                 });
   });
 }
 
-void CpuAttentionBackward(int threads, const AttentionDims& dims, ConstValues qkv,
-                          ConstValues context, ConstValues dcontext, const float* statistics,
-                          float* scratch, Values dqkv) {
+void CpuAttentionBackward(int threads, const AttentionDims& dims, ConstFloatSpan ids,
+                          ConstValues qkv, ConstValues context, ConstValues dcontext,
+                          const float* statistics, float* scratch, Values dqkv) {
   const ScopedThreads one_thread(1);
   ByType(qkv.type(), [&](auto zero) {
     using T = decltype(zero);
     ForEachPart(BackwardParts(threads, dims), dims.batch * dims.heads,
                 [&](int part, int64_t begin, int64_t end) {
                   for (int64_t i = begin; i < end; ++i) {
-                    BackwardHead(dims, Head(dims, i), Data<T>(qkv), Data<T>(context),
+                    BackwardHead(dims, Head(dims, ids, i), Data<T>(qkv), Data<T>(context),
                                  Data<T>(dcontext), statistics,
                                  scratch + part * BackwardPartScratch(dims), Data<T>(dqkv));
                   }

@@ -16,10 +16,10 @@ int64_t AttentionBackwardScratch(int threads, const AttentionDims& dims);
 
 // As DenseKernels::AttentionForward and AttentionBackward. `scratch` has the size that the function
 // above returns for the same arguments.
-void CpuAttentionForward(int threads, const AttentionDims& dims, ConstValues qkv, float* scratch,
-                         Values context, float* statistics);
-void CpuAttentionBackward(int threads, const AttentionDims& dims, ConstValues qkv,
-                          ConstValues context, ConstValues dcontext, const float* statistics,
-                          float* scratch, Values dqkv);
+void CpuAttentionForward(int threads, const AttentionDims& dims, ConstFloatSpan ids,
+                         ConstValues qkv, float* scratch, Values context, float* statistics);
+void CpuAttentionBackward(int threads, const AttentionDims& dims, ConstFloatSpan ids,
+                          ConstValues qkv, ConstValues context, ConstValues dcontext,
+                          const float* statistics, float* scratch, Values dqkv);
 
 }  // namespace cadre

@@ -164,20 +164,21 @@ class CpuDense {
     });
   }
 
-  void AttentionForward(const AttentionDims& dims, ConstValues qkv, Values context,
-                        FloatSpan statistics) {
+  void AttentionForward(const AttentionDims& dims, ConstFloatSpan ids, ConstValues qkv,
+                        Values context, FloatSpan statistics) {
     if (qkv.empty()) {
-      return cpu_.reference->dense().AttentionForward(dims, qkv, context, statistics);
+      return cpu_.reference->dense().AttentionForward(dims, ids, qkv, context, statistics);
     }
-    CpuAttentionForward(cpu_.threads, dims, qkv,
+    CpuAttentionForward(cpu_.threads, dims, ids, qkv,
                         cpu_.workspace.Floats(0, AttentionForwardScratch(cpu_.threads, dims)),
                         context, statistics.data());
   }
 
-  void AttentionBackward(const AttentionDims& dims, ConstValues qkv, ConstValues context,
-                         ConstValues dcontext, ConstFloatSpan statistics, Values dqkv) {
+  void AttentionBackward(const AttentionDims& dims, ConstFloatSpan ids, ConstValues qkv,
+                         ConstValues context, ConstValues dcontext, ConstFloatSpan statistics,
+                         Values dqkv) {
     if (qkv.empty()) return;
-    CpuAttentionBackward(cpu_.threads, dims, qkv, context, dcontext, statistics.data(),
+    CpuAttentionBackward(cpu_.threads, dims, ids, qkv, context, dcontext, statistics.data(),
                          cpu_.workspace.Floats(0, AttentionBackwardScratch(cpu_.threads, dims)),
                          dqkv);
   }

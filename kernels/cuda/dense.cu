@@ -11,7 +11,8 @@
 // dcontext . context), between its products. If a head needs several blocks, the gradient of
 // queries is computed by blocks of queries, and those of keys and values by blocks of keys, so that
 // no sum is divided among products; the scores are then computed twice. Blocks of rows of causal
-// attention leave out the products above the diagonal; blocks of whole heads do not.
+// attention leave out the products above the diagonal; blocks of whole heads do not. Only our form
+// has masks of padding, which may be at any tokens: the softmax leaves out the hidden keys.
 //
 // Embeddings. Forward gathers rows. Backward must add the gradients of all tokens with the
 // same id, in an order that is the same in every execution, so it cannot add floats atomically.
@@ -195,29 +196,57 @@ struct ScoreRow {
   int64_t head, query, statistic, seen;
 };
 
+// The keys of a block that padding hides from a query. A warp makes it together.
+struct KeyMask {
+  // `all_ids`: [batch, tokens]; not read without a padding token.
+  __device__ KeyMask(const AttentionDims& dims, const ScoreBlock& block, const float* all_ids,
+                     int64_t sample)
+      : padding(dims.padding_token) {
+    if (dims.padding_token == AttentionDims::kNoPadding) return;
+    const float* const of_sample = all_ids + sample * dims.tokens;
+    float other = 0;
+    for (int64_t t = threadIdx.x % 32; t < dims.tokens; t += 32) {
+      if (of_sample[t] != padding) other = 1;
+    }
+    // A sample of padding alone has no mask.
+    if (OverWarp(other, Larger()) > 0) ids = of_sample + block.keys.begin;
+  }
+  __device__ bool Hides(int64_t key) const { return ids != nullptr && ids[key] == padding; }
+
+  const float* ids = nullptr;
+  float padding;
+};
+
 // Requires: the block has all keys that its queries attend to. `probabilities` may be `scores`.
 template <typename T>
 __global__ void __launch_bounds__(kWarpsPerBlock * 32)
-    SoftmaxRows(AttentionDims dims, ScoreBlock block, const float* scores, T* probabilities,
-                float* __restrict__ statistics) {
+    SoftmaxRows(AttentionDims dims, ScoreBlock block, const float* __restrict__ ids,
+                const float* scores, T* probabilities, float* __restrict__ statistics) {
   const int lane = threadIdx.x % 32;
   const int64_t keys = block.keys.end - block.keys.begin;
   const int64_t rows =
       (block.heads.end - block.heads.begin) * (block.queries.end - block.queries.begin);
   for (int64_t i = ThreadIndex() / 32; i < rows; i += ThreadCount() / 32) {
     const ScoreRow row(dims, block, i);
+    int64_t head;
+    const KeyMask mask(dims, block, ids, Divide(row.head, dims.heads, &head));
     const float* const from = scores + i * keys;
     T* const to = probabilities + i * keys;
     float largest = -INFINITY;
-    for (int64_t s = lane; s < row.seen; s += 32) largest = Larger()(largest, from[s]);
+    for (int64_t s = lane; s < row.seen; s += 32) {
+      if (!mask.Hides(s)) largest = Larger()(largest, from[s]);
+    }
     largest = OverWarp(largest, Larger());
     float total = 0;
-    for (int64_t s = lane; s < row.seen; s += 32) total += expf(from[s] - largest);
+    for (int64_t s = lane; s < row.seen; s += 32) {
+      if (!mask.Hides(s)) total += expf(from[s] - largest);
+    }
     total = OverWarp(total, Plus());
     for (int64_t s = lane; s < keys; s += 32) {
-      FromFloat(s < row.seen ? expf(from[s] - largest) / total : 0.0F, to + s);
+      const bool attends = s < row.seen && !mask.Hides(s);
+      FromFloat(attends ? expf(from[s] - largest) / total : 0.0F, to + s);
     }
-    if (lane == 0) statistics[row.statistic] = largest + logf(total);
+    if (lane == 0) statistics[row.statistic] = total == 0 ? 0 : largest + logf(total);
   }
 }
 
@@ -226,9 +255,10 @@ __global__ void __launch_bounds__(kWarpsPerBlock * 32)
 template <typename T>
 __global__ void __launch_bounds__(kWarpsPerBlock * 32)
     SoftmaxRowsBackward(AttentionDims dims, ScoreBlock block, float scale,
-                        const T* __restrict__ context, const T* __restrict__ dcontext,
-                        const float* __restrict__ statistics, const float* scores,
-                        const float* dprobabilities, T* probabilities, T* dscores) {
+                        const float* __restrict__ ids, const T* __restrict__ context,
+                        const T* __restrict__ dcontext, const float* __restrict__ statistics,
+                        const float* scores, const float* dprobabilities, T* probabilities,
+                        T* dscores) {
   const int lane = threadIdx.x % 32;
   const int64_t keys = block.keys.end - block.keys.begin;
   const int64_t rows =
@@ -237,6 +267,7 @@ __global__ void __launch_bounds__(kWarpsPerBlock * 32)
     const ScoreRow row(dims, block, i);
     int64_t head;
     const int64_t sample = Divide(row.head, dims.heads, &head);
+    const KeyMask mask(dims, block, ids, sample);
     const int64_t at =
         ((sample * dims.tokens + row.query) * dims.heads + head) * dims.head_features;
     float weighted = 0;
@@ -247,8 +278,9 @@ __global__ void __launch_bounds__(kWarpsPerBlock * 32)
     const float statistic = statistics[row.statistic];
     for (int64_t s = lane; s < keys; s += 32) {
       const int64_t element = i * keys + s;
-      const float p = s < row.seen ? expf(scores[element] - statistic) : 0.0F;
-      const float ds = s < row.seen ? p * (dprobabilities[element] - weighted) * scale : 0.0F;
+      const bool attends = s < row.seen && !mask.Hides(s);
+      const float p = attends ? expf(scores[element] - statistic) : 0.0F;
+      const float ds = attends ? p * (dprobabilities[element] - weighted) * scale : 0.0F;
       FromFloat(p, probabilities + element);
       FromFloat(ds, dscores + element);
     }
@@ -339,9 +371,11 @@ float ScoreScale(const AttentionDims& d) {
   return 1 / std::sqrt(features);
 }
 
-// Whether the fused form exists and can store the statistics, which it writes by whole vectors.
+// Whether the fused form exists and can store the statistics, which it writes by whole vectors. It
+// has no mask for padding at any tokens.
 bool Fuses(DenseMath& math, const AttentionDims& dims, ConstValues qkv, ConstFloatSpan statistics) {
-  return Aligned({statistics.data()}) && math.HasFusedAttention(dims, qkv.type());
+  return dims.padding_token == AttentionDims::kNoPadding && Aligned({statistics.data()}) &&
+         math.HasFusedAttention(dims, qkv.type());
 }
 
 class CudaDense final : public DenseKernels {
@@ -416,9 +450,9 @@ class CudaDense final : public DenseKernels {
     });
   }
 
-  void AttentionForward(const AttentionDims& dims, ConstValues qkv, Values context,
-                        FloatSpan statistics) override {
-    CheckAttention(dims, qkv.size(), context.size(), statistics.size());
+  void AttentionForward(const AttentionDims& dims, ConstFloatSpan ids, ConstValues qkv,
+                        Values context, FloatSpan statistics) override {
+    CheckAttention(dims, ids.size(), qkv.size(), context.size(), statistics.size());
     if (Empty(dims)) return cuda_.Zero(statistics);
     if (Fuses(*cuda_.math, dims, qkv, statistics)) {
       return cuda_.math->FusedAttentionForward(dims, qkv, context, statistics);
@@ -441,7 +475,7 @@ class CudaDense final : public DenseKernels {
       ByType(qkv.type(), [&](auto zero) {
         using T = decltype(zero);
         Launch(cuda_.device, "softmax of attention", SoftmaxRows<T>,
-               WarpPerRow(cuda_.device, block.rows()), dims, block, scores.data(),
+               WarpPerRow(cuda_.device, block.rows()), dims, block, ids.data(), scores.data(),
                Data<T>(probabilities), statistics.data());
       });
       const Strides of_parts = PartStrides(dims), of_context = ContextStrides(dims);
@@ -453,16 +487,17 @@ class CudaDense final : public DenseKernels {
     });
   }
 
-  void AttentionBackward(const AttentionDims& dims, ConstValues qkv, ConstValues context,
-                         ConstValues dcontext, ConstFloatSpan statistics, Values dqkv) override {
-    CheckAttention(dims, qkv.size(), context.size(), statistics.size());
+  void AttentionBackward(const AttentionDims& dims, ConstFloatSpan ids, ConstValues qkv,
+                         ConstValues context, ConstValues dcontext, ConstFloatSpan statistics,
+                         Values dqkv) override {
+    CheckAttention(dims, ids.size(), qkv.size(), context.size(), statistics.size());
     CheckSize("dcontext", dcontext.size(), std::ssize(context));
     CheckSize("dqkv", dqkv.size(), std::ssize(qkv));
     if (Empty(dims)) return;
     if (Fuses(*cuda_.math, dims, qkv, statistics)) {
       return cuda_.math->FusedAttentionBackward(dims, qkv, context, dcontext, statistics, dqkv);
     }
-    const AttentionTensors tensors{qkv, context, dcontext, statistics};
+    const AttentionTensors tensors{ids, qkv, context, dcontext, statistics};
     ForEachScoreBlock(dims, [&](const Interval& heads, const Interval& tokens) {
       const Interval all{0, dims.tokens};
       if (tokens == all) {
@@ -481,6 +516,7 @@ class CudaDense final : public DenseKernels {
 
  private:
   struct AttentionTensors {
+    ConstFloatSpan ids;
     ConstValues qkv, context, dcontext;
     ConstFloatSpan statistics;
   };
@@ -531,9 +567,9 @@ class CudaDense final : public DenseKernels {
       using T = decltype(zero);
       Launch(cuda_.device, "softmax gradient of attention", SoftmaxRowsBackward<T>,
              WarpPerRow(cuda_.device, block.rows()), dims, block, ScoreScale(dims),
-             Data<T>(tensors.context), Data<T>(tensors.dcontext), tensors.statistics.data(),
-             scores.data(), dprobabilities.data(), Data<T>(gradients.probabilities),
-             Data<T>(gradients.dscores));
+             tensors.ids.data(), Data<T>(tensors.context), Data<T>(tensors.dcontext),
+             tensors.statistics.data(), scores.data(), dprobabilities.data(),
+             Data<T>(gradients.probabilities), Data<T>(gradients.dscores));
     });
     return gradients;
   }

@@ -62,6 +62,7 @@ class DenseMath {
 
   // Fused attention, which never stores probabilities. qkv is [batch, tokens, heads, 3,
   // head_features] of bf16; forward stores statistics [batch, heads, tokens], which backward needs.
+  // Requires: no padding token.
   virtual bool HasFusedAttention(const AttentionDims& dims, DType type) = 0;
   virtual void FusedAttentionForward(const AttentionDims& dims, ConstValues qkv, Values context,
                                      FloatSpan statistics) = 0;

@@ -10,6 +10,7 @@
 // Cost: a multiplication per product, in one thread; tests use it with small extents.
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <vector>
 
 #include "kernels/reference/reference_backend.h"
@@ -52,8 +53,17 @@ int64_t ContextAt(const AttentionDims& d, int64_t n, int64_t t, int64_t h) {
   return ((n * d.tokens + t) * d.heads + h) * d.head_features;
 }
 
-// Token t attends to the tokens [0, returned value).
+// Token t attends to the tokens [0, returned value) that are not hidden.
 int64_t SeenBy(const AttentionDims& d, int64_t t) { return d.causal ? t + 1 : d.tokens; }
+
+// Whether padding hides each token of sample n: not in a sample of padding alone.
+std::vector<bool> HiddenIn(const AttentionDims& d, ConstFloatSpan ids, int64_t n) {
+  std::vector<bool> hidden(d.tokens, false);
+  if (ids.empty()) return hidden;
+  for (int64_t t = 0; t < d.tokens; ++t) hidden[t] = ids[n * d.tokens + t] == d.padding_token;
+  const bool alone = std::find(hidden.begin(), hidden.end(), false) == hidden.end();
+  return alone ? std::vector<bool>(d.tokens, false) : hidden;
+}
 
 double ScoreScale(const AttentionDims& d) {
   return 1 / std::sqrt(std::max<int64_t>(1, d.head_features));
@@ -67,19 +77,24 @@ double Dot(ConstFloatSpan a, ConstFloatSpan b) {
 
 // The softmax of the scores of one query, with which it attends to the tokens that it sees.
 struct Attended {
+  // 0 for hidden tokens.
   std::vector<double> weights;
-  // Logarithm of the sum of the exponentials of the scores.
+  // Logarithm of the sum of the exponentials of the scores; 0 without scores.
   double log_sum = 0;
 };
 
-Attended Attend(const AttentionDims& d, ConstFloatSpan qkv, int64_t n, int64_t h, int64_t t) {
+Attended Attend(const AttentionDims& d, ConstFloatSpan ids, ConstFloatSpan qkv, int64_t n,
+                int64_t h, int64_t t) {
   const auto query = qkv.subspan(PartAt(d, n, t, h, kQuery), d.head_features);
+  const std::vector<bool> hidden = HiddenIn(d, ids, n);
+  constexpr double kNoScore = -std::numeric_limits<double>::infinity();
   Attended attended;
   for (int64_t s = 0; s < SeenBy(d, t); ++s) {
     const auto key = qkv.subspan(PartAt(d, n, s, h, kKey), d.head_features);
-    attended.weights.push_back(Dot(query, key) * ScoreScale(d));
+    attended.weights.push_back(hidden[s] ? kNoScore : Dot(query, key) * ScoreScale(d));
   }
   const double largest = *std::max_element(attended.weights.begin(), attended.weights.end());
+  if (largest == kNoScore) return {.weights = std::vector<double>(attended.weights.size(), 0)};
   double total = 0;
   for (double& weight : attended.weights) total += weight = std::exp(weight - largest);
   for (double& weight : attended.weights) weight /= total;
@@ -149,10 +164,10 @@ class ReferenceDense {
     Store(by_position, dpositions);
   }
 
-  void AttentionForward(const AttentionDims& dims, ConstFloatSpan qkv, FloatSpan context,
-                        FloatSpan statistics) {
+  void AttentionForward(const AttentionDims& dims, ConstFloatSpan ids, ConstFloatSpan qkv,
+                        FloatSpan context, FloatSpan statistics) {
     ForEachQuery(dims, [&](int64_t n, int64_t h, int64_t t) {
-      const Attended attended = Attend(dims, qkv, n, h, t);
+      const Attended attended = Attend(dims, ids, qkv, n, h, t);
       statistics[(n * dims.heads + h) * dims.tokens + t] = attended.log_sum;
       std::vector<double> sums(dims.head_features);
       for (int64_t s = 0; s < SeenBy(dims, t); ++s) {
@@ -169,13 +184,14 @@ class ReferenceDense {
   // probabilities p; the chain rule through the scores s = q k^T / sqrt(features) gives dq and dk,
   // and that through context = p v gives dv. The probabilities are computed again, so that nothing
   // that forward rounded is used.
-  void AttentionBackward(const AttentionDims& dims, ConstFloatSpan qkv, ConstFloatSpan /*context*/,
-                         ConstFloatSpan dcontext, ConstFloatSpan /*statistics*/, FloatSpan dqkv) {
+  void AttentionBackward(const AttentionDims& dims, ConstFloatSpan ids, ConstFloatSpan qkv,
+                         ConstFloatSpan /*context*/, ConstFloatSpan dcontext,
+                         ConstFloatSpan /*statistics*/, FloatSpan dqkv) {
     std::vector<double> sums(dqkv.size());
     ForEachQuery(dims, [&](int64_t n, int64_t h, int64_t t) {
       const int64_t features = dims.head_features;
       const auto d = dcontext.subspan(ContextAt(dims, n, t, h), features);
-      const std::vector<double> row = Attend(dims, qkv, n, h, t).weights;
+      const std::vector<double> row = Attend(dims, ids, qkv, n, h, t).weights;
       // dp[s] = d . value[s]; the softmax turns it into p[s] * (dp[s] - sum of p dp).
       std::vector<double> dp(row.size());
       double weighted = 0;

@@ -162,7 +162,7 @@ class EmulatedMath final : public DenseMath {
     Do("attention", {qkv, context, statistics}, [=] {
       const Floats in = Read(qkv);
       Floats out(context.size());
-      MakeReferenceBackend()->dense().AttentionForward(dims, in, out, statistics);
+      MakeReferenceBackend()->dense().AttentionForward(dims, {}, in, out, statistics);
       Write(out, context);
     });
   }
@@ -175,7 +175,7 @@ class EmulatedMath final : public DenseMath {
       const Floats in = Read(qkv);
       const auto reference = MakeReferenceBackend();
       Floats stored(context.size()), logs(statistics.size()), out(dqkv.size());
-      reference->dense().AttentionForward(dims, in, stored, logs);
+      reference->dense().AttentionForward(dims, {}, in, stored, logs);
       // Fused kernels read what forward stored; the reference computes it again.
       for (size_t i = 0; i < logs.size(); ++i) {
         CHECK(statistics[i] == logs[i] || std::isnan(logs[i])) << statistics[i] << " " << logs[i];
@@ -184,7 +184,7 @@ class EmulatedMath final : public DenseMath {
       for (size_t i = 0; i < read.size(); ++i) {
         CHECK_EQ(read[i], __bfloat162float(__float2bfloat16(stored[i])));
       }
-      reference->dense().AttentionBackward(dims, in, stored, Read(dcontext), logs, out);
+      reference->dense().AttentionBackward(dims, {}, in, stored, Read(dcontext), logs, out);
       Write(out, dqkv);
     });
   }

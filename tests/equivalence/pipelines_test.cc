@@ -128,6 +128,8 @@ INSTANTIATE_TEST_SUITE_P(
         Case{.model = "inception-v3", .stages = 2, .micro_batches = 3, .batch = 3},
         // Tokens, and data parallelism inside the stages.
         Case{.model = "gpt", .stages = 2, .data = 2, .micro_batches = 5, .batch = 20},
+        // Attention, on all stages, reads the tokens.
+        Case{.model = "gpt-padded", .stages = 3, .data = 2, .micro_batches = 4, .batch = 10},
         Case{.model = "lenet", .stages = 4, .micro_batches = 9, .batch = 9}),
     [](const auto& info) { return TestName(info.param.model); });
 

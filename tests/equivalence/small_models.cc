@@ -5,6 +5,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "base/status.h"
 #include "model/run_file.h"
 
@@ -21,7 +23,12 @@ struct Small {
   // determines their side of ReLU's kink, and with few samples that is a visible part of a
   // gradient. The two deepest models need this.
   bool smooth = false;
+  // Token 0 is padding, and every second attention is not causal. The file has the name before
+  // "-padded".
+  bool padded = false;
 };
+
+constexpr absl::string_view kPadded = "-padded";
 
 // The smallest inputs for which no layer is empty.
 const std::map<std::string, Small>& Sizes() {
@@ -35,6 +42,7 @@ const std::map<std::string, Small>& Sizes() {
       {"resnet50", {33, 48, 1, true}},
       {"inception-v3", {75, 32, 1, true}},
       {"gpt", {6, 1, 16}},
+      {"gpt-padded", {.input = 6, .features = 16, .padded = true}},
   };
   return *sizes;
 }
@@ -59,6 +67,15 @@ void ShrinkSequenceLayer(v1::Layer& layer, bool last, uint32_t factor, uint32_t 
   layer.mutable_fully_connected()->set_out_features(last              ? kClasses
                                                     : out == features ? small
                                                                       : small + 5);
+}
+
+void Pad(v1::Model& model) {
+  bool causal = false;
+  for (v1::Layer& layer : *model.mutable_layer()) {
+    if (!layer.has_attention()) continue;
+    layer.mutable_attention()->set_padding_token(0);
+    layer.mutable_attention()->set_causal(causal = !causal);
+  }
 }
 
 void ShrinkLayer(v1::Layer& layer, bool last, const Small& small) {
@@ -100,7 +117,9 @@ absl::StatusOr<v1::RunSpec> SmallModel(const std::string& zoo, const std::string
     return absl::NotFoundError(absl::StrCat("there is no model '", name, "' in the zoo"));
   }
   const Small& small = found->second;
-  CADRE_ASSIGN_OR_RETURN(RunSpecFile file, ReadRunSpec(absl::StrCat(zoo, "/", name, ".textproto")));
+  const absl::string_view file_name = absl::StripSuffix(name, kPadded);
+  CADRE_ASSIGN_OR_RETURN(RunSpecFile file,
+                         ReadRunSpec(absl::StrCat(zoo, "/", file_name, ".textproto")));
   v1::RunSpec spec = std::move(file.spec);
   v1::Model& model = *spec.mutable_model();
   const int last = LastFullyConnected(model);
@@ -110,6 +129,7 @@ absl::StatusOr<v1::RunSpec> SmallModel(const std::string& zoo, const std::string
     for (int i = 0; i < model.layer_size(); ++i) {
       ShrinkSequenceLayer(*model.mutable_layer(i), i == last, small.features, features);
     }
+    if (small.padded) Pad(model);
   } else {
     model.mutable_input()->set_height(small.input);
     model.mutable_input()->set_width(small.input);

@@ -250,6 +250,18 @@ TEST_F(Bf16Test, Convolution) {
   ExpectNear(got.db, want.db, 1e-5);
 }
 
+// The ids of samples of which one in three has no padding, one has some, and one has only padding.
+Floats PaddedIds(const AttentionDims& dims) {
+  Floats ids(SizesOf(dims).ids, 4.0F);
+  for (size_t i = 0; i < ids.size(); ++i) {
+    const int64_t sample = i / dims.tokens % 3, token = i % dims.tokens;
+    if (sample == 2 || (sample == 1 && token % 4 > 1) || (dims.batch == 1 && token > 1000)) {
+      ids[i] = dims.padding_token;
+    }
+  }
+  return ids;
+}
+
 TEST_F(Bf16Test, Attention) {
   for (const AttentionDims& dims :
        {AttentionDims{.batch = 2, .tokens = 24, .heads = 3, .head_features = 8, .causal = true},
@@ -257,25 +269,31 @@ TEST_F(Bf16Test, Attention) {
         AttentionDims{.batch = 1, .tokens = 96, .heads = 2, .head_features = 64},
         // Not fused.
         AttentionDims{.batch = 2, .tokens = 40, .heads = 3, .head_features = 12},
-        AttentionDims{.batch = 1, .tokens = 1, .heads = 1, .head_features = 8}}) {
+        AttentionDims{.batch = 1, .tokens = 1, .heads = 1, .head_features = 8},
+        AttentionDims{
+            .batch = 3, .tokens = 24, .heads = 2, .head_features = 8, .padding_token = 3}}) {
     SCOPED_TRACE(::testing::PrintToString(dims));
     const AttentionSizes sizes = SizesOf(dims);
     const Floats qkv = Random(sizes.qkv, 1), dcontext = Random(sizes.context, 2);
+    const Floats ids = PaddedIds(dims);
     Floats logs = Garbage(sizes.statistics), want = Garbage(sizes.context), want_dqkv = qkv;
-    reference_->dense().AttentionForward(dims, qkv, want, logs);
-    reference_->dense().AttentionBackward(dims, qkv, want, dcontext, logs, want_dqkv);
+    reference_->dense().AttentionForward(dims, ids, qkv, want, logs);
+    reference_->dense().AttentionBackward(dims, ids, qkv, want, dcontext, logs, want_dqkv);
     UseBf16();
     const OnDevice in(device(), qkv, DType::kBFloat16),
         gradient(device(), dcontext, DType::kBFloat16),
         context(device(), Garbage(sizes.context), DType::kBFloat16),
         dqkv(device(), Garbage(sizes.qkv), DType::kBFloat16);
     const DeviceArray<float> statistics(device(), sizes.statistics, "test");
-    kernels().dense().AttentionForward(dims, in.values(), context.values(), statistics.span());
+    const OnDevice ids_on_device(device(), ids, DType::kFloat32);
+    const ConstFloatSpan tokens = ids_on_device.span();
+    kernels().dense().AttentionForward(dims, tokens, in.values(), context.values(),
+                                       statistics.span());
     // Values below one are weighted by rounded probabilities, whose sum is 1: another error of
     // 2^-9.
     ExpectBf16Near(context.Get(), want, 0x1.0p-8);
-    kernels().dense().AttentionBackward(dims, in.values(), context.values(), gradient.values(),
-                                        statistics.span(), dqkv.values());
+    kernels().dense().AttentionBackward(dims, tokens, in.values(), context.values(),
+                                        gradient.values(), statistics.span(), dqkv.values());
     // Sums over the tokens of rounded gradients of scores, which are probabilities times numbers of
     // at most the number of features, rounded to 2^-9.
     ExpectBf16Near(dqkv.Get(), want_dqkv, 0x1.0p-8 * std::sqrt(dims.head_features) * 4);
@@ -290,14 +308,22 @@ TEST_F(Bf16Test, AttentionInBlocks) {
        {AttentionDims{.batch = 1, .tokens = 1400, .heads = 3, .head_features = 2},
         AttentionDims{.batch = 3, .tokens = 800, .heads = 3, .head_features = 2, .causal = true},
         AttentionDims{.batch = 1, .tokens = 2100, .heads = 1, .head_features = 2},
+        AttentionDims{.batch = 1, .tokens = 2100, .heads = 1, .head_features = 2, .causal = true},
         AttentionDims{
-            .batch = 1, .tokens = 2100, .heads = 1, .head_features = 2, .causal = true}}) {
+            .batch = 3, .tokens = 800, .heads = 3, .head_features = 2, .padding_token = 3},
+        AttentionDims{.batch = 1,
+        .tokens = 2100,
+        .heads = 1,
+        .head_features = 2,
+        .causal = true,
+        .padding_token = 3}}) {
     SCOPED_TRACE(::testing::PrintToString(dims));
     const AttentionSizes sizes = SizesOf(dims);
     const Floats qkv = Uniform(sizes.qkv, 1), dcontext = Uniform(sizes.context, 2);
+    const Floats ids = PaddedIds(dims);
     const AttentionOutputs got =
-        RunAttention(*MakeStagedBackend(MakeRig(), 0, DType::kFloat32), dims, qkv, dcontext);
-    const AttentionOutputs want = RunAttention(*reference_, dims, qkv, dcontext);
+        RunAttention(*MakeStagedBackend(MakeRig(), 0, DType::kFloat32), dims, qkv, dcontext, ids);
+    const AttentionOutputs want = RunAttention(*reference_, dims, qkv, dcontext, ids);
     // Sums of up to 2,100 terms in fp32, whose products are at most 1 and whose weights sum to 1,
     // in parts of 32 lanes.
     ExpectNear(got.statistics, want.statistics, 1e-5);

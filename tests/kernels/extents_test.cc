@@ -29,9 +29,11 @@ TEST(ExtentsTest, SizesFollowTheDims) {
   EXPECT_EQ(connected.y, 10);
   const AttentionSizes attention =
       SizesOf(AttentionDims{.batch = 2, .tokens = 3, .heads = 4, .head_features = 5});
+  EXPECT_EQ(attention.ids, 0);
   EXPECT_EQ(attention.qkv, 2 * 3 * 4 * 3 * 5);
   EXPECT_EQ(attention.context, 2 * 3 * 4 * 5);
   EXPECT_EQ(attention.statistics, 2 * 4 * 3);
+  EXPECT_EQ(SizesOf(AttentionDims{.batch = 2, .tokens = 3, .heads = 4, .padding_token = 0}).ids, 6);
   const EmbeddingSizes embedding = SizesOf(
       EmbeddingDims{.batch = 2, .first_token = 3, .tokens = 4, .vocabulary = 10, .features = 5});
   EXPECT_EQ(embedding.ids, 8);

@@ -288,8 +288,8 @@ TEST_F(LibraryMathTest, FusedAttentionMatchesTheFormula) {
       const Floats qkv = Bf16Rounded(Uniform(sizes.qkv, 1));
       const Floats dcontext = Bf16Rounded(Uniform(sizes.context, 2));
       Floats logs(sizes.statistics), context(sizes.context), dqkv(sizes.qkv);
-      reference->dense().AttentionForward(dims, qkv, context, logs);
-      reference->dense().AttentionBackward(dims, qkv, context, dcontext, logs, dqkv);
+      reference->dense().AttentionForward(dims, {}, qkv, context, logs);
+      reference->dense().AttentionBackward(dims, {}, qkv, context, dcontext, logs, dqkv);
       const OnDevice x(*device_, qkv, DType::kBFloat16), d(*device_, dcontext, DType::kBFloat16);
       const OnDevice y(*device_, Garbage(sizes.context), DType::kBFloat16);
       const OnDevice dx(*device_, Garbage(sizes.qkv), DType::kBFloat16);

@@ -91,6 +91,18 @@ TEST_P(SequenceTest, EmbeddingEqualsReferenceOnExactData) {
 
 // --- attention -----------------------------------------------------------------------------------
 
+// Ids of which some, among them all of the CPU back end's second tile, are the padding token 3.
+Floats IdsWithPadding(const AttentionDims& d) {
+  Floats ids;
+  for (int64_t n = 0; n < d.batch; ++n) {
+    for (int64_t t = 0; t < d.tokens; ++t) {
+      const bool padding = (t >= 64 && t < 128) || (t + 2 * n) % 5 > 2;
+      ids.push_back(padding ? 3 : 4);
+    }
+  }
+  return ids;
+}
+
 // Two tokens and one head of four features: scores are products divided by the square root of four.
 TEST_P(SequenceTest, AttentionKnownAnswer) {
   const float log3 = std::log(3.0F);
@@ -117,14 +129,97 @@ TEST_P(SequenceTest, AttentionKnownAnswer) {
 TEST_P(SequenceTest, AttentionGradientMatchesDifferences) {
   for (const AttentionDims& dims :
        {AttentionDims{.batch = 2, .tokens = 5, .heads = 3, .head_features = 4},
-        AttentionDims{.batch = 1, .tokens = 7, .heads = 2, .head_features = 8, .causal = true}}) {
+        AttentionDims{.batch = 1, .tokens = 7, .heads = 2, .head_features = 8, .causal = true},
+        AttentionDims{
+            .batch = 2, .tokens = 7, .heads = 2, .head_features = 4, .padding_token = 3}}) {
     SCOPED_TRACE(::testing::PrintToString(dims));
+    const Floats ids = SizesOf(dims).ids > 0 ? IdsWithPadding(dims) : Floats();
     Floats qkv = Uniform(SizesOf(dims).qkv, 1);
     for (float& value : qkv) value *= 2;
     const Floats dcontext = Uniform(SizesOf(dims).context, 2);
-    const AttentionOutputs out = RunAttention(*kernels_, dims, qkv, dcontext);
+    const AttentionOutputs out = RunAttention(*kernels_, dims, qkv, dcontext, ids);
     ExpectGradient(qkv, out.dqkv, dcontext,
-                   [&] { return RunAttention(*kernels_, dims, qkv, dcontext).context; });
+                   [&] { return RunAttention(*kernels_, dims, qkv, dcontext, ids).context; });
+  }
+}
+
+// The tokens that are not padding attend to one another as in a sample without the padding.
+TEST_P(SequenceTest, AttentionLeavesOutPadding) {
+  for (const int64_t tokens : {1, 19, 150}) {
+    for (const bool causal : {false, true}) {
+      AttentionDims padded{.batch = 2,
+                           .tokens = tokens,
+                           .heads = 2,
+                           .head_features = 5,
+                           .causal = causal,
+                           .padding_token = 3};
+      SCOPED_TRACE(::testing::PrintToString(padded));
+      const Floats ids = IdsWithPadding(padded);
+      const Floats qkv = Uniform(SizesOf(padded).qkv, 1);
+      Floats dcontext = Uniform(SizesOf(padded).context, 2);
+      const int64_t row = padded.heads * padded.head_features;
+      for (int64_t n = 0; n < padded.batch; ++n) {
+        std::vector<int64_t> kept;
+        Floats kept_qkv, kept_dcontext;
+        for (int64_t t = n * tokens; t < (n + 1) * tokens; ++t) {
+          if (ids[t] == padded.padding_token) {
+            std::fill_n(dcontext.begin() + t * row, row, 0.0F);
+            continue;
+          }
+          kept.push_back(t);
+          kept_qkv.insert(kept_qkv.end(), &qkv[3 * t * row], &qkv[3 * t * row] + 3 * row);
+          kept_dcontext.insert(kept_dcontext.end(), &dcontext[t * row], &dcontext[t * row] + row);
+        }
+        const AttentionDims short_dims{.batch = 1,
+                                       .tokens = std::ssize(kept),
+                                       .heads = padded.heads,
+                                       .head_features = padded.head_features,
+                                       .causal = causal};
+        const AttentionOutputs want = RunAttention(*kernels_, short_dims, kept_qkv, kept_dcontext);
+        const AttentionOutputs got = RunAttention(*kernels_, padded, qkv, dcontext, ids);
+        for (size_t i = 0; i < kept.size(); ++i) {
+          for (int64_t f = 0; f < row; ++f) {
+            EXPECT_NEAR(got.context[kept[i] * row + f], want.context[i * row + f], 1e-6);
+          }
+          for (int64_t f = 0; f < 3 * row; ++f) {
+            EXPECT_NEAR(got.dqkv[3 * kept[i] * row + f], want.dqkv[3 * i * row + f], 2e-6);
+          }
+        }
+        for (int64_t t = n * tokens; t < (n + 1) * tokens; ++t) {
+          if (ids[t] != padded.padding_token) continue;
+          for (int64_t f = 0; f < 3 * row; ++f) EXPECT_EQ(got.dqkv[3 * t * row + f], 0);
+        }
+      }
+    }
+  }
+}
+
+TEST_P(SequenceTest, AttentionOfPaddingAloneHasNoMask) {
+  for (const bool causal : {false, true}) {
+    AttentionDims dims{.batch = 2, .tokens = 70, .heads = 2, .head_features = 4, .causal = causal};
+    const Floats qkv = Uniform(SizesOf(dims).qkv, 1), dcontext = Uniform(SizesOf(dims).context, 2);
+    const AttentionOutputs want = RunAttention(*kernels_, dims, qkv, dcontext);
+    dims.padding_token = 3;
+    const AttentionOutputs got =
+        RunAttention(*kernels_, dims, qkv, dcontext, Floats(SizesOf(dims).ids, 3.0F));
+    EXPECT_EQ(got.context, want.context);
+    EXPECT_EQ(got.statistics, want.statistics);
+    EXPECT_EQ(got.dqkv, want.dqkv);
+  }
+}
+
+// The first tokens are padding, so under a causal mask they attend to nothing.
+TEST_P(SequenceTest, AttentionOfQueriesWithoutKeysIsZero) {
+  const AttentionDims dims{
+      .batch = 1, .tokens = 70, .heads = 1, .head_features = 4, .causal = true, .padding_token = 3};
+  Floats ids(70, 4.0F);
+  std::fill_n(ids.begin(), 66, 3.0F);
+  const AttentionOutputs out = RunAttention(*kernels_, dims, Uniform(SizesOf(dims).qkv, 1),
+                                            Uniform(SizesOf(dims).context, 2), ids);
+  for (int64_t t = 0; t < 70; ++t) {
+    for (int64_t f = 0; f < 4; ++f) EXPECT_EQ(out.context[4 * t + f] == 0, t < 66);
+    for (int64_t f = 0; f < 12 && t < 66; ++f) EXPECT_EQ(out.dqkv[12 * t + f], 0);
+    EXPECT_EQ(out.statistics[t] == 0, t < 66);
   }
 }
 
@@ -177,7 +272,8 @@ struct AttentionBounds {
 };
 
 // Inputs are at most `largest` in magnitude, gradients of the context at most 1.
-AttentionBounds BoundsOf(const AttentionDims& d, const Floats& qkv, double largest) {
+AttentionBounds BoundsOf(const AttentionDims& d, const Floats& qkv, double largest,
+                         const Floats& ids = {}) {
   const double u = 0x1p-24, features = d.head_features, tokens = d.tokens;
   const double scale = 1 / std::sqrt(features);
   const auto part = [&](int64_t n, int64_t t, int64_t h, int64_t which) {
@@ -210,10 +306,11 @@ AttentionBounds BoundsOf(const AttentionDims& d, const Floats& qkv, double large
           for (int64_t i = 0; i < d.head_features; ++i) {
             sum += double{qkv[part(n, t, h, 0) + i]} * qkv[part(n, s, h, 1) + i];
           }
-          total += p[s] = std::exp(sum * scale);
+          const bool hidden = !ids.empty() && ids[n * d.tokens + s] == d.padding_token;
+          total += p[s] = hidden ? 0 : std::exp(sum * scale);
         }
         bounds.statistics[(n * d.heads + h) * d.tokens + t] = probability;
-        for (size_t s = 0; s < p.size(); ++s) {
+        for (size_t s = 0; s < p.size() && total > 0; ++s) {
           p[s] /= total;
           // The sums over tokens also round: (tokens + 1) u times the magnitudes.
           const double ds = scale * p[s] * (dscore + (tokens + 1) * u * 2 * max_dp);
@@ -256,15 +353,17 @@ TEST_P(SequenceTest, AttentionIsNearTheReference) {
         AttentionDims{.batch = 1, .tokens = 128, .heads = 2, .head_features = 8},
         AttentionDims{.batch = 2, .tokens = 129, .heads = 1, .head_features = 8},
         AttentionDims{.batch = 1, .tokens = 300, .heads = 2, .head_features = 16}}) {
-    for (const bool causal : {false, true}) {
+    for (const int masks : {0, 1, 2, 3}) {
       AttentionDims dims = shape;
-      dims.causal = causal;
+      dims.causal = masks % 2 == 1;
+      if (masks >= 2) dims.padding_token = 3;
       SCOPED_TRACE(::testing::PrintToString(dims));
+      const Floats ids = masks >= 2 ? IdsWithPadding(dims) : Floats();
       const Floats qkv = Uniform(SizesOf(dims).qkv, 1),
                    dcontext = Uniform(SizesOf(dims).context, 2);
-      const AttentionOutputs got = RunAttention(*kernels_, dims, qkv, dcontext);
-      const AttentionOutputs want = RunAttention(*reference, dims, qkv, dcontext);
-      const AttentionBounds bounds = BoundsOf(dims, qkv, 1);
+      const AttentionOutputs got = RunAttention(*kernels_, dims, qkv, dcontext, ids);
+      const AttentionOutputs want = RunAttention(*reference, dims, qkv, dcontext, ids);
+      const AttentionBounds bounds = BoundsOf(dims, qkv, 1, ids);
       EXPECT_LE(LargestShare(got.statistics, want.statistics, bounds.statistics), 1);
       EXPECT_LE(LargestShare(got.context, want.context, bounds.context), 1);
       EXPECT_LE(LargestShare(got.dqkv, want.dqkv, bounds.dqkv), 1);

@@ -254,7 +254,8 @@ void PrintTo(const FullyConnectedDims& d, std::ostream* out) {
 
 void PrintTo(const AttentionDims& d, std::ostream* out) {
   *out << absl::StrCat("batch ", d.batch, ", tokens ", d.tokens, ", heads ", d.heads, ", features ",
-                       d.head_features, d.causal ? ", causal" : "");
+                       d.head_features, d.causal ? ", causal" : "",
+                       d.padding_token == AttentionDims::kNoPadding ? "" : ", padding");
 }
 
 void PrintTo(const BackEnd& back_end, std::ostream* out) { *out << back_end.name; }
@@ -311,13 +312,14 @@ PoolingOutputs RunPooling(Backend& kernels, const PoolingDims& dims, const Float
 }
 
 AttentionOutputs RunAttention(Backend& kernels, const AttentionDims& dims, const Floats& qkv,
-                              const Floats& dcontext) {
+                              const Floats& dcontext, const Floats& ids) {
   const AttentionSizes sizes = SizesOf(dims);
   AttentionOutputs out{.context = Garbage(sizes.context),
                        .statistics = Garbage(sizes.statistics),
                        .dqkv = Garbage(sizes.qkv)};
-  kernels.dense().AttentionForward(dims, qkv, out.context, out.statistics);
-  kernels.dense().AttentionBackward(dims, qkv, out.context, dcontext, out.statistics, out.dqkv);
+  kernels.dense().AttentionForward(dims, ids, qkv, out.context, out.statistics);
+  kernels.dense().AttentionBackward(dims, ids, qkv, out.context, dcontext, out.statistics,
+                                    out.dqkv);
   return out;
 }
 

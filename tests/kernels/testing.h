@@ -116,7 +116,7 @@ struct AttentionOutputs {
   Floats context, statistics, dqkv;
 };
 AttentionOutputs RunAttention(Backend& kernels, const AttentionDims& dims, const Floats& qkv,
-                              const Floats& dcontext);
+                              const Floats& dcontext, const Floats& ids = {});
 struct LayerNormOutputs {
   Floats y, mean, inverse, dx, dscale, dshift;
 };

@@ -232,6 +232,21 @@ TEST(GraphTest, Sequences) {
   EXPECT_EQ(graph[2].flops, 2 * 6 * 8 * 32 + 2 * 2 * 6 * 6 * 8);
 }
 
+TEST(GraphTest, PaddedAttentionReadsTheTokens) {
+  const Graph graph = GraphOf(
+      "tokens { length: 6 }"
+      "layer { name: 'e' embedding { vocabulary: 9 features: 8 } }"
+      "layer { name: 'a' attention { heads: 2 } }"
+      "layer { name: 'p' attention { heads: 2 padding_token: 0 } }" +
+      std::string(kLoss));
+  EXPECT_FALSE(HasPadding(graph[1]));
+  EXPECT_THAT(graph[1].inputs, ElementsAre(0));
+  EXPECT_TRUE(HasPadding(graph[2])) << "token 0 is a token";
+  EXPECT_THAT(graph[2].inputs, ElementsAre(1, Graph::kInput));
+  EXPECT_EQ(graph[2].input(1), (Shape{6}));
+  EXPECT_THAT(graph.consumers(Graph::kInput), ElementsAre(0, 2));
+}
+
 TEST(GraphTest, InitialDeviations) {
   const Graph graph = GraphOf(
       "tokens { length: 6 }"
@@ -434,6 +449,14 @@ TEST(GraphTest, InvalidLayers) {
        "is 4, which does not divide the 6 features"},
       {OnFeatures("attention { heads: 1 }"), 1, "attention",
        "requires a sequence [tokens, features]; its input is [24]"},
+      {"EMBEDDED layer { name: 'a' attention { heads: 1 padding_token: 99 } } LOSS", 1,
+       "attention.padding_token", "is 99; the vocabulary of 'e' is 0 to "},
+      {"EMBEDDED layer { name: 'c' class_token {} }"
+       "layer { name: 'a' attention { heads: 1 padding_token: 0 } } LOSS",
+       2, "attention.padding_token", "requires the 4 tokens of the model; its input has 5"},
+      {"SMALL layer { name: 't' to_tokens {} }"
+       "layer { name: 'a' attention { heads: 1 padding_token: 0 } } LOSS",
+       1, "attention.padding_token", "requires a model with `tokens`"},
   });
 }
 

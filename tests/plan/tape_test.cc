@@ -331,6 +331,59 @@ TEST(AttentionMemoryTest, IsLinearInTheTokens) {
   }
 }
 
+class PaddedTapeTest : public TapeTest {
+ protected:
+  PaddedTapeTest()
+      : TapeTest(R"(model {
+      tokens { length: 4 }
+      layer { name: "embed" embedding { vocabulary: 5 features: 6 } }
+      layer { name: "attention" attention { heads: 2 padding_token: 0 } }
+      layer { name: "fc" fully_connected { out_features: 5 } }
+      layer { name: "loss" softmax_cross_entropy {} } })") {}
+};
+
+TEST_F(PaddedTapeTest, AttentionReadsTheLoadedTokens) {
+  const Tape tape = MakeTape(graph_, PlanSplitting("samples", 2), 0, 4, /*training=*/true);
+  for (const TapeOpKind kind : {TapeOpKind::kForward, TapeOpKind::kBackward}) {
+    const TapeOp& op = Find(tape, kind, "attention");
+    ASSERT_EQ(op.x.size(), 2U);
+    EXPECT_EQ(op.x[1], TapeOp::kInput);
+  }
+  const TapeOp& back = Find(tape, TapeOpKind::kBackward, "attention");
+  ASSERT_EQ(back.dx.size(), 2U);
+  EXPECT_GE(back.dx[0], 0);
+  EXPECT_EQ(back.dx[1], TapeOp::kNone);
+}
+
+// The embedding splits the samples, and attention its heads, so every rank needs all tokens; they
+// are four bytes wide whatever the type of activations, and are kept for backward.
+TEST_F(PaddedTapeTest, TokensMoveToThePartsOfAttention) {
+  Plan plan = PlanSplitting("samples", 2);
+  plan.layers[1] = *LayOut(graph_[1], plan.mesh, {{"heads", {"axis"}}});
+  plan.buckets = MakeBuckets(plan.layers, plan.mesh, ParameterIndex::FromGraph(graph_));
+  const Tape tape = MakeTape(graph_, plan, 0, 4, /*training=*/true, DType::kBFloat16);
+  EXPECT_EQ(tape.input.shape(), (Shape{2, 4}));
+  const TapeOp& forward = Find(tape, TapeOpKind::kForward, "attention");
+  const TapeBuffer& moved = tape.buffers[forward.x[1]];
+  EXPECT_EQ(moved.type, DType::kFloat32);
+  EXPECT_EQ(moved.elements, 4 * 4);
+  EXPECT_EQ(Find(tape, TapeOpKind::kBackward, "attention").x[1], forward.x[1]);
+  EXPECT_GE(moved.last, &Find(tape, TapeOpKind::kBackward, "attention") - tape.ops.data());
+}
+
+// Ranks at both stages load the tokens that they need.
+TEST_F(PaddedTapeTest, StagesLoadTheTokens) {
+  Plan plan = PlanSplitting("samples", 1);
+  plan.mesh = Mesh({{"stage", 2}});
+  for (int l = 0; l < graph_.size(); ++l) {
+    plan.layers[l] = *LayOut(graph_[l], plan.mesh, {}, {{"stage", l == 0 ? 0 : 1}});
+  }
+  plan.buckets = MakeBuckets(plan.layers, plan.mesh, ParameterIndex::FromGraph(graph_));
+  const Tape tape = MakeTape(graph_, plan, 1, 4, /*training=*/true);
+  EXPECT_EQ(tape.input.shape(), (Shape{4, 4}));
+  EXPECT_EQ(Find(tape, TapeOpKind::kForward, "attention").x[1], TapeOp::kInput);
+}
+
 class FirstNormTapeTest : public TapeTest {
  protected:
   FirstNormTapeTest()

@@ -9,6 +9,8 @@
 // Forward saves queries, keys and values, the context, and one statistic of the softmax per token
 // and head. The probabilities, which would take O(tokens^2) memory per head, are never stored:
 // backward recomputes them from the statistics (kernels/cpu/attention.cc).
+//
+// With a padding token, the network's tokens are the second input (model/graph.h).
 #include <utility>
 
 #include "worker/nn/layer_kinds.h"
@@ -26,6 +28,9 @@ class Attention final : public Layer {
              .tokens = in[1],
              .head_features = setting.layer.parameters[0].shape[2],
              .causal = setting.layer.settings.attention().causal()};
+    if (HasPadding(setting.layer)) {
+      dims_.padding_token = setting.layer.settings.attention().padding_token();
+    }
     const int64_t head_elements = 3 * dims_.head_features * features_;
     dims_.heads = std::ssize(parameters_[kQkvWeight].value) / head_elements;
     adds_bias_ = setting.IsFirstAlong("heads");
@@ -35,7 +40,8 @@ class Attention final : public Layer {
     const Saved saved = Split(t.saved);
     kernels_.dense().FullyConnectedForward(QkvDims(), t.x[0], parameters_[kQkvWeight].value,
                                            parameters_[kQkvBias].value, saved.qkv);
-    kernels_.dense().AttentionForward(dims_, saved.qkv, saved.context, saved.statistics);
+    kernels_.dense().AttentionForward(dims_, TokensIn(t), saved.qkv, saved.context,
+                                      saved.statistics);
     kernels_.dense().FullyConnectedForward(
         OutDims(), saved.context, parameters_[kOutWeight].value,
         adds_bias_ ? parameters_[kOutBias].value : std::span<float>(), t.y);
@@ -52,8 +58,8 @@ class Attention final : public Layer {
                                                    parameters_[kOutBias].gradient);
     kernels_.dense().FullyConnectedBackwardData(OutDims(), t.dy, parameters_[kOutWeight].value,
                                                 dcontext);
-    kernels_.dense().AttentionBackward(dims_, saved.qkv, saved.context, dcontext, saved.statistics,
-                                       dqkv);
+    kernels_.dense().AttentionBackward(dims_, TokensIn(t), saved.qkv, saved.context, dcontext,
+                                       saved.statistics, dqkv);
     kernels_.dense().FullyConnectedBackwardWeights(
         QkvDims(), t.x[0], dqkv, parameters_[kQkvWeight].gradient, parameters_[kQkvBias].gradient);
     if (t.dx[0].empty()) return absl::OkStatus();
@@ -74,6 +80,11 @@ class Attention final : public Layer {
   int64_t head_features() const { return dims_.heads * dims_.head_features; }
   FullyConnectedDims QkvDims() const { return {rows(), features_, 3 * head_features()}; }
   FullyConnectedDims OutDims() const { return {rows(), head_features(), features_}; }
+
+  // Empty without a padding token.
+  static ConstFloatSpan TokensIn(const LayerTensors& t) {
+    return t.x.size() == 1 ? ConstFloatSpan() : t.x[1].floats();
+  }
 
   AttentionMemory MemoryIn(DType type) const {
     return MemoryOfAttention(dims_.batch, dims_.tokens, dims_.heads, dims_.head_features, type);
