@@ -644,7 +644,9 @@ first.
        .arguments = {{.name = "MODEL.onnx", .kind = kFile}},
        .flags = {OutputFlag("the run file to write").Fallback("run.textproto"),
                  Flag{"weights", kFile, "FILE", "the file of weights to write"}.Fallback(
-                     "weights.safetensors")},
+                     "weights.safetensors"),
+                 {"padding-token", kCount, "ID",
+                  "the token of padding, if the network's second input is a mask of padding"}},
        .brief = "make a run file and weights from a network in ONNX format",
        .text =
            R"(Translates the forward graph that PyTorch exports (torch.onnx.export) to layers of Cadre, which
@@ -654,6 +656,7 @@ together, with their nodes and the nearest operators that work. docs/import.md d
 export, and what is supported.
 )",
        .examples = R"(  cadre import resnet18.onnx -O run.textproto --weights weights.safetensors
+  cadre import bert.onnx --padding-token 0
   cadre local run.textproto --checkpoint checkpoints
   cadre export checkpoints -O trained.safetensors
 )",

@@ -215,13 +215,14 @@ class Emitter {
 
 }  // namespace
 
-absl::StatusOr<ImportedModel> ImportOnnx(const onnx::Model& file, const std::string& folder) {
+absl::StatusOr<ImportedModel> ImportOnnx(const onnx::Model& file, const std::string& folder,
+                                         const ImportOptions& options) {
   std::vector<OnnxTensor> initializers;
   for (const onnx::Tensor& tensor : file.graph().initializer()) {
     CADRE_ASSIGN_OR_RETURN(OnnxTensor decoded, DecodeTensor(tensor, folder));
     initializers.push_back(std::move(decoded));
   }
-  Translator translator(file, initializers);
+  Translator translator(file, initializers, options);
   const int result = translator.Run();
   if (!translator.problems().empty()) {
     return absl::InvalidArgumentError(absl::StrJoin(translator.problems(), "\n"));

@@ -9,6 +9,7 @@
 
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -29,6 +30,12 @@ struct NamedTensor {
   std::vector<float> values;
 };
 
+struct ImportOptions {
+  // If the graph has a second input, [samples, tokens], it is a mask of padding, and this is the id
+  // of the tokens that are padding.
+  std::optional<uint32_t> padding_token;
+};
+
 struct ImportedModel {
   // With `original`, so that ExportTensors works.
   v1::Model model;
@@ -40,7 +47,8 @@ struct ImportedModel {
 // Guarantees: Graph::FromModel accepts the model, and every parameter has a value.
 // Errors: InvalidArgument with one line for each operator that is not supported, with its node and
 // the nearest operator that works; those of DecodeTensor.
-absl::StatusOr<ImportedModel> ImportOnnx(const onnx::Model& file, const std::string& folder);
+absl::StatusOr<ImportedModel> ImportOnnx(const onnx::Model& file, const std::string& folder,
+                                         const ImportOptions& options = {});
 
 // A run file with the model, the weights of `weights_path` and defaults for the rest, with comments
 // that state what to adapt.

@@ -102,17 +102,29 @@ void Translator::SetInputs() {
     const auto refuse = [&](const std::string& what) {
       problems_.push_back(absl::StrCat("input ", Quoted(info.name()), ": ", what));
     };
-    if (have) {
-      refuse(
-          "is a second input; a model has one, of images or of tokens, so give the others fixed "
-          "values before the export");
-      continue;
-    }
-    have = true;
     std::vector<int64_t> dims;
     for (const onnx::Dimension& dim : info.type().tensor_type().shape().dim()) {
       dims.push_back(dim.dim_value());
     }
+    if (have) {
+      if (!dims.empty() && dims[0] == 0) dims[0] = batch_;
+      const bool like_tokens = !drafts_.empty() && drafts_[0].form == Draft::Form::kTokens &&
+                               dims == std::vector<int64_t>{batch_, drafts_[0].tokens};
+      if (like_tokens && options_.padding_token && !has_mask_input_) {
+        has_mask_input_ = true;
+        Value& mask = values_[info.name()] = IsToken(Whole(0), Mask::kInput);
+        mask.integer = info.type().tensor_type().elem_type() != 1;
+      } else {
+        refuse(absl::StrCat(
+            "is a second input; a model has one, of images or of tokens, so give the others fixed "
+            "values before the export",
+            like_tokens && !has_mask_input_
+                ? ", or name the token with --padding-token if the input is a mask of padding"
+                : ""));
+      }
+      continue;
+    }
+    have = true;
     if (!dims.empty() && dims[0] == 0) dims[0] = 2;  // any number, if the batch is symbolic
     const bool positive = std::all_of(dims.begin(), dims.end(), [](int64_t d) { return d > 0; });
     if (!positive || !View::IsPossible(dims) || (dims.size() != 4 && dims.size() != 2) ||
@@ -137,6 +149,11 @@ void Translator::SetInputs() {
   }
   if (drafts_.empty()) drafts_.push_back(input);
   if (!have) problems_.push_back("the graph has no input");
+  if (options_.padding_token && !has_mask_input_) {
+    problems_.push_back(
+        "--padding-token is given, but the graph has no second input [samples, tokens] that could "
+        "be a mask of padding");
+  }
 }
 
 void Translator::Translate(const onnx::Node& node) {
@@ -199,11 +216,22 @@ Translator::Results Translator::TranslateNode(const onnx::Node& node, std::vecto
     if (folded.ok()) return std::vector<Value>{*folded};
     if (!absl::IsNotFound(folded.status())) return folded.status();
   }
+  const bool masked =
+      std::any_of(inputs.begin(), inputs.end(), [](const Value& v) { return v.is_mask(); });
+  const bool of_attention = std::any_of(inputs.begin(), inputs.end(), [](const Value& v) {
+    return v.kind == Value::Kind::kAttention;
+  });
+  if (masked && !of_attention) {
+    const auto folded = FoldMasks(node, inputs);
+    if (folded.ok()) return std::vector<Value>{*folded};
+    if (!absl::IsNotFound(folded.status())) return folded.status();
+    return Unsupported(
+        "its input is a mask of padding, which only the scores of an attention can use; give other "
+        "inputs of the graph, such as segments, fixed values before the export");
+  }
   const auto rule = Rules().find(node.op_type());
   if (rule != Rules().end()) return (this->*rule->second)(node, inputs);
-  for (const Value& input : inputs) {
-    if (input.kind == Value::Kind::kAttention) return OfAttention(node, inputs);
-  }
+  if (of_attention) return OfAttention(node, inputs);
   return Elementwise(node, inputs);
 }
 

@@ -24,46 +24,36 @@ Translator::Results Translator::OfAttention(const onnx::Node& node, const std::v
   size_t at = 0;
   while (in[at].kind != Value::Kind::kAttention) ++at;
   Attention attention = *in[at].attention;
-  if (attention.softmax) return Unsupported("changes probabilities of an attention");
+  if (attention.softmax) {
+    // Exporters replace the probabilities of queries without keys, which are not numbers.
+    if (op == "IsNaN" && in.size() == 1) {
+      attention.nan_of = in[at].attention.get();
+      return one(attention);
+    }
+    if (op == "Where" && in.size() == 3 && in[2].kind == Value::Kind::kAttention &&
+        attention.nan_of == in[2].attention.get() && AsScalar(in[1]) == 0) {
+      return One(in[2]);
+    }
+    return Unsupported("changes probabilities of an attention");
+  }
   if ((op == "Mul" || (op == "Div" && at == 0)) && in.size() == 2) {
     const auto scalar = AsScalar(in[1 - at]);
     if (!scalar || *scalar == 0) return Unsupported("scales scores by other than a number");
     attention.scale *= op == "Mul" ? *scalar : 1 / *scalar;
     return one(attention);
   }
-  std::vector<double> added;
-  View mask;
+  Value added;
   if (op == "Add" && in.size() == 2) {
-    const auto numbers = AsNumbers(in[1 - at]);
-    if (!numbers) return Unsupported("adds to the scores of an attention what is not a fixed mask");
-    mask = numbers->view;
-    added = NumbersIn(*numbers);
-  } else if (op == "Where" && in.size() == 3 && at == 1) {
-    const auto condition = AsNumbers(in[0]);
-    const auto elsewhere = AsScalar(in[2]);
-    if (!condition || !elsewhere) return Unsupported("its mask is not fixed");
-    mask = condition->view;
-    for (const double kept : NumbersIn(*condition)) added.push_back(kept != 0 ? 0 : *elsewhere);
+    added = in[1 - at];
+  } else if (op == "Where" && in.size() == 3 && at > 0) {
+    std::vector<Value> chosen = in;
+    chosen[at] = NumbersOf({}, {0}, false);
+    CADRE_ASSIGN_OR_RETURN(const auto results, TranslateNode(node, std::move(chosen)));
+    added = results[0];
   } else {
     return Unsupported("is not supported between the products and the softmax of an attention");
   }
-  // All zero, or zero exactly where the key is not later than the query.
-  const int rank = mask.rank();
-  const int64_t columns = rank > 0 ? mask.size(rank - 1) : 1;
-  const int64_t rows = rank > 1 ? mask.size(rank - 2) : 1;
-  bool none = true, causal = rows == columns;
-  for (size_t i = 0; i < added.size(); ++i) {
-    const int64_t column = i % columns, row = i / columns % rows;
-    none = none && added[i] == 0;
-    causal = causal && (column <= row ? added[i] == 0 : added[i] <= -1e4);
-  }
-  if (!none && !causal) {
-    return Unsupported(
-        "its mask is neither empty nor causal; padding masks are not supported, so export the "
-        "model "
-        "for whole sequences");
-  }
-  attention.causal = attention.causal || !none;
+  CADRE_RETURN_IF_ERROR(HideKeys(added, attention));
   return one(attention);
 }
 
@@ -221,6 +211,9 @@ Translator::Results Translator::Context(const Attention& attention, const Value&
   Draft context;
   context.layer.mutable_attention()->set_heads(heads);
   if (attention.causal) context.layer.mutable_attention()->set_causal(true);
+  if (attention.padding_token) {
+    context.layer.mutable_attention()->set_padding_token(*attention.padding_token);
+  }
   context.inputs = {input};
   context.form = Draft::Form::kRows;
   context.tokens = draft.tokens;

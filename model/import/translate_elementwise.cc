@@ -69,9 +69,8 @@ Translator::Results Translator::Elementwise(const onnx::Node& node, const std::v
     }
     operands.push_back(samples);
   }
-  if (base == nullptr || drafts_[base->root].form == Draft::Form::kTokens) {
-    return absl::NotFoundError("");
-  }
+  if (base == nullptr) return absl::NotFoundError("");
+  if (drafts_[base->root].form == Draft::Form::kTokens) return CompareTokens(node, in);
   const bool sum_of_two = composes && in.size() == 2 && in[0].is_activation() &&
                           in[1].is_activation() && !in[0].function && !in[1].function;
   if (composes && !sum_of_two) {

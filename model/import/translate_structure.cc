@@ -25,7 +25,14 @@ Translator::Results Translator::Structure(const onnx::Node& node, const std::vec
   if (x.kind == Value::Kind::kAttention || x.kind == Value::Kind::kSequence) {
     return absl::NotFoundError("");
   }
-  if ((op == "Cast" || op == "CastLike") && !x.is_numbers()) return one(x);
+  const bool to_truth = op == "Cast" && attributes.Integer("to", 1) == 9;
+  if (to_truth && x.is_activation() && drafts_[x.root].form == Draft::Form::kTokens) {
+    onnx::Node is_other;
+    is_other.set_op_type("Not");
+    CADRE_ASSIGN_OR_RETURN(const Value mask, FoldMasks(is_other, {IsToken(x, 0)}));
+    return one(mask);
+  }
+  if (((op == "Cast" && !x.is_mask()) || op == "CastLike") && !x.is_numbers()) return one(x);
   if (op == "CastLike" && in.size() > 1 && !in[1].is_numbers()) {
     Value numbers = x;
     numbers.integer = false;  // activations and parameters are floating point
@@ -48,7 +55,8 @@ Translator::Results Translator::Structure(const onnx::Node& node, const std::vec
   if (op == "Expand") {
     const auto sizes = in.size() > 1 ? AsIntegers(in[1]) : std::nullopt;
     const auto view = sizes ? x.view.Expanded(*sizes) : std::nullopt;
-    if (!view || (x.is_numbers() && view->elements() > kMaxFoldedElements) ||
+    const bool folded = x.is_numbers() || x.is_mask();
+    if (!view || (folded && view->elements() > kMaxFoldedElements) ||
         (x.is_activation() && view->elements() != x.view.elements())) {
       return Unsupported("the extents are not known, or do not fit");
     }

@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "model/import/folding.h"
+#include "model/import/import.h"
 #include "model/import/onnx_file.h"
 #include "model/import/value.h"
 #include "proto/cadre/onnx/model.pb.h"
@@ -75,8 +76,9 @@ DraftParameter ParameterOf(const char* name, Shape shape, int initializer, View 
 class Translator {
  public:
   // Draft 0 is the input. The model is borrowed.
-  Translator(const onnx::Model& model, const std::vector<OnnxTensor>& initializers)
-      : graph_(model.graph()), initializers_(initializers) {}
+  Translator(const onnx::Model& model, const std::vector<OnnxTensor>& initializers,
+             const ImportOptions& options)
+      : graph_(model.graph()), initializers_(initializers), options_(options) {}
 
   // Translates all nodes. Afterwards, `problems` has one line for each operator that is not
   // supported. Returns the number of the draft with the scores; -1 with problems.
@@ -113,7 +115,6 @@ class Translator {
   Results Elementwise(const onnx::Node& node, const std::vector<Value>& in);
   Results Clip(const onnx::Node& node, const std::vector<Value>& in);
   Results Activation(const Value& x, const Samples& function);
-  Results OfAttention(const onnx::Node& node, const std::vector<Value>& in);
 
   // --- Operators that become layers: translate_images.cc, translate_rows.cc,
   // translate_attention.cc ---
@@ -136,8 +137,22 @@ class Translator {
   // `weight`: [out, in].
   absl::StatusOr<Value> FullyConnected(const Value& x, const Value& weight);
   absl::StatusOr<Value> OutputProjection(const Value& x, const Value& weight);
+  Results OfAttention(const onnx::Node& node, const std::vector<Value>& in);
   Results Scores(const Value& queries, const Value& keys);
   Results Context(const Attention& attention, const Value& values);
+
+  // --- Masks: translate_masks.cc ---
+  // Whether each token of a value of the input's tokens has the id, as a mask.
+  Value IsToken(const Value& tokens, int64_t id) const;
+  // A comparison of tokens with a number. Errors: NotFound for other operators.
+  Results CompareTokens(const onnx::Node& node, const std::vector<Value>& in);
+  // The result of an operator on masks and known numbers. Errors: NotFound for other operators and
+  // operands.
+  absl::StatusOr<Value> FoldMasks(const onnx::Node& node, const std::vector<Value>& in);
+  // Applies `added`, numbers or a mask that are added to the scores of an attention.
+  absl::Status HideKeys(const Value& added, Attention& attention);
+  // The sample of each part [queries, keys] of the scores of an attention.
+  absl::StatusOr<std::vector<int64_t>> SamplesOfScores(const Attention& attention);
 
   // --- Access to activations: translate_access.cc ---
   // The same value without a function: the activation becomes a layer.
@@ -159,6 +174,7 @@ class Translator {
 
   const onnx::Graph& graph_;
   std::vector<OnnxTensor> initializers_;
+  const ImportOptions options_;
   // Samples of the batch with which the graph was exported.
   int64_t batch_ = 1;
   std::map<std::string, Value> values_;
@@ -169,6 +185,10 @@ class Translator {
   // not an activation: by draft and function.
   std::map<std::pair<int, std::string>, std::pair<const onnx::Node*, std::vector<Value>>> made_by_;
   int depth_ = 0;
+  bool has_mask_input_ = false;
+  // Whether the mask that is an input is 1 where a token is padding; not known before an attention
+  // uses it.
+  std::optional<bool> one_is_padding_;
   // Elements that may still be folded, so that no file takes long.
   int64_t foldable_ = int64_t{3} << 25;
   std::vector<std::string> problems_;

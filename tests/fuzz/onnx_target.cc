@@ -21,7 +21,9 @@ void Onnx(std::span<const uint8_t> input) {
   static_cast<void>(silent);
   const auto file = ParseOnnx({reinterpret_cast<const char*>(input.data()), input.size()});
   if (!file.ok()) return;
-  const auto imported = ImportOnnx(*file, /*folder=*/"");
+  ImportOptions options;
+  if (file->graph().input_size() > 1) options.padding_token = 0;
+  const auto imported = ImportOnnx(*file, /*folder=*/"", options);
   if (!imported.ok()) {
     CHECK(!imported.status().message().empty());
     return;

@@ -2,8 +2,8 @@
 
 The structure of each is that of the network whose name it has (He et al. 2016, Simonyan and Zisserman
 2015, Krizhevsky 2014, Huang et al. 2017, Sandler et al. 2018, Howard et al. 2019, Dosovitskiy et al.
-2021, Radford et al. 2019, Devlin et al. 2019, Iandola et al. 2016, Shi et al. 2017). Dropout is left
-out, because it draws random numbers.
+2021, Radford et al. 2019, Devlin et al. 2019, Iandola et al. 2016, Shi et al. 2017, Vaswani et al.
+2017). Dropout is left out, because it draws random numbers.
 """
 
 import torch
@@ -320,7 +320,7 @@ def gpt2():
     return Logits()
 
 
-def bert():
+def bert(mask_input=False):
     from transformers import BertConfig, BertForSequenceClassification
     config = BertConfig(vocab_size=97, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
                         intermediate_size=64, max_position_embeddings=16, hidden_dropout_prob=0,
@@ -332,10 +332,29 @@ def bert():
             super().__init__()
             self.model = BertForSequenceClassification(config)
 
-        def forward(self, tokens):
-            return self.model(tokens).logits
+        def forward(self, tokens, attention_mask=None):
+            return self.model(tokens, attention_mask=attention_mask).logits
 
-    return Logits()
+    network = Logits()
+    network.mask_input = mask_input
+    return network
+
+
+class TokenEncoder(nn.Module):
+    """Classifies by the first token, with a mask that is computed from the tokens."""
+
+    def __init__(self, vocabulary, length, width, heads, blocks):
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, width, padding_idx=0)
+        self.positions = nn.Parameter(torch.zeros(1, length, width))
+        block = nn.TransformerEncoderLayer(width, heads, 2 * width, dropout=0, activation="gelu",
+                                           batch_first=True)
+        self.encoder = nn.TransformerEncoder(block, blocks, enable_nested_tensor=False)
+        self.head = nn.Linear(width, CLASSES)
+
+    def forward(self, tokens):
+        x = self.embedding(tokens) + self.positions
+        return self.head(self.encoder(x, src_key_padding_mask=tokens == 0)[:, 0])
 
 
 def images(size, channels=3):
@@ -360,4 +379,6 @@ MODELS = {
     "vit_b_16": (lambda: VisionTransformer(32, 8, 24, 3, 2), images(32)),
     "gpt2": (gpt2, tokens(16, 97)),
     "bert": (bert, tokens(16, 97)),
+    "bert_padded": (lambda: bert(mask_input=True), tokens(16, 97)),
+    "encoder_padded": (lambda: TokenEncoder(97, 16, 32, 4, 2), tokens(16, 97)),
 }

@@ -1,5 +1,6 @@
 #include "tests/torch/import_numbers.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -78,8 +79,13 @@ WholeBatch BatchOfNumbers(const v1::Model& model, int64_t samples) {
   if (graph->takes_tokens()) {
     // PyTorch does not train the row of a padding token, which is 0 in BERT; ONNX does not name it.
     const uint64_t vocabulary = (*graph)[0].parameters[0].shape[0];
+    const auto padded = std::find_if(graph->layers().begin(), graph->layers().end(), HasPadding);
     for (int64_t i = 0; i < samples * input[0]; ++i) {
       batch.inputs.push_back(1 + BitsOf(HashOf("inputs"), i) % (vocabulary - 1));
+      const int64_t sample = i / input[0], eighths = BitsOf(HashOf("padding"), i) % 8;
+      if (padded != graph->layers().end() && i % input[0] != 0 && eighths < sample) {
+        batch.inputs.back() = padded->settings.attention().padding_token();
+      }
     }
   } else {
     // Numbered in PyTorch's order, channels first.

@@ -17,6 +17,8 @@ namespace cadre {
 // Writes the files to which the tensors of an ONNX file refer.
 void WriteNumbers(const onnx::Model& file, Fixtures& fixtures, const std::string& folder);
 
+// If the model has a padding token, the share of padding in sample i is i / 8; the first token is
+// never padding.
 WholeBatch BatchOfNumbers(const v1::Model& model, int64_t samples);
 
 // The norm of a tensor, and its product with pseudo-random signs.

@@ -46,7 +46,9 @@ MARGIN = 8
 MASK = (1 << 64) - 1
 # Transformers are exported by the newer exporter, and networks with batch norm by the older, as in
 # docs/import.md.
-DYNAMO = ("vit_b_16", "gpt2", "bert", "vgg11")
+DYNAMO = ("vit_b_16", "gpt2", "bert", "bert_padded", "encoder_padded", "vgg11")
+# Networks of tokens that have padding: token 0.
+PADDED = ("bert_padded", "encoder_padded")
 
 
 def hash_of(name):
@@ -96,9 +98,14 @@ def tensors_of(network):
     return named
 
 
+def arguments_of(network, inputs):
+    """The inputs, and their mask if it is an input of the network."""
+    return (inputs, (inputs != 0).long()) if getattr(network, "mask_input", False) else (inputs,)
+
+
 def export(name, network, example, path):
     if name in DYNAMO:
-        program = torch.onnx.export(network.eval(), (example,), dynamo=True, optimize=False, verbose=False)
+        program = torch.onnx.export(network.eval(), arguments_of(network, example), dynamo=True, optimize=False, verbose=False)
         program.save(path, external_data=False)
     else:
         torch.onnx.export(network.train(), (example,), path, dynamo=False, opset_version=17,
@@ -201,12 +208,12 @@ def results_of(network, inputs, in_graph):
     tensors = {name: t for name, t in tensors_of(network).items() if name in in_graph}
     before = {name: t.detach().clone() for name, t in tensors.items()}
     network.eval()
-    logits = F.log_softmax(network(inputs), -1)
+    logits = F.log_softmax(network(*arguments_of(network, inputs)), -1)
     if logits.dim() == 3:
         logits = logits.mean(1)
     results = {"logits": logits.detach().float().numpy()}
     network.train()
-    scores = network(inputs).flatten(0, -2)
+    scores = network(*arguments_of(network, inputs)).flatten(0, -2)
     labels = torch.from_numpy((bits_of("labels", len(scores)) % numpy.uint64(scores.shape[-1]))
                               .astype(numpy.int64))
     loss = F.cross_entropy(scores, labels)
@@ -249,6 +256,12 @@ def make(name, out):
                           if isinstance(m, torch.nn.Embedding))
         inputs = 1 + torch.from_numpy((bits_of("inputs", example.numel()) % numpy.uint64(vocabulary - 1))
                                       .astype(numpy.int64)).reshape(example.shape)
+    if name in PADDED:
+        eighths = torch.from_numpy((bits_of("padding", example.numel()) % numpy.uint64(8))
+                                   .astype(numpy.int64)).reshape(example.shape)
+        padding = eighths < torch.arange(len(inputs)).unsqueeze(1)
+        padding[:, 0] = False
+        inputs = inputs.masked_fill(padding, 0)
     changed = keep_from_steps(network, inputs) if example.is_floating_point() else {}
     single = copy.deepcopy(network)
     results = with_rounding(results_of(network.double(), inputs, in_graph),
