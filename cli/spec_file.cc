@@ -83,9 +83,8 @@ std::string Absolute(const std::string& path) {
 void CheckBeginning(const std::string& path, v1::RunSpec& spec, std::vector<Problem>* problems,
                     std::string* note) {
   // FindProblems reports other errors of the model.
-  const auto index = ParameterIndex::FromModel(spec.model());
-  if (!index.ok()) return;
-  if (const auto weights = OpenWeights(path, *index); !weights.ok()) {
+  if (!ParameterIndex::FromModel(spec.model()).ok()) return;
+  if (const auto weights = OpenWeights(path, spec.model()); !weights.ok()) {
     problems->push_back({"checkpoint.from", std::string(weights.status().message())});
     return;
   }

@@ -26,6 +26,12 @@ namespace {
 
 constexpr size_t kMaxDifferences = 10;
 
+std::vector<NamedShape> TensorsIn(const SafetensorsFile& file) {
+  std::vector<NamedShape> tensors;
+  for (const StoredTensor& tensor : file.tensors()) tensors.push_back({tensor.name, tensor.shape});
+  return tensors;
+}
+
 }  // namespace
 
 std::string StateTensorName(absl::string_view parameter, absl::string_view state) {
@@ -137,20 +143,28 @@ absl::StatusOr<SafetensorsFile> OpenTensors(const std::string& path,
                                             const std::vector<NamedShape>& in_model,
                                             const RootedFiles& files) {
   CADRE_ASSIGN_OR_RETURN(SafetensorsFile file, SafetensorsFile::Open(path, files));
-  std::vector<NamedShape> in_file;
-  for (const StoredTensor& tensor : file.tensors()) in_file.push_back({tensor.name, tensor.shape});
-  CADRE_RETURN_IF_ERROR(CheckTensors(path, in_file, in_model));
+  CADRE_RETURN_IF_ERROR(CheckTensors(path, TensorsIn(file), in_model));
   return file;
 }
 
-// `from` is a checkpoint, a folder of checkpoints or a file of weights.
-absl::StatusOr<SafetensorsFile> OpenWeights(const std::string& from, const ParameterIndex& index,
+// A program saves its frozen parameters with the others, whereas versions do not contain them, so a
+// file may have them or not.
+absl::StatusOr<SafetensorsFile> OpenWeights(const std::string& from, const v1::Model& model,
                                             const RootedFiles& files) {
+  CADRE_ASSIGN_OR_RETURN(const ParameterIndex index, ParameterIndex::FromModel(model));
   CADRE_ASSIGN_OR_RETURN(std::string path, ResolveCheckpoint(from, files));
   if (!absl::EndsWith(path, ".safetensors")) {
     path = (std::filesystem::path(path) / kModelFile).string();
   }
-  return OpenTensors(path, WeightTensors(index), files);
+  CADRE_ASSIGN_OR_RETURN(SafetensorsFile file, SafetensorsFile::Open(path, files));
+  std::vector<NamedShape> in_model = WeightTensors(index);
+  for (const v1::OpaqueParameter& parameter : model.opaque().parameter()) {
+    if (parameter.frozen_digest().empty() || file.Find(parameter.name()) == nullptr) continue;
+    const std::vector<int64_t> extents(parameter.shape().begin(), parameter.shape().end());
+    in_model.push_back({parameter.name(), Shape(extents)});
+  }
+  CADRE_RETURN_IF_ERROR(CheckTensors(path, TensorsIn(file), in_model));
+  return file;
 }
 
 }  // namespace cadre

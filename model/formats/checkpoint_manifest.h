@@ -16,6 +16,7 @@
 #include "model/formats/safetensors.h"
 #include "model/parameter_index.h"
 #include "proto/cadre/v1/checkpoint.pb.h"
+#include "proto/cadre/v1/run.pb.h"
 
 namespace cadre {
 
@@ -50,8 +51,9 @@ absl::StatusOr<SafetensorsFile> OpenTensors(const std::string& path,
                                             const RootedFiles& files = RootedFiles::Unrestricted());
 
 // The weights of `from`: a checkpoint's folder, a directory of checkpoints (its newest) or a
-// *.safetensors file. Errors: NotFound, ... of files; those of OpenTensors.
-absl::StatusOr<SafetensorsFile> OpenWeights(const std::string& from, const ParameterIndex& index,
+// *.safetensors file, which may also have frozen parameters of the model. Errors: those of
+// ParameterIndex::FromModel; NotFound, ... of files; those of OpenTensors.
+absl::StatusOr<SafetensorsFile> OpenWeights(const std::string& from, const v1::Model& model,
                                             const RootedFiles& files = RootedFiles::Unrestricted());
 
 // Compares the tensors of a file with those of the model, in any order. Errors: InvalidArgument,

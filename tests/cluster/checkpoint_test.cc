@@ -64,7 +64,7 @@ class CheckpointTest : public ::testing::Test {
     CADRE_ASSIGN_OR_RETURN(const ParameterIndex index, ParameterIndex::FromModel(spec.model()));
     CADRE_ASSIGN_OR_RETURN(
         SafetensorsFile file,
-        OpenWeights(absl::StrCat(spec.checkpoint().directory(), "/step-", step), index));
+        OpenWeights(absl::StrCat(spec.checkpoint().directory(), "/step-", step), spec.model()));
     std::vector<float> weights(index.size());
     for (const Parameter& parameter : index.parameters()) {
       CADRE_RETURN_IF_ERROR(

@@ -87,6 +87,33 @@ TEST(CheckpointManifest, TensorsOfBothFiles) {
   EXPECT_EQ(states[5], (NamedShape{"conv/weight@v", Shape({2, 1, 3, 3})}));
 }
 
+// What a program saves of a model of which it trains only `head`.
+TEST(OpenWeights, AcceptsFrozenParametersOfTheModel) {
+  const TemporaryFolder folder;
+  const v1::RunSpec spec = testing::SpecOf(R"(model { opaque {
+    parameter { name: "body" shape: 2 shape: 3 frozen_digest: "x" }
+    parameter { name: "head" shape: 2 } } })");
+  const NamedShape body = {"body", Shape({2, 3})}, head = {"head", Shape({2})};
+  const auto open = [&](const std::vector<NamedShape>& tensors) {
+    int64_t elements = 0;
+    for (const NamedShape& tensor : tensors) elements += tensor.shape.elements();
+    const std::string path = folder / "model.safetensors";
+    EXPECT_TRUE(WriteSafetensors(path, tensors, std::vector<float>(elements, 1.0F)).ok());
+    return OpenWeights(path, spec.model());
+  };
+  EXPECT_TRUE(open({head}).ok());
+  const auto both = open({body, head});
+  ASSERT_TRUE(both.ok()) << both.status();
+  EXPECT_NE(both->Find("head"), nullptr);
+  EXPECT_THAT(open({{"body", Shape({3, 2})}, head}).status(),
+              IsError(absl::StatusCode::kInvalidArgument,
+                      "'body' is [3, 2] in the file, [2, 3] in the model"));
+  EXPECT_THAT(open({body}).status(),
+              IsError(absl::StatusCode::kInvalidArgument, "'head' [2] is not in the file"));
+  EXPECT_THAT(open({{"tail", Shape({1})}, head}).status(),
+              IsError(absl::StatusCode::kInvalidArgument, "'tail' [1] is not in the model"));
+}
+
 TEST(CheckTensors, IgnoresOrder) {
   const NamedShape a = {"a", Shape({1})}, b = {"b", Shape({2})};
   EXPECT_TRUE(CheckTensors("f", {a, b}, {b, a}).ok());
