@@ -69,6 +69,25 @@ def check_returning(objects, drained):
             yield f"{label(workload)}: a completed worker is started again"
 
 
+def check_job_sets(objects):
+    """JobSet names the pods of its jobs JOBSET-JOB-REPLICA-INDEX.SUBDOMAIN."""
+    for job_set in of_kind(objects, "JobSet"):
+        name, spec = job_set["metadata"]["name"], job_set["spec"]
+        network = spec.get("network", {})
+        if not network.get("enableDNSHostnames"):
+            yield f"{label(job_set)}: its pods have no names"
+        if not network.get("publishNotReadyAddresses", True):
+            yield f"{label(job_set)}: leases expire before the pods of a group are ready"
+        if spec.get("failurePolicy", {}).get("maxRestarts") != 0:
+            yield f"{label(job_set)}: starts a failed run again, whose state is the coordinator's"
+        for job in spec["replicatedJobs"]:
+            workload = {"kind": "Job", **job["template"]}
+            host = f"{name}-{job['name']}-0-$(JOB_COMPLETION_INDEX).{network.get('subdomain', name)}"
+            advertised = flags_of(containers(workload)[0]).get("advertise", "").rpartition(":")[0]
+            if job.get("replicas", 1) != 1 or advertised != host:
+                yield f"{label(job_set)}: --advertise is not the name that JobSet gives the pod, {host}"
+
+
 def check_start_and_end(objects):
     for workload in of_kind(objects, "StatefulSet"):
         spec, name = workload["spec"], label(workload)
@@ -238,6 +257,7 @@ def check(objects, drained, local_variables, alerts):
         *check_alerts(objects, alerts),
     ]
     for step in (
+        check_job_sets,
         check_start_and_end,
         check_disruptions,
         check_names,

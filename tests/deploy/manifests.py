@@ -1,7 +1,7 @@
 """Rules for the Kubernetes objects that `kubectl kustomize` renders. They need no cluster.
 
     objects = render(tools.find("bin/kubectl"), pathlib.Path("deploy/kubernetes"))
-    problems = check(objects, schemas, flags, drain_seconds)
+    problems = check(objects, packages, flags, drain_seconds)
 
 A problem is a line that names the object and the rule. kubectl rejects duplicate names and sets the namespace;
 check_schema() covers what the API server rejects in strict mode; the other functions cover what only this project
@@ -13,13 +13,12 @@ import json
 import re
 import subprocess
 
+import custom_resources
 import jsonschema
 import yaml
 
 # Every supported API, from the oldest one that has all fields in use.
 API_VERSIONS = ("1.31", "1.32", "1.33", "1.34", "1.35", "1.36", "1.37")
-# Objects of other projects, which have no schema here.
-CUSTOM_GROUPS = ("cert-manager.io/", "jobset.x-k8s.io/", "monitoring.coreos.com/")
 COMPONENT = "app.kubernetes.io/component"
 ENFORCE = "pod-security.kubernetes.io/enforce"
 # Exit codes of a worker that a restart cannot cure: invalid flags, refused by the coordinator.
@@ -68,7 +67,7 @@ def with_jobs(objects):
     jobs = []
     for item in of_kind(objects, "JobSet"):
         for job in item["spec"]["replicatedJobs"]:
-            name = f"{item['metadata']['name']}-{job['name']}-0"
+            name = f"{item['metadata']['name']}-{job.get('name')}-0"
             metadata = {"name": name, "namespace": item["metadata"].get("namespace")}
             jobs.append({"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata} | job["template"])
     return objects + jobs
@@ -138,26 +137,32 @@ def read_schema(path):
 
 
 @functools.cache
-def validator(folder, api_version, kind):
-    """A strict validator; None where the API has no such kind."""
-    group, _, version = api_version.rpartition("/")
-    parts = (kind.lower(), group.partition(".")[0], version)
-    path = folder / ("-".join(part for part in parts if part) + ".json")
-    if not path.exists():
+def custom_package(packages, api_version, folder):
+    return custom_resources.Package(packages, api_version, definitions(folder).keys())
+
+
+@functools.cache
+def validator(packages, version, api_version, kind):
+    """A strict validator for an object in Kubernetes `version`; None where the API has no such kind."""
+    folder = packages / f"kubernetes_validate/kubernetes-json-schema/v{version}.0-local-strict"
+    if api_version in custom_resources.SOURCES:
+        schema = custom_package(packages, api_version, folder).schema(kind)
+    else:
+        group, _, group_version = api_version.rpartition("/")
+        parts = (kind.lower(), group.partition(".")[0], group_version)
+        path = folder / ("-".join(part for part in parts if part) + ".json")
+        schema = read_schema(path) if path.exists() else None
+    if schema is None:
         return None
-    schema = {**read_schema(path), "required": ["apiVersion", "kind", "metadata"]}
-    return jsonschema.Draft202012Validator({**schema, "$defs": definitions(folder)})
+    required = {"apiVersion", "kind", "metadata", *schema.get("required", [])}
+    return jsonschema.Draft202012Validator({**schema, "required": sorted(required), "$defs": definitions(folder)})
 
 
-def check_schema(objects, schemas, versions):
-    """`schemas`: the folder with the JSON schemas of all API versions."""
+def check_schema(objects, packages, versions):
+    """`packages`: the folder with the Python packages that requirements.txt pins."""
     for version in versions:
         for item in objects:
-            if item["apiVersion"].startswith(CUSTOM_GROUPS):
-                continue
-            checker = validator(
-                schemas / f"v{version}.0-local-strict", item["apiVersion"], item["kind"]
-            )
+            checker = validator(packages, version, item["apiVersion"], item["kind"])
             if checker is None:
                 yield f"{label(item)}: {version}: no {item['apiVersion']} {item['kind']}"
                 continue
@@ -389,7 +394,7 @@ def check_network(objects):
         yield f"network: {target}:{port} is not both declared and reachable"
 
 
-def check(objects, schemas, flags, drain_seconds, versions=API_VERSIONS):
+def check(objects, packages, flags, drain_seconds, versions=API_VERSIONS):
     """All problems, sorted. The other checks rely on the shape that the schemas ensure."""
     objects = with_jobs(objects)
     steps = (
@@ -402,7 +407,7 @@ def check(objects, schemas, flags, drain_seconds, versions=API_VERSIONS):
         check_security,
         check_network,
     )
-    problems = list(check_schema(objects, schemas, versions))
+    problems = list(check_schema(objects, packages, versions))
     if not problems:
         problems = [problem for step in steps for problem in step(objects)]
         problems += check_programs(objects, flags, drain_seconds)

@@ -37,8 +37,9 @@ class Rules:
             return self.render(folder)
 
     def problems(self, objects, versions=manifests.API_VERSIONS):
-        schemas = tools.find("kubernetes_validate/kubernetes-json-schema")
-        return manifests.check(objects, schemas, self.flags, self.drain_seconds, versions)
+        for name in ("kubernetes_validate", "cloudcoil", "kubeflow_trainer_api"):
+            packages = tools.find(name).parent
+        return manifests.check(objects, packages, self.flags, self.drain_seconds, versions)
 
     def problems_of_newest_api(self, objects):
         return self.problems(objects, manifests.API_VERSIONS[-1:])

@@ -11,6 +11,7 @@ import sys
 import unittest
 
 import behaviour
+import custom_resources
 import manifests
 import manifests_rules
 
@@ -34,6 +35,8 @@ VARIANTS = {
     "all": "resources: [../gpu, ../worker, ../worker-network]\nnamespace: elsewhere\n"
     "components: [../components/cert-manager, ../components/checkpoints, ../components/monitoring]\n",
 }
+
+JOB_SET_OVERLAY = "resources: [../examples/jobset]\n"
 
 
 class RepositoryTest(unittest.TestCase):
@@ -121,6 +124,7 @@ AGGREGATOR = "StatefulSet/cadre-aggregator"
 COORDINATOR = "StatefulSet/cadre-coordinator"
 WORKER = "StatefulSet/cadre-worker"
 JOB = "Job/my-run-worker-0"
+JOB_SET = "JobSet/my-run"
 DELETE = object()
 
 # Object, path in it (`+` appends to a list), new value, text of the problem that must be reported.
@@ -187,6 +191,33 @@ MUTATIONS = [
 ]
 
 
+# As MUTATIONS, for the schemas of custom resources.
+CERTIFICATE = "Certificate/cadre-worker-tls"
+MONITOR = "PodMonitor/cadre-worker"
+CUSTOM = [
+    (CERTIFICATE, "spec.secretNam", "x", "'secretNam' was unexpected"),
+    (CERTIFICATE, "spec.secretName", DELETE, "'secretName' is a required property"),
+    (CERTIFICATE, "spec.duration", 2160, "2160 is not of type 'string'"),
+    (CERTIFICATE, "spec.usages.0", "digital signatures", "'digital signatures' is not one of"),
+    (CERTIFICATE, "spec.privateKey.rotationPolicy", "Sometimes", "'Sometimes' is not one of"),
+    (CERTIFICATE, "apiVersion", "cert-manager.io/v1alpha2", "no cert-manager.io/v1alpha2 Certificate"),
+    ("Issuer/cadre-ca", "spec.ca.secretName", DELETE, "'secretName' is a required property"),
+    ("Issuer/cadre-self-signed", "kind", "Isuer", "no cert-manager.io/v1 Isuer"),
+    (MONITOR, "spec.podMetricsEndpoints.0.path", 9470, "9470 is not of type 'string'"),
+    (MONITOR, "spec.podMetricsEndpoints.0.interval", "15 s", "'15 s' does not match"),
+    (MONITOR, "spec.podMetricsEndpoints.0.relabelings.0.target", "job", "'target' was unexpected"),
+    (MONITOR, "spec.selector", DELETE, "'selector' is a required property"),
+    (MONITOR, "metadata.label", {}, "'label' was unexpected"),
+    ("PrometheusRule/cadre", "spec.groups.0.rules.0.for", "soon", "'soon' does not match"),
+    ("PrometheusRule/cadre", "spec.groups.0.rules.0.expr", DELETE, "'expr' is a required property"),
+    ("PrometheusRule/cadre", "spec.groups.0.rules.0.annotations.runbook", 1, "1 is not of type 'string'"),
+    (JOB_SET, "spec.network.enableDNSHostname", True, "'enableDNSHostname' was unexpected"),
+    (JOB_SET, "spec.failurePolicy.maxRestarts", "0", "'0' is not of type 'integer'"),
+    (JOB_SET, "spec.replicatedJobs.0.name", DELETE, "'name' is a required property"),
+    (JOB_SET, "spec.replicatedJobs.0.template.spec.completion", 4, "'completion' was unexpected"),
+]
+
+
 def mutate(item, path, value):
     *parents, last = [int(part) if part.isdigit() else part for part in path.split(".")]
     for part in parents:
@@ -207,6 +238,10 @@ BEHAVIOURS = [
     (JOB, MAIN + "args.6", DELETE, "a Job needs --exit-when-done"),
     (JOB, "spec.podFailurePolicy.rules.1.onExitCodes.values", [2, 64, 143], "drained does not return"),
     (JOB, "spec.backoffLimit", 0, "a worker that was drained does not return"),
+    (JOB_SET, "metadata.name", "other", "--advertise is not the name that JobSet gives the pod"),
+    (JOB_SET, "spec.network.enableDNSHostnames", False, "its pods have no names"),
+    (JOB_SET, "spec.network.publishNotReadyAddresses", False, "leases expire before"),
+    (JOB_SET, "spec.failurePolicy.maxRestarts", 3, "starts a failed run again"),
     (WORKER, MAIN + "args.+", "--exit-when-done", "its pods start again after the run"),
     (WORKER, "spec.podManagementPolicy", "OrderedReady", "must start in parallel"),
     (WORKER, "spec.updateStrategy", {"type": "OnDelete"}, "without manual deletion"),
@@ -219,7 +254,7 @@ BEHAVIOURS = [
     (AGGREGATOR, MAIN + "args.0", "--listen=0.0.0.0:7001", "must accept IPv4 and IPv6"),
     (AGGREGATOR, "spec.replicas", 3, "one Secret for each replica"),
     (AGGREGATOR, MAIN + "volumeMounts.3.mountPath", "/other", "is not a volume that many nodes"),
-    (AGGREGATOR, MAIN + "args.8", DELETE, "do not mount the same checkpoints"),
+    (AGGREGATOR, MAIN + "args.9", DELETE, "do not mount the same checkpoints"),
     (COORDINATOR_SERVICE, "spec.publishNotReadyAddresses", DELETE, "leases expire before"),
     (COORDINATOR_SERVICE, "spec.ipFamilyPolicy", DELETE, "needs ipFamilyPolicy"),
     (COORDINATOR_SERVICE, "metadata.namespace", "cadre", "objects are in"),
@@ -243,22 +278,31 @@ BEHAVIOURS = [
 class MutationTest(unittest.TestCase):
     """Each mutation breaks one rule in rendered objects; the checks must report it."""
 
-    def expect_reports(self, mutations, rendered, check):
+    def expect_reports(self, mutations, check, *texts):
+        """`texts`: overlays without problems; a mutation is of the first one that has its object."""
+        rendered = [manifests.with_jobs(overlay(text)) for text in texts]
+        for objects in rendered:
+            self.assertEqual(check(objects), [])
         for name, path, value, text in mutations:
             with self.subTest(name=name, path=path, value=value):
-                objects = copy.deepcopy(rendered)
+                found = next(objects for objects in rendered if manifests.find(objects, *name.split("/")))
+                objects = copy.deepcopy(found)
                 mutate(manifests.find(objects, *name.split("/")), path, value)
                 self.assertIn(text, "\n".join(check(objects)))
 
     def test_each_mutation_is_reported(self):
-        rendered = overlay("resources: [../gpu, ../worker, ../worker-network]\nnamespace: cadre\n")
-        job = [i for i in manifests.with_jobs(render(FOLDER / "examples/jobset")) if i["kind"] == "Job"]
-        self.expect_reports(MUTATIONS, rendered + job, RULES.problems_of_newest_api)
+        gpu = "resources: [../gpu, ../worker, ../worker-network]\nnamespace: cadre\n"
+        self.expect_reports(MUTATIONS, RULES.problems_of_newest_api, gpu, JOB_SET_OVERLAY)
+
+    def test_each_mutation_of_a_custom_resource_is_reported(self):
+        rendered = overlay(VARIANTS["all"]) + overlay(JOB_SET_OVERLAY)
+        of_others = {i["kind"] for i in rendered if i["apiVersion"] in custom_resources.SOURCES}
+        self.assertEqual(of_others, {name.partition("/")[0] for name, *_ in CUSTOM})
+        self.expect_reports(CUSTOM, RULES.problems_of_newest_api, VARIANTS["all"], JOB_SET_OVERLAY)
 
     def test_each_behaviour_is_reported(self):
-        rendered = overlay(VARIANTS["all"])
-        job = [i for i in manifests.with_jobs(render(FOLDER / "examples/jobset")) if i["kind"] == "Job"]
-        self.expect_reports(BEHAVIOURS, rendered + job, behaviours)
+        self.assertGreaterEqual(len({text for *_, text in BEHAVIOURS}), 15)
+        self.expect_reports(BEHAVIOURS, behaviours, VARIANTS["all"], JOB_SET_OVERLAY)
 
     def test_job_loses_workers_that_end_without_error(self):
         job = manifests.find(manifests.with_jobs(render(FOLDER / "examples/jobset")), *JOB.split("/"))
