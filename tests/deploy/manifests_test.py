@@ -85,8 +85,10 @@ class RepositoryTest(unittest.TestCase):
 
     def test_update_to_another_release(self):
         for name in ("base", "worker", "gpu"):
-            new = overlay(f"resources: [../{name}]\nimages: [{{name: cadre, newTag: 9.9.9}}]\n")
-            self.assertIn("cadre:9.9.9", manifests.containers(manifests.workloads(new)[0])[0]["image"])
+            images = "[{name: cadre, newTag: 9.9.9}, {name: cadre-worker, newTag: 9.9.9}]"
+            new = overlay(f"resources: [../{name}]\nimages: {images}\n")
+            tags = {c["image"].partition(":")[2] for _, c in manifests.pods(new)}
+            self.assertEqual(tags, {"9.9.9"})
             self.assertEqual(list(behaviour.check_update(render(FOLDER / name), new)), [])
 
     def test_every_file_is_rendered(self):

@@ -18,6 +18,7 @@ SCRIPTS = (
     "deploy/build.sh",
     "deploy/package.sh",
     "deploy/manuals.sh",
+    "deploy/sbom.sh",
     "deploy/demo.sh",
     "bench/gpu_bundle.sh",
     "bench/gpu_check.sh",

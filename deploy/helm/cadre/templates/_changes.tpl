@@ -15,7 +15,8 @@
 {{- $container := index $pod.containers 0 -}}
 {{- $tag := $values.image.tag | default .root.Chart.AppVersion -}}
 {{- if eq $component "worker-gpu" }}{{ $tag = printf "%s-cuda" $tag }}{{ end -}}
-{{- $_ := set $container "image" (printf "%s:%s" $values.image.repository $tag) -}}
+{{- $repository := hasPrefix "worker" $component | ternary (printf "%s-worker" $values.image.repository) $values.image.repository -}}
+{{- $_ := set $container "image" (printf "%s:%s" $repository $tag) -}}
 {{- $own := $values.coordinator -}}
 {{- if eq $component "aggregator" }}{{ $own = $values.aggregators }}{{ end -}}
 {{- if hasPrefix "worker" $component }}
