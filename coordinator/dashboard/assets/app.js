@@ -17,6 +17,7 @@ const main = document.getElementById("main");
 const link = document.getElementById("link");
 let page = null;
 let queued = false;
+let changed = 0;
 
 async function get(path) {
   const response = await fetch(path, { headers: { Accept: "application/json" } });
@@ -124,7 +125,13 @@ function connect() {
     if (entries.length && entries[0].number > newest + 1) loadHistory(run).catch(() => {});
     render();
   });
-  stream.addEventListener("events", (message) => { addEvents(JSON.parse(message.data).events); render(); });
+  stream.addEventListener("events", (message) => {
+    addEvents(JSON.parse(message.data).events);
+    // What the page reads beyond the stream may have changed. The interface repeats answers for 0.4 s.
+    clearTimeout(changed);
+    changed = setTimeout(refresh, 500);
+    render();
+  });
   stream.addEventListener("error", () => {
     connected(false, "disconnected: the values below are old; connecting again");
     // Browsers do not try again after an answer that is not a stream.
