@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
 # Prints a bill of materials in SPDX 2.3 (JSON): which packages, in which versions, an artifact contains.
 #
-#   deploy/sbom.sh deb FILE    a package of ours: its dependencies in the versions it was built with, and
-#                              what is compiled into it
-#   deploy/sbom.sh image NAME  the system on which the script runs, called NAME: all Debian packages, and
-#                              the CUDA libraries, if they are installed beside cadre-worker
+#   deploy/sbom.sh KIND ARTIFACT
 #
-# Needs dpkg and awk only. SOURCE_DATE_EPOCH sets the time in the document.
+#   deb FILE    a package of ours: its dependencies in the versions it was built with, and what is
+#               compiled into it
+#   image NAME  the system on which the script runs, called NAME: all Debian packages, and the CUDA
+#               libraries, if they are installed beside cadre-worker
+#
+# Requires only dpkg and awk. SOURCE_DATE_EPOCH sets the time in the document.
 set -euo pipefail
 
 root=$(cd "$(dirname "$0")/.." && pwd)
