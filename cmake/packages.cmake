@@ -14,15 +14,17 @@ install(DIRECTORY model/zoo/ DESTINATION ${CMAKE_INSTALL_DATADIR}/cadre/zoo COMP
 install(DIRECTORY deploy/monitoring DESTINATION ${CMAKE_INSTALL_DATADIR}/cadre COMPONENT daemons)
 install(FILES deploy/slurm/cadre.sbatch
   DESTINATION ${CMAKE_INSTALL_DATADIR}/cadre COMPONENT worker)
-foreach(name coordinator aggregator worker)
-  set(component daemons)
-  if(name STREQUAL worker)
-    set(component worker)
-  endif()
-  install(FILES deploy/systemd/cadre-${name}.service DESTINATION lib/systemd/system
-    COMPONENT ${component})
-  install(FILES deploy/systemd/cadre-${name}.default DESTINATION /etc/default RENAME cadre-${name}
-    COMPONENT ${component})
+set(daemons_units coordinator aggregator)
+set(worker_units worker)
+foreach(component daemons worker)
+  foreach(name ${${component}_units})
+    install(FILES deploy/systemd/cadre-${name}.service DESTINATION lib/systemd/system
+      COMPONENT ${component})
+    install(FILES deploy/systemd/cadre-${name}.default DESTINATION /etc/default RENAME cadre-${name}
+      COMPONENT ${component})
+  endforeach()
+  install(FILES deploy/systemd/cadre.sysusers DESTINATION lib/sysusers.d
+    RENAME cadre-${component}.conf COMPONENT ${component})
 endforeach()
 
 # Manual pages from the help of the programs; the target `manuals` makes them.
@@ -72,11 +74,24 @@ set(CPACK_DEBIAN_WORKER_PACKAGE_NAME cadre-worker)
 set(CPACK_DEBIAN_CADRE_PACKAGE_RECOMMENDS "cadre-daemons, cadre-worker")
 # For the demo's run.
 set(CPACK_DEBIAN_WORKER_PACKAGE_RECOMMENDS "dataset-fashion-mnist")
-set(CPACK_DEBIAN_DAEMONS_PACKAGE_CONTROL_EXTRA "${PROJECT_BINARY_DIR}/packages/daemons/conffiles")
-set(CPACK_DEBIAN_WORKER_PACKAGE_CONTROL_EXTRA "${PROJECT_BINARY_DIR}/packages/worker/conffiles")
-file(WRITE "${PROJECT_BINARY_DIR}/packages/daemons/conffiles"
-  "/etc/default/cadre-coordinator\n/etc/default/cadre-aggregator\n")
-file(WRITE "${PROJECT_BINARY_DIR}/packages/worker/conffiles" "/etc/default/cadre-worker\n")
+# What the two packages with units do when they are installed: make the user, load the units.
+foreach(component daemons worker)
+  set(control "${PROJECT_BINARY_DIR}/packages/${component}")
+  set(files)
+  foreach(name ${${component}_units})
+    string(APPEND files "/etc/default/cadre-${name}\n")
+  endforeach()
+  file(WRITE "${control}/conffiles" "${files}")
+  file(WRITE "${control}/postinst" "#!/bin/sh
+set -e
+if command -v systemd-sysusers >/dev/null; then systemd-sysusers cadre-${component}.conf; fi
+if [ -d /run/systemd/system ]; then systemctl daemon-reload; fi
+")
+  file(CHMOD "${control}/postinst" PERMISSIONS OWNER_READ OWNER_WRITE OWNER_EXECUTE
+    GROUP_READ GROUP_EXECUTE WORLD_READ WORLD_EXECUTE)
+  string(TOUPPER ${component} upper)
+  set(CPACK_DEBIAN_${upper}_PACKAGE_CONTROL_EXTRA "${control}/conffiles;${control}/postinst")
+endforeach()
 set(CPACK_COMPONENT_CADRE_DESCRIPTION "Command line of Cadre
  Trains one model on many machines connected by slow links: starts local clusters, submits and
  follows runs, plans, certificates.")
