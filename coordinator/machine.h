@@ -51,9 +51,10 @@ struct MemberCounts {
   int idle = 0;
   int busy = 0;
   int excluded = 0;
-  // Workers and aggregators without a stream, which still hold their leases.
+  // Without a stream, but with a lease.
   int workers_away = 0;
   int aggregators = 0;
+  // Without a stream, but with a lease or with shards of a run that lives.
   int aggregators_away = 0;
 };
 

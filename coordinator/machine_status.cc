@@ -3,6 +3,9 @@
 // restart loses (progress, heartbeats, measured step times) are absent until the members have sent
 // them again.
 #include <algorithm>
+#include <iterator>
+#include <map>
+#include <set>
 #include <string>
 
 #include "absl/strings/numbers.h"
@@ -16,6 +19,20 @@ namespace {
 // Limits of one page of the status; the second one leaves room for the last item.
 constexpr size_t kDefaultPageSize = 1000;
 constexpr size_t kMaxPageBytes = 512 << 10;
+
+// The aggregators that hold shards of runs that live and are not registered: their leases have
+// ended.
+std::set<std::string> MissingAggregators(const std::map<uint32_t, Run>& runs,
+                                         const Membership& members) {
+  std::set<std::string> missing;
+  for (const auto& [number, run] : runs) {
+    if (!run.live()) continue;
+    for (const std::string& name : run.record().shards()) {
+      if (members.Aggregator(name) == nullptr) missing.insert(name);
+    }
+  }
+  return missing;
+}
 
 }  // namespace
 
@@ -119,6 +136,7 @@ v1::ListReply Machine::List(absl::Time now) const {
 
 MemberCounts Machine::CountMembers() const {
   MemberCounts counts;
+  counts.aggregators_away = std::ssize(MissingAggregators(runs_, cluster_.members()));
   for (const auto& [id, member] : cluster_.members().all()) {
     if (!member.worker()) {
       ++(member.connected() ? counts.aggregators : counts.aggregators_away);

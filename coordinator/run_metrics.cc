@@ -97,7 +97,8 @@ void CollectMachine(const Machine& machine, absl::Time now, Metrics& metrics) {
   metrics.Gauge("cadre_workers", workers, counts.busy, {{"state", "busy"}});
   metrics.Gauge("cadre_workers", workers, counts.excluded, {{"state", "excluded"}});
   metrics.Gauge("cadre_workers", workers, counts.workers_away, {{"state", "away"}});
-  const std::string aggregators = "Registered aggregators.";
+  const std::string aggregators =
+      "Aggregators that are registered, or hold shards of a run that lives.";
   metrics.Gauge("cadre_aggregators", aggregators, counts.aggregators, {{"state", "connected"}});
   metrics.Gauge("cadre_aggregators", aggregators, counts.aggregators_away, {{"state", "away"}});
   const v1::ListReply list = machine.List(now);

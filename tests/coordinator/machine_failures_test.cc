@@ -79,6 +79,19 @@ class MachineFailuresTest : public MachineTest {
 };
 
 // An idle worker that is older than the spare cannot read the data.
+// Also after its lease has ended, when it is no longer a member.
+TEST_F(MachineFailuresTest, AggregatorOfARunIsAwayUntilItReturns) {
+  Begin(1, 1, MakeSpec(1, 1, 5, 1000));
+  EXPECT_EQ(cluster_.machine().CountMembers().aggregators_away, 0);
+  FakeAggregator& aggregator = cluster_.aggregators()[0];
+  cluster_.Kill(aggregator);
+  cluster_.Run(absl::Minutes(1));
+  EXPECT_EQ(cluster_.Status().aggregators_size(), 0);
+  EXPECT_EQ(cluster_.machine().CountMembers().aggregators_away, 1);
+  cluster_.Restart(aggregator);
+  EXPECT_EQ(cluster_.machine().CountMembers().aggregators_away, 0);
+}
+
 TEST_F(MachineFailuresTest, SpareReplacesBadWorker) {
   const std::string run = Begin(2, 2);
   Commit(run, 2);

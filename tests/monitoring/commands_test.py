@@ -16,7 +16,7 @@ import tempfile
 import unittest
 
 import golden
-from cluster import Cluster, wait_for
+from cluster import Cluster, get, wait_for
 
 PROGRAMS = pathlib.Path(sys.argv.pop(2)).resolve()
 del sys.argv[1]
@@ -185,6 +185,23 @@ class CommandsTest(unittest.TestCase):
             self.assertEqual(self.call("health", **address)[1], "aggregator a is away\n")
             cluster.kill("coordinator")
             self.assertEqual(self.call("health", "--timeout", "1s", **address)[0], UNAVAILABLE)
+
+    def test_health_of_a_run_without_its_aggregator(self):
+        """Also when the aggregator has ended in order, or its lease has expired."""
+        with tempfile.TemporaryDirectory() as folder, Cluster(folder, PROGRAMS) as cluster:
+            cluster.start(workers=4)
+            address = {"CADRE_COORDINATOR": cluster.coordinator}
+            self.assertEqual(self.call("wait", "--for", "members=4", "--timeout", "30s", **address)[0], 0)
+            run = cluster.submit(epochs=100)
+            self.assertEqual(self.call("wait", run, "--for", "version=1", "--timeout", "60s", **address)[0], 0)
+            cluster.processes["aggregator-1"].terminate()
+            cluster.processes["aggregator-1"].wait(timeout=20)
+            problem = f"run {run}: waiting for aggregator aggregator-1\n"
+            wait_for(lambda: self.call("health", **address) == (1, problem, ""), "healthy without its aggregator")
+            metrics = get(cluster.metrics["coordinator"], "/metrics")[2].decode()
+            self.assertIn('\ncadre_aggregators{state="away"} 1\n', metrics)
+            cluster.start_aggregator("aggregator-1")
+            wait_for(lambda: self.call("health", **address)[0] == 0, "not healthy again")
 
     def test_denied(self):
         folder = pathlib.Path(self.folder.name)
