@@ -17,7 +17,8 @@
 // products and convolutions the work is the floating-point operations of the whole layer, scaled by
 // the rank's share of the outputs and of the elements that each output sums over; a backward pass
 // that computes the gradients of both weights and input counts twice. For all other operations the
-// work is the bytes of inputs and output, each counted once.
+// work is the bytes of activations that they read and write (BytesMoved). The sum of these bytes is
+// reported as bytes_outside_convolutions.
 #include <gflags/gflags.h>
 #include <sys/resource.h>
 
@@ -80,14 +81,6 @@ double FlopsHere(const GraphLayer& layer, const LayerRegion& region, int64_t sam
   return static_cast<double>(layer.flops * samples) * outputs * inputs;
 }
 
-// Bytes that the forward pass of a layer must read and write at least once, if its elements have
-// `type`.
-double BytesHere(const LayerRegion& region, DType type) {
-  int64_t elements = region.output.shape().elements();
-  for (const Box& input : region.inputs) elements += input.shape().elements();
-  return static_cast<double>(SizeOf(type)) * static_cast<double>(elements);
-}
-
 absl::StatusOr<v1::RunSpec::Precision> PrecisionNamed(const std::string& name) {
   if (name == "fp32") return v1::RunSpec::FP32;
   if (name == "bf16") return v1::RunSpec::BF16;
@@ -132,8 +125,8 @@ class EngineProfile final : public TapeObserver {
       const bool inputs = backward && !op.dx.empty() && op.dx[0] != TapeOp::kNone;
       const int passes = inputs ? 2 : 1;
       if (IsProduct(layer.kind)) row.flops = passes * FlopsHere(layer, region, tape.samples);
-      row.bytes = passes * BytesHere(region, tape.activations);
     }
+    row.bytes = static_cast<double>(BytesMoved(graph_, tape, op));
     const std::string kind = NameOf(graph_, op);
     kinds_[kind] += row;
     const std::string name = absl::StrCat(layer.name, " ", kind);
@@ -141,10 +134,15 @@ class EngineProfile final : public TapeObserver {
     if (inserted) order_.push_back(name);
     found->second += row;
     seconds_ += seconds;
+    if (op.kind == TapeOpKind::kLoss) {
+      bytes_outside_convolutions_ = BytesMovedOutsideConvolutions(graph_, tape);
+    }
   }
 
   // Sum of the seconds of all operations.
   double seconds() const { return seconds_; }
+  // Bytes that one pass moves outside convolutions.
+  int64_t bytes_outside_convolutions() const { return bytes_outside_convolutions_; }
 
   // Kind of operation -> {"ms", "share", "gflops", "of_peak"}, in milliseconds per step.
   // Requires: steps >= 1.
@@ -161,7 +159,7 @@ class EngineProfile final : public TapeObserver {
   }
 
   // [{"op", "ms", "gflops" or "gbs"}] of every operation in the order of a step. "gbs" counts the
-  // bytes that must be read or written at least once, in 10^9 per second.
+  // bytes that it moves, in 10^9 per second.
   Json ByLayer(int steps) const {
     Json json = Json::array();
     for (const std::string& name : order_) {
@@ -191,6 +189,7 @@ class EngineProfile final : public TapeObserver {
 
   const Graph& graph_;
   double seconds_ = 0;
+  int64_t bytes_outside_convolutions_ = 0;
   std::map<std::string, Row> kinds_;
   std::vector<std::string> order_;
   std::map<std::string, Row> layers_;
@@ -276,6 +275,7 @@ absl::Status Train(const v1::RunSpec& spec, const v1::Plan& plan, double peak, T
        {"first_loss", Rounded(loop.first_loss(), 5)},
        {"last_loss", Rounded(loop.last_loss(), 5)},
        {"activation_bytes", replica->Memory().activations()},
+       {"bytes_outside_convolutions", profile.bytes_outside_convolutions()},
        {"peak_resident_bytes", PeakResidentBytes()}});
   if (!FLAGS_profile) return absl::OkStatus();
   const double mean = total / FLAGS_steps;

@@ -117,6 +117,11 @@ struct RowsDims {
   int64_t rows = 0, channels = 0;
 };
 
+// The number of words with one bit per element: 32 rows of a channel in each.
+constexpr int64_t PositiveWords(const RowsDims& dims) {
+  return (dims.rows + 31) / 32 * dims.channels;
+}
+
 struct LrnDims {
   int64_t rows = 0, channels = 0;
   int64_t size = 5;
@@ -277,6 +282,10 @@ class WindowKernels {
   // dx from dy.
   virtual void ConvolutionBackwardData(const ConvolutionDims& dims, ConstValues dy,
                                        ConstFloatSpan w, Values dx) = 0;
+  // dx += what ConvolutionBackwardData computes, with the bits of these two operations. Requires:
+  // fp32; a 1 x 1 kernel with stride 1, one group and no padding.
+  virtual void AddConvolutionBackwardData(const ConvolutionDims& dims, ConstValues dy,
+                                          ConstFloatSpan w, Values dx) = 0;
   // dw and db from x and dy. An empty db is not computed.
   virtual void ConvolutionBackwardWeights(const ConvolutionDims& dims, ConstValues x,
                                           ConstValues dy, FloatSpan dw, FloatSpan db) = 0;
@@ -311,19 +320,31 @@ class NormKernels {
   virtual void BatchNormInverse(float epsilon, ConstFloatSpan variance, FloatSpan inverse) = 0;
   // y = sums / divisor, as fp32.
   virtual void DivideToFloat(double divisor, std::span<const double> sums, FloatSpan y) = 0;
-  // y = (x - mean) * inverse * scale + shift by channel. x and y may be the same span.
+
+  // Batch norm may be fused with an addition and a ReLU that follow it. The results have the bits
+  // of separate operations: every value that these would store is rounded to the type of x.
+  // `addend` is empty if nothing is added. `positive` is empty without ReLU; otherwise it has a bit
+  // for each element, set where the output is positive: bit row % 32 of word row / 32 * channels +
+  // channel (PositiveWords).
+
+  // y = (x - mean) * inverse * scale + shift by channel, then y += addend, then y = relu(y). y may
+  // be the same span as x or addend.
   virtual void BatchNormForward(const RowsDims& dims, ConstValues x, ConstFloatSpan mean,
                                 ConstFloatSpan inverse, ConstFloatSpan scale, ConstFloatSpan shift,
-                                Values y) = 0;
-  // sums[0, channels): sum of dy; sums[channels, 2 channels): sum of dy * (x - mean) * inverse.
+                                ConstValues addend, std::span<int32_t> positive, Values y) = 0;
+  // With g = dy + other_dy (which may be empty), 0 where the output is not positive: sums[0,
+  // channels) is the sum of g, and sums[channels, 2 channels) of g * (x - mean) * inverse. Stores g
+  // in total_dy unless this is empty; total_dy may be the same span as dy or other_dy.
   virtual void BatchNormBackwardSums(const RowsDims& dims, ConstValues x, ConstValues dy,
-                                     ConstFloatSpan mean, ConstFloatSpan inverse,
+                                     ConstValues other_dy, std::span<const int32_t> positive,
+                                     ConstFloatSpan mean, ConstFloatSpan inverse, Values total_dy,
                                      std::span<double> sums) = 0;
-  // dx = scale * inverse * (dy - mean_dy - (x - mean) * inverse * mean_dy_x) by channel, where
-  // mean_dy and mean_dy_x are the sums above divided by the rows of the whole batch. dy and dx may
-  // be the same span.
+  // dx = scale * inverse * (g - mean_dy - (x - mean) * inverse * mean_dy_x) by channel, where g is
+  // dy, or 0 where the output is not positive; mean_dy and mean_dy_x are the sums above divided by
+  // the rows of the whole batch. dy and dx may be the same span.
   virtual void BatchNormBackward(const RowsDims& dims, ConstValues x, ConstValues dy,
-                                 ConstFloatSpan mean, ConstFloatSpan inverse, ConstFloatSpan scale,
+                                 std::span<const int32_t> positive, ConstFloatSpan mean,
+                                 ConstFloatSpan inverse, ConstFloatSpan scale,
                                  ConstFloatSpan mean_dy, ConstFloatSpan mean_dy_x, Values dx) = 0;
   // Statistics of each row over its channels; fills mean and inverse (one per row).
   virtual void LayerNormForward(const RowsDims& dims, float epsilon, ConstValues x,

@@ -109,6 +109,15 @@ void CheckSizes(int64_t expected,
   for (const auto& [name, size] : spans) CheckSize(name, size, expected);
 }
 
+void CheckBatchNorm(const RowsDims& dims, std::initializer_list<size_t> tensors,
+                    std::initializer_list<size_t> optional, size_t positive) {
+  for (const size_t size : tensors) CheckSize("a tensor of batch norm", size, SizeOf(dims));
+  for (const size_t size : optional) {
+    if (size > 0) CheckSize("a fused tensor of batch norm", size, SizeOf(dims));
+  }
+  if (positive > 0) CheckSize("positive", positive, PositiveWords(dims));
+}
+
 void CheckLayer(const LayerSizes& sizes, size_t x, size_t w, size_t b, size_t y) {
   CheckSize("x", x, sizes.x);
   CheckSize("w", w, sizes.w);

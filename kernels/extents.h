@@ -64,6 +64,9 @@ AttentionSizes SizesOf(const AttentionDims& dims);
 void CheckSize(absl::string_view name, size_t actual, int64_t expected);
 void CheckSizes(int64_t expected,
                 std::initializer_list<std::pair<absl::string_view, size_t>> spans);
+// Tensors of a batch norm: those in `optional`, and `positive`, may be empty.
+void CheckBatchNorm(const RowsDims& dims, std::initializer_list<size_t> tensors,
+                    std::initializer_list<size_t> optional, size_t positive);
 // `b` may be 0: no bias.
 void CheckLayer(const LayerSizes& sizes, size_t x, size_t w, size_t b, size_t y);
 // `argmax` is checked for max pooling only.

@@ -178,6 +178,11 @@ class HostWindow final : public WindowKernels, private Caller {
     CheckLayer(SizesOf(dims), dx.size(), w.size(), 0, dy.size());
     this->Call(&Operations::ConvolutionBackwardData, dims, dy, w, dx);
   }
+  void AddConvolutionBackwardData(const ConvolutionDims& dims, ConstValues dy, ConstFloatSpan w,
+                                  Values dx) override {
+    CheckLayer(SizesOf(dims), dx.size(), w.size(), 0, dy.size());
+    this->Call(&Operations::AddConvolutionBackwardData, dims, dy, w, dx);
+  }
   void ConvolutionBackwardWeights(const ConvolutionDims& dims, ConstValues x, ConstValues dy,
                                   FloatSpan dw, FloatSpan db) override {
     CheckLayer(SizesOf(dims), x.size(), dw.size(), db.size(), dy.size());
@@ -218,26 +223,31 @@ class HostNorm final : public HostNormBase, private Caller {
   }
   void BatchNormForward(const RowsDims& dims, ConstValues x, ConstFloatSpan mean,
                         ConstFloatSpan inverse, ConstFloatSpan scale, ConstFloatSpan shift,
-                        Values y) override {
-    CheckSizes(SizeOf(dims), {{"x", x.size()}, {"y", y.size()}});
+                        ConstValues addend, std::span<int32_t> positive, Values y) override {
+    CheckBatchNorm(dims, {x.size(), y.size()}, {addend.size()}, positive.size());
     CheckChannels(dims, {mean.size(), inverse.size(), scale.size(), shift.size()});
-    this->Call(&Operations::BatchNormForward, dims, x, mean, inverse, scale, shift, y);
+    this->Call(&Operations::BatchNormForward, dims, x, mean, inverse, scale, shift, addend,
+               positive, y);
   }
   void BatchNormBackwardSums(const RowsDims& dims, ConstValues x, ConstValues dy,
-                             ConstFloatSpan mean, ConstFloatSpan inverse,
+                             ConstValues other_dy, std::span<const int32_t> positive,
+                             ConstFloatSpan mean, ConstFloatSpan inverse, Values total_dy,
                              std::span<double> sums) override {
-    CheckSizes(SizeOf(dims), {{"x", x.size()}, {"dy", dy.size()}});
+    CheckBatchNorm(dims, {x.size(), dy.size()}, {other_dy.size(), total_dy.size()},
+                   positive.size());
     CheckSize("sums", sums.size(), 2 * dims.channels);
     CheckChannels(dims, {mean.size(), inverse.size()});
-    this->Call(&Operations::BatchNormBackwardSums, dims, x, dy, mean, inverse, sums);
+    this->Call(&Operations::BatchNormBackwardSums, dims, x, dy, other_dy, positive, mean, inverse,
+               total_dy, sums);
   }
-  void BatchNormBackward(const RowsDims& dims, ConstValues x, ConstValues dy, ConstFloatSpan mean,
+  void BatchNormBackward(const RowsDims& dims, ConstValues x, ConstValues dy,
+                         std::span<const int32_t> positive, ConstFloatSpan mean,
                          ConstFloatSpan inverse, ConstFloatSpan scale, ConstFloatSpan mean_dy,
                          ConstFloatSpan mean_dy_x, Values dx) override {
-    CheckSizes(SizeOf(dims), {{"x", x.size()}, {"dy", dy.size()}, {"dx", dx.size()}});
+    CheckBatchNorm(dims, {x.size(), dy.size(), dx.size()}, {}, positive.size());
     CheckChannels(dims,
                   {mean.size(), inverse.size(), scale.size(), mean_dy.size(), mean_dy_x.size()});
-    this->Call(&Operations::BatchNormBackward, dims, x, dy, mean, inverse, scale, mean_dy,
+    this->Call(&Operations::BatchNormBackward, dims, x, dy, positive, mean, inverse, scale, mean_dy,
                mean_dy_x, dx);
   }
   void LayerNormForward(const RowsDims& dims, float epsilon, ConstValues x, ConstFloatSpan scale,

@@ -67,7 +67,8 @@ v1::MemoryUse PlannedMemory(const v1::RunSpec& spec, const Graph& graph,
   for (const int64_t samples : MicroBatchSizes(spec)) {
     const Tape tape = MakeTape(
         graph, plan, rank, samples, /*training=*/true, ActivationType(spec),
-        device == v1::Cluster::CUDA ? PlacedMoves::kExchange : PlacedMoves::kSendAndReceive);
+        device == v1::Cluster::CUDA ? PlacedMoves::kExchange : PlacedMoves::kSendAndReceive,
+        device == v1::Cluster::CUDA ? Fusion::kCommon : Fusion::kHost);
     activations = std::max(activations, tape.words);
     upload = std::max(upload, UploadBytes(graph, tape, device));
     for (const TapeOp& op : tape.ops) {

@@ -23,9 +23,9 @@
 // If it is an exchange, all its members have reached it, since none waits earlier: it completes. If
 // it is a receive, its sender has computed the value, because the value's position is earlier
 // still, and the messages that the sender sends before it have earlier receives, which are
-// complete: it is sent. If it is the begin or the end of a pass, where a rank waits for sends of its
-// last pass, their receives are earlier and complete. The sender's buffers therefore live until the
-// loss, or the end of backward. A move of two exchanges (a sum that several ranks need) is not
+// complete: it is sent. If it is the begin or the end of a pass, where a rank waits for sends of
+// its last pass, their receives are earlier and complete. The sender's buffers therefore live until
+// the loss, or the end of backward. A move of two exchanges (a sum that several ranks need) is not
 // divided, nor is one that begins on all ranks.
 //
 // What backward reads determines how long the buffers of forward live: input, output, or values
@@ -38,8 +38,8 @@
 // overlaps with the computation of parameter gradients. Buffers of concurrent operations live at
 // the same time.
 //
-// Memory is assigned afterwards (tape_memory.cc). Cost: linear in layers, plus the planning of each
-// move.
+// Afterwards operations are fused (fusion.cc) and memory is assigned (tape_memory.cc). Cost: linear
+// in layers, plus the planning of each move.
 #include "plan/tape.h"
 
 #include <algorithm>
@@ -97,14 +97,15 @@ class TapeBuilder {
     NumberReceives();
   }
 
-  Tape Run() {
+  Tape Run(Fusion fusion) {
     tape_.input = PlacementOf(graph_.input(), InputLayout(graph_, plan_)).box(rank_);
     for (int l = 0; l < graph_.size(); ++l) AddRegion(l);
     for (int l = 0; l < graph_.size(); ++l) Forward(l);
     if (tape_.training) {
       for (int l = graph_.size() - 1; l >= 0; --l) Backward(l);
     }
-    AssignMemory(tape_, in_place_);
+    if (fusion != Fusion::kOff) FuseOperations(graph_, fusion, tape_);
+    AssignMemory(tape_);
     return std::move(tape_);
   }
 
@@ -357,7 +358,7 @@ class TapeBuilder {
     op.x = x;
     op.y = y_.back();
     op.saved = saved_.back();
-    if (WorksInPlace(layer.kind)) in_place_.push_back(std::ssize(tape_.ops) - 1);
+    op.in_place = WorksInPlace(layer.kind);
     SendOutput(l);
   }
 
@@ -422,7 +423,7 @@ class TapeBuilder {
     TapeOp& op = NewOp(TapeOpKind::kAdd, producer);
     op.x = {sum, gradient};
     op.y = added;
-    in_place_.push_back(std::ssize(tape_.ops) - 1);
+    op.in_place = true;
     sum = added;
   }
 
@@ -470,7 +471,7 @@ class TapeBuilder {
     op.scratch = scratch_buffer;
     op.dy = dy;
     op.dx = dx;
-    if (WorksInPlace(layer.kind)) in_place_.push_back(std::ssize(tape_.ops) - 1);
+    op.in_place = WorksInPlace(layer.kind);
     const size_t before = tape_.ops.size();
     for (size_t i = 0; i < dx.size(); ++i) {
       if (dx[i] != TapeOp::kNone) MoveGradient(l, i, dx[i]);
@@ -568,15 +569,13 @@ class TapeBuilder {
   std::vector<int> y_;
   std::vector<int> saved_;
   std::vector<int> dy_;
-  // Operations whose result may overwrite an operand.
-  std::vector<int> in_place_;
 };
 
 }  // namespace
 
 Tape MakeTape(const Graph& graph, const Plan& plan, int rank, int64_t samples, bool training,
-              DType activations, PlacedMoves placed_moves) {
-  return TapeBuilder(graph, plan, rank, samples, training, activations, placed_moves).Run();
+              DType activations, PlacedMoves placed_moves, Fusion fusion) {
+  return TapeBuilder(graph, plan, rank, samples, training, activations, placed_moves).Run(fusion);
 }
 
 }  // namespace cadre

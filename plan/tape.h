@@ -69,6 +69,17 @@ struct TapeOp {
   int scratch = kNone;
   int dy = kNone;
   std::vector<int> dx;
+  // Operations that are fused with this one (plan/fusion.cc). kForward: y is what the layer
+  // computes, plus `addend`, then ReLU if `relu`. kBackward: the gradient of y is dy + other_dy, or
+  // 0 where the ReLU's output is not positive; it is also stored in total_dy. `adds_dx`: dx[0] is
+  // added to the sum in its buffer.
+  bool relu = false;
+  int addend = kNone;
+  int other_dy = kNone;
+  int total_dy = kNone;
+  bool adds_dx = false;
+  // Whether the result may overwrite an operand that has no later use; they become one buffer.
+  bool in_place = false;
   Move move;
   // Whether this operation and the next one are executed concurrently: a move to a convolution and
   // the rows that do not need the move; or the move of an input gradient and the gradients of the
@@ -156,15 +167,35 @@ SavedForBackward SavedForBackwardBy(LayerKind kind);
 // parameters.
 std::vector<bool> LayersWithGradient(const Graph& graph);
 
-// The last step of MakeTape (tape_memory.cc): sets the buffers' lifetimes and offsets and the size
-// of the tape. `in_place`: operations that may overwrite an operand; if it has no later use,
-// operand and result become one buffer.
-void AssignMemory(Tape& tape, const std::vector<int>& in_place);
+// Which operations are fused (fusion.cc). The results have the same bits.
+enum class Fusion {
+  // None, for tests.
+  kOff,
+  // Those that all back ends fuse.
+  kCommon,
+  // These, and those that only back ends of the host fuse.
+  kHost,
+};
+
+// The last steps of MakeTape. FuseOperations (fusion.cc) replaces sequences of operations by fused
+// ones. AssignMemory (tape_memory.cc) sets the buffers' lifetimes and offsets and the size of the
+// tape.
+// Requires: not Fusion::kOff.
+void FuseOperations(const Graph& graph, Fusion fusion, Tape& tape);
+void AssignMemory(Tape& tape);
 
 // Requires: CheckPlan is OK; 0 <= rank < plan.mesh.ranks(); samples >= 0; activations are kFloat32
 // or kBFloat16.
 Tape MakeTape(const Graph& graph, const Plan& plan, int rank, int64_t samples, bool training,
               DType activations = DType::kFloat32,
-              PlacedMoves placed_moves = PlacedMoves::kSendAndReceive);
+              PlacedMoves placed_moves = PlacedMoves::kSendAndReceive,
+              Fusion fusion = Fusion::kCommon);
+
+// The bytes of activations that an operation reads from memory and writes to it if no cache keeps
+// any of them: those of each buffer once, or as often as the operation passes over it. Parameters
+// are not counted.
+int64_t BytesMoved(const Graph& graph, const Tape& tape, const TapeOp& op);
+// The sum over all operations except those of convolutions.
+int64_t BytesMovedOutsideConvolutions(const Graph& graph, const Tape& tape);
 
 }  // namespace cadre

@@ -28,7 +28,8 @@ namespace {
 constexpr int64_t kAlignment = 16;
 
 std::vector<int*> BuffersOf(TapeOp& op) {
-  std::vector<int*> buffers = {&op.y, &op.saved, &op.scratch, &op.dy};
+  std::vector<int*> buffers = {&op.y,      &op.saved,    &op.scratch, &op.dy,
+                               &op.addend, &op.other_dy, &op.total_dy};
   for (int& buffer : op.x) buffers.push_back(&buffer);
   for (int& buffer : op.dx) buffers.push_back(&buffer);
   buffers.erase(std::remove_if(buffers.begin(), buffers.end(), [](const int* b) { return *b < 0; }),
@@ -85,17 +86,25 @@ bool TryInPlace(Tape& tape, int at, int operand, int result) {
   return true;
 }
 
-void ShareInPlace(Tape& tape, const std::vector<int>& in_place) {
-  for (const int at : in_place) {
+void ShareInPlace(Tape& tape) {
+  for (int at = 0; at < std::ssize(tape.ops); ++at) {
     TapeOp& op = tape.ops[at];
+    if (!op.in_place) continue;
     if (op.kind == TapeOpKind::kBackward) {
-      if (op.dx.size() == 1) TryInPlace(tape, at, op.dy, op.dx[0]);
+      if (!TryInPlace(tape, at, op.dy, op.total_dy)) {
+        TryInPlace(tape, at, op.other_dy, op.total_dy);
+      }
+      if (op.dx.size() == 1) {
+        TryInPlace(tape, at, op.total_dy >= 0 ? op.total_dy : op.dy, op.dx[0]);
+      }
       continue;
     }
-    for (size_t i = 0; i < op.x.size(); ++i) {
+    std::vector<int> operands = op.x;
+    operands.push_back(op.addend);
+    for (const int operand : operands) {
       // A buffer that is used twice is still needed as the other operand.
-      if (std::count(op.x.begin(), op.x.end(), op.x[i]) > 1) continue;
-      if (TryInPlace(tape, at, op.x[i], op.y)) break;
+      if (std::count(operands.begin(), operands.end(), operand) > 1) continue;
+      if (TryInPlace(tape, at, operand, op.y)) break;
     }
   }
 }
@@ -135,9 +144,9 @@ void Pack(Tape& tape) {
 
 }  // namespace
 
-void AssignMemory(Tape& tape, const std::vector<int>& in_place) {
+void AssignMemory(Tape& tape) {
   FindLifetimes(tape);
-  ShareInPlace(tape, in_place);
+  ShareInPlace(tape);
   Pack(tape);
 }
 

@@ -267,14 +267,15 @@ class KernelBench {
         Time("batch norm sums", bytes, 0, [&] { kernels_.norm().BatchNormSums(images, x, sums); }));
     CADRE_RETURN_IF_ERROR(Time("batch norm forward", 2 * bytes, 0, [&] {
       kernels_.norm().BatchNormForward(images, x, channels(mean), channels(inverse), scale, shift,
-                                       y);
+                                       {}, {}, y);
     }));
     CADRE_RETURN_IF_ERROR(Time("batch norm backward sums", 2 * bytes, 0, [&] {
-      kernels_.norm().BatchNormBackwardSums(images, x, dy, channels(mean), channels(inverse), sums);
+      kernels_.norm().BatchNormBackwardSums(images, x, dy, {}, {}, channels(mean),
+                                            channels(inverse), {}, sums);
     }));
     CADRE_RETURN_IF_ERROR(Time("batch norm backward", 3 * bytes, 0, [&] {
-      kernels_.norm().BatchNormBackward(images, x, dy, channels(mean), channels(inverse), scale, a,
-                                        b, y);
+      kernels_.norm().BatchNormBackward(images, x, dy, {}, channels(mean), channels(inverse), scale,
+                                        a, b, y);
     }));
     CADRE_RETURN_IF_ERROR(Time("layer norm forward", 2 * bytes, 0, [&] {
       kernels_.norm().LayerNormForward(images, 1e-5F, x, scale, shift, y, mean, inverse);

@@ -10,6 +10,10 @@
 // - Several vectors of channels are summed side by side, so that each row is read in long runs,
 //   which hardware prefetchers follow.
 //
+// An addition and a ReLU that follow a batch norm are computed in its passes, and so are the sum
+// and the mask of the gradient in backward. A ReLU saves one bit per element: a word holds 32 rows
+// of a channel, so that a vector of channels has a vector of words.
+//
 // Rows are divided among threads, and the threads' sums are added in order: the same bits for the
 // same number of threads.
 //
@@ -25,6 +29,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <type_traits>
 #include <vector>
 
 #include "kernels/cpu/column_sums.h"
@@ -70,27 +75,78 @@ CADRE_VECTOR_LOOP void AddSumsAndSquares(int64_t rows, int64_t channels, const T
   ForTiles(rows, channels, MomentTiles<T>{channels, x, sums, squares});
 }
 
-// Sums of dy and of dy * (x - mean).
+// The value that a store of v in a T and a load have.
+template <typename T, typename V>
+CADRE_INLINE V Rounded(V v) {
+  if constexpr (std::is_same_v<T, float>) return v;
+  T stored[kVectorSize];
+  Store(stored, v);
+  return Load<V>(stored);
+}
+
+// Bits of elements (see NormKernels): row / 32 selects a row of words, row % 32 the bit.
+CADRE_INLINE int32_t BitOf(int64_t row) { return static_cast<int32_t>(1U << (row % 32)); }
+// bit where v > 0.
+CADRE_INLINE IntVector BitsIfPositive(Vector v, int32_t bit) { return (v > Vector{}) & bit; }
+CADRE_INLINE int32_t BitsIfPositive(float v, int32_t bit) { return v > 0 ? bit : 0; }
+// v where the bit is set, elsewhere 0.
+CADRE_INLINE Vector IfSet(const int32_t* words, int32_t bit, Vector v) {
+  return (Load<IntVector>(words) & bit) != IntVector{} ? v : Vector{};
+}
+CADRE_INLINE float IfSet(const int32_t* words, int32_t bit, float v) {
+  return (*words & bit) != 0 ? v : 0;
+}
+
+// The gradient of the output of a batch norm and of what is fused with it. Null: without.
 template <typename T>
+struct OutputGradient {
+  const T* dy;
+  const T* other_dy;
+  const int32_t* positive;
+  T* total_dy;
+  bool is_plain() const {
+    return other_dy == nullptr && positive == nullptr && total_dy == nullptr;
+  }
+};
+
+// Sums of g and of g * (x - mean) from row `begin` on. kPlain: g is dy.
+template <typename T, bool kPlain>
 struct GradientTiles {
-  int64_t channels;
-  const T *x, *dy;
+  int64_t channels, begin;
+  const T* x;
+  OutputGradient<T> g;
   const float* mean;
   double *sums, *products;
+
+  template <typename V>
+  CADRE_INLINE V Gradient(int64_t row, int64_t c) const {
+    const int64_t at = row * channels + c;
+    Prefetch(g.dy + at);
+    V gradient = Load<V>(g.dy + at);
+    if constexpr (!kPlain) {
+      if (g.other_dy != nullptr) {
+        Prefetch(g.other_dy + at);
+        gradient = Rounded<T>(gradient + Load<V>(g.other_dy + at));
+      }
+      if (g.positive != nullptr) {
+        gradient = IfSet(g.positive + row / 32 * channels + c, BitOf(row), gradient);
+      }
+      if (g.total_dy != nullptr) Store(g.total_dy + at, gradient);
+    }
+    return gradient;
+  }
 
   template <typename V, int kCount>
   CADRE_INLINE void Add(int64_t first_row, int64_t rows, int64_t c) const {
     constexpr int64_t kWidth = sizeof(V) / sizeof(float);
-    const T* from = x + first_row * channels + c;
-    const T* gradients = dy + first_row * channels + c;
     V sum[kCount] = {}, product[kCount] = {}, middle[kCount];
     for (int i = 0; i < kCount; ++i) middle[i] = Load<V>(mean + c + i * kWidth);
-    for (int64_t r = 0; r < rows; ++r, from += channels, gradients += channels) {
+    for (int64_t r = begin + first_row; r < begin + first_row + rows; ++r) {
+      const T* const from = x + r * channels + c;
 #pragma GCC unroll 8
       for (int i = 0; i < kCount; ++i) {
         Prefetch(from + i * kWidth);
-        Prefetch(gradients + i * kWidth);
-        const V gradient = Load<V>(gradients + i * kWidth);
+        const V gradient = Gradient<V>(r, c + i * kWidth);
         sum[i] += gradient;
         product[i] += gradient * (Load<V>(from + i * kWidth) - middle[i]);
       }
@@ -103,31 +159,54 @@ struct GradientTiles {
   }
 };
 
-template <typename T>
-CADRE_VECTOR_LOOP void AddBackwardSums(int64_t rows, int64_t channels, const T* x, const T* dy,
-                                       const float* mean, double* sums, double* products) {
-  ForTiles(rows, channels, GradientTiles<T>{channels, x, dy, mean, sums, products});
+template <typename T, bool kPlain>
+CADRE_VECTOR_LOOP void AddBackwardSums(int64_t begin, int64_t end, int64_t channels, const T* x,
+                                       OutputGradient<T> g, const float* mean, double* sums,
+                                       double* products) {
+  ForTiles(end - begin, channels,
+           GradientTiles<T, kPlain>{channels, begin, x, g, mean, sums, products});
 }
 
-// y = (x - mean) * factor + shift. x and y may be the same.
-template <typename V, typename T>
-CADRE_INLINE void NormaliseAt(const T* x, const float* mean, const float* factor,
-                              const float* shift, T* y) {
-  Store(y, (Load<V>(x) - Load<V>(mean)) * Load<V>(factor) + Load<V>(shift));
-}
+// y = (x - mean) * factor + shift, plus the addend and then ReLU unless they are null. y may be the
+// same as x or addend.
+template <typename T>
+struct Normalisation {
+  const T* x;
+  const float *mean, *factor, *shift;
+  const T* addend;
+  int32_t* positive;
+  T* y;
+
+  template <typename V>
+  CADRE_INLINE void Compute(int64_t row, int64_t channels, int64_t c) const {
+    const int64_t at = row * channels + c;
+    V value = (Load<V>(x + at) - Load<V>(mean + c)) * Load<V>(factor + c) + Load<V>(shift + c);
+    if (addend != nullptr) {
+      Prefetch(addend + at);
+      value = Rounded<T>(value) + Load<V>(addend + at);
+    }
+    if (positive != nullptr) {
+      value = Rounded<T>(value);
+      value = value < V{} ? V{} : value;
+      int32_t* const words = positive + row / 32 * channels + c;
+      const auto bits = BitsIfPositive(value, BitOf(row));
+      // The first row of the word stores it.
+      Store(words, row % 32 == 0 ? bits : Load<std::remove_const_t<decltype(bits)>>(words) | bits);
+    }
+    Store(y + at, value);
+  }
+};
 
 template <typename T>
-CADRE_VECTOR_LOOP void Normalise(int64_t rows, int64_t channels, const T* x, const float* mean,
-                                 const float* factor, const float* shift, T* y) {
-  for (int64_t r = 0; r < rows; ++r, x += channels, y += channels) {
+CADRE_VECTOR_LOOP void Normalise(int64_t begin, int64_t end, int64_t channels,
+                                 Normalisation<T> norm) {
+  for (int64_t r = begin; r < end; ++r) {
     int64_t c = 0;
     for (; c + kVectorSize <= channels; c += kVectorSize) {
-      Prefetch(x + c);
-      NormaliseAt<Vector>(x + c, mean + c, factor + c, shift + c, y + c);
+      Prefetch(norm.x + r * channels + c);
+      norm.template Compute<Vector>(r, channels, c);
     }
-    for (; c < channels; ++c) {
-      NormaliseAt<float>(x + c, mean + c, factor + c, shift + c, y + c);
-    }
+    for (; c < channels; ++c) norm.template Compute<float>(r, channels, c);
   }
 }
 
@@ -136,24 +215,32 @@ struct Coefficients {
   const float *mean, *factor, *mean_dy, *slope;
 };
 
-// dx = factor * (dy - mean_dy - (x - mean) * slope). dy and dx may be the same.
+// dx = factor * (g - mean_dy - (x - mean) * slope), where g is dy, or 0 if the bit is not set. dy
+// and dx may be the same.
 template <typename V, typename T>
-CADRE_INLINE void DenormaliseAt(const Coefficients& by, int64_t c, const T* x, const T* dy, T* dx) {
+CADRE_INLINE void DenormaliseAt(const Coefficients& by, int64_t c, const T* x, const T* dy,
+                                const int32_t* positive, int32_t bit, T* dx) {
+  V gradient = Load<V>(dy + c);
+  if (positive != nullptr) gradient = IfSet(positive + c, bit, gradient);
   const V normal = (Load<V>(x + c) - Load<V>(by.mean + c)) * Load<V>(by.slope + c);
-  Store(dx + c, Load<V>(by.factor + c) * (Load<V>(dy + c) - Load<V>(by.mean_dy + c) - normal));
+  Store(dx + c, Load<V>(by.factor + c) * (gradient - Load<V>(by.mean_dy + c) - normal));
 }
 
 template <typename T>
-CADRE_VECTOR_LOOP void Denormalise(int64_t rows, int64_t channels, Coefficients by, const T* x,
-                                   const T* dy, T* dx) {
-  for (int64_t r = 0; r < rows; ++r, x += channels, dy += channels, dx += channels) {
+CADRE_VECTOR_LOOP void Denormalise(int64_t begin, int64_t end, int64_t channels, Coefficients by,
+                                   const T* x, const T* dy, const int32_t* positive, T* dx) {
+  for (int64_t r = begin; r < end; ++r) {
+    const int64_t at = r * channels;
+    const int32_t* const words = positive == nullptr ? nullptr : positive + r / 32 * channels;
     int64_t c = 0;
     for (; c + kVectorSize <= channels; c += kVectorSize) {
-      Prefetch(x + c);
-      Prefetch(dy + c);
-      DenormaliseAt<Vector>(by, c, x, dy, dx);
+      Prefetch(x + at + c);
+      Prefetch(dy + at + c);
+      DenormaliseAt<Vector>(by, c, x + at, dy + at, words, BitOf(r), dx + at);
     }
-    for (; c < channels; ++c) DenormaliseAt<float>(by, c, x, dy, dx);
+    for (; c < channels; ++c) {
+      DenormaliseAt<float>(by, c, x + at, dy + at, words, BitOf(r), dx + at);
+    }
   }
 }
 
@@ -317,31 +404,44 @@ class CpuNorm {
 
   void BatchNormForward(const RowsDims& dims, ConstValues x, ConstFloatSpan mean,
                         ConstFloatSpan inverse, ConstFloatSpan scale, ConstFloatSpan shift,
-                        Values y) {
+                        ConstValues addend, std::span<int32_t> positive, Values y) {
     const int64_t n = dims.channels;
     ByChannel by(cpu_.workspace, CpuContext::kOwnSlot, n);
     const float* means = by.Copy(mean);
     const float* factors = by.Product(inverse, scale);
     const float* shifts = by.Copy(shift);
+    // Threads do not share words of bits.
+    const int64_t step = positive.empty() ? 1 : 32;
     ByType(x.type(), [&](auto zero) {
       using T = decltype(zero);
-      ForParts(cpu_.threads, dims.rows, n,
-               [=, from = Data<T>(x), to = Data<T>(y)](int64_t begin, int64_t end) {
-                 Normalise(end - begin, n, from + begin * n, means, factors, shifts,
-                           to + begin * n);
+      const Normalisation<T> norm{.x = Data<T>(x),
+                                  .mean = means,
+                                  .factor = factors,
+                                  .shift = shifts,
+                                  .addend = Data<T>(addend),
+                                  .positive = positive.data(),
+                                  .y = Data<T>(y)};
+      ForParts(cpu_.threads, (dims.rows + step - 1) / step, step * n,
+               [&](int64_t begin, int64_t end) {
+                 Normalise(step * begin, std::min(dims.rows, step * end), n, norm);
                });
     });
   }
 
   void BatchNormBackwardSums(const RowsDims& dims, ConstValues x, ConstValues dy,
-                             ConstFloatSpan mean, ConstFloatSpan inverse, std::span<double> sums) {
+                             ConstValues other_dy, std::span<const int32_t> positive,
+                             ConstFloatSpan mean, ConstFloatSpan inverse, Values total_dy,
+                             std::span<double> sums) {
     const int64_t n = dims.channels;
     ByType(x.type(), [&](auto zero) {
-      const auto* const from = Data<decltype(zero)>(x);
-      const auto* const gradients = Data<decltype(zero)>(dy);
-      SumByThread(cpu_.threads, dims.rows, n, sums, [=](int64_t begin, int64_t end, double* to) {
-        AddBackwardSums(end - begin, n, from + begin * n, gradients + begin * n, mean.data(), to,
-                        to + n);
+      using T = decltype(zero);
+      const OutputGradient<T> g{.dy = Data<T>(dy),
+                                .other_dy = Data<T>(other_dy),
+                                .positive = positive.data(),
+                                .total_dy = Data<T>(total_dy)};
+      const auto add = g.is_plain() ? AddBackwardSums<T, true> : AddBackwardSums<T, false>;
+      SumByThread(cpu_.threads, dims.rows, n, sums, [&](int64_t begin, int64_t end, double* to) {
+        add(begin, end, n, Data<T>(x), g, mean.data(), to, to + n);
       });
     });
     for (size_t c = 0; c < inverse.size(); ++c) {
@@ -349,7 +449,8 @@ class CpuNorm {
     }
   }
 
-  void BatchNormBackward(const RowsDims& dims, ConstValues x, ConstValues dy, ConstFloatSpan mean,
+  void BatchNormBackward(const RowsDims& dims, ConstValues x, ConstValues dy,
+                         std::span<const int32_t> positive, ConstFloatSpan mean,
                          ConstFloatSpan inverse, ConstFloatSpan scale, ConstFloatSpan mean_dy,
                          ConstFloatSpan mean_dy_x, Values dx) {
     const int64_t n = dims.channels;
@@ -361,9 +462,8 @@ class CpuNorm {
     ByType(x.type(), [&](auto zero) {
       using T = decltype(zero);
       ForParts(cpu_.threads, dims.rows, n, [&](int64_t begin, int64_t end) {
-        const int64_t at = begin * n;
-        Denormalise(end - begin, n, coefficients, Data<T>(x) + at, Data<T>(dy) + at,
-                    Data<T>(dx) + at);
+        Denormalise(begin, end, n, coefficients, Data<T>(x), Data<T>(dy), positive.data(),
+                    Data<T>(dx));
       });
     });
   }

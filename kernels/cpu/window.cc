@@ -104,6 +104,15 @@ BackwardWeightsRoute BackwardWeightsRouteOf(const ConvolutionDims& dims, DType t
              : BackwardWeightsRoute::kPrimitive;
 }
 
+// The library adds products of more terms to memory in several parts, with other bits than one
+// addition of the whole product.
+constexpr int64_t kMaxUndividedTerms = 256;
+
+CADRE_VECTOR_LOOP void AddProduct(int64_t n, const float* __restrict product,
+                                  float* __restrict sum) {
+  for (int64_t i = 0; i < n; ++i) sum[i] += product[i];
+}
+
 // Tensors without elements, and windows that may lie wholly in the padding. Both are rare and
 // small, so the reference loops compute them.
 bool TakesReference(const ConvolutionDims& dims) {
@@ -430,6 +439,29 @@ class CpuWindow {
     const std::array<const void*, 2> inputs{dy.data(), weights};
     OrDie("convolution backward data",
           [&] { run.Run(cpu_.stream, cpu_.workspace, inputs, std::array{dx.data()}); });
+  }
+
+  void AddConvolutionBackwardData(const ConvolutionDims& dims, ConstFloatSpan dy, ConstFloatSpan w,
+                                  FloatSpan dx) {
+    CHECK(IsMatrix(dims));
+    const ScopedThreads threads(cpu_.threads);
+    const int64_t in = dims.in_channels, out = dims.out_channels, positions = OutPositions(dims);
+    if (out <= kMaxUndividedTerms) {
+      return AddMatrixProduct(positions, in, out, 1, {dy.data(), out}, {w.data(), in}, dx.data(),
+                              in);
+    }
+    // Blocks of rows that stay in the cache until they are added.
+    constexpr int64_t kBlock = 1 << 16;
+    const int64_t rows = std::max<int64_t>(1, kBlock / std::max<int64_t>(1, in));
+    float* const product = cpu_.workspace.Floats(CpuContext::kOwnSlot, rows * in);
+    for (int64_t begin = 0; begin < positions; begin += rows) {
+      const int64_t count = std::min(rows, positions - begin);
+      float* const to = dx.data() + begin * in;
+      MatrixProduct(count, in, out, 1, {dy.data() + begin * out, out}, {w.data(), in}, product, in);
+      ForParts(cpu_.threads, count * in, [=](int64_t first, int64_t last) {
+        AddProduct(last - first, product + first, to + first);
+      });
+    }
   }
 
   void ConvolutionBackwardWeights(const ConvolutionDims& dims, ConstValues x, ConstValues dy,

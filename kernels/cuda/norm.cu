@@ -2,7 +2,8 @@
 //
 // Batch norm (Ioffe and Szegedy 2015). Sums per column are taken in double, in a fixed order
 // (column_sums.h). In elementwise passes a thread keeps its columns, with their statistics in
-// registers, and iterates over rows.
+// registers, and iterates over rows. An addition and a ReLU that follow are computed in the same
+// passes, with the roundings of separate ones.
 //
 // Layer norm (Ba, Kiros and Hinton 2016). A warp computes the mean and the variance of a row in two
 // passes; the second reads the row from a cache. Two passes avoid the cancellation of E[x^2] -
@@ -40,11 +41,37 @@ struct MomentTerms : RowTerms {
   }
 };
 
+// The value that a store of `value` in a T and a load have.
+template <typename T>
+__device__ inline float Rounded(float value) {
+  T stored;
+  FromFloat(value, &stored);
+  return ToFloat(stored);
+}
+
+// The bit and the word of an element (see NormKernels).
+__device__ inline int32_t BitOf(int64_t row) {
+  return static_cast<int32_t>(uint32_t{1} << (row % 32));
+}
+__device__ inline int64_t WordOf(int64_t row, int64_t columns, int64_t column) {
+  return row / 32 * columns + column;
+}
+
+// What a batch norm's gradient sums read besides x; null: without.
+template <typename T>
+struct OutputGradient {
+  const T* dy;
+  const T* other_dy;
+  const int32_t* positive;
+  T* total_dy;
+};
+
 template <typename T>
 struct GradientTerms {
   static constexpr int kSums = 2;
+  int64_t columns;
   const T* x;
-  const T* dy;
+  OutputGradient<T> g;
   const float* mean;
   const float* inverse;
 
@@ -60,11 +87,23 @@ struct GradientTerms {
     return statistics;
   }
   template <int N>
-  __device__ void Add(const Statistics<N>& s, int64_t, int64_t at, double (&sums)[2][N]) const {
+  __device__ void Add(const Statistics<N>& s, int64_t row, int64_t at, double (&sums)[2][N]) const {
     float values[N];
     float gradients[N];
     LoadGroup(x + at, values);
-    LoadGroup(dy + at, gradients);
+    LoadGroup(g.dy + at, gradients);
+    if (g.other_dy != nullptr) {
+      float others[N];
+      LoadGroup(g.other_dy + at, others);
+      for (int k = 0; k < N; ++k) gradients[k] = Rounded<T>(gradients[k] + others[k]);
+    }
+    if (g.positive != nullptr) {
+      const int32_t* const words = g.positive + WordOf(row, columns, at - row * columns);
+      for (int k = 0; k < N; ++k) {
+        if ((words[k] & BitOf(row)) == 0) gradients[k] = 0;
+      }
+    }
+    if (g.total_dy != nullptr) StoreGroup(gradients, g.total_dy + at);
     for (int k = 0; k < N; ++k) {
       const float normal = (values[k] - s.mean[k]) * s.inverse[k];
       sums[0][k] += gradients[k];
@@ -73,25 +112,71 @@ struct GradientTerms {
   }
 };
 
-// y = (x - mean) * inverse * scale + shift by column. x and y may be the same.
+// y = (x - mean) * inverse * scale + shift by column, plus the addend unless it is null. y may be
+// the same as x or addend.
+template <typename T, int N>
+struct Normalisation {
+  __device__ Normalisation(int64_t column, const float* __restrict__ mean,
+                           const float* __restrict__ inverse, const float* __restrict__ scale,
+                           const float* __restrict__ shift) {
+    LoadColumns(mean, column, m);
+    LoadColumns(inverse, column, i);
+    LoadColumns(scale, column, a);
+    LoadColumns(shift, column, b);
+  }
+  float m[N], i[N], a[N], b[N];
+
+  __device__ void Compute(const T* x, const T* addend, int64_t at, float (&values)[N]) const {
+    LoadGroup(x + at, values);
+    for (int k = 0; k < N; ++k) values[k] = (values[k] - m[k]) * i[k] * a[k] + b[k];
+    if (addend == nullptr) return;
+    float others[N];
+    LoadGroup(addend + at, others);
+    for (int k = 0; k < N; ++k) values[k] = Rounded<T>(values[k]) + others[k];
+  }
+};
+
 template <typename T, int N>
 __global__ void __launch_bounds__(kColumnThreads)
     Normalise(int64_t rows, int64_t columns, const T* x, const float* __restrict__ mean,
               const float* __restrict__ inverse, const float* __restrict__ scale,
-              const float* __restrict__ shift, T* y) {
+              const float* __restrict__ shift, const T* addend, T* y) {
   const ColumnPlace place = PlaceInColumns<N>();
   if (place.column >= columns) return;
-  float m[N], i[N], a[N], b[N];
-  LoadColumns(mean, place.column, m);
-  LoadColumns(inverse, place.column, i);
-  LoadColumns(scale, place.column, a);
-  LoadColumns(shift, place.column, b);
+  const Normalisation<T, N> norm(place.column, mean, inverse, scale, shift);
   for (int64_t row = place.first_row; row < rows; row += place.row_step) {
     const int64_t at = row * columns + place.column;
     float values[N];
-    LoadGroup(x + at, values);
-    for (int k = 0; k < N; ++k) values[k] = (values[k] - m[k]) * i[k] * a[k] + b[k];
+    norm.Compute(x, addend, at, values);
     StoreGroup(values, y + at);
+  }
+}
+
+// The same, then ReLU. A thread makes whole words of bits: it iterates over bands of 32 rows.
+template <typename T, int N>
+__global__ void __launch_bounds__(kColumnThreads)
+    NormaliseRelu(int64_t rows, int64_t columns, const T* x, const float* __restrict__ mean,
+                  const float* __restrict__ inverse, const float* __restrict__ scale,
+                  const float* __restrict__ shift, const T* addend, int32_t* __restrict__ positive,
+                  T* y) {
+  const ColumnPlace place = PlaceInColumns<N>();
+  if (place.column >= columns) return;
+  const Normalisation<T, N> norm(place.column, mean, inverse, scale, shift);
+  for (int64_t first = 32 * place.first_row; first < rows; first += 32 * place.row_step) {
+    int32_t words[N] = {};
+    for (int64_t row = first; row < rows && row < first + 32; ++row) {
+      const int64_t at = row * columns + place.column;
+      float values[N];
+      norm.Compute(x, addend, at, values);
+      for (int k = 0; k < N; ++k) {
+        values[k] = Rounded<T>(values[k]);
+        if (values[k] < 0) values[k] = 0;
+        if (values[k] > 0) words[k] |= BitOf(row);
+      }
+      StoreGroup(values, y + at);
+    }
+    int32_t* const to = positive + WordOf(first, columns, place.column);
+    for (int k = 0; k < N; ++k) to[k] = words[k];
   }
 }
 
@@ -99,9 +184,10 @@ __global__ void __launch_bounds__(kColumnThreads)
 template <typename T, int N>
 __global__ void __launch_bounds__(kColumnThreads)
     NormaliseBackward(int64_t rows, int64_t columns, const T* __restrict__ x, const T* dy,
-                      const float* __restrict__ mean, const float* __restrict__ inverse,
-                      const float* __restrict__ scale, const float* __restrict__ mean_dy,
-                      const float* __restrict__ mean_dy_x, T* dx) {
+                      const int32_t* __restrict__ positive, const float* __restrict__ mean,
+                      const float* __restrict__ inverse, const float* __restrict__ scale,
+                      const float* __restrict__ mean_dy, const float* __restrict__ mean_dy_x,
+                      T* dx) {
   const ColumnPlace place = PlaceInColumns<N>();
   if (place.column >= columns) return;
   float m[N], i[N], a[N], d[N], p[N];
@@ -117,6 +203,10 @@ __global__ void __launch_bounds__(kColumnThreads)
     LoadGroup(x + at, values);
     LoadGroup(dy + at, gradients);
     for (int k = 0; k < N; ++k) {
+      if (positive != nullptr &&
+          (positive[WordOf(row, columns, place.column + k)] & BitOf(row)) == 0) {
+        gradients[k] = 0;
+      }
       const float normal = (values[k] - m[k]) * i[k];
       gradients[k] = a[k] * i[k] * (gradients[k] - d[k] - normal * p[k]);
     }
@@ -366,50 +456,70 @@ class CudaNorm final : public NormKernels {
 
   void BatchNormForward(const RowsDims& dims, ConstValues x, ConstFloatSpan mean,
                         ConstFloatSpan inverse, ConstFloatSpan scale, ConstFloatSpan shift,
-                        Values y) override {
-    CheckSizes(SizeOf(dims), {{"x", x.size()}, {"y", y.size()}});
+                        ConstValues addend, std::span<int32_t> positive, Values y) override {
+    CheckBatchNorm(dims, {x.size(), y.size()}, {addend.size()}, positive.size());
     CheckChannels(dims, {mean.size(), inverse.size(), scale.size(), shift.size()});
     if (y.empty()) return;
-    ByTypeAndWidth(y.type(), dims.channels, {x.data(), y.data()}, [&](auto zero, auto group) {
-      using T = decltype(zero);
-      constexpr int kGroup = decltype(group)::value;
-      Launch(cuda_.device, "batch norm", Normalise<T, kGroup>,
-             ColumnShape(cuda_.device, dims.rows, dims.channels, kGroup), dims.rows, dims.channels,
-             Data<T>(x), mean.data(), inverse.data(), scale.data(), shift.data(), Data<T>(y));
-    });
+    ByTypeAndWidth(
+        y.type(), dims.channels, {x.data(), addend.data(), y.data()}, [&](auto zero, auto group) {
+          using T = decltype(zero);
+          constexpr int kGroup = decltype(group)::value;
+          if (positive.empty()) {
+            Launch(cuda_.device, "batch norm", Normalise<T, kGroup>,
+                   ColumnShape(cuda_.device, dims.rows, dims.channels, kGroup), dims.rows,
+                   dims.channels, Data<T>(x), mean.data(), inverse.data(), scale.data(),
+                   shift.data(), Data<T>(addend), Data<T>(y));
+          } else {
+            Launch(cuda_.device, "batch norm and ReLU", NormaliseRelu<T, kGroup>,
+                   ColumnShape(cuda_.device, (dims.rows + 31) / 32, dims.channels, kGroup),
+                   dims.rows, dims.channels, Data<T>(x), mean.data(), inverse.data(), scale.data(),
+                   shift.data(), Data<T>(addend), positive.data(), Data<T>(y));
+          }
+        });
   }
 
   void BatchNormBackwardSums(const RowsDims& dims, ConstValues x, ConstValues dy,
-                             ConstFloatSpan mean, ConstFloatSpan inverse,
+                             ConstValues other_dy, std::span<const int32_t> positive,
+                             ConstFloatSpan mean, ConstFloatSpan inverse, Values total_dy,
                              std::span<double> sums) override {
-    CheckSizes(SizeOf(dims), {{"x", x.size()}, {"dy", dy.size()}});
+    CheckBatchNorm(dims, {x.size(), dy.size()}, {other_dy.size(), total_dy.size()},
+                   positive.size());
     CheckSize("sums", sums.size(), 2 * dims.channels);
     CheckChannels(dims, {mean.size(), inverse.size()});
-    ByTypeAndWidth(x.type(), dims.channels, {x.data(), dy.data()}, [&](auto zero, auto group) {
-      using T = decltype(zero);
-      const GradientTerms<T> terms{Data<T>(x), Data<T>(dy), mean.data(), inverse.data()};
-      LaunchColumnSums<decltype(group)::value>(cuda_, "gradient sums of batch norm", terms,
-                                               dims.rows, dims.channels, sums.data(),
-                                               sums.data() + dims.channels);
-    });
+    ByTypeAndWidth(x.type(), dims.channels, {x.data(), dy.data(), other_dy.data(), total_dy.data()},
+                   [&](auto zero, auto group) {
+                     using T = decltype(zero);
+                     const GradientTerms<T> terms{dims.channels,
+                                                  Data<T>(x),
+                                                  {.dy = Data<T>(dy),
+                                                   .other_dy = Data<T>(other_dy),
+                                                   .positive = positive.data(),
+                                                   .total_dy = Data<T>(total_dy)},
+                                                  mean.data(),
+                                                  inverse.data()};
+                     LaunchColumnSums<decltype(group)::value>(
+                         cuda_, "gradient sums of batch norm", terms, dims.rows, dims.channels,
+                         sums.data(), sums.data() + dims.channels);
+                   });
   }
 
-  void BatchNormBackward(const RowsDims& dims, ConstValues x, ConstValues dy, ConstFloatSpan mean,
+  void BatchNormBackward(const RowsDims& dims, ConstValues x, ConstValues dy,
+                         std::span<const int32_t> positive, ConstFloatSpan mean,
                          ConstFloatSpan inverse, ConstFloatSpan scale, ConstFloatSpan mean_dy,
                          ConstFloatSpan mean_dy_x, Values dx) override {
-    CheckSizes(SizeOf(dims), {{"x", x.size()}, {"dy", dy.size()}, {"dx", dx.size()}});
+    CheckBatchNorm(dims, {x.size(), dy.size(), dx.size()}, {}, positive.size());
     CheckChannels(dims,
                   {mean.size(), inverse.size(), scale.size(), mean_dy.size(), mean_dy_x.size()});
     if (dx.empty()) return;
-    ByTypeAndWidth(dx.type(), dims.channels, {x.data(), dy.data(), dx.data()},
-                   [&](auto zero, auto group) {
-                     using T = decltype(zero);
-                     constexpr int kGroup = decltype(group)::value;
-                     Launch(cuda_.device, "batch norm gradient", NormaliseBackward<T, kGroup>,
-                            ColumnShape(cuda_.device, dims.rows, dims.channels, kGroup), dims.rows,
-                            dims.channels, Data<T>(x), Data<T>(dy), mean.data(), inverse.data(),
-                            scale.data(), mean_dy.data(), mean_dy_x.data(), Data<T>(dx));
-                   });
+    ByTypeAndWidth(
+        dx.type(), dims.channels, {x.data(), dy.data(), dx.data()}, [&](auto zero, auto group) {
+          using T = decltype(zero);
+          constexpr int kGroup = decltype(group)::value;
+          Launch(cuda_.device, "batch norm gradient", NormaliseBackward<T, kGroup>,
+                 ColumnShape(cuda_.device, dims.rows, dims.channels, kGroup), dims.rows,
+                 dims.channels, Data<T>(x), Data<T>(dy), positive.data(), mean.data(),
+                 inverse.data(), scale.data(), mean_dy.data(), mean_dy_x.data(), Data<T>(dx));
+        });
   }
 
   void LayerNormForward(const RowsDims& dims, float epsilon, ConstValues x, ConstFloatSpan scale,

@@ -16,6 +16,7 @@
 #include "device/cuda/launch.h"
 #include "kernels/cuda/cuda_context.h"
 #include "kernels/cuda/elements.h"
+#include "kernels/cuda/map.h"
 #include "kernels/extents.h"
 
 namespace cadre {
@@ -136,7 +137,8 @@ __global__ void __launch_bounds__(256)
   for (int64_t i = ThreadIndex(); i < groups; i += ThreadCount()) {
     const Place place = PlaceOf<N>(i, channels, w.in_width, w.in_height);
     const int32_t position = place.row * w.in_width + place.column;
-    const Covering down = CoveringOf(place.row, w.pad_top, w.kernel_height, w.stride_height, w.out_height);
+    const Covering down =
+        CoveringOf(place.row, w.pad_top, w.kernel_height, w.stride_height, w.out_height);
     const Covering across =
         CoveringOf(place.column, w.pad_left, w.kernel_width, w.stride_width, w.out_width);
     float sums[N] = {};
@@ -217,6 +219,16 @@ class CudaWindow final : public WindowKernels {
     if (dx.empty()) return;
     if (dy.empty() || w.empty()) return cuda_.Zero(dx);
     cuda_.math->ConvolutionBackwardData(dims, dy, cuda_.WeightsAs(dy.type(), w), dx);
+  }
+
+  void AddConvolutionBackwardData(const ConvolutionDims& dims, ConstValues dy, ConstFloatSpan w,
+                                  Values dx) override {
+    if (dx.empty()) return;
+    const std::span<float> product = cuda_.scratch.Take<float>(dx.size());
+    if (product.empty()) return;
+    ConvolutionBackwardData(dims, dy, w, product.first(dx.size()));
+    LaunchMap<Sum, float, float>(cuda_.device, "sum of gradients", Sum(), dx.size(), product.data(),
+                                 Data<float>(dx), Data<float>(dx));
   }
 
   void ConvolutionBackwardWeights(const ConvolutionDims& dims, ConstValues x, ConstValues dy,

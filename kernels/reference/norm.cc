@@ -16,6 +16,15 @@
 namespace cadre {
 namespace {
 
+int64_t WordOf(const RowsDims& dims, int64_t row, int64_t channel) {
+  return row / 32 * dims.channels + channel;
+}
+int32_t BitOf(int64_t row) { return static_cast<int32_t>(1U << (row % 32)); }
+bool IsPositive(const RowsDims& dims, std::span<const int32_t> positive, int64_t row,
+                int64_t channel) {
+  return positive.empty() || (positive[WordOf(dims, row, channel)] & BitOf(row)) != 0;
+}
+
 double Normalised(double x, float mean, float inverse) { return (x - mean) * inverse; }
 
 // The channels [first, end) around a channel over which its local response sums.
@@ -43,37 +52,51 @@ class ReferenceNorm {
 
   void BatchNormForward(const RowsDims& dims, ConstFloatSpan x, ConstFloatSpan mean,
                         ConstFloatSpan inverse, ConstFloatSpan scale, ConstFloatSpan shift,
-                        FloatSpan y) {
+                        ConstFloatSpan addend, std::span<int32_t> positive, FloatSpan y) {
+    std::fill(positive.begin(), positive.end(), 0);
     for (int64_t r = 0; r < dims.rows; ++r) {
       for (int64_t c = 0; c < dims.channels; ++c) {
         const int64_t at = r * dims.channels + c;
         const double normal = Normalised(x[at], mean[c], inverse[c]);
-        y[at] = normal * scale[c] + shift[c];
+        float value = normal * scale[c] + shift[c];
+        if (!addend.empty()) value += addend[at];
+        if (!positive.empty()) {
+          if (value < 0) value = 0;
+          if (value > 0) positive[WordOf(dims, r, c)] |= BitOf(r);
+        }
+        y[at] = value;
       }
     }
   }
 
   void BatchNormBackwardSums(const RowsDims& dims, ConstFloatSpan x, ConstFloatSpan dy,
-                             ConstFloatSpan mean, ConstFloatSpan inverse, std::span<double> sums) {
+                             ConstFloatSpan other_dy, std::span<const int32_t> positive,
+                             ConstFloatSpan mean, ConstFloatSpan inverse, FloatSpan total_dy,
+                             std::span<double> sums) {
     std::fill(sums.begin(), sums.end(), 0);
     for (int64_t r = 0; r < dims.rows; ++r) {
       for (int64_t c = 0; c < dims.channels; ++c) {
         const int64_t at = r * dims.channels + c;
         const double normal = Normalised(x[at], mean[c], inverse[c]);
-        sums[c] += dy[at];
-        sums[dims.channels + c] += dy[at] * normal;
+        float gradient = dy[at];
+        if (!other_dy.empty()) gradient += other_dy[at];
+        if (!IsPositive(dims, positive, r, c)) gradient = 0;
+        if (!total_dy.empty()) total_dy[at] = gradient;
+        sums[c] += gradient;
+        sums[dims.channels + c] += gradient * normal;
       }
     }
   }
 
   void BatchNormBackward(const RowsDims& dims, ConstFloatSpan x, ConstFloatSpan dy,
-                         ConstFloatSpan mean, ConstFloatSpan inverse, ConstFloatSpan scale,
-                         ConstFloatSpan mean_dy, ConstFloatSpan mean_dy_x, FloatSpan dx) {
+                         std::span<const int32_t> positive, ConstFloatSpan mean,
+                         ConstFloatSpan inverse, ConstFloatSpan scale, ConstFloatSpan mean_dy,
+                         ConstFloatSpan mean_dy_x, FloatSpan dx) {
     for (int64_t r = 0; r < dims.rows; ++r) {
       for (int64_t c = 0; c < dims.channels; ++c) {
         const int64_t at = r * dims.channels + c;
         const double normal = Normalised(x[at], mean[c], inverse[c]);
-        const double gradient = dy[at];
+        const double gradient = IsPositive(dims, positive, r, c) ? dy[at] : 0;
         const double inner = gradient - mean_dy[c] - normal * mean_dy_x[c];
         dx[at] = Product(scale[c], inverse[c]) * inner;
       }

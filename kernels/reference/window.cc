@@ -8,6 +8,7 @@
 // Sums are taken in double and rounded once. Also used by the CPU back end for the rare extents
 // that oneDNN rejects.
 #include <algorithm>
+#include <functional>
 #include <vector>
 
 #include "kernels/reference/reference_backend.h"
@@ -130,6 +131,13 @@ class ReferenceWindow {
     std::vector<double> sums(dx.size());
     ForEachTerm(dims, [&](Term t) { sums[t.x_at] += Product(dy[t.y_at], w[t.w_at]); });
     Store(sums, dx);
+  }
+
+  void AddConvolutionBackwardData(const ConvolutionDims& dims, ConstFloatSpan dy, ConstFloatSpan w,
+                                  FloatSpan dx) {
+    std::vector<float> product(dx.size());
+    ConvolutionBackwardData(dims, dy, w, product);
+    std::transform(product.begin(), product.end(), dx.begin(), dx.begin(), std::plus<>());
   }
 
   void ConvolutionBackwardWeights(const ConvolutionDims& dims, ConstFloatSpan x, ConstFloatSpan dy,

@@ -47,7 +47,9 @@ class Simulation {
         ranks_(plan.mesh.ranks()) {
     for (int number = 0; number < plan.mesh.ranks(); ++number) {
       Rank& rank = ranks_[number];
-      rank.tape = MakeTape(graph_, plan, number, LargestMicroBatch(problem), /*training=*/true);
+      // The seconds of a fused operation are those of its layers.
+      rank.tape = MakeTape(graph_, plan, number, LargestMicroBatch(problem), /*training=*/true,
+                           DType::kFloat32, PlacedMoves::kSendAndReceive, Fusion::kOff);
       const auto loss = std::find_if(rank.tape.ops.begin(), rank.tape.ops.end(),
                                      [](const TapeOp& op) { return op.kind == TapeOpKind::kLoss; });
       rank.forward_ops = loss + 1 - rank.tape.ops.begin();

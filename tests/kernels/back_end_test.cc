@@ -130,9 +130,9 @@ TEST(CpuKernelsTest, SpansMayStartAnywhere) {
       for (const float value : part.span()) all.push_back(value);
     };
     kernels->norm().BatchNormForward(dims, x.span(), mean.span(), inverse.span(), scale.span(),
-                                     shift_by.span(), y.span());
+                                     shift_by.span(), {}, {}, y.span());
     keep(y);
-    kernels->norm().BatchNormBackward(dims, x.span(), dy.span(), mean.span(), inverse.span(),
+    kernels->norm().BatchNormBackward(dims, x.span(), dy.span(), {}, mean.span(), inverse.span(),
                                       scale.span(), shift_by.span(), mean.span(), dx.span());
     keep(dx);
     kernels->norm().LayerNormForward(dims, 1e-5F, x.span(), scale.span(), shift_by.span(), y.span(),

@@ -112,19 +112,26 @@ TEST_F(Bf16Test, BatchNorm) {
     for (size_t c = 0; c < got_sums.size(); ++c) {
       EXPECT_NEAR(got_sums[c], want_sums[c], dims.rows * 0x1.0p-19);
     }
-    bf16_->norm().BatchNormBackwardSums(dims, x, dy, mean, inverse, got_sums);
-    reference_->norm().BatchNormBackwardSums(dims, x, dy, mean, inverse, want_sums);
+    bf16_->norm().BatchNormBackwardSums(dims, x, dy, {}, {}, mean, inverse, {}, got_sums);
+    reference_->norm().BatchNormBackwardSums(dims, x, dy, {}, {}, mean, inverse, {}, want_sums);
     // The terms are at most two and are rounded to fp32.
     for (size_t c = 0; c < got_sums.size(); ++c) {
       EXPECT_NEAR(got_sums[c], want_sums[c], dims.rows * 0x1.0p-21);
     }
     Floats got = Garbage(n), want = x;
-    bf16_->norm().BatchNormForward(dims, x, mean, inverse, scale, shift, got);
-    reference_->norm().BatchNormForward(dims, x, mean, inverse, scale, shift, want);
+    bf16_->norm().BatchNormForward(dims, x, mean, inverse, scale, shift, {}, {}, got);
+    reference_->norm().BatchNormForward(dims, x, mean, inverse, scale, shift, {}, {}, want);
     ExpectBf16Near(got, want);
-    bf16_->norm().BatchNormBackward(dims, x, dy, mean, inverse, scale, mean_dy, shift, got);
-    reference_->norm().BatchNormBackward(dims, x, dy, mean, inverse, scale, mean_dy, shift, want);
+    bf16_->norm().BatchNormBackward(dims, x, dy, {}, mean, inverse, scale, mean_dy, shift, got);
+    reference_->norm().BatchNormBackward(dims, x, dy, {}, mean, inverse, scale, mean_dy, shift,
+                                         want);
     ExpectBf16Near(got, want, 2e-6);
+  }
+}
+
+TEST_F(Bf16Test, FusedBatchNormEqualsSeparateOperations) {
+  for (const RowsDims& dims : {RowsDims{2, 3}, RowsDims{300, 17}, RowsDims{64, 64}}) {
+    ExpectFusedBatchNormEqualsSeparate(*bf16_, dims);
   }
 }
 

@@ -203,5 +203,38 @@ TEST(CpuConvolutionEdgeTest, MoreExtentsThanTheCacheHolds) {
   }
 }
 
+// A product that is added to memory has the bits of a product and an addition.
+void ExpectAddsBackwardData(Backend& kernels, const ConvolutionDims& dims) {
+  SCOPED_TRACE(::testing::PrintToString(dims));
+  const LayerSizes sizes = SizesOf(dims);
+  const Floats w = Uniform(sizes.w, 1), dy = Uniform(sizes.y, 2);
+  Floats product = Garbage(sizes.x), got = Uniform(sizes.x, 3), want = got;
+  kernels.window().ConvolutionBackwardData(dims, dy, w, product);
+  kernels.pointwise().Add(product, want);
+  kernels.window().AddConvolutionBackwardData(dims, dy, w, got);
+  EXPECT_EQ(got, want);
+}
+
+TEST_P(ConvolutionTest, AddsBackwardData) {
+  for (const ConvolutionDims& dims :
+       {Convolution(1, 5, 7, Window(3, 3, 1)), Convolution(2, 64, 16, Window(7, 7, 1)),
+        Convolution(1, 16, 512, Window(7, 7, 1)), Convolution(0, 3, 4, Window(2, 2, 1))}) {
+    ExpectAddsBackwardData(*kernels_, dims);
+  }
+}
+
+// Those of ResNet-50.
+TEST(CpuConvolutionAddsTest, LargeProducts) {
+  for (const int threads : {1, 3}) {
+    const auto cpu = MakeCpuBackend(threads);
+    for (const ConvolutionDims& dims :
+         {Convolution(1, 256, 64, Window(56, 56, 1)), Convolution(2, 512, 128, Window(28, 28, 1)),
+          Convolution(3, 1024, 256, Window(14, 14, 1)),
+          Convolution(1, 2048, 512, Window(7, 7, 1))}) {
+      ExpectAddsBackwardData(*cpu, dims);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace cadre

@@ -46,16 +46,16 @@ BatchNormOutputs RunBatchNorm(Backend& kernels, const RowsDims& dims, const Floa
                               const Floats& scale, const Floats& shift, const Floats& dy) {
   const Statistics s = StatisticsOf(kernels, dims, x);
   BatchNormOutputs out{.y = Garbage(SizeOf(dims)), .dx = Garbage(SizeOf(dims))};
-  kernels.norm().BatchNormForward(dims, x, s.mean, s.inverse, scale, shift, out.y);
+  kernels.norm().BatchNormForward(dims, x, s.mean, s.inverse, scale, shift, {}, {}, out.y);
   Doubles sums(2 * dims.channels, NAN);
-  kernels.norm().BatchNormBackwardSums(dims, x, dy, s.mean, s.inverse, sums);
+  kernels.norm().BatchNormBackwardSums(dims, x, dy, {}, {}, s.mean, s.inverse, {}, sums);
   const auto half = sums.begin() + dims.channels;
   out.dshift.assign(sums.begin(), half);
   out.dscale.assign(half, sums.end());
   Floats mean_dy = out.dshift, mean_dy_x = out.dscale;
   for (float& value : mean_dy) value /= dims.rows;
   for (float& value : mean_dy_x) value /= dims.rows;
-  kernels.norm().BatchNormBackward(dims, x, dy, s.mean, s.inverse, scale, mean_dy, mean_dy_x,
+  kernels.norm().BatchNormBackward(dims, x, dy, {}, s.mean, s.inverse, scale, mean_dy, mean_dy_x,
                                    out.dx);
   return out;
 }
@@ -71,13 +71,15 @@ TEST_P(NormTest, BatchNormKnownAnswer) {
   EXPECT_THAT(sums, ElementsAre(6, 90, 14, 4100));
   Floats y = Garbage(6);
   kernels_->norm().BatchNormForward(dims, x, Floats{2, 30}, Floats{0.5F, 0.25F}, Floats{4, 8},
-                                    Floats{100, 200}, y);
+                                    Floats{100, 200}, {}, {}, y);
   EXPECT_THAT(y, ElementsAre(98, 160, 100, 180, 102, 260));
-  kernels_->norm().BatchNormBackwardSums(dims, x, dy, Floats{2, 30}, Floats{0.5F, 0.25F}, sums);
+  kernels_->norm().BatchNormBackwardSums(dims, x, dy, {}, {}, Floats{2, 30}, Floats{0.5F, 0.25F},
+                                         {}, sums);
   // The normalised values are -0.5, 0, 0.5 and -5, -2.5, 7.5.
   EXPECT_THAT(sums, ElementsAre(9, 12, 2, 25));
   Floats dx = Garbage(6);
-  kernels_->norm().BatchNormBackward(dims, x, dy, Floats{2, 30}, Floats{0.5F, 0.25F}, Floats{4, 8},
+  kernels_->norm().BatchNormBackward(dims, x, dy, {}, Floats{2, 30}, Floats{0.5F, 0.25F},
+                                     Floats{4, 8},
                                      /*mean_dy=*/Floats{1, 2}, /*mean_dy_x=*/Floats{2, 4}, dx);
   EXPECT_THAT(dx, ElementsAre(2 * (1 - 1 + 1), 2 * (2 - 2 + 20), 2 * (3 - 1), 2 * (4 - 2 + 10),
                               2 * (5 - 1 - 1), 2 * (6 - 2 - 30)));
@@ -125,11 +127,11 @@ TEST_P(NormTest, BatchNormInPlace) {
   const Floats x = Uniform(SizeOf(dims), 1), dy = Uniform(SizeOf(dims), 2);
   const Floats a = Uniform(37, 3), b = Uniform(37, 4), c = Uniform(37, 5), d = Uniform(37, 6);
   Floats y = Garbage(SizeOf(dims)), dx = y, in_place = x, gradient = dy;
-  kernels_->norm().BatchNormForward(dims, x, a, b, c, d, y);
-  kernels_->norm().BatchNormForward(dims, in_place, a, b, c, d, in_place);
+  kernels_->norm().BatchNormForward(dims, x, a, b, c, d, {}, {}, y);
+  kernels_->norm().BatchNormForward(dims, in_place, a, b, c, d, {}, {}, in_place);
   EXPECT_EQ(in_place, y);
-  kernels_->norm().BatchNormBackward(dims, x, dy, a, b, c, d, a, dx);
-  kernels_->norm().BatchNormBackward(dims, x, gradient, a, b, c, d, a, gradient);
+  kernels_->norm().BatchNormBackward(dims, x, dy, {}, a, b, c, d, a, dx);
+  kernels_->norm().BatchNormBackward(dims, x, gradient, {}, a, b, c, d, a, gradient);
   EXPECT_EQ(gradient, dx);
 }
 
@@ -143,11 +145,12 @@ TEST_P(NormTest, BatchNormOfEmptyTensors) {
     kernels_->norm().BatchNormSums(dims, none, sums);
     EXPECT_THAT(sums, Each(0.0));
     sums.assign(sums.size(), NAN);
-    kernels_->norm().BatchNormBackwardSums(dims, none, none, by_channel, by_channel, sums);
+    kernels_->norm().BatchNormBackwardSums(dims, none, none, {}, {}, by_channel, by_channel, {},
+                                           sums);
     EXPECT_THAT(sums, Each(0.0));
     kernels_->norm().BatchNormForward(dims, none, by_channel, by_channel, by_channel, by_channel,
-                                      none);
-    kernels_->norm().BatchNormBackward(dims, none, none, by_channel, by_channel, by_channel,
+                                      {}, {}, none);
+    kernels_->norm().BatchNormBackward(dims, none, none, {}, by_channel, by_channel, by_channel,
                                        by_channel, by_channel, none);
   }
 }
@@ -172,20 +175,36 @@ TEST_P(NormTest, BatchNormIsNearTheReference) {
     for (size_t i = 0; i < got_sums.size(); ++i) {
       ASSERT_NEAR(got_sums[i], want_sums[i], bound);
     }
-    kernels_->norm().BatchNormBackwardSums(dims, x, dy, mean, inverse, got_sums);
-    reference->norm().BatchNormBackwardSums(dims, x, dy, mean, inverse, want_sums);
+    kernels_->norm().BatchNormBackwardSums(dims, x, dy, {}, {}, mean, inverse, {}, got_sums);
+    reference->norm().BatchNormBackwardSums(dims, x, dy, {}, {}, mean, inverse, {}, want_sums);
     for (size_t i = 0; i < got_sums.size(); ++i) {
       ASSERT_NEAR(got_sums[i], want_sums[i], 4 * bound);
     }
     // A handful of roundings of numbers up to three.
     Floats got = Garbage(SizeOf(dims)), want = got;
-    kernels_->norm().BatchNormForward(dims, x, mean, inverse, scale, shift, got);
-    reference->norm().BatchNormForward(dims, x, mean, inverse, scale, shift, want);
+    kernels_->norm().BatchNormForward(dims, x, mean, inverse, scale, shift, {}, {}, got);
+    reference->norm().BatchNormForward(dims, x, mean, inverse, scale, shift, {}, {}, want);
     ExpectNear(got, want, 1e-6);
-    kernels_->norm().BatchNormBackward(dims, x, dy, mean, inverse, scale, shift, mean, got);
-    reference->norm().BatchNormBackward(dims, x, dy, mean, inverse, scale, shift, mean, want);
+    kernels_->norm().BatchNormBackward(dims, x, dy, {}, mean, inverse, scale, shift, mean, got);
+    reference->norm().BatchNormBackward(dims, x, dy, {}, mean, inverse, scale, shift, mean, want);
     ExpectNear(got, want, 2e-6);
   }
+}
+
+TEST_P(NormTest, FusedBatchNormEqualsSeparateOperations) {
+  for (const RowsDims& dims : Rows()) ExpectFusedBatchNormEqualsSeparate(*kernels_, dims);
+}
+
+// A NaN is not positive, and is not hidden by the ReLU.
+TEST_P(NormTest, FusedBatchNormKeepsNaN) {
+  const RowsDims dims{.rows = 40, .channels = 17};
+  const Floats one(17, 1.0F), zero(17, 0.0F);
+  Floats x = Uniform(SizeOf(dims), 1), y = Garbage(SizeOf(dims));
+  x[35 * 17 + 3] = NAN;
+  std::vector<int32_t> positive(PositiveWords(dims));
+  kernels_->norm().BatchNormForward(dims, x, zero, one, one, zero, {}, positive, y);
+  EXPECT_TRUE(std::isnan(y[35 * 17 + 3]));
+  EXPECT_EQ(positive[17 + 3] & 1 << 3, 0);
 }
 
 // --- layer norm ----------------------------------------------------------------------------------

@@ -381,6 +381,56 @@ void ExpectLayerRepeats(Backend& cpu, const Dims& dims) {
   ExpectEqual(Run(*MakeCpuBackend(1), dims, in), first);
 }
 
+void ExpectFusedBatchNormEqualsSeparate(Backend& kernels, const RowsDims& dims) {
+  NormKernels& norm = kernels.norm();
+  const int64_t n = SizeOf(dims), channels = dims.channels;
+  const Floats x = Uniform(n, 1), dy = Uniform(n, 2), residual = Uniform(n, 3),
+               residual_dy = Uniform(n, 4), mean = Uniform(channels, 5),
+               inverse = Absolute(Uniform(channels, 6)), scale = Uniform(channels, 7),
+               shift = Uniform(channels, 8);
+  for (const bool adds : {false, true}) {
+    SCOPED_TRACE(::testing::Message() << dims.rows << " rows of " << channels << ", " << adds);
+    const Floats addend = adds ? residual : Floats(), other_dy = adds ? residual_dy : Floats();
+    Floats want_y = Garbage(n);
+    norm.BatchNormForward(dims, x, mean, inverse, scale, shift, {}, {}, want_y);
+    if (adds) kernels.pointwise().Add(addend, want_y);
+    kernels.pointwise().ActivationForward(Activation::kRelu, want_y, want_y);
+    Floats y = Garbage(n);
+    std::vector<int32_t> positive(PositiveWords(dims), -1);
+    norm.BatchNormForward(dims, x, mean, inverse, scale, shift, addend, positive, y);
+    ASSERT_EQ(y, want_y);
+    for (int64_t row = 0; row < dims.rows; ++row) {
+      for (int64_t c = 0; c < channels; ++c) {
+        const uint32_t word = positive[row / 32 * channels + c];
+        ASSERT_EQ(word >> (row % 32) & 1, y[row * channels + c] > 0 ? 1 : 0) << row << ", " << c;
+      }
+    }
+    Floats in_place = adds ? addend : x;
+    if (adds) {
+      norm.BatchNormForward(dims, x, mean, inverse, scale, shift, in_place, positive, in_place);
+    } else {
+      norm.BatchNormForward(dims, in_place, mean, inverse, scale, shift, {}, positive, in_place);
+    }
+    ASSERT_EQ(in_place, want_y);
+
+    Floats want_total = dy, want_dx = Garbage(n), total = dy, dx = Garbage(n);
+    std::vector<double> want_sums(2 * channels, NAN), sums = want_sums;
+    if (adds) kernels.pointwise().Add(other_dy, want_total);
+    kernels.pointwise().ActivationBackward(Activation::kRelu, y, want_total, want_total);
+    norm.BatchNormBackwardSums(dims, x, want_total, {}, {}, mean, inverse, {}, want_sums);
+    norm.BatchNormBackward(dims, x, want_total, {}, mean, inverse, scale, shift, mean, want_dx);
+    norm.BatchNormBackwardSums(dims, x, total, other_dy, positive, mean, inverse, total, sums);
+    ASSERT_EQ(total, want_total);
+    ASSERT_EQ(sums, want_sums);
+    if (adds) continue;
+    // Without a stored gradient.
+    norm.BatchNormBackwardSums(dims, x, dy, {}, positive, mean, inverse, {}, sums);
+    ASSERT_EQ(sums, want_sums);
+    norm.BatchNormBackward(dims, x, dy, positive, mean, inverse, scale, shift, mean, dx);
+    ASSERT_EQ(dx, want_dx);
+  }
+}
+
 template <typename Dims>
 void ExpectLayerGradients(const Dims& dims) {
   const auto reference = MakeReferenceBackend();

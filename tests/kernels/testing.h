@@ -127,6 +127,10 @@ struct LrnOutputs {
 };
 LrnOutputs RunLrn(Backend& kernels, const LrnDims& dims, const Floats& x, const Floats& dy);
 
+// Expects that a batch norm fused with an addition, a ReLU and a sum of gradients computes the bits
+// of these operations one after the other.
+void ExpectFusedBatchNormEqualsSeparate(Backend& kernels, const RowsDims& dims);
+
 void ExpectEqual(const LayerOutputs& got, const LayerOutputs& want);
 // Checks of a convolution or fully connected layer: its sums are near the reference's; they are
 // equal on exact data; and a repeated call and a new CPU back end compute the same bits.

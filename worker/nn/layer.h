@@ -56,6 +56,12 @@ struct LayerTensors {
   // whether it is required, and is equal on all ranks.
   std::vector<Values> dx;
   std::vector<bool> wants_dx;
+  // As in TapeOp.
+  bool relu = false;
+  bool adds_dx = false;
+  ConstValues addend;
+  ConstValues other_dy;
+  Values total_dy;
 
   // The saved values as elements of four bytes. Requires: the tape assigns such a type.
   std::span<float> saved_floats() const { return saved.floats(); }

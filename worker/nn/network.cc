@@ -78,6 +78,7 @@ Network::Network(const Graph& graph, const ParameterIndex& index, const Plan& pl
       seed_(seed),
       kernels_(kernels),
       device_(kernels.device()),
+      fusion_(device_.is_host() ? Fusion::kHost : Fusion::kCommon),
       parameters_(parameters),
       comms_(comms),
       exchange_(comms, kernels),
@@ -122,7 +123,7 @@ std::unique_ptr<Network::Program> Network::MakeProgram(int64_t samples, bool tra
   auto program = std::make_unique<Program>();
   program->tape =
       MakeTape(graph_, plan_, comms_.rank(), samples, training, kernels_.activation_type(),
-               device_.is_host() ? PlacedMoves::kSendAndReceive : PlacedMoves::kExchange);
+               device_.is_host() ? PlacedMoves::kSendAndReceive : PlacedMoves::kExchange, fusion_);
   const Tape& tape = program->tape;
   orders_ = tape.orders;
   for (int l = 0; l + 1 < graph_.size(); ++l) {
@@ -502,7 +503,12 @@ LayerTensors Network::TensorsOf(const Program& program, const TapeOp& op) {
   LayerTensors tensors{.y = Buffer(program, op.y),
                        .saved = Buffer(program, op.saved),
                        .scratch = Buffer(program, op.scratch),
-                       .dy = Buffer(program, op.dy)};
+                       .dy = Buffer(program, op.dy),
+                       .relu = op.relu,
+                       .adds_dx = op.adds_dx,
+                       .addend = Buffer(program, op.addend),
+                       .other_dy = Buffer(program, op.other_dy),
+                       .total_dy = Buffer(program, op.total_dy)};
   for (const int x : op.x) tensors.x.push_back(Input(program, x));
   for (const int dx : op.dx) {
     tensors.dx.push_back(Buffer(program, dx));

@@ -114,6 +114,8 @@ class Network {
   // The number of micro-batches whose activations are kept at a time. Requires: nothing was
   // prepared.
   void set_in_flight(int micro_batches) { in_flight_ = micro_batches; }
+  // For tests. Requires: nothing was prepared.
+  void set_fusion(Fusion fusion) { fusion_ = fusion; }
   // Allocates everything for batches of `samples`. Blocks if existing memory has to grow. Errors:
   // ResourceExhausted, and others of the device.
   absl::Status Prepare(int64_t samples, bool training);
@@ -224,6 +226,7 @@ class Network {
   const uint64_t seed_;
   Backend& kernels_;
   Device& device_;
+  Fusion fusion_;
   ParameterStore& parameters_;
   MeshCommunicators& comms_;
   BoxExchange exchange_;

@@ -49,7 +49,7 @@ class BatchNorm final : public Layer {
 
   absl::Status Forward(const PassContext& pass, const LayerTensors& t) override {
     const std::span<float> mean = t.saved_floats().first(channels());
-    const std::span<float> inverse = t.saved_floats().subspan(channels());
+    const std::span<float> inverse = t.saved_floats().subspan(channels(), channels());
     if (pass.training) {
       CADRE_RETURN_IF_ERROR(TakeStatistics(pass, t.x[0], mean, inverse));
     } else {
@@ -57,15 +57,17 @@ class BatchNorm final : public Layer {
       kernels_.norm().BatchNormInverse(epsilon_, parameters_[kVariance].value, inverse);
     }
     kernels_.norm().BatchNormForward(dims_, t.x[0], mean, inverse, parameters_[kScale].value,
-                                     parameters_[kShift].value, t.y);
+                                     parameters_[kShift].value, t.addend, PositiveBits(t), t.y);
     return absl::OkStatus();
   }
 
   absl::Status Backward(const PassContext& /*pass*/, const LayerTensors& t) override {
     const std::span<const float> mean = t.saved_floats().first(channels());
-    const std::span<const float> inverse = t.saved_floats().subspan(channels());
+    const std::span<const float> inverse = t.saved_floats().subspan(channels(), channels());
+    const std::span<const int32_t> positive = PositiveBits(t);
     const std::span<double> sums = sums_.span();
-    kernels_.norm().BatchNormBackwardSums(dims_, t.x[0], t.dy, mean, inverse, sums);
+    kernels_.norm().BatchNormBackwardSums(dims_, t.x[0], t.dy, t.other_dy, positive, mean, inverse,
+                                          t.total_dy, sums);
     kernels_.norm().DivideToFloat(1, sums.first(channels()), parameters_[kShift].gradient);
     kernels_.norm().DivideToFloat(1, sums.subspan(channels()), parameters_[kScale].gradient);
     // A collective, so ranks without elements take part, too.
@@ -73,8 +75,11 @@ class BatchNorm final : public Layer {
     if (peers_ != nullptr) CADRE_RETURN_IF_ERROR(peers_->AllReduceSum(sums));
     kernels_.norm().DivideToFloat(std::max<int64_t>(1, statistics_rows_), sums, means_.span());
     const std::span<const float> means = means_.span();
-    kernels_.norm().BatchNormBackward(dims_, t.x[0], t.dy, mean, inverse, parameters_[kScale].value,
-                                      means.first(channels()), means.subspan(channels()), t.dx[0]);
+    const bool stored = !t.total_dy.empty();
+    kernels_.norm().BatchNormBackward(dims_, t.x[0], stored ? t.total_dy : t.dy,
+                                      stored ? std::span<const int32_t>() : positive, mean, inverse,
+                                      parameters_[kScale].value, means.first(channels()),
+                                      means.subspan(channels()), t.dx[0]);
     return absl::OkStatus();
   }
 
@@ -82,6 +87,11 @@ class BatchNorm final : public Layer {
   enum { kScale, kShift, kMean, kVariance };
 
   int64_t channels() const { return dims_.channels; }
+
+  // The bits of a fused ReLU, which follow the statistics in what is saved.
+  std::span<int32_t> PositiveBits(const LayerTensors& t) const {
+    return t.relu ? t.saved_integers().subspan(2 * channels()) : std::span<int32_t>();
+  }
 
   absl::Status TakeStatistics(const PassContext& pass, ConstValues x, std::span<float> mean,
                               std::span<float> inverse) {

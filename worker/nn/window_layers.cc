@@ -87,8 +87,12 @@ class Convolution final : public Layer, public HaloParts, public GradientParts {
 
   absl::Status BackwardInput(const LayerTensors& t) override {
     if (t.dx[0].empty()) return absl::OkStatus();
-    kernels_.window().ConvolutionBackwardData(DimsOf(region_.inputs[0], region_.output), t.dy,
-                                              weight_.value, t.dx[0]);
+    const ConvolutionDims dims = DimsOf(region_.inputs[0], region_.output);
+    if (t.adds_dx) {
+      kernels_.window().AddConvolutionBackwardData(dims, t.dy, weight_.value, t.dx[0]);
+    } else {
+      kernels_.window().ConvolutionBackwardData(dims, t.dy, weight_.value, t.dx[0]);
+    }
     return absl::OkStatus();
   }
 

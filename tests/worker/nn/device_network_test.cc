@@ -18,6 +18,7 @@ namespace {
 
 using testing::CountingObserver;
 using testing::kImages;
+using testing::kResiduals;
 using testing::kSamples;
 using testing::kTokens;
 using testing::OneRank;
@@ -115,6 +116,15 @@ TEST_P(DeviceNetwork, EqualsTheHost) {
   EXPECT_EQ(found->samples, expected->samples);
 }
 
+TEST_P(DeviceNetwork, FusionKeepsBits) {
+  const EmulatedRank emulated = MakeEmulatedRank(
+      {.mode = Mode::kInline, .precision = GetParam().precision, .memory = 64 << 20});
+  OneRank separate(GetParam().model, *emulated.kernels);
+  separate.network().set_fusion(Fusion::kOff);
+  EXPECT_EQ(rank_.Loss(), separate.Loss());
+  EXPECT_EQ(Gradients(rank_), Gradients(separate));
+}
+
 TEST_P(DeviceNetwork, RepeatedPassesAreEqualAndDoNotBlock) {
   ASSERT_TRUE(rank_.network().Prepare(kSamples, true).ok());
   ASSERT_TRUE(rank_.network().ForwardBackward(rank_.batch(), rank_.loss_scale(), 1).ok());
@@ -184,6 +194,8 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{"ImagesByThreads", kImages, Mode::kThreads, Precision::kFp32},
                       Case{"Windows", kWindows, Mode::kInline, Precision::kFp32},
                       Case{"WindowsInBf16", kWindows, Mode::kInline, Precision::kBf16},
+                      Case{"Residuals", kResiduals, Mode::kInline, Precision::kFp32},
+                      Case{"ResidualsInBf16", kResiduals, Mode::kInline, Precision::kBf16},
                       Case{"Tokens", kTokens, Mode::kInline, Precision::kFp32},
                       Case{"TokensInBf16", kTokens, Mode::kInline, Precision::kBf16},
                       Case{"TokensByThreads", kTokens, Mode::kThreads, Precision::kBf16}),
@@ -242,8 +254,9 @@ TEST(DeviceNetworkObserver, ReceivesEveryOperation) {
   rank.network().set_observer(&observer);
   const int64_t waits = emulated.device->host_syncs();
   EXPECT_EQ(rank.Loss(), loss);
-  // With the implied flatten: nine layers forward, the loss, eight layers backward.
-  EXPECT_GE(observer.ops(), 2 * rank.graph().size() - 2);
+  // With the implied flatten: nine layers forward, the loss, eight layers backward; batch norm and
+  // ReLU are one operation.
+  EXPECT_GE(observer.ops(), 2 * rank.graph().size() - 4);
   EXPECT_GE(emulated.device->host_syncs() - waits, 2 * observer.ops());
 }
 

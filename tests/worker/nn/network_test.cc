@@ -14,6 +14,7 @@ namespace cadre {
 namespace {
 
 using testing::kImages;
+using testing::kResiduals;
 using testing::kSamples;
 using testing::kTokens;
 using testing::OneRank;
@@ -50,6 +51,36 @@ TEST_P(NetworkGradients, EqualDifferenceQuotients) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, NetworkGradients, ::testing::Values(kImages, kTokens));
+
+// Back ends that exist in two precisions.
+class NetworkFusion : public ::testing::TestWithParam<Precision> {
+ protected:
+  // Empty if this processor lacks the precision.
+  std::unique_ptr<Backend> Make() const {
+    std::unique_ptr<Backend> kernels = MakeCpuBackend(/*threads=*/2);
+    if (!kernels->SetPrecision(GetParam()).ok()) return nullptr;
+    return kernels;
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Precisions, NetworkFusion,
+                         ::testing::Values(Precision::kFp32, Precision::kBf16));
+
+TEST_P(NetworkFusion, KeepsBits) {
+  for (const char* model : {kImages, kResiduals}) {
+    const std::unique_ptr<Backend> first = Make(), second = Make();
+    if (first == nullptr) GTEST_SKIP() << "the processor lacks AVX512_BF16";
+    OneRank fused(model, *first), separate(model, *second);
+    separate.network().set_fusion(Fusion::kOff);
+    EXPECT_EQ(fused.Loss(), separate.Loss());
+    for (int b = 0; b < fused.store().buckets(); ++b) {
+      EXPECT_THAT(fused.store().gradients(b),
+                  ::testing::ElementsAreArray(separate.store().gradients(b)));
+    }
+    EXPECT_EQ(fused.network().Evaluate(fused.batch())->loss,
+              separate.network().Evaluate(separate.batch())->loss);
+  }
+}
 
 TEST(Network, EvaluationUsesRunningStatisticsAndKeepsGradients) {
   OneRank rank(kImages);

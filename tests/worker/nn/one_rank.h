@@ -44,6 +44,31 @@ inline constexpr char kImages[] = R"(
   layer { name: "loss" softmax_cross_entropy { label_smoothing: 0.1 } }
 )";
 
+// Operations that are fused (plan/fusion.cc): batch norms with ReLU and with additions, gradients
+// that are added where outputs fork.
+inline constexpr char kResiduals[] = R"(
+  input { channels: 2 height: 8 width: 6 }
+  layer { name: "conv1" convolution { out_channels: 4 kernel: 3 padding: 1 no_bias: true } }
+  layer { name: "bn1" batch_norm {} }
+  layer { name: "relu1" relu {} }
+  layer { name: "conv2" convolution { out_channels: 4 kernel: 3 padding: 1 no_bias: true } }
+  layer { name: "bn2" batch_norm {} }
+  layer { name: "add2" input: "bn2" input: "relu1" add {} }
+  layer { name: "relu2" relu {} }
+  layer { name: "conv3" convolution { out_channels: 6 kernel: 3 padding: 1 stride: 2 no_bias: true } }
+  layer { name: "bn3" batch_norm {} }
+  layer { name: "projection" input: "relu2" convolution { out_channels: 6 kernel: 1 stride: 2 } }
+  layer { name: "norm" batch_norm {} }
+  layer { name: "add3" input: "bn3" input: "norm" add {} }
+  layer { name: "relu3" relu {} }
+  layer { name: "conv4" convolution { out_channels: 6 kernel: 1 } }
+  layer { name: "bn4" batch_norm {} }
+  layer { name: "add4" input: "bn4" input: "relu3" add {} }
+  layer { name: "pool" global_average_pool {} }
+  layer { name: "fc" fully_connected { out_features: 3 } }
+  layer { name: "loss" softmax_cross_entropy {} }
+)";
+
 inline constexpr char kTokens[] = R"(
   tokens { length: 4 }
   layer { name: "embed" embedding { vocabulary: 5 features: 6 positions: true } }
