@@ -64,6 +64,17 @@ int64_t SavedElements(const GraphLayer& layer, int64_t output, int64_t features,
   }
 }
 
+// Whether plans usually fuse the layer, a ReLU, with a batch norm (plan/fusion.cc).
+bool FollowsNorm(const Graph& graph, const GraphLayer& layer) {
+  const auto is_norm = [&](int l) {
+    return l != Graph::kInput && graph[l].kind == LayerKind::kBatchNorm;
+  };
+  const int producer = layer.inputs[0];
+  if (layer.kind != LayerKind::kRelu || producer == Graph::kInput) return false;
+  if (graph[producer].kind != LayerKind::kAdd) return is_norm(producer);
+  return std::any_of(graph[producer].inputs.begin(), graph[producer].inputs.end(), is_norm);
+}
+
 Parts PartsOf(const Mesh& mesh, const Layout& layout, int rank) {
   Parts parts = {1, 1, 1, 1};
   for (int d = 0; d < rank; ++d) parts[d] = mesh.Size(layout.axes(d));
@@ -94,7 +105,11 @@ int64_t ActivationBytes(const PlanProblem& problem, const GraphLayer& layer,
   const int last = layer.output.rank();
   const int64_t features = last == 0 ? 1 : LargestPart(layer.output[last - 1], output[last]);
   const SavedForBackward saved = SavedForBackwardBy(layer.kind);
-  return kBytesPerWord * ((saved.x ? input_elements : 0) + (saved.y ? output_elements : 0) +
+  int64_t saved_y = saved.y ? output_elements : 0;
+  // It saves bits. If a plan does not fuse it, the term of its gradient below, which does not live
+  // until the end of forward, is enough for its output.
+  if (FollowsNorm(*problem.graph, layer)) saved_y = LargestPart(output_elements, 32) + features;
+  return kBytesPerWord * ((saved.x ? input_elements : 0) + saved_y +
                           SavedElements(layer, output_elements, features, heads) +
                           std::max(input_elements, output_elements));
 }
