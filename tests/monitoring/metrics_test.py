@@ -159,19 +159,27 @@ class RulesTest(unittest.TestCase):
         self.assertEqual(tested.returncode, 0, tested.stdout + tested.stderr)
 
     def test_each_planted_fault_is_found(self):
-        """A rule whose expression can never hold, or whose duration is wrong, must fail its test."""
+        """A rule that never fires, always fires or fires too late must fail its test."""
         rules = (MONITORING / "alerts.yaml").read_text()
-        alerts = re.findall(r"- alert: (\w+)\n\s+expr: (.*)\n", rules)
+        alerts = re.findall(r"- alert: (\w+)\n(\s+expr: .*)\n(\s+for: .*)\n", rules)
         self.assertGreaterEqual(len(alerts), 10)
-        for alert, expression in alerts:
-            with self.subTest(alert), tempfile.TemporaryDirectory() as folder:
-                shutil.copy(MONITORING / "alerts_test.yaml", folder)
-                broken = rules.replace(f"expr: {expression}\n", "expr: vector(1) > 2\n")
-                self.assertNotEqual(broken, rules)
-                (pathlib.Path(folder) / "alerts.yaml").write_text(broken)
-                tested = promtool("test", "rules", f"{folder}/alerts_test.yaml")
-                self.assertNotEqual(tested.returncode, 0)
-                self.assertIn(alert, tested.stdout + tested.stderr)
+        self.assertEqual(len(alerts), rules.count("- alert: "))
+        for alert, expression, duration in alerts:
+            text = f"- alert: {alert}\n{expression}\n{duration}\n"
+            faults = (
+                text.replace(expression, "        expr: vector(1) > 2"),
+                text.replace(expression, "        expr: vector(1)"),
+                text.replace(duration, "        for: 10h"),
+            )
+            for fault in faults:
+                with self.subTest(fault), tempfile.TemporaryDirectory() as folder:
+                    shutil.copy(MONITORING / "alerts_test.yaml", folder)
+                    broken = rules.replace(text, fault)
+                    self.assertNotEqual(broken, rules)
+                    (pathlib.Path(folder) / "alerts.yaml").write_text(broken)
+                    tested = promtool("test", "rules", f"{folder}/alerts_test.yaml")
+                    self.assertNotEqual(tested.returncode, 0)
+                    self.assertIn(f"alertname: {alert}", tested.stdout + tested.stderr)
 
     def test_rules_use_documented_metrics_and_anchors(self):
         documented = set(re.findall(r"^\| `([a-z_]+)`", DOCUMENTED.read_text(), re.M))
