@@ -128,7 +128,7 @@ class PackagesTest(unittest.TestCase):
             kept = set((control / "conffiles").read_text().split())
             self.assertEqual(kept, {f"/etc/default/{name}" for name in units})
             self.assertTrue((control / "postinst").stat().st_mode & 0o111)
-            users = re.search(r"systemd-sysusers (\S+);", (control / "postinst").read_text())[1]
+            users = re.search(r"then systemd-sysusers (\S+);", (control / "postinst").read_text())[1]
             self.assertIn(f"/usr/lib/sysusers.d/{users}", self.contents(package))
             self.assertIn("\nu cadre ", (self.root / "usr/lib/sysusers.d" / users).read_text())
 
