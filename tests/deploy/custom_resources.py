@@ -1,6 +1,6 @@
 """JSON schemas of the custom resources of cert-manager, the Prometheus operator and JobSet.
 
-    schema = Package(folder, "cert-manager.io/v1", definitions).schema("Issuer")
+    schema = Package(folder, "cert-manager.io/v1").schema("Issuer", definitions)
 
 The Python packages that requirements.txt pins contain each resource as pydantic classes, which are generated from the
 definition of the resource. This module reads the text of these classes; neither they nor pydantic run. An annotation
@@ -30,9 +30,9 @@ def field_arguments(node):
 
 
 class Package:
-    def __init__(self, folder, api_version, definitions):
-        """`folder`: where the packages are installed. `definitions`: the names of those of Kubernetes."""
-        self.definitions = definitions
+    def __init__(self, folder, api_version):
+        """`folder`: where the packages are installed."""
+        self.definitions = ()
         pattern, self.prefix = SOURCES[api_version]
         self.classes = {}
         for file in sorted(folder.glob(pattern)):
@@ -41,8 +41,9 @@ class Package:
         if not self.classes:
             raise FileNotFoundError(f"{folder}/{pattern}")
 
-    def schema(self, kind):
-        """None if there is no such kind."""
+    def schema(self, kind, definitions):
+        """None if there is no such kind. `definitions`: the names of those of Kubernetes."""
+        self.definitions = definitions
         node = self.classes.get(self.prefix + kind)
         return node and self.of_class(node)
 

@@ -136,9 +136,7 @@ def read_schema(path):
     return schema
 
 
-@functools.cache
-def custom_package(packages, api_version, folder):
-    return custom_resources.Package(packages, api_version, definitions(folder).keys())
+custom_package = functools.cache(custom_resources.Package)
 
 
 @functools.cache
@@ -146,7 +144,7 @@ def validator(packages, version, api_version, kind):
     """A strict validator for an object in Kubernetes `version`; None where the API has no such kind."""
     folder = packages / f"kubernetes_validate/kubernetes-json-schema/v{version}.0-local-strict"
     if api_version in custom_resources.SOURCES:
-        schema = custom_package(packages, api_version, folder).schema(kind)
+        schema = custom_package(packages, api_version).schema(kind, definitions(folder).keys())
     else:
         group, _, group_version = api_version.rpartition("/")
         parts = (kind.lower(), group.partition(".")[0], group_version)
