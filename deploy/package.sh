@@ -38,7 +38,10 @@ for tool in dpkg-shlibdeps help2man; do
 done
 
 out=${out:-$dir}
-bash "$root/deploy/build.sh" --dir "$dir" --cuda "$cuda" \
+# A build folder with tests keeps them.
+tests=()
+if grep -qs '^CADRE_TESTS:BOOL=ON$' "$dir/CMakeCache.txt"; then tests=(--tests); fi
+bash "$root/deploy/build.sh" --dir "$dir" "${tests[@]}" --cuda "$cuda" \
   cadre cadre-coordinator cadre-aggregator cadre-worker manuals
 cpack --config "$dir/CPackConfig.cmake" -B "$out"
 for package in "$out"/cadre*_*.deb; do
