@@ -47,8 +47,10 @@ class Writer {
     text += Layer("embedding { vocabulary: 8 features: 8 positions: true }");
     const std::string from = Last();
     if (Below(2) == 0) text += Layer("layer_norm {}");
-    text += Below(2) == 0 ? Layer("attention { heads: 2 causal: true }")
-                          : Layer("fully_connected { out_features: 8 }");
+    const char* const middle[] = {"attention { heads: 2 causal: true }",
+                                  "attention { heads: 2 padding_token: 0 }",
+                                  "fully_connected { out_features: 8 }"};
+    text += Layer(middle[Below(3)]);
     if (Below(2) == 0) text += Joined("add {}", Last(), from);
     text += Layer("fully_connected { out_features: 8 }");
     text += Layer("softmax_cross_entropy {}");
