@@ -25,6 +25,10 @@ constexpr double kHides = -1e4;
 
 using Array = std::vector<double> Mask::*;
 
+absl::Status MaskTooLarge() {
+  return Unsupported("its mask has too many elements; export the network with one sample");
+}
+
 // One array of a mask as known numbers.
 Value NumbersOfMask(const Value& value, Array array) {
   return {.kind = Value::Kind::kNumbers,
@@ -127,7 +131,7 @@ absl::StatusOr<Value> Translator::FoldMasks(const onnx::Node& node, const std::v
     id = value.mask->id;
     const int64_t elements = value.view.elements();
     if (elements > kMaxFoldedElements || 3 * elements > foldable_) {
-      return Unsupported("its mask has too many elements; export the network with one sample");
+      return MaskTooLarge();
     }
     foldable_ -= 3 * elements;
     on.push_back(NumbersOfMask(value, &Mask::on));
@@ -166,6 +170,8 @@ absl::StatusOr<std::vector<int64_t>> Translator::SamplesOfScores(const Attention
 absl::Status Translator::HideKeys(const Value& added, Attention& attention) {
   Value on, off, token;
   if (added.is_mask()) {
+    if (added.view.elements() > foldable_) return MaskTooLarge();
+    foldable_ -= added.view.elements();
     on = NumbersOfMask(added, &Mask::on);
     off = NumbersOfMask(added, &Mask::off);
     token = NumbersOfMask(added, &Mask::token);
@@ -220,9 +226,8 @@ absl::Status Translator::HideKeys(const Value& added, Attention& attention) {
   }
   if (!none && !causal) {
     return Unsupported(
-        "its mask is neither empty nor causal; a mask of padding must be a comparison of the "
-        "tokens "
-        "with a number, or the second input of the graph");
+        "its mask is neither empty nor causal; a mask of padding must compare the tokens with a "
+        "number, or be the second input of the graph");
   }
   attention.causal = attention.causal || !none;
   if (!hides_on) return absl::OkStatus();
