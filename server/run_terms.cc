@@ -104,7 +104,8 @@ absl::StatusOr<ShardStore::Fill> InitialModel(const v1::RunSpec& spec, const Roo
       return absl::OkStatus();
     };
   }
-  absl::StatusOr<SafetensorsFile> opened = OpenWeights(spec.checkpoint().from(), spec.model(), files);
+  absl::StatusOr<SafetensorsFile> opened =
+      OpenWeights(spec.checkpoint().from(), spec.model(), files);
   if (!opened.ok()) return Annotate(opened.status(), "checkpoint.from");
   const auto file = std::make_shared<SafetensorsFile>(*std::move(opened));
   return [index, file](int64_t first, std::span<float> out) {
