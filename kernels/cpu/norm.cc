@@ -75,15 +75,6 @@ CADRE_VECTOR_LOOP void AddSumsAndSquares(int64_t rows, int64_t channels, const T
   ForTiles(rows, channels, MomentTiles<T>{channels, x, sums, squares});
 }
 
-// The value that a store of v in a T and a load have.
-template <typename T, typename V>
-CADRE_INLINE V Rounded(V v) {
-  if constexpr (std::is_same_v<T, float>) return v;
-  T stored[kVectorSize];
-  Store(stored, v);
-  return Load<V>(stored);
-}
-
 // Bits of elements (see NormKernels): row / 32 selects a row of words, row % 32 the bit.
 CADRE_INLINE int32_t BitOf(int64_t row) { return static_cast<int32_t>(1U << (row % 32)); }
 // bit where v > 0.
@@ -131,7 +122,7 @@ struct GradientTiles {
       if (g.positive != nullptr) {
         gradient = IfSet(g.positive + row / 32 * channels + c, BitOf(row), gradient);
       }
-      if (g.total_dy != nullptr) Store(g.total_dy + at, gradient);
+      if (g.total_dy != nullptr) StoreExact(g.total_dy + at, gradient);
     }
     return gradient;
   }
@@ -185,15 +176,14 @@ struct Normalisation {
       Prefetch(addend + at);
       value = Rounded<T>(value) + Load<V>(addend + at);
     }
-    if (positive != nullptr) {
-      value = Rounded<T>(value);
-      value = value < V{} ? V{} : value;
-      int32_t* const words = positive + row / 32 * channels + c;
-      const auto bits = BitsIfPositive(value, BitOf(row));
-      // The first row of the word stores it.
-      Store(words, row % 32 == 0 ? bits : Load<std::remove_const_t<decltype(bits)>>(words) | bits);
-    }
-    Store(y + at, value);
+    if (positive == nullptr) return Store(y + at, value);
+    value = Rounded<T>(value);
+    value = value < V{} ? V{} : value;
+    StoreExact(y + at, value);
+    int32_t* const words = positive + row / 32 * channels + c;
+    const auto bits = BitsIfPositive(value, BitOf(row));
+    // The first row of the word stores it.
+    Store(words, row % 32 == 0 ? bits : Load<std::remove_const_t<decltype(bits)>>(words) | bits);
   }
 };
 

@@ -62,6 +62,31 @@ CADRE_INLINE void Store(Bf16* p, Vector v) {
 
 CADRE_INLINE void Store(float* p, float v) { *p = v; }
 
+// v rounded to the type T, with the bits of a Store followed by a Load.
+template <typename T>
+CADRE_INLINE float Rounded(float v) {
+  if constexpr (sizeof(T) == sizeof(float)) return v;
+  return ToFloat(RoundToBf16(v));
+}
+template <typename T>
+CADRE_INLINE Vector Rounded(Vector v) {
+  if constexpr (sizeof(T) == sizeof(float)) return v;
+  const auto bits = Load<BitVector>(&v);
+  const BitVector rounded = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000U;
+  const BitVector quiet = (bits | 0x400000) & 0xffff0000U;
+  const BitVector result = v == v ? rounded : quiet;
+  return Load<Vector>(&result);
+}
+// Stores v, which is rounded to the element's type.
+template <typename V>
+CADRE_INLINE void StoreExact(float* p, V v) {
+  Store(p, v);
+}
+CADRE_INLINE void StoreExact(Bf16* p, float v) { *p = RoundToBf16(v); }
+CADRE_INLINE void StoreExact(Bf16* p, Vector v) {
+  Store(&p->bits, __builtin_convertvector(Load<BitVector>(&v) >> 16, Bf16Vector));
+}
+
 // to[i] = sums[i], rounded to fp32 first.
 template <typename T>
 void StoreRounded(std::span<const double> sums, T* to) {
