@@ -3,9 +3,10 @@
 
 Each of two groups has a host of its own: a network namespace whose link has the given rate. A Cadre group has one
 worker, or is a PyTorch program of one process (time_to_accuracy_pytorch.py); an aggregator runs on each of the hosts,
-and the coordinator on the first. The run file is trained until it reaches --target, without TLS. A program to compare with is a command that runs on both hosts at the same time; in it
-{rank}, {world}, {master}, {iface} and {seed} are replaced. Its first process prints one JSON line with
---their-seconds. Programs take turns, --rounds times, each time with another seed. Prints one JSON line for each run, and a line with medians and ratios at the end:
+and the coordinator on the first. The run file is trained until it reaches --target, without TLS. A program to compare
+with is a command that runs on both hosts at the same time; in it {rank}, {world}, {master}, {iface} and {seed} are
+replaced. Its first process prints one JSON line with --their-seconds. Programs take turns, --rounds times, each time
+with another seed. Prints one JSON line for each run, and a line with medians and ratios at the end:
 
     sudo bench/time_to_accuracy.py --rate 10mbit --target 0.9 --members cadre cadre-pytorch \\
         --peer diloco="python3 localsgd.py --method diloco --groups {world} --group {rank} --seed {seed} ..."
@@ -140,7 +141,8 @@ def run_peer(hosts, command, seconds, seed):
     processes = []
     for rank, host in enumerate(GROUPS):
         words = command.format(rank=rank, world=len(GROUPS), master=hosts.address(GROUPS[0]), iface="eth0", seed=seed)
-        processes.append(hosts.start(host, shlex.split(words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        processes.append(hosts.start(host, shlex.split(words), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                     text=True))
     outputs = [process.communicate() for process in processes]
     lines = [line for out, _ in outputs for line in out.splitlines() if line.startswith("{")]
     if any(process.returncode for process in processes) or not lines:

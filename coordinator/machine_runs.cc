@@ -77,7 +77,7 @@ void Machine::OnSubmit(const SubmitRun& submit) {
   *record.mutable_spec() = submit.spec;
   record.set_state(v1::RUN_STATE_QUEUED);
   record.set_step(FirstStep(submit.spec));
-  record.set_next_evaluation(EvaluationInterval(submit.spec));
+  record.set_next_evaluation(NextEvaluation(record, record.step()));
   Run& run =
       runs_.try_emplace(number, record, RunContext{cluster_, planner_, options_}).first->second;
   cluster_.ReportRun(v1::EVENT_KIND_RUN_SUBMITTED, run.id(), "the run was submitted");

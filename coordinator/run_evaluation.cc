@@ -1,6 +1,6 @@
 // Evaluation of versions. Part of Run.
 //
-// When the step of a commit crosses an evaluation epoch, the test split is divided among the groups
+// When the step of a commit reaches the next evaluation, the test split is divided among the groups
 // that adopt the version; each evaluates its part before it continues training. There is at most
 // one evaluation at a time. Usually all parts arrive before the next one is due; if a group is
 // lost, its part is free until a group starts from that version, and a newer evaluation supersedes

@@ -207,7 +207,7 @@ void Run::Rewind() {
   record_.set_state(v1::RUN_STATE_RUNNING);
   record_.set_step(first);
   record_.set_samples(0);
-  record_.set_next_evaluation(EvaluationInterval(spec()));
+  record_.set_next_evaluation(NextEvaluation(record_, first));
   record_.clear_evaluating();
   Save();
 }
@@ -248,8 +248,9 @@ void Run::OnPrepared(const Member& member, const v1::Prepared& prepared) {
 void Run::RecordData(const v1::Prepared& prepared) {
   record_.set_train_samples(prepared.train_samples());
   record_.set_test_samples(prepared.test_samples());
-  Save();
   // The number of samples is known now, so epochs can be converted to steps.
+  record_.set_next_evaluation(NextEvaluation(record_, record_.step()));
+  Save();
   if (AtEnd(record_, FirstStep(spec()))) {
     End(v1::RUN_STATE_FAILED,
         absl::StrCat("no steps left to train: the run starts at step ", FirstStep(spec()),
@@ -257,12 +258,9 @@ void Run::RecordData(const v1::Prepared& prepared) {
     return;
   }
   // An adopted or rebuilt run does not know until now where it stands.
-  if (record_.version() > 0) {
-    record_.set_next_evaluation(NextEvaluation(record_, record_.step()));
-    if (AtEnd(record_, record_.step())) {
-      record_.set_state(v1::RUN_STATE_FINISHING);
-      BeginEvaluation({});
-    }
+  if (record_.version() > 0 && AtEnd(record_, record_.step())) {
+    record_.set_state(v1::RUN_STATE_FINISHING);
+    BeginEvaluation({});
     Save();
   }
 }

@@ -73,7 +73,8 @@ v1::Cluster::Device RequestedDevice(const v1::RunSpec& spec) {
 }
 
 bool Supports(const v1::MemberRecord& worker, v1::RunSpec::Precision precision) {
-  return precision <= v1::RunSpec::FP32 || absl::c_linear_search(worker.precisions(), precision);
+  return precision <= v1::RunSpec::FP32 || worker.has_reservation() ||
+         absl::c_linear_search(worker.precisions(), precision);
 }
 
 bool Suits(const v1::MemberRecord& worker, const v1::RunSpec& spec) {

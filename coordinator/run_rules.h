@@ -24,8 +24,8 @@ uint32_t EvaluationInterval(const v1::RunSpec& spec);
 // Device kind of the run's groups. Unspecified: any kind, but one kind per group. TF32, which only
 // GPUs support, implies CUDA.
 v1::Cluster::Device RequestedDevice(const v1::RunSpec& spec);
-// Whether the device of a worker can compute with this precision, and whether it has, besides, the
-// kind that the run requests.
+// Whether a worker can compute with this precision, and whether its device has, besides, the kind
+// that the run requests. Programs with a loop of their own determine the precision themselves.
 bool Supports(const v1::MemberRecord& worker, v1::RunSpec::Precision precision);
 bool Suits(const v1::MemberRecord& worker, const v1::RunSpec& spec);
 // Whether the run uses aggregators, and whether these need a version to make the next one: for the

@@ -198,7 +198,8 @@ std::string Run::WaitReason() const {
   }
   if (std::string reason = RestoreReason(); !reason.empty()) return reason;
   if (slots_.waiting().size() < slots_.size()) {
-    if (AwaitsData()) {
+    const bool all_prepared = slots_.waiting().size() + slots_.prepared().size() == slots_.size();
+    if (AwaitsData() && all_prepared) {
       return "waiting for a worker of Cadre, which reads the data: programs alone need stop.steps";
     }
     if (record_.state() == v1::RUN_STATE_QUEUED) return "workers are preparing";
@@ -226,29 +227,28 @@ std::string Run::WaitReason() const {
 
 std::string Run::MissingWorkers() const {
   const uint32_t ranks = RanksPerGroup(spec());
-  const Membership& members = cluster_.members();
-  const auto cuda = static_cast<int64_t>(members.CountIdle(v1::Cluster::CUDA));
-  const int64_t cpu = std::ssize(members.idle()) - cuda;
-  const v1::Cluster::Device device = RequestedDevice(spec());
   const v1::RunSpec::Precision precision = spec().precision();
-  const bool wide = precision <= v1::RunSpec::FP32;
-  const std::string supporting =
-      wide ? "" : absl::StrCat(" that support ", v1::RunSpec::Precision_Name(precision));
-  const auto suitable = absl::c_count_if(members.idle(), [&](const std::string& id) {
-    return Supports(members.Find(id)->record, precision);
-  });
-  if (device == v1::Cluster::CUDA) {
-    return absl::StrCat("waiting for ", ranks, ranks == 1 ? " worker" : " workers",
-                        " with CUDA devices", supporting, "; idle: ", cuda, " with CUDA devices, ",
-                        cpu, " with CPUs", cluster_.ExcludedWorkers());
+  // Idle workers that support the precision.
+  int cuda = 0, cpu = 0;
+  for (const std::string& id : cluster_.members().idle()) {
+    const v1::MemberRecord& worker = cluster_.members().Find(id)->record;
+    if (worker.has_reservation() || !Supports(worker, precision)) continue;
+    ++(worker.device_kind() == v1::Cluster::CUDA ? cuda : cpu);
   }
-  if (cuda == 0 || !wide) {
-    return absl::StrCat("waiting for workers", supporting, ": ", suitable, " of ", ranks,
+  const v1::Cluster::Device device = RequestedDevice(spec());
+  const std::string supporting =
+      precision <= v1::RunSpec::FP32
+          ? ""
+          : absl::StrCat(" that support ", v1::RunSpec::Precision_Name(precision));
+  if (cuda == 0 && device != v1::Cluster::CUDA) {
+    return absl::StrCat("waiting for workers", supporting, ": ", cpu, " of ", ranks,
                         " for a group are idle", cluster_.ExcludedWorkers());
   }
-  return absl::StrCat("waiting for ", ranks, ranks == 1 ? " worker" : " workers",
-                      device == v1::Cluster::CPU ? " with CPUs" : " with one kind of device",
-                      "; idle: ", cpu, " with CPUs, ", cuda, " with CUDA devices",
+  const char* const kind = device == v1::Cluster::CUDA  ? " with CUDA devices"
+                           : device == v1::Cluster::CPU ? " with CPUs"
+                                                        : " with one kind of device";
+  return absl::StrCat("waiting for ", ranks, ranks == 1 ? " worker" : " workers", kind, supporting,
+                      "; idle: ", cuda, " with CUDA devices, ", cpu, " with CPUs",
                       cluster_.ExcludedWorkers());
 }
 

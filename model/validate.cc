@@ -222,6 +222,7 @@ class Validation : private ProblemCollector {
     const v1::Model& whole = spec_.model();
     excluded("model.layer", whole.layer_size() > 0 || whole.has_input() || whole.has_tokens());
     excluded("data", spec_.has_data());
+    excluded("precision", spec_.precision() > v1::RunSpec::FP32);
     excluded("optimizer", spec_.has_optimizer());
     excluded("schedule", spec_.has_schedule());
     excluded("checkpoint.directory", !spec_.checkpoint().directory().empty());

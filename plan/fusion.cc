@@ -191,6 +191,11 @@ class Fuser {
     // The sum exists, and only this addition reads it from now on.
     const std::vector<int> of_sum = UsersOf(sum);
     if (of_sum.front() >= i || of_sum.back() != users[1] || of_sum[of_sum.size() - 2] >= i) return;
+    // A send that has begun may still read it.
+    const bool sent = std::any_of(of_sum.begin(), of_sum.end(), [this](int user) {
+      return tape_.ops[user].kind == TapeOpKind::kSend;
+    });
+    if (sent) return;
     op.adds_dx = true;
     op.dx[0] = sum;
     removed_[users[1]] = true;

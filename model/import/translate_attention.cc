@@ -46,6 +46,10 @@ Translator::Results Translator::OfAttention(const onnx::Node& node, const std::v
   if (op == "Add" && in.size() == 2) {
     added = in[1 - at];
   } else if (op == "Where" && in.size() == 3 && at > 0) {
+    const auto instead = AsScalar(in[3 - at]);
+    if (!instead || *instead > kHides) {
+      return Unsupported(absl::StrCat("replaces scores by other numbers than at most ", kHides));
+    }
     std::vector<Value> chosen = in;
     chosen[at] = NumbersOf({}, {0}, false);
     CADRE_ASSIGN_OR_RETURN(const auto results, TranslateNode(node, std::move(chosen)));

@@ -20,9 +20,6 @@
 namespace cadre {
 namespace {
 
-// Scores with such a number added have no weight in a softmax.
-constexpr double kHides = -1e4;
-
 using Array = std::vector<double> Mask::*;
 
 absl::Status MaskTooLarge() {

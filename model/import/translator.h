@@ -21,6 +21,9 @@
 
 namespace cadre {
 
+// Scores that are replaced by such a number, or to which it is added, have no weight in a softmax.
+inline constexpr double kHides = -1e4;
+
 // Which elements of a parameter are which elements of an initializer. Both views have as many
 // elements, in corresponding order.
 struct Piece {

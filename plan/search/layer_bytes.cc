@@ -64,7 +64,14 @@ int64_t SavedElements(const GraphLayer& layer, int64_t output, int64_t features,
   }
 }
 
-// Whether plans usually fuse the layer, a ReLU, with a batch norm (plan/fusion.cc).
+Parts PartsOf(const Mesh& mesh, const Layout& layout, int rank) {
+  Parts parts = {1, 1, 1, 1};
+  for (int d = 0; d < rank; ++d) parts[d] = mesh.Size(layout.axes(d));
+  return parts;
+}
+
+}  // namespace
+
 bool FollowsNorm(const Graph& graph, const GraphLayer& layer) {
   const auto is_norm = [&](int l) {
     return l != Graph::kInput && graph[l].kind == LayerKind::kBatchNorm;
@@ -74,14 +81,6 @@ bool FollowsNorm(const Graph& graph, const GraphLayer& layer) {
   if (graph[producer].kind != LayerKind::kAdd) return is_norm(producer);
   return std::any_of(graph[producer].inputs.begin(), graph[producer].inputs.end(), is_norm);
 }
-
-Parts PartsOf(const Mesh& mesh, const Layout& layout, int rank) {
-  Parts parts = {1, 1, 1, 1};
-  for (int d = 0; d < rank; ++d) parts[d] = mesh.Size(layout.axes(d));
-  return parts;
-}
-
-}  // namespace
 
 int64_t LargestMicroBatch(const PlanProblem& problem) {
   return LargestPart(problem.batch, problem.micro_batches);

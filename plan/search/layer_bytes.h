@@ -30,6 +30,9 @@ int64_t LargestMicroBatch(const PlanProblem& problem);
 // including this one, divide the ownership of these elements.
 int64_t ParameterBytes(const PlanProblem& problem, int64_t elements, int64_t owners);
 
+// Whether the layer is a ReLU that plans usually fuse with a batch norm (plan/fusion.cc).
+bool FollowsNorm(const Graph& graph, const GraphLayer& layer);
+
 // The number of parts of each dimension, samples first.
 using Parts = std::array<int64_t, kMaxDimensions>;
 // `inputs`: one entry for each input, or one for all. `heads`: parts of an attention's heads.

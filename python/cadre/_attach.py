@@ -323,10 +323,11 @@ class Group:
             if self._handle_signals and threading.current_thread() is threading.main_thread():
                 self._handlers[signal.SIGTERM] = signal.signal(signal.SIGTERM, self._on_sigterm)
             self._boundary(self._timeout)
-        except BaseException as error:
+        except Left:
+            self.close("the program was terminated")
+            raise SystemExit(128 + signal.SIGTERM) from None
+        except BaseException:
             self.close("could not begin")
-            if isinstance(error, Left):
-                raise SystemExit(128 + signal.SIGTERM) from None
             raise
         self._optimizer._cadre_group = self  # type: ignore[attr-defined]
         self._hook = self._optimizer.register_step_post_hook(self._after_step)

@@ -78,7 +78,6 @@ class MachineFailuresTest : public MachineTest {
   }
 };
 
-// An idle worker that is older than the spare cannot read the data.
 // Also after its lease has ended, when it is no longer a member.
 TEST_F(MachineFailuresTest, AggregatorOfARunIsAwayUntilItReturns) {
   Begin(1, 1, MakeSpec(1, 1, 5, 1000));
@@ -92,6 +91,7 @@ TEST_F(MachineFailuresTest, AggregatorOfARunIsAwayUntilItReturns) {
   EXPECT_EQ(cluster_.machine().CountMembers().aggregators_away, 0);
 }
 
+// An idle worker that is older than the spare cannot read the data.
 TEST_F(MachineFailuresTest, SpareReplacesBadWorker) {
   const std::string run = Begin(2, 2);
   Commit(run, 2);

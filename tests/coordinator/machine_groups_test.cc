@@ -288,7 +288,7 @@ TEST_F(MachineGroupsTest, GroupHasOneKindOfDevice) {
   EXPECT_EQ(RunStateOf(mixed), v1::RUN_STATE_QUEUED);
   EXPECT_EQ(
       ReasonOf(mixed),
-      "waiting for 2 workers with one kind of device; idle: 1 with CPUs, 1 with CUDA devices");
+      "waiting for 2 workers with one kind of device; idle: 1 with CUDA devices, 1 with CPUs");
   cluster_.AddWorker("g1", "other", "cuda:NVIDIA H100");
   ASSERT_EQ(RunStateOf(mixed), v1::RUN_STATE_RUNNING);
   EXPECT_EQ(cluster_.Rank(mixed, 0, 0).name, "g0");

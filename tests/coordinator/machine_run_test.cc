@@ -15,6 +15,7 @@
 namespace cadre::testing {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::StartsWith;
@@ -33,6 +34,19 @@ class MachineRunTest : public MachineTest {
     return spec;
   }
 };
+
+TEST_F(MachineRunTest, EvaluationsAfterACheckpointAreAtMultiples) {
+  v1::RunSpec spec = FromCheckpoint(MakeSpec(1, 1, 7, 530), 500);
+  spec.mutable_evaluation()->set_every_steps(10);
+  const std::string run = SubmitTo(1, 1, spec);
+  Finish(run);
+  std::vector<uint32_t> steps;
+  const v1::HistoryReply history = cluster_.History(run);
+  for (const v1::HistoryEntry& entry : history.entries()) {
+    if (entry.has_evaluation()) steps.push_back(entry.evaluation().step());
+  }
+  EXPECT_THAT(steps, ElementsAre(514, 521, 530)) << "the first versions from 510, 520 and 530 on";
+}
 
 TEST_F(MachineRunTest, TwoGroupsFinish) {
   const std::string run = SubmitTo(2, 4, MakeSpec(2, 2, 5, 20));

@@ -60,6 +60,7 @@ TEST(OpaqueTest, ProblemsNameTheField) {
   EXPECT_THAT(ProblemOf("model { layer { name: 'fc' } }"),
               HasSubstr("model.layer: cannot be combined with model.opaque"));
   EXPECT_THAT(ProblemOf("optimizer { sgd {} }"), HasSubstr("optimizer: cannot be combined"));
+  EXPECT_THAT(ProblemOf("precision: BF16"), HasSubstr("precision: cannot be combined"));
   EXPECT_THAT(ProblemOf("averaging { every_steps: 0 }"), HasSubstr("averaging.every_steps: is 0"));
   EXPECT_THAT(ProblemOf("stop { steps: 0 epochs: 2 }"),
               HasSubstr("model.opaque.epoch_samples: is missing"));

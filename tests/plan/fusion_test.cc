@@ -199,6 +199,49 @@ TEST_F(ProductFusionTest, NotAcrossMoves) {
   EXPECT_FALSE(Find(tape, TapeOpKind::kBackward, "product").adds_dx);
 }
 
+// The gradient of `sum` is sent to `far`, and is also a part of the gradient of `act`.
+constexpr char kSent[] = R"(model {
+  input { channels: 4 height: 8 width: 6 }
+  layer { name: "conv" convolution { out_channels: 4 kernel: 3 padding: 1 } }
+  layer { name: "act" gelu {} }
+  layer { name: "far" input: "conv" convolution { out_channels: 4 kernel: 3 padding: 1 } }
+  layer { name: "product" input: "act" convolution { out_channels: 4 kernel: 1 } }
+  layer { name: "sum" input: "far" input: "act" add {} }
+  layer { name: "concat" input: "sum" input: "product" concat {} }
+  layer { name: "fc" fully_connected { out_features: 3 } }
+  layer { name: "loss" softmax_cross_entropy {} }
+})";
+
+class SentFusionTest : public FusionTest {
+ protected:
+  SentFusionTest() : FusionTest(kSent) {}
+
+  // On rank 0, which has all layers but `far`.
+  Tape MakePlaced() const {
+    Plan plan{.mesh = Mesh({{"stage", 2}})};
+    for (const GraphLayer& layer : graph_.layers()) {
+      const int stage = layer.name == "far" ? 1 : 0;
+      plan.layers.push_back(
+          *LayOut(layer, plan.mesh, {}, {{.axis = "stage", .coordinate = stage}}));
+    }
+    plan.buckets = MakeBuckets(plan.layers, plan.mesh, ParameterIndex::FromGraph(graph_));
+    return MakeTape(graph_, plan, 0, 4, /*training=*/true, DType::kFloat32,
+                    PlacedMoves::kSendAndReceive, Fusion::kHost);
+  }
+};
+
+TEST_F(SentFusionTest, NothingIsAddedToWhatIsBeingSent) {
+  const Tape tape = MakePlaced();
+  const TapeOp& product = Find(tape, TapeOpKind::kBackward, "product");
+  EXPECT_FALSE(product.adds_dx);
+  const TapeOp& add = Find(tape, TapeOpKind::kAdd, "act");
+  EXPECT_THAT(add.x, ::testing::Contains(product.dx[0]));
+  const int sum = add.x[add.x[0] == product.dx[0] ? 1 : 0];
+  EXPECT_TRUE(std::any_of(tape.ops.begin(), tape.ops.end(), [sum](const TapeOp& op) {
+    return op.kind == TapeOpKind::kSend && op.x[0] == sum;
+  }));
+}
+
 // Shares of the bytes and of the memory that a training step needs without fusion.
 struct ZooCase {
   const char* model;

@@ -342,6 +342,11 @@ TEST(ImportTest, MaskOfPaddingIsRecognized) {
                            Scalar("inf", -INFINITY) + Node("Unsqueeze is axes -> u") +
                            Node("Where u inf s1 -> s2")),
             "heads: 2 padding_token: 5");
+  // Such scores keep a weight.
+  EXPECT_THAT(
+      AttentionUnder(axes + Integers("pad", {5}) + Node("Equal x pad -> is") + Scalar("zero", 0) +
+                     Node("Unsqueeze is axes -> u") + Node("Where u zero s1 -> s2")),
+      HasSubstr("replaces scores by other numbers"));
   // With a causal mask.
   EXPECT_EQ(AttentionUnder(axes + kept + CausalTruth() + Node("Unsqueeze not axes -> u") +
                            Node("And u lower -> b") + Scalar("zero", 0) + Scalar("inf", -INFINITY) +
