@@ -51,8 +51,9 @@ def pytorch_program(args, coordinator, name, _, seed):
             "--name", name, "--target", str(args.target), "--seed", str(seed)]
 
 
-# The members of the groups, by the name of the contender.
-MEMBERS = {"cadre": native_worker, "cadre-pytorch": pytorch_program}
+# The members of the groups, by the name of the contender; and what is added to the run file, if there is one.
+MEMBERS = {"cadre": (native_worker, ""), "cadre-bf16": (native_worker, "precision: BF16\n"),
+           "cadre-pytorch": (pytorch_program, None)}
 
 
 def program(args, name):
@@ -115,7 +116,8 @@ class Cluster:
 def run_ours(args, hosts, kind, seed):
     folder = tempfile.mkdtemp(prefix="cadre-time-")
     run_file = None
-    if kind == "cadre":
+    member, more = MEMBERS[kind]
+    if more is not None:
         run_file = os.path.join(folder, "run.textproto")
         with open(args.run, encoding="utf-8") as source:
             text = source.read()
@@ -124,10 +126,10 @@ def run_ours(args, hosts, kind, seed):
             if replaced != 1:
                 sys.exit(f"{args.run}: the run must have one {field}")
         with open(run_file, "w", encoding="utf-8") as target:
-            target.write(text)
+            target.write(text + more)
     try:
         with Cluster(args, hosts, folder) as cluster:
-            run = cluster.train(MEMBERS[kind], seed, run_file)
+            run = cluster.train(member, seed, run_file)
         shutil.rmtree(folder)
     except SystemExit:
         print(f"logs: {folder}", file=sys.stderr)
@@ -158,7 +160,7 @@ def parse():
     p.add_argument("--run", default=RUN_FILE, help="run file of two groups of one worker")
     p.add_argument("--target", type=float, default=0.9, help="test accuracy, 0..1")
     p.add_argument("--members", choices=MEMBERS, nargs="+", default=["cadre"],
-                   help="kinds of groups of Cadre to measure: native workers, or PyTorch programs")
+                   help="kinds of groups of Cadre to measure: native workers, in fp32 or bf16, or PyTorch programs")
     p.add_argument("--peer", action="append", default=[], metavar="NAME=COMMAND", help="repeatable")
     p.add_argument("--their-seconds", default="train_s", help="name of the number that peers print")
     p.add_argument("--rounds", type=int, default=3)
