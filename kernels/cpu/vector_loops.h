@@ -51,18 +51,8 @@ CADRE_INLINE V Load(const Bf16* p) {
     return Load<V>(&wide);
   }
 }
-CADRE_INLINE void Store(Bf16* p, float v) { *p = RoundToBf16(v); }
-// As RoundToBf16.
-CADRE_INLINE void Store(Bf16* p, Vector v) {
-  const auto bits = Load<BitVector>(&v);
-  const BitVector rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-  const BitVector quiet = bits >> 16 | 0x40;
-  Store(&p->bits, __builtin_convertvector(v == v ? rounded : quiet, Bf16Vector));
-}
 
-CADRE_INLINE void Store(float* p, float v) { *p = v; }
-
-// v rounded to the type T, with the bits of a Store followed by a Load.
+// v rounded to the type T.
 template <typename T>
 CADRE_INLINE float Rounded(float v) {
   if constexpr (sizeof(T) == sizeof(float)) return v;
@@ -77,7 +67,8 @@ CADRE_INLINE Vector Rounded(Vector v) {
   const BitVector result = v == v ? rounded : quiet;
   return Load<Vector>(&result);
 }
-// Stores v, which is rounded to the element's type.
+
+// Stores v, which is rounded to the element's type already.
 template <typename V>
 CADRE_INLINE void StoreExact(float* p, V v) {
   Store(p, v);
@@ -86,6 +77,10 @@ CADRE_INLINE void StoreExact(Bf16* p, float v) { *p = RoundToBf16(v); }
 CADRE_INLINE void StoreExact(Bf16* p, Vector v) {
   Store(&p->bits, __builtin_convertvector(Load<BitVector>(&v) >> 16, Bf16Vector));
 }
+
+CADRE_INLINE void Store(float* p, float v) { *p = v; }
+CADRE_INLINE void Store(Bf16* p, float v) { *p = RoundToBf16(v); }
+CADRE_INLINE void Store(Bf16* p, Vector v) { StoreExact(p, Rounded<Bf16>(v)); }
 
 // to[i] = sums[i], rounded to fp32 first.
 template <typename T>
