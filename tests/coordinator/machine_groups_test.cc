@@ -31,6 +31,29 @@ class MachineGroupsTest : public MachineTest {
                  std::vector<v1::RunSpec::Precision> precisions = {}) {
     cluster_.AddWorker(name, "host", device, std::move(precisions));
   }
+
+  struct Device {
+    const char* kind;
+    std::vector<v1::RunSpec::Precision> precisions;
+  };
+  // A group of two loses a rank. It grows with a `suitable` worker; `other` must not end it.
+  void ExpectGrowsOnlyWith(const Device& suitable, const Device& other, const v1::RunSpec& spec) {
+    cluster_.AddAggregator("agg-0");
+    for (const char* name : {"s0", "s1"}) AddDevice(name, suitable.kind, suitable.precisions);
+    const std::string run = cluster_.Submit(spec);
+    cluster_.Kill(cluster_.Rank(run, 0, 1));
+    cluster_.Run(absl::Minutes(1));
+    ASSERT_EQ(cluster_.Group(run, 0).members_size(), 1);
+    AddDevice("other", other.kind, other.precisions);
+    Train(run);
+    ASSERT_EQ(cluster_.RunStatus(run).version(), 1u);
+    EXPECT_EQ(cluster_.Counter("groups_grown"), 0u);
+    AddDevice("s2", suitable.kind, suitable.precisions);
+    Train(run);
+    ASSERT_EQ(cluster_.RunStatus(run).version(), 2u);
+    EXPECT_EQ(cluster_.Counter("groups_grown"), 1u);
+    EXPECT_EQ(cluster_.Rank(run, 0, 1).name, "s2");
+  }
 };
 
 TEST_F(MachineGroupsTest, FirstGroupWaitsForAllRanks) {
@@ -332,44 +355,14 @@ TEST_F(MachineGroupsTest, WorkersSupportThePrecision) {
   EXPECT_EQ(cluster_.Rank(run, 0, 0).name, "c1");
 }
 
-// A group of the run must not end because a worker is idle that it cannot use.
 TEST_F(MachineGroupsTest, GrowsOnlyWithWorkersThatSupportThePrecision) {
-  cluster_.AddAggregator("agg-0");
-  AddDevice("c0", kCpu, {v1::RunSpec::BF16});
-  AddDevice("c1", kCpu, {v1::RunSpec::BF16});
   v1::RunSpec spec = MakeSpec(1, 2, 5, 1000);
   spec.set_precision(v1::RunSpec::BF16);
-  const std::string run = cluster_.Submit(spec);
-  cluster_.Kill(cluster_.Rank(run, 0, 1));
-  cluster_.Run(absl::Minutes(1));
-  ASSERT_EQ(cluster_.Group(run, 0).members_size(), 1);
-  AddDevice("c2", kCpu);
-  Train(run);
-  ASSERT_EQ(cluster_.RunStatus(run).version(), 1u);
-  EXPECT_EQ(cluster_.Counter("groups_grown"), 0u);
-  AddDevice("c3", kCpu, {v1::RunSpec::BF16});
-  Train(run);
-  ASSERT_EQ(cluster_.RunStatus(run).version(), 2u);
-  EXPECT_EQ(cluster_.Counter("groups_grown"), 1u);
+  ExpectGrowsOnlyWith({kCpu, {v1::RunSpec::BF16}}, {kCpu, {}}, spec);
 }
 
 TEST_F(MachineGroupsTest, GrowsOnlyWithDevicesOfSameKind) {
-  cluster_.AddAggregator("agg-0");
-  AddDevice("g0", kGpu);
-  AddDevice("g1", kGpu);
-  const std::string run = cluster_.Submit(MakeSpec(1, 2, 5, 1000));
-  cluster_.Kill(cluster_.Rank(run, 0, 1));
-  cluster_.Run(absl::Minutes(1));
-  ASSERT_EQ(cluster_.Group(run, 0).members_size(), 1);
-  AddDevice("c0", kCpu);
-  Train(run);
-  ASSERT_EQ(cluster_.RunStatus(run).version(), 1u);
-  EXPECT_EQ(cluster_.Counter("groups_grown"), 0u);
-  AddDevice("g2", kGpu);
-  Train(run);
-  ASSERT_EQ(cluster_.RunStatus(run).version(), 2u);
-  EXPECT_EQ(cluster_.Counter("groups_grown"), 1u);
-  EXPECT_EQ(cluster_.Rank(run, 0, 1).name, "g2");
+  ExpectGrowsOnlyWith({kGpu, {}}, {kCpu, {}}, MakeSpec(1, 2, 5, 1000));
 }
 
 TEST_F(MachineGroupsTest, WaitingRunReservesOnlyItsDeviceKind) {

@@ -12,7 +12,7 @@
 #include "model/run_file.h"
 #include "plan/plan.h"
 #include "plan/tape.h"
-#include "tests/model/testing.h"
+#include "tests/plan/tape_fixture.h"
 
 namespace cadre {
 namespace {
@@ -32,25 +32,12 @@ constexpr char kResidual[] = R"(model {
   layer { name: "loss" softmax_cross_entropy {} }
 })";
 
-Plan PlanSplitting(const Graph& graph, const std::string& index, int ranks) {
-  Plan plan{.mesh = Mesh({{"axis", ranks}})};
-  for (const GraphLayer& layer : graph.layers()) {
-    auto layouts = LayOut(layer, plan.mesh, {{index, {"axis"}}});
-    if (!layouts.ok()) layouts = LayOut(layer, plan.mesh, {});
-    EXPECT_TRUE(layouts.ok()) << layouts.status();
-    plan.layers.push_back(*std::move(layouts));
-  }
-  plan.buckets = MakeBuckets(plan.layers, plan.mesh, ParameterIndex::FromGraph(graph));
-  return plan;
-}
-
-class FusionTest : public ::testing::Test {
+class FusionTest : public testing::TapeFixture {
  protected:
-  explicit FusionTest(const char* model = kResidual)
-      : graph_(*Graph::FromModel(testing::SpecOf(model).model())) {}
+  explicit FusionTest(const char* model = kResidual) : TapeFixture(model) {}
 
   Tape Make(Fusion fusion, bool training = true) const {
-    return MakeTape(graph_, PlanSplitting(graph_, "samples", 1), 0, 4, training, DType::kFloat32,
+    return MakeTape(graph_, PlanSplitting("samples", 1), 0, 4, training, DType::kFloat32,
                     PlacedMoves::kSendAndReceive, fusion);
   }
 
@@ -67,16 +54,6 @@ class FusionTest : public ::testing::Test {
     }
     return ops;
   }
-
-  const TapeOp& Find(const Tape& tape, TapeOpKind kind, const std::string& layer) const {
-    const auto found = std::find_if(tape.ops.begin(), tape.ops.end(), [&](const TapeOp& op) {
-      return op.kind == kind && graph_[op.layer].name == layer;
-    });
-    EXPECT_NE(found, tape.ops.end()) << layer;
-    return *found;
-  }
-
-  const Graph graph_;
 };
 
 TEST_F(FusionTest, BatchNormTakesWhatFollows) {
@@ -117,7 +94,7 @@ TEST_F(FusionTest, EvaluationFusesForward) {
 
 // The value between bn1 and relu1 moves; those of bn2, add and relu2 do not.
 TEST_F(FusionTest, NotAcrossMoves) {
-  Plan plan = PlanSplitting(graph_, "samples", 2);
+  Plan plan = PlanSplitting("samples", 2);
   plan.layers[1] = *LayOut(graph_[1], plan.mesh, {{"height", {"axis"}}});
   const Tape tape = MakeTape(graph_, plan, 0, 4, /*training=*/true);
   EXPECT_FALSE(Find(tape, TapeOpKind::kForward, "bn1").relu);
@@ -129,15 +106,8 @@ TEST_F(FusionTest, NotAcrossMoves) {
 
 TEST_F(FusionTest, LiveBuffersDoNotOverlap) {
   for (const char* index : {"samples", "height", "channels", "out"}) {
-    const Tape tape = MakeTape(graph_, PlanSplitting(graph_, index, 2), 1, 4, /*training=*/true);
-    for (const TapeBuffer& a : tape.buffers) {
-      for (const TapeBuffer& b : tape.buffers) {
-        if (&a == &b || a.words == 0 || b.words == 0) continue;
-        const bool together = a.first <= b.last && b.first <= a.last;
-        const bool apart = a.offset + a.words <= b.offset || b.offset + b.words <= a.offset;
-        EXPECT_TRUE(!together || apart) << a.name << " and " << b.name;
-      }
-    }
+    const Tape tape = MakeTape(graph_, PlanSplitting(index, 2), 1, 4, /*training=*/true);
+    testing::ExpectLiveBuffersDoNotOverlap(tape);
   }
 }
 
@@ -187,14 +157,14 @@ TEST_F(ProductFusionTest, AddsToSumOnTheHost) {
 }
 
 TEST_F(ProductFusionTest, NotInBf16) {
-  const Tape tape = MakeTape(graph_, PlanSplitting(graph_, "samples", 1), 0, 4, /*training=*/true,
+  const Tape tape = MakeTape(graph_, PlanSplitting("samples", 1), 0, 4, /*training=*/true,
                              DType::kBFloat16, PlacedMoves::kSendAndReceive, Fusion::kHost);
   EXPECT_THAT(OpsOf(tape), ::testing::Contains("add conv"));
 }
 
 // The gradient of the product's input is a partial sum, which moves before it is added.
 TEST_F(ProductFusionTest, NotAcrossMoves) {
-  const Tape tape = MakeTape(graph_, PlanSplitting(graph_, "out", 2), 0, 4, /*training=*/true,
+  const Tape tape = MakeTape(graph_, PlanSplitting("out", 2), 0, 4, /*training=*/true,
                              DType::kFloat32, PlacedMoves::kSendAndReceive, Fusion::kHost);
   EXPECT_FALSE(Find(tape, TapeOpKind::kBackward, "product").adds_dx);
 }
@@ -218,15 +188,8 @@ class SentFusionTest : public FusionTest {
 
   // On rank 0, which has all layers but `far`.
   Tape MakePlaced() const {
-    Plan plan{.mesh = Mesh({{"stage", 2}})};
-    for (const GraphLayer& layer : graph_.layers()) {
-      const int stage = layer.name == "far" ? 1 : 0;
-      plan.layers.push_back(
-          *LayOut(layer, plan.mesh, {}, {{.axis = "stage", .coordinate = stage}}));
-    }
-    plan.buckets = MakeBuckets(plan.layers, plan.mesh, ParameterIndex::FromGraph(graph_));
-    return MakeTape(graph_, plan, 0, 4, /*training=*/true, DType::kFloat32,
-                    PlacedMoves::kSendAndReceive, Fusion::kHost);
+    return MakeTape(graph_, testing::PlanPlacing(graph_, "far"), 0, 4, /*training=*/true,
+                    DType::kFloat32, PlacedMoves::kSendAndReceive, Fusion::kHost);
   }
 };
 
@@ -262,8 +225,8 @@ TEST_P(ZooFusionTest, MovesFewerBytesAndNeedsLessMemory) {
   ASSERT_TRUE(file.ok()) << file.status();
   const Graph graph = *Graph::FromModel(file->spec.model());
   const auto make = [&](Fusion fusion) {
-    return MakeTape(graph, PlanSplitting(graph, "samples", 1), 0, 16, /*training=*/true, zoo.type,
-                    PlacedMoves::kSendAndReceive, fusion);
+    return MakeTape(graph, testing::PlanSplitting(graph, "samples", 1), 0, 16, /*training=*/true,
+                    zoo.type, PlacedMoves::kSendAndReceive, fusion);
   };
   const Tape fused = make(zoo.fusion), separate = make(Fusion::kOff);
   const double bytes = BytesMovedOutsideConvolutions(graph, fused);

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "plan/plan.h"
-#include "tests/model/testing.h"
+#include "tests/plan/tape_fixture.h"
 
 namespace cadre {
 namespace {
@@ -32,23 +32,9 @@ constexpr char kTokens[] = R"(model {
   layer { name: "loss" softmax_cross_entropy {} }
 })";
 
-class TapeTest : public ::testing::Test {
+class TapeTest : public testing::TapeFixture {
  protected:
-  explicit TapeTest(const char* model = kImages)
-      : graph_(*Graph::FromModel(testing::SpecOf(model).model())) {}
-
-  // Splits `index` in every layer that has it.
-  Plan PlanSplitting(const std::string& index, int ranks) const {
-    Plan plan{.mesh = Mesh({{"axis", ranks}})};
-    for (const GraphLayer& layer : graph_.layers()) {
-      auto layouts = LayOut(layer, plan.mesh, {{index, {"axis"}}});
-      if (!layouts.ok()) layouts = LayOut(layer, plan.mesh, {});
-      EXPECT_TRUE(layouts.ok()) << layouts.status();
-      plan.layers.push_back(*std::move(layouts));
-    }
-    plan.buckets = MakeBuckets(plan.layers, plan.mesh, ParameterIndex::FromGraph(graph_));
-    return plan;
-  }
+  explicit TapeTest(const char* model = kImages) : TapeFixture(model) {}
 
   static std::set<int> BuffersOf(const TapeOp& op) {
     std::set<int> buffers(op.x.begin(), op.x.end());
@@ -57,31 +43,13 @@ class TapeTest : public ::testing::Test {
     buffers.erase(buffers.begin(), buffers.lower_bound(0));
     return buffers;
   }
-
-  const TapeOp& Find(const Tape& tape, TapeOpKind kind, const std::string& layer) const {
-    const auto found = std::find_if(tape.ops.begin(), tape.ops.end(), [&](const TapeOp& op) {
-      return op.kind == kind && graph_[op.layer].name == layer;
-    });
-    EXPECT_NE(found, tape.ops.end()) << layer;
-    return *found;
-  }
-
-  const Graph graph_;
 };
 
 TEST_F(TapeTest, LiveBuffersDoNotOverlap) {
   for (const char* index : {"samples", "height", "out", "in", "channels"}) {
     for (const bool training : {false, true}) {
       const Tape tape = MakeTape(graph_, PlanSplitting(index, 3), 1, 4, training);
-      for (const TapeBuffer& a : tape.buffers) {
-        EXPECT_LE(a.offset + a.words, tape.words);
-        for (const TapeBuffer& b : tape.buffers) {
-          if (&a == &b || a.words == 0 || b.words == 0) continue;
-          const bool together = a.first <= b.last && b.first <= a.last;
-          const bool apart = a.offset + a.words <= b.offset || b.offset + b.words <= a.offset;
-          EXPECT_TRUE(!together || apart) << a.name << " and " << b.name;
-        }
-      }
+      testing::ExpectLiveBuffersDoNotOverlap(tape);
     }
   }
 }
@@ -136,16 +104,6 @@ TEST_F(TapeTest, MovesOnlyBetweenLayouts) {
 // conv2 is on rank 1, all other layers are on rank 0: relu1 is sent there, and conv2 comes back.
 class PlacedTapeTest : public TapeTest {
  protected:
-  PlacedTapeTest() {
-    plan_.mesh = Mesh({{"stage", 2}});
-    for (const GraphLayer& layer : graph_.layers()) {
-      const int stage = layer.name == "conv2" ? 1 : 0;
-      plan_.layers.push_back(
-          *LayOut(layer, plan_.mesh, {}, {{.axis = "stage", .coordinate = stage}}));
-    }
-    plan_.buckets = MakeBuckets(plan_.layers, plan_.mesh, ParameterIndex::FromGraph(graph_));
-  }
-
   // The operations, such as "forward conv2".
   std::vector<std::string> OpsOf(const Tape& tape) const {
     const char* const names[] = {"move", "forward", "loss",    "backward",
@@ -161,7 +119,7 @@ class PlacedTapeTest : public TapeTest {
     return ops;
   }
 
-  Plan plan_;
+  const Plan plan_ = testing::PlanPlacing(graph_, "conv2");
 };
 
 TEST_F(PlacedTapeTest, RankPlaysItsLayers) {
