@@ -100,7 +100,8 @@ std::string OperatorsTable(const PlacementReport& report) {
 }
 
 // The names of the links that a transfer passes, in order.
-std::vector<std::string> LinksOf(const PlacementProblem& problem, const Transfer& transfer) {
+std::vector<std::string> LinksOf(const PlacementProblem& problem,
+                                 const OperatorTransfer& transfer) {
   std::vector<std::string> links;
   for (const int l : transfer.links) links.push_back(problem.link_names[l]);
   return links;
@@ -109,11 +110,11 @@ std::vector<std::string> LinksOf(const PlacementProblem& problem, const Transfer
 // One row per tensor that moves to another device.
 std::string TransfersTable(const PlacementReport& report) {
   const PlacementProblem& problem = report.problem;
-  const std::vector<Transfer>& transfers = report.placement.transfers;
+  const std::vector<OperatorTransfer>& transfers = report.placement.transfers;
   if (transfers.empty()) return "no transfers between devices\n";
   Table table({"TENSOR", "BYTES", "SENT", "ARRIVES", "LINKS"});
   for (size_t t = 0; t < std::min(transfers.size(), kMaxRows); ++t) {
-    const Transfer& transfer = transfers[t];
+    const OperatorTransfer& transfer = transfers[t];
     const PlacementProblem::Edge& edge = problem.edge(transfer.edge);
     table.AddRow({absl::StrCat(problem.op(edge.from).name, " -> ", problem.op(edge.to).name),
                   FormatCount(edge.bytes), Seconds(transfer.start),
@@ -164,7 +165,7 @@ Json ToJson(const PlacementReport& report) {
   const std::vector<int64_t> bytes = MemoryOf(problem, placement.schedule.device);
   for (size_t d = 0; d < bytes.size(); ++d) memory[problem.devices[d].name] = bytes[d];
   Json transfers = Json::array();
-  for (const Transfer& transfer : placement.transfers) {
+  for (const OperatorTransfer& transfer : placement.transfers) {
     const PlacementProblem::Edge& edge = problem.edge(transfer.edge);
     transfers.push_back({{"from", problem.op(edge.from).name},
                          {"to", problem.op(edge.to).name},
@@ -190,7 +191,8 @@ Json ToJson(const PlacementReport& report) {
           {"memory_bytes", memory}};
 }
 
-std::string PlacementChart(const PlacementProblem& problem, const Schedule& schedule, int columns) {
+std::string PlacementChart(const PlacementProblem& problem, const OperatorSchedule& schedule,
+                           int columns) {
   if (schedule.makespan <= 0) return "";
   size_t widest = 0;
   for (const auto& device : problem.devices) widest = std::max(widest, Width(device.name));

@@ -19,6 +19,7 @@ Json ToJson(const PlacementReport& report);
 
 // A chart with one line per device and time from left to right. Operators are boxes, with their
 // names if they fit; dots mean that the device is idle.
-std::string PlacementChart(const PlacementProblem& problem, const Schedule& schedule, int columns);
+std::string PlacementChart(const PlacementProblem& problem, const OperatorSchedule& schedule,
+                           int columns);
 
 }  // namespace cadre

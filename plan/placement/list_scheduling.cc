@@ -95,7 +95,8 @@ std::vector<double> UpwardRanks(const PlacementProblem& problem, Seconds seconds
 }
 
 // The time at which an operator's inputs have arrived. Requires: its predecessors are scheduled.
-double ReadyOn(const PlacementProblem& problem, const Schedule& schedule, int op, int device) {
+double ReadyOn(const PlacementProblem& problem, const OperatorSchedule& schedule, int op,
+               int device) {
   double ready = 0;
   for (const int e : problem.in[op]) {
     const int from = problem.edge(e).from;
@@ -107,7 +108,7 @@ double ReadyOn(const PlacementProblem& problem, const Schedule& schedule, int op
 }
 
 void PlaceOperator(const PlacementProblem& problem, int op, int device, double start,
-                   Schedule& schedule, std::vector<Timeline>& timelines) {
+                   OperatorSchedule& schedule, std::vector<Timeline>& timelines) {
   const double finish = start + problem.Seconds(op, device);
   schedule.device[op] = device;
   schedule.start[op] = start;
@@ -115,13 +116,13 @@ void PlaceOperator(const PlacementProblem& problem, int op, int device, double s
   timelines[device].Take(start, finish);
 }
 
-Schedule EmptySchedule(const PlacementProblem& problem) {
+OperatorSchedule EmptySchedule(const PlacementProblem& problem) {
   return {.device = std::vector<int>(problem.ops.size(), -1),
           .start = std::vector<double>(problem.ops.size(), 0)};
 }
 
-Schedule EarliestFinish(const PlacementProblem& problem, const std::vector<int>& packing) {
-  Schedule schedule = EmptySchedule(problem);
+OperatorSchedule EarliestFinish(const PlacementProblem& problem, const std::vector<int>& packing) {
+  OperatorSchedule schedule = EmptySchedule(problem);
   std::vector<Timeline> timelines(problem.devices.size());
   MemoryReserve reserve(problem, packing);
   const std::vector<double> ranks = UpwardRanks(
@@ -146,8 +147,9 @@ Schedule EarliestFinish(const PlacementProblem& problem, const std::vector<int>&
 }
 
 // The schedule of a given placement: operators by upward rank, also into gaps.
-Schedule SchedulePlacement(const PlacementProblem& problem, const std::vector<int>& device) {
-  Schedule schedule = EmptySchedule(problem);
+OperatorSchedule SchedulePlacement(const PlacementProblem& problem,
+                                   const std::vector<int>& device) {
+  OperatorSchedule schedule = EmptySchedule(problem);
   std::vector<Timeline> timelines(problem.devices.size());
   const std::vector<double> ranks = UpwardRanks(
       problem, [&](int op) { return problem.Seconds(op, device[op]); },
@@ -167,12 +169,12 @@ Schedule SchedulePlacement(const PlacementProblem& problem, const std::vector<in
 // this reduces the makespan.
 class Improver {
  public:
-  Improver(const PlacementProblem& problem, Schedule start)
+  Improver(const PlacementProblem& problem, OperatorSchedule start)
       : problem_(problem),
         best_(std::move(start)),
         tries_(kMaxWork / (std::ssize(problem.ops) + std::ssize(problem.edges) + 1)) {}
 
-  Schedule Improve() {
+  OperatorSchedule Improve() {
     for (bool better = true; better && tries_ > 0;) {
       better = MoveEach();
       better = SwapEach() || better;
@@ -184,7 +186,7 @@ class Improver {
   bool Try(const std::vector<int>& device) {
     --tries_;
     if (!FitsMemory(problem_, device)) return false;
-    Schedule schedule = SchedulePlacement(problem_, device);
+    OperatorSchedule schedule = SchedulePlacement(problem_, device);
     if (schedule.makespan >= best_.makespan * kBetter) return false;
     best_ = std::move(schedule);
     return true;
@@ -217,18 +219,18 @@ class Improver {
   }
 
   const PlacementProblem& problem_;
-  Schedule best_;
+  OperatorSchedule best_;
   int64_t tries_;
 };
 
 }  // namespace
 
-Schedule ListSchedule(const PlacementProblem& problem, const std::vector<int>& packing) {
-  Schedule best = EarliestFinish(problem, packing);
+OperatorSchedule ListSchedule(const PlacementProblem& problem, const std::vector<int>& packing) {
+  OperatorSchedule best = EarliestFinish(problem, packing);
   for (int d = 0; d < problem.device_count(); ++d) {
     const std::vector<int> alone(problem.ops.size(), d);
     if (!FitsMemory(problem, alone)) continue;
-    Schedule schedule = SchedulePlacement(problem, alone);
+    OperatorSchedule schedule = SchedulePlacement(problem, alone);
     if (schedule.makespan < best.makespan) best = std::move(schedule);
   }
   return Improver(problem, std::move(best)).Improve();

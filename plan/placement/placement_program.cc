@@ -56,7 +56,8 @@ struct Orders {
 
 class Builder {
  public:
-  Builder(const PlacementProblem& problem, const TimeWindows& windows, const Schedule& known)
+  Builder(const PlacementProblem& problem, const TimeWindows& windows,
+          const OperatorSchedule& known)
       : problem_(problem),
         unit_(kScale / known.makespan),
         max_(kScale * (1 - kShorterBy)),
@@ -81,7 +82,7 @@ class Builder {
 
   // Orders the operators of a device by their midpoints, which is robust against rounding of the
   // solver and keeps an operator without duration before one that starts at the same time.
-  Schedule ScheduleOf(const std::vector<double>& values) const {
+  OperatorSchedule ScheduleOf(const std::vector<double>& values) const {
     std::vector<int> device;
     std::vector<double> middle;
     for (size_t i = 0; i < problem_.ops.size(); ++i) {
@@ -306,7 +307,7 @@ class Builder {
 }  // namespace
 
 ProgramResult SolvePlacement(const PlacementProblem& problem, const TimeWindows& windows,
-                             const Schedule& known, double seconds) {
+                             const OperatorSchedule& known, double seconds) {
   Builder builder(problem, windows, known);
   const IntegerProgram::Answer solved = builder.program().Minimise(seconds);
   ProgramResult answer;
@@ -317,7 +318,7 @@ ProgramResult SolvePlacement(const PlacementProblem& problem, const TimeWindows&
   }
   answer.lower_bound = std::max(0.0, solved.bound / builder.unit());
   if (solved.values.empty()) return answer;
-  Schedule schedule = builder.ScheduleOf(solved.values);
+  OperatorSchedule schedule = builder.ScheduleOf(solved.values);
   if (FitsMemory(problem, schedule.device) && schedule.makespan < known.makespan) {
     answer.schedule = std::move(schedule);
   }

@@ -29,7 +29,7 @@ void AddSerial(const PlacementProblem& problem, PlacedGraph& placement) {
 }
 
 void AddTransfers(const PlacementProblem& problem, PlacedGraph& placement) {
-  const Schedule& schedule = placement.schedule;
+  const OperatorSchedule& schedule = placement.schedule;
   for (int e = 0; e < std::ssize(problem.edges); ++e) {
     const PlacementProblem::Edge& edge = problem.edge(e);
     const int from = schedule.device[edge.from];

@@ -43,7 +43,7 @@ enum class PlacementMethod {
 absl::string_view MethodName(PlacementMethod method);
 
 // A tensor that is sent to another device.
-struct Transfer {
+struct OperatorTransfer {
   int edge = 0;
   double start = 0;
   double seconds = 0;
@@ -53,8 +53,8 @@ struct Transfer {
 
 // The result: a schedule and how it was found.
 struct PlacedGraph {
-  Schedule schedule;
-  std::vector<Transfer> transfers;
+  OperatorSchedule schedule;
+  std::vector<OperatorTransfer> transfers;
   double lower_bound = 0;
   PlacementMethod method = PlacementMethod::kListScheduling;
   // Seconds of all operators on the fastest single device, and whether they fit into its memory.

@@ -22,9 +22,9 @@ constexpr int kMaxClosure = 2'000;
 }  // namespace
 
 // O((ops + edges) log ops).
-Schedule ScheduleByPriority(const PlacementProblem& problem, const std::vector<int>& device,
-                            const std::vector<double>& priority) {
-  Schedule schedule{.device = device, .start = std::vector<double>(device.size(), 0)};
+OperatorSchedule ScheduleByPriority(const PlacementProblem& problem, const std::vector<int>& device,
+                                    const std::vector<double>& priority) {
+  OperatorSchedule schedule{.device = device, .start = std::vector<double>(device.size(), 0)};
   std::vector<double> free_at(problem.devices.size(), 0);
   std::vector<size_t> waits;
   using Ready = std::pair<double, int>;

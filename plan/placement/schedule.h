@@ -14,7 +14,7 @@
 namespace cadre {
 
 // Devices and times by operator.
-struct Schedule {
+struct OperatorSchedule {
   std::vector<int> device;
   std::vector<double> start;
   // When the last operator ends; the first starts at 0.
@@ -24,8 +24,8 @@ struct Schedule {
 // Schedules operators one by one: of those whose predecessors are scheduled, the one with the
 // smallest `priority` (then the smallest number). It starts when its inputs have arrived and its
 // device is free.
-Schedule ScheduleByPriority(const PlacementProblem& problem, const std::vector<int>& device,
-                            const std::vector<double>& priority);
+OperatorSchedule ScheduleByPriority(const PlacementProblem& problem, const std::vector<int>& device,
+                                    const std::vector<double>& priority);
 
 // Memory of the operators on each device.
 std::vector<int64_t> MemoryOf(const PlacementProblem& problem, const std::vector<int>& device);
@@ -33,7 +33,7 @@ bool FitsMemory(const PlacementProblem& problem, const std::vector<int>& device)
 
 // The best schedule that heuristics find for a graph of any size (list_scheduling.cc). Requires:
 // `packing` fits (plan/placement/packing.h).
-Schedule ListSchedule(const PlacementProblem& problem, const std::vector<int>& packing);
+OperatorSchedule ListSchedule(const PlacementProblem& problem, const std::vector<int>& packing);
 
 // Bounds by operator, in seconds. Every operator counts with its minimum time; transfers count 0.
 struct TimeWindows {
@@ -53,7 +53,7 @@ double LowerBound(const PlacementProblem& problem, const TimeWindows& windows);
 // The result of the integer program.
 struct ProgramResult {
   // A schedule shorter than the known one; nullopt: none was found.
-  std::optional<Schedule> schedule;
+  std::optional<OperatorSchedule> schedule;
   // Whether `schedule` (or, if it is nullopt, the known one) is optimal.
   bool proven = false;
   // A lower bound on the makespan; 0: unknown.
@@ -63,7 +63,7 @@ struct ProgramResult {
 // Searches for a schedule shorter than `known` by more than a millionth, by an integer program
 // (placement_program.cc). Requires: `known` fits.
 ProgramResult SolvePlacement(const PlacementProblem& problem, const TimeWindows& windows,
-                             const Schedule& known, double seconds);
+                             const OperatorSchedule& known, double seconds);
 
 // An estimate of the program's size: pairs of operators times devices, plus edges times pairs of
 // devices.

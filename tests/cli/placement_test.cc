@@ -71,7 +71,7 @@ TEST(PlacementTest, ChartOmitsTinyOperators) {
       "g",
       "op { name: 'long-name' seconds: 1 } op { name: 'b' seconds: 1e-6 } device { name: 'd' }");
   ASSERT_TRUE(problem.ok());
-  const Schedule schedule{.device = {0, 0}, .start = {0, 1}, .makespan = 1.000001};
+  const OperatorSchedule schedule{.device = {0, 0}, .start = {0, 1}, .makespan = 1.000001};
   EXPECT_EQ(PlacementChart(*problem, schedule, 8), "d  [long-n]\n");
   EXPECT_EQ(PlacementChart(*problem, schedule, 1), "d  |\n");
 }

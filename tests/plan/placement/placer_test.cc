@@ -44,7 +44,7 @@ PlacementProblem Problem(const std::string& text) {
 
 // Operators start after their inputs have arrived and one at a time on a device, end by the
 // makespan, and fit into memory.
-void ExpectLegal(const PlacementProblem& problem, const Schedule& schedule) {
+void ExpectLegal(const PlacementProblem& problem, const OperatorSchedule& schedule) {
   const auto finish = [&](int i) {
     return schedule.start[i] + problem.Seconds(i, schedule.device[i]);
   };
