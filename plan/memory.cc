@@ -72,8 +72,7 @@ v1::MemoryUse PlannedMemory(const v1::RunSpec& spec, const Graph& graph,
     activations = std::max(activations, tape.words);
     upload = std::max(upload, UploadBytes(graph, tape, device));
     for (const TapeOp& op : tape.ops) {
-      // A send packs its messages in a buffer of the tape.
-      if (op.move.is_identity() || op.kind == TapeOpKind::kSend) continue;
+      if (!PacksOutsideOfTape(op)) continue;
       const DType type = tape.buffers[op.y].type;
       const auto moved = [type](int64_t elements) -> int64_t { return elements * SizeOf(type); };
       between = std::max(between, moved(op.move.scratch_elements()));

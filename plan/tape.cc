@@ -15,7 +15,9 @@
 // Sends and receives. A move from some coordinates to others becomes a kSend directly after the
 // operation that computes the value, and a kReceive directly before the operation that needs it, so
 // that the sender continues while the value is on its way and the receiver computes other layers
-// until it needs the value. Such moves cannot deadlock. Think of the operations of all ranks in one
+// until it needs the value. The receiver begins to receive when the message before has arrived, in
+// the background, because a link buffers only a part of a large message; its memory is reserved
+// from then on (tape_memory.cc). Such moves cannot deadlock. Think of the operations of all ranks in one
 // sequence: forward layers in graph order, each preceded by its receives and followed by its sends,
 // then backward in reverse order. Every rank executes a subsequence, and a send precedes its
 // receive (TapeOp::order numbers the receives). Sends run in the background, in the order of their
@@ -238,11 +240,13 @@ class TapeBuilder {
     Exchange step = move.steps[0];
     if (step.make.empty()) return;
     std::erase_if(step.sends, [&](const auto& message) { return message.peer != step.index; });
+    const int scratch_buffer = NewScratch(l, step.unpacked_elements());
     TapeOp& op = NewOp(TapeOpKind::kReceive, l);
     op.input = i;
     op.order = order;
     op.x = {buffer};
     op.y = moved;
+    op.scratch = scratch_buffer;
     op.move.steps = {std::move(step)};
   }
 

@@ -46,7 +46,7 @@ enum class TapeOpKind {
   kBackward,      // x, y, saved, dy -> dx
   kMoveGradient,  // x[0] -> y, by `move`
   kSend,          // sends x[0] (through scratch) by the only step of `move`, in the background
-  kReceive,       // what others send, and x[0] -> y, by the only step of `move`
+  kReceive,       // what others send (to y or scratch), and x[0] -> y, by the only step of `move`
   kAdd,           // x[0] + x[1] -> y
 };
 
@@ -86,6 +86,12 @@ struct TapeOp {
   // layer's parameters.
   bool with_next = false;
 };
+
+// Whether messages of the operation are packed outside of the tape's buffers. Those of sends and
+// receives are in `scratch`.
+inline bool PacksOutsideOfTape(const TapeOp& op) {
+  return !op.move.is_identity() && op.kind != TapeOpKind::kSend && op.kind != TapeOpKind::kReceive;
+}
 
 // The part of a batch that one layer processes on one rank.
 struct LayerRegion {
@@ -145,8 +151,8 @@ struct Tape {
 
 // How ranks execute moves between coordinates.
 enum class PlacedMoves {
-  // The sender sends when the value is computed, in the background, and the receiver receives when
-  // it needs the value.
+  // The sender sends when the value is computed, and the receiver uses it when it needs it; the
+  // message moves in the background.
   kSendAndReceive,
   // In one exchange, when the receiver needs the value.
   kExchange,

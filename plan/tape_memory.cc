@@ -51,6 +51,23 @@ void ExtendSends(Tape& tape) {
   }
 }
 
+// A rank begins to receive a message when it has received the one before, or when the pass begins;
+// the first message of backward may arrive between the passes.
+void ExtendReceives(Tape& tape) {
+  int earliest = 0;
+  for (int i = 0; i < std::ssize(tape.ops); ++i) {
+    const TapeOp& op = tape.ops[i];
+    if (op.kind == TapeOpKind::kLoss) earliest = i;
+    if (op.kind != TapeOpKind::kReceive) continue;
+    for (const int number : {op.y, op.scratch}) {
+      if (number < 0) continue;
+      TapeBuffer& buffer = tape.buffers[number];
+      buffer.first = std::min(buffer.first, earliest);
+    }
+    earliest = i + 1;
+  }
+}
+
 void FindLifetimes(Tape& tape) {
   for (TapeBuffer& buffer : tape.buffers) {
     buffer.first = std::ssize(tape.ops);
@@ -67,6 +84,7 @@ void FindLifetimes(Tape& tape) {
     }
   }
   ExtendSends(tape);
+  ExtendReceives(tape);
 }
 
 // Merges the operation's result into the operand's buffer if the operand has no later use.

@@ -158,6 +158,23 @@ TEST_F(PlacedTapeTest, SentBuffersLiveUntilSent) {
   }
 }
 
+// A message may arrive as soon as the one before has: nothing else uses its memory then.
+TEST_F(PlacedTapeTest, ReceivedBuffersLiveFromThePreviousReceive) {
+  for (const int rank : {0, 1}) {
+    const Tape tape = MakeTape(graph_, plan_, rank, 4, /*training=*/true);
+    const int loss = &Find(tape, TapeOpKind::kLoss, "loss") - tape.ops.data();
+    int received = -1;
+    for (int i = 0; i < std::ssize(tape.ops); ++i) {
+      const TapeOp& op = tape.ops[i];
+      if (i == loss) received = loss - 1;
+      if (op.kind != TapeOpKind::kReceive) continue;
+      EXPECT_EQ(tape.buffers[op.y].first, received + 1);
+      received = i;
+    }
+    EXPECT_GT(received, loss) << "each rank receives in forward and in backward";
+  }
+}
+
 // What one rank sends by a number, the other one receives by it; numbers increase.
 TEST_F(PlacedTapeTest, OrdersMatch) {
   const auto orders = [&](int rank, TapeOpKind kind) {

@@ -17,7 +17,6 @@
 
 #include "base/status.h"
 #include "glog/logging.h"
-#include "worker/comm/send_queue.h"
 
 namespace cadre {
 namespace {
@@ -28,8 +27,6 @@ size_t Elements(const Box& box) { return box.shape().elements(); }
 class BufferCursor {
  public:
   explicit BufferCursor(Values buffer) : rest_(buffer) {}
-  BufferCursor(const DeviceArray<std::byte>& buffer, DType type)
-      : rest_(buffer.data(), buffer.size() / SizeOf(type), type) {}
   Values Take(size_t elements) {
     const Values taken = rest_.first(elements);
     rest_ = rest_.subspan(elements);
@@ -88,9 +85,9 @@ std::vector<std::span<const std::byte>> BoxExchange::Messages(const Exchange& ex
   return sends;
 }
 
-std::vector<Values> BoxExchange::ReceiveBuffers(const Exchange& exchange, Values make) {
-  Grow(receive_scratch_, exchange.unpacked_elements(), make.type());
-  BufferCursor cursor(receive_scratch_, make.type());
+std::vector<Values> BoxExchange::ReceiveBuffers(const Exchange& exchange, Values scratch,
+                                                Values make) {
+  BufferCursor cursor(scratch);
   std::vector<Values> buffers(exchange.members.size());
   for (const Exchange::Message& message : exchange.receives) {
     if (message.peer == exchange.index) continue;
@@ -106,7 +103,10 @@ absl::Status BoxExchange::Run(const Exchange& exchange, ConstValues have, Values
   CHECK_EQ(have.size(), Elements(exchange.have));
   CHECK_EQ(make.size(), Elements(exchange.make));
   CHECK(have.type() == make.type() || have.empty() || make.empty());
-  const std::vector<Values> buffers = ReceiveBuffers(exchange, make);
+  const int64_t unpacked = exchange.unpacked_elements();
+  Grow(receive_scratch_, unpacked, make.type());
+  const std::vector<Values> buffers =
+      ReceiveBuffers(exchange, Values(receive_scratch_.data(), unpacked, make.type()), make);
   if (NeedsZeros(exchange)) kernels_.memory().Zero(make);
   if (exchange.members.size() > 1) {
     std::vector<std::span<std::byte>> receives;
@@ -134,9 +134,9 @@ std::vector<Transfer> BoxExchange::Pack(const Exchange& exchange, ConstValues ha
   return transfers;
 }
 
-absl::Status BoxExchange::Receive(const Exchange& exchange, uint32_t number, ConstValues have,
-                                  Values make) {
-  const std::vector<Values> buffers = ReceiveBuffers(exchange, make);
+std::vector<Transfer> BoxExchange::PrepareReceives(const Exchange& exchange, Values scratch,
+                                                   Values make) {
+  const std::vector<Values> buffers = ReceiveBuffers(exchange, scratch, make);
   if (NeedsZeros(exchange)) kernels_.memory().Zero(make);
   std::vector<Transfer> transfers;
   for (size_t peer = 0; peer < buffers.size(); ++peer) {
@@ -144,12 +144,12 @@ absl::Status BoxExchange::Receive(const Exchange& exchange, uint32_t number, Con
     transfers.push_back(
         {Transfer::Kind::kReceive, exchange.members[peer], WritableBytesOf(buffers[peer])});
   }
-  if (!transfers.empty()) {
-    CADRE_RETURN_IF_ERROR(
-        comms_.transport().Run(Transport::kReceives, ReceiveTag(number), transfers, {}));
-  }
-  Unpack(exchange, have, buffers, make);
-  return absl::OkStatus();
+  return transfers;
+}
+
+void BoxExchange::FinishReceives(const Exchange& exchange, ConstValues have, Values scratch,
+                                 Values make) {
+  Unpack(exchange, have, ReceiveBuffers(exchange, scratch, make), make);
 }
 
 void BoxExchange::Unpack(const Exchange& exchange, ConstValues have,

@@ -38,9 +38,11 @@ class BoxExchange {
   // are packed into `scratch`. Requires: exchange.packed_elements() elements of scratch; on the
   // host. The result borrows both.
   std::vector<Transfer> Pack(const Exchange& exchange, ConstValues have, Values scratch);
-  // As Run, but receives on channel kReceives what the others send by `number` (send_queue.h), and
-  // sends nothing. Requires: on the host.
-  absl::Status Receive(const Exchange& exchange, uint32_t number, ConstValues have, Values make);
+  // The transfers that receive what the others send in an exchange, in `make` or in `scratch`, and
+  // the rest of Run after them. Between the calls only the transfers use both. Requires:
+  // exchange.unpacked_elements() elements of scratch; on the host.
+  std::vector<Transfer> PrepareReceives(const Exchange& exchange, Values scratch, Values make);
+  void FinishReceives(const Exchange& exchange, ConstValues have, Values scratch, Values make);
 
   // Executes all steps. Requires: !move.is_identity().
   absl::Status Run(const Move& move, ConstValues have, Values make);
@@ -61,8 +63,8 @@ class BoxExchange {
   // The message to each other member, in `have` or packed into `scratch`.
   std::vector<std::span<const std::byte>> Messages(const Exchange& exchange, ConstValues have,
                                                    Values scratch);
-  // The destination of the message from each other member: in `make` or in scratch.
-  std::vector<Values> ReceiveBuffers(const Exchange& exchange, Values make);
+  // The destination of the message from each other member: in `make` or in `scratch`.
+  static std::vector<Values> ReceiveBuffers(const Exchange& exchange, Values scratch, Values make);
   // Copies or adds what was received, and what the rank has itself, into the result.
   void Unpack(const Exchange& exchange, ConstValues have, std::span<const Values> buffers,
               Values make);

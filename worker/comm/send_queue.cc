@@ -57,14 +57,22 @@ absl::Status SendQueue::Wait() {
   return status_;
 }
 
+bool SendQueue::AreGone(std::span<const uint32_t> numbers) const {
+  return std::none_of(numbers.begin(), numbers.end(), [this](uint32_t number) {
+    mutex_.AssertReaderHeld();
+    return ready_.count(number) > 0;
+  });
+}
+
+bool SendQueue::AreSent(std::span<const uint32_t> numbers) const {
+  absl::MutexLock lock(&mutex_);
+  return AreGone(numbers);
+}
+
 absl::Status SendQueue::WaitFor(std::span<const uint32_t> numbers) {
   absl::MutexLock lock(&mutex_);
-  // Posted messages are in ready_ until they are sent.
   const auto sent = [this, numbers]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return !status_.ok() || std::none_of(numbers.begin(), numbers.end(), [this](uint32_t number) {
-      mutex_.AssertReaderHeld();
-      return ready_.count(number) > 0;
-    });
+    return !status_.ok() || AreGone(numbers);
   };
   mutex_.Await(absl::Condition(&sent));
   return status_;

@@ -38,6 +38,8 @@ class SendQueue {
   // The message is ready: it consists of these transfers, which are sends. Their data is borrowed
   // until it is sent. Requires: `number` is expected and was not posted.
   void Post(uint32_t number, std::vector<Transfer> transfers) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Whether these messages are sent. Requires: all of them were posted.
+  bool AreSent(std::span<const uint32_t> numbers) const ABSL_LOCKS_EXCLUDED(mutex_);
   // Returns when these messages are sent. Requires: all of them were posted.
   absl::Status WaitFor(std::span<const uint32_t> numbers) ABSL_LOCKS_EXCLUDED(mutex_);
   // Returns when every expected message is sent. Requires: all of them were posted.
@@ -48,12 +50,14 @@ class SendQueue {
   bool CanSend() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return stopping_ || (!expected_.empty() && ready_.count(expected_.front()) > 0);
   }
+  // Posted messages are in ready_ until they are sent.
+  bool AreGone(std::span<const uint32_t> numbers) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   bool IsDone() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return expected_.empty() || !status_.ok();
   }
 
   Transport& transport_;
-  absl::Mutex mutex_;
+  mutable absl::Mutex mutex_;
   // Unsent messages, the one that is being sent included.
   std::deque<uint32_t> expected_ ABSL_GUARDED_BY(mutex_);
   std::map<uint32_t, std::vector<Transfer>> ready_ ABSL_GUARDED_BY(mutex_);

@@ -48,6 +48,8 @@ struct Network::Program {
   std::vector<std::unique_ptr<Layer>> layers;
   // Number of operations before the loss.
   size_t forward_ops = 0;
+  // Positions of the operations kReceive.
+  std::vector<size_t> receives;
   // Rows of the loss's input on this rank, and number of classes.
   int64_t label_rows = 0;
   int64_t classes = 0;
@@ -84,12 +86,17 @@ Network::Network(const Graph& graph, const ParameterIndex& index, const Plan& pl
       exchange_(comms, kernels),
       upload_(kernels, graph.takes_tokens() ? DType::kFloat32 : kernels.activation_type()),
       sums_(device_, 2, "statistics"),
-      background_(BackgroundMove::Make(device_)) {
+      background_(BackgroundMove::Make(device_)),
+      receiver_(BackgroundMove::Make(device_)) {
   for (const GraphLayer& layer : graph.layers())
     labels_of_layers_.push_back(LayerDisplayName(layer.name));
 }
 
-Network::~Network() = default;
+Network::~Network() {
+  // The thread may be blocked in a receive.
+  if (receiving_ == nullptr) return;
+  comms_.transport().Abort(absl::CancelledError("a rank left before it had received a message"));
+}
 
 Interval Network::InputRows(int64_t samples) const {
   const Box box = LocalBox(BatchShape(samples, graph_.input()), InputLayout(graph_, plan_),
@@ -149,6 +156,9 @@ std::unique_ptr<Network::Program> Network::MakeProgram(int64_t samples, bool tra
   const auto loss = std::find_if(tape.ops.begin(), tape.ops.end(),
                                  [](const TapeOp& op) { return op.kind == TapeOpKind::kLoss; });
   program->forward_ops = loss - tape.ops.begin();
+  for (size_t i = 0; i < tape.ops.size(); ++i) {
+    if (tape.ops[i].kind == TapeOpKind::kReceive) program->receives.push_back(i);
+  }
   const Shape compared = tape.regions.back().inputs[0].shape();
   program->classes = compared[compared.rank() - 1];
   program->label_rows = compared.elements() / program->classes;
@@ -172,8 +182,7 @@ void Network::ReserveFor(const Program& program) {
   }
   device_.set_allocation_label(absl::StrCat("for batches of ", tape.samples));
   for (const TapeOp& op : tape.ops) {
-    // A send packs its messages in a buffer of the tape.
-    if (op.move.is_identity() || op.kind == TapeOpKind::kSend) continue;
+    if (!PacksOutsideOfTape(op)) continue;
     const DType type = tape.buffers[op.y].type;
     moved = exchange_.Reserve(op.move, type) || moved;
   }
@@ -248,6 +257,9 @@ void Network::Begin(const PassOrder& order, std::span<const int64_t> samples, bo
   first_number_ += numbers_;
   order_ = &order;
   samples_.assign(samples.begin(), samples.end());
+  passes_.assign(passes.begin(), passes.end());
+  playing_ = passes_.size();
+  training_ = training;
   sending_.assign(in_flight_, {});
   std::vector<uint32_t> numbers;
   for (const Pass pass : passes) {
@@ -274,13 +286,14 @@ Network::Range Network::RangeOf(const Program& program, bool backward) {
 }
 
 absl::Status Network::Enter(Pass pass) {
-  pass_ = pass;
-  const int block = pass.micro_batch % in_flight_;
-  block_begin_ = block * block_words_;
-  std::vector<uint32_t>& sending = sending_[block];
-  if (sending.empty()) return absl::OkStatus();
-  CADRE_RETURN_IF_ERROR(Moving([&] { return sends_->WaitFor(sending); }));
-  sending.clear();
+  playing_ = playing_ == passes_.size() ? 0 : playing_ + 1;
+  CHECK(passes_[playing_] == pass);
+  std::vector<uint32_t>& sending = sending_[BlockOf(pass)];
+  if (!sending.empty()) {
+    CADRE_RETURN_IF_ERROR(Moving([&] { return sends_->WaitFor(sending); }));
+    sending.clear();
+  }
+  if (receiving_ == nullptr) ReceiveNext(0);
   return absl::OkStatus();
 }
 
@@ -378,9 +391,51 @@ void Network::Send(const Program& program, const TapeOp& op) {
   std::vector<Transfer> transfers =
       exchange_.Pack(op.move.steps[0], Input(program, op.x[0]), Buffer(program, op.scratch));
   for (const Transfer& transfer : transfers) comms_.AddSent(transfer.data.size());
-  const uint32_t number = first_number_ + MessageNumber(*order_, graph_, plan_, op, pass_, orders_);
-  sending_[pass_.micro_batch % in_flight_].push_back(number);
+  const Pass pass = passes_[playing_];
+  const uint32_t number = first_number_ + MessageNumber(*order_, graph_, plan_, op, pass, orders_);
+  sending_[BlockOf(pass)].push_back(number);
   sends_->Post(number, std::move(transfers));
+}
+
+void Network::ReceiveNext(size_t from) {
+  for (size_t p = playing_; p < std::min(passes_.size(), playing_ + 2); ++p) {
+    const Pass pass = passes_[p];
+    if (p != playing_) {
+      const std::vector<uint32_t>& sending = sending_[BlockOf(pass)];
+      const bool is_free = BlockOf(pass) != BlockOf(passes_[playing_]) &&
+                           (sending.empty() || sends_->AreSent(sending));
+      if (!is_free) return;
+      from = 0;
+    }
+    const Program& program = ProgramFor(samples_[pass.micro_batch], training_);
+    const Range range = RangeOf(program, pass.backward);
+    const auto next = std::ranges::lower_bound(program.receives, std::max(from, range.begin));
+    if (next == program.receives.end() || *next >= range.end) continue;
+    return StartReceiving(program, program.tape.ops[*next], pass);
+  }
+}
+
+void Network::StartReceiving(const Program& program, const TapeOp& op, Pass pass) {
+  receiving_ = &op;
+  const int block = BlockOf(pass);
+  std::vector<Transfer> transfers = exchange_.PrepareReceives(
+      op.move.steps[0], BufferIn(block, program, op.scratch), BufferIn(block, program, op.y));
+  const uint32_t number = first_number_ + MessageNumber(*order_, graph_, plan_, op, pass, orders_);
+  receiver_->Start([this, number, transfers = std::move(transfers)] {
+    if (transfers.empty()) return absl::OkStatus();
+    return comms_.transport().Run(Transport::kReceives, ReceiveTag(number), transfers, {});
+  });
+}
+
+absl::Status Network::Receive(const Program& program, const TapeOp& op) {
+  CHECK(receiving_ == &op) << "messages are received in the order of the tape";
+  const absl::Status status = receiver_->Wait();
+  receiving_ = nullptr;
+  CADRE_RETURN_IF_ERROR(status);
+  exchange_.FinishReceives(op.move.steps[0], Input(program, op.x[0]), Buffer(program, op.scratch),
+                           Buffer(program, op.y));
+  ReceiveNext(&op - program.tape.ops.data() + 1);
+  return absl::OkStatus();
 }
 
 absl::Status Network::Before(const TapeOp& op) {
@@ -462,10 +517,7 @@ absl::Status Network::DoOp(Program& program, const TapeOp& op, const PassContext
       Send(program, op);
       return absl::OkStatus();
     case TapeOpKind::kReceive:
-      return exchange_.Receive(
-          op.move.steps[0],
-          first_number_ + MessageNumber(*order_, graph_, plan_, op, pass_, orders_),
-          Input(program, op.x[0]), Buffer(program, op.y));
+      return Receive(program, op);
     case TapeOpKind::kForward:
       return program.layers[op.layer]->Forward(pass, TensorsOf(program, op));
     case TapeOpKind::kBackward:
@@ -485,13 +537,13 @@ void Network::Add(Values a, Values b, Values sum) {
   kernels_.pointwise().Add(b, sum);
 }
 
-Values Network::Buffer(const Program& program, int number) {
+Values Network::BufferIn(int block, const Program& program, int number) {
   if (number < 0) return {};
   const TapeBuffer& buffer = program.tape.buffers[number];
   if (buffer.elements == 0) return {nullptr, 0, buffer.type};
   // Offsets and sizes in memory count units of four bytes; elements may be narrower.
   const std::span<float> memory =
-      memory_.span().subspan(block_begin_ + buffer.offset, buffer.words);
+      memory_.span().subspan(block * block_words_ + buffer.offset, buffer.words);
   return Values(memory.data(), buffer.elements, buffer.type);
 }
 

@@ -199,6 +199,13 @@ class Network {
   absl::Status AwaitSends();
   absl::Status Moving(const std::function<absl::Status()>& wait);
   void Send(const Program& program, const TapeOp& op);
+  // Starts to receive, in the background, the message of the first kReceive at or after operation
+  // `from` of the pass that is played or, if it has none, of the next pass if its memory is free.
+  // Requires: no message is being received.
+  void ReceiveNext(size_t from);
+  void StartReceiving(const Program& program, const TapeOp& op, Pass pass);
+  // Returns when the message of `op` is received and unpacked.
+  absl::Status Receive(const Program& program, const TapeOp& op);
   absl::Status PlayRange(Program& program, Range range, const PassContext& pass);
   // Plays two operations concurrently, one of them a move.
   absl::Status PlayTogether(Program& program, const TapeOp& first, const TapeOp& second);
@@ -214,7 +221,11 @@ class Network {
   // The time at which the enqueued work is done; not read (absl::Time()) on devices without an
   // observer.
   absl::Time Now();
-  Values Buffer(const Program& program, int number);
+  int BlockOf(Pass pass) const { return pass.micro_batch % in_flight_; }
+  Values BufferIn(int block, const Program& program, int number);
+  Values Buffer(const Program& program, int number) {
+    return BufferIn(BlockOf(passes_[playing_]), program, number);
+  }
   ConstValues Input(const Program& program, int number);
   LayerTensors TensorsOf(const Program& program, const TapeOp& op);
   // Whether this rank counts its labels: exactly one of the ranks with the same labels does.
@@ -258,11 +269,15 @@ class Network {
   uint32_t numbers_ = 0;
   // Tape::orders, equal in all tapes of the graph.
   uint32_t orders_ = 0;
-  // The pass that is played, and where its block of memory begins.
-  Pass pass_;
-  int64_t block_begin_ = 0;
+  // The step's passes on this rank, and the position of the one that is played.
+  std::vector<Pass> passes_;
+  size_t playing_ = 0;
+  bool training_ = false;
   // By block of memory: messages that may still be sent from it.
   std::vector<std::vector<uint32_t>> sending_;
+  // The kReceive whose message is being received, or null. Destroyed before the memory.
+  const TapeOp* receiving_ = nullptr;
+  const std::unique_ptr<BackgroundMove> receiver_;
   const PassOrder one_batch_{1};
   // By layer, for allocation labels.
   std::vector<std::string> labels_of_layers_;

@@ -116,8 +116,9 @@ class Transport {
   // The order of the collectives on kBackground (worker/comm/collective_queue.h).
   static constexpr int kOrder = 2;
   // Activations that are sent to ranks with other layers, moved by a thread of its own
-  // (worker/comm/send_queue.h), and received by the rank's own thread. What a rank sends on kSends,
-  // its peer receives on kReceives; nothing is received on kSends or sent on kReceives.
+  // (worker/comm/send_queue.h), and those that are received from them, moved by another thread.
+  // What a rank sends on kSends, its peer receives on kReceives; nothing is received on kSends or
+  // sent on kReceives.
   static constexpr int kSends = 3;
   static constexpr int kReceives = 4;
   static constexpr int kChannels = 5;

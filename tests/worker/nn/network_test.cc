@@ -136,5 +136,48 @@ TEST(Network, AcceptsEmptyBatch) {
   EXPECT_EQ(rank.LossOfLastPass().loss, 0);
 }
 
+class RefusesForward final : public PassListener {
+ public:
+  absl::Status BeforeForward(int /*layer*/) override { return absl::InternalError("refused"); }
+  absl::Status AfterLoss(std::span<const double> /*sums*/, int64_t /*counted*/) override {
+    return absl::OkStatus();
+  }
+  absl::Status AfterBackward(int /*layer*/) override { return absl::OkStatus(); }
+};
+
+// Its message will never be sent, so the other ranks must not wait for this one.
+TEST(Network, LeavesTheGroupIfItIsDestroyedWhileItReceives) {
+  const Graph graph = *Graph::FromModel(Parse<v1::Model>(R"(
+    input { channels: 2 height: 1 width: 1 }
+    layer { name: "a" fully_connected { out_features: 2 } }
+    layer { name: "b" fully_connected { out_features: 2 } }
+    layer { name: "c" fully_connected { out_features: 2 } }
+    layer { name: "loss" softmax_cross_entropy {} }
+  )"));
+  const ParameterIndex index = ParameterIndex::FromGraph(graph);
+  Plan plan{.mesh = Mesh({{"axis", 2}})};
+  for (const GraphLayer& layer : graph.layers()) {
+    const int coordinate = layer.name == "b" ? 1 : 0;
+    plan.layers.push_back(*LayOut(layer, plan.mesh, {}, {{"axis", coordinate}}));
+  }
+  plan.buckets = MakeBuckets(plan.layers, plan.mesh, index);
+  const auto transports = MakeThreadTransports(2, absl::Seconds(60));
+  const std::unique_ptr<Backend> kernels = MakeReferenceBackend();
+  MeshCommunicators comms(*transports[0], plan.mesh);
+  ParameterStore store(index, OwnershipOf(plan, index, 0), 3, *kernels);
+  {
+    Network network(graph, index, plan, 3, *kernels, store, comms);
+    RefusesForward listener;
+    network.set_listener(&listener);
+    const std::vector<float> inputs = {1, 2};
+    const std::vector<int32_t> labels = {0};
+    const absl::Status status =
+        network.ForwardBackward({.samples = 1, .inputs = inputs, .labels = labels}, 1, 1);
+    EXPECT_EQ(status.message(), "refused");
+    EXPECT_TRUE(transports[0]->status().ok());
+  }
+  EXPECT_EQ(transports[0]->status().code(), absl::StatusCode::kCancelled);
+}
+
 }  // namespace
 }  // namespace cadre
