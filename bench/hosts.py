@@ -21,13 +21,14 @@ class Hosts:
     """Named hosts that exist during a with statement; the caller ends the processes in them.
 
     Every host has one interface, connected to a bridge in another namespace. A token bucket at both ends of the
-    link limits its rate in each direction. The hosts are not reachable from outside. Requires root, iproute2,
-    and veth, bridge and sch_tbf in the kernel.
+    link limits its rate in each direction; packets wait there for at most `queue_ms`. The hosts are not reachable from
+    outside. Requires root, iproute2, and veth, bridge and sch_tbf in the kernel.
     """
 
-    def __init__(self, names, rate):
+    def __init__(self, names, rate, queue_ms=QUEUE_MS):
         self.names = list(names)
         self.rate = rate
+        self.queue_ms = queue_ms
         self.prefix = f"cadre{os.getpid()}"
         self.made = []
 
@@ -60,7 +61,7 @@ class Hosts:
         burst = max(MIN_BURST, int(bits / 8 * BURST_SECONDS))
         for namespace, interface in ((host, "eth0"), ("switch", self._port(host))):
             run(f"tc -n {self._name(namespace)} qdisc replace dev {interface} root tbf rate {int(bits)}bit"
-                f" burst {burst} latency {QUEUE_MS}ms")
+                f" burst {burst} latency {self.queue_ms}ms")
 
     def set_link(self, host, state):
         """Connects ('up') or disconnects ('down') the host."""

@@ -1,7 +1,8 @@
 // Compares predicted with measured step times: one process for each rank of a group, over real
 // links. A plan divides a model's layers among the ranks. For each model, the plans of all
 // strategies of the papers and the planner's own plan are predicted from a short measurement of
-// layers and links, and then run; with --micro_batches, also a pipeline for each number of stages.
+// layers and links, and then run; with --micro_batches, also a pipeline for each number of stages;
+// with --placed, also the plan that places each layer on one rank.
 //
 //   bench_plan_error --rank 0 --peers 10.0.0.1:7100,10.0.0.2:7100 --models lenet:256,alexnet:32
 //
@@ -26,6 +27,7 @@
 #include "bench/harness.h"
 #include "bench/training.h"
 #include "plan/cost/collective_cost.h"
+#include "plan/search/placed_plan.h"
 #include "plan/search/planner.h"
 #include "plan/search/prediction.h"
 #include "plan/search/search.h"
@@ -39,6 +41,7 @@
 DEFINE_string(models, "lenet:256",
               "model:batch, separated by commas; the batch is that of all ranks.");
 DEFINE_int32(micro_batches, 1, "Micro-batches of a step; must divide the batches.");
+DEFINE_bool(placed, false, "Also the plan of plan/search/placed_plan.h.");
 DEFINE_int32(threads, 1, "Threads of each rank.");
 DEFINE_double(cores, 0, "Cores that one rank has for itself; 0: as many as it uses.");
 DEFINE_double(seconds, 4, "Approximate time for which the steps of a plan are measured.");
@@ -65,10 +68,9 @@ std::string MeshText(const v1::Plan& plan) {
   });
 }
 
-bool HasStages(const v1::Plan& plan) {
-  return std::ranges::any_of(plan.mesh(), [](const v1::MeshAxis& axis) {
-    return axis.name() == kStageAxis && axis.size() > 1;
-  });
+bool PlacesLayers(const v1::Plan& plan) {
+  return std::ranges::any_of(plan.layers(),
+                             [](const v1::LayerPlan& layer) { return layer.at_size() > 0; });
 }
 
 // The parts of a step that the rank's own thread executes or waits for: computation, moves of
@@ -134,10 +136,11 @@ class ModelPlans {
     return problem;
   }
 
-  // Plans of one group without stages that time all layers for the samples of one rank of a stage.
+  // Plans of smaller groups that time all layers for the samples of one rank of a stage, or of the
+  // only rank that has a layer.
   std::vector<v1::Plan> PlansOfStages() const {
     std::vector<v1::Plan> plans;
-    if (FLAGS_micro_batches == 1) return plans;
+    if (FLAGS_micro_batches == 1 && !FLAGS_placed) return plans;
     for (const int ranks : DivisorsOf(transport_.size())) {
       v1::RunSpec smaller = spec_;
       smaller.mutable_cluster()->set_model_ranks(1);
@@ -177,7 +180,7 @@ class ModelPlans {
     v1::ProbeRequest request;
     *request.mutable_spec() = spec_;
     for (const Entry& entry : entries_) {
-      if (!HasStages(entry.plan)) *request.add_plan() = entry.plan;
+      if (!PlacesLayers(entry.plan)) *request.add_plan() = entry.plan;
     }
     for (v1::Plan& plan : PlansOfStages()) *request.add_plan() = std::move(plan);
     const std::unique_ptr<Backend> kernels = MakeCpuBackend(FLAGS_threads);
@@ -203,6 +206,10 @@ class ModelPlans {
       CADRE_ASSIGN_OR_RETURN(const SearchResult found, Search(problem));
       AddIfNew("auto", found.best.plan);
       for (const Candidate& staged : StagedPlans(problem)) AddIfNew("stages", staged.plan);
+      if (FLAGS_placed && problem.ranks > 1) {
+        CADRE_ASSIGN_OR_RETURN(const PlacedPlan placed, PlaceLayersOnRanks(problem));
+        AddIfNew("placed", placed.candidate.plan);
+      }
     }
     auto plans = static_cast<uint32_t>(entries_.size());
     CADRE_RETURN_IF_ERROR(communicator_.Broadcast(std::as_writable_bytes(std::span(&plans, 1)), 0));

@@ -1,11 +1,13 @@
 #include "plan/search/placed_prediction.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <string>
 #include <vector>
 
+#include "plan/search/placed_plan.h"
 #include "plan/search/prediction.h"
 #include "tests/model/testing.h"
 
@@ -29,8 +31,8 @@ class DiamondTest : public ::testing::Test {
       : graph_(*Graph::FromModel(testing::SpecOf(kDiamond).model())),
         index_(ParameterIndex::FromGraph(graph_)) {}
 
-  // `edge_seconds`: of an edge between devices.
-  PlanProblem ProblemWith(double edge_seconds) const {
+  // `edge_seconds`: of an edge between devices. `backward`: backward takes as long as forward.
+  PlanProblem ProblemWith(double edge_seconds, bool backward = false) const {
     PlanProblem problem{.graph = &graph_, .index = &index_, .ranks = 2};
     v1::ModelTimes times;
     for (const auto& [layer, seconds] :
@@ -39,6 +41,7 @@ class DiamondTest : public ::testing::Test {
       time.set_layer(layer);
       time.set_samples(1);
       time.set_forward(seconds);
+      if (backward) time.set_backward(seconds);
     }
     problem.hardware.times = MeasuredLayers(times, graph_);
     problem.hardware.link.beta = edge_seconds / (4 * 4);  // four fp32
@@ -78,6 +81,38 @@ TEST_F(DiamondTest, BestPlacements) {
     for (int mask = 0; mask < 16; ++mask) best = std::min(best, Makespan(problem, PlanOf(mask)));
     EXPECT_NEAR(best, wanted[edge], 1e-9) << "edges of " << edge << " seconds";
   }
+}
+
+TEST_F(DiamondTest, ThePlacerFindsThem) {
+  const double wanted[] = {8, 9, 10, 11, 11};
+  for (int edge = 0; edge <= 4; ++edge) {
+    SCOPED_TRACE(edge);
+    const PlanProblem problem = ProblemWith(edge, /*backward=*/true);
+    const absl::StatusOr<PlacedPlan> placed = PlaceLayersOnRanks(problem);
+    ASSERT_TRUE(placed.ok()) << placed.status();
+    EXPECT_NEAR(placed->placement.schedule.makespan, 2 * wanted[edge], 1e-6);
+    const Plan& plan = placed->candidate.plan;
+    EXPECT_EQ(CheckPlan(plan, graph_, index_), absl::OkStatus());
+    for (int l = 0; l < graph_.size(); ++l) {
+      ASSERT_EQ(plan.layers[l].at.size(), 1U);
+      EXPECT_EQ(plan.layers[l].at[0].coordinate, placed->placement.schedule.device[l]);
+    }
+  }
+}
+
+TEST(PlacedPlan, RefusesSharedWeights) {
+  const Graph graph = *Graph::FromModel(testing::SpecOf(R"(model {
+    tokens { length: 4 }
+    layer { name: "in" embedding { vocabulary: 8 features: 4 } }
+    layer { name: "out" fully_connected { tied_to: "in" no_bias: true } }
+    layer { name: "loss" softmax_cross_entropy {} }
+  })")
+                                            .model());
+  const ParameterIndex index = ParameterIndex::FromGraph(graph);
+  const absl::StatusOr<PlacedPlan> placed =
+      PlaceLayersOnRanks({.graph = &graph, .index = &index, .ranks = 2});
+  EXPECT_EQ(placed.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(placed.status().message(), ::testing::HasSubstr("'in'"));
 }
 
 TEST_F(DiamondTest, OneRankComputesEverythingInTurn) {

@@ -1,0 +1,256 @@
+// Executes placements and pipelines whose layers take known times, and compares the step with what
+// the model of placement and the formula of pipelines predict. Each rank is a process; plans,
+// messages and memory are those of training. A layer computes, and its rank then waits until the
+// layer's time has passed. So the ranks need no processors of their own, and what remains of the
+// difference is the executor: late messages, and work between layers.
+//
+//   bench_makespan --model bench/makespan/diamond.textproto --times a:2:2,b:4:4,c:3:3,d:2:2
+//
+// With one micro-batch the layers are placed with the minimum makespan (plan/search/placed_plan.h),
+// for edges that take --edge units; a step is a forward and a backward pass, with the same makespan
+// if the times of both are equal. With several, each rank is a stage. Rank 0 prints a JSON line.
+// makespan.py creates the hosts and runs the program on them.
+#include <gflags/gflags.h>
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/status.h"
+#include "bench/harness.h"
+#include "bench/training.h"
+#include "plan/pipeline.h"
+#include "plan/search/placed_plan.h"
+#include "plan/search/placed_prediction.h"
+#include "plan/search/staged_plans.h"
+#include "worker/comm/communicator.h"
+#include "worker/train/replica.h"
+
+DEFINE_string(model, "bench/makespan/diamond.textproto", "A run file.");
+DEFINE_string(
+    times, "a:2:2,b:4:4,c:3:3,d:2:2",
+    "layer:forward:backward in units, separated by commas. A layer's name, or what follows "
+    "the last '/' in it. Others take the time of their computation.");
+DEFINE_double(unit_ms, 100, "Milliseconds of a unit.");
+DEFINE_double(edge, 0, "Units that the tensor of an edge between ranks takes.");
+DEFINE_int32(micro_batches, 1, "Micro-batches of a step, of one sample each.");
+DEFINE_int32(steps, 5, "Measured steps; the median counts.");
+DEFINE_int32(rank, 0, "Rank of this process.");
+DEFINE_string(peers, "127.0.0.1:0", "host:port of every rank, separated by commas.");
+DEFINE_bool(shared_memory, true, "Connect ranks on one host by shared memory; false: TCP.");
+
+namespace cadre {
+namespace {
+
+using TimesByLayer = std::map<int, LayerSeconds>;
+
+absl::StatusOr<TimesByLayer> ParseTimes(const Graph& graph) {
+  TimesByLayer times;
+  for (const absl::string_view text : absl::StrSplit(FLAGS_times, ',')) {
+    const std::vector<std::string> words = absl::StrSplit(text, ':');
+    LayerSeconds seconds;
+    if (words.size() != 3 || !absl::SimpleAtod(words[1], &seconds.forward) ||
+        !absl::SimpleAtod(words[2], &seconds.backward) || !(seconds.forward >= 0) ||
+        !(seconds.backward >= 0)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--times: '", text, "': write layer:forward:backward"));
+    }
+    seconds.forward *= FLAGS_unit_ms * 1e-3;
+    seconds.backward *= FLAGS_unit_ms * 1e-3;
+    const size_t before = times.size();
+    for (int l = 0; l < graph.size(); ++l) {
+      if (graph[l].name == words[0] || absl::EndsWith(graph[l].name, "/" + words[0])) {
+        times[l] = seconds;
+      }
+    }
+    if (times.size() == before) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--times: the model has no other layer '", words[0], "'"));
+    }
+  }
+  return times;
+}
+
+v1::ModelTimes ModelTimesOf(const Graph& graph, const TimesByLayer& times) {
+  v1::ModelTimes proto;
+  for (const auto& [layer, seconds] : times) {
+    v1::LayerTime& time = *proto.add_time();
+    time.set_layer(graph[layer].name);
+    time.set_samples(1);
+    time.set_forward(seconds.forward);
+    time.set_backward(seconds.backward);
+  }
+  return proto;
+}
+
+// Waits after each operation until its layer's time has passed since it began.
+class KnownTimes final : public TapeObserver {
+ public:
+  explicit KnownTimes(const TimesByLayer& times) : times_(times) {}
+
+  void Played(const Tape& /*tape*/, const TapeOp& op, absl::Time begin,
+              double /*seconds*/) override {
+    const auto found = times_.find(op.layer);
+    if (found == times_.end()) return;
+    double seconds = 0;
+    if (op.kind == TapeOpKind::kForward) seconds = found->second.forward;
+    if (op.kind == TapeOpKind::kBackward) seconds = found->second.backward;
+    absl::SleepFor(begin + absl::Seconds(seconds) - absl::Now());
+    busy_seconds_ += seconds;
+  }
+  double busy_seconds() const { return busy_seconds_; }
+
+ private:
+  const TimesByLayer& times_;
+  double busy_seconds_ = 0;
+};
+
+class Bench {
+ public:
+  Bench(v1::RunSpec spec, Graph graph, TimesByLayer times, Transport& transport,
+        Communicator& communicator)
+      : spec_(std::move(spec)),
+        graph_(std::move(graph)),
+        index_(ParameterIndex::FromGraph(graph_)),
+        times_(std::move(times)),
+        transport_(transport),
+        communicator_(communicator) {}
+
+  absl::Status Run() {
+    nlohmann::ordered_json line = BenchLine("makespan");
+    line.update({{"model", spec_.name()},
+                 {"times", FLAGS_times},
+                 {"unit_ms", FLAGS_unit_ms},
+                 {"edge", FLAGS_edge},
+                 {"ranks", transport_.size()},
+                 {"micro_batches", FLAGS_micro_batches}});
+    CADRE_ASSIGN_OR_RETURN(const Plan plan, FLAGS_micro_batches == 1 ? Place(&line) : Stages());
+    CADRE_ASSIGN_OR_RETURN(const PlanProblem problem, ProblemOf());
+    double predicted = 0;
+    const PassOrder order = PassOrderOf(v1::Cluster::PIPELINE_UNSPECIFIED, FLAGS_micro_batches,
+                                        v1::Cluster::CPU, graph_, plan);
+    for (const PlacedRankTime& rank : SimulatePasses(problem, plan, order)) {
+      predicted = std::max(predicted, rank.end);
+    }
+    CADRE_RETURN_IF_ERROR(Measure(PlanToProto(plan, index_), &line));
+    line.update({{"predicted_units", Units(predicted)}});
+    if (transport_.rank() == 0) PrintLine(line);
+    return absl::OkStatus();
+  }
+
+ private:
+  static double Units(double seconds) { return Rounded(seconds * 1e3 / FLAGS_unit_ms, 4); }
+
+  absl::StatusOr<PlanProblem> ProblemOf() const {
+    HardwareModel hardware;
+    hardware.times = MeasuredLayers(ModelTimesOf(graph_, times_), graph_);
+    const double bytes = 4.0 * static_cast<double>(graph_[0].output.elements());
+    hardware.link.beta = FLAGS_edge * FLAGS_unit_ms * 1e-3 / bytes;
+    return cadre::ProblemOf(spec_, graph_, index_, transport_.size(), hardware);
+  }
+
+  absl::StatusOr<Plan> Place(nlohmann::ordered_json* line) const {
+    CADRE_ASSIGN_OR_RETURN(const PlanProblem problem, ProblemOf());
+    CADRE_ASSIGN_OR_RETURN(PlacedPlan placed, PlaceLayersOnRanks(problem));
+    for (int l = 0; l < graph_.size(); ++l) {
+      (*line)["placement"][graph_[l].name] = placed.placement.schedule.device[l];
+    }
+    (*line)["makespan_units"] = Units(placed.placement.schedule.makespan);
+    return std::move(placed.candidate.plan);
+  }
+
+  absl::StatusOr<Plan> Stages() const {
+    CADRE_ASSIGN_OR_RETURN(const PlanProblem problem, ProblemOf());
+    for (const Candidate& candidate : StagedPlans(problem)) {
+      if (candidate.plan.mesh.Size(kStageAxis) == transport_.size()) return candidate.plan;
+    }
+    return absl::InvalidArgumentError("the model has no plan with one stage for each rank");
+  }
+
+  // Adds the step's time, the fraction of it for which the ranks were idle, and the memory of
+  // activations.
+  absl::Status Measure(const v1::Plan& plan, nlohmann::ordered_json* line) {
+    const std::unique_ptr<Backend> kernels = MakeCpuBackend(1);
+    CADRE_ASSIGN_OR_RETURN(const auto replica, Replica::Make(spec_, plan, *kernels, transport_));
+    StepLoop loop(*replica, FLAGS_micro_batches);
+    CADRE_RETURN_IF_ERROR(loop.Run(2));
+    KnownTimes observer(times_);
+    replica->set_observer(&observer);
+    // Ranks that are not aligned idle longer in the first step.
+    CADRE_RETURN_IF_ERROR(loop.Run(1));
+    const double busy = observer.busy_seconds();
+    std::vector<double> seconds;
+    for (int step = 0; step < FLAGS_steps; ++step) {
+      const absl::Time start = absl::Now();
+      CADRE_RETURN_IF_ERROR(loop.Run(1));
+      seconds.push_back(absl::ToDoubleSeconds(absl::Now() - start));
+    }
+    replica->set_observer(nullptr);
+    CADRE_RETURN_IF_ERROR(replica->AwaitOperations());
+    const double step = Median(seconds);
+    std::vector<double> of_rank = {(observer.busy_seconds() - busy) / FLAGS_steps / step,
+                                   static_cast<double>(replica->Memory().activations()),
+                                   static_cast<double>(replica->PlannedMemory().activations())};
+    std::vector<double> all(of_rank.size() * transport_.size());
+    for (int rank = 0; rank < transport_.size(); ++rank) {
+      const auto part = std::span(all).subspan(of_rank.size() * rank, of_rank.size());
+      if (rank == transport_.rank()) std::ranges::copy(of_rank, part.begin());
+      CADRE_RETURN_IF_ERROR(communicator_.Broadcast(std::as_writable_bytes(part), rank));
+      (*line)["idle"].push_back(Rounded(1 - part[0], 4));
+      (*line)["activation_bytes"].push_back(part[1]);
+      (*line)["planned_activation_bytes"].push_back(part[2]);
+    }
+    line->update({{"step_units", Units(step)},
+                  {"min_step_units", Units(*std::ranges::min_element(seconds))}});
+    return absl::OkStatus();
+  }
+
+  const v1::RunSpec spec_;
+  const Graph graph_;
+  const ParameterIndex index_;
+  const TimesByLayer times_;
+  Transport& transport_;
+  Communicator& communicator_;
+};
+
+absl::Status Run() {
+  CADRE_RETURN_IF_ERROR(RequirePositive({{"--micro_batches", FLAGS_micro_batches},
+                                         {"--steps", FLAGS_steps},
+                                         {"--unit_ms", FLAGS_unit_ms}}));
+  if (!(FLAGS_edge >= 0)) return absl::InvalidArgumentError("--edge must not be negative");
+  CADRE_ASSIGN_OR_RETURN(const ConnectedRank connected,
+                         ConnectRank(FLAGS_rank, FLAGS_peers, FLAGS_shared_memory));
+  Transport& transport = *connected.transport;
+  std::vector<int> ranks;
+  for (int rank = 0; rank < transport.size(); ++rank) ranks.push_back(rank);
+  Communicator all(transport, ranks);
+  CADRE_ASSIGN_OR_RETURN(v1::RunSpec spec, BenchSpec({.model = FLAGS_model,
+                                                      .batch = FLAGS_micro_batches,
+                                                      .micro_batches = FLAGS_micro_batches,
+                                                      .ranks = transport.size(),
+                                                      .model_ranks = 0,
+                                                      .space_ranks = 0}));
+  CADRE_ASSIGN_OR_RETURN(Graph graph, Graph::FromModel(spec.model()));
+  CADRE_ASSIGN_OR_RETURN(TimesByLayer times, ParseTimes(graph));
+  return Bench(std::move(spec), std::move(graph), std::move(times), transport, all).Run();
+}
+
+}  // namespace
+}  // namespace cadre
+
+int main(int argc, char** argv) {
+  return cadre::BenchMain(
+      argc, argv, "bench/makespan_bench.cc",
+      "bench_makespan: executes layers of known times on several ranks; rank 0 prints a JSON line.",
+      cadre::Run);
+}
