@@ -33,6 +33,7 @@ BASELINES = (BASELINE, SCALED_BASELINE)
 FLAGS = ("--threads", "1", "--lease-ms", "60000", "--quiet", "-o", "json")
 
 NESTEROV = "nesterov {}"
+SHORTER_NESTEROV = "nesterov { momentum: 0.5 }"
 
 
 def averaging(every, outer="", up="FP32", down=None, more=""):
@@ -75,6 +76,8 @@ FASHION_4 = {
 }
 RESNET = {
     "stat2, H=48, Nesterov": averaging(48, NESTEROV, "STAT2"),
+    "stat2, H=36, Nesterov 0.7/0.5": averaging(36, SHORTER_NESTEROV, "STAT2"),
+    "e3m0, H=64, Nesterov 0.7/0.5": averaging(64, SHORTER_NESTEROV, "E3M0"),
 }
 GPT = {
     "topk 64, H=48, mean": averaging(48, "", topk(64)),
@@ -88,7 +91,7 @@ ABLATION = {
     "stat2, H=64, Nesterov 0.7/0.9": averaging(64, NESTEROV, "STAT2"),
     "without error feedback": averaging(64, NESTEROV, "STAT2 error_feedback: 0", "STAT2"),
     "mean": averaging(64, "", "STAT2"),
-    "Nesterov 0.7/0.5": averaging(64, "nesterov { momentum: 0.5 }", "STAT2"),
+    "Nesterov 0.7/0.5": averaging(64, SHORTER_NESTEROV, "STAT2"),
     "fp32": averaging(64, NESTEROV),
     "bf16": averaging(64, NESTEROV, "BF16"),
     "int8": averaging(64, NESTEROV, "INT8"),

@@ -17,9 +17,9 @@
 // that the sender continues while the value is on its way and the receiver computes other layers
 // until it needs the value. The receiver begins to receive when the message before has arrived, in
 // the background, because a link buffers only a part of a large message; its memory is reserved
-// from then on (tape_memory.cc). Such moves cannot deadlock. Think of the operations of all ranks in one
-// sequence: forward layers in graph order, each preceded by its receives and followed by its sends,
-// then backward in reverse order. Every rank executes a subsequence, and a send precedes its
+// from then on (tape_memory.cc). Such moves cannot deadlock. Think of the operations of all ranks
+// in one sequence: forward layers in graph order, each preceded by its receives and followed by its
+// sends, then backward in reverse order. Every rank executes a subsequence, and a send precedes its
 // receive (TapeOp::order numbers the receives). Sends run in the background, in the order of their
 // receives. Suppose that ranks wait forever, and consider the earliest position at which one waits.
 // If it is an exchange, all its members have reached it, since none waits earlier: it completes. If
