@@ -28,6 +28,8 @@ def parse():
     p.add_argument("--models", default=MODELS, help="model:batch, comma separated")
     p.add_argument("--ranks", default="1,2,4", help="sizes of groups")
     p.add_argument("--micro-batches", type=int, default=1, help="of a step; more than 1: also pipelines")
+    p.add_argument("--strategies", default="", help="only these, such as batch,auto; pipelines and placed plans follow"
+                   " their own flags")
     p.add_argument("--placed", action="store_true", help="also the plan that places each layer on one rank")
     p.add_argument("--rate", default="1gbit", help="rate of every host's link, separated by commas")
     p.add_argument("--seconds", type=float, default=4, help="measured time of each plan")
@@ -47,6 +49,7 @@ def run_group(args, ranks, rate):
             command = [f"{args.bin}/bench_plan_error", "--rank", str(rank), "--peers", peers,
                        "--models", args.models, "--link", rate,
                        "--micro_batches", str(args.micro_batches), f"--placed={str(args.placed).lower()}",
+                       "--strategies", args.strategies,
                        "--cores", str(cores), "--seconds", str(args.seconds)]
             out = subprocess.PIPE if rank == 0 else subprocess.DEVNULL
             processes.append(hosts.start(str(rank), command, stdout=out, text=True))

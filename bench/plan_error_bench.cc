@@ -41,6 +41,7 @@
 DEFINE_string(models, "lenet:256",
               "model:batch, separated by commas; the batch is that of all ranks.");
 DEFINE_int32(micro_batches, 1, "Micro-batches of a step; must divide the batches.");
+DEFINE_string(strategies, "", "Strategies whose plans are run, separated by commas; empty: all.");
 DEFINE_bool(placed, false, "Also the plan of plan/search/placed_plan.h.");
 DEFINE_int32(threads, 1, "Threads of each rank.");
 DEFINE_double(cores, 0, "Cores that one rank has for itself; 0: as many as it uses.");
@@ -66,6 +67,13 @@ std::string MeshText(const v1::Plan& plan) {
   return absl::StrJoin(plan.mesh(), " ", [](std::string* out, const v1::MeshAxis& axis) {
     absl::StrAppend(out, axis.name(), "=", axis.size());
   });
+}
+
+// Whether --strategies contains the strategy.
+bool IsSelected(absl::string_view strategy) {
+  const std::vector<absl::string_view> names =
+      absl::StrSplit(FLAGS_strategies, ',', absl::SkipEmpty());
+  return names.empty() || std::ranges::count(names, strategy) > 0;
 }
 
 bool PlacesLayers(const v1::Plan& plan) {
@@ -155,6 +163,7 @@ class ModelPlans {
   absl::Status ChooseStrategies() {
     for (const Strategy strategy : AllStrategies()) {
       if (strategy == Strategy::kAuto || strategy == Strategy::kGroupHybrid) continue;
+      if (!IsSelected(StrategyName(strategy))) continue;
       CADRE_ASSIGN_OR_RETURN(PlanProblem problem, ProblemFor(strategy));
       for (const Mesh& mesh : MeshesFor(problem)) {
         problem.pins.mesh = mesh.axes();
@@ -203,8 +212,10 @@ class ModelPlans {
     CADRE_ASSIGN_OR_RETURN(PlanProblem problem, ProblemFor(Strategy::kAuto));
     // The measurements of the ranks differ slightly and might lead to different plans.
     if (lead()) {
-      CADRE_ASSIGN_OR_RETURN(const SearchResult found, Search(problem));
-      AddIfNew("auto", found.best.plan);
+      if (IsSelected("auto")) {
+        CADRE_ASSIGN_OR_RETURN(const SearchResult found, Search(problem));
+        AddIfNew("auto", found.best.plan);
+      }
       for (const Candidate& staged : StagedPlans(problem)) AddIfNew("stages", staged.plan);
       if (FLAGS_placed && problem.ranks > 1) {
         CADRE_ASSIGN_OR_RETURN(const PlacedPlan placed, PlaceLayersOnRanks(problem));
