@@ -136,6 +136,14 @@ struct DropoutKey {
   float rate = 0;
 };
 
+// c[batch, m, n] = a[batch, m, k] b[batch, k, n].
+struct BatchedProductDims {
+  int64_t batch = 0;
+  int64_t m = 0, n = 0, k = 0;
+  // a is stored as [batch, k, m], b as [batch, n, k].
+  bool transpose_a = false, transpose_b = false;
+};
+
 struct EmbeddingDims {
   int64_t batch = 0;
   // This rank holds tokens [first_token, first_token + tokens) of each sample.
@@ -237,7 +245,7 @@ class MemoryKernels {
                          Values y) = 0;
 };
 
-// Fully connected layers, embeddings and attention.
+// Fully connected layers, batched products, embeddings and attention.
 class DenseKernels {
  public:
   virtual ~DenseKernels() = default;
@@ -250,6 +258,9 @@ class DenseKernels {
   // dw and db from x and dy. An empty db is not computed.
   virtual void FullyConnectedBackwardWeights(const FullyConnectedDims& dims, ConstValues x,
                                              ConstValues dy, FloatSpan dw, FloatSpan db) = 0;
+  // a and b have one type; c has that type, or is fp32.
+  virtual void BatchedProduct(const BatchedProductDims& dims, ConstValues a, ConstValues b,
+                              Values c) = 0;
   // y[batch, tokens, features] = w[id] (+ positions[first_token + t]). ids: [batch, tokens], whole
   // numbers. w: [vocabulary, features]. positions: [length, features], or empty.
   // Requires: 0 <= id < vocabulary.
@@ -360,7 +371,7 @@ class NormKernels {
                            Values dx) = 0;
 };
 
-// Operations on each element, and the loss of each row.
+// Operations on each element, the softmax and the loss of each row.
 class PointwiseKernels {
  public:
   virtual ~PointwiseKernels() = default;
@@ -388,6 +399,21 @@ class PointwiseKernels {
   // dfactor = sum of x * dy over the rows.
   virtual void MultiplyBackward(const MultiplyDims& dims, ConstValues x, ConstValues dy,
                                 Values dfactor) = 0;
+  // A step of long short-term memory (proto/cadre/v1/run.proto) for `rows` sequences of `channels`
+  // cells. gates: [rows, 4, channels], the sums of i, f, g and o without those of `recurrent`,
+  // which are replaced by sigmoid(i), sigmoid(f), tanh(g) and sigmoid(o). Fills cell and y = o *
+  // tanh(cell). `recurrent` and `previous` are empty in the first step, where they count as zeros.
+  virtual void LstmForward(const RowsDims& dims, ConstValues recurrent, ConstFloatSpan previous,
+                           Values gates, FloatSpan cell, Values y) = 0;
+  // Replaces the gates as forward left them by the gradients of their sums, and dcell, the gradient
+  // of `cell` by later steps, by that of `previous`.
+  virtual void LstmBackward(const RowsDims& dims, ConstValues dy, ConstFloatSpan previous,
+                            ConstFloatSpan cell, Values gates, FloatSpan dcell) = 0;
+  // y = softmax(scale * x) by row. Requires: scale > 0.
+  virtual void SoftmaxForward(const RowsDims& dims, float scale, ConstFloatSpan x, Values y) = 0;
+  // dx = scale * y * (dy - sum of y * dy) by row.
+  virtual void SoftmaxBackward(const RowsDims& dims, float scale, ConstValues y, ConstFloatSpan dy,
+                               Values dx) = 0;
   // x: [rows, classes]; the target is 1 - smoothing + smoothing / classes at the label and
   // smoothing / classes elsewhere. dx = scale * (softmax(x) - target); an empty dx is not computed.
   // Requires: 0 <= label < classes.

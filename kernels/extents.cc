@@ -71,6 +71,11 @@ LayerSizes SizesOf(const FullyConnectedDims& d) {
   return {.x = d.batch * d.in, .w = d.out * d.in, .b = d.out, .y = d.batch * d.out};
 }
 
+LayerSizes SizesOf(const BatchedProductDims& d) {
+  CheckNotNegative({d.batch, d.m, d.n, d.k});
+  return {.x = d.batch * d.m * d.k, .w = d.batch * d.k * d.n, .y = d.batch * d.m * d.n};
+}
+
 int64_t SizeOf(const RowsDims& d) {
   CheckNotNegative({d.rows, d.channels});
   return d.rows * d.channels;
@@ -162,6 +167,14 @@ void CheckAttention(const AttentionDims& dims, size_t ids, size_t qkv, size_t co
   CheckSize("qkv", qkv, sizes.qkv);
   CheckSize("context", context, sizes.context);
   CheckSize("statistics", statistics, sizes.statistics);
+}
+
+void CheckLstm(const RowsDims& dims, size_t previous, size_t gates,
+               std::initializer_list<size_t> tensors) {
+  const int64_t cells = SizeOf(dims);
+  CheckSize("gates", gates, 4 * cells);
+  if (previous > 0) CheckSize("previous", previous, cells);
+  for (const size_t size : tensors) CheckSize("a tensor of cells", size, cells);
 }
 
 void CheckMultiply(const MultiplyDims& dims, size_t x, size_t factor, size_t y) {

@@ -41,6 +41,9 @@ int64_t SizeOf(const RowsDims& dims);
 // Requires: no negative extent; size >= 1.
 int64_t SizeOf(const LrnDims& dims);
 
+// Of x = a, w = b and y = c. Requires: no negative extent.
+LayerSizes SizesOf(const BatchedProductDims& dims);
+
 struct EmbeddingSizes {
   int64_t ids = 0, w = 0, y = 0;
   // Minimum size of a table of positions.
@@ -80,6 +83,9 @@ void CheckChannels(const RowsDims& dims, std::initializer_list<size_t> spans);
 void CheckEmbedding(const EmbeddingDims& dims, size_t ids, size_t w, size_t positions, size_t y);
 void CheckAttention(const AttentionDims& dims, size_t ids, size_t qkv, size_t context,
                     size_t statistics);
+// `previous` may be empty. `tensors` have an element per cell.
+void CheckLstm(const RowsDims& dims, size_t previous, size_t gates,
+               std::initializer_list<size_t> tensors);
 // `dx` may be empty.
 void CheckMultiply(const MultiplyDims& dims, size_t x, size_t factor, size_t y);
 void CheckLoss(int64_t rows, int64_t classes, size_t x, size_t labels, size_t dx);

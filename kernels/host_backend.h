@@ -135,6 +135,11 @@ class HostDense final : public DenseKernels, private Caller {
     CheckLayer(SizesOf(dims), x.size(), dw.size(), db.size(), dy.size());
     this->Call(&Operations::FullyConnectedBackwardWeights, dims, x, dy, dw, db);
   }
+  void BatchedProduct(const BatchedProductDims& dims, ConstValues a, ConstValues b,
+                      Values c) override {
+    CheckLayer(SizesOf(dims), a.size(), b.size(), 0, c.size());
+    this->Call(&Operations::BatchedProduct, dims, a, b, c);
+  }
   void EmbeddingForward(const EmbeddingDims& dims, ConstFloatSpan ids, ConstFloatSpan w,
                         ConstFloatSpan positions, Values y) override {
     CheckEmbedding(dims, ids.size(), w.size(), positions.size(), y.size());
@@ -309,6 +314,26 @@ class HostPointwise final : public HostPointwiseBase, private Caller {
                         Values dfactor) override {
     CheckMultiply(dims, x.size(), dfactor.size(), dy.size());
     this->Call(&Operations::MultiplyBackward, dims, x, dy, dfactor);
+  }
+  void LstmForward(const RowsDims& dims, ConstValues recurrent, ConstFloatSpan previous,
+                   Values gates, FloatSpan cell, Values y) override {
+    CheckLstm(dims, previous.size(), gates.size(), {cell.size(), y.size()});
+    CheckSize("recurrent", recurrent.size(), 4 * std::ssize(previous));
+    this->Call(&Operations::LstmForward, dims, recurrent, previous, gates, cell, y);
+  }
+  void LstmBackward(const RowsDims& dims, ConstValues dy, ConstFloatSpan previous,
+                    ConstFloatSpan cell, Values gates, FloatSpan dcell) override {
+    CheckLstm(dims, previous.size(), gates.size(), {dy.size(), cell.size(), dcell.size()});
+    this->Call(&Operations::LstmBackward, dims, dy, previous, cell, gates, dcell);
+  }
+  void SoftmaxForward(const RowsDims& dims, float scale, ConstFloatSpan x, Values y) override {
+    CheckSizes(SizeOf(dims), {{"x", x.size()}, {"y", y.size()}});
+    this->Call(&Operations::SoftmaxForward, dims, scale, x, y);
+  }
+  void SoftmaxBackward(const RowsDims& dims, float scale, ConstValues y, ConstFloatSpan dy,
+                       Values dx) override {
+    CheckSizes(SizeOf(dims), {{"y", y.size()}, {"dy", dy.size()}, {"dx", dx.size()}});
+    this->Call(&Operations::SoftmaxBackward, dims, scale, y, dy, dx);
   }
   LossSums SoftmaxCrossEntropy(int64_t rows, int64_t classes, float smoothing, ConstValues x,
                                std::span<const int32_t> labels, float scale, Values dx) override {

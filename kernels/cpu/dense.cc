@@ -18,6 +18,9 @@
 //
 // Attention is in attention.cc.
 //
+// Batched products: one thread computes each product in fp32; all threads compute one product after
+// the other with bf16 factors, because they share the library's memory.
+//
 // Embeddings. The features of the table are divided among threads, so that every sum is taken in
 // the order of the tokens.
 #include <algorithm>
@@ -123,6 +126,34 @@ class CpuDense {
       cpu_.Bf16Product({.m = out, .n = in, .k = batch, .transpose_a = true}, dy, x, {}, dw);
     }
     if (!db.empty()) ColumnSums(cpu_.threads, batch, out, dy, db);
+  }
+
+  void BatchedProduct(const BatchedProductDims& dims, ConstValues a, ConstValues b, Values c) {
+    if (c.empty()) return;
+    const auto [batch, m, n, k, transpose_a, transpose_b] = dims;
+    const LayerSizes one = SizesOf(BatchedProductDims{1, m, n, k});
+    if (c.type() != DType::kFloat32 || a.type() != DType::kFloat32) {
+      const ScopedThreads threads(cpu_.threads);
+      for (int64_t i = 0; i < batch; ++i) {
+        cpu_.Bf16Product({.m = m,
+                          .n = n,
+                          .k = k,
+                          .transpose_a = transpose_a,
+                          .transpose_b = transpose_b,
+                          .c = c.type()},
+                         a.subspan(i * one.x, one.x), b.subspan(i * one.w, one.w), {},
+                         c.subspan(i * one.y, one.y));
+      }
+      return;
+    }
+    const ScopedThreads threads(1);
+    ForParts(cpu_.threads, batch, m * n * k, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        MatrixProduct(m, n, k, 1, {Data<float>(a) + i * one.x, transpose_a ? m : k, transpose_a},
+                      {Data<float>(b) + i * one.w, transpose_b ? k : n, transpose_b},
+                      Data<float>(c) + i * one.y, n);
+      }
+    });
   }
 
   void EmbeddingForward(const EmbeddingDims& dims, ConstFloatSpan ids, ConstFloatSpan w,

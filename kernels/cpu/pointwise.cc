@@ -6,6 +6,9 @@
 // element's number in the run, so forward and backward, every division of the batch and every
 // device agree without storing a mask.
 //
+// A step of long short-term memory is one pass over the cells of a row, whose gates are four runs
+// of memory.
+//
 // Softmax cross-entropy with label smoothing (Szegedy et al. 2016), row by row.
 //
 // The logits are shifted by their maximum before the exponential, so that none overflows and one
@@ -173,6 +176,54 @@ CADRE_VECTOR_LOOP void AddTo(int64_t n, const T* x, T* y) {
   for (int64_t i = 0; i < n; ++i) Store(y + i, Load<float>(y + i) + Load<float>(x + i));
 }
 
+// A row of PointwiseKernels::LstmForward. `recurrent` and `previous` are null in the first step.
+template <bool kFirst, typename T>
+CADRE_VECTOR_LOOP void LstmRow(int64_t n, const T* recurrent, const float* previous, T* gates,
+                               float* cell, T* y) {
+#pragma omp simd
+  for (int64_t c = 0; c < n; ++c) {
+    float i = Load<float>(gates + c), f = Load<float>(gates + n + c);
+    float g = Load<float>(gates + 2 * n + c), o = Load<float>(gates + 3 * n + c);
+    if constexpr (!kFirst) {
+      i += Load<float>(recurrent + c);
+      f += Load<float>(recurrent + n + c);
+      g += Load<float>(recurrent + 2 * n + c);
+      o += Load<float>(recurrent + 3 * n + c);
+    }
+    i = SigmoidOf(i);
+    f = SigmoidOf(f);
+    g = TanhOf(g);
+    o = SigmoidOf(o);
+    float value = i * g;
+    if constexpr (!kFirst) value += f * previous[c];
+    Store(gates + c, i);
+    Store(gates + n + c, f);
+    Store(gates + 2 * n + c, g);
+    Store(gates + 3 * n + c, o);
+    cell[c] = value;
+    Store(y + c, o * TanhOf(value));
+  }
+}
+
+template <bool kFirst, typename T>
+CADRE_VECTOR_LOOP void LstmRowBackward(int64_t n, const T* dy, const float* previous,
+                                       const float* cell, T* gates, float* dcell) {
+#pragma omp simd
+  for (int64_t c = 0; c < n; ++c) {
+    const float i = Load<float>(gates + c), f = Load<float>(gates + n + c);
+    const float g = Load<float>(gates + 2 * n + c), o = Load<float>(gates + 3 * n + c);
+    const float t = TanhOf(cell[c]), d = Load<float>(dy + c);
+    const float dc = dcell[c] + d * o * (1 - t * t);
+    float before = 0;
+    if constexpr (!kFirst) before = previous[c];
+    Store(gates + c, dc * g * i * (1 - i));
+    Store(gates + n + c, dc * before * f * (1 - f));
+    Store(gates + 2 * n + c, dc * i * (1 - g * g));
+    Store(gates + 3 * n + c, d * t * o * (1 - o));
+    dcell[c] = dc * f;
+  }
+}
+
 // Keeps an element if its 24 random bits are at least `threshold`.
 template <typename T>
 CADRE_VECTOR_LOOP void Drop(int64_t n, RandomSequence random, uint64_t first, uint32_t threshold,
@@ -218,6 +269,29 @@ CADRE_VECTOR_LOOP void Gradient(int64_t n, const T* x, float largest, float shar
                                 T* dx) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) Store(dx + i, Exp(Load<float>(x + i) - largest) * share - off);
+}
+
+// Rows of PointwiseKernels::SoftmaxForward and SoftmaxBackward.
+template <typename T>
+CADRE_VECTOR_LOOP void SoftmaxRow(int64_t n, float scale, const float* x, T* y) {
+  const float largest = Largest(n, x);
+  double total = 0;
+#pragma omp simd reduction(+ : total)
+  for (int64_t i = 0; i < n; ++i) total += Exp(scale * (x[i] - largest));
+  const float inverse = 1 / total;
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) Store(y + i, Exp(scale * (x[i] - largest)) * inverse);
+}
+
+template <typename T>
+CADRE_VECTOR_LOOP void SoftmaxRowBackward(int64_t n, float scale, const T* y, const float* dy,
+                                          T* dx) {
+  double weighted = 0;
+#pragma omp simd reduction(+ : weighted)
+  for (int64_t i = 0; i < n; ++i) weighted += double{Load<float>(y + i)} * dy[i];
+  const float mean = weighted;
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) Store(dx + i, scale * Load<float>(y + i) * (dy[i] - mean));
 }
 
 struct RowLoss {
@@ -326,13 +400,63 @@ class CpuPointwise {
     });
   }
 
+  void LstmForward(const RowsDims& dims, ConstValues recurrent, ConstFloatSpan previous,
+                   Values gates, FloatSpan cell, Values y) {
+    ByType(y.type(), [&](auto zero) {
+      using T = decltype(zero);
+      ForEachRow(dims, kLstmCost, [&](int64_t n, int64_t at) {
+        if (previous.empty()) {
+          LstmRow<true, T>(n, nullptr, nullptr, Data<T>(gates) + 4 * at, cell.data() + at,
+                           Data<T>(y) + at);
+        } else {
+          LstmRow<false>(n, Data<T>(recurrent) + 4 * at, previous.data() + at,
+                         Data<T>(gates) + 4 * at, cell.data() + at, Data<T>(y) + at);
+        }
+      });
+    });
+  }
+
+  void LstmBackward(const RowsDims& dims, ConstValues dy, ConstFloatSpan previous,
+                    ConstFloatSpan cell, Values gates, FloatSpan dcell) {
+    ByType(dy.type(), [&](auto zero) {
+      using T = decltype(zero);
+      ForEachRow(dims, kLstmCost, [&](int64_t n, int64_t at) {
+        if (previous.empty()) {
+          LstmRowBackward<true>(n, Data<T>(dy) + at, nullptr, cell.data() + at,
+                                Data<T>(gates) + 4 * at, dcell.data() + at);
+        } else {
+          LstmRowBackward<false>(n, Data<T>(dy) + at, previous.data() + at, cell.data() + at,
+                                 Data<T>(gates) + 4 * at, dcell.data() + at);
+        }
+      });
+    });
+  }
+
+  void SoftmaxForward(const RowsDims& dims, float scale, ConstFloatSpan x, Values y) {
+    ByType(y.type(), [&](auto zero) {
+      using T = decltype(zero);
+      ForEachRow(dims, kExponentialCost, [&](int64_t n, int64_t at) {
+        SoftmaxRow(n, scale, x.data() + at, Data<T>(y) + at);
+      });
+    });
+  }
+
+  void SoftmaxBackward(const RowsDims& dims, float scale, ConstValues y, ConstFloatSpan dy,
+                       Values dx) {
+    ByType(dx.type(), [&](auto zero) {
+      using T = decltype(zero);
+      ForEachRow(dims, 1, [&](int64_t n, int64_t at) {
+        SoftmaxRowBackward(n, scale, Data<T>(y) + at, dy.data() + at, Data<T>(dx) + at);
+      });
+    });
+  }
+
   LossSums SoftmaxCrossEntropy(int64_t rows, int64_t classes, float smoothing, ConstValues x,
                                std::span<const int32_t> labels, float scale, Values dx) {
     std::vector<RowLoss> each(rows);
     ByType(x.type(), [&](auto zero) {
       using T = decltype(zero);
-      // An exponential costs as much as several plain elements.
-      ForParts(cpu_.threads, rows, 4 * classes, [&](int64_t begin, int64_t end) {
+      ForParts(cpu_.threads, rows, kExponentialCost * classes, [&](int64_t begin, int64_t end) {
         for (int64_t r = begin; r < end; ++r) {
           const size_t at = r;
           each[at] = LossOfRow(classes, smoothing, Data<T>(x) + r * classes, labels[at], scale,
@@ -349,6 +473,20 @@ class CpuPointwise {
   }
 
  private:
+  // In plain elements.
+  static constexpr int64_t kExponentialCost = 4;
+  static constexpr int64_t kLstmCost = 6 * kExponentialCost;
+
+  // Calls f(elements of a row, place of its first one) for each row that has elements.
+  template <typename F>
+  void ForEachRow(const RowsDims& dims, int64_t cost, F f) {
+    const int64_t n = dims.channels;
+    if (n == 0) return;
+    ForParts(cpu_.threads, dims.rows, cost * n, [&](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; ++r) f(n, r * n);
+    });
+  }
+
   template <typename T>
   void MultiplyRows(const MultiplyDims& dims, const T* x, const T* factor, T* y) {
     const int64_t n = dims.channels;

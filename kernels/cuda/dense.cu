@@ -413,6 +413,24 @@ class CudaDense final : public DenseKernels {
                               dy, x, {}, dw);
   }
 
+  void BatchedProduct(const BatchedProductDims& dims, ConstValues a, ConstValues b,
+                      Values c) override {
+    const LayerSizes sizes = SizesOf(dims);
+    CheckLayer(sizes, a.size(), b.size(), 0, c.size());
+    if (c.empty()) return;
+    if (dims.k == 0) return cuda_.Zero(c);
+    cuda_.math->MatrixProduct({.m = dims.m,
+                               .n = dims.n,
+                               .k = dims.k,
+                               .transpose_a = dims.transpose_a,
+                               .transpose_b = dims.transpose_b,
+                               .batch = dims.batch,
+                               .a_step = sizes.x / dims.batch,
+                               .b_step = sizes.w / dims.batch,
+                               .c_step = sizes.y / dims.batch},
+                              a, b, {}, c);
+  }
+
   void EmbeddingForward(const EmbeddingDims& dims, ConstFloatSpan ids, ConstFloatSpan w,
                         ConstFloatSpan positions, Values y) override {
     CheckEmbedding(dims, ids.size(), w.size(), positions.size(), y.size());

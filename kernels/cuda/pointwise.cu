@@ -1,6 +1,8 @@
-// Activations, dropout, addition, and the softmax cross-entropy loss.
+// Activations, dropout, addition, steps of recurrent layers, softmax, and the softmax cross-entropy
+// loss.
 //
-// Elementwise operations take one pass, 16 bytes at a time if all arrays are aligned.
+// Elementwise operations take one pass, 16 bytes at a time if all arrays are aligned. A thread
+// computes a cell of a recurrent step, a warp a row of a softmax.
 //
 // Dropout uses the same counter-based generator as the host (base/random.h), so that a device drops
 // the same elements. An element's number is computed from its position in the whole batch, which a
@@ -137,6 +139,107 @@ __global__ void __launch_bounds__(256)
       sum += ToFloat(x[first + r * channels]) * ToFloat(dy[first + r * channels]);
     }
     FromFloat(sum, dfactor + i);
+  }
+}
+
+// The gates of cell i of rows of `channels` cells.
+template <typename T>
+struct CellGates {
+  __device__ CellGates(T* all, int64_t i, int64_t channels) {
+    int64_t channel;
+    const int64_t row = Divide(i, channels, &channel);
+    input = all + 4 * row * channels + channel;
+    forget = input + channels;
+    candidate = forget + channels;
+    output = candidate + channels;
+  }
+
+  T *input, *forget, *candidate, *output;
+};
+
+// `recurrent` and `previous` are null in the first step.
+template <typename T>
+__global__ void __launch_bounds__(256)
+    LstmCells(int64_t cells, int64_t channels, const T* __restrict__ recurrent,
+              const float* __restrict__ previous, T* __restrict__ gates, float* __restrict__ cell,
+              T* __restrict__ y) {
+  for (int64_t at = ThreadIndex(); at < cells; at += ThreadCount()) {
+    const CellGates<T> to(gates, at, channels);
+    float i = ToFloat(*to.input), f = ToFloat(*to.forget);
+    float g = ToFloat(*to.candidate), o = ToFloat(*to.output);
+    if (recurrent != nullptr) {
+      const CellGates<const T> added(recurrent, at, channels);
+      i += ToFloat(*added.input);
+      f += ToFloat(*added.forget);
+      g += ToFloat(*added.candidate);
+      o += ToFloat(*added.output);
+    }
+    i = SigmoidOf(i);
+    f = SigmoidOf(f);
+    g = tanhf(g);
+    o = SigmoidOf(o);
+    const float value = i * g + (previous == nullptr ? 0.0F : f * previous[at]);
+    FromFloat(i, to.input);
+    FromFloat(f, to.forget);
+    FromFloat(g, to.candidate);
+    FromFloat(o, to.output);
+    cell[at] = value;
+    FromFloat(o * tanhf(value), y + at);
+  }
+}
+
+template <typename T>
+__global__ void __launch_bounds__(256)
+    LstmCellsBackward(int64_t cells, int64_t channels, const T* __restrict__ dy,
+                      const float* __restrict__ previous, const float* __restrict__ cell,
+                      T* __restrict__ gates, float* __restrict__ dcell) {
+  for (int64_t at = ThreadIndex(); at < cells; at += ThreadCount()) {
+    const CellGates<T> of(gates, at, channels);
+    const float i = ToFloat(*of.input), f = ToFloat(*of.forget);
+    const float g = ToFloat(*of.candidate), o = ToFloat(*of.output);
+    const float t = tanhf(cell[at]), d = ToFloat(dy[at]);
+    const float dc = dcell[at] + d * o * (1 - t * t);
+    const float before = previous == nullptr ? 0.0F : previous[at];
+    FromFloat(dc * g * i * (1 - i), of.input);
+    FromFloat(dc * before * f * (1 - f), of.forget);
+    FromFloat(dc * i * (1 - g * g), of.candidate);
+    FromFloat(d * t * o * (1 - o), of.output);
+    dcell[at] = dc * f;
+  }
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kWarpsPerBlock * 32)
+    RowSoftmax(int64_t rows, int64_t channels, float scale, const float* __restrict__ x,
+               T* __restrict__ y) {
+  const int lane = threadIdx.x % 32;
+  for (int64_t row = ThreadIndex() / 32; row < rows; row += ThreadCount() / 32) {
+    const float* const from = x + row * channels;
+    float largest = -INFINITY;
+    for (int64_t c = lane; c < channels; c += 32) largest = Larger()(largest, from[c]);
+    largest = OverWarp(largest, Larger());
+    float total = 0;
+    for (int64_t c = lane; c < channels; c += 32) total += expf(scale * (from[c] - largest));
+    total = OverWarp(total, Plus());
+    for (int64_t c = lane; c < channels; c += 32) {
+      FromFloat(expf(scale * (from[c] - largest)) / total, y + row * channels + c);
+    }
+  }
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kWarpsPerBlock * 32)
+    RowSoftmaxBackward(int64_t rows, int64_t channels, float scale, const T* __restrict__ y,
+                       const float* __restrict__ dy, T* __restrict__ dx) {
+  const int lane = threadIdx.x % 32;
+  for (int64_t row = ThreadIndex() / 32; row < rows; row += ThreadCount() / 32) {
+    const int64_t first = row * channels;
+    float weighted = 0;
+    for (int64_t c = lane; c < channels; c += 32) weighted += ToFloat(y[first + c]) * dy[first + c];
+    weighted = OverWarp(weighted, Plus());
+    for (int64_t c = lane; c < channels; c += 32) {
+      FromFloat(scale * ToFloat(y[first + c]) * (dy[first + c] - weighted), dx + first + c);
+    }
   }
 }
 
@@ -416,6 +519,54 @@ class CudaPointwise final : public PointwiseKernels {
       Launch(cuda_.device, "gradient of a factor", MultiplyGradient<T>,
              Strided(cuda_.device, factors), dims.rows, dims.channels, factors, Data<T>(x),
              Data<T>(dy), Data<T>(dfactor));
+    });
+  }
+
+  void LstmForward(const RowsDims& dims, ConstValues recurrent, ConstFloatSpan previous,
+                   Values gates, FloatSpan cell, Values y) override {
+    CheckLstm(dims, previous.size(), gates.size(), {cell.size(), y.size()});
+    CheckSize("recurrent", recurrent.size(), 4 * std::ssize(previous));
+    if (y.empty()) return;
+    ByType(y.type(), [&](auto zero) {
+      using T = decltype(zero);
+      Launch(cuda_.device, "step of an LSTM", LstmCells<T>, Strided(cuda_.device, std::ssize(y)),
+             std::ssize(y), dims.channels, recurrent.empty() ? nullptr : Data<T>(recurrent),
+             previous.empty() ? nullptr : previous.data(), Data<T>(gates), cell.data(), Data<T>(y));
+    });
+  }
+
+  void LstmBackward(const RowsDims& dims, ConstValues dy, ConstFloatSpan previous,
+                    ConstFloatSpan cell, Values gates, FloatSpan dcell) override {
+    CheckLstm(dims, previous.size(), gates.size(), {dy.size(), cell.size(), dcell.size()});
+    if (dy.empty()) return;
+    ByType(dy.type(), [&](auto zero) {
+      using T = decltype(zero);
+      Launch(cuda_.device, "gradient of a step of an LSTM", LstmCellsBackward<T>,
+             Strided(cuda_.device, std::ssize(dy)), std::ssize(dy), dims.channels, Data<T>(dy),
+             previous.empty() ? nullptr : previous.data(), cell.data(), Data<T>(gates),
+             dcell.data());
+    });
+  }
+
+  void SoftmaxForward(const RowsDims& dims, float scale, ConstFloatSpan x, Values y) override {
+    CheckSizes(SizeOf(dims), {{"x", x.size()}, {"y", y.size()}});
+    if (y.empty()) return;
+    ByType(y.type(), [&](auto zero) {
+      using T = decltype(zero);
+      Launch(cuda_.device, "softmax", RowSoftmax<T>, WarpPerRow(cuda_.device, dims.rows), dims.rows,
+             dims.channels, scale, x.data(), Data<T>(y));
+    });
+  }
+
+  void SoftmaxBackward(const RowsDims& dims, float scale, ConstValues y, ConstFloatSpan dy,
+                       Values dx) override {
+    CheckSizes(SizeOf(dims), {{"y", y.size()}, {"dy", dy.size()}, {"dx", dx.size()}});
+    if (dx.empty()) return;
+    ByType(dx.type(), [&](auto zero) {
+      using T = decltype(zero);
+      Launch(cuda_.device, "softmax gradient", RowSoftmaxBackward<T>,
+             WarpPerRow(cuda_.device, dims.rows), dims.rows, dims.channels, scale, Data<T>(y),
+             dy.data(), Data<T>(dx));
     });
   }
 

@@ -28,6 +28,22 @@ void ForEachProduct(const FullyConnectedDims& d, F f) {
   }
 }
 
+// Calls f(a_at, b_at, c_at) for every product of a sum of a batched product.
+template <typename F>
+void ForEachProduct(const BatchedProductDims& d, F f) {
+  for (int64_t n = 0; n < d.batch; ++n) {
+    for (int64_t row = 0; row < d.m; ++row) {
+      for (int64_t column = 0; column < d.n; ++column) {
+        for (int64_t i = 0; i < d.k; ++i) {
+          f(n * d.m * d.k + (d.transpose_a ? i * d.m + row : row * d.k + i),
+            n * d.k * d.n + (d.transpose_b ? column * d.k + i : i * d.n + column),
+            n * d.m * d.n + row * d.n + column);
+        }
+      }
+    }
+  }
+}
+
 // Calls f(w_at, position_at, y_at) for every element of the output.
 template <typename F>
 void ForEachFeature(const EmbeddingDims& d, ConstFloatSpan ids, F f) {
@@ -143,6 +159,15 @@ class ReferenceDense {
     std::vector<double> biases(db.size());
     for (size_t i = 0; i < dy.size() && !db.empty(); ++i) biases[i % db.size()] += dy[i];
     Store(biases, db);
+  }
+
+  void BatchedProduct(const BatchedProductDims& dims, ConstFloatSpan a, ConstFloatSpan b,
+                      FloatSpan c) {
+    std::vector<double> sums(c.size());
+    ForEachProduct(dims, [&](int64_t a_at, int64_t b_at, int64_t c_at) {
+      sums[c_at] += Product(a[a_at], b[b_at]);
+    });
+    Store(sums, c);
   }
 
   void EmbeddingForward(const EmbeddingDims& dims, ConstFloatSpan ids, ConstFloatSpan w,

@@ -1,4 +1,5 @@
-// Activations, dropout, addition and the loss, by their definitions in double.
+// Activations, dropout, addition, steps of recurrent layers, softmax and the loss, by their
+// definitions in double.
 //
 // The loss is computed from log(softmax(x)), with the maximum of the row subtracted first, so that
 // no exponential overflows and no logarithm of an underflowed probability is taken.
@@ -121,6 +122,62 @@ class ReferencePointwise {
     }
   }
 
+  void LstmForward(const RowsDims& dims, ConstFloatSpan recurrent, ConstFloatSpan previous,
+                   FloatSpan gates, FloatSpan cell, FloatSpan y) {
+    ForEachCell(dims, [&](int64_t at, const Gates& to) {
+      const auto sum = [&](int64_t gate) {
+        return recurrent.empty() ? double{gates[gate]} : double{gates[gate]} + recurrent[gate];
+      };
+      const double i = SigmoidOf(sum(to.i)), f = SigmoidOf(sum(to.f));
+      const double g = std::tanh(sum(to.g)), o = SigmoidOf(sum(to.o));
+      const double c = (previous.empty() ? 0 : f * previous[at]) + i * g;
+      gates[to.i] = i;
+      gates[to.f] = f;
+      gates[to.g] = g;
+      gates[to.o] = o;
+      cell[at] = c;
+      y[at] = o * std::tanh(c);
+    });
+  }
+
+  void LstmBackward(const RowsDims& dims, ConstFloatSpan dy, ConstFloatSpan previous,
+                    ConstFloatSpan cell, FloatSpan gates, FloatSpan dcell) {
+    ForEachCell(dims, [&](int64_t at, const Gates& of) {
+      const double i = gates[of.i], f = gates[of.f], g = gates[of.g], o = gates[of.o];
+      const double t = std::tanh(double{cell[at]});
+      const double dc = dcell[at] + dy[at] * o * (1 - t * t);
+      gates[of.i] = dc * g * i * (1 - i);
+      gates[of.f] = previous.empty() ? 0 : dc * previous[at] * f * (1 - f);
+      gates[of.g] = dc * i * (1 - g * g);
+      gates[of.o] = dy[at] * t * o * (1 - o);
+      dcell[at] = dc * f;
+    });
+  }
+
+  void SoftmaxForward(const RowsDims& dims, float scale, ConstFloatSpan x, FloatSpan y) {
+    for (int64_t r = 0; r < dims.rows && dims.channels > 0; ++r) {
+      const auto row = x.subspan(r * dims.channels, dims.channels);
+      const double largest = *std::max_element(row.begin(), row.end());
+      const auto exponential = [&](float value) { return std::exp(scale * (value - largest)); };
+      double total = 0;
+      for (const float value : row) total += exponential(value);
+      for (int64_t c = 0; c < dims.channels; ++c) {
+        y[r * dims.channels + c] = exponential(row[c]) / total;
+      }
+    }
+  }
+
+  void SoftmaxBackward(const RowsDims& dims, float scale, ConstFloatSpan y, ConstFloatSpan dy,
+                       FloatSpan dx) {
+    for (int64_t first = 0; first < std::ssize(y); first += dims.channels) {
+      double weighted = 0;
+      for (int64_t i = first; i < first + dims.channels; ++i) weighted += Product(y[i], dy[i]);
+      for (int64_t i = first; i < first + dims.channels; ++i) {
+        dx[i] = scale * y[i] * (dy[i] - weighted);
+      }
+    }
+  }
+
   LossSums SoftmaxCrossEntropy(int64_t rows, int64_t classes, float smoothing, ConstFloatSpan x,
                                std::span<const int32_t> labels, float scale, FloatSpan dx) {
     const double mass = smoothing, elsewhere = mass / classes;
@@ -143,6 +200,24 @@ class ReferencePointwise {
       }
     }
     return sums;
+  }
+
+ private:
+  // The places of the gates of one cell.
+  struct Gates {
+    int64_t i, f, g, o;
+  };
+
+  // Calls f(at, gates) for the place of each cell.
+  template <typename F>
+  static void ForEachCell(const RowsDims& dims, F f) {
+    for (int64_t r = 0; r < dims.rows; ++r) {
+      for (int64_t c = 0; c < dims.channels; ++c) {
+        const int64_t first = 4 * r * dims.channels + c;
+        f(r * dims.channels + c, Gates{first, first + dims.channels, first + 2 * dims.channels,
+                                       first + 3 * dims.channels});
+      }
+    }
   }
 };
 

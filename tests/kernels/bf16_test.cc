@@ -307,6 +307,63 @@ TEST_F(Bf16Test, Attention) {
   }
 }
 
+TEST_F(Bf16Test, LstmStep) {
+  for (const RowsDims& dims : {RowsDims{1, 1}, RowsDims{5, 33}, RowsDims{16, 256}}) {
+    const int64_t cells = SizeOf(dims);
+    const Floats sums = Random(4 * cells, 1), recurrent = Random(4 * cells, 2),
+                 previous = Uniform(cells, 3), dy = Random(cells, 4);
+    Floats gates = sums, want_gates = sums, cell = Garbage(cells), want_cell = cell;
+    Floats y = Garbage(cells), want_y = y;
+    bf16_->pointwise().LstmForward(dims, recurrent, previous, gates, cell, y);
+    reference_->pointwise().LstmForward(dims, recurrent, previous, want_gates, want_cell, want_y);
+    ExpectBf16Near(gates, want_gates);
+    ExpectNear(cell, want_cell, 1e-6);
+    ExpectBf16Near(y, want_y);
+    // From the same rounded gates.
+    want_gates = gates;
+    Floats dcell = Uniform(cells, 5), want_dcell = dcell;
+    bf16_->pointwise().LstmBackward(dims, dy, previous, cell, gates, dcell);
+    reference_->pointwise().LstmBackward(dims, dy, previous, cell, want_gates, want_dcell);
+    ExpectBf16Near(gates, want_gates);
+    ExpectNear(dcell, want_dcell, 2e-6);
+  }
+}
+
+TEST_F(Bf16Test, Softmax) {
+  const RowsDims dims{.rows = 30, .channels = 45};
+  const int64_t n = SizeOf(dims);
+  const Floats x = Uniform(n, 1), dy = Uniform(n, 2);
+  Floats y = Garbage(n), want = y, dx = y, want_dx = y;
+  bf16_->pointwise().SoftmaxForward(dims, 3, x, y);
+  reference_->pointwise().SoftmaxForward(dims, 3, x, want);
+  ExpectBf16Near(y, want);
+  bf16_->pointwise().SoftmaxBackward(dims, 3, y, dy, dx);
+  reference_->pointwise().SoftmaxBackward(dims, 3, y, dy, want_dx);
+  ExpectBf16Near(dx, want_dx);
+}
+
+TEST_F(Bf16Test, BatchedProduct) {
+  for (const bool transpose : {false, true}) {
+    const BatchedProductDims dims{
+        .batch = 3, .m = 8, .n = 16, .k = 24, .transpose_a = transpose, .transpose_b = !transpose};
+    const LayerSizes sizes = SizesOf(dims);
+    const Floats a = Random(sizes.x, 1), b = Random(sizes.w, 2);
+    Floats want = Garbage(sizes.y), magnitude = want, rounded = want;
+    reference_->dense().BatchedProduct(dims, a, b, want);
+    reference_->dense().BatchedProduct(dims, Absolute(a), Absolute(b), magnitude);
+    bf16_->dense().BatchedProduct(dims, a, b, rounded);
+    ExpectBf16SumsNear(rounded, want, magnitude, 1e-6);
+    // The result may also be fp32.
+    UseBf16();
+    const OnDevice a_on_device(device(), a, DType::kBFloat16),
+        b_on_device(device(), b, DType::kBFloat16),
+        exact(device(), Garbage(sizes.y), DType::kFloat32);
+    kernels().dense().BatchedProduct(dims, a_on_device.values(), b_on_device.values(),
+                                     exact.values());
+    ExpectSumsNear(exact.Get(), want, magnitude, dims.k);
+  }
+}
+
 // More scores than one block of attention's scratch memory holds (2^22): heads of one sample, whole
 // samples, and rows of one head. In fp32, so that errors of the division into blocks are not hidden
 // by rounding.
