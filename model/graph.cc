@@ -36,7 +36,8 @@ std::string KindNames() {
 }
 
 bool TakesSeveral(LayerKind kind) {
-  return kind == LayerKind::kAdd || kind == LayerKind::kConcat || kind == LayerKind::kMultiply;
+  return kind == LayerKind::kAdd || kind == LayerKind::kConcat || kind == LayerKind::kMultiply ||
+         kind == LayerKind::kDotProductAttention;
 }
 
 // Visits the layers in the order of the spec, resolves their inputs and infers their shapes. An
@@ -181,7 +182,8 @@ class Walk {
     }
     if (layer->inputs.size() == 1 || TakesSeveral(layer->kind)) return true;
     return Problem(i, "input[1]", LayerKindName(layer->kind), " takes one input, not ",
-                   layer->inputs.size(), "; add, concat and multiply take several");
+                   layer->inputs.size(),
+                   "; add, concat, multiply and dot_product_attention take several");
   }
 
   // Completes out_features from the embedding that a fully connected layer is tied to.

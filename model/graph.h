@@ -45,6 +45,8 @@ enum class LayerKind {
   kClassToken = v1::Layer::kClassToken,
   kTakeToken = v1::Layer::kTakeToken,
   kBias = v1::Layer::kBias,
+  kLstm = v1::Layer::kLstm,
+  kDotProductAttention = v1::Layer::kDotProductAttention,
   kSoftmaxCrossEntropy = v1::Layer::kSoftmaxCrossEntropy,
 };
 
@@ -145,7 +147,7 @@ class Graph {
   bool takes_tokens() const { return takes_tokens_; }
   // Extent of the last dimension of the loss's input.
   int64_t classes() const;
-  // 1, or the tokens of a sequence.
+  // 1, or the tokens whose scores the loss takes: the last ones of a sequence of tokens.
   int64_t labels_per_sample() const;
   // The layers that take the output of layer `i` (or kInput), in order; a layer that takes it twice
   // is listed twice.

@@ -102,6 +102,10 @@ class LayerInference {
         return LayerNorm();
       case LayerKind::kAttention:
         return Attention();
+      case LayerKind::kLstm:
+        return Lstm();
+      case LayerKind::kDotProductAttention:
+        return DotProductAttention();
       case LayerKind::kSoftmaxCrossEntropy:
         return SoftmaxCrossEntropy();
     }
@@ -395,10 +399,15 @@ class LayerInference {
   bool TakeToken() {
     if (!NeedsSequence()) return false;
     const int64_t token = settings().take_token().token();
+    const int64_t count = settings().take_token().count();
     if (token >= in()[0]) {
       return Problem("token", "is ", token, "; the sequence has ", in()[0], " tokens");
     }
-    return Output(Shape{in()[1]});
+    if (count > in()[0] - token) {
+      return Problem("count", "is ", count, "; from token ", token, " on, the sequence has ",
+                     in()[0] - token);
+    }
+    return Output(count == 0 ? Shape{in()[1]} : Shape{count, in()[1]});
   }
 
   bool Bias() {
@@ -430,6 +439,58 @@ class LayerInference {
     // The four projections, and the products with keys and with values.
     layer_.flops = 8 * tokens * features * features + 4 * tokens * tokens * features;
     return true;
+  }
+
+  bool DotProductAttention() {
+    if (layer_.inputs.size() != 2) {
+      return Problem("", "takes ", layer_.inputs.size(),
+                     " inputs; name the queries and the source");
+    }
+    const Shape& source = layer_.input_shapes[1];
+    if (in().rank() != 2 || source.rank() != 2 || in()[1] != source[1]) {
+      return Problem("",
+                     "requires queries [tokens, features] and a source of as many features; its "
+                     "inputs are ",
+                     in().ToString(), " and ", source.ToString());
+    }
+    if (ElementsUpTo(Shape{in()[0], source[0]}, kMaxElements) > kMaxElements) {
+      return Problem("", TooManyElements(Shape{in()[0], source[0]}, kMaxElements));
+    }
+    layer_.flops = 4 * in().elements() * source[0];
+    return Output(in());
+  }
+
+  // Initial values have the variance of those of torch.nn.LSTM, which are uniform in
+  // [-1 / sqrt(hidden), 1 / sqrt(hidden)]; that of the bias is the variance of its two biases' sum.
+  bool Lstm() {
+    const v1::Lstm& lstm = settings().lstm();
+    if (!NeedsSequence() || !Extent("hidden", lstm.hidden()) ||
+        !AtMostExtent("projection", lstm.projection())) {
+      return false;
+    }
+    const int64_t hidden = lstm.hidden();
+    if (lstm.projection() >= hidden) {
+      return Problem("projection", "is ", lstm.projection(), "; it must be less than the ", hidden,
+                     " hidden features");
+    }
+    const int64_t tokens = in()[0];
+    const int64_t features = in()[1];
+    const int64_t outputs = lstm.projection() == 0 ? hidden : lstm.projection();
+    const double stddev = std::sqrt(1.0 / (3 * hidden));
+    if (ElementsUpTo(Shape{tokens, 4 * hidden}, kMaxElements) > kMaxElements) {
+      return Problem("hidden", TooManyElements(Shape{tokens, 4 * hidden}, kMaxElements));
+    }
+    if (!Output(Shape{tokens, outputs}) ||
+        !Weight("input_weight", Shape{4 * hidden, features}, stddev) ||
+        !Weight("recurrent_weight", Shape{4 * hidden, outputs}, stddev)) {
+      return false;
+    }
+    Constant("bias", Shape{4 * hidden}, ParameterRole::kBias, 0);
+    layer_.parameters.back().initial_stddev = std::sqrt(2.0) * stddev;
+    layer_.flops = 2 * tokens * 4 * hidden * (features + outputs);
+    if (lstm.projection() == 0) return true;
+    layer_.flops += 2 * tokens * hidden * outputs;
+    return Weight("projection_weight", Shape{outputs, hidden}, stddev);
   }
 
   // ---- Norms

@@ -191,8 +191,8 @@ std::vector<OpIndex> ClassTokenIndices(const GraphLayer& layer) {
 }
 
 std::vector<OpIndex> TakeTokenIndices(const GraphLayer& layer) {
-  return {Along(layer, kSamples, 0),
-          Index(layer, "features", IndexPlace::Dimension(2), IndexPlace::Dimension(1))};
+  return {Along(layer, kSamples, 0), Index(layer, "features", IndexPlace::Dimension(2),
+                                           IndexPlace::Dimension(layer.output.rank()))};
 }
 
 std::vector<OpIndex> BiasIndices(const GraphLayer& layer) {
@@ -400,6 +400,9 @@ std::vector<OpIndex> IndicesOf(const GraphLayer& layer) {
       return EmbeddingIndices(layer);
     case LayerKind::kAttention:
       return AttentionIndices(layer);
+    case LayerKind::kLstm:
+    case LayerKind::kDotProductAttention:
+      return {Along(layer, kSamples, 0)};
     case LayerKind::kSoftmaxCrossEntropy:
       return LossIndices(layer);
   }

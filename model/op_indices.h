@@ -21,6 +21,8 @@
 //   class token            samples, features
 //   take token             samples, features
 //   attention              samples, heads
+//   lstm                   samples
+//   dot-product attention  samples
 //   softmax cross-entropy  samples, (tokens)
 //
 // Layers that share a weight have no index but `samples`, which all axes of the mesh must split.

@@ -266,6 +266,7 @@ class Validation : private ProblemCollector {
     if (!graph.ok()) return Add("model", std::string(graph.status().message()));
     graph_ = *std::move(graph);
     CheckTokenClasses();
+    CheckTokenLabels();
   }
 
   // The labels of a language model are tokens, so the number of classes equals the vocabulary.
@@ -278,6 +279,15 @@ class Validation : private ProblemCollector {
           layer.name, "': is ", vocabulary, "; the loss has ", graph_->classes(),
           " classes; they must be equal, since each token is a class");
     }
+  }
+
+  // Each token has one label.
+  void CheckTokenLabels() {
+    if (!graph_->takes_tokens() || graph_->labels_per_sample() <= graph_->input()[0]) return;
+    const GraphLayer& loss = graph_->layers().back();
+    Add(absl::StrCat("model.layer[", loss.spec_layer, "].softmax_cross_entropy"), "layer '",
+        loss.name, "': takes the scores of ", graph_->labels_per_sample(),
+        " tokens, but a sample has ", graph_->input()[0], " labels");
   }
 
   void CheckEvaluation() {

@@ -356,7 +356,7 @@ class TapeBuilder {
     if (saved.elements > 0) saved_.back() = NewBuffer(l, "saved", saved.type, saved.elements);
     y_.back() = NewActivations(l, "y", region(l).output);
     if (!IsHere(l)) return;
-    const int scratch_buffer = NewScratch(l, std::max(InteriorScratch(l), ClassTokenScratch(l)));
+    const int scratch_buffer = NewScratch(l, ForwardScratch(l));
     TapeOp& op = NewOp(TapeOpKind::kForward, l);
     op.scratch = scratch_buffer;
     op.x = x;
@@ -515,6 +515,10 @@ class TapeBuilder {
         return {.elements = 2 * output.elements() / std::max<int64_t>(1, channels)};
       case LayerKind::kAttention:  // queries, keys, values; context; statistics
         return {.type = tape_.activations, .elements = AttentionOf(l).saved()};
+      case LayerKind::kLstm:
+        return {.type = tape_.activations, .elements = LstmOf(l).saved};
+      case LayerKind::kDotProductAttention:  // probabilities
+        return {.type = tape_.activations, .elements = Probabilities(l)};
       default:
         return {};
     }
@@ -527,8 +531,34 @@ class TapeBuilder {
     return output[0] * output[2];
   }
 
+  // Elements that hold this many fp32 numbers.
+  int64_t HoldingFloats(int64_t numbers) const {
+    return numbers * (SizeOf(DType::kFloat32) / SizeOf(tape_.activations));
+  }
+
+  int64_t ForwardScratch(int l) {
+    switch (graph_[l].kind) {
+      case LayerKind::kConvolution:
+        return InteriorScratch(l);
+      case LayerKind::kClassToken:
+        return ClassTokenScratch(l);
+      case LayerKind::kLstm:
+        return LstmOf(l).forward_scratch;
+      case LayerKind::kDotProductAttention:  // scores
+        return HoldingFloats(Probabilities(l));
+      default:
+        return 0;
+    }
+  }
+
   int64_t BackwardScratch(int l) {
     const GraphLayer& layer = graph_[l];
+    if (layer.kind == LayerKind::kLstm) return LstmOf(l).backward_scratch;
+    if (layer.kind == LayerKind::kDotProductAttention) {
+      // The gradients of probabilities (fp32) and of scores, and a part of that of the source.
+      return AlignedOffset(HoldingFloats(Probabilities(l))) + AlignedOffset(Probabilities(l)) +
+             Elements(region(l).inputs[1]);
+    }
     if (layer.kind == LayerKind::kClassToken) return ClassTokenScratch(l);
     if (layer.kind == LayerKind::kAttention) return AttentionOf(l).scratch();
     // The kernel always computes the gradient of the input.
@@ -536,6 +566,15 @@ class TapeBuilder {
       return Elements(region(l).inputs[0]);
     }
     return 0;
+  }
+
+  LstmMemory LstmOf(int l) {
+    return MemoryOfLstm(LstmDimsOf(graph_[l], region(l).output.shape()[0]), tape_.activations);
+  }
+
+  // One for each query and each token of the source.
+  int64_t Probabilities(int l) {
+    return region(l).output.shape()[0] * graph_[l].output[0] * graph_[l].input(1)[0];
   }
 
   AttentionMemory AttentionOf(int l) {

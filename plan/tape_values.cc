@@ -1,5 +1,6 @@
 // Part of plan/tape.h: what follows from the kind of a layer or from the plan, without a tape.
 #include <algorithm>
+#include <utility>
 
 #include "plan/tape.h"
 
@@ -43,6 +44,8 @@ SavedForBackward SavedForBackwardBy(LayerKind kind) {
     case LayerKind::kEmbedding:
     case LayerKind::kLayerNorm:
     case LayerKind::kAttention:
+    case LayerKind::kLstm:
+    case LayerKind::kDotProductAttention:
       return {.x = true};
     case LayerKind::kRelu:
     case LayerKind::kSigmoid:
@@ -100,6 +103,43 @@ AttentionMemory MemoryOfAttention(int64_t samples, int64_t tokens, int64_t heads
   memory.statistics = rows * per_number;
   memory.context_begin = AlignedOffset(memory.qkv);
   memory.statistics_begin = AlignedOffset(memory.context_begin + memory.context);
+  return memory;
+}
+
+LstmDims LstmDimsOf(const GraphLayer& layer, int64_t samples) {
+  const v1::Lstm& lstm = layer.settings.lstm();
+  return {.samples = samples,
+          .tokens = layer.input()[0],
+          .features = layer.input()[1],
+          .hidden = lstm.hidden(),
+          .outputs = layer.output[1],
+          .projects = lstm.projection() > 0};
+}
+
+LstmMemory MemoryOfLstm(const LstmDims& dims, DType activations) {
+  const int64_t rows = dims.samples * dims.tokens;
+  const int64_t per_number = sizeof(float) / SizeOf(activations);  // elements that hold an fp32
+  int64_t end = 0;
+  const auto next = [&end](int64_t elements) {
+    const LstmMemory::Part part{AlignedOffset(end), elements};
+    end = part.begin + part.elements;
+    return part;
+  };
+  LstmMemory memory;
+  memory.gates = next(rows * 4 * dims.hidden);
+  memory.cells = next(rows * dims.hidden * per_number);
+  memory.outputs = next(rows * dims.outputs);
+  memory.projected = next(dims.projects ? rows * dims.hidden : 0);
+  memory.saved = std::exchange(end, 0);
+  memory.inputs = next(rows * dims.features);
+  memory.recurrent = next(dims.samples * 4 * dims.hidden);
+  memory.forward_scratch = std::exchange(end, 0);
+  memory.backward_inputs = next(rows * dims.features);
+  memory.doutputs = next(rows * dims.outputs);
+  memory.drecurrent = next(dims.samples * dims.outputs);
+  memory.dprojected = next(dims.projects ? dims.samples * dims.hidden : 0);
+  memory.dcells = next(dims.samples * dims.hidden * per_number);
+  memory.backward_scratch = end;
   return memory;
 }
 

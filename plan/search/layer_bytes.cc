@@ -59,6 +59,16 @@ int64_t SavedElements(const GraphLayer& layer, int64_t output, int64_t features,
       const int64_t here = LargestPart(weight[0], heads);
       return rows * here * (8 * weight[2] + 1);
     }
+    // Both with the scratch memory of backward.
+    case LayerKind::kLstm: {
+      const int64_t samples = output / layer.output.elements();
+      const LstmMemory memory = MemoryOfLstm(LstmDimsOf(layer, samples), DType::kFloat32);
+      return memory.saved + memory.backward_scratch;
+    }
+    case LayerKind::kDotProductAttention: {
+      const int64_t samples = output / layer.output.elements();
+      return samples * (3 * layer.output[0] * layer.input(1)[0] + layer.input(1).elements());
+    }
     default:
       return 0;
   }

@@ -173,7 +173,8 @@ int64_t PartsOf(const CompactMesh& mesh, const std::vector<int8_t>& option, int 
 
 bool IsProduct(LayerKind kind) {
   return kind == LayerKind::kConvolution || kind == LayerKind::kFullyConnected ||
-         kind == LayerKind::kAttention || kind == LayerKind::kEmbedding;
+         kind == LayerKind::kAttention || kind == LayerKind::kEmbedding ||
+         kind == LayerKind::kLstm || kind == LayerKind::kDotProductAttention;
 }
 
 LayerClass ClassOf(const PlanProblem& problem, int layer) {

@@ -113,6 +113,8 @@ class Rules {
         return {{"samples", RowAxes()}, {"heads", model_}};
       case LayerKind::kEmbedding:
         return {{"samples", RowAxes()}};
+      case LayerKind::kLstm:
+      case LayerKind::kDotProductAttention:
       case LayerKind::kSoftmaxCrossEntropy:
         return {{"samples", data_ + space_ + model_}};
       case LayerKind::kFlatten:

@@ -460,6 +460,61 @@ TEST(GraphTest, InvalidLayers) {
   });
 }
 
+TEST(GraphTest, InvalidLayersOfSequences) {
+  ExpectInvalid({
+      {"EMBEDDED layer { name: 't' take_token { token: 4 } } LOSS", 1, "take_token.token",
+       "is 4; the sequence has 4 tokens"},
+      {"EMBEDDED layer { name: 't' take_token { token: 3 count: 2 } } LOSS", 1, "take_token.count",
+       "is 2; from token 3 on, the sequence has 1"},
+      {"EMBEDDED layer { name: 'l' lstm {} } LOSS", 1, "lstm.hidden", "is 0"},
+      {"EMBEDDED layer { name: 'l' lstm { hidden: 4 projection: 4 } } LOSS", 1, "lstm.projection",
+       "is 4; it must be less than the 4 hidden features"},
+      {OnFeatures("lstm { hidden: 1 }"), 1, "lstm",
+       "requires a sequence [tokens, features]; its input is [24]"},
+      {"EMBEDDED layer { name: 'd' dot_product_attention {} } LOSS", 1, "dot_product_attention",
+       "takes 1 inputs; name the queries and the source"},
+      {"EMBEDDED layer { name: 'l' lstm { hidden: 2 } }"
+       "layer { name: 'd' input: 'l' input: 'e' dot_product_attention {} } LOSS",
+       2, "dot_product_attention", "its inputs are [4, 2] and [4, 6]"},
+  });
+}
+
+TEST(GraphTest, RecurrentLayers) {
+  const auto graph = Graph::FromModel(
+      ModelOf("tokens { length: 7 }"
+              "layer { name: 'e' embedding { vocabulary: 9 features: 3 } }"
+              "layer { name: 'source' take_token { count: 5 } }"
+              "layer { name: 'encoder' lstm { hidden: 4 reverse: true } }"
+              "layer { name: 'target' input: 'e' take_token { token: 5 count: 2 } }"
+              "layer { name: 'decoder' lstm { hidden: 6 projection: 4 } }"
+              "layer { name: 'context' input: 'decoder' input: 'encoder' dot_product_attention {} }"
+              "layer { name: 'head' fully_connected { out_features: 9 } }"
+              "layer { name: 'loss' softmax_cross_entropy {} }"));
+  ASSERT_TRUE(graph.ok()) << graph.status();
+  EXPECT_EQ((*graph)[1].output, (Shape{5, 3}));
+  const GraphLayer& encoder = (*graph)[2];
+  EXPECT_EQ(encoder.output, (Shape{5, 4}));
+  ASSERT_EQ(encoder.parameters.size(), 3U);
+  EXPECT_EQ(encoder.parameters[0].shape, (Shape{16, 3}));
+  EXPECT_EQ(encoder.parameters[1].shape, (Shape{16, 4}));
+  EXPECT_EQ(encoder.parameters[2].shape, (Shape{16}));
+  EXPECT_EQ(encoder.parameters[2].role, ParameterRole::kBias);
+  EXPECT_EQ(encoder.flops, 2 * 5 * 16 * (3 + 4));
+  // The variance of a uniform number in [-a, a] is a^2 / 3.
+  EXPECT_DOUBLE_EQ(encoder.parameters[0].initial_stddev, std::sqrt(0.25 / 3));
+  EXPECT_DOUBLE_EQ(encoder.parameters[2].initial_stddev, std::sqrt(2 * 0.25 / 3));
+  const GraphLayer& decoder = (*graph)[4];
+  EXPECT_EQ(decoder.output, (Shape{2, 4}));
+  ASSERT_EQ(decoder.parameters.size(), 4U);
+  EXPECT_EQ(decoder.parameters[1].shape, (Shape{24, 4}));
+  EXPECT_EQ(decoder.parameters[3].name, "projection_weight");
+  EXPECT_EQ(decoder.parameters[3].shape, (Shape{4, 6}));
+  EXPECT_EQ(decoder.flops, 2 * 2 * (24 * (3 + 4) + 6 * 4));
+  EXPECT_EQ((*graph)[5].output, (Shape{2, 4}));
+  EXPECT_EQ((*graph)[5].flops, 4 * 2 * 5 * 4);
+  EXPECT_EQ(graph->labels_per_sample(), 2);
+}
+
 TEST(GraphTest, SizesThatOverflow) {
   ExpectInvalid({
       {OnImage("convolution { out_channels: 1048576 kernel: 1 padding: 1048576 }"), 0,
@@ -478,6 +533,12 @@ TEST(GraphTest, SizesThatOverflow) {
       {"tokens { length: 1 }layer { name: 'e' embedding { vocabulary: 2 features: 1048576 } }layer "
        "{ name: 'a' attention { heads: 2 } } LOSS",
        1, "attention", "more than"},
+      {"tokens { length: 1048576 }layer { name: 'e' embedding { vocabulary: 2 features: 8 } }layer "
+       "{ name: 'l' lstm { hidden: 1048576 projection: 1 } } LOSS",
+       1, "lstm.hidden", "more than"},
+      {"tokens { length: 1048576 }layer { name: 'e' embedding { vocabulary: 2 features: 8 } }layer "
+       "{ name: 'd' input: 'e' input: 'e' dot_product_attention {} } LOSS",
+       1, "dot_product_attention", "more than"},
       {"input { channels: 64 height: 1024 width: 1024 }layer { name: 'a' input: 'input' input: "
        "'input' concat {} } LOSS",
        0, "concat", "more than"},

@@ -45,6 +45,9 @@ constexpr char kTokens[] = R"(model {
   layer { name: "embedding" embedding { vocabulary: 11 features: 6 positions: true } }
   layer { name: "norm" layer_norm {} }
   layer { name: "attention" attention { heads: 3 } }
+  layer { name: "lstm" lstm { hidden: 7 projection: 6 } }
+  layer { name: "source" input: "norm" take_token { token: 1 count: 3 } }
+  layer { name: "context" input: "lstm" input: "source" dot_product_attention {} }
   layer { name: "fc" fully_connected { out_features: 11 } }
   layer { name: "gelu" gelu {} }
   layer { name: "loss" softmax_cross_entropy {} }
@@ -100,6 +103,9 @@ TEST_F(OpIndicesTest, NamesMatchTable) {
   EXPECT_THAT(Names(Layer("embedding", true)), ElementsAre("samples", "tokens", "features"));
   EXPECT_THAT(Names(Layer("norm", true)), ElementsAre("samples", "tokens"));
   EXPECT_THAT(Names(Layer("attention", true)), ElementsAre("samples", "heads"));
+  EXPECT_THAT(Names(Layer("lstm", true)), ElementsAre("samples"));
+  EXPECT_THAT(Names(Layer("source", true)), ElementsAre("samples", "features"));
+  EXPECT_THAT(Names(Layer("context", true)), ElementsAre("samples"));
   EXPECT_THAT(Names(Layer("fc", true)), ElementsAre("samples", "tokens", "out", "in"));
   EXPECT_THAT(Names(Layer("gelu", true)), ElementsAre("samples", "tokens", "features"));
   EXPECT_THAT(Names(Layer("loss", true)), ElementsAre("samples", "tokens"));

@@ -195,6 +195,15 @@ TEST(ValidateTest, OtherDataSources) {
       {"model",
        absl::StrCat(kTokenModel, kTokenFiles, "data { token_files { bytes_per_token: 3 } }"),
        "data.token_files.bytes_per_token", "must be 1, 2 or 4"},
+      {"model",
+       absl::StrCat("model { tokens { length: 8 }"
+                    "  layer { name: 'e' embedding { vocabulary: 10 features: 4 } }"
+                    "  layer { name: 'class' class_token {} }"
+                    "  layer { name: 'head' fully_connected { out_features: 10 } }"
+                    "  layer { name: 'loss' softmax_cross_entropy {} } }",
+                    kTokenFiles),
+       "model.layer[3].softmax_cross_entropy",
+       "takes the scores of 9 tokens, but a sample has 8 labels"},
       {"model", absl::StrCat(kTokenModel, kTokenFiles, "cluster { space_ranks: 2 }"),
        "cluster.space_ranks", "only images have rows"},
   });

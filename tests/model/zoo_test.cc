@@ -25,6 +25,17 @@ constexpr int64_t kBlock = 2 * 2 * kD + (3 * kD * kD + 3 * kD) + (kD * kD + kD) 
                            (4 * kD * kD + 4 * kD) + (4 * kD * kD + kD);
 constexpr int64_t kGpt = kV * kD + kT * kD + kGptBlocks * kBlock + 2 * kD + kD * kV;
 
+// BIG LSTM: a vocabulary of 8192, 2048 cells projected to 256, 2 layers, 20 tokens.
+constexpr int64_t kBigVocabulary = 8192, kCells = 2048, kProjected = 256, kBigTokens = 20;
+constexpr int64_t kBigWeights =
+    2 * kBigVocabulary * kProjected + 2 * (4 * kCells * 2 * kProjected + kCells * kProjected);
+
+// GNMT: a vocabulary of 2048, 256 features, 32 tokens of source and target each. The weights of the
+// LSTM layers: five take 256 features, four take two sequences of 256.
+constexpr int64_t kWords = 2048, kF = 256, kTarget = 32;
+constexpr int64_t kGnmtWeights =
+    2 * kWords * kF + kF * kF + 5 * 4 * kF * (2 * kF) + 4 * 4 * kF * (3 * kF);
+
 struct Network {
   const char* name;
   // Trained parameters, without running statistics.
@@ -54,6 +65,18 @@ const Network kNetworks[] = {
      kV,
      {kT},
      1e-9 * kT*(kGptBlocks * 8 * kD * kD + kD * kV)},
+    {"biglstm",
+     kBigWeights + 2 * 4 * kCells + kBigVocabulary,
+     kBigWeights,
+     kBigVocabulary,
+     {kBigTokens},
+     1e-9 * kBigTokens*(kProjected* kBigVocabulary)},
+    {"gnmt",
+     kGnmtWeights + 9 * 4 * kF + kWords,
+     kGnmtWeights,
+     kWords,
+     {2 * kTarget},
+     1e-9 * kTarget*(kF* kF + kF * kWords)},
 };
 
 std::string PathOf(const std::string& name) {

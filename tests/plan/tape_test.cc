@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "plan/plan.h"
 #include "tests/plan/tape_fixture.h"
@@ -303,6 +304,71 @@ TEST(AttentionMemoryTest, IsLinearInTheTokens) {
     const AttentionMemory two = MemoryOfAttention(4, 4096, 8, 64, type);
     EXPECT_EQ(two.saved(), 2 * one.saved());
     EXPECT_EQ(two.scratch(), 2 * one.scratch());
+  }
+}
+
+TEST(LstmMemoryTest, PartsAreDisjointAndAligned) {
+  for (const DType type : {DType::kFloat32, DType::kBFloat16}) {
+    for (const bool projects : {false, true}) {
+      const LstmDims dims{.samples = 3,
+                          .tokens = 5,
+                          .features = 7,
+                          .hidden = 11,
+                          .outputs = projects ? 2 : 11,
+                          .projects = projects};
+      const LstmMemory m = MemoryOfLstm(dims, type);
+      const auto expect_disjoint = [](const std::vector<LstmMemory::Part>& parts, int64_t end) {
+        int64_t before = 0;
+        for (const LstmMemory::Part& part : parts) {
+          EXPECT_GE(part.begin, before);
+          EXPECT_EQ(part.begin % kAlignmentElements, 0);
+          before = part.begin + part.elements;
+        }
+        EXPECT_EQ(end, before);
+      };
+      expect_disjoint({m.gates, m.cells, m.outputs, m.projected}, m.saved);
+      expect_disjoint({m.inputs, m.recurrent}, m.forward_scratch);
+      expect_disjoint({m.backward_inputs, m.doutputs, m.drecurrent, m.dprojected, m.dcells},
+                      m.backward_scratch);
+      EXPECT_EQ(m.gates.elements, 15 * 4 * 11);
+      EXPECT_EQ(m.cells.elements * SizeOf(type), 4 * 15 * 11);
+      EXPECT_EQ(m.dcells.elements * SizeOf(type), 4 * 3 * 11);
+      EXPECT_EQ(m.outputs.elements, 15 * dims.outputs);
+      EXPECT_EQ(m.projected.elements, projects ? 15 * 11 : 0);
+    }
+  }
+}
+
+class TranslationTapeTest : public TapeTest {
+ protected:
+  TranslationTapeTest()
+      : TapeTest(R"(model {
+      tokens { length: 7 }
+      layer { name: "embed" embedding { vocabulary: 5 features: 6 } }
+      layer { name: "source" take_token { count: 4 } }
+      layer { name: "encoder" lstm { hidden: 6 } }
+      layer { name: "target" input: "embed" take_token { token: 4 count: 3 } }
+      layer { name: "decoder" lstm { hidden: 8 projection: 6 } }
+      layer { name: "context" input: "decoder" input: "encoder" dot_product_attention {} }
+      layer { name: "fc" fully_connected { out_features: 5 } }
+      layer { name: "loss" softmax_cross_entropy {} } })") {}
+};
+
+TEST_F(TranslationTapeTest, Memory) {
+  for (const DType type : {DType::kFloat32, DType::kBFloat16}) {
+    const Tape tape = MakeTape(graph_, PlanSplitting("samples", 2), 0, 4, /*training=*/true, type);
+    testing::ExpectLiveBuffersDoNotOverlap(tape);
+    const LstmMemory memory = MemoryOfLstm(LstmDimsOf(graph_[4], 2), type);
+    const TapeOp& forward = Find(tape, TapeOpKind::kForward, "decoder");
+    const TapeOp& backward = Find(tape, TapeOpKind::kBackward, "decoder");
+    EXPECT_EQ(tape.buffers[forward.saved].elements, memory.saved);
+    EXPECT_EQ(tape.buffers[forward.scratch].elements, memory.forward_scratch);
+    EXPECT_EQ(tape.buffers[backward.scratch].elements, memory.backward_scratch);
+    EXPECT_EQ(backward.x, forward.x);
+    const TapeOp& context = Find(tape, TapeOpKind::kForward, "context");
+    EXPECT_EQ(tape.buffers[context.saved].elements, 2 * 3 * 4);
+    EXPECT_EQ(tape.buffers[context.saved].type, type);
+    EXPECT_EQ(tape.buffers[context.scratch].words, 2 * 3 * 4) << "scores are fp32";
   }
 }
 

@@ -6,18 +6,18 @@ NumPy 2.4.6 and safetensors 0.8.0, all for the CPU); the tests themselves need n
 
   python3 tests/torch/make_fixtures.py ops
       writes ops.safetensors: single operations and optimizers, in float64 (op_cases.py,
-      optimizer_cases.py). Seed 20.
+      optimizer_cases.py, sequence_cases.py). Seed 20.
 
   python3 tests/torch/make_fixtures.py outer
       writes outer.safetensors: updates of torch.optim.SGD(nesterov=True) in float32, as an outer
       optimizer. Written with PyTorch 2.15.0. Seed 20.
 
-  for run in lenet alexnet resnet18 gpt; do
+  for run in lenet alexnet resnet18 gpt gnmt; do
     build/bin/torch_dump --spec=tests/torch/$run.textproto --out=/tmp/curves/$run.safetensors
   done
   python3 tests/torch/make_fixtures.py curves /tmp/curves/*.safetensors
-      writes curves.safetensors: the losses of whole runs (curve_models.py). Weights and batches come
-      from torch_dump; the seed is that of each run file.
+      writes the losses of these runs to curves.safetensors, which keeps the others (curve_models.py).
+      Weights and batches come from torch_dump; the seed is that of each run file.
 
 Tensors have Cadre's memory order: images [batch, height, width, channels], parameters as in
 proto/cadre/v1/run.proto.
@@ -36,6 +36,7 @@ import torch
 import curve_models
 import op_cases
 import optimizer_cases
+import sequence_cases
 
 HERE = pathlib.Path(__file__).resolve().parent
 SEED = 20
@@ -64,7 +65,7 @@ def save(name, tensors, metadata):
 def make_ops():
     torch.manual_seed(SEED)
     tensors, specs = {}, {}
-    for module in (op_cases, optimizer_cases):
+    for module in (op_cases, optimizer_cases, sequence_cases):
         for name, spec, results in module.cases():
             assert name not in specs, name
             specs[name] = spec
@@ -87,7 +88,9 @@ def make_outer():
 
 
 def make_curves(dumps):
-    tensors, metadata = {}, {"made_with": str(versions())}
+    with safetensors.safe_open(HERE / "curves.safetensors", framework="pt") as before:
+        tensors = {key: before.get_tensor(key) for key in before.keys()}
+        metadata = before.metadata() | {"made_with": str(versions())}
     for path in dumps:
         with safetensors.safe_open(path, framework="pt") as dump:
             name = dump.metadata()["name"]

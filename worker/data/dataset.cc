@@ -9,6 +9,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "glog/logging.h"
 #include "model/graph.h"
 #include "worker/data/dataset_kinds.h"
 
@@ -58,6 +59,7 @@ absl::StatusOr<std::unique_ptr<Dataset>> OpenOfAnySize(const v1::RunSpec& spec, 
   CADRE_ASSIGN_OR_RETURN(const Graph graph, Graph::FromModel(spec.model()));
   const v1::Data& data = spec.data();
   const DatasetNeeds needs{.sample_shape = graph.input(),
+                           .labels_per_sample = graph.labels_per_sample(),
                            .classes = graph.classes(),
                            .vocabulary = Vocabulary(graph),
                            .seed = spec.seed(),
@@ -110,8 +112,11 @@ absl::Status ImageDataset::Get(std::span<const SampleRef> samples, std::span<flo
 SequenceDataset::SequenceDataset(int64_t size, const DatasetNeeds& needs)
     : size_(size),
       shape_(needs.sample_shape),
+      labels_per_sample_(needs.labels_per_sample),
       vocabulary_(std::min(needs.vocabulary, kMaxVocabulary)),
-      classes_(needs.classes) {}
+      classes_(needs.classes) {
+  CHECK_LE(labels_per_sample_, length());
+}
 
 absl::Status SequenceDataset::CheckToken(int64_t index, int64_t t, int64_t token,
                                          int64_t bound) const {
@@ -134,7 +139,7 @@ absl::Status SequenceDataset::Get(std::span<const SampleRef> samples, std::span<
         CADRE_RETURN_IF_ERROR(CheckToken(sample.index, t, tokens[t], vocabulary_));
         *input++ = tokens[t];
       }
-      if (t > 0 && !labels.empty()) {
+      if (t > length() - labels_per_sample_ && !labels.empty()) {
         CADRE_RETURN_IF_ERROR(CheckToken(sample.index, t, tokens[t], classes_));
         *label++ = tokens[t];
       }

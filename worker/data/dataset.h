@@ -40,7 +40,7 @@ class Dataset {
   virtual int64_t size() const = 0;
   // Shape of one sample: [height, width, channels], or [length] for tokens.
   virtual const Shape& sample_shape() const = 0;
-  // 1, or the number of tokens of a sequence.
+  // 1, or the number of tokens of a sequence that have labels.
   virtual int64_t labels_per_sample() const { return 1; }
   // Writes the samples and their labels contiguously. A sample that cannot be decoded is logged and
   // replaced by the next one of the same class that can be decoded.

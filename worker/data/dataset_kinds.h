@@ -21,6 +21,8 @@ namespace cadre {
 struct DatasetNeeds {
   // Shape of one sample: [height, width, channels], or [length].
   Shape sample_shape;
+  // Labels of a sample of tokens: those of its last tokens.
+  int64_t labels_per_sample = 0;
   // Labels and tokens must be lower than these.
   int64_t classes = 0;
   int64_t vocabulary = 0;
@@ -61,7 +63,7 @@ class SequenceDataset : public Dataset {
 
   int64_t size() const final { return size_; }
   const Shape& sample_shape() const final { return shape_; }
-  int64_t labels_per_sample() const final { return length(); }
+  int64_t labels_per_sample() const final { return labels_per_sample_; }
   absl::Status Get(std::span<const SampleRef> samples, std::span<float> inputs,
                    std::span<int32_t> labels) const final;
   absl::Status GetLabels(std::span<const SampleRef> samples,
@@ -81,6 +83,7 @@ class SequenceDataset : public Dataset {
 
   const int64_t size_;
   const Shape shape_;
+  const int64_t labels_per_sample_;
   const int64_t vocabulary_;
   const int64_t classes_;
 };

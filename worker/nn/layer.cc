@@ -48,6 +48,10 @@ std::unique_ptr<Layer> MakeLayer(LayerSetting setting) {
       return MakeTokenLayer(std::move(setting));
     case LayerKind::kAttention:
       return MakeAttention(std::move(setting));
+    case LayerKind::kLstm:
+      return MakeLstm(std::move(setting));
+    case LayerKind::kDotProductAttention:
+      return MakeDotProductAttention(std::move(setting));
     case LayerKind::kSoftmaxCrossEntropy:
       break;
   }

@@ -9,7 +9,9 @@ namespace cadre {
 
 std::unique_ptr<Layer> MakeAttention(LayerSetting setting);
 std::unique_ptr<Layer> MakeDenseLayer(LayerSetting setting);
+std::unique_ptr<Layer> MakeDotProductAttention(LayerSetting setting);
 std::unique_ptr<Layer> MakeElementwiseLayer(LayerSetting setting);
+std::unique_ptr<Layer> MakeLstm(LayerSetting setting);
 std::unique_ptr<Layer> MakeNormLayer(LayerSetting setting);
 std::unique_ptr<Layer> MakeShapeLayer(LayerSetting setting);
 std::unique_ptr<Layer> MakeTokenLayer(LayerSetting setting);

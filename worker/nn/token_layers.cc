@@ -3,6 +3,7 @@
 //
 // Learned rows are added with the kernels of embeddings: a table of one row, or of positions, whose
 // every token is 0. So the sums of their gradients have one implementation on each back end.
+#include <algorithm>
 #include <utility>
 
 #include "worker/nn/layer_kinds.h"
@@ -80,30 +81,30 @@ class TakeToken final : public Layer {
   explicit TakeToken(LayerSetting setting) : kernels_(setting.kernels) {
     const Shape x = setting.region.inputs[0].shape();
     samples_ = x[0];
-    features_ = x[2];
     sequence_ = x[1] * x[2];
-    offset_ = setting.layer.settings.take_token().token() * features_;
+    const v1::TakeToken& take = setting.layer.settings.take_token();
+    offset_ = take.token() * x[2];
+    taken_ = std::max<int64_t>(1, take.count()) * x[2];
   }
 
   absl::Status Forward(const PassContext& /*pass*/, const LayerTensors& t) override {
     if (t.y.empty()) return absl::OkStatus();
-    kernels_.memory().CopyRuns(samples_, features_, t.x[0].subspan(offset_), sequence_, t.y,
-                               features_);
+    kernels_.memory().CopyRuns(samples_, taken_, t.x[0].subspan(offset_), sequence_, t.y, taken_);
     return absl::OkStatus();
   }
 
   absl::Status Backward(const PassContext& /*pass*/, const LayerTensors& t) override {
     if (t.dx[0].empty()) return absl::OkStatus();
     kernels_.memory().Zero(t.dx[0]);
-    kernels_.memory().CopyRuns(samples_, features_, t.dy, features_, t.dx[0].subspan(offset_),
-                               sequence_);
+    kernels_.memory().CopyRuns(samples_, taken_, t.dy, taken_, t.dx[0].subspan(offset_), sequence_);
     return absl::OkStatus();
   }
 
  private:
   Backend& kernels_;
-  int64_t samples_ = 0, features_ = 0, sequence_ = 0;
-  int64_t offset_ = 0;
+  int64_t samples_ = 0;
+  // Elements: of a sample of the input, before the tokens that are taken, and of these.
+  int64_t sequence_ = 0, offset_ = 0, taken_ = 0;
 };
 
 class Bias final : public Layer {

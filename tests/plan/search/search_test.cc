@@ -26,8 +26,9 @@ using ::testing::SizeIs;
 using testing::ZooProblem;
 
 const std::vector<std::string>& Zoo() {
-  static const auto& zoo = *new std::vector<std::string>(
-      {"alexnet", "gpt", "inception-v3", "lenet", "mlp", "resnet18", "resnet50", "vgg11", "vgg16"});
+  static const auto& zoo =
+      *new std::vector<std::string>({"alexnet", "biglstm", "gnmt", "gpt", "inception-v3", "lenet",
+                                     "mlp", "resnet18", "resnet50", "vgg11", "vgg16"});
   return zoo;
 }
 

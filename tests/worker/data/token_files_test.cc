@@ -59,6 +59,23 @@ TEST_F(TokenFilesTest, TwoBytesAreTheDefault) {
   EXPECT_THAT(GetAll(**OpenDataset(spec_, Split::kTest)).inputs, ElementsAre(9, 8, 7, 6, 5, 4));
 }
 
+// The loss takes the scores of the last two of three tokens.
+TEST_F(TokenFilesTest, LossOfLastTokensHasTheirLabels) {
+  v1::Model& model = *spec_.mutable_model();
+  v1::Layer& target = *model.add_layer();
+  target.set_name("target");
+  target.mutable_take_token()->set_token(1);
+  target.mutable_take_token()->set_count(2);
+  for (int i = model.layer_size() - 1; i > 1; --i) model.mutable_layer()->SwapElements(i, i - 1);
+  Train(TokenBytes({1, 2, 3, 4, 5, 6, 7}, 2));
+  const auto dataset = OpenDataset(spec_, Split::kTrain);
+  ASSERT_TRUE(dataset.ok()) << dataset.status();
+  EXPECT_EQ((*dataset)->labels_per_sample(), 2);
+  const Samples samples = GetAll(**dataset);
+  EXPECT_THAT(samples.inputs, ElementsAre(1, 2, 3, 4, 5, 6));
+  EXPECT_THAT(samples.labels, ElementsAre(3, 4, 6, 7));
+}
+
 TEST_F(TokenFilesTest, RejectsMalformedFiles) {
   Train(TokenBytes({1, 2, 3, 4}, 2) + "x");
   EXPECT_THAT(Open(), IsError(kDataLoss, "train.bin: has 9 bytes"));

@@ -21,6 +21,7 @@ using testing::kImages;
 using testing::kResiduals;
 using testing::kSamples;
 using testing::kTokens;
+using testing::kTranslation;
 using testing::OneRank;
 using testing::PlayLoaded;
 using testing::RelativeDistance;
@@ -198,7 +199,10 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{"ResidualsInBf16", kResiduals, Mode::kInline, Precision::kBf16},
                       Case{"Tokens", kTokens, Mode::kInline, Precision::kFp32},
                       Case{"TokensInBf16", kTokens, Mode::kInline, Precision::kBf16},
-                      Case{"TokensByThreads", kTokens, Mode::kThreads, Precision::kBf16}),
+                      Case{"TokensByThreads", kTokens, Mode::kThreads, Precision::kBf16},
+                      Case{"Translation", kTranslation, Mode::kInline, Precision::kFp32},
+                      Case{"TranslationInBf16", kTranslation, Mode::kInline, Precision::kBf16},
+                      Case{"TranslationByThreads", kTranslation, Mode::kThreads, Precision::kFp32}),
     NameOf);
 
 // Memory for a larger batch is also used for smaller ones.

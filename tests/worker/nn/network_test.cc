@@ -17,6 +17,7 @@ using testing::kImages;
 using testing::kResiduals;
 using testing::kSamples;
 using testing::kTokens;
+using testing::kTranslation;
 using testing::OneRank;
 
 class NetworkGradients : public ::testing::TestWithParam<const char*> {};
@@ -50,7 +51,8 @@ TEST_P(NetworkGradients, EqualDifferenceQuotients) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, NetworkGradients, ::testing::Values(kImages, kTokens));
+INSTANTIATE_TEST_SUITE_P(Models, NetworkGradients,
+                         ::testing::Values(kImages, kTokens, kTranslation));
 
 // Back ends that exist in two precisions.
 class NetworkFusion : public ::testing::TestWithParam<Precision> {
@@ -129,11 +131,16 @@ TEST(Network, RejectsTokensOutsideTheVocabulary) {
 
 // A rank may have no samples.
 TEST(Network, AcceptsEmptyBatch) {
-  OneRank rank(kImages);
-  const absl::Status played = rank.network().ForwardBackward({.samples = 0}, 1, 1);
-  ASSERT_TRUE(played.ok()) << played;
-  EXPECT_EQ(rank.LossOfLastPass().samples, 0);
-  EXPECT_EQ(rank.LossOfLastPass().loss, 0);
+  for (const char* model : {kImages, kTranslation}) {
+    OneRank rank(model);
+    const absl::Status played = rank.network().ForwardBackward({.samples = 0}, 1, 1);
+    ASSERT_TRUE(played.ok()) << played;
+    EXPECT_EQ(rank.LossOfLastPass().samples, 0);
+    EXPECT_EQ(rank.LossOfLastPass().loss, 0);
+    for (int b = 0; b < rank.store().buckets(); ++b) {
+      EXPECT_THAT(rank.store().gradients(b), ::testing::Each(0.0F));
+    }
+  }
 }
 
 class RefusesForward final : public PassListener {

@@ -79,6 +79,24 @@ inline constexpr char kTokens[] = R"(
   layer { name: "loss" softmax_cross_entropy {} }
 )";
 
+// An encoder and a decoder of recurrent layers, with attention between them.
+inline constexpr char kTranslation[] = R"(
+  tokens { length: 7 }
+  layer { name: "embed" embedding { vocabulary: 5 features: 6 positions: true } }
+  layer { name: "norm" layer_norm {} }
+  layer { name: "source" take_token { count: 4 } }
+  layer { name: "target" input: "norm" take_token { token: 4 count: 3 } }
+  layer { name: "forward" input: "source" lstm { hidden: 3 } }
+  layer { name: "backward" input: "source" lstm { hidden: 2 reverse: true } }
+  layer { name: "encoder" input: "forward" input: "backward" concat {} }
+  layer { name: "decoder" input: "target" lstm { hidden: 7 projection: 5 } }
+  layer { name: "context" input: "decoder" input: "encoder" dot_product_attention {} }
+  layer { name: "concat" input: "decoder" input: "context" concat {} }
+  layer { name: "last" lstm { hidden: 4 projection: 3 reverse: true } }
+  layer { name: "fc" fully_connected { out_features: 5 } }
+  layer { name: "loss" softmax_cross_entropy {} }
+)";
+
 inline constexpr int64_t kSamples = 3;
 
 // The Euclidean distance from the expected values, relative to their norm.
