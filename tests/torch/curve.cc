@@ -35,14 +35,14 @@ void AppendImage(const Curve& curve, int64_t number, WholeBatch& batch) {
 
 void AppendTokens(const Curve& curve, int64_t number, WholeBatch& batch) {
   const uint64_t vocabulary = curve.graph.classes();
-  const int64_t length = curve.graph.labels_per_sample();
+  const int64_t length = curve.graph.input()[0];
   const int64_t first = number * (length + 1);
   uint64_t token = BitsOf(curve, kToken, first) % vocabulary;
   for (int64_t i = 1; i <= length; ++i) {
     batch.inputs.push_back(token);
     const bool breaks = BitsOf(curve, kBreaks, first + i) % 4 == 0;
     token = (breaks ? BitsOf(curve, kToken, first + i) : 5 * token + 3) % vocabulary;
-    batch.labels.push_back(token);
+    if (i > length - curve.graph.labels_per_sample()) batch.labels.push_back(token);
   }
 }
 

@@ -112,14 +112,58 @@ class Gpt(nn.Module):
         return self.head(self.norm(self.block2(self.block1(x))))
 
 
-MODELS = {"lenet": Lenet, "alexnet": Alexnet, "resnet18": Resnet18, "gpt": Gpt}
+class Lstm(nn.LSTM):
+    """One direction. Cadre has one bias; PyTorch adds a second one, which stays 0 here."""
+
+    def __init__(self, features, hidden, projection=0, reverse=False):
+        super().__init__(features, hidden, batch_first=True, proj_size=projection)
+        nn.init.zeros_(self.bias_hh_l0).requires_grad_(False)
+        self.reverse = reverse
+
+    def forward(self, x):
+        y = super().forward(x.flip(1) if self.reverse else x)[0]
+        return y.flip(1) if self.reverse else y
+
+
+class Gnmt(nn.Module):
+    """A sample is SOURCE tokens of the source, then the target."""
+
+    SOURCE = 12
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(64, 48)
+        self.norm = nn.LayerNorm(48)
+        self.encoder1 = nn.Module()
+        self.encoder1.forwards = Lstm(48, 24)
+        self.encoder1.backwards = Lstm(48, 24, reverse=True)
+        self.encoder2 = Lstm(48, 48)
+        self.decoder1 = Lstm(48, 64, projection=48)
+        self.query = nn.Linear(48, 48, bias=False)
+        self.decoder2 = Lstm(96, 48)
+        self.head = nn.Linear(48, 64)
+
+    def forward(self, tokens):
+        x = self.norm(self.embedding(tokens))
+        source, target = x[:, :self.SOURCE], x[:, self.SOURCE:]
+        encoded = torch.cat([self.encoder1.forwards(source), self.encoder1.backwards(source)], 2)
+        encoded = encoded + self.encoder2(encoded)
+        decoded = self.decoder1(target)
+        context = F.scaled_dot_product_attention(self.query(decoded), encoded, encoded)
+        return self.head(decoded + self.decoder2(torch.cat([decoded, context], 2)))
+
+
+MODELS = {"lenet": Lenet, "alexnet": Alexnet, "resnet18": Resnet18, "gpt": Gpt, "gnmt": Gnmt}
 LEAVES = {"scale": "weight", "shift": "bias", "mean": "running_mean", "variance": "running_var",
           "qkv_weight": "in_proj_weight", "qkv_bias": "in_proj_bias",
-          "out_weight": "out_proj.weight", "out_bias": "out_proj.bias"}
+          "out_weight": "out_proj.weight", "out_bias": "out_proj.bias",
+          "input_weight": "weight_ih_l0", "recurrent_weight": "weight_hh_l0",
+          "projection_weight": "weight_hr_l0"}
 SEED = 20
 ROUNDED_RUNS = 16
 # Cadre decays weights, but not biases or the parameters of norms.
-DECAYING = ("weight", "qkv_weight", "out_weight", "positions")
+DECAYING = ("weight", "qkv_weight", "out_weight", "positions", "input_weight", "recurrent_weight",
+            "projection_weight")
 
 
 def place(model, name):
@@ -128,6 +172,8 @@ def place(model, name):
     if name == "embedding/positions":
         return model.positions
     found = model.get_submodule(layer.replace("/", "."))
+    if leaf == "bias" and isinstance(found, nn.LSTM):
+        return found.bias_ih_l0
     for part in LEAVES.get(leaf, leaf).split("."):
         found = getattr(found, part)
     return found
@@ -146,7 +192,8 @@ def build(dump, dtype, perturbed):
     names = [key.removeprefix("weights/") for key in dump.keys() if key.startswith("weights/")]
     tensors = {name: place(model, name) for name in names}
     given = {id(tensor) for tensor in tensors.values()}
-    assert all(id(p) in given for p in model.parameters()), "a parameter of the model is missing in the dump"
+    assert all(id(p) in given for p in model.parameters() if p.requires_grad), \
+        "a parameter of the model is missing in the dump"
     initial = {}
     for name, tensor in tensors.items():
         value = arranged(name, dump.get_tensor(f"weights/{name}"), tensor).to(dtype)

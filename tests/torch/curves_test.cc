@@ -127,7 +127,7 @@ TEST_P(Curves, EqualTorch) {
 INSTANTIATE_TEST_SUITE_P(Runs, Curves,
                          testing::Values(Run{"lenet", 1}, Run{"lenet", 2}, Run{"alexnet", 1},
                                          Run{"resnet18", 1}, Run{"resnet18", 2}, Run{"gpt", 1},
-                                         Run{"gpt", 2}),
+                                         Run{"gpt", 2}, Run{"gnmt", 1}, Run{"gnmt", 2}),
                          [](const auto& info) {
                            return absl::StrCat(info.param.name, "On", info.param.ranks);
                          });
@@ -162,7 +162,8 @@ TEST_P(SmallErrors, AreDetected) {
 INSTANTIATE_TEST_SUITE_P(Runs, SmallErrors,
                          testing::Values(SmallError{"lenet", 1.01F, 1}, SmallError{"lenet", 1, 0},
                                          SmallError{"resnet18", 1.01F, 1},
-                                         SmallError{"gpt", 1.01F, 1}, SmallError{"gpt", 1, 0}));
+                                         SmallError{"gpt", 1.01F, 1}, SmallError{"gpt", 1, 0},
+                                         SmallError{"gnmt", 1.01F, 1}));
 
 }  // namespace
 }  // namespace cadre
