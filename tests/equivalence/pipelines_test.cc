@@ -130,6 +130,8 @@ INSTANTIATE_TEST_SUITE_P(
         Case{.model = "gpt", .stages = 2, .data = 2, .micro_batches = 5, .batch = 20},
         // Attention, on all stages, reads the tokens.
         Case{.model = "gpt-padded", .stages = 3, .data = 2, .micro_batches = 4, .batch = 10},
+        // Attention of the last stage reads the encoder's outputs, of an earlier stage.
+        Case{.model = "gnmt", .stages = 2, .data = 2, .micro_batches = 3, .batch = 9},
         Case{.model = "lenet", .stages = 4, .micro_batches = 9, .batch = 9}),
     [](const auto& info) { return TestName(info.param.model); });
 

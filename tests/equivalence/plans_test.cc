@@ -83,7 +83,8 @@ INSTANTIATE_TEST_SUITE_P(
                     Case("lenet", 2, 1, 2, 5), Case("lenet", 1, 4, 2, 1), Case("lenet", 6, 1, 1, 5),
                     Case("lenet", 1, 6, 1, 2), Case("alexnet", 2, 1, 2, 4),
                     Case("alexnet", 1, 2, 2, 3), Case("vgg11", 1, 2, 2, 3), Case("mlp", 2, 1, 2, 7),
-                    Case("mlp", 1, 1, 3, 7), Case("gpt", 2, 1, 2, 5), Case("gpt", 1, 1, 3, 2)),
+                    Case("mlp", 1, 1, 3, 7), Case("gpt", 2, 1, 2, 5), Case("gpt", 1, 1, 3, 2),
+                    Case("gnmt", 2, 1, 2, 5), Case("biglstm", 1, 1, 3, 2)),
     [](const testing::TestParamInfo<Case>& info) { return CaseName(info.param); });
 
 // Images that are large enough for the halo to be exchanged while the interior is computed.
@@ -207,7 +208,7 @@ TEST(MicroBatches, EqualOneBatch) {
 }
 
 TEST(SamePlanTwice, GivesTheSameBits) {
-  for (const char* model : {"lenet", "resnet18", "gpt"}) {
+  for (const char* model : {"lenet", "resnet18", "gpt", "gnmt", "biglstm"}) {
     const v1::RunSpec spec = Spec(model, 5);
     const GroupResult first = Train(spec, PlanOf(spec, 2, 1, 3), 5);
     const GroupResult second = Train(spec, PlanOf(spec, 2, 1, 3), 5);

@@ -29,6 +29,8 @@ class Builder {
     if (Chance(3)) spec_.mutable_optimizer()->set_clip_norm(0.5F);
     if (Chance(5)) {
       Sequence();
+    } else if (Chance(8)) {
+      Translation();
     } else {
       Images();
     }
@@ -226,6 +228,52 @@ class Builder {
     auto* layer = Append("fc")->mutable_fully_connected();
     layer->set_out_features(out);
     layer->set_no_bias(Chance(4));
+  }
+
+  void Lstm(uint32_t outputs) {
+    auto* lstm = Append("lstm")->mutable_lstm();
+    const bool projects = Chance(2);
+    lstm->set_hidden(outputs + (projects ? UpTo(1, 3) : 0));
+    if (projects) lstm->set_projection(outputs);
+    lstm->set_reverse(Chance(2));
+  }
+
+  // Recurrent layers on a source and a target, with attention between them.
+  void Translation() {
+    const uint32_t source = UpTo(1, 4), target = UpTo(1, 4), features = UpTo(1, 5);
+    spec_.mutable_model()->mutable_tokens()->set_length(source + target);
+    auto* embedding = Append("embed")->mutable_embedding();
+    embedding->set_vocabulary(UpTo(2, 8));
+    embedding->set_features(UpTo(1, 5));
+    const std::string embedded = LastName();
+    Append("source")->mutable_take_token()->set_count(source);
+    Lstm(features);
+    if (Chance(2)) {
+      const std::string before = LastName();
+      Lstm(features);
+      const std::string branch = LastName();
+      v1::Layer* sum = Append("add");
+      sum->add_input(before);
+      sum->add_input(branch);
+      sum->mutable_add();
+    }
+    const std::string encoded = LastName();
+    v1::Layer* taken = Append("target");
+    taken->add_input(embedded);
+    taken->mutable_take_token()->set_token(source);
+    taken->mutable_take_token()->set_count(target);
+    Lstm(features);
+    const std::string decoded = LastName();
+    v1::Layer* context = Append("context");
+    context->add_input(decoded);
+    context->add_input(encoded);
+    context->mutable_dot_product_attention();
+    v1::Layer* joined = Append("concat");
+    joined->add_input(decoded);
+    joined->add_input(context->name());
+    joined->mutable_concat();
+    if (Chance(2)) Lstm(UpTo(1, 4));
+    FullyConnected(UpTo(2, 6));
   }
 
   // Pre-norm transformer blocks.

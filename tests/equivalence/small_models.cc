@@ -41,6 +41,8 @@ const std::map<std::string, Small>& Sizes() {
       {"resnet18", {33, 24, 1}},
       {"resnet50", {33, 48, 1, true}},
       {"inception-v3", {75, 32, 1, true}},
+      {"biglstm", {5, 1, 40}},
+      {"gnmt", {7, 1, 40}},
       {"gpt", {6, 1, 16}},
       {"gpt-padded", {.input = 6, .features = 16, .padded = true}},
   };
@@ -54,6 +56,13 @@ uint32_t Reduced(uint32_t size, uint32_t factor, uint32_t min) {
   return std::max(min, size / factor);
 }
 
+// A range of tokens of a sequence whose length shrinks from `length` to `small`.
+void ShrinkRange(v1::TakeToken& range, uint32_t length, uint32_t small) {
+  const uint32_t end = (range.token() + range.count()) * small / length;
+  range.set_token(range.token() * small / length);
+  if (range.count() > 0) range.set_count(end - range.token());
+}
+
 // For sequence models: few features, divisible by the heads, and the same number in all layers.
 void ShrinkSequenceLayer(v1::Layer& layer, bool last, uint32_t factor, uint32_t features) {
   if (layer.has_embedding()) {
@@ -61,12 +70,16 @@ void ShrinkSequenceLayer(v1::Layer& layer, bool last, uint32_t factor, uint32_t 
     layer.mutable_embedding()->set_vocabulary(kClasses);
   }
   if (layer.has_attention()) layer.mutable_attention()->set_heads(kHeads);
-  if (!layer.has_fully_connected()) return;
-  const uint32_t out = layer.fully_connected().out_features();
   const uint32_t small = kHeads * std::max(1U, features / factor / kHeads);
-  layer.mutable_fully_connected()->set_out_features(last              ? kClasses
-                                                    : out == features ? small
-                                                                      : small + 5);
+  const auto shrunk = [&](uint32_t size) { return size == features ? small : small + 5; };
+  if (layer.has_lstm()) {
+    v1::Lstm& lstm = *layer.mutable_lstm();
+    lstm.set_hidden(shrunk(lstm.hidden()));
+    if (lstm.projection() > 0) lstm.set_projection(shrunk(lstm.projection()));
+  }
+  if (!layer.has_fully_connected()) return;
+  layer.mutable_fully_connected()->set_out_features(
+      last ? kClasses : shrunk(layer.fully_connected().out_features()));
 }
 
 void Pad(v1::Model& model) {
@@ -124,10 +137,15 @@ absl::StatusOr<v1::RunSpec> SmallModel(const std::string& zoo, const std::string
   v1::Model& model = *spec.mutable_model();
   const int last = LastFullyConnected(model);
   if (model.has_tokens()) {
+    const uint32_t length = model.tokens().length();
     model.mutable_tokens()->set_length(small.input);
     const uint32_t features = model.layer(0).embedding().features();
     for (int i = 0; i < model.layer_size(); ++i) {
-      ShrinkSequenceLayer(*model.mutable_layer(i), i == last, small.features, features);
+      v1::Layer& layer = *model.mutable_layer(i);
+      ShrinkSequenceLayer(layer, i == last, small.features, features);
+      if (layer.has_take_token()) {
+        ShrinkRange(*layer.mutable_take_token(), length, small.input);
+      }
     }
     if (small.padded) Pad(model);
   } else {
