@@ -229,7 +229,7 @@ class Group:
         self._handle_signals = handle_signals
         self._handlers: dict[int, Any] = {}
         self._evaluate_samples = evaluate
-        # Losses on devices, which the next boundary reads.
+        # Losses on devices, which are read when the values are fetched.
         self._losses: list[torch.Tensor] = []
         self._hook: Any = None
         self._leaving = False
@@ -372,7 +372,6 @@ class Group:
             self._boundary(None)
 
     def _boundary(self, timeout: float | None) -> None:
-        self._report_device_losses()
         deadline = None if timeout is None else time.monotonic() + timeout
         discarded = self._state().discarded_steps
         while True:
@@ -424,20 +423,24 @@ class Group:
 
     def _fetch(self) -> None:
         self._check_unchanged()
-        self._copy(lambda memory, local: memory.copy_(local, non_blocking=True))
+        self._copy(lambda memory, local, asynchronous: memory.copy_(local, non_blocking=asynchronous))
+        self._report_device_losses()
 
     def _store(self) -> None:
-        self._copy(lambda memory, local: local.copy_(memory, non_blocking=True))
+        self._copy(lambda memory, local, asynchronous: local.copy_(memory, non_blocking=asynchronous))
 
     def _copy(self, copy: Any) -> None:
+        # Copies between pinned memory and a device follow the steps on its current stream. The library
+        # uses the memory as soon as this function returns.
         devices = set()
         with torch.no_grad():
             for parameter in self._parameters:
                 if parameter.aliased():
                     continue
                 local = _local(parameter.tensor)
-                copy(parameter.memory.view(local.shape), local)
-                if local.device.type == "cuda":
+                asynchronous = local.device.type == "cuda"
+                copy(parameter.memory.view(local.shape), local, asynchronous)
+                if asynchronous:
                     devices.add(local.device)
         for device in devices:
             torch.cuda.current_stream(device).synchronize()
@@ -458,6 +461,7 @@ class Group:
             value = loss.item() if isinstance(loss, torch.Tensor) else loss
             self._library.cadre_group_report_loss(self._handle, value)
 
+    # Waits for the device, so it is not called between the steps that a round overlaps.
     def _report_device_losses(self) -> None:
         for loss in self._losses:
             self._library.cadre_group_report_loss(self._handle, loss.item())

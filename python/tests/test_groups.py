@@ -201,6 +201,35 @@ def test_losses_and_evaluations_are_reported(cluster: Cluster) -> None:
     assert run["test"]["accuracy"] > 0.3 and run["test"]["loss"] > 0
 
 
+def test_losses_on_devices_are_read_at_boundaries(cluster: Cluster) -> None:
+    """Also if a round overlaps the steps after the boundary."""
+    torch = pytest.importorskip("torch")
+
+    class OnDevice(torch.Tensor):
+        """Records the steps after which its values are read."""
+
+        device = property(lambda _: torch.device("cuda"))
+
+        def item(self) -> float:
+            steps.append(group.step)
+            return super().item()
+
+    steps: list[int] = []
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run = json.loads(spec(groups=1, steps=32, overlap={"steps": 3}))
+    group = cadre.attach(model, optimizer, coordinator=cluster.address, run=run, insecure=True)
+    for _ in group:
+        optimizer.zero_grad()
+        model(torch.ones(2)).sum().backward()
+        group.report(loss=torch.tensor(2.0).as_subclass(OnDevice))
+        optimizer.step()
+    # The round after step 8 is adopted after step 11.
+    assert set(steps) == {8, 11, 16, 19, 24, 27, 32}
+    assert len(steps) == 32
+    assert cluster.client.status()["runs"][0]["loss"] == 2
+
+
 def test_programs_of_a_run_evaluate_alike(cluster: Cluster) -> None:
     text = spec(groups=1, steps=ENDLESS)
     first = cluster.start("first", "program.py", "--spec", text, "--evaluate")
