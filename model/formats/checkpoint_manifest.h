@@ -45,7 +45,8 @@ absl::StatusOr<v1::CheckpointManifest> ReadManifest(
 // Errors: as WriteFileAtomically.
 absl::Status WriteManifest(const std::string& path, const v1::CheckpointManifest& manifest);
 
-// Opens a file of tensors. Errors: as SafetensorsFile::Open; as CheckTensors.
+// Opens a file of tensors. Integer tensors that are not in the model are ignored. Errors: as
+// SafetensorsFile::Open; as CheckTensors.
 absl::StatusOr<SafetensorsFile> OpenTensors(const std::string& path,
                                             const std::vector<NamedShape>& in_model,
                                             const RootedFiles& files = RootedFiles::Unrestricted());

@@ -114,6 +114,35 @@ TEST(OpenWeights, AcceptsFrozenParametersOfTheModel) {
               IsError(absl::StatusCode::kInvalidArgument, "'tail' [1] is not in the model"));
 }
 
+// PyTorch's batch norm counts its batches in an integer buffer, which a run does not exchange.
+TEST(OpenWeights, IgnoresIntegersThatAreNotInTheModel) {
+  const TemporaryFolder folder;
+  const v1::RunSpec spec =
+      testing::SpecOf(R"(model { opaque { parameter { name: "norm.weight" shape: 1 } } })");
+  const auto open = [&](absl::string_view name, absl::string_view type, int bytes) {
+    const std::string header = absl::StrCat(
+        R"({"norm.weight":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},")", name,
+        R"(":{"dtype":")", type, R"(","shape":[],"data_offsets":[4,)", 4 + bytes, "]}}");
+    const std::string length = {static_cast<char>(header.size()), 0, 0, 0, 0, 0, 0, 0};
+    const std::string one("\x00\x00\x80\x3f", 4);
+    return OpenWeights(folder.Write("model.safetensors",
+                                    absl::StrCat(length, header, one, std::string(bytes, '\1'))),
+                       spec.model());
+  };
+  auto file = open("norm.num_batches_tracked", "I64", 8);
+  ASSERT_TRUE(file.ok()) << file.status();
+  std::vector<float> weight(1);
+  ASSERT_TRUE(file->Read(*file->Find("norm.weight"), 0, weight).ok());
+  EXPECT_EQ(weight[0], 1.0F);
+  EXPECT_TRUE(open("mask", "BOOL", 1).ok());
+  for (const char* type : {"F32", "F8_E4M3"}) {
+    const int bytes = type == std::string("F32") ? 4 : 1;
+    EXPECT_THAT(
+        open("norm.running_mean", type, bytes).status(),
+        IsError(absl::StatusCode::kInvalidArgument, "'norm.running_mean' [] is not in the model"));
+  }
+}
+
 TEST(CheckTensors, IgnoresOrder) {
   const NamedShape a = {"a", Shape({1})}, b = {"b", Shape({2})};
   EXPECT_TRUE(CheckTensors("f", {a, b}, {b, a}).ok());
