@@ -29,6 +29,12 @@ namespace {
 
 using google::protobuf::RepeatedPtrField;
 
+// How long the evaluation took; empty if it was not measured.
+std::string EvaluationText(const v1::EvaluationResult& result) {
+  if (result.seconds() <= 0) return "";
+  return absl::FormatDuration(absl::Trunc(absl::Seconds(result.seconds()), absl::Milliseconds(1)));
+}
+
 // "12/340", or "12" when the whole is not known yet.
 std::string OfText(uint32_t done, uint32_t of) {
   return of == 0 ? absl::StrCat(done) : absl::StrCat(done, "/", of);
@@ -251,12 +257,21 @@ std::string CountersTable(const google::protobuf::Map<std::string, uint64_t>& co
 
 }  // namespace
 
-// The accuracy is shown only after the first test, the ETA only while the run trains.
+double HiddenExchangeShare(const v1::RunStatus& run) {
+  if (run.transfer_seconds() <= 0) return NAN;
+  return std::max(0.0, 1 - run.exposed_exchange_seconds() / run.transfer_seconds());
+}
+
+// The accuracy and the time of the newest evaluation are shown only after the first one, the ETA
+// only while the run trains.
 std::string RunsTable(const RepeatedPtrField<v1::RunStatus>& runs, bool wide) {
   std::vector<std::string> columns = {"RUN",  "NAME", "STATE",     "STEP",   "EPOCH",
                                       "LOSS", "TEST", "SAMPLES/S", "ROUNDS", "GROUPS",
                                       "AGE",  "ETA",  "REASON"};
-  if (wide) columns.insert(columns.end() - 1, {"UP", "DOWN", "TRAFFIC FACTOR", "EXCHANGE WAITS"});
+  if (wide) {
+    columns.insert(columns.end() - 1,
+                   {"EVALUATION", "UP", "DOWN", "TRAFFIC FACTOR", "EXCHANGE WAITS", "HIDDEN"});
+  }
   Table table(std::move(columns));
   for (const v1::RunStatus& run : runs) {
     const bool tested = run.test().samples() > 0;
@@ -277,10 +292,13 @@ std::string RunsTable(const RepeatedPtrField<v1::RunStatus>& runs, bool wide) {
             : "",
         run.reason()};
     if (wide) {
-      row.insert(row.end() - 1,
-                 {FormatBytes(run.bytes_up()), FormatBytes(run.bytes_down()),
-                  run.traffic_factor() > 0 ? absl::StrFormat("%.3g", run.traffic_factor()) : "",
-                  FormatDuration(run.exposed_exchange_seconds())});
+      const double hidden = HiddenExchangeShare(run);
+      row.insert(
+          row.end() - 1,
+          {EvaluationText(run.test()), FormatBytes(run.bytes_up()), FormatBytes(run.bytes_down()),
+           run.traffic_factor() > 0 ? absl::StrFormat("%.3g", run.traffic_factor()) : "",
+           FormatDuration(run.exposed_exchange_seconds()),
+           std::isnan(hidden) ? "" : FormatFraction(hidden)});
     }
     table.AddRow(std::move(row));
   }
@@ -428,14 +446,15 @@ std::vector<std::string> PredictionNotes::New(const v1::WatchUpdate& update) {
 }
 
 std::string HistoryTable(const v1::HistoryReply& history) {
-  Table table({"VERSION", "TIME (UTC)", "STEP", "EPOCH", "LOSS", "GROUPS", "ROUND", "ACCURACY"});
+  Table table({"VERSION", "TIME (UTC)", "STEP", "EPOCH", "LOSS", "GROUPS", "ROUND", "ACCURACY",
+               "EVALUATION"});
   for (const v1::HistoryEntry& entry : history.entries()) {
     const std::string time = absl::FormatTime(
         "%Y-%m-%d %H:%M:%S", absl::FromUnixMillis(entry.time_ms()), absl::UTCTimeZone());
     if (entry.has_evaluation()) {
       const v1::EvaluationResult& result = entry.evaluation();
       table.AddRow({absl::StrCat(result.version()), time, absl::StrCat(result.step()), "", "", "",
-                    "", absl::StrFormat("%.4f", result.accuracy())});
+                    "", absl::StrFormat("%.4f", result.accuracy()), EvaluationText(result)});
       continue;
     }
     const v1::CommitPoint& commit = entry.commit();
@@ -448,7 +467,7 @@ std::string HistoryTable(const v1::HistoryReply& history) {
              : absl::StrCat(commit.participants_size(), " of ", commit.groups()),
          timed ? absl::FormatDuration(absl::Milliseconds(entry.time_ms() - commit.opened_ms()))
                : "",
-         ""});
+         "", ""});
   }
   return table.Text();
 }

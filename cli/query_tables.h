@@ -16,6 +16,10 @@ namespace cadre {
 // `cadre runs`: one row per run; `wide`: also what its groups exchange.
 std::string RunsTable(const google::protobuf::RepeatedPtrField<v1::RunStatus>& runs,
                       bool wide = false);
+// The share of the transfers during which training continued: 1 - exposed_exchange_seconds /
+// transfer_seconds, at least 0, since groups also wait for one another and copy values. NaN without
+// transfers.
+double HiddenExchangeShare(const v1::RunStatus& run);
 // `cadre adopt`: one row per run.
 std::string AdoptedTable(const v1::AdoptReply& reply);
 // `cadre status`: everything, except the details of groups. `coordinator` is its address.

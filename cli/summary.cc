@@ -79,6 +79,14 @@ std::string AccuracyText(const v1::RunStatus& run) {
                          FormatCount(run.test().samples()), run.test().loss());
 }
 
+std::string TimeText(const v1::RunStatus& run) {
+  std::string text = FormatDuration(run.seconds());
+  if (run.evaluation_seconds() > 0) {
+    absl::StrAppend(&text, ", of which evaluations ", FormatDuration(run.evaluation_seconds()));
+  }
+  return absl::StrCat(text, ", ", FormatCount(run.samples_per_second()), " samples/s");
+}
+
 // The largest fraction of the parameters that one worker holds; nothing if it is not known.
 std::optional<double> LargestShare(const Summary& summary) {
   std::optional<double> largest;
@@ -162,6 +170,9 @@ std::string TrafficText(const v1::RunStatus& run) {
   if (payload > 0) {
     absl::StrAppendFormat(&text, "; %.3f%% of it headers", 100 * (whole - payload) / payload);
   }
+  if (const double hidden = HiddenExchangeShare(run); hidden > 0) {
+    absl::StrAppendFormat(&text, "; %.1f%% of the time hidden", 100 * hidden);
+  }
   return text + ")";
 }
 
@@ -213,6 +224,7 @@ Json ToJson(const Summary& summary) {
           {"steps", run.step()},
           {"loss", run.loss()},
           {"seconds", run.seconds()},
+          {"evaluation_seconds", run.evaluation_seconds()},
           {"samples", run.samples()},
           {"samples_per_second", run.samples_per_second()},
           {"rounds_committed", run.rounds_committed()},
@@ -224,6 +236,8 @@ Json ToJson(const Summary& summary) {
           {"bytes_down", run.bytes_down()},
           {"traffic_factor", run.traffic_factor()},
           {"exposed_exchange_seconds", run.exposed_exchange_seconds()},
+          {"transfer_seconds", run.transfer_seconds()},
+          {"hidden_exchange_share", HiddenExchangeShare(run)},
           {"bytes_across_groups_synchronous", run.bytes_across_groups_synchronous()},
           {"bytes_across_groups_synchronous_is", kFormula},
           {"final_digest", run.digest()},
@@ -239,8 +253,7 @@ std::string ToText(const Summary& summary) {
   return FieldsText(
       {{"run", RunText(run)},
        {"test accuracy", AccuracyText(run)},
-       {"training time", absl::StrCat(FormatDuration(run.seconds()), ", ",
-                                      FormatCount(run.samples_per_second()), " samples/s")},
+       {"training time", TimeText(run)},
        {"epochs", absl::StrFormat("%.2f: %s steps of each group, %s samples", run.epoch(),
                                   FormatCount(run.step()), FormatCount(run.samples()))},
        {"model", ModelText(summary)},

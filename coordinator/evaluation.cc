@@ -3,6 +3,9 @@
 #include "coordinator/evaluation.h"
 
 #include <algorithm>
+#include <map>
+
+#include "coordinator/run_rules.h"
 
 namespace cadre {
 
@@ -46,6 +49,7 @@ bool RecordPart(v1::EvaluationRecord& evaluation, const v1::Evaluated& evaluated
     part.set_correct(evaluated.correct());
     part.set_labels(evaluated.labels());
     part.set_loss_sum(evaluated.loss_sum());
+    part.set_seconds(SecondsOrZero(evaluated.seconds()));
     return true;
   }
   return false;
@@ -89,12 +93,17 @@ v1::EvaluationResult ResultOf(const v1::EvaluationRecord& evaluation) {
   uint64_t correct = 0;
   uint64_t labels = 0;
   double loss = 0;
+  // By group, which may have evaluated several parts one after the other.
+  std::map<uint32_t, double> seconds;
   for (const v1::EvaluationPart& part : evaluation.parts()) {
     if (!part.done()) continue;
     result.set_samples(result.samples() + part.end() - part.begin());
     correct += part.correct();
     labels += part.labels();
     loss += part.loss_sum();
+    double& of_group = seconds[part.group()];
+    of_group += part.seconds();
+    result.set_seconds(std::max(result.seconds(), of_group));
   }
   if (labels > 0) {
     result.set_accuracy(static_cast<double>(correct) / static_cast<double>(labels));

@@ -1,12 +1,12 @@
 #include "coordinator/history.h"
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
 #include "absl/strings/match.h"
 #include "base/status.h"
 #include "coordinator/keys.h"
+#include "coordinator/run_rules.h"
 
 namespace cadre {
 namespace {
@@ -24,8 +24,6 @@ int LevelOf(const v1::HistoryEntry& entry) {
   for (uint64_t rest = entry.number(); rest % kThinning == 0; rest /= kThinning) ++level;
   return level;
 }
-
-float Duration(float seconds) { return std::isfinite(seconds) ? std::max(0.0F, seconds) : 0; }
 
 }  // namespace
 
@@ -87,8 +85,8 @@ void History::NoteAdopted(uint32_t version, uint32_t group, float wait_seconds,
     if (!it->second.has_commit() || it->second.commit().version() != version) continue;
     for (v1::ParticipantTimes& times : *it->second.mutable_commit()->mutable_participants()) {
       if (times.group() != group) continue;
-      times.set_wait_seconds(Duration(wait_seconds));
-      times.set_pull_seconds(Duration(pull_seconds));
+      times.set_wait_seconds(SecondsOrZero(wait_seconds));
+      times.set_pull_seconds(SecondsOrZero(pull_seconds));
       changed_ = std::max(changed_, it->first);
     }
     return;

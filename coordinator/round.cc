@@ -6,7 +6,8 @@
 #include "coordinator/round.h"
 
 #include <algorithm>
-#include <cmath>
+
+#include "coordinator/run_rules.h"
 
 namespace cadre {
 namespace {
@@ -16,11 +17,6 @@ constexpr double kNewest = 0.25;
 // The window is this multiple of the average delay.
 constexpr double kMargin = 4;
 constexpr absl::Duration kMaxBeyond = absl::Minutes(2);
-
-// A duration that a peer may have reported.
-float Seconds(double seconds) {
-  return std::isfinite(seconds) ? static_cast<float>(std::max(0.0, seconds)) : 0;
-}
 
 }  // namespace
 
@@ -100,9 +96,10 @@ void Round::FillTimes(absl::Time opened, v1::CommitRecord& commit) const {
     times.set_generation(contributed.place().generation());
     times.set_samples(contributed.samples());
     times.set_loss(contributed.loss());
-    times.set_arrival_seconds(Seconds(absl::ToDoubleSeconds(arrival.when - opened)));
-    times.set_train_seconds(Seconds(contributed.train_seconds()));
-    times.set_stage_seconds(Seconds(contributed.stage_seconds()));
+    times.set_arrival_seconds(
+        SecondsOrZero(static_cast<float>(absl::ToDoubleSeconds(arrival.when - opened))));
+    times.set_train_seconds(SecondsOrZero(contributed.train_seconds()));
+    times.set_stage_seconds(SecondsOrZero(contributed.stage_seconds()));
     if (contributed.step() == commit.step()) commit.set_rate(contributed.rate());
   }
 }

@@ -332,8 +332,9 @@ class Run {
     // Whole messages.
     uint64_t up = 0;
     uint64_t down = 0;
-    // Seconds in which groups waited for it.
-    double seconds = 0;
+    // Seconds in which groups waited for it, and in which they sent and received it.
+    double exposed_seconds = 0;
+    double transfer_seconds = 0;
   };
   void Count(const Traffic& traffic);
   void RecordBytes();

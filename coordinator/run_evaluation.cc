@@ -65,6 +65,7 @@ void Run::FinishEvaluation() {
   if (complete && (!shards_.lost().empty() || AwaitsPrograms())) return;
   if (result.samples() > 0) {
     *record.mutable_test() = result;
+    record.set_evaluation_seconds(record.evaluation_seconds() + result.seconds());
     history_.Add(result, cluster_.now(), cluster_.out());
     cluster_.ReportRun(
         v1::EVENT_KIND_EVALUATED, id(),

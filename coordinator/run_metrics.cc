@@ -48,6 +48,12 @@ void CollectRun(const Machine& machine, const v1::RunStatus& run, absl::Time now
   metrics.Counter("cadre_run_exchange_wait_seconds_total",
                   "Time for which a group waited for rounds, averaged over the groups.",
                   run.exposed_exchange_seconds(), labels);
+  metrics.Counter("cadre_run_transfer_seconds_total",
+                  "Time for which a group sent and received values, averaged over the groups.",
+                  run.transfer_seconds(), labels);
+  metrics.Counter("cadre_run_evaluation_seconds_total",
+                  "Time for which training waited for evaluations.", run.evaluation_seconds(),
+                  labels);
   if (run.has_discrepancy()) {
     metrics.Gauge("cadre_run_discrepancy_ratio",
                   "Variance between groups over the displacement of a round, smoothed.",

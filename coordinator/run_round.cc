@@ -104,7 +104,8 @@ void Run::Count(const Traffic& traffic) {
   traffic_.payload += traffic.payload;
   traffic_.up += traffic.up;
   traffic_.down += traffic.down;
-  traffic_.seconds += traffic.seconds;
+  traffic_.exposed_seconds += traffic.exposed_seconds;
+  traffic_.transfer_seconds += traffic.transfer_seconds;
 }
 
 void Run::RecordBytes() {
@@ -112,7 +113,8 @@ void Run::RecordBytes() {
   record_.set_payload_bytes(record_.payload_bytes() + traffic.payload);
   record_.set_message_bytes(record_.message_bytes() + traffic.up + traffic.down);
   record_.set_bytes_up(record_.bytes_up() + traffic.up);
-  record_.set_exchange_seconds(record_.exchange_seconds() + traffic.seconds);
+  record_.set_exchange_seconds(record_.exchange_seconds() + traffic.exposed_seconds);
+  record_.set_transfer_seconds(record_.transfer_seconds() + traffic.transfer_seconds);
 }
 
 void Run::OnLoaded(uint32_t group, uint32_t version) {
@@ -457,10 +459,10 @@ void Run::OnAdopted(const v1::Adopted& adopted) {
   if (!averages()) return;
   Slot& slot = slots_[adopted.place().group()];
   if (slot.CountVersion(adopted.version())) {
-    const float seconds = adopted.exchange_seconds();
     Count({.payload = adopted.payload_bytes(),
            .down = adopted.message_bytes(),
-           .seconds = std::isfinite(seconds) ? std::max(0.0F, seconds) : 0});
+           .exposed_seconds = SecondsOrZero(adopted.exchange_seconds()),
+           .transfer_seconds = SecondsOrZero(adopted.transfer_seconds())});
   }
   history_.NoteAdopted(adopted.version(), slot.group(), adopted.wait_seconds(),
                        adopted.pull_seconds());

@@ -5,6 +5,7 @@
 #include "coordinator/run_rules.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "absl/algorithm/container.h"
@@ -150,5 +151,7 @@ bool AtEnd(const v1::RunRecord& run, uint32_t step) {
   const uint32_t total = TotalSteps(run);
   return (total > 0 && step >= total) || TargetReached(run);
 }
+
+float SecondsOrZero(float seconds) { return std::isfinite(seconds) ? std::max(0.0F, seconds) : 0; }
 
 }  // namespace cadre

@@ -58,4 +58,7 @@ bool TargetReached(const v1::RunRecord& run);
 // Whether training ends at `step`.
 bool AtEnd(const v1::RunRecord& run, uint32_t step);
 
+// A duration that a member may have reported: 0 if it is negative or not finite.
+float SecondsOrZero(float seconds);
+
 }  // namespace cadre

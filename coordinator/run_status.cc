@@ -46,6 +46,7 @@ v1::RunStatus Run::Status(absl::Time now) const {
   status.set_total_epochs(EpochAt(record, TotalSteps(record)));
   status.set_loss(record.loss());
   if (record.has_test()) *status.mutable_test() = record.test();
+  status.set_evaluation_seconds(record.evaluation_seconds());
   status.set_rounds_committed(record.rounds_committed());
   status.set_payload_bytes_across_groups(record.payload_bytes() + traffic_.payload);
   status.set_bytes_across_groups(record.message_bytes() + traffic_.up + traffic_.down);
@@ -71,8 +72,10 @@ v1::RunStatus Run::Status(absl::Time now) const {
     const double steps = record.step() - FirstStep(record.spec());
     status.set_traffic_factor(8.0 * static_cast<double>(status.parameters()) * steps *
                               static_cast<double>(groups) / static_cast<double>(bytes));
-    status.set_exposed_exchange_seconds((record.exchange_seconds() + traffic_.seconds) /
+    status.set_exposed_exchange_seconds((record.exchange_seconds() + traffic_.exposed_seconds) /
                                         static_cast<double>(groups));
+    status.set_transfer_seconds((record.transfer_seconds() + traffic_.transfer_seconds) /
+                                static_cast<double>(groups));
   }
   for (const Slot& slot : slots_) {
     status.set_rate(std::max(status.rate(), slot.progress.rate()));

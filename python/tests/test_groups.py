@@ -199,6 +199,7 @@ def test_losses_and_evaluations_are_reported(cluster: Cluster) -> None:
     assert 0.3 < run["loss"] < 1.5
     assert run["test"]["version"] == run["version"] and run["test"]["samples"] == "500"
     assert run["test"]["accuracy"] > 0.3 and run["test"]["loss"] > 0
+    assert 0 < run["test"]["seconds"] < run["evaluation_seconds"] < run["seconds"]
 
 
 def test_losses_on_devices_are_read_at_boundaries(cluster: Cluster) -> None:

@@ -1,5 +1,7 @@
 #include "cli/summary.h"
 
+#include <cmath>
+
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "cli/query_tables.h"
@@ -31,6 +33,9 @@ Summary Trained() {
   run.mutable_test()->set_accuracy(0.9134);
   run.mutable_test()->set_loss(0.25);
   run.set_seconds(84);
+  run.set_evaluation_seconds(12);
+  run.set_exposed_exchange_seconds(0.5);
+  run.set_transfer_seconds(20);
   run.set_samples_per_second(2857);
   run.set_rounds_committed(32);
   run.set_payload_bytes_across_groups(1 << 20);
@@ -72,6 +77,9 @@ TEST(SummaryTest, JsonHasFixedKeys) {
   const Json json = ToJson(Trained());
   EXPECT_EQ(json["test_accuracy"], 0.9134);
   EXPECT_EQ(json["seconds"], 84);
+  EXPECT_EQ(json["evaluation_seconds"], 12);
+  EXPECT_EQ(json["transfer_seconds"], 20);
+  EXPECT_EQ(json["hidden_exchange_share"], 0.975);
   EXPECT_EQ(json["samples_per_second"], 2857);
   EXPECT_EQ(json["rounds_committed"], 32);
   EXPECT_EQ(json["bytes_across_groups"], (1 << 20) + 1024);
@@ -88,6 +96,16 @@ TEST(SummaryTest, JsonHasFixedKeys) {
             R"({"rank":0,"parameter":"fc1/weight","elements":1500000,"of":3000000,"owned":0})");
 }
 
+TEST(SummaryTest, HiddenShareIsBetweenNothingAndOne) {
+  v1::RunStatus run;
+  run.set_exposed_exchange_seconds(3);
+  EXPECT_TRUE(std::isnan(HiddenExchangeShare(run))) << "no transfers";
+  run.set_transfer_seconds(2);
+  EXPECT_EQ(HiddenExchangeShare(run), 0) << "the groups waited longer than they transferred";
+  run.set_exposed_exchange_seconds(0);
+  EXPECT_EQ(HiddenExchangeShare(run), 1);
+}
+
 TEST(SummaryTest, UntestedAccuracyIsNull) {
   Summary summary = Trained();
   summary.run.clear_test();
@@ -97,10 +115,12 @@ TEST(SummaryTest, UntestedAccuracyIsNull) {
 
 TEST(SummaryTest, Text) {
   const std::string text = ToText(Trained());
-  EXPECT_THAT(text, AllOf(HasSubstr("demo (run-1), done"), HasSubstr("0.9134"), HasSubstr("1m24s"),
-                          HasSubstr("2,857"), HasSubstr("3,214,282 parameters"),
-                          HasSubstr("each worker holds at most 50.0%")));
-  EXPECT_THAT(text, HasSubstr("1.0 MiB (measured; 0.098% of it headers)"));
+  EXPECT_THAT(
+      text, AllOf(HasSubstr("demo (run-1), done"), HasSubstr("0.9134"),
+                  HasSubstr("1m24s, of which evaluations 12s, 2,857 samples/s"),
+                  HasSubstr("3,214,282 parameters"), HasSubstr("each worker holds at most 50.0%")));
+  EXPECT_THAT(text,
+              HasSubstr("1.0 MiB (measured; 0.098% of it headers; 97.5% of the time hidden)"));
   EXPECT_THAT(text, HasSubstr("20.0 MiB, 20.0 times as much (formula: "));
   EXPECT_THAT(text, ContainsRegex("mesh of a group +data=1,model=2\n"));
   EXPECT_THAT(text, ContainsRegex("cluster +2 groups of 2 workers, 1 aggregator\n"));
@@ -200,7 +220,11 @@ TEST(OverviewTest, ShowsEveryPart) {
   EXPECT_THAT(MembersText(status), Not(HasSubstr("ADDRESS")));
   EXPECT_THAT(MembersText(status, /*wide=*/true),
               AllOf(HasSubstr("ADDRESS"), HasSubstr("RESERVED")));
-  EXPECT_THAT(RunsTable(status.runs(), /*wide=*/true), HasSubstr("TRAFFIC FACTOR"));
+  status.mutable_runs(0)->mutable_test()->set_seconds(1.25);
+  status.mutable_runs(0)->set_transfer_seconds(4);
+  status.mutable_runs(0)->set_exposed_exchange_seconds(1);
+  EXPECT_THAT(RunsTable(status.runs(), /*wide=*/true),
+              AllOf(HasSubstr("TRAFFIC FACTOR"), HasSubstr("1.25s"), HasSubstr("0.7500")));
   EXPECT_EQ(OneLine(MembersJson({})), R"({"workers":[],"aggregators":[]})");
 }
 

@@ -146,6 +146,9 @@ TEST_F(LocalTest, PrintsOneJsonObject) {
   EXPECT_NEAR(number("traffic_factor"),
               4 * number("payload_bytes_across_groups") / number("bytes_across_groups"), 1e-9);
   EXPECT_GT(number("exposed_exchange_seconds"), 0);
+  EXPECT_GT(number("transfer_seconds"), 0);
+  EXPECT_GT(number("evaluation_seconds"), 0);
+  EXPECT_LT(number("evaluation_seconds"), number("seconds"));
   EXPECT_EQ(number("bytes_across_groups_synchronous"), 128 * 2 * parameters * 4);
   EXPECT_EQ(number("parameters"), parameters);
   EXPECT_EQ(number("groups"), 2);

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <numeric>
 
 namespace cadre {
@@ -90,6 +91,30 @@ TEST(EvaluationTest, FreedPartIsReassigned) {
   EXPECT_FALSE(AssignPart(evaluation, 2)) << "no part is free";
   EXPECT_TRUE(RecordPart(evaluation, EvaluatedBy(3, 0, 50, 100, 10)));
   EXPECT_DOUBLE_EQ(ResultOf(evaluation).accuracy(), 0.5);
+}
+
+TEST(EvaluationTest, TakesAsLongAsTheSlowestGroup) {
+  const auto add = [](v1::EvaluationRecord& evaluation, uint32_t group, uint64_t begin,
+                      uint64_t end, float seconds) {
+    v1::Evaluated evaluated = EvaluatedBy(3, group, begin, end, 0);
+    evaluated.set_seconds(seconds);
+    ASSERT_TRUE(RecordPart(evaluation, evaluated));
+  };
+  v1::EvaluationRecord evaluation = CutTestSplit(3, 30, 90, {0, 1, 2});
+  add(evaluation, 0, 0, 30, 1);
+  add(evaluation, 1, 30, 60, 1.5);
+  EXPECT_EQ(ResultOf(evaluation).seconds(), 1.5);
+  // Group 0 evaluates the part of a group that was lost after its own.
+  EXPECT_TRUE(FreePart(evaluation, 2));
+  EXPECT_TRUE(AssignPart(evaluation, 0));
+  add(evaluation, 0, 60, 90, 2);
+  EXPECT_EQ(ResultOf(evaluation).seconds(), 3);
+  for (const float invalid :
+       {-1.0F, std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+    v1::EvaluationRecord refused = CutTestSplit(3, 30, 10, {0});
+    add(refused, 0, 0, 10, invalid);
+    EXPECT_EQ(ResultOf(refused).seconds(), 0) << invalid;
+  }
 }
 
 }  // namespace

@@ -576,6 +576,8 @@ void FakeCluster::ReportLoaded(FakeWorker& worker) {
   adopted.set_digest(DigestOf(worker.place().run(), worker.version) + behaviour.digest_error);
   adopted.set_payload_bytes(100);
   adopted.set_message_bytes(110);
+  adopted.set_exchange_seconds(0.25F);
+  adopted.set_transfer_seconds(1);
   worker.adopted = adopted;
   Post(worker.connection, adopted);
 }
@@ -601,6 +603,7 @@ v1::Evaluated FakeCluster::EvaluationOf(const FakeWorker& lead, uint64_t begin, 
   evaluated.set_end(end);
   evaluated.set_correct(correct);
   evaluated.set_labels(end - begin);
+  evaluated.set_seconds(0.5F);
   return evaluated;
 }
 

@@ -45,6 +45,7 @@ void ExpectEveryCrashSurvived(bool averages) {
     EXPECT_EQ(crashed.status.step(), whole.status.step());
     EXPECT_EQ(crashed.status.test().samples(), kTestSamples);
     EXPECT_EQ(crashed.status.test().version(), whole.status.version());
+    EXPECT_EQ(crashed.status.evaluation_seconds(), whole.status.evaluation_seconds());
     EXPECT_EQ(crashed.status.rounds_committed(), whole.status.rounds_committed());
     if (averages) {
       EXPECT_EQ(crashed.status.samples(), whole.status.samples());

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "base/protocol.h"
 #include "coordinator/keys.h"
 #include "tests/base/expect.h"
@@ -65,7 +66,15 @@ TEST_F(MachineRunTest, TwoGroupsFinish) {
   // 4 rounds of 2 groups; in each, a group stages 1000 bytes and pulls 100.
   EXPECT_EQ(status.payload_bytes_across_groups(), 4u * 2 * 1100);
   EXPECT_EQ(status.bytes_across_groups(), 4u * 2 * 1120);
+  EXPECT_EQ(status.exposed_exchange_seconds(), 4 * 0.25);
+  EXPECT_EQ(status.transfer_seconds(), 4 * 1);
   EXPECT_EQ(status.bytes_across_groups_synchronous(), 2u * 1000 * 4 * 20);
+  EXPECT_EQ(status.test().seconds(), 0.5);
+  const v1::HistoryReply history = cluster_.History(run);
+  const auto evaluations =
+      absl::c_count_if(history.entries(), [](const auto& entry) { return entry.has_evaluation(); });
+  EXPECT_EQ(evaluations, 2) << "of both epochs";
+  EXPECT_EQ(status.evaluation_seconds(), 0.5 * static_cast<double>(evaluations));
   EXPECT_FALSE(status.digest().empty());
   for (uint32_t round = 0; round <= 4; ++round) {
     ASSERT_TRUE(cluster_.Commit(run, round).has_value()) << round;

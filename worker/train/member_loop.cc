@@ -178,6 +178,7 @@ class MemberLoop {
   // Overwrites this rank's part of the replica with what is being pulled.
   absl::Status FinishPull(uint32_t version, bool included, Traffic* traffic) {
     CADRE_RETURN_IF_ERROR(failure_.Blame(v1::FAILURE_CAUSE_AGGREGATOR, exchange_->Finish(traffic)));
+    transferred_ += exchange_->duration();
     progress_.Advance();
     if (overlaps() || FragmentsOf(spec_.averaging()) > 1) {
       CADRE_RETURN_IF_ERROR(model_.Fetch(/*states=*/false));
@@ -345,6 +346,7 @@ class MemberLoop {
     if (exchange_->begun()) {
       progress_.Enter(v1::ACTIVITY_EXCHANGING);
       const absl::Status staged = exchange_->Finish(&traffic);
+      transferred_ += exchange_->duration();
       // If the contribution is too late, the coordinator's decision determines how to continue.
       const bool late = RefusalOf(staged) == v1::REFUSAL_CLOSED_ROUND;
       if (!late) CADRE_RETURN_IF_ERROR(failure_.Blame(v1::FAILURE_CAUSE_AGGREGATOR, staged));
@@ -554,6 +556,8 @@ class MemberLoop {
     }
     counters_.Add("versions_adopted");
     result.exchange_seconds = absl::ToDoubleSeconds(exposure.Take());
+    result.transfer_seconds =
+        absl::ToDoubleSeconds(std::exchange(transferred_, absl::ZeroDuration()));
     // A decision without a contribution only assigns samples to evaluate.
     const bool contributed = decided_at_ > staged_at_;
     result.wait_seconds = contributed ? absl::ToDoubleSeconds(decided_at_ - staged_at_) : 0;
@@ -618,7 +622,9 @@ class MemberLoop {
     CADRE_ASSIGN_OR_RETURN(RankProtocol::Evaluated result, model_.Evaluate(evaluate, failure_));
     CADRE_ASSIGN_OR_RETURN(result.digest, GroupDigest());
     model_.Resume();
-    waited_ += steady_.Now() - begin;
+    const absl::Duration time = steady_.Now() - begin;
+    result.seconds = absl::ToDoubleSeconds(time);
+    waited_ += time;
     *event = result;
     return absl::OkStatus();
   }
@@ -657,6 +663,8 @@ class MemberLoop {
   RankProtocol::Staged contributed_;
   // Time in which the newest round has kept the group from training.
   absl::Duration exposed_;
+  // Time in which values were sent and received since the last adoption.
+  absl::Duration transferred_;
   // When the newest contribution was acknowledged, and when its decision arrived.
   absl::Time staged_at_;
   absl::Time decided_at_;

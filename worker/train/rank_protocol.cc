@@ -59,6 +59,7 @@ RankProtocol::Actions RankProtocol::On(const Evaluated& evaluated) {
   message.set_labels(evaluated.labels);
   message.set_loss_sum(evaluated.loss_sum);
   message.set_digest(evaluated.digest);
+  message.set_seconds(static_cast<float>(evaluated.seconds));
   Actions actions = SendFromLead(std::move(message));
   for (Action& action : BeginPeriod()) actions.push_back(std::move(action));
   return actions;
@@ -231,6 +232,7 @@ RankProtocol::Actions RankProtocol::On(const Pulled& pulled) {
     message.set_exchange_seconds(static_cast<float>(pulled.exchange_seconds));
     message.set_wait_seconds(static_cast<float>(pulled.wait_seconds));
     message.set_pull_seconds(static_cast<float>(pulled.pull_seconds));
+    message.set_transfer_seconds(static_cast<float>(pulled.transfer_seconds));
   }
   Actions actions = SendFromLead(std::move(message));
   if (pulled.digest != decision_.digest()) {

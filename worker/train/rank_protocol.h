@@ -92,6 +92,8 @@ class RankProtocol {
     // version.
     double wait_seconds = 0;
     double pull_seconds = 0;
+    // In which values were sent and received (v1::Adopted).
+    double transfer_seconds = 0;
   };
   struct Kept {};
   struct Evaluated {
@@ -99,6 +101,7 @@ class RankProtocol {
     int64_t labels = 0;
     double loss_sum = 0;
     uint64_t digest = 0;
+    double seconds = 0;
   };
   using Event = std::variant<Started, Trained, Presence, Nudged, Unfinished, Staged, Decided,
                              Pulled, Kept, Evaluated>;

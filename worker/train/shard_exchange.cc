@@ -31,6 +31,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/clock.h"
 #include "base/secret_key.h"
 #include "base/status.h"
 #include "glog/logging.h"
@@ -228,11 +229,15 @@ void ShardExchange::BeginPull(uint32_t version) {
 void ShardExchange::Begin(std::function<absl::Status(Shard&, std::stop_token)> work) {
   CHECK(!begun());
   running_ = std::async(std::launch::async, [this, work = std::move(work)] {
-    return ForEachShard(
+    const SteadyClock clock;
+    const absl::Time begin = clock.Now();
+    absl::Status status = ForEachShard(
         [&work](Shard& shard, std::stop_token stop) {
           return shard.parts.empty() ? absl::OkStatus() : work(shard, std::move(stop));
         },
         &traffic_);
+    duration_ = clock.Now() - begin;
+    return status;
   });
 }
 

@@ -71,10 +71,11 @@ class ShardExchange {
   // Begins to receive this rank's part of `version`. The owned values do not change.
   void BeginPull(uint32_t version) ABSL_LOCKS_EXCLUDED(mutex_);
   // Of what was begun last, which must end before anything else begins. Finish waits for the end
-  // and adds the traffic.
+  // and adds the traffic; afterwards, `duration` is how long it took.
   bool begun() const { return running_.valid(); }
   bool finished() const;
   absl::Status Finish(Traffic* traffic);
+  absl::Duration duration() const { return duration_; }
 
   // Overwrites the owned values with what was pulled. `included`: whether the version includes the
   // rank's last contribution. Requires: all ranks of the group have pulled, so that they hold what
@@ -190,8 +191,9 @@ class ShardExchange {
   std::set<std::tuple<uint32_t, uint32_t, bool>> unanswered_ ABSL_GUARDED_BY(restages_mutex_);
   // Their threads, and threads that have answered. The destructor of a future waits.
   std::vector<std::future<void>> restages_ ABSL_GUARDED_BY(restages_mutex_);
-  // What was begun last, and its traffic.
+  // What was begun last, its traffic, and how long it took.
   Traffic traffic_;
+  absl::Duration duration_;
   std::future<absl::Status> running_;
 };
 

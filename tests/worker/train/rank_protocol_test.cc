@@ -215,8 +215,9 @@ TEST_F(RankProtocolTest, EvaluatesAtTheStartAndAtTheEnd) {
   P::Started started = StartTo(24);
   started.start.set_evaluate_end(10);
   EXPECT_EQ(Expect<P::Evaluate>(started).end, 10U);
-  EXPECT_EQ(Expect<P::Train>(P::Evaluated{.correct = 4, .digest = 5}).until, 24U);
+  EXPECT_EQ(Expect<P::Train>(P::Evaluated{.correct = 4, .digest = 5, .seconds = 1.5}).until, 24U);
   EXPECT_EQ(Sent<v1::Evaluated>().version(), 2U);
+  EXPECT_EQ(Sent<v1::Evaluated>().seconds(), 1.5F);
   EXPECT_EQ(Sent<v1::Evaluated>().end(), 10U);
   Expect<P::Stage>(P::Trained{});
   Expect<P::AwaitDecision>(P::Staged{});
@@ -249,7 +250,9 @@ TEST_F(RankProtocolTest, RoundOverlapsSteps) {
   EXPECT_EQ(Expect<P::Train>(P::Unfinished{}).until, 27U);
   EXPECT_FALSE(Expect<P::Pull>(P::Trained{}).background);
   EXPECT_EQ(protocol_->step(), 27U);
-  Expect<P::Keep>(P::Pulled{.digest = 77});
+  Expect<P::Keep>(P::Pulled{.digest = 77, .exchange_seconds = 0.25, .transfer_seconds = 2});
+  EXPECT_EQ(Sent<v1::Adopted>().exchange_seconds(), 0.25F);
+  EXPECT_EQ(Sent<v1::Adopted>().transfer_seconds(), 2);
   EXPECT_EQ(protocol_->step(), 24U) << "the version's";
   const auto train = Expect<P::Train>(P::Kept{});
   EXPECT_EQ(train.until, 28U);
