@@ -19,7 +19,7 @@ std::string Text(const google::protobuf::Message& message) { return OneLine(ToJs
 
 TEST(ToJsonTest, PrintsDefaultsUnderProtoNames) {
   EXPECT_EQ(Text(v1::EvaluationResult()),
-            R"({"version":0,"step":0,"samples":0,"accuracy":0.0,"loss":0.0})");
+            R"({"version":0,"step":0,"samples":0,"accuracy":0.0,"loss":0.0,"seconds":0.0})");
 }
 
 TEST(ToJsonTest, PrefersJsonName) {
