@@ -424,8 +424,8 @@ class MemberLoop {
   }
 
   void KeepResidual(uint32_t version, bool included) {
-    std::vector<float> values = exchange_->Carried(included);
-    options_.residuals->Keep(version, ResidualIn(values));
+    exchange_->Carried(included, &residual_);
+    options_.residuals->Keep(version, ResidualIn(residual_));
   }
 
   // A collective.
@@ -649,6 +649,8 @@ class MemberLoop {
   std::vector<float> part_values_;
   Owned part_;
   std::optional<Regroup> regroup_;
+  // What was kept last. The memory is used again, because page faults would cost more than copies.
+  std::vector<float> residual_;
   std::unique_ptr<ShardExchange> exchange_;
   // The group has adopted a version.
   bool has_version_ = false;

@@ -369,7 +369,7 @@ void ShardExchange::AdoptInitial() {
 }
 
 uint32_t ShardExchange::KeepChange(const Shard& shard, bool included,
-                                   std::vector<float>* carried) const {
+                                   std::span<float> carried) const {
   // Without a contribution since the last version, there is no change.
   if (shard.change.empty()) return 0;
   const bool is_late = !included && shard.version_number >= shard.round;
@@ -383,22 +383,24 @@ uint32_t ShardExchange::KeepChange(const Shard& shard, bool included,
   }
   if (dropped) factor = 0;
   const std::vector<float>& kept = included ? shard.left_out : shard.change;
-  carried->resize(ElementsOf(shard.parts));
   ForEachValue(shard, shard.exchanged, [&](int64_t i, int64_t p, bool trained) {
-    (*carried)[p] = trained && !kept.empty() ? factor * kept[i] : 0;
+    carried[p] = trained && !kept.empty() ? factor * kept[i] : 0;
   });
   return dropped ? late : 0;
 }
 
-std::vector<float> ShardExchange::Carried(bool included) const {
-  std::vector<float> all;
+void ShardExchange::Carried(bool included, std::vector<float>* values) const {
+  int64_t size = 0;
+  for (const Shard& shard : shards_) size += ElementsOf(shard.parts);
+  values->resize(size);
+  std::span<float> rest = *values;
   for (const Shard& shard : shards_) {
-    std::vector<float> carried = shard.carried;
-    carried.resize(ElementsOf(shard.parts));
-    if (included) KeepChange(shard, included, &carried);
-    all.insert(all.end(), carried.begin(), carried.end());
+    const std::span<float> carried = rest.first(ElementsOf(shard.parts));
+    rest = rest.subspan(carried.size());
+    std::fill(std::copy(shard.carried.begin(), shard.carried.end(), carried.begin()), carried.end(),
+              0.0F);
+    if (included) KeepChange(shard, included, carried);
   }
-  return all;
 }
 
 void ShardExchange::SetCarried(std::span<const float> carried) {
@@ -414,7 +416,8 @@ uint32_t ShardExchange::Adopt(bool included) {
   absl::MutexLock lock(&mutex_);
   for (Shard& shard : shards_) {
     shard.held.Adopt();
-    dropped = std::max(dropped, KeepChange(shard, included, &shard.carried));
+    if (!shard.change.empty()) shard.carried.resize(ElementsOf(shard.parts));
+    dropped = std::max(dropped, KeepChange(shard, included, shard.carried));
     shard.change.clear();
     if (overlap_.steps() > 0 || fragments_ > 1) PrepareMerge(shard);
     CopyTo(shard.version, shard.parts);
@@ -425,23 +428,27 @@ uint32_t ShardExchange::Adopt(bool included) {
 }
 
 void ShardExchange::PrepareMerge(Shard& shard) const {
-  std::vector<float> live;
-  CopyFrom(shard.parts, &live);
-  // Later versions may have changed any value.
-  const bool has_rest = shard.fragment > 0 && shard.version_number == shard.round;
-  shard.merged = has_rest ? live : shard.version;
+  CopyFrom(shard.parts, &shard.merged);
   ForEachValue(shard, shard.exchanged, [&](int64_t i, int64_t p, bool trained) {
     float& merged = shard.merged[p];
-    merged = shard.version[p];
+    const float live = std::exchange(merged, shard.version[p]);
     if (!trained || shard.contributed.empty()) return;
-    merged += overlap_.has_blend() ? overlap_.blend() * (live[p] - merged)
-                                   : live[p] - shard.contributed[i];
+    merged +=
+        overlap_.has_blend() ? overlap_.blend() * (live - merged) : live - shard.contributed[i];
   });
+  // Later versions may have changed any value that was not exchanged.
+  const bool has_rest = shard.fragment > 0 && shard.version_number == shard.round;
+  if (!has_rest && ElementsOf(shard.exchanged) < ElementsOf(shard.parts)) {
+    std::vector<float> merged = shard.version;
+    ForEachValue(shard, shard.exchanged,
+                 [&](int64_t /*i*/, int64_t p, bool /*trained*/) { merged[p] = shard.merged[p]; });
+    shard.merged = std::move(merged);
+  }
   shard.contributed.clear();
 }
 
 void ShardExchange::Merge() {
-  for (Shard& shard : shards_) CopyTo(std::exchange(shard.merged, {}), shard.parts);
+  for (const Shard& shard : shards_) CopyTo(shard.merged, shard.parts);
 }
 
 void ShardExchange::OnRestage(const v1::Restage& restage) {

@@ -90,10 +90,10 @@ class ShardExchange {
   // The owned values are those of version 0, which need not be pulled.
   void AdoptInitial() ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // What will be added to the changes of later contributions, in order of positions: after the last
-  // adoption or, if `included`, once a version includes the last contribution, which must be
-  // staged. Requires: contributions are coded.
-  std::vector<float> Carried(bool included) const;
+  // Stores what will be added to the changes of later contributions, in order of positions: after
+  // the last adoption or, if `included`, once a version includes the last contribution, which must
+  // be staged. Requires: contributions are coded.
+  void Carried(bool included, std::vector<float>* values) const;
   // Requires: nothing was contributed yet; a value for each position of the rank.
   void SetCarried(std::span<const float> carried);
 
@@ -155,7 +155,7 @@ class ShardExchange {
   // Errors: those of the codec.
   absl::Status MakeContribution(Shard& shard) const;
   // Updates `carried` after the adoption of a version. As Adopt.
-  uint32_t KeepChange(const Shard& shard, bool included, std::vector<float>* carried) const;
+  uint32_t KeepChange(const Shard& shard, bool included, std::span<float> carried) const;
   // Computes shard.merged from the owned values, before they are overwritten.
   void PrepareMerge(Shard& shard) const;
   v1::PullRequest RequestOf(const std::vector<Owned>& parts, uint32_t version) const;
