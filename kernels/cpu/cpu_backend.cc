@@ -80,25 +80,34 @@ CADRE_VECTOR_LOOP void TransposeRows(int64_t rows, int64_t columns, int64_t x_st
   }
 }
 
+}  // namespace
+
+void CpuContext::Transpose(int64_t batch, int64_t positions, int64_t channels, ConstValues x,
+                           Values y) const {
+  if (x.empty()) return;
+  // An item of ForParts is a strip of kTile channels of one sample.
+  const int64_t strips = (channels + kTile - 1) / kTile;
+  ByType(x.type(), [&](auto zero) {
+    using T = decltype(zero);
+    ForParts(threads, batch * strips, positions * kTile, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        const int64_t sample = i / strips * positions * channels;
+        const int64_t c = i % strips * kTile;
+        TransposeRows(positions, std::min(kTile, channels - c), channels, positions,
+                      Data<T>(x) + sample + c, Data<T>(y) + sample + c * positions);
+      }
+    });
+  });
+}
+
+namespace {
+
 class CpuMemory {
  public:
   explicit CpuMemory(CpuContext& cpu) : cpu_(cpu) {}
 
   void Transpose(int64_t batch, int64_t positions, int64_t channels, ConstValues x, Values y) {
-    if (x.empty()) return;
-    // An item of ForParts is a strip of kTile channels of one sample.
-    const int64_t strips = (channels + kTile - 1) / kTile;
-    ByType(x.type(), [&](auto zero) {
-      using T = decltype(zero);
-      ForParts(cpu_.threads, batch * strips, positions * kTile, [&](int64_t begin, int64_t end) {
-        for (int64_t i = begin; i < end; ++i) {
-          const int64_t sample = i / strips * positions * channels;
-          const int64_t c = i % strips * kTile;
-          TransposeRows(positions, std::min(kTile, channels - c), channels, positions,
-                        Data<T>(x) + sample + c, Data<T>(y) + sample + c * positions);
-        }
-      });
-    });
+    cpu_.Transpose(batch, positions, channels, x, y);
   }
 
  private:

@@ -33,6 +33,7 @@ struct CpuContext {
   // before it for converted arguments.
   static constexpr size_t kOwnSlot = 8;
   static constexpr size_t kWeightsSlot = 9;
+  static constexpr size_t kSumsSlot = 10;
   // A run uses few extents of each layer: those of a batch, of the last batch and of evaluation.
   static constexpr size_t kCachedExtents = 512;
 
@@ -42,6 +43,8 @@ struct CpuContext {
   // As MakeBf16Product describes; also takes empty extents.
   void Bf16Product(const Bf16ProductDims& dims, ConstValues a, ConstValues b, ConstFloatSpan bias,
                    Values c);
+  // As MemoryKernels::Transpose describes.
+  void Transpose(int64_t batch, int64_t positions, int64_t channels, ConstValues x, Values y) const;
 
   const int threads;
   const dnnl::engine engine;

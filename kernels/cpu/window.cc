@@ -8,9 +8,9 @@
 //   backward of weights        weight_gradient.h, or oneDNN in its blocked layout
 //   everything else            oneDNN's direct algorithm
 //
-// With bf16 images only the gradient of the weights of 1 x 1 kernels is a matrix product. oneDNN's
-// bf16 kernels reach the rates of the other forms over channels last, and these exist for fp32
-// only.
+// With bf16 images only gradients of weights are matrix products: those of 1 x 1 kernels, and those
+// with few output positions, whose inputs are gathered first. oneDNN's bf16 kernels reach the rates
+// of the other forms over channels last, and these exist for fp32 only.
 //
 // oneDNN rejects some extents: tensors without elements and windows entirely in the padding run on
 // the reference loops, and inputs that no window reaches are cut off first (ReachedPart).
@@ -58,14 +58,16 @@ enum class BackwardDataRoute {
 };
 
 enum class BackwardWeightsRoute {
-  // oneDNN: with groups, with few taps of one channel, without AVX-512, and for bf16. Over blocks
-  // of
-  // 16 channels, with conversions, or channels last for bf16.
+  // oneDNN: with groups, with few taps of one channel, without AVX-512, and for bf16 with many
+  // positions. Over blocks of 16 channels, with conversions, or channels last for bf16.
   kPrimitive,
   // WeightGradient: 75 %, compared with 40 to 70 % of oneDNN over channels last.
   kOuterProducts,
   // A matrix product over positions: 1 x 1 kernels.
   kMatrix,
+  // The same with the inputs of each output position, which are gathered: bf16 with few positions.
+  // oneDNN adds to all gradients once for each image.
+  kGathered,
 };
 
 // At each position, y is x times a matrix.
@@ -86,16 +88,35 @@ bool ForwardIsMatrix(const ConvolutionDims& dims, DType type, bool with_bias) {
 }
 
 BackwardDataRoute BackwardDataRouteOf(const ConvolutionDims& dims, DType type) {
-  if (type == DType::kBFloat16) return BackwardDataRoute::kPrimitive;
-  if (IsMatrix(dims)) return BackwardDataRoute::kMatrix;
+  if (IsMatrix(dims)) {
+    return type == DType::kBFloat16 ? BackwardDataRoute::kPrimitive : BackwardDataRoute::kMatrix;
+  }
   return dims.groups == 1 && dims.window.stride_height == 1 && dims.window.stride_width == 1
              ? BackwardDataRoute::kForward
              : BackwardDataRoute::kPrimitive;
 }
 
+int64_t Taps(const ConvolutionDims& d) { return d.window.kernel_height * d.window.kernel_width; }
+
+int64_t OutPositions(const ConvolutionDims& d) {
+  return d.batch * d.window.out_height * d.window.out_width;
+}
+
+// Whether gathering costs little compared with the product, and memory in proportion.
+bool TakesGathered(const ConvolutionDims& d) {
+  constexpr int64_t kMaxPositions = 64;  // of an image
+  constexpr int64_t kMinChannels = 128;
+  constexpr int64_t kMaxGathered = 1 << 24;
+  return d.groups == 1 && d.window.out_height * d.window.out_width <= kMaxPositions &&
+         std::min(d.in_channels, d.out_channels) >= kMinChannels &&
+         OutPositions(d) * Taps(d) * d.in_channels <= kMaxGathered;
+}
+
 BackwardWeightsRoute BackwardWeightsRouteOf(const ConvolutionDims& dims, DType type) {
   if (IsMatrix(dims)) return BackwardWeightsRoute::kMatrix;
-  if (type == DType::kBFloat16) return BackwardWeightsRoute::kPrimitive;
+  if (type == DType::kBFloat16) {
+    return TakesGathered(dims) ? BackwardWeightsRoute::kGathered : BackwardWeightsRoute::kPrimitive;
+  }
   // Fewer columns than this leave most of WeightGradient's registers empty.
   constexpr int64_t kMinColumns = 16;
   const int64_t columns = dims.in_channels * dims.window.kernel_height * dims.window.kernel_width;
@@ -126,8 +147,31 @@ bool TakesReference(const ConvolutionDims& dims) {
          std::max(padding.left, padding.right) >= width;
 }
 
-int64_t OutPositions(const ConvolutionDims& d) {
-  return d.batch * d.window.out_height * d.window.out_width;
+// gathered[output][tap][channel] = the inputs of output positions of rows [begin, end), counted
+// over all images; zeros in the padding.
+void GatherInputs(const ConvolutionDims& d, int64_t begin, int64_t end, const Bf16* x,
+                  Bf16* gathered) {
+  const WindowDims& w = d.window;
+  const int64_t n = d.in_channels;
+  Bf16* to = gathered + begin * w.out_width * Taps(d) * n;
+  for (int64_t row = begin; row < end; ++row) {
+    const Bf16* const image = x + row / w.out_height * w.in_height * w.in_width * n;
+    const int64_t top = row % w.out_height * w.stride_height - w.pad_top;
+    for (int64_t ow = 0; ow < w.out_width; ++ow) {
+      const int64_t left = ow * w.stride_width - w.pad_left;
+      for (int64_t i = 0; i < w.kernel_height; ++i) {
+        const int64_t h = top + i * w.dilation;
+        for (int64_t j = 0; j < w.kernel_width; ++j, to += n) {
+          const int64_t column = left + j * w.dilation;
+          if (h >= 0 && h < w.in_height && column >= 0 && column < w.in_width) {
+            std::copy_n(image + (h * w.in_width + column) * n, n, to);
+          } else {
+            std::fill_n(to, n, Bf16());
+          }
+        }
+      }
+    }
+  }
 }
 
 // flipped[channel pair][taps] = w[channel pair][taps, last first].
@@ -479,6 +523,9 @@ class CpuWindow {
     const ScopedThreads threads(cpu_.threads);
     const BackwardWeightsRoute route = BackwardWeightsRouteOf(dims, x.type());
     if (route == BackwardWeightsRoute::kMatrix) return MatrixBackwardWeights(dims, x, dy, dw, db);
+    if (route == BackwardWeightsRoute::kGathered) {
+      return GatheredBackwardWeights(dims, x, dy, dw, db);
+    }
     if (route == BackwardWeightsRoute::kOuterProducts) {
       WeightGradient(dims).Run(cpu_.threads, cpu_.workspace, x.floats(), dy.floats(), dw, db);
       return;
@@ -599,6 +646,24 @@ class CpuWindow {
                     dw.data(), in);
     }
     if (!db.empty()) ColumnSums(cpu_.threads, positions, out, dy, db);
+  }
+
+  void GatheredBackwardWeights(const ConvolutionDims& dims, ConstValues x, ConstValues dy,
+                               FloatSpan dw, FloatSpan db) {
+    const int64_t in = dims.in_channels, taps = Taps(dims), positions = OutPositions(dims);
+    const int64_t size = positions * taps * in;
+    Bf16* const gathered = cpu_.workspace.Array<Bf16>(CpuContext::kOwnSlot, size);
+    const int64_t rows = dims.batch * dims.window.out_height;
+    ForParts(cpu_.threads, rows, size / rows, [&](int64_t begin, int64_t end) {
+      GatherInputs(dims, begin, end, Data<Bf16>(x), gathered);
+    });
+    const FloatSpan sums =
+        taps == 1 ? dw
+                  : FloatSpan(cpu_.workspace.Floats(CpuContext::kSumsSlot, dw.size()), dw.size());
+    cpu_.Bf16Product({.m = dims.out_channels, .n = taps * in, .k = positions, .transpose_a = true},
+                     dy, Values(gathered, size, DType::kBFloat16), {}, sums);
+    if (taps > 1) cpu_.Transpose(dims.out_channels, taps, in, sums, dw);
+    if (!db.empty()) ColumnSums(cpu_.threads, positions, dims.out_channels, dy, db);
   }
 
   Primitives forward_{CpuContext::kCachedExtents};
