@@ -10,9 +10,9 @@
 
 namespace cadre {
 
-// Floats of scratch memory that forward and backward need.
-int64_t AttentionForwardScratch(int threads, const AttentionDims& dims);
-int64_t AttentionBackwardScratch(int threads, const AttentionDims& dims);
+// Floats of scratch memory that forward and backward need for activations of `type`.
+int64_t AttentionForwardScratch(int threads, const AttentionDims& dims, DType type);
+int64_t AttentionBackwardScratch(int threads, const AttentionDims& dims, DType type);
 
 // As DenseKernels::AttentionForward and AttentionBackward. `scratch` has the size that the function
 // above returns for the same arguments.

@@ -200,18 +200,19 @@ class CpuDense {
     if (qkv.empty()) {
       return cpu_.reference->dense().AttentionForward(dims, ids, qkv, context, statistics);
     }
-    CpuAttentionForward(cpu_.threads, dims, ids, qkv,
-                        cpu_.workspace.Floats(0, AttentionForwardScratch(cpu_.threads, dims)),
-                        context, statistics.data());
+    CpuAttentionForward(
+        cpu_.threads, dims, ids, qkv,
+        cpu_.workspace.Floats(0, AttentionForwardScratch(cpu_.threads, dims, qkv.type())), context,
+        statistics.data());
   }
 
   void AttentionBackward(const AttentionDims& dims, ConstFloatSpan ids, ConstValues qkv,
                          ConstValues context, ConstValues dcontext, ConstFloatSpan statistics,
                          Values dqkv) {
     if (qkv.empty()) return;
-    CpuAttentionBackward(cpu_.threads, dims, ids, qkv, context, dcontext, statistics.data(),
-                         cpu_.workspace.Floats(0, AttentionBackwardScratch(cpu_.threads, dims)),
-                         dqkv);
+    CpuAttentionBackward(
+        cpu_.threads, dims, ids, qkv, context, dcontext, statistics.data(),
+        cpu_.workspace.Floats(0, AttentionBackwardScratch(cpu_.threads, dims, qkv.type())), dqkv);
   }
 
  private:
