@@ -90,6 +90,17 @@ double MeanDifference(const std::vector<double>& a, const std::vector<double>& b
   return std::sqrt(sum / std::max<size_t>(1, a.size()));
 }
 
+// Statistics of norms and ids of tokens, which a plan does not count.
+constexpr int64_t kUnplannedBytes = 1 << 13;
+
+// Planned bytes of the device that computes. Not on it: the bf16 copies of weights, a third of
+// `weights`; and optimizer states of groups of several ranks, whose updates have a device of their
+// own.
+int64_t PlannedOnDevice(const v1::MemoryUse& use, int ranks) {
+  return use.weights() / 3 * 2 + use.gradients() + (ranks == 1 ? use.optimizer() : 0) +
+         use.activations() + use.buffers();
+}
+
 class Bf16Curves : public Bf16 {};
 class Bf16Plans : public Bf16 {};
 
@@ -131,6 +142,9 @@ TEST_P(Bf16Plans, EqualOneRank) {
       worst = std::max(worst, Distance(one, *many));
       for (size_t rank = 0; rank < many->memory.size(); ++rank) {
         EXPECT_EQ(many->memory[rank].DebugString(), many->planned_memory[rank].DebugString());
+        const int64_t planned = PlannedOnDevice(many->planned_memory[rank], ranks);
+        EXPECT_GE(many->allocated_bytes[rank], planned);
+        EXPECT_LE(many->allocated_bytes[rank], planned + kUnplannedBytes);
       }
     }
   }

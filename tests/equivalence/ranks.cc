@@ -44,6 +44,7 @@ struct RankResult {
   // At the end of training.
   v1::MemoryUse memory;
   v1::MemoryUse planned_memory;
+  int64_t allocated_bytes = 0;
 };
 
 class Rank {
@@ -68,6 +69,8 @@ class Rank {
   absl::Status Train() {
     back_end_ = factory_(control_.rank());
     CADRE_ASSIGN_OR_RETURN(data_, back_end_->ConnectData(control_));
+    const Device& device = back_end_->kernels().device();
+    const int64_t allocated_before = device.bytes_in_use();
     CADRE_ASSIGN_OR_RETURN(replica_, Replica::Make(spec_, plan_, back_end_->kernels(), control_,
                                                    data_ != nullptr ? *data_ : control_));
     CADRE_RETURN_IF_ERROR(SetInitial());
@@ -82,6 +85,7 @@ class Rank {
     result_.bytes_sent = replica_->data_comms().bytes_sent();
     result_.memory = replica_->Memory();
     result_.planned_memory = replica_->PlannedMemory();
+    result_.allocated_bytes = device.bytes_in_use() - allocated_before;
     const WholeBatch batch = training_.batches(training_.steps - 1);
     CADRE_ASSIGN_OR_RETURN(result_.evaluation,
                            replica_->Evaluate(View(batch, 0, batch.samples, 0)));
@@ -156,6 +160,7 @@ GroupResult Sum(const std::vector<std::unique_ptr<Rank>>& ranks) {
     result.bytes_sent.push_back(of_rank.bytes_sent);
     result.memory.push_back(of_rank.memory);
     result.planned_memory.push_back(of_rank.planned_memory);
+    result.allocated_bytes.push_back(of_rank.allocated_bytes);
   }
   return result;
 }

@@ -65,10 +65,12 @@ struct GroupResult {
   LossPart evaluation;
   // Digest that the group computes; equal on all ranks.
   uint64_t digest = 0;
-  // By rank: bytes sent in all steps by moves and reductions; memory as used and as planned.
+  // By rank: bytes sent in all steps by moves and reductions; memory as used and as planned, and
+  // the bytes that were allocated on the device.
   std::vector<uint64_t> bytes_sent;
   std::vector<v1::MemoryUse> memory;
   std::vector<v1::MemoryUse> planned_memory;
+  std::vector<int64_t> allocated_bytes;
 };
 
 // Trains a group.
