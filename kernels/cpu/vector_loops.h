@@ -62,9 +62,8 @@ template <typename T>
 CADRE_INLINE Vector Rounded(Vector v) {
   if constexpr (sizeof(T) == sizeof(float)) return v;
   const auto bits = Load<BitVector>(&v);
-  const BitVector rounded = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000U;
-  const BitVector quiet = (bits | 0x400000) & 0xffff0000U;
-  const BitVector result = v == v ? rounded : quiet;
+  const BitVector result =
+      (v == v ? bits + 0x7fff + (bits >> 16 & 1) : bits | 0x400000) & 0xffff0000U;
   return Load<Vector>(&result);
 }
 
