@@ -10,6 +10,8 @@
 // To compare with another program, run both alternately, several times, and compare medians
 // (bench/side_by_side.py).
 //
+// step_cpu_ms is the processor time of all threads in a step (median), of all ranks together.
+//
 // The profile observes every operation of the tape, the list of a step's operations (plan/tape.h).
 // Times are sums over all timed steps.
 //
@@ -21,6 +23,7 @@
 // reported as bytes_outside_convolutions.
 #include <gflags/gflags.h>
 #include <sys/resource.h>
+#include <time.h>
 
 #include <algorithm>
 #include <map>
@@ -233,6 +236,13 @@ absl::StatusOr<double> PeakFlops(Precision precision) {
                   2.0 * 4 * kImage * kImage * kChannels * kChannels * 9 / convolved.min_seconds);
 }
 
+// Processor time of all threads of this process, up to now.
+double ProcessorSeconds() {
+  timespec time{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+  return time.tv_sec + time.tv_nsec * 1e-9;
+}
+
 // Of this process, up to now.
 int64_t PeakResidentBytes() {
   rusage usage{};
@@ -249,12 +259,14 @@ absl::Status Train(const v1::RunSpec& spec, const v1::Plan& plan, double peak, T
   CADRE_RETURN_IF_ERROR(loop.Run(FLAGS_warmup));
   EngineProfile profile(replica->graph());
   replica->set_observer(&profile);
-  std::vector<double> seconds;
+  std::vector<double> seconds, processor_seconds;
   const double waited = WaitedSeconds(*replica);
   for (int step = 0; step < FLAGS_steps; ++step) {
     const absl::Time start = absl::Now();
+    const double processor_start = ProcessorSeconds();
     CADRE_RETURN_IF_ERROR(loop.Run(1));
     seconds.push_back(absl::ToDoubleSeconds(absl::Now() - start));
+    processor_seconds.push_back(ProcessorSeconds() - processor_start);
   }
   CADRE_RETURN_IF_ERROR(replica->AwaitOperations());
   const double total = std::accumulate(seconds.begin(), seconds.end(), 0.0);
@@ -271,6 +283,7 @@ absl::Status Train(const v1::RunSpec& spec, const v1::Plan& plan, double peak, T
        {"parameters", ParameterCount(*replica)},
        {"samples_per_second", Rounded(FLAGS_batch / median, 3)},
        {"step_ms", Rounded(median * 1e3, 3)},
+       {"step_cpu_ms", Rounded(Median(processor_seconds) * 1e3, 3)},
        {"exposed_communication_share", Rounded((WaitedSeconds(*replica) - waited) / total, 4)},
        {"first_loss", Rounded(loop.first_loss(), 5)},
        {"last_loss", Rounded(loop.last_loss(), 5)},

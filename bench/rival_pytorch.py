@@ -11,9 +11,12 @@ medians are compared. Each run is a process of its own. Prints one JSON line for
     bench/rival_pytorch.py --worker --model resnet18 --threads 2 --layout channels-last     PyTorch alone, one line
 
 `ratio` is samples per second of Cadre divided by those of the fastest PyTorch of the same precision; `ratio_best`
-compares with the fastest of all. A result also has the processor, its instruction sets for products, and the peaks
-that PyTorch reaches on it: of products of square matrices in fp32 and bf16, and of a memory copy, with this number of
-threads. Configurations that fail are listed with their error.
+compares with the fastest of all. `spread` is the interval from the smallest to the largest ratio of one round.
+`ratio_cpu` divides the processor time of a step of that PyTorch by that of Cadre: with one thread, other load of the
+machine disturbs it less. `peak_resident_bytes` are those of the processes. A result also has the processor, its
+instruction sets for products, and the peaks that PyTorch reaches on it: of products of square matrices in fp32 and
+bf16, and of a memory copy, with this number of threads. Configurations that fail, or that torch.compile does not
+compile as one graph, are listed with their error.
 
 Requires PyTorch (the CPU build of torch 2.13.0), in this Python or in the one that --python names.
 """
@@ -22,6 +25,7 @@ import itertools
 import json
 import os
 import pathlib
+import resource
 import statistics
 import subprocess
 import sys
@@ -31,7 +35,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
 BATCHES = {"lenet": 64, "alexnet": 16, "vgg11": 8, "vgg16": 4, "resnet18": 16, "resnet50": 8,
-           "inception-v3": 4, "gpt": 16, "gpt2-small": 1}
+           "inception-v3": 4, "gpt": 16, "gpt2-small": 1, "attention-4096": 4}
 # The instruction sets on which the speed of matrix products depends.
 INSTRUCTION_SETS = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16",
                     "asimd", "sve", "bf16", "i8mm")
@@ -94,7 +98,8 @@ def worker(args):
     criterion = torch.nn.CrossEntropyLoss()
     run = net
     if args.mode != "eager":
-        run = torch.compile(net, mode=None if args.mode == "compile" else "max-autotune")
+        # An error instead of eager execution of what cannot be compiled.
+        run = torch.compile(net, mode=None if args.mode == "compile" else "max-autotune", fullgraph=True)
 
     def step():
         with torch.autocast("cpu", torch.bfloat16, enabled=args.precision == "bf16"):
@@ -105,19 +110,22 @@ def worker(args):
         return loss.item()
 
     first = [step() for _ in range(max(1, args.warmup))][0]
-    seconds = []
+    seconds, processor_seconds = [], []
     for _ in range(args.steps):
-        start = time.perf_counter()
+        start, processor_start = time.perf_counter(), time.process_time()
         last = step()
         seconds.append(time.perf_counter() - start)
+        processor_seconds.append(time.process_time() - processor_start)
     median = statistics.median(seconds)
     print(json.dumps({
         "bench": "torch_step", "torch": torch.__version__, "model": args.model, "batch": batch,
         "threads": torch.get_num_threads(), "precision": args.precision, "layout": args.layout,
         "mode": args.mode, "optimizer": args.optimizer,
         "parameters": sum(p.numel() for p in net.parameters()),
-        "samples_per_second": batch / median, "step_ms": median * 1e3, "first_loss": first,
-        "last_loss": last}))
+        "samples_per_second": batch / median, "step_ms": median * 1e3,
+        "step_cpu_ms": statistics.median(processor_seconds) * 1e3,
+        "peak_resident_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "first_loss": first, "last_loss": last}))
 
 
 def best_rate(work, run):
@@ -209,7 +217,7 @@ class Comparison:
         """The fastest configurations of each precision, after one short run of each."""
         args, speeds = self.args, {}
         layouts = args.layouts.split(",")
-        if self.model.startswith("gpt"):
+        if self.model.startswith(("gpt", "attention")):
             layouts = ["default"]  # There are no images.
         for configuration in itertools.product(args.precisions.split(","), layouts,
                                                args.modes.split(","), args.optimizers.split(",")):
@@ -234,7 +242,9 @@ class Comparison:
             sys.exit(f"rival_pytorch: no configuration of PyTorch runs: {self.failures}")
         turns = {f"cadre {p}": lambda p=p: self.cadre(p) for p in args.precisions.split(",")}
         turns |= {" ".join(c): lambda c=c: self.rival(*c) for c in chosen}
-        speeds, parameters = {name: [] for name in turns}, {}
+        speeds = {name: [] for name in turns}
+        processor_ms = {name: [] for name in turns}
+        parameters, memory = {}, {}
         for _ in range(args.rounds):
             for name, turn in turns.items():
                 if name in self.failures:
@@ -244,7 +254,9 @@ class Comparison:
                     self.failures[name] = failure
                 else:
                     speeds[name].append(line["samples_per_second"])
+                    processor_ms[name].append(line["step_cpu_ms"])
                     parameters[name] = line["parameters"]
+                    memory[name] = line["peak_resident_bytes"]
         medians = {name: statistics.median(values) for name, values in speeds.items()
                    if len(values) == args.rounds}
         line = {"bench": "rival_pytorch", **processor(), **peak, "model": self.model,
@@ -256,11 +268,18 @@ class Comparison:
             if ours is None or not same:
                 continue
             best, best_of_all = max(same, key=same.get), max(theirs, key=theirs.get)
+            rounds = [a / b for a, b in zip(speeds[f"cadre {precision}"], speeds[best], strict=True)]
+            processor = [statistics.median(processor_ms[name]) for name in (best, f"cadre {precision}")]
             line[precision] = {"ratio": round(ours / same[best], 3), "against": best,
+                               "spread": [round(min(rounds), 3), round(max(rounds), 3)],
+                               "ratio_cpu": round(processor[0] / processor[1], 3),
                                "ratio_best": round(ours / theirs[best_of_all], 3),
                                "against_best": best_of_all}
         line["samples_per_second"] = {name: round(value, 2) for name, value in medians.items()}
         line["all"] = {name: [round(v, 2) for v in values] for name, values in speeds.items()}
+        line["step_cpu_ms"] = {name: [round(v, 2) for v in values]
+                               for name, values in processor_ms.items()}
+        line["peak_resident_bytes"] = memory
         line["tried"] = tried
         if len(set(parameters.values())) > 1:
             line["parameters"] = parameters

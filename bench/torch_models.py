@@ -1,4 +1,4 @@
-"""The networks of model/zoo, and GPT-2-small, in PyTorch: what the benchmarks compare Cadre with.
+"""The networks of model/zoo, GPT-2-small, and one attention, in PyTorch: what the benchmarks compare Cadre with.
 
 Layers, initial ranges and outputs are those of the run files; the benchmarks report the number of parameters, so
 that a difference shows.
@@ -220,11 +220,37 @@ def gpt2_small():
     return _Gpt(width=768, heads=12, blocks=12, length=1024, vocabulary=50257)
 
 
+class _Attention(nn.Module):
+    """The network of attention-4096.textproto, with a matrix of scores of all pairs of tokens in memory."""
+
+    def __init__(self, width, heads, length, vocabulary):
+        super().__init__()
+        self.heads = heads
+        self.tokens = nn.Embedding(vocabulary, width)
+        self.norm = nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.head = nn.Linear(width, vocabulary, bias=False)
+        self.register_buffer("later", torch.ones(length, length, dtype=torch.bool).triu(1))
+
+    def forward(self, tokens):
+        x = self.norm(self.tokens(tokens))
+        batch, length, width = x.shape
+        qkv = self.qkv(x).view(batch, length, self.heads, 3, -1)
+        q, k, v = (part.transpose(1, 2) for part in qkv.unbind(3))
+        scores = (q @ k.transpose(2, 3)) * (width // self.heads) ** -0.5
+        mixed = scores.masked_fill(self.later, -torch.inf).softmax(-1) @ v
+        return self.head(self.out(mixed.transpose(1, 2).reshape(batch, length, width))).flatten(0, 1)
+
+
+def attention_4096():
+    return _Attention(width=512, heads=8, length=4096, vocabulary=64)
+
+
 MODELS = {"lenet": lenet, "alexnet": alexnet, "vgg11": vgg11, "vgg16": vgg16, "resnet18": resnet18,
           "resnet50": resnet50, "inception-v3": inception_v3, "gpt": gpt,
-          "gpt2-small": gpt2_small}
+          "gpt2-small": gpt2_small, "attention-4096": attention_4096}
 # Tokens of a sample and the size of the vocabulary.
-TEXTS = {"gpt": (128, 256), "gpt2-small": (1024, 50257)}
+TEXTS = {"gpt": (128, 256), "gpt2-small": (1024, 50257), "attention-4096": (4096, 64)}
 # Channels and side of an image, and classes; IMAGE for the others.
 IMAGES = {"lenet": (1, 28, 10), "alexnet": (3, 227, 1000), "inception-v3": (3, 299, 1000)}
 IMAGE = (3, 224, 1000)
