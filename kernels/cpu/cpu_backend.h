@@ -4,9 +4,9 @@
 // Owns its oneDNN stream, its primitives (those of the extents used last) and one workspace that
 // all of them share. Thread-compatible.
 //
-// Under Precision::kBf16 activations are bf16. Convolutions and matrix products with weights have
-// bf16 factors and fp32 sums, by the instructions of AVX512_BF16; everything else, the products of
-// attention scores among it, is computed in fp32 (vector_loops.h).
+// Under Precision::kBf16 activations are bf16. Convolutions, matrix products with weights and the
+// products of attention have bf16 factors and fp32 sums, by the instructions of AVX512_BF16;
+// everything else is computed in fp32 (vector_loops.h).
 //
 // Guarantees: the same extents, data and number of threads give the same bits. The choice among
 // several algorithms depends on the extents, never on a measurement.

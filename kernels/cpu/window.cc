@@ -10,7 +10,7 @@
 //
 // With bf16 images only gradients of weights are matrix products: those of 1 x 1 kernels, and those
 // with few output positions, whose inputs are gathered first. oneDNN's bf16 kernels reach the rates
-// of the other forms over channels last, and these exist for fp32 only.
+// of the other matrix products over channels last, and these exist for fp32 only.
 //
 // oneDNN rejects some extents: tensors without elements and windows entirely in the padding run on
 // the reference loops, and inputs that no window reaches are cut off first (ReachedPart).
@@ -49,11 +49,13 @@ namespace {
 // rates below are shares of such a core's peak.
 
 enum class BackwardDataRoute {
-  // oneDNN over channels last: with strides or groups, and always for bf16.
+  // oneDNN over channels last: with strides or groups, and 1 x 1 kernels for bf16.
   kPrimitive,
-  // The forward convolution of dy: with stride 1, for which it is a tenth to a half faster.
+  // The forward convolution of dy: with stride 1, for which it is a tenth to a half faster (for
+  // bf16
+  // up to a seventh).
   kForward,
-  // A matrix product over positions: 1 x 1 kernels.
+  // A matrix product over positions: 1 x 1 kernels for fp32.
   kMatrix,
 };
 
