@@ -276,6 +276,7 @@ TEST_F(Bf16Test, Attention) {
         AttentionDims{.batch = 1, .tokens = 96, .heads = 2, .head_features = 64},
         // Not fused.
         AttentionDims{.batch = 2, .tokens = 40, .heads = 3, .head_features = 12},
+        AttentionDims{.batch = 1, .tokens = 71, .heads = 2, .head_features = 5, .causal = true},
         AttentionDims{.batch = 1, .tokens = 1, .heads = 1, .head_features = 8},
         AttentionDims{
             .batch = 3, .tokens = 24, .heads = 2, .head_features = 8, .padding_token = 3}}) {
