@@ -266,7 +266,7 @@ class Validation : private ProblemCollector {
     if (!graph.ok()) return Add("model", std::string(graph.status().message()));
     graph_ = *std::move(graph);
     CheckTokenClasses();
-    CheckTokenLabels();
+    CheckLabels();
   }
 
   // The labels of a language model are tokens, so the number of classes equals the vocabulary.
@@ -281,13 +281,14 @@ class Validation : private ProblemCollector {
     }
   }
 
-  // Each token has one label.
-  void CheckTokenLabels() {
-    if (!graph_->takes_tokens() || graph_->labels_per_sample() <= graph_->input()[0]) return;
+  // Each token has one label, and an image has one.
+  void CheckLabels() {
+    const int64_t labels = graph_->takes_tokens() ? graph_->input()[0] : 1;
+    if (graph_->labels_per_sample() <= labels) return;
     const GraphLayer& loss = graph_->layers().back();
     Add(absl::StrCat("model.layer[", loss.spec_layer, "].softmax_cross_entropy"), "layer '",
         loss.name, "': takes the scores of ", graph_->labels_per_sample(),
-        " tokens, but a sample has ", graph_->input()[0], " labels");
+        " tokens, but a sample has ", Counted(labels, "label"));
   }
 
   void CheckEvaluation() {

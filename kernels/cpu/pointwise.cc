@@ -289,9 +289,9 @@ CADRE_VECTOR_LOOP void SoftmaxRowBackward(int64_t n, float scale, const T* y, co
   double weighted = 0;
 #pragma omp simd reduction(+ : weighted)
   for (int64_t i = 0; i < n; ++i) weighted += double{Load<float>(y + i)} * dy[i];
-  const float mean = weighted;
+  const float sum = weighted;
 #pragma omp simd
-  for (int64_t i = 0; i < n; ++i) Store(dx + i, scale * Load<float>(y + i) * (dy[i] - mean));
+  for (int64_t i = 0; i < n; ++i) Store(dx + i, scale * Load<float>(y + i) * (dy[i] - sum));
 }
 
 struct RowLoss {
@@ -477,7 +477,7 @@ class CpuPointwise {
   static constexpr int64_t kExponentialCost = 4;
   static constexpr int64_t kLstmCost = 6 * kExponentialCost;
 
-  // Calls f(elements of a row, place of its first one) for each row that has elements.
+  // Calls f(elements of a row, offset of its first one) for each row that has elements.
   template <typename F>
   void ForEachRow(const RowsDims& dims, int64_t cost, F f) {
     const int64_t n = dims.channels;

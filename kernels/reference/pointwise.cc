@@ -203,12 +203,12 @@ class ReferencePointwise {
   }
 
  private:
-  // The places of the gates of one cell.
+  // The offsets of the gates of one cell.
   struct Gates {
     int64_t i, f, g, o;
   };
 
-  // Calls f(at, gates) for the place of each cell.
+  // Calls f(at, gates) for the offset of each cell.
   template <typename F>
   static void ForEachCell(const RowsDims& dims, F f) {
     for (int64_t r = 0; r < dims.rows; ++r) {

@@ -11,8 +11,10 @@
 //
 // So two things are modelled that a plan without placements does not have: ranks that wait for
 // other ranks' layers, and messages that share the sender's link. Not modelled: contention for the
-// receiver's link, the slowdown of compute by the sending thread, and waits for memory from which a
-// message is still sent. All micro-batches are as large as the largest.
+// receiver's link, that a rank receives one message at a time, the slowdown of compute by the
+// threads that send and receive, waits for memory from which a message is still sent, and that the
+// first message of a forward pass arrives only when the backward pass in the same memory has ended
+// (plan/pipeline.cc). All micro-batches are as large as the largest.
 //
 // The schedule always progresses, because ranks cannot deadlock (plan/tape.cc, plan/pipeline.cc).
 // Cost: linear in the operations of all tapes and passes, times the number of ranks in the worst

@@ -204,6 +204,13 @@ TEST(ValidateTest, OtherDataSources) {
                     kTokenFiles),
        "model.layer[3].softmax_cross_entropy",
        "takes the scores of 9 tokens, but a sample has 8 labels"},
+      {"model",
+       "model { input { channels: 1 height: 4 width: 4 }"
+       "  layer { name: 'tokens' to_tokens {} }"
+       "  layer { name: 'head' fully_connected { out_features: 10 } }"
+       "  layer { name: 'loss' softmax_cross_entropy {} } }",
+       "model.layer[2].softmax_cross_entropy",
+       "takes the scores of 16 tokens, but a sample has 1 label"},
       {"model", absl::StrCat(kTokenModel, kTokenFiles, "cluster { space_ranks: 2 }"),
        "cluster.space_ranks", "only images have rows"},
   });

@@ -162,7 +162,15 @@ TEST_F(PlacedTapeTest, SentBuffersLiveUntilSent) {
 // A message may arrive as soon as the one before has: nothing else uses its memory then.
 TEST_F(PlacedTapeTest, ReceivedBuffersLiveFromThePreviousReceive) {
   for (const int rank : {0, 1}) {
-    const Tape tape = MakeTape(graph_, plan_, rank, 4, /*training=*/true);
+    Tape tape = MakeTape(graph_, plan_, rank, 4, /*training=*/true);
+    // The messages of this plan are contiguous; others are unpacked from scratch.
+    for (TapeOp& op : tape.ops) {
+      if (op.kind != TapeOpKind::kReceive) continue;
+      ASSERT_EQ(op.scratch, TapeOp::kNone);
+      op.scratch = static_cast<int>(tape.buffers.size());
+      tape.buffers.push_back({.name = "scratch", .elements = 3, .words = 3});
+    }
+    AssignMemory(tape);
     const int loss = &Find(tape, TapeOpKind::kLoss, "loss") - tape.ops.data();
     int received = -1;
     for (int i = 0; i < std::ssize(tape.ops); ++i) {
@@ -170,6 +178,7 @@ TEST_F(PlacedTapeTest, ReceivedBuffersLiveFromThePreviousReceive) {
       if (i == loss) received = loss - 1;
       if (op.kind != TapeOpKind::kReceive) continue;
       EXPECT_EQ(tape.buffers[op.y].first, received + 1);
+      EXPECT_EQ(tape.buffers[op.scratch].first, received + 1);
       received = i;
     }
     EXPECT_GT(received, loss) << "each rank receives in forward and in backward";

@@ -57,6 +57,13 @@ absl::Status CheckIndex(int64_t index, int64_t size) {
 absl::StatusOr<std::unique_ptr<Dataset>> OpenOfAnySize(const v1::RunSpec& spec, Split split,
                                                        const RootedFiles& files) {
   CADRE_ASSIGN_OR_RETURN(const Graph graph, Graph::FromModel(spec.model()));
+  // A coordinator of another version may not have checked it.
+  if (const int64_t labels = graph.takes_tokens() ? graph.input()[0] : 1;
+      graph.labels_per_sample() > labels) {
+    return absl::InvalidArgumentError(absl::StrCat("the loss takes the scores of ",
+                                                   graph.labels_per_sample(),
+                                                   " tokens; labels in a sample: ", labels));
+  }
   const v1::Data& data = spec.data();
   const DatasetNeeds needs{.sample_shape = graph.input(),
                            .labels_per_sample = graph.labels_per_sample(),
@@ -114,9 +121,7 @@ SequenceDataset::SequenceDataset(int64_t size, const DatasetNeeds& needs)
       shape_(needs.sample_shape),
       labels_per_sample_(needs.labels_per_sample),
       vocabulary_(std::min(needs.vocabulary, kMaxVocabulary)),
-      classes_(needs.classes) {
-  CHECK_LE(labels_per_sample_, length());
-}
+      classes_(needs.classes) {}
 
 absl::Status SequenceDataset::CheckToken(int64_t index, int64_t t, int64_t token,
                                          int64_t bound) const {

@@ -50,7 +50,7 @@ class DotProductAttention final : public Layer {
 
  private:
   RowsDims Rows() const { return {.rows = batch_ * tokens_, .channels = source_}; }
-  // The fp32 scores, or gradients of probabilities, at the begin of scratch memory.
+  // The fp32 scores, or gradients of probabilities, at the beginning of scratch memory.
   FloatSpan Floats(Values scratch) const {
     const size_t elements = batch_ * tokens_ * source_;
     return {static_cast<float*>(scratch.data()), elements};

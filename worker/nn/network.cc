@@ -258,7 +258,7 @@ void Network::Begin(const PassOrder& order, std::span<const int64_t> samples, bo
   order_ = &order;
   samples_.assign(samples.begin(), samples.end());
   passes_.assign(passes.begin(), passes.end());
-  playing_ = passes_.size();
+  playing_ = 0;
   training_ = training;
   sending_.assign(in_flight_, {});
   std::vector<uint32_t> numbers;
@@ -286,8 +286,9 @@ Network::Range Network::RangeOf(const Program& program, bool backward) {
 }
 
 absl::Status Network::Enter(Pass pass) {
-  playing_ = playing_ == passes_.size() ? 0 : playing_ + 1;
-  CHECK(passes_[playing_] == pass);
+  // Not always the pass after the one before: a recorded pass is not entered.
+  playing_ = std::ranges::find(passes_, pass) - passes_.begin();
+  CHECK_LT(playing_, passes_.size()) << "the step has no such pass";
   std::vector<uint32_t>& sending = sending_[BlockOf(pass)];
   if (!sending.empty()) {
     CADRE_RETURN_IF_ERROR(Moving([&] { return sends_->WaitFor(sending); }));
@@ -401,9 +402,10 @@ void Network::ReceiveNext(size_t from) {
   for (size_t p = playing_; p < std::min(passes_.size(), playing_ + 2); ++p) {
     const Pass pass = passes_[p];
     if (p != playing_) {
+      // What forward sends lives until the loss, where the memory of receives in backward begins.
       const std::vector<uint32_t>& sending = sending_[BlockOf(pass)];
       const bool is_free = BlockOf(pass) != BlockOf(passes_[playing_]) &&
-                           (sending.empty() || sends_->AreSent(sending));
+                           (pass.backward || sending.empty() || sends_->AreSent(sending));
       if (!is_free) return;
       from = 0;
     }

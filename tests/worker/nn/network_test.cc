@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <limits>
 #include <memory>
 #include <vector>
@@ -133,6 +134,9 @@ TEST(Network, RejectsTokensOutsideTheVocabulary) {
 TEST(Network, AcceptsEmptyBatch) {
   for (const char* model : {kImages, kTranslation}) {
     OneRank rank(model);
+    for (int b = 0; b < rank.store().buckets(); ++b) {
+      std::ranges::fill(rank.store().gradients(b), std::numeric_limits<float>::quiet_NaN());
+    }
     const absl::Status played = rank.network().ForwardBackward({.samples = 0}, 1, 1);
     ASSERT_TRUE(played.ok()) << played;
     EXPECT_EQ(rank.LossOfLastPass().samples, 0);

@@ -207,6 +207,8 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Combine(
         testing::Values(Case{"Sgd", kSgd}, Case{"ClippedAdamW", kClippedAdamW}, Case{"Lars", kLars},
                         Case{"MicroBatches", std::string(kSgd) + " micro_batches: 2"},
+                        // Some passes of a step are recorded and others are not.
+                        Case{"ManyMicroBatches", std::string(kSgd) + " micro_batches: 4"},
                         Case{"NoOverlap", std::string(kClippedAdamW) + " cluster { overlap: OFF }"},
                         Case{"Native",
                              std::string(kSgd) + " cluster { collectives: NATIVE device: CUDA }"}),
