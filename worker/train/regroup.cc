@@ -56,6 +56,7 @@ absl::Status Regroup::AllToAll() {
 absl::Status Regroup::ToPart(std::span<const Owned> owned, std::span<float> part) {
   const int mine = group_->index();
   for (int rank = 0; rank < group_->size(); ++rank) {
+    if (rank == mine) continue;
     send_[rank].clear();
     for (const size_t i : order_) {
       const Interval positions = owned[i].positions;
@@ -67,7 +68,14 @@ absl::Status Regroup::ToPart(std::span<const Owned> owned, std::span<float> part
     receive_[rank].resize(SizeIn(slices_[rank], parts_[mine]));
   }
   CADRE_RETURN_IF_ERROR(AllToAll());
+  for (const Owned& one : owned) {
+    const Interval shared = Intersect(one.positions, parts_[mine]);
+    if (shared.empty()) continue;
+    std::copy_n(one.values.begin() + (shared.begin - one.positions.begin), shared.size(),
+                part.begin() + (shared.begin - parts_[mine].begin));
+  }
   for (int rank = 0; rank < group_->size(); ++rank) {
+    if (rank == mine) continue;
     auto from = receive_[rank].begin();
     for (const Interval& slice : slices_[rank]) {
       const Interval shared = Intersect(slice, parts_[mine]);
@@ -82,6 +90,7 @@ absl::Status Regroup::ToPart(std::span<const Owned> owned, std::span<float> part
 absl::Status Regroup::FromPart(std::span<const float> part, std::span<const Owned> owned) {
   const int mine = group_->index();
   for (int rank = 0; rank < group_->size(); ++rank) {
+    if (rank == mine) continue;
     send_[rank].clear();
     for (const Interval& slice : slices_[rank]) {
       const Interval shared = Intersect(slice, parts_[mine]);
@@ -92,7 +101,14 @@ absl::Status Regroup::FromPart(std::span<const float> part, std::span<const Owne
     receive_[rank].resize(SizeIn(slices_[mine], parts_[rank]));
   }
   CADRE_RETURN_IF_ERROR(AllToAll());
+  for (const Owned& one : owned) {
+    const Interval shared = Intersect(one.positions, parts_[mine]);
+    if (shared.empty()) continue;
+    std::copy_n(part.begin() + (shared.begin - parts_[mine].begin), shared.size(),
+                one.values.begin() + (shared.begin - one.positions.begin));
+  }
   for (int rank = 0; rank < group_->size(); ++rank) {
+    if (rank == mine) continue;
     auto from = receive_[rank].begin();
     for (const size_t i : order_) {
       const Interval positions = owned[i].positions;

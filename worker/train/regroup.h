@@ -37,7 +37,7 @@ class Regroup {
   // By rank, in parameter order.
   std::vector<std::vector<Interval>> slices_;
   std::vector<Interval> parts_;
-  // By rank.
+  // By rank; empty for this rank, which copies what its slices and its part share.
   std::vector<std::vector<float>> send_;
   std::vector<std::vector<float>> receive_;
 };
