@@ -2,16 +2,20 @@
 """Seconds of training until a test accuracy is reached, over slow links, beside other programs.
 
 Each of two groups has a host of its own: a network namespace whose link has the given rate. A Cadre group has one
-worker, or is a PyTorch program of one process (time_to_accuracy_pytorch.py); an aggregator runs on each of the hosts,
-and the coordinator on the first. The run file is trained until it reaches --target, without TLS. A program to compare
-with is a command that runs on both hosts at the same time; in it {rank}, {world}, {master}, {iface} and {seed} are
-replaced. Its first process prints one JSON line with --their-seconds. Programs take turns, --rounds times, each time
-with another seed. Prints one JSON line for each run, and a line with medians and ratios at the end:
+worker, or is a PyTorch program of one process (time_to_accuracy_pytorch.py); cadre-mixed has one group of each kind. An
+aggregator runs on each of the hosts, and the coordinator on the first. The run file is trained until it reaches
+--target, or for --steps, without TLS. A program to compare with is a command that runs on both hosts at the same time;
+in it {rank}, {world}, {master}, {iface} and {seed} are replaced. Its first process prints one JSON line with
+--their-seconds. Programs take turns, --rounds times, each time with another seed. Prints one JSON line for each run,
+and a line with medians, ratios and accuracies (mean, minimum, maximum) at the end:
 
     sudo bench/time_to_accuracy.py --rate 10mbit --target 0.9 --members cadre cadre-pytorch \\
         --peer diloco="python3 localsgd.py --method diloco --groups {world} --group {rank} --seed {seed} ..."
 
-Our seconds include the evaluations; `their` seconds are what the program reports.
+`training_seconds` are compared, which exclude evaluations: of Cadre, `seconds` minus `evaluation_seconds`, the sum of
+the times of the slowest group; of other programs, --their-seconds, a clock that must stop during evaluations, as that
+of a peer that evaluates outside of its training loop does. `hidden_exchange_share` is 1 - exposed_exchange_seconds /
+transfer_seconds, at least 0 (docs/architecture.md, "Rounds that overlap steps").
 Requires root; see bench/hosts.py.
 """
 import argparse
@@ -31,7 +35,7 @@ from hosts import Hosts  # noqa: E402
 
 GROUPS = ("group0", "group1")
 COORDINATOR_PORT = 7000
-START_SECONDS = 30
+START_SECONDS = 120
 FOLDER = os.path.dirname(os.path.abspath(__file__))
 RUN_FILE = os.path.join(FOLDER, "time_to_accuracy.textproto")
 
@@ -48,12 +52,19 @@ def native_worker(args, coordinator, name, address, _):
 
 def pytorch_program(args, coordinator, name, _, seed):
     return [sys.executable, os.path.join(FOLDER, "time_to_accuracy_pytorch.py"), "--coordinator", coordinator,
-            "--name", name, "--target", str(args.target), "--seed", str(seed)]
+            "--name", name, "--seed", str(seed), *(("--steps", str(args.steps)) if args.steps else
+                                                   ("--target", str(args.target)))]
 
 
-# The members of the groups, by the name of the contender; and what is added to the run file, if there is one.
-MEMBERS = {"cadre": (native_worker, ""), "cadre-bf16": (native_worker, "precision: BF16\n"),
-           "cadre-pytorch": (pytorch_program, None)}
+def joining_program(*args):
+    return [*pytorch_program(*args), "--join"]
+
+
+# The members of the two groups, by the name of the contender; and what is added to the run file, if there is one.
+MEMBERS = {"cadre": ((native_worker, native_worker), ""),
+           "cadre-bf16": ((native_worker, native_worker), "precision: BF16\n"),
+           "cadre-pytorch": ((pytorch_program, pytorch_program), None),
+           "cadre-mixed": ((native_worker, joining_program), "")}
 
 
 def program(args, name):
@@ -85,12 +96,12 @@ class Cluster:
         for process in self.processes:
             process.wait()
 
-    def train(self, member, seed, run_file):
-        """The run's status after it has ended. `member` makes the command of a group's only member, which submits
-        the run if there is no `run_file`."""
+    def train(self, members, seed, run_file):
+        """The run's status after it has ended. Each of `members` makes the command of a group's only member, which
+        submits the run if there is no `run_file`."""
         if run_file:
             self._cadre("run", run_file, "--detach")
-        for number, host in enumerate(GROUPS):
+        for number, (host, member) in enumerate(zip(GROUPS, members)):
             command = member(self.args, self.coordinator, f"w{number}", self.hosts.address(host), seed)
             self._start(host, f"w{number}", command)
         end = time.monotonic() + START_SECONDS
@@ -116,27 +127,32 @@ class Cluster:
 def run_ours(args, hosts, kind, seed):
     folder = tempfile.mkdtemp(prefix="cadre-time-")
     run_file = None
-    member, more = MEMBERS[kind]
+    members, more = MEMBERS[kind]
     if more is not None:
         run_file = os.path.join(folder, "run.textproto")
         with open(args.run, encoding="utf-8") as source:
             text = source.read()
-        for field, value in (("test_accuracy", args.target), ("seed", seed)):
-            text, replaced = re.subn(rf"\b{field}: [0-9.]+", f"{field}: {value}", text)
+        stop = ((r"stop \{.*\}", f"stop {{ steps: {args.steps} }}") if args.steps else
+                (r"test_accuracy: [0-9.]+", f"test_accuracy: {args.target}"))
+        for field, value in (stop, (r"seed: [0-9]+", f"seed: {seed}")):
+            text, replaced = re.subn(rf"\b{field}", value, text)
             if replaced != 1:
                 sys.exit(f"{args.run}: the run must have one {field}")
         with open(run_file, "w", encoding="utf-8") as target:
             target.write(text + more)
     try:
         with Cluster(args, hosts, folder) as cluster:
-            run = cluster.train(member, seed, run_file)
+            run = cluster.train(members, seed, run_file)
         shutil.rmtree(folder)
     except SystemExit:
         print(f"logs: {folder}", file=sys.stderr)
         raise
-    return {"seconds": run["seconds"], "reached": run["test"]["accuracy"] >= args.target,
-            "accuracy": run["test"]["accuracy"], "steps": run["step"], "traffic_factor": run["traffic_factor"],
-            "bytes": run["bytes_across_groups"], "exposed_exchange_seconds": run["exposed_exchange_seconds"]}
+    accuracy = run["test"]["accuracy"]
+    return {"training_seconds": run["seconds"] - run["evaluation_seconds"], "reached": accuracy >= args.target,
+            "accuracy": accuracy, "steps": run["step"], "bytes": run["bytes_across_groups"],
+            **{name: run[name] for name in ("seconds", "evaluation_seconds", "traffic_factor",
+                                            "exposed_exchange_seconds", "transfer_seconds")},
+            "hidden_exchange_share": max(0, 1 - run["exposed_exchange_seconds"] / run["transfer_seconds"])}
 
 
 def run_peer(hosts, command, seconds, seed):
@@ -151,7 +167,7 @@ def run_peer(hosts, command, seconds, seed):
         sys.exit(f"{command}: failed\n" + "\n".join(err[-2000:] for _, err in outputs))
     values = json.loads(lines[-1])
     kept = ("accuracy", "reached", "steps", "sent_bytes", "torch")
-    return {"seconds": values[seconds], **{name: values[name] for name in kept if name in values}}
+    return {"training_seconds": values[seconds], **{name: values[name] for name in kept if name in values}}
 
 
 def parse():
@@ -159,10 +175,11 @@ def parse():
     p.add_argument("--rate", default="100mbit", help="of the link of each host")
     p.add_argument("--run", default=RUN_FILE, help="run file of two groups of one worker")
     p.add_argument("--target", type=float, default=0.9, help="test accuracy, 0..1")
+    p.add_argument("--steps", type=int, help="train for so many steps, whatever the accuracy")
     p.add_argument("--members", choices=MEMBERS, nargs="+", default=["cadre"],
-                   help="kinds of groups of Cadre to measure: native workers, in fp32 or bf16, or PyTorch programs")
+                   help="kinds of groups of Cadre to measure: native in fp32 or bf16, PyTorch programs, or both")
     p.add_argument("--peer", action="append", default=[], metavar="NAME=COMMAND", help="repeatable")
-    p.add_argument("--their-seconds", default="train_s", help="name of the number that peers print")
+    p.add_argument("--their-seconds", default="train_s", help="number that peers print, without evaluations")
     p.add_argument("--rounds", type=int, default=3)
     p.add_argument("--bin", default="build/bin", help="folder of the programs")
     p.add_argument("--output", help="also append the lines to this file")
@@ -173,6 +190,7 @@ def main():
     args = parse()
     peers = dict(peer.split("=", 1) for peer in args.peer)
     seconds = {name: [] for name in (*args.members, *peers)}
+    accuracies = {name: [] for name in args.members}
 
     def report(line):
         text = json.dumps({"bench": "time_to_accuracy", "rate": args.rate, "target": args.target, **line})
@@ -187,11 +205,15 @@ def main():
                 seed = round_number + 1
                 result = (run_peer(hosts, peers[name], args.their_seconds, seed) if name in peers
                           else run_ours(args, hosts, name, seed))
-                seconds[name].append(result["seconds"])
+                seconds[name].append(result["training_seconds"])
+                if name in accuracies:
+                    accuracies[name].append(result["accuracy"])
                 report({"program": name, "round": round_number, **result})
     medians = {name: statistics.median(times) for name, times in seconds.items()}
     report({"cpu": cpu_model(), "cores": os.cpu_count(), "run": os.path.basename(args.run),
-            "median_seconds": {name: round(median, 1) for name, median in medians.items()},
+            "median_training_seconds": {name: round(median, 1) for name, median in medians.items()},
+            "accuracy": {name: [round(f(values), 4) for f in (statistics.mean, min, max)]
+                         for name, values in accuracies.items()},
             **{f"speed_up_of_{ours}_over": {name: round(medians[name] / medians[ours], 2) for name in peers}
                for ours in args.members}})
 

@@ -16,17 +16,18 @@ import cadre  # noqa: E402
 from fashion_mnist import Net, read  # noqa: E402
 
 
+NAME = "time-to-accuracy"
 BATCH = 64
 
 
-def run_to(target, samples):
-    """The averages and the end of time_to_accuracy.textproto."""
+def run_to(stop, samples):
+    """The averages of time_to_accuracy.textproto."""
     coding = {"codec": "CODEC_STAT2"}
-    return {"name": "time-to-accuracy", "model": {"opaque": {"epoch_samples": samples}}, "batch_per_group": BATCH,
+    return {"name": NAME, "model": {"opaque": {"epoch_samples": samples}}, "batch_per_group": BATCH,
             "averaging": {"every_steps": 64, "outer": {"nesterov": {}}, "up": coding, "down": coding,
-                          "overlap": {"steps": 16}},
+                          "overlap": {"steps": 32}},
             "cluster": {"groups": 2, "aggregators": 2}, "evaluation": {"every_steps": 128},
-            "stop": {"test_accuracy": target, "epochs": 20}}
+            "stop": stop}
 
 
 class Sequence:
@@ -50,6 +51,8 @@ def main():
     parser.add_argument("--coordinator", required=True)
     parser.add_argument("--name", required=True, help="of this process in the status")
     parser.add_argument("--target", type=float, default=0.9, help="test accuracy, 0..1")
+    parser.add_argument("--steps", type=int, help="train for so many steps, whatever the accuracy")
+    parser.add_argument("--join", action="store_true", help="join the run, which native groups evaluate")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -67,8 +70,12 @@ def main():
         return correct, functional.cross_entropy(logits, wanted).item()
 
     sequence = Sequence(len(images), args.seed)
-    group = cadre.attach(model, optimizer, coordinator=args.coordinator, run=run_to(args.target, len(images)),
-                         name=args.name, insecure=True, evaluate=evaluate, test_samples=len(test_images))
+    if args.join:
+        options = {"run": NAME}
+    else:
+        stop = {"steps": args.steps} if args.steps else {"test_accuracy": args.target, "epochs": 20}
+        options = {"run": run_to(stop, len(images)), "evaluate": evaluate, "test_samples": len(test_images)}
+    group = cadre.attach(model, optimizer, coordinator=args.coordinator, name=args.name, insecure=True, **options)
     for _ in group:
         first = group.sample_position
         chosen = sequence[range(first, first + BATCH)]
