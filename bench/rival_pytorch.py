@@ -269,10 +269,10 @@ class Comparison:
                 continue
             best, best_of_all = max(same, key=same.get), max(theirs, key=theirs.get)
             rounds = [a / b for a, b in zip(speeds[f"cadre {precision}"], speeds[best], strict=True)]
-            cpu_ms = [statistics.median(processor_ms[name]) for name in (best, f"cadre {precision}")]
+            cpu = [statistics.median(processor_ms[name]) for name in (best, f"cadre {precision}")]
             line[precision] = {"ratio": round(ours / same[best], 3), "against": best,
                                "spread": [round(min(rounds), 3), round(max(rounds), 3)],
-                               "ratio_cpu": round(cpu_ms[0] / cpu_ms[1], 3),
+                               "ratio_cpu": round(cpu[0] / cpu[1], 3),
                                "ratio_best": round(ours / theirs[best_of_all], 3),
                                "against_best": best_of_all}
         line["samples_per_second"] = {name: round(value, 2) for name, value in medians.items()}

@@ -66,6 +66,8 @@ TEST_F(CpuBf16Test, Convolutions) {
         Convolution(2, 16, 32, Window(9, 9, 3, 2, 1)), Convolution(2, 16, 48, Window(7, 5, 1)),
         Convolution(2, 48, 16, Window(7, 5, 1, 2)), Convolution(1, 1, 6, Window(28, 28, 5, 1, 2)),
         Convolution(0, 3, 4, Window(5, 5, 3)),
+        // The factors are bf16 copies of the weights.
+        Convolution(2, 512, 514, Window(3, 2, 1)),
         // The gradient of weights gathers its inputs.
         Convolution(3, 128, 130, Window(6, 5, 3, 1, 1)),
         Convolution(2, 130, 128, Window(9, 9, 3, 2, 1)),
