@@ -8,9 +8,10 @@
 //   backward of weights        weight_gradient.h, or oneDNN in its blocked layout
 //   everything else            oneDNN's direct algorithm
 //
-// With bf16 images only gradients of weights are matrix products: those of 1 x 1 kernels, and those
-// with few output positions, whose inputs are gathered first. oneDNN's bf16 kernels reach the rates
-// of the other matrix products over channels last, and these exist for fp32 only.
+// With bf16 images matrix products compute 1 x 1 kernels with many weights, the gradients of the
+// weights of all 1 x 1 kernels with stride 1, and those with few output positions, whose inputs are
+// gathered first. oneDNN's bf16 kernels reach the rates of the other forms over channels last, and
+// these exist for fp32 only.
 //
 // oneDNN rejects some extents: tensors without elements and windows entirely in the padding run on
 // the reference loops, and inputs that no window reaches are cut off first (ReachedPart).
