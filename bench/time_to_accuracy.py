@@ -52,7 +52,7 @@ def native_worker(args, coordinator, name, address, _):
 
 def pytorch_program(args, coordinator, name, _, seed):
     return [sys.executable, os.path.join(FOLDER, "time_to_accuracy_pytorch.py"), "--coordinator", coordinator,
-            "--name", name, "--seed", str(seed), *(("--steps", str(args.steps)) if args.steps else
+            "--name", name, "--seed", str(seed), "--overlap", str(args.overlap), *(("--steps", str(args.steps)) if args.steps else
                                                    ("--target", str(args.target)))]
 
 
@@ -134,7 +134,8 @@ def run_ours(args, hosts, kind, seed):
             text = source.read()
         stop = ((r"stop \{.*\}", f"stop {{ steps: {args.steps} }}") if args.steps else
                 (r"test_accuracy: [0-9.]+", f"test_accuracy: {args.target}"))
-        for field, value in (stop, (r"seed: [0-9]+", f"seed: {seed}")):
+        overlap = (r"overlap \{.*\}", f"overlap {{ steps: {args.overlap} }}")
+        for field, value in (stop, overlap, (r"seed: [0-9]+", f"seed: {seed}")):
             text, replaced = re.subn(rf"\b{field}", value, text)
             if replaced != 1:
                 sys.exit(f"{args.run}: the run must have one {field}")
@@ -150,6 +151,7 @@ def run_ours(args, hosts, kind, seed):
     accuracy = run["test"]["accuracy"]
     return {"training_seconds": run["seconds"] - run["evaluation_seconds"], "reached": accuracy >= args.target,
             "accuracy": accuracy, "steps": run["step"], "bytes": run["bytes_across_groups"],
+            "overlap": args.overlap,
             **{name: run[name] for name in ("seconds", "evaluation_seconds", "traffic_factor",
                                             "exposed_exchange_seconds", "transfer_seconds")},
             "hidden_exchange_share": max(0, 1 - run["exposed_exchange_seconds"] / run["transfer_seconds"])}
@@ -176,6 +178,7 @@ def parse():
     p.add_argument("--run", default=RUN_FILE, help="run file of two groups of one worker")
     p.add_argument("--target", type=float, default=0.9, help="test accuracy, 0..1")
     p.add_argument("--steps", type=int, help="train for so many steps, whatever the accuracy")
+    p.add_argument("--overlap", type=int, default=32, help="steps that each exchange of Cadre overlaps")
     p.add_argument("--members", choices=MEMBERS, nargs="+", default=["cadre"],
                    help="kinds of groups of Cadre to measure: native in fp32 or bf16, PyTorch programs, or both")
     p.add_argument("--peer", action="append", default=[], metavar="NAME=COMMAND", help="repeatable")

@@ -20,13 +20,13 @@ NAME = "time-to-accuracy"
 BATCH = 64
 
 
-def run_to(stop, samples):
+def run_to(stop, samples, overlap):
     """The averages of time_to_accuracy.textproto."""
     coding = {"codec": "CODEC_STAT2"}
     return {"name": NAME, "model": {"opaque": {"epoch_samples": samples}}, "batch_per_group": BATCH,
             "averaging": {"every_steps": 64, "outer": {"nesterov": {}}, "up": coding, "down": coding,
-                          "overlap": {"steps": 32}},
-            "cluster": {"groups": 2, "aggregators": 2}, "evaluation": {"every_steps": 128},
+                          "overlap": {"steps": overlap}},
+            "cluster": {"groups": 2, "aggregators": 2}, "evaluation": {"every_steps": 64},
             "stop": stop}
 
 
@@ -52,6 +52,7 @@ def main():
     parser.add_argument("--name", required=True, help="of this process in the status")
     parser.add_argument("--target", type=float, default=0.9, help="test accuracy, 0..1")
     parser.add_argument("--steps", type=int, help="train for so many steps, whatever the accuracy")
+    parser.add_argument("--overlap", type=int, default=32, help="steps that an exchange overlaps")
     parser.add_argument("--join", action="store_true", help="join the run, which native groups evaluate")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
@@ -74,7 +75,7 @@ def main():
         options = {"run": NAME}
     else:
         stop = {"steps": args.steps} if args.steps else {"test_accuracy": args.target, "epochs": 20}
-        options = {"run": run_to(stop, len(images)), "evaluate": evaluate, "test_samples": len(test_images)}
+        options = {"run": run_to(stop, len(images), args.overlap), "evaluate": evaluate, "test_samples": len(test_images)}
     group = cadre.attach(model, optimizer, coordinator=args.coordinator, name=args.name, insecure=True, **options)
     for _ in group:
         first = group.sample_position
