@@ -22,7 +22,6 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
@@ -134,8 +133,9 @@ class Bench {
                  {"edge", FLAGS_edge},
                  {"ranks", transport_.size()},
                  {"micro_batches", FLAGS_micro_batches}});
-    CADRE_ASSIGN_OR_RETURN(const Plan plan, FLAGS_micro_batches == 1 ? Place(&line) : Stages());
-    CADRE_ASSIGN_OR_RETURN(const PlanProblem problem, ProblemOf());
+    CADRE_ASSIGN_OR_RETURN(const PlanProblem problem, KnownProblem());
+    CADRE_ASSIGN_OR_RETURN(const Plan plan,
+                           FLAGS_micro_batches == 1 ? Place(problem, &line) : StagesOf(problem));
     double predicted = 0;
     const PassOrder order = PassOrderOf(v1::Cluster::PIPELINE_UNSPECIFIED, FLAGS_micro_batches,
                                         v1::Cluster::CPU, graph_, plan);
@@ -151,16 +151,16 @@ class Bench {
  private:
   static double Units(double seconds) { return Rounded(seconds * 1e3 / FLAGS_unit_ms, 4); }
 
-  absl::StatusOr<PlanProblem> ProblemOf() const {
+  // Hardware on which layers and edges take the given times.
+  absl::StatusOr<PlanProblem> KnownProblem() const {
     HardwareModel hardware;
     hardware.times = MeasuredLayers(ModelTimesOf(graph_, times_), graph_);
     const double bytes = 4.0 * static_cast<double>(graph_[0].output.elements());
     hardware.link.beta = FLAGS_edge * FLAGS_unit_ms * 1e-3 / bytes;
-    return cadre::ProblemOf(spec_, graph_, index_, transport_.size(), hardware);
+    return ProblemOf(spec_, graph_, index_, transport_.size(), hardware);
   }
 
-  absl::StatusOr<Plan> Place(nlohmann::ordered_json* line) const {
-    CADRE_ASSIGN_OR_RETURN(const PlanProblem problem, ProblemOf());
+  absl::StatusOr<Plan> Place(const PlanProblem& problem, nlohmann::ordered_json* line) const {
     CADRE_ASSIGN_OR_RETURN(PlacedPlan placed, PlaceLayersOnRanks(problem));
     for (int l = 0; l < graph_.size(); ++l) {
       (*line)["placement"][graph_[l].name] = placed.placement.schedule.device[l];
@@ -169,8 +169,7 @@ class Bench {
     return std::move(placed.candidate.plan);
   }
 
-  absl::StatusOr<Plan> Stages() const {
-    CADRE_ASSIGN_OR_RETURN(const PlanProblem problem, ProblemOf());
+  absl::StatusOr<Plan> StagesOf(const PlanProblem& problem) const {
     for (const Candidate& candidate : StagedPlans(problem)) {
       if (candidate.plan.mesh.Size(kStageAxis) == transport_.size()) return candidate.plan;
     }

@@ -28,7 +28,7 @@ void ForEachProduct(const FullyConnectedDims& d, F f) {
   }
 }
 
-// Calls f(a_at, b_at, c_at) for every product of a sum of a batched product.
+// Calls f(a_at, b_at, c_at) for each term a[a_at] * b[b_at] of each element c[c_at].
 template <typename F>
 void ForEachProduct(const BatchedProductDims& d, F f) {
   for (int64_t n = 0; n < d.batch; ++n) {
