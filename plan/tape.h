@@ -18,6 +18,7 @@
 #include "plan/plan.h"
 #include "tensor/box.h"
 #include "tensor/dtype.h"
+#include "tensor/interval.h"
 #include "tensor/move.h"
 
 namespace cadre {
@@ -128,21 +129,18 @@ AttentionMemory MemoryOfAttention(int64_t samples, int64_t tokens, int64_t heads
 
 // The memory of an LSTM, in elements of activations. Sequences are stored token by token in the
 // order of its steps, each token as [samples, features], so that a step's operands are contiguous.
-// Parts begin at multiples of kAlignmentElements.
+// Intervals begin at multiples of kAlignmentElements.
 struct LstmMemory {
-  struct Part {
-    int64_t begin = 0, elements = 0;
-  };
   // Saved for backward: the gates of all steps, which backward replaces by the gradients of their
   // sums; the cells (fp32); the outputs; with a projection, what it projects.
-  Part gates, cells, outputs, projected;
+  Interval gates, cells, outputs, projected;
   int64_t saved = 0;
   // Scratch memory of forward: the inputs, and a step's recurrent sums of the gates.
-  Part inputs, recurrent;
+  Interval inputs, recurrent;
   int64_t forward_scratch = 0;
   // Scratch memory of backward: the inputs, then their gradients; the gradients of the outputs; of
   // a step, those of the outputs before it, of what is projected and of the cells (fp32).
-  Part backward_inputs, doutputs, drecurrent, dprojected, dcells;
+  Interval backward_inputs, doutputs, drecurrent, dprojected, dcells;
   int64_t backward_scratch = 0;
 };
 // Extents of an LSTM's part of a batch on one rank.

@@ -121,9 +121,9 @@ LstmMemory MemoryOfLstm(const LstmDims& dims, DType activations) {
   const int64_t per_number = sizeof(float) / SizeOf(activations);  // elements that hold an fp32
   int64_t end = 0;
   const auto next = [&end](int64_t elements) {
-    const LstmMemory::Part part{AlignedOffset(end), elements};
-    end = part.begin + part.elements;
-    return part;
+    const int64_t begin = AlignedOffset(end);
+    end = begin + elements;
+    return Interval{begin, end};
   };
   LstmMemory memory;
   memory.gates = next(rows * 4 * dims.hidden);

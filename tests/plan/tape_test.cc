@@ -290,7 +290,7 @@ TEST_F(TokenTapeTest, SavedTypes) {
   EXPECT_EQ(scratch.elements, MemoryOfAttention(2, 4, 3, 2, DType::kBFloat16).scratch());
 }
 
-TEST(AttentionMemoryTest, PartsAreDisjointAndAligned) {
+TEST(AttentionMemoryTest, IntervalsAreDisjointAndAligned) {
   for (const DType type : {DType::kFloat32, DType::kBFloat16}) {
     for (const int64_t tokens : {0, 1, 2, 7}) {
       for (const int64_t heads : {0, 1, 3}) {
@@ -316,7 +316,7 @@ TEST(AttentionMemoryTest, IsLinearInTheTokens) {
   }
 }
 
-TEST(LstmMemoryTest, PartsAreDisjointAndAligned) {
+TEST(LstmMemoryTest, IntervalsAreDisjointAndAligned) {
   for (const DType type : {DType::kFloat32, DType::kBFloat16}) {
     for (const bool projects : {false, true}) {
       const LstmDims dims{.samples = 3,
@@ -326,12 +326,12 @@ TEST(LstmMemoryTest, PartsAreDisjointAndAligned) {
                           .outputs = projects ? 2 : 11,
                           .projects = projects};
       const LstmMemory m = MemoryOfLstm(dims, type);
-      const auto expect_disjoint = [](const std::vector<LstmMemory::Part>& parts, int64_t end) {
+      const auto expect_disjoint = [](const std::vector<Interval>& parts, int64_t end) {
         int64_t before = 0;
-        for (const LstmMemory::Part& part : parts) {
+        for (const Interval& part : parts) {
           EXPECT_GE(part.begin, before);
           EXPECT_EQ(part.begin % kAlignmentElements, 0);
-          before = part.begin + part.elements;
+          before = part.end;
         }
         EXPECT_EQ(end, before);
       };
@@ -339,11 +339,11 @@ TEST(LstmMemoryTest, PartsAreDisjointAndAligned) {
       expect_disjoint({m.inputs, m.recurrent}, m.forward_scratch);
       expect_disjoint({m.backward_inputs, m.doutputs, m.drecurrent, m.dprojected, m.dcells},
                       m.backward_scratch);
-      EXPECT_EQ(m.gates.elements, 15 * 4 * 11);
-      EXPECT_EQ(m.cells.elements * SizeOf(type), 4 * 15 * 11);
-      EXPECT_EQ(m.dcells.elements * SizeOf(type), 4 * 3 * 11);
-      EXPECT_EQ(m.outputs.elements, 15 * dims.outputs);
-      EXPECT_EQ(m.projected.elements, projects ? 15 * 11 : 0);
+      EXPECT_EQ(m.gates.size(), 15 * 4 * 11);
+      EXPECT_EQ(m.cells.size() * SizeOf(type), 4 * 15 * 11);
+      EXPECT_EQ(m.dcells.size() * SizeOf(type), 4 * 3 * 11);
+      EXPECT_EQ(m.outputs.size(), 15 * dims.outputs);
+      EXPECT_EQ(m.projected.size(), projects ? 15 * 11 : 0);
     }
   }
 }

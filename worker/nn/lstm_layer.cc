@@ -104,8 +104,8 @@ class Lstm final : public Layer {
   }
 
   // For an empty batch, no memory is allocated, so offsets do not apply.
-  static Values Part(Values memory, const LstmMemory::Part& part) {
-    return part.elements == 0 ? memory.first(0) : memory.subspan(part.begin, part.elements);
+  static Values Part(Values memory, const Interval& part) {
+    return part.empty() ? memory.first(0) : memory.subspan(part.begin, part.size());
   }
   static FloatSpan Floats(Values part) {
     return {static_cast<float*>(part.data()), part.bytes() / sizeof(float)};
