@@ -18,12 +18,17 @@
 //
 // Attention is in attention.cc.
 //
-// Batched products: one thread computes each product in fp32; all threads compute one product after
-// the other with bf16 factors, because they share the library's memory.
+// Batched products. In fp32 the threads divide the sequence of the rows of all products (of their
+// columns, if b is transposed: the library repacks b, and each part repacks its own rows only).
+// Nothing is divided within a sum, and BatchedProductUnits names the cases in which the library
+// computes a part with the bits of the whole product; in the others a thread computes whole
+// products. With bf16 factors all threads compute one product after the other, because they share
+// the library's memory.
 //
 // Embeddings. The features of the table are divided among threads, so that every sum is taken in
 // the order of the tokens.
 #include <algorithm>
+#include <dnnl.hpp>
 
 #include "kernels/cpu/attention.h"
 #include "kernels/cpu/column_sums.h"
@@ -32,6 +37,8 @@
 #include "kernels/cpu/skinny_product.h"
 #include "kernels/cpu/threads.h"
 #include "kernels/cpu/vector_loops.h"
+#include "tensor/interval.h"
+#include "tensor/layout.h"
 
 namespace cadre {
 namespace {
@@ -77,6 +84,18 @@ void AddBias(int threads, int64_t batch, int64_t out, const float* b, float* y) 
 // Whether the direct form moves fewer elements than the transposed one; see the top of this file.
 bool MovesLessDirectly(const FullyConnectedDims& dims) {
   return dims.batch * (dims.in + 2 * dims.out) > dims.in * dims.out;
+}
+
+// The number of units into which threads may divide `length` rows or columns of a product with sums
+// of k terms. By tests of its version 2.6, the library adds the terms in the same order for 16 rows
+// or columns and for all of them, on AVX-512 and for at most 768 terms; beyond, and on other
+// processors, it chooses the order by the extents of what it computes.
+int64_t BatchedProductUnits(int64_t length, int64_t k) {
+  constexpr int64_t kMinLength = 16;
+  constexpr int64_t kMaxTerms = 768;
+  static const bool same_order =
+      (dnnl_get_effective_cpu_isa() & dnnl_cpu_isa_avx512_core) == dnnl_cpu_isa_avx512_core;
+  return same_order && k <= kMaxTerms ? std::max<int64_t>(1, length / kMinLength) : 1;
 }
 
 // The row of the table for token i.
@@ -147,11 +166,25 @@ class CpuDense {
       return;
     }
     const ScopedThreads threads(1);
-    ForParts(cpu_.threads, batch, m * n * k, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) {
-        MatrixProduct(m, n, k, 1, {Data<float>(a) + i * one.x, transpose_a ? m : k, transpose_a},
-                      {Data<float>(b) + i * one.w, transpose_b ? k : n, transpose_b},
-                      Data<float>(c) + i * one.y, n);
+    const int64_t length = transpose_b ? n : m;
+    const int64_t units = BatchedProductUnits(length, k);
+    ForParts(cpu_.threads, batch * units, m * n * k / units, [&](int64_t begin, int64_t end) {
+      while (begin < end) {
+        const int64_t i = begin / units;
+        const int64_t stop = std::min(end, (i + 1) * units);
+        const Interval part{PartBegin(length, begin - i * units, units),
+                            PartBegin(length, stop - i * units, units)};
+        MatrixView x{Data<float>(a) + i * one.x, transpose_a ? m : k, transpose_a};
+        MatrixView w{Data<float>(b) + i * one.w, transpose_b ? k : n, transpose_b};
+        float* const y = Data<float>(c) + i * one.y;
+        if (transpose_b) {
+          w.data += part.begin * k;
+          MatrixProduct(m, part.size(), k, 1, x, w, y + part.begin, n);
+        } else {
+          x.data += part.begin * (transpose_a ? 1 : k);
+          MatrixProduct(part.size(), n, k, 1, x, w, y + part.begin * n, n);
+        }
+        begin = stop;
       }
     });
   }

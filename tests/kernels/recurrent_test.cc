@@ -197,14 +197,42 @@ TEST(CpuRecurrentTest, SeveralThreadsGiveTheSameBits) {
   EXPECT_EQ(got.y, want.y);
   EXPECT_EQ(got.dgates, want.dgates);
   EXPECT_EQ(got.dprevious, want.dprevious);
-  for (const int64_t batch : {1, 5}) {
-    const BatchedProductDims product{.batch = batch, .m = 60, .n = 70, .k = 80};
-    const LayerSizes sizes = SizesOf(product);
-    const Floats a = Uniform(sizes.x, 1), b = Uniform(sizes.w, 2);
-    Floats c = Garbage(sizes.y), want_c = c;
-    three->dense().BatchedProduct(product, a, b, c);
-    one->dense().BatchedProduct(product, a, b, want_c);
-    EXPECT_EQ(c, want_c);
+}
+
+// With one thread each product is computed as a whole; more threads divide products.
+TEST(CpuRecurrentTest, DividedBatchedProductsHaveTheSameBits) {
+  const auto one = MakeCpuBackend(1);
+  for (const int threads : {2, 3, 5, 16}) {
+    const auto several = MakeCpuBackend(threads);
+    for (BatchedProductDims dims : {BatchedProductDims{1, 16, 16, 80},
+                                    {1, 17, 70, 80},
+                                    {1, 60, 70, 80},
+                                    {1, 47, 300, 7},
+                                    {1, 300, 47, 1},
+                                    {1, 128, 33, 384},
+                                    {1, 129, 96, 385},
+                                    {1, 256, 1024, 40},
+                                    {1, 64, 200, 768},
+                                    {1, 200, 64, 769},
+                                    {1, 300, 301, 1500},
+                                    {2, 100, 100, 64},
+                                    {3, 33, 130, 256},
+                                    {5, 60, 70, 80},
+                                    {17, 31, 33, 64}}) {
+      const LayerSizes sizes = SizesOf(dims);
+      const Floats a = Uniform(sizes.x, 1), b = Uniform(sizes.w, 2);
+      for (const bool transpose_a : {false, true}) {
+        for (const bool transpose_b : {false, true}) {
+          dims.transpose_a = transpose_a;
+          dims.transpose_b = transpose_b;
+          Floats c = Garbage(sizes.y), want = c;
+          several->dense().BatchedProduct(dims, a, b, c);
+          one->dense().BatchedProduct(dims, a, b, want);
+          EXPECT_EQ(c, want) << threads << " threads: " << dims.batch << " x " << dims.m << " x "
+                             << dims.n << " x " << dims.k << ", " << transpose_a << transpose_b;
+        }
+      }
+    }
   }
 }
 
