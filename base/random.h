@@ -21,6 +21,7 @@ enum class RandomStream : uint32_t {
   kDropout = 8,
   kAugmentation = 9,
   kSyntheticTokens = 10,
+  kSampledClasses = 11,
   kTest = 1000,
 };
 

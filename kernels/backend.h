@@ -210,6 +210,10 @@ class SegmentTable {
   virtual ~SegmentTable() = default;
 };
 
+// The score of a class that does not count: the exponential of its difference from any other score
+// is 0. It is finite, so that sums of it are finite.
+inline constexpr float kNoScore = -1e30F;
+
 struct LossSums {
   // The sum of the rows' cross-entropies, and the number of rows whose largest element is the
   // label's (of equal elements the first counts as the largest).
@@ -414,6 +418,13 @@ class PointwiseKernels {
   // dx = scale * y * (dy - sum of y * dy) by row.
   virtual void SoftmaxBackward(const RowsDims& dims, float scale, ConstValues y, ConstFloatSpan dy,
                                Values dx) = 0;
+  // The scores of a sampled softmax, in which each row has the class of its label and
+  // dims.channels sampled classes. ids: the sampled classes, then the label of each row, whole
+  // numbers; offsets has a number for each of them. y[rows, 1 + channels] are label_scores[rows]
+  // and scores[rows, channels], plus the offsets of their classes; kNoScore if a sampled class is
+  // the row's label.
+  virtual void SampledScores(const RowsDims& dims, ConstFloatSpan ids, ConstFloatSpan offsets,
+                             ConstFloatSpan label_scores, ConstFloatSpan scores, Values y) = 0;
   // x: [rows, classes]; the target is 1 - smoothing + smoothing / classes at the label and
   // smoothing / classes elsewhere. dx = scale * (softmax(x) - target); an empty dx is not computed.
   // Requires: 0 <= label < classes.

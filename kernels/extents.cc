@@ -183,6 +183,14 @@ void CheckMultiply(const MultiplyDims& dims, size_t x, size_t factor, size_t y) 
   CheckSizes(SizeOf(RowsDims{.rows = dims.rows, .channels = factors}), {{"x", x}, {"y", y}});
 }
 
+void CheckSampledScores(const RowsDims& dims, size_t ids, size_t offsets, size_t label_scores,
+                        size_t scores, size_t y) {
+  CheckSizes(dims.channels + dims.rows, {{"ids", ids}, {"offsets", offsets}});
+  CheckSize("label_scores", label_scores, dims.rows);
+  CheckSize("scores", scores, SizeOf(dims));
+  CheckSize("y", y, SizeOf(dims) + dims.rows);
+}
+
 void CheckLoss(int64_t rows, int64_t classes, size_t x, size_t labels, size_t dx) {
   CheckSize("x", x, SizeOf(RowsDims{.rows = rows, .channels = classes}));
   CheckSize("labels", labels, rows);

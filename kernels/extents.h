@@ -88,6 +88,8 @@ void CheckLstm(const RowsDims& dims, size_t previous, size_t gates,
                std::initializer_list<size_t> tensors);
 // `dx` may be empty.
 void CheckMultiply(const MultiplyDims& dims, size_t x, size_t factor, size_t y);
+void CheckSampledScores(const RowsDims& dims, size_t ids, size_t offsets, size_t label_scores,
+                        size_t scores, size_t y);
 void CheckLoss(int64_t rows, int64_t classes, size_t x, size_t labels, size_t dx);
 
 }  // namespace cadre

@@ -335,6 +335,12 @@ class HostPointwise final : public HostPointwiseBase, private Caller {
     CheckSizes(SizeOf(dims), {{"y", y.size()}, {"dy", dy.size()}, {"dx", dx.size()}});
     this->Call(&Operations::SoftmaxBackward, dims, scale, y, dy, dx);
   }
+  void SampledScores(const RowsDims& dims, ConstFloatSpan ids, ConstFloatSpan offsets,
+                     ConstFloatSpan label_scores, ConstFloatSpan scores, Values y) override {
+    CheckSampledScores(dims, ids.size(), offsets.size(), label_scores.size(), scores.size(),
+                       y.size());
+    this->Call(&Operations::SampledScores, dims, ids, offsets, label_scores, scores, y);
+  }
   LossSums SoftmaxCrossEntropy(int64_t rows, int64_t classes, float smoothing, ConstValues x,
                                std::span<const int32_t> labels, float scale, Values dx) override {
     CheckLoss(rows, classes, x.size(), labels.size(), dx.size());

@@ -6,6 +6,7 @@
 // the rules of each kind of layer.
 #include "model/graph.h"
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 #include <optional>
@@ -38,6 +39,14 @@ std::string KindNames() {
 bool TakesSeveral(LayerKind kind) {
   return kind == LayerKind::kAdd || kind == LayerKind::kConcat || kind == LayerKind::kMultiply ||
          kind == LayerKind::kDotProductAttention;
+}
+
+// Sets the number of scores that a fully connected layer computes of each row.
+void SetScores(int64_t scores, GraphLayer* layer) {
+  std::vector<int64_t> shape = layer->output.dims();
+  shape.back() = scores;
+  layer->output = Shape(std::move(shape));
+  layer->flops = 2 * layer->output.elements() * layer->input().dims().back();
 }
 
 // Visits the layers in the order of the spec, resolves their inputs and infers their shapes. An
@@ -121,7 +130,7 @@ class Walk {
     layer.spec_layer = i;
     layer.settings = spec;
     if (!FindInputs(i, spec, &layer) || !CheckTokens(layer) || !FindTie(&layer) ||
-        !AddPadding(&layer)) {
+        !AddPadding(&layer) || !SampleClasses(&layer)) {
       return false;
     }
     if (layer.kind == LayerKind::kFullyConnected && ShapeOf(layer.inputs[0]).rank() == 3 &&
@@ -235,6 +244,45 @@ class Walk {
                      " tokens of the model; its input has ", input[0]);
     }
     layer->inputs.push_back(Graph::kInput);
+    return true;
+  }
+
+  // Limits the output of the layer that scores the classes to those that the loss samples.
+  bool SampleClasses(GraphLayer* loss) {
+    if (!loss->settings.softmax_cross_entropy().has_sampling()) return true;
+    constexpr char kField[] = "softmax_cross_entropy.sampling";
+    const int scorer = loss->inputs[0];
+    if (scorer == Graph::kInput || layers_[scorer].kind != LayerKind::kFullyConnected) {
+      return Problem(loss->spec_layer, kField,
+                     "requires a loss that takes the output of a fully_connected");
+    }
+    for (const GraphLayer& other : layers_) {
+      if (std::find(other.inputs.begin(), other.inputs.end(), scorer) == other.inputs.end()) {
+        continue;
+      }
+      return Problem(loss->spec_layer, kField, "requires that no other layer takes the output of '",
+                     layers_[scorer].name, "', but '", other.name, "' does");
+    }
+    v1::ClassSampling& sampling =
+        *loss->settings.mutable_softmax_cross_entropy()->mutable_sampling();
+    const uint32_t classes = layers_[scorer].settings.fully_connected().out_features();
+    if (sampling.classes() < 1 || sampling.classes() > classes) {
+      return Problem(loss->spec_layer, absl::StrCat(kField, ".classes"), "is ", sampling.classes(),
+                     "; it must be between 1 and the ", classes, " classes of '",
+                     layers_[scorer].name, "'");
+    }
+    if (!v1::ClassSampling::Distribution_IsValid(sampling.distribution())) {
+      return Problem(loss->spec_layer, absl::StrCat(kField, ".distribution"), "is ",
+                     static_cast<int>(sampling.distribution()), "; give LOG_UNIFORM or UNIFORM");
+    }
+    if (loss->settings.softmax_cross_entropy().label_smoothing() != 0) {
+      return Problem(loss->spec_layer, kField, "cannot be combined with label_smoothing");
+    }
+    if (sampling.distribution() == v1::ClassSampling::DISTRIBUTION_UNSPECIFIED) {
+      sampling.set_distribution(v1::ClassSampling::LOG_UNIFORM);
+    }
+    layers_[scorer].sampled_classes = sampling.classes();
+    SetScores(1 + int64_t{sampling.classes()}, &layers_[scorer]);
     return true;
   }
 
@@ -387,7 +435,29 @@ absl::StatusOr<Graph> Graph::FromModel(const v1::Model& model) {
   return graph;
 }
 
-int64_t Graph::classes() const { return layers_.back().input().dims().back(); }
+int64_t Graph::classes() const {
+  const int sampled = sampled_layer();
+  return sampled == kNoLayer ? layers_.back().input().dims().back()
+                             : layers_[sampled].settings.fully_connected().out_features();
+}
+
+int Graph::sampled_layer() const {
+  const bool samples = layers_.back().settings.softmax_cross_entropy().has_sampling();
+  return samples ? layers_.back().inputs[0] : kNoLayer;
+}
+
+Graph Graph::ForEvaluation() const {
+  Graph graph = *this;
+  if (sampled_layer() == kNoLayer) return graph;
+  GraphLayer& loss = graph.layers_.back();
+  GraphLayer& scorer = graph.layers_[sampled_layer()];
+  loss.settings.mutable_softmax_cross_entropy()->clear_sampling();
+  scorer.sampled_classes = 0;
+  SetScores(classes(), &scorer);
+  loss.input_shapes[0] = scorer.output;
+  loss.flops = kLossFlops * scorer.output.elements();
+  return graph;
+}
 
 int64_t Graph::labels_per_sample() const {
   const Shape& scores = layers_.back().input();

@@ -117,6 +117,10 @@ struct GraphLayer {
   // Whether this layer uses a weight that another layer uses too. Such layers split only their
   // samples, and over all axes, so that they have the same partial sums of the weight's gradient.
   bool shares_weight = false;
+  // Fully connected only: the size of the sample of classes, if the loss draws one
+  // (SoftmaxCrossEntropy.sampling); otherwise 0. The output is then that of training: the score of
+  // the label, and those of the sampled classes.
+  int64_t sampled_classes = 0;
   // The layer of the spec, with defaults resolved.
   v1::Layer settings;
   // In the order of the parameter index.
@@ -134,6 +138,7 @@ bool HasPadding(const GraphLayer& layer);
 class Graph {
  public:
   static constexpr int kInput = -1;
+  static constexpr int kNoLayer = -2;
 
   // Errors: InvalidArgument with the layer, the field and valid values.
   static absl::StatusOr<Graph> FromModel(const v1::Model& model);
@@ -145,8 +150,14 @@ class Graph {
   // fp32 (exact below 2^24).
   const Shape& input() const { return input_; }
   bool takes_tokens() const { return takes_tokens_; }
-  // Extent of the last dimension of the loss's input.
+  // The number of classes: the extent of the last dimension of the loss's input in evaluation.
   int64_t classes() const;
+  // The layer whose scores of all classes training does not compute, because the loss draws a
+  // sample of them; kNoLayer without sampling.
+  int sampled_layer() const;
+  // The graph that evaluation computes: with the scores of all classes. It has the same layers,
+  // inputs and parameters.
+  Graph ForEvaluation() const;
   // 1, or the tokens whose scores the loss takes: the last ones of a sequence of tokens.
   int64_t labels_per_sample() const;
   // The layers that take the output of layer `i` (or kInput), in order; a layer that takes it twice

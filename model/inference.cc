@@ -598,7 +598,7 @@ class LayerInference {
     if (const int64_t classes = in().dims().back(); classes < 2) {
       return Problem("", "takes ", classes, " features; classes must be at least 2");
     }
-    layer_.flops = 5 * in().elements();
+    layer_.flops = kLossFlops * in().elements();
     return Output(Shape{1});
   }
 

@@ -23,6 +23,8 @@ inline constexpr int kMaxLayers = 1 << 14;
 inline constexpr size_t kMaxLayerNameCharacters = 1000;
 // The name that refers to the input of the model.
 inline constexpr char kInputName[] = "input";
+// Operations of the loss per score.
+inline constexpr int64_t kLossFlops = 5;
 // Limit of inputs of one layer.
 inline constexpr int kMaxInputs = 1024;
 

@@ -151,6 +151,10 @@ std::vector<OpIndex> FullyConnectedIndices(const GraphLayer& layer) {
   if (layer.shares_weight) return {Along(layer, kSamples, 0)};
   std::vector<OpIndex> indices = AllButLast(layer);
   AddMatrixSides(layer, LastDimension(layer), indices);
+  // Any class may be sampled, or be the label of any row.
+  if (layer.sampled_classes > 0) {
+    std::erase_if(indices, [](const OpIndex& index) { return index.name == "out"; });
+  }
   return indices;
 }
 
@@ -427,6 +431,9 @@ absl::StatusOr<LayerLayouts> LayOut(const GraphLayer& layer, const Mesh& mesh,
     const auto index = std::find_if(indices.begin(), indices.end(),
                                     [&](const OpIndex& i) { return i.name == split.index; });
     if (index == indices.end()) {
+      if (layer.sampled_classes > 0 && split.index == "out") {
+        return Bad(layer, "the loss samples its outputs, so they cannot be split");
+      }
       return Bad(layer,
                  absl::StrCat("a ", LayerKindName(layer.kind), " has no index '", split.index,
                               "', only ", absl::StrJoin(indices, ", ", [](auto* out, auto& i) {

@@ -7,7 +7,8 @@
 //                                                                    width*, groups)
 //   max/average pool       samples, height*, width*, channels
 //   global average pool    samples, height+, width+, channels
-//   fully connected        samples, (tokens,) out, in
+//   fully connected        samples, (tokens,) out, in                (without `out` if the loss
+//                                                                    samples its classes)
 //   activations, dropout,  samples and every other dimension
 //   add, multiply
 //   batch norm             samples, height, width, channels

@@ -668,7 +668,8 @@ class Validation : private ProblemCollector {
     const absl::string_view index = IndexOfParallelism(pin.parallelism());
     if (!HasIndex(layer, index)) {
       Add(field, "is '", EnumText(pin.parallelism()), "', but layer '", layer.name,
-          "' can only be split along ", ParallelismsOf(&layer));
+          "' can only be split along ", ParallelismsOf(&layer),
+          layer.sampled_classes > 0 ? ", since the loss samples its outputs" : "");
     } else if (index != "samples" && IsDataAlone()) {
       Add(field, "is '", EnumText(pin.parallelism()),
           "', but cluster.mesh has no axis besides data to give to it");

@@ -20,13 +20,24 @@ DType ActivationType(const v1::RunSpec& spec) {
   return spec.precision() == v1::RunSpec::BF16 ? DType::kBFloat16 : DType::kFloat32;
 }
 
+// Numbers that a rank uploads besides the inputs: the labels of its part of the loss, or the
+// candidates of a sampled softmax and their offsets.
+int64_t UploadedNumbers(const Graph& graph, const Tape& tape) {
+  const int sampled = graph.sampled_layer();
+  if (sampled == Graph::kNoLayer) {
+    return tape.regions.back().inputs[0].shape().elements() / graph.classes();
+  }
+  const Shape scores = tape.regions[sampled].output.shape();
+  return 2 * (graph[sampled].sampled_classes + scores.elements() / scores.dims().back());
+}
+
 // Bytes of a rank's part of a batch while it is uploaded to a device, or converted on the host.
 int64_t UploadBytes(const Graph& graph, const Tape& tape, v1::Cluster::Device device) {
   const int64_t inputs = tape.input.shape().elements();
-  const int64_t labels = tape.regions.back().inputs[0].shape().elements() / graph.classes();
+  const int64_t numbers = UploadedNumbers(graph, tape);
   const DType type = graph.takes_tokens() ? DType::kFloat32 : tape.activations;
   if (device != v1::Cluster::CUDA) return type == DType::kFloat32 ? 0 : inputs * SizeOf(type);
-  return 2 * kBytesPerWord * (inputs + labels) + inputs * SizeOf(type) + kBytesPerWord * labels;
+  return 2 * kBytesPerWord * (inputs + numbers) + inputs * SizeOf(type) + kBytesPerWord * numbers;
 }
 
 }  // namespace

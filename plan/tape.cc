@@ -513,6 +513,9 @@ class TapeBuilder {
         return {.elements = 2 * channels};
       case LayerKind::kLayerNorm:
         return {.elements = 2 * output.elements() / std::max<int64_t>(1, channels)};
+      case LayerKind::kFullyConnected:  // candidates
+        if (layer.sampled_classes == 0) return {};
+        return {.elements = layer.sampled_classes + output.elements() / channels};
       case LayerKind::kAttention:  // queries, keys, values; context; statistics
         return {.type = tape_.activations, .elements = AttentionOf(l).saved()};
       case LayerKind::kLstm:
@@ -540,6 +543,8 @@ class TapeBuilder {
     switch (graph_[l].kind) {
       case LayerKind::kConvolution:
         return InteriorScratch(l);
+      case LayerKind::kFullyConnected:
+        return graph_[l].sampled_classes > 0 ? SampledOf(l).forward_scratch : 0;
       case LayerKind::kClassToken:
         return ClassTokenScratch(l);
       case LayerKind::kLstm:
@@ -554,6 +559,7 @@ class TapeBuilder {
   int64_t BackwardScratch(int l) {
     const GraphLayer& layer = graph_[l];
     if (layer.kind == LayerKind::kLstm) return LstmOf(l).backward_scratch;
+    if (layer.sampled_classes > 0) return SampledOf(l).backward_scratch;
     if (layer.kind == LayerKind::kDotProductAttention) {
       // The gradients of probabilities (fp32) and of scores, and a part of that of the source.
       return AlignedOffset(HoldingFloats(Probabilities(l))) + AlignedOffset(Probabilities(l)) +
@@ -570,6 +576,14 @@ class TapeBuilder {
 
   LstmMemory LstmOf(int l) {
     return MemoryOfLstm(LstmDimsOf(graph_[l], region(l).output.shape()[0]), tape_.activations);
+  }
+
+  SampledMemory SampledOf(int l) {
+    const Shape input = region(l).inputs[0].shape();
+    const int64_t features = input.dims().back();
+    const Shape output = region(l).output.shape();
+    return MemoryOfSampled(output.elements() / output.dims().back(), graph_[l].sampled_classes,
+                           features, tape_.activations);
   }
 
   // One for each query and each token of the source.
@@ -618,6 +632,10 @@ class TapeBuilder {
 
 Tape MakeTape(const Graph& graph, const Plan& plan, int rank, int64_t samples, bool training,
               DType activations, PlacedMoves placed_moves, Fusion fusion) {
+  if (!training && graph.sampled_layer() != Graph::kNoLayer) {
+    return MakeTape(graph.ForEvaluation(), plan, rank, samples, training, activations, placed_moves,
+                    fusion);
+  }
   return TapeBuilder(graph, plan, rank, samples, training, activations, placed_moves).Run(fusion);
 }
 

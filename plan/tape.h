@@ -153,6 +153,23 @@ struct LstmDims {
 LstmDims LstmDimsOf(const GraphLayer& layer, int64_t samples);
 LstmMemory MemoryOfLstm(const LstmDims& dims, DType activations);
 
+// The scratch memory of a fully connected layer with a sample of classes (GraphLayer), in elements
+// of activations, by intervals as above. It saves for backward the numbers of its candidates, in
+// fp32: of the sampled classes, then of the labels of its rows.
+struct SampledMemory {
+  // Of forward: the candidates' rows of the weight; in fp32 what is added to their scores, their
+  // biases, the scores of the labels and those of the sampled classes.
+  Interval weights, offsets, biases, label_scores, scores;
+  int64_t forward_scratch = 0;
+  // Of backward: the candidates' rows again; the gradients of the scores of labels and of sampled
+  // classes; the labels' part of the gradient of the input; in fp32 the gradients of the
+  // candidates' rows and biases.
+  Interval backward_weights, dlabel_scores, dscores, label_terms, dweights, dbiases;
+  int64_t backward_scratch = 0;
+};
+// `features`: of the input.
+SampledMemory MemoryOfSampled(int64_t rows, int64_t sampled, int64_t features, DType activations);
+
 // Parts of one buffer begin at multiples of this, for vector instructions and libraries.
 inline constexpr int64_t kAlignmentElements = 8;
 constexpr int64_t AlignedOffset(int64_t elements_before) {
@@ -217,6 +234,7 @@ enum class Fusion {
 void FuseOperations(const Graph& graph, Fusion fusion, Tape& tape);
 void AssignMemory(Tape& tape);
 
+// `graph`: of training; an evaluation tape is one of graph.ForEvaluation().
 // Requires: CheckPlan is OK; 0 <= rank < plan.mesh.ranks(); samples >= 0; activations are kFloat32
 // or kBFloat16.
 Tape MakeTape(const Graph& graph, const Plan& plan, int rank, int64_t samples, bool training,

@@ -9,6 +9,18 @@ namespace {
 
 constexpr int kRowDimension = 1;
 
+// Elements that hold an fp32 number.
+int64_t ElementsPerNumber(DType activations) {
+  return SizeOf(DType::kFloat32) / SizeOf(activations);
+}
+
+// The next interval of so many elements after `end`, which it advances.
+Interval IntervalAfter(int64_t elements, int64_t& end) {
+  const int64_t begin = AlignedOffset(end);
+  end = begin + elements;
+  return {begin, end};
+}
+
 }  // namespace
 
 Box LayerRegion::OutputRows(int64_t begin, int64_t end) const {
@@ -118,13 +130,9 @@ LstmDims LstmDimsOf(const GraphLayer& layer, int64_t samples) {
 
 LstmMemory MemoryOfLstm(const LstmDims& dims, DType activations) {
   const int64_t rows = dims.samples * dims.tokens;
-  const int64_t per_number = sizeof(float) / SizeOf(activations);  // elements that hold an fp32
+  const int64_t per_number = ElementsPerNumber(activations);
   int64_t end = 0;
-  const auto next = [&end](int64_t elements) {
-    const int64_t begin = AlignedOffset(end);
-    end = begin + elements;
-    return Interval{begin, end};
-  };
+  const auto next = [&end](int64_t elements) { return IntervalAfter(elements, end); };
   LstmMemory memory;
   memory.gates = next(rows * 4 * dims.hidden);
   memory.cells = next(rows * dims.hidden * per_number);
@@ -139,6 +147,28 @@ LstmMemory MemoryOfLstm(const LstmDims& dims, DType activations) {
   memory.drecurrent = next(dims.samples * dims.outputs);
   memory.dprojected = next(dims.projects ? dims.samples * dims.hidden : 0);
   memory.dcells = next(dims.samples * dims.hidden * per_number);
+  memory.backward_scratch = end;
+  return memory;
+}
+
+SampledMemory MemoryOfSampled(int64_t rows, int64_t sampled, int64_t features, DType activations) {
+  const int64_t candidates = sampled + rows;
+  const int64_t per_number = ElementsPerNumber(activations);
+  int64_t end = 0;
+  const auto next = [&end](int64_t elements) { return IntervalAfter(elements, end); };
+  SampledMemory memory;
+  memory.weights = next(candidates * features);
+  memory.offsets = next(candidates * per_number);
+  memory.biases = next(candidates * per_number);
+  memory.label_scores = next(rows * per_number);
+  memory.scores = next(rows * sampled * per_number);
+  memory.forward_scratch = std::exchange(end, 0);
+  memory.backward_weights = next(candidates * features);
+  memory.dlabel_scores = next(rows);
+  memory.dscores = next(rows * sampled);
+  memory.label_terms = next(rows * features);
+  memory.dweights = next(candidates * features * per_number);
+  memory.dbiases = next(candidates * per_number);
   memory.backward_scratch = end;
   return memory;
 }

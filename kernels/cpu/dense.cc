@@ -24,6 +24,7 @@
 // computes a part with the bits of the whole product; in the others a thread computes whole
 // products. With bf16 factors all threads compute one product after the other, because they share
 // the library's memory.
+// Products of vectors do not use the library, whose start takes longer than such a product.
 //
 // Embeddings. The features of the table are divided among threads, so that every sum is taken in
 // the order of the tokens.
@@ -71,6 +72,22 @@ CADRE_VECTOR_LOOP void LookUp(int64_t n, const float* w, const float* position, 
   } else {
     for (int64_t i = 0; i < n; ++i) Store(y + i, w[i] + position[i]);
   }
+}
+
+// c = the sum of a * b.
+template <typename T, typename C>
+CADRE_VECTOR_LOOP void DotProduct(int64_t n, const T* a, const T* b, C* c) {
+  float sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t i = 0; i < n; ++i) sum += Load<float>(a + i) * Load<float>(b + i);
+  Store(c, sum);
+}
+
+// c = a * b of one number a.
+template <typename T, typename C>
+CADRE_VECTOR_LOOP void ScaleRow(int64_t n, const T* a, const T* b, C* __restrict c) {
+  const float factor = Load<float>(a);
+  for (int64_t i = 0; i < n; ++i) Store(c + i, factor * Load<float>(b + i));
 }
 
 // y[batch, out] += b, in place; b may be null.
@@ -150,6 +167,7 @@ class CpuDense {
   void BatchedProduct(const BatchedProductDims& dims, ConstValues a, ConstValues b, Values c) {
     if (c.empty()) return;
     const auto [batch, m, n, k, transpose_a, transpose_b] = dims;
+    if (m == 1 && k > 0 && (n == 1 || k == 1)) return VectorProducts(batch, n, k, a, b, c);
     const LayerSizes one = SizesOf(BatchedProductDims{1, m, n, k});
     if (c.type() != DType::kFloat32 || a.type() != DType::kFloat32) {
       const ScopedThreads threads(cpu_.threads);
@@ -249,6 +267,25 @@ class CpuDense {
   }
 
  private:
+  // c[batch, n] = a[batch, k] b[batch, k, n]. Requires: n or k is 1.
+  void VectorProducts(int64_t batch, int64_t n, int64_t k, ConstValues a, ConstValues b, Values c) {
+    ByType(a.type(), [&](auto factor) {
+      ByType(c.type(), [&](auto product) {
+        using T = decltype(factor);
+        using C = decltype(product);
+        ForParts(cpu_.threads, batch, n * k, [&](int64_t begin, int64_t end) {
+          for (int64_t i = begin; i < end; ++i) {
+            if (k == 1) {
+              ScaleRow(n, Data<T>(a) + i, Data<T>(b) + i * n, Data<C>(c) + i * n);
+            } else {
+              DotProduct(k, Data<T>(a) + i * k, Data<T>(b) + i * k, Data<C>(c) + i);
+            }
+          }
+        });
+      });
+    });
+  }
+
   // In fp32. Requires: ScopedThreads.
   void Forward(const FullyConnectedDims& dims, ConstFloatSpan x, ConstFloatSpan w, ConstFloatSpan b,
                FloatSpan y) {

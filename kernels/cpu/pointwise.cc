@@ -236,6 +236,15 @@ CADRE_VECTOR_LOOP void Drop(int64_t n, RandomSequence random, uint64_t first, ui
   }
 }
 
+// y = scores + offsets, but kNoScore where ids equal `label`.
+template <typename T>
+CADRE_VECTOR_LOOP void ScoreSample(int64_t n, const float* ids, float label, const float* offsets,
+                                   const float* scores, T* __restrict y) {
+  for (int64_t c = 0; c < n; ++c) {
+    Store(y + c, ids[c] == label ? kNoScore : scores[c] + offsets[c]);
+  }
+}
+
 template <typename T>
 CADRE_VECTOR_LOOP float Largest(int64_t n, const T* x) {
   float largest = Load<float>(x);
@@ -447,6 +456,22 @@ class CpuPointwise {
       using T = decltype(zero);
       ForEachRow(dims, 1, [&](int64_t n, int64_t at) {
         SoftmaxRowBackward(n, scale, Data<T>(y) + at, dy.data() + at, Data<T>(dx) + at);
+      });
+    });
+  }
+
+  void SampledScores(const RowsDims& dims, ConstFloatSpan ids, ConstFloatSpan offsets,
+                     ConstFloatSpan label_scores, ConstFloatSpan scores, Values y) {
+    const int64_t n = dims.channels;
+    ByType(y.type(), [&](auto zero) {
+      using T = decltype(zero);
+      ForParts(cpu_.threads, dims.rows, n, [&](int64_t begin, int64_t end) {
+        for (int64_t r = begin; r < end; ++r) {
+          const size_t row = r, label = n + r;
+          T* const to = Data<T>(y) + r * (1 + n);
+          Store(to, label_scores[row] + offsets[label]);
+          ScoreSample(n, ids.data(), ids[label], offsets.data(), scores.data() + r * n, to + 1);
+        }
       });
     });
   }

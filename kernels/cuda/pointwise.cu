@@ -301,6 +301,26 @@ __global__ void __launch_bounds__(256)
   }
 }
 
+// y[rows, 1 + sampled].
+template <typename T>
+__global__ void __launch_bounds__(256)
+    ScoreSamples(int64_t n, int64_t sampled, const float* __restrict__ ids,
+                 const float* __restrict__ offsets, const float* __restrict__ label_scores,
+                 const float* __restrict__ scores, T* __restrict__ y) {
+  for (int64_t i = ThreadIndex(); i < n; i += ThreadCount()) {
+    int64_t column;
+    const int64_t row = Divide(i, 1 + sampled, &column);
+    const int64_t label = sampled + row, c = column - 1;
+    float score = kNoScore;
+    if (column == 0) {
+      score = label_scores[row] + offsets[label];
+    } else if (ids[c] != ids[label]) {
+      score = scores[row * sampled + c] + offsets[c];
+    }
+    FromFloat(score, y + i);
+  }
+}
+
 constexpr int kMaxLossThreads = 512;
 constexpr int kSumThreads = 1024;
 
@@ -567,6 +587,20 @@ class CudaPointwise final : public PointwiseKernels {
       Launch(cuda_.device, "softmax gradient", RowSoftmaxBackward<T>,
              WarpPerRow(cuda_.device, dims.rows), dims.rows, dims.channels, scale, Data<T>(y),
              dy.data(), Data<T>(dx));
+    });
+  }
+
+  void SampledScores(const RowsDims& dims, ConstFloatSpan ids, ConstFloatSpan offsets,
+                     ConstFloatSpan label_scores, ConstFloatSpan scores, Values y) override {
+    CheckSampledScores(dims, ids.size(), offsets.size(), label_scores.size(), scores.size(),
+                       y.size());
+    if (y.empty()) return;
+    const int64_t n = y.size();
+    ByType(y.type(), [&](auto zero) {
+      using T = decltype(zero);
+      Launch(cuda_.device, "scores of sampled classes", ScoreSamples<T>, Strided(cuda_.device, n),
+             n, dims.channels, ids.data(), offsets.data(), label_scores.data(), scores.data(),
+             Data<T>(y));
     });
   }
 

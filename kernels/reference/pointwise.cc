@@ -178,6 +178,19 @@ class ReferencePointwise {
     }
   }
 
+  void SampledScores(const RowsDims& dims, ConstFloatSpan ids, ConstFloatSpan offsets,
+                     ConstFloatSpan label_scores, ConstFloatSpan scores, FloatSpan y) {
+    const int64_t sampled = dims.channels;
+    for (int64_t r = 0; r < dims.rows; ++r) {
+      const int64_t label = sampled + r;
+      y[r * (1 + sampled)] = label_scores[r] + offsets[label];
+      for (int64_t c = 0; c < sampled; ++c) {
+        y[r * (1 + sampled) + 1 + c] =
+            ids[c] == ids[label] ? kNoScore : scores[r * sampled + c] + offsets[c];
+      }
+    }
+  }
+
   LossSums SoftmaxCrossEntropy(int64_t rows, int64_t classes, float smoothing, ConstFloatSpan x,
                                std::span<const int32_t> labels, float scale, FloatSpan dx) {
     const double mass = smoothing, elsewhere = mass / classes;

@@ -59,6 +59,15 @@ int64_t SavedElements(const GraphLayer& layer, int64_t output, int64_t features,
       const int64_t here = LargestPart(weight[0], heads);
       return rows * here * (8 * weight[2] + 1);
     }
+    case LayerKind::kFullyConnected: {
+      // With the scratch memory of backward.
+      const int64_t sampled = layer.sampled_classes;
+      if (sampled == 0) return 0;
+      const int64_t rows = LargestPart(output, 1 + sampled);
+      const SampledMemory memory =
+          MemoryOfSampled(rows, sampled, layer.input().dims().back(), DType::kFloat32);
+      return sampled + rows + memory.backward_scratch;
+    }
     // Both with the scratch memory of backward.
     case LayerKind::kLstm: {
       const int64_t samples = output / layer.output.elements();

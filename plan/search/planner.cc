@@ -105,7 +105,9 @@ class Rules {
   Splits SplitsOf(const GraphLayer& layer) const {
     const auto pin = pins_.layers.find(layer.name);
     if (pin != pins_.layers.end()) return PinnedSplits(pin->second);
-    if (layer.shares_weight) return {{"samples", data_ + space_ + model_}};
+    if (layer.shares_weight || layer.sampled_classes > 0) {
+      return {{"samples", data_ + space_ + model_}};
+    }
     switch (layer.kind) {
       case LayerKind::kFullyConnected:
         return FullyConnected(layer);

@@ -143,6 +143,12 @@ class TextTokensTest(unittest.TestCase):
         self.assertEqual(test[: text_tokens.PIECE], text[text_tokens.PIECE : 2 * text_tokens.PIECE])
         self.assertEqual(train[: text_tokens.PIECE], text[: text_tokens.PIECE])
 
+    def test_words_by_falling_frequency(self):
+        train, test = text_tokens.encode(b"the cat, the dog. The the cat,", b"the bird, a cat", 4)
+        # "cat" precedes "," because it occurs first; the others are 0.
+        self.assertEqual(train, bytes([1, 0, 2, 0, 3, 0, 1, 0, 0, 0, 0, 0, 0, 0, 1, 0, 2, 0, 3, 0]))
+        self.assertEqual(test, bytes([1, 0, 0, 0, 3, 0, 0, 0, 2, 0]))
+
     def test_compressed(self):
         with tempfile.TemporaryDirectory() as folder:
             for name, data in (("plain", b"abc"), ("gzip", gzip.compress(b"abc"))):

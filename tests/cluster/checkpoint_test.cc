@@ -25,11 +25,15 @@ constexpr uint32_t kEvery = 20;
 
 class CheckpointTest : public ::testing::Test {
  protected:
-  // One group with momentum, whose ranks share the batch.
+  // One group with momentum, whose ranks share the batch. The loss samples classes, by the position
+  // in the run.
   v1::RunSpec Spec(const std::string& name, uint32_t steps) const {
     v1::RunSpec spec =
         SmallSpec({.groups = 1, .ranks = 2, .aggregators = 1, .every_steps = 5, .steps = steps});
     spec.mutable_cluster()->set_model_ranks(1);
+    v1::Model& model = *spec.mutable_model();
+    v1::Layer& loss = *model.mutable_layer(model.layer_size() - 1);
+    loss.mutable_softmax_cross_entropy()->mutable_sampling()->set_classes(4);
     // Without changes of the plan, so that equal runs have equal plans.
     spec.mutable_cluster()->set_keep_plan(true);
     spec.mutable_checkpoint()->set_directory(folder_ / name);

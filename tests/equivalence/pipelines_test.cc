@@ -132,6 +132,8 @@ INSTANTIATE_TEST_SUITE_P(
         Case{.model = "gpt-padded", .stages = 3, .data = 2, .micro_batches = 4, .batch = 10},
         // Attention of the last stage reads the encoder's outputs, of an earlier stage.
         Case{.model = "gnmt", .stages = 2, .data = 2, .micro_batches = 3, .batch = 9},
+        // The last stage samples the classes of each micro-batch.
+        Case{.model = "biglstm", .stages = 2, .data = 2, .micro_batches = 3, .batch = 9},
         Case{.model = "lenet", .stages = 4, .micro_batches = 9, .batch = 9}),
     [](const auto& info) { return TestName(info.param.model); });
 

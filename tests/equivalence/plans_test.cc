@@ -74,18 +74,21 @@ TEST_P(PlannersPlans, EqualOneRank) {
   EXPECT_EQ(one.evaluation.correct, many.evaluation.correct);
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Meshes, PlannersPlans,
-    testing::Values(Case("lenet", 2, 1, 1, 12), Case("lenet", 1, 1, 2, 12),
-                    Case("lenet", 3, 1, 2, 12), Case("lenet", 2, 1, 3, 12),
-                    Case("lenet", 1, 1, 6, 12), Case("lenet", 2, 2, 2, 12),
-                    // Batches that do not divide, and more ranks than samples.
-                    Case("lenet", 2, 1, 2, 5), Case("lenet", 1, 4, 2, 1), Case("lenet", 6, 1, 1, 5),
-                    Case("lenet", 1, 6, 1, 2), Case("alexnet", 2, 1, 2, 4),
-                    Case("alexnet", 1, 2, 2, 3), Case("vgg11", 1, 2, 2, 3), Case("mlp", 2, 1, 2, 7),
-                    Case("mlp", 1, 1, 3, 7), Case("gpt", 2, 1, 2, 5), Case("gpt", 1, 1, 3, 2),
-                    Case("gnmt", 2, 1, 2, 5), Case("biglstm", 1, 1, 3, 2)),
-    [](const testing::TestParamInfo<Case>& info) { return CaseName(info.param); });
+INSTANTIATE_TEST_SUITE_P(Meshes, PlannersPlans,
+                         testing::Values(Case("lenet", 2, 1, 1, 12), Case("lenet", 1, 1, 2, 12),
+                                         Case("lenet", 3, 1, 2, 12), Case("lenet", 2, 1, 3, 12),
+                                         Case("lenet", 1, 1, 6, 12), Case("lenet", 2, 2, 2, 12),
+                                         // Batches that do not divide, and more ranks than samples.
+                                         Case("lenet", 2, 1, 2, 5), Case("lenet", 1, 4, 2, 1),
+                                         Case("lenet", 6, 1, 1, 5), Case("lenet", 1, 6, 1, 2),
+                                         Case("alexnet", 2, 1, 2, 4), Case("alexnet", 1, 2, 2, 3),
+                                         Case("vgg11", 1, 2, 2, 3), Case("mlp", 2, 1, 2, 7),
+                                         Case("mlp", 1, 1, 3, 7), Case("gpt", 2, 1, 2, 5),
+                                         Case("gpt", 1, 1, 3, 2), Case("gnmt", 2, 1, 2, 5),
+                                         Case("biglstm", 1, 1, 3, 2), Case("biglstm", 2, 1, 2, 5)),
+                         [](const testing::TestParamInfo<Case>& info) {
+                           return CaseName(info.param);
+                         });
 
 // Images that are large enough for the halo to be exchanged while the interior is computed.
 TEST(Halo, OverlapsWithInterior) {

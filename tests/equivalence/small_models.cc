@@ -50,6 +50,7 @@ const std::map<std::string, Small>& Sizes() {
 }
 
 constexpr uint32_t kClasses = 7;
+constexpr uint32_t kSampledClasses = 3;
 constexpr uint32_t kHeads = 3;
 
 uint32_t Reduced(uint32_t size, uint32_t factor, uint32_t min) {
@@ -76,6 +77,11 @@ void ShrinkSequenceLayer(v1::Layer& layer, bool last, uint32_t factor, uint32_t 
     v1::Lstm& lstm = *layer.mutable_lstm();
     lstm.set_hidden(shrunk(lstm.hidden()));
     if (lstm.projection() > 0) lstm.set_projection(shrunk(lstm.projection()));
+  }
+  if (layer.softmax_cross_entropy().has_sampling()) {
+    v1::ClassSampling& sampling = *layer.mutable_softmax_cross_entropy()->mutable_sampling();
+    sampling.set_classes(kSampledClasses);
+    sampling.set_distribution(v1::ClassSampling::LOG_UNIFORM);
   }
   if (!layer.has_fully_connected()) return;
   layer.mutable_fully_connected()->set_out_features(

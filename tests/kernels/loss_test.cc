@@ -88,6 +88,32 @@ TEST_P(LossTest, SmoothingSpreadsTheTarget) {
   ExpectNear(dx, Floats{0.25F, -5.5F, 5.25F}, 2e-6);
 }
 
+TEST_P(LossTest, SampledScoresMaskTheLabel) {
+  // Classes 4 and 7 are sampled; the labels are 7 and 2.
+  const Floats ids = {4, 7, 7, 2}, offsets = {0.5F, -1, 0.25F, 2};
+  Floats y = Garbage(6);
+  kernels_->pointwise().SampledScores({.rows = 2, .channels = 2}, ids, offsets, Floats{10, 20},
+                                      Floats{1, 2, 3, 4}, y);
+  EXPECT_THAT(y, ::testing::ElementsAre(10.25F, 1.5F, kNoScore, 22, 3.5F, 3));
+}
+
+TEST_P(LossTest, SampledScoresAreThoseOfTheReference) {
+  for (const auto& [rows, sampled] :
+       std::vector<std::pair<int64_t, int64_t>>{{0, 3}, {1, 1}, {5, 33}, {70, 17}}) {
+    const int64_t all = sampled + rows;
+    Floats ids;
+    for (const int32_t label : RandomLabels(all, 20)) ids.push_back(label);
+    const Floats offsets = Uniform(all, 1), label_scores = Uniform(rows, 2),
+                 scores = Uniform(rows * sampled, 3);
+    const RowsDims dims{.rows = rows, .channels = sampled};
+    Floats got = Garbage(rows * (1 + sampled)), want = Garbage(rows * (1 + sampled));
+    kernels_->pointwise().SampledScores(dims, ids, offsets, label_scores, scores, got);
+    MakeReferenceBackend()->pointwise().SampledScores(dims, ids, offsets, label_scores, scores,
+                                                      want);
+    EXPECT_EQ(got, want);
+  }
+}
+
 // Central differences of the loss: with a step of 2^-7 their error is the third derivative (below
 // 1/8 for a softmax) times h^2 / 6, about 1.3e-6. An exponential in fp32 has an error of about
 // 2^-23; in five rows, divided by 2^-6, this adds 4e-5.

@@ -154,7 +154,9 @@ TEST_P(RecurrentTest, BatchedProductEqualsReferenceOnExactData) {
     for (const bool transpose_b : {false, true}) {
       for (BatchedProductDims dims :
            {BatchedProductDims{1, 1, 1, 1}, BatchedProductDims{3, 2, 5, 4},
-            BatchedProductDims{2, 33, 17, 40}}) {
+            BatchedProductDims{2, 33, 17, 40}, BatchedProductDims{1, 33, 17, 40},
+            // Of vectors, and of a number and a vector.
+            BatchedProductDims{70, 1, 1, 37}, BatchedProductDims{70, 1, 37, 1}}) {
         dims.transpose_a = transpose_a;
         dims.transpose_b = transpose_b;
         const LayerSizes sizes = SizesOf(dims);

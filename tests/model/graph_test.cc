@@ -515,6 +515,71 @@ TEST(GraphTest, RecurrentLayers) {
   EXPECT_EQ(graph->labels_per_sample(), 2);
 }
 
+constexpr char kSampledModel[] =
+    "tokens { length: 7 }"
+    "layer { name: 'e' embedding { vocabulary: 9 features: 3 } }"
+    "layer { name: 'head' fully_connected { out_features: 9 } }"
+    "layer { name: 'loss' softmax_cross_entropy { sampling { classes: 4 } } }";
+
+TEST(GraphTest, SampledClasses) {
+  const auto graph = Graph::FromModel(ModelOf(kSampledModel));
+  ASSERT_TRUE(graph.ok()) << graph.status();
+  EXPECT_EQ(graph->classes(), 9);
+  EXPECT_EQ(graph->labels_per_sample(), 7);
+  EXPECT_EQ(graph->sampled_layer(), 1);
+  const GraphLayer& head = (*graph)[1];
+  EXPECT_EQ(head.sampled_classes, 4);
+  EXPECT_EQ(head.output, (Shape{7, 5}));
+  EXPECT_EQ(head.parameters[0].shape, (Shape{9, 3}));
+  EXPECT_EQ(head.flops, 2 * 7 * 5 * 3);
+  EXPECT_EQ((*graph)[2].settings.softmax_cross_entropy().sampling().distribution(),
+            v1::ClassSampling::LOG_UNIFORM);
+
+  // Evaluation computes the model without sampling.
+  v1::Model full = ModelOf(kSampledModel);
+  full.mutable_layer(2)->mutable_softmax_cross_entropy()->clear_sampling();
+  const Graph expected = *Graph::FromModel(full);
+  const Graph evaluated = graph->ForEvaluation();
+  EXPECT_EQ(evaluated.sampled_layer(), Graph::kNoLayer);
+  EXPECT_EQ(evaluated.classes(), 9);
+  for (int l = 0; l < 3; ++l) {
+    EXPECT_EQ(evaluated[l].output, expected[l].output);
+    EXPECT_EQ(evaluated[l].input_shapes, expected[l].input_shapes);
+    EXPECT_EQ(evaluated[l].flops, expected[l].flops);
+    EXPECT_EQ(evaluated[l].sampled_classes, 0);
+    EXPECT_EQ(evaluated[l].settings.SerializeAsString(), expected[l].settings.SerializeAsString());
+  }
+}
+
+TEST(GraphTest, InvalidSampling) {
+  const auto with = [](const std::string& loss) {
+    return absl::StrCat(
+        "EMBEDDED layer { name: 'f' fully_connected { out_features: 5 } }"
+        "layer { name: 'l' softmax_cross_entropy { ",
+        loss, " } }");
+  };
+  ExpectInvalid({
+      {with("sampling {}"), 2, "softmax_cross_entropy.sampling.classes",
+       "is 0; it must be between 1 and the 5 classes of 'f'"},
+      {with("sampling { classes: 6 }"), 2, "softmax_cross_entropy.sampling.classes", "is 6"},
+      {with("sampling { classes: 2 } label_smoothing: 0.1"), 2, "softmax_cross_entropy.sampling",
+       "cannot be combined with label_smoothing"},
+      {"EMBEDDED layer { name: 'l' softmax_cross_entropy { sampling { classes: 2 } } }", 1,
+       "softmax_cross_entropy.sampling", "takes the output of a fully_connected"},
+      {"EMBEDDED layer { name: 'f' fully_connected { out_features: 5 } }"
+       "layer { name: 'r' relu {} } layer { name: 'g' fully_connected { out_features: 5 } }"
+       "layer { name: 'l' input: 'f' softmax_cross_entropy { sampling { classes: 2 } } }",
+       4, "softmax_cross_entropy.sampling", "no other layer takes the output of 'f', but 'r' does"},
+  });
+  v1::Model unknown = ModelOf(kSampledModel);
+  v1::ClassSampling& sampling =
+      *unknown.mutable_layer(2)->mutable_softmax_cross_entropy()->mutable_sampling();
+  sampling.set_distribution(static_cast<v1::ClassSampling::Distribution>(7));
+  EXPECT_THAT(std::string(Graph::FromModel(unknown).status().message()),
+              ::testing::HasSubstr("layer 'loss': softmax_cross_entropy.sampling.distribution: is "
+                                   "7; give LOG_UNIFORM or UNIFORM"));
+}
+
 TEST(GraphTest, SizesThatOverflow) {
   ExpectInvalid({
       {OnImage("convolution { out_channels: 1048576 kernel: 1 padding: 1048576 }"), 0,

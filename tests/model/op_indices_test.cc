@@ -247,6 +247,21 @@ TEST_F(OpIndicesTest, RefusesInvalidSplits) {
   EXPECT_THAT(refused("flat", {{"channels", {"b"}}}), HasSubstr("do not divide its 16"));
 }
 
+TEST_F(OpIndicesTest, SampledOutputsCannotBeSplit) {
+  v1::Model model = testing::SpecOf(kTokens).model();
+  v1::Layer& head = *model.mutable_layer(6);
+  ASSERT_EQ(head.name(), "fc");
+  model.mutable_layer()->DeleteSubrange(7, 1);
+  model.mutable_layer(7)->mutable_softmax_cross_entropy()->mutable_sampling()->set_classes(3);
+  const Graph graph = *Graph::FromModel(model);
+  const GraphLayer& layer = graph[graph.sampled_layer()];
+  std::vector<std::string> names;
+  for (const OpIndex& index : IndicesOf(layer)) names.push_back(index.name);
+  EXPECT_THAT(names, ElementsAre("samples", "tokens", "in"));
+  EXPECT_THAT(std::string(LayOut(layer, Mesh({{"a", 2}}), {{"out", {"a"}}}).status().message()),
+              HasSubstr("layer 'fc': the loss samples its outputs, so they cannot be split"));
+}
+
 TEST_F(OpIndicesTest, EnumeratesLegalSplits) {
   // Each of two axes splits one of 5 indices or none; if both split the same index, there are two
   // orders.

@@ -26,7 +26,8 @@ constexpr int64_t kBlock = 2 * 2 * kD + (3 * kD * kD + 3 * kD) + (kD * kD + kD) 
 constexpr int64_t kGpt = kV * kD + kT * kD + kGptBlocks * kBlock + 2 * kD + kD * kV;
 
 // BIG LSTM: a vocabulary of 8192, 2048 cells projected to 256, 2 layers, 20 tokens.
-constexpr int64_t kBigVocabulary = 8192, kCells = 2048, kProjected = 256, kBigTokens = 20;
+constexpr int64_t kBigVocabulary = 8192, kCells = 2048, kProjected = 256, kBigTokens = 20,
+                  kBigSampled = 512;
 constexpr int64_t kBigWeights =
     2 * kBigVocabulary * kProjected + 2 * (4 * kCells * 2 * kProjected + kCells * kProjected);
 
@@ -70,7 +71,7 @@ const Network kNetworks[] = {
      kBigWeights,
      kBigVocabulary,
      {kBigTokens},
-     1e-9 * kBigTokens*(kProjected* kBigVocabulary)},
+     1e-9 * kBigTokens*(kProjected*(1 + kBigSampled))},
     {"gnmt",
      kGnmtWeights + 9 * 4 * kF + kWords,
      kGnmtWeights,

@@ -21,9 +21,23 @@ bool Grow(Device& device, DeviceArray<T>& array, size_t size) {
   return moved;
 }
 
+template <typename T>
+void CopyIn(Device& device, std::span<const T> from, DeviceArray<T>& slot) {
+  CHECK_LE(from.size(), static_cast<size_t>(slot.size()));
+  if (!from.empty()) device.CopyIn(from.data(), slot.data(), from.size_bytes());
+}
+
+// Copies elements from the slot to the fixed memory, and returns them there.
+template <typename T>
+std::span<const T> Taken(Device& device, const DeviceArray<T>& slot, size_t size,
+                         DeviceArray<T>& fixed) {
+  if (size > 0) device.Copy(slot.data(), fixed.data(), size * sizeof(T));
+  return fixed.span().first(size);
+}
+
 }  // namespace
 
-bool BatchUpload::Reserve(size_t inputs, size_t labels) {
+bool BatchUpload::Reserve(size_t inputs, size_t labels, size_t candidates) {
   Device& device = kernels_.device();
   if (device.is_host()) {
     return type_ != DType::kFloat32 && Grow(device, inputs_, inputs * SizeOf(type_));
@@ -31,37 +45,39 @@ bool BatchUpload::Reserve(size_t inputs, size_t labels) {
   for (Slot& slot : slots_) {
     Grow(device, slot.inputs, inputs);
     Grow(device, slot.labels, labels);
+    Grow(device, slot.candidates, candidates);
     if (slot.arrived == nullptr) slot.arrived = device.MakeEvent();
     if (slot.taken == nullptr) slot.taken = device.MakeEvent();
   }
   const bool inputs_moved = Grow(device, inputs_, inputs * SizeOf(type_));
   const bool labels_moved = Grow(device, labels_, labels);
-  return inputs_moved || labels_moved;
+  const bool candidates_moved = Grow(device, candidates_, candidates);
+  return inputs_moved || labels_moved || candidates_moved;
 }
 
-void BatchUpload::Upload(std::span<const float> inputs, std::span<const int32_t> labels) {
+void BatchUpload::Upload(const HostBatch& batch) {
   Device& device = kernels_.device();
   if (device.is_host()) {
-    loaded_inputs_ = type_ == DType::kFloat32 ? ConstValues(inputs) : Converted(inputs);
-    loaded_labels_ = labels;
+    loaded_inputs_ = type_ == DType::kFloat32 ? ConstValues(batch.inputs) : Converted(batch.inputs);
+    loaded_labels_ = batch.labels;
+    loaded_candidates_ = batch.candidates;
     return;
   }
   Slot& slot = slots_[next_];
   next_ = (next_ + 1) % slots_.size();
-  CHECK(inputs.size() <= slot.inputs.size() && labels.size() <= slot.labels.size());
   {
     const OnStream copies(device, Stream::kCopies);
     device.WaitFor(*slot.taken);
-    device.CopyIn(inputs.data(), slot.inputs.data(), inputs.size_bytes());
-    device.CopyIn(labels.data(), slot.labels.data(), labels.size_bytes());
+    CopyIn(device, batch.inputs, slot.inputs);
+    CopyIn(device, batch.labels, slot.labels);
+    CopyIn(device, batch.candidates, slot.candidates);
     device.Record(*slot.arrived);
   }
   device.WaitFor(*slot.arrived);
-  const ConstValues fixed = Converted(slot.inputs.span().first(inputs.size()));
-  device.Copy(slot.labels.data(), labels_.data(), labels.size_bytes());
+  loaded_inputs_ = Converted(slot.inputs.span().first(batch.inputs.size()));
+  loaded_labels_ = Taken(device, slot.labels, batch.labels.size(), labels_);
+  loaded_candidates_ = Taken(device, slot.candidates, batch.candidates.size(), candidates_);
   device.Record(*slot.taken);
-  loaded_inputs_ = fixed;
-  loaded_labels_ = labels_.span().first(labels.size());
 }
 
 Values BatchUpload::Converted(std::span<const float> inputs) {
@@ -71,11 +87,12 @@ Values BatchUpload::Converted(std::span<const float> inputs) {
 }
 
 int64_t BatchUpload::bytes() const {
-  size_t bytes = inputs_.size() + labels_.size() * sizeof(int32_t);
+  size_t numbers = labels_.size() + candidates_.size();
   for (const Slot& slot : slots_) {
-    bytes += slot.inputs.size() * sizeof(float) + slot.labels.size() * sizeof(int32_t);
+    numbers += slot.inputs.size() + slot.labels.size() + slot.candidates.size();
   }
-  return bytes;
+  // Each takes four bytes.
+  return inputs_.size() + numbers * sizeof(float);
 }
 
 }  // namespace cadre

@@ -1,5 +1,5 @@
-// Copies batches (inputs and labels) from the host to fixed device memory, so that work on them can
-// be captured as a CUDA graph.
+// Copies batches (inputs, labels and the candidates of a sampled softmax) from the host to fixed
+// device memory, so that work on them can be captured as a CUDA graph.
 //
 // A batch is copied on the copy stream, concurrently with earlier work, into one of two staging
 // slots in turn. On the current stream it is then copied from the slot to the fixed memory, and
@@ -22,6 +22,14 @@
 
 namespace cadre {
 
+// A batch in host memory. Empty spans are not copied.
+struct HostBatch {
+  std::span<const float> inputs;
+  std::span<const int32_t> labels;
+  // PassContext::candidates, then candidate_offsets.
+  std::span<const float> candidates;
+};
+
 class BatchUpload {
  public:
   // `type`: of the inputs on the device.
@@ -29,14 +37,15 @@ class BatchUpload {
 
   // Allocates room for so many elements. Returns whether existing memory was replaced. Requires: no
   // enqueued work uses that memory.
-  bool Reserve(size_t inputs, size_t labels);
+  bool Reserve(size_t inputs, size_t labels, size_t candidates);
   // On a device the spans have been read when the call returns; on the host they must stay valid
   // until the batch has been played. Requires: there is room.
-  void Upload(std::span<const float> inputs, std::span<const int32_t> labels);
+  void Upload(const HostBatch& batch);
 
   // The latest batch, for work on the stream on which Upload was called.
   ConstValues inputs() const { return loaded_inputs_; }
   std::span<const int32_t> labels() const { return loaded_labels_; }
+  std::span<const float> candidates() const { return loaded_candidates_; }
 
   int64_t bytes() const;
 
@@ -47,6 +56,7 @@ class BatchUpload {
   struct Slot {
     DeviceArray<float> inputs;
     DeviceArray<int32_t> labels;
+    DeviceArray<float> candidates;
     // The batch has been copied into the slot.
     std::unique_ptr<DeviceEvent> arrived;
     // The batch has been copied out of the slot.
@@ -60,8 +70,10 @@ class BatchUpload {
   // The fixed memory; inputs are elements of type_. On the host, only inputs that are converted.
   DeviceArray<std::byte> inputs_;
   DeviceArray<int32_t> labels_;
+  DeviceArray<float> candidates_;
   ConstValues loaded_inputs_;
   std::span<const int32_t> loaded_labels_;
+  std::span<const float> loaded_candidates_;
 };
 
 }  // namespace cadre

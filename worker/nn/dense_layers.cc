@@ -107,6 +107,7 @@ std::unique_ptr<Layer> MakeDenseLayer(LayerSetting setting) {
   if (setting.layer.kind == LayerKind::kEmbedding) {
     return std::make_unique<Embedding>(std::move(setting));
   }
+  if (setting.layer.sampled_classes > 0) return MakeSampledFullyConnected(std::move(setting));
   return std::make_unique<FullyConnected>(std::move(setting));
 }
 

@@ -42,6 +42,10 @@ struct PassContext {
   // Fraction of the step's samples that this batch contains; below 1 with micro-batches. It weights
   // running statistics.
   double share = 1;
+  // Training with a sample of classes: the numbers of the sampled classes, then the labels of the
+  // rows of the layer that scores them; and what is added to the scores of each. In device memory.
+  std::span<const float> candidates;
+  std::span<const float> candidate_offsets;
 };
 
 // The tensors of one call. Those that an operation does not need are empty.

@@ -3,6 +3,8 @@
 
 #include <memory>
 
+#include "tensor/interval.h"
+#include "tensor/values.h"
 #include "worker/nn/layer.h"
 
 namespace cadre {
@@ -13,8 +15,19 @@ std::unique_ptr<Layer> MakeDotProductAttention(LayerSetting setting);
 std::unique_ptr<Layer> MakeElementwiseLayer(LayerSetting setting);
 std::unique_ptr<Layer> MakeLstm(LayerSetting setting);
 std::unique_ptr<Layer> MakeNormLayer(LayerSetting setting);
+std::unique_ptr<Layer> MakeSampledFullyConnected(LayerSetting setting);
 std::unique_ptr<Layer> MakeShapeLayer(LayerSetting setting);
 std::unique_ptr<Layer> MakeTokenLayer(LayerSetting setting);
 std::unique_ptr<Layer> MakeWindowLayer(LayerSetting setting);
+
+// An interval of a layer's saved or scratch memory. For an empty batch no memory is allocated, so
+// empty intervals are not at their offsets.
+inline Values Part(Values memory, const Interval& interval) {
+  return interval.empty() ? memory.first(0) : memory.subspan(interval.begin, interval.size());
+}
+// Memory that has the type of the activations, but holds fp32 numbers.
+inline FloatSpan Floats(Values memory) {
+  return {static_cast<float*>(memory.data()), memory.bytes() / sizeof(float)};
+}
 
 }  // namespace cadre

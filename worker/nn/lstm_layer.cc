@@ -103,13 +103,6 @@ class Lstm final : public Layer {
     return {steps * dims_.samples, dims_.hidden, dims_.outputs};
   }
 
-  // For an empty batch, no memory is allocated, so offsets do not apply.
-  static Values Part(Values memory, const Interval& part) {
-    return part.empty() ? memory.first(0) : memory.subspan(part.begin, part.size());
-  }
-  static FloatSpan Floats(Values part) {
-    return {static_cast<float*>(part.data()), part.bytes() / sizeof(float)};
-  }
   Saved Split(Values memory) const {
     const Values outputs = Part(memory, memory_.outputs);
     return {.gates = Part(memory, memory_.gates),

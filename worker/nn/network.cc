@@ -50,9 +50,11 @@ struct Network::Program {
   size_t forward_ops = 0;
   // Positions of the operations kReceive.
   std::vector<size_t> receives;
-  // Rows of the loss's input on this rank, and number of classes.
+  // Rows of the loss's input on this rank, and number of scores in each.
   int64_t label_rows = 0;
   int64_t classes = 0;
+  // Candidates of a sampled softmax on this rank; 0 without sampling.
+  int64_t candidates = 0;
 };
 
 LossPart& LossPart::operator+=(const LossPart& other) {
@@ -72,9 +74,21 @@ absl::StatusOr<LossPart> SumOverGroup(const LossPart& mine, Communicator& group)
   return all;
 }
 
+namespace {
+
+std::optional<ClassSampler> SamplerOf(const Graph& graph, uint64_t seed) {
+  if (graph.sampled_layer() == Graph::kNoLayer) return std::nullopt;
+  const v1::SoftmaxCrossEntropy& loss = graph.layers().back().settings.softmax_cross_entropy();
+  return ClassSampler(loss.sampling(), graph.classes(), seed);
+}
+
+}  // namespace
+
 Network::Network(const Graph& graph, const ParameterIndex& index, const Plan& plan, uint64_t seed,
                  Backend& kernels, ParameterStore& parameters, MeshCommunicators& comms)
     : graph_(graph),
+      evaluated_graph_(graph.ForEvaluation()),
+      sampler_(SamplerOf(graph, seed)),
       index_(index),
       plan_(plan),
       seed_(seed),
@@ -105,10 +119,16 @@ Interval Network::InputRows(int64_t samples) const {
 }
 
 Interval Network::LabelRows(int64_t samples) const {
-  const Layout& loss = plan_.layers.back().inputs[0];
-  const Box box = LocalBox(Shape{samples}, Layout{.split = {loss.axes(0)}, .at = loss.at},
-                           plan_.mesh, comms_.rank());
-  return {box.begin[0], box.end[0]};
+  const auto rows = [&](const Layout& layout) {
+    const Box box = LocalBox(Shape{samples}, Layout{.split = {layout.axes(0)}, .at = layout.at},
+                             plan_.mesh, comms_.rank());
+    return Interval{box.begin[0], box.end[0]};
+  };
+  const Interval loss = rows(plan_.layers.back().inputs[0]);
+  if (!sampler_) return loss;
+  const Interval scored = rows(plan_.layers[graph_.sampled_layer()].output);
+  if (loss.empty() || scored.empty()) return loss.empty() ? scored : loss;
+  return {std::min(loss.begin, scored.begin), std::max(loss.end, scored.end)};
 }
 
 absl::Status Network::Prepare(int64_t samples, bool training) {
@@ -127,21 +147,22 @@ Network::Program& Network::ProgramFor(int64_t samples, bool training) {
 
 std::unique_ptr<Network::Program> Network::MakeProgram(int64_t samples, bool training) {
   const AllocationLabel allocation_label(device_);
+  const Graph& graph = training ? graph_ : evaluated_graph_;
   auto program = std::make_unique<Program>();
   program->tape =
-      MakeTape(graph_, plan_, comms_.rank(), samples, training, kernels_.activation_type(),
+      MakeTape(graph, plan_, comms_.rank(), samples, training, kernels_.activation_type(),
                device_.is_host() ? PlacedMoves::kSendAndReceive : PlacedMoves::kExchange, fusion_);
   const Tape& tape = program->tape;
   orders_ = tape.orders;
-  for (int l = 0; l + 1 < graph_.size(); ++l) {
+  for (int l = 0; l + 1 < graph.size(); ++l) {
     if (!plan_.mesh.IsAt(comms_.rank(), plan_.layers[l].at)) {
       program->layers.push_back(nullptr);
       continue;
     }
     LabelAllocations(l);
-    const int tied_to = graph_[l].tied_to;
+    const int tied_to = graph[l].tied_to;
     program->layers.push_back(
-        MakeLayer({.layer = graph_[l],
+        MakeLayer({.layer = graph[l],
                    .layouts = plan_.layers[l],
                    .region = tape.regions[l],
                    .samples = samples,
@@ -162,6 +183,10 @@ std::unique_ptr<Network::Program> Network::MakeProgram(int64_t samples, bool tra
   const Shape compared = tape.regions.back().inputs[0].shape();
   program->classes = compared[compared.rank() - 1];
   program->label_rows = compared.elements() / program->classes;
+  if (sampler_ && training) {
+    const Shape scored = tape.regions[graph.sampled_layer()].output.shape();
+    program->candidates = sampler_->sampled() + scored.elements() / scored.dims().back();
+  }
   return program;
 }
 
@@ -186,7 +211,12 @@ void Network::ReserveFor(const Program& program) {
     const DType type = tape.buffers[op.y].type;
     moved = exchange_.Reserve(op.move, type) || moved;
   }
-  moved = upload_.Reserve(tape.input.shape().elements(), program.label_rows) || moved;
+  const int64_t labels = program.candidates > 0 ? 0 : program.label_rows;
+  moved = upload_.Reserve(tape.input.shape().elements(), labels, 2 * program.candidates) || moved;
+  if (program.candidates > 0 && program.label_rows > std::ssize(first_labels_.span())) {
+    moved = moved || first_labels_.size() > 0;
+    first_labels_ = DeviceArray<int32_t>(device_, program.label_rows, "batches");
+  }
   if (moved) ++memory_moves_;
 }
 
@@ -195,21 +225,25 @@ void Network::LabelAllocations(int layer) {
 }
 
 absl::Status Network::Load(const BatchView& batch) {
-  // Any program of this size will do; usually the one for training exists.
-  const bool evaluates =
-      programs_.count({batch.samples, true}) == 0 && programs_.count({batch.samples, false}) > 0;
-  return LoadFor(ProgramFor(batch.samples, !evaluates), batch);
+  return LoadFor(ProgramFor(batch.samples, /*training=*/true), batch);
 }
 
 absl::Status Network::LoadFor(const Program& program, const BatchView& batch) {
   CADRE_RETURN_IF_ERROR(device_.status());
   CADRE_RETURN_IF_ERROR(CheckTokens(batch.inputs));
-  const std::span<const int32_t> labels = LabelsHere(program, batch);
-  CHECK_EQ(std::ssize(labels), program.label_rows) << "labels of " << graph_.layers().back().name;
+  HostBatch here{.inputs = batch.inputs};
+  if (program.candidates > 0) {
+    here.candidates = CandidatesHere(program, batch);
+  } else {
+    here.labels = LabelsOf(program.tape.regions.back().inputs[0], batch);
+    CHECK_EQ(std::ssize(here.labels), program.label_rows)
+        << "labels of " << graph_.layers().back().name;
+  }
   kernels_.pointwise().SetPosition(batch.first_position);
-  upload_.Upload(batch.inputs, labels);
+  upload_.Upload(here);
   inputs_ = upload_.inputs();
-  labels_ = upload_.labels();
+  labels_ =
+      program.candidates > 0 ? first_labels_.span().first(program.label_rows) : upload_.labels();
   return device_.status();
 }
 
@@ -227,16 +261,34 @@ absl::Status Network::CheckTokens(std::span<const float> tokens) const {
   return absl::OkStatus();
 }
 
-std::span<const int32_t> Network::LabelsHere(const Program& program, const BatchView& batch) {
-  const Box& box = program.tape.regions.back().inputs[0];
-  const Shape here = box.shape();
-  if (here.rank() != 3 || here[1] == graph_.labels_per_sample()) return batch.labels;
+std::span<const int32_t> Network::LabelsOf(const Box& scores, const BatchView& batch) {
+  const Shape here = scores.shape();
+  const int64_t per_sample = graph_.labels_per_sample();
+  const Interval given = LabelRows(batch.samples);
+  const Interval samples{scores.begin[0], scores.end[0]};
+  const Interval tokens =
+      here.rank() == 3 ? Interval{scores.begin[1], scores.end[1]} : Interval{0, per_sample};
+  if (samples == given && tokens.size() == per_sample) return batch.labels;
   labels_here_.clear();
-  for (int64_t sample = 0; sample < here[0]; ++sample) {
-    const auto first = batch.labels.begin() + sample * graph_.labels_per_sample();
-    labels_here_.insert(labels_here_.end(), first + box.begin[1], first + box.end[1]);
+  for (int64_t sample = samples.begin; sample < samples.end; ++sample) {
+    const auto first = batch.labels.begin() + (sample - given.begin) * per_sample;
+    labels_here_.insert(labels_here_.end(), first + tokens.begin, first + tokens.end);
   }
   return labels_here_;
+}
+
+std::span<const float> Network::CandidatesHere(const Program& program, const BatchView& batch) {
+  const Box& scores = program.tape.regions[graph_.sampled_layer()].output;
+  candidates_here_.clear();
+  for (const int64_t c : sampler_->Draw(batch.first_position)) candidates_here_.push_back(c);
+  for (const int32_t label : LabelsOf(scores, batch)) candidates_here_.push_back(label);
+  CHECK_EQ(std::ssize(candidates_here_), program.candidates);
+  candidates_here_.reserve(2 * program.candidates);
+  for (int64_t i = 0; i < program.candidates; ++i) {
+    const int64_t c = candidates_here_[i];
+    candidates_here_.push_back(-std::log(sampler_->Probability(c)));
+  }
+  return candidates_here_;
 }
 
 void Network::BeginStep(const PassOrder& order, std::span<const int64_t> samples) {
@@ -303,7 +355,7 @@ absl::Status Network::PlayForward(int micro_batch, float loss_scale, double shar
   CADRE_RETURN_IF_ERROR(device_.status());
   const Pass pass{.backward = false, .micro_batch = micro_batch};
   CADRE_RETURN_IF_ERROR(Enter(pass));
-  CADRE_RETURN_IF_ERROR(PlayRange(program, RangeOf(program, false), {true, seed_, share}));
+  CADRE_RETURN_IF_ERROR(PlayRange(program, RangeOf(program, false), TrainingPass(share)));
   CADRE_RETURN_IF_ERROR(TakeLoss(program, loss_scale));
   return listener_ == nullptr
              ? absl::OkStatus()
@@ -313,7 +365,7 @@ absl::Status Network::PlayForward(int micro_batch, float loss_scale, double shar
 absl::Status Network::PlayBackward(int micro_batch) {
   Program& program = ProgramFor(samples_[micro_batch], /*training=*/true);
   CADRE_RETURN_IF_ERROR(Enter({.backward = true, .micro_batch = micro_batch}));
-  return PlayRange(program, RangeOf(program, true), {true, seed_, 1});
+  return PlayRange(program, RangeOf(program, true), TrainingPass(1));
 }
 
 absl::Status Network::ForwardBackward(const BatchView& batch, float loss_scale, double share) {
@@ -329,7 +381,7 @@ absl::StatusOr<LossPart> Network::Evaluate(const BatchView& batch) {
   CADRE_RETURN_IF_ERROR(LoadFor(program, batch));
   BeginForward(batch.samples, /*training=*/false);
   CADRE_RETURN_IF_ERROR(Enter({}));
-  CADRE_RETURN_IF_ERROR(PlayRange(program, RangeOf(program, false), {false, seed_, 1}));
+  CADRE_RETURN_IF_ERROR(PlayRange(program, RangeOf(program, false), {.seed = seed_}));
   CADRE_RETURN_IF_ERROR(EndStep());
   CADRE_RETURN_IF_ERROR(TakeLoss(program, 1.0F));
   double sums[2] = {};
@@ -350,7 +402,7 @@ absl::StatusOr<int> Network::FirstNotFinite(const BatchView& batch) {
   for (size_t i = 0; i < program.forward_ops; ++i) {
     // One operation at a time: later ones may overwrite its output.
     const TapeOp& op = program.tape.ops[i];
-    CADRE_RETURN_IF_ERROR(PlayOp(program, op, {true, seed_, 1}));
+    CADRE_RETURN_IF_ERROR(PlayOp(program, op, TrainingPass(1)));
     if (op.kind != TapeOpKind::kForward) continue;
     if (!kernels_.memory().AllFinite(Buffer(program, op.y))) first = std::min(first, op.layer);
   }
@@ -584,6 +636,15 @@ bool Network::CountsLoss() const {
     if (!splits && !places && plan_.mesh.Coordinate(comms_.rank(), axis.name) != 0) return false;
   }
   return true;
+}
+
+PassContext Network::TrainingPass(double share) const {
+  const std::span<const float> candidates = upload_.candidates();
+  return {.training = true,
+          .seed = seed_,
+          .share = share,
+          .candidates = candidates.first(candidates.size() / 2),
+          .candidate_offsets = candidates.subspan(candidates.size() / 2)};
 }
 
 absl::Status Network::TakeLoss(const Program& program, float loss_scale) {

@@ -17,6 +17,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -27,6 +28,7 @@
 #include "absl/time/time.h"
 #include "device/device.h"
 #include "kernels/backend.h"
+#include "model/class_sampler.h"
 #include "model/graph.h"
 #include "model/parameter_index.h"
 #include "plan/pipeline.h"
@@ -120,9 +122,9 @@ class Network {
   // ResourceExhausted, and others of the device.
   absl::Status Prepare(int64_t samples, bool training);
 
-  // Sets the batch that is played next. On the host it is borrowed until another one is loaded; on
-  // other devices it has been read when the call returns, and is copied concurrently with earlier
-  // work. Errors: InvalidArgument for tokens outside the vocabulary.
+  // Sets the batch on which the network trains next. On the host it is borrowed until another one
+  // is loaded; on other devices it has been read when the call returns, and is copied concurrently
+  // with earlier work. Errors: InvalidArgument for tokens outside the vocabulary.
   absl::Status Load(const BatchView& batch);
   // Begins a step whose passes this rank plays in the order of its stage; samples[i]: of
   // micro-batch i, over all ranks. `order` is borrowed until EndStep. Requires: all ranks have
@@ -178,8 +180,11 @@ class Network {
   void LabelAllocations(int layer);
   // Errors: InvalidArgument, naming the layer.
   absl::Status CheckTokens(std::span<const float> tokens) const;
-  // The labels of this rank's part of the loss. If tokens are split: those of its tokens.
-  std::span<const int32_t> LabelsHere(const Program& program, const BatchView& batch);
+  // The labels of a box of scores on this rank. If tokens are split: those of its tokens.
+  std::span<const int32_t> LabelsOf(const Box& scores, const BatchView& batch);
+  // The numbers of the candidates of a sampled softmax on this rank, then what is added to their
+  // scores.
+  std::span<const float> CandidatesHere(const Program& program, const BatchView& batch);
   absl::Status LoadFor(const Program& program, const BatchView& batch);
 
   // A step that consists of the forward pass of one batch.
@@ -216,6 +221,7 @@ class Network {
   absl::Status PlayOp(Program& program, const TapeOp& op, const PassContext& pass);
   absl::Status DoOp(Program& program, const TapeOp& op, const PassContext& pass);
   void Add(Values a, Values b, Values sum);
+  PassContext TrainingPass(double share) const;
   // Enqueues the loss; its sums are written to sums_.
   absl::Status TakeLoss(const Program& program, float loss_scale);
   // The time at which the enqueued work is done; not read (absl::Time()) on devices without an
@@ -232,6 +238,9 @@ class Network {
   bool CountsLoss() const;
 
   const Graph& graph_;
+  const Graph evaluated_graph_;
+  // Only if training samples classes.
+  const std::optional<ClassSampler> sampler_;
   const ParameterIndex& index_;
   const Plan& plan_;
   const uint64_t seed_;
@@ -252,6 +261,9 @@ class Network {
   ConstValues inputs_;
   std::span<const int32_t> labels_;
   std::vector<int32_t> labels_here_;
+  std::vector<float> candidates_here_;
+  // In the scores of a sampled softmax the label comes first.
+  DeviceArray<int32_t> first_labels_;
   // Loss and number of correct answers of the latest pass.
   DeviceArray<double> sums_;
   TapeObserver* observer_ = nullptr;

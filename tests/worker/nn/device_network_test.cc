@@ -19,6 +19,7 @@ namespace {
 using testing::CountingObserver;
 using testing::kImages;
 using testing::kResiduals;
+using testing::kSampled;
 using testing::kSamples;
 using testing::kTokens;
 using testing::kTranslation;
@@ -202,7 +203,10 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{"TokensByThreads", kTokens, Mode::kThreads, Precision::kBf16},
                       Case{"Translation", kTranslation, Mode::kInline, Precision::kFp32},
                       Case{"TranslationInBf16", kTranslation, Mode::kInline, Precision::kBf16},
-                      Case{"TranslationByThreads", kTranslation, Mode::kThreads, Precision::kFp32}),
+                      Case{"TranslationByThreads", kTranslation, Mode::kThreads, Precision::kFp32},
+                      Case{"Sampled", kSampled, Mode::kInline, Precision::kFp32},
+                      Case{"SampledInBf16", kSampled, Mode::kInline, Precision::kBf16},
+                      Case{"SampledByThreads", kSampled, Mode::kThreads, Precision::kFp32}),
     NameOf);
 
 // Memory for a larger batch is also used for smaller ones.

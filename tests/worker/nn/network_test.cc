@@ -4,10 +4,16 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <memory>
+#include <span>
+#include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+#include "model/class_sampler.h"
 #include "tests/worker/expect.h"
 #include "tests/worker/nn/one_rank.h"
 
@@ -16,6 +22,8 @@ namespace {
 
 using testing::kImages;
 using testing::kResiduals;
+using testing::kSampled;
+using testing::kSampledTied;
 using testing::kSamples;
 using testing::kTokens;
 using testing::kTranslation;
@@ -53,7 +61,7 @@ TEST_P(NetworkGradients, EqualDifferenceQuotients) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, NetworkGradients,
-                         ::testing::Values(kImages, kTokens, kTranslation));
+                         ::testing::Values(kImages, kTokens, kTranslation, kSampled, kSampledTied));
 
 // Back ends that exist in two precisions.
 class NetworkFusion : public ::testing::TestWithParam<Precision> {
@@ -111,6 +119,80 @@ TEST(Network, DropoutDependsOnPositionAndIsOffInEvaluation) {
   EXPECT_EQ(rank.network().Evaluate(batch)->loss, evaluated);
 }
 
+// kSampled with another sample; an empty one: without sampling.
+std::string WithSampling(const std::string& sampling) {
+  return absl::StrReplaceAll(kSampled, {{"sampling { classes: 4 }", sampling}});
+}
+
+// Without the terms of features, the scores are the biases.
+TEST(Network, SampledLossFollowsTheDefinition) {
+  for (const char* distribution : {"LOG_UNIFORM", "UNIFORM"}) {
+    const std::string model =
+        WithSampling(absl::StrCat("sampling { classes: 4 distribution: ", distribution, " }"));
+    OneRank rank(model.c_str());
+    const std::span<float> weight = rank.Weights("fc/weight"), bias = rank.Weights("fc/bias");
+    std::ranges::fill(weight, 0.0F);
+    for (size_t c = 0; c < bias.size(); ++c) bias[c] = 0.5F * std::sin(3.0F * c);
+    const BatchView batch = rank.batch();
+    const v1::ClassSampling& sampling =
+        rank.graph().layers().back().settings.softmax_cross_entropy().sampling();
+    const ClassSampler sampler(sampling, 9, /*seed=*/3);
+    const std::vector<int64_t> drawn = sampler.Draw(batch.first_position);
+    double want = 0;
+    int64_t hits = 0;
+    for (const int32_t label : batch.labels) {
+      const auto term = [&](int64_t c) { return std::exp(bias[c]) / sampler.Probability(c); };
+      double sum = term(label);
+      for (const int64_t c : drawn) c == label ? ++hits : sum += term(c);
+      want -= std::log(term(label) / sum);
+    }
+    EXPECT_GT(hits, 0) << "some label must be sampled";
+    EXPECT_NEAR(rank.Loss(batch, 1), want, 1e-5);
+  }
+}
+
+TEST(Network, SampleOfAllClassesGivesTheFullLoss) {
+  for (const char* distribution : {"LOG_UNIFORM", "UNIFORM"}) {
+    OneRank full(WithSampling("").c_str());
+    OneRank sampled(
+        WithSampling(absl::StrCat("sampling { classes: 9 distribution: ", distribution, " }"))
+            .c_str());
+    EXPECT_NEAR(sampled.Loss(), full.Loss(), 1e-6);
+    for (int b = 0; b < full.store().buckets(); ++b) {
+      EXPECT_THAT(sampled.store().gradients(b),
+                  ::testing::Pointwise(::testing::FloatNear(1e-6), full.store().gradients(b)));
+    }
+  }
+}
+
+TEST(Network, EvaluationUsesAllClasses) {
+  OneRank full(WithSampling("").c_str()), sampled(kSampled);
+  BatchView batch = sampled.batch();
+  const double first = sampled.Loss(batch, 1);
+  EXPECT_EQ(sampled.network().Evaluate(batch)->loss, full.network().Evaluate(batch)->loss);
+  EXPECT_EQ(sampled.Loss(batch, 1), first);
+  batch.first_position += kSamples;
+  EXPECT_NE(sampled.Loss(batch, 1), first);
+}
+
+// The rows of classes that are neither sampled nor labels.
+TEST(Network, OtherClassesHaveGradientZero) {
+  OneRank rank(WithSampling("sampling { classes: 1 }").c_str());
+  BatchView batch = rank.batch();
+  const std::vector<int32_t> labels(batch.labels.size(), 8);
+  batch.labels = labels;
+  rank.Loss(batch, 1);
+  const Parameter& weight = rank.index()[*rank.index().Find("fc/weight")];
+  const std::span<float> gradient =
+      rank.store().OfLayer(rank.index(), weight.layer)[weight.number].gradient;
+  int changed = 0;
+  for (int64_t c = 0; c < 9; ++c) {
+    const auto row = gradient.subspan(c * 5, 5);
+    if (std::ranges::any_of(row, [](float value) { return value != 0; })) ++changed;
+  }
+  EXPECT_EQ(changed, 2);
+}
+
 TEST(Network, FindsFirstNonFiniteLayer) {
   OneRank rank(kImages);
   EXPECT_EQ(*rank.network().FirstNotFinite(rank.batch()), rank.graph().size());
@@ -132,7 +214,7 @@ TEST(Network, RejectsTokensOutsideTheVocabulary) {
 
 // A rank may have no samples.
 TEST(Network, AcceptsEmptyBatch) {
-  for (const char* model : {kImages, kTranslation}) {
+  for (const char* model : {kImages, kTranslation, kSampled}) {
     OneRank rank(model);
     for (int b = 0; b < rank.store().buckets(); ++b) {
       std::ranges::fill(rank.store().gradients(b), std::numeric_limits<float>::quiet_NaN());

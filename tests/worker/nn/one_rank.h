@@ -97,6 +97,24 @@ inline constexpr char kTranslation[] = R"(
   layer { name: "loss" softmax_cross_entropy {} }
 )";
 
+// A loss that samples classes.
+inline constexpr char kSampled[] = R"(
+  tokens { length: 4 }
+  layer { name: "embed" embedding { vocabulary: 9 features: 6 positions: true } }
+  layer { name: "lstm" lstm { hidden: 5 } }
+  layer { name: "fc" fully_connected { out_features: 9 } }
+  layer { name: "loss" softmax_cross_entropy { sampling { classes: 4 } } }
+)";
+
+// The same with one table for the first and the last layer.
+inline constexpr char kSampledTied[] = R"(
+  tokens { length: 4 }
+  layer { name: "embed" embedding { vocabulary: 9 features: 6 positions: true } }
+  layer { name: "lstm" lstm { hidden: 6 } }
+  layer { name: "fc" fully_connected { tied_to: "embed" no_bias: true } }
+  layer { name: "loss" softmax_cross_entropy { sampling { classes: 4 } } }
+)";
+
 inline constexpr int64_t kSamples = 3;
 
 // The Euclidean distance from the expected values, relative to their norm.
