@@ -6,7 +6,7 @@
 //
 //   bench_makespan --model bench/makespan/diamond.textproto --times a:2:2,b:4:4,c:3:3,d:2:2
 //
-// With one micro-batch the layers are placed with the minimum makespan (plan/search/placed_plan.h),
+// With one micro-batch the layers are placed with the minimum makespan (plan/search/placed_plans.h),
 // for edges that take --edge units; a step is a forward and a backward pass, with the same makespan
 // if the times of both are equal. With several, each rank is a stage. Rank 0 prints a JSON line.
 // makespan.py creates the hosts and runs the program on them.
@@ -29,7 +29,7 @@
 #include "bench/harness.h"
 #include "bench/training.h"
 #include "plan/pipeline.h"
-#include "plan/search/placed_plan.h"
+#include "plan/search/placed_plans.h"
 #include "plan/search/placed_prediction.h"
 #include "plan/search/staged_plans.h"
 #include "worker/comm/communicator.h"
@@ -161,7 +161,7 @@ class Bench {
   }
 
   absl::StatusOr<Plan> Place(const PlanProblem& problem, nlohmann::ordered_json* line) const {
-    CADRE_ASSIGN_OR_RETURN(PlacedPlan placed, PlaceLayersOnRanks(problem));
+    CADRE_ASSIGN_OR_RETURN(PlacedPlan placed, PlaceLayersOnRanks(problem, problem.ranks));
     for (int l = 0; l < graph_.size(); ++l) {
       (*line)["placement"][graph_[l].name] = placed.placement.schedule.device[l];
     }

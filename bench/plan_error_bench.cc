@@ -27,7 +27,7 @@
 #include "bench/harness.h"
 #include "bench/training.h"
 #include "plan/cost/collective_cost.h"
-#include "plan/search/placed_plan.h"
+#include "plan/search/placed_plans.h"
 #include "plan/search/planner.h"
 #include "plan/search/prediction.h"
 #include "plan/search/search.h"
@@ -42,7 +42,7 @@ DEFINE_string(models, "lenet:256",
               "model:batch, separated by commas; the batch is that of all ranks.");
 DEFINE_int32(micro_batches, 1, "Micro-batches of a step; must divide the batches.");
 DEFINE_string(strategies, "", "Strategies whose plans are run, separated by commas; empty: all.");
-DEFINE_bool(placed, false, "Also the plan of plan/search/placed_plan.h.");
+DEFINE_bool(placed, false, "Also the plan of plan/search/placed_plans.h.");
 DEFINE_int32(threads, 1, "Threads of each rank.");
 DEFINE_double(cores, 0, "Cores that one rank has for itself; 0: as many as it uses.");
 DEFINE_double(seconds, 4, "Approximate time for which the steps of a plan are measured.");
@@ -218,7 +218,7 @@ class ModelPlans {
       }
       for (const Candidate& staged : StagedPlans(problem)) AddIfNew("stages", staged.plan);
       if (FLAGS_placed && problem.ranks > 1) {
-        CADRE_ASSIGN_OR_RETURN(const PlacedPlan placed, PlaceLayersOnRanks(problem));
+        CADRE_ASSIGN_OR_RETURN(const PlacedPlan placed, PlaceLayersOnRanks(problem, problem.ranks));
         AddIfNew("placed", placed.candidate.plan);
       }
     }

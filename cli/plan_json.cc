@@ -14,6 +14,7 @@
 #include "cli/plan_render.h"
 #include "plan/plan.h"
 #include "plan/plan_collectives.h"
+#include "plan/search/prediction.h"
 
 namespace cadre {
 namespace {
@@ -139,6 +140,7 @@ Json PlannedJson(const PlanReport& report) {
 // A plan that was considered, with the figures by which plans are compared.
 Json CandidateJson(const Candidate& candidate) {
   return {{"mesh", MeshJson(candidate.plan.mesh)},
+          {"places_layers", PlacesLayers(candidate.plan)},
           {"words_per_rank", candidate.prediction.elements_per_rank},
           {"step_seconds", candidate.prediction.times.step()},
           {"memory_bytes_per_rank", candidate.prediction.memory_bytes}};
@@ -276,6 +278,8 @@ Json BatchChoiceJson(const BatchChoice& choice) {
           {"batch", choice.batch},
           {"epochs", choice.way.epochs},
           {"mesh", choice.mesh.ToString()},
+          {"splits_model", choice.way.splits_model},
+          {"places_layers", choice.places_layers},
           {"step_seconds", choice.way.step_seconds},
           {"seconds_to_target", choice.way.seconds}};
 }

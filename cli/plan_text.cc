@@ -14,6 +14,7 @@
 #include "cli/table.h"
 #include "plan/plan.h"
 #include "plan/plan_collectives.h"
+#include "plan/search/prediction.h"
 
 namespace cadre {
 namespace {
@@ -101,6 +102,11 @@ std::string StepText(const Prediction& prediction) {
       100 * prediction.utilisation);
 }
 
+// A mesh, and whether layers are placed on its ranks instead of split over them.
+std::string MeshText(const Mesh& mesh, bool places_layers) {
+  return absl::StrCat(mesh.ToString(), places_layers ? ", layers placed" : "");
+}
+
 // How the plan was found: the number of meshes, the best plans of other meshes, and the cost of
 // pins.
 std::string SearchText(const PlanReport& report) {
@@ -108,8 +114,8 @@ std::string SearchText(const PlanReport& report) {
   std::string text = absl::StrCat("searched ", Counted(searched.meshes, "mesh", "meshes"), ": ",
                                   ExactNote(searched, report.question->problem.overlap), "\n");
   for (const Candidate& other : searched.others) {
-    absl::StrAppend(&text, "  next: mesh ", other.plan.mesh.ToString(), ", step ",
-                    Ms(other.prediction.times.step()), "\n");
+    absl::StrAppend(&text, "  next: mesh ", MeshText(other.plan.mesh, PlacesLayers(other.plan)),
+                    ", step ", Ms(other.prediction.times.step()), "\n");
   }
   if (!searched.unpinned) return text;
   const double cost = *report.pins_cost();
@@ -242,14 +248,13 @@ std::string ForecastText(const EpochsForecast& forecast) {
     const DevicePlan& way = choice.way;
     table.AddRow({absl::StrCat(way.workers), absl::StrCat(way.model_devices),
                   absl::StrCat(choice.batch), absl::StrFormat("%.4g", way.epochs),
-                  choice.mesh.ToString(), Milliseconds(way.step_seconds),
+                  MeshText(choice.mesh, choice.places_layers), Milliseconds(way.step_seconds),
                   FormatDuration(way.seconds)});
   }
   const BatchChoice& best = forecast.choices[*forecast.best];
   absl::StrAppend(&text, table.Text(), "a batch of ", best.batch, " reaches the target soonest: ",
-                  best.way.model_devices == 1
-                      ? "the model is not split"
-                      : "the model is split, because a larger batch would need more epochs");
+                  best.way.splits_model ? "the model is split" : "the model is not split",
+                  best.way.model_devices == 1 ? "" : ", and a larger batch would need more epochs");
   if (forecast.gain) {
     absl::StrAppendFormat(&text, " (gain %.3f over data parallelism)", *forecast.gain);
   }
@@ -287,10 +292,12 @@ std::string GroupsText(const GroupsResult& answer) {
 }  // namespace
 
 std::string ExactNote(const SearchResult& searched, bool overlap) {
-  if (searched.best.plan.mesh.Size(kStageAxis) > 1) {
-    return "a pipeline has the shortest predicted step; pipelines are not among the plans whose "
-           "sum "
-           "of layer and move times is minimized";
+  if (PlacesLayers(searched.best.plan)) {
+    return absl::StrCat(
+        searched.best.plan.mesh.Size(kStageAxis) > 1 ? "a pipeline" : "a placement of the layers",
+        " has the shortest predicted step; plans that place layers are not among those whose sum "
+        "of "
+        "layer and move times is minimized");
   }
   return absl::StrCat(
       "the sum of layer and move times ",

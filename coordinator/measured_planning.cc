@@ -155,7 +155,7 @@ absl::Status CheckMemory(const PlanQuery& query, const v1::Plan& proto) {
   return CheckPlacedMemory(query.spec, graph, index, plan, query.spec.cluster().device(), limits);
 }
 
-bool HasStages(const v1::Plan& plan) {
+bool PlacesLayers(const v1::Plan& plan) {
   return std::any_of(plan.layers().begin(), plan.layers().end(),
                      [](const v1::LayerPlan& layer) { return layer.at_size() > 0; });
 }
@@ -171,9 +171,9 @@ absl::StatusOr<std::vector<GroupPlan>> SearchPlans(const PlanQuery& query) {
     plans.push_back({.plan = WithoutLink(input, std::move(other.plan)),
                      .predicted = std::move(other.prediction.times)});
   }
-  // The search estimates the memory of a pipeline by layer, not from its tapes.
+  // The search estimates the memory of placed layers by layer, not from the tapes.
   std::erase_if(plans, [&](const GroupPlan& each) {
-    return HasStages(each.plan) && !CheckMemory(query, each.plan).ok();
+    return PlacesLayers(each.plan) && !CheckMemory(query, each.plan).ok();
   });
   if (plans.empty()) return absl::ResourceExhaustedError("no plan fits into memory");
   return plans;

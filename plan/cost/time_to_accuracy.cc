@@ -105,13 +105,14 @@ std::vector<DevicePlan> DevicePlansFor(int64_t devices, const TrainingTimes& tim
     const absl::StatusOr<double> epochs = times.epochs->At(workers);
     const double steps = StepsPerEpoch(times.samples, (workers * times.batch_per_worker));
     if (!epochs.ok() || !std::isfinite(*epochs) || steps < 1) continue;
-    const std::optional<double> step = times.step_seconds(workers, devices / workers);
+    const std::optional<HybridStep> step = times.step(workers, devices / workers);
     if (!step) continue;
     plans.push_back({.workers = workers,
                      .model_devices = devices / workers,
                      .epochs = *epochs,
-                     .step_seconds = *step,
-                     .seconds = TimeToAccuracy(*step, steps, *epochs)});
+                     .step_seconds = step->seconds,
+                     .seconds = TimeToAccuracy(step->seconds, steps, *epochs),
+                     .splits_model = step->splits_model});
   }
   return plans;
 }
@@ -131,7 +132,7 @@ std::optional<int64_t> CrossoverDevices(int64_t max_devices, const TrainingTimes
     if (!times.epochs->At(devices).ok()) break;
     const std::vector<DevicePlan> plans = DevicePlansFor(devices, times);
     if (plans.empty()) break;
-    const bool split = plans[FastestPlan(plans)].model_devices > 1;
+    const bool split = plans[FastestPlan(plans)].splits_model;
     if (!split) crossover.reset();
     if (split && !crossover) crossover = devices;
   }

@@ -97,6 +97,14 @@ struct DevicePlan {
   double epochs = 0;
   double step_seconds = 0;
   double seconds = 0;
+  bool splits_model = false;
+};
+
+// A step of N workers of M devices each.
+struct HybridStep {
+  double seconds = 0;
+  // False if the devices of a worker divide its samples alone.
+  bool splits_model = false;
 };
 
 // The inputs of the rule.
@@ -107,7 +115,7 @@ struct TrainingTimes {
   int64_t batch_per_worker = 1;
   // T for so many workers of so many devices, T_1 / (SU^M SE_N) in the rule above; nullopt: the
   // step cannot be executed that way.
-  std::function<std::optional<double>(int64_t workers, int64_t model_devices)> step_seconds;
+  std::function<std::optional<HybridStep>(int64_t workers, int64_t model_devices)> step;
 };
 
 // All ways to divide the devices among N workers, smallest N first, for which the table says that N

@@ -9,12 +9,13 @@
 // backtrack.
 //
 // HEFT ignores the later transfers that a placement causes. The result is therefore compared with
-// each single device that has enough memory, and improved by local search: move one operator, or
-// swap the devices of two, reschedule with upward ranks for the actual placement, and accept the
-// first improvement.
+// each single device that has enough memory, and improved by local search: move a chain of
+// operators or a single one, or swap the devices of two, reschedule with upward ranks for the
+// actual placement, and accept the first improvement. If the order of the operators is given, the
+// list schedule provides devices alone, and all schedules that are compared are in that order.
 //
 // Cost: the list schedule takes (operators + edges) times devices, plus the insertion; local search
-// takes devices * operators + operators^2 reschedulings per round and is limited by kMaxWork. The
+// takes devices * operators + operators^2 reschedulings per round and is limited by max_visits. The
 // result has no guarantee; its gap refers to the lower bound of schedule.h. Deterministic.
 #include <algorithm>
 #include <limits>
@@ -22,6 +23,7 @@
 
 #include "plan/placement/packing.h"
 #include "plan/placement/schedule.h"
+#include "plan/placement/schedule_builder.h"
 
 namespace cadre {
 namespace {
@@ -31,32 +33,6 @@ namespace {
 constexpr int kMaxRankDevices = 16;
 // An improvement must exceed rounding errors: the new makespan is below this part of the old one.
 constexpr double kBetter = 1 - 1e-9;
-// Operators and edges that local search may visit, over all schedules; ten million take about a
-// second.
-constexpr int64_t kMaxWork = 20'000'000;
-
-// The operators of a device, by start.
-class Timeline {
- public:
-  // The earliest start from `ready` on at which the device is free for `seconds`.
-  double EarliestStart(double ready, double seconds) const {
-    double free = 0;
-    for (const auto& [start, finish] : taken_) {
-      const double begin = std::max(free, ready);
-      if (begin + seconds <= start) return begin;
-      free = std::max(free, finish);
-    }
-    return std::max(free, ready);
-  }
-  void Take(double start, double finish) {
-    const std::pair<double, double> slot(start, finish);
-    taken_.insert(std::upper_bound(taken_.begin(), taken_.end(), slot), slot);
-  }
-  void Clear() { taken_.clear(); }
-
- private:
-  std::vector<std::pair<double, double>> taken_;
-};
 
 // Operators by decreasing rank, each after its predecessors.
 std::vector<int> ByRank(const PlacementProblem& problem, const std::vector<double>& rank) {
@@ -94,90 +70,73 @@ std::vector<double> UpwardRanks(const PlacementProblem& problem, Seconds seconds
   return rank;
 }
 
-// The time at which an operator's inputs have arrived. Requires: its predecessors are scheduled.
-double ReadyOn(const PlacementProblem& problem, const OperatorSchedule& schedule, int op,
-               int device) {
-  double ready = 0;
-  for (const int e : problem.in[op]) {
-    const int from = problem.edge(e).from;
-    const int at = schedule.device[from];
-    ready = std::max(ready, schedule.start[from] + problem.Seconds(from, at) +
-                                problem.TransferSeconds(e, at, device));
-  }
-  return ready;
-}
-
-void PlaceOperator(const PlacementProblem& problem, int op, int device, double start,
-                   OperatorSchedule& schedule, std::vector<Timeline>& timelines) {
-  const double finish = start + problem.Seconds(op, device);
-  schedule.device[op] = device;
-  schedule.start[op] = start;
-  schedule.makespan = std::max(schedule.makespan, finish);
-  timelines[device].Take(start, finish);
-}
-
-OperatorSchedule EmptySchedule(const PlacementProblem& problem) {
-  return {.device = std::vector<int>(problem.ops.size(), -1),
-          .start = std::vector<double>(problem.ops.size(), 0)};
-}
-
 OperatorSchedule EarliestFinish(const PlacementProblem& problem, const std::vector<int>& packing) {
-  OperatorSchedule schedule = EmptySchedule(problem);
-  std::vector<Timeline> timelines(problem.devices.size());
+  ScheduleBuilder builder(problem, /*uses_gaps=*/true);
   MemoryReserve reserve(problem, packing);
   const std::vector<double> ranks = UpwardRanks(
       problem, [&](int op) { return problem.op(op).mean; },
       [&](int edge) { return MeanTransfer(problem, edge); });
   for (const int i : ByRank(problem, ranks)) {
     int best = -1;
-    double best_start = 0;
     double best_finish = std::numeric_limits<double>::infinity();
     for (int d = 0; d < problem.device_count(); ++d) {
-      const double seconds = problem.Seconds(i, d);
-      const double start = timelines[d].EarliestStart(ReadyOn(problem, schedule, i, d), seconds);
-      if (start + seconds >= best_finish || !reserve.Allows(i, d)) continue;
+      const double finish = builder.EarliestStart(i, d) + problem.Seconds(i, d);
+      if (finish >= best_finish || !reserve.Allows(i, d)) continue;
       best = d;
-      best_start = start;
-      best_finish = start + seconds;
+      best_finish = finish;
     }
     reserve.Place(i, best);
-    PlaceOperator(problem, i, best, best_start, schedule, timelines);
+    builder.Place(i, best);
   }
-  return schedule;
+  return builder.Take();
 }
 
-// The schedule of a given placement: operators by upward rank, also into gaps.
+// The schedule of a given placement: operators by upward rank, or in order.
 OperatorSchedule SchedulePlacement(const PlacementProblem& problem,
                                    const std::vector<int>& device) {
-  OperatorSchedule schedule = EmptySchedule(problem);
-  std::vector<Timeline> timelines(problem.devices.size());
+  if (problem.in_order) return ScheduleByPriority(problem, device, /*priority=*/{});
+  ScheduleBuilder builder(problem, /*uses_gaps=*/true);
   const std::vector<double> ranks = UpwardRanks(
       problem, [&](int op) { return problem.Seconds(op, device[op]); },
       [&](int e) {
         const PlacementProblem::Edge& edge = problem.edge(e);
         return problem.TransferSeconds(e, device[edge.from], device[edge.to]);
       });
-  for (const int i : ByRank(problem, ranks)) {
-    const double start = timelines[device[i]].EarliestStart(
-        ReadyOn(problem, schedule, i, device[i]), problem.Seconds(i, device[i]));
-    PlaceOperator(problem, i, device[i], start, schedule, timelines);
-  }
-  return schedule;
+  for (const int i : ByRank(problem, ranks)) builder.Place(i, device[i]);
+  return builder.Take();
 }
 
-// Local search: moves operators to other devices and swaps the devices of two operators, as long as
-// this reduces the makespan.
+// The maximal chains of operators: each one but the first has one input, which nothing else reads.
+std::vector<std::vector<int>> ChainsOf(const PlacementProblem& problem) {
+  std::vector<std::vector<int>> chains;
+  std::vector<size_t> chain_of(problem.ops.size());
+  for (const int i : problem.order) {
+    const int before = problem.in[i].size() == 1 ? problem.edge(problem.in[i][0]).from : -1;
+    if (before >= 0 && problem.out[before].size() == 1) {
+      chain_of[i] = chain_of[before];
+      chains[chain_of[i]].push_back(i);
+    } else {
+      chain_of[i] = chains.size();
+      chains.push_back({i});
+    }
+  }
+  return chains;
+}
+
+// Local search: moves chains of operators and operators to other devices, and swaps the devices of
+// two operators if no move helps, as long as this reduces the makespan.
 class Improver {
  public:
-  Improver(const PlacementProblem& problem, OperatorSchedule start)
+  Improver(const PlacementProblem& problem, OperatorSchedule start, int64_t max_visits)
       : problem_(problem),
         best_(std::move(start)),
-        tries_(kMaxWork / (std::ssize(problem.ops) + std::ssize(problem.edges) + 1)) {}
+        tries_(max_visits / (std::ssize(problem.ops) + std::ssize(problem.edges) + 1)) {}
 
   OperatorSchedule Improve() {
     for (bool better = true; better && tries_ > 0;) {
-      better = MoveEach();
-      better = SwapEach() || better;
+      better = MoveChains();
+      better = MoveEach() || better;
+      if (!better) better = SwapEach();
     }
     return std::move(best_);
   }
@@ -190,6 +149,18 @@ class Improver {
     if (schedule.makespan >= best_.makespan * kBetter) return false;
     best_ = std::move(schedule);
     return true;
+  }
+
+  bool MoveChains() {
+    bool better = false;
+    for (const std::vector<int>& chain : ChainsOf(problem_)) {
+      for (int d = 0; d < problem_.device_count() && tries_ > 0 && chain.size() > 1; ++d) {
+        std::vector<int> device = best_.device;
+        for (const int i : chain) device[i] = d;
+        if (device != best_.device) better = Try(device) || better;
+      }
+    }
+    return better;
   }
 
   bool MoveEach() {
@@ -225,15 +196,17 @@ class Improver {
 
 }  // namespace
 
-OperatorSchedule ListSchedule(const PlacementProblem& problem, const std::vector<int>& packing) {
+OperatorSchedule ListSchedule(const PlacementProblem& problem, const std::vector<int>& packing,
+                              int64_t max_visits) {
   OperatorSchedule best = EarliestFinish(problem, packing);
+  if (problem.in_order) best = SchedulePlacement(problem, best.device);
   for (int d = 0; d < problem.device_count(); ++d) {
     const std::vector<int> alone(problem.ops.size(), d);
     if (!FitsMemory(problem, alone)) continue;
     OperatorSchedule schedule = SchedulePlacement(problem, alone);
     if (schedule.makespan < best.makespan) best = std::move(schedule);
   }
-  return Improver(problem, std::move(best)).Improve();
+  return Improver(problem, std::move(best), max_visits).Improve();
 }
 
 }  // namespace cadre

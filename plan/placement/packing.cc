@@ -105,6 +105,9 @@ absl::StatusOr<std::vector<int>> PackMemory(const PlacementProblem& problem, dou
   const std::vector<bool> none(problem.ops.size(), false);
   std::vector<int> packing = FirstFit(problem, BySize(problem), none, RoomOf(problem));
   if (!packing.empty()) return packing;
+  if (seconds == 0) {
+    return absl::DeadlineExceededError("first fit found no placement that fits into memory");
+  }
   return SolvePacking(problem, seconds);
 }
 

@@ -16,7 +16,7 @@ namespace cadre {
 double MemoryPart(const PlacementProblem& problem);
 
 // Returns a device for every operator so that all operators fit: by first fit in order of
-// decreasing size or, if this fails, by an integer program within `seconds`. Errors:
+// decreasing size or, if this fails, by an integer program within `seconds` (0: none). Errors:
 // ResourceExhausted if there is no packing; DeadlineExceeded if none was found in time.
 absl::StatusOr<std::vector<int>> PackMemory(const PlacementProblem& problem, double seconds);
 

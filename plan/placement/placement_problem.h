@@ -2,9 +2,9 @@
 // devices and the routes between devices.
 //
 // Assumptions, after Pal et al. 2019: an operator runs on one device without preemption, and a
-// device runs one operator at a time; a tensor is sent when its operator ends, concurrently with
-// compute; links carry any number of transfers simultaneously (plan/placement/routes.h); an
-// operator occupies its memory all the time.
+// device runs one operator at a time; a tensor is sent when its operator has ended, concurrently
+// with compute; an operator occupies its memory all the time. Unlike there, a device sends one
+// tensor and receives one tensor at a time (plan/placement/schedule_builder.h).
 //
 // A value; thread-compatible.
 #pragma once
@@ -53,6 +53,9 @@ struct PlacementProblem {
   std::vector<std::vector<int>> out;
   // A topological order of the operators.
   std::vector<int> order;
+  // Whether devices run operators, and send and receive their tensors, in this order, as ranks
+  // execute layers. Otherwise a schedule states the order.
+  bool in_order = false;
 
   int size() const { return std::ssize(ops); }
   int device_count() const { return std::ssize(devices); }

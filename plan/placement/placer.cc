@@ -14,6 +14,8 @@ namespace {
 
 // Relative difference up to which a makespan counts as equal to its lower bound.
 constexpr double kRounding = 1e-9;
+// The same for a bound of the integer program.
+constexpr double kProgramRounding = 2e-6;
 
 // The fastest single device, for the speed-up. Its memory may not suffice, which is reported.
 void AddSerial(const PlacementProblem& problem, PlacedGraph& placement) {
@@ -35,11 +37,10 @@ void AddTransfers(const PlacementProblem& problem, PlacedGraph& placement) {
     const int from = schedule.device[edge.from];
     const int to = schedule.device[edge.to];
     if (from == to) continue;
-    placement.transfers.push_back(
-        {.edge = e,
-         .start = schedule.start[edge.from] + problem.Seconds(edge.from, from),
-         .seconds = problem.TransferSeconds(e, from, to),
-         .links = problem.routes.Path(from, to, edge.bytes)});
+    placement.transfers.push_back({.edge = e,
+                                   .start = schedule.sent[e],
+                                   .seconds = problem.TransferSeconds(e, from, to),
+                                   .links = problem.routes.Path(from, to, edge.bytes)});
   }
 }
 
@@ -52,11 +53,14 @@ void Solve(const PlacementProblem& problem, const TimeWindows& windows,
   ProgramResult answer =
       SolvePlacement(problem, windows, placement.schedule, options.solver_seconds);
   if (answer.schedule) placement.schedule = *std::move(answer.schedule);
-  placement.lower_bound = answer.proven ? placement.schedule.makespan
-                                        : std::clamp(answer.lower_bound, placement.lower_bound,
-                                                     placement.schedule.makespan);
-  placement.method = answer.proven || MeetsBound(placement) ? PlacementMethod::kExact
-                                                            : PlacementMethod::kTimeLimit;
+  const double makespan = placement.schedule.makespan;
+  placement.lower_bound = std::clamp(answer.lower_bound, placement.lower_bound, makespan);
+  if (answer.solved && makespan <= placement.lower_bound * (1 + kProgramRounding)) {
+    placement.lower_bound = makespan;
+  }
+  placement.method = MeetsBound(placement) ? PlacementMethod::kExact
+                     : answer.solved       ? PlacementMethod::kSharedLinks
+                                           : PlacementMethod::kTimeLimit;
 }
 
 }  // namespace
@@ -67,6 +71,8 @@ absl::string_view MethodName(PlacementMethod method) {
       return "exact";
     case PlacementMethod::kTimeLimit:
       return "time limit";
+    case PlacementMethod::kSharedLinks:
+      return "shared links";
     case PlacementMethod::kListScheduling:
       break;
   }
@@ -78,12 +84,12 @@ absl::StatusOr<PlacedGraph> PlaceGraph(const PlacementProblem& problem,
   CADRE_ASSIGN_OR_RETURN(const std::vector<int> packing,
                          PackMemory(problem, options.solver_seconds));
   const TimeWindows windows = WindowsOf(problem);
-  PlacedGraph placement{.schedule = ListSchedule(problem, packing)};
+  PlacedGraph placement{.schedule = ListSchedule(problem, packing, options.max_visits)};
   placement.list_makespan = placement.schedule.makespan;
   placement.lower_bound = std::min(LowerBound(problem, windows), placement.schedule.makespan);
   if (MeetsBound(placement)) {
     placement.method = PlacementMethod::kExact;
-  } else if (ProgramSize(problem) <= options.max_program_size) {
+  } else if (options.solver_seconds > 0 && ProgramSize(problem) <= options.max_program_size) {
     Solve(problem, windows, options, placement);
   }
   AddSerial(problem, placement);

@@ -6,13 +6,14 @@
 // First a list schedule is made. If its makespan equals the lower bound, it is optimal. Otherwise,
 // if the graph is small enough, the integer program searches for a shorter schedule and, if time
 // permits, proves that there is none. The result is the best schedule found, with its gap to the
-// lower bound.
+// lower bound. A device sends one tensor and receives one tensor at a time; only the integer
+// program omits this, as Pal et al. 2019 do, so that its result is a bound.
 //
 // A result contains a device for every operator, the order of the operators of each device (by
-// start), and the transfers with their routes. Workers execute placements of layers that a run pins
-// (model/layer_placement.h), in the order of the model.
+// start), and the transfers with their routes. Workers execute placements of layers in the order of
+// the model (PlacementProblem.in_order).
 //
-// Thread-compatible; one call at a time in a process, because the solver has global state.
+// Thread-compatible; one call with a solver at a time in a process, because it has global state.
 #pragma once
 
 #include <cstdint>
@@ -25,10 +26,14 @@
 namespace cadre {
 
 struct PlacerOptions {
-  // Time limit of the solver. Results are deterministic unless it is reached.
+  // Time limit of the solver; 0: list scheduling alone. Results are deterministic unless it is
+  // reached.
   double solver_seconds = 10;
   // The integer program is used only up to this ProgramSize (plan/placement/schedule.h).
   int64_t max_program_size = 4'000;
+  // Operators and edges that the local search of list scheduling may visit, over all schedules; ten
+  // million take about a second.
+  int64_t max_visits = 20'000'000;
 };
 
 enum class PlacementMethod {
@@ -36,10 +41,13 @@ enum class PlacementMethod {
   kExact,
   // The solver reached its time limit; the best schedule found.
   kTimeLimit,
+  // The solver's bound, for tensors that do not wait for one another, is not reached; the best
+  // schedule found.
+  kSharedLinks,
   // The graph is too large for the solver.
   kListScheduling,
 };
-// "exact", "time limit", "list scheduling".
+// "exact", "time limit", "shared links", "list scheduling".
 absl::string_view MethodName(PlacementMethod method);
 
 // A tensor that is sent to another device.

@@ -1,9 +1,8 @@
 // Routes between devices, over links and switches.
 //
 // A transfer of D bytes takes, over the links l of a route, the sum of alpha_l + D / bandwidth_l.
-// It uses the route with the minimum sum, which depends on D. Links carry any number of transfers
-// simultaneously, each at full speed, as in Pal et al. 2019; this is optimistic if many tensors
-// share a link.
+// It uses the route with the minimum sum, which depends on D. Links between switches carry any
+// number of transfers simultaneously, each at full speed, as in Pal et al. 2019.
 //
 // A value; thread-compatible.
 #pragma once

@@ -1,6 +1,3 @@
-// Simulates a placement in one pass over the operators, in a topological order that the priorities
-// determine.
-//
 // There are two bounds on the start of an operator: the longest path to it, and the total work of
 // its predecessors, which all devices together must complete first. The first is strong for deep
 // graphs, the second for wide ones. Both are valid for any placement, because every operator counts
@@ -12,6 +9,8 @@
 #include <queue>
 #include <utility>
 
+#include "plan/placement/schedule_builder.h"
+
 namespace cadre {
 namespace {
 
@@ -21,11 +20,13 @@ constexpr int kMaxClosure = 2'000;
 
 }  // namespace
 
-// O((ops + edges) log ops).
 OperatorSchedule ScheduleByPriority(const PlacementProblem& problem, const std::vector<int>& device,
                                     const std::vector<double>& priority) {
-  OperatorSchedule schedule{.device = device, .start = std::vector<double>(device.size(), 0)};
-  std::vector<double> free_at(problem.devices.size(), 0);
+  ScheduleBuilder builder(problem, /*uses_gaps=*/!problem.in_order);
+  if (problem.in_order) {
+    for (const int i : problem.order) builder.Place(i, device[i]);
+    return builder.Take();
+  }
   std::vector<size_t> waits;
   using Ready = std::pair<double, int>;
   std::priority_queue<Ready, std::vector<Ready>, std::greater<>> ready;
@@ -36,20 +37,13 @@ OperatorSchedule ScheduleByPriority(const PlacementProblem& problem, const std::
   while (!ready.empty()) {
     const int i = ready.top().second;
     ready.pop();
-    const int on = device[i];
-    double& start = schedule.start[i];
-    start = std::max(start, free_at[on]);
-    const double finish = start + problem.Seconds(i, on);
-    free_at[on] = finish;
-    schedule.makespan = std::max(schedule.makespan, finish);
+    builder.Place(i, device[i]);
     for (const int e : problem.out[i]) {
       const int to = problem.edge(e).to;
-      schedule.start[to] =
-          std::max(schedule.start[to], finish + problem.TransferSeconds(e, on, device[to]));
       if (--waits[to] == 0) ready.push({priority[to], to});
     }
   }
-  return schedule;
+  return builder.Take();
 }
 
 std::vector<int64_t> MemoryOf(const PlacementProblem& problem, const std::vector<int>& device) {

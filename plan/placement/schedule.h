@@ -13,17 +13,19 @@
 
 namespace cadre {
 
-// Devices and times by operator.
 struct OperatorSchedule {
+  // By operator.
   std::vector<int> device;
   std::vector<double> start;
+  // By edge: when its tensor is sent, if its operators are on different devices.
+  std::vector<double> sent;
   // When the last operator ends; the first starts at 0.
   double makespan = 0;
 };
 
-// Schedules operators one by one: of those whose predecessors are scheduled, the one with the
-// smallest `priority` (then the smallest number). It starts when its inputs have arrived and its
-// device is free.
+// Schedules operators one by one (schedule_builder.h): of those whose predecessors are scheduled,
+// the one with the smallest `priority` (then the smallest number). If the problem is in order, the
+// priorities are ignored.
 OperatorSchedule ScheduleByPriority(const PlacementProblem& problem, const std::vector<int>& device,
                                     const std::vector<double>& priority);
 
@@ -31,9 +33,11 @@ OperatorSchedule ScheduleByPriority(const PlacementProblem& problem, const std::
 std::vector<int64_t> MemoryOf(const PlacementProblem& problem, const std::vector<int>& device);
 bool FitsMemory(const PlacementProblem& problem, const std::vector<int>& device);
 
-// The best schedule that heuristics find for a graph of any size (list_scheduling.cc). Requires:
-// `packing` fits (plan/placement/packing.h).
-OperatorSchedule ListSchedule(const PlacementProblem& problem, const std::vector<int>& packing);
+// The best schedule that heuristics find for a graph of any size (list_scheduling.cc). Local search
+// visits at most `max_visits` operators and edges, over all schedules. Requires: `packing` fits
+// (plan/placement/packing.h).
+OperatorSchedule ListSchedule(const PlacementProblem& problem, const std::vector<int>& packing,
+                              int64_t max_visits);
 
 // Bounds by operator, in seconds. Every operator counts with its minimum time; transfers count 0.
 struct TimeWindows {
@@ -50,12 +54,13 @@ TimeWindows WindowsOf(const PlacementProblem& problem);
 // work divided by the number of devices.
 double LowerBound(const PlacementProblem& problem, const TimeWindows& windows);
 
-// The result of the integer program.
+// The result of the integer program, which is solved as if messages did not wait for one another.
 struct ProgramResult {
-  // A schedule shorter than the known one; nullopt: none was found.
+  // The schedule of its placement, if that is shorter than the known one.
   std::optional<OperatorSchedule> schedule;
-  // Whether `schedule` (or, if it is nullopt, the known one) is optimal.
-  bool proven = false;
+  // Whether the program was solved within the time limit: no placement has a shorter schedule than
+  // `lower_bound`.
+  bool solved = false;
   // A lower bound on the makespan; 0: unknown.
   double lower_bound = 0;
 };

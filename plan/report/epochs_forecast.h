@@ -17,12 +17,14 @@
 
 namespace cadre {
 
-// One way to use the ranks: the batch of `way.workers` data-parallel workers, where the model of
-// each worker is split over `way.model_devices` ranks.
+// One way to use the ranks: the batch of `way.workers` data-parallel workers, each of which is
+// divided among `way.model_devices` ranks, by the fastest plan that the search finds.
 struct BatchChoice {
   DevicePlan way;
   int64_t batch = 1;
   Mesh mesh;
+  // Whether layers are placed on the ranks, as in a pipeline, instead of split over them.
+  bool places_layers = false;
 };
 
 struct EpochsForecast {
@@ -40,12 +42,12 @@ struct EpochsForecast {
   // Position of the fastest choice.
   std::optional<size_t> best;
   std::string left_out;
-  // Time to the target with pure data parallelism (each rank is a worker), divided by the time of
-  // the best choice. nullopt: the table does not cover data parallelism.
+  // Time to the target with data parallelism alone (each rank is a worker and has the whole model),
+  // divided by the time of the best choice. nullopt: the table does not cover data parallelism, or
+  // it is not possible.
   std::optional<double> gain;
-  // The smallest number of ranks (a power of two up to the requested number) from which on a split
-  // model reaches the target sooner than data parallelism. nullopt: there is none within the table,
-  // or the mesh is pinned.
+  // The smallest number of ranks (a power of two up to the requested number) from which on the best
+  // choice splits the model. nullopt: there is none within the table, or the mesh is pinned.
   std::optional<int64_t> crossover;
 };
 

@@ -66,7 +66,8 @@ struct PlanProblem {
   Strategy strategy = Strategy::kAuto;
   Pins pins;
 };
-// Takes batch, optimiser, micro-batches, pipeline, device, policy and pins from the spec. Errors: those of PinsOf.
+// Takes batch, optimiser, micro-batches, pipeline, device, policy and pins from the spec. Errors:
+// those of PinsOf.
 absl::StatusOr<PlanProblem> ProblemOf(const v1::RunSpec& spec, const Graph& graph,
                                       const ParameterIndex& index, int ranks,
                                       HardwareModel hardware);

@@ -56,7 +56,7 @@ class Predictor {
 
   Prediction Run() {
     Layers();
-    if (PlacesLayers()) {
+    if (PlacesLayers(plan_)) {
       Buckets();
       PlacedSteps();
       return std::move(prediction_);
@@ -71,10 +71,6 @@ class Predictor {
   const Graph& graph() const { return *problem_.graph; }
   const ParameterIndex& index() const { return *problem_.index; }
   LayerPrediction& layer(int l) { return prediction_.layers[l]; }
-  bool PlacesLayers() const {
-    return std::any_of(plan_.layers.begin(), plan_.layers.end(),
-                       [](const LayerLayouts& layouts) { return !layouts.at.empty(); });
-  }
 
   void Layers() {
     prediction_.layers.resize(graph().size());
@@ -278,6 +274,11 @@ Plan PlanWithBuckets(const PlanProblem& problem, Plan plan, v1::Cluster::Collect
 }
 
 }  // namespace
+
+bool PlacesLayers(const Plan& plan) {
+  return std::any_of(plan.layers.begin(), plan.layers.end(),
+                     [](const LayerLayouts& layouts) { return !layouts.at.empty(); });
+}
 
 Prediction Predict(const PlanProblem& problem, const Plan& plan) {
   return Predictor(problem, plan).Run();

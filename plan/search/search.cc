@@ -18,7 +18,9 @@
 // which is a lower bound. A mesh is skipped for a weight if its bound is above kSlack times the
 // best sum so far; the slack is needed because a plan with a larger sum may overlap better.
 //
-// If the step has several micro-batches, pipelines are predicted, too (staged_plans.h).
+// Plans that place layers are predicted, too: pipelines, if the step has several micro-batches
+// (staged_plans.h), and layers on ranks, if branches of the model can be computed concurrently
+// (placed_plans.h).
 //
 // Under AUTO the search is repeated under every fixed policy, and with pins it is repeated without
 // them, so that no policy and no pin is ever faster than the answer that is reported.
@@ -40,6 +42,7 @@
 #include "base/status.h"
 #include "plan/plan_collectives.h"
 #include "plan/search/elimination.h"
+#include "plan/search/placed_plans.h"
 #include "plan/search/search_mesh.h"
 #include "plan/search/staged_plans.h"
 
@@ -447,30 +450,34 @@ absl::StatusOr<SearchResult> SearchPolicies(PlanProblem problem, SearchOptions o
   return result;
 }
 
-// Adds pipelines to the best plan and the others. They are not among the plans whose sums are
-// minimised, so a result whose best plan is a pipeline is not exact.
-void Add(std::vector<Candidate> staged, const PlanProblem& problem, SearchResult& result) {
-  result.meshes += std::ssize(staged);
+double SecondsOf(const PlanProblem& problem, const Candidate& candidate) {
+  return ObjectiveOf(problem, candidate.prediction);
+}
+
+// Adds plans that place layers to the best plan and the others. They are not among the plans whose
+// sums are minimised, so a result whose best plan is one of them is not exact.
+void Add(std::vector<Candidate> placed, const PlanProblem& problem, SearchResult& result) {
+  result.meshes += std::ssize(placed);
   std::vector<Candidate> all;
   if (!result.best.plan.layers.empty()) all.push_back(std::move(result.best));
-  for (std::vector<Candidate>* more : {&result.others, &staged}) {
+  for (std::vector<Candidate>* more : {&result.others, &placed}) {
     std::move(more->begin(), more->end(), std::back_inserter(all));
   }
   std::stable_sort(all.begin(), all.end(), [&](const Candidate& a, const Candidate& b) {
-    return ObjectiveOf(problem, a.prediction) < ObjectiveOf(problem, b.prediction);
+    return SecondsOf(problem, a) < SecondsOf(problem, b);
   });
   result.best = std::move(all.front());
   all.erase(all.begin());
   if (all.size() > kMaxOthers) all.resize(kMaxOthers);
   result.others = std::move(all);
-  if (result.best.plan.mesh.Size(kStageAxis) == 1) return;
+  if (!PlacesLayers(result.best.plan)) return;
   result.exact = false;
   result.gap = kInfiniteSeconds;
   result.runners_up.assign(problem.graph->size(), {.more_seconds = kInfiniteSeconds});
   result.strategy_exceptions.clear();
 }
 
-// Also compares pipelines, which may fit into memory when nothing else does.
+// Also compares plans that place layers, which may fit into memory when nothing else does.
 absl::StatusOr<SearchResult> SearchAll(const PlanProblem& problem, const SearchOptions& options) {
   absl::StatusOr<SearchResult> result = SearchPolicies(problem, options);
   const bool exhausted = absl::IsResourceExhausted(result.status());
@@ -478,10 +485,14 @@ absl::StatusOr<SearchResult> SearchAll(const PlanProblem& problem, const SearchO
       !(result.ok() || exhausted)) {
     return result;
   }
-  std::vector<Candidate> staged = StagedPlans(problem);
-  if (staged.empty()) return result;
+  std::vector<Candidate> placed = StagedPlans(problem);
+  double fastest = result.ok() ? SecondsOf(problem, result->best) : kInfiniteSeconds;
+  for (const Candidate& staged : placed) fastest = std::min(fastest, SecondsOf(problem, staged));
+  std::vector<Candidate> on_ranks = PlacedPlans(problem, fastest);
+  std::move(on_ranks.begin(), on_ranks.end(), std::back_inserter(placed));
+  if (placed.empty()) return result;
   if (!result.ok()) result = SearchResult();
-  Add(std::move(staged), problem, *result);
+  Add(std::move(placed), problem, *result);
   return result;
 }
 

@@ -17,36 +17,26 @@
 #include "plan/layer_part.h"
 #include "plan/pipeline.h"
 #include "plan/search/layer_bytes.h"
+#include "plan/search/placed_plans.h"
 #include "plan/search/prediction.h"
 
 namespace cadre {
 namespace {
 
-// A prediction simulates every rank.
-constexpr int kMaxSimulatedRanks = 8;
-
 bool IsPipelined(const PlanProblem& problem) {
-  const bool shared = std::any_of(problem.graph->layers().begin(), problem.graph->layers().end(),
-                                  [](const GraphLayer& layer) { return layer.shares_weight; });
-  return problem.ranks <= kMaxSimulatedRanks && problem.micro_batches > 1 &&
-         problem.pipeline != v1::Cluster::NO_PIPELINE && problem.device != v1::Cluster::CUDA &&
-         problem.hardware.computes() && !shared;
+  return MayPlaceLayers(problem) && problem.micro_batches > 1 &&
+         problem.pipeline != v1::Cluster::NO_PIPELINE;
 }
 
-LayerLayouts LayOutAt(const GraphLayer& layer, const Mesh& mesh, int stage) {
-  std::vector<IndexSplit> splits;
-  if (mesh.Size(kDataAxis) > 1) splits.push_back({"samples", {kDataAxis}});
-  absl::StatusOr<LayerLayouts> layouts =
-      LayOut(layer, mesh, std::move(splits), {{.axis = kStageAxis, .coordinate = stage}});
-  CHECK(layouts.ok()) << layouts.status();
-  return *std::move(layouts);
+LayerLayouts LayOutIn(const GraphLayer& layer, const Mesh& mesh, int stage) {
+  return LayOutAt(layer, mesh, {.axis = kStageAxis, .coordinate = stage});
 }
 
 std::vector<double> SecondsByLayer(const PlanProblem& problem, const Mesh& mesh) {
   std::vector<double> seconds;
   for (int l = 0; l < problem.graph->size(); ++l) {
     const GraphLayer& layer = (*problem.graph)[l];
-    const LayerPart part = PartOf(LayOutAt(layer, mesh, 0), mesh, LargestMicroBatch(problem));
+    const LayerPart part = PartOf(LayOutIn(layer, mesh, 0), mesh, LargestMicroBatch(problem));
     const LayerSeconds of_part = problem.hardware.SecondsOf(layer, l, part);
     seconds.push_back(of_part.forward + of_part.backward);
   }
@@ -58,7 +48,7 @@ Candidate StagedPlan(const PlanProblem& problem, int stages) {
   const std::vector<int> stage_of =
       BalancedStages(*problem.graph, SecondsByLayer(problem, plan.mesh), stages);
   for (int l = 0; l < problem.graph->size(); ++l) {
-    plan.layers.push_back(LayOutAt((*problem.graph)[l], plan.mesh, stage_of[l]));
+    plan.layers.push_back(LayOutIn((*problem.graph)[l], plan.mesh, stage_of[l]));
   }
   plan = WithBuckets(problem, std::move(plan));
   Prediction prediction = Predict(problem, plan);

@@ -68,16 +68,19 @@ TEST(TimeToAccuracyTest, ThresholdIsCrossover) {
 struct Rule {
   std::map<int64_t, double> speedups;
   std::function<double(int64_t)> efficiency = [](int64_t /*workers*/) { return 1; };
+  // Whether several devices of a worker split the model.
+  bool splits_model = true;
 
   TrainingTimes Times(const EpochsCurve& curve) const {
     return {.epochs = &curve,
             .samples = 8 << 20,
             .batch_per_worker = 8,
-            .step_seconds = [this](int64_t workers, int64_t devices) -> std::optional<double> {
-              if (devices == 1) return 1 / efficiency(workers);
+            .step = [this](int64_t workers, int64_t devices) -> std::optional<HybridStep> {
+              if (devices == 1) return HybridStep{.seconds = 1 / efficiency(workers)};
               const auto found = speedups.find(devices);
               if (found == speedups.end()) return std::nullopt;
-              return 1 / (found->second * efficiency(workers));
+              return HybridStep{.seconds = 1 / (found->second * efficiency(workers)),
+                                .splits_model = splits_model};
             }};
   }
 };
@@ -137,6 +140,9 @@ TEST(TimeToAccuracyTest, Crossover) {
   EXPECT_EQ(crossover({{2, 1.32}}, 64), std::nullopt);
   EXPECT_EQ(crossover({{2, 2.1}}, 1 << 20), 2) << "the table ends";
   EXPECT_EQ(crossover({}, 128), std::nullopt);
+  const Rule samples_only{.speedups = {{2, 1.32}}, .splits_model = false};
+  EXPECT_EQ(CrossoverDevices(128, samples_only.Times(curve)), std::nullopt)
+      << "smaller batches are faster, not a split model";
 }
 
 // With too large a batch the target is not reached, so only plans that split the model remain.

@@ -45,6 +45,16 @@ class Search {
     return best_;
   }
 
+  std::optional<double> LeastWithSharedLinks() {
+    arrived_.assign(edges_.size(), kFar);
+    finish_.assign(ops_, kFar);
+    sender_free_.assign(devices_, 0);
+    receiver_free_.assign(devices_, 0);
+    ChooseDevices(0);
+    if (best_ == kFar) return std::nullopt;
+    return best_;
+  }
+
  private:
   static constexpr size_t kNowhere = static_cast<size_t>(-1);
   using Matrix = std::vector<std::vector<double>>;
@@ -136,6 +146,73 @@ class Search {
     place_[i] = kNowhere;
   }
 
+  void ChooseDevices(size_t i) {
+    if (i == ops_) {
+      Continue(0);
+      return;
+    }
+    for (size_t d = 0; d < devices_; ++d) {
+      if (memory_[i] > room_[d]) continue;
+      place_[i] = d;
+      room_[d] -= memory_[i];
+      ChooseDevices(i + 1);
+      room_[d] += memory_[i];
+    }
+  }
+
+  // Begins operators and messages in order of their starts, which covers all schedules in which
+  // none could begin earlier.
+  void Continue(double last_start) {
+    bool done = true;
+    for (size_t i = 0; i < ops_; ++i) {
+      if (finish_[i] != kFar) continue;
+      done = false;
+      if (last_start + tail_[i] >= best_) return;
+    }
+    if (done) {
+      best_ = std::min(best_, *std::max_element(finish_.begin(), finish_.end()));
+      return;
+    }
+    for (size_t i = 0; i < ops_; ++i) {
+      if (finish_[i] == kFar) Begin(i, last_start);
+    }
+    for (size_t e = 0; e < edges_.size(); ++e) {
+      if (arrived_[e] == kFar && finish_[edges_[e].from] != kFar) Send(e, last_start);
+    }
+  }
+
+  void Begin(size_t i, double last_start) {
+    const size_t d = place_[i];
+    double start = free_[d];
+    for (size_t e = 0; e < edges_.size(); ++e) {
+      if (edges_[e].to == i) start = std::max(start, arrived_[e]);
+    }
+    const double finish = start + seconds_[i][d];
+    if (start < last_start || finish >= best_) return;
+    const double free = free_[d];
+    free_[d] = finish_[i] = finish;
+    Continue(start);
+    free_[d] = free;
+    finish_[i] = kFar;
+  }
+
+  void Send(size_t e, double last_start) {
+    const size_t from = place_[edges_[e].from];
+    const size_t to = place_[edges_[e].to];
+    const double seconds = edges_[e].seconds[from][to];
+    double start = finish_[edges_[e].from];
+    if (seconds > 0) start = std::max({start, sender_free_[from], receiver_free_[to]});
+    if (seconds > 0 && start < last_start) return;
+    const double sender = sender_free_[from];
+    const double receiver = receiver_free_[to];
+    arrived_[e] = start + seconds;
+    if (seconds > 0) sender_free_[from] = receiver_free_[to] = arrived_[e];
+    Continue(seconds > 0 ? start : last_start);
+    sender_free_[from] = sender;
+    receiver_free_[to] = receiver;
+    arrived_[e] = kFar;
+  }
+
   const size_t ops_;
   const size_t devices_;
   std::vector<int64_t> memory_;
@@ -146,6 +223,11 @@ class Search {
   std::vector<size_t> place_;
   std::vector<double> finish_;
   std::vector<double> free_;
+  // By edge and device, for messages that wait for one another. An operator or message that has
+  // not begun ends at kFar.
+  std::vector<double> arrived_;
+  std::vector<double> sender_free_;
+  std::vector<double> receiver_free_;
   double best_ = kFar;
 };
 
@@ -153,6 +235,10 @@ class Search {
 
 std::optional<double> OptimalMakespan(const v1::OperatorGraph& graph) {
   return Search(graph).Least();
+}
+
+std::optional<double> OptimalMakespanWithSharedLinks(const v1::OperatorGraph& graph) {
+  return Search(graph).LeastWithSharedLinks();
 }
 
 }  // namespace cadre::testing

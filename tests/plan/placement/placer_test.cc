@@ -5,6 +5,7 @@
 
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -42,8 +43,30 @@ PlacementProblem Problem(const std::string& text) {
   return *std::move(problem);
 }
 
+// A device sends one message at a time, and receives one at a time.
+void ExpectMessagesInTurn(const PlacementProblem& problem, const OperatorSchedule& schedule) {
+  const double slack = 1e-9 * schedule.makespan;
+  const auto seconds = [&](int e) {
+    const PlacementProblem::Edge& edge = problem.edge(e);
+    return problem.TransferSeconds(e, schedule.device[edge.from], schedule.device[edge.to]);
+  };
+  for (int e = 0; e < std::ssize(problem.edges); ++e) {
+    for (int f = 0; f < e; ++f) {
+      if (seconds(e) == 0 || seconds(f) == 0) continue;
+      const auto device = [&](int op) { return schedule.device[op]; };
+      if (device(problem.edge(e).from) != device(problem.edge(f).from) &&
+          device(problem.edge(e).to) != device(problem.edge(f).to)) {
+        continue;
+      }
+      EXPECT_TRUE(schedule.sent[e] + seconds(e) <= schedule.sent[f] + slack ||
+                  schedule.sent[f] + seconds(f) <= schedule.sent[e] + slack)
+          << "messages " << e << " and " << f << " overlap";
+    }
+  }
+}
+
 // Operators start after their inputs have arrived and one at a time on a device, end by the
-// makespan, and fit into memory.
+// makespan, and fit into memory; so do messages, on the links of a device.
 void ExpectLegal(const PlacementProblem& problem, const OperatorSchedule& schedule) {
   const auto finish = [&](int i) {
     return schedule.start[i] + problem.Seconds(i, schedule.device[i]);
@@ -52,8 +75,10 @@ void ExpectLegal(const PlacementProblem& problem, const OperatorSchedule& schedu
   for (int e = 0; e < std::ssize(problem.edges); ++e) {
     const auto& [from, to, bytes] = problem.edge(e);
     const double transfer = problem.TransferSeconds(e, schedule.device[from], schedule.device[to]);
-    EXPECT_LE(finish(from) + transfer, schedule.start[to] + slack) << problem.op(to).name;
+    EXPECT_LE(finish(from), schedule.sent[e] + slack) << problem.op(from).name;
+    EXPECT_LE(schedule.sent[e] + transfer, schedule.start[to] + slack) << problem.op(to).name;
   }
+  ExpectMessagesInTurn(problem, schedule);
   for (int i = 0; i < problem.size(); ++i) {
     EXPECT_LE(finish(i), schedule.makespan + slack) << problem.op(i).name;
     for (int j = 0; j < i; ++j) {
@@ -80,10 +105,12 @@ TEST(PlacerTest, DiamondByTransferTime) {
   }
 }
 
-// 500 random graphs, compared with all placements and orders.
-TEST(PlacerTest, EqualsBruteForce) {
+// 500 random graphs, compared with all placements and orders of operators whose messages do not
+// wait for one another. This minimum is the bound of the integer program.
+TEST(PlacerTest, BoundEqualsBruteForce) {
   int without_placement = 0;
   int beyond_lists = 0;
+  int exact = 0;
   for (uint64_t seed = 1; seed <= 500; ++seed) {
     const v1::OperatorGraph graph = testing::RandomGraph(seed);
     const std::optional<double> minimum = testing::OptimalMakespan(graph);
@@ -101,18 +128,45 @@ TEST(PlacerTest, EqualsBruteForce) {
       continue;
     }
     ASSERT_TRUE(placement.ok()) << placement.status();
-    EXPECT_NEAR(placement->schedule.makespan, *minimum, 1e-9 * *minimum);
-    EXPECT_EQ(placement->method, PlacementMethod::kExact);
-    EXPECT_NEAR(placement->gap(), 0, 1e-9);
+    EXPECT_NEAR(placement->lower_bound, *minimum, 2e-6 * *minimum);
+    EXPECT_GE(placement->schedule.makespan, *minimum * (1 - 1e-9));
+    EXPECT_EQ(placement->method, placement->schedule.makespan <= *minimum * (1 + 1e-9)
+                                     ? PlacementMethod::kExact
+                                     : PlacementMethod::kSharedLinks);
+    if (placement->method == PlacementMethod::kExact) ++exact;
     ExpectLegal(problem, placement->schedule);
     const double bound = LowerBound(problem, WindowsOf(problem));
     EXPECT_LE(bound, *minimum * (1 + 1e-9));
-    EXPECT_GE(placement->list_makespan, *minimum * (1 - 1e-9));
-    if (placement->list_makespan > *minimum * (1 + 1e-9)) ++beyond_lists;
+    EXPECT_GE(placement->list_makespan, placement->schedule.makespan);
+    if (placement->list_makespan > placement->schedule.makespan) ++beyond_lists;
   }
-  // The test covers graphs for which list scheduling is not optimal, and infeasible graphs.
-  EXPECT_GT(beyond_lists, 25);
+  // The test covers graphs for which list scheduling is not optimal, graphs whose messages wait for
+  // one another in any schedule, and infeasible graphs.
+  EXPECT_GT(beyond_lists, 10);
+  EXPECT_GT(exact, 300);
+  EXPECT_LT(exact, 490);
   EXPECT_GT(without_placement, 5);
+}
+
+// Small graphs, compared with all placements and orders of operators and messages.
+TEST(PlacerTest, NearBruteForceWithSharedLinks) {
+  int optimal = 0;
+  int graphs = 0;
+  for (uint64_t seed = 1; seed <= 200; ++seed) {
+    const v1::OperatorGraph graph = testing::RandomGraph(seed, {.max_ops = 5});
+    const std::optional<double> minimum = testing::OptimalMakespanWithSharedLinks(graph);
+    if (!minimum) continue;
+    SCOPED_TRACE(absl::StrCat("seed ", seed, "\n", graph.DebugString()));
+    const PlacementProblem problem = PlacementProblemOf(graph);
+    const auto placement = PlaceGraph(problem, kPatient);
+    ASSERT_TRUE(placement.ok()) << placement.status();
+    EXPECT_GE(placement->schedule.makespan, *minimum * (1 - 1e-9));
+    EXPECT_LE(placement->lower_bound, *minimum * (1 + 1e-9));
+    ++graphs;
+    if (placement->schedule.makespan <= *minimum * (1 + 1e-9)) ++optimal;
+  }
+  EXPECT_GT(graphs, 150);
+  EXPECT_GT(optimal, 0.95 * graphs);
 }
 
 // List scheduling gives a legal schedule whose gap bounds its distance from the optimum.
@@ -130,6 +184,137 @@ TEST(PlacerTest, ListSchedulingGap) {
     EXPECT_LE(placement->schedule.makespan * (1 - placement->gap()), *minimum * (1 + 1e-9));
     EXPECT_EQ(placement->method == PlacementMethod::kExact, placement->gap() < 1e-9);
   }
+}
+
+// --- Messages that share a link ---
+
+// Operators of a second that run fast on one device only, and edges whose tensor takes 3 s.
+std::string Fixed(const std::vector<std::pair<const char*, const char*>>& device_of_op,
+                  const std::vector<std::pair<const char*, const char*>>& edges) {
+  std::string text;
+  for (const auto& [op, device] : device_of_op) {
+    absl::StrAppend(&text, "op { name: '", op, "' seconds: 1000 on { device: '", device,
+                    "' seconds: 1 } } ");
+  }
+  for (const auto& [from, to] : edges) {
+    absl::StrAppend(&text, "edge { from: '", from, "' to: '", to, "' bytes: 3 } ");
+  }
+  for (const char* device : {"one", "two", "three"}) {
+    absl::StrAppend(&text, "device { name: '", device, "' } link { from: '", device,
+                    "' to: 'switch' bandwidth: 2 } ");
+  }
+  return text + "switch: 'switch'";
+}
+
+double MakespanOf(const std::string& text) {
+  const PlacementProblem problem = Problem(text);
+  const auto placement = PlaceGraph(problem, kPatient);
+  EXPECT_TRUE(placement.ok()) << placement.status();
+  ExpectLegal(problem, placement->schedule);
+  return placement->schedule.makespan;
+}
+
+// The tensor of a is sent from 1 to 4, that of b, which is ready at 2, from 4 to 7.
+TEST(PlacerTest, MessagesBetweenTwoDevicesTakeTurns) {
+  EXPECT_DOUBLE_EQ(MakespanOf(Fixed({{"a", "one"}, {"b", "one"}, {"c", "two"}, {"d", "two"}},
+                                    {{"a", "c"}, {"b", "d"}})),
+                   8);
+}
+
+TEST(PlacerTest, MessagesOfOneSenderTakeTurns) {
+  EXPECT_DOUBLE_EQ(
+      MakespanOf(Fixed({{"a", "one"}, {"b", "two"}, {"c", "three"}}, {{"a", "b"}, {"a", "c"}})),
+      1 + 3 + 3 + 1);
+}
+
+TEST(PlacerTest, MessagesToOneReceiverTakeTurns) {
+  EXPECT_DOUBLE_EQ(
+      MakespanOf(Fixed({{"a", "one"}, {"b", "two"}, {"c", "three"}}, {{"a", "c"}, {"b", "c"}})),
+      1 + 3 + 3 + 1);
+}
+
+TEST(PlacerTest, OppositeDirectionsDoNotShareALink) {
+  EXPECT_DOUBLE_EQ(MakespanOf(Fixed({{"a", "one"}, {"b", "two"}, {"c", "two"}, {"d", "one"}},
+                                    {{"a", "c"}, {"b", "d"}})),
+                   1 + 3 + 1);
+}
+
+// Sixteen branches of a second. Each branch on the second device sends 2 s there and 2 s back, so
+// that k branches there take 2k + 1 + 2 s; if messages did not wait for one another, 6 branches
+// there and a step of 10 s would be possible.
+TEST(PlacerTest, DividesLessWhereMessagesWait) {
+  std::string text = R"(
+    op { name: "first" seconds: 0 } op { name: "last" seconds: 0 }
+    device { name: "one" } device { name: "two" }
+    link { from: "one" to: "two" bandwidth: 1 } )";
+  for (int i = 0; i < 16; ++i) {
+    absl::StrAppend(&text, "op { name: 'b", i, "' seconds: 1 } ", "edge { from: 'first' to: 'b", i,
+                    "' bytes: 2 } edge { from: 'b", i, "' to: 'last' bytes: 2 } ");
+  }
+  const PlacementProblem problem = Problem(text);
+  const auto placement = PlaceGraph(problem, {.max_program_size = 0});
+  ASSERT_TRUE(placement.ok()) << placement.status();
+  EXPECT_DOUBLE_EQ(placement->schedule.makespan, 12);
+  ExpectLegal(problem, placement->schedule);
+}
+
+// --- Operators in the order of the graph ---
+
+// The first device may compute c while it waits for the input of b, unless b comes before c.
+TEST(PlacerTest, InOrderOperatorsWaitForEarlierOnes) {
+  PlacementProblem problem = Problem(R"(
+    op { name: "slow" seconds: 1000 on { device: "two" seconds: 8 } }
+    op { name: "b" seconds: 1000 on { device: "one" seconds: 1 } }
+    op { name: "c" seconds: 1000 on { device: "one" seconds: 5 } }
+    edge { from: "slow" to: "b" bytes: 1 }
+    device { name: "one" } device { name: "two" } link { from: "one" to: "two" bandwidth: 1 })");
+  const auto free = PlaceGraph(problem, kPatient);
+  ASSERT_TRUE(free.ok()) << free.status();
+  EXPECT_DOUBLE_EQ(free->schedule.makespan, 10) << "c, then b";
+  problem.in_order = true;
+  const auto in_order = PlaceGraph(problem, kPatient);
+  ASSERT_TRUE(in_order.ok()) << in_order.status();
+  EXPECT_DOUBLE_EQ(in_order->schedule.makespan, 15) << "b, then c";
+  ExpectLegal(problem, in_order->schedule);
+}
+
+TEST(PlacerTest, InOrderSchedulesAreLegal) {
+  for (uint64_t seed = 1; seed <= 100; ++seed) {
+    const v1::OperatorGraph graph = testing::RandomGraph(seed);
+    if (!FindGraphProblems(graph).empty()) continue;
+    SCOPED_TRACE(absl::StrCat("seed ", seed));
+    PlacementProblem problem = PlacementProblemOf(graph);
+    problem.in_order = true;
+    const auto placement = PlaceGraph(problem, {.solver_seconds = 0});
+    if (absl::IsDeadlineExceeded(placement.status())) continue;  // memory
+    ASSERT_TRUE(placement.ok()) << placement.status();
+    ExpectLegal(problem, placement->schedule);
+    std::vector<double> last(problem.devices.size(), 0);
+    for (const int i : problem.order) {
+      double& start = last[placement->schedule.device[i]];
+      EXPECT_GE(placement->schedule.start[i], start);
+      start = placement->schedule.start[i];
+    }
+  }
+}
+
+// Moving one operator of a chain adds messages; moving the chain does not.
+TEST(PlacerTest, MovesChains) {
+  std::string text = "op { name: 'first' seconds: 0 } op { name: 'last' seconds: 0 } ";
+  for (const std::string branch : {"l", "r"}) {
+    for (int i = 0; i < 6; ++i) {
+      absl::StrAppend(&text, "op { name: '", branch, i, "' seconds: 2 } edge { from: '",
+                      i == 0 ? "first" : absl::StrCat(branch, i - 1), "' to: '", branch, i,
+                      "' bytes: 1 } ");
+    }
+    absl::StrAppend(&text, "edge { from: '", branch, "5' to: 'last' bytes: 1 } ");
+  }
+  PlacementProblem problem = Problem(text + R"(
+    device { name: "one" } device { name: "two" } link { from: "one" to: "two" bandwidth: 1 })");
+  problem.in_order = true;
+  const auto placement = PlaceGraph(problem, {.solver_seconds = 0});
+  ASSERT_TRUE(placement.ok()) << placement.status();
+  EXPECT_DOUBLE_EQ(placement->schedule.makespan, 1 + 12) << "one branch has no message before it";
 }
 
 TEST(PlacerTest, LargeGraphsUseListScheduling) {

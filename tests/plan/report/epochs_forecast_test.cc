@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "plan/search/prediction.h"
+#include "plan/search/search.h"
 #include "tests/plan/report/questions.h"
 
 namespace cadre {
@@ -39,8 +41,52 @@ TEST(EpochsForecastTest, ChoosesTheBatchThatReachesTheTargetSoonest) {
   }
   EXPECT_NE(best.way.workers, 8) << "ten times the epochs";
   EXPECT_DOUBLE_EQ(*forecast.gain, forecast.choices[3].way.seconds / best.way.seconds);
-  EXPECT_LE(forecast.crossover.value_or(9), 8);
+  EXPECT_EQ(forecast.crossover.has_value(), best.way.splits_model);
   EXPECT_EQ(forecast.left_out, "");
+}
+
+// Two branches on a slow link: with data parallelism two workers wait for gradients, so a step is
+// faster if the branches are placed on them. More workers need many more epochs.
+TEST(EpochsForecastTest, PlacedLayersDecideTheCrossover) {
+  PlanRequest request{.spec = testing::SpecOf(R"(
+      model {
+        input { channels: 1 height: 16 width: 16 }
+        layer { name: "flat" flatten {} }
+        layer { name: "left1" input: "flat" fully_connected { out_features: 256 } }
+        layer { name: "left2" fully_connected { out_features: 256 } }
+        layer { name: "left3" fully_connected { out_features: 256 } }
+        layer { name: "right1" input: "flat" fully_connected { out_features: 256 } }
+        layer { name: "right2" fully_connected { out_features: 256 } }
+        layer { name: "right3" fully_connected { out_features: 256 } }
+        layer { name: "join" input: "left3" input: "right3" add {} }
+        layer { name: "loss" softmax_cross_entropy {} }
+      }
+      batch_per_group: 8
+      optimizer { sgd {} })"),
+                      .workers = 2,
+                      .flops = 1e9,
+                      .samples = 256,
+                      .sensitivity = false};
+  request.spec.mutable_cluster()->set_ranks_per_group(2);
+  request.link = {.alpha = 1e-3, .bandwidth = 1e7};
+  request.epochs = Epochs({{1, 4}, {2, 7.5}});
+  const EpochsForecast forecast = Forecast(request);
+  ASSERT_EQ(forecast.choices.size(), 2u);
+  const BatchChoice& hybrid = forecast.choices[0];
+  EXPECT_EQ(hybrid.way.model_devices, 2);
+  EXPECT_TRUE(hybrid.places_layers);
+  EXPECT_TRUE(hybrid.way.splits_model);
+  // The step is that of the placement, which the search finds for the batch of one worker.
+  PlanRequest alone = request;
+  alone.epochs.reset();
+  const auto question = testing::QuestionOf(std::move(alone));
+  const auto found = Search(question->problem);
+  ASSERT_TRUE(found.ok()) << found.status();
+  ASSERT_TRUE(PlacesLayers(found->best.plan));
+  EXPECT_DOUBLE_EQ(hybrid.way.step_seconds, found->best.prediction.times.step());
+  EXPECT_EQ(forecast.best, 0u);
+  EXPECT_EQ(forecast.crossover, 2);
+  EXPECT_GT(forecast.gain.value_or(0), 1);
 }
 
 TEST(EpochsForecastTest, BatchBeyondTheTableIsNotForecast) {

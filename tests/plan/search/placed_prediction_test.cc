@@ -7,7 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "plan/search/placed_plan.h"
+#include "absl/strings/str_replace.h"
+#include "plan/search/placed_plans.h"
 #include "plan/search/prediction.h"
 #include "tests/model/testing.h"
 
@@ -27,8 +28,8 @@ constexpr char kDiamond[] = R"(model {
 
 class DiamondTest : public ::testing::Test {
  protected:
-  DiamondTest()
-      : graph_(*Graph::FromModel(testing::SpecOf(kDiamond).model())),
+  explicit DiamondTest(const std::string& model = kDiamond)
+      : graph_(*Graph::FromModel(testing::SpecOf(model).model())),
         index_(ParameterIndex::FromGraph(graph_)) {}
 
   // `edge_seconds`: of an edge between devices. `backward`: backward takes as long as forward.
@@ -83,12 +84,20 @@ TEST_F(DiamondTest, BestPlacements) {
   }
 }
 
-TEST_F(DiamondTest, ThePlacerFindsThem) {
+// The same with parameters in a, so that there is a backward pass.
+class TrainedDiamondTest : public DiamondTest {
+ protected:
+  TrainedDiamondTest()
+      : DiamondTest(absl::StrReplaceAll(
+            kDiamond, {{"relu {}", "convolution { out_channels: 4 kernel: 1 }"}})) {}
+};
+
+TEST_F(TrainedDiamondTest, ThePlacerFindsThem) {
   const double wanted[] = {8, 9, 10, 11, 11};
   for (int edge = 0; edge <= 4; ++edge) {
     SCOPED_TRACE(edge);
     const PlanProblem problem = ProblemWith(edge, /*backward=*/true);
-    const absl::StatusOr<PlacedPlan> placed = PlaceLayersOnRanks(problem);
+    const absl::StatusOr<PlacedPlan> placed = PlaceLayersOnRanks(problem, 2);
     ASSERT_TRUE(placed.ok()) << placed.status();
     EXPECT_NEAR(placed->placement.schedule.makespan, 2 * wanted[edge], 1e-6);
     const Plan& plan = placed->candidate.plan;
@@ -110,7 +119,7 @@ TEST(PlacedPlan, RefusesSharedWeights) {
                                             .model());
   const ParameterIndex index = ParameterIndex::FromGraph(graph);
   const absl::StatusOr<PlacedPlan> placed =
-      PlaceLayersOnRanks({.graph = &graph, .index = &index, .ranks = 2});
+      PlaceLayersOnRanks({.graph = &graph, .index = &index, .ranks = 2}, 2);
   EXPECT_EQ(placed.status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(placed.status().message(), ::testing::HasSubstr("'in'"));
 }

@@ -5,13 +5,16 @@
 
 #include <cmath>
 #include <functional>
+#include <limits>
 #include <string>
 #include <vector>
 
 #include "plan/plan.h"
 #include "plan/plan_collectives.h"
 #include "plan/search/layer_options.h"
+#include "plan/search/placed_plans.h"
 #include "plan/search/planner.h"
+#include "plan/search/prediction.h"
 #include "tests/plan/search/problems.h"
 
 namespace cadre {
@@ -111,6 +114,112 @@ TEST(SearchTest, FindsPipelines) {
   EXPECT_EQ(stages_after([](PlanProblem& p) { p.pipeline = v1::Cluster::NO_PIPELINE; }), 1);
   EXPECT_EQ(stages_after([](PlanProblem& p) { p.device = v1::Cluster::CUDA; }), 1);
   EXPECT_EQ(stages_after([](PlanProblem& p) { p.strategy = Strategy::kBatch; }), 1);
+}
+
+// Two branches of fully connected layers, whose outputs are added. A message between the branches
+// is smaller than the gradients, and than what layers exchange if each of them is split.
+testing::OwnedProblem BranchesProblem(int ranks) {
+  std::string text =
+      "batch_per_group: 256 optimizer { sgd { momentum: 0.9 } } model { "
+      "input { channels: 1 height: 32 width: 32 } layer { name: 'flat' flatten {} } ";
+  for (const std::string branch : {"left", "right"}) {
+    std::string before = "flat";
+    for (int l = 0; l < 6; ++l) {
+      const std::string name = absl::StrCat(branch, l);
+      absl::StrAppend(&text, "layer { name: '", name, "' input: '", before,
+                      "' fully_connected { out_features: 1024 } } ");
+      before = name;
+    }
+  }
+  OwnedProblem owned = testing::ProblemOfSpec(
+      testing::SpecOf(absl::StrCat(text,
+                                   "layer { name: 'join' input: 'left5' input: 'right5' add {} } "
+                                   "layer { name: 'loss' softmax_cross_entropy {} } }")),
+      ranks);
+  owned.problem.hardware = UniformHardware({.alpha = 50e-6, .beta = 1e-7}, 1e10);
+  return owned;
+}
+
+TEST(SearchTest, FindsPlacementsOfBranches) {
+  const OwnedProblem owned = BranchesProblem(2);
+  const auto found = Search(owned.problem);
+  ASSERT_TRUE(found.ok()) << found.status();
+  const Plan& plan = found->best.plan;
+  ASSERT_TRUE(PlacesLayers(plan)) << plan.mesh.ToString();
+  EXPECT_TRUE(CheckPlan(plan, *owned.graph, *owned.index).ok());
+  EXPECT_EQ(plan.mesh.Size(kModelAxis), 2);
+  EXPECT_NE(LayerOf(plan, "left0").at, LayerOf(plan, "right0").at);
+  EXPECT_EQ(LayerOf(plan, "left0").at, LayerOf(plan, "left5").at);
+  EXPECT_EQ(LayerOf(plan, "right0").at, LayerOf(plan, "right5").at);
+  EXPECT_LT(found->best.prediction.times.step(), found->others.front().prediction.times.step());
+  EXPECT_FALSE(found->exact);
+  EXPECT_THAT(found->runners_up, SizeIs(owned.graph->size()));
+  const auto again = Search(owned.problem);
+  EXPECT_EQ(PlanToProto(again->best.plan, *owned.index).SerializeAsString(),
+            PlanToProto(plan, *owned.index).SerializeAsString());
+}
+
+TEST(SearchTest, PlacementsDivideSamplesToo) {
+  const OwnedProblem owned = BranchesProblem(4);
+  const std::vector<Candidate> plans =
+      PlacedPlans(owned.problem, std::numeric_limits<double>::infinity());
+  ASSERT_THAT(plans, Not(SizeIs(0)));
+  const Plan& plan = plans.front().plan;
+  EXPECT_TRUE(CheckPlan(plan, *owned.graph, *owned.index).ok());
+  EXPECT_EQ(plan.mesh.Size(kDataAxis), 2);
+  EXPECT_EQ(plan.mesh.Size(kModelAxis), 2);
+  EXPECT_NE(LayerOf(plan, "left0").at, LayerOf(plan, "right0").at);
+  EXPECT_EQ(LayerOf(plan, "left0").axes("samples"), std::vector<std::string>{kDataAxis});
+}
+
+TEST(SearchTest, PlacesLayersOnlyWhereThatIsPossibleAndFaster) {
+  const auto places = [](int ranks, const std::function<void(PlanProblem&)>& change) {
+    OwnedProblem owned = BranchesProblem(ranks);
+    change(owned.problem);
+    const auto found = Search(owned.problem);
+    EXPECT_TRUE(found.ok()) << found.status();
+    return PlacesLayers(found->best.plan);
+  };
+  EXPECT_TRUE(places(2, [](PlanProblem&) {}));
+  EXPECT_FALSE(places(2, [](PlanProblem& p) { p.hardware.link = {}; })) << "a free link";
+  EXPECT_FALSE(places(2, [](PlanProblem& p) { p.hardware.link.beta = 1e-5; })) << "a slow link";
+  EXPECT_FALSE(places(2, [](PlanProblem& p) { p.device = v1::Cluster::CUDA; }));
+  EXPECT_FALSE(places(2, [](PlanProblem& p) { p.strategy = Strategy::kBatch; }));
+  EXPECT_FALSE(places(2, [](PlanProblem& p) { p.pins.mesh = {{kDataAxis, 2}}; }));
+  EXPECT_FALSE(places(2, [](PlanProblem& p) { p.pins.layers = {{"left0", "samples"}}; }));
+  EXPECT_FALSE(places(16, [](PlanProblem&) {})) << "too many ranks to simulate";
+}
+
+// A chain has nothing to compute concurrently, so no rank would be given a part of it.
+TEST(SearchTest, PlacesNoChains) {
+  const testing::SmallModel model(32, {1024, 1024, 1024, 1024}, 256);
+  PlanProblem problem{.graph = &model.graph, .index = &model.index, .ranks = 2};
+  problem.batch = 256;
+  for (const double beta : {1e-8, 1e-7, 1e-5}) {
+    problem.hardware = UniformHardware({.alpha = 50e-6, .beta = beta}, 1e10);
+    EXPECT_THAT(PlacedPlans(problem, std::numeric_limits<double>::infinity()), SizeIs(0));
+  }
+}
+
+TEST(SearchTest, PlacementsFitIntoMemory) {
+  OwnedProblem owned = BranchesProblem(2);
+  constexpr double kAny = std::numeric_limits<double>::infinity();
+  std::vector<Candidate> plans = PlacedPlans(owned.problem, kAny);
+  ASSERT_THAT(plans, SizeIs(1));
+  const int64_t needed = plans.front().prediction.memory_bytes;
+  owned.problem.hardware.memory_bytes = needed;
+  plans = PlacedPlans(owned.problem, kAny);
+  ASSERT_THAT(plans, SizeIs(1));
+  EXPECT_LE(plans.front().prediction.memory_bytes, needed);
+  owned.problem.hardware.memory_bytes = needed / 2;
+  EXPECT_THAT(PlacedPlans(owned.problem, kAny), SizeIs(0));
+}
+
+TEST(SearchTest, SlowPlacementsAreNotComputed) {
+  const OwnedProblem owned = BranchesProblem(2);
+  const double step = PlacedPlans(owned.problem, 1e9).front().prediction.times.step();
+  EXPECT_THAT(PlacedPlans(owned.problem, step), SizeIs(1)) << "the bound is below the step";
+  EXPECT_THAT(PlacedPlans(owned.problem, step / 4), SizeIs(0));
 }
 
 TEST(SearchTest, NamesLayersThatTheStrategyCannotSplit) {
