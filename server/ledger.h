@@ -95,7 +95,7 @@ struct RunTerms {
   // By group; a group that is not in it has no generation. The number of groups may change during
   // the run: only the coordinator knows it and chooses among the contributions.
   std::map<uint32_t, GroupGeneration> generations;
-  // States of the outer optimizer for each value of a version.
+  // States that are stored for each value of a version (model/averaging_state.h).
   int outer_states = 0;
   // The units of the model, if ranks and shards exchange whole units: the shards are then cut at
   // their borders.

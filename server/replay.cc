@@ -77,9 +77,10 @@ absl::StatusOr<ReplayedShard> ReplayShard(
   const std::string& run = terms.run;
   const uint32_t versions = rounds.empty() ? 0 : rounds.rbegin()->first;
 
-  CADRE_ASSIGN_OR_RETURN(const auto fill, InitialModel(found.open.spec(), checkpoint_files));
+  CADRE_ASSIGN_OR_RETURN(const ShardStore::InitialVersion initial,
+                         InitialVersion(found.open.spec(), checkpoint_files));
   StoredVersion newest;
-  CADRE_ASSIGN_OR_RETURN(newest.stats, store->WriteInitial(run, Ledger::SpanOf(terms), fill));
+  CADRE_ASSIGN_OR_RETURN(newest.stats, store->WriteInitial(terms, initial));
   for (const auto& [version, round] : rounds) {
     if (version != newest.version + 1) {
       return absl::FailedPreconditionError(

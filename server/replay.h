@@ -1,8 +1,9 @@
-// Computes the versions of a shard again: version 0 from the spec of the run, and every later one
-// from its order and contributions, which the aggregator has archived (server/archive.h), by the
-// code that made it (server/shard_store.h). Momentum and residuals of coded versions are computed
-// as well, since they are functions of the same inputs. Equal digests show that the versions follow
-// from what the groups have contributed and from nothing else.
+// Computes the versions of a shard again: version 0 from the spec of the run and the checkpoint
+// that it names, and every later one from its order and contributions, which the aggregator has
+// archived (server/archive.h), by the code that made it (server/shard_store.h). Momentum and
+// residuals of coded versions are computed as well, since they are functions of the same inputs.
+// Equal digests show that the versions follow from what the groups have contributed and from
+// nothing else.
 //
 // Thread-safe for different scratch folders.
 #pragma once
@@ -31,7 +32,7 @@ struct ReplayedShard {
 // empty folder with room for three versions and their states. `on_version` is called with each
 // version and the number of versions. Errors: NotFound without an archive; FailedPrecondition if an
 // order or a contribution is missing; DataLoss if a file is damaged, or a version has another
-// digest than the recorded one, with both; those of InitialModel.
+// digest than the recorded one, with both; those of InitialVersion.
 absl::StatusOr<ReplayedShard> ReplayShard(
     const std::string& run_folder, const std::string& scratch,
     const std::function<void(uint32_t version, uint32_t versions)>& on_version,

@@ -1,19 +1,24 @@
 // Version 0 is a pure function of the run's specification: of its seed, or of the checkpoint that
-// it names. Every aggregator computes its own shard, so no model is sent at the start of a run, and
-// an aggregator that has lost version 0 can create it again.
+// it names. So are the states that are stored with it, which are zeros unless a checkpoint has
+// them. Every aggregator computes its own shard, so no model is sent at the start of a run, and an
+// aggregator that has lost version 0 can create it again.
 #include "server/run_terms.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <memory>
 #include <utility>
+#include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "model/averaging_state.h"
 #include "model/coding.h"
 #include "model/exchange_units.h"
+#include "model/formats/checkpoint_folder.h"
 #include "model/formats/checkpoint_manifest.h"
 #include "model/initial_value.h"
-#include "model/outer_optimizer.h"
 #include "model/parameter_index.h"
 #include "model/validate.h"
 #include "server/client/frame.h"
@@ -22,22 +27,49 @@
 namespace cadre {
 namespace {
 
-// Reads the values at positions first, first + 1, ... from their tensors.
-absl::Status ReadFlat(const ParameterIndex& index, SafetensorsFile& file, int64_t first,
-                      std::span<float> out) {
-  for (const v1::Range& range : index.RangesOf(first, first + std::ssize(out))) {
-    const StoredTensor& tensor = *file.Find(index[range.tensor()].name);
-    const size_t elements = range.end() - range.begin();
-    CADRE_RETURN_IF_ERROR(file.Read(tensor, range.begin(), out.first(elements)));
-    out = out.subspan(elements);
-  }
-  return absl::OkStatus();
+// Produces the values at positions first, first + 1, ... from tensors, each of which has the name
+// of its parameter and, for a state, "@" and that of the state. Running statistics have no states.
+ShardStore::Fill FillFrom(std::shared_ptr<const ParameterIndex> index,
+                          std::shared_ptr<SafetensorsFile> file, const std::string& state = "") {
+  return [index = std::move(index), file = std::move(file), state](
+             int64_t first, std::span<float> out) -> absl::Status {
+    for (const v1::Range& range : index->RangesOf(first, first + std::ssize(out))) {
+      const Parameter& parameter = (*index)[range.tensor()];
+      const std::span<float> values = out.first(range.end() - range.begin());
+      out = out.subspan(values.size());
+      if (!state.empty() && IsStatistic(parameter.role)) {
+        std::fill(values.begin(), values.end(), 0.0F);
+        continue;
+      }
+      const StoredTensor& tensor =
+          *file->Find(state.empty() ? parameter.name : StateTensorName(parameter.name, state));
+      CADRE_RETURN_IF_ERROR(file->Read(tensor, range.begin(), values));
+    }
+    return absl::OkStatus();
+  };
 }
 
-// States of the outer optimizer, and the residual of coded versions, for each value of a version.
-int StatesOf(const v1::Averaging& averaging) {
-  const auto outer = OuterOptimizerOf(averaging);
-  return (outer ? OuterStates(*outer) : 0) + (CodingOf(averaging.down()) ? 1 : 0);
+// The states of a run that the checkpoint in `folder` contains, as those of an InitialVersion.
+absl::StatusOr<std::vector<ShardStore::Fill>> InitialStates(
+    const std::string& folder, const std::shared_ptr<const ParameterIndex>& index,
+    const v1::Averaging& averaging, const RootedFiles& files) {
+  const std::filesystem::path path(folder);
+  CADRE_ASSIGN_OR_RETURN(const v1::CheckpointManifest manifest,
+                         ReadManifest((path / kManifestFile).string(), files));
+  const std::vector<std::string> stored = AveragingStateNames(manifest);
+  const auto is_stored = [&](const std::string& name) {
+    return std::find(stored.begin(), stored.end(), name) != stored.end();
+  };
+  const std::vector<std::string> names = ShardStateNames(averaging);
+  std::vector<ShardStore::Fill> states;
+  if (std::none_of(names.begin(), names.end(), is_stored)) return states;
+  CADRE_ASSIGN_OR_RETURN(SafetensorsFile opened, OpenTensors((path / kAveragingFile).string(),
+                                                             StateTensors(*index, stored), files));
+  const auto file = std::make_shared<SafetensorsFile>(std::move(opened));
+  for (const std::string& name : names) {
+    states.push_back(is_stored(name) ? FillFrom(index, file, name) : nullptr);
+  }
+  return states;
 }
 
 }  // namespace
@@ -48,8 +80,9 @@ absl::StatusOr<int64_t> SpaceOf(const v1::OpenRun& open) {
   const v1::Averaging& averaging = open.spec().averaging();
   const Interval span = ShardSpan(index.size(), open.shard(), std::max(1U, open.shards()));
   const int64_t groups = std::max(1U, open.spec().cluster().groups());
+  const int64_t states = std::ssize(ShardStateNames(averaging));
   const int64_t frames = CodingOf(averaging.down()) ? 1 : 0;
-  return span.size() * int64_t{sizeof(float)} * (3 * (1 + StatesOf(averaging)) + frames + groups);
+  return span.size() * int64_t{sizeof(float)} * (3 * (1 + states) + frames + groups);
 }
 
 absl::StatusOr<RunTerms> RunTermsOf(const v1::OpenRun& open) {
@@ -81,7 +114,7 @@ absl::StatusOr<RunTerms> RunTermsOf(const v1::OpenRun& open) {
     terms.generations[group] = {
         number, key == open.keys().end() ? std::nullopt : ParseSecretKey(key->second)};
   }
-  terms.outer_states = StatesOf(open.spec().averaging());
+  terms.outer_states = static_cast<int>(std::ssize(ShardStateNames(open.spec().averaging())));
   terms.up = CodingOf(open.spec().averaging().up());
   terms.down = CodingOf(open.spec().averaging().down());
   for (const std::optional<v1::Coding>& coding : {terms.up, terms.down}) {
@@ -94,23 +127,31 @@ absl::StatusOr<RunTerms> RunTermsOf(const v1::OpenRun& open) {
   return terms;
 }
 
-absl::StatusOr<ShardStore::Fill> InitialModel(const v1::RunSpec& spec, const RootedFiles& files) {
+absl::StatusOr<ShardStore::InitialVersion> InitialVersion(const v1::RunSpec& spec,
+                                                          const RootedFiles& files) {
   CADRE_ASSIGN_OR_RETURN(ParameterIndex made, ParameterIndex::FromModel(spec.model()));
   // Shared because std::function requires copyable captures.
   const auto index = std::make_shared<const ParameterIndex>(std::move(made));
+  ShardStore::InitialVersion initial;
   if (spec.checkpoint().from().empty()) {
-    return [index, seed = spec.seed()](int64_t first, std::span<float> out) {
+    initial.values = [index, seed = spec.seed()](int64_t first, std::span<float> out) {
       FillInitialValues(*index, seed, first, out);
       return absl::OkStatus();
     };
+    return initial;
   }
-  absl::StatusOr<SafetensorsFile> opened =
-      OpenWeights(spec.checkpoint().from(), spec.model(), files);
-  if (!opened.ok()) return Annotate(opened.status(), "checkpoint.from");
-  const auto file = std::make_shared<SafetensorsFile>(*std::move(opened));
-  return [index, file](int64_t first, std::span<float> out) {
-    return ReadFlat(*index, *file, first, out);
+  const auto read = [&]() -> absl::Status {
+    // A later checkpoint of the same directory may appear meanwhile.
+    CADRE_ASSIGN_OR_RETURN(const std::string path,
+                           ResolveCheckpoint(spec.checkpoint().from(), files));
+    CADRE_ASSIGN_OR_RETURN(SafetensorsFile opened, OpenWeights(path, spec.model(), files));
+    initial.values = FillFrom(index, std::make_shared<SafetensorsFile>(std::move(opened)));
+    if (absl::EndsWith(path, ".safetensors")) return absl::OkStatus();
+    CADRE_ASSIGN_OR_RETURN(initial.states, InitialStates(path, index, spec.averaging(), files));
+    return absl::OkStatus();
   };
+  if (const absl::Status status = read(); !status.ok()) return Annotate(status, "checkpoint.from");
+  return initial;
 }
 
 }  // namespace cadre

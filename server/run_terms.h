@@ -22,9 +22,11 @@ absl::StatusOr<int64_t> SpaceOf(const v1::OpenRun& open);
 // Errors: InvalidArgument if the model is invalid, or a name is not a valid file name.
 absl::StatusOr<RunTerms> RunTermsOf(const v1::OpenRun& open);
 
-// Returns a function that produces the initial model of the spec, from its seed or from a
-// checkpoint, whose file stays open as long as the function exists. Requires: RunTermsOf accepted
-// the spec. Errors: those of OpenWeights and of `files`.
-absl::StatusOr<ShardStore::Fill> InitialModel(const v1::RunSpec& spec, const RootedFiles& files);
+// Returns functions that produce version 0 of the run, from its seed or from a checkpoint, whose
+// files stay open as long as the functions exist. Of the states that the shards store with
+// versions, it has those that the checkpoint contains. Requires: RunTermsOf accepted the spec.
+// Errors: those of OpenWeights, ReadManifest, OpenTensors and `files`.
+absl::StatusOr<ShardStore::InitialVersion> InitialVersion(const v1::RunSpec& spec,
+                                                          const RootedFiles& files);
 
 }  // namespace cadre

@@ -80,8 +80,13 @@ absl::StatusOr<int64_t> VersionPull::Next(std::span<char> data) {
   while (left_ > 0 && std::ssize(data) >= kValueBytes) {
     const Interval& span = grant_.spans[span_];
     const int64_t n = std::min(std::ssize(data) / kValueBytes, span.size() - read_);
-    const absl::Status read = reader_->Read(span.begin + read_, data.first(n * kValueBytes));
-    if (!read.ok()) return on_error_(read);
+    if (reader_ == nullptr) {
+      std::fill_n(data.begin(), n * kValueBytes, 0);
+    } else if (const absl::Status read =
+                   reader_->Read(span.begin + read_, data.first(n * kValueBytes));
+               !read.ok()) {
+      return on_error_(read);
+    }
     data = data.subspan(n * kValueBytes);
     elements += n;
     left_ -= n;
@@ -226,7 +231,7 @@ absl::StatusOr<v1::RunOpened> ShardHost::OpenRun(const v1::OpenRun& open) {
   CADRE_RETURN_IF_ERROR(CountError(store_->SaveRun(saved, /*closed=*/false)));
   opened_[open.run()] = {saved, /*closed=*/false, space};
   if (opened.make_version_zero) {
-    const absl::Status made = CountError(MakeVersionZero(open, opened.span));
+    const absl::Status made = CountError(MakeVersionZero(open, terms));
     if (IsTransient(made) || absl::IsDataLoss(made)) return made;
     if (!made.ok()) {
       answer.set_error(std::string(made.message()));
@@ -274,17 +279,23 @@ std::string ShardHost::CheckSpace(const v1::OpenRun& open, int64_t needed) const
                       " of these are reserved for other runs");
 }
 
-absl::Status ShardHost::MakeVersionZero(const v1::OpenRun& open, Interval span) {
+absl::Status ShardHost::MakeVersionZero(const v1::OpenRun& open, const RunTerms& terms) {
   // A damaged checkpoint stays damaged. The shard's own disk is tried again.
   const auto permanent = [](const absl::Status& status) {
     return absl::IsDataLoss(status) ? absl::InvalidArgumentError(status.message()) : status;
   };
-  const absl::StatusOr<ShardStore::Fill> model = InitialModel(open.spec(), checkpoint_files_);
-  if (!model.ok()) return permanent(model.status());
-  const ShardStore::Fill fill = [&](int64_t first, std::span<float> out) {
-    return permanent((*model)(first, out));
+  absl::StatusOr<ShardStore::InitialVersion> initial =
+      InitialVersion(open.spec(), checkpoint_files_);
+  if (!initial.ok()) return permanent(initial.status());
+  const auto make_permanent = [&permanent](ShardStore::Fill& fill) {
+    if (!fill) return;
+    fill = [&permanent, read = std::move(fill)](int64_t first, std::span<float> out) {
+      return permanent(read(first, out));
+    };
   };
-  CADRE_ASSIGN_OR_RETURN(const VersionStats stats, store_->WriteInitial(open.run(), span, fill));
+  make_permanent(initial->values);
+  for (ShardStore::Fill& fill : initial->states) make_permanent(fill);
+  CADRE_ASSIGN_OR_RETURN(const VersionStats stats, store_->WriteInitial(terms, *initial));
   counters_->Add("versions_written");
   absl::MutexLock lock(&mutex_);
   ledger_.VersionDurable(open.run(), 0, stats);
@@ -554,9 +565,10 @@ absl::StatusOr<std::unique_ptr<VersionPull>> ShardHost::Pull(const v1::PullReque
     absl::MutexLock lock(&mutex_);
     decision = ledger_.Pull(request);
     // The open file stays readable after a commit unlinks it.
-    if (const auto* grant = std::get_if<PullGrant>(&decision);
-        grant != nullptr && !request.has_frame_from()) {
-      reader = store_->OpenVersion(grant->run, grant->version);
+    if (auto* grant = std::get_if<PullGrant>(&decision);
+        grant != nullptr && (request.has_state() || !request.has_frame_from())) {
+      reader = request.has_state() ? OpenState(request.state(), *grant)
+                                   : store_->OpenVersion(grant->run, grant->version);
     }
   }
   if (const auto* refused = std::get_if<Refused>(&decision)) return Refuse(*refused);
@@ -566,17 +578,29 @@ absl::StatusOr<std::unique_ptr<VersionPull>> ShardHost::Pull(const v1::PullReque
                                                       none->current, " is the current one"));
   }
   PullGrant grant = std::get<PullGrant>(std::move(decision));
-  if (request.has_frame_from()) return PullFrame(std::move(grant), request.frame_from());
+  if (request.has_frame_from() && !request.has_state()) {
+    return PullFrame(std::move(grant), request.frame_from());
+  }
   if (!reader.ok()) return OnReadError(grant.run, reader.status());
-  const Interval held = (*reader)->span();
-  if (!std::all_of(grant.spans.begin(), grant.spans.end(),
-                   [&](const Interval& span) { return held.contains(span); })) {
+  if (*reader != nullptr &&
+      !std::all_of(grant.spans.begin(), grant.spans.end(),
+                   [&](const Interval& span) { return (*reader)->span().contains(span); })) {
     return absl::DataLossError(absl::StrCat("the file of version ", grant.version, " of ",
                                             grant.run, " covers other positions"));
   }
   return std::make_unique<VersionPull>(
       std::move(grant), *std::move(reader),
       [this, run = request.run()](const absl::Status& error) { return OnReadError(run, error); });
+}
+
+// The grant becomes one for elements of the states' file.
+absl::StatusOr<std::unique_ptr<VersionReader>> ShardHost::OpenState(uint32_t state,
+                                                                    PullGrant& grant) const {
+  CADRE_ASSIGN_OR_RETURN(StoredState stored, store_->OpenState(grant.run, grant.version,
+                                                               {grant.units.get(), grant.fragments},
+                                                               state, grant.spans));
+  grant.spans = std::move(stored.elements);
+  return std::move(stored.reader);
 }
 
 // The caller pulls the version instead if there is no frame.

@@ -57,6 +57,7 @@ class VersionPull {
  public:
   // Passes errors of the reader through `on_error`.
   using OnError = std::function<absl::Status(const absl::Status&)>;
+  // `reader`: null for zeros.
   VersionPull(PullGrant grant, std::unique_ptr<VersionReader> reader, OnError on_error,
               const FrameHead& frame = {});
 
@@ -170,9 +171,12 @@ class ShardHost {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(order_mutex_) ABSL_LOCKS_EXCLUDED(mutex_);
   // Null if the contribution is not a frame. InvalidArgument for a frame that is malformed.
   static absl::StatusOr<std::shared_ptr<const FrameIndex>> IndexFrame(const Staging& staging);
+  // Null: zeros.
+  absl::StatusOr<std::unique_ptr<VersionReader>> OpenState(uint32_t state, PullGrant& grant) const;
   absl::StatusOr<std::unique_ptr<VersionPull>> PullFrame(PullGrant grant, uint64_t from);
   absl::StatusOr<VersionStats> MakeVersion(const ApplyPlan& plan) ABSL_LOCKS_EXCLUDED(mutex_);
-  absl::Status MakeVersionZero(const v1::OpenRun& open, Interval span) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status MakeVersionZero(const v1::OpenRun& open, const RunTerms& terms)
+      ABSL_LOCKS_EXCLUDED(mutex_);
 
   const std::unique_ptr<ShardStore> store_;
   Counters* const counters_;

@@ -12,9 +12,11 @@
 // obsolete, because their round is not newer than the newest version. No journal is needed.
 //
 // The states of an outer optimizer are a second file, outer-<v>, which is written, synced and
-// renamed before step 4. A version whose order names an outer update (Apply.outer) is complete only
-// with that file; without such an order (version 0, and a version that was restored from a seed)
-// the states are zeros. An outer file without its version is left by a crash, and removed by Load.
+// renamed before step 4. A version whose order names an outer update (Apply.outer) or coded
+// versions (Apply.down) is complete only with that file; without such an order (version 0 of most
+// runs, and a version that was restored from a seed) the states are zeros. Version 0 of a run that
+// begins from a checkpoint with states is stored with an order that names them and no participants.
+// An outer file without its version is left by a crash, and removed by Load.
 //
 // A contribution is written in place, chunk by chunk, under its final name. Each block has its own
 // CRC, so after a crash staging resumes after the leading undamaged blocks. A contribution is
@@ -552,17 +554,45 @@ absl::StatusOr<VersionStats> ShardStore::WriteVersion(
   return stats;
 }
 
-absl::StatusOr<VersionStats> ShardStore::WriteInitial(const std::string& run, Interval span,
-                                                      const Fill& fill) {
+absl::StatusOr<VersionStats> ShardStore::WriteInitial(const RunTerms& terms,
+                                                      const InitialVersion& initial) {
+  const Interval span = Ledger::SpanOf(terms);
+  const int number_of_states = static_cast<int>(std::ssize(initial.states));
+  v1::Apply order;
+  std::unique_ptr<BlockWriter> states;
+  const absl::Cleanup remove = [&] {
+    if (states != nullptr) RemoveFile(states->path());
+  };
+  if (number_of_states > 0) {
+    if (terms.down) *order.mutable_down() = *terms.down;
+    if (number_of_states > (terms.down ? 1 : 0)) order.mutable_outer();
+    CADRE_ASSIGN_OR_RETURN(states, CreateStates(terms.run, 0, span, number_of_states));
+  }
   std::vector<float> values;
+  std::vector<float> of_states;
   const auto compute = [&](int, Interval stretch) -> absl::StatusOr<std::span<const float>> {
     values.resize(stretch.size());
-    CADRE_RETURN_IF_ERROR(fill(stretch.begin, values));
+    CADRE_RETURN_IF_ERROR(initial.values(stretch.begin, values));
+    if (states == nullptr) return values;
+    of_states.assign(number_of_states * stretch.size(), 0);
+    std::span<float> rest = of_states;
+    for (const Fill& fill : initial.states) {
+      if (fill) CADRE_RETURN_IF_ERROR(fill(stretch.begin, rest.first(stretch.size())));
+      rest = rest.subspan(stretch.size());
+    }
+    CADRE_RETURN_IF_ERROR(states->Write(
+        (stretch.begin - span.begin) * number_of_states * sizeof(float), AsText(of_states)));
     return values;
   };
+  const auto finish = [&]() -> absl::StatusOr<VersionStats> {
+    VersionStats stats;
+    if (states == nullptr) return stats;
+    CADRE_RETURN_IF_ERROR(FinishStates(terms.run, 0, span, number_of_states, stats, *states));
+    return stats;
+  };
   return WriteVersion(
-      run, {}, span, StretchRule(), /*threads=*/1, compute,
-      [](int, Interval) { return absl::OkStatus(); }, [] { return VersionStats(); });
+      terms.run, order, span, {terms.units.get(), terms.fragments}, /*threads=*/1, compute,
+      [](int, Interval) { return absl::OkStatus(); }, finish);
 }
 
 absl::StatusOr<RoundMean::Files> ShardStore::OpenContributions(const ApplyPlan& plan) {
@@ -660,14 +690,12 @@ absl::StatusOr<RoundUpdate> ShardStore::OpenUpdate(const ApplyPlan& plan, const 
   RoundUpdate update;
   if (plan.order.has_outer()) update.outer.emplace(plan.order.outer(), plan.round);
   if (plan.order.has_down()) update.down = CodecOf(plan.order.down());
-  const OuterMeta meta{plan.round, plan.span.begin, plan.span.end,
-                       static_cast<uint64_t>(update.number_of_states())};
   if (HasStates(before)) {
     CADRE_ASSIGN_OR_RETURN(
         std::unique_ptr<BlockFile> file,
         BlockFile::Open(files_, OuterPath(plan.run, plan.round - 1), Access::kRead));
-    OuterMeta same = meta;
-    same.version = plan.round - 1;
+    const OuterMeta same{plan.round - 1, plan.span.begin, plan.span.end,
+                         static_cast<uint64_t>(update.number_of_states())};
     if (!absl::StartsWith(file->head().meta,
                           absl::string_view(reinterpret_cast<const char*>(&same), sizeof(same)))) {
       return absl::DataLossError(absl::StrCat(
@@ -675,32 +703,43 @@ absl::StatusOr<RoundUpdate> ShardStore::OpenUpdate(const ApplyPlan& plan, const 
     }
     update.before = std::make_unique<BlockScan>(std::move(file));
   }
-  const auto create = [&](const std::string& path, std::string head,
-                          int64_t elements) -> absl::StatusOr<std::unique_ptr<BlockWriter>> {
-    CADRE_ASSIGN_OR_RETURN(
-        std::unique_ptr<BlockFile> file,
-        BlockFile::Create(files_, absl::StrCat(path, ".new"), {std::move(head), kBlockBytes, 0}));
-    return std::make_unique<BlockWriter>(std::move(file), elements * sizeof(float));
-  };
   CADRE_ASSIGN_OR_RETURN(update.states,
-                         create(OuterPath(plan.run, plan.round), EncodeMeta(meta, VersionStats()),
-                                meta.states * plan.span.size()));
+                         CreateStates(plan.run, plan.round, plan.span, update.number_of_states()));
   if (update.down) {
     const std::span<const ExchangeUnit> units = plan.units->In(plan.span);
-    CADRE_ASSIGN_OR_RETURN(update.frame,
-                           create(FramePath(plan.run, plan.round), EncodeMeta(FrameMeta()),
-                                  MaxFrameWords(units, *update.down) + std::ssize(units)));
+    CADRE_ASSIGN_OR_RETURN(
+        std::unique_ptr<BlockFile> file,
+        BlockFile::Create(files_, absl::StrCat(FramePath(plan.run, plan.round), ".new"),
+                          {EncodeMeta(FrameMeta()), kBlockBytes, 0}));
+    const int64_t elements = MaxFrameWords(units, *update.down) + std::ssize(units);
+    update.frame = std::make_unique<BlockWriter>(std::move(file), elements * sizeof(float));
   }
   return update;
 }
 
+absl::StatusOr<std::unique_ptr<BlockWriter>> ShardStore::CreateStates(const std::string& run,
+                                                                      uint32_t version,
+                                                                      Interval span, int states) {
+  const OuterMeta meta{version, span.begin, span.end, static_cast<uint64_t>(states)};
+  CADRE_ASSIGN_OR_RETURN(std::unique_ptr<BlockFile> file,
+                         BlockFile::Create(files_, absl::StrCat(OuterPath(run, version), ".new"),
+                                           {EncodeMeta(meta, VersionStats()), kBlockBytes, 0}));
+  return std::make_unique<BlockWriter>(std::move(file),
+                                       states * span.size() * int64_t{sizeof(float)});
+}
+
+absl::Status ShardStore::FinishStates(const std::string& run, uint32_t version, Interval span,
+                                      int states, const VersionStats& stats, BlockWriter& writer) {
+  const OuterMeta meta{version, span.begin, span.end, static_cast<uint64_t>(states)};
+  CADRE_RETURN_IF_ERROR(
+      writer.Finish(EncodeMeta(meta, stats), states * span.size() * int64_t{sizeof(float)}));
+  return files_.Rename(writer.path(), OuterPath(run, version));
+}
+
 absl::Status ShardStore::FinishUpdate(const ApplyPlan& plan, const VersionStats& stats,
                                       RoundUpdate& update) {
-  const OuterMeta meta{plan.round, plan.span.begin, plan.span.end,
-                       static_cast<uint64_t>(update.number_of_states())};
-  CADRE_RETURN_IF_ERROR(update.states->Finish(EncodeMeta(meta, stats),
-                                              meta.states * plan.span.size() * sizeof(float)));
-  CADRE_RETURN_IF_ERROR(files_.Rename(update.states->path(), OuterPath(plan.run, plan.round)));
+  CADRE_RETURN_IF_ERROR(FinishStates(plan.run, plan.round, plan.span, update.number_of_states(),
+                                     stats, *update.states));
   if (update.frame == nullptr) return absl::OkStatus();
   const FrameMeta frame{plan.round, plan.span.begin, plan.span.end,
                         update.frame_bytes / sizeof(float), plan.order.fragment()};
@@ -781,17 +820,60 @@ absl::StatusOr<StoredFrame> ShardStore::OpenFrame(const std::string& run, uint32
   return StoredFrame{std::move(reader), {begin, end}, fragment};
 }
 
+absl::StatusOr<StoredState> ShardStore::OpenState(const std::string& run, uint32_t version,
+                                                  const StretchRule& rule, uint32_t state,
+                                                  const std::vector<Interval>& positions) const {
+  v1::Apply order;
+  Interval span;
+  CADRE_RETURN_IF_ERROR(OpenVersionFile(run, version, &order, &span).status());
+  if (!HasStates(order)) return StoredState{nullptr, positions};
+  CADRE_ASSIGN_OR_RETURN(std::unique_ptr<BlockFile> file,
+                         BlockFile::Open(files_, OuterPath(run, version), Access::kRead));
+  OuterMeta meta;
+  const std::string& bytes = file->head().meta;
+  if (bytes.size() >= sizeof(meta)) std::memcpy(&meta, bytes.data(), sizeof(meta));
+  const bool holds = std::all_of(positions.begin(), positions.end(),
+                                 [&](const Interval& each) { return span.contains(each); });
+  if (meta.version != version || Interval{meta.begin, meta.end} != span || !holds ||
+      state >= meta.states ||
+      file->head().data_bytes != meta.states * span.size() * sizeof(float)) {
+    return absl::DataLossError(
+        absl::StrCat(file->path(), ": does not contain state ", state, " of version ", version));
+  }
+  // The states of a stretch follow one another.
+  std::vector<Interval> stretches;
+  for (int64_t begin = span.begin; begin < span.end; begin = stretches.back().end) {
+    stretches.push_back({begin, StretchEnd(rule, span, begin)});
+  }
+  StoredState stored;
+  for (const Interval& each : positions) {
+    auto stretch =
+        std::partition_point(stretches.begin(), stretches.end(),
+                             [&](const Interval& before) { return before.end <= each.begin; });
+    for (; stretch != stretches.end() && stretch->begin < each.end; ++stretch) {
+      const Interval part = Intersect(*stretch, each);
+      const int64_t first = (stretch->begin - span.begin) * static_cast<int64_t>(meta.states) +
+                            state * stretch->size() + (part.begin - stretch->begin);
+      stored.elements.push_back({first, first + part.size()});
+    }
+  }
+  const auto elements = static_cast<int64_t>(meta.states) * span.size();
+  stored.reader = std::make_unique<VersionReader>(std::move(file), Interval{0, elements});
+  return stored;
+}
+
 absl::Status ShardStore::CheckOuter(const std::string& path, bool verify, const v1::Apply& order,
                                     VersionStats* stats) {
   CADRE_ASSIGN_OR_RETURN(const auto file, BlockFile::Open(files_, path, Access::kRead));
   const std::string& bytes = file->head().meta;
   OuterMeta meta;
   double sums[5];
-  if (bytes.size() == sizeof(meta) + sizeof(sums)) {
+  const bool fits = bytes.size() == sizeof(meta) + sizeof(sums);
+  if (fits) {
     std::memcpy(&meta, bytes.data(), sizeof(meta));
     std::memcpy(sums, bytes.data() + sizeof(meta), sizeof(sums));
   }
-  if (meta.version != order.round()) {
+  if (!fits || meta.version != order.round()) {
     return absl::DataLossError(
         absl::StrCat(path, ": does not contain the outer states of version ", order.round()));
   }

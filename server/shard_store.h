@@ -8,7 +8,7 @@
 //                                          Apply that made it
 //   <data_dir>/<run>/outer-<v>             states of the outer optimizer at version v (a block
 //                                          file), if its order has an outer optimizer or coded
-//                                          versions
+//                                          versions; those of version 0 are from a checkpoint
 //   <data_dir>/<run>/frame-<v>             the code of the change from version v - 1 to v, if the
 //                                          run has one; without it, the version is pulled
 //   <data_dir>/<run>/stage-<round>-<group>-<generation>-<rank>
@@ -63,10 +63,24 @@ struct StoredFrame {
   uint32_t fragment = 0;
 };
 
+// A state of a version. For each of the requested intervals: the elements of the reader that are
+// its values, in parts.
+struct StoredState {
+  // Null: zeros, one for each requested position.
+  std::unique_ptr<VersionReader> reader;
+  std::vector<Interval> elements;
+};
+
 class ShardStore {
  public:
   // Produces the values at positions first, first + 1, ...
   using Fill = std::function<absl::Status(int64_t first, std::span<float> out)>;
+
+  struct InitialVersion {
+    Fill values;
+    // Of the states in the order of ShardStateNames; null: zeros. Empty: the version has no states.
+    std::vector<Fill> states;
+  };
 
   struct FoundRun {
     v1::OpenRun open;
@@ -123,8 +137,7 @@ class ShardStore {
 
   // WriteInitial and WriteMean write a version stretch by stretch and return its statistics, which
   // are stored with it.
-  absl::StatusOr<VersionStats> WriteInitial(const std::string& run, Interval span,
-                                            const Fill& fill);
+  absl::StatusOr<VersionStats> WriteInitial(const RunTerms& terms, const InitialVersion& initial);
   // Checks what it reads. After an error, the contributions or what VerifyBefore checks may be
   // damaged.
   absl::StatusOr<VersionStats> WriteMean(const ApplyPlan& plan);
@@ -134,6 +147,11 @@ class ShardStore {
   absl::StatusOr<std::unique_ptr<VersionReader>> OpenVersion(const std::string& run,
                                                              uint32_t version,
                                                              v1::Apply* order = nullptr) const;
+  // A state (model/averaging_state.h) of a version at these positions. `rule`: that of the run's
+  // rounds. Errors: DataLoss if it is damaged or does not have them.
+  absl::StatusOr<StoredState> OpenState(const std::string& run, uint32_t version,
+                                        const StretchRule& rule, uint32_t state,
+                                        const std::vector<Interval>& positions) const;
   // The part of a version's frame for these positions, with `fragments` in the run. Requires:
   // borders of units. Errors: NotFound if there is none, DataLoss if it is damaged.
   absl::StatusOr<StoredFrame> OpenFrame(const std::string& run, uint32_t version,
@@ -197,6 +215,13 @@ class ShardStore {
   absl::StatusOr<std::unique_ptr<BlockFile>> OpenVersionFile(const std::string& run,
                                                              uint32_t version, v1::Apply* order,
                                                              Interval* span) const;
+  // A temporary file for the states of a version.
+  absl::StatusOr<std::unique_ptr<BlockWriter>> CreateStates(const std::string& run,
+                                                            uint32_t version, Interval span,
+                                                            int states);
+  // Makes them durable.
+  absl::Status FinishStates(const std::string& run, uint32_t version, Interval span, int states,
+                            const VersionStats& stats, BlockWriter& writer);
   // Prepares what the plan's round does beyond averaging: opens the states of the version before,
   // and creates temporary files.
   absl::StatusOr<RoundUpdate> OpenUpdate(const ApplyPlan& plan, const v1::Apply& before);

@@ -1,4 +1,4 @@
-// The manifest describes the two tensor files of a checkpoint: run, step, position in the data, and
+// The manifest describes the tensor files of a checkpoint: run, step, position in the data, and
 // the parameters in the order of the flat model vector.
 //
 // Tensors are found by name, so other programs may write the files (OpenWeights accepts a
@@ -91,6 +91,12 @@ bool SameOrder(const v1::CheckpointManifest& manifest, const ParameterIndex& ind
     if (extents != index[i].shape.dims()) return false;
   }
   return true;
+}
+
+std::vector<std::string> AveragingStateNames(const v1::CheckpointManifest& manifest) {
+  std::vector<std::string> names;
+  for (const v1::StateManifest& state : manifest.averaging_state()) names.push_back(state.name());
+  return names;
 }
 
 absl::StatusOr<v1::CheckpointManifest> ReadManifest(const std::string& path,

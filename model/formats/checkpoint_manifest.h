@@ -1,7 +1,8 @@
 // The manifest of a checkpoint, and the names of its files and tensors.
 //
 // A checkpoint is a folder "step-<N>" with model.safetensors (whole tensors by parameter name),
-// optimizer.safetensors ("<parameter>@<state>", for parameters that are trained) and
+// optimizer.safetensors ("<parameter>@<state>", for parameters that are trained),
+// averaging.safetensors (likewise, if there are states of the averaging between groups) and
 // manifest.textproto.
 //
 // Thread-safe (pure functions over values and files).
@@ -22,12 +23,14 @@ namespace cadre {
 
 inline constexpr char kModelFile[] = "model.safetensors";
 inline constexpr char kOptimizerFile[] = "optimizer.safetensors";
+inline constexpr char kAveragingFile[] = "averaging.safetensors";
 inline constexpr char kManifestFile[] = "manifest.textproto";
 inline constexpr uint32_t kCheckpointFormat = 1;
 
 // Tensors of model.safetensors: every parameter, in index order.
 std::vector<NamedShape> WeightTensors(const ParameterIndex& index);
-// Tensors of optimizer.safetensors: for each state, the trained parameters in index order.
+// Tensors of optimizer.safetensors and averaging.safetensors: for each state, the trained
+// parameters in index order.
 std::vector<NamedShape> StateTensors(const ParameterIndex& index,
                                      const std::vector<std::string>& states);
 // "<parameter>@<state>".
@@ -37,6 +40,9 @@ std::string StateTensorName(absl::string_view parameter, absl::string_view state
 void DescribeParameters(const ParameterIndex& index, v1::CheckpointManifest* manifest);
 // Whether elements have the same flat positions by the manifest and by the index.
 bool SameOrder(const v1::CheckpointManifest& manifest, const ParameterIndex& index);
+
+// Names of the states of the averaging that the checkpoint contains.
+std::vector<std::string> AveragingStateNames(const v1::CheckpointManifest& manifest);
 
 // Errors: NotFound, PermissionDenied, ... as ReadFile; InvalidArgument with "FILE:LINE:COLUMN:" for
 // invalid manifests; Unimplemented for a later format than this build knows.

@@ -48,6 +48,16 @@ class CheckpointTest : public ::testing::Test {
     return cluster.AwaitDone(run, kLong);
   }
 
+  // As Train, and replays the run from the archive of its only aggregator.
+  static absl::StatusOr<v1::StatusReply> TrainAndReplay(const v1::RunSpec& spec) {
+    Cluster cluster({.archive = true});
+    CADRE_ASSIGN_OR_RETURN(const std::string run, cluster.StartRun(spec));
+    CADRE_ASSIGN_OR_RETURN(v1::StatusReply status, cluster.AwaitDone(run, kLong));
+    EXPECT_THAT(RunCadre({"replay", absl::StrCat(cluster.folder(), "/aggregator-0/", run)}),
+                HasSubstr(absl::StrCat("digest ", FindRun(status, run)->digest())));
+    return status;
+  }
+
   // Starts the run and kills all processes after its second checkpoint; returns the newest.
   static absl::StatusOr<CheckpointEntry> TrainAndKill(const v1::RunSpec& spec) {
     const std::string& directory = spec.checkpoint().directory();
@@ -202,6 +212,54 @@ TEST_F(CheckpointTest, CheckpointStartsTwoGroups) {
       absl::StrCat(folder_.path(), "/two/step-", spec.stop().steps(), "/manifest.textproto"));
   ASSERT_TRUE(last.ok()) << last.status();
   EXPECT_EQ(last->cursor().position(), manifest->cursor().position() + uint64_t{kEvery} * 48);
+}
+
+// The checkpoint has the momentum of the outer optimizer, what codes have left out of the versions
+// and, of one group, what codes have left out of the contributions.
+TEST_F(CheckpointTest, AveragingContinuesFromCheckpoint) {
+  for (const uint32_t groups : {1, 2}) {
+    const auto make_spec = [&](const std::string& name, uint32_t steps) {
+      v1::RunSpec spec = Spec(absl::StrCat(name, "-", groups), steps);
+      v1::Averaging& averaging = *spec.mutable_averaging();
+      averaging.mutable_outer()->mutable_nesterov();
+      averaging.mutable_down()->set_codec(v1::CODEC_STAT2);
+      // A checkpoint has the optimizer's momentum of one group alone, too.
+      if (groups == 2) {
+        spec.mutable_optimizer()->mutable_sgd()->clear_momentum();
+        spec.mutable_cluster()->set_groups(2);
+        spec.mutable_cluster()->set_ranks_per_group(1);
+      } else {
+        averaging.mutable_up()->set_codec(v1::CODEC_TOPK);
+      }
+      return spec;
+    };
+    const auto killed = TrainAndKill(make_spec("killed", 1000000));
+    ASSERT_TRUE(killed.ok()) << killed.status();
+    const auto manifest = ReadManifest(killed->path + "/manifest.textproto");
+    ASSERT_TRUE(manifest.ok()) << manifest.status();
+    EXPECT_EQ(manifest->averaging_state_size(), groups == 2 ? 2 : 3);
+    const auto whole = Train(make_spec("undisturbed", killed->step + kEvery));
+    ASSERT_TRUE(whole.ok()) << whole.status();
+
+    const auto continue_run = [&](const std::string& name) {
+      v1::RunSpec spec = make_spec(name, 0);
+      BeginFrom(*killed, &spec);
+      spec.mutable_checkpoint()->set_from_position(manifest->cursor().position());
+      return TrainAndReplay(spec);
+    };
+    const auto continued = continue_run("continued");
+    ASSERT_TRUE(continued.ok()) << continued.status();
+    EXPECT_EQ(continued->runs(0).digest(), whole->runs(0).digest());
+
+    // An older build has not saved the states.
+    v1::CheckpointManifest older = *manifest;
+    older.clear_averaging_state();
+    ASSERT_EQ(WriteManifest(killed->path + "/manifest.textproto", older), absl::OkStatus());
+    std::filesystem::remove(killed->path + "/averaging.safetensors");
+    const auto bare = continue_run("bare");
+    ASSERT_TRUE(bare.ok()) << bare.status();
+    EXPECT_NE(bare->runs(0).digest(), whole->runs(0).digest());
+  }
 }
 
 TEST_F(CheckpointTest, InvalidCheckpointIsRefused) {

@@ -134,9 +134,9 @@ TEST_F(ShardHostTest, VersionZeroFromSeed) {
   const std::vector<float> values = PullAll(0);
   ASSERT_EQ(values.size(), 15u);
   std::vector<float> expected(15);
-  const auto fill = InitialModel(run_.Open().spec(), RootedFiles::Unrestricted());
-  ASSERT_TRUE(fill.ok());
-  ASSERT_EQ((*fill)(0, expected), absl::OkStatus());
+  const auto initial = InitialVersion(run_.Open().spec(), RootedFiles::Unrestricted());
+  ASSERT_TRUE(initial.ok());
+  ASSERT_EQ(initial->values(0, expected), absl::OkStatus());
   EXPECT_TRUE(SameBits(values, expected));
   EXPECT_EQ(opened.digest(), Digest(expected, 0));
 }

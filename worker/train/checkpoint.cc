@@ -80,14 +80,17 @@ uint64_t DigestOf(const ParameterIndex& index, std::span<const Owned> owned, boo
   return digest;
 }
 
-// A collective. Returns the additive digests of the group's weights and then of its states, the
-// latter without running statistics. Every element is owned once, so the ranks' digests add up to
-// those of the model.
+// A collective. Returns the additive digests of the group's weights, then of the optimizer's states
+// and of those of the averaging, both without running statistics. Every element is owned once, so
+// the ranks' digests add up to those of the model.
 absl::StatusOr<std::vector<uint64_t>> GroupDigests(const ParameterIndex& index,
                                                    const CheckpointValues& values,
                                                    Communicator& group) {
   std::vector<uint64_t> digests = {DigestOf(index, values.weights, true)};
   for (const auto& state : values.states) digests.push_back(DigestOf(index, state, false));
+  for (const AveragingState& state : values.averaging) {
+    digests.push_back(DigestOf(index, state.values, false));
+  }
   CADRE_RETURN_IF_ERROR(group.AllReduceSum(std::span<uint64_t>(digests)));
   return digests;
 }
@@ -99,7 +102,8 @@ class CheckpointFiles {
  public:
   static absl::StatusOr<CheckpointFiles> Create(const CheckpointOptions& options,
                                                 const ParameterIndex& index,
-                                                const v1::CheckpointManifest& facts) {
+                                                const v1::CheckpointManifest& facts,
+                                                const std::vector<std::string>& averaging_states) {
     const std::vector<std::string> states = OptimizerStateNames(facts.spec().optimizer());
     const std::map<std::string, std::string> about = {{"format", "cadre"},
                                                       {"step", std::to_string(facts.step())}};
@@ -112,23 +116,30 @@ class CheckpointFiles {
     CADRE_ASSIGN_OR_RETURN(SafetensorsWriter optimizer,
                            SafetensorsWriter::Create(FileIn(draft.path(), kOptimizerFile),
                                                      StateTensors(index, states), about));
-    return CheckpointFiles(std::move(draft), std::move(model), std::move(optimizer));
+    CheckpointFiles files(std::move(draft), std::move(model), std::move(optimizer));
+    if (!averaging_states.empty()) {
+      CADRE_ASSIGN_OR_RETURN(
+          SafetensorsWriter averaging,
+          SafetensorsWriter::Create(FileIn(files.draft_.path(), kAveragingFile),
+                                    StateTensors(index, averaging_states), about));
+      files.averaging_.emplace(std::move(averaging));
+    }
+    return files;
   }
 
   absl::Status AppendWeights(std::span<const float> values) { return model_.Append(values); }
-
-  // Skips running statistics, which have no optimizer state.
   absl::Status AppendState(const ParameterIndex& index, Interval chunk, std::span<float> values) {
-    const Owned whole[] = {{chunk, values}};
-    return ForEachTensorPart(index, whole, [&](const TensorPart& part) {
-      if (IsStatistic(part.parameter->role)) return absl::OkStatus();
-      return optimizer_.Append(part.values);
-    });
+    return AppendTrained(optimizer_, index, chunk, values);
+  }
+  absl::Status AppendAveragingState(const ParameterIndex& index, Interval chunk,
+                                    std::span<float> values) {
+    return AppendTrained(*averaging_, index, chunk, values);
   }
 
   absl::Status Publish(const v1::CheckpointManifest& manifest) {
     CADRE_RETURN_IF_ERROR(model_.Finish());
     CADRE_RETURN_IF_ERROR(optimizer_.Finish());
+    if (averaging_) CADRE_RETURN_IF_ERROR(averaging_->Finish());
     CADRE_RETURN_IF_ERROR(WriteManifest(FileIn(draft_.path(), kManifestFile), manifest));
     return draft_.Publish();
   }
@@ -137,10 +148,21 @@ class CheckpointFiles {
   CheckpointFiles(CheckpointDraft draft, SafetensorsWriter model, SafetensorsWriter optimizer)
       : draft_(std::move(draft)), model_(std::move(model)), optimizer_(std::move(optimizer)) {}
 
+  // Skips running statistics, which have no states.
+  static absl::Status AppendTrained(SafetensorsWriter& writer, const ParameterIndex& index,
+                                    Interval chunk, std::span<float> values) {
+    const Owned whole[] = {{chunk, values}};
+    return ForEachTensorPart(index, whole, [&](const TensorPart& part) {
+      if (IsStatistic(part.parameter->role)) return absl::OkStatus();
+      return writer.Append(part.values);
+    });
+  }
+
   // Declared first: its destructor must remove the folder last.
   CheckpointDraft draft_;
   SafetensorsWriter model_;
   SafetensorsWriter optimizer_;
+  std::optional<SafetensorsWriter> averaging_;
 };
 
 // Gathers one list of values chunk by chunk; on rank 0 each chunk is passed to `use`. After `use`
@@ -161,8 +183,8 @@ absl::Status StreamChunks(std::span<const Owned> owned, int64_t size, int64_t ch
   return absl::OkStatus();
 }
 
-void Complete(const ParameterIndex& index, std::span<const uint64_t> digests,
-              v1::CheckpointManifest* manifest) {
+void Complete(const ParameterIndex& index, const std::vector<std::string>& averaging_states,
+              std::span<const uint64_t> digests, v1::CheckpointManifest* manifest) {
   manifest->set_format_version(kCheckpointFormat);
   DescribeParameters(index, manifest);
   manifest->set_weights_digest(digests[0]);
@@ -172,6 +194,12 @@ void Complete(const ParameterIndex& index, std::span<const uint64_t> digests,
     v1::StateManifest* state = optimizer->add_state();
     state->set_name(name);
     state->set_digest(digests[optimizer->state_size()]);
+  }
+  manifest->clear_averaging_state();
+  for (const std::string& name : averaging_states) {
+    v1::StateManifest* state = manifest->add_averaging_state();
+    state->set_name(name);
+    state->set_digest(digests[optimizer->state_size() + manifest->averaging_state_size()]);
   }
 }
 
@@ -186,21 +214,49 @@ absl::Status ReadWeights(const std::string& path, const ParameterIndex& index,
   });
 }
 
+// Running statistics have no states: their values become zeros.
+absl::Status ReadState(SafetensorsFile& file, const ParameterIndex& index, const std::string& state,
+                       std::span<const Owned> owned, TrainerProgress* progress) {
+  return ForEachTensorPart(index, owned, [&](const TensorPart& part) {
+    if (progress != nullptr) progress->Advance();
+    if (IsStatistic(part.parameter->role)) {
+      std::fill(part.values.begin(), part.values.end(), 0.0F);
+      return absl::OkStatus();
+    }
+    const std::string name = StateTensorName(part.parameter->name, state);
+    return file.Read(*file.Find(name), part.first, part.values);
+  });
+}
+
 absl::Status ReadStates(const std::string& path, const ParameterIndex& index,
                         const std::vector<std::string>& names, const CheckpointValues& values,
                         const RootedFiles& files) {
   CADRE_ASSIGN_OR_RETURN(SafetensorsFile file,
                          OpenTensors(path, StateTensors(index, names), files));
   for (size_t i = 0; i < names.size(); ++i) {
-    CADRE_RETURN_IF_ERROR(ForEachTensorPart(index, values.states[i], [&](const TensorPart& part) {
-      if (values.progress != nullptr) values.progress->Advance();
-      if (IsStatistic(part.parameter->role)) {
-        std::fill(part.values.begin(), part.values.end(), 0.0F);
-        return absl::OkStatus();
-      }
-      const std::string name = StateTensorName(part.parameter->name, names[i]);
-      return file.Read(*file.Find(name), part.first, part.values);
-    }));
+    CADRE_RETURN_IF_ERROR(ReadState(file, index, names[i], values.states[i], values.progress));
+  }
+  return absl::OkStatus();
+}
+
+void ClearAveraging(const CheckpointValues& values) {
+  for (const AveragingState& state : values.averaging) {
+    for (const Owned& owned : state.values) {
+      std::fill(owned.values.begin(), owned.values.end(), 0.0F);
+    }
+  }
+}
+
+// `names`: those of the states in the file. Requires: the other states are zeros.
+absl::Status ReadAveraging(const std::string& path, const ParameterIndex& index,
+                           const std::vector<std::string>& names, const CheckpointValues& values,
+                           const RootedFiles& files) {
+  if (names.empty() || values.averaging.empty()) return absl::OkStatus();
+  CADRE_ASSIGN_OR_RETURN(SafetensorsFile file,
+                         OpenTensors(path, StateTensors(index, names), files));
+  for (const AveragingState& state : values.averaging) {
+    if (std::find(names.begin(), names.end(), state.name) == names.end()) continue;
+    CADRE_RETURN_IF_ERROR(ReadState(file, index, state.name, state.values, values.progress));
   }
   return absl::OkStatus();
 }
@@ -260,11 +316,14 @@ absl::Status ReadAll(const LoadedCheckpoint& from, const ParameterIndex& index,
                      const v1::Optimizer& optimizer, const CheckpointValues& values,
                      const RootedFiles& files) {
   const std::string& path = from.path;
+  ClearAveraging(values);
   if (!from.manifest) return ReadWeights(path, index, values, files);
   CADRE_RETURN_IF_ERROR(ReadWeights(FileIn(path, kModelFile), index, values, files));
   CADRE_RETURN_IF_ERROR(CheckOptimizer(FileIn(path, kManifestFile), *from.manifest, optimizer));
-  return ReadStates(FileIn(path, kOptimizerFile), index, OptimizerStateNames(optimizer), values,
-                    files);
+  CADRE_RETURN_IF_ERROR(ReadStates(FileIn(path, kOptimizerFile), index,
+                                   OptimizerStateNames(optimizer), values, files));
+  return ReadAveraging(FileIn(path, kAveragingFile), index, AveragingStateNames(*from.manifest),
+                       values, files);
 }
 
 // A collective. Manifest and digests are equal on all ranks, so the outcome is, too.
@@ -285,6 +344,13 @@ absl::Status CheckDigests(const std::string& path, const ParameterIndex& index,
       return wrong(kOptimizerFile, absl::StrCat("values of ", state.name()));
     }
   }
+  for (size_t i = 0; i < values.averaging.size(); ++i) {
+    for (const v1::StateManifest& state : manifest.averaging_state()) {
+      if (state.name() != values.averaging[i].name) continue;
+      if (digests[1 + values.states.size() + i] == state.digest()) continue;
+      return wrong(kAveragingFile, absl::StrCat("values of ", state.name()));
+    }
+  }
   return absl::OkStatus();
 }
 
@@ -295,12 +361,15 @@ absl::Status SaveCheckpoint(const CheckpointOptions& options, const ParameterInd
                             Communicator& group) {
   const bool first = group.index() == 0;
   const int64_t size = index.size();
+  std::vector<std::string> averaging_states;
+  for (const AveragingState& state : values.averaging) averaging_states.push_back(state.name);
 
   std::optional<CheckpointFiles> files;  // on rank 0
   absl::Status used;
   if (first) {
     CHECK_EQ(values.states.size(), OptimizerStateNames(facts.spec().optimizer()).size());
-    absl::StatusOr<CheckpointFiles> created = CheckpointFiles::Create(options, index, facts);
+    absl::StatusOr<CheckpointFiles> created =
+        CheckpointFiles::Create(options, index, facts, averaging_states);
     used = created.status();
     if (created.ok()) files.emplace(*std::move(created));
   }
@@ -316,9 +385,19 @@ absl::Status SaveCheckpoint(const CheckpointOptions& options, const ParameterInd
                                          return files->AppendState(index, chunk, whole);
                                        }));
   }
+  if (!values.averaging.empty()) {
+    CADRE_ASSIGN_OR_RETURN(gather, FlatGather::Make(size, values.averaging.front().values, group));
+  }
+  for (const AveragingState& state : values.averaging) {
+    CADRE_RETURN_IF_ERROR(StreamChunks(state.values, size, options.chunk, group, gather,
+                                       values.progress, &used,
+                                       [&](Interval chunk, std::span<float> whole) {
+                                         return files->AppendAveragingState(index, chunk, whole);
+                                       }));
+  }
   CADRE_ASSIGN_OR_RETURN(const std::vector<uint64_t> digests, GroupDigests(index, values, group));
   if (first && used.ok()) {
-    Complete(index, digests, &facts);
+    Complete(index, averaging_states, digests, &facts);
     used = files->Publish(facts);
   }
   if (first && used.ok()) {

@@ -25,12 +25,21 @@
 
 namespace cadre {
 
+// A state of the averaging between groups (model/averaging_state.h), as one rank has it.
+struct AveragingState {
+  std::string name;
+  std::vector<Owned> values;
+};
+
 // What one rank owns of the group's model. Every position is owned by exactly one rank; states list
 // the same intervals as the weights, in the same order.
 struct CheckpointValues {
   std::vector<Owned> weights;
   // By OptimizerStateNames of the run's optimizer.
   std::vector<std::vector<Owned>> states;
+  // Of other intervals than the weights, but all of the same, in the same order; equal names on all
+  // ranks.
+  std::vector<AveragingState> averaging;
   // Advances with every part that is read or written; may be null.
   TrainerProgress* progress = nullptr;
 };
@@ -57,15 +66,17 @@ absl::Status SaveCheckpoint(const CheckpointOptions& options, const ParameterInd
 struct LoadedCheckpoint {
   // The folder or file that was read.
   std::string path;
-  // Absent if only weights were read; the optimizer states are then unchanged.
+  // Absent if only weights were read; the optimizer states are then unchanged, and the states of
+  // the averaging are zeros.
   std::optional<v1::CheckpointManifest> manifest;
 };
 
 // Overwrites the values with the content of `from`: a checkpoint folder, a directory of checkpoints
 // (of which the newest is read), or a *.safetensors file (weights only). `optimizer` is the run's.
-// Errors, equal on all ranks and naming the rank: NotFound and others for files; InvalidArgument
-// for a malformed file, another model (the differences are listed) or another kind of optimizer;
-// DataLoss if the values are not those that were saved. After an error values are unspecified.
+// States of the averaging that the manifest does not name become zeros. Errors, equal on all ranks
+// and naming the rank: NotFound and others for files; InvalidArgument for a malformed file, another
+// model (the differences are listed) or another kind of optimizer; DataLoss if the values are not
+// those that were saved. After an error values are unspecified.
 absl::StatusOr<LoadedCheckpoint> LoadCheckpoint(
     const std::string& from, const ParameterIndex& index, const v1::Optimizer& optimizer,
     const CheckpointValues& values, Communicator& group,

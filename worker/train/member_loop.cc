@@ -49,6 +49,7 @@
 #include "base/digest.h"
 #include "base/status.h"
 #include "glog/logging.h"
+#include "model/averaging_state.h"
 #include "model/coding.h"
 #include "model/exchange_units.h"
 #include "proto/enum_text.h"
@@ -152,8 +153,8 @@ class MemberLoop {
   // A collective.
   absl::Status MakeExchange() {
     const v1::Averaging& averaging = spec_.averaging();
-    std::span<const Owned> exchanged = model_.owned();
-    uint64_t intervals[] = {exchanged.size()};
+    exchanged_ = model_.owned();
+    uint64_t intervals[] = {exchanged_.size()};
     CADRE_RETURN_IF_ERROR(group().AllReduceSum(std::span<uint64_t>(intervals)));
     if (ExchangesUnits(averaging) || intervals[0] > kMaxIntervals) {
       const ExchangeUnits units(model_.index());
@@ -162,10 +163,10 @@ class MemberLoop {
       part_values_.resize(part.size());
       part_ = {part, part_values_};
       CADRE_ASSIGN_OR_RETURN(regroup_, Regroup::Make(model_.owned(), part, group()));
-      exchanged = std::span(&part_, 1);
+      exchanged_ = std::span(&part_, 1);
     }
     exchange_ = std::make_unique<ShardExchange>(
-        assignment_, model_.index(), units_ ? &*units_ : nullptr, exchanged, control_,
+        assignment_, model_.index(), units_ ? &*units_ : nullptr, exchanged_, control_,
         cancellation_, progress_, options_.exchange_silence, options_.credentials);
     return absl::OkStatus();
   }
@@ -419,8 +420,18 @@ class MemberLoop {
   // As a state of this rank's part of the model.
   StateVault::States ResidualIn(std::span<float> values) const {
     StateVault::States states;
-    states.tensors.push_back({{part_.positions, values}});
+    states.tensors.push_back(ExchangedIn(values));
     return states;
+  }
+
+  // `values` as those of the positions that this rank exchanges.
+  std::vector<Owned> ExchangedIn(std::span<float> values) const {
+    std::vector<Owned> owned;
+    for (const Owned& each : exchanged_) {
+      owned.push_back({each.positions, values.first(each.positions.size())});
+      values = values.subspan(each.positions.size());
+    }
+    return owned;
   }
 
   void KeepResidual(uint32_t version, bool included) {
@@ -439,6 +450,53 @@ class MemberLoop {
         << model_.index().size() << " elements before version " << version;
     if (found > 0) exchange_->SetCarried(values);
     return absl::OkStatus();
+  }
+
+  // ---- States of the averaging in checkpoints
+
+  // What a checkpoint contains, with memory in averaging_values_. What codes have left out of
+  // contributions is the first state, if there is any.
+  std::vector<AveragingState> MakeAveragingStates() {
+    std::vector<std::string> names;
+    if (!exchange_->has_shards()) return {};
+    if (CodingOf(spec_.averaging().up())) names.emplace_back(kContributionResidual);
+    for (const std::string& name : ShardStateNames(spec_.averaging())) {
+      if (!name.empty()) names.push_back(name);
+    }
+    int64_t elements = 0;
+    for (const Owned& owned : exchanged_) elements += owned.positions.size();
+    averaging_values_.assign(names.size(), std::vector<float>(elements));
+    std::vector<AveragingState> states;
+    for (size_t i = 0; i < names.size(); ++i) {
+      states.push_back({names[i], ExchangedIn(averaging_values_[i])});
+    }
+    return states;
+  }
+
+  // A collective. The states of the adopted version.
+  absl::StatusOr<std::vector<AveragingState>> AveragingStates() {
+    std::vector<AveragingState> states = MakeAveragingStates();
+    if (states.empty()) return states;
+    auto values = averaging_values_.begin();
+    if (CodingOf(spec_.averaging().up())) exchange_->Carried(/*included=*/false, &*values++);
+    const auto of_shards = values;
+    const std::vector<std::string> names = ShardStateNames(spec_.averaging());
+    Traffic traffic;
+    absl::Status pulled;
+    for (size_t state = 0; state < names.size() && pulled.ok(); ++state) {
+      if (names[state].empty()) continue;
+      pulled = exchange_->PullState(protocol_.version(), state, *values++, &traffic);
+    }
+    counters_.Add("pulled_payload_bytes", traffic.payload_received);
+    counters_.Add("pulled_message_bytes", traffic.message_received);
+    const absl::Status all = Agree(pulled, group());
+    if (all.ok()) return states;
+    // The shards may have replaced the version. If the group has failed, so does the barrier.
+    CADRE_RETURN_IF_ERROR(group().Barrier());
+    LOG_IF(WARNING, lead()) << "the checkpoint of version " << protocol_.version()
+                            << " will not contain what the aggregators store with it: " << all;
+    states.resize(of_shards - averaging_values_.begin());
+    return states;
   }
 
   // A collective. The ranks that leave give their states to others first. A rank that leaves is as
@@ -508,12 +566,22 @@ class MemberLoop {
   absl::Status Do(const RankProtocol::Initialize& /*initialize*/,
                   std::optional<RankProtocol::Event>* event) {
     progress_.Enter(v1::ACTIVITY_PREPARING);
+    // One group alone continues with what the checkpoint has of the group that wrote it: each of
+    // several would contribute it again. What the shards read is only checked here.
+    std::vector<AveragingState> averaging;
+    if (rank_slot_.group() == 0 && !spec_.checkpoint().from().empty()) {
+      averaging = MakeAveragingStates();
+    }
     // The weights of a new replica are those of the run's seed.
-    CADRE_RETURN_IF_ERROR(model_.LoadCheckpoint(failure_));
+    CADRE_RETURN_IF_ERROR(model_.LoadCheckpoint(averaging, failure_));
     RankProtocol::Pulled result;
     CADRE_ASSIGN_OR_RETURN(result.digest, GroupDigest());
     CADRE_RETURN_IF_ERROR(GatherPart());
     exchange_->AdoptInitial();
+    if (!averaging.empty() && averaging.front().name == kContributionResidual) {
+      exchange_->SetCarried(averaging_values_.front());
+    }
+    averaging_values_.clear();
     has_version_ = true;
     *event = result;
     return absl::OkStatus();
@@ -588,7 +656,7 @@ class MemberLoop {
     if (start().version() > 0 && KeepsResiduals()) {
       CADRE_RETURN_IF_ERROR(RestoreResidual(start().version()));
     }
-    if (!exchange_->has_shards()) CADRE_RETURN_IF_ERROR(model_.LoadCheckpoint(failure_));
+    if (!exchange_->has_shards()) CADRE_RETURN_IF_ERROR(model_.LoadCheckpoint({}, failure_));
     CADRE_RETURN_IF_ERROR(model_.Gather());
     model_.Resume();
     *event = RankProtocol::Kept{};
@@ -598,7 +666,8 @@ class MemberLoop {
   absl::Status Do(const RankProtocol::Keep& keep, std::optional<RankProtocol::Event>* event) {
     const absl::Time begin = steady_.Now();
     CADRE_RETURN_IF_ERROR(model_.Gather());
-    CADRE_RETURN_IF_ERROR(model_.MaybeSave(keep.may_be_last));
+    CADRE_RETURN_IF_ERROR(model_.MaybeSave(keep.may_be_last, [this] { return AveragingStates(); }));
+    averaging_values_.clear();
     waited_ += steady_.Now() - begin;
     *event = RankProtocol::Kept{};
     return absl::OkStatus();
@@ -649,6 +718,10 @@ class MemberLoop {
   std::vector<float> part_values_;
   Owned part_;
   std::optional<Regroup> regroup_;
+  // What this rank exchanges: its part, or what it owns.
+  std::span<const Owned> exchanged_;
+  // The values of MakeAveragingStates.
+  std::vector<std::vector<float>> averaging_values_;
   // What was kept last. The memory is used again, because page faults would cost more than copies.
   std::vector<float> residual_;
   std::unique_ptr<ShardExchange> exchange_;

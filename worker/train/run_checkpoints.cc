@@ -11,6 +11,7 @@
 #include "glog/logging.h"
 #include "model/data_position.h"
 #include "model/formats/checkpoint_folder.h"
+#include "model/formats/checkpoint_manifest.h"
 #include "worker/train/agreement.h"
 
 namespace cadre {
@@ -53,7 +54,8 @@ absl::Status CheckOwner(const v1::Checkpoint& checkpoint, const std::string& lin
 
 }  // namespace
 
-absl::Status RunCheckpoints::Begin(const v1::Start& start) {
+absl::Status RunCheckpoints::Begin(const v1::Start& start,
+                                   const std::vector<AveragingState>& averaging) {
   const v1::RunSpec& spec = assignment_.spec();
   if (spec.checkpoint().from().empty()) return absl::OkStatus();
   // A gather of the current weights may still be running.
@@ -62,8 +64,8 @@ absl::Status RunCheckpoints::Begin(const v1::Start& start) {
   CADRE_RETURN_IF_ERROR(replica_.FetchOwned(/*states=*/true));
   CADRE_ASSIGN_OR_RETURN(
       const LoadedCheckpoint loaded,
-      LoadCheckpoint(spec.checkpoint().from(), replica_.index(), spec.optimizer(), Values(),
-                     replica_.comms().All(), files_));
+      LoadCheckpoint(spec.checkpoint().from(), replica_.index(), spec.optimizer(),
+                     Values(averaging), replica_.comms().All(), files_));
   CADRE_RETURN_IF_ERROR(replica_.StoreOwned(/*states=*/true));
   if (loaded.manifest) {
     CADRE_RETURN_IF_ERROR(CheckManifest(loaded.path, *loaded.manifest, start.step()));
@@ -80,6 +82,13 @@ absl::Status RunCheckpoints::Begin(const v1::Start& start) {
   }
   LOG_IF(INFO, lead()) << "starting from " << loaded.path
                        << (loaded.manifest ? "" : ", weights only");
+  const std::vector<std::string> found =
+      AveragingStateNames(loaded.manifest.value_or(v1::CheckpointManifest()));
+  for (const AveragingState& state : averaging) {
+    const bool begins_with_zeros = std::find(found.begin(), found.end(), state.name) == found.end();
+    LOG_IF(WARNING, lead() && begins_with_zeros)
+        << loaded.path << ": has no " << state.name << "; the run begins with zeros";
+  }
   return absl::OkStatus();
 }
 
@@ -115,7 +124,7 @@ bool RunCheckpoints::Due(uint32_t step, bool last) const {
                   step / checkpoint.every_steps() > saved_ / checkpoint.every_steps());
 }
 
-absl::Status RunCheckpoints::Save(const Facts& facts) {
+absl::Status RunCheckpoints::Save(const Facts& facts, std::vector<AveragingState> averaging) {
   const v1::RunSpec& spec = assignment_.spec();
   v1::CheckpointManifest manifest;
   *manifest.mutable_spec() = spec;
@@ -132,7 +141,7 @@ absl::Status RunCheckpoints::Save(const Facts& facts) {
   Communicator& group = replica_.comms().All();
   const absl::Status saved = SaveCheckpoint(
       {.directory = spec.checkpoint().directory(), .keep = keep == 0 ? 2 : keep, .files = files_},
-      replica_.index(), std::move(manifest), Values(), group);
+      replica_.index(), std::move(manifest), Values(std::move(averaging)), group);
   saved_ = facts.step;
   if (saved.ok()) {
     counters_.Add("checkpoints_saved");
@@ -146,8 +155,9 @@ absl::Status RunCheckpoints::Save(const Facts& facts) {
   return absl::OkStatus();
 }
 
-CheckpointValues RunCheckpoints::Values() {
+CheckpointValues RunCheckpoints::Values(std::vector<AveragingState> averaging) {
   CheckpointValues values{.weights = {replica_.owned().begin(), replica_.owned().end()},
+                          .averaging = std::move(averaging),
                           .progress = &progress_};
   for (int i = 0; i < replica_.slices().states(); ++i) {
     values.states.push_back(replica_.slices().State(i));

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "base/counters.h"
@@ -30,11 +31,12 @@ class RunCheckpoints {
         files_(files) {}
 
   // Loads weights and optimizer state from the checkpoint that the run starts from, if the run
-  // names one. With aggregators, the weights must then be those of version 0. Values that the
-  // checkpoint does not contain remain. Errors: those of LoadCheckpoint; InvalidArgument for a step
+  // names one, and what `averaging` names. With aggregators, the weights must then be those of
+  // version 0. Values that the checkpoint does not contain remain, but states of the averaging
+  // become zeros. Errors: those of LoadCheckpoint; InvalidArgument for a step
   // other than that of `start`; DataLoss for weights that are not version 0. Requires: no gather of
   // weights is due.
-  absl::Status Begin(const v1::Start& start);
+  absl::Status Begin(const v1::Start& start, const std::vector<AveragingState>& averaging);
 
   // Called before training: rejects a directory that contains checkpoints of another run
   // (run.proto, Checkpoint). Errors: FailedPrecondition on every rank, naming the newest such
@@ -58,11 +60,11 @@ class RunCheckpoints {
   // Saves a checkpoint. If it cannot be written, the error is logged and counted, and training
   // continues.
   // Counts checkpoints_saved and checkpoints_failed. Errors: those of the communicator.
-  absl::Status Save(const Facts& facts);
+  absl::Status Save(const Facts& facts, std::vector<AveragingState> averaging);
 
  private:
   bool lead() const { return assignment_.place().rank() == 0; }
-  CheckpointValues Values();
+  CheckpointValues Values(std::vector<AveragingState> averaging);
   absl::Status CheckManifest(const std::string& path, const v1::CheckpointManifest& manifest,
                              uint32_t step) const;
 

@@ -361,6 +361,23 @@ absl::Status ShardExchange::AddFrame(Shard& shard, std::stop_token stop) const {
   return absl::OkStatus();
 }
 
+absl::Status ShardExchange::PullState(uint32_t version, uint32_t state, std::span<float> values,
+                                      Traffic* traffic) {
+  CHECK(!begun());
+  std::vector<std::span<float>> of_shards;
+  for (const Shard& shard : shards_) {
+    of_shards.push_back(values.first(ElementsOf(shard.parts)));
+    values = values.subspan(of_shards.back().size());
+  }
+  return ForEachShard(
+      [&](Shard& shard, std::stop_token stop) -> absl::Status {
+        v1::PullRequest request = RequestOf(shard.parts, version);
+        request.set_state(state);
+        return shard.client->Pull(request, of_shards[shard.id], &shard.traffic, std::move(stop));
+      },
+      traffic);
+}
+
 void ShardExchange::AdoptInitial() {
   for (Shard& shard : shards_) {
     CopyFrom(shard.parts, &shard.version);

@@ -90,6 +90,12 @@ class ShardExchange {
   // The owned values are those of version 0, which need not be pulled.
   void AdoptInitial() ABSL_LOCKS_EXCLUDED(mutex_);
 
+  // Receives this rank's values of a state that the shards store with `version`
+  // (model/averaging_state.h), in order of positions. Blocks. Requires: nothing is begun. Errors:
+  // as RoundsClient::Pull, naming the shard.
+  absl::Status PullState(uint32_t version, uint32_t state, std::span<float> values,
+                         Traffic* traffic);
+
   // Stores what will be added to the changes of later contributions, in order of positions: after
   // the last adoption or, if `included`, once a version includes the last contribution, which must
   // be staged. Requires: contributions are coded.

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -16,6 +17,7 @@
 #include "model/parameter_index.h"
 #include "proto/cadre/v1/membership.pb.h"
 #include "worker/comm/communicator.h"
+#include "worker/train/checkpoint.h"
 #include "worker/train/owned.h"
 #include "worker/train/rank_protocol.h"
 #include "worker/train/state_vault.h"
@@ -77,8 +79,12 @@ class TrainedModel {
   virtual absl::Status CheckWeights() = 0;
   // A collective: all ranks receive the weights that the others own.
   virtual absl::Status Gather() = 0;
-  // A collective: loads what the checkpoint has, from which the run starts, if any.
-  virtual absl::Status LoadCheckpoint(FailureNote& /*failure*/) { return absl::OkStatus(); }
+  // A collective: loads what the checkpoint has, from which the run starts, if any. Overwrites the
+  // values of `averaging`.
+  virtual absl::Status LoadCheckpoint(const std::vector<AveragingState>& /*averaging*/,
+                                      FailureNote& /*failure*/) {
+    return absl::OkStatus();
+  }
 
   // Whether the values are those of version 0 before the first version is adopted.
   virtual bool has_initial_version() const { return true; }
@@ -101,8 +107,12 @@ class TrainedModel {
       const RankProtocol::Evaluate& /*evaluate*/, FailureNote& /*failure*/) {
     return absl::UnimplementedError("this group cannot evaluate");
   }
-  // A collective: saves a checkpoint if one is due (RankProtocol::Keep).
-  virtual absl::Status MaybeSave(bool /*may_be_last*/) { return absl::OkStatus(); }
+  // A collective: saves a checkpoint if one is due (RankProtocol::Keep). Only then calls
+  // `averaging`, a collective that returns the states of the averaging.
+  using AveragingSource = std::function<absl::StatusOr<std::vector<AveragingState>>()>;
+  virtual absl::Status MaybeSave(bool /*may_be_last*/, const AveragingSource& /*averaging*/) {
+    return absl::OkStatus();
+  }
   // No more steps follow.
   virtual absl::Status OnTrainingEnded() { return absl::OkStatus(); }
   // The last call of a generation: releases what uses the transport.

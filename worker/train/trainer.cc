@@ -106,8 +106,9 @@ class NativeModel final : public TrainedModel {
   absl::Status CheckWeights() override { return replica_->CheckWeights(); }
   absl::Status Gather() override { return replica_->GatherWeights(); }
 
-  absl::Status LoadCheckpoint(FailureNote& failure) override {
-    const absl::Status loaded = checkpoints_->Begin(protocol_->start());
+  absl::Status LoadCheckpoint(const std::vector<AveragingState>& averaging,
+                              FailureNote& failure) override {
+    const absl::Status loaded = checkpoints_->Begin(protocol_->start(), averaging);
     return IsOfFiles(loaded) ? failure.Blame(v1::FAILURE_CAUSE_CHECKPOINT, loaded) : loaded;
   }
 
@@ -159,15 +160,17 @@ class NativeModel final : public TrainedModel {
         .correct = sum->correct, .labels = sum->samples, .loss_sum = sum->loss};
   }
 
-  absl::Status MaybeSave(bool may_be_last) override {
+  absl::Status MaybeSave(bool may_be_last, const AveragingSource& averaging) override {
     if (!checkpoints_->Due(step_, may_be_last)) return absl::OkStatus();
     progress_.Enter(v1::ACTIVITY_SAVING);
     CADRE_RETURN_IF_ERROR(AtStep(step_ - 1, protocol_->version(), replica_->CheckWeights()));
+    CADRE_ASSIGN_OR_RETURN(std::vector<AveragingState> states, averaging());
     return checkpoints_->Save(
         {.step = step_,
          .version = protocol_->version(),
          .position = static_cast<uint64_t>(PositionAt(protocol_->division(), step_, batch())),
-         .train_samples = static_cast<uint64_t>(train_->size())});
+         .train_samples = static_cast<uint64_t>(train_->size())},
+        std::move(states));
   }
 
   absl::Status OnTrainingEnded() override { return tracer_->Finish(step_); }
@@ -266,7 +269,10 @@ class NativeModel final : public TrainedModel {
     counters_.Add("steps");
     counters_.Add("samples", replica_->InputRows(batch()).size());
     // With averaging, checkpoints are saved at boundaries, where all groups have the same weights.
-    if (!boundary && !averages()) CADRE_RETURN_IF_ERROR(MaybeSave(/*may_be_last=*/false));
+    if (!boundary && !averages()) {
+      CADRE_RETURN_IF_ERROR(
+          MaybeSave(/*may_be_last=*/false, [] { return std::vector<AveragingState>(); }));
+    }
     ReportProgress();
     return absl::OkStatus();
   }

@@ -3,7 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
+#include <functional>
+#include <span>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -255,6 +258,182 @@ TEST(Checkpoint, RejectsPositionsWithoutOwner) {
       values.weights.clear();
       for (auto& state : values.states) state.clear();
     }
+    EXPECT_EQ(SaveCheckpoint({folder.path()}, index, Facts(spec, 1), values, group).code(),
+              absl::StatusCode::kInternal);
+  });
+  EXPECT_EQ(folder.Entries(), 0);
+}
+
+// What one rank has of states of the averaging, which are divided in another way than the weights.
+class AveragingValues {
+ public:
+  AveragingValues(const ParameterIndex& index, const std::vector<std::string>& names,
+                  std::vector<Interval> ranges)
+      : index_(index), names_(names), ranges_(std::move(ranges)) {
+    int64_t count = 0;
+    for (const Interval& range : ranges_) count += range.size();
+    memory_.assign(names.size(), std::vector<float>(count, -1.0F));
+  }
+
+  std::vector<AveragingState> states() {
+    std::vector<AveragingState> states;
+    for (size_t i = 0; i < names_.size(); ++i) {
+      states.push_back({names_[i], {}});
+      std::span<float> rest = memory_[i];
+      for (const Interval& range : ranges_) {
+        states[i].values.push_back({range, rest.first(range.size())});
+        rest = rest.subspan(range.size());
+      }
+    }
+    return states;
+  }
+  static float ValueAt(int64_t position, const std::string& name) {
+    return -position - 0.25F * name.size();
+  }
+  void Fill() {
+    ForEach([](float& value, int64_t position, const std::string& name, bool) {
+      value = ValueAt(position, name);
+    });
+  }
+  // The states with other names must be zeros.
+  void ExpectFilled(const std::vector<std::string>& names) {
+    ForEach([&](float& value, int64_t position, const std::string& name, bool statistic) {
+      const bool stored = std::find(names.begin(), names.end(), name) != names.end();
+      ASSERT_EQ(value, stored && !statistic ? ValueAt(position, name) : 0)
+          << position << " of " << name;
+    });
+  }
+
+ private:
+  void ForEach(const std::function<void(float&, int64_t, const std::string&, bool)>& use) {
+    for (const AveragingState& state : states()) {
+      for (const Owned& owned : state.values) {
+        for (int64_t i = 0; i < owned.positions.size(); ++i) {
+          const int64_t position = owned.positions.begin + i;
+          const Parameter& parameter =
+              *std::find_if(index_.parameters().begin(), index_.parameters().end(),
+                            [&](const Parameter& each) { return position < each.end(); });
+          use(owned.values[i], position, state.name, IsStatistic(parameter.role));
+        }
+      }
+    }
+  }
+
+  const ParameterIndex& index_;
+  const std::vector<std::string> names_;
+  const std::vector<Interval> ranges_;
+  std::vector<std::vector<float>> memory_;
+};
+
+const std::vector<std::string> kAveraging = {"contribution_residual", "nesterov_momentum"};
+
+// Saves step 7 with these states, which have `partition`; the weights have stripes.
+absl::Status SaveAveraging(const std::string& directory, const Partition& partition,
+                           const std::vector<std::string>& names) {
+  const v1::RunSpec spec = SmallSpec();
+  const ParameterIndex index = IndexOf(spec);
+  std::vector<absl::Status> statuses(partition.ranks);
+  OnOwners({partition.ranks, 11}, index, spec.optimizer(),
+           [&](Communicator& group, OwnedValues& owned) {
+             AveragingValues averaging(index, names,
+                                       IntervalsOf(partition, index.size(), group.index()));
+             owned.Fill(2);
+             averaging.Fill();
+             CheckpointValues values = owned.values();
+             values.averaging = averaging.states();
+             statuses[group.index()] =
+                 SaveCheckpoint({directory, 2, 50}, index, Facts(spec, 7), values, group);
+           });
+  for (const absl::Status& status : statuses) EXPECT_EQ(status, statuses[0]);
+  return statuses[0];
+}
+
+// Loads states `names`, and expects the values of those that are `stored`.
+absl::Status LoadAveraging(const std::string& from, const Partition& partition,
+                           const std::vector<std::string>& names,
+                           const std::vector<std::string>& stored) {
+  const v1::RunSpec spec = SmallSpec();
+  const ParameterIndex index = IndexOf(spec);
+  std::vector<absl::Status> statuses(partition.ranks);
+  OnOwners({partition.ranks, 5}, index, spec.optimizer(),
+           [&](Communicator& group, OwnedValues& owned) {
+             AveragingValues averaging(index, names,
+                                       IntervalsOf(partition, index.size(), group.index()));
+             CheckpointValues values = owned.values();
+             values.averaging = averaging.states();
+             const auto loaded = LoadCheckpoint(from, index, spec.optimizer(), values, group);
+             statuses[group.index()] = loaded.status();
+             if (!loaded.ok()) return;
+             averaging.ExpectFilled(stored);
+             owned.ExpectFilled(2, loaded->manifest.has_value());
+           });
+  for (const absl::Status& status : statuses) EXPECT_EQ(status, statuses[0]);
+  return statuses[0];
+}
+
+TEST(Checkpoint, AveragingStatesMoveBetweenPartitions) {
+  const TemporaryFolder first;
+  ASSERT_EQ(SaveAveraging(first.path(), {1, 0}, kAveraging), absl::OkStatus());
+  for (const Partition& from : kPartitions) {
+    const TemporaryFolder folder;
+    ASSERT_EQ(SaveAveraging(folder.path(), from, kAveraging), absl::OkStatus());
+    for (const char* name : {kModelFile, kOptimizerFile, kAveragingFile, kManifestFile}) {
+      EXPECT_EQ(*ReadFile(folder / absl::StrCat("step-7/", name)),
+                *ReadFile(first / absl::StrCat("step-7/", name)))
+          << name;
+    }
+    for (const Partition& to : kPartitions) {
+      EXPECT_EQ(LoadAveraging(folder.path(), to, kAveraging, kAveraging), absl::OkStatus());
+    }
+  }
+}
+
+TEST(Checkpoint, MissingAveragingStatesAreZeros) {
+  const TemporaryFolder none, some;
+  ASSERT_EQ(SaveAveraging(none.path(), {2, 0}, {}), absl::OkStatus());
+  EXPECT_FALSE(std::filesystem::exists(none / "step-7/averaging.safetensors"));
+  EXPECT_EQ(LoadAveraging(none.path(), {3, 0}, kAveraging, {}), absl::OkStatus());
+  ASSERT_EQ(SaveAveraging(some.path(), {2, 0}, kAveraging), absl::OkStatus());
+  EXPECT_EQ(LoadAveraging(some.path(), {2, 7}, {"slowmo_momentum", "nesterov_momentum"},
+                          {"nesterov_momentum"}),
+            absl::OkStatus());
+  EXPECT_EQ(LoadAveraging(some.path(), {2, 0}, {}, {}), absl::OkStatus());
+  EXPECT_EQ(LoadAveraging(some / "step-7/model.safetensors", {2, 0}, kAveraging, {}),
+            absl::OkStatus());
+}
+
+TEST(Checkpoint, UnusableAveragingStatesAreRefused) {
+  const TemporaryFolder folder;
+  ASSERT_EQ(SaveAveraging(folder.path(), {2, 0}, kAveraging), absl::OkStatus());
+  const std::string path = folder / "step-7/averaging.safetensors";
+  const std::string bytes = *ReadFile(path);
+  const auto load = [&] { return LoadAveraging(folder.path(), {3, 0}, kAveraging, kAveraging); };
+  for (const size_t left : {bytes.size() - 1, bytes.size() / 2, size_t{0}}) {
+    ASSERT_TRUE(WriteFileAtomically(path, bytes.substr(0, left)).ok());
+    EXPECT_THAT(load(), IsError(kInvalidArgument, path));
+  }
+  std::string changed = bytes;
+  changed[changed.size() - 3] ^= 1;
+  ASSERT_TRUE(WriteFileAtomically(path, changed).ok());
+  EXPECT_THAT(load(), AllOf(IsError(kDataLoss, path), IsError(kDataLoss, "nesterov_momentum")));
+  std::filesystem::remove(path);
+  EXPECT_THAT(load(), IsError(kNotFound, path));
+
+  // The file has fewer states than the manifest names.
+  const TemporaryFolder other;
+  ASSERT_EQ(SaveAveraging(other.path(), {2, 0}, {"contribution_residual"}), absl::OkStatus());
+  std::filesystem::copy_file(other / "step-7/averaging.safetensors", path);
+  EXPECT_THAT(load(), AllOf(IsError(kInvalidArgument, path),
+                            IsError(kInvalidArgument, "conv/weight@nesterov_momentum")));
+}
+
+TEST(Checkpoint, AveragingStatesWithoutOwnerAreRefused) {
+  const v1::RunSpec spec = SmallSpec();
+  const ParameterIndex index = IndexOf(spec);
+  const TemporaryFolder folder;
+  OnOwners({2, 0}, index, spec.optimizer(), [&](Communicator& group, OwnedValues& owned) {
+    CheckpointValues values = owned.values();
+    values.averaging.push_back({"nesterov_momentum", {}});
     EXPECT_EQ(SaveCheckpoint({folder.path()}, index, Facts(spec, 1), values, group).code(),
               absl::StatusCode::kInternal);
   });

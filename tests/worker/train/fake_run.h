@@ -13,6 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "model/coding.h"
+#include "model/outer_optimizer.h"
 #include "tests/base/temporary_folder.h"
 #include "tests/server/rounds_server.h"
 #include "tests/worker/train/recording_control.h"
@@ -29,7 +30,9 @@ class FakeRun {
       std::function<TrainerOutcome(const v1::Assignment& assignment, RecordingControl& control,
                                    std::unique_ptr<Transport> link)>;
 
-  explicit FakeRun(const v1::RunSpec& spec) : spec_(spec), server_(folder_.path()) {
+  // `group`: the number of the group that trains.
+  explicit FakeRun(const v1::RunSpec& spec, uint32_t group = 0)
+      : spec_(spec), group_(group), server_(folder_.path()) {
     v1::OpenRun open;
     open.set_run("run-1");
     open.set_lineage("run-1.a");
@@ -37,6 +40,7 @@ class FakeRun {
     *open.mutable_spec() = spec;
     const auto opened = server_.host().OpenRun(open);
     EXPECT_TRUE(opened.ok()) << opened.status();
+    newest_.set_step(spec.checkpoint().from_step());
     newest_.set_digest(opened->digest());
   }
 
@@ -44,8 +48,9 @@ class FakeRun {
   // before it adopts the last one.
   void Train(int ranks, uint32_t versions, const TrainRank& train) {
     v1::Assignment assignment = AssignmentOf(spec_, ranks);
+    assignment.mutable_place()->set_group(group_);
     assignment.mutable_place()->set_generation(++generation_);
-    server_.host().Fence(testing::FenceOf("run-1", 0, generation_));
+    server_.host().Fence(testing::FenceOf("run-1", group_, generation_));
     for (int rank = 0; rank < ranks; ++rank) assignment.add_peers(absl::StrCat("peer ", rank));
     assignment.add_shards()->set_address(server_.address());
     auto transports = MakeThreadTransports(ranks, absl::Seconds(30));
@@ -61,6 +66,9 @@ class FakeRun {
           << outcome.status;
     });
   }
+  // `adopted` is called when the group has adopted a version, before it saves a checkpoint.
+  void OnAdopted(std::function<void(const v1::Adopted&)> adopted) { adopted_ = std::move(adopted); }
+  testing::RoundsServer& server() { return server_; }
   uint32_t version() const { return newest_.version(); }
   uint64_t digest() const { return newest_.digest(); }
 
@@ -76,6 +84,9 @@ class FakeRun {
     }
     void Send(const TrainingReport& report) override {
       RecordingControl::Send(report);
+      if (const auto* adopted = std::get_if<v1::Adopted>(&report); adopted && run_.adopted_) {
+        run_.adopted_(*adopted);
+      }
       const auto* message = std::get_if<v1::Contributed>(&report);
       if (message == nullptr) return;
       run_.Commit(*message, ranks_);
@@ -94,10 +105,16 @@ class FakeRun {
     apply.set_run("run-1");
     apply.set_round(contributed.round());
     v1::Participant& participant = *apply.add_participants();
+    participant.set_group(group_);
     participant.set_generation(generation_);
     participant.set_ranks(ranks);
     participant.set_samples(contributed.samples());
     if (const auto up = CodingOf(spec_.averaging().up())) *apply.mutable_up() = *up;
+    if (const auto down = CodingOf(spec_.averaging().down())) *apply.mutable_down() = *down;
+    if (const auto outer = OuterOptimizerOf(spec_.averaging())) {
+      *apply.mutable_outer()->mutable_optimizer() = *outer;
+      apply.mutable_outer()->set_rate(contributed.rate());
+    }
     const auto applied = server_.host().Apply(apply);
     ASSERT_TRUE(applied.ok()) << applied.status();
     newest_.set_adopt(true);
@@ -110,8 +127,10 @@ class FakeRun {
   }
 
   const v1::RunSpec spec_;
+  const uint32_t group_;
   const TemporaryFolder folder_;
   testing::RoundsServer server_;
+  std::function<void(const v1::Adopted&)> adopted_;
   v1::Decision newest_;
   uint32_t generation_ = 0;
 };

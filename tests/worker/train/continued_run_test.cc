@@ -1,0 +1,190 @@
+// Runs that continue from a checkpoint with what the averaging between groups has left: the
+// momentum of the outer optimizer, and what codes have left out of contributions and versions. The
+// coordinator is a fake, the aggregator is real.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/file.h"
+#include "kernels/backend.h"
+#include "model/formats/checkpoint_manifest.h"
+#include "tests/base/temporary_folder.h"
+#include "tests/worker/expect.h"
+#include "tests/worker/train/fake_run.h"
+#include "worker/train/trainer.h"
+
+namespace cadre {
+namespace {
+
+// Steps of a round of FakeRun.
+constexpr uint32_t kSteps = 4;
+
+v1::RunSpec SpecWith(const std::string& averaging) {
+  auto spec = Parse<v1::RunSpec>(R"(
+        name: "continued"
+        model {
+          input { channels: 1 height: 4 width: 4 }
+          layer { name: "fc1" fully_connected { out_features: 300 } }
+          layer { name: "relu" relu {} }
+          layer { name: "fc2" fully_connected { out_features: 4 } }
+          layer { name: "loss" softmax_cross_entropy {} }
+        }
+        data { synthetic { train_samples: 64 test_samples: 20 classes: 4 } }
+        batch_per_group: 8
+        optimizer { sgd { momentum: 0.5 } }
+        schedule { base_rate: 0.01 }
+        seed: 5
+        cluster { groups: 1 ranks_per_group: 4 }
+      )");
+  *spec.mutable_averaging() = Parse<v1::Averaging>(averaging);
+  spec.mutable_averaging()->set_every_steps(kSteps);
+  return spec;
+}
+
+TrainerOutcome TrainOneRank(const v1::Assignment& assignment, RecordingControl& control,
+                            std::unique_ptr<Transport> link) {
+  const auto kernels = MakeCpuBackend(1);
+  Cancellation cancellation;
+  Counters counters;
+  LinkCache links;
+  TrainerOptions options;
+  options.links = &links;
+  options.connect = [&](const v1::Assignment&) -> absl::StatusOr<std::unique_ptr<Transport>> {
+    return std::move(link);
+  };
+  return TrainAsMember(assignment, *kernels, control, cancellation, counters, options);
+}
+
+class ContinuedTraining : public ::testing::Test {
+ protected:
+  // A group of `ranks` trains until `versions` are made; it adopts, and saves, all but the last.
+  static uint64_t DigestAfter(const v1::RunSpec& spec, int ranks, uint32_t versions) {
+    FakeRun run(spec);
+    run.Train(ranks, versions, TrainOneRank);
+    return run.digest();
+  }
+  v1::RunSpec Saving(const std::string& name, v1::RunSpec spec) const {
+    spec.mutable_checkpoint()->set_directory(folder_ / name);
+    spec.mutable_checkpoint()->set_every_steps(kSteps);
+    spec.mutable_checkpoint()->set_keep(10);
+    return spec;
+  }
+  // The checkpoint of a version.
+  std::string PathOf(const std::string& name, uint32_t version) const {
+    return folder_ / absl::StrCat(name, "/step-", kSteps * version);
+  }
+  v1::RunSpec From(const std::string& name, uint32_t version, const v1::RunSpec& spec) const {
+    return ResumingFrom(spec, PathOf(name, version), kSteps * version);
+  }
+  // Removes what the manifest has of the states.
+  void Forget(const std::string& name, uint32_t version) const {
+    const std::string path = PathOf(name, version) + "/manifest.textproto";
+    v1::CheckpointManifest manifest = *ReadManifest(path);
+    manifest.clear_averaging_state();
+    ASSERT_EQ(WriteManifest(path, manifest), absl::OkStatus());
+  }
+
+  const TemporaryFolder folder_;
+};
+
+class EveryAveraging : public ContinuedTraining,
+                       public ::testing::WithParamInterface<const char*> {};
+
+TEST_P(EveryAveraging, EndsWithTheSameBits) {
+  const v1::RunSpec spec = SpecWith(GetParam());
+  for (const int ranks : {1, 2}) {
+    const std::string name = absl::StrCat(ranks);
+    const uint64_t whole = DigestAfter(Saving(name, spec), ranks, 6);
+    // The run may be continued repeatedly.
+    const v1::RunSpec second = Saving(name + "-second", From(name, 2, spec));
+    EXPECT_EQ(DigestAfter(second, ranks, 4), whole);
+    EXPECT_EQ(DigestAfter(From(name + "-second", 4, spec), ranks, 2), whole);
+    EXPECT_EQ(*ReadFile(PathOf(name + "-second", 4) + "/averaging.safetensors"),
+              *ReadFile(PathOf(name, 4) + "/averaging.safetensors"));
+    Forget(name, 2);
+    EXPECT_NE(DigestAfter(From(name, 2, spec), ranks, 4), whole);
+  }
+}
+
+// Without learning, the versions follow from the states alone.
+TEST_P(EveryAveraging, OtherNumbersOfRanksHaveTheSameBits) {
+  DigestAfter(Saving("saved", SpecWith(GetParam())), 2, 4);
+  v1::RunSpec spec = From("saved", 3, SpecWith(GetParam()));
+  spec.mutable_schedule()->set_base_rate(0);
+  FakeRun unchanged(spec);
+  const uint64_t initial = unchanged.digest();
+  const uint64_t expected = DigestAfter(Saving("ranks-2", spec), 2, 3);
+  EXPECT_NE(expected, initial);
+  for (const int ranks : {1, 3, 4}) {
+    const std::string name = absl::StrCat("ranks-", ranks);
+    EXPECT_EQ(DigestAfter(Saving(name, spec), ranks, 3), expected) << name;
+    EXPECT_EQ(*ReadFile(PathOf(name, 5) + "/averaging.safetensors"),
+              *ReadFile(PathOf("ranks-2", 5) + "/averaging.safetensors"));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    ContinuedTraining, EveryAveraging,
+    ::testing::Values("up { codec: CODEC_STAT2 }", "down { codec: CODEC_E3M0 }",
+                      "outer { nesterov {} }",
+                      "up { codec: CODEC_TOPK } down { codec: CODEC_STAT2 } outer { nesterov {} }",
+                      "outer { nesterov { every_rounds: 2 } } down { codec: CODEC_INT8 }"));
+
+// Otherwise the changes of several groups would contain what one has left out.
+TEST_F(ContinuedTraining, OnlyGroupZeroContinuesWithWhatWasLeftOut) {
+  DigestAfter(Saving("saved", SpecWith("up { codec: CODEC_STAT2 }")), 2, 4);
+  v1::RunSpec spec = From("saved", 3, SpecWith("up { codec: CODEC_STAT2 }"));
+  spec.mutable_schedule()->set_base_rate(0);
+  for (const uint32_t group : {0, 1}) {
+    FakeRun run(spec, group);
+    const uint64_t initial = run.digest();
+    run.Train(2, 2, TrainOneRank);
+    EXPECT_EQ(run.digest() != initial, group == 0);
+  }
+}
+
+// The checkpoint has what the ranks hold themselves.
+TEST_F(ContinuedTraining, CheckpointLacksWhatCannotBePulled) {
+  FakeRun run(Saving("saved", SpecWith("up { codec: CODEC_STAT2 } outer { nesterov {} }")));
+  run.OnAdopted([&](const v1::Adopted& adopted) {
+    if (adopted.version() == 1) run.server().host().Fence(testing::FenceOf("run-1", 0, 100));
+  });
+  run.Train(1, 2,
+            [](const v1::Assignment& assignment, RecordingControl& control,
+               std::unique_ptr<Transport> link) {
+              const TrainerOutcome outcome = TrainOneRank(assignment, control, std::move(link));
+              EXPECT_THAT(outcome.status, IsError(absl::StatusCode::kAborted, "stale_generation"));
+              return TrainerOutcome{.status = absl::CancelledError("expected")};
+            });
+  const auto manifest = ReadManifest(PathOf("saved", 1) + "/manifest.textproto");
+  ASSERT_TRUE(manifest.ok()) << manifest.status();
+  EXPECT_EQ(AveragingStateNames(*manifest), std::vector<std::string>{"contribution_residual"});
+}
+
+// A checkpoint of a state that is damaged is not used, although only the shards use the state.
+TEST_F(ContinuedTraining, DamagedMomentumIsRefused) {
+  DigestAfter(Saving("saved", SpecWith("outer { nesterov {} }")), 1, 3);
+  const std::string path = PathOf("saved", 2) + "/averaging.safetensors";
+  std::string bytes = *ReadFile(path);
+  bytes[bytes.size() - 3] ^= 1;
+  ASSERT_TRUE(WriteFileAtomically(path, bytes).ok());
+  FakeRun run(From("saved", 2, SpecWith("outer { nesterov {} }")));
+  run.Train(1, 1,
+            [&](const v1::Assignment& assignment, RecordingControl& control,
+                std::unique_ptr<Transport> link) {
+              const TrainerOutcome outcome = TrainOneRank(assignment, control, std::move(link));
+              EXPECT_EQ(outcome.cause, v1::FAILURE_CAUSE_CHECKPOINT);
+              EXPECT_THAT(outcome.status, IsError(absl::StatusCode::kDataLoss, path));
+              EXPECT_THAT(outcome.status,
+                          IsError(absl::StatusCode::kDataLoss, "nesterov_momentum"));
+              return TrainerOutcome{.status = absl::CancelledError("expected")};
+            });
+}
+
+}  // namespace
+}  // namespace cadre
