@@ -1,5 +1,5 @@
 // The operations that layers consist of, on one device. A Backend has six families of kernels, and
-// on a GPU a seventh, for updates that are enqueued. Each back end has its folder: reference/
+// on a GPU two more: updates that are enqueued, and codes. Each back end has its folder: reference/
 // (plain loops, the oracle of the tests), cpu/ (oneDNN) and cuda/ (cuDNN, cuBLAS, own kernels).
 //
 // All tensors are dense, row-major and in the device's memory. Activations and their gradients have
@@ -28,6 +28,8 @@
 #include "tensor/values.h"
 
 namespace cadre {
+
+struct Codec;  // kernels/codec/codec.h
 
 using FloatSpan = std::span<float>;
 using ConstFloatSpan = std::span<const float>;
@@ -470,6 +472,43 @@ class SliceKernels {
                            ConstFloatSpan g, FloatSpan w, FloatSpan m, FloatSpan v) = 0;
 };
 
+// Consecutive values that are coded together: at most kCodecBlock of one tensor.
+struct CodedUnit {
+  int64_t size = 0;
+  // Coded with the codec; otherwise as fp32.
+  bool coded = true;
+  // Otherwise the values are running statistics, of which the values are exchanged, not changes.
+  bool trained = true;
+};
+
+// Consecutive units in the device's memory, and memory for their codes.
+class CodedUnits {
+ public:
+  virtual ~CodedUnits() = default;
+};
+
+// The codes of kernels/codec, bit for bit, of values in the device's memory, and the error feedback
+// around them. Spans have the values of all units, in order.
+class CodecKernels {
+ public:
+  virtual ~CodecKernels() = default;
+
+  // Requires: CheckCodec; units have 1 to kCodecBlock values.
+  virtual std::unique_ptr<CodedUnits> MakeUnits(const Codec& codec,
+                                                std::span<const CodedUnit> units) = 0;
+  // values = (values - version) + carried; statistics do not change.
+  virtual void TakeChange(const CodedUnits& units, ConstFloatSpan version, ConstFloatSpan carried,
+                          FloatSpan values) = 0;
+  // Appends the code of each unit, padded to a multiple of 4 bytes with zeros, and fills left_out
+  // with values - what their code is decoded to; 0 for statistics. False, with `frame` unchanged,
+  // if a value is not finite; true after an error of the device. Blocks.
+  virtual bool Encode(CodedUnits& units, ConstFloatSpan values, FloatSpan left_out,
+                      std::string* frame) = 0;
+  // carried = factor * x; 0 for statistics.
+  virtual void Carry(const CodedUnits& units, float factor, ConstFloatSpan x,
+                     FloatSpan carried) = 0;
+};
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -496,6 +535,8 @@ class Backend {
   OptimizerKernels& optimizer() { return *families_.optimizer; }
   // Null on the host, where every update is complete when its call returns.
   SliceKernels* slices() { return families_.slices.get(); }
+  // Null on the host, where kernels/codec is called directly.
+  CodecKernels* codecs() { return families_.codecs.get(); }
 
  protected:
   struct Families {
@@ -506,6 +547,7 @@ class Backend {
     std::unique_ptr<PointwiseKernels> pointwise;
     std::unique_ptr<OptimizerKernels> optimizer;
     std::unique_ptr<SliceKernels> slices;
+    std::unique_ptr<CodecKernels> codecs;
   };
   // Set by the constructors of derived classes.
   Families families_;

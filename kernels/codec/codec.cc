@@ -26,7 +26,8 @@
 // therefore computes on the bits of floats, or rounds every operation exactly and adds in eight
 // lanes in double, in a fixed order. Vectors of any width then give the same result, and the file
 // is compiled with -ffp-contract=off, because a fused multiply-add rounds once instead of twice.
-// reference.cc does the same one value at a time; tests compare the two.
+// reference.cc does the same one value at a time, kernels/cuda/codec.cu with a block of threads for
+// each unit. Tests compare all three.
 //
 // Limits. The floating-point environment must be the default one (round to nearest, denormals not
 // flushed to zero). E3M0 has 7 powers of two: what is below 3/256 of its block's largest power is
@@ -45,17 +46,12 @@
 #include "base/status.h"
 #include "base/vector_loop.h"
 #include "kernels/codec/bit_stream.h"
+#include "kernels/codec/elements.h"
 
 namespace cadre {
 namespace {
 
-// Values that share a scale.
-constexpr int64_t kScaleBlock = 256;
-constexpr uint32_t kMagnitude = 0x7FFFFFFF;
-constexpr uint32_t kMantissaBits = 23;
-// Of finite floats.
-constexpr uint32_t kMaxExponent = 254;
-constexpr size_t kLanes = 8;
+using namespace codes;
 
 using Block = std::span<const float>;
 
@@ -83,21 +79,7 @@ uint32_t MaxMagnitude(const float* x, int64_t n) {
   return max;
 }
 
-bool IsFinite(uint32_t magnitude) { return magnitude >> kMantissaBits <= kMaxExponent; }
-
 // ---- bf16
-
-uint16_t ToBf16(float value) {
-  const auto bits = std::bit_cast<uint32_t>(value);
-  const uint32_t rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
-  // The largest values would become infinite.
-  return (rounded & 0x7FFF) >= 0x7F80 ? static_cast<uint16_t>((bits >> 16 & 0x8000) | 0x7F7F)
-                                      : static_cast<uint16_t>(rounded);
-}
-
-float FromBf16(uint16_t value) { return std::bit_cast<float>(uint32_t{value} << 16); }
-
-constexpr uint16_t kNegativeZeroBf16 = 0x8000;
 
 bool IsFiniteBf16(uint16_t value) { return (value & 0x7F80) != 0x7F80; }
 
@@ -155,19 +137,9 @@ absl::Status DecodeFp32(absl::string_view* coded, std::span<float> x) {
 // One byte e, then, unless e is 0, one byte for each value: integers q with x = q 2^(e - 133). The
 // largest magnitude has the exponent e or, if it would be rounded to 128, e - 1.
 
-constexpr uint32_t kMinInt8Scale = 7;
-
-// 2^(exponent - 127). Requires: 1 <= exponent <= kMaxExponent.
-float PowerOfTwo(uint32_t exponent) { return std::bit_cast<float>(exponent << kMantissaBits); }
-
 CADRE_VECTOR_LOOP
 void QuantizeInt8(const float* __restrict x, int64_t n, float factor, int8_t* __restrict q) {
-  // Adding and subtracting it rounds to the nearest integer, ties to even.
-  constexpr float kRound = 0x1.8p23F;
-  for (int64_t i = 0; i < n; ++i) {
-    const float rounded = (x[i] * factor + kRound) - kRound;
-    q[i] = static_cast<int8_t>(static_cast<int32_t>(rounded));
-  }
+  for (int64_t i = 0; i < n; ++i) q[i] = static_cast<int8_t>(RoundInt8(x[i], factor));
 }
 
 // Returns the largest magnitude of an integer.
@@ -182,28 +154,18 @@ uint8_t DequantizeInt8(const int8_t* __restrict q, int64_t n, float scale, float
 }
 
 void EncodeInt8(Block x, std::string* coded) {
-  const uint32_t max = MaxMagnitude(x.data(), std::ssize(x));
-  // With the smallest scale, 2^-127 is rounded to the even 0.
-  constexpr uint32_t kRoundedToZero = 1U << (kMantissaBits - 1);
-  if (max <= kRoundedToZero) {
+  const Int8Scale scale = Int8ScaleOf(MaxMagnitude(x.data(), std::ssize(x)));
+  if (scale.exponent == 0) {
     *Extend(coded, 1) = 0;
     return;
   }
-  uint32_t e = std::max(max >> kMantissaBits, kMinInt8Scale);
-  // 127.5 2^(e - 133): ties are rounded to the even 128.
-  const float limit = 127.5F * PowerOfTwo(e - 6);
-  const bool exceeds = std::bit_cast<float>(max) >= limit;
-  // The largest floats of all have no next scale.
-  const bool clamped = exceeds && e == kMaxExponent;
-  if (exceeds && !clamped) ++e;
   uint8_t* const to = Extend(coded, 1 + x.size());
-  *to = static_cast<uint8_t>(e);
+  *to = static_cast<uint8_t>(scale.exponent);
   auto* const q = reinterpret_cast<int8_t*>(to + 1);
-  const float factor = PowerOfTwo(kMaxExponent + 6 - e);
-  QuantizeInt8(x.data(), std::ssize(x), factor, q);
-  if (!clamped) return;
+  QuantizeInt8(x.data(), std::ssize(x), scale.factor, q);
+  if (!scale.clamped) return;
   for (size_t i = 0; i < x.size(); ++i) {
-    if (std::abs(x[i]) >= limit) q[i] = x[i] < 0 ? -127 : 127;
+    if (std::abs(x[i]) >= scale.limit) q[i] = x[i] < 0 ? -127 : 127;
   }
 }
 
@@ -235,23 +197,9 @@ absl::Status DecodeInt8(absl::string_view* coded, std::span<float> x) {
 // other c are 2^(e - 127 - 7 + c). A value is rounded to the nearest power of two; what is below
 // the smallest of them is zero.
 
-constexpr int32_t kLevels = 7;
-
-// The biased exponent of the power of two that is nearest to each value.
-uint32_t NearestPower(uint32_t magnitude) {
-  return std::min((magnitude + (1U << (kMantissaBits - 1))) >> kMantissaBits, kMaxExponent);
-}
-
 CADRE_VECTOR_LOOP
 void QuantizeE3m0(const float* __restrict x, int64_t n, int32_t e, uint8_t* __restrict codes) {
-  constexpr uint32_t kHalf = 1U << (kMantissaBits - 1);
-  for (int64_t i = 0; i < n; ++i) {
-    const auto bits = std::bit_cast<uint32_t>(x[i]);
-    const auto power = static_cast<int32_t>(((bits & kMagnitude) + kHalf) >> kMantissaBits);
-    int32_t code = std::min(power - e + kLevels, kLevels);
-    code = power == 0 || code < 0 ? 0 : code;
-    codes[i] = static_cast<uint8_t>(code == 0 ? 0 : code | static_cast<int32_t>(bits >> 31 << 3));
-  }
+  for (int64_t i = 0; i < n; ++i) codes[i] = E3m0CodeOf(std::bit_cast<uint32_t>(x[i]), e);
 }
 
 CADRE_VECTOR_LOOP
@@ -297,12 +245,7 @@ E3m0Codes InspectE3m0(const uint8_t* codes, int64_t n) {
 
 CADRE_VECTOR_LOOP
 void DequantizeE3m0(const uint8_t* __restrict codes, int64_t n, int32_t e, float* __restrict x) {
-  for (int64_t i = 0; i < n; ++i) {
-    const int32_t code = codes[i];
-    const int32_t magnitude = (e - kLevels + (code & 7)) << kMantissaBits;
-    const auto bits = static_cast<uint32_t>((code & 7) == 0 ? 0 : magnitude);
-    x[i] = std::bit_cast<float>(bits | static_cast<uint32_t>(code >> 3) << 31);
-  }
+  for (int64_t i = 0; i < n; ++i) x[i] = E3m0ValueOf(codes[i], e);
 }
 
 void EncodeE3m0(Block x, std::string* coded) {
@@ -530,20 +473,6 @@ absl::Status DecodeStat2(absl::string_view* coded, std::span<float> x) {
 // code, a sign, and a bit for the magnitude: the mean of those below the mean of all, or of the
 // others. The last byte is padded with zeros.
 
-constexpr uint16_t kCountFollows = 0x8000;
-
-uint32_t Kept(const Codec& codec, size_t size) {
-  return static_cast<uint32_t>((size * codec.keep + kCodecBlock - 1) / kCodecBlock);
-}
-
-// The best parameter for geometrically distributed distances is about log2(ln 2 * their mean).
-uint32_t RiceBits(const Codec& codec) {
-  const uint64_t mean = kCodecBlock * 693 / codec.keep;
-  uint32_t bits = 0;
-  while (uint64_t{2000} << bits <= mean) ++bits;
-  return bits;
-}
-
 CADRE_VECTOR_LOOP
 void TakeMagnitudes(const float* __restrict x, int64_t n, int32_t* __restrict magnitudes) {
   for (int64_t i = 0; i < n; ++i) {
@@ -618,7 +547,6 @@ struct TwoLevels {
 // the middle of the means (Lloyd, 1982). On normally distributed values the steps change little; if
 // a few values are much larger than the others, they move the threshold to where it pays.
 TwoLevels LevelsOf(Block x, std::span<const uint16_t> indices) {
-  constexpr int kSteps = 4;
   double sum = 0;
   for (const uint16_t i : indices) sum += static_cast<double>(std::abs(x[i]));
   TwoLevels levels;
@@ -637,14 +565,14 @@ TwoLevels LevelsOf(Block x, std::span<const uint16_t> indices) {
     const int64_t highs = std::ssize(indices) - lows;
     levels.low = lows > 0 ? low / static_cast<double>(lows) : 0.0;
     levels.high = highs > 0 ? high / static_cast<double>(highs) : 0.0;
-    if (lows == 0 || step == kSteps) return levels;
+    if (lows == 0 || step == kLevelSteps) return levels;
     levels.threshold = (levels.low + levels.high) / 2;
   }
 }
 
 void EncodeTopK(const Codec& codec, Block x, std::string* coded) {
   Largest largest;
-  const uint32_t keep = Kept(codec, x.size());
+  const uint32_t keep = Kept(codec.keep, std::ssize(x));
   const std::span<const uint16_t> indices = largest.Find(x, keep);
   const TwoLevels means = LevelsOf(x, indices);
   const uint16_t low = ToBf16(static_cast<float>(means.low));
@@ -657,7 +585,7 @@ void EncodeTopK(const Codec& codec, Block x, std::string* coded) {
   if (zero) return;
   if (fewer) StoreU16(static_cast<uint16_t>(indices.size()), head + 2 * sizeof(uint16_t));
   BitWriter bits(coded);
-  const uint32_t rice = RiceBits(codec);
+  const uint32_t rice = RiceBits(codec.keep);
   uint32_t next = 0;
   for (const uint16_t i : indices) {
     bits.WriteRice(i - next, rice);
@@ -681,7 +609,7 @@ absl::Status DecodeTopK(const Codec& codec, absl::string_view* coded, std::span<
   if (codes[0] > codes[1]) return absl::InvalidArgumentError("the magnitudes are not in order");
   const std::array<float, 2> levels = {FromBf16(codes[0]), FromBf16(codes[1])};
   std::fill(x.begin(), x.end(), 0.0F);
-  uint32_t count = Kept(codec, x.size());
+  uint32_t count = Kept(codec.keep, std::ssize(x));
   if ((first & kCountFollows) != 0) {
     const uint8_t* const number = Take(coded, sizeof(uint16_t));
     if (number == nullptr) return Truncated();
@@ -692,7 +620,7 @@ absl::Status DecodeTopK(const Codec& codec, absl::string_view* coded, std::span<
     return absl::OkStatus();
   }
   BitReader bits(*coded);
-  const uint32_t rice = RiceBits(codec);
+  const uint32_t rice = RiceBits(codec.keep);
   uint64_t next = 0;
   for (uint32_t i = 0; i < count; ++i) {
     next += bits.ReadRice(rice);
@@ -799,7 +727,7 @@ int64_t MaxCodedBytes(const Codec& codec, int64_t size) {
     case CodecKind::kTopK: {
       // Each value has at most its remainder, a sign, a magnitude and the end of its unary part.
       // The unary parts of a block are together at most its size, divided by 2^b.
-      const int64_t rice = RiceBits(codec);
+      const int64_t rice = RiceBits(codec.keep);
       const int64_t values = (size * codec.keep + kCodecBlock - 1) / kCodecBlock + blocks;
       return 7 * blocks + (values * (rice + 3) + (size >> rice) + 7) / 8;
     }

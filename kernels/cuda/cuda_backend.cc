@@ -72,7 +72,8 @@ class CudaBackend final : public Backend {
                  .norm = MakeCudaNorm(context_),
                  .pointwise = MakeCudaPointwise(context_),
                  .optimizer = MakeCudaOptimizer(context_),
-                 .slices = MakeCudaSlices(context_)};
+                 .slices = MakeCudaSlices(context_),
+                 .codecs = MakeCudaCodecs(context_)};
   }
 
   Device& device() override { return context_.device; }

@@ -1,7 +1,7 @@
 // What the families of the CUDA back end share, and the functions that make them. Private to this
 // folder.
 //
-// Each family is a class in a separate file (dense.cu, memory.cu, norm.cu, optimizer.cu,
+// Each family is a class in a separate file (codec.cu, dense.cu, memory.cu, norm.cu, optimizer.cu,
 // pointwise.cu, window.cu), together with the kernels that it launches. Its methods check the
 // extents, return early if there is nothing to compute, and enqueue on the device's current stream.
 // The order of every sum depends on the extents only.
@@ -99,5 +99,6 @@ std::unique_ptr<NormKernels> MakeCudaNorm(CudaContext& cuda);
 std::unique_ptr<PointwiseKernels> MakeCudaPointwise(CudaContext& cuda);
 std::unique_ptr<OptimizerKernels> MakeCudaOptimizer(CudaContext& cuda);
 std::unique_ptr<SliceKernels> MakeCudaSlices(CudaContext& cuda);
+std::unique_ptr<CodecKernels> MakeCudaCodecs(CudaContext& cuda);
 
 }  // namespace cadre
