@@ -6,8 +6,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <cerrno>
 #include <cmath>
 #include <fstream>
+#include <iterator>
 #include <sstream>
 #include <thread>
 
@@ -23,6 +26,9 @@ constexpr char kProcessors[] = "/proc/cpuinfo";
 // of the process itself.
 constexpr char kCgroupCpuMax[] = "/sys/fs/cgroup/cpu.max";
 constexpr char kCgroupMemoryMax[] = "/sys/fs/cgroup/memory.max";
+
+// cpu_set_t alone has bits for 1024 CPUs.
+using CpuMask = std::array<cpu_set_t, kMaxCpus / CPU_SETSIZE>;
 
 // CPU quota in cores; 0: no limit.
 double CgroupCores() {
@@ -51,11 +57,26 @@ std::string DeviceName(int threads) {
   return absl::StrCat(ProcessorName(), ", ", threads, threads == 1 ? " thread" : " threads");
 }
 
+std::vector<int> UsableCpus() {
+  CpuMask mask{};
+  if (sched_getaffinity(0, sizeof mask, mask.data()) != 0) return {};
+  std::vector<int> cpus;
+  for (int cpu = 0; cpu < kMaxCpus; ++cpu) {
+    if (CPU_ISSET_S(cpu, sizeof mask, mask.data())) cpus.push_back(cpu);
+  }
+  return cpus;
+}
+
+absl::Status BindToCpus(const std::vector<int>& cpus) {
+  CpuMask mask{};
+  for (const int cpu : cpus) CPU_SET_S(cpu, sizeof mask, mask.data());
+  if (sched_setaffinity(0, sizeof mask, mask.data()) == 0) return absl::OkStatus();
+  return absl::ErrnoToStatus(errno, "cannot bind to CPUs");
+}
+
 int UsableCores() {
-  cpu_set_t cores;
-  CPU_ZERO(&cores);
-  int usable = std::thread::hardware_concurrency();
-  if (sched_getaffinity(0, sizeof(cores), &cores) == 0) usable = CPU_COUNT(&cores);
+  const int cpus = std::ssize(UsableCpus());
+  int usable = cpus > 0 ? cpus : std::thread::hardware_concurrency();
   const double quota = CgroupCores();
   if (quota > 0) usable = std::min<int>(usable, std::ceil(quota));
   return std::max(1, usable);

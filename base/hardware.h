@@ -5,6 +5,9 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
+
+#include "absl/status/status.h"
 
 namespace cadre {
 
@@ -15,8 +18,18 @@ std::string ProcessorName();
 // thread". Layer times are stored by this name, so equal devices have equal names.
 std::string DeviceName(int threads);
 
-// Number of cores that this process may use, at least 1: the cores of its affinity mask, or the CPU
-// quota of its control group (cgroup), rounded up, if that is lower.
+// More than any kernel supports.
+inline constexpr int kMaxCpus = 1 << 13;
+
+// The CPUs in the affinity mask of the calling thread, in ascending order; empty: unknown.
+std::vector<int> UsableCpus();
+
+// Sets that mask, which threads that the thread starts afterwards inherit. Requires: CPUs below
+// kMaxCpus. Errors: InvalidArgument if this process may use none of them.
+absl::Status BindToCpus(const std::vector<int>& cpus);
+
+// Number of cores that this process may use, at least 1: those of UsableCpus, or the CPU quota of
+// its control group (cgroup), rounded up, if that is lower.
 int UsableCores();
 
 // Memory of the host, or the limit of the cgroup if that is lower. 0: unknown.

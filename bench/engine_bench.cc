@@ -40,6 +40,7 @@
 #include "base/status.h"
 #include "bench/harness.h"
 #include "bench/training.h"
+#include "kernels/cpu/openmp_settings.h"
 #include "plan/search/planner.h"
 #include "worker/train/replica.h"
 #include "worker/transport/thread_transport.h"
@@ -348,6 +349,7 @@ absl::Status Run() {
 }  // namespace cadre
 
 int main(int argc, char** argv) {
+  cadre::EnsureOpenMpSettings(argv);
   return cadre::BenchMain(argc, argv, "bench/engine_bench.cc",
                           "bench_engine: measures training steps and prints one JSON line.",
                           cadre::Run);

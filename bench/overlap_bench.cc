@@ -35,6 +35,7 @@
 #include "base/trace.h"
 #include "bench/harness.h"
 #include "bench/training.h"
+#include "kernels/cpu/openmp_settings.h"
 #include "plan/cost/overlap.h"
 #include "plan/plan_collectives.h"
 #include "plan/search/planner.h"
@@ -380,6 +381,7 @@ absl::Status Run() {
 }  // namespace cadre
 
 int main(int argc, char** argv) {
+  cadre::EnsureOpenMpSettings(argv);
   return cadre::BenchMain(
       argc, argv, "bench/overlap_bench.cc",
       "bench_overlap: measures training steps over real links; rank 0 prints JSON lines.",

@@ -26,6 +26,7 @@
 #include "base/status.h"
 #include "bench/harness.h"
 #include "bench/training.h"
+#include "kernels/cpu/openmp_settings.h"
 #include "plan/cost/collective_cost.h"
 #include "plan/search/placed_plans.h"
 #include "plan/search/planner.h"
@@ -355,6 +356,7 @@ absl::Status Run() {
 }  // namespace cadre
 
 int main(int argc, char** argv) {
+  cadre::EnsureOpenMpSettings(argv);
   return cadre::BenchMain(
       argc, argv, "bench/plan_error_bench.cc",
       "bench_plan_error: compares predicted with measured step times; rank 0 prints JSON lines.",

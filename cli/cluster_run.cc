@@ -168,6 +168,7 @@ ClusterRunEnd RunOnCluster(const v1::RunSpec& spec, ClusterRunOptions options, P
   options.cluster.data_roots = Distinct(DataRoots(spec.data()));
   options.cluster.folder = folder->path();
   options.cluster.workers = spec.cluster().groups() * spec.cluster().ranks_per_group();
+  options.cluster.numa_nodes = UsableNumaNodes();
   options.cluster.aggregators = spec.cluster().aggregators();
   options.cluster.note = [&progress](absl::string_view line) { progress.Note(line); };
   options.cluster.hurry = [] { return TakeInterrupt(absl::ZeroDuration()).has_value(); };

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <optional>
 #include <span>
 #include <utility>
 
@@ -151,7 +152,11 @@ absl::Status LocalCluster::StartWorkers() {
                       "--drain-timeout=0", "--logtostderr"}};
     AddRoots("--data-root=", options_.data_roots, worker.arguments);
     AddRoots("--checkpoint-root=", options_.checkpoint_roots, worker.arguments);
-    if (options_.device != "cpu") {
+    const std::optional<int> node =
+        NumaNodeOfProcess(options_.numa_nodes, i, options_.workers, options_.threads);
+    if (options_.device == "cpu") {
+      if (node) worker.arguments.push_back(absl::StrCat("--numa-node=", *node));
+    } else {
       worker.arguments.push_back(absl::StrCat("--device=", options_.device));
       worker.environment.push_back(absl::StrCat("NCCL_HOSTID=", name));
       // With two communicators in use at the same time, NCCL must start their work in the order of

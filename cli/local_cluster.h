@@ -21,6 +21,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "base/numa.h"
 #include "base/rpc/credentials.h"
 #include "cli/process.h"
 
@@ -35,6 +36,8 @@ struct LocalClusterOptions {
   uint32_t aggregators = 1;
   // Compute threads of one worker.
   uint32_t threads = 1;
+  // NUMA nodes of this machine that workers on CPUs share, each bound to one.
+  std::vector<NumaNode> numa_nodes;
   // Value of `cadre-worker --device`. NCCL refuses two ranks of one machine on one GPU, so each
   // worker gets its own host id.
   std::string device = "cpu";

@@ -31,6 +31,7 @@
 #include "base/digest.h"
 #include "base/file.h"
 #include "base/hardware.h"
+#include "base/numa.h"
 #include "base/status.h"
 #include "cli/command_line.h"
 #include "cli/command_options.h"
@@ -56,7 +57,7 @@ constexpr absl::Duration kDefaultTimeout = absl::Minutes(30);
 // Lines of a failed worker's log that the error quotes.
 constexpr int kLogLines = 5;
 // Must be changed when the method of measurement changes, so that old results are not used.
-constexpr char kCacheVersion[] = "1";
+constexpr char kCacheVersion[] = "2";
 
 // The number of plans done and of all plans, from the last line of a worker's log; zeros if that
 // line does not state them.
@@ -89,7 +90,8 @@ class Probe {
       : line_(in.line),
         programs_(std::move(programs)),
         peers_(std::move(peers)),
-        workers_(line_.Value<uint32_t>("workers")),
+        numa_nodes_(UsableNumaNodes()),
+        workers_(line_.Get<uint32_t>("workers").value_or(std::max<size_t>(1, numa_nodes_.size()))),
         cache_(line_.Has("cache") ? line_.Value<std::string>("cache") : UserCache()),
         progress_(in.console.err, ProgressOnErr(in.global, in.console)),
         deadline_(absl::Now() + in.global.timeout.value_or(kDefaultTimeout)) {}
@@ -171,8 +173,13 @@ class Probe {
                                 Counted(request.plan_size(), "plan")));
     std::vector<std::vector<std::string>> processes;
     for (uint32_t rank = 0; rank < workers_; ++rank) {
-      processes.push_back({absl::StrCat("--probe=", file), absl::StrCat("--probe-rank=", rank),
-                           absl::StrCat("--probe-ranks=", workers_)});
+      std::vector<std::string> flags = {absl::StrCat("--probe=", file),
+                                        absl::StrCat("--probe-rank=", rank),
+                                        absl::StrCat("--probe-ranks=", workers_)};
+      const std::optional<int> node =
+          NumaNodeOfProcess(numa_nodes_, rank, workers_, line_.Value<uint32_t>("threads"));
+      if (node) flags.push_back(absl::StrCat("--numa-node=", *node));
+      processes.push_back(std::move(flags));
     }
     return RunWorkers(folder.path(), std::move(processes));
   }
@@ -245,6 +252,8 @@ class Probe {
   const CommandLine& line_;
   const std::string programs_;
   const std::vector<std::string> peers_;
+  // Those that this process may use.
+  const std::vector<NumaNode> numa_nodes_;
   // Worker processes on this machine.
   const uint32_t workers_;
   // Folder of the cache; empty: no cache.

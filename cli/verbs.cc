@@ -291,8 +291,8 @@ bandwidth: 1e9 }; see deploy/diamond.textproto and proto/cadre/v1/placement.prot
       {.name = "probe",
        .arguments = {kModelArgument},
        .flags =
-           {Flag{"workers", kCount, "N", "worker processes on this machine"}
-                .Fallback("1")
+           {Flag{"workers", kCount, "N",
+                 "worker processes on this machine; by default one for each NUMA node"}
                 .Min(1)
                 .Max(1024),
             ThreadsFlag(),

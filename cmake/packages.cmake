@@ -26,6 +26,8 @@ foreach(component daemons worker)
   install(FILES deploy/systemd/cadre.sysusers DESTINATION lib/sysusers.d
     RENAME cadre-${component}.conf COMPONENT ${component})
 endforeach()
+install(FILES deploy/systemd/cadre-worker.service DESTINATION lib/systemd/system
+  RENAME cadre-worker@.service COMPONENT worker)
 
 # Manual pages from the help of the programs; the target `manuals` makes them.
 find_program(HELP2MAN help2man)

@@ -13,7 +13,6 @@
 #include <variant>
 
 #include "absl/strings/str_cat.h"
-#include "base/hardware.h"
 #include "base/identity.h"
 #include "base/protocol.h"
 #include "base/rpc/certificate_metrics.h"
@@ -143,7 +142,7 @@ v1::Hello GroupMember::MakeHello() {
   hello.set_incarnation(incarnation_);
   hello.set_address(options_.advertise.empty() ? listener_->address() : options_.advertise);
   hello.set_host(HostName());
-  hello.set_cores(UsableCores());
+  hello.set_cores(options_.host_cores);
   trainer_->Describe(hello);
   absl::MutexLock lock(&mutex_);
   if (machine_.rank_slot()) *hello.mutable_place() = *machine_.rank_slot();

@@ -23,6 +23,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "base/counters.h"
+#include "base/hardware.h"
 #include "base/http/metrics.h"
 #include "base/rpc/credentials.h"
 #include "coordinator/client/membership_client.h"
@@ -70,6 +71,8 @@ class GroupMember {
     std::string name;
     // Version of the program, for messages about mismatching builds.
     std::string version;
+    // Cores of the host, which all its members share.
+    int host_cores = UsableCores();
     // Whether to connect to ranks on this host through shared memory.
     bool shared_memory = true;
     // Number of TCP connections per channel (transport.h) to a rank on another host, at most

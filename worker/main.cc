@@ -21,12 +21,14 @@
 #include "base/hardware.h"
 #include "base/http/metrics_server.h"
 #include "base/identity.h"
+#include "base/numa.h"
 #include "base/peer_text.h"
 #include "base/program_flags.h"
 #include "base/rooted_files.h"
 #include "base/rpc/daemon.h"
 #include "base/rpc/json_log.h"
 #include "base/rpc/notify.h"
+#include "kernels/cpu/openmp_settings.h"
 #include "worker/compute.h"
 #include "worker/default_name.h"
 #include "worker/probe_program.h"
@@ -44,7 +46,11 @@ DEFINE_string(name, "",
               "display name of [a-z0-9._-], unique on its host, under which failures are recorded; "
               "default: the name in the certificate, the host name, and the port of --listen or, "
               "if that is 0, the process id");
-DEFINE_int32(threads, 1, "number of compute threads");
+DEFINE_int32(threads, 1, "number of compute threads; 0: one for each core that it may use");
+DEFINE_int32(
+    numa_node, -1,
+    "number of the NUMA node (see 'lscpu') whose cores and memory the worker uses; -1: all "
+    "cores that the process may use");
 DEFINE_int32(loader_threads, 0,
              "number of threads that read and decode samples; 0: as many as the compute threads "
              "leave cores, at least 1 and at most 16");
@@ -162,7 +168,7 @@ int FailToStart(const absl::Status& status) {
 }
 
 // Measures layers or links, as `cadre probe` requests, and exits.
-int Probe() {
+int Probe(int host_cores) {
   if (FLAGS_device != "cpu") {
     return UsageError(
         "a probe measures CPUs and the links between hosts, not --device=%s; groups on GPUs "
@@ -178,6 +184,7 @@ int Probe() {
                   .ranks = FLAGS_probe_ranks,
                   .folder = FLAGS_probe_folder,
                   .threads = FLAGS_threads,
+                  .host_cores = host_cores,
                   .shared_memory = FLAGS_shared_memory,
                   .deadline = absl::Now() + absl::Seconds(FLAGS_probe_timeout)}};
   if (!FLAGS_probe_hosts.empty()) options.hosts = absl::StrSplit(FLAGS_probe_hosts, ',');
@@ -192,6 +199,16 @@ int Probe() {
   }
   const absl::Status status = cadre::RunProbeProgram(options);
   return status.ok() ? 0 : Fail(status);
+}
+
+// Binds the process as --numa-node requests, before it has threads and large memory.
+absl::Status UseNumaNode() {
+  if (FLAGS_numa_node >= 0) return cadre::BindToNumaNode(FLAGS_numa_node);
+  const size_t nodes = cadre::UsableNumaNodes().size();
+  if (nodes > 1 && FLAGS_device == "cpu") {
+    LOG(INFO) << "not bound to one of " << nodes << " NUMA nodes; see --numa-node";
+  }
+  return absl::OkStatus();
 }
 
 // A GPU worker computes with one thread, which mostly waits.
@@ -210,6 +227,7 @@ std::string DefaultName(const cadre::Credentials& credentials) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  cadre::EnsureOpenMpSettings(argv);
   cadre::BlockTerminationSignals();
   // Blocks of at least this size return to the system when they are freed. Otherwise glibc raises
   // the limit to the largest block that was freed, and the tensors of one generation after another
@@ -231,7 +249,10 @@ int main(int argc, char** argv) {
   if (FLAGS_exchange_silence < 1 || FLAGS_exchange_silence > 100) {
     return UsageError("--exchange-silence=%d is not between 1 and 100", FLAGS_exchange_silence);
   }
-  if (FLAGS_threads < 1) return UsageError("--threads=%d must be at least 1", FLAGS_threads);
+  if (FLAGS_threads < 0) return UsageError("--threads=%d must not be negative", FLAGS_threads);
+  if (FLAGS_numa_node < -1) {
+    return UsageError("--numa-node=%d is neither a node nor -1", FLAGS_numa_node);
+  }
   if (FLAGS_loader_threads < 0 || FLAGS_loader_threads > 256) {
     return UsageError("--loader-threads=%d must be between 0 and 256", FLAGS_loader_threads);
   }
@@ -242,7 +263,11 @@ int main(int argc, char** argv) {
     return UsageError("--tcp-lanes=%d must be between 0 and %d", FLAGS_tcp_lanes,
                       cadre::kMaxConnections);
   }
-  if (!FLAGS_probe.empty() || !FLAGS_probe_hosts.empty()) return Probe();
+  // Counted before this process is bound to some of them.
+  const int host_cores = cadre::UsableCores();
+  if (const absl::Status bound = UseNumaNode(); !bound.ok()) return FailToStart(bound);
+  if (FLAGS_threads == 0) FLAGS_threads = cadre::UsableCores();
+  if (!FLAGS_probe.empty() || !FLAGS_probe_hosts.empty()) return Probe(host_cores);
   const auto credentials =
       cadre::Credentials::FromFlags(FLAGS_tls, FLAGS_insecure, cadre::Role::kWorker);
   if (!credentials.ok()) return FailToStart(credentials.status());
@@ -253,6 +278,7 @@ int main(int argc, char** argv) {
   options.listen = FLAGS_listen;
   options.advertise = FLAGS_advertise;
   options.version = CADRE_VERSION;
+  options.host_cores = host_cores;
   options.name = FLAGS_name.empty() ? DefaultName(*credentials) : FLAGS_name;
   const absl::Status named = cadre::CheckName("--name", options.name);
   if (!named.ok()) return FailToStart(named);

@@ -107,6 +107,7 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Start(const WorkerOptions& optio
                               .advertise = options.advertise,
                               .name = options.name,
                               .version = options.version,
+                              .host_cores = options.host_cores,
                               .shared_memory = options.shared_memory,
                               .tcp_connections = options.tcp_connections,
                               .exchange_silence = options.exchange_silence,

@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "base/hardware.h"
 #include "base/rooted_files.h"
 #include "base/rpc/credentials.h"
 #include "worker/compute.h"
@@ -38,6 +39,8 @@ struct WorkerOptions {
   std::string name;
   // Version of the program, for messages about mismatching builds.
   std::string version;
+  // Cores of the host, which all its workers share.
+  int host_cores = UsableCores();
   // Creates the device to compute on, at the start and after it has failed.
   std::function<absl::StatusOr<std::unique_ptr<Compute>>()> make_compute;
   // Whether to connect to ranks on this host through shared memory.

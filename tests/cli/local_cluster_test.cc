@@ -18,6 +18,7 @@ namespace cadre {
 namespace {
 
 using testing::AllOf;
+using testing::AnyOf;
 using testing::Contains;
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -119,6 +120,16 @@ TEST_F(LocalClusterTest, PassesRoots) {
               ElementsAre(HasSubstr("--checkpoint-root=/c")));
 }
 
+TEST_F(LocalClusterTest, BindsWorkersToNumaNodes) {
+  LocalClusterOptions options = Options();
+  options.numa_nodes = {{.number = 0, .cpus = {0, 1}}, {.number = 3, .cpus = {2, 3}}};
+  options.threads = 2;
+  auto cluster = LocalCluster::Start(options);
+  ASSERT_TRUE(cluster.ok()) << cluster.status();
+  EXPECT_THAT(Await("worker-0", "arguments", 1), ElementsAre(HasSubstr("--numa-node=0 ")));
+  EXPECT_THAT(Await("worker-1", "arguments", 1), ElementsAre(HasSubstr("--numa-node=3 ")));
+}
+
 TEST_F(LocalClusterTest, StartsAndStopsInOrder) {
   auto cluster = LocalCluster::Start(Options());
   ASSERT_TRUE(cluster.ok()) << cluster.status();
@@ -132,7 +143,8 @@ TEST_F(LocalClusterTest, StartsAndStopsInOrder) {
   EXPECT_THAT(Await("worker-1", "arguments", 1),
               ElementsAre(AllOf(HasSubstr("--coordinator=127.0.0.1:4242"),
                                 HasSubstr("--name=worker-1"), HasSubstr("--threads=1"))));
-  EXPECT_THAT(Await("worker-1", "arguments", 1), Not(Contains(HasSubstr("--device"))));
+  EXPECT_THAT(Await("worker-1", "arguments", 1),
+              Not(Contains(AnyOf(HasSubstr("--device"), HasSubstr("--numa-node")))));
   EXPECT_THAT(Await("aggregator-0", "arguments", 1),
               ElementsAre(AllOf(HasSubstr("--name=aggregator-0"), HasSubstr("--data-dir="))));
   EXPECT_TRUE((*cluster)->Supervise().ok());

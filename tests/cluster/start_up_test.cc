@@ -1,9 +1,11 @@
 // Tests that programs that cannot start report one line and a non-zero exit code, and that SIGTERM
 // ends running ones with exit code 0.
 #include <signal.h>
+#include <stdlib.h>
 
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -21,6 +23,7 @@ using ::testing::AllOf;
 using ::testing::AnyOf;
 using ::testing::Eq;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 constexpr absl::Duration kEnd = absl::Seconds(30);
 
@@ -156,7 +159,9 @@ TEST_F(StartUpTest, MissingDevice) {
 }
 
 TEST_F(StartUpTest, BadFlags) {
-  ExpectRefusal("cadre-worker", {"--threads=0"}, 2, HasSubstr("--threads"));
+  ExpectRefusal("cadre-worker", {"--threads=-1"}, 2, HasSubstr("--threads"));
+  ExpectRefusal("cadre-worker", {"--numa-node=-2"}, 2, HasSubstr("--numa-node"));
+  ExpectRefusal("cadre-worker", {"--numa-node=8191"}, 2, HasSubstr("NUMA node 8191"));
   ExpectRefusal("cadre-worker", {"--exchange-silence=0"}, 2, HasSubstr("--exchange-silence"));
   ExpectRefusal("cadre-aggregator", {"--name=a"}, 2, HasSubstr("--data-dir is required"));
   ExpectRefusal("cadre-aggregator", {"--data_dir=d"}, 2, HasSubstr("--name is required"));
@@ -178,6 +183,26 @@ TEST_F(StartUpTest, BadFlags) {
   ExpectRefusal("cadre-worker", {"--name=W 1"}, 2, HasSubstr("--name 'W 1' is not a name"));
   ExpectRefusal("cadre-aggregator", {"--data-dir=d", "--name=\x1b[2J"}, 2,
                 HasSubstr("--name '\\x1b[2J' is not a name"));
+}
+
+// The worker executes itself again with them, since OpenMP reads its environment before main.
+TEST_F(StartUpTest, WorkerMakesSettingsOfOpenMp) {
+  const auto read = [&](const std::string& name, const std::string& file) {
+    std::ifstream stream(absl::StrCat("/proc/", cluster_.process(name).pid(), "/", file));
+    return std::string(std::istreambuf_iterator<char>(stream), {});
+  };
+  unsetenv("GOMP_SPINCOUNT");
+  unsetenv("OMP_WAIT_POLICY");
+  ASSERT_EQ(cluster_.StartAll(/*aggregators=*/0, /*workers=*/1), absl::OkStatus());
+  EXPECT_THAT(read("worker-0", "environ"), HasSubstr("GOMP_SPINCOUNT=10000"));
+  EXPECT_EQ(read("worker-0", "comm"), "cadre-worker\n");
+  setenv("OMP_WAIT_POLICY", "passive", 1);
+  ASSERT_EQ(cluster_.StartWorker("worker-1"), absl::OkStatus());
+  unsetenv("OMP_WAIT_POLICY");
+  const auto both = [](const v1::StatusReply& status) { return status.workers_size() == 2; };
+  ASSERT_EQ(cluster_.Await(both, kEnd, "both have joined").status(), absl::OkStatus());
+  EXPECT_THAT(read("worker-1", "environ"), Not(HasSubstr("GOMP_SPINCOUNT")))
+      << "settings of the user prevail";
 }
 
 // Also on loopback: other users of the host reach it.

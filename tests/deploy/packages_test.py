@@ -25,6 +25,8 @@ UNITS = {
     "cadre-daemons": {"cadre-coordinator", "cadre-aggregator"},
     "cadre-worker": {"cadre-worker"},
 }
+# Units of which a host can start several instances; the user makes a file in /etc/default for each.
+TEMPLATES = {"cadre": set(), "cadre-daemons": set(), "cadre-worker": {"cadre-worker@"}}
 
 
 def run(*command, **options):
@@ -69,7 +71,8 @@ class PackagesTest(unittest.TestCase):
             found = {path.rpartition("/")[2] for path in contents if path.startswith("/usr/bin/")}
             self.assertEqual(found, programs)
             units = {p for p in contents if p.endswith(".service")}
-            expected = {f"/usr/lib/systemd/system/{name}.service" for name in UNITS[package]}
+            names = UNITS[package] | TEMPLATES[package]
+            expected = {f"/usr/lib/systemd/system/{name}.service" for name in names}
             self.assertEqual(units, expected)
             for name in UNITS[package]:
                 self.assertIn(f"/etc/default/{name}", contents)
@@ -134,18 +137,18 @@ class PackagesTest(unittest.TestCase):
 
     def test_units(self):
         units = sorted((self.root / "usr/lib/systemd/system").glob("*.service"))
-        self.assertEqual(len(units), 3)
+        self.assertEqual(len(units), 4)
         for unit in units:
             text = unit.read_text()
+            program = unit.stem.rstrip("@")
             for setting in ("Type=notify", "ProtectSystem=strict", "NoNewPrivileges=yes"):
                 self.assertIn(f"\n{setting}\n", text)
             # Paths beneath a root are opened with openat2, which RestrictSUIDSGID forbids; DynamicUser implies it.
             roots = {"cadre-worker", "cadre-aggregator"}
-            self.assertEqual("\nDynamicUser=yes\n" in text, unit.stem not in roots)
-            self.assertEqual("\nRestrictSUIDSGID=yes\n" in text, unit.stem not in roots)
-            self.assertEqual("\nUser=cadre\n" in text, unit.stem in roots)
+            self.assertEqual("\nDynamicUser=yes\n" in text, program not in roots)
+            self.assertEqual("\nRestrictSUIDSGID=yes\n" in text, program not in roots)
+            self.assertEqual("\nUser=cadre\n" in text, program in roots)
             # Flags of the unit and of its defaults exist.
-            program = unit.stem
             help_text = run(self.root / "usr/bin" / program, "--help")
             defaults = (self.root / "etc/default" / program).read_text()
             for flag in re.findall(r"--[a-z-]+", text + defaults.partition("CADRE_FLAGS")[2]):
@@ -153,7 +156,7 @@ class PackagesTest(unittest.TestCase):
 
     def test_units_are_valid(self):
         for package, units in UNITS.items():
-            for name in units:
+            for name in units | TEMPLATES[package]:
                 # Programs and manual pages are not installed on this machine.
                 text = (self.root / f"usr/lib/systemd/system/{name}.service").read_text()
                 checked = self.root.parent / f"{name}.service"

@@ -102,7 +102,7 @@ v1::ClusterProfile MachineOf(const MachineProbeOptions& options, v1::DeviceProfi
   host.set_workers(options.ranks);
   host.set_device(device.name());
   host.set_memory_bytes(UsableMemoryBytes() / options.ranks);
-  host.set_cores(UsableCores());
+  host.set_cores(options.host_cores);
   *profile.add_device() = std::move(device);
   return profile;
 }

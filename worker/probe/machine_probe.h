@@ -12,6 +12,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "base/hardware.h"
 #include "proto/cadre/v1/profile.pb.h"
 
 namespace cadre {
@@ -25,6 +26,8 @@ struct MachineProbeOptions {
   std::string folder;
   // Number of compute threads of each.
   int threads = 1;
+  // Cores of the host, which all its workers share.
+  int host_cores = UsableCores();
   bool shared_memory = true;
   // All workers must have connected by this time.
   absl::Time deadline = absl::InfiniteFuture();

@@ -1,25 +1,18 @@
 #include "worker/transport/link_transport.h"
 
 #include <glog/logging.h>
-#include <sched.h>
 
 #include <algorithm>
-#include <thread>
+#include <iterator>
 #include <utility>
 
+#include "base/hardware.h"
 #include "base/status.h"
 #include "worker/transport/channel.h"
 #include "worker/transport/control_connections.h"
 
 namespace cadre {
 namespace {
-
-// Number of processors that this process may use.
-int Processors() {
-  cpu_set_t set;
-  if (sched_getaffinity(0, sizeof set, &set) == 0) return CPU_COUNT(&set);
-  return std::thread::hardware_concurrency();
-}
 
 class LinkTransport final : public Transport {
  public:
@@ -63,8 +56,9 @@ void LinkTransport::AddChannel(std::vector<std::unique_ptr<Link>> links,
                                absl::Duration timeout) {
   const auto local_ranks = std::count(hosts_.begin(), hosts_.end(), hosts_[rank_]);
   channels_.push_back(std::make_unique<Channel>(
-      Channel::Options{
-          .rank = rank_, .timeout = timeout, .oversubscribed = local_ranks > Processors()},
+      Channel::Options{.rank = rank_,
+                       .timeout = timeout,
+                       .oversubscribed = local_ranks > std::ssize(UsableCpus())},
       std::move(links), std::move(wakeup), std::move(wake), control_));
 }
 
