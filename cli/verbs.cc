@@ -221,7 +221,8 @@ const std::vector<Verb>& Verbs() {
            R"(Checks the run file and the data, then starts a coordinator, A aggregators and G times R workers as
 separate processes on free loopback ports, submits the run, reports its progress on stderr and prints
 a summary on stdout. It stops every process when the run ends or on Ctrl-C. A process that dies is
-restarted, and the run continues. Flags replace values of the run file.
+restarted, and the run continues. Workers on CPUs are divided among the NUMA nodes of the machine. Flags
+replace values of the run file.
 
 With -o json the last line of stdout is one JSON object. The exit code is 0 only when the run reached
 its stop rule.
@@ -316,10 +317,10 @@ bandwidth: 1e9 }; see deploy/diamond.textproto and proto/cadre/v1/placement.prot
             SpaceRanksFlag()},
        .brief = "measure machines and links for a model: writes a profile for 'cadre plan'",
        .text =
-           R"(N worker processes on this machine compute at the same time, as in training. Each times its part of
-every split of a layer that a plan for 1, 2, 4, ... workers is likely to use, without exchanging data.
-Then they measure the links between them. The profile is text: edit it to plan for other machines or
-links.
+           R"(N worker processes on this machine compute at the same time, divided among its NUMA nodes, as in
+training. Each times its part of every split of a layer that a plan for 1, 2, 4, ... workers is likely
+to use, without exchanging data. Then they measure the links between them. The profile is text: edit it
+to plan for other machines or links.
 
 With --peers every host runs the same command with its own --rank. One process of each host measures
 the links to all other hosts over TCP without encryption; each host measures with one other host at a
