@@ -48,12 +48,16 @@ class CheckpointTest : public ::testing::Test {
     return cluster.AwaitDone(run, kLong);
   }
 
-  // As Train, and replays the run from the archive of its only aggregator.
+  // As Train, and replays the run from the archives of its aggregators.
   static absl::StatusOr<v1::StatusReply> TrainAndReplay(const v1::RunSpec& spec) {
     Cluster cluster({.archive = true});
     CADRE_ASSIGN_OR_RETURN(const std::string run, cluster.StartRun(spec));
     CADRE_ASSIGN_OR_RETURN(v1::StatusReply status, cluster.AwaitDone(run, kLong));
-    EXPECT_THAT(RunCadre({"replay", absl::StrCat(cluster.folder(), "/aggregator-0/", run)}),
+    std::vector<std::string> arguments = {"replay"};
+    for (uint32_t i = 0; i < spec.cluster().aggregators(); ++i) {
+      arguments.push_back(absl::StrCat(cluster.folder(), "/aggregator-", i, "/", run));
+    }
+    EXPECT_THAT(RunCadre(arguments),
                 HasSubstr(absl::StrCat("digest ", FindRun(status, run)->digest())));
     return status;
   }
@@ -228,6 +232,7 @@ TEST_F(CheckpointTest, AveragingContinuesFromCheckpoint) {
         spec.mutable_optimizer()->mutable_sgd()->clear_momentum();
         spec.mutable_cluster()->set_groups(2);
         spec.mutable_cluster()->set_ranks_per_group(1);
+        spec.mutable_cluster()->set_aggregators(2);
       } else {
         averaging.mutable_up()->set_codec(v1::CODEC_TOPK);
       }

@@ -130,7 +130,8 @@ TEST_P(EveryAveraging, OtherNumbersOfRanksHaveTheSameBits) {
 
 INSTANTIATE_TEST_SUITE_P(
     ContinuedTraining, EveryAveraging,
-    ::testing::Values("up { codec: CODEC_STAT2 }", "down { codec: CODEC_E3M0 }",
+    ::testing::Values("up { codec: CODEC_STAT2 }",
+                      "up { codec: CODEC_BF16 } down { codec: CODEC_E3M0 }",
                       "outer { nesterov {} }",
                       "up { codec: CODEC_TOPK } down { codec: CODEC_STAT2 } outer { nesterov {} }",
                       "outer { nesterov { every_rounds: 2 } } down { codec: CODEC_INT8 }"));
