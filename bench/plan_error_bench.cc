@@ -149,7 +149,6 @@ class ModelPlans {
   // only rank that has a layer.
   std::vector<v1::Plan> PlansOfStages() const {
     std::vector<v1::Plan> plans;
-    if (FLAGS_micro_batches == 1 && !FLAGS_placed) return plans;
     for (const int ranks : DivisorsOf(transport_.size())) {
       v1::RunSpec smaller = spec_;
       smaller.mutable_cluster()->set_model_ranks(1);

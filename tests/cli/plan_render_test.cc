@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <map>
+#include <string>
 #include <utility>
 
 #include "cli/formulas.h"
@@ -74,7 +76,7 @@ TEST(PlanTextTest, HasEveryPart) {
                           HasSubstr("times as fast as the best of them\n")));
   EXPECT_THAT(text, AllOf(HasSubstr("\nto accuracy 0.9 with 256 samples per epoch: 5 epochs, "),
                           HasSubstr("\nDATA WORKERS "), HasSubstr(" reaches the target soonest: "),
-                          HasSubstr("(gain "), HasSubstr("; splitting pays from ")));
+                          HasSubstr("(gain ")));
   EXPECT_THAT(text, AllOf(HasSubstr("\nGROUPS "), HasSubstr("\nrejected: 8 groups of 1 worker: ")));
 }
 
@@ -86,6 +88,24 @@ TEST(PlanTextTest, HasThePapersFigures) {
       AllOf(HasSubstr(
                 "group-hybrid by its paper's formulas: grid 32x16, 15353079.875 words per rank"),
             HasSubstr("; g* = 28.61\nLAYER "), HasSubstr("\nmemory per rank ")));
+}
+
+TEST(PlanTextTest, NamesPlacedLayers) {
+  PlanRequest request = testing::BranchesRequest();
+  request.epochs = testing::Epochs({{1, 4}, {2, 7.5}});
+  const auto reported = Report(std::move(request));
+  const std::string text = ToText(reported.report);
+  EXPECT_THAT(text, AllOf(HasSubstr("a placement of the layers has the shortest predicted step"),
+                          HasSubstr("whole model@0"), HasSubstr("whole model@1"),
+                          HasSubstr("{data: 1, model: 2}, layers placed"),
+                          HasSubstr("; splitting pays from 2 workers on")));
+  const Json json = ToJson(reported.report);
+  std::map<std::string, int> rank_of;
+  for (const Json& layer : json["layers"]) rank_of[layer["layer"]] = layer["at"]["model"];
+  EXPECT_NE(rank_of.at("left2"), rank_of.at("right2"));
+  EXPECT_EQ(json["others"][0]["places_layers"], false);
+  EXPECT_EQ(json["target"]["best"]["places_layers"], true);
+  EXPECT_EQ(json["target"]["best"]["splits_model"], true);
 }
 
 TEST(PlanTextTest, NamesTheCostOfPins) {

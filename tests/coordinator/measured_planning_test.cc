@@ -3,6 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <map>
+#include <string>
+
 #include "absl/strings/str_format.h"
 #include "base/peer_text.h"
 #include "base/rpc/grpc_channel.h"
@@ -135,6 +138,62 @@ TEST_F(MeasuredPlanningTest, PinsAreRespected) {
         EXPECT_EQ(chosen.size(), chosen.name() == axis ? 2U : 1U);
       }
     }
+  }
+}
+
+// Branches of equal layers; messages take long.
+constexpr char kBranches[] = R"(
+model {
+  input { channels: 1 height: 16 width: 16 }
+  layer { name: "flat" flatten {} }
+  layer { name: "left1" input: "flat" fully_connected { out_features: 256 } }
+  layer { name: "left2" fully_connected { out_features: 256 } }
+  layer { name: "left3" fully_connected { out_features: 256 } }
+  layer { name: "right1" input: "flat" fully_connected { out_features: 256 } }
+  layer { name: "right2" fully_connected { out_features: 256 } }
+  layer { name: "right3" fully_connected { out_features: 256 } }
+  layer { name: "join" input: "left3" input: "right3" add {} }
+  layer { name: "loss" softmax_cross_entropy {} }
+}
+batch_per_group: 8)";
+
+// A group that has lost a worker is planned anew, without the coordinates of the larger group.
+TEST_F(MeasuredPlanningTest, PlacesBranchesOnRanks) {
+  spec_ = testing::SpecOf(kBranches);
+  PlanQuery query = QueryOf(2);
+  query.times.push_back(TimesOf(spec_, 8, 1e-2));
+  query.link = LinkOf(1e-7);
+  query.link->set_alpha(1e-2);
+  const auto plans = planning_.PlansFor(query);
+  ASSERT_TRUE(plans.ok()) << plans.status();
+  const v1::Plan& plan = plans->front().plan;
+  std::map<std::string, int> rank_of;
+  for (const v1::LayerPlan& layer : plan.layers()) {
+    ASSERT_EQ(layer.at_size(), 1) << plan.DebugString();
+    rank_of[layer.layer()] = layer.at(0).coordinate();
+  }
+  EXPECT_NE(rank_of.at("left2"), rank_of.at("right2"));
+  const auto again = planning_.Predict(query, plan);
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_DOUBLE_EQ(again->step(), plans->front().predicted->step());
+  EXPECT_EQ(planning_.PlansFor(query)->front().plan.SerializeAsString(), plan.SerializeAsString());
+  query.ranks.resize(1);
+  for (const v1::LayerPlan& layer : planning_.PlansFor(query)->front().plan.layers()) {
+    EXPECT_EQ(layer.at_size(), 0);
+  }
+}
+
+TEST_F(MeasuredPlanningTest, PlacedLayersFitIntoMemory) {
+  spec_ = testing::SpecOf(kBranches);
+  PlanQuery query = QueryOf(2);
+  query.times.push_back(TimesOf(spec_, 8, 1e-2));
+  query.link = LinkOf(1e-7);
+  query.link->set_alpha(1e-2);
+  for (RankResources& rank : query.ranks) rank.memory_bytes = 1 << 20;
+  const auto plans = planning_.PlansFor(query);
+  ASSERT_TRUE(plans.ok()) << plans.status();
+  for (const GroupPlan& each : *plans) {
+    for (const v1::LayerPlan& layer : each.plan.layers()) EXPECT_EQ(layer.at_size(), 0);
   }
 }
 

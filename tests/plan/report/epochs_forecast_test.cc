@@ -45,30 +45,9 @@ TEST(EpochsForecastTest, ChoosesTheBatchThatReachesTheTargetSoonest) {
   EXPECT_EQ(forecast.left_out, "");
 }
 
-// Two branches on a slow link: with data parallelism two workers wait for gradients, so a step is
-// faster if the branches are placed on them. More workers need many more epochs.
+// Two workers need nearly twice the epochs of one.
 TEST(EpochsForecastTest, PlacedLayersDecideTheCrossover) {
-  PlanRequest request{.spec = testing::SpecOf(R"(
-      model {
-        input { channels: 1 height: 16 width: 16 }
-        layer { name: "flat" flatten {} }
-        layer { name: "left1" input: "flat" fully_connected { out_features: 256 } }
-        layer { name: "left2" fully_connected { out_features: 256 } }
-        layer { name: "left3" fully_connected { out_features: 256 } }
-        layer { name: "right1" input: "flat" fully_connected { out_features: 256 } }
-        layer { name: "right2" fully_connected { out_features: 256 } }
-        layer { name: "right3" fully_connected { out_features: 256 } }
-        layer { name: "join" input: "left3" input: "right3" add {} }
-        layer { name: "loss" softmax_cross_entropy {} }
-      }
-      batch_per_group: 8
-      optimizer { sgd {} })"),
-                      .workers = 2,
-                      .flops = 1e9,
-                      .samples = 256,
-                      .sensitivity = false};
-  request.spec.mutable_cluster()->set_ranks_per_group(2);
-  request.link = {.alpha = 1e-3, .bandwidth = 1e7};
+  PlanRequest request = testing::BranchesRequest();
   request.epochs = Epochs({{1, 4}, {2, 7.5}});
   const EpochsForecast forecast = Forecast(request);
   ASSERT_EQ(forecast.choices.size(), 2u);
