@@ -30,6 +30,11 @@ bool ExchangesUnits(const v1::Averaging& averaging) {
   return CodingOf(averaging.up()) || CodingOf(averaging.down()) || FragmentsOf(averaging) > 1;
 }
 
+bool CodesOnDevice(const v1::Averaging& averaging) {
+  return CodingOf(averaging.up()) && averaging.overlap().steps() == 0 &&
+         FragmentsOf(averaging) == 1;
+}
+
 uint32_t StepsOfRound(const v1::Averaging& averaging) {
   return averaging.every_steps() / FragmentsOf(averaging);
 }

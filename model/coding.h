@@ -20,6 +20,10 @@ uint32_t FragmentsOf(const v1::Averaging& averaging);
 // Whether ranks and shards exchange whole units (model/exchange_units.h).
 bool ExchangesUnits(const v1::Averaging& averaging);
 
+// Whether groups on GPUs code contributions there. Otherwise versions are merged with values of the
+// group, or contributions are not coded.
+bool CodesOnDevice(const v1::Averaging& averaging);
+
 // Steps from one round to the next; 0: there are no rounds.
 uint32_t StepsOfRound(const v1::Averaging& averaging);
 

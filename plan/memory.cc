@@ -7,6 +7,8 @@
 
 #include <algorithm>
 
+#include "model/coding.h"
+#include "model/exchange_units.h"
 #include "model/optimizer_state.h"
 #include "plan/cost/communication_cost.h"
 #include "plan/layer_part.h"
@@ -38,6 +40,13 @@ int64_t UploadBytes(const Graph& graph, const Tape& tape, v1::Cluster::Device de
   const DType type = graph.takes_tokens() ? DType::kFloat32 : tape.activations;
   if (device != v1::Cluster::CUDA) return type == DType::kFloat32 ? 0 : inputs * SizeOf(type);
   return 2 * kBytesPerWord * (inputs + numbers) + inputs * SizeOf(type) + kBytesPerWord * numbers;
+}
+
+// Three values, and two codes, of each value of the rank's part of the model; and, in groups of
+// several ranks, what it sends to the others and receives from them.
+int64_t CodingBytes(const ParameterIndex& index, int64_t ranks) {
+  const int64_t part = index.size() / ranks + 2 * kUnitSize;
+  return kBytesPerWord * part * (ranks > 1 ? 7 : 5);
 }
 
 }  // namespace
@@ -93,13 +102,17 @@ v1::MemoryUse PlannedMemory(const v1::RunSpec& spec, const Graph& graph,
       }
     }
   }
+  int64_t coding = 0;
+  if (device == v1::Cluster::CUDA && CodesOnDevice(spec.averaging())) {
+    coding = CodingBytes(index, plan.mesh.ranks());
+  }
   const int64_t states = std::ssize(OptimizerStateNames(spec.optimizer()));
   v1::MemoryUse use;
   use.set_weights(BytesPerWeight(ActivationType(spec)) * weights);
   use.set_gradients(kBytesPerWord * weights * (spec.micro_batches() > 1 ? 2 : 1));
   use.set_optimizer(kBytesPerWord * owned * states);
   use.set_activations(kBytesPerWord * activations * in_flight);
-  use.set_buffers(outgoing + arriving + between + upload);
+  use.set_buffers(outgoing + arriving + between + upload + coding);
   return use;
 }
 

@@ -34,7 +34,8 @@ int64_t BytesPerWeight(DType activations);
 //                flight
 //   buffers      the largest packed messages of any move in both directions, and the largest
 //                intermediate result of a move; on CUDA devices also the batches being uploaded,
-//                two in the type of the loader and one in the activation type
+//                two in the type of the loader and one in the activation type, and an upper bound
+//                of what coding contributions takes (worker/train/device_contribution.h)
 // Not counted, and comparatively small: a mebibyte per communicator that reduces, scratch memory of
 // kernels and libraries, and the loader's prefetched batches.
 // `device`: the kind of the group's devices, because a spec may not state it. `in_flight`: the

@@ -86,6 +86,9 @@ class GradientFlow : public PassListener {
   void set_observer(FlowObserver* observer) { observer_ = observer; }
   // Number of the next step, for trace and observer.
   void set_step(int64_t step) { step_ = step; }
+  // False: steps that do not gather leave the host's mirror as it is. Requires: no step was
+  // started.
+  void set_mirrors(bool on) { mirrors_ = on; }
 
  protected:
   // `on_stream`: operations are enqueued on a stream. Buckets are then not cut into chunks, because
@@ -129,6 +132,7 @@ class GradientFlow : public PassListener {
   const BucketTable table_;
   BucketSchedule schedule_;
   Trace* trace_ = nullptr;
+  bool mirrors_ = true;
   double seconds_waited_ = 0;
 
   struct Step {

@@ -68,7 +68,8 @@ namespace {
 constexpr absl::Duration kWaitInterval = absl::Seconds(2);
 
 // If the ranks own more intervals than this, they exchange one contiguous part each, as with codes:
-// a contribution has at most 65,536 ranges (server/ledger).
+// a contribution has at most 65,536 ranges (server/ledger). Contributions are then coded on the
+// host, because a device would need a copy for each interval.
 constexpr uint64_t kMaxIntervals = 1 << 14;
 
 class MemberLoop {
@@ -90,6 +91,7 @@ class MemberLoop {
   MemberLoop& operator=(const MemberLoop&) = delete;
   ~MemberLoop() {
     exchange_.reset();
+    coder_.reset();
     regroup_.reset();
     model_.Close();
   }
@@ -165,9 +167,26 @@ class MemberLoop {
       CADRE_ASSIGN_OR_RETURN(regroup_, Regroup::Make(model_.owned(), part, group()));
       exchanged_ = std::span(&part_, 1);
     }
+    if (intervals[0] <= kMaxIntervals) CADRE_RETURN_IF_ERROR(MakeCoder());
     exchange_ = std::make_unique<ShardExchange>(
         assignment_, model_.index(), units_ ? &*units_ : nullptr, exchanged_, control_,
-        cancellation_, progress_, options_.exchange_silence, options_.credentials);
+        cancellation_, progress_, options_.exchange_silence, options_.credentials, coder_.get());
+    return absl::OkStatus();
+  }
+
+  // A collective. Merging needs the values on the host, so they are coded there, too.
+  absl::Status MakeCoder() {
+    const v1::Averaging& averaging = spec_.averaging();
+    const int shards = assignment_.shards_size();
+    if (shards == 0 || !CodesOnDevice(averaging)) return absl::OkStatus();
+    ContributionCoder::Layout layout{.part = part_.positions,
+                                     .codec = CodecOf(*CodingOf(averaging.up()))};
+    for (int shard = 0; shard < shards; ++shard) {
+      const Interval shared = Intersect(units_->PartOf(shard, shards), part_.positions);
+      const auto units = shared.empty() ? std::span<const ExchangeUnit>() : units_->In(shared);
+      layout.shards.emplace_back(units.begin(), units.end());
+    }
+    CADRE_ASSIGN_OR_RETURN(coder_, model_.MakeContributionCoder(std::move(layout)));
     return absl::OkStatus();
   }
 
@@ -181,7 +200,7 @@ class MemberLoop {
     CADRE_RETURN_IF_ERROR(failure_.Blame(v1::FAILURE_CAUSE_AGGREGATOR, exchange_->Finish(traffic)));
     transferred_ += exchange_->duration();
     progress_.Advance();
-    if (overlaps() || FragmentsOf(spec_.averaging()) > 1) {
+    if (merges()) {
       CADRE_RETURN_IF_ERROR(model_.Fetch(/*states=*/false));
       CADRE_RETURN_IF_ERROR(GatherPart());
     }
@@ -197,8 +216,11 @@ class MemberLoop {
       counters_.Add("changes_dropped");
     }
     // A group that has just begun has kept nothing yet that its vaults do not have.
-    if (KeepsResiduals() && has_version_ && !included) KeepResidual(version, /*included=*/false);
+    if (KeepsResiduals() && has_version_ && !included) {
+      CADRE_RETURN_IF_ERROR(KeepResidual(version, /*included=*/false));
+    }
     CADRE_RETURN_IF_ERROR(StorePart());
+    if (coder_ != nullptr) CADRE_RETURN_IF_ERROR(coder_->Adopt());
     counters_.Add("pulled_payload_bytes", traffic->payload_received);
     counters_.Add("pulled_message_bytes", traffic->message_received);
     return absl::OkStatus();
@@ -210,7 +232,10 @@ class MemberLoop {
     return model_.Store(/*states=*/false);
   }
 
-  bool overlaps() const { return spec_.averaging().overlap().steps() > 0; }
+  // Whether the group merges a version with values of its own.
+  bool merges() const {
+    return spec_.averaging().overlap().steps() > 0 || FragmentsOf(spec_.averaging()) > 1;
+  }
 
   // A collective.
   absl::StatusOr<uint64_t> GroupDigest() {
@@ -228,6 +253,10 @@ class MemberLoop {
   // Carries out the actions of protocol_ until one fails or the group is released.
   absl::Status Train() {
     v1::Prepared prepared = model_.Describe();
+    if (coder_ != nullptr) {
+      v1::MemoryUse& memory = *prepared.mutable_memory();
+      memory.set_buffers(memory.buffers() + coder_->device_bytes());
+    }
     *prepared.mutable_place() = rank_slot_;
     progress_.Enter(v1::ACTIVITY_WAITING);
     CADRE_ASSIGN_OR_RETURN(v1::Start start, control_.PreparedAndStart(prepared));
@@ -310,13 +339,24 @@ class MemberLoop {
     if (stage.samples > 0)
       CADRE_RETURN_IF_ERROR(AtStep(step_ - 1, protocol_.version(), model_.CheckWeights()));
     if (exchange_->has_shards()) {
-      CADRE_RETURN_IF_ERROR(model_.Fetch(/*states=*/KeepsStates()));
+      const bool coder_codes = coder_ != nullptr && !stage.initial;
+      if (!coder_codes) {
+        CADRE_RETURN_IF_ERROR(model_.Fetch(/*states=*/KeepsStates()));
+      } else if (KeepsStates()) {
+        CADRE_RETURN_IF_ERROR(model_.FetchStates());
+      }
       if (KeepsStates()) options_.states->Keep(stage.round, model_.States());
-      CADRE_RETURN_IF_ERROR(GatherPart());
+      const absl::Time begin = steady_.Now();
+      CADRE_RETURN_IF_ERROR(coder_codes ? coder_->TakeChange() : GatherPart());
       if (stage.initial) {
         exchange_->BeginStageVersion(stage.round);
       } else {
         exchange_->BeginStage(stage.round, stage.samples, stage.fragment);
+      }
+      if (coder_codes) {
+        transferred_ += steady_.Now() - begin;
+        // While the frames are staged.
+        CADRE_RETURN_IF_ERROR(KeepStagedResidual());
       }
     }
     contributed_ = {.loss = model_.TakeLoss()};
@@ -356,10 +396,7 @@ class MemberLoop {
       counters_.Add("staged_payload_bytes", traffic.payload_sent);
       counters_.Add("staged_message_bytes", traffic.message_sent);
     }
-    // The next generation may start from a version that includes the contribution.
-    if (KeepsResiduals() && has_version_) {
-      KeepResidual(protocol_.version() + 1, /*included=*/true);
-    }
+    if (coder_ == nullptr) CADRE_RETURN_IF_ERROR(KeepStagedResidual());
     RankProtocol::Staged result = contributed_;
     CADRE_RETURN_IF_ERROR(SumTraffic(traffic, &result));
     // After this barrier every rank has staged.
@@ -434,9 +471,16 @@ class MemberLoop {
     return owned;
   }
 
-  void KeepResidual(uint32_t version, bool included) {
-    exchange_->Carried(included, &residual_);
+  absl::Status KeepResidual(uint32_t version, bool included) {
+    CADRE_RETURN_IF_ERROR(exchange_->Carried(included, &residual_));
     options_.residuals->Keep(version, ResidualIn(residual_));
+    return absl::OkStatus();
+  }
+
+  // The next generation may start from a version that includes the contribution.
+  absl::Status KeepStagedResidual() {
+    if (!KeepsResiduals() || !has_version_) return absl::OkStatus();
+    return KeepResidual(protocol_.version() + 1, /*included=*/true);
   }
 
   // A collective.
@@ -578,6 +622,7 @@ class MemberLoop {
     CADRE_ASSIGN_OR_RETURN(result.digest, GroupDigest());
     CADRE_RETURN_IF_ERROR(GatherPart());
     exchange_->AdoptInitial();
+    if (coder_ != nullptr) CADRE_RETURN_IF_ERROR(coder_->Adopt());
     if (!averaging.empty() && averaging.front().name == kContributionResidual) {
       exchange_->SetCarried(averaging_values_.front());
     }
@@ -724,6 +769,8 @@ class MemberLoop {
   std::vector<std::vector<float>> averaging_values_;
   // What was kept last. The memory is used again, because page faults would cost more than copies.
   std::vector<float> residual_;
+  // Null: the exchange codes contributions.
+  std::unique_ptr<ContributionCoder> coder_;
   std::unique_ptr<ShardExchange> exchange_;
   // The group has adopted a version.
   bool has_version_ = false;

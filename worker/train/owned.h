@@ -1,5 +1,5 @@
 // What a rank owns of the model: intervals of the parameter order (all elements of all parameters
-// in one fixed order), with their values in host memory.
+// in one fixed order), with their values in host memory unless stated otherwise.
 //
 // Values; thread-compatible.
 #pragma once

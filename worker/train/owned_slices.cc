@@ -24,14 +24,23 @@ OwnedSlices::OwnedSlices(Backend& kernels, ParameterStore& parameters,
   if (device_.status().ok()) weights_ = OwnedIn(*mirror_);
 }
 
-std::vector<Owned> OwnedSlices::OwnedIn(const SliceMirror& mirror) const {
+std::vector<Owned> OwnedSlices::OwnedIn(
+    const std::function<std::span<float>(int bucket)>& slice_of) const {
   std::vector<Owned> owned;
   for (int b = 0; b < parameters_.buckets(); ++b) {
-    AppendOwned(parameters_.ownership(b), mirror.host(b), &owned);
+    AppendOwned(parameters_.ownership(b), slice_of(b), &owned);
   }
   std::sort(owned.begin(), owned.end(),
             [](const Owned& a, const Owned& b) { return a.positions.begin < b.positions.begin; });
   return owned;
+}
+
+std::vector<Owned> OwnedSlices::OwnedIn(const SliceMirror& mirror) const {
+  return OwnedIn([&](int bucket) { return mirror.host(bucket); });
+}
+
+std::vector<Owned> OwnedSlices::OnDevice() const {
+  return OwnedIn([this](int bucket) { return mirror_->slice(bucket); });
 }
 
 std::vector<Owned> OwnedSlices::State(int i) { return OwnedIn(StateMirror(i)); }
@@ -59,14 +68,19 @@ void OwnedSlices::set_updates(int64_t updates) {
 absl::Status OwnedSlices::Fetch(bool states) {
   if (current_ && !states) return absl::OkStatus();
   CADRE_RETURN_IF_ERROR(
-      Copy(states, [](SliceMirror& mirror, size_t i) { mirror.CopyToHostAsync(i); }));
+      Copy(!current_, states, [](SliceMirror& mirror, size_t i) { mirror.CopyToHostAsync(i); }));
   current_ = true;
   return absl::OkStatus();
 }
 
+absl::Status OwnedSlices::FetchStates() {
+  return Copy(/*weights=*/false, /*states=*/true,
+              [](SliceMirror& mirror, size_t i) { mirror.CopyToHostAsync(i); });
+}
+
 absl::Status OwnedSlices::Store(bool states) {
-  CADRE_RETURN_IF_ERROR(
-      Copy(states, [](SliceMirror& mirror, size_t i) { mirror.CopyToDeviceAsync(i); }));
+  CADRE_RETURN_IF_ERROR(Copy(/*weights=*/true, states,
+                             [](SliceMirror& mirror, size_t i) { mirror.CopyToDeviceAsync(i); }));
   for (size_t i = 0; i < mirror_->size(); ++i) {
     if (!mirror_->slice(i).empty()) kernels_.WeightsChanged(mirror_->slice(i));
   }
@@ -74,15 +88,23 @@ absl::Status OwnedSlices::Store(bool states) {
   return absl::OkStatus();
 }
 
-absl::Status OwnedSlices::Copy(bool states, const std::function<void(SliceMirror&, size_t)>& copy) {
+absl::Status OwnedSlices::Copy(bool weights, bool states,
+                               const std::function<void(SliceMirror&, size_t)>& copy) {
   const OnStream copies(device_, Stream::kCopies);
-  for (size_t i = 0; i < mirror_->size(); ++i) copy(*mirror_, i);
+  for (size_t i = 0; weights && i < mirror_->size(); ++i) copy(*mirror_, i);
   for (int s = 0; states && s < this->states(); ++s) {
     for (size_t i = 0; i < mirror_->size(); ++i) copy(StateMirror(s), i);
   }
   const std::unique_ptr<DeviceEvent> copied = device_.MakeEvent();
   device_.Record(*copied);
   return device_.Await(*copied);
+}
+
+bool OwnedSlices::AllFinite() {
+  for (size_t i = 0; i < mirror_->size(); ++i) {
+    if (!kernels_.memory().AllFinite(mirror_->slice(i))) return false;
+  }
+  return true;
 }
 
 uint64_t OwnedSlices::Digest() const {

@@ -72,6 +72,8 @@ class OwnedSlices {
   OwnedSlices(Backend& kernels, ParameterStore& parameters,
               std::vector<SliceOptimizer>& optimizers);
 
+  // The owned weights in the memory of the device, in parameter order.
+  std::vector<Owned> OnDevice() const;
   // The owned weights, and state tensor `i` of the optimizer (model/optimizer_state.h), in
   // parameter order.
   std::span<const Owned> weights() const { return weights_; }
@@ -83,12 +85,17 @@ class OwnedSlices {
   // Copies weights, and states if requested, to the host. Skips the weights if their mirror is
   // current. Blocks. Requires: no operation changes the slices.
   absl::Status Fetch(bool states);
+  // Copies the states alone. As Fetch.
+  absl::Status FetchStates();
   // Copies them from the host, and reports the change to the kernels. Blocks. Requires: as Fetch.
   absl::Status Store(bool states);
   // Sets whether the mirror of the weights is equal to the slices: false when a step begins, true
   // after a step that has copied them itself.
   void set_current(bool current) { current_ = current; }
 
+  // Whether all weights are finite; computed where they are. Blocks. True after an error of the
+  // device. Requires: as Fetch.
+  bool AllFinite();
   // Additive digest of the weights; the digests of all ranks add up to the model's. Requires:
   // fetched.
   uint64_t Digest() const;
@@ -98,9 +105,12 @@ class OwnedSlices {
   void MakeStateMirrors();
 
  private:
+  // `slice_of`: the values of a bucket's slice.
+  std::vector<Owned> OwnedIn(const std::function<std::span<float>(int bucket)>& slice_of) const;
   std::vector<Owned> OwnedIn(const SliceMirror& mirror) const;
   SliceMirror& StateMirror(int i);
-  absl::Status Copy(bool states, const std::function<void(SliceMirror&, size_t slice)>& copy);
+  absl::Status Copy(bool weights, bool states,
+                    const std::function<void(SliceMirror&, size_t slice)>& copy);
 
   Backend& kernels_;
   Device& device_;

@@ -196,7 +196,7 @@ absl::StatusOr<LossPart> Replica::Step(std::span<const BatchView> batches, float
   CADRE_ASSIGN_OR_RETURN(const LossPart group, flow_->AwaitLoss());
   CADRE_RETURN_IF_ERROR(CheckFinite(group, batches));
   // Without a gather the flow has copied the slices to the mirror.
-  slices_->set_current(!gather);
+  slices_->set_current(!gather && mirrors_);
   return group;
 }
 
@@ -270,16 +270,20 @@ absl::Status Replica::CheckFinite(const LossPart& group, std::span<const BatchVi
 }
 
 absl::Status Replica::CheckWeights() {
-  CADRE_RETURN_IF_ERROR(FetchOwned());
+  CADRE_RETURN_IF_ERROR(flow_->AwaitOperations());
   const uint64_t none = index_.size();
   uint64_t mine = none;
-  for (const Owned& owned : slices_->weights()) {
-    const auto bad = std::find_if(owned.values.begin(), owned.values.end(),
-                                  [](float value) { return !std::isfinite(value); });
-    if (bad == owned.values.end()) continue;
-    mine = owned.positions.begin + (bad - owned.values.begin());
-    break;
+  if (!slices_->AllFinite()) {
+    CADRE_RETURN_IF_ERROR(FetchOwned());
+    for (const Owned& owned : slices_->weights()) {
+      const auto bad = std::find_if(owned.values.begin(), owned.values.end(),
+                                    [](float value) { return !std::isfinite(value); });
+      if (bad == owned.values.end()) continue;
+      mine = owned.positions.begin + (bad - owned.values.begin());
+      break;
+    }
   }
+  CADRE_RETURN_IF_ERROR(device_.status());
   CADRE_ASSIGN_OR_RETURN(const Minimum first, MinimumOf(mine, comms_.All()));
   if (first.value == none) return absl::OkStatus();
   const int64_t position = first.value;

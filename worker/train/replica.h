@@ -64,6 +64,7 @@ class Replica {
   MeshCommunicators& comms() { return comms_; }
   // The communicators of activations, gradients and weights; on the host, comms().
   const MeshCommunicators& data_comms() const { return data_comms_; }
+  MeshCommunicators& data_comms() { return data_comms_; }
 
   // Rows of a batch of `samples` whose inputs, or labels, this rank requires.
   Interval InputRows(int64_t samples) const { return network_->InputRows(samples); }
@@ -86,6 +87,16 @@ class Replica {
     CADRE_RETURN_IF_ERROR(flow_->AwaitOperations());
     return slices_->Fetch(states);
   }
+  // Waits for all operations, and copies the optimizer states alone.
+  absl::Status FetchStates() {
+    CADRE_RETURN_IF_ERROR(flow_->AwaitOperations());
+    return slices_->FetchStates();
+  }
+  // False: steps without `gather` do not copy the owned weights to the host's mirror.
+  void set_mirrors(bool on) {
+    mirrors_ = on;
+    flow_->set_mirrors(on);
+  }
   // Copies the host's mirror back. Requires: no operation is running; since the last step, the
   // mirror was fetched or completely overwritten.
   absl::Status StoreOwned(bool states = false) {
@@ -93,8 +104,8 @@ class Replica {
     return flow_->AwaitOperations();
   }
   // Checks that the weights are finite, because an update can overflow although the loss did not.
-  // A collective; calls FetchOwned. Errors: OutOfRange, naming the first non-finite parameter
-  // and its rank.
+  // A collective; waits for all operations. Errors: OutOfRange, naming the first non-finite
+  // parameter and its rank.
   absl::Status CheckWeights();
   // Starts to gather the slices of all ranks; the next forward waits for it.
   absl::Status GatherWeights() { return flow_->Gather(); }
@@ -177,6 +188,7 @@ class Replica {
   std::unique_ptr<OwnedSlices> slices_;
   bool observed_ = false;
   bool recordings_ = true;
+  bool mirrors_ = true;
   // Declared after everything that its thread uses.
   std::unique_ptr<GradientFlow> flow_;
   std::unique_ptr<StepRecorder> recorder_;

@@ -65,6 +65,12 @@ void CopyTo(const std::vector<float>& values, const std::vector<Owned>& parts) {
   }
 }
 
+// The client sends words.
+void StoreWords(const std::string& frame, std::vector<float>* words) {
+  words->resize(frame.size() / sizeof(float));
+  std::memcpy(words->data(), frame.data(), frame.size());
+}
+
 // With all defaults filled in.
 std::optional<v1::Staleness> StalenessOf(const v1::Averaging& averaging) {
   if (!averaging.has_staleness()) return std::nullopt;
@@ -82,7 +88,7 @@ ShardExchange::ShardExchange(const v1::Assignment& assignment, const ParameterIn
                              const ExchangeUnits* units, std::span<const Owned> owned,
                              GroupControl& control, Cancellation& cancellation,
                              TrainerProgress& progress, absl::Duration silence,
-                             Credentials credentials)
+                             Credentials credentials, ContributionCoder* coder)
     : rank_slot_(assignment.place()),
       lineage_(assignment.lineage()),
       index_(index),
@@ -92,7 +98,9 @@ ShardExchange::ShardExchange(const v1::Assignment& assignment, const ParameterIn
       overlap_(assignment.spec().averaging().overlap()),
       fragments_(FragmentsOf(assignment.spec().averaging())),
       staleness_(StalenessOf(assignment.spec().averaging())),
-      control_(control) {
+      control_(control),
+      coder_(coder) {
+  CHECK(coder == nullptr || CodesOnDevice(assignment.spec().averaging()));
   const uint32_t shards = assignment.shards_size();
   // The group could not have connected with a key of another size.
   const SecretKey key = ParseSecretKey(assignment.key()).value_or(SecretKey{});
@@ -186,11 +194,15 @@ void ShardExchange::BeginStage(uint32_t round, uint64_t samples, uint32_t fragme
     shard.round = round;
     shard.fragment = fragment;
     shard.exchanged = PartsOf(shard, fragment);
+    if (coder_ != nullptr) {
+      shard.coded = EncodeContribution(shard);
+      continue;
+    }
     CopyFrom(shard.exchanged, &shard.staged);
     if (overlap_.steps() > 0) shard.contributed = shard.staged;
   }
   Begin([this, round, samples](Shard& shard, std::stop_token stop) -> absl::Status {
-    CADRE_RETURN_IF_ERROR(MakeContribution(shard));
+    CADRE_RETURN_IF_ERROR(coder_ != nullptr ? shard.coded : MakeContribution(shard));
     v1::ContributionHeader header = HeaderOf(shard.exchanged, round, samples);
     header.set_fragment(shard.fragment);
     if (up_) header.set_codec(up_->codec());
@@ -294,12 +306,18 @@ absl::Status ShardExchange::MakeContribution(Shard& shard) const {
   std::string frame;
   const Codec codec = CodecOf(*up_);
   CADRE_RETURN_IF_ERROR(EncodeFrame(units, codec, shard.change, &frame));
-  shard.staged.resize(frame.size() / sizeof(float));
-  std::memcpy(shard.staged.data(), frame.data(), frame.size());
+  StoreWords(frame, &shard.staged);
   CADRE_RETURN_IF_ERROR(DecodeFrame(units, codec, frame, &shard.left_out));
   ForEachValue(shard, shard.exchanged, [&](int64_t i, int64_t /*p*/, bool trained) {
     shard.left_out[i] = trained ? shard.change[i] - shard.left_out[i] : 0;
   });
+  return absl::OkStatus();
+}
+
+absl::Status ShardExchange::EncodeContribution(Shard& shard) const {
+  std::string frame;
+  CADRE_RETURN_IF_ERROR(coder_->Encode(shard.id, &frame));
+  StoreWords(frame, &shard.staged);
   return absl::OkStatus();
 }
 
@@ -385,10 +403,7 @@ void ShardExchange::AdoptInitial() {
   }
 }
 
-uint32_t ShardExchange::KeepChange(const Shard& shard, bool included,
-                                   std::span<float> carried) const {
-  // Without a contribution since the last version, there is no change.
-  if (shard.change.empty()) return 0;
+ShardExchange::Kept ShardExchange::KeptOf(const Shard& shard, bool included) const {
   const bool is_late = !included && shard.version_number >= shard.round;
   const uint32_t late = is_late ? shard.version_number + 1 - shard.round : 0;
   const bool dropped = staleness_ && late > staleness_->max_rounds();
@@ -398,18 +413,34 @@ uint32_t ShardExchange::KeepChange(const Shard& shard, bool included,
     factor = std::pow(staleness_ ? staleness_->weight() : up_->error_feedback(),
                       static_cast<float>(late));
   }
-  if (dropped) factor = 0;
-  const std::vector<float>& kept = included ? shard.left_out : shard.change;
-  ForEachValue(shard, shard.exchanged, [&](int64_t i, int64_t p, bool trained) {
-    carried[p] = trained && !kept.empty() ? factor * kept[i] : 0;
-  });
-  return dropped ? late : 0;
+  if (dropped) return {.factor = 0, .dropped = late};
+  return {.factor = factor};
 }
 
-void ShardExchange::Carried(bool included, std::vector<float>* values) const {
+uint32_t ShardExchange::KeepChange(const Shard& shard, bool included,
+                                   std::span<float> carried) const {
+  // Without a contribution since the last version, there is no change.
+  if (shard.change.empty()) return 0;
+  const Kept is = KeptOf(shard, included);
+  const std::vector<float>& kept = included ? shard.left_out : shard.change;
+  ForEachValue(shard, shard.exchanged, [&](int64_t i, int64_t p, bool trained) {
+    carried[p] = trained && !kept.empty() ? is.factor * kept[i] : 0;
+  });
+  return is.dropped;
+}
+
+absl::Status ShardExchange::Carried(bool included, std::vector<float>* values) const {
   int64_t size = 0;
   for (const Shard& shard : shards_) size += ElementsOf(shard.parts);
   values->resize(size);
+  if (coder_ != nullptr) {
+    for (const Shard& shard : shards_) CADRE_RETURN_IF_ERROR(shard.coded);
+    CADRE_RETURN_IF_ERROR(coder_->CopyOut(/*left_out=*/included, *values));
+    if (included) {
+      for (float& value : *values) value *= up_->error_feedback();
+    }
+    return absl::OkStatus();
+  }
   std::span<float> rest = *values;
   for (const Shard& shard : shards_) {
     const std::span<float> carried = rest.first(ElementsOf(shard.parts));
@@ -418,9 +449,11 @@ void ShardExchange::Carried(bool included, std::vector<float>* values) const {
               0.0F);
     if (included) KeepChange(shard, included, carried);
   }
+  return absl::OkStatus();
 }
 
 void ShardExchange::SetCarried(std::span<const float> carried) {
+  if (coder_ != nullptr) return coder_->SetCarried(carried);
   for (Shard& shard : shards_) {
     const int64_t n = ElementsOf(shard.parts);
     shard.carried.assign(carried.begin(), carried.begin() + n);
@@ -433,6 +466,11 @@ uint32_t ShardExchange::Adopt(bool included) {
   absl::MutexLock lock(&mutex_);
   for (Shard& shard : shards_) {
     shard.held.Adopt();
+    if (coder_ != nullptr && shard.round > 0) {
+      const Kept kept = KeptOf(shard, included);
+      coder_->Carry(shard.id, /*left_out=*/included, kept.factor);
+      dropped = std::max(dropped, kept.dropped);
+    }
     if (!shard.change.empty()) shard.carried.resize(ElementsOf(shard.parts));
     dropped = std::max(dropped, KeepChange(shard, included, shard.carried));
     shard.change.clear();

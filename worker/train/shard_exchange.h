@@ -13,8 +13,12 @@
 // Staleness, the change of values in fp32. A version is pulled as the frames of all versions since
 // the one that the rank has, or as a whole if the shard does not keep all of them.
 //
-// Borrows `control`, `index`, the owned values, `cancellation` and `progress`, which advances with
-// every chunk. Thread-compatible.
+// A contribution is coded by the exchange, from a copy of the owned values, or by a coder where the
+// weights are (worker/train/contribution_coder.h); of the owned values only those of version 0 are
+// then read.
+//
+// Borrows `control`, `index`, the owned values, `cancellation`, `coder` and `progress`, which
+// advances with every chunk. Thread-compatible.
 #pragma once
 
 #include <cstdint>
@@ -39,6 +43,7 @@
 #include "proto/cadre/v1/membership.pb.h"
 #include "server/client/rounds_client.h"
 #include "worker/train/cancellation.h"
+#include "worker/train/contribution_coder.h"
 #include "worker/train/group_control.h"
 #include "worker/train/held_values.h"
 #include "worker/train/owned.h"
@@ -48,11 +53,14 @@ namespace cadre {
 
 class ShardExchange {
  public:
-  // `units`: null unless ranks exchange whole units; borrowed.
+  // `units`: null unless ranks exchange whole units; borrowed. `coder`: null unless contributions
+  // are coded elsewhere; its shards are those of the exchange. Requires with a coder:
+  // CodesOnDevice.
   ShardExchange(const v1::Assignment& assignment, const ParameterIndex& index,
                 const ExchangeUnits* units, std::span<const Owned> owned, GroupControl& control,
                 Cancellation& cancellation, TrainerProgress& progress, absl::Duration silence,
-                Credentials credentials = Credentials::Insecure());
+                Credentials credentials = Credentials::Insecure(),
+                ContributionCoder* coder = nullptr);
   ShardExchange(const ShardExchange&) = delete;
   ShardExchange& operator=(const ShardExchange&) = delete;
   ~ShardExchange();
@@ -61,8 +69,9 @@ class ShardExchange {
   bool has_shards() const { return !shards_.empty(); }
 
   // Begins to stage a copy of the owned values as this rank's part of the group's contribution;
-  // with a `fragment` other than 0, of those in it. If Finish returns OK, they are durable on every
-  // shard. Errors: as RoundsClient::Stage, naming the shard.
+  // with a `fragment` other than 0, of those in it. With a coder: the change that it has taken. If
+  // Finish returns OK, they are durable on every shard. Errors: as RoundsClient::Stage, naming the
+  // shard.
   void BeginStage(uint32_t round, uint64_t samples, uint32_t fragment = 0)
       ABSL_LOCKS_EXCLUDED(mutex_);
   // Begins to stage a copy of the owned values as this rank's part of `version` itself, which no
@@ -98,8 +107,9 @@ class ShardExchange {
 
   // Stores what will be added to the changes of later contributions, in order of positions: after
   // the last adoption or, if `included`, once a version includes the last contribution, which must
-  // be staged. Requires: contributions are coded.
-  void Carried(bool included, std::vector<float>* values) const;
+  // be staged, or at least begun to be staged by a coder. Requires: contributions are coded.
+  // Errors: those of the coder.
+  absl::Status Carried(bool included, std::vector<float>* values) const;
   // Requires: nothing was contributed yet; a value for each position of the rank.
   void SetCarried(std::span<const float> carried);
 
@@ -132,9 +142,11 @@ class ShardExchange {
     // with its factor. Empty: zeros.
     std::vector<float> carried;
     // Of the exchanged values: the change that was staged last, and what its frame leaves out.
-    // Empty: there is none that may have to be kept; zeros.
+    // Empty: there is none that may have to be kept; zeros. Unused with a coder, as `carried` is.
     std::vector<float> change;
     std::vector<float> left_out;
+    // Of the coder.
+    absl::Status coded;
     Traffic traffic;
     // Guarded by mutex_.
     HeldValues held;
@@ -160,6 +172,16 @@ class ShardExchange {
   // Makes what is to be transferred of shard.staged, which are copies of the exchanged values.
   // Errors: those of the codec.
   absl::Status MakeContribution(Shard& shard) const;
+  // The same with the coder.
+  absl::Status EncodeContribution(Shard& shard) const;
+  // What is kept of the last contribution: a share of its change or, if the version includes it, of
+  // what its frame leaves out.
+  struct Kept {
+    float factor = 0;
+    // As Adopt.
+    uint32_t dropped = 0;
+  };
+  Kept KeptOf(const Shard& shard, bool included) const;
   // Updates `carried` after the adoption of a version. As Adopt.
   uint32_t KeepChange(const Shard& shard, bool included, std::span<float> carried) const;
   // Computes shard.merged from the owned values, before they are overwritten.
@@ -187,6 +209,7 @@ class ShardExchange {
   // Nothing: late changes are lost.
   const std::optional<v1::Staleness> staleness_;
   GroupControl& control_;
+  ContributionCoder* const coder_;
   std::vector<Shard> shards_;
   // The following must end before the clients are destroyed.
   std::unique_ptr<Cancellation::Registration> on_cancel_;

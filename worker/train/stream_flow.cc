@@ -47,7 +47,7 @@ absl::Status StreamFlow::Perform(const BucketOp& op) {
   }
   if (op.kind == Kind::kGather) ReportGathered(b);
   if (op.kind == Kind::kUpdate || op.kind == Kind::kGather) ready_[b].Set(device_);
-  if (op.kind == Kind::kUpdate && !schedule_.gather()) MirrorSlice(b);
+  if (op.kind == Kind::kUpdate && !schedule_.gather() && mirrors_) MirrorSlice(b);
   for (const BucketOp& next : schedule_.Done(op)) CADRE_RETURN_IF_ERROR(Perform(next));
   return absl::OkStatus();
 }

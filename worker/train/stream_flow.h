@@ -59,7 +59,8 @@ class StreamFlow final : public GradientFlow {
   // `mirror`: the host's pinned copies of the owned slices (owned_slices.h), one per bucket.
   StreamFlow(const Context& context, const SliceMirror& mirror);
 
-  // Without `gather` the updated slices are also copied to the mirror, concurrently with backward.
+  // Without `gather` the updated slices are also copied to the mirror, concurrently with backward,
+  // unless that is off (set_mirrors).
   void BeginStep(float rate, bool gather, int64_t labels) override;
   absl::StatusOr<LossPart> AwaitLoss() override;
   void Fail(const absl::Status& reason) override;

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -18,6 +19,7 @@
 #include "proto/cadre/v1/membership.pb.h"
 #include "worker/comm/communicator.h"
 #include "worker/train/checkpoint.h"
+#include "worker/train/contribution_coder.h"
 #include "worker/train/owned.h"
 #include "worker/train/rank_protocol.h"
 #include "worker/train/state_vault.h"
@@ -69,6 +71,15 @@ class TrainedModel {
   virtual std::span<const Owned> owned() const = 0;
   virtual absl::Status Fetch(bool states) = 0;
   virtual absl::Status Store(bool states) = 0;
+  // A collective. Codes contributions where the weights are; null: they are coded in host memory.
+  // A model with a coder fetches states with FetchStates, and not its weights, before it
+  // contributes.
+  virtual absl::StatusOr<std::unique_ptr<ContributionCoder>> MakeContributionCoder(
+      ContributionCoder::Layout /*layout*/) {
+    return nullptr;
+  }
+  // Makes the values of States() current. Blocks.
+  virtual absl::Status FetchStates() { return absl::OkStatus(); }
   // The optimizer's states of the owned values, if there are any to keep.
   virtual bool has_states() const { return false; }
   virtual StateVault::States States() { return {}; }

@@ -23,6 +23,7 @@
 #include "worker/data/dataset.h"
 #include "worker/optim/schedule.h"
 #include "worker/train/batches.h"
+#include "worker/train/device_contribution.h"
 #include "worker/train/group_plan.h"
 #include "worker/train/replica.h"
 #include "worker/train/run_checkpoints.h"
@@ -92,6 +93,14 @@ class NativeModel final : public TrainedModel {
   std::span<const Owned> owned() const override { return replica_->owned(); }
   absl::Status Fetch(bool states) override { return replica_->FetchOwned(states); }
   absl::Status Store(bool states) override { return replica_->StoreOwned(states); }
+  absl::StatusOr<std::unique_ptr<ContributionCoder>> MakeContributionCoder(
+      ContributionCoder::Layout layout) override {
+    if (kernels_.codecs() == nullptr) return nullptr;
+    replica_->set_mirrors(false);
+    return DeviceContribution::Make(kernels_, replica_->slices().OnDevice(), std::move(layout),
+                                    replica_->comms().All(), replica_->data_comms().All());
+  }
+  absl::Status FetchStates() override { return replica_->FetchStates(); }
   bool has_states() const override { return replica_->slices().states() > 0; }
   StateVault::States States() override {
     OwnedSlices& slices = replica_->slices();

@@ -12,10 +12,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/backend.h"
+#include "model/coding.h"
 #include "tests/emulator/emulated_rank.h"
 #include "tests/emulator/fake_nccl.h"
 #include "tests/server/rounds_server.h"
 #include "tests/worker/expect.h"
+#include "tests/worker/train/group_ranks.h"
 #include "tests/worker/train/recording_control.h"
 #include "tests/worker/transport/ranks.h"
 #include "worker/train/trainer.h"
@@ -50,7 +52,7 @@ v1::RunSpec Spec() {
 // An aggregator with the only shard of the run.
 class Shard {
  public:
-  explicit Shard(const v1::RunSpec& spec) : server_(folder_.path()) {
+  explicit Shard(const v1::RunSpec& spec) : averaging_(spec.averaging()), server_(folder_.path()) {
     v1::OpenRun open;
     open.set_run("run-1");
     open.set_lineage("run-1.a");
@@ -71,6 +73,8 @@ class Shard {
     v1::Apply apply;
     apply.set_run("run-1");
     apply.set_round(contributed.round());
+    if (const auto up = CodingOf(averaging_.up())) *apply.mutable_up() = *up;
+    if (const auto down = CodingOf(averaging_.down())) *apply.mutable_down() = *down;
     v1::Participant& participant = *apply.add_participants();
     participant.set_generation(contributed.place().generation());
     participant.set_ranks(ranks);
@@ -83,6 +87,7 @@ class Shard {
   }
 
  private:
+  const v1::Averaging averaging_;
   const TemporaryFolder folder_;
   RoundsServer server_;
   uint64_t digest_ = 0;
@@ -148,6 +153,8 @@ struct Result {
   std::vector<TrainerOutcome> outcomes;
   // Number of phases that were replayed from recordings (StepRecorder), over all ranks.
   int64_t played = 0;
+  // What the codes of each rank have left out.
+  std::vector<StateVault> residuals;
 };
 
 // Every rank is a thread with its own device.
@@ -175,13 +182,17 @@ Result TrainGroup(Where where, const v1::RunSpec& spec, const Script& script,
   }
   Result result;
   result.outcomes.resize(script.ranks);
+  result.residuals.resize(script.ranks);
   std::vector<int64_t> played(script.ranks);
   OnRanks(script.ranks, [&](int at) {
     v1::Assignment mine = assignment;
     mine.mutable_place()->set_rank(at);
     EmulatedRank rank;
     std::unique_ptr<Backend> cpu;
+    StateVault states;
     TrainerOptions options;
+    options.states = &states;
+    options.residuals = &result.residuals[at];
     options.report_every = absl::ZeroDuration();
     options.connect = [&](const v1::Assignment&) -> absl::StatusOr<std::unique_ptr<Transport>> {
       return std::move(transports[at]);
@@ -259,6 +270,68 @@ TEST(DeviceTrainerTest, AveragingEqualsTheCpu) {
   ASSERT_EQ(on_cpu.control->evaluated.size(), 1U);
   ExpectNear(on_device.control->evaluated[0].loss_sum(), on_cpu.control->evaluated[0].loss_sum());
   EXPECT_EQ(on_device.played, 0) << "groups of two ranks do not record";
+}
+
+// The ranks together have kept what the codes of round `version` have left out of every value.
+void ExpectKeptResidual(const Result& result, uint32_t version) {
+  const int64_t size = ParameterIndex::FromModel(Spec().model())->size();
+  double squares = 0;
+  int64_t found = 0;
+  for (StateVault vault : result.residuals) {
+    std::vector<float> values(size);
+    StateVault::States states;
+    states.tensors.push_back({{{0, std::ssize(values)}, values}});
+    OnGroup(1, [&](Communicator& group) {
+      const auto of_rank = vault.Restore(version, &states, group);
+      ASSERT_TRUE(of_rank.ok()) << of_rank.status();
+      found += *of_rank;
+    });
+    for (const float value : values) squares += double{value} * value;
+  }
+  EXPECT_EQ(found, size);
+  EXPECT_GT(squares, 0);
+  EXPECT_LT(squares, 1e-3);
+}
+
+// Contributions are coded on the devices, whose parts of the model are not those that they own. The
+// committed digests are those of what the ranks have decoded.
+TEST(DeviceTrainerTest, CodedAveragingIsCloseToTheCpu) {
+  for (const int ranks : {1, 2}) {
+    SCOPED_TRACE(ranks);
+    v1::RunSpec spec = Spec();
+    spec.mutable_cluster()->set_ranks_per_group(ranks);
+    v1::Averaging& averaging = *spec.mutable_averaging();
+    averaging.set_every_steps(4);
+    averaging.mutable_up()->set_codec(v1::CODEC_INT8);
+    averaging.mutable_down()->set_codec(v1::CODEC_BF16);
+    const auto train = [&](Where where) {
+      Shard shard(spec);
+      Result result =
+          TrainToTheEnd(where, spec, {.ranks = ranks, .boundaries = {4, 8, 12}, .shard = &shard});
+      const ScriptedControl& control = *result.control;
+      EXPECT_EQ(control.adopted.size(), 4U);
+      for (size_t i = 1; i < control.adopted.size(); ++i) {
+        EXPECT_EQ(control.adopted[i].digest(), control.decided[i - 1].digest());
+        EXPECT_NE(control.adopted[i].digest(), control.adopted[i - 1].digest());
+      }
+      return result;
+    };
+    const Result on_device = train(Where::kDevice);
+    const Result on_cpu = train(Where::kCpu);
+    ASSERT_EQ(on_device.control->evaluated.size(), 1U);
+    ASSERT_EQ(on_cpu.control->evaluated.size(), 1U);
+    for (size_t i = 0; i < on_cpu.control->contributed.size(); ++i) {
+      EXPECT_EQ(on_device.control->contributed[i].payload_bytes(),
+                on_cpu.control->contributed[i].payload_bytes());
+      ExpectNear(on_device.control->contributed[i].loss(), on_cpu.control->contributed[i].loss());
+    }
+    ExpectNear(on_device.control->evaluated[0].loss_sum(), on_cpu.control->evaluated[0].loss_sum());
+    const v1::Prepared& prepared = on_device.control->prepared;
+    EXPECT_GT(prepared.memory().buffers(), on_cpu.control->prepared.memory().buffers());
+    EXPECT_LE(prepared.memory().buffers(), prepared.planned_memory().buffers());
+    ExpectKeptResidual(on_device, 3);
+    ExpectKeptResidual(on_cpu, 3);
+  }
 }
 
 class DeviceCheckpointTest : public ::testing::TestWithParam<std::pair<Where, Where>> {};

@@ -432,6 +432,44 @@ TEST_F(OneDevice, BoundaryStepCopiesSlicesToTheHost) {
   }
 }
 
+// As before contributions that are coded on the device.
+TEST_F(OneDevice, BoundaryStepWithoutMirrorsCopiesNoSlices) {
+  // By whether there are mirrors.
+  int64_t copies[2] = {};
+  std::vector<float> weights[2];
+  for (const bool mirrors : {false, true}) {
+    ASSERT_NO_FATAL_FAILURE(Make(kSgd));
+    replica_->set_mirrors(mirrors);
+    for (int i = 0; i < 3; ++i) ASSERT_NO_FATAL_FAILURE(Step());
+    const int64_t before = rank_.machine->calls("copy_async");
+    ASSERT_NO_FATAL_FAILURE(Step(/*gather=*/false));
+    ASSERT_EQ(replica_->CheckWeights(), absl::OkStatus());
+    copies[mirrors] = rank_.machine->calls("copy_async") - before;
+    weights[mirrors] = Weights();
+  }
+  int64_t slices = 0;
+  for (size_t i = 0; i < replica_->slices().mirror().size(); ++i) {
+    slices += replica_->slices().mirror().slice(i).empty() ? 0 : 1;
+  }
+  EXPECT_EQ(copies[true], copies[false] + slices);
+  EXPECT_EQ(weights[true], weights[false]);
+}
+
+TEST_F(OneDevice, FindsWeightsThatAreNotFinite) {
+  ASSERT_NO_FATAL_FAILURE(Make(kSgd));
+  replica_->set_mirrors(false);
+  ASSERT_NO_FATAL_FAILURE(Step(/*gather=*/false));
+  ASSERT_EQ(replica_->CheckWeights(), absl::OkStatus());
+  ASSERT_TRUE(replica_->FetchOwned().ok());
+  const Owned& owned = replica_->owned().back();
+  owned.values.back() = std::numeric_limits<float>::infinity();
+  ASSERT_TRUE(replica_->StoreOwned().ok());
+  const int64_t position = owned.positions.end - 1;
+  const int tensor = replica_->index().RangesOf(position, position + 1)[0].tensor();
+  EXPECT_THAT(replica_->CheckWeights(),
+              IsError(absl::StatusCode::kOutOfRange, replica_->index()[tensor].name));
+}
+
 TEST_F(OneDevice, TrainsOnStoredValues) {
   ASSERT_NO_FATAL_FAILURE(Make(kClippedAdamW));
   for (int i = 0; i < 3; ++i) ASSERT_NO_FATAL_FAILURE(Step());
