@@ -522,7 +522,9 @@ class MemberLoop {
     std::vector<AveragingState> states = MakeAveragingStates();
     if (states.empty()) return states;
     auto values = averaging_values_.begin();
-    if (CodingOf(spec_.averaging().up())) exchange_->Carried(/*included=*/false, &*values++);
+    if (CodingOf(spec_.averaging().up())) {
+      CADRE_RETURN_IF_ERROR(exchange_->Carried(/*included=*/false, &*values++));
+    }
     const auto of_shards = values;
     const std::vector<std::string> names = ShardStateNames(spec_.averaging());
     Traffic traffic;
