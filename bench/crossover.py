@@ -40,7 +40,7 @@ def parse():
     p.add_argument("--samples", type=int, default=60000, help="of an epoch")
     p.add_argument("--rate", default="1gbit", help="rate of every host's link")
     p.add_argument("--alpha", type=float, default=50e-6, help="seconds per message, for predictions")
-    p.add_argument("--measured", type=int, default=min(2, os.cpu_count()), help="ranks whose steps are measured")
+    p.add_argument("--measured", type=int, default=2, help="ranks whose steps are measured, at least 1")
     p.add_argument("--seconds", type=float, default=10, help="measured time of a plan")
     p.add_argument("--folder", default="crossover", help="folder of the table of epochs and the profile")
     p.add_argument("--output", default="", help="file for the JSON lines; empty: none")
@@ -68,7 +68,7 @@ def measure_epochs(args, table):
 
 def write_profile(args, path):
     """A profile of as many hosts of one worker as are needed, connected at --rate."""
-    text = cadre(args, "probe", args.run, "--batch", args.batch, "--threads", 1)
+    text = cadre(args, "probe", args.run, "--batch", args.batch, "--threads", 1, "--fresh")
     most = max(map(int, args.workers.split(",")))
     device = re.search(r'device: "([^"]*)"', text).group(1)
     text = re.sub(r"(?ms)^(host|default_link|link) {.*?^}\n", "", text)
@@ -107,7 +107,8 @@ def measure_step(args, ranks, batch, strategy):
     plans = [line for line in lines if line["bench"] == "plan_error"]
     best = min(plans, key=lambda line: line["predicted"]["step_ms"])
     return {"step": "measured", "step_ms": best["measured"]["step_ms"],
-            "predicted_step_ms": best["predicted"]["step_ms"], "mesh": best["mesh"]}
+            "predicted_step_ms": best["predicted"]["step_ms"],
+            "mesh": best["mesh"] + (" placed" if best["placed"] else "")}
 
 
 def result(args, profile, epochs, workers, way):
@@ -116,11 +117,11 @@ def result(args, profile, epochs, workers, way):
     strategy = "batch" if way == "data" else "auto"
     line = {"bench": "crossover", "cpu": cpu_model(), "model": os.path.basename(args.run), "target": args.target,
             "rate": args.rate, "workers": workers, "way": way, "batch": batch, "epochs": epochs.get(batch_workers)}
-    predicted = predict(args, profile, workers, batch, strategy)
-    line.update({"step": "predicted", "step_ms": predicted["predicted_step_ms"], **predicted})
-    if workers <= args.measured:
-        mesh = line["mesh"]
-        line.update(measure_step(args, workers, batch, strategy), mesh=mesh)
+    if workers > args.measured:
+        predicted = predict(args, profile, workers, batch, strategy)
+        line.update({"step": "predicted", "step_ms": predicted["predicted_step_ms"], **predicted})
+    else:
+        line.update(measure_step(args, workers, batch, strategy))
     if line["epochs"]:
         line["seconds"] = round(line["epochs"] * (args.samples // batch) * line["step_ms"] * 1e-3, 2)
     return line

@@ -280,6 +280,7 @@ class ModelPlans {
     nlohmann::ordered_json line = Line("plan_error");
     line.update({{"strategy", entry.strategy},
                  {"mesh", MeshText(entry.plan)},
+                 {"placed", PlacesLayers(entry.plan)},
                  {"predicted", Predicted(entry.predicted)},
                  {"measured", OwnThread(entry.measured)},
                  {"error", Rounded(entry.error(), 4)}});
