@@ -4,7 +4,7 @@
 Each experiment trains one network with several settings of averaging, by `cadre local` with one worker of one thread
 in each group. The baseline `synchronous` is one group with as many workers and the same samples in every step: the
 same optimizer, without averages. `synchronous, scaled rate` multiplies the learning rate by the number of groups, as
-is usual for batches that are so much larger. Runs go one after the other, the first seed of all selected settings
+is usual for batches that are so much larger; `synchronous, bf16` computes in bf16. Runs go one after the other, the first seed of all selected settings
 first. Prints one JSON line for each run and appends it to --output. Runs that are in this file already are not
 repeated, so an interrupted sweep continues:
 
@@ -28,7 +28,8 @@ from typing import NamedTuple
 RUN_FILES = pathlib.Path(__file__).with_name("low_traffic")
 BASELINE = "synchronous"
 SCALED_BASELINE = "synchronous, scaled rate"
-BASELINES = (BASELINE, SCALED_BASELINE)
+BF16_BASELINE = "synchronous, bf16"
+BASELINES = (BASELINE, SCALED_BASELINE, BF16_BASELINE)
 # Other programs may use the machine; a worker that gets little time for a while has not failed.
 FLAGS = ("--threads", "1", "--lease-ms", "60000", "--quiet", "-o", "json")
 
@@ -138,6 +139,7 @@ class Run(NamedTuple):
             f"batch_per_group: {samples}",
             f"schedule {{ base_rate: {key['rate']} {e.schedule} }}",
             f"averaging {{ {key['averaging']} }}",
+            f"precision: {'BF16' if self.setting == BF16_BASELINE else 'FP32'}",
             f"cluster {{ {cluster} keep_plan: true }}",
             f"stop {{ {e.stop} }}",
             "evaluation { every_epochs: 1000 }",
