@@ -8,7 +8,7 @@
 //
 //   bench_codec --parameters=25557032 --period_seconds=66
 //
-// relates them to one round of a run with this model (Round), from the medians.
+// relates the fastest ones to a round of averaging with this model (Round).
 #include <gflags/gflags.h>
 
 #include <algorithm>
@@ -129,8 +129,8 @@ absl::Status Run() {
     }
     if (FLAGS_parameters > 0) {
       const double scale = FLAGS_parameters / static_cast<double>(values.size());
-      Round{.encode_seconds = timings[0].seconds * scale,
-            .decode_seconds = timings[1].seconds * scale,
+      Round{.encode_seconds = timings[0].min_seconds * scale,
+            .decode_seconds = timings[1].min_seconds * scale,
             .bits_per_value = bits}
           .AddTo(line);
     }
