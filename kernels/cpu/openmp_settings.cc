@@ -9,8 +9,9 @@
 namespace cadre {
 namespace {
 
-// 0.1 to 0.5 ms, by processor. The library's default is thirty times as long.
-constexpr char kSpinCount[] = "10000";
+// About 0.1 ms, longer than most pauses between the loops of a step. The library's default is 150
+// times as long.
+constexpr char kSpinCount[] = "2000";
 
 }  // namespace
 

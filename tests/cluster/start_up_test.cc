@@ -194,7 +194,7 @@ TEST_F(StartUpTest, WorkerMakesSettingsOfOpenMp) {
   unsetenv("GOMP_SPINCOUNT");
   unsetenv("OMP_WAIT_POLICY");
   ASSERT_EQ(cluster_.StartAll(/*aggregators=*/0, /*workers=*/1), absl::OkStatus());
-  EXPECT_THAT(read("worker-0", "environ"), HasSubstr("GOMP_SPINCOUNT=10000"));
+  EXPECT_THAT(read("worker-0", "environ"), HasSubstr("GOMP_SPINCOUNT=2000"));
   EXPECT_EQ(read("worker-0", "comm"), "cadre-worker\n");
   setenv("OMP_WAIT_POLICY", "passive", 1);
   ASSERT_EQ(cluster_.StartWorker("worker-1"), absl::OkStatus());
