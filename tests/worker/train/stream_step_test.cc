@@ -440,6 +440,7 @@ TEST_F(OneDevice, BoundaryStepWithoutMirrorsCopiesNoSlices) {
   for (const bool mirrors : {false, true}) {
     ASSERT_NO_FATAL_FAILURE(Make(kSgd));
     replica_->set_mirrors(mirrors);
+    step_ = 0;
     for (int i = 0; i < 3; ++i) ASSERT_NO_FATAL_FAILURE(Step());
     const int64_t before = rank_.machine->calls("copy_async");
     ASSERT_NO_FATAL_FAILURE(Step(/*gather=*/false));
