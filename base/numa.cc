@@ -91,11 +91,9 @@ absl::Status BindToNumaNode(int number, const std::string& folder) {
     const auto append = [](std::string* out, const NumaNode& each) {
       absl::StrAppend(out, each.number);
     };
-    return absl::InvalidArgumentError(
-        absl::StrCat("NUMA node ", number,
-                     " has no CPU that this process may use; nodes with such "
-                     "CPUs: ",
-                     absl::StrJoin(nodes, ", ", append)));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "NUMA node ", number, " has no CPU that this process may use; nodes with such CPUs: ",
+        absl::StrJoin(nodes, ", ", append)));
   }
   return BindToCpus(node->cpus);
 }
