@@ -11,7 +11,10 @@
 // longest path of layers bounds the step from below, and no more is computed if a known plan is at
 // least as fast.
 //
-// Limits. Updates and gradient sums are not part of the makespan; the prediction contains them.
+// Limits. Updates and gradient sums are not part of the makespan; the prediction contains them. If
+// the placer finds nothing faster than a single device, no plan is offered, although a placement on
+// all of them may be faster than every plan that splits layers; a plan that leaves ranks idle is
+// not offered either.
 #include "plan/search/placed_plans.h"
 
 #include <glog/logging.h>
