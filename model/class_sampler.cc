@@ -18,7 +18,7 @@
 // after them has one proportional to log((c + 2) / (c + 1)), with the least m for which all
 // probabilities are at most 1. With S = C all of them are 1.
 //
-// Cost: memory for C numbers; S binary searches per draw.
+// Cost: memory for C numbers; at most three binary searches for each class of a draw.
 #include "model/class_sampler.h"
 
 #include <algorithm>

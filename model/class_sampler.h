@@ -1,6 +1,6 @@
 // The classes that a sampled softmax compares with the label (v1::ClassSampling): a pure function
-// of the run's seed and the position of a batch in the run, so that all ranks of a group draw the
-// same ones under every plan. class_sampler.cc explains the method.
+// of the run's seed and the position of a step in the run, so that all ranks of a group draw the
+// same ones for all micro-batches, under every plan. class_sampler.cc explains the method.
 //
 // A value, immutable and thread-safe.
 #pragma once
@@ -17,7 +17,7 @@ class ClassSampler {
   // `classes`: all of them. Requires: 1 <= sampling.classes() <= classes.
   ClassSampler(const v1::ClassSampling& sampling, int64_t classes, uint64_t seed);
 
-  // The sample for a batch whose first sample has this position in the run (model/data_position.h):
+  // The sample for a step whose first sample has this position in the run (model/data_position.h):
   // distinct classes in increasing order, as many in every draw.
   std::vector<int64_t> Draw(uint64_t first_position) const;
 

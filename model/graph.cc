@@ -266,6 +266,7 @@ class Walk {
     v1::ClassSampling& sampling =
         *loss->settings.mutable_softmax_cross_entropy()->mutable_sampling();
     const uint32_t classes = layers_[scorer].settings.fully_connected().out_features();
+    if (classes < 2) return true;  // The inference of the loss reports it.
     if (sampling.classes() < 1 || sampling.classes() > classes) {
       return Problem(loss->spec_layer, absl::StrCat(kField, ".classes"), "is ", sampling.classes(),
                      "; it must be between 1 and the ", classes, " classes of '",

@@ -667,9 +667,14 @@ class Validation : private ProblemCollector {
   void CheckLayerPin(const std::string& field, const v1::LayerPin& pin, const GraphLayer& layer) {
     const absl::string_view index = IndexOfParallelism(pin.parallelism());
     if (!HasIndex(layer, index)) {
+      absl::string_view reason;
+      if (layer.shares_weight) {
+        reason = ", since it shares its weight with another layer";
+      } else if (layer.sampled_classes > 0 && index == "out") {
+        reason = ", since the loss samples its outputs";
+      }
       Add(field, "is '", EnumText(pin.parallelism()), "', but layer '", layer.name,
-          "' can only be split along ", ParallelismsOf(&layer),
-          layer.sampled_classes > 0 ? ", since the loss samples its outputs" : "");
+          "' can only be split along ", ParallelismsOf(&layer), reason);
     } else if (index != "samples" && IsDataAlone()) {
       Add(field, "is '", EnumText(pin.parallelism()),
           "', but cluster.mesh has no axis besides data to give to it");

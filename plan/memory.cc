@@ -3,6 +3,11 @@
 // state a rank has only its owned slices. Activations are the block of the tape, in which buffers
 // share memory if their lifetimes do not overlap. If a step has micro-batches of two sizes, the
 // larger tape counts.
+//
+// An evaluation tape is smaller than a training tape of as many samples, except if training samples
+// the classes of the loss: evaluation then computes more scores. So evaluation batches are cut such
+// that they have about as many scores as a training step. If the scores of one sample are more than
+// that, the evaluation tape determines the memory.
 #include "plan/memory.h"
 
 #include <algorithm>
@@ -22,23 +27,39 @@ DType ActivationType(const v1::RunSpec& spec) {
   return spec.precision() == v1::RunSpec::BF16 ? DType::kBFloat16 : DType::kFloat32;
 }
 
-// Numbers that a rank uploads besides the inputs: the labels of its part of the loss, or the
-// candidates of a sampled softmax and their offsets.
-int64_t UploadedNumbers(const Graph& graph, const Tape& tape) {
-  const int sampled = graph.sampled_layer();
-  if (sampled == Graph::kNoLayer) {
-    return tape.regions.back().inputs[0].shape().elements() / graph.classes();
+// Memory that is sized for the largest of a rank's tapes.
+struct LargestTapes {
+  // What is loaded of a batch: inputs, labels of the loss, candidates of a sampled softmax.
+  int64_t inputs = 0, labels = 0, candidates = 0;
+  // Bytes of packed messages, and of intermediate results of moves.
+  int64_t outgoing = 0, arriving = 0, between = 0;
+
+  void Add(const Tape& tape);
+  // Bytes of the batch while it is uploaded to a device, or converted on the host.
+  int64_t UploadBytes(DType type, v1::Cluster::Device device) const;
+};
+
+void LargestTapes::Add(const Tape& tape) {
+  const Shape scores = tape.regions.back().inputs[0].shape();
+  inputs = std::max(inputs, tape.input.shape().elements());
+  labels = std::max(labels, scores.elements() / scores.dims().back());
+  candidates = std::max(candidates, tape.candidates);
+  for (const TapeOp& op : tape.ops) {
+    if (!PacksOutsideOfTape(op)) continue;
+    const DType type = tape.buffers[op.y].type;
+    const auto moved = [type](int64_t elements) -> int64_t { return elements * SizeOf(type); };
+    between = std::max(between, moved(op.move.scratch_elements()));
+    for (const Exchange& step : op.move.steps) {
+      outgoing = std::max(outgoing, moved(step.packed_elements()));
+      arriving = std::max(arriving, moved(step.unpacked_elements()));
+    }
   }
-  const Shape scores = tape.regions[sampled].output.shape();
-  return 2 * (graph[sampled].sampled_classes + scores.elements() / scores.dims().back());
 }
 
-// Bytes of a rank's part of a batch while it is uploaded to a device, or converted on the host.
-int64_t UploadBytes(const Graph& graph, const Tape& tape, v1::Cluster::Device device) {
-  const int64_t inputs = tape.input.shape().elements();
-  const int64_t numbers = UploadedNumbers(graph, tape);
-  const DType type = graph.takes_tokens() ? DType::kFloat32 : tape.activations;
+int64_t LargestTapes::UploadBytes(DType type, v1::Cluster::Device device) const {
   if (device != v1::Cluster::CUDA) return type == DType::kFloat32 ? 0 : inputs * SizeOf(type);
+  // Candidates have offsets.
+  const int64_t numbers = labels + 2 * candidates;
   return 2 * kBytesPerWord * (inputs + numbers) + inputs * SizeOf(type) + kBytesPerWord * numbers;
 }
 
@@ -65,6 +86,21 @@ std::vector<int64_t> MicroBatchSizes(const v1::RunSpec& spec) {
   return {smallest, smallest + 1};
 }
 
+int64_t EvaluationSamples(const Graph& graph, int64_t samples, int64_t parts) {
+  const int scorer = graph.sampled_layer();
+  if (scorer == Graph::kNoLayer) return samples;
+  const int64_t scores = 1 + graph[scorer].sampled_classes;
+  const int64_t of_part = std::max<int64_t>(1, samples / parts * scores / graph.classes());
+  return std::min(samples, parts * of_part);
+}
+
+int64_t EvaluationSamples(const v1::RunSpec& spec, const Graph& graph, const Plan& plan) {
+  const int scorer = graph.sampled_layer();
+  const int64_t parts =
+      scorer == Graph::kNoLayer ? 1 : plan.mesh.Size(plan.layers[scorer].output.axes(0));
+  return EvaluationSamples(graph, MicroBatchSamples(spec), parts);
+}
+
 int64_t BytesPerWeight(DType activations) {
   const DType copy = DType::kBFloat16;
   return kBytesPerWord + (activations == copy ? SizeOf(copy) : 0);
@@ -80,27 +116,18 @@ v1::MemoryUse PlannedMemory(const v1::RunSpec& spec, const Graph& graph,
     owned += bucket.slice_end() - bucket.slice_begin();
   }
   int64_t activations = 0;
-  int64_t outgoing = 0;
-  int64_t arriving = 0;
-  int64_t between = 0;
-  int64_t upload = 0;
-  for (const int64_t samples : MicroBatchSizes(spec)) {
+  LargestTapes largest;
+  const auto add = [&](int64_t samples, bool training, int blocks) {
     const Tape tape = MakeTape(
-        graph, plan, rank, samples, /*training=*/true, ActivationType(spec),
+        graph, plan, rank, samples, training, ActivationType(spec),
         device == v1::Cluster::CUDA ? PlacedMoves::kExchange : PlacedMoves::kSendAndReceive,
         device == v1::Cluster::CUDA ? Fusion::kCommon : Fusion::kHost);
-    activations = std::max(activations, tape.words);
-    upload = std::max(upload, UploadBytes(graph, tape, device));
-    for (const TapeOp& op : tape.ops) {
-      if (!PacksOutsideOfTape(op)) continue;
-      const DType type = tape.buffers[op.y].type;
-      const auto moved = [type](int64_t elements) -> int64_t { return elements * SizeOf(type); };
-      between = std::max(between, moved(op.move.scratch_elements()));
-      for (const Exchange& step : op.move.steps) {
-        outgoing = std::max(outgoing, moved(step.packed_elements()));
-        arriving = std::max(arriving, moved(step.unpacked_elements()));
-      }
-    }
+    activations = std::max(activations, blocks * tape.words);
+    largest.Add(tape);
+  };
+  for (const int64_t samples : MicroBatchSizes(spec)) add(samples, /*training=*/true, in_flight);
+  if (graph.sampled_layer() != Graph::kNoLayer) {
+    add(EvaluationSamples(spec, graph, plan), /*training=*/false, /*blocks=*/1);
   }
   int64_t coding = 0;
   if (device == v1::Cluster::CUDA && CodesOnDevice(spec.averaging())) {
@@ -111,8 +138,10 @@ v1::MemoryUse PlannedMemory(const v1::RunSpec& spec, const Graph& graph,
   use.set_weights(BytesPerWeight(ActivationType(spec)) * weights);
   use.set_gradients(kBytesPerWord * weights * (spec.micro_batches() > 1 ? 2 : 1));
   use.set_optimizer(kBytesPerWord * owned * states);
-  use.set_activations(kBytesPerWord * activations * in_flight);
-  use.set_buffers(outgoing + arriving + between + upload + coding);
+  use.set_activations(kBytesPerWord * activations);
+  const DType inputs = graph.takes_tokens() ? DType::kFloat32 : ActivationType(spec);
+  use.set_buffers(largest.outgoing + largest.arriving + largest.between +
+                  largest.UploadBytes(inputs, device) + coding);
   return use;
 }
 

@@ -23,6 +23,13 @@ int64_t MicroBatchSamples(const v1::RunSpec& spec);
 // The distinct sizes of a step's micro-batches: one, or two that differ by one sample.
 std::vector<int64_t> MicroBatchSizes(const v1::RunSpec& spec);
 
+// Samples of the batches in which the test split is evaluated: as many as a micro-batch has, or
+// fewer if the loss samples classes, so that a rank has no more scores than in training. `samples`:
+// of a micro-batch. `parts`: into which the layer that scores the classes divides them; each has at
+// least one sample if there are enough. Equal on all ranks.
+int64_t EvaluationSamples(const Graph& graph, int64_t samples, int64_t parts);
+int64_t EvaluationSamples(const v1::RunSpec& spec, const Graph& graph, const Plan& plan);
+
 // Bytes per weight: fp32, plus a copy in bf16 if activations are bf16.
 int64_t BytesPerWeight(DType activations);
 
@@ -31,7 +38,8 @@ int64_t BytesPerWeight(DType activations);
 //   gradients    the same size as the fp32 weights; twice that with micro-batches
 //   optimizer    the owned slices, once for every state tensor of the optimiser
 //   activations  the block of memory of the training tape (plan/tape.h), for each micro-batch in
-//                flight
+//                flight; or that of the evaluation tape, if the loss samples classes and it is
+//                larger
 //   buffers      the largest packed messages of any move in both directions, and the largest
 //                intermediate result of a move; on CUDA devices also the batches being uploaded,
 //                two in the type of the loader and one in the activation type, and an upper bound

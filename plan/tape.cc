@@ -102,6 +102,7 @@ class TapeBuilder {
   Tape Run(Fusion fusion) {
     tape_.input = PlacementOf(graph_.input(), InputLayout(graph_, plan_)).box(rank_);
     for (int l = 0; l < graph_.size(); ++l) AddRegion(l);
+    tape_.candidates = Candidates(graph_.sampled_layer());
     for (int l = 0; l < graph_.size(); ++l) Forward(l);
     if (tape_.training) {
       for (int l = graph_.size() - 1; l >= 0; --l) Backward(l);
@@ -514,8 +515,7 @@ class TapeBuilder {
       case LayerKind::kLayerNorm:
         return {.elements = 2 * output.elements() / std::max<int64_t>(1, channels)};
       case LayerKind::kFullyConnected:  // candidates
-        if (layer.sampled_classes == 0) return {};
-        return {.elements = layer.sampled_classes + output.elements() / channels};
+        return {.elements = layer.sampled_classes > 0 ? tape_.candidates : 0};
       case LayerKind::kAttention:  // queries, keys, values; context; statistics
         return {.type = tape_.activations, .elements = AttentionOf(l).saved()};
       case LayerKind::kLstm:
@@ -576,6 +576,12 @@ class TapeBuilder {
 
   LstmMemory LstmOf(int l) {
     return MemoryOfLstm(LstmDimsOf(graph_[l], region(l).output.shape()[0]), tape_.activations);
+  }
+
+  int64_t Candidates(int l) {
+    if (l == Graph::kNoLayer || !IsHere(l)) return 0;
+    const Shape scores = region(l).output.shape();
+    return graph_[l].sampled_classes + scores.elements() / scores.dims().back();
   }
 
   SampledMemory SampledOf(int l) {

@@ -187,6 +187,9 @@ struct Tape {
   std::vector<LayerRegion> regions;
   // The part of the batch that this rank loads: whole samples.
   Box input;
+  // Training with a sample of classes: the sampled classes, and the labels of this rank's rows of
+  // the layer that scores them. 0 on ranks without this layer.
+  int64_t candidates = 0;
   // Size of the block.
   int64_t words = 0;
   // `order` of sends and receives is below this number, which is equal on all ranks.

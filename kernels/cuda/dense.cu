@@ -14,6 +14,9 @@
 // attention leave out the products above the diagonal; blocks of whole heads do not. Only our form
 // has masks of padding, which may be at any tokens: the softmax leaves out the hidden keys.
 //
+// Products of vectors. A batch may have more of them than libraries accept, and each is too small
+// for their tiles, so they have kernels of their own.
+//
 // Embeddings. Forward gathers rows. Backward must add the gradients of all tokens with the
 // same id, in an order that is the same in every execution, so it cannot add floats atomically.
 //
@@ -65,6 +68,31 @@ __global__ void __launch_bounds__(256)
       }
     }
     FromFloat(value, y + i);
+  }
+}
+
+// c[batch] = a[batch, k] . b[batch, k], one product of two vectors per warp.
+template <typename T, typename C>
+__global__ void __launch_bounds__(kWarpsPerBlock * 32)
+    DotProducts(int64_t batch, int64_t k, const T* __restrict__ a, const T* __restrict__ b,
+                C* __restrict__ c) {
+  const int lane = threadIdx.x % 32;
+  for (int64_t i = ThreadIndex() / 32; i < batch; i += ThreadCount() / 32) {
+    float sum = 0;
+    for (int64_t j = lane; j < k; j += 32) sum += ToFloat(a[i * k + j]) * ToFloat(b[i * k + j]);
+    sum = OverWarp(sum, Plus());
+    if (lane == 0) FromFloat(sum, c + i);
+  }
+}
+
+// c[batch, n] = a[batch] b[batch, n]; `elements` of c.
+template <typename T, typename C>
+__global__ void __launch_bounds__(256)
+    ScaleRows(int64_t elements, int64_t n, const T* __restrict__ a, const T* __restrict__ b,
+              C* __restrict__ c) {
+  for (int64_t i = ThreadIndex(); i < elements; i += ThreadCount()) {
+    int64_t column;
+    FromFloat(ToFloat(a[Divide(i, n, &column)]) * ToFloat(b[i]), c + i);
   }
 }
 
@@ -419,6 +447,7 @@ class CudaDense final : public DenseKernels {
     CheckLayer(sizes, a.size(), b.size(), 0, c.size());
     if (c.empty()) return;
     if (dims.k == 0) return cuda_.Zero(c);
+    if (dims.m == 1 && (dims.n == 1 || dims.k == 1)) return VectorProducts(dims, a, b, c);
     cuda_.math->MatrixProduct({.m = dims.m,
                                .n = dims.n,
                                .k = dims.k,
@@ -543,6 +572,25 @@ class CudaDense final : public DenseKernels {
   struct Gradients {
     Values probabilities, dscores;
   };
+
+  // Requires: m is 1, and n or k is 1; no extent is 0.
+  void VectorProducts(const BatchedProductDims& dims, ConstValues a, ConstValues b, Values c) {
+    ByType(a.type(), [&](auto factor) {
+      ByType(c.type(), [&](auto product) {
+        using T = decltype(factor);
+        using C = decltype(product);
+        if (dims.k == 1) {
+          const int64_t elements = c.size();
+          Launch(cuda_.device, "scaled vectors", ScaleRows<T, C>, Strided(cuda_.device, elements),
+                 elements, dims.n, Data<T>(a), Data<T>(b), Data<C>(c));
+        } else {
+          Launch(cuda_.device, "products of vectors", DotProducts<T, C>,
+                 WarpPerRow(cuda_.device, dims.batch), dims.batch, dims.k, Data<T>(a), Data<T>(b),
+                 Data<C>(c));
+        }
+      });
+    });
+  }
 
   // scores = q k^T / sqrt(features).
   void Scores(const AttentionDims& dims, const ScoreBlock& block, ConstValues qkv,

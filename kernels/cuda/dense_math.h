@@ -21,6 +21,10 @@
 
 namespace cadre {
 
+// Libraries may refuse batches of more products, which are a dimension of the grid of their
+// kernels.
+inline constexpr int64_t kMaxProducts = 65'535;
+
 // c[batch] = op(a)[batch] op(b)[batch] (+ bias), row-major. op(a): [m, k]; op(b): [k, n].
 struct MatrixProductDims {
   int64_t m = 0, n = 0, k = 0;
@@ -28,6 +32,7 @@ struct MatrixProductDims {
   bool transpose_a = false, transpose_b = false;
   // Distance in elements between stored rows; 0: rows are contiguous.
   int64_t a_row = 0, b_row = 0, c_row = 0;
+  // At most kMaxProducts.
   int64_t batch = 1;
   // Distance in elements between the matrices of a batch.
   int64_t a_step = 0, b_step = 0, c_step = 0;

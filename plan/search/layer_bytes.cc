@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "plan/cost/communication_cost.h"
+#include "plan/memory.h"
 #include "plan/search/move_model.h"
 #include "plan/tape.h"
 
@@ -83,6 +84,27 @@ int64_t SavedElements(const GraphLayer& layer, int64_t output, int64_t features,
   }
 }
 
+// Elements in evaluation, if the loss samples classes, of its layer and of the one that scores
+// them; 0 for other layers, which need no more than in training.
+int64_t EvaluationElements(const PlanProblem& problem, const GraphLayer& layer, const Parts& input,
+                           const Parts& output) {
+  const Graph& graph = *problem.graph;
+  const int64_t samples = LargestMicroBatch(problem);
+  if (layer.settings.softmax_cross_entropy().has_sampling()) {
+    // The other layer may divide samples among up to all ranks.
+    const int64_t batch =
+        std::min(samples, std::max<int64_t>(problem.ranks, EvaluationSamples(graph, samples, 1)));
+    const int64_t labels = LargestPart(graph.labels_per_sample(), input[1]);
+    return 2 * LargestPart(batch, input[0]) * labels * graph.classes();
+  }
+  if (layer.sampled_classes == 0) return 0;
+  const int64_t batch = EvaluationSamples(graph, samples, output[0]);
+  const Shape& in = layer.input();
+  const int64_t tokens = in.rank() == 2 ? LargestPart(in[0], output[1]) : 1;
+  const int64_t rows = LargestPart(batch, output[0]) * tokens;
+  return rows * (in.dims().back() + 2 * graph.classes());
+}
+
 Parts PartsOf(const Mesh& mesh, const Layout& layout, int rank) {
   Parts parts = {1, 1, 1, 1};
   for (int d = 0; d < rank; ++d) parts[d] = mesh.Size(layout.axes(d));
@@ -113,7 +135,8 @@ int64_t ParameterBytes(const PlanProblem& problem, int64_t elements, int64_t own
 }
 
 int64_t ActivationBytes(const PlanProblem& problem, const GraphLayer& layer,
-                        std::span<const Parts> inputs, const Parts& output, int64_t heads) {
+                        std::span<const Parts> inputs, const Parts& output, int64_t heads,
+                        int in_flight) {
   const int64_t samples = LargestMicroBatch(problem);
   int64_t input_elements = 0;
   for (size_t i = 0; i < layer.inputs.size(); ++i) {
@@ -127,9 +150,11 @@ int64_t ActivationBytes(const PlanProblem& problem, const GraphLayer& layer,
   // It saves bits. If a plan does not fuse it, the term of its gradient below, which does not live
   // until the end of forward, is enough for its output.
   if (FollowsNorm(*problem.graph, layer)) saved_y = LargestPart(output_elements, 32) + features;
-  return kBytesPerWord * ((saved.x ? input_elements : 0) + saved_y +
-                          SavedElements(layer, output_elements, features, heads) +
-                          std::max(input_elements, output_elements));
+  const int64_t training = (saved.x ? input_elements : 0) + saved_y +
+                           SavedElements(layer, output_elements, features, heads) +
+                           std::max(input_elements, output_elements);
+  return kBytesPerWord *
+         std::max(in_flight * training, EvaluationElements(problem, layer, inputs[0], output));
 }
 
 int64_t LayerBytes(const PlanProblem& problem, const Mesh& mesh, int layer,
@@ -154,7 +179,7 @@ int64_t LayerBytes(const PlanProblem& problem, const Mesh& mesh, int layer,
     inputs.push_back(PartsOf(mesh, layouts.inputs[i], graph_layer.input_shapes[i].rank() + 1));
   }
   const Parts output = PartsOf(mesh, layouts.output, graph_layer.output.rank() + 1);
-  return bytes + in_flight * ActivationBytes(problem, graph_layer, inputs, output, heads);
+  return bytes + ActivationBytes(problem, graph_layer, inputs, output, heads, in_flight);
 }
 
 }  // namespace cadre

@@ -35,11 +35,13 @@ bool FollowsNorm(const Graph& graph, const GraphLayer& layer);
 
 // The number of parts of each dimension, samples first.
 using Parts = std::array<int64_t, kMaxDimensions>;
+// For each micro-batch in flight (plan/pipeline.h), or for an evaluation batch if that needs more.
 // `inputs`: one entry for each input, or one for all. `heads`: parts of an attention's heads.
 int64_t ActivationBytes(const PlanProblem& problem, const GraphLayer& layer,
-                        std::span<const Parts> inputs, const Parts& output, int64_t heads);
+                        std::span<const Parts> inputs, const Parts& output, int64_t heads,
+                        int in_flight = 1);
 
-// Parameters of a layer, and its activations for each micro-batch in flight (plan/pipeline.h).
+// Parameters of a layer, and its activations.
 int64_t LayerBytes(const PlanProblem& problem, const Mesh& mesh, int layer,
                    const LayerLayouts& layouts, int in_flight = 1);
 

@@ -200,7 +200,7 @@ std::string ClassKey(const PlanProblem& problem, int layer) {
   absl::StrAppend(&key, "/", w.kernel_height, "/", w.kernel_width, "/", w.stride_height, "/",
                   w.stride_width, "/", w.padding_height, "/", w.padding_width, "/", w.dilation, "/",
                   graph_layer.groups, "/", graph_layer.flops, "/", graph_layer.shares_weight, "/",
-                  FollowsNorm(*problem.graph, graph_layer));
+                  graph_layer.sampled_classes, "/", FollowsNorm(*problem.graph, graph_layer));
   for (const LayerParameter& parameter : graph_layer.parameters) {
     absl::StrAppend(&key, parameter.name, parameter.shape.ToString());
   }

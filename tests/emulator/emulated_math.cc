@@ -114,6 +114,7 @@ class EmulatedMath final : public DenseMath {
 
   void MatrixProduct(const MatrixProductDims& dims, ConstValues a, ConstValues b,
                      ConstFloatSpan bias, Values c) override {
+    CHECK_LE(dims.batch, kMaxProducts);
     CHECK(a.type() == b.type());
     CHECK(c.type() == a.type() || c.type() == DType::kFloat32);
     CHECK(bias.empty() || std::ssize(bias) == dims.n);

@@ -41,9 +41,10 @@ struct RankResult {
   LossPart evaluation;
   uint64_t digest = 0;
   uint64_t bytes_sent = 0;
-  // At the end of training.
+  // After the evaluation.
   v1::MemoryUse memory;
   v1::MemoryUse planned_memory;
+  // Before the evaluation.
   int64_t allocated_bytes = 0;
 };
 
@@ -83,12 +84,10 @@ class Rank {
     }
     CADRE_RETURN_IF_ERROR(replica_->AwaitOperations());
     result_.bytes_sent = replica_->data_comms().bytes_sent();
+    result_.allocated_bytes = device.bytes_in_use() - allocated_before;
+    CADRE_RETURN_IF_ERROR(Evaluate(training_.batches(training_.steps - 1)));
     result_.memory = replica_->Memory();
     result_.planned_memory = replica_->PlannedMemory();
-    result_.allocated_bytes = device.bytes_in_use() - allocated_before;
-    const WholeBatch batch = training_.batches(training_.steps - 1);
-    CADRE_ASSIGN_OR_RETURN(result_.evaluation,
-                           replica_->Evaluate(View(batch, 0, batch.samples, 0)));
     CADRE_ASSIGN_OR_RETURN(result_.digest, replica_->GroupDigest());
     result_.parameters = replica_->index().size();
     for (const Owned& owned : replica_->owned()) {
@@ -119,6 +118,16 @@ class Rank {
     return absl::OkStatus();
   }
 
+  absl::Status Evaluate(const WholeBatch& batch) {
+    const int64_t size = replica_->EvaluationSamples();
+    for (int64_t begin = 0; begin < batch.samples; begin += size) {
+      const int64_t end = std::min(begin + size, batch.samples);
+      CADRE_ASSIGN_OR_RETURN(const LossPart part, replica_->Evaluate(View(batch, begin, end, 0)));
+      result_.evaluation += part;
+    }
+    return absl::OkStatus();
+  }
+
   // This rank's rows of samples [begin, end) of the batch.
   BatchView View(const WholeBatch& batch, int64_t begin, int64_t end, int64_t position) const {
     const Interval inputs = replica_->InputRows(end - begin);
@@ -130,7 +139,8 @@ class Rank {
                 std::span(batch.inputs).subspan((begin + inputs.begin) * per, inputs.size() * per),
             .labels = std::span(batch.labels)
                           .subspan((begin + labels.begin) * labels_per, labels.size() * labels_per),
-            .first_position = position + begin};
+            .first_position = position + begin,
+            .first_in_step = begin};
   }
 
   const v1::RunSpec& spec_;

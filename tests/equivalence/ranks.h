@@ -65,8 +65,8 @@ struct GroupResult {
   LossPart evaluation;
   // Digest that the group computes; equal on all ranks.
   uint64_t digest = 0;
-  // By rank: bytes sent in all steps by moves and reductions; memory as used and as planned, and
-  // the bytes that were allocated on the device.
+  // By rank: bytes sent in all steps by moves and reductions; memory as used, evaluation included,
+  // and as planned; the bytes that were allocated on the device before the evaluation.
   std::vector<uint64_t> bytes_sent;
   std::vector<v1::MemoryUse> memory;
   std::vector<v1::MemoryUse> planned_memory;

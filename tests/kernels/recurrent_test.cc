@@ -170,6 +170,20 @@ TEST_P(RecurrentTest, BatchedProductEqualsReferenceOnExactData) {
   }
 }
 
+// Each row of scores of a sampled softmax has a product of its own.
+TEST_P(RecurrentTest, ManyProductsOfVectors) {
+  const auto reference = MakeReferenceBackend();
+  for (const BatchedProductDims& dims :
+       {BatchedProductDims{70'000, 1, 1, 3}, BatchedProductDims{70'000, 1, 3, 1}}) {
+    const LayerSizes sizes = SizesOf(dims);
+    const Floats a = Eighths(sizes.x, 1), b = Eighths(sizes.w, 2);
+    Floats got = Garbage(sizes.y), want = got;
+    kernels_->dense().BatchedProduct(dims, a, b, got);
+    reference->dense().BatchedProduct(dims, a, b, want);
+    EXPECT_EQ(got, want) << dims.n << " x " << dims.k;
+  }
+}
+
 TEST_P(RecurrentTest, BatchedProductKnownAnswer) {
   Floats c = Garbage(4);
   kernels_->dense().BatchedProduct({.batch = 2, .m = 1, .n = 2, .k = 2, .transpose_b = true},

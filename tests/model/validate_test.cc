@@ -401,6 +401,25 @@ TEST(ValidateTest, PinnedLayers) {
   });
 }
 
+TEST(ValidateTest, PinnedLayersWhoseClassesAreSampled) {
+  const auto with = [](const std::string& head, const std::string& parallelism) {
+    return absl::StrCat(
+        "model { tokens { length: 8 }"
+        "  layer { name: 'e' embedding { vocabulary: 10 features: 4 } }"
+        "  layer { name: 'head' fully_connected { ",
+        head,
+        " } }"
+        "  layer { name: 'loss' softmax_cross_entropy { sampling { classes: 4 } } } }",
+        kTokenFiles, "cluster { layer { layer: 'head' parallelism: ", parallelism, " } }");
+  };
+  ExpectProblems({
+      {"model", with("out_features: 10", "MODEL"), "cluster.layer[0].parallelism",
+       "can only be split along data, model-in, since the loss samples its outputs"},
+      {"model", with("tied_to: 'e' no_bias: true", "MODEL_IN"), "cluster.layer[0].parallelism",
+       "can only be split along data, since it shares its weight with another layer"},
+  });
+}
+
 // The product of the sizes is a multiple of 2^32.
 TEST(ValidateTest, LargeMeshesAreRefused) {
   const std::vector<Problem> problems = FindProblems(Changed(

@@ -434,6 +434,28 @@ TEST_F(PaddedTapeTest, StagesLoadTheTokens) {
   EXPECT_EQ(Find(tape, TapeOpKind::kForward, "attention").x[1], TapeOp::kInput);
 }
 
+class SampledTapeTest : public TapeTest {
+ protected:
+  SampledTapeTest()
+      : TapeTest(R"(model {
+      tokens { length: 4 }
+      layer { name: "embed" embedding { vocabulary: 9 features: 6 } }
+      layer { name: "fc" fully_connected { out_features: 9 } }
+      layer { name: "loss" softmax_cross_entropy { sampling { classes: 5 } } } })") {}
+};
+
+TEST_F(SampledTapeTest, OnlyRanksThatScoreClassesHaveCandidates) {
+  Plan plan = PlanSplitting("samples", 1);
+  plan.mesh = Mesh({{"stage", 2}});
+  for (int l = 0; l < graph_.size(); ++l) {
+    plan.layers[l] = *LayOut(graph_[l], plan.mesh, {}, {{"stage", l == 0 ? 0 : 1}});
+  }
+  plan.buckets = MakeBuckets(plan.layers, plan.mesh, ParameterIndex::FromGraph(graph_));
+  EXPECT_EQ(MakeTape(graph_, plan, 0, 3, /*training=*/true).candidates, 0);
+  EXPECT_EQ(MakeTape(graph_, plan, 1, 3, /*training=*/true).candidates, 5 + 3 * 4);
+  EXPECT_EQ(MakeTape(graph_, plan, 1, 3, /*training=*/false).candidates, 0);
+}
+
 class FirstNormTapeTest : public TapeTest {
  protected:
   FirstNormTapeTest()

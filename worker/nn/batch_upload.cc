@@ -27,10 +27,10 @@ void CopyIn(Device& device, std::span<const T> from, DeviceArray<T>& slot) {
   if (!from.empty()) device.CopyIn(from.data(), slot.data(), from.size_bytes());
 }
 
-// Copies elements from the slot to the fixed memory, and returns them there.
+// Returns the elements of the fixed memory.
 template <typename T>
-std::span<const T> Taken(Device& device, const DeviceArray<T>& slot, size_t size,
-                         DeviceArray<T>& fixed) {
+std::span<const T> CopyToFixed(Device& device, const DeviceArray<T>& slot, size_t size,
+                               DeviceArray<T>& fixed) {
   if (size > 0) device.Copy(slot.data(), fixed.data(), size * sizeof(T));
   return fixed.span().first(size);
 }
@@ -75,8 +75,8 @@ void BatchUpload::Upload(const HostBatch& batch) {
   }
   device.WaitFor(*slot.arrived);
   loaded_inputs_ = Converted(slot.inputs.span().first(batch.inputs.size()));
-  loaded_labels_ = Taken(device, slot.labels, batch.labels.size(), labels_);
-  loaded_candidates_ = Taken(device, slot.candidates, batch.candidates.size(), candidates_);
+  loaded_labels_ = CopyToFixed(device, slot.labels, batch.labels.size(), labels_);
+  loaded_candidates_ = CopyToFixed(device, slot.candidates, batch.candidates.size(), candidates_);
   device.Record(*slot.taken);
 }
 

@@ -22,7 +22,7 @@ std::unique_ptr<Layer> MakeWindowLayer(LayerSetting setting);
 
 // An interval of a layer's saved or scratch memory. For an empty batch no memory is allocated, so
 // empty intervals are not at their offsets.
-inline Values Part(Values memory, const Interval& interval) {
+inline Values Subspan(Values memory, const Interval& interval) {
   return interval.empty() ? memory.first(0) : memory.subspan(interval.begin, interval.size());
 }
 // Memory that has the type of the activations, but holds fp32 numbers.

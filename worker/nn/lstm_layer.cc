@@ -29,8 +29,8 @@ class Lstm final : public Layer {
 
   absl::Status Forward(const PassContext& /*pass*/, const LayerTensors& t) override {
     const Saved saved = Split(t.saved);
-    const Values inputs = Part(t.scratch, memory_.inputs);
-    const Values recurrent = Part(t.scratch, memory_.recurrent);
+    const Values inputs = Subspan(t.scratch, memory_.inputs);
+    const Values recurrent = Subspan(t.scratch, memory_.recurrent);
     ByStep(dims_.features, t.x[0], inputs);
     dense().FullyConnectedForward(InputDims(), inputs, parameters_[kInputWeight].value,
                                   parameters_[kBias].value, saved.gates);
@@ -54,8 +54,8 @@ class Lstm final : public Layer {
 
   absl::Status Backward(const PassContext& /*pass*/, const LayerTensors& t) override {
     const Saved saved = Split(t.saved);
-    const Values inputs = Part(t.scratch, memory_.backward_inputs);
-    const Values doutputs = Part(t.scratch, memory_.doutputs);
+    const Values inputs = Subspan(t.scratch, memory_.backward_inputs);
+    const Values doutputs = Subspan(t.scratch, memory_.doutputs);
     ByStep(dims_.outputs, t.dy, doutputs);
     BackwardSteps(t.scratch, saved, doutputs);
     // Now the gates are gradients.
@@ -104,11 +104,11 @@ class Lstm final : public Layer {
   }
 
   Saved Split(Values memory) const {
-    const Values outputs = Part(memory, memory_.outputs);
-    return {.gates = Part(memory, memory_.gates),
-            .cells = Floats(Part(memory, memory_.cells)),
+    const Values outputs = Subspan(memory, memory_.outputs);
+    return {.gates = Subspan(memory, memory_.gates),
+            .cells = Floats(Subspan(memory, memory_.cells)),
             .outputs = outputs,
-            .projected = dims_.projects ? Part(memory, memory_.projected) : outputs};
+            .projected = dims_.projects ? Subspan(memory, memory_.projected) : outputs};
   }
 
   // Of values by step, those of `count` steps from `first` on.
@@ -146,9 +146,9 @@ class Lstm final : public Layer {
   // Replaces the gates by the gradients of their sums, and adds the gradients of outputs by later
   // steps to `doutputs`.
   void BackwardSteps(Values scratch, const Saved& saved, Values doutputs) {
-    const Values drecurrent = Part(scratch, memory_.drecurrent);
-    const Values dprojected = Part(scratch, memory_.dprojected);
-    const FloatSpan dcells = Floats(Part(scratch, memory_.dcells));
+    const Values drecurrent = Subspan(scratch, memory_.drecurrent);
+    const Values dprojected = Subspan(scratch, memory_.dprojected);
+    const FloatSpan dcells = Floats(Subspan(scratch, memory_.dcells));
     kernels_.memory().Zero(dcells);
     for (int64_t step = dims_.tokens - 1; step >= 0; --step) {
       const Values dy = OfStep(doutputs, step);

@@ -53,8 +53,6 @@ struct Network::Program {
   // Rows of the loss's input on this rank, and number of scores in each.
   int64_t label_rows = 0;
   int64_t classes = 0;
-  // Candidates of a sampled softmax on this rank; 0 without sampling.
-  int64_t candidates = 0;
 };
 
 LossPart& LossPart::operator+=(const LossPart& other) {
@@ -183,10 +181,6 @@ std::unique_ptr<Network::Program> Network::MakeProgram(int64_t samples, bool tra
   const Shape compared = tape.regions.back().inputs[0].shape();
   program->classes = compared[compared.rank() - 1];
   program->label_rows = compared.elements() / program->classes;
-  if (sampler_ && training) {
-    const Shape scored = tape.regions[graph.sampled_layer()].output.shape();
-    program->candidates = sampler_->sampled() + scored.elements() / scored.dims().back();
-  }
   return program;
 }
 
@@ -198,12 +192,17 @@ void Network::ReserveFor(const Program& program) {
                                          absl::StrCat("for batches of ", tape.samples, ", most at ",
                                                       labels_of_layers_[LayerAtPeak(tape)]));
   bool moved = false;
-  if (tape.words > block_words_) {
+  const int64_t block_words = tape.training ? std::max(block_words_, tape.words) : block_words_;
+  const int64_t words = std::max(in_flight_ * block_words, tape.words);
+  if (words > std::ssize(memory_.span())) {
     moved = memory_.size() > 0;
-    block_words_ = tape.words;
     // Frees the old memory first, to keep the peak low.
     memory_ = DeviceArray<float>();
-    memory_ = DeviceArray<float>(device_, in_flight_ * block_words_, "activations");
+    memory_ = DeviceArray<float>(device_, words, "activations");
+  }
+  if (block_words > block_words_) {
+    moved = moved || block_words_ > 0;
+    block_words_ = block_words;
   }
   device_.set_allocation_label(absl::StrCat("for batches of ", tape.samples));
   for (const TapeOp& op : tape.ops) {
@@ -211,12 +210,9 @@ void Network::ReserveFor(const Program& program) {
     const DType type = tape.buffers[op.y].type;
     moved = exchange_.Reserve(op.move, type) || moved;
   }
-  const int64_t labels = program.candidates > 0 ? 0 : program.label_rows;
-  moved = upload_.Reserve(tape.input.shape().elements(), labels, 2 * program.candidates) || moved;
-  if (program.candidates > 0 && program.label_rows > std::ssize(first_labels_.span())) {
-    moved = moved || first_labels_.size() > 0;
-    first_labels_ = DeviceArray<int32_t>(device_, program.label_rows, "batches");
-  }
+  moved = upload_.Reserve(tape.input.shape().elements(), program.label_rows,
+                          2 * program.tape.candidates) ||
+          moved;
   if (moved) ++memory_moves_;
 }
 
@@ -232,8 +228,10 @@ absl::Status Network::LoadFor(const Program& program, const BatchView& batch) {
   CADRE_RETURN_IF_ERROR(device_.status());
   CADRE_RETURN_IF_ERROR(CheckTokens(batch.inputs));
   HostBatch here{.inputs = batch.inputs};
-  if (program.candidates > 0) {
-    here.candidates = CandidatesHere(program, batch);
+  if (program.tape.candidates > 0) here.candidates = CandidatesHere(program, batch);
+  if (sampler_ && program.tape.training) {
+    first_labels_.resize(program.label_rows);
+    here.labels = first_labels_;
   } else {
     here.labels = LabelsOf(program.tape.regions.back().inputs[0], batch);
     CHECK_EQ(std::ssize(here.labels), program.label_rows)
@@ -242,8 +240,7 @@ absl::Status Network::LoadFor(const Program& program, const BatchView& batch) {
   kernels_.pointwise().SetPosition(batch.first_position);
   upload_.Upload(here);
   inputs_ = upload_.inputs();
-  labels_ =
-      program.candidates > 0 ? first_labels_.span().first(program.label_rows) : upload_.labels();
+  labels_ = upload_.labels();
   return device_.status();
 }
 
@@ -280,11 +277,12 @@ std::span<const int32_t> Network::LabelsOf(const Box& scores, const BatchView& b
 std::span<const float> Network::CandidatesHere(const Program& program, const BatchView& batch) {
   const Box& scores = program.tape.regions[graph_.sampled_layer()].output;
   candidates_here_.clear();
-  for (const int64_t c : sampler_->Draw(batch.first_position)) candidates_here_.push_back(c);
+  const uint64_t step_position = batch.first_position - batch.first_in_step;
+  for (const int64_t c : sampler_->Draw(step_position)) candidates_here_.push_back(c);
   for (const int32_t label : LabelsOf(scores, batch)) candidates_here_.push_back(label);
-  CHECK_EQ(std::ssize(candidates_here_), program.candidates);
-  candidates_here_.reserve(2 * program.candidates);
-  for (int64_t i = 0; i < program.candidates; ++i) {
+  CHECK_EQ(std::ssize(candidates_here_), program.tape.candidates);
+  candidates_here_.reserve(2 * program.tape.candidates);
+  for (int64_t i = 0; i < program.tape.candidates; ++i) {
     const int64_t c = candidates_here_[i];
     candidates_here_.push_back(-std::log(sampler_->Probability(c)));
   }

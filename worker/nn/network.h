@@ -68,6 +68,8 @@ struct BatchView {
   std::span<const int32_t> labels;
   // Position of sample 0 in the endless sequence of the run's samples.
   int64_t first_position = 0;
+  // Number of samples of the step before sample 0: those of earlier micro-batches.
+  int64_t first_in_step = 0;
 };
 
 inline bool IsMove(const TapeOp& op) {
@@ -163,7 +165,8 @@ class Network {
   // observed ones.
   double seconds_moving() const { return seconds_moving_; }
 
-  // Bytes of the block of memory for activations.
+  // Bytes of the memory for activations: a block for each micro-batch in flight, or what
+  // evaluation needs if that is more.
   int64_t activation_bytes() const { return 4 * memory_.size(); }
   // Bytes of scratch for moves, and of buffers for loading batches.
   int64_t buffer_bytes() const { return exchange_.buffer_bytes() + upload_.bytes(); }
@@ -183,7 +186,7 @@ class Network {
   // The labels of a box of scores on this rank. If tokens are split: those of its tokens.
   std::span<const int32_t> LabelsOf(const Box& scores, const BatchView& batch);
   // The numbers of the candidates of a sampled softmax on this rank, then what is added to their
-  // scores.
+  // scores. Requires: the rank has candidates.
   std::span<const float> CandidatesHere(const Program& program, const BatchView& batch);
   absl::Status LoadFor(const Program& program, const BatchView& batch);
 
@@ -251,8 +254,10 @@ class Network {
   MeshCommunicators& comms_;
   BoxExchange exchange_;
   std::map<std::pair<int64_t, bool>, std::unique_ptr<Program>> programs_;
-  // All buffers of the programs: a block for each micro-batch in flight.
+  // All buffers of the programs: a block for each micro-batch in flight. Evaluation, of one batch
+  // at a time, may extend over several blocks.
   DeviceArray<float> memory_;
+  // Of the largest training program.
   int64_t block_words_ = 0;
   int in_flight_ = 1;
   int64_t memory_moves_ = 0;
@@ -262,8 +267,8 @@ class Network {
   std::span<const int32_t> labels_;
   std::vector<int32_t> labels_here_;
   std::vector<float> candidates_here_;
-  // In the scores of a sampled softmax the label comes first.
-  DeviceArray<int32_t> first_labels_;
+  // Zeros: in the scores of a sampled softmax the label comes first.
+  std::vector<int32_t> first_labels_;
   // Loss and number of correct answers of the latest pass.
   DeviceArray<double> sums_;
   TapeObserver* observer_ = nullptr;

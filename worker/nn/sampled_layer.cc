@@ -40,10 +40,10 @@ class SampledFullyConnected final : public Layer, public GradientParts {
 
   absl::Status Forward(const PassContext& pass, const LayerTensors& t) override {
     const FloatSpan candidates = t.saved_floats();
-    const FloatSpan offsets = Floats(Part(t.scratch, memory_.offsets));
-    const FloatSpan label_scores = Floats(Part(t.scratch, memory_.label_scores));
-    const FloatSpan scores = Floats(Part(t.scratch, memory_.scores));
-    const Values weights = Part(t.scratch, memory_.weights);
+    const FloatSpan offsets = Floats(Subspan(t.scratch, memory_.offsets));
+    const FloatSpan label_scores = Floats(Subspan(t.scratch, memory_.label_scores));
+    const FloatSpan scores = Floats(Subspan(t.scratch, memory_.scores));
+    const Values weights = Subspan(t.scratch, memory_.weights);
     kernels_.memory().Copy(pass.candidates, candidates);
     dense().EmbeddingForward(Table(features_), candidates, weight_.value, {}, weights);
     dense().BatchedProduct(
@@ -53,7 +53,7 @@ class SampledFullyConnected final : public Layer, public GradientParts {
                            OfLabels(weights), label_scores);
     if (adds_offsets_) {
       kernels_.memory().Copy(pass.candidate_offsets, offsets);
-      AddBiases(candidates, Floats(Part(t.scratch, memory_.biases)), offsets);
+      AddBiases(candidates, Floats(Subspan(t.scratch, memory_.biases)), offsets);
     } else {
       kernels_.memory().Zero(offsets);
     }
@@ -71,15 +71,15 @@ class SampledFullyConnected final : public Layer, public GradientParts {
 
   // Also separates the gradients of the scores of labels from those of sampled classes.
   absl::Status BackwardInput(const LayerTensors& t) override {
-    const Values dlabel_scores = Part(t.scratch, memory_.dlabel_scores);
-    const Values dscores = Part(t.scratch, memory_.dscores);
+    const Values dlabel_scores = Subspan(t.scratch, memory_.dlabel_scores);
+    const Values dscores = Subspan(t.scratch, memory_.dscores);
     if (rows_ > 0) {
       kernels_.memory().CopyRuns(rows_, 1, t.dy, 1 + sampled_, dlabel_scores, 1);
       kernels_.memory().CopyRuns(rows_, sampled_, t.dy.subspan(1), 1 + sampled_, dscores, sampled_);
     }
     if (t.dx[0].empty()) return absl::OkStatus();
-    const Values weights = Part(t.scratch, memory_.backward_weights);
-    const Values label_terms = Part(t.scratch, memory_.label_terms);
+    const Values weights = Subspan(t.scratch, memory_.backward_weights);
+    const Values label_terms = Subspan(t.scratch, memory_.label_terms);
     dense().EmbeddingForward(Table(features_), t.saved_floats(), weight_.value, {}, weights);
     dense().BatchedProduct({.batch = 1, .m = rows_, .n = features_, .k = sampled_}, dscores,
                            OfSample(weights), t.dx[0]);
@@ -91,11 +91,11 @@ class SampledFullyConnected final : public Layer, public GradientParts {
 
   // Requires: BackwardInput was called before, with the same scratch memory.
   absl::Status BackwardParameters(const LayerTensors& t) override {
-    const Values dlabel_scores = Part(t.scratch, memory_.dlabel_scores);
-    const FloatSpan dweights = Floats(Part(t.scratch, memory_.dweights));
-    const FloatSpan dbiases = Floats(Part(t.scratch, memory_.dbiases));
+    const Values dlabel_scores = Subspan(t.scratch, memory_.dlabel_scores);
+    const FloatSpan dweights = Floats(Subspan(t.scratch, memory_.dweights));
+    const FloatSpan dbiases = Floats(Subspan(t.scratch, memory_.dbiases));
     dense().FullyConnectedBackwardWeights({.batch = rows_, .in = features_, .out = sampled_},
-                                          t.x[0], Part(t.scratch, memory_.dscores),
+                                          t.x[0], Subspan(t.scratch, memory_.dscores),
                                           OfSample(dweights), dbiases.first(sampled_));
     dense().BatchedProduct({.batch = rows_, .m = 1, .n = features_, .k = 1}, dlabel_scores, t.x[0],
                            OfLabels(dweights));

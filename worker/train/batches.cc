@@ -27,14 +27,15 @@ std::vector<BatchView> ViewsOf(const Batch& batch, const Replica& replica, int64
                                                part.inputs.size() * elements),
          .labels = std::span(batch.labels)
                        .subspan(part.labels.begin * labels_per, part.labels.size() * labels_per),
-         .first_position = first_position + begin});
+         .first_position = first_position + begin,
+         .first_in_step = begin});
   }
   return views;
 }
 
 absl::StatusOr<LossPart> EvaluateSamples(Replica& replica, const Dataset& test, int64_t begin,
-                                         int64_t end, int64_t batch, int threads,
-                                         TrainerProgress& progress) {
+                                         int64_t end, int threads, TrainerProgress& progress) {
+  const int64_t batch = replica.EvaluationSamples();
   if (begin < 0 || end > test.size()) {
     return absl::InvalidArgumentError("the samples to evaluate are not in the test split");
   }

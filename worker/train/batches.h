@@ -24,11 +24,10 @@ std::vector<BatchView> ViewsOf(const Batch& batch, const Replica& replica, int64
                                int64_t first_position);
 
 // A collective with equal arguments on all ranks. Loss and correct answers over samples [begin,
-// end) of `test`, `batch` at a time, loaded by `threads`, summed over the group; equal on all ranks.
-// Advances `progress` with every batch.
+// end) of `test`, loaded by `threads`, summed over the group; equal on all ranks. Advances
+// `progress` with every batch.
 absl::StatusOr<LossPart> EvaluateSamples(Replica& replica, const Dataset& test, int64_t begin,
-                                         int64_t end, int64_t batch, int threads,
-                                         TrainerProgress& progress);
+                                         int64_t end, int threads, TrainerProgress& progress);
 
 // Random inputs and labels of this rank's rows, which do not depend on the plan.
 class RandomBatch {

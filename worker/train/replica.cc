@@ -160,6 +160,10 @@ absl::Status Replica::Prepare() {
   for (const int64_t samples : MicroBatchSizes(spec_)) {
     CADRE_RETURN_IF_ERROR(network_->Prepare(samples, /*training=*/true));
   }
+  // Evaluation may need more memory, which is allocated now and not at the first evaluation.
+  if (graph_.sampled_layer() != Graph::kNoLayer) {
+    CADRE_RETURN_IF_ERROR(network_->Prepare(EvaluationSamples(), /*training=*/false));
+  }
   // Lack of pinned memory for the states should be reported now and not at the first checkpoint.
   const v1::Checkpoint& checkpoint = spec_.checkpoint();
   if (!checkpoint.directory().empty() || !checkpoint.from().empty()) slices_->MakeStateMirrors();

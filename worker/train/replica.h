@@ -23,6 +23,7 @@
 #include "kernels/backend.h"
 #include "model/graph.h"
 #include "model/parameter_index.h"
+#include "plan/memory.h"
 #include "plan/pipeline.h"
 #include "plan/plan.h"
 #include "proto/cadre/v1/membership.pb.h"
@@ -110,6 +111,8 @@ class Replica {
   // Starts to gather the slices of all ranks; the next forward waits for it.
   absl::Status GatherWeights() { return flow_->Gather(); }
 
+  // Samples of an evaluation batch, over all ranks; equal on all ranks.
+  int64_t EvaluationSamples() const { return cadre::EvaluationSamples(spec_, graph_, plan_); }
   // This rank's part of the loss. Requires: GatherWeights was called after the last change of owned
   // values.
   absl::StatusOr<LossPart> Evaluate(const BatchView& batch) { return network_->Evaluate(batch); }

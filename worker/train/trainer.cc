@@ -160,9 +160,8 @@ class NativeModel final : public TrainedModel {
   absl::StatusOr<RankProtocol::Evaluated> Evaluate(const RankProtocol::Evaluate& evaluate,
                                                    FailureNote& failure) override {
     CADRE_RETURN_IF_ERROR(measurer_->Pause());
-    const absl::StatusOr<LossPart> sum =
-        EvaluateSamples(*replica_, *test_, evaluate.begin, evaluate.end, MicroBatchSamples(spec_),
-                        options_.loader_threads, progress_);
+    const absl::StatusOr<LossPart> sum = EvaluateSamples(
+        *replica_, *test_, evaluate.begin, evaluate.end, options_.loader_threads, progress_);
     if (IsOfFiles(sum.status())) return failure.Blame(v1::FAILURE_CAUSE_DATA, sum.status());
     CADRE_RETURN_IF_ERROR(sum.status());
     return RankProtocol::Evaluated{

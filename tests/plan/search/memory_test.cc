@@ -7,6 +7,7 @@
 
 #include "plan/memory.h"
 #include "plan/search/plan_problem.h"
+#include "plan/search/planner.h"
 #include "plan/search/search.h"
 #include "tests/plan/search/problems.h"
 
@@ -59,7 +60,51 @@ void ExpectUpperBounds(const std::string& name,
 TEST(MemoryTest, BoundsLeNet) { ExpectUpperBounds("lenet"); }
 TEST(MemoryTest, BoundsAlexNet) { ExpectUpperBounds("alexnet"); }
 TEST(MemoryTest, BoundsResNet) { ExpectUpperBounds("resnet18"); }
+TEST(MemoryTest, BoundsBigLstm) { ExpectUpperBounds("biglstm"); }
 TEST(MemoryTest, BoundsBf16Copies) { ExpectUpperBounds("alexnet", v1::RunSpec::BF16); }
+
+// A training step has 10 scores per row, and evaluation 3000.
+OwnedProblem SampledProblem(int batch) {
+  v1::RunSpec spec = testing::SpecOf(R"(
+    optimizer { sgd {} }
+    model {
+      tokens { length: 4 }
+      layer { name: "embed" embedding { vocabulary: 3000 features: 2 } }
+      layer { name: "head" fully_connected { out_features: 3000 } }
+      layer { name: "loss" softmax_cross_entropy { sampling { classes: 9 } } }
+    })");
+  spec.set_batch_per_group(batch);
+  return testing::ProblemOfSpec(spec, 2);
+}
+
+TEST(MemoryTest, EvaluationHasNoMoreScoresThanTraining) {
+  const auto samples = [](int batch) {
+    const OwnedProblem owned = SampledProblem(batch);
+    const Plan plan = *PlanFromProto(*MakePlan(owned.spec, 2), *owned.graph, *owned.index);
+    return EvaluationSamples(owned.spec, *owned.graph, plan);
+  };
+  EXPECT_EQ(samples(1800), 6) << "each rank has 3 samples of 3000 scores instead of 900 of 10";
+  EXPECT_EQ(samples(1798), 4);
+  EXPECT_EQ(samples(10), 2) << "at least one sample on each rank";
+  EXPECT_EQ(samples(1), 1);
+  const Graph full = SampledProblem(10).graph->ForEvaluation();
+  EXPECT_EQ(EvaluationSamples(full, 10, 2), 10) << "without sampling";
+}
+
+// The scores of one sample take 48,000 bytes on each rank, and training needs less.
+TEST(MemoryTest, EvaluationWithAllClassesCounts) {
+  const OwnedProblem owned = SampledProblem(20);
+  const Plan plan = *PlanFromProto(*MakePlan(owned.spec, 2), *owned.graph, *owned.index);
+  const auto activations = [&](int in_flight) {
+    return PlannedMemory(owned.spec, *owned.graph, *owned.index, plan, /*rank=*/1, v1::Cluster::CPU,
+                         in_flight)
+        .activations();
+  };
+  EXPECT_GE(activations(1), 48'000U);
+  EXPECT_LT(activations(1), 2 * 48'000U);
+  EXPECT_EQ(activations(2), activations(1)) << "a rank evaluates one batch at a time";
+  EXPECT_GE(testing::PlanBytes(owned.problem, plan), PlannedBytes(owned, plan));
+}
 
 // A convolution that is split by outputs gathers its whole input.
 TEST(MemoryTest, GatheredInputsCount) {

@@ -482,5 +482,30 @@ TEST(SearchTest, OptionsAreLegalAndFew) {
   }
 }
 
+// The sampled layer has the extents of the other one, but no index of outputs.
+TEST(SearchTest, SampledLayersHaveOptionsOfTheirOwn) {
+  const OwnedProblem owned = testing::ProblemOfSpec(testing::SpecOf(R"(
+    batch_per_group: 4
+    model {
+      input { channels: 10 height: 1 width: 1 }
+      layer { name: "flat" flatten {} }
+      layer { name: "hidden" fully_connected { out_features: 10 } }
+      layer { name: "head" fully_connected { out_features: 10 } }
+      layer { name: "loss" softmax_cross_entropy { sampling { classes: 9 } } }
+    })"),
+                                                    4);
+  PlanProblem problem = owned.problem;
+  problem.pins.mesh = {{kModelAxis, 4}};
+  for (const Strategy strategy : {Strategy::kAuto, Strategy::kModel}) {
+    problem.strategy = strategy;
+    const auto result = Search(problem);
+    ASSERT_TRUE(result.ok()) << result.status();
+    EXPECT_TRUE(LayerOf(result->best.plan, "head").axes("out").empty());
+    if (strategy == Strategy::kAuto) continue;
+    EXPECT_EQ(LayerOf(result->best.plan, "hidden").axes("out"),
+              std::vector<std::string>{kModelAxis});
+  }
+}
+
 }  // namespace
 }  // namespace cadre

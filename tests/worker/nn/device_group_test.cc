@@ -236,6 +236,8 @@ TEST_P(DeviceGroup, UsesPlannedMemory) {
     spec.set_precision(precision == Precision::kBf16 ? v1::RunSpec::BF16 : v1::RunSpec::FP32);
     OnDevices(model_, plan_, Mode::kInline, precision, [&](RankNetwork& rank, Device&) {
       EXPECT_TRUE(rank.network().Prepare(kSamples, /*training=*/true).ok());
+      const int64_t evaluated = EvaluationSamples(spec, model_.graph, plan_);
+      EXPECT_TRUE(rank.network().Prepare(evaluated, /*training=*/false).ok());
       const v1::MemoryUse planned =
           PlannedMemory(spec, model_.graph, model_.index, plan_, rank.number(), v1::Cluster::CUDA,
                         /*in_flight=*/1);
@@ -267,7 +269,8 @@ INSTANTIATE_TEST_SUITE_P(Plans, DeviceGroup,
                                            Case{"Channels", kImages, {"in", "out"}},
                                            Case{"Samples", kImages, {"samples"}},
                                            Case{"Heads", testing::kTokens, {"heads", "out"}},
-                                           Case{"Tokens", testing::kTokens, {"tokens"}}),
+                                           Case{"Tokens", testing::kTokens, {"tokens"}},
+                                           Case{"Sampled", testing::kSampled, {"samples"}}),
                          [](const auto& info) { return std::string(info.param.name); });
 
 // Verifies that the tests above cover overlapping moves.

@@ -175,6 +175,15 @@ TEST(Network, EvaluationUsesAllClasses) {
   EXPECT_NE(sampled.Loss(batch, 1), first);
 }
 
+TEST(Network, MicroBatchesOfAStepShareTheSample) {
+  OneRank rank(kSampled);
+  BatchView batch = rank.batch();
+  const double first = rank.Loss(batch, 1);
+  batch.first_position += kSamples;
+  batch.first_in_step = kSamples;
+  EXPECT_EQ(rank.Loss(batch, 1), first);
+}
+
 // The rows of classes that are neither sampled nor labels.
 TEST(Network, OtherClassesHaveGradientZero) {
   OneRank rank(WithSampling("sampling { classes: 1 }").c_str());

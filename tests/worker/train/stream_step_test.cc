@@ -568,6 +568,46 @@ TEST(ReplicaOnDeviceTest, OutOfMemoryNamesPurposeAndLayer) {
   }
 }
 
+// In training a row has 3 scores, and in evaluation 500.
+constexpr char kSampled[] = R"(
+  model {
+    tokens { length: 4 }
+    layer { name: "embed" embedding { vocabulary: 500 features: 2 } }
+    layer { name: "head" fully_connected { out_features: 500 } }
+    layer { name: "loss" softmax_cross_entropy { sampling { classes: 2 } } }
+  }
+  optimizer { sgd {} }
+  batch_per_group: 8
+)";
+
+void ExpectPlannedMemory(const Replica& replica) {
+  const v1::MemoryUse used = replica.Memory(), planned = replica.PlannedMemory();
+  EXPECT_EQ(used.activations(), planned.activations());
+  EXPECT_EQ(used.buffers(), planned.buffers());
+  EXPECT_GE(planned.activations(), 4U * 4 * 500);
+}
+
+TEST(ReplicaTest, PreparesTheMemoryOfEvaluation) {
+  const Transports transports = MakeTransports(Wire::kThreads, 1);
+  const EmulatedRank device = MakeEmulatedRank(EmulatedCuda::Mode::kInline);
+  const std::unique_ptr<Backend> host = MakeReferenceBackend();
+  const v1::RunSpec spec = Parse<v1::RunSpec>(kSampled);
+  for (Backend* kernels : {host.get(), device.kernels.get()}) {
+    const auto replica = Replica::Make(spec, *MakePlan(spec, 1), *kernels, *transports[0]);
+    ASSERT_TRUE(replica.ok()) << replica.status();
+    ASSERT_EQ((*replica)->EvaluationSamples(), 1);
+    ExpectPlannedMemory(**replica);
+    const RandomBatch batch(**replica, kSamples);
+    const BatchView step = batch.View(kSamples, 0);
+    ASSERT_TRUE((*replica)->Step({&step, 1}, kRate, true).ok());
+    BatchView evaluated = batch.View(1, 0);
+    evaluated.inputs = evaluated.inputs.first(4);
+    evaluated.labels = evaluated.labels.first(4);
+    ASSERT_TRUE((*replica)->Evaluate(evaluated).ok());
+    ExpectPlannedMemory(**replica);
+  }
+}
+
 TEST(ReplicaOnHostTest, RejectsTf32) {
   const Transports transports = MakeTransports(Wire::kThreads, 1);
   const std::unique_ptr<Backend> kernels = MakeReferenceBackend();
