@@ -22,8 +22,9 @@
 //
 // Coded rounds. Let y be the version that the groups have and r the residual, so that x = y + r is
 // the exact model. The contributions are frames of the groups' changes of y; their mean is added to
-// x, the outer optimizer updates x, and the frame of the round codes x - y. The version becomes y
-// plus the decoded frame, which the groups compute in the same way, and the residual what the frame
+// x, the outer optimizer updates x, and the frame of the round codes x - y. (Contributions in fp32
+// are values: r is added to their mean, which is y and the mean change.) The version becomes y plus
+// the decoded frame, which the groups compute in the same way, and the residual what the frame
 // has left out. So nothing is lost but postponed, as in MCM (Philippenko and Dieuleveut, NeurIPS
 // 2021). Statistics are exchanged as values, and have no residual. A frame is decoded from the
 // beginning of every stretch (frame_index.h).
@@ -204,7 +205,11 @@ absl::Status RoundMean::Update(Interval positions, Stretch& stretch) const {
     AddWeighted(1, residual, stretch.exact_);
     exact = stretch.exact_;
   }
-  if (coded()) AddWeighted(1, exact, stretch.values_);
+  if (coded()) {
+    AddWeighted(1, exact, stretch.values_);
+  } else if (update.down) {
+    AddWeighted(1, residual, stretch.values_);
+  }
   if (update.outer) UpdateOuter(positions, exact, stretch);
   if (update.down) {
     AddChange(positions, stretch);

@@ -432,6 +432,42 @@ TEST_F(CodedRoundsTest, ResidualIsCarried) {
   EXPECT_LT(distance(), 0.05 * first);
 }
 
+// Groups that contribute values in fp32, and do not train on after round 1.
+TEST_F(CodedRoundsTest, ResidualIsAddedToValues) {
+  run_.run = "run-2";
+  open_ = run_.Open();
+  open_.mutable_spec()->mutable_averaging()->mutable_down()->set_codec(v1::CODEC_STAT2);
+  ASSERT_TRUE(host_->OpenRun(open_).ok());
+  const std::vector<float> exact = Values(1, size());
+  std::vector<float> values = exact;
+  double last = 0;
+  for (uint32_t round = 1; round <= 12; ++round) {
+    v1::ContributionHeader header = FrameHeader({.round = round}, "", {0, size()});
+    header.set_codec(v1::CODEC_FP32);
+    header.clear_frame_elements();
+    ASSERT_EQ(StageAs(header, std::string(reinterpret_cast<const char*>(values.data()),
+                                          values.size() * sizeof(float))),
+              absl::OkStatus());
+    v1::Apply order = MakeApply(run_, round, {{}});
+    *order.mutable_down() = *CodingOf(averaging().down());
+    const auto applied = host_->Apply(order);
+    ASSERT_TRUE(applied.ok()) << applied.status();
+    ASSERT_EQ(applied->error(), "");
+    values = *Pull(round, {0, size()});
+    last = 0;
+    double first = 0;
+    for (int64_t i = 0; i < size(); ++i) {
+      last += std::abs(double{exact[i]} - double{values[i]});
+      first += std::abs(double{exact[i]});
+    }
+    last /= first;
+    if (round == 1) {
+      EXPECT_GT(last, 0.1);
+    }
+  }
+  EXPECT_LT(last, 0.01);
+}
+
 // Another process can begin with the version before; this one would fail forever.
 TEST_F(CodedRoundsTest, DamagedResidualLosesTheVersion) {
   const auto order = [this](uint32_t round) {
