@@ -223,6 +223,19 @@ TEST_F(Bf16Test, SoftmaxCrossEntropy) {
   }
 }
 
+TEST_F(Bf16Test, SampledScores) {
+  const RowsDims dims{.rows = 7, .channels = 19};
+  const int64_t candidates = dims.rows + dims.channels;
+  Floats ids;
+  for (const int32_t id : RandomLabels(candidates, 12)) ids.push_back(id);
+  const Floats offsets = Uniform(candidates, 1), label_scores = Uniform(dims.rows, 2),
+               scores = Uniform(SizeOf(dims), 3);
+  Floats got = Garbage(SizeOf(dims) + dims.rows), want = got;
+  bf16_->pointwise().SampledScores(dims, ids, offsets, label_scores, scores, got);
+  reference_->pointwise().SampledScores(dims, ids, offsets, label_scores, scores, want);
+  EXPECT_EQ(got, Bf16Rounded(want));
+}
+
 TEST_F(Bf16Test, FullyConnected) {
   const FullyConnectedDims dims{.batch = 9, .in = 40, .out = 24};
   const LayerSizes sizes = SizesOf(dims);
@@ -344,9 +357,12 @@ TEST_F(Bf16Test, Softmax) {
 }
 
 TEST_F(Bf16Test, BatchedProduct) {
-  for (const bool transpose : {false, true}) {
-    const BatchedProductDims dims{
-        .batch = 3, .m = 8, .n = 16, .k = 24, .transpose_a = transpose, .transpose_b = !transpose};
+  for (const BatchedProductDims& dims :
+       {BatchedProductDims{.batch = 3, .m = 8, .n = 16, .k = 24, .transpose_b = true},
+        BatchedProductDims{.batch = 3, .m = 8, .n = 16, .k = 24, .transpose_a = true},
+        // Of vectors, and of a number and a vector.
+        BatchedProductDims{.batch = 9, .m = 1, .n = 1, .k = 37},
+        BatchedProductDims{.batch = 9, .m = 1, .n = 37, .k = 1}}) {
     const LayerSizes sizes = SizesOf(dims);
     const Floats a = Random(sizes.x, 1), b = Random(sizes.w, 2);
     Floats want = Garbage(sizes.y), magnitude = want, rounded = want;
