@@ -2,23 +2,28 @@
 // stage in order, and in each pass the operations of its tape.
 //
 //   compute   takes the measured time of the part of the layer, or the time that follows from work
-//   send      costs the rank nothing. Its messages leave when the messages before them, in the
-//             order of their receives, have left; a message takes alpha + beta bytes of the
-//             sender's link
-//   receive   ends when the last of its messages has arrived
+//   send      costs the rank nothing. Its messages leave in the background, one at a time, in the
+//             order of their receives
+//   receive   ends when the last of its messages has arrived, which the rank receives one at a time
 //   exchange  begins when its last member has reached it, and takes the alpha-beta time of the
 //             member that sends or receives most
 //
+// A message begins when its data is computed, the messages that its sender sends before it have
+// arrived, and its receiver is ready for it; it takes alpha + beta bytes. A rank is ready for a
+// message when it has executed the receive before, and computes while the message arrives
+// (worker/nn/network.cc, ReceiveNext). For the first message of a pass it is ready when the pass
+// before begins, or if both passes use the same memory, when that pass has ended.
+//
 // So two things are modelled that a plan without placements does not have: ranks that wait for
-// other ranks' layers, and messages that share the sender's link. Not modelled: contention for the
-// receiver's link, that a rank receives one message at a time, the slowdown of compute by the
-// threads that send and receive, waits for memory from which a message is still sent, and that the
-// first message of a forward pass arrives only when the backward pass in the same memory has ended
-// (plan/pipeline.cc). All micro-batches are as large as the largest.
+// other ranks' layers, and messages that wait for their sender and their receiver. Not modelled:
+// contention for links that several ranks share, such as those of a host or between switches;
+// contention of messages with exchanges; the slowdown of compute by the threads that send and
+// receive; and waits for memory from which a message is still sent (plan/pipeline.cc). All
+// micro-batches are as large as the largest.
 //
 // The schedule always progresses, because ranks cannot deadlock (plan/tape.cc, plan/pipeline.cc).
 // Cost: linear in the operations of all tapes and passes, times the number of ranks in the worst
-// case; a receive visits all earlier messages of the sender.
+// case.
 #include "plan/search/placed_prediction.h"
 
 #include <glog/logging.h>
@@ -55,7 +60,9 @@ class Simulation {
       const auto loss = std::find_if(rank.tape.ops.begin(), rank.tape.ops.end(),
                                      [](const TapeOp& op) { return op.kind == TapeOpKind::kLoss; });
       rank.forward_ops = loss + 1 - rank.tape.ops.begin();
-      rank.passes = order.OfStage(StageIn(order, plan.mesh, number));
+      const int stage = StageIn(order, plan.mesh, number);
+      rank.passes = order.OfStage(stage);
+      rank.in_flight = order.InFlight(stage);
       for (const Pass pass : rank.passes) {
         for (size_t i = rank.begin(pass); i < rank.end(pass); ++i) {
           const TapeOp& op = rank.tape.ops[i];
@@ -85,7 +92,7 @@ class Simulation {
   struct Message {
     // When its data was computed; nullopt: not yet.
     std::optional<double> ready;
-    // By receiver: seconds on the link.
+    // Seconds on the link, by each receiver that it has not reached yet.
     std::map<int, double> seconds;
   };
   struct Rank {
@@ -93,12 +100,20 @@ class Simulation {
     // The forward pass, with the loss, is the operations before this one.
     size_t forward_ops = 0;
     std::span<const Pass> passes;
-    // The pass that is played, and how many of its operations were.
+    // Micro-batches that have memory of their own.
+    int in_flight = 1;
+    // The pass that is played, when it began, and how many of its operations were.
     size_t pass = 0;
+    double pass_begin = 0;
     size_t played = 0;
     PlacedRankTime time;
-    // By number.
+    // Messages that have not reached all receivers, by number, and when the ones before had.
     std::map<uint32_t, Message> sends;
+    double sender_free = 0;
+    // When the rank is ready for the next message.
+    double receiver_free = 0;
+    // Messages of the operation, a receive, that have arrived.
+    size_t received = 0;
 
     size_t begin(Pass of) const { return of.backward ? forward_ops : 0; }
     size_t end(Pass of) const { return of.backward ? tape.ops.size() : forward_ops; }
@@ -112,7 +127,14 @@ class Simulation {
       while (!done() && begin(passes[pass]) + played == end(passes[pass])) {
         ++pass;
         played = 0;
+        if (!done()) BeginPass();
       }
+    }
+    void BeginPass() {
+      const bool same_memory =
+          (passes[pass].micro_batch - passes[pass - 1].micro_batch) % in_flight == 0;
+      receiver_free = std::max(receiver_free, same_memory ? time.end : pass_begin);
+      pass_begin = time.end;
     }
   };
   // Identifies an exchange on all its members: micro-batch, kind, layer, input, step.
@@ -177,8 +199,7 @@ class Simulation {
         Send(rank, op);
         break;
       case TapeOpKind::kReceive:
-        if (!Receive(rank, op)) return false;
-        break;
+        return Receive(rank, op);
       case TapeOpKind::kMove:
       case TapeOpKind::kMoveGradient:
         return Meet(rank, op);
@@ -197,38 +218,53 @@ class Simulation {
     Message& message = rank.sends[NumberOf(rank, op, rank.passes[rank.pass])];
     message.ready = rank.time.end;
     for (const Exchange::Message& part : step.sends) {
+      if (part.peer == step.index) continue;
       const int to = step.members[part.peer];
       message.seconds[to] = MessageSeconds(current_, to, part.box.shape().elements());
     }
     rank.time.elements_sent += step.elements_sent();
   }
 
-  // When a message arrives; nullopt if that is not known yet.
-  static std::optional<double> Arrival(const Rank& sender, uint32_t wanted, int receiver) {
-    double link_free = 0;
-    for (const auto& [number, message] : sender.sends) {
+  // Sends the message to one receiver, which is ready for it at `ready`. Returns when it arrives,
+  // or nullopt if its data is not computed yet or messages before it have not arrived yet.
+  static std::optional<double> Deliver(Rank& sender, uint32_t number, int receiver, double ready) {
+    while (true) {
+      CHECK(!sender.sends.empty()) << "message " << number << " is not sent";
+      auto& [first, message] = *sender.sends.begin();
       if (!message.ready) return std::nullopt;
-      link_free = std::max(link_free, *message.ready);
-      for (const auto& [to, seconds] : message.seconds) {
-        link_free += seconds;
-        if (number == wanted && to == receiver) return link_free;
+      const auto next = message.seconds.begin();
+      if (next != message.seconds.end()) {
+        if (first != number || next->first != receiver) return std::nullopt;
+        sender.sender_free = std::max({*message.ready, sender.sender_free, ready}) + next->second;
+        message.seconds.erase(next);
+        return sender.sender_free;
       }
+      sender.sender_free = std::max(sender.sender_free, *message.ready);
+      sender.sends.erase(sender.sends.begin());
     }
-    return 0;
   }
 
+  // Receives the next message of the operation, or ends it. Returns false if the message cannot
+  // arrive yet.
   bool Receive(Rank& rank, const TapeOp& op) {
     const Exchange& step = op.move.steps[0];
-    double arrived = rank.time.end;
-    for (const Exchange::Message& message : step.receives) {
-      if (message.peer == step.index) continue;
-      const uint32_t number = NumberOf(rank, op, rank.passes[rank.pass]);
-      const auto arrival = Arrival(ranks_[step.members[message.peer]], number, current_);
-      if (!arrival) return false;
-      arrived = std::max(arrived, *arrival);
+    if (rank.received == step.receives.size()) {
+      const double end = std::max(rank.time.end, rank.receiver_free);
+      rank.time.moves += end - rank.time.end;
+      rank.time.end = rank.receiver_free = end;
+      rank.received = 0;
+      rank.Advance();
+      return true;
     }
-    rank.time.moves += arrived - rank.time.end;
-    rank.time.end = arrived;
+    const Exchange::Message& message = step.receives[rank.received];
+    if (message.peer != step.index) {
+      const uint32_t number = NumberOf(rank, op, rank.passes[rank.pass]);
+      const auto arrival =
+          Deliver(ranks_[step.members[message.peer]], number, current_, rank.receiver_free);
+      if (!arrival) return false;
+      rank.receiver_free = *arrival;
+    }
+    ++rank.received;
     return true;
   }
 

@@ -4,9 +4,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "plan/search/placed_plans.h"
 #include "plan/search/prediction.h"
@@ -132,6 +134,101 @@ TEST_F(DiamondTest, OneRankComputesEverythingInTurn) {
   EXPECT_NEAR(prediction.times.compute(), 8, 1e-9) << "of the first rank, which ends last";
   EXPECT_NEAR(prediction.times.moves(), 1, 1e-9);
   EXPECT_EQ(prediction.bound, "compute");
+}
+
+// Layers without parameters, in forward alone; a message between ranks takes one second.
+class MessagesTest : public ::testing::Test {
+ protected:
+  struct PlacedLayer {
+    int rank = 0;
+    double seconds = 0;
+  };
+
+  // When rank 0 ends. Layers that are not in `placed` are on rank 0 and take no time.
+  static double Seconds(const std::string& layers, const std::map<std::string, PlacedLayer>& placed,
+                        int ranks, int micro_batches = 1) {
+    const Graph graph = *Graph::FromModel(
+        testing::SpecOf(absl::StrCat("model { input { channels: 4 height: 1 width: 1 } ", layers,
+                                     " layer { name: 'flat' flatten {} }"
+                                     " layer { name: 'loss' softmax_cross_entropy {} } }"))
+            .model());
+    const ParameterIndex index = ParameterIndex::FromGraph(graph);
+    PlanProblem problem{.graph = &graph, .index = &index, .ranks = ranks};
+    problem.batch = micro_batches;
+    problem.micro_batches = micro_batches;
+    problem.hardware.link.beta = 1.0 / (4 * 4);  // four fp32
+    v1::ModelTimes times;
+    Plan plan{.mesh = Mesh({{kModelAxis, ranks}})};
+    for (int l = 0; l < graph.size(); ++l) {
+      const auto found = placed.find(graph[l].name);
+      const PlacedLayer layer = found == placed.end() ? PlacedLayer() : found->second;
+      v1::LayerTime& time = *times.add_time();
+      time.set_layer(graph[l].name);
+      time.set_samples(1);
+      time.set_forward(layer.seconds);
+      plan.layers.push_back(
+          *LayOut(graph[l], plan.mesh, {}, {{.axis = kModelAxis, .coordinate = layer.rank}}));
+    }
+    problem.hardware.times = MeasuredLayers(times, graph);
+    return SimulatePasses(problem, plan, PassOrder(micro_batches))[0].end;
+  }
+};
+
+constexpr char kThreeBranches[] =
+    "layer { name: 'b' input: 'input' gelu {} } layer { name: 'c' input: 'input' gelu {} } "
+    "layer { name: 'd' input: 'input' gelu {} } ";
+
+TEST_F(MessagesTest, ArriveOneAtATime) {
+  EXPECT_NEAR(
+      Seconds(absl::StrCat(kThreeBranches,
+                           "layer { name: 'join' input: 'b' input: 'c' input: 'd' add {} }"),
+              {{"b", {1, 4}}, {"c", {2, 4}}, {"d", {3, 4}}}, 4),
+      4 + 3, 1e-9);
+}
+
+// The join of b and c begins after two messages; that of d arrives meanwhile.
+TEST_F(MessagesTest, ArriveWhileTheReceiverComputes) {
+  EXPECT_NEAR(Seconds(absl::StrCat(kThreeBranches,
+                                   "layer { name: 'join' input: 'b' input: 'c' add {} } "
+                                   "layer { name: 'all' input: 'join' input: 'd' add {} }"),
+                      {{"b", {1, 4}}, {"c", {2, 4}}, {"d", {3, 4}}, {"join", {0, 2}}}, 4),
+              4 + 2 + 2, 1e-9);
+}
+
+// While rank 0 computes, it receives b, but not what it needs after b.
+TEST_F(MessagesTest, ArriveAtMostOneAhead) {
+  EXPECT_NEAR(Seconds(absl::StrCat("layer { name: 'a' input: 'input' gelu {} } ", kThreeBranches,
+                                   "layer { name: 'join' input: 'b' input: 'c' input: 'd' add {} } "
+                                   "layer { name: 'all' input: 'a' input: 'join' add {} }"),
+                      {{"a", {0, 10}}, {"b", {1, 4}}, {"c", {2, 4}}, {"d", {3, 4}}}, 4),
+              10 + 2, 1e-9);
+}
+
+// Rank 1 sends b, then c; rank 0 receives c when it has received b, and rank 2 receives nothing
+// before rank 0.
+TEST_F(MessagesTest, WaitForTheirReceiver) {
+  const std::string layers =
+      "layer { name: 'a' input: 'input' gelu {} } layer { name: 'd' input: 'input' gelu {} } "
+      "layer { name: 'b' input: 'input' gelu {} } layer { name: 'c' input: 'input' gelu {} } "
+      "layer { name: 'e' input: 'd' input: 'a' add {} } "
+      "layer { name: 'f' input: 'b' input: 'e' add {} } "
+      "layer { name: 'g' input: 'c' tanh {} } "
+      "layer { name: 'h' input: 'f' input: 'g' add {} }";
+  // At 11 rank 0 has received d, and b arrives at 12. Only then c is sent to rank 2, where g takes
+  // until 14, and its output arrives at 15.
+  EXPECT_NEAR(
+      Seconds(layers, {{"a", {0, 10}}, {"d", {2, 10}}, {"b", {1, 1}}, {"c", {1, 1}}, {"g", {2, 1}}},
+              3),
+      15, 1e-9);
+}
+
+// Rank 1 computes the second micro-batch while rank 0 computes the first, but rank 0 has memory for
+// one micro-batch.
+TEST_F(MessagesTest, WaitForTheMemoryOfThePassBefore) {
+  const std::string layers =
+      "layer { name: 'a' input: 'input' gelu {} } layer { name: 'b' tanh {} }";
+  EXPECT_NEAR(Seconds(layers, {{"a", {1, 1}}, {"b", {0, 4}}}, 2, /*micro_batches=*/3),
+              1 + 3 * (1 + 4), 1e-9);
 }
 
 // Four layers whose forward takes 1 s and whose backward takes 2 s, each at a stage of its own.
