@@ -162,6 +162,8 @@ int64_t LayerBytes(const PlanProblem& problem, const Mesh& mesh, int layer,
   const GraphLayer& graph_layer = (*problem.graph)[layer];
   int64_t bytes = 0;
   int64_t heads = 1;
+  int ranks = mesh.ranks();
+  for (const AxisCoordinate& at : layouts.at) ranks /= mesh.Size(at.axis);
   for (size_t p = 0; p < graph_layer.parameters.size(); ++p) {
     int64_t local = 1;
     int parts = 1;
@@ -172,7 +174,7 @@ int64_t LayerBytes(const PlanProblem& problem, const Mesh& mesh, int layer,
       if (p == 0 && d == 0) heads = cut;
     }
     // The ranks that hold the same elements divide the ownership of them.
-    bytes += ParameterBytes(problem, local, mesh.ranks() / parts);
+    bytes += ParameterBytes(problem, local, ranks / parts);
   }
   std::vector<Parts> inputs;
   for (size_t i = 0; i < graph_layer.inputs.size(); ++i) {

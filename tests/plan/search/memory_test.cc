@@ -3,12 +3,21 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <iterator>
+#include <limits>
 #include <string>
+#include <utility>
+#include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "model/optimizer_state.h"
 #include "plan/memory.h"
+#include "plan/pipeline.h"
+#include "plan/search/placed_plans.h"
 #include "plan/search/plan_problem.h"
 #include "plan/search/planner.h"
 #include "plan/search/search.h"
+#include "plan/search/staged_plans.h"
 #include "tests/plan/search/problems.h"
 
 namespace cadre {
@@ -20,10 +29,12 @@ using testing::ZooProblem;
 // Memory of the tape of the rank that needs the most.
 int64_t PlannedBytes(const OwnedProblem& owned, const Plan& plan) {
   int64_t max_bytes = 0;
+  const PassOrder order = PassOrderOf(owned.spec.cluster().pipeline(), MicroBatches(owned.spec),
+                                      v1::Cluster::CPU, *owned.graph, plan);
   for (int rank = 0; rank < plan.mesh.ranks(); ++rank) {
     const v1::MemoryUse use =
         PlannedMemory(owned.spec, *owned.graph, *owned.index, plan, rank, v1::Cluster::CPU,
-                      /*in_flight=*/1);
+                      order.InFlight(StageIn(order, plan.mesh, rank)));
     max_bytes = std::max<int64_t>(max_bytes, use.weights() + use.gradients() + use.optimizer() +
                                                  use.activations() + use.buffers());
   }
@@ -104,6 +115,44 @@ TEST(MemoryTest, EvaluationWithAllClassesCounts) {
   EXPECT_LT(activations(1), 2 * 48'000U);
   EXPECT_EQ(activations(2), activations(1)) << "a rank evaluates one batch at a time";
   EXPECT_GE(testing::PlanBytes(owned.problem, plan), PlannedBytes(owned, plan));
+}
+
+// Pipelines and placements, with one and two state tensors for each parameter.
+void ExpectUpperBoundsOfPlacedPlans(OwnedProblem owned, bool has_branches) {
+  v1::Optimizer momentum;
+  momentum.mutable_sgd()->set_momentum(0.9F);
+  v1::Optimizer adamw;
+  adamw.mutable_adamw();
+  for (const v1::Optimizer& optimizer : {momentum, adamw}) {
+    *owned.spec.mutable_optimizer() = optimizer;
+    for (const int ranks : {2, 4, 8}) {
+      for (const int micro_batches : {1, 4}) {
+        owned.spec.set_micro_batches(micro_batches);
+        const PlanProblem problem =
+            *ProblemOf(owned.spec, *owned.graph, *owned.index, ranks, owned.problem.hardware);
+        std::vector<Candidate> plans = StagedPlans(problem);
+        EXPECT_EQ(plans.empty(), micro_batches == 1);
+        std::vector<Candidate> on_ranks =
+            PlacedPlans(problem, std::numeric_limits<double>::infinity());
+        EXPECT_EQ(on_ranks.empty(), !has_branches);
+        std::move(on_ranks.begin(), on_ranks.end(), std::back_inserter(plans));
+        for (const Candidate& each : plans) {
+          SCOPED_TRACE(absl::StrCat(owned.spec.name(), ", ", each.plan.mesh.ToString(), ", ",
+                                    OptimizerKind(optimizer), ", micro-batches: ", micro_batches));
+          const int64_t planned = PlannedBytes(owned, each.plan);
+          EXPECT_GE(each.prediction.memory_bytes, planned);
+          EXPECT_LE(each.prediction.memory_bytes, 3.2 * planned);
+        }
+      }
+    }
+  }
+}
+
+TEST(MemoryTest, BoundsPlacedBranches) {
+  ExpectUpperBoundsOfPlacedPlans(testing::BranchesProblem(2), /*has_branches=*/true);
+}
+TEST(MemoryTest, BoundsStagesOfAlexNet) {
+  ExpectUpperBoundsOfPlacedPlans(ZooProblem("alexnet", 2, 32), /*has_branches=*/false);
 }
 
 // A convolution that is split by outputs gathers its whole input.

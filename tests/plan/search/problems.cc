@@ -157,6 +157,30 @@ OwnedProblem ZooProblem(const std::string& name, int ranks, int64_t batch) {
   return owned;
 }
 
+OwnedProblem BranchesProblem(int ranks, const std::vector<std::string>& branches) {
+  std::string text =
+      "batch_per_group: 256 optimizer { sgd { momentum: 0.9 } } model { "
+      "input { channels: 1 height: 32 width: 32 } layer { name: 'flat' flatten {} } ";
+  std::string inputs;
+  for (const std::string& branch : branches) {
+    std::string before = "flat";
+    for (int l = 0; l < 6; ++l) {
+      const std::string name = absl::StrCat(branch, l);
+      absl::StrAppend(&text, "layer { name: '", name, "' input: '", before,
+                      "' fully_connected { out_features: 1024 } } ");
+      before = name;
+    }
+    absl::StrAppend(&inputs, " input: '", before, "'");
+  }
+  OwnedProblem owned =
+      ProblemOfSpec(SpecOf(absl::StrCat(text, "layer { name: 'join'", inputs,
+                                        " add {} } "
+                                        "layer { name: 'loss' softmax_cross_entropy {} } }")),
+                    ranks);
+  owned.problem.hardware = UniformHardware({.alpha = 50e-6, .beta = 1e-7}, 1e10);
+  return owned;
+}
+
 OwnedProblem RandomProblem(std::mt19937& random, int ranks) {
   Writer writer(random);
   const std::string text = random() % 4 == 0 ? writer.Tokens() : writer.Images();

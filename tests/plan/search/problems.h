@@ -31,6 +31,11 @@ OwnedProblem ProblemOfSpec(const v1::RunSpec& spec, int ranks);
 // A zoo model on the link of Gholami et al. (2 us, 6 GB/s) and workers with 1 Tflop/s.
 OwnedProblem ZooProblem(const std::string& name, int ranks, int64_t batch);
 
+// Branches of six fully connected layers, whose outputs are added. A message between branches is
+// smaller than the gradients, and than what layers exchange if each of them is split.
+OwnedProblem BranchesProblem(int ranks,
+                             const std::vector<std::string>& branches = {"left", "right"});
+
 // A random chain of layers, or branches that are added or concatenated, on hardware with a random
 // selection of limits and measurements.
 OwnedProblem RandomProblem(std::mt19937& random, int ranks);
