@@ -120,9 +120,10 @@ std::string SearchText(const PlanReport& report) {
   if (!searched.unpinned) return text;
   const double cost = *report.pins_cost();
   const double unpinned = searched.unpinned->prediction.times.step();
+  const Plan& plan = searched.unpinned->plan;
   absl::StrAppendFormat(&text, "pins cost %s per step (%.1f %%): without them mesh %s, step %s\n",
                         Ms(cost), unpinned > 0 ? 100 * cost / unpinned : 0,
-                        searched.unpinned->plan.mesh.ToString(), Ms(unpinned));
+                        MeshText(plan.mesh, PlacesLayers(plan)), Ms(unpinned));
   return text;
 }
 
@@ -296,8 +297,7 @@ std::string ExactNote(const SearchResult& searched, bool overlap) {
     return absl::StrCat(
         searched.best.plan.mesh.Size(kStageAxis) > 1 ? "a pipeline" : "a placement of the layers",
         " has the shortest predicted step; plans that place layers are not among those whose sum "
-        "of "
-        "layer and move times is minimized");
+        "of layer and move times is minimized");
   }
   return absl::StrCat(
       "the sum of layer and move times ",

@@ -139,25 +139,24 @@ absl::Status FillSearchInput(const PlanQuery& query, SearchInput& input) {
 
 // The plan as it is assigned to a group, without link and buckets: the ranks measure the link and
 // choose buckets by it.
-v1::Plan WithoutLink(const SearchInput& input, Plan plan) {
-  plan =
-      WithCollectives(std::move(plan), input.graph, input.index, input.spec.cluster().collectives(),
-                      LinkProfile(), v1::LinkProfile::KIND_UNSPECIFIED);
-  return PlanToProto(plan, input.index);
+Plan WithoutLink(const SearchInput& input, Plan plan) {
+  return WithCollectives(std::move(plan), input.graph, input.index,
+                         input.spec.cluster().collectives(), LinkProfile(),
+                         v1::LinkProfile::KIND_UNSPECIFIED);
+}
+
+absl::Status CheckMemory(const PlanQuery& query, const Graph& graph, const ParameterIndex& index,
+                         const Plan& plan) {
+  std::vector<int64_t> limits;
+  for (const RankResources& rank : query.ranks) limits.push_back(rank.memory_bytes);
+  return CheckPlacedMemory(query.spec, graph, index, plan, query.spec.cluster().device(), limits);
 }
 
 absl::Status CheckMemory(const PlanQuery& query, const v1::Plan& proto) {
   CADRE_ASSIGN_OR_RETURN(const Graph graph, Graph::FromModel(query.spec.model()));
   const ParameterIndex index = ParameterIndex::FromGraph(graph);
   CADRE_ASSIGN_OR_RETURN(const Plan plan, PlanFromProto(proto, graph, index));
-  std::vector<int64_t> limits;
-  for (const RankResources& rank : query.ranks) limits.push_back(rank.memory_bytes);
-  return CheckPlacedMemory(query.spec, graph, index, plan, query.spec.cluster().device(), limits);
-}
-
-bool PlacesLayers(const v1::Plan& plan) {
-  return std::any_of(plan.layers().begin(), plan.layers().end(),
-                     [](const v1::LayerPlan& layer) { return layer.at_size() > 0; });
+  return CheckMemory(query, graph, index, plan);
 }
 
 absl::StatusOr<std::vector<GroupPlan>> SearchPlans(const PlanQuery& query) {
@@ -165,16 +164,15 @@ absl::StatusOr<std::vector<GroupPlan>> SearchPlans(const PlanQuery& query) {
   CADRE_RETURN_IF_ERROR(FillSearchInput(query, input));
   CADRE_ASSIGN_OR_RETURN(SearchResult result, Search(input.problem));
   std::vector<GroupPlan> plans;
-  plans.push_back({.plan = WithoutLink(input, std::move(result.best.plan)),
-                   .predicted = std::move(result.best.prediction.times)});
-  for (Candidate& other : result.others) {
-    plans.push_back({.plan = WithoutLink(input, std::move(other.plan)),
-                     .predicted = std::move(other.prediction.times)});
-  }
-  // The search estimates the memory of placed layers by layer, not from the tapes.
-  std::erase_if(plans, [&](const GroupPlan& each) {
-    return PlacesLayers(each.plan) && !CheckMemory(query, each.plan).ok();
-  });
+  const auto add = [&](Candidate candidate) {
+    const Plan plan = WithoutLink(input, std::move(candidate.plan));
+    // The search estimates the memory of placed layers by layer, not from the tapes.
+    if (PlacesLayers(plan) && !CheckMemory(query, input.graph, input.index, plan).ok()) return;
+    plans.push_back({.plan = PlanToProto(plan, input.index),
+                     .predicted = std::move(candidate.prediction.times)});
+  };
+  add(std::move(result.best));
+  for (Candidate& other : result.others) add(std::move(other));
   if (plans.empty()) return absl::ResourceExhaustedError("no plan fits into memory");
   return plans;
 }

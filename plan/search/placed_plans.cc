@@ -8,12 +8,13 @@
 // In the search the placer uses list scheduling alone, so that results do not depend on the clock
 // and several threads may search. Its local search is limited by kMaxVisits for each number of
 // devices: a tenth of a second, for at most three numbers. Most models need less, because the
-// longest path of layers bounds the step from below, and no more is computed if a known plan is at
-// least as fast.
+// longest path of layers and the work of a device bound the step from below, and no more is
+// computed if a known plan is at least as fast.
 //
-// Limits. Updates and gradient sums are not part of the makespan; the prediction contains them. If
-// the placer finds nothing faster than a single device, no plan is offered, although a placement on
-// all of them may be faster than every plan that splits layers; a plan that leaves ranks idle is
+// Limits. Updates and gradient sums are not part of the makespan; the prediction contains them. The
+// placer lets a device receive all messages while it computes; a rank receives at most one ahead.
+// If the placer finds nothing faster than a single device, no plan is offered, although a placement
+// on all of them may be faster than every plan that splits layers; a plan that leaves ranks idle is
 // not offered either.
 #include "plan/search/placed_plans.h"
 
@@ -47,10 +48,6 @@ Mesh MeshOf(const PlanProblem& problem, int devices) {
   return Mesh({{kDataAxis, problem.ranks / devices}, {kModelAxis, devices}});
 }
 
-LayerLayouts LayOutOn(const GraphLayer& layer, const Mesh& mesh, int device) {
-  return LayOutAt(layer, mesh, {.axis = kModelAxis, .coordinate = device});
-}
-
 v1::OperatorGraph OperatorsOf(const PlanProblem& problem, const Mesh& mesh) {
   v1::OperatorGraph operators;
   const Graph& graph = *problem.graph;
@@ -59,7 +56,7 @@ v1::OperatorGraph OperatorsOf(const PlanProblem& problem, const Mesh& mesh) {
   const std::vector<bool> needs_gradient = LayersWithGradient(graph);
   for (int l = 0; l < graph.size(); ++l) {
     const GraphLayer& layer = graph[l];
-    const LayerLayouts whole = LayOutOn(layer, mesh, 0);
+    const LayerLayouts whole = LayOutAt(layer, mesh, {.axis = kModelAxis});
     const LayerSeconds seconds =
         problem.hardware.SecondsOf(layer, l, PartOf(whole, mesh, LargestMicroBatch(problem)));
     v1::Operator& op = *operators.add_op();
@@ -77,24 +74,25 @@ v1::OperatorGraph OperatorsOf(const PlanProblem& problem, const Mesh& mesh) {
     }
   }
   // Every route has two links.
-  const LinkProfile& link = problem.hardware.LinkOf(mesh, {kModelAxis});
+  const LinkProfile& profile = problem.hardware.LinkOf(mesh, {kModelAxis});
   operators.add_switch_(kSwitch);
   for (int d = 0; d < mesh.Size(kModelAxis); ++d) {
     v1::PlacementDevice& device = *operators.add_device();
     device.set_name(absl::StrCat("rank", d));
     device.set_memory_bytes(problem.hardware.memory_bytes);
-    v1::PlacementLink& half = *operators.add_link();
-    half.set_from(device.name());
-    half.set_to(kSwitch);
-    half.set_alpha(link.alpha);
-    half.set_bandwidth(link.beta > 0 ? 2 / link.beta : kInstant);
+    v1::PlacementLink& link = *operators.add_link();
+    link.set_from(device.name());
+    link.set_to(kSwitch);
+    link.set_alpha(profile.alpha);
+    link.set_bandwidth(profile.beta > 0 ? 2 / profile.beta : kInstant);
   }
   return operators;
 }
 
 absl::StatusOr<PlacementProblem> PlacementOf(const PlanProblem& problem, const Mesh& mesh) {
   const v1::OperatorGraph operators = OperatorsOf(problem, mesh);
-  // The only problem that such a graph can have is a layer or a model that is too large.
+  // Such a graph is well formed, so its problems are limits that it exceeds: the memory of the
+  // devices, or one of the placer, such as kMaxOperators.
   const std::vector<Problem> problems = FindGraphProblems(operators);
   if (!problems.empty()) return absl::ResourceExhaustedError(problems.front().message);
   PlacementProblem placement = PlacementProblemOf(operators);
@@ -106,19 +104,21 @@ Candidate CandidateOf(const PlanProblem& problem, const Mesh& mesh,
                       const OperatorSchedule& schedule) {
   Plan plan{.mesh = mesh};
   for (int l = 0; l < problem.graph->size(); ++l) {
-    plan.layers.push_back(LayOutOn((*problem.graph)[l], mesh, schedule.device[l]));
+    plan.layers.push_back(LayOutAt((*problem.graph)[l], mesh,
+                                   {.axis = kModelAxis, .coordinate = schedule.device[l]}));
   }
   plan = WithBuckets(problem, std::move(plan));
   Prediction prediction = Predict(problem, plan);
   return {std::move(plan), std::move(prediction)};
 }
 
-// Whether any placement may be faster than `max_seconds` and than a single device.
-bool MayBeFaster(const PlacementProblem& operators, double max_seconds) {
+// Whether any placement may be faster than a single device, and its step than `max_seconds`.
+bool MayBeFaster(const PlacementProblem& operators, int micro_batches, double max_seconds) {
   double serial = 0;
   for (const PlacementProblem::Operator& op : operators.ops) serial += op.min_seconds;
   const double bound = LowerBound(operators, WindowsOf(operators));
-  return bound < kShorter * std::min(serial, max_seconds);
+  const double step_bound = std::max(bound, micro_batches * serial / operators.device_count());
+  return bound < kShorter * serial && step_bound < kShorter * max_seconds;
 }
 
 bool UsesAllDevices(const OperatorSchedule& schedule, int devices) {
@@ -155,7 +155,7 @@ std::vector<Candidate> PlacedPlans(const PlanProblem& problem, double max_second
     if (devices == 1) continue;
     const Mesh mesh = MeshOf(problem, devices);
     const absl::StatusOr<PlacementProblem> operators = PlacementOf(problem, mesh);
-    if (!operators.ok() || !MayBeFaster(*operators, max_seconds)) continue;
+    if (!operators.ok() || !MayBeFaster(*operators, problem.micro_batches, max_seconds)) continue;
     const absl::StatusOr<PlacedGraph> placed =
         PlaceGraph(*operators, {.solver_seconds = 0, .max_visits = kMaxVisits});
     if (!placed.ok() || !UsesAllDevices(placed->schedule, devices)) continue;

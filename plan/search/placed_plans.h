@@ -25,7 +25,8 @@ struct PlacedPlan {
 // The placement with the minimum makespan that the placer finds, on `devices` ranks; the other
 // ranks do the same for other samples. Pins and strategy are ignored. Requires: `devices` divides
 // the problem's ranks. Errors: InvalidArgument if layers share a weight; ResourceExhausted if a
-// layer does not fit on a rank; those of PlaceGraph.
+// layer does not fit on a rank, or the model exceeds a limit of the placer (kMaxOperators, ... in
+// plan/placement/placement_problem.h); those of PlaceGraph.
 absl::StatusOr<PlacedPlan> PlaceLayersOnRanks(const PlanProblem& problem, int devices,
                                               const PlacerOptions& options = {});
 

@@ -450,13 +450,24 @@ absl::StatusOr<SearchResult> SearchPolicies(PlanProblem problem, SearchOptions o
   return result;
 }
 
-double SecondsOf(const PlanProblem& problem, const Candidate& candidate) {
-  return ObjectiveOf(problem, candidate.prediction);
+// Removes the slowest plans, but keeps the fastest plan that places nothing, for callers that find
+// that the placed ones do not fit into memory. Requires: fastest first.
+void KeepFastest(std::vector<Candidate>& plans) {
+  constexpr size_t kMaxPlans = 1 + kMaxOthers;
+  if (plans.size() <= kMaxPlans) return;
+  const auto unplaced = std::find_if(plans.begin(), plans.end(), [](const Candidate& candidate) {
+    return !PlacesLayers(candidate.plan);
+  });
+  if (unplaced != plans.end() && unplaced >= plans.begin() + kMaxPlans) {
+    std::iter_swap(unplaced, plans.begin() + kMaxPlans - 1);
+  }
+  plans.resize(kMaxPlans);
 }
 
 // Adds plans that place layers to the best plan and the others. They are not among the plans whose
 // sums are minimised, so a result whose best plan is one of them is not exact.
-void Add(std::vector<Candidate> placed, const PlanProblem& problem, SearchResult& result) {
+void AddPlacedPlans(std::vector<Candidate> placed, const PlanProblem& problem,
+                    SearchResult& result) {
   result.meshes += std::ssize(placed);
   std::vector<Candidate> all;
   if (!result.best.plan.layers.empty()) all.push_back(std::move(result.best));
@@ -464,11 +475,11 @@ void Add(std::vector<Candidate> placed, const PlanProblem& problem, SearchResult
     std::move(more->begin(), more->end(), std::back_inserter(all));
   }
   std::stable_sort(all.begin(), all.end(), [&](const Candidate& a, const Candidate& b) {
-    return SecondsOf(problem, a) < SecondsOf(problem, b);
+    return ObjectiveOf(problem, a.prediction) < ObjectiveOf(problem, b.prediction);
   });
+  KeepFastest(all);
   result.best = std::move(all.front());
   all.erase(all.begin());
-  if (all.size() > kMaxOthers) all.resize(kMaxOthers);
   result.others = std::move(all);
   if (!PlacesLayers(result.best.plan)) return;
   result.exact = false;
@@ -486,13 +497,15 @@ absl::StatusOr<SearchResult> SearchAll(const PlanProblem& problem, const SearchO
     return result;
   }
   std::vector<Candidate> placed = StagedPlans(problem);
-  double fastest = result.ok() ? SecondsOf(problem, result->best) : kInfiniteSeconds;
-  for (const Candidate& staged : placed) fastest = std::min(fastest, SecondsOf(problem, staged));
+  double fastest = result.ok() ? ObjectiveOf(problem, result->best.prediction) : kInfiniteSeconds;
+  for (const Candidate& staged : placed) {
+    fastest = std::min(fastest, ObjectiveOf(problem, staged.prediction));
+  }
   std::vector<Candidate> on_ranks = PlacedPlans(problem, fastest);
   std::move(on_ranks.begin(), on_ranks.end(), std::back_inserter(placed));
   if (placed.empty()) return result;
   if (!result.ok()) result = SearchResult();
-  Add(std::move(placed), problem, *result);
+  AddPlacedPlans(std::move(placed), problem, *result);
   return result;
 }
 
@@ -507,7 +520,7 @@ absl::StatusOr<SearchResult> Search(const PlanProblem& problem, const SearchOpti
   if (problem.pins.empty()) return result;
   PlanProblem free = problem;
   free.pins = Pins();
-  CADRE_ASSIGN_OR_RETURN(SearchResult unpinned, SearchPolicies(free, options));
+  CADRE_ASSIGN_OR_RETURN(SearchResult unpinned, SearchAll(free, options));
   // The pinned plan is one of those that the free search could have found.
   const bool pinned_is_faster =
       ObjectiveOf(free, result.best.prediction) < ObjectiveOf(free, unpinned.best.prediction);

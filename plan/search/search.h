@@ -48,7 +48,8 @@ struct LayerRunnerUp {
 
 struct SearchResult {
   Candidate best;
-  // The best plans of up to five other meshes or policies, fastest first.
+  // Up to five of the best plans of other meshes or policies, fastest first. One of `best` and
+  // `others` places no layers (prediction.h), if such a plan fits into memory.
   std::vector<Candidate> others;
   // One per layer of the graph.
   std::vector<LayerRunnerUp> runners_up;

@@ -28,15 +28,12 @@ bool IsPipelined(const PlanProblem& problem) {
          problem.pipeline != v1::Cluster::NO_PIPELINE;
 }
 
-LayerLayouts LayOutIn(const GraphLayer& layer, const Mesh& mesh, int stage) {
-  return LayOutAt(layer, mesh, {.axis = kStageAxis, .coordinate = stage});
-}
-
 std::vector<double> SecondsByLayer(const PlanProblem& problem, const Mesh& mesh) {
   std::vector<double> seconds;
   for (int l = 0; l < problem.graph->size(); ++l) {
     const GraphLayer& layer = (*problem.graph)[l];
-    const LayerPart part = PartOf(LayOutIn(layer, mesh, 0), mesh, LargestMicroBatch(problem));
+    const LayerLayouts whole = LayOutAt(layer, mesh, {.axis = kStageAxis});
+    const LayerPart part = PartOf(whole, mesh, LargestMicroBatch(problem));
     const LayerSeconds of_part = problem.hardware.SecondsOf(layer, l, part);
     seconds.push_back(of_part.forward + of_part.backward);
   }
@@ -48,7 +45,8 @@ Candidate StagedPlan(const PlanProblem& problem, int stages) {
   const std::vector<int> stage_of =
       BalancedStages(*problem.graph, SecondsByLayer(problem, plan.mesh), stages);
   for (int l = 0; l < problem.graph->size(); ++l) {
-    plan.layers.push_back(LayOutIn((*problem.graph)[l], plan.mesh, stage_of[l]));
+    plan.layers.push_back(
+        LayOutAt((*problem.graph)[l], plan.mesh, {.axis = kStageAxis, .coordinate = stage_of[l]}));
   }
   plan = WithBuckets(problem, std::move(plan));
   Prediction prediction = Predict(problem, plan);

@@ -114,6 +114,13 @@ TEST(PlanTextTest, NamesTheCostOfPins) {
   EXPECT_THAT(ToText(Report(request).report), HasSubstr("\npins cost "));
 }
 
+TEST(PlanTextTest, NamesPlacementsThatPinsExclude) {
+  PlanRequest request = testing::BranchesRequest();
+  testing::PinDataParallel(request);
+  EXPECT_THAT(ToText(Report(request).report),
+              HasSubstr(": without them mesh {data: 1, model: 2}, layers placed, step "));
+}
+
 TEST(PlanJsonTest, HasNullsWithoutALink) {
   const Json json = ToJson(Report(WithoutLink(Strategy::kAuto)).report);
   EXPECT_EQ(json["strategy"], "rules");

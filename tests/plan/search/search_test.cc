@@ -20,6 +20,7 @@
 namespace cadre {
 namespace {
 
+using testing::BranchesProblem;
 using ::testing::HasSubstr;
 using testing::LayerOf;
 using ::testing::Not;
@@ -116,30 +117,6 @@ TEST(SearchTest, FindsPipelines) {
   EXPECT_EQ(stages_after([](PlanProblem& p) { p.strategy = Strategy::kBatch; }), 1);
 }
 
-// Two branches of fully connected layers, whose outputs are added. A message between the branches
-// is smaller than the gradients, and than what layers exchange if each of them is split.
-testing::OwnedProblem BranchesProblem(int ranks) {
-  std::string text =
-      "batch_per_group: 256 optimizer { sgd { momentum: 0.9 } } model { "
-      "input { channels: 1 height: 32 width: 32 } layer { name: 'flat' flatten {} } ";
-  for (const std::string branch : {"left", "right"}) {
-    std::string before = "flat";
-    for (int l = 0; l < 6; ++l) {
-      const std::string name = absl::StrCat(branch, l);
-      absl::StrAppend(&text, "layer { name: '", name, "' input: '", before,
-                      "' fully_connected { out_features: 1024 } } ");
-      before = name;
-    }
-  }
-  OwnedProblem owned = testing::ProblemOfSpec(
-      testing::SpecOf(absl::StrCat(text,
-                                   "layer { name: 'join' input: 'left5' input: 'right5' add {} } "
-                                   "layer { name: 'loss' softmax_cross_entropy {} } }")),
-      ranks);
-  owned.problem.hardware = UniformHardware({.alpha = 50e-6, .beta = 1e-7}, 1e10);
-  return owned;
-}
-
 TEST(SearchTest, FindsPlacementsOfBranches) {
   const OwnedProblem owned = BranchesProblem(2);
   const auto found = Search(owned.problem);
@@ -220,6 +197,43 @@ TEST(SearchTest, SlowPlacementsAreNotComputed) {
   const double step = PlacedPlans(owned.problem, 1e9).front().prediction.times.step();
   EXPECT_THAT(PlacedPlans(owned.problem, step), SizeIs(1)) << "the bound is below the step";
   EXPECT_THAT(PlacedPlans(owned.problem, step / 4), SizeIs(0));
+}
+
+// A micro-batch takes an eighth of the step.
+TEST(SearchTest, BoundsOfPlacementsCountAllMicroBatches) {
+  OwnedProblem owned = BranchesProblem(2);
+  owned.problem.micro_batches = 8;
+  const double step = PlacedPlans(owned.problem, 1e9).front().prediction.times.step();
+  EXPECT_THAT(PlacedPlans(owned.problem, step), SizeIs(1)) << "the bound is below the step";
+  EXPECT_THAT(PlacedPlans(owned.problem, step / 4), SizeIs(0));
+}
+
+// Recurrent layers can only be divided by samples or placed. Gradients take long here, so all three
+// pipelines and all three placements are faster than data parallelism.
+TEST(SearchTest, KeepsTheFastestPlanThatPlacesNothing) {
+  std::string text =
+      "batch_per_group: 16 micro_batches: 2 model { tokens { length: 4 } "
+      "layer { name: 'in' embedding { vocabulary: 8 features: 64 } } ";
+  std::string inputs;
+  for (int b = 0; b < 8; ++b) {
+    absl::StrAppend(&text, "layer { name: 'b", b, "' input: 'in' lstm { hidden: 64 } } ");
+    absl::StrAppend(&inputs, " input: 'b", b, "'");
+  }
+  absl::StrAppend(&text, "layer { name: 'join'", inputs,
+                  " add {} } layer { name: 'loss' softmax_cross_entropy {} } }");
+  OwnedProblem owned = testing::ProblemOfSpec(testing::SpecOf(text), 8);
+  owned.problem.micro_batches = 2;
+  owned.problem.hardware = UniformHardware({.alpha = 50e-6, .beta = 1e-7}, 3e8);
+  const auto found = Search(owned.problem);
+  ASSERT_TRUE(found.ok()) << found.status();
+  EXPECT_TRUE(PlacesLayers(found->best.plan));
+  ASSERT_THAT(found->others, SizeIs(5));
+  for (const Candidate& other : found->others) {
+    EXPECT_EQ(PlacesLayers(other.plan), &other != &found->others.back())
+        << other.plan.mesh.ToString();
+    EXPECT_LE(other.prediction.times.step(), found->others.back().prediction.times.step());
+  }
+  EXPECT_EQ(found->others.back().plan.mesh.Size(kDataAxis), 8);
 }
 
 TEST(SearchTest, NamesLayersThatTheStrategyCannotSplit) {
@@ -420,6 +434,19 @@ TEST(SearchTest, KeepsPinsAndReportsUnpinned) {
   ASSERT_TRUE(result->unpinned.has_value());
   EXPECT_LT(result->unpinned->prediction.communication_seconds(),
             result->best.prediction.communication_seconds());
+}
+
+TEST(SearchTest, UnpinnedPlansMayPlaceLayers) {
+  OwnedProblem owned = BranchesProblem(2);
+  const auto free = Search(owned.problem);
+  ASSERT_TRUE(free.ok()) << free.status();
+  ASSERT_TRUE(PlacesLayers(free->best.plan));
+  owned.problem.pins.mesh = {{kDataAxis, 2}};
+  const auto pinned = Search(owned.problem);
+  ASSERT_TRUE(pinned.ok()) << pinned.status();
+  ASSERT_TRUE(pinned->unpinned.has_value());
+  EXPECT_TRUE(PlacesLayers(pinned->unpinned->plan));
+  EXPECT_EQ(pinned->unpinned->prediction.times.step(), free->best.prediction.times.step());
 }
 
 TEST(SearchTest, PinnedLayerHasAxis) {
