@@ -201,17 +201,21 @@ if(CADRE_HAS_CUDA)
     "${CADRE_CUDA_ARCHITECTURES}")
 endif()
 
-# cadre_cuda_kernels(NAME SOURCES a.cu ... [OBJECTS target] [DEPS lib ...]): the library cadre_NAME for
-# devices, and cadre_NAME_emulated, the same files compiled by the host's compiler for tests. OBJECTS
-# names an object library that is added to both.
+# cadre_cuda_kernels(NAME SOURCES a.cu ... [UNFUSED b.cu ...] [OBJECTS target] [DEPS lib ...]): the
+# library cadre_NAME for devices, and cadre_NAME_emulated, the same files compiled by the host's
+# compiler for tests. UNFUSED names those of the sources that are compiled without fused
+# multiply-adds. OBJECTS names an object library that is added to both.
 function(cadre_cuda_kernels name)
-  cmake_parse_arguments(ARG "" "OBJECTS" "SOURCES;DEPS" ${ARGN})
+  cmake_parse_arguments(ARG "" "OBJECTS" "SOURCES;UNFUSED;DEPS" ${ARGN})
   set(objects)
   if(ARG_OBJECTS)
     set(objects $<TARGET_OBJECTS:${ARG_OBJECTS}>)
   endif()
   add_library(cadre_${name} STATIC ${objects} ${ARG_SOURCES})
   set_source_files_properties(${ARG_SOURCES} PROPERTIES LANGUAGE CUDA)
+  if(ARG_UNFUSED)
+    set_source_files_properties(${ARG_UNFUSED} PROPERTIES COMPILE_OPTIONS "--fmad=false")
+  endif()
   target_include_directories(cadre_${name} PUBLIC ${PROJECT_SOURCE_DIR})
   target_link_libraries(cadre_${name} PUBLIC cadre_cuda_headers ${ARG_DEPS})
   if(CADRE_TESTS)
@@ -222,6 +226,9 @@ function(cadre_cuda_kernels name)
       set(wrapper "${CMAKE_CURRENT_BINARY_DIR}/emulated_${flat}.cc")
       file(CONFIGURE OUTPUT "${wrapper}" CONTENT
         "#include \"tests/emulator/cuda_on_host.h\"\n#include \"${CMAKE_CURRENT_SOURCE_DIR}/${source}\"\n")
+      if(source IN_LIST ARG_UNFUSED)
+        set_source_files_properties("${wrapper}" PROPERTIES COMPILE_OPTIONS "-ffp-contract=off")
+      endif()
       list(APPEND emulated "${wrapper}")
     endforeach()
     add_library(cadre_${name}_emulated STATIC EXCLUDE_FROM_ALL ${objects} ${emulated})

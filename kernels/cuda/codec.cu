@@ -36,8 +36,8 @@ namespace {
 constexpr int kCodecThreads = codes::kScaleBlock;
 constexpr int64_t kWord = sizeof(uint32_t);
 
-struct UnitPlace {
-  // Of its first value, and of its slot.
+struct UnitSlot {
+  // Offsets of its first value and of its slot.
   int64_t value;
   int64_t word;
   int32_t size;
@@ -54,7 +54,7 @@ struct FrameResult {
 struct UnitTable {
   Codec codec;
   int64_t count;
-  const UnitPlace* places;
+  const UnitSlot* units;
   // The codes in their slots, and the words of each.
   uint32_t* slots;
   uint32_t* words;
@@ -262,8 +262,8 @@ class WordReader {
   uint32_t position_ = 0;
 };
 
-// The smallest magnitude that is kept, and how many of the values equal to it are; those with the
-// lowest indices.
+// The smallest magnitude that is kept, and the number of values equal to it that are kept. These
+// are the ones with the lowest indices.
 struct KeptMagnitudes {
   int32_t low;
   int32_t ties;
@@ -412,7 +412,7 @@ __global__ void __launch_bounds__(kCodecThreads)
   __shared__ float x[kCodecBlock];
   __shared__ int32_t shared[32];
   for (int64_t u = blockIdx.x; u < table.count; u += gridDim.x) {
-    const UnitPlace unit = table.places[u];
+    const UnitSlot unit = table.units[u];
     const int32_t n = unit.size;
     int32_t not_finite = 0;
     for (int32_t i = threadIdx.x; i < n; i += kCodecThreads) {
@@ -453,7 +453,7 @@ __global__ void __launch_bounds__(kCodecThreads)
 }
 
 // One block.
-__global__ void __launch_bounds__(kCodecThreads) PlaceCodes(UnitTable table) {
+__global__ void __launch_bounds__(kCodecThreads) ComputeOffsets(UnitTable table) {
   __shared__ int64_t sums[kCodecThreads];
   const int64_t each = (table.count + kCodecThreads - 1) / kCodecThreads;
   const int64_t begin = threadIdx.x * each;
@@ -473,7 +473,7 @@ __global__ void __launch_bounds__(kCodecThreads) PlaceCodes(UnitTable table) {
 
 __global__ void __launch_bounds__(kCodecThreads) CopyCodes(UnitTable table) {
   for (int64_t u = blockIdx.x; u < table.count; u += gridDim.x) {
-    const uint32_t* const from = table.slots + table.places[u].word;
+    const uint32_t* const from = table.slots + table.units[u].word;
     uint32_t* const to = table.frame + table.offsets[u];
     for (uint32_t i = threadIdx.x; i < table.words[u]; i += kCodecThreads) to[i] = from[i];
   }
@@ -554,7 +554,7 @@ __global__ void __launch_bounds__(kCodecThreads)
     SubtractDecoded(UnitTable table, const float* __restrict__ values,
                     float* __restrict__ left_out) {
   for (int64_t u = blockIdx.x; u < table.count; u += gridDim.x) {
-    const UnitPlace unit = table.places[u];
+    const UnitSlot unit = table.units[u];
     const int32_t n = unit.size;
     const float* const x = values + unit.value;
     float* const y = left_out + unit.value;
@@ -585,7 +585,7 @@ __global__ void __launch_bounds__(kCodecThreads)
     ReplaceByChange(UnitTable table, const float* __restrict__ version,
                     const float* __restrict__ carried, float* __restrict__ values) {
   for (int64_t u = blockIdx.x; u < table.count; u += gridDim.x) {
-    const UnitPlace unit = table.places[u];
+    const UnitSlot unit = table.units[u];
     if (!unit.trained) continue;
     for (int64_t i = unit.value + threadIdx.x; i < unit.value + unit.size; i += kCodecThreads) {
       values[i] = (values[i] - version[i]) + carried[i];
@@ -597,7 +597,7 @@ __global__ void __launch_bounds__(kCodecThreads)
     CarryOver(UnitTable table, float factor, const float* __restrict__ x,
               float* __restrict__ carried) {
   for (int64_t u = blockIdx.x; u < table.count; u += gridDim.x) {
-    const UnitPlace unit = table.places[u];
+    const UnitSlot unit = table.units[u];
     for (int64_t i = unit.value + threadIdx.x; i < unit.value + unit.size; i += kCodecThreads) {
       carried[i] = unit.trained ? factor * x[i] : 0;
     }
@@ -610,33 +610,33 @@ class CudaCodedUnits final : public CodedUnits {
  public:
   CudaCodedUnits(CudaDevice& device, const Codec& codec, std::span<const CodedUnit> units)
       : codec_(codec) {
-    std::vector<UnitPlace> places;
+    std::vector<UnitSlot> unit_slots;
     int64_t words = 0;
     for (const CodedUnit& unit : units) {
       CHECK(unit.size >= 1 && unit.size <= kCodecBlock) << unit.size << " values in a unit";
-      places.push_back({.value = values_,
-                        .word = words,
-                        .size = static_cast<int32_t>(unit.size),
-                        .coded = unit.coded,
-                        .trained = unit.trained});
+      unit_slots.push_back({.value = values_,
+                            .word = words,
+                            .size = static_cast<int32_t>(unit.size),
+                            .coded = unit.coded,
+                            .trained = unit.trained});
       values_ += unit.size;
       const Codec of_unit = unit.coded ? codec : Codec{CodecKind::kFp32};
       words += (MaxCodedBytes(of_unit, unit.size) + kWord - 1) / kWord;
     }
-    places_ = DeviceArray<UnitPlace>(device, places.size(), kPurpose);
+    units_ = DeviceArray<UnitSlot>(device, unit_slots.size(), kPurpose);
     slots_ = DeviceArray<uint32_t>(device, words, kPurpose);
     frame_ = DeviceArray<uint32_t>(device, words, kPurpose);
-    words_ = DeviceArray<uint32_t>(device, places.size(), kPurpose);
-    offsets_ = DeviceArray<int64_t>(device, places.size(), kPurpose);
+    words_ = DeviceArray<uint32_t>(device, unit_slots.size(), kPurpose);
+    offsets_ = DeviceArray<int64_t>(device, unit_slots.size(), kPurpose);
     result_ = DeviceArray<FrameResult>(device, 1, kPurpose);
     if (!device.status().ok()) return;
-    device.CopyIn(places.data(), places_.data(), places_.span().size_bytes());
+    device.CopyIn(unit_slots.data(), units_.data(), units_.span().size_bytes());
   }
 
   UnitTable table() const {
     return {.codec = codec_,
-            .count = std::ssize(places_.span()),
-            .places = places_.data(),
+            .count = std::ssize(units_.span()),
+            .units = units_.data(),
             .slots = slots_.data(),
             .words = words_.data(),
             .offsets = offsets_.data(),
@@ -651,7 +651,7 @@ class CudaCodedUnits final : public CodedUnits {
 
   const Codec codec_;
   int64_t values_ = 0;
-  DeviceArray<UnitPlace> places_;
+  DeviceArray<UnitSlot> units_;
   DeviceArray<uint32_t> slots_;
   DeviceArray<uint32_t> frame_;
   DeviceArray<uint32_t> words_;
@@ -685,7 +685,7 @@ class CudaCodecs final : public CodecKernels {
     if (table.count == 0 || device_.failed()) return true;
     device_.Zero(table.result, sizeof(*table.result));
     LaunchOf(units, "codes", EncodeUnits, values.data());
-    Launch(device_, "places of codes", PlaceCodes, LaunchShape{.block = dim3(kCodecThreads)},
+    Launch(device_, "offsets of codes", ComputeOffsets, LaunchShape{.block = dim3(kCodecThreads)},
            table);
     LaunchOf(units, "copy codes", CopyCodes);
     FrameResult result{};
