@@ -14,7 +14,8 @@ std::vector<std::string> ShardStateNames(const v1::Averaging& averaging) {
   std::vector<std::string> names;
   if (const auto outer = OuterOptimizerOf(averaging)) {
     names.emplace_back(outer->has_slowmo() ? "slowmo_momentum" : "nesterov_momentum");
-    names.resize(OuterStates(*outer));
+    // The sum of delayed Nesterov.
+    for (int state = 1; state < OuterStates(*outer); ++state) names.emplace_back("");
   }
   if (CodingOf(averaging.down())) names.emplace_back("version_residual");
   return names;

@@ -114,6 +114,12 @@ absl::StatusOr<v1::CheckpointManifest> ReadManifest(const std::string& path,
                                                  ", of a later build; this one reads up to ",
                                                  kCheckpointFormat));
   }
+  for (const auto* states : {&manifest.optimizer().state(), &manifest.averaging_state()}) {
+    for (const v1::StateManifest& state : *states) {
+      if (!state.name().empty()) continue;
+      return absl::InvalidArgumentError(absl::StrCat(path, ": has a state without a name"));
+    }
+  }
   return manifest;
 }
 

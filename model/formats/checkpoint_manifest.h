@@ -44,8 +44,9 @@ bool SameOrder(const v1::CheckpointManifest& manifest, const ParameterIndex& ind
 // Names of the states of the averaging that the checkpoint contains.
 std::vector<std::string> AveragingStateNames(const v1::CheckpointManifest& manifest);
 
-// Errors: NotFound, PermissionDenied, ... as ReadFile; InvalidArgument with "FILE:LINE:COLUMN:" for
-// invalid manifests; Unimplemented for a later format than this build knows.
+// Every state has a name. Errors: NotFound, PermissionDenied, ... as ReadFile; InvalidArgument with
+// "FILE:LINE:COLUMN:", or "FILE:" alone, for invalid manifests; Unimplemented for a later format
+// than that of this build.
 absl::StatusOr<v1::CheckpointManifest> ReadManifest(
     const std::string& path, const RootedFiles& files = RootedFiles::Unrestricted());
 // Errors: as WriteFileAtomically.

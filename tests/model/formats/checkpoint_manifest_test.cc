@@ -71,6 +71,10 @@ TEST(CheckpointManifest, LocatesErrors) {
   EXPECT_THAT(std::string(status.message()), StartsWith(folder / "m:2:"));
   EXPECT_EQ(read("format_ver").code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(read("step: 3").code(), absl::StatusCode::kInvalidArgument);
+  for (const char* states : {"averaging_state {}", "optimizer { state {} }"}) {
+    EXPECT_THAT(read(absl::StrCat("format_version: 1 ", states)),
+                IsError(absl::StatusCode::kInvalidArgument, "a state without a name"));
+  }
   status = read("format_version: 2 new_field { what: 1 }");
   EXPECT_THAT(status, IsError(absl::StatusCode::kUnimplemented, "format 2"));
 }
