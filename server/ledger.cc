@@ -893,12 +893,15 @@ PullDecision Ledger::Pull(const v1::PullRequest& request) const {
   PullGrant grant{request.run(), request.version(), {}, 0, run->terms.units, run->terms.fragments};
   grant.spans = std::get<std::vector<Interval>>(std::move(spans));
   grant.elements = Elements(grant.spans);
+  if (request.has_state() && request.has_frame_from()) {
+    return Malformed("a state and a frame are requested together");
+  }
   if (request.has_state() && request.state() >= static_cast<uint32_t>(run->terms.outer_states)) {
     return Malformed(absl::StrCat("state ", request.state(), " is requested; the run has ",
                                   run->terms.outer_states));
   }
   // Frames are kept longer than versions.
-  if (request.has_frame_from() && !request.has_state()) return grant;
+  if (request.has_frame_from()) return grant;
   for (const auto& version : {run->current, run->previous}) {
     if (version && version->version == request.version()) return grant;
   }

@@ -78,7 +78,7 @@ absl::StatusOr<ReplayedShard> ReplayShard(
   const uint32_t versions = rounds.empty() ? 0 : rounds.rbegin()->first;
 
   CADRE_ASSIGN_OR_RETURN(const ShardStore::InitialVersion initial,
-                         InitialVersion(found.open.spec(), checkpoint_files));
+                         MakeInitialVersion(found.open.spec(), checkpoint_files));
   StoredVersion newest;
   CADRE_ASSIGN_OR_RETURN(newest.stats, store->WriteInitial(terms, initial));
   for (const auto& [version, round] : rounds) {

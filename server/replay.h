@@ -32,7 +32,7 @@ struct ReplayedShard {
 // empty folder with room for three versions and their states. `on_version` is called with each
 // version and the number of versions. Errors: NotFound without an archive; FailedPrecondition if an
 // order or a contribution is missing; DataLoss if a file is damaged, or a version has another
-// digest than the recorded one, with both; those of InitialVersion.
+// digest than the recorded one, with both; those of MakeInitialVersion.
 absl::StatusOr<ReplayedShard> ReplayShard(
     const std::string& run_folder, const std::string& scratch,
     const std::function<void(uint32_t version, uint32_t versions)>& on_version,

@@ -7,18 +7,21 @@
 #include <algorithm>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "glog/logging.h"
 #include "model/averaging_state.h"
 #include "model/coding.h"
 #include "model/exchange_units.h"
 #include "model/formats/checkpoint_folder.h"
 #include "model/formats/checkpoint_manifest.h"
 #include "model/initial_value.h"
+#include "model/outer_optimizer.h"
 #include "model/parameter_index.h"
 #include "model/validate.h"
 #include "server/client/frame.h"
@@ -27,22 +30,23 @@
 namespace cadre {
 namespace {
 
-// Produces the values at positions first, first + 1, ... from tensors, each of which has the name
-// of its parameter and, for a state, "@" and that of the state. Running statistics have no states.
+// Produces the values at positions first, first + 1, ... of the weights, or of a state, in the
+// tensors of a checkpoint. Running statistics have no states.
 ShardStore::Fill FillFrom(std::shared_ptr<const ParameterIndex> index,
-                          std::shared_ptr<SafetensorsFile> file, const std::string& state = "") {
+                          std::shared_ptr<SafetensorsFile> file,
+                          const std::optional<std::string>& state = std::nullopt) {
   return [index = std::move(index), file = std::move(file), state](
              int64_t first, std::span<float> out) -> absl::Status {
     for (const v1::Range& range : index->RangesOf(first, first + std::ssize(out))) {
       const Parameter& parameter = (*index)[range.tensor()];
       const std::span<float> values = out.first(range.end() - range.begin());
       out = out.subspan(values.size());
-      if (!state.empty() && IsStatistic(parameter.role)) {
+      if (state && IsStatistic(parameter.role)) {
         std::fill(values.begin(), values.end(), 0.0F);
         continue;
       }
       const StoredTensor& tensor =
-          *file->Find(state.empty() ? parameter.name : StateTensorName(parameter.name, state));
+          *file->Find(state ? StateTensorName(parameter.name, *state) : parameter.name);
       CADRE_RETURN_IF_ERROR(file->Read(tensor, range.begin(), values));
     }
     return absl::OkStatus();
@@ -53,6 +57,9 @@ ShardStore::Fill FillFrom(std::shared_ptr<const ParameterIndex> index,
 absl::StatusOr<std::vector<ShardStore::Fill>> InitialStates(
     const std::string& folder, const std::shared_ptr<const ParameterIndex>& index,
     const v1::Averaging& averaging, const RootedFiles& files) {
+  const std::vector<std::string> names = ShardStateNames(averaging);
+  std::vector<ShardStore::Fill> states;
+  if (names.empty()) return states;
   const std::filesystem::path path(folder);
   CADRE_ASSIGN_OR_RETURN(const v1::CheckpointManifest manifest,
                          ReadManifest((path / kManifestFile).string(), files));
@@ -60,8 +67,11 @@ absl::StatusOr<std::vector<ShardStore::Fill>> InitialStates(
   const auto is_stored = [&](const std::string& name) {
     return std::find(stored.begin(), stored.end(), name) != stored.end();
   };
-  const std::vector<std::string> names = ShardStateNames(averaging);
-  std::vector<ShardStore::Fill> states;
+  for (const std::string& name : stored) {
+    const bool is_used =
+        name == kContributionResidual || std::find(names.begin(), names.end(), name) != names.end();
+    LOG_IF(WARNING, !is_used) << folder << ": the run does not use its " << name;
+  }
   if (std::none_of(names.begin(), names.end(), is_stored)) return states;
   CADRE_ASSIGN_OR_RETURN(SafetensorsFile opened, OpenTensors((path / kAveragingFile).string(),
                                                              StateTensors(*index, stored), files));
@@ -127,8 +137,8 @@ absl::StatusOr<RunTerms> RunTermsOf(const v1::OpenRun& open) {
   return terms;
 }
 
-absl::StatusOr<ShardStore::InitialVersion> InitialVersion(const v1::RunSpec& spec,
-                                                          const RootedFiles& files) {
+absl::StatusOr<ShardStore::InitialVersion> MakeInitialVersion(const v1::RunSpec& spec,
+                                                              const RootedFiles& files) {
   CADRE_ASSIGN_OR_RETURN(ParameterIndex made, ParameterIndex::FromModel(spec.model()));
   // Shared because std::function requires copyable captures.
   const auto index = std::make_shared<const ParameterIndex>(std::move(made));
@@ -148,6 +158,7 @@ absl::StatusOr<ShardStore::InitialVersion> InitialVersion(const v1::RunSpec& spe
     initial.values = FillFrom(index, std::make_shared<SafetensorsFile>(std::move(opened)));
     if (absl::EndsWith(path, ".safetensors")) return absl::OkStatus();
     CADRE_ASSIGN_OR_RETURN(initial.states, InitialStates(path, index, spec.averaging(), files));
+    initial.has_outer = !initial.states.empty() && OuterOptimizerOf(spec.averaging());
     return absl::OkStatus();
   };
   if (const absl::Status status = read(); !status.ok()) return Annotate(status, "checkpoint.from");

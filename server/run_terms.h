@@ -26,7 +26,7 @@ absl::StatusOr<RunTerms> RunTermsOf(const v1::OpenRun& open);
 // files stay open as long as the functions exist. Of the states that the shards store with
 // versions, it has those that the checkpoint contains. Requires: RunTermsOf accepted the spec.
 // Errors: those of OpenWeights, ReadManifest, OpenTensors and `files`.
-absl::StatusOr<ShardStore::InitialVersion> InitialVersion(const v1::RunSpec& spec,
-                                                          const RootedFiles& files);
+absl::StatusOr<ShardStore::InitialVersion> MakeInitialVersion(const v1::RunSpec& spec,
+                                                              const RootedFiles& files);
 
 }  // namespace cadre

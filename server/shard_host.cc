@@ -285,7 +285,7 @@ absl::Status ShardHost::MakeVersionZero(const v1::OpenRun& open, const RunTerms&
     return absl::IsDataLoss(status) ? absl::InvalidArgumentError(status.message()) : status;
   };
   absl::StatusOr<ShardStore::InitialVersion> initial =
-      InitialVersion(open.spec(), checkpoint_files_);
+      MakeInitialVersion(open.spec(), checkpoint_files_);
   if (!initial.ok()) return permanent(initial.status());
   const auto make_permanent = [&permanent](ShardStore::Fill& fill) {
     if (!fill) return;
@@ -561,14 +561,17 @@ absl::StatusOr<std::unique_ptr<VersionPull>> ShardHost::Pull(const v1::PullReque
   CADRE_RETURN_IF_ERROR(CheckProtocol(request.protocol()));
   PullDecision decision;
   absl::StatusOr<std::unique_ptr<VersionReader>> reader;
+  absl::StatusOr<StoredStates> states;
   {
     absl::MutexLock lock(&mutex_);
     decision = ledger_.Pull(request);
-    // The open file stays readable after a commit unlinks it.
-    if (auto* grant = std::get_if<PullGrant>(&decision);
-        grant != nullptr && (request.has_state() || !request.has_frame_from())) {
-      reader = request.has_state() ? OpenState(request.state(), *grant)
-                                   : store_->OpenVersion(grant->run, grant->version);
+    // The open files stay readable after a commit unlinks them.
+    if (const auto* grant = std::get_if<PullGrant>(&decision)) {
+      if (request.has_state()) {
+        states = store_->OpenStates(grant->run, grant->version);
+      } else if (!request.has_frame_from()) {
+        reader = store_->OpenVersion(grant->run, grant->version);
+      }
     }
   }
   if (const auto* refused = std::get_if<Refused>(&decision)) return Refuse(*refused);
@@ -578,9 +581,8 @@ absl::StatusOr<std::unique_ptr<VersionPull>> ShardHost::Pull(const v1::PullReque
                                                       none->current, " is the current one"));
   }
   PullGrant grant = std::get<PullGrant>(std::move(decision));
-  if (request.has_frame_from() && !request.has_state()) {
-    return PullFrame(std::move(grant), request.frame_from());
-  }
+  if (request.has_frame_from()) return PullFrame(std::move(grant), request.frame_from());
+  if (request.has_state()) reader = ReadState(request.state(), std::move(states), grant);
   if (!reader.ok()) return OnReadError(grant.run, reader.status());
   if (*reader != nullptr &&
       !std::all_of(grant.spans.begin(), grant.spans.end(),
@@ -593,14 +595,19 @@ absl::StatusOr<std::unique_ptr<VersionPull>> ShardHost::Pull(const v1::PullReque
       [this, run = request.run()](const absl::Status& error) { return OnReadError(run, error); });
 }
 
-// The grant becomes one for elements of the states' file.
-absl::StatusOr<std::unique_ptr<VersionReader>> ShardHost::OpenState(uint32_t state,
-                                                                    PullGrant& grant) const {
-  CADRE_ASSIGN_OR_RETURN(StoredState stored, store_->OpenState(grant.run, grant.version,
-                                                               {grant.units.get(), grant.fragments},
-                                                               state, grant.spans));
-  grant.spans = std::move(stored.elements);
-  return std::move(stored.reader);
+absl::StatusOr<std::unique_ptr<VersionReader>> ShardHost::ReadState(
+    uint32_t state, absl::StatusOr<StoredStates> states, PullGrant& grant) {
+  CADRE_RETURN_IF_ERROR(states.status());
+  if (states->reader == nullptr) return nullptr;
+  if (state >= states->states ||
+      !std::all_of(grant.spans.begin(), grant.spans.end(),
+                   [&](const Interval& each) { return states->span.contains(each); })) {
+    return absl::DataLossError(absl::StrCat("the file of the states of version ", grant.version,
+                                            " of ", grant.run, " has ", states->states,
+                                            " states, or those of other positions"));
+  }
+  grant.spans = states->ElementsOf(state, {grant.units.get(), grant.fragments}, grant.spans);
+  return std::move(states->reader);
 }
 
 // The caller pulls the version instead if there is no frame.

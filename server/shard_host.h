@@ -171,8 +171,9 @@ class ShardHost {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(order_mutex_) ABSL_LOCKS_EXCLUDED(mutex_);
   // Null if the contribution is not a frame. InvalidArgument for a frame that is malformed.
   static absl::StatusOr<std::shared_ptr<const FrameIndex>> IndexFrame(const Staging& staging);
-  // Null: zeros.
-  absl::StatusOr<std::unique_ptr<VersionReader>> OpenState(uint32_t state, PullGrant& grant) const;
+  // Replaces the grant's positions by elements of the states' file. Null: zeros.
+  static absl::StatusOr<std::unique_ptr<VersionReader>> ReadState(
+      uint32_t state, absl::StatusOr<StoredStates> states, PullGrant& grant);
   absl::StatusOr<std::unique_ptr<VersionPull>> PullFrame(PullGrant grant, uint64_t from);
   absl::StatusOr<VersionStats> MakeVersion(const ApplyPlan& plan) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status MakeVersionZero(const v1::OpenRun& open, const RunTerms& terms)

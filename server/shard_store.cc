@@ -565,7 +565,7 @@ absl::StatusOr<VersionStats> ShardStore::WriteInitial(const RunTerms& terms,
   };
   if (number_of_states > 0) {
     if (terms.down) *order.mutable_down() = *terms.down;
-    if (number_of_states > (terms.down ? 1 : 0)) order.mutable_outer();
+    if (initial.has_outer) order.mutable_outer();
     CADRE_ASSIGN_OR_RETURN(states, CreateStates(terms.run, 0, span, number_of_states));
   }
   std::vector<float> values;
@@ -820,46 +820,48 @@ absl::StatusOr<StoredFrame> ShardStore::OpenFrame(const std::string& run, uint32
   return StoredFrame{std::move(reader), {begin, end}, fragment};
 }
 
-absl::StatusOr<StoredState> ShardStore::OpenState(const std::string& run, uint32_t version,
-                                                  const StretchRule& rule, uint32_t state,
-                                                  const std::vector<Interval>& positions) const {
+absl::StatusOr<StoredStates> ShardStore::OpenStates(const std::string& run,
+                                                    uint32_t version) const {
+  StoredStates stored;
   v1::Apply order;
-  Interval span;
-  CADRE_RETURN_IF_ERROR(OpenVersionFile(run, version, &order, &span).status());
-  if (!HasStates(order)) return StoredState{nullptr, positions};
+  CADRE_RETURN_IF_ERROR(OpenVersionFile(run, version, &order, &stored.span).status());
+  if (!HasStates(order)) return stored;
   CADRE_ASSIGN_OR_RETURN(std::unique_ptr<BlockFile> file,
                          BlockFile::Open(files_, OuterPath(run, version), Access::kRead));
   OuterMeta meta;
   const std::string& bytes = file->head().meta;
   if (bytes.size() >= sizeof(meta)) std::memcpy(&meta, bytes.data(), sizeof(meta));
-  const bool holds = std::all_of(positions.begin(), positions.end(),
-                                 [&](const Interval& each) { return span.contains(each); });
-  if (meta.version != version || Interval{meta.begin, meta.end} != span || !holds ||
-      state >= meta.states ||
-      file->head().data_bytes != meta.states * span.size() * sizeof(float)) {
+  if (meta.version != version || Interval{meta.begin, meta.end} != stored.span ||
+      file->head().data_bytes != meta.states * stored.span.size() * sizeof(float)) {
     return absl::DataLossError(
-        absl::StrCat(file->path(), ": does not contain state ", state, " of version ", version));
+        absl::StrCat(file->path(), ": does not contain the states of version ", version));
   }
-  // The states of a stretch follow one another.
+  stored.states = static_cast<uint32_t>(meta.states);
+  stored.reader = std::make_unique<VersionReader>(
+      std::move(file), Interval{0, int64_t{stored.states} * stored.span.size()});
+  return stored;
+}
+
+// The states of a stretch follow one another.
+std::vector<Interval> StoredStates::ElementsOf(uint32_t state, const StretchRule& rule,
+                                               const std::vector<Interval>& positions) const {
   std::vector<Interval> stretches;
   for (int64_t begin = span.begin; begin < span.end; begin = stretches.back().end) {
     stretches.push_back({begin, StretchEnd(rule, span, begin)});
   }
-  StoredState stored;
+  std::vector<Interval> elements;
   for (const Interval& each : positions) {
     auto stretch =
         std::partition_point(stretches.begin(), stretches.end(),
                              [&](const Interval& before) { return before.end <= each.begin; });
     for (; stretch != stretches.end() && stretch->begin < each.end; ++stretch) {
       const Interval part = Intersect(*stretch, each);
-      const int64_t first = (stretch->begin - span.begin) * static_cast<int64_t>(meta.states) +
-                            state * stretch->size() + (part.begin - stretch->begin);
-      stored.elements.push_back({first, first + part.size()});
+      const int64_t first = (stretch->begin - span.begin) * states + state * stretch->size() +
+                            (part.begin - stretch->begin);
+      elements.push_back({first, first + part.size()});
     }
   }
-  const auto elements = static_cast<int64_t>(meta.states) * span.size();
-  stored.reader = std::make_unique<VersionReader>(std::move(file), Interval{0, elements});
-  return stored;
+  return elements;
 }
 
 absl::Status ShardStore::CheckOuter(const std::string& path, bool verify, const v1::Apply& order,

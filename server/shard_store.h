@@ -63,12 +63,18 @@ struct StoredFrame {
   uint32_t fragment = 0;
 };
 
-// A state of a version. For each of the requested intervals: the elements of the reader that are
-// its values, in parts.
-struct StoredState {
-  // Null: zeros, one for each requested position.
+// The states of a version (model/averaging_state.h).
+struct StoredStates {
+  // Null: all are zeros.
   std::unique_ptr<VersionReader> reader;
-  std::vector<Interval> elements;
+  // The positions, and how many states each has.
+  Interval span;
+  uint32_t states = 0;
+
+  // The elements of the reader that are the values of a state at these positions, in their order.
+  // `rule`: that of the run's rounds. Requires: the span contains the positions; state < states.
+  std::vector<Interval> ElementsOf(uint32_t state, const StretchRule& rule,
+                                   const std::vector<Interval>& positions) const;
 };
 
 class ShardStore {
@@ -80,6 +86,8 @@ class ShardStore {
     Fill values;
     // Of the states in the order of ShardStateNames; null: zeros. Empty: the version has no states.
     std::vector<Fill> states;
+    // Whether there are states of an outer optimizer.
+    bool has_outer = false;
   };
 
   struct FoundRun {
@@ -147,11 +155,8 @@ class ShardStore {
   absl::StatusOr<std::unique_ptr<VersionReader>> OpenVersion(const std::string& run,
                                                              uint32_t version,
                                                              v1::Apply* order = nullptr) const;
-  // A state (model/averaging_state.h) of a version at these positions. `rule`: that of the run's
-  // rounds. Errors: DataLoss if it is damaged or does not have them.
-  absl::StatusOr<StoredState> OpenState(const std::string& run, uint32_t version,
-                                        const StretchRule& rule, uint32_t state,
-                                        const std::vector<Interval>& positions) const;
+  // Errors: DataLoss if the file is damaged or not that of the version.
+  absl::StatusOr<StoredStates> OpenStates(const std::string& run, uint32_t version) const;
   // The part of a version's frame for these positions, with `fragments` in the run. Requires:
   // borders of units. Errors: NotFound if there is none, DataLoss if it is damaged.
   absl::StatusOr<StoredFrame> OpenFrame(const std::string& run, uint32_t version,

@@ -549,8 +549,9 @@ TEST_F(CodedRoundsTest, BitsDoNotDependOnTheRanks) {
 // Runs with Nesterov's momentum, one of which begins from a checkpoint of the other.
 class ContinuedRunTest : public CodedRoundsTest {
  protected:
-  // Another run. `from`: empty, or its checkpoint.
-  v1::RunOpened Begin(const std::string& run, uint32_t fragments, const std::string& from = "") {
+  // Another run. `from`: empty, or its checkpoint. `every_rounds`: of Nesterov's momentum.
+  v1::RunOpened Begin(const std::string& run, uint32_t fragments, const std::string& from = "",
+                      uint32_t every_rounds = 1) {
     run_.run = run;
     // Several stretches.
     run_.in = 400;
@@ -559,7 +560,7 @@ class ContinuedRunTest : public CodedRoundsTest {
     v1::Averaging& averaging = *open_.mutable_spec()->mutable_averaging();
     averaging.mutable_up()->set_codec(v1::CODEC_STAT2);
     averaging.mutable_down()->set_codec(v1::CODEC_E3M0);
-    averaging.mutable_outer()->mutable_nesterov();
+    averaging.mutable_outer()->mutable_nesterov()->set_every_rounds(every_rounds);
     averaging.mutable_fragments()->set_count(fragments);
     open_.mutable_spec()->mutable_checkpoint()->set_from(from);
     units_ = std::make_unique<ExchangeUnits>(Index());
@@ -698,6 +699,11 @@ TEST_F(ContinuedRunTest, UnusableStatesAreRefused) {
   WriteCheckpoint(from, 1);
   EXPECT_THAT(PullState(1, 2, {0, size()}),
               IsError(absl::StatusCode::kInvalidArgument, "state 2 is requested; the run has 2"));
+  v1::PullRequest request = PullOf(run_, 1, 0, size());
+  request.set_state(0);
+  request.set_frame_from(0);
+  EXPECT_THAT(host_->Pull(request).status(),
+              IsError(absl::StatusCode::kInvalidArgument, "a state and a frame"));
   const std::string path = from + "/averaging.safetensors";
   const std::string bytes = ReadAll(path);
   WriteAll(path, absl::string_view(bytes).substr(0, bytes.size() - 1));
@@ -710,6 +716,15 @@ TEST_F(ContinuedRunTest, UnusableStatesAreRefused) {
               AllOf(HasSubstr(path), HasSubstr("fc/weight@version_residual")));
   std::filesystem::remove(path);
   EXPECT_THAT(Begin("missing", 1, from).error(), HasSubstr(path));
+  // The sum of delayed Nesterov, which checkpoints do not contain, has no name.
+  v1::CheckpointManifest manifest = *ReadManifest(from + "/manifest.textproto");
+  manifest.clear_averaging_state();
+  manifest.add_averaging_state();
+  ASSERT_EQ(WriteManifest(from + "/manifest.textproto", manifest), absl::OkStatus());
+  ASSERT_EQ(WriteSafetensors(path, StateTensors(Index(), {""}), std::vector<float>(size())),
+            absl::OkStatus());
+  EXPECT_THAT(Begin("unnamed", 1, from, /*every_rounds=*/2).error(),
+              HasSubstr("a state without a name"));
 }
 
 }  // namespace

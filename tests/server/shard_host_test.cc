@@ -134,7 +134,7 @@ TEST_F(ShardHostTest, VersionZeroFromSeed) {
   const std::vector<float> values = PullAll(0);
   ASSERT_EQ(values.size(), 15u);
   std::vector<float> expected(15);
-  const auto initial = InitialVersion(run_.Open().spec(), RootedFiles::Unrestricted());
+  const auto initial = MakeInitialVersion(run_.Open().spec(), RootedFiles::Unrestricted());
   ASSERT_TRUE(initial.ok());
   ASSERT_EQ(initial->values(0, expected), absl::OkStatus());
   EXPECT_TRUE(SameBits(values, expected));

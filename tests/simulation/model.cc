@@ -21,7 +21,7 @@ std::vector<int64_t> TensorBegins(const v1::RunSpec& spec) {
 Values InitialValues(const v1::RunSpec& spec) {
   Values values(TensorBegins(spec).back());
   const absl::Status filled =
-      InitialVersion(spec, RootedFiles::Unrestricted()).value().values(0, values);
+      MakeInitialVersion(spec, RootedFiles::Unrestricted()).value().values(0, values);
   return filled.ok() ? values : Values();
 }
 
