@@ -239,15 +239,7 @@ absl::Status ReadStates(const std::string& path, const ParameterIndex& index,
   return absl::OkStatus();
 }
 
-void ClearAveraging(const CheckpointValues& values) {
-  for (const AveragingState& state : values.averaging) {
-    for (const Owned& owned : state.values) {
-      std::fill(owned.values.begin(), owned.values.end(), 0.0F);
-    }
-  }
-}
-
-// `names`: those of the states in the file. Requires: the other states are zeros.
+// `names`: those of the states in the file.
 absl::Status ReadAveraging(const std::string& path, const ParameterIndex& index,
                            const std::vector<std::string>& names, const CheckpointValues& values,
                            const RootedFiles& files) {
@@ -316,7 +308,6 @@ absl::Status ReadAll(const LoadedCheckpoint& from, const ParameterIndex& index,
                      const v1::Optimizer& optimizer, const CheckpointValues& values,
                      const RootedFiles& files) {
   const std::string& path = from.path;
-  ClearAveraging(values);
   if (!from.manifest) return ReadWeights(path, index, values, files);
   CADRE_RETURN_IF_ERROR(ReadWeights(FileIn(path, kModelFile), index, values, files));
   CADRE_RETURN_IF_ERROR(CheckOptimizer(FileIn(path, kManifestFile), *from.manifest, optimizer));

@@ -66,14 +66,13 @@ absl::Status SaveCheckpoint(const CheckpointOptions& options, const ParameterInd
 struct LoadedCheckpoint {
   // The folder or file that was read.
   std::string path;
-  // Absent if only weights were read; the optimizer states are then unchanged, and the states of
-  // the averaging are zeros.
+  // Absent if only weights were read; all states are then unchanged.
   std::optional<v1::CheckpointManifest> manifest;
 };
 
 // Overwrites the values with the content of `from`: a checkpoint folder, a directory of checkpoints
 // (of which the newest is read), or a *.safetensors file (weights only). `optimizer` is the run's.
-// States of the averaging that the manifest does not name become zeros. Errors, equal on all ranks
+// States of the averaging that the manifest does not name are unchanged. Errors, equal on all ranks
 // and naming the rank: NotFound and others for files; InvalidArgument for a malformed file, another
 // model (the differences are listed) or another kind of optimizer; DataLoss if the values are not
 // those that were saved. After an error values are unspecified.

@@ -498,7 +498,7 @@ class MemberLoop {
 
   // ---- States of the averaging in checkpoints
 
-  // What a checkpoint contains, with memory in averaging_values_. What codes have left out of
+  // What a checkpoint contains, as zeros in averaging_values_. What codes have left out of
   // contributions is the first state, if there is any.
   std::vector<AveragingState> MakeAveragingStates() {
     std::vector<std::string> names;
@@ -517,7 +517,8 @@ class MemberLoop {
     return states;
   }
 
-  // A collective. The states of the adopted version.
+  // A collective. The states of the adopted version; without those of the shards if these have
+  // replaced the version or cannot be reached.
   absl::StatusOr<std::vector<AveragingState>> AveragingStates() {
     std::vector<AveragingState> states = MakeAveragingStates();
     if (states.empty()) return states;
@@ -537,7 +538,13 @@ class MemberLoop {
     counters_.Add("pulled_message_bytes", traffic.message_received);
     const absl::Status all = Agree(pulled, group());
     if (all.ok()) return states;
-    // The shards may have replaced the version. If the group has failed, so does the barrier.
+    // A group that is being ended must not replace a complete checkpoint by one without states.
+    CADRE_RETURN_IF_ERROR(cancellation_.status());
+    if (!absl::IsFailedPrecondition(all) && !absl::IsDeadlineExceeded(all)) {
+      CADRE_RETURN_IF_ERROR(failure_.Blame(v1::FAILURE_CAUSE_AGGREGATOR, pulled));
+      return all;
+    }
+    // If the error is that of a group of several ranks, the barrier has it, too.
     CADRE_RETURN_IF_ERROR(group().Barrier());
     LOG_IF(WARNING, lead()) << "the checkpoint of version " << protocol_.version()
                             << " will not contain what the aggregators store with it: " << all;
@@ -613,7 +620,8 @@ class MemberLoop {
                   std::optional<RankProtocol::Event>* event) {
     progress_.Enter(v1::ACTIVITY_PREPARING);
     // One group alone continues with what the checkpoint has of the group that wrote it: each of
-    // several would contribute it again. What the shards read is only checked here.
+    // several would contribute it again. The shards read their states themselves; this rank only
+    // compares their digests.
     std::vector<AveragingState> averaging;
     if (rank_slot_.group() == 0 && !spec_.checkpoint().from().empty()) {
       averaging = MakeAveragingStates();
@@ -627,6 +635,8 @@ class MemberLoop {
     if (coder_ != nullptr) CADRE_RETURN_IF_ERROR(coder_->Adopt());
     if (!averaging.empty() && averaging.front().name == kContributionResidual) {
       exchange_->SetCarried(averaging_values_.front());
+      // The next generation may start from a later version, which does not include it.
+      if (KeepsResiduals()) CADRE_RETURN_IF_ERROR(KeepResidual(0, /*included=*/false));
     }
     averaging_values_.clear();
     has_version_ = true;

@@ -52,6 +52,23 @@ absl::Status CheckOwner(const v1::Checkpoint& checkpoint, const std::string& lin
       newest.path, "; specify another checkpoint.directory, or start from that checkpoint"));
 }
 
+// Logs the states of the averaging that only one of the checkpoint and the run has.
+void LogDifferences(const LoadedCheckpoint& loaded, const std::vector<AveragingState>& of_run) {
+  const std::vector<std::string> stored =
+      AveragingStateNames(loaded.manifest.value_or(v1::CheckpointManifest()));
+  const auto is_of_run = [&](const std::string& name) {
+    return std::any_of(of_run.begin(), of_run.end(),
+                       [&](const AveragingState& state) { return state.name == name; });
+  };
+  for (const AveragingState& state : of_run) {
+    LOG_IF(WARNING, std::find(stored.begin(), stored.end(), state.name) == stored.end())
+        << loaded.path << ": has no " << state.name << "; the run begins with zeros";
+  }
+  for (const std::string& name : stored) {
+    LOG_IF(WARNING, !is_of_run(name)) << loaded.path << ": the run does not use its " << name;
+  }
+}
+
 }  // namespace
 
 absl::Status RunCheckpoints::Begin(const v1::Start& start,
@@ -82,13 +99,7 @@ absl::Status RunCheckpoints::Begin(const v1::Start& start,
   }
   LOG_IF(INFO, lead()) << "starting from " << loaded.path
                        << (loaded.manifest ? "" : ", weights only");
-  const std::vector<std::string> found =
-      AveragingStateNames(loaded.manifest.value_or(v1::CheckpointManifest()));
-  for (const AveragingState& state : averaging) {
-    const bool begins_with_zeros = std::find(found.begin(), found.end(), state.name) == found.end();
-    LOG_IF(WARNING, lead() && begins_with_zeros)
-        << loaded.path << ": has no " << state.name << "; the run begins with zeros";
-  }
+  if (lead() && assignment_.place().group() == 0) LogDifferences(loaded, averaging);
   return absl::OkStatus();
 }
 

@@ -50,6 +50,8 @@ inline absl::Status AtStep(uint32_t step, uint32_t version, const absl::Status& 
 
 class TrainedModel {
  public:
+  using AveragingSource = std::function<absl::StatusOr<std::vector<AveragingState>>()>;
+
   virtual ~TrainedModel() = default;
 
   // Before the ranks connect: opens the data.
@@ -91,7 +93,7 @@ class TrainedModel {
   // A collective: all ranks receive the weights that the others own.
   virtual absl::Status Gather() = 0;
   // A collective: loads what the checkpoint has, from which the run starts, if any. Overwrites the
-  // values of `averaging`.
+  // values of `averaging` that it has.
   virtual absl::Status LoadCheckpoint(const std::vector<AveragingState>& /*averaging*/,
                                       FailureNote& /*failure*/) {
     return absl::OkStatus();
@@ -120,7 +122,6 @@ class TrainedModel {
   }
   // A collective: saves a checkpoint if one is due (RankProtocol::Keep). Only then calls
   // `averaging`, a collective that returns the states of the averaging.
-  using AveragingSource = std::function<absl::StatusOr<std::vector<AveragingState>>()>;
   virtual absl::Status MaybeSave(bool /*may_be_last*/, const AveragingSource& /*averaging*/) {
     return absl::OkStatus();
   }

@@ -272,7 +272,7 @@ class AveragingValues {
       : index_(index), names_(names), ranges_(std::move(ranges)) {
     int64_t count = 0;
     for (const Interval& range : ranges_) count += range.size();
-    memory_.assign(names.size(), std::vector<float>(count, -1.0F));
+    memory_.assign(names.size(), std::vector<float>(count, kUnchanged));
   }
 
   std::vector<AveragingState> states() {
@@ -295,16 +295,17 @@ class AveragingValues {
       value = ValueAt(position, name);
     });
   }
-  // The states with other names must be zeros.
+  // The states with other names must be unchanged.
   void ExpectFilled(const std::vector<std::string>& names) {
     ForEach([&](float& value, int64_t position, const std::string& name, bool statistic) {
       const bool stored = std::find(names.begin(), names.end(), name) != names.end();
-      ASSERT_EQ(value, stored && !statistic ? ValueAt(position, name) : 0)
-          << position << " of " << name;
+      const float read = statistic ? 0 : ValueAt(position, name);
+      ASSERT_EQ(value, stored ? read : kUnchanged) << position << " of " << name;
     });
   }
 
  private:
+  static constexpr float kUnchanged = 0.5F;
   void ForEach(const std::function<void(float&, int64_t, const std::string&, bool)>& use) {
     for (const AveragingState& state : states()) {
       for (const Owned& owned : state.values) {
@@ -388,7 +389,7 @@ TEST(Checkpoint, AveragingStatesMoveBetweenPartitions) {
   }
 }
 
-TEST(Checkpoint, MissingAveragingStatesAreZeros) {
+TEST(Checkpoint, MissingAveragingStatesAreUnchanged) {
   const TemporaryFolder none, some;
   ASSERT_EQ(SaveAveraging(none.path(), {2, 0}, {}), absl::OkStatus());
   EXPECT_FALSE(std::filesystem::exists(none / "step-7/averaging.safetensors"));

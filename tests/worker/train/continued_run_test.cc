@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <utility>
@@ -20,6 +21,9 @@
 
 namespace cadre {
 namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 // Steps of a round of FakeRun.
 constexpr uint32_t kSteps = 4;
@@ -46,10 +50,9 @@ v1::RunSpec SpecWith(const std::string& averaging) {
   return spec;
 }
 
-TrainerOutcome TrainOneRank(const v1::Assignment& assignment, RecordingControl& control,
-                            std::unique_ptr<Transport> link) {
+TrainerOutcome TrainUntilCancelled(const v1::Assignment& assignment, RecordingControl& control,
+                                   std::unique_ptr<Transport> link, Cancellation& cancellation) {
   const auto kernels = MakeCpuBackend(1);
-  Cancellation cancellation;
   Counters counters;
   LinkCache links;
   TrainerOptions options;
@@ -58,6 +61,12 @@ TrainerOutcome TrainOneRank(const v1::Assignment& assignment, RecordingControl& 
     return std::move(link);
   };
   return TrainAsMember(assignment, *kernels, control, cancellation, counters, options);
+}
+
+TrainerOutcome TrainOneRank(const v1::Assignment& assignment, RecordingControl& control,
+                            std::unique_ptr<Transport> link) {
+  Cancellation cancellation;
+  return TrainUntilCancelled(assignment, control, std::move(link), cancellation);
 }
 
 class ContinuedTraining : public ::testing::Test {
@@ -80,6 +89,11 @@ class ContinuedTraining : public ::testing::Test {
   }
   v1::RunSpec From(const std::string& name, uint32_t version, const v1::RunSpec& spec) const {
     return ResumingFrom(spec, PathOf(name, version), kSteps * version);
+  }
+  std::vector<std::string> StatesIn(const std::string& name, uint32_t version) const {
+    const auto manifest = ReadManifest(PathOf(name, version) + "/manifest.textproto");
+    EXPECT_TRUE(manifest.ok()) << manifest.status();
+    return manifest.ok() ? AveragingStateNames(*manifest) : std::vector<std::string>();
   }
   // Removes what the manifest has of the states.
   void Forget(const std::string& name, uint32_t version) const {
@@ -142,29 +156,76 @@ TEST_F(ContinuedTraining, OnlyGroupZeroContinuesWithWhatWasLeftOut) {
   v1::RunSpec spec = From("saved", 3, SpecWith("up { codec: CODEC_STAT2 }"));
   spec.mutable_schedule()->set_base_rate(0);
   for (const uint32_t group : {0, 1}) {
-    FakeRun run(spec, group);
+    FakeRun run(spec);
     const uint64_t initial = run.digest();
-    run.Train(2, 2, TrainOneRank);
+    run.Train(2, 2, TrainOneRank, group);
     EXPECT_EQ(run.digest() != initial, group == 0);
   }
 }
 
+// Two rounds without the group follow its adoption, so the aggregator no longer has the version.
 // The checkpoint has what the ranks hold themselves.
-TEST_F(ContinuedTraining, CheckpointLacksWhatCannotBePulled) {
-  FakeRun run(Saving("saved", SpecWith("up { codec: CODEC_STAT2 } outer { nesterov {} }")));
-  run.OnAdopted([&](const v1::Adopted& adopted) {
-    if (adopted.version() == 1) run.server().host().Fence(testing::FenceOf("run-1", 0, 100));
-  });
-  run.Train(1, 2,
-            [](const v1::Assignment& assignment, RecordingControl& control,
-               std::unique_ptr<Transport> link) {
-              const TrainerOutcome outcome = TrainOneRank(assignment, control, std::move(link));
-              EXPECT_THAT(outcome.status, IsError(absl::StatusCode::kAborted, "stale_generation"));
-              return TrainerOutcome{.status = absl::CancelledError("expected")};
-            });
-  const auto manifest = ReadManifest(PathOf("saved", 1) + "/manifest.textproto");
-  ASSERT_TRUE(manifest.ok()) << manifest.status();
-  EXPECT_EQ(AveragingStateNames(*manifest), std::vector<std::string>{"contribution_residual"});
+TEST_F(ContinuedTraining, CheckpointLacksStatesOfReplacedVersion) {
+  for (const int ranks : {1, 2}) {
+    const std::string name = absl::StrCat(ranks);
+    FakeRun run(Saving(name, SpecWith("up { codec: CODEC_STAT2 } outer { nesterov {} }")));
+    run.OnAdopted([&](const v1::Adopted& adopted) {
+      if (adopted.place().group() != 0 || adopted.version() != 1) return;
+      run.Train(1, 2, TrainOneRank, /*group=*/1);
+    });
+    run.Train(ranks, 2, TrainOneRank);
+    EXPECT_THAT(StatesIn(name, 1), ElementsAre("contribution_residual"));
+  }
+}
+
+// A checkpoint that lacks states would replace the one before, and would not be completed by the
+// next generation.
+TEST_F(ContinuedTraining, EndedGroupSavesNoCheckpoint) {
+  for (const int ranks : {1, 2}) {
+    for (const bool fenced : {false, true}) {
+      const std::string name = absl::StrCat(ranks, fenced ? "-fenced" : "-cancelled");
+      v1::RunSpec spec = Saving(name, SpecWith("up { codec: CODEC_STAT2 } outer { nesterov {} }"));
+      spec.mutable_checkpoint()->set_keep(1);
+      FakeRun run(spec);
+      std::vector<Cancellation> cancellations(ranks);
+      run.OnAdopted([&](const v1::Adopted& adopted) {
+        if (adopted.version() != 2) return;
+        if (fenced) return run.Fence();
+        cancellations[0].Cancel(absl::CancelledError("released"));
+      });
+      run.Train(ranks, 3,
+                [&](const v1::Assignment& assignment, RecordingControl& control,
+                    std::unique_ptr<Transport> link) {
+                  const TrainerOutcome outcome =
+                      TrainUntilCancelled(assignment, control, std::move(link),
+                                          cancellations[assignment.place().rank()]);
+                  // The others may find that it has left.
+                  if (assignment.place().rank() == 0) {
+                    EXPECT_EQ(outcome.status.code(),
+                              fenced ? absl::StatusCode::kAborted : absl::StatusCode::kCancelled);
+                  }
+                  return TrainerOutcome{.status = absl::CancelledError("expected")};
+                });
+      EXPECT_FALSE(std::filesystem::exists(PathOf(name, 2))) << name;
+      EXPECT_THAT(StatesIn(name, 1), ElementsAre("contribution_residual", "nesterov_momentum"));
+    }
+  }
+}
+
+// What has no effect on a run, or begins with zeros, is in its log.
+TEST_F(ContinuedTraining, DifferentStatesAreLogged) {
+  DigestAfter(Saving("saved", SpecWith("up { codec: CODEC_STAT2 } outer { nesterov {} }")), 1, 2);
+  const v1::RunSpec spec =
+      From("saved", 1, SpecWith("down { codec: CODEC_STAT2 } outer { slowmo {} }"));
+  ::testing::internal::CaptureStderr();
+  DigestAfter(spec, 2, 1);
+  const std::string log = ::testing::internal::GetCapturedStderr();
+  for (const char* name : {"contribution_residual", "nesterov_momentum"}) {
+    EXPECT_THAT(log, HasSubstr(absl::StrCat("the run does not use its ", name)));
+  }
+  for (const char* name : {"version_residual", "slowmo_momentum"}) {
+    EXPECT_THAT(log, HasSubstr(absl::StrCat("has no ", name)));
+  }
 }
 
 // A checkpoint of a state that is damaged is not used, although only the shards use the state.

@@ -30,9 +30,7 @@ class FakeRun {
       std::function<TrainerOutcome(const v1::Assignment& assignment, RecordingControl& control,
                                    std::unique_ptr<Transport> link)>;
 
-  // `group`: the number of the group that trains.
-  explicit FakeRun(const v1::RunSpec& spec, uint32_t group = 0)
-      : spec_(spec), group_(group), server_(folder_.path()) {
+  explicit FakeRun(const v1::RunSpec& spec) : spec_(spec), server_(folder_.path()) {
     v1::OpenRun open;
     open.set_run("run-1");
     open.set_lineage("run-1.a");
@@ -44,13 +42,13 @@ class FakeRun {
     newest_.set_digest(opened->digest());
   }
 
-  // A new generation of `ranks` trains until `versions` more versions are committed. It is released
-  // before it adopts the last one.
-  void Train(int ranks, uint32_t versions, const TrainRank& train) {
+  // A new generation of the group trains with `ranks` until `versions` more versions are committed.
+  // It is released before it adopts the last one.
+  void Train(int ranks, uint32_t versions, const TrainRank& train, uint32_t group = 0) {
     v1::Assignment assignment = AssignmentOf(spec_, ranks);
-    assignment.mutable_place()->set_group(group_);
-    assignment.mutable_place()->set_generation(++generation_);
-    server_.host().Fence(testing::FenceOf("run-1", group_, generation_));
+    Fence(group);
+    assignment.mutable_place()->set_group(group);
+    assignment.mutable_place()->set_generation(generation_);
     for (int rank = 0; rank < ranks; ++rank) assignment.add_peers(absl::StrCat("peer ", rank));
     assignment.add_shards()->set_address(server_.address());
     auto transports = MakeThreadTransports(ranks, absl::Seconds(30));
@@ -66,9 +64,13 @@ class FakeRun {
           << outcome.status;
     });
   }
-  // `adopted` is called when the group has adopted a version, before it saves a checkpoint.
+  // The aggregator refuses the group's generations up to now.
+  void Fence(uint32_t group = 0) {
+    server_.host().Fence(testing::FenceOf("run-1", group, ++generation_));
+  }
+  // `adopted` is called on the thread of rank 0 when a group has adopted a version, before it saves
+  // a checkpoint. Another group may train in the call.
   void OnAdopted(std::function<void(const v1::Adopted&)> adopted) { adopted_ = std::move(adopted); }
-  testing::RoundsServer& server() { return server_; }
   uint32_t version() const { return newest_.version(); }
   uint64_t digest() const { return newest_.digest(); }
 
@@ -84,9 +86,8 @@ class FakeRun {
     }
     void Send(const TrainingReport& report) override {
       RecordingControl::Send(report);
-      if (const auto* adopted = std::get_if<v1::Adopted>(&report); adopted && run_.adopted_) {
-        run_.adopted_(*adopted);
-      }
+      const auto* adoption = std::get_if<v1::Adopted>(&report);
+      if (adoption != nullptr && run_.adopted_) run_.adopted_(*adoption);
       const auto* message = std::get_if<v1::Contributed>(&report);
       if (message == nullptr) return;
       run_.Commit(*message, ranks_);
@@ -105,8 +106,8 @@ class FakeRun {
     apply.set_run("run-1");
     apply.set_round(contributed.round());
     v1::Participant& participant = *apply.add_participants();
-    participant.set_group(group_);
-    participant.set_generation(generation_);
+    participant.set_group(contributed.place().group());
+    participant.set_generation(contributed.place().generation());
     participant.set_ranks(ranks);
     participant.set_samples(contributed.samples());
     if (const auto up = CodingOf(spec_.averaging().up())) *apply.mutable_up() = *up;
@@ -127,7 +128,6 @@ class FakeRun {
   }
 
   const v1::RunSpec spec_;
-  const uint32_t group_;
   const TemporaryFolder folder_;
   testing::RoundsServer server_;
   std::function<void(const v1::Adopted&)> adopted_;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/backend.h"
+#include "tests/base/temporary_folder.h"
 #include "tests/worker/expect.h"
 #include "tests/worker/train/fake_run.h"
 #include "worker/train/trainer.h"
@@ -42,26 +43,29 @@ class TrainedRun {
   explicit TrainedRun(const v1::RunSpec& spec) : run_(spec) {}
 
   // Worker workers[i] trains as rank i (FakeRun::Train).
-  void Train(const std::vector<int>& workers, uint32_t versions) {
-    run_.Train(std::ssize(workers), versions,
+  void Train(const std::vector<int>& workers, uint32_t versions, uint32_t group = 0) {
+    run_.Train(
+        std::ssize(workers), versions,
+        [&](const v1::Assignment& assignment, RecordingControl& control,
+            std::unique_ptr<Transport> link) {
+          return TrainAs(workers[assignment.place().rank()], assignment, control, std::move(link));
+        },
+        group);
+  }
+  // The group trains its first steps, but the aggregator refuses its contribution.
+  void FailFirstRound(const std::vector<int>& workers) {
+    run_.OnAdopted([&](const v1::Adopted&) { run_.Fence(); });
+    run_.Train(std::ssize(workers), 1,
                [&](const v1::Assignment& assignment, RecordingControl& control,
                    std::unique_ptr<Transport> link) {
-                 const int worker = workers[assignment.place().rank()];
-                 const auto kernels = MakeCpuBackend(1);
-                 Cancellation cancellation;
-                 Counters counters;
-                 LinkCache links;
-                 TrainerOptions options;
-                 options.links = &links;
-                 options.states = &vaults[worker];
-                 options.residuals = &residuals[worker];
-                 options.connect =
-                     [&](const v1::Assignment&) -> absl::StatusOr<std::unique_ptr<Transport>> {
-                   return std::move(link);
-                 };
-                 return TrainAsMember(assignment, *kernels, control, cancellation, counters,
-                                      options);
+                 const absl::Status status = TrainAs(workers[assignment.place().rank()], assignment,
+                                                     control, std::move(link))
+                                                 .status;
+                 // After the first rank has left, the others cannot reach it.
+                 EXPECT_TRUE(absl::IsAborted(status) || absl::IsUnavailable(status)) << status;
+                 return TrainerOutcome{.status = absl::CancelledError("expected")};
                });
+    run_.OnAdopted(nullptr);
   }
   uint64_t digest() const { return run_.digest(); }
 
@@ -69,6 +73,22 @@ class TrainedRun {
   std::vector<StateVault> residuals{4};
 
  private:
+  TrainerOutcome TrainAs(int worker, const v1::Assignment& assignment, RecordingControl& control,
+                         std::unique_ptr<Transport> link) {
+    const auto kernels = MakeCpuBackend(1);
+    Cancellation cancellation;
+    Counters counters;
+    LinkCache links;
+    TrainerOptions options;
+    options.links = &links;
+    options.states = &vaults[worker];
+    options.residuals = &residuals[worker];
+    options.connect = [&](const v1::Assignment&) -> absl::StatusOr<std::unique_ptr<Transport>> {
+      return std::move(link);
+    };
+    return TrainAsMember(assignment, *kernels, control, cancellation, counters, options);
+  }
+
   FakeRun run_;
 };
 
@@ -111,6 +131,41 @@ TEST(Reform, WhatCodesLeaveOutSurvives) {
     forgotten.residuals = std::vector<StateVault>(4);
     forgotten.Train(workers, 3);
     EXPECT_NE(forgotten.digest(), whole.digest());
+  }
+}
+
+// What the codes have left out before the checkpoint is contributed once, whichever generation does
+// it. Without learning, the versions follow from it alone.
+TEST(Reform, WhatTheCheckpointHasSurvives) {
+  const TemporaryFolder folder;
+  v1::RunSpec spec = Spec("sgd {}");
+  spec.mutable_averaging()->mutable_up()->set_codec(v1::CODEC_STAT2);
+  v1::RunSpec saving = spec;
+  saving.mutable_checkpoint()->set_directory(folder.path());
+  saving.mutable_checkpoint()->set_every_steps(4);
+  TrainedRun(saving).Train({0, 1}, 3);
+  spec = ResumingFrom(spec, folder / "step-8", 8);
+  spec.mutable_schedule()->set_base_rate(0);
+  for (const std::vector<int>& workers : {std::vector<int>{0}, {0, 1}}) {
+    const std::vector<int> reversed(workers.rbegin(), workers.rend());
+    TrainedRun whole(spec);
+    const uint64_t initial = whole.digest();
+    whole.Train(workers, 3);
+    EXPECT_NE(whole.digest(), initial);
+
+    // Version 1 is made by another group.
+    TrainedRun late(spec);
+    late.FailFirstRound(workers);
+    late.Train({3}, 1, /*group=*/1);
+    EXPECT_EQ(late.digest(), initial);
+    late.Train(reversed, 1);
+    late.Train(workers, 2);
+    EXPECT_EQ(late.digest(), whole.digest());
+
+    TrainedRun repeated(spec);
+    repeated.FailFirstRound(workers);
+    repeated.Train(reversed, 3);
+    EXPECT_EQ(repeated.digest(), whole.digest());
   }
 }
 

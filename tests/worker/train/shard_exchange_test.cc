@@ -18,8 +18,11 @@
 
 #include "base/digest.h"
 #include "base/rpc/daemon.h"
+#include "model/outer_optimizer.h"
 #include "proto/cadre/v1/rounds.grpc.pb.h"
 #include "server/client/shard_span.h"
+#include "server/run_terms.h"
+#include "tests/base/expect.h"
 #include "tests/server/rounds_server.h"
 #include "tests/server/testing.h"
 
@@ -37,6 +40,8 @@ class Shard {
 
   v1::RunOpened Open(uint32_t version, std::optional<uint32_t> hollow) {
     v1::OpenRun open = run_.Open();
+    // The orders determine whether its rounds have an outer update.
+    open.mutable_spec()->mutable_averaging()->mutable_outer()->mutable_nesterov();
     open.set_version(version);
     if (hollow) open.set_hollow(*hollow);
     const auto opened = server_.host().OpenRun(open);
@@ -44,9 +49,13 @@ class Shard {
     return opened.ok() ? *opened : v1::RunOpened();
   }
   // Of the group's `ranks`.
-  v1::Applied Apply(uint32_t round, uint32_t ranks, bool seed = false) {
+  v1::Applied Apply(uint32_t round, uint32_t ranks, bool seed = false, bool outer = false) {
     v1::Apply apply = MakeApply(run_, round, {{.ranks = ranks, .samples = seed ? 1U : 100U}});
     apply.set_seed(seed);
+    if (outer) {
+      *apply.mutable_outer()->mutable_optimizer() =
+          *OuterOptimizerOf(Parse<v1::Averaging>("outer { nesterov { learning_rate: 0.5 } }"));
+    }
     const auto applied = server_.host().Apply(apply);
     EXPECT_TRUE(applied.ok()) << applied.status();
     return applied.ok() ? *applied : v1::Applied();
@@ -215,6 +224,32 @@ TEST_F(ShardExchangeTest, PullChangesNothingBeforeAdopt) {
   EXPECT_TRUE(SameBits(rank.values, other));
   rank.exchange->Adopt(/*included=*/true);
   EXPECT_TRUE(SameBits(rank.values, contribution)) << "a mean of one group";
+}
+
+// The values of a rank are in two shards, those of a shard on two ranks; nothing is coded, so there
+// are no units.
+TEST_F(ShardExchangeTest, RanksPullTheirPartsOfAState) {
+  StageAll(1);
+  for (auto& shard : shards_) shard->Apply(1, 2, /*seed=*/false, /*outer=*/true);
+  // The momentum was zero: it is the change.
+  const auto initial = MakeInitialVersion(run_.Open().spec(), RootedFiles::Unrestricted());
+  ASSERT_TRUE(initial.ok()) << initial.status();
+  for (const auto& rank : ranks_) {
+    const Interval positions = rank->owned.front().positions;
+    std::vector<float> expected(positions.size());
+    ASSERT_EQ(initial->values(positions.begin, expected), absl::OkStatus());
+    for (int64_t i = 0; i < positions.size(); ++i) expected[i] = rank->values[i] - expected[i];
+    std::vector<float> state(positions.size(), 7.0F);
+    Traffic traffic;
+    ASSERT_EQ(rank->exchange->PullState(1, 0, state, &traffic), absl::OkStatus());
+    EXPECT_TRUE(SameBits(state, expected)) << positions.begin;
+    EXPECT_EQ(traffic.payload_received, state.size() * sizeof(float));
+    // Version 0 has none.
+    ASSERT_EQ(rank->exchange->PullState(0, 0, state, &traffic), absl::OkStatus());
+    EXPECT_TRUE(SameBits(state, std::vector<float>(positions.size())));
+    EXPECT_THAT(rank->exchange->PullState(1, 1, state, &traffic),
+                IsError(absl::StatusCode::kInvalidArgument, "state 1 is requested"));
+  }
 }
 
 // The shard loses its files while ranks pull the version that it has committed.
