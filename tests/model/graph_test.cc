@@ -563,7 +563,7 @@ TEST(GraphTest, InvalidSampling) {
        "is 0; it must be between 1 and the 5 classes of 'f'"},
       {"EMBEDDED layer { name: 'f' fully_connected { out_features: 1 } }"
        "layer { name: 'l' softmax_cross_entropy { sampling { classes: 1 } } }",
-       2, "", "takes 1 features; classes must be at least 2"},
+       2, "softmax_cross_entropy", "takes 1 features; classes must be at least 2"},
       {with("sampling { classes: 6 }"), 2, "softmax_cross_entropy.sampling.classes", "is 6"},
       {with("sampling { classes: 2 } label_smoothing: 0.1"), 2, "softmax_cross_entropy.sampling",
        "cannot be combined with label_smoothing"},
