@@ -178,7 +178,9 @@ TEST_F(MeasuredPlanningTest, PlacesBranchesOnRanks) {
   EXPECT_DOUBLE_EQ(again->step(), plans->front().predicted->step());
   EXPECT_EQ(planning_.PlansFor(query)->front().plan.SerializeAsString(), plan.SerializeAsString());
   query.ranks.resize(1);
-  for (const v1::LayerPlan& layer : planning_.PlansFor(query)->front().plan.layers()) {
+  const auto alone = planning_.PlansFor(query);
+  ASSERT_TRUE(alone.ok()) << alone.status();
+  for (const v1::LayerPlan& layer : alone->front().plan.layers()) {
     EXPECT_EQ(layer.at_size(), 0);
   }
 }
