@@ -434,7 +434,11 @@ Values Invariants::ValuesOf(const v1::RunRecord& run, const v1::CommitRecord& co
   }
   Values exact = base;
   if (commit.has_down()) AddWeighted(1, residual, exact);
-  if (commit.has_up()) AddWeighted(1, exact, next);
+  if (commit.has_up()) {
+    AddWeighted(1, exact, next);
+  } else if (commit.has_down()) {
+    AddWeighted(1, residual, next);
+  }
   if (commit.has_outer()) {
     OuterUpdate(commit.outer(), commit.round()).Update(exact, next, {states[0], states[1]});
   }
