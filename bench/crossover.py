@@ -69,11 +69,11 @@ def measure_epochs(args, table):
 def write_profile(args, path):
     """A profile of as many hosts of one worker as are needed, connected at --rate."""
     text = cadre(args, "probe", args.run, "--batch", args.batch, "--threads", 1, "--fresh")
-    most = max(map(int, args.workers.split(",")))
+    hosts = max(map(int, args.workers.split(",")))
     device = re.search(r'device: "([^"]*)"', text).group(1)
     text = re.sub(r"(?ms)^(host|default_link|link) {.*?^}\n", "", text)
     with open(path, "w", encoding="utf-8") as file:
-        file.write(f'{text}host {{ name: "host" count: {most} workers: 1 device: "{device}" }}\n'
+        file.write(f'{text}host {{ name: "host" count: {hosts} workers: 1 device: "{device}" }}\n'
                    f"default_link {{ alpha: {args.alpha} beta: {8 / bits_per_second(args.rate)} }}\n")
 
 

@@ -4,9 +4,9 @@
 Each experiment trains one network with several settings of averaging, by `cadre local` with one worker of one thread
 in each group. The baseline `synchronous` is one group with as many workers and the same samples in every step: the
 same optimizer, without averages. `synchronous, scaled rate` multiplies the learning rate by the number of groups, as
-is usual for batches that are so much larger; `synchronous, bf16` computes in bf16. Runs go one after the other, the first seed of all selected settings
-first. Prints one JSON line for each run and appends it to --output. Runs that are in this file already are not
-repeated, so an interrupted sweep continues:
+is usual for batches that are so much larger; `synchronous, bf16` computes in bf16. Runs go one after the other, the
+first seed of all selected settings first. Prints one JSON line for each run and appends it to --output. Runs that are
+in this file already are not repeated, so an interrupted sweep continues:
 
     bench/low_traffic.py --bin build/bin --output low-traffic.jsonl fashion-2 fashion-4/synchronous --seeds 1,2,3
     bench/low_traffic.py --summarize low-traffic.jsonl
