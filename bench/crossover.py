@@ -23,7 +23,7 @@ import re
 import subprocess
 import sys
 
-from hosts import Hosts, bits_per_second
+from hosts import Hosts, bits_per_second, cpu_model
 
 FOLDER = os.path.dirname(os.path.abspath(__file__))
 
@@ -125,11 +125,6 @@ def result(args, profile, epochs, workers, way):
     if line["epochs"]:
         line["seconds"] = round(line["epochs"] * (args.samples // batch) * line["step_ms"] * 1e-3, 2)
     return line
-
-
-def cpu_model():
-    with open("/proc/cpuinfo", encoding="utf-8") as lines:
-        return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "unknown")
 
 
 def crossover(lines):

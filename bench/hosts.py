@@ -17,6 +17,12 @@ def bits_per_second(rate):
     raise ValueError(f"a rate must be written as 100mbit or 1gbit, not '{rate}'")
 
 
+def cpu_model():
+    """Of the machine on which the hosts are."""
+    with open("/proc/cpuinfo", encoding="utf-8") as lines:
+        return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "unknown")
+
+
 class Hosts:
     """Named hosts that exist during a with statement; the caller ends the processes in them.
 

@@ -31,18 +31,13 @@ import tempfile
 import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from hosts import Hosts  # noqa: E402
+from hosts import Hosts, cpu_model  # noqa: E402
 
 GROUPS = ("group0", "group1")
 COORDINATOR_PORT = 7000
 START_SECONDS = 120
 FOLDER = os.path.dirname(os.path.abspath(__file__))
 RUN_FILE = os.path.join(FOLDER, "time_to_accuracy.textproto")
-
-
-def cpu_model():
-    with open("/proc/cpuinfo", encoding="utf-8") as lines:
-        return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "unknown")
 
 
 def native_worker(args, coordinator, name, address, _):
