@@ -319,9 +319,10 @@ class Group:
 
     def __enter__(self) -> Group:
         try:
-            self._check(self._library.cadre_group_join(self._handle))
+            # Before it joins, so that a program that is a member does not end by the signal itself.
             if self._handle_signals and threading.current_thread() is threading.main_thread():
                 self._handlers[signal.SIGTERM] = signal.signal(signal.SIGTERM, self._on_sigterm)
+            self._check(self._library.cadre_group_join(self._handle))
             self._boundary(self._timeout)
         except Left:
             self.close("the program was terminated")
