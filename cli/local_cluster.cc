@@ -159,9 +159,6 @@ absl::Status LocalCluster::StartWorkers() {
     } else {
       worker.arguments.push_back(absl::StrCat("--device=", options_.device));
       worker.environment.push_back(absl::StrCat("NCCL_HOSTID=", name));
-      // With two communicators in use at the same time, NCCL must start their work in the order of
-      // the host's calls.
-      worker.environment.push_back("NCCL_LAUNCH_ORDER_IMPLICIT=1");
     }
     CADRE_RETURN_IF_ERROR(AddMember(std::move(worker)));
   }

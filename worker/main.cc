@@ -228,6 +228,9 @@ std::string DefaultName(const cadre::Credentials& credentials) {
 
 int main(int argc, char** argv) {
   cadre::EnsureOpenMpSettings(argv);
+  // NCCL starts the work of several communicators in the order of the host's calls
+  // (worker/comm/placed_messages.cc).
+  setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", /*overwrite=*/0);
   cadre::BlockTerminationSignals();
   // Blocks of at least this size return to the system when they are freed. Otherwise glibc raises
   // the limit to the largest block that was freed, and the tensors of one generation after another

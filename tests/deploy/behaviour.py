@@ -1,6 +1,6 @@
 """Rules for what the objects do on a cluster: which pods return, what an update may change, which names resolve.
 
-    problems = check(objects, drained, local_variables) + check_update(old, new)
+    problems = check(objects, drained, alerts) + check_update(old, new)
 
 They apply the documented rules of the Kubernetes controllers to the rendered objects; no cluster is needed.
 """
@@ -22,8 +22,6 @@ MUTABLE = {
     },
     "Job": {"parallelism", "suspend", "activeDeadlineSeconds", "ttlSecondsAfterFinished"},
 }
-# Fields of a worker on a GPU by which `cadre local` starts several on one host.
-PER_PROCESS_VARIABLES = {"NCCL_HOSTID"}
 
 
 def returns(workload, exit_code, evicted):
@@ -194,15 +192,11 @@ def check_checkpoints(objects):
         yield "workers and aggregators do not mount the same checkpoints"
 
 
-def check_gpu(objects, local_variables):
-    """`local_variables`: those that `cadre local` sets for workers on GPUs."""
+def check_gpu(objects):
     for workload in workers(objects):
         if "gpu" not in component(workload):
             continue
         container = containers(workload)[0]
-        variables = {variable["name"] for variable in container.get("env", [])}
-        for name in sorted(local_variables - PER_PROCESS_VARIABLES - variables):
-            yield f"{label(workload)}: needs the variable {name}, which `cadre local` sets"
         limits = container["resources"]["limits"]
         if "nvidia.com/gpu" not in limits or not flags_of(container).get("device", "").startswith("cuda"):
             yield f"{label(workload)}: needs a GPU and --device=cuda"
@@ -249,11 +243,11 @@ def check_alerts(objects, alerts):
             yield f"{label(rules)}: differs from deploy/monitoring/alerts.yaml"
 
 
-def check(objects, drained, local_variables, alerts):
+def check(objects, drained, alerts):
     objects = manifests.with_jobs(objects)
     problems = [
         *check_returning(objects, drained),
-        *check_gpu(objects, local_variables),
+        *check_gpu(objects),
         *check_alerts(objects, alerts),
     ]
     for step in (

@@ -20,9 +20,6 @@ class Rules:
         worker = (root / "worker/main.cc").read_text()
         # The exit code of a worker after SIGTERM.
         self.drained = int(re.search(r"kExitDrained = (\d+);", worker)[1])
-        # The environment variables that `cadre local` sets for workers on GPUs.
-        local = (root / "cli/local_cluster.cc").read_text()
-        self.local_variables = set(re.findall(r'"(NCCL_\w+)=', local))
         # The rules of Prometheus.
         self.alerts = yaml.safe_load((root / "deploy/monitoring/alerts.yaml").read_text())
 
@@ -45,4 +42,4 @@ class Rules:
         return self.problems(objects, manifests.API_VERSIONS[-1:])
 
     def behaviours(self, objects):
-        return behaviour.check(objects, self.drained, self.local_variables, self.alerts)
+        return behaviour.check(objects, self.drained, self.alerts)

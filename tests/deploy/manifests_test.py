@@ -106,7 +106,6 @@ class RepositoryTest(unittest.TestCase):
         worker = first_container(gpu, "cadre-worker-gpu")
         self.assertEqual(worker["resources"]["limits"]["nvidia.com/gpu"], "1")
         self.assertEqual(manifests.flags_of(worker)["device"], "cuda")
-        self.assertIn("NCCL_LAUNCH_ORDER_IMPLICIT", [variable["name"] for variable in worker["env"]])
         image = first_container(base, "cadre-worker")["image"] + "-cuda"
         self.assertEqual(worker["image"], image)
         self.assertIn(f"CUDA=ON -t {image} ", (ROOT / "deploy/Dockerfile").read_text())
@@ -271,7 +270,6 @@ BEHAVIOURS = [
     ("PodMonitor/cadre-coordinator", "spec.selector.matchLabels", {"a": "b"}, "selects no pod"),
     ("PrometheusRule/cadre", "spec.groups.0.rules.0.for", "9m", "differs from deploy/monitoring/alerts.yaml"),
     ("NetworkPolicy/metrics", "spec.ingress.0.ports.0.port", 9471, "Prometheus cannot reach"),
-    (GPU_WORKER, MAIN + "env.1", DELETE, "needs the variable NCCL_LAUNCH_ORDER_IMPLICIT"),
     (GPU_WORKER, MAIN + "resources.limits", {}, "needs a GPU"),
     (GPU_WORKER, MAIN + "volumeMounts.2", DELETE, "more shared memory"),
 ]

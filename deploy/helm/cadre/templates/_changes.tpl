@@ -62,7 +62,6 @@
 {{- if $workers.gpu -}}
 {{- $args = append $args "--device=cuda" -}}
 {{- $_ := set $limits "nvidia.com/gpu" "1" -}}
-{{- $_ := set .container "env" (append .container.env (dict "name" "NCCL_LAUNCH_ORDER_IMPLICIT" "value" "1")) -}}
 {{- $_ := set (index .pod.volumes 0).emptyDir "sizeLimit" "1Gi" -}}
 {{- $_ := set .pod "volumes" (append .pod.volumes (dict "name" "shm" "emptyDir" (dict "medium" "Memory" "sizeLimit" "2Gi"))) -}}
 {{- $_ := set .container "volumeMounts" (append .container.volumeMounts (dict "name" "shm" "mountPath" "/dev/shm")) -}}
