@@ -6,10 +6,10 @@
 //
 //   bench_makespan --model bench/makespan/diamond.textproto --times a:2:2,b:4:4,c:3:3,d:2:2
 //
-// With one micro-batch the layers are placed with the minimum makespan (plan/search/placed_plans.h),
-// for edges that take --edge units; a step is a forward and a backward pass, with the same makespan
-// if the times of both are equal. With several, each rank is a stage. Rank 0 prints a JSON line.
-// makespan.py creates the hosts and runs the program on them.
+// With one micro-batch the layers are placed with the minimum makespan
+// (plan/search/placed_plans.h), for edges that take --edge units; a step is a forward and a
+// backward pass, with the same makespan if the times of both are equal. With several, each rank is
+// a stage. Rank 0 prints a JSON line. makespan.py creates the hosts and runs the program on them.
 #include <gflags/gflags.h>
 
 #include <algorithm>
@@ -137,8 +137,8 @@ class Bench {
     CADRE_ASSIGN_OR_RETURN(const Plan plan,
                            FLAGS_micro_batches == 1 ? Place(problem, &line) : StagesOf(problem));
     double predicted = 0;
-    const PassOrder order = PassOrderOf(v1::Cluster::PIPELINE_UNSPECIFIED, FLAGS_micro_batches,
-                                        v1::Cluster::CPU, graph_, plan);
+    const PassOrder order =
+        PassOrderOf(v1::Cluster::PIPELINE_UNSPECIFIED, FLAGS_micro_batches, graph_, plan);
     for (const PlacedRankTime& rank : SimulatePasses(problem, plan, order)) {
       predicted = std::max(predicted, rank.end);
     }

@@ -37,10 +37,11 @@ enum class DeviceKind : uint8_t { kHost, kCuda };
 enum class Stream : uint8_t {
   kCompute,        // forward and backward
   kMoves,          // activations moved between ranks while the rank computes
+  kMessages,       // activations sent to, and received from, ranks with other layers
   kCommunication,  // collectives on gradients and weights, and updates
   kCopies,         // between host and device
 };
-inline constexpr int kDeviceStreams = 4;
+inline constexpr int kDeviceStreams = 5;
 
 // A point in a stream's work. Made by a device; can be recorded any number of times.
 class DeviceEvent {

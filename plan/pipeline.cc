@@ -162,10 +162,9 @@ uint32_t MessageNumber(const PassOrder& order, const Graph& graph, const Plan& p
   return order.Position(stage, pass) * orders + op.order;
 }
 
-PassOrder PassOrderOf(v1::Cluster::Pipeline pipeline, int micro_batches, v1::Cluster::Device device,
-                      const Graph& graph, const Plan& plan) {
-  const bool pipelines =
-      micro_batches > 1 && pipeline != v1::Cluster::NO_PIPELINE && device != v1::Cluster::CUDA;
+PassOrder PassOrderOf(v1::Cluster::Pipeline pipeline, int micro_batches, const Graph& graph,
+                      const Plan& plan) {
+  const bool pipelines = micro_batches > 1 && pipeline != v1::Cluster::NO_PIPELINE;
   const int stages = pipelines ? PipelinedStages(graph, plan) : 1;
   if (stages == 1) return PassOrder(micro_batches);
   return {pipeline, stages, micro_batches, GradientReach(graph, plan)};

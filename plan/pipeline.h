@@ -69,11 +69,11 @@ int StageIn(const PassOrder& order, const Mesh& mesh, int rank);
 uint32_t MessageNumber(const PassOrder& order, const Graph& graph, const Plan& plan,
                        const TapeOp& op, Pass pass, uint32_t orders);
 
-// The order for a plan. It has several stages only if the plan has, the ranks compute on the host,
-// every layer is at a stage that is not before those of its inputs, and no value that passes
-// between stages is a sum over ranks; otherwise the micro-batches are played one after the other.
+// The order for a plan. It has several stages only if the plan has, every layer is at a stage that
+// is not before those of its inputs, and no value that passes between stages is a sum over ranks;
+// otherwise the micro-batches are played one after the other.
 // Requires: CheckPlan is OK.
-PassOrder PassOrderOf(v1::Cluster::Pipeline pipeline, int micro_batches, v1::Cluster::Device device,
-                      const Graph& graph, const Plan& plan);
+PassOrder PassOrderOf(v1::Cluster::Pipeline pipeline, int micro_batches, const Graph& graph,
+                      const Plan& plan);
 
 }  // namespace cadre

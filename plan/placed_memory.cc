@@ -46,8 +46,7 @@ std::string LargestLayerOn(const Plan& plan, const Graph& graph, int64_t samples
 absl::Status CheckPlacedMemory(const v1::RunSpec& spec, const Graph& graph,
                                const ParameterIndex& index, const Plan& plan,
                                v1::Cluster::Device device, std::span<const int64_t> limits) {
-  const PassOrder order =
-      PassOrderOf(spec.cluster().pipeline(), MicroBatches(spec), device, graph, plan);
+  const PassOrder order = PassOrderOf(spec.cluster().pipeline(), MicroBatches(spec), graph, plan);
   for (int rank = 0; rank < plan.mesh.ranks(); ++rank) {
     if (limits[rank] <= 0) continue;
     const int64_t needed = Total(PlannedMemory(spec, graph, index, plan, rank, device,

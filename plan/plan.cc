@@ -224,6 +224,11 @@ int64_t BufferElements(const Plan& plan, const ParameterIndex& index, const Buck
   return elements;
 }
 
+bool PlacesLayers(const Plan& plan) {
+  return std::any_of(plan.layers.begin(), plan.layers.end(),
+                     [](const LayerLayouts& layouts) { return !layouts.at.empty(); });
+}
+
 absl::Status CheckPlan(const Plan& plan, const Graph& graph, const ParameterIndex& index) {
   return Checker(plan, graph, index).Run();
 }

@@ -56,6 +56,9 @@ struct Plan {
   v1::LinkProfile::Kind link_kind = v1::LinkProfile::KIND_UNSPECIFIED;
 };
 
+// Whether the plan places layers on some of the ranks.
+bool PlacesLayers(const Plan& plan);
+
 // Axes along which ranks hold equal shards of a layer's parameter (by its number within the layer)
 // and of its summed gradient, in the mesh's order; not the axes of the layer's coordinates.
 std::vector<std::string> ReplicaAxes(const LayerLayouts& layer, int parameter, const Mesh& mesh);

@@ -86,11 +86,10 @@ int64_t Elements(const Box& box) { return box.shape().elements(); }
 class TapeBuilder {
  public:
   TapeBuilder(const Graph& graph, const Plan& plan, int rank, int64_t samples, bool training,
-              DType activations, PlacedMoves placed_moves)
+              DType activations)
       : graph_(graph),
         plan_(plan),
         rank_(rank),
-        placed_moves_(placed_moves),
         needs_gradient_(LayersWithGradient(graph)),
         pending_(graph.size()) {
     tape_.samples = samples;
@@ -159,6 +158,7 @@ class TapeBuilder {
     tape_.ops.push_back({});
     tape_.ops.back().kind = kind;
     tape_.ops.back().layer = l;
+    tape_.ops.back().order = order_;
     return tape_.ops.back();
   }
 
@@ -169,20 +169,8 @@ class TapeBuilder {
     return layout;
   }
 
-  // Visits the inputs of all layers in the order in which backward adds the gradients of each
-  // producer, from the last producer to the first.
-  template <typename Visitor>
-  void ForEachGradient(const Visitor& visit) const {
-    for (int producer = graph_.size() - 1; producer >= 0; --producer) {
-      const std::vector<int> consumers = ConsumersOf(producer);
-      for (auto l = consumers.rbegin(); l != consumers.rend(); ++l) {
-        for (int i = 0; i < std::ssize(graph_[*l].inputs); ++i) {
-          if (graph_[*l].inputs[i] == producer) visit(*l, i);
-        }
-      }
-    }
-  }
-
+  // Gradients are received in the order in which backward adds those of each producer, from the
+  // last producer to the first.
   void NumberReceives() {
     for (const GraphLayer& layer : graph_.layers()) {
       forward_order_.emplace_back();
@@ -191,7 +179,16 @@ class TapeBuilder {
       }
     }
     gradient_order_ = forward_order_;
-    ForEachGradient([this](int l, int i) { gradient_order_[l][i] = tape_.orders++; });
+    backward_order_.resize(graph_.size());
+    for (int producer = graph_.size() - 1; producer >= 0; --producer) {
+      const std::vector<int> consumers = ConsumersOf(producer);
+      for (auto l = consumers.rbegin(); l != consumers.rend(); ++l) {
+        for (int i = 0; i < std::ssize(graph_[*l].inputs); ++i) {
+          if (graph_[*l].inputs[i] == producer) gradient_order_[*l][i] = tape_.orders++;
+        }
+      }
+      backward_order_[producer] = tape_.orders;
+    }
   }
 
   // Each consumer once.
@@ -216,8 +213,8 @@ class TapeBuilder {
   // Whether a move consists of a send and a receive on this rank and on all with which it exchanges
   // messages.
   bool IsDivided(const Layout& from, const Layout& to, const Move& move) const {
-    return placed_moves_ == PlacedMoves::kSendAndReceive && !from.at.empty() && from.at != to.at &&
-           move.steps.size() == 1 && !move.steps[0].is_local();
+    return !from.at.empty() && from.at != to.at && move.steps.size() == 1 &&
+           !move.steps[0].is_local();
   }
 
   // Adds the send of a divided move, if this rank has messages for others. `l`, `i`: the consumer.
@@ -347,7 +344,11 @@ class TapeBuilder {
   void Forward(int l) {
     const GraphLayer& layer = graph_[l];
     std::vector<int> x;
-    for (size_t i = 0; i < layer.inputs.size(); ++i) x.push_back(MovedInput(l, i));
+    for (size_t i = 0; i < layer.inputs.size(); ++i) {
+      order_ = forward_order_[l][i];
+      x.push_back(MovedInput(l, i));
+    }
+    ++order_;
     x_.push_back(x);
     saved_.push_back(TapeOp::kNone);
     y_.push_back(TapeOp::kNone);
@@ -437,8 +438,8 @@ class TapeBuilder {
     for (const Term& term : pending_[l]) {
       const bool here = term.moved == TapeOp::kNone;
       if (!here) {
-        Receive(term.layer, term.input, term.move, term.buffer, term.moved,
-                gradient_order_[term.layer][term.input]);
+        order_ = gradient_order_[term.layer][term.input];
+        Receive(term.layer, term.input, term.move, term.buffer, term.moved, order_);
       }
       AddGradient(l, here ? term.buffer : term.moved);
     }
@@ -450,6 +451,7 @@ class TapeBuilder {
     const GraphLayer& layer = graph_[l];
     if (!needs_gradient_[l] || layer.kind == LayerKind::kSoftmaxCrossEntropy) return;
     CompleteGradient(l);
+    order_ = backward_order_[l];
     const int dy = dy_[l];
     if (layer.kind == LayerKind::kAdd) {
       // The gradient of every addend equals the gradient of the sum.
@@ -610,11 +612,14 @@ class TapeBuilder {
   const Graph& graph_;
   const Plan& plan_;
   const int rank_;
-  const PlacedMoves placed_moves_;
   const std::vector<bool> needs_gradient_;
   // By layer and input: TapeOp::order.
   std::vector<std::vector<int>> forward_order_;
   std::vector<std::vector<int>> gradient_order_;
+  // By layer: the order of what backward computes of it.
+  std::vector<int> backward_order_;
+  // That of the next operation.
+  int order_ = 0;
   // A gradient of a layer's output that is added when the layer's backward begins: it is in
   // `buffer` or, if `moved` is a buffer, the result of the move for an input of another layer.
   struct Term {
@@ -637,12 +642,11 @@ class TapeBuilder {
 }  // namespace
 
 Tape MakeTape(const Graph& graph, const Plan& plan, int rank, int64_t samples, bool training,
-              DType activations, PlacedMoves placed_moves, Fusion fusion) {
+              DType activations, Fusion fusion) {
   if (!training && graph.sampled_layer() != Graph::kNoLayer) {
-    return MakeTape(graph.ForEvaluation(), plan, rank, samples, training, activations, placed_moves,
-                    fusion);
+    return MakeTape(graph.ForEvaluation(), plan, rank, samples, training, activations, fusion);
   }
-  return TapeBuilder(graph, plan, rank, samples, training, activations, placed_moves).Run(fusion);
+  return TapeBuilder(graph, plan, rank, samples, training, activations).Run(fusion);
 }
 
 }  // namespace cadre

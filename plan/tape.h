@@ -60,7 +60,8 @@ struct TapeOp {
   // Moves: the number of the layer's input.
   int input = 0;
   // kSend, kReceive: the position of the receive among all receives between coordinates of a pass.
-  // It is equal on all ranks; a rank sends and receives in this order.
+  // It is equal on all ranks; a rank sends and receives in this order. Others: the number of
+  // receives, on all ranks, that precede the operation.
   int order = 0;
   // Buffers; kNone if not needed. kInput: the batch itself.
   static constexpr int kInput = -2;
@@ -192,17 +193,8 @@ struct Tape {
   int64_t candidates = 0;
   // Size of the block.
   int64_t words = 0;
-  // `order` of sends and receives is below this number, which is equal on all ranks.
+  // The number of receives in a pass, over all ranks: `order` of sends and receives is below it.
   int orders = 0;
-};
-
-// How ranks execute moves between coordinates.
-enum class PlacedMoves {
-  // The sender sends when the value is computed, and the receiver uses it when it needs it; the
-  // message moves in the background.
-  kSendAndReceive,
-  // In one exchange, when the receiver needs the value.
-  kExchange,
 };
 
 // The layout in which ranks load the batch: samples split as in the first layer, each sample whole;
@@ -241,9 +233,7 @@ void AssignMemory(Tape& tape);
 // Requires: CheckPlan is OK; 0 <= rank < plan.mesh.ranks(); samples >= 0; activations are kFloat32
 // or kBFloat16.
 Tape MakeTape(const Graph& graph, const Plan& plan, int rank, int64_t samples, bool training,
-              DType activations = DType::kFloat32,
-              PlacedMoves placed_moves = PlacedMoves::kSendAndReceive,
-              Fusion fusion = Fusion::kCommon);
+              DType activations = DType::kFloat32, Fusion fusion = Fusion::kCommon);
 
 // The bytes of activations that an operation reads from memory and writes to it if no cache keeps
 // any of them: those of each buffer once, or as often as the operation passes over it. Parameters

@@ -45,8 +45,8 @@ constexpr int kHighPriority = -1;
 constexpr int kNormalPriority = 0;
 
 int PriorityOf(Stream stream) {
-  return stream == Stream::kMoves || stream == Stream::kCommunication ? kHighPriority
-                                                                      : kNormalPriority;
+  const bool computes = stream == Stream::kCompute || stream == Stream::kCopies;
+  return computes ? kNormalPriority : kHighPriority;
 }
 
 }  // namespace

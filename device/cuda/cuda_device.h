@@ -83,7 +83,7 @@ enum class HostSync : uint8_t {
 inline constexpr int kHostSyncs = 5;
 
 inline constexpr std::array<Stream, kDeviceStreams> kAllStreams = {
-    Stream::kCompute, Stream::kMoves, Stream::kCommunication, Stream::kCopies};
+    Stream::kCompute, Stream::kMoves, Stream::kMessages, Stream::kCommunication, Stream::kCopies};
 
 // Properties of one device.
 struct CudaCard {

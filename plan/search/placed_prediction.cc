@@ -56,7 +56,7 @@ class Simulation {
       Rank& rank = ranks_[number];
       // The seconds of a fused operation are those of its layers.
       rank.tape = MakeTape(graph_, plan, number, LargestMicroBatch(problem), /*training=*/true,
-                           DType::kFloat32, PlacedMoves::kSendAndReceive, Fusion::kOff);
+                           DType::kFloat32, Fusion::kOff);
       const auto loss = std::find_if(rank.tape.ops.begin(), rank.tape.ops.end(),
                                      [](const TapeOp& op) { return op.kind == TapeOpKind::kLoss; });
       rank.forward_ops = loss + 1 - rank.tape.ops.begin();

@@ -50,8 +50,7 @@ class Predictor {
   Predictor(const PlanProblem& problem, const Plan& plan)
       : problem_(problem),
         plan_(plan),
-        order_(PassOrderOf(problem.pipeline, problem.micro_batches, problem.device, *problem.graph,
-                           plan)),
+        order_(PassOrderOf(problem.pipeline, problem.micro_batches, *problem.graph, plan)),
         hardware_(problem.hardware) {}
 
   Prediction Run() {
@@ -274,11 +273,6 @@ Plan PlanWithBuckets(const PlanProblem& problem, Plan plan, v1::Cluster::Collect
 }
 
 }  // namespace
-
-bool PlacesLayers(const Plan& plan) {
-  return std::any_of(plan.layers.begin(), plan.layers.end(),
-                     [](const LayerLayouts& layouts) { return !layouts.at.empty(); });
-}
 
 Prediction Predict(const PlanProblem& problem, const Plan& plan) {
   return Predictor(problem, plan).Run();

@@ -50,9 +50,6 @@ struct Prediction {
   double communication_seconds() const { return times.moves() + times.collectives(); }
 };
 
-// Whether the plan places layers on some of the ranks.
-bool PlacesLayers(const Plan& plan);
-
 // Requires: the plan is legal for the problem's graph, and its mesh has the problem's ranks.
 Prediction Predict(const PlanProblem& problem, const Plan& plan);
 

@@ -125,8 +125,6 @@ TEST_P(CudaDeviceTest, EventsOrderStreams) {
   // The streams form a ring in which each waits for the one before it: values that enter the first
   // stream leave the last one in order.
   constexpr int kRounds = 20;
-  constexpr Stream kRound[] = {Stream::kCompute, Stream::kMoves, Stream::kCommunication,
-                               Stream::kCopies};
   std::vector<DeviceArray<uint8_t>> stations;
   for (int i = 0; i < kDeviceStreams; ++i) stations.emplace_back(device(), kLarge, "test");
   DeviceArray<uint8_t> source(device(), kLarge, "test");
@@ -139,7 +137,7 @@ TEST_P(CudaDeviceTest, EventsOrderStreams) {
     const std::vector<uint8_t> mark = Bytes(4, round);
     expected.insert(expected.end(), mark.begin(), mark.end());
     for (size_t i = 0; i < kDeviceStreams; ++i) {
-      OnStream stream(device(), kRound[i]);
+      OnStream stream(device(), kAllStreams[i]);
       const size_t before = (i + kDeviceStreams - 1) % kDeviceStreams;
       device().WaitFor(*done[before]);
       if (i == 0) {

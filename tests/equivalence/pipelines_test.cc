@@ -9,54 +9,18 @@
 #include "absl/strings/str_cat.h"
 #include "plan/pipeline.h"
 #include "plan/search/planner.h"
+#include "tests/equivalence/pipeline_case.h"
 #include "tests/equivalence/test_plans.h"
 
 namespace cadre {
 namespace {
-
-struct Case {
-  std::string model;
-  int stages = 2;
-  int data = 1;
-  uint32_t micro_batches = 4;
-  uint32_t batch = 8;
-  bool clips = false;
-};
-
-void PrintTo(const Case& tried, std::ostream* out) {
-  *out << tried.model << " in " << tried.stages << " stages";
-}
-
-// The layers are divided into stages of about equal numbers of layers.
-v1::RunSpec SpecOf(const Case& tried) {
-  v1::RunSpec spec = ZooSpec(tried.model);
-  spec.set_batch_per_group(tried.batch);
-  spec.set_micro_batches(tried.micro_batches);
-  // The updates wait for norms over all stages.
-  if (tried.clips) spec.mutable_optimizer()->set_clip_norm(0.1F);
-  const Graph graph = *Graph::FromModel(spec.model());
-  v1::Cluster& cluster = *spec.mutable_cluster();
-  for (const auto& [name, size] : {std::pair{"data", tried.data}, {"stage", tried.stages}}) {
-    v1::MeshAxis& axis = *cluster.add_mesh();
-    axis.set_name(name);
-    axis.set_size(size);
-  }
-  for (int stage = 1; stage < tried.stages; ++stage) {
-    v1::LayerPin& pin = *cluster.add_layer();
-    pin.set_layer(graph[graph.size() * stage / tried.stages].name);
-    v1::AxisCoordinate& at = *pin.add_at();
-    at.set_axis("stage");
-    at.set_coordinate(stage);
-  }
-  return spec;
-}
 
 bool HasBatchNorm(const Graph& graph) {
   return std::ranges::any_of(
       graph.layers(), [](const GraphLayer& layer) { return layer.kind == LayerKind::kBatchNorm; });
 }
 
-class Pipelines : public testing::TestWithParam<Case> {
+class Pipelines : public testing::TestWithParam<PipelineCase> {
  protected:
   GroupResult Train(const v1::RunSpec& spec, const v1::Plan& plan) {
     static auto* const ranks = new Ranks(KernelsFactory(OneThreadCpu));
@@ -75,13 +39,12 @@ class Pipelines : public testing::TestWithParam<Case> {
   const v1::RunSpec spec_ = SpecOf(GetParam());
   const Graph graph_ = *Graph::FromModel(spec_.model());
   const ParameterIndex index_ = ParameterIndex::FromGraph(graph_);
-  const v1::Plan plan_ = *MakePlan(spec_, GetParam().stages* GetParam().data);
+  const v1::Plan plan_ = *MakePlan(spec_, GetParam().ranks());
 };
 
 TEST_P(Pipelines, HaveTheSameBitsInEveryOrder) {
-  const PassOrder order =
-      PassOrderOf(v1::Cluster::PIPELINE_UNSPECIFIED, GetParam().micro_batches, v1::Cluster::CPU,
-                  graph_, *PlanFromProto(plan_, graph_, index_));
+  const PassOrder order = PassOrderOf(v1::Cluster::PIPELINE_UNSPECIFIED, GetParam().micro_batches,
+                                      graph_, *PlanFromProto(plan_, graph_, index_));
   ASSERT_EQ(order.stages(), GetParam().stages) << "the plan is not a pipeline";
 
   const GroupResult in_turn = Train(v1::Cluster::NO_PIPELINE);
@@ -129,20 +92,25 @@ INSTANTIATE_TEST_SUITE_P(
     Models, Pipelines,
     testing::Values(
         // Batch norm; residual connections between stages; micro-batches of two sizes.
-        Case{.model = "resnet18", .stages = 3, .micro_batches = 4, .batch = 10},
-        // Dropout, and more stages than micro-batches.
-        Case{.model = "alexnet", .stages = 4, .micro_batches = 3, .batch = 6, .clips = true},
+        PipelineCase{.model = "resnet18", .stages = 3, .micro_batches = 4, .batch = 10},
+        // Dropout, more stages than micro-batches, and updates that wait for norms over all stages.
+        PipelineCase{.model = "alexnet",
+                     .stages = 4,
+                     .micro_batches = 3,
+                     .batch = 6,
+                     .more = "optimizer { clip_norm: 0.1 }"},
         // Branches, some of which remain on an earlier stage.
-        Case{.model = "inception-v3", .stages = 2, .micro_batches = 3, .batch = 3},
+        PipelineCase{.model = "inception-v3", .stages = 2, .micro_batches = 3, .batch = 3},
         // Tokens, and data parallelism inside the stages.
-        Case{.model = "gpt", .stages = 2, .data = 2, .micro_batches = 5, .batch = 20},
+        PipelineCase{.model = "gpt", .stages = 2, .data = 2, .micro_batches = 5, .batch = 20},
         // Attention, on all stages, reads the tokens.
-        Case{.model = "gpt-padded", .stages = 3, .data = 2, .micro_batches = 4, .batch = 10},
+        PipelineCase{
+            .model = "gpt-padded", .stages = 3, .data = 2, .micro_batches = 4, .batch = 10},
         // Attention of the last stage reads the encoder's outputs, of an earlier stage.
-        Case{.model = "gnmt", .stages = 2, .data = 2, .micro_batches = 3, .batch = 9},
+        PipelineCase{.model = "gnmt", .stages = 2, .data = 2, .micro_batches = 3, .batch = 9},
         // The last stage samples the classes, the same ones in all micro-batches.
-        Case{.model = "biglstm", .stages = 2, .data = 2, .micro_batches = 3, .batch = 9},
-        Case{.model = "lenet", .stages = 4, .micro_batches = 9, .batch = 9}),
+        PipelineCase{.model = "biglstm", .stages = 2, .data = 2, .micro_batches = 3, .batch = 9},
+        PipelineCase{.model = "lenet", .stages = 4, .micro_batches = 9, .batch = 9}),
     [](const auto& info) { return TestName(info.param.model); });
 
 }  // namespace

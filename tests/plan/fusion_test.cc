@@ -37,8 +37,7 @@ class FusionTest : public testing::TapeFixture {
   explicit FusionTest(const char* model = kResidual) : TapeFixture(model) {}
 
   Tape Make(Fusion fusion, bool training = true) const {
-    return MakeTape(graph_, PlanSplitting("samples", 1), 0, 4, training, DType::kFloat32,
-                    PlacedMoves::kSendAndReceive, fusion);
+    return MakeTape(graph_, PlanSplitting("samples", 1), 0, 4, training, DType::kFloat32, fusion);
   }
 
   // The operations, such as "forward bn1" and "add relu1", which adds gradients.
@@ -158,14 +157,14 @@ TEST_F(ProductFusionTest, AddsToSumOnTheHost) {
 
 TEST_F(ProductFusionTest, NotInBf16) {
   const Tape tape = MakeTape(graph_, PlanSplitting("samples", 1), 0, 4, /*training=*/true,
-                             DType::kBFloat16, PlacedMoves::kSendAndReceive, Fusion::kHost);
+                             DType::kBFloat16, Fusion::kHost);
   EXPECT_THAT(OpsOf(tape), ::testing::Contains("add conv"));
 }
 
 // The gradient of the product's input is a partial sum, which moves before it is added.
 TEST_F(ProductFusionTest, NotAcrossMoves) {
   const Tape tape = MakeTape(graph_, PlanSplitting("out", 2), 0, 4, /*training=*/true,
-                             DType::kFloat32, PlacedMoves::kSendAndReceive, Fusion::kHost);
+                             DType::kFloat32, Fusion::kHost);
   EXPECT_FALSE(Find(tape, TapeOpKind::kBackward, "product").adds_dx);
 }
 
@@ -189,7 +188,7 @@ class SentFusionTest : public FusionTest {
   // On rank 0, which has all layers but `far`.
   Tape MakePlaced() const {
     return MakeTape(graph_, testing::PlanPlacing(graph_, "far"), 0, 4, /*training=*/true,
-                    DType::kFloat32, PlacedMoves::kSendAndReceive, Fusion::kHost);
+                    DType::kFloat32, Fusion::kHost);
   }
 };
 
@@ -226,7 +225,7 @@ TEST_P(ZooFusionTest, MovesFewerBytesAndNeedsLessMemory) {
   const Graph graph = *Graph::FromModel(file->spec.model());
   const auto make = [&](Fusion fusion) {
     return MakeTape(graph, testing::PlanSplitting(graph, "samples", 1), 0, 16, /*training=*/true,
-                    zoo.type, PlacedMoves::kSendAndReceive, fusion);
+                    zoo.type, fusion);
   };
   const Tape fused = make(zoo.fusion), separate = make(Fusion::kOff);
   const double bytes = BytesMovedOutsideConvolutions(graph, fused);

@@ -114,9 +114,8 @@ class PlannedOrder : public ::testing::Test {
     }
     return plan;
   }
-  int StagesOf(const Plan& plan, int micro_batches = 4,
-               v1::Cluster::Device device = v1::Cluster::CPU) const {
-    return PassOrderOf(kAlternating, micro_batches, device, graph_, plan).stages();
+  int StagesOf(const Plan& plan, int micro_batches = 4) const {
+    return PassOrderOf(kAlternating, micro_batches, graph_, plan).stages();
   }
 
   const Graph graph_ = *Graph::FromModel(testing::SpecOf(kChain).model());
@@ -126,15 +125,12 @@ TEST_F(PlannedOrder, IsAPipelineIfStagesFollowOneAnother) {
   EXPECT_EQ(StagesOf(PlanOf({0, 1, 2, 2, 2})), 3);
   EXPECT_EQ(StagesOf(PlanOf({0, 1, 0, 0, 0})), 1) << "c would be before b, which it reads";
   EXPECT_EQ(StagesOf(PlanOf({0, 1, 2, 2, 2}), /*micro_batches=*/1), 1);
-  EXPECT_EQ(StagesOf(PlanOf({0, 1, 2, 2, 2}), 4, v1::Cluster::CUDA), 1);
   Plan everywhere{.mesh = Mesh({{"stage", 3}})};
   for (int l = 0; l < graph_.size(); ++l) {
     everywhere.layers.push_back(*LayOut(graph_[l], everywhere.mesh, {}, {}));
   }
   EXPECT_EQ(StagesOf(everywhere), 1);
-  EXPECT_EQ(PassOrderOf(v1::Cluster::NO_PIPELINE, 4, v1::Cluster::CPU, graph_, PlanOf({0, 1, 2, 2, 2}))
-                .stages(),
-            1);
+  EXPECT_EQ(PassOrderOf(v1::Cluster::NO_PIPELINE, 4, graph_, PlanOf({0, 1, 2, 2, 2})).stages(), 1);
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
 // On the host, a move spends its time in system calls and copies, so a separate thread overlaps it
 // with the kernels. On a device, moves are enqueued like kernels, and a separate stream runs them
 // concurrently: `fork_` orders the move after earlier work, `join_` orders later work after it.
-#include "worker/nn/background_move.h"
+#include "worker/comm/background_move.h"
 
 #include <thread>
 #include <utility>

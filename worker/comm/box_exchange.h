@@ -35,12 +35,13 @@ class BoxExchange {
   absl::Status Run(const Exchange& exchange, ConstValues have, Values make);
 
   // The transfers that send this rank's messages to others. Those that are not contiguous in `have`
-  // are packed into `scratch`. Requires: exchange.packed_elements() elements of scratch; on the
-  // host. The result borrows both.
+  // are packed into `scratch`, on a device by work on the current stream. Requires:
+  // exchange.packed_elements() elements of scratch. The result borrows both.
   std::vector<Transfer> Pack(const Exchange& exchange, ConstValues have, Values scratch);
   // The transfers that receive what the others send in an exchange, in `make` or in `scratch`, and
-  // the rest of Run after them. Between the calls only the transfers use both. Requires:
-  // exchange.unpacked_elements() elements of scratch; on the host.
+  // the rest of Run after them. Between the calls, on a device also between the work that they
+  // enqueue on the current stream, only the transfers use both. Requires:
+  // exchange.unpacked_elements() elements of scratch.
   std::vector<Transfer> PrepareReceives(const Exchange& exchange, Values scratch, Values make);
   void FinishReceives(const Exchange& exchange, ConstValues have, Values scratch, Values make);
 

@@ -21,7 +21,10 @@
 //
 // Pipelines. A step plays passes of several micro-batches in the order of plan/pipeline.h. Each
 // micro-batch in flight has its own block of memory. Messages of all passes of a step are declared
-// when it begins, numbered by the position of the pass that receives them.
+// when it begins, numbered by the position of the pass that receives them. On devices, what ranks
+// do together, messages and collectives alike, is enqueued by all of them in one order
+// (placed_messages.cc); therefore the loss is summed before the last backward pass of the last
+// stage, and PrecedeOp is called before every operation.
 //
 // Cost per operation, in addition to its kernels: one virtual call and, on the host or for an
 // observer, two clock readings.
@@ -98,17 +101,12 @@ Network::Network(const Graph& graph, const ParameterIndex& index, const Plan& pl
       exchange_(comms, kernels),
       upload_(kernels, graph.takes_tokens() ? DType::kFloat32 : kernels.activation_type()),
       sums_(device_, 2, "statistics"),
-      background_(BackgroundMove::Make(device_)),
-      receiver_(BackgroundMove::Make(device_)) {
+      background_(BackgroundMove::Make(device_)) {
   for (const GraphLayer& layer : graph.layers())
     labels_of_layers_.push_back(LayerDisplayName(layer.name));
 }
 
-Network::~Network() {
-  // The thread may be blocked in a receive.
-  if (receiving_ == nullptr) return;
-  comms_.transport().Abort(absl::CancelledError("a rank left before it had received a message"));
-}
+Network::~Network() = default;
 
 Interval Network::InputRows(int64_t samples) const {
   const Box box = LocalBox(BatchShape(samples, graph_.input()), InputLayout(graph_, plan_),
@@ -148,8 +146,7 @@ std::unique_ptr<Network::Program> Network::MakeProgram(int64_t samples, bool tra
   const Graph& graph = training ? graph_ : evaluated_graph_;
   auto program = std::make_unique<Program>();
   program->tape =
-      MakeTape(graph, plan_, comms_.rank(), samples, training, kernels_.activation_type(),
-               device_.is_host() ? PlacedMoves::kSendAndReceive : PlacedMoves::kExchange, fusion_);
+      MakeTape(graph, plan_, comms_.rank(), samples, training, kernels_.activation_type(), fusion_);
   const Tape& tape = program->tape;
   orders_ = tape.orders;
   for (int l = 0; l + 1 < graph.size(); ++l) {
@@ -290,44 +287,50 @@ std::span<const float> Network::CandidatesHere(const Program& program, const Bat
 }
 
 void Network::BeginStep(const PassOrder& order, std::span<const int64_t> samples) {
-  const int stage = StageIn(order, plan_.mesh, comms_.rank());
-  CHECK_LE(order.InFlight(stage), in_flight_);
-  Begin(order, samples, /*training=*/true, order.OfStage(stage));
+  stage_ = StageIn(order, plan_.mesh, comms_.rank());
+  CHECK_LE(order.InFlight(stage_), in_flight_);
+  Begin(order, samples, /*training=*/true, order.OfStage(stage_));
 }
 
 void Network::BeginForward(int64_t samples, bool training) {
+  stage_ = 0;
   Begin(one_batch_, {&samples, 1}, training, one_batch_.OfStage(0).first(1));
 }
 
 void Network::Begin(const PassOrder& order, std::span<const int64_t> samples, bool training,
                     std::span<const Pass> passes) {
   CHECK_EQ(order.micro_batches(), std::ssize(samples));
-  // The numbers of the step before end here. They may wrap around: they are only compared for
-  // equality.
+  // The numbers of the step before end here. They may wrap around: a step has fewer than 2^31, and
+  // they are compared modulo 2^32.
   first_number_ += numbers_;
   order_ = &order;
   samples_.assign(samples.begin(), samples.end());
   passes_.assign(passes.begin(), passes.end());
   playing_ = 0;
   training_ = training;
+  forwards_done_ = false;
   sending_.assign(in_flight_, {});
   std::vector<uint32_t> numbers;
+  bool receives = false;
   for (const Pass pass : passes) {
     const Program& program = ProgramFor(samples[pass.micro_batch], training);
     const Range range = RangeOf(program, pass.backward);
     for (size_t i = range.begin; i < range.end; ++i) {
       const TapeOp& op = program.tape.ops[i];
+      receives = receives || op.kind == TapeOpKind::kReceive;
       if (op.kind == TapeOpKind::kSend)
         numbers.push_back(MessageNumber(order, graph_, plan_, op, pass, orders_));
     }
   }
   numbers_ = order.Positions() * orders_;
-  if (numbers.empty()) return;
+  if (messages_ == nullptr) {
+    if (numbers.empty() && !receives) return;
+    messages_ = PlacedMessages::Make(comms_.transport(), device_);
+  }
   // In the order of the receives.
   std::sort(numbers.begin(), numbers.end());
   for (uint32_t& number : numbers) number += first_number_;
-  if (sends_ == nullptr) sends_ = std::make_unique<SendQueue>(comms_.transport());
-  sends_->Expect(numbers);
+  messages_->Expect(numbers);
 }
 
 Network::Range Network::RangeOf(const Program& program, bool backward) {
@@ -339,9 +342,12 @@ absl::Status Network::Enter(Pass pass) {
   // Not always the pass after the one before: a recorded pass is not entered.
   playing_ = std::ranges::find(passes_, pass) - passes_.begin();
   CHECK_LT(playing_, passes_.size()) << "the step has no such pass";
+  const int position = order_->Position(stage_, pass);
+  CADRE_RETURN_IF_ERROR(EndForwards(position));
+  CADRE_RETURN_IF_ERROR(Precede(FirstNumber(position)));
   std::vector<uint32_t>& sending = sending_[BlockOf(pass)];
   if (!sending.empty()) {
-    CADRE_RETURN_IF_ERROR(Moving([&] { return sends_->WaitFor(sending); }));
+    CADRE_RETURN_IF_ERROR(Moving([&] { return messages_->AwaitSent(sending); }));
     sending.clear();
   }
   if (receiving_ == nullptr) ReceiveNext(0);
@@ -353,17 +359,36 @@ absl::Status Network::PlayForward(int micro_batch, float loss_scale, double shar
   CADRE_RETURN_IF_ERROR(device_.status());
   const Pass pass{.backward = false, .micro_batch = micro_batch};
   CADRE_RETURN_IF_ERROR(Enter(pass));
+  if (listener_ != nullptr) CADRE_RETURN_IF_ERROR(listener_->BeginForward());
   CADRE_RETURN_IF_ERROR(PlayRange(program, RangeOf(program, false), TrainingPass(share)));
   CADRE_RETURN_IF_ERROR(TakeLoss(program, loss_scale));
-  return listener_ == nullptr
-             ? absl::OkStatus()
-             : listener_->AfterLoss(sums_.span(), CountsLoss() ? program.label_rows : 0);
+  if (listener_ == nullptr) return absl::OkStatus();
+  CADRE_RETURN_IF_ERROR(listener_->AfterLoss(sums_.span(), CountsLoss() ? program.label_rows : 0));
+  // In a pipeline other stages have not come to the same place (Enter).
+  if (order_->stages() > 1 || micro_batch + 1 < order_->micro_batches()) return absl::OkStatus();
+  CADRE_RETURN_IF_ERROR(Precede(FirstNumber(order_->Position(stage_, pass) + 1)));
+  return listener_->AfterForwards();
+}
+
+absl::Status Network::EndForwards(int position) {
+  const int last_backward = order_->Position(
+      order_->stages() - 1, {.backward = true, .micro_batch = order_->micro_batches() - 1});
+  if (order_->stages() == 1 || listener_ == nullptr || forwards_done_ || position < last_backward) {
+    return absl::OkStatus();
+  }
+  forwards_done_ = true;
+  CADRE_RETURN_IF_ERROR(Precede(FirstNumber(last_backward)));
+  return listener_->AfterForwards();
 }
 
 absl::Status Network::PlayBackward(int micro_batch) {
   Program& program = ProgramFor(samples_[micro_batch], /*training=*/true);
-  CADRE_RETURN_IF_ERROR(Enter({.backward = true, .micro_batch = micro_batch}));
-  return PlayRange(program, RangeOf(program, true), TrainingPass(1));
+  const Pass pass{.backward = true, .micro_batch = micro_batch};
+  CADRE_RETURN_IF_ERROR(Enter(pass));
+  CADRE_RETURN_IF_ERROR(PlayRange(program, RangeOf(program, true), TrainingPass(1)));
+  // The caller may exchange gradients now.
+  if (messages_ == nullptr || pass != passes_.back()) return absl::OkStatus();
+  return messages_->PrecedeAll();
 }
 
 absl::Status Network::ForwardBackward(const BatchView& batch, float loss_scale, double share) {
@@ -379,6 +404,7 @@ absl::StatusOr<LossPart> Network::Evaluate(const BatchView& batch) {
   CADRE_RETURN_IF_ERROR(LoadFor(program, batch));
   BeginForward(batch.samples, /*training=*/false);
   CADRE_RETURN_IF_ERROR(Enter({}));
+  if (listener_ != nullptr) CADRE_RETURN_IF_ERROR(listener_->BeginForward());
   CADRE_RETURN_IF_ERROR(PlayRange(program, RangeOf(program, false), {.seed = seed_}));
   CADRE_RETURN_IF_ERROR(EndStep());
   CADRE_RETURN_IF_ERROR(TakeLoss(program, 1.0F));
@@ -400,11 +426,12 @@ absl::StatusOr<int> Network::FirstNotFinite(const BatchView& batch) {
   for (size_t i = 0; i < program.forward_ops; ++i) {
     // One operation at a time: later ones may overwrite its output.
     const TapeOp& op = program.tape.ops[i];
+    CADRE_RETURN_IF_ERROR(PrecedeOp(op));
     CADRE_RETURN_IF_ERROR(PlayOp(program, op, TrainingPass(1)));
     if (op.kind != TapeOpKind::kForward) continue;
     if (!kernels_.memory().AllFinite(Buffer(program, op.y))) first = std::min(first, op.layer);
   }
-  CADRE_RETURN_IF_ERROR(AwaitSends());
+  CADRE_RETURN_IF_ERROR(EndStep());
   CADRE_RETURN_IF_ERROR(device_.status());
   return first;
 }
@@ -413,6 +440,7 @@ absl::Status Network::PlayRange(Program& program, Range range, const PassContext
   const AllocationLabel allocation_label(device_);
   for (size_t i = range.begin; i < range.end; ++i) {
     const TapeOp& op = program.tape.ops[i];
+    CADRE_RETURN_IF_ERROR(PrecedeOp(op));
     CADRE_RETURN_IF_ERROR(Before(op));
     if (op.with_next) {
       const TapeOp& next = program.tape.ops[++i];
@@ -427,14 +455,20 @@ absl::Status Network::PlayRange(Program& program, Range range, const PassContext
   return absl::OkStatus();
 }
 
-absl::Status Network::AwaitSends() {
-  return sends_ == nullptr ? absl::OkStatus() : Moving([this] { return sends_->Wait(); });
+absl::Status Network::EndStep() {
+  return messages_ == nullptr ? absl::OkStatus() : Moving([this] { return messages_->AwaitAll(); });
+}
+
+// The order of a send is that of its receive.
+absl::Status Network::PrecedeOp(const TapeOp& op) {
+  if (messages_ == nullptr || op.kind == TapeOpKind::kSend) return absl::OkStatus();
+  return messages_->Precede(FirstNumber(order_->Position(stage_, passes_[playing_])) + op.order);
 }
 
 absl::Status Network::Moving(const std::function<absl::Status()>& wait) {
-  const absl::Time start = absl::Now();
+  const absl::Time start = Now();
   absl::Status status = wait();
-  seconds_moving_ += absl::ToDoubleSeconds(absl::Now() - start);
+  seconds_moving_ += absl::ToDoubleSeconds(Now() - start);
   return status;
 }
 
@@ -443,9 +477,9 @@ void Network::Send(const Program& program, const TapeOp& op) {
       exchange_.Pack(op.move.steps[0], Input(program, op.x[0]), Buffer(program, op.scratch));
   for (const Transfer& transfer : transfers) comms_.AddSent(transfer.data.size());
   const Pass pass = passes_[playing_];
-  const uint32_t number = first_number_ + MessageNumber(*order_, graph_, plan_, op, pass, orders_);
+  const uint32_t number = NumberOf(op, pass);
   sending_[BlockOf(pass)].push_back(number);
-  sends_->Post(number, std::move(transfers));
+  messages_->Post(number, std::move(transfers));
 }
 
 void Network::ReceiveNext(size_t from) {
@@ -455,7 +489,7 @@ void Network::ReceiveNext(size_t from) {
       // What forward sends lives until the loss, where the memory of receives in backward begins.
       const std::vector<uint32_t>& sending = sending_[BlockOf(pass)];
       const bool is_free = BlockOf(pass) != BlockOf(passes_[playing_]) &&
-                           (pass.backward || sending.empty() || sends_->AreSent(sending));
+                           (pass.backward || sending.empty() || messages_->AreSent(sending));
       if (!is_free) return;
       from = 0;
     }
@@ -472,16 +506,12 @@ void Network::StartReceiving(const Program& program, const TapeOp& op, Pass pass
   const int block = BlockOf(pass);
   std::vector<Transfer> transfers = exchange_.PrepareReceives(
       op.move.steps[0], BufferIn(block, program, op.scratch), BufferIn(block, program, op.y));
-  const uint32_t number = first_number_ + MessageNumber(*order_, graph_, plan_, op, pass, orders_);
-  receiver_->Start([this, number, transfers = std::move(transfers)] {
-    if (transfers.empty()) return absl::OkStatus();
-    return comms_.transport().Run(Transport::kReceives, ReceiveTag(number), transfers, {});
-  });
+  messages_->StartReceiving(NumberOf(op, pass), std::move(transfers));
 }
 
 absl::Status Network::Receive(const Program& program, const TapeOp& op) {
   CHECK(receiving_ == &op) << "messages are received in the order of the tape";
-  const absl::Status status = receiver_->Wait();
+  const absl::Status status = messages_->FinishReceiving();
   receiving_ = nullptr;
   CADRE_RETURN_IF_ERROR(status);
   exchange_.FinishReceives(op.move.steps[0], Input(program, op.x[0]), Buffer(program, op.scratch),
@@ -526,7 +556,7 @@ absl::Status Network::PlayTogether(Program& program, const TapeOp& first, const 
   status.Update(halo ? layer.halo_parts()->ForwardInterior(moved_from, tensors)
                      : layer.gradient_parts()->BackwardParameters(tensors));
   const absl::Time waiting = Now();
-  status.Update(background_->Wait());
+  if (move.kind != TapeOpKind::kSend) status.Update(background_->Wait());
   const absl::Time arrived = Now();
   if (halo && status.ok()) status = layer.halo_parts()->ForwardBorder(tensors);
   // The part of the move's time that the work did not hide. While a device is observed, this is the

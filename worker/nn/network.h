@@ -36,10 +36,10 @@
 #include "plan/tape.h"
 #include "tensor/interval.h"
 #include "tensor/values.h"
+#include "worker/comm/background_move.h"
 #include "worker/comm/box_exchange.h"
 #include "worker/comm/mesh_communicators.h"
-#include "worker/comm/send_queue.h"
-#include "worker/nn/background_move.h"
+#include "worker/comm/placed_messages.h"
 #include "worker/nn/batch_upload.h"
 #include "worker/nn/layer.h"
 #include "worker/nn/parameter_store.h"
@@ -93,6 +93,8 @@ class TapeObserver {
 class PassListener {
  public:
   virtual ~PassListener() = default;
+  // Before a forward pass.
+  virtual absl::Status BeginForward() { return absl::OkStatus(); }
   // Before the forward of a layer with parameters: returns when its weights are ready.
   virtual absl::Status BeforeForward(int layer) = 0;
   // Training: forward is done. sums[0] is the loss and sums[1] the number of correct answers of
@@ -100,6 +102,9 @@ class PassListener {
   // current stream. `counted`: number of labels; 0 if another rank counts the same labels, so that
   // the sums must be ignored.
   virtual absl::Status AfterLoss(std::span<const double> sums, int64_t counted) = 0;
+  // Training: the forward passes of the step are done on all ranks on which this pass depends. All
+  // ranks call it at the same place among their messages, before the last backward pass.
+  virtual absl::Status AfterForwards() { return absl::OkStatus(); }
   // Training: the gradients of the layer's parameters are complete for this pass.
   virtual absl::Status AfterBackward(int layer) = 0;
 };
@@ -138,8 +143,8 @@ class Network {
   // samples. Requires: the micro-batch was loaded last.
   absl::Status PlayForward(int micro_batch, float loss_scale, double share);
   absl::Status PlayBackward(int micro_batch);
-  // Returns when everything is sent.
-  absl::Status EndStep() { return AwaitSends(); }
+  // Returns when everything is sent; on devices later work on the current stream is after that.
+  absl::Status EndStep();
   // A step of one batch: Load, PlayForward and PlayBackward.
   absl::Status ForwardBackward(const BatchView& batch, float loss_scale, double share);
 
@@ -203,8 +208,10 @@ class Network {
   static Range RangeOf(const Program& program, bool backward);
   // Sets which pass is played next, when what is sent from its memory is sent.
   absl::Status Enter(Pass pass);
-  // Returns when all declared sends are done.
-  absl::Status AwaitSends();
+  // In a pipeline: calls the listener's AfterForwards if the passes before `position` (of
+  // PassOrder) complete the forward passes of the step, once.
+  absl::Status EndForwards(int position);
+  // Measures the wait.
   absl::Status Moving(const std::function<absl::Status()>& wait);
   void Send(const Program& program, const TapeOp& op);
   // Starts to receive, in the background, the message of the first kReceive at or after operation
@@ -214,6 +221,16 @@ class Network {
   void StartReceiving(const Program& program, const TapeOp& op, Pass pass);
   // Returns when the message of `op` is received and unpacked.
   absl::Status Receive(const Program& program, const TapeOp& op);
+  // The number of the first message that is received in passes at a position.
+  uint32_t FirstNumber(int position) const { return first_number_ + position * orders_; }
+  uint32_t NumberOf(const TapeOp& op, Pass pass) const {
+    return first_number_ + MessageNumber(*order_, graph_, plan_, op, pass, orders_);
+  }
+  // Messages with lower numbers precede what the rank does next.
+  absl::Status Precede(uint32_t number) {
+    return messages_ == nullptr ? absl::OkStatus() : messages_->Precede(number);
+  }
+  absl::Status PrecedeOp(const TapeOp& op);
   absl::Status PlayRange(Program& program, Range range, const PassContext& pass);
   // Plays two operations concurrently, one of them a move.
   absl::Status PlayTogether(Program& program, const TapeOp& first, const TapeOp& second);
@@ -275,8 +292,6 @@ class Network {
   PassListener* listener_ = nullptr;
   double seconds_moving_ = 0;
   const std::unique_ptr<BackgroundMove> background_;
-  // Null: no tape sends. Destroyed before the memory from which it sends.
-  std::unique_ptr<SendQueue> sends_;
   // The step that is played: its order, its number of samples by micro-batch, and the number of its
   // first message, so that numbers increase from step to step.
   const PassOrder* order_ = nullptr;
@@ -286,15 +301,19 @@ class Network {
   uint32_t numbers_ = 0;
   // Tape::orders, equal in all tapes of the graph.
   uint32_t orders_ = 0;
-  // The step's passes on this rank, and the position of the one that is played.
+  // The step's passes on this rank, and the index of the one that is played.
   std::vector<Pass> passes_;
   size_t playing_ = 0;
+  int stage_ = 0;
+  // Of EndForwards.
+  bool forwards_done_ = false;
   bool training_ = false;
   // By block of memory: messages that may still be sent from it.
   std::vector<std::vector<uint32_t>> sending_;
-  // The kReceive whose message is being received, or null. Destroyed before the memory.
+  // The kReceive whose message is being received, or null.
   const TapeOp* receiving_ = nullptr;
-  const std::unique_ptr<BackgroundMove> receiver_;
+  // Null: no tape sends or receives. Destroyed before the memory that its messages use.
+  std::unique_ptr<PlacedMessages> messages_;
   const PassOrder one_batch_{1};
   // By layer, for allocation labels.
   std::vector<std::string> labels_of_layers_;

@@ -24,13 +24,14 @@
 //   Chunks keep a large bucket from delaying an urgent small one. After kNorms, each update and its
 //   gather are one operation, so that the first gather does not wait for every update.
 // - On a device, operations are enqueued on a stream in the order in which they are returned, which
-//   is the same on all ranks because they play equal tapes. Buckets are not cut. Gathers are
-//   returned by the next BeforeForward, in the order in which forward needs them. So forward and
+//   is the same on all ranks because they play equal tapes. Buckets are not cut. kNorms ends the
+//   pass, which is the same place among the messages of a pipeline on all ranks. Gathers are
+//   returned by the next BeginForward, in the order in which forward needs them. So forward and
 //   the gathers that it waits for can be captured as one graph (step_recorder.h).
 //
 // A bucket whose layers are placed on other ranks has the same operations on this rank, so that all
 // ranks execute one order; they do nothing, and follow kLoss immediately. Its gathers are waited
-// for before the next AfterLoss, because no forward on this rank waits for them.
+// for before the next AfterForwards, because no forward on this rank waits for them.
 //
 // Invariants. In each step every chunk is reduced once, updated at most once, and gathered at most
 // once after its update. kLoss precedes every kReduce, and kNorms follows the last kReduce. If
@@ -39,7 +40,7 @@
 //
 // Cost: a step returns O(chunks) operations; nothing here depends on the number of elements.
 //
-// Limits. The reductions of a step must be done before the next AfterLoss. This holds because
+// Limits. The reductions of a step must be done before the next AfterForwards. This holds because
 // forward waits for every gather; after a step without `gather` the caller has to call Gather
 // first.
 #include "worker/train/bucket_schedule.h"
@@ -71,13 +72,11 @@ void BucketSchedule::BeginStep(bool gather) {
   }
 }
 
-BucketOps BucketSchedule::BeforeForward() {
+BucketOps BucketSchedule::BeginForward() {
   return std::exchange(state_.gathers_pending, false) ? ForAllChunks(Kind::kGather) : BucketOps();
 }
 
-BucketOps BucketSchedule::AfterLoss() {
-  state_.first_pass = false;
-  if (!state_.last_forward) return {};
+BucketOps BucketSchedule::AfterForwards() {
   state_.stopped = false;
   state_.gathers_follow = state_.gather && !policy_.lazy_gathers;
   state_.reductions_left = 0;
@@ -104,6 +103,7 @@ BucketOps BucketSchedule::EndPass() {
   for (size_t b = 0; b < table_.buckets.size(); ++b) {
     if (!state_.reducing[b]) AddReductions(b, ops);
   }
+  if (policy_.norms && policy_.lazy_gathers) ops.push_back({Kind::kNorms});
   if (state_.gather && policy_.lazy_gathers) {
     const BucketOps gathers = Gather();
     ops.insert(ops.end(), gathers.begin(), gathers.end());
@@ -120,7 +120,9 @@ BucketOps BucketSchedule::Done(const BucketOp& op) {
   if (op.kind == Kind::kReduce) {
     const bool last = --state_.reductions_left == 0;
     if (state_.stopped) return {};
-    if (policy_.norms) return last ? BucketOps{{Kind::kNorms}} : BucketOps();
+    if (policy_.norms) {
+      return last && !policy_.lazy_gathers ? BucketOps{{Kind::kNorms}} : BucketOps();
+    }
     BucketOps ops = {{Kind::kUpdate, op.bucket, op.chunk}};
     if (state_.gathers_follow) ops.push_back({Kind::kGather, op.bucket, op.chunk});
     return ops;

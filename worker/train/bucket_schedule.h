@@ -4,7 +4,7 @@
 // ready. bucket_schedule.cc explains the idea. ThreadFlow and StreamFlow execute the operations.
 //
 // Threads: two threads may use one object. The thread that executes operations calls Done and Stop,
-// and only from the start of an operation that AfterLoss returned until the next AfterLoss. The
+// and only from the start of an operation that AfterForwards returned until the next one. The
 // rank's own thread calls everything else.
 #pragma once
 
@@ -66,7 +66,7 @@ class BucketSchedule {
     bool overlap = true;
     // True: the optimizer needs norms over the whole model, so updates wait for all reductions.
     bool norms = false;
-    // True: gathers are returned by the next BeforeForward rather than after each update.
+    // True: gathers are returned by the next BeginForward rather than after each update.
     bool lazy_gathers = false;
   };
   // `table` must outlive the schedule.
@@ -75,13 +75,17 @@ class BucketSchedule {
   // Starts a step. `gather`: all ranks get the new weights; otherwise only the owned intervals are
   // updated until Gather is called. Operations of the step before may still be executing.
   void BeginStep(bool gather);
-  // The next AfterLoss is the step's last; the next backward pass is.
+  // The next forward pass is the step's last; the next backward pass is.
   void BeginLastForward() { state_.last_forward = true; }
   void BeginLastBackward() { state_.last_backward = true; }
 
+  // A forward pass is done.
+  void AfterLoss() { state_.first_pass = false; }
+
   // Each of the following returns the operations to start now, in this order.
-  BucketOps BeforeForward();
-  BucketOps AfterLoss();
+  BucketOps BeginForward();
+  // After the last forward pass.
+  BucketOps AfterForwards();
   BucketOps AfterBackward(int layer);
   BucketOps EndPass();
   // Gathers the weights outside of a step.
@@ -99,7 +103,6 @@ class BucketSchedule {
   int64_t Priority(const BucketOp& op) const;
 
   bool first_pass() const { return state_.first_pass; }
-  bool last_forward() const { return state_.last_forward; }
   bool last_backward() const { return state_.last_backward; }
   bool gather() const { return state_.gather; }
   bool overlap() const { return policy_.overlap; }

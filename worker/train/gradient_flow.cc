@@ -111,7 +111,6 @@ void GradientFlow::BeginStep(float rate, bool gather, int64_t labels) {
 }
 
 absl::Status GradientFlow::BeforeForward(int layer) {
-  CADRE_RETURN_IF_ERROR(Start(schedule_.BeforeForward()));
   for (const int b : table_.of_layer[layer]) CADRE_RETURN_IF_ERROR(WaitForWeights(b));
   return absl::OkStatus();
 }
@@ -129,9 +128,14 @@ absl::Status GradientFlow::AfterLoss(std::span<const double> sums, int64_t count
   }
   AccumulateStatistics();
   if (counted > 0) AddLoss(sums, counted);
+  schedule_.AfterLoss();
+  return absl::OkStatus();
+}
+
+absl::Status GradientFlow::AfterForwards() {
   // Forward has waited for all weights, so no operation of the step before is executing.
-  if (schedule_.last_forward()) current_ = next_;
-  return Start(schedule_.AfterLoss());
+  current_ = next_;
+  return Start(schedule_.AfterForwards());
 }
 
 absl::Status GradientFlow::EndPass() {
@@ -153,16 +157,14 @@ void GradientFlow::Accumulate(int bucket) {
   if (!sums.empty()) kernels_.pointwise().Add(parameters_.gradients(bucket), sums);
 }
 
-// On a device a pass ends before the next one begins, so statistics are added with the gradients.
 void GradientFlow::AccumulateStatistics() {
-  if (!device_.is_host()) return;
   for (const auto& [bucket, elements] : statistics_) {
     const std::span<float> sums = parameters_.sums(bucket);
     if (sums.empty()) continue;
     const std::span<float> added =
         parameters_.gradients(bucket).subspan(elements.begin, elements.size());
     kernels_.pointwise().Add(added, sums.subspan(elements.begin, elements.size()));
-    std::fill(added.begin(), added.end(), 0.0F);
+    device_.Zero(added.data(), added.size_bytes());
   }
 }
 

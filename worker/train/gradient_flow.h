@@ -72,8 +72,10 @@ class GradientFlow : public PassListener {
   // Returns when every operation that was started is done. Not a collective.
   virtual absl::Status AwaitOperations() = 0;
 
+  absl::Status BeginForward() override { return Start(schedule_.BeginForward()); }
   absl::Status BeforeForward(int layer) override;
   absl::Status AfterLoss(std::span<const double> sums, int64_t counted) override;
+  absl::Status AfterForwards() override;
   absl::Status AfterBackward(int layer) override { return Start(schedule_.AfterBackward(layer)); }
 
   // Seconds that the rank's own thread has waited for operations. 0 on devices, because the host

@@ -103,8 +103,7 @@ Replica::Replica(const v1::RunSpec& spec, Graph graph, ParameterIndex index, Pla
       graph_(std::move(graph)),
       index_(std::move(index)),
       plan_(std::move(plan)),
-      order_(PassOrderOf(spec.cluster().pipeline(), MicroBatches(spec), KindOf(kernels.device()),
-                         graph_, plan_)),
+      order_(PassOrderOf(spec.cluster().pipeline(), MicroBatches(spec), graph_, plan_)),
       kernels_(kernels),
       device_(kernels.device()),
       comms_(control, plan_.mesh),
@@ -156,6 +155,9 @@ std::unique_ptr<GradientFlow> Replica::MakeFlow(Transport& data) {
 absl::Status Replica::Prepare() {
   CADRE_RETURN_IF_ERROR(device_.status());
   CADRE_RETURN_IF_ERROR(data_comms_.Prepare(NativeAxes(plan_)));
+  if (PlacesLayers(plan_)) {
+    CADRE_RETURN_IF_ERROR(data_comms_.transport().PrepareMessages());
+  }
   network_->set_in_flight(InFlight());
   for (const int64_t samples : MicroBatchSizes(spec_)) {
     CADRE_RETURN_IF_ERROR(network_->Prepare(samples, /*training=*/true));

@@ -118,7 +118,7 @@ class Transport {
   // Activations that are sent to ranks with other layers, moved by a thread of its own
   // (worker/comm/send_queue.h), and those that are received from them, moved by another thread.
   // What a rank sends on kSends, its peer receives on kReceives; nothing is received on kSends or
-  // sent on kReceives.
+  // sent on kReceives. On a device, ranks send and receive in calls on kSends.
   static constexpr int kSends = 3;
   static constexpr int kReceives = 4;
   static constexpr int kChannels = 5;
@@ -160,6 +160,10 @@ class Transport {
   virtual absl::Status PrepareMembers(std::span<const std::vector<int>> /*parts*/) {
     return absl::OkStatus();
   }
+
+  // Prepares calls on kSends and kReceives. A collective of all ranks, while no other call is in
+  // progress.
+  virtual absl::Status PrepareMessages() { return absl::OkStatus(); }
 
   // Declares that messages will often use this memory, so that the transport may map it once.
   // A mapping that fails costs speed only and is not an error. ForgetMemory must be called before

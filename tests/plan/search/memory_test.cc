@@ -29,8 +29,8 @@ using testing::ZooProblem;
 // Memory of the tape of the rank that needs the most.
 int64_t PlannedBytes(const OwnedProblem& owned, const Plan& plan) {
   int64_t max_bytes = 0;
-  const PassOrder order = PassOrderOf(owned.spec.cluster().pipeline(), MicroBatches(owned.spec),
-                                      v1::Cluster::CPU, *owned.graph, plan);
+  const PassOrder order =
+      PassOrderOf(owned.spec.cluster().pipeline(), MicroBatches(owned.spec), *owned.graph, plan);
   for (int rank = 0; rank < plan.mesh.ranks(); ++rank) {
     const v1::MemoryUse use =
         PlannedMemory(owned.spec, *owned.graph, *owned.index, plan, rank, v1::Cluster::CPU,

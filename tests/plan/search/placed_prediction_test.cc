@@ -267,7 +267,7 @@ class ChainTest : public ::testing::Test {
       plan.layers.push_back(
           *LayOut(graph_[l], plan.mesh, {}, {{.axis = "stage", .coordinate = stage}}));
     }
-    const PassOrder order = PassOrderOf(pipeline, micro_batches, v1::Cluster::CPU, graph_, plan);
+    const PassOrder order = PassOrderOf(pipeline, micro_batches, graph_, plan);
     double seconds = 0;
     for (const PlacedRankTime& rank : SimulatePasses(problem, plan, order)) {
       seconds = std::max(seconds, rank.end);

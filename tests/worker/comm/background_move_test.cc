@@ -1,5 +1,5 @@
 // Moves on the host, in a thread. Moves on devices are tested with the network.
-#include "worker/nn/background_move.h"
+#include "worker/comm/background_move.h"
 
 #include <gtest/gtest.h>
 

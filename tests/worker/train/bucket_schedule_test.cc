@@ -32,7 +32,8 @@ class BucketScheduleTest : public testing::Test {
     schedule.BeginStep(gather);
     schedule.BeginLastForward();
     schedule.BeginLastBackward();
-    EXPECT_THAT(schedule.AfterLoss(), ElementsAre(BucketOp{Kind::kLoss}));
+    schedule.AfterLoss();
+    EXPECT_THAT(schedule.AfterForwards(), ElementsAre(BucketOp{Kind::kLoss}));
     EXPECT_THAT(schedule.Done({Kind::kLoss}), IsEmpty());
   }
   static BucketOps Backward(BucketSchedule& schedule) {
@@ -67,6 +68,19 @@ TEST_F(BucketScheduleTest, WithoutOverlapReducesAfterBackward) {
   EXPECT_THAT(schedule.EndPass(), ElementsAre(kReduce0, kReduce10, kReduce11));
 }
 
+// On a stream all ranks enqueue them at the same place among the messages of pipelines.
+TEST_F(BucketScheduleTest, NormsFollowThePassOnAStream) {
+  BucketSchedule schedule = Make({.norms = true, .lazy_gathers = true});
+  Begin(schedule, /*gather=*/true);
+  for (const int layer : {3, 2, 0}) {
+    for (const BucketOp& op : schedule.AfterBackward(layer)) {
+      EXPECT_THAT(schedule.Done(op), IsEmpty());
+    }
+  }
+  EXPECT_THAT(schedule.EndPass(), ElementsAre(BucketOp{Kind::kNorms}));
+  EXPECT_EQ(schedule.Done({Kind::kNorms}).size(), 3U);
+}
+
 // If backward does not reach a bucket's layers on this rank, the end of the pass reduces the
 // bucket.
 TEST_F(BucketScheduleTest, EndOfPassReducesTheRest) {
@@ -84,7 +98,8 @@ TEST_F(BucketScheduleTest, BucketOfOtherRanksFollowsLoss) {
   schedule.BeginStep(/*gather=*/true);
   schedule.BeginLastForward();
   schedule.BeginLastBackward();
-  EXPECT_THAT(schedule.AfterLoss(), ElementsAre(BucketOp{Kind::kLoss}, kReduce0));
+  schedule.AfterLoss();
+  EXPECT_THAT(schedule.AfterForwards(), ElementsAre(BucketOp{Kind::kLoss}, kReduce0));
   EXPECT_THAT(schedule.AfterBackward(0), ElementsAre(kReduce10, kReduce11));
   EXPECT_THAT(schedule.EndPass(), IsEmpty());
   EXPECT_THAT(schedule.Done(kReduce0), IsEmpty());
@@ -165,12 +180,13 @@ TEST_F(BucketScheduleTest, OnlyTheLastPassExchanges) {
   BucketSchedule schedule = Make({});
   schedule.BeginStep(/*gather=*/true);
   EXPECT_TRUE(schedule.first_pass());
-  EXPECT_THAT(schedule.AfterLoss(), IsEmpty());
+  schedule.AfterLoss();
   EXPECT_FALSE(schedule.first_pass());
   EXPECT_THAT(Backward(schedule), IsEmpty());
   schedule.BeginLastForward();
   schedule.BeginLastBackward();
-  EXPECT_THAT(schedule.AfterLoss(), ElementsAre(BucketOp{Kind::kLoss}));
+  schedule.AfterLoss();
+  EXPECT_THAT(schedule.AfterForwards(), ElementsAre(BucketOp{Kind::kLoss}));
   EXPECT_THAT(Backward(schedule), ElementsAre(kReduce0, kReduce10, kReduce11));
 }
 
@@ -178,9 +194,10 @@ TEST_F(BucketScheduleTest, OnlyTheLastPassExchanges) {
 TEST_F(BucketScheduleTest, TheLossIsSummedAfterTheLastForward) {
   BucketSchedule schedule = Make({});
   schedule.BeginStep(/*gather=*/true);
-  EXPECT_THAT(schedule.AfterLoss(), IsEmpty());
+  schedule.AfterLoss();
   schedule.BeginLastForward();
-  EXPECT_THAT(schedule.AfterLoss(), ElementsAre(BucketOp{Kind::kLoss}));
+  schedule.AfterLoss();
+  EXPECT_THAT(schedule.AfterForwards(), ElementsAre(BucketOp{Kind::kLoss}));
   EXPECT_THAT(Backward(schedule), IsEmpty());
   schedule.BeginLastBackward();
   EXPECT_THAT(Backward(schedule), ElementsAre(kReduce0, kReduce10, kReduce11));
@@ -191,19 +208,19 @@ TEST_F(BucketScheduleTest, LazyGathersWaitForTheNextForward) {
   Begin(schedule, /*gather=*/true);
   EXPECT_THAT(Backward(schedule), ElementsAre(kReduce0, kReduce10, kReduce11));
   EXPECT_THAT(schedule.Done(kReduce0), ElementsAre(BucketOp{Kind::kUpdate, 0, 0}));
-  EXPECT_THAT(schedule.BeforeForward(),
+  EXPECT_THAT(schedule.BeginForward(),
               ElementsAre(BucketOp{Kind::kGather, 1, 0}, BucketOp{Kind::kGather, 1, 1},
                           BucketOp{Kind::kGather, 0, 0}));
-  EXPECT_THAT(schedule.BeforeForward(), IsEmpty());
+  EXPECT_THAT(schedule.BeginForward(), IsEmpty());
   EXPECT_THAT(schedule.Gather(), IsEmpty());
-  EXPECT_EQ(schedule.BeforeForward().size(), 3U);
+  EXPECT_EQ(schedule.BeginForward().size(), 3U);
 }
 
 TEST_F(BucketScheduleTest, LazyGathersWithoutOverlapEndThePass) {
   BucketSchedule schedule = Make({.overlap = false, .lazy_gathers = true});
   Begin(schedule, /*gather=*/true);
   EXPECT_EQ(Backward(schedule).size(), 6U);
-  EXPECT_THAT(schedule.BeforeForward(), IsEmpty());
+  EXPECT_THAT(schedule.BeginForward(), IsEmpty());
   EXPECT_EQ(schedule.Gather().size(), 3U);
 }
 
@@ -226,14 +243,15 @@ TEST_F(BucketScheduleTest, EqualStepsStartFromEqualStates) {
     schedule.BeginLastForward();
     schedule.BeginLastBackward();
     states.push_back(schedule.state());
-    schedule.BeforeForward();
+    schedule.BeginForward();
     schedule.AfterLoss();
+    schedule.AfterForwards();
     for (const BucketOp& op : Backward(schedule)) schedule.Done(op);
   }
   EXPECT_FALSE(states[0] == states[1]);  // The first forward has nothing to gather.
   EXPECT_EQ(states[1], states[2]);
   schedule.set_state(states[0]);
-  EXPECT_THAT(schedule.BeforeForward(), IsEmpty());
+  EXPECT_THAT(schedule.BeginForward(), IsEmpty());
 }
 
 }  // namespace

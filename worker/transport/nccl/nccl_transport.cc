@@ -33,6 +33,7 @@
 #include <array>
 #include <map>
 #include <numeric>
+#include <optional>
 #include <set>
 #include <utility>
 #include <vector>
@@ -46,7 +47,7 @@
 namespace cadre {
 namespace {
 
-// The channels that carry data; kOrder stays on the host.
+// The channels of collectives; kOrder stays on the host.
 constexpr int kDataChannels = 2;
 constexpr std::array<const char*, kDataChannels> kChannelNames = {"moves", "background"};
 // Received addends are aligned for vector loads.
@@ -179,6 +180,7 @@ class NcclTransport final : public Transport {
   bool HasNativeFor(std::span<const int> members) const override;
   absl::Status RunNative(int channel, const CallTag& tag, const NativeCall& call) override;
   absl::Status PrepareMembers(std::span<const std::vector<int>> parts) override;
+  absl::Status PrepareMessages() override;
   void RegisterMemory(std::span<std::byte> memory) override {
     if (!memory.empty()) comms_.Register(memory.data(), memory.size());
   }
@@ -198,6 +200,10 @@ class NcclTransport final : public Transport {
   };
 
   absl::Status CheckCall(int channel) const;
+  // The communicator of all ranks for a channel.
+  int NumberOf(int channel) const {
+    return channel == kSends ? *messages_ : numbers_.at(AllRanks(size()))[channel];
+  }
   // The channel's lists of transfers by round, without those that carry nothing.
   absl::Status SortByRound(const CallTag& tag, std::span<const Transfer> transfers);
   absl::Status Reserve(int channel);
@@ -220,6 +226,8 @@ class NcclTransport final : public Transport {
   NcclAgreement agreement_;
   // Numbers of the communicators, by members and channel.
   std::map<std::vector<int>, std::array<int, kDataChannels>> numbers_;
+  // The number of the communicator for kSends.
+  std::optional<int> messages_;
   // The arguments of earlier calls of PrepareMembers.
   std::set<std::vector<std::vector<int>>> prepared_;
   // Scratch for addends, by channel. The last block is used; enqueued work may still use the
@@ -243,7 +251,8 @@ absl::Status NcclTransport::Connect() {
 }
 
 absl::Status NcclTransport::CheckCall(int channel) const {
-  CHECK(channel >= 0 && channel < kDataChannels) << "channel " << channel << " carries no data";
+  CHECK((channel >= 0 && channel < kDataChannels) || (channel == kSends && messages_))
+      << "channel " << channel << " carries no data";
   return comms_.status();
 }
 
@@ -292,7 +301,8 @@ absl::Status NcclTransport::Reserve(int channel) {
     in_round += Aligned(sorted_[i]->data.size());
     required = std::max(required, in_round);
   }
-  std::vector<DeviceArray<std::byte>>& scratch = scratch_[channel];
+  if (required == 0) return absl::OkStatus();
+  std::vector<DeviceArray<std::byte>>& scratch = scratch_.at(channel);
   const size_t allocated = scratch.empty() ? 0 : scratch.back().size();
   if (required <= allocated) return absl::OkStatus();
   if (device_.capturing()) {
@@ -315,9 +325,9 @@ absl::Status NcclTransport::RunRound(int channel, const CallTag& tag,
     addends_.push_back({transfer->data, {at, transfer->data.size()}});
     used += Aligned(transfer->data.size());
   }
-  const int number = numbers_.at(AllRanks(size()))[channel];
-  CADRE_RETURN_IF_ERROR(comms_.Enqueue(
-      number, tag, [&](ncclComm_t comm) { return EnqueueTransfers(comm, round, addends_); }));
+  CADRE_RETURN_IF_ERROR(comms_.Enqueue(NumberOf(channel), tag, [&](ncclComm_t comm) {
+    return EnqueueTransfers(comm, round, addends_);
+  }));
   for (const Addend& addend : addends_) {
     kernels_.memory().AccumulateReceived(tag.dtype, addend.sum, addend.values);
   }
@@ -373,6 +383,13 @@ absl::Status NcclTransport::PrepareMembers(std::span<const std::vector<int>> par
   }
   return FailedWith(
       absl::InternalError(absl::StrCat("rank ", rank(), " is in none of the parts to prepare")));
+}
+
+absl::Status NcclTransport::PrepareMessages() {
+  if (size() == 1 || messages_) return comms_.status();
+  CADRE_ASSIGN_OR_RETURN(
+      messages_, comms_.Split(NumberOf(kMoves), /*color=*/0, rank(), "messages between layers"));
+  return HostBarrier(host_);
 }
 
 absl::Status NcclTransport::RunNative(int channel, const CallTag& tag, const NativeCall& call) {

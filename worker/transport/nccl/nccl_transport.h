@@ -18,7 +18,8 @@
 // run once before it is captured. Captured graphs must be destroyed before the transport.
 //
 // Owns its NCCL communicators: one of all ranks for each of the channels kMoves and kBackground,
-// and one for each channel and subset of the ranks that is passed to PrepareMembers. Borrows
+// one for each of these channels and subset of the ranks that is passed to PrepareMembers, and with
+// PrepareMessages one of all ranks for kSends, on which ranks also receive. Borrows
 // device, kernels and host transport. Threads: one thread enqueues (device.h); Abort and status()
 // are thread-safe. A watcher thread polls NCCL and the host transport for errors and then aborts
 // the calls that NCCL has not completed.
