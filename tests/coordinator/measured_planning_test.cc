@@ -141,25 +141,9 @@ TEST_F(MeasuredPlanningTest, PinsAreRespected) {
   }
 }
 
-// Branches of equal layers; messages take long.
-constexpr char kBranches[] = R"(
-model {
-  input { channels: 1 height: 16 width: 16 }
-  layer { name: "flat" flatten {} }
-  layer { name: "left1" input: "flat" fully_connected { out_features: 256 } }
-  layer { name: "left2" fully_connected { out_features: 256 } }
-  layer { name: "left3" fully_connected { out_features: 256 } }
-  layer { name: "right1" input: "flat" fully_connected { out_features: 256 } }
-  layer { name: "right2" fully_connected { out_features: 256 } }
-  layer { name: "right3" fully_connected { out_features: 256 } }
-  layer { name: "join" input: "left3" input: "right3" add {} }
-  layer { name: "loss" softmax_cross_entropy {} }
-}
-batch_per_group: 8)";
-
 // A group that has lost a worker is planned anew, without the coordinates of the larger group.
 TEST_F(MeasuredPlanningTest, PlacesBranchesOnRanks) {
-  spec_ = testing::SpecOf(kBranches);
+  spec_ = testing::SpecOf(testing::kTwoBranches);
   PlanQuery query = QueryOf(2);
   query.times.push_back(TimesOf(spec_, 8, 1e-2));
   query.link = LinkOf(1e-7);
@@ -186,7 +170,7 @@ TEST_F(MeasuredPlanningTest, PlacesBranchesOnRanks) {
 }
 
 TEST_F(MeasuredPlanningTest, PlacedLayersFitIntoMemory) {
-  spec_ = testing::SpecOf(kBranches);
+  spec_ = testing::SpecOf(testing::kTwoBranches);
   PlanQuery query = QueryOf(2);
   query.times.push_back(TimesOf(spec_, 8, 1e-2));
   query.link = LinkOf(1e-7);

@@ -90,8 +90,16 @@ double MeanDifference(const std::vector<double>& a, const std::vector<double>& b
   return std::sqrt(sum / std::max<size_t>(1, a.size()));
 }
 
-// Statistics of norms and ids of tokens, which a plan does not count.
-constexpr int64_t kUnplannedBytes = 1 << 13;
+// What a plan does not count: loss and number of correct answers; the statistics of a batch norm,
+// two fp64 sums and two fp32 means of each channel; the ids of tokens.
+int64_t UnplannedBytes(const Graph& graph, int64_t samples) {
+  int64_t bytes = 2 * sizeof(double);
+  for (const GraphLayer& layer : graph.layers()) {
+    if (layer.kind == LayerKind::kBatchNorm) bytes += 24 * layer.parameters[0].shape[0];
+    if (layer.kind == LayerKind::kEmbedding) bytes += 4 * samples * graph.input().elements();
+  }
+  return bytes;
+}
 
 // Planned bytes of the device that computes. Not on it: the bf16 copies of weights, a third of
 // `weights`; and optimizer states of groups of several ranks, whose updates have a device of their
@@ -134,7 +142,7 @@ TEST_P(Bf16Plans, EqualOneRank) {
   const Comparison comparison(spec, OneThreadCpu);
   std::mt19937_64 random(9);
   double worst = 0;
-  for (const int ranks : {1, 2, 3, 4}) {
+  for (const int ranks : {1, 2, 3, 4, 8}) {
     for (const Plan& plan : comparison.Plans(ranks, 2, random)) {
       const auto many = ranks_.Train(spec, PlanToProto(plan, index_), training);
       ASSERT_TRUE(many.ok()) << many.status() << PrintPlan(plan, graph_, index_);
@@ -144,7 +152,8 @@ TEST_P(Bf16Plans, EqualOneRank) {
         EXPECT_EQ(many->memory[rank].DebugString(), many->planned_memory[rank].DebugString());
         const int64_t planned = PlannedOnDevice(many->planned_memory[rank], ranks);
         EXPECT_GE(many->allocated_bytes[rank], planned);
-        EXPECT_LE(many->allocated_bytes[rank], planned + kUnplannedBytes);
+        EXPECT_LE(many->allocated_bytes[rank],
+                  planned + UnplannedBytes(graph_, spec_.batch_per_group()));
       }
     }
   }
@@ -163,7 +172,12 @@ std::string NameOfModel(const testing::TestParamInfo<std::string>& info) {
 }
 INSTANTIATE_TEST_SUITE_P(Zoo, Bf16Curves, testing::Values("lenet", "alexnet", "resnet18", "gpt"),
                          NameOfModel);
-INSTANTIATE_TEST_SUITE_P(Zoo, Bf16Plans, testing::Values("lenet", "mlp", "resnet18", "gpt", "gnmt"),
+// What rounding to bf16 changes in five steps of the small versions of alexnet, resnet50 and vgg11
+// is not far below, or above, what a missing sample changes, so a bound would show nothing. Their
+// plans are compared in fp32 only (zoo_plans_test.cc).
+INSTANTIATE_TEST_SUITE_P(Zoo, Bf16Plans,
+                         testing::Values("lenet", "mlp", "resnet18", "vgg16", "inception-v3", "gpt",
+                                         "gpt-padded", "gnmt", "biglstm"),
                          NameOfModel);
 
 }  // namespace

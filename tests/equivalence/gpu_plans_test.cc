@@ -33,10 +33,14 @@ struct Case {
   int ranks;
   // Number of random plans; 0: plans that cover every pair of splits of every two neighbors.
   int plans;
+  // Random plans that place layers.
+  bool placed = false;
 };
 
-// The argument of a rank, such as "lenet 0 model/zoo".
-std::string TaskOf(const Case& c) { return absl::StrCat(c.model, " ", c.plans, " ", FLAGS_zoo); }
+// The argument of a rank, such as "lenet 0 split model/zoo".
+std::string TaskOf(const Case& c) {
+  return absl::StrCat(c.model, " ", c.plans, " ", c.placed ? "placed" : "split", " ", FLAGS_zoo);
+}
 
 // --- a rank --------------------------------------------------------------------------------------
 
@@ -66,8 +70,8 @@ class GpuBackEnd final : public RankBackEnd {
 absl::Status RunRank(const RankTask& task) {
   const std::vector<std::string> words = absl::StrSplit(task.task, ' ');
   int plans = 0;
-  CHECK(words.size() == 3 && absl::SimpleAtoi(words[1], &plans)) << task.task;
-  CADRE_ASSIGN_OR_RETURN(const v1::RunSpec spec, SmallModel(words[2], words[0]));
+  CHECK(words.size() == 4 && absl::SimpleAtoi(words[1], &plans)) << task.task;
+  CADRE_ASSIGN_OR_RETURN(const v1::RunSpec spec, SmallModel(words[3], words[0]));
   CADRE_ASSIGN_OR_RETURN(const std::unique_ptr<Transport> control, ConnectRankProcess(task.rank));
   const auto back_end = [](int /*rank*/) {
     auto made = GpuBackEnd::Make();
@@ -82,8 +86,10 @@ absl::Status RunRank(const RankTask& task) {
         return TrainAsRank(on_devices, plan, training, *control, back_end);
       });
   std::mt19937_64 random(7);
-  CADRE_ASSIGN_OR_RETURN(const ComparisonResult result,
-                         comparison.Run(comparison.Plans(control->size(), plans, random)));
+  CADRE_ASSIGN_OR_RETURN(
+      const ComparisonResult result,
+      comparison.Run(words[2] == "placed" ? comparison.PlacedPlans(control->size(), plans, random)
+                                          : comparison.Plans(control->size(), plans, random)));
   if (result.failures == 0) return absl::OkStatus();
   return absl::InternalError(absl::StrCat(result.failures, " of ", result.plans,
                                           " plans: ", absl::StrJoin(result.messages, "\n")));
@@ -107,14 +113,19 @@ TEST_P(GpuPlans, EqualOneRankOnTheHost) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Zoo, GpuPlans,
-    testing::Values(Case{"lenet", 1, 0}, Case{"lenet", 2, 0}, Case{"lenet", 4, 0},
-                    Case{"mlp", 4, 0}, Case{"gpt", 1, 0}, Case{"gpt", 2, 0}, Case{"gpt", 4, 0},
-                    Case{"resnet18", 1, 1}, Case{"resnet18", 2, 4}, Case{"resnet18", 4, 4},
-                    Case{"alexnet", 2, 4}, Case{"alexnet", 4, 4}, Case{"vgg16", 2, 2},
-                    Case{"resnet50", 4, 2}),
-    [](const auto& info) { return absl::StrCat(info.param.model, "On", info.param.ranks); });
+INSTANTIATE_TEST_SUITE_P(Zoo, GpuPlans,
+                         testing::Values(Case{"lenet", 1, 0}, Case{"lenet", 2, 0},
+                                         Case{"lenet", 4, 0}, Case{"mlp", 4, 0}, Case{"gpt", 1, 0},
+                                         Case{"gpt", 2, 0}, Case{"gpt", 4, 0},
+                                         Case{"resnet18", 1, 1}, Case{"resnet18", 2, 4},
+                                         Case{"resnet18", 4, 4}, Case{"alexnet", 2, 4},
+                                         Case{"alexnet", 4, 4}, Case{"vgg16", 2, 2},
+                                         Case{"resnet50", 4, 2}, Case{"lenet", 2, 4, true},
+                                         Case{"gpt", 4, 2, true}, Case{"resnet18", 2, 2, true}),
+                         [](const auto& info) {
+                           return absl::StrCat(info.param.model, info.param.placed ? "Placed" : "",
+                                               "On", info.param.ranks);
+                         });
 
 }  // namespace
 }  // namespace cadre

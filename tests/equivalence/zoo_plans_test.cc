@@ -44,8 +44,8 @@ INSTANTIATE_TEST_SUITE_P(Zoo, ZooPlans, testing::ValuesIn(SmallModelNames()),
 // Small enough for every pair of splits of every two neighbors.
 TEST(AllPlans, OfSmallModelsEqualOneRank) {
   const std::vector<std::pair<std::string, int>> cases = {
-      {"lenet", 2}, {"lenet", 3}, {"mlp", 4},       {"mlp", 6},
-      {"gpt", 2},   {"gpt", 3},   {"gpt-padded", 2}};
+      {"lenet", 2}, {"lenet", 3},      {"mlp", 4},     {"mlp", 6},    {"gpt", 2},
+      {"gpt", 3},   {"gpt-padded", 2}, {"biglstm", 2}, {"biglstm", 3}};
   for (const auto& [model, ranks] : cases) {
     Comparison comparison(ZooSpec(model), OneThreadCpu);
     std::mt19937_64 random(7);

@@ -58,21 +58,7 @@ inline PlanRequest SmallRequest(int workers) {
 // Requests a plan for two branches and two workers on a slow link: with data parallelism the
 // workers wait for gradients, so a step of 8 samples is fastest if each has one branch.
 inline PlanRequest BranchesRequest() {
-  PlanRequest request{.spec = SpecOf(R"(
-      model {
-        input { channels: 1 height: 16 width: 16 }
-        layer { name: "flat" flatten {} }
-        layer { name: "left1" input: "flat" fully_connected { out_features: 256 } }
-        layer { name: "left2" fully_connected { out_features: 256 } }
-        layer { name: "left3" fully_connected { out_features: 256 } }
-        layer { name: "right1" input: "flat" fully_connected { out_features: 256 } }
-        layer { name: "right2" fully_connected { out_features: 256 } }
-        layer { name: "right3" fully_connected { out_features: 256 } }
-        layer { name: "join" input: "left3" input: "right3" add {} }
-        layer { name: "loss" softmax_cross_entropy {} }
-      }
-      batch_per_group: 8
-      optimizer { sgd {} })"),
+  PlanRequest request{.spec = SpecOf(kTwoBranches),
                       .workers = 2,
                       .flops = 1e9,
                       .samples = 256,
