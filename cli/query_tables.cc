@@ -373,7 +373,11 @@ bool SharesDevices(const v1::GroupStatus& group, const v1::StatusReply& status) 
 
 std::string MeshText(const v1::GroupStatus& group) {
   const std::map<std::string, uint32_t> axes(group.mesh().begin(), group.mesh().end());
-  return absl::StrJoin(axes, ",", absl::PairFormatter("="));
+  const auto& layers = group.plan().layers();
+  const bool places = std::any_of(layers.begin(), layers.end(),
+                                  [](const v1::LayerPlan& layer) { return layer.at_size() > 0; });
+  return absl::StrCat(absl::StrJoin(axes, ",", absl::PairFormatter("=")),
+                      places ? ", layers placed" : "");
 }
 
 std::string DiscrepancyText(const v1::RunStatus& run) {

@@ -45,7 +45,7 @@ bool SharesDevices(const v1::GroupStatus& group, const v1::StatusReply& status);
 
 // "0.42: the groups agree: ...".
 std::string DiscrepancyText(const v1::RunStatus& run);
-// "data=1,model=2".
+// "data=1,model=2", and whether layers are placed, if the plan is known (in details of a run).
 std::string MeshText(const v1::GroupStatus& group);
 // "10.0 us, 1.25 GB/s, tcp".
 std::string LinkText(const v1::GroupStatus& group);

@@ -126,6 +126,14 @@ TEST(SummaryTest, Text) {
   EXPECT_THAT(text, ContainsRegex("cluster +2 groups of 2 workers, 1 aggregator\n"));
 }
 
+TEST(SummaryTest, TextOfPlacedLayers) {
+  Summary summary = Trained();
+  for (auto& [number, group] : summary.groups) {
+    group.mutable_plan()->add_layers()->add_at()->set_axis("model");
+  }
+  EXPECT_THAT(ToText(summary), ContainsRegex("mesh of a group +data=1,model=2, layers placed\n"));
+}
+
 TEST(SummaryTest, FitsOnAScreen) {
   Summary summary = Trained();
   summary.one_machine = true;
