@@ -27,6 +27,8 @@ macro(cadre_compile_options)
   endif()
   if(CADRE_SANITIZE)
     add_compile_options(-fsanitize=${CADRE_SANITIZE} -fno-omit-frame-pointer -g1)
+    # GCC reports values of std::optional that are set, because sanitizers hide the flow of data.
+    add_compile_options($<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-maybe-uninitialized>)
     add_link_options(-fsanitize=${CADRE_SANITIZE})
   endif()
 endmacro()
