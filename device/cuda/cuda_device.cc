@@ -45,8 +45,8 @@ constexpr int kHighPriority = -1;
 constexpr int kNormalPriority = 0;
 
 int PriorityOf(Stream stream) {
-  const bool computes = stream == Stream::kCompute || stream == Stream::kCopies;
-  return computes ? kNormalPriority : kHighPriority;
+  const bool is_local = stream == Stream::kCompute || stream == Stream::kCopies;
+  return is_local ? kNormalPriority : kHighPriority;
 }
 
 }  // namespace

@@ -107,16 +107,16 @@ class DeviceMessages final : public PlacedMessages {
 
   absl::Status Precede(uint32_t number) override {
     while (next_ < expected_ && IsBefore(messages_[next_].number, number)) {
-      CADRE_RETURN_IF_ERROR(Move(messages_[next_++], {}));
+      CADRE_RETURN_IF_ERROR(Enqueue(messages_[next_++], {}));
     }
     return absl::OkStatus();
   }
   absl::Status PrecedeAll() override {
-    while (next_ < expected_) CADRE_RETURN_IF_ERROR(Move(messages_[next_++], {}));
+    while (next_ < expected_) CADRE_RETURN_IF_ERROR(Enqueue(messages_[next_++], {}));
     return absl::OkStatus();
   }
 
-  // The host does not find out.
+  // Only events, which order streams, show when a message is sent.
   bool AreSent(std::span<const uint32_t> /*numbers*/) const override { return false; }
   absl::Status AwaitSent(std::span<const uint32_t> numbers) override {
     for (const uint32_t number : numbers) {
@@ -145,7 +145,7 @@ class DeviceMessages final : public PlacedMessages {
     CADRE_RETURN_IF_ERROR(Precede(received_));
     const bool sends = next_ < expected_ && messages_[next_].number == received_;
     Message own{.number = received_, .posted = true};
-    CADRE_RETURN_IF_ERROR(Move(sends ? messages_[next_++] : own, receives_));
+    CADRE_RETURN_IF_ERROR(Enqueue(sends ? messages_[next_++] : own, receives_));
     device_.WaitFor(*arrived_);
     return absl::OkStatus();
   }
@@ -172,7 +172,7 @@ class DeviceMessages final : public PlacedMessages {
   }
 
   // Enqueues the sends of a message, and the receives of the same number.
-  absl::Status Move(Message& message, std::span<const Transfer> receives) {
+  absl::Status Enqueue(Message& message, std::span<const Transfer> receives) {
     CHECK(message.posted) << "message " << message.number << " is not ready";
     const OnStream messages(device_, Stream::kMessages);
     if (message.event != nullptr) device_.WaitFor(*message.event);

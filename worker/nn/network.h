@@ -102,8 +102,8 @@ class PassListener {
   // current stream. `counted`: number of labels; 0 if another rank counts the same labels, so that
   // the sums must be ignored.
   virtual absl::Status AfterLoss(std::span<const double> sums, int64_t counted) = 0;
-  // Training: the forward passes of the step are done on all ranks on which this pass depends. All
-  // ranks call it at the same place among their messages, before the last backward pass.
+  // Training: once per step, after the rank's last forward pass and before its last backward pass;
+  // on all ranks at the same place among their messages, so that they may exchange values.
   virtual absl::Status AfterForwards() { return absl::OkStatus(); }
   // Training: the gradients of the layer's parameters are complete for this pass.
   virtual absl::Status AfterBackward(int layer) = 0;
