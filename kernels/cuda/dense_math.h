@@ -43,6 +43,18 @@ struct MatrixProductDims {
   friend auto operator<=>(const MatrixProductDims&, const MatrixProductDims&) = default;
 };
 
+// What the library could not do. Each number counts a case once, however often it is computed: a
+// case is a set of extents with its type, alignment and pass. Each case is also logged once, with
+// the library's reason.
+struct DenseMathCounters {
+  // Convolutions for which the library has no plan, or a plan that failed; Cadre's own kernels, which
+  // are slower, compute them.
+  int64_t fallback_convolutions = 0;
+  // Attentions that fused kernels could compute by their extents but not for lack of a plan. They are
+  // computed by matrix products, in memory that is quadratic in the tokens.
+  int64_t unfused_attentions = 0;
+};
+
 class DenseMath {
  public:
   virtual ~DenseMath() = default;
@@ -77,6 +89,7 @@ class DenseMath {
 
   // For messages and measurements: "cuBLAS 13.1.0, cuDNN 9.19.0".
   virtual std::string versions() const = 0;
+  virtual DenseMathCounters counters() const { return {}; }
 };
 
 // DenseMath by the vendor's libraries, which this call loads (library_loader.h). The workspace of a
