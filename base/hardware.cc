@@ -82,15 +82,20 @@ int UsableCores() {
   return std::max(1, usable);
 }
 
+uint64_t MemoryLimitBytes() {
+  // The file contains "max" if there is no limit.
+  std::ifstream file(kCgroupMemoryMax);
+  uint64_t limit = 0;
+  return file >> limit ? limit : 0;
+}
+
 uint64_t UsableMemoryBytes() {
   // sysconf returns -1 for unknown values.
   const uint64_t pages = std::max(0L, sysconf(_SC_PHYS_PAGES));
   const uint64_t page_bytes = std::max(0L, sysconf(_SC_PAGESIZE));
   uint64_t bytes = pages * page_bytes;
-  std::ifstream file(kCgroupMemoryMax);
-  uint64_t limit = 0;
-  if (file >> limit && limit > 0 && (bytes == 0 || limit < bytes)) bytes = limit;
-  return bytes;
+  const uint64_t limit = MemoryLimitBytes();
+  return limit > 0 && (bytes == 0 || limit < bytes) ? limit : bytes;
 }
 
 }  // namespace cadre

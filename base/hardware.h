@@ -32,6 +32,9 @@ absl::Status BindToCpus(const std::vector<int>& cpus);
 // its control group (cgroup), rounded up, if that is lower.
 int UsableCores();
 
+// The limit of the cgroup on its memory. 0: none.
+uint64_t MemoryLimitBytes();
+
 // Memory of the host, or the limit of the cgroup if that is lower. 0: unknown.
 uint64_t UsableMemoryBytes();
 

@@ -123,12 +123,14 @@ class Device {
   virtual bool can_capture() const { return false; }
   // Captures, without running it, what `work` enqueues on the current stream and on streams that
   // `work` forks from it and joins to it by events. Null if the work cannot be captured (`work`
-  // failed, or synchronised with the host); then nothing has run. Requires: can_capture(), and all
-  // memory that the work uses is allocated.
+  // failed, or synchronised with the host, or a library refused): see capture_refusal(). Then
+  // nothing has run. Requires: can_capture(), and all memory that the work uses is allocated.
   virtual absl::StatusOr<std::unique_ptr<DeviceGraph>> CaptureGraph(
       const std::function<absl::Status()>& /*work*/) {
     return absl::UnimplementedError("this device cannot capture graphs");
   }
+  // Why the last CaptureGraph returned null; empty if it did not.
+  virtual std::string capture_refusal() const { return ""; }
   // Enqueues the captured work on the current stream.
   virtual void LaunchGraph(DeviceGraph& /*graph*/) {}
 };

@@ -37,6 +37,8 @@ struct CudaApi {
   cudaError_t (*event_query)(cudaEvent_t event) = nullptr;
   cudaError_t (*event_elapsed)(float* milliseconds, cudaEvent_t begin, cudaEvent_t end) = nullptr;
 
+  // Loads all kernels that the program contains, on the current device.
+  cudaError_t (*load_kernels)() = nullptr;
   // `on_host` runs the kernel on the host; it is empty in a build for real devices (launch.h).
   cudaError_t (*launch)(const void* kernel, dim3 grid, dim3 block, void** arguments,
                         cudaStream_t stream, const std::function<void()>& on_host) = nullptr;
@@ -56,5 +58,8 @@ struct CudaApi {
 
 // The table of the CUDA runtime that the program is linked with.
 const CudaApi& RealCudaApi();
+
+// Number of kernels in the program, which RealCudaApi().load_kernels loads.
+size_t LinkedKernels();
 
 }  // namespace cadre

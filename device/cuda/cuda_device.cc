@@ -136,6 +136,41 @@ bool CudaDevice::Check(cudaError_t error, const char* what) {
   return false;
 }
 
+bool CudaDevice::Enqueued(cudaError_t error, const char* what) {
+  if (!Check(error, what)) return false;
+  if (!options_.synchronous) return true;
+  const cudaEvent_t mark = marks_[Index(current_)];
+  return Check(api_.event_record(mark, streams_[Index(current_)]), what) &&
+         BlockHost(mark, HostSync::kOperation, what).ok();
+}
+
+absl::Status CudaDevice::LoadKernels() {
+  if (failed()) return status();
+  Bind();
+  Check(api_.load_kernels(), "loading the kernels of this program");
+  return status();
+}
+
+cudaError_t CudaDevice::CauseOfLibraryError() {
+  cudaError_t error = api_.last_error();
+  // The query of a stream that is captured would end the capture.
+  if (error == cudaSuccess && !capturing()) {
+    Bind();
+    const size_t i = Index(current_);
+    error = api_.event_record(marks_[i], streams_[i]);
+    if (error == cudaSuccess) error = api_.event_query(marks_[i]);
+    if (error != cudaSuccess) api_.last_error();
+    if (error == cudaErrorNotReady) error = cudaSuccess;
+  }
+  if (LosesDevice(error)) lost_.store(true, std::memory_order_release);
+  return error;
+}
+
+void CudaDevice::FailOperation(const absl::Status& error) {
+  if (RefusedWhileCapturing(error.message())) return;
+  Fail(error);
+}
+
 bool CudaDevice::lost() const {
   if (lost_.load(std::memory_order_acquire) || !failed()) return lost_;
   // A library may have reported the runtime's error first, as its own error; the runtime then
@@ -227,14 +262,14 @@ void CudaDevice::WaitFor(const DeviceEvent& event) {
 
 // ---- blocking the host
 
-absl::Status CudaDevice::BlockHost(cudaEvent_t event, HostSync why) {
+absl::Status CudaDevice::BlockHost(cudaEvent_t event, HostSync why, absl::string_view what) {
   ++host_syncs_[static_cast<size_t>(why)];
   const absl::Time begin = absl::Now();
   while (!failed()) {
     const cudaError_t error = api_.event_query(event);
     if (error == cudaSuccess) break;
     if (error != cudaErrorNotReady) {
-      Check(error, "waiting for what was enqueued");
+      Check(error, absl::StrCat("waiting for ", what).c_str());
       break;
     }
     // "Not ready" is not an error, but some versions keep it as the last error.
@@ -242,7 +277,7 @@ absl::Status CudaDevice::BlockHost(cudaEvent_t event, HostSync why) {
     const absl::Duration waited = absl::Now() - begin;
     if (waited > options_.patience) {
       Fail(absl::DeadlineExceededError(absl::StrCat(
-          "what was enqueued on the device has not ended after ", absl::FormatDuration(waited))));
+          what, " has not ended after ", absl::FormatDuration(waited))));
       break;
     }
     if (waited < kSpin) {

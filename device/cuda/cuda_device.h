@@ -12,7 +12,8 @@
 // the work waits for unless the work itself records them, and it records the events that the work
 // records. Streams that the work uses are forked from and joined to the current one automatically.
 // Allocate, Free, CopyIn, Await, Synchronize, CopyOut and LaunchGraph cannot be captured; each
-// makes the capture fail, and the log names it. The first launch of a kernel may load the kernel,
+// makes the capture fail, as does an error of a library (FailOperation), and capture_refusal() and
+// the log name it. The first launch of a kernel may load the kernel,
 // which cannot be captured either, so work should run once before it is captured. Graphs keep
 // addresses: the memory that they use must outlive them.
 //
@@ -63,24 +64,29 @@ struct CudaDeviceOptions {
   // communicator, peer and channel.
   int64_t memory_limit = 0;
   int64_t reserve_bytes = int64_t{3} << 30;
-  // Maximum pinned memory of AllocateHost; 0: half of the memory that this process may use.
+  // Maximum pinned memory of AllocateHost; 0: DefaultPinnedLimit.
   int64_t host_memory_limit = 0;
   // Size of CopyIn's pinned staging ring. CopyIn blocks when that many bytes are in flight. CopyOut
   // uses half as much in addition.
   int64_t staging_bytes = int64_t{32} << 20;
   // Maximum time to wait for enqueued work; longer than a slow peer may take.
   absl::Duration patience = absl::Minutes(20);
+  // The host waits for every operation, so that an error names the operation that failed and not a
+  // later one. Nothing is captured then. NCCL's operations are waited for with the next operation
+  // of their stream.
+  bool synchronous = false;
 };
 
 // The reason for which the host blocked.
 enum class HostSync : uint8_t {
-  kEvent,    // Await
-  kDevice,   // Synchronize
-  kCopyOut,  // CopyOut
-  kStaging,  // CopyIn found all staging memory in flight
-  kMemory,   // memory was returned to the driver, or a graph was destroyed
+  kEvent,      // Await
+  kDevice,     // Synchronize
+  kCopyOut,    // CopyOut
+  kStaging,    // CopyIn found all staging memory in flight
+  kMemory,     // memory was returned to the driver, or a graph was destroyed
+  kOperation,  // CudaDeviceOptions::synchronous
 };
-inline constexpr int kHostSyncs = 5;
+inline constexpr int kHostSyncs = 6;
 
 inline constexpr std::array<Stream, kDeviceStreams> kAllStreams = {
     Stream::kCompute, Stream::kMoves, Stream::kMessages, Stream::kCommunication, Stream::kCopies};
@@ -110,6 +116,10 @@ class CudaDevice final : public Device {
   }
   void Fail(absl::Status error) override;
   bool lost() const override;
+  // Fail for an error of an operation that the calling thread enqueues, such as a library's call.
+  // During a capture it makes the capture fail instead, because the caller then enqueues the work,
+  // and an error that remains is returned again.
+  void FailOperation(const absl::Status& error);
 
   void* Allocate(size_t bytes, absl::string_view purpose) override;
   void Free(void* memory) override;
@@ -145,6 +155,7 @@ class CudaDevice final : public Device {
   bool can_capture() const override { return true; }
   absl::StatusOr<std::unique_ptr<DeviceGraph>> CaptureGraph(
       const std::function<absl::Status()>& work) override;
+  std::string capture_refusal() const override { return capture_refusal_; }
   void LaunchGraph(DeviceGraph& graph) override;
 
   const CudaApi& api() const { return api_; }
@@ -153,13 +164,26 @@ class CudaDevice final : public Device {
   cudaStream_t stream() const { return stream(current_); }
   cudaStream_t stream(Stream stream) const;
   int ordinal() const { return options_.ordinal; }
+  bool synchronous() const { return options_.synchronous; }
   // The number of streaming multiprocessors; and 10 * major + minor of the compute capability.
   int processors() const { return card_.processors; }
   int capability() const { return card_.capability; }
 
+  // Loads all kernels of this program. The driver otherwise loads a kernel at its first launch, for
+  // which it may wait for the work that is running; a collective that waits for a peer never ends
+  // then, if the peer waits for this rank.
+  absl::Status LoadKernels();
+
   // Returns true for success; otherwise keeps the error as the device's and returns false. `what`
   // describes the attempt.
   bool Check(cudaError_t error, const char* what);
+  // Check for a call that has enqueued an operation on the current stream, `what`. In synchronous
+  // mode it also waits for the operation.
+  bool Enqueued(cudaError_t error, const char* what);
+  // The error of the device that is the cause of an error of a library, or success. Libraries have
+  // a runtime of their own, whose last error is not that of this program's; but an error that
+  // affects the device is returned by every runtime. Clears the last error.
+  cudaError_t CauseOfLibraryError();
   // True after an error: callers then enqueue nothing.
   bool failed() const { return failed_.load(std::memory_order_acquire); }
   // True while CaptureGraph captures.
@@ -202,7 +226,8 @@ class CudaDevice final : public Device {
   void ForkAll(const std::function<bool(Stream)>& chosen);
 
   // Polls until the event has completed, the device has failed or patience is exceeded.
-  absl::Status BlockHost(cudaEvent_t event, HostSync why);
+  absl::Status BlockHost(cudaEvent_t event, HostSync why,
+                         absl::string_view what = "what was enqueued on the device");
   absl::Status WaitForAll(HostSync why);
   // Both wait for all work, even after an error, and return true if none is pending. Quiet does not
   // count as a host sync.
@@ -239,6 +264,7 @@ class CudaDevice final : public Device {
   std::array<int64_t, kHostSyncs> host_syncs_ = {};
   // Mutable: stream() adds the stream to the capture.
   mutable std::unique_ptr<CaptureLog> log_;
+  std::string capture_refusal_;
   // Pending work did not end in time, so nothing waits for it any more.
   bool wedged_ = false;
 
@@ -250,6 +276,12 @@ class CudaDevice final : public Device {
 
 // The status of an error, with the codes of device.h.
 absl::Status CudaStatus(const CudaApi& api, cudaError_t error, absl::string_view what);
+
+// Maximum pinned memory in bytes: half of `usable`, the memory of the host or the limit of the
+// control group (cgroup), whichever is lower. If `limit`, that of the control group, does not apply
+// (0: there is none), at least 8 GiB, because virtual machines may start with little memory and
+// receive more. 0: no maximum, because the memory is unknown.
+int64_t DefaultPinnedLimit(uint64_t usable, uint64_t limit);
 
 // True for errors after which this process cannot use the device any more.
 bool LosesDevice(cudaError_t error);

@@ -65,7 +65,12 @@ bool IsCaptureError(cudaError_t error) {
 absl::StatusOr<std::unique_ptr<DeviceGraph>> CudaDevice::CaptureGraph(
     const std::function<absl::Status()>& work) {
   CHECK(log_ == nullptr) << "a capture within a capture";
+  capture_refusal_.clear();
   if (failed()) return status();
+  if (options_.synchronous) {
+    capture_refusal_ = "the host waits for every operation (CADRE_CUDA_SYNC)";
+    return std::unique_ptr<DeviceGraph>();
+  }
   const Stream origin = current_;
   // Other threads (NCCL's, the transport's) may use CUDA meanwhile.
   if (!Check(api_.begin_capture(stream(), cudaStreamCaptureModeThreadLocal),
@@ -115,10 +120,11 @@ absl::StatusOr<std::unique_ptr<DeviceGraph>> CudaDevice::MakeGraph(const absl::S
     log.Refuse(absl::StrCat("instantiation: ", api_.error_text(error)));
   }
   if (ready == nullptr) {
+    capture_refusal_ = log.refused() ? log.refusal()
+                       : worked.ok() ? "the graph is empty"
+                                     : std::string(worked.message());
     LOG(WARNING) << name() << ": work is not captured and will be enqueued each time: "
-                 << (log.refused() ? log.refusal()
-                     : worked.ok() ? "the graph is empty"
-                                   : std::string(worked.message()));
+                 << capture_refusal_;
     return std::unique_ptr<DeviceGraph>();
   }
   return std::make_unique<CudaGraph>(api_, ready, std::move(log), [this] {

@@ -22,6 +22,7 @@ namespace {
 constexpr size_t kStagingAlignment = 256;
 // Minimum number of chunks of the ring, so that the host fills one while others are read.
 constexpr size_t kMinStagingChunks = 4;
+constexpr int64_t kMinPinnedLimit = int64_t{8} << 30;
 
 }  // namespace
 
@@ -34,6 +35,12 @@ size_t CudaDevice::RingBytes(const CudaDeviceOptions& options) {
 size_t CudaDevice::chunk_bytes() const { return RingBytes(options_) / kMinStagingChunks; }
 
 // ---- memory
+
+int64_t DefaultPinnedLimit(uint64_t usable, uint64_t limit) {
+  const auto half = static_cast<int64_t>(usable / 2);
+  if (half == 0 || (limit > 0 && limit <= usable)) return half;
+  return std::max(half, kMinPinnedLimit);
+}
 
 MemoryUpstream CudaDevice::Upstream() {
   return {
@@ -71,7 +78,7 @@ void* CudaDevice::Allocate(size_t bytes, absl::string_view purpose) {
   const auto all = [](Stream) { return true; };
   JoinAll(all);
   if (!failed()) {
-    Check(api_.set_async(*memory, 0, bytes, streams_[Index(current_)]), "zeroing new memory");
+    Enqueued(api_.set_async(*memory, 0, bytes, streams_[Index(current_)]), "zeroing new memory");
   }
   if (!failed()) ForkAll(all);
   if (!failed()) return *memory;
@@ -92,7 +99,7 @@ void* CudaDevice::AllocateHost(size_t bytes) {
   Bind();
   const int64_t limit = options_.host_memory_limit > 0
                             ? options_.host_memory_limit
-                            : static_cast<int64_t>(UsableMemoryBytes() / 2);
+                            : DefaultPinnedLimit(UsableMemoryBytes(), MemoryLimitBytes());
   // No limit if the memory of the host is unknown.
   const bool bounded = limit > 0;
   void* memory = nullptr;
@@ -161,8 +168,8 @@ void CudaDevice::CopyIn(const void* host, void* device, size_t bytes) {
     if (!place) return;
     std::byte* const staged = staging_ + place->offset;
     std::memcpy(staged, from, chunk);
-    const bool begun = Check(api_.copy_async(to, staged, chunk, cudaMemcpyHostToDevice, stream),
-                             "copying to the device");
+    const bool begun = Enqueued(api_.copy_async(to, staged, chunk, cudaMemcpyHostToDevice, stream),
+                                "copying to the device");
     if (!begun || !Check(api_.event_record(staging_read_[place->slot], stream), "marking a copy")) {
       return;
     }
@@ -186,8 +193,8 @@ void CudaDevice::CopyToDeviceAsync(const void* host, void* device, size_t bytes)
     Fail(absl::InternalError("CopyToDeviceAsync from memory that is not pinned"));
     return;
   }
-  Check(api_.copy_async(device, host, bytes, cudaMemcpyHostToDevice, stream()),
-        "copying to the device");
+  Enqueued(api_.copy_async(device, host, bytes, cudaMemcpyHostToDevice, stream()),
+           "copying to the device");
 }
 
 void CudaDevice::StartCopyOut(const void* device, size_t bytes, int side) {
@@ -231,19 +238,19 @@ void CudaDevice::CopyToHostAsync(const void* device, void* host, size_t bytes) {
     Fail(absl::InternalError("CopyToHostAsync to memory that is not pinned"));
     return;
   }
-  Check(api_.copy_async(host, device, bytes, cudaMemcpyDeviceToHost, stream()),
-        "copying from the device");
+  Enqueued(api_.copy_async(host, device, bytes, cudaMemcpyDeviceToHost, stream()),
+           "copying from the device");
 }
 
 void CudaDevice::Copy(const void* from, void* to, size_t bytes) {
   if (bytes == 0 || failed()) return;
-  Check(api_.copy_async(to, from, bytes, cudaMemcpyDeviceToDevice, stream()),
-        "copying within the device");
+  Enqueued(api_.copy_async(to, from, bytes, cudaMemcpyDeviceToDevice, stream()),
+           "copying within the device");
 }
 
 void CudaDevice::Zero(void* memory, size_t bytes) {
   if (bytes == 0 || failed()) return;
-  Check(api_.set_async(memory, 0, bytes, stream()), "zeroing memory");
+  Enqueued(api_.set_async(memory, 0, bytes, stream()), "zeroing memory");
 }
 
 }  // namespace cadre

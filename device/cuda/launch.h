@@ -48,9 +48,9 @@ void Launch(CudaDevice& device, const char* name, void (*kernel)(Parameters...),
 #else
   const std::function<void()> on_host;
 #endif
-  device.Check(device.api().launch(reinterpret_cast<const void*>(kernel), shape.grid, shape.block,
-                                   pointers, device.stream(), on_host),
-               name);
+  device.Enqueued(device.api().launch(reinterpret_cast<const void*>(kernel), shape.grid,
+                                      shape.block, pointers, device.stream(), on_host),
+                  name);
 }
 
 }  // namespace cadre

@@ -2,7 +2,7 @@
 // first function that it lacks.
 //
 // Libraries return their own codes even if the CUDA runtime caused the failure, and those codes do
-// not show whether the device is lost. So LibraryError reads the runtime's last error first.
+// not show whether the device is lost. So LibraryError asks the device first.
 #include "kernels/cuda/vendor_api.h"
 
 #include "absl/strings/str_cat.h"
@@ -68,10 +68,10 @@ absl::StatusOr<CudnnApi> LoadCudnn(const LibrarySearch& search) {
 
 std::string CudnnVersion(const CudnnApi& api) { return NameAndVersion("cuDNN", api.version()); }
 
-absl::Status LibraryError(const CudaDevice& device, absl::string_view what, absl::string_view text,
+absl::Status LibraryError(CudaDevice& device, absl::string_view what, absl::string_view text,
                           bool out_of_memory) {
   const std::string message = absl::StrCat(what, ": ", text);
-  const cudaError_t cause = device.api().last_error();
+  const cudaError_t cause = device.CauseOfLibraryError();
   if (cause != cudaSuccess) return CudaStatus(device.api(), cause, message);
   return out_of_memory ? absl::ResourceExhaustedError(message) : absl::InternalError(message);
 }

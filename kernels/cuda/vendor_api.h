@@ -66,7 +66,7 @@ std::string CudnnVersion(const CudnnApi& api);
 // The status of the failed attempt `what`, for which the library reported `text`. If the CUDA
 // runtime has an error, that is the cause and determines the code; otherwise the code is
 // ResourceExhausted or Internal.
-absl::Status LibraryError(const CudaDevice& device, absl::string_view what, absl::string_view text,
+absl::Status LibraryError(CudaDevice& device, absl::string_view what, absl::string_view text,
                           bool out_of_memory);
 
 }  // namespace cadre

@@ -188,6 +188,7 @@ TEST_P(CudaGraphTest, ForbiddenCallsFailTheCaptureOnly) {
     });
     ASSERT_TRUE(graph.ok()) << attempt.name << ": " << graph.status();
     EXPECT_EQ(*graph, nullptr) << attempt.name;
+    EXPECT_NE(device().capture_refusal(), "") << attempt.name;
     EXPECT_FALSE(device().capturing());
     EXPECT_TRUE(device().status().ok()) << attempt.name;
     EXPECT_EQ(device().host_syncs() - device().host_syncs_for(HostSync::kStaging), waits)
@@ -224,6 +225,23 @@ TEST_P(CudaGraphTest, FailedWorkGivesNoGraph) {
   EXPECT_EQ(*graph, nullptr);
   EXPECT_EQ(device().current_stream(), Stream::kCompute);
   EXPECT_EQ(Out(a), Bytes(1000, 1));
+}
+
+TEST_P(CudaGraphTest, FailedOperationFailsTheCaptureOnly) {
+  const auto graph = device().CaptureGraph([&] {
+    device().FailOperation(absl::InternalError("cuDNN: not while capturing"));
+    device().FailOperation(absl::InternalError("a consequence"));
+    return device().status();
+  });
+  ASSERT_TRUE(graph.ok()) << graph.status();
+  EXPECT_EQ(*graph, nullptr);
+  EXPECT_EQ(device().capture_refusal(), "cuDNN: not while capturing");
+  const DeviceArray<uint8_t> a(device(), 1000, "test");
+  const auto next = CaptureOrFail([&] { device().Zero(a.data(), 1000); });
+  EXPECT_EQ(device().capture_refusal(), "");
+  // Outside of a capture it is the device's error.
+  device().FailOperation(absl::InternalError("cuDNN: not supported"));
+  EXPECT_EQ(device().status(), absl::InternalError("cuDNN: not supported"));
 }
 
 TEST_P(CudaGraphTest, DeviceErrorFailsTheCapture) {

@@ -6,6 +6,7 @@
 #include <thread>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
@@ -274,6 +275,86 @@ TEST_P(EmulatedDeviceTest, LossIsDetectedAfterALibraryError) {
   cuda_.Break(cudaErrorLaunchFailure);
   device.Fail(absl::InternalError("CUBLAS_STATUS_EXECUTION_FAILED"));
   EXPECT_TRUE(device.lost());
+}
+
+// The library's runtime has received the error, and this one has not.
+TEST_P(EmulatedDeviceTest, ErrorOfTheDeviceIsTheCauseOfALibraryError) {
+  CudaDevice& device = Open();
+  EXPECT_EQ(device.CauseOfLibraryError(), cudaSuccess);
+  cuda_.Break(cudaErrorLaunchFailure);
+  EXPECT_EQ(cuda_.api().last_error(), cudaSuccess);
+  EXPECT_EQ(device.CauseOfLibraryError(), cudaErrorLaunchFailure);
+  EXPECT_TRUE(device.lost());
+}
+
+TEST_P(EmulatedDeviceTest, CauseOfALibraryErrorIsNotSoughtInCaptures) {
+  CudaDevice& device = Open();
+  const DeviceArray<float> array(device, 1000, "weights");
+  const auto graph = device.CaptureGraph([&] {
+    EXPECT_EQ(device.CauseOfLibraryError(), cudaSuccess);
+    device.Zero(array.data(), 4000);
+    return absl::OkStatus();
+  });
+  ASSERT_TRUE(graph.ok()) << graph.status();
+  EXPECT_NE(*graph, nullptr) << device.capture_refusal();
+}
+
+TEST_P(EmulatedDeviceTest, SynchronousDeviceNamesTheOperationThatFailed) {
+  for (const bool synchronous : {false, true}) {
+    EmulatedCuda cuda(GetParam());
+    const auto made = CudaDevice::Make(cuda.api(), {.synchronous = synchronous});
+    ASSERT_TRUE(made.ok()) << made.status();
+    CudaDevice& device = **made;
+    const DeviceArray<float> a(device, 1000, "weights");
+    const DeviceArray<float> b(device, 1000, "weights");
+    cuda.FailNext("set_async", cudaErrorIllegalAddress);
+    device.Zero(a.data(), 4000);
+    if (synchronous) {
+      EXPECT_TRUE(device.failed());
+    }
+    device.Copy(a.data(), b.data(), 4000);
+    EXPECT_EQ(device.Synchronize().code(), absl::StatusCode::kInternal);
+    EXPECT_EQ(absl::StrContains(device.status().message(), "zeroing memory"), synchronous)
+        << device.status();
+    EXPECT_TRUE(device.lost());
+  }
+}
+
+TEST_P(EmulatedDeviceTest, SynchronousDeviceWaitsAndCapturesNothing) {
+  CudaDevice& device = Open({.synchronous = true});
+  PinnedArray<float> pinned(device, 1000);
+  DeviceArray<float> array(device, 1000, "weights");
+  const int64_t before = device.host_syncs_for(HostSync::kOperation);
+  device.CopyToDeviceAsync(pinned.data(), array.data(), 4000);
+  device.Zero(array.data(), 4000);
+  device.CopyToHostAsync(array.data(), pinned.data(), 4000);
+  EXPECT_EQ(device.host_syncs_for(HostSync::kOperation), before + 3);
+  EXPECT_TRUE(device.can_capture());
+  const auto graph = device.CaptureGraph([&] {
+    device.Zero(array.data(), 4000);
+    return absl::OkStatus();
+  });
+  ASSERT_TRUE(graph.ok()) << graph.status();
+  EXPECT_EQ(*graph, nullptr);
+  EXPECT_THAT(device.capture_refusal(), HasSubstr("CADRE_CUDA_SYNC"));
+  EXPECT_EQ(device.host_syncs_for(HostSync::kOperation), before + 3) << "the work has not run";
+}
+
+TEST_P(EmulatedDeviceTest, KernelsThatCannotBeLoadedAreAnError) {
+  CudaDevice& device = Open();
+  EXPECT_EQ(device.LoadKernels(), absl::OkStatus());
+  cuda_.FailNext("load_kernels", cudaErrorInvalidDeviceFunction);
+  EXPECT_THAT(device.LoadKernels().message(), HasSubstr("loading the kernels of this program"));
+}
+
+TEST(PinnedLimitTest, MemoryThatMayGrowIsNotLimited) {
+  constexpr int64_t kGiB = int64_t{1} << 30;
+  EXPECT_EQ(DefaultPinnedLimit(64 * kGiB, 0), 32 * kGiB);
+  // The host has little memory now. A control group's limit does not change.
+  EXPECT_EQ(DefaultPinnedLimit(4 * kGiB, 0), 8 * kGiB);
+  EXPECT_EQ(DefaultPinnedLimit(4 * kGiB, 4 * kGiB), 2 * kGiB);
+  EXPECT_EQ(DefaultPinnedLimit(4 * kGiB, 100 * kGiB), 8 * kGiB);
+  EXPECT_EQ(DefaultPinnedLimit(0, 0), 0) << "unknown";
 }
 
 TEST_P(EmulatedDeviceTest, MisuseIsAnErrorThatNamesTheAttempt) {

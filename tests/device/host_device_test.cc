@@ -1,9 +1,11 @@
 // Tests the host's device against device.h; its work is complete when a call returns.
+#include <cstdlib>
 #include <cstring>
 #include <numeric>
 #include <vector>
 
 #include "device/device.h"
+#include "device/gpu_environment.h"
 #include "gtest/gtest.h"
 
 namespace cadre {
@@ -60,6 +62,26 @@ TEST(HostDeviceTest, TheFirstErrorIsKept) {
   EXPECT_EQ(device->status(), absl::UnavailableError("first"));
   EXPECT_EQ(device->Synchronize(), absl::UnavailableError("first"));
   EXPECT_FALSE(device->lost());
+}
+
+TEST(GpuEnvironmentTest, KeepsValues) {
+  unsetenv("NCCL_LAUNCH_ORDER_IMPLICIT");
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "16", /*overwrite=*/1);
+  SetGpuEnvironment();
+  EXPECT_STREQ(getenv("NCCL_LAUNCH_ORDER_IMPLICIT"), "1");
+  EXPECT_STREQ(getenv("CUDA_DEVICE_MAX_CONNECTIONS"), "16");
+  unsetenv("CUDA_DEVICE_MAX_CONNECTIONS");
+  SetGpuEnvironment();
+  EXPECT_STREQ(getenv("CUDA_DEVICE_MAX_CONNECTIONS"), "32");
+}
+
+TEST(GpuEnvironmentTest, SynchronousIfRequested) {
+  unsetenv("CADRE_CUDA_SYNC");
+  EXPECT_FALSE(SynchronousGpu());
+  setenv("CADRE_CUDA_SYNC", "0", /*overwrite=*/1);
+  EXPECT_FALSE(SynchronousGpu());
+  setenv("CADRE_CUDA_SYNC", "1", /*overwrite=*/1);
+  EXPECT_TRUE(SynchronousGpu());
 }
 
 TEST(HostDeviceTest, HasStreamsButNoGraphs) {

@@ -89,6 +89,7 @@ constexpr CudaApi kCudaTable = {
     .event_record = Machines::kCall<kSlot, "event_record", &EmulatedCuda::EventRecord>,
     .event_query = Machines::kCall<kSlot, "event_query", &EmulatedCuda::EventQuery>,
     .event_elapsed = Machines::kCall<kSlot, "event_elapsed", &EmulatedCuda::EventElapsed>,
+    .load_kernels = Machines::kCall<kSlot, "load_kernels", &EmulatedCuda::LoadKernels>,
     .launch = Machines::kCall<kSlot, "launch", &EmulatedCuda::Launch>,
     .begin_capture = Machines::kCall<kSlot, "begin_capture", &EmulatedCuda::BeginCapture>,
     .end_capture = Machines::kCall<kSlot, "end_capture", &EmulatedCuda::EndCapture>,
@@ -218,9 +219,9 @@ cudaError_t EmulatedCuda::Enter(const char* function, LaterError* later) {
 cudaError_t EmulatedCuda::LastError() {
   calls_.Enter("last_error");
   ThreadState& state = thread_state();
-  const cudaError_t last = std::exchange(state.last_error, cudaSuccess);
-  const cudaError_t dead = ErrorOf(state.device);
-  return dead != cudaSuccess ? dead : last;
+  // Not an error of the device that no call of this table has returned yet: a library, which has a
+  // runtime of its own, may have received it.
+  return std::exchange(state.last_error, cudaSuccess);
 }
 
 // --- devices ------------------------------------------------------------------------------------

@@ -144,6 +144,9 @@ class EmulatedCuda {
   static bool IsOf(cudaStream_t stream, const std::map<uint64_t, int>& devices);
   // Whether [memory, memory + bytes) lies within one allocation of the stream's device.
   static bool OnDevice(cudaStream_t stream, const void* memory, size_t bytes);
+  // Counts a call of an emulated library as "library". True if it must return an error, which
+  // FailNext("library", ...) injects.
+  bool LibraryFails() { return calls_.Enter("library") != cudaSuccess; }
 
   // --- the functions of CudaApi -----------------------------------------------------------------
   // The error with which the work of a call fails later, or success.
@@ -196,6 +199,8 @@ class EmulatedCuda {
   cudaError_t EventRecord(cudaEvent_t event, cudaStream_t stream);
   cudaError_t EventQuery(cudaEvent_t event);
   cudaError_t EventElapsed(float* milliseconds, cudaEvent_t begin, cudaEvent_t end);
+  // Kernels are functions of the host, which are always loaded.
+  cudaError_t LoadKernels() { return cudaSuccess; }
   cudaError_t Launch(LaterError later, const void* kernel, dim3 grid, dim3 block, void** arguments,
                      cudaStream_t stream, const std::function<void()>& on_host);
   cudaError_t BeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode);

@@ -16,6 +16,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "base/status.h"
+#include "device/gpu_environment.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/dense_math.h"
 #include "tests/equivalence/comparison.h"
@@ -48,8 +49,10 @@ class GpuBackEnd final : public RankBackEnd {
  public:
   static absl::StatusOr<std::unique_ptr<RankBackEnd>> Make() {
     auto made = std::make_unique<GpuBackEnd>();
-    CADRE_ASSIGN_OR_RETURN(made->device_,
-                           CudaDevice::Make(RealCudaApi(), {.memory_limit = int64_t{2} << 30}));
+    CADRE_ASSIGN_OR_RETURN(
+        made->device_,
+        CudaDevice::Make(RealCudaApi(), {.memory_limit = int64_t{2} << 30,
+                                         .synchronous = SynchronousGpu()}));
     CADRE_ASSIGN_OR_RETURN(auto math, MakeLibraryMath(*made->device_, {}));
     CADRE_ASSIGN_OR_RETURN(made->nccl_, LoadNccl({}));
     made->kernels_ = MakeCudaBackend(*made->device_, std::move(math));

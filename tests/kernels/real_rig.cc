@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "device/cuda/cuda_api.h"
 #include "device/cuda/cuda_device.h"
+#include "device/gpu_environment.h"
 #include "glog/logging.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "tests/kernels/rig.h"
@@ -20,7 +21,8 @@ std::string MissingRig() {
 }
 
 Rig MakeRig() {
-  auto device = CudaDevice::Make(RealCudaApi(), {.memory_limit = int64_t{4} << 30});
+  auto device = CudaDevice::Make(
+      RealCudaApi(), {.memory_limit = int64_t{4} << 30, .synchronous = SynchronousGpu()});
   CHECK(device.ok()) << device.status();
   auto math = MakeLibraryMath(**device, VendorLibraries());
   CHECK(math.ok()) << math.status();

@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "device/gpu_environment.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "tests/worker/comm/collective_checks.h"
 #include "tests/worker/transport/nccl/rank_processes.h"
@@ -52,7 +53,8 @@ void LoseLastRank(const DeviceRank& rank) {
 absl::Status RunRank(const std::string& task, int rank) {
   auto host = ConnectRankProcess(rank);
   if (!host.ok()) return host.status();
-  auto device = CudaDevice::Make(RealCudaApi(), {.memory_limit = int64_t{2} << 30});
+  auto device = CudaDevice::Make(
+      RealCudaApi(), {.memory_limit = int64_t{2} << 30, .synchronous = SynchronousGpu()});
   if (!device.ok()) return device.status();
   const auto nccl = LoadNccl({});
   if (!nccl.ok()) return nccl.status();

@@ -18,6 +18,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "device/cuda/cuda_device.h"
+#include "device/gpu_environment.h"
 #include "worker/transport/connect_group.h"
 #include "worker/transport/nccl/nccl_api.h"
 
@@ -59,12 +60,9 @@ class RankProcess {
     const std::string number = absl::StrCat(rank);
     std::array<const char*, 5> arguments = {"/proc/self/exe", kRankFlag, task.c_str(),
                                             number.c_str(), nullptr};
-    // Every rank has a different host id; all traffic uses loopback. Work on two communicators
-    // starts in the order of the host's calls, since ranks that start it in different orders could
-    // deadlock.
+    // Every rank has a different host id; all traffic uses loopback.
     std::vector<std::string> own = {absl::StrCat("NCCL_HOSTID=cadre-test-", rank),
-                                    "NCCL_LAUNCH_ORDER_IMPLICIT=1", "NCCL_SOCKET_IFNAME=lo",
-                                    "NCCL_IB_DISABLE=1"};
+                                    "NCCL_SOCKET_IFNAME=lo", "NCCL_IB_DISABLE=1"};
     std::vector<char*> environment;
     for (char** each = environ; *each != nullptr; ++each) environment.push_back(*each);
     for (std::string& each : own) environment.push_back(each.data());
@@ -119,6 +117,7 @@ absl::Status CheckRankSupport() {
 }
 
 std::vector<int> RunRankProcesses(const std::string& task, int ranks) {
+  SetGpuEnvironment();
   const absl::Time deadline = absl::Now() + kRankLimit;
   std::vector<std::unique_ptr<RankProcess>> processes;
   for (int rank = 0; rank < ranks; ++rank) {
