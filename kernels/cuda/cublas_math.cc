@@ -5,15 +5,18 @@
 // (heads); a loop of calls iterates over the outer batch (samples). FewestCalls exchanges the two
 // batches if that needs fewer calls.
 //
-// The library's heuristic is queried once per extents, types and alignment, and its first choice is
-// kept in a plan with the descriptors: the same plan gives the same bits, and no plan is made after
-// the first step, as graph capture requires. Plans promise the library only the alignment that the
+// The library's heuristic is queried once per extents, types and alignment, and the first algorithm
+// that it can run is kept in a plan with the descriptors: the same plan gives the same bits, and no
+// plan is made after the first step, as graph capture requires. If an algorithm divides the inner
+// dimension, it must add the partial sums in fp32 and in a fixed order (kReductions). Plans promise the library only the alignment that the
 // addresses have, because an address with a smaller alignment would be a fault on the device.
 //
 // A bias is added by the epilogue, which reads it in the type of the result: fp32 biases of bf16
-// products are converted into scratch memory first.
+// products without a bf16 copy are converted into scratch memory first.
 #include "kernels/cuda/cublas_math.h"
 
+#include <algorithm>
+#include <array>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -28,6 +31,11 @@ namespace {
 
 // The size that NVIDIA recommends for Hopper and later GPUs; older ones need less.
 constexpr size_t kProductWorkspace = size_t{32} << 20;
+// Partial sums are added in the workspace, in fp32. The library's other schemes round them to the
+// type of the result, or add them in place, in the order in which they are complete.
+constexpr uint32_t kReductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+// The heuristic may return algorithms that it cannot run.
+constexpr int kMaxChoices = 8;
 
 cudaDataType_t TypeOf(DType type) { return type == DType::kBFloat16 ? CUDA_R_16BF : CUDA_R_32F; }
 
@@ -124,7 +132,7 @@ CublasMath::Plan* CublasMath::PlanOf(const ProductKey& key) {
   if (!scratch_.MayPrepare()) return nullptr;
   absl::StatusOr<std::unique_ptr<Plan>> made = MakePlan(key);
   if (!made.ok()) {
-    device_.Fail(made.status());
+    device_.FailOperation(made.status());
     return nullptr;
   }
   return plans_.emplace(key, *std::move(made)).first->second.get();
@@ -154,6 +162,8 @@ absl::StatusOr<std::unique_ptr<CublasMath::Plan>> CublasMath::MakePlan(const Pro
   CADRE_RETURN_IF_ERROR(step(api_.preference_create(&plan->preference)));
   CADRE_RETURN_IF_ERROR(
       step(plan->Prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t{kProductWorkspace})));
+  CADRE_RETURN_IF_ERROR(
+      step(plan->Prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, kReductions)));
   const std::pair<cublasLtMatmulPreferenceAttributes_t, int64_t> alignments[] = {
       {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, key.b_alignment},
       {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, key.a_alignment},
@@ -163,30 +173,37 @@ absl::StatusOr<std::unique_ptr<CublasMath::Plan>> CublasMath::MakePlan(const Pro
     const uint32_t bytes = alignment;
     CADRE_RETURN_IF_ERROR(step(plan->Prefer(attribute, bytes)));
   }
-  cublasLtMatmulHeuristicResult_t choice = {};
-  int count = 0;
-  CADRE_RETURN_IF_ERROR(
-      Status(api_.suggest(handle_, plan->description, plan->first, plan->second, plan->result,
-                          plan->result, plan->preference, 1, &choice, &count),
-             key, "choice of an algorithm"));
-  if (count == 0) {
-    return Status(CUBLAS_STATUS_NOT_SUPPORTED, key, "choice of an algorithm");
-  }
-  CADRE_RETURN_IF_ERROR(Status(choice.state, key, "choice of an algorithm"));
-  plan->algorithm = choice.algo;
-  plan->workspace = choice.workspaceSize;
+  CADRE_RETURN_IF_ERROR(Status(Choose(*plan), key, "choice of an algorithm"));
   return plan;
 }
 
+cublasStatus_t CublasMath::Choose(Plan& plan) {
+  std::array<cublasLtMatmulHeuristicResult_t, kMaxChoices> choices = {};
+  int count = 0;
+  const cublasStatus_t status =
+      api_.suggest(handle_, plan.description, plan.first, plan.second, plan.result, plan.result,
+                   plan.preference, kMaxChoices, choices.data(), &count);
+  if (status != CUBLAS_STATUS_SUCCESS) return status;
+  if (count == 0) return CUBLAS_STATUS_NOT_SUPPORTED;
+  const auto begin = choices.begin();
+  const auto choice = std::find_if(begin, begin + count, [](const auto& each) {
+    return each.state == CUBLAS_STATUS_SUCCESS;
+  });
+  if (choice == begin + count) return choices[0].state;
+  plan.algorithm = choice->algo;
+  plan.workspace = choice->workspaceSize;
+  return CUBLAS_STATUS_SUCCESS;
+}
+
 void CublasMath::Multiply(const MatrixProductDims& requested, bool tf32, ConstValues a,
-                          ConstValues b, ConstFloatSpan bias, Values c) {
+                          ConstValues b, ConstValues bias, Values c) {
   if (device_.failed()) return;
   const MatrixProductDims dims = FewestCalls(requested);
   CHECK(a.type() == b.type() && (c.type() == a.type() || c.type() == DType::kFloat32));
   CHECK(dims.m > 0 && dims.n > 0 && dims.k > 0 && dims.batch > 0 && dims.outer > 0);
   const bool has_bias = !bias.empty();
   // The library only adds biases of the result's type.
-  const bool narrow_bias = has_bias && c.type() != DType::kFloat32;
+  const bool narrow_bias = has_bias && bias.type() != c.type();
   const auto alignment = [](ConstValues values, int64_t step, int64_t outer) {
     const int64_t size = SizeOf(values.type());
     return AlignmentOf(values.data(), step * size, outer * size);
@@ -214,7 +231,8 @@ void CublasMath::Multiply(const MatrixProductDims& requested, bool tf32, ConstVa
     added = memory;
   }
   const absl::Status run = Run(*plan, key, a, b, added, c, memory + bias_bytes);
-  if (!run.ok()) device_.Fail(run);
+  if (!run.ok()) return device_.FailOperation(run);
+  if (device_.synchronous()) device_.Enqueued(cudaSuccess, Describe(key).c_str());
 }
 
 absl::Status CublasMath::Run(Plan& plan, const ProductKey& key, ConstValues a, ConstValues b,

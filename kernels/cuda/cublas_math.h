@@ -40,7 +40,7 @@ class CublasMath {
 
   // DenseMath::MatrixProduct; `tf32` allows rounding fp32 factors to TF32.
   void Multiply(const MatrixProductDims& dims, bool tf32, ConstValues a, ConstValues b,
-                ConstFloatSpan bias, Values c);
+                ConstValues bias, Values c);
 
  private:
   struct Plan;
@@ -50,6 +50,8 @@ class CublasMath {
   // Null after an error, or if the plan would have to be made during a capture.
   Plan* PlanOf(const ProductKey& key);
   absl::StatusOr<std::unique_ptr<Plan>> MakePlan(const ProductKey& key);
+  // Sets the plan's algorithm.
+  cublasStatus_t Choose(Plan& plan);
   absl::Status Run(Plan& plan, const ProductKey& key, ConstValues a, ConstValues b,
                    const void* bias, Values c, std::byte* workspace);
   // `status` as an absl::Status that names the product and the call `what`.

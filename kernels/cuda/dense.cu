@@ -419,7 +419,7 @@ class CudaDense final : public DenseKernels {
       return cuda_.AddBias(b, y);
     }
     cuda_.math->MatrixProduct({.m = dims.batch, .n = dims.out, .k = dims.in, .transpose_b = true},
-                              x, cuda_.WeightsAs(x.type(), w), b, y);
+                              x, cuda_.WeightsAs(x.type(), w), BiasFor(y.type(), b), y);
   }
 
   void FullyConnectedBackwardData(const FullyConnectedDims& dims, ConstValues dy, ConstFloatSpan w,
@@ -573,6 +573,13 @@ class CudaDense final : public DenseKernels {
     Values probabilities, dscores;
   };
 
+  // b, or its bf16 copy if results are bf16: the library then need not be given a converted bias
+  // for every product. Misaligned copies would lead to slow algorithms.
+  ConstValues BiasFor(DType type, ConstFloatSpan b) const {
+    if (type == DType::kFloat32) return b;
+    const Values copy = cuda_.copies.Find(b);
+    return copy.empty() || !Aligned({copy.data()}) ? ConstValues(b) : ConstValues(copy);
+  }
   // Requires: m is 1, and n or k is 1; no extent is 0.
   void VectorProducts(const BatchedProductDims& dims, ConstValues a, ConstValues b, Values c) {
     ByType(a.type(), [&](auto factor) {

@@ -62,10 +62,10 @@ class DenseMath {
   // fp32 factors may be rounded to TF32.
   virtual void set_tf32(bool allowed) = 0;
 
-  // a and b have one type; c has that type, or fp32 if they are bf16. bias: fp32 [n], added to
-  // every row of c; empty for none.
+  // a and b have one type; c has that type, or fp32 if they are bf16. bias: [n], fp32 or of the type
+  // of c, added to every row of c; empty for none.
   virtual void MatrixProduct(const MatrixProductDims& dims, ConstValues a, ConstValues b,
-                             ConstFloatSpan bias, Values c) = 0;
+                             ConstValues bias, Values c) = 0;
 
   // Images are channels last. w is [out, in / groups, height, width] as in backend.h, of the type
   // of x. Padding at the far edges is what the outputs need. There is no bias.

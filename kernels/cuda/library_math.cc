@@ -65,7 +65,7 @@ class LibraryMath final : public DenseMath {
 
   void set_tf32(bool allowed) override { tf32_ = allowed; }
   void MatrixProduct(const MatrixProductDims& dims, ConstValues a, ConstValues b,
-                     ConstFloatSpan bias, Values c) override {
+                     ConstValues bias, Values c) override {
     products_->Multiply(dims, tf32_, a, b, bias, c);
   }
   void ConvolutionForward(const ConvolutionDims& dims, ConstValues x, ConstValues w,
@@ -146,12 +146,13 @@ LibraryMath::~LibraryMath() {
 
 // If the device failed, its own error explains more than the library's error.
 void LibraryMath::Fail(const absl::Status& error) {
-  const cudaError_t cause = device_.api().last_error();
+  const cudaError_t cause = device_.CauseOfLibraryError();
   if (cause != cudaSuccess) {
-    return device_.Fail(CudaStatus(device_.api(), cause, error.message()));
+    return device_.FailOperation(CudaStatus(device_.api(), cause, error.message()));
   }
-  device_.Fail(absl::IsUnimplemented(error) ? absl::FailedPreconditionError(error.message())
-                                            : error);
+  device_.FailOperation(absl::IsUnimplemented(error)
+                            ? absl::FailedPreconditionError(error.message())
+                            : error);
 }
 
 CudnnPlan* LibraryMath::PlanOf(const ConvolutionKey& key) {
@@ -177,7 +178,8 @@ void LibraryMath::Run(CudnnPlan& plan, Tensors tensors, std::byte* workspace) {
     stream_ = stream;
   }
   const absl::Status status = plan.Execute(tensors, workspace);
-  if (!status.ok()) Fail(status);
+  if (!status.ok()) return Fail(status);
+  if (device_.synchronous()) device_.Enqueued(cudaSuccess, plan.name().c_str());
 }
 
 void* LibraryMath::OrderedWeights(const ConvolutionDims& dims, ConstValues w, std::byte* scratch) {

@@ -12,6 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "glog/logging.h"
 
 namespace cadre {
@@ -107,17 +109,18 @@ void MultiplyAll(const MatrixProductDims& d, const Floats& a, const Floats& b, c
 
 class EmulatedMath final : public DenseMath {
  public:
-  explicit EmulatedMath(CudaDevice& device) : device_(device) {}
+  EmulatedMath(CudaDevice& device, EmulatedCuda& machine) : device_(device), machine_(machine) {}
 
   void set_tf32(bool allowed) override { tf32_ = allowed; }
   std::string versions() const override { return "emulated"; }
 
   void MatrixProduct(const MatrixProductDims& dims, ConstValues a, ConstValues b,
-                     ConstFloatSpan bias, Values c) override {
+                     ConstValues bias, Values c) override {
     CHECK_LE(dims.batch, kMaxProducts);
     CHECK(a.type() == b.type());
     CHECK(c.type() == a.type() || c.type() == DType::kFloat32);
-    CHECK(bias.empty() || std::ssize(bias) == dims.n);
+    CHECK(bias.empty() || static_cast<int64_t>(bias.size()) == dims.n);
+    CHECK(bias.empty() || bias.type() == DType::kFloat32 || bias.type() == c.type());
     Do("matrix product", {a, b, bias, c},
        [=, factors = Factors()] { MultiplyAll(dims, factors(a), factors(b), Read(bias), c); });
   }
@@ -205,6 +208,10 @@ class EmulatedMath final : public DenseMath {
   void Do(const char* what, std::initializer_list<ConstValues> operands,
           std::function<void()> work) {
     if (device_.failed()) return;
+    if (machine_.LibraryFails()) {
+      return device_.FailOperation(
+          absl::InternalError(absl::StrCat(what, ": the emulated library fails")));
+    }
     const cudaStream_t stream = device_.stream();
     for (const ConstValues& operand : operands) {
       CHECK(operand.empty() || EmulatedCuda::OnDevice(stream, operand.data(), operand.bytes()))
@@ -219,6 +226,7 @@ class EmulatedMath final : public DenseMath {
   }
 
   CudaDevice& device_;
+  EmulatedCuda& machine_;
   bool tf32_ = false;
 };
 
@@ -227,7 +235,7 @@ class EmulatedMath final : public DenseMath {
 std::unique_ptr<DenseMath> MakeEmulatedMath(CudaDevice& device, EmulatedCuda& machine) {
   // Compares a function of the tables, because each machine has its own functions.
   CHECK(device.api().launch == machine.api().launch) << "a device of another machine";
-  return std::make_unique<EmulatedMath>(device);
+  return std::make_unique<EmulatedMath>(device, machine);
 }
 
 }  // namespace cadre

@@ -3,7 +3,8 @@
 //
 // Sums are taken in double and rounded once. If TF32 is allowed, fp32 factors of products and
 // convolutions are rounded to its 10 bits of mantissa. Operands must be within allocations of the
-// device; otherwise the process ends. See dense_math.h for the rest.
+// device; otherwise the process ends. EmulatedCuda::FailNext("library", ...) makes a call fail. See
+// dense_math.h for the rest.
 #pragma once
 
 #include <memory>

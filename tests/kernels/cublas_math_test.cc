@@ -54,8 +54,12 @@ struct FakeLayout {
 // calls.
 struct FakeState {
   int handles = 0, objects = 0, suggestions = 0, products = 0;
+  uint64_t algorithm = 0;
   cublasComputeType_t compute = CUBLAS_COMPUTE_32F;
   uint32_t alignments[4] = {};
+  uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_MASK;
+  // The states of the algorithms that the heuristic returns.
+  std::vector<cublasStatus_t> states = {CUBLAS_STATUS_SUCCESS};
   cublasStatus_t suggestion = CUBLAS_STATUS_SUCCESS, product = CUBLAS_STATUS_SUCCESS;
 };
 FakeState fake;
@@ -165,28 +169,37 @@ CublasLtApi FakeCublasLt() {
       std::memcpy(&fake.alignments[what - CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES], value,
                   bytes);
     }
+    if (what == CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK) {
+      EXPECT_EQ(bytes, 4U);
+      std::memcpy(&fake.reductions, value, bytes);
+    }
     return CUBLAS_STATUS_SUCCESS;
   };
   api.suggest = [](cublasLtHandle_t, cublasLtMatmulDesc_t description, cublasLtMatrixLayout_t,
                    cublasLtMatrixLayout_t, cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
                    cublasLtMatmulPreference_t, int wanted, cublasLtMatmulHeuristicResult_t* found,
                    int* count) {
-    EXPECT_GE(wanted, 1);
+    EXPECT_GE(wanted, std::ssize(fake.states));
     ++fake.suggestions;
     fake.compute = Of<FakeDescription>(description)->compute;
     if (fake.suggestion != CUBLAS_STATUS_SUCCESS) return fake.suggestion;
-    *found = {};
-    found->workspaceSize = 1000;
-    *count = 1;
+    *count = std::ssize(fake.states);
+    for (int i = 0; i < *count; ++i) {
+      const bool works = fake.states[i] == CUBLAS_STATUS_SUCCESS;
+      found[i] = {.workspaceSize = works ? 1000U : 99U, .state = fake.states[i]};
+      // Which algorithm this is; opaque to callers.
+      found[i].algo.data[0] = i;
+    }
     return CUBLAS_STATUS_SUCCESS;
   };
   api.multiply = [](cublasLtHandle_t, cublasLtMatmulDesc_t description, const void* alpha,
                     const void* a, cublasLtMatrixLayout_t first, const void* b,
                     cublasLtMatrixLayout_t second, const void* beta, const void* c,
                     cublasLtMatrixLayout_t, void* d, cublasLtMatrixLayout_t result,
-                    const cublasLtMatmulAlgo_t*, void* workspace, size_t bytes,
+                    const cublasLtMatmulAlgo_t* algorithm, void* workspace, size_t bytes,
                     cudaStream_t stream) {
     ++fake.products;
+    fake.algorithm = algorithm->data[0];
     if (fake.product != CUBLAS_STATUS_SUCCESS) return fake.product;
     EXPECT_EQ(c, d);
     EXPECT_EQ(bytes, 1000U);
@@ -265,6 +278,20 @@ TEST_F(CublasMathTest, BiasIsRoundedToTheTypeOfTheResult) {
   EXPECT_EQ(dy.Get(), Bf16Rounded(ReferenceForward(x, w, b)));
   // TF32 does not apply to bf16 factors.
   EXPECT_EQ(fake.compute, CUBLAS_COMPUTE_32F);
+}
+
+// Without a conversion for each product.
+TEST_F(CublasMathTest, BiasOfTheTypeOfTheResultIsReadDirectly) {
+  const Floats x = Eighths(12, 1), w = Eighths(15, 2), b = Eighths(5, 3);
+  const auto dx = Put(x, DType::kBFloat16), dw = Put(w, DType::kBFloat16),
+             dy = Put(Floats(20), DType::kBFloat16), narrow = Put(b, DType::kBFloat16),
+             wide = Put(b);
+  for (const ConstValues bias : {ConstValues(narrow.values()), ConstValues(wide.values())}) {
+    const int64_t launches = cuda_.calls("launch");
+    math_->Multiply(kForward, false, dx.values(), dw.values(), bias, dy.values());
+    EXPECT_EQ(dy.Get(), Bf16Rounded(ReferenceForward(x, w, b)));
+    EXPECT_EQ(cuda_.calls("launch") - launches, bias.type() == DType::kFloat32 ? 1 : 0);
+  }
 }
 
 // Every orientation of the factors, with contiguous and with strided rows.
@@ -354,6 +381,31 @@ TEST_F(CublasMathTest, PlansAreMadeOncePerAlignment) {
   EXPECT_EQ(fake.products, 3);
 }
 
+// Others round partial sums to the type of the result, or add them in any order.
+TEST_F(CublasMathTest, PartialSumsAreAddedInFp32) {
+  const auto a = Put({1, 2}), b = Put({3, 4}), c = Put({100});
+  math_->Multiply({.m = 1, .n = 1, .k = 2}, false, a.span(), b.span(), {}, c.span());
+  EXPECT_EQ(fake.reductions, uint32_t{CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE});
+}
+
+TEST_F(CublasMathTest, FirstAlgorithmThatWorksIsUsed) {
+  const auto a = Put({1, 2}), b = Put({3, 4}), c = Put({100});
+  fake.states = {CUBLAS_STATUS_NOT_SUPPORTED, CUBLAS_STATUS_INVALID_VALUE, CUBLAS_STATUS_SUCCESS,
+                 CUBLAS_STATUS_SUCCESS};
+  math_->Multiply({.m = 1, .n = 1, .k = 2}, false, a.span(), b.span(), {}, c.span());
+  EXPECT_EQ(c.Get(), Floats({11}));
+  EXPECT_EQ(fake.algorithm, 2U);
+}
+
+TEST_F(CublasMathTest, NoAlgorithmThatWorksIsAnError) {
+  const auto a = Put({1, 2}), b = Put({3, 4}), c = Put({100});
+  fake.states = {CUBLAS_STATUS_NOT_SUPPORTED, CUBLAS_STATUS_INVALID_VALUE};
+  math_->Multiply({.m = 1, .n = 1, .k = 2}, false, a.span(), b.span(), {}, c.span());
+  EXPECT_EQ(fake.products, 0);
+  EXPECT_THAT(std::string(device_->status().message()),
+              HasSubstr("choice of an algorithm of matrix product"));
+}
+
 TEST_F(CublasMathTest, ScalesByAlpha) {
   const auto a = Put({1, 2}), b = Put({3, 4}), c = Put({100});
   math_->Multiply({.m = 1, .n = 1, .k = 2, .alpha = 0.5F}, false, a.span(), b.span(), {}, c.span());
@@ -380,6 +432,31 @@ TEST_F(CublasMathTest, CapturesNeedAPlanThatExists) {
   device_->CopyIn(other.data(), a.span().data(), sizeof(float) * other.size());
   device_->LaunchGraph(**recording);
   EXPECT_EQ(c.Get(), Floats({110}));
+}
+
+// The work is then enqueued, and an error that remains is the device's.
+TEST_F(CublasMathTest, LibraryErrorRefusesTheCaptureOnly) {
+  const auto a = Put({1, 2}), b = Put({3, 4}), c = Put({100});
+  const auto work = [&] {
+    math_->Multiply({.m = 1, .n = 1, .k = 2}, false, a.span(), b.span(), {}, c.span());
+    return device_->status();
+  };
+  ASSERT_TRUE(work().ok());
+  for (const cublasStatus_t error :
+       {CUBLAS_STATUS_EXECUTION_FAILED, CUBLAS_STATUS_NOT_SUPPORTED, CUBLAS_STATUS_ALLOC_FAILED}) {
+    fake.product = error;
+    const auto refused = device_->CaptureGraph(work);
+    ASSERT_TRUE(refused.ok()) << refused.status();
+    EXPECT_EQ(*refused, nullptr);
+    EXPECT_THAT(device_->capture_refusal(), HasSubstr("cuBLASLt: execution of matrix product"));
+    ASSERT_TRUE(device_->status().ok()) << device_->status();
+  }
+  fake.product = CUBLAS_STATUS_SUCCESS;
+  const auto recording = device_->CaptureGraph(work);
+  ASSERT_TRUE(recording.ok() && *recording != nullptr) << recording.status();
+  EXPECT_EQ(device_->capture_refusal(), "");
+  fake.product = CUBLAS_STATUS_EXECUTION_FAILED;
+  EXPECT_EQ(work().code(), absl::StatusCode::kInternal);
 }
 
 TEST_F(CublasMathTest, ErrorsNameTheProduct) {

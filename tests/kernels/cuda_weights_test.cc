@@ -14,15 +14,17 @@
 namespace cadre {
 namespace {
 
-// Records the weights that it is called with, and computes nothing.
+// Records the weights and biases that it is called with, and computes nothing.
 class RecordingMath final : public DenseMath {
  public:
-  explicit RecordingMath(std::vector<ConstValues>& weights) : weights_(weights) {}
+  RecordingMath(std::vector<ConstValues>& weights, std::vector<ConstValues>& biases)
+      : weights_(weights), biases_(biases) {}
 
   void set_tf32(bool /*allowed*/) override {}
   void MatrixProduct(const MatrixProductDims& /*dims*/, ConstValues /*a*/, ConstValues b,
-                     ConstFloatSpan /*bias*/, Values /*c*/) override {
+                     ConstValues bias, Values /*c*/) override {
     weights_.push_back(b);
+    biases_.push_back(bias);
   }
   void ConvolutionForward(const ConvolutionDims& /*dims*/, ConstValues /*x*/, ConstValues w,
                           Values /*y*/) override {
@@ -44,6 +46,7 @@ class RecordingMath final : public DenseMath {
 
  private:
   std::vector<ConstValues>& weights_;
+  std::vector<ConstValues>& biases_;
 };
 
 // Parameters: the type of activations, and the distance in elements between an aligned address and
@@ -54,7 +57,7 @@ class CudaWeights : public testing::TestWithParam<std::pair<DType, int64_t>> {
     auto device = CudaDevice::Make(cuda_.api(), {.memory_limit = int64_t{64} << 20});
     CHECK(device.ok()) << device.status();
     device_ = *std::move(device);
-    kernels_ = MakeCudaBackend(*device_, std::make_unique<RecordingMath>(recorded_));
+    kernels_ = MakeCudaBackend(*device_, std::make_unique<RecordingMath>(recorded_, biases_));
   }
   // The values of the weights of the last call.
   Floats Recorded() {
@@ -71,6 +74,7 @@ class CudaWeights : public testing::TestWithParam<std::pair<DType, int64_t>> {
   EmulatedCuda cuda_{EmulatedCuda::Mode::kInline};
   std::unique_ptr<CudaDevice> device_;
   std::vector<ConstValues> recorded_;
+  std::vector<ConstValues> biases_;
   std::unique_ptr<Backend> kernels_;
 };
 
@@ -109,6 +113,25 @@ TEST_P(CudaWeights, AreNotCopiedIfAligned) {
   kernels_->dense().FullyConnectedForward({.batch = 2, .in = 3, .out = 4}, x.values(), w.span(), {},
                                           y.values());
   EXPECT_EQ(recorded_.back().data() == w.span().data(), shift % 4 == 0);
+}
+
+// A product of bf16 reads the bias's copy, which need not be converted for each product.
+TEST_P(CudaWeights, BiasesAreCopiesIfTheyAreAligned) {
+  const auto [type, shift] = GetParam();
+  const Precision precision = type == DType::kFloat32 ? Precision::kFp32 : Precision::kBf16;
+  ASSERT_EQ(kernels_->SetPrecision(precision), absl::OkStatus());
+  const OnDevice parameters(*device_, Floats(32, 1.0F));
+  kernels_->WeightsChanged(parameters.span());
+  const OnDevice x(*device_, Floats(6, 1.0F), type);
+  const OnDevice y(*device_, Floats(8, 1.0F), type);
+  const ConstFloatSpan w = parameters.span().first(12);
+  const ConstFloatSpan b = parameters.span().subspan(16 + shift, 4);
+  kernels_->dense().FullyConnectedForward({.batch = 2, .in = 3, .out = 4}, x.values(), w, b,
+                                          y.values());
+  const bool copied = type == DType::kBFloat16 && shift == 0;
+  EXPECT_EQ(biases_.back().type(), copied ? DType::kBFloat16 : DType::kFloat32);
+  EXPECT_EQ(biases_.back().size(), 4U);
+  EXPECT_EQ(biases_.back().data() == b.data(), !copied);
 }
 
 INSTANTIATE_TEST_SUITE_P(
