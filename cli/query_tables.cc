@@ -195,6 +195,21 @@ std::string MemoryTable(const RepeatedPtrField<v1::GroupStatus>& groups) {
   return table.Text();
 }
 
+// What ranks compute more slowly than their devices could.
+std::string FallbacksTable(const RepeatedPtrField<v1::GroupStatus>& groups) {
+  Table table({"RUN", "GROUP", "RANK", "MEMBER", "WHAT", "COUNT", "REASON"});
+  for (const v1::GroupStatus& group : groups) {
+    for (const v1::GroupMember& member : group.members()) {
+      for (const v1::Fallback& fallback : member.fallbacks()) {
+        table.AddRow({group.run(), absl::StrCat(group.group()), absl::StrCat(member.rank()),
+                      member.name(), EnumText(fallback.kind()), absl::StrCat(fallback.count()),
+                      fallback.reason()});
+      }
+    }
+  }
+  return table.Text();
+}
+
 // Workers without a rank are idle and available to the next run.
 std::string WorkersTable(const RepeatedPtrField<v1::MemberStatus>& workers, bool wide) {
   std::vector<std::string> columns = {"WORKER", "RUN",  "GROUP",     "RANK",
@@ -341,6 +356,7 @@ std::string RunDetailsText(const v1::StatusReply& status) {
   AppendPart("Times of a step", PredictionsTable(status), out);
   AppendPart("Sharded parameters", ShardedTable(status.groups()), out);
   AppendPart("Memory", MemoryTable(status.groups()), out);
+  AppendPart("Slower than the device could", FallbacksTable(status.groups()), out);
   return out;
 }
 

@@ -39,6 +39,8 @@ using google::protobuf::util::MessageDifferencer;
 
 // Maximum number of counters of one member.
 constexpr int kMaxCounters = 256;
+// Maximum number of kinds of fallbacks of one member.
+constexpr int kMaxFallbacks = 16;
 // How long a rank of a stalled group may take to leave its generation.
 constexpr absl::Duration kReleaseTime = absl::Seconds(10);
 
@@ -272,6 +274,8 @@ void Cluster::OnHeartbeat(Member& member, const v1::Heartbeat& heartbeat) {
     member.step_seconds = heartbeat.step_seconds();
     member.wait_seconds = std::min(heartbeat.wait_seconds(), heartbeat.step_seconds());
   }
+  const int fallbacks = std::min(heartbeat.fallbacks_size(), kMaxFallbacks);
+  member.fallbacks.assign(heartbeat.fallbacks().begin(), heartbeat.fallbacks().begin() + fallbacks);
   if (!member.hung.has_value()) return;
   Member::Hung& hung = *member.hung;
   if (heartbeat.activity() == v1::ACTIVITY_UNSPECIFIED || heartbeat.progress() != hung.progress) {

@@ -54,6 +54,11 @@ std::string* ReasonOf(v1::MemberMessage& message) {
 absl::Status LimitText(v1::MemberMessage& message) {
   if (message.has_hello()) CADRE_RETURN_IF_ERROR(CheckHello(message.hello()));
   if (std::string* const reason = ReasonOf(message)) *reason = ShortReason(*reason);
+  if (message.has_heartbeat()) {
+    for (v1::Fallback& fallback : *message.mutable_heartbeat()->mutable_fallbacks()) {
+      fallback.set_reason(ShortReason(fallback.reason()));
+    }
+  }
   if (const auto text = FindLongText(message, kMaxText)) {
     return absl::InvalidArgumentError(absl::StrCat(text->field, " has ", text->bytes,
                                                    " bytes; at most ", kMaxText, " are allowed"));

@@ -57,6 +57,8 @@ struct Member {
   // Its latest step times, as in Heartbeat; 0: unknown.
   double step_seconds = 0;
   double wait_seconds = 0;
+  // What it computes more slowly than its device could, by the last heartbeat.
+  std::vector<v1::Fallback> fallbacks;
   // It was released from a stalled group, and its training thread has not reacted since.
   struct Hung {
     absl::Time since;

@@ -141,6 +141,7 @@ v1::GroupStatus Run::StatusOf(const Slot& slot, bool details) const {
       member.set_name(known->record.name());
       member.set_step_seconds(known->step_seconds);
       member.set_wait_seconds(known->wait_seconds);
+      member.mutable_fallbacks()->Add(known->fallbacks.begin(), known->fallbacks.end());
     }
     auto prepared = slot.prepared_ranks().find(rank);
     if (details && prepared != slot.prepared_ranks().end()) {

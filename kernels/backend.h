@@ -509,6 +509,13 @@ class CodecKernels {
                      FloatSpan carried) = 0;
 };
 
+// Operations that a back end computes more slowly than its device could, because a library does not
+// support them. Each number counts different extents, types and passes, however often they are used.
+struct BackendFallbacks {
+  int64_t convolutions = 0;
+  int64_t attentions = 0;
+};
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -526,6 +533,7 @@ class Backend {
   // Another back end of the same kind with one thread, for concurrent work. Null on a GPU, where
   // concurrent work is enqueued on streams.
   virtual std::unique_ptr<Backend> OneThread() const = 0;
+  virtual BackendFallbacks fallbacks() const { return {}; }
 
   MemoryKernels& memory() { return *families_.memory; }
   DenseKernels& dense() { return *families_.dense; }

@@ -162,6 +162,9 @@ v1::Heartbeat GroupMember::NextHeartbeat() {
   const TrainerProgress::StepTimes times = progress_.TakeSteps();
   heartbeat.set_step_seconds(times.step_seconds);
   heartbeat.set_wait_seconds(times.wait_seconds);
+  for (v1::Fallback& fallback : progress_.fallbacks()) {
+    *heartbeat.add_fallbacks() = std::move(fallback);
+  }
   return heartbeat;
 }
 

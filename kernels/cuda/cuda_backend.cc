@@ -86,6 +86,13 @@ class CudaBackend final : public Backend {
     if (context_.precision == Precision::kBf16) context_.copies.Renew(weights);
   }
   std::unique_ptr<Backend> OneThread() const override { return nullptr; }
+  BackendFallbacks fallbacks() const override {
+    // Null in tests that need no library.
+    if (context_.math == nullptr) return {};
+    const DenseMathCounters counters = context_.math->counters();
+    return {.convolutions = counters.fallback_convolutions,
+            .attentions = counters.unfused_attentions};
+  }
 
  private:
   CudaContext context_;

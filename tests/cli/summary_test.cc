@@ -251,6 +251,22 @@ TEST(RunDetailsTest, ShowsShardsAndMemory) {
   EXPECT_THAT(text, Not(HasSubstr("conv1"))) << "not sharded";
   EXPECT_THAT(text,
               ContainsRegex("3\\.0 MiB +0 B +0 B +1\\.0 MiB +512\\.0 KiB +4\\.5 MiB +5\\.0 MiB\n"));
+  EXPECT_THAT(text, Not(HasSubstr("Slower than the device could")));
+}
+
+TEST(RunDetailsTest, ShowsFallbacks) {
+  const Summary summary = Trained();
+  v1::StatusReply status;
+  *status.add_runs() = summary.run;
+  for (const auto& [slot, group] : summary.groups) *status.add_groups() = group;
+  v1::Fallback& fallback =
+      *status.mutable_groups(0)->mutable_members(0)->add_fallbacks();
+  fallback.set_kind(v1::Fallback::RECORDING);
+  fallback.set_count(1);
+  fallback.set_reason("cuDNN: not while capturing");
+  const std::string text = RunDetailsText(status);
+  EXPECT_THAT(text, HasSubstr("Slower than the device could"));
+  EXPECT_THAT(text, ContainsRegex("recording +1 +cuDNN: not while capturing"));
 }
 
 v1::GroupStatus Measured() {

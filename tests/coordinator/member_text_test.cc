@@ -51,7 +51,10 @@ TEST(MemberTextTest, ReasonsAreShortened) {
   applied.mutable_applied()->set_error(reason);
   v1::MemberMessage restaged;
   restaged.mutable_restaged()->set_error(reason);
-  for (v1::MemberMessage* message : {&failed, &goodbye, &opened, &applied, &restaged}) {
+  v1::MemberMessage heartbeat;
+  heartbeat.mutable_heartbeat()->add_fallbacks()->set_reason(reason);
+  for (v1::MemberMessage* message :
+       {&failed, &goodbye, &opened, &applied, &restaged, &heartbeat}) {
     EXPECT_EQ(LimitText(*message), absl::OkStatus());
     EXPECT_LE(message->ByteSizeLong(), 1100U) << message->body_case();
   }

@@ -343,4 +343,23 @@ v1::MemoryUse Replica::PlannedMemory() const {
                               InFlight());
 }
 
+std::vector<v1::Fallback> Replica::Fallbacks() const {
+  std::vector<v1::Fallback> fallbacks;
+  const auto add = [&](v1::Fallback::Kind kind, int64_t count, const std::string& reason) {
+    if (count == 0) return;
+    v1::Fallback& fallback = fallbacks.emplace_back();
+    fallback.set_kind(kind);
+    fallback.set_count(count);
+    fallback.set_reason(reason);
+  };
+  if (recorder_ != nullptr) {
+    add(v1::Fallback::RECORDING, recorder_->refused(), recorder_->refusal());
+  }
+  const BackendFallbacks of_kernels = kernels_.fallbacks();
+  const char* const reason = "the library has no plan; the log of the worker names each case";
+  add(v1::Fallback::CONVOLUTION, of_kernels.convolutions, reason);
+  add(v1::Fallback::ATTENTION, of_kernels.attentions, reason);
+  return fallbacks;
+}
+
 }  // namespace cadre

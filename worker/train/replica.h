@@ -151,6 +151,8 @@ class Replica {
   std::vector<v1::HeldParameter> Held() const;
   v1::MemoryUse Memory() const;
   v1::MemoryUse PlannedMemory() const;
+  // What this rank has computed more slowly than its device could, so far; empty on the host.
+  std::vector<v1::Fallback> Fallbacks() const;
 
  private:
   Replica(const v1::RunSpec& spec, Graph graph, ParameterIndex index, Plan plan, Backend& kernels,

@@ -23,7 +23,8 @@
 // or replayed depends on facts of one rank: its observers and traces, whether its memory moved,
 // whether a capture failed. Ranks of a group would have to agree, for example by a flag added to
 // the sum of the loss, with which each step learns whether all ranks can capture or replay the next
-// one. If a capture fails, the error is logged once and no other capture is tried.
+// one. If a capture fails, it is counted, its reason is kept for the status, and no other capture is
+// tried.
 #include "worker/train/step_recorder.h"
 
 #include <algorithm>
@@ -40,13 +41,13 @@ int StepRecorder::recordings() const {
 }
 
 absl::Status StepRecorder::Run(const Shape& shape, const std::function<absl::Status()>& work) {
-  if (gave_up_ || !device_.can_capture() || !flow_.can_capture()) return work();
+  if (refused_ > 0 || !device_.can_capture() || !flow_.can_capture()) return work();
   Recorded* const entry = Find(shape);
   // The first run creates what the work needs: scratch memory, library plans, kernels.
   if (entry == nullptr || !std::exchange(entry->warm, true)) return work();
   if (entry->recording == nullptr) {
     CADRE_RETURN_IF_ERROR(Record(*entry, work));
-    if (gave_up_) return work();
+    if (refused_ > 0) return work();
   }
   Play(*entry);
   return device_.status();
@@ -85,11 +86,10 @@ absl::Status StepRecorder::Record(Recorded& entry, const std::function<absl::Sta
   // The work was not executed, so the caller still has to run it.
   flow_.schedule().set_state(entry.before);
   flow_.Leave(/*with_loss=*/false);
-  gave_up_ = true;
+  ++refused_;
+  refusal_ = made.ok() ? device_.capture_refusal() : std::string(made.status().message());
   entries_.clear();
-  LOG(WARNING) << "steps cannot be recorded and are enqueued one operation at a time: "
-               << (made.ok() ? absl::InternalError("the device returned no recording")
-                             : made.status());
+  LOG(WARNING) << "steps cannot be recorded and are enqueued one operation at a time: " << refusal_;
   return device_.status();
 }
 

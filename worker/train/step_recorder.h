@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -41,6 +42,10 @@ class StepRecorder {
   int recordings() const;
   // Number of phases that were replayed from a recording.
   int64_t played() const { return played_; }
+  // Number of captures that were refused, and the reason of the last one. After the first, phases
+  // are enqueued one operation at a time.
+  int refused() const { return refused_; }
+  const std::string& refusal() const { return refusal_; }
 
  private:
   struct Recorded {
@@ -60,7 +65,8 @@ class StepRecorder {
 
   Device& device_;
   StreamFlow& flow_;
-  bool gave_up_ = false;
+  int refused_ = 0;
+  std::string refusal_;
   int64_t played_ = 0;
   std::vector<std::unique_ptr<Recorded>> entries_;
 };

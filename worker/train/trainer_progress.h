@@ -6,7 +6,11 @@
 
 #include <atomic>
 #include <cstdint>
+#include <utility>
+#include <vector>
 
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
 #include "proto/cadre/v1/membership.pb.h"
 
 namespace cadre {
@@ -40,6 +44,16 @@ class TrainerProgress {
     return {static_cast<float>(step_ns / 1e9 / steps), static_cast<float>(wait_ns / 1e9 / steps)};
   }
 
+  // What the rank computes more slowly than its device could (Replica::Fallbacks).
+  void SetFallbacks(std::vector<v1::Fallback> fallbacks) ABSL_LOCKS_EXCLUDED(mutex_) {
+    absl::MutexLock lock(&mutex_);
+    fallbacks_ = std::move(fallbacks);
+  }
+  std::vector<v1::Fallback> fallbacks() const ABSL_LOCKS_EXCLUDED(mutex_) {
+    absl::MutexLock lock(&mutex_);
+    return fallbacks_;
+  }
+
   v1::Activity activity() const { return activity_.load(std::memory_order_relaxed); }
   // Changes with every call of Enter or Advance; never decreases.
   uint64_t count() const { return count_.load(std::memory_order_relaxed); }
@@ -50,6 +64,8 @@ class TrainerProgress {
   std::atomic<int64_t> steps_{0};
   std::atomic<int64_t> step_ns_{0};
   std::atomic<int64_t> wait_ns_{0};
+  mutable absl::Mutex mutex_;
+  std::vector<v1::Fallback> fallbacks_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace cadre

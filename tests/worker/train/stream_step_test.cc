@@ -513,21 +513,43 @@ TEST_F(OneDevice, TrainsOnStoredValues) {
 // The phase whose capture failed runs again.
 TEST_F(OneDevice, TrainsWithoutRecordingsIfCaptureFails) {
   for (const char* optimizer : {kSgd, kClippedAdamW}) {
-    SCOPED_TRACE(optimizer);
-    const auto train = [&](bool fails) {
-      step_ = 0;
-      losses_.clear();
-      Make(optimizer);
-      if (fails) rank_.machine->FailNext("graph_instantiate", cudaErrorNotSupported);
-      for (int i = 0; i < 5 && !HasFatalFailure(); ++i) Step();
-      return std::pair(losses_, Weights());
-    };
-    const auto recorded = train(false);
-    EXPECT_GT(replica_->recorder()->played(), 0);
-    const auto enqueued = train(true);
-    EXPECT_EQ(replica_->recorder()->played(), 0);
-    EXPECT_EQ(replica_->recorder()->recordings(), 0);
-    EXPECT_EQ(enqueued, recorded);
+    for (const bool library : {false, true}) {
+      SCOPED_TRACE(absl::StrCat(optimizer, library ? ", the library fails" : ", no instance"));
+      // Calls of the library, in all steps and in the first one.
+      int64_t calls = 0, calls_of_step = 0;
+      const auto train = [&](bool fails) {
+        step_ = 0;
+        losses_.clear();
+        Make(optimizer);
+        if (fails && library) {
+          // The last step that calls the library is captured. Its first phase fails.
+          rank_.machine->FailNext("library", cudaErrorUnknown, calls - calls_of_step);
+        } else if (fails) {
+          rank_.machine->FailNext("graph_instantiate", cudaErrorNotSupported);
+        }
+        const int64_t before = rank_.machine->calls("library");
+        for (int i = 0; i < 5 && !HasFatalFailure(); ++i) {
+          Step();
+          calls = rank_.machine->calls("library") - before;
+          if (i == 0) calls_of_step = calls;
+        }
+        return std::pair(losses_, Weights());
+      };
+      const auto recorded = train(false);
+      EXPECT_GT(replica_->recorder()->played(), 0);
+      EXPECT_EQ(replica_->recorder()->refused(), 0);
+      EXPECT_EQ(replica_->recorder()->refusal(), "");
+      EXPECT_TRUE(replica_->Fallbacks().empty());
+      const auto enqueued = train(true);
+      EXPECT_EQ(replica_->recorder()->played(), 0);
+      EXPECT_EQ(replica_->recorder()->recordings(), 0);
+      EXPECT_EQ(replica_->recorder()->refused(), 1);
+      EXPECT_THAT(replica_->recorder()->refusal(),
+                  testing::HasSubstr(library ? "the emulated library fails" : "instantiation"));
+      ASSERT_EQ(replica_->Fallbacks().size(), 1U);
+      EXPECT_EQ(replica_->Fallbacks()[0].kind(), v1::Fallback::RECORDING);
+      EXPECT_EQ(enqueued, recorded);
+    }
   }
 }
 
