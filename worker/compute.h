@@ -43,6 +43,8 @@ struct ComputeOptions {
   // are searched first for cuBLAS, cuDNN and NCCL.
   int64_t memory_limit = 0;
   std::vector<std::string> libraries;
+  // CUDA: the host waits for every operation (CudaDeviceOptions::synchronous).
+  bool synchronous = false;
 };
 
 // Errors: InvalidArgument for an unknown device; FailedPrecondition, with advice, if the build, the

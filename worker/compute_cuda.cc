@@ -1,5 +1,6 @@
 // A CUDA device with its libraries. cuBLAS, cuDNN and NCCL are loaded at run time, so that one
-// build of the worker runs on hosts with and without GPUs.
+// build of the worker runs on hosts with and without GPUs; NCCL, when the first group of several
+// ranks is connected.
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -19,25 +20,26 @@ namespace {
 class CudaCompute final : public Compute {
  public:
   CudaCompute(std::unique_ptr<CudaDevice> device, std::unique_ptr<DenseMath> math,
-              const NcclApi& nccl)
+              const LibrarySearch& search)
       : device_(std::move(device)),
         kernels_(MakeCudaBackend(*device_, std::move(math))),
-        nccl_(nccl) {}
+        nccl_(search) {}
 
   Backend& kernels() override { return *kernels_; }
   std::string name() const override { return device_->name(); }
   int64_t memory_bytes() const override { return device_->memory_limit(); }
   std::function<absl::StatusOr<std::unique_ptr<Transport>>(Transport& control)> connect_data()
       override {
-    return [this](Transport& control) {
-      return MakeNcclTransport(nccl_, *device_, *kernels_, control, {});
+    return [this](Transport& control) -> absl::StatusOr<std::unique_ptr<Transport>> {
+      CADRE_ASSIGN_OR_RETURN(const NcclApi* const nccl, nccl_.ForGroup(control.size()));
+      return MakeNcclTransport(*nccl, *device_, *kernels_, control, {});
     };
   }
 
  private:
   const std::unique_ptr<CudaDevice> device_;
   const std::unique_ptr<Backend> kernels_;
-  const NcclApi nccl_;
+  LazyNccl nccl_;
 };
 
 }  // namespace
@@ -46,11 +48,12 @@ absl::StatusOr<std::unique_ptr<Compute>> MakeCudaCompute(int ordinal,
                                                          const ComputeOptions& options) {
   CADRE_ASSIGN_OR_RETURN(
       std::unique_ptr<CudaDevice> device,
-      CudaDevice::Make(RealCudaApi(), {.ordinal = ordinal, .memory_limit = options.memory_limit}));
+      CudaDevice::Make(RealCudaApi(), {.ordinal = ordinal,
+                                       .memory_limit = options.memory_limit,
+                                       .synchronous = options.synchronous}));
   const LibrarySearch search{.directories = options.libraries};
   CADRE_ASSIGN_OR_RETURN(std::unique_ptr<DenseMath> math, MakeLibraryMath(*device, search));
-  CADRE_ASSIGN_OR_RETURN(const NcclApi nccl, LoadNccl(search));
-  return std::make_unique<CudaCompute>(std::move(device), std::move(math), nccl);
+  return std::make_unique<CudaCompute>(std::move(device), std::move(math), search);
 }
 
 }  // namespace cadre

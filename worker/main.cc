@@ -28,6 +28,7 @@
 #include "base/rpc/daemon.h"
 #include "base/rpc/json_log.h"
 #include "base/rpc/notify.h"
+#include "device/gpu_environment.h"
 #include "kernels/cpu/openmp_settings.h"
 #include "worker/compute.h"
 #include "worker/default_name.h"
@@ -130,7 +131,9 @@ constexpr char kUsage[] =
     "  1: failure\n"
     "  4: the coordinator or the GPU does not respond\n"
     " 75: the GPU was lost during training, or a kernel on it failed; either way, this process\n"
-    "     could no longer use it";
+    "     could no longer use it\n"
+    "With CADRE_CUDA_SYNC=1 in its environment it waits for every operation of the GPU, so that an\n"
+    "error names the operation that failed; slow, for debugging";
 
 // 128 + SIGTERM.
 constexpr int kExitDrained = 143;
@@ -228,9 +231,7 @@ std::string DefaultName(const cadre::Credentials& credentials) {
 
 int main(int argc, char** argv) {
   cadre::EnsureOpenMpSettings(argv);
-  // NCCL starts the work of several communicators in the order of the host's calls
-  // (worker/comm/placed_messages.cc).
-  setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", /*overwrite=*/0);
+  cadre::SetGpuEnvironment();
   cadre::BlockTerminationSignals();
   // Blocks of at least this size return to the system when they are freed. Otherwise glibc raises
   // the limit to the largest block that was freed, and the tensors of one generation after another
@@ -297,7 +298,8 @@ int main(int argc, char** argv) {
       .threads = FLAGS_threads,
       .reference_kernels = FLAGS_reference_kernels,
       .memory_limit = static_cast<int64_t>(FLAGS_device_memory_gb * (1 << 30)),
-      .libraries = absl::StrSplit(FLAGS_cuda_libraries, ':', absl::SkipEmpty())};
+      .libraries = absl::StrSplit(FLAGS_cuda_libraries, ':', absl::SkipEmpty()),
+      .synchronous = cadre::SynchronousGpu()};
   options.make_compute = [compute] { return cadre::MakeCompute(compute); };
   options.ended = [] { cadre::RequestTermination(); };
   options.exit_when_done = FLAGS_exit_when_done;

@@ -18,6 +18,7 @@
 #include "absl/strings/str_split.h"
 #include "base/status.h"
 #include "bench/harness.h"
+#include "device/gpu_environment.h"
 
 namespace cadre {
 namespace {
@@ -30,7 +31,8 @@ absl::StatusOr<BenchGpu> MakeBenchGpu(const std::string& device, const std::stri
   BenchGpu gpu;
   CADRE_ASSIGN_OR_RETURN(
       gpu.compute, MakeCompute({.device = device,
-                                .libraries = absl::StrSplit(libraries, ',', absl::SkipEmpty())}));
+                                .libraries = absl::StrSplit(libraries, ',', absl::SkipEmpty()),
+                                .synchronous = SynchronousGpu()}));
   gpu.device = dynamic_cast<CudaDevice*>(&gpu.compute->kernels().device());
   if (gpu.device == nullptr) {
     return absl::InvalidArgumentError("--device must be cuda or cuda:N");

@@ -1,4 +1,5 @@
 // Tests that the vendor's libraries load without a GPU and have all functions of our tables.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cstddef>
@@ -14,6 +15,10 @@
 
 namespace cadre {
 namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
 
 // Skips the test with the loader's message if the library is missing.
 #define SKIP_WITHOUT(library)                                                \
@@ -53,6 +58,27 @@ TEST(LibrariesTest, NcclHasEveryFunctionOfTheTable) {
   std::vector<void*> members(sizeof(NcclApi) / sizeof(void*));
   memcpy(members.data(), &*nccl, sizeof(NcclApi));
   for (size_t i = 0; i < members.size(); ++i) EXPECT_NE(members[i], nullptr) << "member " << i;
+}
+
+TEST(LazyNcclTest, OneRankNeedsNoNccl) {
+  LazyNccl nccl({.directories = {"/no such folder"}});
+  const auto alone = nccl.ForGroup(1);
+  ASSERT_TRUE(alone.ok()) << alone.status();
+  EXPECT_EQ((*alone)->init, nullptr);
+  const auto group = nccl.ForGroup(4);
+  EXPECT_THAT(std::string(group.status().message()),
+              AllOf(StartsWith("a group of 4 ranks on GPUs needs NCCL: "),
+                    HasSubstr("/no such folder")));
+}
+
+TEST(LazyNcclTest, IsLoadedOnceForAGroup) {
+  SKIP_WITHOUT(NcclLibrary());
+  LazyNccl nccl(VendorLibraries());
+  const auto group = nccl.ForGroup(2);
+  ASSERT_TRUE(group.ok()) << group.status();
+  EXPECT_NE((*group)->init, nullptr);
+  EXPECT_EQ(*nccl.ForGroup(3), *group);
+  EXPECT_EQ(*nccl.ForGroup(1), *group);
 }
 
 TEST(CudaRuntimeTest, TableIsCompleteAndWorksWithoutADevice) {

@@ -11,6 +11,8 @@
 
 #include <nccl.h>
 
+#include <utility>
+
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -48,6 +50,22 @@ struct NcclApi {
 // Errors: FailedPrecondition, stating which library is missing or too old, which paths were
 // searched and how to install it.
 absl::StatusOr<NcclApi> LoadNccl(const LibrarySearch& search);
+
+// NCCL, which is loaded for the first group of several ranks: a rank alone does not need it.
+//
+// Thread-compatible.
+class LazyNccl {
+ public:
+  explicit LazyNccl(LibrarySearch search) : search_(std::move(search)) {}
+  // The table for a group of `ranks`; without functions if NCCL is not needed. Valid during the
+  // object's lifetime. Errors: those of LoadNccl.
+  absl::StatusOr<const NcclApi*> ForGroup(int ranks);
+
+ private:
+  const LibrarySearch search_;
+  NcclApi api_;
+  bool loaded_ = false;
+};
 
 inline bool IsError(ncclResult_t result) {
   return result != ncclSuccess && result != ncclInProgress;

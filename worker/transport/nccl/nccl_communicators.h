@@ -39,7 +39,8 @@ namespace cadre {
 class NcclCommunicators {
  public:
   // `timeout`: maximum time to wait for other ranks, when a communicator is created and when it
-  // connects to peers. `end_timeout`: maximum time for NCCL to abort or destroy a communicator.
+  // connects to peers; see set_timeout. `end_timeout`: maximum time for NCCL to abort or destroy a
+  // communicator.
   NcclCommunicators(const NcclApi& api, CudaDevice& device, Transport& host, absl::Duration timeout,
                     absl::Duration end_timeout = absl::Seconds(10));
   // Finalizes and destroys all communicators; aborts them after an error or if NCCL does not
@@ -47,6 +48,9 @@ class NcclCommunicators {
   ~NcclCommunicators();
   NcclCommunicators(const NcclCommunicators&) = delete;
   NcclCommunicators& operator=(const NcclCommunicators&) = delete;
+
+  // Replaces `timeout` for the following calls.
+  void set_timeout(absl::Duration timeout) { timeout_ = timeout; }
 
   // Creates a communicator of all ranks, which call it with equal ids, and returns its number.
   // `name` is used in messages. Errors: DeadlineExceeded, naming the operation; those of
@@ -130,7 +134,7 @@ class NcclCommunicators {
   const NcclApi& api_;
   CudaDevice& device_;
   Transport& host_;
-  const absl::Duration timeout_;
+  absl::Duration timeout_;
   const absl::Duration end_timeout_;
 
   // Held during every call of NCCL on a communicator except aborts and NCCL group calls. While a

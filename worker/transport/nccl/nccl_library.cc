@@ -65,4 +65,16 @@ absl::StatusOr<NcclApi> LoadNccl(const LibrarySearch& search) {
   return api;
 }
 
+absl::StatusOr<const NcclApi*> LazyNccl::ForGroup(int ranks) {
+  if (ranks > 1 && !loaded_) {
+    absl::StatusOr<NcclApi> api = LoadNccl(search_);
+    if (!api.ok()) {
+      return Annotate(api.status(), absl::StrCat("a group of ", ranks, " ranks on GPUs needs NCCL"));
+    }
+    api_ = *api;
+    loaded_ = true;
+  }
+  return &api_;
+}
+
 }  // namespace cadre

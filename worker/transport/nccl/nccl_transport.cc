@@ -161,6 +161,7 @@ class NcclTransport final : public Transport {
         kernels_(kernels),
         host_(host),
         agreement_(host),
+        call_timeout_(options.call_timeout),
         comms_(api, device, host, options.init_timeout) {}
 
   // Creates one communicator of all ranks for each channel.
@@ -236,17 +237,20 @@ class NcclTransport final : public Transport {
   // Reused to avoid allocations.
   std::vector<const Transfer*> sorted_;
   std::vector<Addend> addends_;
+  const absl::Duration call_timeout_;
   NcclCommunicators comms_;
 };
 
 absl::Status NcclTransport::Connect() {
   if (size() == 1) return absl::OkStatus();
+  CADRE_RETURN_IF_ERROR(device_.LoadKernels());
   CADRE_ASSIGN_OR_RETURN(const Ids ids, ShareIds(api_, host_));
   std::array<int, kDataChannels> numbers{};
   for (size_t channel = 0; channel < ids.size(); ++channel) {
     CADRE_ASSIGN_OR_RETURN(numbers[channel], comms_.Make(ids[channel], kChannelNames[channel]));
   }
   numbers_[AllRanks(size())] = numbers;
+  comms_.set_timeout(call_timeout_);
   return HostBarrier(host_);
 }
 

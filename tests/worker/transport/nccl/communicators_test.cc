@@ -369,6 +369,18 @@ TEST_F(NcclCommunicatorsTest, LossDuringFinalizeFailsDevice) {
   EXPECT_THAT(std::string(device_->status().message()), HasSubstr("rank 1 stops"));
 }
 
+// A connected peer may be busy for longer than a connection may take.
+TEST_F(NcclCommunicatorsTest, CallsHaveTheirOwnLimit) {
+  Begin(1, absl::Milliseconds(50));
+  comms_->set_timeout(absl::Milliseconds(300));
+  nccl_.SetState(ncclSuccess, kForever);
+  const absl::Time begin = absl::Now();
+  const absl::Status status = Exchange();
+  EXPECT_GE(absl::Now() - begin, absl::Milliseconds(300));
+  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("300ms"));
+}
+
 TEST_F(NcclCommunicatorsTest, ErrorEndsGroupWait) {
   Begin(1);
   nccl_.SetState(ncclSuccess, kForever);

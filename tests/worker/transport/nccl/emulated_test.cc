@@ -182,6 +182,19 @@ TEST_P(NcclFailureTest, ConnectTimesOut) {
   EXPECT_TRUE(std::any_of(statuses.begin(), statuses.end(), absl::IsDeadlineExceeded));
 }
 
+// They could not be loaded while a collective waits for a peer.
+TEST_P(NcclFailureTest, KernelsAreLoadedBeforeTheConnection) {
+  Group group(2, GetParam());
+  ExpectAllOk(group.Connect());
+  EXPECT_EQ(group.of(0).cuda.calls("load_kernels"), 1);
+  EXPECT_EQ(group.of(1).cuda.calls("load_kernels"), 1);
+
+  Group other(2, GetParam());
+  other.of(1).cuda.FailNext("load_kernels", cudaErrorNoKernelImageForDevice);
+  ExpectAllFail(other.Connect(), "loading the kernels of this program");
+  EXPECT_EQ(other.nccl.live_communicators(), 0);
+}
+
 TEST_P(NcclFailureTest, UniqueIdFails) {
   Group group(2, GetParam());
   group.nccl.FailNext("unique_id", ncclSystemError);
