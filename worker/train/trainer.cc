@@ -29,6 +29,7 @@
 #include "worker/train/run_checkpoints.h"
 #include "worker/train/step_measurer.h"
 #include "worker/train/step_tracer.h"
+#include "worker/train/warm_up.h"
 
 namespace cadre {
 namespace {
@@ -62,13 +63,16 @@ class NativeModel final : public TrainedModel {
     transport_ = &transport;
     protocol_ = &protocol;
     if (options_.connect_data != nullptr) {
+      if (transport.size() > 1) {
+        CADRE_RETURN_IF_ERROR(BlameReplica(
+            failure, WarmUp(spec_, assignment_.plan(), kernels_, transport.rank())));
+        progress_.Advance();
+      }
       CADRE_ASSIGN_OR_RETURN(data_transport_, options_.connect_data(transport));
     }
     CADRE_RETURN_IF_ERROR(BlamePlan(failure, AgreeOnPlan()));
     progress_.Advance();
-    const absl::Status made = BlamePlan(failure, MakeReplica());
-    if (absl::IsResourceExhausted(made)) return failure.Blame(v1::FAILURE_CAUSE_MEMORY, made);
-    CADRE_RETURN_IF_ERROR(made);
+    CADRE_RETURN_IF_ERROR(BlameReplica(failure, MakeReplica()));
     progress_.Advance();
     const absl::Status directory = checkpoints_->CheckDirectory();
     return absl::IsFailedPrecondition(directory)
@@ -188,6 +192,7 @@ class NativeModel final : public TrainedModel {
     tracer_.reset();
     measurer_.reset();
     replica_.reset();
+    progress_.SetFallbacks({});
     data_transport_.reset();
   }
 
@@ -198,6 +203,10 @@ class NativeModel final : public TrainedModel {
 
   static absl::Status BlamePlan(FailureNote& failure, const absl::Status& status) {
     return absl::IsInvalidArgument(status) ? failure.Blame(v1::FAILURE_CAUSE_PLAN, status) : status;
+  }
+  static absl::Status BlameReplica(FailureNote& failure, const absl::Status& status) {
+    return absl::IsResourceExhausted(status) ? failure.Blame(v1::FAILURE_CAUSE_MEMORY, status)
+                                             : BlamePlan(failure, status);
   }
 
   absl::Status OpenData() {
@@ -274,6 +283,7 @@ class NativeModel final : public TrainedModel {
     // The waits of a device cannot be observed.
     progress_.AddStep(absl::ToDoubleSeconds(steady_.Now() - begin),
                       replica_->on_device() ? 0 : Exposed() - exposed);
+    progress_.SetFallbacks(replica_->Fallbacks());
     counters_.Add("steps");
     counters_.Add("samples", replica_->InputRows(batch()).size());
     // With averaging, checkpoints are saved at boundaries, where all groups have the same weights.

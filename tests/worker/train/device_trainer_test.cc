@@ -3,7 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cmath>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -21,6 +23,7 @@
 #include "tests/worker/train/recording_control.h"
 #include "tests/worker/transport/ranks.h"
 #include "worker/train/trainer.h"
+#include "worker/train/trainer_progress.h"
 #include "worker/transport/nccl/nccl_transport.h"
 
 namespace cadre {
@@ -104,6 +107,8 @@ struct Script {
   // Null: nothing is averaged.
   Shard* shard = nullptr;
   std::optional<v1::TraceSteps> trace;
+  // Called by each rank before its device is connected; may be empty.
+  std::function<void(EmulatedCuda&)> before_connect;
 };
 
 // Answers each contribution with a decision, and releases the group at the end.
@@ -117,9 +122,11 @@ class ScriptedControl final : public RecordingControl {
   }
 
   std::vector<v1::Decision> decided;
+  std::function<void()> on_report;
 
   void Send(const TrainingReport& report) override {
     RecordingControl::Send(report);
+    if (on_report) on_report();
     if (const auto* message = std::get_if<v1::Contributed>(&report)) Answer(*message);
   }
   std::string ShardAddress(uint32_t) const override { return script_.shard->address(); }
@@ -155,6 +162,8 @@ struct Result {
   int64_t played = 0;
   // What the codes of each rank have left out.
   std::vector<StateVault> residuals;
+  // What rank 0 has last shown to its heartbeats.
+  std::vector<v1::Fallback> fallbacks;
 };
 
 // Every rank is a thread with its own device.
@@ -191,6 +200,9 @@ Result TrainGroup(Where where, const v1::RunSpec& spec, const Script& script,
     std::unique_ptr<Backend> cpu;
     StateVault states;
     TrainerOptions options;
+    TrainerProgress progress;
+    options.progress = &progress;
+    if (at == 0) controls[0]->on_report = [&] { result.fallbacks = progress.fallbacks(); };
     options.states = &states;
     options.residuals = &result.residuals[at];
     options.report_every = absl::ZeroDuration();
@@ -200,6 +212,7 @@ Result TrainGroup(Where where, const v1::RunSpec& spec, const Script& script,
     if (where == Where::kDevice) {
       rank = MakeEmulatedRank(EmulatedCuda::Mode::kInline);
       options.connect_data = [&](Transport& control) {
+        if (script.before_connect) script.before_connect(*rank.machine);
         return MakeNcclTransport(nccl->api(), *rank.device, *rank.kernels, control, {});
       };
     } else {
@@ -209,6 +222,8 @@ Result TrainGroup(Where where, const v1::RunSpec& spec, const Script& script,
     Counters counters;
     result.outcomes[at] = TrainAsMember(mine, cpu != nullptr ? *cpu : *rank.kernels, *controls[at],
                                         cancellation, counters, options);
+    controls[at]->on_report = nullptr;
+    EXPECT_TRUE(progress.fallbacks().empty()) << "after the end";
     if (where == Where::kDevice) played[at] = rank.machine->calls("graph_launch");
   });
   for (const int64_t of_rank : played) result.played += of_rank;
@@ -381,6 +396,38 @@ TEST(DeviceTrainerTest, SingleRankPlaysRecordings) {
   // Of 20 steps, 2 are warm-up and 6 are profiled. Of the others, both phases of each are replayed,
   // except for those that run first and those that are captured.
   EXPECT_GE(result.played, 2 * (20 - 8 - 3));
+}
+
+// Heartbeats show why steps are slower than they could be.
+TEST(DeviceTrainerTest, RefusedRecordingsAreShown) {
+  const Script script{
+      .ranks = 1, .boundaries = {20}, .before_connect = [](EmulatedCuda& machine) {
+        machine.FailNext("graph_instantiate", cudaErrorNotSupported);
+      }};
+  const Result refused = TrainToTheEnd(Where::kDevice, Spec(), script);
+  EXPECT_EQ(refused.played, 0);
+  ASSERT_EQ(refused.fallbacks.size(), 1U);
+  EXPECT_EQ(refused.fallbacks[0].kind(), v1::Fallback::RECORDING);
+  EXPECT_EQ(refused.fallbacks[0].count(), 1U);
+  EXPECT_THAT(refused.fallbacks[0].reason(), ::testing::HasSubstr("instantiation"));
+  EXPECT_TRUE(TrainToTheEnd(Where::kDevice, Spec(), {.ranks = 1, .boundaries = {20}})
+                  .fallbacks.empty());
+}
+
+// Afterwards a rank may wait for its peers on the device, where a first use would wait for it.
+TEST(DeviceTrainerTest, RanksUseTheirDevicesBeforeTheyAreConnected) {
+  for (const int ranks : {1, 2}) {
+    SCOPED_TRACE(ranks);
+    std::atomic<int> connected = 0;
+    const Script script{.ranks = ranks, .boundaries = {4}, .before_connect = [&](EmulatedCuda& m) {
+                          ++connected;
+                          // Forward and backward of the network's layers with weights.
+                          EXPECT_EQ(m.calls("library") > 4, ranks > 1) << m.calls("library");
+                          EXPECT_EQ(m.calls("graph_launch"), 0);
+                        }};
+    TrainToTheEnd(Where::kDevice, Spec(), script);
+    EXPECT_EQ(connected, ranks);
+  }
 }
 
 TEST(DeviceTrainerTest, TracedStepsAreNotPlayedFromRecordings) {
