@@ -8,8 +8,9 @@
 // The library's heuristic is queried once per extents, types and alignment, and the first algorithm
 // that it can run is kept in a plan with the descriptors: the same plan gives the same bits, and no
 // plan is made after the first step, as graph capture requires. If an algorithm divides the inner
-// dimension, it must add the partial sums in fp32 and in a fixed order (kReductions). Plans promise the library only the alignment that the
-// addresses have, because an address with a smaller alignment would be a fault on the device.
+// dimension, it must add the partial sums in fp32 and in a fixed order (kReductions). Plans promise
+// the library only the alignment that the addresses have, because an address with a smaller
+// alignment would be a fault on the device.
 //
 // A bias is added by the epilogue, which reads it in the type of the result: fp32 biases of bf16
 // products without a bf16 copy are converted into scratch memory first.

@@ -259,8 +259,7 @@ TEST(RunDetailsTest, ShowsFallbacks) {
   v1::StatusReply status;
   *status.add_runs() = summary.run;
   for (const auto& [slot, group] : summary.groups) *status.add_groups() = group;
-  v1::Fallback& fallback =
-      *status.mutable_groups(0)->mutable_members(0)->add_fallbacks();
+  v1::Fallback& fallback = *status.mutable_groups(0)->mutable_members(0)->add_fallbacks();
   fallback.set_kind(v1::Fallback::RECORDING);
   fallback.set_count(1);
   fallback.set_reason("cuDNN: not while capturing");

@@ -82,6 +82,23 @@ TEST_F(MachineGroupsTest, AssignmentIsComplete) {
   EXPECT_FALSE(start.catch_up());
 }
 
+TEST_F(MachineGroupsTest, MembersShowTheFallbacksOfTheirLastHeartbeat) {
+  const std::string run = Begin(1, 2, 0);
+  v1::Heartbeat heartbeat;
+  for (int i = 0; i < 100; ++i) {
+    v1::Fallback& fallback = *heartbeat.add_fallbacks();
+    fallback.set_kind(v1::Fallback::ATTENTION);
+    fallback.set_reason("no plan");
+  }
+  cluster_.Send(cluster_.Rank(run, 0, 1), heartbeat);
+  const v1::GroupStatus group = cluster_.Group(run, 0);
+  EXPECT_EQ(group.members(0).fallbacks_size(), 0);
+  ASSERT_EQ(group.members(1).fallbacks_size(), 16) << "limited";
+  EXPECT_EQ(group.members(1).fallbacks(0).reason(), "no plan");
+  cluster_.Send(cluster_.Rank(run, 0, 1), v1::Heartbeat());
+  EXPECT_EQ(cluster_.Group(run, 0).members(1).fallbacks_size(), 0);
+}
+
 TEST_F(MachineGroupsTest, GroupStartsFromTheNewestVersion) {
   const std::string run = SubmitTo(1, 2, MakeSpec(2, 1, 5, 100));
   cluster_.behaviour.prepare = false;

@@ -69,7 +69,8 @@ absl::StatusOr<const NcclApi*> LazyNccl::ForGroup(int ranks) {
   if (ranks > 1 && !loaded_) {
     absl::StatusOr<NcclApi> api = LoadNccl(search_);
     if (!api.ok()) {
-      return Annotate(api.status(), absl::StrCat("a group of ", ranks, " ranks on GPUs needs NCCL"));
+      return Annotate(api.status(),
+                      absl::StrCat("a group of ", ranks, " ranks on GPUs needs NCCL"));
     }
     api_ = *api;
     loaded_ = true;

@@ -39,8 +39,8 @@ namespace cadre {
 struct NcclTransportOptions {
   // Maximum time until the communicators of all ranks are connected.
   absl::Duration init_timeout = absl::Minutes(2);
-  // Maximum time, after that, for NCCL to connect a communicator's messages or to split it. The host
-  // of a peer takes part, and may be busy with plans of cuDNN for minutes.
+  // Maximum time, after that, for NCCL to connect a communicator's messages or to split it. The
+  // host of a peer takes part, and may be busy with plans of cuDNN for minutes.
   absl::Duration call_timeout = absl::Minutes(20);
 };
 
