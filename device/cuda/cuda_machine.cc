@@ -8,6 +8,7 @@
 #include "device/cuda/cuda_machine.h"
 
 #include "absl/strings/str_cat.h"
+#include "base/error_reason.h"
 #include "base/status.h"
 #include "device/cuda/cuda_device.h"
 
@@ -150,8 +151,10 @@ absl::StatusOr<CudaMachine> LookForCuda(const CudaApi& api) {
   if (error == cudaSuccess) error = api.driver_version(&machine.driver);
   if (error != cudaSuccess) return CudaStatus(api, error, "querying the versions of CUDA");
   if (machine.driver == 0) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("no NVIDIA driver on this machine: install ", NeededDriver(machine.runtime)));
+    return WithReason(absl::FailedPreconditionError(absl::StrCat(
+                          "no NVIDIA driver on this machine: install ",
+                          NeededDriver(machine.runtime))),
+                      kReasonNoGpu);
   }
   // Within a major version, an older driver also runs programs for newer minor versions.
   if (machine.driver / 1000 < machine.runtime / 1000) {
@@ -162,10 +165,13 @@ absl::StatusOr<CudaMachine> LookForCuda(const CudaApi& api) {
   error = api.device_count(&machine.devices);
   if (error != cudaSuccess) {
     api.last_error();
-    return CudaStatus(api, error, "looking for GPUs");
+    const absl::Status status = CudaStatus(api, error, "looking for GPUs");
+    return error == cudaErrorNoDevice ? WithReason(status, kReasonNoGpu) : status;
   }
   if (machine.devices < 1) {
-    return absl::FailedPreconditionError("this machine has an NVIDIA driver, but no GPU");
+    return WithReason(
+        absl::FailedPreconditionError("this machine has an NVIDIA driver, but no GPU"),
+        kReasonNoGpu);
   }
   return machine;
 }

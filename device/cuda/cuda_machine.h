@@ -17,7 +17,8 @@ struct CudaMachine {
 };
 
 // Errors: FailedPrecondition if there is no driver, one that is too old for the runtime, or no
-// device; the message contains the versions that are installed and needed.
+// device; the message contains the versions that are installed and needed. Without a driver or a
+// device, but not with an old driver, the error has kReasonNoGpu (base/error_reason.h).
 absl::StatusOr<CudaMachine> LookForCuda(const CudaApi& api);
 
 }  // namespace cadre

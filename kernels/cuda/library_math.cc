@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/error_reason.h"
 #include "base/status.h"
 #include "glog/logging.h"
 #include "kernels/cuda/cublas_math.h"
@@ -150,9 +151,10 @@ void LibraryMath::Fail(const absl::Status& error) {
   if (cause != cudaSuccess) {
     return device_.FailOperation(CudaStatus(device_.api(), cause, error.message()));
   }
-  device_.FailOperation(absl::IsUnimplemented(error)
-                            ? absl::FailedPreconditionError(error.message())
-                            : error);
+  device_.FailOperation(
+      absl::IsUnimplemented(error)
+          ? WithReason(absl::FailedPreconditionError(error.message()), kReasonNoPlan)
+          : error);
 }
 
 CudnnPlan* LibraryMath::PlanOf(const ConvolutionKey& key) {

@@ -2,6 +2,7 @@
 #include <string>
 #include <vector>
 
+#include "base/error_reason.h"
 #include "device/cuda/cuda_device.h"
 #include "device/cuda/cuda_machine.h"
 #include "gmock/gmock.h"
@@ -94,6 +95,7 @@ TEST(CudaMachineTest, OldDriverErrorNamesTheNeededDriver) {
   EXPECT_EQ(status.message(),
             "the NVIDIA driver is too old: it is for CUDA 12.8, this program needs NVIDIA driver "
             "580.65.06 or newer, for CUDA 13");
+  EXPECT_FALSE(HasReason(status, kReasonNoGpu));
 }
 
 TEST(CudaMachineTest, NoDriver) {
@@ -105,6 +107,7 @@ TEST(CudaMachineTest, NoDriver) {
   const absl::Status status = DescribeCuda(api).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(status.message(), HasSubstr("no NVIDIA driver on this machine: install"));
+  EXPECT_TRUE(HasReason(status, kReasonNoGpu));
 }
 
 TEST(CudaMachineTest, OlderDriverOfTheSameMajorVersionIsAccepted) {
@@ -139,11 +142,15 @@ TEST(CudaMachineTest, NoDevice) {
     return cudaErrorNoDevice;
   };
   EXPECT_EQ(LookForCuda(api).status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_TRUE(HasReason(LookForCuda(api).status(), kReasonNoGpu));
   api.device_count = [](int* count) {
     *count = 0;
     return cudaSuccess;
   };
   EXPECT_THAT(LookForCuda(api).status().message(), HasSubstr("no GPU"));
+  EXPECT_TRUE(HasReason(LookForCuda(api).status(), kReasonNoGpu));
+  api.device_count = [](int*) { return cudaErrorInitializationError; };
+  EXPECT_FALSE(HasReason(LookForCuda(api).status(), kReasonNoGpu));
 }
 
 }  // namespace
