@@ -153,14 +153,14 @@ absl::Status RequirePositive(const std::vector<std::pair<const char*, double>>& 
 }
 
 int BenchMain(int argc, char** argv, const char* source, const char* usage,
-              const std::function<absl::Status()>& run, int missing_code) {
+              const std::function<absl::Status()>& run,
+              const std::function<int(const absl::Status&)>& exit_code) {
   const std::string program = std::filesystem::path(argv[0]).filename().string();
   if (const auto code = ParseProgramFlags(usage, CADRE_VERSION, source, &argc, &argv)) return *code;
   const absl::Status status = run();
   if (status.ok()) return 0;
   std::fprintf(stderr, "%s: %s\n", program.c_str(), std::string(status.message()).c_str());
-  if (absl::IsInvalidArgument(status)) return kExitBadFlags;
-  return absl::IsFailedPrecondition(status) || absl::IsNotFound(status) ? missing_code : 1;
+  return absl::IsInvalidArgument(status) ? kExitBadFlags : exit_code(status);
 }
 
 }  // namespace cadre

@@ -63,9 +63,12 @@ absl::Status RequirePositive(const std::vector<std::pair<const char*, double>>& 
 
 // Main function of a benchmark program: parses the flags (--help lists those of `source`), calls
 // `run` and prints its error as "PROGRAM: message". Returns the exit code: 0; 2 for a wrong flag
-// (InvalidArgument); `missing_code` if the hardware or a library is missing (FailedPrecondition,
-// NotFound); 1 for other errors.
-int BenchMain(int argc, char** argv, const char* source, const char* usage,
-              const std::function<absl::Status()>& run, int missing_code = 1);
+// (InvalidArgument); `exit_code` of other errors.
+int BenchMain(
+    int argc, char** argv, const char* source, const char* usage,
+    const std::function<absl::Status()>& run,
+    const std::function<int(const absl::Status&)>& exit_code = [](const absl::Status&) {
+      return 1;
+    });
 
 }  // namespace cadre

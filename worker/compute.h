@@ -23,6 +23,8 @@ class Compute {
   virtual Backend& kernels() = 0;
   // The name of the hardware, for display and as part of the key of measurements.
   virtual std::string name() const = 0;
+  // Names and versions of the vendor's libraries that compute; empty on the CPU.
+  virtual std::string libraries() const { return ""; }
   // Maximum memory that a group's tensors may use: what this process may use of a CUDA device;
   // otherwise the host's memory, which its other workers share.
   virtual int64_t memory_bytes() const = 0;

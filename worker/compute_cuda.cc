@@ -1,6 +1,7 @@
 // A CUDA device with its libraries. cuBLAS, cuDNN and NCCL are loaded at run time, so that one
 // build of the worker runs on hosts with and without GPUs; NCCL, when the first group of several
 // ranks is connected.
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -22,11 +23,13 @@ class CudaCompute final : public Compute {
   CudaCompute(std::unique_ptr<CudaDevice> device, std::unique_ptr<DenseMath> math,
               const LibrarySearch& search)
       : device_(std::move(device)),
+        libraries_(math->versions()),
         kernels_(MakeCudaBackend(*device_, std::move(math))),
         nccl_(search) {}
 
   Backend& kernels() override { return *kernels_; }
   std::string name() const override { return device_->name(); }
+  std::string libraries() const override { return libraries_; }
   int64_t memory_bytes() const override { return device_->memory_limit(); }
   std::function<absl::StatusOr<std::unique_ptr<Transport>>(Transport& control)> connect_data()
       override {
@@ -38,6 +41,7 @@ class CudaCompute final : public Compute {
 
  private:
   const std::unique_ptr<CudaDevice> device_;
+  const std::string libraries_;
   const std::unique_ptr<Backend> kernels_;
   LazyNccl nccl_;
 };

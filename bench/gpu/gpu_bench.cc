@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "absl/strings/str_split.h"
+#include "base/error_reason.h"
 #include "base/status.h"
 #include "bench/harness.h"
 #include "device/gpu_environment.h"
@@ -23,7 +24,18 @@
 namespace cadre {
 namespace {
 
-constexpr size_t kCopyBytes = size_t{256} << 20;
+constexpr int kExitNoGpu = 3;
+constexpr int kExitNoPlan = 4;
+
+int ExitCode(const absl::Status& error) {
+  if (HasReason(error, kReasonNoGpu)) return kExitNoGpu;
+  return HasReason(error, kReasonNoPlan) ? kExitNoPlan : 1;
+}
+
+// Long enough that the host enqueues the next copy meanwhile; less on devices with little memory.
+size_t CopyBytes(const CudaDevice& device) {
+  return std::clamp<int64_t>(device.memory_limit() / 64, 1 << 20, 256 << 20);
+}
 
 }  // namespace
 
@@ -40,8 +52,15 @@ absl::StatusOr<BenchGpu> MakeBenchGpu(const std::string& device, const std::stri
   return gpu;
 }
 
-std::string DescribeGpu(const CudaDevice& device) {
-  return DescribeCuda(device.api()).value_or("unknown");
+nlohmann::ordered_json GpuFields(const BenchGpu& gpu) {
+  return {{"device", gpu.device->name()},
+          {"cuda", DescribeCuda(gpu.device->api()).value_or("unknown")},
+          {"libraries", gpu.compute->libraries()}};
+}
+
+int GpuBenchMain(int argc, char** argv, const char* source, const char* usage,
+                 const std::function<absl::Status()>& run) {
+  return BenchMain(argc, argv, source, usage, run, ExitCode);
 }
 
 absl::StatusOr<EventTimer> EventTimer::Make(CudaDevice& device) {
@@ -52,15 +71,13 @@ absl::StatusOr<EventTimer> EventTimer::Make(CudaDevice& device) {
   for (cudaEvent_t& end : timer.ends_) {
     made = made && device.Check(api.event_create(&end, cudaEventDefault), "event");
   }
-  timer.from_ = DeviceArray<std::byte>(device, kCopyBytes, "benchmark");
-  timer.to_ = DeviceArray<std::byte>(device, kCopyBytes, "benchmark");
+  const size_t bytes = CopyBytes(device);
+  timer.from_ = DeviceArray<std::byte>(device, bytes, "benchmark");
+  timer.to_ = DeviceArray<std::byte>(device, bytes, "benchmark");
   CADRE_RETURN_IF_ERROR(device.status());
-  const auto copy = [&timer, &device] {
-    device.Copy(timer.from_.data(), timer.to_.data(), kCopyBytes);
-  };
-  copy();
+  timer.Copy();
   CADRE_ASSIGN_OR_RETURN(const double copies, timer.SecondsWithoutGaps(/*enqueuing=*/0, [&] {
-    for (int i = 0; i < 8; ++i) copy();
+    for (int i = 0; i < 8; ++i) timer.Copy();
     return absl::OkStatus();
   }));
   timer.copy_seconds_ = std::max(copies / 8, 1e-6);
@@ -87,12 +104,10 @@ EventTimer::~EventTimer() {
 
 void EventTimer::Occupy(double seconds) {
   const OnStream on(device_, Stream::kCompute);
-  for (double left = seconds; left > 0; left -= copy_seconds_) {
-    device_.Copy(from_.data(), to_.data(), kCopyBytes);
-  }
+  for (double left = seconds; left > 0; left -= copy_seconds_) Copy();
 }
 
-absl::StatusOr<double> EventTimer::Seconds(const std::function<void()>& work) {
+absl::StatusOr<double> EventTimer::Seconds(const std::function<void()>& work, int rounds) {
   const TimedRun run = [&](int iterations) {
     return SecondsWithoutGaps(1e-3 + iterations * 10e-6, [&] {
       const OnStream on(device_, Stream::kCompute);
@@ -101,7 +116,7 @@ absl::StatusOr<double> EventTimer::Seconds(const std::function<void()>& work) {
     });
   };
   CADRE_ASSIGN_OR_RETURN(const std::vector<Timing> timings,
-                         MeasureInterleaved({run}, {.rounds = 7}));
+                         MeasureInterleaved({run}, {.rounds = rounds}));
   return timings[0].seconds;
 }
 

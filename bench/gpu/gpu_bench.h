@@ -19,12 +19,10 @@
 #include "absl/status/statusor.h"
 #include "device/cuda/cuda_device.h"
 #include "device/device.h"
+#include "nlohmann/json.hpp"
 #include "worker/compute.h"
 
 namespace cadre {
-
-// Exit code if there is no GPU, which is neither a success nor a failure.
-inline constexpr int kNoGpu = 3;
 
 struct BenchGpu {
   std::unique_ptr<Compute> compute;
@@ -35,20 +33,26 @@ struct BenchGpu {
 // `device`: "cuda" or "cuda:N". `libraries`: folders separated by commas. Errors: MakeCompute's.
 absl::StatusOr<BenchGpu> MakeBenchGpu(const std::string& device, const std::string& libraries);
 
-// "NVIDIA H200, driver 13.0, runtime 13.0": for output lines.
-std::string DescribeGpu(const CudaDevice& device);
+// Fields of an output line: the device, its driver, and the libraries that compute on it.
+nlohmann::ordered_json GpuFields(const BenchGpu& gpu);
+
+// BenchMain for a benchmark on a GPU. Exit codes: 3 if this machine has no GPU or no driver, which
+// is neither a success nor a failure; 4 if a library has no plan for an operation; 2 and 1 as
+// BenchMain.
+int GpuBenchMain(int argc, char** argv, const char* source, const char* usage,
+                 const std::function<absl::Status()>& run);
 
 // Borrows the device. Requires: no other work is in progress on it.
 class EventTimer {
  public:
-  // Errors: the device's.
+  // Allocates memory for copies that keep the device busy. Errors: the device's.
   static absl::StatusOr<EventTimer> Make(CudaDevice& device);
   EventTimer(EventTimer&& other) noexcept;
   EventTimer& operator=(EventTimer&&) = delete;
   ~EventTimer();
 
-  // Median seconds of one call of `work`. Errors: the device's.
-  absl::StatusOr<double> Seconds(const std::function<void()>& work);
+  // Seconds of one call of `work`, the median of `rounds`. Errors: the device's.
+  absl::StatusOr<double> Seconds(const std::function<void()>& work, int rounds);
 
   // Seconds from the beginning to the end of all operations that `work` enqueues, on any stream.
   // All of them are enqueued before the first begins, if the host needs at most `enqueuing` seconds
@@ -60,6 +64,7 @@ class EventTimer {
   explicit EventTimer(CudaDevice& device) : device_(device) {}
   // Keeps the stream for computation busy for about `seconds`.
   void Occupy(double seconds);
+  void Copy() { device_.Copy(from_.data(), to_.data(), from_.size()); }
 
   CudaDevice& device_;
   cudaEvent_t begin_ = nullptr;

@@ -7,8 +7,9 @@
 //   bench_gpu_step --model gpt --batch 64 --precision tf32 --recordings=false
 //
 // A step is the copy of the batch from the host to the GPU, forward, loss, backward and SGD with
-// momentum. bench/gpu/gpu_step.py runs it alternately with PyTorch. Without a GPU the exit code is
-// 3, after a message with the reason.
+// momentum. bench/gpu/gpu_step.py runs it alternately with PyTorch. The line has a `failure`, and
+// the exit code is not 0, if a step fails, or if recordings were requested but none was replayed.
+// Exit codes: bench/gpu/gpu_bench.h.
 #include <gflags/gflags.h>
 
 #include <memory>
@@ -49,11 +50,18 @@ absl::StatusOr<v1::RunSpec::Precision> PrecisionNamed(const std::string& name) {
       absl::StrCat("--precision must be fp32, tf32 or bf16, not ", name));
 }
 
-// Median time between the returns of two consecutive steps.
-absl::StatusOr<double> StepSeconds(Replica& replica, StepLoop& loop) {
+struct StepTime {
+  // Median time between the returns of two consecutive steps.
+  double seconds = 0;
+  // How often the host blocked in a step, on average.
+  double host_waits = 0;
+};
+
+absl::StatusOr<StepTime> TimeSteps(Replica& replica, const Device& device, StepLoop& loop) {
   CADRE_RETURN_IF_ERROR(loop.Run(FLAGS_warmup));
   CADRE_RETURN_IF_ERROR(replica.AwaitOperations());
   std::vector<double> seconds;
+  const int64_t waits = device.host_syncs();
   absl::Time before = absl::Now();
   for (int i = 0; i < FLAGS_steps; ++i) {
     CADRE_RETURN_IF_ERROR(loop.Run(1));
@@ -61,8 +69,9 @@ absl::StatusOr<double> StepSeconds(Replica& replica, StepLoop& loop) {
     seconds.push_back(absl::ToDoubleSeconds(now - before));
     before = now;
   }
+  const double host_waits = static_cast<double>(device.host_syncs() - waits) / FLAGS_steps;
   CADRE_RETURN_IF_ERROR(replica.AwaitOperations());
-  return Median(seconds);
+  return StepTime{.seconds = Median(seconds), .host_waits = host_waits};
 }
 
 // Median time of the kernels of a step alone. A step without recordings first gives an upper bound
@@ -82,13 +91,47 @@ absl::StatusOr<double> KernelSeconds(Replica& replica, StepLoop& loop, EventTime
   return Median(seconds);
 }
 
-absl::Status Run() {
-  CADRE_RETURN_IF_ERROR(RequirePositive({{"--batch", FLAGS_batch}, {"--steps", FLAGS_steps}}));
-  CADRE_ASSIGN_OR_RETURN(v1::RunSpec spec, BenchSpec({.model = FLAGS_model, .batch = FLAGS_batch}));
-  CADRE_ASSIGN_OR_RETURN(const v1::RunSpec::Precision precision, PrecisionNamed(FLAGS_precision));
-  spec.set_precision(precision);
-  spec.mutable_cluster()->set_device(v1::Cluster::CUDA);
-  CADRE_ASSIGN_OR_RETURN(BenchGpu gpu, MakeBenchGpu(FLAGS_device, FLAGS_libraries));
+// Why a run counts as failed although its steps were executed; OK otherwise.
+absl::Status CheckRecordings(const Replica& replica) {
+  if (FLAGS_recordings && (replica.recorder() == nullptr || replica.recorder()->played() == 0)) {
+    return absl::InternalError("no step was recorded and replayed: the log has the reason");
+  }
+  return absl::OkStatus();
+}
+
+// Measures the steps of a replica and adds the results to `line`.
+absl::Status Measure(Replica& replica, CudaDevice& device, nlohmann::ordered_json& line) {
+  StepLoop loop(replica, FLAGS_batch);
+  line["parameters"] = ParameterCount(replica);
+  replica.set_recordings(false);
+  CADRE_ASSIGN_OR_RETURN(const StepTime plain, TimeSteps(replica, device, loop));
+  StepTime step = plain;
+  if (FLAGS_recordings) {
+    replica.set_recordings(true);
+    CADRE_ASSIGN_OR_RETURN(step, TimeSteps(replica, device, loop));
+    replica.set_recordings(false);
+  }
+  // Before the timer allocates memory.
+  const int64_t peak_bytes = device.peak_bytes();
+  CADRE_ASSIGN_OR_RETURN(EventTimer timer, EventTimer::Make(device));
+  CADRE_ASSIGN_OR_RETURN(const double kernels, KernelSeconds(replica, loop, timer));
+  const StepRecorder* const recorder = replica.recorder();
+  line.update({{"samples_per_second", Rounded(FLAGS_batch / step.seconds, 1)},
+               {"step_ms", Rounded(step.seconds * 1e3, 3)},
+               {"plain_step_ms", Rounded(plain.seconds * 1e3, 3)},
+               {"kernels_ms", Rounded(kernels * 1e3, 3)},
+               {"gap_share", Rounded(1 - kernels / step.seconds, 4)},
+               {"plain_gap_share", Rounded(1 - kernels / plain.seconds, 4)},
+               {"graph_launches", recorder == nullptr ? 0 : recorder->played()},
+               {"host_waits_per_step", Rounded(step.host_waits, 2)},
+               {"peak_bytes", peak_bytes},
+               {"first_loss", Rounded(loop.first_loss(), 5)},
+               {"last_loss", Rounded(loop.last_loss(), 5)}});
+  return CheckRecordings(replica);
+}
+
+absl::Status MakeAndMeasure(const v1::RunSpec& spec, const BenchGpu& gpu,
+                            nlohmann::ordered_json& line) {
   CADRE_ASSIGN_OR_RETURN(const v1::Plan plan, MakePlan(spec, 1));
   const std::vector<std::unique_ptr<Transport>> alone = MakeThreadTransports(1, absl::Minutes(5));
   std::unique_ptr<Transport> data;
@@ -98,50 +141,33 @@ absl::Status Run() {
   CADRE_ASSIGN_OR_RETURN(const auto replica,
                          Replica::Make(spec, plan, gpu.compute->kernels(), *alone[0],
                                        data == nullptr ? *alone[0] : *data));
-  CADRE_ASSIGN_OR_RETURN(EventTimer timer, EventTimer::Make(*gpu.device));
+  return Measure(*replica, *gpu.device, line);
+}
 
-  StepLoop loop(*replica, FLAGS_batch);
-  replica->set_recordings(false);
-  CADRE_ASSIGN_OR_RETURN(const double plain_step, StepSeconds(*replica, loop));
-  CADRE_ASSIGN_OR_RETURN(const double kernels, KernelSeconds(*replica, loop, timer));
-  double step = plain_step;
-  int64_t played = 0;
-  int64_t waits = 0;
-  if (FLAGS_recordings) {
-    replica->set_recordings(true);
-    const int64_t before = gpu.device->host_syncs();
-    CADRE_ASSIGN_OR_RETURN(step, StepSeconds(*replica, loop));
-    waits = gpu.device->host_syncs() - before;
-    if (replica->recorder() != nullptr) played = replica->recorder()->played();
-  }
+absl::Status Run() {
+  CADRE_RETURN_IF_ERROR(RequirePositive({{"--batch", FLAGS_batch}, {"--steps", FLAGS_steps}}));
+  CADRE_ASSIGN_OR_RETURN(v1::RunSpec spec, BenchSpec({.model = FLAGS_model, .batch = FLAGS_batch}));
+  CADRE_ASSIGN_OR_RETURN(const v1::RunSpec::Precision precision, PrecisionNamed(FLAGS_precision));
+  spec.set_precision(precision);
+  spec.mutable_cluster()->set_device(v1::Cluster::CUDA);
+  CADRE_ASSIGN_OR_RETURN(const BenchGpu gpu, MakeBenchGpu(FLAGS_device, FLAGS_libraries));
   nlohmann::ordered_json line = BenchLine("gpu_step");
-  line.update({{"device", gpu.compute->name()},
-               {"cuda", DescribeGpu(*gpu.device)},
-               {"model", FLAGS_model},
+  line.update(GpuFields(gpu));
+  line.update({{"model", spec.name()},
                {"precision", FLAGS_precision},
                {"batch", FLAGS_batch},
-               {"parameters", ParameterCount(*replica)},
-               {"samples_per_second", Rounded(FLAGS_batch / step, 1)},
-               {"step_ms", Rounded(step * 1e3, 3)},
-               {"plain_step_ms", Rounded(plain_step * 1e3, 3)},
-               {"kernels_ms", Rounded(kernels * 1e3, 3)},
-               {"gap_share", Rounded(1 - kernels / step, 4)},
-               {"plain_gap_share", Rounded(1 - kernels / plain_step, 4)},
-               {"recordings", FLAGS_recordings},
-               {"halves_played", played},
-               {"host_waits_per_step", Rounded(1.0 * waits / (FLAGS_warmup + FLAGS_steps), 2)},
-               {"first_loss", Rounded(loop.first_loss(), 5)},
-               {"last_loss", Rounded(loop.last_loss(), 5)},
-               {"peak_bytes", gpu.device->peak_bytes()}});
+               {"recordings", FLAGS_recordings}});
+  const absl::Status measured = MakeAndMeasure(spec, gpu, line);
+  if (!measured.ok()) line["failure"] = std::string(measured.message());
   PrintLine(line);
-  return absl::OkStatus();
+  return measured;
 }
 
 }  // namespace
 }  // namespace cadre
 
 int main(int argc, char** argv) {
-  return cadre::BenchMain(argc, argv, "bench/gpu/gpu_step.cc",
-                          "bench_gpu_step: measures training steps on a GPU; prints one JSON line.",
-                          cadre::Run, cadre::kNoGpu);
+  return cadre::GpuBenchMain(
+      argc, argv, "bench/gpu/gpu_step.cc",
+      "bench_gpu_step: measures training steps on a GPU; prints one JSON line.", cadre::Run);
 }

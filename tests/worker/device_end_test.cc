@@ -11,11 +11,9 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "plan/search/planner.h"
-#include "tests/emulator/emulated_rank.h"
-#include "tests/emulator/fake_nccl.h"
+#include "tests/emulator/emulated_compute.h"
 #include "tests/server/fake_coordinator.h"
 #include "tests/worker/expect.h"
-#include "worker/transport/nccl/nccl_transport.h"
 #include "worker/worker.h"
 
 namespace cadre {
@@ -30,27 +28,6 @@ constexpr size_t kMemory = size_t{24} << 20;
 // A layer of this width has weights and gradients of 16 MB each, which do not fit into the device's
 // memory.
 constexpr uint32_t kWide = 200'000;
-
-class EmulatedCompute final : public Compute {
- public:
-  explicit EmulatedCompute(FakeNccl& nccl)
-      : nccl_(nccl), rank_(MakeEmulatedRank(EmulatedRankOptions{.memory = kMemory})) {}
-
-  Backend& kernels() override { return *rank_.kernels; }
-  std::string name() const override { return rank_.device->name(); }
-  int64_t memory_bytes() const override { return rank_.device->memory_limit(); }
-  std::function<absl::StatusOr<std::unique_ptr<Transport>>(Transport& control)> connect_data()
-      override {
-    return [this](Transport& control) {
-      return MakeNcclTransport(nccl_.api(), *rank_.device, *rank_.kernels, control, {});
-    };
-  }
-  EmulatedRank& rank() { return rank_; }
-
- private:
-  FakeNccl& nccl_;
-  EmulatedRank rank_;
-};
 
 class DeviceEndTest : public ::testing::Test {
  protected:
@@ -147,7 +124,7 @@ class DeviceEndTest : public ::testing::Test {
     absl::MutexLock lock(&mutex_);
     if (!creation_.ok()) return creation_;
     ++created_;
-    auto made = std::make_unique<EmulatedCompute>(nccl_);
+    auto made = std::make_unique<EmulatedCompute>(nccl_, EmulatedRankOptions{.memory = kMemory});
     newest_ = made.get();
     return made;
   }
