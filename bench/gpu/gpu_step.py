@@ -2,31 +2,51 @@
 """Compares training steps of Cadre and PyTorch on a GPU, run alternately on the same machine.
 
 For each model and precision, PyTorch trains the same network with the same batch and optimizer (SGD with
-momentum), channels last, eager and with torch.compile; each program runs in a process of its own, alternately
-with bench_gpu_step. Every step copies a batch from host memory to the card. The median of Cadre is compared with
-the better of PyTorch's two. Prints one JSON line for each model and precision.
+momentum), channels last, in four modes: eager with cudnn.benchmark, and torch.compile with its default mode,
+reduce-overhead (CUDA graphs) and max-autotune. Each run is a process of its own; bench_gpu_step runs before, between
+and after those of PyTorch. Every step copies a batch from host memory to the card. The median of Cadre is compared
+with the best mode of PyTorch.
 
     bench/gpu/gpu_step.py --programs build/bin                           everything
-    bench/gpu/gpu_step.py --models gpt --precisions bf16 --rounds 3
+    bench/gpu/gpu_step.py --models gpt --precisions bf16 --modes eager,reduce-overhead --rounds 3
     bench/gpu/gpu_step.py --worker --model resnet50 --mode compile       PyTorch alone, one line
 
-`ratio` is samples per second of Cadre divided by those of the faster PyTorch. Without a GPU, or if PyTorch does
-not find it, the exit code is 3, after a message with the reason.
+Prints the JSON line of each run when it ends, and a line "gpu_step_vs_torch" for each model and precision. Its
+`ratio` is samples per second of Cadre divided by those of PyTorch's best mode. Both programs report the largest
+number of bytes that their tensors had on the card. A run that exceeds --limit is killed and recorded; the others
+go on. Without PyTorch only Cadre is measured.
+
+Exit codes: 0: Cadre was measured for every model; 1: a run of Cadre failed, or the networks of the two programs
+have different numbers of parameters; 3: this machine has no GPU; 4: a library has no plan for an operation of a
+model, and nothing else failed.
 """
 import argparse
+import ctypes
 import json
 import os
 import pathlib
+import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 
+HERE = pathlib.Path(__file__).resolve().parent
 # torch_models.py is in the folder above, or in the same folder of a bundle.
-sys.path.append(str(pathlib.Path(__file__).resolve().parent.parent))
+sys.path.append(str(HERE.parent))
 
-BATCHES = {"resnet50": 128, "vgg16": 64, "alexnet": 256, "gpt": 64}
-NO_GPU = 3
+BATCHES = {"lenet": 512, "alexnet": 256, "vgg11": 64, "resnet18": 256, "resnet50": 128, "gpt": 64,
+           "gpt2-small": 16}
+MODES = ("eager", "compile", "reduce-overhead", "max-autotune")
+# Of bench_gpu_step.
+NO_GPU, NO_PLAN = 3, 4
+# Of the worker: PyTorch is missing, or does not find the GPU.
+NO_TORCH = 5
+# These record graphs, or choose kernels, in their first steps.
+LONG_WARMUP = {"reduce-overhead": 15, "max-autotune": 15}
+# How long a killed process may take to end.
+END_SECONDS = 10
 
 
 def parse():
@@ -37,169 +57,370 @@ def parse():
                    "PyTorch must not see")
     p.add_argument("--models", default=",".join(BATCHES), help="separated by commas")
     p.add_argument("--precisions", default="bf16,tf32", help="of bf16, tf32, fp32")
-    p.add_argument("--modes", default="eager,compile", help="of PyTorch")
+    p.add_argument("--modes", default=",".join(MODES), help="of PyTorch")
     p.add_argument("--batch", type=int, help="samples of a step; default: by model")
-    p.add_argument("--rounds", type=int, default=3, help="runs of each program")
+    p.add_argument("--rounds", type=int, default=3, help="runs of each mode of PyTorch")
     p.add_argument("--steps", type=int, default=20, help="timed steps of a run")
-    p.add_argument("--warmup", type=int, default=6, help="steps before these")
+    p.add_argument("--warmup", type=int, default=6,
+                   help="steps before these; at least 15 in modes that record graphs or choose kernels")
+    p.add_argument("--limit", type=float, default=240, help="seconds of one run")
+    p.add_argument("--autotune-limit", type=float, default=480,
+                   help="seconds of one run with max-autotune")
     p.add_argument("--seconds", type=float, default=0,
-                   help="time limit, after which no new run begins (0: none)")
+                   help="time limit of everything; runs that do not fit are omitted (0: none)")
+    p.add_argument("--inductor-cache", help="folder in which torch.compile keeps what it compiled")
     p.add_argument("--worker", action="store_true", help="run PyTorch on one model and print one line")
-    p.add_argument("--model", default="resnet50", help="with --worker")
+    p.add_argument("--model", default="resnet50", choices=BATCHES, help="with --worker")
     p.add_argument("--precision", default="bf16", help="with --worker")
-    p.add_argument("--mode", default="eager", choices=["eager", "compile"], help="with --worker")
-    return p.parse_args()
+    p.add_argument("--mode", default="eager", choices=MODES, help="with --worker")
+    p.add_argument("--torch-device", default="cuda", choices=["cuda", "cpu"],
+                   help="cpu: to check the worker on a machine without a GPU")
+    args = p.parse_args()
+    for option, values, known in (("--models", args.models, BATCHES), ("--modes", args.modes, MODES),
+                                  ("--precisions", args.precisions, ("bf16", "tf32", "fp32"))):
+        for value in values.split(","):
+            if value not in known:
+                p.error(f"{option}: no '{value}'; there are {', '.join(known)}")
+    if min(args.rounds, args.steps, args.warmup) < 1:
+        p.error("--rounds, --steps and --warmup must be at least 1")
+    return args
 
 
-def no_gpu(why):
-    print(why if why.startswith("gpu_step: ") else f"gpu_step: {why}", file=sys.stderr)
-    sys.exit(NO_GPU)
+# --- PyTorch -------------------------------------------------------------------------------------------
+
+
+def no_torch(why):
+    print(f"gpu_step: {why}", file=sys.stderr)
+    sys.exit(NO_TORCH)
+
+
+class TorchSteps:
+    """Training steps of one network in one mode."""
+
+    def __init__(self, torch, args):
+        from torch_models import MODELS, random_batch
+        self.torch, self.device = torch, args.torch_device
+        self.bf16 = args.precision == "bf16"
+        torch.manual_seed(1)
+        tf32 = args.precision != "fp32"
+        torch.backends.cuda.matmul.allow_tf32 = tf32
+        torch.backends.cudnn.allow_tf32 = tf32
+        torch.backends.cudnn.benchmark = True
+        net = MODELS[args.model]().to(self.device)
+        inputs, labels = random_batch(args.model, args.batch or BATCHES[args.model])
+        if inputs.dim() == 4:
+            net = net.to(memory_format=torch.channels_last)
+            inputs = inputs.to(memory_format=torch.channels_last)
+        if self.device == "cuda":
+            # In pinned host memory, as a data loader would leave them.
+            inputs, labels = inputs.pin_memory(), labels.pin_memory()
+        self.inputs, self.labels = inputs, labels
+        self.parameters = sum(p.numel() for p in net.parameters())
+        self.optimizer = torch.optim.SGD(net.parameters(), lr=1e-6, momentum=0.9, fused=True)
+        criterion = torch.nn.CrossEntropyLoss()
+
+        def loss_of(x, y):
+            return criterion(net(x), y)
+
+        # The loss is compiled, too, so that it is fused with the last layer.
+        self.loss_of = loss_of if args.mode == "eager" else torch.compile(
+            loss_of, mode=None if args.mode == "compile" else args.mode)
+
+    def step(self):
+        torch = self.torch
+        # Tensors of the step before may be overwritten, if a graph is replayed.
+        torch.compiler.cudagraph_mark_step_begin()
+        x = self.inputs.to(self.device, non_blocking=True)
+        y = self.labels.to(self.device, non_blocking=True)
+        with torch.autocast(self.device, torch.bfloat16, enabled=self.bf16):
+            loss = self.loss_of(x, y)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        self.optimizer.step()
+        return loss
+
+    def synchronize(self):
+        if self.device == "cuda":
+            self.torch.cuda.synchronize()
+
+
+def measure(steps, warmup, count):
+    """Times of the steps."""
+    begin = time.perf_counter()
+    first = steps.step().item()
+    for _ in range(warmup - 1):
+        steps.step()
+    steps.synchronize()
+    warm = time.perf_counter()
+    seconds = []
+    for _ in range(count):
+        start = time.perf_counter()
+        # A step of Cadre returns the loss, so both programs wait for it.
+        last = steps.step().item()
+        seconds.append(time.perf_counter() - start)
+    steps.synchronize()
+    # The same without reading the loss, so that steps can overlap; the better time counts.
+    start = time.perf_counter()
+    for _ in range(count):
+        steps.step()
+    steps.synchronize()
+    free_running = (time.perf_counter() - start) / count
+    return {"step_ms": min(statistics.median(seconds), free_running) * 1e3,
+            "free_running_ms": free_running * 1e3, "warmup_s": round(warm - begin, 1),
+            "first_loss": first, "last_loss": last}
 
 
 def worker(args):
     try:
         import torch
     except ImportError as error:
-        no_gpu(f"there is no PyTorch: {error}")
-    from torch_models import MODELS, random_batch
-    if not torch.cuda.is_available():
-        no_gpu(f"PyTorch {torch.__version__} sees no CUDA device")
-    torch.manual_seed(1)
-    tf32 = args.precision != "fp32"
-    torch.backends.cuda.matmul.allow_tf32 = tf32
-    torch.backends.cudnn.allow_tf32 = tf32
-    torch.backends.cudnn.benchmark = True
+        no_torch(f"there is no PyTorch: {error}")
+    cuda = args.torch_device == "cuda"
+    if cuda and not torch.cuda.is_available():
+        no_torch(f"PyTorch {torch.__version__} sees no CUDA device")
+    steps = TorchSteps(torch, args)
     batch = args.batch or BATCHES[args.model]
-    net = MODELS[args.model]().cuda()
-    inputs, labels = random_batch(args.model, batch)
-    if inputs.dim() == 4:
-        net = net.to(memory_format=torch.channels_last)
-        inputs = inputs.to(memory_format=torch.channels_last)
-    # In pinned host memory, as a data loader would leave them.
-    inputs, labels = inputs.pin_memory(), labels.pin_memory()
-    optimizer = torch.optim.SGD(net.parameters(), lr=1e-6, momentum=0.9, fused=True)
-    criterion = torch.nn.CrossEntropyLoss()
-    run = torch.compile(net) if args.mode == "compile" else net
-
-    def step():
-        x = inputs.cuda(non_blocking=True)
-        y = labels.cuda(non_blocking=True)
-        with torch.autocast("cuda", torch.bfloat16, enabled=args.precision == "bf16"):
-            loss = criterion(run(x), y)
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    for _ in range(args.warmup):
-        first = step()
-    torch.cuda.synchronize()
-    seconds = []
-    for _ in range(args.steps):
-        start = time.perf_counter()
-        # A step of Cadre returns the loss, so both programs wait for it.
-        loss = step().item()
-        seconds.append(time.perf_counter() - start)
-    torch.cuda.synchronize()
-    # The same without reading the loss, so that steps can overlap; the better time counts.
-    start = time.perf_counter()
-    for _ in range(args.steps):
-        step()
-    torch.cuda.synchronize()
-    free_running = (time.perf_counter() - start) / args.steps
-    median = min(statistics.median(seconds), free_running)
+    times = measure(steps, max(args.warmup, LONG_WARMUP.get(args.mode, 1)), args.steps)
+    memory = {"peak_bytes": torch.cuda.max_memory_allocated(),
+              "reserved_bytes": torch.cuda.max_memory_reserved()} if cuda else {}
     print(json.dumps({
-        "bench": "torch_step", "device": torch.cuda.get_device_name(), "torch": torch.__version__,
-        "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version(), "model": args.model,
-        "precision": args.precision, "mode": args.mode, "batch": batch,
-        "parameters": sum(p.numel() for p in net.parameters()),
-        "samples_per_second": batch / median, "step_ms": median * 1e3,
-        "free_running_ms": free_running * 1e3, "first_loss": first.item(), "last_loss": loss}))
+        "bench": "torch_step", "device": torch.cuda.get_device_name() if cuda else "cpu",
+        "torch": torch.__version__, "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(), "model": args.model, "precision": args.precision,
+        "mode": args.mode, "batch": batch, "parameters": steps.parameters,
+        "samples_per_second": batch / times["step_ms"] * 1e3, **times, **memory}))
+
+
+# --- Running programs ----------------------------------------------------------------------------------
+
+
+def die_with_parent():
+    """Called in a new process: it is killed if this script is."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+def kill(process):
+    """Kills a process and its group. A process that the driver holds may not end; it is left behind then."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    try:
+        process.wait(END_SECONDS)
+    except subprocess.TimeoutExpired:
+        print(f"gpu_step: process {process.pid} does not end although it was killed", file=sys.stderr)
+
+
+class Result:
+    """What a run left: its last JSON line or None, its exit code, and why it failed or None."""
+
+    def __init__(self, line, code, failure):
+        self.line, self.code, self.failure = line, code, failure
+
+
+def last_line(output):
+    """The last complete JSON object among the lines."""
+    for text in reversed(output.splitlines()):
+        if text.startswith("{"):
+            try:
+                return json.loads(text)
+            except json.JSONDecodeError:
+                continue
+    return None
+
+
+def run(command, limit, environment=None):
+    """Runs a command for at most `limit` seconds. Its output goes to files, which, unlike a pipe, no process that
+    survives can keep open."""
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        try:
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
+                                       env=environment, start_new_session=True,
+                                       preexec_fn=die_with_parent)
+        except OSError as error:
+            return Result(None, None, str(error))
+        late = False
+        try:
+            process.wait(limit)
+        except subprocess.TimeoutExpired:
+            late = True
+        finally:
+            # Also processes that it has left behind, and if this script is interrupted.
+            kill(process)
+        out.seek(0)
+        err.seek(0)
+        line = last_line(out.read().decode(errors="replace"))
+        text = err.read().decode(errors="replace").strip()[-500:]
+    if late:
+        return Result(None, None, f"exceeded its limit of {limit:.0f} s; {text}".rstrip("; "))
+    code = process.returncode
+    if code == 0 and line is not None:
+        return Result(line, code, None)
+    reason = (line or {}).get("failure") or text or "no line of JSON"
+    return Result(line, code, f"exit code {code}: {reason}")
 
 
 # --- The comparison ------------------------------------------------------------------------------------
 
 
-def run(command, libraries=None):
-    """(the last JSON line that the command prints, None), or (None, the reason why there is none)."""
-    environment = dict(os.environ)
-    if libraries:
-        folders = [libraries, environment.get("LD_LIBRARY_PATH", "")]
-        environment["LD_LIBRARY_PATH"] = ":".join(folder for folder in folders if folder)
+def run_file(model):
+    """What bench_gpu_step takes as --model: a name of the zoo, or a run file of bench/, which a bundle has in
+    source/bench."""
+    for folder in (HERE.parent, HERE.parent / "source" / "bench"):
+        path = folder / f"{model}.textproto"
+        if path.exists():
+            return str(path)
+    return model
+
+
+def machine():
+    """Card, driver and clocks as nvidia-smi prints them; None without it."""
+    result = {}
+    query = "name,driver_version,clocks.max.sm,power.limit"
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False,
-                              env=environment)
-    except OSError as error:
-        sys.exit(f"gpu_step: {error}")
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    if done.returncode == NO_GPU:
-        no_gpu(done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "no GPU")
-    if done.returncode != 0 or not lines:
-        return None, f"exit code {done.returncode}: {done.stderr.strip()[-500:]}"
-    return json.loads(lines[-1]), None
+        done = subprocess.run(["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"],
+                              capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    values = done.stdout.strip().splitlines()
+    if done.returncode == 0 and values:
+        result = dict(zip(("card", "driver", "max_clock", "power_limit"), values[0].split(", ")))
+    return result or None
 
 
-def commands(args, model, precision):
-    batch = str(args.batch or BATCHES[model])
-    shared = ["--batch", batch, "--steps", str(args.steps), "--warmup", str(args.warmup),
-              "--model", model, "--precision", precision]
-    ours = [str(pathlib.Path(args.programs) / "bench_gpu_step"), *shared]
-    theirs = {mode: [sys.executable, __file__, "--worker", "--mode", mode, *shared]
-              for mode in args.modes.split(",")}
-    return {"cadre": ours, **theirs}
+class Comparison:
+    """The runs of one model in one precision."""
+
+    def __init__(self, args, model, precision, deadline):
+        self.args, self.model, self.precision, self.deadline = args, model, precision, deadline
+        self.batch = args.batch or BATCHES[model]
+        self.modes = args.modes.split(",")
+        self.lines = {name: [] for name in ("cadre", *self.modes)}
+        self.failures = {}
+        self.codes = {}
+
+    def command(self, name):
+        shared = ["--batch", str(self.batch), "--steps", str(self.args.steps), "--warmup",
+                  str(self.args.warmup), "--precision", self.precision]
+        if name == "cadre":
+            return [str(pathlib.Path(self.args.programs) / "bench_gpu_step"), "--model",
+                    run_file(self.model), *shared]
+        return [sys.executable, __file__, "--worker", "--mode", name, "--model", self.model,
+                "--torch-device", self.args.torch_device, *shared]
+
+    def environment(self, name):
+        environment = dict(os.environ)
+        if name == "cadre" and self.args.libraries:
+            folders = [self.args.libraries, environment.get("LD_LIBRARY_PATH", "")]
+            environment["LD_LIBRARY_PATH"] = ":".join(folder for folder in folders if folder)
+        if name != "cadre" and self.args.inductor_cache:
+            environment["TORCHINDUCTOR_CACHE_DIR"] = self.args.inductor_cache
+        return environment
+
+    def measure(self, name):
+        """One run, unless an earlier one failed. Prints its line."""
+        if name in self.failures:
+            return
+        limit = self.args.autotune_limit if name == "max-autotune" else self.args.limit
+        if self.deadline:
+            limit = min(limit, self.deadline - time.monotonic())
+        if limit < 1:
+            # A repetition that is omitted is not a failure; `runs` counts those that there were.
+            if not self.lines[name]:
+                self.failures[name] = "no time was left"
+            return
+        result = run(self.command(name), limit, self.environment(name))
+        if result.line is not None:
+            print(json.dumps(result.line), flush=True)
+        if result.line is not None and "samples_per_second" in result.line:
+            self.lines[name].append(result.line)
+        if result.failure:
+            self.failures[name] = result.failure
+            self.codes[name] = result.code
+            print(f"gpu_step: {self.model} {self.precision} {name}: {result.failure}",
+                  file=sys.stderr, flush=True)
+        if result.code == NO_TORCH and name != "cadre":
+            for mode in self.modes:
+                self.failures.setdefault(mode, result.failure)
+
+    def run(self):
+        self.measure("cadre")
+        # Without a GPU or a plan there is nothing to compare.
+        if self.codes.get("cadre") in (NO_GPU, NO_PLAN):
+            return
+        for _ in range(self.args.rounds):
+            for mode in self.modes:
+                self.measure(mode)
+            self.measure("cadre")
+
+    def medians(self, field):
+        return {name: round(statistics.median(line[field] for line in runs), 3)
+                for name, runs in self.lines.items() if runs and field in runs[0]}
+
+    def mismatch(self):
+        """Names the networks of PyTorch that are not Cadre's, or None."""
+        counts = self.medians("parameters")
+        ours = counts.get("cadre")
+        others = [f"{count:.0f} with {name}" for name, count in counts.items() if count != ours]
+        if ours is None or not others:
+            return None
+        return f"{self.model}: Cadre trains {ours:.0f} parameters, PyTorch {', '.join(others)}"
+
+    def result(self, card):
+        speeds = self.medians("samples_per_second")
+        others = {name: speed for name, speed in speeds.items() if name != "cadre"}
+        best = max(others, key=others.get) if others else None
+        line = {"bench": "gpu_step_vs_torch", "model": self.model, "precision": self.precision,
+                "batch": self.batch, "runs": {name: len(runs) for name, runs in self.lines.items()}}
+        mismatch = self.mismatch()
+        if mismatch:
+            line["refused"] = mismatch
+        elif best and "cadre" in speeds:
+            line["ratio"] = round(speeds["cadre"] / others[best], 3)
+            line["against"] = best
+        line["samples_per_second"] = speeds
+        for field in ("step_ms", "peak_bytes", "parameters"):
+            line[field] = self.medians(field)
+        if self.lines["cadre"]:
+            ours = self.lines["cadre"][-1]
+            # The first and the last run of Cadre show whether the card became slower meanwhile.
+            line["cadre_step_ms"] = [run["step_ms"] for run in self.lines["cadre"]]
+            line["cadre"] = {key: value for key, value in ours.items()
+                             if key not in ("bench", "model", "precision", "batch", "parameters")}
+        for runs in (self.lines[mode] for mode in self.modes if self.lines[mode]):
+            line["pytorch"] = {key: runs[-1][key] for key in ("device", "torch", "cuda", "cudnn")}
+        line["machine"] = card
+        if self.failures:
+            line["failures"] = self.failures
+        return line
 
 
-def compare(args, model, precision, deadline):
-    turns = commands(args, model, precision)
-    lines = {name: [] for name in turns}
-    failures = {}
-    for round_number in range(args.rounds):
-        if round_number > 0 and deadline and time.monotonic() > deadline:
-            break
-        for name, command in turns.items():
-            if name in failures:
-                continue
-            line, failure = run(command, args.libraries if name == "cadre" else None)
-            if failure:
-                failures[name] = failure
-            else:
-                lines[name].append(line)
-    speeds = {name: statistics.median(line["samples_per_second"] for line in runs)
-              for name, runs in lines.items() if runs}
-    others = {name: speed for name, speed in speeds.items() if name != "cadre"}
-    best = max(others, key=others.get) if others else None
-    result = {"bench": "gpu_step_vs_torch", "model": model, "precision": precision,
-              "batch": args.batch or BATCHES[model],
-              "rounds": min((len(runs) for runs in lines.values() if runs), default=0)}
-    if best and "cadre" in speeds:
-        result["ratio"] = round(speeds["cadre"] / others[best], 3)
-        result["against"] = best
-    result["samples_per_second"] = {name: round(speed, 1) for name, speed in speeds.items()}
-    result |= {name: runs[-1] for name, runs in lines.items() if runs}
-    if failures:
-        result["failures"] = failures
-    return result
+def exit_code(comparisons):
+    codes = {c.codes.get("cadre", 1) for c in comparisons if "cadre" in c.failures}
+    if any(c.mismatch() for c in comparisons):
+        codes.add(1)
+    return 0 if not codes else NO_PLAN if codes == {NO_PLAN} else 1
 
 
 def main():
     args = parse()
-    for model in args.models.split(","):
-        if model not in BATCHES:
-            sys.exit(f"gpu_step: no model '{model}'; there are {', '.join(BATCHES)}")
     if args.worker:
         worker(args)
         return
+    # SIGTERM raises SystemExit here, so that the current run is killed.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     deadline = time.monotonic() + args.seconds if args.seconds > 0 else None
-    failed = False
+    card = machine()
+    comparisons = []
     for precision in args.precisions.split(","):
         for model in args.models.split(","):
-            if deadline and time.monotonic() > deadline:
-                print(f"gpu_step: no time left for {model} in {precision}", file=sys.stderr)
-                continue
-            result = compare(args, model, precision, deadline)
-            failed = failed or "cadre" in result.get("failures", {})
-            print(json.dumps(result), flush=True)
-    sys.exit(1 if failed else 0)
+            comparison = Comparison(args, model, precision, deadline)
+            comparison.run()
+            if comparison.codes.get("cadre") == NO_GPU:
+                sys.exit(NO_GPU)
+            print(json.dumps(comparison.result(card)), flush=True)
+            comparisons.append(comparison)
+    sys.exit(exit_code(comparisons))
 
 
 if __name__ == "__main__":
