@@ -8,8 +8,8 @@
 //
 // A step is the copy of the batch from the host to the GPU, forward, loss, backward and SGD with
 // momentum. bench/gpu/gpu_step.py runs it alternately with PyTorch. The line has a `failure`, and
-// the exit code is not 0, if a step fails, or if recordings were requested but none was replayed.
-// Exit codes: bench/gpu/gpu_bench.h.
+// the exit code is not 0, if a step fails, if recordings were requested but none was replayed, or if
+// attention was not fused for lack of a plan. Exit codes: bench/gpu/gpu_bench.h.
 #include <gflags/gflags.h>
 
 #include <memory>
@@ -91,11 +91,29 @@ absl::StatusOr<double> KernelSeconds(Replica& replica, StepLoop& loop, EventTime
   return Median(seconds);
 }
 
-// Why a run counts as failed although its steps were executed; OK otherwise.
-absl::Status CheckRecordings(const Replica& replica) {
-  if (FLAGS_recordings && (replica.recorder() == nullptr || replica.recorder()->played() == 0)) {
-    return absl::InternalError("no step was recorded and replayed: the log has the reason");
+// Adds to `line` what the device or a library refused. Errors: why the run counts as failed although
+// its steps were executed.
+absl::Status ReportFallbacks(const Replica& replica, nlohmann::ordered_json& line) {
+  int64_t recordings = 0, convolutions = 0, attentions = 0;
+  std::string refusal = "there is no recorder", unfused;
+  for (const v1::Fallback& fallback : replica.Fallbacks()) {
+    if (fallback.kind() == v1::Fallback::CONVOLUTION) convolutions = fallback.count();
+    if (fallback.kind() == v1::Fallback::ATTENTION) {
+      attentions = fallback.count();
+      unfused = fallback.reason();
+    }
+    if (fallback.kind() == v1::Fallback::RECORDING) {
+      recordings = fallback.count();
+      refusal = fallback.reason();
+    }
   }
+  line["refused_recordings"] = recordings;
+  line["fallback_convolutions"] = convolutions;
+  line["unfused_attentions"] = attentions;
+  if (FLAGS_recordings && (replica.recorder() == nullptr || replica.recorder()->played() == 0)) {
+    return absl::InternalError(absl::StrCat("no step was recorded and replayed: ", refusal));
+  }
+  if (attentions > 0) return absl::InternalError(absl::StrCat("attention is not fused: ", unfused));
   return absl::OkStatus();
 }
 
@@ -127,7 +145,7 @@ absl::Status Measure(Replica& replica, CudaDevice& device, nlohmann::ordered_jso
                {"peak_bytes", peak_bytes},
                {"first_loss", Rounded(loop.first_loss(), 5)},
                {"last_loss", Rounded(loop.last_loss(), 5)}});
-  return CheckRecordings(replica);
+  return ReportFallbacks(replica, line);
 }
 
 absl::Status MakeAndMeasure(const v1::RunSpec& spec, const BenchGpu& gpu,

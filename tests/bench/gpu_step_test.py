@@ -25,6 +25,22 @@ sys.path.insert(0, str(SCRIPT.parent))
 
 import gpu_step  # noqa: E402
 
+ATTENTION = """
+name: "attention"
+model {
+  tokens { length: 8 }
+  layer { name: "embedding" embedding { vocabulary: 16 features: 16 positions: true } }
+  layer { name: "attention" attention { heads: 2 causal: true } }
+  layer { name: "head" fully_connected { out_features: 16 no_bias: true } }
+  layer { name: "loss" softmax_cross_entropy {} }
+}
+data { synthetic { train_samples: 16 test_samples: 4 classes: 16 } }
+batch_per_group: 4
+optimizer { sgd {} }
+schedule { base_rate: 0.1 }
+stop { steps: 1 }
+"""
+
 
 def alive(pid):
     """Whether a process runs; one that has ended may still be listed until its parent notices."""
@@ -225,7 +241,7 @@ class ProgramsTest(unittest.TestCase):
     def test_exit_codes_of_faults(self):
         for fault, code, reason in (("no-gpu", 3, "cudaErrorNoDevice"), ("old-driver", 1, "too old"),
                                     ("no-plan", 4, "no plan"), ("failed-plan", 1, "no plan"),
-                                    ("no-graph", 1, "recorded")):  # fmt: skip
+                                    ("no-graph", 1, "an emulated error")):  # fmt: skip
             with self.subTest(fault):
                 result, line = self.emulate("--model", "lenet", "--emulated_fault", fault)
                 self.assertEqual(result.returncode, code, result.stderr)
@@ -247,6 +263,19 @@ class ProgramsTest(unittest.TestCase):
         # Weights, gradients and momentum in fp32, weights in bf16; without the memory of the timer.
         self.assertGreater(line["peak_bytes"], 14 * line["parameters"])
         self.assertLess(line["peak_bytes"], 18 * line["parameters"])
+
+    def test_attention_must_be_fused(self):
+        with tempfile.NamedTemporaryFile("w", suffix=".textproto") as file:
+            file.write(ATTENTION)
+            file.flush()
+            for fault, precision, code in (("", "bf16", 0), ("unfused", "tf32", 0), ("unfused", "bf16", 1)):
+                with self.subTest((fault, precision)):
+                    flags = ("--model", file.name, "--precision", precision, "--emulated_fault", fault)
+                    result, line = self.emulate(*flags)
+                    self.assertEqual(result.returncode, code, result.stderr)
+                    self.assertEqual((line["unfused_attentions"], line["refused_recordings"]), (code, 0))
+                    if code:
+                        self.assertIn("attention is not fused", line["failure"])
 
     def test_comparison(self):
         """Of the emulated program with PyTorch, which does not find a GPU, if it is installed at all."""
