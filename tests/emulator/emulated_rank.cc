@@ -8,17 +8,23 @@
 
 namespace cadre {
 
-EmulatedRank MakeEmulatedRank(const EmulatedRankOptions& options) {
+EmulatedRank MakeEmulatedRank(EmulatedCuda& machine, Precision precision) {
   EmulatedRank rank;
-  rank.machine = std::make_unique<EmulatedCuda>(options.mode);
-  rank.machine->set_memory(options.memory);
   // The emulated libraries need no device memory.
-  auto device = CudaDevice::Make(rank.machine->api(), {.reserve_bytes = 0});
+  auto device = CudaDevice::Make(machine.api(), {.reserve_bytes = 0});
   CHECK(device.ok()) << device.status();
   rank.device = *std::move(device);
-  rank.kernels = MakeCudaBackend(*rank.device, MakeEmulatedMath(*rank.device, *rank.machine));
-  const absl::Status set = rank.kernels->SetPrecision(options.precision);
+  rank.kernels = MakeCudaBackend(*rank.device, MakeEmulatedMath(*rank.device, machine));
+  const absl::Status set = rank.kernels->SetPrecision(precision);
   CHECK(set.ok()) << set;
+  return rank;
+}
+
+EmulatedRank MakeEmulatedRank(const EmulatedRankOptions& options) {
+  auto machine = std::make_unique<EmulatedCuda>(options.mode);
+  machine->set_memory(options.memory);
+  EmulatedRank rank = MakeEmulatedRank(*machine, options.precision);
+  rank.machine = std::move(machine);
   return rank;
 }
 

@@ -1,7 +1,7 @@
 // A rank's CUDA back end on an emulated machine: the device, our kernels, and dense math on the
 // host.
 //
-// Owns everything. Each rank has its own machine. See device/device.h for threads.
+// Owns everything but a machine that is passed to it. See device/device.h for threads.
 #pragma once
 
 #include <cstddef>
@@ -30,5 +30,8 @@ struct EmulatedRankOptions {
 // Errors are bugs and end the process.
 EmulatedRank MakeEmulatedRank(const EmulatedRankOptions& options);
 EmulatedRank MakeEmulatedRank(EmulatedCuda::Mode mode);
+// On the first device of a machine that several ranks share and that outlives them; `machine` is
+// null.
+EmulatedRank MakeEmulatedRank(EmulatedCuda& machine, Precision precision = Precision::kFp32);
 
 }  // namespace cadre

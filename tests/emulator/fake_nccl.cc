@@ -1,338 +1,114 @@
-// The table of functions, and communicators: creation and destruction.
 #include "tests/emulator/fake_nccl.h"
 
-#include <algorithm>
-#include <array>
-#include <atomic>
+#include <cuda_bf16.h>
+
 #include <cstring>
-#include <tuple>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "gtest/gtest.h"
 #include "tests/emulator/emulated_cuda.h"
 
-namespace cadre::emulated {
+namespace cadre {
 namespace {
 
-using Nccls = Slots<FakeNccl, ncclResult_t, kMaxNccls>;
-std::atomic<uint64_t> nccls_made = 0;
+using in_process::TypeOf;
 
-const char* NcclErrorText(ncclResult_t result) {
-  switch (result) {
-    case ncclSuccess:
-      return "no error";
-    case ncclUnhandledCudaError:
-      return "unhandled CUDA error";
-    case ncclSystemError:
-      return "unhandled system error";
-    case ncclInternalError:
-      return "internal error";
-    case ncclInvalidArgument:
-      return "invalid argument";
-    case ncclInvalidUsage:
-      return "invalid usage";
-    case ncclRemoteError:
-      return "remote process exited or there was a network error";
-    case ncclInProgress:
-      return "NCCL operation in progress";
-    default:
-      return "unknown result code";
-  }
-}
-
-const char* NcclLastError(ncclComm_t /*comm*/) { return "a fake error"; }
-
-template <int kSlot>
-constexpr NcclApi kNcclTable = {
-    .version = Nccls::kCall<kSlot, "version", &FakeNccl::Version>,
-    .unique_id = Nccls::kCall<kSlot, "unique_id", &FakeNccl::UniqueId>,
-    .init = Nccls::kCall<kSlot, "init", &FakeNccl::Init>,
-    .split = Nccls::kCall<kSlot, "split", &FakeNccl::SplitComm>,
-    .finalize = Nccls::kCall<kSlot, "finalize", &FakeNccl::Finalize>,
-    .destroy = Nccls::kCall<kSlot, "destroy", &FakeNccl::Destroy>,
-    .abort = Nccls::kCall<kSlot, "abort", &FakeNccl::Abort>,
-    .async_error = Nccls::kCall<kSlot, "async_error", &FakeNccl::AsyncError>,
-    .error_text = &NcclErrorText,
-    .last_error = &NcclLastError,
-    .group_start = Nccls::kCall<kSlot, "group_start", &FakeNccl::GroupStart>,
-    .group_end = [] { return Nccls::At(kSlot).GroupEnd(); },
-    .send = Nccls::kCall<kSlot, "send", &FakeNccl::Send>,
-    .receive = Nccls::kCall<kSlot, "receive", &FakeNccl::Receive>,
-    .all_reduce = Nccls::kCall<kSlot, "all_reduce", &FakeNccl::AllReduce>,
-    .reduce = Nccls::kCall<kSlot, "reduce", &FakeNccl::Reduce>,
-    .reduce_scatter = Nccls::kCall<kSlot, "reduce_scatter", &FakeNccl::ReduceScatter>,
-    .all_gather = Nccls::kCall<kSlot, "all_gather", &FakeNccl::AllGather>,
-    .broadcast = Nccls::kCall<kSlot, "broadcast", &FakeNccl::Broadcast>,
-    .register_memory = Nccls::kCall<kSlot, "register_memory", &FakeNccl::Register>,
-    .deregister_memory = Nccls::kCall<kSlot, "deregister_memory", &FakeNccl::Deregister>,
+struct OwnedBytes final : in_process::Mark {
+  OwnedBytes(const void* begin, size_t bytes)
+      : values(static_cast<const char*>(begin), static_cast<const char*>(begin) + bytes) {}
+  const std::vector<char> values;
 };
 
-template <int... kSlots>
-constexpr std::array<const NcclApi*, sizeof...(kSlots)> NcclTables(
-    std::integer_sequence<int, kSlots...> /*slots*/) {
-  return {&kNcclTable<kSlots>...};
+// The sums of elements of type T, taken in type Wide and rounded once.
+template <typename T, typename Wide = T>
+void AddRanks(const std::vector<const char*>& inputs, size_t offset, size_t count, void* to) {
+  for (size_t i = 0; i < count; ++i) {
+    const auto element = [at = (offset + i) * sizeof(T)](const char* input) {
+      T value;
+      std::memcpy(&value, input + at, sizeof(T));
+      return static_cast<Wide>(value);
+    };
+    Wide sum = element(inputs[0]);
+    for (size_t rank = 1; rank < inputs.size(); ++rank) sum += element(inputs[rank]);
+    const T result(sum);
+    std::memcpy(static_cast<char*>(to) + i * sizeof(T), &result, sizeof(T));
+  }
 }
-constexpr auto kNcclTables = NcclTables(std::make_integer_sequence<int, kMaxNccls>());
 
 }  // namespace
 
-FakeNccl::FakeNccl() : number_(++nccls_made), slot_(Nccls::Take(this)) {}
-
-FakeNccl::~FakeNccl() { Nccls::Release(slot_); }
-
-const NcclApi& FakeNccl::api() const { return *kNcclTables[slot_]; }
-
-FakeNccl::Group& FakeNccl::group() const {
-  static thread_local std::array<Group, kMaxNccls> groups;
-  Group& group = groups[slot_];
-  if (group.nccl != number_) group = {.nccl = number_};
-  return group;
+ncclResult_t FakeNccl::Submit(const Member& member, Operations operations, cudaStream_t stream) {
+  const cudaError_t error =
+      EmulatedCuda::Enqueue(stream, [this, member, stream, operations = std::move(operations)] {
+        Perform(member, operations, stream);
+        return cudaSuccess;
+      });
+  return error == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError;
 }
 
-void FakeNccl::HangInit(int rank) {
-  absl::MutexLock lock(&mutex_);
-  hanging_.insert(rank);
+absl::StatusOr<in_process::Offer> FakeNccl::MakeOffer(const Operation& operation, int rank,
+                                                      int ranks, cudaStream_t /*stream*/) {
+  const size_t bytes = Reads(operation, rank, ranks) * TypeOf(operation.type).bytes;
+  if (bytes == 0) return Offer();
+  auto owned = std::make_shared<OwnedBytes>(operation.from, bytes);
+  const char* const data = owned->values.data();
+  return Offer{.data = data, .ready = std::move(owned)};
 }
 
-void FakeNccl::Kill(int rank) {
-  absl::MutexLock lock(&mutex_);
-  killed_.insert(rank);
-  changed_.SignalAll();
+absl::Status FakeNccl::Copy(const void* from, void* to, size_t bytes, cudaStream_t /*stream*/) {
+  if (bytes > 0) std::memcpy(to, from, bytes);
+  return absl::OkStatus();
 }
 
-void FakeNccl::Break(int rank, ncclResult_t error) {
-  absl::MutexLock lock(&mutex_);
-  broken_[rank] = error;
-  for (const auto& [handle, member] : members_) {
-    if (member->world_rank == rank) member->error = error;
+absl::Status FakeNccl::Sum(ncclDataType_t type, const std::vector<const char*>& inputs,
+                           size_t offset, size_t count, void* to, cudaStream_t /*stream*/) {
+  switch (type) {
+    case ncclUint8:
+      AddRanks<uint8_t>(inputs, offset, count, to);
+      break;
+    case ncclBfloat16:
+      AddRanks<__nv_bfloat16, float>(inputs, offset, count, to);
+      break;
+    case ncclUint64:
+      AddRanks<uint64_t>(inputs, offset, count, to);
+      break;
+    case ncclFloat32:
+      AddRanks<float>(inputs, offset, count, to);
+      break;
+    case ncclFloat64:
+      AddRanks<double>(inputs, offset, count, to);
+      break;
+    default:
+      return absl::InvalidArgumentError(absl::StrCat("sums of ", TypeOf(type).name));
   }
-  changed_.SignalAll();
+  return absl::OkStatus();
 }
 
-void FakeNccl::HangAborts(int rank) {
-  absl::MutexLock lock(&mutex_);
-  aborts_hang_.insert(rank);
-}
-
-void FakeNccl::EndAborts() {
-  absl::MutexLock lock(&mutex_);
-  aborts_hang_.clear();
-  changed_.SignalAll();
-  while (aborts_ > 0) changed_.Wait(&mutex_);
-}
-
-void FakeNccl::set_polls(int polls) {
-  absl::MutexLock lock(&mutex_);
-  polls_ = polls;
-}
-
-int64_t FakeNccl::live_communicators() const {
-  absl::MutexLock lock(&mutex_);
-  return std::ssize(members_);
-}
-
-int64_t FakeNccl::live_registrations() const {
-  absl::MutexLock lock(&mutex_);
-  return std::ssize(registrations_);
-}
-
-int64_t FakeNccl::waiting() const {
-  absl::MutexLock lock(&mutex_);
-  return waiting_;
-}
-
-FakeNccl::Member FakeNccl::Find(ncclComm_t comm) const {
-  const auto found = members_.find(comm);
-  return found == members_.end() ? nullptr : found->second;
-}
-
-bool FakeNccl::Complete(const Communicator& member) const {
-  const auto all_joined = [](const Communicator& one) {
-    return one.clique != nullptr && std::ssize(one.clique->joined) == one.clique->size;
+ncclResult_t FakeNccl::CheckBuffers(const Operation& operation,
+                                    const in_process::Communicator& member, cudaStream_t stream) {
+  const int ranks = member.clique->size;
+  if (!EmulatedCuda::IsOf(stream, member.devices)) {
+    ADD_FAILURE() << member.clique->name << ": " << Describe(operation, member.rank)
+                  << ", on a stream of another device than the one that was the thread's when the "
+                     "communicator was made";
+    return ncclUnhandledCudaError;
+  }
+  const auto fits = [&](const void* memory, size_t elements) {
+    return elements == 0 ||
+           EmulatedCuda::OnDevice(stream, memory, elements * TypeOf(operation.type).bytes);
   };
-  return all_joined(member) && (member.splitting == nullptr || all_joined(*member.splitting));
-}
-
-bool FakeNccl::Gone(const Communicator& member) const {
-  return member.aborted || killed_.count(member.world_rank) > 0 ||
-         (member.clique != nullptr && member.clique->disagreed);
-}
-
-ncclResult_t FakeNccl::Ready(const Communicator& member) const {
-  if (member.error != ncclSuccess) return member.error;
-  // NCCL returns this while the last call is in progress.
-  return Complete(member) && member.polls == 0 ? ncclSuccess : ncclInvalidArgument;
-}
-
-ncclResult_t FakeNccl::Started(Communicator& member) {
-  if (member.blocking) {
-    AwaitComplete(member);
-    return member.error;
-  }
-  member.polls = polls_;
-  return Complete(member) && polls_ == 0 ? ncclSuccess : ncclInProgress;
-}
-
-void FakeNccl::AwaitComplete(const Communicator& member) {
-  while (!Complete(member) && !Gone(member) && member.error == ncclSuccess) changed_.Wait(&mutex_);
-}
-
-ncclResult_t FakeNccl::Version(int* version) {
-  *version = NCCL_VERSION_CODE;
-  return ncclSuccess;
-}
-
-ncclResult_t FakeNccl::UniqueId(ncclUniqueId* id) {
-  absl::MutexLock lock(&mutex_);
-  // All bytes are used, so that a truncated identifier is detected.
-  const uint64_t number = ++ids_;
-  for (size_t i = 0; i < sizeof(id->internal); i += sizeof(number)) {
-    std::memcpy(id->internal + i, &number, sizeof(number));
-  }
-  return ncclSuccess;
-}
-
-ncclResult_t FakeNccl::Init(ncclComm_t* comm, int ranks, ncclUniqueId id, int rank,
-                            ncclConfig_t* config) {
-  absl::MutexLock lock(&mutex_);
-  constexpr unsigned kMagic = 0xCAFEBEEF;
-  if (config != nullptr && (config->magic != kMagic || config->size != sizeof(*config))) {
+  if (!fits(operation.from, Reads(operation, member.rank, ranks)) ||
+      !fits(operation.to, Writes(operation, member.rank, ranks))) {
+    ADD_FAILURE() << member.clique->name << ": " << Describe(operation, member.rank)
+                  << ", which does not lie within an allocation of its device";
     return ncclInvalidArgument;
   }
-  uint64_t number = 0;
-  std::memcpy(&number, id.internal, sizeof(number));
-  for (size_t i = 0; i < sizeof(id.internal); i += sizeof(number)) {
-    if (std::memcmp(id.internal + i, &number, sizeof(number)) != 0) return ncclInvalidArgument;
-  }
-  if (number == 0 || number > ids_ || rank < 0 || rank >= ranks) return ncclInvalidArgument;
-  auto& clique = cliques_[number];
-  if (clique == nullptr) {
-    clique = std::make_shared<Clique>();
-    clique->name = absl::StrCat("communicator ", number);
-    clique->size = ranks;
-  }
-  if (clique->size != ranks || clique->joined.count(rank) > 0) return ncclInvalidArgument;
-  auto member = std::make_shared<Communicator>();
-  member->clique = clique;
-  member->rank = member->world_rank = rank;
-  member->devices = EmulatedCuda::ChosenDevices();
-  member->blocking = config == nullptr || config->blocking != 0;
-  if (const auto broken = broken_.find(rank); broken != broken_.end()) {
-    member->error = broken->second;
-  }
-  if (hanging_.count(rank) == 0 && killed_.count(rank) == 0) clique->joined.insert(rank);
-  changed_.SignalAll();
-  members_[member.get()] = member;
-  *comm = reinterpret_cast<ncclComm_t>(member.get());
-  return Started(*member);
-}
-
-ncclResult_t FakeNccl::SplitComm(ncclComm_t comm, int color, int key, ncclComm_t* made,
-                                 ncclConfig_t* config) {
-  absl::MutexLock lock(&mutex_);
-  const Member parent = Find(comm);
-  if (parent == nullptr || color < NCCL_SPLIT_NOCOLOR) return ncclInvalidArgument;
-  if (const ncclResult_t result = Ready(*parent); result != ncclSuccess) return result;
-  auto child = std::make_shared<Communicator>();
-  child->world_rank = parent->world_rank;
-  child->devices = parent->devices;
-  child->blocking = parent->blocking;
-  if (config != nullptr && config->blocking != NCCL_CONFIG_UNDEF_INT) {
-    child->blocking = config->blocking != 0;
-  }
-  Split& split = parent->clique->splits[parent->next_split++];
-  parent->splitting = child;
-  *made = nullptr;
-  if (color != NCCL_SPLIT_NOCOLOR) {
-    members_[child.get()] = child;
-    *made = reinterpret_cast<ncclComm_t>(child.get());
-  }
-  if (killed_.count(parent->world_rank) == 0) {
-    split.parts.push_back({color, key, parent->rank, child});
-  }
-  if (std::ssize(split.parts) == parent->clique->size) FinishSplit(*parent, split);
-  const ncclResult_t result = Started(*parent);
-  child->polls = parent->polls;
-  return result;
-}
-
-void FakeNccl::FinishSplit(const Communicator& parent, Split& split) {
-  auto& parts = split.parts;
-  std::sort(parts.begin(), parts.end(), [](const Split::Part& a, const Split::Part& b) {
-    return std::tie(a.color, a.key, a.rank) < std::tie(b.color, b.key, b.rank);
-  });
-  std::shared_ptr<Clique> clique;
-  for (size_t i = 0; i < parts.size(); ++i) {
-    if (i == 0 || parts[i].color != parts[i - 1].color) {
-      clique = std::make_shared<Clique>();
-      clique->name = absl::StrCat(parent.clique->name, ", color ", parts[i].color);
-    }
-    Communicator& made = *parts[i].made;
-    made.clique = clique;
-    made.rank = clique->size++;
-    clique->joined.insert(made.rank);
-  }
-  parts.clear();
-  changed_.SignalAll();
-}
-
-ncclResult_t FakeNccl::Finalize(ncclComm_t comm) {
-  absl::MutexLock lock(&mutex_);
-  const Member member = Find(comm);
-  if (member == nullptr) return ncclInvalidArgument;
-  if (const ncclResult_t result = Ready(*member); result != ncclSuccess) return result;
-  return Started(*member);
-}
-
-ncclResult_t FakeNccl::Destroy(ncclComm_t comm) {
-  absl::MutexLock lock(&mutex_);
-  return members_.erase(comm) > 0 ? ncclSuccess : ncclInvalidArgument;
-}
-
-ncclResult_t FakeNccl::Abort(ncclComm_t comm) {
-  absl::MutexLock lock(&mutex_);
-  const Member member = Find(comm);
-  if (member == nullptr) return ncclInvalidArgument;
-  member->aborted = true;
-  members_.erase(comm);
-  changed_.SignalAll();
-  ++aborts_;
-  while (aborts_hang_.count(member->world_rank) > 0) changed_.Wait(&mutex_);
-  --aborts_;
-  changed_.SignalAll();
   return ncclSuccess;
 }
 
-ncclResult_t FakeNccl::AsyncError(ncclComm_t comm, ncclResult_t* error) {
-  absl::MutexLock lock(&mutex_);
-  const Member member = Find(comm);
-  if (member == nullptr) return ncclInvalidArgument;
-  *error = member->error;
-  if (member->error != ncclSuccess) return ncclSuccess;
-  if (!Complete(*member)) {
-    *error = ncclInProgress;
-  } else if (member->polls > 0) {
-    --member->polls;
-    *error = ncclInProgress;
-  }
-  return ncclSuccess;
-}
+std::map<uint64_t, int> FakeNccl::CurrentDevices() const { return EmulatedCuda::ChosenDevices(); }
 
-ncclResult_t FakeNccl::Register(ncclComm_t comm, void* memory, size_t bytes, void** handle) {
-  absl::MutexLock lock(&mutex_);
-  const Member member = Find(comm);
-  if (member == nullptr || memory == nullptr || bytes == 0) return ncclInvalidArgument;
-  if (const ncclResult_t result = Ready(*member); result != ncclSuccess) return result;
-  auto registration = std::make_unique<char>();
-  *handle = registration.get();
-  registrations_[*handle] = std::move(registration);
-  return ncclSuccess;
-}
+void FakeNccl::OnMistake(const std::string& what) { ADD_FAILURE() << what; }
 
-ncclResult_t FakeNccl::Deregister(ncclComm_t comm, void* handle) {
-  absl::MutexLock lock(&mutex_);
-  if (Find(comm) == nullptr) return ncclInvalidArgument;
-  return registrations_.erase(handle) > 0 ? ncclSuccess : ncclInvalidArgument;
-}
-
-}  // namespace cadre::emulated
+}  // namespace cadre
