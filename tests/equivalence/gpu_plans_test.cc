@@ -1,6 +1,11 @@
-// Training under plans on a GPU with NCCL has the results of one worker on the host. Ranks are
-// processes that share the first GPU of this host. emulated_plans_test.cc does the same without a
-// GPU.
+// Training under plans on the first GPU of this host has the results of one worker on the host.
+//
+// GpuPlans: ranks are threads that exchange data by copies on the GPU. The cases show that the
+// kernels, the libraries and the order of streams are right under every plan, without the time
+// slices that processes on one GPU take in turns. card_plans_test.cc does the same on an emulated
+// device.
+// NcclPlans: ranks are processes that exchange data over NCCL. One case for each kind of network
+// and one with placed layers show that NCCL accepts the calls of plans and has the same results.
 #include <gflags/gflags.h>
 #include <glog/logging.h>
 #include <gtest/gtest.h>
@@ -19,6 +24,7 @@
 #include "device/gpu_environment.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/dense_math.h"
+#include "tests/equivalence/card_group.h"
 #include "tests/equivalence/comparison.h"
 #include "tests/equivalence/small_models.h"
 #include "tests/worker/transport/nccl/rank_processes.h"
@@ -29,52 +35,56 @@ DEFINE_string(zoo, "model/zoo", "folder of the zoo's run files");
 namespace cadre {
 namespace {
 
-struct Case {
-  const char* model;
-  int ranks;
-  // Number of random plans; 0: plans that cover every pair of splits of every two neighbors.
-  int plans;
-  // Random plans that place layers.
-  bool placed = false;
-};
-
-// The argument of a rank, such as "lenet 0 split model/zoo".
-std::string TaskOf(const Case& c) {
-  return absl::StrCat(c.model, " ", c.plans, " ", c.placed ? "placed" : "split", " ", FLAGS_zoo);
+absl::StatusOr<CardRank> MakeGpuRank() {
+  CardRank rank;
+  CADRE_ASSIGN_OR_RETURN(
+      rank.device, CudaDevice::Make(RealCudaApi(), {.memory_limit = int64_t{2} << 30,
+                                                    .synchronous = SynchronousGpu()}));
+  CADRE_ASSIGN_OR_RETURN(auto math, MakeLibraryMath(*rank.device, {}));
+  rank.kernels = MakeCudaBackend(*rank.device, std::move(math));
+  return rank;
 }
 
-// --- a rank --------------------------------------------------------------------------------------
+std::unique_ptr<Backend> OneThreadCpu() { return MakeCpuBackend(1); }
+
+std::string TextOf(const ComparisonResult& result) {
+  return absl::StrCat(result.failures, " of ", result.plans,
+                      " plans: ", absl::StrJoin(result.messages, "\n"));
+}
+
+// The argument of a rank's process, such as "lenet 2 0 split model/zoo".
+std::string TaskOf(const PlanCase& c) {
+  return absl::StrCat(c.model, " ", c.ranks, " ", c.plans, " ", c.placed ? "placed" : "split", " ",
+                      FLAGS_zoo);
+}
+
+// --- a rank's process ----------------------------------------------------------------------------
 
 class GpuBackEnd final : public RankBackEnd {
  public:
   static absl::StatusOr<std::unique_ptr<RankBackEnd>> Make() {
     auto made = std::make_unique<GpuBackEnd>();
-    CADRE_ASSIGN_OR_RETURN(
-        made->device_,
-        CudaDevice::Make(RealCudaApi(), {.memory_limit = int64_t{2} << 30,
-                                         .synchronous = SynchronousGpu()}));
-    CADRE_ASSIGN_OR_RETURN(auto math, MakeLibraryMath(*made->device_, {}));
+    CADRE_ASSIGN_OR_RETURN(made->rank_, MakeGpuRank());
     CADRE_ASSIGN_OR_RETURN(made->nccl_, LoadNccl({}));
-    made->kernels_ = MakeCudaBackend(*made->device_, std::move(math));
     return made;
   }
 
-  Backend& kernels() override { return *kernels_; }
+  Backend& kernels() override { return *rank_.kernels; }
   absl::StatusOr<std::unique_ptr<Transport>> ConnectData(Transport& control) override {
-    return MakeNcclTransport(nccl_, *device_, *kernels_, control, {});
+    return MakeNcclTransport(nccl_, *rank_.device, *rank_.kernels, control, {});
   }
 
  private:
-  std::unique_ptr<CudaDevice> device_;
-  std::unique_ptr<Backend> kernels_;
+  CardRank rank_;
   NcclApi nccl_;
 };
 
 absl::Status RunRank(const RankTask& task) {
   const std::vector<std::string> words = absl::StrSplit(task.task, ' ');
-  int plans = 0;
-  CHECK(words.size() == 4 && absl::SimpleAtoi(words[1], &plans)) << task.task;
-  CADRE_ASSIGN_OR_RETURN(const v1::RunSpec spec, SmallModel(words[3], words[0]));
+  CHECK_EQ(words.size(), 5U) << task.task;
+  PlanCase c{.model = words[0].c_str(), .placed = words[3] == "placed"};
+  CHECK(absl::SimpleAtoi(words[1], &c.ranks) && absl::SimpleAtoi(words[2], &c.plans)) << task.task;
+  CADRE_ASSIGN_OR_RETURN(const v1::RunSpec spec, SmallModel(words[4], c.model));
   CADRE_ASSIGN_OR_RETURN(const std::unique_ptr<Transport> control, ConnectRankProcess(task.rank));
   const auto back_end = [](int /*rank*/) {
     auto made = GpuBackEnd::Make();
@@ -82,20 +92,14 @@ absl::Status RunRank(const RankTask& task) {
     return *std::move(made);
   };
   Comparison comparison(
-      spec, [] { return MakeCpuBackend(1); },
+      spec, OneThreadCpu,
       [&](const v1::RunSpec& of, const v1::Plan& plan, const Training& training) {
         v1::RunSpec on_devices = of;
         on_devices.mutable_cluster()->set_device(v1::Cluster::CUDA);
         return TrainAsRank(on_devices, plan, training, *control, back_end);
       });
-  std::mt19937_64 random(7);
-  CADRE_ASSIGN_OR_RETURN(
-      const ComparisonResult result,
-      comparison.Run(words[2] == "placed" ? comparison.PlacedPlans(control->size(), plans, random)
-                                          : comparison.Plans(control->size(), plans, random)));
-  if (result.failures == 0) return absl::OkStatus();
-  return absl::InternalError(absl::StrCat(result.failures, " of ", result.plans,
-                                          " plans: ", absl::StrJoin(result.messages, "\n")));
+  CADRE_ASSIGN_OR_RETURN(const ComparisonResult result, comparison.Run(PlansOf(c, comparison)));
+  return result.failures == 0 ? absl::OkStatus() : absl::InternalError(TextOf(result));
 }
 
 int RankMain(const RankTask& task) {
@@ -104,11 +108,31 @@ int RankMain(const RankTask& task) {
   return status.ok() ? 0 : 1;
 }
 
-// --- the test ------------------------------------------------------------------------------------
+// --- the tests -----------------------------------------------------------------------------------
 
-class GpuPlans : public testing::TestWithParam<Case> {};
+class GpuPlans : public testing::TestWithParam<PlanCase> {};
 
 TEST_P(GpuPlans, EqualOneRankOnTheHost) {
+  if (const auto gpu = DescribeCuda(RealCudaApi()); !gpu.ok()) {
+    GTEST_SKIP() << "needs a GPU: " << gpu.status().message();
+  }
+  const absl::StatusOr<v1::RunSpec> spec = SmallModel(FLAGS_zoo, GetParam().model);
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  CardGroup group(RealCudaApi(), MakeGpuRank);
+  Comparison comparison(*spec, OneThreadCpu, group.trainer());
+  const auto result = comparison.Run(PlansOf(GetParam(), comparison));
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_GT(result->plans, 0);
+  EXPECT_EQ(result->failures, 0) << TextOf(*result);
+}
+
+const auto kName = [](const auto& info) { return CaseName(info.param); };
+
+INSTANTIATE_TEST_SUITE_P(Zoo, GpuPlans, testing::ValuesIn(AllPlanCases()), kName);
+
+class NcclPlans : public testing::TestWithParam<PlanCase> {};
+
+TEST_P(NcclPlans, EqualOneRankOnTheHost) {
   const absl::Status supported = CheckRankSupport();
   if (!supported.ok()) GTEST_SKIP() << supported.message();
   for (const int ended : RunRankProcesses(TaskOf(GetParam()), GetParam().ranks)) {
@@ -116,19 +140,11 @@ TEST_P(GpuPlans, EqualOneRankOnTheHost) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Zoo, GpuPlans,
-                         testing::Values(Case{"lenet", 1, 0}, Case{"lenet", 2, 0},
-                                         Case{"lenet", 4, 0}, Case{"mlp", 4, 0}, Case{"gpt", 1, 0},
-                                         Case{"gpt", 2, 0}, Case{"gpt", 4, 0},
-                                         Case{"resnet18", 1, 1}, Case{"resnet18", 2, 4},
-                                         Case{"resnet18", 4, 4}, Case{"alexnet", 2, 4},
-                                         Case{"alexnet", 4, 4}, Case{"vgg16", 2, 2},
-                                         Case{"resnet50", 4, 2}, Case{"lenet", 2, 4, true},
-                                         Case{"gpt", 4, 2, true}, Case{"resnet18", 2, 2, true}),
-                         [](const auto& info) {
-                           return absl::StrCat(info.param.model, info.param.placed ? "Placed" : "",
-                                               "On", info.param.ranks);
-                         });
+INSTANTIATE_TEST_SUITE_P(Zoo, NcclPlans,
+                         testing::Values(PlanCase{"lenet", 2, 1}, PlanCase{"gpt", 2, 1},
+                                         PlanCase{"resnet18", 2, 1},
+                                         PlanCase{"lenet", 2, 1, true}),
+                         kName);
 
 }  // namespace
 }  // namespace cadre

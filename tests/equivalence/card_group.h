@@ -1,0 +1,108 @@
+// Trains groups whose ranks are threads of this process on one CUDA device, by device copies
+// (tests/worker/transport/nccl/device_copy_nccl.h) in place of NCCL. The device may be emulated.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <ostream>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "base/status.h"
+#include "device/cuda/cuda_device.h"
+#include "glog/logging.h"
+#include "tests/equivalence/comparison.h"
+#include "tests/worker/transport/nccl/device_copy_nccl.h"
+#include "worker/transport/nccl/nccl_transport.h"
+
+namespace cadre {
+
+// The streams, memory and kernels of one rank on the device. Members are destroyed in reverse
+// order.
+struct CardRank {
+  std::unique_ptr<CudaDevice> device;
+  std::unique_ptr<Backend> kernels;
+};
+
+// Not thread-safe. The device must outlive the object.
+class CardGroup {
+ public:
+  using RankFactory = std::function<absl::StatusOr<CardRank>()>;
+
+  // `limit`: maximum time for which a rank waits for the others in a call.
+  CardGroup(const CudaApi& cuda, RankFactory make_rank, absl::Duration limit = absl::Minutes(2))
+      : make_rank_(std::move(make_rank)), nccl_(cuda, /*ordinal=*/0, limit) {}
+
+  // Borrows the object.
+  GroupTrainer trainer() {
+    return [this](const v1::RunSpec& spec, const v1::Plan& plan, const Training& training) {
+      v1::RunSpec on_device = spec;
+      on_device.mutable_cluster()->set_device(v1::Cluster::CUDA);
+      return ranks_.Train(on_device, plan, training);
+    };
+  }
+  DeviceCopyNccl& nccl() { return nccl_; }
+
+ private:
+  class BackEnd final : public RankBackEnd {
+   public:
+    BackEnd(CardRank rank, const NcclApi& nccl) : rank_(std::move(rank)), nccl_(nccl) {}
+    Backend& kernels() override { return *rank_.kernels; }
+    absl::StatusOr<std::unique_ptr<Transport>> ConnectData(Transport& control) override {
+      return MakeNcclTransport(nccl_, *rank_.device, *rank_.kernels, control, {});
+    }
+
+   private:
+    const CardRank rank_;
+    const NcclApi& nccl_;
+  };
+
+  std::unique_ptr<RankBackEnd> MakeBackEnd() {
+    absl::StatusOr<CardRank> made = make_rank_();
+    CHECK(made.ok()) << made.status();
+    return std::make_unique<BackEnd>(*std::move(made), nccl_.api());
+  }
+
+  const RankFactory make_rank_;
+  DeviceCopyNccl nccl_;
+  Ranks ranks_{BackEndFactory([this](int /*rank*/) { return MakeBackEnd(); })};
+};
+
+// Plans that gpu_plans_test.cc runs on a GPU.
+struct PlanCase {
+  const char* model;
+  int ranks;
+  // Number of random plans; 0: plans that cover every pair of splits of every two neighbors.
+  int plans;
+  // Random plans that place layers.
+  bool placed = false;
+};
+
+inline std::string CaseName(const PlanCase& c) {
+  return absl::StrCat(c.model, c.placed ? "Placed" : "", "On", c.ranks);
+}
+inline void PrintTo(const PlanCase& c, std::ostream* out) { *out << CaseName(c); }
+
+// Cheapest first.
+inline const std::vector<PlanCase>& AllPlanCases() {
+  static const auto* const cases = new std::vector<PlanCase>{
+      {"lenet", 1, 0},    {"gpt", 1, 0},      {"resnet18", 1, 1},    {"lenet", 2, 4, true},
+      {"lenet", 2, 0},    {"gpt", 2, 0},      {"gpt", 4, 2, true},   {"resnet18", 2, 2, true},
+      {"mlp", 4, 0},      {"resnet18", 2, 4}, {"alexnet", 2, 4},     {"vgg16", 2, 2},
+      {"resnet50", 4, 2}, {"alexnet", 4, 4},  {"resnet18", 4, 4},    {"lenet", 4, 0},
+      {"gpt", 4, 0}};
+  return *cases;
+}
+
+inline std::vector<Plan> PlansOf(const PlanCase& c, const Comparison& comparison) {
+  std::mt19937_64 random(7);
+  return c.placed ? comparison.PlacedPlans(c.ranks, c.plans, random)
+                  : comparison.Plans(c.ranks, c.plans, random);
+}
+
+}  // namespace cadre
