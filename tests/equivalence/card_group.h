@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <ostream>
 #include <random>
@@ -10,8 +11,10 @@
 #include <utility>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "base/status.h"
 #include "device/cuda/cuda_device.h"
@@ -51,26 +54,45 @@ class CardGroup {
  private:
   class BackEnd final : public RankBackEnd {
    public:
-    BackEnd(CardRank rank, const NcclApi& nccl) : rank_(std::move(rank)), nccl_(nccl) {}
+    BackEnd(CardRank& rank, const NcclApi& nccl) : rank_(rank), nccl_(nccl) {}
     Backend& kernels() override { return *rank_.kernels; }
     absl::StatusOr<std::unique_ptr<Transport>> ConnectData(Transport& control) override {
       return MakeNcclTransport(nccl_, *rank_.device, *rank_.kernels, control, {});
     }
 
    private:
-    const CardRank rank_;
+    CardRank& rank_;
     const NcclApi& nccl_;
   };
 
-  std::unique_ptr<RankBackEnd> MakeBackEnd() {
-    absl::StatusOr<CardRank> made = make_rank_();
-    CHECK(made.ok()) << made.status();
-    return std::make_unique<BackEnd>(*std::move(made), nccl_.api());
+  // Called on the thread of the rank.
+  std::unique_ptr<RankBackEnd> MakeBackEnd(int number) {
+    CardRank& rank = At(number);
+    // A device that has failed is not used again.
+    if (rank.device != nullptr && !rank.device->status().ok()) {
+      rank.kernels = nullptr;
+      rank.device = nullptr;
+    }
+    if (rank.device == nullptr) {
+      absl::StatusOr<CardRank> made = make_rank_();
+      CHECK(made.ok()) << made.status();
+      rank = *std::move(made);
+    }
+    rank.device->Use(Stream::kCompute);
+    return std::make_unique<BackEnd>(rank, nccl_.api());
+  }
+  CardRank& At(int number) {
+    absl::MutexLock lock(&mutex_);
+    return cards_[number];
   }
 
   const RankFactory make_rank_;
   DeviceCopyNccl nccl_;
-  Ranks ranks_{BackEndFactory([this](int /*rank*/) { return MakeBackEnd(); })};
+  absl::Mutex mutex_;
+  // By rank; kept from group to group, because handles and plans of libraries take longer to make
+  // than to use.
+  std::map<int, CardRank> cards_ ABSL_GUARDED_BY(mutex_);
+  Ranks ranks_{BackEndFactory([this](int rank) { return MakeBackEnd(rank); })};
 };
 
 // Plans that gpu_plans_test.cc runs on a GPU.

@@ -141,9 +141,9 @@ TEST_P(NcclPlans, EqualOneRankOnTheHost) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Zoo, NcclPlans,
-                         testing::Values(PlanCase{"lenet", 2, 1}, PlanCase{"gpt", 2, 1},
-                                         PlanCase{"resnet18", 2, 1},
-                                         PlanCase{"lenet", 2, 1, true}),
+                         testing::Values(PlanCase{"lenet", 2, 2}, PlanCase{"gpt", 2, 2},
+                                         PlanCase{"resnet18", 2, 2},
+                                         PlanCase{"lenet", 2, 2, true}),
                          kName);
 
 }  // namespace
