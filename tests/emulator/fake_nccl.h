@@ -1,5 +1,5 @@
-// A fake NCCL for tests, among the threads of one process (in_process_nccl.h). Each rank is a thread
-// with an emulated device.
+// A fake NCCL for tests, among the threads of one process (in_process_nccl.h). Each rank is a
+// thread with an emulated device.
 //
 // Like NCCL: operations are enqueued and wait for their peers inside the stream (in the calling
 // thread with EmulatedCuda::Mode::kInline); operations can be captured; operations do not end by

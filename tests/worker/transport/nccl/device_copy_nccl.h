@@ -14,7 +14,8 @@
 // - A rank that waits longer than `limit`, and a rank that aborts a communicator, break it on all
 //   ranks, with a message that names the communicator, the rank and the operation.
 // - Operations cannot be captured, because a capture cannot wait for the peers: a group call on a
-//   stream that is being captured returns ncclInvalidUsage. Groups of several ranks record no steps.
+//   stream that is being captured returns ncclInvalidUsage. Groups of several ranks record no
+//   steps.
 // - A communicator has at most kMaxSummands ranks.
 //
 // The device must outlive the object. Thread-safe, as NCCL.

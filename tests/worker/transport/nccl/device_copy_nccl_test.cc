@@ -106,7 +106,8 @@ class DeviceCopyNcclTest : public ::testing::TestWithParam<Mode> {
   DeviceCopyNccl network_{machine_.api(), 0, absl::Milliseconds(400)};
 };
 
-INSTANTIATE_TEST_SUITE_P(Modes, DeviceCopyNcclTest, ::testing::Values(Mode::kInline, Mode::kThreads),
+INSTANTIATE_TEST_SUITE_P(Modes, DeviceCopyNcclTest,
+                         ::testing::Values(Mode::kInline, Mode::kThreads),
                          [](const auto& info) {
                            return info.param == Mode::kInline ? "Inline" : "Threads";
                          });
@@ -259,7 +260,7 @@ TEST_P(DeviceCopyNcclTest, SplitMakesACommunicatorPerColor) {
   });
 }
 
-// --- mistakes and failures ------------------------------------------------------------------------
+// --- mistakes and failures ----------------------------------------------------------------------
 
 TEST_P(DeviceCopyNcclTest, MismatchedMessagesAreNamed) {
   OnRanks(2, [&](Rank& self) {

@@ -196,8 +196,9 @@ ncclResult_t InProcessNccl::Reduce(const void* from, void* to, size_t count, ncc
   return Add({Verb::kReduce, from, to, count, type, op, root}, comm, stream);
 }
 
-ncclResult_t InProcessNccl::ReduceScatter(const void* from, void* to, size_t count, ncclDataType_t type,
-                                     ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
+ncclResult_t InProcessNccl::ReduceScatter(const void* from, void* to, size_t count,
+                                          ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm,
+                                          cudaStream_t stream) {
   return Add({Verb::kReduceScatter, from, to, count, type, op}, comm, stream);
 }
 
@@ -312,7 +313,8 @@ bool InProcessNccl::Post(const Member& member, const Operations& operations, cud
   return true;
 }
 
-bool InProcessNccl::TakeMessage(const Member& member, const Operation& operation, cudaStream_t stream) {
+bool InProcessNccl::TakeMessage(const Member& member, const Operation& operation,
+                                cudaStream_t stream) {
   std::shared_ptr<Message> message;
   {
     absl::MutexLock lock(&mutex_);
