@@ -34,6 +34,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/strings/match.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "device/cuda/cuda_api.h"
@@ -144,9 +145,13 @@ class EmulatedCuda {
   static bool IsOf(cudaStream_t stream, const std::map<uint64_t, int>& devices);
   // Whether [memory, memory + bytes) lies within one allocation of the stream's device.
   static bool OnDevice(cudaStream_t stream, const void* memory, size_t bytes);
-  // Counts a call of an emulated library as "library". True if it must return an error, which
-  // FailNext("library", ...) injects.
-  bool LibraryFails() { return calls_.Enter("library") != cudaSuccess; }
+  // Counts a call of an emulated library by its name; calls of operations, but not the making of
+  // plans, also as "library". True if the call must return an error, which FailNext injects.
+  bool LibraryFails(absl::string_view operation) {
+    const bool any = !absl::StartsWith(operation, "plan of ") &&
+                     calls_.Enter("library") != cudaSuccess;
+    return calls_.Enter(operation) != cudaSuccess || any;
+  }
 
   // --- the functions of CudaApi -----------------------------------------------------------------
   // The error with which the work of a call fails later, or success.

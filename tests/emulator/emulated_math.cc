@@ -8,13 +8,18 @@
 #include <cstring>
 #include <functional>
 #include <initializer_list>
+#include <map>
+#include <set>
+#include <span>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "glog/logging.h"
+#include "kernels/cuda/scratch.h"
 
 namespace cadre {
 namespace {
@@ -107,9 +112,36 @@ void MultiplyAll(const MatrixProductDims& d, const Floats& a, const Floats& b, c
   }
 }
 
+// An operand of an operation, by its name in dense_math.h.
+struct Operand {
+  const char* name;
+  ConstValues values;
+};
+using Operands = std::initializer_list<Operand>;
+
+// What a plan is made for: an operation, its extents, the type of its first operand, whether TF32
+// is allowed, and the alignment that all operands have.
+using Extents = std::variant<MatrixProductDims, ConvolutionDims, AttentionDims>;
+struct PlanKey {
+  std::string operation;
+  Extents extents;
+  DType type = DType::kFloat32;
+  bool tf32 = false;
+  uintptr_t alignment = 0;
+  friend auto operator<=>(const PlanKey&, const PlanKey&) = default;
+};
+
+// The number of elements of all operands.
+size_t ElementsOf(Operands operands) {
+  size_t elements = 0;
+  for (const Operand& operand : operands) elements += operand.values.size();
+  return elements;
+}
+
 class EmulatedMath final : public DenseMath {
  public:
-  EmulatedMath(CudaDevice& device, EmulatedCuda& machine) : device_(device), machine_(machine) {}
+  EmulatedMath(CudaDevice& device, EmulatedCuda& machine)
+      : device_(device), machine_(machine), scratch_(device) {}
 
   void set_tf32(bool allowed) override { tf32_ = allowed; }
   std::string versions() const override { return "emulated"; }
@@ -121,14 +153,14 @@ class EmulatedMath final : public DenseMath {
     CHECK(c.type() == a.type() || c.type() == DType::kFloat32);
     CHECK(bias.empty() || static_cast<int64_t>(bias.size()) == dims.n);
     CHECK(bias.empty() || bias.type() == DType::kFloat32 || bias.type() == c.type());
-    Do("matrix product", {a, b, bias, c},
+    Do("matrix product", dims, {{"a", a}, {"b", b}, {"bias", bias}}, {{"c", c}},
        [=, factors = Factors()] { MultiplyAll(dims, factors(a), factors(b), Read(bias), c); });
   }
 
   void ConvolutionForward(const ConvolutionDims& dims, ConstValues x, ConstValues w,
                           Values y) override {
     CHECK(x.type() == w.type() && x.type() == y.type());
-    Do("convolution", {x, w, y}, [=, factors = Factors()] {
+    Do("convolution", dims, {{"x", x}, {"w", w}}, {{"y", y}}, [=, factors = Factors()] {
       Floats out(y.size());
       MakeReferenceBackend()->window().ConvolutionForward(dims, factors(x), factors(w), {}, out);
       Write(out, y);
@@ -137,33 +169,42 @@ class EmulatedMath final : public DenseMath {
   void ConvolutionBackwardData(const ConvolutionDims& dims, ConstValues dy, ConstValues w,
                                Values dx) override {
     CHECK(dy.type() == w.type() && dy.type() == dx.type());
-    Do("convolution, backward data", {dy, w, dx}, [=, factors = Factors()] {
-      Floats out(dx.size());
-      MakeReferenceBackend()->window().ConvolutionBackwardData(dims, factors(dy), factors(w), out);
-      Write(out, dx);
-    });
+    Do("convolution, backward data", dims, {{"dy", dy}, {"w", w}}, {{"dx", dx}},
+       [=, factors = Factors()] {
+         Floats out(dx.size());
+         MakeReferenceBackend()->window().ConvolutionBackwardData(dims, factors(dy), factors(w),
+                                                                  out);
+         Write(out, dx);
+       });
   }
   void ConvolutionBackwardWeights(const ConvolutionDims& dims, ConstValues x, ConstValues dy,
                                   FloatSpan dw) override {
     CHECK(x.type() == dy.type());
-    Do("convolution, backward weights", {x, dy, dw}, [=, factors = Factors()] {
-      Floats out(dw.size());
-      MakeReferenceBackend()->window().ConvolutionBackwardWeights(dims, factors(x), factors(dy),
-                                                                  out, {});
-      Write(out, dw);
-    });
+    Do("convolution, backward weights", dims, {{"x", x}, {"dy", dy}}, {{"dw", dw}},
+       [=, factors = Factors()] {
+         Floats out(dw.size());
+         MakeReferenceBackend()->window().ConvolutionBackwardWeights(dims, factors(x), factors(dy),
+                                                                     out, {});
+         Write(out, dw);
+       });
   }
 
   bool HasFusedAttention(const AttentionDims& dims, DType type) override {
     // The limits of cuDNN.
     constexpr int64_t kMaxFeatures = 128;
-    return type == DType::kBFloat16 && dims.head_features > 0 && dims.head_features % 8 == 0 &&
-           dims.head_features <= kMaxFeatures;
+    if (device_.failed() || type != DType::kBFloat16 || dims.head_features <= 0 ||
+        dims.head_features % 8 != 0 || dims.head_features > kMaxFeatures) {
+      return false;
+    }
+    const auto found = fused_.find(dims);
+    if (found != fused_.end()) return found->second;
+    if (!scratch_.MayPrepare()) return false;
+    return fused_[dims] = !machine_.LibraryFails("plan of attention");
   }
   void FusedAttentionForward(const AttentionDims& dims, ConstValues qkv, Values context,
                              FloatSpan statistics) override {
     CHECK(HasFusedAttention(dims, qkv.type()) && context.type() == qkv.type());
-    Do("attention", {qkv, context, statistics}, [=] {
+    Do("attention", dims, {{"qkv", qkv}}, {{"context", context}, {"statistics", statistics}}, [=] {
       const Floats in = Read(qkv);
       Floats out(context.size());
       MakeReferenceBackend()->dense().AttentionForward(dims, {}, in, out, statistics);
@@ -175,7 +216,11 @@ class EmulatedMath final : public DenseMath {
                               Values dqkv) override {
     CHECK(HasFusedAttention(dims, qkv.type()) && dqkv.type() == qkv.type());
     CHECK(context.size() == dcontext.size() && context.type() == dcontext.type());
-    Do("attention, backward", {qkv, context, dcontext, statistics, dqkv}, [=] {
+    const Operands inputs = {{"qkv", qkv},
+                             {"context", context},
+                             {"dcontext", dcontext},
+                             {"statistics", statistics}};
+    Do("attention, backward", dims, inputs, {{"dqkv", dqkv}}, [=] {
       const Floats in = Read(qkv);
       const auto reference = MakeReferenceBackend();
       Floats stored(context.size()), logs(statistics.size()), out(dqkv.size());
@@ -205,29 +250,88 @@ class EmulatedMath final : public DenseMath {
     };
   }
 
-  void Do(const char* what, std::initializer_list<ConstValues> operands,
+  void Do(const char* operation, const Extents& extents, Operands inputs, Operands outputs,
           std::function<void()> work) {
     if (device_.failed()) return;
-    if (machine_.LibraryFails()) {
+    if (!HasPlan(operation, extents, inputs, outputs)) return;
+    // Different for most extents, so that blocks grow.
+    const size_t bytes = 256 * (1 + (ElementsOf(inputs) + ElementsOf(outputs)) % 61);
+    std::byte* const memory = scratch_.Take(bytes);
+    if (memory == nullptr) return;
+    const Operand workspace = {"workspace", std::span(reinterpret_cast<float*>(memory), bytes / 4)};
+    CheckOperands(operation, inputs, outputs, workspace);
+    if (machine_.LibraryFails(operation)) {
       return device_.FailOperation(
-          absl::InternalError(absl::StrCat(what, ": the emulated library fails")));
+          absl::InternalError(absl::StrCat("emulated library: execution of ", operation)));
     }
-    const cudaStream_t stream = device_.stream();
-    for (const ConstValues& operand : operands) {
-      CHECK(operand.empty() || EmulatedCuda::OnDevice(stream, operand.data(), operand.bytes()))
-          << what << ": an operand of " << operand.bytes() << " bytes is not the device's memory";
-    }
-    device_.Check(EmulatedCuda::Enqueue(stream,
-                                        [work = std::move(work)] {
+    device_.Check(EmulatedCuda::Enqueue(device_.stream(),
+                                        [work = std::move(work), memory, bytes] {
+                                          std::memset(memory, 0xFF, bytes);
                                           work();
                                           return cudaSuccess;
                                         }),
-                  what);
+                  operation);
+  }
+
+  // Makes the plan at its first use. False after an error, or if it would have to be made during a
+  // capture.
+  bool HasPlan(const char* operation, const Extents& extents, Operands inputs, Operands outputs) {
+    uintptr_t addresses = 16;
+    for (const Operands& operands : {inputs, outputs}) {
+      for (const Operand& operand : operands) {
+        addresses |= reinterpret_cast<uintptr_t>(operand.values.data());
+      }
+    }
+    PlanKey key{.operation = operation,
+                .extents = extents,
+                .type = inputs.begin()->values.type(),
+                .tf32 = tf32_,
+                .alignment = addresses & -addresses};
+    if (plans_.contains(key)) return true;
+    if (!scratch_.MayPrepare()) return false;
+    if (machine_.LibraryFails(absl::StrCat("plan of ", operation))) {
+      device_.Fail(absl::FailedPreconditionError(
+          absl::StrCat("emulated library: no plan of ", operation)));
+      return false;
+    }
+    plans_.insert(std::move(key));
+    return true;
+  }
+
+  // Libraries read operands and the workspace while they write others, so what is written must not
+  // overlap anything else.
+  void CheckOperands(const char* operation, Operands inputs, Operands outputs,
+                     const Operand& workspace) const {
+    std::vector<Operand> all = {workspace};
+    all.insert(all.end(), outputs.begin(), outputs.end());
+    const size_t written = all.size();
+    all.insert(all.end(), inputs.begin(), inputs.end());
+    for (size_t i = 0; i < all.size(); ++i) {
+      const ConstValues values = all[i].values;
+      if (values.empty()) continue;
+      CHECK(EmulatedCuda::OnDevice(device_.stream(), values.data(), values.bytes()))
+          << operation << ": " << all[i].name << ", an operand of " << values.bytes()
+          << " bytes, is not the device's memory";
+      for (size_t j = 0; j < std::min(i, written); ++j) {
+        CHECK(!Overlap(values, all[j].values))
+            << operation << " writes " << all[j].name << ", which overlaps " << all[i].name;
+      }
+    }
+  }
+  static bool Overlap(ConstValues a, ConstValues b) {
+    const auto* const a_begin = static_cast<const std::byte*>(a.data());
+    const auto* const b_begin = static_cast<const std::byte*>(b.data());
+    return !a.empty() && !b.empty() && a_begin < b_begin + b.bytes() &&
+           b_begin < a_begin + a.bytes();
   }
 
   CudaDevice& device_;
   EmulatedCuda& machine_;
+  CudaScratch scratch_;
   bool tf32_ = false;
+  std::set<PlanKey> plans_;
+  // Whether a plan was found for attention.
+  std::map<AttentionDims, bool> fused_;
 };
 
 }  // namespace
