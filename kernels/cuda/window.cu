@@ -199,7 +199,7 @@ __global__ void __launch_bounds__(256)
 
 class CudaWindow final : public WindowKernels {
  public:
-  explicit CudaWindow(CudaContext& cuda) : cuda_(cuda) {}
+  explicit CudaWindow(CudaContext& cuda) : cuda_(cuda), products_(cuda.device) {}
 
   void ConvolutionForward(const ConvolutionDims& dims, ConstValues x, ConstFloatSpan w,
                           ConstFloatSpan b, Values y) override {
@@ -224,7 +224,7 @@ class CudaWindow final : public WindowKernels {
   void AddConvolutionBackwardData(const ConvolutionDims& dims, ConstValues dy, ConstFloatSpan w,
                                   Values dx) override {
     if (dx.empty()) return;
-    const std::span<float> product = cuda_.scratch.Take<float>(dx.size());
+    const std::span<float> product = products_.Take<float>(dx.size());
     if (product.empty()) return;
     ConvolutionBackwardData(dims, dy, w, product.first(dx.size()));
     LaunchMap<Sum, float, float>(cuda_.device, "sum of gradients", Sum(), dx.size(), product.data(),
@@ -305,6 +305,8 @@ class CudaWindow final : public WindowKernels {
 
  private:
   CudaContext& cuda_;
+  // Not the context's scratch memory, from which the factors of a product are taken.
+  CudaScratch products_;
 };
 
 }  // namespace
