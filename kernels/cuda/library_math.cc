@@ -1,7 +1,8 @@
 // DenseMath by the vendor's libraries: matrix products by cuBLASLt (cublas_math.h), convolutions
 // and fused attention by cuDNN's plans (cudnn_plan.h).
 //
-// Plans are made at the first use of an extent, type and alignment, and kept.
+// Plans are made at the first use of an extent, type and alignment, and kept. Cadre's own kernels
+// (direct_convolution.h) compute a convolution for which cuDNN has no plan, or whose plan fails.
 //
 // Scratch memory holds first the weights, if cuDNN needs them in another order, then the library's
 // workspace. cuDNN writes the gradients of weights to the place of the weights, in the activations'
@@ -19,6 +20,7 @@
 #include "kernels/cuda/cublas_math.h"
 #include "kernels/cuda/cudnn_plan.h"
 #include "kernels/cuda/dense_math.h"
+#include "kernels/cuda/direct_convolution.h"
 #include "kernels/cuda/scratch.h"
 #include "kernels/cuda/vendor_api.h"
 #include "kernels/cuda/vendor_layout.h"
@@ -86,6 +88,7 @@ class LibraryMath final : public DenseMath {
                               ConstValues dcontext, ConstFloatSpan statistics,
                               Values dqkv) override;
   std::string versions() const override { return versions_; }
+  DenseMathCounters counters() const override { return counters_; }
 
  private:
   using Tensors = std::span<const std::pair<CudnnTensor, void*>>;
@@ -97,12 +100,21 @@ class LibraryMath final : public DenseMath {
   // Forward, or backward of data.
   void Convolve(ConvolutionPass pass, const ConvolutionDims& dims, ConstValues from, ConstValues w,
                 Values to);
-  // Null after an error, or if the plan would have to be made during a capture.
-  CudnnPlan* PlanOf(const ConvolutionKey& key);
+  // Null after an error, or if the plan would have to be made during a capture. The plan itself is
+  // null if Cadre's kernels compute the convolution.
+  std::unique_ptr<CudnnPlan>* PlanOf(const ConvolutionKey& key);
+  // Whether Cadre's kernels may compute a convolution whose plan fails with `error`; false after an
+  // error of the device, or during a capture, which Fail then reports. Logs and counts the key.
+  bool FallsBack(const absl::Status& error);
   AttentionPlans& AttentionPlansOf(const AttentionDims& dims);
   // The weights in the order of the plan, converted into `scratch` if that differs from ours.
   void* OrderedWeights(const ConvolutionDims& dims, ConstValues w, std::byte* scratch);
-  void Run(CudnnPlan& plan, Tensors tensors, std::byte* workspace);
+  absl::Status Run(CudnnPlan& plan, Tensors tensors, std::byte* workspace);
+  // Runs plans that nothing else can replace.
+  void RunOrFail(CudnnPlan& plan, Tensors tensors, std::byte* workspace) {
+    const absl::Status status = Run(plan, tensors, workspace);
+    if (!status.ok()) Fail(status);
+  }
   void Fail(const absl::Status& error);
 
   CudaDevice& device_;
@@ -116,6 +128,7 @@ class LibraryMath final : public DenseMath {
   cudaStream_t stream_ = nullptr;
   std::map<ConvolutionKey, std::unique_ptr<CudnnPlan>> convolutions_;
   std::map<AttentionDims, AttentionPlans> attentions_;
+  DenseMathCounters counters_;
 };
 
 absl::Status LibraryMath::Start(const LibrarySearch& search) {
@@ -157,31 +170,48 @@ void LibraryMath::Fail(const absl::Status& error) {
           : error);
 }
 
-CudnnPlan* LibraryMath::PlanOf(const ConvolutionKey& key) {
+bool LibraryMath::FallsBack(const absl::Status& error) {
+  if (device_.capturing()) {
+    Fail(error);
+    return false;
+  }
+  // The search for a plan may leave an error of an engine that was tried; any other error of the
+  // runtime is the device's.
+  const cudaError_t cause = device_.CauseOfLibraryError();
+  if (cause != cudaSuccess && !absl::IsUnimplemented(error)) {
+    device_.Fail(CudaStatus(device_.api(), cause, error.message()));
+    return false;
+  }
+  LOG(WARNING) << "Cadre's own, slower kernels compute a convolution: " << error.message();
+  ++counters_.fallback_convolutions;
+  return true;
+}
+
+std::unique_ptr<CudnnPlan>* LibraryMath::PlanOf(const ConvolutionKey& key) {
   const auto found = convolutions_.find(key);
-  if (found != convolutions_.end()) return found->second.get();
+  if (found != convolutions_.end()) return &found->second;
   if (!scratch_.MayPrepare()) return nullptr;
   absl::StatusOr<std::unique_ptr<CudnnPlan>> made = MakeConvolutionPlan(target_, key);
   if (!made.ok()) {
-    Fail(made.status());
-    return nullptr;
+    if (!FallsBack(made.status())) return nullptr;
+    return &convolutions_.emplace(key, nullptr).first->second;
   }
   VLOG(1) << "convolution: " << (*made)->name() << ", " << (*made)->workspace() << " bytes";
-  return convolutions_.emplace(key, *std::move(made)).first->second.get();
+  return &convolutions_.emplace(key, *std::move(made)).first->second;
 }
 
-void LibraryMath::Run(CudnnPlan& plan, Tensors tensors, std::byte* workspace) {
+absl::Status LibraryMath::Run(CudnnPlan& plan, Tensors tensors, std::byte* workspace) {
   if (const cudaStream_t stream = device_.stream(); stream != stream_) {
     const cudnnStatus_t status = cudnn_.set_stream(target_.handle, stream);
     if (status != CUDNN_STATUS_SUCCESS) {
-      return Fail(absl::InternalError(
-          absl::StrCat("cuDNN: change of stream: ", cudnn_.error_text(status))));
+      return absl::InternalError(
+          absl::StrCat("cuDNN: change of stream: ", cudnn_.error_text(status)));
     }
     stream_ = stream;
   }
-  const absl::Status status = plan.Execute(tensors, workspace);
-  if (!status.ok()) return Fail(status);
+  CADRE_RETURN_IF_ERROR(plan.Execute(tensors, workspace));
   if (device_.synchronous()) device_.Enqueued(cudaSuccess, plan.name().c_str());
+  return absl::OkStatus();
 }
 
 void* LibraryMath::OrderedWeights(const ConvolutionDims& dims, ConstValues w, std::byte* scratch) {
@@ -199,20 +229,28 @@ void LibraryMath::Convolve(ConvolutionPass pass, const ConvolutionDims& dims, Co
   if (shape.windows_miss_image || (shape.cropped && !forward)) device_.Zero(to.data(), to.bytes());
   if (shape.windows_miss_image) return;
   const size_t scratch = shape.reorders_weights ? RoundUpTo256(w.bytes()) : 0;
-  CudnnPlan* const plan = PlanOf(
+  std::unique_ptr<CudnnPlan>* const plan = PlanOf(
       {.dims = dims,
        .pass = pass,
        .type = from.type(),
        .tf32 = tf32_ && from.type() == DType::kFloat32,
        .alignment = CommonAlignment(from.data(), scratch > 0 ? nullptr : w.data(), to.data())});
   if (plan == nullptr) return;
-  std::byte* const memory = scratch_.Take(scratch + plan->workspace());
+  const auto directly = [&] {
+    forward ? LaunchDirectForward(device_, dims, from, w, to)
+            : LaunchDirectBackwardData(device_, dims, from, w, to);
+  };
+  if (*plan == nullptr) return directly();
+  std::byte* const memory = scratch_.Take(scratch + (*plan)->workspace());
   if (memory == nullptr) return;
   const std::pair<CudnnTensor, void*> tensors[] = {
       {forward ? kImage : kOutputs, WithoutConst(from.data())},
       {kWeights, OrderedWeights(dims, w, memory)},
       {forward ? kOutputs : kImage, to.data()}};
-  Run(*plan, tensors, memory + scratch);
+  const absl::Status status = Run(**plan, tensors, memory + scratch);
+  if (status.ok() || !FallsBack(status)) return;
+  plan->reset();
+  directly();
 }
 
 void LibraryMath::ConvolutionBackwardWeights(const ConvolutionDims& dims, ConstValues x,
@@ -225,20 +263,26 @@ void LibraryMath::ConvolutionBackwardWeights(const ConvolutionDims& dims, ConstV
   const bool direct = !shape.reorders_weights && x.type() == DType::kFloat32 &&
                       reinterpret_cast<uintptr_t>(dw.data()) % kFastKernelAlignment == 0;
   const size_t scratch = direct ? 0 : RoundUpTo256(dw.size() * SizeOf(x.type()));
-  CudnnPlan* const plan =
+  std::unique_ptr<CudnnPlan>* const plan =
       PlanOf({.dims = dims,
               .pass = ConvolutionPass::kBackwardWeights,
               .type = x.type(),
               .tf32 = tf32_ && x.type() == DType::kFloat32,
               .alignment = CommonAlignment(x.data(), direct ? dw.data() : nullptr, dy.data())});
   if (plan == nullptr) return;
-  std::byte* const memory = scratch_.Take(scratch + plan->workspace());
+  if (*plan == nullptr) return LaunchDirectBackwardWeights(device_, dims, x, dy, dw);
+  std::byte* const memory = scratch_.Take(scratch + (*plan)->workspace());
   if (memory == nullptr) return;
   const Values gradients = direct ? Values(dw) : Values(memory, dw.size(), x.type());
   const std::pair<CudnnTensor, void*> tensors[] = {{kImage, WithoutConst(x.data())},
                                                    {kWeights, gradients.data()},
                                                    {kOutputs, WithoutConst(dy.data())}};
-  Run(*plan, tensors, memory + scratch);
+  const absl::Status status = Run(**plan, tensors, memory + scratch);
+  if (!status.ok()) {
+    if (!FallsBack(status)) return;
+    plan->reset();
+    return LaunchDirectBackwardWeights(device_, dims, x, dy, dw);
+  }
   if (direct) return;
   const int64_t all = dw.size();
   // With one tap this only converts from bf16 to fp32, or copies.
@@ -255,13 +299,19 @@ LibraryMath::AttentionPlans& LibraryMath::AttentionPlansOf(const AttentionDims& 
   if (!fresh) return plans;
   auto forward = MakeAttentionPlan(target_, dims, /*backward=*/false);
   auto backward = MakeAttentionPlan(target_, dims, /*backward=*/true);
-  for (const absl::Status& status : {forward.status(), backward.status()}) {
-    if (!status.ok()) {
-      LOG(INFO) << "attention is not fused: " << status.message();
-      // Clears the error of the search for a plan, so that it is not attributed to later work.
-      device_.api().last_error();
-      return plans;
+  // Backward of fused attention needs the statistics of the fused forward pass, so both are needed.
+  if (!forward.ok() || !backward.ok()) {
+    for (const absl::Status& status : {forward.status(), backward.status()}) {
+      if (status.ok()) continue;
+      LOG(WARNING) << "attention is not fused, so it is slower and needs memory that is quadratic in "
+                      "the tokens: "
+                   << status.message() << " (workspaces may have " << target_.workspace_limit
+                   << " bytes)";
     }
+    ++counters_.unfused_attentions;
+    // Clears the error of the search for a plan, so that it is not attributed to later work.
+    device_.api().last_error();
+    return plans;
   }
   plans = {.forward = std::move(*forward), .backward = std::move(*backward)};
   return plans;
@@ -289,7 +339,7 @@ void LibraryMath::FusedAttentionForward(const AttentionDims& dims, ConstValues q
                                                    {kValue, WithoutConst(PartOf(dims, qkv, 2))},
                                                    {kContext, context.data()},
                                                    {kStatistics, statistics.data()}};
-  Run(*plan, tensors, memory);
+  RunOrFail(*plan, tensors, memory);
 }
 
 void LibraryMath::FusedAttentionBackward(const AttentionDims& dims, ConstValues qkv,
@@ -310,7 +360,7 @@ void LibraryMath::FusedAttentionBackward(const AttentionDims& dims, ConstValues 
       {kQueryGradient, WithoutConst(PartOf(dims, dqkv, 0))},
       {kKeyGradient, WithoutConst(PartOf(dims, dqkv, 1))},
       {kValueGradient, WithoutConst(PartOf(dims, dqkv, 2))}};
-  Run(*plan, tensors, memory);
+  RunOrFail(*plan, tensors, memory);
 }
 
 }  // namespace
