@@ -429,6 +429,7 @@ class PointwiseKernels {
                              ConstFloatSpan label_scores, ConstFloatSpan scores, Values y) = 0;
   // x: [rows, classes]; the target is 1 - smoothing + smoothing / classes at the label and
   // smoothing / classes elsewhere. dx = scale * (softmax(x) - target); an empty dx is not computed.
+  // x and dx may be the same span: each row is read before its gradient is written.
   // Requires: 0 <= label < classes.
   virtual LossSums SoftmaxCrossEntropy(int64_t rows, int64_t classes, float smoothing,
                                        ConstValues x, std::span<const int32_t> labels, float scale,

@@ -374,6 +374,7 @@ class TapeBuilder {
     TapeOp& op = NewOp(TapeOpKind::kLoss, l);
     op.x = x_.back();
     op.dx = {gradient};
+    op.in_place = true;
     if (tape_.training) MoveGradient(l, 0, gradient);
   }
 

@@ -43,7 +43,7 @@ struct TapeBuffer {
 enum class TapeOpKind {
   kMove,          // x[0] -> y, by `move`
   kForward,       // x -> y (and saved)
-  kLoss,          // x[0] -> dx[0]
+  kLoss,          // x[0] -> dx[0]; dx is kNone in evaluation
   kBackward,      // x, y, saved, dy -> dx
   kMoveGradient,  // x[0] -> y, by `move`
   kSend,          // sends x[0] (through scratch) by the only step of `move`, in the background

@@ -11,7 +11,8 @@
 // Before that, an operation that may work in place and is the last one to use an operand gets the
 // operand's buffer for its result (the in-place optimisation of Chen, Xu, Zhang and Guestrin,
 // "Training deep nets with sublinear memory cost", 2016, section 3). This extends the lifetime of
-// the operand's buffer, so operations are considered in execution order.
+// the operand's buffer, so operations are considered in execution order. The largest gain is the
+// loss of a language model: its scores, one for each token and class, become their gradient.
 //
 // Invariants (tape_test): two buffers that are alive at the same operation do not overlap, and
 // buffers of concurrent operations count as alive in both. Cost: quadratic in buffers, at most a
@@ -108,6 +109,10 @@ void ShareInPlace(Tape& tape) {
   for (int at = 0; at < std::ssize(tape.ops); ++at) {
     TapeOp& op = tape.ops[at];
     if (!op.in_place) continue;
+    if (op.kind == TapeOpKind::kLoss) {
+      TryInPlace(tape, at, op.x[0], op.dx[0]);
+      continue;
+    }
     if (op.kind == TapeOpKind::kBackward) {
       if (!TryInPlace(tape, at, op.dy, op.total_dy)) {
         TryInPlace(tape, at, op.other_dy, op.total_dy);

@@ -354,11 +354,13 @@ __device__ inline RowPart ReadRow(int32_t classes, const T* x) {
 }
 
 // Writes a loss and a count (1 if correct) per row, which AddRows adds up. Null gradients are not
-// computed. The loss of a label outside the classes is NaN.
+// computed. The loss of a label outside the classes is NaN. The gradients may overwrite the scores:
+// each thread overwrites the scores that it alone still reads, after a barrier behind which no
+// thread reads the score at the label.
 template <typename T, int N>
 __global__ void __launch_bounds__(kMaxLossThreads)
-    RowLosses(int64_t rows, int32_t classes, double smoothing, const T* __restrict__ scores,
-              const int32_t* __restrict__ labels, double scale, T* __restrict__ gradients,
+    RowLosses(int64_t rows, int32_t classes, double smoothing, const T* scores,
+              const int32_t* __restrict__ labels, double scale, T* gradients,
               double* __restrict__ losses, double* __restrict__ correct) {
   __shared__ double shared_sums[32];
   __shared__ float shared_largest[32];
@@ -368,6 +370,7 @@ __global__ void __launch_bounds__(kMaxLossThreads)
     const T* const x = scores + row * classes;
     const int32_t label = labels[row];
     const bool known = label >= 0 && label < classes;
+    const double at_label = known ? ToFloat(x[label]) : nan("");
     const RowPart part = ReadRow<T, N>(classes, x);
     const float largest = OverBlock(part.largest, Larger(), shared_largest);
     const int32_t where =
@@ -381,7 +384,6 @@ __global__ void __launch_bounds__(kMaxLossThreads)
     }
     const double total = OverBlock(exponentials, Plus(), shared_sums);
     const double sum = OverBlock(part.sum, Plus(), shared_sums);
-    const double at_label = known ? ToFloat(x[label]) : nan("");
     if (threadIdx.x == 0) {
       double expected = (1 - smoothing) * at_label;
       // Without smoothing, an infinite score of another class must not be multiplied by zero.

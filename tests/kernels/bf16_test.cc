@@ -220,6 +220,8 @@ TEST_F(Bf16Test, SoftmaxCrossEntropy) {
     EXPECT_NEAR(got.loss, want.loss, 1e-5 * rows);
     EXPECT_EQ(got.correct, want.correct);
     ExpectBf16Near(dx, want_dx);
+    bf16_->pointwise().SoftmaxCrossEntropy(rows, classes, 0.1F, x, labels, 2, x);
+    EXPECT_EQ(x, dx) << "over the scores";
   }
 }
 

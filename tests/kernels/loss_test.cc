@@ -1,6 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <utility>
@@ -69,6 +70,23 @@ TEST_P(LossTest, GradientIsOptional) {
   const auto without = kernels_->pointwise().SoftmaxCrossEntropy(7, 10, 0, x, labels, 1, {});
   EXPECT_EQ(with.loss, without.loss);
   EXPECT_EQ(with.correct, without.correct);
+}
+
+// The label is at every position of a row, so that it is within the part of every thread.
+TEST_P(LossTest, GradientMayOverwriteTheScores) {
+  for (const int64_t classes : {1, 3, 10, 64, 1003}) {
+    const int64_t rows = std::min<int64_t>(classes, 70);
+    Labels labels;
+    for (int64_t r = 0; r < rows; ++r) labels.push_back(r * (classes / rows));
+    Floats x = Uniform(rows * classes, 1), dx = Garbage(rows * classes);
+    const auto apart =
+        kernels_->pointwise().SoftmaxCrossEntropy(rows, classes, 0.1F, x, labels, 0.5F, dx);
+    const auto in_place =
+        kernels_->pointwise().SoftmaxCrossEntropy(rows, classes, 0.1F, x, labels, 0.5F, x);
+    EXPECT_EQ(in_place.loss, apart.loss);
+    EXPECT_EQ(in_place.correct, apart.correct);
+    EXPECT_EQ(x, dx);
+  }
 }
 
 TEST_P(LossTest, NoRows) {

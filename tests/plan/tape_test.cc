@@ -77,6 +77,20 @@ TEST_F(TapeTest, WorksInPlaceOnLastUse) {
   }
 }
 
+TEST_F(TapeTest, GradientOfLossOverwritesItsScores) {
+  for (const char* index : {"samples", "height", "out", "in", "channels"}) {
+    for (const DType type : {DType::kFloat32, DType::kBFloat16}) {
+      const Plan plan = PlanSplitting(index, 2);
+      const Tape training = MakeTape(graph_, plan, 1, 4, /*training=*/true, type);
+      const TapeOp& loss = Find(training, TapeOpKind::kLoss, "loss");
+      EXPECT_GE(loss.x[0], 0);
+      EXPECT_EQ(loss.dx[0], loss.x[0]) << index;
+      const Tape evaluation = MakeTape(graph_, plan, 1, 4, /*training=*/false, type);
+      EXPECT_EQ(Find(evaluation, TapeOpKind::kLoss, "loss").dx[0], TapeOp::kNone);
+    }
+  }
+}
+
 TEST_F(TapeTest, SharesMemory) {
   const Plan plan = PlanSplitting("samples", 1);
   const Tape training = MakeTape(graph_, plan, 0, 4, /*training=*/true);
@@ -155,6 +169,23 @@ TEST_F(PlacedTapeTest, SentBuffersLiveUntilSent) {
       if (op.kind != TapeOpKind::kSend) continue;
       const int end = i < loss ? loss - 1 : static_cast<int>(tape.ops.size()) - 1;
       EXPECT_GE(tape.buffers[op.x[0]].last, end);
+    }
+  }
+}
+
+// A send may read its buffer until the loss is done, which therefore must not overwrite it.
+TEST_F(PlacedTapeTest, LossOverwritesNothingThatIsSent) {
+  for (const char* far : {"conv2", "fc", "loss"}) {
+    const Plan plan = testing::PlanPlacing(graph_, far);
+    for (const int rank : {0, 1}) {
+      const Tape tape = MakeTape(graph_, plan, rank, 4, /*training=*/true);
+      const TapeOp& loss = Find(tape, TapeOpKind::kLoss, "loss");
+      const bool here = plan.mesh.IsAt(rank, plan.layers.back().at);
+      EXPECT_EQ(loss.x[0] == loss.dx[0] && tape.buffers[loss.x[0]].elements > 0, here) << far;
+      for (const TapeOp* op = tape.ops.data(); op != &loss; ++op) {
+        if (op->kind != TapeOpKind::kSend) continue;
+        EXPECT_NE(op->x[0], loss.dx[0]) << far;
+      }
     }
   }
 }
@@ -466,6 +497,23 @@ TEST_F(SampledTapeTest, OnlyRanksThatScoreClassesHaveCandidates) {
   EXPECT_EQ(MakeTape(graph_, plan, 0, 3, /*training=*/true).candidates, 0);
   EXPECT_EQ(MakeTape(graph_, plan, 1, 3, /*training=*/true).candidates, 5 + 3 * 4);
   EXPECT_EQ(MakeTape(graph_, plan, 1, 3, /*training=*/false).candidates, 0);
+}
+
+class ActivatedScoresTapeTest : public TapeTest {
+ protected:
+  ActivatedScoresTapeTest()
+      : TapeTest(R"(model {
+      input { channels: 3 height: 1 width: 1 }
+      layer { name: "fc" fully_connected { out_features: 2 } }
+      layer { name: "tanh" tanh {} }
+      layer { name: "loss" softmax_cross_entropy {} } })") {}
+};
+
+TEST_F(ActivatedScoresTapeTest, LossKeepsScoresThatBackwardReads) {
+  const Tape tape = MakeTape(graph_, PlanSplitting("samples", 1), 0, 4, /*training=*/true);
+  const TapeOp& loss = Find(tape, TapeOpKind::kLoss, "loss");
+  EXPECT_EQ(loss.x[0], Find(tape, TapeOpKind::kBackward, "tanh").y);
+  EXPECT_NE(loss.dx[0], loss.x[0]);
 }
 
 class FirstNormTapeTest : public TapeTest {
