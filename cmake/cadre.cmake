@@ -84,8 +84,14 @@ function(cadre_program name)
   cadre_thread_sanitizer(${name})
 endfunction()
 
+# cadre_gpu_programs(NAME ...): programs that check the CUDA back end on a GPU. The target gpu_programs builds them, and
+# bench/gpu_bundle.sh collects them.
+function(cadre_gpu_programs)
+  set_property(GLOBAL APPEND PROPERTY CADRE_GPU_PROGRAMS ${ARGN})
+endfunction()
+
 # cadre_test(NAME SOURCES x_test.cc ... [DEPS lib ...] [ARGS arg ...] [LABEL fast|slow] [TIMEOUT seconds]):
-# one GoogleTest program, one CTest entry per program.
+# one GoogleTest program, one CTest entry per program. A test that links the CUDA runtime runs on a GPU, too.
 function(cadre_test name)
   cmake_parse_arguments(ARG "" "LABEL;TIMEOUT" "SOURCES;DEPS;ARGS" ${ARGN})
   if(NOT ARG_TIMEOUT)
@@ -101,6 +107,9 @@ function(cadre_test name)
   target_compile_options(${name} PRIVATE $<$<CONFIG:Release>:-O1>)
   cadre_unity(${name} ${name})
   cadre_thread_sanitizer(${name})
+  if("cadre_cuda_runtime" IN_LIST ARG_DEPS)
+    cadre_gpu_programs(${name})
+  endif()
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
   add_test(NAME ${name} COMMAND ${name} ${ARG_ARGS})
   # A program is skipped if all of its tests were skipped and the list of skipped tests ends its output: a

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Configures and builds Cadre. Requires only what deploy/setup.sh installs.
 #
-#   deploy/build.sh [--dir DIR] [--type TYPE] [--tests] [--sanitize LIST] [--cuda MODE] [TARGET ...]
+#   deploy/build.sh [--dir DIR] [--type TYPE] [--tests] [--sanitize LIST] [--cuda MODE]
+#                   [--architectures LIST] [TARGET ...]
 #
 #   --dir DIR        build folder (default: build, in the root of the repository)
 #   --type TYPE      Release (default), RelWithDebInfo or Debug
@@ -9,6 +10,8 @@
 #   --sanitize LIST  either 'address,undefined' or 'thread'
 #   --cuda MODE      ON: with the CUDA back end, which requires deploy/setup.sh cuda; OFF: without
 #                    it; AUTO (default): with it if a complete toolkit is found
+#   --architectures LIST  GPU architectures to compile kernels for, separated by semicolons (default: those of a
+#                    new build folder, cmake/cuda.cmake)
 #   TARGET           target to build (default: everything configured)
 set -euo pipefail
 
@@ -18,6 +21,7 @@ type=Release
 tests=OFF
 sanitize=
 cuda=AUTO
+architectures=
 
 fail() {
   echo "build: $*" >&2
@@ -40,11 +44,12 @@ jobs() {
 
 while [ $# -gt 0 ]; do
   case $1 in
-    --dir | --type | --sanitize | --cuda) [ $# -ge 2 ] || fail "$1 requires a value (see --help)" ;;&
+    --dir | --type | --sanitize | --cuda | --architectures) [ $# -ge 2 ] || fail "$1 requires a value (see --help)" ;;&
     --dir) dir=$2; shift 2 ;;
     --type) type=$2; shift 2 ;;
     --sanitize) sanitize=$2; shift 2 ;;
     --cuda) cuda=$2; shift 2 ;;
+    --architectures) architectures=$2; shift 2 ;;
     --tests) tests=ON; shift ;;
     -h | --help) usage; exit 0 ;;
     -*) fail "unknown option '$1' (see --help)" ;;
@@ -59,6 +64,7 @@ esac
 
 configuration=(-G Ninja -DCADRE_UNITY=ON "-DCMAKE_BUILD_TYPE=$type" "-DCADRE_TESTS=$tests"
   "-DCADRE_SANITIZE=$sanitize" "-DCADRE_CUDA=$cuda")
+if [ -n "$architectures" ]; then configuration+=("-DCADRE_CUDA_ARCHITECTURES=$architectures"); fi
 if [ "$cuda" != OFF ] && toolkit=$(bash "$root/deploy/setup.sh" --cuda-root 2>/dev/null); then
   configuration+=("-DCADRE_CUDA_ROOT=$toolkit")
 fi
