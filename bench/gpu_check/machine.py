@@ -113,6 +113,7 @@ def run_probes(processes, commands, seconds):
             child = children.pop(name)
             processes.end(child)
             text = child.new_output().strip()
+            child.file.close()
             if child.process.returncode == 0:
                 outputs[name] = text
             if name == "gpu" and "no_gpu" in text:

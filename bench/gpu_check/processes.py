@@ -17,7 +17,7 @@ import tempfile
 import time
 
 # How long a process group may take to end after each signal.
-TERM_SECONDS = 2.0
+TERM_SECONDS = 1.5
 KILL_SECONDS = 1.0
 POLL_SECONDS = 0.03
 # A command that prints more than this is stopped.
@@ -149,6 +149,7 @@ class Processes:
         if not self.end(child, patience=TERM_SECONDS):
             stopped += "; survives SIGKILL" if stopped else "survives SIGKILL"
         text = child.new_output()
+        child.file.close()
         if observe and text:
             observe(child, text)
         return Outcome(child.process.returncode, seconds, child.output, stopped, timed_out)

@@ -12,6 +12,7 @@ import json
 import lzma
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -187,9 +188,9 @@ class RefusalTest(ProgramTest):
     def test_without_programs_for_compression(self):
         programs = self.folder / "bare"
         programs.mkdir()
-        for name in ("bash", "python3", "readlink", "dirname"):
-            found = subprocess.run(["which", name], capture_output=True, text=True, check=True).stdout
-            (programs / name).symlink_to(found.strip())
+        (programs / "python3").symlink_to(sys.executable)
+        for name in ("bash", "readlink", "dirname"):
+            (programs / name).symlink_to(shutil.which(name))
         self.fake.environment["PATH"] = str(programs)
         code, _, _ = self.check("--only", "starts", bundle=self.archive("b.tar.xz"))
         self.assertEqual(code, 0)
@@ -243,7 +244,7 @@ class RefusalTest(ProgramTest):
         with lzma.open(path, "w") as file, tarfile.open(fileobj=file, mode="w") as tar:
             tar.add(ROOT / "bench/gpu_check", "cadre-gpu/gpu_check", filter=lambda member: (
                 None if "__pycache__" in member.name else member))
-            tar.add(self.fake.bundle / "bundle.json", "cadre-gpu/bundle.json")
+            tar.add(self.fake.bundle, "cadre-gpu")
         script = self.folder / "copy.sh"
         script.write_text((ROOT / "bench/gpu_check.sh").read_text())
         result = subprocess.run(

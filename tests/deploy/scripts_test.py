@@ -70,8 +70,12 @@ class ScriptsTest(unittest.TestCase):
             ("unknown argument 'fast'", "tests/run.sh", "fast"),
             ("not 'memory'", "tests/run.sh", "--sanitize", "memory"),
             ("not '0'", "tests/run.sh", "--fuzz-seconds", "0"),
-            ("is not a build folder", "bench/gpu_bundle.sh", "deploy", "out.tar.zst"),
-            ("requires a build folder", "bench/gpu_bundle.sh", "build"),
+            ("is not a build folder", "bench/gpu_bundle.sh", "--build", "deploy", "out.tar.xz"),
+            ("requires the path of the bundle", "bench/gpu_bundle.sh"),
+            ("an archive ends in .tar.xz", "bench/gpu_bundle.sh", "out.tar.zst"),
+            ("deploy exists and is not a bundle", "bench/gpu_bundle.sh", "deploy"),
+            ("unknown option '--fast'", "bench/gpu_bundle.sh", "--fast", "out.tar.xz"),
+            ("--architectures requires a value", "deploy/build.sh", "--architectures"),
             ("deploy is not a bundle", "bench/gpu_check.sh", "deploy"),
             ("there is no 'gone'", "bench/gpu_check.sh", "gone"),
             ("--out: expected one argument", "bench/gpu_check.sh", "--out"),
@@ -91,12 +95,19 @@ class ScriptsTest(unittest.TestCase):
             self.assertIn("usage: gpu_check.sh", run("bash", folder / "link", "--help").stdout)
             copy = shutil.copy(source, folder / "copy")
             self.assertIn("neither beside this script", run("bash", copy, "--help").stderr)
-            (folder / "cadre-gpu").mkdir()
-            shutil.copy(ROOT / "bench/gpu_check.py", folder / "cadre-gpu")
-            self.assertEqual(run("tar", "-C", name, "-czf", f"{name}/b.tar.gz", "cadre-gpu").returncode, 0)
-            for bundle in ("cadre-gpu", "b.tar.gz"):
-                result = run("bash", copy, folder / bundle)
-                self.assertIn(f"{bundle} is not a bundle", result.stderr)
+
+    def test_gpu_bundle_refuses_other_builds(self):
+        for text, line in (
+            ("CADRE_CUDA_ARCHITECTURES=80-virtual;90a-real, but a bundle requires 90a-real",
+             "CADRE_CUDA_ARCHITECTURES:STRING=80-virtual;90a-real"),
+            ("CMAKE_BUILD_TYPE=Debug, but a bundle requires Release",
+             "CADRE_CUDA_ARCHITECTURES:STRING=90a-real\nCMAKE_BUILD_TYPE:STRING=Debug"),
+        ):  # fmt: skip
+            with tempfile.TemporaryDirectory() as build, self.subTest(text):
+                pathlib.Path(build, "CMakeCache.txt").write_text(line + "\n")
+                result = run("bash", "bench/gpu_bundle.sh", "--build", build, "out.tar.xz")
+                self.assertNotEqual(result.returncode, 0)
+                self.assertIn(text, result.stderr)
 
 
 class ConfigureTest(unittest.TestCase):
