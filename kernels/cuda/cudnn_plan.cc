@@ -4,9 +4,11 @@
 //
 // - workspace: within target.workspace_limit;
 // - determinism: engines marked NONDETERMINISTIC (they add with atomics) are excluded, because the
-//   ranks of a group, and repeated runs, must compute the same bits;
+//   ranks of a group, and repeated runs, must compute the same bits. Attention's graph requests the
+//   deterministic algorithm instead, because an engine's note covers all graphs that it takes;
 // - precision: fp32 must not be rounded on the way. DOWN_CONVERT_INPUTS converts to fp16, and
-//   TENSOR_CORE means TF32 for fp32 operands, which only Precision::kTf32 allows.
+//   TENSOR_CORE means TF32 for fp32 operands, which only Precision::kTf32 allows. Winograd's and
+//   Fourier transforms round their inputs, too.
 //
 // No engine is ever timed: an autotuner's choice may differ between runs and between ranks.
 //
@@ -82,7 +84,7 @@ class FrontendPlan : public CudnnPlan {
   }
 
   // Chooses one of the library's plans and builds it.
-  absl::Status Build(bool tf32_allowed, DType type) {
+  absl::Status Build(const std::vector<fe::NumericalNote_t>& unwanted) {
     fe::graph::Graph& graph = *graph_;
     if (target_.handle == nullptr) {
       const auto properties = std::make_shared<fe::DeviceProperties>();
@@ -96,7 +98,7 @@ class FrontendPlan : public CudnnPlan {
     CADRE_RETURN_IF_ERROR(
         Error(graph.create_execution_plans({fe::HeurMode_t::A, fe::HeurMode_t::FALLBACK})));
     graph.deselect_workspace_greater_than(target_.workspace_limit);
-    graph.deselect_numeric_notes(Unwanted(tf32_allowed, type));
+    graph.deselect_numeric_notes(unwanted);
     CADRE_RETURN_IF_ERROR(Error(graph.check_support()));
     CADRE_RETURN_IF_ERROR(Error(graph.build_plans(fe::BuildPlanPolicy_t::HEURISTICS_CHOICE)));
     CADRE_RETURN_IF_ERROR(Error(graph.get_workspace_size(workspace_)));
@@ -118,23 +120,26 @@ class FrontendPlan : public CudnnPlan {
  private:
   absl::Status Error(const fe::error_t& error) const { return ErrorOf(error, what_); }
 
-  std::vector<fe::NumericalNote_t> Unwanted(bool tf32_allowed, DType type) const {
-    std::vector<fe::NumericalNote_t> notes;
-    notes.push_back(fe::NumericalNote_t::NONDETERMINISTIC);
-    if (type != DType::kFloat32) return notes;
-    // These engines convert fp32 to fp16.
-    notes.push_back(fe::NumericalNote_t::DOWN_CONVERT_INPUTS);
-    // These engines round fp32 to TF32.
-    if (!tf32_allowed) notes.push_back(fe::NumericalNote_t::TENSOR_CORE);
-    return notes;
-  }
-
   const CudnnTarget target_;
   const std::string what_;
   std::unique_ptr<fe::graph::Graph> graph_;
   int64_t workspace_ = 0;
   std::string name_;
 };
+
+// Properties of engines that may not compute a convolution.
+std::vector<fe::NumericalNote_t> Unwanted(const ConvolutionKey& key) {
+  using Note = fe::NumericalNote_t;
+  std::vector<Note> notes = {Note::NONDETERMINISTIC};
+  if (key.type != DType::kFloat32) return notes;
+  // The first converts fp32 to fp16; the others transform the operands.
+  notes.insert(notes.end(), {Note::DOWN_CONVERT_INPUTS, Note::FFT, Note::WINOGRAD,
+                             Note::WINOGRAD_TILE_4x4, Note::WINOGRAD_TILE_6x6,
+                             Note::WINOGRAD_TILE_13x13});
+  // These engines round fp32 to TF32.
+  if (!key.tf32) notes.push_back(Note::TENSOR_CORE);
+  return notes;
+}
 
 fe::DataType_t TypeOf(DType type) {
   return type == DType::kBFloat16 ? fe::DataType_t::BFLOAT16 : fe::DataType_t::FLOAT;
@@ -150,7 +155,8 @@ std::unique_ptr<fe::graph::Graph> MakeGraph(DType type) {
 
 // Builds a plan for the graph that `describe` fills.
 absl::StatusOr<std::unique_ptr<CudnnPlan>> BuildPlan(
-    const CudnnTarget& target, const std::string& what, DType type, bool tf32,
+    const CudnnTarget& target, const std::string& what, DType type,
+    const std::vector<fe::NumericalNote_t>& unwanted,
     const std::function<void(fe::graph::Graph& graph)>& describe) {
   const CudnnCalls calls(*target.cudnn, *target.cuda, target.ordinal);
   std::unique_ptr<FrontendPlan> plan;
@@ -158,7 +164,7 @@ absl::StatusOr<std::unique_ptr<CudnnPlan>> BuildPlan(
     auto graph = MakeGraph(type);
     describe(*graph);
     plan = std::make_unique<FrontendPlan>(target, what, std::move(graph));
-    return plan->Build(tf32, type);
+    return plan->Build(unwanted);
   }));
   return plan;
 }
@@ -328,7 +334,7 @@ void AddAttentionBackward(const AttentionDims& d, fe::graph::Graph& graph) {
 
 absl::StatusOr<std::unique_ptr<CudnnPlan>> MakeConvolutionPlan(const CudnnTarget& target,
                                                                const ConvolutionKey& key) {
-  return BuildPlan(target, Describe(key), key.type, key.tf32,
+  return BuildPlan(target, Describe(key), key.type, Unwanted(key),
                    [&key](fe::graph::Graph& graph) { AddConvolution(key, graph); });
 }
 
@@ -336,7 +342,7 @@ absl::StatusOr<std::unique_ptr<CudnnPlan>> MakeAttentionPlan(const CudnnTarget& 
                                                              const AttentionDims& dims,
                                                              bool backward) {
   return BuildPlan(
-      target, Describe(dims, backward), kHalf, /*tf32=*/false, [&](fe::graph::Graph& graph) {
+      target, Describe(dims, backward), kHalf, /*unwanted=*/{}, [&](fe::graph::Graph& graph) {
         backward ? AddAttentionBackward(dims, graph) : AddAttentionForward(dims, graph);
       });
 }

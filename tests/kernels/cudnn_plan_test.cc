@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <iostream>
 #include <memory>
 #include <string>
 #include <tuple>
@@ -14,6 +15,8 @@
 #include "absl/strings/match.h"
 #include "kernels/cuda/vendor_api.h"
 #include "kernels/cuda/vendor_layout.h"
+#include "kernels/extents.h"
+#include "tests/kernels/random_dims.h"
 #include "tests/kernels/testing.h"
 #include "tests/kernels/vendor_libraries.h"
 
@@ -88,6 +91,39 @@ TEST_F(CudnnPlanTest, EveryConvolutionHasAPlanInEveryTypeAndPass) {
       }
     }
   }
+}
+
+// Makes plans for those random cases that cuDNN is asked for, in the types and at an alignment of
+// the tests that compute them. Lists those without a plan, which Cadre's own kernels compute.
+TEST_F(CudnnPlanTest, RandomConvolutionsWithoutAPlanAreLeftToTheFallback) {
+  int planned = 0, missing = 0, without_work = 0;
+  for (uint64_t seed = 0; seed < kRandomCases; ++seed) {
+    const ConvolutionDims dims = RandomConvolution(seed);
+    const LayerSizes sizes = SizesOf(dims);
+    if (sizes.x == 0 || sizes.w == 0 || sizes.y == 0 || ShapeOf(dims).windows_miss_image) {
+      ++without_work;
+      continue;
+    }
+    for (const ConvolutionPass pass : {ConvolutionPass::kForward, ConvolutionPass::kBackwardData,
+                                       ConvolutionPass::kBackwardWeights}) {
+      const bool narrow = seed % 2 == 0;
+      const auto plan = MakeConvolutionPlan(
+          target_, {.dims = dims,
+                    .pass = pass,
+                    .type = narrow ? DType::kBFloat16 : DType::kFloat32,
+                    .alignment = narrow ? (seed % 4 == 0 ? 16 : 2) : (seed % 4 == 1 ? 16 : 4)});
+      if (plan.ok()) {
+        ++planned;
+        continue;
+      }
+      ++missing;
+      EXPECT_TRUE(absl::IsUnimplemented(plan.status())) << plan.status();
+      std::cout << "no plan: seed " << seed << ": " << plan.status().message() << std::endl;
+    }
+  }
+  std::cout << planned << " plans, " << missing << " left to the fallback, " << without_work
+            << " convolutions need none" << std::endl;
+  EXPECT_GT(planned, 300);
 }
 
 TEST_F(CudnnPlanTest, WorkspacesAreWithinTheLimit) {

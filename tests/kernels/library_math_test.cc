@@ -304,6 +304,32 @@ TEST_F(LibraryMathTest, FusedAttentionMatchesTheFormula) {
   }
 }
 
+// cuDNN's notes on determinism do not select the engine of attention, so that this test decides.
+TEST_F(LibraryMathTest, FusedAttentionRepeatsBitwise) {
+  const AttentionDims dims{
+      .batch = 8, .tokens = 1024, .heads = 4, .head_features = 64, .causal = true};
+  ASSERT_TRUE(math_->HasFusedAttention(dims, DType::kBFloat16));
+  const AttentionSizes sizes = SizesOf(dims);
+  const OnDevice x(*device_, Uniform(sizes.qkv, 1), DType::kBFloat16);
+  const OnDevice d(*device_, Uniform(sizes.context, 2), DType::kBFloat16);
+  const OnDevice y(*device_, Garbage(sizes.context), DType::kBFloat16);
+  const OnDevice dx(*device_, Garbage(sizes.qkv), DType::kBFloat16);
+  const OnDevice statistics(*device_, Garbage(sizes.statistics));
+  Floats first_y, first_dx;
+  for (int i = 0; i < 5; ++i) {
+    math_->FusedAttentionForward(dims, x.values(), y.values(), statistics.span());
+    math_->FusedAttentionBackward(dims, x.values(), y.values(), d.values(), statistics.span(),
+                                  dx.values());
+    if (i == 0) {
+      first_y = y.Get();
+      first_dx = dx.Get();
+    }
+    ASSERT_EQ(y.Get(), first_y);
+    ASSERT_EQ(dx.Get(), first_dx);
+  }
+  EXPECT_EQ(math_->counters().unfused_attentions, 0);
+}
+
 TEST_F(LibraryMathTest, FusedAttentionExistsForSupportedExtentsOnly) {
   const AttentionDims dims{.batch = 2, .tokens = 64, .heads = 2, .head_features = 64};
   EXPECT_FALSE(math_->HasFusedAttention(dims, DType::kFloat32));
