@@ -20,23 +20,35 @@ inline constexpr int kColumnThreads = 256;
 // Maximum number of blocks that sum bands of rows.
 inline constexpr int64_t kMaxColumnBlocks = 1024;
 
-// A block's threads are [rows, groups of `group` columns]; blocks along x divide the columns, and
-// blocks along y divide the rows.
-inline LaunchShape ColumnShape(int64_t rows, int64_t columns, int group, int64_t max_blocks) {
+// Minimum number of rows per thread, unless the rows are fewer.
+inline constexpr int kColumnRows = 4;
+
+// A block's threads are [rows, groups of `group` columns], with at most `max_across` groups; blocks
+// along x divide the columns, and blocks along y divide the rows. Requires: `threads` and
+// `max_across` are powers of two.
+inline LaunchShape ColumnShape(int64_t rows, int64_t columns, int group, int64_t max_blocks,
+                               int threads = kColumnThreads, int max_across = 32) {
   const int64_t groups = columns / group;
   int across = 1;
-  while (across < 32 && across < groups) across *= 2;
-  const int down = kColumnThreads / across;
+  while (across < max_across && across < groups) across *= 2;
+  const int down = threads / across;
   const int64_t tiles = (groups + across - 1) / across;
-  // At least four rows per thread.
-  const int64_t bands = std::clamp<int64_t>((rows + 4 * down - 1) / (4 * down), 1,
+  const int64_t step = kColumnRows * down;
+  const int64_t bands = std::clamp<int64_t>((rows + step - 1) / step, 1,
                                             std::max<int64_t>(1, max_blocks / tiles));
   return {.grid = dim3(tiles, bands), .block = dim3(across, down)};
 }
 
-// The same for an elementwise pass, whose result does not depend on the number of blocks.
+// The same for an elementwise pass, whose result does not depend on the number of blocks. Threads
+// have fewer rows if some processors would have no block otherwise.
 inline LaunchShape ColumnShape(const CudaDevice& device, int64_t rows, int64_t columns, int group) {
-  return ColumnShape(rows, columns, group, int64_t{device.processors()} * 8);
+  const int64_t processors = device.processors();
+  LaunchShape shape = ColumnShape(rows, columns, group, processors * 8);
+  const int64_t down = shape.block.y;
+  const int64_t wanted = std::min<int64_t>((rows + down - 1) / down,
+                                           (processors + shape.grid.x - 1) / shape.grid.x);
+  shape.grid.y = std::max<int64_t>(shape.grid.y, wanted);
+  return shape;
 }
 
 // The first column and the rows that a thread of such a kernel processes.

@@ -30,10 +30,20 @@ struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Group {
   T at[N];
 };
 
+// The elements as they are stored, which occupy fewer registers than floats.
+template <typename T, int N>
+__device__ inline Group<T, N> ReadGroup(const T* from) {
+  return *reinterpret_cast<const Group<T, N>*>(from);
+}
+
+template <typename T, int N>
+__device__ inline void ToFloats(const Group<T, N>& group, float (&values)[N]) {
+  for (int k = 0; k < N; ++k) values[k] = ToFloat(group.at[k]);
+}
+
 template <typename T, int N>
 __device__ inline void LoadGroup(const T* from, float (&values)[N]) {
-  const Group<T, N> group = *reinterpret_cast<const Group<T, N>*>(from);
-  for (int k = 0; k < N; ++k) values[k] = ToFloat(group.at[k]);
+  ToFloats(ReadGroup<T, N>(from), values);
 }
 
 template <typename T, int N>

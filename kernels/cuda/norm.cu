@@ -3,7 +3,9 @@
 // Batch norm (Ioffe and Szegedy 2015). Sums per column are taken in double, in a fixed order
 // (column_sums.h). In elementwise passes a thread keeps its columns, with their statistics in
 // registers, and iterates over rows. An addition and a ReLU that follow are computed in the same
-// passes, with the roundings of separate ones.
+// passes, with the roundings of separate ones. x and y may be the same array, so the compiler moves
+// no load before an earlier store; the pass with a ReLU therefore loads several rows explicitly
+// before it stores the first, and the other passes have enough threads to hide the latency.
 //
 // Layer norm (Ba, Kiros and Hinton 2016). A warp computes the mean and the variance of a row in two
 // passes; the second reads the row from a cache. Two passes avoid the cancellation of E[x^2] -
@@ -126,12 +128,22 @@ struct Normalisation {
   }
   float m[N], i[N], a[N], b[N];
 
-  __device__ void Compute(const T* x, const T* addend, int64_t at, float (&values)[N]) const {
-    LoadGroup(x + at, values);
+  // N elements of x and of the addend.
+  struct Terms {
+    Group<T, N> x, other;
+  };
+  static __device__ Terms Read(const T* x, const T* addend, int64_t at) {
+    Terms terms = {.x = ReadGroup<T, N>(x + at)};
+    if (addend != nullptr) terms.other = ReadGroup<T, N>(addend + at);
+    return terms;
+  }
+
+  __device__ void Compute(const Terms& terms, bool adds, float (&values)[N]) const {
+    ToFloats(terms.x, values);
     for (int k = 0; k < N; ++k) values[k] = (values[k] - m[k]) * i[k] * a[k] + b[k];
-    if (addend == nullptr) return;
+    if (!adds) return;
     float others[N];
-    LoadGroup(addend + at, others);
+    ToFloats(terms.other, others);
     for (int k = 0; k < N; ++k) values[k] = Rounded<T>(values[k]) + others[k];
   }
 };
@@ -147,36 +159,79 @@ __global__ void __launch_bounds__(kColumnThreads)
   for (int64_t row = place.first_row; row < rows; row += place.row_step) {
     const int64_t at = row * columns + place.column;
     float values[N];
-    norm.Compute(x, addend, at, values);
+    norm.Compute(norm.Read(x, addend, at), addend != nullptr, values);
     StoreGroup(values, y + at);
   }
 }
 
-// The same, then ReLU. A thread makes whole words of bits: it iterates over bands of 32 rows.
+// The shape of NormaliseRelu. A thread computes kColumnRows rows, and kWordSlots threads with
+// neighbouring rows make the 32 bits of a word. Blocks are small, so that tensors of few rows
+// occupy more processors.
+constexpr int kWordThreads = 128;
+constexpr int kWordSlots = 32 / kColumnRows;
+
+LaunchShape WordShape(const CudaDevice& device, int64_t rows, int64_t columns, int group) {
+  return ColumnShape(rows, columns, group, int64_t{device.processors()} * 16, kWordThreads,
+                     kWordThreads / kWordSlots);
+}
+
+// Stores the words of the rows that a block computes together, from the bits of its threads.
+// Threads with consecutive indices store words of consecutive columns.
+template <int N>
+__device__ inline void StoreWords(int64_t first_row, int64_t rows, int64_t columns,
+                                  const int32_t (&bits)[N], int32_t* __restrict__ positive) {
+  // The padding distributes the elements that a warp reads over all banks.
+  __shared__ int32_t shared[N][kWordThreads + 32 / N];
+  const unsigned thread = threadIdx.y * blockDim.x + threadIdx.x;
+  for (int k = 0; k < N; ++k) shared[k][thread] = bits[k];
+  __syncthreads();
+  const unsigned width = N * blockDim.x;
+  for (unsigned i = thread; i < N * kWordThreads / kWordSlots; i += kWordThreads) {
+    const unsigned band = i / width, column = i % width;
+    int32_t word = 0;
+    for (unsigned slot = band * kWordSlots; slot < (band + 1) * kWordSlots; ++slot) {
+      word |= shared[column % N][slot * blockDim.x + column / N];
+    }
+    const int64_t row = first_row + 32 * int64_t{band}, at = int64_t{blockIdx.x} * width + column;
+    if (row < rows && at < columns) positive[WordOf(row, columns, at)] = word;
+  }
+  __syncthreads();
+}
+
+// Normalise, then ReLU.
 template <typename T, int N>
-__global__ void __launch_bounds__(kColumnThreads)
+__global__ void __launch_bounds__(kWordThreads)
     NormaliseRelu(int64_t rows, int64_t columns, const T* x, const float* __restrict__ mean,
                   const float* __restrict__ inverse, const float* __restrict__ scale,
                   const float* __restrict__ shift, const T* addend, int32_t* __restrict__ positive,
                   T* y) {
-  const ColumnPlace place = PlaceInColumns<N>();
-  if (place.column >= columns) return;
-  const Normalisation<T, N> norm(place.column, mean, inverse, scale, shift);
-  for (int64_t first = 32 * place.first_row; first < rows; first += 32 * place.row_step) {
-    int32_t words[N] = {};
-    for (int64_t row = first; row < rows && row < first + 32; ++row) {
-      const int64_t at = row * columns + place.column;
+  const int64_t column = ThreadIndex() * N;
+  const bool here = column < columns;
+  const Normalisation<T, N> norm(here ? column : 0, mean, inverse, scale, shift);
+  const int64_t rows_of_block = kColumnRows * int64_t{blockDim.y};
+  for (int64_t first = blockIdx.y * rows_of_block; first < rows;
+       first += gridDim.y * rows_of_block) {
+    const int64_t row = first + kColumnRows * int64_t{threadIdx.y};
+    const int64_t count = here && row < rows ? rows - row : 0;
+    typename Normalisation<T, N>::Terms terms[kColumnRows] = {};
+#pragma unroll
+    for (int r = 0; r < kColumnRows; ++r) {
+      if (r < count) terms[r] = norm.Read(x, addend, (row + r) * columns + column);
+    }
+    int32_t bits[N] = {};
+#pragma unroll
+    for (int r = 0; r < kColumnRows; ++r) {
+      if (r >= count) continue;
       float values[N];
-      norm.Compute(x, addend, at, values);
+      norm.Compute(terms[r], addend != nullptr, values);
       for (int k = 0; k < N; ++k) {
         values[k] = Rounded<T>(values[k]);
         if (values[k] < 0) values[k] = 0;
-        if (values[k] > 0) words[k] |= BitOf(row);
+        if (values[k] > 0) bits[k] |= BitOf(row + r);
       }
-      StoreGroup(values, y + at);
+      StoreGroup(values, y + (row + r) * columns + column);
     }
-    int32_t* const to = positive + WordOf(first, columns, place.column);
-    for (int k = 0; k < N; ++k) to[k] = words[k];
+    StoreWords(first, rows, columns, bits, positive);
   }
 }
 
@@ -471,8 +526,8 @@ class CudaNorm final : public NormKernels {
                    shift.data(), Data<T>(addend), Data<T>(y));
           } else {
             Launch(cuda_.device, "batch norm and ReLU", NormaliseRelu<T, kGroup>,
-                   ColumnShape(cuda_.device, (dims.rows + 31) / 32, dims.channels, kGroup),
-                   dims.rows, dims.channels, Data<T>(x), mean.data(), inverse.data(), scale.data(),
+                   WordShape(cuda_.device, dims.rows, dims.channels, kGroup), dims.rows,
+                   dims.channels, Data<T>(x), mean.data(), inverse.data(), scale.data(),
                    shift.data(), Data<T>(addend), positive.data(), Data<T>(y));
           }
         });

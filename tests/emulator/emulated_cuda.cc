@@ -244,7 +244,7 @@ cudaError_t EmulatedCuda::Properties(cudaDeviceProp* properties, int device) {
   properties->totalGlobalMem = memory_bytes_;
   properties->major = 9;
   properties->minor = 0;
-  properties->multiProcessorCount = 2;
+  properties->multiProcessorCount = processors_;
   properties->warpSize = kWarp;
   properties->maxThreadsPerBlock = kMaxThreads;
   properties->maxThreadsPerMultiProcessor = 2 * kMaxThreads;
@@ -465,6 +465,10 @@ cudaError_t EmulatedCuda::Launch(LaterError later, const void* kernel, dim3 grid
   }
   const cudaError_t error = CheckLaunch(grid, block, *state, on_host);
   if (error != cudaSuccess) return error;
+  {
+    absl::MutexLock lock(&mutex_);
+    last_launch_ = {grid, block};
+  }
   return Submit(state, [=, error = later.value] {
     if (error == cudaSuccess) RunGrid(grid, block, on_host, kernel);
     return error;

@@ -105,6 +105,8 @@ class EmulatedCuda {
   // Memory of each device, initially 2 GiB; only pages that are accessed occupy memory of the host.
   void set_memory(size_t bytes) { memory_bytes_ = bytes; }
   void set_devices(int devices) { device_count_ = devices; }
+  // Processors of each device, initially 2. Kernels choose their launch shapes accordingly.
+  void set_processors(int processors) { processors_ = processors; }
 
   // --- faults -----------------------------------------------------------------------------------
   // The next call of `function` (a member of CudaApi) after `after` others fails. Fatal errors
@@ -130,6 +132,14 @@ class EmulatedCuda {
     }
   };
   Live live() const;
+  // The shape of the last launch, which may have been captured.
+  struct LaunchedShape {
+    dim3 grid, block;
+  };
+  LaunchedShape last_launch() const {
+    absl::MutexLock lock(&mutex_);
+    return last_launch_;
+  }
 
   // --- for other parts of the emulator --------------------------------------------------
   // Enqueues work on a stream of any machine, like a kernel: it may access device memory, is
@@ -269,6 +279,7 @@ class EmulatedCuda {
   int slot_ = 0;
   std::atomic<size_t> memory_bytes_ = size_t{2} << 30;
   std::atomic<int> device_count_;
+  std::atomic<int> processors_ = 2;
   std::array<DeviceState, kMaxDevices> devices_;
   PinnedMemory pinned_;
   CallLog<cudaError_t> calls_;
@@ -281,6 +292,7 @@ class EmulatedCuda {
   std::map<const void*, std::unique_ptr<GraphState>> graphs_ ABSL_GUARDED_BY(mutex_);
   std::map<const void*, std::shared_ptr<GraphPlayer>> execs_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::shared_ptr<Capture>> captures_ ABSL_GUARDED_BY(mutex_);
+  LaunchedShape last_launch_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace cadre::emulated

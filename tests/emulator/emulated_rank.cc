@@ -10,7 +10,7 @@ namespace cadre {
 
 EmulatedRank MakeEmulatedRank(EmulatedCuda& machine, Precision precision) {
   EmulatedRank rank;
-  // The emulated libraries need no device memory.
+  // The emulated libraries reserve no device memory.
   auto device = CudaDevice::Make(machine.api(), {.reserve_bytes = 0});
   CHECK(device.ok()) << device.status();
   rank.device = *std::move(device);
@@ -23,6 +23,7 @@ EmulatedRank MakeEmulatedRank(EmulatedCuda& machine, Precision precision) {
 EmulatedRank MakeEmulatedRank(const EmulatedRankOptions& options) {
   auto machine = std::make_unique<EmulatedCuda>(options.mode);
   machine->set_memory(options.memory);
+  machine->set_processors(options.processors);
   EmulatedRank rank = MakeEmulatedRank(*machine, options.precision);
   rank.machine = std::move(machine);
   return rank;

@@ -25,7 +25,11 @@ struct EmulatedRankOptions {
   Precision precision = Precision::kFp32;
   // Memory of the device in bytes.
   size_t memory = size_t{2} << 30;
+  int processors = 2;
 };
+
+// The number of processors of an H100.
+inline constexpr int kH100Processors = 132;
 
 // Errors are bugs and end the process.
 EmulatedRank MakeEmulatedRank(const EmulatedRankOptions& options);

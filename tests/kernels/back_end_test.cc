@@ -19,6 +19,8 @@ std::vector<BackEnd> BackEnds() {
           {"CpuThreeThreads", [] { return MakeCpuBackend(3); }, {}}};
 }
 
+std::vector<BackEnd> BackEndsOfEverySize() { return BackEnds(); }
+
 namespace {
 
 // One step of a small network's operations. Returns all results, concatenated.

@@ -12,4 +12,14 @@ std::vector<BackEnd> BackEnds() {
            missing}};
 }
 
+std::vector<BackEnd> BackEndsOfEverySize() {
+  std::vector<BackEnd> back_ends = BackEnds();
+  if (MissingRig().empty() && MakeLargeRig().has_value()) {
+    back_ends.push_back({absl::StrCat(RigName(), "Large"),
+                         [] { return MakeStagedBackend(*MakeLargeRig(), 0); },
+                         {}});
+  }
+  return back_ends;
+}
+
 }  // namespace cadre

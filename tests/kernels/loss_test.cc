@@ -20,7 +20,7 @@ using Labels = std::vector<int32_t>;
 constexpr double kRowError = 1e-6;
 
 using LossTest = BackEndTest;
-INSTANTIATE_TEST_SUITE_P(BackEnds, LossTest, ::testing::ValuesIn(BackEnds()), NameOf);
+INSTANTIATE_TEST_SUITE_P(BackEnds, LossTest, ::testing::ValuesIn(BackEndsOfEverySize()), NameOf);
 
 TEST_P(LossTest, EqualScoresCostTheLogarithmOfTheClasses) {
   Floats dx = Garbage(20);

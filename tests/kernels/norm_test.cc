@@ -61,7 +61,7 @@ BatchNormOutputs RunBatchNorm(Backend& kernels, const RowsDims& dims, const Floa
 }
 
 using NormTest = BackEndTest;
-INSTANTIATE_TEST_SUITE_P(BackEnds, NormTest, ::testing::ValuesIn(BackEnds()), NameOf);
+INSTANTIATE_TEST_SUITE_P(BackEnds, NormTest, ::testing::ValuesIn(BackEndsOfEverySize()), NameOf);
 
 TEST_P(NormTest, BatchNormKnownAnswer) {
   const RowsDims dims{.rows = 3, .channels = 2};

@@ -15,7 +15,7 @@ using ::testing::Each;
 using ::testing::ElementsAre;
 
 using PoolingTest = BackEndTest;
-INSTANTIATE_TEST_SUITE_P(BackEnds, PoolingTest, ::testing::ValuesIn(BackEnds()), NameOf);
+INSTANTIATE_TEST_SUITE_P(BackEnds, PoolingTest, ::testing::ValuesIn(BackEndsOfEverySize()), NameOf);
 
 TEST_P(PoolingTest, MaxKnownAnswer) {
   const PoolingOutputs out =

@@ -1,5 +1,6 @@
 // A rig with this machine's GPU and libraries. If there is a GPU, missing libraries are a failure.
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -29,5 +30,7 @@ Rig MakeRig() {
   auto kernels = MakeCudaBackend(**device, *std::move(math));
   return {std::shared_ptr<CudaDevice>(*std::move(device)), std::move(kernels)};
 }
+
+std::optional<Rig> MakeLargeRig() { return std::nullopt; }
 
 }  // namespace cadre

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "kernels/backend.h"
@@ -27,6 +28,8 @@ std::string RigName();
 std::string MissingRig();
 // Requires: MissingRig() is empty.
 Rig MakeRig();
+// A rig whose emulated device has as many processors as an H100; none if the device is real.
+std::optional<Rig> MakeLargeRig();
 
 // The rig's back end for tests whose data is on the host and fp32. Every call copies its spans to
 // the device, to `shift` elements after an aligned address, and copies outputs back. On the device,

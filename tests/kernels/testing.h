@@ -73,6 +73,9 @@ struct BackEnd {
 // CPU with one thread, the CPU with three), or those of a GPU or an emulated one
 // (cuda_back_ends.cc).
 std::vector<BackEnd> BackEnds();
+// The same, and an emulated GPU with as many processors as an H100, if GPUs are emulated: for the
+// operations whose launch shapes depend on that number.
+std::vector<BackEnd> BackEndsOfEverySize();
 void PrintTo(const BackEnd& back_end, std::ostream* out);
 std::string NameOf(const ::testing::TestParamInfo<BackEnd>& info);
 
