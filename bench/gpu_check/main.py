@@ -193,7 +193,9 @@ def main():
     processes = Processes(work)
     end_at(begin, options, processes, results)
     for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(each, on_signal)
+        # nohup ignores SIGHUP.
+        if each != signal.SIGHUP or signal.getsignal(each) != signal.SIG_IGN:
+            signal.signal(each, on_signal)
     try:
         return check_bundle(begin, options, processes, results)
     except Interrupted as signaled:
