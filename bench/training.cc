@@ -37,6 +37,8 @@ absl::StatusOr<v1::RunSpec> BenchSpec(const BenchModel& model) {
   spec.set_micro_batches(static_cast<uint32_t>(model.micro_batches));
   spec.mutable_optimizer()->Clear();
   spec.mutable_optimizer()->mutable_sgd()->set_momentum(0.9F);
+  // Large batches leave fewer steps than the model's schedule warms up for; the rate is kRate.
+  spec.mutable_schedule()->clear_warmup_steps();
   v1::Cluster& cluster = *spec.mutable_cluster();
   cluster.set_ranks_per_group(static_cast<uint32_t>(model.ranks));
   cluster.set_model_ranks(static_cast<uint32_t>(model.model_ranks));

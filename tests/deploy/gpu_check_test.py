@@ -178,10 +178,17 @@ class GpuCheckTest(unittest.TestCase):
         code, found = self.check("smoke", "tests:device")
         self.assertEqual(code, 0)
         self.assertEqual(found["smoke", "lenet"][0], "pass")
-        self.fake.add_bench("lenet", "exit 3")
+        self.fake.about["tests"] = []
+        for name, pattern in sections.SMOKE:
+            cases = {each.replace("*", "0"): "skip" for each in pattern.split(":")}
+            self.fake.add_cases(name, cases)
         self.folder.joinpath("work").rename(self.folder / "before")
         code, found = self.check("smoke", "tests:device")
-        self.assertEqual((code, found["tests", "device"]), (1, ("skip", "the smoke test failed")))
+        self.assertEqual((code, found["tests", "device"]), (4, ("skip", "the smoke test did not pass")))
+        self.fake.add_bench("lenet", "exit 3")
+        self.folder.joinpath("work").rename(self.folder / "before2")
+        code, found = self.check("smoke", "tests:device")
+        self.assertEqual((code, found["tests", "device"]), (1, ("skip", "the smoke test did not pass")))
 
     def test_cases_of_the_smoke_test_exist(self):
         text = "".join(path.read_text() for path in (ROOT / "tests").rglob("*_test.cc"))
@@ -215,7 +222,7 @@ class GpuCheckTest(unittest.TestCase):
         source = (ROOT / "deploy/demo-gpu.textproto").read_text()
         (self.fake.bundle / "source/deploy/demo-gpu.textproto").write_text(source)
         # Prints the run file's stop as its summary.
-        self.fake.add_program("cadre", """grep -q '^stop { steps: 60 }$' "$2" || exit 5
+        self.fake.add_program("cadre", """grep -q '^stop { steps: 60 }$' "$2" && grep -q '^  warmup_steps: 10$' "$2" || exit 5
 echo '{"test_accuracy": 0.5, "samples_per_second": 7}'""")  # fmt: skip
         _, found = self.check("demo")
         self.assertEqual(found["demo", "2 groups x 2 ranks"], ("pass", "test accuracy 0.5, 7 samples/s"))
