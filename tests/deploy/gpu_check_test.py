@@ -94,11 +94,15 @@ class GpuCheckTest(unittest.TestCase):
 
     def test_case_that_hangs_ends_at_its_limit(self):
         self.fake.add_test("a_test", First="pass", Hangs="hang", Last="pass")
-        with unittest.mock.patch.object(check, "CASE_LIMIT", 1):
+        with (
+            unittest.mock.patch.object(check, "CASE_LIMIT", 1),
+            unittest.mock.patch.object(check, "ALONE_LIMIT", 1),
+        ):
             code, found = self.check("tests")
         self.assertEqual(code, 1)
         self.assertEqual(found["tests", "a_test/A.Hangs"], ("fail", "during this case: no case ended in 1 s"))
         self.assertEqual(found["tests", "a_test/A.Last"][0], "pass")
+        self.assertEqual(found["alone", "tests/a_test/A.Hangs"], ("fail", "exceeded its limit of 1 s"))
 
     def test_nothing_runs_after_the_driver_hangs(self):
         os.environ["FAKE_SMI_HANGS"] = str(self.folder / "hangs")
