@@ -29,7 +29,6 @@
 // Embeddings. The features of the table are divided among threads, so that every sum is taken in
 // the order of the tokens.
 #include <algorithm>
-#include <dnnl.hpp>
 
 #include "kernels/cpu/attention.h"
 #include "kernels/cpu/column_sums.h"
@@ -104,15 +103,10 @@ bool MovesLessDirectly(const FullyConnectedDims& dims) {
 }
 
 // The number of units into which threads may divide `length` rows or columns of a product with sums
-// of k terms. By tests of its version 2.6, the library adds the terms in the same order for 16 rows
-// or columns and for all of them, on AVX-512 and for at most 768 terms; beyond, and on other
-// processors, it chooses the order by the extents of what it computes.
+// of k terms.
 int64_t BatchedProductUnits(int64_t length, int64_t k) {
   constexpr int64_t kMinLength = 16;
-  constexpr int64_t kMaxTerms = 768;
-  static const bool same_order =
-      (dnnl_get_effective_cpu_isa() & dnnl_cpu_isa_avx512_core) == dnnl_cpu_isa_avx512_core;
-  return same_order && k <= kMaxTerms ? std::max<int64_t>(1, length / kMinLength) : 1;
+  return PartsHaveBitsOfWhole(k) ? std::max<int64_t>(1, length / kMinLength) : 1;
 }
 
 // The row of the table for token i.

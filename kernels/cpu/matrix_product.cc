@@ -30,6 +30,13 @@ void MatrixProduct(int64_t m, int64_t n, int64_t k, float alpha, const MatrixVie
   Multiply(m, n, k, alpha, a, b, 0, c, c_stride);
 }
 
+bool PartsHaveBitsOfWhole(int64_t k) {
+  constexpr int64_t kMaxTerms = 768;
+  static const bool same_order =
+      (dnnl_get_effective_cpu_isa() & dnnl_cpu_isa_avx512_core) == dnnl_cpu_isa_avx512_core;
+  return same_order && k <= kMaxTerms;
+}
+
 void AddMatrixProduct(int64_t m, int64_t n, int64_t k, float alpha, const MatrixView& a,
                       const MatrixView& b, float* c, int64_t c_stride) {
   if (m == 0 || n == 0 || k == 0) return;

@@ -28,6 +28,12 @@ void MatrixProduct(int64_t m, int64_t n, int64_t k, float alpha, const MatrixVie
 void AddMatrixProduct(int64_t m, int64_t n, int64_t k, float alpha, const MatrixView& a,
                       const MatrixView& b, float* c, int64_t c_stride);
 
+// Whether these functions add the k terms of a sum in the same order for 16 rows or columns of a
+// product as for all of them, so that parts of a product have the bits of the whole. By tests of
+// version 2.6 of the library: on AVX-512, and for at most 768 terms; beyond, and on other
+// processors, it chooses the order by the extents of what it computes.
+bool PartsHaveBitsOfWhole(int64_t k);
+
 // The product of dense row-major bf16 matrices, c[m, n] = a[m, k] b[k, n] + bias[n], with fp32
 // sums.
 struct Bf16ProductDims {

@@ -519,9 +519,11 @@ class CpuWindow {
       return AddMatrixProduct(positions, in, out, 1, {dy.data(), out}, {w.data(), in}, dx.data(),
                               in);
     }
-    // Blocks of rows that stay in the cache until they are added.
+    // Blocks of rows that stay in the cache until they are added, if blocks have the same bits.
     constexpr int64_t kBlock = 1 << 16;
-    const int64_t rows = std::max<int64_t>(1, kBlock / std::max<int64_t>(1, in));
+    const int64_t rows = PartsHaveBitsOfWhole(out)
+                             ? std::max<int64_t>(1, kBlock / std::max<int64_t>(1, in))
+                             : positions;
     float* const product = cpu_.workspace.Floats(CpuContext::kOwnSlot, rows * in);
     for (int64_t begin = 0; begin < positions; begin += rows) {
       const int64_t count = std::min(rows, positions - begin);
