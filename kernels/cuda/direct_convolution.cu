@@ -1,5 +1,5 @@
 // A thread computes an element of an output or of an input's gradient, with a loop over the window
-// and the channels. A block computes a weight's gradient: each thread sums every kThreads-th
+// and the channels. A block computes a weight's gradient: each thread sums every kSummands-th
 // position, and a tree in shared memory adds the threads' sums.
 #include "kernels/cuda/direct_convolution.h"
 
@@ -13,6 +13,8 @@ namespace cadre {
 namespace {
 
 constexpr int kThreads = 256;
+// Threads that sum one weight's gradient.
+constexpr int kSummands = 64;
 
 // The output row (or column) that reads input row `in` with row `tap` of the window; -1 for none.
 __device__ inline int64_t OutputAt(int64_t in, int64_t tap, int64_t pad, int64_t stride,
@@ -102,9 +104,9 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <typename T>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kSummands)
     DirectBackwardWeights(ConvolutionDims d, int64_t weights, const T* x, const T* dy, float* dw) {
-  __shared__ float sums[kThreads];
+  __shared__ float sums[kSummands];
   const WindowDims& v = d.window;
   const int64_t channels = d.in_channels / d.groups, outputs = d.out_channels / d.groups;
   const int64_t positions = d.batch * v.out_height * v.out_width;
@@ -114,7 +116,7 @@ __global__ void __launch_bounds__(kThreads)
         Divide(Divide(Divide(i, v.kernel_width, &q), v.kernel_height, &p), channels, &c);
     const int64_t in = out / outputs * channels + c;
     float sum = 0;
-    for (int64_t position = threadIdx.x; position < positions; position += kThreads) {
+    for (int64_t position = threadIdx.x; position < positions; position += kSummands) {
       const Place at = PlaceOf(position, v.out_height, v.out_width, 1);
       const int64_t row = InputAt(at.row, p, v.pad_top, v.stride_height, v.dilation, v.in_height);
       const int64_t column =
@@ -126,7 +128,7 @@ __global__ void __launch_bounds__(kThreads)
     }
     sums[threadIdx.x] = sum;
     __syncthreads();
-    for (int half = kThreads / 2; half > 0; half /= 2) {
+    for (int half = kSummands / 2; half > 0; half /= 2) {
       if (static_cast<int>(threadIdx.x) < half) sums[threadIdx.x] += sums[threadIdx.x + half];
       __syncthreads();
     }
@@ -165,7 +167,7 @@ void LaunchDirectBackwardWeights(CudaDevice& device, const ConvolutionDims& dims
   ByType(x.type(), [&](auto zero) {
     using T = decltype(zero);
     const int64_t weights = dw.size(), max_blocks = int64_t{device.processors()} * 16;
-    const LaunchShape shape{.grid = dim3(std::min(weights, max_blocks)), .block = dim3(kThreads)};
+    const LaunchShape shape{.grid = dim3(std::min(weights, max_blocks)), .block = dim3(kSummands)};
     Launch(device, "direct convolution, backward weights", &DirectBackwardWeights<T>, shape, dims,
            weights, Data<T>(x), Data<T>(dy), dw.data());
   });

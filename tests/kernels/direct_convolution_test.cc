@@ -72,7 +72,8 @@ TEST_F(DirectConvolutionTest, RandomExtents) {
     if (HasFailure()) return;
     ++computed;
   }
-  EXPECT_GT(computed, 100);
+  // About half of the cases have no image, no weights or no outputs.
+  EXPECT_GT(computed, 90);
 }
 
 // More positions than a block has threads, so that a weight's gradient is a sum of several sums.
