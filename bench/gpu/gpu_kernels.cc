@@ -338,7 +338,7 @@ absl::Status Embedding(KernelBench& bench) {
 
 struct ReorderedWeights {
   std::span<float> ours;
-  Values librarys;
+  Values channels_last;
 };
 
 // Conversion of the weights of a 3 x 3 convolution to the library's order, and of their gradients
@@ -347,16 +347,16 @@ absl::Status WeightOrder(KernelBench& bench) {
   const WeightOrderDims dims{.out = Shrunk(512), .channels = Shrunk(512), .taps = 9};
   const int64_t n = dims.out * dims.channels * dims.taps;
   const auto copies = Copies<ReorderedWeights>(bench, [&] {
-    return ReorderedWeights{.ours = bench.Floats(n), .librarys = bench.Tensor(n)};
+    return ReorderedWeights{.ours = bench.Floats(n), .channels_last = bench.Tensor(n)};
   });
-  const double bytes = BytesOf(copies[0].ours) + Bytes({copies[0].librarys});
+  const double bytes = BytesOf(copies[0].ours) + Bytes({copies[0].channels_last});
   CADRE_RETURN_IF_ERROR(bench.TimeBytes(
       "reorder weights", bytes, InTurn<ReorderedWeights>(copies, [&](const ReorderedWeights& t) {
-        LaunchChannelsToLast(bench.device(), dims, t.ours, t.librarys);
+        LaunchChannelsToLast(bench.device(), dims, t.ours, t.channels_last);
       })));
   return bench.TimeBytes(
       "reorder gradients", bytes, InTurn<ReorderedWeights>(copies, [&](const ReorderedWeights& t) {
-        LaunchChannelsToFront(bench.device(), dims, t.librarys, t.ours);
+        LaunchChannelsToFront(bench.device(), dims, t.channels_last, t.ours);
       }));
 }
 
@@ -489,10 +489,10 @@ absl::Status RunAll(KernelBench& bench) {
   using Section = absl::Status (*)(KernelBench&);
   const std::vector<Section> own = {Elementwise, Norms,       FusedNorms,     Lstm,
                                     Embedding,   WeightOrder, SoftmaxAndBias, Pooling};
-  const std::vector<Section> librarys = {Convolutions, Attention};
+  const std::vector<Section> of_libraries = {Convolutions, Attention};
   CADRE_RETURN_IF_ERROR(Updates(bench));
   CADRE_RETURN_IF_ERROR(Codecs(bench));
-  for (const std::vector<Section>& sections : {own, librarys}) {
+  for (const std::vector<Section>& sections : {own, of_libraries}) {
     for (const Precision precision : {Precision::kBf16, Precision::kTf32}) {
       CADRE_RETURN_IF_ERROR(bench.SetPrecision(precision));
       for (const Section section : sections) CADRE_RETURN_IF_ERROR(section(bench));
