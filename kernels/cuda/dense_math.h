@@ -77,8 +77,10 @@ class DenseMath {
   virtual void ConvolutionBackwardWeights(const ConvolutionDims& dims, ConstValues x,
                                           ConstValues dy, FloatSpan dw) = 0;
 
-  // Fused attention, which never stores probabilities. qkv is [batch, tokens, heads, 3,
-  // head_features] of bf16; forward stores statistics [batch, heads, tokens], which backward needs.
+  // Fused attention, which saves no probabilities for backward. The library's workspace may be
+  // quadratic in the tokens: on Hopper cuDNN's deterministic backward needs one for the gradients
+  // of scores. If it exceeds the library's limit, attention is not fused. qkv is
+  // [batch, tokens, heads, 3, head_features] of bf16; forward stores statistics [batch, heads, tokens], which backward needs.
   // Requires: no padding token.
   virtual bool HasFusedAttention(const AttentionDims& dims, DType type) = 0;
   virtual void FusedAttentionForward(const AttentionDims& dims, ConstValues qkv, Values context,

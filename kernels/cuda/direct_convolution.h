@@ -1,8 +1,8 @@
 // Convolutions by plain loops, for those that the vendor's library has no plan for: any extents,
 // groups, dilation, strides and padding. They are slow.
 //
-// Each result is a sum of products in fp32, whose order depends on the extents only, rounded once to
-// the type of the result. Layouts are those of dense_math.h. Work is enqueued on the device's
+// Each result is a sum of products in fp32, whose order depends on the extents only, rounded once
+// to the type of the result. Layouts are those of dense_math.h. Work is enqueued on the device's
 // current stream. See device.h for errors.
 #pragma once
 
