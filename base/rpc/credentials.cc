@@ -26,6 +26,7 @@
 #include "absl/time/clock.h"
 #include "base/certificate.h"
 #include "base/file.h"
+#include "base/rpc/http_proxy.h"
 #include "base/status.h"
 
 namespace cadre {
@@ -154,6 +155,7 @@ absl::StatusOr<Credentials> Credentials::FromFlags(const std::string& tls, bool 
         "; use --tls=DIR, a folder with ca.crt, tls.crt and tls.key (see 'cadre help certs'), or "
         "--insecure where every process that reaches the port is trusted"));
   }
+  CADRE_RETURN_IF_ERROR(CheckHttpProxy());
   if (insecure) return Insecure();
   CADRE_ASSIGN_OR_RETURN(Credentials loaded, FromFolder(tls));
   if (role && loaded.identity().role != *role) {

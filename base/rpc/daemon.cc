@@ -5,12 +5,10 @@
 // in flight end within the grace period and cancels the others.
 #include "base/rpc/daemon.h"
 
-#include <arpa/inet.h>
 #include <grpcpp/generic/async_generic_service.h>
 #include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/resource_quota.h>
 #include <grpcpp/server_builder.h>
-#include <netinet/in.h>
 #include <pthread.h>
 #include <signal.h>
 #include <sys/socket.h>
@@ -21,13 +19,13 @@
 #include <utility>
 
 #include "absl/strings/match.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/file.h"
 #include "base/rpc/access.h"
 #include "base/rpc/grpc_channel.h"
 #include "base/rpc/grpc_log.h"
+#include "base/rpc/host_port.h"
 #include "base/status.h"
 
 namespace cadre {
@@ -38,32 +36,6 @@ namespace {
 constexpr int kMaxReceiveBytes = kMaxMessageBytes + (1 << 20);
 // A member uses a few streams of a connection, a caller one or two.
 constexpr int kMaxStreamsOfConnection = 128;
-
-struct HostPort {
-  std::string host;
-  int port = 0;
-};
-
-absl::StatusOr<HostPort> Split(const std::string& listen) {
-  const size_t colon = listen.rfind(':');
-  HostPort result;
-  if (colon == std::string::npos || colon == 0 ||
-      !absl::SimpleAtoi(listen.substr(colon + 1), &result.port) || result.port < 0 ||
-      result.port > 65535) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("listen address '", listen, "' is not host:port"));
-  }
-  result.host = listen.substr(0, colon);
-  return result;
-}
-
-// All of 127.0.0.0/8 is local.
-bool IsLoopback(const std::string& host) {
-  in_addr address;
-  return host == "localhost" || host == "[::1]" ||
-         (inet_pton(AF_INET, host.c_str(), &address) == 1 &&
-          ntohl(address.s_addr) >> 24 == IN_LOOPBACKNET);
-}
 
 // gRPC varies the age by a tenth, so that connections do not end simultaneously.
 void LimitConnectionAge(absl::Duration age, grpc::ServerBuilder& builder) {
@@ -85,7 +57,7 @@ sigset_t TerminationSignals() {
 }  // namespace
 
 absl::Status CheckListenAddress(const std::string& listen, bool insecure) {
-  CADRE_ASSIGN_OR_RETURN(const HostPort address, Split(listen));
+  CADRE_ASSIGN_OR_RETURN(const HostPort address, SplitHostPort(listen, "listen address"));
   if (insecure || IsLoopback(address.host)) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat("refusing to listen on ", listen,
@@ -130,7 +102,7 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const DaemonOptions& optio
                                                       std::vector<grpc::Service*> services) {
   CADRE_RETURN_IF_ERROR(
       CheckListenAddress(options.listen, options.insecure || options.credentials.secure()));
-  CADRE_ASSIGN_OR_RETURN(const HostPort listen, Split(options.listen));
+  CADRE_ASSIGN_OR_RETURN(const HostPort listen, SplitHostPort(options.listen, "listen address"));
   // Without TLS it is not used, but methods whose callers are not stated are an error all the same.
   const std::string trust_domain =
       options.credentials.secure() ? options.credentials.identity().trust_domain : "";

@@ -3,6 +3,8 @@
 #include <grpcpp/create_channel.h>
 #include <grpcpp/support/channel_arguments.h>
 
+#include "base/rpc/http_proxy.h"
+
 namespace cadre {
 namespace {
 
@@ -35,6 +37,9 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, Plane pla
   // Channels with equal arguments share connections; the plane keeps the two apart.
   args.SetInt("cadre.plane", plane == Plane::kBulk ? 1 : 0);
   args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  const std::string proxy = HttpProxyOf(address);
+  args.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, proxy.empty() ? 0 : 1);
+  if (!proxy.empty()) args.SetString(GRPC_ARG_HTTP_PROXY, proxy);
   return grpc::CreateCustomChannel(address, credentials.channel(expected), args);
 }
 

@@ -23,7 +23,7 @@ inline constexpr int kChunkElements = 256 << 10;
 enum class Plane { kControl, kBulk };
 
 // A channel to host:port. Connects on first use and reconnects after failures. With TLS, it
-// connects to the expected server only.
+// connects to the expected server only. Proxies: base/rpc/http_proxy.h.
 std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, Plane plane,
                                            const Credentials& credentials = Credentials::Insecure(),
                                            const ServerIdentity& expected = {});

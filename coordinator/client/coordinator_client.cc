@@ -13,6 +13,7 @@
 #include "base/protocol.h"
 #include "base/rpc/grpc_channel.h"
 #include "base/rpc/grpc_status.h"
+#include "base/rpc/no_answer.h"
 #include "base/status.h"
 
 namespace cadre {
@@ -20,6 +21,8 @@ namespace {
 
 // Of a call for which the coordinator is too busy.
 constexpr int kMaxAttempts = 8;
+// Limit of the call that returns why the channel is not connected.
+constexpr absl::Duration kReasonTimeout = absl::Seconds(1);
 
 }  // namespace
 
@@ -34,7 +37,13 @@ CoordinatorClient::CoordinatorClient(Options options)
 absl::Status CoordinatorClient::Dial(absl::Time deadline) const {
   const absl::Time until = std::min(deadline, absl::Now() + options_.dial_timeout);
   if (channel_->WaitForConnected(absl::ToChronoTime(until))) return absl::OkStatus();
-  return absl::UnavailableError(absl::StrCat("no coordinator answered at ", options_.coordinator));
+  // A call that does not wait for the connection fails with the reason.
+  grpc::ClientContext context;
+  context.set_deadline(absl::ToChronoTime(absl::Now() + kReasonTimeout));
+  v1::StatusReply reply;
+  const grpc::Status failed = status_->Get(&context, {}, &reply);
+  return NoAnswer("coordinator", options_.coordinator, options_.credentials.secure(),
+                  failed.error_message());
 }
 
 template <typename Stub, typename Request, typename Reply>

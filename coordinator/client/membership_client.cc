@@ -29,6 +29,7 @@
 #include "base/backoff.h"
 #include "base/protocol.h"
 #include "base/rpc/grpc_channel.h"
+#include "base/rpc/no_answer.h"
 #include "base/rpc/grpc_status.h"
 #include "proto/enum_text.h"
 
@@ -80,10 +81,9 @@ absl::StatusOr<std::unique_ptr<MembershipClient>> MembershipClient::Start(Option
     if (!client->refused_.ok()) {
       status = client->refused_;
     } else if (!client->ever_welcomed_) {
-      status = absl::UnavailableError(
-          absl::StrCat("no coordinator answered at ", client->options_.coordinator, " within ",
-                       absl::FormatDuration(client->options_.dial_timeout), ": ",
-                       client->last_error_.message()));
+      const Options& asked = client->options_;
+      status = NoAnswer("coordinator", asked.coordinator, asked.credentials.secure(),
+                        client->last_error_.message());
     }
   }
   if (!status.ok()) {
