@@ -7,6 +7,8 @@ install(TARGETS cadre RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT cadr
 install(TARGETS cadre-coordinator cadre-aggregator
   RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT daemons)
 install(TARGETS cadre-worker RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT worker)
+# No Debian package; deploy/wheel.sh takes it.
+install(TARGETS cadre_group LIBRARY DESTINATION lib COMPONENT python)
 install(FILES deploy/demo.textproto deploy/low-traffic.textproto
   DESTINATION ${CMAKE_INSTALL_DATADIR}/cadre COMPONENT cadre)
 install(DIRECTORY model/zoo/ DESTINATION ${CMAKE_INSTALL_DATADIR}/cadre/zoo COMPONENT cadre

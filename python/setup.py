@@ -1,4 +1,8 @@
-"""Bundles libcadre_group: a library that is built already, or the result of deploy/build.sh."""
+"""Bundles libcadre_group: a library that is built already, or the result of deploy/build.sh.
+
+CADRE_PREFIX names an installation (cmake --install) instead; its programs become commands of the package, and its
+folder `share` a part of it. deploy/wheel.sh uses it.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +15,20 @@ from setuptools import Distribution, setup
 from setuptools.command.build_py import build_py
 
 _ROOT = Path(__file__).resolve().parent.parent
+_PREFIX = Path(os.environ["CADRE_PREFIX"]) if "CADRE_PREFIX" in os.environ else None
+# The functions of cadre._programs that execute the programs.
+_PROGRAMS = {
+    "cadre": "cadre",
+    "cadre-coordinator": "coordinator",
+    "cadre-aggregator": "aggregator",
+    "cadre-worker": "worker",
+}
 
 
 def _library() -> Path:
-    """CADRE_GROUP_LIBRARY, or the library of this checkout."""
+    """The library of CADRE_PREFIX, CADRE_GROUP_LIBRARY, or the library of this checkout."""
+    if _PREFIX:
+        return _PREFIX / "lib" / "libcadre_group.so"
     if configured := os.environ.get("CADRE_GROUP_LIBRARY"):
         # pip builds in another folder than it was called in.
         library = Path(configured)
@@ -32,14 +46,27 @@ def _library() -> Path:
     return folder / "lib" / "libcadre_group.so"
 
 
+def _shared_files() -> list[tuple[str, list[str]]]:
+    """The files below `share` of CADRE_PREFIX, relative to this folder, by the folder below sys.prefix for them."""
+    if not _PREFIX:
+        return []
+    folders = sorted({file.parent for file in (_PREFIX / "share").rglob("*") if file.is_file()})
+    return [
+        (str(folder.relative_to(_PREFIX)), sorted(os.path.relpath(file) for file in folder.iterdir() if file.is_file()))
+        for folder in folders
+    ]
+
+
 class BuildWithLibrary(build_py):
-    """Copies the library into the package."""
+    """Copies the library, and the programs of CADRE_PREFIX, into the package."""
 
     def run(self) -> None:
         super().run()
-        target = Path(self.build_lib) / "cadre" / "libcadre_group.so"
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(_library(), target)
+        package = Path(self.build_lib) / "cadre"
+        package.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(_library(), package / "libcadre_group.so")
+        if _PREFIX:
+            shutil.copytree(_PREFIX / "bin", package / "bin")
 
 
 class BinaryDistribution(Distribution):
@@ -50,8 +77,14 @@ class BinaryDistribution(Distribution):
 
 
 setup(
+    data_files=_shared_files(),
+    entry_points={
+        "console_scripts": [
+            f"{program} = cadre._programs:{function}" for program, function in _PROGRAMS.items() if _PREFIX
+        ]
+    },
     cmdclass={"build_py": BuildWithLibrary},
     distclass=BinaryDistribution,
     # The library is loaded with ctypes, so no interface of Python is used.
-    options={"bdist_wheel": {"py_limited_api": "cp311"}},
+    options={"bdist_wheel": {"py_limited_api": "cp39"}},
 )

@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Union
 
 from cadre import _library
 from cadre.errors import CadreError
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _ENDED = ("RUN_STATE_DONE", "RUN_STATE_FAILED", "RUN_STATE_STOPPED")
 
 # A run as a mapping (the fields of RunSpec in proto/cadre/v1/run.proto), or the path of a run file.
-RunSpec = Mapping[str, Any] | os.PathLike
+RunSpec = Union[Mapping[str, Any], os.PathLike]
 
 
 class Client:

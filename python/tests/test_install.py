@@ -42,7 +42,7 @@ def test_install(checkout: Path, tmp_path: Path) -> None:
     wheel = pip("wheel", checkout, "--wheel-dir", tmp_path)
     assert wheel.returncode == 0, wheel.stdout + wheel.stderr
     # The library does not depend on the version of Python.
-    (file,) = tmp_path.glob("cadre-*-cp311-abi3-linux_*.whl")
+    (file,) = tmp_path.glob("cadre-*-cp39-abi3-linux_*.whl")
 
     venv = tmp_path / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)

@@ -17,6 +17,7 @@ SCRIPTS = (
     "deploy/cuda_toolkit.sh",
     "deploy/build.sh",
     "deploy/package.sh",
+    "deploy/wheel.sh",
     "deploy/manuals.sh",
     "deploy/sbom.sh",
     "deploy/demo.sh",
