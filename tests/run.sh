@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs missing packages, builds everything and runs every test: the fast tests in parallel, then
-# the slow tests one by one. The last line counts the tests that passed, failed and were skipped; the
+# Installs missing packages, builds everything and runs every test: the fast tests, then the slow
+# tests, two at a time. The last line counts the tests that passed, failed and were skipped; the
 # skipped tests are listed before it, with reasons.
 #
 #   tests/run.sh [--filter REGEX] [--sanitize LIST] [--fuzz-seconds N] [--cuda | --no-cuda]
@@ -96,7 +96,7 @@ run_tests() {
 step "3 of 4: the fast tests"
 run_tests fast --label-regex '^fast$' --parallel 2
 step "4 of 4: the slow tests, with real processes and real training"
-run_tests slow --label-exclude '^fast$'
+run_tests slow --label-exclude '^fast$' --parallel 2
 
 step "done"
 sed -n 's/^-- CUDA back end: not built, /skipped: CUDA back end: /p' <<<"$cmake_output"
