@@ -8,6 +8,8 @@
 // workspace. cuDNN writes the gradients of weights to the place of the weights, in the activations'
 // type and in its own order, and they are then converted to ours; if type and order are ours, it
 // writes them directly, provided that their address is aligned.
+#include "kernels/cuda/library_math.h"
+
 #include <algorithm>
 #include <map>
 #include <memory>
@@ -60,11 +62,12 @@ int64_t WorkspaceLimit(const CudaDevice& device) {
 
 class LibraryMath final : public DenseMath {
  public:
-  explicit LibraryMath(CudaDevice& device) : device_(device), scratch_(device) {}
+  LibraryMath(CudaDevice& device, const CudnnApi& cudnn)
+      : device_(device), scratch_(device), cudnn_(cudnn) {}
   ~LibraryMath() override;
-  // Loads and starts the libraries. Called once, before all other functions. Errors: those of a
-  // library that is missing or does not start.
-  absl::Status Start(const LibrarySearch& search);
+  // Starts the libraries. Called once, before all other functions. Errors: those of a library that
+  // does not start.
+  absl::Status Start(const CublasLtApi& cublas);
 
   void set_tf32(bool allowed) override { tf32_ = allowed; }
   void MatrixProduct(const MatrixProductDims& dims, ConstValues a, ConstValues b,
@@ -122,7 +125,7 @@ class LibraryMath final : public DenseMath {
   std::string versions_;
   bool tf32_ = false;
   std::unique_ptr<CublasMath> products_;
-  CudnnApi cudnn_;
+  const CudnnApi cudnn_;
   CudnnTarget target_;
   // The stream that the handle was last set to.
   cudaStream_t stream_ = nullptr;
@@ -131,9 +134,7 @@ class LibraryMath final : public DenseMath {
   DenseMathCounters counters_;
 };
 
-absl::Status LibraryMath::Start(const LibrarySearch& search) {
-  CADRE_ASSIGN_OR_RETURN(const CublasLtApi cublas, LoadCublasLt(search));
-  CADRE_ASSIGN_OR_RETURN(cudnn_, LoadCudnn(search));
+absl::Status LibraryMath::Start(const CublasLtApi& cublas) {
   versions_ = absl::StrCat(CublasLtVersion(cublas), ", ", CudnnVersion(cudnn_));
   // Makes the device current, because handles belong to the thread's current device.
   if (!device_.Check(device_.api().set_device(device_.ordinal()), "choice of the device")) {
@@ -366,10 +367,18 @@ void LibraryMath::FusedAttentionBackward(const AttentionDims& dims, ConstValues 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<DenseMath>> MakeLibraryMath(CudaDevice& device,
-                                                           const LibrarySearch& search) {
-  auto math = std::make_unique<LibraryMath>(device);
-  CADRE_RETURN_IF_ERROR(math->Start(search));
+                                                           const CublasLtApi& cublas,
+                                                           const CudnnApi& cudnn) {
+  auto math = std::make_unique<LibraryMath>(device, cudnn);
+  CADRE_RETURN_IF_ERROR(math->Start(cublas));
   return math;
+}
+
+absl::StatusOr<std::unique_ptr<DenseMath>> MakeLibraryMath(CudaDevice& device,
+                                                           const LibrarySearch& search) {
+  CADRE_ASSIGN_OR_RETURN(const CublasLtApi cublas, LoadCublasLt(search));
+  CADRE_ASSIGN_OR_RETURN(const CudnnApi cudnn, LoadCudnn(search));
+  return MakeLibraryMath(device, cublas, cudnn);
 }
 
 }  // namespace cadre

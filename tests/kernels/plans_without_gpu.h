@@ -1,5 +1,5 @@
-// cuDNN's plans for a device that this machine need not have. If the library is not installed, tests
-// are skipped with a message that lists the searched folders.
+// cuDNN's plans for a device that this machine need not have. If the library is not installed,
+// tests are skipped with a message that lists the searched folders.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -1,11 +1,11 @@
-// Makes cuDNN's plan of every convolution that the models of the GPU benchmark (bench/gpu/gpu_step.py)
-// compute: with one rank, and on each rank of groups that split the samples, the rows of the images,
-// or both, so that windows reach into halos and padding differs between the edges. No GPU is needed
-// (plans_without_gpu.h). Its language models have no convolutions.
+// Makes cuDNN's plan of every convolution that the models of the GPU benchmark
+// (bench/gpu/gpu_step.py) compute: with one rank, and on each rank of groups that split the samples,
+// the rows of the images, or both, so that windows reach into halos and padding differs between the
+// edges. No GPU is needed (plans_without_gpu.h). The language models have no convolutions.
 //
-// The extents are those that the layers request: for each rank of the planner's plan, the operations
-// of the tape are played by the layers, on a back end that only notes the convolutions. The memory is
-// an address space that is never accessed.
+// The extents are those that the layers request: for each rank of the planner's plan, the layers
+// play the operations of the tape on a back end that only notes the convolutions. The memory is an
+// address space that is never accessed.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
