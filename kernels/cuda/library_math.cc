@@ -150,7 +150,9 @@ absl::Status LibraryMath::Start(const CublasLtApi& cublas) {
   target_.handle = nullptr;
   return LibraryError(device_, absl::StrCat(CudnnVersion(cudnn_), " does not start"),
                       cudnn_.error_text(status),
-                      status == CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED);
+                      status == CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED
+                          ? LibraryFault::kOutOfMemory
+                          : LibraryFault::kOther);
 }
 
 LibraryMath::~LibraryMath() {
