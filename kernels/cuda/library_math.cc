@@ -187,6 +187,7 @@ bool LibraryMath::FallsBack(const absl::Status& error) {
   }
   LOG(WARNING) << "Cadre's own, slower kernels compute a convolution: " << error.message();
   ++counters_.fallback_convolutions;
+  counters_.convolution_reason = std::string(error.message());
   return true;
 }
 
@@ -306,10 +307,11 @@ LibraryMath::AttentionPlans& LibraryMath::AttentionPlansOf(const AttentionDims& 
   if (!forward.ok() || !backward.ok()) {
     for (const absl::Status& status : {forward.status(), backward.status()}) {
       if (status.ok()) continue;
-      LOG(WARNING) << "attention is not fused, so it is slower and needs memory that is quadratic in "
-                      "the tokens: "
-                   << status.message() << " (workspaces may have " << target_.workspace_limit
-                   << " bytes)";
+      counters_.attention_reason = absl::StrCat(status.message(), " (workspaces may have ",
+                                                target_.workspace_limit, " bytes)");
+      LOG(WARNING) << "attention is not fused, so it is slower and needs memory that is quadratic "
+                      "in the tokens: "
+                   << counters_.attention_reason;
     }
     ++counters_.unfused_attentions;
     // Clears the error of the search for a plan, so that it is not attributed to later work.

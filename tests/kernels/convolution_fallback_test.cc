@@ -32,6 +32,7 @@ CublasLtApi IdleCublasLt() {
 }
 
 constexpr char kForwardConvolution[] = "convolution forward of 2 x 6 x 5 x 3";
+constexpr char kLastConvolution[] = "convolution backward to weights of 2 x 6 x 5 x 3";
 
 // By type, and by rows and columns of the window: the order of the weights differs from cuDNN's
 // unless there is one.
@@ -101,8 +102,21 @@ TEST_P(ConvolutionFallbackTest, PlansAreUsedAsLongAsTheyWork) {
     EXPECT_EQ(fake_cudnn.executions, 3 * i);
   }
   EXPECT_EQ(math_->counters().fallback_convolutions, 0);
+  EXPECT_EQ(math_->counters().convolution_reason, "");
   EXPECT_TRUE(std::isnan(y_->Get()[0]));
   EXPECT_TRUE(std::isnan(dx_->Get()[0]));
+}
+
+TEST_P(ConvolutionFallbackTest, AttentionWithoutAPlanIsCountedWithItsReason) {
+  fake_cudnn.engines = 0;
+  AttentionDims attention{.batch = 1, .tokens = 16, .heads = 2, .head_features = 8};
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_FALSE(math_->HasFusedAttention(attention, DType::kBFloat16));
+    EXPECT_EQ(math_->counters().unfused_attentions, 1);
+    EXPECT_THAT(math_->counters().attention_reason, HasSubstr("attention backward, batch 1"));
+    EXPECT_THAT(math_->counters().attention_reason, HasSubstr("workspaces may have 134217728 bytes"));
+  }
+  EXPECT_EQ(math_->counters().fallback_convolutions, 0);
 }
 
 TEST_P(ConvolutionFallbackTest, CadresKernelsComputeWhatHasNoPlan) {
@@ -110,6 +124,8 @@ TEST_P(ConvolutionFallbackTest, CadresKernelsComputeWhatHasNoPlan) {
   ASSERT_TRUE(Enqueue().ok()) << device_->status();
   ExpectResultsOfCadresKernels();
   EXPECT_EQ(math_->counters().fallback_convolutions, 3);
+  EXPECT_THAT(math_->counters().convolution_reason, HasSubstr(kLastConvolution));
+  EXPECT_THAT(math_->counters().convolution_reason, HasSubstr("no engine fits"));
   // The library is not asked again, even if it had a plan now.
   fake_cudnn.engines = 1;
   const int queries = fake_cudnn.queries;
@@ -127,6 +143,8 @@ TEST_P(ConvolutionFallbackTest, CadresKernelsReplacePlansThatFail) {
   ExpectResultsOfCadresKernels();
   EXPECT_EQ(math_->counters().fallback_convolutions, 3);
   EXPECT_EQ(fake_cudnn.executions, 6);
+  EXPECT_THAT(math_->counters().convolution_reason, HasSubstr(kLastConvolution));
+  EXPECT_THAT(math_->counters().convolution_reason, HasSubstr("it did not work"));
   ASSERT_TRUE(Enqueue().ok()) << device_->status();
   ExpectResultsOfCadresKernels();
   EXPECT_EQ(fake_cudnn.executions, 6);
