@@ -46,7 +46,9 @@ absl::StatusOr<std::unique_ptr<Compute>> MakeCudaCompute(int /*ordinal*/,
   if (fault == "failed-plan") rank.device->Fail(error);
   if (fault == "no-graph") rank.machine->FailNext("graph_instantiate", cudaErrorNotSupported);
   if (fault == "unfused") rank.machine->FailNext("plan of attention", cudaErrorNotSupported);
-  if (fault == "no-product") rank.machine->FailNext("plan of matrix product", cudaErrorNotSupported);
+  if (fault == "no-product") {
+    rank.machine->FailNext("plan of matrix product", cudaErrorNotSupported);
+  }
   return compute;
 }
 

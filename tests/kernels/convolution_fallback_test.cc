@@ -1,6 +1,6 @@
 // The change of LibraryMath from cuDNN's plans to Cadre's kernels, through a fake cuDNN on an
-// emulated device. The fake's plans compute nothing, so results show which of the two computed them.
-// Inputs are multiples of 1/8, of which sums are exact (direct_convolution_test.cc).
+// emulated device. The fake's plans compute nothing, so results show which of the two computed
+// them. Inputs are multiples of 1/8, of which sums are exact (direct_convolution_test.cc).
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -114,7 +114,7 @@ TEST_P(ConvolutionFallbackTest, AttentionWithoutAPlanIsCountedWithItsReason) {
     EXPECT_FALSE(math_->HasFusedAttention(attention, DType::kBFloat16));
     EXPECT_EQ(math_->counters().unfused_attentions, 1);
     EXPECT_THAT(math_->counters().attention_reason, HasSubstr("attention backward, batch 1"));
-    EXPECT_THAT(math_->counters().attention_reason, HasSubstr("workspaces may have 134217728 bytes"));
+    EXPECT_THAT(math_->counters().attention_reason, HasSubstr("may have 134217728 bytes"));
   }
   EXPECT_EQ(math_->counters().fallback_convolutions, 0);
 }

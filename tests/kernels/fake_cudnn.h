@@ -25,8 +25,8 @@ struct FakeCudnnState {
 };
 inline FakeCudnnState fake_cudnn;
 
-// Attributes that were not set are empty lists, or zeros; descriptors that the caller passes stay as
-// they are.
+// Attributes that were not set are empty lists, or zeros; descriptors that the caller passes stay
+// as they are.
 inline cudnnStatus_t GetFakeAttribute(cudnnBackendDescriptor_t, cudnnBackendAttributeName_t name,
                                       cudnnBackendAttributeType_t type, int64_t requested,
                                       int64_t* count, void* elements) {

@@ -1,7 +1,8 @@
 // Makes cuDNN's plan of every convolution that the models of the GPU benchmark
-// (bench/gpu/gpu_step.py) compute: with one rank, and on each rank of groups that split the samples,
-// the rows of the images, or both, so that windows reach into halos and padding differs between the
-// edges. No GPU is needed (plans_without_gpu.h). The language models have no convolutions.
+// (bench/gpu/gpu_step.py) compute: with one rank, and on each rank of groups that split the
+// samples, the rows of the images, or both, so that windows reach into halos and padding differs
+// between the edges. No GPU is needed (plans_without_gpu.h). The language models have no
+// convolutions.
 //
 // The extents are those that the layers request: for each rank of the planner's plan, the layers
 // play the operations of the tape on a back end that only notes the convolutions. The memory is an
