@@ -51,6 +51,10 @@ std::string Describe(const ProductKey& key) {
                       DTypeName(key.result), key.bias ? ", bias" : "");
 }
 
+LibraryFault FaultOf(cublasStatus_t status) {
+  return status == CUBLAS_STATUS_ALLOC_FAILED ? LibraryFault::kOutOfMemory : LibraryFault::kOther;
+}
+
 }  // namespace
 
 // The library's descriptors of one product, and the algorithm that it chose.
@@ -106,7 +110,7 @@ absl::StatusOr<std::unique_ptr<CublasMath>> CublasMath::Make(const CublasLtApi& 
   const cublasStatus_t status = api.create(&handle);
   if (status != CUBLAS_STATUS_SUCCESS) {
     return LibraryError(device, absl::StrCat(CublasLtVersion(api), " does not start"),
-                        api.status_text(status), status == CUBLAS_STATUS_ALLOC_FAILED);
+                        api.status_text(status), FaultOf(status));
   }
   return std::unique_ptr<CublasMath>(new CublasMath(api, device, scratch, handle));
 }
@@ -123,8 +127,13 @@ CublasMath::~CublasMath() {
 absl::Status CublasMath::Status(cublasStatus_t status, const ProductKey& key,
                                 absl::string_view what) const {
   if (status == CUBLAS_STATUS_SUCCESS) return absl::OkStatus();
+  return Error(status, key, what, FaultOf(status));
+}
+
+absl::Status CublasMath::Error(cublasStatus_t status, const ProductKey& key,
+                               absl::string_view what, LibraryFault fault) const {
   return LibraryError(device_, absl::StrCat("cuBLASLt: ", what, " of ", Describe(key)),
-                      api_.status_text(status), status == CUBLAS_STATUS_ALLOC_FAILED);
+                      api_.status_text(status), fault);
 }
 
 CublasMath::Plan* CublasMath::PlanOf(const ProductKey& key) {
@@ -174,26 +183,31 @@ absl::StatusOr<std::unique_ptr<CublasMath::Plan>> CublasMath::MakePlan(const Pro
     const uint32_t bytes = alignment;
     CADRE_RETURN_IF_ERROR(step(plan->Prefer(attribute, bytes)));
   }
-  CADRE_RETURN_IF_ERROR(Status(Choose(*plan), key, "choice of an algorithm"));
+  CADRE_RETURN_IF_ERROR(Choose(key, *plan));
   return plan;
 }
 
-cublasStatus_t CublasMath::Choose(Plan& plan) {
+absl::Status CublasMath::Choose(const ProductKey& key, Plan& plan) {
   std::array<cublasLtMatmulHeuristicResult_t, kMaxChoices> choices = {};
   int count = 0;
   const cublasStatus_t status =
       api_.suggest(handle_, plan.description, plan.first, plan.second, plan.result, plan.result,
                    plan.preference, kMaxChoices, choices.data(), &count);
-  if (status != CUBLAS_STATUS_SUCCESS) return status;
-  if (count == 0) return CUBLAS_STATUS_NOT_SUPPORTED;
+  constexpr absl::string_view kWhat = "choice of an algorithm";
+  if (status != CUBLAS_STATUS_SUCCESS && status != CUBLAS_STATUS_NOT_SUPPORTED) {
+    return Status(status, key, kWhat);
+  }
   const auto begin = choices.begin();
   const auto choice = std::find_if(begin, begin + count, [](const auto& each) {
     return each.state == CUBLAS_STATUS_SUCCESS;
   });
-  if (choice == begin + count) return choices[0].state;
+  if (choice == begin + count) {
+    return Error(count == 0 ? CUBLAS_STATUS_NOT_SUPPORTED : choices[0].state, key, kWhat,
+                 LibraryFault::kNoPlan);
+  }
   plan.algorithm = choice->algo;
   plan.workspace = choice->workspaceSize;
-  return CUBLAS_STATUS_SUCCESS;
+  return absl::OkStatus();
 }
 
 void CublasMath::Multiply(const MatrixProductDims& requested, bool tf32, ConstValues a,

@@ -50,12 +50,14 @@ class CublasMath {
   // Null after an error, or if the plan would have to be made during a capture.
   Plan* PlanOf(const ProductKey& key);
   absl::StatusOr<std::unique_ptr<Plan>> MakePlan(const ProductKey& key);
-  // Sets the plan's algorithm.
-  cublasStatus_t Choose(Plan& plan);
+  // Sets the plan's algorithm. Errors: LibraryFault::kNoPlan if the library has none that works.
+  absl::Status Choose(const ProductKey& key, Plan& plan);
   absl::Status Run(Plan& plan, const ProductKey& key, ConstValues a, ConstValues b,
                    const void* bias, Values c, std::byte* workspace);
   // `status` as an absl::Status that names the product and the call `what`.
   absl::Status Status(cublasStatus_t status, const ProductKey& key, absl::string_view what) const;
+  absl::Status Error(cublasStatus_t status, const ProductKey& key, absl::string_view what,
+                     LibraryFault fault) const;
 
   const CublasLtApi api_;
   CudaDevice& device_;

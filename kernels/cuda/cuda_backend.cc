@@ -89,9 +89,11 @@ class CudaBackend final : public Backend {
   BackendFallbacks fallbacks() const override {
     // Null in tests that need no library.
     if (context_.math == nullptr) return {};
-    const DenseMathCounters counters = context_.math->counters();
+    DenseMathCounters counters = context_.math->counters();
     return {.convolutions = counters.fallback_convolutions,
-            .attentions = counters.unfused_attentions};
+            .convolution_reason = std::move(counters.convolution_reason),
+            .attentions = counters.unfused_attentions,
+            .attention_reason = std::move(counters.attention_reason)};
   }
 
  private:

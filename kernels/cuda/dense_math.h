@@ -44,15 +44,17 @@ struct MatrixProductDims {
 };
 
 // What the library could not do. Each number counts a case once, however often it is computed: a
-// case is a set of extents with its type, alignment and pass. Each case is also logged once, with
-// the library's reason.
+// case is a set of extents with its type, alignment and pass. The reasons are those of the last
+// cases, with the library's text; each case is also logged once with its own.
 struct DenseMathCounters {
   // Convolutions for which the library has no plan, or a plan that failed; Cadre's own kernels, which
   // are slower, compute them.
   int64_t fallback_convolutions = 0;
+  std::string convolution_reason;
   // Attentions that fused kernels could compute by their extents but not for lack of a plan. They are
   // computed by matrix products, in memory that is quadratic in the tokens.
   int64_t unfused_attentions = 0;
+  std::string attention_reason;
 };
 
 class DenseMath {

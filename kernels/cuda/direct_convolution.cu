@@ -141,6 +141,7 @@ __global__ void __launch_bounds__(kSummands)
 
 void LaunchDirectForward(CudaDevice& device, const ConvolutionDims& dims, ConstValues x,
                          ConstValues w, Values y) {
+  CHECK(HasDirectConvolution(dims));
   CHECK(x.type() == w.type() && x.type() == y.type());
   ByType(x.type(), [&](auto zero) {
     using T = decltype(zero);
@@ -152,6 +153,7 @@ void LaunchDirectForward(CudaDevice& device, const ConvolutionDims& dims, ConstV
 
 void LaunchDirectBackwardData(CudaDevice& device, const ConvolutionDims& dims, ConstValues dy,
                               ConstValues w, Values dx) {
+  CHECK(HasDirectConvolution(dims));
   CHECK(dy.type() == w.type() && dy.type() == dx.type());
   ByType(dy.type(), [&](auto zero) {
     using T = decltype(zero);
@@ -163,6 +165,7 @@ void LaunchDirectBackwardData(CudaDevice& device, const ConvolutionDims& dims, C
 
 void LaunchDirectBackwardWeights(CudaDevice& device, const ConvolutionDims& dims, ConstValues x,
                                  ConstValues dy, FloatSpan dw) {
+  CHECK(HasDirectConvolution(dims));
   CHECK(x.type() == dy.type());
   ByType(x.type(), [&](auto zero) {
     using T = decltype(zero);

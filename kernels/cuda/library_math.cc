@@ -8,6 +8,8 @@
 // workspace. cuDNN writes the gradients of weights to the place of the weights, in the activations'
 // type and in its own order, and they are then converted to ours; if type and order are ours, it
 // writes them directly, provided that their address is aligned.
+#include "kernels/cuda/library_math.h"
+
 #include <algorithm>
 #include <map>
 #include <memory>
@@ -60,11 +62,12 @@ int64_t WorkspaceLimit(const CudaDevice& device) {
 
 class LibraryMath final : public DenseMath {
  public:
-  explicit LibraryMath(CudaDevice& device) : device_(device), scratch_(device) {}
+  LibraryMath(CudaDevice& device, const CudnnApi& cudnn)
+      : device_(device), scratch_(device), cudnn_(cudnn) {}
   ~LibraryMath() override;
-  // Loads and starts the libraries. Called once, before all other functions. Errors: those of a
-  // library that is missing or does not start.
-  absl::Status Start(const LibrarySearch& search);
+  // Starts the libraries. Called once, before all other functions. Errors: those of a library that
+  // does not start.
+  absl::Status Start(const CublasLtApi& cublas);
 
   void set_tf32(bool allowed) override { tf32_ = allowed; }
   void MatrixProduct(const MatrixProductDims& dims, ConstValues a, ConstValues b,
@@ -122,7 +125,7 @@ class LibraryMath final : public DenseMath {
   std::string versions_;
   bool tf32_ = false;
   std::unique_ptr<CublasMath> products_;
-  CudnnApi cudnn_;
+  const CudnnApi cudnn_;
   CudnnTarget target_;
   // The stream that the handle was last set to.
   cudaStream_t stream_ = nullptr;
@@ -131,9 +134,7 @@ class LibraryMath final : public DenseMath {
   DenseMathCounters counters_;
 };
 
-absl::Status LibraryMath::Start(const LibrarySearch& search) {
-  CADRE_ASSIGN_OR_RETURN(const CublasLtApi cublas, LoadCublasLt(search));
-  CADRE_ASSIGN_OR_RETURN(cudnn_, LoadCudnn(search));
+absl::Status LibraryMath::Start(const CublasLtApi& cublas) {
   versions_ = absl::StrCat(CublasLtVersion(cublas), ", ", CudnnVersion(cudnn_));
   // Makes the device current, because handles belong to the thread's current device.
   if (!device_.Check(device_.api().set_device(device_.ordinal()), "choice of the device")) {
@@ -149,7 +150,9 @@ absl::Status LibraryMath::Start(const LibrarySearch& search) {
   target_.handle = nullptr;
   return LibraryError(device_, absl::StrCat(CudnnVersion(cudnn_), " does not start"),
                       cudnn_.error_text(status),
-                      status == CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED);
+                      status == CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED
+                          ? LibraryFault::kOutOfMemory
+                          : LibraryFault::kOther);
 }
 
 LibraryMath::~LibraryMath() {
@@ -184,6 +187,7 @@ bool LibraryMath::FallsBack(const absl::Status& error) {
   }
   LOG(WARNING) << "Cadre's own, slower kernels compute a convolution: " << error.message();
   ++counters_.fallback_convolutions;
+  counters_.convolution_reason = std::string(error.message());
   return true;
 }
 
@@ -303,10 +307,11 @@ LibraryMath::AttentionPlans& LibraryMath::AttentionPlansOf(const AttentionDims& 
   if (!forward.ok() || !backward.ok()) {
     for (const absl::Status& status : {forward.status(), backward.status()}) {
       if (status.ok()) continue;
-      LOG(WARNING) << "attention is not fused, so it is slower and needs memory that is quadratic in "
-                      "the tokens: "
-                   << status.message() << " (workspaces may have " << target_.workspace_limit
-                   << " bytes)";
+      counters_.attention_reason = absl::StrCat(status.message(), " (workspaces may have ",
+                                                target_.workspace_limit, " bytes)");
+      LOG(WARNING) << "attention is not fused, so it is slower and needs memory that is quadratic "
+                      "in the tokens: "
+                   << counters_.attention_reason;
     }
     ++counters_.unfused_attentions;
     // Clears the error of the search for a plan, so that it is not attributed to later work.
@@ -366,10 +371,18 @@ void LibraryMath::FusedAttentionBackward(const AttentionDims& dims, ConstValues 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<DenseMath>> MakeLibraryMath(CudaDevice& device,
-                                                           const LibrarySearch& search) {
-  auto math = std::make_unique<LibraryMath>(device);
-  CADRE_RETURN_IF_ERROR(math->Start(search));
+                                                           const CublasLtApi& cublas,
+                                                           const CudnnApi& cudnn) {
+  auto math = std::make_unique<LibraryMath>(device, cudnn);
+  CADRE_RETURN_IF_ERROR(math->Start(cublas));
   return math;
+}
+
+absl::StatusOr<std::unique_ptr<DenseMath>> MakeLibraryMath(CudaDevice& device,
+                                                           const LibrarySearch& search) {
+  CADRE_ASSIGN_OR_RETURN(const CublasLtApi cublas, LoadCublasLt(search));
+  CADRE_ASSIGN_OR_RETURN(const CudnnApi cudnn, LoadCudnn(search));
+  return MakeLibraryMath(device, cublas, cudnn);
 }
 
 }  // namespace cadre

@@ -6,6 +6,7 @@
 #include "kernels/cuda/vendor_api.h"
 
 #include "absl/strings/str_cat.h"
+#include "base/error_reason.h"
 #include "base/status.h"
 
 namespace cadre {
@@ -69,11 +70,19 @@ absl::StatusOr<CudnnApi> LoadCudnn(const LibrarySearch& search) {
 std::string CudnnVersion(const CudnnApi& api) { return NameAndVersion("cuDNN", api.version()); }
 
 absl::Status LibraryError(CudaDevice& device, absl::string_view what, absl::string_view text,
-                          bool out_of_memory) {
+                          LibraryFault fault) {
   const std::string message = absl::StrCat(what, ": ", text);
   const cudaError_t cause = device.CauseOfLibraryError();
   if (cause != cudaSuccess) return CudaStatus(device.api(), cause, message);
-  return out_of_memory ? absl::ResourceExhaustedError(message) : absl::InternalError(message);
+  switch (fault) {
+    case LibraryFault::kOutOfMemory:
+      return absl::ResourceExhaustedError(message);
+    case LibraryFault::kNoPlan:
+      return WithReason(absl::FailedPreconditionError(message), kReasonNoPlan);
+    case LibraryFault::kOther:
+      break;
+  }
+  return absl::InternalError(message);
 }
 
 }  // namespace cadre

@@ -7,6 +7,7 @@
 #include <cublasLt.h>
 #include <cudnn.h>
 
+#include <cstdint>
 #include <string>
 
 #include "absl/status/status.h"
@@ -63,10 +64,13 @@ absl::StatusOr<CudnnApi> LoadCudnn(const LibrarySearch& search);
 // "cuDNN 9.19.0".
 std::string CudnnVersion(const CudnnApi& api);
 
+// The kinds of errors of a library that callers distinguish.
+enum class LibraryFault : uint8_t { kOther, kOutOfMemory, kNoPlan };
+
 // The status of the failed attempt `what`, for which the library reported `text`. If the CUDA
-// runtime has an error, that is the cause and determines the code; otherwise the code is
-// ResourceExhausted or Internal.
+// runtime has an error, that is the cause and determines the code; otherwise the code is Internal,
+// ResourceExhausted, or FailedPrecondition with kReasonNoPlan.
 absl::Status LibraryError(CudaDevice& device, absl::string_view what, absl::string_view text,
-                          bool out_of_memory);
+                          LibraryFault fault);
 
 }  // namespace cadre

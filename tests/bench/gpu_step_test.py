@@ -241,6 +241,7 @@ class ProgramsTest(unittest.TestCase):
     def test_exit_codes_of_faults(self):
         for fault, code, reason in (("no-gpu", 3, "cudaErrorNoDevice"), ("old-driver", 1, "too old"),
                                     ("no-plan", 4, "no plan"), ("failed-plan", 1, "no plan"),
+                                    ("no-product", 4, "no plan of matrix product"),
                                     ("no-graph", 1, "an emulated error")):  # fmt: skip
             with self.subTest(fault):
                 result, line = self.emulate("--model", "lenet", "--emulated_fault", fault)
@@ -275,7 +276,7 @@ class ProgramsTest(unittest.TestCase):
                     self.assertEqual(result.returncode, code, result.stderr)
                     self.assertEqual((line["unfused_attentions"], line["refused_recordings"]), (code, 0))
                     if code:
-                        self.assertIn("attention is not fused", line["failure"])
+                        self.assertIn("attention is not fused: emulated library: no plan", line["failure"])
 
     def test_comparison(self):
         """Of the emulated program with PyTorch, which does not find a GPU, if it is installed at all."""

@@ -18,6 +18,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "base/error_reason.h"
 #include "glog/logging.h"
 #include "kernels/cuda/scratch.h"
 
@@ -145,6 +146,7 @@ class EmulatedMath final : public DenseMath {
 
   void set_tf32(bool allowed) override { tf32_ = allowed; }
   std::string versions() const override { return "emulated"; }
+  DenseMathCounters counters() const override { return counters_; }
 
   void MatrixProduct(const MatrixProductDims& dims, ConstValues a, ConstValues b,
                      ConstValues bias, Values c) override {
@@ -199,7 +201,12 @@ class EmulatedMath final : public DenseMath {
     const auto found = fused_.find(dims);
     if (found != fused_.end()) return found->second;
     if (!scratch_.MayPrepare()) return false;
-    return fused_[dims] = !machine_.LibraryFails("plan of attention");
+    const bool fused = fused_[dims] = !machine_.LibraryFails("plan of attention");
+    if (!fused) {
+      ++counters_.unfused_attentions;
+      counters_.attention_reason = "emulated library: no plan of attention";
+    }
+    return fused;
   }
   void FusedAttentionForward(const AttentionDims& dims, ConstValues qkv, Values context,
                              FloatSpan statistics) override {
@@ -290,9 +297,14 @@ class EmulatedMath final : public DenseMath {
     if (plans_.contains(key)) return true;
     if (!scratch_.MayPrepare()) return false;
     if (machine_.LibraryFails(absl::StrCat("plan of ", operation))) {
-      device_.Fail(absl::FailedPreconditionError(
-          absl::StrCat("emulated library: no plan of ", operation)));
-      return false;
+      std::string error = absl::StrCat("emulated library: no plan of ", operation);
+      if (!std::holds_alternative<ConvolutionDims>(extents)) {
+        device_.Fail(WithReason(absl::FailedPreconditionError(error), kReasonNoPlan));
+        return false;
+      }
+      // Cadre's kernels would compute it.
+      ++counters_.fallback_convolutions;
+      counters_.convolution_reason = std::move(error);
     }
     plans_.insert(std::move(key));
     return true;
@@ -332,6 +344,7 @@ class EmulatedMath final : public DenseMath {
   std::set<PlanKey> plans_;
   // Whether a plan was found for attention.
   std::map<AttentionDims, bool> fused_;
+  DenseMathCounters counters_;
 };
 
 }  // namespace

@@ -12,8 +12,9 @@
 //
 // EmulatedCuda::FailNext makes calls fail, by the name of the operation ("matrix product",
 // "convolution", "convolution, backward data", "convolution, backward weights", "attention",
-// "attention, backward"), or "library" for any operation. A failure of "plan of " and the name means
-// that the library has no plan for the next new extents; attention is then not fused.
+// "attention, backward"), or "library" for any operation. A failure of "plan of " and the name
+// means that the library has no plan for the next new extents: attention is then not fused,
+// convolutions are computed and counted as by Cadre's kernels, and products fail.
 #pragma once
 
 #include <memory>

@@ -5,6 +5,7 @@
 #include <functional>
 #include <vector>
 
+#include "base/error_reason.h"
 #include "gtest/gtest.h"
 #include "tests/emulator/emulated_math.h"
 #include "tests/kernels/on_device.h"
@@ -132,6 +133,7 @@ TEST_P(EmulatedRankTest, ExtentsMayHaveNoPlan) {
   ASSERT_TRUE(convolve(Window(8, 8, 3)).ok());
   rank_.machine->FailNext("plan of convolution", cudaErrorNotSupported);
   rank_.machine->FailNext("plan of attention", cudaErrorNotSupported);
+  rank_.machine->FailNext("plan of matrix product", cudaErrorNotSupported);
   AttentionDims attention{.batch = 1, .tokens = 4, .heads = 1, .head_features = 8};
   for (int i = 0; i < 2; ++i) {
     EXPECT_FALSE(math_->HasFusedAttention(attention, DType::kBFloat16));
@@ -139,7 +141,18 @@ TEST_P(EmulatedRankTest, ExtentsMayHaveNoPlan) {
   attention.tokens = 8;
   EXPECT_TRUE(math_->HasFusedAttention(attention, DType::kBFloat16));
   ASSERT_TRUE(convolve(Window(8, 8, 3)).ok());
-  EXPECT_EQ(convolve(Window(8, 8, 3, 2)).code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(math_->counters().fallback_convolutions, 0);
+  for (int i = 0; i < 2; ++i) {
+    ASSERT_TRUE(convolve(Window(8, 8, 3, 2)).ok());
+    EXPECT_EQ(y.Get()[0], 9);
+  }
+  EXPECT_EQ(math_->counters().fallback_convolutions, 1);
+  EXPECT_EQ(math_->counters().convolution_reason, "emulated library: no plan of convolution");
+  EXPECT_EQ(math_->counters().unfused_attentions, 1);
+  EXPECT_EQ(math_->counters().attention_reason, "emulated library: no plan of attention");
+  math_->MatrixProduct({.m = 1, .n = 1, .k = 9}, w.span(), w.span(), {}, y.span());
+  EXPECT_EQ(rank_.device->status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_TRUE(HasReason(rank_.device->status(), kReasonNoPlan));
 }
 
 TEST_P(EmulatedRankTest, DestructionReleasesEverything) {

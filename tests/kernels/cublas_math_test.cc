@@ -9,6 +9,7 @@
 #include <memory>
 #include <vector>
 
+#include "base/error_reason.h"
 #include "kernels/backend.h"
 #include "kernels/cuda/scratch.h"
 #include "tests/emulator/emulated_cuda.h"
@@ -404,6 +405,35 @@ TEST_F(CublasMathTest, NoAlgorithmThatWorksIsAnError) {
   EXPECT_EQ(fake.products, 0);
   EXPECT_THAT(std::string(device_->status().message()),
               HasSubstr("choice of an algorithm of matrix product"));
+  EXPECT_TRUE(HasReason(device_->status(), kReasonNoPlan)) << device_->status();
+}
+
+TEST_F(CublasMathTest, EmptyListOfAlgorithmsIsAnError) {
+  const auto a = Put({1, 2}), b = Put({3, 4}), c = Put({100});
+  fake.states = {};
+  math_->Multiply({.m = 1, .n = 1, .k = 2}, false, a.span(), b.span(), {}, c.span());
+  EXPECT_EQ(fake.products, 0);
+  EXPECT_THAT(std::string(device_->status().message()), HasSubstr("it is not supported"));
+  EXPECT_TRUE(HasReason(device_->status(), kReasonNoPlan)) << device_->status();
+}
+
+TEST_F(CublasMathTest, OtherErrorsOfTheChoiceAreNoLackOfAPlan) {
+  const auto a = Put({1, 2}), b = Put({3, 4}), c = Put({100});
+  fake.suggestion = CUBLAS_STATUS_INTERNAL_ERROR;
+  math_->Multiply({.m = 1, .n = 1, .k = 2}, false, a.span(), b.span(), {}, c.span());
+  EXPECT_EQ(device_->status().code(), absl::StatusCode::kInternal);
+  EXPECT_FALSE(HasReason(device_->status(), kReasonNoPlan)) << device_->status();
+}
+
+// The device's error is the cause.
+TEST_F(CublasMathTest, ChoiceOnALostDeviceIsNoLackOfAPlan) {
+  const auto a = Put({1, 2}), b = Put({3, 4}), c = Put({100});
+  fake.suggestion = CUBLAS_STATUS_NOT_SUPPORTED;
+  cuda_.Break(cudaErrorIllegalAddress);
+  math_->Multiply({.m = 1, .n = 1, .k = 2}, false, a.span(), b.span(), {}, c.span());
+  EXPECT_TRUE(device_->lost());
+  EXPECT_THAT(std::string(device_->status().message()), HasSubstr("cudaErrorIllegalAddress"));
+  EXPECT_FALSE(HasReason(device_->status(), kReasonNoPlan)) << device_->status();
 }
 
 TEST_F(CublasMathTest, ScalesByAlpha) {
@@ -463,7 +493,8 @@ TEST_F(CublasMathTest, ErrorsNameTheProduct) {
   fake.suggestion = CUBLAS_STATUS_NOT_SUPPORTED;
   const auto a = Put(Floats(64)), c = Put(Floats(64));
   math_->Multiply({.m = 8, .n = 8, .k = 8}, true, a.span(), a.span(), {}, c.span());
-  EXPECT_EQ(device_->status().code(), absl::StatusCode::kInternal);
+  EXPECT_EQ(device_->status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_TRUE(HasReason(device_->status(), kReasonNoPlan)) << device_->status();
   EXPECT_THAT(std::string(device_->status().message()),
               HasSubstr("matrix product [8, 8] x [8, 8], batch 1, float32 (TF32) to float32"));
   EXPECT_THAT(std::string(device_->status().message()), HasSubstr("it is not supported"));

@@ -81,5 +81,21 @@ TEST_F(DirectConvolutionTest, SumsOverManyPositions) {
   ExpectExact(Convolution(3, 2, 3, Window(19, 23, 3, 1, 1)), DType::kFloat32);
 }
 
+TEST(HasDirectConvolutionTest, NeedsWorkAndWholeGroups) {
+  const ConvolutionDims dims = Convolution(2, 4, 6, Window(5, 5, 3, 2, 1, 2), 2);
+  EXPECT_TRUE(HasDirectConvolution(dims));
+  const auto with = [&](auto change) {
+    ConvolutionDims changed = dims;
+    change(changed);
+    return HasDirectConvolution(changed);
+  };
+  EXPECT_FALSE(with([](ConvolutionDims& d) { d.batch = 0; }));
+  EXPECT_FALSE(with([](ConvolutionDims& d) { d.window.in_height = 0; }));
+  EXPECT_FALSE(with([](ConvolutionDims& d) { d.window.out_width = 0; }));
+  EXPECT_FALSE(with([](ConvolutionDims& d) { d.window.dilation = 0; }));
+  EXPECT_FALSE(with([](ConvolutionDims& d) { d.in_channels = 5; }));
+  EXPECT_FALSE(with([](ConvolutionDims& d) { d.out_channels = 7; }));
+}
+
 }  // namespace
 }  // namespace cadre

@@ -356,9 +356,8 @@ std::vector<v1::Fallback> Replica::Fallbacks() const {
     add(v1::Fallback::RECORDING, recorder_->refused(), recorder_->refusal());
   }
   const BackendFallbacks of_kernels = kernels_.fallbacks();
-  const char* const reason = "the library has no plan; the log of the worker names each case";
-  add(v1::Fallback::CONVOLUTION, of_kernels.convolutions, reason);
-  add(v1::Fallback::ATTENTION, of_kernels.attentions, reason);
+  add(v1::Fallback::CONVOLUTION, of_kernels.convolutions, of_kernels.convolution_reason);
+  add(v1::Fallback::ATTENTION, of_kernels.attentions, of_kernels.attention_reason);
   return fallbacks;
 }
 

@@ -553,6 +553,19 @@ TEST_F(OneDevice, TrainsWithoutRecordingsIfCaptureFails) {
   }
 }
 
+TEST_F(OneDevice, FallbacksHaveTheReasonOfTheLibrary) {
+  ASSERT_NO_FATAL_FAILURE(Make(kSgd));
+  rank_.machine->FailNext("plan of convolution", cudaErrorNotSupported);
+  for (int i = 0; i < 2; ++i) {
+    ASSERT_NO_FATAL_FAILURE(Step());
+    const std::vector<v1::Fallback> fallbacks = replica_->Fallbacks();
+    ASSERT_EQ(fallbacks.size(), 1U);
+    EXPECT_EQ(fallbacks[0].kind(), v1::Fallback::CONVOLUTION);
+    EXPECT_EQ(fallbacks[0].count(), 1U);
+    EXPECT_EQ(fallbacks[0].reason(), "emulated library: no plan of convolution");
+  }
+}
+
 TEST_F(OneDevice, EachBatchSizeHasRecordings) {
   ASSERT_NO_FATAL_FAILURE(Make(kSgd));
   for (int i = 0; i < 4; ++i) ASSERT_NO_FATAL_FAILURE(Step());
