@@ -130,6 +130,9 @@ struct LrnOutputs {
 };
 LrnOutputs RunLrn(Backend& kernels, const LrnDims& dims, const Floats& x, const Floats& dy);
 
+// The elements of a, then those of b, as the sums of a batch norm.
+std::vector<double> Sums(const Floats& a, const Floats& b);
+
 // Expects that a batch norm fused with an addition, a ReLU and a sum of gradients computes the bits
 // of these operations one after the other.
 void ExpectFusedBatchNormEqualsSeparate(Backend& kernels, const RowsDims& dims);
