@@ -399,8 +399,10 @@ class PointwiseKernels {
   // sample) + e, where `position` is that of SetPosition.
   virtual void DropoutBox(const DropoutKey& key, const Shape& whole, const Box& box, ConstValues x,
                           Values y) = 0;
+  // y = a + b. y may be the same span as a or b.
+  virtual void Sum(ConstValues a, ConstValues b, Values y) = 0;
   // y += x.
-  virtual void Add(ConstValues x, Values y) = 0;
+  void Add(ConstValues x, Values y) { Sum(x, y, y); }
   // y = x * factor. The gradient of x is the same function of dy.
   virtual void Multiply(const MultiplyDims& dims, ConstValues x, ConstValues factor, Values y) = 0;
   // dfactor = sum of x * dy over the rows.

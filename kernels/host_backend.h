@@ -307,9 +307,9 @@ class HostPointwise final : public HostPointwiseBase, private Caller {
     CheckSize("y", y.size(), std::ssize(x));
     this->Call(&Operations::Dropout, key, first, x, y);
   }
-  void Add(ConstValues x, Values y) override {
-    CheckSize("y", y.size(), std::ssize(x));
-    this->Call(&Operations::Add, x, y);
+  void Sum(ConstValues a, ConstValues b, Values y) override {
+    CheckSizes(std::ssize(a), {{"y", y.size()}, {"b", b.size()}});
+    this->Call(&Operations::Sum, a, b, y);
   }
   void Multiply(const MultiplyDims& dims, ConstValues x, ConstValues factor, Values y) override {
     CheckMultiply(dims, x.size(), factor.size(), y.size());

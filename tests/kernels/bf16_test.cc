@@ -89,6 +89,8 @@ TEST_F(Bf16Test, AddAndDropout) {
   bf16_->pointwise().Add(x, sum);
   reference_->pointwise().Add(x, want);
   EXPECT_EQ(sum, Bf16Rounded(want));
+  bf16_->pointwise().Sum(x, Random(1001, 2), got);
+  EXPECT_EQ(got, sum);
   const DropoutKey key{.seed = 5, .layer = 2, .rate = 0.3F};
   bf16_->pointwise().Dropout(key, 77, x, got);
   reference_->pointwise().Dropout(key, 77, x, want);

@@ -127,6 +127,9 @@ TEST_P(ElementwiseTest, Add) {
   const Floats before = sum, x = Uniform(100'003, 2);
   kernels_->pointwise().Add(x, sum);
   for (size_t i = 0; i < x.size(); ++i) ASSERT_EQ(sum[i], before[i] + x[i]);
+  Floats separate = Garbage(std::ssize(x));
+  kernels_->pointwise().Sum(x, before, separate);
+  EXPECT_EQ(separate, sum);
 }
 
 TEST_P(ElementwiseTest, KnownValuesOfHardActivations) {

@@ -34,7 +34,8 @@ using WorkByOp = std::map<std::string, Work>;
 
 class WorkObserver final : public TapeObserver {
  public:
-  WorkObserver(const EmulatedCuda& machine, const Graph& graph) : machine_(machine), graph_(graph) {}
+  WorkObserver(const EmulatedCuda& machine, const Graph& graph)
+      : machine_(machine), graph_(graph) {}
 
   void Played(const Tape& /*tape*/, const TapeOp& op, absl::Time /*begin*/,
               double /*seconds*/) override {
@@ -95,6 +96,29 @@ TEST(DeviceLaunchesTest, BatchNorm) {
                      Fusion::kHost),
               IsSupersetOf({Pair("forward norm", Work{.launches = 4}),
                             Pair("backward norm", Work{.launches = 3})}));
+}
+
+// Backward reads the outputs of both branches, so that the sum cannot overwrite one of them.
+constexpr char kBlock[] = R"(
+  input { channels: 3 height: 8 width: 6 }
+  layer { name: "conv1" convolution { out_channels: 4 kernel: 3 padding: 1 } }
+  layer { name: "norm1" batch_norm {} }
+  layer { name: "relu1" relu {} }
+  layer { name: "conv2" convolution { out_channels: 4 kernel: 3 padding: 1 } }
+  layer { name: "norm2" batch_norm {} }
+  layer { name: "relu2" relu {} }
+  layer { name: "add" input: "relu1" input: "relu2" add {} }
+  layer { name: "relu3" relu {} }
+  layer { name: "mean" global_average_pool {} }
+  layer { name: "fc" fully_connected { out_features: 3 } }
+  layer { name: "loss" softmax_cross_entropy {} }
+)";
+
+TEST(DeviceLaunchesTest, ResidualBlock) {
+  EXPECT_THAT(WorkOf(kBlock, Fusion::kOff),
+              IsSupersetOf({Pair("forward add", Work{.launches = 1}),
+                            Pair("backward norm1", Work{.launches = 3}),
+                            Pair("backward norm2", Work{.launches = 3})}));
 }
 
 }  // namespace
