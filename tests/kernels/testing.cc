@@ -476,7 +476,9 @@ void ExpectGradient(Floats& values, const Floats& gradient, const Floats& dy,
   ASSERT_EQ(values.size(), gradient.size());
   const Floats before = values;
   const int64_t n = values.size();
-  // Rounding errors of the outputs, and of the fp32 statistics from which they were computed.
+  // The reference computes in double and rounds an output to fp32 once, with an error of at most
+  // 2^-24 of it. Its outputs may be computed from a mean, which is below the deviation for the
+  // inputs here, a deviation and a sum in fp32: up to three more such errors. There are two losses.
   const double noise = 8 * 0x1.0p-24 * Dot(Absolute(forward()), Absolute(dy));
   for (uint64_t seed = 100; seed < 100 + kDirections; ++seed) {
     const Floats direction = Uniform(n, seed);

@@ -156,7 +156,8 @@ double Dot(std::span<const float> a, std::span<const float> b);
 // differences along random directions. A direction changes every value, so that any wrong element
 // is detected. With steps of 2^-7 the neglected third-order terms are below a thousandth for the
 // smooth functions here; the tolerance also allows for the rounding of the outputs. Requires:
-// forward() reads `values`, and is smooth within a step of them.
+// forward() reads `values`, is smooth within a step of them, and is the reference's, whose rounding
+// does not depend on the back end that computed `gradient`.
 void ExpectGradient(Floats& values, const Floats& gradient, const Floats& dy,
                     const std::function<Floats()>& forward);
 
