@@ -335,8 +335,6 @@ class NormKernels {
                                    FloatSpan running_mean, FloatSpan running_variance) = 0;
   // inverse = 1 / sqrt(variance + epsilon).
   virtual void BatchNormInverse(float epsilon, ConstFloatSpan variance, FloatSpan inverse) = 0;
-  // y = sums / divisor, as fp32.
-  virtual void DivideToFloat(double divisor, std::span<const double> sums, FloatSpan y) = 0;
 
   // Batch norm may be fused with an addition and a ReLU that follow it. The results have the bits
   // of separate operations: every value that these would store is rounded to the type of x.
@@ -350,19 +348,22 @@ class NormKernels {
                                 ConstFloatSpan inverse, ConstFloatSpan scale, ConstFloatSpan shift,
                                 ConstValues addend, std::span<int32_t> positive, Values y) = 0;
   // With g = dy + other_dy (which may be empty), 0 where the output is not positive: sums[0,
-  // channels) is the sum of g, and sums[channels, 2 channels) of g * (x - mean) * inverse. Stores g
+  // channels) is the sum of g, and sums[channels, 2 channels) of g * (x - mean) * inverse. These
+  // are the gradients of shift and scale, which are stored in dshift and dscale as fp32. Stores g
   // in total_dy unless this is empty; total_dy may be the same span as dy or other_dy.
   virtual void BatchNormBackwardSums(const RowsDims& dims, ConstValues x, ConstValues dy,
                                      ConstValues other_dy, std::span<const int32_t> positive,
                                      ConstFloatSpan mean, ConstFloatSpan inverse, Values total_dy,
-                                     std::span<double> sums) = 0;
+                                     std::span<double> sums, FloatSpan dscale,
+                                     FloatSpan dshift) = 0;
   // dx = scale * inverse * (g - mean_dy - (x - mean) * inverse * mean_dy_x) by channel, where g is
-  // dy, or 0 where the output is not positive; mean_dy and mean_dy_x are the sums above divided by
-  // the rows of the whole batch. dy and dx may be the same span.
+  // dy, or 0 where the output is not positive; mean_dy and mean_dy_x are the sums above, added up
+  // over the ranks that share the statistics, divided by `rows`, the rows of all these ranks (or
+  // by 1 if there are none), and rounded to fp32. dy and dx may be the same span.
   virtual void BatchNormBackward(const RowsDims& dims, ConstValues x, ConstValues dy,
                                  std::span<const int32_t> positive, ConstFloatSpan mean,
-                                 ConstFloatSpan inverse, ConstFloatSpan scale,
-                                 ConstFloatSpan mean_dy, ConstFloatSpan mean_dy_x, Values dx) = 0;
+                                 ConstFloatSpan inverse, ConstFloatSpan scale, int64_t rows,
+                                 std::span<const double> sums, Values dx) = 0;
   // Statistics of each row over its channels; fills mean and inverse (one per row).
   virtual void LayerNormForward(const RowsDims& dims, float epsilon, ConstValues x,
                                 ConstFloatSpan scale, ConstFloatSpan shift, Values y,
@@ -398,8 +399,10 @@ class PointwiseKernels {
   // sample) + e, where `position` is that of SetPosition.
   virtual void DropoutBox(const DropoutKey& key, const Shape& whole, const Box& box, ConstValues x,
                           Values y) = 0;
+  // y = a + b. y may be the same span as a or b.
+  virtual void Sum(ConstValues a, ConstValues b, Values y) = 0;
   // y += x.
-  virtual void Add(ConstValues x, Values y) = 0;
+  void Add(ConstValues x, Values y) { Sum(x, y, y); }
   // y = x * factor. The gradient of x is the same function of dy.
   virtual void Multiply(const MultiplyDims& dims, ConstValues x, ConstValues factor, Values y) = 0;
   // dfactor = sum of x * dy over the rows.

@@ -179,8 +179,16 @@ void HostNormBase::BatchNormInverse(float epsilon, ConstFloatSpan variance, Floa
   }
 }
 
-void HostNormBase::DivideToFloat(double divisor, std::span<const double> sums, FloatSpan y) {
-  for (size_t i = 0; i < y.size(); ++i) y[i] = sums[i] / divisor;
+void StoreHalves(std::span<const double> sums, FloatSpan first, FloatSpan second) {
+  for (size_t i = 0; i < first.size(); ++i) first[i] = sums[i];
+  for (size_t i = 0; i < second.size(); ++i) second[i] = sums[first.size() + i];
+}
+
+std::vector<float> MeansOf(std::span<const double> sums, int64_t rows) {
+  const double counted = std::max<int64_t>(1, rows);
+  std::vector<float> means(sums.size());
+  for (size_t i = 0; i < sums.size(); ++i) means[i] = sums[i] / counted;
+  return means;
 }
 
 void HostPointwiseBase::SoftmaxCrossEntropyAsync(int64_t rows, int64_t classes, float smoothing,

@@ -15,6 +15,7 @@
 #include <string>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "glog/logging.h"
 #include "kernels/backend.h"
@@ -72,8 +73,12 @@ class HostNormBase : public NormKernels {
                            FloatSpan mean, FloatSpan inverse, FloatSpan running_mean,
                            FloatSpan running_variance) final;
   void BatchNormInverse(float epsilon, ConstFloatSpan variance, FloatSpan inverse) final;
-  void DivideToFloat(double divisor, std::span<const double> sums, FloatSpan y) final;
 };
+
+// first and second = the halves of `sums` as fp32.
+void StoreHalves(std::span<const double> sums, FloatSpan first, FloatSpan second);
+// sums / rows, or sums / 1 without rows, as fp32.
+std::vector<float> MeansOf(std::span<const double> sums, int64_t rows);
 
 class HostPointwiseBase : public PointwiseKernels {
  public:
@@ -237,23 +242,23 @@ class HostNorm final : public HostNormBase, private Caller {
   void BatchNormBackwardSums(const RowsDims& dims, ConstValues x, ConstValues dy,
                              ConstValues other_dy, std::span<const int32_t> positive,
                              ConstFloatSpan mean, ConstFloatSpan inverse, Values total_dy,
-                             std::span<double> sums) override {
+                             std::span<double> sums, FloatSpan dscale, FloatSpan dshift) override {
     CheckBatchNorm(dims, {x.size(), dy.size()}, {other_dy.size(), total_dy.size()},
                    positive.size());
     CheckSize("sums", sums.size(), 2 * dims.channels);
-    CheckChannels(dims, {mean.size(), inverse.size()});
+    CheckChannels(dims, {mean.size(), inverse.size(), dscale.size(), dshift.size()});
     this->Call(&Operations::BatchNormBackwardSums, dims, x, dy, other_dy, positive, mean, inverse,
-               total_dy, sums);
+               total_dy, sums, dscale, dshift);
   }
   void BatchNormBackward(const RowsDims& dims, ConstValues x, ConstValues dy,
                          std::span<const int32_t> positive, ConstFloatSpan mean,
-                         ConstFloatSpan inverse, ConstFloatSpan scale, ConstFloatSpan mean_dy,
-                         ConstFloatSpan mean_dy_x, Values dx) override {
+                         ConstFloatSpan inverse, ConstFloatSpan scale, int64_t rows,
+                         std::span<const double> sums, Values dx) override {
     CheckBatchNorm(dims, {x.size(), dy.size(), dx.size()}, {}, positive.size());
-    CheckChannels(dims,
-                  {mean.size(), inverse.size(), scale.size(), mean_dy.size(), mean_dy_x.size()});
-    this->Call(&Operations::BatchNormBackward, dims, x, dy, positive, mean, inverse, scale, mean_dy,
-               mean_dy_x, dx);
+    CheckSize("sums", sums.size(), 2 * dims.channels);
+    CheckChannels(dims, {mean.size(), inverse.size(), scale.size()});
+    this->Call(&Operations::BatchNormBackward, dims, x, dy, positive, mean, inverse, scale, rows,
+               sums, dx);
   }
   void LayerNormForward(const RowsDims& dims, float epsilon, ConstValues x, ConstFloatSpan scale,
                         ConstFloatSpan shift, Values y, FloatSpan mean,
@@ -302,9 +307,9 @@ class HostPointwise final : public HostPointwiseBase, private Caller {
     CheckSize("y", y.size(), std::ssize(x));
     this->Call(&Operations::Dropout, key, first, x, y);
   }
-  void Add(ConstValues x, Values y) override {
-    CheckSize("y", y.size(), std::ssize(x));
-    this->Call(&Operations::Add, x, y);
+  void Sum(ConstValues a, ConstValues b, Values y) override {
+    CheckSizes(std::ssize(a), {{"y", y.size()}, {"b", b.size()}});
+    this->Call(&Operations::Sum, a, b, y);
   }
   void Multiply(const MultiplyDims& dims, ConstValues x, ConstValues factor, Values y) override {
     CheckMultiply(dims, x.size(), factor.size(), y.size());

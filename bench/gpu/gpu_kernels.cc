@@ -199,10 +199,10 @@ absl::Status Norms(KernelBench& bench) {
     norm.BatchNormForward(images, x, mean, inverse, scale, shift, {}, {}, y);
   }));
   CADRE_RETURN_IF_ERROR(bench.TimeBytes("batch norm backward sums", 2 * bytes, [&] {
-    norm.BatchNormBackwardSums(images, x, dy, {}, {}, mean, inverse, {}, sums);
+    norm.BatchNormBackwardSums(images, x, dy, {}, {}, mean, inverse, {}, sums, a, b);
   }));
   CADRE_RETURN_IF_ERROR(bench.TimeBytes("batch norm backward", 3 * bytes, [&] {
-    norm.BatchNormBackward(images, x, dy, {}, mean, inverse, scale, a, b, y);
+    norm.BatchNormBackward(images, x, dy, {}, mean, inverse, scale, images.rows, sums, y);
   }));
   CADRE_RETURN_IF_ERROR(bench.TimeBytes("layer norm forward", 2 * bytes, [&] {
     norm.LayerNormForward(images, 1e-5F, x, scale, shift, y, row_mean, row_inverse);
@@ -226,10 +226,12 @@ struct FusedNorm {
         inverse(bench.Floats(dims.channels)),
         scale(bench.Floats(dims.channels)),
         shift(bench.Floats(dims.channels)),
+        dscale(bench.Floats(dims.channels)),
+        dshift(bench.Floats(dims.channels)),
         sums(bench.Span<double>(2 * dims.channels)) {}
   Values x, y, addend, dy, other_dy, dx;
   std::span<int32_t> positive;
-  std::span<float> mean, inverse, scale, shift;
+  std::span<float> mean, inverse, scale, shift, dscale, dshift;
   std::span<double> sums;
 };
 
@@ -259,17 +261,18 @@ absl::Status FusedNorms(KernelBench& bench, int64_t batch, int64_t side, int64_t
   }));
   // Reads x, dy and the bits.
   CADRE_RETURN_IF_ERROR(time("relu backward sums", 2 * tensor + bits, [&](const FusedNorm& t) {
-    norm.BatchNormBackwardSums(dims, t.x, t.dy, {}, t.positive, t.mean, t.inverse, {}, t.sums);
+    norm.BatchNormBackwardSums(dims, t.x, t.dy, {}, t.positive, t.mean, t.inverse, {}, t.sums,
+                               t.dscale, t.dshift);
   }));
   // Reads x, two gradients and the bits, and writes the sum of the gradients.
   CADRE_RETURN_IF_ERROR(time("add relu backward sums", 4 * tensor + bits, [&](const FusedNorm& t) {
     norm.BatchNormBackwardSums(dims, t.x, t.dy, t.other_dy, t.positive, t.mean, t.inverse, t.dx,
-                               t.sums);
+                               t.sums, t.dscale, t.dshift);
   }));
   // Reads x, dy and the bits, and writes dx.
   return time("relu backward", 3 * tensor + bits, [&](const FusedNorm& t) {
-    norm.BatchNormBackward(dims, t.x, t.dy, t.positive, t.mean, t.inverse, t.scale, t.shift,
-                           t.shift, t.dx);
+    norm.BatchNormBackward(dims, t.x, t.dy, t.positive, t.mean, t.inverse, t.scale, dims.rows,
+                           t.sums, t.dx);
   });
 }
 

@@ -421,7 +421,7 @@ class CpuNorm {
   void BatchNormBackwardSums(const RowsDims& dims, ConstValues x, ConstValues dy,
                              ConstValues other_dy, std::span<const int32_t> positive,
                              ConstFloatSpan mean, ConstFloatSpan inverse, Values total_dy,
-                             std::span<double> sums) {
+                             std::span<double> sums, FloatSpan dscale, FloatSpan dshift) {
     const int64_t n = dims.channels;
     ByType(x.type(), [&](auto zero) {
       using T = decltype(zero);
@@ -437,18 +437,21 @@ class CpuNorm {
     for (size_t c = 0; c < inverse.size(); ++c) {
       sums[inverse.size() + c] *= inverse[c];
     }
+    StoreHalves(sums, dshift, dscale);
   }
 
   void BatchNormBackward(const RowsDims& dims, ConstValues x, ConstValues dy,
                          std::span<const int32_t> positive, ConstFloatSpan mean,
-                         ConstFloatSpan inverse, ConstFloatSpan scale, ConstFloatSpan mean_dy,
-                         ConstFloatSpan mean_dy_x, Values dx) {
+                         ConstFloatSpan inverse, ConstFloatSpan scale, int64_t rows,
+                         std::span<const double> sums, Values dx) {
     const int64_t n = dims.channels;
+    const std::vector<float> all_means = MeansOf(sums, rows);
+    const ConstFloatSpan means = all_means;
     ByChannel by(cpu_.workspace, CpuContext::kOwnSlot, n);
     const Coefficients coefficients{.mean = by.Copy(mean),
                                     .factor = by.Product(scale, inverse),
-                                    .mean_dy = by.Copy(mean_dy),
-                                    .slope = by.Product(inverse, mean_dy_x)};
+                                    .mean_dy = by.Copy(means.first(n)),
+                                    .slope = by.Product(inverse, means.subspan(n))};
     ByType(x.type(), [&](auto zero) {
       using T = decltype(zero);
       ForParts(cpu_.threads, dims.rows, n, [&](int64_t begin, int64_t end) {
@@ -493,10 +496,7 @@ class CpuNorm {
         }
       });
     });
-    for (size_t c = 0; c < dscale.size(); ++c) {
-      dscale[c] = sums[c];
-      dshift[c] = sums[dscale.size() + c];
-    }
+    StoreHalves(sums, dscale, dshift);
   }
 
   void LrnForward(const LrnDims& dims, ConstValues x, Values y, FloatSpan d) {

@@ -171,9 +171,9 @@ CADRE_VECTOR_LOOP void AddProducts(int64_t n, const T* x, const T* dy, double* s
 }
 
 template <typename T>
-CADRE_VECTOR_LOOP void AddTo(int64_t n, const T* x, T* y) {
+CADRE_VECTOR_LOOP void SumOf(int64_t n, const T* a, const T* b, T* y) {
 #pragma omp simd
-  for (int64_t i = 0; i < n; ++i) Store(y + i, Load<float>(y + i) + Load<float>(x + i));
+  for (int64_t i = 0; i < n; ++i) Store(y + i, Load<float>(a + i) + Load<float>(b + i));
 }
 
 // A row of PointwiseKernels::LstmForward. `recurrent` and `previous` are null in the first step.
@@ -374,13 +374,12 @@ class CpuPointwise {
     });
   }
 
-  void Add(ConstValues x, Values y) {
-    ByType(x.type(), [&](auto zero) {
+  void Sum(ConstValues a, ConstValues b, Values y) {
+    ByType(y.type(), [&](auto zero) {
       using T = decltype(zero);
-      ForParts(cpu_.threads, std::ssize(x),
-               [from = Data<T>(x), to = Data<T>(y)](int64_t begin, int64_t end) {
-                 AddTo(end - begin, from + begin, to + begin);
-               });
+      ForParts(cpu_.threads, std::ssize(y), [&](int64_t begin, int64_t end) {
+        SumOf(end - begin, Data<T>(a) + begin, Data<T>(b) + begin, Data<T>(y) + begin);
+      });
     });
   }
 

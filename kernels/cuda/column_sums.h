@@ -23,11 +23,15 @@ inline constexpr int64_t kMaxColumnBlocks = 1024;
 // Minimum number of rows per thread, unless the rows are fewer.
 inline constexpr int kColumnRows = 4;
 
+// Maximum number of groups of columns per block.
+inline constexpr int kMaxColumnGroups = 32;
+
 // A block's threads are [rows, groups of `group` columns], with at most `max_across` groups; blocks
 // along x divide the columns, and blocks along y divide the rows. Requires: `threads` and
 // `max_across` are powers of two.
 inline LaunchShape ColumnShape(int64_t rows, int64_t columns, int group, int64_t max_blocks,
-                               int threads = kColumnThreads, int max_across = 32) {
+                               int threads = kColumnThreads,
+                               int max_across = kMaxColumnGroups) {
   const int64_t groups = columns / group;
   int across = 1;
   while (across < max_across && across < groups) across *= 2;
@@ -115,12 +119,22 @@ __global__ void __launch_bounds__(kColumnThreads)
   }
 }
 
-// Adds up the bands of partial[bands, columns] and stores the sums of columns [0, split) in `first`
-// and the other sums in `second`.
+// Where sums over rows are stored, by column. `second` is not used if there is one sum. The sums
+// are also stored as fp32 where `rounded_first` and `rounded_second` are not null.
+template <typename T>
+struct ColumnResults {
+  T* first;
+  T* second = nullptr;
+  float* rounded_first = nullptr;
+  float* rounded_second = nullptr;
+};
+
+// Adds up the bands of partial[bands, columns] and stores the sums of columns [0, split) as first
+// and the other sums as second.
 template <typename T>
 __global__ void __launch_bounds__(kColumnThreads)
     AddBands(int64_t bands, int64_t columns, const double* __restrict__ partial, int64_t split,
-             T* __restrict__ first, T* __restrict__ second) {
+             ColumnResults<T> to) {
   __shared__ double shared[32][8];
   const int64_t column = int64_t{blockIdx.x} * 8 + threadIdx.x;
   double sum = 0;
@@ -133,18 +147,18 @@ __global__ void __launch_bounds__(kColumnThreads)
   __syncthreads();
   if (threadIdx.y != 0 || column >= columns) return;
   for (int strip = 1; strip < 32; ++strip) sum += shared[strip][threadIdx.x];
-  if (column < split) {
-    first[column] = sum;
-  } else {
-    second[column - split] = sum;
-  }
+  const bool is_first = column < split;
+  const int64_t at = is_first ? column : column - split;
+  (is_first ? to.first : to.second)[at] = sum;
+  float* const rounded = is_first ? to.rounded_first : to.rounded_second;
+  if (rounded != nullptr) rounded[at] = sum;
 }
 
-// first[columns] and, if there are two sums, second[columns] = the sums of `terms` over the rows
-// (zero rows are allowed). N elements of a row are read together.
+// Stores the sums of `terms` over the rows (zero rows are allowed). N elements of a row are read
+// together.
 template <int N, typename Terms, typename T>
 void LaunchColumnSums(CudaContext& cuda, const char* name, const Terms& terms, int64_t rows,
-                      int64_t columns, T* first, T* second) {
+                      int64_t columns, const ColumnResults<T>& to) {
   if (columns == 0) return;
   const LaunchShape shape = ColumnShape(rows, columns, N, kMaxColumnBlocks);
   const int64_t all = Terms::kSums * columns;
@@ -152,7 +166,7 @@ void LaunchColumnSums(CudaContext& cuda, const char* name, const Terms& terms, i
   Launch(cuda.device, name, SumBands<Terms, N>, shape, terms, rows, columns, partial.data());
   Launch(cuda.device, name, AddBands<T>,
          LaunchShape{.grid = dim3((all + 7) / 8), .block = dim3(8, 32)}, shape.grid.y, all,
-         partial.data(), columns, first, second);
+         partial.data(), columns, to);
 }
 
 }  // namespace cadre

@@ -112,7 +112,7 @@ void CudaContext::BiasGradient(int64_t rows, ConstValues dy, FloatSpan db) {
   ByTypeAndWidth(dy.type(), columns, {dy.data()}, [&](auto zero, auto group) {
     const BiasTerms terms(Data<decltype(zero)>(dy));
     LaunchColumnSums<decltype(group)::value>(*this, "bias gradient", terms, rows, columns,
-                                             db.data(), db.data());
+                                             ColumnResults<float>{.first = db.data()});
   });
 }
 

@@ -235,22 +235,41 @@ __global__ void __launch_bounds__(kWordThreads)
   }
 }
 
+// means[s][column] = sums[s, first column of the block + column] / counted, for both sums and the
+// block's columns. Ends with a barrier.
+template <int N>
+__device__ inline void StoreMeans(int64_t columns, double counted, const double* __restrict__ sums,
+                                  float (&means)[2][kMaxColumnGroups * N]) {
+  const unsigned thread = threadIdx.y * blockDim.x + threadIdx.x;
+  const unsigned width = N * blockDim.x;
+  for (unsigned i = thread; i < 2 * width; i += kColumnThreads) {
+    const unsigned sum = i / width, at = i % width;
+    const int64_t column = int64_t{blockIdx.x} * width + at;
+    if (column < columns) means[sum][at] = sums[sum * columns + column] / counted;
+  }
+  __syncthreads();
+}
+
 // dx from dy, as defined by NormKernels::BatchNormBackward. dy and dx may be the same.
 template <typename T, int N>
 __global__ void __launch_bounds__(kColumnThreads)
     NormaliseBackward(int64_t rows, int64_t columns, const T* __restrict__ x, const T* dy,
                       const int32_t* __restrict__ positive, const float* __restrict__ mean,
                       const float* __restrict__ inverse, const float* __restrict__ scale,
-                      const float* __restrict__ mean_dy, const float* __restrict__ mean_dy_x,
-                      T* dx) {
+                      double counted, const double* __restrict__ sums, T* dx) {
+  // A division in double is slow, so each is done by one thread of the block.
+  __shared__ float means[2][kMaxColumnGroups * N];
+  StoreMeans<N>(columns, counted, sums, means);
   const ColumnPlace place = PlaceInColumns<N>();
   if (place.column >= columns) return;
   float m[N], i[N], a[N], d[N], p[N];
   LoadColumns(mean, place.column, m);
   LoadColumns(inverse, place.column, i);
   LoadColumns(scale, place.column, a);
-  LoadColumns(mean_dy, place.column, d);
-  LoadColumns(mean_dy_x, place.column, p);
+  for (int k = 0; k < N; ++k) {
+    d[k] = means[0][threadIdx.x * N + k];
+    p[k] = means[1][threadIdx.x * N + k];
+  }
   for (int64_t row = place.first_row; row < rows; row += place.row_step) {
     const int64_t at = row * columns + place.column;
     float values[N];
@@ -290,13 +309,6 @@ __global__ void Inverse(int64_t columns, double epsilon, const float* __restrict
                         float* __restrict__ inverse) {
   for (int64_t c = ThreadIndex(); c < columns; c += ThreadCount()) {
     inverse[c] = 1.0 / sqrt(variance[c] + epsilon);
-  }
-}
-
-__global__ void DivideSums(int64_t n, double divisor, const double* __restrict__ sums,
-                           float* __restrict__ y) {
-  for (int64_t i = ThreadIndex(); i < n; i += ThreadCount()) {
-    y[i] = sums[i] / divisor;
   }
 }
 
@@ -472,9 +484,9 @@ class CudaNorm final : public NormKernels {
     CheckSize("sums", sums.size(), 2 * dims.channels);
     ByTypeAndWidth(x.type(), dims.channels, {x.data()}, [&](auto zero, auto group) {
       const MomentTerms terms(Data<decltype(zero)>(x));
-      LaunchColumnSums<decltype(group)::value>(cuda_, "batch norm's sums", terms, dims.rows,
-                                               dims.channels, sums.data(),
-                                               sums.data() + dims.channels);
+      LaunchColumnSums<decltype(group)::value>(
+          cuda_, "batch norm's sums", terms, dims.rows, dims.channels,
+          ColumnResults<double>{.first = sums.data(), .second = sums.data() + dims.channels});
     });
   }
 
@@ -499,14 +511,6 @@ class CudaNorm final : public NormKernels {
     if (inverse.empty()) return;
     Launch(cuda_.device, "batch norm's inverse", Inverse, Strided(cuda_.device, columns), columns,
            epsilon, variance.data(), inverse.data());
-  }
-
-  void DivideToFloat(double divisor, std::span<const double> sums, FloatSpan y) override {
-    CHECK_LE(y.size(), sums.size());
-    if (y.empty()) return;
-    const int64_t n = y.size();
-    Launch(cuda_.device, "division of sums", DivideSums, Strided(cuda_.device, n), n, divisor,
-           sums.data(), y.data());
   }
 
   void BatchNormForward(const RowsDims& dims, ConstValues x, ConstFloatSpan mean,
@@ -536,11 +540,11 @@ class CudaNorm final : public NormKernels {
   void BatchNormBackwardSums(const RowsDims& dims, ConstValues x, ConstValues dy,
                              ConstValues other_dy, std::span<const int32_t> positive,
                              ConstFloatSpan mean, ConstFloatSpan inverse, Values total_dy,
-                             std::span<double> sums) override {
+                             std::span<double> sums, FloatSpan dscale, FloatSpan dshift) override {
     CheckBatchNorm(dims, {x.size(), dy.size()}, {other_dy.size(), total_dy.size()},
                    positive.size());
     CheckSize("sums", sums.size(), 2 * dims.channels);
-    CheckChannels(dims, {mean.size(), inverse.size()});
+    CheckChannels(dims, {mean.size(), inverse.size(), dscale.size(), dshift.size()});
     ByTypeAndWidth(x.type(), dims.channels, {x.data(), dy.data(), other_dy.data(), total_dy.data()},
                    [&](auto zero, auto group) {
                      using T = decltype(zero);
@@ -554,18 +558,22 @@ class CudaNorm final : public NormKernels {
                                                   inverse.data()};
                      LaunchColumnSums<decltype(group)::value>(
                          cuda_, "gradient sums of batch norm", terms, dims.rows, dims.channels,
-                         sums.data(), sums.data() + dims.channels);
+                         ColumnResults<double>{.first = sums.data(),
+                                               .second = sums.data() + dims.channels,
+                                               .rounded_first = dshift.data(),
+                                               .rounded_second = dscale.data()});
                    });
   }
 
   void BatchNormBackward(const RowsDims& dims, ConstValues x, ConstValues dy,
                          std::span<const int32_t> positive, ConstFloatSpan mean,
-                         ConstFloatSpan inverse, ConstFloatSpan scale, ConstFloatSpan mean_dy,
-                         ConstFloatSpan mean_dy_x, Values dx) override {
+                         ConstFloatSpan inverse, ConstFloatSpan scale, int64_t rows,
+                         std::span<const double> sums, Values dx) override {
     CheckBatchNorm(dims, {x.size(), dy.size(), dx.size()}, {}, positive.size());
-    CheckChannels(dims,
-                  {mean.size(), inverse.size(), scale.size(), mean_dy.size(), mean_dy_x.size()});
+    CheckSize("sums", sums.size(), 2 * dims.channels);
+    CheckChannels(dims, {mean.size(), inverse.size(), scale.size()});
     if (dx.empty()) return;
+    const double counted = std::max<int64_t>(1, rows);
     ByTypeAndWidth(
         dx.type(), dims.channels, {x.data(), dy.data(), dx.data()}, [&](auto zero, auto group) {
           using T = decltype(zero);
@@ -573,7 +581,7 @@ class CudaNorm final : public NormKernels {
           Launch(cuda_.device, "batch norm gradient", NormaliseBackward<T, kGroup>,
                  ColumnShape(cuda_.device, dims.rows, dims.channels, kGroup), dims.rows,
                  dims.channels, Data<T>(x), Data<T>(dy), positive.data(), mean.data(),
-                 inverse.data(), scale.data(), mean_dy.data(), mean_dy_x.data(), Data<T>(dx));
+                 inverse.data(), scale.data(), counted, sums.data(), Data<T>(dx));
         });
   }
 
@@ -609,8 +617,9 @@ class CudaNorm final : public NormKernels {
                    Data<T>(dy), mean.data(), inverse.data(), scale.data(), Data<T>(dx));
           }
           const ParameterTerms terms(Data<T>(x), Data<T>(dy), mean.data(), inverse.data());
-          LaunchColumnSums<kGroup>(cuda_, "parameter gradients of layer norm", terms, dims.rows,
-                                   dims.channels, dscale.data(), dshift.data());
+          LaunchColumnSums<kGroup>(
+              cuda_, "parameter gradients of layer norm", terms, dims.rows, dims.channels,
+              ColumnResults<float>{.first = dscale.data(), .second = dshift.data()});
         });
   }
 

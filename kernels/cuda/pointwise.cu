@@ -514,9 +514,9 @@ class CudaPointwise final : public PointwiseKernels {
               StepsOf(all)[0], x, y);
   }
 
-  void Add(ConstValues x, Values y) override {
-    CheckSize("y", y.size(), std::ssize(x));
-    Apply("add", Sum(), x, y, y);
+  void Sum(ConstValues a, ConstValues b, Values y) override {
+    CheckSizes(std::ssize(a), {{"y", y.size()}, {"b", b.size()}});
+    Apply("add", cadre::Sum(), a, b, y);
   }
 
   void Multiply(const MultiplyDims& dims, ConstValues x, ConstValues factor, Values y) override {

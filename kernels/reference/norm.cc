@@ -72,7 +72,7 @@ class ReferenceNorm {
   void BatchNormBackwardSums(const RowsDims& dims, ConstFloatSpan x, ConstFloatSpan dy,
                              ConstFloatSpan other_dy, std::span<const int32_t> positive,
                              ConstFloatSpan mean, ConstFloatSpan inverse, FloatSpan total_dy,
-                             std::span<double> sums) {
+                             std::span<double> sums, FloatSpan dscale, FloatSpan dshift) {
     std::fill(sums.begin(), sums.end(), 0);
     for (int64_t r = 0; r < dims.rows; ++r) {
       for (int64_t c = 0; c < dims.channels; ++c) {
@@ -86,18 +86,20 @@ class ReferenceNorm {
         sums[dims.channels + c] += gradient * normal;
       }
     }
+    StoreHalves(sums, dshift, dscale);
   }
 
   void BatchNormBackward(const RowsDims& dims, ConstFloatSpan x, ConstFloatSpan dy,
                          std::span<const int32_t> positive, ConstFloatSpan mean,
-                         ConstFloatSpan inverse, ConstFloatSpan scale, ConstFloatSpan mean_dy,
-                         ConstFloatSpan mean_dy_x, FloatSpan dx) {
+                         ConstFloatSpan inverse, ConstFloatSpan scale, int64_t rows,
+                         std::span<const double> sums, FloatSpan dx) {
+    const std::vector<float> means = MeansOf(sums, rows);
     for (int64_t r = 0; r < dims.rows; ++r) {
       for (int64_t c = 0; c < dims.channels; ++c) {
         const int64_t at = r * dims.channels + c;
         const double normal = Normalised(x[at], mean[c], inverse[c]);
         const double gradient = IsPositive(dims, positive, r, c) ? dy[at] : 0;
-        const double inner = gradient - mean_dy[c] - normal * mean_dy_x[c];
+        const double inner = gradient - means[c] - normal * means[dims.channels + c];
         dx[at] = Product(scale[c], inverse[c]) * inner;
       }
     }

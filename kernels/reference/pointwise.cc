@@ -98,8 +98,8 @@ class ReferencePointwise {
     }
   }
 
-  void Add(ConstFloatSpan x, FloatSpan y) {
-    for (size_t i = 0; i < x.size(); ++i) y[i] += x[i];
+  void Sum(ConstFloatSpan a, ConstFloatSpan b, FloatSpan y) {
+    for (size_t i = 0; i < y.size(); ++i) y[i] = a[i] + b[i];
   }
 
   void Multiply(const MultiplyDims& dims, ConstFloatSpan x, ConstFloatSpan factor, FloatSpan y) {

@@ -24,10 +24,17 @@
 #undef __shared__
 #undef __constant__
 #undef __launch_bounds__
+#undef __global__
 // A host thread runs one block at a time, so a block's shared memory is thread-local.
 #define __shared__ static thread_local
 #define __constant__ static
-#define __launch_bounds__(...)
+// Kernels are local to their file, because GCC 12 also records the patch areas of copies of a
+// template that the linker discards, which the linker refuses.
+#define __global__ static
+// LaunchBound (launch_bounds.h) finds the patch area. The attribute takes the value of an
+// expression, but not a constant's name alone; hence the addition.
+#define __launch_bounds__(threads) \
+  __attribute__((patchable_function_entry((threads) + 0, (threads) + 0)))
 
 #define threadIdx (::cadre::emulated::thread_index)
 #define blockIdx (::cadre::emulated::block_index)

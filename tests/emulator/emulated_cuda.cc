@@ -7,6 +7,7 @@
 
 #include "glog/logging.h"
 #include "tests/emulator/block_runner.h"
+#include "tests/emulator/launch_bounds.h"
 
 namespace cadre::emulated {
 namespace {
@@ -442,7 +443,8 @@ cudaError_t EmulatedCuda::SetAsync(LaterError later, void* set, int value, size_
   });
 }
 
-cudaError_t EmulatedCuda::CheckLaunch(dim3 grid, dim3 block, const StreamState& stream,
+cudaError_t EmulatedCuda::CheckLaunch(const void* kernel, dim3 grid, dim3 block,
+                                      const StreamState& stream,
                                       const std::function<void()>& on_host) {
   constexpr unsigned kMaxGridRows = 65535;
   // A kernel that was compiled for devices cannot run here.
@@ -452,7 +454,13 @@ cudaError_t EmulatedCuda::CheckLaunch(dim3 grid, dim3 block, const StreamState& 
   const bool shaped = threads > 0 && threads <= kMaxThreads && block.z <= 64 && grid.x > 0 &&
                       grid.x <= 0x7FFFFFFF && grid.y > 0 && grid.y <= kMaxGridRows && grid.z > 0 &&
                       grid.z <= kMaxGridRows;
-  return shaped ? cudaSuccess : cudaErrorInvalidConfiguration;
+  if (!shaped) return cudaErrorInvalidConfiguration;
+  // CUDA only states that the launch fails; a device may return another error.
+  const unsigned bound = LaunchBound(kernel);
+  if (threads <= bound) return cudaSuccess;
+  LOG(ERROR) << "a block of " << threads << " threads exceeds the kernel's launch bound of "
+             << bound;
+  return cudaErrorInvalidConfiguration;
 }
 
 cudaError_t EmulatedCuda::Launch(LaterError later, const void* kernel, dim3 grid, dim3 block,
@@ -464,7 +472,7 @@ cudaError_t EmulatedCuda::Launch(LaterError later, const void* kernel, dim3 grid
     state = Find(stream);
     if (state == nullptr) return cudaErrorInvalidResourceHandle;
   }
-  const cudaError_t error = CheckLaunch(grid, block, *state, on_host);
+  const cudaError_t error = CheckLaunch(kernel, grid, block, *state, on_host);
   if (error != cudaSuccess) return error;
   {
     absl::MutexLock lock(&mutex_);

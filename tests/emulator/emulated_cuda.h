@@ -269,7 +269,7 @@ class EmulatedCuda {
   void DrainDevice(int device);
   cudaError_t CheckCopy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
                         const StreamState& stream);
-  cudaError_t CheckLaunch(dim3 grid, dim3 block, const StreamState& stream,
+  cudaError_t CheckLaunch(const void* kernel, dim3 grid, dim3 block, const StreamState& stream,
                           const std::function<void()>& on_host);
 
   const Mode mode_;

@@ -3,6 +3,7 @@
 // of streams and events, and what captured graphs do.
 #include "tests/emulator/emulated_cuda.h"
 
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -114,6 +115,30 @@ TEST_P(EmulatedCudaTest, CopiesMustBeWithinAllocations) {
   EXPECT_EQ(api_.set_async(x + 2, 0, 12, stream), cudaErrorInvalidValue);
   EXPECT_EQ(api_.copy_async(x, x + 2, 8, cudaMemcpyDeviceToDevice, stream), cudaSuccess);
   EXPECT_EQ(api_.set_async(x, 0, 16, nullptr), cudaErrorInvalidResourceHandle);
+}
+
+constexpr int kBound = 64;
+// The kernels differ, so that the compiler does not merge them.
+std::atomic<int> last_kernel;
+__global__ void __launch_bounds__(kBound) Bounded() { last_kernel = 1; }
+template <int N>
+__global__ void __launch_bounds__(N / 2) BoundedByTemplate() {
+  last_kernel = N;
+}
+__global__ void AfterBounded() { last_kernel = 3; }
+
+TEST_P(EmulatedCudaTest, BlocksMustKeepTheLaunchBoundsOfTheKernel) {
+  cudaStream_t stream = Stream();
+  const auto launch = [&](void (*kernel)(), dim3 block) {
+    return api_.launch(reinterpret_cast<const void*>(kernel), dim3(1), block, nullptr, stream,
+                       kernel);
+  };
+  EXPECT_EQ(launch(Bounded, dim3(kBound)), cudaSuccess);
+  EXPECT_EQ(launch(Bounded, dim3(kBound + 1)), cudaErrorInvalidConfiguration);
+  EXPECT_EQ(launch(Bounded, dim3(kBound / 2, 3)), cudaErrorInvalidConfiguration);
+  EXPECT_EQ(launch(BoundedByTemplate<512>, dim3(256)), cudaSuccess);
+  EXPECT_EQ(launch(BoundedByTemplate<512>, dim3(257)), cudaErrorInvalidConfiguration);
+  EXPECT_EQ(launch(AfterBounded, dim3(1024)), cudaSuccess);
 }
 
 TEST_P(EmulatedCudaTest, LaunchesMustHaveValidExtents) {

@@ -89,6 +89,8 @@ TEST_F(Bf16Test, AddAndDropout) {
   bf16_->pointwise().Add(x, sum);
   reference_->pointwise().Add(x, want);
   EXPECT_EQ(sum, Bf16Rounded(want));
+  bf16_->pointwise().Sum(x, Random(1001, 2), got);
+  EXPECT_EQ(got, sum);
   const DropoutKey key{.seed = 5, .layer = 2, .rate = 0.3F};
   bf16_->pointwise().Dropout(key, 77, x, got);
   reference_->pointwise().Dropout(key, 77, x, want);
@@ -112,8 +114,11 @@ TEST_F(Bf16Test, BatchNorm) {
     for (size_t c = 0; c < got_sums.size(); ++c) {
       EXPECT_NEAR(got_sums[c], want_sums[c], dims.rows * 0x1.0p-19);
     }
-    bf16_->norm().BatchNormBackwardSums(dims, x, dy, {}, {}, mean, inverse, {}, got_sums);
-    reference_->norm().BatchNormBackwardSums(dims, x, dy, {}, {}, mean, inverse, {}, want_sums);
+    Floats dscale = Garbage(channels), dshift = dscale;
+    bf16_->norm().BatchNormBackwardSums(dims, x, dy, {}, {}, mean, inverse, {}, got_sums, dscale,
+                                        dshift);
+    reference_->norm().BatchNormBackwardSums(dims, x, dy, {}, {}, mean, inverse, {}, want_sums,
+                                             dscale, dshift);
     // The terms are at most two and are rounded to fp32.
     for (size_t c = 0; c < got_sums.size(); ++c) {
       EXPECT_NEAR(got_sums[c], want_sums[c], dims.rows * 0x1.0p-21);
@@ -122,9 +127,9 @@ TEST_F(Bf16Test, BatchNorm) {
     bf16_->norm().BatchNormForward(dims, x, mean, inverse, scale, shift, {}, {}, got);
     reference_->norm().BatchNormForward(dims, x, mean, inverse, scale, shift, {}, {}, want);
     ExpectBf16Near(got, want);
-    bf16_->norm().BatchNormBackward(dims, x, dy, {}, mean, inverse, scale, mean_dy, shift, got);
-    reference_->norm().BatchNormBackward(dims, x, dy, {}, mean, inverse, scale, mean_dy, shift,
-                                         want);
+    const std::vector<double> sums = Sums(mean_dy, shift);
+    bf16_->norm().BatchNormBackward(dims, x, dy, {}, mean, inverse, scale, 1, sums, got);
+    reference_->norm().BatchNormBackward(dims, x, dy, {}, mean, inverse, scale, 1, sums, want);
     ExpectBf16Near(got, want, 2e-6);
   }
 }

@@ -153,9 +153,26 @@ TEST_F(CudaRunsTest, StatisticsAgreeWithTheReference) {
     const OnDevice given_variance(device(), want[3]);
     kernels().norm().BatchNormInverse(1e-5F, given_variance.span(), inverse.span());
     ExpectNear(inverse.Get(), want[1], 0x1.0p-22);
-    reference_->norm().DivideToFloat(7, sums, want[0]);
-    kernels().norm().DivideToFloat(7, given.span(), mean.span());
-    EXPECT_EQ(mean.Get(), want[0]);
+  }
+}
+
+// dx = -(mean of dy) - x * (mean of dy * x) without dy, so that every division can be seen.
+TEST_F(CudaRunsTest, MeansOfSumsEqualTheReference) {
+  constexpr size_t kChannels = 300;
+  const RowsDims dims{.rows = 1, .channels = kChannels};
+  const Floats random = Uniform(kChannels, 1), zero(kChannels, 0.0F), one(kChannels, 1.0F);
+  const OnDevice zeros(device(), zero), ones(device(), one), dx(device(), zero);
+  for (const int64_t rows : {0, 1, 7, 1000}) {
+    for (const bool first : {true, false}) {
+      const std::vector<double> sums = first ? Sums(random, zero) : Sums(zero, random);
+      DeviceArray<double> given(device(), sums.size(), "test");
+      device().CopyIn(sums.data(), given.data(), sums.size() * sizeof(double));
+      kernels().norm().BatchNormBackward(dims, ones.span(), zeros.span(), {}, zeros.span(),
+                                         ones.span(), ones.span(), rows, given.span(), dx.span());
+      Floats want = Garbage(int64_t{kChannels});
+      reference_->norm().BatchNormBackward(dims, one, zero, {}, zero, one, one, rows, sums, want);
+      EXPECT_EQ(dx.Get(), want) << rows << " rows";
+    }
   }
 }
 

@@ -43,6 +43,7 @@ TEST_F(LaunchShapeTest, BatchNormOccupiesAllProcessors) {
       const DeviceArray<int32_t> positive(*rank_.device, PositiveWords(dims), "test");
       const DeviceArray<float> parameters(*rank_.device, channels, "test");
       const Values x(memory.data(), n, DType::kBFloat16);
+      const DeviceArray<double> sums(*rank_.device, 2 * channels, "test");
       const std::span<float> p = parameters.span();
       NormKernels& norm = rank_.kernels->norm();
       for (const std::span<int32_t> bits : {positive.span(), std::span<int32_t>()}) {
@@ -50,7 +51,9 @@ TEST_F(LaunchShapeTest, BatchNormOccupiesAllProcessors) {
           EXPECT_GE(BlocksOf([&] { norm.BatchNormForward(dims, x, p, p, p, p, addend, bits, x); }),
                     kH100Processors);
         }
-        EXPECT_GE(BlocksOf([&] { norm.BatchNormBackward(dims, x, x, bits, p, p, p, p, p, x); }),
+        EXPECT_GE(BlocksOf([&] {
+                    norm.BatchNormBackward(dims, x, x, bits, p, p, p, dims.rows, sums.span(), x);
+                  }),
                   kH100Processors);
       }
     }

@@ -45,17 +45,15 @@ struct BatchNormOutputs {
 BatchNormOutputs RunBatchNorm(Backend& kernels, const RowsDims& dims, const Floats& x,
                               const Floats& scale, const Floats& shift, const Floats& dy) {
   const Statistics s = StatisticsOf(kernels, dims, x);
-  BatchNormOutputs out{.y = Garbage(SizeOf(dims)), .dx = Garbage(SizeOf(dims))};
+  BatchNormOutputs out{.y = Garbage(SizeOf(dims)),
+                       .dx = Garbage(SizeOf(dims)),
+                       .dscale = Garbage(dims.channels),
+                       .dshift = Garbage(dims.channels)};
   kernels.norm().BatchNormForward(dims, x, s.mean, s.inverse, scale, shift, {}, {}, out.y);
   Doubles sums(2 * dims.channels, NAN);
-  kernels.norm().BatchNormBackwardSums(dims, x, dy, {}, {}, s.mean, s.inverse, {}, sums);
-  const auto half = sums.begin() + dims.channels;
-  out.dshift.assign(sums.begin(), half);
-  out.dscale.assign(half, sums.end());
-  Floats mean_dy = out.dshift, mean_dy_x = out.dscale;
-  for (float& value : mean_dy) value /= dims.rows;
-  for (float& value : mean_dy_x) value /= dims.rows;
-  kernels.norm().BatchNormBackward(dims, x, dy, {}, s.mean, s.inverse, scale, mean_dy, mean_dy_x,
+  kernels.norm().BatchNormBackwardSums(dims, x, dy, {}, {}, s.mean, s.inverse, {}, sums,
+                                       out.dscale, out.dshift);
+  kernels.norm().BatchNormBackward(dims, x, dy, {}, s.mean, s.inverse, scale, dims.rows, sums,
                                    out.dx);
   return out;
 }
@@ -73,14 +71,16 @@ TEST_P(NormTest, BatchNormKnownAnswer) {
   kernels_->norm().BatchNormForward(dims, x, Floats{2, 30}, Floats{0.5F, 0.25F}, Floats{4, 8},
                                     Floats{100, 200}, {}, {}, y);
   EXPECT_THAT(y, ElementsAre(98, 160, 100, 180, 102, 260));
+  Floats dscale = Garbage(2), dshift = Garbage(2);
   kernels_->norm().BatchNormBackwardSums(dims, x, dy, {}, {}, Floats{2, 30}, Floats{0.5F, 0.25F},
-                                         {}, sums);
+                                         {}, sums, dscale, dshift);
   // The normalised values are -0.5, 0, 0.5 and -5, -2.5, 7.5.
   EXPECT_THAT(sums, ElementsAre(9, 12, 2, 25));
+  EXPECT_THAT(dscale, ElementsAre(2, 25));
+  EXPECT_THAT(dshift, ElementsAre(9, 12));
   Floats dx = Garbage(6);
   kernels_->norm().BatchNormBackward(dims, x, dy, {}, Floats{2, 30}, Floats{0.5F, 0.25F},
-                                     Floats{4, 8},
-                                     /*mean_dy=*/Floats{1, 2}, /*mean_dy_x=*/Floats{2, 4}, dx);
+                                     Floats{4, 8}, /*rows=*/6, Doubles{6, 12, 12, 24}, dx);
   EXPECT_THAT(dx, ElementsAre(2 * (1 - 1 + 1), 2 * (2 - 2 + 20), 2 * (3 - 1), 2 * (4 - 2 + 10),
                               2 * (5 - 1 - 1), 2 * (6 - 2 - 30)));
 }
@@ -116,7 +116,8 @@ TEST_P(NormTest, BatchNormGradientsMatchDifferences) {
   Floats x = Uniform(SizeOf(dims), 1), scale = Uniform(5, 2), shift = Uniform(5, 3);
   const Floats dy = Uniform(SizeOf(dims), 4);
   const BatchNormOutputs out = RunBatchNorm(*kernels_, dims, x, scale, shift, dy);
-  const auto forward = [&] { return RunBatchNorm(*kernels_, dims, x, scale, shift, dy).y; };
+  const auto reference = MakeReferenceBackend();
+  const auto forward = [&] { return RunBatchNorm(*reference, dims, x, scale, shift, dy).y; };
   ExpectGradient(x, out.dx, dy, forward);
   ExpectGradient(scale, out.dscale, dy, forward);
   ExpectGradient(shift, out.dshift, dy, forward);
@@ -126,12 +127,13 @@ TEST_P(NormTest, BatchNormInPlace) {
   const RowsDims dims{.rows = 77, .channels = 37};
   const Floats x = Uniform(SizeOf(dims), 1), dy = Uniform(SizeOf(dims), 2);
   const Floats a = Uniform(37, 3), b = Uniform(37, 4), c = Uniform(37, 5), d = Uniform(37, 6);
+  const Doubles sums = Sums(d, a);
   Floats y = Garbage(SizeOf(dims)), dx = y, in_place = x, gradient = dy;
   kernels_->norm().BatchNormForward(dims, x, a, b, c, d, {}, {}, y);
   kernels_->norm().BatchNormForward(dims, in_place, a, b, c, d, {}, {}, in_place);
   EXPECT_EQ(in_place, y);
-  kernels_->norm().BatchNormBackward(dims, x, dy, {}, a, b, c, d, a, dx);
-  kernels_->norm().BatchNormBackward(dims, x, gradient, {}, a, b, c, d, a, gradient);
+  kernels_->norm().BatchNormBackward(dims, x, dy, {}, a, b, c, 1, sums, dx);
+  kernels_->norm().BatchNormBackward(dims, x, gradient, {}, a, b, c, 1, sums, gradient);
   EXPECT_EQ(gradient, dx);
 }
 
@@ -145,13 +147,16 @@ TEST_P(NormTest, BatchNormOfEmptyTensors) {
     kernels_->norm().BatchNormSums(dims, none, sums);
     EXPECT_THAT(sums, Each(0.0));
     sums.assign(sums.size(), NAN);
+    Floats dscale = Garbage(dims.channels), dshift = dscale;
     kernels_->norm().BatchNormBackwardSums(dims, none, none, {}, {}, by_channel, by_channel, {},
-                                           sums);
+                                           sums, dscale, dshift);
     EXPECT_THAT(sums, Each(0.0));
+    EXPECT_THAT(dscale, Each(0.0F));
+    EXPECT_THAT(dshift, Each(0.0F));
     kernels_->norm().BatchNormForward(dims, none, by_channel, by_channel, by_channel, by_channel,
                                       {}, {}, none);
     kernels_->norm().BatchNormBackward(dims, none, none, {}, by_channel, by_channel, by_channel,
-                                       by_channel, by_channel, none);
+                                       dims.rows, sums, none);
   }
 }
 
@@ -175,18 +180,26 @@ TEST_P(NormTest, BatchNormIsNearTheReference) {
     for (size_t i = 0; i < got_sums.size(); ++i) {
       ASSERT_NEAR(got_sums[i], want_sums[i], bound);
     }
-    kernels_->norm().BatchNormBackwardSums(dims, x, dy, {}, {}, mean, inverse, {}, got_sums);
-    reference->norm().BatchNormBackwardSums(dims, x, dy, {}, {}, mean, inverse, {}, want_sums);
+    Floats dscale = Garbage(dims.channels), dshift = dscale, unused = dscale;
+    kernels_->norm().BatchNormBackwardSums(dims, x, dy, {}, {}, mean, inverse, {}, got_sums, dscale,
+                                           dshift);
+    reference->norm().BatchNormBackwardSums(dims, x, dy, {}, {}, mean, inverse, {}, want_sums,
+                                            unused, unused);
     for (size_t i = 0; i < got_sums.size(); ++i) {
       ASSERT_NEAR(got_sums[i], want_sums[i], 4 * bound);
+    }
+    for (int64_t c = 0; c < dims.channels; ++c) {
+      ASSERT_EQ(dshift[c], static_cast<float>(got_sums[c]));
+      ASSERT_EQ(dscale[c], static_cast<float>(got_sums[dims.channels + c]));
     }
     // A handful of roundings of numbers up to three.
     Floats got = Garbage(SizeOf(dims)), want = got;
     kernels_->norm().BatchNormForward(dims, x, mean, inverse, scale, shift, {}, {}, got);
     reference->norm().BatchNormForward(dims, x, mean, inverse, scale, shift, {}, {}, want);
     ExpectNear(got, want, 1e-6);
-    kernels_->norm().BatchNormBackward(dims, x, dy, {}, mean, inverse, scale, shift, mean, got);
-    reference->norm().BatchNormBackward(dims, x, dy, {}, mean, inverse, scale, shift, mean, want);
+    const Doubles sums = Sums(shift, mean);
+    kernels_->norm().BatchNormBackward(dims, x, dy, {}, mean, inverse, scale, 1, sums, got);
+    reference->norm().BatchNormBackward(dims, x, dy, {}, mean, inverse, scale, 1, sums, want);
     ExpectNear(got, want, 2e-6);
   }
 }
@@ -225,7 +238,8 @@ TEST_P(NormTest, LayerNormGradientsMatchDifferences) {
   Floats x = Uniform(SizeOf(dims), 1), scale = Uniform(21, 2), shift = Uniform(21, 3);
   const Floats dy = Uniform(SizeOf(dims), 4);
   const LayerNormOutputs out = RunLayerNorm(*kernels_, dims, x, scale, shift, dy);
-  const auto forward = [&] { return RunLayerNorm(*kernels_, dims, x, scale, shift, dy).y; };
+  const auto reference = MakeReferenceBackend();
+  const auto forward = [&] { return RunLayerNorm(*reference, dims, x, scale, shift, dy).y; };
   ExpectGradient(x, out.dx, dy, forward);
   ExpectGradient(scale, out.dscale, dy, forward);
   ExpectGradient(shift, out.dshift, dy, forward);
@@ -290,13 +304,14 @@ TEST_P(NormTest, LrnKnownAnswer) {
 }
 
 TEST_P(NormTest, LrnGradientMatchesDifferences) {
+  const auto reference = MakeReferenceBackend();
   for (const int64_t size : {1, 2, 5, 20}) {
     SCOPED_TRACE(size);
     const LrnDims dims{.rows = 4, .channels = 11, .size = size, .alpha = 2, .beta = 0.75F, .k = 1};
     Floats x = Uniform(SizeOf(dims), 1);
     const Floats dy = Uniform(SizeOf(dims), 2);
     const LrnOutputs out = RunLrn(*kernels_, dims, x, dy);
-    ExpectGradient(x, out.dx, dy, [&] { return RunLrn(*kernels_, dims, x, dy).y; });
+    ExpectGradient(x, out.dx, dy, [&] { return RunLrn(*reference, dims, x, dy).y; });
   }
 }
 

@@ -74,11 +74,12 @@ TEST_P(RecurrentTest, LstmKnownAnswer) {
 
 TEST_P(RecurrentTest, LstmGradientsMatchDifferences) {
   const RowsDims dims{.rows = 3, .channels = 7};
+  const auto reference = MakeReferenceBackend();
   for (const bool first : {false, true}) {
     LstmInputs in = RandomLstm(dims, first);
     const LstmOutputs out = RunLstm(*kernels_, dims, in);
     const auto forward = [&] {
-      const LstmOutputs moved = RunLstm(*kernels_, dims, in);
+      const LstmOutputs moved = RunLstm(*reference, dims, in);
       return Joined(moved.y, moved.cell);
     };
     const Floats gradients = Joined(in.dy, in.dcell);
@@ -140,8 +141,9 @@ TEST_P(RecurrentTest, SoftmaxGradientMatchesDifferences) {
   const RowsDims dims{.rows = 4, .channels = 9};
   Floats x = Uniform(36, 1), y = Garbage(36), dx = Garbage(36);
   const Floats dy = Uniform(36, 2);
+  const auto reference = MakeReferenceBackend();
   const auto forward = [&] {
-    kernels_->pointwise().SoftmaxForward(dims, 2, x, y);
+    reference->pointwise().SoftmaxForward(dims, 2, x, y);
     return y;
   };
   kernels_->pointwise().SoftmaxBackward(dims, 2, forward(), dy, dx);

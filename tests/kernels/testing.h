@@ -130,6 +130,9 @@ struct LrnOutputs {
 };
 LrnOutputs RunLrn(Backend& kernels, const LrnDims& dims, const Floats& x, const Floats& dy);
 
+// The elements of a, then those of b, as the sums of a batch norm.
+std::vector<double> Sums(const Floats& a, const Floats& b);
+
 // Expects that a batch norm fused with an addition, a ReLU and a sum of gradients computes the bits
 // of these operations one after the other.
 void ExpectFusedBatchNormEqualsSeparate(Backend& kernels, const RowsDims& dims);
@@ -153,7 +156,8 @@ double Dot(std::span<const float> a, std::span<const float> b);
 // differences along random directions. A direction changes every value, so that any wrong element
 // is detected. With steps of 2^-7 the neglected third-order terms are below a thousandth for the
 // smooth functions here; the tolerance also allows for the rounding of the outputs. Requires:
-// forward() reads `values`, and is smooth within a step of them.
+// forward() reads `values`, is smooth within a step of them, and is the reference's, whose rounding
+// does not depend on the back end that computed `gradient`.
 void ExpectGradient(Floats& values, const Floats& gradient, const Floats& dy,
                     const std::function<Floats()>& forward);
 

@@ -97,13 +97,15 @@ class AddLayer final : public Layer {
   explicit AddLayer(LayerSetting setting) : kernels_(setting.kernels) {}
 
   absl::Status Forward(const PassContext& /*pass*/, const LayerTensors& t) override {
-    // The tape may place the sum in the buffer of one addend; the others are added to it.
+    // The tape may place the sum in the buffer of one addend, which is then the first term.
     const auto here = std::find_if(t.x.begin(), t.x.end(),
                                    [&](const ConstValues& x) { return x.data() == t.y.data(); });
     const int64_t first = here == t.x.end() ? 0 : here - t.x.begin();
-    if (here == t.x.end()) kernels_.memory().Copy(t.x[0], t.y);
+    ConstValues sum = t.x[first];
     for (int64_t i = 0; i < std::ssize(t.x); ++i) {
-      if (i != first) kernels_.pointwise().Add(t.x[i], t.y);
+      if (i == first) continue;
+      kernels_.pointwise().Sum(sum, t.x[i], t.y);
+      sum = t.y;
     }
     return absl::OkStatus();
   }

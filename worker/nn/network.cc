@@ -605,18 +605,13 @@ absl::Status Network::DoOp(Program& program, const TapeOp& op, const PassContext
     case TapeOpKind::kBackward:
       return program.layers[op.layer]->Backward(pass, TensorsOf(program, op));
     case TapeOpKind::kAdd:
-      Add(Buffer(program, op.x[0]), Buffer(program, op.x[1]), Buffer(program, op.y));
+      kernels_.pointwise().Sum(Buffer(program, op.x[0]), Buffer(program, op.x[1]),
+                               Buffer(program, op.y));
       return absl::OkStatus();
     case TapeOpKind::kLoss:
       break;
   }
   return absl::InternalError("the network computes the loss");
-}
-
-void Network::Add(Values a, Values b, Values sum) {
-  if (sum.data() == b.data()) return kernels_.pointwise().Add(a, sum);
-  if (sum.data() != a.data()) kernels_.memory().Copy(a, sum);
-  kernels_.pointwise().Add(b, sum);
 }
 
 Values Network::BufferIn(int block, const Program& program, int number) {

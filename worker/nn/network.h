@@ -240,7 +240,6 @@ class Network {
   // Plays one operation and reports it to the observer.
   absl::Status PlayOp(Program& program, const TapeOp& op, const PassContext& pass);
   absl::Status DoOp(Program& program, const TapeOp& op, const PassContext& pass);
-  void Add(Values a, Values b, Values sum);
   PassContext TrainingPass(double share) const;
   // Enqueues the loss; its sums are written to sums_.
   absl::Status TakeLoss(const Program& program, float loss_scale);

@@ -44,7 +44,6 @@ class BatchNorm final : public Layer {
     if (!per_rank && !axes.empty()) peers_ = &setting.comms.Over(axes);
     statistics_rows_ = per_rank ? dims_.rows : all_rows_;
     sums_ = DeviceArray<double>(kernels_.device(), 2 * channels(), "statistics");
-    means_ = DeviceArray<float>(kernels_.device(), 2 * channels(), "statistics");
   }
 
   absl::Status Forward(const PassContext& pass, const LayerTensors& t) override {
@@ -67,19 +66,15 @@ class BatchNorm final : public Layer {
     const std::span<const int32_t> positive = PositiveBits(t);
     const std::span<double> sums = sums_.span();
     kernels_.norm().BatchNormBackwardSums(dims_, t.x[0], t.dy, t.other_dy, positive, mean, inverse,
-                                          t.total_dy, sums);
-    kernels_.norm().DivideToFloat(1, sums.first(channels()), parameters_[kShift].gradient);
-    kernels_.norm().DivideToFloat(1, sums.subspan(channels()), parameters_[kScale].gradient);
+                                          t.total_dy, sums, parameters_[kScale].gradient,
+                                          parameters_[kShift].gradient);
     // A collective, so ranks without elements take part, too.
     if (!t.wants_dx[0]) return absl::OkStatus();
     if (peers_ != nullptr) CADRE_RETURN_IF_ERROR(peers_->AllReduceSum(sums));
-    kernels_.norm().DivideToFloat(std::max<int64_t>(1, statistics_rows_), sums, means_.span());
-    const std::span<const float> means = means_.span();
     const bool stored = !t.total_dy.empty();
     kernels_.norm().BatchNormBackward(dims_, t.x[0], stored ? t.total_dy : t.dy,
                                       stored ? std::span<const int32_t>() : positive, mean, inverse,
-                                      parameters_[kScale].value, means.first(channels()),
-                                      means.subspan(channels()), t.dx[0]);
+                                      parameters_[kScale].value, statistics_rows_, sums, t.dx[0]);
     return absl::OkStatus();
   }
 
@@ -113,9 +108,8 @@ class BatchNorm final : public Layer {
   int64_t statistics_rows_ = 0;
   // Null: statistics are per rank.
   Communicator* peers_ = nullptr;
-  // By channel: sums and means of forward and backward.
+  // By channel: sums of forward and backward.
   DeviceArray<double> sums_;
-  DeviceArray<float> means_;
 };
 
 // Statistics are per row, so a split of rows needs no exchange; features are never split.
