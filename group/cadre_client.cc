@@ -48,10 +48,11 @@ struct cadre_client {
 namespace cadre {
 namespace {
 
-absl::StatusOr<std::string> ToJson(const google::protobuf::Message& message) {
+absl::StatusOr<std::string> ToJson(const google::protobuf::Message& message,
+                                   bool with_defaults = true) {
   google::protobuf::util::JsonPrintOptions options;
   options.preserve_proto_field_names = true;
-  options.always_print_primitive_fields = true;
+  options.always_print_primitive_fields = with_defaults;
   std::string json;
   const auto status = google::protobuf::util::MessageToJsonString(message, &json, options);
   if (!status.ok()) return absl::InternalError(status.ToString());
@@ -69,6 +70,11 @@ absl::StatusOr<v1::RunSpec> ParseSpec(const std::string& text) {
   if (!status.ok()) return absl::InvalidArgumentError(status.ToString());
   CADRE_RETURN_IF_ERROR(ValidateRunSpec(spec));
   return spec;
+}
+
+absl::StatusOr<std::string> ParseRunFile(const std::string& name, const std::string& text) {
+  CADRE_ASSIGN_OR_RETURN(const RunSpecFile file, ParseRunSpec(name, text));
+  return ToJson(file.spec, /*with_defaults=*/false);
 }
 
 // Reads from the coordinator. The first call after its restart may fail on the broken connection of
@@ -132,6 +138,10 @@ cadre_client* cadre_client_open(const char* coordinator, const char* tls, int32_
 
 const char* cadre_client_submit(cadre_client* client, const char* spec, int32_t join_existing) {
   return client->Return([&] { return cadre::Submit(*client, spec, join_existing != 0); });
+}
+
+const char* cadre_client_parse(cadre_client* client, const char* name, const char* text) {
+  return client->Return([&] { return cadre::ParseRunFile(name, text); });
 }
 
 const char* cadre_client_status(cadre_client* client, const char* run) {

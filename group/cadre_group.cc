@@ -1,6 +1,8 @@
 // A thin layer: it translates between C and CallerTrainer, GroupMember and CoordinatorClient.
 #include "group/cadre_group.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <exception>
 #include <memory>
@@ -12,11 +14,13 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "base/identity.h"
 #include "base/rpc/credentials.h"
 #include "glog/logging.h"
 #include "group/caller_trainer.h"
 #include "group/handoff.h"
 #include "model/data_position.h"
+#include "worker/default_name.h"
 
 namespace {
 
@@ -37,6 +41,11 @@ uint64_t ElementsOf(const cadre::CallerParameter& parameter) {
 }
 
 std::string OrEmpty(const char* text) { return text == nullptr ? "" : text; }
+
+std::string DefaultName(const cadre::Credentials& credentials) {
+  return cadre::DefaultWorkerName(credentials.secure() ? credentials.identity().name : "",
+                                  cadre::HostName(), absl::StrCat(getpid()));
+}
 
 }  // namespace
 
@@ -79,7 +88,6 @@ cadre_group* cadre_group_open(const cadre_group_options* options) {
   auto* const group = new cadre_group(options->ranks);
   cadre::GroupMember::Options& member = group->options;
   member.coordinator = OrEmpty(options->coordinator);
-  member.name = OrEmpty(options->name);
   member.version = CADRE_VERSION;
   if (options->listen != nullptr) member.listen = options->listen;
   member.advertise = OrEmpty(options->advertise);
@@ -88,6 +96,7 @@ cadre_group* cadre_group_open(const cadre_group_options* options) {
                                                    cadre::Role::kWorker);
   if (credentials.ok()) {
     member.credentials = *std::move(credentials);
+    member.name = options->name != nullptr ? options->name : DefaultName(member.credentials);
   } else {
     group->Fail(credentials.status());
   }

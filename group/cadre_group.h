@@ -58,7 +58,7 @@ typedef struct {
   const char* run;
   /* Equal for all ranks of the program, and different at each start. */
   const char* program;
-  /* Name of this process for display, [a-z0-9._-]. */
+  /* Name of this process for display, [a-z0-9._-]{1,63}. Null: of certificate, host and process id. */
   const char* name;
   uint32_t ranks;
   uint32_t rank;
@@ -175,6 +175,9 @@ CADRE_API cadre_client* cadre_client_open(const char* coordinator, const char* t
  * SubmitRequest. */
 CADRE_API const char* cadre_client_submit(cadre_client* client, const char* spec,
                                           int32_t join_existing);
+/* Returns the RunSpec of a run file as JSON, without the defaults, or null. Does not check the run.
+ * `name`: of the file, for errors. */
+CADRE_API const char* cadre_client_parse(cadre_client* client, const char* name, const char* text);
 /* `run`: an id, or empty for all runs. */
 CADRE_API const char* cadre_client_status(cadre_client* client, const char* run);
 /* Writes the newest version of the run to a safetensors file; returns LocateReply without the spec.

@@ -2,6 +2,7 @@
 #include "group/caller_trainer.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <memory>
 #include <optional>
@@ -44,8 +45,10 @@ class CallerModel final : public TrainedModel {
     protocol_ = &protocol;
     group_.reset(new Communicator(WholeGroup(transport)));
     const absl::Status divided = values_->Divide(transport);
-    return absl::IsInvalidArgument(divided) ? failure.Blame(v1::FAILURE_CAUSE_PLAN, divided)
-                                            : divided;
+    if (absl::IsInvalidArgument(divided)) return failure.Blame(v1::FAILURE_CAUSE_PLAN, divided);
+    CADRE_RETURN_IF_ERROR(divided);
+    const absl::Status equal = CheckFirstValues();
+    return absl::IsOutOfRange(equal) ? failure.Blame(v1::FAILURE_CAUSE_PLAN, equal) : equal;
   }
 
   v1::Prepared Describe() const override {
@@ -80,7 +83,8 @@ class CallerModel final : public TrainedModel {
 
   absl::Status CheckWeights() override {
     CADRE_RETURN_IF_ERROR(Fetch(/*states=*/false));
-    return Agree(values_->CheckFinite(), *group_);
+    CADRE_RETURN_IF_ERROR(Agree(values_->CheckFinite(), *group_));
+    return CheckShared();
   }
 
   absl::Status Gather() override {
@@ -166,6 +170,27 @@ class CallerModel final : public TrainedModel {
   }
 
  private:
+  // A collective.
+  absl::Status CheckShared() {
+    const absl::Status equal = values_->CheckShared();
+    return equal.ok() || absl::IsOutOfRange(equal) ? Agree(equal, *group_) : equal;
+  }
+
+  // A collective: compares the values with which the program begins, which those of a version would
+  // replace. Later generations may begin while only some ranks have a new version.
+  absl::Status CheckFirstValues() {
+    if (group_->size() == 1) return absl::OkStatus();
+    std::array<uint64_t, 1> ranks_checked = {trainer_.checked_first_values_ ? 1U : 0U};
+    CADRE_RETURN_IF_ERROR(group_->AllReduceSum(std::span<uint64_t>(ranks_checked)));
+    // A rank that has finished the comparison has seen the digests of all.
+    if (ranks_checked[0] == 0) {
+      CADRE_RETURN_IF_ERROR(Fetch(/*states=*/false));
+      CADRE_RETURN_IF_ERROR(CheckShared());
+    }
+    trainer_.checked_first_values_ = true;
+    return absl::OkStatus();
+  }
+
   // A run in which the programs evaluate needs an evaluation in each of them.
   absl::Status CheckTestSamples() const {
     const uint64_t of_run = spec_.model().opaque().test_samples();

@@ -89,6 +89,8 @@ class CallerTrainer final : public GenerationTrainer {
   std::atomic<TrainerProgress*> progress_ = nullptr;
   // Steps since the last version was adopted. Used by the runner.
   uint64_t trained_ = 0;
+  // Whether the ranks have compared the values with which the program began. Used by the runner.
+  bool checked_first_values_ = false;
 
   mutable absl::Mutex mutex_;
   ProgramState state_ ABSL_GUARDED_BY(mutex_);

@@ -10,6 +10,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
+#include "base/digest.h"
 #include "base/status.h"
 #include "model/opaque.h"
 #include "worker/train/agreement.h"
@@ -87,6 +88,17 @@ absl::StatusOr<std::vector<int>> FindAll(const ParameterIndex& index,
   return numbers;
 }
 
+// A collective. Returns the numbers of all members, in their order; all have equally many.
+absl::StatusOr<std::vector<uint64_t>> GatherNumbers(std::span<const uint64_t> mine,
+                                                    Communicator& group) {
+  std::vector<uint64_t> all(mine.size() * group.size());
+  std::copy(mine.begin(), mine.end(), all.begin() + mine.size() * group.index());
+  std::vector<int64_t> offsets;
+  for (int i = 0; i <= group.size(); ++i) offsets.push_back(mine.size_bytes() * i);
+  CADRE_RETURN_IF_ERROR(group.AllGatherBytes(std::as_writable_bytes(std::span(all)), offsets));
+  return all;
+}
+
 // A collective. Returns the intervals of all ranks.
 absl::StatusOr<std::vector<std::vector<Interval>>> GatherIntervals(
     const std::vector<Interval>& mine, Communicator& group) {
@@ -138,11 +150,16 @@ absl::StatusOr<CallerValues> CallerValues::Make(const std::vector<CallerParamete
   return values;
 }
 
+const Parameter& CallerValues::ParameterAt(int64_t position) const {
+  return *std::prev(std::partition_point(
+      index_.parameters().begin(), index_.parameters().end(),
+      [position](const Parameter& parameter) { return parameter.offset <= position; }));
+}
+
 absl::Status CallerValues::ElementError(int64_t position, absl::string_view what) const {
-  const v1::Range range = index_.RangesOf(position, position + 1).front();
-  return absl::InvalidArgumentError(absl::StrCat("element ", range.begin(), " of parameter '",
-                                                 index_[static_cast<int>(range.tensor())].name,
-                                                 "' ", what));
+  const Parameter& parameter = ParameterAt(position);
+  return absl::InvalidArgumentError(absl::StrCat("element ", position - parameter.offset,
+                                                 " of parameter '", parameter.name, "' ", what));
 }
 
 // Between two neighbouring ends of intervals, the holders are the same.
@@ -219,6 +236,7 @@ void CallerValues::Share(Transport& transport, const std::vector<int>& ranks,
   int64_t begin = 0;
   for (const Interval& interval : intervals) {
     shared.parts.push_back(Memory(interval));
+    shared.positions.push_back(interval.begin);
     const Interval part = Intersect({begin, begin + interval.size()}, mine);
     if (!part.empty()) {
       const int64_t first = interval.begin + part.begin - begin;
@@ -248,15 +266,64 @@ absl::Status CallerValues::GiveShared() {
   return absl::OkStatus();
 }
 
+std::vector<uint64_t> CallerValues::Digests(const Shared& shared) const {
+  std::vector<uint64_t> digests;
+  std::span<const float> values = shared.values;
+  for (size_t i = 0; i < shared.parts.size(); ++i) {
+    const bool trained = !IsStatistic(ParameterAt(shared.positions[i]).role);
+    const size_t size = shared.parts[i].size();
+    digests.push_back(trained ? Digest(values.first(size), shared.positions[i]) : 0);
+    values = values.subspan(size);
+  }
+  return digests;
+}
+
+absl::Status CallerValues::CheckEqual(Shared& shared) {
+  const std::vector<uint64_t> digests = Digests(shared);
+  const uint64_t sum = std::accumulate(digests.begin(), digests.end(), uint64_t{0});
+  CADRE_ASSIGN_OR_RETURN(const std::vector<uint64_t> sums,
+                         GatherNumbers(std::span(&sum, 1), shared.holders));
+  const bool equal = std::all_of(sums.begin(), sums.end(),
+                                 [&sums](uint64_t other) { return other == sums.front(); });
+  return equal ? absl::OkStatus() : Difference(shared, digests);
+}
+
+absl::Status CallerValues::Difference(Shared& shared, const std::vector<uint64_t>& digests) {
+  CADRE_ASSIGN_OR_RETURN(const std::vector<uint64_t> all, GatherNumbers(digests, shared.holders));
+  for (size_t i = 0; i < digests.size(); ++i) {
+    for (int holder = 1; holder < shared.holders.size(); ++holder) {
+      if (all[holder * digests.size() + i] == all[i]) continue;
+      const std::vector<int>& ranks = shared.holders.members();
+      return absl::OutOfRangeError(absl::StrCat(
+          "parameter '", ParameterAt(shared.positions[i]).name, "' has other values on rank ",
+          ranks[holder], " than on rank ", ranks[0],
+          "; the ranks of a program must have equal values, as those of DistributedDataParallel, or "
+          "shards that are DTensors, as those of fully_shard"));
+    }
+  }
+  return absl::InternalError("digests of the ranks differ, but not those of their parameters");
+}
+
+absl::Status CallerValues::CheckShared() {
+  absl::Status first;
+  // All holders of an interval take part, even after an error in another one.
+  for (const auto& shared : shared_) {
+    const absl::Status checked = CheckEqual(*shared);
+    if (!checked.ok() && !absl::IsOutOfRange(checked)) return checked;
+    first.Update(checked);
+  }
+  return first;
+}
+
 absl::Status CallerValues::CheckFinite() const {
   for (const Owned& owned : owned_) {
     for (size_t i = 0; i < owned.values.size(); ++i) {
       if (std::isfinite(owned.values[i])) continue;
       const int64_t position = owned.positions.begin + static_cast<int64_t>(i);
-      const v1::Range range = index_.RangesOf(position, position + 1).front();
-      return absl::OutOfRangeError(absl::StrCat("element ", range.begin(), " of parameter '",
-                                                index_[static_cast<int>(range.tensor())].name,
-                                                "' is ", owned.values[i]));
+      const Parameter& parameter = ParameterAt(position);
+      return absl::OutOfRangeError(absl::StrCat("element ", position - parameter.offset,
+                                                " of parameter '", parameter.name, "' is ",
+                                                owned.values[i]));
     }
   }
   return absl::OkStatus();

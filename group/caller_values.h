@@ -1,6 +1,7 @@
 // The parameters of a program: their description, and where their values lie in its memory. Values
-// that several ranks hold are equal on them, and these ranks divide their exchange: each owns an
-// interval of them, exchanges it with the aggregators and sends it to the others.
+// that several ranks hold are equal on them (CheckShared), and these ranks divide their exchange: each
+// owns an interval of them, exchanges it with the aggregators and sends it to the others. Statistics,
+// such as those of batch norm, may differ: each element is then that of the rank that owns it.
 //
 // Thread-compatible.
 #pragma once
@@ -65,6 +66,10 @@ class CallerValues {
   void TakeShared();
   // A collective: sends the values that this rank owns to the other ranks that hold them.
   absl::Status GiveShared();
+  // A collective: compares digests of the trained values that several ranks hold. Costs one pass over
+  // them and eight bytes per rank. Requires: TakeShared. Errors: OutOfRange, naming a parameter and
+  // two ranks that have different values of it; those of the transport.
+  absl::Status CheckShared();
   // Errors: OutOfRange, naming the first parameter with a value that is not finite.
   absl::Status CheckFinite() const;
 
@@ -74,12 +79,22 @@ class CallerValues {
     Shared(Transport& transport, std::vector<int> ranks) : holders(transport, std::move(ranks)) {}
 
     Communicator holders;
-    // The program's memory of each interval, in the order of `values`.
+    // The program's memory of each interval, in the order of `values`, and the position at which it
+    // begins. An interval lies in one parameter.
     std::vector<std::span<float>> parts;
+    std::vector<int64_t> positions;
     // A copy of them, and the ends of the holders' shares of it.
     std::vector<float> values;
     std::vector<int64_t> offsets;
   };
+
+  // Of each of its intervals; 0: a statistic.
+  std::vector<uint64_t> Digests(const Shared& shared) const;
+  absl::Status CheckEqual(Shared& shared);
+  // A collective among the holders: names the first interval of which they have different values.
+  absl::Status Difference(Shared& shared, const std::vector<uint64_t>& digests);
+  // The parameter that has this position.
+  const Parameter& ParameterAt(int64_t position) const;
 
   // Disjoint intervals of positions, by the ranks that hold them, in ascending order.
   using HeldBy = std::map<std::vector<int>, std::vector<Interval>>;

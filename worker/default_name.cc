@@ -12,7 +12,10 @@ std::string DefaultWorkerName(absl::string_view certificate, absl::string_view h
                               absl::string_view suffix) {
   const std::string end = absl::StrCat("-", suffix);
   if (certificate.size() + end.size() > kMaxName) return std::string(certificate);
-  const std::string lower = absl::AsciiStrToLower(host);
+  std::string lower = absl::AsciiStrToLower(host);
+  for (char& c : lower) {
+    if (!CheckName("", absl::string_view(&c, 1)).ok()) c = '-';
+  }
   std::string name = certificate.empty() ? lower : absl::StrCat(certificate, "-", lower);
   name.resize(std::min(name.size(), kMaxName - end.size()));
   // There is no space for the host.

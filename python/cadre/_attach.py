@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import ctypes
-import enum
-import hashlib
-import itertools
 import logging
 import math
 import os
 import signal
-import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from cadre import _library
+from cadre import _forks, _library
+from cadre._parameters import (
+    Found,
+    Parameter,
+    Role,
+    digest_of,
+    is_dtensor,
+    local_of,
+    parameters_of,
+    parts_of,
+    refuse_unsupported,
+    with_model,
+)
+from cadre._steps import StepHooks, find_optimizer
 from cadre.client import Client, RunSpec
 from cadre.errors import CadreError, Left, RunEnded
 
@@ -29,151 +38,15 @@ _log = logging.getLogger("cadre")
 # How often a waiting program looks for signals, in seconds.
 _POLL = 0.2
 
-# Evaluates test samples [begin, end): their accuracy, and their mean loss.
+# Seconds after which a program reports what it waits for; then ten times as long.
+_REPORT_WAIT = 15.0
+# Turns of a loop without a step, which are more than those in which gradients are accumulated, or in
+# which GradScaler finds its scale.
+_MAX_TURNS = 1000
+
+# Evaluates test samples [begin, end): their accuracy, and their mean loss. Numbers, or tensors and
+# arrays of one element.
 Evaluate = Callable[[int, int], tuple[float, float]]
-
-
-def _plain_name(name: str) -> str:
-    """The parameter's name without what DistributedDataParallel and torch.compile add to it."""
-    for wrapper in ("module.", "_orig_mod."):
-        while name.startswith(wrapper):
-            name = name[len(wrapper):]
-    return name.replace("._orig_mod.", ".")
-
-
-def _is_dtensor(tensor: torch.Tensor) -> bool:
-    return hasattr(tensor, "placements") and hasattr(tensor, "to_local")
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    """What this rank has of the tensor."""
-    return (tensor.to_local() if _is_dtensor(tensor) else tensor).detach()
-
-
-def _intervals(whole: Sequence[int], part: Sequence[int], offset: Sequence[int]) -> list[tuple[int, int]]:
-    """The intervals of elements of a tensor of shape `whole` that a part of it has, row-major."""
-    if 0 in part:
-        return []
-    # The part has whole slices of the dimensions after `split`.
-    split = max((d for d in range(len(whole)) if part[d] != whole[d]), default=0)
-    size = math.prod(part[split:])
-    intervals = []
-    for index in itertools.product(*(range(o, o + n) for o, n in zip(offset[:split], part[:split]))):
-        begin = 0
-        for position, extent in zip((*index, *offset[split:]), whole):
-            begin = begin * extent + position
-        intervals.append((begin, begin + size))
-    return intervals
-
-
-def _parts_of(name: str, tensor: Any) -> list[tuple[int, int]]:
-    """The intervals of elements of a DTensor that this rank has, in the order of its local tensor."""
-    from torch.distributed.tensor import Replicate, Shard
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
-    # Neither partial sums, nor strided shards, which need not be boxes.
-    if any(type(placement) not in (Replicate, Shard) for placement in tensor.placements):
-        raise CadreError(
-            f"parameter '{name}' has placements {tensor.placements} on a mesh of shape "
-            f"{tuple(tensor.device_mesh.shape)}; only Replicate and Shard are possible"
-        )
-    if tensor.device_mesh.get_coordinate() is None:
-        return []
-    shape, offset = compute_local_shape_and_global_offset(
-        tensor.shape, tensor.device_mesh, tensor.placements
-    )
-    held = tuple(tensor.to_local().shape)
-    if tuple(shape) != held:
-        raise CadreError(
-            f"parameter '{name}' has a local part of shape {held}; placements {tensor.placements} of "
-            f"shape {tuple(tensor.shape)} have {tuple(shape)} here"
-        )
-    return _intervals(tensor.shape, shape, offset)
-
-
-def _digest(tensor: Any) -> str:
-    """A digest of all values of a frozen parameter. A collective for a DTensor."""
-    whole = tensor.full_tensor() if _is_dtensor(tensor) else tensor
-    values = whole.detach().cpu().contiguous().flatten().view(torch.uint8)
-    return hashlib.blake2b(values.numpy(), digest_size=8).hexdigest()
-
-
-class _Role(enum.Enum):
-    """How a run treats a parameter or buffer."""
-
-    TRAINED = "averaged, coded and accelerated as the run requires"
-    STATISTIC = "only averaged"
-    FROZEN = "compared by its digest when a program joins"
-
-
-class _Found(NamedTuple):
-    """A parameter or buffer of a module."""
-
-    name: str
-    tensor: torch.Tensor
-    role: _Role
-
-    def to_spec(self, digests: Mapping[str, str]) -> dict[str, Any]:
-        """The fields of OpaqueParameter (proto/cadre/v1/run.proto)."""
-        spec: dict[str, Any] = {"name": self.name, "shape": list(self.tensor.shape)}
-        if self.role is _Role.FROZEN:
-            return {**spec, "frozen_digest": digests[self.name]}
-        return {**spec, "trained": self.role is _Role.TRAINED}
-
-
-@dataclass
-class _Parameter:
-    """A parameter or buffer that is exchanged, and the memory through which the library does it."""
-
-    name: str
-    tensor: torch.Tensor
-    trained: bool
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    memory: torch.Tensor
-
-    def aliased(self) -> bool:
-        local = _local(self.tensor)
-        return local.data_ptr() == self.memory.data_ptr() and local.dtype == torch.float32
-
-    @staticmethod
-    def of(found: _Found) -> _Parameter:
-        name, tensor, role = found
-        local = _local(tensor)
-        plain = local.device.type == "cpu" and local.dtype == torch.float32 and local.is_contiguous()
-        memory = (
-            local.view(-1)
-            if plain
-            else torch.empty(
-                local.numel(), dtype=torch.float32, pin_memory=local.device.type == "cuda"
-            )
-        )
-        trained = role is _Role.TRAINED
-        return _Parameter(name, tensor, trained, tuple(tensor.shape), tensor.dtype, memory)
-
-
-def _parameters_of(model: torch.nn.Module) -> list[_Found]:
-    """Parameters and the floating-point buffers of the state, in the model's order."""
-    found = [
-        _Found(_plain_name(name), parameter, _Role.TRAINED if parameter.requires_grad else _Role.FROZEN)
-        for name, parameter in model.named_parameters()
-    ]
-    persistent = model.state_dict(keep_vars=True).keys()
-    for name, buffer in model.named_buffers():
-        if name in persistent and buffer.is_floating_point():
-            found.append(_Found(_plain_name(name), buffer, _Role.STATISTIC))
-    return found
-
-
-def _with_model(
-    run: Mapping[str, Any], parameters: list[dict[str, Any]], test_samples: int
-) -> Mapping[str, Any]:
-    """The run with these parameters, unless it has a model."""
-    opaque = run.get("model", {"opaque": {}}).get("opaque")
-    if opaque is None or "parameter" in opaque:
-        return run
-    model = {"opaque": {"test_samples": test_samples, **opaque, "parameter": parameters}}
-    return {**run, "model": model}
 
 
 def _ranks() -> tuple[int, int]:
@@ -184,13 +57,49 @@ def _ranks() -> tuple[int, int]:
     return distributed.get_rank(), distributed.get_world_size()
 
 
-def _shared_by_ranks(value: Any) -> Any:
-    """The value of rank 0."""
-    if _ranks()[1] == 1:
-        return value
-    values = [value]
-    torch.distributed.broadcast_object_list(values, src=0)
-    return values[0]
+def _made_by_rank_0(make: Callable[[], str]) -> str:
+    """What rank 0 has made, on all ranks. Raises its CadreError or OSError on all ranks."""
+    made: list[Any] = [None]
+    if _ranks()[0] == 0:
+        try:
+            made = [make()]
+        except (CadreError, OSError, ValueError) as error:
+            made = [error]
+    if _ranks()[1] > 1:
+        torch.distributed.broadcast_object_list(made, src=0)
+    if isinstance(made[0], Exception):
+        raise made[0]
+    return made[0]
+
+
+def _is_run_file(run: str | RunSpec) -> bool:
+    """Whether this is the path of a run file, and neither the id or name of a run nor a mapping."""
+    return isinstance(run, os.PathLike) or (
+        isinstance(run, str) and (os.sep in run or run.endswith(".textproto"))
+    )
+
+
+def _describe_wait(state: _library.GroupState, run: str) -> str:
+    """What a program that waits in a boundary waits for."""
+    if not state.connected:
+        return f"run {run}: waiting for the coordinator, which cannot be reached"
+    if state.total_steps == 0 and state.version == 0:
+        return f"run {run}: waiting for a group of this program to begin, for which the run must exist"
+    return (f"run {run}: waiting at step {state.step}, version {state.version}, for the aggregators, and "
+            "for the other groups and ranks")
+
+
+def _checked_result(result: Any) -> tuple[float, float]:
+    """The accuracy and loss that a program's evaluation returned. Raises CadreError."""
+    try:
+        accuracy, loss = (float(value) for value in result)
+    except (TypeError, ValueError, RuntimeError):
+        accuracy = loss = math.nan
+    # Beyond 1 by rounding.
+    if not -1e-6 <= accuracy <= 1 + 1e-6 or not math.isfinite(loss):
+        raise CadreError(f"evaluate returned {result!r}; it must return the accuracy, from 0 to 1, and the "
+                         "mean loss, a finite number")
+    return min(max(accuracy, 0.0), 1.0), loss
 
 
 class Group:
@@ -217,8 +126,9 @@ class Group:
         evaluate: Evaluate | None = None,
         test_samples: int = 0,
     ) -> None:
-        if getattr(optimizer, "_cadre_group", None) is not None:
-            raise CadreError("the optimizer is attached to a group already; detach it first")
+        optimizer = find_optimizer(optimizer)
+        self._refuse_attached(optimizer)
+        refuse_unsupported(model)
         if (evaluate is None) != (test_samples == 0):
             raise CadreError("evaluate and test_samples must be given together")
         self._handle: int | None = None
@@ -231,32 +141,31 @@ class Group:
         self._evaluate_samples = evaluate
         # Losses on devices, which are read when the values are fetched.
         self._losses: list[torch.Tensor] = []
-        self._hook: Any = None
+        self._hooks: StepHooks | None = None
         self._leaving = False
         self._ended = False
         # Its loop is `for step in group`, which ends by itself.
         self._iterates = False
         self._rank, self._ranks = _ranks()
-        found = _parameters_of(model)
-        if not any(one.role is _Role.TRAINED for one in found):
+        found = parameters_of(model)
+        if not any(one.role is Role.TRAINED for one in found):
             raise CadreError("the model has no parameters that require gradients")
-        digests = {one.name: _digest(one.tensor) for one in found if one.role is _Role.FROZEN}
-        if isinstance(run, Mapping):
-            run = _with_model(run, [one.to_spec(digests) for one in found], test_samples)
-        if not isinstance(run, str):
-            run = _shared_by_ranks(
-                self._submit(run, coordinator, operator_tls or tls, insecure)
-                if self._rank == 0
-                else None
-            )
-        program = _shared_by_ranks(uuid.uuid4().hex)
+        digests = {one.name: digest_of(one.tensor) for one in found if one.role is Role.FROZEN}
+        if not isinstance(run, str) or _is_run_file(run):
+            parameters = [one.to_spec(digests) for one in found]
+            spec = run if isinstance(run, Mapping) else Path(run)
+            run = _made_by_rank_0(lambda: self._submit(
+                lambda read: with_model(read, parameters, test_samples),
+                spec, coordinator, operator_tls or tls, insecure))
+        self._awaited = run
+        program = _made_by_rank_0(lambda: uuid.uuid4().hex)
         options = _library.GroupOptions(
             coordinator=coordinator.encode(),
             tls=_library.encode(tls),
             insecure=int(insecure),
             run=run.encode(),
             program=program.encode(),
-            name=(name or f"{socket.gethostname()}-{os.getpid()}").lower().encode(),
+            name=name.lower().encode() if name else None,
             ranks=self._ranks,
             rank=self._rank,
             listen=_library.encode(listen),
@@ -265,20 +174,39 @@ class Group:
             test_samples=test_samples,
         )
         self._handle = self._library.cadre_group_open(ctypes.byref(options))
-        self._parameters: list[_Parameter] = []
-        for one in found:
-            if one.role is _Role.FROZEN:
-                self._register_frozen(one, digests[one.name])
-            else:
-                self._parameters.append(_Parameter.of(one))
-                self._register(self._parameters[-1])
+        self._parameters: list[Parameter] = []
+        try:
+            for one in found:
+                if one.role is Role.FROZEN:
+                    self._register_frozen(one, digests[one.name])
+                else:
+                    self._parameters.append(Parameter.of(one))
+                    self._register(self._parameters[-1])
+        except BaseException:
+            self.close("could not register the parameters")
+            raise
 
     @staticmethod
-    def _submit(run: RunSpec, coordinator: str, tls: str | None, insecure: bool) -> str:
-        with Client(coordinator, tls=tls, insecure=insecure) as client:
-            return client.submit(run, join_existing=True)
+    def _refuse_attached(optimizer: torch.optim.Optimizer) -> None:
+        if getattr(optimizer, "_cadre_group", None) is not None:
+            raise CadreError("the optimizer is attached to a group already; close that group first")
 
-    def _register_frozen(self, found: _Found, digest: str) -> None:
+    @staticmethod
+    def _submit(
+        complete: Callable[[Mapping[str, Any]], Mapping[str, Any]],
+        run: RunSpec,
+        coordinator: str,
+        tls: str | None,
+        insecure: bool,
+    ) -> str:
+        """Submits the run, which `complete` gives its model."""
+        with Client(coordinator, tls=tls, insecure=insecure) as client:
+            read = client.read(run)
+            completed = complete(read)
+            # The coordinator's errors about a file have a line, if it is submitted unchanged.
+            return client.submit(run if completed is read else completed, join_existing=True)
+
+    def _register_frozen(self, found: Found, digest: str) -> None:
         shape = (ctypes.c_uint64 * found.tensor.dim())(*found.tensor.shape)
         self._check(
             self._library.cadre_group_add_frozen(
@@ -286,9 +214,9 @@ class Group:
             )
         )
 
-    def _register(self, parameter: _Parameter) -> None:
+    def _register(self, parameter: Parameter) -> None:
         shape = (ctypes.c_uint64 * len(parameter.shape))(*parameter.shape)
-        sharded = _is_dtensor(parameter.tensor)
+        sharded = is_dtensor(parameter.tensor)
         self._check(
             self._library.cadre_group_add_parameter(
                 self._handle,
@@ -302,7 +230,7 @@ class Group:
         if not sharded:
             return
         values = parameter.memory.data_ptr()
-        for begin, end in _parts_of(parameter.name, parameter.tensor):
+        for begin, end in parts_of(parameter.name, parameter.tensor):
             self._check(self._library.cadre_group_add_part(self._handle, begin, end, values))
             values += (end - begin) * parameter.memory.element_size()
 
@@ -310,28 +238,41 @@ class Group:
 
     def __iter__(self) -> Iterator[int]:
         """Yields the number of each step until the run ends, while the group is attached."""
+        self._refuse_attached(self._optimizer)
         self._iterates = True
         with self:
+            turns = 0
             while not self._ended:
-                yield self.step
+                step = self.step
+                yield step
+                turns = turns + 1 if self.step == step and not self._ended else 0
+                if turns == _MAX_TURNS:
+                    raise CadreError(
+                        f"run {self.run}: {turns} turns of the loop have not ended step {step}, which begins "
+                        f"at sample position {self.sample_position}: the optimizer made no step. "
+                        "torch.amp.GradScaler leaves out steps whose gradients are not finite"
+                    )
             if self._leaving:
                 raise Left
 
     def __enter__(self) -> Group:
+        # Another group may have been entered since this one was made.
+        self._refuse_attached(self._optimizer)
         try:
+            self._optimizer._cadre_group = self  # type: ignore[attr-defined]
+            _forks.add(self)
             # Before it joins, so that a program that is a member does not end by the signal itself.
             if self._handle_signals and threading.current_thread() is threading.main_thread():
                 self._handlers[signal.SIGTERM] = signal.signal(signal.SIGTERM, self._on_sigterm)
             self._check(self._library.cadre_group_join(self._handle))
             self._boundary(self._timeout)
+            self._hooks = StepHooks(self._optimizer, self._after_step)
         except Left:
             self.close("the program was terminated")
             raise SystemExit(128 + signal.SIGTERM) from None
         except BaseException:
             self.close("could not begin")
             raise
-        self._optimizer._cadre_group = self  # type: ignore[attr-defined]
-        self._hook = self._optimizer.register_step_post_hook(self._after_step)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
@@ -345,17 +286,33 @@ class Group:
 
     def close(self, reason: str = "closed") -> None:
         """Leaves the run now. Steps since the last version are lost."""
-        if self._hook is not None:
-            self._hook.remove()
-            self._hook = None
-        self._optimizer._cadre_group = None  # type: ignore[attr-defined]
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
-        self._handlers.clear()
         if self._handle is not None:
             self._final = self._state()
-            handle, self._handle = self._handle, None
+        handle = self._detach()
+        if handle is not None:
             self._library.cadre_group_close(handle, reason.encode())
+
+    def _detach(self) -> int | None:
+        """Undoes what attaching has changed in this process. Returns the library's handle."""
+        if self._hooks is not None:
+            self._hooks.remove()
+            self._hooks = None
+        if getattr(self._optimizer, "_cadre_group", None) is self:
+            self._optimizer._cadre_group = None  # type: ignore[attr-defined]
+        for number, handler in self._handlers.items():
+            # None: it was not set from Python.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        self._handlers.clear()
+        handle, self._handle = self._handle, None
+        return handle
+
+    # A forked child is no part of the group, and must not call the library, whose threads it lacks.
+    # Its optimizer, signal handlers and copy of the state are its own.
+    def before_fork(self) -> None:
+        self._final = self._state()
+
+    def after_fork_in_child(self) -> None:
+        self._detach()
 
     def _on_sigterm(self, *_: int | FrameType | None) -> None:
         self._leaving = True
@@ -368,13 +325,14 @@ class Group:
 
     # ---- Steps and boundaries
 
-    def _after_step(self, *_: object) -> None:
+    def _after_step(self) -> None:
         if self._handle is not None and self._library.cadre_group_step(self._handle):
             self._boundary(None)
 
     def _boundary(self, timeout: float | None) -> None:
         deadline = None if timeout is None else time.monotonic() + timeout
         discarded = self._state().discarded_steps
+        report_at = time.monotonic() + _REPORT_WAIT
         while True:
             task = self._library.cadre_group_next(self._handle, _POLL)
             if task == _library.FETCH:
@@ -396,12 +354,17 @@ class Group:
             elif task == _library.ERROR:
                 raise CadreError(self._error())
             elif deadline is not None and time.monotonic() > deadline:
-                raise TimeoutError(f"run {self.run or ''}: no group of it began within {timeout} s")
+                raise TimeoutError(
+                    f"run {self.run or self._awaited}: no group of it began within {timeout} s"
+                )
+            elif time.monotonic() > report_at:
+                _log.warning("%s", _describe_wait(self._state(), self.run or self._awaited))
+                report_at = time.monotonic() + 10 * _REPORT_WAIT
 
     def _check_unchanged(self) -> None:
         """Raises CadreError if the model has other parameters than when it was attached."""
-        found = _parameters_of(self._model)
-        now = {one.name: one.tensor for one in found if one.role is not _Role.FROZEN}
+        found = parameters_of(self._model)
+        now = {one.name: one.tensor for one in found if one.role is not Role.FROZEN}
         for parameter in self._parameters:
             tensor = now.pop(parameter.name, None)
             before = f"{list(parameter.shape)} {parameter.dtype}"
@@ -438,7 +401,7 @@ class Group:
             for parameter in self._parameters:
                 if parameter.aliased():
                     continue
-                local = _local(parameter.tensor)
+                local = local_of(parameter.tensor)
                 asynchronous = local.device.type == "cuda"
                 copy(parameter.memory.view(local.shape), local, asynchronous)
                 if asynchronous:
@@ -472,7 +435,9 @@ class Group:
         """Evaluates the samples that the coordinator has assigned to this group."""
         state = self._state()
         assert self._evaluate_samples is not None, "the library has checked the number of samples"
-        accuracy, loss = self._evaluate_samples(state.evaluate_begin, state.evaluate_end)
+        accuracy, loss = _checked_result(
+            self._evaluate_samples(state.evaluate_begin, state.evaluate_end)
+        )
         samples = state.evaluate_end - state.evaluate_begin
         self._library.cadre_group_report_evaluation(
             self._handle, round(accuracy * samples), samples, loss * samples
@@ -613,8 +578,8 @@ def attach(
     Options:
       coordinator: "host:port".
       run: the id or name of a run; or a mapping with the fields of RunSpec, except the parameters of
-        the model, or the path of a run file: it is then submitted, unless a run of that name has not
-        ended.
+        the model, or the path of a run file (a Path, or text that has a "/" or ends with .textproto):
+        it is then submitted, unless a run of that name has not ended.
       tls: folder with a worker's certificate; or insecure=True.
       operator_tls: folder with an operator's certificate, to submit the run.
       name: of this process in the status. Default: host and process id.
@@ -622,7 +587,7 @@ def attach(
       timeout: seconds to wait for the coordinator and for the group's begin. Default: 30 for the
         coordinator, no limit for the group.
       handle_signals: whether SIGTERM is handled. Default: True.
-      evaluate: a function (begin, end) that returns accuracy and mean loss of the model on test
+      evaluate: a function (begin, end) that returns accuracy (0 to 1) and mean loss of the model on test
         samples [begin, end), and test_samples, their number. It is called with versions that the
         model has just adopted, after each interval of `evaluation` and at the end of the run; the
         groups divide the samples. All ranks are called alike; the result of rank 0 counts.

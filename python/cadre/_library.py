@@ -82,6 +82,7 @@ _SIGNATURES = {
     "cadre_group_leave": (None, [_handle]),
     "cadre_group_close": (None, [_handle, _text]),
     "cadre_client_open": (_handle, [_text, _text, ctypes.c_int32]),
+    "cadre_client_parse": (_text, [_handle, _text, _text]),
     "cadre_client_submit": (_text, [_handle, _text, ctypes.c_int32]),
     "cadre_client_status": (_text, [_handle, _text]),
     "cadre_client_pull": (_text, [_handle, _text, _text]),

@@ -53,6 +53,16 @@ class Client:
             raise CadreError(self._library.cadre_client_error(self._handle).decode())
         return json.loads(text)
 
+    def read(self, spec: RunSpec) -> Mapping[str, Any]:
+        """Returns a run as a mapping: that of a run file, or `spec` itself. Does not check the run."""
+        if isinstance(spec, Mapping):
+            return spec
+        text = Path(spec).read_text()
+        if text.lstrip().startswith("{"):
+            return json.loads(text)
+        name = os.fsencode(spec)
+        return self._answer(self._library.cadre_client_parse(self._handle, name, text.encode()))
+
     def submit(self, spec: RunSpec, *, join_existing: bool = False) -> str:
         """Submits a run and returns its id.
 

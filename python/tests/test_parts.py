@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import cadre  # noqa: E402
-from cadre._attach import _intervals, _parts_of  # noqa: E402
+from cadre._parameters import intervals as intervals_of, parts_of  # noqa: E402
 
 
 @pytest.mark.parametrize("whole", [(), (5,), (3, 4), (2, 3, 4)])
@@ -21,7 +21,7 @@ def test_intervals_are_those_of_the_box(whole: tuple[int, ...]) -> None:
     for box in itertools.product(*sides):
         offset, part = [o for o, _ in box], [n for _, n in box]
         want = elements[tuple(slice(o, o + n) for o, n in box)].flatten().tolist()
-        intervals = _intervals(whole, part, offset)
+        intervals = intervals_of(whole, part, offset)
         assert [p for begin, end in intervals for p in range(begin, end)] == want
         # As few as possible.
         assert all(a[1] < b[0] for a, b in itertools.pairwise(intervals))
@@ -41,6 +41,6 @@ def test_partial_sums_are_refused(one_rank: None) -> None:
 
     mesh = init_device_mesh("cpu", (1,))
     tensor = torch.zeros(4, 6)
-    assert _parts_of("w", DTensor.from_local(tensor, mesh, [Replicate()])) == [(0, 24)]
+    assert parts_of("w", DTensor.from_local(tensor, mesh, [Replicate()])) == [(0, 24)]
     with pytest.raises(cadre.CadreError, match=r"'w' has placements \(Partial\(sum\),\)"):
-        _parts_of("w", DTensor.from_local(tensor, mesh, [Partial()]))
+        parts_of("w", DTensor.from_local(tensor, mesh, [Partial()]))

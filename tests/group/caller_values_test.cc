@@ -15,6 +15,7 @@
 namespace cadre {
 namespace {
 
+using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -139,6 +140,55 @@ TEST(CallerValuesTest, RanksDivideWhatTheyShare) {
     FillOwned(*made);
     ASSERT_TRUE(made->GiveShared().ok());
     EXPECT_THAT(values, ElementsAre(0, 1, 2, 3, 4, 5, 6, 7, 8));
+  });
+}
+
+// The error of CheckShared of each rank, after `change` has changed its nine values.
+template <typename Change>
+std::vector<std::string> DifferencesAfter(int ranks, const Change& change) {
+  std::vector<std::string> errors(ranks);
+  RunRanks(ranks, [&](Transport& transport, int rank) {
+    std::vector<float> values(9, 0.5F);
+    change(values, rank);
+    auto made = CallerValues::Make(
+        {Whole("w", {2, 3}, values.data()), Statistic(Whole("mean", {3}, values.data() + 6))},
+        Opaque());
+    ASSERT_TRUE(made.ok());
+    ASSERT_TRUE(made->Divide(transport).ok());
+    made->TakeShared();
+    errors[rank] = std::string(made->CheckShared().message());
+  });
+  return errors;
+}
+
+TEST(CallerValuesTest, SharedValuesMustBeEqual) {
+  EXPECT_THAT(DifferencesAfter(3, [](auto&, int) {}), Each(""));
+  // Of an element that rank 0 owns, and of one that rank 2 owns itself.
+  for (const int element : {0, 5}) {
+    EXPECT_THAT(DifferencesAfter(3, [element](auto& values, int rank) {
+                  if (rank == 2) values[element] = 1;
+                }),
+                Each(HasSubstr("parameter 'w' has other values on rank 2 than on rank 0")));
+  }
+  EXPECT_THAT(DifferencesAfter(3, [](auto& values, int rank) { values[7] = rank; }), Each(""))
+      << "statistics may differ";
+}
+
+// Rank 2 differs from rank 0, which has the same rows of w; ranks 1 and 3 find no difference.
+TEST(CallerValuesTest, ReplicasOfAShardMustBeEqual) {
+  RunRanks(4, [](Transport& transport, int rank) {
+    std::vector<float> w(3, rank == 2 ? 2.0F : 1.0F), mean(3);
+    const int64_t begin = rank % 2 == 0 ? 0 : 3;
+    auto made = CallerValues::Make(
+        {{.name = "w", .shape = {2, 3}, .parts = {{{begin, begin + 3}, w.data()}}},
+         Statistic(Whole("mean", {3}, mean.data()))},
+        Opaque());
+    ASSERT_TRUE(made.ok());
+    ASSERT_TRUE(made->Divide(transport).ok());
+    made->TakeShared();
+    EXPECT_THAT(std::string(made->CheckShared().message()),
+                HasSubstr(rank % 2 == 0 ? "'w' has other values on rank 2 than on rank 0" : ""));
+    EXPECT_EQ(made->CheckShared().ok(), rank % 2 != 0);
   });
 }
 

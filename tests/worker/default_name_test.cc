@@ -28,6 +28,10 @@ TEST(DefaultWorkerNameTest, TheHostIsShortenedFirst) {
   EXPECT_EQ(DefaultWorkerName(certificate + "ccc", "host", "7002"), certificate + "ccc");
 }
 
+TEST(DefaultWorkerNameTest, OtherCharactersOfTheHostAreReplaced) {
+  EXPECT_EQ(DefaultWorkerName("", "Pod (1)/\xc3\xa4_x", "7002"), "pod--1----_x-7002");
+}
+
 TEST(DefaultWorkerNameTest, CoordinatorAcceptsEveryName) {
   for (size_t size = 1; size <= kMaxName; ++size) {
     const Identity certificate{.role = Role::kWorker, .name = std::string(size, 'c')};

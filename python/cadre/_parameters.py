@@ -1,0 +1,194 @@
+"""The parameters and buffers of a module, as a run describes them."""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from cadre.errors import CadreError
+
+
+def plain_name(name: str) -> str:
+    """The parameter's name without what DistributedDataParallel and torch.compile add to it."""
+    for wrapper in ("module.", "_orig_mod."):
+        while name.startswith(wrapper):
+            name = name[len(wrapper):]
+    return name.replace("._orig_mod.", ".")
+
+
+def is_dtensor(tensor: torch.Tensor) -> bool:
+    return hasattr(tensor, "placements") and hasattr(tensor, "to_local")
+
+
+def local_of(tensor: torch.Tensor) -> torch.Tensor:
+    """What this rank has of the tensor."""
+    return (tensor.to_local() if is_dtensor(tensor) else tensor).detach()
+
+
+def intervals(whole: Sequence[int], part: Sequence[int], offset: Sequence[int]) -> list[tuple[int, int]]:
+    """The intervals of elements of a tensor of shape `whole` that a part of it has, row-major."""
+    if 0 in part:
+        return []
+    # The part has whole slices of the dimensions after `split`.
+    split = max((d for d in range(len(whole)) if part[d] != whole[d]), default=0)
+    size = math.prod(part[split:])
+    intervals = []
+    for index in itertools.product(*(range(o, o + n) for o, n in zip(offset[:split], part[:split]))):
+        begin = 0
+        for position, extent in zip((*index, *offset[split:]), whole):
+            begin = begin * extent + position
+        intervals.append((begin, begin + size))
+    return intervals
+
+
+def parts_of(name: str, tensor: Any) -> list[tuple[int, int]]:
+    """The intervals of elements of a DTensor that this rank has, in the order of its local tensor."""
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    # Neither partial sums, nor strided shards, which need not be boxes.
+    if any(type(placement) not in (Replicate, Shard) for placement in tensor.placements):
+        raise CadreError(
+            f"parameter '{name}' has placements {tensor.placements} on a mesh of shape "
+            f"{tuple(tensor.device_mesh.shape)}; only Replicate and Shard are possible"
+        )
+    if tensor.device_mesh.get_coordinate() is None:
+        return []
+    shape, offset = compute_local_shape_and_global_offset(
+        tensor.shape, tensor.device_mesh, tensor.placements
+    )
+    held = tuple(tensor.to_local().shape)
+    if tuple(shape) != held:
+        raise CadreError(
+            f"parameter '{name}' has a local part of shape {held}; placements {tensor.placements} of "
+            f"shape {tuple(tensor.shape)} have {tuple(shape)} here"
+        )
+    return intervals(tensor.shape, shape, offset)
+
+
+def digest_of(tensor: Any) -> str:
+    """A digest of all values of a frozen parameter. A collective for a DTensor."""
+    whole = tensor.full_tensor() if is_dtensor(tensor) else tensor
+    values = whole.detach().cpu().contiguous().flatten().view(torch.uint8)
+    return hashlib.blake2b(values.numpy(), digest_size=8).hexdigest()
+
+
+class Role(enum.Enum):
+    """How a run treats a parameter or buffer."""
+
+    TRAINED = "averaged, coded and accelerated as the run requires"
+    STATISTIC = "only averaged"
+    FROZEN = "compared by its digest when a program joins"
+
+
+class Found(NamedTuple):
+    """A parameter or buffer of a module; complex values as pairs of real ones."""
+
+    name: str
+    tensor: torch.Tensor
+    role: Role
+
+    @staticmethod
+    def exchanged(name: str, tensor: torch.Tensor, role: Role) -> Found:
+        """Raises CadreError if the values cannot be exchanged."""
+        if tensor.is_complex():
+            if is_dtensor(tensor):
+                raise CadreError(f"parameter '{name}' is a DTensor of {tensor.dtype}; complex values "
+                                 "can only be exchanged in plain tensors")
+            # Shares the memory of the parameter.
+            tensor = torch.view_as_real(tensor.detach())
+        elif not tensor.is_floating_point():
+            raise CadreError(f"parameter '{name}' has type {tensor.dtype}; only floating-point and "
+                             "complex values can be exchanged")
+        if tensor.layout is not torch.strided:
+            raise CadreError(f"parameter '{name}' has layout {tensor.layout}; only dense tensors can be "
+                             "exchanged")
+        return Found(name, tensor, role)
+
+    def to_spec(self, digests: Mapping[str, str]) -> dict[str, Any]:
+        """The fields of OpaqueParameter (proto/cadre/v1/run.proto)."""
+        spec: dict[str, Any] = {"name": self.name, "shape": list(self.tensor.shape)}
+        if self.role is Role.FROZEN:
+            return {**spec, "frozen_digest": digests[self.name]}
+        return {**spec, "trained": self.role is Role.TRAINED}
+
+
+@dataclass
+class Parameter:
+    """A parameter or buffer that is exchanged, and the memory through which the library does it."""
+
+    name: str
+    tensor: torch.Tensor
+    trained: bool
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    memory: torch.Tensor
+
+    def aliased(self) -> bool:
+        local = local_of(self.tensor)
+        return local.data_ptr() == self.memory.data_ptr() and local.dtype == torch.float32
+
+    @staticmethod
+    def of(found: Found) -> Parameter:
+        name, tensor, role = found
+        local = local_of(tensor)
+        plain = local.device.type == "cpu" and local.dtype == torch.float32 and local.is_contiguous()
+        memory = (
+            local.view(-1)
+            if plain
+            else torch.empty(
+                local.numel(), dtype=torch.float32, pin_memory=local.device.type == "cuda"
+            )
+        )
+        trained = role is Role.TRAINED
+        return Parameter(name, tensor, trained, tuple(tensor.shape), tensor.dtype, memory)
+
+
+def parameters_of(model: torch.nn.Module) -> list[Found]:
+    """Parameters and the floating-point buffers of the state, in the model's order."""
+    found = [
+        Found.exchanged(plain_name(name), parameter, Role.TRAINED)
+        if parameter.requires_grad
+        else Found(plain_name(name), parameter, Role.FROZEN)
+        for name, parameter in model.named_parameters()
+    ]
+    persistent = model.state_dict(keep_vars=True).keys()
+    for name, buffer in model.named_buffers():
+        if name in persistent and buffer.is_floating_point():
+            found.append(Found(plain_name(name), buffer, Role.STATISTIC))
+    return found
+
+
+def refuse_unsupported(model: torch.nn.Module) -> None:
+    """Raises CadreError if the parameters of the model are not its values."""
+    for name, module in model.named_modules():
+        # By its name, so that programs which do not use it need not import it.
+        kinds = {f"{kind.__module__}.{kind.__name__}" for kind in type(module).__mro__}
+        if "torch.distributed.fsdp.fully_sharded_data_parallel.FullyShardedDataParallel" in kinds:
+            raise CadreError(
+                f"{f'module {name!r}' if name else 'the model'} is a FullyShardedDataParallel (FSDP1), "
+                "whose ranks have flat parts of the parameters; only fully_shard (FSDP2) is supported"
+            )
+    for name, parameter in model.named_parameters():
+        # DeepSpeed's ZeRO stage 3 leaves empty parameters with this attribute.
+        if hasattr(parameter, "ds_id"):
+            raise CadreError(f"parameter '{name}' is divided by DeepSpeed (ZeRO stage 3), which is not "
+                             "supported; use fully_shard")
+
+
+def with_model(
+    run: Mapping[str, Any], parameters: list[dict[str, Any]], test_samples: int
+) -> Mapping[str, Any]:
+    """The run with these parameters, unless it has a model."""
+    opaque = run.get("model", {"opaque": {}}).get("opaque")
+    if opaque is None or "parameter" in opaque:
+        return run
+    model = {"opaque": {"test_samples": test_samples, **opaque, "parameter": parameters}}
+    return {**run, "model": model}

@@ -1,0 +1,330 @@
+"""What attach refuses before it joins, and what it counts and reports; the loops run in this process."""
+
+from __future__ import annotations
+
+import json
+import logging
+import multiprocessing
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import Cluster, wait_for
+from test_groups import spec
+
+import cadre
+
+torch = pytest.importorskip("torch")
+
+from cadre import _attach  # noqa: E402
+from cadre._parameters import parameters_of, refuse_unsupported  # noqa: E402
+from cadre._steps import StepHooks, find_optimizer  # noqa: E402
+
+
+def attach(cluster: Cluster, model: Any, optimizer: Any, run: Any = None, **options: Any) -> Any:
+    run = json.loads(spec(groups=1, steps=16)) if run is None else run
+    return cadre.attach(model, optimizer, coordinator=cluster.address, run=run, insecure=True,
+                        timeout=30, **options)
+
+
+def sgd(model: Any, rate: float = 0.1) -> Any:
+    return torch.optim.SGD(model.parameters(), lr=rate)
+
+
+def step(model: Any, optimizer: Any) -> None:
+    optimizer.zero_grad()
+    model(torch.ones(4, 2)).abs().sum().backward()
+    optimizer.step()
+
+
+# ---- Steps
+
+
+class Accumulating:
+    """Wraps an optimizer like AcceleratedOptimizer: not every step of it is one of the optimizer."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self.optimizer = optimizer
+        self.calls = 0
+
+    def step(self) -> None:
+        self.calls += 1
+        if self.calls % 2 == 0:
+            self.optimizer.step()
+
+
+class Wrapper(torch.optim.Optimizer):
+    """An optimizer by type only: it has no hooks."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self.optim = optimizer
+
+    def step(self, closure: Any = None) -> None:
+        self.optim.step(closure)
+
+
+class Outer(torch.optim.SGD):
+    def step(self, closure: Any = None) -> Any:
+        return super().step(closure)
+
+
+class Retrying(torch.optim.SGD):
+    """Its base class's step fails once, and is called again."""
+
+    def step(self, closure: Any = None) -> Any:
+        group = self.param_groups[0]
+        group["lr"], rate = "not a number", group["lr"]
+        try:
+            super().step(closure)
+        except Exception:
+            group["lr"] = rate
+        return super().step(closure)
+
+
+@pytest.fixture
+def hooked_sgd() -> Any:
+    """PyTorch adds hooks to a base class's step when the first object of it is made."""
+    return sgd(torch.nn.Linear(1, 1))
+
+
+def count(optimizer: Any, steps: int, take: Any = None) -> int:
+    counted: list[int] = []
+    hooks = StepHooks(find_optimizer(optimizer), lambda: counted.append(1))
+    for _ in range(steps):
+        (take or optimizer.step)()
+    hooks.remove()
+    optimizer.step()
+    return len(counted)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, Outer, Retrying])
+def test_nested_step_counts_once(kind: Any, hooked_sgd: Any) -> None:
+    model = torch.nn.Linear(2, 2)
+    model(torch.ones(2)).sum().backward()
+    assert count(kind(model.parameters(), lr=0.1), 5) == 5
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, Outer])
+def test_compiled_step_counts_once(kind: Any, hooked_sgd: Any) -> None:
+    model = torch.nn.Linear(2, 2)
+    model(torch.ones(2)).sum().backward()
+    optimizer = kind(model.parameters(), lr=0.1)
+    assert count(optimizer, 5, torch.compile(lambda: optimizer.step(), backend="eager")) == 5
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, Outer])
+def test_step_that_fails_does_not_hide_the_next(kind: Any, hooked_sgd: Any) -> None:
+    model = torch.nn.Linear(2, 2)
+    model(torch.ones(2)).sum().backward()
+    optimizer = kind(model.parameters(), lr=0.1)
+
+    def take() -> None:
+        optimizer.param_groups[0]["lr"] = "not a number"
+        with pytest.raises(Exception):  # noqa: B017
+            optimizer.step()
+        optimizer.param_groups[0]["lr"] = 0.1
+        optimizer.step()
+
+    assert count(optimizer, 5, take) == 5
+
+
+def test_steps_of_a_wrapped_optimizer_count() -> None:
+    model = torch.nn.Linear(2, 2)
+    optimizer = sgd(model)
+    assert find_optimizer(optimizer) is optimizer
+    assert find_optimizer(Wrapper(Accumulating(optimizer))) is optimizer
+    assert count(Accumulating(optimizer), 6) == 3
+
+
+def test_object_without_an_optimizer_is_refused() -> None:
+    class Nothing:
+        optimizer = "adam"
+
+        def step(self) -> None: ...
+
+    for given in (Nothing(), Wrapper(None), None):
+        with pytest.raises(cadre.CadreError, match="is not an optimizer whose steps PyTorch reports"):
+            find_optimizer(given)
+
+
+def test_run_ends_after_its_steps(cluster: Cluster, hooked_sgd: Any) -> None:
+    model = torch.nn.Linear(2, 2)
+    optimizer = Outer(model.parameters(), lr=0.1)
+    steps = 0
+    for _ in attach(cluster, model, Wrapper(optimizer)):
+        step(model, optimizer)
+        steps += 1
+    assert steps == 16
+
+
+def test_nothing_remains_of_a_group_that_could_not_begin(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = torch.nn.Linear(2, 2)
+    optimizer = sgd(model)
+    handler = signal.getsignal(signal.SIGTERM)
+    fail = lambda *_: (_ for _ in ()).throw(AttributeError("hook"))  # noqa: E731
+    with monkeypatch.context() as patch:
+        patch.setattr(optimizer, "register_step_pre_hook", fail)
+        with pytest.raises(AttributeError, match="hook"):
+            for _ in attach(cluster, model, optimizer):
+                pass
+    wait_for(lambda: not cluster.client.status().get("workers"), "the program to leave", 5)
+    assert signal.getsignal(signal.SIGTERM) is handler
+    assert not optimizer._optimizer_step_post_hooks
+    with attach(cluster, model, optimizer) as group:
+        # Neither the optimizer nor the group can be attached once more.
+        with pytest.raises(cadre.CadreError, match="attached to a group already"):
+            next(iter(group))
+        while True:
+            step(model, optimizer)
+    assert group.step == 16
+
+
+def test_loop_without_steps_ends(cluster: Cluster) -> None:
+    """As that of GradScaler with a sample whose gradients are never finite."""
+    model = torch.nn.Linear(2, 2)
+    scaler = torch.amp.GradScaler("cpu")
+    optimizer = sgd(model)
+    with pytest.raises(cadre.CadreError, match=r"turns of the loop have not ended step 4, .* position 64"):
+        for at in attach(cluster, model, optimizer):
+            optimizer.zero_grad()
+            scaler.scale(model(torch.full((1, 2), float("nan") if at == 4 else 1.0)).sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+
+# ---- Values
+
+
+class Mixer(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.phase = torch.nn.Parameter(torch.full((2, 3), 1 + 2j))
+        self.wide = torch.nn.Parameter(torch.full((2,), 3 + 4j, dtype=torch.complex128))
+
+    def forward(self, inputs: Any) -> Any:
+        return (inputs * self.wide).to(torch.complex64) @ self.phase
+
+
+def test_complex_parameters_keep_both_parts(cluster: Cluster) -> None:
+    model = Mixer()
+    optimizer = sgd(model, rate=0.0)
+    for _ in attach(cluster, model, optimizer):
+        step(model, optimizer)
+    assert torch.equal(model.phase, torch.full((2, 3), 1 + 2j))
+    assert torch.equal(model.wide, torch.full((2,), 3 + 4j, dtype=torch.complex128))
+    pulled = cluster.client.pull(cluster.client.status()["runs"][0]["run"])
+    assert pulled["phase"].shape == (2, 3, 2) and pulled["phase"][0, 0].tolist() == [1, 2]
+
+
+def test_complex_parameters_share_their_memory() -> None:
+    model = Mixer()
+    for one in parameters_of(model):
+        one.tensor.add_(1)
+    assert model.phase[0, 0].item() == 2 + 3j and model.wide[0].item() == 4 + 5j
+
+
+def test_fsdp1_is_refused(tmp_path: Path) -> None:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0,
+                                         world_size=1)
+    try:
+        flat = FullyShardedDataParallel(torch.nn.Linear(2, 2), device_id=torch.device("cpu"))
+        with pytest.raises(cadre.CadreError, match="FSDP1.*fully_shard"):
+            refuse_unsupported(torch.nn.Sequential(flat))
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+# ---- Children
+
+
+def test_forked_children_end_by_sigterm(cluster: Cluster) -> None:
+    forking = multiprocessing.get_context("fork")
+    model = torch.nn.Linear(2, 2)
+    optimizer = sgd(model)
+    with attach(cluster, model, optimizer) as group:
+        step(model, optimizer)
+        child = forking.Process(target=time.sleep, args=(60,))
+        child.start()
+        child.terminate()
+        child.join(10)
+        assert child.exitcode == -signal.SIGTERM
+        # A step in a child is none of the group, nor does its end of the block end the group.
+        queue = forking.SimpleQueue()
+
+        def train() -> None:
+            step(model, optimizer)
+            queue.put((group.step, group.sample_position))
+            group.close()
+
+        child = forking.Process(target=train)
+        child.start()
+        child.join(10)
+        assert child.exitcode == 0 and queue.get() == (1, 16)
+        assert group.step == 1 and signal.getsignal(signal.SIGTERM) == group._on_sigterm
+        while True:
+            step(model, optimizer)
+    assert group.step == 16
+
+
+# ---- What a program passes and reports
+
+
+@pytest.mark.parametrize(("result", "reported"), [
+    ((torch.tensor(0.9), torch.tensor([0.25])), 0.9),
+    ((1 + 1e-9, 0.25), 1),
+    ((93.7, 0.25), None), ((-0.1, 0.25), None), ((float("nan"), 0.25), None), ((0.9, float("inf")), None),
+    (0.9, None), ((0.9,), None), (("a", "b"), None), (None, None), ((torch.ones(2), 0.25), None),
+])
+def test_results_of_evaluations_are_checked(result: Any, reported: float | None) -> None:
+    if reported is not None:
+        assert _attach._checked_result(result) == (pytest.approx(reported), 0.25)
+        return
+    with pytest.raises(cadre.CadreError, match="evaluate returned .* the accuracy, from 0 to 1"):
+        _attach._checked_result(result)
+
+
+def test_run_may_be_the_path_of_a_run_file(cluster: Cluster, tmp_path: Path) -> None:
+    text = 'name: "NAME" batch_per_group: 4 averaging { every_steps: 4 } stop { steps: 8 }'
+    for number, convert in enumerate((str, Path)):
+        file = tmp_path / f"{number}.textproto"
+        file.write_text(text.replace("NAME", f"file-{number}"))
+        model = torch.nn.Linear(2, 2)
+        optimizer = sgd(model)
+        group = attach(cluster, model, optimizer, run=convert(file))
+        for _ in group:
+            step(model, optimizer)
+        assert group.step == 8
+    file.write_text(text + "\n averaging { every_stepz: 1 }")
+    with pytest.raises(cadre.CadreError, match=r"1\.textproto:2"):
+        attach(cluster, torch.nn.Linear(2, 2), sgd(torch.nn.Linear(2, 2)), run=str(file))
+    with pytest.raises(FileNotFoundError, match="runs/none"):
+        attach(cluster, torch.nn.Linear(2, 2), sgd(torch.nn.Linear(2, 2)), run="runs/none")
+
+
+def test_wait_for_a_run_is_reported(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(_attach, "_REPORT_WAIT", 0.3)
+    model = torch.nn.Linear(2, 2)
+    group = cadre.attach(model, sgd(model), coordinator=cluster.address, run="none", insecure=True, timeout=2)
+    with caplog.at_level(logging.WARNING), pytest.raises(TimeoutError, match="run none"):
+        next(iter(group))
+    assert caplog.messages == ["run none: waiting for a group of this program to begin, for which the run "
+                               "must exist"]
+
+
+def test_host_name_that_is_no_name(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The default name is the library's, which shortens that of the host."""
+    model = torch.nn.Linear(2, 2)
+    optimizer = sgd(model)
+    for _ in attach(cluster, model, optimizer):
+        workers = cluster.client.status()["workers"]
+        assert [worker["name"].endswith(f"-{os.getpid()}") for worker in workers] == [True]
+        step(model, optimizer)
