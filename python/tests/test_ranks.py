@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from processes import Cluster, wait_for
 from test_groups import CODED, assert_agree, last, spec
@@ -31,6 +33,16 @@ def test_placements_equal_one_process(cluster: Cluster) -> None:
     one = versions_of(cluster, "one", 1)
     assert versions_of(cluster, "columns", 2, "--fsdp=columns") == one
     assert versions_of(cluster, "replicas", 4, "--fsdp=replicas") == one
+
+
+@pytest.mark.parametrize(("when", "where"), [("first", ""), ("later", "step 7: .*; version 1 is kept")])
+def test_ranks_with_different_values_are_refused(cluster: Cluster, when: str, where: str) -> None:
+    program = cluster.start("p", "rank_program.py", "--spec", spec(groups=1), "--differ", when, ranks=2)
+    program.succeed(60)
+    errors = {line["rank"]: line["error"] for line in program.lines()}
+    for rank in (0, 1):
+        assert "parameter 'weight' has other values on rank 1 than on rank 0" in errors[rank]
+        assert re.search(where, errors[rank])
 
 
 def test_program_of_two_ranks_survives_the_other_group(cluster: Cluster) -> None:
