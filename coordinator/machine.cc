@@ -187,6 +187,24 @@ void Machine::OnMessage(const MessageReceived& received) {
   OnMemberMessage(*member, received.message);
 }
 
+// A program is started anew with all of its ranks, so the others wait in vain.
+void Machine::OnGoodbye(const Member& member, const v1::Goodbye& goodbye) {
+  // Copied, because Drop destroys the member that owns it.
+  const v1::MemberRecord left = member.record;
+  Drop(left.member_id(), absl::StrCat("left: ", goodbye.reason()), kReleased);
+  const v1::Reservation& reservation = left.reservation();
+  if (!left.has_reservation() || reservation.ranks() == 1) return;
+  for (const auto& [number, run] : runs_) {
+    if (!run.live() || !run.IsReserved(reservation)) continue;
+    for (const auto& [id, other] : cluster_.members().all()) {
+      if (other.record.reservation().program() != reservation.program()) continue;
+      run.SendEnded(other, /*done=*/false,
+                    absl::StrCat("rank ", reservation.rank(), " of this program has left: ",
+                                 goodbye.reason()));
+    }
+  }
+}
+
 void Machine::OnMemberMessage(Member& member, const v1::MemberMessage& message) {
   if (message.has_heartbeat()) {
     cluster_.OnHeartbeat(member, message.heartbeat());
@@ -194,8 +212,7 @@ void Machine::OnMemberMessage(Member& member, const v1::MemberMessage& message) 
     Run& run = runs_.at(RunNumber(member.place->run()));
     if (run.OnHeartbeat(member, message.heartbeat())) unsettled_.insert(run.number());
   } else if (message.has_goodbye()) {
-    // The id is copied, because Drop destroys the member that owns it.
-    Drop(std::string(member.id()), absl::StrCat("left: ", message.goodbye().reason()), kReleased);
+    OnGoodbye(member, message.goodbye());
   } else if (member.worker()) {
     OnWorkerMessage(member, message);
   } else {

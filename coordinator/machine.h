@@ -114,6 +114,7 @@ class Machine {
  private:
   void OnMessage(const MessageReceived& received);
   void OnMemberMessage(Member& member, const v1::MemberMessage& message);
+  void OnGoodbye(const Member& member, const v1::Goodbye& goodbye);
   void OnWorkerMessage(Member& member, const v1::MemberMessage& message);
   // The member claims a rank of a generation that has ended.
   void ReleaseLate(const Member& member, const v1::RankSlot& place);

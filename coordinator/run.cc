@@ -177,11 +177,15 @@ void Run::End(v1::RunState state, absl::string_view reason) {
 }
 
 void Run::SendRunEnded(const Member& worker) const {
+  SendEnded(worker, record_.state() == v1::RUN_STATE_DONE, record_.reason());
+}
+
+void Run::SendEnded(const Member& worker, bool done, absl::string_view reason) const {
   v1::CoordinatorMessage message;
   v1::RunEnded& ended = *message.mutable_run_ended();
   ended.set_run(id());
-  ended.set_done(record_.state() == v1::RUN_STATE_DONE);
-  ended.set_reason(record_.reason());
+  ended.set_done(done);
+  ended.set_reason(std::string(reason));
   ended.set_version(record_.version());
   ended.set_step(record_.step());
   cluster_.SendTo(worker.id(), message);

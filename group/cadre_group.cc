@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <exception>
 #include <memory>
 #include <mutex>
@@ -61,6 +62,8 @@ struct cadre_group {
   cadre::CallerTrainer* trainer = nullptr;
   std::unique_ptr<cadre::GroupMember> member;
   absl::Status status;
+  // Whether the program has asked to leave.
+  std::atomic<bool> leaving = false;
   // Returned to the caller.
   mutable std::string text;
 
@@ -74,6 +77,8 @@ struct cadre_group {
   // Of the group's own threads.
   absl::Status Failure() const {
     absl::Status error = trainer != nullptr ? trainer->error() : absl::OkStatus();
+    // The ranks of a program that leave need not do so at the same moment.
+    if (leaving && absl::IsCancelled(error)) error = absl::OkStatus();
     if (error.ok() && member != nullptr) error = member->end();
     return error;
   }
@@ -264,6 +269,7 @@ const char* cadre_group_error(const cadre_group* group) {
 void cadre_group_interrupt(cadre_group* group) { group->handoff.Interrupt(); }
 
 void cadre_group_leave(cadre_group* group) {
+  group->leaving = true;
   if (group->member == nullptr || !group->member->Drain()) group->handoff.End();
 }
 

@@ -288,7 +288,7 @@ void CallerTrainer::OnRunEnded(const v1::RunEnded& ended) {
   {
     absl::MutexLock lock(&mutex_);
     if (!ended.done()) {
-      error_ = absl::CancelledError(absl::StrCat("run ", ended.run(), " has ended at step ",
+      error_ = absl::CancelledError(absl::StrCat("run ", ended.run(), " has ended for this program at step ",
                                                  ended.step(), ": ", ended.reason()));
     }
     state_.run = ended.run();

@@ -45,6 +45,16 @@ def test_ranks_with_different_values_are_refused(cluster: Cluster, when: str, wh
         assert re.search(where, errors[rank])
 
 
+def test_rank_that_leaves_ends_the_program(cluster: Cluster) -> None:
+    """Also if the program is between two boundaries."""
+    program = cluster.start("p", "rank_program.py", "--spec", spec(groups=1, steps=100000), "--steps", "20",
+                            ranks=2)
+    program.succeed(60)
+    lines = {line["rank"]: line for line in program.lines()}
+    assert lines[1]["step"] == 20
+    assert "rank 1 of this program has left: the program has ended its loop" in lines[0]["error"]
+
+
 def test_program_of_two_ranks_survives_the_other_group(cluster: Cluster) -> None:
     arguments = ("--spec", spec(steps=400), "--slow", "0.02")
     ranks = cluster.start("ranks", "program.py", *arguments, "--fsdp=rows", ranks=2)
