@@ -51,7 +51,8 @@ std::string HttpProxyOf(const std::string& address) {
 std::string ThroughHttpProxy(const std::string& address) {
   const std::string proxy = HttpProxyOf(address);
   if (proxy.empty()) return "";
-  return absl::StrCat(" through the proxy ", ServerOf(proxy), " of ", kVariable);
+  return absl::StrCat(" through the proxy ", ServerOf(proxy), " of ", kVariable,
+                      std::getenv("no_proxy") != nullptr ? " (unless no_proxy lists it)" : "");
 }
 
 }  // namespace cadre

@@ -29,8 +29,8 @@
 #include "base/backoff.h"
 #include "base/protocol.h"
 #include "base/rpc/grpc_channel.h"
-#include "base/rpc/no_answer.h"
 #include "base/rpc/grpc_status.h"
+#include "base/rpc/no_answer.h"
 #include "proto/enum_text.h"
 
 namespace cadre {
@@ -81,8 +81,8 @@ absl::StatusOr<std::unique_ptr<MembershipClient>> MembershipClient::Start(Option
     if (!client->refused_.ok()) {
       status = client->refused_;
     } else if (!client->ever_welcomed_) {
-      const Options& asked = client->options_;
-      status = NoAnswer("coordinator", asked.coordinator, asked.credentials.secure(),
+      const Options& given = client->options_;
+      status = NoAnswer("coordinator", given.coordinator, given.credentials.secure(),
                         client->last_error_.message());
     }
   }

@@ -25,8 +25,13 @@ using ::testing::Not;
 
 class HttpProxyTest : public ::testing::Test {
  protected:
-  ~HttpProxyTest() override {
-    for (const char* name : {"CADRE_PROXY", "http_proxy", "https_proxy", "grpc_proxy"}) {
+  HttpProxyTest() { Unset(); }
+  ~HttpProxyTest() override { Unset(); }
+
+ private:
+  static void Unset() {
+    for (const char* name :
+         {"CADRE_PROXY", "http_proxy", "https_proxy", "grpc_proxy", "no_proxy", "no_grpc_proxy"}) {
       unsetenv(name);
     }
   }
