@@ -29,6 +29,9 @@
 namespace cadre {
 namespace {
 
+// A name that the method Sum does not hide.
+constexpr Sum kSum = {};
+
 // 1 / sqrt(2) and 1 / sqrt(2 pi).
 constexpr float kRootHalf = 0.707106781F;
 constexpr float kDensity = 0.398942280F;
@@ -516,7 +519,7 @@ class CudaPointwise final : public PointwiseKernels {
 
   void Sum(ConstValues a, ConstValues b, Values y) override {
     CheckSizes(std::ssize(a), {{"y", y.size()}, {"b", b.size()}});
-    Apply("add", cadre::Sum(), a, b, y);
+    Apply("add", kSum, a, b, y);
   }
 
   void Multiply(const MultiplyDims& dims, ConstValues x, ConstValues factor, Values y) override {
