@@ -11,8 +11,8 @@
 
 namespace cadre::emulated {
 
-// kMaxThreads (block_runner.h) if the kernel declares no bound, or if the compiler merged it with an
-// equal kernel.
+// kMaxThreads (block_runner.h) if the kernel declares no bound, if the compiler merged it with an
+// equal kernel, and on other processors than x86-64.
 unsigned LaunchBound(const void* kernel);
 
 }  // namespace cadre::emulated
