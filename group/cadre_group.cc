@@ -78,7 +78,8 @@ struct cadre_group {
   absl::Status Failure() const {
     absl::Status error = trainer != nullptr ? trainer->error() : absl::OkStatus();
     // The ranks of a program that leave need not do so at the same moment.
-    if (leaving && absl::IsCancelled(error)) error = absl::OkStatus();
+    const bool leaves = leaving || (member != nullptr && member->drain_requested());
+    if (leaves && absl::IsCancelled(error)) error = absl::OkStatus();
     if (error.ok() && member != nullptr) error = member->end();
     return error;
   }

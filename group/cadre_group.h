@@ -58,7 +58,7 @@ typedef struct {
   const char* run;
   /* Equal for all ranks of the program, and different at each start. */
   const char* program;
-  /* Name of this process for display, [a-z0-9._-]{1,63}. Null: of certificate, host and process id. */
+  /* Name of this process for display, [a-z0-9._-]{1,63}. Null: certificate, host and process id. */
   const char* name;
   uint32_t ranks;
   uint32_t rank;

@@ -287,9 +287,11 @@ GenerationTrainer::Result CallerTrainer::Train(GroupSession& session,
 void CallerTrainer::OnRunEnded(const v1::RunEnded& ended) {
   {
     absl::MutexLock lock(&mutex_);
-    if (!ended.done()) {
-      error_ = absl::CancelledError(absl::StrCat("run ", ended.run(), " has ended for this program at step ",
-                                                 ended.step(), ": ", ended.reason()));
+    // Its own failure, which may be the cause, is not replaced.
+    if (!ended.done() && error_.ok()) {
+      error_ =
+          absl::CancelledError(absl::StrCat("run ", ended.run(), " has ended for this program at ",
+                                            "step ", ended.step(), ": ", ended.reason()));
     }
     state_.run = ended.run();
   }

@@ -170,7 +170,7 @@ v1::Heartbeat GroupMember::NextHeartbeat() {
 
 void GroupMember::OnMessage(const v1::CoordinatorMessage& message) {
   // A second signal would end the process immediately.
-  if (message.has_drain() && !std::exchange(drain_requested_, true) && options_.ended) {
+  if (message.has_drain() && !drain_requested_.exchange(true) && options_.ended) {
     LOG(INFO) << "drained by the coordinator";
     options_.ended();
   }

@@ -99,6 +99,8 @@ class GroupMember {
   bool Drain() ABSL_LOCKS_EXCLUDED(mutex_);
   // With `exit_when_done`: whether the run that has ended was completed; nothing before its end.
   std::optional<bool> run_done() const ABSL_LOCKS_EXCLUDED(mutex_);
+  // Whether the coordinator has ordered it to leave.
+  bool drain_requested() const { return drain_requested_; }
   // Whether the member has a rank in a run that goes on.
   bool has_rank() const ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -164,7 +166,7 @@ class GroupMember {
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;
   // Whether the coordinator has drained this member. Used on the membership thread.
-  bool drain_requested_ = false;
+  std::atomic<bool> drain_requested_ = false;
   absl::Status end_ ABSL_GUARDED_BY(mutex_);
   std::optional<bool> run_done_ ABSL_GUARDED_BY(mutex_);
   // Null until joined; callbacks may run before.

@@ -40,6 +40,8 @@ _POLL = 0.2
 
 # Seconds after which a program reports what it waits for; then ten times as long.
 _REPORT_WAIT = 15.0
+# Characters of the reason for leaving that the coordinator receives.
+_MAX_REASON = 200
 # Turns of a loop without a step, which are more than those in which gradients are accumulated, or in
 # which GradScaler finds its scale.
 _MAX_TURNS = 1000
@@ -256,6 +258,8 @@ class Group:
                 raise Left
 
     def __enter__(self) -> Group:
+        if self._handle is None:
+            raise CadreError("the group is closed; call cadre.attach again")
         # Another group may have been entered since this one was made.
         self._refuse_attached(self._optimizer)
         try:
@@ -275,9 +279,13 @@ class Group:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, *_: object
+    ) -> bool:
         left = kind is not None and issubclass(kind, (RunEnded, Left))
-        reason = "the program has ended its loop" if kind is None or left else kind.__name__
+        reason = (
+            "the program has ended its loop" if kind is None or left else f"{kind.__name__}: {value}"
+        )[:_MAX_REASON]
         terminated = self._leaving and kind is not None and issubclass(kind, Left)
         self.close(reason)
         if terminated:
@@ -306,7 +314,7 @@ class Group:
         handle, self._handle = self._handle, None
         return handle
 
-    # A forked child is no part of the group, and must not call the library, whose threads it lacks.
+    # A forked child is not part of the group, and must not call the library, whose threads it lacks.
     # Its optimizer, signal handlers and copy of the state are its own.
     def before_fork(self) -> None:
         self._final = self._state()

@@ -40,6 +40,23 @@ TEST_F(MachineProgramsTest, AllRanksOfAProgramFormOneGroup) {
   EXPECT_EQ(first.assignment->peers_size(), 2);
 }
 
+TEST_F(MachineProgramsTest, RankThatLeavesEndsItsProgramOnly) {
+  cluster_.AddAggregator("agg-0");
+  const std::string run = cluster_.Submit(OpaqueSpec(2));
+  FakeWorker& first = cluster_.AddRank("program", "test", 2, 0);
+  FakeWorker& second = cluster_.AddRank("program", "test", 2, 1);
+  FakeWorker& other = cluster_.AddRank("other", "test", 1, 0);
+  ASSERT_TRUE(first.assignment.has_value());
+  v1::Goodbye goodbye;
+  goodbye.set_reason("the loop has ended");
+  cluster_.Send(second, goodbye);
+  ASSERT_NE(EndOf(first), nullptr);
+  EXPECT_FALSE(EndOf(first)->done());
+  EXPECT_EQ(EndOf(first)->reason(), "rank 1 of this program has left: the loop has ended");
+  EXPECT_EQ(EndOf(other), nullptr);
+  EXPECT_EQ(cluster_.RunStatus(run).state(), v1::RUN_STATE_RUNNING);
+}
+
 TEST_F(MachineProgramsTest, RanksOfTwoProgramsFormNoGroup) {
   cluster_.AddAggregator("agg-0");
   cluster_.Submit(OpaqueSpec(1));
