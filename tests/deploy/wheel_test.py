@@ -65,7 +65,7 @@ class WheelTest(unittest.TestCase):
         tag = f"manylinux_2_34_{platform.machine()}"
         self.assertTrue(self.file.name.endswith(f"-cp39-abi3-{tag}.whl"), self.file.name)
         shown = run("/usr/bin/python3", "-m", "auditwheel", "show", self.file, env={"PYTHONPATH": str(self.tools)})
-        self.assertIn(f'is constrained by the platform tag: "{tag}"', re.sub(r"\s+", " ", shown))
+        self.assertIn(f'platform tag: "{tag}"', re.sub(r"\s+", " ", shown))
 
     def test_libraries_are_in_the_wheel(self):
         programs = [self.package / "bin" / program for program in PROGRAMS]
