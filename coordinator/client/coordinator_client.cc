@@ -42,7 +42,11 @@ absl::Status CoordinatorClient::Dial(absl::Time deadline) const {
   context.set_deadline(absl::ToChronoTime(absl::Now() + kReasonTimeout));
   v1::StatusReply reply;
   const grpc::Status failed = status_->Get(&context, {}, &reply);
-  if (failed.ok()) return absl::OkStatus();
+  // Any other result is that of a server, to which the channel has connected meanwhile.
+  if (failed.error_code() != grpc::StatusCode::UNAVAILABLE &&
+      failed.error_code() != grpc::StatusCode::DEADLINE_EXCEEDED) {
+    return absl::OkStatus();
+  }
   return NoAnswer("coordinator", options_.coordinator, options_.credentials.secure(),
                   failed.error_message());
 }
