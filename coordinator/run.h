@@ -78,7 +78,7 @@ class Run {
   bool IsReserved(const v1::Reservation& reservation) const;
   // Reports the end of the run to a worker with a reservation for it.
   void SendRunEnded(const Member& worker) const;
-  // Reports to a worker with a reservation that it has no more part in the run.
+  // Reports to a worker with a reservation that it no longer takes part in the run.
   void SendEnded(const Member& worker, bool done, absl::string_view reason) const;
   // Whether its record is older than the values on its aggregators.
   bool behind() const { return live() && behind_.has_value(); }

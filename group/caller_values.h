@@ -1,7 +1,8 @@
 // The parameters of a program: their description, and where their values lie in its memory. Values
-// that several ranks hold are equal on them (CheckShared), and these ranks divide their exchange: each
-// owns an interval of them, exchanges it with the aggregators and sends it to the others. Statistics,
-// such as those of batch norm, may differ: each element is then that of the rank that owns it.
+// that several ranks hold are equal on them (CheckShared), and these ranks divide their exchange:
+// each owns an interval of them, exchanges it with the aggregators and sends it to the others.
+// Statistics, such as those of batch norm, may differ: each element is then that of the rank that
+// owns it.
 //
 // Thread-compatible.
 #pragma once
@@ -66,9 +67,9 @@ class CallerValues {
   void TakeShared();
   // A collective: sends the values that this rank owns to the other ranks that hold them.
   absl::Status GiveShared();
-  // A collective: compares digests of the trained values that several ranks hold. Costs one pass over
-  // them and eight bytes per rank. Requires: TakeShared. Errors: OutOfRange, naming a parameter and
-  // two ranks that have different values of it; those of the transport.
+  // A collective: compares digests of the trained values that several ranks hold. Costs one pass
+  // over them and eight bytes per rank. Requires: TakeShared. Errors: OutOfRange, naming a parameter
+  // and two ranks that have different values of it; those of the transport.
   absl::Status CheckShared();
   // Errors: OutOfRange, naming the first parameter with a value that is not finite.
   absl::Status CheckFinite() const;
@@ -88,7 +89,7 @@ class CallerValues {
     std::vector<int64_t> offsets;
   };
 
-  // Of each of its intervals; 0: a statistic.
+  // The digest of each interval; 0 for a statistic.
   std::vector<uint64_t> Digests(const Shared& shared) const;
   absl::Status CheckEqual(Shared& shared);
   // A collective among the holders: names the first interval of which they have different values.

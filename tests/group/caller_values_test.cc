@@ -163,7 +163,7 @@ std::vector<std::string> DifferencesAfter(int ranks, const Change& change) {
 
 TEST(CallerValuesTest, SharedValuesMustBeEqual) {
   EXPECT_THAT(DifferencesAfter(3, [](auto&, int) {}), Each(""));
-  // Of an element that rank 0 owns, and of one that rank 2 owns itself.
+  // Rank 0 owns the first element, rank 2 the other one.
   for (const int element : {0, 5}) {
     EXPECT_THAT(DifferencesAfter(3, [element](auto& values, int rank) {
                   if (rank == 2) values[element] = 1;

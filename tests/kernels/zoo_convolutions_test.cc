@@ -168,7 +168,7 @@ class AddressSpace {
 
 struct Split {
   int ranks = 1;
-  // Of these, the ranks that split the rows of images.
+  // The number of these ranks that split the rows of images.
   int space_ranks = 1;
 };
 
