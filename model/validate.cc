@@ -149,8 +149,12 @@ class Validation : private ProblemCollector {
   // ---- The spec as a whole
 
   void CheckSize() {
-    if (const size_t bytes = spec_.ByteSizeLong(); bytes > kMaxSpecBytes) {
-      return Add("spec", "has ", bytes, " bytes; at most ", kMaxSpecBytes, " are allowed");
+    const size_t limit = opaque() ? kMaxOpaqueSpecBytes : kMaxSpecBytes;
+    if (const size_t bytes = spec_.ByteSizeLong(); bytes > limit) {
+      const std::string parameters =
+          opaque() ? absl::StrCat(" with ", spec_.model().opaque().parameter_size(), " parameters")
+                   : "";
+      return Add("spec", "has ", bytes, " bytes", parameters, "; at most ", limit, " are allowed");
     }
     if (const auto text = FindLongText(spec_, kMaxSpecText)) {
       Add(text->field, "has ", text->bytes, " bytes; at most ", kMaxSpecText, " are allowed");

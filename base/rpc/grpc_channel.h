@@ -13,8 +13,9 @@
 
 namespace cadre {
 
-// Largest message: a 4 MiB chunk and its header. Bulk data is sent as chunks in streams.
-inline constexpr int kMaxMessageBytes = 8 << 20;
+// Largest message: an assignment with the spec of a model with 100,000 parameters
+// (model/validate.h). Bulk data is sent as chunks in streams.
+inline constexpr int kMaxMessageBytes = 12 << 20;
 // Elements (fp32) in one chunk of bulk data: 1 MiB.
 inline constexpr int kChunkElements = 256 << 10;
 

@@ -152,16 +152,20 @@ class Parameter:
 
 
 def parameters_of(model: torch.nn.Module) -> list[Found]:
-    """Parameters and the floating-point buffers of the state, in the model's order."""
+    """Parameters and the floating-point buffers of the state, in the model's order.
+
+    Those without elements are left out, because they have nothing to exchange.
+    """
     found = [
         Found.exchanged(plain_name(name), parameter, Role.TRAINED)
         if parameter.requires_grad
         else Found(plain_name(name), parameter, Role.FROZEN)
         for name, parameter in model.named_parameters()
+        if parameter.numel() > 0
     ]
     persistent = model.state_dict(keep_vars=True).keys()
     for name, buffer in model.named_buffers():
-        if name in persistent and buffer.is_floating_point():
+        if name in persistent and buffer.is_floating_point() and buffer.numel() > 0:
             found.append(Found(plain_name(name), buffer, Role.STATISTIC))
     return found
 

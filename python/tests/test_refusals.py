@@ -228,6 +228,34 @@ def test_complex_parameters_share_their_memory() -> None:
     assert model.phase[0, 0].item() == 2 + 3j and model.wide[0].item() == 4 + 5j
 
 
+class Adapted(torch.nn.Module):
+    """A part of a mixture of experts: many frozen matrices, and tensors without elements."""
+
+    def __init__(self, matrices: int) -> None:
+        super().__init__()
+        self.head = torch.nn.Linear(2, 1)
+        self.experts = torch.nn.ParameterDict({
+            f"layers_{i // 384}_mlp_experts_{i % 384}_projection_weight": torch.nn.Parameter(
+                torch.ones(2), requires_grad=False)
+            for i in range(matrices)
+        })
+        self.nothing = torch.nn.Parameter(torch.empty(0, 4))
+        self.register_buffer("none", torch.empty(0))
+
+    def forward(self, inputs: Any) -> Any:
+        return self.head(inputs)
+
+
+def test_many_parameters_and_empty_ones(cluster: Cluster) -> None:
+    model = Adapted(48 * 128 * 3)
+    optimizer = sgd(model)
+    assert [one.name for one in parameters_of(model) if "layers" not in one.name] == [
+        "head.weight", "head.bias"]
+    for _ in attach(cluster, model, optimizer):
+        step(model, optimizer)
+    assert cluster.client.status()["runs"][0]["state"] == "RUN_STATE_DONE"
+
+
 def test_fsdp1_is_refused(tmp_path: Path) -> None:
     from torch.distributed.fsdp import FullyShardedDataParallel
 

@@ -288,6 +288,27 @@ TEST_F(MeasuredPlanningTest, KeyDependsOnLayers) {
 
 // The largest spec that is accepted, for the largest group, fits into the messages that carry it:
 // otherwise no member could ever receive it.
+void ExpectMessagesFit(const v1::RunSpec& largest, const v1::Plan& plan) {
+  v1::CoordinatorMessage message;
+  v1::Assignment& assignment = *message.mutable_assignment();
+  *assignment.mutable_spec() = largest;
+  *assignment.mutable_plan() = plan;
+  for (uint32_t i = 0; i < kMaxRanksPerGroup; ++i) {
+    assignment.add_peers(std::string(kMaxPeerLine, 'a'));
+  }
+  for (uint32_t i = 0; i < kMaxAggregators; ++i) {
+    v1::ShardAddress& shard = *assignment.add_shards();
+    shard.set_shard(i);
+    shard.set_address(std::string(kMaxPeerLine, 'a'));
+  }
+  EXPECT_LT(message.ByteSizeLong(), kMaxMessageBytes * 9 / 10);
+
+  v1::OpenRun& open = *message.mutable_open_run();
+  *open.mutable_spec() = largest;
+  for (uint32_t i = 0; i < kMaxGroups; ++i) (*open.mutable_generations())[i] = 0xffffffffU;
+  EXPECT_LT(message.ByteSizeLong(), kMaxMessageBytes * 9 / 10);
+}
+
 TEST(SpecLimitsTest, AcceptedSpecFitsMessages) {
   v1::RunSpec spec = testing::DemoSpec();
   v1::Model& model = *spec.mutable_model();
@@ -308,24 +329,42 @@ TEST(SpecLimitsTest, AcceptedSpecFitsMessages) {
   ASSERT_EQ(ValidateRunSpec(largest), absl::OkStatus());
   EXPECT_GT(largest.ByteSizeLong(), kMaxSpecBytes * 9 / 10);
 
-  v1::CoordinatorMessage message;
-  v1::Assignment& assignment = *message.mutable_assignment();
-  *assignment.mutable_spec() = largest;
-  *assignment.mutable_plan() = MakePlan(largest, kMaxRanksPerGroup).value();
-  for (uint32_t i = 0; i < kMaxRanksPerGroup; ++i) {
-    assignment.add_peers(std::string(kMaxPeerLine, 'a'));
-  }
-  for (uint32_t i = 0; i < kMaxAggregators; ++i) {
-    v1::ShardAddress& shard = *assignment.add_shards();
-    shard.set_shard(i);
-    shard.set_address(std::string(kMaxPeerLine, 'a'));
-  }
-  EXPECT_LT(message.ByteSizeLong(), kMaxMessageBytes * 9 / 10);
+  ExpectMessagesFit(largest, MakePlan(largest, kMaxRanksPerGroup).value());
+}
 
-  v1::OpenRun& open = *message.mutable_open_run();
-  *open.mutable_spec() = largest;
-  for (uint32_t i = 0; i < kMaxGroups; ++i) (*open.mutable_generations())[i] = 0xffffffffU;
-  EXPECT_LT(message.ByteSizeLong(), kMaxMessageBytes * 9 / 10);
+// A mixture of experts: 48 layers of 128 experts with 3 matrices each, all with a LoRA adapter.
+TEST(SpecLimitsTest, ParametersOfMixtureOfExpertsFitMessages) {
+  v1::RunSpec spec = testing::SpecOf(
+      "name: 'experts' batch_per_group: 4096 averaging { every_steps: 1 } stop { steps: 1 } "
+      "cluster { ranks_per_group: 4096 aggregators: 4096 }");
+  for (int i = 0; i < 48 * 128 * 3; ++i) {
+    const std::string name = absl::StrFormat(
+        "base_model.model.model.layers.%d.mlp.experts.%d.gate_proj", i / 384, i % 384);
+    v1::OpaqueModel& model = *spec.mutable_model()->mutable_opaque();
+    v1::OpaqueParameter& frozen = *model.add_parameter();
+    frozen.set_name(name + ".base_layer.weight");
+    frozen.add_shape(768);
+    frozen.add_shape(2048);
+    frozen.set_frozen_digest("0123456789abcdef");
+    for (const char* part : {".lora_A.default.weight", ".lora_B.default.weight"}) {
+      v1::OpaqueParameter& adapter = *model.add_parameter();
+      adapter.set_name(name + part);
+      adapter.add_shape(2048);
+      adapter.add_shape(16);
+    }
+  }
+  EXPECT_EQ(ValidateRunSpec(spec), absl::OkStatus());
+  EXPECT_LT(spec.ByteSizeLong(), kMaxOpaqueSpecBytes * 3 / 4);
+
+  v1::OpaqueModel& model = *spec.mutable_model()->mutable_opaque();
+  while (spec.ByteSizeLong() < kMaxOpaqueSpecBytes * 99 / 100) {
+    for (int i = 0; i < 200; ++i) {
+      v1::OpaqueParameter& more = *model.add_parameter();
+      more.set_name(absl::StrFormat("%0200d", model.parameter_size()));
+    }
+  }
+  ASSERT_EQ(ValidateRunSpec(spec), absl::OkStatus());
+  ExpectMessagesFit(spec, v1::Plan());
 }
 
 }  // namespace

@@ -198,7 +198,7 @@ void Spec(std::span<const uint8_t> input) {
   for (const Problem& problem : problems) CHECK(!problem.field.empty());
   CHECK_EQ(ValidateRunSpec(spec).ok(), problems.empty());
   if (!problems.empty()) return;
-  CHECK_LE(spec.ByteSizeLong(), kMaxSpecBytes);
+  CHECK_LE(spec.ByteSizeLong(), spec.model().has_opaque() ? kMaxOpaqueSpecBytes : kMaxSpecBytes);
   CHECK(Graph::FromModel(spec.model()).ok());
 }
 
