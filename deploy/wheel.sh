@@ -76,12 +76,25 @@ ldd "$prefix"/bin/* "$prefix"/lib/*.so | sed -n 's/.* => \(\/[^ ]*\) .*/\1/p' | 
     cp -L "/usr/share/doc/$package/copyright" "$notices/$package"
   done
 
+# A library that another package loads for the whole process, such as TensorFlow's, exports symbols of other
+# versions of these libraries, which would take the place of theirs. So theirs get names of their own.
+private='/lib(absl|address_sorting|cares|gflags|glog|gpr|grpc|prometheus|protobuf|re2|upb)[^/]*$'
+mkdir "$work/libraries"
+ldd "$prefix"/bin/* "$prefix"/lib/*.so | sed -n 's/.* => \(\/[^ ]*\) .*/\1/p' | grep -E "$private" | sort -u |
+  xargs -I{} cp -L {} "$work/libraries"
+nm --dynamic --defined-only --format=posix "$work"/libraries/* |
+  awk 'NF >= 3 && !/@/ && $2 != "A" { print $1, "cadre." $1 }' | sort -u >"$work/symbols"
+[ "$(wc -l <"$work/symbols")" -gt 10000 ] || fail "the libraries export only $(wc -l <"$work/symbols") symbols"
+for binary in "$work"/libraries/* "$prefix"/bin/* "$prefix"/lib/*.so; do
+  "$tools/bin/patchelf" --rename-dynamic-symbols "$work/symbols" "$binary"
+done
+
 # pip builds in the folder of the sources.
 cp -r "$root/python" "$work/python"
 rm -rf "$work"/python/build "$work"/python/*.egg-info
 CADRE_PREFIX=$prefix quietly /usr/bin/python3 -m pip wheel --no-deps --no-index --no-build-isolation \
   --disable-pip-version-check --wheel-dir "$work/plain" "$work/python"
-PATH=$tools/bin:$PATH PYTHONPATH=$tools quietly /usr/bin/python3 -m auditwheel repair --only-plat \
+LD_LIBRARY_PATH=$work/libraries PATH=$tools/bin:$PATH PYTHONPATH=$tools quietly /usr/bin/python3 -m auditwheel repair --only-plat \
   --plat "$platform" --wheel-dir "$work/repaired" "$work"/plain/*.whl
 mkdir -p "$out"
 for wheel in "$work"/repaired/*.whl; do

@@ -94,6 +94,19 @@ class WheelTest(unittest.TestCase):
         for path in loaded:
             self.assertTrue(path.startswith(f"{self.package.parent}/cadre.libs/"), path)
 
+    # TensorFlow loads its library so, whose symbols are those of other versions of Abseil, gRPC and protobuf. Here each
+    # of them ends the process.
+    def test_symbols_of_another_package_do_not_replace_those_of_the_wheel(self):
+        libraries = [f"/usr/lib/{platform.machine()}-linux-gnu/{name}.so" for name in
+                     ("libgrpc++", "libgrpc", "libgpr", "libprotobuf", "libabsl_synchronization", "libglog")]
+        exported = {line.split()[0] for line in run("nm", "-DP", "--defined-only", *libraries).splitlines() if " T " in line}
+        self.assertGreater(len(exported), 5000)
+        source = self.folder / "hostile.s"
+        source.write_text("".join(f'.globl "{name}"\n"{name}":\n' for name in sorted(exported)) + "ud2\n")
+        run("gcc", "-shared", "-nostdlib", "-o", self.folder / "hostile.so", source)
+        first = f"import ctypes\nctypes.CDLL('{self.folder}/hostile.so', mode=ctypes.RTLD_GLOBAL)\n"
+        self.assertIn("127.0.0.1:9", run(self.venv / "bin/python", "-c", first + USE, cwd=self.folder, env={}))
+
     def test_commands_train(self):
         text = (self.venv / "share/cadre/demo.textproto").read_text()
         text = re.sub(r"stop \{ epochs: \d+ \}", "stop { steps: 32 }", text)
