@@ -201,6 +201,12 @@ if(CADRE_HAS_CUDA)
     "${CADRE_CUDA_ARCHITECTURES}")
 endif()
 
+# Emulated kernels fuse multiplications and additions, as nvcc does, where this host can.
+if(CADRE_TESTS AND CADRE_HAS_CUDA)
+  include(CheckCXXSourceRuns)
+  check_cxx_source_runs("int main() { return __builtin_cpu_supports(\"fma\") ? 0 : 1; }" CADRE_HOST_HAS_FMA)
+endif()
+
 # cadre_cuda_kernels(NAME SOURCES a.cu ... [UNFUSED b.cu ...] [OBJECTS target] [DEPS lib ...]): the
 # library cadre_NAME for devices, and cadre_NAME_emulated, the same files compiled by the host's
 # compiler for tests. UNFUSED names those of the sources that are compiled without fused
@@ -228,6 +234,8 @@ function(cadre_cuda_kernels name)
         "#include \"tests/emulator/cuda_on_host.h\"\n#include \"${CMAKE_CURRENT_SOURCE_DIR}/${source}\"\n")
       if(source IN_LIST ARG_UNFUSED)
         set_source_files_properties("${wrapper}" PROPERTIES COMPILE_OPTIONS "-ffp-contract=off")
+      elseif(CADRE_HOST_HAS_FMA)
+        set_source_files_properties("${wrapper}" PROPERTIES COMPILE_OPTIONS "-ffp-contract=fast;-mfma")
       endif()
       list(APPEND emulated "${wrapper}")
     endforeach()

@@ -2,8 +2,9 @@
 // keywords and functions of CUDA C++ that our kernels use, by means of block_runner.h. A function
 // that a new kernel needs must be added here.
 //
-// Nothing is contracted to fused multiply-adds, so results differ from a device's within the
-// tolerances of the tests.
+// Multiplications and additions are fused as by nvcc if the host has such instructions; functions
+// such as exp are those of the host, so results differ from a device's within the tolerances of the
+// tests.
 #pragma once
 
 // Every header that a kernel file may include must come before the macros below.
