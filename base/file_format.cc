@@ -60,17 +60,17 @@ constexpr Prefix kPrefixes[] = {
 
 constexpr FileFormat kGzip{"compressed (gzip)", "decompress it, for example with 'gzip -d'"};
 constexpr FileFormat kBzip2{"compressed (bzip2)", "decompress it, for example with 'bzip2 -d'"};
-constexpr FileFormat kTar{"a tar archive", "extract it"};
-constexpr FileFormat kSafetensors{"a safetensors file", ""};
+constexpr FileFormat kTar{kTarFormat, "extract it"};
+constexpr FileFormat kSafetensors{kSafetensorsFormat, ""};
 constexpr FileFormat kPickle{"a pickle, as Python writes", ""};
 constexpr FileFormat kWebp{"a WebP image", ""};
-constexpr FileFormat kIdx{"an IDX file", "", false};
-constexpr FileFormat kOnnx{"an ONNX model", "", false};
+constexpr FileFormat kIdx{kIdxFormat, "", false};
+constexpr FileFormat kOnnx{kOnnxFormat, "", false};
 constexpr FileFormat kHtml{"a page of HTML, perhaps the error of a download", "", false};
 constexpr FileFormat kXml{"an XML document, perhaps the error of a download", "", false};
 constexpr FileFormat kBareUtf16{"text in UTF-16", kSaveAsUtf8, false};
 constexpr FileFormat kMarkedUtf8{"text with a byte order mark", kSaveAsUtf8, false};
-constexpr FileFormat kText{"text", "", false};
+constexpr FileFormat kText{kTextFormat, "", false};
 
 uint8_t At(absl::string_view bytes, size_t i) { return static_cast<uint8_t>(bytes[i]); }
 
@@ -170,13 +170,11 @@ const FileFormat* RecognizeFormat(absl::string_view first) {
   return RecognizeText(first);
 }
 
-std::string FormatNote(const FileFormat& format) {
-  return absl::StrCat(": it is ", format.name, format.remedy.empty() ? "" : "; ", format.remedy);
-}
-
-std::string FormatNote(absl::string_view first) {
+std::string FormatNote(absl::string_view first, absl::string_view expected) {
   const FileFormat* format = RecognizeFormat(first);
-  return format == nullptr ? "" : FormatNote(*format);
+  if (format == nullptr || format->name == expected) return "";
+  return absl::StrCat(": it is ", format->name, format->remedy.empty() ? "" : "; ",
+                      format->remedy);
 }
 
 }  // namespace cadre

@@ -19,6 +19,13 @@ namespace cadre {
 // Number of bytes from the beginning of a file that RecognizeFormat uses.
 inline constexpr size_t kFormatBytes = 512;
 
+// Names of formats that have readers.
+inline constexpr absl::string_view kTarFormat = "a tar archive";
+inline constexpr absl::string_view kSafetensorsFormat = "a safetensors file";
+inline constexpr absl::string_view kIdxFormat = "an IDX file";
+inline constexpr absl::string_view kOnnxFormat = "an ONNX model";
+inline constexpr absl::string_view kTextFormat = "text";
+
 struct FileFormat {
   // Completes "it is ...": "a Git LFS pointer", "compressed (gzip)".
   absl::string_view name;
@@ -33,8 +40,7 @@ struct FileFormat {
 const FileFormat* RecognizeFormat(absl::string_view first);
 
 // ": it is compressed (gzip); decompress it, for example with 'gzip -d'"; empty if the format is
-// unknown.
-std::string FormatNote(absl::string_view first);
-std::string FormatNote(const FileFormat& format);
+// unknown or `expected`, that of the reader.
+std::string FormatNote(absl::string_view first, absl::string_view expected = "");
 
 }  // namespace cadre

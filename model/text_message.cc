@@ -27,6 +27,7 @@
 #include "absl/strings/strip.h"
 #include "base/edit_distance.h"
 #include "base/file.h"
+#include "base/file_format.h"
 #include "base/status.h"
 
 namespace cadre {
@@ -240,6 +241,11 @@ absl::StatusOr<TextLocations> ParseTextMessage(const std::string& path, const st
   parser.AllowUnknownField(true);
   parser.SetRecursionLimit(kMaxTextNesting);
   const bool parsed = parser.ParseFromString(text, &message);
+  // The parser accepts the byte order mark of UTF-8.
+  const std::string note = FormatNote(absl::StripPrefix(text, "\xef\xbb\xbf"), kTextFormat);
+  if (!note.empty() && (!parsed || !errors.messages().empty())) {
+    return absl::InvalidArgumentError(At(path, {}, absl::StrCat("is not ", what, note)));
+  }
   if (!errors.messages().empty()) {
     return absl::InvalidArgumentError(absl::StrJoin(errors.messages(), "\n"));
   }

@@ -8,6 +8,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "base/file.h"
+#include "base/file_format.h"
 #include "base/rooted_files.h"
 #include "base/status.h"
 #include "model/import/view.h"
@@ -161,7 +162,8 @@ absl::StatusOr<OnnxTensor> DecodeTensor(const onnx::Tensor& tensor, const std::s
 absl::StatusOr<onnx::Model> ParseOnnx(absl::string_view bytes) {
   onnx::Model model;
   if (!model.ParseFromArray(bytes.data(), bytes.size()) || model.graph().node().empty()) {
-    return absl::InvalidArgumentError("is not an ONNX model");
+    return absl::InvalidArgumentError(
+        absl::StrCat("is not an ONNX model", FormatNote(bytes, kOnnxFormat)));
   }
   if (!model.functions().empty()) {
     return absl::InvalidArgumentError(

@@ -74,6 +74,7 @@ TEST(FileFormat, NoteHasRemedy) {
   EXPECT_EQ(FormatNote("version https://git-lfs.github.com/spec/v1\n"),
             ": it is a Git LFS pointer; fetch the file itself with 'git lfs pull'");
   EXPECT_EQ(FormatNote("\x93NUMPY\x01"), ": it is a NumPy array (.npy)");
+  EXPECT_EQ(FormatNote("damaged", kTextFormat), "");
 }
 
 }  // namespace

@@ -157,7 +157,7 @@ absl::Status TarScanner::Unsupported(absl::string_view what) const {
 absl::StatusOr<std::optional<TarScanner::Header>> TarScanner::ReadHeader() const {
   if (source_.size() - offset_ < kTarBlockBytes) {
     CADRE_ASSIGN_OR_RETURN(const std::string rest, source_.ReadText({offset_, source_.size()}));
-    if (const std::string note = FormatNote(rest); offset_ == 0 && !note.empty()) {
+    if (const std::string note = FormatNote(rest, kTarFormat); offset_ == 0 && !note.empty()) {
       return Unsupported(absl::StrCat("this is not a tar archive", note));
     }
     return Damaged("the tar archive has no end-of-archive block; it seems truncated");
@@ -170,7 +170,7 @@ absl::StatusOr<std::optional<TarScanner::Header>> TarScanner::ReadHeader() const
     const absl::string_view first(reinterpret_cast<const char*>(block.data()), block.size());
     if (offset_ == 0) {
       return Unsupported(
-          absl::StrCat("this is not an uncompressed tar archive", FormatNote(first)));
+          absl::StrCat("this is not an uncompressed tar archive", FormatNote(first, kTarFormat)));
     }
     return Damaged("a tar header is damaged: its checksum is wrong");
   }
