@@ -234,15 +234,16 @@ absl::StatusOr<TextLocations> ParseTextMessage(const std::string& path, const st
   locations.path_ = path;
   locations.type_ = message.GetDescriptor();
   locations.tree_ = std::make_unique<TextFormat::ParseInfoTree>();
-  Errors errors(path, text, unknown);
+  // Editors may write the byte order mark of UTF-8.
+  const std::string unmarked(absl::StripPrefix(text, "\xef\xbb\xbf"));
+  Errors errors(path, unmarked, unknown);
   TextFormat::Parser parser;
   parser.RecordErrorsTo(&errors);
   parser.WriteLocationsTo(locations.tree_.get());
   parser.AllowUnknownField(true);
   parser.SetRecursionLimit(kMaxTextNesting);
-  const bool parsed = parser.ParseFromString(text, &message);
-  // The parser accepts the byte order mark of UTF-8.
-  const std::string note = FormatNote(absl::StripPrefix(text, "\xef\xbb\xbf"), kTextFormat);
+  const bool parsed = parser.ParseFromString(unmarked, &message);
+  const std::string note = FormatNote(unmarked, kTextFormat);
   if (!note.empty() && (!parsed || !errors.messages().empty())) {
     return absl::InvalidArgumentError(At(path, {}, absl::StrCat("is not ", what, note)));
   }
