@@ -18,7 +18,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "base/status.h"
-#include "worker/data/dataset.h"
+#include "worker/data/dataset_kinds.h"
 #include "worker/data/tar.h"
 
 namespace cadre {
@@ -48,14 +48,6 @@ absl::string_view EndingOf(absl::string_view path) {
   const size_t slash = path.rfind('/');
   if (dot == absl::string_view::npos || (slash != absl::string_view::npos && dot < slash)) return "";
   return path.substr(dot);
-}
-
-bool IsOtherImage(absl::string_view ending) {
-  for (const absl::string_view other :
-       {".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".jp2", ".avif"}) {
-    if (absl::EqualsIgnoreCase(ending, other)) return true;
-  }
-  return false;
 }
 
 std::string KindName(const TarMember& member) {
@@ -193,7 +185,7 @@ absl::Status Indexer::Scan() {
       CADRE_RETURN_IF_ERROR(AddLabel(key, *member));
     } else {
       ++unused_[KindName(*member)];
-      if (IsOtherImage(ending)) pairs_[key].other_image = member->name;
+      if (IsOtherImageName(member->name)) pairs_[key].other_image = member->name;
     }
   }
 }

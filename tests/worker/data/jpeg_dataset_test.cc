@@ -121,6 +121,16 @@ TEST_F(ImageFolderTest, CorruptSampleIsReplacedByNextOfItsClass) {
   EXPECT_EQ((*train)->corrupt_samples(), 1);
 }
 
+TEST_F(ImageFolderTest, ImagesOfOtherFormatsAreCorruptSamples) {
+  const std::string path = folder_.Write("train/b/3.PNG", "PNG");
+  ExpectBad(Split::kTrain, kDataLoss, path + ": it is not a JPEG file");
+  spec_.mutable_data()->set_corrupt_samples_allowed(1);
+  const auto train = OpenDataset(spec_, Split::kTrain);
+  ASSERT_TRUE(train.ok()) << train.status();
+  EXPECT_EQ((*train)->corrupt_samples(), 1);
+  EXPECT_THAT(ValuesOf(GetAll(**train)), ElementsAre(10, 40, 50, 60));
+}
+
 TEST_F(ImageFolderTest, LastSampleIsReplacedByFirst) {
   folder_.Write("train/b/2.jpg", "not a JPEG");
   spec_.mutable_data()->set_corrupt_samples_allowed(1);
