@@ -78,6 +78,23 @@ absl::StatusOr<std::string> ReadFile(const std::string& path, int64_t max_bytes,
   }
 }
 
+absl::StatusOr<std::string> ReadBeginning(const std::string& path, int64_t max_bytes,
+                                          const RootedFiles& files) {
+  CADRE_ASSIGN_OR_RETURN(const RegularFile file, OpenRegularFile(path, files));
+  absl::Cleanup close_fd = [&file] { close(file.fd); };
+  std::string bytes(max_bytes, '\0');
+  int64_t done = 0;
+  while (done < max_bytes) {
+    const ssize_t n = read(file.fd, bytes.data() + done, max_bytes - done);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return ErrnoStatus(errno, "read", path);
+    if (n == 0) break;
+    done += n;
+  }
+  bytes.resize(done);
+  return bytes;
+}
+
 absl::Status WriteFileAtomically(const std::string& path, absl::string_view bytes,
                                  FileSystem& files) {
   CADRE_ASSIGN_OR_RETURN(AtomicFile file, AtomicFile::Create(path, files));

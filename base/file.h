@@ -22,6 +22,10 @@ inline constexpr int64_t kMaxReadBytes = int64_t{1} << 30;
 absl::StatusOr<std::string> ReadFile(const std::string& path, int64_t max_bytes = kMaxReadBytes,
                                      const RootedFiles& files = RootedFiles::Unrestricted());
 
+// At most `max_bytes` from the beginning of a file. Errors: as ReadFile.
+absl::StatusOr<std::string> ReadBeginning(const std::string& path, int64_t max_bytes,
+                                          const RootedFiles& files = RootedFiles::Unrestricted());
+
 // A regular file that is open for reading.
 struct RegularFile {
   // The caller must close it.

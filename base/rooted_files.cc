@@ -2,6 +2,13 @@
 // descriptor. The only decision of this file is which root a path may belong to. It compares the
 // leading components of the path as text with those of the root, as the operator wrote it and
 // without links; a ".." in the remainder is left to the kernel.
+//
+// The kernel refuses links that are absolute or lead out of their root. Data sets are often folders
+// of links into another root, so in this case the link's target is looked up without being opened
+// (O_PATH), and its path without links is opened beneath the root that contains it. The kernel
+// decides again, and follows no link in this second step, so a concurrent change cannot lead out
+// either. Only links are followed in this way: the operator has put them into a root, whereas any
+// party that chooses a path may write "..".
 #include "base/rooted_files.h"
 
 #include <fcntl.h>
@@ -10,6 +17,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <climits>
 #include <filesystem>
@@ -28,11 +36,11 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Returns the descriptor, or -1 with errno set.
-int OpenBeneath(int root, const std::string& path, int flags) {
+// Returns the descriptor, or -1 with errno set. `resolve`: further restrictions.
+int OpenBeneath(int root, const std::string& path, int flags, uint64_t resolve = 0) {
   open_how how = {};
   how.flags = static_cast<unsigned>(flags | O_CLOEXEC);
-  how.resolve = RESOLVE_BENEATH | RESOLVE_NO_MAGICLINKS;
+  how.resolve = RESOLVE_BENEATH | RESOLVE_NO_MAGICLINKS | resolve;
   // A concurrent rename may make the kernel unable to decide whether ".." stays beneath the root.
   for (int attempt = 0;; ++attempt) {
     const int64_t fd = syscall(SYS_openat2, root, path.c_str(), &how, sizeof(how));
@@ -123,7 +131,7 @@ absl::Status RootedFiles::Error(int error, absl::string_view what, const std::st
     case ELOOP:
       return absl::PermissionDeniedError(
           absl::StrCat("cannot ", what, " ", path, ": it leads out of ", flag_,
-                       " by '..' or by a link (only relative links within it are followed)"));
+                       " by '..' or by a link; links are followed within ", flag_, " only"));
     default:
       return ErrnoStatus(error, what, path);
   }
@@ -152,6 +160,28 @@ absl::StatusOr<Result> RootedFiles::InRoot(const std::string& path, Use use) con
   return error;
 }
 
+int RootedFiles::OpenFollowing(const Root& root, const std::vector<std::string>& rest,
+                               int flags) const {
+  const std::string path = Joined(rest, rest.size());
+  const int fd = OpenBeneath(root.fd, path, flags);
+  if (fd >= 0 || errno != EXDEV) return fd;
+  const bool climbs = std::find(rest.begin(), rest.end(), "..") != rest.end();
+  const int target = climbs ? -1 : openat(root.fd, path.c_str(), O_PATH | O_CLOEXEC);
+  if (target >= 0) {
+    const std::vector<std::string> resolved = ComponentsOf(PathOf(target));
+    close(target);
+    for (const auto& other : roots_) {
+      const std::optional<std::vector<std::string>> beneath = After(other->resolved, resolved);
+      if (!beneath) continue;
+      const int followed = OpenBeneath(other->fd, Joined(*beneath, beneath->size()), flags,
+                                       RESOLVE_NO_SYMLINKS);
+      if (followed >= 0) return followed;
+    }
+  }
+  errno = EXDEV;
+  return -1;
+}
+
 absl::StatusOr<int> RootedFiles::OpenDescriptor(const std::string& path, int flags) const {
   if (flag_.empty()) {
     const int fd = open(path.c_str(), flags | O_CLOEXEC);
@@ -160,7 +190,7 @@ absl::StatusOr<int> RootedFiles::OpenDescriptor(const std::string& path, int fla
   }
   return InRoot<int>(
       path, [&](const Root& root, const std::vector<std::string>& rest) -> absl::StatusOr<int> {
-        const int fd = OpenBeneath(root.fd, Joined(rest, rest.size()), flags);
+        const int fd = OpenFollowing(root, rest, flags);
         if (fd < 0) return Error(errno, "open", path);
         return fd;
       });
@@ -171,13 +201,13 @@ absl::StatusOr<std::string> RootedFiles::Resolve(const std::string& path) const 
   return InRoot<std::string>(
       path,
       [&](const Root& root, const std::vector<std::string>& rest) -> absl::StatusOr<std::string> {
-        const int fd = OpenBeneath(root.fd, Joined(rest, rest.size()), O_PATH);
+        const int fd = OpenFollowing(root, rest, O_PATH);
         if (fd < 0) return Error(errno, "open", path);
         const absl::Cleanup close_fd = [fd] { close(fd); };
         std::string resolved = PathOf(fd);
         if (resolved.empty()) return ErrnoStatus(errno, "resolve", path);
         const auto beneath = After(root.resolved, ComponentsOf(resolved));
-        // The root was moved after it was opened.
+        // A link has led to another root, or the root was moved after it was opened.
         if (!beneath) return resolved;
         const std::vector<std::string> given = ComponentsOf(path);
         std::vector<std::string> named(given.begin(), given.end() - std::ssize(rest));

@@ -5,8 +5,8 @@
 //   CADRE_ASSIGN_OR_RETURN(const std::string text, ReadFile("/data/train.idx", limit, files));
 //
 // The kernel resolves a path (openat2 with RESOLVE_BENEATH), so neither ".." nor a link leads out
-// of a root: a relative link whose target is beneath the same root is followed, every other link is
-// refused. Files are opened in the same step. Functions that return a path of a folder resolve it
+// of the roots. A link is followed if its target is beneath a root, the same or another one; every
+// other link is refused. Files are opened in the same step. Functions that return a path of a folder resolve it
 // once: from then on, the folders on its way must only be changed by trusted users. Parties that
 // only choose paths cannot change them.
 //
@@ -46,6 +46,9 @@ class RootedFiles {
   struct Root;
 
   RootedFiles() = default;
+  // Opens what follows a root's path in `rest`, or the target beneath a root to which it leads by a
+  // link. Returns the descriptor, or -1 with errno set.
+  int OpenFollowing(const Root& root, const std::vector<std::string>& rest, int flags) const;
   // Calls `use` with the roots that may contain the path, and its remainder, until one succeeds.
   template <typename Result, typename Use>
   absl::StatusOr<Result> InRoot(const std::string& path, Use use) const;

@@ -11,18 +11,15 @@
 // The first interrupt stops the processes in order, a second one kills them.
 #include "cli/cluster_run.h"
 
-#include <algorithm>
-#include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
-#include <system_error>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "base/counted_noun.h"
-#include "base/file.h"
 #include "base/status.h"
 #include "cli/command_line.h"
 #include "cli/command_options.h"
@@ -30,6 +27,7 @@
 #include "cli/follow.h"
 #include "cli/interrupt.h"
 #include "cli/render.h"
+#include "cli/run_roots.h"
 #include "cli/spec_file.h"
 #include "cli/work_folder.h"
 
@@ -98,53 +96,13 @@ void Train(LocalCluster& cluster, const v1::RunSpec& spec, const ClusterRunOptio
   if (end.interrupt) progress.Note("stopping all processes (Ctrl-C again kills them)");
 }
 
-// The folder of a path that may contain a range of numbers.
-std::string FolderOf(const std::string& path) {
-  const std::filesystem::path before(path.substr(0, path.find('{')));
-  return before.has_parent_path() ? before.parent_path().string() : ".";
+void Append(const std::vector<std::string>& more, std::vector<std::string>& names) {
+  names.insert(names.end(), more.begin(), more.end());
 }
 
-// The folders that the run itself names: its user starts the processes, so they may use what the
-// run file of this user asks for.
-std::vector<std::string> DataRoots(const v1::Data& data) {
-  switch (data.source_case()) {
-    case v1::Data::kIdx:
-      return {FolderOf(data.idx().train_images()), FolderOf(data.idx().train_labels()),
-              FolderOf(data.idx().test_images()), FolderOf(data.idx().test_labels())};
-    case v1::Data::kCifar10:
-      return {data.cifar10().directory()};
-    case v1::Data::kImageFolder:
-      return {data.image_folder().train(), data.image_folder().test()};
-    case v1::Data::kTarShards:
-      return {FolderOf(data.tar_shards().train()), FolderOf(data.tar_shards().test())};
-    case v1::Data::kTokenFiles:
-      return {FolderOf(data.token_files().train()), FolderOf(data.token_files().test())};
-    case v1::Data::kSynthetic:
-    case v1::Data::SOURCE_NOT_SET:
-      break;
-  }
-  return {};
-}
-
-// Creates the directory that the run writes to: a root must exist.
-absl::StatusOr<std::vector<std::string>> CheckpointRoots(const v1::Checkpoint& checkpoint) {
-  std::vector<std::string> roots;
-  if (!checkpoint.directory().empty()) {
-    CADRE_RETURN_IF_ERROR(MakeFolder(checkpoint.directory()));
-    roots.push_back(checkpoint.directory());
-  }
-  if (!checkpoint.from().empty()) {
-    std::error_code error;
-    const bool is_folder = std::filesystem::is_directory(checkpoint.from(), error);
-    roots.push_back(is_folder ? checkpoint.from() : FolderOf(checkpoint.from()));
-  }
-  return roots;
-}
-
-std::vector<std::string> Distinct(std::vector<std::string> names) {
-  std::sort(names.begin(), names.end());
-  names.erase(std::unique(names.begin(), names.end()), names.end());
-  return names;
+// The value of an optional flag as a list.
+std::vector<std::string> ListOf(const std::optional<std::string>& value) {
+  return value ? std::vector<std::string>{*value} : std::vector<std::string>();
 }
 
 }  // namespace
@@ -159,13 +117,13 @@ ClusterRunEnd RunOnCluster(const v1::RunSpec& spec, ClusterRunOptions options, P
     end.status = folder.status();
     return end;
   }
-  absl::StatusOr<std::vector<std::string>> checkpoint_roots = CheckpointRoots(spec.checkpoint());
+  const auto checkpoint_roots = CheckpointRoots(spec.checkpoint());
   if (!checkpoint_roots.ok()) {
     end.status = checkpoint_roots.status();
     return end;
   }
-  options.cluster.checkpoint_roots = Distinct(*std::move(checkpoint_roots));
-  options.cluster.data_roots = Distinct(DataRoots(spec.data()));
+  Append(*checkpoint_roots, options.cluster.checkpoint_roots);
+  Append(DataRoots(spec.data()), options.cluster.data_roots);
   options.cluster.folder = folder->path();
   options.cluster.workers = spec.cluster().groups() * spec.cluster().ranks_per_group();
   options.cluster.numa_nodes = UsableNumaNodes();
@@ -219,6 +177,8 @@ absl::StatusOr<int> RunLocal(const Invocation& in) {
                    .folder = in.line.Get<std::string>("dir").value_or(""),
                    .threads = in.line.Value<uint32_t>("threads"),
                    .device = in.line.Get<std::string>("device").value_or(cuda ? "cuda" : "cpu"),
+                   .data_roots = ListOf(in.line.Get<std::string>("data-root")),
+                   .checkpoint_roots = ListOf(in.line.Get<std::string>("checkpoint-root")),
                    .insecure = in.global.insecure,
                    .lease = absl::Milliseconds(in.line.Value<uint32_t>("lease-ms")),
                    .restart = in.line.Value<bool>("restart")},

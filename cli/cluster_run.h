@@ -20,7 +20,7 @@ namespace cadre {
 
 struct ClusterRunOptions {
   // How processes are run. An empty folder means a temporary one, removed unless the run fails.
-  // RunOnCluster sets cluster.note, cluster.hurry (kills the remaining processes during shutdown)
+  // RunOnCluster adds the folders that the run names to its roots, and sets cluster.note, cluster.hurry (kills the remaining processes during shutdown)
   // and the numbers of workers and aggregators.
   LocalClusterOptions cluster;
   absl::Time deadline = absl::InfiniteFuture();

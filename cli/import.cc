@@ -54,8 +54,11 @@ absl::StatusOr<int> ImportModel(const Invocation& in) {
   const std::string weights = in.line.Value<std::string>("weights");
   CADRE_ASSIGN_OR_RETURN(const onnx::Model file, ReadOnnx(path));
   const std::string folder = fs::absolute(path).parent_path().string();
+  std::error_code error;
   auto imported =
-      ImportOnnx(file, folder, {.padding_token = in.line.Get<uint32_t>("padding-token")});
+      ImportOnnx(file, folder,
+                 {.padding_token = in.line.Get<uint32_t>("padding-token"),
+                  .linked_folder = fs::canonical(path, error).parent_path().string()});
   if (!imported.ok()) {
     // Not an error of the command line, so without its usage.
     return absl::FailedPreconditionError(

@@ -17,6 +17,8 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "base/counted_noun.h"
+#include "base/peer_text.h"
 #include "base/status.h"
 #include "model/formats/checkpoint_folder.h"
 #include "model/formats/checkpoint_manifest.h"
@@ -78,16 +80,32 @@ std::string Absolute(const std::string& path) {
   return error ? path : absolute.lexically_normal().string();
 }
 
+// Tensors that are not in the model and that are not weights either, by their type.
+std::string NoteOfUnread(const SafetensorsFile& file) {
+  int64_t count = 0;
+  const StoredTensor* first = nullptr;
+  for (const StoredTensor& tensor : file.tensors()) {
+    if (SafetensorsFile::CanRead(tensor.type)) continue;
+    if (count++ == 0) first = &tensor;
+  }
+  if (first == nullptr) return "";
+  return absl::StrCat("; ", Counted(count, "tensor"), " that the model does not have ",
+                      count == 1 ? "is" : "are", " not read: ", Quoted(first->name), " (",
+                      Escaped(first->type), ")", count == 1 ? "" : " and others");
+}
+
 // A checkpoint folder has a manifest, which states step and position in the data; a single
 // safetensors file has weights only, so training starts at step 0 with them.
 void CheckBeginning(const std::string& path, v1::RunSpec& spec, std::vector<Problem>* problems,
                     std::string* note) {
   // FindProblems reports other errors of the model.
   if (!ParameterIndex::FromModel(spec.model()).ok()) return;
-  if (const auto weights = OpenWeights(path, spec.model()); !weights.ok()) {
+  const auto weights = OpenWeights(path, spec.model());
+  if (!weights.ok()) {
     problems->push_back({"checkpoint.from", std::string(weights.status().message())});
     return;
   }
+  *note = NoteOfUnread(*weights);
   if (absl::EndsWith(path, ".safetensors")) return;
   const auto manifest = ReadManifest((std::filesystem::path(path) / kManifestFile).string());
   if (!manifest.ok()) {

@@ -209,6 +209,11 @@ const std::vector<Verb>& Verbs() {
                       {"dir", kFolder, "DIR",
                        "keep store, data and logs in DIR; without it they are in a temporary "
                        "directory that is removed unless the run fails"},
+                      {"data-root", kFolder, "DIR",
+                       "further folder of data: links of the run's data lead to it; without it "
+                       "processes read the folders that the run file names, and those to which "
+                       "links in them lead"},
+                      {"checkpoint-root", kFolder, "DIR", "the same for checkpoints"},
                       // Shown as --no-restart, the form that the text describes.
                       Flag{"restart", kSwitch, "",
                            "end the run when a process dies; without it the process is restarted"}

@@ -27,6 +27,7 @@
 #include "absl/strings/strip.h"
 #include "base/edit_distance.h"
 #include "base/file.h"
+#include "base/file_format.h"
 #include "base/status.h"
 
 namespace cadre {
@@ -233,13 +234,19 @@ absl::StatusOr<TextLocations> ParseTextMessage(const std::string& path, const st
   locations.path_ = path;
   locations.type_ = message.GetDescriptor();
   locations.tree_ = std::make_unique<TextFormat::ParseInfoTree>();
-  Errors errors(path, text, unknown);
+  // Editors may write the byte order mark of UTF-8.
+  const std::string unmarked(absl::StripPrefix(text, "\xef\xbb\xbf"));
+  Errors errors(path, unmarked, unknown);
   TextFormat::Parser parser;
   parser.RecordErrorsTo(&errors);
   parser.WriteLocationsTo(locations.tree_.get());
   parser.AllowUnknownField(true);
   parser.SetRecursionLimit(kMaxTextNesting);
-  const bool parsed = parser.ParseFromString(text, &message);
+  const bool parsed = parser.ParseFromString(unmarked, &message);
+  const std::string note = FormatNote(unmarked, kTextFormat);
+  if (!note.empty() && (!parsed || !errors.messages().empty())) {
+    return absl::InvalidArgumentError(At(path, {}, absl::StrCat("is not ", what, note)));
+  }
   if (!errors.messages().empty()) {
     return absl::InvalidArgumentError(absl::StrJoin(errors.messages(), "\n"));
   }

@@ -31,6 +31,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "base/file.h"
+#include "base/file_format.h"
 #include "base/status.h"
 #include "model/formats/checkpoint_manifest.h"
 
@@ -112,6 +113,17 @@ absl::Status PutBack(const std::string& directory, const std::string& name) {
   return RemoveAll(aside);
 }
 
+absl::Status NotCheckpoint(const std::string& path, const RootedFiles& files) {
+  std::string what = absl::EndsWith(path, ".index.json")
+                         ? ": it is an index of several files; merge these into one"
+                         : "";
+  if (what.empty()) what = FormatNote(ReadBeginning(path, kFormatBytes, files).value_or(""));
+  return absl::InvalidArgumentError(
+      absl::StrCat(path, ": is not a checkpoint", what,
+                   " (a *.safetensors file, the folder of a checkpoint, and a directory of "
+                   "checkpoints are read)"));
+}
+
 // Renames the folder first, because files are removed one by one.
 absl::Status RemoveCheckpoint(const std::string& path, const std::string& run) {
   const std::string hidden = absl::StrCat(path, kDraftMark, run, kRemovedEnding);
@@ -147,7 +159,7 @@ absl::StatusOr<CheckpointEntry> NewestCheckpoint(const std::string& directory,
   CADRE_ASSIGN_OR_RETURN(const std::vector<CheckpointEntry> entries,
                          ListCheckpoints(directory, files));
   if (entries.empty()) {
-    return absl::NotFoundError(absl::StrCat(directory, ": contains no complete checkpoint"));
+    return absl::NotFoundError(absl::StrCat(directory, ": contains no complete checkpoint, a folder step-<N>"));
   }
   return entries.back();
 }
@@ -155,6 +167,9 @@ absl::StatusOr<CheckpointEntry> NewestCheckpoint(const std::string& directory,
 absl::StatusOr<std::string> ResolveCheckpoint(const std::string& from, const RootedFiles& files) {
   CADRE_ASSIGN_OR_RETURN(std::string path, files.Resolve(from));
   if (absl::EndsWith(path, ".safetensors") || IsComplete(path)) return path;
+  // A link to a file that has another name, as in a cache of downloads.
+  if (absl::EndsWith(from, ".safetensors")) return from;
+  if (IsFile(path)) return NotCheckpoint(from, files);
   CADRE_ASSIGN_OR_RETURN(CheckpointEntry newest, NewestCheckpoint(path, files));
   return std::move(newest.path);
 }

@@ -52,8 +52,9 @@ absl::StatusOr<v1::CheckpointManifest> ReadManifest(
 // Errors: as WriteFileAtomically.
 absl::Status WriteManifest(const std::string& path, const v1::CheckpointManifest& manifest);
 
-// Opens a file of tensors. Integer tensors that are not in the model are ignored. Errors: as
-// SafetensorsFile::Open; as CheckTensors.
+// Opens a file of tensors. Tensors of integers and of unknown types that are not in the model are
+// ignored. Errors: as SafetensorsFile::Open; as CheckTensors; InvalidArgument for a tensor of the
+// model whose type cannot be read.
 absl::StatusOr<SafetensorsFile> OpenTensors(const std::string& path,
                                             const std::vector<NamedShape>& in_model,
                                             const RootedFiles& files = RootedFiles::Unrestricted());

@@ -3,6 +3,7 @@
 #include "model/formats/class_folders.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <filesystem>
 #include <system_error>
 
@@ -21,8 +22,13 @@ absl::StatusOr<std::vector<std::string>> ListClassFolders(const std::string& fol
   fs::directory_iterator entry(resolved, error);
   // increment() instead of ++, which throws.
   for (; !error && entry != fs::directory_iterator(); entry.increment(error)) {
-    std::error_code ignored;
-    if (entry->is_directory(ignored)) names.push_back(entry->path().filename().string());
+    std::error_code unknown;
+    if (entry->is_directory(unknown)) names.push_back(entry->path().filename().string());
+    // Without it, the classes after it would have other numbers.
+    if (!entry->exists(unknown)) {
+      return ErrnoStatus(unknown ? unknown.value() : ENOENT, "tell whether this is a class folder:",
+                         entry->path().string());
+    }
   }
   if (error) return ErrnoStatus(error.value(), "list", folder);
   std::sort(names.begin(), names.end());

@@ -11,9 +11,9 @@
 
 namespace cadre {
 
-// The names of the folders in `folder`, in ascending order: class i is the i-th. Files and
-// unreadable entries are ignored. Errors: NotFound, PermissionDenied, ..., with the path in the
-// message.
+// The names of the folders in `folder`, in ascending order: class i is the i-th. Files are
+// ignored. Errors: NotFound, PermissionDenied, ..., with the path in the message, also for an entry
+// that may be a folder, such as a link whose target does not exist.
 absl::StatusOr<std::vector<std::string>> ListClassFolders(
     const std::string& folder, const RootedFiles& files = RootedFiles::Unrestricted());
 

@@ -13,6 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/file.h"
+#include "base/file_format.h"
 #include "model/formats/class_folders.h"
 #include "model/formats/idx.h"
 #include "model/graph.h"
@@ -167,16 +168,21 @@ class DataChecker : private ProblemCollector {
     return classes;
   }
 
-  // Checks only that files consist of whole blocks; training reads the members.
+  // Checks only the beginning of files, and that they consist of whole blocks; training reads the
+  // members.
   void CheckTarShards(const std::string& field, const std::string& pattern) {
     // An invalid pattern is reported as a problem of the spec.
     const auto names = ShardNames::Parse(pattern);
     if (pattern.empty() || !names.ok()) return;
-    for (int64_t i = 0; i < names->size(); ++i) UnitsOf(field, (*names)[i], kTarBlock, "blocks");
+    for (int64_t i = 0; i < names->size(); ++i) {
+      const std::string path = (*names)[i];
+      if (HasFormatOf(field, path, kTarFormat)) UnitsOf(field, path, kTarBlock, "blocks");
+    }
   }
 
   void CheckTokens(const std::string& field, const std::string& path, const v1::TokenFiles& data) {
     if (path.empty()) return;
+    if (!HasFormatOf(field, path, "a file of tokens")) return;
     const uint64_t bytes = data.bytes_per_token() == 0 ? 2 : data.bytes_per_token();
     const std::optional<uint64_t> tokens = UnitsOf(field, path, bytes, "tokens");
     if (!tokens || graph_ == nullptr || !graph_->takes_tokens()) return;
@@ -186,8 +192,19 @@ class DataChecker : private ProblemCollector {
     AddOfFile(field, path, "holds ", *tokens, " tokens; one sample and its labels are ", required);
   }
 
+  // Adds a problem if the file certainly has another format. Those that cannot be opened are
+  // reported by UnitsOf.
+  bool HasFormatOf(const std::string& field, const std::string& path, absl::string_view expected) {
+    const absl::StatusOr<std::string> first = ReadBeginning(path, kFormatBytes);
+    const FileFormat* format = first.ok() ? RecognizeFormat(*first) : nullptr;
+    if (format == nullptr || !format->certain || format->name == expected) return true;
+    AddOfFile(field, path, "is not ", expected, FormatNote(*first));
+    return false;
+  }
+
   // The number of units of `unit` bytes in a file. If the file is empty or has another size, adds a
-  // problem and returns nullopt. Does not open the file, so the check is cheap even for terabytes.
+  // problem and returns nullopt. Reads at most the beginning of the file, so the check is cheap even
+  // for terabytes.
   std::optional<uint64_t> UnitsOf(const std::string& field, const std::string& path, uint64_t unit,
                                   absl::string_view unit_name) {
     std::error_code error;
@@ -203,7 +220,8 @@ class DataChecker : private ProblemCollector {
     }
     if (bytes == 0 || bytes % unit != 0) {
       AddOfFile(field, path, "has ", bytes, " bytes; it must have a multiple of ", unit,
-                ", one or more ", unit_name);
+                ", one or more ", unit_name,
+                FormatNote(ReadBeginning(path, kFormatBytes).value_or("")));
       return std::nullopt;
     }
     return bytes / unit;

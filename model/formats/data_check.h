@@ -1,6 +1,7 @@
 // Verifies that the data files of a run spec exist, are complete, and match one another and the
 // model. Only programs on hosts with the files can use it. Reads IDX files completely; of other
-// files only the sizes (tar shards, tokens, CIFAR-10) or the class names (image folders).
+// files only the sizes and the beginning (tar shards, tokens, CIFAR-10) or the class names (image
+// folders).
 //
 // Thread-safe (pure function over files).
 #pragma once

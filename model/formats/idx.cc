@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/file.h"
+#include "base/file_format.h"
 #include "base/status.h"
 
 namespace cadre {
@@ -51,6 +52,7 @@ class IdxReader {
     const std::span<uint8_t> magic = std::span(bytes).first(kMagicBytes);
     CADRE_ASSIGN_OR_RETURN(const size_t magic_bytes, Read(magic));
     if (magic_bytes < kMagicBytes) return Short(magic_bytes, "its header");
+    if (magic[0] != 0 || magic[1] != 0) return NotIdx(magic);
     CADRE_RETURN_IF_ERROR(CheckMagic(magic));
     const size_t size = kExtentBytes * magic[3];
     const std::span<uint8_t> extents = std::span(bytes).subspan(kMagicBytes, size);
@@ -112,11 +114,17 @@ class IdxReader {
   absl::Status Invalid(absl::string_view what) const {
     return absl::InvalidArgumentError(absl::StrCat(path_, ": ", what));
   }
+  // Messages do not quote the file: it may be one that the reader of the message may not read.
+  absl::Status NotIdx(std::span<const uint8_t> magic) {
+    std::vector<uint8_t> first(kFormatBytes);
+    std::copy(magic.begin(), magic.end(), first.begin());
+    const absl::StatusOr<size_t> more = Read(std::span(first).subspan(magic.size()));
+    first.resize(magic.size() + (more.ok() ? *more : 0));
+    return Invalid(absl::StrCat(
+        "is not an IDX file, which starts with two zero bytes",
+        FormatNote({reinterpret_cast<const char*>(first.data()), first.size()}, kIdxFormat)));
+  }
   absl::Status CheckMagic(std::span<const uint8_t> magic) const {
-    // Messages do not quote the file: it may be one that the reader of the message may not read.
-    if (magic[0] != 0 || magic[1] != 0) {
-      return Invalid("is not an IDX file, which starts with two zero bytes");
-    }
     if (magic[2] != kUnsignedByte) {
       return Invalid("has elements of another type than unsigned bytes, which alone are read");
     }

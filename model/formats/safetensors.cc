@@ -12,8 +12,8 @@
 // order and that rank needs one buffer only. AtomicFile makes the result visible in one step.
 //
 // Cost. fp32 is read directly into the destination. F16, BF16 and F64 are converted in blocks of
-// kConvertElements. Limits. Little-endian hosts only; integer, FP8 and complex tensors are listed
-// but cannot be read as fp32.
+// kConvertElements. Limits. Little-endian hosts only; integer, FP8 and complex tensors, and those of
+// types that this reader does not know, are listed but cannot be read as fp32.
 #include "model/formats/safetensors.h"
 
 #include <unistd.h>
@@ -28,6 +28,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/file.h"
+#include "base/file_format.h"
 #include "base/status.h"
 #include "glog/logging.h"
 #include "model/problem.h"
@@ -122,8 +123,21 @@ absl::StatusOr<SafetensorsFile> SafetensorsFile::Open(const std::string& path,
                                                       const RootedFiles& files) {
   CADRE_ASSIGN_OR_RETURN(const RegularFile regular, OpenRegularFile(path, files));
   SafetensorsFile file(std::make_unique<File>(path, regular));
-  CADRE_RETURN_IF_ERROR(file.ReadHeader());
-  return file;
+  const absl::Status status = file.ReadHeader();
+  if (!absl::IsInvalidArgument(status)) {
+    CADRE_RETURN_IF_ERROR(status);
+    return file;
+  }
+  // The header's error would be that of a file of another format.
+  std::string first(std::min<int64_t>(regular.bytes, kFormatBytes), '\0');
+  CADRE_RETURN_IF_ERROR(file.file_->Read(0, first));
+  const std::string note = FormatNote(first, kSafetensorsFormat);
+  if (note.empty()) return status;
+  return absl::InvalidArgumentError(absl::StrCat(path, ": is not a safetensors file", note));
+}
+
+bool SafetensorsFile::CanRead(absl::string_view type) {
+  return type == "F32" || ConverterOf(type) != nullptr;
 }
 
 absl::Status SafetensorsFile::ReadHeader() {
@@ -138,7 +152,8 @@ absl::Status SafetensorsFile::ReadHeader() {
   const auto length = Load<uint64_t>(length_bytes.data());
   if (length > uint64_t{kMaxHeaderBytes}) {
     return absl::InvalidArgumentError(absl::StrCat(
-        name(), ": a header of ", length, " bytes; at most ", kMaxHeaderBytes, " are read"));
+        name(), ": is not a safetensors file, or has a header of ", length, " bytes; at most ",
+        kMaxHeaderBytes, " are read"));
   }
   data_ = kLengthBytes + length;
   if (data_ > size) return truncated(absl::StrCat("the header has ", length, " bytes"));
@@ -168,7 +183,7 @@ absl::Status SafetensorsFile::Read(const StoredTensor& tensor, int64_t first,
   const Converter convert = ConverterOf(tensor.type);
   if (convert == nullptr) {
     return absl::InvalidArgumentError(absl::StrCat(name(), ": tensor ", Quoted(tensor.name), ": ",
-                                                   tensor.type,
+                                                   Quoted(tensor.type),
                                                    " instead of F32, F16, BF16 or F64"));
   }
   std::vector<char> bytes(std::min(values.size(), kConvertElements) * width);

@@ -39,6 +39,9 @@ class SafetensorsFile {
 
   // The path.
   const std::string& name() const;
+  // Whether Read converts the type.
+  static bool CanRead(absl::string_view type);
+
   // In the order of the data.
   const std::vector<StoredTensor>& tensors() const { return header_.tensors; }
   const std::map<std::string, std::string>& metadata() const { return header_.metadata; }

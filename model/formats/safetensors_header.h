@@ -50,8 +50,9 @@ inline constexpr size_t kMaxTensorDims = 32;
 int64_t ElementBytes(absl::string_view type);
 
 // `json`: the header without its length. `data_bytes`: size of the data after it.
-// Guarantees: names are unique; the size of every tensor matches its shape; tensors cover the data
-// without overlaps or gaps.
+// Guarantees: names are unique; the size of every tensor of a known type matches its shape; tensors
+// cover the data without overlaps or gaps. Types may be unknown: the format gains new ones, which
+// need not be read unless the model needs the tensor.
 // Errors: InvalidArgument with `file` and, if applicable, the tensor.
 absl::StatusOr<SafetensorsHeader> ParseSafetensorsHeader(absl::string_view file,
                                                          absl::string_view json,

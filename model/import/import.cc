@@ -219,7 +219,7 @@ absl::StatusOr<ImportedModel> ImportOnnx(const onnx::Model& file, const std::str
                                          const ImportOptions& options) {
   std::vector<OnnxTensor> initializers;
   for (const onnx::Tensor& tensor : file.graph().initializer()) {
-    CADRE_ASSIGN_OR_RETURN(OnnxTensor decoded, DecodeTensor(tensor, folder));
+    CADRE_ASSIGN_OR_RETURN(OnnxTensor decoded, DecodeTensor(tensor, folder, options.linked_folder));
     initializers.push_back(std::move(decoded));
   }
   Translator translator(file, initializers, options);

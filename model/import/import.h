@@ -34,6 +34,9 @@ struct ImportOptions {
   // If the graph has a second input, [samples, tokens], it is a mask of padding, and this is the id
   // of the tokens that are padding.
   std::optional<uint32_t> padding_token;
+  // Another folder to which links in the model's folder may lead; empty: none. If the model is a
+  // link itself, as in a cache of downloads, the folder of its target.
+  std::string linked_folder;
 };
 
 struct ImportedModel {

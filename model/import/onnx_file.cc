@@ -8,6 +8,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "base/file.h"
+#include "base/file_format.h"
 #include "base/rooted_files.h"
 #include "base/status.h"
 #include "model/import/view.h"
@@ -82,7 +83,7 @@ void UnpackAs(int type, absl::string_view bytes, OnnxTensor& to) {
 
 // The bytes of a tensor in another file.
 absl::StatusOr<std::string> ReadExternal(const onnx::Tensor& tensor, const std::string& folder,
-                                         int64_t bytes) {
+                                         const std::string& linked_folder, int64_t bytes) {
   std::string location;
   int64_t offset = 0, length = bytes;
   for (const onnx::Entry& entry : tensor.external_data()) {
@@ -98,8 +99,9 @@ absl::StatusOr<std::string> ReadExternal(const onnx::Tensor& tensor, const std::
     return Bad(tensor, "is in file ", Quoted(location), ", from byte ", offset, ", with ", length,
                " bytes; its extents need ", bytes);
   }
-  CADRE_ASSIGN_OR_RETURN(const RootedFiles files,
-                         RootedFiles::Open("the model's folder", {folder}));
+  std::vector<std::string> roots = {folder};
+  if (!linked_folder.empty()) roots.push_back(linked_folder);
+  CADRE_ASSIGN_OR_RETURN(const RootedFiles files, RootedFiles::Open("the model's folder", roots));
   CADRE_ASSIGN_OR_RETURN(const RegularFile file, OpenRegularFile(folder + "/" + location, files));
   std::string data;
   if (offset <= file.bytes - bytes) {
@@ -120,7 +122,8 @@ absl::StatusOr<std::string> ReadExternal(const onnx::Tensor& tensor, const std::
 
 }  // namespace
 
-absl::StatusOr<OnnxTensor> DecodeTensor(const onnx::Tensor& tensor, const std::string& folder) {
+absl::StatusOr<OnnxTensor> DecodeTensor(const onnx::Tensor& tensor, const std::string& folder,
+                                        const std::string& linked_folder) {
   OnnxTensor to{.name = tensor.name()};
   to.dims.assign(tensor.dims().begin(), tensor.dims().end());
   const int type = tensor.data_type();
@@ -136,7 +139,7 @@ absl::StatusOr<OnnxTensor> DecodeTensor(const onnx::Tensor& tensor, const std::s
   const int64_t elements = ProductOf(to.dims);
   if (tensor.data_location() == 1) {
     CADRE_ASSIGN_OR_RETURN(const std::string bytes,
-                           ReadExternal(tensor, folder, elements * BytesOf(type)));
+                           ReadExternal(tensor, folder, linked_folder, elements * BytesOf(type)));
     UnpackAs(type, bytes, to);
   } else if (!tensor.raw_data().empty()) {
     if (std::ssize(tensor.raw_data()) != elements * BytesOf(type)) {
@@ -161,7 +164,8 @@ absl::StatusOr<OnnxTensor> DecodeTensor(const onnx::Tensor& tensor, const std::s
 absl::StatusOr<onnx::Model> ParseOnnx(absl::string_view bytes) {
   onnx::Model model;
   if (!model.ParseFromArray(bytes.data(), bytes.size()) || model.graph().node().empty()) {
-    return absl::InvalidArgumentError("is not an ONNX model");
+    return absl::InvalidArgumentError(
+        absl::StrCat("is not an ONNX model", FormatNote(bytes, kOnnxFormat)));
   }
   if (!model.functions().empty()) {
     return absl::InvalidArgumentError(

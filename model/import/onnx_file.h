@@ -26,10 +26,12 @@ struct OnnxTensor {
   std::vector<double> numbers;
 };
 
-// Where tensors outside the message are: the folder of the model; empty: they are refused.
+// Where tensors outside the message are: the folder of the model; empty: they are refused. Links in
+// it may lead to `linked_folder` as well, unless it is empty.
 // Errors: InvalidArgument with the tensor's name for unknown types and sizes that do not fit;
 // those of files.
-absl::StatusOr<OnnxTensor> DecodeTensor(const onnx::Tensor& tensor, const std::string& folder);
+absl::StatusOr<OnnxTensor> DecodeTensor(const onnx::Tensor& tensor, const std::string& folder,
+                                        const std::string& linked_folder = "");
 
 // Errors: InvalidArgument for bytes that are not an ONNX model, and for models with local functions
 // or an operator set below 13.

@@ -1,6 +1,7 @@
 // The run file of an imported model: the model as text, one layer a line, and defaults.
 #include <google/protobuf/text_format.h>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "model/import/import.h"
 
@@ -16,6 +17,11 @@ std::string OneLine(const google::protobuf::Message& message) {
   return text;
 }
 
+// A value of a string field. Paths may contain quotes and backslashes.
+std::string TextOf(absl::string_view value) {
+  return absl::StrCat("\"", absl::Utf8SafeCEscape(value), "\"");
+}
+
 }  // namespace
 
 std::string RunFileOf(const ImportedModel& imported, const std::string& name,
@@ -24,7 +30,7 @@ std::string RunFileOf(const ImportedModel& imported, const std::string& name,
   std::string text = absl::StrCat(
       "# Written by 'cadre import'. Adapt `data`, and as needed what "
       "follows it; leave `model` as it is.\n",
-      "name: \"", name, "\"\n\n");
+      "name: ", TextOf(name), "\n\n");
   if (model.has_tokens()) {
     absl::StrAppend(&text, "# Files of consecutive tokens, which workers read.\n",
                     "data { token_files { train: \"train.bin\" test: \"test.bin\" } }\n");
@@ -41,7 +47,7 @@ std::string RunFileOf(const ImportedModel& imported, const std::string& name,
                   "# Groups average their models every so many steps.\n",
                   "averaging { every_steps: 16 }\n", "cluster { groups: 2 ranks_per_group: 1 }\n",
                   "# The imported weights: a path on the machines of workers and aggregators.\n",
-                  "checkpoint { from: \"", weights_path, "\" }\n\nmodel {\n");
+                  "checkpoint { from: ", TextOf(weights_path), " }\n\nmodel {\n");
   if (model.has_tokens()) absl::StrAppend(&text, "  tokens { ", OneLine(model.tokens()), " }\n");
   if (model.has_input()) absl::StrAppend(&text, "  input { ", OneLine(model.input()), " }\n");
   for (const v1::Layer& layer : model.layer()) {

@@ -22,6 +22,17 @@ _ENDED = ("RUN_STATE_DONE", "RUN_STATE_FAILED", "RUN_STATE_STOPPED")
 RunSpec = Union[Mapping[str, Any], os.PathLike]
 
 
+def _read(path: os.PathLike) -> str:
+    """Returns the text of a run file, with or without a byte order mark."""
+    try:
+        text = Path(path).read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise CadreError(f"{path}: is not a run file in UTF-8: {error}") from None
+    if "\0" in text:  # the library would read the text up to it
+        raise CadreError(f"{path}: is not a run file in UTF-8: it contains a zero byte")
+    return text
+
+
 class Client:
     """A client of the coordinator at `coordinator` ("host:port").
 
@@ -57,7 +68,7 @@ class Client:
         """Returns a run as a mapping: that of a run file, or `spec` itself. Does not check the run."""
         if isinstance(spec, Mapping):
             return spec
-        text = Path(spec).read_text()
+        text = _read(spec)
         if text.lstrip().startswith("{"):
             return json.loads(text)
         name = os.fsencode(spec)
@@ -69,7 +80,7 @@ class Client:
         With `join_existing`, the run of the same name is returned if it has not ended; another spec
         is then an error that names the first difference.
         """
-        text = json.dumps(spec) if isinstance(spec, Mapping) else Path(spec).read_text()
+        text = json.dumps(spec) if isinstance(spec, Mapping) else _read(spec)
         answer = self._library.cadre_client_submit(self._handle, text.encode(), int(join_existing))
         return self._answer(answer)["run"]
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from pathlib import Path
 
-from cadre import _library
+import pytest
+
+from cadre import CadreError, _library
+from cadre.client import _read
 
 
 def test_exceptions_become_errors() -> None:
@@ -16,6 +20,17 @@ def test_exceptions_become_errors() -> None:
     assert library.cadre_group_add_parameter(group, b"w", shape, -1, 1, None) == _library.ERROR
     assert b"vector" in library.cadre_group_error(group)
     library.cadre_group_close(group, b"")
+
+
+def test_run_files_are_text(tmp_path: Path) -> None:
+    path = tmp_path / "run.textproto"
+    path.write_text("name: 'a\u00e4'\n", encoding="utf-8-sig")
+    assert _read(path) == "name: 'a\u00e4'\n"
+    # Without a byte order mark, UTF-16 is UTF-8 with zeros, at which the library would stop.
+    for encoding in ("utf-16", "utf-16-le"):
+        path.write_text("name: 'a'\n", encoding=encoding)
+        with pytest.raises(CadreError, match="run.textproto: is not a run file in UTF-8"):
+            _read(path)
 
 
 def _error(*calls: Callable[[ctypes.CDLL, int], int]) -> str:

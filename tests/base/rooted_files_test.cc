@@ -93,6 +93,51 @@ TEST_F(RootedFilesTest, SeveralRoots) {
   EXPECT_FALSE(ReadFile(folder_ / "secret", kMaxReadBytes, both).ok());
 }
 
+// A data set of links: to folders and files of another root, absolute or not, in several steps.
+TEST_F(RootedFilesTest, FollowsLinksToOtherRoots) {
+  const RootedFiles both =
+      RootedFiles::Open("--data-root", {folder_ / "rooted", folder_ / "root"}).value();
+  fs::create_directories(folder_ / "rooted/deep/down");
+  Link(folder_ / "rooted", "root/absolute");
+  Link("../rooted", "root/relative");
+  Link("../../rooted/data", "root/in/file");
+  Link(folder_ / "root/in", "rooted/back");
+  Link(folder_ / "root/in/data", "root/within");
+  Link("../../../root/absolute/data", "rooted/deep/down/chain");
+  for (const char* name : {"root/absolute/data", "root/relative/data", "root/in/file",
+                           "rooted/deep/down/chain", "rooted/back/file"}) {
+    EXPECT_EQ(ReadFile(folder_ / name, kMaxReadBytes, both).value(), "outside") << name;
+    EXPECT_EQ(both.Resolve(folder_ / name).value(), fs::canonical(folder_ / "rooted/data").string())
+        << name;
+  }
+  for (const char* name : {"rooted/back/data", "root/within"}) {
+    EXPECT_EQ(ReadFile(folder_ / name, kMaxReadBytes, both).value(), "inside") << name;
+  }
+  // Without the other root, these links lead out.
+  for (const char* name : {"root/absolute/data", "root/in/file"}) {
+    EXPECT_THAT(Read(name), IsError(StatusCode::kPermissionDenied, "leads out of --data-root"));
+  }
+}
+
+// Only links are followed out of a root, and only to other roots.
+TEST_F(RootedFilesTest, LinksToOtherRootsLeadNowhereElse) {
+  const RootedFiles both =
+      RootedFiles::Open("--data-root", {folder_ / "rooted", folder_ / "root"}).value();
+  Link(folder_ / "rooted", "root/absolute");
+  Link(folder_ / "secret", "rooted/secret");
+  Link(folder_ / "rooted/secret", "root/two");
+  Link(folder_ / "missing", "root/dangling");
+  for (const char* name : {"root/../rooted/data", "root/absolute/../rooted/data", "rooted/secret",
+                           "root/two", "root/dangling", "root/absolute/secret"}) {
+    EXPECT_THAT(ReadFile(folder_ / name, kMaxReadBytes, both),
+                IsError(StatusCode::kPermissionDenied, "leads out of --data-root"))
+        << name;
+    EXPECT_THAT(both.Resolve(folder_ / name),
+                IsError(StatusCode::kPermissionDenied, "leads out of --data-root"))
+        << name;
+  }
+}
+
 // The operator may name a root by a link; runs may use its path with and without it. Paths keep the
 // form of the root that they had, and lose all other links.
 TEST_F(RootedFilesTest, RootMayBeLink) {

@@ -104,6 +104,20 @@ TEST(RunFileTest, RefusesBinaryFiles) {
   EXPECT_THAT(ErrorOf(fields), ::testing::Not(HasSubstr("run.textproto:100:")));
 }
 
+TEST(RunFileTest, NamesOtherFormats) {
+  const std::string text = "name: 'a'\n";
+  std::string utf16("\xff\xfe", 2);
+  for (const char c : text) utf16 += {c, '\0'};
+  EXPECT_THAT(ErrorOf(utf16), HasSubstr("run.textproto:1:1: is not a run spec in text format: it is "
+                                        "text in UTF-16; save it as UTF-8"));
+  EXPECT_THAT(ErrorOf(utf16.substr(2)), HasSubstr("it is text in UTF-16"));
+  EXPECT_THAT(ErrorOf("<!doctype html>"), HasSubstr("it is a page of HTML"));
+  EXPECT_THAT(ErrorOf(std::string("PK\x03\x04\0\0", 6)), HasSubstr("it is a zip archive"));
+  // The mark is no error, and does not replace other errors.
+  EXPECT_TRUE(ParseRunSpec("run.textproto", "\xef\xbb\xbf" + text).ok());
+  EXPECT_THAT(ErrorOf("\xef\xbb\xbf" + text + "seed: x\n"), HasSubstr("run.textproto:2:7: "));
+}
+
 constexpr char kFaulty[] = R"(name: "Upper"
 model {
   input { channels: 1 height: 4 width: 4 }

@@ -2,11 +2,13 @@
 // normalized on request, because augmentation differs between epochs.
 #include "worker/data/cifar10.h"
 
+#include <algorithm>
 #include <memory>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/file.h"
+#include "base/file_format.h"
 #include "base/status.h"
 #include "worker/data/augmentation.h"
 #include "worker/data/dataset_kinds.h"
@@ -57,11 +59,13 @@ std::vector<std::string> CifarFiles(const std::string& directory, Split split) {
 absl::Status ParseCifar10(const std::string& name, std::span<const std::byte> file,
                           CifarImages& images) {
   const int64_t size = std::ssize(file);
+  const absl::string_view first(reinterpret_cast<const char*>(file.data()),
+                                std::min(file.size(), kFormatBytes));
   const int64_t records = size / kCifarRecordBytes;
   if (size == 0 || size % kCifarRecordBytes != 0) {
     return absl::DataLossError(absl::StrCat(
         name, ": has ", size, " bytes, which are ", records, " records of ", kCifarRecordBytes,
-        " bytes and ", size % kCifarRecordBytes, " more; the file seems truncated"));
+        " bytes and ", size % kCifarRecordBytes, " more; the file seems truncated", FormatNote(first)));
   }
   // All labels are checked before the first record is appended.
   for (int64_t i = 0; i < records; ++i) {
@@ -69,7 +73,8 @@ absl::Status ParseCifar10(const std::string& name, std::span<const std::byte> fi
     if (label >= kCifarClasses) {
       return absl::InvalidArgumentError(absl::StrCat(name, ": label ", label, " of record ", i,
                                                      " at offset ", i * kCifarRecordBytes,
-                                                     " is not between 0 and ", kCifarClasses - 1));
+                                                     " is not between 0 and ", kCifarClasses - 1,
+                                                     FormatNote(first)));
     }
   }
   images.labels.reserve(images.labels.size() + records);

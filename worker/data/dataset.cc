@@ -157,6 +157,14 @@ bool IsJpegName(absl::string_view name) {
   return absl::EndsWithIgnoreCase(name, ".jpg") || absl::EndsWithIgnoreCase(name, ".jpeg");
 }
 
+bool IsOtherImageName(absl::string_view name) {
+  for (const absl::string_view ending :
+       {".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".jp2", ".avif"}) {
+    if (absl::EndsWithIgnoreCase(name, ending)) return true;
+  }
+  return false;
+}
+
 absl::StatusOr<std::unique_ptr<Dataset>> OpenDataset(const v1::RunSpec& spec, Split split,
                                                      const RootedFiles& files) {
   absl::StatusOr<std::unique_ptr<Dataset>> opened = OpenOfAnySize(spec, split, files);

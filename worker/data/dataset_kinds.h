@@ -114,5 +114,7 @@ absl::StatusOr<std::unique_ptr<Dataset>> OpenSyntheticTokens(const v1::Synthetic
 
 // Whether the name ends in .jpg or .jpeg, in letters of either case.
 bool IsJpegName(absl::string_view name);
+// Whether the name ends as that of an image in another format, such as .png.
+bool IsOtherImageName(absl::string_view name);
 
 }  // namespace cadre

@@ -1,5 +1,7 @@
 // Image folders: one folder per class, as in ImageNet. Classes and files are sorted by name, so
 // that every host assigns the same labels and indices.
+#include <glog/logging.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <string>
@@ -8,6 +10,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/counted_noun.h"
 #include "base/file.h"
 #include "base/status.h"
 #include "model/formats/class_folders.h"
@@ -19,21 +22,37 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Sorted. Files are selected by name alone; the decoder reports those that contain no JPEG image.
-absl::StatusOr<std::vector<std::string>> ListJpegs(const std::string& folder,
-                                                   const RootedFiles& files) {
+// The entries of the folder of a class.
+struct ClassFiles {
+  // Names of JPEG files, sorted.
+  std::vector<std::string> jpegs;
+  // Names of images in other formats, which are samples that cannot be read.
+  std::vector<std::string> other_images;
+  // Folders and other files.
+  int64_t unused = 0;
+};
+
+// Files are selected by name alone; the decoder reports those that contain no JPEG image.
+absl::StatusOr<ClassFiles> ListClass(const std::string& folder, const RootedFiles& files) {
   CADRE_ASSIGN_OR_RETURN(const std::string resolved, files.Resolve(folder));
-  std::vector<std::string> names;
+  ClassFiles listed;
   std::error_code error;
   fs::directory_iterator entry(resolved, error);
   // increment() in place of ++, which would throw.
   for (; !error && entry != fs::directory_iterator(); entry.increment(error)) {
     std::string name = entry->path().filename().string();
-    if (IsJpegName(name)) names.push_back(std::move(name));
+    if (IsJpegName(name)) {
+      listed.jpegs.push_back(std::move(name));
+    } else if (IsOtherImageName(name)) {
+      listed.other_images.push_back(std::move(name));
+    } else {
+      ++listed.unused;
+    }
   }
   if (error) return ErrnoStatus(error.value(), "list", folder);
-  std::sort(names.begin(), names.end());
-  return names;
+  std::sort(listed.jpegs.begin(), listed.jpegs.end());
+  std::sort(listed.other_images.begin(), listed.other_images.end());
+  return listed;
 }
 
 class FolderImages final : public EncodedImages {
@@ -89,18 +108,27 @@ absl::StatusOr<std::unique_ptr<Dataset>> OpenImageFolder(const v1::ImageFolder& 
                                                    ", which is missing in ", data.train()));
   }
   auto images = std::make_unique<FolderImages>(folder, classes, needs.files);
+  auto corrupt = std::make_unique<CorruptSamples>(needs.corrupt_allowed);
+  int64_t unused = 0;
   for (const std::string& name : present) {
     const int32_t label = std::lower_bound(classes.begin(), classes.end(), name) - classes.begin();
-    CADRE_ASSIGN_OR_RETURN(std::vector<std::string> files,
-                           ListJpegs(absl::StrCat(folder, "/", name), needs.files));
-    for (std::string& file : files) images->Add(label, std::move(file));
+    const std::string path = absl::StrCat(folder, "/", name);
+    CADRE_ASSIGN_OR_RETURN(ClassFiles files, ListClass(path, needs.files));
+    for (const std::string& file : files.other_images) {
+      CADRE_RETURN_IF_ERROR(
+          corrupt->Add(absl::StrCat(path, "/", file),
+                       absl::InvalidArgumentError("it is not a JPEG file, which alone is read")));
+    }
+    for (std::string& file : files.jpegs) images->Add(label, std::move(file));
+    unused += files.unused;
   }
+  LOG_IF(WARNING, unused > 0) << folder << ": " << Counted(unused, "entry", "entries")
+                              << " of class folders that are not images are not used";
   if (images->labels().empty()) {
     return absl::InvalidArgumentError(
         absl::StrCat(folder, ": holds no JPEG files in class folders"));
   }
-  return MakeJpegDataset(std::move(images), transform,
-                         std::make_unique<CorruptSamples>(needs.corrupt_allowed));
+  return MakeJpegDataset(std::move(images), transform, std::move(corrupt));
 }
 
 }  // namespace cadre

@@ -3,15 +3,25 @@
 // 8 GiB and more do not fit the header. POSIX ("pax") writes an extra entry with records before the
 // member, GNU an entry with the name, or a binary size. The scanner follows all of these and skips
 // contents without reading them.
+//
+// Whether a member has contents depends on its type. Those of POSIX other than files have none,
+// whatever the size in their header; entries of vendors have as many as their header states, such
+// as the list of names that GNU tar writes for a folder of an incremental backup. What follows the
+// end of an archive is zeros or another archive, because members that are not read would be
+// omitted without notice.
 #include "worker/data/tar.h"
 
 #include <algorithm>
 #include <array>
+#include <span>
 #include <utility>
+#include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "base/file_format.h"
 #include "base/status.h"
 
 namespace cadre {
@@ -23,9 +33,13 @@ constexpr Field kName{0, 100};
 constexpr Field kSize{124, 136};
 constexpr Field kChecksum{148, 156};
 constexpr Field kType{156, 157};
+constexpr Field kLinkName{157, 257};
 constexpr Field kMagic{257, 262};
 constexpr Field kVersion{263, 265};
 constexpr Field kPrefix{345, 500};
+
+// Number of blocks that are read together while zeros are skipped.
+constexpr int64_t kZeroBlocks = 20;
 
 using Block = std::array<std::byte, kTarBlockBytes>;
 
@@ -82,20 +96,46 @@ std::string FullName(const Block& block) {
 
 // Types of entries that describe the next member, or all that follow.
 constexpr char kPaxNext = 'x';
+constexpr char kPaxOfSolaris = 'X';
 constexpr char kPaxGlobal = 'g';
 constexpr char kLongName = 'L';
 constexpr char kLongLink = 'K';
+// Types whose contents would be misread.
 constexpr char kSparse = 'S';
+constexpr char kContinuedFromOtherVolume = 'M';
+constexpr char kOldLongNames = 'N';
 
-bool IsFileType(char type) { return type == '0' || type == '\0' || type == '7'; }
 bool IsDescription(char type) {
-  return type == kPaxNext || type == kPaxGlobal || type == kLongName || type == kLongLink;
+  return type == kPaxNext || type == kPaxOfSolaris || type == kPaxGlobal || type == kLongName ||
+         type == kLongLink;
 }
+
+TarMember::Kind KindOf(char type) {
+  switch (type) {
+    case '0':
+    case '\0':
+    case '7':
+      return TarMember::Kind::kFile;
+    case '1':
+      return TarMember::Kind::kHardLink;
+    case '2':
+      return TarMember::Kind::kSymbolicLink;
+    case '5':
+    case 'D':
+      return TarMember::Kind::kFolder;
+    default:
+      return TarMember::Kind::kOther;
+  }
+}
+
+// Links, devices, folders and pipes of POSIX.
+bool HasContents(char type) { return type < '1' || type > '6'; }
 
 }  // namespace
 
 struct TarScanner::Header {
   std::string name;
+  std::string target;
   char type = '0';
   int64_t size = 0;
 };
@@ -116,6 +156,10 @@ absl::Status TarScanner::Unsupported(absl::string_view what) const {
 // means that the file is not a tar archive.
 absl::StatusOr<std::optional<TarScanner::Header>> TarScanner::ReadHeader() const {
   if (source_.size() - offset_ < kTarBlockBytes) {
+    CADRE_ASSIGN_OR_RETURN(const std::string rest, source_.ReadText({offset_, source_.size()}));
+    if (const std::string note = FormatNote(rest, kTarFormat); offset_ == 0 && !note.empty()) {
+      return Unsupported(absl::StrCat("this is not a tar archive", note));
+    }
     return Damaged("the tar archive has no end-of-archive block; it seems truncated");
   }
   Block block{};
@@ -123,13 +167,38 @@ absl::StatusOr<std::optional<TarScanner::Header>> TarScanner::ReadHeader() const
   if (IsZero(block)) return std::nullopt;
   const std::optional<int64_t> checksum = Number(block, kChecksum);
   if (!checksum || *checksum != Checksum(block)) {
-    if (offset_ == 0) return Unsupported("this is not an uncompressed tar archive");
+    const absl::string_view first(reinterpret_cast<const char*>(block.data()), block.size());
+    if (offset_ == 0) {
+      return Unsupported(
+          absl::StrCat("this is not an uncompressed tar archive", FormatNote(first, kTarFormat)));
+    }
     return Damaged("a tar header is damaged: its checksum is wrong");
   }
   const std::optional<int64_t> size = Number(block, kSize);
   if (!size) return Damaged("a tar header is damaged: its size is not a number");
-  return Header{
-      .name = FullName(block), .type = std::to_integer<char>(block[kType.begin]), .size = *size};
+  return Header{.name = FullName(block),
+                .target = std::string(Text(block, kLinkName)),
+                .type = std::to_integer<char>(block[kType.begin]),
+                .size = *size};
+}
+
+// Reads in large parts, because the rest of the file may be long.
+absl::StatusOr<bool> TarScanner::SkipZeros() {
+  std::vector<std::byte> bytes(kZeroBlocks * kTarBlockBytes);
+  while (offset_ < source_.size()) {
+    const auto part =
+        std::span(bytes).first(std::min<int64_t>(bytes.size(), source_.size() - offset_));
+    CADRE_RETURN_IF_ERROR(source_.ReadAt(offset_, part));
+    const int64_t zeros = std::find_if(part.begin(), part.end(),
+                                       [](std::byte b) { return b != std::byte{0}; }) -
+                          part.begin();
+    if (zeros < std::ssize(part)) {
+      offset_ += zeros / kTarBlockBytes * kTarBlockBytes;
+      return true;
+    }
+    offset_ += zeros;
+  }
+  return false;
 }
 
 absl::Status TarScanner::Skip(int64_t size, const std::string& name) {
@@ -172,6 +241,7 @@ absl::Status TarScanner::ReadPax(const std::string& records, Extended& extended)
     const absl::string_view key = record.substr(0, equals);
     const absl::string_view value = record.substr(equals + 1);
     if (key == "path") extended.name = std::string(value);
+    if (key == "linkpath") extended.target = std::string(value);
     if (key.substr(0, 11) == "GNU.sparse.") return Unsupported("sparse files are not supported");
     if (key != "size") continue;
     int64_t size = 0;
@@ -183,32 +253,70 @@ absl::Status TarScanner::ReadPax(const std::string& records, Extended& extended)
   return absl::OkStatus();
 }
 
+// Records for all members that follow are attributes of the archive, such as a comment. A name or
+// size for all of them would be a mistake.
+absl::Status TarScanner::CheckGlobalPax(const std::string& records) const {
+  Extended extended;
+  CADRE_RETURN_IF_ERROR(ReadPax(records, extended));
+  if (!extended.name && !extended.target && !extended.size) return absl::OkStatus();
+  return Unsupported("a pax header for all members has a name or a size");
+}
+
+absl::Status TarScanner::ReadExtended(const Header& header, Extended& extended) const {
+  CADRE_ASSIGN_OR_RETURN(std::string text, ReadDescription(header));
+  switch (header.type) {
+    case kPaxNext:
+    case kPaxOfSolaris:
+      return ReadPax(text, extended);
+    case kPaxGlobal:
+      return CheckGlobalPax(text);
+    case kLongName:
+      extended.name = text.substr(0, text.find('\0'));
+      return absl::OkStatus();
+    default:
+      extended.target = text.substr(0, text.find('\0'));
+      return absl::OkStatus();
+  }
+}
+
 // Entries that describe the next member are collected until that member comes.
 absl::StatusOr<std::optional<TarMember>> TarScanner::Next() {
-  const int64_t first = offset_;
+  int64_t first = offset_;
   Extended extended;
   while (true) {
     CADRE_ASSIGN_OR_RETURN(const std::optional<Header> header, ReadHeader());
+    if (!header && offset_ != first) {
+      return Damaged("the tar archive ends after a header that describes a next member");
+    }
     if (!header) {
-      if (offset_ != first)
-        return Damaged("the tar archive ends after a header that describes a next member");
-      return std::nullopt;
+      CADRE_ASSIGN_OR_RETURN(const bool more, SkipZeros());
+      if (!more) return std::nullopt;
+      first = offset_;
+      if (!ReadHeader().ok()) {
+        return Damaged("bytes that are no tar archive follow the end of the archive");
+      }
+      continue;
     }
     if (header->type == kSparse) return Unsupported("sparse files are not supported");
+    if (header->type == kContinuedFromOtherVolume || header->type == kOldLongNames) {
+      return Unsupported(absl::StrCat("entries of type '", std::string(1, header->type),
+                                      "' (parts of other volumes, old lists of long names) are "
+                                      "not supported"));
+    }
     if (IsDescription(header->type)) {
-      CADRE_ASSIGN_OR_RETURN(std::string text, ReadDescription(*header));
-      if (header->type == kPaxNext) CADRE_RETURN_IF_ERROR(ReadPax(text, extended));
-      if (header->type == kLongName) extended.name = text.substr(0, text.find('\0'));
+      CADRE_RETURN_IF_ERROR(ReadExtended(*header, extended));
       CADRE_RETURN_IF_ERROR(Skip(header->size, header->name));
       continue;
     }
     TarMember member;
     member.name = extended.name.value_or(header->name);
-    member.is_file = IsFileType(header->type);
+    member.kind = KindOf(header->type);
+    // Before POSIX, folders were files with such a name.
+    if (absl::EndsWith(member.name, "/")) member.kind = TarMember::Kind::kFolder;
+    if (member.is_link()) member.target = extended.target.value_or(header->target);
     member.header = first;
     member.begin = offset_ + kTarBlockBytes;
-    // The header of a link may contain the size of its target; the link itself has no contents.
-    member.size = member.is_file ? extended.size.value_or(header->size) : 0;
+    if (HasContents(header->type)) member.size = extended.size.value_or(header->size);
     CADRE_RETURN_IF_ERROR(Skip(member.size, member.name));
     return member;
   }

@@ -1,5 +1,6 @@
-// Lists the members of a tar archive by reading headers only: ustar, with long names and sizes as
-// pax headers or GNU entries.
+// Lists the members of a tar archive by reading headers only: ustar, with long names, targets of
+// links and sizes as pax headers or GNU entries. Archives that follow one another in one file are
+// read as one.
 //
 //   TarScanner scanner(source);
 //   while (true) {
@@ -28,12 +29,26 @@ inline constexpr int64_t kTarBlockBytes = 512;
 inline constexpr int64_t kMaxTarHeaderBytes = 64 << 10;
 
 struct TarMember {
+  enum class Kind {
+    kFile,
+    // The target is the name of another member; for a symbolic link, relative to its own folder.
+    kHardLink,
+    kSymbolicLink,
+    kFolder,
+    // Devices, pipes, volume labels, entries of vendors.
+    kOther,
+  };
+
+  bool is_file() const { return kind == Kind::kFile; }
+  bool is_link() const { return kind == Kind::kHardLink || kind == Kind::kSymbolicLink; }
+
   std::string name;
-  // False for folders, links and devices, which have no contents.
-  bool is_file = false;
+  Kind kind = Kind::kFile;
+  // Of a link; otherwise empty.
+  std::string target;
   // Offset of its first header; a TarScanner that starts there returns this member first.
   int64_t header = 0;
-  // Offset and size of its contents.
+  // Offset and size of its contents. Links have none.
   int64_t begin = 0;
   int64_t size = 0;
 };
@@ -43,24 +58,30 @@ class TarScanner {
   explicit TarScanner(const ByteSource& source, int64_t offset = 0)
       : source_(source), offset_(offset) {}
 
-  // The next member; nothing at the end of the archive.
+  // The next member; nothing at the end of the file.
   // Errors, naming archive, offset and size: DataLoss for a truncated or damaged archive;
   // InvalidArgument for a file that is not a tar archive, or uses unsupported features (sparse
-  // files).
+  // files, parts of a member in another volume).
   absl::StatusOr<std::optional<TarMember>> Next();
 
  private:
   // Properties of the next member that long-name and pax entries override.
   struct Extended {
     std::optional<std::string> name;
+    std::optional<std::string> target;
     std::optional<int64_t> size;
   };
   struct Header;
 
+  // Moves past the blocks of zeros that end an archive. False at the end of the file.
+  absl::StatusOr<bool> SkipZeros();
   absl::StatusOr<std::optional<Header>> ReadHeader() const;
+  // Reads an entry that describes the next member.
+  absl::Status ReadExtended(const Header& header, Extended& extended) const;
   // The contents of an entry that describes the next member.
   absl::StatusOr<std::string> ReadDescription(const Header& header) const;
   absl::Status ReadPax(const std::string& records, Extended& extended) const;
+  absl::Status CheckGlobalPax(const std::string& records) const;
   // Skips the header and `size` bytes of contents.
   absl::Status Skip(int64_t size, const std::string& name);
 

@@ -5,27 +5,26 @@
 // are not kept, because there may be millions of them and few are ever printed; these are read
 // again. A shard is opened for every sample, because there may be more shards than file
 // descriptors.
+#include <glog/logging.h>
+
 #include <map>
 #include <optional>
-#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/status.h"
 #include "model/shard_names.h"
 #include "worker/data/byte_source.h"
 #include "worker/data/dataset_kinds.h"
 #include "worker/data/jpeg_dataset.h"
 #include "worker/data/tar.h"
+#include "worker/data/tar_index.h"
 
 namespace cadre {
 namespace {
-
-// A label has at most ten digits; the rest is room for white space.
-constexpr int64_t kMaxLabelBytes = 32;
 
 // Where a sample's image is in its shard.
 struct ImageEntry {
@@ -78,72 +77,32 @@ class TarImages final : public EncodedImages {
   std::vector<int32_t> labels_;
 };
 
-absl::StatusOr<int32_t> ReadLabel(const ByteSource& source, const TarMember& member) {
-  if (member.size > kMaxLabelBytes) {
-    return absl::DataLossError(absl::StrCat("its label has ", member.size, " bytes"));
+// Adds the samples of one shard, and those that are unusable to `corrupt`.
+absl::Status AddSamples(const TarIndex& index, const std::string& name, int64_t shard,
+                        int64_t classes, TarImages& images, CorruptSamples& corrupt) {
+  for (const auto& [key, why] : index.unusable) {
+    CADRE_RETURN_IF_ERROR(corrupt.Add(absl::StrCat(name, ": ", key), why));
   }
-  CADRE_ASSIGN_OR_RETURN(const std::string text,
-                         source.ReadText({member.begin, member.begin + member.size}));
-  int32_t label = 0;
-  if (!absl::SimpleAtoi(text, &label) || label < 0) {
-    return absl::DataLossError("its label is not a number");
-  }
-  return label;
-}
-
-// The pairs of one shard, in the order of their images.
-class ShardIndex {
- public:
-  ShardIndex(const ByteSource& source, int64_t shard) : source_(source), shard_(shard) {}
-
-  absl::Status Scan();
-  // Samples without a label, or with an invalid one, are added to `corrupt`.
-  absl::Status AddTo(int64_t classes, TarImages& images, CorruptSamples& corrupt) const;
-
- private:
-  const ByteSource& source_;
-  const int64_t shard_;
-  std::vector<std::pair<std::string, ImageEntry>> images_;
-  std::map<std::string, absl::StatusOr<int32_t>> labels_;
-};
-
-absl::Status ShardIndex::Scan() {
-  TarScanner scanner(source_);
-  while (true) {
-    CADRE_ASSIGN_OR_RETURN(const std::optional<TarMember> member, scanner.Next());
-    if (!member) return absl::OkStatus();
-    if (!member->is_file) continue;
-    const size_t dot = member->name.rfind('.');
-    if (dot == std::string::npos) continue;
-    const std::string key = member->name.substr(0, dot);
-    if (IsJpegName(member->name)) {
-      images_.emplace_back(key, ImageEntry{.shard = shard_,
-                                           .header = member->header,
-                                           .begin = member->begin,
-                                           .size = member->size});
-    } else if (absl::string_view(member->name).substr(dot) == ".cls") {
-      labels_.insert_or_assign(key, ReadLabel(source_, *member));
+  for (const TarSample& sample : index.samples) {
+    if (sample.label >= classes) {
+      return absl::InvalidArgumentError(absl::StrCat(name, ": ", sample.key, ": label ",
+                                                     sample.label, " is out of range; the model has ",
+                                                     classes, " classes"));
     }
-  }
-}
-
-absl::Status ShardIndex::AddTo(int64_t classes, TarImages& images, CorruptSamples& corrupt) const {
-  for (const auto& [key, image] : images_) {
-    const std::string name = absl::StrCat(source_.name(), ": ", key);
-    const auto found = labels_.find(key);
-    absl::StatusOr<int32_t> label = absl::DataLossError("it has no member .cls");
-    if (found != labels_.end()) label = found->second;
-    if (!label.ok()) {
-      CADRE_RETURN_IF_ERROR(corrupt.Add(name, label.status()));
-      continue;
-    }
-    if (*label >= classes) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          name, ": label ", *label, " is out of range; the model has ", classes, " classes"));
-    }
-    images.Add(image, *label);
+    images.Add({.shard = shard, .header = sample.header, .begin = sample.begin, .size = sample.size},
+               sample.label);
   }
   return absl::OkStatus();
+}
+
+// Members that are neither images nor labels are common, but the user should know their number.
+void LogUnused(const std::string& range, const std::map<std::string, int64_t>& unused) {
+  if (unused.empty()) return;
+  LOG(WARNING) << range << ": members that are neither images (.jpg, .jpeg) nor labels (.cls) are "
+               << "not used: "
+               << absl::StrJoin(unused, ", ", [](std::string* out, const auto& kind) {
+                    absl::StrAppend(out, kind.second, " ", kind.first);
+                  });
 }
 
 }  // namespace
@@ -157,13 +116,16 @@ absl::StatusOr<std::unique_ptr<Dataset>> OpenTarShards(const v1::TarShards& data
   CADRE_ASSIGN_OR_RETURN(const ShardNames paths, ShardNames::Parse(range));
   auto images = std::make_unique<TarImages>(paths, needs.files);
   auto corrupt = std::make_unique<CorruptSamples>(needs.corrupt_allowed);
+  std::map<std::string, int64_t> unused;
   for (int64_t shard = 0; shard < paths.size(); ++shard) {
     CADRE_ASSIGN_OR_RETURN(const std::unique_ptr<ByteSource> source,
                            OpenByteSource(paths[shard], needs.files));
-    ShardIndex index(*source, shard);
-    CADRE_RETURN_IF_ERROR(index.Scan());
-    CADRE_RETURN_IF_ERROR(index.AddTo(needs.classes, *images, *corrupt));
+    CADRE_ASSIGN_OR_RETURN(const TarIndex index, IndexTarShard(*source));
+    CADRE_RETURN_IF_ERROR(
+        AddSamples(index, source->name(), shard, needs.classes, *images, *corrupt));
+    for (const auto& [kind, count] : index.unused) unused[kind] += count;
   }
+  LogUnused(range, unused);
   if (images->labels().empty()) {
     return absl::InvalidArgumentError(absl::StrCat(range, ": holds no pairs KEY.jpg, KEY.cls"));
   }

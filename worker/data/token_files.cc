@@ -1,10 +1,12 @@
 // Token files: little-endian integers of 1, 2 or 4 bytes without a header. Files may be larger than
 // memory, so each sample is read when it is requested; the operating system caches them.
+#include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/file_format.h"
 #include "base/status.h"
 #include "worker/data/byte_source.h"
 #include "worker/data/dataset_kinds.h"
@@ -13,6 +15,18 @@ namespace cadre {
 namespace {
 
 constexpr int64_t kDefaultTokenBytes = 2;
+
+// Any bytes are tokens, so files of other formats would be read without an error.
+absl::Status CheckFormat(const ByteSource& file) {
+  CADRE_ASSIGN_OR_RETURN(
+      const std::string first,
+      file.ReadText({0, std::min<int64_t>(file.size(), static_cast<int64_t>(kFormatBytes))}));
+  const FileFormat* format = RecognizeFormat(first);
+  if (format == nullptr || !format->certain) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(file.name(), ": is not a file of tokens, which has no header",
+                   FormatNote(first)));
+}
 
 // Sample i consists of tokens i L to i L + L of the file, both included; the last one is only a
 // label.
@@ -56,6 +70,7 @@ absl::StatusOr<std::unique_ptr<Dataset>> OpenTokenFiles(const v1::TokenFiles& da
   }
   const std::string& path = split == Split::kTrain ? data.train() : data.test();
   CADRE_ASSIGN_OR_RETURN(std::unique_ptr<ByteSource> file, OpenByteSource(path, needs.files));
+  CADRE_RETURN_IF_ERROR(CheckFormat(*file));
   const int64_t bytes = file->size();
   if (bytes % token_bytes != 0) {
     return absl::DataLossError(absl::StrCat(path, ": has ", bytes, " bytes, but tokens have ",

@@ -139,11 +139,59 @@ TEST(OpenWeights, IgnoresIntegersThatAreNotInTheModel) {
   ASSERT_TRUE(file->Read(*file->Find("norm.weight"), 0, weight).ok());
   EXPECT_EQ(weight[0], 1.0F);
   EXPECT_TRUE(open("mask", "BOOL", 1).ok());
+  // Types that came after this reader.
+  for (const char* type : {"F4", "F6_E2M3", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "NEW"}) {
+    EXPECT_TRUE(open("base", type, 3).ok()) << type;
+  }
   for (const char* type : {"F32", "F8_E4M3"}) {
     const int bytes = type == std::string("F32") ? 4 : 1;
     EXPECT_THAT(
         open("norm.running_mean", type, bytes).status(),
         IsError(absl::StatusCode::kInvalidArgument, "'norm.running_mean' [] is not in the model"));
+  }
+}
+
+TEST(OpenWeights, NamesWeightsOfTypesThatAreNotRead) {
+  const TemporaryFolder folder;
+  const v1::RunSpec spec =
+      testing::SpecOf(R"(model { opaque { parameter { name: "w" shape: 2 } } })");
+  for (const std::string type : {"F4", "F8_E4M3", "I8", "F8_E4M3FNUZ"}) {
+    const std::string header = absl::StrCat(R"({"w":{"dtype":")", type,
+                                            R"(","shape":[2],"data_offsets":[0,2]}})");
+    const std::string length = {static_cast<char>(header.size()), 0, 0, 0, 0, 0, 0, 0};
+    const std::string path =
+        folder.Write("model.safetensors", absl::StrCat(length, header, "xx"));
+    EXPECT_THAT(OpenWeights(path, spec.model()).status(),
+                IsError(absl::StatusCode::kInvalidArgument,
+                        absl::StrCat(path, ": tensor 'w' has type '", type, "'")));
+  }
+}
+
+// Files of weights that other programs write, with an ending that promises safetensors or not.
+TEST(OpenWeights, NamesOtherFormats) {
+  const TemporaryFolder folder;
+  const v1::RunSpec spec =
+      testing::SpecOf(R"(model { opaque { parameter { name: "w" shape: 2 } } })");
+  const std::string zip("PK\x03\x04\0\0\x08\x08", 8);
+  for (const auto& [bytes, what] :
+       {std::pair<std::string, std::string>{"version https://git-lfs.github.com/spec/v1\n",
+                                            "it is a Git LFS pointer"},
+        {zip, "it is a zip archive, as torch.save"},
+        {"<!DOCTYPE html>", "it is a page of HTML"},
+        {"Entry not found", "it is text"}}) {
+    const std::string path = folder.Write("model.safetensors", bytes);
+    EXPECT_THAT(OpenWeights(path, spec.model()).status(),
+                IsError(absl::StatusCode::kInvalidArgument,
+                        path + ": is not a safetensors file: " + what));
+  }
+  for (const auto& [name, what] :
+       {std::pair<std::string, std::string>{"model.pt", "it is a zip archive"},
+        {"model.safetensors.index.json", "an index of several files"}}) {
+    const std::string path = folder.Write(name, name == "model.pt" ? zip : "{\"weight_map\": {}}");
+    const absl::Status status = OpenWeights(path, spec.model()).status();
+    EXPECT_THAT(status, IsError(absl::StatusCode::kInvalidArgument, path + ": is not a checkpoint"));
+    EXPECT_THAT(status, IsError(absl::StatusCode::kInvalidArgument, what));
+    EXPECT_THAT(status, IsError(absl::StatusCode::kInvalidArgument, "a *.safetensors file"));
   }
 }
 

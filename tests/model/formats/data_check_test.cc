@@ -159,6 +159,8 @@ TEST_F(DataCheckTest, Cifar10) {
   folder_.Write("data_batch_3.bin", record + "x");
   ExpectOneProblem("data.cifar10.directory", "",
                    "data_batch_3.bin: has 3074 bytes; it must have a multiple of 3073");
+  folder_.Write("data_batch_3.bin", std::string("\x80\x04\x95\x10\0\0\0\0\0\0\0\x7d", 12));
+  ExpectOneProblem("data.cifar10.directory", "", "one or more records: it is a pickle");
   folder_.Write("data_batch_3.bin", "");
   ExpectOneProblem("data.cifar10.directory", "", "has 0 bytes");
 }
@@ -182,6 +184,11 @@ TEST_F(DataCheckTest, ImageFolders) {
   ExpectOneProblem("data.image_folder.test", "",
                    folder_ / "test" + ": has a class folder cow; " + folder_ / "train" +
                        " has none of that name");
+  // A class that is missing would change the numbers of those after it.
+  std::filesystem::create_symlink("nowhere", folder_ / "train/bee");
+  ExpectOneProblem("data.image_folder.train", "", "cannot tell whether this is a class folder: " +
+                                                      folder_ / "train/bee");
+  std::filesystem::remove(folder_ / "train/bee");
   make("test2");
   data.set_test(folder_ / "test2");
   ExpectOneProblem("data.image_folder.test", "", "holds no folders");
@@ -205,6 +212,12 @@ TEST_F(DataCheckTest, TarShards) {
   ExpectOneProblem("data.tar_shards.train", "", "train-9.tar");
   folder_.Write("train-9.tar", std::string(511, '\0'));
   ExpectOneProblem("data.tar_shards.train", "", "has 511 bytes; it must have a multiple of 512");
+  const std::string gzip("\x1f\x8b\x08\0\0\0\0\0\0\x03", 10);
+  for (const size_t size : {200, 512}) {
+    folder_.Write("train-9.tar", gzip + std::string(size - gzip.size(), '\1'));
+    ExpectOneProblem("data.tar_shards.train", "",
+                     "train-9.tar: is not a tar archive: it is compressed (gzip); decompress it");
+  }
   folder_.Write("train-9.tar", std::string(512, '\0'));
   EXPECT_THAT(FindDataProblems(spec_), IsEmpty());
 }
@@ -222,6 +235,9 @@ TEST_F(DataCheckTest, TokenFiles) {
   ExpectOneProblem("data.token_files.test", "", "holds 3 tokens; one sample and its labels are 4");
   data.set_bytes_per_token(1);
   EXPECT_THAT(FindDataProblems(spec_), IsEmpty());
+  folder_.Write("test", std::string("\x93NUMPY\x01\0", 8));
+  ExpectOneProblem("data.token_files.test", "", "is not a file of tokens: it is a NumPy array");
+  folder_.Write("test", std::string(6, '\1'));
   data.set_train(folder_.path());
   ExpectOneProblem("data.token_files.train", "", "is not a file");
 }

@@ -52,6 +52,19 @@ TEST(IdxTest, ReadsSeveralBlocks) {
   EXPECT_EQ(std::string(array->data.begin(), array->data.end()), elements);
 }
 
+TEST(IdxTest, NamesOtherFormats) {
+  const TemporaryFolder folder;
+  const std::string lfs = "version https://git-lfs.github.com/spec/v1\n";
+  for (const auto& [path, what] :
+       {std::pair{folder.Write("pointer", lfs), "it is a Git LFS pointer"},
+        std::pair{WriteGzip(folder / "page.gz", "<html>not found"), "it is a page of HTML"},
+        std::pair{folder.Write("array", std::string("\x93NUMPY\x01\0", 8)), "it is a NumPy array"},
+        std::pair{folder.Write("zip", std::string("PK\x03\x04", 4)), "it is a zip archive"}}) {
+    ExpectRefused(path, absl::StatusCode::kInvalidArgument,
+                  absl::StrCat("is not an IDX file, which starts with two zero bytes: ", what));
+  }
+}
+
 TEST(IdxTest, AcceptsEmptyArrays) {
   const TemporaryFolder folder;
   const auto array = ReadIdx(folder.Write("none", IdxBytes({0, 28, 28}, "")));

@@ -45,6 +45,19 @@ TEST(SafetensorsHeader, AcceptsEmptyTensors) {
   EXPECT_EQ(header->tensors[1].shape.elements(), 0);
 }
 
+// The format gains types, whose sizes are not known.
+TEST(SafetensorsHeader, AcceptsUnknownTypes) {
+  const auto header = ParseSafetensorsHeader(
+      "f",
+      absl::StrCat(R"({"new":{"dtype":"F4","shape":[3,5],"data_offsets":[24,32]},)", kA,
+                   R"(,"z":{"dtype":"F8_E4M3FNUZ","shape":[2],"data_offsets":[32,34]}})"),
+      34);
+  ASSERT_TRUE(header.ok()) << header.status();
+  EXPECT_EQ(header->tensors[1].type, "F4");
+  EXPECT_EQ(header->tensors[1].end, 32);
+  EXPECT_EQ(header->tensors[2].type, "F8_E4M3FNUZ");
+}
+
 struct Bad {
   const char* what;
   std::string json;
@@ -89,7 +102,11 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{"no dtype", R"({"x":{"shape":[],"data_offsets":[0,4]}})", 4, "'x': has no dtype"},
         Bad{"no shape", R"({"x":{"dtype":"F32","data_offsets":[0,4]}})", 4, "has no shape"},
         Bad{"no offsets", R"({"x":{"dtype":"F32","shape":[]}})", 4, "has no data_offsets"},
-        Bad{"unknown dtype", Tensor("\"F33\"", "[]", "[0,4]"), 4, "unknown dtype 'F33'"},
+        Bad{"empty dtype", Tensor("\"\"", "[]", "[0,4]"), 4, "'x': has an empty dtype"},
+        Bad{"unknown dtype beyond the data", Tensor("\"F4\"", "[8]", "[0,4]"), 3,
+            "do not lie in the file's 3 bytes"},
+        Bad{"unknown dtype with a hole", Tensor("\"F4\"", "[8]", "[0,4]"), 5,
+            "1 bytes after the last tensor"},
         Bad{"dtype a number", Tensor("32", "[]", "[0,4]"), 4, "tensor 'x': has a number"},
         Bad{"negative extent", Tensor("\"F32\"", "[-1]", "[0,4]"), 4, "has a negative number"},
         Bad{"fractional extent", Tensor("\"F32\"", "[1.0]", "[0,4]"), 4, "not an integer"},

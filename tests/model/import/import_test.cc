@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <filesystem>
 #include <map>
 #include <string>
 #include <vector>
@@ -16,6 +17,7 @@
 #include "absl/strings/str_split.h"
 #include "base/file.h"
 #include "model/graph.h"
+#include "model/run_file.h"
 #include "tests/base/temporary_folder.h"
 
 namespace cadre {
@@ -112,6 +114,17 @@ absl::StatusOr<ImportedModel> OnFeatures(const std::string& body) {
   return Import({2, 4, 1, 1},
                 absl::StrCat(Node("Flatten x -> f"), body, Weight("head.weight", {3, 4}),
                              Node("Gemm y head.weight -> out", Int("transB", 1))));
+}
+
+// A path may contain any character but zero.
+TEST(ImportTest, RunFileQuotesThePathOfTheWeights) {
+  ImportedModel imported;
+  for (const std::string path :
+       {"/my \"data\"/w.safetensors", "/back\\slash/\\n.safetensors", "/new\nline'\t#/w", "/\u00e4\u65e5/w"}) {
+    const auto run = ParseRunSpec("run.textproto", RunFileOf(imported, "net", path));
+    ASSERT_TRUE(run.ok()) << run.status();
+    EXPECT_EQ(run->spec.checkpoint().from(), path);
+  }
 }
 
 TEST(ImportTest, NamesLayersAfterModules) {
@@ -438,6 +451,15 @@ TEST(ImportTest, ReadsTensorsOfOtherFilesOnlyInTheFolder) {
     location.set_value(path);
     EXPECT_FALSE(ImportOnnx(model, folder.path()).ok()) << path;
   }
+  // In a cache of downloads, the model and its weights are links to one folder of blobs.
+  std::filesystem::create_directories(folder / "snapshot");
+  std::filesystem::create_symlink("../weights", folder / "snapshot/linked");
+  location.set_value("linked");
+  EXPECT_THAT(ErrorOf(ImportOnnx(model, folder / "snapshot")),
+              HasSubstr("leads out of the model's folder by '..' or by a link"));
+  EXPECT_TRUE(ImportOnnx(model, folder / "snapshot", {.linked_folder = folder.path()}).ok());
+  location.set_value("../weights");
+  EXPECT_FALSE(ImportOnnx(model, folder / "snapshot", {.linked_folder = folder.path()}).ok());
   location.set_value("weights");
   onnx::Entry& offset = *tensor.add_external_data();
   offset.set_key("offset");
@@ -447,6 +469,8 @@ TEST(ImportTest, ReadsTensorsOfOtherFilesOnlyInTheFolder) {
 
 TEST(ImportTest, RefusesFilesThatAreNotModels) {
   EXPECT_THAT(ParseOnnx("text").status().message(), HasSubstr("not an ONNX model"));
+  EXPECT_THAT(ParseOnnx("version https://git-lfs.github.com/spec/v1\n").status().message(),
+              HasSubstr("is not an ONNX model: it is a Git LFS pointer"));
   onnx::Model old = Parse({1, 2, 1, 1}, Node("Flatten x -> out"));
   old.mutable_opset_import(0)->set_version(9);
   EXPECT_THAT(ParseOnnx(old.SerializeAsString()).status().message(), HasSubstr("operator set 9"));

@@ -121,6 +121,16 @@ TEST_F(ImageFolderTest, CorruptSampleIsReplacedByNextOfItsClass) {
   EXPECT_EQ((*train)->corrupt_samples(), 1);
 }
 
+TEST_F(ImageFolderTest, ImagesOfOtherFormatsAreCorruptSamples) {
+  const std::string path = folder_.Write("train/b/3.PNG", "PNG");
+  ExpectBad(Split::kTrain, kDataLoss, path + ": it is not a JPEG file");
+  spec_.mutable_data()->set_corrupt_samples_allowed(1);
+  const auto train = OpenDataset(spec_, Split::kTrain);
+  ASSERT_TRUE(train.ok()) << train.status();
+  EXPECT_EQ((*train)->corrupt_samples(), 1);
+  EXPECT_THAT(ValuesOf(GetAll(**train)), ElementsAre(10, 40, 50, 60));
+}
+
 TEST_F(ImageFolderTest, LastSampleIsReplacedByFirst) {
   folder_.Write("train/b/2.jpg", "not a JPEG");
   spec_.mutable_data()->set_corrupt_samples_allowed(1);
@@ -240,6 +250,78 @@ TEST_F(TarShardsTest, IncompletePairsAreSkippedAndCounted) {
   ASSERT_TRUE(train.ok()) << train.status();
   EXPECT_EQ((*train)->corrupt_samples(), 2);
   EXPECT_THAT(ValuesOf(GetAll(**train)), ElementsAre(30, 20, 40, 70, 80));
+}
+
+// Another program would take either of the two.
+TEST_F(TarShardsTest, RepeatedKeysAreRefused) {
+  spec_.mutable_data()->set_corrupt_samples_allowed(100);
+  const auto expect_bad = [this](TarBuilder& tar, const std::string& what) {
+    folder_.Write("train-09.tar", tar.Bytes());
+    EXPECT_THAT(OpenDataset(spec_, Split::kTrain),
+                AllOf(IsError(kInvalidArgument, "train-09.tar: key n/a has two " + what),
+                      IsError(kInvalidArgument, "must be unique")));
+  };
+  TarBuilder labels;
+  expect_bad(labels.Add("n/a.jpg", Plain(1)).Add("n/a.cls", "0").Add("./n/a.cls", "0"),
+             "labels: members n/a.cls and ./n/a.cls");
+  TarBuilder images;
+  expect_bad(images.Add("n/a.jpg", Plain(1)).Add("n/a.cls", "0").AddLink("n/a.jpg", "n/b.jpg", '1'),
+             "images: members n/a.jpg and n/a.jpg");
+  TarBuilder endings;
+  expect_bad(endings.Add("n/a.jpg", Plain(1)).Add("n/a.JPEG", Plain(1)), "images");
+}
+
+// An archive stores a file with several names once; its other names are links.
+TEST_F(TarShardsTest, LinksAreFollowedWithinTheArchive) {
+  folder_.Write("test.tar", TarBuilder()
+                                .AddLink("n/early.jpg", "../blobs/7", '2')
+                                .Add("n/early.cls", "1")
+                                .Add("./n/a.jpg", Plain(90))
+                                .Add("n/a.cls", "2")
+                                .AddLink("n/b.jpg", "n/a.jpg", '1')
+                                .AddLink("n/b.cls", "a.cls", '2')
+                                .AddLink("chain.jpg", "/n/b.jpg", '1')
+                                .AddLink("chain.cls", "n/b.cls", '1')
+                                .Add("blobs/7", Plain(130))
+                                .Bytes());
+  const auto test = OpenDataset(spec_, Split::kTest);
+  ASSERT_TRUE(test.ok()) << test.status();
+  const Samples samples = GetAll(**test);
+  EXPECT_THAT(samples.labels, ElementsAre(1, 2, 2, 2));
+  EXPECT_THAT(ValuesOf(samples), ElementsAre(130, 90, 90, 90));
+  EXPECT_EQ((*test)->corrupt_samples(), 0);
+}
+
+TEST_F(TarShardsTest, SamplesAreNeverLeftOutSilently) {
+  const auto expect_bad = [this](TarBuilder& tar, const std::string& what) {
+    folder_.Write("train-09.tar", tar.Bytes());
+    spec_.mutable_data()->set_corrupt_samples_allowed(0);
+    EXPECT_THAT(OpenDataset(spec_, Split::kTrain),
+                IsError(kDataLoss, "train-09.tar: a: " + what));
+    spec_.mutable_data()->set_corrupt_samples_allowed(1);
+    const auto train = OpenDataset(spec_, Split::kTrain);
+    ASSERT_TRUE(train.ok()) << train.status();
+    EXPECT_EQ((*train)->corrupt_samples(), 1);
+    EXPECT_THAT(ValuesOf(GetAll(**train)), ElementsAre(30, 20, 70, 80));
+  };
+  const auto with_image = [&](const std::string& target, char type, const std::string& what) {
+    TarBuilder tar;
+    expect_bad(tar.Add("a.cls", "0").AddLink("a.jpg", target, type).Add("twice", "1").Add("twice", "2"),
+               "its member a.jpg " + what);
+  };
+  with_image("gone.jpg", '1', "is a link to gone.jpg, which is not in the archive");
+  with_image("/n/gone.jpg", '2', "is a link to /n/gone.jpg, which is not in the archive");
+  with_image("../a.cls", '2', "is a link to ../a.cls, which is not in the archive");
+  with_image("a.jpg", '2', "is a link to a.jpg, which is one of too many links");
+  with_image("twice", '1', "is a link to twice, which is in the archive more than once");
+  with_image("", '3', "is not a file");
+  TarBuilder label;
+  expect_bad(label.Add("a.jpg", Plain(1)).AddLink("a.cls", "b.cls", '1'),
+             "its member a.cls is a link to b.cls, which is not in the archive");
+  TarBuilder lone;
+  expect_bad(lone.Add("a.cls", "0"), "it has a label, but no member .jpg or .jpeg");
+  TarBuilder png;
+  expect_bad(png.Add("a.png", "PNG").Add("a.cls", "0"), "its image a.png is not a JPEG");
 }
 
 TEST_F(TarShardsTest, CorruptSampleIsNamedByShardAndMember) {

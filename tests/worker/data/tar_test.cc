@@ -61,9 +61,9 @@ TEST(TarTest, ListsFilesInOrder) {
   EXPECT_EQ(ContentsOf(bytes, listed.members[2]), std::string(512, 'b'));
   EXPECT_EQ(ContentsOf(bytes, listed.members[3]), "");
   EXPECT_EQ(ContentsOf(bytes, listed.members[5]), std::string(1300, 'c'));
-  EXPECT_TRUE(listed.members[0].is_file);
-  EXPECT_FALSE(listed.members[1].is_file);
-  EXPECT_FALSE(listed.members[4].is_file);
+  EXPECT_TRUE(listed.members[0].is_file());
+  EXPECT_FALSE(listed.members[1].is_file());
+  EXPECT_FALSE(listed.members[4].is_file());
 }
 
 TEST(TarTest, ReadsLongNames) {
@@ -103,6 +103,64 @@ TEST(TarTest, ReadsEveryEncodingOfSizes) {
   SetTarField(pax, 2, 124, "00000000000");
   EXPECT_EQ(List(pax).members.at(0).size, 600);
   EXPECT_TRUE(List(pax).status.ok());
+}
+
+// The list of names that GNU tar writes for a folder of an incremental backup, and what vendors
+// write.
+TEST(TarTest, SkipsContentsOfOtherTypes) {
+  const std::string names(700, 'Y');
+  for (const char type : {'D', 'V', 'A', 'Z'}) {
+    const Listed listed = List(TarBuilder().Add("x", names, type).Add("a.jpg", "image").Bytes());
+    ASSERT_TRUE(listed.status.ok()) << listed.status;
+    ASSERT_THAT(listed.names(), ElementsAre("x", "a.jpg"));
+    EXPECT_FALSE(listed.members[0].is_file());
+    EXPECT_EQ(listed.members[1].size, 5);
+  }
+  // Types of POSIX without contents may have any size.
+  for (const char type : {'1', '2', '3', '4', '5', '6'}) {
+    std::string bytes = TarBuilder().Add("x", "", type).Add("a.jpg", "image").Bytes();
+    SetTarField(bytes, 0, 124, "00000001274");
+    EXPECT_THAT(List(bytes).names(), ElementsAre("x", "a.jpg")) << type;
+  }
+  EXPECT_EQ(List(TarBuilder().Add("old/", "").Bytes()).members.at(0).kind,
+            TarMember::Kind::kFolder);
+}
+
+TEST(TarTest, ReadsTargetsOfLinks) {
+  const std::string path(150, 't');
+  const Listed listed = List(TarBuilder()
+                                 .AddLink("hard", "a.jpg", '1')
+                                 .AddLink("symbolic", "../a.jpg", '2')
+                                 .Add("././@LongLink", path, 'K')
+                                 .AddLink("gnu", path, '1')
+                                 .Add("PaxHeaders/x", "20 linkpath=p/a.jpg\n", 'x')
+                                 .AddLink("pax", "a.jpg", '2')
+                                 .Add("plain", "1")
+                                 .Bytes());
+  ASSERT_TRUE(listed.status.ok()) << listed.status;
+  std::vector<std::string> targets;
+  for (const TarMember& member : listed.members) targets.push_back(member.target);
+  EXPECT_THAT(targets, ElementsAre("a.jpg", "../a.jpg", path, "p/a.jpg", ""));
+  EXPECT_EQ(listed.members[0].kind, TarMember::Kind::kHardLink);
+  EXPECT_EQ(listed.members[1].kind, TarMember::Kind::kSymbolicLink);
+}
+
+// What "cat a.tar b.tar" writes, with the zeros that fill a record.
+TEST(TarTest, ReadsArchivesThatFollowOneAnother) {
+  const std::string first = TarBuilder().Add("a", "1").Bytes() + std::string(30 * 512, '\0');
+  const std::string both = first + TarBuilder().Add("b", "2").Bytes() + std::string(100, '\0');
+  const Listed listed = List(both);
+  ASSERT_TRUE(listed.status.ok()) << listed.status;
+  EXPECT_THAT(listed.names(), ElementsAre("a", "b"));
+  EXPECT_EQ(ContentsOf(both, listed.members[1]), "2");
+  EXPECT_THAT(List(first + "rest").status, IsError(kDataLoss, "follow the end of the archive"));
+}
+
+TEST(TarTest, NamesOtherFormats) {
+  EXPECT_THAT(List(std::string("\x1f\x8b\x08\0\0\0\0\0\0\x03", 10) + std::string(502, 'z')).status,
+              IsError(kInvalidArgument, "it is compressed (gzip); decompress it"));
+  EXPECT_THAT(List("version https://git-lfs.github.com/spec/v1\n").status,
+              IsError(kInvalidArgument, "this is not a tar archive: it is a Git LFS pointer"));
 }
 
 TEST(TarTest, ScansFromOffsetOfMember) {
@@ -172,6 +230,10 @@ TEST(TarTest, RejectsDamagedExtensions) {
                 kInvalidArgument);
   ExpectDamaged(TarBuilder().Add("x", "name", 'L').Bytes(), "ends after a header");
   ExpectDamaged(TarBuilder().Add("x", "", 'S').Bytes(), "sparse", kInvalidArgument);
+  ExpectDamaged(TarBuilder().Add("x", "part", 'M').Bytes(), "type 'M'", kInvalidArgument);
+  ExpectDamaged(TarBuilder().Add("x", "10 path=a\n", 'g').Bytes(), "for all members",
+                kInvalidArgument);
+  EXPECT_TRUE(List(TarBuilder().Add("x", "13 comment=a\n", 'g').Add("a", "").Bytes()).status.ok());
 }
 
 }  // namespace

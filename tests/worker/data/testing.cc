@@ -88,6 +88,13 @@ TarBuilder& TarBuilder::Add(absl::string_view name, absl::string_view contents, 
   return *this;
 }
 
+TarBuilder& TarBuilder::AddLink(absl::string_view name, absl::string_view target, char type) {
+  std::string header = TarHeader(name, 0, type);
+  SetTarField(header, 0, 157, target.substr(0, 100));
+  bytes_ += header;
+  return *this;
+}
+
 TarBuilder& TarBuilder::AddPax(const std::vector<std::pair<std::string, std::string>>& records,
                                absl::string_view name, absl::string_view contents) {
   std::string pax;

@@ -42,6 +42,8 @@ class TarBuilder {
  public:
   // A member with its name in a ustar header. `type`: '0' is a file.
   TarBuilder& Add(absl::string_view name, absl::string_view contents, char type = '0');
+  // A hard ('1') or symbolic ('2') link.
+  TarBuilder& AddLink(absl::string_view name, absl::string_view target, char type);
   // A member after a pax header with these records.
   TarBuilder& AddPax(const std::vector<std::pair<std::string, std::string>>& records,
                      absl::string_view name, absl::string_view contents);

@@ -52,6 +52,31 @@ TEST_F(TokenFilesTest, ReadsEveryWidth) {
   }
 }
 
+// Any bytes are tokens, so a header or a compressed file would be trained on.
+TEST_F(TokenFilesTest, RefusesFilesOfOtherFormats) {
+  const std::string npy("\x93NUMPY\x01\0v\0{'descr': '<u2'}", 25);
+  const std::string gzip("\x1f\x8b\x08\0\0\0\0\0\0\x03", 10);
+  for (const auto& [first, what] :
+       {std::pair<std::string, std::string>{npy, "it is a NumPy array (.npy)"},
+        {gzip, "it is compressed (gzip); decompress it"},
+        {std::string("PK\x03\x04", 4), "it is a zip archive"},
+        {"version https://git-lfs.github.com/spec/v1\n", "it is a Git LFS pointer"}}) {
+    Train(first + std::string(101 - first.size() % 2, '\1'));
+    for (const uint32_t width : {1, 2, 4}) {
+      data().set_bytes_per_token(width);
+      EXPECT_THAT(Open(), IsError(kInvalidArgument, "train.bin: is not a file of tokens, which has "
+                                                    "no header: " + what));
+    }
+  }
+  // Tokens of bytes may be text, and two bytes may be any token.
+  data().set_bytes_per_token(1);
+  Train("<html>text of a byte-level model");
+  EXPECT_THAT(Open(), IsOk());
+  data().set_bytes_per_token(2);
+  Train(TokenBytes({0xfeff, 0xd8ff, 0xe0ff, 1, 2, 3, 4}, 2));
+  EXPECT_THAT(Open(), IsOk());
+}
+
 TEST_F(TokenFilesTest, TwoBytesAreTheDefault) {
   Train(TokenBytes({1, 2, 3, 400}, 2));
   data().set_test(folder_.Write("test.bin", TokenBytes({9, 8, 7, 6, 5, 4, 3}, 2)));
