@@ -20,6 +20,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "base/counted_noun.h"
+#include "base/file_limit.h"
 #include "base/status.h"
 #include "cli/command_line.h"
 #include "cli/command_options.h"
@@ -112,6 +113,12 @@ ClusterRunEnd RunOnCluster(const v1::RunSpec& spec, ClusterRunOptions options, P
   end.summary.ranks = spec.cluster().ranks_per_group();
   end.summary.aggregators = spec.cluster().aggregators();
   end.summary.one_machine = true;
+  // Each process inherits the limit, and begins with a few open files. The coordinator has the most
+  // connections.
+  end.status = CheckDescriptors(
+      10 + kMemberDescriptors +
+      2 * (spec.cluster().groups() * spec.cluster().ranks_per_group() + spec.cluster().aggregators()));
+  if (!end.status.ok()) return end;
   absl::StatusOr<WorkFolder> folder = WorkFolder::Make(options.cluster.folder);
   if (!folder.ok()) {
     end.status = folder.status();
@@ -140,7 +147,8 @@ ClusterRunEnd RunOnCluster(const v1::RunSpec& spec, ClusterRunOptions options, P
   NoteStart(spec, **cluster, options, progress);
   Train(**cluster, spec, options, progress, end);
   (*cluster)->Shutdown();
-  if (!end.done() && !end.interrupt) {
+  const bool failed = !end.done() || end.summary.run.checkpoint().failures() > 0;
+  if (failed && !end.interrupt) {
     folder->Keep();
     end.logs = (*cluster)->logs();
   }

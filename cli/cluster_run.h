@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "cli/console.h"
+#include "cli/follow.h"
 #include "cli/local_cluster.h"
 #include "cli/progress.h"
 #include "cli/summary.h"
@@ -39,18 +40,18 @@ struct ClusterRunEnd {
   // Whether the processes were started. If not, `status` is an error of the start, and the exit
   // code is kExitFailure whatever its code.
   bool started = false;
-  // Folder of the processes' logs after a failure; else empty.
+  // Folder of the processes' logs after a failure, also one of a checkpoint; else empty.
   std::string logs;
 
   bool done() const {
-    return status.ok() && !interrupt && summary.run.state() == v1::RUN_STATE_DONE;
+    return status.ok() && !interrupt && HasSucceeded(summary.run);
   }
 };
 
 // Requires: the run is valid, and its groups, ranks and aggregators are set.
 ClusterRunEnd RunOnCluster(const v1::RunSpec& spec, ClusterRunOptions options, Progress& progress);
 
-// Prints the error and the folder of the logs on err, or nothing if the run is done. Returns the
+// Prints the error and the folder of the logs on err, or nothing if nothing has failed. Returns the
 // exit code.
 int ReportFailure(const ClusterRunEnd& end, const Console& console);
 

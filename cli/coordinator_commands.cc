@@ -31,7 +31,7 @@ constexpr absl::Duration kVersionTimeout = absl::Seconds(2);
 
 // Scripts must notice runs that failed or were stopped, although the call succeeded.
 int ExitCodeOfRun(const v1::RunStatus& run) {
-  return run.state() == v1::RUN_STATE_DONE ? kExitOk : kExitFailure;
+  return HasSucceeded(run) ? kExitOk : kExitFailure;
 }
 
 // Follows a run to its end and prints its summary; progress goes to stderr.
@@ -453,7 +453,7 @@ absl::StatusOr<int> WaitForRun(const Invocation& in) {
   if (IsJson(options.format)) {
     // Without JSON stdout stays empty, so that scripts can use the exit code alone.
     in.console.out << Indented(ToJson(ended)) << std::endl;
-  } else if (!options.quiet || ended.state() != v1::RUN_STATE_DONE) {
+  } else if (!options.quiet || !HasSucceeded(ended)) {
     in.console.err << ended.run() << "  " << ProgressText(ended) << std::endl;
   }
   return ExitCodeOfRun(ended);

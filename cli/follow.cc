@@ -25,6 +25,10 @@ bool HasEnded(v1::RunState state) {
          state == v1::RUN_STATE_STOPPED;
 }
 
+bool HasSucceeded(const v1::RunStatus& run) {
+  return run.state() == v1::RUN_STATE_DONE && !run.checkpoint().last_missing();
+}
+
 absl::Status Follow(const CoordinatorClient& client, const FollowOptions& options) {
   absl::Time last_reply = absl::InfinitePast();
   bool away = false;

@@ -20,6 +20,8 @@ namespace cadre {
 
 // Whether the run is done, failed or stopped.
 bool HasEnded(v1::RunState state);
+// Whether the run has reached its end, with its last checkpoint if it writes any.
+bool HasSucceeded(const v1::RunStatus& run);
 
 struct FollowOptions {
   // A run id; empty: every run, until on_update returns false.

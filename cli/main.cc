@@ -1,5 +1,6 @@
 // The program cadre: one command line with a verb for each command (cli/verbs.cc).
 #include <glog/logging.h>
+#include <signal.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
@@ -22,6 +23,8 @@ int TerminalWidth() {
 }  // namespace
 
 int main(int argc, char** argv) {
+  // A write beyond the limit of the file size returns an error instead of ending the process.
+  signal(SIGXFSZ, SIG_IGN);
   FLAGS_logtostderr = true;
   FLAGS_minloglevel = google::GLOG_ERROR;
   google::InitGoogleLogging(argv[0]);

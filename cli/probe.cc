@@ -147,7 +147,7 @@ class Probe {
     const std::string own = absl::StrCat(file, ".", getpid());
     CADRE_RETURN_IF_ERROR(WriteFileAtomically(own, PrintClusterProfile(machine)));
     if (rename(own.c_str(), file.c_str()) == 0) return absl::OkStatus();
-    return ErrnoStatus(errno, "cannot rename to", file);
+    return ErrnoStatus(errno, "rename to", file);
   }
 
   // The name contains a digest of everything that the measurement depends on.

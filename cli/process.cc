@@ -96,7 +96,7 @@ pid_t Wait(pid_t pid, int* wait_status, int flags) {
 
 absl::StatusOr<int> OpenFile(const std::string& path, int flags) {
   const int fd = open(path.c_str(), flags | O_CLOEXEC, 0600);
-  if (fd < 0) return ErrnoStatus(errno, "cannot open", path);
+  if (fd < 0) return ErrnoStatus(errno, "open", path);
   return fd;
 }
 
@@ -118,7 +118,7 @@ absl::StatusOr<Process> Process::Start(const ProcessOptions& options) {
     if (output >= 0) close(output);
   };
   int report[2];
-  if (pipe2(report, O_CLOEXEC) != 0) return ErrnoStatus(errno, "cannot start", options.program);
+  if (pipe2(report, O_CLOEXEC) != 0) return ErrnoStatus(errno, "start", options.program);
   const absl::Cleanup close_report = [fd = report[0]] { close(fd); };
 
   std::vector<char*> arguments;
@@ -150,7 +150,7 @@ absl::StatusOr<Process> Process::Start(const ProcessOptions& options) {
   if (pid == 0) BecomeProgram(plan);
   const int fork_error = errno;
   close(report[1]);
-  if (pid < 0) return ErrnoStatus(fork_error, "cannot start", options.program);
+  if (pid < 0) return ErrnoStatus(fork_error, "start", options.program);
 
   Process process(pid);
   // exec closes the pipe; data arrives only if it failed.

@@ -39,15 +39,14 @@ double ProgressFraction(const v1::RunStatus& run) {
   return 0;
 }
 
-// A run that has not started, has failed or is parked shows its reason in place of figures that are
-// zero.
+// A run that waits, has failed or is parked shows its reason first, because a terminal cuts the end
+// of the line, and in place of figures that are zero.
 std::string ProgressText(const v1::RunStatus& run) {
   std::vector<std::string> parts = {EnumText(run.state())};
-  if (run.state() == v1::RUN_STATE_QUEUED || run.state() == v1::RUN_STATE_FAILED ||
-      run.state() == v1::RUN_STATE_STOPPED || run.state() == v1::RUN_STATE_PARKED) {
-    if (!run.reason().empty()) parts.push_back(Escaped(run.reason()));
-    if (run.step() == 0) return absl::StrJoin(parts, "  ");
-  }
+  if (!run.reason().empty()) parts.push_back(Escaped(run.reason()));
+  const bool started = run.state() == v1::RUN_STATE_RUNNING ||
+                       run.state() == v1::RUN_STATE_FINISHING || run.state() == v1::RUN_STATE_DONE;
+  if (!started && run.step() == 0) return absl::StrJoin(parts, "  ");
   parts.push_back(run.total_epochs() > 0
                       ? absl::StrFormat("epoch %.2f/%.2f", run.epoch(), run.total_epochs())
                       : absl::StrFormat("epoch %.2f", run.epoch()));
@@ -72,8 +71,19 @@ std::string ProgressText(const v1::RunStatus& run) {
   return absl::StrJoin(parts, "  ");
 }
 
+// A failure that training survives is a line of its own, because the next line replaces it on a
+// terminal.
+void Progress::NoteCheckpoint(const v1::RunStatus& run) {
+  uint32_t& noted = checkpoint_failures_[run.run()];
+  const v1::CheckpointStatus& checkpoint = run.checkpoint();
+  if (checkpoint.failures() == std::exchange(noted, checkpoint.failures())) return;
+  Note(absl::StrCat(run.run(), "  no checkpoint of step ", checkpoint.failed_step(), ": ",
+                    Escaped(checkpoint.error())));
+}
+
 void Progress::Update(const v1::RunStatus& run, absl::Time now) {
   if (options_.quiet) return;
+  NoteCheckpoint(run);
   if (options_.terminal) {
     return Draw(ProgressFraction(run), absl::StrCat(run.run(), " ", ProgressText(run)));
   }

@@ -270,6 +270,19 @@ std::string CountersTable(const google::protobuf::Map<std::string, uint64_t>& co
   return table.Text();
 }
 
+// The newest checkpoint of a live run, or the last one of a run that is done, is missing.
+std::string CheckpointProblem(const v1::RunStatus& run) {
+  const v1::CheckpointStatus& checkpoint = run.checkpoint();
+  if (checkpoint.last_missing()) return absl::StrCat("run ", run.run(), ": ", run.reason());
+  const bool ended = run.state() == v1::RUN_STATE_DONE || run.state() == v1::RUN_STATE_FAILED ||
+                     run.state() == v1::RUN_STATE_STOPPED;
+  if (ended || checkpoint.failures() == 0 || checkpoint.failed_step() <= checkpoint.saved_step()) {
+    return "";
+  }
+  return absl::StrCat("run ", run.run(), ": no checkpoint of step ", checkpoint.failed_step(), ": ",
+                      checkpoint.error());
+}
+
 }  // namespace
 
 double HiddenExchangeShare(const v1::RunStatus& run) {
@@ -512,8 +525,16 @@ std::vector<std::string> ProblemsOf(const v1::StatusReply& status) {
     } else if (run.state() == v1::RUN_STATE_RUNNING && !run.reason().empty()) {
       problems.push_back(absl::StrCat("run ", run.run(), ": ", run.reason()));
     }
+    if (const std::string problem = CheckpointProblem(run); !problem.empty()) {
+      problems.push_back(problem);
+    }
   }
   for (const v1::AggregatorStatus& aggregator : status.aggregators()) {
+    for (const v1::DelayedOrder& delayed : aggregator.delayed_orders()) {
+      problems.push_back(absl::StrCat(
+          "aggregator ", aggregator.member().name(), ": ", delayed.order(), " of ", delayed.run(),
+          " is not carried out: ", delayed.reason().empty() ? "its disk does not answer" : delayed.reason()));
+    }
     if (aggregator.member().connected()) continue;
     problems.push_back(absl::StrCat("aggregator ", aggregator.member().name(), " is away"));
   }

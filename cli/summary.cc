@@ -162,6 +162,16 @@ std::string AveragingText(const v1::RunStatus& run) {
   return absl::StrJoin(parts, "; ");
 }
 
+std::string CheckpointText(const v1::CheckpointStatus& checkpoint) {
+  std::string text = checkpoint.has_saved_step()
+                         ? absl::StrCat("the newest is of step ", checkpoint.saved_step())
+                         : "none";
+  if (checkpoint.last_missing()) absl::StrAppend(&text, "; the last one is missing");
+  if (checkpoint.failures() == 0) return text;
+  return absl::StrCat(text, "; ", Counted(checkpoint.failures(), "failure"), ", the newest at step ",
+                      checkpoint.failed_step(), ": ", checkpoint.error());
+}
+
 // The traffic between groups; "headers" are the part of the messages that is not model data.
 std::string TrafficText(const v1::RunStatus& run) {
   const auto payload = static_cast<double>(run.payload_bytes_across_groups());
@@ -241,6 +251,7 @@ Json ToJson(const Summary& summary) {
           {"bytes_across_groups_synchronous", run.bytes_across_groups_synchronous()},
           {"bytes_across_groups_synchronous_is", kFormula},
           {"final_digest", run.digest()},
+          {"checkpoint", OrNull(run.has_checkpoint(), run.checkpoint())},
           {"parameters", run.parameters()},
           {"groups", run.groups()},
           {"ranks", summary.ranks},
@@ -250,8 +261,8 @@ Json ToJson(const Summary& summary) {
 
 std::string ToText(const Summary& summary) {
   const v1::RunStatus& run = summary.run;
-  return FieldsText(
-      {{"run", RunText(run)},
+  std::vector<std::pair<std::string, std::string>> fields = {
+       {"run", RunText(run)},
        {"test accuracy", AccuracyText(run)},
        {"training time", TimeText(run)},
        {"epochs", absl::StrFormat("%.2f: %s steps of each group, %s samples", run.epoch(),
@@ -265,7 +276,11 @@ std::string ToText(const Summary& summary) {
        {"model averaging", AveragingText(run)},
        {"sent between groups", TrafficText(run)},
        {"if synchronous", SynchronousText(run)},
-       {"digest of weights", run.digest()}});
+       {"digest of weights", run.digest()}};
+  if (run.has_checkpoint()) {
+    fields.insert(fields.end() - 1, {"checkpoints", CheckpointText(run.checkpoint())});
+  }
+  return FieldsText(fields);
 }
 
 }  // namespace cadre

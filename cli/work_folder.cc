@@ -39,7 +39,7 @@ absl::StatusOr<WorkFolder> WorkFolder::Make(const std::string& dir) {
   const std::filesystem::path parent = std::filesystem::temp_directory_path(error);
   if (error) return absl::NotFoundError(absl::StrCat("no temporary folder: ", error.message()));
   std::string path = (parent / "cadre-XXXXXX").string();
-  if (mkdtemp(path.data()) == nullptr) return ErrnoStatus(errno, "cannot create", path);
+  if (mkdtemp(path.data()) == nullptr) return ErrnoStatus(errno, "create", path);
   return WorkFolder(path, false);
 }
 

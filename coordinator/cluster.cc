@@ -41,6 +41,8 @@ using google::protobuf::util::MessageDifferencer;
 constexpr int kMaxCounters = 256;
 // Maximum number of kinds of fallbacks of one member.
 constexpr int kMaxFallbacks = 16;
+// Maximum number of delayed orders of one aggregator.
+constexpr size_t kMaxDelayedOrders = 64;
 // How long a rank of a stalled group may take to leave its generation.
 constexpr absl::Duration kReleaseTime = absl::Seconds(10);
 
@@ -238,6 +240,13 @@ void Cluster::Update(Member& member, const v1::Hello& hello) {
   out_.Put(MemberKey(member.id()), record);
 }
 
+void Cluster::SetProgramEnded(Member& member, const std::string& reason) {
+  v1::MemberRecord record = member.record;
+  record.set_program_ended(reason);
+  members_.Update(member, record);
+  out_.Put(MemberKey(member.id()), record);
+}
+
 void Cluster::Welcome(Member& member, ConnectionId connection) {
   // A half-open stream of the same process may still exist.
   const ConnectionId before = members_.Attach(member, connection, now_);
@@ -276,6 +285,7 @@ void Cluster::OnHeartbeat(Member& member, const v1::Heartbeat& heartbeat) {
   }
   const int fallbacks = std::min(heartbeat.fallbacks_size(), kMaxFallbacks);
   member.fallbacks.assign(heartbeat.fallbacks().begin(), heartbeat.fallbacks().begin() + fallbacks);
+  RecordDelayedOrders(member, heartbeat);
   if (!member.hung.has_value()) return;
   Member::Hung& hung = *member.hung;
   if (heartbeat.activity() == v1::ACTIVITY_UNSPECIFIED || heartbeat.progress() != hung.progress) {
@@ -288,10 +298,59 @@ void Cluster::OnHeartbeat(Member& member, const v1::Heartbeat& heartbeat) {
   }
 }
 
+// An order is reported as an event when it is delayed for the first time; the status has the newest
+// reason.
+void Cluster::RecordDelayedOrders(Member& member, const v1::Heartbeat& heartbeat) {
+  std::vector<v1::DelayedOrder> delayed;
+  for (const v1::DelayedOrder& order : heartbeat.delayed_orders()) {
+    if (member.worker() || delayed.size() == kMaxDelayedOrders) break;
+    const bool known = std::any_of(
+        member.delayed_orders.begin(), member.delayed_orders.end(), [&](const auto& before) {
+          return before.run() == order.run() && before.order() == order.order();
+        });
+    if (!known) {
+      v1::ClusterEvent event;
+      event.set_kind(v1::EVENT_KIND_ORDER_DELAYED);
+      event.set_run(order.run());
+      event.set_member(member.record.name());
+      event.set_text(DelayText(member, order));
+      event_log_.Add(std::move(event), now_, out_);
+    }
+    delayed.push_back(order);
+  }
+  member.delayed_orders = std::move(delayed);
+}
+
+std::string Cluster::DelayText(const Member& aggregator, const v1::DelayedOrder& delayed) {
+  const std::string& order = delayed.order();
+  const std::string what = order == "open_run"     ? "open its shard"
+                           : order == "apply"      ? "apply the round"
+                           : order == "close_run"  ? "close the run"
+                           : order == "delete_run" ? "remove the files of the run"
+                                                   : absl::StrCat("carry out ", order);
+  const double seconds = std::isfinite(delayed.seconds()) ? std::floor(delayed.seconds()) : 0;
+  const std::string time = absl::FormatDuration(absl::Seconds(seconds));
+  if (delayed.reason().empty()) {
+    return absl::StrCat("aggregator ", aggregator.record.name(), " has taken ", time, " to ", what,
+                        ", and has not finished: its disk is slow or does not answer");
+  }
+  return absl::StrCat("aggregator ", aggregator.record.name(), " cannot ", what, ", for ", time,
+                      ": ", delayed.reason(), "; it tries again");
+}
+
 void Cluster::Refuse(ConnectionId connection, v1::Refusal refusal, absl::string_view reason) {
   Member* const member = members_.ByConnection(connection);
   if (member == nullptr && !members_.IsPending(connection)) return;
   CountRefusal(refusal);
+  if (member != nullptr) {
+    // A member that repeats the message is reported once.
+    if (std::exchange(member->refused, std::string(reason)) != reason) {
+      ReportMember(v1::EVENT_KIND_MESSAGE_REFUSED, *member,
+                   absl::StrCat("a message of ", member->record.name(), " on ",
+                                member->record.host(), " was refused: ", reason));
+    }
+    refused_.push_back({member->id(), std::string(reason)});
+  }
   v1::CoordinatorMessage message;
   message.mutable_refused()->set_refusal(refusal);
   message.mutable_refused()->set_reason(std::string(reason));

@@ -99,12 +99,22 @@ class Cluster {
   std::optional<Joined> OnHello(ConnectionId connection, const v1::Hello& hello);
   void Welcome(Member& member, ConnectionId connection);
   void OnHeartbeat(Member& member, const v1::Heartbeat& heartbeat);
+  // What the order waits for, in one sentence.
+  static std::string DelayText(const Member& aggregator, const v1::DelayedOrder& delayed);
   // Sends the reason, counts the refusal and ends the stream; the member, if any, keeps its lease.
   void Refuse(ConnectionId connection, v1::Refusal refusal, absl::string_view reason);
   // The stream has ended.
   void Close(ConnectionId connection);
   // Ids of members whose streams have ended since the last call.
   std::vector<std::string> TakeClosed() { return std::exchange(closed_, {}); }
+  // The messages of members that were refused since the last call.
+  struct RefusedMessage {
+    std::string member_id;
+    std::string reason;
+  };
+  std::vector<RefusedMessage> TakeRefused() { return std::exchange(refused_, {}); }
+  // Stores why the program of this rank cannot continue.
+  void SetProgramEnded(Member& member, const std::string& reason);
   // Removes the member, ends its stream, and returns it; empty if it is unknown.
   std::optional<Member> Remove(const std::string& member_id, absl::string_view reason);
   // A worker of the host was lost: the host may return.
@@ -159,6 +169,7 @@ class Cluster {
   v1::MemberStatus StatusOf(const Member& member, absl::Time now) const;
 
  private:
+  void RecordDelayedOrders(Member& member, const v1::Heartbeat& heartbeat);
   Member& AddMember(const v1::Hello& hello);
   // Updates the member's record from Hello.
   void Update(Member& member, const v1::Hello& hello);
@@ -180,6 +191,7 @@ class Cluster {
   // The earliest end of an exclusion.
   absl::Time available_at_ = absl::InfiniteFuture();
   std::vector<std::string> closed_;
+  std::vector<RefusedMessage> refused_;
   // Runs without waiting slots are absent.
   std::map<uint32_t, Demand> demands_;
 };

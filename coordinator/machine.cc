@@ -63,6 +63,8 @@ Sender SenderOf(const v1::MemberMessage& message) {
       return {&message.adopted().place(), /*lead=*/true};
     case v1::MemberMessage::kEvaluated:
       return {&message.evaluated().place(), /*lead=*/true};
+    case v1::MemberMessage::kCheckpointed:
+      return {&message.checkpointed().place(), /*lead=*/true};
     case v1::MemberMessage::kMeasured:
       return {&message.measured().place(), /*lead=*/true, /*settles=*/false};
     case v1::MemberMessage::kTraced:
@@ -91,6 +93,9 @@ absl::StatusOr<std::vector<Action>> Machine::Restore(
       v1::MemberRecord record;
       CADRE_RETURN_IF_ERROR(ParseRecord(key, bytes, record));
       cluster_.members().Add(record, now);
+      if (!record.program_ended().empty()) {
+        NoteEnded(record.reservation().program(), record.program_ended());
+      }
     } else if (absl::StartsWith(key, kRunPrefix)) {
       v1::RunRecord record;
       CADRE_RETURN_IF_ERROR(ParseRun(records, key, record));
@@ -160,6 +165,7 @@ std::vector<Action> Machine::Handle(const Event& event, absl::Time now) {
           [this](const Stalled& e) { cluster_.members().Extend(e.length); },
       },
       event);
+  for (const Cluster::RefusedMessage& refused : cluster_.TakeRefused()) OnRefused(refused);
   for (const std::string& id : cluster_.TakeClosed()) {
     if (const Member* const member = cluster_.members().Find(id)) OnClosed(*member);
   }
@@ -187,27 +193,14 @@ void Machine::OnMessage(const MessageReceived& received) {
   OnMemberMessage(*member, received.message);
 }
 
-// A program is started anew with all of its ranks, so the others wait in vain.
-void Machine::OnGoodbye(const Member& member, const v1::Goodbye& goodbye) {
-  // Copied, because Drop destroys the member that owns it.
-  const v1::MemberRecord left = member.record;
-  Drop(left.member_id(), absl::StrCat("left: ", goodbye.reason()), kReleased);
-  const v1::Reservation& reservation = left.reservation();
-  if (!left.has_reservation() || reservation.ranks() == 1) return;
-  for (const auto& [number, run] : runs_) {
-    if (!run.live() || !run.IsReserved(reservation)) continue;
-    for (const auto& [id, other] : cluster_.members().all()) {
-      if (other.record.reservation().program() != reservation.program()) continue;
-      run.SendEnded(other, /*done=*/false,
-                    absl::StrCat("rank ", reservation.rank(), " of this program has left: ",
-                                 goodbye.reason()));
-    }
-  }
-}
-
 void Machine::OnMemberMessage(Member& member, const v1::MemberMessage& message) {
   if (message.has_heartbeat()) {
+    const std::vector<v1::DelayedOrder> before = member.delayed_orders;
     cluster_.OnHeartbeat(member, message.heartbeat());
+    for (const v1::DelayedOrder& order : before) Visit(order.run());
+    for (const v1::DelayedOrder& order : member.delayed_orders) {
+      if (Run* const run = Visit(order.run())) run->OnDelayedOrder(member, order);
+    }
     if (!member.place.has_value()) return;
     Run& run = runs_.at(RunNumber(member.place->run()));
     if (run.OnHeartbeat(member, message.heartbeat())) unsettled_.insert(run.number());
@@ -302,34 +295,6 @@ bool Machine::LacksStoredRun(const v1::Hello& hello) const {
            std::none_of(hello.shards().begin(), hello.shards().end(),
                         [&](const v1::ShardState& shard) { return shard.lineage() == lineage; });
   });
-}
-
-// Another process that is connected as the same rank of a program, or with another number of ranks.
-const Member* Machine::OtherOfRank(const v1::Hello& hello) const {
-  const v1::Reservation& reservation = hello.reservation();
-  if (!hello.has_reservation()) return nullptr;
-  for (const auto& [id, member] : cluster_.members().all()) {
-    const v1::Reservation& other = member.record.reservation();
-    const bool same_program = member.connected() && member.record.has_reservation() &&
-                              other.program() == reservation.program() &&
-                              member.record.incarnation() != hello.incarnation();
-    if (same_program &&
-        (other.rank() == reservation.rank() || other.ranks() != reservation.ranks())) {
-      return &member;
-    }
-  }
-  return nullptr;
-}
-
-// A worker that serves a run which has ended waits in vain.
-void Machine::SendIfEnded(const Member& worker) const {
-  const Run* ended = nullptr;
-  for (const auto& [number, run] : runs_) {
-    if (!run.IsReserved(worker.record.reservation())) continue;
-    if (run.live()) return;
-    ended = &run;
-  }
-  if (ended != nullptr) ended->SendRunEnded(worker);
 }
 
 void Machine::OnHello(ConnectionId connection, const v1::Hello& hello) {

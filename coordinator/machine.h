@@ -115,6 +115,12 @@ class Machine {
   void OnMessage(const MessageReceived& received);
   void OnMemberMessage(Member& member, const v1::MemberMessage& message);
   void OnGoodbye(const Member& member, const v1::Goodbye& goodbye);
+  // A message of a member was refused, and its stream has ended.
+  void OnRefused(const Cluster::RefusedMessage& refused);
+  // The ranks of this program will not form a group again: sends RunEnded to those that are
+  // connected, and to the others when they join.
+  void EndProgram(const std::string& program, const std::string& reason);
+  void NoteEnded(const std::string& program, const std::string& reason);
   void OnWorkerMessage(Member& member, const v1::MemberMessage& message);
   // The member claims a rank of a generation that has ended.
   void ReleaseLate(const Member& member, const v1::RankSlot& place);
@@ -188,6 +194,8 @@ class Machine {
   // in progress.
   std::map<std::string, std::set<std::string>> unknown_runs_;
   std::optional<Adoption> adoption_;
+  // Why programs have ended, by their identities.
+  std::map<std::string, std::string> ended_programs_;
   // By run number, which is the order of submission.
   std::map<uint32_t, Run> runs_;
   // Deleted runs that aggregators may still store, by id: they are not unknown runs, which could be

@@ -106,6 +106,8 @@ absl::StatusOr<v1::StatusReply> Machine::Status(absl::Time now,
       };
       aggregator.set_free_bytes(counter("disk_free_bytes"));
       aggregator.set_reserved_bytes(counter("disk_reserved_bytes"));
+      aggregator.mutable_delayed_orders()->Add(member.delayed_orders.begin(),
+                                               member.delayed_orders.end());
       for (const auto& [number, run] : runs_) run.FillShards(member, aggregator);
       add(aggregator);
     }

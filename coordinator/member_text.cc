@@ -44,6 +44,8 @@ std::string* ReasonOf(v1::MemberMessage& message) {
       return message.mutable_applied()->mutable_error();
     case v1::MemberMessage::kRestaged:
       return message.mutable_restaged()->mutable_error();
+    case v1::MemberMessage::kCheckpointed:
+      return message.mutable_checkpointed()->mutable_error();
     default:
       return nullptr;
   }
@@ -54,9 +56,18 @@ std::string* ReasonOf(v1::MemberMessage& message) {
 absl::Status LimitText(v1::MemberMessage& message) {
   if (message.has_hello()) CADRE_RETURN_IF_ERROR(CheckHello(message.hello()));
   if (std::string* const reason = ReasonOf(message)) *reason = ShortReason(*reason);
+  if (message.has_checkpointed()) {
+    std::string& warning = *message.mutable_checkpointed()->mutable_warning();
+    warning = ShortReason(warning);
+  }
   if (message.has_heartbeat()) {
     for (v1::Fallback& fallback : *message.mutable_heartbeat()->mutable_fallbacks()) {
       fallback.set_reason(ShortReason(fallback.reason()));
+    }
+    for (v1::DelayedOrder& delayed : *message.mutable_heartbeat()->mutable_delayed_orders()) {
+      CADRE_RETURN_IF_ERROR(CheckPeerLine("heartbeat.delayed_orders.run", delayed.run()));
+      CADRE_RETURN_IF_ERROR(CheckPeerLine("heartbeat.delayed_orders.order", delayed.order()));
+      delayed.set_reason(ShortReason(delayed.reason()));
     }
   }
   if (const auto text = FindLongText(message, kMaxText)) {

@@ -59,6 +59,10 @@ struct Member {
   double wait_seconds = 0;
   // What it computes more slowly than its device could, by the last heartbeat.
   std::vector<v1::Fallback> fallbacks;
+  // Aggregator: the orders that it has not carried out, by the last heartbeat.
+  std::vector<v1::DelayedOrder> delayed_orders;
+  // Why its last refused message was refused.
+  std::string refused;
   // It was released from a stalled group, and its training thread has not reacted since.
   struct Hung {
     absl::Time since;

@@ -98,6 +98,8 @@ void Run::OnWorkerMessage(Member& member, const v1::MemberMessage& message) {
       return OnAdopted(message.adopted());
     case v1::MemberMessage::kEvaluated:
       return OnEvaluated(member, message.evaluated());
+    case v1::MemberMessage::kCheckpointed:
+      return OnCheckpointed(member, message.checkpointed());
     case v1::MemberMessage::kMeasured:
       return OnMeasured(member, message.measured());
     case v1::MemberMessage::kTraced:
@@ -149,6 +151,11 @@ absl::Time Run::NextDeadline() const {
 void Run::End(v1::RunState state, absl::string_view reason) {
   record_.set_state(state);
   record_.set_reason(std::string(reason));
+  if (const std::string missing = MissingCheckpoint();
+      state == v1::RUN_STATE_DONE && !missing.empty()) {
+    record_.mutable_checkpoint()->set_last_missing(true);
+    record_.set_reason(absl::StrCat(reason, reason.empty() ? "" : "; ", missing));
+  }
   record_.set_ended_ms(absl::ToUnixMillis(cluster_.now()));
   record_.clear_evaluating();
   RecordBytes();

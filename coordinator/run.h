@@ -105,6 +105,8 @@ class Run {
   void OnWorkerMessage(Member& member, const v1::MemberMessage& message);
   // The generation may have ended already.
   void OnGroupFailed(const Member& member, const v1::GroupFailed& failed);
+  // A message of a rank was refused. Requires: the member holds a rank of this run.
+  void FailRefused(const Member& member, const std::string& reason);
   // The member holds a rank of this run. Returns whether the run must be settled.
   bool OnHeartbeat(const Member& member, const v1::Heartbeat& heartbeat);
   // The worker holds a rank. `agrees`: it claims that rank.
@@ -113,6 +115,8 @@ class Run {
   void OnWorkerClosed(const Member& member);
   void OnWorkerLost(const v1::RankSlot& place, absl::string_view reason, v1::FailureCause cause);
   void OnAggregatorMessage(const Member& member, const v1::MemberMessage& message);
+  // An aggregator has not carried out an order for this run.
+  void OnDelayedOrder(const Member& member, const v1::DelayedOrder& delayed);
   void OnAggregatorJoined(const Member& member, bool address_changed);
   // The stream of the aggregator has ended, or its lease.
   void OnAggregatorLost(const std::string& name) {
@@ -379,6 +383,19 @@ class Run {
   // After a reconnect, sends its part again to a group that has finished training, since no message
   // of the group would request it.
   void ResendPart(Slot& slot);
+
+  // -- run_checkpoints.cc
+  bool WritesCheckpoints() const { return !spec().checkpoint().directory().empty(); }
+  void OnCheckpointed(const Member& member, const v1::Checkpointed& report);
+  // Whether the checkpoint of the newest step is written, or could not be written.
+  bool HasLastCheckpoint() const;
+  bool FailedLastCheckpoint() const;
+  // Whether the run is about to end, and nothing was reported of its last checkpoint.
+  bool LacksLastCheckpoint() const;
+  // Whether group 0 may still write the last checkpoint.
+  bool AwaitsCheckpoint() const;
+  // Why the checkpoint of the newest step is missing; empty if it is not.
+  std::string MissingCheckpoint() const;
 
   // -- run_trace.cc
   void OnTraced(const Member& member, const v1::Traced& traced);

@@ -69,6 +69,12 @@ void Run::FailGroup(const Member& member, const v1::RankSlot& place, v1::Failure
   OnGroupFailed(member, failed);
 }
 
+// A worker that cannot send what its group needs cannot train in it.
+void Run::FailRefused(const Member& member, const std::string& reason) {
+  const v1::RankSlot place = *member.place;
+  FailGroup(member, place, v1::FAILURE_CAUSE_PLAN, reason);
+}
+
 void Run::Attribute(const Member& member, const v1::GroupFailed& failed,
                     const FailureReports& reports) {
   const v1::FailureCause cause = failed.cause();

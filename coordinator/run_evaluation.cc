@@ -61,8 +61,8 @@ void Run::FinishEvaluation() {
   const v1::EvaluationResult result = ResultOf(record.evaluating());
   const bool complete = IsComplete(record.evaluating());
   // The run may end now, but not without one of its shards, and not before the programs have its
-  // last version.
-  if (complete && (!shards_.lost().empty() || AwaitsPrograms())) return;
+  // last version and its last checkpoint is written.
+  if (complete && (!shards_.lost().empty() || AwaitsPrograms() || AwaitsCheckpoint())) return;
   if (result.samples() > 0) {
     *record.mutable_test() = result;
     record.set_evaluation_seconds(record.evaluation_seconds() + result.seconds());

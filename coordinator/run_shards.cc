@@ -31,6 +31,8 @@ namespace {
 
 // Number of Fence messages to one shard that an event may cause.
 constexpr size_t kMaxFences = 64;
+// Time after which a shard that is being created will not be: enough for hundreds of gigabytes.
+constexpr absl::Duration kMaxCreation = absl::Minutes(30);
 
 }  // namespace
 
@@ -90,6 +92,15 @@ void Run::OnAggregatorMessage(const Member& member, const v1::MemberMessage& mes
     OnRunOpened(member, message.run_opened());
   } else {
     OnApplied(member, message.applied());
+  }
+}
+
+// The creation of a shard ends by itself if it fails (server/aggregator.h), but a disk may also hang.
+// Afterwards there are values to keep, so the run waits, and its status has the reason.
+void Run::OnDelayedOrder(const Member& member, const v1::DelayedOrder& delayed) {
+  const bool creates = live() && !commits_.newest().has_value() && delayed.order() == "open_run";
+  if (creates && delayed.seconds() >= absl::ToDoubleSeconds(kMaxCreation)) {
+    End(v1::RUN_STATE_FAILED, Cluster::DelayText(member, delayed));
   }
 }
 

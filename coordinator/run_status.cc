@@ -10,7 +10,9 @@
 
 #include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/digest.h"
+#include "coordinator/evaluation.h"
 #include "coordinator/prediction_error_cause.h"
 #include "coordinator/run_rules.h"
 
@@ -83,6 +85,7 @@ v1::RunStatus Run::Status(absl::Time now) const {
   }
   if (record.has_discrepancy()) *status.mutable_discrepancy() = DiscrepancyStatus(record);
   if (record.has_outer()) *status.mutable_outer() = OuterStatusOf(record);
+  if (WritesCheckpoints()) *status.mutable_checkpoint() = record.checkpoint();
   if (record.has_residual()) status.set_residual_ratio(ResidualRatioOf(record));
   FillTimes(now, status);
   return status;
@@ -200,7 +203,20 @@ std::string Run::WaitReason() const {
       return absl::StrCat("waiting for aggregator ", name);
     }
   }
+  for (const std::string& name : record_.shards()) {
+    const Member& aggregator = *cluster_.members().Aggregator(name);
+    for (const v1::DelayedOrder& delayed : aggregator.delayed_orders) {
+      if (delayed.run() == id()) return Cluster::DelayText(aggregator, delayed);
+    }
+  }
   if (std::string reason = RestoreReason(); !reason.empty()) return reason;
+  if (record_.has_evaluating() && IsComplete(record_.evaluating())) {
+    if (AwaitsPrograms()) return "waiting for the programs to load the last version";
+    if (AwaitsCheckpoint()) {
+      return absl::StrCat("waiting for group 0 to write the last checkpoint, of step ",
+                          record_.step());
+    }
+  }
   if (slots_.waiting().size() < slots_.size()) {
     const bool all_prepared = slots_.waiting().size() + slots_.prepared().size() == slots_.size();
     if (AwaitsData() && all_prepared) {
@@ -223,7 +239,11 @@ std::string Run::WaitReason() const {
     }
   }
   if (averages() && record_.shards_size() > 0 && !shards_open()) {
-    return "aggregators are opening their shards";
+    std::vector<std::string> opening;
+    for (int shard = 0; shard < shards_.size(); ++shard) {
+      if (!shards_.IsOpen(shard)) opening.push_back(record_.shards(shard));
+    }
+    return absl::StrCat("aggregators are opening their shards: ", absl::StrJoin(opening, ", "));
   }
   if (planner_.IsSearching(id())) return "searching a plan for the measured workers";
   return MissingWorkers();

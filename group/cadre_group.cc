@@ -264,6 +264,9 @@ const char* cadre_group_run(const cadre_group* group) {
 
 const char* cadre_group_error(const cadre_group* group) {
   group->text = std::string(group->status.message());
+  if (group->text.empty() && group->member != nullptr) {
+    group->text = std::string(group->member->Ready().message());
+  }
   return group->text.c_str();
 }
 

@@ -21,6 +21,21 @@ namespace {
 
 constexpr absl::Duration kReportEvery = absl::Seconds(1);
 
+// What the coordinator would refuse (coordinator/run_evaluation.cc), and sums that no loss has.
+absl::Status CheckEvaluated(const RankProtocol::Evaluate& evaluate,
+                            const RankProtocol::Evaluated& evaluated) {
+  const auto samples = static_cast<int64_t>(evaluate.end - evaluate.begin);
+  if (evaluated.labels >= samples && evaluated.correct >= 0 &&
+      evaluated.correct <= evaluated.labels && std::isfinite(evaluated.loss_sum)) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "the evaluation of test samples ", evaluate.begin, " to ", evaluate.end, " has ",
+      evaluated.labels, " labels, of which ", evaluated.correct, " are correct, and the loss sum ",
+      evaluated.loss_sum, "; it must have at least one label for each sample, at most all of them "
+      "correct, and a finite loss"));
+}
+
 }  // namespace
 
 // Values are current in the registered memory after Fetch, until the program trains. Store marks
@@ -154,11 +169,9 @@ class CallerModel final : public TrainedModel {
     CADRE_RETURN_IF_ERROR(trainer_.handoff_.Do(Handoff::Task::kEvaluate));
     absl::MutexLock lock(&trainer_.mutex_);
     const RankProtocol::Evaluated evaluated = trainer_.evaluated_;
-    if (evaluated.labels >= static_cast<int64_t>(evaluate.end - evaluate.begin)) return evaluated;
-    return failure.Blame(v1::FAILURE_CAUSE_PLAN,
-                         absl::InvalidArgumentError(
-                             absl::StrCat("the evaluation of test samples ", evaluate.begin, " to ",
-                                          evaluate.end, " has ", evaluated.labels, " labels")));
+    const absl::Status valid = CheckEvaluated(evaluate, evaluated);
+    if (!valid.ok()) return failure.Blame(v1::FAILURE_CAUSE_PLAN, valid);
+    return evaluated;
   }
 
   // The program goes on when the coordinator has confirmed the end.

@@ -17,6 +17,14 @@
 #include "server/order_execution.h"
 
 namespace cadre {
+namespace {
+
+// An order that takes longer is reported in heartbeats.
+constexpr absl::Duration kSlowOrder = absl::Seconds(5);
+// Limit of the delayed orders in a heartbeat.
+constexpr int kMaxDelayedOrders = 64;
+
+}  // namespace
 
 Aggregator::Aggregator(AggregatorOptions options)
     : options_(std::move(options)),
@@ -81,6 +89,11 @@ absl::Status Aggregator::Join() {
     const std::filesystem::space_info space = std::filesystem::space(options_.data_dir, error);
     if (!error) (*heartbeat.mutable_counters())["disk_free_bytes"] = space.available;
     (*heartbeat.mutable_counters())["disk_reserved_bytes"] = reserved_bytes_;
+    absl::MutexLock lock(&mutex_);
+    for (v1::DelayedOrder& delayed : orders_.Delayed(clock_.Now(), kSlowOrder)) {
+      if (heartbeat.delayed_orders_size() == kMaxDelayedOrders) break;
+      *heartbeat.add_delayed_orders() = std::move(delayed);
+    }
     return heartbeat;
   };
   CADRE_ASSIGN_OR_RETURN(membership_, MembershipClient::Start(std::move(client)));
@@ -97,8 +110,7 @@ absl::Status Aggregator::end() const {
 
 absl::Status Aggregator::Ready() const {
   CADRE_RETURN_IF_ERROR(end());
-  if (membership_->connected()) return absl::OkStatus();
-  return absl::UnavailableError("the coordinator is not connected");
+  return membership_->Ready();
 }
 
 void Aggregator::Collect(Metrics& metrics) const {
@@ -106,6 +118,12 @@ void Aggregator::Collect(Metrics& metrics) const {
   metrics.AddDisk(options_.data_dir);
   metrics.Gauge("cadre_disk_reserved_bytes", "Bytes that open runs may still need.",
                 static_cast<double>(reserved_bytes_));
+  {
+    absl::MutexLock lock(&mutex_);
+    metrics.Gauge("cadre_orders_delayed",
+                  "Orders of the coordinator that could not be carried out and are tried again.",
+                  static_cast<double>(orders_.Delayed(clock_.Now(), kSlowOrder).size()));
+  }
   metrics.AddHistogram("cadre_contribution_sync_seconds",
                        "Time to make a contribution durable, before it is acknowledged.",
                        host_->contribution_syncs().Read());
@@ -173,9 +191,15 @@ void Aggregator::ExecuteOrders() {
     const OrderResult result = ExecuteOrder(*host_, *order);
     reserved_bytes_ = host_->ReservedBytes();
     if (result.answer.has_value()) Answer(*result.answer);
-    if (!result.repeat) continue;
     absl::MutexLock lock(&mutex_);
-    orders_.Failed(*order, clock_.Now());
+    const bool gives_up =
+        result.give_up && clock_.Now() - orders_.taken_since() >= options_.create_patience;
+    if (gives_up) Answer(*result.give_up);
+    if (result.repeat.ok() || gives_up) {
+      orders_.Succeeded();
+    } else {
+      orders_.Failed(*order, result.repeat.message(), clock_.Now());
+    }
   }
 }
 

@@ -7,7 +7,8 @@
 // One thread executes the coordinator's orders (OpenRun, Apply, CloseRun) as they arrive. An order
 // that fails for a transient reason (a full disk) is retried until it succeeds or the run is
 // closed, and so is an Apply whose contributions are incomplete, which each attempt reports
-// (Applied.missing); a permanent failure is reported in Applied.error. The coordinator repeats
+// (Applied.missing); heartbeats report these orders with their reasons, and one that takes long. A
+// permanent failure, and any failure to create a shard, is reported in the answer (error). The coordinator repeats
 // orders whose answer was lost with a stream.
 //
 // Thread-safe after Start.
@@ -54,6 +55,8 @@ struct AggregatorOptions {
   absl::Duration dial_timeout = absl::Seconds(30);
   // Wait before a failed order is retried.
   absl::Duration retry_wait = absl::Seconds(2);
+  // How long the creation of a shard is tried again; the run ends then.
+  absl::Duration create_patience = absl::Seconds(15);
   // Maximum number of new orders that wait, enough for several per run.
   size_t max_orders = 4096;
   // Limit of the ended and archived runs whose files are kept.

@@ -2,7 +2,6 @@
 // it.
 #include <gflags/gflags.h>
 #include <glog/logging.h>
-#include <signal.h>
 
 #include <iostream>
 
@@ -111,8 +110,6 @@ std::string WrongFlag() {
 
 int main(int argc, char** argv) {
   cadre::BlockTerminationSignals();
-  // A write beyond the file-size limit returns an error instead of ending the process.
-  signal(SIGXFSZ, SIG_IGN);
   if (const auto ended =
           cadre::ParseProgramFlags(kUsage, CADRE_VERSION, "server/main.cc", &argc, &argv)) {
     return *ended;

@@ -2,20 +2,47 @@
 
 #include <glog/logging.h>
 
+#include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/digest.h"
 
 namespace cadre {
 namespace {
 
+// Whether nothing is lost if the shard is not opened: the run has no version yet.
+bool IsNew(const ShardHost& host, const v1::OpenRun& open) {
+  const std::vector<v1::ShardState> states = host.States();
+  return open.version() == 0 && !open.has_hollow() &&
+         std::none_of(states.begin(), states.end(), [&](const v1::ShardState& state) {
+           return state.run() == open.run();
+         });
+}
+
+v1::MemberMessage Refusal(const v1::OpenRun& open, const absl::Status& status) {
+  v1::MemberMessage message;
+  v1::RunOpened& refused = *message.mutable_run_opened();
+  refused.set_run(open.run());
+  refused.set_shard(open.shard());
+  refused.set_shards(open.shards());
+  refused.set_error(std::string(status.message()));
+  return message;
+}
+
 OrderResult OpenRun(ShardHost& host, const v1::OpenRun& open) {
-  const absl::StatusOr<v1::RunOpened> opened = host.OpenRun(open);
-  if (!opened.ok()) {
+  absl::StatusOr<v1::RunOpened> opened = host.OpenRun(open);
+  // An invalid order is not repeated: it would fail each time.
+  if (absl::IsInvalidArgument(opened.status())) {
+    opened = Refusal(open, opened.status()).run_opened();
+  } else if (!opened.ok()) {
     LOG(ERROR) << "cannot open run " << open.run() << ": " << opened.status();
-    // An invalid order is not repeated.
-    return {.repeat = !absl::IsInvalidArgument(opened.status())};
+    OrderResult failed{.repeat = opened.status()};
+    if (IsNew(host, open)) failed.give_up = Refusal(open, opened.status());
+    return failed;
   }
   if (opened->hollow()) {
     LOG(WARNING) << "run " << open.run() << ": shard " << open.shard() << " of " << open.shards()
@@ -36,7 +63,7 @@ OrderResult OpenRun(ShardHost& host, const v1::OpenRun& open) {
 // An Apply whose contributions are incomplete is answered by each attempt.
 OrderResult Apply(ShardHost& host, const v1::Apply& apply) {
   const absl::StatusOr<v1::Applied> applied = host.Apply(apply);
-  if (!applied.ok()) return {.repeat = true};
+  if (!applied.ok()) return {.repeat = applied.status()};
   const bool complete = applied->missing().empty();
   if (complete && applied->error().empty()) {
     LOG(INFO) << "run " << apply.run() << ": version " << apply.round() << " of "
@@ -47,7 +74,11 @@ OrderResult Apply(ShardHost& host, const v1::Apply& apply) {
   }
   v1::MemberMessage message;
   *message.mutable_applied() = *applied;
-  return {.answer = std::move(message), .repeat = !complete};
+  return {.answer = std::move(message),
+          .repeat = complete ? absl::OkStatus()
+                             : absl::UnavailableError(absl::StrCat(
+                                   "the contributions of groups ",
+                                   absl::StrJoin(applied->missing(), ", "), " are not complete"))};
 }
 
 OrderResult ReportRun(ShardHost& host, const std::string& run) {
@@ -59,14 +90,14 @@ OrderResult ReportRun(ShardHost& host, const std::string& run) {
 OrderResult CloseRun(ShardHost& host, const std::string& run) {
   const absl::Status status = host.CloseRun(run);
   if (status.ok()) LOG(INFO) << "run " << run << " has ended";
-  return {.repeat = !status.ok()};
+  return {.repeat = status};
 }
 
 OrderResult DeleteRun(ShardHost& host, const v1::DeleteRun& order) {
   const absl::Status status = host.DeleteRun(order);
   if (!status.ok()) {
     LOG(ERROR) << "cannot remove run " << order.run() << ": " << status;
-    return {.repeat = !absl::IsInvalidArgument(status)};
+    return {.repeat = absl::IsInvalidArgument(status) ? absl::OkStatus() : status};
   }
   v1::MemberMessage message;
   message.mutable_run_deleted()->set_run(order.run());
@@ -79,11 +110,6 @@ OrderResult DeleteRun(ShardHost& host, const v1::DeleteRun& order) {
 bool IsOrder(const v1::CoordinatorMessage& message) {
   return message.has_open_run() || message.has_apply() || message.has_fence() ||
          message.has_report_run() || message.has_close_run() || message.has_delete_run();
-}
-
-std::string BodyName(const v1::CoordinatorMessage& message) {
-  const auto* const field = message.GetDescriptor()->FindFieldByNumber(message.body_case());
-  return field == nullptr ? "nothing" : field->name();
 }
 
 OrderResult ExecuteOrder(ShardHost& host, const v1::CoordinatorMessage& order) {

@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 
+#include "absl/status/status.h"
 #include "proto/cadre/v1/membership.pb.h"
 #include "server/shard_host.h"
 
@@ -12,13 +13,14 @@ namespace cadre {
 // Whether the message is an order: OpenRun, Apply, Fence, ReportRun, CloseRun or DeleteRun.
 bool IsOrder(const v1::CoordinatorMessage& message);
 
-// The name of the field of the message that is set, for logs: its values may be keys.
-std::string BodyName(const v1::CoordinatorMessage& message);
-
 struct OrderResult {
   std::optional<v1::MemberMessage> answer;
-  // The order has failed for a transient reason, or is not complete, and must be repeated.
-  bool repeat = false;
+  // Why the order must be repeated: it has failed for a reason that may pass, or is not complete.
+  // OK: it is not repeated.
+  absl::Status repeat;
+  // The answer if the order is not repeated any longer: the shard cannot be created. Unset: it is
+  // repeated until it is carried out.
+  std::optional<v1::MemberMessage> give_up;
 };
 
 // Waits for the disk. Requires: IsOrder(order).

@@ -19,7 +19,20 @@ std::string SubjectOf(const v1::CoordinatorMessage& order) {
   return absl::StrCat("close ", order.close_run().run());
 }
 
+const std::string& RunOf(const v1::CoordinatorMessage& order) {
+  if (order.has_open_run()) return order.open_run().run();
+  if (order.has_apply()) return order.apply().run();
+  if (order.has_fence()) return order.fence().run();
+  if (order.has_report_run()) return order.report_run().run();
+  return order.has_delete_run() ? order.delete_run().run() : order.close_run().run();
+}
+
 }  // namespace
+
+std::string BodyName(const v1::CoordinatorMessage& message) {
+  const auto* const field = message.GetDescriptor()->FindFieldByNumber(message.body_case());
+  return field == nullptr ? "nothing" : field->name();
+}
 
 bool OrderQueue::Add(v1::CoordinatorMessage order) {
   if (new_.size() >= max_new_) return false;
@@ -34,6 +47,7 @@ std::optional<v1::CoordinatorMessage> OrderQueue::Take(absl::Time now) {
     retried_ = true;
     v1::CoordinatorMessage order = std::move(it->second.order);
     failed_.erase(it);
+    Begin(order, now);
     return order;
   }
   if (new_.empty()) return std::nullopt;
@@ -41,13 +55,27 @@ std::optional<v1::CoordinatorMessage> OrderQueue::Take(absl::Time now) {
   new_.pop_front();
   failed_.erase(SubjectOf(order));
   if (order.has_close_run() || order.has_delete_run()) {
-    const std::string& run =
-        order.has_close_run() ? order.close_run().run() : order.delete_run().run();
-    for (const absl::string_view obsolete : {"open ", "apply ", "close "}) {
-      failed_.erase(absl::StrCat(obsolete, run));
+    for (const absl::string_view kind : {"open ", "apply ", "close "}) {
+      const std::string obsolete = absl::StrCat(kind, RunOf(order));
+      failed_.erase(obsolete);
+      if (obsolete != SubjectOf(order)) delays_.erase(obsolete);
     }
   }
+  Begin(order, now);
   return order;
+}
+
+void OrderQueue::Begin(const v1::CoordinatorMessage& order, absl::Time now) {
+  Taken& taken = taken_.emplace();
+  taken.subject = SubjectOf(order);
+  taken.delay.since = now;
+  taken.delay.order.set_run(RunOf(order));
+  taken.delay.order.set_order(BodyName(order));
+}
+
+void OrderQueue::Succeeded() {
+  if (taken_) delays_.erase(taken_->subject);
+  taken_.reset();
 }
 
 void OrderQueue::Begin(uint64_t epoch) {
@@ -55,12 +83,36 @@ void OrderQueue::Begin(uint64_t epoch) {
   epoch_ = epoch;
   new_.clear();
   failed_.clear();
+  delays_.clear();
 }
 
-void OrderQueue::Failed(v1::CoordinatorMessage order, absl::Time now) {
+void OrderQueue::Failed(v1::CoordinatorMessage order, absl::string_view reason, absl::Time now) {
+  const std::optional<Taken> taken = std::exchange(taken_, std::nullopt);
   if (order.epoch() < epoch_) return;
   const std::string subject = SubjectOf(order);
+  if (taken) {
+    Delay& delay = delays_.try_emplace(subject, taken->delay).first->second;
+    delay.order.set_reason(std::string(reason));
+  }
   failed_.insert_or_assign(subject, Retry{std::move(order), now + retry_wait_});
+}
+
+absl::Time OrderQueue::taken_since() const {
+  const auto delayed = delays_.find(taken_->subject);
+  return delayed == delays_.end() ? taken_->delay.since : delayed->second.since;
+}
+
+std::vector<v1::DelayedOrder> OrderQueue::Delayed(absl::Time now, absl::Duration slow) const {
+  std::vector<v1::DelayedOrder> all;
+  const auto add = [&](const Delay& delay) {
+    all.push_back(delay.order);
+    all.back().set_seconds(static_cast<float>(absl::ToDoubleSeconds(now - delay.since)));
+  };
+  for (const auto& [subject, delay] : delays_) add(delay);
+  // A failed one is listed with its error, also while it is tried again.
+  const bool is_slow = taken_ && now - taken_->delay.since >= slow;
+  if (is_slow && !delays_.contains(taken_->subject)) add(taken_->delay);
+  return all;
 }
 
 absl::Time OrderQueue::NextTime() const {

@@ -228,15 +228,15 @@ absl::StatusOr<v1::RunOpened> ShardHost::OpenRun(const v1::OpenRun& open) {
   saved.clear_keys();
   saved.clear_hollow();
   if (opened.hollow) saved.set_hollow(*opened.hollow);
-  CADRE_RETURN_IF_ERROR(CountError(store_->SaveRun(saved, /*closed=*/false)));
-  opened_[open.run()] = {saved, /*closed=*/false, space};
-  if (opened.make_version_zero) {
-    const absl::Status made = CountError(MakeVersionZero(open, terms));
-    if (IsTransient(made) || absl::IsDataLoss(made)) return made;
-    if (!made.ok()) {
-      answer.set_error(std::string(made.message()));
-      return answer;
-    }
+  absl::Status made = CountError(store_->SaveRun(saved, /*closed=*/false));
+  if (made.ok()) {
+    opened_[open.run()] = {saved, /*closed=*/false, space};
+    if (opened.make_version_zero) made = CountError(MakeVersionZero(open, terms));
+  }
+  if (!made.ok()) {
+    if (!opened.make_version_zero || IsTransient(made) || absl::IsDataLoss(made)) return made;
+    answer.set_error(std::string(made.message()));
+    return answer;
   }
   const v1::ShardState state = StateOf(open.run());
   answer.set_hollow(state.run().empty());
@@ -267,7 +267,7 @@ void ShardHost::LimitSpace(std::function<absl::StatusOr<int64_t>()> free_bytes) 
 }
 
 // Other programs may use the disk as well, so a write can fail for lack of space nevertheless; the
-// order is then retried.
+// order is then retried for some time.
 std::string ShardHost::CheckSpace(const v1::OpenRun& open, int64_t needed) const {
   if (!free_bytes_) return "";
   const absl::StatusOr<int64_t> free = free_bytes_();

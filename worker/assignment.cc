@@ -29,6 +29,9 @@ void SetBody(const v1::Adopted& body, v1::MemberMessage& m) { *m.mutable_adopted
 void SetBody(const v1::Evaluated& body, v1::MemberMessage& m) { *m.mutable_evaluated() = body; }
 void SetBody(const v1::Traced& body, v1::MemberMessage& m) { *m.mutable_traced() = body; }
 void SetBody(const v1::Restaged& body, v1::MemberMessage& m) { *m.mutable_restaged() = body; }
+void SetBody(const v1::Checkpointed& body, v1::MemberMessage& m) {
+  *m.mutable_checkpointed() = body;
+}
 
 template <typename T>
 Machine::Send MakeSend(const T& body) {

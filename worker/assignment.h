@@ -97,11 +97,13 @@ class AssignmentMachine {
   // A decision has ended the run; further decisions only assign intervals to evaluate.
   bool finished_ = false;
   // Messages that are sent again after a reconnect, in this order. There are no answers to
-  // Measured, Adopted and Evaluated: the latest of each is kept, because the coordinator accepts
-  // repetitions. Progress, Traced and Restaged are lost with the stream: the next Progress replaces
+  // Measured, Adopted, Checkpointed and Evaluated: the latest of each is kept, because the
+  // coordinator accepts repetitions. A checkpoint is reported before the evaluation that ends the
+  // run. Progress, Traced and Restaged are lost with the stream: the next Progress replaces
   // the last one, and the coordinator requests the others again if it still needs them.
   std::tuple<std::optional<v1::GroupFailed>, std::optional<v1::Prepared>,
-             std::optional<v1::Measured>, std::optional<v1::Adopted>, std::optional<v1::Evaluated>,
+             std::optional<v1::Measured>, std::optional<v1::Adopted>,
+             std::optional<v1::Checkpointed>, std::optional<v1::Evaluated>,
              std::optional<v1::Contributed>>
       unanswered_;
 };

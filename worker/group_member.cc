@@ -13,6 +13,7 @@
 #include <variant>
 
 #include "absl/strings/str_cat.h"
+#include "base/file_limit.h"
 #include "base/identity.h"
 #include "base/protocol.h"
 #include "base/rpc/certificate_metrics.h"
@@ -46,6 +47,7 @@ absl::StatusOr<SecretKey> KeyOf(const v1::Assignment& assignment) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<GroupMember>> GroupMember::Start(const Options& options) {
+  CADRE_RETURN_IF_ERROR(ReserveDescriptors(kMemberDescriptors));
   std::unique_ptr<GroupMember> member(new GroupMember(options));
   CADRE_ASSIGN_OR_RETURN(member->listener_, TcpListener::Listen({.address = options.listen,
                                                                  .counters = &member->counters_}));
@@ -87,8 +89,9 @@ bool GroupMember::has_rank() const {
 
 absl::Status GroupMember::Ready() {
   CADRE_RETURN_IF_ERROR(end());
-  return connected() ? absl::OkStatus()
-                     : absl::UnavailableError("the coordinator is not connected");
+  absl::MutexLock lock(&mutex_);
+  return client_ == nullptr ? absl::UnavailableError("the coordinator is not connected")
+                            : client_->Ready();
 }
 
 void GroupMember::Collect(Metrics& metrics) {

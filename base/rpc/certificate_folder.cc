@@ -30,11 +30,11 @@ constexpr absl::string_view kScheme = "spiffe://";
 
 absl::Status WritePrivately(const std::string& path, absl::string_view bytes) {
   const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-  if (fd < 0) return ErrnoStatus(errno, "cannot create", path);
+  if (fd < 0) return ErrnoStatus(errno, "create", path);
   const absl::Cleanup closing = [fd] { close(fd); };
   if (write(fd, bytes.data(), bytes.size()) != static_cast<ssize_t>(bytes.size()) ||
       fsync(fd) != 0) {
-    return ErrnoStatus(errno, "cannot write", path);
+    return ErrnoStatus(errno, "write", path);
   }
   return absl::OkStatus();
 }
@@ -64,7 +64,7 @@ absl::Status WriteFolder(const std::string& folder, const std::map<std::string, 
   const std::filesystem::path parent = std::filesystem::path(path).parent_path();
   if (!parent.empty()) CADRE_RETURN_IF_ERROR(MakeFolder(parent));
   std::string draft = path + ".XXXXXX";
-  if (mkdtemp(draft.data()) == nullptr) return ErrnoStatus(errno, "cannot create", draft);
+  if (mkdtemp(draft.data()) == nullptr) return ErrnoStatus(errno, "create", draft);
   const absl::Cleanup removal = [&draft] {
     std::error_code ignored;
     std::filesystem::remove_all(draft, ignored);
@@ -74,7 +74,7 @@ absl::Status WriteFolder(const std::string& folder, const std::map<std::string, 
   }
   const unsigned flags = exists ? RENAME_EXCHANGE : RENAME_NOREPLACE;
   if (renameat2(AT_FDCWD, draft.c_str(), AT_FDCWD, path.c_str(), flags) != 0) {
-    return ErrnoStatus(errno, "cannot create", path);
+    return ErrnoStatus(errno, "create", path);
   }
   return absl::OkStatus();
 }

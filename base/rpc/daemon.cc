@@ -22,6 +22,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/file.h"
+#include "base/file_limit.h"
 #include "base/rpc/access.h"
 #include "base/rpc/grpc_channel.h"
 #include "base/rpc/grpc_log.h"
@@ -100,6 +101,7 @@ Daemon::~Daemon() { Drain(absl::ZeroDuration()); }
 
 absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const DaemonOptions& options,
                                                       std::vector<grpc::Service*> services) {
+  CADRE_RETURN_IF_ERROR(ReserveDescriptors(kMemberDescriptors));
   CADRE_RETURN_IF_ERROR(
       CheckListenAddress(options.listen, options.insecure || options.credentials.secure()));
   CADRE_ASSIGN_OR_RETURN(const HostPort listen, SplitHostPort(options.listen, "listen address"));
@@ -168,6 +170,8 @@ void BlockTerminationSignals() {
   pthread_sigmask(SIG_BLOCK, &set, nullptr);
   // Without SIGPIPE, a write to a closed socket returns an error instead of ending the process.
   signal(SIGPIPE, SIG_IGN);
+  // The same for a write beyond the limit of the file size.
+  signal(SIGXFSZ, SIG_IGN);
 }
 
 void UnblockTerminationSignals() {

@@ -74,7 +74,7 @@ double Seconds() {
 absl::Status RaiseFileLimit(int streams) {
   const rlim_t needed = static_cast<rlim_t>(streams) + kOtherFiles;
   rlimit limit{};
-  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return ErrnoStatus(errno, "cannot read", "limits");
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return ErrnoStatus(errno, "read", "limits");
   if (limit.rlim_cur >= needed) return absl::OkStatus();
   const rlimit raised{needed, std::max(needed, limit.rlim_max)};
   if (setrlimit(RLIMIT_NOFILE, &raised) == 0) return absl::OkStatus();

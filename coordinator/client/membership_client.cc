@@ -113,6 +113,14 @@ bool MembershipClient::connected() const {
   return welcomed_;
 }
 
+absl::Status MembershipClient::Ready() const {
+  absl::MutexLock lock(&mutex_);
+  if (welcomed_) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrCat("the coordinator at ", options_.coordinator,
+                                             " is not connected",
+                                             last_end_.empty() ? "" : ": ", last_end_));
+}
+
 std::string MembershipClient::member_id() const {
   absl::MutexLock lock(&mutex_);
   return member_id_;
@@ -180,6 +188,10 @@ absl::Status MembershipClient::ReadOneStream() {
     }
   }
   const absl::Status status = CloseStream();
+  {
+    absl::MutexLock lock(&mutex_);
+    last_end_ = std::string(status.message());
+  }
   if (!welcomed) return status;
   LOG(INFO) << "stream to the coordinator ended: " << status;
   if (options_.on_connection) options_.on_connection(false);

@@ -114,6 +114,9 @@ class MembershipClient {
 
   // Whether Welcome was received on the current stream.
   bool connected() const ABSL_LOCKS_EXCLUDED(mutex_);
+  // OK while connected. Unavailable, with the reason: the last stream has ended, or was refused, and
+  // the client joins again.
+  absl::Status Ready() const ABSL_LOCKS_EXCLUDED(mutex_);
 
   // The id given in the last Welcome; empty before the first.
   std::string member_id() const ABSL_LOCKS_EXCLUDED(mutex_);
@@ -180,6 +183,8 @@ class MembershipClient {
   // Why the coordinator refused the first join, or this member permanently.
   absl::Status refused_ ABSL_GUARDED_BY(mutex_);
   absl::Status last_error_ ABSL_GUARDED_BY(mutex_);
+  // Why the last stream has ended, also one with Welcome.
+  std::string last_end_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   bool reader_done_ ABSL_GUARDED_BY(mutex_) = false;
 

@@ -81,10 +81,10 @@ def _is_run_file(run: str | RunSpec) -> bool:
     )
 
 
-def _describe_wait(state: _library.GroupState, run: str) -> str:
-    """What a program that waits in a boundary waits for."""
+def _describe_wait(state: _library.GroupState, run: str, problem: str) -> str:
+    """What a program that waits in a boundary waits for. `problem`: why it is not connected."""
     if not state.connected:
-        return f"run {run}: waiting for the coordinator, which cannot be reached"
+        return f"run {run}: waiting for the coordinator: {problem}"
     if state.total_steps == 0 and state.version == 0:
         return f"run {run}: waiting for a group of this program to begin, for which the run must exist"
     return (f"run {run}: waiting at step {state.step}, version {state.version}, for the aggregators, and "
@@ -366,7 +366,8 @@ class Group:
                     f"run {self.run or self._awaited}: no group of it began within {timeout} s"
                 )
             elif time.monotonic() > report_at:
-                _log.warning("%s", _describe_wait(self._state(), self.run or self._awaited))
+                _log.warning("%s", _describe_wait(
+                    self._state(), self.run or self._awaited, self._error()))
                 report_at = time.monotonic() + 10 * _REPORT_WAIT
 
     def _check_unchanged(self) -> None:

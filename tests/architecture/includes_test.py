@@ -87,6 +87,14 @@ class Repository(unittest.TestCase):
         self.assertGreater(len(rooms), 15, "the table of rooms is missing")
         self.assertEqual([], check(ROOT, rooms))
 
+    def test_errors_of_the_system_have_one_prefix(self):
+        """ErrnoStatus and StorageError (base) write "cannot" themselves."""
+        rooms = parse_table((ROOT / "docs/architecture.md").read_text(encoding="utf-8"))
+        doubled = [str(path.relative_to(ROOT)) for room in (*{room.split("/")[0] for room in rooms}, "bench")
+                   for path in (ROOT / room).rglob("*.cc")
+                   if re.search(r'\b(ErrnoStatus|StorageError)\([^;{"]*"cannot', path.read_text(encoding="utf-8"))]
+        self.assertEqual([], doubled)
+
 
 class Check(unittest.TestCase):
     ROOMS = {"base": (0, set()), "tensor": (1, {"base"}), "tensor/io": (2, {"tensor"})}

@@ -79,7 +79,9 @@ TEST(ProcessTest, MissingProgramFailsImmediately) {
   ASSERT_TRUE(absl::IsNotFound(process.status())) << process.status();
   EXPECT_THAT(std::string(process.status().message()), HasSubstr("/no/such/program"));
   EXPECT_FALSE(Process::Start({.program = "/"}).ok());
-  EXPECT_FALSE(Process::Start({.program = "/bin/sh", .log = "/no/such/folder/log"}).ok());
+  const auto no_log = Process::Start({.program = "/bin/sh", .log = "/no/such/folder/log"});
+  EXPECT_EQ(no_log.status().message(),
+            "cannot open /no/such/folder/log: No such file or directory");
 }
 
 TEST(ProcessTest, AppendsToTheLog) {

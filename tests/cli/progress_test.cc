@@ -51,6 +51,31 @@ TEST(ProgressTextTest, ShowsTheReason) {
   EXPECT_EQ(ProgressText(run), "queued  waits for 2 more workers");
 }
 
+TEST(ProgressTextTest, ShowsWhatARunningRunWaitsFor) {
+  v1::RunStatus run = Running(50);
+  run.set_reason("aggregator agg-1 cannot apply the round");
+  EXPECT_THAT(ProgressText(run),
+              StartsWith("running  aggregator agg-1 cannot apply the round  epoch 0.50/2.00"));
+}
+
+TEST(ProgressTest, FailedCheckpointIsALineOfItsOwn) {
+  for (const bool terminal : {false, true}) {
+    std::ostringstream out;
+    Progress progress(out, {.terminal = terminal});
+    v1::RunStatus run = Running(50);
+    progress.Update(run, absl::Now());
+    run.mutable_checkpoint()->set_failures(1);
+    run.mutable_checkpoint()->set_failed_step(50);
+    run.mutable_checkpoint()->set_error("No space left on device");
+    progress.Update(run, absl::Now());
+    progress.Update(run, absl::Now());
+    const std::string line = "run-1  no checkpoint of step 50: No space left on device\n";
+    const size_t first = out.str().find(line);
+    ASSERT_NE(first, std::string::npos) << out.str();
+    EXPECT_EQ(out.str().find(line, first + 1), std::string::npos) << out.str();
+  }
+}
+
 TEST(ProgressBarTest, FullOnlyAtTheEnd) {
   EXPECT_EQ(ProgressBar(0, 6), "[....]");
   EXPECT_EQ(ProgressBar(0.999, 6), "[###.]");

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "cli/follow.h"
 #include "cli/query_tables.h"
 #include "cli/table.h"
 #include "gmock/gmock.h"
@@ -104,6 +105,27 @@ TEST(SummaryTest, HiddenShareIsBetweenNothingAndOne) {
   EXPECT_EQ(HiddenExchangeShare(run), 0) << "the groups waited longer than they transferred";
   run.set_exposed_exchange_seconds(0);
   EXPECT_EQ(HiddenExchangeShare(run), 1);
+}
+
+TEST(SummaryTest, MissingCheckpointIsShownAndIsNoSuccess) {
+  Summary summary = Trained();
+  EXPECT_TRUE(ToJson(summary)["checkpoint"].is_null());
+  EXPECT_TRUE(HasSucceeded(summary.run));
+  v1::CheckpointStatus& checkpoint = *summary.run.mutable_checkpoint();
+  checkpoint.set_saved_step(20);
+  EXPECT_TRUE(HasSucceeded(summary.run));
+  EXPECT_THAT(ToText(summary), ContainsRegex("checkpoints +the newest is of step 20\n"));
+  checkpoint.clear_saved_step();
+  checkpoint.set_failures(2);
+  checkpoint.set_failed_step(40);
+  checkpoint.set_error("No space left on device");
+  checkpoint.set_last_missing(true);
+  EXPECT_FALSE(HasSucceeded(summary.run));
+  EXPECT_THAT(ToText(summary), ContainsRegex("checkpoints +none; the last one is missing; 2 failures, "
+                                             "the newest at step 40: No space left on device\n"));
+  const Json json = ToJson(summary);
+  EXPECT_EQ(json["checkpoint"]["last_missing"], true);
+  EXPECT_EQ(json["checkpoint"]["error"], "No space left on device");
 }
 
 TEST(SummaryTest, UntestedAccuracyIsNull) {

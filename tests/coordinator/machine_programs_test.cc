@@ -57,6 +57,49 @@ TEST_F(MachineProgramsTest, RankThatLeavesEndsItsProgramOnly) {
   EXPECT_EQ(cluster_.RunStatus(run).state(), v1::RUN_STATE_RUNNING);
 }
 
+TEST_F(MachineProgramsTest, DisconnectedRankLearnsThatAnotherHasLeft) {
+  for (const bool restarts : {false, true}) {
+    FakeCluster cluster;
+    cluster.AddAggregator("agg-0");
+    cluster.Submit(OpaqueSpec(1));
+    FakeWorker& first = cluster.AddRank("program", "test", 2, 0);
+    FakeWorker& second = cluster.AddRank("program", "test", 2, 1);
+    ASSERT_TRUE(first.assignment.has_value());
+    cluster.Cut(first);
+    v1::Goodbye goodbye;
+    goodbye.set_reason("the loop has ended");
+    cluster.Send(second, goodbye);
+    second.alive = false;
+    EXPECT_EQ(EndOf(first), nullptr);
+    if (restarts) cluster.RestartCoordinator();
+    cluster.Run(absl::Seconds(30));
+    ASSERT_NE(EndOf(first), nullptr);
+    EXPECT_THAT(EndOf(first)->reason(), HasSubstr("rank 1 of this program has left"));
+    // A rank that joins only now waits in vain, too.
+    const FakeWorker& third = cluster.AddRank("program", "test", 2, 1);
+    ASSERT_NE(EndOf(third), nullptr);
+  }
+}
+
+TEST_F(MachineProgramsTest, RefusedMessageEndsTheProgram) {
+  cluster_.AddAggregator("agg-0");
+  v1::RunSpec spec = OpaqueSpec(1);
+  spec.mutable_model()->mutable_opaque()->set_test_samples(kTestSamples);
+  const std::string run = cluster_.Submit(spec);
+  FakeWorker& first = cluster_.AddRank("program", "test", 2, 0);
+  FakeWorker& second = cluster_.AddRank("program", "test", 2, 1);
+  ASSERT_TRUE(first.assignment.has_value());
+  cluster_.Do(MessageRefused{first.connection, v1::REFUSAL_OVERSIZED, "it has 5 MiB"});
+  ASSERT_NE(EndOf(second), nullptr);
+  EXPECT_THAT(EndOf(second)->reason(), HasSubstr("rank 0 of this program: a message was refused"));
+  EXPECT_THAT(cluster_.Group(run, 0).reason(), HasSubstr("it has 5 MiB"));
+  // The sender, whose stream has ended, learns it when it is back, and sends nothing again.
+  cluster_.Run(absl::Seconds(30));
+  ASSERT_NE(EndOf(first), nullptr);
+  EXPECT_THAT(EndOf(first)->reason(), HasSubstr("it has 5 MiB"));
+  EXPECT_EQ(cluster_.Counter("refused_oversized"), 1U);
+}
+
 TEST_F(MachineProgramsTest, RanksOfTwoProgramsFormNoGroup) {
   cluster_.AddAggregator("agg-0");
   cluster_.Submit(OpaqueSpec(1));

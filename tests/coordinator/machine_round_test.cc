@@ -549,11 +549,24 @@ TEST_F(MachineRoundTest, InvalidEvaluationIsRefused) {
   v1::Evaluated evaluated = FakeCluster::EvaluationOf(lead, 0, 100, 101);
   cluster_.Send(lead, evaluated);
   EXPECT_EQ(cluster_.Counter("refused_malformed"), 1u) << "more correct answers than labels";
+  EXPECT_FALSE(cluster_.RunStatus(run).has_test());
+  // It is not sent again: the group is formed anew, with the reason.
+  EXPECT_THAT(cluster_.Group(run, 0).reason(), HasSubstr("more correct answers than labels"));
+  lead.evaluated.reset();
   cluster_.Connect(lead);
+  cluster_.Run(absl::Minutes(1));
+  EXPECT_EQ(cluster_.Counter("refused_malformed"), 1u);
+}
+
+TEST_F(MachineRoundTest, EvaluationOfTooFewLabelsIsRefused) {
+  const std::string run = Begin(1, MakeSpec(1, 1, 20, 100));
+  cluster_.behaviour.evaluate = false;
+  Train(run);
+  FakeWorker& lead = cluster_.Lead(run, 0);
+  v1::Evaluated evaluated = FakeCluster::EvaluationOf(lead, 0, 100, 99);
   evaluated.set_labels(99);
-  evaluated.set_correct(99);
   cluster_.Send(lead, evaluated);
-  EXPECT_EQ(cluster_.Counter("refused_malformed"), 2u) << "fewer labels than samples";
+  EXPECT_EQ(cluster_.Counter("refused_malformed"), 1u);
   EXPECT_FALSE(cluster_.RunStatus(run).has_test());
 }
 

@@ -41,6 +41,61 @@ TEST_F(MachineShardsTest, WaitsForDisconnectedAggregator) {
   EXPECT_EQ(ReasonOf(run), "");
 }
 
+v1::Heartbeat DelayOf(const std::string& run, const std::string& order, const std::string& reason,
+                      float seconds) {
+  v1::Heartbeat heartbeat;
+  v1::DelayedOrder& delayed = *heartbeat.add_delayed_orders();
+  delayed.set_run(run);
+  delayed.set_order(order);
+  delayed.set_reason(reason);
+  delayed.set_seconds(seconds);
+  return heartbeat;
+}
+
+TEST_F(MachineShardsTest, ShardThatCannotBeCreatedIsNamed) {
+  cluster_.behaviour.open = false;
+  AddMembers(2, 1);
+  const std::string run = cluster_.Submit(MakeSpec(1, 1, 5, 100));
+  EXPECT_EQ(ReasonOf(run), "aggregators are opening their shards: agg-0, agg-1");
+  cluster_.Send(agg(1), DelayOf(run, "open_run", "cannot write version-0.new: File too large", 4));
+  EXPECT_EQ(ReasonOf(run), "aggregator agg-1 cannot open its shard, for 4s: cannot write "
+                           "version-0.new: File too large; it tries again");
+  ASSERT_EQ(cluster_.Status().aggregators_size(), 2);
+  EXPECT_EQ(cluster_.Status().aggregators(1).delayed_orders_size(), 1);
+  const auto events = [&] {
+    const v1::EventsReply all = cluster_.Events();
+    return std::count_if(all.events().begin(), all.events().end(), [](const auto& event) {
+      return event.kind() == v1::EVENT_KIND_ORDER_DELAYED;
+    });
+  };
+  EXPECT_EQ(events(), 1);
+  cluster_.Send(agg(1), DelayOf(run, "open_run", "cannot write version-0.new: File too large", 6));
+  EXPECT_EQ(events(), 1);
+  // As in cluster_.Run: the order is carried out.
+  cluster_.Send(agg(1), v1::Heartbeat());
+  EXPECT_EQ(ReasonOf(run), "aggregators are opening their shards: agg-0, agg-1");
+}
+
+TEST_F(MachineShardsTest, DiskThatHangsEndsTheCreation) {
+  cluster_.behaviour.open = false;
+  AddMembers(1, 1);
+  const std::string run = cluster_.Submit(MakeSpec(1, 1, 5, 100));
+  cluster_.Send(agg(0), DelayOf(run, "open_run", "", 60));
+  EXPECT_EQ(ReasonOf(run), "aggregator agg-0 has taken 1m to open its shard, and has not finished: "
+                           "its disk is slow or does not answer");
+  cluster_.Send(agg(0), DelayOf(run, "open_run", "", 1800));
+  EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_FAILED);
+  EXPECT_THAT(ReasonOf(run), HasSubstr("agg-0"));
+}
+
+TEST_F(MachineShardsTest, RoundThatCannotBeAppliedWaitsWithItsReason) {
+  const std::string run = Begin();
+  cluster_.Send(agg(0), DelayOf(run, "apply", "No space left on device", 4000));
+  EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_RUNNING);
+  EXPECT_THAT(ReasonOf(run), AllOf(HasSubstr("agg-0 cannot apply the round"),
+                                   HasSubstr("No space left on device")));
+}
+
 TEST_F(MachineShardsTest, NewGenerationSendsFenceInsteadOfTerms) {
   const std::string run = Begin();
   const auto count = [&](auto has) {

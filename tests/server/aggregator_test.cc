@@ -32,6 +32,7 @@ class AggregatorTest : public ::testing::Test {
     options.name = "shard-keeper";
     options.version = "1.2.3";
     options.retry_wait = absl::Milliseconds(20);
+    options.create_patience = create_patience_;
     return options;
   }
 
@@ -67,6 +68,7 @@ class AggregatorTest : public ::testing::Test {
     return coordinator_->Receive(v1::MemberMessage::kApplied).applied();
   }
 
+  absl::Duration create_patience_ = absl::Seconds(15);
   TemporaryFolder folder_;
   SmallRun run_;
   std::unique_ptr<FakeCoordinator> coordinator_ = std::make_unique<FakeCoordinator>();
@@ -91,6 +93,28 @@ TEST_F(AggregatorTest, HelloHasIdentityAndShards) {
   EXPECT_EQ(second.shards(0).run(), run_.run);
   EXPECT_EQ(second.shards(0).lineage(), run_.lineage);
   EXPECT_EQ(second.shards(0).digest(), opened.digest());
+}
+
+TEST_F(AggregatorTest, ReportsAShardThatCannotBeCreated) {
+  Start();
+  v1::CoordinatorMessage order;
+  *order.mutable_open_run() = run_.Open();
+  const FileSizeLimit full(127);
+  coordinator_->Send(order);
+  v1::Heartbeat heartbeat;
+  while (heartbeat.delayed_orders().empty()) {
+    heartbeat = coordinator_->Receive(v1::MemberMessage::kHeartbeat).heartbeat();
+  }
+  EXPECT_EQ(heartbeat.delayed_orders(0).run(), run_.run);
+  EXPECT_EQ(heartbeat.delayed_orders(0).order(), "open_run");
+  EXPECT_THAT(heartbeat.delayed_orders(0).reason(), HasSubstr("File too large"));
+}
+
+TEST_F(AggregatorTest, GivesUpAShardThatCannotBeCreated) {
+  create_patience_ = absl::Milliseconds(100);
+  Start();
+  const FileSizeLimit full(127);
+  EXPECT_THAT(Open().error(), HasSubstr("File too large"));
 }
 
 TEST_F(AggregatorTest, ExecutesRound) {

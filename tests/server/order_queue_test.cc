@@ -31,7 +31,9 @@ v1::CoordinatorMessage Close(const std::string& run) {
 }
 
 // Makes the next order fail.
-void FailNext(OrderQueue& queue, absl::Time now) { queue.Failed(queue.Take(now).value(), now); }
+void FailNext(OrderQueue& queue, absl::Time now) {
+  queue.Failed(queue.Take(now).value(), "the disk is full", now);
+}
 
 TEST(OrderQueue, ReturnsOrdersAsTheyArrive) {
   OrderQueue queue(kWait, 10);
@@ -62,19 +64,19 @@ TEST(OrderQueue, RetriesDespiteOtherOrders) {
     const v1::CoordinatorMessage order = queue.Take(now).value();
     if (order.apply().run() != "large") continue;
     ++retries;
-    queue.Failed(order, now);
+    queue.Failed(order, "the disk is full", now);
   }
   EXPECT_EQ(retries, 2);
 }
 
 TEST(OrderQueue, NewOrdersAreTakenDespiteSlowRetries) {
   OrderQueue queue(kWait, 10);
-  queue.Failed(Apply("a", 1), kStart);
-  queue.Failed(Apply("b", 1), kStart);
+  queue.Failed(Apply("a", 1), "the disk is full", kStart);
+  queue.Failed(Apply("b", 1), "the disk is full", kStart);
   ASSERT_TRUE(queue.Add(Close("c")));
   // Each attempt takes longer than the wait, so that one is always due.
   const absl::Time later = kStart + 2 * kWait;
-  queue.Failed(queue.Take(later).value(), later + 2 * kWait);
+  queue.Failed(queue.Take(later).value(), "the disk is full", later + 2 * kWait);
   EXPECT_TRUE(queue.Take(later + 2 * kWait)->has_close_run());
   EXPECT_TRUE(queue.Take(later + 2 * kWait)->has_apply());
 }
@@ -107,11 +109,11 @@ TEST(OrderQueue, NewCoordinatorDropsOrdersOfEarlierOnes) {
   queue.Add(Open("a"));
   v1::CoordinatorMessage apply = Apply("b", 1);
   apply.set_epoch(1);
-  queue.Failed(apply, kStart);
+  queue.Failed(apply, "the disk is full", kStart);
   queue.Begin(1);
   EXPECT_EQ(queue.NextTime(), absl::InfinitePast()) << "a reconnect keeps the orders";
   queue.Begin(2);
-  queue.Failed(apply, kStart);
+  queue.Failed(apply, "the disk is full", kStart);
   EXPECT_EQ(queue.NextTime(), absl::InfiniteFuture());
 }
 
@@ -124,6 +126,53 @@ TEST(OrderQueue, EndOfTheRunRemovesFailedOrders) {
   queue.Add(Close("a"));
   EXPECT_TRUE(queue.Take(kStart)->has_close_run());
   EXPECT_EQ(queue.NextTime(), absl::InfiniteFuture());
+}
+
+TEST(OrderQueue, ReportsFailedOrdersUntilTheySucceed) {
+  OrderQueue queue(kWait, 10);
+  queue.Add(Open("a"));
+  FailNext(queue, kStart);
+  const absl::Time later = kStart + kWait;
+  const auto report = [&](absl::Time now) { return queue.Delayed(now, absl::Seconds(5)); };
+  ASSERT_EQ(report(later).size(), 1U);
+  EXPECT_EQ(report(later)[0].run(), "a");
+  EXPECT_EQ(report(later)[0].order(), "open_run");
+  EXPECT_EQ(report(later)[0].reason(), "the disk is full");
+  EXPECT_EQ(report(later)[0].seconds(), 2);
+  const auto again = queue.Take(later);
+  ASSERT_TRUE(again.has_value());
+  EXPECT_EQ(report(later).size(), 1U) << "while it is tried again";
+  EXPECT_EQ(queue.taken_since(), kStart);
+  queue.Failed(*again, "the quota is exceeded", later);
+  EXPECT_EQ(report(later + kWait)[0].reason(), "the quota is exceeded");
+  EXPECT_EQ(report(later + kWait)[0].seconds(), 4);
+  ASSERT_TRUE(queue.Take(later + kWait).has_value());
+  queue.Succeeded();
+  EXPECT_TRUE(report(later + kWait).empty());
+}
+
+TEST(OrderQueue, ReportsAnOrderThatTakesLong) {
+  OrderQueue queue(kWait, 10);
+  queue.Add(Apply("a", 1));
+  queue.Take(kStart);
+  EXPECT_TRUE(queue.Delayed(kStart + absl::Seconds(4), absl::Seconds(5)).empty());
+  const auto slow = queue.Delayed(kStart + absl::Seconds(7), absl::Seconds(5));
+  ASSERT_EQ(slow.size(), 1U);
+  EXPECT_EQ(slow[0].order(), "apply");
+  EXPECT_EQ(slow[0].reason(), "");
+  EXPECT_EQ(slow[0].seconds(), 7);
+  queue.Succeeded();
+  EXPECT_TRUE(queue.Delayed(kStart + absl::Seconds(8), absl::Seconds(5)).empty());
+}
+
+TEST(OrderQueue, DoesNotReportOrdersOfAClosedRun) {
+  OrderQueue queue(kWait, 10);
+  queue.Add(Open("a"));
+  FailNext(queue, kStart);
+  queue.Add(Close("a"));
+  queue.Take(kStart);
+  queue.Succeeded();
+  EXPECT_TRUE(queue.Delayed(kStart + kWait, absl::Seconds(5)).empty());
 }
 
 }  // namespace

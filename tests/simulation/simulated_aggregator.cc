@@ -323,7 +323,7 @@ void SimulatedAggregator::ExecuteNext() {
   disk_.DoNotStop();
   if (result.answer.has_value()) {
     const v1::Applied& applied = result.answer->applied();
-    const bool done = result.answer->has_applied() && !result.repeat && applied.error().empty();
+    const bool done = result.answer->has_applied() && result.repeat.ok() && applied.error().empty();
     if (done && disk_.renamed.empty()) world_.Count("applies_repeated");
     for (const std::string& path : disk_.renamed) {
       if (done) CheckVersion(path);
@@ -331,8 +331,12 @@ void SimulatedAggregator::ExecuteNext() {
     link_->Send(*result.answer);
   }
   if (disk_.removed) CheckContributions();
-  if (result.repeat) orders_->Failed(*order, world_.timeline.now());
-  NoteFailure(*order, result.repeat);
+  if (result.repeat.ok()) {
+    orders_->Succeeded();
+  } else {
+    orders_->Failed(*order, result.repeat.message(), world_.timeline.now());
+  }
+  NoteFailure(*order, !result.repeat.ok());
   Wake();
 }
 
@@ -342,7 +346,7 @@ void SimulatedAggregator::NoteFailure(const v1::CoordinatorMessage& order, bool 
   if (order.has_delete_run()) failed_applies_.erase(order.delete_run().run());
   if (order.has_apply()) failed_applies_.erase(order.apply().run());
   if (world_.plant == Plant::kPostponeRetries) {
-    for (const auto& [run, failed] : failed_applies_) orders_->Failed(failed.order, now);
+    for (const auto& [run, failed] : failed_applies_) orders_->Failed(failed.order, "it has failed before", now);
   }
   if (order.has_apply() && repeat) failed_applies_[order.apply().run()] = {order, now};
 }

@@ -97,6 +97,17 @@ Machine Training(uint32_t generation) {
   return machine;
 }
 
+// The evaluation may end the run, which must know of its last checkpoint then.
+TEST(AssignmentMachine, RepeatsACheckpointBeforeTheEvaluation) {
+  Machine machine = Training(5);
+  machine.Report(ReportOf<v1::Checkpointed>(5));
+  machine.Report(ReportOf<v1::Evaluated>(5));
+  const Machine::Actions again = machine.Connected();
+  ASSERT_EQ(again.size(), 2U);
+  EXPECT_TRUE(MessageOf(again[0]).has_checkpointed());
+  EXPECT_TRUE(MessageOf(again[1]).has_evaluated());
+}
+
 TEST(AssignmentMachine, StartsOnceAfterPrepared) {
   Machine machine;
   EXPECT_FALSE(machine.rank_slot());

@@ -349,7 +349,7 @@ absl::Status CheckDigests(const std::string& path, const ParameterIndex& index,
 
 absl::Status SaveCheckpoint(const CheckpointOptions& options, const ParameterIndex& index,
                             v1::CheckpointManifest facts, const CheckpointValues& values,
-                            Communicator& group) {
+                            Communicator& group, std::string* warning) {
   const bool first = group.index() == 0;
   const int64_t size = index.size();
   std::vector<std::string> averaging_states;
@@ -396,7 +396,9 @@ absl::Status SaveCheckpoint(const CheckpointOptions& options, const ParameterInd
         PruneCheckpoints(options.directory, facts.run(),
                          std::min<int64_t>(options.keep, std::numeric_limits<int>::max()),
                          facts.step(), options.files);
-    LOG_IF(WARNING, !pruned.ok()) << "old checkpoints stay: " << pruned;
+    if (!pruned.ok() && warning != nullptr) {
+      *warning = absl::StrCat("old checkpoints stay: ", pruned.message());
+    }
   }
   return Agree(used, group);
 }

@@ -58,10 +58,11 @@ struct CheckpointOptions {
 // version, cursor, seed, run and optimizer.updates; the other fields are set here. Errors: those of
 // rank 0's file system, such as ResourceExhausted for a full disk, which leave existing checkpoints
 // unchanged; those of the communicator, after which the group is dead; Internal if the ranks do not
-// own every position exactly once.
+// own every position exactly once. `warning`, which may be null, receives on rank 0 why old
+// checkpoints stay.
 absl::Status SaveCheckpoint(const CheckpointOptions& options, const ParameterIndex& index,
                             v1::CheckpointManifest facts, const CheckpointValues& values,
-                            Communicator& group);
+                            Communicator& group, std::string* warning = nullptr);
 
 struct LoadedCheckpoint {
   // The folder or file that was read.

@@ -519,7 +519,7 @@ class MemberLoop {
 
   // A collective. The states of the adopted version; without those of the shards if these have
   // replaced the version or cannot be reached.
-  absl::StatusOr<std::vector<AveragingState>> AveragingStates() {
+  absl::StatusOr<std::vector<AveragingState>> AveragingStates(std::string* warning) {
     std::vector<AveragingState> states = MakeAveragingStates();
     if (states.empty()) return states;
     auto values = averaging_values_.begin();
@@ -546,8 +546,8 @@ class MemberLoop {
     }
     // If the error is that of a group of several ranks, the barrier has it, too.
     CADRE_RETURN_IF_ERROR(group().Barrier());
-    LOG_IF(WARNING, lead()) << "the checkpoint of version " << protocol_.version()
-                            << " will not contain what the aggregators store with it: " << all;
+    *warning = absl::StrCat("it does not contain what the aggregators store with version ",
+                            protocol_.version(), ": ", all.message());
     states.resize(of_shards - averaging_values_.begin());
     return states;
   }
@@ -715,6 +715,11 @@ class MemberLoop {
     }
     if (!exchange_->has_shards()) CADRE_RETURN_IF_ERROR(model_.LoadCheckpoint({}, failure_));
     CADRE_RETURN_IF_ERROR(model_.Gather());
+    if (start().next_step() == 0) {
+      CADRE_RETURN_IF_ERROR(
+          model_.SaveLast([this](std::string* warning) { return AveragingStates(warning); }));
+      averaging_values_.clear();
+    }
     model_.Resume();
     *event = RankProtocol::Kept{};
     return absl::OkStatus();
@@ -723,7 +728,8 @@ class MemberLoop {
   absl::Status Do(const RankProtocol::Keep& keep, std::optional<RankProtocol::Event>* event) {
     const absl::Time begin = steady_.Now();
     CADRE_RETURN_IF_ERROR(model_.Gather());
-    CADRE_RETURN_IF_ERROR(model_.MaybeSave(keep.may_be_last, [this] { return AveragingStates(); }));
+    CADRE_RETURN_IF_ERROR(model_.MaybeSave(
+        keep.may_be_last, [this](std::string* warning) { return AveragingStates(warning); }));
     averaging_values_.clear();
     waited_ += steady_.Now() - begin;
     *event = RankProtocol::Kept{};

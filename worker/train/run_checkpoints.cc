@@ -119,23 +119,52 @@ absl::Status RunCheckpoints::CheckManifest(const std::string& path,
 }
 
 absl::Status RunCheckpoints::CheckDirectory() {
-  const v1::Checkpoint& checkpoint = assignment_.spec().checkpoint();
-  if (checkpoint.directory().empty() || assignment_.place().group() != 0) return absl::OkStatus();
+  if (!writes()) return absl::OkStatus();
   absl::Status mine;
-  if (lead()) mine = CheckOwner(checkpoint, assignment_.lineage(), files_);
+  if (lead()) mine = CheckOwner(assignment_.spec().checkpoint(), assignment_.lineage(), files_);
   return Agree(mine, replica_.comms().All());
 }
 
 bool RunCheckpoints::Due(uint32_t step, bool last) const {
+  if (!writes() || step == saved_) return false;
   const v1::Checkpoint& checkpoint = assignment_.spec().checkpoint();
-  if (checkpoint.directory().empty() || assignment_.place().group() != 0 || step == saved_) {
-    return false;
-  }
   return last || (checkpoint.every_steps() > 0 &&
                   step / checkpoint.every_steps() > saved_ / checkpoint.every_steps());
 }
 
-absl::Status RunCheckpoints::Save(const Facts& facts, std::vector<AveragingState> averaging) {
+void RunCheckpoints::Report(uint32_t step, absl::string_view error, absl::string_view warning) {
+  if (!lead()) return;
+  LOG_IF(ERROR, !error.empty()) << "no checkpoint of step " << step << ": " << error;
+  LOG_IF(WARNING, !warning.empty()) << "checkpoint of step " << step << ": " << warning;
+  v1::Checkpointed report;
+  *report.mutable_place() = assignment_.place();
+  report.set_step(step);
+  report.set_error(std::string(error));
+  report.set_warning(std::string(warning));
+  control_.Send(report);
+}
+
+absl::StatusOr<bool> RunCheckpoints::IsSaved(uint32_t step) {
+  uint64_t saved[] = {0};
+  if (lead()) {
+    // A directory that cannot be read has none: writing it reports why.
+    const auto owned = CheckpointsByOwner(assignment_.spec().checkpoint().directory(),
+                                          assignment_.lineage(), files_);
+    saved[0] = owned.ok() && std::any_of(owned->mine.begin(), owned->mine.end(),
+                                         [step](const CheckpointEntry& entry) {
+                                           return entry.step == int64_t{step};
+                                         })
+                   ? 1
+                   : 0;
+  }
+  CADRE_RETURN_IF_ERROR(replica_.comms().All().AllReduceSum(std::span<uint64_t>(saved)));
+  if (saved[0] == 0) return false;
+  Report(step, /*error=*/"", /*warning=*/"");
+  return true;
+}
+
+absl::Status RunCheckpoints::Save(const Facts& facts, std::vector<AveragingState> averaging,
+                                  std::string warning) {
   const v1::RunSpec& spec = assignment_.spec();
   v1::CheckpointManifest manifest;
   *manifest.mutable_spec() = spec;
@@ -150,19 +179,22 @@ absl::Status RunCheckpoints::Save(const Facts& facts, std::vector<AveragingState
   CADRE_RETURN_IF_ERROR(replica_.FetchOwned(/*states=*/true));
   const int64_t keep = spec.checkpoint().keep();
   Communicator& group = replica_.comms().All();
+  std::string old_stay;
   const absl::Status saved = SaveCheckpoint(
       {.directory = spec.checkpoint().directory(), .keep = keep == 0 ? 2 : keep, .files = files_},
-      replica_.index(), std::move(manifest), Values(std::move(averaging)), group);
+      replica_.index(), std::move(manifest), Values(std::move(averaging)), group, &old_stay);
   saved_ = facts.step;
   if (saved.ok()) {
     counters_.Add("checkpoints_saved");
+    if (!warning.empty() && !old_stay.empty()) warning += "; ";
+    Report(facts.step, /*error=*/"", warning + old_stay);
     return absl::OkStatus();
   }
   // Training continues if the disk is full, but not if the group has failed, which the barrier
   // detects.
   CADRE_RETURN_IF_ERROR(group.Barrier());
-  LOG_IF(ERROR, lead()) << "no checkpoint of step " << facts.step << ": " << saved;
   counters_.Add("checkpoints_failed");
+  Report(facts.step, saved.message(), /*warning=*/"");
   return absl::OkStatus();
 }
 

@@ -10,11 +10,14 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "base/counters.h"
 #include "base/rooted_files.h"
 #include "proto/cadre/v1/checkpoint.pb.h"
 #include "proto/cadre/v1/membership.pb.h"
 #include "worker/train/checkpoint.h"
+#include "worker/train/group_control.h"
 #include "worker/train/replica.h"
 #include "worker/train/trainer_progress.h"
 
@@ -22,10 +25,11 @@ namespace cadre {
 
 class RunCheckpoints {
  public:
-  RunCheckpoints(const v1::Assignment& assignment, Replica& replica, Counters& counters,
-                 TrainerProgress& progress, const RootedFiles& files)
+  RunCheckpoints(const v1::Assignment& assignment, Replica& replica, GroupControl& control,
+                 Counters& counters, TrainerProgress& progress, const RootedFiles& files)
       : assignment_(assignment),
         replica_(replica),
+        control_(control),
         counters_(counters),
         progress_(progress),
         files_(files) {}
@@ -47,7 +51,11 @@ class RunCheckpoints {
   // Sets the step that training continues from: nothing is due before the next multiple of
   // every_steps.
   void StartAt(uint32_t step) { saved_ = step; }
-  // Whether group 0 must save at this step. `last`: the run may end here.
+  // Whether this group writes checkpoints.
+  bool writes() const {
+    return !assignment_.spec().checkpoint().directory().empty() && assignment_.place().group() == 0;
+  }
+  // Whether the group must save at this step. `last`: the run may end here.
   bool Due(uint32_t step, bool last) const;
 
   struct Facts {
@@ -57,19 +65,24 @@ class RunCheckpoints {
     uint64_t position = 0;
     uint64_t train_samples = 1;
   };
-  // Saves a checkpoint. If it cannot be written, the error is logged and counted, and training
-  // continues.
-  // Counts checkpoints_saved and checkpoints_failed. Errors: those of the communicator.
-  absl::Status Save(const Facts& facts, std::vector<AveragingState> averaging);
+  // Saves a checkpoint. If it cannot be written, training continues. Rank 0 sends Checkpointed in
+  // either case, with `warning`. Counts checkpoints_saved and checkpoints_failed. Errors: those of
+  // the communicator.
+  absl::Status Save(const Facts& facts, std::vector<AveragingState> averaging, std::string warning);
+  // Whether the directory has the run's checkpoint of this step, which rank 0 then reports. Errors:
+  // those of the communicator.
+  absl::StatusOr<bool> IsSaved(uint32_t step);
 
  private:
   bool lead() const { return assignment_.place().rank() == 0; }
+  void Report(uint32_t step, absl::string_view error, absl::string_view warning);
   CheckpointValues Values(std::vector<AveragingState> averaging);
   absl::Status CheckManifest(const std::string& path, const v1::CheckpointManifest& manifest,
                              uint32_t step) const;
 
   const v1::Assignment& assignment_;
   Replica& replica_;
+  GroupControl& control_;
   Counters& counters_;
   TrainerProgress& progress_;
   const RootedFiles& files_;

@@ -50,7 +50,9 @@ inline absl::Status AtStep(uint32_t step, uint32_t version, const absl::Status& 
 
 class TrainedModel {
  public:
-  using AveragingSource = std::function<absl::StatusOr<std::vector<AveragingState>>()>;
+  // Sets `warning` if states are left out.
+  using AveragingSource =
+      std::function<absl::StatusOr<std::vector<AveragingState>>(std::string* warning)>;
 
   virtual ~TrainedModel() = default;
 
@@ -125,6 +127,9 @@ class TrainedModel {
   virtual absl::Status MaybeSave(bool /*may_be_last*/, const AveragingSource& /*averaging*/) {
     return absl::OkStatus();
   }
+  // A collective, before training: the run has ended at the version with which the group begins.
+  // Saves its checkpoint unless an earlier generation has done so.
+  virtual absl::Status SaveLast(const AveragingSource& /*averaging*/) { return absl::OkStatus(); }
   // No more steps follow.
   virtual absl::Status OnTrainingEnded() { return absl::OkStatus(); }
   // The last call of a generation: releases what uses the transport.

@@ -173,16 +173,14 @@ class NativeModel final : public TrainedModel {
   }
 
   absl::Status MaybeSave(bool may_be_last, const AveragingSource& averaging) override {
-    if (!checkpoints_->Due(step_, may_be_last)) return absl::OkStatus();
+    return checkpoints_->Due(step_, may_be_last) ? Save(averaging) : absl::OkStatus();
+  }
+
+  absl::Status SaveLast(const AveragingSource& averaging) override {
+    if (!checkpoints_->writes()) return absl::OkStatus();
     progress_.Enter(v1::ACTIVITY_SAVING);
-    CADRE_RETURN_IF_ERROR(AtStep(step_ - 1, protocol_->version(), replica_->CheckWeights()));
-    CADRE_ASSIGN_OR_RETURN(std::vector<AveragingState> states, averaging());
-    return checkpoints_->Save(
-        {.step = step_,
-         .version = protocol_->version(),
-         .position = static_cast<uint64_t>(PositionAt(protocol_->division(), step_, batch())),
-         .train_samples = static_cast<uint64_t>(train_->size())},
-        std::move(states));
+    CADRE_ASSIGN_OR_RETURN(const bool saved, checkpoints_->IsSaved(step_));
+    return saved ? absl::OkStatus() : Save(averaging);
   }
 
   absl::Status OnTrainingEnded() override { return tracer_->Finish(step_); }
@@ -215,6 +213,19 @@ class NativeModel final : public TrainedModel {
     return absl::OkStatus();
   }
 
+  absl::Status Save(const AveragingSource& averaging) {
+    progress_.Enter(v1::ACTIVITY_SAVING);
+    CADRE_RETURN_IF_ERROR(AtStep(step_ - 1, protocol_->version(), replica_->CheckWeights()));
+    std::string warning;
+    CADRE_ASSIGN_OR_RETURN(std::vector<AveragingState> states, averaging(&warning));
+    return checkpoints_->Save(
+        {.step = step_,
+         .version = protocol_->version(),
+         .position = static_cast<uint64_t>(PositionAt(protocol_->division(), step_, batch())),
+         .train_samples = static_cast<uint64_t>(train_->size())},
+        std::move(states), std::move(warning));
+  }
+
   Transport& data() { return data_transport_ != nullptr ? *data_transport_ : *transport_; }
 
   absl::Status AgreeOnPlan() {
@@ -228,8 +239,8 @@ class NativeModel final : public TrainedModel {
     measurer_ = std::make_unique<StepMeasurer>(rank_slot_, *replica_, control_, steady_);
     tracer_ = std::make_unique<StepTracer>(control_, *replica_, trace_,
                                            [this] { return measurer_->Pause(); });
-    checkpoints_ = std::make_unique<RunCheckpoints>(assignment_, *replica_, counters_, progress_,
-                                                    options_.checkpoint_files);
+    checkpoints_ = std::make_unique<RunCheckpoints>(assignment_, *replica_, control_, counters_,
+                                                    progress_, options_.checkpoint_files);
     // A lack of pinned memory is reported now, and not at the first boundary.
     if (options_.states != nullptr && averages() && has_states()) {
       replica_->slices().MakeStateMirrors();
@@ -289,7 +300,8 @@ class NativeModel final : public TrainedModel {
     // With averaging, checkpoints are saved at boundaries, where all groups have the same weights.
     if (!boundary && !averages()) {
       CADRE_RETURN_IF_ERROR(
-          MaybeSave(/*may_be_last=*/false, [] { return std::vector<AveragingState>(); }));
+          MaybeSave(/*may_be_last=*/false,
+                                      [](std::string*) { return std::vector<AveragingState>(); }));
     }
     ReportProgress();
     return absl::OkStatus();

@@ -34,6 +34,7 @@ class RecordingControl : public GroupControl {
   std::vector<v1::Progress> progress;
   std::vector<v1::Measured> measured;
   std::vector<v1::Traced> traced;
+  std::vector<v1::Checkpointed> checkpointed;
 
   absl::StatusOr<v1::Start> PreparedAndStart(const v1::Prepared& message) override {
     prepared = message;
@@ -74,6 +75,7 @@ class RecordingControl : public GroupControl {
   void Record(const v1::Evaluated& message) { evaluated.push_back(message); }
   void Record(const v1::Traced& message) { traced.push_back(message); }
   void Record(const v1::Restaged&) {}
+  void Record(const v1::Checkpointed& message) { checkpointed.push_back(message); }
 };
 
 // Assigns the run to a group of `ranks`, from the step of its checkpoint.

@@ -313,6 +313,50 @@ TEST(Trainer, SavesCheckpointsPeriodicallyAndAtTheEnd) {
   EXPECT_EQ(manifest->optimizer().updates(), 18U);
 }
 
+TEST(Trainer, ReportsEachCheckpoint) {
+  const TemporaryFolder folder;
+  for (const bool fails : {false, true}) {
+    RecordingControl control;
+    control.start = StartOf(20);
+    control.decisions = {EndOfRun(20)};
+    Train(AssignmentOf(WithCheckpoints(Spec(), fails ? "/dev/null/checkpoints" : folder.path())),
+          control);
+    std::vector<uint32_t> steps;
+    for (const v1::Checkpointed& report : control.checkpointed) {
+      steps.push_back(report.step());
+      EXPECT_EQ(report.place().generation(), 3U);
+      EXPECT_EQ(report.error().empty(), !fails) << report.error();
+      if (!fails) continue;
+      EXPECT_THAT(report.error(), ::testing::HasSubstr("/dev/null/checkpoints"));
+    }
+    EXPECT_EQ(steps, (std::vector<uint32_t>{6, 12, 18, 20}));
+  }
+}
+
+// The group that trained the last version was lost before it had written the checkpoint.
+TEST(Trainer, GroupThatIsFormedAtTheEndWritesTheLastCheckpoint) {
+  const TemporaryFolder folder;
+  DigestAfter(AssignmentOf(WithCheckpoints(Spec(), folder.path() + "/first")), 12);
+  const v1::Assignment assignment =
+      AssignmentOf(ResumingFrom(WithCheckpoints(Spec(), folder.path() + "/second"),
+                                folder.path() + "/first/step-12", 12));
+  for (const bool saved : {false, true}) {
+    RecordingControl control;
+    control.start = StartOf(0);
+    control.start.set_step(12);
+    control.start.set_evaluate_end(20);
+    Counters counters;
+    Train(assignment, control, &counters);
+    ASSERT_EQ(control.checkpointed.size(), 1U);
+    EXPECT_EQ(control.checkpointed[0].step(), 12U);
+    EXPECT_EQ(control.checkpointed[0].error(), "");
+    EXPECT_EQ(counters.Get("checkpoints_saved"), saved ? 0U : 1U);
+    const auto kept = ListCheckpoints(folder.path() + "/second");
+    ASSERT_TRUE(kept.ok()) << kept.status();
+    EXPECT_EQ(kept->size(), 1U);
+  }
+}
+
 TEST(Trainer, OnlyGroupZeroSavesCheckpoints) {
   const TemporaryFolder folder;
   v1::Assignment assignment = AssignmentOf(WithCheckpoints(Spec(), folder.path()));

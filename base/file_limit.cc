@@ -1,0 +1,44 @@
+#include "base/file_limit.h"
+
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+#include <system_error>
+
+#include "absl/strings/str_cat.h"
+
+namespace cadre {
+namespace {
+
+// 0 if it is not known.
+uint64_t OpenDescriptors() {
+  std::error_code error;
+  std::filesystem::directory_iterator entry("/proc/self/fd", error);
+  uint64_t open = 0;
+  for (; !error && entry != std::filesystem::directory_iterator(); entry.increment(error)) ++open;
+  return open;
+}
+
+}  // namespace
+
+absl::Status ReserveDescriptors(uint64_t more) { return CheckDescriptors(OpenDescriptors() + more); }
+
+absl::Status CheckDescriptors(uint64_t needed) {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) {
+    return absl::ErrnoToStatus(errno, "cannot read the limit of open files (RLIMIT_NOFILE)");
+  }
+  if (limit.rlim_cur >= needed) return absl::OkStatus();
+  // Programs are started with a low soft limit for the sake of select, which is not used here.
+  rlimit raised = limit;
+  raised.rlim_cur = std::min<rlim_t>(limit.rlim_max, needed);
+  if (raised.rlim_cur >= needed && setrlimit(RLIMIT_NOFILE, &raised) == 0) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "the limit of open files (RLIMIT_NOFILE) is ", limit.rlim_cur, ", but ", needed,
+      " are needed; raise it, for example with 'ulimit -n ", std::max<uint64_t>(1024, 2 * needed),
+      "' before the start, LimitNOFILE= of systemd, or --ulimit nofile of a container"));
+}
+
+}  // namespace cadre

@@ -1,0 +1,26 @@
+// The limit of open file descriptors of this process (RLIMIT_NOFILE).
+//
+// A program that reaches it does not fail at one place: accept, connect and open fail one after
+// another, and libraries wait and try again. So programs check at their start what they need.
+//
+// Thread-safe.
+#pragma once
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+
+namespace cadre {
+
+// Descriptors that a member of a cluster needs beside those for the connections of its peers: event
+// loops and sockets of gRPC, files, the log. A coordinator needs one more for each member.
+inline constexpr uint64_t kMemberDescriptors = 32;
+
+// Makes room for `more` descriptors beside the open ones, by raising the soft limit as far as the
+// hard limit permits. Errors: ResourceExhausted, which names the limit and the remedy.
+absl::Status ReserveDescriptors(uint64_t more);
+
+// The error of ReserveDescriptors if a new process, which inherits the limit, needs this many.
+absl::Status CheckDescriptors(uint64_t needed);
+
+}  // namespace cadre
