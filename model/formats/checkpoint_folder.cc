@@ -159,7 +159,8 @@ absl::StatusOr<CheckpointEntry> NewestCheckpoint(const std::string& directory,
   CADRE_ASSIGN_OR_RETURN(const std::vector<CheckpointEntry> entries,
                          ListCheckpoints(directory, files));
   if (entries.empty()) {
-    return absl::NotFoundError(absl::StrCat(directory, ": contains no complete checkpoint, a folder step-<N>"));
+    return absl::NotFoundError(
+        absl::StrCat(directory, ": contains no complete checkpoint, a folder step-<N>"));
   }
   return entries.back();
 }

@@ -203,8 +203,8 @@ class DataChecker : private ProblemCollector {
   }
 
   // The number of units of `unit` bytes in a file. If the file is empty or has another size, adds a
-  // problem and returns nullopt. Reads at most the beginning of the file, so the check is cheap even
-  // for terabytes.
+  // problem and returns nullopt. Reads at most the beginning of the file, so the check is cheap
+  // even for terabytes.
   std::optional<uint64_t> UnitsOf(const std::string& field, const std::string& path, uint64_t unit,
                                   absl::string_view unit_name) {
     std::error_code error;

@@ -12,8 +12,8 @@
 // order and that rank needs one buffer only. AtomicFile makes the result visible in one step.
 //
 // Cost. fp32 is read directly into the destination. F16, BF16 and F64 are converted in blocks of
-// kConvertElements. Limits. Little-endian hosts only; integer, FP8 and complex tensors, and those of
-// types that this reader does not know, are listed but cannot be read as fp32.
+// kConvertElements. Limits. Little-endian hosts only; integer, FP8 and complex tensors, and those
+// of types that this reader does not know, are listed but cannot be read as fp32.
 #include "model/formats/safetensors.h"
 
 #include <unistd.h>

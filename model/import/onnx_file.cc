@@ -99,6 +99,10 @@ absl::StatusOr<std::string> ReadExternal(const onnx::Tensor& tensor, const std::
     return Bad(tensor, "is in file ", Quoted(location), ", from byte ", offset, ", with ", length,
                " bytes; its extents need ", bytes);
   }
+  // The format forbids it, and the linked folder may contain that of the model.
+  for (const std::filesystem::path& part : std::filesystem::path(location)) {
+    if (part == "..") return Bad(tensor, "is in file ", Quoted(location), ", outside its folder");
+  }
   std::vector<std::string> roots = {folder};
   if (!linked_folder.empty()) roots.push_back(linked_folder);
   CADRE_ASSIGN_OR_RETURN(const RootedFiles files, RootedFiles::Open("the model's folder", roots));

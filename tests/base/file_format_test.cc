@@ -19,7 +19,8 @@ std::string NameOf(const std::string& first) {
 }
 
 TEST(FileFormat, NamesFormatsByFirstBytes) {
-  const std::string tar = "a.jpg" + std::string(252, '\0') + "ustar\00000"s + std::string(247, '\0');
+  const std::string tar =
+      "a.jpg" + std::string(252, '\0') + "ustar\00000"s + std::string(247, '\0');
   for (const auto& [first, name] : {
            std::pair{"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n"s,
                      "a Git LFS pointer"s},

@@ -108,8 +108,9 @@ TEST(RunFileTest, NamesOtherFormats) {
   const std::string text = "name: 'a'\n";
   std::string utf16("\xff\xfe", 2);
   for (const char c : text) utf16 += {c, '\0'};
-  EXPECT_THAT(ErrorOf(utf16), HasSubstr("run.textproto:1:1: is not a run spec in text format: it is "
-                                        "text in UTF-16; save it as UTF-8"));
+  EXPECT_THAT(ErrorOf(utf16),
+              HasSubstr("run.textproto:1:1: is not a run spec in text format: it is text in "
+                        "UTF-16; save it as UTF-8"));
   EXPECT_THAT(ErrorOf(utf16.substr(2)), HasSubstr("it is text in UTF-16"));
   EXPECT_THAT(ErrorOf("<!doctype html>"), HasSubstr("it is a page of HTML"));
   EXPECT_THAT(ErrorOf(std::string("PK\x03\x04\0\0", 6)), HasSubstr("it is a zip archive"));

@@ -46,7 +46,8 @@ std::string PathIn(absl::string_view name) {
 absl::string_view EndingOf(absl::string_view path) {
   const size_t dot = path.rfind('.');
   const size_t slash = path.rfind('/');
-  if (dot == absl::string_view::npos || (slash != absl::string_view::npos && dot < slash)) return "";
+  if (dot == absl::string_view::npos) return "";
+  if (slash != absl::string_view::npos && dot < slash) return "";
   return path.substr(dot);
 }
 

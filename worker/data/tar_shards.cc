@@ -85,11 +85,14 @@ absl::Status AddSamples(const TarIndex& index, const std::string& name, int64_t 
   }
   for (const TarSample& sample : index.samples) {
     if (sample.label >= classes) {
-      return absl::InvalidArgumentError(absl::StrCat(name, ": ", sample.key, ": label ",
-                                                     sample.label, " is out of range; the model has ",
-                                                     classes, " classes"));
+      return absl::InvalidArgumentError(
+          absl::StrCat(name, ": ", sample.key, ": label ", sample.label,
+                       " is out of range; the model has ", classes, " classes"));
     }
-    images.Add({.shard = shard, .header = sample.header, .begin = sample.begin, .size = sample.size},
+    images.Add({.shard = shard,
+                .header = sample.header,
+                .begin = sample.begin,
+                .size = sample.size},
                sample.label);
   }
   return absl::OkStatus();

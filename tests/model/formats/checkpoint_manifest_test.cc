@@ -189,7 +189,8 @@ TEST(OpenWeights, NamesOtherFormats) {
         {"model.safetensors.index.json", "an index of several files"}}) {
     const std::string path = folder.Write(name, name == "model.pt" ? zip : "{\"weight_map\": {}}");
     const absl::Status status = OpenWeights(path, spec.model()).status();
-    EXPECT_THAT(status, IsError(absl::StatusCode::kInvalidArgument, path + ": is not a checkpoint"));
+    EXPECT_THAT(status,
+                IsError(absl::StatusCode::kInvalidArgument, path + ": is not a checkpoint"));
     EXPECT_THAT(status, IsError(absl::StatusCode::kInvalidArgument, what));
     EXPECT_THAT(status, IsError(absl::StatusCode::kInvalidArgument, "a *.safetensors file"));
   }

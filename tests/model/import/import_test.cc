@@ -120,7 +120,8 @@ absl::StatusOr<ImportedModel> OnFeatures(const std::string& body) {
 TEST(ImportTest, RunFileQuotesThePathOfTheWeights) {
   ImportedModel imported;
   for (const std::string path :
-       {"/my \"data\"/w.safetensors", "/back\\slash/\\n.safetensors", "/new\nline'\t#/w", "/\u00e4\u65e5/w"}) {
+       {"/my \"data\"/w.safetensors", "/back\\slash/\\n.safetensors", "/new\nline'\t#/w",
+        "/\u00e4\u65e5/w"}) {
     const auto run = ParseRunSpec("run.textproto", RunFileOf(imported, "net", path));
     ASSERT_TRUE(run.ok()) << run.status();
     EXPECT_EQ(run->spec.checkpoint().from(), path);

@@ -306,8 +306,8 @@ TEST_F(TarShardsTest, SamplesAreNeverLeftOutSilently) {
   };
   const auto with_image = [&](const std::string& target, char type, const std::string& what) {
     TarBuilder tar;
-    expect_bad(tar.Add("a.cls", "0").AddLink("a.jpg", target, type).Add("twice", "1").Add("twice", "2"),
-               "its member a.jpg " + what);
+    tar.Add("a.cls", "0").AddLink("a.jpg", target, type).Add("twice", "1").Add("twice", "2");
+    expect_bad(tar, "its member a.jpg " + what);
   };
   with_image("gone.jpg", '1', "is a link to gone.jpg, which is not in the archive");
   with_image("/n/gone.jpg", '2', "is a link to /n/gone.jpg, which is not in the archive");
