@@ -154,6 +154,10 @@ class CallerModel final : public TrainedModel {
     CADRE_RETURN_IF_ERROR(trainer_.handoff_.Do(Handoff::Task::kEvaluate));
     absl::MutexLock lock(&trainer_.mutex_);
     const RankProtocol::Evaluated evaluated = trainer_.evaluated_;
+    if (!std::isfinite(evaluated.loss_sum)) {
+      return absl::OutOfRangeError(absl::StrCat("the loss of test samples ", evaluate.begin, " to ",
+                                                evaluate.end, " is ", evaluated.loss_sum));
+    }
     if (evaluated.labels >= static_cast<int64_t>(evaluate.end - evaluate.begin)) return evaluated;
     return failure.Blame(v1::FAILURE_CAUSE_PLAN,
                          absl::InvalidArgumentError(

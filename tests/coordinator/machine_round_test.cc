@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <limits>
 
 #include "tests/coordinator/fake_cluster.h"
@@ -554,6 +555,11 @@ TEST_F(MachineRoundTest, InvalidEvaluationIsRefused) {
   evaluated.set_correct(99);
   cluster_.Send(lead, evaluated);
   EXPECT_EQ(cluster_.Counter("refused_malformed"), 2u) << "fewer labels than samples";
+  cluster_.Connect(lead);
+  evaluated.set_labels(100);
+  evaluated.set_loss_sum(std::nan(""));
+  cluster_.Send(lead, evaluated);
+  EXPECT_EQ(cluster_.Counter("refused_malformed"), 3u) << "a loss that is not finite";
   EXPECT_FALSE(cluster_.RunStatus(run).has_test());
 }
 
