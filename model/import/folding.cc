@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -370,6 +371,19 @@ NumberFunction FunctionOf(const onnx::Node& node, bool integer) {
   const auto found = functions.find(op);
   return found == functions.end() ? NumberFunction() : NumberFunction(found->second);
 }
+
+size_t OperandsOf(const std::string& op) {
+  static const auto& unary = *new std::set<std::string>{
+      "Abs",     "Ceil", "Erf", "Exp", "Floor", "Gelu",    "HardSigmoid", "HardSwish", "Log",
+      "Neg",     "Not",  "Reciprocal", "Relu",  "Sigmoid", "Softplus",    "Sqrt",      "Swish",
+      "Tanh"};
+  if (unary.count(op) > 0) return 1;
+  onnx::Node node;
+  node.set_op_type(op);
+  return FunctionOf(node, false) ? 2 : 0;
+}
+
+bool IsVariadic(const std::string& op) { return op == "Sum" || op == "Max" || op == "Min"; }
 
 absl::StatusOr<Value> Fold(const onnx::Node& node, const std::vector<Value>& inputs) {
   if (inputs.empty()) return absl::NotFoundError("not folded");

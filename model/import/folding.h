@@ -22,6 +22,10 @@ inline constexpr int64_t kMaxFoldedElements = 1 << 22;
 // `integer`: division rounds towards zero.
 using NumberFunction = std::function<double(double, double)>;
 NumberFunction FunctionOf(const onnx::Node& node, bool integer);
+// The numbers that it takes, 1 or 2; 0 for other operators.
+size_t OperandsOf(const std::string& op);
+// Whether it takes any number of operands, two at a time.
+bool IsVariadic(const std::string& op);
 
 // The result of an operator that only depends on known numbers. Errors: NotFound for operators that
 // are not folded; InvalidArgument for inputs that do not fit.

@@ -272,7 +272,7 @@ absl::StatusOr<ImportedModel> ImportOnnx(const onnx::Model& file, const std::str
     if (!problems.empty()) break;
     problems = absl::StrJoin(translator.problems(), "\n");
     if (!translator.batch_is_variable()) break;
-    if (absl::StrContains(problems, '[')) {
+    if (absl::StrContains(problems, absl::StrCat("[", batch, ","))) {
       absl::StrAppend(&problems, "\n(the number of samples is variable in the file, and ", batch,
                       " in the extents above)");
     }

@@ -20,6 +20,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
+#include "base/counted_noun.h"
 #include "base/status.h"
 #include "model/import/translator.h"
 #include "model/problem.h"
@@ -286,6 +287,12 @@ Translator::Results Translator::TranslateNode(const onnx::Node& node, std::vecto
   CADRE_RETURN_IF_ERROR(CheckAttributes(node));
   // Optional inputs may be absent, but not the first, and not those of a fold.
   if (inputs[0].kind == Value::Kind::kUnknown) return Unsupported("its first input is absent");
+  if (IsVariadic(node.op_type()) && inputs.size() == 1) return One(inputs[0]);
+  const size_t operands = OperandsOf(node.op_type());
+  if (operands > 0 && inputs.size() != operands && !IsVariadic(node.op_type())) {
+    return Unsupported(absl::StrCat("it has ", Counted(std::ssize(inputs), "input"), " instead of ",
+                                    operands));
+  }
   Results results = Structure(node, inputs);
   if (results.ok() || !absl::IsNotFound(results.status())) return results;
   std::vector<Value> numbers;
@@ -317,10 +324,7 @@ Translator::Results Translator::TranslateNode(const onnx::Node& node, std::vecto
         "its input is a mask of padding, which only the scores of an attention can use; give other "
         "inputs of the graph, such as segments, fixed values before the export");
   }
-  if (inputs.size() > 2 && (node.op_type() == "Sum" || node.op_type() == "Max" ||
-                            node.op_type() == "Min")) {
-    return Pairwise(node, inputs);
-  }
+  if (IsVariadic(node.op_type()) && inputs.size() > 2) return Pairwise(node, inputs);
   const auto rule = Rules().find(node.op_type());
   if (rule != Rules().end()) return (this->*rule->second)(node, inputs);
   if (of_attention) return OfAttention(node, inputs);

@@ -72,7 +72,6 @@ Translator::Results Translator::Clip(const onnx::Node& node, const std::vector<V
 Translator::Results Translator::Elementwise(const onnx::Node& node, const std::vector<Value>& in) {
   const NumberFunction function = FunctionOf(node, /*integer=*/false);
   if (!function || in.size() > 2) return absl::NotFoundError("");
-  if (node.op_type() == "Sum" && in.size() == 1) return One(in[0]);
   // An activation and a number, or two functions of one activation, compose a function.
   const Value* base = nullptr;
   std::vector<Samples> operands;
@@ -117,10 +116,11 @@ absl::StatusOr<Value> Translator::Combine(const onnx::Node& node, const Value& a
   if (IsAddition(node) && (first ? b : a).is_parameter()) {
     return first ? AddParameter(a, b) : AddParameter(b, a);
   }
-  return Unsupported(absl::StrCat("it ", IsAddition(node) ? "adds " : "multiplies by ",
-                                  Describe(first ? b : a), ", with ",
-                                  ExtentsOf(first ? a : b),
-                                  "; only a number, another activation, and with Add a bias work"));
+  const std::string other = Describe(first ? b : a), extents = ExtentsOf(first ? a : b);
+  return Unsupported(
+      absl::StrCat(IsAddition(node) ? absl::StrCat("it adds ", other, " to ", extents)
+                                    : absl::StrCat("it multiplies ", extents, " by ", other),
+                   "; only a number, another activation, and with Add a bias work"));
 }
 
 namespace {

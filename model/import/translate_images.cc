@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/counted_noun.h"
 #include "base/status.h"
 #include "model/import/translator.h"
 #include "model/inference.h"
@@ -66,8 +67,8 @@ absl::StatusOr<Sides> PaddingOf(const onnx::Node& node, Sides extent, Sides wind
     const int64_t width = SamePadding(extent.second, window.second, stride.second);
     if (height % 2 == 0 && width % 2 == 0) return Sides(height / 2, width / 2);
     return Unsupported(absl::StrCat(
-        AttributeText(node, "auto_pad"), ", which adds ", height, " rows and ", width,
-        " columns to its input of ", extent.first, " x ", extent.second,
+        AttributeText(node, "auto_pad"), ", which adds ", Counted(height, "row"), " and ",
+        Counted(width, "column"), " to its input of ", extent.first, " x ", extent.second,
         ": padding must be equal at opposite sides, so only even numbers are supported"));
   }
   if (automatic != "NOTSET" && !automatic.empty()) {

@@ -577,7 +577,7 @@ TEST(ImportTest, AutomaticPaddingThatIsSymmetric) {
   EXPECT_EQ(odd->model.layer(0).convolution().padding(), 1);
   EXPECT_THAT(ErrorOf(Import({1, 2, 8, 8}, Pooled(strided + Node("Relu c -> r")))),
               HasSubstr("operator Conv of node 'c_node': its attribute auto_pad is 'SAME_UPPER', "
-                        "which adds 1 rows and 1 columns to its input of 8 x 8"));
+                        "which adds 1 row and 1 column to its input of 8 x 8"));
   EXPECT_THAT(ErrorOf(Import({1, 2, 8, 8}, Pooled(ConvNode(Ints("pads", {0, 0, 1, 1})) +
                                                   Node("Relu c -> r")))),
               HasSubstr("its attribute pads is [0, 0, 1, 1] (top, left, bottom, right)"));
@@ -630,8 +630,8 @@ TEST(ImportTest, WhatCannotBeABiasIsNamed) {
                         "8, 8] to operator Conv of node 'c_node'"));
   EXPECT_THAT(ErrorOf(Import({1, 2, 8, 8}, Pooled(ConvNode() + Weight("b", {1, 3, 1, 1}) +
                                                   Node("Mul c b -> a") + relu))),
-              HasSubstr("operator Mul of node 'a_node': it multiplies by tensor 'b' with the "
-                        "extents [1, 3, 1, 1]"));
+              HasSubstr("operator Mul of node 'a_node': it multiplies [1, 3, 8, 8] by tensor "
+                        "'b' with the extents [1, 3, 1, 1]"));
   // The bias of a Gemm that is not a tensor of the file.
   EXPECT_THAT(ErrorOf(OnFeatures(Weight("w", {4, 4}) + Node("Relu f -> b") +
                                  Node("Gemm f w b -> y", Int("transB", 1)))),
@@ -646,6 +646,10 @@ TEST(ImportTest, SumIsAdd) {
               ElementsAre("relu", "add", "tanh", "add", "flatten", "fully_connected"));
   EXPECT_THAT(Operations(OnFeatures(Node("Relu f -> r") + Node("Sum r -> y"))),
               ElementsAre("relu", "flatten", "fully_connected"));
+  // The largest of one is not the larger of it and 0.
+  EXPECT_THAT(Operations(OnFeatures(Node("Max f -> y"))),
+              ElementsAre("flatten", "fully_connected"));
+  EXPECT_THAT(ErrorOf(OnFeatures(Node("Pow f -> y"))), HasSubstr("it has 1 input instead of 2"));
 }
 
 // Attributes that are ignored would change what the graph computes.
