@@ -35,8 +35,10 @@ absl::Status ExpectFlags(const CommandLine& line, std::initializer_list<absl::st
   return absl::OkStatus();
 }
 
-// The advice of the file system layer is to ask for a replacement; here that is a flag.
+// Names and addresses are those of the command line. The advice of the file system layer is to ask
+// for a replacement; here that is a flag.
 absl::Status NameFlag(const absl::Status& status) {
+  if (absl::IsInvalidArgument(status)) return UsageError(status.message());
   if (!absl::IsAlreadyExists(status)) return status;
   return absl::AlreadyExistsError(absl::StrCat(status.message(), ": --replace"));
 }

@@ -155,10 +155,18 @@ GlobalOptions GlobalOptionsOf(const CommandLine& line) {
       .quiet = line.On("quiet")};
 }
 
+absl::StatusOr<Credentials> CredentialsOf(const GlobalOptions& options) {
+  auto credentials = Credentials::FromFlags(options.tls, options.insecure);
+  // Other errors are those of the folder's files.
+  const bool contradict = options.tls.empty() == !options.insecure;
+  if (!credentials.ok() && contradict) return UsageError(credentials.status().message());
+  return credentials;
+}
+
 // --timeout limits the whole command, so it also limits the time to connect.
 absl::StatusOr<std::unique_ptr<CoordinatorClient>> MakeClient(const GlobalOptions& options) {
   CoordinatorClient::Options client;
-  CADRE_ASSIGN_OR_RETURN(client.credentials, Credentials::FromFlags(options.tls, options.insecure));
+  CADRE_ASSIGN_OR_RETURN(client.credentials, CredentialsOf(options));
   client.coordinator = options.coordinator;
   if (options.timeout) client.timeout = *options.timeout;
   if (options.timeout) client.dial_timeout = std::min(client.dial_timeout, *options.timeout);

@@ -125,8 +125,7 @@ absl::StatusOr<int> ExportCheckpoint(const Invocation& in) {
 absl::StatusOr<int> ExportRun(const Invocation& in) {
   const std::string run = in.line.argument();
   const std::string output = in.line.Value<std::string>("output");
-  CADRE_ASSIGN_OR_RETURN(const Credentials credentials,
-                         Credentials::FromFlags(in.global.tls, in.global.insecure));
+  CADRE_ASSIGN_OR_RETURN(const Credentials credentials, CredentialsOf(in.global));
   CADRE_ASSIGN_OR_RETURN(const auto client, MakeClient(in.global));
   CADRE_ASSIGN_OR_RETURN(const ReadVersion version,
                          ReadNewestVersion(
