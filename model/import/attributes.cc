@@ -136,7 +136,6 @@ absl::Status CheckAttributes(const onnx::Node& node) {
     const char *op, *name;
     double value;
   } fixed[] = {{"Mod", "fmod", 0},
-               {"Reshape", "allowzero", 0},
                {"Swish", "alpha", 1},
                {"ReduceMean", "noop_with_empty_axes", 0}};
   for (const auto& each : fixed) {

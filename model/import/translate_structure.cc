@@ -126,6 +126,12 @@ absl::StatusOr<Value> Translator::Reshape(const onnx::Node& node, const std::vec
                                       ", not a list of fixed extents"));
     }
     sizes = *wanted;
+    // Otherwise an extent of 0 is that of the input.
+    if (Attributes(node).Integer("allowzero", 0) != 0 &&
+        std::find(sizes.begin(), sizes.end(), 0) != sizes.end()) {
+      return Unsupported(absl::StrCat(AttributeText(node, "allowzero"), ", and its shape [",
+                                      absl::StrJoin(sizes, ", "), "] has no elements"));
+    }
     int64_t known = 1;
     int open = -1;
     for (size_t d = 0; d < sizes.size(); ++d) {

@@ -664,6 +664,13 @@ TEST(ImportTest, UnknownAttributesAreErrors) {
                                     Node("Relu c -> r")))),
               HasSubstr("its attribute kernel_shape is [5, 5], but its weight is tensor "
                         "'conv.weight' with the extents [3, 2, 3, 3]"));
+  // It only concerns extents of 0, which are otherwise those of the input.
+  const auto reshaped = [](std::vector<int64_t> shape) {
+    return OnFeatures(Integers("shape", shape) +
+                      Node("Reshape f shape -> y", Int("allowzero", 1)));
+  };
+  EXPECT_TRUE(reshaped({-1, 4}).ok());
+  EXPECT_THAT(ErrorOf(reshaped({0, 4})), HasSubstr("its attribute allowzero is 1, and its shape"));
   EXPECT_THAT(ErrorOf(OnFeatures(Node("Relu f -> r") + Node("Cast r -> y", Int("to", 7)))),
               HasSubstr("operator Cast of node 'y_node': it rounds"));
 }
