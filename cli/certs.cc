@@ -21,22 +21,24 @@ std::vector<std::string> ListOf(const CommandLine& line, absl::string_view flag)
 
 absl::Status CheckNumber(const CommandLine& line, size_t arguments, absl::string_view usage) {
   if (line.arguments().size() == arguments) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("expected 'cadre certs ", usage, "'"));
+  return UsageError(absl::StrCat("expected 'cadre certs ", usage, "'"));
 }
 
 absl::Status ExpectFlags(const CommandLine& line, std::initializer_list<absl::string_view> flags,
                          absl::string_view action) {
   for (const std::string& given : line.given()) {
     if (std::find(flags.begin(), flags.end(), given) == flags.end()) {
-      return absl::InvalidArgumentError(
+      return UsageError(
           absl::StrCat("--", given, " is not valid with 'cadre certs ", action, "'"));
     }
   }
   return absl::OkStatus();
 }
 
-// The advice of the file system layer is to ask for a replacement; here that is a flag.
+// Names and addresses are those of the command line. The advice of the file system layer is to ask
+// for a replacement; here that is a flag.
 absl::Status NameFlag(const absl::Status& status) {
+  if (absl::IsInvalidArgument(status)) return UsageError(status.message());
   if (!absl::IsAlreadyExists(status)) return status;
   return absl::AlreadyExistsError(absl::StrCat(status.message(), ": --replace"));
 }
@@ -64,7 +66,7 @@ absl::StatusOr<int> ManageCertificates(const Invocation& in) {
         ExpectFlags(line, {"ca", "days", "replace", "dns", "ip", "out"}, "issue"));
     const std::optional<Role> role = ParseRole(line.arguments()[1]);
     if (!role) {
-      return absl::InvalidArgumentError(
+      return UsageError(
           absl::StrCat("unknown role '", line.arguments()[1],
                        "'; the roles are operator, viewer, worker, aggregator and coordinator"));
     }
@@ -79,7 +81,7 @@ absl::StatusOr<int> ManageCertificates(const Invocation& in) {
                                                      .replace = replace},
                                                     folder)));
   } else {
-    return absl::InvalidArgumentError(
+    return UsageError(
         absl::StrCat("unknown action '", line.argument(), "'; expected init or issue"));
   }
   if (!in.global.quiet) {

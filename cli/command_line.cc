@@ -72,7 +72,7 @@ absl::Status UnknownFlag(absl::string_view written, const Verb* verb) {
   const std::string name = absl::StrReplaceAll(written, {{"_", "-"}});
   std::vector<Flag> flags = GlobalFlags();
   if (verb != nullptr) flags.insert(flags.end(), verb->flags.begin(), verb->flags.end());
-  return absl::InvalidArgumentError(
+  return UsageError(
       absl::StrCat("unknown flag --", name,
                    Suggestion(name, "--", "", flags, [](const Flag& flag) { return flag.name; },
                               {"help", "version"})));
@@ -85,7 +85,7 @@ absl::Status ForeignFlag(const Flag& flag, const Verb& verb) {
     if (FindFlag(other.flags, flag.name))
       owners.push_back(absl::StrCat("'cadre ", other.name, "'"));
   }
-  return absl::InvalidArgumentError(absl::StrCat(FlagName(flag), " is not a flag of 'cadre ",
+  return UsageError(absl::StrCat(FlagName(flag), " is not a flag of 'cadre ",
                                                  verb.name, "', only of ",
                                                  absl::StrJoin(owners, ", ")));
 }
@@ -148,7 +148,7 @@ std::string Expected(const Flag& flag, const std::string& text) {
 absl::Status CheckValue(const Flag& flag, const std::string& text) {
   const std::string expected = Expected(flag, text);
   if (expected.empty()) return absl::OkStatus();
-  return absl::InvalidArgumentError(
+  return UsageError(
       absl::StrCat(FlagName(flag), " takes ", expected, ", not '", text, "'"));
 }
 
@@ -170,7 +170,7 @@ const Verb* FindVerb(absl::string_view name) {
 }
 
 absl::Status UnknownVerb(absl::string_view name) {
-  return absl::InvalidArgumentError(absl::StrCat(
+  return UsageError(absl::StrCat(
       "unknown verb '", name, "'",
       Suggestion(name, "'", "'", Verbs(), [](const Verb& verb) { return verb.name; })));
 }
@@ -210,7 +210,7 @@ absl::Status CommandLine::Split(std::span<const std::string> words) {
     if (const Flag* flag = FindAnywhere(written.name)) {
       const bool needs_value = flag->kind != ValueKind::kSwitch && !written.value;
       if (needs_value && i + 1 == words.size()) {
-        return absl::InvalidArgumentError(absl::StrCat(FlagName(*flag), " needs a value"));
+        return UsageError(absl::StrCat(FlagName(*flag), " needs a value"));
       }
       values_[std::string(flag->name)] = needs_value ? words[++i] : written.value.value_or("true");
     } else if (const Flag* off = FindNegated(written.name); off != nullptr && !written.value) {
@@ -235,7 +235,7 @@ absl::Status CommandLine::CheckFlags() {
   }
   for (const Flag& flag : verb_->flags) {
     if (!flag.required || Has(flag.name)) continue;
-    return absl::InvalidArgumentError(absl::StrCat("missing flag ", FlagName(flag)));
+    return UsageError(absl::StrCat("missing flag ", FlagName(flag)));
   }
   return absl::OkStatus();
 }
@@ -246,10 +246,10 @@ absl::Status CommandLine::CheckArguments() const {
   for (const Argument& argument : verb_->arguments) {
     if (argument.repeated) return absl::OkStatus();
     if (i++ < arguments_.size() || argument.optional) continue;
-    return absl::InvalidArgumentError(absl::StrCat("missing argument ", argument.name));
+    return UsageError(absl::StrCat("missing argument ", argument.name));
   }
   if (i >= arguments_.size()) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("unexpected argument '", arguments_[i], "'"));
+  return UsageError(absl::StrCat("unexpected argument '", arguments_[i], "'"));
 }
 
 std::vector<std::string> CommandLine::given() const {

@@ -32,13 +32,13 @@ absl::StatusOr<std::optional<v1::Cluster::Device>> DeviceOf(const CommandLine& l
   const bool numbered =
       absl::ConsumePrefix(&number, "cuda:") && absl::SimpleAtoi(number, &gpu) && gpu >= 0;
   if (*device != "cuda" && !numbered) {
-    return absl::InvalidArgumentError(
+    return UsageError(
         absl::StrCat("--device takes cpu, cuda or, for 'cadre local', cuda:N (N = 0, 1, ...), not "
                      "'",
                      *device, "'"));
   }
   if (numbered && line.verb()->name != "local") {
-    return absl::InvalidArgumentError(
+    return UsageError(
         absl::StrCat("--device ", *device, " is only valid with 'cadre local': each worker of a ",
                      "cluster has its own --device; use --device cuda"));
   }
@@ -53,12 +53,12 @@ absl::StatusOr<std::vector<std::pair<std::string, std::string>>> SplitPairs(
   for (const absl::string_view part : absl::StrSplit(text, ',')) {
     const size_t equals = part.find('=');
     if (equals == absl::string_view::npos || equals == 0 || equals + 1 == part.size()) {
-      return absl::InvalidArgumentError(
+      return UsageError(
           absl::StrCat("--", flag, " takes ", expected, ", not '", part, "'"));
     }
     pairs.emplace_back(part.substr(0, equals), part.substr(equals + 1));
     if (!names.insert(pairs.back().first).second) {
-      return absl::InvalidArgumentError(
+      return UsageError(
           absl::StrCat("--", flag, " has ", pairs.back().first, " twice"));
     }
   }
@@ -73,7 +73,7 @@ absl::StatusOr<std::vector<v1::MeshAxis>> ParseMesh(absl::string_view text) {
   for (const auto& [name, value] : pairs) {
     uint32_t size = 0;
     if (!absl::SimpleAtoi(value, &size) || size == 0) {
-      return absl::InvalidArgumentError(
+      return UsageError(
           absl::StrCat("--mesh takes a whole number of at least 1 as the size of ", name, ", not '",
                        value, "'"));
     }
@@ -110,7 +110,7 @@ absl::StatusOr<std::vector<v1::LayerPin>> ParseLayerPins(absl::string_view text)
       if (ParseCoordinate(term, pin)) continue;
       const auto parallelism = EnumFromText<v1::LayerPin::Parallelism>(term);
       if (!parallelism || pin.parallelism() != v1::LayerPin::PARALLELISM_UNSPECIFIED) {
-        return absl::InvalidArgumentError(absl::StrCat(
+        return UsageError(absl::StrCat(
             "--layer splits '", name, "' by data (samples), model (outputs), model-in (inputs) or ",
             "domain (rows of images), or places it at a coordinate such as stage@1, not by '",
             value, "'"));
@@ -155,10 +155,18 @@ GlobalOptions GlobalOptionsOf(const CommandLine& line) {
       .quiet = line.On("quiet")};
 }
 
+absl::StatusOr<Credentials> CredentialsOf(const GlobalOptions& options) {
+  auto credentials = Credentials::FromFlags(options.tls, options.insecure);
+  // Other errors are those of the folder's files.
+  const bool contradict = options.tls.empty() == !options.insecure;
+  if (!credentials.ok() && contradict) return UsageError(credentials.status().message());
+  return credentials;
+}
+
 // --timeout limits the whole command, so it also limits the time to connect.
 absl::StatusOr<std::unique_ptr<CoordinatorClient>> MakeClient(const GlobalOptions& options) {
   CoordinatorClient::Options client;
-  CADRE_ASSIGN_OR_RETURN(client.credentials, Credentials::FromFlags(options.tls, options.insecure));
+  CADRE_ASSIGN_OR_RETURN(client.credentials, CredentialsOf(options));
   client.coordinator = options.coordinator;
   if (options.timeout) client.timeout = *options.timeout;
   if (options.timeout) client.dial_timeout = std::min(client.dial_timeout, *options.timeout);

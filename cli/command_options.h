@@ -9,6 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "base/rpc/credentials.h"
 #include "cli/command_line.h"
 #include "cli/console.h"
 #include "cli/progress.h"
@@ -19,8 +20,10 @@ namespace cadre {
 
 GlobalOptions GlobalOptionsOf(const CommandLine& line);
 
-// A client with the credentials of --tls or $CADRE_TLS, or with --insecure. Errors:
-// InvalidArgument.
+// The credentials of --tls or $CADRE_TLS, or none with --insecure. Errors: UsageError unless one of
+// them is given; those of files.
+absl::StatusOr<Credentials> CredentialsOf(const GlobalOptions& options);
+// A client with these credentials. Errors: those of CredentialsOf.
 absl::StatusOr<std::unique_ptr<CoordinatorClient>> MakeClient(const GlobalOptions& options);
 // The deadline of a command that starts now.
 absl::Time DeadlineOf(const GlobalOptions& options, absl::Time now);
@@ -28,7 +31,7 @@ absl::Time DeadlineOf(const GlobalOptions& options, absl::Time now);
 ProgressOptions ProgressOnErr(const GlobalOptions& options, const Console& console);
 
 // The values of flags that replace values of the run file. Names of axes and layers are not checked
-// here, but against the model, by the validation of the run file. Errors: InvalidArgument, naming
+// here, but against the model, by the validation of the run file. Errors: UsageError, naming
 // the flag.
 absl::StatusOr<SpecFlags> SpecFlagsOf(const CommandLine& line);
 

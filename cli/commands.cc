@@ -1,6 +1,7 @@
-// All errors are reported here. Errors of parsing and of flags are usage errors with exit code 2.
-// All other errors are one line on stderr; their status code determines the exit code
-// (cli/console.h), on which scripts rely.
+// All errors are reported here. Errors of parsing and of flags are usage errors (cli/console.h), with
+// the usage and exit code 2.
+// All other errors are one line on stderr; their status code determines the exit code, on which
+// scripts rely.
 #include "cli/commands.h"
 
 #include <cstdlib>
@@ -14,7 +15,7 @@
 namespace cadre {
 namespace {
 
-int UsageError(const Console& console, const absl::Status& status, const Verb* verb) {
+int FailUsage(const Console& console, const absl::Status& status, const Verb* verb) {
   console.err << "cadre: " << status.message() << "\n";
   if (verb != nullptr) console.err << "usage: " << Usage(*verb) << "\n";
   console.err << "see 'cadre help" << (verb == nullptr ? "" : absl::StrCat(" ", verb->name)) << "'"
@@ -30,7 +31,7 @@ int RunCommandLine(std::span<const std::string> words, Console console) {
     return kExitOk;
   }
   absl::StatusOr<CommandLine> line = CommandLine::Parse(words);
-  if (!line.ok()) return UsageError(console, line.status(), CommandLine::VerbOf(words));
+  if (!line.ok()) return FailUsage(console, line.status(), CommandLine::VerbOf(words));
   // `cadre VERB --help` is `cadre help VERB`, and so is `--version`.
   if (line->help() || line->version()) {
     std::vector<std::string> instead = {line->help() ? "help" : "version"};
@@ -50,8 +51,8 @@ int RunCommandLine(std::span<const std::string> words, Console console) {
   if (!verb->handles_interrupts) ExitOnInterrupt();
   const absl::StatusOr<int> code = verb->run({*line, GlobalOptionsOf(*line), console});
   if (code.ok()) return *code;
-  return absl::IsInvalidArgument(code.status()) ? UsageError(console, code.status(), verb)
-                                                : Fail(console, code.status());
+  return IsUsageError(code.status()) ? FailUsage(console, code.status(), verb)
+                                     : Fail(console, code.status());
 }
 
 }  // namespace cadre

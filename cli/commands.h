@@ -1,6 +1,6 @@
 // The commands of cadre that do more than print text: one function for each verb (cli/verbs.cc).
 //
-// Each returns the exit code. RunCommandLine reports errors: InvalidArgument, for an invalid
+// Each returns the exit code. RunCommandLine reports errors: UsageError, for an invalid
 // command line, with the usage of the verb; all others with the exit code of their status.
 // Thread-compatible; to be called on the main thread.
 #pragma once

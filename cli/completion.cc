@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "cli/console.h"
 #include "cli/verb.h"
 #include "model/zoo_file.h"
 
@@ -187,7 +188,7 @@ absl::StatusOr<std::string> CompletionScript(absl::string_view shell) {
   if (shell == "bash") return kBash;
   if (shell == "zsh") return kZsh;
   if (shell == "fish") return kFish;
-  return absl::InvalidArgumentError(
+  return UsageError(
       absl::StrCat("completion exists for bash, zsh and fish, not for '", shell, "'"));
 }
 

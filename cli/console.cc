@@ -5,6 +5,21 @@
 #include "base/peer_text.h"
 
 namespace cadre {
+namespace {
+
+constexpr absl::string_view kUsagePayload = "cadre/usage";
+
+}  // namespace
+
+absl::Status UsageError(absl::string_view message) {
+  absl::Status status = absl::InvalidArgumentError(message);
+  status.SetPayload(kUsagePayload, absl::Cord());
+  return status;
+}
+
+bool IsUsageError(const absl::Status& status) {
+  return status.GetPayload(kUsagePayload).has_value();
+}
 
 ExitCode ExitCodeOf(const absl::Status& status) {
   switch (status.code()) {

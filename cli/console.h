@@ -10,6 +10,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 
 namespace cadre {
@@ -58,6 +59,11 @@ enum ExitCode : int {
   kExitDenied = 5,
   kExitInterrupted = 130,
 };
+
+// An error of the command line, which is reported with the usage of the verb. Other errors, such as
+// those of files and of the coordinator, are not, whatever their code.
+absl::Status UsageError(absl::string_view message);
+bool IsUsageError(const absl::Status& status);
 
 // NotFound, Unavailable and DeadlineExceeded have their own codes; other errors are failures.
 ExitCode ExitCodeOf(const absl::Status& status);

@@ -92,7 +92,7 @@ absl::StatusOr<Condition> ParseCondition(const std::string& text) {
       counts ? absl::SimpleAtoi(condition.value, &condition.number)
              : condition.key == "state" && EnumFromText<v1::RunState>(condition.value).has_value();
   if (valid) return condition;
-  return absl::InvalidArgumentError(absl::StrCat(
+  return UsageError(absl::StrCat(
       "--for takes state=STATE, members=N or version=N, such as state=done, not '", text, "'"));
 }
 
@@ -127,7 +127,7 @@ absl::StatusOr<int> WaitForCondition(const Invocation& in, const CoordinatorClie
                          ParseCondition(*in.line.Get<std::string>("for")));
   const std::string run = in.line.argument();
   if (run.empty() != (condition.key == "members")) {
-    return absl::InvalidArgumentError(condition.key == "members"
+    return UsageError(condition.key == "members"
                                           ? "--for members=N concerns all runs, not one"
                                           : "missing argument RUN");
   }
@@ -440,7 +440,7 @@ absl::StatusOr<int> WaitForRun(const Invocation& in) {
   calls.timeout.reset();
   CADRE_ASSIGN_OR_RETURN(const auto client, MakeClient(calls));
   if (in.line.Get<std::string>("for").has_value()) return WaitForCondition(in, *client);
-  if (in.line.argument().empty()) return absl::InvalidArgumentError("missing argument RUN");
+  if (in.line.argument().empty()) return UsageError("missing argument RUN");
   v1::RunStatus ended;
   FollowOptions follow;
   follow.run = in.line.argument();

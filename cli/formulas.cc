@@ -106,7 +106,7 @@ Formula AllReduceBy(const char* name, Algorithm algorithm) {
 absl::StatusOr<FormulaResults> EvaluateButterflyLimit(const Numbers& numbers) {
   const int64_t ranks = numbers.Count("ranks");
   if (ranks < 2 || (ranks & (ranks - 1)) != 0) {
-    return absl::InvalidArgumentError("ranks must be a power of two, 2 or more");
+    return UsageError("ranks must be a power of two, 2 or more");
   }
   // With two ranks, recursive doubling is faster for every size.
   if (ranks == 2) return FormulaResults{{"butterfly_always", 1}};
@@ -125,7 +125,7 @@ absl::StatusOr<FormulaResults> EvaluateOverlap(const Numbers& numbers) {
   const std::vector<double>& backward = numbers.List("backward");
   const std::vector<double>& communication = numbers.List("communication");
   if (forward.size() != backward.size() || forward.size() != communication.size()) {
-    return absl::InvalidArgumentError(
+    return UsageError(
         "forward, backward and communication must have one number per layer");
   }
   std::vector<LayerTimes> layers;
@@ -189,11 +189,11 @@ absl::StatusOr<NetworkShape> NetworkOf(const Numbers& numbers) {
   for (const char* name : {"weights", "inputs", "outputs"}) {
     const std::vector<double>& list = numbers.List(name);
     if (list.size() != layers) {
-      return absl::InvalidArgumentError(
+      return UsageError(
           "weights, inputs and outputs must have one number per layer");
     }
     if (std::accumulate(list.begin(), list.end(), 0.0) > kMaxProduct) {
-      return absl::InvalidArgumentError(
+      return UsageError(
           absl::StrCat("the sum of ", name, " is more than ", kMaxProduct));
     }
   }
@@ -214,7 +214,7 @@ absl::StatusOr<FormulaResults> EvaluateGroupHybrid(const Numbers& numbers) {
   const int64_t workers = numbers.Count("workers");
   const int64_t group = numbers.Count("group");
   if (workers % group != 0) {
-    return absl::InvalidArgumentError(
+    return UsageError(
         absl::StrCat(workers, " workers cannot be divided into groups of ", group));
   }
   const HybridProblem problem = {
@@ -255,7 +255,7 @@ absl::StatusOr<FormulaResults> EvaluateHybridRule(const Numbers& numbers) {
 
 absl::Status CheckProduct(const Numbers& numbers, const char* one, const char* other) {
   if (numbers[one] * numbers[other] <= kMaxProduct) return absl::OkStatus();
-  return absl::InvalidArgumentError(
+  return UsageError(
       absl::StrCat(one, " times ", other, " is more than ", kMaxProduct));
 }
 
@@ -280,7 +280,7 @@ absl::StatusOr<FormulaResults> EvaluateAveraging(const Numbers& numbers) {
   if (samples == 0) return results;
   const int64_t batch = numbers.Count("batch");
   if (HierarchicalSteps(samples, groups, batch) == 0) {
-    return absl::InvalidArgumentError(
+    return UsageError(
         "samples are fewer than groups times batch, those of one step");
   }
   results.push_back({"synchronous_steps", 1.0 * SynchronousSteps(samples, batch)});
@@ -306,7 +306,7 @@ absl::StatusOr<FormulaResults> EvaluateActivations(const Numbers& numbers) {
 // gradients.
 absl::StatusOr<FormulaResults> EvaluateDiscrepancy(const Numbers& numbers) {
   if (numbers["signal"] == 0 && numbers["noise"] == 0) {
-    return absl::InvalidArgumentError("signal and noise are both 0");
+    return UsageError("signal and noise are both 0");
   }
   return FormulaResults{
       {"gamma", ExpectedDiscrepancy(numbers["signal"], numbers["noise"], numbers["groups"])}};
@@ -408,7 +408,7 @@ absl::StatusOr<double> NumberOf(const Parameter& parameter, absl::string_view te
   const bool number = absl::SimpleAtod(text, &value) && value >= 0 && std::isfinite(value);
   if (number && count && value >= 1 && value <= max && std::floor(value) == value) return value;
   if (number && !count && (value > 0 || kind != Kind::kPositive)) return value;
-  return absl::InvalidArgumentError(
+  return UsageError(
       absl::StrCat(parameter.name, " is '", text, "', but must be ",
                    kind == Kind::kRanks      ? "a whole number, 1 to 1048576"
                    : count                   ? "a whole number, 1 to 9e15"
@@ -423,7 +423,7 @@ absl::Status SetNumbers(const Formula& formula, absl::string_view argument, Numb
   for (const Parameter& parameter : formula.parameters) {
     if (parts.first != parameter.name) continue;
     if (numbers.Has(parts.first)) {
-      return absl::InvalidArgumentError(absl::StrCat("duplicate parameter ", parts.first));
+      return UsageError(absl::StrCat("duplicate parameter ", parts.first));
     }
     const int commas = IsList(parameter.kind) ? kMaxNumbers : 0;
     std::vector<double> values;
@@ -434,7 +434,7 @@ absl::Status SetNumbers(const Formula& formula, absl::string_view argument, Numb
     numbers.Set(parts.first, std::move(values));
     return absl::OkStatus();
   }
-  return absl::InvalidArgumentError(
+  return UsageError(
       absl::StrCat(formula.name, " has no parameter '", parts.first, "'"));
 }
 
@@ -461,7 +461,7 @@ absl::StatusOr<FormulaResults> Evaluate(const std::string& name,
   const auto formula = std::find_if(Formulas().begin(), Formulas().end(),
                                     [&](const Formula& each) { return each.name == name; });
   if (formula == Formulas().end()) {
-    return absl::InvalidArgumentError(
+    return UsageError(
         absl::StrCat("unknown formula '", name, "'; 'cadre formula' lists them"));
   }
   Numbers numbers;
@@ -471,7 +471,7 @@ absl::StatusOr<FormulaResults> Evaluate(const std::string& name,
   for (const Parameter& parameter : formula->parameters) {
     if (numbers.Has(parameter.name)) continue;
     if (!parameter.fallback) {
-      return absl::InvalidArgumentError(absl::StrCat(
+      return UsageError(absl::StrCat(
           "missing parameter ", parameter.name, "; usage: ", name, " ", ParametersText(*formula)));
     }
     numbers.Set(parameter.name, {*parameter.fallback});
@@ -479,7 +479,7 @@ absl::StatusOr<FormulaResults> Evaluate(const std::string& name,
   CADRE_ASSIGN_OR_RETURN(FormulaResults results, formula->evaluate(numbers));
   for (const auto& [result, value] : results) {
     if (std::isfinite(value)) continue;
-    return absl::InvalidArgumentError(
+    return UsageError(
         absl::StrCat(result, " is ", value, ": the numbers are too large or too small"));
   }
   return results;

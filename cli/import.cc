@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/counted_noun.h"
 #include "base/file.h"
+#include "base/peer_text.h"
 #include "base/rpc/credentials.h"
 #include "base/status.h"
 #include "cli/command_line.h"
@@ -58,9 +59,9 @@ absl::StatusOr<int> ImportModel(const Invocation& in) {
   auto imported =
       ImportOnnx(file, folder,
                  {.padding_token = in.line.Get<uint32_t>("padding-token"),
-                  .linked_folder = fs::canonical(path, error).parent_path().string()});
+                  .linked_folder = fs::canonical(path, error).parent_path().string(),
+                  .scores = in.line.Get<std::string>("scores").value_or("")});
   if (!imported.ok()) {
-    // Not an error of the command line, so without its usage.
     return absl::FailedPreconditionError(
         absl::StrCat(path, " cannot be imported:\n", imported.status().message()));
   }
@@ -72,6 +73,9 @@ absl::StatusOr<int> ImportModel(const Invocation& in) {
                    << ") and " << weights << " ("
                    << Counted(std::ssize(imported->weights), "tensor") << "); adapt the data in "
                    << run_file << std::endl;
+    for (const std::string& line : imported->left_out) {
+      in.console.err << "left out: " << Escaped(line, LineBreaks::kEscape) << std::endl;
+    }
   }
   return kExitOk;
 }
@@ -100,7 +104,7 @@ absl::StatusOr<int> ExportImported(const Invocation& in, const v1::Model& model,
 absl::StatusOr<int> ExportCheckpoint(const Invocation& in) {
   CADRE_ASSIGN_OR_RETURN(const std::string folder, ResolveCheckpoint(in.line.argument()));
   if (absl::EndsWith(folder, ".safetensors")) {
-    return absl::InvalidArgumentError(absl::StrCat(
+    return UsageError(absl::StrCat(
         folder,
         " has no manifest; give the folder of a checkpoint, or a directory of checkpoints"));
   }
@@ -124,8 +128,7 @@ absl::StatusOr<int> ExportCheckpoint(const Invocation& in) {
 absl::StatusOr<int> ExportRun(const Invocation& in) {
   const std::string run = in.line.argument();
   const std::string output = in.line.Value<std::string>("output");
-  CADRE_ASSIGN_OR_RETURN(const Credentials credentials,
-                         Credentials::FromFlags(in.global.tls, in.global.insecure));
+  CADRE_ASSIGN_OR_RETURN(const Credentials credentials, CredentialsOf(in.global));
   CADRE_ASSIGN_OR_RETURN(const auto client, MakeClient(in.global));
   CADRE_ASSIGN_OR_RETURN(const ReadVersion version,
                          ReadNewestVersion(

@@ -165,13 +165,13 @@ std::string TableText(const v1::EpochsTable& table) {
   return text.Text();
 }
 
-// "1,2,4,8", in any order; returns them sorted, without duplicates. Errors: InvalidArgument.
+// "1,2,4,8", in any order; returns them sorted, without duplicates. Errors: UsageError.
 absl::StatusOr<std::vector<uint32_t>> ParseWorkers(absl::string_view text) {
   std::set<uint32_t> workers;
   for (const absl::string_view word : absl::StrSplit(text, ',')) {
     uint32_t number = 0;
     if (!absl::SimpleAtoi(word, &number) || number == 0) {
-      return absl::InvalidArgumentError(
+      return UsageError(
           absl::StrCat("--workers takes positive numbers such as 1,2,4,8, not '", text, "'"));
     }
     workers.insert(number);

@@ -228,15 +228,15 @@ absl::StatusOr<int> ShowPlacement(const Invocation& in) {
   // Both kinds of planning share a verb, so the flags of the other kind are known to the parser.
   for (const std::string& flag : in.line.given()) {
     if (flag == "placement" || flag == "solver-seconds") continue;
-    return absl::InvalidArgumentError(absl::StrCat("--", flag, " has no effect with --placement"));
+    return UsageError(absl::StrCat("--", flag, " has no effect with --placement"));
   }
   if (!in.line.arguments().empty()) {
-    return absl::InvalidArgumentError(
+    return UsageError(
         absl::StrCat("unexpected argument '", in.line.argument(), "'"));
   }
   const auto path = in.line.Value<std::string>("placement");
   if (path.empty()) {
-    return absl::InvalidArgumentError("--placement requires the file of an operator graph");
+    return UsageError("--placement requires the file of an operator graph");
   }
   absl::StatusOr<PlacementProblem> problem = ReadOperatorGraph(path);
   // Each line of the message names file, line and column.

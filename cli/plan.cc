@@ -37,18 +37,18 @@ absl::Status CheckLink(const CommandLine& line) {
   const std::string link_flag = FirstGiven(line, {"alpha", "bandwidth", "gamma", "flops"});
   if (line.Has("profile")) {
     if (link_flag.empty()) return absl::OkStatus();
-    return absl::InvalidArgumentError(absl::StrCat(
+    return UsageError(absl::StrCat(
         "--", link_flag, " and --profile contradict: the profile states all links and speeds"));
   }
   const bool alpha = line.Has("alpha");
   if (alpha != line.Has("bandwidth")) {
-    return absl::InvalidArgumentError(absl::StrCat("--", alpha ? "alpha" : "bandwidth",
+    return UsageError(absl::StrCat("--", alpha ? "alpha" : "bandwidth",
                                                    " requires --", alpha ? "bandwidth" : "alpha",
                                                    ": together they describe the link"));
   }
   const std::string flag = FirstGiven(line, {"gamma", "flops", "compare", "epochs", "groups"});
   if (alpha || flag.empty()) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("--", flag, " requires --alpha and --bandwidth",
+  return UsageError(absl::StrCat("--", flag, " requires --alpha and --bandwidth",
                                                  link_flag.empty() ? ", or --profile" : "",
                                                  ": without a link no time is predicted"));
 }
@@ -58,7 +58,7 @@ absl::Status CheckRanks(const SpecFlags& flags, uint32_t workers) {
       {"model-ranks", flags.model_ranks}, {"space-ranks", flags.space_ranks}};
   for (const auto& [flag, ranks] : axes) {
     if (ranks.value_or(0) == 0 || workers % *ranks == 0) continue;
-    return absl::InvalidArgumentError(absl::StrCat("--", flag, " is ", *ranks,
+    return UsageError(absl::StrCat("--", flag, " is ", *ranks,
                                                    ", which does not divide the ", workers,
                                                    " workers of --workers"));
   }
@@ -68,12 +68,12 @@ absl::Status CheckRanks(const SpecFlags& flags, uint32_t workers) {
     ranks = std::min<uint64_t>(ranks * axis.size(), uint64_t{1} << 32);
   }
   if (ranks == workers) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("--mesh and --workers contradict: the mesh has ",
+  return UsageError(absl::StrCat("--mesh and --workers contradict: the mesh has ",
                                                  ranks, " ranks, not ", workers));
 }
 
 // Parses a list such as "data,model,auto", or "all". `data` is an alias of batch, `hybrid` of
-// group-hybrid. Duplicates are dropped. Errors: InvalidArgument listing the names.
+// group-hybrid. Duplicates are dropped. Errors: UsageError listing the names.
 absl::StatusOr<std::vector<Strategy>> ParseStrategies(absl::string_view names) {
   if (names == "all") return AllStrategies();
   std::vector<Strategy> strategies;
@@ -82,7 +82,7 @@ absl::StatusOr<std::vector<Strategy>> ParseStrategies(absl::string_view names) {
     if (name == "hybrid") name = "group-hybrid";
     const std::optional<Strategy> strategy = StrategyFromName(name);
     if (!strategy) {
-      return absl::InvalidArgumentError(
+      return UsageError(
           absl::StrCat("--compare: unknown strategy '", name, "'; use all, or some of ",
                        absl::StrJoin(AllStrategies(), ", ", [](std::string* out, Strategy known) {
                          absl::StrAppend(out, StrategyName(known));
@@ -115,7 +115,7 @@ absl::StatusOr<v1::RunSpec> LoadFor(const CommandLine& line, const SpecFlags& gi
   cluster.set_ranks_per_group(workers);
   if (given.batch) loaded.spec.set_batch_per_group(*given.batch);
   if (loaded.spec.micro_batches() > loaded.spec.batch_per_group()) {
-    return absl::InvalidArgumentError(
+    return UsageError(
         absl::StrCat(line.argument(), ": micro_batches is ", loaded.spec.micro_batches(),
                      ", but a step has only ", loaded.spec.batch_per_group(), " samples"));
   }
@@ -128,7 +128,7 @@ absl::Status ReadEpochs(const std::string& path, PlanRequest& request) {
   CADRE_ASSIGN_OR_RETURN(request.epochs, ReadEpochsTable(path));
   CADRE_RETURN_IF_ERROR(Annotate(EpochsCurve::FromTable(*request.epochs).status(), path));
   if (request.samples) return absl::OkStatus();
-  return absl::InvalidArgumentError(
+  return UsageError(
       "--epochs requires --samples: the run does not state the samples of an epoch");
 }
 
@@ -148,7 +148,7 @@ absl::Status ReadFiles(const CommandLine& line, const SpecFlags& flags, PlanRequ
   return absl::OkStatus();
 }
 
-// The request as far as the flags state it; ReadFiles adds the rest. Errors: InvalidArgument naming
+// The request as far as the flags state it; ReadFiles adds the rest. Errors: UsageError naming
 // the flag.
 absl::StatusOr<PlanRequest> RequestOf(const CommandLine& line, const SpecFlags& flags) {
   PlanRequest request{.workers = static_cast<int>(line.Value<uint32_t>("workers")),
@@ -178,12 +178,12 @@ absl::StatusOr<PlanRequest> RequestOf(const CommandLine& line, const SpecFlags& 
 absl::StatusOr<int> ShowPlan(const Invocation& in) {
   if (in.line.Has("placement")) return ShowPlacement(in);
   if (in.line.arguments().empty()) {
-    return absl::InvalidArgumentError("missing argument RUN.textproto|MODEL");
+    return UsageError("missing argument RUN.textproto|MODEL");
   }
   if (in.line.Has("solver-seconds")) {
-    return absl::InvalidArgumentError("--solver-seconds is only valid with --placement");
+    return UsageError("--solver-seconds is only valid with --placement");
   }
-  if (!in.line.Has("workers")) return absl::InvalidArgumentError("missing flag --workers");
+  if (!in.line.Has("workers")) return UsageError("missing flag --workers");
   CADRE_ASSIGN_OR_RETURN(const SpecFlags flags, SpecFlagsOf(in.line));
   CADRE_ASSIGN_OR_RETURN(PlanRequest request, RequestOf(in.line, flags));
   if (const absl::Status read = ReadFiles(in.line, flags, request); !read.ok()) {

@@ -322,10 +322,10 @@ absl::StatusOr<std::vector<std::string>> PeersOf(const CommandLine& line) {
   const std::string text = line.Get<std::string>("peers").value_or("");
   if (!text.empty()) peers = absl::StrSplit(text, ',');
   if (peers.size() == 1) {
-    return absl::InvalidArgumentError("--peers must list at least two hosts, separated by commas");
+    return UsageError("--peers must list at least two hosts, separated by commas");
   }
   if (peers.size() > kMaxHosts) {
-    return absl::InvalidArgumentError(
+    return UsageError(
         absl::StrCat("--peers lists ", peers.size(), " hosts, more than ", kMaxHosts));
   }
   for (const std::string& peer : peers) {
@@ -333,12 +333,12 @@ absl::StatusOr<std::vector<std::string>> PeersOf(const CommandLine& line) {
     uint32_t port = 0;
     if (colon == 0 || colon == std::string::npos ||
         !absl::SimpleAtoi(peer.substr(colon + 1), &port) || port < 1 || port > 65535) {
-      return absl::InvalidArgumentError(absl::StrCat("--peers: '", peer, "' is not host:port"));
+      return UsageError(absl::StrCat("--peers: '", peer, "' is not host:port"));
     }
   }
   const auto rank = line.Value<uint32_t>("rank");
   if (rank >= std::max<size_t>(1, peers.size())) {
-    return absl::InvalidArgumentError(
+    return UsageError(
         absl::StrCat("--rank is ", rank, ", but --peers lists ", peers.size(), " hosts"));
   }
   return peers;
@@ -352,7 +352,7 @@ absl::StatusOr<int> ProbeCluster(const Invocation& in) {
   flags.here = false;
   CADRE_ASSIGN_OR_RETURN(std::vector<std::string> peers, PeersOf(in.line));
   if (in.line.Value<absl::Duration>("meet-timeout") < absl::Seconds(1)) {
-    return absl::InvalidArgumentError("--meet-timeout must be at least 1 second");
+    return UsageError("--meet-timeout must be at least 1 second");
   }
   CADRE_ASSIGN_OR_RETURN(std::string programs, ProgramsFolder());
   const absl::StatusOr<LoadedSpec> loaded = LoadSpec(in.line.argument(), flags);

@@ -27,11 +27,11 @@ absl::Status CheckTogether(const std::vector<std::string>& folders,
   for (size_t i = 0; i < shards.size(); ++i) {
     const ReplayedShard& shard = shards[i];
     if (shard.lineage != first.lineage) {
-      return absl::InvalidArgumentError(
+      return absl::FailedPreconditionError(
           absl::StrCat(folders[i], " belongs to another run than ", folders.front()));
     }
     if (!numbers.insert(shard.shard).second) {
-      return absl::InvalidArgumentError(
+      return absl::FailedPreconditionError(
           absl::StrCat(folders[i], " has shard ", shard.shard, ", as a folder before it"));
     }
     if (shard.version != first.version) {
@@ -41,7 +41,7 @@ absl::Status CheckTogether(const std::vector<std::string>& folders,
     }
   }
   if (numbers.size() == first.shards) return absl::OkStatus();
-  return absl::InvalidArgumentError(
+  return absl::FailedPreconditionError(
       absl::StrCat("the run has ", first.shards, " shards: the folders of all are required"));
 }
 

@@ -92,8 +92,8 @@ struct Verb {
   absl::string_view examples = "";
   // Whether the verb handles interrupts itself, to end its child processes (cli/interrupt.h).
   bool handles_interrupts = false;
-  // Returns the exit code. Errors: InvalidArgument for an invalid command line, which is reported
-  // with the usage of the verb; other errors are reported with the exit code of their status.
+  // Returns the exit code. Errors: UsageError for an invalid command line, which is reported with
+  // the usage of the verb; other errors are reported with the exit code of their status.
   std::function<absl::StatusOr<int>(const Invocation&)> run;
 };
 
@@ -104,7 +104,7 @@ const std::vector<Flag>& GlobalFlags();
 
 // Null for an unknown verb.
 const Verb* FindVerb(absl::string_view name);
-// The error for an unknown verb: InvalidArgument, with the nearest verb.
+// The error for an unknown verb: UsageError, with the nearest verb.
 absl::Status UnknownVerb(absl::string_view name);
 // The flag of that name or letter, with dashes or underscores; null if it is not in the list.
 const Flag* FindFlag(const std::vector<Flag>& flags, absl::string_view name);

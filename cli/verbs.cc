@@ -652,17 +652,21 @@ first.
                  Flag{"weights", kFile, "FILE", "the file of weights to write"}.Fallback(
                      "weights.safetensors"),
                  {"padding-token", kCount, "ID",
-                  "the token of padding, if the network's second input is a mask of padding"}},
+                  "the token of padding, if the network's second input is a mask of padding"},
+                 {"scores", kText, "NAME",
+                  "the output with the scores, if the network has several outputs"}},
        .brief = "make a run file and weights from a network in ONNX format",
        .text =
            R"(Translates the forward graph that PyTorch exports (torch.onnx.export) to layers of Cadre, which
 has its own gradients. Names of modules become names of layers. The run file begins from the
 weights; adapt its data, and train it like any other. Operators without a translation are reported
-together, with their nodes and the nearest operators that work. docs/import.md describes how to
-export, and what is supported.
+together, with their nodes and the nearest operators that work. What the file has and the model has
+not, such as other outputs, unused tensors and fixed numbers, is printed. docs/import.md describes how
+to export, and what is supported.
 )",
        .examples = R"(  cadre import resnet18.onnx -O run.textproto --weights weights.safetensors
   cadre import bert.onnx --padding-token 0
+  cadre import detector.onnx --scores logits
   cadre local run.textproto --checkpoint checkpoints
   cadre export checkpoints -O trained.safetensors
 )",

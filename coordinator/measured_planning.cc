@@ -21,6 +21,7 @@
 #include "model/parameter_index.h"
 #include "plan/cluster_profile.h"
 #include "plan/layer_part.h"
+#include "plan/norm_statistics.h"
 #include "plan/placed_memory.h"
 #include "plan/plan.h"
 #include "plan/plan_collectives.h"
@@ -166,6 +167,7 @@ absl::StatusOr<std::vector<GroupPlan>> SearchPlans(const PlanQuery& query) {
   std::vector<GroupPlan> plans;
   const auto add = [&](Candidate candidate) {
     const Plan plan = WithoutLink(input, std::move(candidate.plan));
+    if (!CheckNormStatistics(query.spec, input.graph, plan).ok()) return;
     // The search estimates the memory of placed layers by layer, not from the tapes.
     if (PlacesLayers(plan) && !CheckMemory(query, input.graph, input.index, plan).ok()) return;
     plans.push_back({.plan = PlanToProto(plan, input.index),
@@ -173,7 +175,10 @@ absl::StatusOr<std::vector<GroupPlan>> SearchPlans(const PlanQuery& query) {
   };
   add(std::move(result.best));
   for (Candidate& other : result.others) add(std::move(other));
-  if (plans.empty()) return absl::ResourceExhaustedError("no plan fits into memory");
+  if (plans.empty()) {
+    return absl::ResourceExhaustedError(
+        "no plan fits into memory and has statistics of more than one value");
+  }
   return plans;
 }
 

@@ -9,6 +9,7 @@
 #include "coordinator/run.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -37,6 +38,11 @@ void Run::OnEvaluated(const Member& member, const v1::Evaluated& evaluated) {
       evaluated.correct() > evaluated.labels()) {
     cluster_.Refuse(member.connection, v1::REFUSAL_MALFORMED,
                     "more correct answers than labels, or fewer labels than samples");
+    return;
+  }
+  // Members report such a model as diverged instead (FAILURE_CAUSE_DIVERGED).
+  if (!std::isfinite(evaluated.loss_sum())) {
+    cluster_.Refuse(member.connection, v1::REFUSAL_MALFORMED, "a test loss that is not finite");
     return;
   }
   // A digest of 0 means none: the group has sent it in Adopted.

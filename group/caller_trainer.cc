@@ -21,19 +21,18 @@ namespace {
 
 constexpr absl::Duration kReportEvery = absl::Seconds(1);
 
-// What the coordinator would refuse (coordinator/run_evaluation.cc), and sums that no loss has.
+// Refuses what the coordinator would refuse (coordinator/run_evaluation.cc).
 absl::Status CheckEvaluated(const RankProtocol::Evaluate& evaluate,
                             const RankProtocol::Evaluated& evaluated) {
   const auto samples = static_cast<int64_t>(evaluate.end - evaluate.begin);
   if (evaluated.labels >= samples && evaluated.correct >= 0 &&
-      evaluated.correct <= evaluated.labels && std::isfinite(evaluated.loss_sum)) {
+      evaluated.correct <= evaluated.labels) {
     return absl::OkStatus();
   }
   return absl::InvalidArgumentError(absl::StrCat(
       "the evaluation of test samples ", evaluate.begin, " to ", evaluate.end, " has ",
-      evaluated.labels, " labels, of which ", evaluated.correct, " are correct, and the loss sum ",
-      evaluated.loss_sum, "; it must have at least one label for each sample, at most all of them "
-      "correct, and a finite loss"));
+      evaluated.labels, " labels, of which ", evaluated.correct,
+      " are correct; it must have at least one label for each sample, and at most all of them correct"));
 }
 
 }  // namespace
@@ -169,6 +168,10 @@ class CallerModel final : public TrainedModel {
     CADRE_RETURN_IF_ERROR(trainer_.handoff_.Do(Handoff::Task::kEvaluate));
     absl::MutexLock lock(&trainer_.mutex_);
     const RankProtocol::Evaluated evaluated = trainer_.evaluated_;
+    if (!std::isfinite(evaluated.loss_sum)) {
+      return absl::OutOfRangeError(absl::StrCat("the loss of test samples ", evaluate.begin, " to ",
+                                                evaluate.end, " is ", evaluated.loss_sum));
+    }
     const absl::Status valid = CheckEvaluated(evaluate, evaluated);
     if (!valid.ok()) return failure.Blame(v1::FAILURE_CAUSE_PLAN, valid);
     return evaluated;

@@ -518,6 +518,10 @@ class LayerInference {
     if (!NeedsRows() || !NotNegative("epsilon", norm.epsilon())) return false;
     if (!norm.has_epsilon()) norm.set_epsilon(kEpsilon);
     const Shape features{in().dims().back()};
+    if (features.elements() == 1) {
+      return Problem("", "normalizes one feature, so that its output would be its shift, whatever "
+                     "its input; it needs at least 2 features");
+    }
     Constant("scale", features, ParameterRole::kScale, 1);
     Constant("shift", features, ParameterRole::kShift, 0);
     return OutputLikeInput(7);

@@ -311,6 +311,25 @@ class Validation : private ProblemCollector {
     if (batch > 0 && spec_.micro_batches() > batch) {
       Add("micro_batches", "is ", spec_.micro_batches(), "; at most the ", Counted(batch, "sample"),
           " of batch_per_group can be computed one by one");
+    } else if (graph_ && batch > 0) {
+      CheckStatistics(batch / OrOne(spec_.micro_batches()));
+    }
+  }
+
+  // The statistics of one value per channel are the value and a variance of 0: the output of the
+  // norm is its shift, nothing before it learns, and the running variance decays to 0. `samples`:
+  // of the smallest micro-batch. plan/norm_statistics.h checks statistics per rank.
+  void CheckStatistics(int64_t samples) {
+    for (const GraphLayer& layer : graph_->layers()) {
+      if (layer.kind != LayerKind::kBatchNorm) continue;
+      const int64_t rows = layer.output[0], columns = layer.output[1];
+      if (samples * rows * columns != 1) continue;
+      Add(absl::StrCat("model.layer[", layer.spec_layer, "].batch_norm"), "layer '", layer.name,
+          "': its statistics cover one value per channel: ", rows, " x ", columns,
+          " positions of the ", Counted(samples, "sample"), " of a micro-batch (batch_per_group is ",
+          spec_.batch_per_group(), ", micro_batches ", OrOne(spec_.micro_batches()),
+          "), so that its output would be its shift, whatever its input; give at least 2 samples "
+          "per micro-batch, or remove the layer");
     }
   }
 

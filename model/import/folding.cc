@@ -3,20 +3,17 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
-#include <cstring>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/status.h"
-#include "model/problem.h"
+#include "model/import/onnx_file.h"
 
 namespace cadre {
 namespace {
-
-absl::Status Misfit(const onnx::Node& node) {
-  return absl::InvalidArgumentError(absl::StrCat("its inputs do not fit ", Quoted(node.op_type())));
-}
 
 double Truth(bool value) { return value ? 1 : 0; }
 
@@ -52,6 +49,16 @@ class Folder {
 
  private:
   const Value& in(size_t i) const { return inputs_[i]; }
+
+  absl::Status Misfit() const {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "its inputs ",
+        absl::StrJoin(inputs_, ", ",
+                      [](std::string* out, const Value& value) {
+                        absl::StrAppend(out, "[", absl::StrJoin(value.view.sizes(), ", "), "]");
+                      }),
+        " do not fit each other or its attributes, or are too large"));
+  }
   bool Has(size_t count) const { return inputs_.size() >= count; }
 
   absl::StatusOr<Value> Vector(std::vector<double> numbers, std::vector<int64_t> dims) {
@@ -70,15 +77,15 @@ class Folder {
   }
 
   absl::StatusOr<Value> Range() {
-    if (!Has(3)) return Misfit(node_);
+    if (!Has(3)) return Misfit();
     for (int i = 0; i < 3; ++i) {
-      if (in(i).view.elements() != 1) return Misfit(node_);
+      if (in(i).view.elements() != 1) return Misfit();
     }
     const double start = NumbersIn(in(0))[0], limit = NumbersIn(in(1))[0];
     const double step = NumbersIn(in(2))[0];
     const double count = std::ceil((limit - start) / step);
     if (!(count <= kMaxFoldedElements) || !std::isfinite(start) || !std::isfinite(step)) {
-      return Misfit(node_);
+      return Misfit();
     }
     std::vector<double> numbers;
     for (int64_t i = 0; i < count; ++i) numbers.push_back(start + i * step);
@@ -89,27 +96,14 @@ class Folder {
   absl::StatusOr<Value> ConstantOfShape() {
     std::vector<int64_t> dims;
     for (const double dim : NumbersIn(in(0))) dims.push_back(Whole(dim));
-    if (!View::IsPossible(dims) || ProductOf(dims) > kMaxFoldedElements) return Misfit(node_);
+    if (!View::IsPossible(dims) || ProductOf(dims) > kMaxFoldedElements) return Misfit();
     double fill = 0;
     bool integer = false;
     if (const onnx::Attribute* value = attributes_.Find("value")) {
-      integer = value->t().data_type() != 1 && value->t().data_type() != 11;
-      // The exporter writes one element, as bytes or as a number.
-      const onnx::Tensor& t = value->t();
-      if (t.float_data_size() == 1) fill = t.float_data(0);
-      if (t.int64_data_size() == 1) fill = t.int64_data(0);
-      if (t.int32_data_size() == 1) fill = t.int32_data(0);
-      if (t.raw_data().size() == 8) {
-        int64_t bits;
-        std::memcpy(&bits, t.raw_data().data(), 8);
-        fill = bits;
-      } else if (t.raw_data().size() == 4 && t.data_type() == 1) {
-        float number;
-        std::memcpy(&number, t.raw_data().data(), 4);
-        fill = number;
-      } else if (t.raw_data().size() == 1) {
-        fill = t.raw_data()[0];
-      }
+      CADRE_ASSIGN_OR_RETURN(const OnnxTensor one, DecodeTensor(value->t(), ""));
+      if (one.floats.size() + one.numbers.size() != 1) return Misfit();
+      fill = one.floats.empty() ? one.numbers[0] : one.floats[0];
+      integer = one.integer;
     }
     return NumbersOf(dims, std::vector<double>(ProductOf(dims), fill), integer);
   }
@@ -120,14 +114,14 @@ class Folder {
     View common;
     for (const Value& value : inputs_) {
       const auto wider = View(common.sizes()).Expanded(value.view.sizes());
-      if (!wider) return Misfit(node_);
+      if (!wider) return Misfit();
       common = View(wider->sizes());
     }
     *dims = common.sizes();
-    if (common.elements() > kMaxFoldedElements) return Misfit(node_);
+    if (common.elements() > kMaxFoldedElements) return Misfit();
     for (Value value : inputs_) {
       const auto expanded = value.view.Expanded(*dims);
-      if (!expanded || expanded->sizes() != *dims) return Misfit(node_);
+      if (!expanded || expanded->sizes() != *dims) return Misfit();
       value.view = *expanded;
       all.push_back(NumbersIn(value));
     }
@@ -135,7 +129,7 @@ class Folder {
   }
 
   absl::StatusOr<Value> Where() {
-    if (inputs_.size() != 3) return Misfit(node_);
+    if (inputs_.size() != 3) return Misfit();
     std::vector<int64_t> dims;
     CADRE_ASSIGN_OR_RETURN(auto all, Broadcast(&dims));
     for (size_t i = 0; i < all[0].size(); ++i) all[1][i] = all[0][i] != 0 ? all[1][i] : all[2][i];
@@ -147,7 +141,7 @@ class Folder {
     for (const Value& value : inputs_) integer = integer && value.integer;
     const NumberFunction function = FunctionOf(node_, integer);
     if (!function) return absl::NotFoundError("not folded");
-    if (inputs_.empty()) return Misfit(node_);
+    if (inputs_.empty()) return Misfit();
     std::vector<int64_t> dims;
     CADRE_ASSIGN_OR_RETURN(auto all, Broadcast(&dims));
     std::vector<double> result = std::move(all[0]);
@@ -163,12 +157,12 @@ class Folder {
   // A dimension that an attribute or input states, counted from the end if negative.
   absl::StatusOr<int> Axis(int64_t axis, int64_t rank) const {
     if (axis < 0) axis += rank;
-    if (axis < 0 || axis >= rank) return Misfit(node_);
+    if (axis < 0 || axis >= rank) return Misfit();
     return static_cast<int>(axis);
   }
 
   absl::StatusOr<Value> Gather() {
-    if (!Has(2)) return Misfit(node_);
+    if (!Has(2)) return Misfit();
     CADRE_ASSIGN_OR_RETURN(const int axis, Axis(attributes_.Integer("axis", 0), in(0).view.rank()));
     const std::vector<double> indices = NumbersIn(in(1));
     const int64_t extent = in(0).view.size(axis);
@@ -177,7 +171,7 @@ class Folder {
     const std::vector<int64_t> of_indices = in(1).view.sizes();
     dims.insert(dims.end(), of_indices.begin(), of_indices.end());
     dims.insert(dims.end(), sizes.begin() + axis + 1, sizes.end());
-    if (!View::IsPossible(dims) || ProductOf(dims) > kMaxFoldedElements) return Misfit(node_);
+    if (!View::IsPossible(dims) || ProductOf(dims) > kMaxFoldedElements) return Misfit();
     const std::vector<double> from = NumbersIn(in(0));
     const int64_t inner = ProductOf({sizes.begin() + axis + 1, sizes.end()});
     const int64_t outer = ProductOf({sizes.begin(), sizes.begin() + axis});
@@ -186,7 +180,7 @@ class Folder {
     for (int64_t o = 0; o < outer; ++o) {
       for (const double index : indices) {
         const int64_t i = Whole(index) < 0 ? Whole(index) + extent : Whole(index);
-        if (i < 0 || i >= extent) return Misfit(node_);
+        if (i < 0 || i >= extent) return Misfit();
         const auto begin = from.begin() + (o * extent + i) * inner;
         result.insert(result.end(), begin, begin + inner);
       }
@@ -196,10 +190,10 @@ class Folder {
 
   // Only of indices that select single elements, as exporters write for masks.
   absl::StatusOr<Value> GatherNd() {
-    if (!Has(2) || attributes_.Integer("batch_dims", 0) != 0) return Misfit(node_);
+    if (!Has(2) || attributes_.Integer("batch_dims", 0) != 0) return Misfit();
     const std::vector<int64_t> sizes = in(0).view.sizes();
     std::vector<int64_t> dims = in(1).view.sizes();
-    if (dims.empty() || dims.back() != std::ssize(sizes) || sizes.empty()) return Misfit(node_);
+    if (dims.empty() || dims.back() != std::ssize(sizes) || sizes.empty()) return Misfit();
     dims.pop_back();
     const std::vector<double> from = NumbersIn(in(0)), indices = NumbersIn(in(1));
     std::vector<double> result;
@@ -208,7 +202,7 @@ class Folder {
       for (size_t d = 0; d < sizes.size(); ++d) {
         int64_t i = Whole(indices[at + d]);
         if (i < 0) i += sizes[d];
-        if (i < 0 || i >= sizes[d]) return Misfit(node_);
+        if (i < 0 || i >= sizes[d]) return Misfit();
         position = position * sizes[d] + i;
       }
       result.push_back(from[position]);
@@ -217,7 +211,7 @@ class Folder {
   }
 
   absl::StatusOr<Value> GatherElements() {
-    if (!Has(2) || in(0).view.rank() != in(1).view.rank()) return Misfit(node_);
+    if (!Has(2) || in(0).view.rank() != in(1).view.rank()) return Misfit();
     CADRE_ASSIGN_OR_RETURN(const int axis, Axis(attributes_.Integer("axis", 0), in(0).view.rank()));
     const std::vector<int64_t> sizes = in(0).view.sizes(), dims = in(1).view.sizes();
     const std::vector<double> from = NumbersIn(in(0));
@@ -228,7 +222,7 @@ class Folder {
         int64_t i = rest % dims[d];
         rest /= dims[d];
         if (d == axis) i = Whole(result[n]) < 0 ? Whole(result[n]) + sizes[d] : Whole(result[n]);
-        if (i < 0 || i >= sizes[d]) return Misfit(node_);
+        if (i < 0 || i >= sizes[d]) return Misfit();
         position += i * step;
         step *= sizes[d];
       }
@@ -245,14 +239,14 @@ class Folder {
     std::vector<int64_t> runs;
     for (const Value& value : inputs_) {
       std::vector<int64_t> sizes = value.view.sizes();
-      if (sizes.size() != dims.size()) return Misfit(node_);
+      if (sizes.size() != dims.size()) return Misfit();
       runs.push_back(ProductOf({sizes.begin() + axis, sizes.end()}));
       const int64_t added = std::exchange(sizes[axis], dims[axis]);
-      if (sizes != dims) return Misfit(node_);
+      if (sizes != dims) return Misfit();
       dims[axis] += added;
       all.push_back(NumbersIn(value));
     }
-    if (!View::IsPossible(dims) || ProductOf(dims) > kMaxFoldedElements) return Misfit(node_);
+    if (!View::IsPossible(dims) || ProductOf(dims) > kMaxFoldedElements) return Misfit();
     std::vector<double> result;
     const int64_t outer = ProductOf({dims.begin(), dims.begin() + axis});
     for (int64_t o = 0; o < outer; ++o) {
@@ -267,7 +261,7 @@ class Folder {
   absl::StatusOr<Value> CumSum() {
     if (!Has(2) || in(1).view.elements() != 1 || attributes_.Integer("exclusive", 0) != 0 ||
         attributes_.Integer("reverse", 0) != 0) {
-      return Misfit(node_);
+      return Misfit();
     }
     CADRE_ASSIGN_OR_RETURN(const int axis, Axis(Whole(NumbersIn(in(1))[0]), in(0).view.rank()));
     const std::vector<int64_t> dims = in(0).view.sizes();
@@ -281,7 +275,7 @@ class Folder {
 
   absl::StatusOr<Value> Trilu() {
     const std::vector<int64_t> dims = in(0).view.sizes();
-    if (dims.size() < 2 || (Has(2) && in(1).view.elements() != 1)) return Misfit(node_);
+    if (dims.size() < 2 || (Has(2) && in(1).view.elements() != 1)) return Misfit();
     const int64_t k = Has(2) ? Whole(NumbersIn(in(1))[0]) : 0;
     const bool upper = attributes_.Integer("upper", 1) != 0;
     const int64_t columns = dims.back(), rows = dims[dims.size() - 2];
@@ -296,7 +290,7 @@ class Folder {
   absl::StatusOr<Value> Cast() {
     bool integer = true, truth = false;
     if (node_.op_type() == "CastLike") {
-      if (!Has(2)) return Misfit(node_);
+      if (!Has(2)) return Misfit();
       integer = in(1).is_numbers() && in(1).integer;
     } else {
       const int64_t to = attributes_.Integer("to", 1);
@@ -325,39 +319,11 @@ double TanhGelu(double x) {
 
 }  // namespace
 
-const onnx::Attribute* Attributes::Find(absl::string_view name) const {
-  for (const onnx::Attribute& attribute : node_.attribute()) {
-    if (attribute.name() == name) return &attribute;
-  }
-  return nullptr;
-}
-
-int64_t Attributes::Integer(absl::string_view name, int64_t fallback) const {
-  const onnx::Attribute* found = Find(name);
-  return found == nullptr ? fallback : found->i();
-}
-
-double Attributes::Number(absl::string_view name, double fallback) const {
-  const onnx::Attribute* found = Find(name);
-  return found == nullptr ? fallback : found->f();
-}
-
-std::string Attributes::Text(absl::string_view name, absl::string_view fallback) const {
-  const onnx::Attribute* found = Find(name);
-  return found == nullptr ? std::string(fallback) : found->s();
-}
-
-std::vector<int64_t> Attributes::Integers(absl::string_view name,
-                                          std::vector<int64_t> fallback) const {
-  const onnx::Attribute* found = Find(name);
-  if (found == nullptr) return fallback;
-  return {found->ints().begin(), found->ints().end()};
-}
-
 NumberFunction FunctionOf(const onnx::Node& node, bool integer) {
   using F = double (*)(double, double);
   static const auto& functions = *new std::map<std::string, F>{
       {"Add", [](double a, double b) { return a + b; }},
+      {"Sum", [](double a, double b) { return a + b; }},
       {"Sub", [](double a, double b) { return a - b; }},
       {"Mul", [](double a, double b) { return a * b; }},
       {"Div", [](double a, double b) { return a / b; }},
@@ -405,6 +371,19 @@ NumberFunction FunctionOf(const onnx::Node& node, bool integer) {
   const auto found = functions.find(op);
   return found == functions.end() ? NumberFunction() : NumberFunction(found->second);
 }
+
+size_t OperandsOf(const std::string& op) {
+  static const auto& unary = *new std::set<std::string>{
+      "Abs",     "Ceil", "Erf", "Exp", "Floor", "Gelu",    "HardSigmoid", "HardSwish", "Log",
+      "Neg",     "Not",  "Reciprocal", "Relu",  "Sigmoid", "Softplus",    "Sqrt",      "Swish",
+      "Tanh"};
+  if (unary.count(op) > 0) return 1;
+  onnx::Node node;
+  node.set_op_type(op);
+  return FunctionOf(node, false) ? 2 : 0;
+}
+
+bool IsVariadic(const std::string& op) { return op == "Sum" || op == "Max" || op == "Min"; }
 
 absl::StatusOr<Value> Fold(const onnx::Node& node, const std::vector<Value>& inputs) {
   if (inputs.empty()) return absl::NotFoundError("not folded");

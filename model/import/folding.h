@@ -9,6 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "model/import/attributes.h"
 #include "model/import/value.h"
 #include "proto/cadre/onnx/model.pb.h"
 
@@ -17,24 +18,14 @@ namespace cadre {
 // Limit of the elements of a folded result.
 inline constexpr int64_t kMaxFoldedElements = 1 << 22;
 
-// The attributes of a node by name.
-class Attributes {
- public:
-  explicit Attributes(const onnx::Node& node) : node_(node) {}
-  const onnx::Attribute* Find(absl::string_view name) const;
-  int64_t Integer(absl::string_view name, int64_t fallback) const;
-  double Number(absl::string_view name, double fallback) const;
-  std::string Text(absl::string_view name, absl::string_view fallback) const;
-  std::vector<int64_t> Integers(absl::string_view name, std::vector<int64_t> fallback) const;
-
- private:
-  const onnx::Node& node_;
-};
-
 // The function of an elementwise operator of one or two numbers; null for other operators.
 // `integer`: division rounds towards zero.
 using NumberFunction = std::function<double(double, double)>;
 NumberFunction FunctionOf(const onnx::Node& node, bool integer);
+// The numbers that it takes, 1 or 2; 0 for other operators.
+size_t OperandsOf(const std::string& op);
+// Whether it takes any number of operands, two at a time.
+bool IsVariadic(const std::string& op);
 
 // The result of an operator that only depends on known numbers. Errors: NotFound for operators that
 // are not folded; InvalidArgument for inputs that do not fit.

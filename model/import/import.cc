@@ -11,6 +11,7 @@
 #include "absl/strings/strip.h"
 #include "base/status.h"
 #include "model/graph.h"
+#include "model/import/left_out.h"
 #include "model/import/translator.h"
 #include "model/parameter_index.h"
 #include "model/problem.h"
@@ -43,7 +44,8 @@ absl::StatusOr<std::vector<CommonRun>> CommonRuns(const View& a, const View& b) 
     }
   }
   if (!left.empty() || !right.empty()) {
-    return absl::InvalidArgumentError("the order of a parameter's elements is not supported");
+    return absl::InvalidArgumentError(
+        "is divided and transposed in a way that is not supported");
   }
   std::reverse(runs.begin(), runs.end());
   return runs;
@@ -79,8 +81,10 @@ class Emitter {
     for (const Parameter& parameter : index.parameters()) {
       const auto found = shapes.find(parameter.name);
       if (found != shapes.end() && found->second == parameter.shape) continue;
-      return absl::InvalidArgumentError(absl::StrCat("parameter ", Quoted(parameter.name),
-                                                     " has no value: an attention needs biases"));
+      return absl::InvalidArgumentError(
+          absl::StrCat(origins_[parameter.name.substr(0, parameter.name.rfind('/'))],
+                       ": the file has no tensor for ", Quoted(parameter.name),
+                       "; an attention needs a bias in each projection"));
     }
     return std::move(imported_);
   }
@@ -139,10 +143,12 @@ class Emitter {
     const Draft& draft = drafts_[number];
     v1::Layer layer = draft.layer;
     if (draft.context) {
-      return absl::InvalidArgumentError("an attention has no output projection");
+      return absl::InvalidArgumentError(absl::StrCat(
+          draft.origin, ": the context of an attention has no output projection"));
     }
     names_[number] = NameOf(draft);
     layer.set_name(names_[number]);
+    origins_[names_[number]] = draft.origin;
     for (const int input : draft.inputs) layer.add_input(names_[input]);
     if (draft.tied_to >= 0) layer.mutable_fully_connected()->set_tied_to(names_[draft.tied_to]);
     *imported_.model.add_layer() = std::move(layer);
@@ -163,12 +169,15 @@ class Emitter {
       if (repeats) {
         return absl::InvalidArgumentError(
             absl::StrCat("tensor ", Quoted(translator_.initializer(piece.initializer).name),
-                         " is repeated within parameter ", tensor.name));
+                         " is used more than once within the ", parameter.name, " of ",
+                         origins_[layer]));
       }
       elements += piece.original.elements();
     }
     if (elements != parameter.shape.elements()) {
-      return absl::InvalidArgumentError(absl::StrCat("parameter ", tensor.name, " is incomplete"));
+      return absl::InvalidArgumentError(
+          absl::StrCat(origins_[layer], ": its tensors have ", elements, " elements for ",
+                       Quoted(tensor.name), ", which has ", parameter.shape.elements()));
     }
     tensor.values.resize(parameter.shape.elements());
     for (const Piece& piece : parameter.pieces) {
@@ -176,12 +185,18 @@ class Emitter {
       const auto [owner, first] = owners_.try_emplace(piece.initializer, tensor.name);
       if (!first && owner->second != tensor.name) {
         return absl::InvalidArgumentError(absl::StrCat(
-            "tensor ", Quoted(from.name), " is used by ", owner->second, " and ", tensor.name,
-            ". Exporters merge equal tensors of untrained models: export with optimize=False. Only "
+            "tensor ", Quoted(from.name), " is used by ", owner->second, " (",
+            origins_[owner->second.substr(0, owner->second.rfind('/'))], ") and by ", tensor.name,
+            " (", origins_[layer],
+            "). Exporters merge equal tensors of untrained models: export with optimize=False. Only "
             "an embedding and the last fully connected layer can share a weight"));
       }
       auto runs = CommonRuns(piece.original, piece.parameter);
-      if (!runs.ok()) return Annotate(runs.status(), from.name);
+      if (!runs.ok()) {
+        return absl::InvalidArgumentError(absl::StrCat(origins_[layer], ": its tensor ",
+                                                       Quoted(from.name), " ",
+                                                       runs.status().message()));
+      }
       v1::OriginalTensor& original = *imported_.model.add_original();
       original.set_name(from.name);
       original.mutable_shape()->Add(from.dims.begin(), from.dims.end());
@@ -208,10 +223,31 @@ class Emitter {
   std::vector<std::string> names_;
   std::set<std::string> used_names_;
   std::map<std::string, int> numbers_;
+  // By layer: the operator and node of the file.
+  std::map<std::string, std::string> origins_;
   // By initializer: the parameter that it is.
   std::map<int, std::string> owners_;
   ImportedModel imported_;
 };
+
+// The name of the output with the scores. Errors: InvalidArgument with the names of the outputs.
+absl::StatusOr<std::string> ScoresOf(const onnx::Graph& graph, const ImportOptions& options) {
+  std::vector<std::string> names;
+  for (const onnx::ValueInfo& output : graph.output()) names.push_back(output.name());
+  if (names.empty()) return absl::InvalidArgumentError("the graph has no output");
+  const std::string all = absl::StrJoin(
+      names, ", ",
+      [](std::string* out, const std::string& name) { absl::StrAppend(out, Quoted(name)); });
+  if (!options.scores.empty()) {
+    if (std::find(names.begin(), names.end(), options.scores) != names.end()) return options.scores;
+    return absl::InvalidArgumentError(absl::StrCat("--scores is ", Quoted(options.scores),
+                                                   ", but the outputs of the graph are ", all));
+  }
+  if (names.size() == 1) return names[0];
+  return absl::InvalidArgumentError(absl::StrCat(
+      "the graph has ", names.size(), " outputs, ", all,
+      ", and a model has one; name that with the scores by --scores=NAME, without its softmax"));
+}
 
 }  // namespace
 
@@ -222,12 +258,26 @@ absl::StatusOr<ImportedModel> ImportOnnx(const onnx::Model& file, const std::str
     CADRE_ASSIGN_OR_RETURN(OnnxTensor decoded, DecodeTensor(tensor, folder, options.linked_folder));
     initializers.push_back(std::move(decoded));
   }
-  Translator translator(file, initializers, options);
-  const int result = translator.Run();
-  if (!translator.problems().empty()) {
-    return absl::InvalidArgumentError(absl::StrJoin(translator.problems(), "\n"));
+  CADRE_ASSIGN_OR_RETURN(const std::string scores, ScoresOf(file.graph(), options));
+  // A graph that leaves the number of samples open may still have it in constants, which is then 1.
+  std::string problems;
+  for (const int64_t batch : {2, 1}) {
+    Translator translator(file.graph(), initializers, options, scores, batch);
+    const int result = translator.Run();
+    if (translator.problems().empty()) {
+      CADRE_ASSIGN_OR_RETURN(ImportedModel imported, Emitter(translator).Run(result));
+      imported.left_out = LeftOut(file.graph(), scores, translator, imported.model);
+      return imported;
+    }
+    if (!problems.empty()) break;
+    problems = absl::StrJoin(translator.problems(), "\n");
+    if (!translator.batch_is_variable()) break;
+    if (absl::StrContains(problems, absl::StrCat("[", batch, ","))) {
+      absl::StrAppend(&problems, "\n(the number of samples is variable in the file, and ", batch,
+                      " in the extents above)");
+    }
   }
-  return Emitter(translator).Run(result);
+  return absl::InvalidArgumentError(problems);
 }
 
 absl::StatusOr<ExportedTensors> ExportTensors(

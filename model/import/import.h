@@ -37,6 +37,8 @@ struct ImportOptions {
   // Another folder to which links in the model's folder may lead; empty: none. If the model is a
   // link itself, as in a cache of downloads, the folder of its target.
   std::string linked_folder;
+  // The output with the scores. Empty: the only one of the graph.
+  std::string scores;
 };
 
 struct ImportedModel {
@@ -44,12 +46,15 @@ struct ImportedModel {
   v1::Model model;
   // The value of every parameter of the model.
   std::vector<NamedTensor> weights;
+  // What the file has and the model has not: one line for each kind, with its number and names.
+  std::vector<std::string> left_out;
 };
 
 // `folder`: where the tensors are that the file has outside itself; empty: such files are refused.
 // Guarantees: Graph::FromModel accepts the model, and every parameter has a value.
 // Errors: InvalidArgument with one line for each operator that is not supported, with its node and
-// the nearest operator that works; those of DecodeTensor.
+// the nearest operator that works, and for several outputs without options.scores; those of
+// DecodeTensor.
 absl::StatusOr<ImportedModel> ImportOnnx(const onnx::Model& file, const std::string& folder,
                                          const ImportOptions& options = {});
 

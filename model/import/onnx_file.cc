@@ -4,9 +4,11 @@
 
 #include <cstring>
 #include <filesystem>
+#include <set>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/file.h"
 #include "base/file_format.h"
 #include "base/rooted_files.h"
@@ -165,6 +167,34 @@ absl::StatusOr<OnnxTensor> DecodeTensor(const onnx::Tensor& tensor, const std::s
   return to;
 }
 
+bool IsDefaultDomain(absl::string_view domain) { return domain.empty() || domain == "ai.onnx"; }
+
+namespace {
+
+// The version of the operators of the default domain, which determines what they compute.
+absl::Status CheckOperatorSet(const onnx::Model& model) {
+  std::set<int64_t> versions;
+  for (const onnx::OperatorSet& set : model.opset_import()) {
+    if (IsDefaultDomain(set.domain())) versions.insert(set.version());
+  }
+  if (versions.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("states no operator set (opset_import) of the domain ai.onnx, so that the "
+                     "meaning of its operators is not known; export it with operator set ",
+                     kMinOpset, " or later"));
+  }
+  if (versions.size() > 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("states several operator sets of the domain ai.onnx: ",
+                     absl::StrJoin(versions, ", ")));
+  }
+  if (*versions.begin() >= kMinOpset) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("uses operator set ", *versions.begin(),
+                                                 "; export it with at least ", kMinOpset));
+}
+
+}  // namespace
+
 absl::StatusOr<onnx::Model> ParseOnnx(absl::string_view bytes) {
   onnx::Model model;
   if (!model.ParseFromArray(bytes.data(), bytes.size()) || model.graph().node().empty()) {
@@ -175,12 +205,7 @@ absl::StatusOr<onnx::Model> ParseOnnx(absl::string_view bytes) {
     return absl::InvalidArgumentError(
         "has local functions; export the model without them (PyTorch inlines them by default)");
   }
-  for (const onnx::OperatorSet& set : model.opset_import()) {
-    if (set.domain().empty() && set.version() < kMinOpset) {
-      return absl::InvalidArgumentError(absl::StrCat("uses operator set ", set.version(),
-                                                     "; export it with at least ", kMinOpset));
-    }
-  }
+  CADRE_RETURN_IF_ERROR(CheckOperatorSet(model));
   return model;
 }
 

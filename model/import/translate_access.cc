@@ -26,7 +26,31 @@ DraftParameter ParameterOf(const char* name, Shape shape, int initializer, View 
   return {.name = name, .shape = std::move(shape), .pieces = {{initializer, original, whole}}};
 }
 
+std::string Translator::Describe(const Value& value) const {
+  const std::string extents = absl::StrCat(" with the extents ", ExtentsOf(value));
+  switch (value.kind) {
+    case Value::Kind::kUnknown:
+      return "absent";
+    case Value::Kind::kNumbers:
+      return absl::StrCat("fixed numbers", extents);
+    case Value::Kind::kParameter:
+      return absl::StrCat("tensor ", Quoted(initializers_[value.root].name), extents);
+    case Value::Kind::kActivation:
+      return absl::StrCat(value.function ? "a function of " : "",
+                          value.root == 0 ? "the input of the graph" : drafts_[value.root].origin,
+                          extents);
+    case Value::Kind::kAttention:
+      return ExtentsOf(value);
+    case Value::Kind::kMask:
+      return absl::StrCat("a mask", extents);
+    case Value::Kind::kSequence:
+      return "a sequence";
+  }
+  return "unknown";
+}
+
 int Translator::AddDraft(Draft draft) {
+  if (node_ != nullptr) draft.origin = DisplayName(*node_);
   drafts_.push_back(std::move(draft));
   return static_cast<int>(drafts_.size()) - 1;
 }
@@ -55,14 +79,16 @@ absl::StatusOr<Value> Translator::Image(const Value& value) {
   CADRE_ASSIGN_OR_RETURN(Value plain, Plain(value));
   const Draft& draft = drafts_[plain.root];
   if (draft.form == Draft::Form::kImage && plain.view == Whole(plain.root).view) return plain;
-  return Unsupported("its input is not an image [samples, channels, height, width]");
+  return Unsupported(absl::StrCat("its input is ", Describe(value),
+                                  "; it must be an image [samples, channels, height, width]"));
 }
 
 absl::StatusOr<Value> Translator::Rows(const Value& value) {
   CADRE_ASSIGN_OR_RETURN(Value plain, Plain(value));
-  const absl::Status misfit = Unsupported(
-      "its input is not rows of features [samples, features] or [samples, tokens, "
-      "features]");
+  const absl::Status misfit =
+      Unsupported(absl::StrCat("its input is ", Describe(value),
+                               "; it must be rows of features: [samples, features] or [samples, "
+                               "tokens, features]"));
   if (plain.view.rank() < 2 || plain.view.elements() == 0) return misfit;
   const int last = plain.view.rank() - 1;
   const Draft draft = drafts_[plain.root];
@@ -161,11 +187,11 @@ absl::StatusOr<DraftParameter> Translator::WholeParameter(const char* name, cons
                                                           const Value& value) const {
   if (!value.is_parameter()) {
     return Unsupported(
-        absl::StrCat("its ", name, " is not a parameter of the model but computed from others"));
+        absl::StrCat("its ", name, " is ", Describe(value), ", not a tensor of the file"));
   }
   if (value.view.elements() != shape.elements()) {
-    return Unsupported(absl::StrCat("its ", name, " has ", value.view.elements(),
-                                    " elements instead of ", shape.ToString()));
+    return Unsupported(absl::StrCat("its ", name, " is ", Describe(value), "; it must have ",
+                                    shape.elements(), " elements, ", shape.ToString()));
   }
   return ParameterOf(name, shape, value.root, value.view);
 }

@@ -34,11 +34,14 @@ Translator::Results Translator::OfAttention(const onnx::Node& node, const std::v
         attention.nan_of == in[2].attention.get() && AsScalar(in[1]) == 0) {
       return One(in[2]);
     }
-    return Unsupported("changes probabilities of an attention");
+    return Unsupported("it changes probabilities of an attention");
   }
   if ((op == "Mul" || (op == "Div" && at == 0)) && in.size() == 2) {
     const auto scalar = AsScalar(in[1 - at]);
-    if (!scalar || *scalar == 0) return Unsupported("scales scores by other than a number");
+    if (!scalar || *scalar == 0) {
+      return Unsupported(absl::StrCat("it scales the scores of an attention by ",
+                                      Describe(in[1 - at]), ", not by a number other than 0"));
+    }
     attention.scale *= op == "Mul" ? *scalar : 1 / *scalar;
     return one(attention);
   }
@@ -48,14 +51,15 @@ Translator::Results Translator::OfAttention(const onnx::Node& node, const std::v
   } else if (op == "Where" && in.size() == 3 && at > 0) {
     const auto instead = AsScalar(in[3 - at]);
     if (!instead || *instead > kHides) {
-      return Unsupported(absl::StrCat("replaces scores by other numbers than at most ", kHides));
+      return Unsupported(absl::StrCat("it replaces scores by other numbers than at most ", kHides,
+                                      ": by ", Describe(in[3 - at])));
     }
     std::vector<Value> chosen = in;
     chosen[at] = NumbersOf({}, {0}, false);
     CADRE_ASSIGN_OR_RETURN(const auto results, TranslateNode(node, std::move(chosen)));
     added = results[0];
   } else {
-    return Unsupported("is not supported between the products and the softmax of an attention");
+    return Unsupported("it is not supported between the products and the softmax of an attention");
   }
   CADRE_RETURN_IF_ERROR(HideKeys(added, attention));
   return one(attention);
@@ -63,11 +67,15 @@ Translator::Results Translator::OfAttention(const onnx::Node& node, const std::v
 
 Translator::Results Translator::Softmax(const onnx::Node& node, const std::vector<Value>& in) {
   if (in[0].kind != Value::Kind::kAttention) {
-    return Unsupported("is only supported in attention; the loss contains the softmax of scores");
+    return Unsupported(
+        "it is only supported in attention; the loss contains the softmax of scores");
   }
   const int64_t axis = Attributes(node).Integer("axis", -1);
   const int rank = in[0].attention->queries.view.rank();
-  if (axis != -1 && axis != rank - 1) return Unsupported("its axis is not the keys");
+  if (axis != -1 && axis != rank - 1) {
+    return Unsupported(absl::StrCat(AttributeText(node, "axis"), "; the keys of the ", rank,
+                                    " dimensions are the last"));
+  }
   Attention attention = *in[0].attention;
   attention.softmax = true;
   return One(
@@ -95,7 +103,9 @@ Translator::Results Translator::Scores(const Value& queries, const Value& keys) 
   const auto of_queries = ScaleOf(queries), of_keys = ScaleOf(keys);
   if (!of_queries || !of_keys || queries.view.rank() < 3 ||
       queries.view.rank() != keys.view.rank()) {
-    return Unsupported("only products with a matrix of weights, and those of attention, work");
+    return Unsupported(
+        absl::StrCat("it multiplies ", Describe(queries), " by ", Describe(keys),
+                     "; only products with a matrix of weights, and those of attention, work"));
   }
   Attention attention{.queries = queries, .keys = keys, .scale = *of_queries * *of_keys};
   attention.queries.function.reset();
@@ -155,18 +165,24 @@ std::optional<HeadLayout> LayoutOf(const Draft& draft, int64_t batch, const View
 // The three projections become one parameter; the context is completed by the output projection.
 Translator::Results Translator::Context(const Attention& attention, const Value& values) {
   if (!attention.softmax || values.function) {
-    return Unsupported("multiplies scores of an attention before their softmax");
+    return Unsupported("it multiplies scores of an attention before their softmax");
   }
   const View& q = attention.queries.view;
   const int rank = q.rank();
-  if (values.view.rank() != rank) return Unsupported("the values do not fit the probabilities");
+  if (values.view.rank() != rank) {
+    return Unsupported(absl::StrCat("its queries are ", Describe(attention.queries),
+                                    ", and its values are ", Describe(values),
+                                    ": their numbers of dimensions differ"));
+  }
   const Value* const parts[3] = {&attention.queries, &attention.keys, &values};
   HeadLayout layouts[3];
   Draft draft;
   DraftParameter weight{.name = "qkv_weight"}, bias{.name = "qkv_bias"};
-  const absl::Status misfit = Unsupported(
-      "only self-attention is supported, of projections with biases of one sequence to queries, "
-      "keys and values of all heads");
+  const absl::Status misfit = Unsupported(absl::StrCat(
+      "it attends with queries of ", Describe(attention.queries), ", keys of ",
+      Describe(attention.keys), " and values of ", Describe(values),
+      "; only self-attention is supported, of projections with biases of one sequence to queries, "
+      "keys and values of all heads"));
   for (int p = 0; p < 3; ++p) {
     const Draft& projection = drafts_[parts[p]->root];
     // Keys are transposed: [..., head features, tokens].

@@ -23,6 +23,10 @@ std::string KeyOf(const Samples& function) {
   return {reinterpret_cast<const char*>(function.data()), sizeof(Samples)};
 }
 
+bool IsAddition(const onnx::Node& node) {
+  return node.op_type() == "Add" || node.op_type() == "Sum";
+}
+
 }  // namespace
 
 Translator::Results Translator::Activation(const Value& x, const Samples& function) {
@@ -31,15 +35,32 @@ Translator::Results Translator::Activation(const Value& x, const Samples& functi
   return std::vector<Value>{std::move(result)};
 }
 
+// A sum, or the largest or smallest, of more than two is that of the first two and the others.
+Translator::Results Translator::Pairwise(const onnx::Node& node, const std::vector<Value>& in) {
+  onnx::Node& pair = made_nodes_.emplace_back();
+  pair.set_op_type(node.op_type());
+  pair.set_name(node.name());
+  if (node.output_size() > 0) pair.add_output(node.output(0));
+  Value result = in[0];
+  for (size_t i = 1; i < in.size(); ++i) {
+    CADRE_ASSIGN_OR_RETURN(const std::vector<Value> results, TranslateNode(pair, {result, in[i]}));
+    result = results[0];
+  }
+  return One(result);
+}
+
 Translator::Results Translator::Clip(const onnx::Node& node, const std::vector<Value>& in) {
   if (!in[0].is_activation() || drafts_[in[0].root].form == Draft::Form::kTokens) {
-    return Unsupported("its input is not an activation");
+    return Unsupported("it limits what no layer computes");
   }
   double low = -INFINITY, high = INFINITY;
   for (const size_t i : {1, 2}) {
     if (i >= in.size() || in[i].kind == Value::Kind::kUnknown) continue;
     const auto limit = AsScalar(in[i]);
-    if (!limit) return Unsupported("its limits are not known");
+    if (!limit) {
+      return Unsupported(absl::StrCat("its ", i == 1 ? "lower" : "upper",
+                                      " limit is not a fixed number: it is ", Describe(in[i])));
+    }
     (i == 1 ? low : high) = *limit;
   }
   Samples samples = in[0].function.value_or(kPoints);
@@ -81,22 +102,25 @@ Translator::Results Translator::Elementwise(const onnx::Node& node, const std::v
     made_by_.try_emplace({base->root, KeyOf(result)}, &node, in);
     return Activation(*base, result);
   }
-  if (in.size() != 2 || (node.op_type() != "Add" && node.op_type() != "Mul")) {
+  if (in.size() != 2 || (!IsAddition(node) && node.op_type() != "Mul")) {
     return absl::NotFoundError("");
   }
-  absl::StatusOr<Value> result = absl::NotFoundError("");
-  if (in[0].is_activation() && in[1].is_activation()) {
-    result = AddOrMultiply(node, in[0], in[1]);
-  } else if (node.op_type() == "Add" && in[0].is_activation() && in[1].is_parameter()) {
-    result = AddParameter(in[0], in[1]);
-  } else if (node.op_type() == "Add" && in[1].is_activation() && in[0].is_parameter()) {
-    result = AddParameter(in[1], in[0]);
-  } else {
-    result =
-        Unsupported("an activation and fixed numbers that are not all equal are not supported");
+  CADRE_ASSIGN_OR_RETURN(Value result, Combine(node, in[0], in[1]));
+  return One(std::move(result));
+}
+
+// The sum or product of activations, or the sum of one and a parameter.
+absl::StatusOr<Value> Translator::Combine(const onnx::Node& node, const Value& a, const Value& b) {
+  if (a.is_activation() && b.is_activation()) return AddOrMultiply(node, a, b);
+  const bool first = a.is_activation();
+  if (IsAddition(node) && (first ? b : a).is_parameter()) {
+    return first ? AddParameter(a, b) : AddParameter(b, a);
   }
-  if (!result.ok()) return result.status();
-  return std::vector<Value>{*std::move(result)};
+  const std::string other = Describe(first ? b : a), extents = ExtentsOf(first ? a : b);
+  return Unsupported(
+      absl::StrCat(IsAddition(node) ? absl::StrCat("it adds ", other, " to ", extents)
+                                    : absl::StrCat("it multiplies ", extents, " by ", other),
+                   "; only a number, another activation, and with Add a bias work"));
 }
 
 namespace {
@@ -139,7 +163,10 @@ bool Near(double a, double b) { return std::abs(a - b) <= 1e-5 * (1 + std::abs(b
 }  // namespace
 
 absl::StatusOr<Value> Translator::Plain(const Value& value) {
-  if (!value.is_activation()) return Unsupported("an input is not an activation");
+  if (!value.is_activation()) {
+    return Unsupported(
+        absl::StrCat("one of its inputs is ", Describe(value), ", which no layer computes"));
+  }
   if (!value.function) return value;
   Value plain = value;
   plain.function.reset();
@@ -149,6 +176,7 @@ absl::StatusOr<Value> Translator::Plain(const Value& value) {
     plain.root = made->second;
     return plain;
   }
+  if (function == kPoints) return plain;  // such as x * 1
   for (const KnownActivation& known : KnownActivations()) {
     bool equal = true;
     for (size_t i = 0; i < kPoints.size(); ++i) {
@@ -192,20 +220,35 @@ absl::StatusOr<Value> Translator::Plain(const Value& value) {
   absl::StatusOr<Value> result = Unsupported("");
   if (results.ok() && !results->empty() && results->front().is_activation()) {
     result = Plain(results->front());
-  } else if (!changed && inputs.size() == 2 && inputs[0].is_activation() &&
-             inputs[1].is_activation() && (node->op_type() == "Add" || node->op_type() == "Mul")) {
-    result = AddOrMultiply(*node, inputs[0], inputs[1]);
+  } else if (!changed && inputs.size() == 2 && (IsAddition(*node) || node->op_type() == "Mul")) {
+    // Also a bias of one element, which is a number like that of an activation.
+    result = Combine(*node, inputs[0], inputs[1]);
   }
   --depth_;
   if (!result.ok()) {
     return Unsupported(absl::StrCat("the result of ", node->op_type(), " (node ",
-                                    Quoted(node->name()),
+                                    Quoted(node->name().empty() && node->output_size() > 0
+                                               ? node->output(0)
+                                               : node->name()),
                                     ") is not one of the activations relu, relu6, gelu, silu, "
                                     "hard_swish, hard_sigmoid, sigmoid and tanh"));
   }
   plain.root = result->root;
-  if (!(result->view == value.view)) plain.view = result->view;
-  activations_[key] = plain.root;
+  // The value may have been rearranged since the operator, which only another form of the result
+  // does not allow.
+  const View& before =
+      std::find_if(operands.begin(), operands.end(), [](const Value& operand) {
+        return operand.is_activation();
+      })->view;
+  if (result->view == before && drafts_[result->root].form == drafts_[value.root].form) {
+    activations_[key] = plain.root;
+    return plain;
+  }
+  if (!(value.view == before)) {
+    return Unsupported(absl::StrCat("the result of ", DisplayName(*node), ", ", ExtentsOf(value),
+                                    ", is rearranged in a way that is not supported"));
+  }
+  plain.view = result->view;
   return plain;
 }
 

@@ -6,6 +6,8 @@
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/counted_noun.h"
 #include "base/status.h"
 #include "model/import/translator.h"
 #include "model/inference.h"
@@ -15,83 +17,139 @@ namespace cadre {
 
 namespace {
 
-// The same number in all elements, which must be at least `min` and small.
-absl::StatusOr<uint32_t> Alike(const std::vector<int64_t>& numbers, int64_t min, const char* what) {
-  for (const int64_t number : numbers) {
-    if (number < min || number > (1 << 20) || number != numbers[0]) {
-      return Unsupported(absl::StrCat("its ", what, " must be equal in both directions"));
-    }
-  }
-  if (numbers.empty()) return Unsupported(absl::StrCat("it has no ", what));
-  return static_cast<uint32_t>(numbers[0]);
+using Sides = std::pair<uint32_t, uint32_t>;  // height, width
+
+std::string ListText(const std::vector<int64_t>& numbers) {
+  return absl::StrCat("[", absl::StrJoin(numbers, ", "), "]");
 }
 
-// Padding that is equal at both ends of each dimension: height, width.
-absl::StatusOr<std::pair<uint32_t, uint32_t>> PaddingOf(const Attributes& attributes) {
-  const std::string automatic = attributes.Text("auto_pad", "NOTSET");
-  const std::vector<int64_t> pads = attributes.Integers("pads", {0, 0, 0, 0});
-  if (automatic == "VALID") return std::pair<uint32_t, uint32_t>(0, 0);
-  if (automatic != "NOTSET" || pads.size() != 4 || pads[0] != pads[2] || pads[1] != pads[3] ||
-      pads[0] < 0 || pads[1] < 0 || pads[0] > (1 << 20) || pads[1] > (1 << 20)) {
-    return Unsupported("its padding must be equal at opposite sides");
-  }
-  return std::pair<uint32_t, uint32_t>(pads[0], pads[1]);
-}
-
-// Two extents of at least 1: height, width.
-absl::StatusOr<std::pair<uint32_t, uint32_t>> Sides(const std::vector<int64_t>& numbers,
-                                                    const char* what) {
+// An attribute of two numbers, of at least `min` and small.
+absl::StatusOr<Sides> SidesOf(const onnx::Node& node, const char* name,
+                              const std::vector<int64_t>& fallback) {
+  const std::vector<int64_t> numbers = Attributes(node).Integers(name, fallback);
   const auto fits = [](int64_t number) { return number >= 1 && number <= kMaxExtent; };
   if (numbers.size() != 2 || !fits(numbers[0]) || !fits(numbers[1])) {
-    return Unsupported(absl::StrCat("its ", what, " must be two extents of at least 1"));
+    return Unsupported(absl::StrCat(AttributeText(node, name),
+                                    "; it must be two numbers from 1 to ", kMaxExtent));
   }
-  return std::pair<uint32_t, uint32_t>(numbers[0], numbers[1]);
+  return Sides(numbers[0], numbers[1]);
+}
+
+// An attribute of two equal numbers.
+absl::StatusOr<uint32_t> EqualSides(const onnx::Node& node, const char* name) {
+  CADRE_ASSIGN_OR_RETURN(const Sides sides, SidesOf(node, name, {1, 1}));
+  if (sides.first == sides.second) return sides.first;
+  return Unsupported(absl::StrCat(AttributeText(node, name), "; its ", name,
+                                  " must be equal in both directions"));
+}
+
+// The padding of one dimension by auto_pad SAME_UPPER or SAME_LOWER, at both sides together: as
+// many outputs as the input divided by the stride, rounded up.
+int64_t SamePadding(int64_t extent, int64_t window, int64_t stride) {
+  const int64_t outputs = (extent + stride - 1) / stride;
+  return std::max<int64_t>(0, (outputs - 1) * stride + window - extent);
+}
+
+// Padding that is equal at both ends of each dimension. `extent`: of the input; `window`: of the
+// kernel with its dilation.
+absl::StatusOr<Sides> PaddingOf(const onnx::Node& node, Sides extent, Sides window, Sides stride) {
+  const Attributes attributes(node);
+  const std::string automatic = attributes.Text("auto_pad", "NOTSET");
+  const std::vector<int64_t> pads = attributes.Integers("pads", {0, 0, 0, 0});
+  const bool none = std::all_of(pads.begin(), pads.end(), [](int64_t pad) { return pad == 0; });
+  if (automatic != "NOTSET" && !automatic.empty() && !none) {
+    return Unsupported(absl::StrCat(AttributeText(node, "auto_pad"), ", but ",
+                                    AttributeText(node, "pads")));
+  }
+  if (automatic == "VALID") return Sides(0, 0);
+  if (automatic == "SAME_UPPER" || automatic == "SAME_LOWER") {
+    const int64_t height = SamePadding(extent.first, window.first, stride.first);
+    const int64_t width = SamePadding(extent.second, window.second, stride.second);
+    if (height % 2 == 0 && width % 2 == 0) return Sides(height / 2, width / 2);
+    return Unsupported(absl::StrCat(
+        AttributeText(node, "auto_pad"), ", which adds ", Counted(height, "row"), " and ",
+        Counted(width, "column"), " to its input of ", extent.first, " x ", extent.second,
+        ": padding must be equal at opposite sides, so only even numbers are supported"));
+  }
+  if (automatic != "NOTSET" && !automatic.empty()) {
+    return Unsupported(absl::StrCat(AttributeText(node, "auto_pad"),
+                                    "; it must be NOTSET, VALID, SAME_UPPER or SAME_LOWER"));
+  }
+  const bool possible = std::all_of(pads.begin(), pads.end(),
+                                    [](int64_t pad) { return pad >= 0 && pad <= (1 << 20); });
+  if (pads.size() != 4 || !possible || pads[0] != pads[2] || pads[1] != pads[3]) {
+    return Unsupported(absl::StrCat(
+        AttributeText(node, "pads"),
+        " (top, left, bottom, right); its padding must be equal at opposite sides"));
+  }
+  return Sides(pads[0], pads[1]);
 }
 
 }  // namespace
 
 Translator::Results Translator::Convolution(const onnx::Node& node, const std::vector<Value>& in) {
-  const Attributes attributes(node);
   if (in.size() < 2 || !in[1].is_parameter()) {
-    return Unsupported("its weight is not a parameter of the model but computed from others");
+    return Unsupported(absl::StrCat("its weight is ",
+                                    in.size() < 2 ? std::string("absent") : Describe(in[1]),
+                                    ", not a tensor of the file"));
   }
   const std::vector<int64_t> weight = in[1].view.sizes();
   if (weight.size() != 4 || weight[2] < 1 || weight[3] < 1) {
-    return Unsupported("only convolutions in two dimensions are supported");
+    return Unsupported(absl::StrCat("its weight is ", Describe(in[1]),
+                                    "; only convolutions in two dimensions are supported"));
   }
-  CADRE_ASSIGN_OR_RETURN(const uint32_t stride,
-                         Alike(attributes.Integers("strides", {1, 1}), 1, "strides"));
-  CADRE_ASSIGN_OR_RETURN(const uint32_t dilation,
-                         Alike(attributes.Integers("dilations", {1, 1}), 1, "dilations"));
-  CADRE_ASSIGN_OR_RETURN(const auto padding, PaddingOf(attributes));
-  const int64_t groups = attributes.Integer("group", 1);
-  if (groups < 1 || groups > (1 << 20)) return Unsupported("its attribute group is not positive");
-  // The result of global pooling is [features] here: a convolution of one position.
+  const std::vector<int64_t> kernel = {weight[2], weight[3]};
+  if (Attributes(node).Integers("kernel_shape", kernel) != kernel) {
+    return Unsupported(absl::StrCat(AttributeText(node, "kernel_shape"), ", but its weight is ",
+                                    Describe(in[1])));
+  }
+  CADRE_ASSIGN_OR_RETURN(const uint32_t stride, EqualSides(node, "strides"));
+  CADRE_ASSIGN_OR_RETURN(const uint32_t dilation, EqualSides(node, "dilations"));
+  const int64_t groups = Attributes(node).Integer("group", 1);
+  if (groups < 1 || groups > (1 << 20)) {
+    return Unsupported(AttributeText(node, "group") + "; it must be a number from 1 to 1048576");
+  }
+  const Value bias = in.size() > 2 ? in[2] : Value();
   CADRE_ASSIGN_OR_RETURN(const Value plain, Plain(in[0]));
   const Draft before = drafts_[plain.root];
+  const Sides extent = before.form == Draft::Form::kImage ? Sides(before.height, before.width)
+                                                          : Sides(1, 1);
+  const Sides window(dilation * (weight[2] - 1) + 1, dilation * (weight[3] - 1) + 1);
+  CADRE_ASSIGN_OR_RETURN(const Sides padding,
+                         PaddingOf(node, extent, window, {stride, stride}));
+  // The result of global pooling is [features] here: a convolution of one position.
   if (before.form == Draft::Form::kFeatures && plain.view.rank() == 4 && weight[2] == 1 &&
-      weight[3] == 1 && groups == 1 && stride == 1 && padding == std::pair(0U, 0U)) {
+      weight[3] == 1 && groups == 1 && stride == 1 && padding == Sides(0, 0)) {
     Value x = plain, w = in[1];
     const auto rows = x.view.Reshaped({batch_, before.features});
-    if (!rows || weight[1] != before.features) return Unsupported("its weight does not fit");
+    if (!rows || weight[1] != before.features) {
+      return Unsupported(absl::StrCat("its weight is ", Describe(in[1]), ", and its input is ",
+                                      Describe(in[0]), ": they do not fit"));
+    }
     x.view = *rows;
     w.view = *w.view.Reshaped({weight[0], weight[1]});
     CADRE_ASSIGN_OR_RETURN(Value y, FullyConnected(x, w));
-    if (in.size() > 2) {
-      CADRE_ASSIGN_OR_RETURN(y, AddParameter(y, in[2]));
+    if (bias.kind != Value::Kind::kUnknown) {
+      CADRE_ASSIGN_OR_RETURN(y, AddParameter(y, bias));
     }
     y.view = *y.view.Reshaped({batch_, weight[0], 1, 1});
     return One(y);
   }
   CADRE_ASSIGN_OR_RETURN(const Value x, Image(plain));
   if (before.channels != weight[1] * groups || weight[0] % groups != 0) {
-    return Unsupported("its weight does not fit the channels of the input");
+    return Unsupported(absl::StrCat("its weight is ", Describe(in[1]), ", its input is ",
+                                    Describe(in[0]), ", and ", AttributeText(node, "group"),
+                                    ": they do not fit"));
   }
   Draft draft = ImageDraft(
       x.root, weight[0],
-      WindowsAlong(before.height, padding.first, dilation * (weight[2] - 1) + 1, stride),
-      WindowsAlong(before.width, padding.second, dilation * (weight[3] - 1) + 1, stride));
-  if (draft.elements() <= 0) return Unsupported("its kernel is larger than the padded input");
+      WindowsAlong(before.height, padding.first, window.first, stride),
+      WindowsAlong(before.width, padding.second, window.second, stride));
+  if (draft.elements() <= 0) {
+    return Unsupported(absl::StrCat("its kernel of ", window.first, " x ", window.second,
+                                    " is larger than its padded input, which is ",
+                                    Describe(in[0])));
+  }
   v1::Convolution& conv = *draft.layer.mutable_convolution();
   conv.set_out_channels(weight[0]);
   if (weight[2] == weight[3]) {
@@ -109,11 +167,11 @@ Translator::Results Translator::Convolution(const onnx::Node& node, const std::v
   }
   if (dilation != 1) conv.set_dilation(dilation);
   if (groups != 1) conv.set_groups(groups);
-  CADRE_ASSIGN_OR_RETURN(DraftParameter kernel, WholeParameter("weight", Shape(weight), in[1]));
-  draft.parameters.push_back(std::move(kernel));
-  if (in.size() > 2) {
-    CADRE_ASSIGN_OR_RETURN(DraftParameter bias, WholeParameter("bias", Shape{weight[0]}, in[2]));
-    draft.parameters.push_back(std::move(bias));
+  CADRE_ASSIGN_OR_RETURN(DraftParameter filters, WholeParameter("weight", Shape(weight), in[1]));
+  draft.parameters.push_back(std::move(filters));
+  if (bias.kind != Value::Kind::kUnknown) {
+    CADRE_ASSIGN_OR_RETURN(DraftParameter added, WholeParameter("bias", Shape{weight[0]}, bias));
+    draft.parameters.push_back(std::move(added));
   } else {
     conv.set_no_bias(true);
   }
@@ -122,22 +180,24 @@ Translator::Results Translator::Convolution(const onnx::Node& node, const std::v
 
 Translator::Results Translator::Pool(const onnx::Node& node, const std::vector<Value>& in) {
   const Attributes attributes(node);
-  CADRE_ASSIGN_OR_RETURN(const auto kernel,
-                         Sides(attributes.Integers("kernel_shape", {}), "kernel_shape"));
-  CADRE_ASSIGN_OR_RETURN(const auto stride,
-                         Sides(attributes.Integers("strides", {1, 1}), "strides"));
-  CADRE_ASSIGN_OR_RETURN(const auto padding, PaddingOf(attributes));
-  CADRE_ASSIGN_OR_RETURN(const uint32_t dilation,
-                         Alike(attributes.Integers("dilations", {1, 1}), 1, "dilations"));
-  if (dilation != 1) return Unsupported("dilations are not supported");
+  CADRE_ASSIGN_OR_RETURN(const Sides kernel, SidesOf(node, "kernel_shape", {}));
+  CADRE_ASSIGN_OR_RETURN(const Sides stride, SidesOf(node, "strides", {1, 1}));
+  CADRE_ASSIGN_OR_RETURN(const uint32_t dilation, EqualSides(node, "dilations"));
+  if (dilation != 1) {
+    return Unsupported(AttributeText(node, "dilations") + "; only [1, 1] is supported");
+  }
   if (node.output_size() > 1 && !node.output(1).empty()) {
     return Unsupported("the positions of the largest elements are not supported as an output");
   }
   CADRE_ASSIGN_OR_RETURN(const Value x, Image(in[0]));
   const Draft before = drafts_[x.root];
+  CADRE_ASSIGN_OR_RETURN(
+      const Sides padding,
+      PaddingOf(node, Sides(before.height, before.width), kernel, stride));
   const bool average = node.op_type() == "AveragePool";
-  constexpr std::pair<uint32_t, uint32_t> kOnes = {1, 1};
-  if (average && kernel == kOnes && stride == kOnes) return One(x);
+  if (average && kernel == Sides(1, 1) && stride == Sides(1, 1) && padding == Sides(0, 0)) {
+    return One(x);
+  }
   const auto draft_of = [&](bool ceil) {
     return ImageDraft(
         x.root, before.channels,
@@ -145,11 +205,19 @@ Translator::Results Translator::Pool(const onnx::Node& node, const std::vector<V
         WindowsAlong(before.width, padding.second, kernel.second, stride.second, ceil));
   };
   Draft draft = draft_of(attributes.Integer("ceil_mode", 0) != 0);
-  if (draft.elements() <= 0) return Unsupported("its window is larger than the padded input");
+  if (draft.elements() <= 0) {
+    return Unsupported(absl::StrCat(AttributeText(node, "kernel_shape"),
+                                    ", larger than its padded input, which is ", Describe(in[0])));
+  }
   const bool ceil = draft.elements() != draft_of(false).elements();
+  if (ceil && attributes.Text("auto_pad", "NOTSET") != "NOTSET") {
+    return Unsupported(absl::StrCat(AttributeText(node, "auto_pad"), " and ",
+                                    AttributeText(node, "ceil_mode"),
+                                    ", which runtimes do not combine in the same way"));
+  }
   // Without padding, there is nothing to count.
-  const bool counts = average && padding != std::pair<uint32_t, uint32_t>(0, 0) &&
-                      attributes.Integer("count_include_pad", 0) != 0;
+  const bool counts =
+      average && padding != Sides(0, 0) && attributes.Integer("count_include_pad", 0) != 0;
   if (ceil && counts) {
     return Unsupported("count_include_pad is not supported where ceil_mode adds an output");
   }
@@ -197,12 +265,18 @@ Translator::Results Translator::Mean(const onnx::Node& node, const std::vector<V
   std::vector<int64_t> axes = attributes.Integers("axes", {});
   if (in.size() > 1) {
     const auto given = AsIntegers(in[1]);
-    if (given) axes = *given;
+    if (!given) {
+      return Unsupported(absl::StrCat("its axes are ", Describe(in[1]), ", not fixed numbers"));
+    }
+    axes = *given;
   }
   for (int64_t& axis : axes) axis += axis < 0 ? in[0].view.rank() : 0;
   std::sort(axes.begin(), axes.end());
   if (in[0].view.rank() != 4 || axes != std::vector<int64_t>{2, 3}) {
-    return Unsupported("only the mean over height and width of images is supported");
+    return Unsupported(absl::StrCat("its axes are ", ListText(axes), ", and its input is ",
+                                    Describe(in[0]),
+                                    "; only the mean over height and width of images [samples, "
+                                    "channels, height, width] is supported"));
   }
   CADRE_ASSIGN_OR_RETURN(std::vector<Value> results, GlobalPool(node, in));
   if (attributes.Integer("keepdims", 1) == 0) {
@@ -212,7 +286,9 @@ Translator::Results Translator::Mean(const onnx::Node& node, const std::vector<V
 }
 
 Translator::Results Translator::BatchNorm(const onnx::Node& node, const std::vector<Value>& in) {
-  if (in.size() != 5) return Unsupported("needs five inputs");
+  if (in.size() != 5) {
+    return Unsupported(absl::StrCat("it has ", in.size(), " inputs instead of five"));
+  }
   const Attributes attributes(node);
   CADRE_ASSIGN_OR_RETURN(const Value x, Image(in[0]));
   const Draft before = drafts_[x.root];
@@ -236,8 +312,9 @@ Translator::Results Translator::ResponseNorm(const onnx::Node& node, const std::
   CADRE_ASSIGN_OR_RETURN(const Value x, Image(in[0]));
   const Draft before = drafts_[x.root];
   const int64_t size = attributes.Integer("size", 0);
-  if (size < 1 || size > (1 << 20))
-    return Unsupported("its attribute size is not a positive number");
+  if (size < 1 || size > (1 << 20)) {
+    return Unsupported(AttributeText(node, "size") + "; it must be a number from 1 to 1048576");
+  }
   Draft draft = ImageDraft(x.root, before.channels, before.height, before.width);
   v1::LocalResponseNorm& norm = *draft.layer.mutable_local_response_norm();
   norm.set_size(size);

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/status.h"
 #include "model/import/translator.h"
 #include "model/problem.h"
@@ -78,8 +79,9 @@ Translator::Results Translator::CompareTokens(const onnx::Node& node,
   if (comparisons.count(node.op_type()) == 0 || in.size() != 2) return absl::NotFoundError("");
   const int at = in[0].is_activation() ? 0 : 1;
   const auto scalar = AsScalar(in[1 - at]);
-  const absl::Status misfit = Unsupported(
-      "compares tokens with other than a number, or so that more than one token is padding");
+  const absl::Status misfit = Unsupported(absl::StrCat(
+      "it compares tokens with ", Describe(in[1 - at]),
+      ", which is not a whole number, or so that more than one token is padding"));
   if (!scalar || !(*scalar >= 0 && *scalar < 0x1p24) || *scalar != std::floor(*scalar)) {
     return misfit;
   }
@@ -176,18 +178,22 @@ absl::Status Translator::HideKeys(const Value& added, Attention& attention) {
     on = off = *numbers;
     token = NoTokens(numbers->view);
   } else {
-    return Unsupported("adds to the scores of an attention what is not a mask");
+    return Unsupported(absl::StrCat("it adds ", Describe(added),
+                                    " to the scores of an attention, which is not a mask"));
   }
   // [..., queries, keys], of the scores and of the mask.
   const int rank = attention.queries.view.rank();
   std::vector<int64_t> sizes = attention.queries.view.sizes();
   sizes[rank - 1] = attention.keys.view.size(rank - 1);
   std::vector<int64_t> extents = on.view.sizes();
-  if (std::ssize(extents) > rank) return Unsupported("its mask does not fit the scores");
+  const absl::Status misfit = Unsupported(
+      absl::StrCat("its mask ", ExtentsOf(added), " does not fit the scores [",
+                   absl::StrJoin(sizes, ", "), "]"));
+  if (std::ssize(extents) > rank) return misfit;
   extents.insert(extents.begin(), rank - extents.size(), 1);
   for (int d = 0; d < rank; ++d) {
     if (extents[d] != 1 && extents[d] != sizes[d]) {
-      return Unsupported("its mask does not fit the scores");
+      return misfit;
     }
   }
   const int64_t keys = extents[rank - 1], queries = extents[rank - 2];

@@ -13,11 +13,17 @@ Translator::Results Translator::LayerNorm(const onnx::Node& node, const std::vec
   const Attributes attributes(node);
   int64_t axis = attributes.Integer("axis", -1);
   axis += axis < 0 ? in[0].view.rank() : 0;
-  if (axis != in[0].view.rank() - 1) return Unsupported("only norms of the last dimension work");
-  if (in.size() != 3) return Unsupported("needs a scale and a bias");
+  if (axis != in[0].view.rank() - 1) {
+    return Unsupported(absl::StrCat(AttributeText(node, "axis"), ", and its input is ",
+                                    Describe(in[0]), "; only norms of the last dimension work"));
+  }
+  if (in.size() != 3) return Unsupported("its scale or its bias is absent");
   CADRE_ASSIGN_OR_RETURN(const Value x, Rows(in[0]));
   const int64_t features = drafts_[x.root].features;
-  if (drafts_[x.root].context) return Unsupported("the attention before it has no projection");
+  if (drafts_[x.root].context) {
+    return Unsupported(
+        absl::StrCat("its input is ", Describe(x), ", an attention without output projection"));
+  }
   Draft draft;
   draft.layer.mutable_layer_norm()->set_epsilon(attributes.Number("epsilon", 1e-5));
   CADRE_ASSIGN_OR_RETURN(DraftParameter scale, WholeParameter("scale", Shape{features}, in[1]));
@@ -30,10 +36,14 @@ Translator::Results Translator::Gemm(const onnx::Node& node, const std::vector<V
   const Attributes attributes(node);
   if (in.size() < 2 || attributes.Number("alpha", 1) != 1 || attributes.Integer("transA", 0) != 0 ||
       (in.size() > 2 && attributes.Number("beta", 1) != 1)) {
-    return Unsupported("only alpha = beta = 1 and transA = 0 are supported");
+    return Unsupported(absl::StrCat(
+        AttributeText(node, "alpha"), ", ", AttributeText(node, "beta"), " and ",
+        AttributeText(node, "transA"), "; only alpha = beta = 1 and transA = 0 are supported"));
   }
   Value weight = in[1];
-  if (weight.view.rank() != 2) return Unsupported("its weight is not a matrix");
+  if (weight.view.rank() != 2) {
+    return Unsupported(absl::StrCat("its weight is ", Describe(weight), ", not a matrix"));
+  }
   if (attributes.Integer("transB", 0) == 0) weight.view = weight.view.Transposed({1, 0});
   CADRE_ASSIGN_OR_RETURN(Value y, FullyConnected(in[0], weight));
   if (in.size() > 2) {
@@ -43,13 +53,17 @@ Translator::Results Translator::Gemm(const onnx::Node& node, const std::vector<V
 }
 
 Translator::Results Translator::MatMul(const onnx::Node& /*node*/, const std::vector<Value>& in) {
-  if (in.size() != 2) return Unsupported("needs two inputs");
+  if (in.size() != 2) {
+    return Unsupported(absl::StrCat("it has ", in.size(), " inputs instead of two"));
+  }
   if (in[0].kind == Value::Kind::kAttention && in[1].is_activation()) {
     return Context(*in[0].attention, in[1]);
   }
   if (in[0].is_activation() && in[1].is_activation()) return Scores(in[0], in[1]);
   if (!in[0].is_activation() || in[1].view.rank() != 2) {
-    return Unsupported("only products with a matrix of weights, and those of attention, work");
+    return Unsupported(
+        absl::StrCat("it multiplies ", Describe(in[0]), " by ", Describe(in[1]),
+                     "; only products with a matrix of weights, and those of attention, work"));
   }
   Value weight = in[1];
   weight.view = weight.view.Transposed({1, 0});
@@ -59,14 +73,16 @@ Translator::Results Translator::MatMul(const onnx::Node& /*node*/, const std::ve
 
 absl::StatusOr<Value> Translator::FullyConnected(const Value& x, const Value& weight) {
   if (!weight.is_parameter()) {
-    return Unsupported("its weight is not a parameter of the model but computed from others");
+    return Unsupported(
+        absl::StrCat("its weight is ", Describe(weight), ", not a tensor of the file"));
   }
   CADRE_ASSIGN_OR_RETURN(const Value rows, Rows(x));
   const Draft before = drafts_[rows.root];
   const int64_t out = weight.view.size(0);
   if (weight.view.size(1) != before.features || out < 1) {
-    return Unsupported(absl::StrCat("its weight needs ", weight.view.size(1),
-                                    " features; the input has ", before.features));
+    return Unsupported(absl::StrCat("its weight is ", Describe(weight), ", [out, in], for ",
+                                    weight.view.size(1), " features; its input is ", Describe(x),
+                                    " and has ", before.features));
   }
   if (before.context) return OutputProjection(rows, weight);
   Draft draft;
@@ -95,12 +111,17 @@ absl::StatusOr<Value> Translator::FullyConnected(const Value& x, const Value& we
 
 // The layers with a bias are made when it is added; the drafts without it are then not used.
 absl::StatusOr<Value> Translator::AddParameter(const Value& x, const Value& bias) {
+  if (!bias.is_parameter()) {
+    return Unsupported(absl::StrCat("its bias is ", Describe(bias), ", not a tensor of the file"));
+  }
+  const auto of_channels = AddToChannels(x, bias);
+  if (!absl::IsNotFound(of_channels.status())) return of_channels;
   CADRE_ASSIGN_OR_RETURN(const Value rows, Rows(x));
   const Draft before = drafts_[rows.root];
   const int64_t features = before.features;
   Value result = rows;
   const int bias_rank = bias.view.rank();
-  if (bias_rank == 0) return Unsupported("adds a single parameter");
+  if (bias_rank == 0) return Unsupported(absl::StrCat("it adds ", Describe(bias), ", a number"));
   if (bias.view.elements() == features && bias.view.size(bias_rank - 1) == features) {
     Draft draft = before;
     if (draft.layer.has_fully_connected() && draft.layer.fully_connected().no_bias()) {
@@ -117,8 +138,9 @@ absl::StatusOr<Value> Translator::AddParameter(const Value& x, const Value& bias
     result.root = AddDraft(std::move(draft));
     return result;
   }
-  const absl::Status misfit =
-      Unsupported("a parameter that is added to rows must be [features] or [tokens, features]");
+  const absl::Status misfit = Unsupported(absl::StrCat(
+      "it adds ", Describe(bias), " to ", Describe(x),
+      "; a bias of rows must be [features] or [tokens, features]: here ", features, " features"));
   if (before.form != Draft::Form::kRows || !(rows.view == Whole(rows.root).view)) return misfit;
   // [tokens, features], possibly the same for all samples or for all tokens.
   auto wide = bias.view.Expanded({batch_, before.tokens, features});
@@ -151,10 +173,51 @@ absl::StatusOr<Value> Translator::AddParameter(const Value& x, const Value& bias
   return OnRows(rows, std::move(draft), features);
 }
 
+// Converters of TensorFlow and Paddle add the bias of a convolution as [1, channels, 1, 1].
+absl::StatusOr<Value> Translator::AddToChannels(const Value& x, const Value& bias) {
+  if (x.view.rank() != 4) return absl::NotFoundError("");
+  CADRE_ASSIGN_OR_RETURN(const Value plain, Plain(x));
+  const Draft before = drafts_[plain.root];
+  const std::vector<int64_t> of_bias = bias.view.sizes();
+  const int64_t channels = plain.view.size(1);
+  const bool per_channel = of_bias == std::vector<int64_t>{channels, 1, 1} ||
+                           of_bias == std::vector<int64_t>{1, channels, 1, 1} ||
+                           (channels == 1 && bias.view.elements() == 1);
+  const auto flat = bias.view.Reshaped({channels});
+  if (before.form != Draft::Form::kImage) {
+    // After global pooling: [samples, features, 1, 1].
+    const auto rows = plain.view.Reshaped({batch_, before.features});
+    if (!per_channel || channels != before.features || !rows || !flat) {
+      return absl::NotFoundError("");
+    }
+    Value features = plain, added = bias;
+    features.view = *rows;
+    added.view = *flat;
+    CADRE_ASSIGN_OR_RETURN(Value result, AddParameter(features, added));
+    result.view = *result.view.Reshaped(plain.view.sizes());
+    return result;
+  }
+  if (!(plain.view == Whole(plain.root).view)) return absl::NotFoundError("");
+  if (!per_channel || !flat || !before.layer.has_convolution() ||
+      !before.layer.convolution().no_bias()) {
+    return Unsupported(absl::StrCat(
+        "it adds ", Describe(bias), " to ", Describe(x),
+        "; only the bias [1, channels, 1, 1] of a convolution that has none can be added to an "
+        "image"));
+  }
+  Draft draft = before;
+  draft.layer.mutable_convolution()->clear_no_bias();
+  draft.parameters.push_back(ParameterOf("bias", Shape{channels}, bias.root, *flat));
+  Value result = plain;
+  result.root = AddDraft(std::move(draft));
+  return result;
+}
+
 absl::StatusOr<Value> Translator::AddOrMultiply(const onnx::Node& node, Value a, Value b) {
   CADRE_ASSIGN_OR_RETURN(a, Plain(a));
   CADRE_ASSIGN_OR_RETURN(b, Plain(b));
-  const bool add = node.op_type() == "Add";
+  const bool add = node.op_type() != "Mul";
+  const std::string operands = absl::StrCat(Describe(a), " and ", Describe(b));
   // An image and one factor per channel, in either order.
   for (int order = 0; order < 2 && !add; ++order, std::swap(a, b)) {
     const Draft image = drafts_[a.root], factor = drafts_[b.root];
@@ -180,7 +243,9 @@ absl::StatusOr<Value> Translator::AddOrMultiply(const onnx::Node& node, Value a,
   const Draft &first = drafts_[a.root], &second = drafts_[b.root];
   if (!(a.view == b.view) || first.form != second.form || first.elements() != second.elements() ||
       first.form == Draft::Form::kTokens || first.context || second.context) {
-    return Unsupported("its inputs have different extents");
+    return Unsupported(absl::StrCat("its inputs are ", operands,
+                                    ": they must have equal extents, or be an image and one "
+                                    "factor per channel"));
   }
   Draft draft = first;
   draft.parameters.clear();
@@ -201,14 +266,21 @@ absl::StatusOr<Value> Translator::AddOrMultiply(const onnx::Node& node, Value a,
 Translator::Results Translator::Gather(const onnx::Node& node, const std::vector<Value>& in) {
   if (in.size() != 2 || !in[0].is_parameter() || in[0].view.rank() != 2 ||
       Attributes(node).Integer("axis", 0) != 0) {
-    return Unsupported("only rows of a table of parameters can be selected");
+    return Unsupported(absl::StrCat("it selects from ", Describe(in[0]), ", and ",
+                                    AttributeText(node, "axis"),
+                                    "; only rows of a table of parameters can be selected"));
   }
   const int64_t rows = in[0].view.size(0), features = in[0].view.size(1);
   if (in[1].is_numbers()) {
     const auto indices = AsIntegers(in[1]);
-    if (!indices || indices->empty()) return Unsupported("too many rows are selected");
+    if (!indices || indices->empty()) {
+      return Unsupported(absl::StrCat("it selects ", in[1].view.elements(),
+                                      " rows; 1 to 1024 can be selected by fixed numbers"));
+    }
     for (const int64_t index : *indices) {
-      if (index < 0 || index >= rows) return Unsupported("the selected rows are not in the table");
+      if (index < 0 || index >= rows) {
+        return Unsupported(absl::StrCat("it selects row ", index, " of ", Describe(in[0])));
+      }
     }
     // Consecutive rows, or one row, for all samples.
     const std::vector<int64_t> dims = in[1].view.sizes();
@@ -221,7 +293,8 @@ Translator::Results Translator::Gather(const onnx::Node& node, const std::vector
       }
     }
     if (step < 0 || step > 1 || first < 0 || first + step * (count - 1) >= rows) {
-      return Unsupported("the selected rows are not in the table");
+      return Unsupported(absl::StrCat("it selects rows that are not consecutive in ",
+                                      Describe(in[0])));
     }
     Value result = in[0];
     const View from = *in[0].view.Sliced(0, first, first + step * (count - 1) + 1);
@@ -240,14 +313,17 @@ Translator::Results Translator::Gather(const onnx::Node& node, const std::vector
   }
   if (!in[1].is_activation() || in[1].function ||
       drafts_[in[1].root].form != Draft::Form::kTokens || !(in[1].view == Whole(in[1].root).view)) {
-    return Unsupported("selects rows by other than the tokens of the input");
+    return Unsupported(absl::StrCat("it selects rows of ", Describe(in[0]), " by ",
+                                    Describe(in[1]), ", not by the tokens of the input"));
   }
   Draft draft;
   draft.inputs = {in[1].root};
   draft.form = Draft::Form::kRows;
   draft.tokens = drafts_[in[1].root].tokens;
   draft.features = features;
-  if (features < 1 || rows < 1) return Unsupported("its table is empty");
+  if (features < 1 || rows < 1) {
+    return Unsupported(absl::StrCat("its table is ", Describe(in[0]), ", which is empty"));
+  }
   v1::Embedding& embedding = *draft.layer.mutable_embedding();
   embedding.set_vocabulary(rows);
   embedding.set_features(features);
@@ -268,7 +344,9 @@ Translator::Results Translator::Concat(const onnx::Node& node, const std::vector
     if (before.form != Draft::Form::kRows || !(x.view == Whole(x.root).view) || !token ||
         token->sizes() != std::vector<int64_t>{batch_, 1, before.features} ||
         (batch_ > 1 && token->factors(0) != std::vector<Factor>{{batch_, 0}})) {
-      return Unsupported("only one learned token can be put before a sequence");
+      return Unsupported(absl::StrCat("it puts ", Describe(in[0]), " before ", Describe(in[1]),
+                                      "; only one learned token, the same for all samples, can be "
+                                      "put before a sequence"));
     }
     Draft draft;
     draft.layer.mutable_class_token();
@@ -283,7 +361,9 @@ Translator::Results Translator::Concat(const onnx::Node& node, const std::vector
   Draft draft;
   draft.layer.mutable_concat();
   for (const Value& input : in) {
-    if (!input.is_activation()) return Unsupported("joins an activation and fixed numbers");
+    if (!input.is_activation()) {
+      return Unsupported(absl::StrCat("it joins activations and ", Describe(input)));
+    }
     const auto image = Image(input);
     const auto part = image.ok() ? image : Rows(input);
     if (!part.ok()) return part.status();
@@ -294,7 +374,9 @@ Translator::Results Translator::Concat(const onnx::Node& node, const std::vector
                                  before.width == draft.width && before.tokens == draft.tokens);
     const int along = draft.form == Draft::Form::kImage ? 1 : part->view.rank() - 1;
     if (!same || axis != along || before.context || !(part->view == Whole(part->root).view)) {
-      return Unsupported("only channels of images and features of rows can be joined");
+      return Unsupported(absl::StrCat(
+          AttributeText(node, "axis"), ", and it joins ", Describe(input),
+          " to others; only channels of images and features of rows can be joined"));
     }
     draft.inputs.push_back(part->root);
     draft.channels += before.channels;
@@ -306,18 +388,30 @@ Translator::Results Translator::Concat(const onnx::Node& node, const std::vector
 }
 
 // In a graph that was exported for training it drops elements; in others it does nothing.
-Translator::Results Translator::Dropout(const onnx::Node& /*node*/, const std::vector<Value>& in) {
+Translator::Results Translator::Dropout(const onnx::Node& node, const std::vector<Value>& in) {
   const auto rate = in.size() > 1 ? AsScalar(in[1]) : std::optional<double>(0.5);
   const auto training = in.size() > 2 ? AsScalar(in[2]) : std::optional<double>(0);
-  if (!rate || !training) return Unsupported("its rate is not known");
-  if (*training == 0 || *rate == 0) return One(in[0]);
+  if (!rate || !training) {
+    return Unsupported(absl::StrCat("its ", rate ? "training_mode" : "ratio",
+                                    " is not a fixed number: it is ",
+                                    Describe(in[rate ? 2 : 1])));
+  }
+  if (*training == 0 || *rate == 0) {
+    inactive_dropouts_.push_back(node.name().empty() ? node.output(0) : node.name());
+    return One(in[0]);
+  }
   if (!in[0].is_activation()) {
     return Unsupported("dropout of attention probabilities is not supported; set its rate to 0");
   }
-  if (!(*rate > 0 && *rate < 1)) return Unsupported("its rate is not between 0 and 1");
+  if (!(*rate > 0 && *rate < 1)) {
+    return Unsupported(absl::StrCat("its ratio is ", *rate, "; it must be from 0 to below 1"));
+  }
   CADRE_ASSIGN_OR_RETURN(Value x, Plain(in[0]));
   Draft draft = drafts_[x.root];
-  if (draft.context || draft.form == Draft::Form::kTokens) return Unsupported("its input");
+  if (draft.context || draft.form == Draft::Form::kTokens) {
+    return Unsupported(absl::StrCat("its input is ", Describe(in[0]),
+                                    draft.context ? ", the context of an attention" : ""));
+  }
   draft.parameters.clear();
   draft.layer = v1::Layer();
   draft.tied_to = -1;

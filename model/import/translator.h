@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <optional>
 #include <string>
@@ -11,7 +12,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "model/import/attributes.h"
 #include "model/import/folding.h"
+#include "model/import/graph_order.h"
 #include "model/import/import.h"
 #include "model/import/onnx_file.h"
 #include "model/import/value.h"
@@ -49,6 +52,8 @@ struct Draft {
   };
   v1::Layer layer;  // without name and inputs
   std::vector<int> inputs;
+  // The operator and node that made it, for messages.
+  std::string origin;
   Form form = Form::kFeatures;
   int64_t channels = 0, height = 0, width = 0;
   int64_t tokens = 1, features = 0;
@@ -71,6 +76,8 @@ inline absl::Status Unsupported(const std::string& what) { return absl::Unimplem
 
 inline std::vector<Value> One(Value value) { return {std::move(value)}; }
 
+// The extents of a value: "[2, 3, 8, 8]".
+std::string ExtentsOf(const Value& value);
 // A draft of an image, without its operation.
 Draft ImageDraft(int input, int64_t channels, int64_t height, int64_t width);
 // A parameter whose elements are those of one view of an initializer.
@@ -78,18 +85,30 @@ DraftParameter ParameterOf(const char* name, Shape shape, int initializer, View 
 
 class Translator {
  public:
-  // Draft 0 is the input. The model is borrowed.
-  Translator(const onnx::Model& model, const std::vector<OnnxTensor>& initializers,
-             const ImportOptions& options)
-      : graph_(model.graph()), initializers_(initializers), options_(options) {}
+  // Draft 0 is the input. `scores`: the output to translate. `batch`: the samples of a graph that
+  // leaves their number open. The graph is borrowed.
+  Translator(const onnx::Graph& graph, const std::vector<OnnxTensor>& initializers,
+             const ImportOptions& options, const std::string& scores, int64_t batch)
+      : graph_(graph),
+        initializers_(initializers),
+        options_(options),
+        scores_(scores),
+        order_(OrderFor(graph, scores)),
+        batch_(batch) {}
 
-  // Translates all nodes. Afterwards, `problems` has one line for each operator that is not
-  // supported. Returns the number of the draft with the scores; -1 with problems.
+  // Translates the nodes on which the scores depend. Afterwards, `problems` has one line for each
+  // operator that is not supported. Returns the number of the draft with the scores; -1 with
+  // problems.
   int Run();
 
   const std::vector<Draft>& drafts() const { return drafts_; }
   const std::vector<std::string>& problems() const { return problems_; }
   const OnnxTensor& initializer(int i) const { return initializers_[i]; }
+  const GraphOrder& order() const { return order_; }
+  // Whether the graph leaves the number of samples open.
+  bool batch_is_variable() const { return batch_is_variable_; }
+  // Dropout operators that do nothing in the graph.
+  const std::vector<std::string>& inactive_dropouts() const { return inactive_dropouts_; }
 
  private:
   using Results = absl::StatusOr<std::vector<Value>>;
@@ -97,7 +116,12 @@ class Translator {
   static const std::map<std::string, Rule>& Rules();
 
   // --- translate.cc: the graph and its values ---
+  void SetInitializers();
   void SetInputs();
+  absl::Status SetInput(const onnx::ValueInfo& info);
+  absl::Status SetSecondInput(const onnx::ValueInfo& info);
+  // The draft of the output with the scores. Errors: what it is instead.
+  absl::StatusOr<int> ScoresDraft();
   void Translate(const onnx::Node& node);
   Results TranslateNode(const onnx::Node& node, std::vector<Value> inputs);
   // --- translate_structure.cc: operators that only rearrange elements ---
@@ -116,6 +140,8 @@ class Translator {
   std::optional<double> AsScalar(const Value& value);
   // --- translate_elementwise.cc ---
   Results Elementwise(const onnx::Node& node, const std::vector<Value>& in);
+  Results Pairwise(const onnx::Node& node, const std::vector<Value>& in);
+  absl::StatusOr<Value> Combine(const onnx::Node& node, const Value& a, const Value& b);
   Results Clip(const onnx::Node& node, const std::vector<Value>& in);
   Results Activation(const Value& x, const Samples& function);
 
@@ -136,6 +162,9 @@ class Translator {
   Results Softmax(const onnx::Node& node, const std::vector<Value>& in);
   // x + bias, where the bias is a parameter.
   absl::StatusOr<Value> AddParameter(const Value& x, const Value& bias);
+  // The bias of a convolution, [channels, 1, 1]. Errors: NotFound if `x` is not an image or `bias`
+  // has other extents.
+  absl::StatusOr<Value> AddToChannels(const Value& x, const Value& bias);
   absl::StatusOr<Value> AddOrMultiply(const onnx::Node& node, Value a, Value b);
   // `weight`: [out, in].
   absl::StatusOr<Value> FullyConnected(const Value& x, const Value& weight);
@@ -167,6 +196,8 @@ class Translator {
   absl::StatusOr<Value> Rows(const Value& value);
   // The layer of `kind` on all rows of `x`, with rows of `features` elements.
   Value OnRows(const Value& x, Draft draft, int64_t features);
+  // What a value is, for messages: "tensor 'w' with the extents [1, 6, 1, 1]".
+  std::string Describe(const Value& value) const;
   // The draft as a value: whole.
   Value Whole(int draft) const;
   int AddDraft(Draft draft);
@@ -178,9 +209,20 @@ class Translator {
   const onnx::Graph& graph_;
   std::vector<OnnxTensor> initializers_;
   const ImportOptions options_;
+  const std::string scores_;
+  const GraphOrder order_;
   // Samples of the batch with which the graph was exported.
-  int64_t batch_ = 1;
+  int64_t batch_;
+  bool batch_is_variable_ = false;
   std::map<std::string, Value> values_;
+  // Results of translated nodes that have no translation, such as the mask of a dropout: by name,
+  // what they are.
+  std::map<std::string, std::string> untranslated_;
+  // Nodes that stand for one with more inputs.
+  std::deque<onnx::Node> made_nodes_;
+  std::vector<std::string> inactive_dropouts_;
+  // The node that is translated.
+  const onnx::Node* node_ = nullptr;
   std::vector<Draft> drafts_;
   // By draft and function: the draft of the activation.
   std::map<std::pair<int, std::string>, int> activations_;

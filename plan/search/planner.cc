@@ -9,6 +9,7 @@
 #include "model/graph.h"
 #include "model/op_indices.h"
 #include "model/parameter_index.h"
+#include "plan/norm_statistics.h"
 #include "plan/plan.h"
 #include "plan/plan_collectives.h"
 #include "plan/search/plan_problem.h"
@@ -219,6 +220,7 @@ absl::StatusOr<Plan> MakePlan(const v1::RunSpec& spec, int ranks, const Graph& g
   plan = WithCollectives(std::move(plan), graph, index, spec.cluster().collectives(), link,
                          link_kind, bucket_elements);
   CADRE_RETURN_IF_ERROR(CheckPlan(plan, graph, index));
+  CADRE_RETURN_IF_ERROR(CheckNormStatistics(spec, graph, plan));
   return plan;
 }
 

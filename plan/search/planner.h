@@ -41,7 +41,8 @@ namespace cadre {
 // connected layer, and one rank if not. In a group with fewer ranks than the spec requests, an axis
 // gets the largest divisor of the remaining ranks that does not exceed its requested size. Ranks
 // without samples are legal. Requires: ranks >= 1. Errors: InvalidArgument for a malformed model,
-// and for pins that contradict the model or one another.
+// for pins that contradict the model or one another, and for statistics of one value
+// (plan/norm_statistics.h).
 absl::StatusOr<v1::Plan> MakePlan(const v1::RunSpec& spec, int ranks);
 
 // The same plan as a C++ value, for a known link. `bucket_elements` is as in WithCollectives.

@@ -6,7 +6,7 @@ import enum
 import hashlib
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,12 +15,36 @@ import torch
 from cadre.errors import CadreError
 
 
-def plain_name(name: str) -> str:
-    """The parameter's name without what DistributedDataParallel and torch.compile add to it."""
-    for wrapper in ("module.", "_orig_mod."):
-        while name.startswith(wrapper):
-            name = name[len(wrapper):]
-    return name.replace("._orig_mod.", ".")
+# Modules that have the user's module under a name of their own, which is not part of its parameters'
+# names. A module of another type may have any attribute of this name.
+_WRAPPERS = {
+    "torch.nn.parallel.distributed.DistributedDataParallel": "module",
+    "torch.nn.parallel.data_parallel.DataParallel": "module",
+    "torch.optim.swa_utils.AveragedModel": "module",
+    "torch._dynamo.eval_frame.OptimizedModule": "_orig_mod",
+    "apex.parallel.distributed.DistributedDataParallel": "module",
+}
+
+
+def _types_of(module: torch.nn.Module) -> list[str]:
+    """The names of the module's types, so that programs which do not use them need not import them."""
+    return [f"{kind.__module__}.{kind.__qualname__}" for kind in type(module).__mro__]
+
+
+def plain_names(model: torch.nn.Module) -> Callable[[str], str]:
+    """A function from a parameter's name to that without what wrappers such as torch.compile add to it."""
+    plain = {"": ""}
+    for path, module in model.named_modules(remove_duplicate=False):
+        wrapped = next((_WRAPPERS[kind] for kind in _types_of(module) if kind in _WRAPPERS), None)
+        for child in module._modules:
+            parts = [plain[path]] if child == wrapped else [plain[path], child]
+            plain[".".join(filter(None, (path, child)))] = ".".join(filter(None, parts))
+
+    def plain_name(name: str) -> str:
+        path, _, own = name.rpartition(".")
+        return ".".join(filter(None, (plain.get(path, path), own)))
+
+    return plain_name
 
 
 def is_dtensor(tensor: torch.Tensor) -> bool:
@@ -156,6 +180,7 @@ def parameters_of(model: torch.nn.Module) -> list[Found]:
 
     Those without elements are left out, because they have nothing to exchange.
     """
+    plain_name = plain_names(model)
     found = [
         Found.exchanged(plain_name(name), parameter, Role.TRAINED)
         if parameter.requires_grad
@@ -173,9 +198,8 @@ def parameters_of(model: torch.nn.Module) -> list[Found]:
 def refuse_unsupported(model: torch.nn.Module) -> None:
     """Raises CadreError if the parameters of the model are not its values."""
     for name, module in model.named_modules():
-        # By its name, so that programs which do not use it need not import it.
-        kinds = {f"{kind.__module__}.{kind.__name__}" for kind in type(module).__mro__}
-        if "torch.distributed.fsdp.fully_sharded_data_parallel.FullyShardedDataParallel" in kinds:
+        fsdp = "torch.distributed.fsdp.fully_sharded_data_parallel.FullyShardedDataParallel"
+        if fsdp in _types_of(module):
             raise CadreError(
                 f"{f'module {name!r}' if name else 'the model'} is a FullyShardedDataParallel (FSDP1), "
                 "whose ranks have flat parts of the parameters; only fully_shard (FSDP2) is supported"

@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import cadre  # noqa: E402
-from cadre._parameters import intervals as intervals_of, parts_of  # noqa: E402
+from cadre._parameters import intervals as intervals_of, parameters_of, parts_of  # noqa: E402
 
 
 @pytest.mark.parametrize("whole", [(), (5,), (3, 4), (2, 3, 4)])
@@ -44,3 +44,33 @@ def test_partial_sums_are_refused(one_rank: None) -> None:
     assert parts_of("w", DTensor.from_local(tensor, mesh, [Replicate()])) == [(0, 24)]
     with pytest.raises(cadre.CadreError, match=r"'w' has placements \(Partial\(sum\),\)"):
         parts_of("w", DTensor.from_local(tensor, mesh, [Partial()]))
+
+
+class Wrapping(torch.nn.Module):
+    """A module of the user, whose attributes have names that wrappers of PyTorch use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.module = torch.nn.Linear(2, 2)
+        self._orig_mod = torch.nn.BatchNorm1d(2)
+        self.inner = torch.nn.Sequential(torch.nn.Linear(2, 2, bias=False))
+
+
+_NAMES = ["module.weight", "module.bias", "_orig_mod.weight", "_orig_mod.bias", "inner.0.weight",
+          "_orig_mod.running_mean", "_orig_mod.running_var"]
+
+
+def names_of(model: torch.nn.Module) -> list[str]:
+    return [found.name for found in parameters_of(model)]
+
+
+def test_names_of_wrappers_are_left_out_by_type() -> None:
+    model = Wrapping()
+    assert names_of(model) == _NAMES
+    assert names_of(torch.compile(model)) == _NAMES
+    assert names_of(torch.nn.DataParallel(torch.compile(model))) == _NAMES
+    assert names_of(torch.compile(torch.nn.DataParallel(model))) == _NAMES
+    model.inner = torch.compile(model.inner)
+    assert names_of(model) == _NAMES
+    averaged = torch.optim.swa_utils.AveragedModel(Wrapping())
+    assert [name for name in names_of(averaged) if name != "n_averaged"] == _NAMES

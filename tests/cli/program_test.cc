@@ -141,6 +141,20 @@ TEST_F(ProgramTest, ChecksFlagsLikeTheSpec) {
   }
 }
 
+// The usage helps with a wrong command line only.
+TEST_F(ProgramTest, ErrorsOfFilesAreNotUsageErrors) {
+  // A graph of one node, operator set 12.
+  const std::string old("\x3a\x08\x0a\x06\x22\x04Relu\x42\x02\x10\x0c", 14);
+  for (const std::string& bytes : {old, std::string("text")}) {
+    std::ofstream(folder_ + "/net.onnx") << bytes;
+    const Result result = Run("import net.onnx");
+    EXPECT_EQ(result.exit_code, 1);
+    EXPECT_THAT(result.err, AllOf(StartsWith("cadre: net.onnx"), Not(HasSubstr("usage:"))));
+  }
+  std::ofstream(folder_ + "/net.onnx") << old;
+  EXPECT_THAT(Run("import net.onnx").err, HasSubstr("uses operator set 12"));
+}
+
 TEST(CommandsTest, ChoicesAreChecked) {
   const std::pair<const char*, const char*> cases[] = {
       {"--collectives tree",

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <limits>
 
 #include "tests/coordinator/fake_cluster.h"
@@ -565,6 +566,18 @@ TEST_F(MachineRoundTest, EvaluationOfTooFewLabelsIsRefused) {
   FakeWorker& lead = cluster_.Lead(run, 0);
   v1::Evaluated evaluated = FakeCluster::EvaluationOf(lead, 0, 100, 99);
   evaluated.set_labels(99);
+  cluster_.Send(lead, evaluated);
+  EXPECT_EQ(cluster_.Counter("refused_malformed"), 1u);
+  EXPECT_FALSE(cluster_.RunStatus(run).has_test());
+}
+
+TEST_F(MachineRoundTest, EvaluationWithoutFiniteLossIsRefused) {
+  const std::string run = Begin(1, MakeSpec(1, 1, 20, 100));
+  cluster_.behaviour.evaluate = false;
+  Train(run);
+  FakeWorker& lead = cluster_.Lead(run, 0);
+  v1::Evaluated evaluated = FakeCluster::EvaluationOf(lead, 0, 100, 100);
+  evaluated.set_loss_sum(std::nan(""));
   cluster_.Send(lead, evaluated);
   EXPECT_EQ(cluster_.Counter("refused_malformed"), 1u);
   EXPECT_FALSE(cluster_.RunStatus(run).has_test());

@@ -279,7 +279,8 @@ class Builder {
   // Pre-norm transformer blocks.
   void Sequence() {
     const uint32_t heads = UpTo(1, 3);
-    const uint32_t features = heads * UpTo(1, 3);
+    // A layer norm needs two features.
+    const uint32_t features = std::max<uint32_t>(2, heads * UpTo(1, 3));
     spec_.mutable_model()->mutable_tokens()->set_length(UpTo(1, 6));
     auto* embedding = Append("embed")->mutable_embedding();
     embedding->set_vocabulary(UpTo(2, 8));

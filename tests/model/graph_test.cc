@@ -431,6 +431,9 @@ TEST(GraphTest, InvalidLayers) {
       {OnFeatures("local_response_norm {}"), 1, "local_response_norm", "requires an image"},
       {OnImage("local_response_norm { beta: -1 }"), 0, "local_response_norm.beta", "at least 0"},
       {OnImage("layer_norm {}"), 0, "layer_norm", "its input is the image [4, 6, 1]"},
+      {"SMALL layer { name: 'a' flatten {} } layer { name: 'b' fully_connected { out_features: 1 } "
+       "} layer { name: 'c' layer_norm {} } LOSS",
+       2, "layer_norm", "normalizes one feature"},
       {OnFeatures("layer_norm { epsilon: inf }"), 1, "layer_norm.epsilon", "is inf"},
       {OnImage("embedding { vocabulary: 2 features: 2 }"), 0, "embedding",
        "requires the tokens of a model with `tokens`"},

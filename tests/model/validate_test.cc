@@ -543,6 +543,53 @@ TEST(ValidateTest, LegalSpecs) {
   }
 }
 
+// A batch norm behind `before`, on images of [4, side, side].
+std::vector<Problem> NormProblems(const std::string& before, int side, const std::string& text) {
+  return FindProblems(Changed(
+      "model, data, micro_batches, batch_per_group",
+      absl::StrCat("model { input { channels: 4 height: ", side, " width: ", side, " } ", before,
+                   " layer { name: 'bn' batch_norm {} }"
+                   " layer { name: 'fc' fully_connected { out_features: 10 } }"
+                   " layer { name: 'loss' softmax_cross_entropy {} } } ",
+                   kSynthetic, text)));
+}
+
+// Their variance would be 0, and the norm's output its shift.
+TEST(ValidateTest, StatisticsOfOneValueAreRefused) {
+  const struct {
+    const char* before;
+    int side;
+    const char* text;
+    bool refused;
+  } cases[] = {
+      {"", 1, "batch_per_group: 1", true},
+      {"", 1, "batch_per_group: 8 micro_batches: 8", true},
+      // The smallest of the micro-batches has one sample.
+      {"", 1, "batch_per_group: 7 micro_batches: 5", true},
+      {"layer { name: 'pool' average_pool { kernel: 4 } }", 4, "batch_per_group: 1", true},
+      {"layer { name: 'c' convolution { out_channels: 4 kernel: 3 } }", 3, "batch_per_group: 1",
+       true},
+      {"", 1, "batch_per_group: 2", false},
+      {"", 1, "batch_per_group: 8 micro_batches: 4", false},
+      {"", 2, "batch_per_group: 8 micro_batches: 8", false},
+      {"layer { name: 'pool' average_pool { kernel: 2 } }", 4, "batch_per_group: 1", false},
+  };
+  for (const auto& each : cases) {
+    SCOPED_TRACE(absl::StrCat(each.before, each.side, each.text));
+    const std::vector<Problem> problems = NormProblems(each.before, each.side, each.text);
+    ASSERT_EQ(problems.size(), each.refused ? 1U : 0U) << StatusOf(problems);
+    if (!each.refused) continue;
+    EXPECT_EQ(problems[0].field,
+              absl::StrCat("model.layer[", *each.before == '\0' ? 0 : 1, "].batch_norm"));
+    EXPECT_THAT(problems[0].message,
+                ::testing::AllOf(HasSubstr("layer 'bn': its statistics cover one value"),
+                                 HasSubstr("1 x 1 positions of the 1 sample"),
+                                 HasSubstr("at least 2 samples per micro-batch")));
+  }
+  EXPECT_THAT(NormProblems("", 1, "batch_per_group: 7 micro_batches: 5")[0].message,
+              HasSubstr("batch_per_group is 7, micro_batches 5"));
+}
+
 TEST(ValidateTest, FindsAllProblemsInOrder) {
   std::vector<std::string> fields;
   for (const Problem& problem : FindProblems(v1::RunSpec())) fields.push_back(problem.field);

@@ -6,7 +6,8 @@
 //
 // Of an image of which a part is decoded, the rows above the part are parsed but not transformed,
 // and those below it are not read at all; beside it only whole blocks are left out, by
-// libjpeg-turbo's jpeg_crop_scanline. Chroma that is stored at half the resolution is interpolated
+// libjpeg-turbo's jpeg_crop_scanline. Images with a sampling factor above 2 are decoded from the
+// first row on, whole. Chroma that is stored at half the resolution is interpolated
 // between neighbors, which are not right at the borders of what is decoded; a margin keeps them out
 // of the part, so that its pixels have the same values as in the whole image.
 //
@@ -58,6 +59,11 @@ bool IsHarmless(int message) {
 // Pixels that are decoded on each side of a part: two that have values, and those that
 // interpolation reads, at the scale of the output.
 constexpr double kMargin = 8;
+
+// The largest sampling factor of images of which parts are left out. With 4 x 2 (4:1:0) or 2 x 4, a
+// scale of 2/8 or 4/8 makes the library scale color by another factor than brightness in one of the
+// directions, and jpeg_crop_scanline then takes wrong columns of the color.
+constexpr int kMaxPartialSampling = 2;
 
 // The pixels of an interval, and of the margin around it, inside `all`. Requires: the interval is
 // not empty and lies inside `all`.
@@ -190,12 +196,15 @@ absl::Status JpegReader::Decode(int channels, int eighths, JpegImage& image,
   }
   unsigned char* const pixels = image.pixels.data();
   const bool read = state_->Guarded([&info, pixels, row_bytes, rows, columns, channels] {
-    JDIMENSION left = columns.begin;
-    if (columns.size() < int64_t{info.output_width}) {
+    const bool partial = info.max_h_samp_factor <= kMaxPartialSampling &&
+                         info.max_v_samp_factor <= kMaxPartialSampling;
+    JDIMENSION left = 0;
+    if (partial && columns.size() < int64_t{info.output_width}) {
+      left = columns.begin;
       JDIMENSION width = columns.size();
       jpeg_crop_scanline(&info, &left, &width);
     }
-    if (rows.begin > 0) jpeg_skip_scanlines(&info, rows.begin);
+    if (partial && rows.begin > 0) jpeg_skip_scanlines(&info, rows.begin);
     while (info.output_scanline < rows.end) {
       unsigned char* row = pixels + info.output_scanline * row_bytes + int64_t{left} * channels;
       jpeg_read_scanlines(&info, &row, 1);

@@ -416,18 +416,19 @@ absl::StatusOr<LossPart> Network::Evaluate(const BatchView& batch) {
   return part;
 }
 
-absl::StatusOr<int> Network::FirstNotFinite(const BatchView& batch) {
-  Program& program = ProgramFor(batch.samples, /*training=*/true);
+absl::StatusOr<int> Network::FirstNotFinite(const BatchView& batch, bool training) {
+  Program& program = ProgramFor(batch.samples, training);
   CADRE_RETURN_IF_ERROR(LoadFor(program, batch));
   const AllocationLabel allocation_label(device_);
   int first = graph_.size();
-  BeginForward(batch.samples, /*training=*/true);
+  BeginForward(batch.samples, training);
   CADRE_RETURN_IF_ERROR(Enter({}));
   for (size_t i = 0; i < program.forward_ops; ++i) {
     // One operation at a time: later ones may overwrite its output.
     const TapeOp& op = program.tape.ops[i];
     CADRE_RETURN_IF_ERROR(PrecedeOp(op));
-    CADRE_RETURN_IF_ERROR(PlayOp(program, op, TrainingPass(1)));
+    CADRE_RETURN_IF_ERROR(
+        PlayOp(program, op, training ? TrainingPass(1) : PassContext{.seed = seed_}));
     if (op.kind != TapeOpKind::kForward) continue;
     if (!kernels_.memory().AllFinite(Buffer(program, op.y))) first = std::min(first, op.layer);
   }

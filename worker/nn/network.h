@@ -151,9 +151,10 @@ class Network {
   // Forward only, with running statistics and without dropout. Blocks.
   absl::StatusOr<LossPart> Evaluate(const BatchView& batch);
 
-  // Plays forward and returns the position of the first layer whose output on this rank contains a
-  // non-finite element; graph.size() if there is none. A collective. Blocks.
-  absl::StatusOr<int> FirstNotFinite(const BatchView& batch);
+  // Plays forward, in training or as Evaluate does, and returns the position of the first layer
+  // whose output on this rank contains a non-finite element; graph.size() if there is none. A
+  // collective. Blocks.
+  absl::StatusOr<int> FirstNotFinite(const BatchView& batch, bool training = true);
 
   // Number of times that memory was replaced because a larger batch was loaded; graphs captured
   // before are then invalid.

@@ -1,7 +1,10 @@
 #include "worker/train/batches.h"
 
 #include <algorithm>
+#include <cmath>
+#include <functional>
 
+#include "absl/strings/str_cat.h"
 #include "base/random.h"
 #include "base/status.h"
 #include "tensor/layout.h"
@@ -33,30 +36,59 @@ std::vector<BatchView> ViewsOf(const Batch& batch, const Replica& replica, int64
   return views;
 }
 
-absl::StatusOr<LossPart> EvaluateSamples(Replica& replica, const Dataset& test, int64_t begin,
-                                         int64_t end, int threads, TrainerProgress& progress) {
+namespace {
+
+// Calls `visit` with this rank's part of every batch of test samples [begin, end).
+absl::Status ForEachTestBatch(Replica& replica, const Dataset& test, int64_t begin, int64_t end,
+                              int threads, TrainerProgress& progress,
+                              const std::function<absl::Status(const BatchView&)>& visit) {
   const int64_t batch = replica.EvaluationSamples();
-  if (begin < 0 || end > test.size()) {
-    return absl::InvalidArgumentError("the samples to evaluate are not in the test split");
-  }
   BatchLoader loader(test,
                      TestRows({.begin = begin,
                                .end = end,
                                .batch = batch,
                                .rank = [&](int64_t samples) { return RowsOf(replica, samples); }}),
                      {.threads = threads});
-  LossPart mine;
   for (int64_t step = 0; begin + step * batch < end; ++step) {
     const int64_t first = begin + step * batch;
     const int64_t samples = std::min(batch, end - first);
     CADRE_ASSIGN_OR_RETURN(const Batch* loaded, loader.Next(step));
     for (const BatchView& view : ViewsOf(*loaded, replica, samples, first)) {
-      CADRE_ASSIGN_OR_RETURN(const LossPart part, replica.Evaluate(view));
-      mine += part;
+      CADRE_RETURN_IF_ERROR(visit(view));
     }
     progress.Advance();
   }
-  return SumOverGroup(mine, replica.comms().All());
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<LossPart> EvaluateSamples(Replica& replica, const Dataset& test, int64_t begin,
+                                         int64_t end, int threads, TrainerProgress& progress) {
+  if (begin < 0 || end > test.size()) {
+    return absl::InvalidArgumentError("the samples to evaluate are not in the test split");
+  }
+  LossPart mine;
+  CADRE_RETURN_IF_ERROR(ForEachTestBatch(replica, test, begin, end, threads, progress,
+                                         [&](const BatchView& view) -> absl::Status {
+                                           CADRE_ASSIGN_OR_RETURN(const LossPart part,
+                                                                  replica.Evaluate(view));
+                                           mine += part;
+                                           return absl::OkStatus();
+                                         }));
+  CADRE_ASSIGN_OR_RETURN(const LossPart sum, SumOverGroup(mine, replica.comms().All()));
+  if (std::isfinite(sum.loss)) return sum;
+  // The sum is equal on all ranks, so together they evaluate again to find the layer.
+  uint64_t first = replica.graph().size();
+  CADRE_RETURN_IF_ERROR(ForEachTestBatch(replica, test, begin, end, threads, progress,
+                                         [&](const BatchView& view) -> absl::Status {
+                                           CADRE_ASSIGN_OR_RETURN(const int layer,
+                                                                  replica.FirstNotFinite(view));
+                                           first = std::min<uint64_t>(first, layer);
+                                           return absl::OkStatus();
+                                         }));
+  return Annotate(replica.NonFiniteLoss(sum.loss, first),
+                  absl::StrCat("test samples ", begin, " to ", end));
 }
 
 RandomBatch::RandomBatch(const Replica& replica, int64_t samples) {

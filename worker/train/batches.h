@@ -25,7 +25,8 @@ std::vector<BatchView> ViewsOf(const Batch& batch, const Replica& replica, int64
 
 // A collective with equal arguments on all ranks. Loss and correct answers over samples [begin,
 // end) of `test`, loaded by `threads`, summed over the group; equal on all ranks. Advances
-// `progress` with every batch.
+// `progress` with every batch. Errors: OutOfRange, naming layer and rank, for a loss that is not
+// finite; those of the loader.
 absl::StatusOr<LossPart> EvaluateSamples(Replica& replica, const Dataset& test, int64_t begin,
                                          int64_t end, int threads, TrainerProgress& progress);
 

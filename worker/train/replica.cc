@@ -264,13 +264,17 @@ absl::Status Replica::CheckFinite(const LossPart& group, std::span<const BatchVi
     CADRE_ASSIGN_OR_RETURN(const int layer, network_->FirstNotFinite(batch));
     mine = std::min<uint64_t>(mine, layer);
   }
-  CADRE_ASSIGN_OR_RETURN(const Minimum first, MinimumOf(mine, comms_.All()));
-  if (first.value == none) {
+  return NonFiniteLoss(group.loss, mine);
+}
+
+absl::Status Replica::NonFiniteLoss(double loss, uint64_t layer) {
+  CADRE_ASSIGN_OR_RETURN(const Minimum first, MinimumOf(layer, comms_.All()));
+  if (first.value == static_cast<uint64_t>(graph_.size())) {
     return absl::OutOfRangeError(
-        absl::StrCat("the loss is ", group.loss,
+        absl::StrCat("the loss is ", loss,
                      "; the output of every layer is finite, so the loss itself overflowed"));
   }
-  return absl::OutOfRangeError(absl::StrCat("the loss is ", group.loss,
+  return absl::OutOfRangeError(absl::StrCat("the loss is ", loss,
                                             "; the first non-finite output is that of layer '",
                                             graph_[first.value].name, "' on rank ", first.rank));
 }

@@ -116,6 +116,14 @@ class Replica {
   // This rank's part of the loss. Requires: GatherWeights was called after the last change of owned
   // values.
   absl::StatusOr<LossPart> Evaluate(const BatchView& batch) { return network_->Evaluate(batch); }
+  // Evaluates the batch again, to find the first layer with a non-finite output on this rank
+  // (network.h). A collective.
+  absl::StatusOr<int> FirstNotFinite(const BatchView& batch) {
+    return network_->FirstNotFinite(batch, /*training=*/false);
+  }
+  // A collective. `layer`: what FirstNotFinite has found on this rank. Returns OutOfRange, naming
+  // the first layer and its rank; or errors of peers.
+  absl::Status NonFiniteLoss(double loss, uint64_t layer);
 
   // The owned weights in parameter order. Writing to their values and calling StoreOwned changes
   // the weights.

@@ -167,7 +167,7 @@ class NativeModel final : public TrainedModel {
     const absl::StatusOr<LossPart> sum = EvaluateSamples(
         *replica_, *test_, evaluate.begin, evaluate.end, options_.loader_threads, progress_);
     if (IsOfFiles(sum.status())) return failure.Blame(v1::FAILURE_CAUSE_DATA, sum.status());
-    CADRE_RETURN_IF_ERROR(sum.status());
+    CADRE_RETURN_IF_ERROR(AtStep(step_, protocol_->version(), sum.status()));
     return RankProtocol::Evaluated{
         .correct = sum->correct, .labels = sum->samples, .loss_sum = sum->loss};
   }

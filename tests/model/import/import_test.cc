@@ -17,6 +17,7 @@
 #include "absl/strings/str_split.h"
 #include "base/file.h"
 #include "model/graph.h"
+#include "model/import/folding.h"
 #include "model/run_file.h"
 #include "tests/base/temporary_folder.h"
 
@@ -76,6 +77,10 @@ std::string Ints(const std::string& name, const std::vector<int64_t>& numbers) {
 
 std::string Int(const std::string& name, int64_t number) {
   return absl::StrCat("attribute { name: '", name, "' i: ", number, " }");
+}
+
+std::string Text(const std::string& name, const std::string& text) {
+  return absl::StrCat("attribute { name: '", name, "' s: '", text, "' }");
 }
 
 onnx::Model Parse(const std::vector<int64_t>& input, const std::string& body, int type = 1) {
@@ -202,7 +207,7 @@ TEST(ImportTest, ReportsEveryUnsupportedOperator) {
   const auto imported =
       Import({1, 2, 4, 4}, Node("LpPool x -> a") + Node("Relu a -> b") +
                                Node("InstanceNormalization b -> c") + Node("Mystery x -> d") +
-                               Node("LeakyRelu x -> e") + Node("Add d e -> out"));
+                               Node("LeakyRelu x -> e") + Node("Sum c d e -> out"));
   const std::string error = ErrorOf(imported);
   EXPECT_THAT(error,
               HasSubstr("operator LpPool of node 'a_node' is not supported; the nearest that "
@@ -245,16 +250,16 @@ TEST(ImportTest, ErrorsNameTheReason) {
 // Scores [samples, 2, 4, 4] of rows [samples, 4, 6]: queries, keys and values of two heads of 3.
 std::string AttentionOf(const std::string& mask, int64_t samples = 1) {
   return Weight("emb.weight", {9, 6}) + Node("Gather emb.weight x -> e") +
-         Weight("qkv.weight", {6, 18}) + Node("MatMul e qkv.weight -> m") +
-         Weight("qkv.bias", {18}) + Node("Add m qkv.bias -> p") +
-         Integers("heads", {samples, 4, 2, 3}) + Node("Split p -> q k v", Int("axis", 2)) +
-         Node("Reshape q heads -> q4") + Node("Reshape k heads -> k4") +
-         Node("Reshape v heads -> v4") + Node("Transpose q4 -> qt", Ints("perm", {0, 2, 1, 3})) +
+         Weight("qkv.weight", {6, 18}) + Node("MatMul e qkv.weight -> qkv") +
+         Weight("qkv.bias", {18}) + Node("Add qkv qkv.bias -> qkvb") +
+         Integers("heads", {samples, 4, 2, 3}) + Node("Split qkvb -> q3 k3 v3", Int("axis", 2)) +
+         Node("Reshape q3 heads -> q4") + Node("Reshape k3 heads -> k4") +
+         Node("Reshape v3 heads -> v4") + Node("Transpose q4 -> qt", Ints("perm", {0, 2, 1, 3})) +
          Node("Transpose k4 -> kt", Ints("perm", {0, 2, 3, 1})) +
          Node("Transpose v4 -> vt", Ints("perm", {0, 2, 1, 3})) + Node("MatMul qt kt -> s") +
          Scalar("scale", 1 / 1.7320508) + Node("Mul s scale -> s1") + mask +
-         Node("Softmax s2 -> a") + Node("MatMul a vt -> c") +
-         Node("Transpose c -> ct", Ints("perm", {0, 2, 1, 3})) + Integers("rows", {samples, 4, 6}) +
+         Node("Softmax s2 -> a") + Node("MatMul a vt -> context") +
+         Node("Transpose context -> ct", Ints("perm", {0, 2, 1, 3})) + Integers("rows", {samples, 4, 6}) +
          Node("Reshape ct rows -> cr") + Weight("proj.weight", {6, 6}) + Weight("proj.bias", {6}) +
          Node("MatMul cr proj.weight -> o") + Node("Add o proj.bias -> ob") +
          Weight("head.weight", {6, 9}) + Node("MatMul ob head.weight -> out");
@@ -347,7 +352,8 @@ TEST(ImportTest, MaskOfPaddingIsRecognized) {
   // Scores are replaced, and tokens are compared by other operators.
   for (const char* compare : {"Greater x zero -> m", "Cast x -> m", "Less zero x -> m"}) {
     EXPECT_EQ(AttentionUnder(axes + Scalar("zero", 0) + Scalar("inf", -INFINITY) +
-                             Node(compare, Int("to", kBool)) + Node("Unsqueeze m axes -> u") +
+                             Node(compare, compare[0] == 'C' ? Int("to", kBool) : "") +
+                             Node("Unsqueeze m axes -> u") +
                              Node("Where u s1 inf -> s2")),
               "heads: 2 padding_token: 0")
         << compare;
@@ -398,8 +404,8 @@ TEST(ImportTest, SecondInputIsAMaskIfTheTokenIsNamed) {
               HasSubstr("the graph has no second input"));
   EXPECT_THAT(AttentionUnder(of_padding, {.padding_token = 9}),
               HasSubstr("padding_token: is 9; the vocabulary of 'emb' is 0 to 8"));
-  EXPECT_THAT(AttentionUnder(MaskInput(kInt64) + Weight("types", {2, 6}) +
-                                 Node("Gather types mask -> t") + Node("Identity s1 -> s2"),
+  EXPECT_THAT(AttentionUnder(MaskInput(kInt64) + Weight("types", {2, 4}) +
+                                 Node("Gather types mask -> t") + Node("Add s1 t -> s2"),
                              {.padding_token = 3}),
               HasSubstr("give other inputs of the graph, such as segments, fixed values"));
 }
@@ -419,10 +425,10 @@ TEST(ImportTest, MasksThatAreNotOfPadding) {
                              Node("Where q inf s1 -> s2")),
               HasSubstr("hides keys by other tokens than their own"));
   EXPECT_THAT(AttentionUnder(is_five + Integers("six", {6}) + Node("Equal x six -> is6") +
-                             Node("Or is is6 -> both") + Node("Identity s1 -> s2")),
+                             Node("Or is is6 -> both") + Node("Where both inf s1 -> s2")),
               HasSubstr("its masks are of different tokens"));
   EXPECT_THAT(AttentionUnder(is_five + Node("Transpose u -> q", Ints("perm", {0, 1, 3, 2})) +
-                             Node("Or u q -> both") + Node("Identity s1 -> s2")),
+                             Node("Or u q -> both") + Node("Where both inf s1 -> s2")),
               HasSubstr("its masks are of different tokens"));
   // All samples have the mask of the first.
   EXPECT_THAT(
@@ -434,6 +440,269 @@ TEST(ImportTest, MasksThatAreNotOfPadding) {
                              Node("Where u inf zero -> n") +
                              Node("Concat n open -> c", Int("axis", 1)) + Node("Add s1 c -> s2")),
               HasSubstr("does not hide the padding of every sample"));
+}
+
+// A network on images of [2, 8, 8]: `body` computes r, [samples, 3, 8, 8], from x.
+std::string Pooled(const std::string& body) {
+  return body + Node("GlobalAveragePool r -> p") + Node("Flatten p -> f") +
+         Weight("head.weight", {4, 3}) + Node("Gemm f head.weight -> out", Int("transB", 1));
+}
+
+std::string ConvNode(const std::string& attributes = Ints("pads", {1, 1, 1, 1})) {
+  return Weight("conv.weight", {3, 2, 3, 3}) + Node("Conv x conv.weight -> c", attributes);
+}
+
+std::string OutputNamed(const std::string& name) {
+  return absl::StrCat("output { name: '", name, "' }\n");
+}
+
+TEST(ImportTest, SeveralOutputsNeedAChoice) {
+  // The features are the first output, as in the file of an embedding with a head.
+  const std::string body = OutputNamed("f") + Pooled(ConvNode() + Node("Relu c -> r"));
+  EXPECT_THAT(ErrorOf(Import({1, 2, 8, 8}, body)),
+              AllOf(HasSubstr("the graph has 2 outputs, 'f', 'out'"), HasSubstr("--scores=NAME")));
+  EXPECT_THAT(ErrorOf(Import({1, 2, 8, 8}, body, 1, {.scores = "score"})),
+              HasSubstr("--scores is 'score', but the outputs of the graph are 'f', 'out'"));
+  const auto scores = Import({1, 2, 8, 8}, body, 1, {.scores = "out"});
+  ASSERT_THAT(Operations(scores),
+              ElementsAre("convolution", "relu", "global_average_pool", "fully_connected"));
+  EXPECT_THAT(scores->left_out,
+              ElementsAre("1 other output ('f'): the model computes 'out' only"));
+  // The head is dropped on request, and reported.
+  const auto features = Import({1, 2, 8, 8}, body, 1, {.scores = "f"});
+  ASSERT_THAT(Operations(features), ElementsAre("convolution", "relu", "global_average_pool"));
+  EXPECT_THAT(features->left_out,
+              ElementsAre("1 other output ('out'): the model computes 'f' only",
+                          "1 operator ('out_node'): 'f' does not depend on them",
+                          "1 tensor ('head.weight'): 'f' does not depend on their 12 elements"));
+}
+
+TEST(ImportTest, WhatTheScoresDoNotDependOnIsReported) {
+  const auto imported = Import(
+      {1, 2, 8, 8},
+      Pooled(ConvNode() + Node("Relu c -> r")) + Weight("aux.weight", {2, 3}) +
+          Integers("batches", {7}) + Weight("spare", {2}) + Node("Gemm f aux.weight -> aux") +
+          Node("Mystery aux -> other") +
+          "input { name: 'lengths' type { tensor_type { elem_type: 7 shape { dim { dim_value: 1 } "
+          "} } } }\n");
+  ASSERT_TRUE(imported.ok()) << imported.status();
+  EXPECT_THAT(imported->left_out,
+              ElementsAre("1 input ('lengths'): 'out' does not depend on them",
+                          "2 operators ('aux_node' and 'other_node'): 'out' does not depend on "
+                          "them",
+                          "3 tensors ('aux.weight', 'batches' and 'spare'): 'out' does not depend "
+                          "on their 9 elements"));
+}
+
+TEST(ImportTest, TensorsThatAreNotTrainedAreReported) {
+  const std::string frozen = "initializer { name: 'temperature' data_type: 1 dims: 1 "
+                             "float_data: 1 }\n";
+  const auto imported =
+      OnFeatures(frozen + Scalar("ratio", 0.5) +
+                 "initializer { name: 'off' data_type: 9 int32_data: 0 }\n" +
+                 Node("Mul f temperature -> m") + Node("Dropout m ratio off -> y"));
+  ASSERT_TRUE(imported.ok()) << imported.status();
+  EXPECT_THAT(imported->left_out,
+              ElementsAre("2 tensors ('temperature' and 'ratio'): the graph uses them as fixed "
+                          "numbers, which are not trained",
+                          "1 Dropout operator ('y_node'): the graph was exported with them "
+                          "inactive, so the model has none"));
+  const auto part = Import({1, 4}, AttentionOf(Node("Identity s1 -> s2")) + Weight("types", {2, 9}) +
+                                       Integers("zero", {0}) + Node("Gather types zero -> t") +
+                                       Node("Add out t -> sum") + OutputNamed("sum"),
+                           kInt64, {.scores = "sum"});
+  ASSERT_TRUE(part.ok()) << part.status();
+  EXPECT_THAT(part->left_out, testing::Contains("tensor 'types': the model has 9 of its 18 "
+                                                "elements"));
+}
+
+TEST(ImportTest, NodesMayHaveAnyOrder) {
+  const std::string relu = Node("Relu c -> r");
+  const auto sorted = Import({1, 2, 8, 8}, Pooled(ConvNode() + relu));
+  const auto unsorted = Import({1, 2, 8, 8}, Pooled(relu + ConvNode()));
+  ASSERT_TRUE(sorted.ok() && unsorted.ok()) << unsorted.status();
+  EXPECT_EQ(sorted->model.SerializeAsString(), unsorted->model.SerializeAsString());
+}
+
+TEST(ImportTest, GraphsThatAreNotGraphs) {
+  EXPECT_THAT(ErrorOf(Import({1, 2, 8, 8}, Pooled(ConvNode() + Node("Relu missing -> r")))),
+              HasSubstr("operator Relu of node 'r_node': its input 'missing' is neither an input "
+                        "or an initializer of the graph nor the result of a node"));
+  EXPECT_THAT(ErrorOf(Import({1, 2, 8, 8},
+                             Pooled(ConvNode() + Node("Add c b -> a") + Node("Relu a -> b") +
+                                    Node("Relu b -> r")))),
+              AllOf(HasSubstr("a cycle of 2 nodes"), HasSubstr("'a_node'"), HasSubstr("'b_node'")));
+  EXPECT_THAT(ErrorOf(Import({1, 2, 8, 8}, Pooled(ConvNode() + Node("Relu c -> r") +
+                                                  Node("Tanh c -> r")))),
+              HasSubstr("value 'r' is computed by operator Tanh of node 'r_node' and by operator "
+                        "Relu of node 'r_node'"));
+  EXPECT_THAT(ErrorOf(Import({1, 2, 8, 8}, Pooled(ConvNode() + Node("Relu c -> r") +
+                                                  Weight("conv.weight", {3, 2, 3, 3})))),
+              HasSubstr("two initializers 'conv.weight'"));
+  EXPECT_THAT(ErrorOf(Import({1, 2, 8, 8}, Pooled(ConvNode() + Scalar("half", 0.5) +
+                                                  Node("Dropout c half -> d mask") +
+                                                  Node("Cast mask -> m", Int("to", 1)) +
+                                                  Node("Mul c m -> r")))),
+              HasSubstr("operator Cast of node 'm_node': its input 'mask' is output 1 of operator "
+                        "Dropout of node 'mask_node', which is not supported"));
+  EXPECT_THAT(ErrorOf(Import({1, 2, 8, 8}, Weight("w", {3}) + Node("Identity w -> out"))),
+              HasSubstr("output 'out' does not depend on an input of the graph"));
+  EXPECT_THAT(ErrorOf(Import({1, 2, 8, 8}, ConvNode() + Node("Relu c -> out"))),
+              HasSubstr("output 'out': it has the extents [1, 3, 8, 8]; scores are [samples, "
+                        "classes] or"));
+}
+
+TEST(ImportTest, BatchOfMinusOneIsVariable) {
+  const auto imported = Import({-1, 2, 8, 8}, Pooled(ConvNode() + Node("Relu c -> r")));
+  EXPECT_THAT(Operations(imported),
+              ElementsAre("convolution", "relu", "global_average_pool", "fully_connected"));
+  // Shapes of one sample may be constants in such a graph.
+  EXPECT_THAT(Operations(Import({-1, 2, 1, 1}, Integers("flat", {1, 2}) +
+                                                   Node("Reshape x flat -> f") +
+                                                   Weight("w", {3, 2}) +
+                                                   Node("Gemm f w -> out", Int("transB", 1)))),
+              ElementsAre("flatten", "fully_connected"));
+  EXPECT_THAT(ErrorOf(Import({-1, 2, 1, 1}, Integers("flat", {3, 2}) +
+                                                Node("Reshape x flat -> out"))),
+              AllOf(HasSubstr("[2, 2, 1, 1] cannot become [3, 2]"),
+                    HasSubstr("the number of samples is variable in the file, and 2")));
+  EXPECT_THAT(ErrorOf(Import({-1, 2, -1, 8}, Pooled(ConvNode() + Node("Relu c -> r")))),
+              HasSubstr("input 'x': has the extents [-1, 2, -1, 8]; it must have"));
+}
+
+TEST(ImportTest, AutomaticPaddingThatIsSymmetric) {
+  for (const char* automatic : {"SAME_UPPER", "SAME_LOWER"}) {
+    const auto same = Import({1, 2, 8, 8}, Pooled(ConvNode(Text("auto_pad", automatic)) +
+                                                  Node("MaxPool c -> r",
+                                                       Ints("kernel_shape", {3, 3}) +
+                                                           Text("auto_pad", automatic))));
+    ASSERT_TRUE(same.ok()) << same.status();
+    EXPECT_EQ(same->model.layer(0).convolution().padding(), 1);
+    EXPECT_EQ(same->model.layer(1).max_pool().padding(), 1);
+  }
+  const auto valid = Import({1, 2, 8, 8}, Pooled(ConvNode(Text("auto_pad", "VALID")) +
+                                                 Node("Relu c -> r")));
+  ASSERT_TRUE(valid.ok()) << valid.status();
+  EXPECT_EQ(valid->model.layer(0).convolution().padding(), 0);
+  // A stride of 2 pads 7 rows by one at either side, and 8 by one below alone.
+  const std::string strided = ConvNode(Ints("strides", {2, 2}) + Text("auto_pad", "SAME_UPPER"));
+  const auto odd = Import({1, 2, 7, 7}, Pooled(strided + Node("Relu c -> r")));
+  ASSERT_TRUE(odd.ok()) << odd.status();
+  EXPECT_EQ(odd->model.layer(0).convolution().padding(), 1);
+  EXPECT_THAT(ErrorOf(Import({1, 2, 8, 8}, Pooled(strided + Node("Relu c -> r")))),
+              HasSubstr("operator Conv of node 'c_node': its attribute auto_pad is 'SAME_UPPER', "
+                        "which adds 1 row and 1 column to its input of 8 x 8"));
+  EXPECT_THAT(ErrorOf(Import({1, 2, 8, 8}, Pooled(ConvNode(Ints("pads", {0, 0, 1, 1})) +
+                                                  Node("Relu c -> r")))),
+              HasSubstr("its attribute pads is [0, 0, 1, 1] (top, left, bottom, right)"));
+  EXPECT_THAT(ErrorOf(Import({1, 2, 8, 8},
+                             Pooled(ConvNode(Ints("pads", {1, 1, 1, 1}) +
+                                             Text("auto_pad", "SAME_UPPER")) +
+                                    Node("Relu c -> r")))),
+              HasSubstr("auto_pad is 'SAME_UPPER', but its attribute pads is [1, 1, 1, 1]"));
+}
+
+TEST(ImportTest, BiasOfAConvolutionMayBeAdded) {
+  const auto with_bias =
+      Import({1, 2, 8, 8}, Pooled(Weight("conv.weight", {3, 2, 3, 3}) + Weight("b", {3}) +
+                                  Node("Conv x conv.weight b -> c", Ints("pads", {1, 1, 1, 1})) +
+                                  Node("Relu c -> r")));
+  ASSERT_TRUE(with_bias.ok()) << with_bias.status();
+  for (const std::vector<int64_t>& dims :
+       {std::vector<int64_t>{1, 3, 1, 1}, std::vector<int64_t>{3, 1, 1}}) {
+    for (const char* sum : {"Add c b -> a", "Add b c -> a", "Sum c b -> a"}) {
+      const auto added = Import({1, 2, 8, 8}, Pooled(ConvNode() + Weight("b", dims) + Node(sum) +
+                                                     Node("Relu a -> r")));
+      ASSERT_TRUE(added.ok()) << sum << ": " << added.status();
+      EXPECT_EQ(added->model.layer(0).SerializeAsString(),
+                with_bias->model.layer(0).SerializeAsString());
+      EXPECT_EQ(added->weights[1].values, with_bias->weights[1].values);
+    }
+  }
+  // Of one channel, which is a number like that of an activation.
+  const auto one = Import({1, 2, 8, 8}, Weight("conv.weight", {1, 2, 3, 3}) +
+                                            Weight("b", {1, 1, 1, 1}) +
+                                            Node("Conv x conv.weight -> c") + Node("Add c b -> a") +
+                                            Node("Relu a -> r") + Node("Flatten r -> out"));
+  ASSERT_THAT(Operations(one), ElementsAre("convolution", "relu", "flatten"));
+  EXPECT_FALSE(one->model.layer(0).convolution().no_bias());
+  EXPECT_THAT(one->weights[1].values, ElementsAre(1));
+  // After global pooling, where a convolution is a product.
+  const auto pooled =
+      Import({1, 2, 8, 8}, Node("GlobalAveragePool x -> g") + Weight("w", {3, 2, 1, 1}) +
+                               Weight("b", {1, 3, 1, 1}) + Node("Conv g w -> c") +
+                               Node("Add c b -> a") + Node("Flatten a -> out"));
+  ASSERT_THAT(Operations(pooled), ElementsAre("global_average_pool", "fully_connected"));
+  EXPECT_FALSE(pooled->model.layer(1).fully_connected().no_bias());
+}
+
+TEST(ImportTest, WhatCannotBeABiasIsNamed) {
+  const std::string relu = Node("Relu a -> r");
+  EXPECT_THAT(ErrorOf(Import({1, 2, 8, 8}, Pooled(ConvNode() + Weight("b", {1, 3, 8, 8}) +
+                                                  Node("Add c b -> a") + relu))),
+              HasSubstr("operator Add of node 'a_node': it adds tensor 'b' with the extents [1, 3, "
+                        "8, 8] to operator Conv of node 'c_node'"));
+  EXPECT_THAT(ErrorOf(Import({1, 2, 8, 8}, Pooled(ConvNode() + Weight("b", {1, 3, 1, 1}) +
+                                                  Node("Mul c b -> a") + relu))),
+              HasSubstr("operator Mul of node 'a_node': it multiplies [1, 3, 8, 8] by tensor "
+                        "'b' with the extents [1, 3, 1, 1]"));
+  // The bias of a Gemm that is not a tensor of the file.
+  EXPECT_THAT(ErrorOf(OnFeatures(Weight("w", {4, 4}) + Node("Relu f -> b") +
+                                 Node("Gemm f w b -> y", Int("transB", 1)))),
+              HasSubstr("operator Gemm of node 'y_node': its bias is a function of the input of the graph"));
+}
+
+TEST(ImportTest, SumIsAdd) {
+  EXPECT_THAT(Operations(OnFeatures(Node("Relu f -> r") + Node("Sum r f -> y"))),
+              ElementsAre("relu", "add", "flatten", "fully_connected"));
+  EXPECT_THAT(Operations(OnFeatures(Node("Relu f -> r") + Node("Tanh f -> t") +
+                                    Node("Sum r f t -> y"))),
+              ElementsAre("relu", "add", "tanh", "add", "flatten", "fully_connected"));
+  EXPECT_THAT(Operations(OnFeatures(Node("Relu f -> r") + Node("Sum r -> y"))),
+              ElementsAre("relu", "flatten", "fully_connected"));
+  // The largest of one is not the larger of it and 0.
+  EXPECT_THAT(Operations(OnFeatures(Node("Max f -> y"))),
+              ElementsAre("flatten", "fully_connected"));
+  EXPECT_THAT(ErrorOf(OnFeatures(Node("Pow f -> y"))), HasSubstr("it has 1 input instead of 2"));
+}
+
+// Attributes that are ignored would change what the graph computes.
+TEST(ImportTest, UnknownAttributesAreErrors) {
+  EXPECT_THAT(ErrorOf(OnFeatures(Node("Clip f -> y", "attribute { name: 'max' f: 1 }"))),
+              HasSubstr("operator Clip of node 'y_node': its attribute max is 1, which is not "
+                        "supported"));
+  EXPECT_THAT(ErrorOf(OnFeatures(Node("Swish f -> y", "attribute { name: 'alpha' f: 2 }"))),
+              HasSubstr("its attribute alpha is 2; only 1 is supported"));
+  EXPECT_THAT(ErrorOf(Import({1, 2, 8, 8},
+                             Pooled(ConvNode(Ints("kernel_shape", {5, 5})) +
+                                    Node("Relu c -> r")))),
+              HasSubstr("its attribute kernel_shape is [5, 5], but its weight is tensor "
+                        "'conv.weight' with the extents [3, 2, 3, 3]"));
+  // It only concerns extents of 0, which are otherwise those of the input.
+  const auto reshaped = [](std::vector<int64_t> shape) {
+    return OnFeatures(Integers("shape", shape) +
+                      Node("Reshape f shape -> y", Int("allowzero", 1)));
+  };
+  EXPECT_TRUE(reshaped({-1, 4}).ok());
+  EXPECT_THAT(ErrorOf(reshaped({0, 4})), HasSubstr("its attribute allowzero is 1, and its shape"));
+  EXPECT_THAT(ErrorOf(OnFeatures(Node("Relu f -> r") + Node("Cast r -> y", Int("to", 7)))),
+              HasSubstr("operator Cast of node 'y_node': it rounds"));
+}
+
+TEST(FoldTest, ConstantOfShapeHasItsFill) {
+  const auto filled = [](const std::string& tensor) {
+    onnx::Node node;
+    EXPECT_TRUE(google::protobuf::TextFormat::ParseFromString(
+        "op_type: 'ConstantOfShape' attribute { name: 'value' t { dims: 1 " + tensor + " } }",
+        &node));
+    const auto result = Fold(node, {NumbersOf({1}, {2}, true)});
+    return result.ok() ? NumbersIn(*result) : std::vector<double>();
+  };
+  EXPECT_THAT(filled("data_type: 6 raw_data: '\\003\\000\\000\\000'"), ElementsAre(3, 3));
+  EXPECT_THAT(filled("data_type: 11 double_data: 0.5"), ElementsAre(0.5, 0.5));
+  EXPECT_THAT(filled("data_type: 11 raw_data: '\\000\\000\\000\\000\\000\\000\\340\\077'"),
+              ElementsAre(0.5, 0.5));
+  EXPECT_THAT(filled("data_type: 3 raw_data: '\\377'"), ElementsAre(-1, -1));
 }
 
 TEST(ImportTest, ReadsTensorsOfOtherFilesOnlyInTheFolder) {
@@ -475,6 +744,18 @@ TEST(ImportTest, RefusesFilesThatAreNotModels) {
   onnx::Model old = Parse({1, 2, 1, 1}, Node("Flatten x -> out"));
   old.mutable_opset_import(0)->set_version(9);
   EXPECT_THAT(ParseOnnx(old.SerializeAsString()).status().message(), HasSubstr("operator set 9"));
+  // The default domain has two names.
+  old.mutable_opset_import(0)->set_domain("ai.onnx");
+  EXPECT_THAT(ParseOnnx(old.SerializeAsString()).status().message(), HasSubstr("operator set 9"));
+  old.add_opset_import()->set_version(17);
+  EXPECT_THAT(ParseOnnx(old.SerializeAsString()).status().message(),
+              HasSubstr("several operator sets of the domain ai.onnx: 9, 17"));
+  old.mutable_opset_import(0)->set_version(17);
+  EXPECT_TRUE(ParseOnnx(old.SerializeAsString()).ok());
+  old.clear_opset_import();
+  old.add_opset_import()->set_domain("com.microsoft");
+  EXPECT_THAT(ParseOnnx(old.SerializeAsString()).status().message(),
+              HasSubstr("states no operator set (opset_import) of the domain ai.onnx"));
 }
 
 TEST(ExportTest, RefusesPositionsOutside) {

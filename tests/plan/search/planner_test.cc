@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "model/graph.h"
 #include "model/parameter_index.h"
 #include "plan/plan.h"
@@ -222,6 +223,39 @@ TEST(PlannerTest, MoreRanksThanSamples) {
     spec.set_batch_per_group(1);
     for (const uint32_t model : {0U, 1U, 2U}) PlanOf(With(spec, model, 2), 16);
   }
+}
+
+// Statistics per rank depend on how the plan divides samples and rows.
+TEST(PlannerTest, StatisticsOfARankNeedTwoValues) {
+  const auto plan = [](int batch, int micro_batches, int side, int ranks, int space = 1,
+                       bool per_rank = true) {
+    v1::RunSpec spec = testing::SpecOf(absl::StrCat(
+        "model { input { channels: 4 height: ", side, " width: ", side,
+        " } layer { name: 'norm' batch_norm { per_rank: ", per_rank ? "true" : "false",
+        " } } layer { name: 'gap' global_average_pool {} }"
+        " layer { name: 'loss' softmax_cross_entropy {} } } batch_per_group: ",
+        batch, " micro_batches: ", micro_batches, " cluster { ranks_per_group: ", ranks,
+        " space_ranks: ", space, " }"));
+    return MakePlan(spec, ranks).status();
+  };
+  EXPECT_EQ(plan(8, 1, 1, 4), absl::OkStatus());
+  EXPECT_EQ(plan(8, 1, 2, 8), absl::OkStatus()) << "one sample of four positions";
+  EXPECT_EQ(plan(4, 1, 1, 4, 1, /*per_rank=*/false), absl::OkStatus());
+  EXPECT_EQ(plan(8, 4, 1, 1), absl::OkStatus());
+  const absl::Status one = plan(4, 1, 1, 4);
+  EXPECT_TRUE(absl::IsInvalidArgument(one)) << one;
+  EXPECT_THAT(std::string(one.message()),
+              ::testing::AllOf(HasSubstr("layer 'norm'"), HasSubstr("batch_norm.per_rank"),
+                               HasSubstr("4 samples of a micro-batch over 4 ranks"),
+                               HasSubstr("Unset per_rank")));
+  // Five samples on four ranks, and micro-batches of one and two samples.
+  EXPECT_FALSE(plan(5, 1, 1, 4).ok());
+  EXPECT_FALSE(plan(12, 4, 1, 2).ok());
+  EXPECT_FALSE(plan(7, 4, 1, 1).ok());
+  // Fewer samples than ranks: some ranks have one, the others none.
+  EXPECT_FALSE(plan(2, 1, 1, 4).ok());
+  // A row of two columns.
+  EXPECT_EQ(plan(2, 1, 2, 4, /*space=*/2), absl::OkStatus());
 }
 
 // --- Buckets ---

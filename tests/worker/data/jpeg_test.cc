@@ -4,8 +4,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/random.h"
@@ -92,6 +96,27 @@ TEST(JpegTest, ScalesByEighths) {
   }
 }
 
+// The elements of a part, and of two pixels around it, that differ from those of the whole image.
+int64_t PixelsThatDiffer(const JpegImage& image, const JpegImage& whole, const ImageRect& part,
+                         int eighths) {
+  if (image.size != whole.size || image.pixels.size() != whole.pixels.size()) return -1;
+  const double scale = eighths / 8.0;
+  const auto begin = [&](double at) {
+    return std::max<int64_t>(0, static_cast<int64_t>(std::floor(at * scale)) - 2);
+  };
+  const auto end = [&](double at, int64_t extent) {
+    return std::min<int64_t>(extent, static_cast<int64_t>(std::ceil(at * scale)) + 2);
+  };
+  int64_t differ = 0;
+  for (int64_t y = begin(part.top); y < end(part.top + part.height, image.size.height); ++y) {
+    const int64_t from = (y * image.size.width + begin(part.left)) * image.channels;
+    const int64_t to =
+        (y * image.size.width + end(part.left + part.width, image.size.width)) * image.channels;
+    for (int64_t at = from; at < to; ++at) differ += image.pixels[at] != whole.pixels[at] ? 1 : 0;
+  }
+  return differ;
+}
+
 // A part, and two pixels around it, have the values of the whole image.
 TEST(JpegTest, PartsEqualTheWholeImage) {
   uint64_t draws = 0;
@@ -116,20 +141,92 @@ TEST(JpegTest, PartsEqualTheWholeImage) {
     JpegImage image;
     ASSERT_EQ(reader.Decode(channels, eighths, image, &part), absl::OkStatus());
     ASSERT_EQ(image.size, whole->size);
-    const double scale = eighths / 8.0;
-    const auto inside = [&](int64_t at, double begin, double size) {
-      return at >= std::floor(begin * scale) - 2 && at < std::ceil((begin + size) * scale) + 2;
-    };
-    const int64_t width = image.size.width;
-    for (int64_t at = 0; at < std::ssize(image.pixels); ++at) {
-      const int64_t pixel = at / channels;
-      if (!inside(pixel / width, part.top, part.height)) continue;
-      if (!inside(pixel % width, part.left, part.width)) continue;
-      ASSERT_EQ(image.pixels[at], whole->pixels[at])
-          << "image " << i << ", row " << pixel / width << ", column " << pixel % width;
+    ASSERT_EQ(PixelsThatDiffer(image, *whole, part, eighths), 0) << "image " << i;
+  }
+}
+
+// Positions at the limits of one side: its ends, one pixel, and around the borders of blocks.
+std::vector<std::pair<int64_t, int64_t>> SpansOf(int64_t extent) {
+  std::vector<std::pair<int64_t, int64_t>> spans;  // begin, size
+  for (const int64_t begin : {int64_t{0}, int64_t{1}, int64_t{15}, int64_t{16}, int64_t{17},
+                              extent / 2, extent - 9, extent - 1}) {
+    for (const int64_t size : {int64_t{1}, int64_t{8}, extent - begin}) {
+      if (begin >= 0 && size > 0 && begin + size <= extent) spans.emplace_back(begin, size);
+    }
+  }
+  std::sort(spans.begin(), spans.end());
+  spans.erase(std::unique(spans.begin(), spans.end()), spans.end());
+  return spans;
+}
+
+// What libjpeg-turbo leaves out depends on the sampling of the components, the scale, and the
+// position of the part relative to blocks and to the ends of the image.
+struct Sampling {
+  const char* name;
+  std::array<int, 4> factors;
+};
+
+class JpegPartsTest : public ::testing::TestWithParam<Sampling> {};
+
+TEST_P(JpegPartsTest, EqualTheWholeImageAtItsLimits) {
+  const ImageSize sizes[] = {{1, 1}, {1, 37}, {37, 1}, {9, 16}, {33, 33}, {31, 67}, {67, 31}};
+  uint64_t draws = 0;
+  for (const ImageSize& size : sizes) {
+    TestImage original(size.height, size.width, 3);
+    for (uint8_t& pixel : original.pixels) {
+      pixel ^= RandomBits(1, RandomStream::kTest, 1, draws++) % 128;
+    }
+    for (const bool progressive : {false, true}) {
+      const std::string bytes =
+          JpegBytes(original.view(),
+                    {.quality = 80, .progressive = progressive, .sampling = GetParam().factors});
+      for (const int eighths : {1, 2, 4, 8}) {
+        for (const int channels : {1, 3}) {
+          const auto whole = Read(bytes, channels, eighths);
+          ASSERT_TRUE(whole.ok()) << whole.status();
+          JpegReader reader;
+          for (const auto& [top, height] : SpansOf(size.height)) {
+            // Every span of the one side, with some of the other.
+            const auto spans = SpansOf(size.width);
+            for (size_t s = draws++ % 4; s < spans.size(); s += 4) {
+              const ImageRect part = {.top = 1.0 * top,
+                                      .left = 1.0 * spans[s].first,
+                                      .height = 1.0 * height,
+                                      .width = 1.0 * spans[s].second};
+              ASSERT_TRUE(reader.Open(AsBytes(bytes)).ok());
+              JpegImage image;
+              ASSERT_EQ(reader.Decode(channels, eighths, image, &part), absl::OkStatus());
+              EXPECT_EQ(PixelsThatDiffer(image, *whole, part, eighths), 0)
+                  << size.height << " x " << size.width << ", " << eighths << "/8, " << channels
+                  << " channels, rows " << top << " + " << height << ", columns "
+                  << spans[s].first << " + " << spans[s].second;
+            }
+          }
+        }
+      }
     }
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(All, JpegPartsTest,
+                         ::testing::Values(Sampling{"S444", {1, 1, 1, 1}},
+                                           Sampling{"S422", {2, 1, 1, 1}},
+                                           Sampling{"S440", {1, 2, 1, 1}},
+                                           Sampling{"S420", {2, 2, 1, 1}},
+                                           Sampling{"S411", {4, 1, 1, 1}},
+                                           Sampling{"S441", {1, 4, 1, 1}},
+                                           Sampling{"S410", {4, 2, 1, 1}},
+                                           Sampling{"S2x4", {2, 4, 1, 1}},
+                                           Sampling{"S3x1", {3, 1, 1, 1}},
+                                           Sampling{"S1x3", {1, 3, 1, 1}},
+                                           Sampling{"S2x3", {2, 3, 1, 1}},
+                                           Sampling{"ColorWider", {1, 1, 2, 1}},
+                                           Sampling{"ColorHigher", {1, 1, 1, 2}},
+                                           Sampling{"BrightnessWiderColorHigher", {2, 1, 1, 2}},
+                                           Sampling{"S420AsMultiples", {2, 2, 2, 1}},
+                                           Sampling{"S422AsMultiples", {2, 2, 1, 2}},
+                                           Sampling{"ColorFiner", {1, 1, 2, 2}}),
+                         [](const auto& info) { return std::string(info.param.name); });
 
 // Damage below a part is not read.
 TEST(JpegTest, DamageOfAPartIsDataLoss) {

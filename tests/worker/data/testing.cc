@@ -135,8 +135,10 @@ std::string JpegBytes(const ImageView& image, const JpegOptions& options) {
   jpeg_set_quality(&info, options.quality, TRUE);
   for (int c = 0; c < info.num_components; ++c) {
     const int factor = options.subsampled && c == 0 ? 2 : 1;
-    info.comp_info[c].h_samp_factor = factor;
-    info.comp_info[c].v_samp_factor = factor;
+    const auto sampling = options.sampling[0] > 0 ? options.sampling
+                                                  : std::array<int, 4>{factor, factor, 1, 1};
+    info.comp_info[c].h_samp_factor = sampling[c == 0 ? 0 : 2];
+    info.comp_info[c].v_samp_factor = sampling[c == 0 ? 1 : 3];
   }
   info.restart_interval = options.restart_interval;
   info.arith_code = options.arithmetic ? TRUE : FALSE;

@@ -1,6 +1,7 @@
 // Shared by the tests of data sets: files of every format, written by the tests themselves.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -63,6 +64,9 @@ struct JpegOptions {
   bool progressive = false;
   // Color at half the resolution in both directions.
   bool subsampled = false;
+  // Sampling factors, instead of `subsampled`: horizontal and vertical, of the first component and
+  // of the others.
+  std::array<int, 4> sampling = {};
   int restart_interval = 0;
   bool arithmetic = false;
 };

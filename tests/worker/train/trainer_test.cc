@@ -486,6 +486,30 @@ TEST(Trainer, NonFiniteLossNamesStepLayerAndRank) {
   EXPECT_TRUE(control.contributed.empty());
 }
 
+// Training normalizes the large inputs, but evaluation uses running statistics that hardly move.
+TEST(Trainer, NonFiniteTestLossNamesStepLayerAndRank) {
+  v1::RunSpec spec = Spec();
+  *spec.mutable_model() = Parse<v1::Model>(R"(
+    input { channels: 1 height: 4 width: 4 }
+    layer { name: "norm" batch_norm { momentum: 1e-30 } }
+    layer { name: "square" input: "norm" input: "norm" multiply {} }
+    layer { name: "power" input: "square" input: "square" multiply {} }
+    layer { name: "fc" fully_connected { out_features: 3 } }
+    layer { name: "loss" softmax_cross_entropy {} })");
+  spec.mutable_data()->mutable_synthetic()->set_noise(1e12F);
+  spec.mutable_schedule()->set_base_rate(1e-6F);
+  RecordingControl control;
+  control.start = StartOf(4);
+  control.decisions = {EndOfRun(20)};
+  const TrainerOutcome outcome = Train(AssignmentOf(spec), control);
+  EXPECT_EQ(outcome.cause, v1::FAILURE_CAUSE_DIVERGED) << outcome.status;
+  EXPECT_THAT(std::string(outcome.status.message()),
+              ::testing::ContainsRegex("step 4: test samples 0 to 20: the loss is .*layer 'power' "
+                                       "on rank 0.*version 0 is kept"));
+  EXPECT_EQ(control.contributed.size(), 1U) << "training is finite";
+  EXPECT_TRUE(control.evaluated.empty());
+}
+
 // The loss of the first step is finite, but its update is not, and must not be averaged.
 TEST(Trainer, OverflowingUpdateIsNeitherContributedNorSaved) {
   const TemporaryFolder folder;
