@@ -28,6 +28,9 @@ namespace cadre {
 namespace {
 
 constexpr absl::Duration kVersionTimeout = absl::Seconds(2);
+// A command that only waits says what it waits for after this time, and then at this interval.
+constexpr absl::Duration kQuietWait = absl::Seconds(10);
+constexpr absl::Duration kWaitReports = absl::Minutes(1);
 
 // Scripts must notice runs that failed or were stopped, although the call succeeded.
 int ExitCodeOfRun(const v1::RunStatus& run) {
@@ -132,11 +135,18 @@ absl::StatusOr<int> WaitForCondition(const Invocation& in, const CoordinatorClie
                                           : "missing argument RUN");
   }
   const absl::Time deadline = DeadlineOf(in.global, absl::Now());
+  absl::Time report_at = absl::Now() + kQuietWait;
   while (true) {
     const absl::StatusOr<bool> holds = Holds(client, condition, run);
     const bool away = absl::IsUnavailable(holds.status());
     if (!away) CADRE_RETURN_IF_ERROR(holds.status());
     if (!away && *holds) return kExitOk;
+    if (absl::Now() >= report_at && !in.global.quiet) {
+      in.console.err << "waiting for " << condition.key << "=" << condition.value
+                     << (away ? absl::StrCat(": ", Escaped(holds.status().message())) : "")
+                     << std::endl;
+      report_at += kWaitReports;
+    }
     if (absl::Now() + kInterval > deadline) {
       return absl::DeadlineExceededError(
           absl::StrCat(condition.key, "=", condition.value, " did not hold in time"));
@@ -445,9 +455,17 @@ absl::StatusOr<int> WaitForRun(const Invocation& in) {
   FollowOptions follow;
   follow.run = in.line.argument();
   follow.deadline = DeadlineOf(options, absl::Now());
+  Progress progress(in.console.err, {.quiet = options.quiet, .plain_interval = kWaitReports});
+  const absl::Time report_at = absl::Now() + kQuietWait;
   follow.on_update = [&](const v1::WatchUpdate& update) {
     ended = update.run();
+    if (absl::Now() >= report_at && !HasEnded(ended.state())) progress.Update(ended, absl::Now());
     return true;
+  };
+  follow.on_away = [&](const absl::Status& status) {
+    if (!options.quiet) {
+      in.console.err << "cadre: " << Escaped(status.message()) << "; retrying" << std::endl;
+    }
   };
   CADRE_RETURN_IF_ERROR(Follow(*client, follow));
   if (IsJson(options.format)) {

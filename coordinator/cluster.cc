@@ -241,6 +241,7 @@ void Cluster::Update(Member& member, const v1::Hello& hello) {
 }
 
 void Cluster::SetProgramEnded(Member& member, const std::string& reason) {
+  if (member.record.program_ended() == reason) return;
   v1::MemberRecord record = member.record;
   record.set_program_ended(reason);
   members_.Update(member, record);

@@ -132,7 +132,8 @@ class Machine {
   // although nothing has ordered its removal.
   bool LacksStoredRun(const v1::Hello& hello) const;
   const Member* OtherOfRank(const v1::Hello& hello) const;
-  void SendIfEnded(const Member& worker) const;
+  // Sends RunEnded to a rank whose run or program has ended: it waits in vain.
+  void SendIfEnded(Member& worker);
   // Removes the member and ends its generation or closes its shards.
   void Drop(const std::string& member_id, absl::string_view reason, v1::FailureCause cause);
   void OnClosed(const Member& member);

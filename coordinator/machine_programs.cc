@@ -71,13 +71,13 @@ void Machine::NoteEnded(const std::string& program, const std::string& reason) {
 void Machine::EndProgram(const std::string& program, const std::string& reason) {
   NoteEnded(program, reason);
   for (const auto& [id, member] : cluster_.members().all()) {
-    if (member.record.reservation().program() != program) continue;
-    cluster_.SetProgramEnded(*cluster_.members().Find(id), reason);
-    SendIfEnded(member);
+    if (member.record.reservation().program() == program) {
+      SendIfEnded(*cluster_.members().Find(id));
+    }
   }
 }
 
-void Machine::SendIfEnded(const Member& worker) const {
+void Machine::SendIfEnded(Member& worker) {
   const Run* run = nullptr;
   for (const auto& [number, one] : runs_) {
     if (!one.IsReserved(worker.record.reservation())) continue;
@@ -89,6 +89,7 @@ void Machine::SendIfEnded(const Member& worker) const {
   if (!run->live()) {
     run->SendRunEnded(worker);
   } else if (ended != ended_programs_.end()) {
+    cluster_.SetProgramEnded(worker, ended->second);
     run->SendEnded(worker, /*done=*/false, ended->second);
   }
 }

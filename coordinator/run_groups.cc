@@ -114,6 +114,7 @@ std::vector<std::vector<std::string>> Run::ProgramsIn(const std::vector<std::str
     const v1::MemberRecord& worker = cluster_.members().Find(id)->record;
     const v1::Reservation& reservation = worker.reservation();
     if (!worker.has_reservation() || !IsReserved(reservation)) continue;
+    if (!worker.program_ended().empty()) continue;
     if (!spec().model().has_opaque() && reservation.ranks() > RanksPerGroup(spec())) continue;
     std::map<uint32_t, std::string>& ranks = programs[reservation.program()];
     ranks[reservation.rank()] = id;

@@ -97,9 +97,10 @@ TEST_F(MachineCheckpointsTest, WarningIsAnEvent) {
 
 TEST_F(MachineCheckpointsTest, AnotherWorkerWritesTheLastCheckpoint) {
   const std::string run = TrainToTheEnd(1, 1);
-  cluster_.AddWorker("second");
+  const FakeWorker& second = cluster_.AddWorker("second");
   cluster_.Kill(cluster_.Lead(run, 0));
-  ASSERT_TRUE(cluster_.RunUntil([&] { return cluster_.Lead(run, 0).name == "second"; }));
+  ASSERT_TRUE(cluster_.RunUntil([&] { return second.start.has_value(); }));
+  EXPECT_EQ(second.start->next_step(), 0U);
   EXPECT_EQ(cluster_.RunStatus(run).state(), v1::RUN_STATE_FINISHING);
   Report(run, 20);
   EXPECT_EQ(cluster_.RunStatus(run).state(), v1::RUN_STATE_DONE);

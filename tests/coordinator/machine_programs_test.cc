@@ -60,6 +60,7 @@ TEST_F(MachineProgramsTest, RankThatLeavesEndsItsProgramOnly) {
 TEST_F(MachineProgramsTest, DisconnectedRankLearnsThatAnotherHasLeft) {
   for (const bool restarts : {false, true}) {
     FakeCluster cluster;
+    cluster.behaviour.train = false;
     cluster.AddAggregator("agg-0");
     cluster.Submit(OpaqueSpec(1));
     FakeWorker& first = cluster.AddRank("program", "test", 2, 0);
@@ -69,7 +70,7 @@ TEST_F(MachineProgramsTest, DisconnectedRankLearnsThatAnotherHasLeft) {
     v1::Goodbye goodbye;
     goodbye.set_reason("the loop has ended");
     cluster.Send(second, goodbye);
-    second.alive = false;
+    cluster.Kill(second);
     EXPECT_EQ(EndOf(first), nullptr);
     if (restarts) cluster.RestartCoordinator();
     cluster.Run(absl::Seconds(30));
@@ -90,9 +91,9 @@ TEST_F(MachineProgramsTest, RefusedMessageEndsTheProgram) {
   FakeWorker& second = cluster_.AddRank("program", "test", 2, 1);
   ASSERT_TRUE(first.assignment.has_value());
   cluster_.Do(MessageRefused{first.connection, v1::REFUSAL_OVERSIZED, "it has 5 MiB"});
-  ASSERT_NE(EndOf(second), nullptr);
-  EXPECT_THAT(EndOf(second)->reason(), HasSubstr("rank 0 of this program: a message was refused"));
   EXPECT_THAT(cluster_.Group(run, 0).reason(), HasSubstr("it has 5 MiB"));
+  ASSERT_NE(EndOf(second), nullptr) << cluster_.RunStatus(run).ShortDebugString();
+  EXPECT_THAT(EndOf(second)->reason(), HasSubstr("rank 0 of this program: a message was refused"));
   // The sender, whose stream has ended, learns it when it is back, and sends nothing again.
   cluster_.Run(absl::Seconds(30));
   ASSERT_NE(EndOf(first), nullptr);

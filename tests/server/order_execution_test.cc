@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 
+#include "server/order_queue.h"
 #include "tests/base/file_size_limit.h"
 #include "tests/server/testing.h"
 
