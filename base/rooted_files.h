@@ -6,9 +6,9 @@
 //
 // The kernel resolves a path (openat2 with RESOLVE_BENEATH), so neither ".." nor a link leads out
 // of the roots. A link is followed if its target is beneath a root, the same or another one; every
-// other link is refused. Files are opened in the same step. Functions that return a path of a folder resolve it
-// once: from then on, the folders on its way must only be changed by trusted users. Parties that
-// only choose paths cannot change them.
+// other link is refused. Files are opened in the same step. Functions that return a path of a
+// folder resolve it once: from then on, the folders on its way must only be changed by trusted
+// users. Parties that only choose paths cannot change them.
 //
 // Thread-safe; copies share the open roots.
 #pragma once
