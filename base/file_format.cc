@@ -173,8 +173,7 @@ const FileFormat* RecognizeFormat(absl::string_view first) {
 std::string FormatNote(absl::string_view first, absl::string_view expected) {
   const FileFormat* format = RecognizeFormat(first);
   if (format == nullptr || format->name == expected) return "";
-  return absl::StrCat(": it is ", format->name, format->remedy.empty() ? "" : "; ",
-                      format->remedy);
+  return absl::StrCat(": it is ", format->name, format->remedy.empty() ? "" : "; ", format->remedy);
 }
 
 }  // namespace cadre

@@ -23,7 +23,9 @@ uint64_t OpenDescriptors() {
 
 }  // namespace
 
-absl::Status ReserveDescriptors(uint64_t more) { return CheckDescriptors(OpenDescriptors() + more); }
+absl::Status ReserveDescriptors(uint64_t more) {
+  return CheckDescriptors(OpenDescriptors() + more);
+}
 
 absl::Status CheckDescriptors(uint64_t needed) {
   rlimit limit{};

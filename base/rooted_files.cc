@@ -173,8 +173,8 @@ int RootedFiles::OpenFollowing(const Root& root, const std::vector<std::string>&
     for (const auto& other : roots_) {
       const std::optional<std::vector<std::string>> beneath = After(other->resolved, resolved);
       if (!beneath) continue;
-      const int followed = OpenBeneath(other->fd, Joined(*beneath, beneath->size()), flags,
-                                       RESOLVE_NO_SYMLINKS);
+      const int followed =
+          OpenBeneath(other->fd, Joined(*beneath, beneath->size()), flags, RESOLVE_NO_SYMLINKS);
       if (followed >= 0) return followed;
     }
   }

@@ -28,8 +28,7 @@ absl::Status ExpectFlags(const CommandLine& line, std::initializer_list<absl::st
                          absl::string_view action) {
   for (const std::string& given : line.given()) {
     if (std::find(flags.begin(), flags.end(), given) == flags.end()) {
-      return UsageError(
-          absl::StrCat("--", given, " is not valid with 'cadre certs ", action, "'"));
+      return UsageError(absl::StrCat("--", given, " is not valid with 'cadre certs ", action, "'"));
     }
   }
   return absl::OkStatus();

@@ -115,9 +115,9 @@ ClusterRunEnd RunOnCluster(const v1::RunSpec& spec, ClusterRunOptions options, P
   end.summary.one_machine = true;
   // Each process inherits the limit, and begins with a few open files. The coordinator has the most
   // connections.
-  end.status = CheckDescriptors(
-      10 + kMemberDescriptors +
-      2 * (spec.cluster().groups() * spec.cluster().ranks_per_group() + spec.cluster().aggregators()));
+  end.status = CheckDescriptors(10 + kMemberDescriptors +
+                                2 * (spec.cluster().groups() * spec.cluster().ranks_per_group() +
+                                     spec.cluster().aggregators()));
   if (!end.status.ok()) return end;
   absl::StatusOr<WorkFolder> folder = WorkFolder::Make(options.cluster.folder);
   if (!folder.ok()) {

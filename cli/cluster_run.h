@@ -21,8 +21,9 @@ namespace cadre {
 
 struct ClusterRunOptions {
   // How processes are run. An empty folder means a temporary one, removed unless the run fails.
-  // RunOnCluster adds the folders that the run names to its roots, and sets cluster.note, cluster.hurry (kills the remaining processes during shutdown)
-  // and the numbers of workers and aggregators.
+  // RunOnCluster adds the folders that the run names to its roots, and sets cluster.note,
+  // cluster.hurry (kills the remaining processes during shutdown) and the numbers of workers and
+  // aggregators.
   LocalClusterOptions cluster;
   absl::Time deadline = absl::InfiniteFuture();
   // Line that is printed before the run begins; empty: none.
@@ -43,9 +44,7 @@ struct ClusterRunEnd {
   // Folder of the processes' logs after a failure, also one of a checkpoint; else empty.
   std::string logs;
 
-  bool done() const {
-    return status.ok() && !interrupt && HasSucceeded(summary.run);
-  }
+  bool done() const { return status.ok() && !interrupt && HasSucceeded(summary.run); }
 };
 
 // Requires: the run is valid, and its groups, ranks and aggregators are set.

@@ -85,9 +85,8 @@ absl::Status ForeignFlag(const Flag& flag, const Verb& verb) {
     if (FindFlag(other.flags, flag.name))
       owners.push_back(absl::StrCat("'cadre ", other.name, "'"));
   }
-  return UsageError(absl::StrCat(FlagName(flag), " is not a flag of 'cadre ",
-                                                 verb.name, "', only of ",
-                                                 absl::StrJoin(owners, ", ")));
+  return UsageError(absl::StrCat(FlagName(flag), " is not a flag of 'cadre ", verb.name,
+                                 "', only of ", absl::StrJoin(owners, ", ")));
 }
 
 // "table or json"; "a, b or c".
@@ -148,8 +147,7 @@ std::string Expected(const Flag& flag, const std::string& text) {
 absl::Status CheckValue(const Flag& flag, const std::string& text) {
   const std::string expected = Expected(flag, text);
   if (expected.empty()) return absl::OkStatus();
-  return UsageError(
-      absl::StrCat(FlagName(flag), " takes ", expected, ", not '", text, "'"));
+  return UsageError(absl::StrCat(FlagName(flag), " takes ", expected, ", not '", text, "'"));
 }
 
 }  // namespace

@@ -38,9 +38,9 @@ absl::StatusOr<std::optional<v1::Cluster::Device>> DeviceOf(const CommandLine& l
                      *device, "'"));
   }
   if (numbered && line.verb()->name != "local") {
-    return UsageError(
-        absl::StrCat("--device ", *device, " is only valid with 'cadre local': each worker of a ",
-                     "cluster has its own --device; use --device cuda"));
+    return UsageError(absl::StrCat("--device ", *device,
+                                   " is only valid with 'cadre local': each worker of a ",
+                                   "cluster has its own --device; use --device cuda"));
   }
   return v1::Cluster::CUDA;
 }
@@ -53,13 +53,11 @@ absl::StatusOr<std::vector<std::pair<std::string, std::string>>> SplitPairs(
   for (const absl::string_view part : absl::StrSplit(text, ',')) {
     const size_t equals = part.find('=');
     if (equals == absl::string_view::npos || equals == 0 || equals + 1 == part.size()) {
-      return UsageError(
-          absl::StrCat("--", flag, " takes ", expected, ", not '", part, "'"));
+      return UsageError(absl::StrCat("--", flag, " takes ", expected, ", not '", part, "'"));
     }
     pairs.emplace_back(part.substr(0, equals), part.substr(equals + 1));
     if (!names.insert(pairs.back().first).second) {
-      return UsageError(
-          absl::StrCat("--", flag, " has ", pairs.back().first, " twice"));
+      return UsageError(absl::StrCat("--", flag, " has ", pairs.back().first, " twice"));
     }
   }
   return pairs;
@@ -73,9 +71,8 @@ absl::StatusOr<std::vector<v1::MeshAxis>> ParseMesh(absl::string_view text) {
   for (const auto& [name, value] : pairs) {
     uint32_t size = 0;
     if (!absl::SimpleAtoi(value, &size) || size == 0) {
-      return UsageError(
-          absl::StrCat("--mesh takes a whole number of at least 1 as the size of ", name, ", not '",
-                       value, "'"));
+      return UsageError(absl::StrCat("--mesh takes a whole number of at least 1 as the size of ",
+                                     name, ", not '", value, "'"));
     }
     v1::MeshAxis& axis = mesh.emplace_back();
     axis.set_name(name);

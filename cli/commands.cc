@@ -1,7 +1,6 @@
-// All errors are reported here. Errors of parsing and of flags are usage errors (cli/console.h), with
-// the usage and exit code 2.
-// All other errors are one line on stderr; their status code determines the exit code, on which
-// scripts rely.
+// All errors are reported here. Errors of parsing and of flags are usage errors (cli/console.h),
+// with the usage and exit code 2. All other errors are one line on stderr; their status code
+// determines the exit code, on which scripts rely.
 #include "cli/commands.h"
 
 #include <cstdlib>

@@ -33,9 +33,7 @@ constexpr absl::Duration kQuietWait = absl::Seconds(10);
 constexpr absl::Duration kWaitReports = absl::Minutes(1);
 
 // Scripts must notice runs that failed or were stopped, although the call succeeded.
-int ExitCodeOfRun(const v1::RunStatus& run) {
-  return HasSucceeded(run) ? kExitOk : kExitFailure;
-}
+int ExitCodeOfRun(const v1::RunStatus& run) { return HasSucceeded(run) ? kExitOk : kExitFailure; }
 
 // Follows a run to its end and prints its summary; progress goes to stderr.
 absl::StatusOr<int> FollowToEnd(const Invocation& in, const CoordinatorClient& client,
@@ -130,9 +128,8 @@ absl::StatusOr<int> WaitForCondition(const Invocation& in, const CoordinatorClie
                          ParseCondition(*in.line.Get<std::string>("for")));
   const std::string run = in.line.argument();
   if (run.empty() != (condition.key == "members")) {
-    return UsageError(condition.key == "members"
-                                          ? "--for members=N concerns all runs, not one"
-                                          : "missing argument RUN");
+    return UsageError(condition.key == "members" ? "--for members=N concerns all runs, not one"
+                                                 : "missing argument RUN");
   }
   const absl::Time deadline = DeadlineOf(in.global, absl::Now());
   absl::Time report_at = absl::Now() + kQuietWait;

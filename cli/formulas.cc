@@ -125,8 +125,7 @@ absl::StatusOr<FormulaResults> EvaluateOverlap(const Numbers& numbers) {
   const std::vector<double>& backward = numbers.List("backward");
   const std::vector<double>& communication = numbers.List("communication");
   if (forward.size() != backward.size() || forward.size() != communication.size()) {
-    return UsageError(
-        "forward, backward and communication must have one number per layer");
+    return UsageError("forward, backward and communication must have one number per layer");
   }
   std::vector<LayerTimes> layers;
   for (size_t l = 0; l < forward.size(); ++l) {
@@ -189,12 +188,10 @@ absl::StatusOr<NetworkShape> NetworkOf(const Numbers& numbers) {
   for (const char* name : {"weights", "inputs", "outputs"}) {
     const std::vector<double>& list = numbers.List(name);
     if (list.size() != layers) {
-      return UsageError(
-          "weights, inputs and outputs must have one number per layer");
+      return UsageError("weights, inputs and outputs must have one number per layer");
     }
     if (std::accumulate(list.begin(), list.end(), 0.0) > kMaxProduct) {
-      return UsageError(
-          absl::StrCat("the sum of ", name, " is more than ", kMaxProduct));
+      return UsageError(absl::StrCat("the sum of ", name, " is more than ", kMaxProduct));
     }
   }
   NetworkShape network{.flops = numbers["operations"]};
@@ -214,8 +211,7 @@ absl::StatusOr<FormulaResults> EvaluateGroupHybrid(const Numbers& numbers) {
   const int64_t workers = numbers.Count("workers");
   const int64_t group = numbers.Count("group");
   if (workers % group != 0) {
-    return UsageError(
-        absl::StrCat(workers, " workers cannot be divided into groups of ", group));
+    return UsageError(absl::StrCat(workers, " workers cannot be divided into groups of ", group));
   }
   const HybridProblem problem = {
       .network = &network,
@@ -255,8 +251,7 @@ absl::StatusOr<FormulaResults> EvaluateHybridRule(const Numbers& numbers) {
 
 absl::Status CheckProduct(const Numbers& numbers, const char* one, const char* other) {
   if (numbers[one] * numbers[other] <= kMaxProduct) return absl::OkStatus();
-  return UsageError(
-      absl::StrCat(one, " times ", other, " is more than ", kMaxProduct));
+  return UsageError(absl::StrCat(one, " times ", other, " is more than ", kMaxProduct));
 }
 
 // The traffic of averaging every tau steps (Lee et al. 2020), compared with synchronous steps, and
@@ -280,8 +275,7 @@ absl::StatusOr<FormulaResults> EvaluateAveraging(const Numbers& numbers) {
   if (samples == 0) return results;
   const int64_t batch = numbers.Count("batch");
   if (HierarchicalSteps(samples, groups, batch) == 0) {
-    return UsageError(
-        "samples are fewer than groups times batch, those of one step");
+    return UsageError("samples are fewer than groups times batch, those of one step");
   }
   results.push_back({"synchronous_steps", 1.0 * SynchronousSteps(samples, batch)});
   results.push_back({"hierarchical_steps", 1.0 * HierarchicalSteps(samples, groups, batch)});
@@ -408,12 +402,11 @@ absl::StatusOr<double> NumberOf(const Parameter& parameter, absl::string_view te
   const bool number = absl::SimpleAtod(text, &value) && value >= 0 && std::isfinite(value);
   if (number && count && value >= 1 && value <= max && std::floor(value) == value) return value;
   if (number && !count && (value > 0 || kind != Kind::kPositive)) return value;
-  return UsageError(
-      absl::StrCat(parameter.name, " is '", text, "', but must be ",
-                   kind == Kind::kRanks      ? "a whole number, 1 to 1048576"
-                   : count                   ? "a whole number, 1 to 9e15"
-                   : kind == Kind::kPositive ? "a number above 0"
-                                             : "a number of at least 0"));
+  return UsageError(absl::StrCat(parameter.name, " is '", text, "', but must be ",
+                                 kind == Kind::kRanks      ? "a whole number, 1 to 1048576"
+                                 : count                   ? "a whole number, 1 to 9e15"
+                                 : kind == Kind::kPositive ? "a number above 0"
+                                                           : "a number of at least 0"));
 }
 
 // `argument` is "parameter=numbers".
@@ -434,8 +427,7 @@ absl::Status SetNumbers(const Formula& formula, absl::string_view argument, Numb
     numbers.Set(parts.first, std::move(values));
     return absl::OkStatus();
   }
-  return UsageError(
-      absl::StrCat(formula.name, " has no parameter '", parts.first, "'"));
+  return UsageError(absl::StrCat(formula.name, " has no parameter '", parts.first, "'"));
 }
 
 std::string ParametersText(const Formula& formula) {
@@ -461,8 +453,7 @@ absl::StatusOr<FormulaResults> Evaluate(const std::string& name,
   const auto formula = std::find_if(Formulas().begin(), Formulas().end(),
                                     [&](const Formula& each) { return each.name == name; });
   if (formula == Formulas().end()) {
-    return UsageError(
-        absl::StrCat("unknown formula '", name, "'; 'cadre formula' lists them"));
+    return UsageError(absl::StrCat("unknown formula '", name, "'; 'cadre formula' lists them"));
   }
   Numbers numbers;
   for (const std::string& argument : parameters) {
@@ -471,8 +462,8 @@ absl::StatusOr<FormulaResults> Evaluate(const std::string& name,
   for (const Parameter& parameter : formula->parameters) {
     if (numbers.Has(parameter.name)) continue;
     if (!parameter.fallback) {
-      return UsageError(absl::StrCat(
-          "missing parameter ", parameter.name, "; usage: ", name, " ", ParametersText(*formula)));
+      return UsageError(absl::StrCat("missing parameter ", parameter.name, "; usage: ", name, " ",
+                                     ParametersText(*formula)));
     }
     numbers.Set(parameter.name, {*parameter.fallback});
   }

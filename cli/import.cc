@@ -56,11 +56,10 @@ absl::StatusOr<int> ImportModel(const Invocation& in) {
   CADRE_ASSIGN_OR_RETURN(const onnx::Model file, ReadOnnx(path));
   const std::string folder = fs::absolute(path).parent_path().string();
   std::error_code error;
-  auto imported =
-      ImportOnnx(file, folder,
-                 {.padding_token = in.line.Get<uint32_t>("padding-token"),
-                  .linked_folder = fs::canonical(path, error).parent_path().string(),
-                  .scores = in.line.Get<std::string>("scores").value_or("")});
+  auto imported = ImportOnnx(file, folder,
+                             {.padding_token = in.line.Get<uint32_t>("padding-token"),
+                              .linked_folder = fs::canonical(path, error).parent_path().string(),
+                              .scores = in.line.Get<std::string>("scores").value_or("")});
   if (!imported.ok()) {
     return absl::FailedPreconditionError(
         absl::StrCat(path, " cannot be imported:\n", imported.status().message()));

@@ -231,8 +231,7 @@ absl::StatusOr<int> ShowPlacement(const Invocation& in) {
     return UsageError(absl::StrCat("--", flag, " has no effect with --placement"));
   }
   if (!in.line.arguments().empty()) {
-    return UsageError(
-        absl::StrCat("unexpected argument '", in.line.argument(), "'"));
+    return UsageError(absl::StrCat("unexpected argument '", in.line.argument(), "'"));
   }
   const auto path = in.line.Value<std::string>("placement");
   if (path.empty()) {

@@ -42,15 +42,15 @@ absl::Status CheckLink(const CommandLine& line) {
   }
   const bool alpha = line.Has("alpha");
   if (alpha != line.Has("bandwidth")) {
-    return UsageError(absl::StrCat("--", alpha ? "alpha" : "bandwidth",
-                                                   " requires --", alpha ? "bandwidth" : "alpha",
-                                                   ": together they describe the link"));
+    return UsageError(absl::StrCat("--", alpha ? "alpha" : "bandwidth", " requires --",
+                                   alpha ? "bandwidth" : "alpha",
+                                   ": together they describe the link"));
   }
   const std::string flag = FirstGiven(line, {"gamma", "flops", "compare", "epochs", "groups"});
   if (alpha || flag.empty()) return absl::OkStatus();
   return UsageError(absl::StrCat("--", flag, " requires --alpha and --bandwidth",
-                                                 link_flag.empty() ? ", or --profile" : "",
-                                                 ": without a link no time is predicted"));
+                                 link_flag.empty() ? ", or --profile" : "",
+                                 ": without a link no time is predicted"));
 }
 
 absl::Status CheckRanks(const SpecFlags& flags, uint32_t workers) {
@@ -58,9 +58,8 @@ absl::Status CheckRanks(const SpecFlags& flags, uint32_t workers) {
       {"model-ranks", flags.model_ranks}, {"space-ranks", flags.space_ranks}};
   for (const auto& [flag, ranks] : axes) {
     if (ranks.value_or(0) == 0 || workers % *ranks == 0) continue;
-    return UsageError(absl::StrCat("--", flag, " is ", *ranks,
-                                                   ", which does not divide the ", workers,
-                                                   " workers of --workers"));
+    return UsageError(absl::StrCat("--", flag, " is ", *ranks, ", which does not divide the ",
+                                   workers, " workers of --workers"));
   }
   if (flags.mesh.empty()) return absl::OkStatus();
   uint64_t ranks = 1;
@@ -68,8 +67,8 @@ absl::Status CheckRanks(const SpecFlags& flags, uint32_t workers) {
     ranks = std::min<uint64_t>(ranks * axis.size(), uint64_t{1} << 32);
   }
   if (ranks == workers) return absl::OkStatus();
-  return UsageError(absl::StrCat("--mesh and --workers contradict: the mesh has ",
-                                                 ranks, " ranks, not ", workers));
+  return UsageError(absl::StrCat("--mesh and --workers contradict: the mesh has ", ranks,
+                                 " ranks, not ", workers));
 }
 
 // Parses a list such as "data,model,auto", or "all". `data` is an alias of batch, `hybrid` of
@@ -115,9 +114,9 @@ absl::StatusOr<v1::RunSpec> LoadFor(const CommandLine& line, const SpecFlags& gi
   cluster.set_ranks_per_group(workers);
   if (given.batch) loaded.spec.set_batch_per_group(*given.batch);
   if (loaded.spec.micro_batches() > loaded.spec.batch_per_group()) {
-    return UsageError(
-        absl::StrCat(line.argument(), ": micro_batches is ", loaded.spec.micro_batches(),
-                     ", but a step has only ", loaded.spec.batch_per_group(), " samples"));
+    return UsageError(absl::StrCat(line.argument(), ": micro_batches is ",
+                                   loaded.spec.micro_batches(), ", but a step has only ",
+                                   loaded.spec.batch_per_group(), " samples"));
   }
   // --model-ranks without --space-ranks means no rows are split.
   if (given.model_ranks.value_or(0) > 0 && cluster.space_ranks() == 0) cluster.set_space_ranks(1);
@@ -128,8 +127,7 @@ absl::Status ReadEpochs(const std::string& path, PlanRequest& request) {
   CADRE_ASSIGN_OR_RETURN(request.epochs, ReadEpochsTable(path));
   CADRE_RETURN_IF_ERROR(Annotate(EpochsCurve::FromTable(*request.epochs).status(), path));
   if (request.samples) return absl::OkStatus();
-  return UsageError(
-      "--epochs requires --samples: the run does not state the samples of an epoch");
+  return UsageError("--epochs requires --samples: the run does not state the samples of an epoch");
 }
 
 // Reads the files that the command line names. Errors: LoadSpec's, ReadClusterProfile's,

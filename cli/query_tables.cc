@@ -531,9 +531,10 @@ std::vector<std::string> ProblemsOf(const v1::StatusReply& status) {
   }
   for (const v1::AggregatorStatus& aggregator : status.aggregators()) {
     for (const v1::DelayedOrder& delayed : aggregator.delayed_orders()) {
-      problems.push_back(absl::StrCat(
-          "aggregator ", aggregator.member().name(), ": ", delayed.order(), " of ", delayed.run(),
-          " is not carried out: ", delayed.reason().empty() ? "its disk does not answer" : delayed.reason()));
+      problems.push_back(
+          absl::StrCat("aggregator ", aggregator.member().name(), ": ", delayed.order(), " of ",
+                       delayed.run(), " is not carried out: ",
+                       delayed.reason().empty() ? "its disk does not answer" : delayed.reason()));
     }
     if (aggregator.member().connected()) continue;
     problems.push_back(absl::StrCat("aggregator ", aggregator.member().name(), " is away"));

@@ -168,8 +168,8 @@ std::string CheckpointText(const v1::CheckpointStatus& checkpoint) {
                          : "none";
   if (checkpoint.last_missing()) absl::StrAppend(&text, "; the last one is missing");
   if (checkpoint.failures() == 0) return text;
-  return absl::StrCat(text, "; ", Counted(checkpoint.failures(), "failure"), ", the newest at step ",
-                      checkpoint.failed_step(), ": ", checkpoint.error());
+  return absl::StrCat(text, "; ", Counted(checkpoint.failures(), "failure"),
+                      ", the newest at step ", checkpoint.failed_step(), ": ", checkpoint.error());
 }
 
 // The traffic between groups; "headers" are the part of the messages that is not model data.
@@ -262,21 +262,21 @@ Json ToJson(const Summary& summary) {
 std::string ToText(const Summary& summary) {
   const v1::RunStatus& run = summary.run;
   std::vector<std::pair<std::string, std::string>> fields = {
-       {"run", RunText(run)},
-       {"test accuracy", AccuracyText(run)},
-       {"training time", TimeText(run)},
-       {"epochs", absl::StrFormat("%.2f: %s steps of each group, %s samples", run.epoch(),
-                                  FormatCount(run.step()), FormatCount(run.samples()))},
-       {"model", ModelText(summary)},
-       {"cluster",
-        absl::StrCat(Counted(run.groups(), "group"), " of ", Counted(summary.ranks, "worker"), ", ",
-                     Counted(summary.aggregators, "aggregator"))},
-       {"mesh of a group", PerGroup(summary, MeshText)},
-       {"time of a step", StepTimes(summary)},
-       {"model averaging", AveragingText(run)},
-       {"sent between groups", TrafficText(run)},
-       {"if synchronous", SynchronousText(run)},
-       {"digest of weights", run.digest()}};
+      {"run", RunText(run)},
+      {"test accuracy", AccuracyText(run)},
+      {"training time", TimeText(run)},
+      {"epochs", absl::StrFormat("%.2f: %s steps of each group, %s samples", run.epoch(),
+                                 FormatCount(run.step()), FormatCount(run.samples()))},
+      {"model", ModelText(summary)},
+      {"cluster",
+       absl::StrCat(Counted(run.groups(), "group"), " of ", Counted(summary.ranks, "worker"), ", ",
+                    Counted(summary.aggregators, "aggregator"))},
+      {"mesh of a group", PerGroup(summary, MeshText)},
+      {"time of a step", StepTimes(summary)},
+      {"model averaging", AveragingText(run)},
+      {"sent between groups", TrafficText(run)},
+      {"if synchronous", SynchronousText(run)},
+      {"digest of weights", run.digest()}};
   if (run.has_checkpoint()) {
     fields.insert(fields.end() - 1, {"checkpoints", CheckpointText(run.checkpoint())});
   }

@@ -1,9 +1,9 @@
 // Programs with a training loop of their own (Reservation), and what ends them. Part of Machine.
 //
 // The ranks of a program are started together and wait for each other, so a rank that will not come
-// back ends all of them: it has left, or what it sent was refused and would be refused again. A rank
-// that is disconnected at that time learns it when it returns, also from a coordinator that was
-// restarted meanwhile, and so does one that joins only then.
+// back ends all of them: it has left, or what it sent was refused and would be refused again. A
+// rank that is disconnected at that time learns it when it returns, also from a coordinator that
+// was restarted meanwhile, and so does one that joins only then.
 #include <algorithm>
 #include <optional>
 
@@ -46,8 +46,8 @@ void Machine::OnGoodbye(const Member& member, const v1::Goodbye& goodbye) {
   });
   if (!serves) return;  // the run has ended, and its ranks leave
   EndProgram(left.reservation().program(),
-             absl::StrCat("rank ", left.reservation().rank(), " of this program has left: ",
-                          goodbye.reason()));
+             absl::StrCat("rank ", left.reservation().rank(),
+                          " of this program has left: ", goodbye.reason()));
 }
 
 // The member would send the message again after each reconnect. Without its rank it does not.

@@ -1,9 +1,9 @@
 // The checkpoints that a run writes, by the reports of rank 0 of group 0. Part of Run.
 //
-// The last checkpoint is the trained model of a run without aggregators, and what the user asked for
-// in any other. So the end of the run waits for it while group 0 can still write it, and a run that
-// ends without it says so in its reason, in an event and in its status (last_missing), from which the
-// command line takes its exit code.
+// The last checkpoint is the trained model of a run without aggregators, and what the user asked
+// for in any other. So the end of the run waits for it while group 0 can still write it, and a run
+// that ends without it says so in its reason, in an event and in its status (last_missing), from
+// which the command line takes its exit code.
 #include "absl/strings/str_cat.h"
 #include "coordinator/evaluation.h"
 #include "coordinator/run.h"
@@ -26,7 +26,8 @@ void Run::OnCheckpointed(const Member& member, const v1::Checkpointed& report) {
     if (checkpoint.has_saved_step() && checkpoint.saved_step() == step) return;
     checkpoint.set_saved_step(step);
     if (!report.warning().empty()) {
-      explain(absl::StrCat("the checkpoint of step ", step, " is written, but: ", report.warning()));
+      explain(
+          absl::StrCat("the checkpoint of step ", step, " is written, but: ", report.warning()));
     }
   } else {
     if (checkpoint.failed_step() == step && checkpoint.error() == report.error()) return;
@@ -63,9 +64,8 @@ bool Run::AwaitsCheckpoint() const {
 std::string Run::MissingCheckpoint() const {
   if (!WritesCheckpoints() || HasLastCheckpoint()) return "";
   return absl::StrCat("the last checkpoint, of step ", record_.step(), ", is missing: ",
-                      FailedLastCheckpoint()
-                          ? record_.checkpoint().error()
-                          : std::string("group 0 has not written it"));
+                      FailedLastCheckpoint() ? record_.checkpoint().error()
+                                             : std::string("group 0 has not written it"));
 }
 
 }  // namespace cadre

@@ -62,8 +62,8 @@ void CollectRun(const Machine& machine, const v1::RunStatus& run, absl::Time now
   if (run.has_checkpoint()) {
     metrics.Gauge("cadre_run_checkpoint_step", "Step of the newest checkpoint; 0 if there is none.",
                   run.checkpoint().saved_step(), labels);
-    metrics.Counter("cadre_run_checkpoints_failed_total",
-                    "Checkpoints that could not be written.", run.checkpoint().failures(), labels);
+    metrics.Counter("cadre_run_checkpoints_failed_total", "Checkpoints that could not be written.",
+                    run.checkpoint().failures(), labels);
   }
   const v1::WatchUpdate update = machine.Update(run.run(), now);
   uint32_t behind = 0;

@@ -95,8 +95,8 @@ void Run::OnAggregatorMessage(const Member& member, const v1::MemberMessage& mes
   }
 }
 
-// The creation of a shard ends by itself if it fails (server/aggregator.h), but a disk may also hang.
-// Afterwards there are values to keep, so the run waits, and its status has the reason.
+// The creation of a shard ends by itself if it fails (server/aggregator.h), but a disk may also
+// hang. Afterwards there are values to keep, so the run waits, and its status has the reason.
 void Run::OnDelayedOrder(const Member& member, const v1::DelayedOrder& delayed) {
   const bool creates = live() && !commits_.newest().has_value() && delayed.order() == "open_run";
   if (creates && delayed.seconds() >= absl::ToDoubleSeconds(kMaxCreation)) {

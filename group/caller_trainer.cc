@@ -29,10 +29,11 @@ absl::Status CheckEvaluated(const RankProtocol::Evaluate& evaluate,
       evaluated.correct <= evaluated.labels) {
     return absl::OkStatus();
   }
-  return absl::InvalidArgumentError(absl::StrCat(
-      "the evaluation of test samples ", evaluate.begin, " to ", evaluate.end, " has ",
-      evaluated.labels, " labels, of which ", evaluated.correct,
-      " are correct; it must have at least one label for each sample, and at most all of them correct"));
+  return absl::InvalidArgumentError(
+      absl::StrCat("the evaluation of test samples ", evaluate.begin, " to ", evaluate.end, " has ",
+                   evaluated.labels, " labels, of which ", evaluated.correct,
+                   " are correct; it must have at least one label for each sample, and at most all "
+                   "of them correct"));
 }
 
 }  // namespace

@@ -519,7 +519,8 @@ class LayerInference {
     if (!norm.has_epsilon()) norm.set_epsilon(kEpsilon);
     const Shape features{in().dims().back()};
     if (features.elements() == 1) {
-      return Problem("", "normalizes one feature, so that its output would be its shift, whatever "
+      return Problem("",
+                     "normalizes one feature, so that its output would be its shift, whatever "
                      "its input; it needs at least 2 features");
     }
     Constant("scale", features, ParameterRole::kScale, 1);

@@ -326,8 +326,9 @@ class Validation : private ProblemCollector {
       if (samples * rows * columns != 1) continue;
       Add(absl::StrCat("model.layer[", layer.spec_layer, "].batch_norm"), "layer '", layer.name,
           "': its statistics cover one value per channel: ", rows, " x ", columns,
-          " positions of the ", Counted(samples, "sample"), " of a micro-batch (batch_per_group is ",
-          spec_.batch_per_group(), ", micro_batches ", OrOne(spec_.micro_batches()),
+          " positions of the ", Counted(samples, "sample"),
+          " of a micro-batch (batch_per_group is ", spec_.batch_per_group(), ", micro_batches ",
+          OrOne(spec_.micro_batches()),
           "), so that its output would be its shift, whatever its input; give at least 2 samples "
           "per micro-batch, or remove the layer");
     }

@@ -27,9 +27,10 @@ absl::Status CheckNormStatistics(const v1::RunSpec& spec, const Graph& graph, co
     for (const int64_t samples : MicroBatchSizes(spec)) {
       if (!HasPartOfOne(samples, of_samples)) continue;
       return absl::InvalidArgumentError(absl::StrCat(
-          "layer ", Quoted(layer.name), ": batch_norm.per_rank gives a rank one value per channel: ",
-          Counted(samples, "sample"), " of a micro-batch over ", Counted(of_samples, "rank"), ", ",
-          rows, " x ", columns, " positions over ", Counted(of_rows * of_columns, "rank"),
+          "layer ", Quoted(layer.name),
+          ": batch_norm.per_rank gives a rank one value per channel: ", Counted(samples, "sample"),
+          " of a micro-batch over ", Counted(of_samples, "rank"), ", ", rows, " x ", columns,
+          " positions over ", Counted(of_rows * of_columns, "rank"),
           "; the output would be the shift, whatever the input. Unset per_rank, increase "
           "batch_per_group, or use fewer micro_batches or ranks_per_group"));
     }

@@ -8,8 +8,8 @@
 // that fails for a transient reason (a full disk) is retried until it succeeds or the run is
 // closed, and so is an Apply whose contributions are incomplete, which each attempt reports
 // (Applied.missing); heartbeats report these orders with their reasons, and one that takes long. A
-// permanent failure, and any failure to create a shard, is reported in the answer (error). The coordinator repeats
-// orders whose answer was lost with a stream.
+// permanent failure, and any failure to create a shard, is reported in the answer (error). The
+// coordinator repeats orders whose answer was lost with a stream.
 //
 // Thread-safe after Start.
 #pragma once

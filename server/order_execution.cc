@@ -18,9 +18,8 @@ namespace {
 bool IsNew(const ShardHost& host, const v1::OpenRun& open) {
   const std::vector<v1::ShardState> states = host.States();
   return open.version() == 0 && !open.has_hollow() &&
-         std::none_of(states.begin(), states.end(), [&](const v1::ShardState& state) {
-           return state.run() == open.run();
-         });
+         std::none_of(states.begin(), states.end(),
+                      [&](const v1::ShardState& state) { return state.run() == open.run(); });
 }
 
 v1::MemberMessage Refusal(const v1::OpenRun& open, const absl::Status& status) {

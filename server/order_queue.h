@@ -43,7 +43,8 @@ class OrderQueue {
   void Succeeded();
   // The order that Take returned last has failed for a reason that may pass.
   void Failed(v1::CoordinatorMessage order, absl::string_view reason, absl::Time now);
-  // When the order that Take returned last was carried out for the first time. Requires: there is one.
+  // When the order that Take returned last was carried out for the first time. Requires: there is
+  // one.
   absl::Time taken_since() const;
   // The orders that have failed and are tried again, and the one that Take returned last if that
   // was at least `slow` ago.

@@ -117,8 +117,8 @@ absl::Status MembershipClient::Ready() const {
   absl::MutexLock lock(&mutex_);
   if (welcomed_) return absl::OkStatus();
   return absl::UnavailableError(absl::StrCat("the coordinator at ", options_.coordinator,
-                                             " is not connected",
-                                             last_end_.empty() ? "" : ": ", last_end_));
+                                             " is not connected", last_end_.empty() ? "" : ": ",
+                                             last_end_));
 }
 
 std::string MembershipClient::member_id() const {

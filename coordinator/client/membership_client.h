@@ -114,8 +114,8 @@ class MembershipClient {
 
   // Whether Welcome was received on the current stream.
   bool connected() const ABSL_LOCKS_EXCLUDED(mutex_);
-  // OK while connected. Unavailable, with the reason: the last stream has ended, or was refused, and
-  // the client joins again.
+  // OK while connected. Unavailable, with the reason: the last stream has ended, or was refused,
+  // and the client joins again.
   absl::Status Ready() const ABSL_LOCKS_EXCLUDED(mutex_);
 
   // The id given in the last Welcome; empty before the first.

@@ -37,7 +37,8 @@ absl::StatusOr<CheckpointEntry> NewestCheckpoint(
     const std::string& directory, const RootedFiles& files = RootedFiles::Unrestricted());
 
 // Resolves `from` of a run spec: a *.safetensors file or a checkpoint folder itself, or the newest
-// checkpoint in a directory. Errors: NotFound; InvalidArgument, naming these forms, for other files.
+// checkpoint in a directory. Errors: NotFound; InvalidArgument, naming these forms, for other
+// files.
 absl::StatusOr<std::string> ResolveCheckpoint(
     const std::string& from, const RootedFiles& files = RootedFiles::Unrestricted());
 

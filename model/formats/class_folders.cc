@@ -26,8 +26,8 @@ absl::StatusOr<std::vector<std::string>> ListClassFolders(const std::string& fol
     if (entry->is_directory(unknown)) names.push_back(entry->path().filename().string());
     // Without it, the classes after it would have other numbers.
     if (!entry->exists(unknown)) {
-      return ErrnoStatus(unknown ? unknown.value() : ENOENT, "tell whether this is a class folder:",
-                         entry->path().string());
+      return ErrnoStatus(unknown ? unknown.value() : ENOENT,
+                         "tell whether this is a class folder:", entry->path().string());
     }
   }
   if (error) return ErrnoStatus(error.value(), "list", folder);

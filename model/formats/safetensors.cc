@@ -151,9 +151,9 @@ absl::Status SafetensorsFile::ReadHeader() {
   CADRE_RETURN_IF_ERROR(file_->Read(0, length_bytes));
   const auto length = Load<uint64_t>(length_bytes.data());
   if (length > uint64_t{kMaxHeaderBytes}) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        name(), ": is not a safetensors file, or has a header of ", length, " bytes; at most ",
-        kMaxHeaderBytes, " are read"));
+    return absl::InvalidArgumentError(
+        absl::StrCat(name(), ": is not a safetensors file, or has a header of ", length,
+                     " bytes; at most ", kMaxHeaderBytes, " are read"));
   }
   data_ = kLengthBytes + length;
   if (data_ > size) return truncated(absl::StrCat("the header has ", length, " bytes"));

@@ -52,13 +52,28 @@ const std::map<std::string, std::set<std::string>>& KnownAttributes() {
 
 // Operators without attributes that are translated or folded.
 const std::set<std::string>& WithoutAttributes() {
-  static const auto& names = *new std::set<std::string>{
-      "Abs",    "Add",     "And",  "Ceil",       "Clip", "Div",     "Equal",  "Erf",
-      "Exp",    "Expand",  "Floor", "GlobalAveragePool", "Greater", "GreaterOrEqual",
-      "HardSwish", "Identity", "IsNaN", "Less", "LessOrEqual", "Log", "MatMul", "Max", "Min",
-      "Mul",    "Neg",     "Not",  "Or",         "Pow",  "Range",   "Reciprocal", "Relu",
-      "SequenceAt", "Sigmoid", "Size", "Slice", "Softplus", "Sqrt", "Squeeze", "Sub", "Sum",
-      "Tanh",   "Unsqueeze", "Where"};
+  static const auto& names = *new std::set<std::string>{"Abs",         "Add",
+                                                        "And",         "Ceil",
+                                                        "Clip",        "Div",
+                                                        "Equal",       "Erf",
+                                                        "Exp",         "Expand",
+                                                        "Floor",       "GlobalAveragePool",
+                                                        "Greater",     "GreaterOrEqual",
+                                                        "HardSwish",   "Identity",
+                                                        "IsNaN",       "Less",
+                                                        "LessOrEqual", "Log",
+                                                        "MatMul",      "Max",
+                                                        "Min",         "Mul",
+                                                        "Neg",         "Not",
+                                                        "Or",          "Pow",
+                                                        "Range",       "Reciprocal",
+                                                        "Relu",        "SequenceAt",
+                                                        "Sigmoid",     "Size",
+                                                        "Slice",       "Softplus",
+                                                        "Sqrt",        "Squeeze",
+                                                        "Sub",         "Sum",
+                                                        "Tanh",        "Unsqueeze",
+                                                        "Where"};
   return names;
 }
 
@@ -135,13 +150,12 @@ absl::Status CheckAttributes(const onnx::Node& node) {
   const struct {
     const char *op, *name;
     double value;
-  } fixed[] = {{"Mod", "fmod", 0},
-               {"Swish", "alpha", 1},
-               {"ReduceMean", "noop_with_empty_axes", 0}};
+  } fixed[] = {
+      {"Mod", "fmod", 0}, {"Swish", "alpha", 1}, {"ReduceMean", "noop_with_empty_axes", 0}};
   for (const auto& each : fixed) {
     if (node.op_type() == each.op && !only(each.name, each.value)) {
-      return absl::UnimplementedError(absl::StrCat(AttributeText(node, each.name), "; only ",
-                                                   each.value, " is supported"));
+      return absl::UnimplementedError(
+          absl::StrCat(AttributeText(node, each.name), "; only ", each.value, " is supported"));
     }
   }
   return absl::OkStatus();

@@ -374,9 +374,9 @@ NumberFunction FunctionOf(const onnx::Node& node, bool integer) {
 
 size_t OperandsOf(const std::string& op) {
   static const auto& unary = *new std::set<std::string>{
-      "Abs",     "Ceil", "Erf", "Exp", "Floor", "Gelu",    "HardSigmoid", "HardSwish", "Log",
-      "Neg",     "Not",  "Reciprocal", "Relu",  "Sigmoid", "Softplus",    "Sqrt",      "Swish",
-      "Tanh"};
+      "Abs",         "Ceil",      "Erf",      "Exp",  "Floor", "Gelu",
+      "HardSigmoid", "HardSwish", "Log",      "Neg",  "Not",   "Reciprocal",
+      "Relu",        "Sigmoid",   "Softplus", "Sqrt", "Swish", "Tanh"};
   if (unary.count(op) > 0) return 1;
   onnx::Node node;
   node.set_op_type(op);

@@ -45,11 +45,11 @@ class Ordering {
         if (name.empty()) continue;
         const auto [source, first] = sources_.try_emplace(name, n);
         if (first) continue;
-        order_.problems.push_back(absl::StrCat(
-            "value ", Quoted(name), " is computed by ", DisplayName(graph_.node(n)),
-            source->second == kFixed
-                ? ", and is an input or an initializer of the graph"
-                : absl::StrCat(" and by ", DisplayName(graph_.node(source->second)))));
+        order_.problems.push_back(
+            absl::StrCat("value ", Quoted(name), " is computed by ", DisplayName(graph_.node(n)),
+                         source->second == kFixed
+                             ? ", and is an input or an initializer of the graph"
+                             : absl::StrCat(" and by ", DisplayName(graph_.node(source->second)))));
       }
     }
   }
@@ -129,11 +129,11 @@ class Ordering {
     order_.problems.push_back(
         names.size() == 1
             ? names[0] + " uses its own result"
-            : absl::StrCat("the graph has a cycle of ", names.size(),
-                           " nodes, each of which uses the result of the next: ",
-                           absl::StrJoin(names.begin(),
-                                         names.begin() + std::min(names.size(), kMaxNamesShown),
-                                         ", ")));
+            : absl::StrCat(
+                  "the graph has a cycle of ", names.size(),
+                  " nodes, each of which uses the result of the next: ",
+                  absl::StrJoin(names.begin(),
+                                names.begin() + std::min(names.size(), kMaxNamesShown), ", ")));
   }
 
   const onnx::Graph& graph_;

@@ -44,8 +44,7 @@ absl::StatusOr<std::vector<CommonRun>> CommonRuns(const View& a, const View& b) 
     }
   }
   if (!left.empty() || !right.empty()) {
-    return absl::InvalidArgumentError(
-        "is divided and transposed in a way that is not supported");
+    return absl::InvalidArgumentError("is divided and transposed in a way that is not supported");
   }
   std::reverse(runs.begin(), runs.end());
   return runs;
@@ -143,8 +142,8 @@ class Emitter {
     const Draft& draft = drafts_[number];
     v1::Layer layer = draft.layer;
     if (draft.context) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          draft.origin, ": the context of an attention has no output projection"));
+      return absl::InvalidArgumentError(
+          absl::StrCat(draft.origin, ": the context of an attention has no output projection"));
     }
     names_[number] = NameOf(draft);
     layer.set_name(names_[number]);
@@ -167,10 +166,9 @@ class Emitter {
         repeats = repeats || factor.stride == 0;
       }
       if (repeats) {
-        return absl::InvalidArgumentError(
-            absl::StrCat("tensor ", Quoted(translator_.initializer(piece.initializer).name),
-                         " is used more than once within the ", parameter.name, " of ",
-                         origins_[layer]));
+        return absl::InvalidArgumentError(absl::StrCat(
+            "tensor ", Quoted(translator_.initializer(piece.initializer).name),
+            " is used more than once within the ", parameter.name, " of ", origins_[layer]));
       }
       elements += piece.original.elements();
     }
@@ -184,18 +182,18 @@ class Emitter {
       const OnnxTensor& from = translator_.initializer(piece.initializer);
       const auto [owner, first] = owners_.try_emplace(piece.initializer, tensor.name);
       if (!first && owner->second != tensor.name) {
-        return absl::InvalidArgumentError(absl::StrCat(
-            "tensor ", Quoted(from.name), " is used by ", owner->second, " (",
-            origins_[owner->second.substr(0, owner->second.rfind('/'))], ") and by ", tensor.name,
-            " (", origins_[layer],
-            "). Exporters merge equal tensors of untrained models: export with optimize=False. Only "
-            "an embedding and the last fully connected layer can share a weight"));
+        return absl::InvalidArgumentError(
+            absl::StrCat("tensor ", Quoted(from.name), " is used by ", owner->second, " (",
+                         origins_[owner->second.substr(0, owner->second.rfind('/'))], ") and by ",
+                         tensor.name, " (", origins_[layer],
+                         "). Exporters merge equal tensors of untrained models: export with "
+                         "optimize=False. Only "
+                         "an embedding and the last fully connected layer can share a weight"));
       }
       auto runs = CommonRuns(piece.original, piece.parameter);
       if (!runs.ok()) {
-        return absl::InvalidArgumentError(absl::StrCat(origins_[layer], ": its tensor ",
-                                                       Quoted(from.name), " ",
-                                                       runs.status().message()));
+        return absl::InvalidArgumentError(absl::StrCat(
+            origins_[layer], ": its tensor ", Quoted(from.name), " ", runs.status().message()));
       }
       v1::OriginalTensor& original = *imported_.model.add_original();
       original.set_name(from.name);
@@ -235,9 +233,9 @@ absl::StatusOr<std::string> ScoresOf(const onnx::Graph& graph, const ImportOptio
   std::vector<std::string> names;
   for (const onnx::ValueInfo& output : graph.output()) names.push_back(output.name());
   if (names.empty()) return absl::InvalidArgumentError("the graph has no output");
-  const std::string all = absl::StrJoin(
-      names, ", ",
-      [](std::string* out, const std::string& name) { absl::StrAppend(out, Quoted(name)); });
+  const std::string all = absl::StrJoin(names, ", ", [](std::string* out, const std::string& name) {
+    absl::StrAppend(out, Quoted(name));
+  });
   if (!options.scores.empty()) {
     if (std::find(names.begin(), names.end(), options.scores) != names.end()) return options.scores;
     return absl::InvalidArgumentError(absl::StrCat("--scores is ", Quoted(options.scores),

@@ -184,9 +184,8 @@ absl::Status CheckOperatorSet(const onnx::Model& model) {
                      kMinOpset, " or later"));
   }
   if (versions.size() > 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("states several operator sets of the domain ai.onnx: ",
-                     absl::StrJoin(versions, ", ")));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "states several operator sets of the domain ai.onnx: ", absl::StrJoin(versions, ", ")));
   }
   if (*versions.begin() >= kMinOpset) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("uses operator set ", *versions.begin(),

@@ -36,8 +36,8 @@ absl::StatusOr<OnnxTensor> DecodeTensor(const onnx::Tensor& tensor, const std::s
 // Whether a domain of operators is ONNX's own, which has two names: "" and "ai.onnx".
 bool IsDefaultDomain(absl::string_view domain);
 
-// Errors: InvalidArgument for bytes that are not an ONNX model, and for models with local functions,
-// without a version of the default domain's operators, or with one below 13.
+// Errors: InvalidArgument for bytes that are not an ONNX model, and for models with local
+// functions, without a version of the default domain's operators, or with one below 13.
 absl::StatusOr<onnx::Model> ParseOnnx(absl::string_view bytes);
 
 // Reads a file of at most 2 GiB. Errors: those of ReadFile and ParseOnnx, with the path.

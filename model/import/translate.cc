@@ -87,19 +87,21 @@ std::string ShapeText(const onnx::ValueInfo& info) {
   if (!info.type().has_tensor_type() || !info.type().tensor_type().has_shape()) {
     return "no extents";
   }
-  return absl::StrCat(
-      "the extents [",
-      absl::StrJoin(info.type().tensor_type().shape().dim(), ", ",
-                    [](std::string* out, const onnx::Dimension& dim) {
-                      absl::StrAppend(out, dim.dim_value() != 0   ? absl::StrCat(dim.dim_value())
-                                           : dim.dim_param().empty() ? "?"
-                                                                     : Quoted(dim.dim_param()));
-                    }),
-      "]");
+  return absl::StrCat("the extents [",
+                      absl::StrJoin(info.type().tensor_type().shape().dim(), ", ",
+                                    [](std::string* out, const onnx::Dimension& dim) {
+                                      absl::StrAppend(
+                                          out, dim.dim_value() != 0 ? absl::StrCat(dim.dim_value())
+                                               : dim.dim_param().empty() ? "?"
+                                                                         : Quoted(dim.dim_param()));
+                                    }),
+                      "]");
 }
 
 // Whether a dimension is variable: without a number, or -1 as converters of Paddle write.
-bool IsVariable(const onnx::Dimension& dim) { return dim.dim_value() == 0 || dim.dim_value() == -1; }
+bool IsVariable(const onnx::Dimension& dim) {
+  return dim.dim_value() == 0 || dim.dim_value() == -1;
+}
 
 }  // namespace
 
@@ -131,15 +133,16 @@ absl::StatusOr<int> Translator::ScoresDraft() {
   constexpr absl::string_view kScores =
       "; scores are [samples, classes] or [samples, tokens, classes]";
   if (value.kind == Value::Kind::kAttention) {
-    return Unsupported(absl::StrCat("it is a matrix of scores or probabilities of an attention",
-                                    kScores));
+    return Unsupported(
+        absl::StrCat("it is a matrix of scores or probabilities of an attention", kScores));
   }
   if (!value.is_activation()) {
     return Unsupported("it has fixed values: it does not depend on an input of the graph");
   }
   CADRE_ASSIGN_OR_RETURN(const Value plain, Plain(value));
   const auto rows = Rows(plain);
-  if (!rows.ok()) return Unsupported(absl::StrCat("it has the extents ", ExtentsOf(value), kScores));
+  if (!rows.ok())
+    return Unsupported(absl::StrCat("it has the extents ", ExtentsOf(value), kScores));
   if (drafts_[rows->root].context) {
     return Unsupported("it is the context of an attention without its output projection");
   }
@@ -232,7 +235,8 @@ absl::Status Translator::SetSecondInput(const onnx::ValueInfo& info) {
   }
   return Unsupported(absl::StrCat(
       "is a second input, with ", ShapeText(info),
-      "; a model has one, of images or of tokens, so give the others fixed values before the export",
+      "; a model has one, of images or of tokens, so give the others fixed values before the "
+      "export",
       like_tokens && !has_mask_input_
           ? ", or name the token with --padding-token if the input is a mask of padding"
           : ""));
@@ -290,8 +294,8 @@ Translator::Results Translator::TranslateNode(const onnx::Node& node, std::vecto
   if (IsVariadic(node.op_type()) && inputs.size() == 1) return One(inputs[0]);
   const size_t operands = OperandsOf(node.op_type());
   if (operands > 0 && inputs.size() != operands && !IsVariadic(node.op_type())) {
-    return Unsupported(absl::StrCat("it has ", Counted(std::ssize(inputs), "input"), " instead of ",
-                                    operands));
+    return Unsupported(
+        absl::StrCat("it has ", Counted(std::ssize(inputs), "input"), " instead of ", operands));
   }
   Results results = Structure(node, inputs);
   if (results.ok() || !absl::IsNotFound(results.status())) return results;

@@ -117,10 +117,10 @@ absl::StatusOr<Value> Translator::Combine(const onnx::Node& node, const Value& a
     return first ? AddParameter(a, b) : AddParameter(b, a);
   }
   const std::string other = Describe(first ? b : a), extents = ExtentsOf(first ? a : b);
-  return Unsupported(
-      absl::StrCat(IsAddition(node) ? absl::StrCat("it adds ", other, " to ", extents)
-                                    : absl::StrCat("it multiplies ", extents, " by ", other),
-                   "; only a number, another activation, and with Add a bias work"));
+  return Unsupported(absl::StrCat(IsAddition(node)
+                                      ? absl::StrCat("it adds ", other, " to ", extents)
+                                      : absl::StrCat("it multiplies ", extents, " by ", other),
+                                  "; only a number, another activation, and with Add a bias work"));
 }
 
 namespace {
@@ -226,20 +226,18 @@ absl::StatusOr<Value> Translator::Plain(const Value& value) {
   }
   --depth_;
   if (!result.ok()) {
-    return Unsupported(absl::StrCat("the result of ", node->op_type(), " (node ",
-                                    Quoted(node->name().empty() && node->output_size() > 0
-                                               ? node->output(0)
-                                               : node->name()),
-                                    ") is not one of the activations relu, relu6, gelu, silu, "
-                                    "hard_swish, hard_sigmoid, sigmoid and tanh"));
+    return Unsupported(absl::StrCat(
+        "the result of ", node->op_type(), " (node ",
+        Quoted(node->name().empty() && node->output_size() > 0 ? node->output(0) : node->name()),
+        ") is not one of the activations relu, relu6, gelu, silu, "
+        "hard_swish, hard_sigmoid, sigmoid and tanh"));
   }
   plain.root = result->root;
   // The value may have been rearranged since the operator, which only another form of the result
   // does not allow.
-  const View& before =
-      std::find_if(operands.begin(), operands.end(), [](const Value& operand) {
-        return operand.is_activation();
-      })->view;
+  const View& before = std::find_if(operands.begin(), operands.end(), [](const Value& operand) {
+                         return operand.is_activation();
+                       })->view;
   if (result->view == before && drafts_[result->root].form == drafts_[value.root].form) {
     activations_[key] = plain.root;
     return plain;

@@ -29,8 +29,8 @@ absl::StatusOr<Sides> SidesOf(const onnx::Node& node, const char* name,
   const std::vector<int64_t> numbers = Attributes(node).Integers(name, fallback);
   const auto fits = [](int64_t number) { return number >= 1 && number <= kMaxExtent; };
   if (numbers.size() != 2 || !fits(numbers[0]) || !fits(numbers[1])) {
-    return Unsupported(absl::StrCat(AttributeText(node, name),
-                                    "; it must be two numbers from 1 to ", kMaxExtent));
+    return Unsupported(
+        absl::StrCat(AttributeText(node, name), "; it must be two numbers from 1 to ", kMaxExtent));
   }
   return Sides(numbers[0], numbers[1]);
 }
@@ -39,8 +39,8 @@ absl::StatusOr<Sides> SidesOf(const onnx::Node& node, const char* name,
 absl::StatusOr<uint32_t> EqualSides(const onnx::Node& node, const char* name) {
   CADRE_ASSIGN_OR_RETURN(const Sides sides, SidesOf(node, name, {1, 1}));
   if (sides.first == sides.second) return sides.first;
-  return Unsupported(absl::StrCat(AttributeText(node, name), "; its ", name,
-                                  " must be equal in both directions"));
+  return Unsupported(
+      absl::StrCat(AttributeText(node, name), "; its ", name, " must be equal in both directions"));
 }
 
 // The padding of one dimension by auto_pad SAME_UPPER or SAME_LOWER, at both sides together: as
@@ -58,8 +58,8 @@ absl::StatusOr<Sides> PaddingOf(const onnx::Node& node, Sides extent, Sides wind
   const std::vector<int64_t> pads = attributes.Integers("pads", {0, 0, 0, 0});
   const bool none = std::all_of(pads.begin(), pads.end(), [](int64_t pad) { return pad == 0; });
   if (automatic != "NOTSET" && !automatic.empty() && !none) {
-    return Unsupported(absl::StrCat(AttributeText(node, "auto_pad"), ", but ",
-                                    AttributeText(node, "pads")));
+    return Unsupported(
+        absl::StrCat(AttributeText(node, "auto_pad"), ", but ", AttributeText(node, "pads")));
   }
   if (automatic == "VALID") return Sides(0, 0);
   if (automatic == "SAME_UPPER" || automatic == "SAME_LOWER") {
@@ -78,9 +78,9 @@ absl::StatusOr<Sides> PaddingOf(const onnx::Node& node, Sides extent, Sides wind
   const bool possible = std::all_of(pads.begin(), pads.end(),
                                     [](int64_t pad) { return pad >= 0 && pad <= (1 << 20); });
   if (pads.size() != 4 || !possible || pads[0] != pads[2] || pads[1] != pads[3]) {
-    return Unsupported(absl::StrCat(
-        AttributeText(node, "pads"),
-        " (top, left, bottom, right); its padding must be equal at opposite sides"));
+    return Unsupported(
+        absl::StrCat(AttributeText(node, "pads"),
+                     " (top, left, bottom, right); its padding must be equal at opposite sides"));
   }
   return Sides(pads[0], pads[1]);
 }
@@ -100,8 +100,8 @@ Translator::Results Translator::Convolution(const onnx::Node& node, const std::v
   }
   const std::vector<int64_t> kernel = {weight[2], weight[3]};
   if (Attributes(node).Integers("kernel_shape", kernel) != kernel) {
-    return Unsupported(absl::StrCat(AttributeText(node, "kernel_shape"), ", but its weight is ",
-                                    Describe(in[1])));
+    return Unsupported(
+        absl::StrCat(AttributeText(node, "kernel_shape"), ", but its weight is ", Describe(in[1])));
   }
   CADRE_ASSIGN_OR_RETURN(const uint32_t stride, EqualSides(node, "strides"));
   CADRE_ASSIGN_OR_RETURN(const uint32_t dilation, EqualSides(node, "dilations"));
@@ -112,11 +112,10 @@ Translator::Results Translator::Convolution(const onnx::Node& node, const std::v
   const Value bias = in.size() > 2 ? in[2] : Value();
   CADRE_ASSIGN_OR_RETURN(const Value plain, Plain(in[0]));
   const Draft before = drafts_[plain.root];
-  const Sides extent = before.form == Draft::Form::kImage ? Sides(before.height, before.width)
-                                                          : Sides(1, 1);
+  const Sides extent =
+      before.form == Draft::Form::kImage ? Sides(before.height, before.width) : Sides(1, 1);
   const Sides window(dilation * (weight[2] - 1) + 1, dilation * (weight[3] - 1) + 1);
-  CADRE_ASSIGN_OR_RETURN(const Sides padding,
-                         PaddingOf(node, extent, window, {stride, stride}));
+  CADRE_ASSIGN_OR_RETURN(const Sides padding, PaddingOf(node, extent, window, {stride, stride}));
   // The result of global pooling is [features] here: a convolution of one position.
   if (before.form == Draft::Form::kFeatures && plain.view.rank() == 4 && weight[2] == 1 &&
       weight[3] == 1 && groups == 1 && stride == 1 && padding == Sides(0, 0)) {
@@ -141,10 +140,9 @@ Translator::Results Translator::Convolution(const onnx::Node& node, const std::v
                                     Describe(in[0]), ", and ", AttributeText(node, "group"),
                                     ": they do not fit"));
   }
-  Draft draft = ImageDraft(
-      x.root, weight[0],
-      WindowsAlong(before.height, padding.first, window.first, stride),
-      WindowsAlong(before.width, padding.second, window.second, stride));
+  Draft draft = ImageDraft(x.root, weight[0],
+                           WindowsAlong(before.height, padding.first, window.first, stride),
+                           WindowsAlong(before.width, padding.second, window.second, stride));
   if (draft.elements() <= 0) {
     return Unsupported(absl::StrCat("its kernel of ", window.first, " x ", window.second,
                                     " is larger than its padded input, which is ",
@@ -191,9 +189,8 @@ Translator::Results Translator::Pool(const onnx::Node& node, const std::vector<V
   }
   CADRE_ASSIGN_OR_RETURN(const Value x, Image(in[0]));
   const Draft before = drafts_[x.root];
-  CADRE_ASSIGN_OR_RETURN(
-      const Sides padding,
-      PaddingOf(node, Sides(before.height, before.width), kernel, stride));
+  CADRE_ASSIGN_OR_RETURN(const Sides padding,
+                         PaddingOf(node, Sides(before.height, before.width), kernel, stride));
   const bool average = node.op_type() == "AveragePool";
   if (average && kernel == Sides(1, 1) && stride == Sides(1, 1) && padding == Sides(0, 0)) {
     return One(x);

@@ -79,9 +79,9 @@ Translator::Results Translator::CompareTokens(const onnx::Node& node,
   if (comparisons.count(node.op_type()) == 0 || in.size() != 2) return absl::NotFoundError("");
   const int at = in[0].is_activation() ? 0 : 1;
   const auto scalar = AsScalar(in[1 - at]);
-  const absl::Status misfit = Unsupported(absl::StrCat(
-      "it compares tokens with ", Describe(in[1 - at]),
-      ", which is not a whole number, or so that more than one token is padding"));
+  const absl::Status misfit = Unsupported(
+      absl::StrCat("it compares tokens with ", Describe(in[1 - at]),
+                   ", which is not a whole number, or so that more than one token is padding"));
   if (!scalar || !(*scalar >= 0 && *scalar < 0x1p24) || *scalar != std::floor(*scalar)) {
     return misfit;
   }
@@ -186,9 +186,9 @@ absl::Status Translator::HideKeys(const Value& added, Attention& attention) {
   std::vector<int64_t> sizes = attention.queries.view.sizes();
   sizes[rank - 1] = attention.keys.view.size(rank - 1);
   std::vector<int64_t> extents = on.view.sizes();
-  const absl::Status misfit = Unsupported(
-      absl::StrCat("its mask ", ExtentsOf(added), " does not fit the scores [",
-                   absl::StrJoin(sizes, ", "), "]"));
+  const absl::Status misfit =
+      Unsupported(absl::StrCat("its mask ", ExtentsOf(added), " does not fit the scores [",
+                               absl::StrJoin(sizes, ", "), "]"));
   if (std::ssize(extents) > rank) return misfit;
   extents.insert(extents.begin(), rank - extents.size(), 1);
   for (int d = 0; d < rank; ++d) {

@@ -36,9 +36,9 @@ Translator::Results Translator::Gemm(const onnx::Node& node, const std::vector<V
   const Attributes attributes(node);
   if (in.size() < 2 || attributes.Number("alpha", 1) != 1 || attributes.Integer("transA", 0) != 0 ||
       (in.size() > 2 && attributes.Number("beta", 1) != 1)) {
-    return Unsupported(absl::StrCat(
-        AttributeText(node, "alpha"), ", ", AttributeText(node, "beta"), " and ",
-        AttributeText(node, "transA"), "; only alpha = beta = 1 and transA = 0 are supported"));
+    return Unsupported(absl::StrCat(AttributeText(node, "alpha"), ", ", AttributeText(node, "beta"),
+                                    " and ", AttributeText(node, "transA"),
+                                    "; only alpha = beta = 1 and transA = 0 are supported"));
   }
   Value weight = in[1];
   if (weight.view.rank() != 2) {
@@ -293,8 +293,8 @@ Translator::Results Translator::Gather(const onnx::Node& node, const std::vector
       }
     }
     if (step < 0 || step > 1 || first < 0 || first + step * (count - 1) >= rows) {
-      return Unsupported(absl::StrCat("it selects rows that are not consecutive in ",
-                                      Describe(in[0])));
+      return Unsupported(
+          absl::StrCat("it selects rows that are not consecutive in ", Describe(in[0])));
     }
     Value result = in[0];
     const View from = *in[0].view.Sliced(0, first, first + step * (count - 1) + 1);
@@ -313,8 +313,8 @@ Translator::Results Translator::Gather(const onnx::Node& node, const std::vector
   }
   if (!in[1].is_activation() || in[1].function ||
       drafts_[in[1].root].form != Draft::Form::kTokens || !(in[1].view == Whole(in[1].root).view)) {
-    return Unsupported(absl::StrCat("it selects rows of ", Describe(in[0]), " by ",
-                                    Describe(in[1]), ", not by the tokens of the input"));
+    return Unsupported(absl::StrCat("it selects rows of ", Describe(in[0]), " by ", Describe(in[1]),
+                                    ", not by the tokens of the input"));
   }
   Draft draft;
   draft.inputs = {in[1].root};
@@ -374,9 +374,9 @@ Translator::Results Translator::Concat(const onnx::Node& node, const std::vector
                                  before.width == draft.width && before.tokens == draft.tokens);
     const int along = draft.form == Draft::Form::kImage ? 1 : part->view.rank() - 1;
     if (!same || axis != along || before.context || !(part->view == Whole(part->root).view)) {
-      return Unsupported(absl::StrCat(
-          AttributeText(node, "axis"), ", and it joins ", Describe(input),
-          " to others; only channels of images and features of rows can be joined"));
+      return Unsupported(
+          absl::StrCat(AttributeText(node, "axis"), ", and it joins ", Describe(input),
+                       " to others; only channels of images and features of rows can be joined"));
     }
     draft.inputs.push_back(part->root);
     draft.channels += before.channels;
@@ -393,8 +393,7 @@ Translator::Results Translator::Dropout(const onnx::Node& node, const std::vecto
   const auto training = in.size() > 2 ? AsScalar(in[2]) : std::optional<double>(0);
   if (!rate || !training) {
     return Unsupported(absl::StrCat("its ", rate ? "training_mode" : "ratio",
-                                    " is not a fixed number: it is ",
-                                    Describe(in[rate ? 2 : 1])));
+                                    " is not a fixed number: it is ", Describe(in[rate ? 2 : 1])));
   }
   if (*training == 0 || *rate == 0) {
     inactive_dropouts_.push_back(node.name().empty() ? node.output(0) : node.name());

@@ -36,9 +36,8 @@ Translator::Results Translator::Structure(const onnx::Node& node, const std::vec
   if (((op == "Cast" && !x.is_mask()) || op == "CastLike") && !x.is_numbers()) {
     const bool tokens = x.is_activation() && drafts_[x.root].form == Draft::Form::kTokens;
     const int64_t to = attributes.Integer("to", 1);
-    const bool floating = op == "CastLike"
-                              ? in.size() < 2 || !(in[1].is_numbers() && in[1].integer)
-                              : to == 1 || to == 10 || to == 11 || to == 16;
+    const bool floating = op == "CastLike" ? in.size() < 2 || !(in[1].is_numbers() && in[1].integer)
+                                           : to == 1 || to == 10 || to == 11 || to == 16;
     if (floating || tokens || x.is_mask()) return one(x);
     return Unsupported(absl::StrCat("it rounds ", Describe(x), " to whole numbers",
                                     op == "Cast" ? ": " + AttributeText(node, "to") : ""));
@@ -57,9 +56,8 @@ Translator::Results Translator::Structure(const onnx::Node& node, const std::vec
     std::set<int64_t> dims(order.begin(), order.end());
     if (std::ssize(order) != x.view.rank() || std::ssize(dims) != x.view.rank() ||
         (!dims.empty() && (*dims.begin() != 0 || *dims.rbegin() != x.view.rank() - 1))) {
-      return Unsupported(absl::StrCat(AttributeText(node, "perm"),
-                                      ", not a permutation of the ", x.view.rank(),
-                                      " dimensions of the input"));
+      return Unsupported(absl::StrCat(AttributeText(node, "perm"), ", not a permutation of the ",
+                                      x.view.rank(), " dimensions of the input"));
     }
     result.view = x.view.Transposed(order);
     return one(result);
@@ -182,9 +180,9 @@ absl::StatusOr<Value> Translator::Squeeze(const std::vector<Value>& in) {
 absl::StatusOr<Value> Translator::Unsqueeze(const std::vector<Value>& in) {
   const auto axes = in.size() > 1 ? AsIntegers(in[1]) : std::nullopt;
   if (!axes || in[0].view.rank() + axes->size() > View::kMaxDims) {
-    return Unsupported(absl::StrCat(
-        "its axes are ", in.size() > 1 ? Describe(in[1]) : std::string("absent"),
-        ", not fixed numbers"));
+    return Unsupported(absl::StrCat("its axes are ",
+                                    in.size() > 1 ? Describe(in[1]) : std::string("absent"),
+                                    ", not fixed numbers"));
   }
   const int64_t rank = in[0].view.rank() + std::ssize(*axes);
   std::set<int64_t> added;
@@ -223,11 +221,10 @@ absl::StatusOr<Value> Translator::Slice(const std::vector<Value>& in) {
         i < axes->size() ? (*axes)[i] + ((*axes)[i] < 0 ? in[0].view.rank() : 0) : -1;
     if (axis < 0 || axis >= in[0].view.rank() ||
         (steps && (i >= steps->size() || (*steps)[i] != 1))) {
-      return Unsupported(
-          axis < 0 || axis >= in[0].view.rank()
-              ? absl::StrCat("its axes do not fit its input ", ExtentsOf(in[0]))
-              : absl::StrCat("its steps are [", absl::StrJoin(*steps, ", "),
-                             "]; only steps of 1 are supported"));
+      return Unsupported(axis < 0 || axis >= in[0].view.rank()
+                             ? absl::StrCat("its axes do not fit its input ", ExtentsOf(in[0]))
+                             : absl::StrCat("its steps are [", absl::StrJoin(*steps, ", "),
+                                            "]; only steps of 1 are supported"));
     }
     const int64_t extent = result.view.size(axis);
     const auto at = [&](int64_t limit) {
@@ -259,8 +256,8 @@ Translator::Results Translator::Split(const onnx::Node& node, const std::vector<
   if (in.size() > 1) {
     const auto given = AsIntegers(in[1]);
     if (!given || given->empty()) {
-      return Unsupported(absl::StrCat("the lengths of its parts are ", Describe(in[1]),
-                                      ", not fixed numbers"));
+      return Unsupported(
+          absl::StrCat("the lengths of its parts are ", Describe(in[1]), ", not fixed numbers"));
     }
     lengths = *given;
     if (in[1].view.rank() == 0) {
@@ -275,8 +272,8 @@ Translator::Results Translator::Split(const onnx::Node& node, const std::vector<
   } else {
     const int64_t parts = sequence ? extent : attributes.Integer("num_outputs", node.output_size());
     if (parts <= 0 || parts > 4096 || extent % parts != 0) {
-      return Unsupported(absl::StrCat("it divides ", extent, " into ", parts,
-                                      " parts, whose lengths differ"));
+      return Unsupported(
+          absl::StrCat("it divides ", extent, " into ", parts, " parts, whose lengths differ"));
     }
     lengths.assign(parts, extent / parts);
   }

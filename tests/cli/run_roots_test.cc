@@ -17,9 +17,9 @@ namespace cadre {
 namespace {
 
 namespace fs = std::filesystem;
+using ::testing::Contains;
 using ::testing::IsEmpty;
 using ::testing::Not;
-using ::testing::Contains;
 
 class RunRootsTest : public ::testing::Test {
  protected:

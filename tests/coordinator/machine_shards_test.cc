@@ -58,8 +58,9 @@ TEST_F(MachineShardsTest, ShardThatCannotBeCreatedIsNamed) {
   const std::string run = cluster_.Submit(MakeSpec(1, 1, 5, 100));
   EXPECT_EQ(ReasonOf(run), "aggregators are opening their shards: agg-0, agg-1");
   cluster_.Send(agg(1), DelayOf(run, "open_run", "cannot write version-0.new: File too large", 4));
-  EXPECT_EQ(ReasonOf(run), "aggregator agg-1 cannot open its shard, for 4s: cannot write "
-                           "version-0.new: File too large; it tries again");
+  EXPECT_EQ(ReasonOf(run),
+            "aggregator agg-1 cannot open its shard, for 4s: cannot write "
+            "version-0.new: File too large; it tries again");
   ASSERT_EQ(cluster_.Status().aggregators_size(), 2);
   EXPECT_EQ(cluster_.Status().aggregators(1).delayed_orders_size(), 1);
   const auto events = [&] {
@@ -81,8 +82,9 @@ TEST_F(MachineShardsTest, DiskThatHangsEndsTheCreation) {
   AddMembers(1, 1);
   const std::string run = cluster_.Submit(MakeSpec(1, 1, 5, 100));
   cluster_.Send(agg(0), DelayOf(run, "open_run", "", 60));
-  EXPECT_EQ(ReasonOf(run), "aggregator agg-0 has taken 1m to open its shard, and has not finished: "
-                           "its disk is slow or does not answer");
+  EXPECT_EQ(ReasonOf(run),
+            "aggregator agg-0 has taken 1m to open its shard, and has not finished: "
+            "its disk is slow or does not answer");
   cluster_.Send(agg(0), DelayOf(run, "open_run", "", 1800));
   EXPECT_EQ(RunStateOf(run), v1::RUN_STATE_FAILED);
   EXPECT_THAT(ReasonOf(run), HasSubstr("agg-0"));

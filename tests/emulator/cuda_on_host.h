@@ -3,8 +3,8 @@
 // that a new kernel needs must be added here.
 //
 // Multiplications and additions are fused as by nvcc if the host has such instructions. Functions
-// such as expf have errors as large as CUDA's documentation states for a device, so a tolerance of a
-// test that is too small for a device fails here.
+// such as expf have errors as large as CUDA's documentation states for a device, so a tolerance of
+// a test that is too small for a device fails here.
 #pragma once
 
 // Every header that a kernel file may include must come before the macros below.
@@ -44,7 +44,8 @@
 #define gridDim (::cadre::emulated::grid_extent)
 #define warpSize (::cadre::emulated::kWarp)
 
-// --- functions ------------------------------------------------------------------------------------
+// --- functions
+// ------------------------------------------------------------------------------------
 
 namespace cadre::emulated {
 

@@ -346,7 +346,8 @@ void SimulatedAggregator::NoteFailure(const v1::CoordinatorMessage& order, bool 
   if (order.has_delete_run()) failed_applies_.erase(order.delete_run().run());
   if (order.has_apply()) failed_applies_.erase(order.apply().run());
   if (world_.plant == Plant::kPostponeRetries) {
-    for (const auto& [run, failed] : failed_applies_) orders_->Failed(failed.order, "it has failed before", now);
+    for (const auto& [run, failed] : failed_applies_)
+      orders_->Failed(failed.order, "it has failed before", now);
   }
   if (order.has_apply() && repeat) failed_applies_[order.apply().run()] = {order, now};
 }

@@ -63,18 +63,18 @@ absl::Status ParseCifar10(const std::string& name, std::span<const std::byte> fi
                                 std::min(file.size(), kFormatBytes));
   const int64_t records = size / kCifarRecordBytes;
   if (size == 0 || size % kCifarRecordBytes != 0) {
-    return absl::DataLossError(absl::StrCat(
-        name, ": has ", size, " bytes, which are ", records, " records of ", kCifarRecordBytes,
-        " bytes and ", size % kCifarRecordBytes, " more; the file seems truncated", FormatNote(first)));
+    return absl::DataLossError(absl::StrCat(name, ": has ", size, " bytes, which are ", records,
+                                            " records of ", kCifarRecordBytes, " bytes and ",
+                                            size % kCifarRecordBytes,
+                                            " more; the file seems truncated", FormatNote(first)));
   }
   // All labels are checked before the first record is appended.
   for (int64_t i = 0; i < records; ++i) {
     const auto label = std::to_integer<int>(file[i * kCifarRecordBytes]);
     if (label >= kCifarClasses) {
-      return absl::InvalidArgumentError(absl::StrCat(name, ": label ", label, " of record ", i,
-                                                     " at offset ", i * kCifarRecordBytes,
-                                                     " is not between 0 and ", kCifarClasses - 1,
-                                                     FormatNote(first)));
+      return absl::InvalidArgumentError(absl::StrCat(
+          name, ": label ", label, " of record ", i, " at offset ", i * kCifarRecordBytes,
+          " is not between 0 and ", kCifarClasses - 1, FormatNote(first)));
     }
   }
   images.labels.reserve(images.labels.size() + records);

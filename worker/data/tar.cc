@@ -189,9 +189,9 @@ absl::StatusOr<bool> TarScanner::SkipZeros() {
     const auto part =
         std::span(bytes).first(std::min<int64_t>(bytes.size(), source_.size() - offset_));
     CADRE_RETURN_IF_ERROR(source_.ReadAt(offset_, part));
-    const int64_t zeros = std::find_if(part.begin(), part.end(),
-                                       [](std::byte b) { return b != std::byte{0}; }) -
-                          part.begin();
+    const int64_t zeros =
+        std::find_if(part.begin(), part.end(), [](std::byte b) { return b != std::byte{0}; }) -
+        part.begin();
     if (zeros < std::ssize(part)) {
       offset_ += zeros / kTarBlockBytes * kTarBlockBytes;
       return true;

@@ -119,11 +119,11 @@ absl::StatusOr<TarMember> LinkTargets::Follow(const TarMember& link) {
   TarMember member = link;
   std::string path;
   for (int links = 0; links < kMaxLinks; ++links) {
-    path = member.kind == TarMember::Kind::kHardLink
-               ? PathIn(member.target)
-               : Normalized((std::filesystem::path(PathIn(member.name)).parent_path() /
-                             member.target)
-                                .string());
+    path =
+        member.kind == TarMember::Kind::kHardLink
+            ? PathIn(member.target)
+            : Normalized((std::filesystem::path(PathIn(member.name)).parent_path() / member.target)
+                             .string());
     const auto found = members_.find(path);
     if (found == members_.end()) return fail(path, "which is not in the archive");
     if (found->second.repeated) return fail(path, "which is in the archive more than once");
@@ -191,8 +191,7 @@ absl::Status Indexer::Scan() {
   }
 }
 
-Indexer::Pair& Indexer::PairOf(const std::string& key,
-                               std::vector<Pairs::const_iterator>& order) {
+Indexer::Pair& Indexer::PairOf(const std::string& key, std::vector<Pairs::const_iterator>& order) {
   const auto [entry, added] = pairs_.try_emplace(key);
   order.push_back(entry);
   return entry->second;

@@ -89,11 +89,9 @@ absl::Status AddSamples(const TarIndex& index, const std::string& name, int64_t 
           absl::StrCat(name, ": ", sample.key, ": label ", sample.label,
                        " is out of range; the model has ", classes, " classes"));
     }
-    images.Add({.shard = shard,
-                .header = sample.header,
-                .begin = sample.begin,
-                .size = sample.size},
-               sample.label);
+    images.Add(
+        {.shard = shard, .header = sample.header, .begin = sample.begin, .size = sample.size},
+        sample.label);
   }
   return absl::OkStatus();
 }

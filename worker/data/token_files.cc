@@ -23,9 +23,8 @@ absl::Status CheckFormat(const ByteSource& file) {
       file.ReadText({0, std::min<int64_t>(file.size(), static_cast<int64_t>(kFormatBytes))}));
   const FileFormat* format = RecognizeFormat(first);
   if (format == nullptr || !format->certain) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(file.name(), ": is not a file of tokens, which has no header",
-                   FormatNote(first)));
+  return absl::InvalidArgumentError(absl::StrCat(
+      file.name(), ": is not a file of tokens, which has no header", FormatNote(first)));
 }
 
 // Sample i consists of tokens i L to i L + L of the file, both included; the last one is only a

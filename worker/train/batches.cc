@@ -69,24 +69,22 @@ absl::StatusOr<LossPart> EvaluateSamples(Replica& replica, const Dataset& test, 
     return absl::InvalidArgumentError("the samples to evaluate are not in the test split");
   }
   LossPart mine;
-  CADRE_RETURN_IF_ERROR(ForEachTestBatch(replica, test, begin, end, threads, progress,
-                                         [&](const BatchView& view) -> absl::Status {
-                                           CADRE_ASSIGN_OR_RETURN(const LossPart part,
-                                                                  replica.Evaluate(view));
-                                           mine += part;
-                                           return absl::OkStatus();
-                                         }));
+  CADRE_RETURN_IF_ERROR(ForEachTestBatch(
+      replica, test, begin, end, threads, progress, [&](const BatchView& view) -> absl::Status {
+        CADRE_ASSIGN_OR_RETURN(const LossPart part, replica.Evaluate(view));
+        mine += part;
+        return absl::OkStatus();
+      }));
   CADRE_ASSIGN_OR_RETURN(const LossPart sum, SumOverGroup(mine, replica.comms().All()));
   if (std::isfinite(sum.loss)) return sum;
   // The sum is equal on all ranks, so together they evaluate again to find the layer.
   uint64_t first = replica.graph().size();
-  CADRE_RETURN_IF_ERROR(ForEachTestBatch(replica, test, begin, end, threads, progress,
-                                         [&](const BatchView& view) -> absl::Status {
-                                           CADRE_ASSIGN_OR_RETURN(const int layer,
-                                                                  replica.FirstNotFinite(view));
-                                           first = std::min<uint64_t>(first, layer);
-                                           return absl::OkStatus();
-                                         }));
+  CADRE_RETURN_IF_ERROR(ForEachTestBatch(
+      replica, test, begin, end, threads, progress, [&](const BatchView& view) -> absl::Status {
+        CADRE_ASSIGN_OR_RETURN(const int layer, replica.FirstNotFinite(view));
+        first = std::min<uint64_t>(first, layer);
+        return absl::OkStatus();
+      }));
   return Annotate(replica.NonFiniteLoss(sum.loss, first),
                   absl::StrCat("test samples ", begin, " to ", end));
 }

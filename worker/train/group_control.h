@@ -20,9 +20,9 @@
 namespace cadre {
 
 // A message of the training loop to the coordinator.
-using TrainingReport = std::variant<v1::Prepared, v1::Progress, v1::Measured, v1::Contributed,
-                                    v1::Adopted, v1::Evaluated, v1::Traced, v1::Restaged,
-                                    v1::Checkpointed>;
+using TrainingReport =
+    std::variant<v1::Prepared, v1::Progress, v1::Measured, v1::Contributed, v1::Adopted,
+                 v1::Evaluated, v1::Traced, v1::Restaged, v1::Checkpointed>;
 
 class GroupControl {
  public:
@@ -33,8 +33,9 @@ class GroupControl {
   virtual absl::StatusOr<v1::Start> PreparedAndStart(const v1::Prepared& prepared) = 0;
 
   // Sends without waiting for a response. Contributed is sent again after every reconnect until a
-  // decision responds to it; the latest Measured, Adopted, Checkpointed and Evaluated are sent again,
-  // too. Traced responds to the latest trace request and must have its place and request number.
+  // decision responds to it; the latest Measured, Adopted, Checkpointed and Evaluated are sent
+  // again, too. Traced responds to the latest trace request and must have its place and request
+  // number.
   virtual void Send(const TrainingReport& report) = 0;
   // Rank 0 only: returns the next decision, or nothing if none arrives within `patience`.
   // Errors: Cancelled when the group was released.

@@ -299,8 +299,7 @@ class NativeModel final : public TrainedModel {
     counters_.Add("samples", replica_->InputRows(batch()).size());
     // With averaging, checkpoints are saved at boundaries, where all groups have the same weights.
     if (!boundary && !averages()) {
-      CADRE_RETURN_IF_ERROR(
-          MaybeSave(/*may_be_last=*/false,
+      CADRE_RETURN_IF_ERROR(MaybeSave(/*may_be_last=*/false,
                                       [](std::string*) { return std::vector<AveragingState>(); }));
     }
     ReportProgress();

@@ -156,11 +156,10 @@ TEST(OpenWeights, NamesWeightsOfTypesThatAreNotRead) {
   const v1::RunSpec spec =
       testing::SpecOf(R"(model { opaque { parameter { name: "w" shape: 2 } } })");
   for (const std::string type : {"F4", "F8_E4M3", "I8", "F8_E4M3FNUZ"}) {
-    const std::string header = absl::StrCat(R"({"w":{"dtype":")", type,
-                                            R"(","shape":[2],"data_offsets":[0,2]}})");
+    const std::string header =
+        absl::StrCat(R"({"w":{"dtype":")", type, R"(","shape":[2],"data_offsets":[0,2]}})");
     const std::string length = {static_cast<char>(header.size()), 0, 0, 0, 0, 0, 0, 0};
-    const std::string path =
-        folder.Write("model.safetensors", absl::StrCat(length, header, "xx"));
+    const std::string path = folder.Write("model.safetensors", absl::StrCat(length, header, "xx"));
     EXPECT_THAT(OpenWeights(path, spec.model()).status(),
                 IsError(absl::StatusCode::kInvalidArgument,
                         absl::StrCat(path, ": tensor 'w' has type '", type, "'")));
@@ -180,9 +179,9 @@ TEST(OpenWeights, NamesOtherFormats) {
         {"<!DOCTYPE html>", "it is a page of HTML"},
         {"Entry not found", "it is text"}}) {
     const std::string path = folder.Write("model.safetensors", bytes);
-    EXPECT_THAT(OpenWeights(path, spec.model()).status(),
-                IsError(absl::StatusCode::kInvalidArgument,
-                        path + ": is not a safetensors file: " + what));
+    EXPECT_THAT(
+        OpenWeights(path, spec.model()).status(),
+        IsError(absl::StatusCode::kInvalidArgument, path + ": is not a safetensors file: " + what));
   }
   for (const auto& [name, what] :
        {std::pair<std::string, std::string>{"model.pt", "it is a zip archive"},

@@ -186,8 +186,8 @@ TEST_F(DataCheckTest, ImageFolders) {
                        " has none of that name");
   // A class that is missing would change the numbers of those after it.
   std::filesystem::create_symlink("nowhere", folder_ / "train/bee");
-  ExpectOneProblem("data.image_folder.train", "", "cannot tell whether this is a class folder: " +
-                                                      folder_ / "train/bee");
+  ExpectOneProblem("data.image_folder.train", "",
+                   "cannot tell whether this is a class folder: " + folder_ / "train/bee");
   std::filesystem::remove(folder_ / "train/bee");
   make("test2");
   data.set_test(folder_ / "test2");

@@ -124,9 +124,8 @@ absl::StatusOr<ImportedModel> OnFeatures(const std::string& body) {
 // A path may contain any character but zero.
 TEST(ImportTest, RunFileQuotesThePathOfTheWeights) {
   ImportedModel imported;
-  for (const std::string path :
-       {"/my \"data\"/w.safetensors", "/back\\slash/\\n.safetensors", "/new\nline'\t#/w",
-        "/\u00e4\u65e5/w"}) {
+  for (const std::string path : {"/my \"data\"/w.safetensors", "/back\\slash/\\n.safetensors",
+                                 "/new\nline'\t#/w", "/\u00e4\u65e5/w"}) {
     const auto run = ParseRunSpec("run.textproto", RunFileOf(imported, "net", path));
     ASSERT_TRUE(run.ok()) << run.status();
     EXPECT_EQ(run->spec.checkpoint().from(), path);
@@ -259,8 +258,9 @@ std::string AttentionOf(const std::string& mask, int64_t samples = 1) {
          Node("Transpose v4 -> vt", Ints("perm", {0, 2, 1, 3})) + Node("MatMul qt kt -> s") +
          Scalar("scale", 1 / 1.7320508) + Node("Mul s scale -> s1") + mask +
          Node("Softmax s2 -> a") + Node("MatMul a vt -> context") +
-         Node("Transpose context -> ct", Ints("perm", {0, 2, 1, 3})) + Integers("rows", {samples, 4, 6}) +
-         Node("Reshape ct rows -> cr") + Weight("proj.weight", {6, 6}) + Weight("proj.bias", {6}) +
+         Node("Transpose context -> ct", Ints("perm", {0, 2, 1, 3})) +
+         Integers("rows", {samples, 4, 6}) + Node("Reshape ct rows -> cr") +
+         Weight("proj.weight", {6, 6}) + Weight("proj.bias", {6}) +
          Node("MatMul cr proj.weight -> o") + Node("Add o proj.bias -> ob") +
          Weight("head.weight", {6, 9}) + Node("MatMul ob head.weight -> out");
 }
@@ -353,8 +353,7 @@ TEST(ImportTest, MaskOfPaddingIsRecognized) {
   for (const char* compare : {"Greater x zero -> m", "Cast x -> m", "Less zero x -> m"}) {
     EXPECT_EQ(AttentionUnder(axes + Scalar("zero", 0) + Scalar("inf", -INFINITY) +
                              Node(compare, compare[0] == 'C' ? Int("to", kBool) : "") +
-                             Node("Unsqueeze m axes -> u") +
-                             Node("Where u s1 inf -> s2")),
+                             Node("Unsqueeze m axes -> u") + Node("Where u s1 inf -> s2")),
               "heads: 2 padding_token: 0")
         << compare;
   }
@@ -466,8 +465,7 @@ TEST(ImportTest, SeveralOutputsNeedAChoice) {
   const auto scores = Import({1, 2, 8, 8}, body, 1, {.scores = "out"});
   ASSERT_THAT(Operations(scores),
               ElementsAre("convolution", "relu", "global_average_pool", "fully_connected"));
-  EXPECT_THAT(scores->left_out,
-              ElementsAre("1 other output ('f'): the model computes 'out' only"));
+  EXPECT_THAT(scores->left_out, ElementsAre("1 other output ('f'): the model computes 'out' only"));
   // The head is dropped on request, and reported.
   const auto features = Import({1, 2, 8, 8}, body, 1, {.scores = "f"});
   ASSERT_THAT(Operations(features), ElementsAre("convolution", "relu", "global_average_pool"));
@@ -495,21 +493,22 @@ TEST(ImportTest, WhatTheScoresDoNotDependOnIsReported) {
 }
 
 TEST(ImportTest, TensorsThatAreNotTrainedAreReported) {
-  const std::string frozen = "initializer { name: 'temperature' data_type: 1 dims: 1 "
-                             "float_data: 1 }\n";
-  const auto imported =
-      OnFeatures(frozen + Scalar("ratio", 0.5) +
-                 "initializer { name: 'off' data_type: 9 int32_data: 0 }\n" +
-                 Node("Mul f temperature -> m") + Node("Dropout m ratio off -> y"));
+  const std::string frozen =
+      "initializer { name: 'temperature' data_type: 1 dims: 1 "
+      "float_data: 1 }\n";
+  const auto imported = OnFeatures(
+      frozen + Scalar("ratio", 0.5) + "initializer { name: 'off' data_type: 9 int32_data: 0 }\n" +
+      Node("Mul f temperature -> m") + Node("Dropout m ratio off -> y"));
   ASSERT_TRUE(imported.ok()) << imported.status();
   EXPECT_THAT(imported->left_out,
               ElementsAre("2 tensors ('temperature' and 'ratio'): the graph uses them as fixed "
                           "numbers, which are not trained",
                           "1 Dropout operator ('y_node'): the graph was exported with them "
                           "inactive, so the model has none"));
-  const auto part = Import({1, 4}, AttentionOf(Node("Identity s1 -> s2")) + Weight("types", {2, 9}) +
-                                       Integers("zero", {0}) + Node("Gather types zero -> t") +
-                                       Node("Add out t -> sum") + OutputNamed("sum"),
+  const auto part = Import({1, 4},
+                           AttentionOf(Node("Identity s1 -> s2")) + Weight("types", {2, 9}) +
+                               Integers("zero", {0}) + Node("Gather types zero -> t") +
+                               Node("Add out t -> sum") + OutputNamed("sum"),
                            kInt64, {.scores = "sum"});
   ASSERT_TRUE(part.ok()) << part.status();
   EXPECT_THAT(part->left_out, testing::Contains("tensor 'types': the model has 9 of its 18 "
@@ -528,23 +527,22 @@ TEST(ImportTest, GraphsThatAreNotGraphs) {
   EXPECT_THAT(ErrorOf(Import({1, 2, 8, 8}, Pooled(ConvNode() + Node("Relu missing -> r")))),
               HasSubstr("operator Relu of node 'r_node': its input 'missing' is neither an input "
                         "or an initializer of the graph nor the result of a node"));
-  EXPECT_THAT(ErrorOf(Import({1, 2, 8, 8},
-                             Pooled(ConvNode() + Node("Add c b -> a") + Node("Relu a -> b") +
-                                    Node("Relu b -> r")))),
+  EXPECT_THAT(ErrorOf(Import({1, 2, 8, 8}, Pooled(ConvNode() + Node("Add c b -> a") +
+                                                  Node("Relu a -> b") + Node("Relu b -> r")))),
               AllOf(HasSubstr("a cycle of 2 nodes"), HasSubstr("'a_node'"), HasSubstr("'b_node'")));
-  EXPECT_THAT(ErrorOf(Import({1, 2, 8, 8}, Pooled(ConvNode() + Node("Relu c -> r") +
-                                                  Node("Tanh c -> r")))),
-              HasSubstr("value 'r' is computed by operator Tanh of node 'r_node' and by operator "
-                        "Relu of node 'r_node'"));
+  EXPECT_THAT(
+      ErrorOf(Import({1, 2, 8, 8}, Pooled(ConvNode() + Node("Relu c -> r") + Node("Tanh c -> r")))),
+      HasSubstr("value 'r' is computed by operator Tanh of node 'r_node' and by operator "
+                "Relu of node 'r_node'"));
   EXPECT_THAT(ErrorOf(Import({1, 2, 8, 8}, Pooled(ConvNode() + Node("Relu c -> r") +
                                                   Weight("conv.weight", {3, 2, 3, 3})))),
               HasSubstr("two initializers 'conv.weight'"));
-  EXPECT_THAT(ErrorOf(Import({1, 2, 8, 8}, Pooled(ConvNode() + Scalar("half", 0.5) +
-                                                  Node("Dropout c half -> d mask") +
-                                                  Node("Cast mask -> m", Int("to", 1)) +
-                                                  Node("Mul c m -> r")))),
-              HasSubstr("operator Cast of node 'm_node': its input 'mask' is output 1 of operator "
-                        "Dropout of node 'mask_node', which is not supported"));
+  EXPECT_THAT(
+      ErrorOf(Import({1, 2, 8, 8},
+                     Pooled(ConvNode() + Scalar("half", 0.5) + Node("Dropout c half -> d mask") +
+                            Node("Cast mask -> m", Int("to", 1)) + Node("Mul c m -> r")))),
+      HasSubstr("operator Cast of node 'm_node': its input 'mask' is output 1 of operator "
+                "Dropout of node 'mask_node', which is not supported"));
   EXPECT_THAT(ErrorOf(Import({1, 2, 8, 8}, Weight("w", {3}) + Node("Identity w -> out"))),
               HasSubstr("output 'out' does not depend on an input of the graph"));
   EXPECT_THAT(ErrorOf(Import({1, 2, 8, 8}, ConvNode() + Node("Relu c -> out"))),
@@ -557,31 +555,31 @@ TEST(ImportTest, BatchOfMinusOneIsVariable) {
   EXPECT_THAT(Operations(imported),
               ElementsAre("convolution", "relu", "global_average_pool", "fully_connected"));
   // Shapes of one sample may be constants in such a graph.
-  EXPECT_THAT(Operations(Import({-1, 2, 1, 1}, Integers("flat", {1, 2}) +
-                                                   Node("Reshape x flat -> f") +
-                                                   Weight("w", {3, 2}) +
-                                                   Node("Gemm f w -> out", Int("transB", 1)))),
-              ElementsAre("flatten", "fully_connected"));
-  EXPECT_THAT(ErrorOf(Import({-1, 2, 1, 1}, Integers("flat", {3, 2}) +
-                                                Node("Reshape x flat -> out"))),
-              AllOf(HasSubstr("[2, 2, 1, 1] cannot become [3, 2]"),
-                    HasSubstr("the number of samples is variable in the file, and 2")));
+  EXPECT_THAT(
+      Operations(Import({-1, 2, 1, 1}, Integers("flat", {1, 2}) + Node("Reshape x flat -> f") +
+                                           Weight("w", {3, 2}) +
+                                           Node("Gemm f w -> out", Int("transB", 1)))),
+      ElementsAre("flatten", "fully_connected"));
+  EXPECT_THAT(
+      ErrorOf(Import({-1, 2, 1, 1}, Integers("flat", {3, 2}) + Node("Reshape x flat -> out"))),
+      AllOf(HasSubstr("[2, 2, 1, 1] cannot become [3, 2]"),
+            HasSubstr("the number of samples is variable in the file, and 2")));
   EXPECT_THAT(ErrorOf(Import({-1, 2, -1, 8}, Pooled(ConvNode() + Node("Relu c -> r")))),
               HasSubstr("input 'x': has the extents [-1, 2, -1, 8]; it must have"));
 }
 
 TEST(ImportTest, AutomaticPaddingThatIsSymmetric) {
   for (const char* automatic : {"SAME_UPPER", "SAME_LOWER"}) {
-    const auto same = Import({1, 2, 8, 8}, Pooled(ConvNode(Text("auto_pad", automatic)) +
-                                                  Node("MaxPool c -> r",
-                                                       Ints("kernel_shape", {3, 3}) +
-                                                           Text("auto_pad", automatic))));
+    const auto same = Import(
+        {1, 2, 8, 8},
+        Pooled(ConvNode(Text("auto_pad", automatic)) +
+               Node("MaxPool c -> r", Ints("kernel_shape", {3, 3}) + Text("auto_pad", automatic))));
     ASSERT_TRUE(same.ok()) << same.status();
     EXPECT_EQ(same->model.layer(0).convolution().padding(), 1);
     EXPECT_EQ(same->model.layer(1).max_pool().padding(), 1);
   }
-  const auto valid = Import({1, 2, 8, 8}, Pooled(ConvNode(Text("auto_pad", "VALID")) +
-                                                 Node("Relu c -> r")));
+  const auto valid =
+      Import({1, 2, 8, 8}, Pooled(ConvNode(Text("auto_pad", "VALID")) + Node("Relu c -> r")));
   ASSERT_TRUE(valid.ok()) << valid.status();
   EXPECT_EQ(valid->model.layer(0).convolution().padding(), 0);
   // A stride of 2 pads 7 rows by one at either side, and 8 by one below alone.
@@ -592,13 +590,12 @@ TEST(ImportTest, AutomaticPaddingThatIsSymmetric) {
   EXPECT_THAT(ErrorOf(Import({1, 2, 8, 8}, Pooled(strided + Node("Relu c -> r")))),
               HasSubstr("operator Conv of node 'c_node': its attribute auto_pad is 'SAME_UPPER', "
                         "which adds 1 row and 1 column to its input of 8 x 8"));
-  EXPECT_THAT(ErrorOf(Import({1, 2, 8, 8}, Pooled(ConvNode(Ints("pads", {0, 0, 1, 1})) +
-                                                  Node("Relu c -> r")))),
-              HasSubstr("its attribute pads is [0, 0, 1, 1] (top, left, bottom, right)"));
   EXPECT_THAT(ErrorOf(Import({1, 2, 8, 8},
-                             Pooled(ConvNode(Ints("pads", {1, 1, 1, 1}) +
-                                             Text("auto_pad", "SAME_UPPER")) +
-                                    Node("Relu c -> r")))),
+                             Pooled(ConvNode(Ints("pads", {0, 0, 1, 1})) + Node("Relu c -> r")))),
+              HasSubstr("its attribute pads is [0, 0, 1, 1] (top, left, bottom, right)"));
+  EXPECT_THAT(ErrorOf(Import({1, 2, 8, 8}, Pooled(ConvNode(Ints("pads", {1, 1, 1, 1}) +
+                                                           Text("auto_pad", "SAME_UPPER")) +
+                                                  Node("Relu c -> r")))),
               HasSubstr("auto_pad is 'SAME_UPPER', but its attribute pads is [1, 1, 1, 1]"));
 }
 
@@ -611,8 +608,8 @@ TEST(ImportTest, BiasOfAConvolutionMayBeAdded) {
   for (const std::vector<int64_t>& dims :
        {std::vector<int64_t>{1, 3, 1, 1}, std::vector<int64_t>{3, 1, 1}}) {
     for (const char* sum : {"Add c b -> a", "Add b c -> a", "Sum c b -> a"}) {
-      const auto added = Import({1, 2, 8, 8}, Pooled(ConvNode() + Weight("b", dims) + Node(sum) +
-                                                     Node("Relu a -> r")));
+      const auto added = Import(
+          {1, 2, 8, 8}, Pooled(ConvNode() + Weight("b", dims) + Node(sum) + Node("Relu a -> r")));
       ASSERT_TRUE(added.ok()) << sum << ": " << added.status();
       EXPECT_EQ(added->model.layer(0).SerializeAsString(),
                 with_bias->model.layer(0).SerializeAsString());
@@ -620,10 +617,10 @@ TEST(ImportTest, BiasOfAConvolutionMayBeAdded) {
     }
   }
   // Of one channel, which is a number like that of an activation.
-  const auto one = Import({1, 2, 8, 8}, Weight("conv.weight", {1, 2, 3, 3}) +
-                                            Weight("b", {1, 1, 1, 1}) +
-                                            Node("Conv x conv.weight -> c") + Node("Add c b -> a") +
-                                            Node("Relu a -> r") + Node("Flatten r -> out"));
+  const auto one =
+      Import({1, 2, 8, 8}, Weight("conv.weight", {1, 2, 3, 3}) + Weight("b", {1, 1, 1, 1}) +
+                               Node("Conv x conv.weight -> c") + Node("Add c b -> a") +
+                               Node("Relu a -> r") + Node("Flatten r -> out"));
   ASSERT_THAT(Operations(one), ElementsAre("convolution", "relu", "flatten"));
   EXPECT_FALSE(one->model.layer(0).convolution().no_bias());
   EXPECT_THAT(one->weights[1].values, ElementsAre(1));
@@ -647,17 +644,19 @@ TEST(ImportTest, WhatCannotBeABiasIsNamed) {
               HasSubstr("operator Mul of node 'a_node': it multiplies [1, 3, 8, 8] by tensor "
                         "'b' with the extents [1, 3, 1, 1]"));
   // The bias of a Gemm that is not a tensor of the file.
-  EXPECT_THAT(ErrorOf(OnFeatures(Weight("w", {4, 4}) + Node("Relu f -> b") +
-                                 Node("Gemm f w b -> y", Int("transB", 1)))),
-              HasSubstr("operator Gemm of node 'y_node': its bias is a function of the input of the graph"));
+  EXPECT_THAT(
+      ErrorOf(OnFeatures(Weight("w", {4, 4}) + Node("Relu f -> b") +
+                         Node("Gemm f w b -> y", Int("transB", 1)))),
+      HasSubstr(
+          "operator Gemm of node 'y_node': its bias is a function of the input of the graph"));
 }
 
 TEST(ImportTest, SumIsAdd) {
   EXPECT_THAT(Operations(OnFeatures(Node("Relu f -> r") + Node("Sum r f -> y"))),
               ElementsAre("relu", "add", "flatten", "fully_connected"));
-  EXPECT_THAT(Operations(OnFeatures(Node("Relu f -> r") + Node("Tanh f -> t") +
-                                    Node("Sum r f t -> y"))),
-              ElementsAre("relu", "add", "tanh", "add", "flatten", "fully_connected"));
+  EXPECT_THAT(
+      Operations(OnFeatures(Node("Relu f -> r") + Node("Tanh f -> t") + Node("Sum r f t -> y"))),
+      ElementsAre("relu", "add", "tanh", "add", "flatten", "fully_connected"));
   EXPECT_THAT(Operations(OnFeatures(Node("Relu f -> r") + Node("Sum r -> y"))),
               ElementsAre("relu", "flatten", "fully_connected"));
   // The largest of one is not the larger of it and 0.
@@ -674,14 +673,12 @@ TEST(ImportTest, UnknownAttributesAreErrors) {
   EXPECT_THAT(ErrorOf(OnFeatures(Node("Swish f -> y", "attribute { name: 'alpha' f: 2 }"))),
               HasSubstr("its attribute alpha is 2; only 1 is supported"));
   EXPECT_THAT(ErrorOf(Import({1, 2, 8, 8},
-                             Pooled(ConvNode(Ints("kernel_shape", {5, 5})) +
-                                    Node("Relu c -> r")))),
+                             Pooled(ConvNode(Ints("kernel_shape", {5, 5})) + Node("Relu c -> r")))),
               HasSubstr("its attribute kernel_shape is [5, 5], but its weight is tensor "
                         "'conv.weight' with the extents [3, 2, 3, 3]"));
   // It only concerns extents of 0, which are otherwise those of the input.
   const auto reshaped = [](std::vector<int64_t> shape) {
-    return OnFeatures(Integers("shape", shape) +
-                      Node("Reshape f shape -> y", Int("allowzero", 1)));
+    return OnFeatures(Integers("shape", shape) + Node("Reshape f shape -> y", Int("allowzero", 1)));
   };
   EXPECT_TRUE(reshaped({-1, 4}).ok());
   EXPECT_THAT(ErrorOf(reshaped({0, 4})), HasSubstr("its attribute allowzero is 1, and its shape"));

@@ -229,13 +229,13 @@ TEST(PlannerTest, MoreRanksThanSamples) {
 TEST(PlannerTest, StatisticsOfARankNeedTwoValues) {
   const auto plan = [](int batch, int micro_batches, int side, int ranks, int space = 1,
                        bool per_rank = true) {
-    v1::RunSpec spec = testing::SpecOf(absl::StrCat(
-        "model { input { channels: 4 height: ", side, " width: ", side,
-        " } layer { name: 'norm' batch_norm { per_rank: ", per_rank ? "true" : "false",
-        " } } layer { name: 'gap' global_average_pool {} }"
-        " layer { name: 'loss' softmax_cross_entropy {} } } batch_per_group: ",
-        batch, " micro_batches: ", micro_batches, " cluster { ranks_per_group: ", ranks,
-        " space_ranks: ", space, " }"));
+    v1::RunSpec spec = testing::SpecOf(
+        absl::StrCat("model { input { channels: 4 height: ", side, " width: ", side,
+                     " } layer { name: 'norm' batch_norm { per_rank: ", per_rank ? "true" : "false",
+                     " } } layer { name: 'gap' global_average_pool {} }"
+                     " layer { name: 'loss' softmax_cross_entropy {} } } batch_per_group: ",
+                     batch, " micro_batches: ", micro_batches,
+                     " cluster { ranks_per_group: ", ranks, " space_ranks: ", space, " }"));
     return MakePlan(spec, ranks).status();
   };
   EXPECT_EQ(plan(8, 1, 1, 4), absl::OkStatus());

@@ -296,8 +296,7 @@ TEST_F(TarShardsTest, SamplesAreNeverLeftOutSilently) {
   const auto expect_bad = [this](TarBuilder& tar, const std::string& what) {
     folder_.Write("train-09.tar", tar.Bytes());
     spec_.mutable_data()->set_corrupt_samples_allowed(0);
-    EXPECT_THAT(OpenDataset(spec_, Split::kTrain),
-                IsError(kDataLoss, "train-09.tar: a: " + what));
+    EXPECT_THAT(OpenDataset(spec_, Split::kTrain), IsError(kDataLoss, "train-09.tar: a: " + what));
     spec_.mutable_data()->set_corrupt_samples_allowed(1);
     const auto train = OpenDataset(spec_, Split::kTrain);
     ASSERT_TRUE(train.ok()) << train.status();

@@ -198,8 +198,8 @@ TEST_P(JpegPartsTest, EqualTheWholeImageAtItsLimits) {
               ASSERT_EQ(reader.Decode(channels, eighths, image, &part), absl::OkStatus());
               EXPECT_EQ(PixelsThatDiffer(image, *whole, part, eighths), 0)
                   << size.height << " x " << size.width << ", " << eighths << "/8, " << channels
-                  << " channels, rows " << top << " + " << height << ", columns "
-                  << spans[s].first << " + " << spans[s].second;
+                  << " channels, rows " << top << " + " << height << ", columns " << spans[s].first
+                  << " + " << spans[s].second;
             }
           }
         }
@@ -208,25 +208,20 @@ TEST_P(JpegPartsTest, EqualTheWholeImageAtItsLimits) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, JpegPartsTest,
-                         ::testing::Values(Sampling{"S444", {1, 1, 1, 1}},
-                                           Sampling{"S422", {2, 1, 1, 1}},
-                                           Sampling{"S440", {1, 2, 1, 1}},
-                                           Sampling{"S420", {2, 2, 1, 1}},
-                                           Sampling{"S411", {4, 1, 1, 1}},
-                                           Sampling{"S441", {1, 4, 1, 1}},
-                                           Sampling{"S410", {4, 2, 1, 1}},
-                                           Sampling{"S2x4", {2, 4, 1, 1}},
-                                           Sampling{"S3x1", {3, 1, 1, 1}},
-                                           Sampling{"S1x3", {1, 3, 1, 1}},
-                                           Sampling{"S2x3", {2, 3, 1, 1}},
-                                           Sampling{"ColorWider", {1, 1, 2, 1}},
-                                           Sampling{"ColorHigher", {1, 1, 1, 2}},
-                                           Sampling{"BrightnessWiderColorHigher", {2, 1, 1, 2}},
-                                           Sampling{"S420AsMultiples", {2, 2, 2, 1}},
-                                           Sampling{"S422AsMultiples", {2, 2, 1, 2}},
-                                           Sampling{"ColorFiner", {1, 1, 2, 2}}),
-                         [](const auto& info) { return std::string(info.param.name); });
+INSTANTIATE_TEST_SUITE_P(
+    All, JpegPartsTest,
+    ::testing::Values(Sampling{"S444", {1, 1, 1, 1}}, Sampling{"S422", {2, 1, 1, 1}},
+                      Sampling{"S440", {1, 2, 1, 1}}, Sampling{"S420", {2, 2, 1, 1}},
+                      Sampling{"S411", {4, 1, 1, 1}}, Sampling{"S441", {1, 4, 1, 1}},
+                      Sampling{"S410", {4, 2, 1, 1}}, Sampling{"S2x4", {2, 4, 1, 1}},
+                      Sampling{"S3x1", {3, 1, 1, 1}}, Sampling{"S1x3", {1, 3, 1, 1}},
+                      Sampling{"S2x3", {2, 3, 1, 1}}, Sampling{"ColorWider", {1, 1, 2, 1}},
+                      Sampling{"ColorHigher", {1, 1, 1, 2}},
+                      Sampling{"BrightnessWiderColorHigher", {2, 1, 1, 2}},
+                      Sampling{"S420AsMultiples", {2, 2, 2, 1}},
+                      Sampling{"S422AsMultiples", {2, 2, 1, 2}},
+                      Sampling{"ColorFiner", {1, 1, 2, 2}}),
+    [](const auto& info) { return std::string(info.param.name); });
 
 // Damage below a part is not read.
 TEST(JpegTest, DamageOfAPartIsDataLoss) {

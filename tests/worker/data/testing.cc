@@ -135,8 +135,8 @@ std::string JpegBytes(const ImageView& image, const JpegOptions& options) {
   jpeg_set_quality(&info, options.quality, TRUE);
   for (int c = 0; c < info.num_components; ++c) {
     const int factor = options.subsampled && c == 0 ? 2 : 1;
-    const auto sampling = options.sampling[0] > 0 ? options.sampling
-                                                  : std::array<int, 4>{factor, factor, 1, 1};
+    const auto sampling =
+        options.sampling[0] > 0 ? options.sampling : std::array<int, 4>{factor, factor, 1, 1};
     info.comp_info[c].h_samp_factor = sampling[c == 0 ? 0 : 2];
     info.comp_info[c].v_samp_factor = sampling[c == 0 ? 1 : 3];
   }

@@ -64,8 +64,10 @@ TEST_F(TokenFilesTest, RefusesFilesOfOtherFormats) {
     Train(first + std::string(101 - first.size() % 2, '\1'));
     for (const uint32_t width : {1, 2, 4}) {
       data().set_bytes_per_token(width);
-      EXPECT_THAT(Open(), IsError(kInvalidArgument, "train.bin: is not a file of tokens, which has "
-                                                    "no header: " + what));
+      EXPECT_THAT(Open(), IsError(kInvalidArgument,
+                                  "train.bin: is not a file of tokens, which has "
+                                  "no header: " +
+                                      what));
     }
   }
   // Tokens of bytes may be text, and two bytes may be any token.

@@ -337,9 +337,8 @@ TEST(Trainer, ReportsEachCheckpoint) {
 TEST(Trainer, GroupThatIsFormedAtTheEndWritesTheLastCheckpoint) {
   const TemporaryFolder folder;
   DigestAfter(AssignmentOf(WithCheckpoints(Spec(), folder.path() + "/first")), 12);
-  const v1::Assignment assignment =
-      AssignmentOf(ResumingFrom(WithCheckpoints(Spec(), folder.path() + "/second"),
-                                folder.path() + "/first/step-12", 12));
+  const v1::Assignment assignment = AssignmentOf(ResumingFrom(
+      WithCheckpoints(Spec(), folder.path() + "/second"), folder.path() + "/first/step-12", 12));
   for (const bool saved : {false, true}) {
     RecordingControl control;
     control.start = StartOf(0);
