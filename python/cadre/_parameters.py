@@ -168,7 +168,8 @@ class Parameter:
             local.view(-1)
             if plain
             else torch.empty(
-                local.numel(), dtype=torch.float32, pin_memory=local.device.type == "cuda"
+                local.numel(), dtype=torch.float32, device="cpu",
+                pin_memory=local.device.type == "cuda",
             )
         )
         trained = role is Role.TRAINED

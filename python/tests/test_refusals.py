@@ -228,6 +228,26 @@ def test_complex_parameters_share_their_memory() -> None:
     assert model.phase[0, 0].item() == 2 + 3j and model.wide[0].item() == 4 + 5j
 
 
+def test_defaults_of_pytorch_do_not_matter(cluster: Cluster) -> None:
+    model = torch.nn.Linear(2, 1).double()
+    optimizer = sgd(model)
+    with torch.device("meta"):
+        group = attach(cluster, model, optimizer)
+    torch.set_default_dtype(torch.float16)
+    try:
+        for _ in group:
+            with torch.device("cpu"):
+                model(torch.ones(1, 2, dtype=torch.float64)).sum().backward()
+            with torch.device("meta"):
+                optimizer.step()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    run = cluster.client.status()["runs"][0]
+    assert run["state"] == "RUN_STATE_DONE"
+    pulled = cluster.client.pull(run["run"])
+    assert pulled["weight"][0].tolist() == pytest.approx(model.weight[0].tolist(), rel=1e-6)
+
+
 class Adapted(torch.nn.Module):
     """A part of a mixture of experts: many frozen matrices, and tensors without elements."""
 
