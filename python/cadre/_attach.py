@@ -19,6 +19,7 @@ import torch
 
 from cadre import _forks, _library
 from cadre._parameters import (
+    Constants,
     Found,
     Parameter,
     Role,
@@ -149,7 +150,8 @@ class Group:
         # Its loop is `for step in group`, which ends by itself.
         self._iterates = False
         self._rank, self._ranks = _ranks()
-        found = parameters_of(model)
+        self._constants = Constants(model)
+        found = parameters_of(model, self._constants)
         if not any(one.role is Role.TRAINED for one in found):
             raise CadreError("the model has no parameters that require gradients")
         digests = {one.name: digest_of(one.tensor) for one in found if one.role is Role.FROZEN}
@@ -372,7 +374,8 @@ class Group:
 
     def _check_unchanged(self) -> None:
         """Raises CadreError if the model has other parameters than when it was attached."""
-        found = parameters_of(self._model)
+        self._constants.check_unchanged(self._model)
+        found = parameters_of(self._model, self._constants)
         now = {one.name: one.tensor for one in found if one.role is not Role.FROZEN}
         for parameter in self._parameters:
             tensor = now.pop(parameter.name, None)

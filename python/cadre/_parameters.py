@@ -6,7 +6,7 @@ import enum
 import hashlib
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -100,6 +100,8 @@ def parts_of(name: str, tensor: Any) -> list[tuple[int, int]]:
 def digest_of(tensor: Any) -> str:
     """A digest of all values of a frozen parameter. A collective for a DTensor."""
     whole = tensor.full_tensor() if is_dtensor(tensor) else tensor
+    if whole.layout is not torch.strided:
+        whole = whole.to_dense()
     values = whole.detach().cpu().contiguous().flatten().view(torch.uint8)
     return hashlib.blake2b(values.numpy(), digest_size=8).hexdigest()
 
@@ -176,7 +178,60 @@ class Parameter:
         return Parameter(name, tensor, trained, tuple(tensor.shape), tensor.dtype, memory)
 
 
-def parameters_of(model: torch.nn.Module) -> list[Found]:
+def _is_exchangeable(buffer: torch.Tensor) -> bool:
+    """Whether fp32 can represent an average of the buffer, and the buffer can receive it."""
+    if is_dtensor(buffer):
+        return True
+    if buffer.layout is not torch.strided:
+        return False
+    expanded = any(size > 1 and stride == 0 for size, stride in zip(buffer.shape, buffer.stride()))
+    return not expanded and bool(torch.isfinite(buffer.detach().float()).all())
+
+
+class Constants:
+    """The floating-point buffers of a model that are not exchanged, such as masks of -inf.
+
+    A run treats them like frozen parameters, and they must not change while the model is attached.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._buffers = {
+            name: (buffer, buffer._version, digest_of(buffer))
+            for name, buffer in _buffers_of(model)
+            if not _is_exchangeable(buffer)
+        }
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._buffers
+
+    def check_unchanged(self, model: torch.nn.Module) -> None:
+        """Raises CadreError if one of them has changed."""
+        for name, buffer in _buffers_of(model):
+            if name not in self:
+                continue
+            before, version, digest = self._buffers[name]
+            if buffer is before and buffer._version == version:
+                continue
+            if digest_of(buffer) != digest:
+                raise CadreError(
+                    f"buffer '{name}' is not exchanged, because it was not finite, was expanded, or was "
+                    "not dense when the model was attached, and it has changed since"
+                )
+            self._buffers[name] = (buffer, buffer._version, digest)
+
+
+def _buffers_of(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """The floating-point buffers of the state that have elements."""
+    plain_name = plain_names(model)
+    persistent = model.state_dict(keep_vars=True).keys()
+    return [
+        (plain_name(name), buffer)
+        for name, buffer in model.named_buffers()
+        if name in persistent and buffer.is_floating_point() and buffer.numel() > 0
+    ]
+
+
+def parameters_of(model: torch.nn.Module, constants: Container[str] = ()) -> list[Found]:
     """Parameters and the floating-point buffers of the state, in the model's order.
 
     Those without elements are left out, because they have nothing to exchange.
@@ -189,10 +244,8 @@ def parameters_of(model: torch.nn.Module) -> list[Found]:
         for name, parameter in model.named_parameters()
         if parameter.numel() > 0
     ]
-    persistent = model.state_dict(keep_vars=True).keys()
-    for name, buffer in model.named_buffers():
-        if name in persistent and buffer.is_floating_point() and buffer.numel() > 0:
-            found.append(Found(plain_name(name), buffer, Role.STATISTIC))
+    for name, buffer in _buffers_of(model):
+        found.append(Found(name, buffer, Role.FROZEN if name in constants else Role.STATISTIC))
     return found
 
 

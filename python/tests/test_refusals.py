@@ -228,6 +228,55 @@ def test_complex_parameters_share_their_memory() -> None:
     assert model.phase[0, 0].item() == 2 + 3j and model.wide[0].item() == 4 + 5j
 
 
+class Masked(torch.nn.Module):
+    """With buffers that no average can change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = torch.nn.Linear(2, 1)
+        self.register_buffer("mask", torch.full((3, 3), float("-inf")).triu(1))
+        self.register_buffer("wide", torch.full((2,), 1e300, dtype=torch.float64))
+        self.register_buffer("expanded", torch.ones(1).expand(4))
+        self.register_buffer("sparse", torch.eye(3).to_sparse())
+        self.register_buffer("mean", torch.zeros(1))
+
+    def forward(self, inputs: Any) -> Any:
+        return self.head(inputs)
+
+
+def test_constant_buffers_are_not_exchanged(cluster: Cluster) -> None:
+    model = Masked()
+    optimizer = sgd(model)
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    for _ in attach(cluster, model, optimizer):
+        step(model, optimizer)
+    run = cluster.client.status()["runs"][0]
+    assert run["state"] == "RUN_STATE_DONE"
+    assert sorted(cluster.client.pull(run["run"])) == ["head.bias", "head.weight", "mean"]
+    for name, buffer in model.named_buffers():
+        assert torch.equal(buffer.to_dense(), before[name].to_dense()), name
+
+
+def test_constant_buffer_that_changes_is_refused(cluster: Cluster) -> None:
+    model = Masked()
+    optimizer = sgd(model)
+    with pytest.raises(cadre.CadreError, match="buffer 'mask' is not exchanged"):
+        for at in attach(cluster, model, optimizer):
+            step(model, optimizer)
+            if at == 5:
+                model.mask.mul_(2)
+                model.mask[0, 0] = 1
+
+
+def test_parameter_that_is_not_finite_is_named(cluster: Cluster) -> None:
+    model = torch.nn.Linear(2, 1)
+    optimizer = sgd(model)
+    model.weight.data[0, 1] = float("nan")
+    with pytest.raises(cadre.CadreError, match="before the first step: element 1 of parameter 'weight' is nan"):
+        for _ in attach(cluster, model, optimizer):
+            step(model, optimizer)
+
+
 def test_defaults_of_pytorch_do_not_matter(cluster: Cluster) -> None:
     model = torch.nn.Linear(2, 1).double()
     optimizer = sgd(model)

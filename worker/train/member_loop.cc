@@ -337,7 +337,7 @@ class MemberLoop {
     CADRE_RETURN_IF_ERROR(model_.AwaitOperations());
     // Non-finite weights must not be averaged.
     if (stage.samples > 0)
-      CADRE_RETURN_IF_ERROR(AtStep(step_ - 1, protocol_.version(), model_.CheckWeights()));
+      CADRE_RETURN_IF_ERROR(AfterSteps(step_, protocol_.version(), model_.CheckWeights()));
     if (exchange_->has_shards()) {
       const bool coder_codes = coder_ != nullptr && !stage.initial;
       if (!coder_codes) {

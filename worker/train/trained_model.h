@@ -48,6 +48,12 @@ inline absl::Status AtStep(uint32_t step, uint32_t version, const absl::Status& 
       absl::StrCat("step ", step, ": ", status.message(), "; version ", version, " is kept"));
 }
 
+// The same for an error of the values that `steps` steps have made.
+inline absl::Status AfterSteps(uint32_t steps, uint32_t version, const absl::Status& status) {
+  if (steps > 0 || !absl::IsOutOfRange(status)) return AtStep(steps - 1, version, status);
+  return absl::OutOfRangeError(absl::StrCat("before the first step: ", status.message()));
+}
+
 class TrainedModel {
  public:
   // Sets `warning` if states are left out.

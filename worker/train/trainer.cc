@@ -215,7 +215,7 @@ class NativeModel final : public TrainedModel {
 
   absl::Status Save(const AveragingSource& averaging) {
     progress_.Enter(v1::ACTIVITY_SAVING);
-    CADRE_RETURN_IF_ERROR(AtStep(step_ - 1, protocol_->version(), replica_->CheckWeights()));
+    CADRE_RETURN_IF_ERROR(AfterSteps(step_, protocol_->version(), replica_->CheckWeights()));
     std::string warning;
     CADRE_ASSIGN_OR_RETURN(std::vector<AveragingState> states, averaging(&warning));
     return checkpoints_->Save(
