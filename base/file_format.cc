@@ -43,6 +43,7 @@ constexpr Prefix kPrefixes[] = {
     {Bytes("\x89HDF\r\n\x1a\n"), {"an HDF5 file, as Keras writes", ""}},
     {Bytes("\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9"),
      {"a pickle, as old versions of torch.save write", ""}},
+    {Bytes("MMIDIDX\0\0"), {"the index of a data set of Megatron", ""}},
     {Bytes("GGUF"), {"a GGUF file", ""}},
     {Bytes("PAR1"), {"a Parquet file", ""}},
     {Bytes("ARROW1\0\0"), {"an Arrow file", ""}},
@@ -66,11 +67,11 @@ constexpr FileFormat kPickle{"a pickle, as Python writes", ""};
 constexpr FileFormat kWebp{"a WebP image", ""};
 constexpr FileFormat kIdx{kIdxFormat, "", false};
 constexpr FileFormat kOnnx{kOnnxFormat, "", false};
-constexpr FileFormat kHtml{"a page of HTML, perhaps the error of a download", "", false};
-constexpr FileFormat kXml{"an XML document, perhaps the error of a download", "", false};
+constexpr FileFormat kHtml{"a page of HTML, perhaps the error of a download", "", false, true};
+constexpr FileFormat kXml{"an XML document, perhaps the error of a download", "", false, true};
 constexpr FileFormat kBareUtf16{"text in UTF-16", kSaveAsUtf8, false};
-constexpr FileFormat kMarkedUtf8{"text with a byte order mark", kSaveAsUtf8, false};
-constexpr FileFormat kText{kTextFormat, "", false};
+constexpr FileFormat kMarkedUtf8{"text with a byte order mark", kSaveAsUtf8, false, true};
+constexpr FileFormat kText{kTextFormat, "", false, true};
 
 uint8_t At(absl::string_view bytes, size_t i) { return static_cast<uint8_t>(bytes[i]); }
 
@@ -168,6 +169,12 @@ const FileFormat* RecognizeFormat(absl::string_view first) {
   if (IsIdx(first)) return &kIdx;
   if (IsOnnx(first)) return &kOnnx;
   return RecognizeText(first);
+}
+
+const FileFormat* FormatOtherThanNumbers(absl::string_view first, uint64_t bytes_per_number) {
+  const FileFormat* const format = RecognizeFormat(first);
+  if (format == nullptr) return nullptr;
+  return format->certain || (format->text && bytes_per_number > 1) ? format : nullptr;
 }
 
 std::string FormatNote(absl::string_view first, absl::string_view expected) {

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 
 #include "absl/strings/string_view.h"
@@ -33,11 +34,16 @@ struct FileFormat {
   absl::string_view remedy;
   // The bytes identify the format even in a file of plain numbers, such as tokens.
   bool certain = true;
+  // Text without zeros, which files of numbers of several bytes do not look like.
+  bool text = false;
 };
 
 // Null if the format is unknown. `first` are the first bytes of a file; kFormatBytes of them
 // suffice, and fewer are allowed.
 const FileFormat* RecognizeFormat(absl::string_view first);
+
+// The format of a file that cannot have numbers of so many bytes each; null if it may have them.
+const FileFormat* FormatOtherThanNumbers(absl::string_view first, uint64_t bytes_per_number);
 
 // ": it is compressed (gzip); decompress it, for example with 'gzip -d'"; empty if the format is
 // unknown or `expected`, that of the reader.

@@ -392,7 +392,7 @@ class Run {
   bool FailedLastCheckpoint() const;
   // Whether the run is about to end, and nothing was reported of its last checkpoint.
   bool LacksLastCheckpoint() const;
-  // Whether group 0 may still write the last checkpoint.
+  // Whether group 0, or a group 0 of idle workers, may still write the last checkpoint.
   bool AwaitsCheckpoint() const;
   // Why the checkpoint of the newest step is missing; empty if it is not.
   std::string MissingCheckpoint() const;

@@ -4,6 +4,7 @@
 // for in any other. So the end of the run waits for it while group 0 can still write it, and a run
 // that ends without it says so in its reason, in an event and in its status (last_missing), from
 // which the command line takes its exit code.
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "coordinator/evaluation.h"
 #include "coordinator/run.h"
@@ -58,7 +59,12 @@ bool Run::LacksLastCheckpoint() const {
 
 bool Run::AwaitsCheckpoint() const {
   const Slot& slot = slots_[0];
-  return LacksLastCheckpoint() && !slot.waiting() && !HasOwnLoop(slot);
+  if (!LacksLastCheckpoint()) return false;
+  if (!slot.waiting()) return !HasOwnLoop(slot);
+  const auto& idle = cluster_.members().idle();
+  return absl::c_any_of(GroupByDevice({idle.begin(), idle.end()}), [this](const auto& workers) {
+    return workers.size() >= RanksPerGroup(spec());
+  });
 }
 
 std::string Run::MissingCheckpoint() const {

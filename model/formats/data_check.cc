@@ -176,14 +176,14 @@ class DataChecker : private ProblemCollector {
     if (pattern.empty() || !names.ok()) return;
     for (int64_t i = 0; i < names->size(); ++i) {
       const std::string path = (*names)[i];
-      if (HasFormatOf(field, path, kTarFormat)) UnitsOf(field, path, kTarBlock, "blocks");
+      if (HasFormatOf(field, path, kTarFormat)) UnitsOf(field, path, kTarBlock, "blocks", kTarFormat);
     }
   }
 
   void CheckTokens(const std::string& field, const std::string& path, const v1::TokenFiles& data) {
     if (path.empty()) return;
-    if (!HasFormatOf(field, path, "a file of tokens")) return;
     const uint64_t bytes = data.bytes_per_token() == 0 ? 2 : data.bytes_per_token();
+    if (!HasFormatOf(field, path, "a file of tokens", bytes)) return;
     const std::optional<uint64_t> tokens = UnitsOf(field, path, bytes, "tokens");
     if (!tokens || graph_ == nullptr || !graph_->takes_tokens()) return;
     // The label of the last token is the token after the sample.
@@ -194,10 +194,12 @@ class DataChecker : private ProblemCollector {
 
   // Adds a problem if the file certainly has another format. Those that cannot be opened are
   // reported by UnitsOf.
-  bool HasFormatOf(const std::string& field, const std::string& path, absl::string_view expected) {
+  bool HasFormatOf(const std::string& field, const std::string& path, absl::string_view expected,
+                   uint64_t bytes_per_number = 1) {
     const absl::StatusOr<std::string> first = ReadBeginning(path, kFormatBytes);
-    const FileFormat* format = first.ok() ? RecognizeFormat(*first) : nullptr;
-    if (format == nullptr || !format->certain || format->name == expected) return true;
+    const FileFormat* format =
+        first.ok() ? FormatOtherThanNumbers(*first, bytes_per_number) : nullptr;
+    if (format == nullptr || format->name == expected) return true;
     AddOfFile(field, path, "is not ", expected, FormatNote(*first));
     return false;
   }
@@ -206,7 +208,7 @@ class DataChecker : private ProblemCollector {
   // problem and returns nullopt. Reads at most the beginning of the file, so the check is cheap
   // even for terabytes.
   std::optional<uint64_t> UnitsOf(const std::string& field, const std::string& path, uint64_t unit,
-                                  absl::string_view unit_name) {
+                                  absl::string_view unit_name, absl::string_view expected = "") {
     std::error_code error;
     const bool is_file = fs::is_regular_file(path, error);
     if (!error && !is_file) {
@@ -221,7 +223,7 @@ class DataChecker : private ProblemCollector {
     if (bytes == 0 || bytes % unit != 0) {
       AddOfFile(field, path, "has ", bytes, " bytes; it must have a multiple of ", unit,
                 ", one or more ", unit_name,
-                FormatNote(ReadBeginning(path, kFormatBytes).value_or("")));
+                FormatNote(ReadBeginning(path, kFormatBytes).value_or(""), expected));
       return std::nullopt;
     }
     return bytes / unit;

@@ -285,9 +285,13 @@ class Group:
         self, kind: type[BaseException] | None, value: BaseException | None, *_: object
     ) -> bool:
         left = kind is not None and issubclass(kind, (RunEnded, Left))
-        reason = (
-            "the program has ended its loop" if kind is None or left else f"{kind.__name__}: {value}"
-        )[:_MAX_REASON]
+        if kind is None or left:
+            reason = "the program has ended its loop"
+        elif issubclass(kind, GeneratorExit):
+            # The generator of `for step in group` was closed, which does not say why.
+            reason = "the program has left its loop by break or by an exception"
+        else:
+            reason = f"{kind.__name__}: {value}"[:_MAX_REASON]
         terminated = self._leaving and kind is not None and issubclass(kind, Left)
         self.close(reason)
         if terminated:

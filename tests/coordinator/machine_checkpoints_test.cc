@@ -107,6 +107,18 @@ TEST_F(MachineCheckpointsTest, AnotherWorkerWritesTheLastCheckpoint) {
   EXPECT_FALSE(cluster_.RunStatus(run).checkpoint().last_missing());
 }
 
+// The other group has evaluated, so the run ends without group 0 if no worker can replace it.
+TEST_F(MachineCheckpointsTest, AnotherWorkerWritesTheLastCheckpointBesideGroups) {
+  const std::string run = TrainToTheEnd(2, 1);
+  const FakeWorker& third = cluster_.AddWorker("third");
+  cluster_.Kill(cluster_.Lead(run, 0));
+  ASSERT_TRUE(cluster_.RunUntil([&] { return third.start.has_value(); }));
+  EXPECT_EQ(cluster_.RunStatus(run).state(), v1::RUN_STATE_FINISHING);
+  Report(run, 20);
+  EXPECT_EQ(cluster_.RunStatus(run).state(), v1::RUN_STATE_DONE);
+  EXPECT_FALSE(cluster_.RunStatus(run).checkpoint().last_missing());
+}
+
 TEST_F(MachineCheckpointsTest, RunEndsWithoutGroupZero) {
   const std::string run = TrainToTheEnd(2, 2);
   cluster_.Kill(cluster_.Lead(run, 0));

@@ -17,12 +17,12 @@ namespace {
 constexpr int64_t kDefaultTokenBytes = 2;
 
 // Any bytes are tokens, so files of other formats would be read without an error.
-absl::Status CheckFormat(const ByteSource& file) {
+absl::Status CheckFormat(const ByteSource& file, int64_t token_bytes) {
   CADRE_ASSIGN_OR_RETURN(
       const std::string first,
       file.ReadText({0, std::min<int64_t>(file.size(), static_cast<int64_t>(kFormatBytes))}));
-  const FileFormat* format = RecognizeFormat(first);
-  if (format == nullptr || !format->certain) return absl::OkStatus();
+  const FileFormat* format = FormatOtherThanNumbers(first, static_cast<uint64_t>(token_bytes));
+  if (format == nullptr) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
       file.name(), ": is not a file of tokens, which has no header", FormatNote(first)));
 }
@@ -69,7 +69,7 @@ absl::StatusOr<std::unique_ptr<Dataset>> OpenTokenFiles(const v1::TokenFiles& da
   }
   const std::string& path = split == Split::kTrain ? data.train() : data.test();
   CADRE_ASSIGN_OR_RETURN(std::unique_ptr<ByteSource> file, OpenByteSource(path, needs.files));
-  CADRE_RETURN_IF_ERROR(CheckFormat(*file));
+  CADRE_RETURN_IF_ERROR(CheckFormat(*file, token_bytes));
   const int64_t bytes = file->size();
   if (bytes % token_bytes != 0) {
     return absl::DataLossError(absl::StrCat(path, ": has ", bytes, " bytes, but tokens have ",

@@ -75,7 +75,8 @@ class NativeModel final : public TrainedModel {
     CADRE_RETURN_IF_ERROR(BlameReplica(failure, MakeReplica()));
     progress_.Advance();
     const absl::Status directory = checkpoints_->CheckDirectory();
-    return absl::IsFailedPrecondition(directory)
+    // It belongs to another run, or is not beneath a root of the worker.
+    return absl::IsFailedPrecondition(directory) || absl::IsPermissionDenied(directory)
                ? failure.Blame(v1::FAILURE_CAUSE_CHECKPOINT, directory)
                : directory;
   }

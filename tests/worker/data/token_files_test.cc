@@ -75,6 +75,10 @@ TEST_F(TokenFilesTest, RefusesFilesOfOtherFormats) {
   Train("<html>text of a byte-level model");
   EXPECT_THAT(Open(), IsOk());
   data().set_bytes_per_token(2);
+  Train("<html>not found</html>");
+  EXPECT_THAT(Open(), IsError(kInvalidArgument, "it is a page of HTML"));
+  Train("{\"text\": \"a line\"}\n");
+  EXPECT_THAT(Open(), IsError(kInvalidArgument, "it is text"));
   Train(TokenBytes({0xfeff, 0xd8ff, 0xe0ff, 1, 2, 3, 4}, 2));
   EXPECT_THAT(Open(), IsOk());
 }
