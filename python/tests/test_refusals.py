@@ -272,7 +272,8 @@ def test_parameter_that_is_not_finite_is_named(cluster: Cluster) -> None:
     model = torch.nn.Linear(2, 1)
     optimizer = sgd(model)
     model.weight.data[0, 1] = float("nan")
-    with pytest.raises(cadre.CadreError, match="before the first step: element 1 of parameter 'weight' is nan"):
+    message = "before the first step: element 1 of parameter 'weight' is nan"
+    with pytest.raises(cadre.CadreError, match=message):
         for _ in attach(cluster, model, optimizer):
             step(model, optimizer)
 

@@ -44,7 +44,7 @@ struct TarMember {
 
   std::string name;
   Kind kind = Kind::kFile;
-  // Of a link; otherwise empty.
+  // The target of a link; otherwise empty.
   std::string target;
   // Offset of its first header; a TarScanner that starts there returns this member first.
   int64_t header = 0;

@@ -616,7 +616,7 @@ TEST(ImportTest, BiasOfAConvolutionMayBeAdded) {
       EXPECT_EQ(added->weights[1].values, with_bias->weights[1].values);
     }
   }
-  // Of one channel, which is a number like that of an activation.
+  // The bias of one channel is a number, like that of an activation.
   const auto one =
       Import({1, 2, 8, 8}, Weight("conv.weight", {1, 2, 3, 3}) + Weight("b", {1, 1, 1, 1}) +
                                Node("Conv x conv.weight -> c") + Node("Add c b -> a") +
