@@ -122,8 +122,8 @@ TEST(SummaryTest, MissingCheckpointIsShownAndIsNoSuccess) {
   checkpoint.set_last_missing(true);
   EXPECT_FALSE(HasSucceeded(summary.run));
   EXPECT_THAT(ToText(summary),
-              ContainsRegex("checkpoints +none; the last one is missing; 2 failures, "
-                            "the newest at step 40: No space left on device\n"));
+              ContainsRegex("checkpoints +none; the last one is missing; 2 failures, the newest "
+                            "at step 40: No space\n +left on device\n"));
   const Json json = ToJson(summary);
   EXPECT_EQ(json["checkpoint"]["last_missing"], true);
   EXPECT_EQ(json["checkpoint"]["error"], "No space left on device");
