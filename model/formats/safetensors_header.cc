@@ -161,9 +161,10 @@ class HeaderEvents {
   std::vector<int64_t> numbers_;
 };
 
-// False if the number of bytes of the tensor overflows.
+// False if the number of bytes of the tensor overflows. An element of an unknown type counts as one
+// byte.
 bool BytesOf(const StoredTensor& tensor, int64_t* bytes) {
-  *bytes = ElementBytes(tensor.type);
+  *bytes = std::max<int64_t>(1, ElementBytes(tensor.type));
   for (const int64_t extent : tensor.shape.dims()) {
     if (__builtin_mul_overflow(*bytes, extent, bytes)) return false;
   }

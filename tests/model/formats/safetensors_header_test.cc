@@ -103,6 +103,8 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{"no shape", R"({"x":{"dtype":"F32","data_offsets":[0,4]}})", 4, "has no shape"},
         Bad{"no offsets", R"({"x":{"dtype":"F32","shape":[]}})", 4, "has no data_offsets"},
         Bad{"empty dtype", Tensor("\"\"", "[]", "[0,4]"), 4, "'x': has an empty dtype"},
+        Bad{"unknown dtype of too many elements",
+            Tensor("\"F4\"", "[4611686018027387905,4]", "[0,4]"), 4, "is too large"},
         Bad{"unknown dtype beyond the data", Tensor("\"F4\"", "[8]", "[0,4]"), 3,
             "do not lie in the file's 3 bytes"},
         Bad{"unknown dtype with a hole", Tensor("\"F4\"", "[8]", "[0,4]"), 5,
