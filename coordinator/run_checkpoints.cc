@@ -61,6 +61,9 @@ bool Run::AwaitsCheckpoint() const {
   const Slot& slot = slots_[0];
   if (!LacksLastCheckpoint()) return false;
   if (!slot.waiting()) return !HasOwnLoop(slot);
+  // It is formed before the run can end (Machine::SettleOnce), unless it must still wait.
+  if (planner_.IsSearching(id())) return true;
+  if (cluster_.now() >= slot.blocked_until()) return false;
   const auto& idle = cluster_.members().idle();
   return absl::c_any_of(GroupByDevice({idle.begin(), idle.end()}), [this](const auto& workers) {
     return workers.size() >= RanksPerGroup(spec());
