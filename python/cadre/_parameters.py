@@ -206,6 +206,8 @@ class Constants:
 
     def check_unchanged(self, model: torch.nn.Module) -> None:
         """Raises CadreError if one of them has changed."""
+        if not self._buffers:
+            return
         for name, buffer in _buffers_of(model):
             if name not in self:
                 continue
