@@ -24,8 +24,9 @@ using ::testing::HasSubstr;
 constexpr absl::Duration kLease = absl::Seconds(3);
 constexpr absl::Duration kLong = absl::Seconds(120);
 constexpr absl::Duration kRecovery = absl::Seconds(45);
-// Long enough that every kill happens during training.
-constexpr uint32_t kSteps = 8000;
+// Several times the steps at which the last process is killed (about 400), so that every
+// kill happens during training.
+constexpr uint32_t kSteps = 1600;
 // Longest time without progress. A group at its boundary waits for a lost group until the loss is
 // detected: immediately if peers of the lost process see their connections break, otherwise when
 // its lease expires. Steps are reported with rounds and about once per second. The rest is a margin
@@ -368,7 +369,7 @@ TEST_F(RecoveryTest, CoordinatorLosesItsStore) {
 
 // The run goes on as if nothing had happened: its newest version is on the aggregators.
 TEST_F(RecoveryTest, BackupIsRestored) {
-  v1::RunSpec spec = SmallSpec({.every_steps = 8, .steps = 3200});
+  v1::RunSpec spec = SmallSpec({.every_steps = 8, .steps = kSteps});
   spec.mutable_optimizer()->mutable_sgd()->set_momentum(0);
   Begin(spec, 2, 4);
   const std::string backup = cluster_.folder() + "/backup.db";
@@ -415,7 +416,7 @@ INSTANTIATE_TEST_SUITE_P(Each, AggregatorRestartTest,
 // overlap steps, also the coordinator restarts.
 TEST_P(AggregatorRestartTest, LosesNothing) {
   const bool fragments = GetParam() == Rounds::kFragments;
-  v1::RunSpec spec = SmallSpec({.every_steps = fragments ? 16U : 8U, .steps = kSteps / 2});
+  v1::RunSpec spec = SmallSpec({.every_steps = fragments ? 16U : 8U, .steps = kSteps});
   v1::Averaging& averaging = *spec.mutable_averaging();
   if (GetParam() != Rounds::kPlain) {
     averaging.mutable_up()->set_codec(v1::CODEC_STAT2);
