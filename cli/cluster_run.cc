@@ -21,7 +21,9 @@
 #include "absl/time/clock.h"
 #include "base/counted_noun.h"
 #include "base/file_limit.h"
+#include "base/hardware.h"
 #include "base/status.h"
+#include "base/thread_limit.h"
 #include "cli/command_line.h"
 #include "cli/command_options.h"
 #include "cli/commands.h"
@@ -106,6 +108,15 @@ std::vector<std::string> ListOf(const std::optional<std::string>& value) {
   return value ? std::vector<std::string>{*value} : std::vector<std::string>();
 }
 
+// Whether the limits of this process, which all others inherit, permit a cluster of this size.
+absl::Status CheckLimits(const v1::Cluster& cluster) {
+  const int members = cluster.groups() * cluster.ranks_per_group() + cluster.aggregators();
+  // Each process begins with a few open files. The coordinator has the most connections.
+  CADRE_RETURN_IF_ERROR(CheckDescriptors(10 + kMemberDescriptors + 2 * members));
+  // The workers together compute with about one thread per core.
+  return ReserveThreads(kMemberThreads * (members + 1 /* coordinator */) + UsableCores());
+}
+
 }  // namespace
 
 ClusterRunEnd RunOnCluster(const v1::RunSpec& spec, ClusterRunOptions options, Progress& progress) {
@@ -113,11 +124,7 @@ ClusterRunEnd RunOnCluster(const v1::RunSpec& spec, ClusterRunOptions options, P
   end.summary.ranks = spec.cluster().ranks_per_group();
   end.summary.aggregators = spec.cluster().aggregators();
   end.summary.one_machine = true;
-  // Each process inherits the limit, and begins with a few open files. The coordinator has the most
-  // connections.
-  end.status = CheckDescriptors(10 + kMemberDescriptors +
-                                2 * (spec.cluster().groups() * spec.cluster().ranks_per_group() +
-                                     spec.cluster().aggregators()));
+  end.status = CheckLimits(spec.cluster());
   if (!end.status.ok()) return end;
   absl::StatusOr<WorkFolder> folder = WorkFolder::Make(options.cluster.folder);
   if (!folder.ok()) {

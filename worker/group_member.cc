@@ -18,6 +18,7 @@
 #include "base/protocol.h"
 #include "base/rpc/certificate_metrics.h"
 #include "base/status.h"
+#include "base/thread_limit.h"
 #include "glog/logging.h"
 #include "proto/enum_text.h"
 #include "worker/transport/connect_group.h"
@@ -48,6 +49,7 @@ absl::StatusOr<SecretKey> KeyOf(const v1::Assignment& assignment) {
 
 absl::StatusOr<std::unique_ptr<GroupMember>> GroupMember::Start(const Options& options) {
   CADRE_RETURN_IF_ERROR(ReserveDescriptors(kMemberDescriptors));
+  CADRE_RETURN_IF_ERROR(ReserveThreads(kMemberThreads));
   std::unique_ptr<GroupMember> member(new GroupMember(options));
   CADRE_ASSIGN_OR_RETURN(member->listener_, TcpListener::Listen({.address = options.listen,
                                                                  .counters = &member->counters_}));

@@ -28,6 +28,7 @@
 #include "base/rpc/grpc_log.h"
 #include "base/rpc/host_port.h"
 #include "base/status.h"
+#include "base/thread_limit.h"
 
 namespace cadre {
 namespace {
@@ -102,6 +103,7 @@ Daemon::~Daemon() { Drain(absl::ZeroDuration()); }
 absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const DaemonOptions& options,
                                                       std::vector<grpc::Service*> services) {
   CADRE_RETURN_IF_ERROR(ReserveDescriptors(kMemberDescriptors));
+  CADRE_RETURN_IF_ERROR(ReserveThreads(kMemberThreads));
   CADRE_RETURN_IF_ERROR(
       CheckListenAddress(options.listen, options.insecure || options.credentials.secure()));
   CADRE_ASSIGN_OR_RETURN(const HostPort listen, SplitHostPort(options.listen, "listen address"));
