@@ -47,9 +47,9 @@ endfunction()
 # With CADRE_UNITY, several files of a target are compiled as one, because parsing the headers of gRPC,
 # Protocol Buffers, Abseil and GoogleTest takes most of the time of a file. Names in anonymous namespaces must
 # then be unique within a target. They are not in these targets; generated code never has unique names.
-set(cadre_separate_files proto kernels cli cli_test
-  coordinator_pieces_test kernels_test kernels_cuda_test kernels_cuda_emulated_test
-  emulator_test probe_test server_test nn_device_test optim_test train_test)
+set(cadre_separate_files proto kernels cli
+  kernels_test kernels_cuda_test kernels_cuda_emulated_test
+  emulator_test probe_test nn_device_test)
 function(cadre_unity target name)
   if(CADRE_UNITY AND NOT name IN_LIST cadre_separate_files)
     set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8)

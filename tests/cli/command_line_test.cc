@@ -14,8 +14,8 @@
 namespace cadre {
 namespace {
 
-using testing::ElementsAre;
-using testing::HasSubstr;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 absl::StatusOr<CommandLine> Parse(absl::string_view words) {
   const std::vector<std::string> split = absl::StrSplit(words, ' ', absl::SkipEmpty());

@@ -14,11 +14,11 @@
 namespace cadre {
 namespace {
 
-using testing::ElementsAre;
-using testing::HasSubstr;
-using testing::IsEmpty;
-using testing::IsSupersetOf;
-using testing::StartsWith;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::IsSupersetOf;
+using ::testing::StartsWith;
 
 // Candidates for the last of the words, without their descriptions.
 std::vector<std::string> Complete(absl::string_view text) {

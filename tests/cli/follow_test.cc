@@ -13,8 +13,8 @@
 namespace cadre {
 namespace {
 
-using testing::ElementsAre;
-using testing::HasSubstr;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 constexpr absl::Duration kSoon = absl::Seconds(20);
 

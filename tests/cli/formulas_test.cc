@@ -16,8 +16,8 @@
 namespace cadre {
 namespace {
 
-using testing::AllOf;
-using testing::HasSubstr;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
 Result Show(const std::string& arguments) { return Call("formula " + arguments); }
 

@@ -17,15 +17,15 @@
 namespace cadre {
 namespace {
 
-using testing::AllOf;
-using testing::AnyOf;
-using testing::Contains;
-using testing::ElementsAre;
-using testing::HasSubstr;
-using testing::Not;
-using testing::SizeIs;
+using ::testing::AllOf;
+using ::testing::AnyOf;
+using ::testing::Contains;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::SizeIs;
 
-constexpr absl::Duration kSoon = absl::Seconds(20);
+constexpr absl::Duration kStartLimit = absl::Seconds(20);
 
 // A script that writes its arguments and process id to its log, writes its port file and ends on
 // SIGTERM.
@@ -76,7 +76,7 @@ class LocalClusterTest : public FolderTest {
 
   // Lines of a member's log that begin with `word`, once there are `count` of them.
   std::vector<std::string> Await(const std::string& name, const std::string& word, int count) {
-    const absl::Time deadline = absl::Now() + kSoon;
+    const absl::Time deadline = absl::Now() + kStartLimit;
     while (true) {
       std::vector<std::string> found;
       for (const std::string& line : Log(name)) {
@@ -94,7 +94,7 @@ class LocalClusterTest : public FolderTest {
 
   // Supervises the cluster until it fails, or until a member was started `starts` times.
   absl::Status Supervise(LocalCluster& cluster, const std::string& name = "", int starts = 0) {
-    const absl::Time deadline = absl::Now() + kSoon;
+    const absl::Time deadline = absl::Now() + kStartLimit;
     while (absl::Now() < deadline) {
       if (absl::Status status = cluster.Supervise(); !status.ok()) return status;
       int seen = 0;

@@ -12,8 +12,8 @@
 namespace cadre {
 namespace {
 
-using testing::HasSubstr;
-using testing::StartsWith;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
 
 class PlanCommandTest : public ProgramTest {};
 

@@ -17,11 +17,11 @@
 namespace cadre {
 namespace {
 
-using testing::ElementsAre;
-using testing::HasSubstr;
-using testing::IsEmpty;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 
-constexpr absl::Duration kSoon = absl::Seconds(20);
+constexpr absl::Duration kExitLimit = absl::Seconds(20);
 
 absl::StatusOr<Process> Shell(const std::string& script, const std::string& log = "") {
   return Process::Start({.program = "/bin/sh", .arguments = {"-c", script}, .log = log});
@@ -30,7 +30,7 @@ absl::StatusOr<Process> Shell(const std::string& script, const std::string& log 
 TEST(ProcessTest, ReportsTheEnding) {
   auto process = Shell("exit 7");
   ASSERT_TRUE(process.ok()) << process.status();
-  const auto ending = process->WaitUntil(absl::Now() + kSoon);
+  const auto ending = process->WaitUntil(absl::Now() + kExitLimit);
   ASSERT_TRUE(ending.has_value());
   EXPECT_EQ(*ending, (Ending{false, 7}));
   EXPECT_EQ(ending->ToString(), "exit code 7");
@@ -45,7 +45,7 @@ TEST(ProcessTest, AddsToTheEnvironment) {
                                  .arguments = {"-c", R"(test "$CADRE_A/$CADRE_B" = "1/two words")"},
                                  .environment = {"CADRE_A=0", "CADRE_B=two words", "CADRE_A=1"}});
   ASSERT_TRUE(process.ok()) << process.status();
-  EXPECT_EQ(process->WaitUntil(absl::Now() + kSoon), (Ending{false, 0}));
+  EXPECT_EQ(process->WaitUntil(absl::Now() + kExitLimit), (Ending{false, 0}));
 }
 
 TEST(ProcessTest, RunsUntilItIsKilled) {
@@ -90,7 +90,7 @@ TEST(ProcessTest, AppendsToTheLog) {
   for (const char* word : {"one", "two"}) {
     auto process = Shell(absl::StrCat("echo ", word, "; echo err >&2"), log);
     ASSERT_TRUE(process.ok());
-    ASSERT_TRUE(process->WaitUntil(absl::Now() + kSoon).has_value());
+    ASSERT_TRUE(process->WaitUntil(absl::Now() + kExitLimit).has_value());
   }
   EXPECT_THAT(LastLines(log, 10), ElementsAre("one", "err", "two", "err"));
   EXPECT_THAT(LastLines(log, 2), ElementsAre("two", "err"));
@@ -111,7 +111,7 @@ TEST(ProcessTest, ChildInheritsNoSignalsOrFiles) {
   pthread_sigmask(SIG_SETMASK, &old, nullptr);
   close(leak);
   ASSERT_TRUE(process.ok());
-  const absl::Time deadline = absl::Now() + kSoon;
+  const absl::Time deadline = absl::Now() + kExitLimit;
   while (LastLines(log, 1) != std::vector<std::string>{"ready"} && absl::Now() < deadline) {
     absl::SleepFor(absl::Milliseconds(5));
   }
@@ -144,7 +144,7 @@ TEST(ProcessTest, DiesWithItsParent) {
   ASSERT_EQ(waitpid(parent, &wait_status, 0), parent);
 
   pid_t reaped = 0;
-  const absl::Time deadline = absl::Now() + kSoon;
+  const absl::Time deadline = absl::Now() + kExitLimit;
   while (reaped == 0 && absl::Now() < deadline) {
     reaped = waitpid(child, &wait_status, WNOHANG);
     absl::SleepFor(absl::Milliseconds(5));

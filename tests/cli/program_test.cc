@@ -16,11 +16,11 @@
 namespace cadre {
 namespace {
 
-using testing::AllOf;
-using testing::HasSubstr;
-using testing::MatchesRegex;
-using testing::Not;
-using testing::StartsWith;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::MatchesRegex;
+using ::testing::Not;
+using ::testing::StartsWith;
 
 TEST_F(ProgramTest, NoVerbIsAUsageError) {
   const Result result = Run("");

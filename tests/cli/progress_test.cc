@@ -10,10 +10,10 @@
 namespace cadre {
 namespace {
 
-using testing::EndsWith;
-using testing::HasSubstr;
-using testing::Not;
-using testing::StartsWith;
+using ::testing::EndsWith;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::StartsWith;
 
 v1::RunStatus Running(uint32_t step) {
   v1::RunStatus run;

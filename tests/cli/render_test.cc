@@ -13,7 +13,7 @@
 namespace cadre {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 std::string Text(const google::protobuf::Message& message) { return OneLine(ToJson(message)); }
 

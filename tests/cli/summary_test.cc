@@ -13,11 +13,11 @@
 namespace cadre {
 namespace {
 
-using testing::AllOf;
-using testing::ContainsRegex;
-using testing::ElementsAre;
-using testing::HasSubstr;
-using testing::Not;
+using ::testing::AllOf;
+using ::testing::ContainsRegex;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Not;
 
 // The summary of a run with two groups of two ranks, each of which holds half of one layer.
 Summary Trained() {

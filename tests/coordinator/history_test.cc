@@ -20,7 +20,7 @@ namespace {
 
 using ::testing::ElementsAre;
 
-const absl::Time kStart = absl::FromUnixSeconds(1'000'000);
+const absl::Time kBegin = absl::FromUnixSeconds(1'000'000);
 
 // Carries out the changes of records, as a store does.
 void Commit(Outbox& out, std::map<std::string, std::string>& records) {
@@ -54,7 +54,7 @@ std::vector<uint64_t> NumbersOf(const v1::EventsReply& reply) {
 TEST(HistoryTest, ReturnsEntriesAfterANumber) {
   History history("run-1", 100);
   Outbox out;
-  for (uint32_t version = 1; version <= 5; ++version) history.Add(PointOf(version), kStart, out);
+  for (uint32_t version = 1; version <= 5; ++version) history.Add(PointOf(version), kBegin, out);
   v1::HistoryRequest request;
   request.set_after(2);
   EXPECT_THAT(NumbersOf(history.Read(request)), ElementsAre(3, 4, 5));
@@ -72,8 +72,8 @@ TEST(HistoryTest, OldEntriesAreThinnedOut) {
   Outbox out;
   std::map<std::string, std::string> records;
   for (uint32_t version = 1; version <= kVersions; ++version) {
-    if (version == 100) history.Add(v1::EvaluationResult(), kStart, out);
-    history.Add(PointOf(version), kStart, out);
+    if (version == 100) history.Add(v1::EvaluationResult(), kBegin, out);
+    history.Add(PointOf(version), kBegin, out);
     Commit(out, records);
   }
   const v1::HistoryReply all = history.Read({});
@@ -98,14 +98,14 @@ TEST(HistoryTest, OldEntriesAreThinnedOut) {
 TEST(HistoryTest, EvaluationsAreKeptLonger) {
   History history("run-1", 4);
   Outbox out;
-  history.Add(PointOf(1), kStart, out);
+  history.Add(PointOf(1), kBegin, out);
   v1::EvaluationResult result;
   result.set_accuracy(0.5);
-  history.Add(result, kStart, out);
-  for (uint32_t version = 2; version <= 1000; ++version) history.Add(PointOf(version), kStart, out);
+  history.Add(result, kBegin, out);
+  for (uint32_t version = 2; version <= 1000; ++version) history.Add(PointOf(version), kBegin, out);
   EXPECT_EQ(history.Read({}).entries(0).evaluation().accuracy(), 0.5);
   for (uint32_t version = 1001; version <= 1100; ++version) {
-    history.Add(PointOf(version), kStart, out);
+    history.Add(PointOf(version), kBegin, out);
   }
   EXPECT_FALSE(history.Read({}).entries(0).has_evaluation());
 }
@@ -114,7 +114,7 @@ TEST(HistoryTest, AdoptionCompletesTheParticipant) {
   History history("run-1", 100);
   Outbox out;
   std::map<std::string, std::string> records;
-  history.Add(PointOf(1), kStart, out);
+  history.Add(PointOf(1), kBegin, out);
   history.NoteAdopted(1, 1, 0.25F, 0.5F);
   history.NoteAdopted(1, 7, 1, 1);
   history.NoteAdopted(9, 1, 1, 1);
@@ -125,7 +125,7 @@ TEST(HistoryTest, AdoptionCompletesTheParticipant) {
   EXPECT_EQ(commit.participants(0).wait_seconds(), 0);
   EXPECT_EQ(commit.participants(0).pull_seconds(), 0);
   // Stored with the next entry.
-  history.Add(PointOf(2), kStart, out);
+  history.Add(PointOf(2), kBegin, out);
   Commit(out, records);
   History restored("run-1", 100);
   ASSERT_TRUE(restored.Load(records).ok());
@@ -137,7 +137,7 @@ TEST(HistoryTest, LoadsItsOwnEntriesOnly) {
   std::map<std::string, std::string> records;
   for (const char* run : {"run-1", "run-10"}) {
     History history(run, 100);
-    history.Add(PointOf(1), kStart, out);
+    history.Add(PointOf(1), kBegin, out);
   }
   Commit(out, records);
   History restored("run-1", 100);
@@ -155,12 +155,12 @@ TEST(EventLogTest, KeepsTheNewestEvents) {
   event.set_text("one\ntwo");
   for (int i = 0; i < 5; ++i) {
     event.set_run(i % 2 == 0 ? "run-1" : "run-2");
-    log.Add(event, kStart + absl::Seconds(i), out);
+    log.Add(event, kBegin + absl::Seconds(i), out);
     Commit(out, records);
   }
   EXPECT_THAT(NumbersOf(log.Read({})), ElementsAre(3, 4, 5));
   EXPECT_EQ(log.Read({}).events(0).text(), "one\\ntwo");
-  EXPECT_EQ(log.Read({}).events(0).time_ms(), absl::ToUnixMillis(kStart + absl::Seconds(2)));
+  EXPECT_EQ(log.Read({}).events(0).time_ms(), absl::ToUnixMillis(kBegin + absl::Seconds(2)));
   v1::EventsRequest request;
   request.set_run("run-2");
   EXPECT_THAT(NumbersOf(log.Read(request)), ElementsAre(4));
@@ -172,7 +172,7 @@ TEST(EventLogTest, KeepsTheNewestEvents) {
   EventLog restored(3);
   for (const auto& [key, bytes] : records) ASSERT_TRUE(restored.Load(key, bytes).ok());
   EXPECT_EQ(restored.newest(), 5U);
-  restored.Add(event, kStart, out);
+  restored.Add(event, kBegin, out);
   EXPECT_THAT(NumbersOf(restored.Read({})), ElementsAre(4, 5, 6));
 }
 
