@@ -58,7 +58,7 @@ absl::Status Loop::Restore() {
   std::map<std::string, std::string> records;
   for (const absl::string_view prefix :
        {kMetaKey, kMemberPrefix, kRunPrefix, kSpecPrefix, kDeletedPrefix, kGroupPrefix,
-        kProfilePrefix, kStandingPrefix, kHistoryPrefix, kEventPrefix}) {
+        kProfilePrefix, kStandingPrefix, kLostRankPrefix, kHistoryPrefix, kEventPrefix}) {
     CADRE_ASSIGN_OR_RETURN(auto found, store_->Scan(prefix));
     records.merge(found);
   }

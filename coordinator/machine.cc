@@ -94,7 +94,7 @@ absl::StatusOr<std::vector<Action>> Machine::Restore(
       CADRE_RETURN_IF_ERROR(ParseRecord(key, bytes, record));
       cluster_.members().Add(record, now);
       if (!record.program_ended().empty()) {
-        NoteEnded(record.reservation().program(), record.program_ended());
+        cluster_.programs().NoteEnded(record.reservation().program(), record.program_ended());
       }
     } else if (absl::StartsWith(key, kRunPrefix)) {
       v1::RunRecord record;
@@ -110,6 +110,10 @@ absl::StatusOr<std::vector<Action>> Machine::Restore(
       v1::StandingRecord record;
       CADRE_RETURN_IF_ERROR(ParseRecord(key, bytes, record));
       cluster_.standings().Load(record);
+    } else if (absl::StartsWith(key, kLostRankPrefix)) {
+      v1::LostRankRecord record;
+      CADRE_RETURN_IF_ERROR(ParseRecord(key, bytes, record));
+      cluster_.programs().Load(record, cluster_.now());
     } else if (absl::StartsWith(key, kProfilePrefix)) {
       v1::LayerTimesRecord record;
       CADRE_RETURN_IF_ERROR(ParseRecord(key, bytes, record));
@@ -123,6 +127,7 @@ absl::StatusOr<std::vector<Action>> Machine::Restore(
     // Workers do not return to generations that have ended since.
     for (auto& [number, run] : runs_) run.FenceAll("the coordinator has started with a backup");
   }
+  cluster_.programs().SetLimits([this](const v1::Reservation& rank) { return ReturnLimit(rank); });
   VisitAll();
   return cluster_.Take();
 }
@@ -161,7 +166,10 @@ std::vector<Action> Machine::Handle(const Event& event, absl::Time now) {
             planner_.OnPlansFound(e);
             Visit(e.run);
           },
-          [this](const Tick&) { ExpireMembers(); },
+          [this](const Tick&) {
+            ExpireMembers();
+            EndIncompletePrograms();
+          },
           [this](const Stalled& e) { cluster_.members().Extend(e.length); },
       },
       event);
@@ -171,6 +179,9 @@ std::vector<Action> Machine::Handle(const Event& event, absl::Time now) {
   }
   FinishAdoption();
   Settle();
+  for (const std::string& program : cluster_.members().TakeChangedPrograms()) {
+    cluster_.SendMissingRanks(program);
+  }
   return cluster_.Take();
 }
 
@@ -331,7 +342,10 @@ void Machine::OnHello(ConnectionId connection, const v1::Hello& hello) {
   }
   if (!member.worker()) OnAggregatorLost(member);
   cluster_.Welcome(member, connection);
-  if (member.record.has_reservation()) SendIfEnded(member);
+  if (member.record.has_reservation()) {
+    if (!joined->known) OnRankJoined(hello.reservation());
+    SendIfEnded(member);
+  }
   if (!member.worker()) {
     auto& stored = stored_runs_[hello.name()];
     stored.clear();
@@ -394,7 +408,10 @@ void Machine::Drop(const std::string& member_id, absl::string_view reason, v1::F
   const std::optional<Member> member = cluster_.Remove(member_id, reason);
   if (!member.has_value()) return;
   if (!member->worker()) return OnAggregatorLost(*member);
-  if (cause == v1::FAILURE_CAUSE_LEASE) cluster_.NoteLost(member->record.host());
+  if (cause == v1::FAILURE_CAUSE_LEASE) {
+    cluster_.NoteLost(member->record.host());
+    OnRankLost(*member);
+  }
   if (member->place.has_value()) {
     const std::string text =
         absl::StrCat("worker ", member_id, " (", member->record.name(), ") ", reason);
@@ -483,6 +500,7 @@ bool Machine::SettleOnce(bool form) {
 absl::Time Machine::NextDeadline() const {
   return std::min({cluster_.members().NextExpiry(), cluster_.NextAvailable(),
                    deadlines_.empty() ? absl::InfiniteFuture() : deadlines_.begin()->first,
+                   cluster_.programs().NextDeadline(),
                    adoption_.has_value() ? adoption_->until : absl::InfiniteFuture()});
 }
 
