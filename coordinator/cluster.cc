@@ -126,6 +126,13 @@ void Cluster::ReportMember(v1::EventKind kind, const Member& member, absl::strin
   event_log_.Add(std::move(event), now_, out_);
 }
 
+void Cluster::SetLimitReached(const std::string& limit) {
+  limit_reached_ = limit;
+  if (!limit.empty()) Count("limits_reached");
+  Report(v1::EVENT_KIND_COORDINATOR_LIMIT,
+         limit.empty() ? "the coordinator has room for connections again" : limit);
+}
+
 void Cluster::Begin(absl::Time now) {
   now_ = std::max(now_, now);
   if (started_ == absl::InfinitePast()) started_ = now_;
@@ -582,6 +589,7 @@ void Cluster::FillStatus(absl::Time now, v1::StatusReply& reply) const {
   }
   coordinator.set_starts(meta_.starts());
   coordinator.set_insecure(options_.insecure);
+  coordinator.set_exhausted(limit_reached_);
   // Aggregators count what they refuse themselves and report the sums in their heartbeats.
   auto& counters = *reply.mutable_counters();
   counters = meta_.counters();

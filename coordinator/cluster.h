@@ -87,6 +87,9 @@ class Cluster {
   void ReportGroup(v1::EventKind kind, const v1::RankSlot& group, absl::string_view text);
   void ReportMember(v1::EventKind kind, const Member& member, absl::string_view text);
 
+  // A limit of the process, for the status; empty: there is room again.
+  void SetLimitReached(const std::string& limit);
+
   // ---- Members
   Membership& members() { return members_; }
   const Membership& members() const { return members_; }
@@ -197,6 +200,7 @@ class Cluster {
   EventLog event_log_;
   Standings standings_;
   std::map<std::string, absl::Time> lost_hosts_;
+  std::string limit_reached_;
   // The earliest end of an exclusion.
   absl::Time available_at_ = absl::InfiniteFuture();
   std::vector<std::string> closed_;

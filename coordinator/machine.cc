@@ -171,6 +171,7 @@ std::vector<Action> Machine::Handle(const Event& event, absl::Time now) {
             EndIncompletePrograms();
           },
           [this](const Stalled& e) { cluster_.members().Extend(e.length); },
+          [this](const LimitReached& e) { cluster_.SetLimitReached(e.limit); },
       },
       event);
   for (const Cluster::RefusedMessage& refused : cluster_.TakeRefused()) OnRefused(refused);
@@ -212,6 +213,9 @@ void Machine::OnMemberMessage(Member& member, const v1::MemberMessage& message) 
     for (const v1::DelayedOrder& order : member.delayed_orders) {
       if (Run* const run = Visit(order.run())) run->OnDelayedOrder(member, order);
     }
+    for (const v1::RunWarning& warning : message.heartbeat().warnings()) {
+      OnRunWarning(member, warning);
+    }
     if (!member.place.has_value()) return;
     Run& run = runs_.at(RunNumber(member.place->run()));
     if (run.OnHeartbeat(member, message.heartbeat())) unsettled_.insert(run.number());
@@ -222,6 +226,16 @@ void Machine::OnMemberMessage(Member& member, const v1::MemberMessage& message) 
   } else {
     OnAggregatorMessage(member, message);
   }
+}
+
+// Warnings are repeated in every heartbeat, so the run is visited only for a new one.
+void Machine::OnRunWarning(const Member& member, const v1::RunWarning& warning) {
+  if (FindRun(warning.run()) == nullptr) return;
+  Run& run = runs_.at(RunNumber(warning.run()));
+  const bool added =
+      run.AddWarning(absl::StrCat(member.worker() ? "worker " : "aggregator ", member.record.name(),
+                                  " on ", member.record.host(), ": ", warning.text()));
+  if (added) unsettled_.insert(run.number());
 }
 
 // A message for another generation is normal after a fence: the member may have sent it before it

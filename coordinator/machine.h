@@ -130,6 +130,7 @@ class Machine {
   // Ends the programs whose ranks have waited for a lost one until its limit.
   void EndIncompletePrograms();
   void OnWorkerMessage(Member& member, const v1::MemberMessage& message);
+  void OnRunWarning(const Member& member, const v1::RunWarning& warning);
   // The member claims a rank of a generation that has ended.
   void ReleaseLate(const Member& member, const v1::RankSlot& place);
   void OnAggregatorMessage(const Member& member, const v1::MemberMessage& message);

@@ -219,17 +219,18 @@ void Run::Disband(absl::string_view reason) {
   cluster_.out().EraseBelow(GroupsPrefix(id()));
 }
 
-void Run::AddWarning(const std::string& text) {
+bool Run::AddWarning(const std::string& text) {
   if (record_.warnings_size() >= kMaxWarnings || absl::c_linear_search(record_.warnings(), text)) {
-    return;
+    return false;
   }
   record_.add_warnings(text);
   if (record_.warnings_size() == kMaxWarnings) {
-    record_.add_warnings("further warnings are in the log of the members only");
+    record_.add_warnings("further warnings are only in the logs of the members");
   }
   cluster_.ReportRun(v1::EVENT_KIND_RUN_WARNING, id(), text);
-  cluster_.Count("run_warnings");
+  cluster_.Count("warnings");
   Save();
+  return true;
 }
 
 // The spec, which may be large and does not change, has a record of its own.

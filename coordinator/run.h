@@ -115,8 +115,8 @@ class Run {
   void OnWorkerClosed(const Member& member);
   void OnWorkerLost(const v1::RankSlot& place, absl::string_view reason, v1::FailureCause cause);
   void OnAggregatorMessage(const Member& member, const v1::MemberMessage& message);
-  // Something has gone wrong although the run goes on. Repetitions are ignored.
-  void AddWarning(const std::string& text);
+  // Something has gone wrong although the run goes on. Returns false for a repetition.
+  bool AddWarning(const std::string& text);
   // An aggregator has not carried out an order for this run.
   void OnDelayedOrder(const Member& member, const v1::DelayedOrder& delayed);
   void OnAggregatorJoined(const Member& member, bool address_changed);
