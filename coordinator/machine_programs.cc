@@ -1,10 +1,10 @@
 // Programs with a training loop of their own (Reservation), and what ends them. Part of Machine.
 //
 // The ranks of a program are started together and wait for each other, so a rank that will not come
-// back ends all of them: it has left, or what it sent was refused and would be refused again, or its
-// lease has expired and it has not returned within a limit, while others waited for it. A rank that
-// is disconnected at that time learns it when it returns, also from a coordinator that was restarted
-// meanwhile, and so does one that joins only then.
+// back ends all of them: it has left, or what it sent was refused and would be refused again, or
+// its lease has expired and it has not returned within a limit, while others waited for it. A rank
+// that is disconnected at that time learns it when it returns, also from a coordinator that was
+// restarted meanwhile, and so does one that joins only then.
 #include <algorithm>
 #include <optional>
 

@@ -1,10 +1,10 @@
-// Programs with a training loop of their own (v1::Reservation): those that have ended, and the ranks
-// that others wait for.
+// Programs with a training loop of their own (v1::Reservation): those that have ended, and the
+// ranks that others wait for.
 //
 // A group of a program needs all of its ranks. One that is missing has not joined yet, has lost its
-// stream, or is lost: its lease has expired. A lost rank may return, since its process may have been
-// suspended or cut off, but only until a limit. It is stored, so that a restarted coordinator can
-// still name it; the limits then begin again, as leases do.
+// stream, or is lost: its lease has expired. A lost rank may return, since its process may have
+// been suspended or cut off, but only until a limit. It is stored, so that a restarted coordinator
+// can still name it; the limits then begin again, as leases do.
 //
 // Pure and thread-compatible.
 #pragma once

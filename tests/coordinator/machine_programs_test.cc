@@ -114,8 +114,9 @@ TEST_F(MachineProgramsTest, MissingRankIsNamed) {
   EXPECT_EQ(cluster_.Group(run, 0).reason(), waits);
   cluster_.Cut(third);
   cluster_.Kill(third);
-  EXPECT_THAT(MissingFor(first), MatchesRegex(R"(ranks 1 \(has not joined\), 2 \('program-2' on host, )"
-                                              R"(no message since [-0-9]* [:0-9]* UTC\) of 3)"));
+  EXPECT_THAT(MissingFor(first),
+              MatchesRegex(R"(ranks 1 \(has not joined\), 2 \('program-2' on host, )"
+                           R"(no message since [-0-9]* [:0-9]* UTC\) of 3)"));
   // No rank was lost, so there is no limit.
   cluster_.Run(absl::Seconds(5));
   EXPECT_EQ(EndOf(first), nullptr);
@@ -129,7 +130,8 @@ TEST_F(MachineProgramsTest, KilledRankEndsItsProgramAfterALimit) {
   FakeWorker& other = cluster_.AddRank("other", "test", 1, 0);
   ASSERT_TRUE(first.assignment.has_value());
   cluster_.Kill(second);
-  EXPECT_THAT(cluster_.Group(run, 0).reason(), HasSubstr("waiting for rank 1 ('program-2' on host, "));
+  EXPECT_THAT(cluster_.Group(run, 0).reason(),
+              HasSubstr("waiting for rank 1 ('program-2' on host, "));
   // Its lease expires.
   cluster_.Run(absl::Seconds(15));
   EXPECT_FALSE(first.assignment.has_value());
