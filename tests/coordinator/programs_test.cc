@@ -62,7 +62,9 @@ TEST(ProgramsTest, OldestLostRankIsForgotten) {
     }
   };
   for (size_t i = 0; i <= kMaxLostRanks; ++i) {
-    programs.AddLost(MakeRank(absl::StrCat("program-", i), 0, begin + absl::Seconds((i + 3) % 7)),
+    // The one that was added as the fifth was heard first.
+    const absl::Duration heard = absl::Seconds(i == 4 ? 0 : i + 1);
+    programs.AddLost(MakeRank(absl::StrCat("program-", i), 0, begin + heard),
                      begin + absl::Seconds(i), out);
     commit();
   }
