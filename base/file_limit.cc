@@ -1,10 +1,13 @@
 #include "base/file_limit.h"
 
+#include <sys/eventfd.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
+#include <string>
 #include <system_error>
 
 #include "absl/strings/str_cat.h"
@@ -21,7 +24,44 @@ uint64_t OpenDescriptors() {
   return open;
 }
 
+std::string Remedy(uint64_t limit) {
+  return absl::StrCat("for example with 'ulimit -n ", std::max<uint64_t>(1024, limit),
+                      "' before the start, LimitNOFILE= of systemd, or --ulimit nofile of a ",
+                      "container");
+}
+
 }  // namespace
+
+void RaiseDescriptorLimit() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max) return;
+  limit.rlim_cur = limit.rlim_max;
+  // Where it is not permitted, ReserveDescriptors reports what is missing.
+  static_cast<void>(setrlimit(RLIMIT_NOFILE, &limit));
+}
+
+absl::Status CheckFreeDescriptor() {
+  const int descriptor = eventfd(0, EFD_CLOEXEC);
+  if (descriptor >= 0) {
+    close(descriptor);
+    return absl::OkStatus();
+  }
+  if (errno == ENFILE) {
+    return absl::ResourceExhaustedError(
+        "no further file or connection can be opened: all open files of the host (fs.file-max) are "
+        "in use");
+  }
+  if (errno != EMFILE) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat("no further file or connection can be opened: ", DescriptorLimitText()));
+}
+
+std::string DescriptorLimitText() {
+  rlimit limit{};
+  getrlimit(RLIMIT_NOFILE, &limit);
+  return absl::StrCat("the limit of open files (RLIMIT_NOFILE) is ", limit.rlim_cur,
+                      "; raise it, ", Remedy(2 * limit.rlim_cur));
+}
 
 absl::Status ReserveDescriptors(uint64_t more) {
   return CheckDescriptors(OpenDescriptors() + more);
@@ -39,8 +79,7 @@ absl::Status CheckDescriptors(uint64_t needed) {
   if (raised.rlim_cur >= needed && setrlimit(RLIMIT_NOFILE, &raised) == 0) return absl::OkStatus();
   return absl::ResourceExhaustedError(absl::StrCat(
       "the limit of open files (RLIMIT_NOFILE) is ", limit.rlim_cur, ", but ", needed,
-      " are needed; raise it, for example with 'ulimit -n ", std::max<uint64_t>(1024, 2 * needed),
-      "' before the start, LimitNOFILE= of systemd, or --ulimit nofile of a container"));
+      " are needed; raise it, ", Remedy(2 * needed)));
 }
 
 }  // namespace cadre

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "absl/status/status.h"
 
@@ -19,6 +20,17 @@ inline constexpr uint64_t kMemberDescriptors = 32;
 // Makes room for `more` descriptors beside the open ones, by raising the soft limit as far as the
 // hard limit permits. Errors: ResourceExhausted, which names the limit and the remedy.
 absl::Status ReserveDescriptors(uint64_t more);
+
+// Raises the soft limit to the hard one, if that is possible. For programs that do not call select,
+// whose sets of descriptors end at 1024.
+void RaiseDescriptorLimit();
+
+// ResourceExhausted, which names the limit and the remedy, if no further descriptor can be opened
+// now.
+absl::Status CheckFreeDescriptor();
+
+// "the limit of open files (RLIMIT_NOFILE) is N; raise it, ...", with the remedy.
+std::string DescriptorLimitText();
 
 // The error of ReserveDescriptors if a new process, which inherits the limit, needs this many.
 absl::Status CheckDescriptors(uint64_t needed);

@@ -81,9 +81,17 @@ void Progress::NoteCheckpoint(const v1::RunStatus& run) {
                     Escaped(checkpoint.error())));
 }
 
+void Progress::NoteWarnings(const v1::RunStatus& run) {
+  int& noted = warnings_[run.run()];
+  for (; noted < run.warnings_size(); ++noted) {
+    Note(absl::StrCat(run.run(), "  ", Escaped(run.warnings(noted))));
+  }
+}
+
 void Progress::Update(const v1::RunStatus& run, absl::Time now) {
   if (options_.quiet) return;
   NoteCheckpoint(run);
+  NoteWarnings(run);
   if (options_.terminal) {
     return Draw(ProgressFraction(run), absl::StrCat(run.run(), " ", ProgressText(run)));
   }

@@ -58,12 +58,16 @@ class Progress {
   bool IsDue(const v1::RunStatus& run, const Shown& shown, absl::Time now) const;
   // Notes a checkpoint that could not be written since the last update.
   void NoteCheckpoint(const v1::RunStatus& run);
+  // Notes the warnings that were added since the last update.
+  void NoteWarnings(const v1::RunStatus& run);
 
   std::ostream& out_;
   const ProgressOptions options_;
   std::map<std::string, Shown> shown_;
   // Number of failed checkpoints that were noted, by run.
   std::map<std::string, uint32_t> checkpoint_failures_;
+  // Number of warnings that were noted, by run.
+  std::map<std::string, int> warnings_;
   // Whether the cursor is at the end of a redrawn line.
   bool line_open_ = false;
 };

@@ -528,6 +528,12 @@ std::vector<std::string> ProblemsOf(const v1::StatusReply& status) {
     if (const std::string problem = CheckpointProblem(run); !problem.empty()) {
       problems.push_back(problem);
     }
+    for (const std::string& warning : run.warnings()) {
+      problems.push_back(absl::StrCat("run ", run.run(), ": ", warning));
+    }
+  }
+  if (!status.coordinator().exhausted().empty()) {
+    problems.push_back(absl::StrCat("coordinator: ", status.coordinator().exhausted()));
   }
   for (const v1::AggregatorStatus& aggregator : status.aggregators()) {
     for (const v1::DelayedOrder& delayed : aggregator.delayed_orders()) {

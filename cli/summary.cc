@@ -252,6 +252,7 @@ Json ToJson(const Summary& summary) {
           {"bytes_across_groups_synchronous_is", kFormula},
           {"final_digest", run.digest()},
           {"checkpoint", OrNull(run.has_checkpoint(), run.checkpoint())},
+          {"warnings", std::vector<std::string>(run.warnings().begin(), run.warnings().end())},
           {"parameters", run.parameters()},
           {"groups", run.groups()},
           {"ranks", summary.ranks},
@@ -279,6 +280,9 @@ std::string ToText(const Summary& summary) {
       {"digest of weights", run.digest()}};
   if (run.has_checkpoint()) {
     fields.insert(fields.end() - 1, {"checkpoints", CheckpointText(run.checkpoint())});
+  }
+  if (run.warnings_size() > 0) {
+    fields.insert(fields.end() - 1, {"warnings", absl::StrJoin(run.warnings(), "; ")});
   }
   return FieldsText(fields);
 }

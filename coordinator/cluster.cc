@@ -126,6 +126,13 @@ void Cluster::ReportMember(v1::EventKind kind, const Member& member, absl::strin
   event_log_.Add(std::move(event), now_, out_);
 }
 
+void Cluster::SetLimitReached(const std::string& limit) {
+  limit_reached_ = limit;
+  if (!limit.empty()) Count("limits_reached");
+  Report(v1::EVENT_KIND_COORDINATOR_LIMIT,
+         limit.empty() ? "the coordinator has room for connections again" : limit);
+}
+
 void Cluster::Begin(absl::Time now) {
   now_ = std::max(now_, now);
   if (started_ == absl::InfinitePast()) started_ = now_;
@@ -246,6 +253,20 @@ void Cluster::SetProgramEnded(Member& member, const std::string& reason) {
   record.set_program_ended(reason);
   members_.Update(member, record);
   out_.Put(MemberKey(member.id()), record);
+}
+
+// A rank in a group waits for none. One that has lost its stream forgets what it was sent.
+void Cluster::SendMissingRanks(const std::string& program) {
+  for (const std::string& id : members_.RanksOf(program)) {
+    Member& member = *members_.Find(id);
+    const bool waits =
+        member.connected() && !member.place.has_value() && member.record.program_ended().empty();
+    std::string missing = waits ? programs_.MissingRanks(member.record.reservation()) : "";
+    if (std::exchange(member.missing_ranks, missing) == missing || !waits) continue;
+    v1::CoordinatorMessage message;
+    message.mutable_waiting()->set_reason(std::move(missing));
+    SendTo(id, message);
+  }
 }
 
 void Cluster::Welcome(Member& member, ConnectionId connection) {
@@ -568,6 +589,7 @@ void Cluster::FillStatus(absl::Time now, v1::StatusReply& reply) const {
   }
   coordinator.set_starts(meta_.starts());
   coordinator.set_insecure(options_.insecure);
+  coordinator.set_exhausted(limit_reached_);
   // Aggregators count what they refuse themselves and report the sums in their heartbeats.
   auto& counters = *reply.mutable_counters();
   counters = meta_.counters();

@@ -20,6 +20,7 @@
 #include "coordinator/membership.h"
 #include "coordinator/options.h"
 #include "coordinator/outbox.h"
+#include "coordinator/programs.h"
 #include "coordinator/standing.h"
 #include "proto/cadre/v1/control.pb.h"
 #include "proto/cadre/v1/membership.pb.h"
@@ -47,7 +48,10 @@ inline constexpr absl::Duration kReturn = absl::Minutes(10);
 class Cluster {
  public:
   explicit Cluster(const CoordinatorOptions& options)
-      : options_(options), members_(options.lease), event_log_(options.keep_events) {}
+      : options_(options),
+        members_(options.lease),
+        programs_(members_),
+        event_log_(options.keep_events) {}
 
   // ---- The call
   // Starts a call at `now`, which never decreases.
@@ -83,6 +87,9 @@ class Cluster {
   void ReportGroup(v1::EventKind kind, const v1::RankSlot& group, absl::string_view text);
   void ReportMember(v1::EventKind kind, const Member& member, absl::string_view text);
 
+  // A limit of the process, for the status; empty: there is room again.
+  void SetLimitReached(const std::string& limit);
+
   // ---- Members
   Membership& members() { return members_; }
   const Membership& members() const { return members_; }
@@ -113,8 +120,12 @@ class Cluster {
     std::string reason;
   };
   std::vector<RefusedMessage> TakeRefused() { return std::exchange(refused_, {}); }
+  Programs& programs() { return programs_; }
+  const Programs& programs() const { return programs_; }
   // Stores why the program of this rank cannot continue.
   void SetProgramEnded(Member& member, const std::string& reason);
+  // Sends the missing ranks of the program to those that wait for them, if they have changed.
+  void SendMissingRanks(const std::string& program);
   // Removes the member, ends its stream, and returns it; empty if it is unknown.
   std::optional<Member> Remove(const std::string& member_id, absl::string_view reason);
   // A worker of the host was lost: the host may return.
@@ -185,9 +196,11 @@ class Cluster {
   v1::MetaRecord meta_;
   bool meta_changed_ = false;
   Membership members_;
+  Programs programs_;
   EventLog event_log_;
   Standings standings_;
   std::map<std::string, absl::Time> lost_hosts_;
+  std::string limit_reached_;
   // The earliest end of an exclusion.
   absl::Time available_at_ = absl::InfiniteFuture();
   std::vector<std::string> closed_;

@@ -132,9 +132,15 @@ struct Stalled {
   absl::Duration length;
 };
 
+// A limit of the coordinator's process has been reached.
+struct LimitReached {
+  // Names the limit and what it prevents; empty: there is room again.
+  std::string limit;
+};
+
 using Event = std::variant<StreamOpened, StreamClosed, MessageReceived, MessageRefused, SubmitRun,
                            StopRun, DeleteRun, ScaleRun, ResumeRun, AdoptRuns, TraceGroup,
-                           CancelTrace, CordonMembers, PlansFound, Tick, Stalled>;
+                           CancelTrace, CordonMembers, PlansFound, Tick, Stalled, LimitReached>;
 
 // ---- Actions
 

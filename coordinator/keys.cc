@@ -15,9 +15,13 @@ std::string MemberKey(absl::string_view member_id) {
   return absl::StrCat(kMemberPrefix, member_id);
 }
 
-// With the size of the host, since hosts and names may contain any character.
+// With the size of the host, since hosts and names may contain any character; so may programs.
 std::string StandingKey(absl::string_view host, absl::string_view name) {
   return absl::StrCat(kStandingPrefix, host.size(), "/", host, "/", name);
+}
+
+std::string LostRankKey(absl::string_view program, uint32_t rank) {
+  return absl::StrCat(kLostRankPrefix, program.size(), "/", program, "/", rank);
 }
 
 std::string DeletedKey(absl::string_view run) { return absl::StrCat(kDeletedPrefix, run); }

@@ -30,6 +30,10 @@ namespace {
 constexpr size_t kMaxWaitingItems = 4096;
 constexpr size_t kMaxWaitingQueries = 256;
 constexpr absl::Duration kQueryTime = absl::Milliseconds(10);
+// How often a limit of the process is looked for, and how long there must be room again:
+// connections that come and go at the limit are one event.
+constexpr absl::Duration kProbeEvery = absl::Seconds(1);
+constexpr absl::Duration kRoomTime = absl::Minutes(1);
 
 }  // namespace
 
@@ -58,7 +62,7 @@ absl::Status Loop::Restore() {
   std::map<std::string, std::string> records;
   for (const absl::string_view prefix :
        {kMetaKey, kMemberPrefix, kRunPrefix, kSpecPrefix, kDeletedPrefix, kGroupPrefix,
-        kProfilePrefix, kStandingPrefix, kHistoryPrefix, kEventPrefix}) {
+        kProfilePrefix, kStandingPrefix, kLostRankPrefix, kHistoryPrefix, kEventPrefix}) {
     CADRE_ASSIGN_OR_RETURN(auto found, store_->Scan(prefix));
     records.merge(found);
   }
@@ -107,7 +111,8 @@ void Loop::Search() {
 void Loop::Run() {
   absl::Time next_call = absl::InfiniteFuture();
   while (true) {
-    const absl::Time wake = std::min(machine_.NextDeadline(), next_call);
+    const absl::Time probe = options_.find_limit ? next_probe_ : absl::InfiniteFuture();
+    const absl::Time wake = std::min({machine_.NextDeadline(), next_call, probe});
     const absl::Time begin = clock_.Now();
     const std::vector<Item> items = Take(wake);
     if (items.empty() && queue_.closed()) return;
@@ -166,6 +171,10 @@ std::vector<Action> Loop::Handle(const std::vector<Item>& items, absl::Duration 
     LOG(WARNING) << "stalled for " << stall;
     handle(Stalled{stall});
   }
+  if (const auto limit = ProbeLimit()) {
+    LOG_IF(ERROR, !limit->limit.empty()) << limit->limit;
+    handle(*limit);
+  }
   for (const Item& item : items) {
     const Event* const event = std::get_if<Event>(&item);
     if (event == nullptr) continue;
@@ -175,6 +184,17 @@ std::vector<Action> Loop::Handle(const std::vector<Item>& items, absl::Duration 
   }
   if (clock_.Now() >= machine_.NextDeadline()) handle(Tick{});
   return actions;
+}
+
+std::optional<LimitReached> Loop::ProbeLimit() {
+  const absl::Time now = clock_.Now();
+  if (!options_.find_limit || now < next_probe_) return std::nullopt;
+  next_probe_ = now + kProbeEvery;
+  const std::string limit = options_.find_limit();
+  if (!limit.empty()) limit_at_ = now;
+  if (limit == limit_ || (limit.empty() && now < limit_at_ + kRoomTime)) return std::nullopt;
+  limit_ = limit;
+  return LimitReached{limit};
 }
 
 absl::Status Loop::PersistAll(const std::vector<Action>& actions) {

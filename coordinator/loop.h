@@ -11,6 +11,7 @@
 #include <functional>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <variant>
@@ -48,6 +49,9 @@ class Loop {
 
   struct Options {
     Machine::Options machine;
+    // Names a limit of the process that has been reached; empty: there is room. Called on the
+    // loop's thread, once a second. Optional.
+    std::function<std::string()> find_limit;
     // Called once, on the loop's thread, when the store fails.
     std::function<void(const absl::Status&)> on_failure;
   };
@@ -87,6 +91,8 @@ class Loop {
   // Returns the actions of the items' events and, if a deadline has passed, of a Tick. `unread`:
   // the time for which the loop has not read before it took these items.
   std::vector<Action> Handle(const std::vector<Item>& items, absl::Duration unread);
+  // The event of a limit that has been reached, or of room again.
+  std::optional<LimitReached> ProbeLimit();
   absl::Status PersistAll(const std::vector<Action>& actions);
   void Deliver(const std::vector<Action>& actions);
   // Runs waiting queries for a limited time. Returns whether others wait.
@@ -107,6 +113,11 @@ class Loop {
   Histogram commits_;
   // When the last iteration had taken its items.
   absl::Time last_read_;
+  // The limit that was reached last, until there has been room for some time; when it was found
+  // last, and when it is looked for next.
+  std::string limit_;
+  absl::Time limit_at_ = absl::InfinitePast();
+  absl::Time next_probe_ = absl::InfinitePast();
   std::thread thread_;
   // Unlimited, as a search is started once for each set of resources.
   BoundedQueue<SearchPlans> searches_{std::numeric_limits<size_t>::max()};

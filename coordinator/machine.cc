@@ -94,7 +94,7 @@ absl::StatusOr<std::vector<Action>> Machine::Restore(
       CADRE_RETURN_IF_ERROR(ParseRecord(key, bytes, record));
       cluster_.members().Add(record, now);
       if (!record.program_ended().empty()) {
-        NoteEnded(record.reservation().program(), record.program_ended());
+        cluster_.programs().NoteEnded(record.reservation().program(), record.program_ended());
       }
     } else if (absl::StartsWith(key, kRunPrefix)) {
       v1::RunRecord record;
@@ -110,6 +110,10 @@ absl::StatusOr<std::vector<Action>> Machine::Restore(
       v1::StandingRecord record;
       CADRE_RETURN_IF_ERROR(ParseRecord(key, bytes, record));
       cluster_.standings().Load(record);
+    } else if (absl::StartsWith(key, kLostRankPrefix)) {
+      v1::LostRankRecord record;
+      CADRE_RETURN_IF_ERROR(ParseRecord(key, bytes, record));
+      cluster_.programs().Load(record, cluster_.now());
     } else if (absl::StartsWith(key, kProfilePrefix)) {
       v1::LayerTimesRecord record;
       CADRE_RETURN_IF_ERROR(ParseRecord(key, bytes, record));
@@ -123,6 +127,7 @@ absl::StatusOr<std::vector<Action>> Machine::Restore(
     // Workers do not return to generations that have ended since.
     for (auto& [number, run] : runs_) run.FenceAll("the coordinator has started with a backup");
   }
+  cluster_.programs().SetLimits([this](const v1::Reservation& rank) { return ReturnLimit(rank); });
   VisitAll();
   return cluster_.Take();
 }
@@ -161,8 +166,12 @@ std::vector<Action> Machine::Handle(const Event& event, absl::Time now) {
             planner_.OnPlansFound(e);
             Visit(e.run);
           },
-          [this](const Tick&) { ExpireMembers(); },
+          [this](const Tick&) {
+            ExpireMembers();
+            EndIncompletePrograms();
+          },
           [this](const Stalled& e) { cluster_.members().Extend(e.length); },
+          [this](const LimitReached& e) { cluster_.SetLimitReached(e.limit); },
       },
       event);
   for (const Cluster::RefusedMessage& refused : cluster_.TakeRefused()) OnRefused(refused);
@@ -171,6 +180,9 @@ std::vector<Action> Machine::Handle(const Event& event, absl::Time now) {
   }
   FinishAdoption();
   Settle();
+  for (const std::string& program : cluster_.members().TakeChangedPrograms()) {
+    cluster_.SendMissingRanks(program);
+  }
   return cluster_.Take();
 }
 
@@ -201,6 +213,9 @@ void Machine::OnMemberMessage(Member& member, const v1::MemberMessage& message) 
     for (const v1::DelayedOrder& order : member.delayed_orders) {
       if (Run* const run = Visit(order.run())) run->OnDelayedOrder(member, order);
     }
+    for (const v1::RunWarning& warning : message.heartbeat().warnings()) {
+      OnRunWarning(member, warning);
+    }
     if (!member.place.has_value()) return;
     Run& run = runs_.at(RunNumber(member.place->run()));
     if (run.OnHeartbeat(member, message.heartbeat())) unsettled_.insert(run.number());
@@ -211,6 +226,16 @@ void Machine::OnMemberMessage(Member& member, const v1::MemberMessage& message) 
   } else {
     OnAggregatorMessage(member, message);
   }
+}
+
+// Warnings are repeated in every heartbeat, so the run is visited only for a new one.
+void Machine::OnRunWarning(const Member& member, const v1::RunWarning& warning) {
+  if (FindRun(warning.run()) == nullptr) return;
+  Run& run = runs_.at(RunNumber(warning.run()));
+  const bool added =
+      run.AddWarning(absl::StrCat(member.worker() ? "worker " : "aggregator ", member.record.name(),
+                                  " on ", member.record.host(), ": ", warning.text()));
+  if (added) unsettled_.insert(run.number());
 }
 
 // A message for another generation is normal after a fence: the member may have sent it before it
@@ -331,7 +356,10 @@ void Machine::OnHello(ConnectionId connection, const v1::Hello& hello) {
   }
   if (!member.worker()) OnAggregatorLost(member);
   cluster_.Welcome(member, connection);
-  if (member.record.has_reservation()) SendIfEnded(member);
+  if (member.record.has_reservation()) {
+    if (!joined->known) OnRankJoined(hello.reservation());
+    SendIfEnded(member);
+  }
   if (!member.worker()) {
     auto& stored = stored_runs_[hello.name()];
     stored.clear();
@@ -394,7 +422,10 @@ void Machine::Drop(const std::string& member_id, absl::string_view reason, v1::F
   const std::optional<Member> member = cluster_.Remove(member_id, reason);
   if (!member.has_value()) return;
   if (!member->worker()) return OnAggregatorLost(*member);
-  if (cause == v1::FAILURE_CAUSE_LEASE) cluster_.NoteLost(member->record.host());
+  if (cause == v1::FAILURE_CAUSE_LEASE) {
+    cluster_.NoteLost(member->record.host());
+    OnRankLost(*member);
+  }
   if (member->place.has_value()) {
     const std::string text =
         absl::StrCat("worker ", member_id, " (", member->record.name(), ") ", reason);
@@ -483,6 +514,7 @@ bool Machine::SettleOnce(bool form) {
 absl::Time Machine::NextDeadline() const {
   return std::min({cluster_.members().NextExpiry(), cluster_.NextAvailable(),
                    deadlines_.empty() ? absl::InfiniteFuture() : deadlines_.begin()->first,
+                   cluster_.programs().NextDeadline(),
                    adoption_.has_value() ? adoption_->until : absl::InfiniteFuture()});
 }
 

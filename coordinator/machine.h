@@ -120,8 +120,17 @@ class Machine {
   // The ranks of this program will not form a group again: sends RunEnded to those that are
   // connected, and to the others when they join.
   void EndProgram(const std::string& program, const std::string& reason);
-  void NoteEnded(const std::string& program, const std::string& reason);
+  // The live run that the reservation names; null if there is none.
+  Run* LiveRunOf(const v1::Reservation& reservation);
+  // Until when the other ranks of a program wait for one that is lost now.
+  absl::Time ReturnLimit(const v1::Reservation& reservation);
+  // The member, which was removed because its lease has expired, may be a rank of a program.
+  void OnRankLost(const Member& member);
+  void OnRankJoined(const v1::Reservation& reservation);
+  // Ends the programs whose ranks have waited for a lost one until its limit.
+  void EndIncompletePrograms();
   void OnWorkerMessage(Member& member, const v1::MemberMessage& message);
+  void OnRunWarning(const Member& member, const v1::RunWarning& warning);
   // The member claims a rank of a generation that has ended.
   void ReleaseLate(const Member& member, const v1::RankSlot& place);
   void OnAggregatorMessage(const Member& member, const v1::MemberMessage& message);
@@ -195,8 +204,6 @@ class Machine {
   // in progress.
   std::map<std::string, std::set<std::string>> unknown_runs_;
   std::optional<Adoption> adoption_;
-  // Why programs have ended, by their identities.
-  std::map<std::string, std::string> ended_programs_;
   // By run number, which is the order of submission.
   std::map<uint32_t, Run> runs_;
   // Deleted runs that aggregators may still store, by id: they are not unknown runs, which could be

@@ -1,21 +1,25 @@
 // Programs with a training loop of their own (Reservation), and what ends them. Part of Machine.
 //
 // The ranks of a program are started together and wait for each other, so a rank that will not come
-// back ends all of them: it has left, or what it sent was refused and would be refused again. A
-// rank that is disconnected at that time learns it when it returns, also from a coordinator that
-// was restarted meanwhile, and so does one that joins only then.
+// back ends all of them: it has left, or what it sent was refused and would be refused again, or
+// its lease has expired and it has not returned within a limit, while others waited for it. A rank
+// that is disconnected at that time learns it when it returns, also from a coordinator that was
+// restarted meanwhile, and so does one that joins only then.
 #include <algorithm>
 #include <optional>
 
 #include "absl/strings/str_cat.h"
 #include "coordinator/keys.h"
 #include "coordinator/machine.h"
+#include "coordinator/run_rules.h"
 
 namespace cadre {
 namespace {
 
-// Number of programs that have ended and are remembered.
-constexpr size_t kMaxEndedPrograms = 1000;
+// How long the other ranks of a program wait, at least, for one whose lease has expired: a process
+// may have been suspended, or cut off from the coordinator. A program that is ended loses the steps
+// since its last version, so this is longer than the default of cluster.rejoin_wait_ms.
+constexpr absl::Duration kMinRankReturn = absl::Minutes(1);
 
 }  // namespace
 
@@ -23,12 +27,10 @@ constexpr size_t kMaxEndedPrograms = 1000;
 const Member* Machine::OtherOfRank(const v1::Hello& hello) const {
   const v1::Reservation& reservation = hello.reservation();
   if (!hello.has_reservation()) return nullptr;
-  for (const auto& [id, member] : cluster_.members().all()) {
+  for (const std::string& id : cluster_.members().RanksOf(reservation.program())) {
+    const Member& member = *cluster_.members().Find(id);
     const v1::Reservation& other = member.record.reservation();
-    const bool same_program = member.connected() && member.record.has_reservation() &&
-                              other.program() == reservation.program() &&
-                              member.record.incarnation() != hello.incarnation();
-    if (same_program &&
+    if (member.connected() && member.record.incarnation() != hello.incarnation() &&
         (other.rank() == reservation.rank() || other.ranks() != reservation.ranks())) {
       return &member;
     }
@@ -41,10 +43,7 @@ void Machine::OnGoodbye(const Member& member, const v1::Goodbye& goodbye) {
   const v1::MemberRecord left = member.record;
   Drop(left.member_id(), absl::StrCat("left: ", goodbye.reason()), kReleased);
   if (!left.has_reservation() || left.reservation().ranks() == 1) return;
-  const bool serves = std::any_of(runs_.begin(), runs_.end(), [&](const auto& entry) {
-    return entry.second.live() && entry.second.IsReserved(left.reservation());
-  });
-  if (!serves) return;  // the run has ended, and its ranks leave
+  if (LiveRunOf(left.reservation()) == nullptr) return;  // the run has ended, and its ranks leave
   EndProgram(left.reservation().program(),
              absl::StrCat("rank ", left.reservation().rank(),
                           " of this program has left: ", goodbye.reason()));
@@ -63,18 +62,65 @@ void Machine::OnRefused(const Cluster::RefusedMessage& refused) {
   }
 }
 
-void Machine::NoteEnded(const std::string& program, const std::string& reason) {
-  if (ended_programs_.size() >= kMaxEndedPrograms) ended_programs_.erase(ended_programs_.begin());
-  ended_programs_.emplace(program, reason);
+Run* Machine::LiveRunOf(const v1::Reservation& reservation) {
+  for (auto& [number, run] : runs_) {
+    if (run.live() && run.IsReserved(reservation)) return &run;
+  }
+  return nullptr;
+}
+
+absl::Time Machine::ReturnLimit(const v1::Reservation& reservation) {
+  const Run* const run = LiveRunOf(reservation);
+  return cluster_.now() +
+         std::max(kMinRankReturn, run == nullptr ? kMinRankReturn : RejoinWait(run->spec()));
+}
+
+void Machine::OnRankLost(const Member& member) {
+  const v1::Reservation& reservation = member.record.reservation();
+  if (reservation.ranks() <= 1 || !member.record.program_ended().empty()) return;
+  const Membership::Ids& ranks = cluster_.members().RanksOf(reservation.program());
+  const bool replaced = std::any_of(ranks.begin(), ranks.end(), [&](const std::string& id) {
+    return cluster_.members().Find(id)->record.reservation().rank() == reservation.rank();
+  });
+  if (!replaced) cluster_.programs().AddLost(member, ReturnLimit(reservation), cluster_.out());
+}
+
+void Machine::OnRankJoined(const v1::Reservation& reservation) {
+  cluster_.programs().OnJoined(reservation, ReturnLimit(reservation), cluster_.out());
+}
+
+void Machine::EndIncompletePrograms() {
+  Programs& programs = cluster_.programs();
+  for (const Programs::LostRank& lost : programs.Due(cluster_.now())) {
+    const v1::Reservation& reservation = lost.record.reservation();
+    const Membership::Ids& ranks = cluster_.members().RanksOf(reservation.program());
+    const bool awaited = std::any_of(ranks.begin(), ranks.end(), [&](const std::string& id) {
+      return cluster_.members().Find(id)->connected();
+    });
+    Run* const run = LiveRunOf(reservation);
+    if (!awaited) {
+      programs.SetLimit(reservation.program(), absl::InfiniteFuture());
+    } else if (run == nullptr) {
+      // It may still be submitted.
+      programs.SetLimit(reservation.program(), ReturnLimit(reservation));
+    } else if (programs.ReasonOfEnd(reservation.program()) == nullptr) {
+      const std::string reason =
+          absl::StrCat(Programs::Describe(lost), " of this program has not returned");
+      EndProgram(reservation.program(), reason);
+      run->AddWarning(absl::StrCat("a program of ", reservation.ranks(),
+                                   " ranks was ended: ", Programs::Describe(lost),
+                                   " has not returned"));
+      unsettled_.insert(run->number());
+    }
+  }
 }
 
 void Machine::EndProgram(const std::string& program, const std::string& reason) {
-  NoteEnded(program, reason);
-  for (const auto& [id, member] : cluster_.members().all()) {
-    if (member.record.reservation().program() == program) {
-      SendIfEnded(*cluster_.members().Find(id));
-    }
-  }
+  cluster_.programs().NoteEnded(program, reason);
+  cluster_.programs().Forget(program, cluster_.out());
+  // Copied, because the records of its ranks change.
+  const Membership::Ids ranks = cluster_.members().RanksOf(program);
+  for (const std::string& id : ranks) SendIfEnded(*cluster_.members().Find(id));
 }
 
 void Machine::SendIfEnded(Member& worker) {
@@ -85,12 +131,13 @@ void Machine::SendIfEnded(Member& worker) {
     if (one.live()) break;
   }
   if (run == nullptr) return;
-  const auto ended = ended_programs_.find(worker.record.reservation().program());
+  const std::string* const reason =
+      cluster_.programs().ReasonOfEnd(worker.record.reservation().program());
   if (!run->live()) {
     run->SendRunEnded(worker);
-  } else if (ended != ended_programs_.end()) {
-    cluster_.SetProgramEnded(worker, ended->second);
-    run->SendEnded(worker, /*done=*/false, ended->second);
+  } else if (reason != nullptr) {
+    cluster_.SetProgramEnded(worker, *reason);
+    run->SendEnded(worker, /*done=*/false, *reason);
   }
 }
 

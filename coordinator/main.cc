@@ -10,11 +10,13 @@
 
 #include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
+#include "base/file_limit.h"
 #include "base/http/metrics_server.h"
 #include "base/program_flags.h"
 #include "base/protocol.h"
 #include "base/rpc/certificate_metrics.h"
 #include "base/rpc/daemon.h"
+#include "base/rpc/grpc_log.h"
 #include "base/rpc/json_log.h"
 #include "base/rpc/notify.h"
 #include "base/status.h"
@@ -152,9 +154,22 @@ int Serve(const Credentials& credentials) {
   Loop::Options options = MakeOptions(planning);
   // A coordinator that cannot write its store must not decide anything: it ends and is restarted.
   options.on_failure = [&](const absl::Status& status) {
+    if (failed.HasBeenNotified()) return;
     failure = status;
     failed.Notify();
     RequestTermination();
+  };
+  // One that accepts no connections loses its members one after another; the event is stored before
+  // it ends.
+  options.find_limit = [&] {
+    const absl::Status accepting = CheckAccepting();
+    if (accepting.ok()) return std::string(CheckFreeDescriptor().message());
+    if (!failed.HasBeenNotified()) {
+      failure = accepting;
+      failed.Notify();
+      RequestTermination();
+    }
+    return std::string(accepting.message());
   };
   CoordinatorService service(std::move(options), credentials);
   if (const absl::Status started = service.Start(store->get(), FLAGS_store + ".backup");

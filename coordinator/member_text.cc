@@ -69,6 +69,10 @@ absl::Status LimitText(v1::MemberMessage& message) {
       CADRE_RETURN_IF_ERROR(CheckPeerLine("heartbeat.delayed_orders.order", delayed.order()));
       delayed.set_reason(ShortReason(delayed.reason()));
     }
+    for (v1::RunWarning& warning : *message.mutable_heartbeat()->mutable_warnings()) {
+      CADRE_RETURN_IF_ERROR(CheckPeerLine("heartbeat.warnings.run", warning.run()));
+      warning.set_text(ShortReason(warning.text()));
+    }
   }
   if (const auto text = FindLongText(message, kMaxText)) {
     return absl::InvalidArgumentError(absl::StrCat(text->field, " has ", text->bytes,

@@ -25,10 +25,15 @@ std::string WorkerKey(absl::string_view name, absl::string_view host) {
   return absl::StrCat("worker/", name.size(), "/", name, "/", host);
 }
 
+std::string ProgramKey(absl::string_view program) { return absl::StrCat("program/", program); }
+
 std::vector<std::string> KeysOf(const v1::MemberRecord& record) {
-  return {IncarnationKey(record.role(), record.incarnation()),
-          record.role() == v1::ROLE_WORKER ? WorkerKey(record.name(), record.host())
-                                           : AggregatorKey(record.name())};
+  std::vector<std::string> keys = {
+      IncarnationKey(record.role(), record.incarnation()),
+      record.role() == v1::ROLE_WORKER ? WorkerKey(record.name(), record.host())
+                                       : AggregatorKey(record.name())};
+  if (record.has_reservation()) keys.push_back(ProgramKey(record.reservation().program()));
+  return keys;
 }
 
 bool IsIdle(const Member& member) {
@@ -142,6 +147,7 @@ void Membership::Exclude(Member& member, bool excluded) {
 void Membership::Index(const Member& member) {
   for (const std::string& key : KeysOf(member.record)) by_key_[key].insert(member.id());
   if (!member.worker()) aggregators_.insert(member.id());
+  NoteChange(member);
   if (member.place.has_value()) ++placed_on_[member.record.host()];
   if (!IsIdle(member)) return;
   idle_.insert(member.id());
@@ -157,6 +163,7 @@ void Membership::Unindex(const Member& member) {
     if (it->second.empty()) by_key_.erase(it);
   }
   aggregators_.erase(member.id());
+  NoteChange(member);
   if (member.place.has_value() && --placed_on_[member.record.host()] == 0) {
     placed_on_.erase(member.record.host());
   }
@@ -164,6 +171,17 @@ void Membership::Unindex(const Member& member) {
   if (--idle_on_[member.record.host()] == 0) idle_on_.erase(member.record.host());
   if (!member.record.has_reservation()) --idle_of_kind_[member.record.device_kind()];
   ++idle_changes_;
+}
+
+void Membership::NoteChange(const Member& member) {
+  const v1::Reservation& reservation = member.record.reservation();
+  if (reservation.ranks() > 1) changed_programs_.insert(reservation.program());
+}
+
+const Membership::Ids& Membership::RanksOf(const std::string& program) const {
+  static const auto* const kNone = new Ids();
+  const auto it = by_key_.find(ProgramKey(program));
+  return it == by_key_.end() ? *kNone : it->second;
 }
 
 size_t Membership::CountIdle(v1::Cluster::Device kind) const {

@@ -63,6 +63,8 @@ struct Member {
   std::vector<v1::DelayedOrder> delayed_orders;
   // Why its last refused message was refused.
   std::string refused;
+  // Rank of a program: the missing ranks that it was sent last (v1::Waiting).
+  std::string missing_ranks;
   // It was released from a stalled group, and its training thread has not reacted since.
   struct Hung {
     absl::Time since;
@@ -126,6 +128,11 @@ class Membership {
   // Number of workers on the host that hold a rank, and of idle ones.
   int CountPlaced(const std::string& host) const { return CountOf(placed_on_, host); }
   int CountIdleOn(const std::string& host) const { return CountOf(idle_on_, host); }
+  // Ids of the ranks of a program (v1::Reservation).
+  const Ids& RanksOf(const std::string& program) const;
+  // Programs of several ranks of which a member has been added, changed or removed since the last
+  // call.
+  std::set<std::string> TakeChangedPrograms() { return std::exchange(changed_programs_, {}); }
   // Ids of the aggregators.
   const Ids& aggregators() const { return aggregators_; }
 
@@ -143,6 +150,7 @@ class Membership {
   // rank lies between Unindex and Index.
   void Index(const Member& member);
   void Unindex(const Member& member);
+  void NoteChange(const Member& member);
   static int CountOf(const std::map<std::string, int>& hosts, const std::string& host) {
     const auto found = hosts.find(host);
     return found == hosts.end() ? 0 : found->second;
@@ -169,6 +177,7 @@ class Membership {
   std::map<std::string, int> idle_on_;
   Ids aggregators_;
   uint64_t idle_changes_ = 0;
+  std::set<std::string> changed_programs_;
 };
 
 }  // namespace cadre

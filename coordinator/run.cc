@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
@@ -17,6 +18,12 @@
 #include "proto/enum_text.h"
 
 namespace cadre {
+namespace {
+
+// Number of warnings of a run that are kept.
+constexpr int kMaxWarnings = 32;
+
+}  // namespace
 
 Run::Run(const v1::RunRecord& record, const RunContext& context)
     : cluster_(context.cluster),
@@ -210,6 +217,20 @@ void Run::Disband(absl::string_view reason) {
   UpdateDemand();
   // Without their records, a restart finds no group of this run.
   cluster_.out().EraseBelow(GroupsPrefix(id()));
+}
+
+bool Run::AddWarning(const std::string& text) {
+  if (record_.warnings_size() >= kMaxWarnings || absl::c_linear_search(record_.warnings(), text)) {
+    return false;
+  }
+  record_.add_warnings(text);
+  if (record_.warnings_size() == kMaxWarnings) {
+    record_.add_warnings("further warnings are only in the logs of the members");
+  }
+  cluster_.ReportRun(v1::EVENT_KIND_RUN_WARNING, id(), text);
+  cluster_.Count("warnings");
+  Save();
+  return true;
 }
 
 // The spec, which may be large and does not change, has a record of its own.

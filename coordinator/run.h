@@ -115,6 +115,8 @@ class Run {
   void OnWorkerClosed(const Member& member);
   void OnWorkerLost(const v1::RankSlot& place, absl::string_view reason, v1::FailureCause cause);
   void OnAggregatorMessage(const Member& member, const v1::MemberMessage& message);
+  // Something has gone wrong although the run goes on. Returns false for a repetition.
+  bool AddWarning(const std::string& text);
   // An aggregator has not carried out an order for this run.
   void OnDelayedOrder(const Member& member, const v1::DelayedOrder& delayed);
   void OnAggregatorJoined(const Member& member, bool address_changed);
@@ -408,6 +410,11 @@ class Run {
   v1::GroupState StateOf(const Slot& slot) const;
   std::string MissingWorkers() const;
   std::string WaitReason() const;
+  // Programs for this run that lack ranks; empty if there are none.
+  std::string IncompletePrograms() const;
+  std::string MissingNativeWorkers() const;
+  // The ranks of the group that have lost their streams; empty if there are none.
+  std::string DisconnectedRanks(const Slot& slot) const;
 
   Cluster& cluster_;
   GroupPlanner& planner_;

@@ -65,6 +65,8 @@ void CollectRun(const Machine& machine, const v1::RunStatus& run, absl::Time now
     metrics.Counter("cadre_run_checkpoints_failed_total", "Checkpoints that could not be written.",
                     run.checkpoint().failures(), labels);
   }
+  metrics.Gauge("cadre_run_warnings", "What has gone wrong although the run goes on.",
+                run.warnings_size(), labels);
   const v1::WatchUpdate update = machine.Update(run.run(), now);
   uint32_t behind = 0;
   for (const v1::GroupStatus& group : update.groups()) {
@@ -83,10 +85,10 @@ void CollectCounters(const Machine& machine, Metrics& metrics) {
   for (const char* name :
        {"groups_failed",        "groups_formed",    "groups_grown",   "groups_left_out",
         "groups_nudged",        "groups_replanned", "groups_stalled", "implausible_generations",
-        "leases_lost",          "rounds_committed", "runs_adopted",   "runs_behind",
-        "runs_brought_forward", "runs_deleted",     "runs_done",      "runs_failed",
-        "runs_parked",          "runs_stopped",     "runs_submitted", "shards_lost",
-        "shards_restored"}) {
+        "leases_lost",          "limits_reached",   "rounds_committed", "runs_adopted",
+        "runs_behind",          "runs_brought_forward", "runs_deleted", "runs_done",
+        "runs_failed",          "runs_parked",      "runs_stopped",   "runs_submitted",
+        "shards_lost",          "shards_restored",  "warnings"}) {
     counters[name] = 0;
   }
   for (int value = v1::Refusal_MIN + 1; value <= v1::Refusal_MAX; ++value) {

@@ -6,6 +6,7 @@
 #include "coordinator/run.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "absl/algorithm/container.h"
@@ -18,6 +19,10 @@
 
 namespace cadre {
 namespace {
+
+std::string AfterReason(const std::string& reason, const std::string& next) {
+  return absl::StrCat(reason, reason.empty() ? "" : "; ", next);
+}
 
 void FillPrediction(const Slot& slot, v1::GroupStatus& status) {
   const bool predicted = slot.record().has_predicted();
@@ -86,6 +91,7 @@ v1::RunStatus Run::Status(absl::Time now) const {
   if (record.has_discrepancy()) *status.mutable_discrepancy() = DiscrepancyStatus(record);
   if (record.has_outer()) *status.mutable_outer() = OuterStatusOf(record);
   if (WritesCheckpoints()) *status.mutable_checkpoint() = record.checkpoint();
+  *status.mutable_warnings() = record.warnings();
   if (record.has_residual()) status.set_residual_ratio(ResidualRatioOf(record));
   FillTimes(now, status);
   return status;
@@ -165,6 +171,12 @@ v1::GroupStatus Run::StatusOf(const Slot& slot, bool details) const {
         absl::FormatDuration(absl::Ceil(slot.blocked_until() - cluster_.now(), absl::Seconds(1))),
         "; last failure: ", record.failed().reason()));
   }
+  if (slot.waiting()) {
+    const std::string incomplete = IncompletePrograms();
+    if (!incomplete.empty()) status.set_reason(AfterReason(status.reason(), incomplete));
+  } else if (const std::string away = DisconnectedRanks(slot); !away.empty()) {
+    status.set_reason(AfterReason(status.reason(), away));
+  }
   if (details) *status.mutable_plan() = slot.plan();
   const v1::Cluster& cluster = spec().cluster();
   status.set_collectives(cluster.collectives() == v1::Cluster::COLLECTIVE_POLICY_UNSPECIFIED
@@ -176,6 +188,17 @@ v1::GroupStatus Run::StatusOf(const Slot& slot, bool details) const {
   status.set_exposed_seconds(slot.progress.exposed_seconds());
   FillPrediction(slot, status);
   return status;
+}
+
+// A group waits for a rank without a stream until the lease of the rank expires.
+std::string Run::DisconnectedRanks(const Slot& slot) const {
+  std::vector<std::string> away;
+  for (uint32_t rank = 0; rank < slot.ranks(); ++rank) {
+    const Member* const member = cluster_.members().Find(slot.record().members(rank));
+    if (member == nullptr || member->connected()) continue;
+    away.push_back(Programs::Describe(rank, *member));
+  }
+  return away.empty() ? "" : absl::StrCat("waiting for ", absl::StrJoin(away, ", "));
 }
 
 void Run::FillShards(const Member& aggregator, v1::AggregatorStatus& status) const {
@@ -249,7 +272,34 @@ std::string Run::WaitReason() const {
   return MissingWorkers();
 }
 
+// Only for the status: it visits all idle workers.
+std::string Run::IncompletePrograms() const {
+  std::set<absl::string_view> seen;
+  std::vector<std::string> incomplete;
+  for (const std::string& id : cluster_.members().idle()) {
+    const v1::MemberRecord& worker = cluster_.members().Find(id)->record;
+    const v1::Reservation& reservation = worker.reservation();
+    if (!worker.has_reservation() || !IsReserved(reservation) || !worker.program_ended().empty() ||
+        !seen.insert(reservation.program()).second) {
+      continue;
+    }
+    const std::string missing = cluster_.programs().MissingRanks(reservation);
+    if (missing.empty()) continue;
+    incomplete.push_back(absl::StrCat("the program of '", worker.name(), "' waits for ", missing));
+  }
+  return absl::StrJoin(incomplete, "; ");
+}
+
 std::string Run::MissingWorkers() const {
+  const std::string incomplete = IncompletePrograms();
+  if (spec().model().has_opaque()) {
+    return incomplete.empty() ? "waiting for a program to join" : incomplete;
+  }
+  const std::string workers = MissingNativeWorkers();
+  return incomplete.empty() ? workers : absl::StrCat(workers, "; ", incomplete);
+}
+
+std::string Run::MissingNativeWorkers() const {
   const uint32_t ranks = RanksPerGroup(spec());
   const v1::RunSpec::Precision precision = spec().precision();
   // Idle workers that support the precision.

@@ -267,6 +267,10 @@ const char* cadre_group_error(const cadre_group* group) {
   if (group->text.empty() && group->member != nullptr) {
     group->text = std::string(group->member->Ready().message());
   }
+  if (group->text.empty() && group->trainer != nullptr) {
+    const std::string missing = group->trainer->missing_ranks();
+    if (!missing.empty()) group->text = absl::StrCat("waiting for ", missing);
+  }
   return group->text.c_str();
 }
 

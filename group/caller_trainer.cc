@@ -315,6 +315,16 @@ void CallerTrainer::OnRunEnded(const v1::RunEnded& ended) {
   handoff_.End();
 }
 
+void CallerTrainer::OnWaiting(const v1::Waiting& waiting) {
+  absl::MutexLock lock(&mutex_);
+  missing_ranks_ = waiting.reason();
+}
+
+std::string CallerTrainer::missing_ranks() const {
+  absl::MutexLock lock(&mutex_);
+  return missing_ranks_;
+}
+
 LossSum CallerTrainer::losses() const {
   absl::MutexLock lock(&mutex_);
   return losses_;

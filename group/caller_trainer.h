@@ -63,11 +63,14 @@ class CallerTrainer final : public GenerationTrainer {
   Result Train(GroupSession& session, const MemberLoopOptions& options,
                Counters& counters) override;
   void OnRunEnded(const v1::RunEnded& ended) override ABSL_LOCKS_EXCLUDED(mutex_);
+  void OnWaiting(const v1::Waiting& waiting) override ABSL_LOCKS_EXCLUDED(mutex_);
 
   ProgramState state() const ABSL_LOCKS_EXCLUDED(mutex_);
   // Why the program cannot continue, or OK.
   absl::Status error() const ABSL_LOCKS_EXCLUDED(mutex_);
   LossSum losses() const ABSL_LOCKS_EXCLUDED(mutex_);
+  // The missing ranks of the program; empty if there are none, or they are not known.
+  std::string missing_ranks() const ABSL_LOCKS_EXCLUDED(mutex_);
 
   // From the program's thread: it has made progress.
   void Advance() {
@@ -98,6 +101,7 @@ class CallerTrainer final : public GenerationTrainer {
   LossSum losses_ ABSL_GUARDED_BY(mutex_);
   RankProtocol::Evaluated evaluated_ ABSL_GUARDED_BY(mutex_);
   absl::Status error_ ABSL_GUARDED_BY(mutex_);
+  std::string missing_ranks_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace cadre

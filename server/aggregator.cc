@@ -13,6 +13,7 @@
 #include "absl/time/clock.h"
 #include "base/identity.h"
 #include "base/rpc/certificate_metrics.h"
+#include "base/rpc/grpc_log.h"
 #include "base/status.h"
 #include "server/order_execution.h"
 
@@ -23,6 +24,8 @@ namespace {
 constexpr absl::Duration kSlowOrder = absl::Seconds(5);
 // Limit of the delayed orders in a heartbeat.
 constexpr int kMaxDelayedOrders = 64;
+// Maximum number of warnings of a heartbeat.
+constexpr int kMaxWarnings = 64;
 
 }  // namespace
 
@@ -89,6 +92,12 @@ absl::Status Aggregator::Join() {
     const std::filesystem::space_info space = std::filesystem::space(options_.data_dir, error);
     if (!error) (*heartbeat.mutable_counters())["disk_free_bytes"] = space.available;
     (*heartbeat.mutable_counters())["disk_reserved_bytes"] = reserved_bytes_;
+    for (const auto& [run, text] : host_->archive_failures()) {
+      v1::RunWarning& warning = *heartbeat.add_warnings();
+      warning.set_run(run);
+      warning.set_text(text);
+      if (heartbeat.warnings_size() == kMaxWarnings) break;
+    }
     absl::MutexLock lock(&mutex_);
     for (v1::DelayedOrder& delayed : orders_.Delayed(clock_.Now(), kSlowOrder)) {
       if (heartbeat.delayed_orders_size() == kMaxDelayedOrders) break;
@@ -104,6 +113,7 @@ absl::Status Aggregator::Join() {
 }
 
 absl::Status Aggregator::end() const {
+  CADRE_RETURN_IF_ERROR(CheckAccepting());
   absl::MutexLock lock(&mutex_);
   return refused_.ok() ? host_->CheckFiles() : refused_;
 }
@@ -124,6 +134,9 @@ void Aggregator::Collect(Metrics& metrics) const {
                   "Orders of the coordinator that could not be carried out and are tried again.",
                   static_cast<double>(orders_.Delayed(clock_.Now(), kSlowOrder).size()));
   }
+  metrics.Gauge("cadre_archives_incomplete",
+                "Runs of which a version could not be archived, so that they cannot be replayed.",
+                static_cast<double>(host_->archive_failures().size()));
   metrics.AddHistogram("cadre_contribution_sync_seconds",
                        "Time to make a contribution durable, before it is acknowledged.",
                        host_->contribution_syncs().Read());

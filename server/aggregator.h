@@ -83,6 +83,7 @@ class Aggregator {
   const Counters& counters() const { return counters_; }
   // Why the process must end. FailedPrecondition: the files were removed or damaged; another
   // process begins with what is left. PermissionDenied: the coordinator refuses this build.
+  // ResourceExhausted: it cannot accept connections any more.
   absl::Status end() const ABSL_LOCKS_EXCLUDED(mutex_);
 
   // OK if the aggregator can serve: its files are intact and the coordinator is connected.

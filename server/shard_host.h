@@ -130,6 +130,7 @@ class ShardHost {
   absl::Status CheckFiles() const ABSL_LOCKS_EXCLUDED(mutex_);
   // Durations since the start.
   const Histogram& contribution_syncs() const { return store_->contribution_syncs(); }
+  std::map<std::string, std::string> archive_failures() const { return store_->archive_failures(); }
 
   // --- The ranks' streams
 

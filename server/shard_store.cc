@@ -958,8 +958,12 @@ void ShardStore::RemoveContribution(const ContributionKey& key) {
 void ShardStore::Archive(const std::string& run, const v1::Apply& order, uint64_t digest) {
   if (!archive_ || order.participants().empty()) return;
   const absl::Status archived = ArchiveRound(files_, RunFolder(run), order, digest);
-  LOG_IF(ERROR, !archived.ok()) << "run " << run << " can only be replayed to version "
-                                << order.round() - 1 << ": " << archived;
+  if (archived.ok()) return;
+  const std::string text = absl::StrCat("the run can only be replayed to version ",
+                                        order.round() - 1, ": ", archived.message());
+  LOG(ERROR) << "run " << run << ": " << text;
+  absl::MutexLock lock(&mutex_);
+  archive_failures_.try_emplace(run, text);
 }
 
 }  // namespace cadre

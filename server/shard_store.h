@@ -177,6 +177,12 @@ class ShardStore {
   absl::Status SyncContribution(BlockFile& file);
   // Durations of SyncContribution since Open.
   const Histogram& contribution_syncs() const { return contribution_syncs_; }
+  // By run, why a version could not be archived, and which one is the last to be replayed: the
+  // first failure since Open.
+  std::map<std::string, std::string> archive_failures() const ABSL_LOCKS_EXCLUDED(mutex_) {
+    absl::MutexLock lock(&mutex_);
+    return archive_failures_;
+  }
   absl::Status VerifyContribution(const ContributionKey& key) const;
   void RemoveContribution(const ContributionKey& key);
 
@@ -196,9 +202,10 @@ class ShardStore {
   // Removes a folder of a run, its run file last: without it, Load would leave the folder alone.
   absl::Status RemoveRunFolder(const std::string& name) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::StatusOr<FoundRun> LoadRunFile(const std::string& run) const;
-  // If contributions are kept: those of a version that exists. An error is logged; the run cannot
-  // be replayed then.
-  void Archive(const std::string& run, const v1::Apply& order, uint64_t digest);
+  // If contributions are kept: those of a version that exists. After an error, which is logged and
+  // kept in archive_failures_, the run cannot be replayed.
+  void Archive(const std::string& run, const v1::Apply& order, uint64_t digest)
+      ABSL_LOCKS_EXCLUDED(mutex_);
   std::string VersionPath(const std::string& run, uint32_t version) const;
   std::string OuterPath(const std::string& run, uint32_t version) const;
   std::string FramePath(const std::string& run, uint32_t version) const;
@@ -254,6 +261,7 @@ class ShardStore {
   mutable absl::Mutex mutex_;
   // Runs with a run file.
   std::set<std::string> runs_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::string, std::string> archive_failures_ ABSL_GUARDED_BY(mutex_);
   // By run and version, the bytes of every frame.
   std::map<std::string, std::map<uint32_t, uint64_t>> frames_ ABSL_GUARDED_BY(mutex_);
 };

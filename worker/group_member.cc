@@ -170,6 +170,9 @@ v1::Heartbeat GroupMember::NextHeartbeat() {
   for (v1::Fallback& fallback : progress_.fallbacks()) {
     *heartbeat.add_fallbacks() = std::move(fallback);
   }
+  for (v1::RunWarning& warning : progress_.warnings()) {
+    *heartbeat.add_warnings() = std::move(warning);
+  }
   return heartbeat;
 }
 
@@ -180,6 +183,8 @@ void GroupMember::OnMessage(const v1::CoordinatorMessage& message) {
     options_.ended();
   }
   if (message.has_run_ended()) trainer_->OnRunEnded(message.run_ended());
+  // No rank is missing in a group that is formed.
+  if (message.has_waiting() || message.has_assignment()) trainer_->OnWaiting(message.waiting());
   absl::MutexLock lock(&mutex_);
   Do(machine_.Receive(message));
   if (!options_.exit_when_done || !message.release().run_ended() || run_done_.has_value()) return;
@@ -190,7 +195,8 @@ void GroupMember::OnMessage(const v1::CoordinatorMessage& message) {
 void GroupMember::OnConnection(bool connected) {
   LOG(INFO) << (connected ? "joined the coordinator at " : "lost the coordinator at ")
             << options_.coordinator;
-  if (!connected) return;
+  // The coordinator sends it again, if it is still true.
+  if (!connected) return trainer_->OnWaiting(v1::Waiting());
   absl::MutexLock lock(&mutex_);
   Do(machine_.Connected());
 }

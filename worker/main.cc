@@ -18,6 +18,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/file_limit.h"
 #include "base/hardware.h"
 #include "base/http/metrics_server.h"
 #include "base/identity.h"
@@ -308,6 +309,7 @@ int main(int argc, char** argv) {
   options.loader_threads = LoaderThreads();
   options.exchange_silence = absl::Seconds(FLAGS_exchange_silence);
 
+  cadre::RaiseDescriptorLimit();
   auto worker = cadre::Worker::Start(options);
   if (!worker.ok()) return FailToStart(worker.status());
   std::unique_ptr<cadre::HttpServer> metrics;

@@ -102,6 +102,7 @@ Daemon::~Daemon() { Drain(absl::ZeroDuration()); }
 
 absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const DaemonOptions& options,
                                                       std::vector<grpc::Service*> services) {
+  RaiseDescriptorLimit();
   CADRE_RETURN_IF_ERROR(ReserveDescriptors(kMemberDescriptors));
   CADRE_RETURN_IF_ERROR(ReserveThreads(kMemberThreads));
   CADRE_RETURN_IF_ERROR(

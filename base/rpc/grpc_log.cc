@@ -9,13 +9,31 @@
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
+#include "base/file_limit.h"
 #include "base/log_limit.h"
 #include "base/peer_text.h"
 
 namespace cadre {
 namespace {
+
+// How gRPC begins the line (tcp_server_posix.cc).
+constexpr absl::string_view kFailedAccept = "Failed accept";
+
+struct FailedAccept {
+  absl::Mutex mutex;
+  // The line; empty: accept has not failed.
+  std::string line ABSL_GUARDED_BY(mutex);
+};
+
+FailedAccept& TheFailedAccept() {
+  static auto* const failed = new FailedAccept();
+  return *failed;
+}
 
 class GrpcLog {
  public:
@@ -39,6 +57,11 @@ class GrpcLog {
 };
 
 void WriteLine(gpr_log_func_args* line) {
+  if (absl::StartsWith(line->message, kFailedAccept)) {
+    FailedAccept& failed = TheFailedAccept();
+    absl::MutexLock lock(&failed.mutex);
+    failed.line = line->message;
+  }
   static auto* const log = new GrpcLog();
   log->Write(*line);
 }
@@ -46,5 +69,14 @@ void WriteLine(gpr_log_func_args* line) {
 }  // namespace
 
 void LimitGrpcLog() { gpr_set_log_function(WriteLine); }
+
+absl::Status CheckAccepting() {
+  FailedAccept& failed = TheFailedAccept();
+  absl::MutexLock lock(&failed.mutex);
+  if (failed.line.empty()) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat("a connection could not be accepted (", failed.line,
+                   "), after which none is accepted any more: ", DescriptorLimitText()));
+}
 
 }  // namespace cadre

@@ -83,9 +83,14 @@ def _is_run_file(run: str | RunSpec) -> bool:
 
 
 def _describe_wait(state: _library.GroupState, run: str, problem: str) -> str:
-    """What a program that waits in a boundary waits for. `problem`: why it is not connected."""
+    """What a program that waits in a boundary waits for.
+
+    `problem`: why it is not connected, or else the ranks that are missing.
+    """
     if not state.connected:
         return f"run {run}: waiting for the coordinator: {problem}"
+    if problem:
+        return f"run {run}: {problem}"
     if state.total_steps == 0 and state.version == 0:
         return f"run {run}: waiting for a group of this program to begin, for which the run must exist"
     return (f"run {run}: waiting at step {state.step}, version {state.version}, for the aggregators, and "
@@ -347,6 +352,7 @@ class Group:
         deadline = None if timeout is None else time.monotonic() + timeout
         discarded = self._state().discarded_steps
         report_at = time.monotonic() + _REPORT_WAIT
+        reported = None
         while True:
             task = self._library.cadre_group_next(self._handle, _POLL)
             if task == _library.FETCH:
@@ -368,12 +374,14 @@ class Group:
             elif task == _library.ERROR:
                 raise CadreError(self._error())
             elif deadline is not None and time.monotonic() > deadline:
+                problem = self._error()
                 raise TimeoutError(
                     f"run {self.run or self._awaited}: no group of it began within {timeout} s"
+                    + (f": {problem}" if problem else "")
                 )
-            elif time.monotonic() > report_at:
-                _log.warning("%s", _describe_wait(
-                    self._state(), self.run or self._awaited, self._error()))
+            elif time.monotonic() > report_at or (reported is not None and self._error() != reported):
+                reported = self._error()
+                _log.warning("%s", _describe_wait(self._state(), self.run or self._awaited, reported))
                 report_at = time.monotonic() + 10 * _REPORT_WAIT
 
     def _check_unchanged(self) -> None:

@@ -182,10 +182,16 @@ def _is_exchangeable(buffer: torch.Tensor) -> bool:
     """Whether fp32 can represent an average of the buffer, and the buffer can receive it."""
     if is_dtensor(buffer):
         return True
-    if buffer.layout is not torch.strided:
+    # PyTorch refuses to change an inference tensor.
+    if buffer.layout is not torch.strided or buffer.is_inference():
         return False
     expanded = any(size > 1 and stride == 0 for size, stride in zip(buffer.shape, buffer.stride()))
     return not expanded and bool(torch.isfinite(buffer.detach().float()).all())
+
+
+def _version_of(tensor: torch.Tensor) -> int | None:
+    """A number that changes with the tensor; None: PyTorch does not count the changes."""
+    return None if tensor.is_inference() else tensor._version
 
 
 class Constants:
@@ -196,7 +202,7 @@ class Constants:
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._buffers = {
-            name: (buffer, buffer._version, digest_of(buffer))
+            name: (buffer, _version_of(buffer), digest_of(buffer))
             for name, buffer in _buffers_of(model)
             if not _is_exchangeable(buffer)
         }
@@ -212,14 +218,15 @@ class Constants:
             if name not in self:
                 continue
             before, version, digest = self._buffers[name]
-            if buffer is before and buffer._version == version:
+            if buffer is before and version is not None and _version_of(buffer) == version:
                 continue
             if digest_of(buffer) != digest:
                 raise CadreError(
-                    f"buffer '{name}' is not exchanged, because it was not finite, was expanded, or was "
-                    "not dense when the model was attached, and it has changed since"
+                    f"buffer '{name}' is not exchanged, because it was not finite, was expanded, was not "
+                    "dense, or was made in inference mode when the model was attached, and it has changed "
+                    "since"
                 )
-            self._buffers[name] = (buffer, buffer._version, digest)
+            self._buffers[name] = (buffer, _version_of(buffer), digest)
 
 
 def _buffers_of(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:

@@ -31,10 +31,12 @@ def wait_for(condition: Callable[[], Any], what: str, seconds: float = 60) -> An
 class Program:
     """A Python program whose standard output has a JSON object per line."""
 
-    def __init__(self, folder: Path, name: str, command: list[str]) -> None:
+    def __init__(
+        self, folder: Path, name: str, command: list[str], variables: dict[str, str] | None = None
+    ) -> None:
         self.out = folder / f"{name}.out"
         self.err = folder / f"{name}.err"
-        environment = dict(os.environ, OMP_NUM_THREADS="1", PYTHONUNBUFFERED="1")
+        environment = dict(os.environ, OMP_NUM_THREADS="1", PYTHONUNBUFFERED="1", **(variables or {}))
         with self.out.open("w") as out, self.err.open("w") as err:
             self.process = subprocess.Popen(command, stdout=out, stderr=err, env=environment)
 
@@ -101,13 +103,17 @@ class Cluster:
         return self._start_daemon(name, "cadre-worker", f"--coordinator={self.address}",
                                   "--listen=127.0.0.1:0", f"--name={name}", "--threads=1", *flags)
 
-    def start(self, name: str, script: str | Path, *arguments: str, ranks: int = 1) -> Program:
+    def start(
+        self, name: str, script: str | Path, *arguments: str, ranks: int = 1,
+        environment: dict[str, str] | None = None,
+    ) -> Program:
         path = str(_HERE / script)
         launch = [sys.executable, path]
         if ranks > 1:
             launch = [sys.executable, "-m", "torch.distributed.run", "--standalone",
                       f"--nproc-per-node={ranks}", path]
-        program = Program(self.folder, name, [*launch, "--coordinator", self.address, *arguments])
+        program = Program(self.folder, name, [*launch, "--coordinator", self.address, *arguments],
+                          environment)
         self._programs.append(program)
         return program
 

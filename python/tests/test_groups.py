@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import resource
 import signal
+import socket
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -277,3 +282,36 @@ def test_unknown_coordinator_and_run_are_reported() -> None:
         with cadre.attach(model, optimizer, coordinator="127.0.0.1:9", insecure=True, run="none",
                           timeout=1):
             pass
+
+
+def test_coordinator_that_cannot_accept_ends_with_the_limit(tmp_path: Path) -> None:
+    """gRPC accepts no connection any more when it has failed once."""
+    port_file = tmp_path / "port"
+
+    def start(limit: int) -> subprocess.Popen:
+        port_file.unlink(missing_ok=True)
+        process = subprocess.Popen(
+            [f"{os.environ['CADRE_BIN']}/cadre-coordinator", "--insecure", "--listen=127.0.0.1:0",
+             f"--store={tmp_path / 'store.db'}", f"--port_file={port_file}"], stderr=subprocess.PIPE, text=True,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (limit // 2, limit)))
+        wait_for(lambda: port_file.exists() and port_file.read_text().strip(), "the coordinator")
+        return process
+
+    process = start(64)
+    try:
+        address = ("127.0.0.1", int(port_file.read_text()))
+        connections = [socket.create_connection(address) for _ in range(80)]
+        error = process.communicate(timeout=30)[1]
+    finally:
+        process.kill()
+    assert process.returncode == 1
+    assert "Too many open files" in error and "(RLIMIT_NOFILE) is 64; raise it" in error
+    for connection in connections:
+        connection.close()
+    process = start(1024)
+    try:
+        with cadre.Client(f"127.0.0.1:{port_file.read_text().strip()}", insecure=True) as client:
+            assert client.status()["counters"]["limits_reached"] == "1"
+    finally:
+        process.kill()
+        process.communicate()

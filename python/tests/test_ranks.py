@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 
 import pytest
 from processes import Cluster, wait_for
@@ -53,6 +54,30 @@ def test_rank_that_leaves_ends_the_program(cluster: Cluster) -> None:
     lines = {line["rank"]: line for line in program.lines()}
     assert lines[1]["step"] == 20
     assert "rank 1 of this program has left: the program has ended its loop" in lines[0]["error"]
+
+
+def test_killed_rank_is_named_and_ends_the_program(cluster: Cluster) -> None:
+    """The ranks have no launcher that would end the other one."""
+    text = spec(groups=1, steps=100000, every_steps=4)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    ranks = [
+        cluster.start(f"rank-{rank}", "rank_program.py", "--spec", text, environment={
+            "RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port})
+        for rank in (0, 1)
+    ]
+    status = cluster.client.status
+    wait_for(lambda: any(run["version"] > 0 for run in status()["runs"]), "a version")
+    ranks[1].process.kill()
+    killed = rf"rank 1 \('[^']+-{ranks[1].process.pid}' on [^ ]+, no message since [-0-9]+ [0-9:]+ UTC\)"
+    wait_for(lambda: re.search(f"waits for {killed} of 2; the program ends at .* without it",
+                               status()["runs"][0]["reason"]), "the reason of the run")
+    ranks[0].succeed(120)
+    error = ranks[0].lines()[0]["error"]
+    assert re.search(f"{killed} of this program has not returned", error), error
+    assert re.search(f"waiting for {killed} of 2", ranks[0].err.read_text())
+    assert re.search(f"a program of 2 ranks was ended: {killed}", status()["runs"][0]["warnings"][0])
 
 
 def test_program_of_two_ranks_survives_the_other_group(cluster: Cluster) -> None:

@@ -6,6 +6,7 @@ import json
 import logging
 import multiprocessing
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -268,6 +269,23 @@ def test_constant_buffer_that_changes_is_refused(cluster: Cluster) -> None:
                 model.mask[0, 0] = 1
 
 
+def test_buffers_of_inference_mode_are_constant(cluster: Cluster) -> None:
+    """PyTorch neither counts their changes, nor lets the average of the groups change them."""
+    model = torch.nn.Linear(2, 1)
+    with torch.inference_mode():
+        model.register_buffer("mask", torch.full((3, 3), float("-inf")).triu(1))
+        model.register_buffer("scale", torch.ones(2, dtype=torch.float64))
+    optimizer = sgd(model)
+    with pytest.raises(cadre.CadreError, match="buffer 'mask' is not exchanged, .* inference mode"):
+        for at in attach(cluster, model, optimizer):
+            step(model, optimizer)
+            if at == 6:
+                run = cluster.client.status()["runs"][0]
+                assert sorted(cluster.client.pull(run["run"])) == ["bias", "weight"]
+                with torch.inference_mode():
+                    model.mask[0, 0] = 1
+
+
 def test_parameter_that_is_not_finite_is_named(cluster: Cluster) -> None:
     model = torch.nn.Linear(2, 1)
     optimizer = sgd(model)
@@ -404,6 +422,21 @@ def test_run_may_be_the_path_of_a_run_file(cluster: Cluster, tmp_path: Path) -> 
         attach(cluster, torch.nn.Linear(2, 2), sgd(torch.nn.Linear(2, 2)), run=str(file))
     with pytest.raises(FileNotFoundError, match="runs/none"):
         attach(cluster, torch.nn.Linear(2, 2), sgd(torch.nn.Linear(2, 2)), run="runs/none")
+
+
+def test_missing_rank_is_named_while_the_program_waits(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(_attach, "_REPORT_WAIT", 0.3)
+    monkeypatch.setattr(_attach, "_ranks", lambda: (0, 2))
+    monkeypatch.setattr(_attach, "_made_by_rank_0", lambda make: make())
+    model = torch.nn.Linear(2, 2)
+    group = cadre.attach(model, sgd(model), coordinator=cluster.address, run=json.loads(spec(groups=1)),
+                         insecure=True, timeout=2)
+    missing = "waiting for rank 1 (has not joined) of 2"
+    with caplog.at_level(logging.WARNING), pytest.raises(TimeoutError, match=re.escape(missing)):
+        next(iter(group))
+    assert [message.split(": ", 1)[1] for message in caplog.messages] == [missing]
 
 
 def test_wait_for_a_run_is_reported(

@@ -47,6 +47,31 @@ TEST(FileLimit, RaisesTheSoftLimit) {
   EXPECT_TRUE(WithLimits(50, 64, [] { return CheckDescriptors(40).ok() && SoftLimit() == 50; }));
 }
 
+TEST(FileLimit, RaisesTheSoftLimitToTheHardOne) {
+  EXPECT_TRUE(WithLimits(20, 64, [] {
+    RaiseDescriptorLimit();
+    return SoftLimit() == 64;
+  }));
+}
+
+TEST(FileLimit, NamesTheLimitThatIsReached) {
+  EXPECT_TRUE(WithLimits(64, 64, [] {
+    if (!CheckFreeDescriptor().ok()) return false;
+    int last = -1;
+    while (true) {
+      const int next = open("/dev/null", O_RDONLY);
+      if (next < 0) break;
+      last = next;
+    }
+    const absl::Status status = CheckFreeDescriptor();
+    const bool named = absl::IsResourceExhausted(status) &&
+                       status.message().find("open files (RLIMIT_NOFILE) is 64; raise it") !=
+                           absl::string_view::npos;
+    close(last);
+    return named && CheckFreeDescriptor().ok();
+  }));
+}
+
 TEST(FileLimit, OpenDescriptorsCount) {
   EXPECT_TRUE(WithLimits(64, 64, [] {
     if (!ReserveDescriptors(30).ok()) return false;

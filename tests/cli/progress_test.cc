@@ -76,6 +76,21 @@ TEST(ProgressTest, FailedCheckpointIsALineOfItsOwn) {
   }
 }
 
+TEST(ProgressTest, WarningsAreLinesOfTheirOwn) {
+  std::ostringstream out;
+  Progress progress(out, {});
+  v1::RunStatus run = Running(50);
+  run.add_warnings("no archive");
+  progress.Update(run, absl::Now());
+  run.add_warnings("no momentum");
+  progress.Update(run, absl::Now());
+  for (const char* line : {"run-1  no archive\n", "run-1  no momentum\n"}) {
+    const size_t first = out.str().find(line);
+    ASSERT_NE(first, std::string::npos) << out.str();
+    EXPECT_EQ(out.str().find(line, first + 1), std::string::npos) << out.str();
+  }
+}
+
 TEST(ProgressBarTest, FullOnlyAtTheEnd) {
   EXPECT_EQ(ProgressBar(0, 6), "[....]");
   EXPECT_EQ(ProgressBar(0.999, 6), "[###.]");

@@ -107,6 +107,17 @@ TEST(SummaryTest, HiddenShareIsBetweenNothingAndOne) {
   EXPECT_EQ(HiddenExchangeShare(run), 1);
 }
 
+TEST(SummaryTest, WarningsAreShown) {
+  Summary summary = Trained();
+  EXPECT_TRUE(ToJson(summary)["warnings"].empty());
+  EXPECT_THAT(ToText(summary), Not(HasSubstr("warnings")));
+  summary.run.add_warnings("no slowmo_momentum");
+  summary.run.add_warnings("no archive");
+  EXPECT_THAT(ToText(summary), ContainsRegex("warnings +no slowmo_momentum; no archive\n"));
+  EXPECT_EQ(ToJson(summary)["warnings"], Json::array({"no slowmo_momentum", "no archive"}));
+  EXPECT_TRUE(HasSucceeded(summary.run));
+}
+
 TEST(SummaryTest, MissingCheckpointIsShownAndIsNoSuccess) {
   Summary summary = Trained();
   EXPECT_TRUE(ToJson(summary)["checkpoint"].is_null());

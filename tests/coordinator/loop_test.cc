@@ -126,6 +126,30 @@ TEST(LoopTest, StoreFailureAtStart) {
             absl::StatusCode::kResourceExhausted);
 }
 
+TEST(LoopTest, LimitsAreReported) {
+  MemoryStore store;
+  Recorder recorder(&store);
+  Loop::Options options = MakeOptions();
+  options.find_limit = [] { return "all 46 open files are in use"; };
+  auto loop = Loop::Start(std::move(options), &store, &recorder);
+  ASSERT_TRUE(loop.ok());
+  absl::Notification answered;
+  std::string exhausted;
+  int events = 0;
+  const auto read = [&](const Machine& machine, absl::Time now) {
+    exhausted = machine.Status(now).coordinator().exhausted();
+    const v1::EventsReply reply = machine.Events({});
+    for (const v1::ClusterEvent& event : reply.events()) {
+      events += event.kind() == v1::EVENT_KIND_COORDINATOR_LIMIT && event.text() == exhausted;
+    }
+    answered.Notify();
+  };
+  ASSERT_TRUE((*loop)->RunQuery(read).ok());
+  ASSERT_TRUE(answered.WaitForNotificationWithTimeout(absl::Seconds(10)));
+  EXPECT_EQ(exhausted, "all 46 open files are in use");
+  EXPECT_EQ(events, 1);
+}
+
 TEST(LoopTest, RestoresFromStore) {
   MemoryStore store;
   Recorder recorder(&store);

@@ -4,13 +4,17 @@
 
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "tests/coordinator/fake_cluster.h"
 
 namespace cadre::testing {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
+using ::testing::StartsWith;
 
 class MachineCheckpointsTest : public MachineTest {
  protected:
@@ -93,6 +97,41 @@ TEST_F(MachineCheckpointsTest, WarningIsAnEvent) {
   Report(run, 5, "", "old checkpoints stay");
   EXPECT_THAT(EventTexts(v1::EVENT_KIND_CHECKPOINT), HasSubstr("old checkpoints stay"));
   EXPECT_EQ(cluster_.RunStatus(run).checkpoint().saved_step(), 5U);
+}
+
+TEST_F(MachineCheckpointsTest, WarningsOfMembersStayInTheStatus) {
+  cluster_.behaviour.train = false;
+  const std::string run = SubmitTo(1, 1, SpecOf(1));
+  const auto warn = [&](const auto& member, const std::string& text) {
+    v1::Heartbeat heartbeat;
+    v1::RunWarning& warning = *heartbeat.add_warnings();
+    warning.set_run(run);
+    warning.set_text(text);
+    cluster_.Send(member, heartbeat);
+  };
+  // Every heartbeat repeats them.
+  for (int i = 0; i < 2; ++i) {
+    warn(cluster_.aggregators()[0], "the run can only be replayed to version 4");
+    warn(cluster_.Lead(run, 0), "/from: has no slowmo_momentum; the run begins with zeros");
+  }
+  cluster_.RestartCoordinator();
+  warn(cluster_.aggregators()[0], "the run can only be replayed to version 4");
+  const v1::RunStatus status = cluster_.RunStatus(run);
+  EXPECT_THAT(status.warnings(),
+              ElementsAre(AllOf(StartsWith("aggregator agg-0 on "),
+                                EndsWith(": the run can only be replayed to version 4")),
+                          "worker w0 on host: /from: has no slowmo_momentum; the run begins with "
+                          "zeros"));
+  EXPECT_EQ(EventTexts(v1::EVENT_KIND_RUN_WARNING),
+            absl::StrCat(status.warnings(0), "\n", status.warnings(1), "\n"));
+  EXPECT_EQ(cluster_.Counter("warnings"), 2U);
+  for (int i = 0; i < 100; ++i) warn(cluster_.aggregators()[0], absl::StrCat("warning ", i));
+  EXPECT_EQ(cluster_.RunStatus(run).warnings_size(), 33);
+  EXPECT_THAT(cluster_.RunStatus(run).warnings(32), HasSubstr("further warnings"));
+  // A run that does not exist has none.
+  v1::Heartbeat other;
+  other.add_warnings()->set_run("run-9-other");
+  cluster_.Send(cluster_.aggregators()[0], other);
 }
 
 TEST_F(MachineCheckpointsTest, AnotherWorkerWritesTheLastCheckpoint) {

@@ -355,6 +355,32 @@ TEST_F(MachinePlanningTest, GroupFormsWhenThePlanIsFound) {
   EXPECT_EQ(cluster_.Group(third, 0).state(), v1::GROUP_STATE_WAITING);
 }
 
+// The worker that is left is fewer than requested, so only the search shows that group 0 will form.
+TEST_F(MachinePlanningTest, LastCheckpointWaitsForThePlan) {
+  v1::RunSpec spec = MakeSpec(2, 2, 5, 20);
+  spec.mutable_checkpoint()->set_directory("/checkpoints");
+  spec.mutable_cluster()->set_rejoin_wait_ms(0);
+  cluster_.AddWorkers(4);
+  cluster_.behaviour.train = true;
+  const std::string run = cluster_.Submit(spec);
+  ASSERT_TRUE(cluster_.RunUntil(
+      [&] { return cluster_.RunStatus(run).state() == v1::RUN_STATE_FINISHING; }));
+  cluster_.Run(absl::Seconds(10));
+  cluster_.behaviour.hold_searches = true;
+  cluster_.Kill(cluster_.Rank(run, 0, 1));
+  cluster_.Run(absl::Seconds(20));
+  ASSERT_EQ(cluster_.Group(run, 0).state(), v1::GROUP_STATE_WAITING);
+  EXPECT_EQ(cluster_.RunStatus(run).state(), v1::RUN_STATE_FINISHING);
+  cluster_.AnswerSearches();
+  ASSERT_EQ(cluster_.Group(run, 0).members_size(), 1);
+  v1::Checkpointed report;
+  *report.mutable_place() = cluster_.Lead(run, 0).place();
+  report.set_step(20);
+  cluster_.Send(cluster_.Lead(run, 0), report);
+  EXPECT_EQ(cluster_.RunStatus(run).state(), v1::RUN_STATE_DONE);
+  EXPECT_FALSE(cluster_.RunStatus(run).checkpoint().last_missing());
+}
+
 // A search whose answer is awaited is kept, however many there are.
 TEST_F(MachinePlanningTest, ManyRunsSearchAtTheSameTime) {
   cluster_.behaviour.hold_searches = true;

@@ -2,12 +2,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "absl/strings/match.h"
+#include "coordinator/keys.h"
 #include "tests/coordinator/fake_cluster.h"
 
 namespace cadre::testing {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::MatchesRegex;
 
 class MachineProgramsTest : public MachineTest {
  protected:
@@ -23,6 +26,21 @@ class MachineProgramsTest : public MachineTest {
       if (message.has_run_ended()) return &message.run_ended();
     }
     return nullptr;
+  }
+  // The newest text about missing ranks that the worker has received.
+  static std::string MissingFor(const FakeWorker& worker) {
+    std::string missing;
+    for (const v1::CoordinatorMessage& message : worker.received) {
+      if (message.has_waiting()) missing = message.waiting().reason();
+    }
+    return missing;
+  }
+  bool HasEvent(v1::EventKind kind, const std::string& text) {
+    const v1::EventsReply events = cluster_.Events();
+    for (const v1::ClusterEvent& event : events.events()) {
+      if (event.kind() == kind && event.text().find(text) != std::string::npos) return true;
+    }
+    return false;
   }
 };
 
@@ -80,6 +98,108 @@ TEST_F(MachineProgramsTest, DisconnectedRankLearnsThatAnotherHasLeft) {
     const FakeWorker& third = cluster.AddRank("program", "test", 2, 1);
     ASSERT_NE(EndOf(third), nullptr);
   }
+}
+
+TEST_F(MachineProgramsTest, MissingRankIsNamed) {
+  cluster_.AddAggregator("agg-0");
+  const std::string run = cluster_.Submit(OpaqueSpec(1));
+  EXPECT_EQ(cluster_.RunStatus(run).reason(), "waiting for a program to join");
+  FakeWorker& first = cluster_.AddRank("program", "test", 3, 0);
+  EXPECT_EQ(MissingFor(first), "ranks 1 (has not joined), 2 (has not joined) of 3");
+  FakeWorker& third = cluster_.AddRank("program", "test", 3, 2);
+  EXPECT_EQ(MissingFor(first), "rank 1 (has not joined) of 3");
+  EXPECT_EQ(MissingFor(third), MissingFor(first));
+  const std::string waits = "the program of 'program-1' waits for rank 1 (has not joined) of 3";
+  EXPECT_EQ(cluster_.RunStatus(run).reason(), waits);
+  EXPECT_EQ(cluster_.Group(run, 0).reason(), waits);
+  cluster_.Cut(third);
+  cluster_.Kill(third);
+  EXPECT_THAT(MissingFor(first),
+              MatchesRegex(R"(ranks 1 \(has not joined\), 2 \('program-2' on host, )"
+                           R"(no message since [-0-9]* [:0-9]* UTC\) of 3)"));
+  // No rank was lost, so there is no limit.
+  cluster_.Run(absl::Seconds(5));
+  EXPECT_EQ(EndOf(first), nullptr);
+}
+
+TEST_F(MachineProgramsTest, KilledRankEndsItsProgramAfterALimit) {
+  cluster_.AddAggregator("agg-0");
+  const std::string run = cluster_.Submit(OpaqueSpec(2));
+  FakeWorker& first = cluster_.AddRank("program", "test", 2, 0);
+  FakeWorker& second = cluster_.AddRank("program", "test", 2, 1);
+  FakeWorker& other = cluster_.AddRank("other", "test", 1, 0);
+  ASSERT_TRUE(first.assignment.has_value());
+  cluster_.Kill(second);
+  EXPECT_THAT(cluster_.Group(run, 0).reason(),
+              HasSubstr("waiting for rank 1 ('program-2' on host, "));
+  // Its lease expires.
+  cluster_.Run(absl::Seconds(15));
+  EXPECT_FALSE(first.assignment.has_value());
+  EXPECT_THAT(MissingFor(first),
+              MatchesRegex(R"(rank 1 \('program-2' on host, no message since .* UTC\) of 2; )"
+                           R"(the program ends at .* UTC without it)"));
+  EXPECT_THAT(cluster_.Group(run, 0).reason(), HasSubstr("waits for rank 1 ('program-2' on host"));
+  EXPECT_EQ(EndOf(first), nullptr) << "it may return";
+  cluster_.Run(absl::Minutes(1));
+  ASSERT_NE(EndOf(first), nullptr);
+  EXPECT_FALSE(EndOf(first)->done());
+  EXPECT_THAT(EndOf(first)->reason(),
+              MatchesRegex(R"(rank 1 \('program-2' on host, no message since .* UTC\) )"
+                           R"(of this program has not returned)"));
+  EXPECT_TRUE(HasEvent(v1::EVENT_KIND_RUN_WARNING, "a program of 2 ranks was ended: rank 1"));
+  ASSERT_EQ(cluster_.RunStatus(run).warnings_size(), 1);
+  EXPECT_THAT(cluster_.RunStatus(run).warnings(0), HasSubstr("rank 1 ('program-2' on host"));
+  EXPECT_EQ(EndOf(other), nullptr);
+  EXPECT_EQ(cluster_.RunStatus(run).state(), v1::RUN_STATE_RUNNING);
+  // A new start of the program takes its slot.
+  cluster_.AddRank("again", "test", 2, 0);
+  const FakeWorker& again = cluster_.AddRank("again", "test", 2, 1);
+  EXPECT_TRUE(again.assignment.has_value());
+}
+
+TEST_F(MachineProgramsTest, LostRankMayReturn) {
+  for (const bool restarts : {false, true}) {
+    FakeCluster cluster;
+    cluster.behaviour.train = false;
+    cluster.AddAggregator("agg-0");
+    cluster.Submit(OpaqueSpec(1));
+    FakeWorker& first = cluster.AddRank("program", "test", 2, 0);
+    FakeWorker& second = cluster.AddRank("program", "test", 2, 1);
+    cluster.Kill(second);
+    cluster.Run(absl::Seconds(40));
+    EXPECT_THAT(MissingFor(first), HasSubstr("rank 1 ('program-2' on host"));
+    if (restarts) {
+      // The limit begins again.
+      cluster.RestartCoordinator();
+      cluster.Run(absl::Seconds(45));
+      EXPECT_THAT(MissingFor(first), HasSubstr("rank 1 ('program-2' on host"));
+      EXPECT_EQ(EndOf(first), nullptr);
+    }
+    cluster.Restart(second);
+    EXPECT_TRUE(first.assignment.has_value() && second.assignment.has_value());
+    cluster.Run(absl::Minutes(3));
+    EXPECT_EQ(EndOf(first), nullptr);
+    for (const auto& [key, value] : cluster.store()) {
+      EXPECT_FALSE(absl::StartsWith(key, kLostRankPrefix)) << key;
+    }
+  }
+}
+
+// No rank waits while all are cut off, so the limit begins when the first of them is back.
+TEST_F(MachineProgramsTest, LimitBeginsWithTheRankThatWaits) {
+  cluster_.AddAggregator("agg-0");
+  cluster_.Submit(OpaqueSpec(1));
+  FakeWorker& first = cluster_.AddRank("program", "test", 2, 0);
+  FakeWorker& second = cluster_.AddRank("program", "test", 2, 1);
+  cluster_.Kill(first);
+  cluster_.Kill(second);
+  cluster_.Run(absl::Minutes(5));
+  cluster_.Restart(first);
+  EXPECT_THAT(MissingFor(first), HasSubstr("rank 1 ('program-2' on host"));
+  cluster_.Run(absl::Seconds(50));
+  EXPECT_EQ(EndOf(first), nullptr);
+  cluster_.Run(absl::Seconds(20));
+  EXPECT_NE(EndOf(first), nullptr);
 }
 
 TEST_F(MachineProgramsTest, RefusedMessageEndsTheProgram) {

@@ -463,6 +463,17 @@ TEST_F(DeleteRunTest, FormerAggregatorRemovesItsFiles) {
   EXPECT_FALSE(Remembers(run));
 }
 
+TEST_F(MachineRunTest, LimitOfTheProcessIsInTheStatus) {
+  cluster_.Do(LimitReached{"all 46 open files are in use"});
+  EXPECT_EQ(cluster_.Status().coordinator().exhausted(), "all 46 open files are in use");
+  EXPECT_EQ(cluster_.Counter("limits_reached"), 1U);
+  cluster_.Do(LimitReached{});
+  EXPECT_EQ(cluster_.Status().coordinator().exhausted(), "");
+  EXPECT_EQ(cluster_.Counter("limits_reached"), 1U);
+  const v1::EventsReply events = cluster_.Events();
+  EXPECT_EQ(events.events(events.events_size() - 1).kind(), v1::EVENT_KIND_COORDINATOR_LIMIT);
+}
+
 TEST_F(MachineRunTest, StatusIsComplete) {
   AddMembers(1, 2);
   v1::RunSpec spec = MakeSpec(1, 2, 5, 100);

@@ -33,6 +33,7 @@ class AggregatorTest : public ::testing::Test {
     options.version = "1.2.3";
     options.retry_wait = absl::Milliseconds(20);
     options.create_patience = create_patience_;
+    options.archive = archive_;
     return options;
   }
 
@@ -69,6 +70,7 @@ class AggregatorTest : public ::testing::Test {
   }
 
   absl::Duration create_patience_ = absl::Seconds(15);
+  bool archive_ = false;
   TemporaryFolder folder_;
   SmallRun run_;
   std::unique_ptr<FakeCoordinator> coordinator_ = std::make_unique<FakeCoordinator>();
@@ -108,6 +110,28 @@ TEST_F(AggregatorTest, ReportsAShardThatCannotBeCreated) {
   EXPECT_EQ(heartbeat.delayed_orders(0).run(), run_.run);
   EXPECT_EQ(heartbeat.delayed_orders(0).order(), "open_run");
   EXPECT_THAT(heartbeat.delayed_orders(0).reason(), HasSubstr("File too large"));
+}
+
+TEST_F(AggregatorTest, ReportsAVersionThatCannotBeArchived) {
+  archive_ = true;
+  Start();
+  Open();
+  // A contribution cannot be renamed to it.
+  std::filesystem::create_directories(
+      std::filesystem::path(folder_.path()) / run_.run / "archived-stage-1-0-1-0");
+  ASSERT_TRUE(Stage({}, Values(1, 15)).ok());
+  EXPECT_EQ(Apply(MakeApply(run_, 1, {{}})).error(), "");
+  v1::Heartbeat heartbeat;
+  while (heartbeat.warnings().empty()) {
+    heartbeat = coordinator_->Receive(v1::MemberMessage::kHeartbeat).heartbeat();
+  }
+  EXPECT_EQ(heartbeat.warnings(0).run(), run_.run);
+  EXPECT_THAT(heartbeat.warnings(0).text(),
+              AllOf(HasSubstr("the run can only be replayed to version 0: "),
+                    HasSubstr("Is a directory")));
+  Metrics metrics;
+  aggregator_->Collect(metrics);
+  EXPECT_THAT(metrics.Text(), HasSubstr("\ncadre_archives_incomplete 1\n"));
 }
 
 TEST_F(AggregatorTest, GivesUpAShardThatCannotBeCreated) {

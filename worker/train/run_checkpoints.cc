@@ -52,8 +52,13 @@ absl::Status CheckOwner(const v1::Checkpoint& checkpoint, const std::string& lin
       newest.path, "; specify another checkpoint.directory, or start from that checkpoint"));
 }
 
-// Logs the states of the averaging that only one of the checkpoint and the run has.
-void LogDifferences(const LoadedCheckpoint& loaded, const std::vector<AveragingState>& of_run) {
+// Reports the states of the averaging that only one of the checkpoint and the run has.
+void ReportDifferences(const LoadedCheckpoint& loaded, const std::vector<AveragingState>& of_run,
+                       const std::string& run, TrainerProgress& progress) {
+  const auto report = [&](const std::string& text) {
+    LOG(WARNING) << text;
+    progress.AddWarning(run, text);
+  };
   const std::vector<std::string> stored =
       AveragingStateNames(loaded.manifest.value_or(v1::CheckpointManifest()));
   const auto is_of_run = [&](const std::string& name) {
@@ -61,11 +66,12 @@ void LogDifferences(const LoadedCheckpoint& loaded, const std::vector<AveragingS
                        [&](const AveragingState& state) { return state.name == name; });
   };
   for (const AveragingState& state : of_run) {
-    LOG_IF(WARNING, std::find(stored.begin(), stored.end(), state.name) == stored.end())
-        << loaded.path << ": has no " << state.name << "; the run begins with zeros";
+    if (std::find(stored.begin(), stored.end(), state.name) != stored.end()) continue;
+    report(absl::StrCat(loaded.path, ": has no ", state.name, "; the run begins with zeros"));
   }
   for (const std::string& name : stored) {
-    LOG_IF(WARNING, !is_of_run(name)) << loaded.path << ": the run does not use its " << name;
+    if (is_of_run(name)) continue;
+    report(absl::StrCat(loaded.path, ": the run does not use its ", name));
   }
 }
 
@@ -99,7 +105,9 @@ absl::Status RunCheckpoints::Begin(const v1::Start& start,
   }
   LOG_IF(INFO, lead()) << "starting from " << loaded.path
                        << (loaded.manifest ? "" : ", weights only");
-  if (lead() && assignment_.place().group() == 0) LogDifferences(loaded, averaging);
+  if (lead() && assignment_.place().group() == 0) {
+    ReportDifferences(loaded, averaging, assignment_.place().run(), progress_);
+  }
   return absl::OkStatus();
 }
 

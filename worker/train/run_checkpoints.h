@@ -36,8 +36,9 @@ class RunCheckpoints {
 
   // Loads weights and optimizer state from the checkpoint that the run starts from, if the run
   // names one, and what `averaging` names. With aggregators, the weights must then be those of
-  // version 0. Values that the checkpoint does not contain remain; rank 0 of group 0 logs the names
-  // of the states of the averaging that only one of the checkpoint and the run has. Errors: those
+  // version 0. Values that the checkpoint does not contain remain; rank 0 of group 0 logs the
+  // names of the states of the averaging that only one of the checkpoint and the run has, and adds
+  // them to the warnings of `progress`. Errors: those
   // of LoadCheckpoint; InvalidArgument for a step other than that of `start`; DataLoss for weights
   // that are not version 0. Requires: no gather of weights is due.
   absl::Status Begin(const v1::Start& start, const std::vector<AveragingState>& averaging);

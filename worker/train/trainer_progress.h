@@ -5,7 +5,9 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -54,11 +56,29 @@ class TrainerProgress {
     return fallbacks_;
   }
 
+  // What has gone wrong with a run that goes on. The newest of different warnings are kept.
+  void AddWarning(const std::string& run, const std::string& text) ABSL_LOCKS_EXCLUDED(mutex_) {
+    absl::MutexLock lock(&mutex_);
+    for (const v1::RunWarning& known : warnings_) {
+      if (known.run() == run && known.text() == text) return;
+    }
+    if (warnings_.size() == kMaxWarnings) warnings_.erase(warnings_.begin());
+    v1::RunWarning& warning = warnings_.emplace_back();
+    warning.set_run(run);
+    warning.set_text(text);
+  }
+  std::vector<v1::RunWarning> warnings() const ABSL_LOCKS_EXCLUDED(mutex_) {
+    absl::MutexLock lock(&mutex_);
+    return warnings_;
+  }
+
   v1::Activity activity() const { return activity_.load(std::memory_order_relaxed); }
   // Changes with every call of Enter or Advance; never decreases.
   uint64_t count() const { return count_.load(std::memory_order_relaxed); }
 
  private:
+  static constexpr size_t kMaxWarnings = 16;
+
   std::atomic<v1::Activity> activity_{v1::ACTIVITY_UNSPECIFIED};
   std::atomic<uint64_t> count_{0};
   std::atomic<int64_t> steps_{0};
@@ -66,6 +86,7 @@ class TrainerProgress {
   std::atomic<int64_t> wait_ns_{0};
   mutable absl::Mutex mutex_;
   std::vector<v1::Fallback> fallbacks_ ABSL_GUARDED_BY(mutex_);
+  std::vector<v1::RunWarning> warnings_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace cadre

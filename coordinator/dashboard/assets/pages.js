@@ -22,6 +22,15 @@ function simple(fill) {
 
 const missing = (id) => [el("h1", {}, id), el("p", {}, "The coordinator does not have this run.")];
 
+// Whether the newest checkpoint could not be written.
+const checkpointFailed = (c) => Boolean(c?.failures) && c.failed_step > (c.saved_step ?? 0);
+
+function checkpointText(c) {
+  const saved = c.saved_step == null ? "no checkpoint is written" : `the newest checkpoint is of step ${number(c.saved_step)}`;
+  const last = c.last_missing ? "; the last one is missing" : "";
+  return saved + last + (c.failures ? `; failures: ${number(c.failures)}, the newest at step ${number(c.failed_step)}: ${c.error}` : "");
+}
+
 // ---- Overview
 
 function alerts() {
@@ -30,7 +39,14 @@ function alerts() {
     if (["failed", "parked"].includes(run.state)) list.push(["bad", `${run.run} is ${run.state}: ${run.reason}`]);
     else if (run.reason && ["queued", "running", "finishing"].includes(run.state)) list.push(["warn", `${run.run}: ${run.reason}`]);
   }
+  for (const run of data.overview.runs) {
+    const live = !["done", "failed", "stopped"].includes(run.state);
+    if (run.checkpoint?.last_missing) list.push(["bad", `${run.run}: ${checkpointText(run.checkpoint)}`]);
+    else if (live && checkpointFailed(run.checkpoint)) list.push(["warn", `${run.run}: ${checkpointText(run.checkpoint)}`]);
+    if (live) for (const warning of run.warnings ?? []) list.push(["warn", `${run.run}: ${warning}`]);
+  }
   const { members, counters, coordinator } = data.overview;
+  if (coordinator.exhausted) list.push(["bad", `coordinator: ${coordinator.exhausted}`]);
   if (members.aggregators_away) list.push(["bad", `${members.aggregators_away} of ${members.aggregators + members.aggregators_away} aggregators are away`]);
   if (members.workers_away) list.push(["warn", `${members.workers_away} workers have no connection`]);
   if (members.excluded) list.push(["warn", `${members.excluded} workers receive no new work`]);
@@ -112,6 +128,8 @@ function run({ run: id }) {
         tile(bytes(r.bytes_across_groups), "sent between groups"),
         tile(r.traffic_factor ? `${number(r.traffic_factor, 1)} ×` : "–", "less than synchronous"), tile(r.discrepancy ? significant(r.discrepancy.smoothed) : "–", "discrepancy of the groups")),
       r.discrepancy?.recommendation ? el("p", { class: "small" }, `Discrepancy: ${r.discrepancy.recommendation}.`) : null,
+      r.checkpoint ? el("p", { class: "small" }, `Checkpoints: ${checkpointText(r.checkpoint)}.`) : null,
+      (r.warnings ?? []).length ? el("ul", { class: "alerts", "aria-label": "Warnings" }, r.warnings.map((text) => el("li", { class: "warn" }, text))) : null,
       el("div", { class: "switch", role: "group", "aria-label": "Horizontal axis" }, Object.keys(AXES).map((name) => el("a", { href: withQuery({ x: name === "step" ? null : name }), "aria-current": name === axis ? "true" : null }, AXES[name].name))));
     draw(r, AXES[axis]);
   };

@@ -51,12 +51,14 @@ v1::RunSpec SpecWith(const std::string& averaging) {
 }
 
 TrainerOutcome TrainUntilCancelled(const v1::Assignment& assignment, RecordingControl& control,
-                                   std::unique_ptr<Transport> link, Cancellation& cancellation) {
+                                   std::unique_ptr<Transport> link, Cancellation& cancellation,
+                                   TrainerProgress* progress = nullptr) {
   const auto kernels = MakeCpuBackend(1);
   Counters counters;
   LinkCache links;
   TrainerOptions options;
   options.links = &links;
+  options.progress = progress;
   options.connect = [&](const v1::Assignment&) -> absl::StatusOr<std::unique_ptr<Transport>> {
     return std::move(link);
   };
@@ -212,14 +214,23 @@ TEST_F(ContinuedTraining, EndedGroupSavesNoCheckpoint) {
   }
 }
 
-// What has no effect on a run, or begins with zeros, is in its log.
-TEST_F(ContinuedTraining, DifferentStatesAreLogged) {
+// What has no effect on a run, or begins with zeros, is in the warnings of its first rank.
+TEST_F(ContinuedTraining, DifferentStatesAreReported) {
   DigestAfter(Saving("saved", SpecWith("up { codec: CODEC_STAT2 } outer { nesterov {} }")), 1, 2);
   const v1::RunSpec spec =
       From("saved", 1, SpecWith("down { codec: CODEC_STAT2 } outer { slowmo {} }"));
-  ::testing::internal::CaptureStderr();
-  DigestAfter(spec, 2, 1);
-  const std::string log = ::testing::internal::GetCapturedStderr();
+  std::vector<TrainerProgress> progress(2);
+  FakeRun run(spec);
+  run.Train(2, 1,
+            [&](const v1::Assignment& assignment, RecordingControl& control,
+                std::unique_ptr<Transport> link) {
+              Cancellation cancellation;
+              return TrainUntilCancelled(assignment, control, std::move(link), cancellation,
+                                         &progress[assignment.place().rank()]);
+            });
+  EXPECT_THAT(progress[1].warnings(), ElementsAre());
+  std::string log;
+  for (const v1::RunWarning& warning : progress[0].warnings()) log += warning.text() + "\n";
   for (const char* name : {"contribution_residual", "nesterov_momentum"}) {
     EXPECT_THAT(log, HasSubstr(absl::StrCat("the run does not use its ", name)));
   }
