@@ -81,9 +81,15 @@ void Progress::NoteCheckpoint(const v1::RunStatus& run) {
                     Escaped(checkpoint.error())));
 }
 
+void Progress::NoteData(const v1::RunStatus& run) {
+  if (run.data_left_out().empty() || !data_noted_.insert(run.run()).second) return;
+  Note(absl::StrCat(run.run(), "  not used ", Escaped(run.data_left_out())));
+}
+
 void Progress::Update(const v1::RunStatus& run, absl::Time now) {
   if (options_.quiet) return;
   NoteCheckpoint(run);
+  NoteData(run);
   if (options_.terminal) {
     return Draw(ProgressFraction(run), absl::StrCat(run.run(), " ", ProgressText(run)));
   }

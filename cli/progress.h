@@ -11,6 +11,7 @@
 #include <functional>
 #include <map>
 #include <ostream>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -58,12 +59,16 @@ class Progress {
   bool IsDue(const v1::RunStatus& run, const Shown& shown, absl::Time now) const;
   // Notes a checkpoint that could not be written since the last update.
   void NoteCheckpoint(const v1::RunStatus& run);
+  // Notes once what of the run's data set is not used.
+  void NoteData(const v1::RunStatus& run);
 
   std::ostream& out_;
   const ProgressOptions options_;
   std::map<std::string, Shown> shown_;
   // Number of failed checkpoints that were noted, by run.
   std::map<std::string, uint32_t> checkpoint_failures_;
+  // Runs whose data set was noted.
+  std::set<std::string> data_noted_;
   // Whether the cursor is at the end of a redrawn line.
   bool line_open_ = false;
 };

@@ -270,6 +270,14 @@ std::string CountersTable(const google::protobuf::Map<std::string, uint64_t>& co
   return table.Text();
 }
 
+std::string DataLeftOutTable(const RepeatedPtrField<v1::RunStatus>& runs) {
+  Table table({"RUN", "NOT USED"});
+  for (const v1::RunStatus& run : runs) {
+    if (!run.data_left_out().empty()) table.AddRow({run.run(), run.data_left_out()});
+  }
+  return table.Text();
+}
+
 // The newest checkpoint of a live run, or the last one of a run that is done, is missing.
 std::string CheckpointProblem(const v1::RunStatus& run) {
   const v1::CheckpointStatus& checkpoint = run.checkpoint();
@@ -370,6 +378,7 @@ std::string RunDetailsText(const v1::StatusReply& status) {
   AppendPart("Sharded parameters", ShardedTable(status.groups()), out);
   AppendPart("Memory", MemoryTable(status.groups()), out);
   AppendPart("Slower than the device could", FallbacksTable(status.groups()), out);
+  AppendPart("Data that are not used", DataLeftOutTable(status.runs()), out);
   return out;
 }
 

@@ -251,6 +251,7 @@ Json ToJson(const Summary& summary) {
           {"bytes_across_groups_synchronous", run.bytes_across_groups_synchronous()},
           {"bytes_across_groups_synchronous_is", kFormula},
           {"final_digest", run.digest()},
+          {"data_left_out", run.data_left_out()},
           {"checkpoint", OrNull(run.has_checkpoint(), run.checkpoint())},
           {"parameters", run.parameters()},
           {"groups", run.groups()},
@@ -277,6 +278,9 @@ std::string ToText(const Summary& summary) {
       {"sent between groups", TrafficText(run)},
       {"if synchronous", SynchronousText(run)},
       {"digest of weights", run.digest()}};
+  if (!run.data_left_out().empty()) {
+    fields.insert(fields.end() - 1, {"not used", run.data_left_out()});
+  }
   if (run.has_checkpoint()) {
     fields.insert(fields.end() - 1, {"checkpoints", CheckpointText(run.checkpoint())});
   }

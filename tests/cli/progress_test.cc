@@ -76,6 +76,19 @@ TEST(ProgressTest, FailedCheckpointIsALineOfItsOwn) {
   }
 }
 
+TEST(ProgressTest, DataThatAreNotUsedAreNotedOnce) {
+  std::ostringstream out;
+  Progress progress(out, {});
+  v1::RunStatus run = Running(50);
+  progress.Update(run, absl::Now());
+  EXPECT_THAT(out.str(), Not(HasSubstr("not used")));
+  run.set_data_left_out("of the test data: .json (4)");
+  progress.Update(run, absl::Now());
+  EXPECT_THAT(out.str(), EndsWith("run-1  not used of the test data: .json (4)\n"));
+  progress.Update(run, absl::Now());
+  EXPECT_THAT(out.str(), EndsWith("run-1  not used of the test data: .json (4)\n"));
+}
+
 TEST(ProgressBarTest, FullOnlyAtTheEnd) {
   EXPECT_EQ(ProgressBar(0, 6), "[....]");
   EXPECT_EQ(ProgressBar(0.999, 6), "[###.]");

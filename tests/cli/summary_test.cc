@@ -129,6 +129,19 @@ TEST(SummaryTest, MissingCheckpointIsShownAndIsNoSuccess) {
   EXPECT_EQ(json["checkpoint"]["error"], "No space left on device");
 }
 
+TEST(SummaryTest, DataThatAreNotUsedAreShown) {
+  Summary summary = Trained();
+  EXPECT_EQ(ToJson(summary)["data_left_out"], "");
+  EXPECT_THAT(ToText(summary), Not(HasSubstr("not used")));
+  summary.run.set_data_left_out("of the training data: .json (4)");
+  EXPECT_EQ(ToJson(summary)["data_left_out"], "of the training data: .json (4)");
+  EXPECT_THAT(ToText(summary), ContainsRegex("not used +of the training data: .json \\(4\\)\n"));
+  v1::StatusReply status;
+  *status.add_runs() = summary.run;
+  EXPECT_THAT(RunDetailsText(status),
+              ContainsRegex("Data that are not used\n.*\nrun-1 +of the training data: .json"));
+}
+
 TEST(SummaryTest, UntestedAccuracyIsNull) {
   Summary summary = Trained();
   summary.run.clear_test();

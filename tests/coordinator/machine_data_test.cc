@@ -1,0 +1,45 @@
+// What the coordinator reports of the data set of a run.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "tests/coordinator/fake_cluster.h"
+
+namespace cadre::testing {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+class MachineDataTest : public MachineTest {
+ protected:
+  std::vector<std::string> EventsOfData() {
+    std::vector<std::string> texts;
+    const v1::EventsReply events = cluster_.Events();
+    for (const v1::ClusterEvent& event : events.events()) {
+      if (event.kind() == v1::EVENT_KIND_DATA_LEFT_OUT) texts.push_back(event.text());
+    }
+    return texts;
+  }
+};
+
+TEST_F(MachineDataTest, DataThatAreLeftOutAreAnEventAndInTheStatus) {
+  cluster_.behaviour.on_prepared = [](v1::Prepared& prepared) {
+    prepared.set_data_left_out("of the training data: .png (3)");
+  };
+  const std::string run = SubmitTo(1, 4, MakeSpec(2, 2, 5, 20));
+  EXPECT_EQ(cluster_.RunStatus(run).data_left_out(), "of the training data: .png (3)");
+  EXPECT_THAT(EventsOfData(), ElementsAre("not used of the training data: .png (3)"))
+      << "once, though four ranks report it";
+}
+
+TEST_F(MachineDataTest, NothingIsLeftOut) {
+  const std::string run = SubmitTo(1, 1, MakeSpec(1, 1, 5, 20));
+  EXPECT_EQ(cluster_.RunStatus(run).data_left_out(), "");
+  EXPECT_THAT(EventsOfData(), IsEmpty());
+}
+
+}  // namespace
+}  // namespace cadre::testing
