@@ -51,7 +51,7 @@ constexpr Prefix kPrefixes[] = {
     {Bytes("%PDF-"), {"a PDF document", ""}},
     {Bytes("\x89PNG\r\n\x1a\n"), {"a PNG image", ""}},
     {Bytes("GIF8"), {"a GIF image", ""}},
-    {Bytes("\xff\xd8\xff"), {"a JPEG image", "", false}},
+    {Bytes("\xff\xd8\xff"), {kJpegFormat, "", false}},
     {Bytes("II\x2a\0"), {"a TIFF image", "", false}},
     {Bytes("MM\0\x2a"), {"a TIFF image", "", false}},
     {Bytes("\xff\xfe\0\0"), {"text in UTF-32", kSaveAsUtf8, false}},
@@ -180,7 +180,10 @@ const FileFormat* FormatOtherThanNumbers(absl::string_view first, uint64_t bytes
 std::string FormatNote(absl::string_view first, absl::string_view expected) {
   const FileFormat* format = RecognizeFormat(first);
   if (format == nullptr || format->name == expected) return "";
-  return absl::StrCat(": it is ", format->name, format->remedy.empty() ? "" : "; ", format->remedy);
+  // Text remains text in another encoding.
+  const bool helps = !format->remedy.empty() &&
+                     (format->remedy != kSaveAsUtf8 || expected == kTextFormat);
+  return absl::StrCat(": it is ", format->name, helps ? "; " : "", helps ? format->remedy : "");
 }
 
 }  // namespace cadre

@@ -25,6 +25,7 @@ inline constexpr absl::string_view kTarFormat = "a tar archive";
 inline constexpr absl::string_view kSafetensorsFormat = "a safetensors file";
 inline constexpr absl::string_view kIdxFormat = "an IDX file";
 inline constexpr absl::string_view kOnnxFormat = "an ONNX model";
+inline constexpr absl::string_view kJpegFormat = "a JPEG image";
 inline constexpr absl::string_view kTextFormat = "text";
 
 struct FileFormat {
@@ -46,7 +47,7 @@ const FileFormat* RecognizeFormat(absl::string_view first);
 const FileFormat* FormatOtherThanNumbers(absl::string_view first, uint64_t bytes_per_number);
 
 // ": it is compressed (gzip); decompress it, for example with 'gzip -d'"; empty if the format is
-// unknown or `expected`, that of the reader.
+// unknown or `expected`, that of the reader. The note names a remedy only if it helps the reader.
 std::string FormatNote(absl::string_view first, absl::string_view expected = "");
 
 }  // namespace cadre

@@ -129,9 +129,13 @@ absl::StatusOr<int> ExportRun(const Invocation& in) {
   const std::string output = in.line.Value<std::string>("output");
   CADRE_ASSIGN_OR_RETURN(const Credentials credentials, CredentialsOf(in.global));
   CADRE_ASSIGN_OR_RETURN(const auto client, MakeClient(in.global));
-  CADRE_ASSIGN_OR_RETURN(const ReadVersion version,
-                         ReadNewestVersion(
-                             run, [&] { return client->Locate(run); }, credentials));
+  // Other errors NotFound are those of the output.
+  const auto locate = [&]() -> absl::StatusOr<v1::LocateReply> {
+    absl::StatusOr<v1::LocateReply> located = client->Locate(run);
+    if (!absl::IsNotFound(located.status())) return located;
+    return Annotate(located.status(), absl::StrCat("'", run, "' is neither a path nor a run"));
+  };
+  CADRE_ASSIGN_OR_RETURN(const ReadVersion version, ReadNewestVersion(run, locate, credentials));
   const v1::Model& model = version.located.spec().model();
   if (!model.original().empty()) {
     const auto read = [&](const std::string& name) -> absl::StatusOr<std::vector<float>> {
@@ -160,10 +164,7 @@ absl::StatusOr<int> ExportModel(const Invocation& in) {
   std::error_code ignored;
   const bool path = absl::StrContains(argument, '/') || absl::EndsWith(argument, ".safetensors") ||
                     fs::exists(argument, ignored);
-  if (path) return ExportCheckpoint(in);
-  absl::StatusOr<int> exported = ExportRun(in);
-  if (!absl::IsNotFound(exported.status())) return exported;
-  return Annotate(exported.status(), absl::StrCat("'", argument, "' is neither a path nor a run"));
+  return path ? ExportCheckpoint(in) : ExportRun(in);
 }
 
 }  // namespace cadre

@@ -56,6 +56,10 @@ std::string* ReasonOf(v1::MemberMessage& message) {
 absl::Status LimitText(v1::MemberMessage& message) {
   if (message.has_hello()) CADRE_RETURN_IF_ERROR(CheckHello(message.hello()));
   if (std::string* const reason = ReasonOf(message)) *reason = ShortReason(*reason);
+  if (message.has_prepared()) {
+    std::string& left_out = *message.mutable_prepared()->mutable_data_left_out();
+    left_out = ShortReason(left_out);
+  }
   if (message.has_checkpointed()) {
     std::string& warning = *message.mutable_checkpointed()->mutable_warning();
     warning = ShortReason(warning);

@@ -250,6 +250,9 @@ void Run::OnPrepared(const Member& member, const v1::Prepared& prepared) {
 void Run::RecordData(const v1::Prepared& prepared) {
   record_.set_train_samples(prepared.train_samples());
   record_.set_test_samples(prepared.test_samples());
+  if (!prepared.data_left_out().empty()) {
+    AddWarning(absl::StrCat("files that are not used: ", prepared.data_left_out()));
+  }
   // The number of samples is known now, so epochs can be converted to steps.
   record_.set_next_evaluation(NextEvaluation(record_, record_.step()));
   Save();

@@ -95,8 +95,8 @@ Json Field(const Message& message, const FieldDescriptor& field) {
     }
     return elements;
   }
-  const bool is_message = field.cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE;
-  if (is_message && !reflection.HasField(message, &field)) return nullptr;
+  // Messages and `optional` fields; the value of the others is their default.
+  if (field.has_presence() && !reflection.HasField(message, &field)) return nullptr;
   return Value(message, field, 0);
 }
 

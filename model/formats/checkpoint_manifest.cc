@@ -27,22 +27,16 @@ namespace {
 
 constexpr size_t kMaxDifferences = 10;
 
-// Integers and types that the reader does not know.
-bool IsNoWeight(const StoredTensor& tensor) {
-  return tensor.type == "BOOL" || absl::StartsWith(tensor.type, "I") ||
-         absl::StartsWith(tensor.type, "U") || ElementBytes(tensor.type) == 0;
-}
-
-// As CheckTensors. Tensors that are not in the model are ignored if no weight has their type: a run
-// does not exchange such buffers, as num_batches_tracked of PyTorch's batch norm.
+// As CheckTensors. Tensors that are not in the model are ignored if weights are not read from their
+// type: a run does not exchange such buffers, as num_batches_tracked of PyTorch's batch norm.
 absl::Status CheckFile(const std::string& path, const SafetensorsFile& file,
                        const std::vector<NamedShape>& in_model) {
   std::set<absl::string_view> names;
   for (const NamedShape& tensor : in_model) names.insert(tensor.name);
   std::vector<NamedShape> in_file;
   for (const StoredTensor& tensor : file.tensors()) {
-    if (IsNoWeight(tensor) && !names.contains(tensor.name)) continue;
-    if (names.contains(tensor.name) && !SafetensorsFile::CanRead(tensor.type)) {
+    if (!SafetensorsFile::CanRead(tensor.type)) {
+      if (!names.contains(tensor.name)) continue;
       return absl::InvalidArgumentError(
           absl::StrCat(path, ": tensor ", Quoted(tensor.name), " has type ", Quoted(tensor.type),
                        "; weights are read from F32, F16, BF16 and F64"));

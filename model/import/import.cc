@@ -145,6 +145,12 @@ class Emitter {
       return absl::InvalidArgumentError(
           absl::StrCat(draft.origin, ": the context of an attention has no output projection"));
     }
+    if (draft.without_bias >= 0 && !names_[draft.without_bias].empty()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          draft.origin, " adds a bias to the result of ", drafts_[draft.without_bias].origin,
+          ", which other operators use without the bias; a layer has one result, so all of them "
+          "must use the same"));
+    }
     names_[number] = NameOf(draft);
     layer.set_name(names_[number]);
     origins_[names_[number]] = draft.origin;

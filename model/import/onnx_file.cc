@@ -196,9 +196,17 @@ absl::Status CheckOperatorSet(const onnx::Model& model) {
 
 absl::StatusOr<onnx::Model> ParseOnnx(absl::string_view bytes) {
   onnx::Model model;
-  if (!model.ParseFromArray(bytes.data(), bytes.size()) || model.graph().node().empty()) {
+  // An empty file is a message without fields, and so may be other files; a model states the version
+  // of its format.
+  const bool parsed = model.ParseFromArray(bytes.data(), bytes.size());
+  const bool has_nodes = parsed && !model.graph().node().empty();
+  if (!has_nodes && !(parsed && model.has_graph() && model.ir_version() > 0)) {
     return absl::InvalidArgumentError(
         absl::StrCat("is not an ONNX model", FormatNote(bytes, kOnnxFormat)));
+  }
+  if (!has_nodes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("has a graph ", Quoted(model.graph().name()), " without nodes"));
   }
   if (!model.functions().empty()) {
     return absl::InvalidArgumentError(

@@ -75,10 +75,37 @@ Value Translator::Whole(int draft) const {
   return value;
 }
 
+std::string Translator::RearrangedBy(const Value& value) const {
+  for (const std::string& input : node_->input()) {
+    const auto found = values_.find(input);
+    if (found == values_.end() || found->second.root != value.root ||
+        !(found->second.view == value.view)) {
+      continue;
+    }
+    for (const onnx::Node& node : graph_.node()) {
+      if (std::find(node.output().begin(), node.output().end(), input) == node.output().end()) {
+        continue;
+      }
+      const bool permutes = node.op_type() == "Transpose";
+      return absl::StrCat(" by ", DisplayName(node),
+                          permutes ? absl::StrCat(" (", AttributeText(node, "perm"), ")") : "");
+    }
+  }
+  return "";
+}
+
 absl::StatusOr<Value> Translator::Image(const Value& value) {
   CADRE_ASSIGN_OR_RETURN(Value plain, Plain(value));
   const Draft& draft = drafts_[plain.root];
   if (draft.form == Draft::Form::kImage && plain.view == Whole(plain.root).view) return plain;
+  if (draft.form == Draft::Form::kImage) {
+    return Unsupported(absl::StrCat(
+        "its input is ", Describe(value), ", of which the elements are rearranged",
+        RearrangedBy(value),
+        "; it must be an image [samples, channels, height, width] as ",
+        plain.root == 0 ? "the input of the graph: export the network for inputs in this order"
+                        : "an operator has computed it"));
+  }
   return Unsupported(absl::StrCat("its input is ", Describe(value),
                                   "; it must be an image [samples, channels, height, width]"));
 }

@@ -19,6 +19,8 @@ namespace {
 
 using Sides = std::pair<uint32_t, uint32_t>;  // height, width
 
+constexpr int64_t kMaxPadding = 1 << 20;
+
 std::string ListText(const std::vector<int64_t>& numbers) {
   return absl::StrCat("[", absl::StrJoin(numbers, ", "), "]");
 }
@@ -76,8 +78,12 @@ absl::StatusOr<Sides> PaddingOf(const onnx::Node& node, Sides extent, Sides wind
                                     "; it must be NOTSET, VALID, SAME_UPPER or SAME_LOWER"));
   }
   const bool possible = std::all_of(pads.begin(), pads.end(),
-                                    [](int64_t pad) { return pad >= 0 && pad <= (1 << 20); });
-  if (pads.size() != 4 || !possible || pads[0] != pads[2] || pads[1] != pads[3]) {
+                                    [](int64_t pad) { return pad >= 0 && pad <= kMaxPadding; });
+  if (pads.size() != 4 || !possible) {
+    return Unsupported(absl::StrCat(AttributeText(node, "pads"),
+                                    "; it must be four numbers from 0 to ", kMaxPadding));
+  }
+  if (pads[0] != pads[2] || pads[1] != pads[3]) {
     return Unsupported(
         absl::StrCat(AttributeText(node, "pads"),
                      " (top, left, bottom, right); its padding must be equal at opposite sides"));

@@ -124,6 +124,7 @@ absl::StatusOr<Value> Translator::AddParameter(const Value& x, const Value& bias
   if (bias_rank == 0) return Unsupported(absl::StrCat("it adds ", Describe(bias), ", a number"));
   if (bias.view.elements() == features && bias.view.size(bias_rank - 1) == features) {
     Draft draft = before;
+    draft.without_bias = rows.root;
     if (draft.layer.has_fully_connected() && draft.layer.fully_connected().no_bias()) {
       draft.layer.mutable_fully_connected()->clear_no_bias();
       draft.parameters.push_back(ParameterOf("bias", Shape{features}, bias.root, bias.view));
@@ -206,6 +207,7 @@ absl::StatusOr<Value> Translator::AddToChannels(const Value& x, const Value& bia
         "image"));
   }
   Draft draft = before;
+  draft.without_bias = plain.root;
   draft.layer.mutable_convolution()->clear_no_bias();
   draft.parameters.push_back(ParameterOf("bias", Shape{channels}, bias.root, *flat));
   Value result = plain;

@@ -60,6 +60,8 @@ struct Draft {
   std::vector<DraftParameter> parameters;
   // Number of the embedding with the same weight; -1: none.
   int tied_to = -1;
+  // The draft of which this one is a copy with a bias; -1: none.
+  int without_bias = -1;
   // Context of an attention, which the output projection completes.
   std::optional<Attention> context;
   int64_t heads = 0;
@@ -189,6 +191,9 @@ class Translator {
   // --- Access to activations: translate_access.cc ---
   // The same value without a function: the activation becomes a layer.
   absl::StatusOr<Value> Plain(const Value& value);
+  // " by operator Transpose of node 'x' (its attribute perm is [0, 3, 1, 2])": the node of the graph
+  // that computed `value`, an input of the node that is translated; empty if there is none.
+  std::string RearrangedBy(const Value& value) const;
   // A plain value that is a whole image.
   absl::StatusOr<Value> Image(const Value& value);
   // A plain value of rows: the last dimension is a whole row of its draft, the other dimensions are

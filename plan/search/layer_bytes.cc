@@ -127,6 +127,12 @@ int64_t LargestMicroBatch(const PlanProblem& problem) {
   return LargestPart(problem.batch, problem.micro_batches);
 }
 
+std::vector<int64_t> MicroBatchSizes(const PlanProblem& problem) {
+  const int64_t smallest = problem.batch / problem.micro_batches;
+  if (smallest == LargestMicroBatch(problem)) return {smallest};
+  return {smallest, smallest + 1};
+}
+
 int64_t ParameterBytes(const PlanProblem& problem, int64_t elements, int64_t owners) {
   const int gradients = problem.micro_batches > 1 ? 2 : 1;
   const int64_t copies = problem.bf16_weights ? LargestPart(elements, 2) : 0;

@@ -14,6 +14,7 @@
 #include <array>
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "model/graph.h"
 #include "model/op_indices.h"
@@ -25,6 +26,8 @@ namespace cadre {
 
 // Samples of the largest micro-batch.
 int64_t LargestMicroBatch(const PlanProblem& problem);
+// The sizes that its micro-batches have: one, or two that differ by one.
+std::vector<int64_t> MicroBatchSizes(const PlanProblem& problem);
 
 // Weights, gradients and state of a parameter. A rank holds `elements` of it; `owners` ranks,
 // including this one, divide the ownership of these elements.

@@ -6,6 +6,8 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "plan/norm_statistics.h"
+#include "plan/search/layer_bytes.h"
 
 namespace cadre {
 namespace {
@@ -131,6 +133,17 @@ bool NoPartEmpty(const LayerClass& layer_class, const CompactMesh& mesh,
   return true;
 }
 
+bool HasStatistics(const LayerClass& layer_class, const CompactMesh& mesh,
+                   const std::vector<int8_t>& way) {
+  const auto parts = [&](const char* index) {
+    const int found = Find(layer_class.indices, index);
+    return found < 0 ? 1 : PartsOf(mesh, way, found);
+  };
+  return !HasRankWithOneValue(*layer_class.example,
+                              {parts("samples"), parts("height"), parts("width")},
+                              layer_class.micro_batches);
+}
+
 // `data` splits samples, all other axes one index.
 std::vector<int8_t> AllAxesTo(const LayerClass& layer_class, const CompactMesh& mesh, int index) {
   std::vector<int8_t> all;
@@ -155,7 +168,10 @@ std::vector<LayerOption> FreeOptions(const LayerClass& layer_class, const Compac
   }
   std::vector<LayerOption> options;
   for (std::vector<int8_t>& way : ways) {
-    if (!DividesEvenly(layer_class, mesh, way) || !NoPartEmpty(layer_class, mesh, way)) continue;
+    if (!DividesEvenly(layer_class, mesh, way) || !NoPartEmpty(layer_class, mesh, way) ||
+        !HasStatistics(layer_class, mesh, way)) {
+      continue;
+    }
     options.push_back(MakeOption(layer_class, std::move(way)));
   }
   return options;
@@ -179,7 +195,9 @@ bool IsProduct(LayerKind kind) {
 
 LayerClass ClassOf(const PlanProblem& problem, int layer) {
   const GraphLayer& example = (*problem.graph)[layer];
-  LayerClass layer_class{.indices = IndicesOf(example), .example = &example};
+  LayerClass layer_class{.indices = IndicesOf(example),
+                         .example = &example,
+                         .micro_batches = MicroBatchSizes(problem)};
   for (const OpIndex& index : layer_class.indices)
     layer_class.extents.push_back(ExtentOf(example, index));
   layer_class.pinned_index = PinnedIndex(problem.pins, example, layer_class.indices);
@@ -200,7 +218,8 @@ std::string ClassKey(const PlanProblem& problem, int layer) {
   absl::StrAppend(&key, "/", w.kernel_height, "/", w.kernel_width, "/", w.stride_height, "/",
                   w.stride_width, "/", w.padding_height, "/", w.padding_width, "/", w.dilation, "/",
                   graph_layer.groups, "/", graph_layer.flops, "/", graph_layer.shares_weight, "/",
-                  graph_layer.sampled_classes, "/", FollowsNorm(*problem.graph, graph_layer));
+                  graph_layer.sampled_classes, "/", FollowsNorm(*problem.graph, graph_layer), "/",
+                  graph_layer.settings.batch_norm().per_rank());
   for (const LayerParameter& parameter : graph_layer.parameters) {
     absl::StrAppend(&key, parameter.name, parameter.shape.ToString());
   }
@@ -211,13 +230,14 @@ std::string ClassKey(const PlanProblem& problem, int layer) {
 
 bool StrategyApplies(const LayerClass& layer_class, const CompactMesh& mesh) {
   const std::vector<int8_t> way = AllAxesTo(layer_class, mesh, layer_class.strategy_index);
-  return DividesEvenly(layer_class, mesh, way) && NoPartEmpty(layer_class, mesh, way);
+  return DividesEvenly(layer_class, mesh, way) && NoPartEmpty(layer_class, mesh, way) &&
+         HasStatistics(layer_class, mesh, way);
 }
 
 std::vector<LayerOption> OptionsOf(const LayerClass& layer_class, const CompactMesh& mesh) {
   if (layer_class.pinned_index >= 0) {
     std::vector<int8_t> way = AllAxesTo(layer_class, mesh, layer_class.pinned_index);
-    if (!DividesEvenly(layer_class, mesh, way)) return {};
+    if (!DividesEvenly(layer_class, mesh, way) || !HasStatistics(layer_class, mesh, way)) return {};
     return {MakeOption(layer_class, std::move(way))};
   }
   if (layer_class.strategy_index >= 0 && StrategyApplies(layer_class, mesh))

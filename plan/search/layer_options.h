@@ -8,7 +8,8 @@
 //                    without matrix products, and products with less than a fiftieth of the
 //                    model's work if compute time is modelled
 //
-// A split that would leave a part empty is considered for samples only. Axes that split one index
+// A split that would leave a part empty is considered for samples only, and none that gives a batch
+// norm statistics of one value. Axes that split one index
 // are in the mesh's order. A strategy or a pin leaves one option. If the strategy's option does not
 // exist for a layer, or would leave ranks without rows, the search may split this layer in any way
 // and reports it (SearchResult::strategy_exceptions). No strategy restricts layers without weights.
@@ -52,6 +53,9 @@ struct LayerClass {
   int strategy_index = -1;
   // Whether axes may be left without an index.
   bool may_replicate = false;
+  // The sizes of a micro-batch, of which statistics must not be those of one value
+  // (plan/norm_statistics.h).
+  std::vector<int64_t> micro_batches;
 };
 LayerClass ClassOf(const PlanProblem& problem, int layer);
 // Equal for layers of one class.
@@ -64,7 +68,8 @@ bool IsProduct(LayerKind kind);
 // Whether the strategy's split is possible on this mesh. Requires: layer_class.strategy_index >= 0.
 bool StrategyApplies(const LayerClass& layer_class, const CompactMesh& mesh);
 
-// Empty only if a pin cannot be satisfied on this mesh.
+// Empty only if a pin cannot be satisfied on this mesh, or if a batch norm has statistics of one
+// value however it is split.
 std::vector<LayerOption> OptionsOf(const LayerClass& layer_class, const CompactMesh& mesh);
 
 // The number of parts into which an option splits an index.

@@ -40,8 +40,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "plan/norm_statistics.h"
 #include "plan/plan_collectives.h"
 #include "plan/search/elimination.h"
+#include "plan/search/layer_bytes.h"
 #include "plan/search/placed_plans.h"
 #include "plan/search/search_mesh.h"
 #include "plan/search/staged_plans.h"
@@ -166,11 +168,20 @@ class Searcher {
                        " ranks matches the pinned mesh and has an axis besides data for the layers "
                        "that are pinned to one"));
     }
-    const std::string& name = (*problem_.graph)[layer].name;
-    return absl::InvalidArgumentError(absl::StrCat("layer '", name, "' is pinned to ",
-                                                   problem_.pins.layers.at(name),
-                                                   ", which cannot be split evenly on any mesh of ",
-                                                   problem_.ranks, " ranks that was considered"));
+    const GraphLayer& unsatisfied = (*problem_.graph)[layer];
+    const auto pin = problem_.pins.layers.find(unsatisfied.name);
+    if (pin == problem_.pins.layers.end()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "layer '", unsatisfied.name, "': batch_norm.per_rank gives a rank one value per channel ",
+          "on every mesh of ", problem_.ranks, " ranks that was considered; unset per_rank, ",
+          "increase batch_per_group, or use fewer micro_batches or ranks"));
+    }
+    const bool per_rank = unsatisfied.kind == LayerKind::kBatchNorm &&
+                          unsatisfied.settings.batch_norm().per_rank();
+    return absl::InvalidArgumentError(absl::StrCat(
+        "layer '", unsatisfied.name, "' is pinned to ", pin->second,
+        ", which cannot be split evenly", per_rank ? ", with more than one value per channel," : "",
+        " on any mesh of ", problem_.ranks, " ranks that was considered"));
   }
 
   // Data parallelism is always predicted, for comparison.
@@ -503,6 +514,9 @@ absl::StatusOr<SearchResult> SearchAll(const PlanProblem& problem, const SearchO
   }
   std::vector<Candidate> on_ranks = PlacedPlans(problem, fastest);
   std::move(on_ranks.begin(), on_ranks.end(), std::back_inserter(placed));
+  std::erase_if(placed, [&](const Candidate& candidate) {
+    return !CheckNormStatistics(MicroBatchSizes(problem), *problem.graph, candidate.plan).ok();
+  });
   if (placed.empty()) return result;
   if (!result.ok()) result = SearchResult();
   AddPlacedPlans(std::move(placed), problem, *result);

@@ -76,6 +76,12 @@ TEST(FileFormat, NoteHasRemedy) {
             ": it is a Git LFS pointer; fetch the file itself with 'git lfs pull'");
   EXPECT_EQ(FormatNote("\x93NUMPY\x01"), ": it is a NumPy array (.npy)");
   EXPECT_EQ(FormatNote("damaged", kTextFormat), "");
+  // Only a reader of text can read the file in another encoding.
+  EXPECT_EQ(FormatNote("\xff\xfen\0a\0"s, kTextFormat),
+            ": it is text in UTF-16; save it as UTF-8 without a byte order mark");
+  EXPECT_EQ(FormatNote("\xef\xbb\xbf{\"weight_map\": {}}", kSafetensorsFormat),
+            ": it is text with a byte order mark");
+  EXPECT_EQ(FormatNote("\xef\xbb\xbf{\"weight_map\": {}}"), ": it is text with a byte order mark");
 }
 
 }  // namespace

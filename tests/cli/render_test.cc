@@ -22,6 +22,14 @@ TEST(ToJsonTest, PrintsDefaultsUnderProtoNames) {
             R"({"version":0,"step":0,"samples":0,"accuracy":0.0,"loss":0.0,"seconds":0.0})");
 }
 
+TEST(ToJsonTest, UnsetOptionalFieldIsNull) {
+  v1::CheckpointStatus checkpoint;
+  EXPECT_TRUE(ToJson(checkpoint)["saved_step"].is_null());
+  EXPECT_EQ(ToJson(checkpoint)["failed_step"], 0);
+  checkpoint.set_saved_step(0);
+  EXPECT_EQ(ToJson(checkpoint)["saved_step"], 0);
+}
+
 TEST(ToJsonTest, PrefersJsonName) {
   v1::GroupStatus group;
   group.set_prediction_error_cause("link");

@@ -53,8 +53,10 @@ TEST(MemberTextTest, ReasonsAreShortened) {
   restaged.mutable_restaged()->set_error(reason);
   v1::MemberMessage heartbeat;
   heartbeat.mutable_heartbeat()->add_fallbacks()->set_reason(reason);
+  v1::MemberMessage prepared;
+  prepared.mutable_prepared()->set_data_left_out(reason);
   for (v1::MemberMessage* message :
-       {&failed, &goodbye, &opened, &applied, &restaged, &heartbeat}) {
+       {&failed, &goodbye, &opened, &applied, &restaged, &heartbeat, &prepared}) {
     EXPECT_EQ(LimitText(*message), absl::OkStatus());
     EXPECT_LE(message->ByteSizeLong(), 1100U) << message->body_case();
   }

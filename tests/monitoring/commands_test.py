@@ -157,6 +157,12 @@ class CommandsTest(unittest.TestCase):
         code, _, err = self.call("export", "run-99", "-O", file)
         self.assertEqual(code, NOT_FOUND)
         self.assertIn("no such run: run-99", err)
+        self.assertIn("'run-99' is neither a path nor a run", err)
+        missing = file.parent / "nowhere" / "model.safetensors"
+        code, _, err = self.call("export", self.run_id, "-O", missing)
+        self.assertEqual(code, NOT_FOUND)
+        self.assertIn(str(missing), err)
+        self.assertNotIn("neither a path nor a run", err)
 
     def test_conditions(self):
         self.output("wait", self.run_id, "--for", "version=10")

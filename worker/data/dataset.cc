@@ -4,6 +4,7 @@
 #include "worker/data/dataset.h"
 
 #include <algorithm>
+#include <initializer_list>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -46,6 +47,12 @@ absl::Status CheckKind(bool model_takes_tokens, bool data_is_tokens) {
   return absl::InvalidArgumentError(
       absl::StrCat("the data are ", data_is_tokens ? "tokens" : "images", ", but the model takes ",
                    model_takes_tokens ? "tokens" : "images"));
+}
+
+bool EndsWithOneOf(absl::string_view name, std::initializer_list<absl::string_view> endings) {
+  return std::any_of(endings.begin(), endings.end(), [name](absl::string_view ending) {
+    return absl::EndsWithIgnoreCase(name, ending);
+  });
 }
 
 absl::Status CheckIndex(int64_t index, int64_t size) {
@@ -154,15 +161,19 @@ absl::Status SequenceDataset::Get(std::span<const SampleRef> samples, std::span<
 }
 
 bool IsJpegName(absl::string_view name) {
-  return absl::EndsWithIgnoreCase(name, ".jpg") || absl::EndsWithIgnoreCase(name, ".jpeg");
+  return EndsWithOneOf(name, {".jpg", ".jpeg", ".jpe", ".jfif"});
 }
 
 bool IsOtherImageName(absl::string_view name) {
-  for (const absl::string_view ending :
-       {".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".jp2", ".avif"}) {
-    if (absl::EndsWithIgnoreCase(name, ending)) return true;
-  }
-  return false;
+  return EndsWithOneOf(name, {".png", ".apng", ".webp", ".gif",  ".bmp",  ".tif",
+                              ".tiff", ".ppm", ".pgm",  ".pbm",  ".pnm",  ".jp2",
+                              ".j2k",  ".jxl", ".avif", ".heic", ".heif", ".tga"});
+}
+
+std::string EntryKind(absl::string_view path) {
+  const absl::string_view name = path.substr(path.rfind('/') + 1);
+  const size_t dot = name.rfind('.');
+  return dot == absl::string_view::npos ? "without an ending" : std::string(name.substr(dot));
 }
 
 absl::StatusOr<std::unique_ptr<Dataset>> OpenDataset(const v1::RunSpec& spec, Split split,

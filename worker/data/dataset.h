@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -56,6 +57,10 @@ class Dataset {
                                  std::span<int32_t> labels) const = 0;
   // Number of samples found so far that could not be read.
   virtual int64_t corrupt_samples() const { return 0; }
+  // What of the files was not made a sample when the data set was opened, with counts:
+  // ".json (4), images beside the class folders (1)". At most kMaxReason bytes of UTF-8; empty if
+  // nothing was left out.
+  virtual std::string left_out() const { return ""; }
 };
 
 // Opens the data set that `spec.data` names, in the shape of the model's input. Labels are checked

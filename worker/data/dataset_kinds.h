@@ -112,9 +112,12 @@ absl::StatusOr<std::unique_ptr<Dataset>> OpenSyntheticTokens(const v1::Synthetic
                                                              Split split,
                                                              const DatasetNeeds& needs);
 
-// Whether the name ends in .jpg or .jpeg, in letters of either case.
+// Whether the name ends in .jpg, .jpeg, .jpe or .jfif, in letters of either case.
 bool IsJpegName(absl::string_view name);
 // Whether the name ends as that of an image in another format, such as .png.
 bool IsOtherImageName(absl::string_view name);
+// The kind by which a file that is not a sample is counted: the ending of its name, ".json", or
+// "without an ending".
+std::string EntryKind(absl::string_view path);
 
 }  // namespace cadre

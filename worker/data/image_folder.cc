@@ -1,7 +1,5 @@
 // Image folders: one folder per class, as in ImageNet. Classes and files are sorted by name, so
 // that every host assigns the same labels and indices.
-#include <glog/logging.h>
-
 #include <algorithm>
 #include <filesystem>
 #include <string>
@@ -10,7 +8,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "base/counted_noun.h"
 #include "base/file.h"
 #include "base/status.h"
 #include "model/formats/class_folders.h"
@@ -28,31 +25,71 @@ struct ClassFiles {
   std::vector<std::string> jpegs;
   // Names of images in other formats, which are samples that cannot be read.
   std::vector<std::string> other_images;
-  // Folders and other files.
-  int64_t unused = 0;
 };
 
-// Files are selected by name alone; the decoder reports those that contain no JPEG image.
-absl::StatusOr<ClassFiles> ListClass(const std::string& folder, const RootedFiles& files) {
+bool IsImageName(const std::string& name) { return IsJpegName(name) || IsOtherImageName(name); }
+
+// Calls `visit` with each entry of the folder, in no order.
+template <typename Visit>
+absl::Status VisitEntries(const std::string& folder, const RootedFiles& files, const Visit& visit) {
   CADRE_ASSIGN_OR_RETURN(const std::string resolved, files.Resolve(folder));
-  ClassFiles listed;
   std::error_code error;
   fs::directory_iterator entry(resolved, error);
   // increment() in place of ++, which would throw.
-  for (; !error && entry != fs::directory_iterator(); entry.increment(error)) {
-    std::string name = entry->path().filename().string();
+  for (; !error && entry != fs::directory_iterator(); entry.increment(error)) visit(*entry);
+  return error ? ErrnoStatus(error.value(), "list", folder) : absl::OkStatus();
+}
+
+// Counts a folder inside the folder of a class: by the images in it and its own folders, whose
+// links are not followed, or as a folder.
+void CountFolder(const fs::directory_entry& folder, UnusedEntries& unused) {
+  int64_t images = 0;
+  std::error_code error;
+  // What cannot be listed is counted as a folder.
+  fs::recursive_directory_iterator entry;
+  if (!folder.is_symlink(error)) entry = fs::recursive_directory_iterator(folder.path(), error);
+  for (; !error && entry != fs::recursive_directory_iterator(); entry.increment(error)) {
+    images += IsImageName(entry->path().filename().string());
+  }
+  if (images > 0) {
+    unused["images in folders of class folders"] += images;
+  } else {
+    ++unused["folders in class folders"];
+  }
+}
+
+// Files are selected by name alone; the decoder reports those that contain no JPEG image. Adds the
+// other entries to `unused`.
+absl::StatusOr<ClassFiles> ListClass(const std::string& folder, const RootedFiles& files,
+                                     UnusedEntries& unused) {
+  ClassFiles listed;
+  const auto add = [&](const fs::directory_entry& entry) {
+    std::string name = entry.path().filename().string();
+    std::error_code error;
     if (IsJpegName(name)) {
       listed.jpegs.push_back(std::move(name));
     } else if (IsOtherImageName(name)) {
       listed.other_images.push_back(std::move(name));
+    } else if (entry.is_directory(error)) {
+      CountFolder(entry, unused);
     } else {
-      ++listed.unused;
+      ++unused[EntryKind(name)];
     }
-  }
-  if (error) return ErrnoStatus(error.value(), "list", folder);
+  };
+  CADRE_RETURN_IF_ERROR(VisitEntries(folder, files, add));
   std::sort(listed.jpegs.begin(), listed.jpegs.end());
   std::sort(listed.other_images.begin(), listed.other_images.end());
   return listed;
+}
+
+// Other files there, such as a list of the classes, describe the data set.
+absl::Status CountImagesBeside(const std::string& folder, const RootedFiles& files,
+                               UnusedEntries& unused) {
+  return VisitEntries(folder, files, [&](const fs::directory_entry& entry) {
+    std::error_code error;
+    const bool image = IsImageName(entry.path().filename().string());
+    if (image && !entry.is_directory(error)) ++unused["images beside the class folders"];
+  });
 }
 
 class FolderImages final : public EncodedImages {
@@ -82,6 +119,28 @@ class FolderImages final : public EncodedImages {
   const RootedFiles files_of_run_;
 };
 
+// Adds the samples of a class. Errors: InvalidArgument if it has none, because the network would
+// have a class that it never sees.
+absl::Status AddClass(const std::string& folder, int32_t label, const RootedFiles& files,
+                      FolderImages& images, CorruptSamples& corrupt, UnusedEntries& unused) {
+  UnusedEntries unused_here;
+  CADRE_ASSIGN_OR_RETURN(ClassFiles listed, ListClass(folder, files, unused_here));
+  for (const std::string& file : listed.other_images) {
+    CADRE_RETURN_IF_ERROR(
+        corrupt.Add(absl::StrCat(folder, "/", file),
+                    absl::InvalidArgumentError("it is not a JPEG file, which alone is read")));
+  }
+  if (listed.jpegs.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("class folder ", folder, " holds no JPEG files",
+                     unused_here.empty() ? "" : ", but ", ToText(unused_here),
+                     "; remove it, or add images to it"));
+  }
+  for (std::string& file : listed.jpegs) images.Add(label, std::move(file));
+  for (const auto& [kind, count] : unused_here) unused[kind] += count;
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Dataset>> OpenImageFolder(const v1::ImageFolder& data, Split split,
@@ -109,26 +168,19 @@ absl::StatusOr<std::unique_ptr<Dataset>> OpenImageFolder(const v1::ImageFolder& 
   }
   auto images = std::make_unique<FolderImages>(folder, classes, needs.files);
   auto corrupt = std::make_unique<CorruptSamples>(needs.corrupt_allowed);
-  int64_t unused = 0;
+  UnusedEntries unused;
+  CADRE_RETURN_IF_ERROR(CountImagesBeside(folder, needs.files, unused));
+  if (present.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(folder, ": holds no JPEG files in class folders",
+                     unused.empty() ? "" : ", but ", ToText(unused)));
+  }
   for (const std::string& name : present) {
     const int32_t label = std::lower_bound(classes.begin(), classes.end(), name) - classes.begin();
-    const std::string path = absl::StrCat(folder, "/", name);
-    CADRE_ASSIGN_OR_RETURN(ClassFiles files, ListClass(path, needs.files));
-    for (const std::string& file : files.other_images) {
-      CADRE_RETURN_IF_ERROR(
-          corrupt->Add(absl::StrCat(path, "/", file),
-                       absl::InvalidArgumentError("it is not a JPEG file, which alone is read")));
-    }
-    for (std::string& file : files.jpegs) images->Add(label, std::move(file));
-    unused += files.unused;
+    CADRE_RETURN_IF_ERROR(
+        AddClass(absl::StrCat(folder, "/", name), label, needs.files, *images, *corrupt, unused));
   }
-  LOG_IF(WARNING, unused > 0) << folder << ": " << Counted(unused, "entry", "entries")
-                              << " of class folders that are not images are not used";
-  if (images->labels().empty()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(folder, ": holds no JPEG files in class folders"));
-  }
-  return MakeJpegDataset(std::move(images), transform, std::move(corrupt));
+  return MakeJpegDataset(std::move(images), transform, std::move(corrupt), unused);
 }
 
 }  // namespace cadre

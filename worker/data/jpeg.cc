@@ -27,6 +27,8 @@
 #include <jpeglib.h>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "base/file_format.h"
 #include "tensor/interval.h"
 
 namespace cadre {
@@ -90,9 +92,9 @@ struct JpegReader::State {
     return true;
   }
 
-  absl::Status Failed() {
+  absl::Status Failed(absl::string_view note = "") {
     jpeg_abort_decompress(&info);
-    return absl::DataLossError(absl::StrCat("JPEG: ", message.data()));
+    return absl::DataLossError(absl::StrCat("JPEG: ", message.data(), note));
   }
 
   [[noreturn]] void Jump() {
@@ -147,7 +149,10 @@ absl::StatusOr<ImageSize> JpegReader::Open(std::span<const std::byte> file) {
     jpeg_mem_src(&info, reinterpret_cast<const unsigned char*>(file.data()), file.size());
     jpeg_read_header(&info, TRUE);
   });
-  if (!read) return state_->Failed();
+  if (!read) {
+    const absl::string_view first(reinterpret_cast<const char*>(file.data()), file.size());
+    return state_->Failed(FormatNote(first.substr(0, kFormatBytes), kJpegFormat));
+  }
   const ImageSize size{.height = info.image_height, .width = info.image_width};
   if (info.num_components != 1 && info.num_components != 3) {
     return absl::InvalidArgumentError(

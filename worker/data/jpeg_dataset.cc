@@ -7,15 +7,21 @@
 
 #include <glog/logging.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/peer_text.h"
 #include "base/status.h"
 #include "worker/data/dataset_kinds.h"
 #include "worker/data/jpeg.h"
 
 namespace cadre {
 namespace {
+
+// Number of kinds of unused entries that are named.
+constexpr size_t kMaxKinds = 8;
 
 // Whether the error is specific to the sample. Lack of memory or of file descriptors would affect a
 // replacement, too.
@@ -52,14 +58,16 @@ struct JpegScratch {
 class JpegDataset final : public ImageDataset {
  public:
   JpegDataset(std::unique_ptr<EncodedImages> images, const ImageTransform& transform,
-              std::unique_ptr<CorruptSamples> corrupt)
+              std::unique_ptr<CorruptSamples> corrupt, std::string left_out)
       : ImageDataset(transform.sample_shape()),
         images_(std::move(images)),
         transform_(transform),
-        corrupt_(std::move(corrupt)) {}
+        corrupt_(std::move(corrupt)),
+        left_out_(std::move(left_out)) {}
 
   int64_t size() const override { return images_->labels().size(); }
   int64_t corrupt_samples() const override { return corrupt_->count(); }
+  std::string left_out() const override { return left_out_; }
 
  private:
   int32_t Label(int64_t index) const override { return images_->labels()[index]; }
@@ -83,6 +91,7 @@ class JpegDataset final : public ImageDataset {
   const std::unique_ptr<EncodedImages> images_;
   const ImageTransform transform_;
   const std::unique_ptr<CorruptSamples> corrupt_;
+  const std::string left_out_;
 };
 
 // Ends at the latest when all samples of the class have been tried.
@@ -142,10 +151,29 @@ int64_t CorruptSamples::count() const {
   return names_.size();
 }
 
+std::string ToText(const UnusedEntries& unused) {
+  std::vector<std::pair<std::string, int64_t>> kinds(unused.begin(), unused.end());
+  std::stable_sort(kinds.begin(), kinds.end(),
+                   [](const auto& a, const auto& b) { return a.second > b.second; });
+  int64_t others = 0;
+  for (size_t i = kMaxKinds; i < kinds.size(); ++i) others += kinds[i].second;
+  kinds.resize(std::min(kinds.size(), kMaxKinds));
+  if (others > 0) kinds.emplace_back("others", others);
+  // Endings are parts of the names of files, so they may have any bytes.
+  return ShortReason(absl::StrJoin(kinds, ", ", [](std::string* out, const auto& kind) {
+    absl::StrAppend(out, kind.first, " (", kind.second, ")");
+  }));
+}
+
 std::unique_ptr<Dataset> MakeJpegDataset(std::unique_ptr<EncodedImages> images,
                                          const ImageTransform& transform,
-                                         std::unique_ptr<CorruptSamples> corrupt) {
-  return std::make_unique<JpegDataset>(std::move(images), transform, std::move(corrupt));
+                                         std::unique_ptr<CorruptSamples> corrupt,
+                                         UnusedEntries unused) {
+  if (corrupt->count() > 0) unused["samples that cannot be read"] += corrupt->count();
+  std::string left_out = ToText(unused);
+  LOG_IF(WARNING, !left_out.empty()) << "not used for training or tests: " << left_out;
+  return std::make_unique<JpegDataset>(std::move(images), transform, std::move(corrupt),
+                                       std::move(left_out));
 }
 
 }  // namespace cadre

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <set>
 #include <string>
@@ -53,9 +54,17 @@ class EncodedImages {
   virtual absl::StatusOr<std::string> Read(int64_t index) const = 0;
 };
 
-// `corrupt` may already contain samples that were left out of `images`.
+// Numbers of files, members and folders that are not samples, by kind: the ending of the name
+// (".json"), or a name in the plural ("folders").
+using UnusedEntries = std::map<std::string, int64_t>;
+// ".json (4), folders (1)": the most frequent kinds, in at most kMaxReason bytes of UTF-8.
+std::string ToText(const UnusedEntries& unused);
+
+// `corrupt` may already contain samples that were left out of `images`. Logs what Dataset::left_out
+// returns: these samples and `unused`.
 std::unique_ptr<Dataset> MakeJpegDataset(std::unique_ptr<EncodedImages> images,
                                          const ImageTransform& transform,
-                                         std::unique_ptr<CorruptSamples> corrupt);
+                                         std::unique_ptr<CorruptSamples> corrupt,
+                                         UnusedEntries unused = {});
 
 }  // namespace cadre

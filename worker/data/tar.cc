@@ -224,7 +224,7 @@ absl::StatusOr<std::string> TarScanner::ReadDescription(const Header& header) co
 
 // Records are "LENGTH KEY=VALUE\n"; the length counts the whole record, including itself. Unknown
 // keys are ignored, as the standard requires, except for those of sparse files, whose contents
-// would be misread.
+// would be misread; their own name is that of their contents.
 absl::Status TarScanner::ReadPax(const std::string& records, Extended& extended) const {
   for (absl::string_view rest = records; !rest.empty() && rest.front() != '\0';) {
     const size_t space = rest.find(' ');
@@ -242,7 +242,8 @@ absl::Status TarScanner::ReadPax(const std::string& records, Extended& extended)
     const absl::string_view value = record.substr(equals + 1);
     if (key == "path") extended.name = std::string(value);
     if (key == "linkpath") extended.target = std::string(value);
-    if (key.substr(0, 11) == "GNU.sparse.") return Unsupported("sparse files are not supported");
+    if (key == "GNU.sparse.name") extended.name = std::string(value);
+    if (key.substr(0, 11) == "GNU.sparse.") extended.sparse = true;
     if (key != "size") continue;
     int64_t size = 0;
     if (!absl::SimpleAtoi(value, &size) || size < 0) {
@@ -258,6 +259,7 @@ absl::Status TarScanner::ReadPax(const std::string& records, Extended& extended)
 absl::Status TarScanner::CheckGlobalPax(const std::string& records) const {
   Extended extended;
   CADRE_RETURN_IF_ERROR(ReadPax(records, extended));
+  if (extended.sparse) return Unsupported("sparse files are not supported");
   if (!extended.name && !extended.target && !extended.size) return absl::OkStatus();
   return Unsupported("a pax header for all members has a name or a size");
 }
@@ -297,7 +299,11 @@ absl::StatusOr<std::optional<TarMember>> TarScanner::Next() {
       }
       continue;
     }
-    if (header->type == kSparse) return Unsupported("sparse files are not supported");
+    if (!IsDescription(header->type) && (header->type == kSparse || extended.sparse)) {
+      return Unsupported(absl::StrCat("member ", extended.name.value_or(header->name),
+                                      " is a sparse file, which is not supported; create the "
+                                      "archive without the option --sparse (-S) of tar"));
+    }
     if (header->type == kContinuedFromOtherVolume || header->type == kOldLongNames) {
       return Unsupported(absl::StrCat("entries of type '", std::string(1, header->type),
                                       "' (parts of other volumes, old lists of long names) are "

@@ -70,6 +70,8 @@ class TarScanner {
     std::optional<std::string> name;
     std::optional<std::string> target;
     std::optional<int64_t> size;
+    // The contents are only the parts of the file that are not zeros.
+    bool sparse = false;
   };
   struct Header;
 

@@ -53,13 +53,10 @@ absl::string_view EndingOf(absl::string_view path) {
 
 std::string KindName(const TarMember& member) {
   switch (member.kind) {
-    case TarMember::Kind::kFolder:
-      return "folders";
     case TarMember::Kind::kOther:
       return "devices and the like";
     default:
-      const absl::string_view ending = EndingOf(member.name);
-      return ending.empty() ? "without an ending" : std::string(ending);
+      return EntryKind(member.name);
   }
 }
 
@@ -185,7 +182,7 @@ absl::Status Indexer::Scan() {
     } else if (!is_folder && ending == kLabelEnding) {
       CADRE_RETURN_IF_ERROR(AddLabel(key, *member));
     } else {
-      ++unused_[KindName(*member)];
+      if (!is_folder) ++unused_[KindName(*member)];
       if (IsOtherImageName(member->name)) pairs_[key].other_image = member->name;
     }
   }
@@ -252,7 +249,7 @@ TarIndex Indexer::TakeIndex() {
     if (!pair.image_name.empty()) continue;
     index.unusable.emplace_back(
         key, absl::DataLossError(pair.other_image.empty()
-                                     ? "it has a label, but no member .jpg or .jpeg"
+                                     ? "it has a label, but no member .jpg, .jpeg, .jpe or .jfif"
                                      : absl::StrCat("its image ", pair.other_image,
                                                     " is not a JPEG, which alone is read")));
   }

@@ -34,8 +34,8 @@ struct TarIndex {
   // Keys that are not samples because a member of the pair is missing or cannot be read: with the
   // reason, in the order of the members.
   std::vector<std::pair<std::string, absl::Status>> unusable;
-  // The number of members that are neither images nor labels, by ending (".json") or kind
-  // ("folders").
+  // The number of members that are neither folders, images nor labels, by ending (".json") or kind
+  // ("devices and the like").
   std::map<std::string, int64_t> unused;
 };
 

@@ -5,16 +5,12 @@
 // are not kept, because there may be millions of them and few are ever printed; these are read
 // again. A shard is opened for every sample, because there may be more shards than file
 // descriptors.
-#include <glog/logging.h>
-
-#include <map>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "base/status.h"
 #include "model/shard_names.h"
 #include "worker/data/byte_source.h"
@@ -96,16 +92,6 @@ absl::Status AddSamples(const TarIndex& index, const std::string& name, int64_t 
   return absl::OkStatus();
 }
 
-// Members that are neither images nor labels are common, but the user should know their number.
-void LogUnused(const std::string& range, const std::map<std::string, int64_t>& unused) {
-  if (unused.empty()) return;
-  LOG(WARNING) << range << ": members that are neither images (.jpg, .jpeg) nor labels (.cls) are "
-               << "not used: "
-               << absl::StrJoin(unused, ", ", [](std::string* out, const auto& kind) {
-                    absl::StrAppend(out, kind.second, " ", kind.first);
-                  });
-}
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Dataset>> OpenTarShards(const v1::TarShards& data, Split split,
@@ -117,7 +103,7 @@ absl::StatusOr<std::unique_ptr<Dataset>> OpenTarShards(const v1::TarShards& data
   CADRE_ASSIGN_OR_RETURN(const ShardNames paths, ShardNames::Parse(range));
   auto images = std::make_unique<TarImages>(paths, needs.files);
   auto corrupt = std::make_unique<CorruptSamples>(needs.corrupt_allowed);
-  std::map<std::string, int64_t> unused;
+  UnusedEntries unused;
   for (int64_t shard = 0; shard < paths.size(); ++shard) {
     CADRE_ASSIGN_OR_RETURN(const std::unique_ptr<ByteSource> source,
                            OpenByteSource(paths[shard], needs.files));
@@ -126,11 +112,10 @@ absl::StatusOr<std::unique_ptr<Dataset>> OpenTarShards(const v1::TarShards& data
         AddSamples(index, source->name(), shard, needs.classes, *images, *corrupt));
     for (const auto& [kind, count] : index.unused) unused[kind] += count;
   }
-  LogUnused(range, unused);
   if (images->labels().empty()) {
     return absl::InvalidArgumentError(absl::StrCat(range, ": holds no pairs KEY.jpg, KEY.cls"));
   }
-  return MakeJpegDataset(std::move(images), transform, std::move(corrupt));
+  return MakeJpegDataset(std::move(images), transform, std::move(corrupt), unused);
 }
 
 }  // namespace cadre

@@ -13,6 +13,9 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
 #include "base/clock.h"
 #include "base/status.h"
 #include "base/trace.h"
@@ -85,6 +88,7 @@ class NativeModel final : public TrainedModel {
     v1::Prepared prepared;
     prepared.set_train_samples(train_->size());
     prepared.set_test_samples(test_->size());
+    prepared.set_data_left_out(DataLeftOut());
     for (v1::HeldParameter& held : replica_->Held()) *prepared.add_held() = std::move(held);
     *prepared.mutable_memory() = replica_->Memory();
     *prepared.mutable_planned_memory() = replica_->PlannedMemory();
@@ -212,6 +216,17 @@ class NativeModel final : public TrainedModel {
     CADRE_ASSIGN_OR_RETURN(train_, OpenDataset(spec_, Split::kTrain, options_.data_files));
     CADRE_ASSIGN_OR_RETURN(test_, OpenDataset(spec_, Split::kTest, options_.data_files));
     return absl::OkStatus();
+  }
+
+  // "of the training data: .json (4); of the test data: .json (1)"; empty if nothing is left out.
+  std::string DataLeftOut() const {
+    std::vector<std::string> parts;
+    const auto add = [&parts](absl::string_view split, const std::string& left_out) {
+      if (!left_out.empty()) parts.push_back(absl::StrCat("of the ", split, " data: ", left_out));
+    };
+    add("training", train_->left_out());
+    add("test", test_->left_out());
+    return absl::StrJoin(parts, "; ");
   }
 
   absl::Status Save(const AveragingSource& averaging) {

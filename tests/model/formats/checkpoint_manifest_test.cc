@@ -119,7 +119,7 @@ TEST(OpenWeights, AcceptsFrozenParametersOfTheModel) {
 }
 
 // PyTorch's batch norm counts its batches in an integer buffer, which a run does not exchange.
-TEST(OpenWeights, IgnoresIntegersThatAreNotInTheModel) {
+TEST(OpenWeights, IgnoresOtherTypesThatAreNotInTheModel) {
   const TemporaryFolder folder;
   const v1::RunSpec spec =
       testing::SpecOf(R"(model { opaque { parameter { name: "norm.weight" shape: 1 } } })");
@@ -143,8 +143,12 @@ TEST(OpenWeights, IgnoresIntegersThatAreNotInTheModel) {
   for (const char* type : {"F4", "F6_E2M3", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "NEW"}) {
     EXPECT_TRUE(open("base", type, 3).ok()) << type;
   }
-  for (const char* type : {"F32", "F8_E4M3"}) {
-    const int bytes = type == std::string("F32") ? 4 : 1;
+  // Types that it knows, but from which it reads no weights.
+  for (const char* type : {"F8_E4M3", "F8_E5M2", "F8_E8M0"}) {
+    EXPECT_TRUE(open("base", type, 1).ok()) << type;
+  }
+  for (const auto& [type, bytes] :
+       {std::pair{"F32", 4}, std::pair{"F16", 2}, std::pair{"BF16", 2}, std::pair{"F64", 8}}) {
     EXPECT_THAT(
         open("norm.running_mean", type, bytes).status(),
         IsError(absl::StatusCode::kInvalidArgument, "'norm.running_mean' [] is not in the model"));

@@ -9,12 +9,15 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "plan/norm_statistics.h"
 #include "plan/plan.h"
 #include "plan/plan_collectives.h"
 #include "plan/search/layer_options.h"
 #include "plan/search/placed_plans.h"
 #include "plan/search/planner.h"
 #include "plan/search/prediction.h"
+#include "tests/base/expect.h"
 #include "tests/plan/search/problems.h"
 
 namespace cadre {
@@ -71,6 +74,65 @@ TEST(SearchTest, AutoBeatsFixedPolicies) {
     for (const v1::Cluster::CollectivePolicy policy : AllPolicies()) {
       EXPECT_LE(automatic, seconds(policy) * (1 + 1e-9)) << PolicyName(policy);
     }
+  }
+}
+
+// --- Statistics of a rank (plan/norm_statistics.h) ---
+
+OwnedProblem NormProblem(int batch, int side, int ranks, int micro_batches = 1) {
+  OwnedProblem owned = testing::ProblemOfSpec(
+      testing::SpecOf(absl::StrCat(
+          "model { input { channels: 4 height: ", side, " width: ", side,
+          " } layer { name: 'conv' convolution { out_channels: 8 kernel: 1 } }"
+          " layer { name: 'norm' batch_norm { per_rank: true } }"
+          " layer { name: 'gap' global_average_pool {} }"
+          " layer { name: 'fc' fully_connected { out_features: 10 } }"
+          " layer { name: 'loss' softmax_cross_entropy {} } } batch_per_group: ",
+          batch, " micro_batches: ", micro_batches)),
+      ranks);
+  owned.problem.micro_batches = micro_batches;
+  return owned;
+}
+
+TEST(SearchTest, NoPlanHasStatisticsOfOneValue) {
+  // Four samples of one position: with four ranks along data, each rank has one.
+  OwnedProblem owned = NormProblem(4, 1, 4);
+  const auto result = Search(owned.problem);
+  ASSERT_TRUE(result.ok()) << result.status();
+  std::vector<Candidate> all = result->others;
+  all.push_back(result->best);
+  for (const Candidate& candidate : all) {
+    EXPECT_EQ(CheckNormStatistics(owned.spec, *owned.graph, candidate.plan), absl::OkStatus())
+        << candidate.plan.mesh.ToString();
+  }
+  // Micro-batches of one and two samples.
+  owned = NormProblem(3, 1, 1, 2);
+  EXPECT_THAT(Search(owned.problem),
+              IsError(kInvalidArgument,
+                               "layer 'norm': batch_norm.per_rank gives a rank one value"));
+}
+
+TEST(SearchTest, StrategyAndPinsRespectStatistics) {
+  OwnedProblem owned = NormProblem(4, 1, 4);
+  owned.problem.strategy = Strategy::kBatch;
+  owned.problem.pins.mesh = {{kDataAxis, 4}};
+  EXPECT_THAT(Search(owned.problem),
+              IsError(kInvalidArgument, "layer 'norm': batch_norm"));
+  owned.problem.strategy = Strategy::kAuto;
+  owned.problem.pins = {.layers = {{"norm", "samples"}}};
+  EXPECT_THAT(Search(owned.problem), IsError(kInvalidArgument,
+                                                      "with more than one value per channel"));
+}
+
+TEST(SearchTest, NoProbedPlanHasStatisticsOfOneValue) {
+  const OwnedProblem owned = NormProblem(4, 1, 4);
+  const auto plans = PlansToProbe(owned.spec, 4);
+  ASSERT_TRUE(plans.ok()) << plans.status();
+  for (const v1::Plan& proto : *plans) {
+    const auto plan = PlanFromProto(proto, *owned.graph, *owned.index);
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    EXPECT_EQ(CheckNormStatistics(owned.spec, *owned.graph, *plan), absl::OkStatus())
+        << plan->mesh.ToString();
   }
 }
 

@@ -318,7 +318,7 @@ TEST_F(TarShardsTest, SamplesAreNeverLeftOutSilently) {
   expect_bad(label.Add("a.jpg", Plain(1)).AddLink("a.cls", "b.cls", '1'),
              "its member a.cls is a link to b.cls, which is not in the archive");
   TarBuilder lone;
-  expect_bad(lone.Add("a.cls", "0"), "it has a label, but no member .jpg or .jpeg");
+  expect_bad(lone.Add("a.cls", "0"), "it has a label, but no member .jpg, .jpeg, .jpe or .jfif");
   TarBuilder png;
   expect_bad(png.Add("a.png", "PNG").Add("a.cls", "0"), "its image a.png is not a JPEG");
 }

@@ -229,7 +229,15 @@ TEST(TarTest, RejectsDamagedExtensions) {
   ExpectDamaged(TarBuilder().Add("x", std::string(70'000, 'n'), 'L').Bytes(), "at most",
                 kInvalidArgument);
   ExpectDamaged(TarBuilder().Add("x", "name", 'L').Bytes(), "ends after a header");
-  ExpectDamaged(TarBuilder().Add("x", "", 'S').Bytes(), "sparse", kInvalidArgument);
+  ExpectDamaged(TarBuilder().Add("x", "", 'S').Bytes(), "member x is a sparse file",
+                kInvalidArgument);
+  ExpectDamaged(TarBuilder()
+                    .AddPax({{"GNU.sparse.major", "1"}, {"GNU.sparse.name", "n/a.jpg"}},
+                            "GNUSparseFile.1/a.jpg", "1")
+                    .Bytes(),
+                "member n/a.jpg is a sparse file", kInvalidArgument);
+  ExpectDamaged(TarBuilder().Add("x", "22 GNU.sparse.major=1\n", 'g').Bytes(), "sparse",
+                kInvalidArgument);
   ExpectDamaged(TarBuilder().Add("x", "part", 'M').Bytes(), "type 'M'", kInvalidArgument);
   ExpectDamaged(TarBuilder().Add("x", "10 path=a\n", 'g').Bytes(), "for all members",
                 kInvalidArgument);
