@@ -279,13 +279,15 @@ class DenseKernels {
   // without a padding token. Fills context [batch, tokens, heads, head_features], the softmax of
   // the scores q k^T / sqrt(head_features) times v; and statistics [batch, heads, tokens], for each
   // query the logarithm of the sum of the exponentials of its scores. Causal: a query has no scores
-  // for later tokens. A query without scores has context and statistic 0.
+  // for later tokens. A query without scores has context and statistic 0. `scratch`: memory for
+  // what is not saved, such as scores. GPUs use it, and memory of their own if it is too small or
+  // empty.
   virtual void AttentionForward(const AttentionDims& dims, ConstFloatSpan ids, ConstValues qkv,
-                                Values context, FloatSpan statistics) = 0;
+                                Values context, FloatSpan statistics, Values scratch) = 0;
   // Requires: context and statistics as forward filled them.
   virtual void AttentionBackward(const AttentionDims& dims, ConstFloatSpan ids, ConstValues qkv,
                                  ConstValues context, ConstValues dcontext,
-                                 ConstFloatSpan statistics, Values dqkv) = 0;
+                                 ConstFloatSpan statistics, Values scratch, Values dqkv) = 0;
 };
 
 // Convolution and pooling.

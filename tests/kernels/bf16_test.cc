@@ -306,8 +306,8 @@ TEST_F(Bf16Test, Attention) {
     const Floats qkv = Random(sizes.qkv, 1), dcontext = Random(sizes.context, 2);
     const Floats ids = PaddedIds(dims);
     Floats logs = Garbage(sizes.statistics), want = Garbage(sizes.context), want_dqkv = qkv;
-    reference_->dense().AttentionForward(dims, ids, qkv, want, logs);
-    reference_->dense().AttentionBackward(dims, ids, qkv, want, dcontext, logs, want_dqkv);
+    reference_->dense().AttentionForward(dims, ids, qkv, want, logs, {});
+    reference_->dense().AttentionBackward(dims, ids, qkv, want, dcontext, logs, {}, want_dqkv);
     UseBf16();
     const OnDevice in(device(), qkv, DType::kBFloat16),
         gradient(device(), dcontext, DType::kBFloat16),
@@ -317,11 +317,11 @@ TEST_F(Bf16Test, Attention) {
     const OnDevice ids_on_device(device(), ids, DType::kFloat32);
     const ConstFloatSpan tokens = ids_on_device.span();
     kernels().dense().AttentionForward(dims, tokens, in.values(), context.values(),
-                                       statistics.span());
+                                       statistics.span(), {});
     const AttentionBounds bounds = BoundsOf(dims, DType::kBFloat16, qkv, 1, ids);
     EXPECT_LE(LargestShare(context.Get(), want, bounds.context, DType::kBFloat16), 1);
     kernels().dense().AttentionBackward(dims, tokens, in.values(), context.values(),
-                                        gradient.values(), statistics.span(), dqkv.values());
+                                        gradient.values(), statistics.span(), {}, dqkv.values());
     EXPECT_LE(LargestShare(dqkv.Get(), want_dqkv, bounds.dqkv, DType::kBFloat16), 1);
   }
 }

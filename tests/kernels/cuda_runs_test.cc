@@ -74,6 +74,35 @@ TEST_F(CudaRunsTest, SumsAgreeWithTheReference) {
   ExpectNear(got.db, db, 0x1.0p-23);
 }
 
+// Blocks of scores in the caller's memory, down to a row, give the results of larger blocks; memory
+// that has no room for a row is not used.
+TEST_F(CudaRunsTest, AttentionUsesScratchMemoryOfAnySize) {
+  for (const bool causal : {false, true}) {
+    const AttentionDims dims{
+        .batch = 2, .tokens = 24, .heads = 3, .head_features = 4, .causal = causal};
+    const AttentionSizes sizes = SizesOf(dims);
+    const Floats qkv = Uniform(sizes.qkv, 1), dcontext = Uniform(sizes.context, 2);
+    const AttentionOutputs want = RunAttention(*reference_, dims, qkv, dcontext);
+    const OnDevice in(device(), qkv), d(device(), dcontext);
+    for (const int64_t floats : {0, 23, 24, 48, 49, 500, 576, 1200, 4000, 100'000}) {
+      SCOPED_TRACE(floats);
+      const OnDevice context(device(), Garbage(sizes.context)), dqkv(device(), Garbage(sizes.qkv)),
+          statistics(device(), Garbage(sizes.statistics)),
+          scratch(device(), Floats(floats + 8, 7.0F));
+      const Values memory = scratch.values().first(floats);
+      kernels().dense().AttentionForward(dims, {}, in.values(), context.values(), statistics.span(),
+                                         memory);
+      kernels().dense().AttentionBackward(dims, {}, in.values(), context.values(), d.values(),
+                                          statistics.span(), memory, dqkv.values());
+      ExpectNear(context.Get(), want.context, 1e-5);
+      ExpectNear(statistics.Get(), want.statistics, 1e-5);
+      ExpectNear(dqkv.Get(), want.dqkv, 1e-5);
+      const Floats left = scratch.Get();
+      EXPECT_EQ(Floats(left.begin() + floats, left.end()), Floats(8, 7.0F));
+    }
+  }
+}
+
 TEST_F(CudaRunsTest, EnqueueingDoesNotBlock) {
   const RowsDims rows{.rows = 64, .channels = 32};
   const OnDevice x(device(), Uniform(SizeOf(rows), 1)), y(device(), Garbage(SizeOf(rows)));
