@@ -256,7 +256,9 @@ class DenseKernels {
  public:
   virtual ~DenseKernels() = default;
 
-  // y = x W^T + b. An empty b: no bias.
+  // y = x W^T + b. An empty b: no bias. On GPUs the rows of y, and of dy below, may be padded: a
+  // row has y.size() / batch elements, of which the first `out` are used; forward sets the others
+  // to 0.
   virtual void FullyConnectedForward(const FullyConnectedDims& dims, ConstValues x,
                                      ConstFloatSpan w, ConstFloatSpan b, Values y) = 0;
   virtual void FullyConnectedBackwardData(const FullyConnectedDims& dims, ConstValues dy,
@@ -434,8 +436,9 @@ class PointwiseKernels {
                              ConstFloatSpan label_scores, ConstFloatSpan scores, Values y) = 0;
   // x: [rows, classes]; the target is 1 - smoothing + smoothing / classes at the label and
   // smoothing / classes elsewhere. dx = scale * (softmax(x) - target); an empty dx is not computed.
-  // x and dx may be the same span: each row is read before its gradient is written.
-  // Requires: 0 <= label < classes.
+  // x and dx may be the same span: each row is read before its gradient is written. On GPUs the
+  // rows of x and dx may be padded as those of a fully connected layer: to x.size() / rows
+  // elements. Requires: 0 <= label < classes.
   virtual LossSums SoftmaxCrossEntropy(int64_t rows, int64_t classes, float smoothing,
                                        ConstValues x, std::span<const int32_t> labels, float scale,
                                        Values dx) = 0;

@@ -90,6 +90,7 @@ class TapeBuilder {
               DType activations, v1::Cluster::Device device)
       : graph_(graph),
         plan_(plan),
+        device_(device),
         rank_(rank),
         needs_gradient_(LayersWithGradient(graph)),
         pending_(graph.size()),
@@ -210,6 +211,14 @@ class TapeBuilder {
     return PlanMove(Whole(layer.input(i)), plan_.mesh, rank_,
                     PlacementOf(layer.input(i), OutputLayout(layer.inputs[i])),
                     NeededPlacement(l, i, layouts(l).inputs[i]));
+  }
+
+  // The move of the gradient of input i of layer l to the producer.
+  Move MoveOfGradient(int l, int i) const {
+    const Shape& sample = graph_[l].input(i);
+    return PlanMove(Whole(sample), plan_.mesh, rank_,
+                    NeededPlacement(l, i, layouts(l).input_gradients[i]),
+                    PlacementOf(sample, GradientLayout(graph_[l].inputs[i])));
   }
 
   // Whether a move consists of a send and a receive on this rank and on all with which it exchanges
@@ -343,7 +352,7 @@ class TapeBuilder {
     if (layer.kind == LayerKind::kSoftmaxCrossEntropy) return Loss(l);
     const auto saved = IsHere(l) ? memory_.SavedBy(l) : LayerMemory::SavedValues();
     if (saved.elements > 0) saved_.back() = NewBuffer(l, "saved", saved.type, saved.elements);
-    y_.back() = NewActivations(l, "y", region(l).output);
+    y_.back() = NewBuffer(l, "y", tape_.activations, OutputElements(l));
     if (!IsHere(l)) return;
     const int scratch_buffer = NewScratch(l, memory_.ForwardScratch(l));
     TapeOp& op = NewOp(TapeOpKind::kForward, l);
@@ -355,9 +364,30 @@ class TapeBuilder {
     SendOutput(l);
   }
 
+  // Elements of the layer's output, with the padding of ScoreRow.
+  int64_t OutputElements(int l) const {
+    const Shape output = tape_.regions[l].output.shape();
+    const int64_t columns = output.dims().back();
+    if (!ReadByLossAlone(l) || columns == 0) return output.elements();
+    return output.elements() / columns * ScoreRow(columns, tape_.activations);
+  }
+
+  // Whether a fully connected layer's output is the loss's input on this rank, and the loss's
+  // gradient that of the layer's output, on a GPU. The rows of no other output may be padded.
+  bool ReadByLossAlone(int l) const {
+    const int loss = graph_.size() - 1;
+    return device_ == v1::Cluster::CUDA && graph_[l].kind == LayerKind::kFullyConnected &&
+           graph_[l].sampled_classes == 0 && graph_.consumers(l) == std::vector<int>{loss} &&
+           KeepsAll(MoveOfInput(loss, 0)) && KeepsAll(MoveOfGradient(loss, 0));
+  }
+
   void Loss(int l) {
+    // As many as the scores have, which may be padded.
+    const int scores = x_.back()[0];
+    const int64_t elements =
+        scores >= 0 ? tape_.buffers[scores].elements : Elements(region(l).inputs[0]);
     const int gradient =
-        tape_.training ? NewActivations(l, "dx", region(l).inputs[0]) : TapeOp::kNone;
+        tape_.training ? NewBuffer(l, "dx", tape_.activations, elements) : TapeOp::kNone;
     TapeOp& op = NewOp(TapeOpKind::kLoss, l);
     op.x = x_.back();
     op.dx = {gradient};
@@ -371,9 +401,7 @@ class TapeBuilder {
     const GraphLayer& layer = graph_[l];
     const int producer = layer.inputs[i];
     if (!NeedsGradient(producer)) return;
-    Move move = PlanMove(Whole(layer.input(i)), plan_.mesh, rank_,
-                         NeededPlacement(l, i, layouts(l).input_gradients[i]),
-                         PlacementOf(layer.input(i), GradientLayout(producer)));
+    Move move = MoveOfGradient(l, i);
     if (!KeepsAll(move)) {
       const int moved = NewActivations(producer, "dy", region(producer).output);
       if (OnlyDrops(move)) {
@@ -496,6 +524,7 @@ class TapeBuilder {
 
   const Graph& graph_;
   const Plan& plan_;
+  const v1::Cluster::Device device_;
   const int rank_;
   const std::vector<bool> needs_gradient_;
   // By layer and input: TapeOp::order.

@@ -142,6 +142,11 @@ struct ScoreMemory {
 ScoreMemory MemoryOfScores(int64_t samples, int64_t tokens, int64_t heads, int64_t head_features,
                            bool fuses, DType activations);
 
+// On GPUs: the distance in elements between the rows of scores that a fully connected layer
+// computes and the loss alone reads. Many classes whose number is odd would make every other row
+// misaligned, for which libraries have slow kernels only, so these rows are padded (DenseKernels).
+int64_t ScoreRow(int64_t classes, DType activations);
+
 // The memory of an LSTM, in elements of activations. Sequences are stored token by token in the
 // order of its steps, each token as [samples, features], so that a step's operands are contiguous.
 // Intervals begin at multiples of kAlignmentElements.
@@ -246,7 +251,7 @@ void AssignMemory(Tape& tape);
 // `graph`: of training; an evaluation tape is one of graph.ForEvaluation().
 // Requires: CheckPlan is OK; 0 <= rank < plan.mesh.ranks(); samples >= 0; activations are kFloat32
 // or kBFloat16. `device`: what executes the tape; GPUs have memory for scores of
-// attention (ScoreMemory).
+// attention (ScoreMemory) and padded rows of scores (ScoreRow).
 Tape MakeTape(const Graph& graph, const Plan& plan, int rank, int64_t samples, bool training,
               DType activations = DType::kFloat32, Fusion fusion = Fusion::kCommon,
               v1::Cluster::Device device = v1::Cluster::CPU);

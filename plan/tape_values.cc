@@ -158,6 +158,15 @@ ScoreMemory MemoryOfScores(int64_t samples, int64_t tokens, int64_t heads, int64
   return memory;
 }
 
+int64_t ScoreRow(int64_t classes, DType activations) {
+  // With fewer classes the padding would be a large part of a row, and the product is small.
+  constexpr int64_t kMinClasses = 512;
+  constexpr int64_t kVectorBytes = 16, kColumns = 64;
+  const int64_t bytes = classes * SizeOf(activations);
+  if (classes < kMinClasses || bytes % kVectorBytes == 0) return classes;
+  return (classes + kColumns - 1) / kColumns * kColumns;
+}
+
 LstmDims LstmDimsOf(const GraphLayer& layer, int64_t samples) {
   const v1::Lstm& lstm = layer.settings.lstm();
   return {.samples = samples,

@@ -186,38 +186,73 @@ __global__ void __launch_bounds__(256)
   }
 }
 
+// y[row, c] = 0 for columns <= c < row_step; n: the number of such elements.
+template <typename T>
+__global__ void __launch_bounds__(256)
+    ZeroPadding(int64_t n, int64_t columns, int64_t row_step, T* __restrict__ y) {
+  for (int64_t i = ThreadIndex(); i < n; i += ThreadCount()) {
+    int64_t column;
+    const int64_t row = Divide(i, row_step - columns, &column);
+    FromFloat(0, y + row * row_step + columns + column);
+  }
+}
+
+// With rows of y that are `row` elements apart.
+LayerSizes PaddedSizesOf(const FullyConnectedDims& dims, int64_t row) {
+  LayerSizes sizes = SizesOf(dims);
+  sizes.y = dims.batch * row;
+  return sizes;
+}
+
 class CudaDense final : public DenseKernels {
  public:
   explicit CudaDense(CudaContext& cuda) : cuda_(cuda) {}
 
   void FullyConnectedForward(const FullyConnectedDims& dims, ConstValues x, ConstFloatSpan w,
                              ConstFloatSpan b, Values y) override {
-    CheckLayer(SizesOf(dims), x.size(), w.size(), b.size(), y.size());
+    const int64_t row = PaddedRow("y", dims.batch, dims.out, y.size());
+    CheckLayer(PaddedSizesOf(dims, row), x.size(), w.size(), b.size(), y.size());
     if (y.empty()) return;
     if (dims.in == 0) {
       cuda_.Zero(y);
-      return cuda_.AddBias(b, y);
+      return cuda_.AddBias(dims.batch, b, y);
     }
-    cuda_.math->MatrixProduct({.m = dims.batch, .n = dims.out, .k = dims.in, .transpose_b = true},
+    cuda_.math->MatrixProduct({.m = dims.batch,
+                               .n = dims.out,
+                               .k = dims.in,
+                               .transpose_b = true,
+                               .c_row = row},
                               x, cuda_.WeightsAs(x.type(), w), BiasFor(y.type(), b), y);
+    const int64_t padding = dims.batch * (row - dims.out);
+    if (padding == 0) return;
+    ByType(y.type(), [&](auto zero) {
+      Launch(cuda_.device, "padding of rows", ZeroPadding<decltype(zero)>,
+             Strided(cuda_.device, padding), padding, dims.out, row, Data<decltype(zero)>(y));
+    });
   }
 
   void FullyConnectedBackwardData(const FullyConnectedDims& dims, ConstValues dy, ConstFloatSpan w,
                                   Values dx) override {
-    CheckLayer(SizesOf(dims), dx.size(), w.size(), 0, dy.size());
+    const int64_t row = PaddedRow("dy", dims.batch, dims.out, dy.size());
+    CheckLayer(PaddedSizesOf(dims, row), dx.size(), w.size(), 0, dy.size());
     if (dx.empty()) return;
     if (dims.out == 0) return cuda_.Zero(dx);
-    cuda_.math->MatrixProduct({.m = dims.batch, .n = dims.in, .k = dims.out}, dy,
+    cuda_.math->MatrixProduct({.m = dims.batch, .n = dims.in, .k = dims.out, .a_row = row}, dy,
                               cuda_.WeightsAs(dy.type(), w), {}, dx);
   }
 
   void FullyConnectedBackwardWeights(const FullyConnectedDims& dims, ConstValues x, ConstValues dy,
                                      FloatSpan dw, FloatSpan db) override {
-    CheckLayer(SizesOf(dims), x.size(), dw.size(), db.size(), dy.size());
+    const int64_t row = PaddedRow("dy", dims.batch, dims.out, dy.size());
+    CheckLayer(PaddedSizesOf(dims, row), x.size(), dw.size(), db.size(), dy.size());
     cuda_.BiasGradient(dims.batch, dy, db);
     if (dw.empty()) return;
     if (dims.batch == 0) return cuda_.Zero(dw);
-    cuda_.math->MatrixProduct({.m = dims.out, .n = dims.in, .k = dims.batch, .transpose_a = true},
+    cuda_.math->MatrixProduct({.m = dims.out,
+                               .n = dims.in,
+                               .k = dims.batch,
+                               .transpose_a = true,
+                               .a_row = row},
                               dy, x, {}, dw);
   }
 

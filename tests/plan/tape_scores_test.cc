@@ -1,4 +1,4 @@
-// The memory that tapes of GPUs have for scores of attention.
+// The memory that tapes of GPUs have for scores: those of attention, and those of the loss.
 #include <gtest/gtest.h>
 
 #include "plan/plan.h"
@@ -57,6 +57,55 @@ TEST_F(AttentionTapeTest, OnlyGpusHaveMemoryForScores) {
     EXPECT_EQ(scratch(gpu, TapeOpKind::kForward), scores.forward);
     EXPECT_EQ(scratch(gpu, TapeOpKind::kBackward),
               AlignedOffset(scratch(host, TapeOpKind::kBackward)) + scores.backward);
+  }
+}
+
+TEST(ScoreRowTest, AlignsRowsOfManyClasses) {
+  EXPECT_EQ(ScoreRow(50'257, DType::kBFloat16), 50'304);
+  EXPECT_EQ(ScoreRow(50'257, DType::kFloat32), 50'304);
+  EXPECT_EQ(ScoreRow(50'304, DType::kBFloat16), 50'304);
+  EXPECT_EQ(ScoreRow(1000, DType::kBFloat16), 1000) << "aligned";
+  EXPECT_EQ(ScoreRow(516, DType::kFloat32), 516) << "aligned";
+  EXPECT_EQ(ScoreRow(516, DType::kBFloat16), 576);
+  EXPECT_EQ(ScoreRow(511, DType::kBFloat16), 511) << "few";
+  EXPECT_EQ(ScoreRow(0, DType::kFloat32), 0);
+}
+
+constexpr char kManyClasses[] = R"(model {
+  tokens { length: 4 }
+  layer { name: "embed" embedding { vocabulary: 515 features: 6 } }
+  layer { name: "fc" fully_connected { out_features: 515 } }
+  layer { name: "loss" softmax_cross_entropy {} }
+})";
+
+class ManyClassesTapeTest : public testing::TapeFixture {
+ protected:
+  ManyClassesTapeTest() : TapeFixture(kManyClasses) {}
+
+  // Elements of the scores, after checks that their gradient has their memory.
+  int64_t Scores(const Plan& plan, v1::Cluster::Device device, bool training) {
+    const Tape tape =
+        MakeTape(graph_, plan, 0, 6, training, DType::kBFloat16, Fusion::kCommon, device);
+    testing::ExpectLiveBuffersDoNotOverlap(tape);
+    const int scores = Find(tape, TapeOpKind::kForward, "fc").y;
+    const TapeOp& loss = Find(tape, TapeOpKind::kLoss, "loss");
+    EXPECT_TRUE(!training || loss.x[0] != scores || loss.dx[0] == scores) << "overwritten";
+    return tape.buffers[scores].elements;
+  }
+};
+
+TEST_F(ManyClassesTapeTest, RowsOfScoresArePaddedOnGpus) {
+  for (const bool training : {false, true}) {
+    for (const int ranks : {1, 2}) {
+      const Plan plan = PlanSplitting("samples", ranks);
+      const int64_t rows = 6 / ranks * 4;
+      EXPECT_EQ(Scores(plan, v1::Cluster::CPU, training), rows * 515);
+      EXPECT_EQ(Scores(plan, v1::Cluster::CUDA, training), rows * 576);
+    }
+    // Scores that are moved.
+    const int64_t part = 6 * 4 * 257;
+    EXPECT_EQ(Scores(PlanSplitting("out", 2), v1::Cluster::CUDA, training), part);
+    EXPECT_EQ(Scores(PlanSplitting("in", 2), v1::Cluster::CUDA, training), 6 * 4 * 515);
   }
 }
 

@@ -18,6 +18,7 @@ namespace {
 
 using testing::CountingObserver;
 using testing::kImages;
+using testing::kManyClasses;
 using testing::kResiduals;
 using testing::kSampled;
 using testing::kSamples;
@@ -200,6 +201,8 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{"ResidualsInBf16", kResiduals, Mode::kInline, Precision::kBf16},
                       Case{"Tokens", kTokens, Mode::kInline, Precision::kFp32},
                       Case{"TokensInBf16", kTokens, Mode::kInline, Precision::kBf16},
+                      Case{"ManyClasses", kManyClasses, Mode::kInline, Precision::kFp32},
+                      Case{"ManyClassesInBf16", kManyClasses, Mode::kThreads, Precision::kBf16},
                       Case{"TokensByThreads", kTokens, Mode::kThreads, Precision::kBf16},
                       Case{"Translation", kTranslation, Mode::kInline, Precision::kFp32},
                       Case{"TranslationInBf16", kTranslation, Mode::kInline, Precision::kBf16},
