@@ -256,7 +256,9 @@ class DenseKernels {
  public:
   virtual ~DenseKernels() = default;
 
-  // y = x W^T + b. An empty b: no bias.
+  // y = x W^T + b. An empty b: no bias. On GPUs the rows of y, and of dy below, may be padded: a
+  // row has y.size() / batch elements, of which the first `out` are used; forward sets the others
+  // to 0.
   virtual void FullyConnectedForward(const FullyConnectedDims& dims, ConstValues x,
                                      ConstFloatSpan w, ConstFloatSpan b, Values y) = 0;
   virtual void FullyConnectedBackwardData(const FullyConnectedDims& dims, ConstValues dy,
@@ -279,13 +281,15 @@ class DenseKernels {
   // without a padding token. Fills context [batch, tokens, heads, head_features], the softmax of
   // the scores q k^T / sqrt(head_features) times v; and statistics [batch, heads, tokens], for each
   // query the logarithm of the sum of the exponentials of its scores. Causal: a query has no scores
-  // for later tokens. A query without scores has context and statistic 0.
+  // for later tokens. A query without scores has context and statistic 0. `scratch`: memory for
+  // what is not saved, such as scores. GPUs use it, and memory of their own if it is too small or
+  // empty.
   virtual void AttentionForward(const AttentionDims& dims, ConstFloatSpan ids, ConstValues qkv,
-                                Values context, FloatSpan statistics) = 0;
+                                Values context, FloatSpan statistics, Values scratch) = 0;
   // Requires: context and statistics as forward filled them.
   virtual void AttentionBackward(const AttentionDims& dims, ConstFloatSpan ids, ConstValues qkv,
                                  ConstValues context, ConstValues dcontext,
-                                 ConstFloatSpan statistics, Values dqkv) = 0;
+                                 ConstFloatSpan statistics, Values scratch, Values dqkv) = 0;
 };
 
 // Convolution and pooling.
@@ -432,8 +436,9 @@ class PointwiseKernels {
                              ConstFloatSpan label_scores, ConstFloatSpan scores, Values y) = 0;
   // x: [rows, classes]; the target is 1 - smoothing + smoothing / classes at the label and
   // smoothing / classes elsewhere. dx = scale * (softmax(x) - target); an empty dx is not computed.
-  // x and dx may be the same span: each row is read before its gradient is written.
-  // Requires: 0 <= label < classes.
+  // x and dx may be the same span: each row is read before its gradient is written. On GPUs the
+  // rows of x and dx may be padded as those of a fully connected layer: to x.size() / rows
+  // elements. Requires: 0 <= label < classes.
   virtual LossSums SoftmaxCrossEntropy(int64_t rows, int64_t classes, float smoothing,
                                        ConstValues x, std::span<const int32_t> labels, float scale,
                                        Values dx) = 0;

@@ -71,6 +71,15 @@ LayerSizes SizesOf(const FullyConnectedDims& d) {
   return {.x = d.batch * d.in, .w = d.out * d.in, .b = d.out, .y = d.batch * d.out};
 }
 
+int64_t PaddedRow(absl::string_view name, int64_t rows, int64_t columns, size_t elements) {
+  CheckNotNegative({rows, columns});
+  if (rows == 0) return columns;
+  const int64_t row = static_cast<int64_t>(elements) / rows;
+  CHECK_GE(row, columns) << name;
+  CheckSize(name, elements, rows * row);
+  return row;
+}
+
 LayerSizes SizesOf(const BatchedProductDims& d) {
   CheckNotNegative({d.batch, d.m, d.n, d.k});
   return {.x = d.batch * d.m * d.k, .w = d.batch * d.k * d.n, .y = d.batch * d.m * d.n};

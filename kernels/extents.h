@@ -60,6 +60,11 @@ struct AttentionSizes {
 // Requires: no negative extent.
 AttentionSizes SizesOf(const AttentionDims& dims);
 
+// The distance between the rows of a matrix that has so many elements, as its rows may be padded
+// (backend.h). Ends the process unless `elements` are whole rows of at least `columns`. `name`
+// appears in the message.
+int64_t PaddedRow(absl::string_view name, int64_t rows, int64_t columns, size_t elements);
+
 // The checks below end the process unless every span has the size that the extents imply; `name`
 // appears in the message. One function serves an operation's forward and backward, whose tensors
 // have the same shapes, in all back ends.

@@ -158,17 +158,18 @@ class HostDense final : public DenseKernels, private Caller {
     this->Call(&Operations::EmbeddingBackward, dims, ids, dy, dw, dpositions);
   }
   void AttentionForward(const AttentionDims& dims, ConstFloatSpan ids, ConstValues qkv,
-                        Values context, FloatSpan statistics) override {
+                        Values context, FloatSpan statistics, Values scratch) override {
     CheckAttention(dims, ids.size(), qkv.size(), context.size(), statistics.size());
-    this->Call(&Operations::AttentionForward, dims, ids, qkv, context, statistics);
+    this->Call(&Operations::AttentionForward, dims, ids, qkv, context, statistics, scratch);
   }
   void AttentionBackward(const AttentionDims& dims, ConstFloatSpan ids, ConstValues qkv,
                          ConstValues context, ConstValues dcontext, ConstFloatSpan statistics,
-                         Values dqkv) override {
+                         Values scratch, Values dqkv) override {
     CheckAttention(dims, ids.size(), qkv.size(), context.size(), statistics.size());
     CheckSize("dcontext", dcontext.size(), SizesOf(dims).context);
     CheckSize("dqkv", dqkv.size(), SizesOf(dims).qkv);
-    this->Call(&Operations::AttentionBackward, dims, ids, qkv, context, dcontext, statistics, dqkv);
+    this->Call(&Operations::AttentionBackward, dims, ids, qkv, context, dcontext, statistics,
+               scratch, dqkv);
   }
 };
 

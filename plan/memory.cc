@@ -118,8 +118,9 @@ v1::MemoryUse PlannedMemory(const v1::RunSpec& spec, const Graph& graph,
   int64_t activations = 0;
   LargestTapes largest;
   const auto add = [&](int64_t samples, bool training, int blocks) {
-    const Tape tape = MakeTape(graph, plan, rank, samples, training, ActivationType(spec),
-                               device == v1::Cluster::CUDA ? Fusion::kCommon : Fusion::kHost);
+    const Tape tape =
+        MakeTape(graph, plan, rank, samples, training, ActivationType(spec),
+                 device == v1::Cluster::CUDA ? Fusion::kCommon : Fusion::kHost, device);
     activations = std::max(activations, blocks * tape.words);
     largest.Add(tape);
   };

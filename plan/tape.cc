@@ -31,8 +31,8 @@
 // divided, nor is one that begins on all ranks.
 //
 // What backward reads determines how long the buffers of forward live: input, output, or values
-// that forward saves (SavedBy). Gelu, for example, needs its input, relu only its output, so relu
-// may overwrite its input in place.
+// that forward saves (LayerMemory). Gelu, for example, needs its input, relu only its output, so
+// relu may overwrite its input in place.
 //
 // Overlap. A convolution whose rows are split needs a halo from its neighbours. Its output is
 // divided into rows that depend on the halo and interior rows that do not (FindInterior); the move
@@ -49,6 +49,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "plan/cost/communication_cost.h"
+#include "plan/layer_memory.h"
 #include "plan/layer_part.h"
 
 namespace cadre {
@@ -86,12 +87,14 @@ int64_t Elements(const Box& box) { return box.shape().elements(); }
 class TapeBuilder {
  public:
   TapeBuilder(const Graph& graph, const Plan& plan, int rank, int64_t samples, bool training,
-              DType activations)
+              DType activations, v1::Cluster::Device device)
       : graph_(graph),
         plan_(plan),
+        device_(device),
         rank_(rank),
         needs_gradient_(LayersWithGradient(graph)),
-        pending_(graph.size()) {
+        pending_(graph.size()),
+        memory_(graph, plan, rank, device, tape_) {
     tape_.samples = samples;
     tape_.training = training;
     tape_.activations = activations;
@@ -210,6 +213,14 @@ class TapeBuilder {
                     NeededPlacement(l, i, layouts(l).inputs[i]));
   }
 
+  // The move of the gradient of input i of layer l to the producer.
+  Move MoveOfGradient(int l, int i) const {
+    const Shape& sample = graph_[l].input(i);
+    return PlanMove(Whole(sample), plan_.mesh, rank_,
+                    NeededPlacement(l, i, layouts(l).input_gradients[i]),
+                    PlacementOf(sample, GradientLayout(graph_[l].inputs[i])));
+  }
+
   // Whether a move consists of a send and a receive on this rank and on all with which it exchanges
   // messages.
   bool IsDivided(const Layout& from, const Layout& to, const Move& move) const {
@@ -326,21 +337,6 @@ class TapeBuilder {
     here.interior_end = end;
   }
 
-  // The rows before, in and after the interior are computed in scratch memory.
-  int64_t InteriorScratch(int l) {
-    const LayerRegion& here = region(l);
-    if (!here.has_interior()) return 0;
-    int64_t elements = 0;
-    const int64_t borders[] = {here.output.begin[kRows], here.interior_begin, here.interior_end,
-                               here.output.end[kRows]};
-    for (int part = 0; part < 3; ++part) {
-      const Box x = here.InputRowsFor(graph_[l].window, borders[part], borders[part + 1]);
-      const Box y = here.OutputRows(borders[part], borders[part + 1]);
-      elements = std::max(elements, AlignedOffset(Elements(x)) + Elements(y));
-    }
-    return elements;
-  }
-
   void Forward(int l) {
     const GraphLayer& layer = graph_[l];
     std::vector<int> x;
@@ -354,11 +350,11 @@ class TapeBuilder {
     y_.push_back(TapeOp::kNone);
     dy_.push_back(TapeOp::kNone);
     if (layer.kind == LayerKind::kSoftmaxCrossEntropy) return Loss(l);
-    const SavedValues saved = IsHere(l) ? SavedBy(l) : SavedValues();
+    const auto saved = IsHere(l) ? memory_.SavedBy(l) : LayerMemory::SavedValues();
     if (saved.elements > 0) saved_.back() = NewBuffer(l, "saved", saved.type, saved.elements);
-    y_.back() = NewActivations(l, "y", region(l).output);
+    y_.back() = NewBuffer(l, "y", tape_.activations, OutputElements(l));
     if (!IsHere(l)) return;
-    const int scratch_buffer = NewScratch(l, ForwardScratch(l));
+    const int scratch_buffer = NewScratch(l, memory_.ForwardScratch(l));
     TapeOp& op = NewOp(TapeOpKind::kForward, l);
     op.scratch = scratch_buffer;
     op.x = x;
@@ -368,9 +364,30 @@ class TapeBuilder {
     SendOutput(l);
   }
 
+  // Elements of the layer's output, with the padding of ScoreRow.
+  int64_t OutputElements(int l) const {
+    const Shape output = tape_.regions[l].output.shape();
+    const int64_t columns = output.dims().back();
+    if (!ReadByLossAlone(l) || columns == 0) return output.elements();
+    return output.elements() / columns * ScoreRow(columns, tape_.activations);
+  }
+
+  // Whether a fully connected layer's output is the loss's input on this rank, and the loss's
+  // gradient that of the layer's output, on a GPU. The rows of no other output may be padded.
+  bool ReadByLossAlone(int l) const {
+    const int loss = graph_.size() - 1;
+    return device_ == v1::Cluster::CUDA && graph_[l].kind == LayerKind::kFullyConnected &&
+           graph_[l].sampled_classes == 0 && graph_.consumers(l) == std::vector<int>{loss} &&
+           KeepsAll(MoveOfInput(loss, 0)) && KeepsAll(MoveOfGradient(loss, 0));
+  }
+
   void Loss(int l) {
+    // As many as the scores have, which may be padded.
+    const int scores = x_.back()[0];
+    const int64_t elements =
+        scores >= 0 ? tape_.buffers[scores].elements : Elements(region(l).inputs[0]);
     const int gradient =
-        tape_.training ? NewActivations(l, "dx", region(l).inputs[0]) : TapeOp::kNone;
+        tape_.training ? NewBuffer(l, "dx", tape_.activations, elements) : TapeOp::kNone;
     TapeOp& op = NewOp(TapeOpKind::kLoss, l);
     op.x = x_.back();
     op.dx = {gradient};
@@ -384,9 +401,7 @@ class TapeBuilder {
     const GraphLayer& layer = graph_[l];
     const int producer = layer.inputs[i];
     if (!NeedsGradient(producer)) return;
-    Move move = PlanMove(Whole(layer.input(i)), plan_.mesh, rank_,
-                         NeededPlacement(l, i, layouts(l).input_gradients[i]),
-                         PlacementOf(layer.input(i), GradientLayout(producer)));
+    Move move = MoveOfGradient(l, i);
     if (!KeepsAll(move)) {
       const int moved = NewActivations(producer, "dy", region(producer).output);
       if (OnlyDrops(move)) {
@@ -470,7 +485,8 @@ class TapeBuilder {
       }
       return;
     }
-    const int scratch_buffer = NewScratch(l, BackwardScratch(l));
+    const int scratch_buffer =
+        NewScratch(l, memory_.BackwardScratch(l, NeedsGradient(layer.inputs[0])));
     const SavedForBackward reads = SavedForBackwardBy(layer.kind);
     TapeOp& op = NewOp(TapeOpKind::kBackward, l);
     if (reads.x) op.x = x_[l];
@@ -500,118 +516,15 @@ class TapeBuilder {
     return elements > 0 ? NewBuffer(l, "scratch", tape_.activations, elements) : TapeOp::kNone;
   }
 
-  // Values that forward saves for backward besides input and output.
-  struct SavedValues {
-    DType type = DType::kFloat32;
-    int64_t elements = 0;
-  };
-  SavedValues SavedBy(int l) {
-    const GraphLayer& layer = graph_[l];
-    const Shape output = region(l).output.shape();
-    const int64_t channels = output[output.rank() - 1];
-    switch (layer.kind) {
-      case LayerKind::kMaxPool:            // position of the maximum
-      case LayerKind::kLocalResponseNorm:  // denominators
-        return {.elements = output.elements()};
-      case LayerKind::kBatchNorm:  // mean and inverse standard deviation
-        return {.elements = 2 * channels};
-      case LayerKind::kLayerNorm:
-        return {.elements = 2 * output.elements() / std::max<int64_t>(1, channels)};
-      case LayerKind::kFullyConnected:  // candidates
-        return {.elements = layer.sampled_classes > 0 ? tape_.candidates : 0};
-      case LayerKind::kAttention:  // queries, keys, values; context; statistics
-        return {.type = tape_.activations, .elements = AttentionOf(l).saved()};
-      case LayerKind::kLstm:
-        return {.type = tape_.activations, .elements = LstmOf(l).saved};
-      case LayerKind::kDotProductAttention:  // probabilities
-        return {.type = tape_.activations, .elements = Probabilities(l)};
-      default:
-        return {};
-    }
-  }
-
-  // The first tokens of the samples, or their gradients.
-  int64_t ClassTokenScratch(int l) {
-    if (graph_[l].kind != LayerKind::kClassToken) return 0;
-    const Shape output = region(l).output.shape();
-    return output[0] * output[2];
-  }
-
-  // Elements that hold this many fp32 numbers.
-  int64_t HoldingFloats(int64_t numbers) const {
-    return numbers * (SizeOf(DType::kFloat32) / SizeOf(tape_.activations));
-  }
-
-  int64_t ForwardScratch(int l) {
-    switch (graph_[l].kind) {
-      case LayerKind::kConvolution:
-        return InteriorScratch(l);
-      case LayerKind::kFullyConnected:
-        return graph_[l].sampled_classes > 0 ? SampledOf(l).forward_scratch : 0;
-      case LayerKind::kClassToken:
-        return ClassTokenScratch(l);
-      case LayerKind::kLstm:
-        return LstmOf(l).forward_scratch;
-      case LayerKind::kDotProductAttention:  // scores
-        return HoldingFloats(Probabilities(l));
-      default:
-        return 0;
-    }
-  }
-
-  int64_t BackwardScratch(int l) {
-    const GraphLayer& layer = graph_[l];
-    if (layer.kind == LayerKind::kLstm) return LstmOf(l).backward_scratch;
-    if (layer.sampled_classes > 0) return SampledOf(l).backward_scratch;
-    if (layer.kind == LayerKind::kDotProductAttention) {
-      // The gradients of probabilities (fp32) and of scores, and a part of that of the source.
-      return AlignedOffset(HoldingFloats(Probabilities(l))) + AlignedOffset(Probabilities(l)) +
-             Elements(region(l).inputs[1]);
-    }
-    if (layer.kind == LayerKind::kClassToken) return ClassTokenScratch(l);
-    if (layer.kind == LayerKind::kAttention) return AttentionOf(l).scratch();
-    // The kernel always computes the gradient of the input.
-    if (layer.kind == LayerKind::kLayerNorm && !NeedsGradient(layer.inputs[0])) {
-      return Elements(region(l).inputs[0]);
-    }
-    return 0;
-  }
-
-  LstmMemory LstmOf(int l) {
-    return MemoryOfLstm(LstmDimsOf(graph_[l], region(l).output.shape()[0]), tape_.activations);
-  }
-
   int64_t Candidates(int l) {
     if (l == Graph::kNoLayer || !IsHere(l)) return 0;
     const Shape scores = region(l).output.shape();
     return graph_[l].sampled_classes + scores.elements() / scores.dims().back();
   }
 
-  SampledMemory SampledOf(int l) {
-    const Shape input = region(l).inputs[0].shape();
-    const int64_t features = input.dims().back();
-    const Shape output = region(l).output.shape();
-    return MemoryOfSampled(output.elements() / output.dims().back(), graph_[l].sampled_classes,
-                           features, tape_.activations);
-  }
-
-  // One for each query and each token of the source.
-  int64_t Probabilities(int l) {
-    return region(l).output.shape()[0] * graph_[l].output[0] * graph_[l].input(1)[0];
-  }
-
-  AttentionMemory AttentionOf(int l) {
-    const GraphLayer& layer = graph_[l];
-    const Shape output = region(l).output.shape();
-    // The local heads.
-    const Box weight =
-        LocalBox(layer.parameters[0].shape, layouts(l).parameters[0], plan_.mesh, rank_);
-    return MemoryOfAttention(output[0], output[1], weight.shape()[0], layer.parameters[0].shape[2],
-                             tape_.activations);
-  }
-
   const Graph& graph_;
   const Plan& plan_;
+  const v1::Cluster::Device device_;
   const int rank_;
   const std::vector<bool> needs_gradient_;
   // By layer and input: TapeOp::order.
@@ -633,6 +546,7 @@ class TapeBuilder {
   // By layer.
   std::vector<std::vector<Term>> pending_;
   Tape tape_;
+  const LayerMemory memory_;
   // Buffers by layer.
   std::vector<std::vector<int>> x_;
   std::vector<int> y_;
@@ -643,11 +557,12 @@ class TapeBuilder {
 }  // namespace
 
 Tape MakeTape(const Graph& graph, const Plan& plan, int rank, int64_t samples, bool training,
-              DType activations, Fusion fusion) {
+              DType activations, Fusion fusion, v1::Cluster::Device device) {
   if (!training && graph.sampled_layer() != Graph::kNoLayer) {
-    return MakeTape(graph.ForEvaluation(), plan, rank, samples, training, activations, fusion);
+    return MakeTape(graph.ForEvaluation(), plan, rank, samples, training, activations, fusion,
+                    device);
   }
-  return TapeBuilder(graph, plan, rank, samples, training, activations).Run(fusion);
+  return TapeBuilder(graph, plan, rank, samples, training, activations, device).Run(fusion);
 }
 
 }  // namespace cadre

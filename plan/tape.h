@@ -128,6 +128,25 @@ struct AttentionMemory {
 AttentionMemory MemoryOfAttention(int64_t samples, int64_t tokens, int64_t heads,
                                   int64_t head_features, DType activations);
 
+// Scratch memory of attention on GPUs, in elements of activations: what forward computes scores in,
+// and backward scores and their gradients, which is behind the layout above. It has blocks of
+// scores (kernels/cuda/attention.cu); or, if that is more, the workspace of the library's fused
+// backward, in which the gradients of all scores are bf16 (kernels/cuda/dense_math.h). Which of
+// them is used is known on the device only.
+struct ScoreMemory {
+  int64_t forward = 0;
+  int64_t backward = 0;
+};
+// `fuses`: whether the library's kernels compute such an attention under bf16, which has no padding
+// token then.
+ScoreMemory MemoryOfScores(int64_t samples, int64_t tokens, int64_t heads, int64_t head_features,
+                           bool fuses, DType activations);
+
+// On GPUs: the distance in elements between the rows of scores that a fully connected layer
+// computes and the loss alone reads. Many classes whose number is odd would make every other row
+// misaligned, for which libraries have slow kernels only, so these rows are padded (DenseKernels).
+int64_t ScoreRow(int64_t classes, DType activations);
+
 // The memory of an LSTM, in elements of activations. Sequences are stored token by token in the
 // order of its steps, each token as [samples, features], so that a step's operands are contiguous.
 // Intervals begin at multiples of kAlignmentElements.
@@ -231,9 +250,11 @@ void AssignMemory(Tape& tape);
 
 // `graph`: of training; an evaluation tape is one of graph.ForEvaluation().
 // Requires: CheckPlan is OK; 0 <= rank < plan.mesh.ranks(); samples >= 0; activations are kFloat32
-// or kBFloat16.
+// or kBFloat16. `device`: what executes the tape; GPUs have memory for scores of
+// attention (ScoreMemory) and padded rows of scores (ScoreRow).
 Tape MakeTape(const Graph& graph, const Plan& plan, int rank, int64_t samples, bool training,
-              DType activations = DType::kFloat32, Fusion fusion = Fusion::kCommon);
+              DType activations = DType::kFloat32, Fusion fusion = Fusion::kCommon,
+              v1::Cluster::Device device = v1::Cluster::CPU);
 
 // The bytes of activations that an operation reads from memory and writes to it if no cache keeps
 // any of them: those of each buffer once, or as often as the operation passes over it. Parameters

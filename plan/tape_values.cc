@@ -21,6 +21,31 @@ Interval IntervalAfter(int64_t elements, int64_t& end) {
   return {begin, end};
 }
 
+// Elements of a block of scores, which remain in the second-level cache of large GPUs.
+constexpr int64_t kMaxScores = int64_t{1} << 22;
+
+// Scores of the largest block: whole heads, or rows of one head.
+int64_t LargestScoreBlock(int64_t samples, int64_t tokens, int64_t heads) {
+  const int64_t of_head = tokens * tokens;
+  if (of_head == 0) return 0;
+  if (of_head > kMaxScores) return std::max<int64_t>(1, kMaxScores / tokens) * tokens;
+  return of_head * std::min(samples * heads, kMaxScores / of_head);
+}
+
+// Bytes of the workspace of the library's fused backward: gradients of scores, by whole tiles, and
+// a sum for each row of them. 0 if the library has no such kernel, or may not use so much.
+int64_t FusedBackwardBytes(int64_t samples, int64_t tokens, int64_t heads, int64_t head_features) {
+  constexpr int64_t kTile = 64, kFeatures = 8, kMaxFeatures = 128, kAlignment = 256;
+  constexpr int64_t kLimit = int64_t{2} << 30;
+  if (head_features % kFeatures != 0 || head_features > kMaxFeatures) return 0;
+  const int64_t padded = (tokens + kTile - 1) / kTile * kTile;
+  const int64_t bytes =
+      samples * heads *
+          (padded * padded * SizeOf(DType::kBFloat16) + tokens * SizeOf(DType::kFloat32)) +
+      kAlignment;
+  return bytes <= kLimit ? bytes : 0;
+}
+
 }  // namespace
 
 Box LayerRegion::OutputRows(int64_t begin, int64_t end) const {
@@ -116,6 +141,30 @@ AttentionMemory MemoryOfAttention(int64_t samples, int64_t tokens, int64_t heads
   memory.context_begin = AlignedOffset(memory.qkv);
   memory.statistics_begin = AlignedOffset(memory.context_begin + memory.context);
   return memory;
+}
+
+ScoreMemory MemoryOfScores(int64_t samples, int64_t tokens, int64_t heads, int64_t head_features,
+                           bool fuses, DType activations) {
+  const int64_t scores = LargestScoreBlock(samples, tokens, heads);
+  if (scores == 0) return {};
+  // Forward replaces fp32 scores by probabilities; backward has fp32 scores and gradients of
+  // probabilities, which probabilities and gradients of scores replace.
+  if (activations == DType::kFloat32) return {.forward = scores, .backward = 2 * scores};
+  ScoreMemory memory{.forward = 2 * (scores + (scores + 1) / 2), .backward = 6 * scores};
+  if (fuses) {
+    const int64_t bytes = FusedBackwardBytes(samples, tokens, heads, head_features);
+    memory.backward = std::max<int64_t>(memory.backward, bytes / SizeOf(activations));
+  }
+  return memory;
+}
+
+int64_t ScoreRow(int64_t classes, DType activations) {
+  // With fewer classes the padding would be a large part of a row, and the product is small.
+  constexpr int64_t kMinClasses = 512;
+  constexpr int64_t kVectorBytes = 16, kColumns = 64;
+  const int64_t bytes = classes * SizeOf(activations);
+  if (classes < kMinClasses || bytes % kVectorBytes == 0) return classes;
+  return (classes + kColumns - 1) / kColumns * kColumns;
 }
 
 LstmDims LstmDimsOf(const GraphLayer& layer, int64_t samples) {

@@ -476,13 +476,13 @@ absl::Status Attention(KernelBench& bench) {
   const Values qkv = bench.Tensor(sizes.qkv), dqkv = bench.Tensor(sizes.qkv);
   const Values context = bench.Tensor(sizes.context), dcontext = bench.Tensor(sizes.context);
   const FloatSpan statistics = bench.Floats(sizes.statistics);
-  const auto forward = [&] { dense.AttentionForward(dims, {}, qkv, context, statistics); };
+  const auto forward = [&] { dense.AttentionForward(dims, {}, qkv, context, statistics, {}); };
   // There are two products forward and five backward; the causal mask halves their work.
   const double product = static_cast<double>(sizes.context) * dims.tokens;
   CADRE_RETURN_IF_ERROR(bench.TimeFlop("attention forward", 2 * product, forward));
   forward();
   return bench.TimeFlop("attention backward", 5 * product, [&] {
-    dense.AttentionBackward(dims, {}, qkv, context, dcontext, statistics, dqkv);
+    dense.AttentionBackward(dims, {}, qkv, context, dcontext, statistics, {}, dqkv);
   });
 }
 

@@ -241,9 +241,9 @@ class CpuDense {
   }
 
   void AttentionForward(const AttentionDims& dims, ConstFloatSpan ids, ConstValues qkv,
-                        Values context, FloatSpan statistics) {
+                        Values context, FloatSpan statistics, Values scratch) {
     if (qkv.empty()) {
-      return cpu_.reference->dense().AttentionForward(dims, ids, qkv, context, statistics);
+      return cpu_.reference->dense().AttentionForward(dims, ids, qkv, context, statistics, scratch);
     }
     CpuAttentionForward(
         cpu_.threads, dims, ids, qkv,
@@ -253,7 +253,7 @@ class CpuDense {
 
   void AttentionBackward(const AttentionDims& dims, ConstFloatSpan ids, ConstValues qkv,
                          ConstValues context, ConstValues dcontext, ConstFloatSpan statistics,
-                         Values dqkv) {
+                         Values /*scratch*/, Values dqkv) {
     if (qkv.empty()) return;
     CpuAttentionBackward(
         cpu_.threads, dims, ids, qkv, context, dcontext, statistics.data(),

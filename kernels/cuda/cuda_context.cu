@@ -7,12 +7,14 @@
 // to scratch memory first.
 #include "kernels/cuda/cuda_context.h"
 
+#include <numeric>
 #include <utility>
 
 #include "device/cuda/launch.h"
 #include "kernels/cuda/column_sums.h"
 #include "kernels/cuda/elements.h"
 #include "kernels/cuda/map.h"
+#include "kernels/extents.h"
 
 namespace cadre {
 namespace {
@@ -23,29 +25,32 @@ struct Identity {
 
 template <typename T, int N>
 __global__ void __launch_bounds__(kColumnThreads)
-    AddBiasToRows(int64_t rows, int64_t columns, const float* __restrict__ b, T* __restrict__ y) {
+    AddBiasToRows(int64_t rows, int64_t columns, int64_t row_step, const float* __restrict__ b,
+                  T* __restrict__ y) {
   const ColumnPlace place = PlaceInColumns<N>();
   if (place.column >= columns) return;
   float bias[N];
   LoadColumns(b, place.column, bias);
   for (int64_t row = place.first_row; row < rows; row += place.row_step) {
     float values[N];
-    LoadGroup(y + row * columns + place.column, values);
+    LoadGroup(y + row * row_step + place.column, values);
     for (int k = 0; k < N; ++k) values[k] += bias[k];
-    StoreGroup(values, y + row * columns + place.column);
+    StoreGroup(values, y + row * row_step + place.column);
   }
 }
 
 template <typename T>
 struct BiasTerms : RowTerms {
-  explicit BiasTerms(const T* dy) : dy(dy) {}
+  // `padding`: elements between rows.
+  BiasTerms(const T* dy, int64_t padding) : dy(dy), padding(padding) {}
   static constexpr int kSums = 1;
   const T* dy;
+  int64_t padding;
 
   template <int N>
-  __device__ void Add(const None&, int64_t, int64_t at, double (&sums)[1][N]) const {
+  __device__ void Add(const None&, int64_t row, int64_t at, double (&sums)[1][N]) const {
     float values[N];
-    LoadGroup(dy + at, values);
+    LoadGroup(dy + at + row * padding, values);
     for (int k = 0; k < N; ++k) sums[0][k] += values[k];
   }
 };
@@ -95,22 +100,22 @@ ConstValues CudaContext::WeightsAs(DType type, ConstFloatSpan w) {
   return converted;
 }
 
-void CudaContext::AddBias(ConstFloatSpan b, Values y) {
+void CudaContext::AddBias(int64_t rows, ConstFloatSpan b, Values y) {
   if (b.empty()) return;
-  const int64_t columns = b.size();
-  const int64_t elements = y.size(), rows = elements / columns;
-  ByTypeAndWidth(y.type(), columns, {y.data()}, [&](auto zero, auto group) {
+  const int64_t columns = b.size(), row = PaddedRow("y", rows, columns, y.size());
+  ByTypeAndWidth(y.type(), std::gcd(columns, row), {y.data()}, [&](auto zero, auto group) {
     using T = decltype(zero);
     constexpr int kGroup = decltype(group)::value;
     Launch(device, "bias", AddBiasToRows<T, kGroup>, ColumnShape(device, rows, columns, kGroup),
-           rows, columns, b.data(), Data<T>(y));
+           rows, columns, row, b.data(), Data<T>(y));
   });
 }
 
 void CudaContext::BiasGradient(int64_t rows, ConstValues dy, FloatSpan db) {
-  const int64_t columns = db.size();
-  ByTypeAndWidth(dy.type(), columns, {dy.data()}, [&](auto zero, auto group) {
-    const BiasTerms terms(Data<decltype(zero)>(dy));
+  if (db.empty()) return;
+  const int64_t columns = db.size(), row = PaddedRow("dy", rows, columns, dy.size());
+  ByTypeAndWidth(dy.type(), std::gcd(columns, row), {dy.data()}, [&](auto zero, auto group) {
+    const BiasTerms terms(Data<decltype(zero)>(dy), row - columns);
     LaunchColumnSums<decltype(group)::value>(*this, "bias gradient", terms, rows, columns,
                                              ColumnResults<float>{.first = db.data()});
   });

@@ -72,9 +72,9 @@ struct CudaContext {
   // w as a factor of a product with values of this type, aligned for libraries: w itself, its bf16
   // copy, or a converted copy in scratch memory.
   ConstValues WeightsAs(DType type, ConstFloatSpan w);
-  // y[row, c] += b[c]. No effect if b is empty.
-  void AddBias(ConstFloatSpan b, Values y);
-  // db[c] = sum of dy[row, c]. No effect if db is empty.
+  // y[row, c] += b[c]. No effect if b is empty. Rows of y may be padded.
+  void AddBias(int64_t rows, ConstFloatSpan b, Values y);
+  // db[c] = sum of dy[row, c]. No effect if db is empty. Rows of dy may be padded.
   void BiasGradient(int64_t rows, ConstValues dy, FloatSpan db);
 
   // Device memory to which operations that return numbers write them.

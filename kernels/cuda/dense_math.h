@@ -51,8 +51,8 @@ struct DenseMathCounters {
   // are slower, compute them.
   int64_t fallback_convolutions = 0;
   std::string convolution_reason;
-  // Attentions that fused kernels could compute by their extents but not for lack of a plan. They are
-  // computed by matrix products, in memory that is quadratic in the tokens.
+  // Attentions that fused kernels could compute by their extents but not for lack of a plan. They
+  // are computed by matrix products, by blocks of scores (attention.cu).
   int64_t unfused_attentions = 0;
   std::string attention_reason;
 };
@@ -82,14 +82,16 @@ class DenseMath {
   // Fused attention, which saves no probabilities for backward. The library's workspace may be
   // quadratic in the tokens: on Hopper cuDNN's deterministic backward needs one for the gradients
   // of scores. If it exceeds the library's limit, attention is not fused. qkv is
-  // [batch, tokens, heads, 3, head_features] of bf16; forward stores statistics [batch, heads, tokens], which backward needs.
+  // [batch, tokens, heads, 3, head_features] of bf16; forward stores statistics
+  // [batch, heads, tokens], which backward needs. `scratch`: memory for the workspace; the library
+  // uses its own if that is too small.
   // Requires: no padding token.
   virtual bool HasFusedAttention(const AttentionDims& dims, DType type) = 0;
   virtual void FusedAttentionForward(const AttentionDims& dims, ConstValues qkv, Values context,
                                      FloatSpan statistics) = 0;
   virtual void FusedAttentionBackward(const AttentionDims& dims, ConstValues qkv,
                                       ConstValues context, ConstValues dcontext,
-                                      ConstFloatSpan statistics, Values dqkv) = 0;
+                                      ConstFloatSpan statistics, Values scratch, Values dqkv) = 0;
 
   // For messages and measurements: "cuBLAS 13.1.0, cuDNN 9.19.0".
   virtual std::string versions() const = 0;

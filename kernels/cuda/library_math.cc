@@ -40,6 +40,13 @@ constexpr uintptr_t kFastKernelAlignment = 16;
 
 size_t RoundUpTo256(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
+// Memory for a workspace, aligned as CudaScratch aligns it; null if it has no room.
+std::byte* WorkspaceIn(Values scratch, size_t bytes) {
+  void* memory = scratch.data();
+  size_t room = scratch.bytes();
+  return static_cast<std::byte*>(std::align(256, bytes, memory, room));
+}
+
 // cuDNN takes all tensors as void*.
 void* WithoutConst(const void* memory) { return const_cast<void*>(memory); }
 
@@ -88,7 +95,7 @@ class LibraryMath final : public DenseMath {
   void FusedAttentionForward(const AttentionDims& dims, ConstValues qkv, Values context,
                              FloatSpan statistics) override;
   void FusedAttentionBackward(const AttentionDims& dims, ConstValues qkv, ConstValues context,
-                              ConstValues dcontext, ConstFloatSpan statistics,
+                              ConstValues dcontext, ConstFloatSpan statistics, Values scratch,
                               Values dqkv) override;
   std::string versions() const override { return versions_; }
   DenseMathCounters counters() const override { return counters_; }
@@ -309,9 +316,7 @@ LibraryMath::AttentionPlans& LibraryMath::AttentionPlansOf(const AttentionDims& 
       if (status.ok()) continue;
       counters_.attention_reason = absl::StrCat(status.message(), " (workspaces may have ",
                                                 target_.workspace_limit, " bytes)");
-      LOG(WARNING) << "attention is not fused, so it is slower and needs memory that is quadratic "
-                      "in the tokens: "
-                   << counters_.attention_reason;
+      LOG(WARNING) << "attention is not fused, so it is slower: " << counters_.attention_reason;
     }
     ++counters_.unfused_attentions;
     // Clears the error of the search for a plan, so that it is not attributed to later work.
@@ -349,11 +354,12 @@ void LibraryMath::FusedAttentionForward(const AttentionDims& dims, ConstValues q
 
 void LibraryMath::FusedAttentionBackward(const AttentionDims& dims, ConstValues qkv,
                                          ConstValues context, ConstValues dcontext,
-                                         ConstFloatSpan statistics, Values dqkv) {
+                                         ConstFloatSpan statistics, Values scratch, Values dqkv) {
   if (device_.failed()) return;
   CudnnPlan* const plan = AttentionPlansOf(dims).backward.get();
   CHECK(plan != nullptr) << "fused attention that is not supported";
-  std::byte* const memory = scratch_.Take(plan->workspace());
+  std::byte* memory = WorkspaceIn(scratch, plan->workspace());
+  if (memory == nullptr) memory = scratch_.Take(plan->workspace());
   if (memory == nullptr) return;
   const std::pair<CudnnTensor, void*> tensors[] = {
       {kQuery, WithoutConst(PartOf(dims, qkv, 0))},

@@ -210,7 +210,7 @@ class CudaWindow final : public WindowKernels {
     } else {
       cuda_.math->ConvolutionForward(dims, x, cuda_.WeightsAs(x.type(), w), y);
     }
-    cuda_.AddBias(b, y);
+    cuda_.AddBias(dims.batch * dims.window.out_height * dims.window.out_width, b, y);
   }
 
   void ConvolutionBackwardData(const ConvolutionDims& dims, ConstValues dy, ConstFloatSpan w,

@@ -190,7 +190,7 @@ class ReferenceDense {
   }
 
   void AttentionForward(const AttentionDims& dims, ConstFloatSpan ids, ConstFloatSpan qkv,
-                        FloatSpan context, FloatSpan statistics) {
+                        FloatSpan context, FloatSpan statistics, FloatSpan /*scratch*/) {
     ForEachQuery(dims, [&](int64_t n, int64_t h, int64_t t) {
       const Attended attended = Attend(dims, ids, qkv, n, h, t);
       statistics[(n * dims.heads + h) * dims.tokens + t] = attended.log_sum;
@@ -211,7 +211,7 @@ class ReferenceDense {
   // that forward rounded is used.
   void AttentionBackward(const AttentionDims& dims, ConstFloatSpan ids, ConstFloatSpan qkv,
                          ConstFloatSpan /*context*/, ConstFloatSpan dcontext,
-                         ConstFloatSpan /*statistics*/, FloatSpan dqkv) {
+                         ConstFloatSpan /*statistics*/, FloatSpan /*scratch*/, FloatSpan dqkv) {
     std::vector<double> sums(dqkv.size());
     ForEachQuery(dims, [&](int64_t n, int64_t h, int64_t t) {
       const int64_t features = dims.head_features;

@@ -43,8 +43,58 @@ int64_t InputElements(const GraphLayer& layer, int input, int64_t samples, const
   return elements;
 }
 
+DType ActivationType(const PlanProblem& problem) {
+  return problem.bf16_weights ? DType::kBFloat16 : DType::kFloat32;
+}
+
+// The elements with rows that are padded as those of the loss's scores may be.
+int64_t WithPaddedRows(const PlanProblem& problem, int64_t elements, int64_t columns) {
+  if (problem.device != v1::Cluster::CUDA || columns == 0) return elements;
+  return elements / columns * ScoreRow(columns, ActivationType(problem));
+}
+
+// Whether the gradient of the loss overwrites the scores that the layer before has computed. With
+// several ranks the scores may have to be moved, which depends on the split of that layer, too.
+bool OverwritesScores(const PlanProblem& problem, const GraphLayer& layer) {
+  if (problem.ranks > 1 || layer.kind != LayerKind::kSoftmaxCrossEntropy) return false;
+  const int producer = layer.inputs[0];
+  return producer != Graph::kInput && problem.graph->consumers(producer).size() == 1 &&
+         !SavedForBackwardBy((*problem.graph)[producer].kind).y;
+}
+
+// Elements of batches that are being uploaded to a GPU, two in the type of the loader and one for
+// the tape (plan/memory.h): of the network's input, at a layer that reads it; of labels and
+// candidates.
+int64_t UploadElements(const PlanProblem& problem, const GraphLayer& layer, int64_t input_elements,
+                       int64_t output_elements) {
+  constexpr int64_t kCopies = 3;
+  if (problem.device != v1::Cluster::CUDA) return 0;
+  const bool reads_input = std::count(layer.inputs.begin(), layer.inputs.end(), Graph::kInput) > 0;
+  if (reads_input) return kCopies * input_elements;
+  if (layer.kind == LayerKind::kSoftmaxCrossEntropy) {
+    return kCopies * LargestPart(input_elements, layer.input().dims().back());
+  }
+  // Candidates have offsets.
+  if (layer.sampled_classes == 0) return 0;
+  const int64_t rows = LargestPart(output_elements, 1 + layer.sampled_classes);
+  return kCopies * 2 * (layer.sampled_classes + rows);
+}
+
+// Scratch memory of the scores of an attention, on GPUs, as fp32 elements.
+int64_t ScoreElements(const PlanProblem& problem, const GraphLayer& layer, int64_t rows,
+                      int64_t heads) {
+  if (problem.device != v1::Cluster::CUDA) return 0;
+  const DType type = ActivationType(problem);
+  const int64_t tokens = layer.output[0];
+  const ScoreMemory memory =
+      MemoryOfScores(LargestPart(rows, std::max<int64_t>(1, tokens)), tokens, heads,
+                     layer.parameters[0].shape[2], /*fuses=*/!HasPadding(layer), type);
+  return LargestPart(memory.backward * SizeOf(type), kBytesPerWord);
+}
+
 // Elements that forward saves for backward, besides input and output.
-int64_t SavedElements(const GraphLayer& layer, int64_t output, int64_t features, int64_t heads) {
+int64_t SavedElements(const PlanProblem& problem, const GraphLayer& layer, int64_t output,
+                      int64_t features, int64_t heads) {
   switch (layer.kind) {
     case LayerKind::kMaxPool:
     case LayerKind::kLocalResponseNorm:
@@ -58,7 +108,7 @@ int64_t SavedElements(const GraphLayer& layer, int64_t output, int64_t features,
       const Shape& weight = layer.parameters[0].shape;
       const int64_t rows = LargestPart(output, std::max<int64_t>(1, features));
       const int64_t here = LargestPart(weight[0], heads);
-      return rows * here * (8 * weight[2] + 1);
+      return rows * here * (8 * weight[2] + 1) + ScoreElements(problem, layer, rows, here);
     }
     case LayerKind::kFullyConnected: {
       // With the scratch memory of backward.
@@ -148,19 +198,28 @@ int64_t ActivationBytes(const PlanProblem& problem, const GraphLayer& layer,
   for (size_t i = 0; i < layer.inputs.size(); ++i) {
     input_elements += InputElements(layer, i, samples, inputs[std::min(i, inputs.size() - 1)]);
   }
-  const int64_t output_elements = OutputElements(layer, samples, output);
+  int64_t output_elements = OutputElements(layer, samples, output);
   const int last = layer.output.rank();
   const int64_t features = last == 0 ? 1 : LargestPart(layer.output[last - 1], output[last]);
+  if (layer.kind == LayerKind::kFullyConnected && layer.sampled_classes == 0) {
+    output_elements = WithPaddedRows(problem, output_elements, features);
+  }
+  if (layer.kind == LayerKind::kSoftmaxCrossEntropy) {
+    input_elements = WithPaddedRows(problem, input_elements, layer.input().dims().back());
+  }
   const SavedForBackward saved = SavedForBackwardBy(layer.kind);
   int64_t saved_y = saved.y ? output_elements : 0;
   // It saves bits. If a plan does not fuse it, the term of its gradient below, which does not live
   // until the end of forward, is enough for its output.
   if (FollowsNorm(*problem.graph, layer)) saved_y = LargestPart(output_elements, 32) + features;
+  const int64_t transient =
+      OverwritesScores(problem, layer) ? 0 : std::max(input_elements, output_elements);
   const int64_t training = (saved.x ? input_elements : 0) + saved_y +
-                           SavedElements(layer, output_elements, features, heads) +
-                           std::max(input_elements, output_elements);
+                           SavedElements(problem, layer, output_elements, features, heads) +
+                           transient;
   return kBytesPerWord *
-         std::max(in_flight * training, EvaluationElements(problem, layer, inputs[0], output));
+         (UploadElements(problem, layer, input_elements, output_elements) +
+          std::max(in_flight * training, EvaluationElements(problem, layer, inputs[0], output)));
 }
 
 int64_t LayerBytes(const PlanProblem& problem, const Mesh& mesh, int layer,

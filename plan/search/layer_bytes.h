@@ -3,8 +3,11 @@
 //
 //   parameters   weights, gradients (twice with micro-batches), the owned part of the state
 //   activations  what backward reads: the input with its halo, the output, saved values
+//                on GPUs, if the run states this device: scores of attention, padding of the rows
+//                of the loss's scores, and the batches that are uploaded
 //   transient    the larger of input and output, a second time: for buffers that exist only while
-//                the layer runs, such as a received input or gradient and packed messages
+//                the layer runs, such as a received input or gradient and packed messages; none of
+//                the loss on one rank, since its gradient overwrites the scores
 //
 // plan/memory.h computes the exact memory of one rank, which is less, since buffers share memory.
 //

@@ -214,12 +214,12 @@ class EmulatedMath final : public DenseMath {
     Do("attention", dims, {{"qkv", qkv}}, {{"context", context}, {"statistics", statistics}}, [=] {
       const Floats in = Read(qkv);
       Floats out(context.size());
-      MakeReferenceBackend()->dense().AttentionForward(dims, {}, in, out, statistics);
+      MakeReferenceBackend()->dense().AttentionForward(dims, {}, in, out, statistics, {});
       Write(out, context);
     });
   }
   void FusedAttentionBackward(const AttentionDims& dims, ConstValues qkv, ConstValues context,
-                              ConstValues dcontext, ConstFloatSpan statistics,
+                              ConstValues dcontext, ConstFloatSpan statistics, Values /*scratch*/,
                               Values dqkv) override {
     CHECK(HasFusedAttention(dims, qkv.type()) && dqkv.type() == qkv.type());
     CHECK(context.size() == dcontext.size() && context.type() == dcontext.type());
@@ -231,7 +231,7 @@ class EmulatedMath final : public DenseMath {
       const Floats in = Read(qkv);
       const auto reference = MakeReferenceBackend();
       Floats stored(context.size()), logs(statistics.size()), out(dqkv.size());
-      reference->dense().AttentionForward(dims, {}, in, stored, logs);
+      reference->dense().AttentionForward(dims, {}, in, stored, logs, {});
       // Fused kernels read what forward stored; the reference computes it again.
       for (size_t i = 0; i < logs.size(); ++i) {
         CHECK(statistics[i] == logs[i] || std::isnan(logs[i])) << statistics[i] << " " << logs[i];
@@ -240,7 +240,7 @@ class EmulatedMath final : public DenseMath {
       for (size_t i = 0; i < read.size(); ++i) {
         CHECK_EQ(read[i], __bfloat162float(__float2bfloat16(stored[i])));
       }
-      reference->dense().AttentionBackward(dims, {}, in, stored, Read(dcontext), logs, out);
+      reference->dense().AttentionBackward(dims, {}, in, stored, Read(dcontext), logs, {}, out);
       Write(out, dqkv);
     });
   }

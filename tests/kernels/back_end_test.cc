@@ -150,10 +150,10 @@ TEST(CpuKernelsTest, SpansMayStartAnywhere) {
     keep(y);
     kernels->norm().LrnBackward(lrn, x.span(), d.span(), dy.span(), dx.span());
     keep(dx);
-    kernels->dense().AttentionForward(attention, {}, qkv.span(), y.span(), log_sums.span());
+    kernels->dense().AttentionForward(attention, {}, qkv.span(), y.span(), log_sums.span(), {});
     for (Shifted* part : {&y, &log_sums}) keep(*part);
     kernels->dense().AttentionBackward(attention, {}, qkv.span(), y.span(), dy.span(),
-                                       log_sums.span(), dqkv.span());
+                                       log_sums.span(), {}, dqkv.span());
     keep(dqkv);
     for (const Activation kind : {Activation::kGelu, Activation::kSigmoid, Activation::kTanh}) {
       kernels->pointwise().ActivationForward(kind, x.span(), y.span());

@@ -11,6 +11,7 @@
 #include <cmath>
 
 #include "kernels/extents.h"
+#include "tests/kernels/attention_bounds.h"
 #include "tests/kernels/on_device.h"
 #include "tests/kernels/rig.h"
 
@@ -305,8 +306,8 @@ TEST_F(Bf16Test, Attention) {
     const Floats qkv = Random(sizes.qkv, 1), dcontext = Random(sizes.context, 2);
     const Floats ids = PaddedIds(dims);
     Floats logs = Garbage(sizes.statistics), want = Garbage(sizes.context), want_dqkv = qkv;
-    reference_->dense().AttentionForward(dims, ids, qkv, want, logs);
-    reference_->dense().AttentionBackward(dims, ids, qkv, want, dcontext, logs, want_dqkv);
+    reference_->dense().AttentionForward(dims, ids, qkv, want, logs, {});
+    reference_->dense().AttentionBackward(dims, ids, qkv, want, dcontext, logs, {}, want_dqkv);
     UseBf16();
     const OnDevice in(device(), qkv, DType::kBFloat16),
         gradient(device(), dcontext, DType::kBFloat16),
@@ -316,16 +317,43 @@ TEST_F(Bf16Test, Attention) {
     const OnDevice ids_on_device(device(), ids, DType::kFloat32);
     const ConstFloatSpan tokens = ids_on_device.span();
     kernels().dense().AttentionForward(dims, tokens, in.values(), context.values(),
-                                       statistics.span());
-    // Values below one are weighted by rounded probabilities, whose sum is 1: another error of
-    // 2^-9.
-    ExpectBf16Near(context.Get(), want, 0x1.0p-8);
+                                       statistics.span(), {});
+    const AttentionBounds bounds = BoundsOf(dims, DType::kBFloat16, qkv, 1, ids);
+    EXPECT_LE(LargestShare(context.Get(), want, bounds.context, DType::kBFloat16), 1);
     kernels().dense().AttentionBackward(dims, tokens, in.values(), context.values(),
-                                        gradient.values(), statistics.span(), dqkv.values());
-    // Sums over the tokens of rounded gradients of scores, which are probabilities times numbers of
-    // at most the number of features, rounded to 2^-9.
-    ExpectBf16Near(dqkv.Get(), want_dqkv, 0x1.0p-8 * std::sqrt(dims.head_features) * 4);
+                                        gradient.values(), statistics.span(), {}, dqkv.values());
+    EXPECT_LE(LargestShare(dqkv.Get(), want_dqkv, bounds.dqkv, DType::kBFloat16), 1);
   }
+}
+
+// Bounds for the errors of a step's gates, cells and outputs in fp32, from their exact values: u is
+// the largest relative error of one rounding. A gate rounds its sum and has a function that is
+// within four units in the last place (8 u), as those of devices are; the derivative of a sigmoid
+// is at most 1/4, that of tanh at most 1. Requires: cells before the step are at most 1 in
+// magnitude.
+struct LstmBounds {
+  std::vector<double> gates, cell, y;
+};
+
+LstmBounds BoundsOf(const RowsDims& dims, const Floats& sums, const Floats& recurrent) {
+  constexpr double u = 0x1p-24;
+  LstmBounds bounds;
+  bounds.gates.resize(sums.size());
+  for (int64_t row = 0; row < dims.rows; ++row) {
+    for (int64_t c = 0; c < dims.channels; ++c) {
+      double gate_errors = 0;
+      for (int64_t gate = 0; gate < 4; ++gate) {
+        const int64_t at = (row * 4 + gate) * dims.channels + c;
+        const double sum = std::abs(double{sums[at]} + recurrent[at]);
+        bounds.gates[at] = (gate == 2 ? sum : sum / 4) * u + 8 * u;
+        gate_errors += bounds.gates[at];
+      }
+      // f * previous + i * g, whose factors are at most 1; and o * tanh(cell).
+      bounds.cell.push_back(gate_errors + 3 * 2 * u);
+      bounds.y.push_back(gate_errors + bounds.cell.back() + 9 * u);
+    }
+  }
+  return bounds;
 }
 
 TEST_F(Bf16Test, LstmStep) {
@@ -337,30 +365,51 @@ TEST_F(Bf16Test, LstmStep) {
     Floats y = Garbage(cells), want_y = y;
     bf16_->pointwise().LstmForward(dims, recurrent, previous, gates, cell, y);
     reference_->pointwise().LstmForward(dims, recurrent, previous, want_gates, want_cell, want_y);
-    ExpectBf16Near(gates, want_gates);
-    ExpectNear(cell, want_cell, 1e-6);
-    ExpectBf16Near(y, want_y);
+    const LstmBounds bounds = BoundsOf(dims, sums, recurrent);
+    EXPECT_LE(LargestShare(gates, want_gates, bounds.gates, DType::kBFloat16), 1);
+    EXPECT_LE(LargestShare(cell, want_cell, bounds.cell), 1);
+    EXPECT_LE(LargestShare(y, want_y, bounds.y, DType::kBFloat16), 1);
     // From the same rounded gates.
     want_gates = gates;
     Floats dcell = Uniform(cells, 5), want_dcell = dcell;
+    // The gradient of a cell is dcell + dy * o * (1 - tanh(cell)^2); the others are products of it
+    // with at most three factors, which are at most 1 and have a few roundings.
+    std::vector<double> of_cells, of_gates(4 * cells);
+    for (int64_t i = 0; i < cells; ++i) {
+      of_cells.push_back(24 * 0x1p-24 * (std::abs(dcell[i]) + std::abs(dy[i])));
+      for (int64_t gate = 0; gate < 4; ++gate) {
+        const int64_t row = i / dims.channels, c = i % dims.channels;
+        of_gates[(row * 4 + gate) * dims.channels + c] = of_cells.back();
+      }
+    }
     bf16_->pointwise().LstmBackward(dims, dy, previous, cell, gates, dcell);
     reference_->pointwise().LstmBackward(dims, dy, previous, cell, want_gates, want_dcell);
-    ExpectBf16Near(gates, want_gates);
-    ExpectNear(dcell, want_dcell, 2e-6);
+    EXPECT_LE(LargestShare(gates, want_gates, of_gates, DType::kBFloat16), 1);
+    EXPECT_LE(LargestShare(dcell, want_dcell, of_cells), 1);
   }
 }
 
 TEST_F(Bf16Test, Softmax) {
+  constexpr float kScale = 3;
   const RowsDims dims{.rows = 30, .channels = 45};
   const int64_t n = SizeOf(dims);
   const Floats x = Uniform(n, 1), dy = Uniform(n, 2);
   Floats y = Garbage(n), want = y, dx = y, want_dx = y;
-  bf16_->pointwise().SoftmaxForward(dims, 3, x, y);
-  reference_->pointwise().SoftmaxForward(dims, 3, x, want);
-  ExpectBf16Near(y, want);
-  bf16_->pointwise().SoftmaxBackward(dims, 3, y, dy, dx);
-  reference_->pointwise().SoftmaxBackward(dims, 3, y, dy, want_dx);
-  ExpectBf16Near(dx, want_dx);
+  bf16_->pointwise().SoftmaxForward(dims, kScale, x, y);
+  reference_->pointwise().SoftmaxForward(dims, kScale, x, want);
+  // The scaled values are at most kScale in magnitude, and their differences from the largest one
+  // twice that; the exponential is within two units in the last place (4 u), and the sum of
+  // exponentials has one rounding for each.
+  constexpr double u = 0x1p-24;
+  const double probability = (6 * kScale + 8 + dims.channels + 2) * u;
+  std::vector<double> bounds, of_dx;
+  for (const float p : want) bounds.push_back(probability * p);
+  EXPECT_LE(LargestShare(y, want, bounds, DType::kBFloat16), 1);
+  bf16_->pointwise().SoftmaxBackward(dims, kScale, y, dy, dx);
+  reference_->pointwise().SoftmaxBackward(dims, kScale, y, dy, want_dx);
+  // The sum of y * dy, whose magnitudes add up to about 1, and the difference from it.
+  for (const float p : y) of_dx.push_back(kScale * p * (dims.channels + 1 + 3 * 2) * u * 1.1);
+  EXPECT_LE(LargestShare(dx, want_dx, of_dx, DType::kBFloat16), 1);
 }
 
 TEST_F(Bf16Test, BatchedProduct) {

@@ -2,6 +2,7 @@
 // replayed with other numbers.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "kernels/extents.h"
@@ -72,6 +73,110 @@ TEST_F(CudaRunsTest, SumsAgreeWithTheReference) {
   reference_->dense().FullyConnectedBackwardWeights({.batch = 5000, .in = 0, .out = 40}, none, dy,
                                                     none, db);
   ExpectNear(got.db, db, 0x1.0p-23);
+}
+
+// Blocks of scores in the caller's memory, down to a row, give the results of larger blocks; memory
+// that has no room for a row is not used.
+TEST_F(CudaRunsTest, AttentionUsesScratchMemoryOfAnySize) {
+  for (const bool causal : {false, true}) {
+    const AttentionDims dims{
+        .batch = 2, .tokens = 24, .heads = 3, .head_features = 4, .causal = causal};
+    const AttentionSizes sizes = SizesOf(dims);
+    const Floats qkv = Uniform(sizes.qkv, 1), dcontext = Uniform(sizes.context, 2);
+    const AttentionOutputs want = RunAttention(*reference_, dims, qkv, dcontext);
+    const OnDevice in(device(), qkv), d(device(), dcontext);
+    for (const int64_t floats : {0, 23, 24, 48, 49, 500, 576, 1200, 4000, 100'000}) {
+      SCOPED_TRACE(floats);
+      const OnDevice context(device(), Garbage(sizes.context)), dqkv(device(), Garbage(sizes.qkv)),
+          statistics(device(), Garbage(sizes.statistics)),
+          scratch(device(), Floats(floats + 8, 7.0F));
+      const Values memory = scratch.values().first(floats);
+      kernels().dense().AttentionForward(dims, {}, in.values(), context.values(), statistics.span(),
+                                         memory);
+      kernels().dense().AttentionBackward(dims, {}, in.values(), context.values(), d.values(),
+                                          statistics.span(), memory, dqkv.values());
+      ExpectNear(context.Get(), want.context, 1e-5);
+      ExpectNear(statistics.Get(), want.statistics, 1e-5);
+      ExpectNear(dqkv.Get(), want.dqkv, 1e-5);
+      const Floats left = scratch.Get();
+      EXPECT_EQ(Floats(left.begin() + floats, left.end()), Floats(8, 7.0F));
+    }
+  }
+}
+
+// `rows` rows of `columns` values, followed by padding.
+Floats WithPadding(const Floats& x, int64_t rows, int64_t columns, int64_t row, float padding) {
+  Floats padded(rows * row, padding);
+  for (int64_t i = 0; i < rows; ++i) {
+    std::copy_n(x.begin() + i * columns, columns, padded.begin() + i * row);
+  }
+  return padded;
+}
+
+Floats WithoutPadding(const Floats& padded, int64_t rows, int64_t columns, int64_t row) {
+  Floats x;
+  for (int64_t i = 0; i < rows; ++i) {
+    x.insert(x.end(), padded.begin() + i * row, padded.begin() + i * row + columns);
+  }
+  return x;
+}
+
+// Padding of gradients is not used, whatever it contains, and that of outputs is 0, so that a
+// search for values that are not finite ignores it.
+TEST_F(CudaRunsTest, RowsOfAFullyConnectedLayerMayBePadded) {
+  for (const int64_t in : {0, 6}) {
+    for (const int64_t out : {7, 8}) {
+      SCOPED_TRACE(testing::Message() << in << " by " << out);
+      constexpr int64_t kRows = 5, kRow = 16;
+      const FullyConnectedDims dims{.batch = kRows, .in = in, .out = out};
+      const Floats x = Uniform(kRows * in, 1), w = Uniform(out * in, 2), b = Uniform(out, 3),
+                   dy = Uniform(kRows * out, 4);
+      Floats y = Garbage(kRows * out), dx = Garbage(kRows * in), dw = Garbage(out * in),
+             db = Garbage(out);
+      reference_->dense().FullyConnectedForward(dims, x, w, b, y);
+      reference_->dense().FullyConnectedBackwardData(dims, dy, w, dx);
+      reference_->dense().FullyConnectedBackwardWeights(dims, x, dy, dw, db);
+      const OnDevice in_x(device(), x), in_w(device(), w), in_b(device(), b),
+          in_dy(device(), WithPadding(dy, kRows, out, kRow, NAN)),
+          out_y(device(), Garbage(kRows * kRow)), out_dx(device(), Garbage(kRows * in)),
+          out_dw(device(), Garbage(out * in)), out_db(device(), Garbage(out));
+      kernels().dense().FullyConnectedForward(dims, in_x.values(), in_w.span(), in_b.span(),
+                                              out_y.values());
+      kernels().dense().FullyConnectedBackwardData(dims, in_dy.values(), in_w.span(),
+                                                   out_dx.values());
+      kernels().dense().FullyConnectedBackwardWeights(dims, in_x.values(), in_dy.values(),
+                                                      out_dw.span(), out_db.span());
+      ExpectNear(WithoutPadding(out_y.Get(), kRows, out, kRow), y, 1e-6);
+      EXPECT_EQ(out_y.Get(),
+                WithPadding(WithoutPadding(out_y.Get(), kRows, out, kRow), kRows, out, kRow, 0));
+      ExpectNear(out_dx.Get(), dx, 1e-6);
+      ExpectNear(out_dw.Get(), dw, 1e-6);
+      ExpectNear(out_db.Get(), db, 1e-6);
+    }
+  }
+}
+
+TEST_F(CudaRunsTest, RowsOfTheLossMayBePadded) {
+  constexpr int64_t kRows = 6;
+  for (const int64_t classes : {1, 3, 8, 61, 130}) {
+    SCOPED_TRACE(classes);
+    const int64_t row = (classes + 64) / 64 * 64;
+    const Floats x = Uniform(kRows * classes, 1);
+    const std::vector<int32_t> labels = RandomLabels(kRows, classes);
+    Floats dx = Garbage(kRows * classes);
+    const LossSums want =
+        reference_->pointwise().SoftmaxCrossEntropy(kRows, classes, 0.1F, x, labels, 0.5F, dx);
+    for (const float padding : {NAN, INFINITY, 1e30F}) {
+      const OnDevice scores(device(), WithPadding(x, kRows, classes, row, padding));
+      DeviceArray<int32_t> on_device(device(), kRows, "test");
+      device().CopyIn(labels.data(), on_device.data(), kRows * sizeof(int32_t));
+      const LossSums got = kernels().pointwise().SoftmaxCrossEntropy(
+          kRows, classes, 0.1F, scores.values(), on_device.span(), 0.5F, scores.values());
+      EXPECT_NEAR(got.loss, want.loss, 1e-5);
+      EXPECT_EQ(got.correct, want.correct);
+      ExpectNear(WithoutPadding(scores.Get(), kRows, classes, row), dx, 1e-6);
+    }
+  }
 }
 
 TEST_F(CudaRunsTest, EnqueueingDoesNotBlock) {

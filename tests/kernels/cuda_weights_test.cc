@@ -41,7 +41,8 @@ class RecordingMath final : public DenseMath {
                              FloatSpan /*statistics*/) override {}
   void FusedAttentionBackward(const AttentionDims& /*dims*/, ConstValues /*qkv*/,
                               ConstValues /*context*/, ConstValues /*dcontext*/,
-                              ConstFloatSpan /*statistics*/, Values /*dqkv*/) override {}
+                              ConstFloatSpan /*statistics*/, Values /*scratch*/,
+                              Values /*dqkv*/) override {}
   std::string versions() const override { return "none"; }
 
  private:

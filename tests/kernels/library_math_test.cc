@@ -288,14 +288,14 @@ TEST_F(LibraryMathTest, FusedAttentionMatchesTheFormula) {
       const Floats qkv = Bf16Rounded(Uniform(sizes.qkv, 1));
       const Floats dcontext = Bf16Rounded(Uniform(sizes.context, 2));
       Floats logs(sizes.statistics), context(sizes.context), dqkv(sizes.qkv);
-      reference->dense().AttentionForward(dims, {}, qkv, context, logs);
-      reference->dense().AttentionBackward(dims, {}, qkv, context, dcontext, logs, dqkv);
+      reference->dense().AttentionForward(dims, {}, qkv, context, logs, {});
+      reference->dense().AttentionBackward(dims, {}, qkv, context, dcontext, logs, {}, dqkv);
       const OnDevice x(*device_, qkv, DType::kBFloat16), d(*device_, dcontext, DType::kBFloat16);
       const OnDevice y(*device_, Garbage(sizes.context), DType::kBFloat16);
       const OnDevice dx(*device_, Garbage(sizes.qkv), DType::kBFloat16);
       DeviceArray<float> statistics(*device_, dims.batch * dims.heads * dims.tokens, "test");
       math_->FusedAttentionForward(dims, x.values(), y.values(), statistics.span());
-      math_->FusedAttentionBackward(dims, x.values(), y.values(), d.values(), statistics.span(),
+      math_->FusedAttentionBackward(dims, x.values(), y.values(), d.values(), statistics.span(), {},
                                     dx.values());
       ASSERT_TRUE(device_->Synchronize().ok()) << device_->status();
       ExpectNear(y.Get(), context, 1.0 / 64);
@@ -318,7 +318,7 @@ TEST_F(LibraryMathTest, FusedAttentionRepeatsBitwise) {
   Floats first_y, first_dx;
   for (int i = 0; i < 5; ++i) {
     math_->FusedAttentionForward(dims, x.values(), y.values(), statistics.span());
-    math_->FusedAttentionBackward(dims, x.values(), y.values(), d.values(), statistics.span(),
+    math_->FusedAttentionBackward(dims, x.values(), y.values(), d.values(), statistics.span(), {},
                                   dx.values());
     if (i == 0) {
       first_y = y.Get();

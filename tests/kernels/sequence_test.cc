@@ -6,6 +6,7 @@
 
 #include "kernels/backend.h"
 #include "kernels/extents.h"
+#include "tests/kernels/attention_bounds.h"
 #include "tests/kernels/testing.h"
 
 namespace cadre {
@@ -265,85 +266,6 @@ TEST_P(SequenceTest, AttentionOfEmptyTensors) {
   }
 }
 
-// Upper bounds for the errors of attention in fp32, element by element, from the magnitudes of its
-// inputs. u is the largest relative error of one rounding; a sum of n products in any order has an
-// error of at most n u times the sum of the products' magnitudes (Higham 2002, section 3.1). Terms
-// of order u^2 are left out.
-struct AttentionBounds {
-  std::vector<double> statistics, context, dqkv;
-};
-
-// Inputs are at most `largest` in magnitude, gradients of the context at most 1.
-AttentionBounds BoundsOf(const AttentionDims& d, const Floats& qkv, double largest,
-                         const Floats& ids = {}) {
-  const double u = 0x1p-24, features = d.head_features, tokens = d.tokens;
-  const double scale = 1 / std::sqrt(features);
-  const auto part = [&](int64_t n, int64_t t, int64_t h, int64_t which) {
-    return (((n * d.tokens + t) * d.heads + h) * 3 + which) * d.head_features;
-  };
-  // A score: the sum of a product, its scaling by a rounded scale.
-  const double score = (features + 3) * u * features * largest * largest * scale;
-  // The difference of a score and the statistic or the maximum, both of at most max_score; the
-  // exponential, which is within two units in the last place (4 u); and the sum of exponentials
-  // with its corrections, one for each tile.
-  const double max_score = features * largest * largest * scale + std::log(tokens);
-  const double probability = 2 * score + (2 * max_score + 8 + 3 * tokens) * u;
-  // Relative to the magnitudes of values (at most `largest`), weighted by probabilities.
-  const double context = probability + (tokens + 2) * u;
-  // dp, and the sum of p * dp, are at most max_dp; the second inherits the context's error.
-  const double max_dp = features * largest;
-  const double dp = features * u * max_dp, weighted = dp + context * max_dp;
-  // Relative to the probability.
-  const double dscore = 2 * max_dp * (probability + 4 * u) + dp + weighted;
-  AttentionBounds bounds{.statistics = std::vector<double>(SizesOf(d).statistics),
-                         .context = std::vector<double>(SizesOf(d).context),
-                         .dqkv = std::vector<double>(SizesOf(d).qkv)};
-  for (int64_t n = 0; n < d.batch; ++n) {
-    for (int64_t h = 0; h < d.heads; ++h) {
-      for (int64_t t = 0; t < d.tokens; ++t) {
-        std::vector<double> p(d.causal ? t + 1 : d.tokens);
-        double total = 0;
-        for (size_t s = 0; s < p.size(); ++s) {
-          double sum = 0;
-          for (int64_t i = 0; i < d.head_features; ++i) {
-            sum += double{qkv[part(n, t, h, 0) + i]} * qkv[part(n, s, h, 1) + i];
-          }
-          const bool hidden = !ids.empty() && ids[n * d.tokens + s] == d.padding_token;
-          total += p[s] = hidden ? 0 : std::exp(sum * scale);
-        }
-        bounds.statistics[(n * d.heads + h) * d.tokens + t] = probability;
-        for (size_t s = 0; s < p.size() && total > 0; ++s) {
-          p[s] /= total;
-          // The sums over tokens also round: (tokens + 1) u times the magnitudes.
-          const double ds = scale * p[s] * (dscore + (tokens + 1) * u * 2 * max_dp);
-          for (int64_t i = 0; i < d.head_features; ++i) {
-            const auto size = [&](int64_t token, int64_t which) {
-              return std::abs(qkv[part(n, token, h, which) + i]);
-            };
-            bounds.context[((n * d.tokens + t) * d.heads + h) * d.head_features + i] +=
-                context * p[s] * size(s, 2);
-            bounds.dqkv[part(n, t, h, 0) + i] += ds * size(s, 1);
-            bounds.dqkv[part(n, s, h, 1) + i] += ds * size(t, 0);
-            bounds.dqkv[part(n, s, h, 2) + i] += (probability + (tokens + 1) * u) * p[s];
-          }
-        }
-      }
-    }
-  }
-  return bounds;
-}
-
-// The largest error in units of its bound.
-double LargestShare(const Floats& got, const Floats& want, const std::vector<double>& bounds) {
-  double share = 0;
-  for (size_t i = 0; i < got.size(); ++i) {
-    const double error = std::abs(double{got[i]} - want[i]);
-    // The reference rounds what it stores.
-    share = std::max(share, error / (bounds[i] + 0x1p-24 * std::abs(want[i])));
-  }
-  return share;
-}
-
 // Extents below, at and above the tiles of the CPU back end, which have 64 tokens.
 TEST_P(SequenceTest, AttentionIsNearTheReference) {
   const auto reference = MakeReferenceBackend();
@@ -365,7 +287,7 @@ TEST_P(SequenceTest, AttentionIsNearTheReference) {
                    dcontext = Uniform(SizesOf(dims).context, 2);
       const AttentionOutputs got = RunAttention(*kernels_, dims, qkv, dcontext, ids);
       const AttentionOutputs want = RunAttention(*reference, dims, qkv, dcontext, ids);
-      const AttentionBounds bounds = BoundsOf(dims, qkv, 1, ids);
+      const AttentionBounds bounds = BoundsOf(dims, DType::kFloat32, qkv, 1, ids);
       EXPECT_LE(LargestShare(got.statistics, want.statistics, bounds.statistics), 1);
       EXPECT_LE(LargestShare(got.context, want.context, bounds.context), 1);
       EXPECT_LE(LargestShare(got.dqkv, want.dqkv, bounds.dqkv), 1);
@@ -389,7 +311,7 @@ TEST_P(SequenceTest, AttentionWithRisingAndFallingScores) {
   const Floats dcontext = Uniform(SizesOf(dims).context, 2);
   const AttentionOutputs got = RunAttention(*kernels_, dims, qkv, dcontext);
   const AttentionOutputs want = RunAttention(*MakeReferenceBackend(), dims, qkv, dcontext);
-  const AttentionBounds bounds = BoundsOf(dims, qkv, 8);
+  const AttentionBounds bounds = BoundsOf(dims, DType::kFloat32, qkv, 8);
   EXPECT_LE(LargestShare(got.statistics, want.statistics, bounds.statistics), 1);
   EXPECT_LE(LargestShare(got.context, want.context, bounds.context), 1);
   EXPECT_LE(LargestShare(got.dqkv, want.dqkv, bounds.dqkv), 1);

@@ -317,8 +317,8 @@ AttentionOutputs RunAttention(Backend& kernels, const AttentionDims& dims, const
   AttentionOutputs out{.context = Garbage(sizes.context),
                        .statistics = Garbage(sizes.statistics),
                        .dqkv = Garbage(sizes.qkv)};
-  kernels.dense().AttentionForward(dims, ids, qkv, out.context, out.statistics);
-  kernels.dense().AttentionBackward(dims, ids, qkv, out.context, dcontext, out.statistics,
+  kernels.dense().AttentionForward(dims, ids, qkv, out.context, out.statistics, {});
+  kernels.dense().AttentionBackward(dims, ids, qkv, out.context, dcontext, out.statistics, {},
                                     out.dqkv);
   return out;
 }

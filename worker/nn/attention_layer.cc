@@ -41,7 +41,7 @@ class Attention final : public Layer {
     kernels_.dense().FullyConnectedForward(QkvDims(), t.x[0], parameters_[kQkvWeight].value,
                                            parameters_[kQkvBias].value, saved.qkv);
     kernels_.dense().AttentionForward(dims_, TokensIn(t), saved.qkv, saved.context,
-                                      saved.statistics);
+                                      saved.statistics, t.scratch);
     kernels_.dense().FullyConnectedForward(
         OutDims(), saved.context, parameters_[kOutWeight].value,
         adds_bias_ ? parameters_[kOutBias].value : std::span<float>(), t.y);
@@ -59,7 +59,7 @@ class Attention final : public Layer {
     kernels_.dense().FullyConnectedBackwardData(OutDims(), t.dy, parameters_[kOutWeight].value,
                                                 dcontext);
     kernels_.dense().AttentionBackward(dims_, TokensIn(t), saved.qkv, saved.context, dcontext,
-                                       saved.statistics, dqkv);
+                                       saved.statistics, ScoresIn(t.scratch), dqkv);
     kernels_.dense().FullyConnectedBackwardWeights(
         QkvDims(), t.x[0], dqkv, parameters_[kQkvWeight].gradient, parameters_[kQkvBias].gradient);
     if (t.dx[0].empty()) return absl::OkStatus();
@@ -88,6 +88,11 @@ class Attention final : public Layer {
 
   AttentionMemory MemoryIn(DType type) const {
     return MemoryOfAttention(dims_.batch, dims_.tokens, dims_.heads, dims_.head_features, type);
+  }
+  // The scratch memory of backward behind the gradients.
+  Values ScoresIn(Values scratch) const {
+    const int64_t begin = AlignedOffset(MemoryIn(scratch.type()).scratch());
+    return begin < std::ssize(scratch) ? scratch.subspan(begin) : scratch.first(0);
   }
   // For an empty batch, no memory is allocated, so offsets do not apply.
   static Values Part(Values memory, int64_t begin, int64_t elements) {

@@ -146,7 +146,8 @@ std::unique_ptr<Network::Program> Network::MakeProgram(int64_t samples, bool tra
   const Graph& graph = training ? graph_ : evaluated_graph_;
   auto program = std::make_unique<Program>();
   program->tape =
-      MakeTape(graph, plan_, comms_.rank(), samples, training, kernels_.activation_type(), fusion_);
+      MakeTape(graph, plan_, comms_.rank(), samples, training, kernels_.activation_type(), fusion_,
+               device_.is_host() ? v1::Cluster::CPU : v1::Cluster::CUDA);
   const Tape& tape = program->tape;
   orders_ = tape.orders;
   for (int l = 0; l + 1 < graph.size(); ++l) {
@@ -674,8 +675,7 @@ PassContext Network::TrainingPass(double share) const {
 absl::Status Network::TakeLoss(const Program& program, float loss_scale) {
   const TapeOp& op = program.tape.ops[program.forward_ops];
   CHECK_EQ(std::ssize(labels_), program.label_rows) << "what was loaded";
-  const AllocationLabel allocation_label(device_);
-  LabelAllocations(op.layer);
+  const AllocationLabel allocation_label(device_, labels_of_layers_[op.layer]);
   const absl::Time start = Now();
   const v1::SoftmaxCrossEntropy& settings = graph_.layers().back().settings.softmax_cross_entropy();
   kernels_.pointwise().SoftmaxCrossEntropyAsync(

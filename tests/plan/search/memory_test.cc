@@ -18,6 +18,7 @@
 #include "plan/search/planner.h"
 #include "plan/search/search.h"
 #include "plan/search/staged_plans.h"
+#include "plan/tape.h"
 #include "tests/plan/search/problems.h"
 
 namespace cadre {
@@ -27,13 +28,14 @@ using testing::OwnedProblem;
 using testing::ZooProblem;
 
 // Memory of the tape of the rank that needs the most.
-int64_t PlannedBytes(const OwnedProblem& owned, const Plan& plan) {
+int64_t PlannedBytes(const OwnedProblem& owned, const Plan& plan,
+                     v1::Cluster::Device device = v1::Cluster::CPU) {
   int64_t max_bytes = 0;
   const PassOrder order =
       PassOrderOf(owned.spec.cluster().pipeline(), MicroBatches(owned.spec), *owned.graph, plan);
   for (int rank = 0; rank < plan.mesh.ranks(); ++rank) {
     const v1::MemoryUse use =
-        PlannedMemory(owned.spec, *owned.graph, *owned.index, plan, rank, v1::Cluster::CPU,
+        PlannedMemory(owned.spec, *owned.graph, *owned.index, plan, rank, device,
                       order.InFlight(StageIn(order, plan.mesh, rank)));
     max_bytes = std::max<int64_t>(max_bytes, use.weights() + use.gradients() + use.optimizer() +
                                                  use.activations() + use.buffers());
@@ -73,6 +75,63 @@ TEST(MemoryTest, BoundsAlexNet) { ExpectUpperBounds("alexnet"); }
 TEST(MemoryTest, BoundsResNet) { ExpectUpperBounds("resnet18"); }
 TEST(MemoryTest, BoundsBigLstm) { ExpectUpperBounds("biglstm"); }
 TEST(MemoryTest, BoundsBf16Copies) { ExpectUpperBounds("alexnet", v1::RunSpec::BF16); }
+
+// With what the spec says of devices, precision and so on.
+OwnedProblem WithSettings(OwnedProblem owned) {
+  owned.problem =
+      *ProblemOf(owned.spec, *owned.graph, *owned.index, owned.problem.ranks, HardwareModel());
+  return owned;
+}
+
+// On one rank the gradient of the loss overwrites the scores, which take most of the memory.
+TEST(MemoryTest, GradientOfTheLossTakesNoMemory) {
+  v1::RunSpec spec = testing::SpecOf(R"(
+    optimizer { sgd {} }
+    model {
+      tokens { length: 4 }
+      layer { name: "embed" embedding { vocabulary: 3001 features: 2 } }
+      layer { name: "head" fully_connected { out_features: 3001 } }
+      layer { name: "loss" softmax_cross_entropy {} }
+    })");
+  spec.set_batch_per_group(100);
+  for (const v1::Cluster::Device device : {v1::Cluster::CPU, v1::Cluster::CUDA}) {
+    spec.mutable_cluster()->set_device(device);
+    const OwnedProblem owned = WithSettings(testing::ProblemOfSpec(spec, 1));
+    const Plan plan = *PlanFromProto(*MakePlan(spec, 1), *owned.graph, *owned.index);
+    const int64_t bound = testing::PlanBytes(owned.problem, plan);
+    const int64_t planned = PlannedBytes(owned, plan, device);
+    EXPECT_GE(bound, planned);
+    const int64_t scores = int64_t{4} * 100 * 4 * ScoreRow(3001, DType::kFloat32);
+    EXPECT_LT(bound, planned + scores / 20);
+  }
+}
+
+// The bound counts what attention has on GPUs.
+TEST(MemoryTest, BoundsScoresOfAttentionOnGpus) {
+  v1::RunSpec spec = testing::SpecOf(R"(
+    optimizer { sgd {} }
+    cluster { device: CUDA }
+    model {
+      tokens { length: 300 }
+      layer { name: "embed" embedding { vocabulary: 50 features: 8 } }
+      layer { name: "attention" attention { heads: 1 } }
+      layer { name: "head" fully_connected { out_features: 50 } }
+      layer { name: "loss" softmax_cross_entropy {} }
+    })");
+  spec.set_batch_per_group(100);
+  for (const v1::RunSpec::Precision precision : {v1::RunSpec::FP32, v1::RunSpec::BF16}) {
+    spec.set_precision(precision);
+    for (const int ranks : {1, 2}) {
+      const OwnedProblem owned = WithSettings(testing::ProblemOfSpec(spec, ranks));
+      const Plan plan = *PlanFromProto(*MakePlan(spec, ranks), *owned.graph, *owned.index);
+      const int64_t bound = testing::PlanBytes(owned.problem, plan);
+      const int64_t gpu = PlannedBytes(owned, plan, v1::Cluster::CUDA);
+      EXPECT_GE(bound, gpu);
+      // 46 heads in a block: scores and gradients of probabilities in fp32.
+      EXPECT_GE(gpu, PlannedBytes(owned, plan) + int64_t{4} * 46 * 300 * 300);
+    }
+  }
+}
 
 // A training step has 10 scores per row, and evaluation 3000.
 OwnedProblem SampledProblem(int batch) {

@@ -270,6 +270,8 @@ INSTANTIATE_TEST_SUITE_P(Plans, DeviceGroup,
                                            Case{"Samples", kImages, {"samples"}},
                                            Case{"Heads", testing::kTokens, {"heads", "out"}},
                                            Case{"Tokens", testing::kTokens, {"tokens"}},
+                                           Case{"Classes", testing::kManyClasses, {"samples"}},
+                                           Case{"PartsOfClasses", testing::kManyClasses, {"out"}},
                                            Case{"Sampled", testing::kSampled, {"samples"}}),
                          [](const auto& info) { return std::string(info.param.name); });
 

@@ -18,6 +18,7 @@ namespace {
 
 using testing::CountingObserver;
 using testing::kImages;
+using testing::kManyClasses;
 using testing::kResiduals;
 using testing::kSampled;
 using testing::kSamples;
@@ -200,6 +201,8 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{"ResidualsInBf16", kResiduals, Mode::kInline, Precision::kBf16},
                       Case{"Tokens", kTokens, Mode::kInline, Precision::kFp32},
                       Case{"TokensInBf16", kTokens, Mode::kInline, Precision::kBf16},
+                      Case{"ManyClasses", kManyClasses, Mode::kInline, Precision::kFp32},
+                      Case{"ManyClassesInBf16", kManyClasses, Mode::kThreads, Precision::kBf16},
                       Case{"TokensByThreads", kTokens, Mode::kThreads, Precision::kBf16},
                       Case{"Translation", kTranslation, Mode::kInline, Precision::kFp32},
                       Case{"TranslationInBf16", kTranslation, Mode::kInline, Precision::kBf16},
@@ -223,6 +226,28 @@ TEST(DeviceNetworkMemory, GrowsOnlyForLargerBatches) {
   ASSERT_TRUE(rank.network().Prepare(2, false).ok());
   EXPECT_EQ(rank.network().memory_moves(), 1);
   EXPECT_EQ(rank.Loss(), loss);
+}
+
+// The tape, whose size is planned, has the memory of attention that is not fused.
+TEST(DeviceNetworkMemory, ScoresOfAttentionAreActivations) {
+  constexpr char kLongTokens[] = R"(
+    tokens { length: 96 }
+    layer { name: "embed" embedding { vocabulary: 5 features: 8 positions: true } }
+    layer { name: "attention" attention { heads: 4 causal: true } }
+    layer { name: "fc" fully_connected { out_features: 5 } }
+    layer { name: "loss" softmax_cross_entropy {} }
+  )";
+  for (const Precision precision : {Precision::kFp32, Precision::kBf16}) {
+    EmulatedRank emulated =
+        MakeEmulatedRank({.mode = Mode::kInline, .precision = precision, .memory = 64 << 20});
+    OneRank rank(kLongTokens, *emulated.kernels);
+    ASSERT_TRUE(rank.network().Prepare(kSamples, true).ok());
+    const int64_t prepared = emulated.device->bytes_in_use();
+    rank.Loss();
+    constexpr int64_t kScores = kSamples * 4 * 96 * 96;
+    EXPECT_LT(emulated.device->bytes_in_use() - prepared, int64_t{4} * kScores)
+        << "scratch memory of kernels has no scores";
+  }
 }
 
 TEST(DeviceNetworkMemory, OutOfMemoryNamesPurpose) {
