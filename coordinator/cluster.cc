@@ -255,20 +255,6 @@ void Cluster::SetProgramEnded(Member& member, const std::string& reason) {
   out_.Put(MemberKey(member.id()), record);
 }
 
-// A rank in a group waits for none. One that has lost its stream forgets what it was sent.
-void Cluster::SendMissingRanks(const std::string& program) {
-  for (const std::string& id : members_.RanksOf(program)) {
-    Member& member = *members_.Find(id);
-    const bool waits =
-        member.connected() && !member.place.has_value() && member.record.program_ended().empty();
-    std::string missing = waits ? programs_.MissingRanks(member.record.reservation()) : "";
-    if (std::exchange(member.missing_ranks, missing) == missing || !waits) continue;
-    v1::CoordinatorMessage message;
-    message.mutable_waiting()->set_reason(std::move(missing));
-    SendTo(id, message);
-  }
-}
-
 void Cluster::Welcome(Member& member, ConnectionId connection) {
   // A half-open stream of the same process may still exist.
   const ConnectionId before = members_.Attach(member, connection, now_);

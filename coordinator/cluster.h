@@ -124,8 +124,6 @@ class Cluster {
   const Programs& programs() const { return programs_; }
   // Stores why the program of this rank cannot continue.
   void SetProgramEnded(Member& member, const std::string& reason);
-  // Sends the missing ranks of the program to those that wait for them, if they have changed.
-  void SendMissingRanks(const std::string& program);
   // Removes the member, ends its stream, and returns it; empty if it is unknown.
   std::optional<Member> Remove(const std::string& member_id, absl::string_view reason);
   // A worker of the host was lost: the host may return.

@@ -181,7 +181,9 @@ std::vector<Action> Machine::Handle(const Event& event, absl::Time now) {
   FinishAdoption();
   Settle();
   for (const std::string& program : cluster_.members().TakeChangedPrograms()) {
-    cluster_.SendMissingRanks(program);
+    for (const std::string& id : cluster_.members().RanksOf(program)) {
+      SendWaiting(*cluster_.members().Find(id));
+    }
   }
   return cluster_.Take();
 }
@@ -216,7 +218,7 @@ void Machine::OnMemberMessage(Member& member, const v1::MemberMessage& message) 
     for (const v1::RunWarning& warning : message.heartbeat().warnings()) {
       OnRunWarning(member, warning);
     }
-    if (!member.place.has_value()) return;
+    if (!member.place.has_value()) return SendWaiting(member);
     Run& run = runs_.at(RunNumber(member.place->run()));
     if (run.OnHeartbeat(member, message.heartbeat())) unsettled_.insert(run.number());
   } else if (message.has_goodbye()) {

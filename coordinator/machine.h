@@ -122,6 +122,8 @@ class Machine {
   void EndProgram(const std::string& program, const std::string& reason);
   // The live run that the reservation names; null if there is none.
   Run* LiveRunOf(const v1::Reservation& reservation);
+  // Sends to a rank of a program that is not in a group what it waits for, if that has changed.
+  void SendWaiting(Member& rank);
   // Until when the other ranks of a program wait for one that is lost now.
   absl::Time ReturnLimit(const v1::Reservation& reservation);
   // The member, which was removed because its lease has expired, may be a rank of a program.

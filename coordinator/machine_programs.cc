@@ -7,6 +7,7 @@
 // restarted meanwhile, and so does one that joins only then.
 #include <algorithm>
 #include <optional>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "coordinator/keys.h"
@@ -67,6 +68,25 @@ Run* Machine::LiveRunOf(const v1::Reservation& reservation) {
     if (run.live() && run.IsReserved(reservation)) return &run;
   }
   return nullptr;
+}
+
+// A rank that has lost its stream forgets what it was sent.
+void Machine::SendWaiting(Member& rank) {
+  const v1::Reservation& reservation = rank.record.reservation();
+  std::string awaited;
+  const bool waits = rank.connected() && !rank.place.has_value() && rank.record.has_reservation() &&
+                     rank.record.program_ended().empty();
+  if (waits) {
+    const Run* const run = LiveRunOf(reservation);
+    const std::string missing = cluster_.programs().MissingRanks(reservation);
+    awaited = !missing.empty() ? absl::StrCat("waiting for ", missing)
+              : run == nullptr ? "waiting for the run: the coordinator has none of this id or name"
+                               : run->WaitReason();
+  }
+  if (std::exchange(rank.awaited, awaited) == awaited || !waits) return;
+  v1::CoordinatorMessage message;
+  message.mutable_waiting()->set_reason(std::move(awaited));
+  cluster_.SendTo(rank.id(), message);
 }
 
 absl::Time Machine::ReturnLimit(const v1::Reservation& reservation) {

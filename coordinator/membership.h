@@ -63,8 +63,8 @@ struct Member {
   std::vector<v1::DelayedOrder> delayed_orders;
   // Why its last refused message was refused.
   std::string refused;
-  // Rank of a program: the missing ranks that it was sent last (v1::Waiting).
-  std::string missing_ranks;
+  // Rank of a program: what it was sent last that it waits for (v1::Waiting).
+  std::string awaited;
   // It was released from a stalled group, and its training thread has not reacted since.
   struct Hung {
     absl::Time since;

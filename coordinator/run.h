@@ -162,6 +162,8 @@ class Run {
   v1::RunStatus Status(absl::Time now) const;
   // `details`: also the plan, and what every rank holds.
   v1::GroupStatus StatusOf(const Slot& slot, bool details) const;
+  // What the run waits for; empty if it waits for nothing that is known.
+  std::string WaitReason() const;
   // Changes with every change of the status, except elapsed times.
   uint64_t revision() const { return revision_; }
   void Touch() { ++revision_; }
@@ -409,7 +411,6 @@ class Run {
   void FillTimes(absl::Time now, v1::RunStatus& status) const;
   v1::GroupState StateOf(const Slot& slot) const;
   std::string MissingWorkers() const;
-  std::string WaitReason() const;
   // Programs for this run that lack ranks; empty if there are none.
   std::string IncompletePrograms() const;
   std::string MissingNativeWorkers() const;

@@ -268,8 +268,7 @@ const char* cadre_group_error(const cadre_group* group) {
     group->text = std::string(group->member->Ready().message());
   }
   if (group->text.empty() && group->trainer != nullptr) {
-    const std::string missing = group->trainer->missing_ranks();
-    if (!missing.empty()) group->text = absl::StrCat("waiting for ", missing);
+    group->text = group->trainer->awaited();
   }
   return group->text.c_str();
 }

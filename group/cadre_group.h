@@ -153,7 +153,7 @@ CADRE_API void cadre_group_get_state(const cadre_group* group, cadre_group_state
 /* The run's id; empty before the first CADRE_TRAIN. */
 CADRE_API const char* cadre_group_run(const cadre_group* group);
 /* The last error, or why the run has ended, or else why the coordinator is not connected, or else
- * which ranks of the program the group waits for; empty if there is none of these. */
+ * what the program waits for before its group is formed; empty if there is none of these. */
 CADRE_API const char* cadre_group_error(const cadre_group* group);
 
 /* Ends waiting calls of cadre_group_next with CADRE_WAIT. */

@@ -317,12 +317,12 @@ void CallerTrainer::OnRunEnded(const v1::RunEnded& ended) {
 
 void CallerTrainer::OnWaiting(const v1::Waiting& waiting) {
   absl::MutexLock lock(&mutex_);
-  missing_ranks_ = waiting.reason();
+  awaited_ = waiting.reason();
 }
 
-std::string CallerTrainer::missing_ranks() const {
+std::string CallerTrainer::awaited() const {
   absl::MutexLock lock(&mutex_);
-  return missing_ranks_;
+  return awaited_;
 }
 
 LossSum CallerTrainer::losses() const {

@@ -69,8 +69,8 @@ class CallerTrainer final : public GenerationTrainer {
   // Why the program cannot continue, or OK.
   absl::Status error() const ABSL_LOCKS_EXCLUDED(mutex_);
   LossSum losses() const ABSL_LOCKS_EXCLUDED(mutex_);
-  // The missing ranks of the program; empty if there are none, or they are not known.
-  std::string missing_ranks() const ABSL_LOCKS_EXCLUDED(mutex_);
+  // What the program waits for before its group is formed; empty if it is not known.
+  std::string awaited() const ABSL_LOCKS_EXCLUDED(mutex_);
 
   // From the program's thread: it has made progress.
   void Advance() {
@@ -101,7 +101,7 @@ class CallerTrainer final : public GenerationTrainer {
   LossSum losses_ ABSL_GUARDED_BY(mutex_);
   RankProtocol::Evaluated evaluated_ ABSL_GUARDED_BY(mutex_);
   absl::Status error_ ABSL_GUARDED_BY(mutex_);
-  std::string missing_ranks_ ABSL_GUARDED_BY(mutex_);
+  std::string awaited_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace cadre

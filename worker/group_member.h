@@ -52,7 +52,7 @@ class GenerationTrainer {
                        Counters& counters) = 0;
   // The run of the reservation has ended. Called on the membership thread; must not block.
   virtual void OnRunEnded(const v1::RunEnded& /*ended*/) {}
-  // Ranks of the reservation's program are missing, or none is any more. As OnRunEnded.
+  // What the reservation's program waits for before its group is formed. As OnRunEnded.
   virtual void OnWaiting(const v1::Waiting& /*waiting*/) {}
 };
 

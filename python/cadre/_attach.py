@@ -85,14 +85,14 @@ def _is_run_file(run: str | RunSpec) -> bool:
 def _describe_wait(state: _library.GroupState, run: str, problem: str) -> str:
     """What a program that waits in a boundary waits for.
 
-    `problem`: why it is not connected, or else the ranks that are missing.
+    `problem`: why it is not connected, or else what its group waits for.
     """
     if not state.connected:
         return f"run {run}: waiting for the coordinator: {problem}"
     if problem:
         return f"run {run}: {problem}"
     if state.total_steps == 0 and state.version == 0:
-        return f"run {run}: waiting for a group of this program to begin, for which the run must exist"
+        return f"run {run}: waiting for a group of this program to begin"
     return (f"run {run}: waiting at step {state.step}, version {state.version}, for the aggregators, and "
             "for the other groups and ranks")
 

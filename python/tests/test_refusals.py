@@ -447,8 +447,7 @@ def test_wait_for_a_run_is_reported(
     group = cadre.attach(model, sgd(model), coordinator=cluster.address, run="none", insecure=True, timeout=2)
     with caplog.at_level(logging.WARNING), pytest.raises(TimeoutError, match="run none"):
         next(iter(group))
-    assert caplog.messages == ["run none: waiting for a group of this program to begin, for which the run "
-                               "must exist"]
+    assert caplog.messages == ["run none: waiting for the run: the coordinator has none of this id or name"]
 
 
 def test_host_name_that_is_no_name(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,13 +27,13 @@ class MachineProgramsTest : public MachineTest {
     }
     return nullptr;
   }
-  // The newest text about missing ranks that the worker has received.
-  static std::string MissingFor(const FakeWorker& worker) {
-    std::string missing;
+  // What the worker waits for, by the newest message that it has received.
+  static std::string AwaitedBy(const FakeWorker& worker) {
+    std::string awaited;
     for (const v1::CoordinatorMessage& message : worker.received) {
-      if (message.has_waiting()) missing = message.waiting().reason();
+      if (message.has_waiting()) awaited = message.waiting().reason();
     }
-    return missing;
+    return awaited;
   }
   bool HasEvent(v1::EventKind kind, const std::string& text) {
     const v1::EventsReply events = cluster_.Events();
@@ -105,21 +105,31 @@ TEST_F(MachineProgramsTest, MissingRankIsNamed) {
   const std::string run = cluster_.Submit(OpaqueSpec(1));
   EXPECT_EQ(cluster_.RunStatus(run).reason(), "waiting for a program to join");
   FakeWorker& first = cluster_.AddRank("program", "test", 3, 0);
-  EXPECT_EQ(MissingFor(first), "ranks 1 (has not joined), 2 (has not joined) of 3");
+  EXPECT_EQ(AwaitedBy(first), "waiting for ranks 1 (has not joined), 2 (has not joined) of 3");
   FakeWorker& third = cluster_.AddRank("program", "test", 3, 2);
-  EXPECT_EQ(MissingFor(first), "rank 1 (has not joined) of 3");
-  EXPECT_EQ(MissingFor(third), MissingFor(first));
+  EXPECT_EQ(AwaitedBy(first), "waiting for rank 1 (has not joined) of 3");
+  EXPECT_EQ(AwaitedBy(third), AwaitedBy(first));
   const std::string waits = "the program of 'program-1' waits for rank 1 (has not joined) of 3";
   EXPECT_EQ(cluster_.RunStatus(run).reason(), waits);
   EXPECT_EQ(cluster_.Group(run, 0).reason(), waits);
   cluster_.Cut(third);
   cluster_.Kill(third);
-  EXPECT_THAT(MissingFor(first),
-              MatchesRegex(R"(ranks 1 \(has not joined\), 2 \('program-2' on host, )"
+  EXPECT_THAT(AwaitedBy(first),
+              MatchesRegex(R"(waiting for ranks 1 \(has not joined\), 2 \('program-2' on host, )"
                            R"(no message since [-0-9]* [:0-9]* UTC\) of 3)"));
   // No rank was lost, so there is no limit.
   cluster_.Run(absl::Seconds(5));
   EXPECT_EQ(EndOf(first), nullptr);
+}
+
+TEST_F(MachineProgramsTest, ProgramLearnsWhatItsRunWaitsFor) {
+  FakeWorker& rank = cluster_.AddRank("program", "test", 1, 0);
+  EXPECT_EQ(AwaitedBy(rank), "waiting for the run: the coordinator has none of this id or name");
+  cluster_.Submit(OpaqueSpec(1));
+  cluster_.Run(absl::Seconds(2));
+  EXPECT_EQ(AwaitedBy(rank), "waiting for aggregators: 0 of 1 connected");
+  cluster_.AddAggregator("agg-0");
+  EXPECT_TRUE(rank.assignment.has_value());
 }
 
 TEST_F(MachineProgramsTest, KilledRankEndsItsProgramAfterALimit) {
@@ -135,9 +145,9 @@ TEST_F(MachineProgramsTest, KilledRankEndsItsProgramAfterALimit) {
   // Its lease expires.
   cluster_.Run(absl::Seconds(15));
   EXPECT_FALSE(first.assignment.has_value());
-  EXPECT_THAT(MissingFor(first),
-              MatchesRegex(R"(rank 1 \('program-2' on host, no message since .* UTC\) of 2; )"
-                           R"(the program ends at .* UTC without it)"));
+  EXPECT_THAT(AwaitedBy(first),
+              MatchesRegex(R"(waiting for rank 1 \('program-2' on host, no message since .* UTC\) )"
+                           R"(of 2; the program ends at .* UTC without it)"));
   EXPECT_THAT(cluster_.Group(run, 0).reason(), HasSubstr("waits for rank 1 ('program-2' on host"));
   EXPECT_EQ(EndOf(first), nullptr) << "it may return";
   cluster_.Run(absl::Minutes(1));
@@ -167,12 +177,12 @@ TEST_F(MachineProgramsTest, LostRankMayReturn) {
     FakeWorker& second = cluster.AddRank("program", "test", 2, 1);
     cluster.Kill(second);
     cluster.Run(absl::Seconds(40));
-    EXPECT_THAT(MissingFor(first), HasSubstr("rank 1 ('program-2' on host"));
+    EXPECT_THAT(AwaitedBy(first), HasSubstr("rank 1 ('program-2' on host"));
     if (restarts) {
       // The limit begins again.
       cluster.RestartCoordinator();
       cluster.Run(absl::Seconds(45));
-      EXPECT_THAT(MissingFor(first), HasSubstr("rank 1 ('program-2' on host"));
+      EXPECT_THAT(AwaitedBy(first), HasSubstr("rank 1 ('program-2' on host"));
       EXPECT_EQ(EndOf(first), nullptr);
     }
     cluster.Restart(second);
@@ -195,7 +205,7 @@ TEST_F(MachineProgramsTest, LimitBeginsWithTheRankThatWaits) {
   cluster_.Kill(second);
   cluster_.Run(absl::Minutes(5));
   cluster_.Restart(first);
-  EXPECT_THAT(MissingFor(first), HasSubstr("rank 1 ('program-2' on host"));
+  EXPECT_THAT(AwaitedBy(first), HasSubstr("rank 1 ('program-2' on host"));
   cluster_.Run(absl::Seconds(50));
   EXPECT_EQ(EndOf(first), nullptr);
   cluster_.Run(absl::Seconds(20));
