@@ -196,8 +196,8 @@ absl::Status CheckOperatorSet(const onnx::Model& model) {
 
 absl::StatusOr<onnx::Model> ParseOnnx(absl::string_view bytes) {
   onnx::Model model;
-  // An empty file is a message without fields, and so may be other files; a model states the version
-  // of its format.
+  // An empty file is a message without fields, and so may be other files; a model states the
+  // version of its format.
   const bool parsed = model.ParseFromArray(bytes.data(), bytes.size());
   const bool has_nodes = parsed && !model.graph().node().empty();
   if (!has_nodes && !(parsed && model.has_graph() && model.ir_version() > 0)) {

@@ -191,8 +191,8 @@ class Translator {
   // --- Access to activations: translate_access.cc ---
   // The same value without a function: the activation becomes a layer.
   absl::StatusOr<Value> Plain(const Value& value);
-  // " by operator Transpose of node 'x' (its attribute perm is [0, 3, 1, 2])": the node of the graph
-  // that computed `value`, an input of the node that is translated; empty if there is none.
+  // " by operator Transpose of node 'x' (its attribute perm is [0, 3, 1, 2])": the node that
+  // computed `value`, an input of the node that is translated; empty if there is none.
   std::string RearrangedBy(const Value& value) const;
   // A plain value that is a whole image.
   absl::StatusOr<Value> Image(const Value& value);

@@ -70,7 +70,8 @@ struct SearchResult {
 
 // Errors: ResourceExhausted if no plan fits into memory, naming the layer that needs most, the
 // number of bytes missing and, if found, the minimum number of ranks that suffices (at most
-// 65,536); InvalidArgument for pins that no plan satisfies.
+// 65,536); InvalidArgument for pins that no plan satisfies, and if every plan has a batch norm with
+// statistics of one value (plan/norm_statistics.h).
 absl::StatusOr<SearchResult> Search(const PlanProblem& problem, const SearchOptions& options = {});
 
 // The meshes that are considered: all factorisations data * space * model of the ranks (space only
@@ -83,7 +84,8 @@ std::vector<Mesh> MeshesFor(const PlanProblem& problem);
 // the layers in every way that a search is likely to choose: for groups of 1, 2, 4, ... and
 // `max_ranks` ranks, the best plan of each strategy on each of its meshes, for typical hardware,
 // without duplicates. The plans satisfy the spec's pins if possible. Requires: max_ranks >= 1.
-// Errors: InvalidArgument for a malformed model, or pins that no plan satisfies.
+// Errors: InvalidArgument for a malformed model; those of Search, if there is no plan for one of
+// these numbers of ranks.
 absl::StatusOr<std::vector<v1::Plan>> PlansToProbe(const v1::RunSpec& spec, int max_ranks);
 
 }  // namespace cadre

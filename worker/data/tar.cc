@@ -302,7 +302,7 @@ absl::StatusOr<std::optional<TarMember>> TarScanner::Next() {
     if (!IsDescription(header->type) && (header->type == kSparse || extended.sparse)) {
       return Unsupported(absl::StrCat("member ", extended.name.value_or(header->name),
                                       " is a sparse file, which is not supported; create the "
-                                      "archive without the option --sparse (-S) of tar"));
+                                      "archive without the option -S of tar"));
     }
     if (header->type == kContinuedFromOtherVolume || header->type == kOldLongNames) {
       return Unsupported(absl::StrCat("entries of type '", std::string(1, header->type),

@@ -81,8 +81,9 @@ inline onnx::Model Parse(const std::vector<int64_t>& input, const std::string& b
   return model;
 }
 
-inline absl::StatusOr<ImportedModel> Import(const std::vector<int64_t>& input, const std::string& body,
-                                     int type = 1, const ImportOptions& options = {}) {
+inline absl::StatusOr<ImportedModel> Import(const std::vector<int64_t>& input,
+                                            const std::string& body, int type = 1,
+                                            const ImportOptions& options = {}) {
   return ImportOnnx(Parse(input, body, type), "", options);
 }
 

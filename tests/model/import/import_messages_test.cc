@@ -86,7 +86,8 @@ TEST(ImportMessages, GraphWithoutNodes) {
   EXPECT_THAT(ParseOnnx(model.SerializeAsString()),
               IsError(kInvalidArgument, "has a graph 'empty' without nodes"));
   EXPECT_THAT(ParseOnnx(""), IsError(kInvalidArgument, "is not an ONNX model"));
-  EXPECT_THAT(ParseOnnx("some text"), IsError(kInvalidArgument, "is not an ONNX model: it is text"));
+  EXPECT_THAT(ParseOnnx("some text"),
+              IsError(kInvalidArgument, "is not an ONNX model: it is text"));
 }
 
 }  // namespace

@@ -115,7 +115,8 @@ TEST_F(LeftOutTest, ImagesOfOtherFormatsAreRefusedOrCounted) {
 
 // As in a clone without its large files.
 TEST_F(LeftOutTest, FormatOfAFileThatIsNoJpegIsNamed) {
-  folder_.Write("train/a/1.jpg", "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n");
+  folder_.Write("train/a/1.jpg",
+                "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n");
   const auto train = OpenDataset(spec_, Split::kTrain);
   ASSERT_TRUE(train.ok()) << train.status();
   EXPECT_THAT(TryGet(**train, 0), IsError(kDataLoss, "it is a Git LFS pointer; fetch the file "
@@ -132,9 +133,10 @@ TEST_F(LeftOutTest, ClassFolderWithoutImagesIsRefused) {
                                                      " holds no JPEG files, but images in folders "
                                                      "of class folders (1); remove it")));
   std::filesystem::create_directory(folder_.At("test/a"));
-  EXPECT_THAT(OpenDataset(spec_, Split::kTest),
-              IsError(kInvalidArgument,
-                      absl::StrCat("class folder ", folder_.At("test/a"), " holds no JPEG files;")));
+  const std::string empty = folder_.At("test/a");
+  EXPECT_THAT(
+      OpenDataset(spec_, Split::kTest),
+      IsError(kInvalidArgument, absl::StrCat("class folder ", empty, " holds no JPEG files;")));
 }
 
 TEST_F(LeftOutTest, MembersOfShardsAreCounted) {
