@@ -3,7 +3,7 @@
 #include <pthread.h>
 #include <sys/resource.h>
 
-#include <algorithm>
+#include <cerrno>
 #include <cstddef>
 #include <fstream>
 #include <string>
@@ -65,7 +65,8 @@ absl::Status ReserveThreads(int more) {
   pthread_attr_destroy(&attributes);
   end.Notify();
   for (const pthread_t thread : threads) pthread_join(thread, nullptr);
-  if (error == 0) return absl::OkStatus();
+  // Other errors are due to the attributes, not to a limit.
+  if (error != EAGAIN) return absl::OkStatus();
   return absl::ResourceExhaustedError(absl::StrCat(
       "only ", threads.size(), " of ", more, " threads can be started: ", Limits(),
       "; end other processes or raise the limit, for example with 'ulimit -u' before the start, "

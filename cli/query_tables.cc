@@ -270,6 +270,14 @@ std::string CountersTable(const google::protobuf::Map<std::string, uint64_t>& co
   return table.Text();
 }
 
+std::string WarningsTable(const RepeatedPtrField<v1::RunStatus>& runs) {
+  Table table({"RUN", "WARNING"});
+  for (const v1::RunStatus& run : runs) {
+    for (const std::string& warning : run.warnings()) table.AddRow({run.run(), warning});
+  }
+  return table.Text();
+}
+
 // The newest checkpoint of a live run, or the last one of a run that is done, is missing.
 std::string CheckpointProblem(const v1::RunStatus& run) {
   const v1::CheckpointStatus& checkpoint = run.checkpoint();
@@ -353,6 +361,7 @@ std::string OverviewText(const v1::StatusReply& status, const std::string& coord
   std::string out = head.Text();
   AppendPart("Runs", RunsTable(status.runs()), out);
   AppendPart("Discrepancy", DiscrepancyTable(status.runs()), out);
+  AppendPart("Warnings", WarningsTable(status.runs()), out);
   AppendPart("Groups", GroupsTable(status.groups()), out);
   AppendPart("Workers", WorkersTable(status.workers(), /*wide=*/true), out);
   AppendPart("Hosts with failures", HostsTable(status.hosts()), out);
@@ -364,6 +373,7 @@ std::string OverviewText(const v1::StatusReply& status, const std::string& coord
 std::string RunDetailsText(const v1::StatusReply& status) {
   std::string out = RunsTable(status.runs());
   AppendPart("Discrepancy", DiscrepancyTable(status.runs()), out);
+  AppendPart("Warnings", WarningsTable(status.runs()), out);
   AppendPart("Groups", GroupsTable(status.groups()), out);
   AppendPart("Collectives", CollectivesTable(status.groups()), out);
   AppendPart("Times of a step", PredictionsTable(status), out);
@@ -527,9 +537,6 @@ std::vector<std::string> ProblemsOf(const v1::StatusReply& status) {
     }
     if (const std::string problem = CheckpointProblem(run); !problem.empty()) {
       problems.push_back(problem);
-    }
-    for (const std::string& warning : run.warnings()) {
-      problems.push_back(absl::StrCat("run ", run.run(), ": ", warning));
     }
   }
   if (!status.coordinator().exhausted().empty()) {

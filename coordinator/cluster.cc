@@ -256,6 +256,7 @@ void Cluster::SetProgramEnded(Member& member, const std::string& reason) {
 }
 
 void Cluster::Welcome(Member& member, ConnectionId connection) {
+  member.awaited.clear();
   // A half-open stream of the same process may still exist.
   const ConnectionId before = members_.Attach(member, connection, now_);
   if (before != 0) out_.End(before, absl::AbortedError("the member opened another stream"));

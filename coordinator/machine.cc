@@ -127,7 +127,7 @@ absl::StatusOr<std::vector<Action>> Machine::Restore(
     // Workers do not return to generations that have ended since.
     for (auto& [number, run] : runs_) run.FenceAll("the coordinator has started with a backup");
   }
-  cluster_.programs().SetLimits([this](const v1::Reservation& rank) { return ReturnLimit(rank); });
+  RenewReturnLimits();
   VisitAll();
   return cluster_.Take();
 }
@@ -170,7 +170,10 @@ std::vector<Action> Machine::Handle(const Event& event, absl::Time now) {
             ExpireMembers();
             EndIncompletePrograms();
           },
-          [this](const Stalled& e) { cluster_.members().Extend(e.length); },
+          [this](const Stalled& e) {
+            cluster_.members().Extend(e.length);
+            RenewReturnLimits();
+          },
           [this](const LimitReached& e) { cluster_.SetLimitReached(e.limit); },
       },
       event);
@@ -181,9 +184,7 @@ std::vector<Action> Machine::Handle(const Event& event, absl::Time now) {
   FinishAdoption();
   Settle();
   for (const std::string& program : cluster_.members().TakeChangedPrograms()) {
-    for (const std::string& id : cluster_.members().RanksOf(program)) {
-      SendWaiting(*cluster_.members().Find(id));
-    }
+    SendMissingRanks(program);
   }
   return cluster_.Take();
 }
@@ -218,7 +219,7 @@ void Machine::OnMemberMessage(Member& member, const v1::MemberMessage& message) 
     for (const v1::RunWarning& warning : message.heartbeat().warnings()) {
       OnRunWarning(member, warning);
     }
-    if (!member.place.has_value()) return SendWaiting(member);
+    if (!member.place.has_value()) return SendReasonOfRun(member);
     Run& run = runs_.at(RunNumber(member.place->run()));
     if (run.OnHeartbeat(member, message.heartbeat())) unsettled_.insert(run.number());
   } else if (message.has_goodbye()) {

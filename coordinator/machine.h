@@ -122,10 +122,15 @@ class Machine {
   void EndProgram(const std::string& program, const std::string& reason);
   // The live run that the reservation names; null if there is none.
   Run* LiveRunOf(const v1::Reservation& reservation);
-  // Sends to a rank of a program that is not in a group what it waits for, if that has changed.
-  void SendWaiting(Member& rank);
+  // Send to ranks of a program that are not in a group what they wait for, if that has changed: to
+  // all, if ranks are missing (else `missing` is empty), or to one, what its run waits for.
+  void SendMissingRanks(const std::string& program);
+  void SendReasonOfRun(Member& rank);
+  void SendWaiting(Member& rank, const std::string& missing);
   // Until when the other ranks of a program wait for one that is lost now.
   absl::Time ReturnLimit(const v1::Reservation& reservation);
+  // The limits of all lost ranks begin again.
+  void RenewReturnLimits();
   // The member, which was removed because its lease has expired, may be a rank of a program.
   void OnRankLost(const Member& member);
   void OnRankJoined(const v1::Reservation& reservation);

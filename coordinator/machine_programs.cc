@@ -70,15 +70,32 @@ Run* Machine::LiveRunOf(const v1::Reservation& reservation) {
   return nullptr;
 }
 
+void Machine::SendMissingRanks(const std::string& program) {
+  const Membership::Ids& ranks = cluster_.members().RanksOf(program);
+  if (ranks.empty()) return;
+  // The same for all ranks of a program, which may be thousands.
+  const std::string missing = cluster_.programs().MissingRanks(
+      cluster_.members().Find(*ranks.begin())->record.reservation());
+  for (const std::string& id : ranks) SendWaiting(*cluster_.members().Find(id), missing);
+}
+
+void Machine::SendReasonOfRun(Member& rank) {
+  const v1::Reservation& reservation = rank.record.reservation();
+  // Otherwise the rank was sent which ranks are missing.
+  const bool complete = rank.record.has_reservation() &&
+                        cluster_.members().RanksOf(reservation.program()).size() ==
+                            reservation.ranks();
+  if (complete) SendWaiting(rank, cluster_.programs().MissingRanks(reservation));
+}
+
 // A rank that has lost its stream forgets what it was sent.
-void Machine::SendWaiting(Member& rank) {
+void Machine::SendWaiting(Member& rank, const std::string& missing) {
   const v1::Reservation& reservation = rank.record.reservation();
   std::string awaited;
-  const bool waits = rank.connected() && !rank.place.has_value() && rank.record.has_reservation() &&
+  const bool waits = rank.connected() && !rank.place.has_value() &&
                      rank.record.program_ended().empty();
   if (waits) {
     const Run* const run = LiveRunOf(reservation);
-    const std::string missing = cluster_.programs().MissingRanks(reservation);
     awaited = !missing.empty() ? absl::StrCat("waiting for ", missing)
               : run == nullptr ? "waiting for the run: the coordinator has none of this id or name"
                                : run->WaitReason();
@@ -93,6 +110,10 @@ absl::Time Machine::ReturnLimit(const v1::Reservation& reservation) {
   const Run* const run = LiveRunOf(reservation);
   return cluster_.now() +
          std::max(kMinRankReturn, run == nullptr ? kMinRankReturn : RejoinWait(run->spec()));
+}
+
+void Machine::RenewReturnLimits() {
+  cluster_.programs().SetLimits([this](const v1::Reservation& rank) { return ReturnLimit(rank); });
 }
 
 void Machine::OnRankLost(const Member& member) {
@@ -111,6 +132,8 @@ void Machine::OnRankJoined(const v1::Reservation& reservation) {
 
 void Machine::EndIncompletePrograms() {
   Programs& programs = cluster_.programs();
+  // As for leases, the coordinator does not count time in which it received nothing.
+  if (cluster_.members().IsCutOff(cluster_.now())) return RenewReturnLimits();
   for (const Programs::LostRank& lost : programs.Due(cluster_.now())) {
     const v1::Reservation& reservation = lost.record.reservation();
     const Membership::Ids& ranks = cluster_.members().RanksOf(reservation.program());
@@ -118,10 +141,10 @@ void Machine::EndIncompletePrograms() {
       return cluster_.members().Find(id)->connected();
     });
     Run* const run = LiveRunOf(reservation);
-    if (!awaited) {
+    if (ranks.empty()) {
       programs.SetLimit(reservation.program(), absl::InfiniteFuture());
-    } else if (run == nullptr) {
-      // It may still be submitted.
+    } else if (!awaited || run == nullptr) {
+      // The other ranks may return before their leases expire, and the run may still be submitted.
       programs.SetLimit(reservation.program(), ReturnLimit(reservation));
     } else if (programs.ReasonOfEnd(reservation.program()) == nullptr) {
       const std::string reason =
@@ -131,6 +154,8 @@ void Machine::EndIncompletePrograms() {
                                    " ranks was ended: ", Programs::Describe(lost),
                                    " has not returned"));
       unsettled_.insert(run->number());
+    } else {
+      programs.Forget(reservation.program(), cluster_.out());
     }
   }
 }

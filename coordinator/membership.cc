@@ -134,6 +134,7 @@ void Membership::Extend(absl::Duration length) {
 void Membership::Place(Member& member, std::optional<v1::RankSlot> place) {
   Unindex(member);
   member.place = std::move(place);
+  member.awaited.clear();
   Index(member);
 }
 
@@ -174,8 +175,8 @@ void Membership::Unindex(const Member& member) {
 }
 
 void Membership::NoteChange(const Member& member) {
-  const v1::Reservation& reservation = member.record.reservation();
-  if (reservation.ranks() > 1) changed_programs_.insert(reservation.program());
+  if (!member.record.has_reservation()) return;
+  changed_programs_.insert(member.record.reservation().program());
 }
 
 const Membership::Ids& Membership::RanksOf(const std::string& program) const {

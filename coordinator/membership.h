@@ -130,8 +130,7 @@ class Membership {
   int CountIdleOn(const std::string& host) const { return CountOf(idle_on_, host); }
   // Ids of the ranks of a program (v1::Reservation).
   const Ids& RanksOf(const std::string& program) const;
-  // Programs of several ranks of which a member has been added, changed or removed since the last
-  // call.
+  // Programs of which a member has been added, changed or removed since the last call.
   std::set<std::string> TakeChangedPrograms() { return std::exchange(changed_programs_, {}); }
   // Ids of the aggregators.
   const Ids& aggregators() const { return aggregators_; }
@@ -145,6 +144,10 @@ class Membership {
   using Map = std::map<std::string, Member, MemberIdLess>;
   const Map& all() const { return members_; }
 
+  // Whether no member has sent anything for so long that the coordinator rather than they must be
+  // cut off.
+  bool IsCutOff(absl::Time now) const;
+
  private:
   // Adds the member to all indexes, or removes it. Every change of a member's record, stream or
   // rank lies between Unindex and Index.
@@ -157,8 +160,6 @@ class Membership {
   }
   // Oldest member with this key; null if there is none.
   const Member* FirstOf(const std::string& key) const;
-
-  bool IsCutOff(absl::Time now) const;
 
   const absl::Duration lease_;
   // When a message of any member was received last.

@@ -272,7 +272,7 @@ std::string Run::WaitReason() const {
   return MissingWorkers();
 }
 
-// Only for the status: it visits all idle workers.
+// Not for every event: it visits all idle workers.
 std::string Run::IncompletePrograms() const {
   std::set<absl::string_view> seen;
   std::vector<std::string> incomplete;

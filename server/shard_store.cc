@@ -503,6 +503,7 @@ absl::Status ShardStore::RemoveRunFolder(const std::string& name) {
     absl::MutexLock lock(&mutex_);
     runs_.erase(name);
     frames_.erase(name);
+    archive_failures_.erase(name);
   }
   const std::string folder = RunFolder(name);
   for (const FolderEntry& entry : files_.List(folder).value_or(std::vector<FolderEntry>())) {

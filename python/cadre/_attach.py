@@ -379,7 +379,12 @@ class Group:
                     f"run {self.run or self._awaited}: no group of it began within {timeout} s"
                     + (f": {problem}" if problem else "")
                 )
-            elif time.monotonic() > report_at or (reported is not None and self._error() != reported):
+            elif time.monotonic() > report_at or (
+                # A change is reported sooner.
+                reported is not None
+                and time.monotonic() > report_at - 9 * _REPORT_WAIT
+                and self._error() != reported
+            ):
                 reported = self._error()
                 _log.warning("%s", _describe_wait(self._state(), self.run or self._awaited, reported))
                 report_at = time.monotonic() + 10 * _REPORT_WAIT

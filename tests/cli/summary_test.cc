@@ -17,6 +17,7 @@ using ::testing::AllOf;
 using ::testing::ContainsRegex;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using ::testing::Not;
 
 // The summary of a run with two groups of two ranks, each of which holds half of one layer.
@@ -115,6 +116,10 @@ TEST(SummaryTest, WarningsAreShown) {
   summary.run.add_warnings("no archive");
   EXPECT_THAT(ToText(summary), ContainsRegex("warnings +no slowmo_momentum; no archive\n"));
   EXPECT_EQ(ToJson(summary)["warnings"], Json::array({"no slowmo_momentum", "no archive"}));
+  v1::StatusReply status;
+  *status.add_runs() = summary.run;
+  EXPECT_THAT(RunDetailsText(status), ContainsRegex("Warnings\n.*\nrun-1 +no slowmo_momentum\n"));
+  EXPECT_THAT(ProblemsOf(status), IsEmpty()) << "a warning needs no operator";
   EXPECT_TRUE(HasSucceeded(summary.run));
 }
 

@@ -122,6 +122,21 @@ TEST_F(MachineProgramsTest, MissingRankIsNamed) {
   EXPECT_EQ(EndOf(first), nullptr);
 }
 
+// Its stream is cut when the limit of the lost rank passes.
+TEST_F(MachineProgramsTest, LimitOfALostRankHoldsAfterADisconnection) {
+  cluster_.AddAggregator("agg-0");
+  cluster_.Submit(OpaqueSpec(2));
+  FakeWorker& first = cluster_.AddRank("program", "test", 2, 0);
+  FakeWorker& second = cluster_.AddRank("program", "test", 2, 1);
+  cluster_.AddRank("other", "test", 1, 0);
+  cluster_.Kill(second);
+  cluster_.Run(absl::Seconds(69));
+  EXPECT_EQ(EndOf(first), nullptr);
+  cluster_.Cut(first);
+  cluster_.Run(absl::Minutes(3));
+  EXPECT_NE(EndOf(first), nullptr);
+}
+
 TEST_F(MachineProgramsTest, ProgramLearnsWhatItsRunWaitsFor) {
   FakeWorker& rank = cluster_.AddRank("program", "test", 1, 0);
   EXPECT_EQ(AwaitedBy(rank), "waiting for the run: the coordinator has none of this id or name");
