@@ -29,7 +29,7 @@ def main() -> None:
     steps = 0
     try:
         with cadre.attach(model, optimizer, coordinator=options.coordinator, run=json.loads(options.spec),
-                          insecure=True, timeout=60) as group:
+                          insecure=True, timeout=180) as group:
             while rank == 0 or steps < options.steps:
                 optimizer.zero_grad()
                 (model(torch.ones(1, 4)).sum() * scale).backward()
