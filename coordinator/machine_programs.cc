@@ -98,7 +98,7 @@ void Machine::SendWaiting(Member& rank, const std::string& missing) {
     const Run* const run = LiveRunOf(reservation);
     awaited = !missing.empty() ? absl::StrCat("waiting for ", missing)
               : run == nullptr ? "waiting for the run: the coordinator has none of this id or name"
-                               : run->WaitReason();
+                               : run->WaitReasonForPrograms();
   }
   if (std::exchange(rank.awaited, awaited) == awaited || !waits) return;
   v1::CoordinatorMessage message;

@@ -162,8 +162,9 @@ class Run {
   v1::RunStatus Status(absl::Time now) const;
   // `details`: also the plan, and what every rank holds.
   v1::GroupStatus StatusOf(const Slot& slot, bool details) const;
-  // What the run waits for; empty if it waits for nothing that is known.
-  std::string WaitReason() const;
+  // What the run waits for besides workers, for a program that has joined; empty if that is nothing
+  // that is known. Unlike the status, it takes no time that grows with the number of workers.
+  std::string WaitReasonForPrograms() const;
   // Changes with every change of the status, except elapsed times.
   uint64_t revision() const { return revision_; }
   void Touch() { ++revision_; }
@@ -410,6 +411,10 @@ class Run {
   // -- run_status.cc
   void FillTimes(absl::Time now, v1::RunStatus& status) const;
   v1::GroupState StateOf(const Slot& slot) const;
+  // Empty: the run waits for nothing.
+  std::string WaitReason() const;
+  // nullopt: only workers are missing.
+  std::optional<std::string> WaitReasonBesideWorkers() const;
   std::string MissingWorkers() const;
   // Programs for this run that lack ranks; empty if there are none.
   std::string IncompletePrograms() const;

@@ -6,6 +6,7 @@
 #include "coordinator/run.h"
 
 #include <algorithm>
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -214,8 +215,15 @@ void Run::FillShards(const Member& aggregator, v1::AggregatorStatus& status) con
   }
 }
 
-// Returns the first reason that applies, in the order in which a run needs its members.
 std::string Run::WaitReason() const {
+  const std::optional<std::string> reason = WaitReasonBesideWorkers();
+  return reason.has_value() ? *reason : MissingWorkers();
+}
+
+std::string Run::WaitReasonForPrograms() const { return WaitReasonBesideWorkers().value_or(""); }
+
+// Returns the first reason that applies, in the order in which a run needs its members.
+std::optional<std::string> Run::WaitReasonBesideWorkers() const {
   if (behind()) {
     return absl::StrCat("its record is older than the values of its aggregators, and is rebuilt: ",
                         behind_->problem);
@@ -269,10 +277,10 @@ std::string Run::WaitReason() const {
     return absl::StrCat("aggregators are opening their shards: ", absl::StrJoin(opening, ", "));
   }
   if (planner_.IsSearching(id())) return "searching a plan for the measured workers";
-  return MissingWorkers();
+  return std::nullopt;
 }
 
-// Not for every event: it visits all idle workers.
+// It visits all idle workers, so it is called for a status, but not for every event.
 std::string Run::IncompletePrograms() const {
   std::set<absl::string_view> seen;
   std::vector<std::string> incomplete;

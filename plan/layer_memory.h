@@ -38,7 +38,8 @@ class LayerMemory {
   int64_t HoldingFloats(int64_t numbers) const;
   int64_t InteriorScratch(int l) const;
   int64_t ClassTokenScratch(int l) const;
-  // Of dot-product attention: one for each query and each token of the source.
+  // Number of probabilities of a dot-product attention: one for each query and each token of the
+  // source.
   int64_t Probabilities(int l) const;
   AttentionMemory AttentionOf(int l) const;
   ScoreMemory ScoresOf(int l) const;

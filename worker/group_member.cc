@@ -183,7 +183,7 @@ void GroupMember::OnMessage(const v1::CoordinatorMessage& message) {
     options_.ended();
   }
   if (message.has_run_ended()) trainer_->OnRunEnded(message.run_ended());
-  // No rank is missing in a group that is formed.
+  // An assignment, which has no such field, ends the wait.
   if (message.has_waiting() || message.has_assignment()) trainer_->OnWaiting(message.waiting());
   absl::MutexLock lock(&mutex_);
   Do(machine_.Receive(message));

@@ -37,7 +37,7 @@ using ::testing::IsEmpty;
 using ::testing::Not;
 using ::testing::StartsWith;
 
-constexpr uint32_t kPart = 4;
+constexpr uint32_t kChunkValues = 4;
 
 class ShardHostTest : public ::testing::Test {
  protected:
@@ -74,7 +74,7 @@ class ShardHostTest : public ::testing::Test {
   }
 
   absl::Status Stage(const Place& place, const std::vector<float>& values, int64_t begin = 0,
-                     uint32_t chunk = kPart) {
+                     uint32_t chunk = kChunkValues) {
     auto staging = host_->Stage(Header(run_, place, begin, begin + values.size(), chunk));
     if (!staging.ok()) return staging.status();
     if (auto put = PutChunks(*staging, values, staging->grant.chunks); !put.ok()) return put;
@@ -380,7 +380,7 @@ class LostShardTest : public ShardHostTest {
     return apply;
   }
   absl::Status StageSeed(const Place& place, const std::vector<float>& values) {
-    v1::ContributionHeader header = Header(run_, place, 0, 15, kPart);
+    v1::ContributionHeader header = Header(run_, place, 0, 15, kChunkValues);
     header.set_seed(true);
     auto staging = host_->Stage(header);
     if (!staging.ok()) return staging.status();
@@ -675,7 +675,7 @@ TEST_F(EndedRunsTest, DeletionTakesNamesOnly) {
 TEST_F(ShardHostTest, EmptyContributionNeedsNoSpace) {
   Open();
   const int64_t reserved = host_->ReservedBytes();
-  auto staging = host_->Stage(Header(run_, {}, 0, 0, kPart));
+  auto staging = host_->Stage(Header(run_, {}, 0, 0, kChunkValues));
   ASSERT_TRUE(staging.ok()) << staging.status();
   EXPECT_EQ(staging->grant.chunks, 0u);
   EXPECT_EQ(host_->ReservedBytes(), reserved);
@@ -731,7 +731,7 @@ TEST_F(ShardHostTest, SpaceIsCheckedBeforeUnitsAreMade) {
 // They would stay in memory until the round is applied.
 TEST_F(ShardHostTest, HeadersAreStoredWithoutWhatHasNoMeaning) {
   Open();
-  const v1::ContributionHeader header = Header(run_, {}, 0, 15, kPart);
+  const v1::ContributionHeader header = Header(run_, {}, 0, 15, kChunkValues);
   v1::ContributionHeader padded = header;
   for (int i = 0; i < 1000; ++i) padded.add_ranges();
   padded.GetReflection()->MutableUnknownFields(&padded)->AddLengthDelimited(
@@ -783,12 +783,12 @@ TEST_F(ShardHostTest, EveryStepSurvivesARestart) {
   ASSERT_TRUE(Stage({.group = 0}, first).ok());
   Restart();
   // The process crashes when half of the chunks of the other group are stored.
-  auto staging = host_->Stage(Header(run_, {.group = 1}, 0, 15, kPart));
+  auto staging = host_->Stage(Header(run_, {.group = 1}, 0, 15, kChunkValues));
   ASSERT_TRUE(staging.ok()) << staging.status();
   ASSERT_TRUE(PutChunks(*staging, second, 2).ok());
   *staging = Staging();
   Restart();
-  staging = host_->Stage(Header(run_, {.group = 1}, 0, 15, kPart));
+  staging = host_->Stage(Header(run_, {.group = 1}, 0, 15, kChunkValues));
   ASSERT_TRUE(staging.ok());
   EXPECT_EQ(staging->grant.next_chunk, 2u);
   ASSERT_TRUE(PutChunks(*staging, second, 4).ok());
@@ -960,7 +960,7 @@ TEST_F(ShardHostTest, RestartKeepsLeadingChunks) {
   WriteAll(RunPath("stage-1-0-1-0"), whole.substr(0, whole.size() - 20));
   Restart();
   EXPECT_THAT(Apply(MakeApply(run_, 1, {{}})).missing(), ElementsAre(0u));
-  auto staging = host_->Stage(Header(run_, {}, 0, 15, kPart));
+  auto staging = host_->Stage(Header(run_, {}, 0, 15, kChunkValues));
   ASSERT_TRUE(staging.ok()) << staging.status();
   EXPECT_EQ(staging->grant.next_chunk, 2u);
   ASSERT_TRUE(PutChunks(*staging, values, 4).ok());
@@ -1046,7 +1046,7 @@ TEST_F(ShardHostTest, FullDiskResumesStaging) {
   const std::vector<float> values = Values(1, 15);
   {
     // Room for the header (32 bytes and the message), one chunk and half of the next.
-    v1::ContributionHeader header = Header(run_, {}, 0, 15, kPart);
+    v1::ContributionHeader header = Header(run_, {}, 0, 15, kChunkValues);
     header.clear_proof();
     const FileSizeLimit full(32 + header.ByteSizeLong() + 30);
     const absl::Status status = Stage({}, values);
@@ -1055,7 +1055,7 @@ TEST_F(ShardHostTest, FullDiskResumesStaging) {
     EXPECT_EQ(PullAll(0).size(), 15u);
   }
   EXPECT_EQ(counters_.Get("disk_full"), 1u);
-  auto staging = host_->Stage(Header(run_, {}, 0, 15, kPart));
+  auto staging = host_->Stage(Header(run_, {}, 0, 15, kChunkValues));
   ASSERT_TRUE(staging.ok()) << staging.status();
   EXPECT_EQ(staging->grant.next_chunk, 1u);
   ASSERT_TRUE(PutChunks(*staging, values, 4).ok());
@@ -1135,7 +1135,7 @@ TEST_F(ShardHostTest, ReassignedShardWithoutVersionDropsOldPart) {
 
 TEST_F(ShardHostTest, RefusalsAreCounted) {
   Open();
-  auto header = Header(run_, {}, 0, 15, kPart);
+  auto header = Header(run_, {}, 0, 15, kChunkValues);
   header.set_protocol(kProtocol + 2);
   EXPECT_THAT(std::string(host_->Stage(header).status().message()), StartsWith("protocol: "));
   auto pull = PullOf(run_, 0, 0, 15);
@@ -1143,7 +1143,7 @@ TEST_F(ShardHostTest, RefusalsAreCounted) {
   EXPECT_EQ(RefusalOf(host_->Pull(pull).status()), v1::REFUSAL_PROTOCOL);
   EXPECT_EQ(counters_.Get("refused_protocol"), 2u);
 
-  auto staging = host_->Stage(Header(run_, {}, 0, 15, kPart));
+  auto staging = host_->Stage(Header(run_, {}, 0, 15, kChunkValues));
   ASSERT_TRUE(staging.ok());
   v1::Chunk chunk = MakeChunk(0, Values(1, 4));
   chunk.set_crc32c(chunk.crc32c() ^ 1);

@@ -34,7 +34,7 @@ class LeftOutTest : public ::testing::Test {
     shards.set_test(shards.train());
   }
 
-  // Of the split, which must be readable.
+  // Opens the split, which must be readable.
   std::string LeftOut(Split split) {
     const auto dataset = OpenDataset(spec_, split);
     EXPECT_TRUE(dataset.ok()) << dataset.status();

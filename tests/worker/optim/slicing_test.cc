@@ -10,14 +10,14 @@
 namespace cadre {
 namespace {
 
-constexpr float kStep = 0.1F;
+constexpr float kLearningRate = 0.1F;
 
 std::vector<float> Train(Backend& kernels, const v1::Optimizer& optimizer, const SmallModel& model,
                          const std::vector<int64_t>& borders, int64_t longest) {
   SlicedModel sliced(kernels, optimizer, model, borders, longest);
   std::vector<float> weights = RandomValues(model.index.size(), 1);
   for (uint32_t step = 0; step < 5; ++step) {
-    sliced.Step(kStep, RandomValues(model.index.size(), 50 + step), weights);
+    sliced.Step(kLearningRate, RandomValues(model.index.size(), 50 + step), weights);
   }
   return weights;
 }

@@ -18,7 +18,7 @@
 namespace cadre {
 namespace {
 
-constexpr int64_t kRows = 5;
+constexpr int64_t kBatchSamples = 5;
 
 v1::RunSpec Spec(int model_ranks) {
   auto spec = Parse<v1::RunSpec>(R"(
@@ -60,7 +60,7 @@ void ExpectConsistent(const StepProfile& profile) {
 void Step(Replica& replica, StepProfile* profile, const RandomBatch& batch, int64_t step) {
   replica.set_step(step);
   if (profile != nullptr) profile->BeginStep(step);
-  const BatchView view = batch.View(kRows, step);
+  const BatchView view = batch.View(kBatchSamples, step);
   const auto loss = replica.Step({&view, 1}, 1e-6F, /*gather=*/true);
   ASSERT_TRUE(loss.ok()) << loss.status();
   if (profile != nullptr) profile->EndStep();
@@ -68,7 +68,7 @@ void Step(Replica& replica, StepProfile* profile, const RandomBatch& batch, int6
 
 // Trains five steps, of which the middle three are profiled.
 void Train(Replica& replica, StepProfile& profile) {
-  const RandomBatch batch(replica, kRows);
+  const RandomBatch batch(replica, kBatchSamples);
   for (int64_t step = 10; step < 15; ++step) {
     const bool profiled = step > 10 && step < 14;
     if (step == 11) {
@@ -132,7 +132,7 @@ TEST(StepProfileTest, PartsAddUpToTheStep) {
     const std::unique_ptr<Backend> kernels = MakeCpuBackend(1);
     auto replica = Replica::Make(spec, *plan, *kernels, *transports[rank]);
     ASSERT_TRUE(replica.ok()) << replica.status();
-    const RandomBatch batch(**replica, kRows);
+    const RandomBatch batch(**replica, kBatchSamples);
     StepProfile profile(**replica);
     ASSERT_TRUE(profile.Start().ok());
     Step(**replica, &profile, batch, 1);
@@ -160,7 +160,7 @@ TEST(StepProfileTest, ResumesAndReplacesRepeatedSteps) {
   const v1::RunSpec spec = Spec(1);
   auto replica = Replica::Make(spec, *MakePlan(spec, 1), *kernels, *transports[0]);
   ASSERT_TRUE(replica.ok()) << replica.status();
-  const RandomBatch batch(**replica, kRows);
+  const RandomBatch batch(**replica, kBatchSamples);
   StepProfile profile(**replica);
   ASSERT_TRUE(profile.Start().ok());
   for (const int64_t step : {4, 5, 6}) Step(**replica, &profile, batch, step);
