@@ -43,7 +43,7 @@ extern "C" {
 #define CADRE_API __attribute__((visibility("default")))
 
 /* Raised when a function or structure changes incompatibly. */
-#define CADRE_GROUP_ABI 2
+#define CADRE_GROUP_ABI 3
 CADRE_API int32_t cadre_group_abi(void);
 
 typedef struct cadre_group cadre_group;

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 ERROR, WAIT, FETCH, STORE, TRAIN, ENDED, EVALUATE = -1, 0, 1, 2, 3, 4, 5
-_ABI = 2
+_ABI = 3
 
 
 class GroupOptions(ctypes.Structure):
