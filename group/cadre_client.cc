@@ -101,6 +101,14 @@ absl::StatusOr<std::string> ClusterStatus(const cadre_client& client, const std:
   return ToJson(reply);
 }
 
+absl::StatusOr<std::string> History(const cadre_client& client, const std::string& run,
+                                    uint64_t after) {
+  CADRE_RETURN_IF_ERROR(client.status);
+  CADRE_ASSIGN_OR_RETURN(const v1::HistoryReply reply,
+                         ReadAgain([&] { return client.coordinator->History(run, after); }));
+  return ToJson(reply);
+}
+
 absl::StatusOr<std::string> Pull(const cadre_client& client, const std::string& run,
                                  const std::string& path) {
   CADRE_RETURN_IF_ERROR(client.status);
@@ -146,6 +154,10 @@ const char* cadre_client_parse(cadre_client* client, const char* name, const cha
 
 const char* cadre_client_status(cadre_client* client, const char* run) {
   return client->Return([&] { return cadre::ClusterStatus(*client, run); });
+}
+
+const char* cadre_client_history(cadre_client* client, const char* run, uint64_t after) {
+  return client->Return([&] { return cadre::History(*client, run, after); });
 }
 
 const char* cadre_client_pull(cadre_client* client, const char* run, const char* path) {

@@ -181,6 +181,8 @@ CADRE_API const char* cadre_client_submit(cadre_client* client, const char* spec
 CADRE_API const char* cadre_client_parse(cadre_client* client, const char* name, const char* text);
 /* `run`: an id, or empty for all runs. */
 CADRE_API const char* cadre_client_status(cadre_client* client, const char* run);
+/* Entries of the run's history with higher numbers than `after` (HistoryReply). */
+CADRE_API const char* cadre_client_history(cadre_client* client, const char* run, uint64_t after);
 /* Writes the newest version of the run to a safetensors file; returns LocateReply without the spec.
  */
 CADRE_API const char* cadre_client_pull(cadre_client* client, const char* run, const char* path);

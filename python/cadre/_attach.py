@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import logging
 import math
 import os
@@ -10,69 +11,38 @@ import signal
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Union
 
 import torch
 
 from cadre import _forks, _library
-from cadre._parameters import (
-    Constants,
-    Found,
-    Parameter,
-    Role,
-    digest_of,
-    is_dtensor,
-    local_of,
-    parameters_of,
-    parts_of,
-    refuse_unsupported,
-    with_model,
-)
-from cadre._steps import StepHooks, find_optimizer
+from cadre._evaluation import Evaluate, checked_result
+from cadre._parameters import with_model
+from cadre._ranks import made_by_rank_0, ranks_of_program
+from cadre._samples import Order, PositionDataset, PositionSampler, Sequence, endless_batches
+from cadre._schedules import Follower
+from cadre._steps import JointSteps, find_optimizers
+from cadre._values import Values
+from cadre._waits import WaitReport, describe_wait
 from cadre.client import Client, RunSpec
 from cadre.errors import CadreError, Left, RunEnded
+
+Optimizers = Union[torch.optim.Optimizer, "list[torch.optim.Optimizer]"]
 
 _log = logging.getLogger("cadre")
 # How often a waiting program looks for signals, in seconds.
 _POLL = 0.2
-
-# Seconds after which a program reports what it waits for; then ten times as long.
-_REPORT_WAIT = 15.0
 # Characters of the reason for leaving that the coordinator receives.
 _MAX_REASON = 200
 # Turns of a loop without a step, which are more than those in which gradients are accumulated, or in
 # which GradScaler finds its scale.
 _MAX_TURNS = 1000
-
-# Evaluates test samples [begin, end): their accuracy, and their mean loss. Numbers, or tensors and
-# arrays of one element.
-Evaluate = Callable[[int, int], tuple[float, float]]
-
-
-def _ranks() -> tuple[int, int]:
-    """This rank and the number of ranks of the program."""
-    distributed = torch.distributed
-    if not distributed.is_available() or not distributed.is_initialized():
-        return 0, 1
-    return distributed.get_rank(), distributed.get_world_size()
-
-
-def _made_by_rank_0(make: Callable[[], str]) -> str:
-    """What rank 0 has made, on all ranks. Raises its CadreError or OSError on all ranks."""
-    made: list[Any] = [None]
-    if _ranks()[0] == 0:
-        try:
-            made = [make()]
-        except (CadreError, OSError, ValueError) as error:
-            made = [error]
-    if _ranks()[1] > 1:
-        torch.distributed.broadcast_object_list(made, src=0)
-    if isinstance(made[0], Exception):
-        raise made[0]
-    return made[0]
+# Seconds between a request to end and the end, unless CADRE_PREEMPTION_SECONDS has them: what
+# Kubernetes and most providers of preemptible machines permit.
+_NOTICE = 30.0
 
 
 def _is_run_file(run: str | RunSpec) -> bool:
@@ -82,32 +52,31 @@ def _is_run_file(run: str | RunSpec) -> bool:
     )
 
 
-def _describe_wait(state: _library.GroupState, run: str, problem: str) -> str:
-    """What a program that waits in a boundary waits for.
-
-    `problem`: why it is not connected, or else what its group waits for.
-    """
-    if not state.connected:
-        return f"run {run}: waiting for the coordinator: {problem}"
-    if problem:
-        return f"run {run}: {problem}"
-    if state.total_steps == 0 and state.version == 0:
-        return f"run {run}: waiting for a group of this program to begin"
-    return (f"run {run}: waiting at step {state.step}, version {state.version}, for the aggregators, and "
-            "for the other groups and ranks")
+def _end_loop(*_: object) -> None:
+    """Ends a `with` block before a step changes the model of the last version."""
+    raise RunEnded
 
 
-def _checked_result(result: Any) -> tuple[float, float]:
-    """The accuracy and loss that a program's evaluation returned. Raises CadreError."""
+def _reason_of(kind: type[BaseException] | None, value: BaseException | None) -> str:
+    """Why a program leaves, for the status of the run."""
+    if kind is None or issubclass(kind, (RunEnded, Left)):
+        return "the program has ended its loop"
+    if issubclass(kind, GeneratorExit):
+        # The generator of `for step in group` was closed, which does not say why.
+        return "the program has left its loop by break or by an exception"
+    return f"{kind.__name__}: {value}"[:_MAX_REASON]
+
+
+def _notice_seconds() -> float:
+    """How long this process may take to leave."""
+    text = os.environ.get("CADRE_PREEMPTION_SECONDS", "")
     try:
-        accuracy, loss = (float(value) for value in result)
-    except (TypeError, ValueError, RuntimeError):
-        accuracy = loss = math.nan
-    # Beyond 1 by rounding.
-    if not -1e-6 <= accuracy <= 1 + 1e-6 or not math.isfinite(loss):
-        raise CadreError(f"evaluate returned {result!r}; it must return the accuracy, from 0 to 1, and the "
-                         "mean loss, a finite number")
-    return min(max(accuracy, 0.0), 1.0), loss
+        seconds = float(text) if text else _NOTICE
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < math.inf:
+        raise CadreError(f"CADRE_PREEMPTION_SECONDS is '{text}'; it must be a number of seconds")
+    return seconds
 
 
 class Group:
@@ -119,7 +88,7 @@ class Group:
     def __init__(
         self,
         model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizer: Optimizers,
         *,
         coordinator: str,
         run: str | RunSpec,
@@ -133,41 +102,52 @@ class Group:
         handle_signals: bool = True,
         evaluate: Evaluate | None = None,
         test_samples: int = 0,
+        scaler: torch.amp.GradScaler | None = None,
+        pipeline: bool = False,
+        restart: bool = False,
+        save_to: str | os.PathLike | None = None,
     ) -> None:
-        optimizer = find_optimizer(optimizer)
-        self._refuse_attached(optimizer)
-        refuse_unsupported(model)
+        self._optimizers = find_optimizers(optimizer)
+        self._refuse_attached()
         if (evaluate is None) != (test_samples == 0):
             raise CadreError("evaluate and test_samples must be given together")
+        self._notice = _notice_seconds()
         self._handle: int | None = None
         self._library = _library.load()
-        self._optimizer = optimizer
-        self._model = model
         self._timeout = timeout
         self._handle_signals = handle_signals
         self._handlers: dict[int, Any] = {}
         self._evaluate_samples = evaluate
-        # Losses on devices, which are read when the values are fetched.
-        self._losses: list[torch.Tensor] = []
-        self._hooks: StepHooks | None = None
+        self._scaler = scaler
+        self._connect = functools.partial(Client, coordinator, tls=operator_tls or tls, insecure=insecure)
+        self._save_to = save_to
+        # What the program has reported with values on devices, which are read at the next boundary.
+        self._reported: list[tuple[str, torch.Tensor]] = []
+        self._followers: list[Follower] = []
+        self._hooks: JointSteps | None = None
+        # Those of a `with` block of a run that has ended already.
+        self._end_hooks: list[Any] = []
+        self._final = _library.GroupState()
+        self._final_run = ""
         self._leaving = False
+        self._finishing = False
         self._ended = False
-        # Its loop is `for step in group`, which ends by itself.
-        self._iterates = False
-        self._rank, self._ranks = _ranks()
-        self._constants = Constants(model)
-        found = parameters_of(model, self._constants)
-        if not any(one.role is Role.TRAINED for one in found):
-            raise CadreError("the model has no parameters that require gradients")
-        digests = {one.name: digest_of(one.tensor) for one in found if one.role is Role.FROZEN}
+        # Whether the end of the run raises RunEnded in the program's loop.
+        self._raises = False
+        self._sequence: Sequence | None = None
+        # Batches that the scaler has left out, and its scale when they were counted.
+        self._left_out = 0
+        self._scale: float | None = None
+        self._rank, self._ranks = ranks_of_program()
+        self._values = Values(model, pipeline=pipeline)
+        # A run of this name has ended, and its last version is the program's result.
+        self._run_ended = False
         if not isinstance(run, str) or _is_run_file(run):
-            parameters = [one.to_spec(digests) for one in found]
             spec = run if isinstance(run, Mapping) else Path(run)
-            run = _made_by_rank_0(lambda: self._submit(
-                lambda read: with_model(read, parameters, test_samples),
-                spec, coordinator, operator_tls or tls, insecure))
+            run, self._run_ended = made_by_rank_0(
+                lambda: self._submit(spec, test_samples, join_ended=not restart))
         self._awaited = run
-        program = _made_by_rank_0(lambda: uuid.uuid4().hex)
+        program = made_by_rank_0(lambda: uuid.uuid4().hex)
         options = _library.GroupOptions(
             coordinator=coordinator.encode(),
             tls=_library.encode(tls),
@@ -183,74 +163,41 @@ class Group:
             test_samples=test_samples,
         )
         self._handle = self._library.cadre_group_open(ctypes.byref(options))
-        self._parameters: list[Parameter] = []
         try:
-            for one in found:
-                if one.role is Role.FROZEN:
-                    self._register_frozen(one, digests[one.name])
-                else:
-                    self._parameters.append(Parameter.of(one))
-                    self._register(self._parameters[-1])
+            self._values.register(self._library, self._handle, self._check)
         except BaseException:
             self.close("could not register the parameters")
             raise
 
-    @staticmethod
-    def _refuse_attached(optimizer: torch.optim.Optimizer) -> None:
-        if getattr(optimizer, "_cadre_group", None) is not None:
+    def _refuse_attached(self) -> None:
+        if any(getattr(one, "_cadre_group", None) is not None for one in self._optimizers):
             raise CadreError("the optimizer is attached to a group already; close that group first")
 
-    @staticmethod
-    def _submit(
-        complete: Callable[[Mapping[str, Any]], Mapping[str, Any]],
-        run: RunSpec,
-        coordinator: str,
-        tls: str | None,
-        insecure: bool,
-    ) -> str:
-        """Submits the run, which `complete` gives its model."""
-        with Client(coordinator, tls=tls, insecure=insecure) as client:
+    def _submit(self, run: RunSpec, test_samples: int, *, join_ended: bool) -> tuple[str, bool]:
+        """Submits the run with the model's parameters. Returns its id, and whether it has ended already."""
+        with self._connect() as client:
             read = client.read(run)
-            completed = complete(read)
+            completed = with_model(read, self._values.specs, test_samples)
             # The coordinator's errors about a file have a line, if it is submitted unchanged.
-            return client.submit(run if completed is read else completed, join_existing=True)
-
-    def _register_frozen(self, found: Found, digest: str) -> None:
-        shape = (ctypes.c_uint64 * found.tensor.dim())(*found.tensor.shape)
-        self._check(
-            self._library.cadre_group_add_frozen(
-                self._handle, found.name.encode(), shape, len(shape), digest.encode()
-            )
-        )
-
-    def _register(self, parameter: Parameter) -> None:
-        shape = (ctypes.c_uint64 * len(parameter.shape))(*parameter.shape)
-        sharded = is_dtensor(parameter.tensor)
-        self._check(
-            self._library.cadre_group_add_parameter(
-                self._handle,
-                parameter.name.encode(),
-                shape,
-                len(parameter.shape),
-                int(parameter.trained),
-                None if sharded else parameter.memory.data_ptr(),
-            )
-        )
-        if not sharded:
-            return
-        values = parameter.memory.data_ptr()
-        for begin, end in parts_of(parameter.name, parameter.tensor):
-            self._check(self._library.cadre_group_add_part(self._handle, begin, end, values))
-            values += (end - begin) * parameter.memory.element_size()
+            answer = client.submit_or_join(run if completed is read else completed, join_ended=join_ended)
+        return answer["run"], answer["ended"]
 
     # ---- The loop
 
+    def start(self) -> Group:
+        """Joins the run, and returns when the model has the values of its newest version.
+
+        For loops that look at `ended`, such as those of trainers: no exception ends them. `finish` or
+        `close` must follow.
+        """
+        self._open(raises=False)
+        return self
+
     def __iter__(self) -> Iterator[int]:
         """Yields the number of each step until the run ends, while the group is attached."""
-        self._refuse_attached(self._optimizer)
-        self._iterates = True
-        with self:
-            turns = 0
+        self._open(raises=False)
+        turns = 0
+        try:
             while not self._ended:
                 step = self.step
                 yield step
@@ -261,54 +208,108 @@ class Group:
                         f"at sample position {self.sample_position}: the optimizer made no step. "
                         "torch.amp.GradScaler leaves out steps whose gradients are not finite"
                     )
-            if self._leaving:
-                raise Left
+        except BaseException as error:
+            self.close(_reason_of(type(error), error))
+            raise
+        if self._leaving:
+            raise SystemExit(128 + signal.SIGTERM)
+
+    def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
+        """Yields the batches of one pass of a loader after the other, until the run ends.
+
+        `for batch in group.batches(loader)` is a loop like `for step in group`. A loader with
+        `sampler(...)` or `dataset(...)` begins anew if the positions of the group have moved.
+        """
+        batches = None
+        for _ in self:
+            batches = batches or endless_batches(loader, self)
+            yield next(batches)
 
     def __enter__(self) -> Group:
+        self._open(raises=True)
+        return self
+
+    def _open(self, *, raises: bool) -> None:
         if self._handle is None:
             raise CadreError("the group is closed; call cadre.attach again")
         # Another group may have been entered since this one was made.
-        self._refuse_attached(self._optimizer)
+        self._refuse_attached()
         try:
-            self._optimizer._cadre_group = self  # type: ignore[attr-defined]
-            _forks.add(self)
-            # Before it joins, so that a program that is a member does not end by the signal itself.
-            if self._handle_signals and threading.current_thread() is threading.main_thread():
-                self._handlers[signal.SIGTERM] = signal.signal(signal.SIGTERM, self._on_sigterm)
-            self._check(self._library.cadre_group_join(self._handle))
-            self._boundary(self._timeout)
-            self._hooks = StepHooks(self._optimizer, self._after_step)
-        except Left:
-            self.close("the program was terminated")
-            raise SystemExit(128 + signal.SIGTERM) from None
+            if self._run_ended:
+                self._load_last_version()
+            else:
+                self._join()
         except BaseException:
             self.close("could not begin")
             raise
-        return self
+        self._raises = raises
+        if not self._ended:
+            self._hooks = JointSteps(self._optimizers, self._after_step)
+            self._follow(self.step)
+            _log.info("run %s: group %d of %d trains from step %d, version %d", self.run, self.group,
+                      self.groups, self.step, self.version)
+        elif self._leaving:
+            raise SystemExit(128 + signal.SIGTERM)
+        elif raises:
+            self._end_hooks = [one.register_step_pre_hook(_end_loop) for one in self._optimizers]
+
+    def _join(self) -> None:
+        for optimizer in self._optimizers:
+            optimizer._cadre_group = self  # type: ignore[attr-defined]
+        _forks.add(self)
+        # Before it joins, so that a program that is a member does not end by the signal itself.
+        if self._handle_signals and threading.current_thread() is threading.main_thread():
+            self._handlers[signal.SIGTERM] = signal.signal(signal.SIGTERM, self._on_sigterm)
+        _log.info("joining run %s", self._awaited)
+        self._check(self._library.cadre_group_join(self._handle))
+        self._boundary(self._timeout)
+
+    def _load_last_version(self) -> None:
+        """Gives the model the last version of a run that has ended."""
+        self._check(self._library.cadre_group_load(self._handle, self._awaited.encode()))
+        self._values.store()
+        _log.info("run %s has ended at step %d; the model has its version %d", self.run, self.step, self.version)
+        self._end()
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, *_: object
     ) -> bool:
-        left = kind is not None and issubclass(kind, (RunEnded, Left))
-        if kind is None or left:
-            reason = "the program has ended its loop"
-        elif issubclass(kind, GeneratorExit):
-            # The generator of `for step in group` was closed, which does not say why.
-            reason = "the program has left its loop by break or by an exception"
-        else:
-            reason = f"{kind.__name__}: {value}"[:_MAX_REASON]
-        terminated = self._leaving and kind is not None and issubclass(kind, Left)
-        self.close(reason)
-        if terminated:
+        for hook in self._end_hooks:
+            hook.remove()
+        self._end_hooks = []
+        if kind is None:
+            self.finish()
+        self.close(_reason_of(kind, value))
+        ended = kind is not None and issubclass(kind, (RunEnded, Left))
+        if self._leaving and (kind is None or ended):
             raise SystemExit(128 + signal.SIGTERM)
-        return left
+        return ended
+
+    def finish(self) -> None:
+        """Ends the loop before the end of the run, if it has not ended.
+
+        The group contributes the steps since the last version, waits until the other groups have
+        contributed, adopts the version, and leaves. All ranks call it after the same step. After a
+        SIGTERM it raises SystemExit with code 143.
+        """
+        if self._handle is not None and not self._ended and self._hooks is not None:
+            self._finishing = True
+            self._raises = False
+            self._check(self._library.cadre_group_finish(self._handle))
+            self._boundary(None)
+        self.close("the program has ended its loop")
+        if self._leaving:
+            raise SystemExit(128 + signal.SIGTERM)
 
     def close(self, reason: str = "closed") -> None:
         """Leaves the run now. Steps since the last version are lost."""
         if self._handle is not None:
             self._final = self._state()
+            self._final_run = self.run
         handle = self._detach()
         if handle is not None:
+            _log.info("run %s: leaving at step %d, version %d: %s", self.run or self._awaited, self.step,
+                      self.version, reason)
             self._library.cadre_group_close(handle, reason.encode())
 
     def _detach(self) -> int | None:
@@ -316,8 +317,9 @@ class Group:
         if self._hooks is not None:
             self._hooks.remove()
             self._hooks = None
-        if getattr(self._optimizer, "_cadre_group", None) is self:
-            self._optimizer._cadre_group = None  # type: ignore[attr-defined]
+        for optimizer in self._optimizers:
+            if getattr(optimizer, "_cadre_group", None) is self:
+                optimizer._cadre_group = None  # type: ignore[attr-defined]
         for number, handler in self._handlers.items():
             # None: it was not set from Python.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
@@ -329,6 +331,7 @@ class Group:
     # Its optimizer, signal handlers and copy of the state are its own.
     def before_fork(self) -> None:
         self._final = self._state()
+        self._final_run = self.run
 
     def after_fork_in_child(self) -> None:
         self._detach()
@@ -337,40 +340,48 @@ class Group:
         self._leaving = True
         self.leave()
 
-    def leave(self) -> None:
-        """Leaves at the next boundary, after the group has contributed and adopted the version."""
+    def leave(self, within: float | None = None) -> None:
+        """Leaves within this number of seconds; the group contributes first.
+
+        It contributes at the next boundary, or after the current step if the boundary is too far away,
+        and adopts the version if that exists in time. Default: CADRE_PREEMPTION_SECONDS, or 30.
+        """
         if self._handle is not None:
-            self._library.cadre_group_leave(self._handle)
+            seconds = self._notice if within is None else within
+            _log.info("run %s: leaving within %.0f s", self.run or self._awaited, seconds)
+            self._library.cadre_group_leave(self._handle, seconds)
 
     # ---- Steps and boundaries
 
     def _after_step(self) -> None:
         if self._handle is not None and self._library.cadre_group_step(self._handle):
             self._boundary(None)
+            if not self._ended:
+                # The scheduler's own step follows that of the optimizer.
+                self._follow(self.step - 1)
 
     def _boundary(self, timeout: float | None) -> None:
         deadline = None if timeout is None else time.monotonic() + timeout
-        discarded = self._state().discarded_steps
-        report_at = time.monotonic() + _REPORT_WAIT
-        reported = None
+        before = self._state()
+        waiting = WaitReport()
         while True:
             task = self._library.cadre_group_next(self._handle, _POLL)
             if task == _library.FETCH:
-                self._fetch()
+                self._values.fetch()
+                self._report_device_values()
             elif task == _library.STORE:
-                self._store()
+                self._values.store()
             elif task == _library.EVALUATE:
                 self._evaluate()
             elif task == _library.TRAIN:
-                lost = self.discarded_steps - discarded
-                if lost > 0:
-                    _log.warning("%d steps of this group are in no version of run %s", lost, self.run)
-                return
+                return self._continue_from(before)
             elif task == _library.ENDED:
-                self._ended = True
-                if self._iterates:
-                    return
-                raise Left() if self._leaving else RunEnded()
+                self._report_lost(before)
+                raises = self._raises
+                self._end()
+                if raises:
+                    raise Left() if self._leaving else RunEnded()
+                return None
             elif task == _library.ERROR:
                 raise CadreError(self._error())
             elif deadline is not None and time.monotonic() > deadline:
@@ -379,92 +390,142 @@ class Group:
                     f"run {self.run or self._awaited}: no group of it began within {timeout} s"
                     + (f": {problem}" if problem else "")
                 )
-            elif time.monotonic() > report_at or (
-                # A change is reported sooner.
-                reported is not None
-                and time.monotonic() > report_at - 9 * _REPORT_WAIT
-                and self._error() != reported
-            ):
-                reported = self._error()
-                _log.warning("%s", _describe_wait(self._state(), self.run or self._awaited, reported))
-                report_at = time.monotonic() + 10 * _REPORT_WAIT
+            else:
+                waiting.poll(lambda: describe_wait(self._state(), self.run or self._awaited, self._error()))
 
-    def _check_unchanged(self) -> None:
-        """Raises CadreError if the model has other parameters than when it was attached."""
-        self._constants.check_unchanged(self._model)
-        found = parameters_of(self._model, self._constants)
-        now = {one.name: one.tensor for one in found if one.role is not Role.FROZEN}
-        for parameter in self._parameters:
-            tensor = now.pop(parameter.name, None)
-            before = f"{list(parameter.shape)} {parameter.dtype}"
-            if tensor is None:
-                raise CadreError(
-                    f"parameter '{parameter.name}' was {before} when the model was attached, "
-                    "and is missing or frozen now"
-                )
-            if tuple(tensor.shape) != parameter.shape or tensor.dtype != parameter.dtype:
-                raise CadreError(
-                    f"parameter '{parameter.name}' was {before} when the model was attached, "
-                    f"and is {list(tensor.shape)} {tensor.dtype} now"
-                )
-            parameter.tensor = tensor
-        for name, tensor in now.items():
-            raise CadreError(
-                f"parameter '{name}' {list(tensor.shape)} {tensor.dtype} was added, or was frozen, "
-                "when the model was attached"
-            )
+    def _continue_from(self, before: _library.GroupState) -> None:
+        """Follows a boundary that began in this state."""
+        self._report_lost(before)
+        now = self._state()
+        # The same sequence continues if the next step begins where the last one ended.
+        passed = (now.step - before.step) * before.groups * before.batch
+        moved = now.groups != before.groups or now.step != before.step
+        if self._sequence is None or moved or now.sample_position != before.sample_position + passed:
+            self._sequence = self.current_sequence()
+        if now.version != before.version:
+            _log.info("run %s: step %d, version %d of %d groups, next average at step %d", self.run, now.step,
+                      now.version, now.participants, now.next_boundary)
 
-    def _fetch(self) -> None:
-        self._check_unchanged()
-        self._copy(lambda memory, local, asynchronous: memory.copy_(local, non_blocking=asynchronous))
-        self._report_device_losses()
+    def _report_lost(self, before: _library.GroupState) -> None:
+        lost = self._state().discarded_steps - before.discarded_steps
+        if lost > 0:
+            _log.warning("%d steps of this group are in no version of run %s", lost, self.run)
 
-    def _store(self) -> None:
-        self._copy(lambda memory, local, asynchronous: local.copy_(memory, non_blocking=asynchronous))
+    def _end(self) -> None:
+        """The run has ended, or the group has left it."""
+        left = self._leaving or self._finishing
+        self._ended = True
+        run = self.run
+        self.close("the program has ended its loop" if left else "the run has ended")
+        if self._save_to is not None and not left and self._rank == 0:
+            with self._connect() as client:
+                saved = client.save(run, self._save_to)
+            _log.info("run %s: version %s is in %s", run, saved["version"], self._save_to)
 
-    def _copy(self, copy: Any) -> None:
-        # Copies between pinned memory and a device follow the steps on its current stream. The library
-        # uses the memory as soon as this function returns.
-        devices = set()
-        with torch.no_grad():
-            for parameter in self._parameters:
-                if parameter.aliased():
-                    continue
-                local = local_of(parameter.tensor)
-                asynchronous = local.device.type == "cuda"
-                copy(parameter.memory.view(local.shape), local, asynchronous)
-                if asynchronous:
-                    devices.add(local.device)
-        for device in devices:
-            torch.cuda.current_stream(device).synchronize()
+    # ---- Schedules and samples
 
-    def report(self, *, loss: float | torch.Tensor) -> None:
-        """Reports the training loss of a step, for status and history of the run.
+    def follow(self, scheduler: Any) -> None:
+        """Keeps a scheduler at the step of the group.
 
-        The mean of the losses since the last boundary counts, in a program of several ranks those of
-        rank 0. Not every step need be reported. A tensor on a device is read at the next boundary, so
-        that the call does not wait for the device. Losses that are not finite do not count.
+        The program steps the scheduler after the optimizer, as usual; it has not made a step yet. When
+        the group begins late or steps are discarded, the scheduler moves to the step of the group.
+        """
+        follower = Follower(scheduler)
+        self._followers.append(follower)
+        if self._hooks is not None:
+            follower.move_to(self.step)
+
+    def _follow(self, step: int) -> None:
+        for follower in self._followers:
+            follower.move_to(step)
+
+    def current_sequence(self) -> Sequence:
+        """The sample positions of the group from the next step on."""
+        state = self._state()
+        if state.groups == 0:
+            raise CadreError("the group has not begun, so it has no sample positions yet; iterate over the "
+                             "loader in the loop")
+        return Sequence(self.sample_position, state.batch, state.groups)
+
+    @property
+    def sequence(self) -> Sequence | None:
+        """The positions with which training continues; another object after they have moved."""
+        return self._sequence
+
+    def sampler(
+        self, dataset: Any, *, shuffle: bool = True, seed: int = 0, part: tuple[int, int] | None = None
+    ) -> PositionSampler:
+        """A sampler without an end, which gives a DataLoader the samples of this group.
+
+        All programs of the run use the same data set and seed. `part`: (i, n) has the i-th of n equal
+        parts of each step. Default: that of this rank; ranks that need equal samples, such as those of
+        tensor parallelism, pass equal parts.
+        """
+        order = Order(len(dataset), shuffle=shuffle, seed=seed)
+        return PositionSampler(self, order, part or (self._rank, self._ranks))
+
+    def dataset(
+        self, source: Any, *, shuffle: bool | None = None, seed: int = 0, part: tuple[int, int] | None = None
+    ) -> PositionDataset:
+        """An iterable data set without an end with the samples of this group.
+
+        For sources that can only be read in order, and for trainers that make their own samplers. Of a
+        source without an index, all samples are read and those of other groups are left out; its
+        method `skip` is used at the beginning if it has one. `shuffle`: default True, except for such
+        sources. Workers of a DataLoader share the samples. `seed`, `part`: as in `sampler`.
+        """
+        indexed = hasattr(source, "__getitem__") and hasattr(source, "__len__")
+        return PositionDataset(self, source, part or (self._rank, self._ranks), seed=seed,
+                               shuffle=indexed if shuffle is None else shuffle)
+
+    # ---- Reports
+
+    def report(
+        self,
+        *,
+        loss: float | torch.Tensor | None = None,
+        tokens: int | None = None,
+        rate: float | None = None,
+        **metrics: float | torch.Tensor,
+    ) -> None:
+        """Reports on one or more steps, for status, history and metrics of the run.
+
+        `loss`: of training. `tokens`: number of tokens that the whole group has trained since the last
+        report. `rate`: the learning rate. `metrics`: other values by name, such as `gradient_norm`. The
+        means since the last boundary count, in a program of several ranks those of rank 0. Not every
+        step need be reported. A tensor on a device is read at the next boundary, so that the call does
+        not wait for the device. Losses and metrics that are not finite do not count.
         """
         if self._handle is None:
             return
-        if isinstance(loss, torch.Tensor) and loss.device.type != "cpu":
-            # A copy, since recorded graphs overwrite their outputs in the next step.
-            self._losses.append(loss.detach().clone())
-        else:
-            value = loss.item() if isinstance(loss, torch.Tensor) else loss
+        if tokens is not None:
+            self._library.cadre_group_report_tokens(self._handle, tokens)
+        for name, value in {"loss": loss, "rate": rate, **metrics}.items():
+            if value is None:
+                continue
+            if isinstance(value, torch.Tensor) and value.device.type != "cpu":
+                # A copy, since recorded graphs overwrite their outputs in the next step.
+                self._reported.append((name, value.detach().clone()))
+            else:
+                self._report(name, float(value))
+
+    def _report(self, name: str, value: float) -> None:
+        if name == "loss":
             self._library.cadre_group_report_loss(self._handle, value)
+        else:
+            self._check(self._library.cadre_group_report_metric(self._handle, name.encode(), value))
 
     # Waits for the device, so it is not called between the steps that a round overlaps.
-    def _report_device_losses(self) -> None:
-        for loss in self._losses:
-            self._library.cadre_group_report_loss(self._handle, loss.item())
-        self._losses.clear()
+    def _report_device_values(self) -> None:
+        for name, value in self._reported:
+            self._report(name, value.item())
+        self._reported.clear()
 
     def _evaluate(self) -> None:
         """Evaluates the samples that the coordinator has assigned to this group."""
         state = self._state()
         assert self._evaluate_samples is not None, "the library has checked the number of samples"
-        accuracy, loss = _checked_result(
+        accuracy, loss = checked_result(
             self._evaluate_samples(state.evaluate_begin, state.evaluate_end)
         )
         samples = state.evaluate_end - state.evaluate_begin
@@ -496,7 +557,7 @@ class Group:
     @property
     def run(self) -> str:
         """The id of the run; empty before its first version."""
-        return "" if self._handle is None else self._library.cadre_group_run(self._handle).decode()
+        return self._final_run if self._handle is None else self._library.cadre_group_run(self._handle).decode()
 
     @property
     def ended(self) -> bool:
@@ -548,9 +609,15 @@ class Group:
         """Position of the first sample of the next step in the run's endless sequence of samples.
 
         The group uses the positions from here to here + batch_per_group. A position p is sample
-        p % n of the p // n-th permutation of n samples; no other group has the same positions.
+        p % n of the p // n-th permutation of n samples; no other group has the same positions. With
+        `scaler`, the positions move on when it leaves out a step.
         """
-        return self._state().sample_position
+        state = self._state()
+        if self._scaler is not None:
+            scale = self._scaler.get_scale()
+            self._left_out += self._scale is not None and scale < self._scale
+            self._scale = scale
+        return state.sample_position + self._left_out * state.groups * state.batch
 
     @property
     def discarded_steps(self) -> int:
@@ -591,24 +658,29 @@ class Group:
                              f"version {self.version} of the run")
 
 
-def attach(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer, **options: Any
-) -> Group:
-    """Makes a training loop a group of a run, while the returned context is open.
+def attach(model: torch.nn.Module, optimizer: Optimizers, **options: Any) -> Group:
+    """Makes a training loop a group of a run.
 
-    Either `with cadre.attach(...) as group:` encloses the loop, or the loop is `for step in group:`,
-    which enters the context and ends with the run. On entry the program joins the run; when its
-    group begins, the model has the values of the run's newest version (those of the first group, in
-    a run that has none yet). After every `every_steps` steps of the optimizer, its hook exchanges the
-    model with the other groups. At the end of the run the hook ends the `with` block (with RunEnded,
-    which the block handles), and the model has the last version. SIGTERM leaves at the next boundary,
-    Ctrl-C immediately.
+    The loop has one of these forms:
+      for step in group: ...                   joins the run, and ends with it
+      for batch in group.batches(loader): ...  the same, with the batches of a loader
+      with group: ...                          a loop of its own, which the end of the run leaves
+      group.start() ... group.finish()         a loop that looks at group.ended, as in trainers
+    The program joins the run; when its group begins, the model has the values of the run's newest
+    version (those of the first group, in a run that has none yet). After every `every_steps` steps of
+    the optimizer, its hook exchanges the model with the other groups. At the end of the run the model
+    has the last version. A `with` block that ends before contributes what it has trained. SIGTERM
+    leaves after a contribution, Ctrl-C immediately.
+
+    `optimizer`: one, or a list of those that make a step together.
 
     Options:
       coordinator: "host:port".
       run: the id or name of a run; or a mapping with the fields of RunSpec, except the parameters of
         the model, or the path of a run file (a Path, or text that has a "/" or ends with .textproto):
-        it is then submitted, unless a run of that name has not ended.
+        it is then submitted, unless a run of that name exists. If that run has ended, the model gets
+        its last version, and the loop ends without a step.
+      restart: submit a new run if the run of that name has ended.
       tls: folder with a worker's certificate; or insecure=True.
       operator_tls: folder with an operator's certificate, to submit the run.
       name: of this process in the status. Default: host and process id.
@@ -620,6 +692,9 @@ def attach(
         samples [begin, end), and test_samples, their number. It is called with versions that the
         model has just adopted, after each interval of `evaluation` and at the end of the run; the
         groups divide the samples. All ranks are called alike; the result of rank 0 counts.
+      scaler: the program's GradScaler: sample_position then moves on when it leaves out a step.
+      pipeline: each rank has a part of the model's parameters, under the names of the whole model.
+      save_to: path of a safetensors file for the last version, written at the end of the run by rank 0.
 
     With torch.distributed initialized, all ranks call it, and form one group: ranks of
     DistributedDataParallel divide the model, those of fully_shard exchange their shards.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
@@ -50,6 +51,14 @@ def find_optimizer(optimizer: Any) -> torch.optim.Optimizer:
     )
 
 
+def find_optimizers(optimizers: Any) -> list[torch.optim.Optimizer]:
+    """Returns the optimizers whose steps count, of one or a list. Raises CadreError as find_optimizer."""
+    several = optimizers if isinstance(optimizers, (list, tuple)) else [optimizers]
+    if not several:
+        raise CadreError("the list of optimizers is empty")
+    return list({id(one): one for one in map(find_optimizer, several)}.values())
+
+
 class StepHooks:
     """Calls `stepped` after each step of an optimizer, until they are removed.
 
@@ -89,4 +98,27 @@ class StepHooks:
         ended = self._calls.index(caller) if caller in self._calls else -1
         del self._calls[ended:]
         if not self._calls:
+            self._stepped()
+
+
+class JointSteps:
+    """Calls `stepped` whenever each of several optimizers has made a step since the last call."""
+
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer], stepped: Callable[[], None]) -> None:
+        self._stepped = stepped
+        self._missing = set(range(len(optimizers)))
+        self._count = len(optimizers)
+        self._hooks = [
+            StepHooks(optimizer, functools.partial(self._on_step, number))
+            for number, optimizer in enumerate(optimizers)
+        ]
+
+    def remove(self) -> None:
+        for hooks in self._hooks:
+            hooks.remove()
+
+    def _on_step(self, number: int) -> None:
+        self._missing.discard(number)
+        if not self._missing:
+            self._missing = set(range(self._count))
             self._stepped()

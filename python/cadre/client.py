@@ -16,7 +16,7 @@ from cadre.errors import CadreError
 if TYPE_CHECKING:
     import numpy
 
-_ENDED = ("RUN_STATE_DONE", "RUN_STATE_FAILED", "RUN_STATE_STOPPED")
+ENDED = ("RUN_STATE_DONE", "RUN_STATE_FAILED", "RUN_STATE_STOPPED")
 
 # A run as a mapping (the fields of RunSpec in proto/cadre/v1/run.proto), or the path of a run file.
 RunSpec = Union[Mapping[str, Any], os.PathLike]
@@ -80,9 +80,19 @@ class Client:
         With `join_existing`, the run of the same name is returned if it has not ended; another spec
         is then an error that names the first difference.
         """
+        return self._submit(spec, int(join_existing))["run"]
+
+    def submit_or_join(self, spec: RunSpec, *, join_ended: bool) -> dict[str, Any]:
+        """Submits a run, unless one of the same name has not ended (SubmitReply).
+
+        With `join_ended`, a run of that name that has reached its end is returned as well; `ended`
+        then says so.
+        """
+        return self._submit(spec, 2 if join_ended else 1)
+
+    def _submit(self, spec: RunSpec, join: int) -> dict[str, Any]:
         text = json.dumps(spec) if isinstance(spec, Mapping) else _read(spec)
-        answer = self._library.cadre_client_submit(self._handle, text.encode(), int(join_existing))
-        return self._answer(answer)["run"]
+        return self._answer(self._library.cadre_client_submit(self._handle, text.encode(), join))
 
     def status(self, run: str = "") -> dict[str, Any]:
         """Returns the status of the cluster, with one run or with all (StatusReply)."""
@@ -101,9 +111,13 @@ class Client:
             if now != seen:
                 seen = now
                 yield status
-            if status["state"] in _ENDED:
+            if status["state"] in ENDED:
                 return
             time.sleep(interval)
+
+    def history(self, run: str, *, after: int = 0) -> dict[str, Any]:
+        """Returns the entries of the run's history with higher numbers than `after` (HistoryReply)."""
+        return self._answer(self._library.cadre_client_history(self._handle, run.encode(), after))
 
     def save(self, run: str, path: str | os.PathLike) -> dict[str, Any]:
         """Writes the newest version of the run to a safetensors file; the run goes on meanwhile.
@@ -130,7 +144,7 @@ class Client:
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             status = self.run_status(run)
-            if status["state"] in _ENDED:
+            if status["state"] in ENDED:
                 return status
             if deadline is not None and time.monotonic() > deadline:
                 raise TimeoutError(f"run {run} is {status['state']} after {timeout} s")

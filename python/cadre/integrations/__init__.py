@@ -1,0 +1,1 @@
+"""Callbacks with which trainers of other libraries become groups of a run."""

@@ -1,0 +1,161 @@
+"""Writes the history of a run to TensorBoard, MLflow or Weights & Biases, while it trains or later.
+
+    python -m cadre.loggers RUN --coordinator HOST:7000 --tls DIR --tensorboard FOLDER
+
+The program only reads from the coordinator, so it may run anywhere and be started again at any time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from cadre.client import ENDED, Client
+from cadre.errors import CadreError
+
+
+class Writer(Protocol):
+    """Stores values by name."""
+
+    def write(self, step: int, time_ms: int, values: Mapping[str, float]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class TensorBoard:
+    """Event files in a folder. Requires torch and tensorboard."""
+
+    def __init__(self, folder: str) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(folder)
+
+    def write(self, step: int, time_ms: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step, walltime=time_ms / 1000)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class MLflow:
+    """A run of an experiment of an MLflow server or store. Requires mlflow or mlflow-skinny."""
+
+    def __init__(self, uri: str, name: str, experiment: str = "cadre") -> None:
+        from mlflow.tracking import MlflowClient
+
+        self._client = MlflowClient(tracking_uri=uri)
+        found = self._client.get_experiment_by_name(experiment)
+        number = found.experiment_id if found else self._client.create_experiment(experiment)
+        self._run = self._client.create_run(number, run_name=name).info.run_id
+
+    def write(self, step: int, time_ms: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._client.log_metric(self._run, name, value, timestamp=time_ms, step=step)
+
+    def close(self) -> None:
+        self._client.set_terminated(self._run)
+
+
+class WandB:
+    """A run of a project of Weights & Biases. Requires wandb."""
+
+    def __init__(self, project: str, name: str) -> None:
+        import wandb
+
+        self._run = wandb.init(project=project, name=name)
+
+    def write(self, step: int, time_ms: int, values: Mapping[str, float]) -> None:
+        self._run.log(dict(values), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+def values_of(entry: Mapping[str, Any]) -> tuple[int, dict[str, float]]:
+    """The step and the values of an entry of a history (HistoryEntry); what is not known is left out."""
+    if (evaluation := entry.get("evaluation")) is not None:
+        return int(evaluation["step"]), {"eval/accuracy": evaluation["accuracy"], "eval/loss": evaluation["loss"]}
+    commit = entry["commit"]
+    metrics = commit.get("metrics") or {}
+    tokens = int(metrics.get("tokens") or 0)
+    values: dict[str, Any] = {
+        "train/loss": commit.get("loss"),
+        "train/rate": commit.get("rate") or None,
+        "train/samples": int(commit["samples"]),
+        "train/tokens": tokens or None,
+        "cadre/version": int(commit["version"]),
+        "cadre/groups": len(commit["participants"]) or None,
+        "cadre/bytes_across_groups": int(commit["bytes_across_groups"]),
+    }
+    if tokens and commit.get("loss") is not None:
+        values["train/perplexity"] = math.exp(min(float(commit["loss"]), 700.0))
+    values.update({f"train/{name}": value for name, value in (metrics.get("mean") or {}).items()})
+    return int(commit["step"]), {name: float(value) for name, value in values.items() if value is not None}
+
+
+def entries(client: Client, run: str, *, interval: float = 5.0) -> Iterator[dict[str, Any]]:
+    """Yields the entries of the run's history, until it has ended."""
+    after = 0
+    while True:
+        ended = client.run_status(run)["state"] in ENDED
+        while found := client.history(run, after=after)["entries"]:
+            yield from found
+            after = int(found[-1]["number"])
+        if ended:
+            return
+        time.sleep(interval)
+
+
+def log_run(client: Client, run: str, writers: Sequence[Writer], *, interval: float = 5.0) -> int:
+    """Writes the history of the run until it has ended. Returns the number of entries."""
+    count = 0
+    try:
+        for entry in entries(client, run, interval=interval):
+            step, values = values_of(entry)
+            for writer in writers:
+                writer.write(step, int(entry["time_ms"]), values)
+            count += 1
+    finally:
+        for writer in writers:
+            writer.close()
+    return count
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m cadre.loggers", description=__doc__.splitlines()[0])
+    parser.add_argument("run", help="id or name of the run")
+    parser.add_argument("--coordinator", required=True, metavar="HOST:PORT")
+    parser.add_argument("--tls", metavar="DIR", help="folder with the certificate of a viewer or operator")
+    parser.add_argument("--insecure", action="store_true", help="connect without TLS")
+    parser.add_argument("--tensorboard", metavar="DIR", help="folder for event files")
+    parser.add_argument("--mlflow", metavar="URI", help="tracking server or store, such as sqlite:///runs.db")
+    parser.add_argument("--wandb", metavar="PROJECT", help="project of Weights & Biases")
+    parser.add_argument("--interval", type=float, default=5.0, help="seconds between two requests")
+    options = parser.parse_args()
+    writers: list[Writer] = []
+    try:
+        with Client(options.coordinator, tls=options.tls, insecure=options.insecure) as client:
+            name = client.run_status(options.run)["name"]
+            if options.tensorboard:
+                writers.append(TensorBoard(options.tensorboard))
+            if options.mlflow:
+                writers.append(MLflow(options.mlflow, name))
+            if options.wandb:
+                writers.append(WandB(options.wandb, name))
+            if not writers:
+                parser.error("name at least one of --tensorboard, --mlflow and --wandb")
+            count = log_run(client, options.run, writers, interval=options.interval)
+    except (CadreError, ImportError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(f"wrote {count} entries of run {options.run}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
