@@ -60,7 +60,11 @@ std::string SecondsText(double seconds) {
   return seconds > 0 ? absl::StrFormat("%.3g ms", 1e3 * seconds) : "0";
 }
 
-std::string LossText(double loss) { return loss > 0 ? FormatFraction(loss) : ""; }
+// Empty if none was reported.
+template <typename Message>
+std::string LossText(const Message& message) {
+  return message.has_loss() ? FormatFraction(message.loss()) : "";
+}
 
 std::string HeartbeatText(const v1::MemberStatus& member) {
   return absl::StrCat(FormatAge(absl::Seconds(member.heartbeat_age_seconds())), " ago",
@@ -110,7 +114,7 @@ std::string GroupsTable(const RepeatedPtrField<v1::GroupStatus>& groups) {
     table.AddRow({group.run(), absl::StrCat(group.group()),
                   group.generation() == 0 ? "" : absl::StrCat(group.generation()),
                   EnumText(group.state()), MeshText(group), absl::StrCat(group.step()),
-                  absl::StrCat(group.version()), LossText(group.loss()),
+                  absl::StrCat(group.version()), LossText(group),
                   RateText(group.samples_per_second()), MemberNames(group), group.reason()});
   }
   return table.Text();
@@ -317,7 +321,7 @@ std::string RunsTable(const RepeatedPtrField<v1::RunStatus>& runs, bool wide) {
         EnumText(run.state()),
         OfText(run.step(), run.total_steps()),
         EpochText(run),
-        LossText(run.loss()),
+        LossText(run),
         tested ? FormatFraction(run.test().accuracy()) : "",
         RateText(run.samples_per_second()),
         absl::StrCat(run.rounds_committed()),
@@ -504,7 +508,7 @@ std::string HistoryTable(const v1::HistoryReply& history) {
     const bool timed = commit.opened_ms() > 0;
     table.AddRow(
         {absl::StrCat(commit.version()), time, absl::StrCat(commit.step()),
-         absl::StrFormat("%.2f", commit.epoch()), absl::StrFormat("%.4f", commit.loss()),
+         absl::StrFormat("%.2f", commit.epoch()), LossText(commit),
          commit.participants().empty()
              ? ""
              : absl::StrCat(commit.participants_size(), " of ", commit.groups()),

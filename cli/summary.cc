@@ -232,7 +232,7 @@ Json ToJson(const Summary& summary) {
           {"test_samples", run.test().samples()},
           {"epochs", run.epoch()},
           {"steps", run.step()},
-          {"loss", run.loss()},
+          {"loss", run.has_loss() ? run.loss() : NAN},
           {"seconds", run.seconds()},
           {"evaluation_seconds", run.evaluation_seconds()},
           {"samples", run.samples()},

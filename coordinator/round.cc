@@ -76,7 +76,7 @@ v1::CommitRecord Round::Close(const std::string& run, absl::Time now) {
       commit.mutable_outer()->set_rate(contributed.rate());
     }
     commit.set_samples(commit.samples() + contributed.samples());
-    if (contributed.loss() != 0) {
+    if (contributed.has_loss()) {
       loss += static_cast<double>(contributed.loss()) * static_cast<double>(contributed.samples());
       samples += static_cast<double>(contributed.samples());
     }
@@ -95,7 +95,7 @@ void Round::FillTimes(absl::Time opened, v1::CommitRecord& commit) const {
     times.set_group(group);
     times.set_generation(contributed.place().generation());
     times.set_samples(contributed.samples());
-    times.set_loss(contributed.loss());
+    if (contributed.has_loss()) times.set_loss(contributed.loss());
     times.set_arrival_seconds(
         SecondsOrZero(static_cast<float>(absl::ToDoubleSeconds(arrival.when - opened))));
     times.set_train_seconds(SecondsOrZero(contributed.train_seconds()));

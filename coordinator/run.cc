@@ -93,10 +93,9 @@ void Run::OnWorkerMessage(Member& member, const v1::MemberMessage& message) {
       return OnPrepared(member, message.prepared());
     case v1::MemberMessage::kProgress: {
       v1::Progress& progress = slots_[message.progress().place().group()].progress;
-      // 0: the group has not reported a loss since its last message.
-      const double loss = progress.loss();
-      progress = message.progress();
-      if (progress.loss() == 0) progress.set_loss(loss);
+      // A group that has not reported a loss since its last message keeps the one before.
+      const v1::Progress before = std::exchange(progress, message.progress());
+      if (!progress.has_loss() && before.has_loss()) progress.set_loss(before.loss());
       return;
     }
     case v1::MemberMessage::kContributed:

@@ -23,7 +23,9 @@ void CollectRun(const Machine& machine, const v1::RunStatus& run, absl::Time now
                   static_cast<double>(run.samples()), labels);
   metrics.Gauge("cadre_run_samples_per_second", "Samples per second since training started.",
                 run.samples_per_second(), labels);
-  metrics.Gauge("cadre_run_loss", "Mean training loss of the newest round.", run.loss(), labels);
+  if (run.has_loss()) {
+    metrics.Gauge("cadre_run_loss", "Mean training loss of the newest round.", run.loss(), labels);
+  }
   if (run.has_test()) {
     metrics.Gauge("cadre_run_test_accuracy_ratio", "Accuracy of the newest evaluation.",
                   run.test().accuracy(), labels);

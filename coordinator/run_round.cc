@@ -50,6 +50,13 @@ namespace {
 // Longest pause of a group that loads a version, for which the version is kept.
 constexpr absl::Duration kMaxLoadPause = absl::Seconds(10);
 
+// Also if there is none.
+template <typename From, typename To>
+void CopyLoss(const From& from, To& to) {
+  to.clear_loss();
+  if (from.has_loss()) to.set_loss(from.loss());
+}
+
 }  // namespace
 
 void Run::OnContributed(Member& member, const v1::Contributed& contributed) {
@@ -71,7 +78,7 @@ void Run::OnContributed(Member& member, const v1::Contributed& contributed) {
   }
   slot.progress.set_solo_steps(0);
   slot.progress.set_step(std::max(slot.progress.step(), contributed.step()));
-  slot.progress.set_loss(contributed.loss());
+  if (contributed.has_loss()) slot.progress.set_loss(contributed.loss());
   if (!IsValidContribution(contributed)) {
     RefuseContribution(slot, contributed, v1::REFUSAL_MALFORMED);
   } else if (averages()) {
@@ -164,7 +171,7 @@ void Run::RefuseContribution(Slot& slot, const v1::Contributed& contributed, v1:
 void Run::OnBoundary(Slot& slot, const v1::Contributed& contributed) {
   if (contributed.step() > record_.step()) {
     record_.set_step(contributed.step());
-    record_.set_loss(contributed.loss());
+    CopyLoss(contributed, record_);
     record_.set_samples(uint64_t{contributed.step() - FirstStep(spec())} *
                         spec().batch_per_group());
     failures_.OnCommit();
@@ -319,7 +326,7 @@ void Run::AddHistory(const v1::CommitRecord& commit) {
   point.set_step(record_.step());
   point.set_epoch(EpochAt(record_, record_.step()));
   point.set_samples(record_.samples());
-  point.set_loss(record_.loss());
+  CopyLoss(record_, point);
   point.set_rate(commit.rate());
   point.set_opened_ms(commit.opened_ms());
   point.set_closed_ms(commit.closed_ms());
@@ -338,7 +345,7 @@ void Run::RecordVersion(const v1::CommitRecord& finished) {
   record.set_step(commit.step());
   record.set_digest(commit.digest());
   record.set_samples(record.samples() + commit.samples());
-  record.set_loss(commit.loss());
+  CopyLoss(commit, record);
   if (commit.has_division()) *record.mutable_division() = commit.division();
   if (record.scaling_to() == record.division().groups()) record.clear_scaling_to();
   record.set_rounds_committed(record.rounds_committed() + 1);

@@ -52,7 +52,7 @@ v1::RunStatus Run::Status(absl::Time now) const {
   status.set_total_steps(TotalSteps(record));
   status.set_epoch(EpochAt(record, record.step()));
   status.set_total_epochs(EpochAt(record, TotalSteps(record)));
-  status.set_loss(record.loss());
+  if (record.has_loss()) status.set_loss(record.loss());
   if (record.has_test()) *status.mutable_test() = record.test();
   status.set_evaluation_seconds(record.evaluation_seconds());
   status.set_rounds_committed(record.rounds_committed());
@@ -87,7 +87,7 @@ v1::RunStatus Run::Status(absl::Time now) const {
   }
   for (const Slot& slot : slots_) {
     status.set_rate(std::max(status.rate(), slot.progress.rate()));
-    if (record.step() == 0 && slot.progress.step() > 0) status.set_loss(slot.progress.loss());
+    if (record.step() == 0 && slot.progress.has_loss()) status.set_loss(slot.progress.loss());
   }
   if (record.has_discrepancy()) *status.mutable_discrepancy() = DiscrepancyStatus(record);
   if (record.has_outer()) *status.mutable_outer() = OuterStatusOf(record);
@@ -161,7 +161,7 @@ v1::GroupStatus Run::StatusOf(const Slot& slot, bool details) const {
     }
   }
   status.set_step(std::max(slot.progress.step(), record.step()));
-  status.set_loss(slot.progress.loss());
+  if (slot.progress.has_loss()) status.set_loss(slot.progress.loss());
   status.set_samples_per_second(slot.progress.samples_per_second());
   status.set_version(std::max(slot.version, record.version()));
   status.set_solo_steps(slot.progress.solo_steps());

@@ -151,7 +151,7 @@ class CallerModel final : public TrainedModel {
   }
 
   // The program waits meanwhile, so that it reports no loss.
-  double TakeLoss() override {
+  std::optional<double> TakeLoss() override {
     reported_ = {};
     absl::MutexLock lock(&trainer_.mutex_);
     return std::exchange(trainer_.losses_, {}).mean();
@@ -246,7 +246,8 @@ class CallerModel final : public TrainedModel {
     v1::Progress progress;
     *progress.mutable_place() = assignment_.place();
     progress.set_step(step);
-    progress.set_loss((losses - std::exchange(reported_, losses)).mean());
+    const std::optional<double> loss = (losses - std::exchange(reported_, losses)).mean();
+    if (loss) progress.set_loss(static_cast<float>(*loss));
     progress.set_samples_per_second(static_cast<double>(steps) * spec_.batch_per_group() / seconds);
     progress.set_step_seconds(seconds / steps);
     progress.set_solo_steps(protocol_->solo_steps());

@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,8 +27,11 @@ namespace cadre {
 struct LossSum {
   double sum = 0;
   int64_t count = 0;
-  // 0: none was reported.
-  double mean() const { return count > 0 ? sum / static_cast<double>(count) : 0; }
+  // Nothing: none was reported.
+  std::optional<double> mean() const {
+    if (count == 0) return std::nullopt;
+    return sum / static_cast<double>(count);
+  }
   friend LossSum operator-(const LossSum& a, const LossSum& b) {
     return {a.sum - b.sum, a.count - b.count};
   }

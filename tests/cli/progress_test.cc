@@ -44,6 +44,14 @@ TEST(ProgressTextTest, ShowsKnownFigures) {
   EXPECT_THAT(ProgressText(run), HasSubstr("  round 3  discrepancy 0.42  test"));
 }
 
+TEST(ProgressTextTest, NoLossIsNotZero) {
+  v1::RunStatus run = Running(50);
+  run.clear_loss();
+  EXPECT_THAT(ProgressText(run), Not(HasSubstr("loss")));
+  run.set_loss(0);
+  EXPECT_THAT(ProgressText(run), HasSubstr("  loss 0.0000  "));
+}
+
 TEST(ProgressTextTest, ShowsTheReason) {
   v1::RunStatus run;
   run.set_state(v1::RUN_STATE_QUEUED);

@@ -275,6 +275,15 @@ TEST(OverviewTest, ShowsEveryPart) {
   EXPECT_EQ(OneLine(MembersJson({})), R"({"workers":[],"aggregators":[]})");
 }
 
+TEST(HistoryTableTest, ARoundWithoutALossShowsNone) {
+  v1::HistoryReply history;
+  v1::CommitPoint& commit = *history.add_entries()->mutable_commit();
+  commit.set_version(1);
+  EXPECT_THAT(HistoryTable(history), ContainsRegex("0\\.00 +<none> +<none>"));
+  commit.set_loss(0.25);
+  EXPECT_THAT(HistoryTable(history), ContainsRegex("0\\.00 +0\\.2500 +<none>"));
+}
+
 TEST(RunDetailsTest, ShowsShardsAndMemory) {
   const Summary summary = Trained();
   v1::StatusReply status;

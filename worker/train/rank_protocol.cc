@@ -174,7 +174,7 @@ RankProtocol::Actions RankProtocol::On(const Staged& staged) {
   const bool initial = version_ == 0 && BeginsWithGroupValues(assignment_.spec());
   message.set_samples(
       initial ? 1 : uint64_t{contributed_steps_} * assignment_.spec().batch_per_group());
-  message.set_loss(staged.loss);
+  if (staged.loss) message.set_loss(static_cast<float>(*staged.loss));
   message.set_train_seconds(staged.train_seconds);
   message.set_stage_seconds(static_cast<float>(staged.stage_seconds));
   message.set_rate(staged.rate);

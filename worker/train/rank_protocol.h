@@ -36,6 +36,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
@@ -69,7 +70,7 @@ class RankProtocol {
   struct Unfinished {};
   // All ranks have staged their values.
   struct Staged {
-    double loss = 0;
+    std::optional<double> loss;
     double train_seconds = 0;
     // From the end of training until all values were acknowledged.
     double stage_seconds = 0;

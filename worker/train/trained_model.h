@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -120,8 +121,9 @@ class TrainedModel {
   virtual absl::Status Train(const RankProtocol::Train& train, FailureNote& failure) = 0;
   // The values of a version, or merged values, are those of this step.
   virtual void MoveTo(uint32_t step) = 0;
-  // Mean loss since the last call, and the learning rate of the last step.
-  virtual double TakeLoss() = 0;
+  // Mean loss since the last call, or nothing if it is not known; and the learning rate of the last
+  // step.
+  virtual std::optional<double> TakeLoss() = 0;
   virtual float rate() const { return 0; }
   // A collective: evaluates test samples; `digest` is set by the caller.
   virtual absl::StatusOr<RankProtocol::Evaluated> Evaluate(

@@ -160,9 +160,10 @@ class NativeModel final : public TrainedModel {
     return absl::OkStatus();
   }
 
-  double TakeLoss() override {
+  std::optional<double> TakeLoss() override {
     const LossPart period = std::exchange(period_, LossPart());
-    return period.samples > 0 ? period.loss / period.samples : 0;
+    if (period.samples == 0) return std::nullopt;
+    return period.loss / static_cast<double>(period.samples);
   }
   float rate() const override { return rate_; }
 

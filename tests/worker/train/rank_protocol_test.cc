@@ -79,6 +79,7 @@ TEST_F(RankProtocolTest, OneRound) {
   EXPECT_EQ(contributed.step(), 24U);
   EXPECT_EQ(contributed.samples(), 32U);
   EXPECT_EQ(contributed.payload_bytes(), 9U);
+  EXPECT_EQ(contributed.loss(), 0.5F);
   // Another group has trained further.
   EXPECT_EQ(Expect<P::Pull>(P::Decided{Version(3, 26, 30)}).version, 3U);
   EXPECT_FALSE(Expect<P::Keep>(P::Pulled{.digest = 77}).may_be_last);
@@ -99,6 +100,7 @@ TEST_F(RankProtocolTest, FirstVersionIsNotPulled) {
   Expect<P::Stage>(P::Trained{});
   Expect<P::AwaitDecision>(P::Staged{});
   // The shards have the values, and the group not any more.
+  EXPECT_FALSE(Sent<v1::Contributed>().has_loss()) << "none is known";
   EXPECT_EQ(Expect<P::Pull>(P::Decided{Version(0, 0, 4)}).version, 0U);
 }
 
