@@ -76,6 +76,7 @@ class RankProtocol {
     double stage_seconds = 0;
     // Learning rate of the last step.
     float rate = 0;
+    v1::TrainingMetrics metrics;
     uint64_t payload_bytes = 0;
     uint64_t message_bytes = 0;
   };

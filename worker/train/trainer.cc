@@ -160,12 +160,12 @@ class NativeModel final : public TrainedModel {
     return absl::OkStatus();
   }
 
-  std::optional<double> TakeLoss() override {
+  PeriodReport TakePeriod() override {
     const LossPart period = std::exchange(period_, LossPart());
-    if (period.samples == 0) return std::nullopt;
-    return period.loss / static_cast<double>(period.samples);
+    PeriodReport report{.rate = rate_};
+    if (period.samples > 0) report.loss = period.loss / static_cast<double>(period.samples);
+    return report;
   }
-  float rate() const override { return rate_; }
 
   absl::StatusOr<RankProtocol::Evaluated> Evaluate(const RankProtocol::Evaluate& evaluate,
                                                    FailureNote& failure) override {

@@ -75,7 +75,7 @@ class StridedModel final : public TrainedModel {
     return absl::OkStatus();
   }
   void MoveTo(uint32_t step) override { step_ = step; }
-  std::optional<double> TakeLoss() override { return std::nullopt; }
+  PeriodReport TakePeriod() override { return {}; }
 
  private:
   const ParameterIndex index_;
