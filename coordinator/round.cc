@@ -6,8 +6,10 @@
 #include "coordinator/round.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "coordinator/run_rules.h"
+#include "model/training_metrics.h"
 
 namespace cadre {
 namespace {
@@ -63,6 +65,7 @@ v1::CommitRecord Round::Close(const std::string& run, absl::Time now) {
   double loss = 0;
   // Samples of the groups that know their loss.
   double samples = 0;
+  MetricMeans metrics;
   absl::Time last = absl::InfinitePast();
   for (const auto& [group, arrival] : arrivals_) {
     const v1::Contributed& contributed = arrival.contributed;
@@ -80,7 +83,11 @@ v1::CommitRecord Round::Close(const std::string& run, absl::Time now) {
       loss += static_cast<double>(contributed.loss()) * static_cast<double>(contributed.samples());
       samples += static_cast<double>(contributed.samples());
     }
+    metrics.Add(contributed.metrics(), static_cast<double>(contributed.samples()));
     last = std::max(last, arrival.when);
+  }
+  if (v1::TrainingMetrics means = metrics.Result(); HasMetrics(means)) {
+    *commit.mutable_metrics() = std::move(means);
   }
   if (samples > 0) commit.set_loss(static_cast<float>(loss / samples));
   last_quorum_ = std::min(QuorumAt(), now);

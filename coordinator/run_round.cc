@@ -42,6 +42,7 @@
 #include "model/coding.h"
 #include "model/opaque.h"
 #include "model/outer_optimizer.h"
+#include "model/training_metrics.h"
 #include "proto/enum_text.h"
 
 namespace cadre {
@@ -172,8 +173,10 @@ void Run::OnBoundary(Slot& slot, const v1::Contributed& contributed) {
   if (contributed.step() > record_.step()) {
     record_.set_step(contributed.step());
     CopyLoss(contributed, record_);
+    const uint64_t samples_before = record_.samples();
     record_.set_samples(uint64_t{contributed.step() - FirstStep(spec())} *
                         spec().batch_per_group());
+    AddMetrics(contributed.metrics(), record_.samples() - samples_before);
     failures_.OnCommit();
     RecordSuccess(slot);
     const bool due = EvaluationDue(record_, contributed.step());
@@ -327,6 +330,7 @@ void Run::AddHistory(const v1::CommitRecord& commit) {
   point.set_epoch(EpochAt(record_, record_.step()));
   point.set_samples(record_.samples());
   CopyLoss(record_, point);
+  if (record_.has_metrics()) *point.mutable_metrics() = record_.metrics();
   point.set_rate(commit.rate());
   point.set_opened_ms(commit.opened_ms());
   point.set_closed_ms(commit.closed_ms());
@@ -335,6 +339,16 @@ void Run::AddHistory(const v1::CommitRecord& commit) {
   point.set_bytes_across_groups(record_.message_bytes());
   if (record_.digest() != 0) point.set_digest(DigestHex(record_.digest()));
   history_.Add(std::move(point), cluster_.now(), cluster_.out());
+}
+
+// Of the newest round, except for the tokens, which are those of the run.
+void Run::AddMetrics(const v1::TrainingMetrics& metrics, uint64_t samples) {
+  const uint64_t per_sample = TokensPerSample(spec().model());
+  const uint64_t tokens = per_sample > 0 ? per_sample * samples : metrics.tokens();
+  const uint64_t before = record_.metrics().tokens();
+  *record_.mutable_metrics() = metrics;
+  record_.mutable_metrics()->set_tokens(before + tokens);
+  if (!HasMetrics(record_.metrics())) record_.clear_metrics();
 }
 
 void Run::RecordVersion(const v1::CommitRecord& finished) {
@@ -346,6 +360,7 @@ void Run::RecordVersion(const v1::CommitRecord& finished) {
   record.set_digest(commit.digest());
   record.set_samples(record.samples() + commit.samples());
   CopyLoss(commit, record);
+  AddMetrics(commit.metrics(), commit.samples());
   if (commit.has_division()) *record.mutable_division() = commit.division();
   if (record.scaling_to() == record.division().groups()) record.clear_scaling_to();
   record.set_rounds_committed(record.rounds_committed() + 1);

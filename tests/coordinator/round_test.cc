@@ -118,6 +118,25 @@ TEST(RoundTest, ALossOfZeroIsALoss) {
   EXPECT_FLOAT_EQ(commit.loss(), 0.75F);
 }
 
+TEST(RoundTest, MetricsAreMeansBySamples) {
+  Round round({.quorum = 0, .min_grace = kGrace});
+  round.Open(1);
+  v1::Contributed first = From(0, 1, 300, 5, 1);
+  first.mutable_metrics()->set_tokens(3000);
+  (*first.mutable_metrics()->mutable_mean())["gradient_norm"] = 1;
+  v1::Contributed second = From(1, 1, 100, 5, 1);
+  second.mutable_metrics()->set_tokens(1000);
+  (*second.mutable_metrics()->mutable_mean())["gradient_norm"] = 5;
+  round.Add(first, 1, kStart);
+  round.Add(second, 1, kStart);
+  const v1::CommitRecord commit = round.Close("run-1", kStart);
+  EXPECT_EQ(commit.metrics().tokens(), 4000U);
+  EXPECT_EQ(commit.metrics().mean().at("gradient_norm"), 2);
+  round.Open(2);
+  round.Add(From(0, 2, 300, 5, 1), 1, kStart);
+  EXPECT_FALSE(round.Close("run-1", kStart).has_metrics()) << "none were reported";
+}
+
 TEST(RoundTest, GraceFollowsArrivals) {
   Round round({.quorum = 1, .min_grace = kGrace});
   EXPECT_EQ(round.Grace(), kGrace);
