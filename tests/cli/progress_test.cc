@@ -52,6 +52,14 @@ TEST(ProgressTextTest, NoLossIsNotZero) {
   EXPECT_THAT(ProgressText(run), HasSubstr("  loss 0.0000  "));
 }
 
+TEST(ProgressTextTest, ShowsTokens) {
+  v1::RunStatus run = Running(50);
+  run.set_tokens_per_second(51'200.4);
+  run.set_perplexity(1.4066);
+  EXPECT_THAT(ProgressText(run),
+              HasSubstr("  loss 0.3412  perplexity 1.407  8,412 samples/s  51,200 tokens/s  "));
+}
+
 TEST(ProgressTextTest, ShowsTheReason) {
   v1::RunStatus run;
   run.set_state(v1::RUN_STATE_QUEUED);
