@@ -53,10 +53,15 @@ std::string ProgressText(const v1::RunStatus& run) {
   parts.push_back(run.total_steps() > 0
                       ? absl::StrFormat("step %d/%d", run.step(), run.total_steps())
                       : absl::StrFormat("step %d", run.step()));
-  if (run.loss() > 0) parts.push_back(absl::StrFormat("loss %.4f", run.loss()));
+  if (run.has_loss()) parts.push_back(absl::StrFormat("loss %.4f", run.loss()));
+  if (run.has_perplexity()) parts.push_back(absl::StrFormat("perplexity %.4g", run.perplexity()));
   if (run.samples_per_second() > 0) {
     const auto rate = static_cast<uint64_t>(std::llround(run.samples_per_second()));
     parts.push_back(absl::StrCat(FormatCount(rate), " samples/s"));
+  }
+  if (run.tokens_per_second() > 0) {
+    const auto rate = static_cast<uint64_t>(std::llround(run.tokens_per_second()));
+    parts.push_back(absl::StrCat(FormatCount(rate), " tokens/s"));
   }
   if (run.rounds_committed() > 0) parts.push_back(absl::StrCat("round ", run.rounds_committed()));
   if (run.has_discrepancy()) {

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -60,7 +61,23 @@ std::string SecondsText(double seconds) {
   return seconds > 0 ? absl::StrFormat("%.3g ms", 1e3 * seconds) : "0";
 }
 
-std::string LossText(double loss) { return loss > 0 ? FormatFraction(loss) : ""; }
+// Empty if none was reported.
+template <typename Message>
+std::string LossText(const Message& message) {
+  return message.has_loss() ? FormatFraction(message.loss()) : "";
+}
+
+// "gradient_norm 1.25, ..."; sorted, because maps of protobuf have no order.
+std::string MeansText(const v1::TrainingMetrics& metrics) {
+  const std::map<std::string, double> sorted(metrics.mean().begin(), metrics.mean().end());
+  return absl::StrJoin(sorted, ", ", [](std::string* out, const auto& metric) {
+    absl::StrAppendFormat(out, "%s %.4g", metric.first, metric.second);
+  });
+}
+
+std::string PerplexityText(bool known, double perplexity) {
+  return known ? absl::StrFormat("%.4g", perplexity) : "";
+}
 
 std::string HeartbeatText(const v1::MemberStatus& member) {
   return absl::StrCat(FormatAge(absl::Seconds(member.heartbeat_age_seconds())), " ago",
@@ -102,6 +119,22 @@ std::string DiscrepancyTable(const RepeatedPtrField<v1::RunStatus>& runs) {
   return table.Text();
 }
 
+// One row per run that trains on tokens or reports metrics of its own.
+std::string MetricsTable(const RepeatedPtrField<v1::RunStatus>& runs) {
+  Table table({"RUN", "TOKENS", "TOKENS/S", "PERPLEXITY", "OF TEST", "RATE", "METRICS"});
+  for (const v1::RunStatus& run : runs) {
+    if (!run.has_metrics() && run.tokens_per_second() <= 0) continue;
+    const uint64_t tokens = run.metrics().tokens();
+    table.AddRow({run.run(), tokens > 0 ? FormatCount(tokens) : "",
+                  RateText(run.tokens_per_second()),
+                  PerplexityText(run.has_perplexity(), run.perplexity()),
+                  PerplexityText(run.has_test_perplexity(), run.test_perplexity()),
+                  run.rate() > 0 ? absl::StrFormat("%.4g", run.rate()) : "",
+                  MeansText(run.metrics())});
+  }
+  return table.Text();
+}
+
 // One row per slot. A slot that waits for workers has no generation, and states its reason.
 std::string GroupsTable(const RepeatedPtrField<v1::GroupStatus>& groups) {
   Table table({"RUN", "GROUP", "GENERATION", "STATE", "MESH", "STEP", "VERSION", "LOSS",
@@ -110,7 +143,7 @@ std::string GroupsTable(const RepeatedPtrField<v1::GroupStatus>& groups) {
     table.AddRow({group.run(), absl::StrCat(group.group()),
                   group.generation() == 0 ? "" : absl::StrCat(group.generation()),
                   EnumText(group.state()), MeshText(group), absl::StrCat(group.step()),
-                  absl::StrCat(group.version()), LossText(group.loss()),
+                  absl::StrCat(group.version()), LossText(group),
                   RateText(group.samples_per_second()), MemberNames(group), group.reason()});
   }
   return table.Text();
@@ -306,7 +339,8 @@ std::string RunsTable(const RepeatedPtrField<v1::RunStatus>& runs, bool wide) {
                                       "AGE",  "ETA",  "REASON"};
   if (wide) {
     columns.insert(columns.end() - 1,
-                   {"EVALUATION", "UP", "DOWN", "TRAFFIC FACTOR", "EXCHANGE WAITS", "HIDDEN"});
+                   {"EVALUATION", "UP", "DOWN", "TRAFFIC FACTOR", "EXCHANGE WAITS", "HIDDEN",
+                    "TOKENS/S", "PERPLEXITY", "METRICS"});
   }
   Table table(std::move(columns));
   for (const v1::RunStatus& run : runs) {
@@ -317,7 +351,7 @@ std::string RunsTable(const RepeatedPtrField<v1::RunStatus>& runs, bool wide) {
         EnumText(run.state()),
         OfText(run.step(), run.total_steps()),
         EpochText(run),
-        LossText(run.loss()),
+        LossText(run),
         tested ? FormatFraction(run.test().accuracy()) : "",
         RateText(run.samples_per_second()),
         absl::StrCat(run.rounds_committed()),
@@ -334,7 +368,8 @@ std::string RunsTable(const RepeatedPtrField<v1::RunStatus>& runs, bool wide) {
           {EvaluationText(run.test()), FormatBytes(run.bytes_up()), FormatBytes(run.bytes_down()),
            run.traffic_factor() > 0 ? absl::StrFormat("%.3g", run.traffic_factor()) : "",
            FormatDuration(run.exposed_exchange_seconds()),
-           std::isnan(hidden) ? "" : FormatFraction(hidden)});
+           std::isnan(hidden) ? "" : FormatFraction(hidden), RateText(run.tokens_per_second()),
+           PerplexityText(run.has_perplexity(), run.perplexity()), MeansText(run.metrics())});
     }
     table.AddRow(std::move(row));
   }
@@ -360,6 +395,7 @@ std::string OverviewText(const v1::StatusReply& status, const std::string& coord
                status.coordinator().insecure() ? "none (--insecure)" : "mutual"});
   std::string out = head.Text();
   AppendPart("Runs", RunsTable(status.runs()), out);
+  AppendPart("Metrics", MetricsTable(status.runs()), out);
   AppendPart("Discrepancy", DiscrepancyTable(status.runs()), out);
   AppendPart("Warnings", WarningsTable(status.runs()), out);
   AppendPart("Groups", GroupsTable(status.groups()), out);
@@ -372,6 +408,7 @@ std::string OverviewText(const v1::StatusReply& status, const std::string& coord
 
 std::string RunDetailsText(const v1::StatusReply& status) {
   std::string out = RunsTable(status.runs());
+  AppendPart("Metrics", MetricsTable(status.runs()), out);
   AppendPart("Discrepancy", DiscrepancyTable(status.runs()), out);
   AppendPart("Warnings", WarningsTable(status.runs()), out);
   AppendPart("Groups", GroupsTable(status.groups()), out);
@@ -488,29 +525,56 @@ std::vector<std::string> PredictionNotes::New(const v1::WatchUpdate& update) {
   return lines;
 }
 
+// Columns of tokens and metrics exist only if a version has some.
 std::string HistoryTable(const v1::HistoryReply& history) {
-  Table table({"VERSION", "TIME (UTC)", "STEP", "EPOCH", "LOSS", "GROUPS", "ROUND", "ACCURACY",
-               "EVALUATION"});
+  std::vector<std::string> columns = {"VERSION", "TIME (UTC)", "STEP",     "EPOCH",     "LOSS",
+                                      "GROUPS",  "ROUND",      "ACCURACY", "EVALUATION", "RATE"};
+  const bool metrics = absl::c_any_of(history.entries(), [](const v1::HistoryEntry& entry) {
+    return entry.commit().has_metrics();
+  });
+  if (metrics) columns.insert(columns.end(), {"TOKENS", "PERPLEXITY", "METRICS"});
+  Table table(columns);
   for (const v1::HistoryEntry& entry : history.entries()) {
     const std::string time = absl::FormatTime(
         "%Y-%m-%d %H:%M:%S", absl::FromUnixMillis(entry.time_ms()), absl::UTCTimeZone());
     if (entry.has_evaluation()) {
       const v1::EvaluationResult& result = entry.evaluation();
-      table.AddRow({absl::StrCat(result.version()), time, absl::StrCat(result.step()), "", "", "",
-                    "", absl::StrFormat("%.4f", result.accuracy()), EvaluationText(result)});
+      std::vector<std::string> row = {absl::StrCat(result.version()),
+                                      time,
+                                      absl::StrCat(result.step()),
+                                      "",
+                                      "",
+                                      "",
+                                      "",
+                                      absl::StrFormat("%.4f", result.accuracy()),
+                                      EvaluationText(result)};
+      row.resize(columns.size());
+      table.AddRow(std::move(row));
       continue;
     }
     const v1::CommitPoint& commit = entry.commit();
     const bool timed = commit.opened_ms() > 0;
-    table.AddRow(
-        {absl::StrCat(commit.version()), time, absl::StrCat(commit.step()),
-         absl::StrFormat("%.2f", commit.epoch()), absl::StrFormat("%.4f", commit.loss()),
-         commit.participants().empty()
-             ? ""
-             : absl::StrCat(commit.participants_size(), " of ", commit.groups()),
-         timed ? absl::FormatDuration(absl::Milliseconds(entry.time_ms() - commit.opened_ms()))
-               : "",
-         "", ""});
+    std::vector<std::string> row = {
+        absl::StrCat(commit.version()),
+        time,
+        absl::StrCat(commit.step()),
+        absl::StrFormat("%.2f", commit.epoch()),
+        LossText(commit),
+        commit.participants().empty()
+            ? ""
+            : absl::StrCat(commit.participants_size(), " of ", commit.groups()),
+        timed ? absl::FormatDuration(absl::Milliseconds(entry.time_ms() - commit.opened_ms())) : "",
+        "",
+        "",
+        commit.rate() > 0 ? absl::StrFormat("%.4g", commit.rate()) : ""};
+    if (metrics) {
+      const uint64_t tokens = commit.metrics().tokens();
+      row.insert(row.end(),
+                 {tokens > 0 ? FormatCount(tokens) : "",
+                  PerplexityText(tokens > 0 && commit.has_loss(), std::exp(commit.loss())),
+                  MeansText(commit.metrics())});
+    }
+    table.AddRow(std::move(row));
   }
   return table.Text();
 }

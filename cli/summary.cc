@@ -84,7 +84,19 @@ std::string TimeText(const v1::RunStatus& run) {
   if (run.evaluation_seconds() > 0) {
     absl::StrAppend(&text, ", of which evaluations ", FormatDuration(run.evaluation_seconds()));
   }
-  return absl::StrCat(text, ", ", FormatCount(run.samples_per_second()), " samples/s");
+  absl::StrAppend(&text, ", ", FormatCount(run.samples_per_second()), " samples/s");
+  if (run.tokens_per_second() <= 0) return text;
+  return absl::StrCat(text, ", ", FormatCount(run.tokens_per_second()), " tokens/s");
+}
+
+// "12.3, of the test samples 14.1"; one that is not known is left out.
+std::string PerplexityText(const v1::RunStatus& run) {
+  std::vector<std::string> parts;
+  if (run.has_perplexity()) parts.push_back(absl::StrFormat("%.4g", run.perplexity()));
+  if (run.has_test_perplexity()) {
+    parts.push_back(absl::StrFormat("of the test samples %.4g", run.test_perplexity()));
+  }
+  return absl::StrJoin(parts, ", ");
 }
 
 // The largest fraction of the parameters that one worker holds; nothing if it is not known.
@@ -232,11 +244,16 @@ Json ToJson(const Summary& summary) {
           {"test_samples", run.test().samples()},
           {"epochs", run.epoch()},
           {"steps", run.step()},
-          {"loss", run.loss()},
+          {"loss", run.has_loss() ? run.loss() : NAN},
           {"seconds", run.seconds()},
           {"evaluation_seconds", run.evaluation_seconds()},
           {"samples", run.samples()},
           {"samples_per_second", run.samples_per_second()},
+          {"tokens", run.metrics().tokens()},
+          {"tokens_per_second", run.tokens_per_second()},
+          {"perplexity", run.has_perplexity() ? run.perplexity() : NAN},
+          {"test_perplexity", run.has_test_perplexity() ? run.test_perplexity() : NAN},
+          {"metrics", ToJson(run.metrics())["mean"]},
           {"rounds_committed", run.rounds_committed()},
           {"discrepancy", OrNull(run.has_discrepancy(), run.discrepancy())},
           {"bytes_across_groups", run.bytes_across_groups()},
@@ -278,6 +295,9 @@ std::string ToText(const Summary& summary) {
       {"sent between groups", TrafficText(run)},
       {"if synchronous", SynchronousText(run)},
       {"digest of weights", run.digest()}};
+  if (const std::string perplexity = PerplexityText(run); !perplexity.empty()) {
+    fields.insert(fields.begin() + 2, {"perplexity", perplexity});
+  }
   if (run.has_checkpoint()) {
     fields.insert(fields.end() - 1, {"checkpoints", CheckpointText(run.checkpoint())});
   }

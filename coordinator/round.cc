@@ -6,8 +6,10 @@
 #include "coordinator/round.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "coordinator/run_rules.h"
+#include "model/training_metrics.h"
 
 namespace cadre {
 namespace {
@@ -63,6 +65,7 @@ v1::CommitRecord Round::Close(const std::string& run, absl::Time now) {
   double loss = 0;
   // Samples of the groups that know their loss.
   double samples = 0;
+  MetricMeans metrics;
   absl::Time last = absl::InfinitePast();
   for (const auto& [group, arrival] : arrivals_) {
     const v1::Contributed& contributed = arrival.contributed;
@@ -76,11 +79,15 @@ v1::CommitRecord Round::Close(const std::string& run, absl::Time now) {
       commit.mutable_outer()->set_rate(contributed.rate());
     }
     commit.set_samples(commit.samples() + contributed.samples());
-    if (contributed.loss() != 0) {
+    if (contributed.has_loss()) {
       loss += static_cast<double>(contributed.loss()) * static_cast<double>(contributed.samples());
       samples += static_cast<double>(contributed.samples());
     }
+    metrics.Add(contributed.metrics(), static_cast<double>(contributed.samples()));
     last = std::max(last, arrival.when);
+  }
+  if (v1::TrainingMetrics means = metrics.Result(); HasMetrics(means)) {
+    *commit.mutable_metrics() = std::move(means);
   }
   if (samples > 0) commit.set_loss(static_cast<float>(loss / samples));
   last_quorum_ = std::min(QuorumAt(), now);
@@ -95,7 +102,7 @@ void Round::FillTimes(absl::Time opened, v1::CommitRecord& commit) const {
     times.set_group(group);
     times.set_generation(contributed.place().generation());
     times.set_samples(contributed.samples());
-    times.set_loss(contributed.loss());
+    if (contributed.has_loss()) times.set_loss(contributed.loss());
     times.set_arrival_seconds(
         SecondsOrZero(static_cast<float>(absl::ToDoubleSeconds(arrival.when - opened))));
     times.set_train_seconds(SecondsOrZero(contributed.train_seconds()));

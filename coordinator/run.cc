@@ -7,6 +7,7 @@
 #include "coordinator/run.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "absl/algorithm/container.h"
@@ -15,6 +16,7 @@
 #include "base/status.h"
 #include "coordinator/evaluation.h"
 #include "coordinator/keys.h"
+#include "model/training_metrics.h"
 #include "proto/enum_text.h"
 
 namespace cadre {
@@ -91,16 +93,12 @@ void Run::OnWorkerMessage(Member& member, const v1::MemberMessage& message) {
   switch (message.body_case()) {
     case v1::MemberMessage::kPrepared:
       return OnPrepared(member, message.prepared());
-    case v1::MemberMessage::kProgress: {
-      v1::Progress& progress = slots_[message.progress().place().group()].progress;
-      // 0: the group has not reported a loss since its last message.
-      const double loss = progress.loss();
-      progress = message.progress();
-      if (progress.loss() == 0) progress.set_loss(loss);
+    case v1::MemberMessage::kProgress:
+      if (!RefuseReport(member, message.progress())) OnProgress(message.progress());
       return;
-    }
     case v1::MemberMessage::kContributed:
-      return OnContributed(member, message.contributed());
+      if (!RefuseReport(member, message.contributed())) OnContributed(member, message.contributed());
+      return;
     case v1::MemberMessage::kAdopted:
       return OnAdopted(message.adopted());
     case v1::MemberMessage::kEvaluated:
@@ -116,6 +114,25 @@ void Run::OnWorkerMessage(Member& member, const v1::MemberMessage& message) {
     default:
       return;
   }
+}
+
+template <typename Report>
+bool Run::RefuseReport(const Member& member, const Report& report) {
+  absl::Status valid = CheckMetrics(report.metrics());
+  if (report.has_loss() && !std::isfinite(report.loss())) {
+    valid = absl::InvalidArgumentError("a training loss that is not finite");
+  }
+  if (valid.ok()) return false;
+  cluster_.Refuse(member.connection, v1::REFUSAL_MALFORMED, valid.message());
+  return true;
+}
+
+void Run::OnProgress(const v1::Progress& progress) {
+  Slot& slot = slots_[progress.place().group()];
+  slot.NoteTokens(progress, TokensPerSample(spec().model()));
+  // A group that has not reported a loss since its last message keeps the one before.
+  const v1::Progress before = std::exchange(slot.progress, progress);
+  if (!progress.has_loss() && before.has_loss()) slot.progress.set_loss(before.loss());
 }
 
 void Run::Stop(absl::string_view reason) {

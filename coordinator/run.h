@@ -194,6 +194,10 @@ class Run {
   void Moved(const Slot& slot);
   // Reports to the cluster how many workers the run waits for.
   void UpdateDemand();
+  // Refuses a report of rank 0, and the rank with it, whose loss or metrics are not valid.
+  template <typename Report>
+  bool RefuseReport(const Member& member, const Report& report);
+  void OnProgress(const v1::Progress& progress);
   void End(v1::RunState state, absl::string_view reason);
   // Releases all members and clears all slots.
   void Disband(absl::string_view reason);
@@ -332,6 +336,8 @@ class Run {
 
   // -- run_round.cc
   void OnContributed(Member& member, const v1::Contributed& contributed);
+  // `samples`: those that the metrics describe.
+  void AddMetrics(const v1::TrainingMetrics& metrics, uint64_t samples);
   void OnAveraged(Slot& slot, const v1::Contributed& contributed);
   void OnBoundary(Slot& slot, const v1::Contributed& contributed);
   // Whether the contribution is well-formed for this run.

@@ -12,6 +12,30 @@
 namespace cadre {
 namespace {
 
+// Of runs that train on tokens, and metrics that programs report.
+void CollectTokens(const v1::RunStatus& run, const Metrics::Labels& labels, Metrics& metrics) {
+  if (const uint64_t tokens = run.metrics().tokens(); tokens > 0) {
+    metrics.Counter("cadre_run_tokens_total", "Tokens up to the newest version.",
+                    static_cast<double>(tokens), labels);
+  }
+  if (run.tokens_per_second() > 0) {
+    metrics.Gauge("cadre_run_tokens_per_second", "Tokens per second since training started.",
+                  run.tokens_per_second(), labels);
+  }
+  if (run.has_perplexity()) {
+    metrics.Gauge("cadre_run_perplexity", "Perplexity by the training loss of the newest round.",
+                  run.perplexity(), labels);
+  }
+  if (run.has_test_perplexity()) {
+    metrics.Gauge("cadre_run_test_perplexity", "Perplexity by the loss of the newest evaluation.",
+                  run.test_perplexity(), labels);
+  }
+  for (const auto& [name, mean] : run.metrics().mean()) {
+    metrics.Gauge("cadre_run_metric", "Means of the newest round, as programs report them.", mean,
+                  {{"run", run.run()}, {"metric", name}});
+  }
+}
+
 void CollectRun(const Machine& machine, const v1::RunStatus& run, absl::Time now,
                 Metrics& metrics) {
   const Metrics::Labels labels = {{"run", run.run()}};
@@ -23,7 +47,10 @@ void CollectRun(const Machine& machine, const v1::RunStatus& run, absl::Time now
                   static_cast<double>(run.samples()), labels);
   metrics.Gauge("cadre_run_samples_per_second", "Samples per second since training started.",
                 run.samples_per_second(), labels);
-  metrics.Gauge("cadre_run_loss", "Mean training loss of the newest round.", run.loss(), labels);
+  if (run.has_loss()) {
+    metrics.Gauge("cadre_run_loss", "Mean training loss of the newest round.", run.loss(), labels);
+  }
+  CollectTokens(run, labels, metrics);
   if (run.has_test()) {
     metrics.Gauge("cadre_run_test_accuracy_ratio", "Accuracy of the newest evaluation.",
                   run.test().accuracy(), labels);

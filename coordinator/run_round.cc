@@ -42,6 +42,7 @@
 #include "model/coding.h"
 #include "model/opaque.h"
 #include "model/outer_optimizer.h"
+#include "model/training_metrics.h"
 #include "proto/enum_text.h"
 
 namespace cadre {
@@ -49,6 +50,13 @@ namespace {
 
 // Longest pause of a group that loads a version, for which the version is kept.
 constexpr absl::Duration kMaxLoadPause = absl::Seconds(10);
+
+// Also if there is none.
+template <typename From, typename To>
+void CopyLoss(const From& from, To& to) {
+  to.clear_loss();
+  if (from.has_loss()) to.set_loss(from.loss());
+}
 
 }  // namespace
 
@@ -71,7 +79,7 @@ void Run::OnContributed(Member& member, const v1::Contributed& contributed) {
   }
   slot.progress.set_solo_steps(0);
   slot.progress.set_step(std::max(slot.progress.step(), contributed.step()));
-  slot.progress.set_loss(contributed.loss());
+  if (contributed.has_loss()) slot.progress.set_loss(contributed.loss());
   if (!IsValidContribution(contributed)) {
     RefuseContribution(slot, contributed, v1::REFUSAL_MALFORMED);
   } else if (averages()) {
@@ -164,9 +172,11 @@ void Run::RefuseContribution(Slot& slot, const v1::Contributed& contributed, v1:
 void Run::OnBoundary(Slot& slot, const v1::Contributed& contributed) {
   if (contributed.step() > record_.step()) {
     record_.set_step(contributed.step());
-    record_.set_loss(contributed.loss());
+    CopyLoss(contributed, record_);
+    const uint64_t samples_before = record_.samples();
     record_.set_samples(uint64_t{contributed.step() - FirstStep(spec())} *
                         spec().batch_per_group());
+    AddMetrics(contributed.metrics(), record_.samples() - samples_before);
     failures_.OnCommit();
     RecordSuccess(slot);
     const bool due = EvaluationDue(record_, contributed.step());
@@ -319,7 +329,8 @@ void Run::AddHistory(const v1::CommitRecord& commit) {
   point.set_step(record_.step());
   point.set_epoch(EpochAt(record_, record_.step()));
   point.set_samples(record_.samples());
-  point.set_loss(record_.loss());
+  CopyLoss(record_, point);
+  if (record_.has_metrics()) *point.mutable_metrics() = record_.metrics();
   point.set_rate(commit.rate());
   point.set_opened_ms(commit.opened_ms());
   point.set_closed_ms(commit.closed_ms());
@@ -330,6 +341,16 @@ void Run::AddHistory(const v1::CommitRecord& commit) {
   history_.Add(std::move(point), cluster_.now(), cluster_.out());
 }
 
+// Of the newest round, except for the tokens, which are those of the run.
+void Run::AddMetrics(const v1::TrainingMetrics& metrics, uint64_t samples) {
+  const uint64_t per_sample = TokensPerSample(spec().model());
+  const uint64_t tokens = per_sample > 0 ? per_sample * samples : metrics.tokens();
+  const uint64_t before = record_.metrics().tokens();
+  *record_.mutable_metrics() = metrics;
+  record_.mutable_metrics()->set_tokens(before + tokens);
+  if (!HasMetrics(record_.metrics())) record_.clear_metrics();
+}
+
 void Run::RecordVersion(const v1::CommitRecord& finished) {
   v1::CommitRecord commit = finished;
   commit.set_committed_ms(absl::ToUnixMillis(cluster_.now()));
@@ -338,7 +359,8 @@ void Run::RecordVersion(const v1::CommitRecord& finished) {
   record.set_step(commit.step());
   record.set_digest(commit.digest());
   record.set_samples(record.samples() + commit.samples());
-  record.set_loss(commit.loss());
+  CopyLoss(commit, record);
+  AddMetrics(commit.metrics(), commit.samples());
   if (commit.has_division()) *record.mutable_division() = commit.division();
   if (record.scaling_to() == record.division().groups()) record.clear_scaling_to();
   record.set_rounds_committed(record.rounds_committed() + 1);

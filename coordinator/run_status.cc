@@ -6,6 +6,7 @@
 #include "coordinator/run.h"
 
 #include <algorithm>
+#include <cmath>
 #include <optional>
 #include <set>
 #include <utility>
@@ -23,6 +24,14 @@ namespace {
 
 std::string AfterReason(const std::string& reason, const std::string& next) {
   return absl::StrCat(reason, reason.empty() ? "" : "; ", next);
+}
+
+// Of the losses that are known. One that is too large for a number is left out.
+void FillPerplexity(v1::RunStatus& status) {
+  const double perplexity = std::exp(status.loss());
+  if (status.has_loss() && std::isfinite(perplexity)) status.set_perplexity(perplexity);
+  const double of_test = std::exp(status.test().loss());
+  if (status.test().samples() > 0 && std::isfinite(of_test)) status.set_test_perplexity(of_test);
 }
 
 void FillPrediction(const Slot& slot, v1::GroupStatus& status) {
@@ -52,8 +61,9 @@ v1::RunStatus Run::Status(absl::Time now) const {
   status.set_total_steps(TotalSteps(record));
   status.set_epoch(EpochAt(record, record.step()));
   status.set_total_epochs(EpochAt(record, TotalSteps(record)));
-  status.set_loss(record.loss());
+  if (record.has_loss()) status.set_loss(record.loss());
   if (record.has_test()) *status.mutable_test() = record.test();
+  if (record.has_metrics()) *status.mutable_metrics() = record.metrics();
   status.set_evaluation_seconds(record.evaluation_seconds());
   status.set_rounds_committed(record.rounds_committed());
   status.set_payload_bytes_across_groups(record.payload_bytes() + traffic_.payload);
@@ -87,7 +97,7 @@ v1::RunStatus Run::Status(absl::Time now) const {
   }
   for (const Slot& slot : slots_) {
     status.set_rate(std::max(status.rate(), slot.progress.rate()));
-    if (record.step() == 0 && slot.progress.step() > 0) status.set_loss(slot.progress.loss());
+    if (record.step() == 0 && slot.progress.has_loss()) status.set_loss(slot.progress.loss());
   }
   if (record.has_discrepancy()) *status.mutable_discrepancy() = DiscrepancyStatus(record);
   if (record.has_outer()) *status.mutable_outer() = OuterStatusOf(record);
@@ -95,6 +105,7 @@ v1::RunStatus Run::Status(absl::Time now) const {
   *status.mutable_warnings() = record.warnings();
   if (record.has_residual()) status.set_residual_ratio(ResidualRatioOf(record));
   FillTimes(now, status);
+  if (status.tokens_per_second() > 0 || record.metrics().tokens() > 0) FillPerplexity(status);
   return status;
 }
 
@@ -107,15 +118,19 @@ void Run::FillTimes(absl::Time now, v1::RunStatus& status) const {
   status.set_seconds(seconds);
   // Contributions are counted at commits; before the first one, the rate of the groups is used.
   double now_training = 0;
+  double tokens_now = 0;
   uint32_t step = record.step();
   for (const Slot& slot : slots_) {
     now_training += slot.progress.samples_per_second();
+    tokens_now += slot.tokens_per_second();
     step = std::max(step, slot.progress.step());
   }
   if (record.samples() > 0 && seconds > 0) {
     status.set_samples_per_second(static_cast<double>(record.samples()) / seconds);
+    status.set_tokens_per_second(static_cast<double>(record.metrics().tokens()) / seconds);
   } else {
     status.set_samples_per_second(now_training);
+    status.set_tokens_per_second(tokens_now);
   }
   const uint32_t done = step - FirstStep(record.spec());
   if (active() && done > 0 && status.total_steps() > step) {
@@ -161,8 +176,9 @@ v1::GroupStatus Run::StatusOf(const Slot& slot, bool details) const {
     }
   }
   status.set_step(std::max(slot.progress.step(), record.step()));
-  status.set_loss(slot.progress.loss());
+  if (slot.progress.has_loss()) status.set_loss(slot.progress.loss());
   status.set_samples_per_second(slot.progress.samples_per_second());
+  if (slot.progress.has_metrics()) *status.mutable_metrics() = slot.progress.metrics();
   status.set_version(std::max(slot.version, record.version()));
   status.set_solo_steps(slot.progress.solo_steps());
   status.set_reason(record.reason());

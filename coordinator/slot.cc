@@ -202,6 +202,18 @@ void Slot::ResetProgress() {
   refused_round = 0;
   refusal = v1::REFUSAL_UNSPECIFIED;
   step_seconds_ = 0;
+  tokens_per_second_ = 0;
+}
+
+void Slot::NoteTokens(const v1::Progress& reported, uint64_t per_sample) {
+  if (per_sample > 0) {
+    tokens_per_second_ = static_cast<double>(per_sample) * reported.samples_per_second();
+    return;
+  }
+  const uint32_t before = std::max(progress.step(), record_.step());
+  if (reported.step() <= before || !(reported.step_seconds() > 0)) return;
+  tokens_per_second_ = static_cast<double>(reported.metrics().tokens()) /
+                       (reported.step() - before) / reported.step_seconds();
 }
 
 }  // namespace cadre

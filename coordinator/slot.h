@@ -102,6 +102,12 @@ class Slot {
   // Seconds of a step in its last periods; 0: unknown.
   double step_seconds() const { return step_seconds_; }
 
+  // Requires: `progress` is not stored yet. `per_sample`: tokens of a sample; 0: those that the group
+  // reports.
+  void NoteTokens(const v1::Progress& reported, uint64_t per_sample);
+  // By its last report; 0: not known.
+  double tokens_per_second() const { return tokens_per_second_; }
+
   // -- Reports of rank 0, for the status and for answers.
   v1::Progress progress;
   // Version that the group is known to hold.
@@ -138,6 +144,7 @@ class Slot {
   absl::Time waiting_since_;
   // Exponential average.
   double step_seconds_ = 0;
+  double tokens_per_second_ = 0;
 };
 
 }  // namespace cadre

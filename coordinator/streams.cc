@@ -37,6 +37,7 @@ std::string WithoutTimes(v1::WatchUpdate update) {
   update.mutable_run()->clear_seconds();
   update.mutable_run()->clear_eta_seconds();
   update.mutable_run()->clear_samples_per_second();
+  update.mutable_run()->clear_tokens_per_second();
   return update.SerializeAsString();
 }
 

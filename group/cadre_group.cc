@@ -220,7 +220,21 @@ int32_t cadre_group_step(cadre_group* group) {
 }
 
 void cadre_group_report_loss(cadre_group* group, double loss) {
-  if (group->trainer != nullptr) group->trainer->AddLoss(loss);
+  if (group->trainer != nullptr) group->trainer->report().AddLoss(loss);
+}
+
+int32_t cadre_group_report_metric(cadre_group* group, const char* name, double value) try {
+  if (group->trainer == nullptr) return 0;
+  const absl::Status added = group->trainer->report().AddMetric(OrEmpty(name), value);
+  return added.ok() ? 0 : group->Fail(added);
+} catch (const std::exception& error) {
+  return group->FailWith(error);
+}
+
+int32_t cadre_group_report_tokens(cadre_group* group, uint64_t tokens) {
+  if (group->trainer == nullptr) return 0;
+  const absl::Status added = group->trainer->report().AddTokens(tokens);
+  return added.ok() ? 0 : group->Fail(added);
 }
 
 void cadre_group_report_evaluation(cadre_group* group, uint64_t correct, uint64_t labels,

@@ -14,6 +14,7 @@
 #include "base/status.h"
 #include "glog/logging.h"
 #include "model/opaque.h"
+#include "model/training_metrics.h"
 #include "worker/train/agreement.h"
 
 namespace cadre {
@@ -52,7 +53,9 @@ class CallerModel final : public TrainedModel {
     CADRE_RETURN_IF_ERROR(failure.Blame(v1::FAILURE_CAUSE_PLAN, made.status()));
     values_.emplace(*std::move(made));
     // The program may still train with the values of an earlier generation.
-    return trainer_.handoff_.AwaitProgram();
+    CADRE_RETURN_IF_ERROR(trainer_.handoff_.AwaitProgram());
+    trainer_.report_.Reset();
+    return absl::OkStatus();
   }
 
   absl::Status Prepare(Transport& transport, const RankProtocol& protocol,
@@ -150,11 +153,9 @@ class CallerModel final : public TrainedModel {
     return absl::OkStatus();
   }
 
-  // The program waits meanwhile, so that it reports no loss.
-  double TakeLoss() override {
-    reported_ = {};
-    absl::MutexLock lock(&trainer_.mutex_);
-    return std::exchange(trainer_.losses_, {}).mean();
+  // The program waits meanwhile, so that it reports nothing.
+  PeriodReport TakePeriod() override {
+    return trainer_.report_.TakeForContribution();
   }
 
   absl::StatusOr<RankProtocol::Evaluated> Evaluate(const RankProtocol::Evaluate& evaluate,
@@ -239,14 +240,16 @@ class CallerModel final : public TrainedModel {
 
   void ReportProgress(uint32_t step) {
     if (assignment_.place().rank() != 0 || unreported_steps_ == 0) return;
-    const LossSum losses = trainer_.losses();
+    PeriodReport report = trainer_.report_.TakeForStatus();
     const uint32_t steps = std::exchange(unreported_steps_, 0);
     const double seconds =
         absl::ToDoubleSeconds(std::exchange(unreported_time_, absl::ZeroDuration()));
     v1::Progress progress;
     *progress.mutable_place() = assignment_.place();
     progress.set_step(step);
-    progress.set_loss((losses - std::exchange(reported_, losses)).mean());
+    if (report.loss) progress.set_loss(static_cast<float>(*report.loss));
+    progress.set_rate(report.rate);
+    if (HasMetrics(report.metrics)) *progress.mutable_metrics() = std::move(report.metrics);
     progress.set_samples_per_second(static_cast<double>(steps) * spec_.batch_per_group() / seconds);
     progress.set_step_seconds(seconds / steps);
     progress.set_solo_steps(protocol_->solo_steps());
@@ -266,8 +269,6 @@ class CallerModel final : public TrainedModel {
   // Since the newest Progress: steps, and the time in which the program trained.
   uint32_t unreported_steps_ = 0;
   absl::Duration unreported_time_;
-  // The losses since the last boundary that Progress has reported.
-  LossSum reported_;
   uint32_t step_ = 0;
   bool current_ = false;
   bool changed_ = false;
@@ -323,18 +324,6 @@ void CallerTrainer::OnWaiting(const v1::Waiting& waiting) {
 std::string CallerTrainer::awaited() const {
   absl::MutexLock lock(&mutex_);
   return awaited_;
-}
-
-LossSum CallerTrainer::losses() const {
-  absl::MutexLock lock(&mutex_);
-  return losses_;
-}
-
-void CallerTrainer::AddLoss(double loss) {
-  if (!std::isfinite(loss)) return;
-  absl::MutexLock lock(&mutex_);
-  losses_.sum += loss;
-  ++losses_.count;
 }
 
 void CallerTrainer::SetEvaluated(const RankProtocol::Evaluated& evaluated) {

@@ -13,6 +13,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
+#include "group/caller_report.h"
 #include "group/caller_values.h"
 #include "group/handoff.h"
 #include "proto/cadre/v1/membership.pb.h"
@@ -21,17 +22,6 @@
 #include "worker/train/rank_protocol.h"
 
 namespace cadre {
-
-// The losses that a program has reported.
-struct LossSum {
-  double sum = 0;
-  int64_t count = 0;
-  // 0: none was reported.
-  double mean() const { return count > 0 ? sum / static_cast<double>(count) : 0; }
-  friend LossSum operator-(const LossSum& a, const LossSum& b) {
-    return {a.sum - b.sum, a.count - b.count};
-  }
-};
 
 // Where a program's training stands. Copied under a mutex when a version is adopted.
 struct ProgramState {
@@ -68,7 +58,9 @@ class CallerTrainer final : public GenerationTrainer {
   ProgramState state() const ABSL_LOCKS_EXCLUDED(mutex_);
   // Why the program cannot continue, or OK.
   absl::Status error() const ABSL_LOCKS_EXCLUDED(mutex_);
-  LossSum losses() const ABSL_LOCKS_EXCLUDED(mutex_);
+  // What the program reports of its training; a loss that is not finite does not end it, because the
+  // weights are checked at the boundary.
+  CallerReport& report() { return report_; }
   // What the program waits for before its group is formed; empty if it is not known.
   std::string awaited() const ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -76,8 +68,6 @@ class CallerTrainer final : public GenerationTrainer {
   void Advance() {
     if (TrainerProgress* const progress = progress_.load()) progress->Advance();
   }
-  // A loss that is not finite does not count: the weights are checked at the boundary.
-  void AddLoss(double loss) ABSL_LOCKS_EXCLUDED(mutex_);
   // The result of the evaluation that is due.
   void SetEvaluated(const RankProtocol::Evaluated& evaluated) ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -94,11 +84,10 @@ class CallerTrainer final : public GenerationTrainer {
   uint64_t trained_ = 0;
   // Whether the ranks have compared the values with which the program began. Used by the runner.
   bool checked_first_values_ = false;
+  CallerReport report_;
 
   mutable absl::Mutex mutex_;
   ProgramState state_ ABSL_GUARDED_BY(mutex_);
-  // Since the last boundary.
-  LossSum losses_ ABSL_GUARDED_BY(mutex_);
   RankProtocol::Evaluated evaluated_ ABSL_GUARDED_BY(mutex_);
   absl::Status error_ ABSL_GUARDED_BY(mutex_);
   std::string awaited_ ABSL_GUARDED_BY(mutex_);

@@ -44,6 +44,22 @@ TEST(ProgressTextTest, ShowsKnownFigures) {
   EXPECT_THAT(ProgressText(run), HasSubstr("  round 3  discrepancy 0.42  test"));
 }
 
+TEST(ProgressTextTest, NoLossIsNotZero) {
+  v1::RunStatus run = Running(50);
+  run.clear_loss();
+  EXPECT_THAT(ProgressText(run), Not(HasSubstr("loss")));
+  run.set_loss(0);
+  EXPECT_THAT(ProgressText(run), HasSubstr("  loss 0.0000  "));
+}
+
+TEST(ProgressTextTest, ShowsTokens) {
+  v1::RunStatus run = Running(50);
+  run.set_tokens_per_second(51'200.4);
+  run.set_perplexity(1.4066);
+  EXPECT_THAT(ProgressText(run),
+              HasSubstr("  loss 0.3412  perplexity 1.407  8,412 samples/s  51,200 tokens/s  "));
+}
+
 TEST(ProgressTextTest, ShowsTheReason) {
   v1::RunStatus run;
   run.set_state(v1::RUN_STATE_QUEUED);

@@ -275,6 +275,72 @@ TEST(OverviewTest, ShowsEveryPart) {
   EXPECT_EQ(OneLine(MembersJson({})), R"({"workers":[],"aggregators":[]})");
 }
 
+v1::RunStatus TrainedOnTokens() {
+  v1::RunStatus run;
+  run.set_run("run-1");
+  run.set_tokens_per_second(51'200);
+  run.set_perplexity(12.25);
+  run.set_test_perplexity(14.5);
+  run.set_rate(0.0003F);
+  run.mutable_metrics()->set_tokens(1'234'567);
+  (*run.mutable_metrics()->mutable_mean())["gradient_norm"] = 1.25;
+  (*run.mutable_metrics()->mutable_mean())["a"] = -3;
+  return run;
+}
+
+TEST(MetricsTest, AreInStatusAndTables) {
+  v1::StatusReply status;
+  *status.add_runs() = TrainedOnTokens();
+  status.add_runs()->set_run("run-2");
+  const char* const row =
+      "run-1 +1,234,567 +51,200 +12\\.25 +14\\.5 +0\\.0003 +a -3, gradient_norm 1\\.25\n";
+  for (const std::string& text : {RunDetailsText(status), OverviewText(status, "")}) {
+    EXPECT_THAT(text, ContainsRegex(absl::StrCat("Metrics\n.*\n", row)));
+    EXPECT_THAT(text, Not(ContainsRegex("run-2 +<none> +<none> +<none>\n"))) << "it has none";
+  }
+  EXPECT_THAT(RunsTable(status.runs(), /*wide=*/true),
+              AllOf(HasSubstr("TOKENS/S   PERPLEXITY   METRICS"),
+                    ContainsRegex("51,200 +12\\.25 +a -3, gradient_norm 1\\.25")));
+}
+
+TEST(MetricsTest, AreInTheSummary) {
+  Summary summary = Trained();
+  EXPECT_THAT(ToText(summary), Not(HasSubstr("perplexity")));
+  EXPECT_TRUE(Json::parse(OneLine(ToJson(summary)))["perplexity"].is_null());
+  const v1::RunStatus tokens = TrainedOnTokens();
+  summary.run.MergeFrom(tokens);
+  EXPECT_THAT(ToText(summary), AllOf(HasSubstr("12.25, of the test samples 14.5\n"),
+                                     HasSubstr(" samples/s, 51,200 tokens/s\n")));
+  const Json json = ToJson(summary);
+  EXPECT_EQ(json["tokens"], 1'234'567);
+  EXPECT_EQ(json["metrics"]["gradient_norm"], 1.25);
+  EXPECT_EQ(json["test_perplexity"], 14.5);
+}
+
+TEST(HistoryTableTest, HasTokensAndMetricsIfAVersionHas) {
+  v1::HistoryReply history;
+  v1::CommitPoint& commit = *history.add_entries()->mutable_commit();
+  commit.set_loss(0);
+  commit.set_rate(0.25);
+  EXPECT_THAT(HistoryTable(history), AllOf(HasSubstr("RATE\n"), HasSubstr("0.25\n")));
+  commit.mutable_metrics()->set_tokens(4096);
+  (*commit.mutable_metrics()->mutable_mean())["gradient_norm"] = 2;
+  history.add_entries()->mutable_evaluation()->set_accuracy(0.5);
+  EXPECT_THAT(HistoryTable(history),
+              AllOf(HasSubstr("RATE   TOKENS   PERPLEXITY   METRICS"),
+                    ContainsRegex("0\\.25 +4,096 +1 +gradient_norm 2\n"),
+                    ContainsRegex("0\\.5000( +<none>)+\n")));
+}
+
+TEST(HistoryTableTest, ARoundWithoutALossShowsNone) {
+  v1::HistoryReply history;
+  v1::CommitPoint& commit = *history.add_entries()->mutable_commit();
+  commit.set_version(1);
+  EXPECT_THAT(HistoryTable(history), ContainsRegex("0\\.00 +<none> +<none>"));
+  commit.set_loss(0.25);
+  EXPECT_THAT(HistoryTable(history), ContainsRegex("0\\.00 +0\\.2500 +<none>"));
+}
+
 TEST(RunDetailsTest, ShowsShardsAndMemory) {
   const Summary summary = Trained();
   v1::StatusReply status;

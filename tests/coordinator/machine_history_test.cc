@@ -61,6 +61,25 @@ TEST_F(MachineHistoryTest, CommitsHaveTheTimesOfTheirParticipants) {
   EXPECT_EQ(cluster_.History(run).entries(1).commit().opened_ms(), history.entries(0).time_ms());
 }
 
+TEST_F(MachineHistoryTest, WithoutALossThereIsNone) {
+  const std::string run = SubmitTo(1, 1, MakeSpec(1, 1, 5, 100));
+  FakeWorker& lead = cluster_.Lead(run, 0);
+  v1::Progress progress;
+  *progress.mutable_place() = lead.place();
+  progress.set_step(3);
+  cluster_.Send(lead, progress);
+  EXPECT_FALSE(cluster_.RunStatus(run).has_loss());
+  EXPECT_FALSE(cluster_.Group(run, 0).has_loss());
+  lead.contributed = cluster_.ContributionOf(lead);
+  lead.contributed->clear_loss();
+  cluster_.Send(lead, *lead.contributed);
+  const v1::HistoryReply history = cluster_.History(run);
+  ASSERT_EQ(history.entries_size(), 1);
+  EXPECT_FALSE(history.entries(0).commit().has_loss());
+  EXPECT_FALSE(history.entries(0).commit().participants(0).has_loss());
+  EXPECT_FALSE(cluster_.RunStatus(run).has_loss());
+}
+
 TEST_F(MachineHistoryTest, RestartsKeepHistoryAndEvents) {
   const std::string run = SubmitTo(2, 2, MakeSpec(2, 1, 5, 10));
   TrainAll(run, 2);

@@ -2,13 +2,16 @@
 
 #include <gtest/gtest.h>
 
+#include <optional>
+
 namespace cadre {
 namespace {
 
 const absl::Time kStart = absl::FromUnixSeconds(100);
 constexpr absl::Duration kGrace = absl::Seconds(10);
 
-v1::Contributed From(uint32_t group, uint32_t round, uint64_t samples, uint32_t step, float loss) {
+v1::Contributed From(uint32_t group, uint32_t round, uint64_t samples, uint32_t step,
+                     std::optional<float> loss) {
   v1::Contributed contributed;
   contributed.mutable_place()->set_group(group);
   contributed.mutable_place()->set_generation(group + 10);
@@ -16,7 +19,7 @@ v1::Contributed From(uint32_t group, uint32_t round, uint64_t samples, uint32_t 
   contributed.set_base_version(round - 1);
   contributed.set_samples(samples);
   contributed.set_step(step);
-  contributed.set_loss(loss);
+  if (loss) contributed.set_loss(*loss);
   return contributed;
 }
 
@@ -93,12 +96,45 @@ TEST(RoundTest, CommitIsInGroupOrder) {
 TEST(RoundTest, GroupsWithoutALossDoNotCountInTheMean) {
   Round round({.quorum = 0, .min_grace = kGrace});
   round.Open(1);
-  round.Add(From(0, 1, 300, 5, 0), 1, kStart);
+  round.Add(From(0, 1, 300, 5, std::nullopt), 1, kStart);
   round.Add(From(1, 1, 100, 5, 1.5F), 1, kStart);
-  EXPECT_FLOAT_EQ(round.Close("run-1", kStart).loss(), 1.5F);
+  v1::CommitRecord commit = round.Close("run-1", kStart);
+  EXPECT_FLOAT_EQ(commit.loss(), 1.5F);
+  round.FillTimes(kStart, commit);
+  EXPECT_FALSE(commit.times(0).has_loss());
+  EXPECT_EQ(commit.times(1).loss(), 1.5F);
   round.Open(2);
-  round.Add(From(0, 2, 300, 10, 0), 1, kStart);
-  EXPECT_EQ(round.Close("run-1", kStart).loss(), 0);
+  round.Add(From(0, 2, 300, 10, std::nullopt), 1, kStart);
+  EXPECT_FALSE(round.Close("run-1", kStart).has_loss());
+}
+
+TEST(RoundTest, ALossOfZeroIsALoss) {
+  Round round({.quorum = 0, .min_grace = kGrace});
+  round.Open(1);
+  round.Add(From(0, 1, 100, 5, 0), 1, kStart);
+  round.Add(From(1, 1, 100, 5, 1.5F), 1, kStart);
+  const v1::CommitRecord commit = round.Close("run-1", kStart);
+  EXPECT_TRUE(commit.has_loss());
+  EXPECT_FLOAT_EQ(commit.loss(), 0.75F);
+}
+
+TEST(RoundTest, MetricsAreMeansBySamples) {
+  Round round({.quorum = 0, .min_grace = kGrace});
+  round.Open(1);
+  v1::Contributed first = From(0, 1, 300, 5, 1);
+  first.mutable_metrics()->set_tokens(3000);
+  (*first.mutable_metrics()->mutable_mean())["gradient_norm"] = 1;
+  v1::Contributed second = From(1, 1, 100, 5, 1);
+  second.mutable_metrics()->set_tokens(1000);
+  (*second.mutable_metrics()->mutable_mean())["gradient_norm"] = 5;
+  round.Add(first, 1, kStart);
+  round.Add(second, 1, kStart);
+  const v1::CommitRecord commit = round.Close("run-1", kStart);
+  EXPECT_EQ(commit.metrics().tokens(), 4000U);
+  EXPECT_EQ(commit.metrics().mean().at("gradient_norm"), 2);
+  round.Open(2);
+  round.Add(From(0, 2, 300, 5, 1), 1, kStart);
+  EXPECT_FALSE(round.Close("run-1", kStart).has_metrics()) << "none were reported";
 }
 
 TEST(RoundTest, GraceFollowsArrivals) {

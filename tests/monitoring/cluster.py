@@ -42,6 +42,25 @@ stop { epochs: EPOCHS }
 evaluation { every_epochs: 1 }
 """
 
+# A network on tokens: each step trains 2 groups x 64 sequences x 16 tokens.
+TOKENS_RUN = """
+name: "NAME"
+model {
+  tokens { length: 16 }
+  layer { name: "embedding" embedding { vocabulary: 32 features: 16 } }
+  layer { name: "scores" fully_connected { out_features: 32 } }
+  layer { name: "loss" softmax_cross_entropy {} }
+}
+data { synthetic { train_samples: 4096 test_samples: 128 classes: 32 } }
+batch_per_group: 64
+optimizer { sgd { momentum: 0.9 } }
+schedule { base_rate: 0.01 }
+averaging { every_steps: 16 }
+cluster { groups: 2 }
+stop { epochs: EPOCHS }
+evaluation { every_epochs: 1 }
+"""
+
 DEADLINE = 60
 
 
@@ -143,9 +162,9 @@ class Cluster:
             raise AssertionError(f"{arguments}: {result.stderr}")
         return result.stdout
 
-    def submit(self, name="walk", epochs=3):
+    def submit(self, name="walk", epochs=3, text=RUN):
         file = self.folder / f"{name}.textproto"
-        file.write_text(RUN.replace("NAME", name).replace("EPOCHS", str(epochs)))
+        file.write_text(text.replace("NAME", name).replace("EPOCHS", str(epochs)))
         self.cadre("run", str(file), "--detach")
         return json.loads(self.cadre("runs", "-o", "json"))["runs"][-1]["run"]
 

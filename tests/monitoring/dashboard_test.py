@@ -16,7 +16,7 @@ import time
 import unittest
 import urllib.parse
 
-from cluster import Cluster, get, wait_for
+from cluster import TOKENS_RUN, Cluster, get, wait_for
 
 SCREENSHOTS = None
 if "--screenshots" in sys.argv:
@@ -153,6 +153,36 @@ class DashboardTest(unittest.TestCase):
         self.check_pages(run)
         self.check_hostile_names()
         self.check_requests()
+
+    def test_tokens(self):
+        run = self.cluster.submit("tokens", epochs=100_000, text=TOKENS_RUN)
+        self.open(f"run/{run}")
+        wait_for(lambda: self.cluster.run_state(run)["rounds_committed"] > 20, "no rounds")
+        wait_for(lambda: self.cluster.run_state(run)["test_perplexity"], "no evaluation")
+        self.wait("document.querySelectorAll('.uplot').length === 9", "no charts of tokens")
+
+        def tile(name):
+            """The number that the tile with this name shows."""
+            found = (
+                "[...document.querySelectorAll('.tiles > *')]"
+                f".map((tile) => tile.innerText.match(/^([\\d.,]+)\\s*{name}$/)).find(Boolean)?.[1]"
+            )
+            text = wait_for(lambda: self.script(found), f"no tile '{name}'")
+            return float(text.replace(",", ""))
+
+        self.assertGreater(tile("tokens/s"), 100)
+        for name in ("perplexity", "test perplexity"):
+            self.assertGreater(tile(name), 1)
+            self.assertLess(tile(name), 40)
+        titles = self.script("[...document.querySelectorAll('.card h3')].map((title) => title.innerText)")
+        self.assertEqual(titles[-2:], ["Throughput of tokens (tokens/s)", "Perplexity (by the training loss)"])
+        rows = "[...document.querySelectorAll('.card')].at(-1).querySelectorAll('details tbody tr')"
+        self.script("[...document.querySelectorAll('.card')].at(-1).querySelector('details').open = true")
+        shown = wait_for(lambda: self.script(f"[...{rows}].map((row) => row.cells[1].textContent)"), "no table")
+        self.assertTrue(all(1 < float(value) < 40 for value in shown), shown)
+        self.screenshot("tokens")
+        self.cluster.cadre("stop", run)
+        wait_for(lambda: self.cluster.run_state(run)["state"] == "stopped", "the run does not end")
 
     def check_reactions(self, run):
         """A new generation appears within two seconds of the end of the one before, when it is formed.

@@ -10,7 +10,7 @@ import pathlib
 
 FOLDER = pathlib.Path(__file__).parent / "golden"
 # Objects with keys that depend on what has occurred.
-MAPS = ("counters",)
+MAPS = ("counters", "mean")
 
 
 def structure(value, key=""):

@@ -359,10 +359,11 @@ class MemberLoop {
         CADRE_RETURN_IF_ERROR(KeepStagedResidual());
       }
     }
-    contributed_ = {.loss = model_.TakeLoss()};
+    PeriodReport period = model_.TakePeriod();
+    contributed_ = {.loss = period.loss, .rate = period.rate};
+    contributed_.metrics = std::move(period.metrics);
     contributed_.train_seconds =
         absl::ToDoubleSeconds(exposure.start() - period_start_ - std::exchange(waited_, {}));
-    contributed_.rate = model_.rate();
     period_start_ = exposure.start();
     if (!stage.background) return AwaitStaged(event);
     *event = RankProtocol::Unfinished{};

@@ -9,6 +9,7 @@
 #include "model/coding.h"
 #include "model/data_position.h"
 #include "model/opaque.h"
+#include "model/training_metrics.h"
 
 namespace cadre {
 
@@ -174,10 +175,11 @@ RankProtocol::Actions RankProtocol::On(const Staged& staged) {
   const bool initial = version_ == 0 && BeginsWithGroupValues(assignment_.spec());
   message.set_samples(
       initial ? 1 : uint64_t{contributed_steps_} * assignment_.spec().batch_per_group());
-  message.set_loss(staged.loss);
+  if (staged.loss) message.set_loss(static_cast<float>(*staged.loss));
   message.set_train_seconds(staged.train_seconds);
   message.set_stage_seconds(static_cast<float>(staged.stage_seconds));
   message.set_rate(staged.rate);
+  if (HasMetrics(staged.metrics)) *message.mutable_metrics() = staged.metrics;
   message.set_payload_bytes(staged.payload_bytes);
   message.set_message_bytes(staged.message_bytes);
   Actions actions = SendFromLead(std::move(message));

@@ -36,6 +36,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
@@ -69,12 +70,13 @@ class RankProtocol {
   struct Unfinished {};
   // All ranks have staged their values.
   struct Staged {
-    double loss = 0;
+    std::optional<double> loss;
     double train_seconds = 0;
     // From the end of training until all values were acknowledged.
     double stage_seconds = 0;
     // Learning rate of the last step.
     float rate = 0;
+    v1::TrainingMetrics metrics;
     uint64_t payload_bytes = 0;
     uint64_t message_bytes = 0;
   };

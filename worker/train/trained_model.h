@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -53,6 +54,16 @@ inline absl::Status AfterSteps(uint32_t steps, uint32_t version, const absl::Sta
   if (steps > 0 || !absl::IsOutOfRange(status)) return AtStep(steps - 1, version, status);
   return absl::OutOfRangeError(absl::StrCat("before the first step: ", status.message()));
 }
+
+// What is reported of training between two boundaries.
+struct PeriodReport {
+  // Mean; nothing if it is not known.
+  std::optional<double> loss;
+  // Learning rate of the last step; 0: not known.
+  float rate = 0;
+  // Of programs. The coordinator derives the tokens of a network from its samples.
+  v1::TrainingMetrics metrics;
+};
 
 class TrainedModel {
  public:
@@ -120,9 +131,8 @@ class TrainedModel {
   virtual absl::Status Train(const RankProtocol::Train& train, FailureNote& failure) = 0;
   // The values of a version, or merged values, are those of this step.
   virtual void MoveTo(uint32_t step) = 0;
-  // Mean loss since the last call, and the learning rate of the last step.
-  virtual double TakeLoss() = 0;
-  virtual float rate() const { return 0; }
+  // Of the steps since the last call.
+  virtual PeriodReport TakePeriod() = 0;
   // A collective: evaluates test samples; `digest` is set by the caller.
   virtual absl::StatusOr<RankProtocol::Evaluated> Evaluate(
       const RankProtocol::Evaluate& /*evaluate*/, FailureNote& /*failure*/) {

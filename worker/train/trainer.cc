@@ -160,11 +160,12 @@ class NativeModel final : public TrainedModel {
     return absl::OkStatus();
   }
 
-  double TakeLoss() override {
+  PeriodReport TakePeriod() override {
     const LossPart period = std::exchange(period_, LossPart());
-    return period.samples > 0 ? period.loss / period.samples : 0;
+    PeriodReport report{.rate = rate_};
+    if (period.samples > 0) report.loss = period.loss / static_cast<double>(period.samples);
+    return report;
   }
-  float rate() const override { return rate_; }
 
   absl::StatusOr<RankProtocol::Evaluated> Evaluate(const RankProtocol::Evaluate& evaluate,
                                                    FailureNote& failure) override {

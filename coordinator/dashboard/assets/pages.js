@@ -110,8 +110,18 @@ function run({ run: id }) {
     bytes: chart("Bytes between groups", "per round", bytes), duration: chart("Duration of a round", null, duration),
     participants: chart("Participants of a round", "groups", (v) => number(v)),
   };
+  // Of what only some runs have, by name: made when the first version has it.
+  const more = new Map();
   const note = el("p", { class: "soft small" });
-  element.append(top, el("div", { class: "grid" }, Object.values(charts)), note);
+  const grid = el("div", { class: "grid" }, Object.values(charts));
+  element.append(top, grid, note);
+  const another = (name, ...form) => {
+    if (!more.has(name)) {
+      more.set(name, chart(...form));
+      grid.append(more.get(name));
+    }
+    return more.get(name);
+  };
   const update = () => {
     const r = runOf(id);
     if (!r) return top.replaceChildren(...missing(id));
@@ -124,6 +134,7 @@ function run({ run: id }) {
       el("div", { class: "tiles four" },
         tile(`${number(r.step)} / ${number(r.total_steps)}`, "steps"), tile(r.test ? number(r.test.accuracy, 4) : "–", "test accuracy"),
         tile(significant(r.loss), "training loss"), tile(number(r.samples_per_second), "samples/s"),
+        ...tokenTiles(r), ...means(r.metrics).map(([name, mean]) => tile(significant(mean), name)),
         tile(["done", "failed", "stopped"].includes(r.state) ? duration(r.seconds) : duration(r.eta_seconds), ["done", "failed", "stopped"].includes(r.state) ? "training time" : "until the end"),
         tile(bytes(r.bytes_across_groups), "sent between groups"),
         tile(r.traffic_factor ? `${number(r.traffic_factor, 1)} ×` : "–", "less than synchronous"), tile(r.discrepancy ? significant(r.discrepancy.smoothed) : "–", "discrepancy of the groups")),
@@ -150,13 +161,35 @@ function run({ run: id }) {
     charts.accuracy.update({ ...axis, values: at }, [{ name: "accuracy", values: evaluations.map((e) => e.evaluation.accuracy), width: 2.4 }]);
     charts.speed.update(x(commits), [{ name: "all groups", values: since((e, b) => (e.commit.samples - b.commit.samples) / Math.max(1e-3, (e.time_ms - b.time_ms) / 1000)) }]);
     charts.rate.update(x(commits), [{ name: "rate", values: each((e) => e.commit.rate) }]);
+    drawMore(commits, x(commits), each, since);
     charts.bytes.update(x(commits), [{ name: "bytes", values: since((e, b) => e.commit.bytes_across_groups - b.commit.bytes_across_groups) }]);
     charts.duration.update(x(commits), [{ name: "round", values: each((e) => (e.commit.opened_ms ? (e.time_ms - e.commit.opened_ms) / 1000 : null)) }, { name: "averaging", values: each((e) => (e.commit.closed_ms ? (e.time_ms - e.commit.closed_ms) / 1000 : null)) }]);
     charts.participants.update(x(commits), [{ name: "participants", values: each((e) => e.commit.participants.length || null) }, { name: "groups", values: each((e) => e.commit.groups) }]);
     note.textContent = `${number(commits.length)} versions and ${number(evaluations.length)} evaluations. Of old versions, fewer are kept the older they are.`;
   };
-  const all = Object.values(charts);
-  return { element, update, resize: () => all.forEach((c) => c.resize()), redraw: () => all.forEach((c) => c.redraw()) };
+  const drawMore = (commits, x, each, since) => {
+    const tokens = (e) => e.commit.metrics?.tokens ?? 0;
+    if (commits.some(tokens)) {
+      another("tokens", "Throughput of tokens", "tokens/s").update(x, [{ name: "all groups", values: since((e, b) => (tokens(e) - tokens(b)) / Math.max(1e-3, (e.time_ms - b.time_ms) / 1000)) }]);
+      another("perplexity", "Perplexity", "by the training loss").update(x, [{ name: "mean", values: each((e) => (tokens(e) && Number.isFinite(e.commit.loss) ? Math.exp(e.commit.loss) : null)), width: 2.4 }]);
+    }
+    const names = new Set(commits.flatMap((e) => means(e.commit.metrics).map(([name]) => name)));
+    for (const name of [...names].sort()) {
+      another(`metric ${name}`, name, "mean since the version before").update(x, [{ name, values: each((e) => e.commit.metrics?.mean[name] ?? null), width: 2.4 }]);
+    }
+  };
+  const all = () => [...Object.values(charts), ...more.values()];
+  return { element, update, resize: () => all().forEach((c) => c.resize()), redraw: () => all().forEach((c) => c.redraw()) };
+}
+
+const means = (metrics) => Object.entries(metrics?.mean ?? {});
+
+function tokenTiles(r) {
+  if (!r.tokens_per_second) return [];
+  return [
+    tile(number(r.tokens_per_second), "tokens/s"), tile(significant(r.perplexity), "perplexity"),
+    tile(significant(r.test_perplexity), "test perplexity"), tile(significant(r.rate || null), "learning rate"),
+  ];
 }
 
 // ---- Rounds
@@ -218,7 +251,7 @@ function group(id, g) {
   const slowest = Math.max(...g.members.map((m) => m.step_seconds ?? 0));
   return el("section", {},
     el("h2", {}, `Group ${g.group} `, state(g.state)),
-    el("p", { class: "small" }, `generation ${g.generation}, mesh ${mesh || "–"}, step ${number(g.step)}, version ${number(g.version)}, ${number(g.samples_per_second)} samples/s`, g.reason ? `; before: ${g.reason}` : ""),
+    el("p", { class: "small" }, `generation ${g.generation}, mesh ${mesh || "–"}, step ${number(g.step)}, version ${number(g.version)}, ${number(g.samples_per_second)} samples/s${means(g.metrics).map(([name, mean]) => `, ${name} ${significant(mean)}`).join("")}`, g.reason ? `; before: ${g.reason}` : ""),
     el("div", { class: "grid" },
       el("div", { class: "card" }, el("h3", {}, "Members"), table([
         ["rank", (m) => number(m.rank), true], ["worker", (m) => m.name], ["step", (m) => duration(m.step_seconds || null), true],

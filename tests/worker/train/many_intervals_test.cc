@@ -75,7 +75,7 @@ class StridedModel final : public TrainedModel {
     return absl::OkStatus();
   }
   void MoveTo(uint32_t step) override { step_ = step; }
-  double TakeLoss() override { return 0; }
+  PeriodReport TakePeriod() override { return {}; }
 
  private:
   const ParameterIndex index_;

@@ -72,13 +72,17 @@ TEST_F(RankProtocolTest, OneRound) {
   EXPECT_EQ(stage.round, 3U);
   EXPECT_EQ(stage.base_version, 2U);
   EXPECT_EQ(stage.samples, 32U);
-  EXPECT_FALSE(Expect<P::AwaitDecision>(P::Staged{.loss = 0.5, .payload_bytes = 9}).run_ended);
+  P::Staged staged{.loss = 0.5, .payload_bytes = 9};
+  staged.metrics.set_tokens(640);
+  EXPECT_FALSE(Expect<P::AwaitDecision>(staged).run_ended);
   const auto contributed = Sent<v1::Contributed>();
   EXPECT_EQ(contributed.place().generation(), 3U);
   EXPECT_EQ(contributed.round(), 3U);
   EXPECT_EQ(contributed.step(), 24U);
   EXPECT_EQ(contributed.samples(), 32U);
   EXPECT_EQ(contributed.payload_bytes(), 9U);
+  EXPECT_EQ(contributed.loss(), 0.5F);
+  EXPECT_EQ(contributed.metrics().tokens(), 640U);
   // Another group has trained further.
   EXPECT_EQ(Expect<P::Pull>(P::Decided{Version(3, 26, 30)}).version, 3U);
   EXPECT_FALSE(Expect<P::Keep>(P::Pulled{.digest = 77}).may_be_last);
@@ -99,6 +103,8 @@ TEST_F(RankProtocolTest, FirstVersionIsNotPulled) {
   Expect<P::Stage>(P::Trained{});
   Expect<P::AwaitDecision>(P::Staged{});
   // The shards have the values, and the group not any more.
+  EXPECT_FALSE(Sent<v1::Contributed>().has_loss()) << "none is known";
+  EXPECT_FALSE(Sent<v1::Contributed>().has_metrics());
   EXPECT_EQ(Expect<P::Pull>(P::Decided{Version(0, 0, 4)}).version, 0U);
 }
 
