@@ -499,13 +499,15 @@ class Group:
         if self._handle is None:
             return
         if tokens is not None:
-            self._library.cadre_group_report_tokens(self._handle, tokens)
+            self._check(self._library.cadre_group_report_tokens(self._handle, tokens))
         for name, value in {"loss": loss, "rate": rate, **metrics}.items():
             if value is None:
                 continue
+            if isinstance(value, torch.Tensor):
+                value = value.detach()
             if isinstance(value, torch.Tensor) and value.device.type != "cpu":
                 # A copy, since recorded graphs overwrite their outputs in the next step.
-                self._reported.append((name, value.detach().clone()))
+                self._reported.append((name, value.clone()))
             else:
                 self._report(name, float(value))
 

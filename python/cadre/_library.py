@@ -71,7 +71,7 @@ _SIGNATURES = {
     "cadre_group_step": (ctypes.c_int32, [_handle]),
     "cadre_group_report_loss": (None, [_handle, ctypes.c_double]),
     "cadre_group_report_metric": (ctypes.c_int32, [_handle, _text, ctypes.c_double]),
-    "cadre_group_report_tokens": (None, [_handle, ctypes.c_uint64]),
+    "cadre_group_report_tokens": (ctypes.c_int32, [_handle, ctypes.c_uint64]),
     "cadre_group_report_evaluation": (
         None,
         [_handle, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_double],

@@ -22,6 +22,7 @@ _WRAPPERS = {
     "torch.nn.parallel.data_parallel.DataParallel": "module",
     "torch.optim.swa_utils.AveragedModel": "module",
     "torch._dynamo.eval_frame.OptimizedModule": "_orig_mod",
+    "torch.distributed.algorithms._checkpoint.checkpoint_wrapper.ActivationWrapper": "_checkpoint_wrapped_module",
     "apex.parallel.distributed.DistributedDataParallel": "module",
 }
 
@@ -72,22 +73,55 @@ def intervals(whole: Sequence[int], part: Sequence[int], offset: Sequence[int]) 
     return intervals
 
 
+def _order_of(placements: Sequence[Any], mesh: Sequence[int]) -> list[int] | None:
+    """The dimensions of the mesh in the order in which they divide a tensor; None: not a box.
+
+    A strided shard, which fully_shard makes of a parameter of tensor parallelism, divides what the
+    later dimensions of the mesh have divided before.
+    """
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    order: list[int] = []
+    strided: list[int] = []
+    for number, placement in enumerate(placements):
+        if type(placement) is Shard:
+            order.append(number)
+        elif type(placement) is _StridedShard:
+            strided.append(number)
+        elif type(placement) is not Replicate:
+            return None
+    for number in reversed(strided):
+        placement = placements[number]
+        before = [one for one in order if one > number and placements[one].dim == placement.dim]
+        earlier = [one for one in order if one < number and placements[one].dim == placement.dim]
+        if earlier or math.prod(mesh[one] for one in before) != placement.split_factor:
+            return None
+        order.append(number)
+    return order
+
+
 def parts_of(name: str, tensor: Any) -> list[tuple[int, int]]:
     """The intervals of elements of a DTensor that this rank has, in the order of its local tensor."""
-    from torch.distributed.tensor import Replicate, Shard
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
-    # Neither partial sums, nor strided shards, which need not be boxes.
-    if any(type(placement) not in (Replicate, Shard) for placement in tensor.placements):
+    mesh = tuple(tensor.device_mesh.shape)
+    order = _order_of(tensor.placements, mesh)
+    # Partial sums have no parts, and those of other strided shards need not be boxes.
+    if order is None:
         raise CadreError(
-            f"parameter '{name}' has placements {tensor.placements} on a mesh of shape "
-            f"{tuple(tensor.device_mesh.shape)}; only Replicate and Shard are possible"
+            f"parameter '{name}' has placements {tensor.placements} on a mesh of shape {mesh}; only "
+            "Replicate, Shard, and the strided shards of fully_shard are possible"
         )
-    if tensor.device_mesh.get_coordinate() is None:
+    coordinate = tensor.device_mesh.get_coordinate()
+    if coordinate is None:
         return []
-    shape, offset = compute_local_shape_and_global_offset(
-        tensor.shape, tensor.device_mesh, tensor.placements
-    )
+    offset, shape = [0] * tensor.dim(), list(tensor.shape)
+    for number in order:
+        dim = tensor.placements[number].dim % tensor.dim()
+        # As torch.chunk divides.
+        chunk = -(-shape[dim] // mesh[number])
+        begin = min(chunk * coordinate[number], shape[dim])
+        offset[dim] += begin
+        shape[dim] = min(chunk, shape[dim] - begin)
     held = tuple(tensor.to_local().shape)
     if tuple(shape) != held:
         raise CadreError(
@@ -268,6 +302,11 @@ def refuse_unsupported(model: torch.nn.Module) -> None:
                 "whose ranks have flat parts of the parameters; only fully_shard (FSDP2) is supported"
             )
     for name, parameter in model.named_parameters():
+        # Megatron's layers set this attribute on the parts of tensor parallelism.
+        if getattr(parameter, "tensor_model_parallel", False) and not is_dtensor(parameter):
+            raise CadreError(f"parameter '{name}' is divided by Megatron's tensor parallelism, which is not "
+                             "supported; use parallelize_module of torch.distributed.tensor, whose parameters "
+                             "are DTensors")
         # DeepSpeed's ZeRO stage 3 leaves empty parameters with this attribute.
         if hasattr(parameter, "ds_id"):
             raise CadreError(f"parameter '{name}' is divided by DeepSpeed (ZeRO stage 3), which is not "

@@ -42,7 +42,7 @@ class Program:
 
     def lines(self) -> list[dict[str, Any]]:
         text = self.out.read_text()
-        return [json.loads(line) for line in text.splitlines() if line.endswith("}")]
+        return [json.loads(line) for line in text.splitlines() if line.startswith('{"') and line.endswith("}")]
 
     def versions(self) -> dict[int, str]:
         """The digest of each version that the program has reported."""

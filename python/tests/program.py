@@ -39,6 +39,14 @@ def shard(model: torch.nn.Module, first: torch.nn.Module, layout: str) -> None:
     from torch.distributed.tensor import Shard
 
     options: dict[str, Any] = {}
+    if layout == "tensor":
+        from torch.distributed.tensor import Replicate
+        from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+        plan = ColwiseParallel(output_layouts=Replicate())
+        parallelize_module(model, mesh["tensor"], {"first": plan, "second": plan})
+        options["mesh"] = mesh["data"]
     if layout == "columns":
         options["shard_placement_fn"] = lambda parameter: Shard(parameter.dim() - 1)
     elif layout == "replicas":
@@ -77,7 +85,7 @@ def main() -> None:
     parser.add_argument("--run", default="")
     parser.add_argument("--spec", default="", help="JSON")
     parser.add_argument("--exact", action="store_true")
-    parser.add_argument("--fsdp", choices=["rows", "columns", "replicas"])
+    parser.add_argument("--fsdp", choices=["rows", "columns", "replicas", "tensor"])
     parser.add_argument("--freeze", action="store_true", help="freezes a weight")
     parser.add_argument("--evaluate", action="store_true")
     parser.add_argument("--ddp", action="store_true")
@@ -94,6 +102,8 @@ def main() -> None:
         torch.distributed.init_process_group("gloo")
     rank = torch.distributed.get_rank() if ranks else 0
     size = torch.distributed.get_world_size() if ranks else 1
+    # Ranks of tensor parallelism have the same samples.
+    part, parts = (rank // 2, size // 2) if options.fsdp == "tensor" else (rank, size)
     model = make_model(options)
     if options.ddp:
         model = torch.nn.parallel.DistributedDataParallel(model)
@@ -126,8 +136,8 @@ def main() -> None:
             if options.slow:
                 time.sleep(options.slow)
             inputs, labels = batch_at(group.sample_position, options.batch)
-            share = options.batch // size
-            inputs, labels = (each[rank * share:(rank + 1) * share] for each in (inputs, labels))
+            share = options.batch // parts
+            inputs, labels = (each[part * share:(part + 1) * share] for each in (inputs, labels))
             optimizer.zero_grad()
             if options.exact:
                 inputs = inputs.round()

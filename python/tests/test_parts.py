@@ -65,6 +65,8 @@ def names_of(model: torch.nn.Module) -> list[str]:
 
 
 def test_names_of_wrappers_are_left_out_by_type() -> None:
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
     model = Wrapping()
     assert names_of(model) == _NAMES
     assert names_of(torch.compile(model)) == _NAMES
@@ -72,5 +74,7 @@ def test_names_of_wrappers_are_left_out_by_type() -> None:
     assert names_of(torch.compile(torch.nn.DataParallel(model))) == _NAMES
     model.inner = torch.compile(model.inner)
     assert names_of(model) == _NAMES
+    model.inner = checkpoint_wrapper(model.inner)
+    assert names_of(checkpoint_wrapper(model)) == _NAMES
     averaged = torch.optim.swa_utils.AveragedModel(Wrapping())
     assert [name for name in names_of(averaged) if name != "n_averaged"] == _NAMES

@@ -34,6 +34,8 @@ def test_placements_equal_one_process(cluster: Cluster) -> None:
     one = versions_of(cluster, "one", 1)
     assert versions_of(cluster, "columns", 2, "--fsdp=columns") == one
     assert versions_of(cluster, "replicas", 4, "--fsdp=replicas") == one
+    # Strided shards of 7 and 3 rows.
+    assert versions_of(cluster, "tensor", 4, "--fsdp=tensor") == one
 
 
 @pytest.mark.parametrize(("when", "where"), [("first", ""), ("later", "step 7: .*; version 1 is kept")])

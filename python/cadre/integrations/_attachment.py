@@ -13,11 +13,7 @@ from cadre.errors import CadreError
 
 
 class Attachment:
-    """A group that is attached when a trainer begins.
-
-    Options are those of cadre.attach. A run that is given as a mapping need not have `batch_per_group`
-    and `stop`: they are those of the trainer.
-    """
+    """A group that is attached when a trainer begins. Options are those of cadre.attach."""
 
     group: Group | None
 
@@ -27,20 +23,18 @@ class Attachment:
         self.group = None
         self._options = options
 
-    def begin(self, model: torch.nn.Module, optimizer: Optimizers, *, batch: int | None, steps: int) -> Group:
+    def begin(self, model: torch.nn.Module, optimizer: Optimizers, *, steps: int, batch: int | None = None) -> Group:
         """Attaches the trainer's model, and returns when its group has begun.
 
-        `batch`: samples of one step of all ranks; None: not known. `steps`: those that the trainer makes.
+        `batch`, `steps`: batch_per_group and stop.steps of a run that is given as a mapping without them,
+        unless they are not known (None, or not positive).
         """
         run = self._options["run"]
         if isinstance(run, Mapping):
-            defaults: dict[str, Any] = {"stop": {"steps": steps}} if steps > 0 else {}
+            known: dict[str, Any] = {"stop": {"steps": steps}} if steps > 0 else {}
             if batch is not None:
-                defaults["batch_per_group"] = batch
-            run = {**defaults, **run}
-            if "batch_per_group" not in run:
-                raise CadreError("the batch size of the trainer's loader is not known; pass batch_per_group "
-                                 "in the run")
+                known["batch_per_group"] = batch
+            run = {**known, **run}
         self.group = attach(model, optimizer, **{**self._options, "run": run}).start()
         return self.group
 

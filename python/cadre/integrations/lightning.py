@@ -21,18 +21,17 @@ class CadreCallback(Attachment, lightning.Callback):
     contributes what it has trained. Schedulers that the trainer steps after each batch follow the step
     of the run. The program ends with code 143 after a SIGTERM.
 
+    The run needs `batch_per_group`: the loader's batch size, times accumulate_grad_batches, times the
+    number of ranks; and `stop`, unless the trainer has max_steps.
+
     `sampler(dataset)` makes a sampler for the loader with the samples of this group. With several
     ranks, use `dataset(source)` with Trainer(use_distributed_sampler=False) and a strategy that
     divides batches.
     """
 
-    def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
-        size = getattr(trainer.train_dataloader, "batch_size", None)
-        batch = size * trainer.accumulate_grad_batches * trainer.world_size if size else None
-        steps = trainer.max_steps
-        if steps < 0 and trainer.estimated_stepping_batches != float("inf"):
-            steps = int(trainer.estimated_stepping_batches)
-        group = self.begin(pl_module, list(trainer.optimizers), batch=batch, steps=steps)
+    # The trainer fetches the first batches, whose positions the group must know, before on_train_start.
+    def on_fit_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        group = self.begin(pl_module, list(trainer.optimizers), steps=trainer.max_steps)
         if group.ended:
             trainer.should_stop = True
             return
