@@ -253,9 +253,12 @@ class MemberLoop {
   // Carries out the actions of protocol_ until one fails or the group is released.
   absl::Status Train() {
     v1::Prepared prepared = model_.Describe();
+    v1::MemoryUse& memory = *prepared.mutable_memory();
     if (coder_ != nullptr) {
-      v1::MemoryUse& memory = *prepared.mutable_memory();
       memory.set_buffers(memory.buffers() + coder_->device_bytes());
+    } else if (assignment_.plan().own_loop()) {
+      // Of a program, nothing else is known.
+      memory.set_buffers(memory.buffers() + exchange_->ExpectedBytes());
     }
     *prepared.mutable_place() = rank_slot_;
     progress_.Enter(v1::ACTIVITY_WAITING);
