@@ -35,9 +35,11 @@
 #include <cmath>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "base/digest.h"
 #include "coordinator/evaluation.h"
+#include "coordinator/identical_batches.h"
 #include "coordinator/keys.h"
 #include "model/coding.h"
 #include "model/opaque.h"
@@ -402,9 +404,19 @@ void Run::MeasureSpeeds() {
   }
 }
 
+void Run::WarnOfIdenticalBatches(const v1::CommitRecord& commit) {
+  if (absl::c_any_of(record_.warnings(), IsOfIdenticalBatches)) return;
+  const std::vector<uint32_t> groups =
+      identical_batches_.OnCommit(commit, spec().batch_per_group(), [this](uint32_t group) {
+        return group < slots_.size() && HasOwnLoop(slots_[group]);
+      });
+  if (!groups.empty()) AddWarning(IdenticalBatchesText(groups));
+}
+
 void Run::FinishCommit() {
   const v1::CommitRecord& commit = commits_.Finish();
   RecordVersion(commit);
+  WarnOfIdenticalBatches(commit);
   MeasureSpeeds();
   // A rebuilt run that finishes a round does not know its data; OnPrepared decides where it stands.
   const bool known = record_.train_samples() > 0;
