@@ -140,7 +140,7 @@ void Run::OnAveraged(Slot& slot, const v1::Contributed& contributed) {
   if (answered) {  // a retransmission: the decision was lost
     SendDecision(slot, round);
   } else if (round <= version || record_.state() == v1::RUN_STATE_FINISHING) {
-    if (round == version) round_.NoteLate(cluster_.now());
+    if (round == version && !TakesFirstValues(round)) round_.NoteLate(cluster_.now());
     RefuseContribution(slot, contributed, v1::REFUSAL_CLOSED_ROUND);
   } else if (round != version + 1 || contributed.base_version() != version) {
     RefuseContribution(slot, contributed, v1::REFUSAL_WRONG_BASE);
@@ -150,7 +150,7 @@ void Run::OnAveraged(Slot& slot, const v1::Contributed& contributed) {
   } else if (commits_.InClosing(slot.group(), slot.record().generation())) {
     slot.unanswered = round;  // the decision comes with the commit
   } else {
-    if (slot.refused_round != round) round_.NoteLate(cluster_.now());
+    if (slot.refused_round != round && !TakesFirstValues(round)) round_.NoteLate(cluster_.now());
     RefuseContribution(slot, contributed, v1::REFUSAL_CLOSED_ROUND);
   }
 }
@@ -158,8 +158,11 @@ void Run::OnAveraged(Slot& slot, const v1::Contributed& contributed) {
 // The decision names the version to adopt. During a commit this is the version that is being made,
 // so the decision is sent when that version exists.
 void Run::RefuseContribution(Slot& slot, const v1::Contributed& contributed, v1::Refusal refusal) {
-  if (slot.refused_round != contributed.round()) cluster_.CountRefusal(refusal);
-  if (slot.refused_round != contributed.round()) {
+  // Of several groups, the run takes its first values from one; the others are not late.
+  const bool is_first =
+      refusal == v1::REFUSAL_CLOSED_ROUND && TakesFirstValues(contributed.round());
+  if (slot.refused_round != contributed.round() && !is_first) {
+    cluster_.CountRefusal(refusal);
     cluster_.ReportGroup(v1::EVENT_KIND_CONTRIBUTION_REFUSED, slot.Place(0),
                          absl::StrCat("the contribution of group ", slot.group(), " to round ",
                                       contributed.round(), " was refused: ", EnumText(refusal)));
