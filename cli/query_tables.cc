@@ -153,8 +153,8 @@ std::string GroupsTable(const RepeatedPtrField<v1::GroupStatus>& groups) {
 std::string CollectivesTable(const RepeatedPtrField<v1::GroupStatus>& groups) {
   Table table({"RUN", "GROUP", "POLICY", "OVERLAP", "LINK", "ALGORITHMS", "STEP"});
   for (const v1::GroupStatus& group : groups) {
-    // A slot without a group has no plan.
-    if (group.plan().mesh().empty()) continue;
+    // A slot without a group has no plan; programs do not follow theirs.
+    if (group.plan().mesh().empty() || group.plan().own_loop()) continue;
     table.AddRow({group.run(), absl::StrCat(group.group()), EnumText(group.collectives()),
                   EnumText(group.overlap()), LinkText(group), BucketsText(group), StepText(group)});
   }
@@ -210,7 +210,8 @@ std::string ShardedTable(const RepeatedPtrField<v1::GroupStatus>& groups) {
   return table.Text();
 }
 
-// The memory that each rank has allocated, by use, and the total that the plan predicted.
+// The memory that each rank has allocated, by use, and the total that the plan predicted. Of a
+// program only the memory of its parameters and of their exchange is known.
 std::string MemoryTable(const RepeatedPtrField<v1::GroupStatus>& groups) {
   Table table({"RUN", "GROUP", "RANK", "MEMBER", "WEIGHTS", "GRADIENTS", "OPTIMIZER", "ACTIVATIONS",
                "BUFFERS", "TOTAL", "PLANNED"});
@@ -218,11 +219,13 @@ std::string MemoryTable(const RepeatedPtrField<v1::GroupStatus>& groups) {
     for (const v1::GroupMember& member : group.members()) {
       if (!member.has_memory()) continue;
       const v1::MemoryUse& use = member.memory();
+      const auto known = [native = !group.plan().own_loop()](uint64_t bytes) {
+        return native ? FormatBytes(bytes) : "";
+      };
       table.AddRow({group.run(), absl::StrCat(group.group()), absl::StrCat(member.rank()),
-                    member.name(), FormatBytes(use.weights()), FormatBytes(use.gradients()),
-                    FormatBytes(use.optimizer()), FormatBytes(use.activations()),
-                    FormatBytes(use.buffers()), FormatBytes(TotalBytes(use)),
-                    FormatBytes(TotalBytes(member.planned_memory()))});
+                    member.name(), FormatBytes(use.weights()), known(use.gradients()),
+                    known(use.optimizer()), known(use.activations()), FormatBytes(use.buffers()),
+                    FormatBytes(TotalBytes(use)), known(TotalBytes(member.planned_memory()))});
     }
   }
   return table.Text();

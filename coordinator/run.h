@@ -36,6 +36,7 @@
 #include "coordinator/failure_reports.h"
 #include "coordinator/group_planner.h"
 #include "coordinator/history.h"
+#include "coordinator/identical_batches.h"
 #include "coordinator/keys.h"
 #include "coordinator/options.h"
 #include "coordinator/round.h"
@@ -372,6 +373,8 @@ class Run {
   uint32_t BoundaryOf(const Slot& slot) const;
   void MeasureSpeeds();
   void FinishCommit();
+  // Once for a run.
+  void WarnOfIdenticalBatches(const v1::CommitRecord& commit);
   void RecordVersion(const v1::CommitRecord& finished);
   // Adds the present version to the history.
   void AddHistory(const v1::CommitRecord& commit);
@@ -437,6 +440,7 @@ class Run {
   Commits commits_;
   Shards shards_;
   History history_;
+  IdenticalBatches identical_batches_;
   // The state of the last event about it.
   v1::RunState reported_ = v1::RUN_STATE_UNSPECIFIED;
   // Traffic that the record does not include yet.

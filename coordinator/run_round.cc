@@ -35,9 +35,11 @@
 #include <cmath>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "base/digest.h"
 #include "coordinator/evaluation.h"
+#include "coordinator/identical_batches.h"
 #include "coordinator/keys.h"
 #include "model/coding.h"
 #include "model/opaque.h"
@@ -138,7 +140,7 @@ void Run::OnAveraged(Slot& slot, const v1::Contributed& contributed) {
   if (answered) {  // a retransmission: the decision was lost
     SendDecision(slot, round);
   } else if (round <= version || record_.state() == v1::RUN_STATE_FINISHING) {
-    if (round == version) round_.NoteLate(cluster_.now());
+    if (round == version && !TakesFirstValues(round)) round_.NoteLate(cluster_.now());
     RefuseContribution(slot, contributed, v1::REFUSAL_CLOSED_ROUND);
   } else if (round != version + 1 || contributed.base_version() != version) {
     RefuseContribution(slot, contributed, v1::REFUSAL_WRONG_BASE);
@@ -148,7 +150,7 @@ void Run::OnAveraged(Slot& slot, const v1::Contributed& contributed) {
   } else if (commits_.InClosing(slot.group(), slot.record().generation())) {
     slot.unanswered = round;  // the decision comes with the commit
   } else {
-    if (slot.refused_round != round) round_.NoteLate(cluster_.now());
+    if (slot.refused_round != round && !TakesFirstValues(round)) round_.NoteLate(cluster_.now());
     RefuseContribution(slot, contributed, v1::REFUSAL_CLOSED_ROUND);
   }
 }
@@ -156,8 +158,11 @@ void Run::OnAveraged(Slot& slot, const v1::Contributed& contributed) {
 // The decision names the version to adopt. During a commit this is the version that is being made,
 // so the decision is sent when that version exists.
 void Run::RefuseContribution(Slot& slot, const v1::Contributed& contributed, v1::Refusal refusal) {
-  if (slot.refused_round != contributed.round()) cluster_.CountRefusal(refusal);
-  if (slot.refused_round != contributed.round()) {
+  // Of several groups, the run takes its first values from one; the others are not late.
+  const bool is_first =
+      refusal == v1::REFUSAL_CLOSED_ROUND && TakesFirstValues(contributed.round());
+  if (slot.refused_round != contributed.round() && !is_first) {
+    cluster_.CountRefusal(refusal);
     cluster_.ReportGroup(v1::EVENT_KIND_CONTRIBUTION_REFUSED, slot.Place(0),
                          absl::StrCat("the contribution of group ", slot.group(), " to round ",
                                       contributed.round(), " was refused: ", EnumText(refusal)));
@@ -402,9 +407,19 @@ void Run::MeasureSpeeds() {
   }
 }
 
+void Run::WarnOfIdenticalBatches(const v1::CommitRecord& commit) {
+  if (absl::c_any_of(record_.warnings(), IsOfIdenticalBatches)) return;
+  const std::vector<uint32_t> groups =
+      identical_batches_.OnCommit(commit, spec().batch_per_group(), [this](uint32_t group) {
+        return group < slots_.size() && HasOwnLoop(slots_[group]);
+      });
+  if (!groups.empty()) AddWarning(IdenticalBatchesText(groups));
+}
+
 void Run::FinishCommit() {
   const v1::CommitRecord& commit = commits_.Finish();
   RecordVersion(commit);
+  WarnOfIdenticalBatches(commit);
   MeasureSpeeds();
   // A rebuilt run that finishes a round does not know its data; OnPrepared decides where it stands.
   const bool known = record_.train_samples() > 0;

@@ -154,8 +154,17 @@ v1::GroupStatus Run::StatusOf(const Slot& slot, bool details) const {
   status.set_group(slot.group());
   status.set_generation(record.generation());
   status.set_state(StateOf(slot));
-  for (const v1::MeshAxis& axis : record.plan().mesh()) {
-    (*status.mutable_mesh())[axis.name()] = axis.size();
+  // Programs divide their work themselves.
+  if (!HasOwnLoop(slot)) {
+    for (const v1::MeshAxis& axis : record.plan().mesh()) {
+      (*status.mutable_mesh())[axis.name()] = axis.size();
+    }
+    const v1::Cluster& cluster = spec().cluster();
+    status.set_collectives(cluster.collectives() == v1::Cluster::COLLECTIVE_POLICY_UNSPECIFIED
+                               ? v1::Cluster::AUTO
+                               : cluster.collectives());
+    status.set_overlap(cluster.overlap() == v1::Cluster::OVERLAP_UNSPECIFIED ? v1::Cluster::ON
+                                                                             : cluster.overlap());
   }
   for (uint32_t rank = 0; rank < slot.ranks(); ++rank) {
     v1::GroupMember& member = *status.add_members();
@@ -172,7 +181,9 @@ v1::GroupStatus Run::StatusOf(const Slot& slot, bool details) const {
     if (details && prepared != slot.prepared_ranks().end()) {
       *member.mutable_held() = prepared->second.held();
       *member.mutable_memory() = prepared->second.memory();
-      *member.mutable_planned_memory() = prepared->second.planned_memory();
+      if (prepared->second.has_planned_memory()) {
+        *member.mutable_planned_memory() = prepared->second.planned_memory();
+      }
     }
   }
   status.set_step(std::max(slot.progress.step(), record.step()));
@@ -195,12 +206,6 @@ v1::GroupStatus Run::StatusOf(const Slot& slot, bool details) const {
     status.set_reason(AfterReason(status.reason(), away));
   }
   if (details) *status.mutable_plan() = slot.plan();
-  const v1::Cluster& cluster = spec().cluster();
-  status.set_collectives(cluster.collectives() == v1::Cluster::COLLECTIVE_POLICY_UNSPECIFIED
-                             ? v1::Cluster::AUTO
-                             : cluster.collectives());
-  status.set_overlap(cluster.overlap() == v1::Cluster::OVERLAP_UNSPECIFIED ? v1::Cluster::ON
-                                                                           : cluster.overlap());
   status.set_step_seconds(slot.progress.step_seconds());
   status.set_exposed_seconds(slot.progress.exposed_seconds());
   FillPrediction(slot, status);

@@ -247,6 +247,12 @@ void CallerValues::Share(Transport& transport, const std::vector<int>& ranks,
   }
 }
 
+int64_t CallerValues::CopiedBytes() const {
+  size_t elements = 0;
+  for (const auto& shared : shared_) elements += shared->values.size();
+  return static_cast<int64_t>(elements * sizeof(float));
+}
+
 void CallerValues::TakeShared() {
   for (const auto& shared : shared_) {
     auto to = shared->values.begin();

@@ -65,6 +65,17 @@ Refused BeingRestored(const std::string& run) {
   return {v1::REFUSAL_UNSPECIFIED, absl::StrCat("the shard of ", run, " is being restored")};
 }
 
+// What CheckRound reads of the header of a contribution.
+v1::ContributionHeader PlaceOf(const ContributionKey& key) {
+  v1::ContributionHeader place;
+  place.set_group(key.group);
+  place.set_generation(key.generation);
+  place.set_round(key.round);
+  place.set_base_version(key.round - 1);
+  place.set_seed(key.seed);
+  return place;
+}
+
 // Converts ranges of tensors, as they arrive in messages, to intervals of the parameter order, and
 // drops empty ones. `tensor_begin` is that of RunTerms. Refuses ranges outside their tensor or
 // outside `owned`, and too many ranges.
@@ -657,13 +668,7 @@ std::optional<Refused> Ledger::CheckChunk(const ContributionKey& key, uint64_t a
   const Run* run = Find(key.run);
   if (run == nullptr) return UnknownRun(key.run);
   const auto found = run->contributions.find(key);
-  v1::ContributionHeader place;
-  place.set_group(key.group);
-  place.set_generation(key.generation);
-  place.set_round(key.round);
-  place.set_base_version(key.round - 1);
-  place.set_seed(key.seed);
-  if (auto refused = CheckRound(*run, place)) return refused;
+  if (auto refused = CheckRound(*run, PlaceOf(key))) return refused;
   if (found == run->contributions.end() || found->second.attempt != attempt) {
     return Refused{v1::REFUSAL_OUT_OF_ORDER,
                    absl::StrCat(key.ToString(), ": superseded by a newer stream")};
@@ -701,6 +706,14 @@ bool Ledger::ContributionDurable(const ContributionKey& key, uint64_t attempt,
   found->durable = true;
   found->frame = std::move(frame);
   return true;
+}
+
+Refused Ledger::WhyDropped(const ContributionKey& key) const {
+  const Run* const run = Find(key.run);
+  if (run == nullptr) return UnknownRun(key.run);
+  if (auto refused = CheckRound(*run, PlaceOf(key))) return *std::move(refused);
+  return {v1::REFUSAL_OUT_OF_ORDER,
+          absl::StrCat(key.ToString(), ": dropped while it was staged")};
 }
 
 std::vector<ContributionKey> Ledger::SyncFailed(const ContributionKey& key) {

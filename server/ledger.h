@@ -307,6 +307,9 @@ class Ledger {
   // Returns false if the contribution was dropped or belongs to another stream.
   bool ContributionDurable(const ContributionKey& key, uint64_t attempt,
                            std::shared_ptr<const FrameIndex> frame = nullptr);
+  // Why: the round was closed without it meanwhile, its generation has ended, or there is a newer
+  // stream.
+  Refused WhyDropped(const ContributionKey& key) const;
   // The chunks could not be made durable: unless they were before, the contribution must be staged
   // again, also by a later stream, because it has resumed after the chunks that are lost. Returns
   // it for deletion.

@@ -553,8 +553,7 @@ absl::Status ShardHost::Finish(Staging& staging) {
     counters_->Add("contributions_staged");
     return absl::OkStatus();
   }
-  return Refuse({v1::REFUSAL_OUT_OF_ORDER,
-                 absl::StrCat(staging.grant.key.ToString(), ": dropped while it was staged")});
+  return Refuse(ledger_.WhyDropped(staging.grant.key));
 }
 
 absl::StatusOr<std::unique_ptr<VersionPull>> ShardHost::Pull(const v1::PullRequest& request) {

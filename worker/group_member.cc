@@ -324,8 +324,12 @@ void GroupMember::Report(GroupSession& session, const TrainerOutcome& outcome) {
     LOG(INFO) << "left " << RankSlotName(rank_slot);
     return;
   }
-  LOG(WARNING) << "cannot continue in " << RankSlotName(rank_slot) << " ("
-               << EnumText(outcome.cause) << "): " << outcome.status;
+  if (outcome.peer_released) {
+    LOG(INFO) << "left " << RankSlotName(rank_slot) << ": " << outcome.status.message();
+  } else {
+    LOG(WARNING) << "cannot continue in " << RankSlotName(rank_slot) << " ("
+                 << EnumText(outcome.cause) << "): " << outcome.status;
+  }
   v1::GroupFailed failed;
   *failed.mutable_place() = rank_slot;
   failed.set_cause(outcome.cause);

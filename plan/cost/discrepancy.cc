@@ -19,6 +19,12 @@ constexpr uint32_t kMinRounds = 3;
 // The bound, and the share of G - 1 above which there is hardly any signal.
 constexpr double kMaxDiscrepancy = 1;
 constexpr double kNoiseShare = 0.9;
+// Below this, the groups learn the same; their sums are of floats.
+constexpr double kSameProgress = 1e-9;
+// The bounds for the interval omit constants, and hold for long training: an interval is called too
+// long only beyond this multiple, in runs of at least so many rounds.
+constexpr uint32_t kIntervalMargin = 4;
+constexpr uint32_t kMinRoundsOfRun = 10;
 // Beyond this, the number of groups counts as unlimited.
 constexpr double kUnlimited = 1e6;
 
@@ -72,6 +78,11 @@ std::string SeldomText(const DiscrepancyView& view, uint32_t max_steps) {
   return absl::StrCat("averages come too seldom for ", view.total_steps,
                       " steps in all: average at least ", StepsText(max_steps),
                       ", or use fewer groups");
+}
+
+bool IsTooSeldom(const DiscrepancyView& view, uint32_t max_steps) {
+  return view.every_steps > uint64_t{kIntervalMargin} * max_steps &&
+         view.total_steps / view.every_steps >= kMinRoundsOfRun;
 }
 
 Bounds BoundsFor(const DiscrepancyView& view) {
@@ -135,12 +146,16 @@ std::string AdviceFor(const DiscrepancyView& view) {
   if (view.rounds < kMinRounds) {
     return absl::StrCat("too early for advice, after ", view.rounds, " of ", kMinRounds, " rounds");
   }
+  if (view.gamma < kSameProgress) {
+    return "the groups agree exactly: they learn the same, so that neither more groups nor another "
+           "interval makes a difference";
+  }
   const Bounds bounds = BoundsFor(view);
   if (view.gamma > kMaxDiscrepancy && view.gamma >= kNoiseShare * (view.groups - 1)) {
     return NoiseText(view);
   }
   if (view.gamma > kMaxDiscrepancy) return LowerText(view, bounds.max_groups.value_or(1));
-  if (bounds.max_steps && view.every_steps > *bounds.max_steps) {
+  if (bounds.max_steps && IsTooSeldom(view, *bounds.max_steps)) {
     return SeldomText(view, *bounds.max_steps);
   }
   const std::string more = RaiseText(view, bounds);

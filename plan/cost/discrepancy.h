@@ -22,7 +22,8 @@
 // every H steps and train for T steps each, the speed-up is linear in G while G is at most about
 // (T / H^4)^(1/3) (Yu, Yang, Zhu 2019: gradients of bounded length) or (T / H^2)^(1/3) (Wang, Joshi
 // 2018). Both omit constants, so they are only orders of magnitude; the measured discrepancy takes
-// precedence.
+// precedence. To average more often is therefore advised only if H exceeds the bound several times
+// over, in a run that is long enough for the bound, and whose groups do not learn the same.
 //
 // Source: the practical metric of "hierarchical local SGD" (Lee, Kang, Agrawal, Choudhary, Liao,
 // IEEE Big Data 2020) has not been published in full; this measure takes its place.

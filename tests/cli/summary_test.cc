@@ -359,6 +359,22 @@ TEST(RunDetailsTest, ShowsShardsAndMemory) {
   EXPECT_THAT(text, Not(HasSubstr("Slower than the device could")));
 }
 
+TEST(RunDetailsTest, ProgramsHaveNoPlan) {
+  v1::StatusReply status;
+  v1::GroupStatus& group = *status.add_groups();
+  group.set_run("run-1");
+  group.mutable_plan()->set_own_loop(true);
+  group.mutable_plan()->add_mesh()->set_name("data");
+  v1::GroupMember& member = *group.add_members();
+  member.set_name("program");
+  member.mutable_memory()->set_weights(1 << 20);
+  member.mutable_memory()->set_buffers(5 << 20);
+  const std::string text = RunDetailsText(status);
+  EXPECT_THAT(text, Not(HasSubstr("Collectives")));
+  EXPECT_THAT(text, ContainsRegex("program +1\\.0 MiB +<none> +<none> +<none> +5\\.0 MiB +"
+                                  "6\\.0 MiB +<none>\n"));
+}
+
 TEST(RunDetailsTest, ShowsFallbacks) {
   const Summary summary = Trained();
   v1::StatusReply status;

@@ -6,6 +6,7 @@
 #include <limits>
 #include <string>
 
+#include "coordinator/identical_batches.h"
 #include "tests/coordinator/fake_cluster.h"
 
 namespace cadre::testing {
@@ -161,6 +162,66 @@ TEST_F(MachineMetricsTest, ALossThatIsNotFiniteIsRefused) {
   EXPECT_EQ(cluster_.Counter("refused_malformed"), 1U);
   EXPECT_TRUE(HasEvent(v1::EVENT_KIND_MESSAGE_REFUSED, "a training loss that is not finite"));
   EXPECT_EQ(cluster_.RunStatus(run).version(), 1U) << "no round has it";
+}
+
+class MachineIdenticalBatchesTest : public MachineMetricsTest {
+ protected:
+  int Warnings(const std::string& run) {
+    int warnings = 0;
+    const v1::RunStatus status = cluster_.RunStatus(run);
+    for (const std::string& text : status.warnings()) {
+      if (text.find("groups 0 and 1 have trained on identical batches") == 0) ++warnings;
+    }
+    return warnings;
+  }
+};
+
+TEST_F(MachineIdenticalBatchesTest, EqualContributionsOfProgramsAreAWarning) {
+  cluster_.behaviour.displacement = 0.5;
+  const std::string run = BeginPrograms();
+  ASSERT_EQ(cluster_.RunStatus(run).version(), 1U);
+  EXPECT_EQ(Warnings(run), 0) << "the first values are not trained";
+  Round(run, Contribution(run, 0, 1), Contribution(run, 1, 2));
+  EXPECT_EQ(Warnings(run), 1);
+  EXPECT_TRUE(HasEvent(v1::EVENT_KIND_RUN_WARNING, "group.sample_position"));
+  cluster_.RestartCoordinator();
+  Round(run, Contribution(run, 0, 1), Contribution(run, 1, 2));
+  ASSERT_EQ(cluster_.RunStatus(run).version(), 3U);
+  EXPECT_EQ(Warnings(run), 1) << "once";
+}
+
+TEST_F(MachineIdenticalBatchesTest, ContributionsThatDifferAreNone) {
+  cluster_.behaviour.displacement = 0.5;
+  cluster_.behaviour.variance_between_groups = 1e-30;
+  const std::string run = BeginPrograms();
+  Round(run, Contribution(run, 0, 1), Contribution(run, 1, 2));
+  EXPECT_EQ(Warnings(run), 0);
+}
+
+TEST_F(MachineIdenticalBatchesTest, ARunThatDoesNotMoveHasNone) {
+  const std::string run = BeginPrograms();
+  for (int i = 0; i < 6; ++i) Round(run, Contribution(run, 0, 1), Contribution(run, 1, 1));
+  EXPECT_EQ(Warnings(run), 0) << "a learning rate of 0, and equal batches need not matter";
+}
+
+TEST_F(MachineIdenticalBatchesTest, EqualLossesInSeveralRoundsAreAWarning) {
+  cluster_.behaviour.displacement = 0.5;
+  cluster_.behaviour.variance_between_groups = 1e-30;
+  const std::string run = BeginPrograms();
+  for (int i = 1; i <= IdenticalBatches::kEqualRounds; ++i) {
+    EXPECT_EQ(Warnings(run), 0);
+    const float loss = 1.0F / static_cast<float>(i);
+    Round(run, Contribution(run, 0, loss), Contribution(run, 1, loss));
+  }
+  EXPECT_EQ(Warnings(run), 1);
+}
+
+TEST_F(MachineIdenticalBatchesTest, NetworksOfCadreHaveNone) {
+  cluster_.behaviour.displacement = 0.5;
+  const std::string run = SubmitTo(1, 2, MakeSpec(2, 1, 5, 100));
+  for (uint32_t group = 0; group < 2; ++group) Train(run, group);
+  ASSERT_EQ(cluster_.RunStatus(run).version(), 1U);
+  EXPECT_EQ(Warnings(run), 0);
 }
 
 }  // namespace

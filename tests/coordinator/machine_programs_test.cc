@@ -100,6 +100,23 @@ TEST_F(MachineProgramsTest, DisconnectedRankLearnsThatAnotherHasLeft) {
   }
 }
 
+TEST_F(MachineProgramsTest, StatusHasNothingOfNativeGroups) {
+  cluster_.AddAggregator("agg-0");
+  cluster_.behaviour.on_prepared = [](v1::Prepared& prepared) {
+    prepared.mutable_memory()->set_buffers(24);
+  };
+  const std::string run = cluster_.Submit(OpaqueSpec(1));
+  cluster_.AddRank("program", "test", 1, 0);
+  const v1::StatusReply reply = cluster_.machine().Status(cluster_.now(), run);
+  const v1::GroupStatus& group = reply.groups(0);
+  EXPECT_TRUE(group.plan().own_loop());
+  EXPECT_TRUE(group.mesh().empty());
+  EXPECT_EQ(group.collectives(), v1::Cluster::COLLECTIVE_POLICY_UNSPECIFIED);
+  EXPECT_EQ(group.overlap(), v1::Cluster::OVERLAP_UNSPECIFIED);
+  EXPECT_EQ(group.members(0).memory().buffers(), 24U);
+  EXPECT_FALSE(group.members(0).has_planned_memory());
+}
+
 TEST_F(MachineProgramsTest, MissingRankIsNamed) {
   cluster_.AddAggregator("agg-0");
   const std::string run = cluster_.Submit(OpaqueSpec(1));

@@ -823,6 +823,27 @@ TEST_F(LedgerTest, SeedMayArriveBeforeItsOrder) {
   EXPECT_EQ(Plan(apply).groups.size(), 1u);
 }
 
+// A group whose contribution or seed was dropped because its round has ended adopts the version; one
+// whose stream was replaced or whose generation has ended cannot.
+TEST_F(LedgerTest, DroppedContributionsHaveTheirReason) {
+  const StageGrant late = Grant(Header(run_, {.group = 1}, 0, 15, kChunk));
+  Chunks(late, late.chunks);
+  StageAll({}, 0, 15);
+  Plan(MakeApply(run_, 1, {{}}));
+  EXPECT_EQ(ledger_.WhyDropped(late.key).refusal, v1::REFUSAL_CLOSED_ROUND)
+      << "the participants are decided";
+  ledger_.VersionDurable(run_.run, 1, {77});
+  EXPECT_FALSE(ledger_.ContributionDurable(late.key, late.attempt));
+  EXPECT_EQ(ledger_.WhyDropped(late.key).refusal, v1::REFUSAL_CLOSED_ROUND);
+  v1::ContributionHeader header = Header(run_, {.round = 2, .group = 1}, 0, 15, kChunk);
+  const StageGrant replaced = Grant(header);
+  Grant(header);
+  EXPECT_FALSE(ledger_.ContributionDurable(replaced.key, replaced.attempt));
+  EXPECT_EQ(ledger_.WhyDropped(replaced.key).refusal, v1::REFUSAL_OUT_OF_ORDER);
+  ledger_.Fence(run_.run, 1, {5, std::nullopt});
+  EXPECT_EQ(ledger_.WhyDropped(replaced.key).refusal, v1::REFUSAL_STALE_GENERATION);
+}
+
 // The coordinator may choose another way to restore the shard.
 TEST_F(LedgerTest, HollowAtAnotherVersionBeginsAnew) {
   OpenHollow(4, 5);

@@ -52,6 +52,7 @@
 #include "model/averaging_state.h"
 #include "model/coding.h"
 #include "model/exchange_units.h"
+#include "model/opaque.h"
 #include "proto/enum_text.h"
 #include "server/client/refusal.h"
 #include "worker/train/agreement.h"
@@ -112,7 +113,10 @@ class MemberLoop {
     if (absl::IsResourceExhausted(device) && !absl::IsCancelled(status)) {
       return {.status = device, .cause = v1::FAILURE_CAUSE_MEMORY};
     }
-    return {.status = status, .cause = CauseOf(status), .suspects = Suspects(status)};
+    return {.status = status,
+            .cause = CauseOf(status),
+            .suspects = Suspects(status),
+            .peer_released = IsPeerReleased(status)};
   }
 
  private:
@@ -132,6 +136,11 @@ class MemberLoop {
     const bool own = failure_.cause() != v1::FAILURE_CAUSE_UNSPECIFIED;
     if (ranks.empty() && !own && transport_ != nullptr) ranks = SuspectsOf(transport_->status());
     return ranks;
+  }
+
+  bool IsPeerReleased(const absl::Status& status) const {
+    if (failure_.cause() != v1::FAILURE_CAUSE_UNSPECIFIED) return false;
+    return IsOfRelease(status) || (transport_ != nullptr && IsOfRelease(transport_->status()));
   }
 
   // Everything before training.
@@ -253,9 +262,12 @@ class MemberLoop {
   // Carries out the actions of protocol_ until one fails or the group is released.
   absl::Status Train() {
     v1::Prepared prepared = model_.Describe();
+    v1::MemoryUse& memory = *prepared.mutable_memory();
     if (coder_ != nullptr) {
-      v1::MemoryUse& memory = *prepared.mutable_memory();
       memory.set_buffers(memory.buffers() + coder_->device_bytes());
+    } else if (assignment_.plan().own_loop()) {
+      // Of a program, nothing else is known.
+      memory.set_buffers(memory.buffers() + exchange_->ExpectedBytes());
     }
     *prepared.mutable_place() = rank_slot_;
     progress_.Enter(v1::ACTIVITY_WAITING);
@@ -605,9 +617,7 @@ class MemberLoop {
       v1::Decision decision = received.value_or(v1::Decision());
       CADRE_RETURN_IF_ERROR(BroadcastMessage(&decision));
       if (decision.adopt() && !decision.included()) {
-        LOG(WARNING) << "round " << decision.round() << " went on without this group ("
-                     << EnumText(decision.refusal()) << "); adopting version "
-                     << decision.version();
+        LogLeftOut(decision);
       }
       *event = RankProtocol::Decided{std::move(decision)};
       // With averaging, ranks leave after they have adopted the version. Otherwise the steps of a
@@ -615,6 +625,17 @@ class MemberLoop {
       const bool adopts = exchange_->has_shards() && !await.run_ended;
       return adopts ? absl::OkStatus() : control_.LeaveIfDraining();
     }
+  }
+
+  // Of several groups, the run takes its first values from one.
+  void LogLeftOut(const v1::Decision& decision) const {
+    if (decision.round() == 1 && BeginsWithGroupValues(spec_)) {
+      LOG(INFO) << "the run begins with the values of another group; adopting version "
+                << decision.version();
+      return;
+    }
+    LOG(WARNING) << "round " << decision.round() << " went on without this group ("
+                 << EnumText(decision.refusal()) << "); adopting version " << decision.version();
   }
 
   absl::Status Do(const RankProtocol::Initialize& /*initialize*/,

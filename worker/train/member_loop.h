@@ -46,6 +46,8 @@ struct TrainerOutcome {
   v1::FailureCause cause = v1::FAILURE_CAUSE_UNSPECIFIED;
   // Ranks that are likely to have caused the failure. Empty: this one.
   std::vector<int> suspects;
+  // The failure is that a peer was released from the group, as this rank will be.
+  bool peer_released = false;
 };
 
 // Trains until the generation ends; borrows all arguments for the call. Adds to the counters

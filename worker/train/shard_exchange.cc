@@ -128,6 +128,29 @@ ShardExchange::~ShardExchange() {
   for (Shard& shard : shards_) shard.client->Cancel();
 }
 
+int64_t ShardExchange::ExpectedBytes() const {
+  int64_t buffers = 2;
+  if (up_ || staleness_) buffers += 2;
+  if (up_) ++buffers;
+  if (overlap_.steps() > 0) ++buffers;
+  if (overlap_.steps() > 0 || fragments_ > 1) ++buffers;
+  int64_t elements = 0;
+  for (const Shard& shard : shards_) elements += ElementsOf(shard.parts);
+  return buffers * elements * static_cast<int64_t>(sizeof(float));
+}
+
+int64_t ShardExchange::AllocatedBytes() const {
+  size_t elements = 0;
+  for (const Shard& shard : shards_) {
+    for (const std::vector<float>* const buffer :
+         {&shard.staged, &shard.version, &shard.contributed, &shard.merged, &shard.carried,
+          &shard.change, &shard.left_out}) {
+      elements += buffer->capacity();
+    }
+  }
+  return static_cast<int64_t>(elements * sizeof(float));
+}
+
 template <typename Message>
 void ShardExchange::FillRanges(const std::vector<Owned>& parts, Message& message) const {
   for (const Owned& part : parts) {

@@ -23,7 +23,8 @@ static_assert(std::endian::native == std::endian::little, "notices are sent in m
 constexpr size_t kMaxReason = 1024;
 
 struct Notice {
-  enum Kind : uint32_t { kGoodbye = 0x600dbe01, kAborted = 0xdeadbe02 };
+  // kReleased: as kAborted, of a rank that was released from the group.
+  enum Kind : uint32_t { kGoodbye = 0x600dbe01, kAborted = 0xdeadbe02, kReleased = 0x1ea5be03 };
   uint32_t kind = 0;
   // The rank that reported the failure first, and the one that it suspects.
   uint32_t origin = 0;
@@ -132,7 +133,8 @@ absl::Status ControlConnections::ParseNotice(int rank, bool* changed, Failure* f
     *changed = true;
     return absl::OkStatus();
   }
-  if (notice.kind != Notice::kAborted || notice.length > kMaxReason) {
+  const bool released = notice.kind == Notice::kReleased;
+  if ((notice.kind != Notice::kAborted && !released) || notice.length > kMaxReason) {
     peer.ended = true;
     return LostPeerError(rank, "it sent an invalid control message");
   }
@@ -144,6 +146,7 @@ absl::Status ControlConnections::ParseNotice(int rank, bool* changed, Failure* f
   failure->status = WithSuspects(
       absl::UnavailableError(absl::StrCat("rank ", failure->origin, " aborted: ", failure->reason)),
       {static_cast<int>(notice.suspect)});
+  if (released) failure->status = WithRelease(std::move(failure->status));
   return absl::OkStatus();
 }
 
@@ -151,7 +154,8 @@ bool ControlConnections::Record(Failure failure) {
   if (!status_.ok()) return false;
   status_ = std::move(failure.status);
   const std::string reason = failure.reason.substr(0, kMaxReason);
-  Notice notice{.kind = Notice::kAborted};
+  const bool released = absl::IsCancelled(status_) || IsOfRelease(status_);
+  Notice notice{.kind = released ? Notice::kReleased : Notice::kAborted};
   notice.origin = failure.origin;
   // A failure without suspects is its origin's own.
   const std::vector<int> suspects = SuspectsOf(status_);

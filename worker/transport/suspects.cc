@@ -11,6 +11,7 @@ namespace cadre {
 namespace {
 
 constexpr char kPayload[] = "cadre/suspects";
+constexpr char kReleased[] = "cadre/released";
 
 }  // namespace
 
@@ -30,5 +31,12 @@ std::vector<int> SuspectsOf(const absl::Status& status) {
   }
   return ranks;
 }
+
+absl::Status WithRelease(absl::Status status) {
+  status.SetPayload(kReleased, absl::Cord("1"));
+  return status;
+}
+
+bool IsOfRelease(const absl::Status& status) { return status.GetPayload(kReleased).has_value(); }
 
 }  // namespace cadre

@@ -270,7 +270,9 @@ function memory(g) {
   const used = g.members.filter((m) => m.memory);
   if (!used.length) return null;
   const kinds = ["weights", "gradients", "optimizer", "activations", "buffers"];
-  const most = (field, kind) => Math.max(...used.map((m) => m[field]?.[kind] ?? 0));
+  // Of a program, only the memory of its parameters and of their exchange is known.
+  const known = (field, kind) => used.filter((m) => m[field] && (m.planned_memory || m[field][kind] > 0));
+  const most = (field, kind) => (known(field, kind).length ? Math.max(...known(field, kind).map((m) => m[field][kind])) : null);
   return el("details", { open: true }, el("summary", {}, "Memory of the largest rank"), table([["use", (k) => k], ["planned", (k) => bytes(most("planned_memory", k)), true], ["used", (k) => bytes(most("memory", k)), true]], kinds));
 }
 

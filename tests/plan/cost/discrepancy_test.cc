@@ -122,6 +122,14 @@ TEST(DiscrepancyTest, Advice) {
       {1.05, 2, 8, 0, "mostly noise"},
       // sqrt(6400 / 4^3) = 10.
       {0.1, 4, 64, 6400, "6400 steps in all: average at least every 10 steps"},
+      // The bound is 15 for the following; it omits constants.
+      {0.3, 2, 60, 1800, "the groups agree enough, but neither more groups"},
+      {0.3, 2, 100, 1800, "1800 steps in all: average at least every 15 steps"},
+      // Too short for the bound.
+      {0.3, 2, 20, 180, "the groups agree enough, but neither more groups"},
+      {0.3, 2, 20, 100, "the groups agree enough, but neither more groups"},
+      // More frequent averages of equal models change nothing.
+      {0, 2, 100, 1800, "the groups agree exactly"},
       {0.9, 4, 10, 6400, "the groups agree enough, but neither more groups"},
       {0.9, 4, 2, 6400, "the groups agree: averages as seldom as every 10 steps may be tried"},
       // (6400 / 2^2)^(1/3) = 11.7, less than the discrepancy allows.

@@ -135,6 +135,34 @@ class MissedRoundsTest : public ::testing::Test {
   std::vector<std::unique_ptr<OnlyRank>> members_;
 };
 
+// What a program's status shows of the memory of its exchange is what the exchange allocates.
+TEST_F(MissedRoundsTest, ExpectedMemoryOfValues) {
+  Start();
+  MakeVersions(1, 2);
+  const ShardExchange& exchange = *members_[1]->exchange;
+  EXPECT_EQ(exchange.ExpectedBytes(), static_cast<int64_t>(2 * VersionBytes()));
+  EXPECT_EQ(exchange.AllocatedBytes(), exchange.ExpectedBytes());
+}
+
+TEST_F(MissedRoundsTest, ExpectedMemoryOfCodes) {
+  Code();
+  Start();
+  MakeVersions(1, 3);
+  const ShardExchange& exchange = *members_[1]->exchange;
+  EXPECT_EQ(exchange.ExpectedBytes(), static_cast<int64_t>(5 * VersionBytes()));
+  EXPECT_EQ(exchange.AllocatedBytes(), exchange.ExpectedBytes());
+}
+
+TEST_F(MissedRoundsTest, ExpectedMemoryOfOverlapAndStaleness) {
+  averaging().mutable_overlap()->set_steps(2);
+  averaging().mutable_staleness()->set_max_rounds(3);
+  Start();
+  MakeVersions(1, 2);
+  const ShardExchange& exchange = *members_[1]->exchange;
+  EXPECT_EQ(exchange.ExpectedBytes(), static_cast<int64_t>(6 * VersionBytes()));
+  EXPECT_EQ(exchange.AllocatedBytes(), exchange.ExpectedBytes());
+}
+
 TEST_F(MissedRoundsTest, VersionsArePulledAsFrames) {
   Code();
   Start();

@@ -397,6 +397,21 @@ TEST_P(TransportTest, AbortEndsBusyThread) {
   });
 }
 
+// The others know that they will be released, too, and still whom to suspect.
+TEST_P(TransportTest, AReleaseIsKnownFromAFailure) {
+  for (const bool released : {false, true}) {
+    const Transports group = Make(3);
+    group[0]->Abort(released ? absl::CancelledError("the run has ended")
+                             : absl::AbortedError("the run has ended"));
+    for (const int rank : {1, 2}) {
+      Bytes got(8);
+      const absl::Status status = Receive(*group[rank], 3 - rank, 1, got);
+      EXPECT_EQ(IsOfRelease(status), released) << status;
+      EXPECT_EQ(SuspectsOf(status), std::vector<int>{0});
+    }
+  }
+}
+
 TEST_P(TransportTest, TruncatesLongReasons) {
   const Transports group = Make(2);
   group[0]->Abort(absl::InternalError(std::string(100'000, 'x')));
