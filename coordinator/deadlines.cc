@@ -59,7 +59,7 @@ void ProgressWatch::OnHeartbeat(uint32_t number, v1::Activity activity, uint64_t
   Rank& rank = found->second;
   const bool moved = first || rank.activity != activity || rank.progress != progress;
   if (moved) {
-    if (!first) pauses.Observe(rank.activity, rank.pause);
+    if (!first && !max_pause_.has_value()) pauses.Observe(rank.activity, rank.pause);
     rank.pause = absl::ZeroDuration();
   } else {
     rank.pause += std::min(now - rank.last_heartbeat, 2 * heartbeat_);
@@ -77,6 +77,23 @@ absl::Duration ProgressWatch::pause() const {
       ->second.pause;
 }
 
+absl::Duration ProgressWatch::program_pause() const {
+  const bool works = std::none_of(ranks_.begin(), ranks_.end(), [](const auto& entry) {
+    const v1::Activity activity = entry.second.activity;
+    return activity == v1::ACTIVITY_EXCHANGING || activity == v1::ACTIVITY_WAITING ||
+           activity == v1::ACTIVITY_UNSPECIFIED;
+  });
+  return max_pause_.has_value() && works ? pause() : absl::ZeroDuration();
+}
+
+absl::Duration ProgressWatch::Limit(v1::Activity activity, absl::Duration step,
+                                    const Pauses& pauses) const {
+  if (!max_pause_.has_value() || activity == v1::ACTIVITY_EXCHANGING) {
+    return pauses.Limit(activity, step);
+  }
+  return stepped_ ? *max_pause_ : absl::InfiniteDuration();
+}
+
 std::optional<ProgressWatch::Stall> ProgressWatch::Check(uint32_t ranks, absl::Duration step,
                                                          const Pauses& pauses) const {
   if (ranks_.size() < ranks) return std::nullopt;
@@ -87,7 +104,7 @@ std::optional<ProgressWatch::Stall> ProgressWatch::Check(uint32_t ranks, absl::D
     if (rank.activity == v1::ACTIVITY_UNSPECIFIED) return std::nullopt;
     if (rank.activity == v1::ACTIVITY_WAITING) continue;
     shortest = std::min(shortest, rank.pause);
-    limit = std::max(limit, pauses.Limit(rank.activity, step));
+    limit = std::max(limit, Limit(rank.activity, step, pauses));
     if (rank.pause < stall.pause) continue;
     stall.pause = rank.pause;
     stall.activity = rank.activity;

@@ -11,6 +11,11 @@
 //   EVALUATING, SAVING   10 times the longest pause, at least 2 min
 //   WAITING              none: it waits for the coordinator
 //
+// A program with a training loop of its own compiles, evaluates and saves between two steps, in
+// whatever time that takes, and its library reports that the process is alive. In a group of such
+// programs, every activity but EXCHANGING and WAITING has one limit, cluster.max_pause_ms, and none
+// before the first step of the generation. Its pauses do not raise the limits of other groups.
+//
 // A pause ends with progress, so a stall is not a measurement. But every stall doubles the limit of
 // its activity until a long pause was seen; otherwise a run whose first step is very slow, or whose
 // data takes minutes to open on some hosts, could never continue.
@@ -52,14 +57,23 @@ class ProgressWatch {
  public:
   // `heartbeat`: the interval of heartbeats. A gap between two of them counts as at most twice
   // this, so that a pause of the coordinator is not taken for one of the ranks.
-  explicit ProgressWatch(absl::Duration heartbeat) : heartbeat_(heartbeat) {}
+  // `max_pause`: of a group of programs with training loops of their own.
+  explicit ProgressWatch(absl::Duration heartbeat,
+                         std::optional<absl::Duration> max_pause = std::nullopt)
+      : heartbeat_(heartbeat), max_pause_(max_pause) {}
 
   // A heartbeat of a rank.
   void OnHeartbeat(uint32_t rank, v1::Activity activity, uint64_t progress, absl::Time now,
                    Pauses& pauses);
 
+  // The generation has done a step.
+  void SetStepped() { stepped_ = true; }
+
   // For how long no rank has made progress; zero before the first heartbeat.
   absl::Duration pause() const;
+  // The same for a group of programs with training loops of their own, while none of its ranks
+  // exchanges values or waits for the coordinator; otherwise zero.
+  absl::Duration program_pause() const;
 
   struct Stall {
     absl::Duration pause;
@@ -79,7 +93,11 @@ class ProgressWatch {
     absl::Time last_heartbeat;
   };
 
+  absl::Duration Limit(v1::Activity activity, absl::Duration step, const Pauses& pauses) const;
+
   absl::Duration heartbeat_;
+  std::optional<absl::Duration> max_pause_;
+  bool stepped_ = false;
   std::map<uint32_t, Rank> ranks_;
 };
 

@@ -274,6 +274,8 @@ class Run {
   void FenceStalled(Slot& slot, const ProgressWatch::Stall& stall);
 
   // -- run_planning.cc
+  // Whether a program's own loop has made no progress for longer than a round awaits it.
+  bool HasPaused(const Slot& slot) const;
   void OnMeasured(const Member& member, const v1::Measured& measured);
   // Whether a faster plan could be worth the release of the group.
   bool MayGain(const Slot& slot) const;
@@ -332,6 +334,7 @@ class Run {
   std::vector<uint32_t> LeftOut() const;
   Round::Away Away() const;
   void Park(uint32_t shard, absl::string_view reason);
+  // Live groups that the round awaits for a short time only, or not at all.
   // Empty if no shard is lost.
   std::string RestoreReason() const;
 
@@ -461,6 +464,8 @@ class Run {
   struct Behind {
     // The newest version that an aggregator had.
     uint32_t version = 0;
+  // Groups whose last heartbeats have shown that they pause (HasPaused).
+  std::set<uint32_t> paused_;
     RunReports reports;
     // Why the reports do not amount to the run.
     std::string problem;

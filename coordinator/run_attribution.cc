@@ -33,6 +33,8 @@ namespace {
 
 // Workers that were named without enough evidence are the last choice for this time.
 constexpr absl::Duration kDoubt = absl::Minutes(30);
+// A program pauses, and is not only slow, if it makes no progress for the time of so many steps.
+constexpr int kPausedSteps = 4;
 
 }  // namespace
 
@@ -185,14 +187,34 @@ bool Run::OnHeartbeat(const Member& member, const v1::Heartbeat& heartbeat) {
     activity = slot.started() ? v1::ACTIVITY_TRAINING : v1::ACTIVITY_PREPARING;
   }
   if (rank == 0) slot.reported = true;
-  if (!slot.watch.has_value()) slot.watch.emplace(options_.heartbeat);
+  if (!slot.watch.has_value()) {
+    slot.watch.emplace(options_.heartbeat,
+                       HasOwnLoop(slot) ? std::optional(MaxPause(spec())) : std::nullopt);
+  }
+  if (slot.started() && slot.progress.step() > slot.record().step()) slot.watch->SetStepped();
   slot.watch->OnHeartbeat(rank, activity, here ? heartbeat.progress() : 0, cluster_.now(), pauses_);
   const double step = std::max(slot.measured.has_value() ? slot.measured->step() : 0.0,
                                static_cast<double>(slot.record().predicted().step()));
   const auto stall = slot.watch->Check(slot.ranks(), absl::Seconds(step), pauses_);
   if (stall.has_value()) FenceStalled(slot, *stall);
-  // A round may wait for the progress of a group that loads, or for its reports.
-  return stall.has_value() || loading_.contains(slot.group()) || !shards_.lost().empty();
+  const bool paused = HasPaused(slot);
+  if (paused) {
+    paused_.insert(slot.group());
+  } else {
+    paused_.erase(slot.group());
+  }
+  // A round may wait for the progress of a group that loads, or for its reports; it no longer waits
+  // for a group that pauses.
+  return stall.has_value() || loading_.contains(slot.group()) || !shards_.lost().empty() || paused;
+}
+
+// A program whose steps take longer than the window still makes progress.
+bool Run::HasPaused(const Slot& slot) const {
+  if (!averages() || !slot.started() || !slot.watch.has_value() || round_.Has(slot.group())) {
+    return false;
+  }
+  const double step = std::max(slot.step_seconds(), double{SecondsOrZero(slot.progress.step_seconds())});
+  return slot.watch->program_pause() >= std::max(round_.Grace(), kPausedSteps * absl::Seconds(step));
 }
 
 void Run::FenceStalled(Slot& slot, const ProgressWatch::Stall& stall) {

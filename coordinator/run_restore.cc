@@ -240,6 +240,9 @@ Round::Away Run::Away() const {
   Round::Away away = away_;
   for (const uint32_t group : LeftOut()) away[group] = absl::InfinitePast();
   return away;
+  for (const uint32_t group : paused_) {
+    if (group < slots_.size() && HasPaused(slots_[group])) away[group] = absl::InfinitePast();
+  }
 }
 
 // A closing round is kept: with the disk restored, it can be finished.

@@ -266,7 +266,7 @@ void Run::NudgeGroups() {
   if (committing() || record_.state() != v1::RUN_STATE_RUNNING || catching_up.empty()) return;
   size_t missing = slots_.started().size() - round_.arrived();
   for (const uint32_t group : catching_up) missing -= round_.Has(group) ? 0 : 1;
-  for (const auto& [group, until] : away_) {
+  for (const auto& [group, until] : Away()) {
     const bool counted = round_.Has(group) || catching_up.contains(group);
     missing -= counted || !slots_[group].started() ? 0 : 1;
   }

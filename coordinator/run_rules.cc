@@ -18,6 +18,7 @@ namespace {
 
 constexpr uint32_t kDefaultRejoinWaitMs = 5'000;
 constexpr uint32_t kDefaultMinGraceMs = 10'000;
+constexpr uint32_t kDefaultMaxPauseMs = 30 * 60'000;
 
 uint32_t OrDefault(uint32_t value, uint32_t instead) { return value == 0 ? instead : value; }
 
@@ -59,6 +60,12 @@ absl::Duration MinGrace(const v1::RunSpec& spec) {
   const v1::Averaging& averaging = spec.averaging();
   return absl::Milliseconds(averaging.has_min_grace_ms() ? averaging.min_grace_ms()
                                                          : kDefaultMinGraceMs);
+}
+
+absl::Duration MaxPause(const v1::RunSpec& spec) {
+  const v1::Cluster& cluster = spec.cluster();
+  return absl::Milliseconds(cluster.has_max_pause_ms() ? cluster.max_pause_ms()
+                                                       : kDefaultMaxPauseMs);
 }
 
 uint32_t FirstStep(const v1::RunSpec& spec) { return spec.checkpoint().from_step(); }

@@ -17,6 +17,7 @@ uint32_t RanksPerGroup(const v1::RunSpec& spec);
 uint32_t MinRanksPerGroup(const v1::RunSpec& spec);
 absl::Duration RejoinWait(const v1::RunSpec& spec);
 absl::Duration MinGrace(const v1::RunSpec& spec);
+absl::Duration MaxPause(const v1::RunSpec& spec);
 // First step of the run: 0, or the checkpoint's.
 uint32_t FirstStep(const v1::RunSpec& spec);
 // Between evaluations: steps if evaluation.every_steps is set, else epochs.

@@ -530,6 +530,9 @@ class Validation : private ProblemCollector {
       CheckPinnedMesh();
     }
     AtMost("cluster.aggregators", cluster.aggregators(), kMaxAggregators);
+    if (cluster.has_max_pause_ms() && cluster.max_pause_ms() == 0) {
+      Add("cluster.max_pause_ms", "is 0; it must be positive");
+    }
     // Numbers without names can only come from other programs, not from run files.
     if (!v1::Cluster::CollectivePolicy_IsValid(cluster.collectives())) {
       Add("cluster.collectives", "is ", cluster.collectives(),

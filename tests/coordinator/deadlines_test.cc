@@ -133,5 +133,53 @@ TEST_F(DeadlinesTest, StallsDoubleTheLimitUntilALongPause) {
   EXPECT_EQ(pauses_.Limit(ACTIVITY_TRAINING, absl::ZeroDuration()), absl::Minutes(30));
 }
 
+// A program compiles before its first step, evaluates, and saves, in its own time.
+TEST_F(DeadlinesTest, ProgramsMayPause) {
+  watch_ = ProgressWatch(kHeartbeat, absl::Minutes(30));
+  for (const v1::Activity activity : {ACTIVITY_PREPARING, ACTIVITY_TRAINING}) {
+    ranks_ = {{0, {activity, 1}}};
+    Beat(absl::Hours(5));
+    EXPECT_FALSE(Check().has_value()) << "before the first step";
+  }
+  watch_.SetStepped();
+  for (const v1::Activity activity :
+       {ACTIVITY_TRAINING, ACTIVITY_EVALUATING, ACTIVITY_SAVING, ACTIVITY_PREPARING}) {
+    ranks_[0] = {activity, ranks_[0].second + 1};
+    Beat(absl::Minutes(29));
+    EXPECT_FALSE(Check().has_value());
+    Beat(absl::Minutes(2));
+    ASSERT_TRUE(Check().has_value());
+    EXPECT_EQ(Check()->activity, activity);
+  }
+  // The program has no part in an exchange.
+  ranks_[0] = {ACTIVITY_EXCHANGING, 9};
+  Beat(absl::Seconds(112));
+  EXPECT_TRUE(Check().has_value());
+  EXPECT_EQ(pauses_.Limit(ACTIVITY_TRAINING, absl::ZeroDuration()), absl::Minutes(1))
+      << "pauses of programs do not raise the limits of other groups";
+}
+
+TEST_F(DeadlinesTest, ProgramPausesWhileItWorks) {
+  watch_ = ProgressWatch(kHeartbeat, absl::Minutes(30));
+  ranks_ = {{0, {ACTIVITY_TRAINING, 5}}, {1, {ACTIVITY_EVALUATING, 5}}};
+  Beat(absl::Seconds(20));
+  EXPECT_GE(watch_.program_pause(), absl::Seconds(18));
+  ranks_[1].second = 6;
+  Beat(absl::Seconds(2));
+  EXPECT_EQ(watch_.program_pause(), absl::ZeroDuration());
+  Beat(absl::Seconds(20));
+  EXPECT_GE(watch_.program_pause(), absl::Seconds(18));
+  // It waits for the others, or for an aggregator.
+  for (const v1::Activity activity : {ACTIVITY_WAITING, ACTIVITY_EXCHANGING}) {
+    ranks_[1] = {activity, 6};
+    Beat(absl::Seconds(20));
+    EXPECT_EQ(watch_.program_pause(), absl::ZeroDuration());
+  }
+  watch_ = ProgressWatch(kHeartbeat);
+  ranks_ = {{0, {ACTIVITY_TRAINING, 5}}};
+  Beat(absl::Seconds(20));
+  EXPECT_EQ(watch_.program_pause(), absl::ZeroDuration()) << "it is a native group";
+}
+
 }  // namespace
 }  // namespace cadre::testing

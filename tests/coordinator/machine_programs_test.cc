@@ -44,6 +44,109 @@ class MachineProgramsTest : public MachineTest {
   }
 };
 
+// Two programs of a run that averages every five steps; the first one pauses.
+class MachinePausesTest : public MachineProgramsTest {
+ protected:
+  void Begin(const v1::RunSpec& spec) {
+    cluster_.AddAggregator("agg-0");
+    run_ = cluster_.Submit(spec);
+    pausing_ = &cluster_.AddRank("pausing", "test", 1, 0);
+    other_ = &cluster_.AddRank("other", "test", 1, 0);
+    for (FakeWorker* worker : {pausing_, other_}) worker->activity = v1::ACTIVITY_TRAINING;
+    ASSERT_TRUE(pausing_->start.has_value() && other_->start.has_value());
+  }
+  static v1::RunSpec Spec() {
+    v1::RunSpec spec = OpaqueSpec(2);
+    // So that the groups do not exchange first values.
+    spec.mutable_checkpoint()->set_from("/model.safetensors");
+    spec.mutable_stop()->set_steps(1000);
+    return spec;
+  }
+  void SendProgress(const FakeWorker& worker, uint32_t step, float step_seconds) {
+    v1::Progress progress;
+    *progress.mutable_place() = worker.place();
+    progress.set_step(step);
+    progress.set_step_seconds(step_seconds);
+    cluster_.Send(worker, progress);
+  }
+  uint32_t version() { return cluster_.RunStatus(run_).version(); }
+
+  std::string run_;
+  FakeWorker* pausing_ = nullptr;
+  FakeWorker* other_ = nullptr;
+};
+
+TEST_F(MachinePausesTest, ProgramsMayPauseForTheLimit) {
+  v1::RunSpec spec = Spec();
+  spec.mutable_cluster()->set_max_pause_ms(600'000);
+  Begin(spec);
+  const uint32_t generation = pausing_->place().generation();
+  pausing_->hung = true;
+  cluster_.Run(absl::Hours(3));
+  ASSERT_TRUE(pausing_->assignment.has_value()) << "there is no limit before the first step";
+  EXPECT_EQ(pausing_->place().generation(), generation);
+  SendProgress(*pausing_, 1, 1);
+  pausing_->hung = false;
+  cluster_.Run(absl::Seconds(5));
+  pausing_->hung = true;
+  cluster_.Run(absl::Minutes(9));
+  EXPECT_TRUE(pausing_->assignment.has_value());
+  cluster_.Run(absl::Minutes(2));
+  EXPECT_TRUE(HasEvent(v1::EVENT_KIND_GROUP_ENDED, "no progress for 10m"));
+}
+
+TEST_F(MachinePausesTest, OthersWaitForAPausingProgramForTheGraceWindow) {
+  Begin(Spec());
+  SendProgress(*pausing_, 1, 0.5);
+  cluster_.Run(absl::Seconds(5));
+  pausing_->hung = true;
+  cluster_.ContributeOnce(*other_);
+  cluster_.Run(absl::Seconds(8));
+  EXPECT_EQ(version(), 0U);
+  cluster_.Run(absl::Seconds(6));
+  EXPECT_EQ(version(), 1U);
+  // It has been seen to pause.
+  cluster_.ContributeOnce(*other_);
+  cluster_.Run(absl::Seconds(3));
+  EXPECT_EQ(version(), 2U);
+  EXPECT_EQ(cluster_.RunStatus(run_).groups_alive(), 2U);
+  // It returns, is late once, and goes on in the same generation.
+  const uint32_t generation = pausing_->place().generation();
+  pausing_->hung = false;
+  cluster_.Run(absl::Seconds(3));
+  cluster_.ContributeOnce(*pausing_);
+  EXPECT_EQ(pausing_->version, 2U);
+  cluster_.ContributeOnce(*other_);
+  cluster_.Run(absl::Seconds(3));
+  EXPECT_EQ(version(), 2U) << "it is awaited again";
+  cluster_.ContributeOnce(*pausing_);
+  EXPECT_EQ(version(), 3U);
+  EXPECT_EQ(pausing_->place().generation(), generation);
+  EXPECT_EQ(cluster_.Commit(run_, 3)->participants_size(), 2);
+}
+
+TEST_F(MachinePausesTest, SlowProgramsAreAwaited) {
+  Begin(Spec());
+  SendProgress(*pausing_, 1, 20);
+  cluster_.Run(absl::Seconds(2));
+  pausing_->hung = true;  // in a step
+  cluster_.ContributeOnce(*other_);
+  cluster_.Run(absl::Seconds(60));
+  EXPECT_EQ(version(), 0U) << "three times its steps is slow";
+  cluster_.Run(absl::Seconds(30));
+  EXPECT_EQ(version(), 1U);
+}
+
+TEST_F(MachinePausesTest, RoundsKeepMinGroups) {
+  v1::RunSpec spec = Spec();
+  spec.mutable_averaging()->set_min_groups(2);
+  Begin(spec);
+  pausing_->hung = true;
+  cluster_.ContributeOnce(*other_);
+  cluster_.Run(absl::Minutes(5));
+  EXPECT_EQ(version(), 0U);
+}
+
 TEST_F(MachineProgramsTest, AllRanksOfAProgramFormOneGroup) {
   cluster_.AddAggregator("agg-0");
   const std::string run = cluster_.Submit(OpaqueSpec(1));

@@ -302,6 +302,7 @@ TEST(ValidateTest, Clusters) {
       {"averaging", "", "averaging.every_steps", "requires a single group; there are 2 groups"},
       {"", "averaging { quorum: 3 }", "averaging.quorum", "is 3; there are only 2 groups"},
       {"", "averaging { min_groups: 3 }", "averaging.min_groups", "is 3; there are only 2 groups"},
+      {"", "cluster { max_pause_ms: 0 }", "cluster.max_pause_ms", "is 0; it must be positive"},
       {"", "averaging { up { codec: CODEC_STAT2 keep: 3 } }", "averaging.up.keep",
        "is 3; only CODEC_TOPK leaves values out"},
       {"", "averaging { down { codec: CODEC_TOPK keep: 4097 } }", "averaging.down.keep",
