@@ -266,11 +266,12 @@ class Constants:
 def _buffers_of(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
     """The floating-point buffers of the state that have elements."""
     plain_name = plain_names(model)
-    persistent = model.state_dict(keep_vars=True).keys()
+    persistent = {id(value) for value in model.state_dict(keep_vars=True).values()}
     return [
         (plain_name(name), buffer)
-        for name, buffer in model.named_buffers()
-        if name in persistent and buffer.is_floating_point() and buffer.numel() > 0
+        # Not the names that wrappers of activation checkpointing pretend, which are in no module.
+        for name, buffer in torch.nn.Module.named_buffers(model)
+        if id(buffer) in persistent and buffer.is_floating_point() and buffer.numel() > 0
     ]
 
 
@@ -284,7 +285,7 @@ def parameters_of(model: torch.nn.Module, constants: Container[str] = ()) -> lis
         Found.exchanged(plain_name(name), parameter, Role.TRAINED)
         if parameter.requires_grad
         else Found(plain_name(name), parameter, Role.FROZEN)
-        for name, parameter in model.named_parameters()
+        for name, parameter in torch.nn.Module.named_parameters(model)
         if parameter.numel() > 0
     ]
     for name, buffer in _buffers_of(model):

@@ -126,6 +126,18 @@ def log_run(client: Client, run: str, writers: Sequence[Writer], *, interval: fl
     return count
 
 
+def _name_of(client: Client, run: str, wait: float) -> str:
+    """The name of a run that may not have been submitted yet."""
+    deadline = time.monotonic() + wait
+    while True:
+        try:
+            return client.run_status(run)["name"]
+        except CadreError:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(0.5)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m cadre.loggers", description=__doc__.splitlines()[0])
     parser.add_argument("run", help="id or name of the run")
@@ -136,19 +148,21 @@ def main() -> int:
     parser.add_argument("--mlflow", metavar="URI", help="tracking server or store, such as sqlite:///runs.db")
     parser.add_argument("--wandb", metavar="PROJECT", help="project of Weights & Biases")
     parser.add_argument("--interval", type=float, default=5.0, help="seconds between two requests")
+    parser.add_argument("--wait", type=float, default=0.0, metavar="SECONDS",
+                        help="how long to wait for the run to be submitted")
     options = parser.parse_args()
+    if not (options.tensorboard or options.mlflow or options.wandb):
+        parser.error("name at least one of --tensorboard, --mlflow and --wandb")
     writers: list[Writer] = []
     try:
         with Client(options.coordinator, tls=options.tls, insecure=options.insecure) as client:
-            name = client.run_status(options.run)["name"]
+            name = _name_of(client, options.run, options.wait)
             if options.tensorboard:
                 writers.append(TensorBoard(options.tensorboard))
             if options.mlflow:
                 writers.append(MLflow(options.mlflow, name))
             if options.wandb:
                 writers.append(WandB(options.wandb, name))
-            if not writers:
-                parser.error("name at least one of --tensorboard, --mlflow and --wandb")
             count = log_run(client, options.run, writers, interval=options.interval)
     except (CadreError, ImportError) as error:
         print(f"error: {error}", file=sys.stderr)

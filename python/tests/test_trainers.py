@@ -1,0 +1,140 @@
+"""Trainers of other libraries that fine-tune a tiny Llama together (trainer_program.py)."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import Cluster, Program, wait_for
+
+for _module in ("transformers", "accelerate", "lightning", "trl", "peft"):
+    pytest.importorskip(_module)
+torch = pytest.importorskip("torch")
+
+
+def run_of(name: str = "llama", **fields: Any) -> dict[str, Any]:
+    return {"name": name, "averaging": {"every_steps": 4, "min_groups": 2}, "cluster": {"groups": 2}, **fields}
+
+
+def start(cluster: Cluster, name: str, trainer: str, run: dict[str, Any], steps: int, *flags: str) -> Program:
+    return cluster.start(name, "trainer_program.py", trainer, "--run", json.dumps(run), "--steps", str(steps),
+                         "--output", str(cluster.folder / name), *flags)
+
+
+def ended(*programs: Program) -> list[dict[str, Any]]:
+    for program in programs:
+        program.succeed(240)
+    return [program.lines()[-1] for program in programs]
+
+
+def saved(cluster: Cluster, name: str, adapter: bool = False) -> dict[str, Any]:
+    from safetensors.torch import load_file
+
+    file = "adapter_model.safetensors" if adapter else "model.safetensors"
+    return load_file(cluster.folder / name / file)
+
+
+def assert_saved_is_the_version(cluster: Cluster, run: str, *names: str) -> None:
+    version = cluster.client.pull(run)
+    for name in names:
+        model = saved(cluster, name)
+        assert model.keys() == {key.removeprefix("model.model.").join(("model.", "")) if False else key for key in model}
+        found = {key.removeprefix("model.") if key.startswith("model.model.") or key == "model.lm_head.weight" else key:
+                 value for key, value in version.items()}
+        # The head is the tensor of the embedding.
+        assert set(found) | {"lm_head.weight"} == set(model) | {"lm_head.weight"}
+        for key, value in found.items():
+            assert torch.equal(model[key], torch.from_numpy(value)), key
+
+
+@pytest.mark.parametrize("trainers", [("transformers", "sft"), ("accelerate", "plain"), ("lightning", "lightning")],
+                         ids="-".join)
+def test_trainers_end_with_the_same_model(cluster: Cluster, trainers: tuple[str, str]) -> None:
+    programs = [start(cluster, f"{number}", trainer, run_of(), 12, "--seed", str(number))
+                for number, trainer in enumerate(trainers)]
+    one, other = ended(*programs)
+    assert one["digest"] == other["digest"]
+    assert {(line["step"], line["ended"], line["discarded"]) for line in (one, other)} == {(12, True, 0)}
+    assert {line["global_step"] for line in (one, other)} <= {12, None}
+    assert cluster.client.run_status(one["run"])["state"] == "RUN_STATE_DONE"
+    assert_saved_is_the_version(cluster, one["run"], "0", "1")
+
+
+def test_trainer_ends_before_the_run(cluster: Cluster) -> None:
+    """The groups contribute what they have trained, and save the same model; the run can continue."""
+    run = run_of(stop={"steps": 40})
+    lines = ended(*(start(cluster, str(number), "transformers", run, 10) for number in range(2)))
+    assert {(line["step"], line["global_step"], line["discarded"]) for line in lines} == {(10, 10, 0)}
+    assert len({line["digest"] for line in lines}) == 1
+    assert_saved_is_the_version(cluster, lines[0]["run"], "0", "1")
+    status = cluster.client.run_status(lines[0]["run"])
+    assert (status["state"], status["step"]) == ("RUN_STATE_RUNNING", 10)
+    assert "ended their loops at step 10 of 40" in status["reason"]
+
+
+def test_trainer_ends_with_the_run(cluster: Cluster) -> None:
+    """Its own last step is later."""
+    run = run_of(stop={"steps": 8})
+    lines = ended(*(start(cluster, str(number), "transformers", run, 60) for number in range(2)))
+    assert {(line["step"], line["global_step"]) for line in lines} == {(8, 8)}
+    assert len({line["digest"] for line in lines}) == 1
+
+
+def test_late_trainer_and_one_after_the_end(cluster: Cluster) -> None:
+    run = run_of(averaging={"every_steps": 4}, stop={"steps": 60})
+    first = start(cluster, "first", "plain", run, 60, "--slow", "0.25")
+    wait_for(lambda: any(status["step"] >= 8 for status in cluster.client.status()["runs"]), "steps")
+    late = start(cluster, "late", "plain", run, 60)
+    one, other = ended(first, late)
+    assert one["digest"] == other["digest"]
+    assert one["discarded"] == other["discarded"] == 0
+    # The schedule of the late one is that of the run.
+    assert one["rate"] == other["rate"] == pytest.approx(1e-2 / 61)
+
+    for trainer in ("plain", "transformers", "lightning"):
+        if trainer == "lightning":
+            continue  # Its names have a prefix.
+        (again,) = ended(start(cluster, f"again-{trainer}", trainer, run, 60, "--seed", "9"))
+        assert (again["run"], again["digest"], again["step"]) == (one["run"], one["digest"], 60)
+        assert_saved_is_the_version(cluster, one["run"], f"again-{trainer}")
+    assert len(cluster.client.status()["runs"]) == 1
+    restart = json.dumps({"restart": True, "save_to": str(cluster.folder / "saved.safetensors")})
+    short = {**run, "averaging": {"every_steps": 4}}
+    new = start(cluster, "new", "plain", short, 60, "--attach", restart)
+    (line,) = ended(new)
+    assert line["run"] != one["run"]
+    from safetensors.torch import load_file
+
+    assert load_file(cluster.folder / "saved.safetensors").keys() == cluster.client.pull(line["run"]).keys()
+
+
+def test_terminated_trainer_contributes_and_ends_with_143(cluster: Cluster) -> None:
+    run = run_of(averaging={"every_steps": 500}, stop={"steps": 1000}, cluster={"groups": 1})
+    program = start(cluster, "p", "transformers", run, 1000, "--slow", "0.05")
+    wait_for(lambda: any(group["step"] >= 20 for group in cluster.client.status()["groups"]), "steps")
+    begun = time.monotonic()
+    program.process.terminate()
+    assert program.wait(30) == 143, program.err.read_text()[-2000:]
+    assert time.monotonic() - begun < 25
+    status = cluster.client.run_status("llama")
+    assert status["version"] == 2
+    assert 20 <= status["step"] < 500
+
+
+def test_adapters_alone_travel(cluster: Cluster) -> None:
+    """LoRA: the base stays in the programs."""
+    lines = ended(*(start(cluster, str(number), "plain", run_of(), 12, "--lora", "--seed", str(number))
+                    for number in range(2)))
+    assert len({line["digest"] for line in lines}) == 1
+    version = cluster.client.pull(lines[0]["run"])
+    assert all(".lora_" in name for name in version)
+    status = cluster.client.run_status(lines[0]["run"])
+    values = 4 * sum(value.size for value in version.values())
+    # Each of 4 rounds, the first values included, to and from both groups.
+    assert int(status["payload_bytes_across_groups"]) == pytest.approx(values * 2 * 2 * 4, rel=0.25)
+    for name in ("0", "1"):
+        adapters = saved(cluster, name, adapter=True)
+        assert {key.replace(".weight", ".default.weight") for key in adapters} == version.keys()
