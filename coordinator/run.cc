@@ -66,6 +66,7 @@ absl::Status Run::Load(const std::map<std::string, std::string>& records) {
     slots_[group.group()] = Slot(group, cluster_.now());
     slots_.Update(slots_[group.group()]);
   }
+  RestoreContributions();
   UpdateDemand();
   return absl::OkStatus();
 }
@@ -116,6 +117,14 @@ void Run::OnWorkerMessage(Member& member, const v1::MemberMessage& message) {
     default:
       return;
   }
+}
+
+void Run::OnLoopEnded() {
+  const bool last = slots_.waiting().size() == slots_.size();
+  if (!last || record_.state() != v1::RUN_STATE_RUNNING) return;
+  record_.set_reason("its programs have ended their loops");
+  Save();
+  Touch();
 }
 
 void Run::Stop(absl::string_view reason) {
