@@ -338,9 +338,10 @@ class Group:
         self.leave()
 
     def leave(self) -> None:
-        """Leaves at the next boundary, after the group has contributed and adopted the version."""
+        """Leaves within CADRE_PREEMPTION_SECONDS (30), after the group has contributed."""
         if self._handle is not None:
-            self._library.cadre_group_leave(self._handle)
+            within = float(os.environ.get("CADRE_PREEMPTION_SECONDS", 30))
+            self._library.cadre_group_leave(self._handle, within)
 
     # ---- Steps and boundaries
 
